@@ -1,0 +1,45 @@
+// Memory of equal size on every rank, mapped by every rank of the NVLink domain: offset o of rank r is peer(r) + o.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+namespace deep_ep {
+
+enum class HeapKind : std::uint8_t { automatic, posix_fd, fabric, cuda_ipc };
+
+struct HeapOptions {
+  std::size_t bytes = 0;                    ///< rounded up to the allocation granularity; equal on all ranks
+  HeapKind kind = HeapKind::automatic;      ///< DEEP_EP_HEAP overrides `automatic`; the host executor ignores it
+  double timeout_s = 100;                   ///< for exchanging the exports
+};
+
+/// Created and destroyed collectively (Executor::create_heap). Zero-filled at creation, before any rank returns.
+class SymmetricHeap {
+ public:
+  virtual ~SymmetricHeap() = default;
+
+  virtual std::byte* local() const = 0;
+  virtual std::size_t bytes() const = 0;
+  /// What `automatic` turned out to be.
+  virtual HeapKind kind() const = 0;
+
+  /// The heap of every rank as this rank maps it, local one included, on the host side of this process.
+  virtual std::span<std::byte* const> peers() const = 0;
+  /// The same table in memory that kernels of this rank may read.
+  virtual std::byte* const* device_peers() const = 0;
+
+  bool contains(const void* pointer, std::size_t bytes_wanted = 1) const {
+    const auto* begin = static_cast<const std::byte*>(pointer);
+    return begin >= local() && begin + bytes_wanted <= local() + bytes();
+  }
+  std::uint64_t offset_of(const void* pointer) const {
+    return static_cast<std::uint64_t>(static_cast<const std::byte*>(pointer) - local());
+  }
+
+  /// Unmaps what belongs to peers, so that their owners may free it after a barrier. Idempotent.
+  virtual void unmap_peers() noexcept = 0;
+};
+
+}  // namespace deep_ep

@@ -1,0 +1,178 @@
+// The library's front door: moves the tokens of a Mixture-of-Experts layer between the ranks of an NVLink domain.
+//
+// Symbols used below: R ranks, r this rank, E experts of which rank q owns [q*E/R, (q+1)*E/R), T tokens on this rank
+// (may differ between ranks, may be 0), K top-k, H hidden size, N rows this rank receives.
+//
+// Ordering. Every call enqueues its kernels on the buffer's own communication stream, which first waits for
+// `CallOptions::previous_event` if given, otherwise for all work enqueued on `CallOptions::stream`. Afterwards
+// `CallOptions::stream` waits for the kernels, or, with `async_finish`, the returned event stands for them.
+// The host blocks only in a non-cached `dispatch` with num_worst_tokens == 0 (it must learn N).
+// All ranks make the same calls in the same order. One thread at a time per Buffer.
+//
+// Errors. InvalidArgument names the argument, what came and what is allowed; RankMismatch is raised on every rank when
+// their arguments do not fit together; TimeoutError when a rank does not come. Faults that a kernel meets are raised by
+// the next call (or by `check`).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "deep_ep/bootstrap.hpp"
+#include "deep_ep/config.hpp"
+#include "deep_ep/error.hpp"
+#include "deep_ep/executor.hpp"
+#include "deep_ep/tensor.hpp"
+
+namespace deep_ep {
+
+struct BufferOptions {
+  /// Symmetric memory of each rank, equal on all ranks. Received tensors live in it; what does not fit is received
+  /// through a bounded window instead (slower, same results). See Buffer::heap_bytes_hint.
+  std::size_t heap_bytes = std::size_t{1} << 30;
+  /// Largest number of experts one rank may own.
+  int max_local_experts = 1024;
+  /// How long a kernel or the host waits for a peer. Unset: DEEP_EP_TIMEOUT_S (default 100). 0: for ever.
+  std::optional<double> timeout_s;
+};
+
+struct CallOptions {
+  StreamHandle stream = nullptr;      ///< the caller's current stream
+  EventHandle previous_event;         ///< wait for this instead of for `stream`
+  bool async_finish = false;          ///< do not make `stream` wait; the result carries an event
+};
+
+/// Result of get_dispatch_layout.
+struct DispatchLayout {
+  Tensor num_tokens_per_rank;    ///< [R] int32: tokens with at least one expert on that rank
+  Tensor num_tokens_per_expert;  ///< [E] int32: (token, k) entries that name the expert
+  Tensor is_token_in_rank;       ///< [T, R] boolean
+  EventHandle event;             ///< set with async_finish
+};
+
+/// What dispatch knows about where rows went. Valid for any number of cached dispatches and combines, as long as the
+/// buffer lives; independent of the communication memory. Copies share the tensors.
+struct DispatchHandle {
+  Tensor rank_prefix_matrix;  ///< [R, R] int32: [s][d] = rows that d received from ranks 0..s (end row of source s)
+  Tensor destination_row;     ///< [T, R] int32: row of token t in recv_x of rank d, -1 if not sent there
+  Tensor recv_src_idx;        ///< [rows] int32: token index at its source, for each received row
+  std::int64_t num_tokens = 0;      ///< T
+  std::int64_t num_recv_rows = 0;   ///< N, or num_worst_tokens
+  int num_experts = 0;
+  int num_topk = 0;
+};
+
+struct DispatchArguments {
+  /// [T, H] contiguous, any dtype with H * size a multiple of 16 bytes.
+  TensorView x;
+  /// [T, S] float32 or int32, any strides, S any number; travels with 8-bit rows (or any others).
+  std::optional<TensorView> x_scales;
+
+  // A call that exchanges counts needs the layout ...
+  std::optional<TensorView> num_tokens_per_rank;    ///< [R] int32 contiguous
+  std::optional<TensorView> is_token_in_rank;       ///< [T, R] boolean contiguous; it alone decides where rows go
+  std::optional<TensorView> num_tokens_per_expert;  ///< [E] int32 contiguous
+  /// [T, K] int32 or int64 / float32, contiguous, both or neither, K <= 32; -1 = no selection.
+  std::optional<TensorView> topk_idx;
+  std::optional<TensorView> topk_weights;
+  /// Rounds the per-expert counts up (0 stays 0).
+  int expert_alignment = 1;
+  /// 0: exact sizes, the host waits for them. > 0: no host wait, outputs have this many rows; rows beyond N hold
+  /// topk_idx -1 and are otherwise unspecified. More than N rows must fit, else the next call raises OutOfMemory.
+  std::int64_t num_worst_tokens = 0;
+
+  // ... a cached call needs only the handle of an earlier one (x has as many rows as then; no top-k).
+  const DispatchHandle* handle = nullptr;
+
+  Config config;
+
+  void use(const DispatchLayout& layout) {
+    num_tokens_per_rank = layout.num_tokens_per_rank.view();
+    is_token_in_rank = layout.is_token_in_rank.view();
+    num_tokens_per_expert = layout.num_tokens_per_expert.view();
+  }
+};
+
+struct DispatchResult {
+  Tensor recv_x;                       ///< [rows, H], by source rank, then by token index at the source
+  std::optional<Tensor> recv_x_scales; ///< [rows, S] contiguous
+  std::optional<Tensor> recv_topk_idx;      ///< [rows, K]: index among this rank's experts, or -1
+  std::optional<Tensor> recv_topk_weights;  ///< [rows, K] float32: 0 where the index is -1
+  std::vector<int> num_recv_tokens_per_expert;  ///< [E / R], aligned; empty for worst-case and cached calls
+  DispatchHandle handle;
+  EventHandle event;                   ///< set with async_finish
+};
+
+/// How combine reads `x`. Results agree bitwise.
+enum class CombineMode : std::uint8_t {
+  automatic,  ///< pull when x (and topk_weights) lie in the symmetric heap on this rank, push otherwise. The choice
+              ///< must be the same on every rank; `automatic` lets every rank state its own and takes push if any needs it
+  pull,       ///< owners read the rows over NVLink. x must be in the heap: a received tensor or one of allocate_tensor
+  push,       ///< rows are sent to a window of their owner and added as they arrive
+};
+
+struct CombineArguments {
+  TensorView x;                             ///< [rows of the handle, H] bfloat16 contiguous
+  const DispatchHandle* handle = nullptr;   ///< of the dispatch whose rows come back
+  std::optional<TensorView> topk_weights;   ///< [rows, K] float32 contiguous; summed slot by slot
+  std::optional<TensorView> bias_0;         ///< [T, H] bfloat16 contiguous, added once
+  std::optional<TensorView> bias_1;
+  CombineMode mode = CombineMode::automatic;
+  Config config;
+};
+
+struct CombineResult {
+  Tensor combined_x;                            ///< [T, H] bfloat16: bias_0 + bias_1 + rows in rank order, summed in fp32
+  std::optional<Tensor> combined_topk_weights;  ///< [T, K] float32
+  EventHandle event;                            ///< set with async_finish
+};
+
+class Buffer {
+ public:
+  /// Collective over the bootstrap's ranks, with equal options. The executor's device is the buffer's device.
+  Buffer(std::shared_ptr<Bootstrap> bootstrap, std::shared_ptr<Executor> executor, const BufferOptions& options = {});
+  /// Destroys without talking to peers; prefer `destroy`, which is collective.
+  ~Buffer();
+  Buffer(Buffer&&) noexcept;
+  Buffer& operator=(Buffer&&) noexcept;
+
+  int rank() const;
+  int num_ranks() const;
+  Executor& executor() const;
+  StreamHandle comm_stream() const;
+  const BufferOptions& options() const;
+
+  /// Counts where tokens go. topk_idx [T, K] int32 or int64 contiguous; entries outside [0, E) count nowhere.
+  /// Needs no peer.
+  DispatchLayout get_dispatch_layout(const TensorView& topk_idx, int num_experts, const CallOptions& call = {});
+
+  /// Sends every token once to each rank in is_token_in_rank.
+  DispatchResult dispatch(const DispatchArguments& arguments, const CallOptions& call = {});
+
+  /// Adds up what the destination ranks hold for each token of the original dispatch.
+  CombineResult combine(const CombineArguments& arguments, const CallOptions& call = {});
+
+  /// A tensor in the symmetric heap, e.g. for an expert's output, so that combine can pull from it.
+  /// Throws OutOfMemory when it does not fit. Not collective.
+  Tensor allocate_tensor(DType dtype, std::initializer_list<std::int64_t> shape, const CallOptions& call = {});
+  bool in_heap(const TensorView& tensor) const;
+
+  /// Waits for the communication stream and raises what its kernels met.
+  void check();
+
+  /// Collective: waits for this rank's work, then for the peers, and frees. Tensors that calls returned stay valid.
+  /// A second destroy, or any call after it, throws UseAfterDestroy.
+  void destroy();
+  bool destroyed() const;
+
+  /// Heap that lets one dispatch of `tokens` tokens a rank and its combine run without windows.
+  static std::size_t heap_bytes_hint(int num_ranks, std::int64_t tokens, std::int64_t row_bytes, int num_topk);
+
+ private:
+  class Implementation;
+  std::unique_ptr<Implementation> implementation_;
+};
+
+}  // namespace deep_ep

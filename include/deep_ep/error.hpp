@@ -1,0 +1,54 @@
+// Exceptions of the library. Every one derives from deep_ep::Error, so one catch clause sees them all.
+#pragma once
+
+#include <stdexcept>
+#include <string>
+
+namespace deep_ep {
+
+/// Base of everything the library throws on purpose.
+class Error : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+/// An argument breaks a rule. The text names the argument, what came, and what is allowed.
+/// Nothing was sent and nothing was changed; the buffer stays usable.
+class InvalidArgument : public Error {
+ public:
+  using Error::Error;
+};
+
+/// Ranks called with arguments that do not fit together (another hidden size, another top-k, ...).
+/// Raised on every rank of the buffer, before any row moves; the buffer stays usable.
+class RankMismatch : public InvalidArgument {
+ public:
+  using InvalidArgument::InvalidArgument;
+};
+
+/// The symmetric heap, or a limit fixed when the buffer was made, is too small for the call.
+class OutOfMemory : public Error {
+ public:
+  using Error::Error;
+};
+
+/// A peer did not arrive within the deadline. The text says who waited for whom, in which kernel, for what.
+/// The ranks no longer agree on how far they got: destroy the buffer and make a new one.
+class TimeoutError : public Error {
+ public:
+  using Error::Error;
+};
+
+/// The object was destroyed (or moved from) before this use.
+class UseAfterDestroy : public Error {
+ public:
+  using Error::Error;
+};
+
+/// The system refused something: a CUDA call, a mapping, a socket. The text says what was asked of whom.
+class SystemError : public Error {
+ public:
+  using Error::Error;
+};
+
+}  // namespace deep_ep

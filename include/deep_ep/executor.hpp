@@ -1,0 +1,93 @@
+// Where memory lives and kernels run: on a GPU, or on the CPU with the same kernel sources.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+#include "deep_ep/tensor.hpp"
+
+namespace deep_ep {
+
+class Bootstrap;
+class SymmetricHeap;   // internal: csrc/memory/symmetric_heap.hpp
+struct HeapOptions;    // internal
+struct KernelTable;    // internal: csrc/executor/kernel_table.hpp
+
+/// A point in a stream's work. Copyable; cheap. Default-constructed: no event.
+using EventHandle = std::shared_ptr<void>;
+
+/// Grid sizes an executor likes. Kernels work with any; these are what the buffer asks for.
+struct LaunchPolicy {
+  int multiprocessors = 1;              ///< SMs of the GPU; on the host, blocks worth running at once
+  int max_block_threads = 1024;         ///< upper bound for a block
+  int warps_per_block = 8;              ///< what the data-moving kernels use by default
+  std::size_t max_shared_bytes = 0;     ///< dynamic shared memory one block may have
+};
+
+class Executor {
+ public:
+  virtual ~Executor() = default;
+
+  virtual Device device() const = 0;
+  virtual const LaunchPolicy& policy() const = 0;
+
+  /// Device memory (host executor: ordinary memory), aligned to 256 bytes at least, contents undefined.
+  /// Not for hot paths. Throws OutOfMemory. `free` accepts nullptr.
+  virtual void* allocate(std::size_t bytes) = 0;
+  virtual void free(void* memory) noexcept = 0;
+
+  /// Stream-ordered memory for the small tensors a call returns; comes from a pool, no driver allocation once warm.
+  /// Legal while `stream` is being captured.
+  virtual void* allocate_async(std::size_t bytes, StreamHandle stream) = 0;
+  virtual void free_async(void* memory, StreamHandle stream) noexcept = 0;
+
+  /// Zero-filled memory that both the host and kernels can read and write, at the same address.
+  virtual void* allocate_pinned(std::size_t bytes) = 0;
+  virtual void free_pinned(void* memory) noexcept = 0;
+
+  virtual StreamHandle create_stream() = 0;   ///< non-blocking, high priority
+  virtual void destroy_stream(StreamHandle stream) noexcept = 0;
+  virtual EventHandle record_event(StreamHandle stream) = 0;              ///< event of all work enqueued so far
+  virtual void wait_event(StreamHandle stream, const EventHandle& event) = 0;  ///< later work waits; the host does not
+  virtual bool event_done(const EventHandle& event) = 0;
+  virtual void synchronize_event(const EventHandle& event) = 0;
+  /// Blocks the host until the stream's work is done. Throws what failed there (kernel faults on the host executor).
+  virtual void synchronize(StreamHandle stream) = 0;
+  /// True while the stream records a CUDA graph (always false on the host).
+  virtual bool is_capturing(StreamHandle stream) = 0;
+
+  virtual void copy(void* destination, const void* source, std::size_t bytes, StreamHandle stream) = 0;  ///< any direction
+  virtual void fill(void* destination, int byte, std::size_t bytes, StreamHandle stream) = 0;
+
+  /// Seconds between two events of finished work.
+  virtual double elapsed_seconds(const EventHandle& begin, const EventHandle& end) = 0;
+  /// An event that can be timed (costs a little more than record_event).
+  virtual EventHandle record_timed_event(StreamHandle stream) = 0;
+
+  /// Makes this executor's device current for the calling thread (CUDA), no-op on the host.
+  virtual void make_current() = 0;
+
+  // Used by the library itself.
+  virtual const KernelTable& kernels() const = 0;
+  virtual std::unique_ptr<SymmetricHeap> create_heap(Bootstrap& bootstrap, const HeapOptions& options) = 0;
+};
+
+/// How the CPU plays GPU. Zero means: choose.
+struct HostExecutorOptions {
+  int multiprocessors = 0;       ///< blocks a kernel gets at most (default 4)
+  int warps_per_block = 0;       ///< default 3
+  std::uint64_t seed = 0;        ///< schedule: 0 = fixed order, anything else = a pseudo-random one. DEEP_EP_HOST_SEED overrides 0
+  std::size_t max_shared_bytes = 0;  ///< default 64 KiB
+};
+
+/// Kernels run as fibers on CPU threads; memory is ordinary (heaps: shared) memory. Always available.
+std::shared_ptr<Executor> make_host_executor(const HostExecutorOptions& options = {});
+
+/// The GPU with this ordinal. Throws SystemError where the library was built without CUDA or no such GPU is there.
+std::shared_ptr<Executor> make_cuda_executor(int device);
+
+/// Number of GPUs usable by make_cuda_executor; 0 without CUDA, without driver or without GPU. Never throws.
+int cuda_device_count() noexcept;
+
+}  // namespace deep_ep

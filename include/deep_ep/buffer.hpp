@@ -32,6 +32,9 @@ struct BufferOptions {
   /// Symmetric memory of each rank, equal on all ranks. Received tensors live in it; what does not fit is received
   /// through a bounded window instead (slower, same results). See Buffer::heap_bytes_hint.
   std::size_t heap_bytes = std::size_t{1} << 30;
+  /// Part of the heap set aside as the bounded window that pushed and overflowing rows land in. 0: an eighth of the
+  /// heap, at most 256 MiB.
+  std::size_t window_bytes = 0;
   /// Largest number of experts one rank may own.
   int max_local_experts = 1024;
   /// How long a kernel or the host waits for a peer. Unset: DEEP_EP_TIMEOUT_S (default 100). 0: for ever.
@@ -105,10 +108,10 @@ struct DispatchResult {
   EventHandle event;                   ///< set with async_finish
 };
 
-/// How combine reads `x`. Results agree bitwise.
+/// How the rows of this rank's `x` reach the owners of the tokens. Every rank chooses for its own rows; results agree
+/// bitwise whatever the ranks choose.
 enum class CombineMode : std::uint8_t {
-  automatic,  ///< pull when x (and topk_weights) lie in the symmetric heap on this rank, push otherwise. The choice
-              ///< must be the same on every rank; `automatic` lets every rank state its own and takes push if any needs it
+  automatic,  ///< pull when x (and topk_weights) lie in the symmetric heap, push otherwise
   pull,       ///< owners read the rows over NVLink. x must be in the heap: a received tensor or one of allocate_tensor
   push,       ///< rows are sent to a window of their owner and added as they arrive
 };

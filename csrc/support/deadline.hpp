@@ -1,0 +1,36 @@
+// A moment after which waiting is given up. Zero seconds means never, as in DEEP_EP_TIMEOUT_S.
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <optional>
+
+namespace deep_ep {
+
+class Deadline {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  explicit Deadline(double seconds) : seconds_(seconds) {
+    // More than a century would overflow the clock, and is "never" all the same.
+    if (seconds > 0 && seconds < 3e9) {
+      moment_ = Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
+    }
+  }
+
+  double seconds() const { return seconds_; }
+  bool bounded() const { return moment_.has_value(); }
+  bool expired() const { return moment_ && Clock::now() >= *moment_; }
+
+  /// What is left, but at most `limit`; never negative.
+  Clock::duration remaining(Clock::duration limit) const {
+    if (!moment_) return limit;
+    return std::clamp(*moment_ - Clock::now(), Clock::duration::zero(), limit);
+  }
+
+ private:
+  double seconds_;
+  std::optional<Clock::time_point> moment_;
+};
+
+}  // namespace deep_ep

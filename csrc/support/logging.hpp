@@ -1,0 +1,41 @@
+// Log lines of the library: log::info("heap: {} of {}", bytes, kind). Level and place: DEEP_EP_LOG, DEEP_EP_LOG_FILE.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "csrc/support/format.hpp"
+
+namespace deep_ep::log {
+
+enum class Level : std::uint8_t { trace, debug, info, warn, error };
+
+/// Cheap; asked before a line is formatted.
+bool enabled(Level level) noexcept;
+/// One line. Never throws: losing a log line must not lose a training run.
+void write(Level level, std::string_view line) noexcept;
+
+template <class... Args>
+void at(Level level, fmt::format_string<Args...> pattern, Args&&... args) {
+  if (enabled(level)) write(level, fmt::format(pattern, std::forward<Args>(args)...));
+}
+template <class... Args>
+void debug(fmt::format_string<Args...> pattern, Args&&... args) {
+  at(Level::debug, pattern, std::forward<Args>(args)...);
+}
+template <class... Args>
+void info(fmt::format_string<Args...> pattern, Args&&... args) {
+  at(Level::info, pattern, std::forward<Args>(args)...);
+}
+template <class... Args>
+void warn(fmt::format_string<Args...> pattern, Args&&... args) {
+  at(Level::warn, pattern, std::forward<Args>(args)...);
+}
+template <class... Args>
+void error(fmt::format_string<Args...> pattern, Args&&... args) {
+  at(Level::error, pattern, std::forward<Args>(args)...);
+}
+
+}  // namespace deep_ep::log

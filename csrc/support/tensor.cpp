@@ -1,0 +1,107 @@
+#include "deep_ep/tensor.hpp"
+
+#include "csrc/support/format.hpp"
+#include "deep_ep/error.hpp"
+
+namespace deep_ep {
+namespace {
+
+std::string list(const std::array<std::int64_t, TensorView::kMaxDims>& values, int dims) {
+  return fmt::format("[{}]", fmt::join(values.begin(), values.begin() + dims, ", "));
+}
+
+}  // namespace
+
+std::size_t size_of(DType dtype) {
+  switch (dtype) {
+    case DType::boolean:
+    case DType::uint8:
+    case DType::float8_e4m3:
+    case DType::float8_e5m2:
+      return 1;
+    case DType::bfloat16:
+    case DType::float16:
+      return 2;
+    case DType::int32:
+    case DType::float32:
+      return 4;
+    case DType::int64:
+      return 8;
+  }
+  fail<InvalidArgument>("dtype number {} does not exist", static_cast<int>(dtype));
+}
+
+const char* name_of(DType dtype) {
+  switch (dtype) {
+    case DType::boolean:
+      return "bool";
+    case DType::uint8:
+      return "uint8";
+    case DType::int32:
+      return "int32";
+    case DType::int64:
+      return "int64";
+    case DType::float32:
+      return "float32";
+    case DType::bfloat16:
+      return "bfloat16";
+    case DType::float16:
+      return "float16";
+    case DType::float8_e4m3:
+      return "float8_e4m3";
+    case DType::float8_e5m2:
+      return "float8_e5m2";
+  }
+  return "unknown dtype";
+}
+
+std::string to_string(const Device& device) {
+  return device.kind == Device::Kind::cpu ? "cpu" : fmt::format("cuda:{}", device.index);
+}
+
+TensorView TensorView::contiguous(void* data, DType dtype, std::initializer_list<std::int64_t> shape, Device device) {
+  if (shape.size() > kMaxDims) {
+    fail<InvalidArgument>("a tensor of {} dimensions, allowed: at most {}", shape.size(), kMaxDims);
+  }
+  TensorView view;
+  view.data = data;
+  view.dtype = dtype;
+  view.device = device;
+  for (const std::int64_t size : shape) {
+    if (size < 0) fail<InvalidArgument>("size {} in dimension {}, allowed: zero or more", size, view.dims);
+    view.shape[static_cast<std::size_t>(view.dims++)] = size;
+  }
+  std::int64_t stride = 1;
+  for (int dim = view.dims - 1; dim >= 0; --dim) {
+    view.strides[static_cast<std::size_t>(dim)] = stride;
+    // A dimension of size 0 must not make the outer strides 0: they still say what a row would be.
+    stride *= view.size(dim) > 0 ? view.size(dim) : 1;
+  }
+  return view;
+}
+
+std::int64_t TensorView::elements() const {
+  std::int64_t count = 1;
+  for (int dim = 0; dim < dims; ++dim) count *= size(dim);
+  return count;
+}
+
+bool TensorView::is_contiguous() const {
+  if (elements() == 0) return true;
+  std::int64_t expected = 1;
+  for (int dim = dims - 1; dim >= 0; --dim) {
+    // The stride of a dimension of size 1 is never used, whatever a framework wrote there.
+    if (size(dim) == 1) continue;
+    if (stride(dim) != expected) return false;
+    expected *= size(dim);
+  }
+  return true;
+}
+
+std::string TensorView::describe() const {
+  std::string text = name_of(dtype) + list(shape, dims);
+  if (!is_contiguous()) text += " with strides " + list(strides, dims);
+  return text;
+}
+
+}  // namespace deep_ep

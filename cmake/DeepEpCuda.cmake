@@ -1,0 +1,21 @@
+# The CUDA language, for which machine code is made, and where the runtime is.
+
+if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
+  # Machine code for Hopper and Blackwell data-centre GPUs, and PTX that newer ones compile at load time.
+  set(CMAKE_CUDA_ARCHITECTURES 90a-real 100a-real 90-virtual)
+endif()
+# nvcc must hand host code to the compiler that builds everything else: they share C++ types.
+if(NOT DEFINED CMAKE_CUDA_HOST_COMPILER AND NOT DEFINED ENV{CUDAHOSTCXX})
+  set(CMAKE_CUDA_HOST_COMPILER "${CMAKE_CXX_COMPILER}")
+endif()
+# Static, so that an application needs nothing of the toolkit at run time. The driver's own API is looked up through
+# it (cudaGetDriverEntryPoint): nothing links with libcuda, and one binary also runs where there is no driver.
+set(CMAKE_CUDA_RUNTIME_LIBRARY Static)
+
+enable_language(CUDA)
+if(CMAKE_CUDA_COMPILER_VERSION VERSION_LESS 12.8)
+  message(FATAL_ERROR "nvcc ${CMAKE_CUDA_COMPILER_VERSION} is too old: sm_100a needs 12.8, 13.0 is what is tested")
+endif()
+set(CMAKE_CUDA_STANDARD 20)
+set(CMAKE_CUDA_STANDARD_REQUIRED ON)
+find_package(CUDAToolkit REQUIRED)

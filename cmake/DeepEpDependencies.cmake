@@ -1,0 +1,81 @@
+# What the project needs from elsewhere. Everything comes from the distribution (scripts/setup); nothing is downloaded.
+#
+# DEEP_EP_LIBRARIES collects what the library links; DEEP_EP_PACKAGES what a static consumer has to find again.
+
+set(THREADS_PREFER_PTHREAD_FLAG ON)
+find_package(Threads REQUIRED)
+set(DEEP_EP_LIBRARIES Threads::Threads ${CMAKE_DL_LIBS})
+set(DEEP_EP_PACKAGES Threads)
+if(UNIX AND NOT APPLE)
+  list(APPEND DEEP_EP_LIBRARIES rt)  # shm_open, in C libraries before 2.34
+endif()
+
+# A package with a compiled library where the distribution has one, else its headers alone.
+function(deep_ep_find_or_headers package target header definitions)
+  find_package(${package} CONFIG QUIET)
+  if(TARGET ${target})
+    set(library ${target})
+    list(APPEND DEEP_EP_PACKAGES ${package})
+  else()
+    find_path(DEEP_EP_${package}_INCLUDE_DIR ${header} REQUIRED)
+    add_library(deep_ep_${package}_headers INTERFACE)
+    target_include_directories(deep_ep_${package}_headers SYSTEM INTERFACE "${DEEP_EP_${package}_INCLUDE_DIR}")
+    target_compile_definitions(deep_ep_${package}_headers INTERFACE ${definitions})
+    set(library $<BUILD_INTERFACE:deep_ep_${package}_headers>)
+  endif()
+  list(APPEND DEEP_EP_LIBRARIES ${library})
+  set(DEEP_EP_LIBRARIES "${DEEP_EP_LIBRARIES}" PARENT_SCOPE)
+  set(DEEP_EP_PACKAGES "${DEEP_EP_PACKAGES}" PARENT_SCOPE)
+endfunction()
+
+deep_ep_find_or_headers(fmt fmt::fmt fmt/format.h FMT_HEADER_ONLY)
+deep_ep_find_or_headers(spdlog spdlog::spdlog spdlog/spdlog.h "SPDLOG_HEADER_ONLY;SPDLOG_FMT_EXTERNAL")
+
+# Fibers of the host executor. Without the compiled library they switch by the C library's slower ucontext.
+find_package(boost_context CONFIG QUIET)
+if(TARGET Boost::context)
+  set(DEEP_EP_HAVE_BOOST_CONTEXT 1)
+  list(APPEND DEEP_EP_LIBRARIES Boost::context)
+  list(APPEND DEEP_EP_PACKAGES boost_context)
+else()
+  set(DEEP_EP_HAVE_BOOST_CONTEXT 0)
+endif()
+
+if(DEEP_EP_CUDA)
+  list(APPEND DEEP_EP_LIBRARIES CUDA::cudart_static)
+  list(APPEND DEEP_EP_PACKAGES CUDAToolkit)
+endif()
+
+# Bootstraps that need another library: on when it is found, an error when asked for and not found.
+find_package(MPI QUIET COMPONENTS CXX)
+option(DEEP_EP_MPI "Build the MPI bootstrap (default: when MPI is found)" ${MPI_CXX_FOUND})
+if(DEEP_EP_MPI AND NOT MPI_CXX_FOUND)
+  message(FATAL_ERROR "DEEP_EP_MPI is ON, but no MPI was found (mpicxx on the PATH, or MPI_HOME)")
+endif()
+
+if(DEEP_EP_CUDA)
+  find_package(NCCL QUIET)
+else()
+  set(NCCL_FOUND FALSE)
+endif()
+option(DEEP_EP_NCCL "Build the NCCL bootstrap (default: with CUDA, when NCCL is found)" ${NCCL_FOUND})
+if(DEEP_EP_NCCL AND NOT DEEP_EP_CUDA)
+  message(FATAL_ERROR "DEEP_EP_NCCL is ON, but NCCL needs DEEP_EP_CUDA=ON")
+elseif(DEEP_EP_NCCL AND NOT NCCL_FOUND)
+  message(FATAL_ERROR "DEEP_EP_NCCL is ON, but no NCCL was found (nccl.h and libnccl; NCCL_ROOT says where)")
+endif()
+
+if(DEEP_EP_BUILD_TOOL OR DEEP_EP_BUILD_TESTS OR DEEP_EP_BUILD_BENCHMARKS)
+  # Headers only; no package file is needed.
+  find_path(DEEP_EP_CLI11_INCLUDE_DIR CLI/CLI.hpp REQUIRED)
+  find_path(DEEP_EP_JSON_INCLUDE_DIR nlohmann/json.hpp REQUIRED)
+  mark_as_advanced(DEEP_EP_CLI11_INCLUDE_DIR DEEP_EP_JSON_INCLUDE_DIR)
+  add_library(deep_ep_cli_headers INTERFACE)
+  target_include_directories(deep_ep_cli_headers SYSTEM INTERFACE "${DEEP_EP_CLI11_INCLUDE_DIR}" "${DEEP_EP_JSON_INCLUDE_DIR}")
+endif()
+if(DEEP_EP_BUILD_TESTS)
+  find_package(GTest REQUIRED)
+endif()
+if(DEEP_EP_BUILD_BENCHMARKS)
+  find_package(benchmark REQUIRED)
+endif()

@@ -1,0 +1,63 @@
+# Headers, libraries, the command, and what find_package(deep_ep) and pkg-config read.
+include(CMakePackageConfigHelpers)
+
+set(config_dir "${CMAKE_INSTALL_LIBDIR}/cmake/deep_ep")
+set(installed_targets deep_ep)
+foreach(target deep_ep_mpi deep_ep_nccl deep_ep_tool)
+  if(TARGET ${target})
+    list(APPEND installed_targets ${target})
+  endif()
+endforeach()
+
+install(
+  TARGETS ${installed_targets}
+  EXPORT deep_ep-targets
+  RUNTIME DESTINATION "${CMAKE_INSTALL_BINDIR}"
+  LIBRARY DESTINATION "${CMAKE_INSTALL_LIBDIR}"
+  ARCHIVE DESTINATION "${CMAKE_INSTALL_LIBDIR}")
+install(DIRECTORY "${PROJECT_SOURCE_DIR}/include/deep_ep" "${PROJECT_BINARY_DIR}/include/deep_ep"
+        DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}" FILES_MATCHING PATTERN "*.hpp")
+install(FILES "${PROJECT_SOURCE_DIR}/LICENSE" DESTINATION "${CMAKE_INSTALL_DOCDIR}")
+install(EXPORT deep_ep-targets NAMESPACE deep_ep:: DESTINATION "${config_dir}")
+
+# A static library leaves its dependencies to whoever links it.
+set(DEEP_EP_FIND_DEPENDENCIES "")
+set(packages "")
+if(NOT BUILD_SHARED_LIBS)
+  set(packages ${DEEP_EP_PACKAGES})
+  if(TARGET deep_ep_mpi)
+    list(APPEND packages "MPI COMPONENTS CXX")
+  endif()
+  if(TARGET deep_ep_nccl)
+    install(FILES "${PROJECT_SOURCE_DIR}/cmake/FindNCCL.cmake" DESTINATION "${config_dir}")
+    string(APPEND DEEP_EP_FIND_DEPENDENCIES "list(APPEND CMAKE_MODULE_PATH \"\${CMAKE_CURRENT_LIST_DIR}\")\n")
+    list(APPEND packages NCCL)
+  endif()
+endif()
+foreach(package ${packages})
+  string(APPEND DEEP_EP_FIND_DEPENDENCIES "find_dependency(${package})\n")
+endforeach()
+configure_package_config_file("${PROJECT_SOURCE_DIR}/cmake/deep_ep-config.cmake.in" "${PROJECT_BINARY_DIR}/deep_ep-config.cmake"
+                              INSTALL_DESTINATION "${config_dir}")
+write_basic_package_version_file("${PROJECT_BINARY_DIR}/deep_ep-config-version.cmake" COMPATIBILITY SameMinorVersion)
+install(FILES "${PROJECT_BINARY_DIR}/deep_ep-config.cmake" "${PROJECT_BINARY_DIR}/deep_ep-config-version.cmake"
+        DESTINATION "${config_dir}")
+
+# pkg-config: the prefix follows the file, so an installed tree can be moved.
+cmake_path(RELATIVE_PATH CMAKE_INSTALL_PREFIX BASE_DIRECTORY "${CMAKE_INSTALL_FULL_LIBDIR}/pkgconfig" OUTPUT_VARIABLE
+           DEEP_EP_PC_PREFIX)
+set(DEEP_EP_PC_PRIVATE "")
+if(NOT BUILD_SHARED_LIBS)
+  string(APPEND DEEP_EP_PC_PRIVATE "-lstdc++ -lpthread -ldl -lrt")
+  if(TARGET fmt::fmt)
+    string(APPEND DEEP_EP_PC_PRIVATE " -lspdlog -lfmt")
+  endif()
+  if(DEEP_EP_HAVE_BOOST_CONTEXT)
+    string(APPEND DEEP_EP_PC_PRIVATE " -lboost_context")
+  endif()
+  if(DEEP_EP_CUDA)
+    string(APPEND DEEP_EP_PC_PRIVATE " -L${CUDAToolkit_LIBRARY_DIR} -lcudart_static")
+  endif()
+endif()
+configure_file("${PROJECT_SOURCE_DIR}/cmake/deep_ep.pc.in" "${PROJECT_BINARY_DIR}/deep_ep.pc" @ONLY)
+install(FILES "${PROJECT_BINARY_DIR}/deep_ep.pc" DESTINATION "${CMAKE_INSTALL_LIBDIR}/pkgconfig")

@@ -1,0 +1,15 @@
+# One screen that says what will be built.
+if(PROJECT_IS_TOP_LEVEL)
+  if(DEEP_EP_CUDA)
+    set(cuda "nvcc ${CMAKE_CUDA_COMPILER_VERSION}, ${CMAKE_CUDA_ARCHITECTURES}")
+  else()
+    set(cuda "off")
+  endif()
+  if(DEEP_EP_HAVE_BOOST_CONTEXT)
+    set(fibers "Boost.Context")
+  else()
+    set(fibers "ucontext (Boost.Context was not found)")
+  endif()
+  message(STATUS "deep_ep ${PROJECT_VERSION}: CUDA ${cuda}; MPI ${DEEP_EP_MPI}; NCCL ${DEEP_EP_NCCL}; fibers ${fibers}; "
+                 "sanitizer '${DEEP_EP_SANITIZER}'; tests ${DEEP_EP_BUILD_TESTS}; benchmarks ${DEEP_EP_BUILD_BENCHMARKS}")
+endif()

@@ -1,0 +1,50 @@
+# Functions that the CMakeLists of the folders use, so that each stays a few lines.
+
+# Flags of the project's own code: warnings, sanitizers, "what was found" definitions, and includes from the root
+# ("kernels/...", "csrc/..."), which users never see.
+function(deep_ep_configure target)
+  target_include_directories(${target} PRIVATE "${PROJECT_SOURCE_DIR}" "${PROJECT_SOURCE_DIR}/include"
+                                               "${PROJECT_BINARY_DIR}/include")
+  target_compile_options(
+    ${target}
+    PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-Wall>
+            $<$<COMPILE_LANGUAGE:CXX>:-Wextra>
+            # Kernel sources say "#pragma unroll", which only nvcc knows.
+            $<$<COMPILE_LANGUAGE:CXX>:-Wno-unknown-pragmas>
+            $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<BOOL:${DEEP_EP_WERROR}>>:-Werror>
+            ${DEEP_EP_SANITIZER_FLAGS})
+  target_link_options(${target} PRIVATE ${DEEP_EP_SANITIZER_FLAGS})
+  target_compile_definitions(
+    ${target} PRIVATE DEEP_EP_HAVE_CUDA=$<BOOL:${DEEP_EP_CUDA}> DEEP_EP_HAVE_MPI=$<BOOL:${DEEP_EP_MPI}>
+                      DEEP_EP_HAVE_NCCL=$<BOOL:${DEEP_EP_NCCL}>
+                      DEEP_EP_HAVE_BOOST_CONTEXT=${DEEP_EP_HAVE_BOOST_CONTEXT})
+endfunction()
+
+# A program of the project: the library with its internals, and the bootstraps that were built.
+function(deep_ep_configure_program target)
+  deep_ep_configure(${target})
+  target_link_libraries(${target} PRIVATE deep_ep ${DEEP_EP_LIBRARIES})
+  foreach(bootstrap deep_ep_mpi deep_ep_nccl)
+    if(TARGET ${bootstrap})
+      target_link_libraries(${target} PRIVATE ${bootstrap})
+    endif()
+  endforeach()
+endfunction()
+
+# An object library of kernel sources (*.cu) as ordinary C++. The language is a property of a source file within a
+# directory, so the same files can be CUDA in another one.
+function(deep_ep_add_host_kernels target)
+  set_source_files_properties(${ARGN} PROPERTIES LANGUAGE CXX)
+  add_library(${target} OBJECT ${ARGN})
+  deep_ep_configure(${target})
+endfunction()
+
+# The same sources as CUDA. What ptxas says of every kernel is kept beside the object for the spill check.
+function(deep_ep_add_cuda_kernels target)
+  set_source_files_properties(${ARGN} PROPERTIES LANGUAGE CUDA)
+  add_library(${target} OBJECT ${ARGN})
+  deep_ep_configure(${target})
+  target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:-Xptxas=-v;-lineinfo;-Xcompiler=-Wall>)
+  set_target_properties(${target} PROPERTIES CUDA_COMPILER_LAUNCHER
+                                             "${PROJECT_SOURCE_DIR}/cmake/keep_ptxas_report;${CMAKE_CUDA_COMPILER_LAUNCHER}")
+endfunction()

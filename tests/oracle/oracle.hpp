@@ -1,0 +1,79 @@
+// What layout, dispatch and combine must return, for all ranks at once, in plain code. Shares nothing with the library:
+// it has its own types and its own bfloat16, so that a mistake there cannot hide here.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace deep_ep::oracle {
+
+/// The experts that the tokens of one rank chose.
+struct Selection {
+  std::int64_t tokens = 0;
+  int topk = 0;                   ///< 0: no top-k tensors
+  std::vector<std::int64_t> idx;  ///< [tokens, topk]; anything outside [0, experts) selects nothing
+  std::vector<float> weights;     ///< [tokens, topk]
+};
+
+struct Layout {
+  std::vector<std::int32_t> tokens_per_rank;    ///< [ranks]
+  std::vector<std::int32_t> tokens_per_expert;  ///< [experts]
+  std::vector<std::uint8_t> token_in_rank;      ///< [tokens, ranks]
+};
+
+Layout layout(const Selection& selection, int ranks, int experts);
+
+/// What one rank hands to dispatch.
+struct DispatchInput {
+  std::int64_t tokens = 0;
+  std::size_t row_bytes = 0;
+  std::vector<std::byte> x;  ///< [tokens, row_bytes]
+  int scales_per_row = 0;
+  std::vector<std::uint32_t> scales;  ///< [tokens, scales_per_row]: the bits, whatever the type and the strides
+  Selection selection;                ///< topk == 0: none given
+  Layout layout;                      ///< `token_in_rank` alone decides where rows go
+};
+
+/// What one rank gets back: by source rank, then by token index at the source.
+struct Received {
+  std::int64_t rows = 0;
+  std::vector<std::byte> x;            ///< [rows, row_bytes]
+  std::vector<std::uint32_t> scales;   ///< [rows, scales_per_row]
+  std::vector<std::int64_t> topk_idx;  ///< [rows, topk]: index among the rank's own experts, or -1
+  std::vector<float> topk_weights;     ///< [rows, topk]: 0 where the index is -1
+  std::vector<std::int32_t> src_rank;  ///< [rows]
+  std::vector<std::int32_t> src_idx;   ///< [rows]: token index at the source
+  std::vector<int> tokens_per_expert;  ///< [experts / ranks], aligned
+};
+
+struct Dispatched {
+  std::vector<Received> received;                          ///< one a rank
+  std::vector<std::int32_t> rank_prefix_matrix;            ///< [ranks, ranks]: end row of source s at destination d
+  std::vector<std::vector<std::int32_t>> destination_row;  ///< one a source rank: [tokens, ranks], -1 = not sent
+};
+
+Dispatched dispatch(std::span<const DispatchInput> inputs, int experts, int expert_alignment);
+
+/// What one rank hands to combine. Rows are bfloat16 bits.
+struct CombineInput {
+  std::vector<std::uint16_t> x;               ///< [rows, hidden]
+  std::vector<float> topk_weights;            ///< [rows, topk] or empty
+  std::vector<std::uint16_t> bias_0, bias_1;  ///< [tokens, hidden] or empty
+};
+
+struct Combined {
+  std::vector<std::uint16_t> x;     ///< [tokens, hidden]: fp32 sum in rank order, rounded once; exact bits
+  std::vector<double> sum;          ///< [tokens, hidden]: the same sum in double precision
+  std::vector<float> topk_weights;  ///< [tokens, topk] or empty
+};
+
+std::vector<Combined> combine(const Dispatched& dispatched, std::span<const CombineInput> inputs, std::int64_t hidden,
+                              int topk);
+
+float bf16_value(std::uint16_t bits);
+/// Round to nearest, ties to even; NaN becomes 0x7fff.
+std::uint16_t bf16_bits(float value);
+
+}  // namespace deep_ep::oracle

@@ -1,0 +1,143 @@
+// Ranks that mpirun (or a resource manager) started.
+#include <mpi.h>
+
+#include <chrono>
+#include <climits>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <thread>
+
+#include "csrc/bootstrap/agreement.hpp"
+#include "csrc/support/deadline.hpp"
+#include "csrc/support/environment.hpp"
+#include "csrc/support/format.hpp"
+#include "deep_ep/bootstrap.hpp"
+#include "deep_ep/error.hpp"
+
+namespace deep_ep {
+namespace {
+
+void check(int result, const char* call) {
+  if (result == MPI_SUCCESS) return;
+  char text[MPI_MAX_ERROR_STRING] = {};
+  int length = 0;
+  MPI_Error_string(result, text, &length);
+  fail<SystemError>("{} failed: {}", call, text);
+}
+
+bool finalized() {
+  int flag = 0;
+  MPI_Finalized(&flag);
+  return flag != 0;
+}
+
+void initialize_if_needed() {
+  int initialized = 0;
+  check(MPI_Initialized(&initialized), "MPI_Initialized");
+  if (finalized()) throw SystemError("MPI is finalized already; a bootstrap over MPI must be made before MPI_Finalize");
+  if (initialized != 0) return;
+  int provided = MPI_THREAD_SINGLE;
+  check(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &provided), "MPI_Init_thread");
+  // Who starts MPI ends it: without MPI_Finalize the launcher takes a normal exit for a crash.
+  std::atexit([] {
+    if (!finalized()) MPI_Finalize();
+  });
+}
+
+class MpiBootstrap final : public Bootstrap {
+ public:
+  explicit MpiBootstrap(MPI_Comm communicator) : timeout_s_(environment::number("DEEP_EP_TIMEOUT_S")) {
+    // A duplicate: our messages never meet the program's, and its error handler stays as it is.
+    check(MPI_Comm_dup(communicator, &communicator_), "MPI_Comm_dup");
+    MPI_Comm_set_errhandler(communicator_, MPI_ERRORS_RETURN);
+    check(MPI_Comm_rank(communicator_, &rank_), "MPI_Comm_rank");
+    check(MPI_Comm_size(communicator_, &size_), "MPI_Comm_size");
+  }
+
+  ~MpiBootstrap() override {
+    // With a collective still in flight the communicator has to stay.
+    if (!broken_ && !finalized()) MPI_Comm_free(&communicator_);
+  }
+
+  int rank() const override { return rank_; }
+  int size() const override { return size_; }
+
+  std::vector<std::byte> all_gather(std::span<const std::byte> mine) override {
+    const std::uint64_t bytes = mine.size();
+    const std::vector<std::byte> gathered = gather(std::as_bytes(std::span(&bytes, 1)));
+    std::vector<std::uint64_t> sizes(static_cast<std::size_t>(size_));
+    std::memcpy(sizes.data(), gathered.data(), gathered.size());
+    require_equal_sizes(sizes);
+    if (bytes > INT_MAX) {
+      fail<InvalidArgument>("all_gather over MPI: {} a rank, allowed: below 2 GiB", format_bytes(bytes));
+    }
+    return mine.empty() ? std::vector<std::byte>() : gather(mine);
+  }
+
+  void barrier() override {
+    require_intact();
+    auto request = std::make_unique<Request>();
+    check(MPI_Ibarrier(communicator_, &request->handle), "MPI_Ibarrier");
+    finish(std::move(request), "MPI_Ibarrier");
+  }
+
+ private:
+  struct Request {
+    MPI_Request handle = MPI_REQUEST_NULL;
+    std::vector<std::byte> mine;
+    std::vector<std::byte> all;
+  };
+
+  std::vector<std::byte> gather(std::span<const std::byte> mine) {
+    require_intact();
+    auto request = std::make_unique<Request>();
+    request->mine.assign(mine.begin(), mine.end());
+    request->all.resize(mine.size() * static_cast<std::size_t>(size_));
+    const int count = static_cast<int>(mine.size());
+    check(MPI_Iallgather(request->mine.data(), count, MPI_BYTE, request->all.data(), count, MPI_BYTE, communicator_,
+                         &request->handle),
+          "MPI_Iallgather");
+    return finish(std::move(request), "MPI_Iallgather")->all;
+  }
+
+  void require_intact() const {
+    if (broken_) {
+      fail<TimeoutError>("bootstrap over MPI: rank {} of {} gave up waiting before; make a new one", rank_, size_);
+    }
+  }
+
+  // Polled, because a blocking call could not keep the promise that every wait has a deadline.
+  std::unique_ptr<Request> finish(std::unique_ptr<Request> request, const char* call) {
+    const Deadline deadline(timeout_s_);
+    auto nap = std::chrono::microseconds(0);
+    for (int done = 0;;) {
+      check(MPI_Test(&request->handle, &done, MPI_STATUS_IGNORE), call);
+      if (done != 0) return request;
+      if (deadline.expired()) {
+        broken_ = true;
+        request.release();  // MPI may still write into it: a collective cannot be cancelled.
+        fail<TimeoutError>("bootstrap over MPI: rank {} of {} waited {} s in {} for the other ranks", rank_, size_,
+                           timeout_s_, call);
+      }
+      std::this_thread::sleep_for(nap);
+      if (nap < std::chrono::milliseconds(1)) nap += std::chrono::microseconds(5);
+    }
+  }
+
+  double timeout_s_;
+  MPI_Comm communicator_ = MPI_COMM_NULL;
+  int rank_ = 0;
+  int size_ = 1;
+  bool broken_ = false;
+};
+
+}  // namespace
+
+std::shared_ptr<Bootstrap> make_mpi_bootstrap(const void* communicator) {
+  initialize_if_needed();
+  return std::make_shared<MpiBootstrap>(communicator == nullptr ? MPI_COMM_WORLD
+                                                                : *static_cast<const MPI_Comm*>(communicator));
+}
+
+}  // namespace deep_ep

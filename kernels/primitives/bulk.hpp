@@ -1,0 +1,109 @@
+// Bulk copies between global and shared memory by the copy engine (TMA, one dimension). Issued by one thread, done in
+// the background. Addresses are 16-byte aligned; sizes are multiples of 16 and not zero.
+//
+// The engine reads and writes memory by another path ("proxy") than ordinary loads and stores do:
+//   ordinary write to shared -> bulk store of it:  publish() by the writers, then a sync, then store()
+//   bulk load -> ordinary read of shared:          wait for the mbarrier, nothing else
+//   bulk store read a stage -> stage is reused:    wait_read<N>() by the issuing thread, then a sync
+//   bulk store -> signal to a peer:                wait<0>() by the issuing thread, then store_release
+#pragma once
+
+#include "kernels/primitives/mbarrier.hpp"
+#include "kernels/primitives/target.hpp"
+#include "kernels/primitives/thread.hpp"
+
+namespace deep_ep::device::bulk {
+
+/// Copies from global to shared memory; the bytes count for the current phase of `barrier`, which must expect them.
+DEEP_EP_DEVICE void load(void* shared, const void* global, std::uint32_t bytes, Mbarrier& barrier) {
+#if DEEP_EP_TARGET_CUDA
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                   static_cast<std::uint32_t>(__cvta_generic_to_shared(shared))),
+               "l"(__cvta_generic_to_global(global)), "r"(bytes),
+               "r"(static_cast<std::uint32_t>(__cvta_generic_to_shared(&barrier)))
+               : "memory");
+#else
+  host_machine::current_thread->machine->bulk_load(shared, global, bytes, barrier.word);
+#endif
+}
+
+/// Copies from shared to global memory (a peer's too), as part of this thread's open group.
+DEEP_EP_DEVICE void store(void* global, const void* shared, std::uint32_t bytes) {
+#if DEEP_EP_TARGET_CUDA
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(__cvta_generic_to_global(global)),
+               "r"(static_cast<std::uint32_t>(__cvta_generic_to_shared(shared))), "r"(bytes)
+               : "memory");
+#else
+  host_machine::current_thread->machine->bulk_store(global, shared, bytes);
+#endif
+}
+
+/// Closes this thread's open group of stores (an empty one counts too) and opens the next.
+DEEP_EP_DEVICE void commit() {
+#if DEEP_EP_TARGET_CUDA
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+#else
+  host_machine::current_thread->machine->bulk_commit();
+#endif
+}
+
+/// Waits until all but this thread's latest `kGroupsLeft` groups have read their shared memory: it may be reused.
+/// Says nothing about the destination.
+template <int kGroupsLeft>
+DEEP_EP_DEVICE void wait_read() {
+#if DEEP_EP_TARGET_CUDA
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kGroupsLeft) : "memory");
+#else
+  host_machine::current_thread->machine->bulk_wait_read(kGroupsLeft);
+#endif
+}
+
+/// Waits until all but this thread's latest `kGroupsLeft` groups are complete: their writes are visible to this thread,
+/// and to whoever acquires a signal that it releases afterwards.
+template <int kGroupsLeft>
+DEEP_EP_DEVICE void wait() {
+#if DEEP_EP_TARGET_CUDA
+  asm volatile("cp.async.bulk.wait_group %0;" ::"n"(kGroupsLeft) : "memory");
+#else
+  host_machine::current_thread->machine->bulk_wait(kGroupsLeft);
+#endif
+}
+
+/// wait_read for a number known at run time, 0 to 7 (larger numbers wait as 7 does).
+DEEP_EP_DEVICE void wait_read_pending(int groups_left) {
+#if DEEP_EP_TARGET_CUDA
+  switch (groups_left) {
+    case 0: return wait_read<0>();
+    case 1: return wait_read<1>();
+    case 2: return wait_read<2>();
+    case 3: return wait_read<3>();
+    case 4: return wait_read<4>();
+    case 5: return wait_read<5>();
+    case 6: return wait_read<6>();
+    default: return wait_read<7>();
+  }
+#else
+  host_machine::current_thread->machine->bulk_wait_read(groups_left < 7 ? groups_left : 7);
+#endif
+}
+
+/// Orders this thread's earlier ordinary writes to the range before bulk copies that read it. The issuing thread must
+/// come after it by a sync (or be this thread). The GPU fences all shared memory; the host machine takes the range
+/// literally, so it must cover what this thread wrote.
+DEEP_EP_DEVICE void publish([[maybe_unused]] const void* shared, [[maybe_unused]] std::uint32_t bytes) {
+#if DEEP_EP_TARGET_CUDA
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#else
+  host_machine::current_thread->machine->publish(shared, bytes);
+#endif
+}
+
+/// Orders ordinary accesses of this thread to global memory, and what it acquired, before its later bulk copies, and
+/// completed bulk copies before its later ordinary accesses.
+DEEP_EP_DEVICE void fence_global() {
+#if DEEP_EP_TARGET_CUDA
+  asm volatile("fence.proxy.async.global;" ::: "memory");
+#endif
+}
+
+}  // namespace deep_ep::device::bulk

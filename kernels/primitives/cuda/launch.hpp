@@ -1,0 +1,53 @@
+// Launches a __global__ function of the form that DEEP_EP_DEFINE_KERNEL makes.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <atomic>
+#include <string>
+
+#include "deep_ep/error.hpp"
+#include "kernels/primitives/launch_shape.hpp"
+
+namespace deep_ep::cuda {
+
+/// How much dynamic shared memory a kernel was allowed so far, by device ordinal.
+struct SharedMemoryLimit {
+  static constexpr int kDevices = 64;
+  std::atomic<std::size_t> bytes[kDevices] = {};
+};
+
+inline void check_launch(cudaError_t status, const char* kernel, const LaunchShape& shape) {
+  if (status == cudaSuccess) return;
+  cudaGetLastError();  // a launch error is not sticky: do not let the next caller find it
+  throw SystemError("launching kernel " + std::string(kernel) + " with " + std::to_string(shape.blocks) + " blocks of " +
+                    std::to_string(shape.threads) + " threads and " + std::to_string(shape.shared_bytes) +
+                    " bytes of shared memory: " + cudaGetErrorString(status));
+}
+
+template <class Params>
+void launch(const char* name, void (*kernel)(Params), SharedMemoryLimit& limit, const Params& params,
+            const LaunchShape& shape, int max_threads, void* stream) {
+  if (shape.blocks < 1 || shape.threads < 32 || shape.threads > max_threads || shape.threads % 32 != 0) {
+    throw InvalidArgument("kernel " + std::string(name) + ": " + std::to_string(shape.blocks) + " blocks of " +
+                          std::to_string(shape.threads) + " threads; a block has 32 to " + std::to_string(max_threads) +
+                          " threads, a multiple of 32");
+  }
+  constexpr std::size_t kAlwaysAllowed = 48 * 1024;
+  if (shape.shared_bytes > kAlwaysAllowed) {
+    int device = 0;
+    check_launch(cudaGetDevice(&device), name, shape);
+    auto& allowed = limit.bytes[device % SharedMemoryLimit::kDevices];
+    if (allowed.load(std::memory_order_relaxed) < shape.shared_bytes) {
+      check_launch(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                        static_cast<int>(shape.shared_bytes)),
+                   name, shape);
+      allowed.store(shape.shared_bytes, std::memory_order_relaxed);
+    }
+  }
+  kernel<<<static_cast<unsigned>(shape.blocks), static_cast<unsigned>(shape.threads), shape.shared_bytes,
+           static_cast<cudaStream_t>(stream)>>>(params);
+  check_launch(cudaGetLastError(), name, shape);
+}
+
+}  // namespace deep_ep::cuda

@@ -1,0 +1,93 @@
+// What the host versions of the primitives ask of the machine that runs them. The machine itself (fibers, workers,
+// delayed copies) is csrc/executor/host; here is only its face, so that kernels need not know it.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+#include "kernels/primitives/launch_shape.hpp"
+
+namespace deep_ep::host_machine {
+
+/// Which warp-wide operation a lane has come to. All 32 lanes must come to the same one.
+enum class WarpOp : std::uint8_t { sync, shuffle, shuffle_up, shuffle_xor, ballot, sum, max, min, inclusive_sum, match };
+
+/// Distance between two lanes' values in what warp_exchange returns; also the largest value.
+inline constexpr int kExchangeSlot = 16;
+
+/// Operations that need more than this thread. Every one may switch to another thread of the block (all threads of a
+/// block live on one worker thread, so nothing here is atomic). Misuse throws and fails the launch.
+class Machine {
+ public:
+  virtual ~Machine() = default;
+
+  /// Lets others run. `spins` counts the polls of this wait so far; 0 says that something was achieved before.
+  virtual void pause(int spins) = 0;
+  /// A point where a seeded schedule may switch although nothing asks for it.
+  virtual void interleave() = 0;
+
+  /// Returns when all lanes of the warp came. Orders memory among them.
+  virtual void warp_sync() = 0;
+  /// Gives `bytes` of this lane, returns 32 slots with what the lanes gave, valid until this lane's next-but-one
+  /// exchange. Does not order memory (neither does a shuffle on a GPU).
+  virtual const std::byte* warp_exchange(WarpOp op, const void* value, int bytes) = 0;
+
+  /// Barrier 0 is the whole block's, 1 to 15 are named.
+  virtual void barrier_sync(int id, int threads) = 0;
+  virtual void barrier_arrive(int id, int threads) = 0;
+
+  virtual void mbarrier_init(std::uint64_t& word, std::uint32_t arrivals) = 0;
+  virtual void mbarrier_fence_init() = 0;
+  virtual void mbarrier_arrive(std::uint64_t& word, std::uint32_t expected_bytes) = 0;
+  virtual bool mbarrier_test(std::uint64_t& word, std::uint32_t parity) = 0;
+  virtual void mbarrier_wait(std::uint64_t& word, std::uint32_t parity) = 0;
+  virtual void mbarrier_invalidate(std::uint64_t& word) = 0;
+
+  virtual void bulk_load(void* shared, const void* global, std::uint32_t bytes, std::uint64_t& mbarrier) = 0;
+  virtual void bulk_store(void* global, const void* shared, std::uint32_t bytes) = 0;
+  virtual void bulk_commit() = 0;
+  virtual void bulk_wait_read(int groups_left) = 0;
+  virtual void bulk_wait(int groups_left) = 0;
+  virtual void publish(const void* shared, std::uint32_t bytes) = 0;
+};
+
+/// Who is running. One per fiber, made by the machine.
+struct ThreadState {
+  Machine* machine = nullptr;
+  int thread = 0;
+  int block = 0;
+  int block_threads = 0;
+  int grid_blocks = 0;
+  bool perturbed = false;  ///< a seeded schedule: interleave() does something
+};
+
+/// The running thread of a kernel; null in ordinary code. Fibers stay on one worker, so an ordinary thread_local does.
+/// Default visibility: kernels in a test program and the machine in a shared library mean the same variable.
+[[gnu::visibility("default")]] inline constinit thread_local ThreadState* current_thread = nullptr;
+
+inline void interleave() {
+  if (current_thread != nullptr && current_thread->perturbed) current_thread->machine->interleave();
+}
+
+/// A kernel launch waiting in a stream: entry(params, shared memory) runs once a thread.
+struct KernelLaunch {
+  const char* name = "";
+  LaunchShape shape;
+  std::shared_ptr<const void> params;
+  void (*entry)(const void* params, std::byte* shared) = nullptr;
+};
+
+/// What a stream handle of the host executor points to.
+class LaunchQueue {
+ public:
+  virtual ~LaunchQueue() = default;
+  virtual void launch(KernelLaunch launch) = 0;
+};
+
+/// Finds the default stream of the calling thread's current executor; set by the first host executor.
+using DefaultQueue = LaunchQueue& (*)();
+[[gnu::visibility("default")]] inline constinit std::atomic<DefaultQueue> default_queue{nullptr};
+
+}  // namespace deep_ep::host_machine

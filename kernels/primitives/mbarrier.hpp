@@ -1,0 +1,111 @@
+// Barriers in shared memory that count arrivals and bytes, so that bulk loads can complete them.
+// A phase ends when all arrivals came and all expected bytes were written; the next begins at once with the same number
+// of arrivals. Phases alternate in parity, beginning with 0. Life of one:
+//   one thread: init, fence_init; block::sync; then each phase: arrive_expect_bytes + bulk::load ..., all: wait(parity).
+#pragma once
+
+#include "kernels/primitives/target.hpp"
+#include "kernels/primitives/thread.hpp"
+
+namespace deep_ep::device {
+
+struct alignas(8) Mbarrier {
+  std::uint64_t word;
+};
+
+namespace mbarrier {
+
+#if DEEP_EP_TARGET_CUDA
+namespace detail {
+DEEP_EP_DEVICE std::uint32_t address(const Mbarrier& barrier) {
+  return static_cast<std::uint32_t>(__cvta_generic_to_shared(&barrier));
+}
+}  // namespace detail
+#endif
+
+/// By one thread, before anyone else touches it: a phase takes `arrivals` arrivals.
+DEEP_EP_DEVICE void init(Mbarrier& barrier, std::uint32_t arrivals) {
+#if DEEP_EP_TARGET_CUDA
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(detail::address(barrier)), "r"(arrivals) : "memory");
+#else
+  host_machine::current_thread->machine->mbarrier_init(barrier.word, arrivals);
+#endif
+}
+
+/// By the thread that called init, after it and before the block::sync that hands the barriers out: makes the
+/// initialised barriers known to the copy engine.
+DEEP_EP_DEVICE void fence_init() {
+#if DEEP_EP_TARGET_CUDA
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#else
+  host_machine::current_thread->machine->mbarrier_fence_init();
+#endif
+}
+
+/// One arrival. What this thread wrote before is visible to those who wait for the phase.
+DEEP_EP_DEVICE void arrive(Mbarrier& barrier) {
+#if DEEP_EP_TARGET_CUDA
+  asm volatile("mbarrier.arrive.release.cta.shared::cta.b64 _, [%0];" ::"r"(detail::address(barrier)) : "memory");
+#else
+  host_machine::current_thread->machine->mbarrier_arrive(barrier.word, 0);
+#endif
+}
+
+/// One arrival, and `bytes` more that bulk loads must write before the phase ends.
+DEEP_EP_DEVICE void arrive_expect_bytes(Mbarrier& barrier, std::uint32_t bytes) {
+#if DEEP_EP_TARGET_CUDA
+  asm volatile("mbarrier.arrive.expect_tx.release.cta.shared::cta.b64 _, [%0], %1;" ::"r"(detail::address(barrier)),
+               "r"(bytes)
+               : "memory");
+#else
+  host_machine::current_thread->machine->mbarrier_arrive(barrier.word, bytes);
+#endif
+}
+
+/// Has the phase of this parity ended? True: its arrivals' writes and its loads' bytes are visible to this thread.
+DEEP_EP_DEVICE bool test(Mbarrier& barrier, std::uint32_t parity) {
+#if DEEP_EP_TARGET_CUDA
+  std::uint32_t done;
+  asm volatile(
+      "{\n.reg .pred done;\n"
+      "mbarrier.test_wait.parity.acquire.cta.shared::cta.b64 done, [%1], %2;\n"
+      "selp.u32 %0, 1, 0, done;\n}"
+      : "=r"(done)
+      : "r"(detail::address(barrier)), "r"(parity)
+      : "memory");
+  return done != 0;
+#else
+  return host_machine::current_thread->machine->mbarrier_test(barrier.word, parity);
+#endif
+}
+
+/// Waits until test() would be true. Without deadline: use it for what this block itself has under way.
+DEEP_EP_DEVICE void wait(Mbarrier& barrier, std::uint32_t parity) {
+#if DEEP_EP_TARGET_CUDA
+  std::uint32_t done;
+  do {
+    asm volatile(
+        "{\n.reg .pred done;\n"
+        "mbarrier.try_wait.parity.acquire.cta.shared::cta.b64 done, [%1], %2;\n"
+        "selp.u32 %0, 1, 0, done;\n}"
+        : "=r"(done)
+        : "r"(detail::address(barrier)), "r"(parity)
+        : "memory");
+  } while (done == 0);
+#else
+  host_machine::current_thread->machine->mbarrier_wait(barrier.word, parity);
+#endif
+}
+
+/// Ends a barrier's life: the memory may be used for something else. By one thread, when nobody waits or arrives.
+DEEP_EP_DEVICE void invalidate(Mbarrier& barrier) {
+#if DEEP_EP_TARGET_CUDA
+  asm volatile("mbarrier.inval.shared::cta.b64 [%0];" ::"r"(detail::address(barrier)) : "memory");
+#else
+  host_machine::current_thread->machine->mbarrier_invalidate(barrier.word);
+#endif
+}
+
+}  // namespace mbarrier
+}  // namespace deep_ep::device

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Fails when a kernel keeps anything in local memory: register spills, or a stack frame.
 
-Reads the reports of ptxas (*.ptxas, kept by keep_ptxas_report) under the folders given, prints one line a kernel and
-GPU, and exits 1 when one of them spills, or when there is no report at all (a check of nothing is no check).
+Reads what ptxas reported of each object file given (OBJECT.ptxas, kept by keep_ptxas_report), prints one line a kernel
+and GPU, and exits 1 when one of them spills, or when a report is missing or empty (a check of nothing is no check).
 """
 
 import argparse
@@ -46,14 +46,18 @@ def read(report):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", nargs="+", type=pathlib.Path)
+    parser.add_argument("object", nargs="+", type=pathlib.Path)
     parser.add_argument("--quiet", action="store_true", help="print only kernels that spill")
     arguments = parser.parse_args()
 
-    rows = [row for folder in arguments.folder for report in sorted(folder.rglob("*.ptxas")) for row in read(report)]
-    if not rows:
-        print(f"no ptxas report under {', '.join(map(str, arguments.folder))}: build the CUDA kernels first")
-        return 1
+    rows = []
+    for path in arguments.object:
+        report = path.with_name(path.name + ".ptxas")
+        found = list(read(report)) if report.exists() else []
+        if not found:
+            print(f"{path}: no report of ptxas")
+            return 1
+        rows += found
     names = demangle(sorted({row[0] for row in rows}))
     bad = 0
     for name, arch, registers, stack, stores, loads in rows:

@@ -1,0 +1,51 @@
+# A thin front: everything is CMake presets and scripts/.
+#
+#   make demo [INPUT=file]   a Mixture-of-Experts layer on 8 ranks of this machine's CPU, checked against the reference
+#   make test [PRESETS=...]  tests, also under AddressSanitizer, UBSan and ThreadSanitizer
+#   make bench | format | lint | clean | help
+
+PRESETS ?= host asan tsan
+SOURCES = git ls-files '*.cpp' '*.hpp' '*.cu'
+quoted = '$(subst ','\'',$(1))'
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test bench format lint clean
+
+help:
+	@sed -n 's/^#   //p' Makefile
+
+# A wrong file name should not cost the user a build.
+ifneq ($(INPUT),)
+ifneq ($(shell test -f $(call quoted,$(INPUT)) && test -r $(call quoted,$(INPUT)) && echo readable),readable)
+$(error INPUT=$(INPUT) is not a file that can be read)
+endif
+endif
+
+demo: build/host/bin/deep_ep
+	@build/host/bin/deep_ep demo $(call quoted,$(or $(INPUT),README.md))
+
+test:
+	@scripts/test $(PRESETS)
+
+bench: build/host/bin/deep_ep
+	@build/host/bin/deep_ep bench intranode
+
+# Ninja knows what is up to date; make does not need to.
+.PHONY: build/host/bin/deep_ep
+build/host/bin/deep_ep:
+	@scripts/setup
+	@scripts/build host deep_ep_tool
+
+format:
+	@scripts/setup --lint
+	@$(SOURCES) | xargs clang-format -i
+
+lint:
+	@scripts/setup --lint
+	@$(SOURCES) | xargs clang-format --dry-run --Werror
+	@scripts/build host
+	@git ls-files '*.cpp' | grep -vE '/(cuda|nccl|install)|^csrc/bootstrap/nccl' | \
+	  xargs -P $$(nproc) -n 4 clang-tidy -p build/host --quiet
+
+clean:
+	@rm -rf build

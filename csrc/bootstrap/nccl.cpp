@@ -10,6 +10,7 @@
 #include <chrono>
 #include <cstring>
 #include <thread>
+#include <utility>
 
 #include "csrc/bootstrap/agreement.hpp"
 #include "csrc/support/deadline.hpp"
@@ -62,7 +63,7 @@ class CurrentDevice {
 class NcclBootstrap final : public Bootstrap {
  public:
   // From a unique id: the communicator is ours.
-  NcclBootstrap(const ncclUniqueId& id, int rank, int size) : owned_(true) {
+  NcclBootstrap(const ncclUniqueId& id, int rank, int size) : owned_(true), rank_(rank), size_(size) {
     check(cudaGetDevice(&device_), "cudaGetDevice", -1);
     // cudaGetDevice alone does not create the context that NCCL needs.
     check(cudaSetDevice(device_), "cudaSetDevice", device_);
@@ -71,8 +72,9 @@ class NcclBootstrap final : public Bootstrap {
     const ncclResult_t result = ncclCommInitRankConfig(&communicator_, size, id, rank, &config);
     try {
       settle(result, "ncclCommInitRankConfig", Deadline(timeout_s_));
-      open(rank, size);
+      create_stream();
     } catch (...) {
+      broken_ = true;
       close();
       throw;
     }
@@ -80,18 +82,11 @@ class NcclBootstrap final : public Bootstrap {
 
   // From a communicator of the caller.
   explicit NcclBootstrap(ncclComm_t communicator) : communicator_(communicator), owned_(false) {
-    int rank = 0;
-    int size = 0;
-    check(ncclCommUserRank(communicator_, &rank), "ncclCommUserRank");
-    check(ncclCommCount(communicator_, &size), "ncclCommCount");
+    check(ncclCommUserRank(communicator_, &rank_), "ncclCommUserRank");
+    check(ncclCommCount(communicator_, &size_), "ncclCommCount");
     check(ncclCommCuDevice(communicator_, &device_), "ncclCommCuDevice");
     const CurrentDevice current(device_);
-    try {
-      open(rank, size);
-    } catch (...) {
-      close();
-      throw;
-    }
+    create_stream();
   }
 
   ~NcclBootstrap() override {
@@ -117,9 +112,7 @@ class NcclBootstrap final : public Bootstrap {
   }
 
  private:
-  void open(int rank, int size) {
-    rank_ = rank;
-    size_ = size;
+  void create_stream() {
     check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreateWithFlags", device_);
   }
 
@@ -189,14 +182,24 @@ class NcclBootstrap final : public Bootstrap {
 
   void close() noexcept {
     if (owned_ && communicator_ != nullptr) {
-      // Abort, not destroy: destroy waits for peers, and there is nothing left to flush. It also stops a kernel that
-      // waits for a rank that never came, so that the stream can be destroyed.
-      ncclCommAbort(std::exchange(communicator_, nullptr));
+      if (!broken_) finalize();
+      // Aborting also stops a kernel that waits for a rank that never came, so that the stream can be destroyed.
+      broken_ ? ncclCommAbort(communicator_) : ncclCommDestroy(communicator_);
+      communicator_ = nullptr;
     } else if (broken_) {
       return;  // the caller's communicator may still use stream and staging
     }
     if (stream_ != nullptr) cudaStreamDestroy(std::exchange(stream_, nullptr));
     if (staging_ != nullptr) cudaFree(std::exchange(staging_, nullptr));
+  }
+
+  // Lets peers finish reading what this rank sent; aborting right away would free it under them.
+  void finalize() noexcept {
+    try {
+      settle(ncclCommFinalize(communicator_), "ncclCommFinalize", Deadline(timeout_s_));
+    } catch (const std::exception&) {
+      broken_ = true;
+    }
   }
 
   double timeout_s_ = environment::number("DEEP_EP_TIMEOUT_S");

@@ -1,0 +1,40 @@
+#include "csrc/executor/cuda/context.hpp"
+
+#include "csrc/executor/cuda/check.hpp"
+#include "csrc/executor/cuda/driver.hpp"
+
+namespace deep_ep::cuda {
+
+Context::Context(int device) : device_(device) {
+  check(driver().device_get(&driver_device_, device), device, "cuDeviceGet");
+  check(driver().primary_context_retain(&handle_, driver_device_), device, "cuDevicePrimaryCtxRetain");
+}
+
+Context::~Context() { driver().primary_context_release(driver_device_); }
+
+CurrentContext::CurrentContext(const Context& context) {
+  CUcontext current = nullptr;
+  check(driver().context_get_current(&current), context.device(), "cuCtxGetCurrent");
+  if (current == context.handle()) return;
+  check(driver().context_push(context.handle()), context.device(), "cuCtxPushCurrent");
+  pushed_ = true;
+}
+
+CurrentContext::~CurrentContext() {
+  CUcontext popped = nullptr;
+  if (pushed_) driver().context_pop(&popped);
+}
+
+bool is_capturing(cudaStream_t stream, int device) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  const cudaError_t result = cudaStreamIsCapturing(stream, &status);
+  if (result == cudaErrorStreamCaptureImplicit) {
+    // The legacy default stream, asked while some other stream records: it cannot be recording itself.
+    cudaGetLastError();
+    return false;
+  }
+  check(result, device, "cudaStreamIsCapturing");
+  return status != cudaStreamCaptureStatusNone;
+}
+
+}  // namespace deep_ep::cuda

@@ -1,0 +1,56 @@
+// A GPU as this process uses it, and guards that make it current for a while.
+#pragma once
+
+#include <cuda.h>
+#include <cuda_runtime_api.h>
+
+namespace deep_ep::cuda {
+
+/// The primary context of a GPU, the one that the CUDA runtime uses too, kept alive.
+class Context {
+ public:
+  explicit Context(int device);
+  ~Context();
+  Context(const Context&) = delete;
+  Context& operator=(const Context&) = delete;
+
+  int device() const { return device_; }
+  CUdevice driver_device() const { return driver_device_; }
+  CUcontext handle() const { return handle_; }
+
+ private:
+  int device_;
+  CUdevice driver_device_ = 0;
+  CUcontext handle_ = nullptr;
+};
+
+/// Makes the GPU current for the calling thread and puts back what was current. Not cudaSetDevice: restoring with it
+/// would create a context, and take memory, on a GPU that the thread had never used.
+class CurrentContext {
+ public:
+  explicit CurrentContext(const Context& context);
+  ~CurrentContext();
+  CurrentContext(const CurrentContext&) = delete;
+  CurrentContext& operator=(const CurrentContext&) = delete;
+
+ private:
+  bool pushed_ = false;
+};
+
+/// While another stream records a graph in the strict (global) mode, calls such as cudaMalloc or cudaEventQuery from any
+/// thread would spoil the recording. Ours never depend on recorded work, so this thread may make them.
+class RelaxedCapture {
+ public:
+  RelaxedCapture() { cudaThreadExchangeStreamCaptureMode(&mode_); }
+  ~RelaxedCapture() { cudaThreadExchangeStreamCaptureMode(&mode_); }
+  RelaxedCapture(const RelaxedCapture&) = delete;
+  RelaxedCapture& operator=(const RelaxedCapture&) = delete;
+
+ private:
+  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
+};
+
+/// True while the stream records a graph.
+bool is_capturing(cudaStream_t stream, int device);
+
+}  // namespace deep_ep::cuda

@@ -1,0 +1,228 @@
+// The executor of one GPU. Every method works whatever device is current in the calling thread.
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "csrc/executor/cuda/check.hpp"
+#include "csrc/executor/cuda/context.hpp"
+#include "csrc/executor/cuda/event_pool.hpp"
+#include "csrc/executor/cuda/stream_memory.hpp"
+#include "csrc/executor/kernel_table.hpp"
+#include "csrc/memory/cuda_heap.hpp"
+#include "csrc/memory/symmetric_heap.hpp"
+#include "deep_ep/executor.hpp"
+
+namespace deep_ep {
+namespace cuda {
+namespace {
+
+constexpr int kOldestMajor = 9;    // compute capability: thread block bulk copies, mbarriers
+constexpr int kWarpsPerBlock = 7;  // what the data-moving kernels were tuned with
+
+int attribute(cudaDeviceAttr which, int device) {
+  int value = 0;
+  check(cudaDeviceGetAttribute(&value, which, device), device, "cudaDeviceGetAttribute({})", static_cast<int>(which));
+  return value;
+}
+
+LaunchPolicy make_policy(int device) {
+  LaunchPolicy policy;
+  policy.multiprocessors = attribute(cudaDevAttrMultiProcessorCount, device);
+  policy.max_block_threads = attribute(cudaDevAttrMaxThreadsPerBlock, device);
+  policy.warps_per_block = kWarpsPerBlock;
+  policy.max_shared_bytes = static_cast<std::size_t>(attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
+  return policy;
+}
+
+cudaStream_t native(StreamHandle stream) { return static_cast<cudaStream_t>(stream); }
+
+class CudaExecutor final : public Executor {
+ public:
+  explicit CudaExecutor(int device)
+      : device_(device),
+        policy_(make_policy(device)),
+        context_(std::make_shared<Context>(device)),
+        events_(std::make_shared<EventPool>(context_, false)),
+        timed_events_(std::make_shared<EventPool>(context_, true)),
+        stream_memory_(context_) {}
+
+  Device device() const override { return {Device::Kind::cuda, device_}; }
+  const LaunchPolicy& policy() const override { return policy_; }
+
+  void* allocate(std::size_t bytes) override {
+    const CurrentContext current(*context_);
+    const RelaxedCapture relaxed;
+    void* memory = nullptr;
+    check(cudaMalloc(&memory, std::max<std::size_t>(bytes, 1)), device_, "cudaMalloc of {}", format_bytes(bytes));
+    return memory;
+  }
+  void free(void* memory) noexcept override {
+    if (memory == nullptr) return;
+    quietly([&] {
+      const CurrentContext current(*context_);
+      const RelaxedCapture relaxed;
+      check(cudaFree(memory), device_, "cudaFree");
+    });
+  }
+
+  void* allocate_async(std::size_t bytes, StreamHandle stream) override {
+    const CurrentContext current(*context_);
+    return stream_memory_.allocate(bytes, native(stream));
+  }
+  void free_async(void* memory, StreamHandle stream) noexcept override {
+    quietly([&] {
+      const CurrentContext current(*context_);
+      stream_memory_.free(memory, native(stream));
+    });
+  }
+
+  void* allocate_pinned(std::size_t bytes) override {
+    const CurrentContext current(*context_);
+    const RelaxedCapture relaxed;
+    void* memory = nullptr;
+    bytes = std::max<std::size_t>(bytes, 1);
+    check(cudaHostAlloc(&memory, bytes, cudaHostAllocPortable | cudaHostAllocMapped), device_, "cudaHostAlloc of {}",
+          format_bytes(bytes));
+    std::memset(memory, 0, bytes);
+    return memory;
+  }
+  void free_pinned(void* memory) noexcept override {
+    if (memory == nullptr) return;
+    quietly([&] {
+      const CurrentContext current(*context_);
+      const RelaxedCapture relaxed;
+      check(cudaFreeHost(memory), device_, "cudaFreeHost");
+    });
+  }
+
+  StreamHandle create_stream() override {
+    const CurrentContext current(*context_);
+    int least = 0;
+    int greatest = 0;
+    check(cudaDeviceGetStreamPriorityRange(&least, &greatest), device_, "cudaDeviceGetStreamPriorityRange");
+    cudaStream_t stream = nullptr;
+    check(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, greatest), device_,
+          "cudaStreamCreateWithPriority");
+    return stream;
+  }
+  void destroy_stream(StreamHandle stream) noexcept override {
+    if (stream == nullptr) return;
+    quietly([&] {
+      const CurrentContext current(*context_);
+      check(cudaStreamDestroy(native(stream)), device_, "cudaStreamDestroy");
+    });
+  }
+
+  EventHandle record_event(StreamHandle stream) override {
+    const CurrentContext current(*context_);
+    return events_->record(native(stream));
+  }
+  EventHandle record_timed_event(StreamHandle stream) override {
+    const CurrentContext current(*context_);
+    return timed_events_->record(native(stream));
+  }
+  void wait_event(StreamHandle stream, const EventHandle& event) override {
+    if (!event) return;
+    const CurrentContext current(*context_);
+    check(cudaStreamWaitEvent(native(stream), cuda::native(event), 0), device_, "cudaStreamWaitEvent");
+  }
+  bool event_done(const EventHandle& event) override {
+    if (!event) return true;
+    const CurrentContext current(*context_);
+    const RelaxedCapture relaxed;
+    const cudaError_t result = cudaEventQuery(cuda::native(event));
+    if (result == cudaErrorNotReady || result == cudaErrorCapturedEvent) {
+      cudaGetLastError();  // otherwise the next launch would report it
+      return false;
+    }
+    check(result, device_, "cudaEventQuery");
+    return true;
+  }
+  void synchronize_event(const EventHandle& event) override {
+    if (!event) return;
+    const CurrentContext current(*context_);
+    check(cudaEventSynchronize(cuda::native(event)), device_, "cudaEventSynchronize");
+  }
+  double elapsed_seconds(const EventHandle& begin, const EventHandle& end) override {
+    const CurrentContext current(*context_);
+    float milliseconds = 0;
+    check(cudaEventElapsedTime(&milliseconds, cuda::native(begin), cuda::native(end)), device_, "cudaEventElapsedTime");
+    return static_cast<double>(milliseconds) * 1e-3;
+  }
+
+  void synchronize(StreamHandle stream) override {
+    const CurrentContext current(*context_);
+    check(cudaStreamSynchronize(native(stream)), device_, "cudaStreamSynchronize");
+  }
+  bool is_capturing(StreamHandle stream) override {
+    const CurrentContext current(*context_);
+    return cuda::is_capturing(native(stream), device_);
+  }
+
+  void copy(void* destination, const void* source, std::size_t bytes, StreamHandle stream) override {
+    if (bytes == 0) return;
+    const CurrentContext current(*context_);
+    check(cudaMemcpyAsync(destination, source, bytes, cudaMemcpyDefault, native(stream)), device_,
+          "cudaMemcpyAsync of {}", format_bytes(bytes));
+  }
+  void fill(void* destination, int byte, std::size_t bytes, StreamHandle stream) override {
+    if (bytes == 0) return;
+    const CurrentContext current(*context_);
+    check(cudaMemsetAsync(destination, byte, bytes, native(stream)), device_, "cudaMemsetAsync of {}",
+          format_bytes(bytes));
+  }
+
+  void make_current() override { check(cudaSetDevice(device_), device_, "cudaSetDevice"); }
+
+  const KernelTable& kernels() const override { return cuda_kernels(); }
+
+  std::unique_ptr<SymmetricHeap> create_heap(Bootstrap& bootstrap, const HeapOptions& options) override {
+    return make_cuda_heap(context_, bootstrap, options);
+  }
+
+ private:
+  int device_;
+  LaunchPolicy policy_;
+  std::shared_ptr<const Context> context_;
+  std::shared_ptr<EventPool> events_;
+  std::shared_ptr<EventPool> timed_events_;
+  StreamMemory stream_memory_;
+};
+
+bool is_new_enough(int device) {
+  int major = 0;
+  return cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess &&
+         major >= kOldestMajor;
+}
+
+}  // namespace
+}  // namespace cuda
+
+std::shared_ptr<Executor> make_cuda_executor(int device) {
+  int count = 0;
+  cuda::check(cudaGetDeviceCount(&count), device, "cudaGetDeviceCount");
+  if (device < 0 || device >= count) {
+    fail<SystemError>("GPU {} was asked for, the CUDA driver shows {} (CUDA_VISIBLE_DEVICES restricts them)", device,
+                      count);
+  }
+  if (!cuda::is_new_enough(device)) {
+    cudaGetLastError();
+    fail<SystemError>("GPU {} was asked for and has compute capability {}.{}, needed: {}.0 or later", device,
+                      cuda::attribute(cudaDevAttrComputeCapabilityMajor, device),
+                      cuda::attribute(cudaDevAttrComputeCapabilityMinor, device), cuda::kOldestMajor);
+  }
+  return std::make_shared<cuda::CudaExecutor>(device);
+}
+
+int cuda_device_count() noexcept {
+  int count = 0;
+  if (cudaGetDeviceCount(&count) != cudaSuccess) count = 0;
+  // Ordinals 0 to the result must all work, so counting ends at the first GPU that does not.
+  int usable = 0;
+  while (usable < count && cuda::is_new_enough(usable)) ++usable;
+  cudaGetLastError();
+  return usable;
+}
+
+}  // namespace deep_ep

@@ -1,0 +1,73 @@
+// One round of a layer, for all ranks: what goes in, and what the oracle says must come out.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "deep_ep/tensor.hpp"
+#include "tests/oracle/oracle.hpp"
+#include "tests/oracle/routing.hpp"
+
+namespace deep_ep::test {
+
+/// How the scales of a rank's tokens lie in memory.
+enum class ScaleLayout : std::uint8_t {
+  row_major,
+  column_major,
+  padded,       ///< row-major, rows further apart than their length
+  every_third,  ///< both strides larger than needed
+};
+inline constexpr ScaleLayout kScaleLayouts[] = {ScaleLayout::row_major, ScaleLayout::column_major, ScaleLayout::padded,
+                                                ScaleLayout::every_third};
+const char* name_of(ScaleLayout layout);
+
+struct Shape {
+  std::vector<std::int64_t> tokens = {16, 16};  ///< one entry a rank
+  int local_experts = 4;
+  int topk = 4;
+  bool with_topk = true;  ///< hand the top-k tensors to dispatch (they make the layout in any case)
+  DType idx_dtype = DType::int64;
+  oracle::Routing routing = oracle::Routing::uniform;
+  DType dtype = DType::bfloat16;
+  std::int64_t hidden = 64;
+  int scales = 0;
+  DType scale_dtype = DType::float32;
+  ScaleLayout scale_layout = ScaleLayout::row_major;
+  int alignment = 1;
+  std::int64_t combine_hidden = 64;
+  bool combine_weights = true;  ///< only where with_topk
+  bool bias_0 = false;
+  bool bias_1 = false;
+  std::uint64_t seed = 1;
+
+  int ranks() const { return static_cast<int>(tokens.size()); }
+  int experts() const { return ranks() * local_experts; }
+  std::size_t row_bytes() const { return static_cast<std::size_t>(hidden) * size_of(dtype); }
+  std::int64_t max_tokens() const;
+  std::string describe() const;
+};
+
+struct Case {
+  Shape shape;
+  std::vector<oracle::Selection> selections;  ///< one a rank, whether or not dispatch is told
+  std::vector<oracle::DispatchInput> inputs;
+  oracle::Dispatched dispatched;
+  std::vector<oracle::CombineInput> returned;
+  std::vector<oracle::Combined> combined;
+
+  std::int64_t rows(int rank) const { return dispatched.received[static_cast<std::size_t>(rank)].rows; }
+};
+
+Case make_case(const Shape& shape);
+/// The same tokens and routing, where `membership` (one a rank, [tokens, ranks]) instead of the top-k decides who gets
+/// a row.
+Case make_case(const Shape& shape, const std::vector<std::vector<std::uint8_t>>& membership);
+
+/// The same number of tokens everywhere.
+std::vector<std::int64_t> equal_tokens(int ranks, std::int64_t tokens);
+
+/// bfloat16 bits of modest numbers whose sums round in every way.
+std::vector<std::uint16_t> random_bf16(std::int64_t elements, std::uint64_t seed);
+
+}  // namespace deep_ep::test

@@ -1,0 +1,193 @@
+#include "tests/cluster/cluster.hpp"
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <condition_variable>
+#include <cstdio>
+#include <cstdlib>
+#include <mutex>
+#include <thread>
+
+#include "tests/cluster/rank_processes.hpp"
+
+namespace deep_ep::test {
+namespace {
+
+std::shared_ptr<Executor> make_executor(const ClusterOptions& options, int rank) {
+  return options.where.target == Target::cuda ? make_cuda_executor(rank) : make_host_executor(options.host);
+}
+
+/// Runs one rank and returns what went wrong, or an empty string.
+std::string run_rank(int rank, const ClusterOptions& options, const std::shared_ptr<Bootstrap>& bootstrap,
+                     const RankFunction& function) {
+  try {
+    Rank self(rank, options, bootstrap, make_executor(options, rank));
+    function(self);
+  } catch (const std::exception& error) {
+    return std::string("rank ") + std::to_string(rank) + ": " + error.what();
+  }
+  return {};
+}
+
+std::vector<std::string> run_threads(const ClusterOptions& options, const RankFunction& function) {
+  const auto ranks = static_cast<std::size_t>(options.ranks);
+  const auto bootstraps = make_thread_bootstraps(options.ranks, options.timeout_s);
+  std::vector<std::string> failures(ranks);
+  std::vector<bool> ended(ranks);
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::vector<std::thread> threads;
+  for (std::size_t r = 0; r < ranks; ++r) {
+    threads.emplace_back([&, r] {
+      std::string failure = run_rank(static_cast<int>(r), options, bootstraps[r], function);
+      const std::lock_guard lock(mutex);
+      failures[r] = std::move(failure);
+      ended[r] = true;
+      changed.notify_all();
+    });
+  }
+  {
+    std::unique_lock lock(mutex);
+    const auto all_ended = [&] {
+      for (const bool one : ended) {
+        if (!one) return false;
+      }
+      return true;
+    };
+    if (!changed.wait_for(lock, std::chrono::duration<double>(options.deadline_s), all_ended)) {
+      // A thread cannot be ended from outside, so the program is. A debugger or a core file shows where they hang.
+      std::fprintf(stderr, "cluster deadline of %g s passed; still running:", options.deadline_s);
+      for (std::size_t r = 0; r < ranks; ++r) {
+        if (!ended[r]) std::fprintf(stderr, " %zu", r);
+      }
+      for (const auto& failure : failures) {
+        if (!failure.empty()) std::fprintf(stderr, "\n  %s", failure.c_str());
+      }
+      std::fprintf(stderr, "\n");
+      std::abort();
+    }
+  }
+  for (auto& thread : threads) thread.join();
+  return failures;
+}
+
+}  // namespace
+
+std::string to_string(const Where& where) {
+  return std::string(where.target == Target::host ? "host" : "cuda") +
+         (where.placement == Placement::threads ? "_threads" : "_processes");
+}
+
+Rank::Rank(int rank, const ClusterOptions& options, std::shared_ptr<Bootstrap> bootstrap,
+           std::shared_ptr<Executor> executor)
+    : rank_(rank), options_(options), bootstrap_(std::move(bootstrap)), executor_(std::move(executor)) {
+  executor_->make_current();
+  stream_ = executor_->create_stream();
+}
+
+Rank::~Rank() {
+  try {
+    release();
+  } catch (const std::exception& error) {
+    // Already told by the exception that brought us here, or by the check that the test makes last.
+    std::fprintf(stderr, "rank %d: at the end of the test: %s\n", rank_, error.what());
+  }
+  executor_->destroy_stream(stream_);
+}
+
+Buffer Rank::buffer(BufferOptions options) const {
+  if (!options.timeout_s) options.timeout_s = options_.timeout_s;
+  return Buffer(bootstrap_, executor_, options);
+}
+
+void* Rank::allocate(std::size_t bytes) {
+  memory_.push_back(executor_->allocate(bytes > 0 ? bytes : 1));
+  return memory_.back();
+}
+
+TensorView Rank::upload_bytes(std::span<const std::byte> data, DType dtype, std::initializer_list<std::int64_t> shape) {
+  const TensorView view = TensorView::contiguous(allocate(data.size()), dtype, shape, executor_->device());
+  require(view.bytes() == data.size(), "upload: " + view.describe() + " does not have the size of its data");
+  write(view, data);
+  return view;
+}
+
+void Rank::write(const TensorView& to, std::span<const std::byte> data) {
+  if (data.empty()) return;
+  executor_->copy(to.data, data.data(), data.size(), stream_);
+  executor_->synchronize(stream_);  // `data` may go away
+}
+
+std::vector<std::byte> Rank::download_bytes(const TensorView& view) {
+  require(view.is_contiguous(), "download: not contiguous: " + view.describe());
+  std::vector<std::byte> result(view.bytes());
+  if (!result.empty()) executor_->copy(result.data(), view.data, result.size(), stream_);
+  executor_->synchronize(stream_);
+  return result;
+}
+
+void Rank::release() {
+  std::vector<void*> memory;
+  memory.swap(memory_);
+  try {
+    executor_->synchronize(stream_);
+  } catch (...) {
+    for (void* one : memory) executor_->free(one);
+    throw;
+  }
+  for (void* one : memory) executor_->free(one);
+}
+
+void run_cluster(const ClusterOptions& options, const RankFunction& function) {
+  const bool processes = options.where.placement == Placement::processes;
+  if (is_rank_process()) {
+    if (!processes || !is_own_cluster()) return;
+    const RankProcess self = rank_process();
+    const auto bootstrap =
+        make_shared_memory_bootstrap(self.meeting_point, self.rank, options.ranks, options.timeout_s);
+    const std::string failure = run_rank(self.rank, options, bootstrap, function);
+    if (!failure.empty()) std::fprintf(stderr, "%s\n", failure.c_str());
+    std::exit(failure.empty() ? kRankSucceeded : 1);
+  }
+  const std::vector<std::string> failures =
+      processes ? run_processes(options.ranks, options.deadline_s, options.lost_rank) : run_threads(options, function);
+  std::string all;
+  for (const auto& failure : failures) {
+    if (!failure.empty()) all += "\n  " + failure;
+  }
+  if (!all.empty()) {
+    throw CheckFailure(std::to_string(options.ranks) + " ranks (" + to_string(options.where) + "):" + all);
+  }
+}
+
+std::string missing(const Where& where, int ranks) {
+  if (where.target == Target::host) return {};
+  const int found = cuda_device_count();
+  if (found >= ranks) return {};
+  return "needs " + std::to_string(ranks) + " GPUs, found " + std::to_string(found);
+}
+
+bool under_thread_sanitizer() {
+#ifdef __SANITIZE_THREAD__
+  return true;
+#else
+  return false;
+#endif
+}
+
+void require(bool holds, const std::string& what) {
+  if (!holds) throw CheckFailure(what);
+}
+
+std::string hex(std::span<const std::byte> value) {
+  static const char digits[] = "0123456789abcdef";
+  std::string text = "0x";
+  for (std::size_t i = value.size(); i-- > 0;) {  // the most significant byte first
+    text += digits[std::to_integer<unsigned>(value[i]) >> 4];
+    text += digits[std::to_integer<unsigned>(value[i]) & 15u];
+  }
+  return text;
+}
+
+}  // namespace deep_ep::test

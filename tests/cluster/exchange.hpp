@@ -1,0 +1,51 @@
+// Runs the steps of a case on a buffer, as one of its ranks, and checks every output against the oracle.
+#pragma once
+
+#include <optional>
+
+#include "tests/cluster/case.hpp"
+#include "tests/cluster/cluster.hpp"
+
+namespace deep_ep::test {
+
+/// The inputs of one rank in device memory.
+struct Inputs {
+  TensorView topk_idx;  ///< always there: the layout needs it
+  DispatchArguments dispatch;
+};
+
+/// Uploads; the layout tensors are the oracle's, so that dispatch can be tested without get_dispatch_layout.
+Inputs upload_inputs(Rank& rank, const Case& one);
+/// A view of scales with the strides that the shape asks for.
+TensorView upload_scales(Rank& rank, const oracle::DispatchInput& input, DType dtype, ScaleLayout layout);
+
+void check_layout(Rank& rank, const Case& one, const DispatchLayout& layout);
+
+struct DispatchExpectations {
+  bool cached = false;
+  std::int64_t num_worst_tokens = 0;
+};
+void check_dispatch(Rank& rank, const Case& one, const DispatchResult& result, DispatchExpectations expected = {});
+
+/// What combine reads: the expert outputs of this rank, in the heap or in ordinary memory, and what else it may get.
+struct Returned {
+  std::vector<Tensor> in_heap;  ///< keeps the memory
+  CombineArguments combine;
+};
+/// `rows` may exceed the rows really received (worst-case handles); the tail is filled with NaN bits.
+Returned upload_returned(Rank& rank, Buffer& buffer, const Case& one, const DispatchHandle& handle, bool heap,
+                         CombineMode mode = CombineMode::automatic);
+void check_combine(Rank& rank, const Case& one, const CombineResult& result);
+
+struct RoundOptions {
+  Config config;
+  std::int64_t num_worst_tokens = 0;
+  bool use_layout_call = true;  ///< get_dispatch_layout, checked; otherwise the oracle's tensors
+  bool returned_in_heap = true;
+  CombineMode mode = CombineMode::automatic;
+};
+
+/// Layout, dispatch and combine, all checked.
+void run_round(Rank& rank, Buffer& buffer, const Case& one, const RoundOptions& options = {});
+
+}  // namespace deep_ep::test

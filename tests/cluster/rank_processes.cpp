@@ -1,0 +1,138 @@
+#include "tests/cluster/rank_processes.hpp"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <spawn.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <csignal>
+#include <cstdlib>
+#include <cstring>
+#include <stdexcept>
+#include <thread>
+
+extern char** environ;
+
+namespace deep_ep::test {
+namespace {
+
+constexpr const char* kRank = "DEEP_EP_TEST_RANK";
+constexpr const char* kCall = "DEEP_EP_TEST_CLUSTER";
+constexpr const char* kMeetingPoint = "DEEP_EP_TEST_MEETING_POINT";
+
+/// Which call of run_cluster with processes this is, counted within the running test.
+int next_call() {
+  static const testing::TestInfo* test = nullptr;
+  static testing::TimeInMillis started = 0;
+  static int calls = 0;
+  const testing::TestInfo* const now = testing::UnitTest::GetInstance()->current_test_info();
+  const auto start = now->result()->start_timestamp();  // tells repetitions of a test apart
+  if (now != test || start != started) calls = 0;
+  test = now;
+  started = start;
+  return calls++;
+}
+
+struct Child {
+  pid_t pid = 0;
+  int errors = -1;  ///< memory file that its stderr goes to
+  bool ended = false;
+  int status = 0;
+};
+
+Child start(int rank, int call, const std::string& meeting_point) {
+  const testing::TestInfo* const test = testing::UnitTest::GetInstance()->current_test_info();
+  const std::string filter = std::string("--gtest_filter=") + test->test_suite_name() + "." + test->name();
+  std::vector<std::string> environment = {std::string(kRank) + "=" + std::to_string(rank),
+                                          std::string(kCall) + "=" + std::to_string(call),
+                                          std::string(kMeetingPoint) + "=" + meeting_point};
+  std::vector<char*> variables;
+  for (auto& one : environment) variables.push_back(one.data());
+  // gtest's own variables would make the children share an output file or run a shard of nothing.
+  for (char** one = environ; *one != nullptr; ++one) {
+    if (std::strncmp(*one, "GTEST_", 6) != 0) variables.push_back(*one);
+  }
+  variables.push_back(nullptr);
+  std::string program = "/proc/self/exe";
+  std::string name = "rank" + std::to_string(rank);
+  std::string also_disabled = "--gtest_also_run_disabled_tests";
+  std::string wanted = filter;
+  char* const arguments[] = {name.data(), wanted.data(), also_disabled.data(), nullptr};
+
+  Child child;
+  child.errors = memfd_create("rank-errors", MFD_CLOEXEC);
+  if (child.errors < 0) throw std::runtime_error(std::string("memfd_create: ") + std::strerror(errno));
+  posix_spawn_file_actions_t actions;
+  posix_spawn_file_actions_init(&actions);
+  posix_spawn_file_actions_addopen(&actions, STDOUT_FILENO, "/dev/null", O_WRONLY, 0);
+  posix_spawn_file_actions_adddup2(&actions, child.errors, STDERR_FILENO);
+  const int failed = posix_spawn(&child.pid, program.c_str(), &actions, nullptr, arguments, variables.data());
+  posix_spawn_file_actions_destroy(&actions);
+  if (failed != 0) throw std::runtime_error(std::string("posix_spawn: ") + std::strerror(failed));
+  return child;
+}
+
+std::string read_all(int file) {
+  std::string text(static_cast<std::size_t>(lseek(file, 0, SEEK_END)), '\0');
+  const ssize_t got = pread(file, text.data(), text.size(), 0);
+  text.resize(got > 0 ? static_cast<std::size_t>(got) : 0);
+  return text;
+}
+
+std::string describe(int rank, const Child& child, bool killed) {
+  if (!killed && WIFEXITED(child.status) && WEXITSTATUS(child.status) == kRankSucceeded) return {};
+  std::string text = "process of rank " + std::to_string(rank);
+  if (killed) {
+    text += " was killed at the deadline";
+  } else if (WIFSIGNALED(child.status)) {
+    text += std::string(" died: ") + strsignal(WTERMSIG(child.status));
+  } else {
+    text += " ended with " + std::to_string(WEXITSTATUS(child.status));
+  }
+  return text + ": " + read_all(child.errors);
+}
+
+}  // namespace
+
+bool is_rank_process() { return std::getenv(kRank) != nullptr; }
+
+RankProcess rank_process() { return {std::atoi(std::getenv(kRank)), std::getenv(kMeetingPoint)}; }
+
+bool is_own_cluster() { return next_call() == std::atoi(std::getenv(kCall)); }
+
+std::vector<std::string> run_processes(int ranks, double deadline_s, int lost_rank) {
+  static std::atomic<int> clusters = 0;
+  const int call = next_call();
+  const std::string meeting_point = "deep-ep-test-" + std::to_string(getpid()) + "-" + std::to_string(clusters++);
+  std::vector<Child> children;
+  for (int r = 0; r < ranks; ++r) children.push_back(start(r, call, meeting_point));
+
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::duration<double>(deadline_s);
+  int running = ranks;
+  while (running > 0 && std::chrono::steady_clock::now() < deadline) {
+    for (auto& child : children) {
+      if (child.ended || waitpid(child.pid, &child.status, WNOHANG) != child.pid) continue;
+      child.ended = true;
+      --running;
+    }
+    if (running > 0) std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  }
+  std::vector<std::string> failures;
+  for (int r = 0; r < ranks; ++r) {
+    Child& child = children[static_cast<std::size_t>(r)];
+    const bool killed = !child.ended;
+    if (killed) {
+      kill(child.pid, SIGKILL);
+      waitpid(child.pid, &child.status, 0);
+    }
+    failures.push_back(r == lost_rank ? std::string() : describe(r, child, killed));
+    close(child.errors);
+  }
+  return failures;
+}
+
+}  // namespace deep_ep::test

@@ -1,0 +1,29 @@
+// The processes behind run_cluster: this test program started again, once a rank.
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace deep_ep::test {
+
+/// What a process started by run_processes is.
+struct RankProcess {
+  int rank = 0;
+  std::string meeting_point;  ///< name for the shared-memory bootstrap
+};
+
+/// How a rank's process ends when all went well. Not 0: a process that never got to its run_cluster ends with that.
+inline constexpr int kRankSucceeded = 86;
+
+/// True in a process started by run_processes.
+bool is_rank_process();
+RankProcess rank_process();
+
+/// True when the call of run_cluster that asks is the one this process was started for. Counts the calls.
+bool is_own_cluster();
+
+/// Starts the ranks, waits for them, and returns what each wrote to stderr if it failed (empty if it did not).
+/// What is still running at the deadline is killed and reported.
+std::vector<std::string> run_processes(int ranks, double deadline_s, int lost_rank);
+
+}  // namespace deep_ep::test

@@ -2,7 +2,9 @@
 #
 #   make demo [INPUT=file]   a Mixture-of-Experts layer on 8 ranks of this machine's CPU, checked against the reference
 #   make test [PRESETS=...]  tests, also under AddressSanitizer, UBSan and ThreadSanitizer
-#   make bench | format | lint | clean | help
+#   make bench               how fast dispatch and combine are here
+#   make format | lint       clang-format over the sources | check it, and clang-tidy
+#   make clean
 
 PRESETS ?= host asan tsan
 SOURCES = git ls-files '*.cpp' '*.hpp' '*.cu'
@@ -22,7 +24,7 @@ endif
 endif
 
 demo: build/host/bin/deep_ep
-	@build/host/bin/deep_ep demo $(call quoted,$(or $(INPUT),README.md))
+	@build/host/bin/deep_ep demo --input $(call quoted,$(or $(INPUT),README.md))
 
 test:
 	@scripts/test $(PRESETS)

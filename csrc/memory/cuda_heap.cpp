@@ -1,0 +1,124 @@
+#include "csrc/memory/cuda_heap.hpp"
+
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+
+#include "csrc/bootstrap/agreement.hpp"
+#include "csrc/executor/cuda/check.hpp"
+#include "csrc/memory/cuda_shared_memory.hpp"
+#include "csrc/memory/cuda_vmm.hpp"
+#include "csrc/memory/heap_choice.hpp"
+#include "csrc/support/environment.hpp"
+#include "csrc/support/logging.hpp"
+
+namespace deep_ep {
+namespace {
+
+using cuda::check;
+using cuda::CurrentContext;
+using cuda::RelaxedCapture;
+
+class CudaHeap final : public SymmetricHeap {
+ public:
+  CudaHeap(std::shared_ptr<const cuda::Context> context, std::unique_ptr<CudaSharedMemory> memory, const HeapPlan& plan,
+           std::size_t rank)
+      : context_(std::move(context)), memory_(std::move(memory)), plan_(plan), rank_(rank) {}
+
+  ~CudaHeap() override {
+    cuda::quietly([&] {
+      const CurrentContext current(*context_);
+      const RelaxedCapture relaxed;
+      // Unmapping does not wait for kernels as cudaFree does, and tensors in the heap may have died a moment ago.
+      cudaDeviceSynchronize();
+      if (device_peers_ != nullptr) cudaFree(device_peers_);
+      memory_.reset();
+    });
+  }
+
+  /// Zeros the heap and puts the table of peers where kernels can read it.
+  void fill() {
+    const int device = context_->device();
+    const std::size_t table_bytes = peers().size() * sizeof(std::byte*);
+    void* table = nullptr;
+    check(cudaMalloc(&table, table_bytes), device, "cudaMalloc of {}", format_bytes(table_bytes));
+    device_peers_ = static_cast<std::byte**>(table);
+    // A stream of its own: the default stream would wait for, or spoil, what the program does meanwhile.
+    cudaStream_t stream = nullptr;
+    check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), device, "cudaStreamCreateWithFlags");
+    const cudaError_t copied =
+        cudaMemcpyAsync(table, peers().data(), table_bytes, cudaMemcpyHostToDevice, stream);
+    const cudaError_t zeroed = cudaMemsetAsync(local(), 0, plan_.bytes, stream);
+    const cudaError_t finished = cudaStreamSynchronize(stream);
+    cudaStreamDestroy(stream);
+    check(copied, device, "cudaMemcpyAsync of {}", format_bytes(table_bytes));
+    check(zeroed, device, "cudaMemsetAsync of {}", format_bytes(plan_.bytes));
+    check(finished, device, "cudaStreamSynchronize");
+  }
+
+  std::byte* local() const override { return memory_->peers()[rank_]; }
+  std::size_t bytes() const override { return plan_.bytes; }
+  HeapKind kind() const override { return plan_.kind; }
+  std::span<std::byte* const> peers() const override { return memory_->peers(); }
+  std::byte* const* device_peers() const override { return device_peers_; }
+
+  void unmap_peers() noexcept override {
+    cuda::quietly([&] {
+      const CurrentContext current(*context_);
+      const RelaxedCapture relaxed;
+      cudaDeviceSynchronize();
+      memory_->unmap_peers();
+    });
+  }
+
+ private:
+  std::shared_ptr<const cuda::Context> context_;
+  std::unique_ptr<CudaSharedMemory> memory_;
+  HeapPlan plan_;
+  std::size_t rank_;
+  std::byte** device_peers_ = nullptr;
+};
+
+HeapCapabilities query(const cuda::Context& context, const HeapOptions& options) {
+  HeapCapabilities mine;
+  mine.process = this_process();
+  mine.device = context.device();
+  mine.requested = options.kind != HeapKind::automatic ? options.kind
+                                                       : heap_kind_from_name(environment::choice("DEEP_EP_HEAP"));
+  mine.posix_fd = cuda::supports_posix_fd(context);
+  mine.fabric = cuda::supports_fabric(context);
+  mine.bytes = options.bytes;
+  // Also for cudaIpc, which shares whole allocations: a smaller heap would take its neighbours along.
+  mine.granularity = std::size_t{2} << 20;
+  if (mine.posix_fd) {
+    mine.granularity = std::max(mine.granularity,
+                                cuda::granularity(context, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR));
+  }
+  if (mine.fabric) {
+    mine.granularity = std::max(mine.granularity, cuda::granularity(context, CU_MEM_HANDLE_TYPE_FABRIC));
+  }
+  return mine;
+}
+
+}  // namespace
+
+std::unique_ptr<SymmetricHeap> make_cuda_heap(std::shared_ptr<const cuda::Context> context, Bootstrap& bootstrap,
+                                              const HeapOptions& options) {
+  const CurrentContext current(*context);
+  const RelaxedCapture relaxed;
+  HeapCapabilities mine;
+  agree(bootstrap, "asking the GPU how it can share memory", [&] { mine = query(*context, options); });
+  const std::vector<HeapCapabilities> ranks = all_gather_values(bootstrap, mine);
+  const CudaSharingGroup group{
+      .context = context, .bootstrap = &bootstrap, .ranks = ranks, .plan = plan_heap(ranks),
+      .timeout_s = options.timeout_s};
+  auto memory =
+      group.plan.kind == HeapKind::cuda_ipc ? make_ipc_shared_memory(group) : make_vmm_shared_memory(group);
+  auto heap = std::make_unique<CudaHeap>(context, std::move(memory), group.plan, group.rank());
+  agree(bootstrap, "clearing the heap", [&] { heap->fill(); });
+  log::info("rank {}: heap of {} on GPU {}, shared by {}", bootstrap.rank(), format_bytes(group.plan.bytes),
+            context->device(), name_of(group.plan.kind));
+  return heap;
+}
+
+}  // namespace deep_ep

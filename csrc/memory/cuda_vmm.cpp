@@ -1,0 +1,131 @@
+#include "csrc/memory/cuda_vmm.hpp"
+
+#include <cstdint>
+#include <utility>
+
+#include "csrc/executor/cuda/check.hpp"
+#include "csrc/executor/cuda/driver.hpp"
+
+namespace deep_ep::cuda {
+namespace {
+
+bool has(const Context& context, CUdevice_attribute attribute) {
+  int value = 0;
+  check(driver().device_get_attribute(&value, attribute, context.driver_device()), context.device(),
+        "cuDeviceGetAttribute({})", static_cast<int>(attribute));
+  return value != 0;
+}
+
+CUmemAllocationProp properties(const Context& context, CUmemAllocationHandleType type) {
+  CUmemAllocationProp result{};
+  result.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+  result.requestedHandleTypes = type;
+  result.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+  result.location.id = context.driver_device();
+  // Asked for here because it cannot be added later, when the heap is registered with a network card.
+  result.allocFlags.gpuDirectRDMACapable = has(context, CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED);
+  return result;
+}
+
+}  // namespace
+
+VmmMemory VmmMemory::create(const Context& context, std::size_t bytes, CUmemAllocationHandleType type) {
+  const CUmemAllocationProp wanted = properties(context, type);
+  CUmemGenericAllocationHandle handle = 0;
+  check(driver().mem_create(&handle, bytes, &wanted, 0), context.device(), "cuMemCreate of {}", format_bytes(bytes));
+  return {context, handle};
+}
+
+VmmMemory VmmMemory::import(const Context& context, int fd) {
+  CUmemGenericAllocationHandle handle = 0;
+  // The driver takes the number itself in the place of a pointer.
+  void* number = reinterpret_cast<void*>(static_cast<std::uintptr_t>(fd));
+  check(driver().mem_import(&handle, number, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR), context.device(),
+        "cuMemImportFromShareableHandle(POSIX_FILE_DESCRIPTOR)");
+  return {context, handle};
+}
+
+VmmMemory VmmMemory::import(const Context& context, const CUmemFabricHandle& fabric) {
+  CUmemGenericAllocationHandle handle = 0;
+  CUmemFabricHandle copy = fabric;
+  check(driver().mem_import(&handle, &copy, CU_MEM_HANDLE_TYPE_FABRIC), context.device(),
+        "cuMemImportFromShareableHandle(FABRIC)");
+  return {context, handle};
+}
+
+VmmMemory::VmmMemory(VmmMemory&& other) noexcept
+    : context_(other.context_), handle_(other.handle_), owned_(std::exchange(other.owned_, false)) {}
+
+VmmMemory::~VmmMemory() {
+  if (owned_) driver().mem_release(handle_);
+}
+
+UniqueFd VmmMemory::export_fd() const {
+  int fd = -1;
+  check(driver().mem_export(&fd, handle_, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0), context_->device(),
+        "cuMemExportToShareableHandle(POSIX_FILE_DESCRIPTOR)");
+  return UniqueFd(fd);
+}
+
+CUmemFabricHandle VmmMemory::export_fabric() const {
+  CUmemFabricHandle fabric{};
+  check(driver().mem_export(&fabric, handle_, CU_MEM_HANDLE_TYPE_FABRIC, 0), context_->device(),
+        "cuMemExportToShareableHandle(FABRIC)");
+  return fabric;
+}
+
+VmmMapping::VmmMapping(const VmmMemory& memory, std::size_t bytes) {
+  // Built in a local object, whose destructor undoes what was done when a later step fails.
+  VmmMapping mapping;
+  const Context& context = memory.context();
+  check(driver().mem_address_reserve(&mapping.address_, bytes, 0, 0, 0), context.device(), "cuMemAddressReserve of {}",
+        format_bytes(bytes));
+  mapping.bytes_ = bytes;
+  check(driver().mem_map(mapping.address_, bytes, 0, memory.handle(), 0), context.device(), "cuMemMap of {}",
+        format_bytes(bytes));
+  mapping.mapped_ = true;
+  CUmemAccessDesc access{};
+  access.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+  access.location.id = context.driver_device();
+  access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+  check(driver().mem_set_access(mapping.address_, bytes, &access, 1), context.device(), "cuMemSetAccess of {}",
+        format_bytes(bytes));
+  swap(mapping);
+}
+
+VmmMapping::~VmmMapping() {
+  if (mapped_) driver().mem_unmap(address_, bytes_);
+  if (bytes_ != 0) driver().mem_address_free(address_, bytes_);
+}
+
+void VmmMapping::swap(VmmMapping& other) noexcept {
+  std::swap(address_, other.address_);
+  std::swap(bytes_, other.bytes_);
+  std::swap(mapped_, other.mapped_);
+}
+
+std::size_t granularity(const Context& context, CUmemAllocationHandleType type) {
+  const CUmemAllocationProp wanted = properties(context, type);
+  std::size_t bytes = 0;
+  check(driver().mem_get_granularity(&bytes, &wanted, CU_MEM_ALLOC_GRANULARITY_RECOMMENDED), context.device(),
+        "cuMemGetAllocationGranularity");
+  return bytes;
+}
+
+bool supports_posix_fd(const Context& context) {
+  return has(context, CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED) &&
+         has(context, CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED);
+}
+
+bool supports_fabric(const Context& context) {
+  try {
+    if (!has(context, CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED)) return false;
+    const std::size_t bytes = granularity(context, CU_MEM_HANDLE_TYPE_FABRIC);
+    VmmMemory::create(context, bytes, CU_MEM_HANDLE_TYPE_FABRIC).export_fabric();
+    return true;
+  } catch (const Error&) {
+    return false;  // an older driver, or no permission to use the fabric
+  }
+}
+
+}  // namespace deep_ep::cuda

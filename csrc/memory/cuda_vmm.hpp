@@ -1,0 +1,67 @@
+// CUDA virtual memory management as objects: physical memory, its mappings, its exports.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstddef>
+
+#include "csrc/executor/cuda/context.hpp"
+#include "csrc/support/unique_fd.hpp"
+
+namespace deep_ep::cuda {
+
+/// Physical memory of a GPU, of this process or imported. A mapping keeps it alive without this object.
+class VmmMemory {
+ public:
+  /// `bytes`: a multiple of granularity(). Usable by RDMA devices where the GPU supports that.
+  static VmmMemory create(const Context& context, std::size_t bytes, CUmemAllocationHandleType type);
+  static VmmMemory import(const Context& context, int fd);
+  static VmmMemory import(const Context& context, const CUmemFabricHandle& handle);
+
+  VmmMemory(VmmMemory&& other) noexcept;
+  VmmMemory& operator=(VmmMemory&&) = delete;
+  ~VmmMemory();
+
+  UniqueFd export_fd() const;
+  CUmemFabricHandle export_fabric() const;
+
+  CUmemGenericAllocationHandle handle() const { return handle_; }
+  const Context& context() const { return *context_; }
+
+ private:
+  VmmMemory(const Context& context, CUmemGenericAllocationHandle handle) : context_(&context), handle_(handle) {}
+
+  const Context* context_;
+  CUmemGenericAllocationHandle handle_;
+  bool owned_ = true;
+};
+
+/// Addresses under which the own GPU reads and writes the memory. `context` must outlive it.
+class VmmMapping {
+ public:
+  VmmMapping() = default;
+  VmmMapping(const VmmMemory& memory, std::size_t bytes);
+  VmmMapping(VmmMapping&& other) noexcept { swap(other); }
+  VmmMapping& operator=(VmmMapping&& other) noexcept {
+    swap(other);
+    return *this;
+  }
+  ~VmmMapping();
+
+  std::byte* data() const { return reinterpret_cast<std::byte*>(address_); }
+
+ private:
+  void swap(VmmMapping& other) noexcept;
+
+  CUdeviceptr address_ = 0;
+  std::size_t bytes_ = 0;
+  bool mapped_ = false;
+};
+
+/// What sizes must be a multiple of.
+std::size_t granularity(const Context& context, CUmemAllocationHandleType type);
+bool supports_posix_fd(const Context& context);
+/// Tries it: the device attribute is set on machines without a fabric service too.
+bool supports_fabric(const Context& context);
+
+}  // namespace deep_ep::cuda

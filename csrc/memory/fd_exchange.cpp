@@ -1,0 +1,254 @@
+#include "csrc/memory/fd_exchange.hpp"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/random.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <thread>
+
+#include "csrc/bootstrap/agreement.hpp"
+#include "csrc/support/deadline.hpp"
+#include "csrc/support/format.hpp"
+#include "deep_ep/error.hpp"
+
+namespace deep_ep {
+namespace {
+
+using Secret = std::array<std::uint64_t, 2>;
+
+struct Offer {
+  Secret name{};    ///< of the socket; visible to everybody on the host
+  Secret secret{};  ///< what a peer has to say to be served
+  int fd = -1;      ///< for ranks in the same process
+};
+
+struct Request {
+  Secret secret{};
+  std::int32_t rank = -1;
+  std::int32_t padding = 0;
+};
+
+Secret random_words() {
+  Secret words{};
+  if (::getrandom(words.data(), sizeof(words), 0) != static_cast<ssize_t>(sizeof(words))) {
+    fail<SystemError>("getrandom of {} bytes: {}", sizeof(words), errno_text(errno));
+  }
+  return words;
+}
+
+struct Address {
+  sockaddr_un storage{};
+  socklen_t length = 0;
+  const sockaddr* get() const { return reinterpret_cast<const sockaddr*>(&storage); }
+};
+
+Address address_of(const Secret& name) {
+  const std::string text = fmt::format("deep_ep-{:016x}{:016x}", name[0], name[1]);
+  Address address;
+  address.storage.sun_family = AF_UNIX;
+  // A zero byte first makes the name abstract: it disappears with its socket.
+  std::copy(text.begin(), text.end(), address.storage.sun_path + 1);
+  address.length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + text.size());
+  return address;
+}
+
+UniqueFd open_socket() {
+  UniqueFd socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!socket) fail<SystemError>("socket(AF_UNIX): {}", errno_text(errno));
+  return socket;
+}
+
+UniqueFd listen_at(const Secret& name, int peers) {
+  UniqueFd socket = open_socket();
+  const Address address = address_of(name);
+  if (::bind(socket.get(), address.get(), address.length) != 0) fail<SystemError>("bind: {}", errno_text(errno));
+  // Room for all: a rank connects to its peers before it accepts any of them.
+  if (::listen(socket.get(), std::max(peers, 16)) != 0) fail<SystemError>("listen: {}", errno_text(errno));
+  return socket;
+}
+
+void send_fd(int socket, int fd) {
+  char payload = 'f';
+  iovec data{.iov_base = &payload, .iov_len = 1};
+  alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int))> control{};
+  msghdr message{};
+  message.msg_iov = &data;
+  message.msg_iovlen = 1;
+  message.msg_control = control.data();
+  message.msg_controllen = control.size();
+  cmsghdr* header = CMSG_FIRSTHDR(&message);
+  header->cmsg_level = SOL_SOCKET;
+  header->cmsg_type = SCM_RIGHTS;
+  header->cmsg_len = CMSG_LEN(sizeof(int));
+  std::memcpy(CMSG_DATA(header), &fd, sizeof(int));
+  if (::sendmsg(socket, &message, MSG_NOSIGNAL) != 1) {
+    fail<SystemError>("sending a file descriptor: {}", errno_text(errno));
+  }
+}
+
+UniqueFd receive_fd(int socket, std::size_t from) {
+  char payload = 0;
+  iovec data{.iov_base = &payload, .iov_len = 1};
+  alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int))> control{};
+  msghdr message{};
+  message.msg_iov = &data;
+  message.msg_iovlen = 1;
+  message.msg_control = control.data();
+  message.msg_controllen = control.size();
+  const ssize_t count = ::recvmsg(socket, &message, MSG_CMSG_CLOEXEC);
+  if (count < 0) fail<SystemError>("receiving a file descriptor from rank {}: {}", from, errno_text(errno));
+  const cmsghdr* header = CMSG_FIRSTHDR(&message);
+  if (count == 0 || header == nullptr || header->cmsg_type != SCM_RIGHTS) {
+    fail<SystemError>("rank {} closed the connection without sending its file descriptor (in this process too many "
+                      "may be open)", from);
+  }
+  int fd = -1;
+  std::memcpy(&fd, CMSG_DATA(header), sizeof(int));
+  return UniqueFd(fd);
+}
+
+class Exchange {
+ public:
+  Exchange(int rank, int fd, std::span<const Offer> offers, std::span<const ProcessIdentity> ranks, double timeout_s)
+      : rank_(static_cast<std::size_t>(rank)), fd_(fd), offers_(offers), ranks_(ranks), deadline_(timeout_s) {}
+
+  std::vector<UniqueFd> run(UniqueFd listener) {
+    std::vector<UniqueFd> received(ranks_.size());
+    std::vector<UniqueFd> connections(ranks_.size());
+    for (std::size_t peer = 0; peer < ranks_.size(); ++peer) {
+      if (peer == rank_) continue;
+      if (is_here(peer)) {
+        received[peer] = duplicate(peer);
+      } else {
+        connections[peer] = connect_to(peer);
+      }
+    }
+    serve(std::move(listener));
+    for (std::size_t peer = 0; peer < ranks_.size(); ++peer) {
+      if (!connections[peer]) continue;
+      await(connections[peer].get(), peer);
+      received[peer] = receive_fd(connections[peer].get(), peer);
+    }
+    return received;
+  }
+
+ private:
+  bool is_here(std::size_t peer) const { return ranks_[peer].same_process(ranks_[rank_]); }
+
+  UniqueFd duplicate(std::size_t peer) const {
+    UniqueFd copy(::fcntl(offers_[peer].fd, F_DUPFD_CLOEXEC, 0));
+    if (!copy) fail<SystemError>("duplicating file descriptor {} of rank {}: {}", offers_[peer].fd, peer,
+                                 errno_text(errno));
+    return copy;
+  }
+
+  UniqueFd connect_to(std::size_t peer) const {
+    UniqueFd socket = open_socket();
+    const Address address = address_of(offers_[peer].name);
+    while (::connect(socket.get(), address.get(), address.length) != 0) {
+      const int error = errno;
+      // EAGAIN: the peer's queue of connections is full.
+      if (error != EAGAIN && error != EINTR) {
+        fail<SystemError>("connecting to the socket of rank {}: {}", peer, errno_text(error));
+      }
+      require_time(peer);
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    const Request request{offers_[peer].secret, static_cast<std::int32_t>(rank_), 0};
+    if (::send(socket.get(), &request, sizeof(request), MSG_NOSIGNAL) != static_cast<ssize_t>(sizeof(request))) {
+      fail<SystemError>("asking rank {} for its file descriptor: {}", peer, errno_text(errno));
+    }
+    return socket;
+  }
+
+  // Gives the descriptor to every rank of another process. Strangers may connect: they are not waited for, and get nothing.
+  void serve(UniqueFd listener) const {
+    std::vector<bool> served(ranks_.size());
+    for (std::size_t peer = 0; peer < ranks_.size(); ++peer) served[peer] = is_here(peer);
+    std::vector<UniqueFd> callers;
+    for (;;) {
+      const auto missing = std::find(served.begin(), served.end(), false);
+      if (missing == served.end()) return;
+      std::vector<pollfd> sources{{.fd = listener.get(), .events = POLLIN, .revents = 0}};
+      for (const UniqueFd& caller : callers) sources.push_back({.fd = caller.get(), .events = POLLIN, .revents = 0});
+      require_time(static_cast<std::size_t>(missing - served.begin()));
+      ::poll(sources.data(), sources.size(), poll_milliseconds());
+      std::vector<UniqueFd> silent;
+      for (std::size_t i = 0; i < callers.size(); ++i) {
+        if (sources[i + 1].revents == 0) {
+          silent.push_back(std::move(callers[i]));
+        } else {
+          answer(callers[i].get(), served);
+        }
+      }
+      callers = std::move(silent);
+      if (sources[0].revents != 0) {
+        UniqueFd caller(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+        if (caller) callers.push_back(std::move(caller));
+      }
+    }
+  }
+
+  void answer(int caller, std::vector<bool>& served) const {
+    Request request;
+    if (::recv(caller, &request, sizeof(request), 0) != static_cast<ssize_t>(sizeof(request))) return;
+    if (request.secret != offers_[rank_].secret) return;
+    const auto peer = static_cast<std::size_t>(request.rank);
+    if (request.rank < 0 || peer >= served.size() || served[peer]) return;
+    send_fd(caller, fd_);
+    served[peer] = true;
+  }
+
+  void await(int socket, std::size_t peer) const {
+    pollfd source{.fd = socket, .events = POLLIN, .revents = 0};
+    while (::poll(&source, 1, poll_milliseconds()) <= 0) require_time(peer);
+  }
+
+  int poll_milliseconds() const {
+    const auto left = deadline_.remaining(std::chrono::seconds(1));
+    return static_cast<int>(std::chrono::duration_cast<std::chrono::milliseconds>(left).count()) + 1;
+  }
+
+  void require_time(std::size_t peer) const {
+    if (deadline_.expired()) {
+      fail<TimeoutError>("exchange of file descriptors: rank {} waited {} s for rank {}", rank_, deadline_.seconds(),
+                         peer);
+    }
+  }
+
+  std::size_t rank_;
+  int fd_;
+  std::span<const Offer> offers_;
+  std::span<const ProcessIdentity> ranks_;
+  Deadline deadline_;
+};
+
+}  // namespace
+
+std::vector<UniqueFd> exchange_fds(Bootstrap& bootstrap, int fd, std::span<const ProcessIdentity> ranks,
+                                   double timeout_s) {
+  Offer mine;
+  UniqueFd listener;
+  agree(bootstrap, "offering a file descriptor", [&] {
+    mine = {.name = random_words(), .secret = random_words(), .fd = fd};
+    listener = listen_at(mine.name, bootstrap.size());
+  });
+  const std::vector<Offer> offers = all_gather_values(bootstrap, mine);
+  std::vector<UniqueFd> received;
+  // The listener goes into the step: when the step fails here, peers that still want to connect are refused at once.
+  agree(bootstrap, "exchanging file descriptors", [&] {
+    received = Exchange(bootstrap.rank(), fd, offers, ranks, timeout_s).run(std::move(listener));
+  });
+  return received;
+}
+
+}  // namespace deep_ep

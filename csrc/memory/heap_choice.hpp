@@ -1,0 +1,38 @@
+// Which kind of heap a group of GPU ranks gets. Plain data and plain rules, so that they are tested without a GPU.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string_view>
+
+#include "csrc/memory/process_identity.hpp"
+#include "csrc/memory/symmetric_heap.hpp"
+
+namespace deep_ep {
+
+/// What one rank asks for and can do; all-gathered, so that every rank decides on the same facts.
+struct HeapCapabilities {
+  ProcessIdentity process;
+  std::int32_t device = 0;
+  bool posix_fd = false;  ///< virtual memory management with file descriptors
+  bool fabric = false;    ///< fabric handles were tried and work
+  HeapKind requested = HeapKind::automatic;
+  std::uint64_t bytes = 0;
+  std::uint64_t granularity = 1;
+};
+
+struct HeapPlan {
+  HeapKind kind = HeapKind::posix_fd;
+  std::uint64_t bytes = 0;  ///< rounded up to every rank's granularity
+};
+
+/// automatic: posix_fd where all ranks can reach each other's sockets and their GPUs can, fabric where ranks span hosts,
+/// otherwise cuda_ipc. Throws the same exception on every rank: RankMismatch when ranks ask for different things,
+/// SystemError, naming a rank, when a kind cannot work.
+HeapPlan plan_heap(std::span<const HeapCapabilities> ranks);
+
+std::string_view name_of(HeapKind kind);
+/// The value of DEEP_EP_HEAP.
+HeapKind heap_kind_from_name(std::string_view name);
+
+}  // namespace deep_ep

@@ -1,0 +1,28 @@
+// Which process, host and network namespace a rank lives in: decides how ranks can hand memory to each other.
+#pragma once
+
+#include <array>
+#include <cstdint>
+
+namespace deep_ep {
+
+/// Plain data, exchanged through the bootstrap. Zero where the system does not tell.
+struct ProcessIdentity {
+  std::array<char, 40> boot_id{};       ///< differs between hosts and boots, equal in all containers of a host
+  std::array<char, 64> host{};          ///< for messages; containers of one host may have different names
+  std::uint64_t pid_namespace = 0;
+  std::uint64_t network_namespace = 0;  ///< abstract unix sockets reach only as far as this
+  std::int64_t pid = 0;
+
+  bool same_host(const ProcessIdentity& other) const { return boot_id == other.boot_id; }
+  bool same_network(const ProcessIdentity& other) const {
+    return same_host(other) && network_namespace == other.network_namespace;
+  }
+  bool same_process(const ProcessIdentity& other) const {
+    return same_host(other) && pid_namespace == other.pid_namespace && pid == other.pid;
+  }
+};
+
+ProcessIdentity this_process();
+
+}  // namespace deep_ep

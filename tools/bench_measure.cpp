@@ -1,0 +1,81 @@
+#include "tools/bench_measure.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <span>
+
+namespace deep_ep::tools {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double median(std::vector<double> values) {
+  std::ranges::sort(values);
+  const std::size_t middle = values.size() / 2;
+  return values.size() % 2 == 1 ? values[middle] : (values[middle - 1] + values[middle]) / 2;
+}
+
+}  // namespace
+
+Meter::Meter(Bootstrap& bootstrap, Executor& executor, StreamHandle stream)
+    : bootstrap_(bootstrap), executor_(executor), stream_(stream) {}
+
+Timing Meter::measure(const Rounds& rounds, const std::function<void()>& call) {
+  for (int round = 0; round < rounds.warmup; ++round) call();
+  executor_.synchronize(stream_);
+
+  std::vector<double> device;
+  std::vector<double> wall;
+  for (int round = 0; round < rounds.count; ++round) {
+    align();
+    const auto begin = Clock::now();
+    const EventHandle before = executor_.record_timed_event(stream_);
+    call();
+    const EventHandle after = executor_.record_timed_event(stream_);
+    executor_.synchronize(stream_);
+    wall.push_back(std::chrono::duration<double>(Clock::now() - begin).count());
+    device.push_back(executor_.elapsed_seconds(before, after));
+  }
+
+  align();
+  const EventHandle before = executor_.record_timed_event(stream_);
+  for (int round = 0; round < rounds.count; ++round) call();
+  const EventHandle after = executor_.record_timed_event(stream_);
+  executor_.synchronize(stream_);
+  const double mean = executor_.elapsed_seconds(before, after) / rounds.count;
+
+  Timing timing;
+  const std::vector<double> device_rounds = slowest(device);
+  timing.median = median(device_rounds);
+  timing.fastest = *std::ranges::min_element(device_rounds);
+  timing.slowest = *std::ranges::max_element(device_rounds);
+  timing.wall = median(slowest(wall));
+  timing.back_to_back = slowest({mean}).front();
+  return timing;
+}
+
+void Meter::align() {
+  // Ranks leave a barrier tens of microseconds apart. Those of one host share a clock: all wait for one moment.
+  const std::int64_t now = Clock::now().time_since_epoch().count();
+  const std::vector<std::byte> all = bootstrap_.all_gather(std::as_bytes(std::span(&now, 1)));
+  if (executor_.device().kind == Device::Kind::cpu) return;  // spinning would take the CPU from the kernels
+  std::vector<std::int64_t> times(all.size() / sizeof(now));
+  std::memcpy(times.data(), all.data(), all.size());
+  const auto latest = Clock::time_point(Clock::duration(*std::ranges::max_element(times)));
+  const auto start = latest + std::chrono::microseconds(300);
+  while (Clock::now() < start) {
+  }
+}
+
+std::vector<double> Meter::slowest(const std::vector<double>& mine) {
+  const std::vector<std::byte> all = bootstrap_.all_gather(std::as_bytes(std::span(mine)));
+  std::vector<double> values(all.size() / sizeof(double));
+  std::memcpy(values.data(), all.data(), all.size());
+  std::vector<double> result = mine;
+  for (std::size_t i = 0; i < values.size(); ++i)
+    result[i % mine.size()] = std::max(result[i % mine.size()], values[i]);
+  return result;
+}
+
+}  // namespace deep_ep::tools

@@ -1,0 +1,55 @@
+// The data of a benchmark. Every value follows from (rank, token, position), so that a rank can work out by itself what
+// its peers send.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace deep_ep::tools {
+
+struct WorkloadShape {
+  int ranks = 8;
+  std::int64_t tokens = 4096;  ///< of each rank
+  int hidden = 7168;
+  int topk = 8;
+  int experts = 256;
+
+  int local_experts() const { return experts / ranks; }
+  int scales() const { return (hidden + 127) / 128; }  ///< float32 scales of an 8-bit row
+  std::int64_t row_bytes_8bit() const { return hidden + std::int64_t{scales()} * 4; }
+  std::int64_t row_bytes_bf16() const { return std::int64_t{hidden} * 2; }
+};
+
+/// [tokens, topk] distinct experts of each token, uniformly random.
+std::vector<std::int64_t> make_selection(const WorkloadShape& shape, int rank);
+
+/// The rows of `rank`. Values of BF16 rows are small whole numbers, so that sums of a few are exact in fp32.
+void fill_row_bf16(const WorkloadShape& shape, int rank, std::int64_t token, std::span<std::uint16_t> row);
+void fill_row_8bit(const WorkloadShape& shape, int rank, std::int64_t token, std::span<std::uint8_t> row);
+void fill_scales(const WorkloadShape& shape, int rank, std::int64_t token, std::span<float> row);
+
+/// Who sends what to whom.
+class Routes {
+ public:
+  explicit Routes(const WorkloadShape& shape);
+
+  /// Rows from `source` to `destination`.
+  std::int64_t rows(int source, int destination) const { return rows_[index(source, destination)]; }
+  std::int64_t received(int destination) const;
+  bool sends(int source, std::int64_t token, int destination) const;
+  /// On how many ranks the token has experts.
+  int fan_out(int source, std::int64_t token) const;
+
+ private:
+  std::size_t index(int source, int destination) const {
+    return static_cast<std::size_t>(source) * static_cast<std::size_t>(shape_.ranks) +
+           static_cast<std::size_t>(destination);
+  }
+
+  WorkloadShape shape_;
+  std::vector<std::uint64_t> destinations_;  ///< [rank, token]: a bit for every destination
+  std::vector<std::int64_t> rows_;           ///< [rank, rank]
+};
+
+}  // namespace deep_ep::tools

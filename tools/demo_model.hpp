@@ -1,0 +1,53 @@
+// A Mixture-of-Experts layer in the shape of DeepSeek-V3 over the words of a text. All its tables are made from fixed
+// seeds, so that every run routes the same text the same way.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace deep_ep::tools {
+
+struct ModelShape {
+  int hidden = 7168;
+  int experts = 256;
+  int groups = 8;       ///< experts are divided into so many groups ...
+  int used_groups = 4;  ///< ... of which the best ones may be chosen from
+  int topk = 8;
+  float scaling = 2.5f;  ///< the weights of a token add up to this
+};
+
+/// Words (runs of letters, digits, '_' and bytes beyond ASCII) and single punctuation marks, in order.
+std::vector<std::string> split_words(std::string_view text);
+
+/// The tokens of one rank.
+struct Batch {
+  std::int64_t tokens = 0;
+  std::vector<std::uint16_t> x;       ///< [tokens, hidden] bfloat16
+  std::vector<std::int64_t> experts;  ///< [tokens, topk]
+  std::vector<float> weights;         ///< [tokens, topk]
+};
+
+/// Embeds words and routes them. A token is its word's embedding plus a share of the word's before it (`previous` for
+/// the first one), so that the same word may go different ways.
+Batch make_batch(const ModelShape& shape, std::span<const std::string> words, std::string_view previous);
+
+/// What expert `expert` multiplies its input by.
+float expert_scale(int expert);
+
+/// The experts of one rank: turns the received rows into the weighted sum of its experts' outputs, in place.
+/// `local_experts` counts from the rank's first expert, -1 = another rank's.
+void apply_experts(const ModelShape& shape, int first_expert, std::span<std::uint16_t> rows,
+                   std::span<const std::int64_t> local_experts, std::span<const float> weights);
+
+/// 8-bit rows with a scale for every 128 channels, as DeepSeek-V3 sends them.
+struct QuantizedRows {
+  std::int64_t blocks = 0;      ///< scales a row
+  std::vector<std::uint8_t> x;  ///< [tokens, hidden] float8_e4m3
+  std::vector<float> scales;    ///< [tokens, blocks]
+};
+QuantizedRows quantize(const ModelShape& shape, const Batch& batch);
+
+}  // namespace deep_ep::tools

@@ -1,0 +1,65 @@
+// Ranks as threads of this process, and the device memory they use.
+#pragma once
+
+#include <functional>
+#include <initializer_list>
+#include <memory>
+#include <string>
+
+#include "deep_ep/executor.hpp"
+#include "deep_ep/tensor.hpp"
+
+namespace deep_ep::tools {
+
+/// Runs `body(i)` for 0 <= i < count, each on a thread of its own (a single one on the calling thread), and rethrows
+/// the failure that came first. Peers of a failed rank would wait for it until their deadline: when they do not end
+/// soon, the error is printed and the process left.
+void run_ranks(int count, const std::function<void(int)>& body);
+
+/// The device words of the command line: "cpu", "cuda", or "auto": GPUs when there are `ranks` of them.
+Device::Kind choose_device(const std::string& word, int ranks);
+
+/// An executor for a rank: the GPU with that ordinal, or the CPU.
+std::shared_ptr<Executor> make_executor(Device::Kind kind, int device);
+
+/// A stream with its lifetime.
+class Stream {
+ public:
+  explicit Stream(Executor& executor) : executor_(&executor), handle_(executor.create_stream()) {}
+  ~Stream() { executor_->destroy_stream(handle_); }
+  Stream(const Stream&) = delete;
+  Stream& operator=(const Stream&) = delete;
+  operator StreamHandle() const { return handle_; }
+
+ private:
+  Executor* executor_;
+  StreamHandle handle_;
+};
+
+/// A contiguous tensor in ordinary device memory.
+class DeviceTensor {
+ public:
+  DeviceTensor(Executor& executor, DType dtype, std::initializer_list<std::int64_t> shape);
+  ~DeviceTensor();
+  DeviceTensor(const DeviceTensor&) = delete;
+  DeviceTensor& operator=(const DeviceTensor&) = delete;
+
+  const TensorView& view() const { return view_; }
+  /// Copies view().bytes() from the host and waits.
+  void upload(const void* source, StreamHandle stream);
+
+ private:
+  Executor* executor_;
+  TensorView view_;
+};
+
+/// Copy between a contiguous tensor and the host; wait until done.
+void upload(Executor& executor, const TensorView& tensor, const void* source, StreamHandle stream);
+void download(Executor& executor, const TensorView& tensor, void* destination, StreamHandle stream);
+
+/// One line on the terminal that says what long work is at; nothing when stderr is no terminal.
+void show_progress(const std::string& text);
+/// Removes that line.
+void clear_progress();
+
+}  // namespace deep_ep::tools

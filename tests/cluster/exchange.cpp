@@ -232,7 +232,9 @@ void check_combine(Rank& rank, const Case& one, const CombineResult& result) {
                "combined_topk_weights", shape.topk);
 }
 
-void run_round(Rank& rank, Buffer& buffer, const Case& one, const RoundOptions& options) {
+namespace {
+
+void run_steps(Rank& rank, Buffer& buffer, const Case& one, const RoundOptions& options) {
   Inputs inputs = upload_inputs(rank, one);
   DispatchLayout layout;
   if (options.use_layout_call) {
@@ -247,6 +249,16 @@ void run_round(Rank& rank, Buffer& buffer, const Case& one, const RoundOptions& 
   Returned returned = upload_returned(rank, buffer, one, dispatched.handle, options.returned_in_heap, options.mode);
   returned.combine.config = options.config;
   check_combine(rank, one, buffer.combine(returned.combine, rank.call()));
+}
+
+}  // namespace
+
+void run_round(Rank& rank, Buffer& buffer, const Case& one, const RoundOptions& options) {
+  try {
+    run_steps(rank, buffer, one, options);
+  } catch (const std::exception& error) {
+    throw CheckFailure(std::string(error.what()) + "\n    in the round " + one.shape.describe());
+  }
 }
 
 }  // namespace deep_ep::test

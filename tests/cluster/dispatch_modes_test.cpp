@@ -1,0 +1,97 @@
+// Dispatch without a host wait: worst-case sizes, and cached layouts.
+#include "tests/cluster/fixture.hpp"
+
+namespace deep_ep::test {
+namespace {
+
+class DispatchModesTest : public ClusterTest {};
+DEEP_EP_ON_THREADS(DispatchModesTest);
+
+TEST_P(DispatchModesTest, WorstCaseHasTheExactPrefixAndNoTail) {
+  DEEP_EP_NEEDS_RANKS(3);
+  std::vector<Shape> shapes;
+  for (const auto routing : oracle::kRoutings) {
+    shapes.push_back({.tokens = {16, 9, 0},
+                      .routing = routing,
+                      .dtype = DType::uint8,
+                      .hidden = 48,
+                      .scales = 3,
+                      .seed = shapes.size() + 1});
+  }
+  for (const bool heap : {true, false}) {
+    run_rounds(cluster(3), shapes, {.config = {}, .num_worst_tokens = 48, .returned_in_heap = heap});
+  }
+}
+
+TEST_P(DispatchModesTest, WorstCaseMayFitExactly) {
+  DEEP_EP_NEEDS_RANKS(2);
+  const Shape shape{.tokens = {12, 12}, .local_experts = 2, .topk = 4};  // every token goes to both ranks
+  ASSERT_EQ(make_case(shape).rows(0), 24);
+  run_rounds(cluster(2), std::vector<Shape>{shape}, {.config = {}, .num_worst_tokens = 24});
+}
+
+TEST_P(DispatchModesTest, WorstCaseOverflowIsRaisedByTheNextCall) {
+  DEEP_EP_NEEDS_RANKS(2);
+  const Case one = make_case({.tokens = {12, 12}, .local_experts = 2, .topk = 4});
+  run_cluster(cluster(2), [&](Rank& rank) {
+    Buffer buffer = rank.buffer();
+    Inputs inputs = upload_inputs(rank, one);
+    inputs.dispatch.num_worst_tokens = 23;
+    const DispatchResult result = buffer.dispatch(inputs.dispatch, rank.call());
+    require_throws<OutOfMemory>([&] { buffer.check(); }, {"num_worst_tokens", "23", "24"}, "check after the overflow");
+  });
+}
+
+TEST_P(DispatchModesTest, CachedCallsMayChangeTypeAndWidth) {
+  DEEP_EP_NEEDS_RANKS(3);
+  const Shape first{.tokens = {14, 0, 20}};
+  std::vector<Shape> later(4, first);
+  later[0].hidden = 512;
+  later[1].dtype = DType::float8_e4m3, later[1].hidden = 256, later[1].scales = 2;
+  later[1].scale_layout = ScaleLayout::column_major;
+  later[2].dtype = DType::uint8, later[2].hidden = 16, later[2].scales = 33, later[2].scale_dtype = DType::int32;
+  std::vector<Case> cases = {make_case(first)};
+  for (const Shape& shape : later) cases.push_back(make_case(shape));
+  run_cluster(cluster(3), [&](Rank& rank) {
+    Buffer buffer = rank.buffer();
+    for (const std::int64_t worst : {0, 64}) {
+      Inputs inputs = upload_inputs(rank, cases[0]);
+      inputs.dispatch.num_worst_tokens = worst;
+      const DispatchResult original = buffer.dispatch(inputs.dispatch, rank.call());
+      for (const Case& one : cases) {
+        const Inputs again = upload_inputs(rank, one);
+        DispatchArguments cached;
+        cached.x = again.dispatch.x;
+        cached.x_scales = again.dispatch.x_scales;
+        cached.handle = &original.handle;
+        const DispatchResult result = buffer.dispatch(cached, rank.call());
+        check_dispatch(rank, one, result, {.cached = true, .num_worst_tokens = worst});
+        // The handle that a cached call returns is as good as the first.
+        Returned returned = upload_returned(rank, buffer, one, result.handle, true);
+        check_combine(rank, one, buffer.combine(returned.combine, rank.call()));
+      }
+      check_dispatch(rank, cases[0], original, {.cached = false, .num_worst_tokens = worst});
+    }
+    buffer.destroy();
+  });
+}
+
+TEST_P(DispatchModesTest, AnOldHandleSurvivesLaterCalls) {
+  DEEP_EP_NEEDS_RANKS(2);
+  const Case old = make_case({.tokens = {14, 20}, .seed = 3});
+  const Case other = make_case({.tokens = {31, 2}, .topk = 2, .seed = 4});
+  run_cluster(cluster(2), [&](Rank& rank) {
+    Buffer buffer = rank.buffer();
+    const DispatchResult kept = buffer.dispatch(upload_inputs(rank, old).dispatch, rank.call());
+    for (int i = 0; i < 5; ++i) run_round(rank, buffer, other, {.config = {}, .num_worst_tokens = i % 2 == 0 ? 0 : 80});
+    check_dispatch(rank, old, kept);
+    for (const bool heap : {true, false}) {
+      Returned returned = upload_returned(rank, buffer, old, kept.handle, heap);
+      check_combine(rank, old, buffer.combine(returned.combine, rank.call()));
+    }
+    buffer.destroy();
+  });
+}
+
+}  // namespace
+}  // namespace deep_ep::test

@@ -1,0 +1,41 @@
+// What the cluster tests share: the places they run in, and seeds and numbers from the environment.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <span>
+
+#include "tests/cluster/exchange.hpp"
+
+namespace deep_ep::test {
+
+/// A test that runs wherever GetParam() says.
+class ClusterTest : public testing::TestWithParam<Where> {
+ protected:
+  ClusterOptions cluster(int ranks) const { return {.ranks = ranks, .where = GetParam(), .host = {}}; }
+};
+
+/// Skips, with the reason, where so many ranks cannot run.
+#define DEEP_EP_NEEDS_RANKS(ranks) \
+  if (const std::string reason = missing(GetParam(), ranks); !reason.empty()) GTEST_SKIP() << reason
+
+inline std::string name_of_place(const testing::TestParamInfo<Where>& info) { return to_string(info.param); }
+
+/// On the CPU always; on GPUs where there are enough.
+inline constexpr Where kThreads[] = {{Target::host, Placement::threads}, {Target::cuda, Placement::threads}};
+inline constexpr Where kProcesses[] = {{Target::host, Placement::processes}, {Target::cuda, Placement::processes}};
+#define DEEP_EP_ON_THREADS(Suite) INSTANTIATE_TEST_SUITE_P(On, Suite, testing::ValuesIn(kThreads), name_of_place)
+#define DEEP_EP_ON_PROCESSES(Suite) INSTANTIATE_TEST_SUITE_P(On, Suite, testing::ValuesIn(kProcesses), name_of_place)
+
+/// The variable's value, or `otherwise` where it is not set.
+std::int64_t environment_number(const char* name, std::int64_t otherwise);
+
+/// What randomised tests draw from: DEEP_EP_TEST_SEED, or something new each time. Printed either way.
+std::uint64_t test_seed();
+
+/// Runs every shape as one round after the other on one buffer. All shapes have the same number of ranks.
+void run_rounds(const ClusterOptions& cluster, std::span<const Shape> shapes, const RoundOptions& round = {},
+                const BufferOptions& buffer = {.heap_bytes = std::size_t{64} << 20});
+
+}  // namespace deep_ep::test

@@ -1,0 +1,83 @@
+// get_dispatch_layout against the oracle.
+#include "tests/cluster/fixture.hpp"
+
+namespace deep_ep::test {
+namespace {
+
+class LayoutTest : public ClusterTest {
+ protected:
+  /// Layouts of all shapes on one buffer.
+  void run_layouts(const std::vector<Shape>& shapes) {
+    std::vector<Case> cases;
+    for (const Shape& shape : shapes) cases.push_back(make_case(shape));
+    run_cluster(cluster(shapes.front().ranks()), [&](Rank& rank) {
+      Buffer buffer = rank.buffer();
+      for (const Case& one : cases) {
+        const Inputs inputs = upload_inputs(rank, one);
+        const DispatchLayout layout = buffer.get_dispatch_layout(inputs.topk_idx, one.shape.experts(), rank.call());
+        try {
+          check_layout(rank, one, layout);
+        } catch (const CheckFailure& failure) {
+          throw CheckFailure(failure.what() + (" with " + one.shape.describe()));
+        }
+        rank.release();
+      }
+      buffer.destroy();
+    });
+  }
+};
+DEEP_EP_ON_THREADS(LayoutTest);
+
+TEST_P(LayoutTest, EveryRoutingAndIndexWidth) {
+  DEEP_EP_NEEDS_RANKS(3);
+  std::vector<Shape> shapes;
+  for (const auto routing : oracle::kRoutings) {
+    for (const DType idx : {DType::int32, DType::int64}) {
+      Shape shape{.tokens = {37, 5, 64}, .idx_dtype = idx, .routing = routing, .hidden = 8};
+      shape.seed = shapes.size() + 1;
+      shapes.push_back(shape);
+    }
+  }
+  run_layouts(shapes);
+}
+
+TEST_P(LayoutTest, SmallAndLargeTopk) {
+  DEEP_EP_NEEDS_RANKS(2);
+  std::vector<Shape> shapes;
+  for (const int topk : {1, 2, 7, 31, 32}) {
+    for (const int local_experts : {1, 3, 128}) {
+      shapes.push_back({.tokens = {21, 70},
+                        .local_experts = local_experts,
+                        .topk = topk,
+                        .routing = oracle::Routing::some_dropped,
+                        .hidden = 8});
+    }
+  }
+  run_layouts(shapes);
+}
+
+TEST_P(LayoutTest, NoTokens) {
+  DEEP_EP_NEEDS_RANKS(2);
+  run_layouts({{.tokens = {0, 3}, .hidden = 8}, {.tokens = {0, 0}, .hidden = 8}});
+}
+
+TEST_P(LayoutTest, ManyTokens) {
+  DEEP_EP_NEEDS_RANKS(1);
+  run_layouts({{.tokens = {3001}, .local_experts = 256, .topk = 8, .routing = oracle::Routing::skewed, .hidden = 8}});
+}
+
+TEST_P(LayoutTest, NeedsNoPeer) {
+  DEEP_EP_NEEDS_RANKS(2);
+  const Case one = make_case({.tokens = {9, 9}});
+  run_cluster(cluster(2), [&](Rank& rank) {
+    Buffer buffer = rank.buffer();
+    if (rank.rank() == 1) {
+      const Inputs inputs = upload_inputs(rank, one);
+      check_layout(rank, one, buffer.get_dispatch_layout(inputs.topk_idx, one.shape.experts(), rank.call()));
+    }
+    buffer.destroy();
+  });
+}
+
+}  // namespace
+}  // namespace deep_ep::test

@@ -1,0 +1,66 @@
+// Ranks as processes: heaps of other processes, other addresses for the same memory, peers that die.
+#include <unistd.h>
+
+#include "tests/cluster/fixture.hpp"
+
+namespace deep_ep::test {
+namespace {
+
+class ProcessesTest : public ClusterTest {};
+DEEP_EP_ON_PROCESSES(ProcessesTest);
+
+std::vector<Shape> shapes_for(int ranks) {
+  const auto counts = oracle::make_token_counts(oracle::TokenCounts::different, ranks, 30, 5);
+  return {{.tokens = equal_tokens(ranks, 12), .combine_hidden = 128, .bias_0 = true, .seed = 1},
+          {.tokens = counts,
+           .routing = oracle::Routing::some_dropped,
+           .dtype = DType::float8_e4m3,
+           .hidden = 256,
+           .scales = 2,
+           .scale_layout = ScaleLayout::column_major,
+           .seed = 2},
+          {.tokens = counts, .with_topk = false, .hidden = 1024, .combine_hidden = 1024, .seed = 3}};
+}
+
+TEST_P(ProcessesTest, TwoRanks) {
+  DEEP_EP_NEEDS_RANKS(2);
+  for (const bool heap : {true, false}) {
+    run_rounds(cluster(2), shapes_for(2), {.config = {}, .num_worst_tokens = 0, .returned_in_heap = heap});
+  }
+}
+
+TEST_P(ProcessesTest, FourRanks) {
+  DEEP_EP_NEEDS_RANKS(4);
+  run_rounds(cluster(4), shapes_for(4), {.config = {}, .returned_in_heap = false});
+}
+
+TEST_P(ProcessesTest, EightRanks) {
+  DEEP_EP_NEEDS_RANKS(8);
+  ClusterOptions options = cluster(8);
+  options.host = {.multiprocessors = 1, .warps_per_block = 2};
+  run_rounds(options, shapes_for(8), {});
+}
+
+TEST_P(ProcessesTest, SmallWindows) {
+  DEEP_EP_NEEDS_RANKS(3);
+  run_rounds(cluster(3), shapes_for(3), {.config = {}, .returned_in_heap = false},
+             {.heap_bytes = std::size_t{4} << 20, .window_bytes = std::size_t{128} << 10});
+}
+
+TEST_P(ProcessesTest, ARankThatDiesIsNamed) {
+  DEEP_EP_NEEDS_RANKS(3);
+  ClusterOptions options = cluster(3);
+  options.lost_rank = 2;
+  const Case one = make_case({.tokens = {9, 12, 3}});
+  run_cluster(options, [&](Rank& rank) {
+    Buffer buffer = rank.buffer({.heap_bytes = std::size_t{16} << 20, .timeout_s = 2.0});
+    run_round(rank, buffer, one);
+    if (rank.rank() == 2) _exit(1);
+    const Inputs inputs = upload_inputs(rank, one);
+    require_throws<TimeoutError>([&] { buffer.dispatch(inputs.dispatch, rank.call()); }, {"rank 2"},
+                                 "dispatch after the death of rank 2");
+  });
+}
+
+}  // namespace
+}  // namespace deep_ep::test

@@ -1,0 +1,47 @@
+// Every number of ranks, from one to the largest NVLink domain.
+#include "tests/cluster/fixture.hpp"
+
+namespace deep_ep::test {
+namespace {
+
+class RanksTest : public testing::TestWithParam<std::tuple<Where, int>> {};
+
+TEST_P(RanksTest, RunsRounds) {
+  const auto [where, ranks] = GetParam();
+  if (const std::string reason = missing(where, ranks); !reason.empty()) GTEST_SKIP() << reason;
+  if (ranks > 12 && under_thread_sanitizer()) GTEST_SKIP() << "more fibers than ThreadSanitizer can follow";
+  ClusterOptions options{.ranks = ranks, .where = where, .host = {}};
+  // Every thread of every rank is a fiber: many ranks get few of them.
+  if (ranks >= 8) options.host = {.multiprocessors = 2, .warps_per_block = 2};
+  if (ranks > 12) options.host.multiprocessors = 1;
+  const auto count = static_cast<std::uint64_t>(ranks);
+  std::vector<Shape> shapes;
+  shapes.push_back({.tokens = equal_tokens(ranks, 8), .local_experts = 2, .topk = 4, .seed = count});
+  shapes.push_back({.tokens = oracle::make_token_counts(oracle::TokenCounts::different, ranks, 20, count),
+                    .local_experts = 3,
+                    .topk = 8,
+                    .routing = oracle::Routing::skewed,
+                    .dtype = DType::float8_e4m3,
+                    .hidden = 256,
+                    .scales = 2,
+                    .combine_hidden = 128,
+                    .bias_0 = true,
+                    .seed = count + 1});
+  if (ranks <= 12) {
+    shapes.push_back({.tokens = oracle::make_token_counts(oracle::TokenCounts::some_empty, ranks, 9, count),
+                      .routing = oracle::Routing::one_hot_expert,
+                      .seed = count + 2});
+  }
+  for (const bool heap : {true, false}) {
+    run_rounds(options, shapes, {.config = {}, .returned_in_heap = heap}, {.heap_bytes = std::size_t{16} << 20});
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(On, RanksTest,
+                         testing::Combine(testing::ValuesIn(kThreads), testing::Values(1, 2, 3, 4, 5, 6, 7, 8, 12, 72)),
+                         [](const auto& info) {
+                           return to_string(std::get<0>(info.param)) + "_" + std::to_string(std::get<1>(info.param));
+                         });
+
+}  // namespace
+}  // namespace deep_ep::test

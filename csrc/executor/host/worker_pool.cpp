@@ -1,0 +1,134 @@
+#include "csrc/executor/host/worker_pool.hpp"
+
+#include <pthread.h>
+#include <sched.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+#include "csrc/support/environment.hpp"
+
+namespace deep_ep::host_machine {
+
+namespace {
+
+constexpr int kPatientRounds = 64;  ///< rounds of mere polling before the worker sleeps
+constexpr auto kLongestNap = std::chrono::microseconds(50);
+
+/// The bounds of the calling thread's stack: AddressSanitizer wants them when a fiber switches back.
+void describe_own_stack(Context& context) {
+  pthread_attr_t attributes;
+  void* bottom = nullptr;
+  std::size_t size = 0;
+  if (pthread_getattr_np(pthread_self(), &attributes) != 0) return;
+  pthread_attr_getstack(&attributes, &bottom, &size);
+  pthread_attr_destroy(&attributes);
+  context.stack_bottom = bottom;
+  context.stack_size = size;
+}
+
+int chosen_size() {
+  if (const std::uint64_t asked = environment::unsigned_integer("DEEP_EP_HOST_THREADS"); asked > 0) {
+    return static_cast<int>(std::min<std::uint64_t>(asked, 1024));
+  }
+  return std::max(2, static_cast<int>(std::thread::hardware_concurrency()));
+}
+
+}  // namespace
+
+Worker::Worker() {
+  // Never joined: the pool lives as long as the process.
+  std::thread([this] { loop(); }).detach();
+}
+
+void Worker::post(std::function<void()> task) {
+  const std::lock_guard lock(mutex_);
+  inbox_.push_back(std::move(task));
+  has_mail_.store(true, std::memory_order_release);
+  wake_.notify_one();
+}
+
+void Worker::start(std::shared_ptr<Kernel> kernel, int block) {
+  post([this, kernel = std::move(kernel), block] {
+    try {
+      residents_.push_back({kernel, std::make_unique<Block>(kernel, block, fibers_)});
+    } catch (const std::exception& e) {
+      kernel->fail("block " + std::to_string(block) + ": " + e.what());
+      kernel->block_ended();
+    }
+  });
+}
+
+void Worker::loop() {
+  tsan::ignore_this_thread();
+  describe_own_stack(context_);
+  for (int idle_rounds = 0;;) {
+    take_tasks(idle_rounds);
+    idle_rounds = run_blocks() ? 0 : idle_rounds + 1;
+  }
+}
+
+/// Runs what came into the inbox. Without blocks it waits there; with blocks that only poll it naps.
+void Worker::take_tasks(int idle_rounds) {
+  const auto mail = [this] { return !inbox_.empty(); };
+  std::vector<std::function<void()>> tasks;
+  if (residents_.empty()) {
+    std::unique_lock lock(mutex_);
+    wake_.wait(lock, mail);
+    tasks.swap(inbox_);
+  } else if (idle_rounds > kPatientRounds) {
+    std::unique_lock lock(mutex_);
+    wake_.wait_for(lock, std::min(kLongestNap, std::chrono::microseconds(idle_rounds - kPatientRounds)), mail);
+    tasks.swap(inbox_);
+  } else {
+    if (idle_rounds > 0) sched_yield();
+    if (!has_mail_.load(std::memory_order_acquire)) return;
+    const std::lock_guard lock(mutex_);
+    tasks.swap(inbox_);
+  }
+  has_mail_.store(false, std::memory_order_relaxed);
+  for (auto& task : tasks) task();
+}
+
+/// A slice for every block. Returns whether any of them did more than poll.
+bool Worker::run_blocks() {
+  bool progressed = false;
+  for (std::size_t i = 0; i < residents_.size();) {
+    const Block::Slice slice = residents_[i].block->run(context_);
+    progressed |= slice != Block::Slice::idle;
+    if (slice != Block::Slice::finished) {
+      ++i;
+      continue;
+    }
+    const auto kernel = std::move(residents_[i].kernel);
+    residents_.erase(residents_.begin() + static_cast<std::ptrdiff_t>(i));
+    kernel->block_ended();
+  }
+  return progressed;
+}
+
+WorkerPool::WorkerPool(int workers) {
+  for (int i = 0; i < workers; ++i) workers_.push_back(std::make_unique<Worker>());
+}
+
+void WorkerPool::start(const std::shared_ptr<Kernel>& kernel) {
+  for (int block = 0; block < kernel->launch.shape.blocks; ++block) next().start(kernel, block);
+}
+
+WorkerPool& WorkerPool::instance() {
+  // Never destroyed: executors may live in static objects, and workers that sleep need no farewell. A forked child has
+  // none of its parent's threads, so it makes a pool of its own.
+  static std::mutex mutex;
+  static WorkerPool* pool = nullptr;
+  static pid_t owner = 0;
+  const std::lock_guard lock(mutex);
+  if (pool == nullptr || owner != getpid()) {
+    pool = new WorkerPool(chosen_size());
+    owner = getpid();
+  }
+  return *pool;
+}
+
+}  // namespace deep_ep::host_machine

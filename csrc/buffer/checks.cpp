@@ -1,0 +1,74 @@
+#include "csrc/buffer/checks.hpp"
+
+#include <fmt/ranges.h>
+
+#include <vector>
+
+#include "csrc/support/format.hpp"
+
+namespace deep_ep {
+namespace {
+
+std::string describe_shape(std::initializer_list<std::int64_t> shape) {
+  std::vector<std::string> sizes;
+  for (const std::int64_t size : shape) sizes.push_back(size == kAnySize ? "any" : std::to_string(size));
+  return fmt::format("[{}]", fmt::join(sizes, ", "));
+}
+
+std::string describe_dtypes(std::initializer_list<DType> dtypes) {
+  std::vector<std::string> names;
+  for (const DType dtype : dtypes) names.emplace_back(name_of(dtype));
+  return fmt::format("{}", fmt::join(names, " or "));
+}
+
+}  // namespace
+
+void check_strided_tensor(const char* name, const TensorView& tensor, const Device& device,
+                          std::initializer_list<DType> dtypes, std::initializer_list<std::int64_t> shape) {
+  bool dtype_fits = dtypes.size() == 0;
+  for (const DType dtype : dtypes) dtype_fits = dtype_fits || tensor.dtype == dtype;
+  if (!dtype_fits) {
+    fail<InvalidArgument>("{} has dtype {}, allowed: {}", name, name_of(tensor.dtype), describe_dtypes(dtypes));
+  }
+  bool shape_fits = tensor.dims == static_cast<int>(shape.size());
+  for (int dim = 0; shape_fits && dim < tensor.dims; ++dim) {
+    const std::int64_t wanted = shape.begin()[dim];
+    shape_fits = tensor.size(dim) >= 0 && (wanted == kAnySize || wanted == tensor.size(dim));
+  }
+  if (!shape_fits) {
+    fail<InvalidArgument>("{} is {}, its shape must be {}", name, tensor.describe(), describe_shape(shape));
+  }
+  if (tensor.device != device) {
+    fail<InvalidArgument>("{} lies on {}, the buffer on {}", name, to_string(tensor.device), to_string(device));
+  }
+  if (tensor.data == nullptr && tensor.elements() != 0) {
+    fail<InvalidArgument>("{} is {} but its data pointer is null", name, tensor.describe());
+  }
+}
+
+void check_tensor(const char* name, const TensorView& tensor, const Device& device,
+                  std::initializer_list<DType> dtypes, std::initializer_list<std::int64_t> shape) {
+  check_strided_tensor(name, tensor, device, dtypes, shape);
+  if (!tensor.is_contiguous()) {
+    fail<InvalidArgument>("{} is {}, it must be contiguous (row-major)", name, tensor.describe());
+  }
+}
+
+void check_range(const char* name, std::int64_t value, std::int64_t begin, std::int64_t end) {
+  if (value < begin || value > end) {
+    fail<InvalidArgument>("{} is {}, allowed: {} to {}", name, value, begin, end);
+  }
+}
+
+void check_row_bytes(const char* name, const TensorView& tensor) {
+  const std::int64_t bytes = tensor.size(1) * static_cast<std::int64_t>(size_of(tensor.dtype));
+  if (bytes <= 0 || bytes % 16 != 0 || bytes >= std::int64_t{1} << 31) {
+    fail<InvalidArgument>("{} is {}: a row has {} bytes, allowed: a multiple of 16 below 2^31", name, tensor.describe(),
+                          bytes);
+  }
+  if (reinterpret_cast<std::uintptr_t>(tensor.data) % 16 != 0) {
+    fail<InvalidArgument>("{} starts at an address that is not a multiple of 16", name);
+  }
+}
+
+}  // namespace deep_ep

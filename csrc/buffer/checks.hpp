@@ -1,0 +1,29 @@
+// Argument checks. Each failure names the argument, says what came and what is allowed.
+#pragma once
+
+#include <optional>
+#include <span>
+
+#include "deep_ep/error.hpp"
+#include "deep_ep/tensor.hpp"
+
+namespace deep_ep {
+
+/// Wildcard for a dimension of any size.
+constexpr std::int64_t kAnySize = -1;
+
+/// `tensor` lies on `device`, has one of `dtypes`, this shape, and is contiguous.
+void check_tensor(const char* name, const TensorView& tensor, const Device& device,
+                  std::initializer_list<DType> dtypes, std::initializer_list<std::int64_t> shape);
+
+/// The same for a tensor with any strides.
+void check_strided_tensor(const char* name, const TensorView& tensor, const Device& device,
+                          std::initializer_list<DType> dtypes, std::initializer_list<std::int64_t> shape);
+
+/// begin <= value <= end.
+void check_range(const char* name, std::int64_t value, std::int64_t begin, std::int64_t end);
+
+/// A row's bytes can travel: a multiple of 16, not zero, below 2^31.
+void check_row_bytes(const char* name, const TensorView& tensor);
+
+}  // namespace deep_ep

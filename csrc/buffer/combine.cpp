@@ -1,0 +1,122 @@
+// combine: the sum of what the destination ranks hold for each token.
+#include <algorithm>
+
+#include "csrc/buffer/checks.hpp"
+#include "csrc/buffer/implementation.hpp"
+#include "csrc/executor/kernel_table.hpp"
+#include "csrc/support/format.hpp"
+#include "kernels/intranode/combine_shared.hpp"
+
+namespace deep_ep {
+namespace {
+
+void check_combine(const CombineArguments& arguments, const Device& device, int num_ranks) {
+  if (arguments.handle == nullptr || !arguments.handle->destination_row.defined()) {
+    throw InvalidArgument("handle is missing: combine needs the handle of the dispatch whose rows come back");
+  }
+  const DispatchHandle& handle = *arguments.handle;
+  if (handle.destination_row.size(1) != num_ranks) {
+    fail<InvalidArgument>("handle is of a buffer with {} ranks, this one has {}", handle.destination_row.size(1), num_ranks);
+  }
+  const TensorView& x = arguments.x;
+  check_tensor("x", x, device, {DType::bfloat16}, {handle.num_recv_rows, kAnySize});
+  check_row_bytes("x", x);
+  if (arguments.topk_weights) {
+    check_tensor("topk_weights", *arguments.topk_weights, device, {DType::float32}, {handle.num_recv_rows, kAnySize});
+    check_range("top-k", arguments.topk_weights->size(1), 1, 32);
+  }
+  if (arguments.bias_0) {
+    check_tensor("bias_0", *arguments.bias_0, device, {DType::bfloat16}, {handle.num_tokens, x.size(1)});
+    check_row_bytes("bias_0", *arguments.bias_0);
+  }
+  if (arguments.bias_1) {
+    check_tensor("bias_1", *arguments.bias_1, device, {DType::bfloat16}, {handle.num_tokens, x.size(1)});
+    check_row_bytes("bias_1", *arguments.bias_1);
+  }
+  check_range("config.num_sms", arguments.config.num_sms, 0, 4096);
+  check_range("config.warps_per_block", arguments.config.warps_per_block, 0, 16);
+}
+
+}  // namespace
+
+void Buffer::Implementation::place_window(CombineParams& params) const {
+  const std::size_t weights = static_cast<std::size_t>(params.num_topk) * sizeof(float);
+  params.window = window_;
+  params.window_row_bytes = static_cast<std::uint32_t>((params.row_bytes + weights + kLine - 1) / kLine * kLine);
+  const std::size_t fits = std::min<std::size_t>(
+      window_bytes_ / (static_cast<std::size_t>(num_ranks_) * params.window_row_bytes),
+      static_cast<std::size_t>(control_.max_window_tokens));
+  if (fits < 2) {
+    fail<OutOfMemory>("the window of {} does not hold two rows of {} from each of the {} ranks: raise heap_bytes or "
+                      "window_bytes",
+                      format_bytes(window_bytes_), format_bytes(params.window_row_bytes), num_ranks_);
+  }
+  if (fits >= static_cast<std::size_t>(params.num_tokens)) {
+    params.window_tokens = params.tokens_per_round = std::max(1, params.num_tokens);
+  } else {
+    params.tokens_per_round = static_cast<int>(fits / 2);
+    params.window_tokens = 2 * params.tokens_per_round;
+  }
+}
+
+LaunchShape Buffer::Implementation::combine_shape(const Config& config, CombineParams& params) const {
+  const LaunchPolicy& policy = executor_->policy();
+  const bool gpu = executor_->device().kind == Device::Kind::cuda;
+  const int warps = config.warps_per_block != 0 ? std::max(2, config.warps_per_block) : gpu ? 12 : policy.warps_per_block;
+  const int sms = config.num_sms != 0 ? config.num_sms : Config::combine_default(num_ranks_).num_sms;
+  params.sender_warps = params.push ? std::max(1, warps / 3) : 0;
+  constexpr int kMaxSlots = 16;
+  const CombineShared without_slots{num_ranks_, warps, 0};
+  const std::size_t slot_bytes = kCombinePieceBytes + sizeof(PushedPiece) + sizeof(device::Mbarrier);
+  const std::size_t fits = (policy.max_shared_bytes - without_slots.bytes() - 3 * kLine) /
+                           (slot_bytes * static_cast<std::size_t>(warps));
+  params.slots = static_cast<int>(std::clamp<std::size_t>(fits, 1, kMaxSlots));
+  const CombineShared layout{num_ranks_, warps, params.slots};
+  return LaunchShape{std::min(sms, policy.multiprocessors), warps * 32, layout.bytes()};
+}
+
+CombineResult Buffer::Implementation::combine(const CombineArguments& arguments, const CallOptions& call) {
+  check_combine(arguments, executor_->device(), num_ranks_);
+  const DispatchHandle& handle = *arguments.handle;
+  const TensorView& x = arguments.x;
+  const bool pullable = in_heap(x) && (!arguments.topk_weights || in_heap(*arguments.topk_weights));
+  if (arguments.mode == CombineMode::pull && !pullable) {
+    throw InvalidArgument("mode is pull but x or topk_weights does not lie in the symmetric heap: use received tensors, "
+                          "allocate_tensor, or another mode");
+  }
+  raise_faults();
+
+  CombineParams params{};
+  params.common = intranode_params();
+  params.wait = wait_context();
+  params.num_tokens = static_cast<int>(handle.num_tokens);
+  params.row_bytes = static_cast<std::uint32_t>(x.size(1) * 2);
+  params.num_topk = arguments.topk_weights ? static_cast<int>(arguments.topk_weights->size(1)) : 0;
+  place_window(params);
+  begin(call);
+
+  CombineResult result;
+  result.combined_x = pool_tensor(DType::bfloat16, {handle.num_tokens, x.size(1)});
+  if (arguments.topk_weights) {
+    result.combined_topk_weights = pool_tensor(DType::float32, {handle.num_tokens, params.num_topk});
+    params.combined_weights = result.combined_topk_weights->as<float>();
+    params.topk_weights = arguments.topk_weights->as<const float>();
+  }
+  params.destination_row = handle.destination_row.as<std::int32_t>();
+  params.rank_prefix_matrix = handle.rank_prefix_matrix.as<std::int32_t>();
+  params.recv_src_idx = handle.recv_src_idx.as<std::int32_t>();
+  params.bias[0] = arguments.bias_0 ? arguments.bias_0->as<const std::byte>() : nullptr;
+  params.bias[1] = arguments.bias_1 ? arguments.bias_1->as<const std::byte>() : nullptr;
+  params.combined_x = result.combined_x.as<std::byte>();
+  params.x = x.as<const std::byte>();
+  params.push = arguments.mode == CombineMode::push || !pullable;
+  const LaunchShape shape = combine_shape(arguments.config, params);
+  executor_->kernels().combine(params, shape, comm_stream_);
+
+  use_on(call, result.combined_x);
+  if (result.combined_topk_weights) use_on(call, *result.combined_topk_weights);
+  result.event = finish(call);
+  return result;
+}
+
+}  // namespace deep_ep

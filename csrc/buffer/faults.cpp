@@ -1,0 +1,97 @@
+// From a kernel's fault record to an exception.
+#include <array>
+
+#include "csrc/buffer/implementation.hpp"
+#include "csrc/support/format.hpp"
+
+namespace deep_ep {
+namespace {
+
+const char* text_of(Wanted wanted) {
+  switch (wanted) {
+    case Wanted::nothing: return "nothing";
+    case Wanted::counts: return "its token counts (dispatch, notify kernel)";
+    case Wanted::dispatch_addresses: return "where it wants its rows (dispatch kernel)";
+    case Wanted::dispatch_rows: return "its rows (dispatch kernel)";
+    case Wanted::dispatch_credit: return "room in its window (dispatch kernel)";
+    case Wanted::combine_addresses: return "where its rows are (combine kernel)";
+    case Wanted::combine_rows: return "a pushed row (combine kernel)";
+    case Wanted::combine_credit: return "room in its window (combine kernel)";
+    case Wanted::combine_done: return "its word that it has read our rows (combine kernel)";
+  }
+  return "an unknown event";
+}
+
+constexpr std::array<const char*, CallShape::kWords> kShapeFields = {
+    "bytes of a row of x",      "bytes of a row of x_scales", "top-k",      "bytes of a topk_idx element",
+    "number of experts",        "number of ranks",            "heap bytes", "protocol version",
+};
+
+}  // namespace
+
+std::string Buffer::Implementation::describe(const FaultRecord& fault) const {
+  switch (fault.kind) {
+    case FaultKind::timeout:
+      return fmt::format(
+          "rank {} waited {} s for rank {}: {} did not come (signal at {}, expected {}). The ranks no longer agree: "
+          "destroy the buffer",
+          rank_, timeout_s_, fault.peer, text_of(fault.wanted), fault.seen, fault.expected);
+    case FaultKind::mismatch:
+      if (fault.wanted == Wanted::counts) {
+        return fmt::format("dispatch: {} is {} on rank {} but {} on rank {}; it must be equal on all ranks",
+                           kShapeFields[static_cast<std::size_t>(fault.field)], fault.expected, rank_, fault.seen,
+                           fault.peer);
+      }
+      return fmt::format(
+          "{}: rows of rank {} and of rank {} differ in size, number of scales or top-k; they must be equal on all "
+          "ranks. The ranks no longer agree: destroy the buffer",
+          fault.wanted == Wanted::dispatch_addresses ? "dispatch" : "combine", rank_, fault.peer);
+    case FaultKind::inconsistent_counts:
+      return fmt::format(
+          "num_tokens_per_rank of rank {} disagrees with its is_token_in_rank for destination rank {}; both must count "
+          "the same tokens",
+          fault.peer, fault.field);
+    case FaultKind::overflow:
+      return fmt::format("rank {} received {} rows but num_worst_tokens leaves room for {}; the rows beyond are lost",
+                         rank_, fault.expected, fault.seen);
+    case FaultKind::unknown_expert:
+      return fmt::format("topk_idx of token {} names expert {}, allowed: 0 to {}, or negative for no selection",
+                         fault.field, fault.expected, fault.seen - 1);
+    case FaultKind::none: break;
+  }
+  return "unknown fault";
+}
+
+void Buffer::Implementation::break_down(const std::string& why) {
+  broken_ = why;
+  throw TimeoutError(why);
+}
+
+void Buffer::Implementation::raise_faults() {
+  if (!broken_.empty()) throw TimeoutError(broken_);
+  if (__atomic_load_n(&fault_->written, __ATOMIC_ACQUIRE) == 0) return;
+  const FaultRecord fault = *fault_;
+  const std::string text = describe(fault);
+  switch (fault.kind) {
+    case FaultKind::timeout: break_down(text);
+    case FaultKind::mismatch:
+      if (fault.wanted != Wanted::counts) {
+        broken_ = text;
+        throw RankMismatch(text);
+      }
+      [[fallthrough]];
+    case FaultKind::inconsistent_counts: clear_fault(); throw RankMismatch(text);
+    case FaultKind::overflow: clear_fault(); throw OutOfMemory(text);
+    default: clear_fault(); throw InvalidArgument(text);
+  }
+}
+
+void Buffer::Implementation::clear_fault() {
+  // Kernels of the call that failed may still look at the abort word.
+  executor_->synchronize(comm_stream_);
+  executor_->fill(&state_->abort, 0, sizeof state_->abort, comm_stream_);
+  executor_->synchronize(comm_stream_);
+  *fault_ = FaultRecord{};
+}
+
+}  // namespace deep_ep

@@ -1,0 +1,189 @@
+// Set-up and tear-down of a Buffer, and what all calls share.
+#include "csrc/buffer/implementation.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+
+#include "csrc/memory/storage.hpp"
+#include "csrc/support/environment.hpp"
+#include "csrc/support/format.hpp"
+#include "csrc/support/logging.hpp"
+
+namespace deep_ep {
+namespace {
+
+/// Keeps the communication stream alive as long as anything that recorded work on it: tensors may outlive the buffer.
+struct ExecutorWithStream {
+  explicit ExecutorWithStream(std::shared_ptr<Executor> e) : executor(std::move(e)), stream(executor->create_stream()) {}
+  ~ExecutorWithStream() { executor->destroy_stream(stream); }
+  ExecutorWithStream(const ExecutorWithStream&) = delete;
+  std::shared_ptr<Executor> executor;
+  StreamHandle stream;
+};
+
+constexpr std::size_t kLargestDefaultWindow = std::size_t{256} << 20;
+constexpr int kMostWindowTokens = 8192;
+constexpr std::size_t kSmallestRow = 128;
+
+std::size_t default_window(std::size_t heap_bytes) { return std::min(heap_bytes / 8, kLargestDefaultWindow); }
+
+ControlWindow control_window(int num_ranks, const BufferOptions& options, std::size_t window_bytes) {
+  ControlWindow control;
+  control.num_ranks = num_ranks;
+  control.max_local_experts = options.max_local_experts;
+  const std::size_t rows = window_bytes / (kSmallestRow * static_cast<std::size_t>(num_ranks));
+  control.max_window_tokens = static_cast<int>(std::clamp<std::size_t>(rows, 2, kMostWindowTokens));
+  return control;
+}
+
+/// The heap's layout follows from these, so they must be equal.
+void check_same_options(Bootstrap& bootstrap, const BufferOptions& options) {
+  const std::array<std::uint64_t, 3> mine = {options.heap_bytes, options.window_bytes,
+                                             static_cast<std::uint64_t>(options.max_local_experts)};
+  constexpr std::array<const char*, 3> kNames = {"heap_bytes", "window_bytes", "max_local_experts"};
+  const std::vector<std::byte> all = bootstrap.all_gather(std::as_bytes(std::span(mine)));
+  for (int rank = 0; rank < bootstrap.size(); ++rank) {
+    std::array<std::uint64_t, 3> theirs;
+    std::memcpy(theirs.data(), all.data() + static_cast<std::size_t>(rank) * sizeof theirs, sizeof theirs);
+    for (std::size_t i = 0; i < mine.size(); ++i) {
+      if (theirs[i] == mine[i]) continue;
+      fail<RankMismatch>("Buffer: {} is {} on rank {} but {} on rank {}; it must be equal on all ranks", kNames[i],
+                         mine[i], bootstrap.rank(), theirs[i], rank);
+    }
+  }
+}
+
+}  // namespace
+
+Buffer::Implementation::Implementation(std::shared_ptr<Bootstrap> bootstrap, std::shared_ptr<Executor> executor,
+                                       const BufferOptions& options)
+    : bootstrap_(std::move(bootstrap)), options_(options) {
+  if (!bootstrap_) throw InvalidArgument("bootstrap is null");
+  if (!executor) throw InvalidArgument("executor is null");
+  rank_ = bootstrap_->rank();
+  num_ranks_ = bootstrap_->size();
+  if (num_ranks_ < 1 || num_ranks_ > kMaxRanks || rank_ < 0 || rank_ >= num_ranks_) {
+    fail<InvalidArgument>("the bootstrap says rank {} of {}, allowed: at most {} ranks", rank_, num_ranks_, kMaxRanks);
+  }
+  timeout_s_ = options_.timeout_s ? *options_.timeout_s : environment::number("DEEP_EP_TIMEOUT_S");
+  if (!(timeout_s_ >= 0)) fail<InvalidArgument>("timeout_s is {}, allowed: 0 (for ever) or more", timeout_s_);
+  check_same_options(*bootstrap_, options_);
+  if (options_.max_local_experts < 1 || options_.max_local_experts > 1 << 16) {
+    fail<InvalidArgument>("max_local_experts is {}, allowed: 1 to 65536", options_.max_local_experts);
+  }
+
+  executor->make_current();
+  const auto with_stream = std::make_shared<ExecutorWithStream>(std::move(executor));
+  executor_ = std::shared_ptr<Executor>(with_stream, with_stream->executor.get());
+  comm_stream_ = with_stream->stream;
+
+  lay_out_heap();
+  state_ = static_cast<KernelState*>(executor_->allocate(sizeof(KernelState)));
+  executor_->fill(state_, 0, sizeof(KernelState), comm_stream_);
+  executor_->synchronize(comm_stream_);
+  fault_ = static_cast<FaultRecord*>(executor_->allocate_pinned(sizeof(FaultRecord)));
+  host_counts_ = static_cast<HostCounts*>(executor_->allocate_pinned(
+      sizeof(HostCounts) + sizeof(std::int32_t) * static_cast<std::size_t>(options_.max_local_experts)));
+  bootstrap_->barrier();  // nobody signals before everybody is ready
+  log::info("buffer: rank {} of {} on {}, heap {}, of which window {}", rank_, num_ranks_,
+            to_string(executor_->device()), format_bytes(heap_->bytes()), format_bytes(window_bytes_));
+}
+
+void Buffer::Implementation::lay_out_heap() {
+  window_bytes_ = options_.window_bytes != 0 ? options_.window_bytes : default_window(options_.heap_bytes);
+  control_ = control_window(num_ranks_, options_, window_bytes_);
+  const std::size_t least = control_.bytes() + window_bytes_;
+  if (options_.heap_bytes < least) {
+    fail<OutOfMemory>("heap_bytes is {}, but the signals of {} ranks take {} and the window {}: at least {} are needed",
+                      options_.heap_bytes, num_ranks_, format_bytes(control_.bytes()), format_bytes(window_bytes_), least);
+  }
+  HeapOptions heap_options;
+  heap_options.bytes = options_.heap_bytes;
+  heap_options.timeout_s = timeout_s_;
+  heap_ = executor_->create_heap(*bootstrap_, heap_options);
+  window_ = heap_->local() + control_.bytes();
+  window_bytes_ = window_bytes_ / kLine * kLine;
+  const std::size_t arena_at = control_.bytes() + window_bytes_;
+  arena_ = std::make_shared<Arena>(executor_, heap_, arena_at, heap_->bytes() - arena_at);
+}
+
+Buffer::Implementation::~Implementation() {
+  try {
+    executor_->make_current();
+    executor_->synchronize(comm_stream_);
+  } catch (const std::exception& error) {
+    log::warn("buffer: rank {} is destroyed after a failure: {}", rank_, error.what());
+  }
+  if (heap_) heap_->unmap_peers();
+  executor_->free(state_);
+  executor_->free_pinned(fault_);
+  executor_->free_pinned(host_counts_);
+}
+
+void Buffer::Implementation::destroy_collectively() {
+  executor_->make_current();
+  try {
+    executor_->synchronize(comm_stream_);
+  } catch (const Error& error) {
+    log::warn("buffer: rank {} is destroyed after a failure: {}", rank_, error.what());
+  }
+  // After a time-out somebody may never come.
+  if (!broken_.empty() || __atomic_load_n(&fault_->written, __ATOMIC_ACQUIRE) != 0) return;
+  bootstrap_->barrier();  // nobody writes to a peer any more
+  heap_->unmap_peers();
+  bootstrap_->barrier();  // nobody maps a peer any more
+}
+
+IntranodeParams Buffer::Implementation::intranode_params() const {
+  IntranodeParams params;
+  params.rank = rank_;
+  params.num_ranks = num_ranks_;
+  params.heaps = heap_->device_peers();
+  params.control = control_;
+  params.state = state_;
+  return params;
+}
+
+WaitContext Buffer::Implementation::wait_context() const {
+  return WaitContext{fault_, &state_->abort, static_cast<std::uint64_t>(std::min(timeout_s_, 1e9) * 1e9)};
+}
+
+void Buffer::Implementation::begin(const CallOptions& call) {
+  executor_->make_current();
+  executor_->wait_event(comm_stream_, call.previous_event ? call.previous_event : executor_->record_event(call.stream));
+}
+
+EventHandle Buffer::Implementation::finish(const CallOptions& call) {
+  EventHandle done = executor_->record_event(comm_stream_);
+  if (call.async_finish) return done;
+  executor_->wait_event(call.stream, done);
+  return {};
+}
+
+bool Buffer::Implementation::in_heap(const TensorView& tensor) const {
+  return tensor.device == executor_->device() && heap_->contains(tensor.data, std::max<std::size_t>(1, tensor.bytes()));
+}
+
+std::optional<Tensor> Buffer::Implementation::try_heap_tensor(DType dtype, std::initializer_list<std::int64_t> shape) {
+  TensorView view = TensorView::contiguous(nullptr, dtype, shape, executor_->device());
+  auto storage = ArenaStorage::allocate(arena_, std::max<std::size_t>(view.bytes(), 1), comm_stream_);
+  if (!storage) return std::nullopt;
+  view.data = storage->data();
+  return Tensor(view, std::move(storage));
+}
+
+Tensor Buffer::Implementation::pool_tensor(DType dtype, std::initializer_list<std::int64_t> shape) {
+  TensorView view = TensorView::contiguous(nullptr, dtype, shape, executor_->device());
+  auto storage = std::make_shared<PoolStorage>(executor_, std::max<std::size_t>(view.bytes(), 1), comm_stream_);
+  view.data = storage->data();
+  return Tensor(view, std::move(storage));
+}
+
+void Buffer::Implementation::check() {
+  executor_->make_current();
+  executor_->synchronize(comm_stream_);
+  raise_faults();
+}
+
+}  // namespace deep_ep

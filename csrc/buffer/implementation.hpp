@@ -1,0 +1,87 @@
+// What a Buffer is made of. The calls themselves are one file each: layout.cpp, dispatch.cpp, combine.cpp.
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "csrc/memory/arena.hpp"
+#include "csrc/memory/symmetric_heap.hpp"
+#include "deep_ep/buffer.hpp"
+#include "kernels/intranode/params.hpp"
+
+namespace deep_ep {
+
+class Buffer::Implementation {
+ public:
+  Implementation(std::shared_ptr<Bootstrap> bootstrap, std::shared_ptr<Executor> executor, const BufferOptions& options);
+  ~Implementation();
+  Implementation(const Implementation&) = delete;
+
+  DispatchLayout get_dispatch_layout(const TensorView& topk_idx, int num_experts, const CallOptions& call);
+  DispatchResult dispatch(const DispatchArguments& arguments, const CallOptions& call);
+  CombineResult combine(const CombineArguments& arguments, const CallOptions& call);
+
+  int rank() const { return rank_; }
+  int num_ranks() const { return num_ranks_; }
+  Executor& executor() const { return *executor_; }
+  StreamHandle comm_stream() const { return comm_stream_; }
+  const BufferOptions& options() const { return options_; }
+  bool in_heap(const TensorView& tensor) const;
+
+  /// A tensor in the heap; nothing when it does not fit.
+  std::optional<Tensor> try_heap_tensor(DType dtype, std::initializer_list<std::int64_t> shape);
+  /// A tensor in the executor's pool.
+  Tensor pool_tensor(DType dtype, std::initializer_list<std::int64_t> shape);
+
+  void check();
+  void destroy_collectively();
+
+ private:
+  struct Outputs;  // dispatch.cpp
+
+  void lay_out_heap();
+  IntranodeParams intranode_params() const;
+  WaitContext wait_context() const;
+  /// The communication stream waits for what the call comes after.
+  void begin(const CallOptions& call);
+  /// The caller's stream waits for the communication stream, or the returned event stands for it.
+  EventHandle finish(const CallOptions& call);
+  /// The outputs are used on the caller's stream too.
+  void use_on(const CallOptions& call, const Tensor& tensor) const { tensor.record_stream(call.stream); }
+
+  /// Throws what a kernel met since the last look. Cheap when there is nothing.
+  void raise_faults();
+  std::string describe(const FaultRecord& fault) const;
+  void clear_fault();
+  /// Makes every later call throw TimeoutError: the ranks no longer agree on how far they got.
+  [[noreturn]] void break_down(const std::string& why);
+
+  DispatchHandle notify(const DispatchArguments& arguments, std::vector<int>& tokens_per_expert);
+  void wait_for_counts();
+  Outputs allocate_outputs(const DispatchArguments& arguments, const DispatchHandle& handle);
+  LaunchShape dispatch_shape(const Config& config, DispatchParams& params) const;
+  LaunchShape combine_shape(const Config& config, CombineParams& params) const;
+  void place_window(const DispatchArguments& arguments, DispatchParams& params) const;
+  void place_window(CombineParams& params) const;
+
+  std::shared_ptr<Bootstrap> bootstrap_;
+  std::shared_ptr<Executor> executor_;
+  BufferOptions options_;
+  int rank_;
+  int num_ranks_;
+  double timeout_s_;
+
+  std::shared_ptr<SymmetricHeap> heap_;
+  std::shared_ptr<Arena> arena_;
+  ControlWindow control_;
+  std::byte* window_ = nullptr;
+  std::size_t window_bytes_ = 0;
+
+  StreamHandle comm_stream_ = nullptr;
+  KernelState* state_ = nullptr;      // device memory
+  FaultRecord* fault_ = nullptr;      // pinned
+  HostCounts* host_counts_ = nullptr; // pinned
+  std::string broken_;                // not empty: why every call throws
+};
+
+}  // namespace deep_ep

@@ -1,0 +1,127 @@
+// Combine: for each token of this rank, the sum of the rows that its destination ranks hold.
+//
+// Every rank says whether the owners may read its rows where they are (pull), or pushes them into the owners' windows.
+// The owner adds in rank order either way, so the result does not depend on it.
+#include "kernels/intranode/combine_add.hpp"
+#include "kernels/intranode/combine_push.hpp"
+#include "kernels/primitives/block.hpp"
+#include "kernels/primitives/launch.hpp"
+
+namespace deep_ep::device {
+
+using Signal = ControlWindow::Signal;
+
+/// Words of the mailbox: where a rank's rows are, and where others may put theirs.
+enum CombineWord : int { kPulled, kRows, kWeights, kWindow, kWindowRowBytes, kWindowTokens, kTokensPerRound, kNumTokens,
+                         kRowShape };
+
+/// Row size and weights must agree between the ranks.
+DEEP_EP_DEVICE std::uint64_t row_shape(const CombineParams& params) {
+  return static_cast<std::uint64_t>(params.row_bytes) << 32 | static_cast<std::uint64_t>(params.num_topk);
+}
+
+DEEP_EP_DEVICE void publish_rows(const CombineParams& params, std::uint64_t epoch, int peer) {
+  const IntranodeParams& common = params.common;
+  const std::byte* heap = common.heaps[common.rank];
+  Mailbox* box = common.control.mailbox(common.heaps[peer], ControlWindow::Box::combine_addresses, common.rank);
+  const std::byte* window =
+      params.window + std::int64_t{peer} * params.window_tokens * static_cast<std::int64_t>(params.window_row_bytes);
+  box->word[kPulled] = params.push ? 0 : 1;
+  box->word[kRows] = params.push ? 0 : static_cast<std::uint64_t>(params.x - heap);
+  box->word[kWeights] = params.push || params.topk_weights == nullptr
+                            ? 0
+                            : static_cast<std::uint64_t>(reinterpret_cast<const std::byte*>(params.topk_weights) - heap);
+  box->word[kWindow] = static_cast<std::uint64_t>(window - heap);
+  box->word[kWindowRowBytes] = params.window_row_bytes;
+  box->word[kWindowTokens] = static_cast<std::uint64_t>(params.window_tokens);
+  box->word[kTokensPerRound] = static_cast<std::uint64_t>(params.tokens_per_round);
+  box->word[kNumTokens] = static_cast<std::uint64_t>(params.num_tokens);
+  box->word[kRowShape] = row_shape(params);
+  store_release<Scope::system>(&box->signal, epoch);
+}
+
+/// Waits for what `rank` says. False after a fault.
+DEEP_EP_DEVICE bool learn_rows(const CombineParams& params, std::uint64_t epoch, int rank, CombinePeer& peer) {
+  const IntranodeParams& common = params.common;
+  const Mailbox* box = common.control.mailbox(common.heaps[common.rank], ControlWindow::Box::combine_addresses, rank);
+  if (!wait_signal(&box->signal, epoch, params.wait, rank, Wanted::combine_addresses)) return false;
+  if (box->word[kRowShape] != row_shape(params)) {
+    report_fault(params.wait, FaultKind::mismatch, Wanted::combine_addresses, rank, 0, row_shape(params),
+                 box->word[kRowShape]);
+    return false;
+  }
+  std::byte* heap = common.heaps[rank];
+  peer.x = box->word[kPulled] != 0 ? heap + box->word[kRows] : nullptr;
+  peer.topk_weights = reinterpret_cast<const float*>(heap + box->word[kWeights]);
+  peer.window = heap + box->word[kWindow];
+  peer.window_row_bytes = static_cast<std::uint32_t>(box->word[kWindowRowBytes]);
+  peer.window_tokens = static_cast<std::int32_t>(box->word[kWindowTokens]);
+  peer.tokens_per_round = static_cast<std::int32_t>(box->word[kTokensPerRound]);
+  peer.num_tokens = static_cast<std::int32_t>(box->word[kNumTokens]);
+  return true;
+}
+
+DEEP_EP_DEVICE void combine_body(const CombineParams& params, std::byte* memory) {
+  const IntranodeParams& common = params.common;
+  const CombineShared layout{common.num_ranks, block_warps(), params.slots};
+  std::int32_t* scratch = layout.scratch(memory);
+  CombinePeer* peers = layout.peers(memory);
+  const std::uint64_t epoch = load_relaxed<Scope::gpu>(&common.state->combine_epoch) + 1;
+
+  bool good = whole_block(!aborted(params.wait), scratch);
+  if (good) {
+    // 1. Say where our rows are. That we are here also says that they are written, and that our window is free.
+    if (block_index() == 0) {
+      for (int peer = thread_index(); peer < common.num_ranks; peer += block_threads()) publish_rows(params, epoch, peer);
+    }
+    if (lane_index() == 0) {
+      for (int slot = 0; slot < params.slots; ++slot) mbarrier::init(layout.barriers(memory, warp_index())[slot], 1);
+      mbarrier::fence_init();
+    }
+
+    // 2. Learn the same of the others.
+    for (int peer = thread_index(); peer < common.num_ranks; peer += block_threads()) {
+      good = learn_rows(params, epoch, peer, peers[peer]) && good;
+    }
+    bulk::fence_global();  // the mailboxes promise rows that the copy engine reads
+    good = whole_block(good, scratch);
+  }
+
+  // 3. Some warps push our rows to their owners, the others add up our tokens.
+  if (good) {
+    const int adders = block_warps() - params.sender_warps;
+    if (warp_index() < params.sender_warps) {
+      if (lane_index() == 0) {
+        CombinePusher pusher{params,
+                             peers,
+                             epoch,
+                             warp_index() * grid_blocks() + block_index(),
+                             params.sender_warps * grid_blocks(),
+                             {layout.barriers(memory, warp_index()), layout.pushed(memory, warp_index()),
+                              layout.slot(memory, warp_index(), 0), static_cast<std::uint32_t>(params.slots)}};
+        good = pusher.push_all();
+      }
+      warp::sync();
+    } else {
+      CombineAdder adder(params, peers, layout, memory, epoch,
+                         (warp_index() - params.sender_warps) * grid_blocks() + block_index(), adders * grid_blocks());
+      good = adder.add_all();
+    }
+    good = whole_block(good, scratch);
+  }
+
+  // 4. The last block tells the others that their rows have been read, waits for the same word, and ends the call.
+  if (last_block_to_arrive(&common.state->combine_ticket, scratch)) {
+    for (int peer = thread_index(); peer < common.num_ranks && good; peer += block_threads()) {
+      store_release<Scope::system>(common.control.signal(common.heaps[peer], Signal::combine_done, common.rank), epoch);
+      wait_signal(common.control.signal(common.heaps[common.rank], Signal::combine_done, peer), epoch, params.wait, peer,
+                  Wanted::combine_done);
+    }
+    block::sync();
+    if (thread_index() == 0) store_relaxed<Scope::gpu>(&common.state->combine_epoch, epoch);
+  }
+}
+
+}  // namespace deep_ep::device
+
+DEEP_EP_DEFINE_KERNEL(combine, deep_ep::CombineParams, deep_ep::device::combine_body, 512)

@@ -1,0 +1,157 @@
+// The pushing warps of combine: one thread moves rows of this rank, piece by piece through a ring in shared memory, into
+// the windows of their owners, and raises a flag for each row once it is complete there.
+//
+// A window holds `window_tokens` tokens. An owner with more works in rounds of half as many, so that one half is filled
+// while the other is added up; rounds are pushed in the same order by all ranks, which keeps credits free of cycles.
+#pragma once
+
+#include "kernels/intranode/combine_shared.hpp"
+#include "kernels/primitives/bulk.hpp"
+#include "kernels/primitives/signal.hpp"
+
+namespace deep_ep::device {
+
+/// A ring of pieces: loads run ahead of stores, stores complete behind.
+struct PushRing {
+  static constexpr std::uint32_t kAhead = 4;  ///< loads under way before the oldest is stored
+  Mbarrier* barriers;
+  PushedPiece* pieces;
+  std::byte* data;
+  std::uint32_t slots;
+  std::uint32_t loaded = 0, stored = 0, completed = 0;
+
+  DEEP_EP_DEVICE void add(const std::byte* from, const PushedPiece& piece) {
+    if (loaded - completed == slots) complete_oldest();
+    const std::uint32_t slot = loaded % slots;
+    pieces[slot] = piece;
+    mbarrier::arrive_expect_bytes(barriers[slot], piece.bytes);
+    bulk::load(data + slot * kCombinePieceBytes, from, piece.bytes, barriers[slot]);
+    ++loaded;
+    if (loaded - stored > kAhead || loaded - stored == slots) store_oldest();
+  }
+  DEEP_EP_DEVICE void store_oldest() {
+    const std::uint32_t slot = stored % slots;
+    mbarrier::wait(barriers[slot], stored / slots & 1);
+    bulk::store(pieces[slot].to, data + slot * kCombinePieceBytes, pieces[slot].bytes);
+    bulk::commit();
+    ++stored;
+  }
+  DEEP_EP_DEVICE void complete_oldest() {
+    if (stored == completed) store_oldest();
+    wait_pending(stored - completed - 1);
+    const PushedPiece& piece = pieces[completed % slots];
+    if (piece.flag != nullptr) {
+      bulk::fence_global();
+      store_release<Scope::system>(piece.flag, piece.flag_value);
+    }
+    ++completed;
+  }
+  DEEP_EP_DEVICE void flush() {
+    while (completed < loaded) complete_oldest();
+  }
+  DEEP_EP_DEVICE static void wait_pending(std::uint32_t groups_left) {
+    switch (groups_left) {
+      case 0: return bulk::wait<0>();
+      case 1: return bulk::wait<1>();
+      case 2: return bulk::wait<2>();
+      case 3: return bulk::wait<3>();
+      case 4: return bulk::wait<4>();
+      case 5: return bulk::wait<5>();
+      case 6: return bulk::wait<6>();
+      default: return bulk::wait<7>();
+    }
+  }
+};
+
+struct CombinePusher {
+  const CombineParams& params;
+  const CombinePeer* peers;
+  std::uint64_t epoch;
+  int first, step;  ///< rows of each segment and round that this warp takes
+  PushRing ring;
+
+  DEEP_EP_DEVICE std::int32_t segment_end(int owner) const {
+    return params.rank_prefix_matrix[owner * params.common.num_ranks + params.common.rank];
+  }
+  /// First row in [begin, end), which holds ascending token indices, of a token not below `token`.
+  DEEP_EP_DEVICE std::int32_t lower_bound(std::int32_t begin, std::int32_t end, std::int64_t token) const {
+    while (begin < end) {
+      const std::int32_t middle = begin + (end - begin) / 2;
+      if (params.recv_src_idx[middle] < token) {
+        begin = middle + 1;
+      } else {
+        end = middle;
+      }
+    }
+    return begin;
+  }
+
+  DEEP_EP_DEVICE void push_row(int owner, std::int64_t row, std::int32_t token, std::uint64_t round) {
+    const CombinePeer& peer = peers[owner];
+    const int slot = token % peer.window_tokens;
+    std::byte* to = peer.window + std::int64_t{slot} * peer.window_row_bytes;
+    if (params.topk_weights != nullptr) {
+      auto* weights = reinterpret_cast<float*>(to + params.row_bytes);
+      for (int k = 0; k < params.num_topk; ++k) weights[k] = params.topk_weights[row * params.num_topk + k];
+    }
+    std::uint64_t* flag =
+        params.common.control.pushed_flag(params.common.heaps[owner], params.common.rank, slot);
+    for (std::uint32_t offset = 0; offset < params.row_bytes; offset += kCombinePieceBytes) {
+      const std::uint32_t rest = params.row_bytes - offset;
+      const bool last = rest <= kCombinePieceBytes;
+      ring.add(params.x + row * params.row_bytes + offset,
+               PushedPiece{to + offset, last ? flag : nullptr, round_signal(epoch, round + 1),
+                           last ? rest : kCombinePieceBytes});
+    }
+  }
+
+  /// Waits until `owner` has room for `round`. False after a fault.
+  DEEP_EP_DEVICE bool await_credit(int owner, std::uint64_t round) {
+    const CombinePeer& peer = peers[owner];
+    if (peer.num_tokens <= peer.window_tokens || round < 2) return true;
+    const IntranodeParams& common = params.common;
+    const std::uint64_t* signal =
+        common.control.signal(common.heaps[common.rank], ControlWindow::Signal::combine_credit, owner);
+    if (load_acquire<Scope::system>(signal) >= round_signal(epoch, round - 1)) return true;
+    ring.flush();  // rows under way may be what the owner waits for
+    return wait_signal(signal, round_signal(epoch, round - 1), params.wait, owner, Wanted::combine_credit);
+  }
+
+  /// Pushes this warp's share. By one thread.
+  DEEP_EP_DEVICE bool push_all() {
+    const int num_ranks = params.common.num_ranks;
+    std::uint64_t rounds = 0;
+    for (int owner = 0; owner < num_ranks; ++owner) {
+      const CombinePeer& peer = peers[owner];
+      const auto needed =
+          static_cast<std::uint64_t>((peer.num_tokens + peer.tokens_per_round - 1) / peer.tokens_per_round);
+      rounds = needed > rounds ? needed : rounds;
+    }
+    for (std::uint64_t round = 0; round < rounds; ++round) {
+      for (int turn = 1; turn <= num_ranks; ++turn) {  // everybody starts with another owner
+        const int owner = (params.common.rank + turn) % num_ranks;
+        const CombinePeer& peer = peers[owner];
+        const std::int64_t first_token = static_cast<std::int64_t>(round) * peer.tokens_per_round;
+        if (first_token >= peer.num_tokens) continue;
+        const std::int32_t segment_begin = owner == 0 ? 0 : segment_end(owner - 1);
+        const std::int32_t begin = round == 0 ? segment_begin
+                                              : lower_bound(segment_begin, segment_end(owner), first_token);
+        const std::int32_t end = first_token + peer.tokens_per_round >= peer.num_tokens
+                                     ? segment_end(owner)
+                                     : lower_bound(begin, segment_end(owner), first_token + peer.tokens_per_round);
+        if (begin == end) continue;
+        if (!await_credit(owner, round)) {
+          ring.flush();
+          return false;
+        }
+        for (std::int64_t row = begin + first; row < end; row += step) {
+          push_row(owner, row, params.recv_src_idx[row], round);
+        }
+      }
+    }
+    ring.flush();
+    return true;
+  }
+};
+
+}  // namespace deep_ep::device

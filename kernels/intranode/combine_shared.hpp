@@ -1,0 +1,61 @@
+// Shared memory of a combine block: what the peers said, and every warp's ring of row pieces.
+#pragma once
+
+#include "kernels/intranode/params.hpp"
+#include "kernels/primitives/mbarrier.hpp"
+#include "kernels/primitives/target.hpp"
+
+namespace deep_ep {
+
+/// Rows travel in pieces of this size: 4 vectors of 16 bytes for each lane of a warp.
+constexpr std::uint32_t kCombinePieceBytes = 2048;
+
+/// What a block knows of one peer.
+struct CombinePeer {
+  // As the expert side of our tokens.
+  const std::byte* x;            ///< its rows, readable by us; nullptr: it pushes them into our window
+  const float* topk_weights;
+  // As the owner of rows that we hold.
+  std::byte* window;             ///< our part of its window
+  std::uint32_t window_row_bytes;
+  std::int32_t window_tokens;
+  std::int32_t tokens_per_round;
+  std::int32_t num_tokens;
+};
+
+/// A piece on its way to an owner's window; `flag` is set on a row's last piece.
+struct PushedPiece {
+  std::byte* to;
+  std::uint64_t* flag;
+  std::uint64_t flag_value;
+  std::uint32_t bytes;
+};
+
+struct CombineShared {
+  int num_ranks, warps, slots;
+
+  DEEP_EP_HOST_DEVICE static std::size_t align(std::size_t bytes) { return (bytes + 127) / 128 * 128; }
+  DEEP_EP_HOST_DEVICE std::size_t num_slots() const { return static_cast<std::size_t>(warps * slots); }
+  DEEP_EP_HOST_DEVICE std::size_t barriers_at() const {
+    return align(128 + sizeof(CombinePeer) * static_cast<std::size_t>(num_ranks));
+  }
+  DEEP_EP_HOST_DEVICE std::size_t pushed_at() const {
+    return align(barriers_at() + sizeof(device::Mbarrier) * num_slots());
+  }
+  DEEP_EP_HOST_DEVICE std::size_t slots_at() const { return align(pushed_at() + sizeof(PushedPiece) * num_slots()); }
+  DEEP_EP_HOST_DEVICE std::size_t bytes() const { return slots_at() + num_slots() * kCombinePieceBytes; }
+
+  DEEP_EP_HOST_DEVICE std::int32_t* scratch(std::byte* memory) const { return reinterpret_cast<std::int32_t*>(memory); }
+  DEEP_EP_HOST_DEVICE CombinePeer* peers(std::byte* memory) const { return reinterpret_cast<CombinePeer*>(memory + 128); }
+  DEEP_EP_HOST_DEVICE device::Mbarrier* barriers(std::byte* memory, int warp) const {
+    return reinterpret_cast<device::Mbarrier*>(memory + barriers_at()) + warp * slots;
+  }
+  DEEP_EP_HOST_DEVICE PushedPiece* pushed(std::byte* memory, int warp) const {
+    return reinterpret_cast<PushedPiece*>(memory + pushed_at()) + warp * slots;
+  }
+  DEEP_EP_HOST_DEVICE std::byte* slot(std::byte* memory, int warp, int slot_index) const {
+    return memory + slots_at() + static_cast<std::size_t>(warp * slots + slot_index) * kCombinePieceBytes;
+  }
+};
+
+}  // namespace deep_ep

@@ -1,0 +1,165 @@
+// Notify: ranks exchange how many rows they will send, and every row's final place becomes known.
+//
+// Rows lie in a receiver's output by source rank, then by token index at the source. So the place of token t at rank d
+// is: rows that d gets from the ranks before us, plus our tokens before t that also go to d. The first number comes
+// from the peers, the second from a scan of the membership; block d does both for destination d.
+#include "kernels/intranode/params.hpp"
+#include "kernels/intranode/tickets.hpp"
+#include "kernels/primitives/bits.hpp"
+#include "kernels/primitives/block.hpp"
+#include "kernels/primitives/launch.hpp"
+#include "kernels/primitives/thread.hpp"
+#include "kernels/primitives/warp.hpp"
+
+namespace deep_ep::device {
+
+struct NotifyShared {
+  std::int32_t members_in_warp[32];
+  std::int32_t failed;
+};
+
+/// Numbers the members of column `destination` in token order; returns how many there are. -1 for the others.
+DEEP_EP_DEVICE int number_members(const NotifyParams& params, int destination, NotifyShared& shared) {
+  const int num_ranks = params.common.num_ranks;
+  int before_block = 0;
+  for (int first = 0; first < params.num_tokens; first += block_threads()) {
+    const int token = first + thread_index();
+    const std::int64_t at = std::int64_t{token} * num_ranks + destination;
+    const bool member = token < params.num_tokens && params.is_token_in_rank[at] != 0;
+    const std::uint32_t members = warp::ballot(member);
+    if (lane_index() == 0) shared.members_in_warp[warp_index()] = count_bits(members);
+    block::sync();
+    int before = before_block + count_bits(members & ((1u << lane_index()) - 1));
+    for (int warp = 0; warp < block_warps(); ++warp) {
+      if (warp < warp_index()) before += shared.members_in_warp[warp];
+      before_block += shared.members_in_warp[warp];
+    }
+    if (token < params.num_tokens) params.destination_row[at] = member ? before : -1;
+    block::sync();  // the next turn writes members_in_warp again
+  }
+  return before_block;
+}
+
+/// Writes this block's share of our counts into every peer's slot, then raises the peers' signals.
+DEEP_EP_DEVICE void publish_counts(const NotifyParams& params, std::uint64_t epoch, int destination, int count) {
+  const IntranodeParams& common = params.common;
+  for (int peer = thread_index(); peer < common.num_ranks; peer += block_threads()) {
+    const NotifySlot slot = common.control.notify_slot(common.heaps[peer], epoch, common.rank);
+    slot.tokens_per_rank[destination] = count;
+    if (destination == 0) *slot.shape = params.shape;
+  }
+  const NotifySlot slot = common.control.notify_slot(common.heaps[destination], epoch, common.rank);
+  for (int expert = thread_index(); expert < params.num_local_experts; expert += block_threads()) {
+    slot.tokens_per_expert[expert] = params.num_tokens_per_expert[destination * params.num_local_experts + expert];
+  }
+  block::sync();
+  for (int peer = thread_index(); peer < common.num_ranks; peer += block_threads()) {
+    std::uint64_t* signal = common.control.signal(common.heaps[peer], ControlWindow::Signal::notify, common.rank);
+    fetch_add_release<Scope::system>(signal, std::uint64_t{1});
+  }
+}
+
+/// Waits until every block of every rank has published. False after a fault.
+DEEP_EP_DEVICE bool await_counts(const NotifyParams& params, std::uint64_t epoch, NotifyShared& shared) {
+  const IntranodeParams& common = params.common;
+  for (int peer = thread_index(); peer < common.num_ranks; peer += block_threads()) {
+    std::uint64_t* signal = common.control.signal(common.heaps[common.rank], ControlWindow::Signal::notify, peer);
+    const std::uint64_t expected = epoch * static_cast<std::uint64_t>(common.num_ranks);
+    if (!wait_signal(signal, expected, params.wait, peer, Wanted::counts)) store_relaxed<Scope::block>(&shared.failed, 1);
+  }
+  block::sync();
+  return shared.failed == 0;
+}
+
+/// Do all ranks mean the same call, and do their counts make sense? A fault, seen by every rank, if not.
+DEEP_EP_DEVICE void compare_calls(const NotifyParams& params, std::uint64_t epoch, NotifyShared& shared) {
+  const IntranodeParams& common = params.common;
+  for (int peer = thread_index(); peer < common.num_ranks; peer += block_threads()) {
+    const NotifySlot slot = common.control.notify_slot(common.heaps[common.rank], epoch, peer);
+    for (int field = 0; field < CallShape::kWords; ++field) {
+      if (slot.shape->word[field] == params.shape.word[field]) continue;
+      report_fault(params.wait, FaultKind::mismatch, Wanted::counts, peer, field,
+                   static_cast<std::uint64_t>(params.shape.word[field]),
+                   static_cast<std::uint64_t>(slot.shape->word[field]));
+      store_relaxed<Scope::block>(&shared.failed, 1);
+      break;
+    }
+    for (int rank = 0; rank < common.num_ranks; ++rank) {
+      if (slot.tokens_per_rank[rank] >= 0) continue;
+      report_fault(params.wait, FaultKind::inconsistent_counts, Wanted::counts, peer, rank, 0, 0);
+      store_relaxed<Scope::block>(&shared.failed, 1);
+      break;
+    }
+  }
+  block::sync();
+}
+
+/// The tables that outlive the call, and what the host waits for.
+DEEP_EP_DEVICE void write_results(const NotifyParams& params, std::uint64_t epoch) {
+  const IntranodeParams& common = params.common;
+  std::byte* heap = common.heaps[common.rank];
+  for (int rank = thread_index(); rank < common.num_ranks; rank += block_threads()) {
+    std::int32_t end = 0;
+    for (int source = 0; source < common.num_ranks; ++source) {
+      end += common.control.notify_slot(heap, epoch, source).tokens_per_rank[rank];
+      params.rank_prefix_matrix[source * common.num_ranks + rank] = end;
+    }
+    if (rank == common.rank && params.host_counts != nullptr) params.host_counts->num_recv_tokens = end;
+  }
+  if (params.host_counts == nullptr) return;
+  for (int expert = thread_index(); expert < params.num_local_experts; expert += block_threads()) {
+    std::int32_t count = 0;
+    for (int source = 0; source < common.num_ranks; ++source) {
+      count += common.control.notify_slot(heap, epoch, source).tokens_per_expert[expert];
+    }
+    const std::int32_t alignment = params.expert_alignment;
+    params.host_counts->tokens_per_expert[expert] = (count + alignment - 1) / alignment * alignment;
+  }
+}
+
+DEEP_EP_DEVICE void notify_body(const NotifyParams& params, std::byte* memory) {
+  auto& shared = *reinterpret_cast<NotifyShared*>(memory);
+  const IntranodeParams& common = params.common;
+  const int destination = block_index();
+  const std::uint64_t epoch = load_relaxed<Scope::gpu>(&common.state->notify_epoch) + 1;
+  if (thread_index() == 0) shared.failed = 0;
+
+  // 1. Number our tokens for this destination. Counts that the caller got wrong travel as -1, so that all ranks know.
+  int count = number_members(params, destination, shared);
+  if (count != params.num_tokens_per_rank[destination]) count = -1;
+
+  // 2. Exchange counts.
+  publish_counts(params, epoch, destination, count);
+  const bool arrived = await_counts(params, epoch, shared);
+
+  // 3. Add the rows of the ranks before us. Each thread meets the tokens that it numbered itself.
+  if (arrived) {
+    std::int32_t first_row = 0;
+    for (int source = 0; source < common.rank; ++source) {
+      first_row += common.control.notify_slot(common.heaps[common.rank], epoch, source).tokens_per_rank[destination];
+    }
+    for (int token = thread_index(); token < params.num_tokens; token += block_threads()) {
+      std::int32_t& row = params.destination_row[std::int64_t{token} * common.num_ranks + destination];
+      if (row >= 0) row += first_row;
+    }
+  }
+
+  // 4. One block writes the tables and wakes the host.
+  if (arrived && destination == 0) {
+    compare_calls(params, epoch, shared);
+    if (shared.failed == 0) write_results(params, epoch);
+    block::sync();
+    if (thread_index() == 0 && params.host_counts != nullptr) {
+      store_release<Scope::system>(&params.host_counts->epoch, epoch);
+    }
+  }
+
+  // 5. The last block ends the call.
+  if (last_block_to_arrive(&common.state->notify_ticket, &shared.failed) && thread_index() == 0) {
+    store_relaxed<Scope::gpu>(&common.state->notify_epoch, epoch);
+  }
+}
+
+}  // namespace deep_ep::device
+
+DEEP_EP_DEFINE_KERNEL(notify, deep_ep::NotifyParams, deep_ep::device::notify_body, 1024)

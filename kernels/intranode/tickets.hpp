@@ -1,0 +1,44 @@
+// Agreement among the threads of a rank. Which block, or warp, comes last? The one that does speaks for all: it raises
+// the signals of the whole rank. And did every thread of a block fare well?
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/primitives/block.hpp"
+#include "kernels/primitives/memory.hpp"
+#include "kernels/primitives/thread.hpp"
+
+namespace deep_ep::device {
+
+/// Counts this thread among `expected`; true for the last, which puts the ticket back to zero. What every earlier
+/// thread wrote before its call is visible to the last one, and to whoever acquires a signal that it raises after.
+DEEP_EP_DEVICE bool last_to_arrive(std::uint32_t* ticket, std::uint32_t expected) {
+  if (fetch_add_acq_rel<Scope::system>(ticket, std::uint32_t{1}) + 1 != expected) return false;
+  store_relaxed<Scope::gpu>(ticket, std::uint32_t{0});
+  return true;
+}
+
+/// The same for whole blocks; all threads of the block take part and get the same answer. `scratch` is a word of
+/// shared memory that nobody needs any more.
+DEEP_EP_DEVICE bool last_block_to_arrive(std::uint32_t* ticket, std::int32_t* scratch) {
+  block::sync();  // the block's work is done, and so is the last use of `scratch`
+  if (thread_index() == 0) *scratch = last_to_arrive(ticket, static_cast<std::uint32_t>(grid_blocks())) ? 1 : 0;
+  block::sync();
+  const bool last = *scratch != 0;
+  block::sync();  // `scratch` may be written again
+  return last;
+}
+
+/// True on all threads of the block when `good` is on every one. `scratch` as above.
+DEEP_EP_DEVICE bool whole_block(bool good, std::int32_t* scratch) {
+  block::sync();
+  if (thread_index() == 0) *scratch = 1;
+  block::sync();
+  if (!good) store_relaxed<Scope::block>(scratch, 0);
+  block::sync();
+  const bool all_good = *scratch != 0;
+  block::sync();
+  return all_good;
+}
+
+}  // namespace deep_ep::device

@@ -1,0 +1,71 @@
+// Layout: which ranks does each token go to, and how many tokens go to each rank and expert?
+//
+// A thread takes a token. Blocks count in shared memory first, so that global memory sees one addition a block and
+// counter instead of one a token.
+#include "kernels/layout/params.hpp"
+#include "kernels/primitives/block.hpp"
+#include "kernels/primitives/launch.hpp"
+#include "kernels/primitives/memory.hpp"
+#include "kernels/primitives/thread.hpp"
+
+namespace deep_ep::device {
+
+/// -1: no selection. An index beyond the experts is a mistake of the caller: put on record, and counted nowhere.
+DEEP_EP_DEVICE int expert_of(const LayoutParams& params, int token, int k) {
+  const std::int64_t at = std::int64_t{token} * params.num_topk + k;
+  const std::int64_t expert = params.topk_idx_is_64_bit ? static_cast<const std::int64_t*>(params.topk_idx)[at]
+                                                        : static_cast<const std::int32_t*>(params.topk_idx)[at];
+  if (expert < params.num_experts) return expert < 0 ? -1 : static_cast<int>(expert);
+  note_fault(params.wait, FaultKind::unknown_expert, Wanted::nothing, 0, token, static_cast<std::uint64_t>(expert),
+             static_cast<std::uint64_t>(params.num_experts));
+  return -1;
+}
+
+/// Up to 128 ranks as bits in registers.
+struct RankSet {
+  std::uint64_t low = 0, high = 0;
+  DEEP_EP_DEVICE void insert(int rank) { (rank < 64 ? low : high) |= std::uint64_t{1} << (rank & 63); }
+  DEEP_EP_DEVICE bool contains(int rank) const { return ((rank < 64 ? low : high) >> (rank & 63) & 1) != 0; }
+};
+
+DEEP_EP_DEVICE void layout_body(const LayoutParams& params, std::byte* shared) {
+  auto* rank_counts = reinterpret_cast<std::int32_t*>(shared);
+  std::int32_t* expert_counts = rank_counts + params.num_ranks;
+  const int num_counters = params.num_ranks + params.num_experts;
+  const int experts_per_rank = params.num_experts / params.num_ranks;
+
+  // 1. Clear the block's counters.
+  for (int i = thread_index(); i < num_counters; i += block_threads()) rank_counts[i] = 0;
+  block::sync();
+
+  // 2. Count. A token counts once per rank, however many of its experts live there.
+  for (int token = block_index() * block_threads() + thread_index(); token < params.num_tokens;
+       token += grid_blocks() * block_threads()) {
+    RankSet ranks;
+    for (int k = 0; k < params.num_topk; ++k) {
+      const int expert = expert_of(params, token, k);
+      if (expert < 0) continue;
+      fetch_add_relaxed<Scope::block>(&expert_counts[expert], 1);
+      ranks.insert(expert / experts_per_rank);
+    }
+    std::uint8_t* in_rank = params.is_token_in_rank + std::int64_t{token} * params.num_ranks;
+    for (int rank = 0; rank < params.num_ranks; ++rank) {
+      const bool member = ranks.contains(rank);
+      in_rank[rank] = member ? 1 : 0;
+      if (member) fetch_add_relaxed<Scope::block>(&rank_counts[rank], 1);
+    }
+  }
+  block::sync();
+
+  // 3. Add the block's counts to the totals.
+  for (int i = thread_index(); i < num_counters; i += block_threads()) {
+    const std::int32_t count = rank_counts[i];
+    std::int32_t* total =
+        i < params.num_ranks ? params.num_tokens_per_rank + i : params.num_tokens_per_expert + (i - params.num_ranks);
+    if (count != 0) fetch_add_relaxed<Scope::gpu>(total, count);
+  }
+}
+
+}  // namespace deep_ep::device
+
+DEEP_EP_DEFINE_KERNEL(layout, deep_ep::LayoutParams, deep_ep::device::layout_body, 1024)

@@ -1,0 +1,25 @@
+// Counting and finding bits in the 32-bit sets that warp::ballot returns.
+#pragma once
+
+#include "kernels/primitives/target.hpp"
+
+namespace deep_ep::device {
+
+DEEP_EP_DEVICE int count_bits(std::uint32_t set) {
+#if DEEP_EP_TARGET_CUDA
+  return __popc(set);
+#else
+  return __builtin_popcount(set);
+#endif
+}
+
+/// Index of the lowest set bit; `set` is not zero.
+DEEP_EP_DEVICE int lowest_bit(std::uint32_t set) {
+#if DEEP_EP_TARGET_CUDA
+  return __ffs(static_cast<int>(set)) - 1;
+#else
+  return __builtin_ctz(set);
+#endif
+}
+
+}  // namespace deep_ep::device

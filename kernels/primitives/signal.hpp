@@ -1,0 +1,98 @@
+// Waiting for a peer: every wait has a deadline, and an expired one says who waited for whom, for what.
+//
+// A signal is a 64-bit word in the memory of the rank that waits; one producer stores or adds to it with release order
+// at system scope, and its value only grows. Waiting acquires: what the producer wrote before it is visible after.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/primitives/memory.hpp"
+#include "kernels/primitives/target.hpp"
+
+namespace deep_ep {
+
+/// What a wait was for; texts in csrc/buffer/faults.cpp.
+enum class Wanted : std::uint32_t {
+  nothing,
+  counts,               ///< the peer's token counts (notify)
+  dispatch_addresses,   ///< where the peer wants its rows
+  dispatch_rows,        ///< the peer's rows
+  dispatch_credit,      ///< room in the peer's window
+  combine_addresses,    ///< where the peer's rows are, or its window
+  combine_rows,         ///< a pushed row
+  combine_credit,       ///< room in the peer's window
+  combine_done,         ///< the peer's word that it has read our rows
+};
+
+enum class FaultKind : std::uint32_t { none, timeout, mismatch, overflow, inconsistent_counts, unknown_expert };
+
+/// Written by the first thread that meets a fault; lies in memory that the host sees.
+struct FaultRecord {
+  std::uint64_t claimed;   ///< 0: no fault. Set first, so that one thread only writes the rest
+  std::uint64_t written;   ///< set last, with release order
+  FaultKind kind;
+  Wanted wanted;
+  std::int32_t peer;       ///< the rank waited for, or the one that disagrees
+  std::int32_t field;      ///< mismatch: which word of the CallShape
+  std::uint64_t expected;  ///< timeout: signal value; mismatch: ours; overflow: rows that came;
+                           ///< unknown_expert: the index found, and `field` the token
+  std::uint64_t seen;      ///< timeout: signal value; mismatch: theirs; overflow: rows there is room for;
+                           ///< unknown_expert: experts there are
+};
+
+/// What a waiting thread needs to know. `abort` is a word in this rank's device memory: non-zero once any wait of this
+/// rank failed, so that the others leave too.
+struct WaitContext {
+  FaultRecord* fault = nullptr;
+  std::uint64_t* abort = nullptr;
+  std::uint64_t timeout_ns = 0;  ///< 0: for ever
+};
+
+namespace device {
+
+/// True once any wait of this rank has failed.
+DEEP_EP_DEVICE bool aborted(const WaitContext& context) { return load_relaxed<Scope::gpu>(context.abort) != 0; }
+
+/// Puts a fault on record (the first one counts); the call goes on.
+DEEP_EP_DEVICE void note_fault(const WaitContext& context, FaultKind kind, Wanted wanted, int peer, int field,
+                               std::uint64_t expected, std::uint64_t seen) {
+  if (fetch_add_acq_rel<Scope::system>(&context.fault->claimed, std::uint64_t{1}) != 0) return;
+  context.fault->kind = kind;
+  context.fault->wanted = wanted;
+  context.fault->peer = peer;
+  context.fault->field = field;
+  context.fault->expected = expected;
+  context.fault->seen = seen;
+  store_release<Scope::system>(&context.fault->written, std::uint64_t{1});
+}
+
+/// Puts a fault on record and makes every wait of this rank leave.
+DEEP_EP_DEVICE void report_fault(const WaitContext& context, FaultKind kind, Wanted wanted, int peer, int field,
+                                 std::uint64_t expected, std::uint64_t seen) {
+  note_fault(context, kind, wanted, peer, field, expected, seen);
+  store_release<Scope::gpu>(context.abort, std::uint64_t{1});
+}
+
+/// Waits until `*signal >= expected`, acquiring at system scope. Returns false when the deadline passed or another
+/// wait of this rank failed; the caller then leaves without touching what it waited for.
+DEEP_EP_DEVICE bool wait_signal(const std::uint64_t* signal, std::uint64_t expected, const WaitContext& context,
+                                int peer, Wanted wanted) {
+  std::uint64_t seen = load_acquire<Scope::system>(signal);
+  if (seen >= expected) return true;
+  const std::uint64_t begin = now_ns();
+  for (int spins = 1;; ++spins) {
+    seen = load_acquire<Scope::system>(signal);
+    if (seen >= expected) return true;
+    pause(spins);
+    if (spins % 64 == 0) {  // the clock and the abort word are looked at rarely: polling must stay cheap
+      if (aborted(context)) return false;
+      if (context.timeout_ns != 0 && now_ns() - begin > context.timeout_ns) {
+        report_fault(context, FaultKind::timeout, wanted, peer, 0, expected, seen);
+        return false;
+      }
+    }
+  }
+}
+
+}  // namespace device
+}  // namespace deep_ep

@@ -222,7 +222,6 @@ TEST_P(ArgumentsTest, Layout) {
     refuses("topk_idx", "strides", rows_apart, 8);
     refuses("topk_idx", "device", elsewhere, 8);
     refuses("topk_idx", "memory", no_memory, 8);
-    refuses("topk_idx", "width", sized<1, 33>, 8);
     refuses("num_experts", "0", unspoiled, 0);
     refuses("num_experts", "-8", unspoiled, -8);
     refuses("num_experts", "not a multiple of the ranks", unspoiled, 7);
@@ -238,7 +237,7 @@ TEST_P(ArgumentsTest, TooManyExpertsForTheBuffer) {
   run_cluster(cluster(kRanks), [&](Rank& rank) {
     Buffer buffer = rank.buffer({.heap_bytes = std::size_t{16} << 20, .max_local_experts = 3});
     const Inputs inputs = upload_inputs(rank, large);
-    require_throws<Error>([&] { buffer.dispatch(inputs.dispatch, rank.call()); }, {"max_local_experts", "3"},
+    require_throws<Error>([&] { buffer.dispatch(inputs.dispatch, rank.call()); }, {"num_tokens_per_expert", "8", "3"},
                           "dispatch with 4 experts a rank");
     run_round(rank, buffer, fits);
     buffer.destroy();

@@ -208,6 +208,18 @@ Returned upload_returned(Rank& rank, Buffer& buffer, const Case& one, const Disp
   return result;
 }
 
+std::vector<Tensor> take_whole_heap(Rank& rank, Buffer& buffer) {
+  std::vector<Tensor> taken;
+  for (std::int64_t bytes = std::int64_t{1} << 40; bytes >= 128;) {  // in ever smaller pieces
+    try {
+      taken.push_back(buffer.allocate_tensor(DType::uint8, {bytes}, rank.call()));
+    } catch (const OutOfMemory&) {
+      bytes /= 2;
+    }
+  }
+  return taken;
+}
+
 void check_combine(Rank& rank, const Case& one, const CombineResult& result) {
   const Shape& shape = one.shape;
   const auto& expected = one.combined[static_cast<std::size_t>(rank.rank())];

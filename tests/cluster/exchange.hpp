@@ -37,6 +37,9 @@ Returned upload_returned(Rank& rank, Buffer& buffer, const Case& one, const Disp
                          CombineMode mode = CombineMode::automatic);
 void check_combine(Rank& rank, const Case& one, const CombineResult& result);
 
+/// Takes all that is left of the heap, so that dispatch must receive through its window.
+std::vector<Tensor> take_whole_heap(Rank& rank, Buffer& buffer);
+
 struct RoundOptions {
   Config config;
   std::int64_t num_worst_tokens = 0;

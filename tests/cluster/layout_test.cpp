@@ -66,6 +66,21 @@ TEST_P(LayoutTest, ManyTokens) {
   run_layouts({{.tokens = {3001}, .local_experts = 256, .topk = 8, .routing = oracle::Routing::skewed, .hidden = 8}});
 }
 
+TEST_P(LayoutTest, AnExpertThatDoesNotExistIsCountedNowhereAndReported) {
+  DEEP_EP_NEEDS_RANKS(1);
+  Case one = make_case({.tokens = {9}, .local_experts = 4, .topk = 2});
+  const Case good = one;
+  one.selections[0].idx[6] = 4;
+  run_cluster(cluster(1), [&](Rank& rank) {
+    Buffer buffer = rank.buffer();
+    const Inputs inputs = upload_inputs(rank, one);
+    check_layout(rank, one, buffer.get_dispatch_layout(inputs.topk_idx, 4, rank.call()));
+    require_throws<InvalidArgument>([&] { buffer.check(); }, {"topk_idx", "token 3", "expert 4", "0 to 3"}, "check");
+    run_round(rank, buffer, good);
+    buffer.destroy();
+  });
+}
+
 TEST_P(LayoutTest, NeedsNoPeer) {
   DEEP_EP_NEEDS_RANKS(2);
   const Case one = make_case({.tokens = {9, 9}});

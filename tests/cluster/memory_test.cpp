@@ -48,15 +48,7 @@ TEST_P(MemoryTest, ReceivesThroughTheWindowWhenTheHeapIsFull) {
   for (const Shape& shape : large_rounds()) cases.push_back(make_case(shape));
   run_cluster(cluster(3), [&](Rank& rank) {
     Buffer buffer = rank.buffer({.heap_bytes = 8 * kMiB, .window_bytes = 128 * kKiB});
-    // Take everything that is left, in ever smaller pieces.
-    std::vector<Tensor> hoard;
-    for (std::int64_t bytes = 8 * kMiB; bytes >= 128;) {
-      try {
-        hoard.push_back(buffer.allocate_tensor(DType::uint8, {bytes}, rank.call()));
-      } catch (const OutOfMemory&) {
-        bytes /= 2;
-      }
-    }
+    std::vector<Tensor> hoard = take_whole_heap(rank, buffer);
     for (const Case& one : cases) {
       const DispatchResult result = buffer.dispatch(upload_inputs(rank, one).dispatch, rank.call());
       check_dispatch(rank, one, result);
@@ -80,13 +72,7 @@ TEST_P(MemoryTest, OneRankMayBeShortOfMemory) {
   run_cluster(cluster(3), [&](Rank& rank) {
     Buffer buffer = rank.buffer({.heap_bytes = 8 * kMiB, .window_bytes = 256 * kKiB});
     std::vector<Tensor> hoard;
-    for (std::int64_t bytes = 8 * kMiB; rank.rank() == 1 && bytes >= 128;) {
-      try {
-        hoard.push_back(buffer.allocate_tensor(DType::uint8, {bytes}, rank.call()));
-      } catch (const OutOfMemory&) {
-        bytes /= 2;
-      }
-    }
+    if (rank.rank() == 1) hoard = take_whole_heap(rank, buffer);
     for (const std::int64_t worst : {0, 500}) {
       run_round(rank, buffer, one, {.config = {}, .num_worst_tokens = worst, .returned_in_heap = false});
     }

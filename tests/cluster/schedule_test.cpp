@@ -10,10 +10,15 @@ void run_schedule(std::uint64_t seed, const std::vector<Case>& cases) {
   ClusterOptions options{.ranks = 3, .where = {}, .host = {}};
   options.host = {.multiprocessors = 2, .warps_per_block = 2, .seed = seed};
   run_cluster(options, [&](Rank& rank) {
-    Buffer buffer = rank.buffer({.heap_bytes = std::size_t{4} << 20, .window_bytes = std::size_t{96} << 10});
+    // Windows of five tokens' rows a rank.
+    Buffer buffer =
+        rank.buffer({.heap_bytes = std::size_t{1} << 20, .window_bytes = std::size_t{6} << 10, .max_local_experts = 8});
     for (std::size_t i = 0; i < cases.size(); ++i) {
       const bool heap = (static_cast<std::size_t>(rank.rank()) + i) % 2 == 0;
-      run_round(rank, buffer, cases[i], {.config = {}, .num_worst_tokens = i == 1 ? 60 : 0, .returned_in_heap = heap});
+      std::vector<Tensor> hoard;
+      if (i == 2) hoard = take_whole_heap(rank, buffer);
+      run_round(rank, buffer, cases[i],
+                {.config = {}, .num_worst_tokens = i == 1 ? 60 : 0, .returned_in_heap = heap && i != 2});
       rank.release();
     }
     buffer.destroy();
@@ -31,7 +36,9 @@ std::vector<Case> schedule_cases() {
                      .combine_hidden = 128,
                      .bias_0 = true,
                      .seed = 5}),
-          make_case({.tokens = {9, 14, 6}, .local_experts = 2, .hidden = 64, .combine_hidden = 64, .seed = 6})};
+          make_case({.tokens = {9, 14, 6}, .local_experts = 2, .hidden = 64, .combine_hidden = 64, .seed = 6}),
+          make_case(
+              {.tokens = {11, 8, 17}, .local_experts = 2, .topk = 2, .hidden = 128, .combine_hidden = 128, .seed = 7})};
 }
 
 void sweep(std::int64_t first, std::int64_t count) {

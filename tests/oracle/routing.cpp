@@ -36,8 +36,8 @@ const char* name_of(Routing routing) {
       return "some_dropped";
     case Routing::duplicates:
       return "duplicates";
-    case Routing::out_of_range:
-      return "out_of_range";
+    case Routing::negatives:
+      return "negatives";
   }
   return "?";
 }
@@ -100,10 +100,9 @@ Selection make_selection(Routing routing, std::int64_t tokens, int topk, int exp
         case Routing::duplicates:
           row[k] = k % 2 == 1 ? row[k - 1] : random.below(experts);
           break;
-        case Routing::out_of_range:
+        case Routing::negatives:
           row[k] = distinct_expert(random, experts, row, k);
-          if (random.chance(0.2)) row[k] = experts + random.below(1000);
-          if (random.chance(0.2)) row[k] = -2 - random.below(1000);
+          if (random.chance(0.35)) row[k] = -2 - random.below(1000);
           break;
       }
     }

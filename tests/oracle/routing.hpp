@@ -16,11 +16,11 @@ enum class Routing : std::uint8_t {
   all_dropped,     ///< every entry is -1
   some_dropped,    ///< uniform with about a third of the entries -1
   duplicates,      ///< the same expert several times in one token
-  out_of_range,    ///< uniform with some entries below -1 or beyond the last expert, which select nothing
+  negatives,       ///< uniform with some entries below -1, which select nothing either
 };
 inline constexpr Routing kRoutings[] = {Routing::uniform,     Routing::skewed,       Routing::one_hot_expert,
                                         Routing::all_dropped, Routing::some_dropped, Routing::duplicates,
-                                        Routing::out_of_range};
+                                        Routing::negatives};
 const char* name_of(Routing routing);
 
 /// How many tokens each rank has.

@@ -154,7 +154,7 @@ TEST(Routing, KeepsItsPromises) {
       case Routing::duplicates:
         EXPECT_EQ(a.idx[0], a.idx[1]);
         break;
-      case Routing::out_of_range:
+      case Routing::negatives:
         EXPECT_TRUE(entries > 300 && entries < 700) << entries;
         break;
     }

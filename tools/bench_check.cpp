@@ -47,20 +47,18 @@ std::vector<T> to_host(Executor& executor, const TensorView& tensor, StreamHandl
 void check_dispatched_bf16(Executor& executor, StreamHandle stream, const WorkloadShape& shape, const Routes& routes,
                            int rank, const DispatchResult& result) {
   const auto rows = to_host<std::uint16_t>(executor, result.recv_x.view(), stream);
-  check_rows(
-      "BF16 rows", rows, static_cast<std::size_t>(shape.hidden), shape, routes, rank,
-      [&](int source, std::int64_t token, std::span<std::uint16_t> row) { fill_row_bf16(shape, source, token, row); });
+  check_rows("BF16 rows", rows, static_cast<std::size_t>(shape.hidden), shape, routes, rank,
+             [&](int source, std::int64_t token, std::span<std::uint16_t> row) { fill_row_bf16(source, token, row); });
 }
 
 void check_dispatched_8bit(Executor& executor, StreamHandle stream, const WorkloadShape& shape, const Routes& routes,
                            int rank, const DispatchResult& result) {
   const auto rows = to_host<std::uint8_t>(executor, result.recv_x.view(), stream);
-  check_rows(
-      "8-bit rows", rows, static_cast<std::size_t>(shape.hidden), shape, routes, rank,
-      [&](int source, std::int64_t token, std::span<std::uint8_t> row) { fill_row_8bit(shape, source, token, row); });
+  check_rows("8-bit rows", rows, static_cast<std::size_t>(shape.hidden), shape, routes, rank,
+             [&](int source, std::int64_t token, std::span<std::uint8_t> row) { fill_row_8bit(source, token, row); });
   const auto scales = to_host<float>(executor, result.recv_x_scales->view(), stream);
   check_rows("scales", scales, static_cast<std::size_t>(shape.scales()), shape, routes, rank,
-             [&](int source, std::int64_t token, std::span<float> row) { fill_scales(shape, source, token, row); });
+             [&](int source, std::int64_t token, std::span<float> row) { fill_scales(source, token, row); });
 }
 
 void check_combined(Executor& executor, StreamHandle stream, const WorkloadShape& shape, const Routes& routes, int rank,
@@ -69,7 +67,7 @@ void check_combined(Executor& executor, StreamHandle stream, const WorkloadShape
   const auto hidden = static_cast<std::size_t>(shape.hidden);
   std::vector<std::uint16_t> row(hidden);
   for (std::int64_t token = 0; token < shape.tokens; ++token) {
-    fill_row_bf16(shape, rank, token, row);
+    fill_row_bf16(rank, token, row);
     const auto times = static_cast<float>(routes.fan_out(rank, token));
     for (std::size_t h = 0; h < hidden; ++h) {
       // Whole numbers below 2^24: the sum is exact before it is rounded to BF16. A sum may be -0 or +0.

@@ -47,7 +47,7 @@ std::vector<std::int64_t> make_selection(const WorkloadShape& shape, int rank) {
   return selection;
 }
 
-void fill_row_bf16(const WorkloadShape&, int rank, std::int64_t token, std::span<std::uint16_t> row) {
+void fill_row_bf16(int rank, std::int64_t token, std::span<std::uint16_t> row) {
   // Whole numbers from -128 to 127, each an entry of a table of their BF16 forms.
   static const std::vector<std::uint16_t> table = [] {
     std::vector<std::uint16_t> values;
@@ -62,7 +62,7 @@ void fill_row_bf16(const WorkloadShape&, int rank, std::int64_t token, std::span
   }
 }
 
-void fill_row_8bit(const WorkloadShape&, int rank, std::int64_t token, std::span<std::uint8_t> row) {
+void fill_row_8bit(int rank, std::int64_t token, std::span<std::uint8_t> row) {
   RowBytes random(kRowSeed, rank, token);
   for (std::size_t i = 0; i < row.size(); i += 8) {
     const std::uint64_t bytes = random.next();
@@ -70,7 +70,7 @@ void fill_row_8bit(const WorkloadShape&, int rank, std::int64_t token, std::span
   }
 }
 
-void fill_scales(const WorkloadShape&, int rank, std::int64_t token, std::span<float> row) {
+void fill_scales(int rank, std::int64_t token, std::span<float> row) {
   RowBytes random(kScaleSeed, rank, token);
   for (float& scale : row) scale = to_unit(random.next());
 }
@@ -95,6 +95,14 @@ Routes::Routes(const WorkloadShape& shape)
 std::int64_t Routes::received(int destination) const {
   std::int64_t count = 0;
   for (int source = 0; source < shape_.ranks; ++source) count += rows(source, destination);
+  return count;
+}
+
+std::int64_t Routes::total() const { return std::accumulate(rows_.begin(), rows_.end(), std::int64_t{0}); }
+
+std::int64_t Routes::total_between_ranks() const {
+  std::int64_t count = total();
+  for (int rank = 0; rank < shape_.ranks; ++rank) count -= rows(rank, rank);
   return count;
 }
 

@@ -25,9 +25,9 @@ struct WorkloadShape {
 std::vector<std::int64_t> make_selection(const WorkloadShape& shape, int rank);
 
 /// The rows of `rank`. Values of BF16 rows are small whole numbers, so that sums of a few are exact in fp32.
-void fill_row_bf16(const WorkloadShape& shape, int rank, std::int64_t token, std::span<std::uint16_t> row);
-void fill_row_8bit(const WorkloadShape& shape, int rank, std::int64_t token, std::span<std::uint8_t> row);
-void fill_scales(const WorkloadShape& shape, int rank, std::int64_t token, std::span<float> row);
+void fill_row_bf16(int rank, std::int64_t token, std::span<std::uint16_t> row);
+void fill_row_8bit(int rank, std::int64_t token, std::span<std::uint8_t> row);
+void fill_scales(int rank, std::int64_t token, std::span<float> row);
 
 /// Who sends what to whom.
 class Routes {
@@ -37,6 +37,8 @@ class Routes {
   /// Rows from `source` to `destination`.
   std::int64_t rows(int source, int destination) const { return rows_[index(source, destination)]; }
   std::int64_t received(int destination) const;
+  std::int64_t total() const;
+  std::int64_t total_between_ranks() const;
   bool sends(int source, std::int64_t token, int destination) const;
   /// On how many ranks the token has experts.
   int fan_out(int source, std::int64_t token) const;

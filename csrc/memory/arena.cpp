@@ -1,6 +1,8 @@
 #include "csrc/memory/arena.hpp"
 
 #include <algorithm>
+#include <exception>
+#include <iterator>
 #include <limits>
 
 #include "csrc/support/format.hpp"
@@ -116,8 +118,15 @@ void Arena::take_used(const Block& block) {
   used_.erase(found);
 }
 
-void Arena::drop_done(std::vector<EventHandle>& events) const {
-  std::erase_if(events, [&](const EventHandle& event) { return executor_->event_done(event); });
+void Arena::drop_done(std::vector<EventHandle>& events) const noexcept {
+  std::erase_if(events, [&](const EventHandle& event) {
+    try {
+      return executor_->event_done(event);
+    } catch (const std::exception&) {
+      // Work behind it failed. Kept, it reports that to whoever waits for it; throwing here would lose the block.
+      return false;
+    }
+  });
 }
 
 }  // namespace deep_ep

@@ -73,7 +73,7 @@ class Arena {
   void insert_free(std::uint64_t offset, Free block);
   void erase_free(FreeBlocks::iterator block);
   void take_used(const Block& block);
-  void drop_done(std::vector<EventHandle>& events) const;
+  void drop_done(std::vector<EventHandle>& events) const noexcept;
 
   std::shared_ptr<Executor> executor_;
   std::shared_ptr<SymmetricHeap> heap_;

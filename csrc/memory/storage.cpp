@@ -53,9 +53,14 @@ std::shared_ptr<ArenaStorage> ArenaStorage::allocate(const std::shared_ptr<Arena
   Executor& executor = arena->executor();
   const auto allocation = arena->allocate(bytes, executor.is_capturing(stream));
   if (!allocation) return nullptr;
-  auto storage = std::make_shared<ArenaStorage>(arena, allocation->block, stream);
-  for (const EventHandle& event : allocation->wait_for) executor.wait_event(stream, event);
-  return storage;
+  try {
+    for (const EventHandle& event : allocation->wait_for) executor.wait_event(stream, event);
+    return std::make_shared<ArenaStorage>(arena, allocation->block, stream);
+  } catch (...) {
+    // Nothing used the block yet, so it is free when it was going to be.
+    arena->release(allocation->block, allocation->wait_for);
+    throw;
+  }
 }
 
 PoolStorage::PoolStorage(std::shared_ptr<Executor> executor, std::size_t bytes, StreamHandle stream)

@@ -68,7 +68,9 @@ DEEP_EP_DEVICE bool await_counts(const NotifyParams& params, std::uint64_t epoch
     if (!wait_signal(signal, expected, params.wait, peer, Wanted::counts)) store_relaxed<Scope::block>(&shared.failed, 1);
   }
   block::sync();
-  return shared.failed == 0;
+  const bool arrived = shared.failed == 0;
+  block::sync();  // compare_calls writes `failed` again
+  return arrived;
 }
 
 /// Do all ranks mean the same call, and do their counts make sense? A fault, seen by every rank, if not.

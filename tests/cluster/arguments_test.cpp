@@ -117,7 +117,7 @@ const Wrong kWrongDispatch[] = {
 TEST_P(ArgumentsTest, Dispatch) {
   DEEP_EP_NEEDS_RANKS(kRanks);
   run_cluster(cluster(kRanks), [&](Rank& rank) {
-    Buffer buffer = rank.buffer();
+    Buffer& buffer = rank.buffer();
     const Inputs inputs = upload_inputs(rank, one_);
     for (const Wrong& wrong : kWrongDispatch) {
       DispatchArguments arguments = inputs.dispatch;
@@ -133,7 +133,7 @@ TEST_P(ArgumentsTest, Dispatch) {
 TEST_P(ArgumentsTest, CachedDispatch) {
   DEEP_EP_NEEDS_RANKS(kRanks);
   run_cluster(cluster(kRanks), [&](Rank& rank) {
-    Buffer buffer = rank.buffer();
+    Buffer& buffer = rank.buffer();
     const Inputs inputs = upload_inputs(rank, one_);
     const DispatchResult result = buffer.dispatch(inputs.dispatch, rank.call());
     const auto refuses = [&](const char* name, DispatchArguments arguments) {
@@ -167,7 +167,7 @@ TEST_P(ArgumentsTest, CachedDispatch) {
 TEST_P(ArgumentsTest, Combine) {
   DEEP_EP_NEEDS_RANKS(kRanks);
   run_cluster(cluster(kRanks), [&](Rank& rank) {
-    Buffer buffer = rank.buffer();
+    Buffer& buffer = rank.buffer();
     const DispatchResult result = buffer.dispatch(upload_inputs(rank, one_).dispatch, rank.call());
     const Returned good = upload_returned(rank, buffer, one_, result.handle, false);
     const auto refuses = [&](const char* name, const char* what, auto&& spoil) {
@@ -208,7 +208,7 @@ TEST_P(ArgumentsTest, Combine) {
 TEST_P(ArgumentsTest, Layout) {
   DEEP_EP_NEEDS_RANKS(kRanks);
   run_cluster(cluster(kRanks), [&](Rank& rank) {
-    Buffer buffer = rank.buffer();
+    Buffer& buffer = rank.buffer();
     const TensorView good = upload_inputs(rank, one_).topk_idx;
     const auto refuses = [&](const char* name, const char* what, Spoil spoil, int experts) {
       TensorView bad = good;
@@ -235,7 +235,7 @@ TEST_P(ArgumentsTest, TooManyExpertsForTheBuffer) {
   const Case fits = make_case({.tokens = {4, 4}, .local_experts = 3, .topk = 2});
   const Case large = make_case({.tokens = {4, 4}, .local_experts = 4, .topk = 2});
   run_cluster(cluster(kRanks), [&](Rank& rank) {
-    Buffer buffer = rank.buffer({.heap_bytes = std::size_t{16} << 20, .max_local_experts = 3});
+    Buffer& buffer = rank.buffer({.heap_bytes = std::size_t{16} << 20, .max_local_experts = 3});
     const Inputs inputs = upload_inputs(rank, large);
     require_throws<Error>([&] { buffer.dispatch(inputs.dispatch, rank.call()); }, {"num_tokens_per_expert", "8", "3"},
                           "dispatch with 4 experts a rank");

@@ -18,12 +18,12 @@ std::shared_ptr<Executor> make_executor(const ClusterOptions& options, int rank)
   return options.where.target == Target::cuda ? make_cuda_executor(rank) : make_host_executor(options.host);
 }
 
-/// Runs one rank and returns what went wrong, or an empty string.
+/// Runs one rank, which stays in `self`, and returns what went wrong, or an empty string.
 std::string run_rank(int rank, const ClusterOptions& options, const std::shared_ptr<Bootstrap>& bootstrap,
-                     const RankFunction& function) {
+                     const RankFunction& function, std::unique_ptr<Rank>& self) {
   try {
-    Rank self(rank, options, bootstrap, make_executor(options, rank));
-    function(self);
+    self = std::make_unique<Rank>(rank, options, bootstrap, make_executor(options, rank));
+    function(*self);
   } catch (const std::exception& error) {
     return std::string("rank ") + std::to_string(rank) + ": " + error.what();
   }
@@ -37,10 +37,11 @@ std::vector<std::string> run_threads(const ClusterOptions& options, const RankFu
   std::vector<bool> ended(ranks);
   std::mutex mutex;
   std::condition_variable changed;
+  std::vector<std::unique_ptr<Rank>> selves(ranks);
   std::vector<std::thread> threads;
   for (std::size_t r = 0; r < ranks; ++r) {
     threads.emplace_back([&, r] {
-      std::string failure = run_rank(static_cast<int>(r), options, bootstraps[r], function);
+      std::string failure = run_rank(static_cast<int>(r), options, bootstraps[r], function, selves[r]);
       const std::lock_guard lock(mutex);
       failures[r] = std::move(failure);
       ended[r] = true;
@@ -87,6 +88,7 @@ Rank::Rank(int rank, const ClusterOptions& options, std::shared_ptr<Bootstrap> b
 }
 
 Rank::~Rank() {
+  buffers_.clear();
   try {
     release();
   } catch (const std::exception& error) {
@@ -96,7 +98,12 @@ Rank::~Rank() {
   executor_->destroy_stream(stream_);
 }
 
-Buffer Rank::buffer(BufferOptions options) const {
+Buffer& Rank::buffer(const BufferOptions& options) {
+  buffers_.push_back(own_buffer(options));
+  return buffers_.back();
+}
+
+Buffer Rank::own_buffer(BufferOptions options) const {
   if (!options.timeout_s) options.timeout_s = options_.timeout_s;
   return Buffer(bootstrap_, executor_, options);
 }
@@ -146,7 +153,9 @@ void run_cluster(const ClusterOptions& options, const RankFunction& function) {
     const RankProcess self = rank_process();
     const auto bootstrap =
         make_shared_memory_bootstrap(self.meeting_point, self.rank, options.ranks, options.timeout_s);
-    const std::string failure = run_rank(self.rank, options, bootstrap, function);
+    std::unique_ptr<Rank> rank;
+    const std::string failure = run_rank(self.rank, options, bootstrap, function, rank);
+    rank.reset();
     if (!failure.empty()) std::fprintf(stderr, "%s\n", failure.c_str());
     std::exit(failure.empty() ? kRankSucceeded : 1);
   }

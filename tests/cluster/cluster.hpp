@@ -41,12 +41,12 @@ struct ClusterOptions {
   HostExecutorOptions host;
   double deadline_s = 120;
   /// Time that the bootstrap and, unless a test says otherwise, the buffers allow.
-  double timeout_s = 60;
+  double timeout_s = 30;
   /// This rank is meant to disappear: how its process ends is ignored.
   int lost_rank = -1;
 };
 
-/// What the function gets: one rank, with memory that lives until the function returns.
+/// What the function gets: one rank, with memory and buffers that live until all ranks have returned.
 class Rank {
  public:
   Rank(int rank, const ClusterOptions& options, std::shared_ptr<Bootstrap> bootstrap,
@@ -62,8 +62,11 @@ class Rank {
   StreamHandle stream() const { return stream_; }
   CallOptions call() const { return {.stream = stream_, .previous_event = {}, .async_finish = false}; }
 
-  /// A buffer with small memory and the cluster's time-out; the arguments change what a test cares about.
-  Buffer buffer(BufferOptions options = {.heap_bytes = std::size_t{64} << 20}) const;
+  /// A buffer with small memory and the cluster's time-out; the options change what a test cares about. It lives until
+  /// every rank has ended, so that a rank that fails does not pull the memory from under those that go on.
+  Buffer& buffer(const BufferOptions& options = {.heap_bytes = std::size_t{64} << 20});
+  /// The same, for tests of a buffer's end.
+  Buffer own_buffer(BufferOptions options = {.heap_bytes = std::size_t{64} << 20}) const;
 
   /// Device memory with undefined contents.
   void* allocate(std::size_t bytes);
@@ -96,6 +99,7 @@ class Rank {
   std::shared_ptr<Executor> executor_;
   StreamHandle stream_;
   std::vector<void*> memory_;
+  std::deque<Buffer> buffers_;
 };
 
 using RankFunction = std::function<void(Rank&)>;

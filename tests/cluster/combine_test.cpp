@@ -9,7 +9,7 @@ class CombineTest : public ClusterTest {
   /// One dispatch, then combine with the rows of every rank in the heap or not, as `in_heap` says of it.
   void run(const Case& one, const std::vector<std::vector<bool>>& in_heap, CombineMode mode) {
     run_cluster(cluster(one.shape.ranks()), [&](Rank& rank) {
-      Buffer buffer = rank.buffer();
+      Buffer& buffer = rank.buffer();
       const DispatchResult dispatched = buffer.dispatch(upload_inputs(rank, one).dispatch, rank.call());
       for (const auto& choice : in_heap) {
         const bool heap = choice[static_cast<std::size_t>(rank.rank())];
@@ -92,7 +92,7 @@ TEST_P(CombineTest, WeightsComeBackBitForBit) {
                               .routing = oracle::Routing::some_dropped,
                               .combine_weights = false});
   run_cluster(cluster(3), [&](Rank& rank) {
-    Buffer buffer = rank.buffer();
+    Buffer& buffer = rank.buffer();
     const DispatchResult result = buffer.dispatch(upload_inputs(rank, one).dispatch, rank.call());
     const auto& sent = one.selections[static_cast<std::size_t>(rank.rank())];
     std::vector<float> expected = sent.weights;
@@ -122,7 +122,7 @@ TEST_P(CombineTest, ReceivedTensorsCanBeCombinedAsTheyAre) {
     }
   }
   run_cluster(cluster(3), [&](Rank& rank) {
-    Buffer buffer = rank.buffer();
+    Buffer& buffer = rank.buffer();
     const DispatchResult dispatched = buffer.dispatch(upload_inputs(rank, one).dispatch, rank.call());
     require(buffer.in_heap(dispatched.recv_x.view()), "recv_x lies in the heap when the heap is large enough");
     CombineArguments arguments;

@@ -18,7 +18,7 @@ class DisagreementTest : public ClusterTest {
     const Case good = make_case(common);
     const Case strange = make_case(odd);
     run_cluster(cluster(common.ranks()), [&](Rank& rank) {
-      Buffer buffer = rank.buffer();
+      Buffer& buffer = rank.buffer();
       for (int i = 0; i < 2; ++i) {
         const bool is_odd = rank.rank() == 1;
         Inputs inputs = upload_inputs(rank, is_odd ? strange : good);
@@ -81,7 +81,7 @@ TEST_P(DisagreementTest, CountsThatContradictTheMembership) {
     Case wrong = good;
     wrong.inputs[1].layout.tokens_per_rank[0] += delta;
     run_cluster(cluster(2), [&](Rank& rank) {
-      Buffer buffer = rank.buffer();
+      Buffer& buffer = rank.buffer();
       const Inputs inputs = upload_inputs(rank, wrong);
       const auto call = [&] {
         buffer.dispatch(inputs.dispatch, rank.call());
@@ -102,7 +102,7 @@ TEST_P(DisagreementTest, ARankThatNeverDispatches) {
   const Case one = make_case({.tokens = {9, 12, 3}});
   for (const std::int64_t worst : {0, 64}) {
     run_cluster(cluster(3), [&](Rank& rank) {
-      Buffer buffer = rank.buffer({.heap_bytes = std::size_t{16} << 20, .timeout_s = 1.0});
+      Buffer& buffer = rank.buffer({.heap_bytes = std::size_t{16} << 20, .timeout_s = 1.0});
       if (rank.rank() != 1) {
         Inputs inputs = upload_inputs(rank, one);
         inputs.dispatch.num_worst_tokens = worst;
@@ -126,7 +126,7 @@ TEST_P(DisagreementTest, ARankThatNeverCombines) {
   const Case one = make_case({.tokens = {9, 12, 7}, .local_experts = 1, .topk = 3});  // every token goes everywhere
   for (const bool heap : {true, false}) {
     run_cluster(cluster(3), [&](Rank& rank) {
-      Buffer buffer = rank.buffer({.heap_bytes = std::size_t{16} << 20, .timeout_s = 1.0});
+      Buffer& buffer = rank.buffer({.heap_bytes = std::size_t{16} << 20, .timeout_s = 1.0});
       const DispatchResult result = buffer.dispatch(upload_inputs(rank, one).dispatch, rank.call());
       Returned returned = upload_returned(rank, buffer, one, result.handle, heap);
       rank.bootstrap()->barrier();
@@ -150,7 +150,7 @@ TEST_P(DisagreementTest, ARankThatIsMerelyLateIsWaitedFor) {
   DEEP_EP_NEEDS_RANKS(2);
   const Case one = make_case({.tokens = {9, 12}});
   run_cluster(cluster(2), [&](Rank& rank) {
-    Buffer buffer = rank.buffer();
+    Buffer& buffer = rank.buffer();
     for (int i = 0; i < 2; ++i) {
       const auto begin = Clock::now();
       while (rank.rank() == i && seconds_since(begin) < 0.2) {

@@ -34,7 +34,7 @@ TEST_P(DispatchModesTest, WorstCaseOverflowIsRaisedByTheNextCall) {
   DEEP_EP_NEEDS_RANKS(2);
   const Case one = make_case({.tokens = {12, 12}, .local_experts = 2, .topk = 4});
   run_cluster(cluster(2), [&](Rank& rank) {
-    Buffer buffer = rank.buffer();
+    Buffer& buffer = rank.buffer();
     Inputs inputs = upload_inputs(rank, one);
     inputs.dispatch.num_worst_tokens = 23;
     const DispatchResult result = buffer.dispatch(inputs.dispatch, rank.call());
@@ -53,7 +53,7 @@ TEST_P(DispatchModesTest, CachedCallsMayChangeTypeAndWidth) {
   std::vector<Case> cases = {make_case(first)};
   for (const Shape& shape : later) cases.push_back(make_case(shape));
   run_cluster(cluster(3), [&](Rank& rank) {
-    Buffer buffer = rank.buffer();
+    Buffer& buffer = rank.buffer();
     for (const std::int64_t worst : {0, 64}) {
       Inputs inputs = upload_inputs(rank, cases[0]);
       inputs.dispatch.num_worst_tokens = worst;
@@ -81,7 +81,7 @@ TEST_P(DispatchModesTest, AnOldHandleSurvivesLaterCalls) {
   const Case old = make_case({.tokens = {14, 20}, .seed = 3});
   const Case other = make_case({.tokens = {31, 2}, .topk = 2, .seed = 4});
   run_cluster(cluster(2), [&](Rank& rank) {
-    Buffer buffer = rank.buffer();
+    Buffer& buffer = rank.buffer();
     const DispatchResult kept = buffer.dispatch(upload_inputs(rank, old).dispatch, rank.call());
     for (int i = 0; i < 5; ++i) run_round(rank, buffer, other, {.config = {}, .num_worst_tokens = i % 2 == 0 ? 0 : 80});
     check_dispatch(rank, old, kept);

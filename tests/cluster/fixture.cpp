@@ -28,7 +28,7 @@ void run_rounds(const ClusterOptions& cluster, std::span<const Shape> shapes, co
   std::vector<Case> cases;
   for (const Shape& shape : shapes) cases.push_back(make_case(shape));
   run_cluster(cluster, [&](Rank& rank) {
-    Buffer buffer = rank.buffer(buffer_options);
+    Buffer& buffer = rank.buffer(buffer_options);
     for (const Case& one : cases) {
       run_round(rank, buffer, one, round);
       rank.release();

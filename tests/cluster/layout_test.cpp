@@ -11,7 +11,7 @@ class LayoutTest : public ClusterTest {
     std::vector<Case> cases;
     for (const Shape& shape : shapes) cases.push_back(make_case(shape));
     run_cluster(cluster(shapes.front().ranks()), [&](Rank& rank) {
-      Buffer buffer = rank.buffer();
+      Buffer& buffer = rank.buffer();
       for (const Case& one : cases) {
         const Inputs inputs = upload_inputs(rank, one);
         const DispatchLayout layout = buffer.get_dispatch_layout(inputs.topk_idx, one.shape.experts(), rank.call());
@@ -72,7 +72,7 @@ TEST_P(LayoutTest, AnExpertThatDoesNotExistIsCountedNowhereAndReported) {
   const Case good = one;
   one.selections[0].idx[6] = 4;
   run_cluster(cluster(1), [&](Rank& rank) {
-    Buffer buffer = rank.buffer();
+    Buffer& buffer = rank.buffer();
     const Inputs inputs = upload_inputs(rank, one);
     check_layout(rank, one, buffer.get_dispatch_layout(inputs.topk_idx, 4, rank.call()));
     require_throws<InvalidArgument>([&] { buffer.check(); }, {"topk_idx", "token 3", "expert 4", "0 to 3"}, "check");
@@ -85,7 +85,7 @@ TEST_P(LayoutTest, NeedsNoPeer) {
   DEEP_EP_NEEDS_RANKS(2);
   const Case one = make_case({.tokens = {9, 9}});
   run_cluster(cluster(2), [&](Rank& rank) {
-    Buffer buffer = rank.buffer();
+    Buffer& buffer = rank.buffer();
     if (rank.rank() == 1) {
       const Inputs inputs = upload_inputs(rank, one);
       check_layout(rank, one, buffer.get_dispatch_layout(inputs.topk_idx, one.shape.experts(), rank.call()));

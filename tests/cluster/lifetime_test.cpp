@@ -14,7 +14,7 @@ TEST_P(LifetimeTest, OneAfterTheOther) {
   const Case one = make_case({.tokens = {8, 9}});
   run_cluster(cluster(2), [&](Rank& rank) {
     for (int i = 0; i < 4; ++i) {
-      Buffer buffer = rank.buffer();
+      Buffer buffer = rank.own_buffer();
       run_round(rank, buffer, one);
       if (i % 2 == 0) {
         buffer.destroy();
@@ -33,8 +33,8 @@ TEST_P(LifetimeTest, SeveralAtOnceDoNotDisturbEachOther) {
   const Case one = make_case({.tokens = {8, 9}, .seed = 1});
   const Case two = make_case({.tokens = {20, 3}, .topk = 2, .seed = 2});
   run_cluster(cluster(2), [&](Rank& rank) {
-    Buffer first = rank.buffer();
-    Buffer second = rank.buffer({.heap_bytes = std::size_t{32} << 20});
+    Buffer first = rank.own_buffer();
+    Buffer second = rank.own_buffer({.heap_bytes = std::size_t{32} << 20});
     const DispatchResult a = first.dispatch(upload_inputs(rank, one).dispatch, rank.call());
     const DispatchResult b = second.dispatch(upload_inputs(rank, two).dispatch, rank.call());
     for (int i = 0; i < 3; ++i) {
@@ -82,7 +82,7 @@ TEST_P(LifetimeTest, TensorsOutliveTheBuffer) {
     Tensor own;
     const std::vector<float> numbers = {1, 2, 3, 4};
     {
-      Buffer buffer = rank.buffer();
+      Buffer buffer = rank.own_buffer();
       dispatched = buffer.dispatch(upload_inputs(rank, one).dispatch, rank.call());
       Returned returned = upload_returned(rank, buffer, one, dispatched.handle, true);
       combined = buffer.combine(returned.combine, rank.call());
@@ -95,7 +95,7 @@ TEST_P(LifetimeTest, TensorsOutliveTheBuffer) {
     check_combine(rank, one, combined);
     require_same(numbers, rank.download<float>(own.view()), "a tensor of allocate_tensor");
     // Another buffer must not get the memory that the tensors still hold.
-    Buffer next = rank.buffer();
+    Buffer next = rank.own_buffer();
     run_round(rank, next, one);
     check_dispatch(rank, one, dispatched);
     dispatched = {};
@@ -109,7 +109,7 @@ TEST_P(LifetimeTest, TensorsDroppedWhileTheirKernelsRun) {
   DEEP_EP_NEEDS_RANKS(2);
   const Case one = make_case({.tokens = {40, 40}, .hidden = 512, .combine_hidden = 512});
   run_cluster(cluster(2), [&](Rank& rank) {
-    Buffer buffer = rank.buffer({.heap_bytes = std::size_t{8} << 20, .window_bytes = std::size_t{1} << 20});
+    Buffer buffer = rank.own_buffer({.heap_bytes = std::size_t{8} << 20, .window_bytes = std::size_t{1} << 20});
     const DispatchResult original = buffer.dispatch(upload_inputs(rank, one).dispatch, rank.call());
     const Inputs inputs = upload_inputs(rank, one);
     DispatchArguments cached;
@@ -129,7 +129,7 @@ TEST_P(LifetimeTest, EveryCallAfterDestroyIsRefused) {
   DEEP_EP_NEEDS_RANKS(2);
   const Case one = make_case({.tokens = {8, 9}});
   run_cluster(cluster(2), [&](Rank& rank) {
-    Buffer buffer = rank.buffer();
+    Buffer buffer = rank.own_buffer();
     const Inputs inputs = upload_inputs(rank, one);
     const DispatchResult result = buffer.dispatch(inputs.dispatch, rank.call());
     Returned returned = upload_returned(rank, buffer, one, result.handle, false);

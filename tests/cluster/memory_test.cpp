@@ -47,7 +47,7 @@ TEST_P(MemoryTest, ReceivesThroughTheWindowWhenTheHeapIsFull) {
   std::vector<Case> cases;
   for (const Shape& shape : large_rounds()) cases.push_back(make_case(shape));
   run_cluster(cluster(3), [&](Rank& rank) {
-    Buffer buffer = rank.buffer({.heap_bytes = 8 * kMiB, .window_bytes = 128 * kKiB});
+    Buffer& buffer = rank.buffer({.heap_bytes = 8 * kMiB, .window_bytes = 128 * kKiB});
     std::vector<Tensor> hoard = take_whole_heap(rank, buffer);
     for (const Case& one : cases) {
       const DispatchResult result = buffer.dispatch(upload_inputs(rank, one).dispatch, rank.call());
@@ -70,7 +70,7 @@ TEST_P(MemoryTest, OneRankMayBeShortOfMemory) {
   DEEP_EP_NEEDS_RANKS(3);
   const Case one = make_case(large_rounds()[0]);
   run_cluster(cluster(3), [&](Rank& rank) {
-    Buffer buffer = rank.buffer({.heap_bytes = 8 * kMiB, .window_bytes = 256 * kKiB});
+    Buffer& buffer = rank.buffer({.heap_bytes = 8 * kMiB, .window_bytes = 256 * kKiB});
     std::vector<Tensor> hoard;
     if (rank.rank() == 1) hoard = take_whole_heap(rank, buffer);
     for (const std::int64_t worst : {0, 500}) {
@@ -91,7 +91,7 @@ TEST_P(MemoryTest, MemoryOfDroppedTensorsIsUsedAgain) {
   // Each round takes about a megabyte of an eight-megabyte heap: without reuse the fifth would not fit.
   const Case one = make_case({.tokens = {100, 100}, .hidden = 1024, .combine_hidden = 1024});
   run_cluster(cluster(2), [&](Rank& rank) {
-    Buffer buffer = rank.buffer({.heap_bytes = 8 * kMiB, .window_bytes = kMiB});
+    Buffer& buffer = rank.buffer({.heap_bytes = 8 * kMiB, .window_bytes = kMiB});
     for (int i = 0; i < 20; ++i) {
       const DispatchResult result = buffer.dispatch(upload_inputs(rank, one).dispatch, rank.call());
       check_dispatch(rank, one, result);
@@ -112,7 +112,7 @@ TEST_P(MemoryTest, OffsetsBeyond4GiB) {
                               .combine_hidden = 128,
                               .bias_1 = true});
   run_cluster(cluster(2), [&](Rank& rank) {
-    Buffer buffer = rank.buffer({.heap_bytes = std::size_t{6} << 30, .window_bytes = 4 * kMiB});
+    Buffer& buffer = rank.buffer({.heap_bytes = std::size_t{6} << 30, .window_bytes = 4 * kMiB});
     // Not touched, so on the CPU it takes no memory.
     const Tensor padding = buffer.allocate_tensor(DType::uint8, {kPadding}, rank.call());
     const DispatchResult result = buffer.dispatch(upload_inputs(rank, one).dispatch, rank.call());
@@ -130,7 +130,7 @@ TEST_P(MemoryTest, OffsetsBeyond4GiB) {
 TEST_P(MemoryTest, AllocateTensor) {
   DEEP_EP_NEEDS_RANKS(1);
   run_cluster(cluster(1), [](Rank& rank) {
-    Buffer buffer = rank.buffer({.heap_bytes = 16 * kMiB});
+    Buffer& buffer = rank.buffer({.heap_bytes = 16 * kMiB});
     const Tensor one = buffer.allocate_tensor(DType::bfloat16, {7, 24}, rank.call());
     const Tensor two = buffer.allocate_tensor(DType::float32, {3}, rank.call());
     require(one.size(0) == 7 && one.size(1) == 24 && one.view().dtype == DType::bfloat16, "shape and type");

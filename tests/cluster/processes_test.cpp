@@ -53,7 +53,7 @@ TEST_P(ProcessesTest, ARankThatDiesIsNamed) {
   options.lost_rank = 2;
   const Case one = make_case({.tokens = {9, 12, 3}});
   run_cluster(options, [&](Rank& rank) {
-    Buffer buffer = rank.buffer({.heap_bytes = std::size_t{16} << 20, .timeout_s = 2.0});
+    Buffer& buffer = rank.buffer({.heap_bytes = std::size_t{16} << 20, .timeout_s = 2.0});
     run_round(rank, buffer, one);
     if (rank.rank() == 2) _exit(1);
     const Inputs inputs = upload_inputs(rank, one);

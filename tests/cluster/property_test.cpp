@@ -76,7 +76,7 @@ TEST_P(PropertyTest, RandomRoundsMatchTheOracle) {
     }
     SCOPED_TRACE("DEEP_EP_TEST_SEED=" + std::to_string(seed_) + ", buffer " + std::to_string(i));
     run_cluster(options, [&](Rank& rank) {
-      Buffer buffer = rank.buffer(buffer_options);
+      Buffer& buffer = rank.buffer(buffer_options);
       std::vector<Tensor> hoard;
       if (short_of_memory[static_cast<std::size_t>(rank.rank())]) hoard = take_whole_heap(rank, buffer);
       for (std::size_t c = 0; c < cases.size(); ++c) {

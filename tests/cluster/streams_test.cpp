@@ -26,7 +26,7 @@ TEST_P(StreamsTest, ManyCallsInFlightWithEvents) {
   const std::vector<Case> cases =
       same_routing({.tokens = {18, 4, 25}, .hidden = 128, .combine_hidden = 64, .bias_0 = true}, 8);
   run_cluster(cluster(3), [&](Rank& rank) {
-    Buffer buffer = rank.buffer();
+    Buffer& buffer = rank.buffer();
     const DispatchResult original = buffer.dispatch(upload_inputs(rank, cases[0]).dispatch, rank.call());
     std::vector<Inputs> inputs;
     std::vector<Returned> returned;
@@ -66,7 +66,7 @@ TEST_P(StreamsTest, AWholeRoundInFlightWithWorstCaseSizes) {
   DEEP_EP_NEEDS_RANKS(2);
   const Case one = make_case({.tokens = {18, 25}});
   run_cluster(cluster(2), [&](Rank& rank) {
-    Buffer buffer = rank.buffer();
+    Buffer& buffer = rank.buffer();
     Inputs inputs = upload_inputs(rank, one);
     inputs.dispatch.num_worst_tokens = 64;
     CallOptions call{.stream = rank.stream(), .previous_event = {}, .async_finish = true};
@@ -94,7 +94,7 @@ TEST_P(StreamsTest, PreviousEventAloneOrdersTheInputs) {
   DEEP_EP_NEEDS_RANKS(2);
   const Case one = make_case({.tokens = {64, 50}, .hidden = 512});
   run_cluster(cluster(2), [&](Rank& rank) {
-    Buffer buffer = rank.buffer();
+    Buffer& buffer = rank.buffer();
     const DispatchResult first = buffer.dispatch(upload_inputs(rank, one).dispatch, rank.call());
     const Inputs good = upload_inputs(rank, one);
     const TensorView& x = good.dispatch.x;
@@ -124,7 +124,7 @@ TEST_P(StreamsTest, WithoutAnEventTheStreamOrdersTheInputs) {
   DEEP_EP_NEEDS_RANKS(2);
   const Case one = make_case({.tokens = {64, 50}, .hidden = 512});
   run_cluster(cluster(2), [&](Rank& rank) {
-    Buffer buffer = rank.buffer();
+    Buffer& buffer = rank.buffer();
     const Inputs good = upload_inputs(rank, one);
     Executor& executor = *rank.executor();
     Inputs late = good;
@@ -142,7 +142,7 @@ TEST_P(StreamsTest, TheDefaultStreamWorks) {
   DEEP_EP_NEEDS_RANKS(2);
   const Case one = make_case({.tokens = {7, 9}});
   run_cluster(cluster(2), [&](Rank& rank) {
-    Buffer buffer = rank.buffer();
+    Buffer& buffer = rank.buffer();
     const DispatchResult result = buffer.dispatch(upload_inputs(rank, one).dispatch);
     rank.executor()->synchronize(nullptr);
     check_dispatch(rank, one, result);
@@ -155,7 +155,7 @@ TEST_P(StreamsTest, AQuickRankCannotOverwriteWhatASlowOneReads) {
   const Case one = make_case({.tokens = {30, 30}, .hidden = 256, .combine_hidden = 256});
   const Case two = make_case({.tokens = {30, 30}, .hidden = 256, .combine_hidden = 256, .seed = 2});
   run_cluster(cluster(2), [&](Rank& rank) {
-    Buffer buffer = rank.buffer();
+    Buffer& buffer = rank.buffer();
     for (int i = 0; i < 6; ++i) {
       for (const Case* now : {&one, &two}) {
         if (rank.rank() == i % 2) std::this_thread::sleep_for(std::chrono::milliseconds(5));

@@ -27,6 +27,7 @@ void find(Function& function, const char* name, unsigned version) {
 
 Driver load() {
   Driver driver{};
+  find(driver.init, "cuInit", 2000);
   find(driver.get_error_name, "cuGetErrorName", 6000);
   find(driver.get_error_string, "cuGetErrorString", 6000);
   find(driver.device_get, "cuDeviceGet", 2000);
@@ -46,6 +47,9 @@ Driver load() {
   find(driver.mem_set_access, "cuMemSetAccess", 10020);
   find(driver.mem_export, "cuMemExportToShareableHandle", 10020);
   find(driver.mem_import, "cuMemImportFromShareableHandle", 10020);
+  // The runtime does this too, but when is its own affair.
+  const CUresult ready = driver.init(0);
+  if (ready != CUDA_SUCCESS) fail<SystemError>("the CUDA driver does not start: cuInit gives {}", static_cast<int>(ready));
   return driver;
 }
 

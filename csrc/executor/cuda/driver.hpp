@@ -7,6 +7,7 @@
 namespace deep_ep::cuda {
 
 struct Driver {
+  PFN_cuInit_v2000 init;
   PFN_cuGetErrorName_v6000 get_error_name;
   PFN_cuGetErrorString_v6000 get_error_string;
 

@@ -24,11 +24,11 @@ struct BenchOptions {
 /// Sizes that suit the device, where the user gave none.
 void complete(IntranodeOptions& options, Device::Kind device) {
   const bool gpu = device == Device::Kind::cuda;
-  if (options.hidden == 0) options.hidden = gpu ? 7168 : 1024;
-  if (options.tokens.empty()) options.tokens = {gpu ? 4096 : 32};
+  if (options.hidden == 0) options.hidden = gpu ? 7168 : 2048;
+  if (options.tokens.empty()) options.tokens = {gpu ? 4096 : 128};
   if (options.sms.empty()) options.sms = {gpu ? 24 : 0};
-  if (options.rounds.count == 0) options.rounds.count = gpu ? 50 : 5;
-  if (options.rounds.warmup < 0) options.rounds.warmup = gpu ? 10 : 1;
+  if (options.rounds.count == 0) options.rounds.count = gpu ? 50 : 30;
+  if (options.rounds.warmup < 0) options.rounds.warmup = gpu ? 10 : 2;
 }
 
 void check(const IntranodeOptions& options, int ranks) {
@@ -84,7 +84,7 @@ void print_head(const IntranodeOptions& options, const World& world, Device::Kin
 
 void print_line(const Measurement& m) {
   const auto us = [](double seconds) { return fmt::format("{:.1f}", seconds * 1e6); };
-  const auto rate = [](double gb_per_s) { return gb_per_s > 0 ? fmt::format("{:.1f}", gb_per_s) : std::string("-"); };
+  const auto rate = [](double gb_per_s) { return gb_per_s > 0 ? fmt::format("{:.4g}", gb_per_s) : std::string("-"); };
   clear_progress();
   fmt::print("{:>7} {:<23}{:<6}{:<12}{:<15}{:>5}{:>11}{:>10}{:>10}{:>11}{:>11}{:>9}{:>9}\n", m.tokens, m.operation,
              m.dtype, m.mode, m.transport, m.sms > 0 ? fmt::format("{}", m.sms) : "-", us(m.timing.median),
@@ -133,10 +133,11 @@ void add_intranode(CLI::App& bench, Action& action) {
   command->add_option("--device", options->device, "auto: GPUs when there is one for every rank")
       ->check(CLI::IsMember({"auto", "cpu", "cuda"}))
       ->capture_default_str();
-  command->add_option("--tokens", o.tokens, "Tokens of each rank, one or several numbers (default 4096; 32 on the CPU)")
+  command
+      ->add_option("--tokens", o.tokens, "Tokens of each rank, one or several numbers (default 4096; 128 on the CPU)")
       ->delimiter(',')
       ->check(CLI::Range(std::int64_t{0}, std::int64_t{1} << 20));
-  command->add_option("--hidden", o.hidden, "Channels of a token (default 7168; 1024 on the CPU)")
+  command->add_option("--hidden", o.hidden, "Channels of a token (default 7168; 2048 on the CPU)")
       ->check(CLI::Range(16, 65536));
   command->add_option("--topk", o.topk, "Experts of each token")->check(CLI::Range(1, 32))->capture_default_str();
   command->add_option("--experts", o.experts, "Experts of all ranks")
@@ -153,9 +154,9 @@ void add_intranode(CLI::App& bench, Action& action) {
   command->add_option("--mode", o.mode, "Combine: pull, push or both")
       ->check(CLI::IsMember({"pull", "push", "both"}))
       ->capture_default_str();
-  command->add_option("--iterations", o.rounds.count, "Timed rounds (default 50; 5 on the CPU)")
+  command->add_option("--iterations", o.rounds.count, "Timed rounds (default 50; 30 on the CPU)")
       ->check(CLI::Range(1, 100000));
-  command->add_option("--warmup", o.rounds.warmup, "Rounds before them (default 10; 1 on the CPU)")
+  command->add_option("--warmup", o.rounds.warmup, "Rounds before them (default 10; 2 on the CPU)")
       ->check(CLI::Range(0, 100000));
   command->add_flag("!--no-peers", o.peers, "Leave out NCCL and the copy engines");
   command->add_flag("!--cached-only", o.uncached, "Leave out layout and dispatches that exchange counts");

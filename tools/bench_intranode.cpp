@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <string_view>
 #include <utility>
 
@@ -67,7 +68,7 @@ class Measurer {
     Measurement measurement{.operation = exchange ? "layout+notify+dispatch" : "dispatch",
                             .dtype = as_8bit ? "fp8" : "bf16",
                             .mode = exchange ? "exchange" : "cached"};
-    measurement.sms = config.num_sms != 0 ? config.num_sms : Config::dispatch_default(shape_.ranks).num_sms;
+    measurement.sms = sms_used(config, Config::dispatch_default(shape_.ranks));
     set_bytes(measurement, as_8bit ? shape_.row_bytes_8bit() : shape_.row_bytes_bf16());
     add(measurement, timing);
   }
@@ -84,7 +85,7 @@ class Measurer {
     bench_.release_rows();
     Measurement measurement{
         .operation = "combine", .dtype = "bf16", .mode = mode == CombineMode::pull ? "pull" : "push"};
-    measurement.sms = config.num_sms != 0 ? config.num_sms : Config::combine_default(shape_.ranks).num_sms;
+    measurement.sms = sms_used(config, Config::combine_default(shape_.ranks));
     set_bytes(measurement, shape_.row_bytes_bf16());
     add(measurement, timing);
   }
@@ -108,6 +109,10 @@ class Measurer {
                             .sms = transport.num_sms()};
     set_bytes(measurement, row_bytes);
     add(measurement, meter_.measure(options_.rounds, [&] { transport.enqueue(bench_.stream()); }));
+  }
+
+  int sms_used(const Config& config, const Config& library_default) const {
+    return std::min(config.num_sms != 0 ? config.num_sms : library_default.num_sms, executor_.policy().multiprocessors);
   }
 
   void set_bytes(Measurement& measurement, std::int64_t row_bytes) const {

@@ -70,7 +70,7 @@ int World::device_of(int local_rank) const {
 
 World make_world(int ranks, const std::string& device) {
   World world;
-  if (const Launcher* launcher = find_launcher()) {
+  if ([[maybe_unused]] const Launcher* launcher = find_launcher()) {
 #if DEEP_EP_HAVE_MPI
     world.kind = "processes, MPI";
     world.bootstraps.push_back(make_mpi_bootstrap());

@@ -202,10 +202,10 @@ int run_demo(const DemoOptions& options) {
   report.device = choose_device(options.device, options.ranks);
   std::vector<std::string> words = split_words(text);
   report.words = words.size();
-  // The CPU plays thousands of GPU threads: a few hundred tokens show all there is to see.
+  // The CPU plays thousands of GPU threads: enough tokens to see the routing, few enough not to wait long.
   const std::int64_t cap = options.most_tokens > 0               ? options.most_tokens
                            : report.device == Device::Kind::cuda ? 32768
-                                                                 : 768;
+                                                                 : 4096;
   if (words.size() > static_cast<std::size_t>(cap)) words.resize(static_cast<std::size_t>(cap));
   report.tokens = words.size();
   if (!options.json) {
@@ -241,9 +241,7 @@ void add_demo_command(CLI::App& app, Action& action) {
   command->add_option("--hidden", options->shape.hidden, "Channels of a token")
       ->check(CLI::Range(16, 32768))
       ->capture_default_str();
-  command
-      ->add_option("--tokens", options->most_tokens,
-                   "Use at most so many words (default: 768 on the CPU, 32768 on GPUs)")
+  command->add_option("--tokens", options->most_tokens, "Use at most so many words (default 4096; 32768 on GPUs)")
       ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 20));
   command->add_option("--device", options->device, "auto: GPUs when there is one for every rank")
       ->check(CLI::IsMember({"auto", "cpu", "cuda"}))

@@ -1,4 +1,5 @@
 # Runs TOOL with ARGUMENTS; its exit status must be STATUS and its output (both streams) must match PATTERN.
+# With JSON set, the output must be JSON that has something under that key.
 execute_process(COMMAND "${TOOL}" ${ARGUMENTS} RESULT_VARIABLE status OUTPUT_VARIABLE output ERROR_VARIABLE output)
 message("${output}")
 if(NOT status STREQUAL STATUS)
@@ -6,4 +7,10 @@ if(NOT status STREQUAL STATUS)
 endif()
 if(NOT output MATCHES "${PATTERN}")
   message(FATAL_ERROR "the output does not match '${PATTERN}'")
+endif()
+if(JSON)
+  string(JSON length ERROR_VARIABLE error LENGTH "${output}" "${JSON}")
+  if(error OR length EQUAL 0)
+    message(FATAL_ERROR "no JSON with '${JSON}': ${error}")
+  endif()
 endif()

@@ -1,0 +1,61 @@
+// Ranks as threads that a benchmark drives in lockstep.
+#pragma once
+
+#include <condition_variable>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "tools/bench_peers.hpp"
+#include "tools/bench_rank.hpp"
+
+namespace deep_ep::benchmarks {
+
+/// What one rank has at hand.
+struct RankContext {
+  Bootstrap& bootstrap;
+  Executor& executor;
+  tools::RankBench& bench;
+  std::unique_ptr<tools::PeerTransport> transport;  ///< of the benchmarks that measure another means
+  DispatchResult dispatched;                        ///< the rows of the latest round
+};
+
+class Cluster {
+ public:
+  using Step = std::function<void(RankContext&)>;
+
+  Cluster(const tools::WorkloadShape& shape, Device::Kind device);
+  ~Cluster();
+  Cluster(const Cluster&) = delete;
+  Cluster& operator=(const Cluster&) = delete;
+
+  const tools::Routes& routes() const { return routes_; }
+
+  /// Runs `step` on all ranks, waits for its kernels and returns the seconds of the slowest rank. Rethrows what a rank
+  /// threw; after that the cluster is of no more use.
+  double run(const Step& step);
+
+ private:
+  void rank_main(int rank);
+  void serve(RankContext& context);
+
+  tools::WorkloadShape shape_;
+  tools::Routes routes_;
+  Device::Kind device_;
+  std::vector<std::shared_ptr<Bootstrap>> bootstraps_;
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  const Step* step_ = nullptr;
+  int round_ = 0;    ///< number of the step to run
+  int running_ = 0;  ///< ranks that have not finished it
+  bool stop_ = false;
+  double slowest_ = 0;
+  std::exception_ptr failure_;
+  std::vector<std::thread> threads_;  // last: they use all of the above
+};
+
+}  // namespace deep_ep::benchmarks

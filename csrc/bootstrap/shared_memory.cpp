@@ -49,10 +49,10 @@ struct alignas(64) Seat {
 };
 
 struct alignas(64) Header {
-  std::atomic<std::uint32_t> ready;     ///< kReady once the header is filled in
-  std::atomic<std::uint32_t> open;      ///< 1 once all ranks joined and the name is gone
-  std::atomic<std::uint32_t> changes;   ///< futex: bumped after each change that somebody may wait for
-  std::atomic<std::uint32_t> broken;    ///< 0, or 1 + the rank that gave up waiting
+  std::atomic<std::uint32_t> ready;    ///< kReady once the header is filled in
+  std::atomic<std::uint32_t> open;     ///< 1 once all ranks joined and the name is gone
+  std::atomic<std::uint32_t> changes;  ///< futex: bumped after each change that somebody may wait for
+  std::atomic<std::uint32_t> broken;   ///< 0, or 1 + the rank that gave up waiting
   std::uint32_t size;
 };
 
@@ -89,8 +89,8 @@ class Segment {
       if (done()) return true;
       if (deadline.expired()) return false;
       // Bounded naps: a rank that is killed between its change and its wake-up must not leave us asleep for long.
-      const auto nap = std::chrono::duration_cast<std::chrono::nanoseconds>(
-          deadline.remaining(std::chrono::milliseconds(200)));
+      const auto nap =
+          std::chrono::duration_cast<std::chrono::nanoseconds>(deadline.remaining(std::chrono::milliseconds(200)));
       const timespec wait{.tv_sec = 0, .tv_nsec = static_cast<long>(std::max<std::int64_t>(nap.count(), 1000))};
       ::syscall(SYS_futex, &header().changes, FUTEX_WAIT, seen, &wait, nullptr, 0);
     }
@@ -203,9 +203,8 @@ class SharedMemoryBootstrap final : public Bootstrap {
       }
       std::this_thread::sleep_for(kNap);
     }
-    const bool decided = segment_->await(deadline, [&] {
-      return segment_->header().open.load(std::memory_order_acquire) != 0 || broken_by() >= 0;
-    });
+    const bool decided = segment_->await(
+        deadline, [&] { return segment_->header().open.load(std::memory_order_acquire) != 0 || broken_by() >= 0; });
     if (!decided) give_up("to join", absent().empty() ? std::vector{0} : absent());
     require_intact();
   }
@@ -216,7 +215,7 @@ class SharedMemoryBootstrap final : public Bootstrap {
       if (errno == ENOENT) return false;
       fail<SystemError>("bootstrap '{}': opening {}: {}", name_, path_, errno_text(errno));
     }
-    struct stat status{};
+    struct stat status {};
     if (::fstat(fd.get(), &status) != 0) fail<SystemError>("bootstrap '{}': {}", name_, errno_text(errno));
     if (status.st_uid != ::geteuid()) {
       fail<SystemError>("bootstrap '{}': {} belongs to user {}, not to {}", name_, path_, status.st_uid, ::geteuid());
@@ -289,8 +288,9 @@ class SharedMemoryBootstrap final : public Bootstrap {
   // Once a rank has given up, the ranks no longer agree on the round: everybody is told at once, the late rank too.
   void require_intact() const {
     if (broken_by() < 0) return;
-    fail<TimeoutError>("bootstrap '{}': rank {} gave up waiting for others; the group of {} ranks is over (seen by rank {})",
-                       name_, broken_by(), size_, rank_);
+    fail<TimeoutError>(
+        "bootstrap '{}': rank {} gave up waiting for others; the group of {} ranks is over (seen by rank {})", name_,
+        broken_by(), size_, rank_);
   }
 
   [[noreturn]] void give_up(const char* what, const std::vector<int>& missing) {

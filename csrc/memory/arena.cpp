@@ -113,7 +113,8 @@ void Arena::erase_free(FreeBlocks::iterator block) {
 void Arena::take_used(const Block& block) {
   const auto found = used_.find(block.offset);
   if (found == used_.end() || found->second != block.bytes) {
-    fail<Error>("arena block of {} bytes at offset {} is not handed out (given back twice?)", block.bytes, block.offset);
+    fail<Error>("arena block of {} bytes at offset {} is not handed out (given back twice?)", block.bytes,
+                block.offset);
   }
   used_.erase(found);
 }

@@ -21,9 +21,9 @@ namespace deep_ep {
 /// A block is given back while kernels may still use it, together with events behind that use. Whoever gets the memory
 /// next gets the events that are not done yet, and lets its stream wait for them; the host never waits.
 ///
-/// Blocks that a CUDA graph may touch are pinned: replays write them at any later time, so they are not handed out again
-/// as long as the arena lives. For the same reason a stream that records gets only memory without pending events: its
-/// replays could not wait for them.
+/// Blocks that a CUDA graph may touch are pinned: replays write them at any later time, so they are not handed out
+/// again as long as the arena lives. For the same reason a stream that records gets only memory without pending events:
+/// its replays could not wait for them.
 class Arena {
  public:
   /// Starts and sizes of blocks are multiples of this. More than the 128 bytes that rows need, so that tensors start as
@@ -41,8 +41,8 @@ class Arena {
   };
   struct Usage {
     std::size_t total = 0;
-    std::size_t used = 0;          ///< handed out, pinned ones included
-    std::size_t pinned = 0;        ///< lost to CUDA graphs
+    std::size_t used = 0;    ///< handed out, pinned ones included
+    std::size_t pinned = 0;  ///< lost to CUDA graphs
     std::size_t largest_free = 0;
   };
 
@@ -80,7 +80,7 @@ class Arena {
   std::size_t total_ = 0;
 
   mutable std::mutex mutex_;
-  FreeBlocks free_;                                         ///< by offset; neighbours are always merged
+  FreeBlocks free_;                                          ///< by offset; neighbours are always merged
   std::set<std::pair<std::size_t, std::uint64_t>> by_size_;  ///< the same blocks as (bytes, offset)
   std::map<std::uint64_t, std::size_t> used_;
   std::size_t used_bytes_ = 0;

@@ -46,8 +46,7 @@ class CudaHeap final : public SymmetricHeap {
     // A stream of its own: the default stream would wait for, or spoil, what the program does meanwhile.
     cudaStream_t stream = nullptr;
     check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), device, "cudaStreamCreateWithFlags");
-    const cudaError_t copied =
-        cudaMemcpyAsync(table, peers().data(), table_bytes, cudaMemcpyHostToDevice, stream);
+    const cudaError_t copied = cudaMemcpyAsync(table, peers().data(), table_bytes, cudaMemcpyHostToDevice, stream);
     const cudaError_t zeroed = cudaMemsetAsync(local(), 0, plan_.bytes, stream);
     const cudaError_t finished = cudaStreamSynchronize(stream);
     cudaStreamDestroy(stream);
@@ -83,16 +82,15 @@ HeapCapabilities query(const cuda::Context& context, const HeapOptions& options)
   HeapCapabilities mine;
   mine.process = this_process();
   mine.device = context.device();
-  mine.requested = options.kind != HeapKind::automatic ? options.kind
-                                                       : heap_kind_from_name(environment::choice("DEEP_EP_HEAP"));
+  mine.requested =
+      options.kind != HeapKind::automatic ? options.kind : heap_kind_from_name(environment::choice("DEEP_EP_HEAP"));
   mine.posix_fd = cuda::supports_posix_fd(context);
   mine.fabric = cuda::supports_fabric(context);
   mine.bytes = options.bytes;
   // Also for cudaIpc, which shares whole allocations: a smaller heap would take its neighbours along.
   mine.granularity = std::size_t{2} << 20;
   if (mine.posix_fd) {
-    mine.granularity = std::max(mine.granularity,
-                                cuda::granularity(context, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR));
+    mine.granularity = std::max(mine.granularity, cuda::granularity(context, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR));
   }
   if (mine.fabric) {
     mine.granularity = std::max(mine.granularity, cuda::granularity(context, CU_MEM_HANDLE_TYPE_FABRIC));
@@ -109,11 +107,12 @@ std::unique_ptr<SymmetricHeap> make_cuda_heap(std::shared_ptr<const cuda::Contex
   HeapCapabilities mine;
   agree(bootstrap, "asking the GPU how it can share memory", [&] { mine = query(*context, options); });
   const std::vector<HeapCapabilities> ranks = all_gather_values(bootstrap, mine);
-  const CudaSharingGroup group{
-      .context = context, .bootstrap = &bootstrap, .ranks = ranks, .plan = plan_heap(ranks),
-      .timeout_s = options.timeout_s};
-  auto memory =
-      group.plan.kind == HeapKind::cuda_ipc ? make_ipc_shared_memory(group) : make_vmm_shared_memory(group);
+  const CudaSharingGroup group{.context = context,
+                               .bootstrap = &bootstrap,
+                               .ranks = ranks,
+                               .plan = plan_heap(ranks),
+                               .timeout_s = options.timeout_s};
+  auto memory = group.plan.kind == HeapKind::cuda_ipc ? make_ipc_shared_memory(group) : make_vmm_shared_memory(group);
   auto heap = std::make_unique<CudaHeap>(context, std::move(memory), group.plan, group.rank());
   agree(bootstrap, "clearing the heap", [&] { heap->fill(); });
   log::info("rank {}: heap of {} on GPU {}, shared by {}", bootstrap.rank(), format_bytes(group.plan.bytes),

@@ -108,8 +108,10 @@ UniqueFd receive_fd(int socket, std::size_t from) {
   if (count < 0) fail<SystemError>("receiving a file descriptor from rank {}: {}", from, errno_text(errno));
   const cmsghdr* header = CMSG_FIRSTHDR(&message);
   if (count == 0 || header == nullptr || header->cmsg_type != SCM_RIGHTS) {
-    fail<SystemError>("rank {} closed the connection without sending its file descriptor (in this process too many "
-                      "may be open)", from);
+    fail<SystemError>(
+        "rank {} closed the connection without sending its file descriptor (in this process too many "
+        "may be open)",
+        from);
   }
   int fd = -1;
   std::memcpy(&fd, CMSG_DATA(header), sizeof(int));
@@ -146,8 +148,8 @@ class Exchange {
 
   UniqueFd duplicate(std::size_t peer) const {
     UniqueFd copy(::fcntl(offers_[peer].fd, F_DUPFD_CLOEXEC, 0));
-    if (!copy) fail<SystemError>("duplicating file descriptor {} of rank {}: {}", offers_[peer].fd, peer,
-                                 errno_text(errno));
+    if (!copy)
+      fail<SystemError>("duplicating file descriptor {} of rank {}: {}", offers_[peer].fd, peer, errno_text(errno));
     return copy;
   }
 
@@ -170,7 +172,8 @@ class Exchange {
     return socket;
   }
 
-  // Gives the descriptor to every rank of another process. Strangers may connect: they are not waited for, and get nothing.
+  // Gives the descriptor to every rank of another process. Strangers may connect: they are not waited for, and get
+  // nothing.
   void serve(UniqueFd listener) const {
     std::vector<bool> served(ranks_.size());
     for (std::size_t peer = 0; peer < ranks_.size(); ++peer) served[peer] = is_here(peer);
@@ -245,9 +248,8 @@ std::vector<UniqueFd> exchange_fds(Bootstrap& bootstrap, int fd, std::span<const
   const std::vector<Offer> offers = all_gather_values(bootstrap, mine);
   std::vector<UniqueFd> received;
   // The listener goes into the step: when the step fails here, peers that still want to connect are refused at once.
-  agree(bootstrap, "exchanging file descriptors", [&] {
-    received = Exchange(bootstrap.rank(), fd, offers, ranks, timeout_s).run(std::move(listener));
-  });
+  agree(bootstrap, "exchanging file descriptors",
+        [&] { received = Exchange(bootstrap.rank(), fd, offers, ranks, timeout_s).run(std::move(listener)); });
   return received;
 }
 

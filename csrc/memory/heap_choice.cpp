@@ -29,8 +29,9 @@ std::string obstacle(HeapKind kind, std::span<const HeapCapabilities> ranks) {
       }
     } else if (kind == HeapKind::fabric) {
       if (!here.fabric) {
-        return fmt::format("GPU {} of rank {} has no fabric handles (multi-node NVLink and its IMEX service are needed)",
-                           here.device, rank);
+        return fmt::format(
+            "GPU {} of rank {} has no fabric handles (multi-node NVLink and its IMEX service are needed)", here.device,
+            rank);
       }
     } else if (!here.process.same_host(first)) {
       return elsewhere("on one host");

@@ -26,9 +26,9 @@ struct HeapPlan {
   std::uint64_t bytes = 0;  ///< rounded up to every rank's granularity
 };
 
-/// automatic: posix_fd where all ranks can reach each other's sockets and their GPUs can, fabric where ranks span hosts,
-/// otherwise cuda_ipc. Throws the same exception on every rank: RankMismatch when ranks ask for different things,
-/// SystemError, naming a rank, when a kind cannot work.
+/// automatic: posix_fd where all ranks can reach each other's sockets and their GPUs can, fabric where ranks span
+/// hosts, otherwise cuda_ipc. Throws the same exception on every rank: RankMismatch when ranks ask for different
+/// things, SystemError, naming a rank, when a kind cannot work.
 HeapPlan plan_heap(std::span<const HeapCapabilities> ranks);
 
 std::string_view name_of(HeapKind kind);

@@ -11,7 +11,7 @@ namespace deep_ep {
 namespace {
 
 std::uint64_t inode(const char* path) {
-  struct stat status{};
+  struct stat status {};
   return ::stat(path, &status) == 0 ? static_cast<std::uint64_t>(status.st_ino) : 0;
 }
 

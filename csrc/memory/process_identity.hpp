@@ -8,8 +8,8 @@ namespace deep_ep {
 
 /// Plain data, exchanged through the bootstrap. Zero where the system does not tell.
 struct ProcessIdentity {
-  std::array<char, 40> boot_id{};       ///< differs between hosts and boots, equal in all containers of a host
-  std::array<char, 64> host{};          ///< for messages; containers of one host may have different names
+  std::array<char, 40> boot_id{};  ///< differs between hosts and boots, equal in all containers of a host
+  std::array<char, 64> host{};     ///< for messages; containers of one host may have different names
   std::uint64_t pid_namespace = 0;
   std::uint64_t network_namespace = 0;  ///< abstract unix sockets reach only as far as this
   std::int64_t pid = 0;

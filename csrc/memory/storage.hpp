@@ -1,4 +1,5 @@
-// What stands behind the tensors that the library returns: memory of the arena, or of the executor's stream-ordered pool.
+// What stands behind the tensors that the library returns: memory of the arena, or of the executor's stream-ordered
+// pool.
 //
 // Both keep everything alive that their memory needs, so a tensor may outlive the Buffer. Both give the memory back
 // without waiting, behind the work of all streams that were recorded; those streams must still exist then (as for any

@@ -25,11 +25,11 @@ std::span<const Variable> variables();
 std::string value(std::string_view name);
 bool is_set(std::string_view name);
 
-/// Typed getters. InvalidArgument names variable, value and what is allowed. Asking for a name that is not in the table,
-/// or for another type than the table's, is a mistake in the library: std::logic_error.
-double number(std::string_view name);                      ///< finite and not negative
-std::uint64_t unsigned_integer(std::string_view name);     ///< decimal, or hexadecimal with 0x
-std::string choice(std::string_view name);                 ///< one of the words in `allowed`
+/// Typed getters. InvalidArgument names variable, value and what is allowed. Asking for a name that is not in the
+/// table, or for another type than the table's, is a mistake in the library: std::logic_error.
+double number(std::string_view name);                   ///< finite and not negative
+std::uint64_t unsigned_integer(std::string_view name);  ///< decimal, or hexadecimal with 0x
+std::string choice(std::string_view name);              ///< one of the words in `allowed`
 std::string text(std::string_view name);
 
 }  // namespace deep_ep::environment

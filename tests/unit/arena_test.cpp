@@ -284,7 +284,8 @@ TEST_F(ArenaTest, PoolStorageFreesOnItsStreamBehindTheOthers) {
   EXPECT_EQ(static_cast<FakeExecutor::Event*>(state(home).waited_for[0].get())->stream, &state(other));
 }
 
-// Random histories against a shadow model: a map of live blocks, and for every 512 bytes the events of their last users.
+// Random histories against a shadow model: a map of live blocks, and for every 512 bytes the events of their last
+// users.
 TEST_F(ArenaTest, RandomHistoriesMatchAShadowModel) {
   constexpr std::size_t kUnits = 96;
   for (std::uint32_t seed = 1; seed <= 60; ++seed) {

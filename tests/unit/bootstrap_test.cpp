@@ -56,9 +56,7 @@ void expect_none(const std::vector<std::string>& errors) {
 
 std::string unique_name(const char* test) { return std::string(test) + "-" + std::to_string(::getpid()); }
 
-std::string path_of(const std::string& name) {
-  return "/deep_ep." + std::to_string(::geteuid()) + "." + name;
-}
+std::string path_of(const std::string& name) { return "/deep_ep." + std::to_string(::geteuid()) + "." + name; }
 
 bool name_exists(const std::string& name) {
   const int fd = ::shm_open(path_of(name).c_str(), O_RDONLY, 0);
@@ -270,9 +268,8 @@ TEST(Agreement, AFailureOfOneRankIsEverybodys) {
   EXPECT_EQ(errors[1], "no kettle");
   EXPECT_EQ(errors[0], "boiling water failed on rank 1: no kettle");
   EXPECT_EQ(errors[2], errors[0]);
-  expect_none(run_threads(3, [&](int rank) {
-    agree(*bootstraps[static_cast<std::size_t>(rank)], "boiling water", [] {});
-  }));
+  expect_none(
+      run_threads(3, [&](int rank) { agree(*bootstraps[static_cast<std::size_t>(rank)], "boiling water", [] {}); }));
 }
 
 }  // namespace

@@ -61,7 +61,8 @@ TEST(FdExchange, BetweenThreads) {
   const int before = open_descriptors();
   for (const int size : {1, 2, 8}) {
     const auto bootstraps = make_thread_bootstraps(size);
-    const auto errors = run_threads(size, [&](int rank) { exchange_and_check(*bootstraps[static_cast<std::size_t>(rank)]); });
+    const auto errors =
+        run_threads(size, [&](int rank) { exchange_and_check(*bootstraps[static_cast<std::size_t>(rank)]); });
     for (const std::string& error : errors) EXPECT_EQ(error, "");
   }
   EXPECT_EQ(open_descriptors(), before);

@@ -56,7 +56,8 @@ inline std::vector<std::string> run_processes(int ranks, const std::function<voi
     int status = 0;
     ::waitpid(children[rank], &status, 0);
     const bool normal = WIFEXITED(status) && WEXITSTATUS(status) == 0;
-    errors.push_back(normal ? std::string(texts + kText * rank) : "process ended with status " + std::to_string(status));
+    errors.push_back(normal ? std::string(texts + kText * rank)
+                            : "process ended with status " + std::to_string(status));
   }
   ::munmap(texts, bytes);
   return errors;

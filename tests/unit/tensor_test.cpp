@@ -88,7 +88,8 @@ class CountingStorage final : public Tensor::Storage {
 TEST(Tensor, CopiesShareTheMemoryAndTheLastOneGivesItBack) {
   int recorded = 0;
   int destroyed = 0;
-  Tensor first(TensorView::contiguous(nullptr, DType::int32, {2}), std::make_shared<CountingStorage>(recorded, destroyed));
+  Tensor first(TensorView::contiguous(nullptr, DType::int32, {2}),
+               std::make_shared<CountingStorage>(recorded, destroyed));
   {
     const Tensor second = first;
     second.record_stream(nullptr);

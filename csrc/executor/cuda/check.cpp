@@ -18,9 +18,9 @@ void throw_driver_error(CUresult result, int device, const std::string& call) {
   const char* description = nullptr;
   driver().get_error_name(result, &name);
   driver().get_error_string(result, &description);
-  const std::string text = fmt::format("{} on GPU {} failed: {} ({})", call, device,
-                                       description != nullptr ? description : "unknown error",
-                                       name != nullptr ? name : fmt::to_string(static_cast<int>(result)));
+  const std::string text =
+      fmt::format("{} on GPU {} failed: {} ({})", call, device, description != nullptr ? description : "unknown error",
+                  name != nullptr ? name : fmt::to_string(static_cast<int>(result)));
   if (result == CUDA_ERROR_OUT_OF_MEMORY) throw OutOfMemory(text);
   throw SystemError(text);
 }

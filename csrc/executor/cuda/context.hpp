@@ -37,8 +37,8 @@ class CurrentContext {
   bool pushed_ = false;
 };
 
-/// While another stream records a graph in the strict (global) mode, calls such as cudaMalloc or cudaEventQuery from any
-/// thread would spoil the recording. Ours never depend on recorded work, so this thread may make them.
+/// While another stream records a graph in the strict (global) mode, calls such as cudaMalloc or cudaEventQuery from
+/// any thread would spoil the recording. Ours never depend on recorded work, so this thread may make them.
 class RelaxedCapture {
  public:
   RelaxedCapture() { cudaThreadExchangeStreamCaptureMode(&mode_); }

@@ -49,7 +49,8 @@ Driver load() {
   find(driver.mem_import, "cuMemImportFromShareableHandle", 10020);
   // The runtime does this too, but when is its own affair.
   const CUresult ready = driver.init(0);
-  if (ready != CUDA_SUCCESS) fail<SystemError>("the CUDA driver does not start: cuInit gives {}", static_cast<int>(ready));
+  if (ready != CUDA_SUCCESS)
+    fail<SystemError>("the CUDA driver does not start: cuInit gives {}", static_cast<int>(ready));
   return driver;
 }
 

@@ -1,4 +1,5 @@
-// The few functions of the CUDA driver that the runtime does not offer, found through the runtime: nothing links libcuda.
+// The few functions of the CUDA driver that the runtime does not offer, found through the runtime: nothing links
+// libcuda.
 #pragma once
 
 #include <cuda.h>

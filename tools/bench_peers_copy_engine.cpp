@@ -38,6 +38,12 @@ class CopyEngineTransport final : public PeerTransport {
   CopyEngineTransport(Bootstrap& bootstrap, Executor& executor)
       : bootstrap_(bootstrap), device_(executor.device().index), ranks_(static_cast<std::size_t>(bootstrap.size())) {
     executor.make_current();
+    check(cudaSetDevice(device_), "cudaSetDevice");  // this program's CUDA runtime need not be the library's
+    const pid_t process = getpid();
+    const std::vector<std::byte> processes = bootstrap.all_gather(std::as_bytes(std::span(&process, 1)));
+    for (std::size_t rank = 0; rank < ranks_; ++rank) {
+      separate_ = separate_ || std::memcmp(processes.data() + rank * sizeof(process), &process, sizeof(process)) != 0;
+    }
     streams_.resize(ranks_);
     done_.resize(ranks_);
     for (std::size_t rank = 0; rank < ranks_; ++rank) {
@@ -75,7 +81,7 @@ class CopyEngineTransport final : public PeerTransport {
     check(cudaMalloc(&send_, to_send), "cudaMalloc");
     Window mine{getpid(), device_, nullptr, {}};
     check(cudaMalloc(&mine.address, to_receive), "cudaMalloc");
-    check(cudaIpcGetMemHandle(&mine.handle, mine.address), "cudaIpcGetMemHandle");
+    if (separate_) check(cudaIpcGetMemHandle(&mine.handle, mine.address), "cudaIpcGetMemHandle");
     receive_ = mine.address;
 
     const auto self = static_cast<std::size_t>(bootstrap_.rank());
@@ -142,6 +148,7 @@ class CopyEngineTransport final : public PeerTransport {
   Bootstrap& bootstrap_;
   int device_;
   std::size_t ranks_;
+  bool separate_ = false;  ///< ranks are in different processes
   std::vector<cudaStream_t> streams_;
   std::vector<cudaEvent_t> done_;
   cudaEvent_t begin_ = nullptr;

@@ -29,6 +29,9 @@ class NcclTransport final : public PeerTransport {
     const std::vector<std::byte> all = bootstrap.all_gather(std::as_bytes(std::span(&id, 1)));
     std::memcpy(&id, all.data(), sizeof(id));
     executor_.make_current();
+    if (const cudaError_t result = cudaSetDevice(executor.device().index); result != cudaSuccess) {
+      throw SystemError(fmt::format("cudaSetDevice: {}", cudaGetErrorString(result)));
+    }
     check(ncclCommInitRank(&communicator_, ranks_, id, bootstrap.rank()), "ncclCommInitRank");
   }
   ~NcclTransport() override {

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <condition_variable>
 #include <cstdio>
@@ -77,7 +78,8 @@ std::shared_ptr<Executor> make_executor(Device::Kind kind, int device) {
 
 DeviceTensor::DeviceTensor(Executor& executor, DType dtype, std::initializer_list<std::int64_t> shape)
     : executor_(&executor), view_(TensorView::contiguous(nullptr, dtype, shape, executor.device())) {
-  view_.data = executor.allocate(view_.bytes());
+  // Never nullptr, so that an empty tensor is a valid argument too.
+  view_.data = executor.allocate(std::max<std::size_t>(view_.bytes(), 16));
 }
 
 DeviceTensor::~DeviceTensor() { executor_->free(view_.data); }

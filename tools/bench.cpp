@@ -76,17 +76,17 @@ void print_head(const IntranodeOptions& options, const World& world, Device::Kin
       "aligned;\n");
   fmt::print("wall: the same rounds by the host's clock; pipelined: mean of rounds enqueued back to back.\n");
   fmt::print("logical: bytes of all rows a rank receives; NVLink: without those from itself.\n\n");
-  fmt::print("{:>7} {:<23}{:<6}{:<12}{:<15}{:>5}{:>11}{:>10}{:>10}{:>11}{:>11}{:>9}{:>9}\n", "tokens", "operation",
+  fmt::print("{:>7} {:<23}{:<6}{:<12}{:<15}{:>5}{:>11}{:>10}{:>10}{:>11}{:>11}{:>10}{:>10}\n", "tokens", "operation",
              "dtype", "mode", "by", "SMs", "median us", "min", "max", "wall us", "pipelined", "logical", "NVLink");
-  fmt::print("{:>7} {:<23}{:<6}{:<12}{:<15}{:>5}{:>11}{:>10}{:>10}{:>11}{:>11}{:>9}{:>9}\n", "", "", "", "", "", "", "",
-             "", "", "", "us", "GB/s", "GB/s");
+  fmt::print("{:>7} {:<23}{:<6}{:<12}{:<15}{:>5}{:>11}{:>10}{:>10}{:>11}{:>11}{:>10}{:>10}\n", "", "", "", "", "", "",
+             "", "", "", "", "us", "GB/s", "GB/s");
 }
 
 void print_line(const Measurement& m) {
   const auto us = [](double seconds) { return fmt::format("{:.1f}", seconds * 1e6); };
   const auto rate = [](double gb_per_s) { return gb_per_s > 0 ? fmt::format("{:.4g}", gb_per_s) : std::string("-"); };
   clear_progress();
-  fmt::print("{:>7} {:<23}{:<6}{:<12}{:<15}{:>5}{:>11}{:>10}{:>10}{:>11}{:>11}{:>9}{:>9}\n", m.tokens, m.operation,
+  fmt::print("{:>7} {:<23}{:<6}{:<12}{:<15}{:>5}{:>11}{:>10}{:>10}{:>11}{:>11}{:>10}{:>10}\n", m.tokens, m.operation,
              m.dtype, m.mode, m.transport, m.sms > 0 ? fmt::format("{}", m.sms) : "-", us(m.timing.median),
              us(m.timing.fastest), us(m.timing.slowest), us(m.timing.wall), us(m.timing.back_to_back),
              rate(m.logical_gb_per_s()), rate(m.wire_gb_per_s()));

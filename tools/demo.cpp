@@ -201,6 +201,7 @@ int run_demo(const DemoOptions& options) {
   report.options = options;
   report.device = choose_device(options.device, options.ranks);
   std::vector<std::string> words = split_words(text);
+  if (words.empty()) throw InvalidArgument(fmt::format("--input {}: there is no word in it", options.input));
   report.words = words.size();
   // The CPU plays thousands of GPU threads: enough tokens to see the routing, few enough not to wait long.
   const std::int64_t cap = options.most_tokens > 0               ? options.most_tokens

@@ -23,7 +23,7 @@ void check_combine(const CombineArguments& arguments, const Device& device, int 
   check_row_bytes("x", x);
   if (arguments.topk_weights) {
     check_tensor("topk_weights", *arguments.topk_weights, device, {DType::float32}, {handle.num_recv_rows, kAnySize});
-    check_range("top-k", arguments.topk_weights->size(1), 1, 32);
+    check_range("width of topk_weights", arguments.topk_weights->size(1), 1, 32);
   }
   if (arguments.bias_0) {
     check_tensor("bias_0", *arguments.bias_0, device, {DType::bfloat16}, {handle.num_tokens, x.size(1)});
@@ -62,7 +62,8 @@ void Buffer::Implementation::place_window(CombineParams& params) const {
 LaunchShape Buffer::Implementation::combine_shape(const Config& config, CombineParams& params) const {
   const LaunchPolicy& policy = executor_->policy();
   const bool gpu = executor_->device().kind == Device::Kind::cuda;
-  const int warps = config.warps_per_block != 0 ? std::max(2, config.warps_per_block) : gpu ? 12 : policy.warps_per_block;
+  const int wanted = config.warps_per_block != 0 ? config.warps_per_block : gpu ? 12 : policy.warps_per_block;
+  const int warps = std::max(2, wanted);  // one may push, and one must add
   const int sms = config.num_sms != 0 ? config.num_sms : Config::combine_default(num_ranks_).num_sms;
   params.sender_warps = params.push ? std::max(1, warps / 3) : 0;
   constexpr int kMaxSlots = 16;

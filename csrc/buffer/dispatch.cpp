@@ -63,7 +63,7 @@ void check_dispatch(const DispatchArguments& arguments, const Device& device, in
   }
   if (arguments.topk_idx) {
     check_tensor("topk_idx", *arguments.topk_idx, device, {DType::int32, DType::int64}, {x.size(0), kAnySize});
-    check_range("top-k", arguments.topk_idx->size(1), 1, kMaxTopk);
+    check_range("width of topk_idx", arguments.topk_idx->size(1), 1, kMaxTopk);
     check_tensor("topk_weights", *arguments.topk_weights, device, {DType::float32},
                  {x.size(0), arguments.topk_idx->size(1)});
   }
@@ -106,7 +106,9 @@ DispatchHandle Buffer::Implementation::notify(const DispatchArguments& arguments
   params.shape = CallShape{{arguments.x.size(1) * static_cast<std::int64_t>(size_of(arguments.x.dtype)),
                             scale_bytes(arguments), handle.num_topk,
                             arguments.topk_idx ? static_cast<std::int64_t>(size_of(arguments.topk_idx->dtype)) : 0,
-                            handle.num_experts, num_ranks_, static_cast<std::int64_t>(heap_->bytes()), kProtocolVersion}};
+                            handle.num_experts, static_cast<std::int64_t>(arguments.x.dtype),
+                            arguments.x_scales ? static_cast<std::int64_t>(arguments.x_scales->dtype) : 0,
+                            kProtocolVersion}};
   params.num_tokens = static_cast<int>(handle.num_tokens);
   params.num_local_experts = local_experts;
   params.expert_alignment = arguments.expert_alignment;
@@ -120,7 +122,8 @@ DispatchHandle Buffer::Implementation::notify(const DispatchArguments& arguments
   const bool gpu = executor_->device().kind == Device::Kind::cuda;
   const int threads = gpu ? 1024 : executor_->policy().warps_per_block * 32;
   if (exact) __atomic_store_n(&host_counts_->epoch, 0, __ATOMIC_RELEASE);
-  executor_->kernels().notify(params, LaunchShape{num_ranks_, threads, kNotifySharedBytes}, comm_stream_);
+  const int blocks = std::min(num_ranks_, executor_->policy().multiprocessors);
+  executor_->kernels().notify(params, LaunchShape{blocks, threads, kNotifySharedBytes}, comm_stream_);
 
   if (exact) {
     wait_for_counts();

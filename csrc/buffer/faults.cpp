@@ -24,8 +24,14 @@ const char* text_of(Wanted wanted) {
 
 constexpr std::array<const char*, CallShape::kWords> kShapeFields = {
     "bytes of a row of x",      "bytes of a row of x_scales", "top-k",      "bytes of a topk_idx element",
-    "number of experts",        "number of ranks",            "heap bytes", "protocol version",
+    "number of experts",        "dtype of x",                 "dtype of x_scales", "protocol version",
 };
+
+/// A word of the CallShape as a message should show it.
+std::string describe_shape_value(int field, std::uint64_t value) {
+  const bool is_dtype = field == 5 || field == 6;
+  return is_dtype ? name_of(static_cast<DType>(value)) : std::to_string(value);
+}
 
 }  // namespace
 
@@ -39,8 +45,9 @@ std::string Buffer::Implementation::describe(const FaultRecord& fault) const {
     case FaultKind::mismatch:
       if (fault.wanted == Wanted::counts) {
         return fmt::format("dispatch: {} is {} on rank {} but {} on rank {}; it must be equal on all ranks",
-                           kShapeFields[static_cast<std::size_t>(fault.field)], fault.expected, rank_, fault.seen,
-                           fault.peer);
+                           kShapeFields[static_cast<std::size_t>(fault.field)],
+                           describe_shape_value(fault.field, fault.expected), rank_,
+                           describe_shape_value(fault.field, fault.seen), fault.peer);
       }
       return fmt::format(
           "{}: rows of rank {} and of rank {} differ in size, number of scales or top-k; they must be equal on all "

@@ -23,7 +23,8 @@ struct alignas(128) Mailbox {
 /// What must agree between ranks before rows may move.
 struct CallShape {
   static constexpr int kWords = 8;
-  /// x row bytes, bytes of a row's scales, top-k, bytes of a top-k index (0: none), experts, ranks, heap bytes, version
+  /// x row bytes, bytes of a row's scales, top-k, bytes of a top-k index (0: none), experts, dtypes of x and of its
+  /// scales, version
   std::int64_t word[kWords];
 };
 

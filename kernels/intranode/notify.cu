@@ -2,7 +2,7 @@
 //
 // Rows lie in a receiver's output by source rank, then by token index at the source. So the place of token t at rank d
 // is: rows that d gets from the ranks before us, plus our tokens before t that also go to d. The first number comes
-// from the peers, the second from a scan of the membership; block d does both for destination d.
+// from the peers, the second from a scan of the membership. Blocks share the destinations, on a GPU one each.
 #include "kernels/intranode/params.hpp"
 #include "kernels/intranode/tickets.hpp"
 #include "kernels/primitives/bits.hpp"
@@ -59,7 +59,7 @@ DEEP_EP_DEVICE void publish_counts(const NotifyParams& params, std::uint64_t epo
   }
 }
 
-/// Waits until every block of every rank has published. False after a fault.
+/// Waits until every rank has published for every destination. False after a fault.
 DEEP_EP_DEVICE bool await_counts(const NotifyParams& params, std::uint64_t epoch, NotifyShared& shared) {
   const IntranodeParams& common = params.common;
   for (int peer = thread_index(); peer < common.num_ranks; peer += block_threads()) {
@@ -122,20 +122,20 @@ DEEP_EP_DEVICE void write_results(const NotifyParams& params, std::uint64_t epoc
 DEEP_EP_DEVICE void notify_body(const NotifyParams& params, std::byte* memory) {
   auto& shared = *reinterpret_cast<NotifyShared*>(memory);
   const IntranodeParams& common = params.common;
-  const int destination = block_index();
   const std::uint64_t epoch = load_relaxed<Scope::gpu>(&common.state->notify_epoch) + 1;
   if (thread_index() == 0) shared.failed = 0;
 
-  // 1. Number our tokens for this destination. Counts that the caller got wrong travel as -1, so that all ranks know.
-  int count = number_members(params, destination, shared);
-  if (count != params.num_tokens_per_rank[destination]) count = -1;
-
+  // 1. Number our tokens for each destination. Counts that the caller got wrong travel as -1, so that all ranks know.
   // 2. Exchange counts.
-  publish_counts(params, epoch, destination, count);
+  for (int destination = block_index(); destination < common.num_ranks; destination += grid_blocks()) {
+    int count = number_members(params, destination, shared);
+    if (count != params.num_tokens_per_rank[destination]) count = -1;
+    publish_counts(params, epoch, destination, count);
+  }
   const bool arrived = await_counts(params, epoch, shared);
 
   // 3. Add the rows of the ranks before us. Each thread meets the tokens that it numbered itself.
-  if (arrived) {
+  for (int destination = block_index(); arrived && destination < common.num_ranks; destination += grid_blocks()) {
     std::int32_t first_row = 0;
     for (int source = 0; source < common.rank; ++source) {
       first_row += common.control.notify_slot(common.heaps[common.rank], epoch, source).tokens_per_rank[destination];
@@ -147,7 +147,7 @@ DEEP_EP_DEVICE void notify_body(const NotifyParams& params, std::byte* memory) {
   }
 
   // 4. One block writes the tables and wakes the host.
-  if (arrived && destination == 0) {
+  if (arrived && block_index() == 0) {
     compare_calls(params, epoch, shared);
     if (shared.failed == 0) write_results(params, epoch);
     block::sync();

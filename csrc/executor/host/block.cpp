@@ -27,7 +27,7 @@ Block::Block(std::shared_ptr<Kernel> kernel, int index, FiberPool& fibers)
   const LaunchShape& shape = kernel_->launch.shape;
   fibers_.reserve(static_cast<std::size_t>(shape.threads));
   for (int thread = 0; thread < shape.threads; ++thread) {
-    fibers_.push_back(pool_.take());
+    fibers_.push_back(pool_.take(kernel_->owner));
     fibers_.back()->prepare(*this, {this, thread, index_, shape.threads, shape.blocks, random_.enabled()});
     ready_.push(*fibers_.back());
   }
@@ -35,7 +35,7 @@ Block::Block(std::shared_ptr<Kernel> kernel, int index, FiberPool& fibers)
 }
 
 Block::~Block() {
-  for (auto& fiber : fibers_) pool_.give_back(std::move(fiber));
+  for (auto& fiber : fibers_) pool_.give_back(kernel_->owner, std::move(fiber));
 }
 
 Block::Slice Block::run(Context& worker) {
@@ -137,6 +137,8 @@ DEEP_EP_NO_TSAN void Block::run_thread(Fiber& fiber) {
     } catch (const std::exception& e) {
       kernel_->fail(fmt::format("block {}, thread {}: {}", index_, fiber.state.thread, e.what()));
     }
+  }
+  {
     const tsan::Scope as_thread(fiber.tsan_context);
     tsan::release(&kernel_->end_point);
   }

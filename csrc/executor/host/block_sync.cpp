@@ -273,12 +273,14 @@ void Block::bulk_commit() {
 void Block::bulk_wait_read(int groups_left) {
   const MachineScope scope(current_->tsan_context, worker_tsan_context_);
   maybe_interleave();
+  shared_.flush();
   bulk_.wait_read(*current_, groups_left);
 }
 
 void Block::bulk_wait(int groups_left) {
   const MachineScope scope(current_->tsan_context, worker_tsan_context_);
   maybe_interleave();
+  shared_.flush();
   bulk_.wait(*current_, groups_left);
 }
 

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <unordered_map>
 #include <vector>
 
 #include "csrc/executor/host/context.hpp"
@@ -17,15 +18,14 @@ class Fiber : public Context {
   /// Why a fiber does not run; for the report when nobody can.
   enum class Wait : std::uint8_t { nothing, warp, barrier, mbarrier, finished };
 
-  Fiber();
+  /// `birth_point`: a ThreadSanitizer sync point that the worker released at its start.
+  explicit Fiber(const void* birth_point);
   ~Fiber();
   Fiber(const Fiber&) = delete;
   Fiber& operator=(const Fiber&) = delete;
 
   /// Makes it thread `thread` of `block`: the next switch to it enters the kernel.
   void prepare(Block& block, const ThreadState& thread);
-  /// The kernel thread is over. The stack stays for the next one.
-  void retire();
 
   ThreadState state;
   Block* block = nullptr;
@@ -39,13 +39,25 @@ class Fiber : public Context {
 };
 
 /// Fibers of one worker that no kernel uses at the moment.
+///
+/// Under ThreadSanitizer a reused fiber looks synchronised with all that ran on it before, which would hide races
+/// between ranks; a new one for each thread costs far too much. So there every executor has its own fibers: within one
+/// rank, what ended before a kernel began is ordered with it in practice.
 class FiberPool {
  public:
-  std::unique_ptr<Fiber> take();
-  void give_back(std::unique_ptr<Fiber> fiber);
+  std::unique_ptr<Fiber> take(std::uint64_t owner);
+  void give_back(std::uint64_t owner, std::unique_ptr<Fiber> fiber);
+  /// The owner is gone: others may have its fibers.
+  void forget(std::uint64_t owner);
+
+  /// By the worker's thread, at its start: fibers may touch what the thread had initialised by then.
+  void release_birth() { tsan::release(&birth_point_); }
 
  private:
-  std::vector<std::unique_ptr<Fiber>> free_;
+  static constexpr std::uint64_t kNobody = 0;
+
+  std::unordered_map<std::uint64_t, std::vector<std::unique_ptr<Fiber>>> free_;
+  char birth_point_ = 0;
 };
 
 }  // namespace deep_ep::host_machine

@@ -45,7 +45,9 @@ void* aligned(std::size_t bytes) {
 }  // namespace
 
 HostExecutor::HostExecutor(const HostExecutorOptions& options)
-    : seed_(options.seed != 0 ? options.seed : environment::unsigned_integer("DEEP_EP_HOST_SEED")) {
+    : pool_(host_machine::WorkerPool::instance()),
+      owner_(pool_.new_owner()),
+      seed_(options.seed != 0 ? options.seed : environment::unsigned_integer("DEEP_EP_HOST_SEED")) {
   policy_.multiprocessors = options.multiprocessors > 0 ? options.multiprocessors : 4;
   policy_.max_block_threads = 1024;
   policy_.warps_per_block = options.warps_per_block > 0 ? options.warps_per_block : 3;
@@ -59,6 +61,7 @@ HostExecutor::~HostExecutor() {
   // Work that is under way uses memory that goes away with its owner's other parts.
   default_stream_->drain();
   for (auto& [handle, stream] : streams_) stream->drain();
+  pool_.forget(owner_);
 }
 
 void* HostExecutor::allocate(std::size_t bytes) { return aligned(bytes); }
@@ -79,8 +82,7 @@ void HostExecutor::free_pinned(void* memory) noexcept { std::free(memory); }
 
 std::shared_ptr<HostStream> HostExecutor::make_stream() {
   const std::uint64_t number = streams_made_.fetch_add(1);
-  return std::make_shared<HostStream>(host_machine::WorkerPool::instance(), seed_ == 0 ? 0 : mix(seed_, number),
-                                      policy_.max_shared_bytes);
+  return std::make_shared<HostStream>(pool_, owner_, seed_ == 0 ? 0 : mix(seed_, number), policy_.max_shared_bytes);
 }
 
 StreamHandle HostExecutor::create_stream() {

@@ -54,6 +54,8 @@ class HostExecutor final : public Executor {
   Stream& stream(StreamHandle handle);
 
   LaunchPolicy policy_;
+  host_machine::WorkerPool& pool_;
+  std::uint64_t owner_;  ///< this executor's number in the pool
   std::uint64_t seed_;
   std::atomic<std::uint64_t> streams_made_{0};
   std::shared_ptr<Stream> default_stream_;

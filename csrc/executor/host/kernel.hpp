@@ -13,8 +13,9 @@ namespace deep_ep::host_machine {
 class Kernel {
  public:
   /// `ended` is called on the worker of the block that ends last.
-  Kernel(KernelLaunch kernel_launch, std::uint64_t schedule_seed, std::function<void(Kernel&)> ended)
-      : launch(std::move(kernel_launch)), seed(schedule_seed), ended_(std::move(ended)), blocks_left_(launch.shape.blocks) {}
+  Kernel(KernelLaunch kernel_launch, std::uint64_t owner_number, std::uint64_t schedule_seed,
+         std::function<void(Kernel&)> ended)
+      : launch(std::move(kernel_launch)), owner(owner_number), seed(schedule_seed), ended_(std::move(ended)), blocks_left_(launch.shape.blocks) {}
 
   /// Notes the first failure. All blocks find out and leave.
   void fail(const std::string& text) {
@@ -32,6 +33,7 @@ class Kernel {
   }
 
   const KernelLaunch launch;
+  const std::uint64_t owner;  ///< number of the executor
   const std::uint64_t seed;
   char start_point = 0;  ///< for ThreadSanitizer: the stream releases, threads acquire
   char end_point = 0;    ///< threads release, the stream acquires

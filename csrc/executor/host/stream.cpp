@@ -53,8 +53,8 @@ bool HostEvent::on_completion(std::function<void()> then) {
 
 // ---- HostStream ----
 
-HostStream::HostStream(WorkerPool& pool, std::uint64_t seed, std::size_t max_shared_bytes)
-    : pool_(pool), seed_(seed), max_shared_bytes_(max_shared_bytes), tsan_context_(tsan::create_context()) {}
+HostStream::HostStream(WorkerPool& pool, std::uint64_t owner, std::uint64_t seed, std::size_t max_shared_bytes)
+    : pool_(pool), owner_(owner), seed_(seed), max_shared_bytes_(max_shared_bytes), tsan_context_(tsan::create_context()) {}
 
 HostStream::~HostStream() { tsan::destroy_context(tsan_context_); }
 
@@ -182,7 +182,7 @@ bool HostStream::perform(Operation& operation) {
 bool HostStream::start(KernelLaunch launch) {
   const std::uint64_t seed = seed_ == 0 ? 0 : mix(seed_, launches_);
   ++launches_;
-  auto kernel = std::make_shared<Kernel>(std::move(launch), seed, [self = shared_from_this()](Kernel& ended) {
+  auto kernel = std::make_shared<Kernel>(std::move(launch), owner_, seed, [self = shared_from_this()](Kernel& ended) {
     self->kernel_ended(ended);
   });
   {

@@ -61,7 +61,12 @@ void Worker::start(std::shared_ptr<Kernel> kernel, int block) {
   });
 }
 
+void Worker::forget(std::uint64_t owner) {
+  post([this, owner] { fibers_.forget(owner); });
+}
+
 void Worker::loop() {
+  fibers_.release_birth();
   tsan::ignore_this_thread();
   describe_own_stack(context_);
   for (int idle_rounds = 0;;) {
@@ -115,6 +120,10 @@ WorkerPool::WorkerPool(int workers) {
 
 void WorkerPool::start(const std::shared_ptr<Kernel>& kernel) {
   for (int block = 0; block < kernel->launch.shape.blocks; ++block) next().start(kernel, block);
+}
+
+void WorkerPool::forget(std::uint64_t owner) {
+  for (auto& worker : workers_) worker->forget(owner);
 }
 
 WorkerPool& WorkerPool::instance() {

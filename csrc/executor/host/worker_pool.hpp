@@ -23,6 +23,8 @@ class Worker {
   void post(std::function<void()> task);
   /// Takes a block for its whole life.
   void start(std::shared_ptr<Kernel> kernel, int block);
+  /// An executor is gone.
+  void forget(std::uint64_t owner);
 
  private:
   [[noreturn]] void loop();
@@ -54,12 +56,16 @@ class WorkerPool {
   void post(std::function<void()> task) { next().post(std::move(task)); }
   /// Distributes the blocks of a kernel over the workers.
   void start(const std::shared_ptr<Kernel>& kernel);
+  /// A number for an executor, and its end.
+  std::uint64_t new_owner() { return owners_.fetch_add(1) + 1; }
+  void forget(std::uint64_t owner);
 
  private:
   Worker& next() { return *workers_[turn_.fetch_add(1, std::memory_order_relaxed) % workers_.size()]; }
 
   std::vector<std::unique_ptr<Worker>> workers_;
   std::atomic<unsigned> turn_{0};
+  std::atomic<std::uint64_t> owners_{0};
 };
 
 }  // namespace deep_ep::host_machine

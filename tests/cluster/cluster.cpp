@@ -162,9 +162,11 @@ void run_cluster(const ClusterOptions& options, const RankFunction& function) {
   const std::vector<std::string> failures =
       processes ? run_processes(options.ranks, options.deadline_s, options.lost_rank) : run_threads(options, function);
   std::string all;
+  int failed = 0;
   for (const auto& failure : failures) {
-    if (!failure.empty()) all += "\n  " + failure;
+    if (!failure.empty() && failed++ < 8) all += "\n  " + failure;
   }
+  if (failed > 8) all += "\n  and " + std::to_string(failed - 8) + " more";
   if (!all.empty()) {
     throw CheckFailure(std::to_string(options.ranks) + " ranks (" + to_string(options.where) + "):" + all);
   }

@@ -62,17 +62,18 @@ void Buffer::Implementation::place_window(CombineParams& params) const {
 LaunchShape Buffer::Implementation::combine_shape(const Config& config, CombineParams& params) const {
   const LaunchPolicy& policy = executor_->policy();
   const bool gpu = executor_->device().kind == Device::Kind::cuda;
-  const int wanted = config.warps_per_block != 0 ? config.warps_per_block : gpu ? 12 : policy.warps_per_block;
+  const int wanted = config.warps_per_block != 0 ? config.warps_per_block : gpu ? 16 : policy.warps_per_block;
   const int warps = std::max(2, wanted);  // one may push, and one must add
   const int sms = config.num_sms != 0 ? config.num_sms : Config::combine_default(num_ranks_).num_sms;
   params.sender_warps = params.push ? std::max(1, warps / 3) : 0;
-  constexpr int kMaxSlots = 16;
-  const CombineShared without_slots{num_ranks_, warps, 0};
-  const std::size_t slot_bytes = kCombinePieceBytes + sizeof(PushedPiece) + sizeof(device::Mbarrier);
-  const std::size_t fits = (policy.max_shared_bytes - without_slots.bytes() - 3 * kLine) /
-                           (slot_bytes * static_cast<std::size_t>(warps));
-  params.slots = static_cast<int>(std::clamp<std::size_t>(fits, 1, kMaxSlots));
-  const CombineShared layout{num_ranks_, warps, params.slots};
+  // Pushing warps stage whole rows where two fit, else pieces. Adding warps work in registers.
+  const CombineShared empty{num_ranks_, params.sender_warps, 8, 0};
+  const std::size_t per_warp =
+      (policy.max_shared_bytes - empty.bytes()) / static_cast<std::size_t>(std::max(1, params.sender_warps));
+  const std::size_t row = (params.row_bytes + kLine - 1) / kLine * kLine;
+  params.stages = static_cast<int>(std::clamp<std::size_t>(per_warp / row, 2, 8));
+  params.stage_bytes = static_cast<std::uint32_t>(std::min(row, per_warp / 2 / kLine * kLine));
+  const CombineShared layout{num_ranks_, params.sender_warps, params.stages, params.stage_bytes};
   return LaunchShape{std::min(sms, policy.multiprocessors), warps * 32, layout.bytes()};
 }
 

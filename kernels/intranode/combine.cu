@@ -63,7 +63,7 @@ DEEP_EP_DEVICE bool learn_rows(const CombineParams& params, std::uint64_t epoch,
 
 DEEP_EP_DEVICE void combine_body(const CombineParams& params, std::byte* memory) {
   const IntranodeParams& common = params.common;
-  const CombineShared layout{common.num_ranks, block_warps(), params.slots};
+  const CombineShared layout{common.num_ranks, params.sender_warps, params.stages, params.stage_bytes};
   std::int32_t* scratch = layout.scratch(memory);
   CombinePeer* peers = layout.peers(memory);
   const std::uint64_t epoch = load_relaxed<Scope::gpu>(&common.state->combine_epoch) + 1;
@@ -74,8 +74,8 @@ DEEP_EP_DEVICE void combine_body(const CombineParams& params, std::byte* memory)
     if (block_index() == 0) {
       for (int peer = thread_index(); peer < common.num_ranks; peer += block_threads()) publish_rows(params, epoch, peer);
     }
-    if (lane_index() == 0) {
-      for (int slot = 0; slot < params.slots; ++slot) mbarrier::init(layout.barriers(memory, warp_index())[slot], 1);
+    if (lane_index() == 0 && warp_index() < params.sender_warps) {
+      for (int stage = 0; stage < params.stages; ++stage) mbarrier::init(layout.barriers(memory, warp_index())[stage], 1);
       mbarrier::fence_init();
     }
 
@@ -83,13 +83,11 @@ DEEP_EP_DEVICE void combine_body(const CombineParams& params, std::byte* memory)
     for (int peer = thread_index(); peer < common.num_ranks; peer += block_threads()) {
       good = learn_rows(params, epoch, peer, peers[peer]) && good;
     }
-    bulk::fence_global();  // the mailboxes promise rows that the copy engine reads
     good = whole_block(good, scratch);
   }
 
   // 3. Some warps push our rows to their owners, the others add up our tokens.
   if (good) {
-    const int adders = block_warps() - params.sender_warps;
     if (warp_index() < params.sender_warps) {
       if (lane_index() == 0) {
         CombinePusher pusher{params,
@@ -97,14 +95,15 @@ DEEP_EP_DEVICE void combine_body(const CombineParams& params, std::byte* memory)
                              epoch,
                              warp_index() * grid_blocks() + block_index(),
                              params.sender_warps * grid_blocks(),
-                             {layout.barriers(memory, warp_index()), layout.pushed(memory, warp_index()),
-                              layout.slot(memory, warp_index(), 0), static_cast<std::uint32_t>(params.slots)}};
+                             {layout.barriers(memory, warp_index()), layout.pieces(memory, warp_index()),
+                              layout.first_stage(memory, warp_index()), static_cast<std::uint32_t>(params.stages),
+                              params.stage_bytes}};
         good = pusher.push_all();
       }
       warp::sync();
     } else {
-      CombineAdder adder(params, peers, layout, memory, epoch,
-                         (warp_index() - params.sender_warps) * grid_blocks() + block_index(), adders * grid_blocks());
+      const CombineAdder adder{params, peers, epoch, (warp_index() - params.sender_warps) * grid_blocks() + block_index(),
+                               (block_warps() - params.sender_warps) * grid_blocks()};
       good = adder.add_all();
     }
     good = whole_block(good, scratch);

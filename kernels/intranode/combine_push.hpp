@@ -11,55 +11,49 @@
 
 namespace deep_ep::device {
 
-/// A ring of pieces: loads run ahead of stores, stores complete behind.
+/// A ring of stages. Loads run ahead of stores; a stage is free once its store has read it; a row's flag goes up some
+/// stores later, when its last piece is complete at the owner. By one thread.
 struct PushRing {
-  static constexpr std::uint32_t kAhead = 4;  ///< loads under way before the oldest is stored
+  static constexpr std::uint32_t kUnflagged = 6;  ///< stores that may be under way before we wait for the oldest
+  static constexpr std::uint32_t kPieces = CombineShared::kPiecesUnderWay;
   Mbarrier* barriers;
   PushedPiece* pieces;
   std::byte* data;
-  std::uint32_t slots;
-  std::uint32_t loaded = 0, stored = 0, completed = 0;
+  std::uint32_t stages, stage_bytes;
+  std::uint32_t loaded = 0, stored = 0, flagged = 0;
 
   DEEP_EP_DEVICE void add(const std::byte* from, const PushedPiece& piece) {
-    if (loaded - completed == slots) complete_oldest();
-    const std::uint32_t slot = loaded % slots;
-    pieces[slot] = piece;
-    mbarrier::arrive_expect_bytes(barriers[slot], piece.bytes);
-    bulk::load(data + slot * kCombinePieceBytes, from, piece.bytes, barriers[slot]);
+    if (loaded - stored >= stages - 1 || loaded - stored >= kPieces - kUnflagged - 2) store_oldest();
+    if (loaded >= stages) bulk::wait_read_pending(static_cast<int>(stored - (loaded - stages) - 1));
+    const std::uint32_t stage = loaded % stages;
+    pieces[loaded % kPieces] = piece;
+    mbarrier::arrive_expect_bytes(barriers[stage], piece.bytes);
+    bulk::load(data + stage * stage_bytes, from, piece.bytes, barriers[stage]);
     ++loaded;
-    if (loaded - stored > kAhead || loaded - stored == slots) store_oldest();
   }
   DEEP_EP_DEVICE void store_oldest() {
-    const std::uint32_t slot = stored % slots;
-    mbarrier::wait(barriers[slot], stored / slots & 1);
-    bulk::store(pieces[slot].to, data + slot * kCombinePieceBytes, pieces[slot].bytes);
+    const std::uint32_t stage = stored % stages;
+    const PushedPiece& piece = pieces[stored % kPieces];
+    mbarrier::wait(barriers[stage], stored / stages & 1);
+    bulk::store(piece.to, data + stage * stage_bytes, piece.bytes);
     bulk::commit();
     ++stored;
+    if (stored - flagged > kUnflagged) raise_oldest<kUnflagged>();
   }
-  DEEP_EP_DEVICE void complete_oldest() {
-    if (stored == completed) store_oldest();
-    wait_pending(stored - completed - 1);
-    const PushedPiece& piece = pieces[completed % slots];
+  /// Waits until at most `kLeft` stores are under way.
+  template <int kLeft>
+  DEEP_EP_DEVICE void raise_oldest() {
+    bulk::wait<kLeft>();
+    const PushedPiece& piece = pieces[flagged % kPieces];
     if (piece.flag != nullptr) {
       bulk::fence_global();
       store_release<Scope::system>(piece.flag, piece.flag_value);
     }
-    ++completed;
+    ++flagged;
   }
   DEEP_EP_DEVICE void flush() {
-    while (completed < loaded) complete_oldest();
-  }
-  DEEP_EP_DEVICE static void wait_pending(std::uint32_t groups_left) {
-    switch (groups_left) {
-      case 0: return bulk::wait<0>();
-      case 1: return bulk::wait<1>();
-      case 2: return bulk::wait<2>();
-      case 3: return bulk::wait<3>();
-      case 4: return bulk::wait<4>();
-      case 5: return bulk::wait<5>();
-      case 6: return bulk::wait<6>();
-      default: return bulk::wait<7>();
-    }
+    while (stored < loaded) store_oldest();
+    while (flagged < stored) raise_oldest<0>();
   }
 };
 
@@ -96,12 +90,12 @@ struct CombinePusher {
     }
     std::uint64_t* flag =
         params.common.control.pushed_flag(params.common.heaps[owner], params.common.rank, slot);
-    for (std::uint32_t offset = 0; offset < params.row_bytes; offset += kCombinePieceBytes) {
+    for (std::uint32_t offset = 0; offset < params.row_bytes; offset += ring.stage_bytes) {
       const std::uint32_t rest = params.row_bytes - offset;
-      const bool last = rest <= kCombinePieceBytes;
+      const bool last = rest <= ring.stage_bytes;
       ring.add(params.x + row * params.row_bytes + offset,
                PushedPiece{to + offset, last ? flag : nullptr, round_signal(epoch, round + 1),
-                           last ? rest : kCombinePieceBytes});
+                           last ? rest : ring.stage_bytes});
     }
   }
 

@@ -1,4 +1,4 @@
-// Shared memory of a combine block: what the peers said, and every warp's ring of row pieces.
+// Shared memory of a combine block: what the peers said, and the pushing warps' rings of row pieces.
 #pragma once
 
 #include "kernels/intranode/params.hpp"
@@ -6,9 +6,6 @@
 #include "kernels/primitives/target.hpp"
 
 namespace deep_ep {
-
-/// Rows travel in pieces of this size: 4 vectors of 16 bytes for each lane of a warp.
-constexpr std::uint32_t kCombinePieceBytes = 2048;
 
 /// What a block knows of one peer.
 struct CombinePeer {
@@ -32,29 +29,34 @@ struct PushedPiece {
 };
 
 struct CombineShared {
-  int num_ranks, warps, slots;
+  static constexpr int kPiecesUnderWay = 16;  ///< of one warp: in stages, or stored but not yet known complete
+
+  int num_ranks, pushing_warps, stages;
+  std::uint32_t stage_bytes;
 
   DEEP_EP_HOST_DEVICE static std::size_t align(std::size_t bytes) { return (bytes + 127) / 128 * 128; }
-  DEEP_EP_HOST_DEVICE std::size_t num_slots() const { return static_cast<std::size_t>(warps * slots); }
+  DEEP_EP_HOST_DEVICE std::size_t num_stages() const { return static_cast<std::size_t>(pushing_warps * stages); }
   DEEP_EP_HOST_DEVICE std::size_t barriers_at() const {
     return align(128 + sizeof(CombinePeer) * static_cast<std::size_t>(num_ranks));
   }
-  DEEP_EP_HOST_DEVICE std::size_t pushed_at() const {
-    return align(barriers_at() + sizeof(device::Mbarrier) * num_slots());
+  DEEP_EP_HOST_DEVICE std::size_t pieces_at() const {
+    return align(barriers_at() + sizeof(device::Mbarrier) * num_stages());
   }
-  DEEP_EP_HOST_DEVICE std::size_t slots_at() const { return align(pushed_at() + sizeof(PushedPiece) * num_slots()); }
-  DEEP_EP_HOST_DEVICE std::size_t bytes() const { return slots_at() + num_slots() * kCombinePieceBytes; }
+  DEEP_EP_HOST_DEVICE std::size_t stages_at() const {
+    return align(pieces_at() + sizeof(PushedPiece) * static_cast<std::size_t>(pushing_warps * kPiecesUnderWay));
+  }
+  DEEP_EP_HOST_DEVICE std::size_t bytes() const { return stages_at() + num_stages() * stage_bytes; }
 
   DEEP_EP_HOST_DEVICE std::int32_t* scratch(std::byte* memory) const { return reinterpret_cast<std::int32_t*>(memory); }
   DEEP_EP_HOST_DEVICE CombinePeer* peers(std::byte* memory) const { return reinterpret_cast<CombinePeer*>(memory + 128); }
   DEEP_EP_HOST_DEVICE device::Mbarrier* barriers(std::byte* memory, int warp) const {
-    return reinterpret_cast<device::Mbarrier*>(memory + barriers_at()) + warp * slots;
+    return reinterpret_cast<device::Mbarrier*>(memory + barriers_at()) + warp * stages;
   }
-  DEEP_EP_HOST_DEVICE PushedPiece* pushed(std::byte* memory, int warp) const {
-    return reinterpret_cast<PushedPiece*>(memory + pushed_at()) + warp * slots;
+  DEEP_EP_HOST_DEVICE PushedPiece* pieces(std::byte* memory, int warp) const {
+    return reinterpret_cast<PushedPiece*>(memory + pieces_at()) + warp * kPiecesUnderWay;
   }
-  DEEP_EP_HOST_DEVICE std::byte* slot(std::byte* memory, int warp, int slot_index) const {
-    return memory + slots_at() + static_cast<std::size_t>(warp * slots + slot_index) * kCombinePieceBytes;
+  DEEP_EP_HOST_DEVICE std::byte* first_stage(std::byte* memory, int warp) const {
+    return memory + stages_at() + static_cast<std::size_t>(warp * stages) * stage_bytes;
   }
 };
 

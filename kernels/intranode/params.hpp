@@ -99,7 +99,8 @@ struct CombineParams {
   int tokens_per_round;                      ///< window_tokens when everything fits at once, half of it otherwise
 
   int sender_warps;                          ///< warps of a block that push; the others add
-  int slots;                                 ///< pieces a warp has in shared memory
+  int stages;                                ///< of a pushing warp, 2..8
+  std::uint32_t stage_bytes;                 ///< a pushed row travels in pieces of at most this size, multiple of 128
 };
 
 }  // namespace deep_ep

@@ -30,7 +30,8 @@
 namespace deep_ep {
 namespace {
 
-constexpr std::size_t kChunk = 16 * 1024;  // bytes a rank shows at once; longer messages take several rounds
+constexpr std::size_t kChunk =
+    std::size_t{16} * 1024;  // bytes a rank shows at once; longer messages take several rounds
 constexpr std::uint32_t kReady = 0x44454550;
 constexpr auto kNap = std::chrono::milliseconds(2);
 
@@ -279,6 +280,7 @@ class SharedMemoryBootstrap final : public Bootstrap {
 
   void require_equal_messages() const {
     std::vector<std::uint64_t> sizes;
+    sizes.reserve(static_cast<std::size_t>(size_));
     for (int peer = 0; peer < size_; ++peer) sizes.push_back(segment_->seat(peer).pages[round_ % 2].message_bytes);
     require_equal_sizes(sizes);
   }

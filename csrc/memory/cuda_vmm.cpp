@@ -39,7 +39,7 @@ VmmMemory VmmMemory::create(const Context& context, std::size_t bytes, CUmemAllo
 VmmMemory VmmMemory::import(const Context& context, int fd) {
   CUmemGenericAllocationHandle handle = 0;
   // The driver takes the number itself in the place of a pointer.
-  void* number = reinterpret_cast<void*>(static_cast<std::uintptr_t>(fd));
+  void* number = reinterpret_cast<void*>(static_cast<std::uintptr_t>(fd));  // NOLINT(performance-no-int-to-ptr)
   check(driver().mem_import(&handle, number, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR), context.device(),
         "cuMemImportFromShareableHandle(POSIX_FILE_DESCRIPTOR)");
   return {context, handle};

@@ -48,7 +48,7 @@ class VmmMapping {
   }
   ~VmmMapping();
 
-  std::byte* data() const { return reinterpret_cast<std::byte*>(address_); }
+  std::byte* data() const { return reinterpret_cast<std::byte*>(address_); }  // NOLINT(performance-no-int-to-ptr)
 
  private:
   void swap(VmmMapping& other) noexcept;

@@ -119,10 +119,11 @@ class MpiBootstrap final : public Bootstrap {
         broken_ = true;
         // Left alone: MPI may still write into it, as a collective cannot be cancelled.
         static_cast<void>(request.release());  // NOLINT(bugprone-unused-return-value)
+        // NOLINTNEXTLINE(clang-analyzer-optin.mpi.MPI-Checker)
         fail<TimeoutError>("bootstrap over MPI: rank {} of {} waited {} s in {} for the other ranks", rank_, size_,
                            timeout_s_, call);
       }
-      std::this_thread::sleep_for(nap);  // NOLINT(clang-analyzer-optin.mpi.MPI-Checker)
+      std::this_thread::sleep_for(nap);
       if (nap < std::chrono::milliseconds(1)) nap += std::chrono::microseconds(5);
     }
   }

@@ -102,8 +102,7 @@ DEEP_EP_DEVICE void combine_body(const CombineParams& params, std::byte* memory)
       }
       warp::sync();
     } else {
-      const CombineAdder adder{params, peers, epoch, (warp_index() - params.sender_warps) * grid_blocks() + block_index(),
-                               (block_warps() - params.sender_warps) * grid_blocks()};
+      const CombineAdder adder{params, peers, epoch};
       good = adder.add_all();
     }
     good = whole_block(good, scratch);
@@ -117,7 +116,10 @@ DEEP_EP_DEVICE void combine_body(const CombineParams& params, std::byte* memory)
                   Wanted::combine_done);
     }
     block::sync();
-    if (thread_index() == 0) store_relaxed<Scope::gpu>(&common.state->combine_epoch, epoch);
+    if (thread_index() == 0) {
+      store_relaxed<Scope::gpu>(&common.state->combine_next_token, std::uint32_t{0});
+      store_relaxed<Scope::gpu>(&common.state->combine_epoch, epoch);
+    }
   }
 }
 

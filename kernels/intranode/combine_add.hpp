@@ -22,7 +22,6 @@ struct CombineAdder {
   const CombineParams& params;
   const CombinePeer* peers;
   std::uint64_t epoch;
-  int first_token, step;  ///< tokens of this warp; `step` is also the number of adding warps of the grid
 
   DEEP_EP_DEVICE std::uint64_t round_of(int token) const {
     return static_cast<std::uint64_t>(token / params.tokens_per_round);
@@ -157,9 +156,13 @@ struct CombineAdder {
     return true;
   }
 
-  /// This warp has added its tokens of `round`. The rank's last warp to say so gives the pushing peers credit.
-  DEEP_EP_DEVICE bool finish_round(std::uint64_t round) const {
+  /// This warp has added `token`. The warp with the last token of a round gives the pushing peers credit for another.
+  DEEP_EP_DEVICE bool finish(int token) const {
+    if (params.num_tokens <= params.window_tokens) return true;  // the window holds everything: nobody needs credit
     const IntranodeParams& common = params.common;
+    const std::uint64_t round = round_of(token);
+    const std::int64_t rest = params.num_tokens - static_cast<std::int64_t>(round) * params.tokens_per_round;
+    const auto in_round = static_cast<std::uint32_t>(rest < params.tokens_per_round ? rest : params.tokens_per_round);
     warp::sync();
     bool good = true;
     if (lane_index() == 0) {
@@ -168,7 +171,7 @@ struct CombineAdder {
                                                       common.rank);
       good = round < 2 || wait_signal(finished, round_signal(epoch, round - 1), params.wait, common.rank,
                                       Wanted::combine_credit);
-      if (good && last_to_arrive(&common.state->combine_round_ticket[round & 1], static_cast<std::uint32_t>(step))) {
+      if (good && last_to_arrive(&common.state->combine_round_ticket[round & 1], in_round)) {
         for (int peer = 0; peer < common.num_ranks; ++peer) {
           store_release<Scope::system>(
               common.control.signal(common.heaps[peer], ControlWindow::Signal::combine_credit, common.rank),
@@ -179,23 +182,13 @@ struct CombineAdder {
     return warp::all(good);
   }
 
-  /// Adds all of this warp's tokens.
+  /// Takes tokens and adds them until none is left. False after a fault.
   DEEP_EP_DEVICE bool add_all() const {
-    const std::uint64_t rounds =
-        params.num_tokens > params.window_tokens
-            ? static_cast<std::uint64_t>((params.num_tokens + params.tokens_per_round - 1) / params.tokens_per_round)
-            : 0;  // everything fits the window at once: nobody needs credit
-    std::uint64_t round = 0;
-    for (int token = first_token; token < params.num_tokens; token += step) {
-      for (; rounds != 0 && round < round_of(token); ++round) {
-        if (!finish_round(round)) return false;
-      }
-      if (!add_token(token)) return false;
+    for (;;) {
+      const int token = take_next(&params.common.state->combine_next_token, params.num_tokens);
+      if (token == params.num_tokens) return true;
+      if (!add_token(token) || !finish(token)) return false;
     }
-    for (; round < rounds; ++round) {
-      if (!finish_round(round)) return false;
-    }
-    return true;
   }
 };
 

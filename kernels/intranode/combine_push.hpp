@@ -14,7 +14,9 @@ namespace deep_ep::device {
 /// A ring of stages. Loads run ahead of stores; a stage is free once its store has read it; a row's flag goes up some
 /// stores later, when its last piece is complete at the owner. By one thread.
 struct PushRing {
-  static constexpr std::uint32_t kUnflagged = 6;  ///< stores that may be under way before we wait for the oldest
+  /// Flags go up in batches: the fence before them waits for an answer from every peer that we wrote flags to.
+  static constexpr std::uint32_t kBatch = 8;
+  static constexpr std::uint32_t kUnderWay = 4;  ///< stores that a batch leaves alone: they need not be complete yet
   static constexpr std::uint32_t kPieces = CombineShared::kPiecesUnderWay;
   Mbarrier* barriers;
   PushedPiece* pieces;
@@ -23,7 +25,7 @@ struct PushRing {
   std::uint32_t loaded = 0, stored = 0, flagged = 0;
 
   DEEP_EP_DEVICE void add(const std::byte* from, const PushedPiece& piece) {
-    if (loaded - stored >= stages - 1 || loaded - stored >= kPieces - kUnflagged - 2) store_oldest();
+    if (loaded - stored >= stages - 1) store_oldest();
     if (loaded >= stages) bulk::wait_read_pending(static_cast<int>(stored - (loaded - stages) - 1));
     const std::uint32_t stage = loaded % stages;
     pieces[loaded % kPieces] = piece;
@@ -38,22 +40,22 @@ struct PushRing {
     bulk::store(piece.to, data + stage * stage_bytes, piece.bytes);
     bulk::commit();
     ++stored;
-    if (stored - flagged > kUnflagged) raise_oldest<kUnflagged>();
+    if (stored - flagged == kBatch + kUnderWay) raise_flags<kUnderWay>();
   }
-  /// Waits until at most `kLeft` stores are under way.
-  template <int kLeft>
-  DEEP_EP_DEVICE void raise_oldest() {
-    bulk::wait<kLeft>();
-    const PushedPiece& piece = pieces[flagged % kPieces];
-    if (piece.flag != nullptr) {
-      bulk::fence_global();
-      store_release<Scope::system>(piece.flag, piece.flag_value);
+  /// Raises the flags of all rows but those of the latest `kLeft` stores.
+  template <std::uint32_t kLeft>
+  DEEP_EP_DEVICE void raise_flags() {
+    bulk::wait<static_cast<int>(kLeft)>();
+    bulk::fence_global();
+    fence<Scope::system>();
+    for (; stored - flagged > kLeft; ++flagged) {
+      const PushedPiece& piece = pieces[flagged % kPieces];
+      if (piece.flag != nullptr) store_relaxed<Scope::system>(piece.flag, piece.flag_value);
     }
-    ++flagged;
   }
   DEEP_EP_DEVICE void flush() {
     while (stored < loaded) store_oldest();
-    while (flagged < stored) raise_oldest<0>();
+    raise_flags<0>();
   }
 };
 

@@ -29,7 +29,7 @@ struct PushedPiece {
 };
 
 struct CombineShared {
-  static constexpr int kPiecesUnderWay = 16;  ///< of one warp: in stages, or stored but not yet known complete
+  static constexpr int kPiecesUnderWay = 32;  ///< of one warp: in stages, or stored but not yet known complete
 
   int num_ranks, pushing_warps, stages;
   std::uint32_t stage_bytes;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kernels/intranode/dispatch_shared.hpp"
+#include "kernels/intranode/tickets.hpp"
 #include "kernels/primitives/bits.hpp"
 #include "kernels/primitives/bulk.hpp"
 #include "kernels/primitives/warp.hpp"
@@ -39,9 +40,11 @@ struct DispatchSender {
                           round);
   }
 
-  /// From `token` on, in steps of `step`: the first token with something to send. num_tokens: none.
-  DEEP_EP_DEVICE Unit find(int token, int step, std::uint32_t round) const {
-    for (; token < params.num_tokens; token += step) {
+  /// Takes tokens until one has something to send in this round. num_tokens: none is left.
+  DEEP_EP_DEVICE Unit take(std::uint32_t round) const {
+    for (;;) {
+      const int token = take_next(&params.common.state->dispatch_next_token[round & 1], params.num_tokens);
+      if (token == params.num_tokens) return Unit{token, 0, -1};
       const std::int64_t place = place_at(token, lane_index(), round);
       bool wanted = place >= 0;
       for (int rank = lane_index() + kWarpSize; rank < params.common.num_ranks; rank += kWarpSize) {
@@ -49,14 +52,13 @@ struct DispatchSender {
       }
       if (warp::any(wanted)) return Unit{token, 0, place};
     }
-    return Unit{params.num_tokens, 0, -1};
   }
 
-  DEEP_EP_DEVICE Unit next(const Unit& unit, int step, std::uint32_t round) const {
+  DEEP_EP_DEVICE Unit next(const Unit& unit, std::uint32_t round) const {
     if (unit.offset + params.stage_bytes < params.row_bytes) {
       return Unit{unit.token, unit.offset + params.stage_bytes, unit.place};
     }
-    return find(unit.token + step, step, round);
+    return take(round);
   }
 
   DEEP_EP_DEVICE std::uint32_t bytes_of(const Unit& unit) const {
@@ -144,13 +146,11 @@ struct DispatchSender {
 
   /// Sends what this warp has to send in this round. Afterwards every store of the warp is complete.
   DEEP_EP_DEVICE void send(std::uint32_t round) {
-    const int step = grid_blocks() * block_warps();
     const bool sidecar = params.num_scales > 0 || params.topk_idx != nullptr || params.send_src_idx;
-    // Neighbouring tokens go to different blocks: all blocks end at about the same time.
-    Unit unit = find(warp_index() * grid_blocks() + block_index(), step, round);
+    Unit unit = take(round);
     if (unit.token < params.num_tokens) load(unit, units);
     while (unit.token < params.num_tokens) {
-      const Unit following = next(unit, step, round);
+      const Unit following = next(unit, round);
       if (following.token < params.num_tokens) load(following, units + 1);
       if (sidecar && unit.offset == 0) store_sidecar(unit, round);
       store(unit, units, round);

@@ -7,6 +7,7 @@
 #include "kernels/primitives/block.hpp"
 #include "kernels/primitives/memory.hpp"
 #include "kernels/primitives/thread.hpp"
+#include "kernels/primitives/warp.hpp"
 
 namespace deep_ep::device {
 
@@ -16,6 +17,14 @@ DEEP_EP_DEVICE bool last_to_arrive(std::uint32_t* ticket, std::uint32_t expected
   if (fetch_add_acq_rel<Scope::system>(ticket, std::uint32_t{1}) + 1 != expected) return false;
   store_relaxed<Scope::gpu>(ticket, std::uint32_t{0});
   return true;
+}
+
+/// A warp takes the next of `count` pieces of work; `count` when none is left.
+DEEP_EP_DEVICE int take_next(std::uint32_t* next, int count) {
+  std::uint32_t taken = 0;
+  if (lane_index() == 0) taken = fetch_add_relaxed<Scope::gpu>(next, std::uint32_t{1});
+  taken = warp::shuffle(taken, 0);
+  return taken < static_cast<std::uint32_t>(count) ? static_cast<int>(taken) : count;
 }
 
 /// The same for whole blocks; all threads of the block take part and get the same answer. `scratch` is a word of

@@ -31,14 +31,18 @@ endfunction()
 deep_ep_find_or_headers(fmt fmt::fmt fmt/format.h FMT_HEADER_ONLY)
 deep_ep_find_or_headers(spdlog spdlog::spdlog spdlog/spdlog.h "SPDLOG_HEADER_ONLY;SPDLOG_FMT_EXTERNAL")
 
-# Fibers of the host executor. Without the compiled library they switch by the C library's slower ucontext.
+# Fibers of the host executor. Where Boost was not installed as a package, its headers and one library file will do.
 find_package(boost_context CONFIG QUIET)
 if(TARGET Boost::context)
-  set(DEEP_EP_HAVE_BOOST_CONTEXT 1)
   list(APPEND DEEP_EP_LIBRARIES Boost::context)
   list(APPEND DEEP_EP_PACKAGES boost_context)
 else()
-  set(DEEP_EP_HAVE_BOOST_CONTEXT 0)
+  find_path(DEEP_EP_BOOST_INCLUDE_DIR boost/context/detail/fcontext.hpp REQUIRED)
+  find_library(DEEP_EP_BOOST_CONTEXT_LIBRARY boost_context REQUIRED)
+  add_library(deep_ep_boost_context INTERFACE)
+  target_include_directories(deep_ep_boost_context SYSTEM INTERFACE "${DEEP_EP_BOOST_INCLUDE_DIR}")
+  target_link_libraries(deep_ep_boost_context INTERFACE "${DEEP_EP_BOOST_CONTEXT_LIBRARY}")
+  list(APPEND DEEP_EP_LIBRARIES $<BUILD_INTERFACE:deep_ep_boost_context>)
 endif()
 
 if(DEEP_EP_CUDA)

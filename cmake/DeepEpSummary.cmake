@@ -5,11 +5,6 @@ if(PROJECT_IS_TOP_LEVEL)
   else()
     set(cuda "off")
   endif()
-  if(DEEP_EP_HAVE_BOOST_CONTEXT)
-    set(fibers "Boost.Context")
-  else()
-    set(fibers "ucontext (Boost.Context was not found)")
-  endif()
-  message(STATUS "deep_ep ${PROJECT_VERSION}: CUDA ${cuda}; MPI ${DEEP_EP_MPI}; NCCL ${DEEP_EP_NCCL}; fibers ${fibers}; "
+  message(STATUS "deep_ep ${PROJECT_VERSION}: CUDA ${cuda}; MPI ${DEEP_EP_MPI}; NCCL ${DEEP_EP_NCCL}; "
                  "sanitizer '${DEEP_EP_SANITIZER}'; tests ${DEEP_EP_BUILD_TESTS}; benchmarks ${DEEP_EP_BUILD_BENCHMARKS}")
 endif()

@@ -18,8 +18,7 @@ function(deep_ep_configure target)
   target_link_options(${target} PRIVATE ${DEEP_EP_SANITIZER_FLAGS})
   target_compile_definitions(
     ${target} PRIVATE DEEP_EP_HAVE_CUDA=$<BOOL:${DEEP_EP_CUDA}> DEEP_EP_HAVE_MPI=$<BOOL:${DEEP_EP_MPI}>
-                      DEEP_EP_HAVE_NCCL=$<BOOL:${DEEP_EP_NCCL}>
-                      DEEP_EP_HAVE_BOOST_CONTEXT=${DEEP_EP_HAVE_BOOST_CONTEXT})
+                      DEEP_EP_HAVE_NCCL=$<BOOL:${DEEP_EP_NCCL}>)
 endfunction()
 
 # A program of the project: the library with its internals, and the bootstraps that were built.
@@ -47,6 +46,6 @@ function(deep_ep_add_cuda_kernels target)
   add_library(${target} OBJECT ${ARGN})
   deep_ep_configure(${target})
   target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:-Xptxas=-v;-lineinfo;-Xcompiler=-Wall>)
-  set_target_properties(${target} PROPERTIES CUDA_COMPILER_LAUNCHER
-                                             "${PROJECT_SOURCE_DIR}/cmake/keep_ptxas_report;${CMAKE_CUDA_COMPILER_LAUNCHER}")
+  set(launcher "${PROJECT_SOURCE_DIR}/cmake/keep_ptxas_report" ${CMAKE_CUDA_COMPILER_LAUNCHER})
+  set_target_properties(${target} PROPERTIES CUDA_COMPILER_LAUNCHER "${launcher}")
 endfunction()

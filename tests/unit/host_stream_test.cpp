@@ -130,7 +130,9 @@ TEST(HostStream, MemoryIsAligned) {
     executor.free_pinned(p);
   }
   executor.free(nullptr);
+#if !DEEP_EP_TSAN && !DEEP_EP_ASAN  // their allocators end the process
   EXPECT_THROW(executor.allocate(std::size_t{1} << 60), OutOfMemory);
+#endif
 }
 
 TEST(HostRanks, EightRanksWaitForEachOtherThroughManyRounds) {

@@ -44,7 +44,9 @@ const std::byte* Block::meet(WarpOp op, const void* value, int bytes) {
                 name_of(op), bytes, name_of(warp.op), warp.bytes);
   }
   std::byte* slots = warp.slots[warp.generation & 1u];
-  std::memcpy(slots + current_->state.thread % Warp::kLanes * kExchangeSlot, value, static_cast<std::size_t>(bytes));
+  if (bytes > 0) {
+    std::memcpy(slots + current_->state.thread % Warp::kLanes * kExchangeSlot, value, static_cast<std::size_t>(bytes));
+  }
   if (warp.arrived + 1 < Warp::kLanes) {
     warp.waiting[warp.arrived++] = current_;
     park(Fiber::Wait::warp, &warp);

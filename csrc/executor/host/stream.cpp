@@ -84,10 +84,9 @@ void HostStream::enqueue_always(std::function<void()> work) {
 
 std::shared_ptr<HostEvent> HostStream::record() {
   auto event = std::make_shared<HostEvent>();
-  enqueue_always([event] {
-    tsan::release(&event->sync_point);
-    event->complete();
-  });
+  Operation operation;
+  operation.recorded = event;
+  add(std::move(operation));
   return event;
 }
 
@@ -152,6 +151,14 @@ bool HostStream::perform(Operation& operation) {
   {
     const tsan::Scope as_stream(tsan_context_);
     tsan::acquire(&operation.sync_point);
+  }
+  if (operation.recorded != nullptr) {
+    {
+      const tsan::Scope as_stream(tsan_context_);
+      tsan::release(&operation.recorded->sync_point);
+    }
+    operation.recorded->complete();
+    return true;
   }
   if (operation.wait_for != nullptr) {
     HostEvent& event = *operation.wait_for;

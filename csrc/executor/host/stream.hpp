@@ -63,6 +63,7 @@ class HostStream final : public LaunchQueue, public std::enable_shared_from_this
   struct Operation {
     std::function<void()> work;
     bool always = false;
+    std::shared_ptr<HostEvent> recorded;  ///< completes here
     std::shared_ptr<HostEvent> wait_for;
     KernelLaunch kernel;  ///< a launch, if it has an entry
     char sync_point = 0;  ///< for ThreadSanitizer: from who enqueues to the stream

@@ -172,7 +172,10 @@ struct CombineAdder {
       good = round < 2 || wait_signal(finished, round_signal(epoch, round - 1), params.wait, common.rank,
                                       Wanted::combine_credit);
       if (good && last_to_arrive(&common.state->combine_round_ticket[round & 1], in_round)) {
-        for (int peer = 0; peer < common.num_ranks; ++peer) {
+        // A round may be finished before the one in front of it, whose slots it must not give away: credit in order.
+        good = round == 0 ||
+               wait_signal(finished, round_signal(epoch, round), params.wait, common.rank, Wanted::combine_credit);
+        for (int peer = 0; good && peer < common.num_ranks; ++peer) {
           store_release<Scope::system>(
               common.control.signal(common.heaps[peer], ControlWindow::Signal::combine_credit, common.rank),
               round_signal(epoch, round + 1));

@@ -79,21 +79,24 @@ void Worker::loop() {
 void Worker::take_tasks(int idle_rounds) {
   const auto mail = [this] { return !inbox_.empty(); };
   std::vector<std::function<void()>> tasks;
+  const auto take_all = [this, &tasks] {
+    tasks.swap(inbox_);
+    has_mail_.store(false, std::memory_order_relaxed);  // still under the lock, so no later mail loses its mark
+  };
   if (residents_.empty()) {
     std::unique_lock lock(mutex_);
     wake_.wait(lock, mail);
-    tasks.swap(inbox_);
+    take_all();
   } else if (idle_rounds > kPatientRounds) {
     std::unique_lock lock(mutex_);
     wake_.wait_for(lock, std::min(kLongestNap, std::chrono::microseconds(idle_rounds - kPatientRounds)), mail);
-    tasks.swap(inbox_);
+    take_all();
   } else {
     if (idle_rounds > 0) sched_yield();
     if (!has_mail_.load(std::memory_order_acquire)) return;
     const std::lock_guard lock(mutex_);
-    tasks.swap(inbox_);
+    take_all();
   }
-  has_mail_.store(false, std::memory_order_relaxed);
   for (auto& task : tasks) task();
 }
 

@@ -269,7 +269,13 @@ void run_round(Rank& rank, Buffer& buffer, const Case& one, const RoundOptions& 
   try {
     run_steps(rank, buffer, one, options);
   } catch (const std::exception& error) {
-    throw CheckFailure(std::string(error.what()) + "\n    in the round " + one.shape.describe());
+    std::string text = std::string(error.what()) + "\n    in the round " + one.shape.describe();
+    try {
+      buffer.check();
+    } catch (const std::exception& cause) {  // wrong data may follow from a fault that nobody has raised yet
+      text += std::string("\n    after ") + cause.what();
+    }
+    throw CheckFailure(text);
   }
 }
 

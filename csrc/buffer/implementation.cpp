@@ -165,6 +165,11 @@ bool Buffer::Implementation::in_heap(const TensorView& tensor) const {
   return tensor.device == executor_->device() && heap_->contains(tensor.data, std::max<std::size_t>(1, tensor.bytes()));
 }
 
+TensorView Buffer::Implementation::local_memory() const {
+  const auto bytes = static_cast<std::int64_t>(heap_->bytes() - control_.bytes());
+  return TensorView::contiguous(window_, DType::uint8, {bytes}, executor_->device());
+}
+
 std::optional<Tensor> Buffer::Implementation::try_heap_tensor(DType dtype, std::initializer_list<std::int64_t> shape) {
   TensorView view = TensorView::contiguous(nullptr, dtype, shape, executor_->device());
   auto storage = ArenaStorage::allocate(arena_, std::max<std::size_t>(view.bytes(), 1), comm_stream_);

@@ -27,6 +27,7 @@ class Buffer::Implementation {
   StreamHandle comm_stream() const { return comm_stream_; }
   const BufferOptions& options() const { return options_; }
   bool in_heap(const TensorView& tensor) const;
+  TensorView local_memory() const;
 
   /// A tensor in the heap; nothing when it does not fit.
   std::optional<Tensor> try_heap_tensor(DType dtype, std::initializer_list<std::int64_t> shape);

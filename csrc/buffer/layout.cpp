@@ -35,6 +35,7 @@ DispatchLayout Buffer::Implementation::get_dispatch_layout(const TensorView& top
 
   LayoutParams params{};
   params.wait = wait_context();
+  params.report_unknown_experts = options_.reject_unknown_experts;
   params.topk_idx = topk_idx.data;
   params.topk_idx_is_64_bit = topk_idx.dtype == DType::int64;
   params.num_tokens = num_tokens;

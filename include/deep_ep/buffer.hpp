@@ -39,6 +39,8 @@ struct BufferOptions {
   int max_local_experts = 1024;
   /// How long a kernel or the host waits for a peer. Unset: DEEP_EP_TIMEOUT_S (default 100). 0: for ever.
   std::optional<double> timeout_s;
+  /// An entry of topk_idx beyond the last expert is an error. False: it selects nothing, like a negative one.
+  bool reject_unknown_experts = true;
 };
 
 struct CallOptions {
@@ -147,8 +149,8 @@ class Buffer {
   StreamHandle comm_stream() const;
   const BufferOptions& options() const;
 
-  /// Counts where tokens go. topk_idx [T, K] int32 or int64 contiguous; entries outside [0, E) count nowhere.
-  /// Needs no peer.
+  /// Counts where tokens go. topk_idx [T, K] int32 or int64 contiguous; negative entries select nothing. An entry
+  /// beyond the last expert counts nowhere and makes a later call (or `check`) throw InvalidArgument. Needs no peer.
   DispatchLayout get_dispatch_layout(const TensorView& topk_idx, int num_experts, const CallOptions& call = {});
 
   /// Sends every token once to each rank in is_token_in_rank.
@@ -161,6 +163,9 @@ class Buffer {
   /// Throws OutOfMemory when it does not fit. Not collective.
   Tensor allocate_tensor(DType dtype, std::initializer_list<std::int64_t> shape, const CallOptions& call = {});
   bool in_heap(const TensorView& tensor) const;
+  /// This rank's part of the symmetric heap less its signals: [bytes] uint8, window first. For diagnosis: what calls
+  /// keep there has no documented layout. Valid until destroy.
+  TensorView local_memory() const;
 
   /// Waits for the communication stream and raises what its kernels met.
   void check();

@@ -10,14 +10,16 @@
 
 namespace deep_ep::device {
 
-/// -1: no selection. An index beyond the experts is a mistake of the caller: put on record, and counted nowhere.
+/// -1: no selection. An index beyond the experts counts nowhere; unless the caller says otherwise it is put on record.
 DEEP_EP_DEVICE int expert_of(const LayoutParams& params, int token, int k) {
   const std::int64_t at = std::int64_t{token} * params.num_topk + k;
   const std::int64_t expert = params.topk_idx_is_64_bit ? static_cast<const std::int64_t*>(params.topk_idx)[at]
                                                         : static_cast<const std::int32_t*>(params.topk_idx)[at];
   if (expert < params.num_experts) return expert < 0 ? -1 : static_cast<int>(expert);
-  note_fault(params.wait, FaultKind::unknown_expert, Wanted::nothing, 0, token, static_cast<std::uint64_t>(expert),
-             static_cast<std::uint64_t>(params.num_experts));
+  if (params.report_unknown_experts) {
+    note_fault(params.wait, FaultKind::unknown_expert, Wanted::nothing, 0, token, static_cast<std::uint64_t>(expert),
+               static_cast<std::uint64_t>(params.num_experts));
+  }
   return -1;
 }
 

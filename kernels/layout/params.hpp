@@ -9,6 +9,7 @@ namespace deep_ep {
 
 struct LayoutParams {
   WaitContext wait;                      ///< where an unknown expert is reported
+  bool report_unknown_experts;           ///< else it selects nothing, like a negative one
   const void* topk_idx;                  ///< [num_tokens, num_topk], 32 or 64 bit
   bool topk_idx_is_64_bit;
   int num_tokens;

@@ -1,6 +1,7 @@
 // Scheduling of a block's threads. The waiting itself is in block_sync.cpp.
 #include "csrc/executor/host/block.hpp"
 
+#include <chrono>
 #include <exception>
 
 #include "csrc/executor/host/machine_scope.hpp"
@@ -11,6 +12,9 @@ namespace deep_ep::host_machine {
 namespace {
 
 constexpr int kSwitchesPerSlice = 4096;
+constexpr std::uint32_t kLongestHoldNs = 60000;
+
+std::int64_t clock_ns() { return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1); }
 
 }  // namespace
 
@@ -39,6 +43,10 @@ Block::~Block() {
 }
 
 Block::Slice Block::run(Context& worker) {
+  if (hold_until_ns_ != 0) {
+    if (clock_ns() < hold_until_ns_) return Slice::idle;
+    hold_until_ns_ = 0;
+  }
   if (random_.chance(4)) return Slice::progressed;  // a late block
   worker_ = &worker;
   worker_tsan_context_ = tsan::current_context();
@@ -101,9 +109,14 @@ void Block::wake(Fiber& fiber) {
   ready_.push(fiber);
 }
 
-void Block::maybe_interleave() {
-  if (!random_.chance(8)) return;
-  if (random_.chance(16)) budget_ = 0;  // let other blocks of the worker go first
+/// In a seeded schedule: perhaps another thread goes first, perhaps the whole block stands still for a while, as a block
+/// does that a GPU has not scheduled. One in `switches`, and of those one in `holds`.
+void Block::maybe_interleave(std::uint32_t switches, std::uint32_t holds) {
+  if (!random_.chance(switches)) return;
+  if (random_.chance(holds)) {
+    budget_ = 0;
+    hold_until_ns_ = clock_ns() + random_.below(kLongestHoldNs);
+  }
   yield();
 }
 
@@ -176,7 +189,7 @@ void Block::pause(int spins) {
 
 void Block::interleave() {
   const MachineScope scope(current_->tsan_context, worker_tsan_context_);
-  maybe_interleave();
+  maybe_interleave(4, 4);  // beside a flag: where it matters who is late
 }
 
 }  // namespace deep_ep::host_machine

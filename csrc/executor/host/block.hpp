@@ -54,7 +54,7 @@ class Block final : public Machine {
  private:
   // Scheduling: block.cpp.
   Fiber* next();
-  void maybe_interleave();
+  void maybe_interleave(std::uint32_t switches = 8, std::uint32_t holds = 32);
   void suspend();
   void yield();
   void park(Fiber::Wait wait, const void* object, std::uint32_t parity = 0);
@@ -93,6 +93,7 @@ class Block final : public Machine {
   std::size_t quiet_ = 0;  ///< threads in a row that did nothing but poll
   int budget_ = 0;         ///< switches left in this slice
   bool progressed_ = false;
+  std::int64_t hold_until_ns_ = 0;  ///< not zero: the whole block stands still until then
   bool aborting_ = false;
 };
 

@@ -1,0 +1,63 @@
+// For tests that run a kernel of their own on every executor that is present.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "csrc/executor/kernel_table.hpp"
+#include "deep_ep/executor.hpp"
+#include "kernels/primitives/launch.hpp"
+
+namespace deep_ep::test {
+
+/// The launchers of one test kernel: TestKernel<Params>(DEEP_EP_TEST_LAUNCHERS(name)).
+template <class Params>
+class TestKernel {
+ public:
+  TestKernel(Launcher<Params> host, Launcher<Params> cuda) : host_(host), cuda_(cuda) {}
+
+  void operator()(Executor& executor, StreamHandle stream, const LaunchShape& shape, const Params& params) const {
+    (executor.device().kind == Device::Kind::cuda ? cuda_ : host_)(params, shape, stream);
+  }
+
+ private:
+  Launcher<Params> host_;
+  Launcher<Params> cuda_;
+};
+
+#if DEEP_EP_HAVE_CUDA
+#define DEEP_EP_TEST_LAUNCHERS(name) &deep_ep::host::launch_##name, &deep_ep::cuda::launch_##name
+#else
+#define DEEP_EP_TEST_LAUNCHERS(name) &deep_ep::host::launch_##name, nullptr
+#endif
+
+/// The executors of this machine: the host's under this seed and, with a GPU, CUDA's.
+inline std::vector<std::shared_ptr<Executor>> executors_present(std::uint64_t seed = 0) {
+  std::vector<std::shared_ptr<Executor>> all = {make_host_executor({.seed = seed})};
+#if DEEP_EP_HAVE_CUDA
+  if (cuda_device_count() > 0) all.push_back(make_cuda_executor(0));
+#endif
+  return all;
+}
+
+/// `count` zeroed elements that the host and kernels see at the same address.
+template <class T>
+class Shared {
+ public:
+  Shared(Executor& executor, std::size_t count)
+      : executor_(executor), data_(static_cast<T*>(executor.allocate_pinned(count * sizeof(T)))) {}
+  ~Shared() { executor_.free_pinned(data_); }
+  Shared(const Shared&) = delete;
+  Shared& operator=(const Shared&) = delete;
+
+  T* data() const { return data_; }
+  T& operator[](std::size_t i) const { return data_[i]; }
+
+ private:
+  Executor& executor_;
+  T* data_;
+};
+
+}  // namespace deep_ep::test

@@ -74,7 +74,7 @@ void print_head(const IntranodeOptions& options, const World& world, Device::Kin
   fmt::print(
       "A round lasts as long as its slowest rank. median, min, max: by device events around the call, ranks "
       "aligned;\n");
-  fmt::print("wall: the same rounds by the host's clock; pipelined: mean of rounds enqueued back to back.\n");
+  fmt::print("wall: the same rounds by the host's clock; pipelined: median of rounds enqueued back to back.\n");
   fmt::print("logical: bytes of all rows a rank receives; NVLink: without those from itself.\n\n");
   fmt::print("{:>7} {:<23}{:<6}{:<12}{:<15}{:>5}{:>11}{:>10}{:>10}{:>11}{:>11}{:>10}{:>10}\n", "tokens", "operation",
              "dtype", "mode", "by", "SMs", "median us", "min", "max", "wall us", "pipelined", "logical", "NVLink");
@@ -148,6 +148,8 @@ void add_intranode(CLI::App& bench, Action& action) {
                    "SMs to use, one or several numbers; 0 = the library's default (default 24; 0 on the CPU)")
       ->delimiter(',')
       ->check(CLI::Range(0, 1024));
+  command->add_option("--warps", o.warps, "Warps of a block, one or several numbers; 0 = the library's default")
+      ->check(CLI::Range(0, 16));
   command->add_option("--dtype", o.dtype, "Dispatched rows: fp8 (with a scale for every 128 channels), bf16 or both")
       ->check(CLI::IsMember({"fp8", "bf16", "both"}))
       ->capture_default_str();

@@ -36,8 +36,7 @@ class Measurer {
       add({.operation = "layout", .dtype = "-", .mode = "-"},
           meter_.measure(options_.rounds, [&] { layout = bench_.layout(); }));
     }
-    for (const int sms : options_.sms) {
-      const Config config{.num_sms = sms};
+    for (const Config& config : configs()) {
       for (const bool as_8bit : {true, false}) {
         if (options_.dtype == (as_8bit ? "bf16" : "fp8")) continue;
         measure_dispatch(as_8bit, false, config);
@@ -68,6 +67,7 @@ class Measurer {
     Measurement measurement{.operation = exchange ? "layout+notify+dispatch" : "dispatch",
                             .dtype = as_8bit ? "fp8" : "bf16",
                             .mode = exchange ? "exchange" : "cached"};
+    measurement.warps = config.warps_per_block;
     measurement.sms = sms_used(config, Config::dispatch_default(shape_.ranks));
     set_bytes(measurement, as_8bit ? shape_.row_bytes_8bit() : shape_.row_bytes_bf16());
     add(measurement, timing);
@@ -85,6 +85,7 @@ class Measurer {
     bench_.release_rows();
     Measurement measurement{
         .operation = "combine", .dtype = "bf16", .mode = mode == CombineMode::pull ? "pull" : "push"};
+    measurement.warps = config.warps_per_block;
     measurement.sms = sms_used(config, Config::combine_default(shape_.ranks));
     set_bytes(measurement, shape_.row_bytes_bf16());
     add(measurement, timing);
@@ -109,6 +110,14 @@ class Measurer {
                             .sms = transport.num_sms()};
     set_bytes(measurement, row_bytes);
     add(measurement, meter_.measure(options_.rounds, [&] { transport.enqueue(bench_.stream()); }));
+  }
+
+  std::vector<Config> configs() const {
+    std::vector<Config> all;
+    for (const int sms : options_.sms) {
+      for (const int warps : options_.warps) all.push_back({.num_sms = sms, .warps_per_block = warps});
+    }
+    return all;
   }
 
   int sms_used(const Config& config, const Config& library_default) const {

@@ -16,6 +16,7 @@ struct IntranodeOptions {
   int ranks = 0;
   std::vector<std::int64_t> tokens;
   std::vector<int> sms;  ///< 0 = the library's default
+  std::vector<int> warps{0};  ///< of a block; 0 = the library's default
   int hidden = 0;
   int topk = 8;
   int experts = 256;
@@ -33,6 +34,7 @@ struct Measurement {
   std::string dtype{};      ///< of the rows: "fp8", "bf16", or "-"
   std::string mode{};       ///< combine: "pull", "push"; dispatch: "cached", "exchange"; or "-"
   std::string transport{};  ///< "deep_ep", "NCCL 2.30.7", "copy engine"
+  int warps = 0;            ///< of a block, 0 = the library's default
   int sms = 0;              ///< -1 = unknown
   std::int64_t tokens = 0;
   Timing timing{};

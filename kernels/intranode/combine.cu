@@ -95,6 +95,7 @@ DEEP_EP_DEVICE void combine_body(const CombineParams& params, std::byte* memory)
                              epoch,
                              warp_index() * grid_blocks() + block_index(),
                              params.sender_warps * grid_blocks(),
+                             layout.ranges(memory, warp_index()),
                              {layout.barriers(memory, warp_index()), layout.pieces(memory, warp_index()),
                               layout.first_stage(memory, warp_index()), static_cast<std::uint32_t>(params.stages),
                               params.stage_bytes}};
@@ -117,7 +118,7 @@ DEEP_EP_DEVICE void combine_body(const CombineParams& params, std::byte* memory)
     }
     block::sync();
     if (thread_index() == 0) {
-      store_relaxed<Scope::gpu>(&common.state->combine_next_token, std::uint32_t{0});
+      store_relaxed<Scope::gpu>(&common.state->combine_next_part, std::uint32_t{0});
       store_relaxed<Scope::gpu>(&common.state->combine_epoch, epoch);
     }
   }

@@ -1,5 +1,5 @@
-// The adding warps of combine: each takes a token of this rank and adds, in rank order and in fp32, the rows that the
-// token's destination ranks hold.
+// The adding warps of combine: each takes a part of a token's row and adds, in rank order and in fp32, what the token's
+// destination ranks hold of it.
 //
 // Where a row comes from makes no difference to the sum: a peer that has its rows in the heap is read over NVLink, one
 // that pushes is read from our window once the row's flag is up. A lane loads its vectors of all rows before it adds the
@@ -120,13 +120,17 @@ struct CombineAdder {
     return warp::ballot(row >= 0);
   }
 
-  /// Adds one token. False after a fault.
-  DEEP_EP_DEVICE bool add_token(int token) const {
+  /// Adds one part of a token's row. False after a fault.
+  DEEP_EP_DEVICE bool add_part(int token, std::uint32_t part) const {
     bool good = true;
     std::uint64_t address = 0;
     const std::uint32_t holders = find_rows(token, 0, address, good);
     if (!good) return false;
-    for (std::uint32_t offset = 0; offset < params.row_bytes; offset += kPieceBytes) {
+    const std::uint32_t pieces = (params.row_bytes + kPieceBytes - 1) / kPieceBytes;
+    const auto parts = static_cast<std::uint32_t>(params.parts);
+    const std::uint32_t begin = pieces * part / parts * kPieceBytes;
+    const std::uint32_t end = pieces * (part + 1) / parts * kPieceBytes;
+    for (std::uint32_t offset = begin; offset < end; offset += kPieceBytes) {
       const std::uint32_t rest = params.row_bytes - offset;
       const int vectors = static_cast<int>((rest < kPieceBytes ? rest : kPieceBytes) / sizeof(Vec16));
       const std::int64_t at = std::int64_t{token} * params.row_bytes + offset;
@@ -152,17 +156,18 @@ struct CombineAdder {
         store_stream(reinterpret_cast<Vec16*>(params.combined_x + at) + vector, packed);
       }
     }
-    if (params.combined_weights != nullptr) add_weights(token);
+    if (part == 0 && params.combined_weights != nullptr) add_weights(token);
     return true;
   }
 
-  /// This warp has added `token`. The warp with the last token of a round gives the pushing peers credit for another.
+  /// This warp has added a part of `token`. The warp with the last part of a round gives the pushing peers credit.
   DEEP_EP_DEVICE bool finish(int token) const {
     if (params.num_tokens <= params.window_tokens) return true;  // the window holds everything: nobody needs credit
     const IntranodeParams& common = params.common;
     const std::uint64_t round = round_of(token);
     const std::int64_t rest = params.num_tokens - static_cast<std::int64_t>(round) * params.tokens_per_round;
-    const auto in_round = static_cast<std::uint32_t>(rest < params.tokens_per_round ? rest : params.tokens_per_round);
+    const auto in_round = static_cast<std::uint32_t>((rest < params.tokens_per_round ? rest : params.tokens_per_round) *
+                                                     params.parts);
     warp::sync();
     bool good = true;
     if (lane_index() == 0) {
@@ -185,13 +190,18 @@ struct CombineAdder {
     return warp::all(good);
   }
 
-  /// Takes tokens and adds them until none is left. False after a fault.
+  /// Takes parts and adds them until none is left. False after a fault.
   DEEP_EP_DEVICE bool add_all() const {
-    for (;;) {
-      const int token = take_next(&params.common.state->combine_next_token, params.num_tokens);
-      if (token == params.num_tokens) return true;
-      if (!add_token(token) || !finish(token)) return false;
+    std::uint32_t* next = &params.common.state->combine_next_part;
+    const auto parts = static_cast<std::uint32_t>(params.parts);
+    const std::uint32_t all = static_cast<std::uint32_t>(params.num_tokens) * parts;
+    for (std::uint32_t taken = take_next(next); taken < all;) {
+      const std::uint32_t upcoming = ask_next(next);  // the answer comes while we add
+      const auto token = static_cast<int>(taken / parts);
+      if (!add_part(token, taken % parts) || !finish(token)) return false;
+      taken = warp::shuffle(upcoming, 0);
     }
+    return true;
   }
 };
 

@@ -63,7 +63,8 @@ struct CombinePusher {
   const CombineParams& params;
   const CombinePeer* peers;
   std::uint64_t epoch;
-  int first, step;  ///< rows of each segment and round that this warp takes
+  int first, step;      ///< rows of each owner and round that this warp takes
+  PushedRange* ranges;  ///< [num_ranks], of the present round
   PushRing ring;
 
   DEEP_EP_DEVICE std::int32_t segment_end(int owner) const {
@@ -113,6 +114,17 @@ struct CombinePusher {
     return wait_signal(signal, round_signal(epoch, round - 1), params.wait, owner, Wanted::combine_credit);
   }
 
+  /// Our rows of the tokens that `owner` adds in `round`.
+  DEEP_EP_DEVICE PushedRange rows_in_round(int owner, std::uint64_t round) const {
+    const CombinePeer& peer = peers[owner];
+    const std::int64_t first_token = static_cast<std::int64_t>(round) * peer.tokens_per_round;
+    const std::int64_t end_token = first_token + peer.tokens_per_round;
+    const std::int32_t begin = owner == 0 ? 0 : segment_end(owner - 1);
+    const std::int32_t end = segment_end(owner);
+    return PushedRange{first_token == 0 ? begin : lower_bound(begin, end, first_token),
+                       end_token >= peer.num_tokens ? end : lower_bound(begin, end, end_token)};
+  }
+
   /// Pushes this warp's share. By one thread.
   DEEP_EP_DEVICE bool push_all() {
     const int num_ranks = params.common.num_ranks;
@@ -124,24 +136,23 @@ struct CombinePusher {
       rounds = needed > rounds ? needed : rounds;
     }
     for (std::uint64_t round = 0; round < rounds; ++round) {
-      for (int turn = 1; turn <= num_ranks; ++turn) {  // everybody starts with another owner
-        const int owner = (params.common.rank + turn) % num_ranks;
-        const CombinePeer& peer = peers[owner];
-        const std::int64_t first_token = static_cast<std::int64_t>(round) * peer.tokens_per_round;
-        if (first_token >= peer.num_tokens) continue;
-        const std::int32_t segment_begin = owner == 0 ? 0 : segment_end(owner - 1);
-        const std::int32_t begin = round == 0 ? segment_begin
-                                              : lower_bound(segment_begin, segment_end(owner), first_token);
-        const std::int32_t end = first_token + peer.tokens_per_round >= peer.num_tokens
-                                     ? segment_end(owner)
-                                     : lower_bound(begin, segment_end(owner), first_token + peer.tokens_per_round);
-        if (begin == end) continue;
-        if (!await_credit(owner, round)) {
+      std::int32_t most = 0;
+      for (int owner = 0; owner < num_ranks; ++owner) {
+        ranges[owner] = rows_in_round(owner, round);
+        const std::int32_t rows = ranges[owner].end - ranges[owner].begin;
+        if (rows > 0 && !await_credit(owner, round)) {
           ring.flush();
           return false;
         }
-        for (std::int64_t row = begin + first; row < end; row += step) {
-          push_row(owner, row, params.recv_src_idx[row], round);
+        most = rows > most ? rows : most;
+      }
+      // Owners in turn, so that each gets the rows of its first tokens first and can begin to add. Everybody starts
+      // with another one.
+      for (std::int32_t index = first; index < most; index += step) {
+        for (int turn = 1; turn <= num_ranks; ++turn) {
+          const int owner = (params.common.rank + turn) % num_ranks;
+          const std::int32_t row = ranges[owner].begin + index;
+          if (row < ranges[owner].end) push_row(owner, row, params.recv_src_idx[row], round);
         }
       }
     }

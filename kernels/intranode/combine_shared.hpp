@@ -20,6 +20,11 @@ struct CombinePeer {
   std::int32_t num_tokens;
 };
 
+/// Rows of one owner that are pushed in one round.
+struct PushedRange {
+  std::int32_t begin, end;
+};
+
 /// A piece on its way to an owner's window; `flag` is set on a row's last piece.
 struct PushedPiece {
   std::byte* to;
@@ -42,8 +47,11 @@ struct CombineShared {
   DEEP_EP_HOST_DEVICE std::size_t pieces_at() const {
     return align(barriers_at() + sizeof(device::Mbarrier) * num_stages());
   }
-  DEEP_EP_HOST_DEVICE std::size_t stages_at() const {
+  DEEP_EP_HOST_DEVICE std::size_t ranges_at() const {
     return align(pieces_at() + sizeof(PushedPiece) * static_cast<std::size_t>(pushing_warps * kPiecesUnderWay));
+  }
+  DEEP_EP_HOST_DEVICE std::size_t stages_at() const {
+    return align(ranges_at() + sizeof(PushedRange) * static_cast<std::size_t>(pushing_warps * num_ranks));
   }
   DEEP_EP_HOST_DEVICE std::size_t bytes() const { return stages_at() + num_stages() * stage_bytes; }
 
@@ -54,6 +62,9 @@ struct CombineShared {
   }
   DEEP_EP_HOST_DEVICE PushedPiece* pieces(std::byte* memory, int warp) const {
     return reinterpret_cast<PushedPiece*>(memory + pieces_at()) + warp * kPiecesUnderWay;
+  }
+  DEEP_EP_HOST_DEVICE PushedRange* ranges(std::byte* memory, int warp) const {
+    return reinterpret_cast<PushedRange*>(memory + ranges_at()) + warp * num_ranks;
   }
   DEEP_EP_HOST_DEVICE std::byte* first_stage(std::byte* memory, int warp) const {
     return memory + stages_at() + static_cast<std::size_t>(warp * stages) * stage_bytes;

@@ -19,13 +19,12 @@ DEEP_EP_DEVICE bool last_to_arrive(std::uint32_t* ticket, std::uint32_t expected
   return true;
 }
 
-/// A warp takes the next of `count` pieces of work; `count` when none is left.
-DEEP_EP_DEVICE int take_next(std::uint32_t* next, int count) {
-  std::uint32_t taken = 0;
-  if (lane_index() == 0) taken = fetch_add_relaxed<Scope::gpu>(next, std::uint32_t{1});
-  taken = warp::shuffle(taken, 0);
-  return taken < static_cast<std::uint32_t>(count) ? static_cast<int>(taken) : count;
+/// A warp takes the next piece of work; its number is known to lane 0 once the memory answers.
+DEEP_EP_DEVICE std::uint32_t ask_next(std::uint32_t* next) {
+  return lane_index() == 0 ? fetch_add_relaxed<Scope::gpu>(next, std::uint32_t{1}) : 0;
 }
+/// The same for all lanes, now.
+DEEP_EP_DEVICE std::uint32_t take_next(std::uint32_t* next) { return warp::shuffle(ask_next(next), 0); }
 
 /// The same for whole blocks; all threads of the block take part and get the same answer. `scratch` is a word of
 /// shared memory that nobody needs any more.

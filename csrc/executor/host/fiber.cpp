@@ -66,17 +66,11 @@ void Fiber::prepare(Block& owner, const ThreadState& thread) {
   block = &owner;
   state = thread;
   wait = Wait::nothing;
-  point = boost::context::detail::make_fcontext(
-      const_cast<std::byte*>(static_cast<const std::byte*>(stack_bottom)) + stack_size, stack_size, &Fiber::enter);
+  host_machine::prepare(*this, &Fiber::enter);
 }
 
-DEEP_EP_NO_TSAN void Fiber::enter(boost::context::detail::transfer_t from) {
-#if DEEP_EP_ASAN
-  __sanitizer_finish_switch_fiber(nullptr, nullptr, nullptr);
-#endif
-  auto* before = static_cast<Context*>(from.data);
-  before->point = from.fctx;
-  auto& self = static_cast<Fiber&>(*before->target);
+DEEP_EP_NO_TSAN void Fiber::enter(Context& context) {
+  auto& self = static_cast<Fiber&>(context);
   self.block->run_thread(self);  // leaves by switching away for good
 }
 

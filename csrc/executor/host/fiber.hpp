@@ -35,7 +35,7 @@ class Fiber : public Context {
   void* tsan_context = nullptr;
 
  private:
-  static void enter(boost::context::detail::transfer_t from);
+  static void enter(Context& context);
 };
 
 /// Fibers of one worker that no kernel uses at the moment.

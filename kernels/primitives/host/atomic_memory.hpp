@@ -15,11 +15,39 @@ extern "C" void __tsan_release(void*);
 
 namespace deep_ep::host_machine {
 
+// ThreadSanitizer does not know fences. For it, a thread that has fenced makes its relaxed stores release, a fence
+// acquires what the thread's last relaxed load read, and all fences meet in one point. That never reports a correct
+// program; it may miss a race of a program that fences.
+
+#if DEEP_EP_TSAN
+inline char fence_point;
+
+inline int store_order(int order) {
+  return order == __ATOMIC_RELAXED && current_thread != nullptr && current_thread->fenced ? __ATOMIC_RELEASE : order;
+}
+inline void note_load(const void* p, int order) {
+  if (order == __ATOMIC_RELAXED && current_thread != nullptr) current_thread->last_relaxed_load = p;
+}
+inline void fence() {
+  if (current_thread != nullptr) {
+    current_thread->fenced = true;
+    if (current_thread->last_relaxed_load != nullptr) __tsan_acquire(const_cast<void*>(current_thread->last_relaxed_load));
+  }
+  __tsan_acquire(&fence_point);
+  __tsan_release(&fence_point);
+}
+#else
+inline int store_order(int order) { return order; }
+inline void note_load(const void*, int) {}
+inline void fence() { std::atomic_thread_fence(std::memory_order_acq_rel); }
+#endif
+
 // A perturbed schedule may switch to another thread beside every flag, where orders are decided.
 
 template <class T>
 T load(const T* p, int order) {
   interleave();
+  note_load(p, order);
   // Constants, because the builtins take nothing else without falling back to the strongest order.
   return order == __ATOMIC_ACQUIRE ? __atomic_load_n(p, __ATOMIC_ACQUIRE) : __atomic_load_n(p, __ATOMIC_RELAXED);
 }
@@ -27,7 +55,11 @@ T load(const T* p, int order) {
 template <class T>
 void store(T* p, T value, int order) {
   interleave();
-  order == __ATOMIC_RELEASE ? __atomic_store_n(p, value, __ATOMIC_RELEASE) : __atomic_store_n(p, value, __ATOMIC_RELAXED);
+  if (store_order(order) == __ATOMIC_RELEASE) {
+    __atomic_store_n(p, value, __ATOMIC_RELEASE);
+  } else {
+    __atomic_store_n(p, value, __ATOMIC_RELAXED);
+  }
   interleave();
 }
 
@@ -35,28 +67,14 @@ template <class T>
 T fetch_add(T* p, T value, int order) {
   interleave();
   T old;
-  switch (order) {
+  switch (store_order(order)) {
     case __ATOMIC_RELAXED: old = __atomic_fetch_add(p, value, __ATOMIC_RELAXED); break;
     case __ATOMIC_RELEASE: old = __atomic_fetch_add(p, value, __ATOMIC_RELEASE); break;
     default: old = __atomic_fetch_add(p, value, __ATOMIC_ACQ_REL); break;
   }
+  note_load(p, order);
   interleave();
   return old;
-}
-
-#if DEEP_EP_TSAN
-// ThreadSanitizer does not know fences. One common point for all of them never reports a correct program; it may miss
-// a race between two threads that both fence.
-inline char fence_point;
-#endif
-
-inline void fence() {
-#if DEEP_EP_TSAN
-  __tsan_acquire(&fence_point);
-  __tsan_release(&fence_point);
-#else
-  std::atomic_thread_fence(std::memory_order_acq_rel);
-#endif
 }
 
 inline std::uint64_t now_ns() {

@@ -61,6 +61,9 @@ struct ThreadState {
   int block_threads = 0;
   int grid_blocks = 0;
   bool perturbed = false;  ///< a seeded schedule: interleave() does something
+  // For ThreadSanitizer, which does not know fences: see atomic_memory.hpp.
+  bool fenced = false;
+  const void* last_relaxed_load = nullptr;
 };
 
 /// The running thread of a kernel; null in ordinary code. Fibers stay on one worker, so an ordinary thread_local does.

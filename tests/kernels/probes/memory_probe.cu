@@ -1,0 +1,61 @@
+#include "kernels/primitives/block.hpp"
+#include "kernels/primitives/memory.hpp"
+#include "kernels/primitives/numeric.hpp"
+#include "kernels/primitives/warp.hpp"
+#include "tests/kernels/probes/probes.hpp"
+
+namespace deep_ep::device {
+namespace {
+
+/// Counts with every kind of addition, passes a turn from block to block, and copies a word a thread.
+DEEP_EP_DEVICE void memory_probe(const probes::MemoryParams& p, std::byte* shared) {
+  fetch_add_relaxed<Scope::gpu>(p.counter, 1);
+  fetch_add_release<Scope::system>(p.counter + 1, 2);
+  add_relaxed<Scope::system>(p.counter32, 3);
+  add_release<Scope::gpu>(p.counter32 + 1, 4);
+  auto* local = reinterpret_cast<std::uint32_t*>(shared);
+  if (thread_index() == 0) store_relaxed<Scope::block>(local, 0);
+  block::sync();
+  fetch_add_acq_rel<Scope::block>(local, 1);
+  block::sync();
+  if (thread_index() == 0) add_relaxed<Scope::gpu>(p.counter32 + 2, load_relaxed<Scope::block>(local));
+
+  // Block b adds b to order[1], an ordinary word, when order[0] says that b - 1 has done so.
+  if (thread_index() == 0) {
+    const std::int64_t turn = block_index();
+    for (int spins = 0; load_acquire<Scope::gpu>(p.order) != turn; ++spins) pause(spins);
+    p.order[1] = 10 * p.order[1] + turn;
+    if (block_index() % 2 == 0) {
+      store_release<Scope::gpu>(p.order, turn + 1);
+    } else {
+      fence<Scope::gpu>();
+      store_relaxed<Scope::gpu>(p.order, turn + 1);
+    }
+    const std::uint64_t start = now_ns();
+    while (now_ns() < start + 1000) pause(0);
+    fetch_add_acq_rel<Scope::system>(p.counter + 2, std::uint64_t{1} << 33);
+  }
+
+  const int i = block_index() * block_threads() + thread_index();
+  Vec16 v = load_stream(p.source + i);
+  v.word[0] += load_weak(&p.source[i].word[1]);
+  v.word[1] += load_stream(&p.source[i].word[2]);
+  store_stream(p.destination + i, v);
+  store_stream(&p.destination[i].word[3], v.word[3] + 1);
+}
+
+DEEP_EP_DEVICE void numeric_probe(const probes::NumericParams& p, std::byte*) {
+  for (int i = thread_index(); i < p.count; i += block_threads()) p.bf16[i] = float_to_bf16(p.values[i]);
+  for (int i = thread_index(); i < p.count / 2; i += block_threads()) {
+    const std::uint32_t pair = pack_bf16(p.values[2 * i], p.values[2 * i + 1]);
+    p.pairs[i] = pair;
+    p.back[2 * i] = bf16_low(pair);
+    p.back[2 * i + 1] = bf16_high(pair);
+  }
+}
+
+}  // namespace
+}  // namespace deep_ep::device
+
+DEEP_EP_DEFINE_KERNEL(memory_probe, deep_ep::probes::MemoryParams, deep_ep::device::memory_probe, 256)
+DEEP_EP_DEFINE_KERNEL(numeric_probe, deep_ep::probes::NumericParams, deep_ep::device::numeric_probe, 256)

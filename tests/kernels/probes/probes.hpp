@@ -1,0 +1,68 @@
+// Kernels that try every primitive and write down what came out; primitives_test.cpp knows what it must be.
+#pragma once
+
+#include "kernels/primitives/launch.hpp"
+#include "kernels/primitives/target.hpp"
+
+namespace deep_ep::probes {
+
+/// What one lane got from the warp operations. Lane i gives values that depend on i only; see warp_probe.cu.
+struct WarpResult {
+  std::uint8_t shuffled8;
+  std::uint16_t shuffled16;
+  std::uint32_t shuffled32;
+  std::uint64_t shuffled64;
+  device::Vec16 shuffled128;
+  float shuffled_up;
+  std::int32_t shuffled_xor;
+  std::uint32_t ballot;
+  std::uint32_t flags;  ///< bit 0 any, 1 not any, 2 all, 3 not all
+  std::int32_t sum;
+  std::uint64_t sum64;
+  float float_sum;
+  std::int32_t max;
+  std::int32_t min;
+  float float_max;
+  std::int64_t min64;
+  std::int32_t inclusive_sum;
+  std::uint32_t match;
+};
+struct WarpParams {
+  WarpResult* results;  ///< one a thread
+};
+
+struct BarrierParams {
+  int rounds;
+  std::uint32_t* sums;  ///< one a thread: what it read from others, summed
+};
+
+struct MemoryParams {
+  std::uint64_t* counter;    ///< [3]
+  std::uint32_t* counter32;  ///< [3]
+  std::int64_t* order;       ///< [2]
+  const device::Vec16* source;
+  device::Vec16* destination;  ///< one a thread of the grid
+};
+
+struct BulkParams {
+  int rows;
+  int row_bytes;
+  const std::byte* source;
+  std::byte* destination;  ///< every byte of source plus one
+};
+
+struct NumericParams {
+  int count;
+  const float* values;
+  std::uint16_t* bf16;       ///< [count]
+  std::uint32_t* pairs;      ///< [count / 2]
+  float* back;               ///< [count], from the pairs
+};
+
+}  // namespace deep_ep::probes
+
+DEEP_EP_DECLARE_KERNEL(warp_probe, deep_ep::probes::WarpParams)
+DEEP_EP_DECLARE_KERNEL(barrier_probe, deep_ep::probes::BarrierParams)
+DEEP_EP_DECLARE_KERNEL(memory_probe, deep_ep::probes::MemoryParams)
+DEEP_EP_DECLARE_KERNEL(bulk_probe, deep_ep::probes::BulkParams)
+DEEP_EP_DECLARE_KERNEL(numeric_probe, deep_ep::probes::NumericParams)

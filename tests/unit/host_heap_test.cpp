@@ -1,0 +1,117 @@
+// The symmetric heap on the host: ranks as threads and as processes.
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "csrc/memory/host_heap.hpp"
+#include "deep_ep/bootstrap.hpp"
+#include "deep_ep/error.hpp"
+
+namespace deep_ep::test {
+namespace {
+
+template <class Rank>
+void as_threads(int ranks, Rank rank_body) {
+  const auto bootstraps = make_thread_bootstraps(ranks, 20);
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < ranks; ++rank) {
+    threads.emplace_back([&, rank] { rank_body(*bootstraps[static_cast<std::size_t>(rank)]); });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+/// Every rank writes its number into every peer's heap, and finds everybody's in its own.
+bool exchange(Bootstrap& bootstrap, SymmetricHeap& heap) {
+  const auto mine = static_cast<std::size_t>(bootstrap.rank());
+  for (std::byte* peer : heap.peers()) peer[mine * 100] = static_cast<std::byte>(bootstrap.rank() + 1);
+  bootstrap.barrier();
+  for (int rank = 0; rank < bootstrap.size(); ++rank) {
+    if (heap.local()[rank * 100] != static_cast<std::byte>(rank + 1)) return false;
+  }
+  bootstrap.barrier();
+  return true;
+}
+
+TEST(HostHeap, ThreadsShareAddresses) {
+  std::vector<std::byte*> locals(3);
+  std::vector<int> right(3);
+  as_threads(3, [&](Bootstrap& bootstrap) {
+    const auto rank = static_cast<std::size_t>(bootstrap.rank());
+    const auto heap = make_host_heap(bootstrap, {.bytes = 10000});
+    locals[rank] = heap->local();
+    bootstrap.barrier();
+    bool same = heap->peers().size() == 3 && heap->bytes() >= 10000 && heap->contains(heap->local() + 9999) &&
+                !heap->contains(heap->local() + heap->bytes()) && heap->offset_of(heap->local() + 77) == 77;
+    for (std::size_t peer = 0; peer < 3; ++peer) {
+      same &= heap->peers()[peer] == locals[peer] && heap->device_peers()[peer] == locals[peer];
+    }
+    right[rank] = same && heap->local()[5000] == std::byte{0} && exchange(bootstrap, *heap);
+    heap->unmap_peers();
+    heap->unmap_peers();
+    bootstrap.barrier();
+  });
+  EXPECT_EQ(right, std::vector<int>(3, 1));
+}
+
+TEST(HostHeap, IsSparse) {
+  as_threads(2, [](Bootstrap& bootstrap) {
+    const std::size_t far = std::size_t{6} << 30;
+    const auto heap = make_host_heap(bootstrap, {.bytes = far + 4096});
+    std::byte* peer = heap->peers()[static_cast<std::size_t>(1 - bootstrap.rank())];
+    peer[far] = static_cast<std::byte>(40 + bootstrap.rank());
+    bootstrap.barrier();
+    EXPECT_EQ(heap->local()[far], static_cast<std::byte>(41 - bootstrap.rank()));
+    bootstrap.barrier();
+  });
+}
+
+TEST(HostHeap, DifferentSizesAreAMismatchOnEveryRank) {
+  std::vector<int> mismatch(3);
+  as_threads(3, [&](Bootstrap& bootstrap) {
+    const std::size_t bytes = bootstrap.rank() == 1 ? 1 << 20 : 1 << 16;
+    try {
+      make_host_heap(bootstrap, {.bytes = bytes});
+    } catch (const RankMismatch&) {
+      mismatch[static_cast<std::size_t>(bootstrap.rank())] = 1;
+    }
+  });
+  EXPECT_EQ(mismatch, std::vector<int>(3, 1));
+}
+
+TEST(HostHeap, ProcessesMapEachOther) {
+  constexpr int kRanks = 3;
+  const std::string name = "deep_ep_heap_test_" + std::to_string(getpid());
+  std::vector<pid_t> children;
+  for (int rank = 0; rank < kRanks; ++rank) {
+    const pid_t child = fork();
+    ASSERT_GE(child, 0);
+    if (child == 0) {
+      int status = 1;
+      try {
+        const auto bootstrap = make_shared_memory_bootstrap(name, rank, kRanks, 30);
+        const auto heap = make_host_heap(*bootstrap, {.bytes = 1 << 16});
+        status = exchange(*bootstrap, *heap) ? 0 : 2;
+        heap->unmap_peers();
+        bootstrap->barrier();
+      } catch (const std::exception& e) {
+        std::fprintf(stderr, "rank %d: %s\n", rank, e.what());
+      }
+      _exit(status);
+    }
+    children.push_back(child);
+  }
+  for (const pid_t child : children) {
+    int status = 0;
+    ASSERT_EQ(waitpid(child, &status, 0), child);
+    EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
+  }
+}
+
+}  // namespace
+}  // namespace deep_ep::test

@@ -1,0 +1,36 @@
+#include "python/bindings/event.hpp"
+
+#include "python/bindings/executors.hpp"
+#include "python/bindings/framework.hpp"
+
+namespace deep_ep::bindings {
+
+Event Event::of_current_stream() {
+  Event event;
+  const py::module_ cuda = py::module_::import("torch.cuda");
+  // Before CUDA starts there is no work on any stream; starting it here would cost memory on GPU 0.
+  if (!cuda.attr("is_initialized")().cast<bool>()) return event;
+  const int device = cuda.attr("current_device")().cast<int>();
+  event.executor_ = gpu_executor(device);
+  event.event_ =
+      event.executor_->record_event(Framework::instance().current_stream({Device::Kind::cuda, device}));
+  return event;
+}
+
+Event::Event(std::shared_ptr<Executor> executor, EventHandle event, std::span<const Tensor* const> results)
+    : executor_(std::move(executor)), event_(std::move(event)) {
+  for (const Tensor* tensor : results) {
+    if (tensor->defined()) results_.emplace_back(tensor->storage());
+  }
+}
+
+void Event::wait_on_current_stream() const {
+  if (!executor_ || executor_->device().kind == Device::Kind::cpu) return;
+  const StreamHandle stream = Framework::instance().current_stream(executor_->device());
+  executor_->wait_event(stream, event_);
+  for (const auto& result : results_) {
+    if (const auto storage = result.lock()) storage->record_stream(stream);
+  }
+}
+
+}  // namespace deep_ep::bindings

@@ -1,0 +1,269 @@
+#include "python/bindings/framework.hpp"
+
+#include <fmt/format.h>
+
+#include <array>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "deep_ep/error.hpp"
+#include "deep_ep/executor.hpp"
+#include "python/bindings/executors.hpp"
+
+namespace deep_ep::bindings {
+namespace {
+
+constexpr int kMaxDims = TensorView::kMaxDims;
+
+dlpack::DataType dlpack_type(DType dtype) {
+  switch (dtype) {
+    case DType::boolean: return {dlpack::kBool, 8, 1};
+    case DType::uint8: return {dlpack::kUInt, 8, 1};
+    case DType::int32: return {dlpack::kInt, 32, 1};
+    case DType::int64: return {dlpack::kInt, 64, 1};
+    case DType::float32: return {dlpack::kFloat, 32, 1};
+    case DType::bfloat16: return {dlpack::kBfloat, 16, 1};
+    case DType::float16: return {dlpack::kFloat, 16, 1};
+    case DType::float8_e4m3: return {dlpack::kFloat8E4m3fn, 8, 1};
+    case DType::float8_e5m2: return {dlpack::kFloat8E5m2, 8, 1};
+  }
+  throw Error("unknown dtype");
+}
+
+std::optional<DType> library_type(const dlpack::DataType& dtype) {
+  constexpr std::array kTypes = {DType::boolean, DType::uint8,    DType::int32,   DType::int64,      DType::float32,
+                                 DType::bfloat16, DType::float16, DType::float8_e4m3, DType::float8_e5m2};
+  for (const DType candidate : kTypes) {
+    if (dlpack_type(candidate) == dtype) return candidate;
+  }
+  return std::nullopt;
+}
+
+/// Rows are bytes to a dispatch.
+std::optional<DType> type_of_size(const dlpack::DataType& dtype) {
+  if (dtype.lanes != 1) return std::nullopt;
+  switch (dtype.bits) {
+    case 8: return DType::uint8;
+    case 16: return DType::float16;
+    case 32: return DType::int32;
+    case 64: return DType::int64;
+    default: return std::nullopt;
+  }
+}
+
+/// A reference that is never given back.
+PyObject* kept(const py::object& object) { return py::object(object).release().ptr(); }
+
+/// A tensor in the hands of the framework.
+struct HandedOut {
+  dlpack::ManagedTensorVersioned versioned;
+  dlpack::ManagedTensor plain;
+  Tensor tensor;
+  std::array<std::int64_t, kMaxDims> shape;
+  std::array<std::int64_t, kMaxDims> strides;
+  int (*current_stream)(dlpack::DeviceType, std::int32_t, void**);  // nullptr: cannot be asked without the GIL
+
+  void fill(dlpack::TensorInfo& info, const dlpack::DataType& dtype) {
+    const TensorView& view = tensor.view();
+    const bool gpu = view.device.kind == deep_ep::Device::Kind::cuda;
+    info = {view.data, {gpu ? dlpack::kCuda : dlpack::kCpu, gpu ? view.device.index : 0}, view.dims, dtype,
+            shape.data(), strides.data(), 0};
+  }
+};
+
+void release(HandedOut* handed_out) noexcept {
+  const std::unique_ptr<HandedOut> owner(handed_out);
+  const deep_ep::Device device = owner->tensor.view().device;
+  if (device.kind != deep_ep::Device::Kind::cuda || owner->current_stream == nullptr) return;
+  // The stream on which a program lets go of a tensor is often one that used it.
+  try {
+    void* stream = nullptr;
+    if (owner->current_stream(dlpack::kCuda, device.index, &stream) == 0 && !gpu_executor(device.index)->is_capturing(stream)) {
+      owner->tensor.record_stream(stream);
+    }
+  } catch (const std::exception&) {
+    // At exit the driver may be gone; the memory goes with it.
+  }
+}
+
+}  // namespace
+
+Framework& Framework::instance() {
+  static auto* framework = new Framework;
+  return *framework;
+}
+
+Framework::Framework() {
+  const py::module_ torch = py::module_::import("torch");
+  const py::object tensor = torch.attr("Tensor");
+  tensor_type_ = reinterpret_cast<PyTypeObject*>(tensor.ptr());
+  if (py::hasattr(tensor, "__dlpack_c_exchange_api__")) {
+    const py::object capsule = tensor.attr("__dlpack_c_exchange_api__");
+    auto* api = static_cast<const dlpack::ExchangeApi*>(PyCapsule_GetPointer(capsule.ptr(), "dlpack_exchange_api"));
+    if (api == nullptr) PyErr_Clear();
+    while (api != nullptr && api->version.major > 1) api = api->previous;
+    if (api != nullptr && api->version.major == 1 && api->info_from_object != nullptr) available_exchange_ = api;
+  }
+  exchange_ = available_exchange_;
+
+  const py::object internals = torch.attr("_C");
+  from_capsule_ = kept(internals.attr("_from_dlpack"));
+  if (py::hasattr(internals, "_cuda_getCurrentRawStream")) {
+    raw_stream_ = kept(internals.attr("_cuda_getCurrentRawStream"));
+  }
+  const std::array<std::pair<const char*, dlpack::DataType>, 13> names = {{
+      {"bool", {dlpack::kBool, 8, 1}},
+      {"uint8", {dlpack::kUInt, 8, 1}},
+      {"int8", {dlpack::kInt, 8, 1}},
+      {"int16", {dlpack::kInt, 16, 1}},
+      {"int32", {dlpack::kInt, 32, 1}},
+      {"int64", {dlpack::kInt, 64, 1}},
+      {"float16", {dlpack::kFloat, 16, 1}},
+      {"float32", {dlpack::kFloat, 32, 1}},
+      {"float64", {dlpack::kFloat, 64, 1}},
+      {"bfloat16", {dlpack::kBfloat, 16, 1}},
+      {"float8_e4m3fn", {dlpack::kFloat8E4m3fn, 8, 1}},
+      {"float8_e5m2", {dlpack::kFloat8E5m2, 8, 1}},
+      {"complex64", {5, 64, 1}},
+  }};
+  for (const auto& [name, dtype] : names) {
+    if (py::hasattr(torch, name)) types_.push_back({kept(torch.attr(name)), dtype});
+  }
+}
+
+bool Framework::use_exchange_api(bool use) {
+  const bool before = exchange_ != nullptr;
+  exchange_ = use ? available_exchange_ : nullptr;
+  return before;
+}
+
+TensorArgument Framework::borrow(py::handle object, const char* name, Accept accept) const {
+  if (!PyObject_TypeCheck(object.ptr(), tensor_type_)) {
+    throw py::type_error(fmt::format("{} is of type {}, expected a torch.Tensor", name, Py_TYPE(object.ptr())->tp_name));
+  }
+  TensorArgument argument;
+  if (exchange_ != nullptr) {
+    dlpack::TensorInfo info{};
+    if (exchange_->info_from_object(object.ptr(), &info) != 0) throw py::error_already_set();
+    argument.dtype = info.dtype;
+    TensorView& view = argument.view;
+    view.data = static_cast<std::byte*>(info.data) + info.byte_offset;
+    if (info.data == nullptr) view.data = nullptr;
+    const bool gpu = info.device.type == dlpack::kCuda;
+    if (!gpu && info.device.type != dlpack::kCpu && info.device.type != dlpack::kCudaHost) {
+      throw InvalidArgument(fmt::format("{} lies on a device that is neither CPU nor CUDA", name));
+    }
+    view.device = {gpu ? deep_ep::Device::Kind::cuda : deep_ep::Device::Kind::cpu, gpu ? info.device.index : 0};
+    view.dims = info.dims;
+    for (int dim = 0; dim < info.dims && dim < kMaxDims; ++dim) {
+      view.shape[static_cast<std::size_t>(dim)] = info.shape[dim];
+      view.strides[static_cast<std::size_t>(dim)] = info.strides[dim];
+    }
+  } else {
+    argument = borrow_by_attributes(object, name);
+  }
+  if (argument.view.dims > kMaxDims) {
+    throw InvalidArgument(fmt::format("{} has {} dimensions, allowed: at most {}", name, argument.view.dims, kMaxDims));
+  }
+  std::optional<DType> dtype = library_type(argument.dtype);
+  if (!dtype && accept == Accept::any_type) dtype = type_of_size(argument.dtype);
+  if (!dtype) {
+    const std::string text = py::str(object.attr("dtype"));
+    throw InvalidArgument(fmt::format("{} has dtype {}, which does not fit here", name, text));
+  }
+  argument.view.dtype = *dtype;
+  return argument;
+}
+
+std::optional<TensorArgument> Framework::borrow_optional(py::handle object, const char* name) const {
+  if (object.is_none()) return std::nullopt;
+  return borrow(object, name);
+}
+
+TensorArgument Framework::borrow_by_attributes(py::handle object, const char* name) const {
+  TensorArgument argument;
+  TensorView& view = argument.view;
+  argument.dtype = dtype_of(object, name);
+  view.data = reinterpret_cast<void*>(object.attr("data_ptr")().cast<std::uintptr_t>());
+  if (object.attr("is_cuda").cast<bool>()) {
+    view.device = {deep_ep::Device::Kind::cuda, object.attr("get_device")().cast<int>()};
+  } else if (object.attr("device").attr("type").cast<std::string>() != "cpu") {
+    throw InvalidArgument(fmt::format("{} lies on a device that is neither CPU nor CUDA", name));
+  }
+  const auto shape = py::reinterpret_borrow<py::tuple>(object.attr("shape"));
+  const auto strides = py::tuple(object.attr("stride")());
+  view.dims = static_cast<int>(shape.size());
+  for (std::size_t dim = 0; dim < shape.size() && dim < kMaxDims; ++dim) {
+    view.shape[dim] = shape[dim].cast<std::int64_t>();
+    view.strides[dim] = strides[dim].cast<std::int64_t>();
+  }
+  return argument;
+}
+
+dlpack::DataType Framework::dtype_of(py::handle object, const char* name) const {
+  const py::object dtype = object.attr("dtype");
+  for (const NamedType& type : types_) {
+    if (type.object == dtype.ptr()) return type.dtype;
+  }
+  throw InvalidArgument(fmt::format("{} has dtype {}, which does not fit here", name, std::string(py::str(dtype))));
+}
+
+py::object Framework::hand_out(const Tensor& tensor, const dlpack::DataType* as) const {
+  const dlpack::DataType dtype = as != nullptr ? *as : dlpack_type(tensor.view().dtype);
+  auto handed_out = std::make_unique<HandedOut>();
+  handed_out->tensor = tensor;
+  handed_out->shape = tensor.view().shape;
+  handed_out->strides = tensor.view().strides;
+  handed_out->current_stream = exchange_ != nullptr ? exchange_->current_stream : nullptr;
+
+  if (exchange_ != nullptr) {
+    dlpack::ManagedTensorVersioned& managed = handed_out->versioned;
+    managed.version = {1, 0};
+    managed.context = handed_out.get();
+    managed.deleter = [](dlpack::ManagedTensorVersioned* self) { release(static_cast<HandedOut*>(self->context)); };
+    managed.flags = 0;
+    handed_out->fill(managed.tensor, dtype);
+    void* object = nullptr;
+    // The framework takes it over only when this succeeds.
+    if (exchange_->managed_to_object(&managed, &object) != 0) throw py::error_already_set();
+    handed_out.release();
+    return py::reinterpret_steal<py::object>(static_cast<PyObject*>(object));
+  }
+
+  // Older versions do not know 8-bit floating point in DLPack: it leaves as bytes and is renamed.
+  const bool renamed = dtype.bits == 8 && dtype.code != dlpack::kBool;
+  dlpack::ManagedTensor& managed = handed_out->plain;
+  managed.context = handed_out.get();
+  managed.deleter = [](dlpack::ManagedTensor* self) { release(static_cast<HandedOut*>(self->context)); };
+  handed_out->fill(managed.tensor, renamed ? dlpack::DataType{dlpack::kUInt, 8, 1} : dtype);
+  const auto capsule = py::reinterpret_steal<py::object>(PyCapsule_New(&managed, "dltensor", nullptr));
+  if (!capsule) throw py::error_already_set();
+  py::object object = py::reinterpret_borrow<py::object>(from_capsule_)(capsule);
+  handed_out.release();
+  if (renamed) {
+    for (const NamedType& type : types_) {
+      if (type.dtype == dtype) return object.attr("view")(py::handle(type.object));
+    }
+  }
+  return object;
+}
+
+py::object Framework::hand_out(const std::optional<Tensor>& tensor) const {
+  if (!tensor) return py::none();
+  return hand_out(*tensor);
+}
+
+StreamHandle Framework::current_stream(const deep_ep::Device& device) const {
+  if (device.kind != deep_ep::Device::Kind::cuda) return nullptr;
+  if (exchange_ != nullptr) {
+    void* stream = nullptr;
+    if (exchange_->current_stream(dlpack::kCuda, device.index, &stream) != 0) throw py::error_already_set();
+    return stream;
+  }
+  if (raw_stream_ == nullptr) throw InvalidArgument("a CUDA tensor, but this PyTorch was built without CUDA");
+  return reinterpret_cast<void*>(py::handle(raw_stream_)(device.index).cast<std::uintptr_t>());
+}
+
+}  // namespace deep_ep::bindings

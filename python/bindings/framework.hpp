@@ -1,0 +1,66 @@
+// PyTorch as the bindings see it: tensors in, tensors out, the current stream. Nothing links with it.
+//
+// Newer versions (DLPack exchange API) are asked through C functions, in well under a microsecond a tensor. Older ones
+// (PyTorch 2.4 and later) through Python attributes on the way in and DLPack capsules on the way out.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <optional>
+#include <vector>
+
+#include "deep_ep/tensor.hpp"
+#include "python/bindings/dlpack.hpp"
+
+namespace deep_ep::bindings {
+
+namespace py = pybind11;
+
+/// A tensor of the caller, borrowed for a call.
+struct TensorArgument {
+  TensorView view;
+  dlpack::DataType dtype{};  ///< as the framework calls it: what comes back must have the same
+};
+
+enum class Accept { library_types, any_type };
+
+class Framework {
+ public:
+  /// PyTorch, found at the first call. Needs the GIL, as all methods do.
+  static Framework& instance();
+
+  /// TypeError unless `object` is a tensor. `any_type`: types that the library does not know pass as ones of their size.
+  TensorArgument borrow(py::handle object, const char* name, Accept accept = Accept::library_types) const;
+  std::optional<TensorArgument> borrow_optional(py::handle object, const char* name) const;
+
+  /// A framework tensor that shares the memory and gives it back when collected. `dtype`: see TensorArgument.
+  py::object hand_out(const Tensor& tensor, const dlpack::DataType* dtype = nullptr) const;
+  /// The same, or None.
+  py::object hand_out(const std::optional<Tensor>& tensor) const;
+
+  /// The stream on which the calling thread's work for this device goes; nullptr on the CPU.
+  StreamHandle current_stream(const Device& device) const;
+
+  /// For tests: go on as with an older PyTorch. Returns whether the newer way was in use.
+  bool use_exchange_api(bool use);
+
+ private:
+  Framework();
+  TensorArgument borrow_by_attributes(py::handle object, const char* name) const;
+  dlpack::DataType dtype_of(py::handle object, const char* name) const;
+
+  struct NamedType {
+    PyObject* object;  // a torch.dtype
+    dlpack::DataType dtype;
+  };
+
+  PyTypeObject* tensor_type_;
+  const dlpack::ExchangeApi* exchange_ = nullptr;
+  const dlpack::ExchangeApi* available_exchange_ = nullptr;
+  // Never destroyed: the objects live as long as the interpreter, this a little longer.
+  PyObject* from_capsule_;
+  PyObject* raw_stream_ = nullptr;
+  std::vector<NamedType> types_;
+};
+
+}  // namespace deep_ep::bindings

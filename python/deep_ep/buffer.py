@@ -1,0 +1,515 @@
+"""The buffer: what a rank sends with and receives in."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from typing import Any, Callable, List, NoReturn, Optional, Sequence, Tuple, Union
+
+import torch
+import torch.distributed as dist
+
+from . import _native
+from .config import COMBINE_CHUNKS, DISPATCH_CHUNKS, RANKS_PER_NODE, Config, low_latency_size
+from .errors import InvalidArgument, UseAfterDestroy
+from .utils import EventHandle, EventOverlap, check_nvlink_connections
+
+__all__ = ["Buffer", "Config", "EventHandle", "EventOverlap"]
+
+#: Opaque but for ``handle[0]``, see ``Buffer.dispatch``.
+Handle = Tuple[torch.Tensor, ...]
+#: A tensor of rows, or (8-bit rows, their scales).
+Rows = Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor]]
+Bias = Union[None, torch.Tensor, Sequence[Optional[torch.Tensor]]]
+
+_SMALLEST_HEAP = 64 << 20
+_SIGNALS = 4 << 20
+_PAGE = 2 << 20
+
+
+class Buffer:
+    """Expert-parallel communication of one rank with the other ranks of its group.
+
+    Symbols: R ranks, r this rank, E experts of which rank q owns ``[q*E/R, (q+1)*E/R)``, T tokens on this rank (may
+    differ between ranks, may be 0), K top-k, H hidden size, N rows that this rank receives.
+
+    Streams. On GPUs every call runs on the buffer's own communication stream. That stream first waits for
+    ``previous_event`` if one is given, *else* for the current stream. Afterwards the current stream waits for it, or,
+    with ``async_finish=True``, the returned event stands for the results: use them only on a stream that waited for it.
+    The host waits in ``dispatch`` alone, and there only without a handle and without ``num_worst_tokens``. On the CPU
+    calls are complete when they return. Other Python threads run while a call waits.
+
+    All ranks make the same calls in the same order. One thread at a time per buffer.
+
+    Returned tensors are ordinary tensors; they may outlive the buffer. Their memory belongs to the library: it is
+    reused when the tensor is gone, behind the work of the communication stream, of the stream that was current at the
+    call, of every stream that waited for the call's event, and of the stream that was current when the tensor went.
+    ``Tensor.record_stream`` has no effect on them.
+
+    Exceptions are those of ``deep_ep.errors``: ``ValueError`` for arguments, ``TimeoutError`` when a rank does not
+    come within ``DEEP_EP_TIMEOUT_S`` seconds, ``MemoryError``; all are ``RuntimeError`` too.
+    """
+
+    #: SMs of the default configurations.
+    num_sms: int = 20
+
+    def __init__(
+        self,
+        group: Optional[Any],
+        num_nvl_bytes: int = 0,
+        num_rdma_bytes: int = 0,
+        low_latency_mode: bool = False,
+        num_qps_per_rank: int = 24,
+        allow_nvlink_for_low_latency_mode: bool = True,
+        allow_mnnvl: bool = False,
+        use_fabric: bool = False,
+        explicitly_destroy: bool = False,
+        enable_shrink: bool = False,
+        comm: Optional[Any] = None,
+    ) -> None:
+        """Collective: every rank of the group calls it, with equal sizes, its CUDA device being current.
+
+        Args:
+            group: a ``torch.distributed`` group of any backend. The buffer is on the current CUDA device if the backend
+                is NCCL, CUDA is in use in this process, or the default device is CUDA; otherwise on the CPU.
+            num_nvl_bytes: memory for received tensors; what does not fit is received through a window, more slowly.
+                See ``Config.get_nvl_buffer_size_hint``.
+            explicitly_destroy: memory is freed by ``destroy``, which is collective, instead of when the object goes.
+            comm: an mpi4py communicator (anything with ``Get_rank``, ``Get_size`` and ``allgather``) if ``group`` is
+                ``None``.
+            num_rdma_bytes, low_latency_mode, num_qps_per_rank, allow_nvlink_for_low_latency_mode, allow_mnnvl,
+                use_fabric, enable_shrink: accepted; they matter to low-latency calls and between nodes, which are not
+                built yet. GPU memory that other nodes can map is used wherever all ranks support it.
+        """
+        all_gather: Callable[[bytes], Sequence[bytes]]
+        if group is not None:
+            self.rank: int = group.rank()
+            self.group_size: int = group.size()
+            self.group: Any = group
+            size = self.group_size
+
+            def all_gather(mine: bytes) -> Sequence[bytes]:
+                gathered: List[Any] = [None] * size
+                dist.all_gather_object(gathered, mine, group)
+                return gathered
+
+        elif comm is not None:
+            self.rank = comm.Get_rank()
+            self.group_size = comm.Get_size()
+            self.group = comm
+            all_gather = comm.allgather
+        else:
+            raise ValueError("neither group nor comm is given: the buffer needs one of them to find its peers")
+
+        for name, value in (("num_nvl_bytes", num_nvl_bytes), ("num_rdma_bytes", num_rdma_bytes)):
+            if value < 0 or value % 128 != 0:
+                raise InvalidArgument(f"{name} is {value}, allowed: a multiple of 128, 0 or more")
+        if self.group_size > RANKS_PER_NODE:
+            raise NotImplementedError(f"{self.group_size} ranks: communication of more than 8 ranks is not built yet")
+
+        self.num_nvl_bytes: int = num_nvl_bytes
+        self.num_rdma_bytes: int = num_rdma_bytes
+        self.low_latency_mode: bool = low_latency_mode
+        self.explicitly_destroy: bool = explicitly_destroy
+        self.enable_shrink: bool = enable_shrink
+        if low_latency_mode:
+            self.nvshmem_qp_depth: int = int(os.environ.get("NVSHMEM_QP_DEPTH", "1024"))
+
+        device = _device_index(group)
+        self._on_gpu: bool = device >= 0
+        if self._on_gpu and group is not None:
+            check_nvlink_connections(group)
+        heap_bytes = -(-(max(num_nvl_bytes, _SMALLEST_HEAP) + _SIGNALS) // _PAGE) * _PAGE
+        self.runtime: Optional[_native.Buffer] = _native.Buffer(self.rank, self.group_size, all_gather, device, heap_bytes)
+        self._comm_stream: Optional[torch.cuda.Stream] = None
+        if self._on_gpu:
+            self._comm_stream = torch.cuda.ExternalStream(self.runtime.comm_stream(), device=device)
+        # Also runs at interpreter exit, while everything it needs is still there.
+        self._finalizer = weakref.finalize(self, _let_go, self.runtime, self.rank, explicitly_destroy)
+
+    def destroy(self) -> None:
+        """Collective: waits for this rank's work, then for all ranks, and frees the memory. Needs
+        ``explicitly_destroy=True``. Tensors that calls returned stay valid."""
+        assert self.explicitly_destroy, "destroy() needs a buffer made with explicitly_destroy=True"
+        runtime = self._alive()
+        self._finalizer.detach()
+        self.runtime = None
+        runtime.destroy()
+
+    def _alive(self) -> "_native.Buffer":
+        if self.runtime is None:
+            raise UseAfterDestroy("the buffer was used after destroy()")
+        return self.runtime
+
+    # ------------------------------------------------------------------------------------------- static helpers
+
+    @staticmethod
+    def is_sm90_compiled() -> bool:
+        """Whether 8-bit floating point rows can be dispatched. They always can."""
+        return True
+
+    @staticmethod
+    def set_num_sms(new_num_sms: int) -> None:
+        """Sets the number of SMs, an even one, that later default configurations use."""
+        assert new_num_sms % 2 == 0, f"new_num_sms is {new_num_sms}, allowed: even numbers"
+        Buffer.num_sms = new_num_sms
+
+    @staticmethod
+    def capture() -> EventOverlap:
+        """An event behind all work that the current stream holds now."""
+        return EventOverlap(EventHandle())
+
+    @staticmethod
+    def get_low_latency_rdma_size_hint(
+        num_max_dispatch_tokens_per_rank: int, hidden: int, num_ranks: int, num_experts: int
+    ) -> int:
+        """Bytes of ``num_rdma_bytes`` for low-latency calls of these shapes. A multiple of 128."""
+        return low_latency_size(num_max_dispatch_tokens_per_rank, hidden, num_ranks, num_experts)
+
+    @staticmethod
+    def get_dispatch_config(num_ranks: int) -> Config:
+        """What ``dispatch`` uses without ``config``. ``AssertionError`` for numbers of ranks without a default."""
+        assert num_ranks in DISPATCH_CHUNKS, f"num_ranks is {num_ranks}, allowed: {sorted(DISPATCH_CHUNKS)}"
+        return Config(Buffer.num_sms, *DISPATCH_CHUNKS[num_ranks])
+
+    @staticmethod
+    def get_combine_config(num_ranks: int) -> Config:
+        """What ``combine`` uses without ``config``. ``AssertionError`` for numbers of ranks without a default."""
+        assert num_ranks in COMBINE_CHUNKS, f"num_ranks is {num_ranks}, allowed: {sorted(COMBINE_CHUNKS)}"
+        return Config(Buffer.num_sms, *COMBINE_CHUNKS[num_ranks])
+
+    def get_comm_stream(self) -> torch.cuda.Stream:
+        """The communication stream. A buffer on the CPU has none."""
+        self._alive()
+        if self._comm_stream is None:
+            raise RuntimeError("get_comm_stream: the buffer is on the CPU, where calls do not use a CUDA stream")
+        return self._comm_stream
+
+    def get_local_buffer_tensor(
+        self,
+        dtype: torch.dtype,
+        size: Optional[torch.Size] = None,
+        offset: int = 0,
+        use_rdma_buffer: bool = False,
+    ) -> torch.Tensor:
+        """A view of this rank's communication memory, for diagnosis. It ends with the buffer.
+
+        Args:
+            offset: in **bytes**, as upstream does it; the view ends where the memory ends.
+            size: the view's shape; by default all there is, in one dimension.
+        """
+        memory = self._alive().local_memory()
+        if use_rdma_buffer:
+            raise NotImplementedError("get_local_buffer_tensor: there is no RDMA memory, its use is not built yet")
+        memory = memory[offset : self.num_nvl_bytes]
+        view = memory[: memory.numel() // dtype.itemsize * dtype.itemsize].view(dtype)
+        if size is None:
+            return view
+        assert view.numel() >= size.numel(), f"size is {tuple(size)}, but the buffer holds {view.numel()} elements"
+        return view[: size.numel()].view(size)
+
+    # ---------------------------------------------------------------------------------------------- normal mode
+
+    def get_dispatch_layout(
+        self,
+        topk_idx: torch.Tensor,
+        num_experts: int,
+        previous_event: Optional[EventOverlap] = None,
+        async_finish: bool = False,
+        allocate_on_comm_stream: bool = False,
+    ) -> Tuple[torch.Tensor, Optional[torch.Tensor], torch.Tensor, torch.Tensor, EventOverlap]:
+        """Counts where this rank's tokens go. Needs no peer.
+
+        Args:
+            topk_idx: ``[T, K]``, ``deep_ep.topk_idx_t`` (or int32), contiguous; what is not in ``[0, num_experts)``
+                selects nothing.
+
+        Returns:
+            ``num_tokens_per_rank`` ``[R]`` int32, tokens with at least one expert on that rank;
+            ``num_tokens_per_rdma_rank``, ``None`` within a node;
+            ``num_tokens_per_expert`` ``[E]`` int32, entries that name the expert;
+            ``is_token_in_rank`` ``[T, R]`` bool; the event.
+        """
+        runtime = self._alive()
+        previous = self._previous(previous_event, async_finish, allocate_on_comm_stream)
+        per_rank, per_expert, in_rank, event = runtime.get_dispatch_layout(topk_idx, num_experts, previous, async_finish)
+        if async_finish:
+            self._record(topk_idx)
+        return per_rank, None, per_expert, in_rank, EventOverlap(event)
+
+    def dispatch(
+        self,
+        x: Rows,
+        handle: Optional[Handle] = None,
+        num_tokens_per_rank: Optional[torch.Tensor] = None,
+        num_tokens_per_rdma_rank: Optional[torch.Tensor] = None,
+        is_token_in_rank: Optional[torch.Tensor] = None,
+        num_tokens_per_expert: Optional[torch.Tensor] = None,
+        topk_idx: Optional[torch.Tensor] = None,
+        topk_weights: Optional[torch.Tensor] = None,
+        expert_alignment: int = 1,
+        num_worst_tokens: int = 0,
+        config: Optional[Config] = None,
+        previous_event: Optional[EventOverlap] = None,
+        async_finish: bool = False,
+        allocate_on_comm_stream: bool = False,
+    ) -> Tuple[
+        Rows, Optional[torch.Tensor], Optional[torch.Tensor], Optional[List[int]], Optional[Handle], EventOverlap
+    ]:
+        """Sends every token once to each rank that owns at least one of its experts.
+
+        Args:
+            x: ``[T, H]`` contiguous, bfloat16 or any type with rows of a multiple of 16 bytes; or a tuple of 8-bit
+                rows ``[T, H]`` and their scales ``[T, S]``, float32 or int32, with any strides.
+            handle: of an earlier dispatch of as many tokens: the rows go where they went then, and neither layout nor
+                top-k may be given.
+            num_tokens_per_rank, is_token_in_rank, num_tokens_per_expert: from ``get_dispatch_layout`` or made alike;
+                needed without a handle.
+            topk_idx, topk_weights: ``[T, K]``, contiguous, ``deep_ep.topk_idx_t`` (or int32) and float32. Both or
+                neither.
+            expert_alignment: the counts in the returned list are rounded up to multiples of it.
+            num_worst_tokens: if positive, results have this many rows and the host does not wait to learn N (CUDA
+                graphs can hold the call). A safe value is the largest T times R. More rows than that are an error of
+                the next call.
+            num_tokens_per_rdma_rank: ignored within a node.
+            allocate_on_comm_stream: needs ``previous_event`` and ``async_finish``. Changes nothing here: results never
+                belong to the current stream alone.
+
+        Returns:
+            ``recv_x`` ``[N, H]`` in the form of ``x`` (scales ``[N, S]`` contiguous), ordered by source rank, then by
+            token index; ``recv_topk_idx`` ``[N, K]``, indices among this rank's experts or -1; ``recv_topk_weights``
+            ``[N, K]``, 0 where the index is -1; a list with this rank's counts per expert (empty with
+            ``num_worst_tokens``); the handle, a tuple whose element 0 is ``[R, R]`` int32 with ``[i][r]`` the end of
+            rank i's rows in ``recv_x``; the event. With a handle given the four in the middle are ``None``.
+        """
+        runtime = self._alive()
+        if config is None:
+            assert self.group_size in DISPATCH_CHUNKS, f"no default config for {self.group_size} ranks: give one"
+            num_sms = Buffer.num_sms
+        else:
+            num_sms = config.num_sms
+        previous = self._previous(previous_event, async_finish, allocate_on_comm_stream)
+        rows, scales = _split(x)
+
+        if handle is not None:
+            assert topk_idx is None and topk_weights is None, "topk_idx and topk_weights must be None with a handle"
+            recv_x, recv_scales, event = runtime.cached_dispatch(
+                rows, scales, _checked(handle), num_sms, previous, async_finish
+            )
+            if async_finish:
+                self._record(rows, scales, *handle)
+            result = recv_x if scales is None else (recv_x, recv_scales)
+            return result, None, None, None, None, EventOverlap(event)
+
+        assert num_tokens_per_rank is not None, "num_tokens_per_rank is missing: without a handle the layout is needed"
+        assert is_token_in_rank is not None, "is_token_in_rank is missing: without a handle the layout is needed"
+        assert num_tokens_per_expert is not None, "num_tokens_per_expert is missing: without a handle the layout is needed"
+        recv_x, recv_scales, recv_topk_idx, recv_topk_weights, counts, new_handle, event = runtime.dispatch(
+            rows,
+            scales,
+            num_tokens_per_rank,
+            is_token_in_rank,
+            num_tokens_per_expert,
+            topk_idx,
+            topk_weights,
+            expert_alignment,
+            num_worst_tokens,
+            num_sms,
+            previous,
+            async_finish,
+        )
+        if async_finish:
+            self._record(
+                rows, scales, num_tokens_per_rank, is_token_in_rank, num_tokens_per_expert, topk_idx, topk_weights
+            )
+        result = recv_x if scales is None else (recv_x, recv_scales)
+        return result, recv_topk_idx, recv_topk_weights, counts, new_handle, EventOverlap(event)
+
+    def combine(
+        self,
+        x: torch.Tensor,
+        handle: Handle,
+        topk_weights: Optional[torch.Tensor] = None,
+        bias: Bias = None,
+        config: Optional[Config] = None,
+        previous_event: Optional[EventOverlap] = None,
+        async_finish: bool = False,
+        allocate_on_comm_stream: bool = False,
+    ) -> Tuple[torch.Tensor, Optional[torch.Tensor], EventOverlap]:
+        """Adds up, for each token of the original dispatch, the rows that its destination ranks hold.
+
+        Args:
+            x: ``[N, H]`` bfloat16, contiguous: a row for each received one. It may be the received tensor itself,
+                written in place: rows in the buffer's memory travel fastest.
+            handle: of the dispatch.
+            topk_weights: ``[N, K]`` float32, contiguous; summed slot by slot.
+            bias: ``[T, H]`` bfloat16, added once; or two such, each of which may be ``None``.
+
+        Returns:
+            ``combined_x`` ``[T, H]`` bfloat16, summed in float32 (biases, then ranks in order) and rounded once;
+            ``combined_topk_weights`` ``[T, K]`` float32 or ``None``; the event.
+        """
+        runtime = self._alive()
+        if config is None:
+            assert self.group_size in COMBINE_CHUNKS, f"no default config for {self.group_size} ranks: give one"
+            num_sms = Buffer.num_sms
+        else:
+            num_sms = config.num_sms
+        previous = self._previous(previous_event, async_finish, allocate_on_comm_stream)
+        bias_0, bias_1 = _biases(bias)
+        combined_x, combined_weights, event = runtime.combine(
+            x, _checked(handle), topk_weights, bias_0, bias_1, num_sms, previous, async_finish
+        )
+        if async_finish:
+            self._record(x, topk_weights, bias_0, bias_1, *handle)
+        return combined_x, combined_weights, EventOverlap(event)
+
+    def _previous(self, previous_event: Any, async_finish: bool, allocate_on_comm_stream: bool) -> Optional[EventHandle]:
+        event = getattr(previous_event, "event", None)
+        if allocate_on_comm_stream and (event is None or not async_finish):
+            missing = "previous_event" if event is None else "async_finish"
+            raise InvalidArgument(f"allocate_on_comm_stream needs previous_event and async_finish: {missing} is missing")
+        return event
+
+    def _record(self, *tensors: Optional[torch.Tensor]) -> None:
+        """The framework must not reuse the memory of these before the communication stream is done with them."""
+        stream = self._comm_stream
+        if stream is None:
+            return
+        for tensor in tensors:
+            if tensor is not None:
+                tensor.record_stream(stream)
+
+    # -------------------------------------------------------------------------------------------- not built yet
+
+    def internode_dispatch(
+        self,
+        x: Rows,
+        handle: Optional[Handle] = None,
+        num_tokens_per_rank: Optional[torch.Tensor] = None,
+        num_tokens_per_rdma_rank: Optional[torch.Tensor] = None,
+        is_token_in_rank: Optional[torch.Tensor] = None,
+        num_tokens_per_expert: Optional[torch.Tensor] = None,
+        topk_idx: Optional[torch.Tensor] = None,
+        topk_weights: Optional[torch.Tensor] = None,
+        expert_alignment: int = 1,
+        num_worst_tokens: int = 0,
+        config: Optional[Config] = None,
+        previous_event: Optional[EventOverlap] = None,
+        async_finish: bool = False,
+        allocate_on_comm_stream: bool = False,
+    ) -> NoReturn:
+        """Not built yet."""
+        raise _not_built("internode_dispatch", "communication between nodes")
+
+    def internode_combine(
+        self,
+        x: torch.Tensor,
+        handle: Handle,
+        topk_weights: Optional[torch.Tensor] = None,
+        bias: Bias = None,
+        config: Optional[Config] = None,
+        previous_event: Optional[EventOverlap] = None,
+        async_finish: bool = False,
+        allocate_on_comm_stream: bool = False,
+    ) -> NoReturn:
+        """Not built yet."""
+        raise _not_built("internode_combine", "communication between nodes")
+
+    def clean_low_latency_buffer(self, num_max_dispatch_tokens_per_rank: int, hidden: int, num_experts: int) -> None:
+        """Not built yet."""
+        raise _not_built("clean_low_latency_buffer")
+
+    def low_latency_dispatch(
+        self,
+        x: torch.Tensor,
+        topk_idx: torch.Tensor,
+        num_max_dispatch_tokens_per_rank: int,
+        num_experts: int,
+        cumulative_local_expert_recv_stats: Optional[torch.Tensor] = None,
+        dispatch_wait_recv_cost_stats: Optional[torch.Tensor] = None,
+        use_fp8: bool = True,
+        round_scale: bool = False,
+        use_ue8m0: bool = False,
+        async_finish: bool = False,
+        return_recv_hook: bool = False,
+    ) -> Tuple[Rows, torch.Tensor, Tuple[Any, ...], EventOverlap, Optional[Callable[[], None]]]:
+        """Not built yet."""
+        raise _not_built("low_latency_dispatch")
+
+    def low_latency_combine(
+        self,
+        x: torch.Tensor,
+        topk_idx: torch.Tensor,
+        topk_weights: torch.Tensor,
+        handle: Tuple[Any, ...],
+        use_logfmt: bool = False,
+        zero_copy: bool = False,
+        async_finish: bool = False,
+        return_recv_hook: bool = False,
+        out: Optional[torch.Tensor] = None,
+        combine_wait_recv_cost_stats: Optional[torch.Tensor] = None,
+    ) -> Tuple[torch.Tensor, EventOverlap, Optional[Callable[[], None]]]:
+        """Not built yet."""
+        raise _not_built("low_latency_combine")
+
+    def low_latency_update_mask_buffer(self, rank_to_mask: int, mask: bool = False) -> None:
+        """Not built yet."""
+        raise _not_built("low_latency_update_mask_buffer")
+
+    def low_latency_query_mask_buffer(self, mask_status: torch.Tensor) -> None:
+        """Not built yet."""
+        raise _not_built("low_latency_query_mask_buffer")
+
+    def low_latency_clean_mask_buffer(self) -> None:
+        """Not built yet."""
+        raise _not_built("low_latency_clean_mask_buffer")
+
+    def get_next_low_latency_combine_buffer(self, handle: Tuple[Any, ...]) -> torch.Tensor:
+        """Not built yet."""
+        raise _not_built("get_next_low_latency_combine_buffer")
+
+
+def _not_built(name: str, what: str = "the low-latency mode") -> NotImplementedError:
+    return NotImplementedError(f"{name}: {what} is not built yet")
+
+
+def _device_index(group: Optional[Any]) -> int:
+    """The current CUDA device, or -1 where the program does not use CUDA."""
+    backend = ""
+    if isinstance(group, dist.ProcessGroup):
+        backend = str(dist.get_backend(group))
+    nccl = "nccl" in backend and torch.cuda.is_available()
+    if nccl or torch.cuda.is_initialized() or torch.empty(0).is_cuda:
+        return torch.cuda.current_device()
+    return -1
+
+
+def _let_go(runtime: "_native.Buffer", rank: int, explicitly_destroy: bool) -> None:
+    if explicitly_destroy:
+        print(f"deep_ep: rank {rank}: a Buffer made with explicitly_destroy=True was never destroyed", flush=True)
+    runtime.drop()
+
+
+def _split(x: Any) -> Tuple[torch.Tensor, Optional[torch.Tensor]]:
+    if isinstance(x, (tuple, list)):
+        if len(x) != 2:
+            raise InvalidArgument(f"x is a {type(x).__name__} of {len(x)}, expected a tensor or (rows, scales)")
+        return x[0], x[1]
+    return x, None
+
+
+def _biases(bias: Bias) -> Tuple[Optional[torch.Tensor], Optional[torch.Tensor]]:
+    if bias is None or isinstance(bias, torch.Tensor):
+        return bias, None
+    if isinstance(bias, (tuple, list)):
+        if len(bias) != 2:
+            raise InvalidArgument(f"bias is a {type(bias).__name__} of {len(bias)}, expected a tensor or two")
+        return bias[0], bias[1]
+    raise TypeError(f"bias is of type {type(bias).__name__}, expected a torch.Tensor or a tuple of two")
+
+
+def _checked(handle: Any) -> Handle:
+    if not isinstance(handle, tuple):
+        raise TypeError(f"handle is of type {type(handle).__name__}, expected the tuple that dispatch returned")
+    return handle

@@ -1,0 +1,148 @@
+"""Tuning of a call, and how much memory a buffer wants."""
+
+from __future__ import annotations
+
+from .errors import InvalidArgument
+
+RANKS_PER_NODE = 8
+ALIGNMENT = 128
+_LARGEST = 2**31 - ALIGNMENT
+# What a buffer of hinted size receives without its slower window: every rank's tokens on one rank.
+_HINTED_TOKENS = 4096
+_SIDECAR_BYTES = 128 * 4 + 32 * 12 + 4  # scales, top-k and source index of a row, at most
+_SIGNALS_BYTES = 16 << 20
+
+
+def _require(condition: bool, text: str) -> None:
+    if not condition:
+        raise InvalidArgument(text)
+
+
+class Config:
+    """Tuning of ``dispatch`` and ``combine``. Results never depend on it.
+
+    Args:
+        num_sms: the main kernel occupies at most this many SMs; 0 leaves the choice to the library.
+        num_max_nvl_chunked_send_tokens, num_max_nvl_chunked_recv_tokens, num_max_rdma_chunked_send_tokens,
+        num_max_rdma_chunked_recv_tokens: accepted and checked; the kernels here do not move tokens in chunks.
+    """
+
+    __slots__ = (
+        "num_sms",
+        "num_max_nvl_chunked_send_tokens",
+        "num_max_nvl_chunked_recv_tokens",
+        "num_max_rdma_chunked_send_tokens",
+        "num_max_rdma_chunked_recv_tokens",
+    )
+
+    def __init__(
+        self,
+        num_sms: int = 20,
+        num_max_nvl_chunked_send_tokens: int = 6,
+        num_max_nvl_chunked_recv_tokens: int = 256,
+        num_max_rdma_chunked_send_tokens: int = 6,
+        num_max_rdma_chunked_recv_tokens: int = 256,
+    ) -> None:
+        _require(num_sms >= 0, f"num_sms is {num_sms}, allowed: 0 or more")
+        chunks = {
+            "num_max_nvl_chunked_send_tokens": num_max_nvl_chunked_send_tokens,
+            "num_max_nvl_chunked_recv_tokens": num_max_nvl_chunked_recv_tokens,
+            "num_max_rdma_chunked_send_tokens": num_max_rdma_chunked_send_tokens,
+            "num_max_rdma_chunked_recv_tokens": num_max_rdma_chunked_recv_tokens,
+        }
+        for name, value in chunks.items():
+            _require(value > 0, f"{name} is {value}, allowed: 1 or more")
+        _require(
+            num_max_nvl_chunked_send_tokens < num_max_nvl_chunked_recv_tokens,
+            f"num_max_nvl_chunked_send_tokens is {num_max_nvl_chunked_send_tokens}, allowed: less than "
+            f"num_max_nvl_chunked_recv_tokens, which is {num_max_nvl_chunked_recv_tokens}",
+        )
+        _require(
+            num_max_rdma_chunked_send_tokens <= num_max_rdma_chunked_recv_tokens // 2,
+            f"num_max_rdma_chunked_send_tokens is {num_max_rdma_chunked_send_tokens}, allowed: at most half of "
+            f"num_max_rdma_chunked_recv_tokens, which is {num_max_rdma_chunked_recv_tokens}",
+        )
+        self.num_sms = num_sms
+        self.num_max_nvl_chunked_send_tokens = num_max_nvl_chunked_send_tokens
+        self.num_max_nvl_chunked_recv_tokens = num_max_nvl_chunked_recv_tokens
+        self.num_max_rdma_chunked_send_tokens = num_max_rdma_chunked_send_tokens
+        send = num_max_rdma_chunked_send_tokens
+        self.num_max_rdma_chunked_recv_tokens = -(-num_max_rdma_chunked_recv_tokens // send) * send
+
+    def get_nvl_buffer_size_hint(self, hidden_bytes: int, num_ranks: int) -> int:
+        """Bytes of ``num_nvl_bytes`` with which rows of ``hidden_bytes`` travel at full speed, for usual token counts.
+
+        Any token count works with any buffer; what does not fit is received through a window, more slowly.
+        """
+        _require(hidden_bytes > 0, f"hidden_bytes is {hidden_bytes}, allowed: 1 or more")
+        _require_ranks(num_ranks)
+        rows = _HINTED_TOKENS * min(num_ranks, RANKS_PER_NODE)
+        # The window takes an eighth.
+        return min(_align((rows * (hidden_bytes + _SIDECAR_BYTES) + _SIGNALS_BYTES) * 8 // 7), _LARGEST)
+
+    def get_rdma_buffer_size_hint(self, hidden_bytes: int, num_ranks: int) -> int:
+        """Bytes of ``num_rdma_bytes``: 0 within a node (up to 8 ranks). Between nodes: not built yet."""
+        _require(hidden_bytes > 0, f"hidden_bytes is {hidden_bytes}, allowed: 1 or more")
+        _require_ranks(num_ranks)
+        if num_ranks <= RANKS_PER_NODE:
+            return 0
+        raise NotImplementedError("communication between nodes (more than 8 ranks) is not built yet")
+
+    def __repr__(self) -> str:
+        return f"Config({', '.join(f'{name}={getattr(self, name)}' for name in self.__slots__)})"
+
+
+def _align(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+def _require_ranks(num_ranks: int) -> None:
+    allowed = 0 < num_ranks < RANKS_PER_NODE or (num_ranks > 0 and num_ranks % RANKS_PER_NODE == 0)
+    _require(allowed, f"num_ranks is {num_ranks}, allowed: below 8, or a multiple of 8")
+
+
+def low_latency_size(num_max_tokens: int, hidden: int, num_ranks: int, num_experts: int) -> int:
+    """Two operations' worth of: a dispatch row (data, scales, index) and a combine row for every expert and token,
+    signals for every expert and rank. Monotone in each argument."""
+    for name, value in (
+        ("num_max_dispatch_tokens_per_rank", num_max_tokens),
+        ("hidden", hidden),
+        ("num_ranks", num_ranks),
+        ("num_experts", num_experts),
+    ):
+        _require(value > 0, f"{name} is {value}, allowed: 1 or more")
+    row = hidden * 2 + -(-hidden // ALIGNMENT) * 4 + 16
+    send_and_receive = num_max_tokens * row * (num_experts + 1)
+    signals = num_experts * 8 * 2 + num_ranks * 256
+    return _align(2 * (send_and_receive + signals))
+
+
+# (send, receive) of NVLink, (send, receive) of RDMA, for dispatch and for combine, by number of ranks.
+DISPATCH_CHUNKS = {
+    2: (24, 256, 6, 128),
+    4: (6, 256, 6, 128),
+    8: (6, 256, 6, 128),
+    16: (36, 288, 20, 128),
+    24: (32, 288, 8, 128),
+    32: (32, 288, 8, 128),
+    48: (32, 288, 8, 128),
+    64: (32, 288, 8, 128),
+    96: (20, 480, 12, 128),
+    128: (20, 560, 12, 128),
+    144: (32, 720, 12, 128),
+    160: (28, 720, 12, 128),
+}
+COMBINE_CHUNKS = {
+    2: (10, 256, 6, 128),
+    4: (9, 256, 6, 128),
+    8: (4, 256, 6, 128),
+    16: (4, 288, 12, 128),
+    24: (1, 288, 8, 128),
+    32: (1, 288, 8, 128),
+    48: (1, 288, 8, 128),
+    64: (1, 288, 8, 128),
+    96: (1, 480, 8, 128),
+    128: (1, 560, 8, 128),
+    144: (2, 720, 8, 128),
+    160: (2, 720, 8, 128),
+}

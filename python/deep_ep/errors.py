@@ -1,0 +1,27 @@
+"""What calls raise. Every class is also a ``RuntimeError``, which is what upstream raises for most of it."""
+
+from __future__ import annotations
+
+
+class Error(RuntimeError):
+    """Base of all others; by itself: the system refused something (a CUDA call, a mapping, a socket)."""
+
+
+class InvalidArgument(Error, ValueError):
+    """An argument breaks a rule; the text names it. Nothing was sent, the buffer stays usable."""
+
+
+class RankMismatch(InvalidArgument):
+    """Arguments of the ranks do not fit together. Raised on every rank, before any row moves."""
+
+
+class OutOfMemory(Error, MemoryError):
+    """The buffer's memory is too small for the call."""
+
+
+class PeerTimeout(Error, TimeoutError):
+    """A peer did not come within DEEP_EP_TIMEOUT_S seconds. The text says which; the buffer is of no more use."""
+
+
+class UseAfterDestroy(Error):
+    """The buffer was destroyed before this call."""

@@ -12,10 +12,14 @@ Context::Context(int device) : device_(device) {
 
 Context::~Context() { driver().primary_context_release(driver_device_); }
 
-CurrentContext::CurrentContext(const Context& context) {
+bool is_current(const Context& context) {
   CUcontext current = nullptr;
   check(driver().context_get_current(&current), context.device(), "cuCtxGetCurrent");
-  if (current == context.handle()) return;
+  return current == context.handle();
+}
+
+CurrentContext::CurrentContext(const Context& context) {
+  if (is_current(context)) return;
   check(driver().context_push(context.handle()), context.device(), "cuCtxPushCurrent");
   pushed_ = true;
 }

@@ -173,7 +173,11 @@ class CudaExecutor final : public Executor {
           format_bytes(bytes));
   }
 
-  void make_current() override { check(cudaSetDevice(device_), device_, "cudaSetDevice"); }
+  void make_current() override {
+    // Mostly it is already, and the driver tells from a variable of the thread.
+    if (is_current(*context_)) return;
+    check(cudaSetDevice(device_), device_, "cudaSetDevice");
+  }
 
   const KernelTable& kernels() const override { return cuda_kernels(); }
 

@@ -42,15 +42,7 @@ Tensor Buffer::allocate_tensor(DType dtype, std::initializer_list<std::int64_t> 
   for (const std::int64_t size : shape) {
     if (size < 0) fail<InvalidArgument>("shape has a dimension of {}, allowed: 0 or more", size);
   }
-  std::optional<Tensor> tensor = buffer.try_heap_tensor(dtype, shape);
-  if (!tensor) {
-    fail<OutOfMemory>("{} does not fit the heap of {}: raise heap_bytes or drop received tensors earlier",
-                      TensorView::contiguous(nullptr, dtype, shape).describe(), format_bytes(buffer.options().heap_bytes));
-  }
-  // The memory is free in the order of the communication stream; the caller uses it on its own.
-  buffer.executor().wait_event(call.stream, buffer.executor().record_event(buffer.comm_stream()));
-  tensor->record_stream(call.stream);
-  return *std::move(tensor);
+  return buffer.allocate_tensor(dtype, shape, call);
 }
 bool Buffer::in_heap(const TensorView& tensor) const { return alive(implementation_, "in_heap").in_heap(tensor); }
 

@@ -95,8 +95,10 @@ DispatchHandle Buffer::Implementation::notify(const DispatchArguments& arguments
   handle.num_tokens = arguments.x.size(0);
   handle.num_experts = static_cast<int>(arguments.num_tokens_per_expert->size(0));
   handle.num_topk = arguments.topk_idx ? static_cast<int>(arguments.topk_idx->size(1)) : 0;
-  handle.rank_prefix_matrix = pool_tensor(DType::int32, {num_ranks_, num_ranks_});
-  handle.destination_row = pool_tensor(DType::int32, {handle.num_tokens, num_ranks_});
+  const std::vector<Tensor> tables = pool_tensors(
+      {unplaced(DType::int32, {num_ranks_, num_ranks_}), unplaced(DType::int32, {handle.num_tokens, num_ranks_})});
+  handle.rank_prefix_matrix = tables[0];
+  handle.destination_row = tables[1];
 
   const bool exact = arguments.num_worst_tokens == 0;
   const int local_experts = handle.num_experts / num_ranks_;
@@ -158,30 +160,34 @@ void Buffer::Implementation::wait_for_counts() {
 
 Buffer::Implementation::Outputs Buffer::Implementation::allocate_outputs(const DispatchArguments& arguments,
                                                                          const DispatchHandle& handle) {
+  // The rows by themselves, as they are large and often dropped early; the others share one piece of memory.
   const std::int64_t rows = handle.num_recv_rows;
-  const auto allocate = [&](auto&& make) -> std::optional<Outputs> {
-    Outputs outputs;
-    const auto set = [](Tensor& tensor, std::optional<Tensor> made) {
-      if (made) tensor = std::move(*made);
-      return made.has_value();
-    };
-    bool good = set(outputs.x, make(arguments.x.dtype, {rows, arguments.x.size(1)}));
-    if (arguments.x_scales) {
-      good = good && set(outputs.scales, make(arguments.x_scales->dtype, {rows, arguments.x_scales->size(1)}));
-    }
-    if (arguments.topk_idx) {
-      good = good && set(outputs.topk_idx, make(arguments.topk_idx->dtype, {rows, arguments.topk_idx->size(1)})) &&
-             set(outputs.topk_weights, make(DType::float32, {rows, arguments.topk_idx->size(1)}));
-    }
-    if (arguments.handle == nullptr) good = good && set(outputs.src_idx, make(DType::int32, {rows}));
-    if (!good) return std::nullopt;
-    return outputs;
+  Outputs outputs;
+  const TensorView x = unplaced(arguments.x.dtype, {rows, arguments.x.size(1)});
+  std::vector<Tensor*> others;
+  std::vector<TensorView> wanted;
+  const auto want = [&](Tensor& tensor, const TensorView& view) {
+    others.push_back(&tensor);
+    wanted.push_back(view);
   };
-  using Shape = std::initializer_list<std::int64_t>;
-  if (auto in_heap = allocate([&](DType dtype, Shape shape) { return try_heap_tensor(dtype, shape); })) return *in_heap;
-  Outputs outputs =
-      *allocate([&](DType dtype, Shape shape) { return std::optional<Tensor>(pool_tensor(dtype, shape)); });
-  outputs.in_heap = false;
+  if (arguments.x_scales) {
+    want(outputs.scales, unplaced(arguments.x_scales->dtype, {rows, arguments.x_scales->size(1)}));
+  }
+  if (arguments.topk_idx) {
+    want(outputs.topk_idx, unplaced(arguments.topk_idx->dtype, {rows, arguments.topk_idx->size(1)}));
+    want(outputs.topk_weights, unplaced(DType::float32, {rows, arguments.topk_idx->size(1)}));
+  }
+  if (arguments.handle == nullptr) want(outputs.src_idx, unplaced(DType::int32, {rows}));
+
+  auto made_x = try_heap_tensors({x});
+  auto made_others = !made_x || wanted.empty() ? std::optional<std::vector<Tensor>>() : try_heap_tensors(wanted);
+  outputs.in_heap = made_x && (made_others || wanted.empty());
+  if (!outputs.in_heap) {
+    made_x = pool_tensors({x});
+    if (!wanted.empty()) made_others = pool_tensors(wanted);
+  }
+  outputs.x = made_x->front();
+  for (std::size_t i = 0; i < others.size(); ++i) *others[i] = (*made_others)[i];
   return outputs;
 }
 

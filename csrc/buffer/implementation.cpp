@@ -4,11 +4,13 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <utility>
 
 #include "csrc/memory/storage.hpp"
 #include "csrc/support/environment.hpp"
 #include "csrc/support/format.hpp"
 #include "csrc/support/logging.hpp"
+#include "kernels/layout/params.hpp"
 
 namespace deep_ep {
 namespace {
@@ -54,6 +56,28 @@ void check_same_options(Bootstrap& bootstrap, const BufferOptions& options) {
   }
 }
 
+std::size_t aligned_bytes(const TensorView& view) {
+  return (view.bytes() + Arena::kAlignment - 1) / Arena::kAlignment * Arena::kAlignment;
+}
+
+std::size_t bytes_together(const std::vector<TensorView>& views) {
+  std::size_t bytes = 0;
+  for (const TensorView& view : views) bytes += aligned_bytes(view);
+  return std::max<std::size_t>(bytes, 1);
+}
+
+/// The tensors one after the other.
+std::vector<Tensor> lay_out(std::vector<TensorView> views, const std::shared_ptr<StreamStorage>& storage) {
+  std::vector<Tensor> tensors;
+  std::byte* at = storage->data();
+  for (TensorView& view : views) {
+    view.data = at;
+    at += aligned_bytes(view);
+    tensors.emplace_back(view, storage);
+  }
+  return tensors;
+}
+
 }  // namespace
 
 Buffer::Implementation::Implementation(std::shared_ptr<Bootstrap> bootstrap, std::shared_ptr<Executor> executor,
@@ -77,10 +101,16 @@ Buffer::Implementation::Implementation(std::shared_ptr<Bootstrap> bootstrap, std
   const auto with_stream = std::make_shared<ExecutorWithStream>(std::move(executor));
   executor_ = std::shared_ptr<Executor>(with_stream, with_stream->executor.get());
   comm_stream_ = with_stream->stream;
+  home_ = std::make_shared<HomeStream>(executor_, comm_stream_);
+  cache_ = std::make_shared<MemoryCache>(home_);
 
   lay_out_heap();
   state_ = static_cast<KernelState*>(executor_->allocate(sizeof(KernelState)));
   executor_->fill(state_, 0, sizeof(KernelState), comm_stream_);
+  const auto counters = static_cast<std::size_t>(num_ranks_) * (1 + static_cast<std::size_t>(options_.max_local_experts));
+  const std::size_t work_bytes = sizeof(LayoutWork) + sizeof(std::int32_t) * counters;
+  layout_work_ = static_cast<LayoutWork*>(executor_->allocate(work_bytes));
+  executor_->fill(layout_work_, 0, work_bytes, comm_stream_);
   executor_->synchronize(comm_stream_);
   fault_ = static_cast<FaultRecord*>(executor_->allocate_pinned(sizeof(FaultRecord)));
   host_counts_ = static_cast<HostCounts*>(executor_->allocate_pinned(
@@ -117,6 +147,7 @@ Buffer::Implementation::~Implementation() {
   }
   if (heap_) heap_->unmap_peers();
   executor_->free(state_);
+  executor_->free(layout_work_);
   executor_->free_pinned(fault_);
   executor_->free_pinned(host_counts_);
 }
@@ -151,14 +182,31 @@ WaitContext Buffer::Implementation::wait_context() const {
 
 void Buffer::Implementation::begin(const CallOptions& call) {
   executor_->make_current();
-  executor_->wait_event(comm_stream_, call.previous_event ? call.previous_event : executor_->record_event(call.stream));
+  if (call.previous_event) {
+    executor_->wait_event(comm_stream_, call.previous_event);
+  } else if (call.stream != comm_stream_) {
+    executor_->wait_event(comm_stream_, executor_->record_event(call.stream));
+  }
+  // After the wait: that is what makes the stream a part of the recording.
+  recording_ = executor_->is_capturing(comm_stream_);
+  if (!recording_) home_->work_begins();
 }
 
 EventHandle Buffer::Implementation::finish(const CallOptions& call) {
   EventHandle done = executor_->record_event(comm_stream_);
+  if (!recording_) home_->work_ends(done);
   if (call.async_finish) return done;
-  executor_->wait_event(call.stream, done);
+  if (call.stream != comm_stream_) executor_->wait_event(call.stream, done);
   return {};
+}
+
+void Buffer::Implementation::use_on(const CallOptions& call, const Tensor& tensor) const {
+  // All our tensors have such a storage; a caller may have put together a handle with others.
+  if (auto* ours = dynamic_cast<StreamStorage*>(tensor.storage().get())) {
+    ours->record_stream(call.stream, recording_);
+  } else {
+    tensor.record_stream(call.stream);
+  }
 }
 
 bool Buffer::Implementation::in_heap(const TensorView& tensor) const {
@@ -170,19 +218,40 @@ TensorView Buffer::Implementation::local_memory() const {
   return TensorView::contiguous(window_, DType::uint8, {bytes}, executor_->device());
 }
 
-std::optional<Tensor> Buffer::Implementation::try_heap_tensor(DType dtype, std::initializer_list<std::int64_t> shape) {
-  TensorView view = TensorView::contiguous(nullptr, dtype, shape, executor_->device());
-  auto storage = ArenaStorage::allocate(arena_, std::max<std::size_t>(view.bytes(), 1), comm_stream_);
+std::optional<std::vector<Tensor>> Buffer::Implementation::try_heap_tensors(std::vector<TensorView> wanted) {
+  auto storage = ArenaStorage::allocate(arena_, bytes_together(wanted), home_, recording_);
   if (!storage) return std::nullopt;
-  view.data = storage->data();
-  return Tensor(view, std::move(storage));
+  return lay_out(std::move(wanted), std::move(storage));
+}
+
+std::vector<Tensor> Buffer::Implementation::pool_tensors(std::vector<TensorView> wanted) {
+  auto storage = std::make_shared<PoolStorage>(cache_, bytes_together(wanted), recording_);
+  return lay_out(std::move(wanted), std::move(storage));
 }
 
 Tensor Buffer::Implementation::pool_tensor(DType dtype, std::initializer_list<std::int64_t> shape) {
-  TensorView view = TensorView::contiguous(nullptr, dtype, shape, executor_->device());
-  auto storage = std::make_shared<PoolStorage>(executor_, std::max<std::size_t>(view.bytes(), 1), comm_stream_);
-  view.data = storage->data();
-  return Tensor(view, std::move(storage));
+  return pool_tensors({unplaced(dtype, shape)}).front();
+}
+
+Tensor Buffer::Implementation::allocate_tensor(DType dtype, std::initializer_list<std::int64_t> shape,
+                                               const CallOptions& call) {
+  executor_->make_current();
+  recording_ = executor_->is_capturing(call.stream) || executor_->is_capturing(comm_stream_);
+  if (!recording_) home_->work_begins();
+  const auto made = try_heap_tensors({unplaced(dtype, shape)});
+  if (!recording_) {
+    // The memory is free in the order of the communication stream; the caller uses it on its own. A graph got memory
+    // that nobody uses.
+    EventHandle is_free = executor_->record_event(comm_stream_);
+    home_->work_ends(is_free);
+    if (call.stream != comm_stream_) executor_->wait_event(call.stream, is_free);
+  }
+  if (!made) {
+    fail<OutOfMemory>("{} does not fit the heap of {}: raise heap_bytes or drop received tensors earlier",
+                      unplaced(dtype, shape).describe(), format_bytes(options_.heap_bytes));
+  }
+  use_on(call, made->front());
+  return made->front();
 }
 
 void Buffer::Implementation::check() {

@@ -5,11 +5,14 @@
 #include <string>
 
 #include "csrc/memory/arena.hpp"
+#include "csrc/memory/memory_cache.hpp"
 #include "csrc/memory/symmetric_heap.hpp"
 #include "deep_ep/buffer.hpp"
 #include "kernels/intranode/params.hpp"
 
 namespace deep_ep {
+
+struct LayoutWork;  // kernels/layout/params.hpp
 
 class Buffer::Implementation {
  public:
@@ -29,10 +32,8 @@ class Buffer::Implementation {
   bool in_heap(const TensorView& tensor) const;
   TensorView local_memory() const;
 
-  /// A tensor in the heap; nothing when it does not fit.
-  std::optional<Tensor> try_heap_tensor(DType dtype, std::initializer_list<std::int64_t> shape);
-  /// A tensor in the executor's pool.
-  Tensor pool_tensor(DType dtype, std::initializer_list<std::int64_t> shape);
+  /// A tensor in the heap, for the work of `call.stream`.
+  Tensor allocate_tensor(DType dtype, std::initializer_list<std::int64_t> shape, const CallOptions& call);
 
   void check();
   void destroy_collectively();
@@ -40,15 +41,27 @@ class Buffer::Implementation {
  private:
   struct Outputs;  // dispatch.cpp
 
+  /// A type and a shape on this buffer's device, without memory.
+  TensorView unplaced(DType dtype, std::initializer_list<std::int64_t> shape) const {
+    return TensorView::contiguous(nullptr, dtype, shape, executor_->device());
+  }
+  /// Tensors in the heap that share one piece of memory, which lives as long as any of them. Nothing when they do not
+  /// fit.
+  std::optional<std::vector<Tensor>> try_heap_tensors(std::vector<TensorView> wanted);
+  /// The same in the executor's pool.
+  std::vector<Tensor> pool_tensors(std::vector<TensorView> wanted);
+  Tensor pool_tensor(DType dtype, std::initializer_list<std::int64_t> shape);
+
   void lay_out_heap();
   IntranodeParams intranode_params() const;
   WaitContext wait_context() const;
-  /// The communication stream waits for what the call comes after.
+  /// The communication stream waits for what the call comes after. Also finds out whether the call is being recorded
+  /// into a graph: to ask once a call is enough.
   void begin(const CallOptions& call);
   /// The caller's stream waits for the communication stream, or the returned event stands for it.
   EventHandle finish(const CallOptions& call);
   /// The outputs are used on the caller's stream too.
-  void use_on(const CallOptions& call, const Tensor& tensor) const { tensor.record_stream(call.stream); }
+  void use_on(const CallOptions& call, const Tensor& tensor) const;
 
   /// Throws what a kernel met since the last look. Cheap when there is nothing.
   void raise_faults();
@@ -79,7 +92,11 @@ class Buffer::Implementation {
   std::size_t window_bytes_ = 0;
 
   StreamHandle comm_stream_ = nullptr;
+  std::shared_ptr<HomeStream> home_;  // the same stream, as the memory sees it
+  std::shared_ptr<MemoryCache> cache_;
+  bool recording_ = false;            // the call under way is being recorded into a graph
   KernelState* state_ = nullptr;      // device memory
+  LayoutWork* layout_work_ = nullptr; // device memory
   FaultRecord* fault_ = nullptr;      // pinned
   HostCounts* host_counts_ = nullptr; // pinned
   std::string broken_;                // not empty: why every call throws

@@ -21,17 +21,11 @@ DispatchLayout Buffer::Implementation::get_dispatch_layout(const TensorView& top
   begin(call);
 
   const auto num_tokens = static_cast<int>(topk_idx.size(0));
-  // Both counters in one piece, so that one fill clears them.
-  const Tensor counters = pool_tensor(DType::int32, {num_ranks_ + num_experts});
-  DispatchLayout layout;
-  layout.num_tokens_per_rank = Tensor(
-      TensorView::contiguous(counters.data(), DType::int32, {num_ranks_}, executor_->device()), counters.storage());
-  layout.num_tokens_per_expert =
-      Tensor(TensorView::contiguous(counters.as<std::int32_t>() + num_ranks_, DType::int32, {num_experts},
-                                    executor_->device()),
-             counters.storage());
-  layout.is_token_in_rank = pool_tensor(DType::boolean, {num_tokens, num_ranks_});
-  executor_->fill(counters.data(), 0, counters.view().bytes(), comm_stream_);
+  const std::vector<Tensor> made =
+      pool_tensors({unplaced(DType::int32, {num_ranks_}), unplaced(DType::int32, {num_experts}),
+                    unplaced(DType::boolean, {num_tokens, num_ranks_})});
+  DispatchLayout layout{
+      .num_tokens_per_rank = made[0], .num_tokens_per_expert = made[1], .is_token_in_rank = made[2], .event = {}};
 
   LayoutParams params{};
   params.wait = wait_context();
@@ -42,6 +36,7 @@ DispatchLayout Buffer::Implementation::get_dispatch_layout(const TensorView& top
   params.num_topk = static_cast<int>(topk_idx.size(1));
   params.num_experts = num_experts;
   params.num_ranks = num_ranks_;
+  params.work = layout_work_;
   params.num_tokens_per_rank = layout.num_tokens_per_rank.as<std::int32_t>();
   params.num_tokens_per_expert = layout.num_tokens_per_expert.as<std::int32_t>();
   params.is_token_in_rank = layout.is_token_in_rank.as<std::uint8_t>();
@@ -52,8 +47,7 @@ DispatchLayout Buffer::Implementation::get_dispatch_layout(const TensorView& top
                           sizeof(std::int32_t) * static_cast<std::size_t>(num_ranks_ + num_experts)};
   executor_->kernels().layout(params, shape, comm_stream_);
 
-  use_on(call, layout.num_tokens_per_rank);
-  use_on(call, layout.is_token_in_rank);
+  use_on(call, layout.is_token_in_rank);  // the three share their memory
   layout.event = finish(call);
   return layout;
 }

@@ -41,8 +41,7 @@ std::optional<Arena::Allocation> Arena::allocate(std::size_t bytes, bool capturi
   const std::uint64_t offset = found->first;
   Free piece = std::move(found->second);
   erase_free(found);
-  drop_done(piece.events);
-  if (piece.bytes > wanted) insert_free(offset + wanted, {.bytes = piece.bytes - wanted, .events = piece.events});
+  if (piece.bytes > wanted) insert_free(offset + wanted, {.bytes = piece.bytes - wanted, .events = {}});
   used_.emplace(offset, wanted);
   used_bytes_ += wanted;
   return Allocation{.block = {.offset = offset, .bytes = wanted}, .wait_for = std::move(piece.events)};
@@ -79,10 +78,7 @@ void Arena::release(const Block& block, std::vector<EventHandle> events) {
     }
   }
   if (next != free_.end() && next->first == block.offset + block.bytes) absorb(next);
-  // Merging is the only way in which events pile up, so here they are thinned out: duplicates first, it costs nothing.
-  std::sort(piece.events.begin(), piece.events.end());
-  piece.events.erase(std::unique(piece.events.begin(), piece.events.end()), piece.events.end());
-  drop_done(piece.events);
+  thin_out(piece.events);
   insert_free(offset, std::move(piece));
 }
 
@@ -117,6 +113,16 @@ void Arena::take_used(const Block& block) {
                 block.offset);
   }
   used_.erase(found);
+}
+
+/// Merging is the only way in which events pile up. To ask for one costs as much as to wait for it, so that is left for
+/// when there are many.
+void Arena::thin_out(std::vector<EventHandle>& events) const {
+  constexpr std::size_t kMany = 8;
+  if (events.size() < 2) return;
+  std::sort(events.begin(), events.end());
+  events.erase(std::unique(events.begin(), events.end()), events.end());
+  if (events.size() > kMany) drop_done(events);
 }
 
 void Arena::drop_done(std::vector<EventHandle>& events) const noexcept {

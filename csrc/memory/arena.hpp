@@ -18,12 +18,13 @@ namespace deep_ep {
 
 /// Best-fit allocator of the part [offset, offset + bytes) of the heap. Thread-safe.
 ///
-/// A block is given back while kernels may still use it, together with events behind that use. Whoever gets the memory
-/// next gets the events that are not done yet, and lets its stream wait for them; the host never waits.
+/// Blocks are handed out in the order of one stream, the home. A block is given back while kernels of other streams may
+/// still use it, together with events behind that use. Whoever gets the memory next lets the home wait for them; the
+/// host never waits. That done, the rest of the free piece needs no events any more: all its users come after the wait.
 ///
 /// Blocks that a CUDA graph may touch are pinned: replays write them at any later time, so they are not handed out
-/// again as long as the arena lives. For the same reason a stream that records gets only memory without pending events:
-/// its replays could not wait for them.
+/// again as long as the arena lives. For the same reason a home that records gets only memory without pending events:
+/// its replays could not wait for them. That the home itself has finished with the memory is up to the caller.
 class Arena {
  public:
   /// Starts and sizes of blocks are multiples of this. More than the 128 bytes that rows need, so that tensors start as
@@ -37,7 +38,7 @@ class Arena {
   };
   struct Allocation {
     Block block;
-    std::vector<EventHandle> wait_for;  ///< the first stream that uses the block has to wait for these
+    std::vector<EventHandle> wait_for;  ///< what the home has to wait for, now
   };
   struct Usage {
     std::size_t total = 0;
@@ -50,10 +51,10 @@ class Arena {
   Arena(std::shared_ptr<Executor> executor, std::shared_ptr<SymmetricHeap> heap, std::uint64_t offset,
         std::size_t bytes);
 
-  /// Nothing when no free piece is large enough. `capturing`: the block is for a stream that records a graph.
+  /// Nothing when no free piece is large enough. `capturing`: the home records a graph.
   std::optional<Allocation> allocate(std::size_t bytes, bool capturing = false);
 
-  /// Takes a block back; `events` are behind its last uses. Error when the block is not handed out.
+  /// Takes a block back; `events` are behind its last uses on other streams. Error when the block is not handed out.
   void release(const Block& block, std::vector<EventHandle> events);
   /// Takes a block back for good.
   void pin(const Block& block);
@@ -74,6 +75,7 @@ class Arena {
   void erase_free(FreeBlocks::iterator block);
   void take_used(const Block& block);
   void drop_done(std::vector<EventHandle>& events) const noexcept;
+  void thin_out(std::vector<EventHandle>& events) const;
 
   std::shared_ptr<Executor> executor_;
   std::shared_ptr<SymmetricHeap> heap_;

@@ -7,15 +7,24 @@
 
 namespace deep_ep {
 
-void StreamUses::add(Executor& executor, StreamHandle stream) {
-  const std::lock_guard lock(mutex_);
+void StreamStorage::record_stream(StreamHandle stream) {
   // Asked each time: a stream known since before the recording began may be recording now.
-  in_graph_ = in_graph_ || executor.is_capturing(stream);
+  record_stream(stream, home_->executor().is_capturing(stream));
+}
+
+void StreamStorage::record_stream(StreamHandle stream, bool recording) {
+  const std::lock_guard lock(mutex_);
+  in_graph_ = in_graph_ || recording;
   if (std::find(streams_.begin(), streams_.end(), stream) == streams_.end()) streams_.push_back(stream);
 }
 
-std::vector<EventHandle> StreamUses::record(Executor& executor, const StreamHandle* skip) {
+std::optional<std::vector<EventHandle>> StreamStorage::end_of_use(const StreamHandle* skip) {
+  Executor& executor = home_->executor();
   const std::lock_guard lock(mutex_);
+  if (in_graph_) return std::nullopt;
+  for (const StreamHandle stream : streams_) {
+    if (executor.is_capturing(stream)) return std::nullopt;
+  }
   std::vector<EventHandle> events;
   for (const StreamHandle stream : streams_) {
     if (skip == nullptr || stream != *skip) events.push_back(executor.record_event(stream));
@@ -23,39 +32,32 @@ std::vector<EventHandle> StreamUses::record(Executor& executor, const StreamHand
   return events;
 }
 
-bool StreamUses::in_graph(Executor& executor) {
-  const std::lock_guard lock(mutex_);
-  return in_graph_ || std::any_of(streams_.begin(), streams_.end(),
-                                  [&](StreamHandle stream) { return executor.is_capturing(stream); });
-}
-
-ArenaStorage::ArenaStorage(std::shared_ptr<Arena> arena, const Arena::Block& block, StreamHandle stream)
-    : arena_(std::move(arena)), block_(block), uses_(arena_->executor(), stream) {}
+ArenaStorage::ArenaStorage(std::shared_ptr<Arena> arena, const Arena::Block& block, std::shared_ptr<HomeStream> home,
+                           bool recording)
+    : StreamStorage(std::move(home), recording), arena_(std::move(arena)), block_(block) {}
 
 ArenaStorage::~ArenaStorage() {
   try {
-    Executor& executor = arena_->executor();
-    if (uses_.in_graph(executor)) {
+    // Whoever named the home stream itself did work there that HomeStream::idle knows nothing of: no skipping.
+    if (auto events = end_of_use()) {
+      arena_->release(block_, *std::move(events));
+    } else {
       arena_->pin(block_);
-      return;
     }
-    arena_->release(block_, uses_.record(executor));
   } catch (const std::exception& error) {
     // At exit the driver may be gone. Not knowing when the memory is free again, nobody gets it.
     log::debug("a tensor's arena block was not given back: {}", error.what());
   }
 }
 
-void ArenaStorage::record_stream(StreamHandle stream) { uses_.add(arena_->executor(), stream); }
-
 std::shared_ptr<ArenaStorage> ArenaStorage::allocate(const std::shared_ptr<Arena>& arena, std::size_t bytes,
-                                                     StreamHandle stream) {
-  Executor& executor = arena->executor();
-  const auto allocation = arena->allocate(bytes, executor.is_capturing(stream));
+                                                     const std::shared_ptr<HomeStream>& home, bool recording) {
+  if (recording && !home->idle()) return nullptr;
+  const auto allocation = arena->allocate(bytes, recording);
   if (!allocation) return nullptr;
   try {
-    for (const EventHandle& event : allocation->wait_for) executor.wait_event(stream, event);
-    return std::make_shared<ArenaStorage>(arena, allocation->block, stream);
+    for (const EventHandle& event : allocation->wait_for) home->executor().wait_event(home->handle(), event);
+    return std::make_shared<ArenaStorage>(arena, allocation->block, home, recording);
   } catch (...) {
     // Nothing used the block yet, so it is free when it was going to be.
     arena->release(allocation->block, allocation->wait_for);
@@ -63,23 +65,20 @@ std::shared_ptr<ArenaStorage> ArenaStorage::allocate(const std::shared_ptr<Arena
   }
 }
 
-PoolStorage::PoolStorage(std::shared_ptr<Executor> executor, std::size_t bytes, StreamHandle stream)
-    : executor_(std::move(executor)),
-      stream_(stream),
-      memory_(executor_->allocate_async(bytes, stream)),
-      uses_(*executor_, stream) {}
+PoolStorage::PoolStorage(std::shared_ptr<MemoryCache> cache, std::size_t bytes, bool recording)
+    : StreamStorage(cache->home(), recording), cache_(std::move(cache)) {
+  block_ = recording ? MemoryCache::Block{home().executor().allocate_async(bytes, home().handle()), bytes}
+                     : cache_->allocate(bytes);
+}
 
 PoolStorage::~PoolStorage() {
   try {
+    const StreamHandle at_home = home().handle();
     // What a graph may replay into stays allocated; the executor's pool goes on owning it.
-    if (uses_.in_graph(*executor_)) return;
-    for (const EventHandle& event : uses_.record(*executor_, &stream_)) executor_->wait_event(stream_, event);
-    executor_->free_async(memory_, stream_);
+    if (auto events = end_of_use(&at_home)) cache_->release(block_, *std::move(events));
   } catch (const std::exception& error) {
     log::debug("a tensor's memory was not given back: {}", error.what());
   }
 }
-
-void PoolStorage::record_stream(StreamHandle stream) { uses_.add(*executor_, stream); }
 
 }  // namespace deep_ep

@@ -3,74 +3,87 @@
 //
 // Both keep everything alive that their memory needs, so a tensor may outlive the Buffer. Both give the memory back
 // without waiting, behind the work of all streams that were recorded; those streams must still exist then (as for any
-// GPU tensor). Memory that was used by a stream while it recorded a CUDA graph is not reused, see Arena.
+// GPU tensor). The home stream needs no recording: memory is given back to it. Memory that was used by a stream while
+// it recorded a CUDA graph is not reused, see Arena.
+//
+// Requests to the executor are what makes a call slow on the host, so there are few: one storage stands behind several
+// tensors of a call, the call says once whether it is being recorded, and an end costs a question and an event for each
+// stream other than the home.
 #pragma once
 
 #include <cstddef>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <vector>
 
 #include "csrc/memory/arena.hpp"
+#include "csrc/memory/home_stream.hpp"
+#include "csrc/memory/memory_cache.hpp"
 #include "deep_ep/tensor.hpp"
 
 namespace deep_ep {
 
-/// The streams that use a piece of memory. Tensors are copied between threads, so it locks.
-class StreamUses {
+/// Memory that is first used on the home stream, and the other streams that use it. Tensors are copied between threads,
+/// so it locks.
+class StreamStorage : public Tensor::Storage {
  public:
-  StreamUses(Executor& executor, StreamHandle first) { add(executor, first); }
+  void record_stream(StreamHandle stream) override;
+  /// The same for a caller who knows whether the stream is recording a graph.
+  void record_stream(StreamHandle stream, bool recording);
 
-  void add(Executor& executor, StreamHandle stream);
-  /// An event on each stream except `skip`, when a skip is given. Nothing is left to wait for in the ones skipped.
-  std::vector<EventHandle> record(Executor& executor, const StreamHandle* skip = nullptr);
-  /// True when a stream recorded a graph when it was added, or does now.
-  bool in_graph(Executor& executor);
+  virtual std::byte* data() const = 0;
+
+ protected:
+  StreamStorage(std::shared_ptr<HomeStream> home, bool recording) : home_(std::move(home)), in_graph_(recording) {}
+
+  HomeStream& home() const { return *home_; }
+  /// Events behind what the streams have enqueued so far, without those of `skip`. Nothing when a graph may go on using
+  /// the memory: a stream recorded one when it was named, or does now.
+  std::optional<std::vector<EventHandle>> end_of_use(const StreamHandle* skip = nullptr);
 
  private:
+  std::shared_ptr<HomeStream> home_;
   std::mutex mutex_;
   std::vector<StreamHandle> streams_;
-  bool in_graph_ = false;
+  bool in_graph_;
 };
 
-class ArenaStorage final : public Tensor::Storage {
+class ArenaStorage final : public StreamStorage {
  public:
-  /// Owns `block`, which is used first on `stream`. The caller has made the stream wait for Allocation::wait_for.
-  ArenaStorage(std::shared_ptr<Arena> arena, const Arena::Block& block, StreamHandle stream);
+  /// Owns `block`. The caller has made the home stream wait for Allocation::wait_for.
+  ArenaStorage(std::shared_ptr<Arena> arena, const Arena::Block& block, std::shared_ptr<HomeStream> home,
+               bool recording);
   ~ArenaStorage() override;
   ArenaStorage(const ArenaStorage&) = delete;
   ArenaStorage& operator=(const ArenaStorage&) = delete;
 
-  void record_stream(StreamHandle stream) override;
   const Arena::Block& block() const { return block_; }
-  std::byte* data() const { return arena_->address(block_); }
+  std::byte* data() const override { return arena_->address(block_); }
 
-  /// Allocates from the arena in the order of `stream`, waits included. nullptr when the arena has no room.
+  /// Allocates from the arena in the order of the home stream, waits included. All users of an arena have the same
+  /// home. `recording`: the memory is for a graph. nullptr when the arena has no room.
   static std::shared_ptr<ArenaStorage> allocate(const std::shared_ptr<Arena>& arena, std::size_t bytes,
-                                                StreamHandle stream);
+                                                const std::shared_ptr<HomeStream>& home, bool recording = false);
 
  private:
   std::shared_ptr<Arena> arena_;
   Arena::Block block_;
-  StreamUses uses_;
 };
 
-class PoolStorage final : public Tensor::Storage {
+class PoolStorage final : public StreamStorage {
  public:
-  /// Executor::allocate_async on `stream`.
-  PoolStorage(std::shared_ptr<Executor> executor, std::size_t bytes, StreamHandle stream);
+  /// From the cache, or when the home stream records a graph, fresh from the executor.
+  PoolStorage(std::shared_ptr<MemoryCache> cache, std::size_t bytes, bool recording = false);
   ~PoolStorage() override;
   PoolStorage(const PoolStorage&) = delete;
   PoolStorage& operator=(const PoolStorage&) = delete;
 
-  void record_stream(StreamHandle stream) override;
-  std::byte* data() const { return static_cast<std::byte*>(memory_); }
+  std::byte* data() const override { return static_cast<std::byte*>(block_.memory); }
 
  private:
-  std::shared_ptr<Executor> executor_;
-  StreamHandle stream_;
-  void* memory_;
-  StreamUses uses_;
+  std::shared_ptr<MemoryCache> cache_;
+  MemoryCache::Block block_;
 };
 
 }  // namespace deep_ep

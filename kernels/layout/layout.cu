@@ -1,7 +1,9 @@
 // Layout: which ranks does each token go to, and how many tokens go to each rank and expert?
 //
 // A thread takes a token. Blocks count in shared memory first, so that global memory sees one addition a block and
-// counter instead of one a token.
+// counter instead of one a token. The totals add up in memory that is kept for that, which the last block clears: to
+// clear the outputs beforehand would take a second launch.
+#include "kernels/intranode/tickets.hpp"
 #include "kernels/layout/params.hpp"
 #include "kernels/primitives/block.hpp"
 #include "kernels/primitives/launch.hpp"
@@ -61,10 +63,16 @@ DEEP_EP_DEVICE void layout_body(const LayoutParams& params, std::byte* shared) {
 
   // 3. Add the block's counts to the totals.
   for (int i = thread_index(); i < num_counters; i += block_threads()) {
-    const std::int32_t count = rank_counts[i];
-    std::int32_t* total =
+    if (rank_counts[i] != 0) fetch_add_relaxed<Scope::gpu>(&params.work->totals[i], rank_counts[i]);
+  }
+
+  // 4. The last block hands the totals out.
+  if (!last_block_to_arrive(&params.work->ticket, rank_counts)) return;
+  for (int i = thread_index(); i < num_counters; i += block_threads()) {
+    std::int32_t* out =
         i < params.num_ranks ? params.num_tokens_per_rank + i : params.num_tokens_per_expert + (i - params.num_ranks);
-    if (count != 0) fetch_add_relaxed<Scope::gpu>(total, count);
+    *out = load_relaxed<Scope::gpu>(&params.work->totals[i]);
+    store_relaxed<Scope::gpu>(&params.work->totals[i], 0);
   }
 }
 

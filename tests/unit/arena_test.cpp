@@ -12,88 +12,13 @@
 #include "csrc/memory/storage.hpp"
 #include "deep_ep/error.hpp"
 #include "deep_ep/executor.hpp"
+#include "tests/unit/fake_executor.hpp"
 
 namespace deep_ep {
 namespace {
 
-// Streams are counters of enqueued work; a test says how far each has got. Nothing runs.
-class FakeExecutor final : public Executor {
- public:
-  struct Stream {
-    std::uint64_t enqueued = 0;
-    std::uint64_t done = 0;
-    bool capturing = false;
-    bool gone = false;
-    std::vector<EventHandle> waited_for;
-  };
-  struct Event {
-    Stream* stream;
-    std::uint64_t position;
-  };
-
-  Device device() const override { return {}; }
-  const LaunchPolicy& policy() const override { return policy_; }
-  void* allocate(std::size_t bytes) override { return ::operator new(bytes); }
-  void free(void* memory) noexcept override { ::operator delete(memory); }
-  void* allocate_async(std::size_t bytes, StreamHandle) override {
-    ++live_async;
-    return allocate(bytes);
-  }
-  void free_async(void* memory, StreamHandle stream) noexcept override {
-    --live_async;
-    freed_on = stream;
-    free(memory);
-  }
-  void* allocate_pinned(std::size_t bytes) override { return allocate(bytes); }
-  void free_pinned(void* memory) noexcept override { free(memory); }
-  StreamHandle create_stream() override { return new Stream; }
-  void destroy_stream(StreamHandle stream) noexcept override { delete &of(stream); }
-  EventHandle record_event(StreamHandle stream) override {
-    if (of(stream).gone) throw SystemError("the driver is gone");
-    return std::make_shared<Event>(Event{&of(stream), ++of(stream).enqueued});
-  }
-  void wait_event(StreamHandle stream, const EventHandle& event) override { of(stream).waited_for.push_back(event); }
-  bool event_done(const EventHandle& event) override {
-    const auto& e = *static_cast<const Event*>(event.get());
-    return e.stream->done >= e.position;
-  }
-  void synchronize_event(const EventHandle& event) override {
-    const auto& e = *static_cast<const Event*>(event.get());
-    e.stream->done = std::max(e.stream->done, e.position);
-  }
-  void synchronize(StreamHandle stream) override { of(stream).done = of(stream).enqueued; }
-  bool is_capturing(StreamHandle stream) override { return of(stream).capturing; }
-  void copy(void*, const void*, std::size_t, StreamHandle) override {}
-  void fill(void*, int, std::size_t, StreamHandle) override {}
-  double elapsed_seconds(const EventHandle&, const EventHandle&) override { return 0; }
-  EventHandle record_timed_event(StreamHandle stream) override { return record_event(stream); }
-  void make_current() override {}
-  const KernelTable& kernels() const override { throw SystemError("no kernels here"); }
-  std::unique_ptr<SymmetricHeap> create_heap(Bootstrap&, const HeapOptions&) override { return nullptr; }
-
-  static Stream& of(StreamHandle stream) { return *static_cast<Stream*>(stream); }
-
-  int live_async = 0;
-  StreamHandle freed_on = nullptr;
-
- private:
-  LaunchPolicy policy_;
-};
-
-// Only addresses are handed out, so none of this memory needs to exist.
-class FakeHeap final : public SymmetricHeap {
- public:
-  explicit FakeHeap(std::size_t bytes) : bytes_(bytes) {}
-  std::byte* local() const override { return reinterpret_cast<std::byte*>(std::uintptr_t{1} << 40); }
-  std::size_t bytes() const override { return bytes_; }
-  HeapKind kind() const override { return HeapKind::automatic; }
-  std::span<std::byte* const> peers() const override { return {}; }
-  std::byte* const* device_peers() const override { return nullptr; }
-  void unmap_peers() noexcept override {}
-
- private:
-  std::size_t bytes_;
-};
+using test::FakeExecutor;
+using test::FakeHeap;
 
 class ArenaTest : public ::testing::Test {
  protected:
@@ -112,6 +37,7 @@ class ArenaTest : public ::testing::Test {
 
   std::shared_ptr<FakeExecutor> executor_ = std::make_shared<FakeExecutor>();
   std::vector<StreamHandle> streams_;
+  std::shared_ptr<HomeStream> home_ = std::make_shared<HomeStream>(executor_, make_stream());
 };
 
 TEST_F(ArenaTest, BlocksAreAlignedDisjointAndInside) {
@@ -181,17 +107,27 @@ TEST_F(ArenaTest, GivingBackTwiceOrSomethingElseIsRefused) {
   EXPECT_THROW(arena->pin({.offset = 4096, .bytes = 512}), Error);
 }
 
-TEST_F(ArenaTest, PendingEventsGoToTheNextUserAndFinishedOnesDoNot) {
-  const auto arena = make_arena(0, 512);
+TEST_F(ArenaTest, EventsGoToTheNextUserOfAnyPartAndThenNoMore) {
+  const auto arena = make_arena(0, 1024);
   const StreamHandle stream = make_stream();
-  auto allocation = arena->allocate(512);
+  auto allocation = arena->allocate(1024);
   const EventHandle event = executor_->record_event(stream);
   arena->release(allocation->block, {event});
   allocation = arena->allocate(512);
   EXPECT_EQ(allocation->wait_for, std::vector{event});
-  arena->release(allocation->block, {event});
-  executor_->synchronize(stream);
-  EXPECT_TRUE(arena->allocate(512)->wait_for.empty());
+  EXPECT_TRUE(arena->allocate(512)->wait_for.empty()) << "the home has waited already";
+}
+
+TEST_F(ArenaTest, FinishedEventsDoNotPileUp) {
+  const auto arena = make_arena(0, 64 * 512);
+  const StreamHandle stream = make_stream();
+  std::vector<Arena::Block> blocks;
+  for (int i = 0; i < 64; ++i) blocks.push_back(arena->allocate(512)->block);
+  for (const Arena::Block& block : blocks) {
+    arena->release(block, {executor_->record_event(stream)});
+    executor_->synchronize(stream);
+  }
+  EXPECT_LE(arena->allocate(64 * 512)->wait_for.size(), 8u);
 }
 
 TEST_F(ArenaTest, MergedBlocksWaitForTheUsersOfAllParts) {
@@ -225,63 +161,62 @@ TEST_F(ArenaTest, RecordingStreamsGetOnlyMemoryThatIsFreeNow) {
   EXPECT_EQ(arena->allocate(512, true)->block, small->block);
 }
 
-TEST_F(ArenaTest, StorageGivesBackBehindEveryStreamThatUsedIt) {
+TEST_F(ArenaTest, StorageGivesBackBehindEveryOtherStreamThatUsedIt) {
   const auto arena = make_arena(0, 512);
-  const StreamHandle first = make_stream();
-  const StreamHandle second = make_stream();
-  auto storage = ArenaStorage::allocate(arena, 100, first);
+  const StreamHandle other = make_stream();
+  auto storage = ArenaStorage::allocate(arena, 100, home_);
   ASSERT_TRUE(storage);
-  EXPECT_EQ(ArenaStorage::allocate(arena, 100, first), nullptr);
-  storage->record_stream(second);
-  storage->record_stream(second);
+  EXPECT_EQ(ArenaStorage::allocate(arena, 100, home_), nullptr);
+  storage->record_stream(other);
+  storage->record_stream(other);
   storage.reset();
-  executor_->synchronize(first);
-  const StreamHandle third = make_stream();
-  storage = ArenaStorage::allocate(arena, 100, third);
+  storage = ArenaStorage::allocate(arena, 100, home_);
   ASSERT_TRUE(storage);
-  ASSERT_EQ(state(third).waited_for.size(), 1u) << "only the second stream is still busy";
-  EXPECT_FALSE(executor_->event_done(state(third).waited_for[0]));
+  ASSERT_EQ(state(home_->handle()).waited_for.size(), 1u);
+  EXPECT_EQ(FakeExecutor::stream_of(state(home_->handle()).waited_for[0]), &state(other));
 }
 
 TEST_F(ArenaTest, StorageUsedByAGraphIsNeverReused) {
-  const auto arena = make_arena(0, 1024);
+  const auto arena = make_arena(0, 2048);
   const StreamHandle stream = make_stream();
-  auto early = ArenaStorage::allocate(arena, 512, stream);
+  auto named_inside = ArenaStorage::allocate(arena, 512, home_);
+  auto dropped_inside = ArenaStorage::allocate(arena, 512, home_);
+  auto by_call = ArenaStorage::allocate(arena, 512, home_);
+  dropped_inside->record_stream(stream);
+  auto inside = ArenaStorage::allocate(arena, 512, home_, true);
   state(stream).capturing = true;
-  auto inside = ArenaStorage::allocate(arena, 512, stream);
-  early->record_stream(stream);
+  named_inside->record_stream(stream);
+  by_call->record_stream(stream, true);
+  dropped_inside.reset();
   state(stream).capturing = false;
-  early.reset();
+  named_inside.reset();
+  by_call.reset();
   inside.reset();
-  EXPECT_EQ(arena->usage().pinned, 1024u);
+  EXPECT_EQ(arena->usage().pinned, 2048u);
   EXPECT_FALSE(arena->allocate(1));
+}
+
+TEST_F(ArenaTest, GraphsGetMemoryOnlyWhenTheHomeIsIdle) {
+  const auto arena = make_arena(0, 1024);
+  home_->work_begins();
+  EXPECT_EQ(ArenaStorage::allocate(arena, 512, home_, true), nullptr);
+  home_->work_ends(executor_->record_event(home_->handle()));
+  EXPECT_EQ(ArenaStorage::allocate(arena, 512, home_, true), nullptr);
+  executor_->synchronize(home_->handle());
+  EXPECT_NE(ArenaStorage::allocate(arena, 512, home_, true), nullptr);
 }
 
 TEST_F(ArenaTest, StorageSurvivesArenaOwnersAndADriverThatIsGone) {
   auto arena = make_arena(0, 1024);
   const std::weak_ptr<Arena> watch = arena;
   const StreamHandle stream = make_stream();
-  auto storage = ArenaStorage::allocate(arena, 512, stream);
+  auto storage = ArenaStorage::allocate(arena, 512, home_);
+  storage->record_stream(stream);
   arena.reset();
   EXPECT_FALSE(watch.expired());
   state(stream).gone = true;
   storage.reset();
   EXPECT_TRUE(watch.expired());
-}
-
-TEST_F(ArenaTest, PoolStorageFreesOnItsStreamBehindTheOthers) {
-  const StreamHandle home = make_stream();
-  const StreamHandle other = make_stream();
-  {
-    PoolStorage storage(executor_, 64, home);
-    storage.record_stream(home);
-    storage.record_stream(other);
-    EXPECT_EQ(executor_->live_async, 1);
-  }
-  EXPECT_EQ(executor_->live_async, 0);
-  EXPECT_EQ(executor_->freed_on, home);
-  ASSERT_EQ(state(home).waited_for.size(), 1u);
-  EXPECT_EQ(static_cast<FakeExecutor::Event*>(state(home).waited_for[0].get())->stream, &state(other));
 }
 
 // Random histories against a shadow model: a map of live blocks, and for every 512 bytes the events of their last
@@ -297,6 +232,7 @@ TEST_F(ArenaTest, RandomHistoriesMatchAShadowModel) {
     std::vector<Arena::Block> live;
     std::array<std::vector<EventHandle>, kUnits> users;  // of free units
     std::array<bool, kUnits> taken{};
+    std::set<EventHandle> waited;  // what the home was made to wait for
     std::size_t pinned = 0;
     const auto unit_range = [](const Arena::Block& block) {
       return std::pair{block.offset / 512 - 1, block.offset / 512 - 1 + block.bytes / 512};
@@ -321,18 +257,19 @@ TEST_F(ArenaTest, RandomHistoriesMatchAShadowModel) {
         ASSERT_EQ(allocation->block.bytes, units * 512);
         const auto [begin, end] = unit_range(allocation->block);
         ASSERT_LE(end, kUnits);
+        if (capturing) {
+          ASSERT_TRUE(allocation->wait_for.empty()) << "a recording stream cannot wait";
+        }
+        waited.insert(allocation->wait_for.begin(), allocation->wait_for.end());
         for (std::size_t unit = begin; unit < end; ++unit) {
           ASSERT_FALSE(taken[unit]);
           taken[unit] = true;
           for (const EventHandle& event : users[unit]) {
             if (executor_->event_done(event)) continue;
-            ASSERT_FALSE(capturing) << "a recording stream cannot wait";
-            ASSERT_NE(std::find(allocation->wait_for.begin(), allocation->wait_for.end(), event),
-                      allocation->wait_for.end());
+            ASSERT_TRUE(waited.contains(event));
           }
           users[unit].clear();
         }
-        for (const EventHandle& event : allocation->wait_for) ASSERT_FALSE(executor_->event_done(event));
         live.push_back(allocation->block);
       } else if (action < 18) {
         if (live.empty()) continue;

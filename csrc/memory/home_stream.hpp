@@ -1,0 +1,48 @@
+// The stream in whose order a buffer's memory is handed out: its communication stream.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <utility>
+
+#include "deep_ep/executor.hpp"
+
+namespace deep_ep {
+
+/// Memory is used first on this stream, and its work is in order: whatever it did with a piece of memory before needs
+/// no event. Work of other streams does. Thread-safe.
+class HomeStream {
+ public:
+  HomeStream(std::shared_ptr<Executor> executor, StreamHandle stream)
+      : executor_(std::move(executor)), stream_(stream) {}
+
+  Executor& executor() const { return *executor_; }
+  StreamHandle handle() const { return stream_; }
+
+  /// From here on work may be enqueued that no event known to this object stands behind ...
+  void work_begins() {
+    const std::lock_guard lock(mutex_);
+    open_ = true;
+  }
+  /// ... until here. Work that is recorded into a graph does not count: it does not run now.
+  void work_ends(EventHandle behind) {
+    const std::lock_guard lock(mutex_);
+    last_ = std::move(behind);
+    open_ = false;
+  }
+  /// True when all work that was begun is known to have ended. Asked for the sake of graphs: their replays do not wait
+  /// for the stream, so they may use only memory that it has finished with.
+  bool idle() {
+    const std::lock_guard lock(mutex_);
+    return !open_ && (last_ == nullptr || executor_->event_done(last_));
+  }
+
+ private:
+  std::shared_ptr<Executor> executor_;
+  StreamHandle stream_;
+  std::mutex mutex_;
+  bool open_ = false;
+  EventHandle last_;
+};
+
+}  // namespace deep_ep

@@ -1,0 +1,73 @@
+// What a Buffer call costs the host: requests to the executor, once everything is warm. They are printed, so that
+// versions can be compared, and have limits, so that they do not grow unnoticed.
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <iostream>
+
+#include "csrc/memory/memory_cache.hpp"
+#include "deep_ep/bootstrap.hpp"
+#include "tests/cluster/case.hpp"
+#include "tests/cluster/counting_executor.hpp"
+#include "tests/cluster/exchange.hpp"
+
+namespace deep_ep::test {
+namespace {
+
+/// A buffer with a single rank: the number of requests does not depend on the number of ranks.
+class HostCallsTest : public ::testing::Test {
+ protected:
+  /// Requests for one call of `action` and for dropping what it returns, after some calls to warm up.
+  template <class Action>
+  ExecutorCalls count(const char* name, Action&& action) {
+    constexpr int kWarmUp = 3;
+    constexpr int kCalls = 4;
+    for (int i = 0; i < kWarmUp; ++i) action();
+    rank_.executor()->synchronize(rank_.stream());
+    executor_->calls = {};
+    const auto begin = std::chrono::steady_clock::now();
+    for (int i = 0; i < kCalls; ++i) action();
+    const std::chrono::duration<double, std::micro> elapsed = std::chrono::steady_clock::now() - begin;
+    const ExecutorCalls all = executor_->calls;
+    rank_.executor()->synchronize(rank_.stream());
+    const ExecutorCalls each{all.make_current / kCalls, all.allocate_async / kCalls, all.free_async / kCalls,
+                             all.record_event / kCalls, all.wait_event / kCalls,     all.event_done / kCalls,
+                             all.is_capturing / kCalls, all.fill / kCalls,           all.others / kCalls};
+    std::cout << name << ": " << each.describe() << " (" << elapsed.count() / kCalls << " us)\n";
+    return each;
+  }
+
+  std::shared_ptr<Bootstrap> bootstrap_ = make_thread_bootstraps(1).front();
+  std::shared_ptr<CountingExecutor> executor_ = std::make_shared<CountingExecutor>(make_host_executor());
+  Rank rank_{0, {.ranks = 1, .where = {}, .host = {}}, bootstrap_, executor_};
+  Case case_ = make_case({.tokens = {40}, .hidden = 64, .combine_hidden = 64});
+};
+
+TEST_F(HostCallsTest, StayFew) {
+  if (!MemoryCache::kReuses) GTEST_SKIP() << "under AddressSanitizer every call allocates";
+  Buffer& buffer = rank_.buffer();
+  Inputs inputs = upload_inputs(rank_, case_);
+  const int experts = case_.shape.experts();
+
+  const ExecutorCalls layout =
+      count("layout", [&] { buffer.get_dispatch_layout(inputs.topk_idx, experts, rank_.call()); });
+  const ExecutorCalls dispatch = count("dispatch", [&] { buffer.dispatch(inputs.dispatch, rank_.call()); });
+  const DispatchResult original = buffer.dispatch(inputs.dispatch, rank_.call());
+  DispatchArguments cached_arguments;
+  cached_arguments.x = inputs.dispatch.x;
+  cached_arguments.handle = &original.handle;
+  const ExecutorCalls cached = count("cached dispatch", [&] { buffer.dispatch(cached_arguments, rank_.call()); });
+  Returned returned = upload_returned(rank_, buffer, case_, original.handle, true);
+  const ExecutorCalls combine = count("combine", [&] { buffer.combine(returned.combine, rank_.call()); });
+
+  // A call needs six: current device, an event there and back, is it recorded? Each piece of memory needs three more
+  // over its life: is the caller's stream recording, an event behind its last use there, a wait for it at the next use.
+  const auto pieces = [](int count) { return 6 + 3 * count; };
+  EXPECT_LE(layout.total(), pieces(1));
+  EXPECT_LE(dispatch.total(), pieces(3)) << "tables of the handle, rows, what comes with the rows";
+  EXPECT_LE(cached.total(), pieces(1));
+  EXPECT_LE(combine.total(), pieces(2)) << "tokens and weights";
+}
+
+}  // namespace
+}  // namespace deep_ep::test

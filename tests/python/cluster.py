@@ -1,0 +1,81 @@
+"""Ranks as processes of this machine: started once, they run one function after the other."""
+
+import os
+import tempfile
+import traceback
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+
+def _serve(rank, size, store, connection):
+    os.environ.setdefault("DEEP_EP_TIMEOUT_S", "60")
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size)
+    group = dist.new_group(list(range(size)))
+    while True:
+        message = connection.recv()
+        if message is None:
+            break
+        function, arguments = message
+        try:
+            connection.send(("result", function(group, *arguments)))
+        except BaseException:
+            connection.send(("failure", traceback.format_exc()))
+    dist.destroy_process_group()
+
+
+class Cluster:
+    """``size`` ranks in a gloo group. ``run(function, *arguments)`` calls ``function(group, *arguments)`` on each."""
+
+    def __init__(self, size):
+        context = mp.get_context("spawn")
+        self.size = size
+        self.folder = tempfile.TemporaryDirectory()
+        self.connections, self.processes = [], []
+        for rank in range(size):
+            here, there = context.Pipe()
+            process = context.Process(target=_serve, args=(rank, size, f"{self.folder.name}/store", there), daemon=True)
+            process.start()
+            there.close()
+            self.connections.append(here)
+            self.processes.append(process)
+
+    def run(self, function, *arguments, ranks=None, timeout=90):
+        """Results of all ranks (``ranks``: only of these). AssertionError with every rank's trace if one fails."""
+        ranks = range(self.size) if ranks is None else ranks
+        for rank in ranks:
+            self.connections[rank].send((function, arguments))
+        results, failures = [], []
+        for rank in ranks:
+            if not self.connections[rank].poll(timeout):
+                failures.append(f"rank {rank} gave no answer within {timeout} s")
+                continue
+            try:
+                kind, value = self.connections[rank].recv()
+            except EOFError:
+                kind, value = "failure", "the process ended"
+            if kind == "failure":
+                failures.append(f"rank {rank}:\n{value}")
+            results.append(value)
+        if failures:
+            self.close(kill=True)
+        assert not failures, "\n".join(failures)
+        return results
+
+    def close(self, kill=False):
+        for connection, process in zip(self.connections, self.processes):
+            if kill:
+                process.kill()
+            elif process.is_alive():
+                connection.send(None)
+        for process in self.processes:
+            process.join(30)
+            if process.is_alive():
+                process.kill()
+                process.join()
+
+    @property
+    def usable(self):
+        return all(process.is_alive() for process in self.processes)

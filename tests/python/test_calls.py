@@ -266,7 +266,7 @@ def test_tensors_that_require_grad(ranks):
 def small_heap(group):
     # A heap of the smallest size, rows that do not fit: they come through the window.
     buffer = Buffer(group)
-    rows = 20000
+    rows = 5700
     x = torch.arange(rows, dtype=torch.int32).unsqueeze(1).expand(rows, 1024).contiguous()
     everywhere = torch.ones(rows, 3, dtype=torch.bool)
     result = buffer.dispatch(

@@ -1,0 +1,253 @@
+"""The surface: names, signatures, defaults, and what needs neither peers nor CUDA."""
+
+import inspect
+import os
+import pathlib
+import pickle
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import deep_ep
+import deep_ep.buffer
+import deep_ep.utils
+from deep_ep import Buffer, Config, EventOverlap
+from deep_ep.utils import EventHandle
+
+CALL = "previous_event=None, async_finish=False, allocate_on_comm_stream=False"
+DISPATCH = (
+    "self, x, handle=None, num_tokens_per_rank=None, num_tokens_per_rdma_rank=None, is_token_in_rank=None, "
+    "num_tokens_per_expert=None, topk_idx=None, topk_weights=None, expert_alignment=1, num_worst_tokens=0, config=None, " + CALL
+)
+COMBINE = "self, x, handle, topk_weights=None, bias=None, config=None, " + CALL
+SIGNATURES = {
+    Buffer.__init__: "self, group, num_nvl_bytes=0, num_rdma_bytes=0, low_latency_mode=False, num_qps_per_rank=24, "
+    "allow_nvlink_for_low_latency_mode=True, allow_mnnvl=False, use_fabric=False, explicitly_destroy=False, "
+    "enable_shrink=False, comm=None",
+    Buffer.is_sm90_compiled: "",
+    Buffer.set_num_sms: "new_num_sms",
+    Buffer.capture: "",
+    Buffer.get_low_latency_rdma_size_hint: "num_max_dispatch_tokens_per_rank, hidden, num_ranks, num_experts",
+    Buffer.get_dispatch_config: "num_ranks",
+    Buffer.get_combine_config: "num_ranks",
+    Buffer.get_comm_stream: "self",
+    Buffer.get_local_buffer_tensor: "self, dtype, size=None, offset=0, use_rdma_buffer=False",
+    Buffer.destroy: "self",
+    Buffer.get_dispatch_layout: "self, topk_idx, num_experts, " + CALL,
+    Buffer.dispatch: DISPATCH,
+    Buffer.internode_dispatch: DISPATCH,
+    Buffer.combine: COMBINE,
+    Buffer.internode_combine: COMBINE,
+    Buffer.clean_low_latency_buffer: "self, num_max_dispatch_tokens_per_rank, hidden, num_experts",
+    Buffer.low_latency_dispatch: "self, x, topk_idx, num_max_dispatch_tokens_per_rank, num_experts, "
+    "cumulative_local_expert_recv_stats=None, dispatch_wait_recv_cost_stats=None, use_fp8=True, round_scale=False, "
+    "use_ue8m0=False, async_finish=False, return_recv_hook=False",
+    Buffer.low_latency_combine: "self, x, topk_idx, topk_weights, handle, use_logfmt=False, zero_copy=False, "
+    "async_finish=False, return_recv_hook=False, out=None, combine_wait_recv_cost_stats=None",
+    Buffer.low_latency_update_mask_buffer: "self, rank_to_mask, mask=False",
+    Buffer.low_latency_query_mask_buffer: "self, mask_status",
+    Buffer.low_latency_clean_mask_buffer: "self",
+    Buffer.get_next_low_latency_combine_buffer: "self, handle",
+    EventOverlap.__init__: "self, event=None, extra_tensors=None",
+    Config.__init__: "self, num_sms=20, num_max_nvl_chunked_send_tokens=6, num_max_nvl_chunked_recv_tokens=256, "
+    "num_max_rdma_chunked_send_tokens=6, num_max_rdma_chunked_recv_tokens=256",
+    Config.get_nvl_buffer_size_hint: "self, hidden_bytes, num_ranks",
+    Config.get_rdma_buffer_size_hint: "self, hidden_bytes, num_ranks",
+}
+
+
+class Alone:
+    """A communicator of one."""
+
+    def Get_rank(self):
+        return 0
+
+    def Get_size(self):
+        return 1
+
+    def allgather(self, value):
+        return [value]
+
+
+@pytest.mark.parametrize("function", SIGNATURES, ids=lambda function: function.__qualname__)
+def test_signature(function):
+    parameters = []
+    for parameter in inspect.signature(function).parameters.values():
+        assert parameter.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
+        default = "" if parameter.default is inspect.Parameter.empty else f"={parameter.default!r}"
+        parameters.append(parameter.name + default)
+    assert ", ".join(parameters) == SIGNATURES[function]
+
+
+def test_names():
+    assert sorted(deep_ep.__all__) == ["Buffer", "Config", "EventOverlap", "topk_idx_t"]
+    assert isinstance(deep_ep.topk_idx_t, torch.dtype)
+    assert deep_ep.buffer.Buffer is Buffer and deep_ep.buffer.Config is Config
+    assert deep_ep.buffer.EventHandle is deep_ep.utils.EventHandle
+    assert callable(deep_ep.utils.check_nvlink_connections)
+    assert Buffer.is_sm90_compiled() is True
+
+
+def test_import_is_quiet():
+    program = """
+import os, threading, torch
+before = threading.active_count(), len(os.listdir("/proc/self/task"))
+import deep_ep
+config = deep_ep.Config(24, 8, 256)
+config.get_nvl_buffer_size_hint(14336, 8), deep_ep.Buffer.get_low_latency_rdma_size_hint(128, 7168, 8, 256)
+deep_ep.Buffer.get_dispatch_config(8)
+assert before == (threading.active_count(), len(os.listdir("/proc/self/task"))), "import started a thread"
+assert not torch.cuda.is_initialized()
+child = os.fork()
+if child == 0:
+    class Alone:
+        Get_rank = lambda self: 0
+        Get_size = lambda self: 1
+        allgather = lambda self, value: [value]
+    deep_ep.Buffer(None, comm=Alone()).get_dispatch_layout(torch.zeros(3, 2, dtype=torch.int64), 4)
+    os._exit(7)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+def test_config():
+    assert Config(24, 8, 256).num_sms == 24
+    Config(**{"num_sms": 24, "num_max_nvl_chunked_send_tokens": 6, "num_max_nvl_chunked_recv_tokens": 512,
+              "num_max_rdma_chunked_send_tokens": 8, "num_max_rdma_chunked_recv_tokens": 128})  # fmt: skip
+    assert Config(24, 8, 720, 24, 128).num_max_rdma_chunked_recv_tokens == 144
+    for chunk in range(1, 33):
+        Config(24, chunk, 256)
+    for arguments, name in (
+        ((-2,), "num_sms"),
+        ((20, 0), "num_max_nvl_chunked_send_tokens"),
+        ((20, 256, 256), "num_max_nvl_chunked_send_tokens"),
+        ((20, 6, 256, 0), "num_max_rdma_chunked_send_tokens"),
+        ((20, 6, 256, 65, 128), "num_max_rdma_chunked_send_tokens"),
+    ):
+        with pytest.raises(ValueError, match=name):
+            Config(*arguments)
+
+
+def test_hints():
+    for ranks in (1, 2, 4, 7, 8):
+        for hidden_bytes in (256, 14336, 16384):
+            config = Config(20)
+            size = config.get_nvl_buffer_size_hint(hidden_bytes, ranks)
+            assert isinstance(size, int) and size > 0 and size % 128 == 0 and size < 2**31
+            assert config.get_rdma_buffer_size_hint(hidden_bytes, ranks) == 0
+    with pytest.raises(ValueError, match="num_ranks"):
+        Config().get_nvl_buffer_size_hint(14336, 9)
+    base = [128, 7168, 8, 288]
+    size = Buffer.get_low_latency_rdma_size_hint(*base)
+    assert size % 128 == 0 and 0 < size < 2.2e9
+    for i in range(4):
+        larger = list(base)
+        larger[i] *= 2
+        assert Buffer.get_low_latency_rdma_size_hint(*larger) >= size
+
+
+def test_default_configs():
+    assert Buffer.num_sms == 20
+    with pytest.raises(AssertionError):
+        Buffer.set_num_sms(21)
+    try:
+        Buffer.set_num_sms(24)
+        for ranks in (2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 144, 160):
+            assert Buffer.get_dispatch_config(ranks).num_sms == Buffer.get_combine_config(ranks).num_sms == 24
+        assert Buffer.get_dispatch_config(2).num_max_nvl_chunked_send_tokens == 24
+        assert Buffer.get_combine_config(144).num_max_nvl_chunked_recv_tokens == 720
+    finally:
+        Buffer.set_num_sms(20)
+    for ranks in (0, 1, 3, 5, 12):
+        with pytest.raises(AssertionError):
+            Buffer.get_dispatch_config(ranks)
+        with pytest.raises(AssertionError):
+            Buffer.get_combine_config(ranks)
+
+
+def test_event_overlap():
+    event = EventOverlap()
+    assert event.event is None and event.extra_tensors is None
+    with event as entered:
+        assert entered is event
+    with pytest.raises(AssertionError):
+        event.current_stream_wait()
+    captured = Buffer.capture()
+    assert isinstance(captured.event, EventHandle)
+    captured.current_stream_wait()
+    captured.current_stream_wait()
+    import copy
+
+    copy.copy(captured.event).current_stream_wait()
+    with pytest.raises(TypeError):
+        pickle.dumps(captured.event)
+
+
+def test_attributes_and_destroy():
+    with pytest.raises(ValueError, match="group"):
+        Buffer(None)
+    comm = Alone()
+    buffer = Buffer(None, 1 << 20, 0, comm=comm)
+    assert buffer.group is comm and buffer.group_size == 1 and buffer.rank == 0
+    assert (buffer.num_nvl_bytes, buffer.num_rdma_bytes) == (1 << 20, 0)
+    assert (buffer.low_latency_mode, buffer.explicitly_destroy, buffer.enable_shrink) == (False, False, False)
+    assert buffer.runtime is not None
+    with pytest.raises(AssertionError):
+        buffer.destroy()
+    buffer = Buffer(None, comm=comm, explicitly_destroy=True)
+    buffer.destroy()
+    assert buffer.runtime is None
+    for call in (buffer.destroy, lambda: buffer.get_dispatch_layout(torch.zeros(1, 1, dtype=torch.int64), 1)):
+        with pytest.raises(RuntimeError, match="destroy"):
+            call()
+    for wrong in ({"num_nvl_bytes": 100}, {"num_rdma_bytes": -128}):
+        with pytest.raises(ValueError, match=next(iter(wrong))):
+            Buffer(None, comm=comm, **wrong)
+
+
+def test_local_buffer_tensor():
+    buffer = Buffer(None, 1 << 16, comm=Alone())
+    everything = buffer.get_local_buffer_tensor(torch.bfloat16)
+    assert everything.shape == (1 << 15,) and everything.dtype == torch.bfloat16
+    everything.fill_(3)
+    part = buffer.get_local_buffer_tensor(torch.float32, torch.Size((4, 8)), offset=64)
+    assert part.shape == (4, 8)
+    assert part.data_ptr() == everything.data_ptr() + 64
+    assert (part.view(torch.bfloat16) == 3).all()
+    with pytest.raises(AssertionError, match="size"):
+        buffer.get_local_buffer_tensor(torch.int8, torch.Size((1 << 17,)))
+
+
+def test_what_is_not_built_says_so():
+    buffer = Buffer(None, comm=Alone())
+    tensor = torch.zeros(1)
+    for call in (
+        lambda: buffer.clean_low_latency_buffer(1, 128, 8),
+        lambda: buffer.low_latency_dispatch(tensor, tensor, 1, 8),
+        lambda: buffer.low_latency_combine(tensor, tensor, tensor, ()),
+        lambda: buffer.internode_dispatch(tensor),
+        lambda: buffer.internode_combine(tensor, ()),
+        lambda: buffer.get_local_buffer_tensor(torch.int8, use_rdma_buffer=True),
+        lambda: Config().get_rdma_buffer_size_hint(128, 16),
+    ):
+        with pytest.raises(NotImplementedError, match="not built yet"):
+            call()
+
+
+def test_module_needs_no_torch_library():
+    module = deep_ep._native.__file__
+    needed = subprocess.run(["ldd", module], check=True, capture_output=True, text=True).stdout
+    assert "libc.so" in needed
+    for library in ("libtorch", "libc10", "libcudart", "libcuda."):
+        assert library not in needed
+
+
+def test_command():
+    command = pathlib.Path(deep_ep.__file__).parent / "bin" / "deep_ep"
+    run = [sys.executable, "-m", "deep_ep", "--version"]
+    if not command.exists():
+        pytest.skip("the package was not installed with its command")
+    assert "deep_ep" in subprocess.run(run, check=True, capture_output=True, text=True, env=dict(os.environ)).stdout

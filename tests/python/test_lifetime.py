@@ -1,0 +1,208 @@
+"""How long things live: tensors without their buffer, garbage in any order, buffers side by side, threads, exit."""
+
+import gc
+import pathlib
+import random
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+import reference
+import torch
+from reference import make_case
+from test_calls import CONFIG, check_received, equal, send
+
+from deep_ep import Buffer
+
+
+def outlive(group):
+    case = make_case([20, 30, 10])
+    expected = [reference.dispatched(case, r) for r in range(case.num_ranks)]
+    mine = expected[group.rank()]
+    results = []
+    for explicitly in (True, False, False):
+        buffer = Buffer(group, 1 << 22, explicitly_destroy=explicitly)
+        results.append(send(buffer, case))
+        if explicitly:
+            buffer.destroy()
+        del buffer
+        gc.collect()
+    for result in results:
+        check_received(result, mine, group.rank())
+    # A handle moves on to another buffer of as many ranks.
+    buffer = Buffer(group, 1 << 22)
+    equal(buffer.dispatch(case.x[buffer.rank], handle=results[0][4], config=CONFIG)[0], mine.x, "rows")
+
+
+def test_tensors_outlive_the_buffer(ranks):
+    ranks(3).run(outlive)
+
+
+def side_by_side(group):
+    first, second = Buffer(group, 1 << 22), Buffer(group, 1 << 22)
+    cases = [make_case([20, 30, 10], seed=1), make_case([1, 0, 50], seed=2)]
+    kept = []
+    for _ in range(3):
+        for buffer, case in zip((first, second), cases):
+            kept.append((send(buffer, case), case))
+    for result, case in kept:
+        check_received(result, reference.dispatched(case, group.rank()), group.rank())
+
+
+def test_two_buffers(ranks):
+    ranks(3).run(side_by_side)
+
+
+def resident_bytes():
+    for line in pathlib.Path("/proc/self/smaps_rollup").read_text().splitlines():
+        if line.startswith("Rss:"):
+            return int(line.split()[1]) * 1024
+    raise AssertionError("no Rss")
+
+
+def soak(group, calls, keep_at_most):
+    """Calls in a random order that all ranks share, with results that live for a random time that they do not share."""
+    buffer = Buffer(group, 1 << 24)
+    rank = buffer.rank
+    together, alone = random.Random(1), random.Random(rank)
+    cases = []
+    for seed in range(6):
+        tokens = [together.choice([0, 1, 17, 64]) for _ in range(buffer.group_size)]
+        case = make_case(tokens, hidden=together.choice([8, 64, 128]), seed=seed, num_topk=together.randint(1, 4))
+        received = [reference.dispatched(case, r) for r in range(buffer.group_size)]
+        back = reference.combined(case, rank, [r.x for r in received], [r.topk_weights for r in received])
+        cases.append([case, received[rank], back, send(buffer, case)[4]])
+    kept, after_warm_up = [], 0
+    for number in range(calls):
+        entry = together.choice(cases)
+        case, mine, back, handle = entry
+        kind = together.choice(["send", "cached", "worst", "combine"])
+        if kind == "send":
+            result = send(buffer, case)
+            check_received(result, mine, rank)
+            entry[3] = result[4]
+        elif kind == "cached":
+            result = buffer.dispatch(case.x[rank], handle=handle, config=CONFIG)
+            equal(result[0], mine.x, "cached rows")
+        elif kind == "worst":
+            result = send(buffer, case, num_worst_tokens=64 * buffer.group_size)
+            equal(result[0][: mine.x.size(0)], mine.x, "rows")
+        else:
+            result = buffer.combine(mine.x, handle, mine.topk_weights, config=CONFIG)
+            equal(result[0], back[0], "combined_x")
+            equal(result[1], back[1], "combined_topk_weights")
+        kept.append(result)
+        while len(kept) > alone.randint(0, keep_at_most):
+            kept.pop(alone.randrange(len(kept)))
+        if number == calls // 3:
+            after_warm_up = resident_bytes()
+    kept.clear()
+    gc.collect()
+    return resident_bytes() - after_warm_up
+
+
+def test_soak(ranks):
+    grown = ranks(3).run(soak, 240, 8)
+    assert max(grown) < 24 << 20, f"memory grew by {grown}"
+
+
+class Threads:
+    """A communicator whose ranks are threads."""
+
+    def __init__(self, size):
+        self.barrier, self.values, self.size = threading.Barrier(size), [None] * size, size
+
+    def rank(self, rank):
+        threads = self
+
+        class Rank:
+            def Get_rank(self):
+                return rank
+
+            def Get_size(self):
+                return threads.size
+
+            def allgather(self, value):
+                threads.values[rank] = value
+                threads.barrier.wait(60)
+                gathered = list(threads.values)
+                threads.barrier.wait(60)
+                return gathered
+
+        return Rank()
+
+
+def test_other_threads_run_while_a_call_waits():
+    case = make_case([10, 10])
+    comm = Threads(2)
+    ticks, failures = [], []
+
+    def work(rank):
+        try:
+            buffer = Buffer(None, 1 << 22, comm=comm.rank(rank))
+            if rank == 1:
+                # The other rank waits meanwhile, in the same interpreter.
+                end = time.monotonic() + 0.5
+                while time.monotonic() < end:
+                    ticks.append(time.monotonic())
+                    time.sleep(0.01)
+            check_received(send(buffer, case), reference.dispatched(case, rank), rank)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    assert len(ticks) > 10
+
+
+EXIT = """
+import sys, torch, threading
+sys.path.insert(0, {folder!r})
+from test_lifetime import Threads, make_case, send
+from deep_ep import Buffer
+buffers, results = [None, None], [None, None]
+comm = Threads(2)
+def work(rank):
+    buffers[rank] = Buffer(None, 1 << 22, comm=comm.rank(rank), explicitly_destroy={explicitly})
+    results[rank] = send(buffers[rank], make_case([5, 6]))
+threads = [threading.Thread(target=work, args=(rank,)) for rank in range(2)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+print("leaving", results[0][0].shape[0] > 0)
+"""
+
+
+@pytest.mark.parametrize("explicitly", [True, False])
+def test_exit_with_live_buffers(explicitly):
+    program = EXIT.format(folder=str(pathlib.Path(__file__).parent), explicitly=explicitly)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert "leaving True" in done.stdout
+    assert ("never destroyed" in done.stdout) == explicitly
+
+
+def test_grad_of_results_is_ordinary():
+    case = make_case([4, 4])
+    comm = Threads(2)
+    sums = [None, None]
+
+    def work(rank):
+        buffer = Buffer(None, 1 << 22, comm=comm.rank(rank))
+        rows = send(buffer, case)[0]
+        weight = torch.ones(rows.size(1), dtype=rows.dtype, requires_grad=True)
+        (rows * weight).float().sum().backward()
+        sums[rank] = (weight.grad.float(), rows.float().sum(0))
+
+    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for gradient, total in sums:
+        assert torch.allclose(gradient, total, atol=0.2)

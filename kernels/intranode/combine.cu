@@ -3,6 +3,7 @@
 // Every rank says whether the owners may read its rows where they are (pull), or pushes them into the owners' windows.
 // The owner adds in rank order either way, so the result does not depend on it.
 #include "kernels/intranode/combine_add.hpp"
+#include "kernels/intranode/combine_fetch.hpp"
 #include "kernels/intranode/combine_push.hpp"
 #include "kernels/primitives/block.hpp"
 #include "kernels/primitives/launch.hpp"
@@ -61,11 +62,55 @@ DEEP_EP_DEVICE bool learn_rows(const CombineParams& params, std::uint64_t epoch,
   return true;
 }
 
+/// Warps have roles, in this order: one fetches, some add, and where this rank pushes, some push and one raises flags.
+DEEP_EP_DEVICE bool play_role(const CombineParams& params, const CombineShared& layout, std::byte* memory,
+                              std::uint64_t epoch) {
+  const CombinePeer* peers = layout.peers(memory);
+  const CombineRows rows{params, peers, epoch};
+  if (warp_index() == 0) return CombineFetcher{rows, layout, memory}.fetch_all();
+  const int adder = warp_index() - 1;
+  if (adder < layout.adding_warps) return CombineAdder{rows, layout, memory, adder}.add_all();
+  const int pusher = adder - layout.adding_warps;
+  if (pusher == layout.pushing_warps) {
+    raise_flags(layout, memory);
+    return true;
+  }
+  bool good = true;
+  if (lane_index() == 0) {
+    CombinePusher pushing{params,
+                          peers,
+                          epoch,
+                          pusher * grid_blocks() + block_index(),
+                          layout.pushing_warps * grid_blocks(),
+                          layout.ranges(memory, pusher),
+                          {layout.stage_barriers(memory, pusher), layout.progress(memory, pusher),
+                           layout.first_stage(memory, pusher), static_cast<std::uint32_t>(layout.stages),
+                           layout.stage_bytes}};
+    good = pushing.push_all();
+  }
+  warp::sync();
+  return good;
+}
+
+DEEP_EP_DEVICE void initialise(const CombineShared& layout, std::byte* memory) {
+  if (thread_index() != 0) return;
+  for (int slot = 0; slot < layout.slots; ++slot) {
+    mbarrier::init(layout.full(memory)[slot], 1);
+    mbarrier::init(layout.empty(memory)[slot], static_cast<std::uint32_t>(layout.adding_warps));
+  }
+  for (int pusher = 0; pusher < layout.pushing_warps; ++pusher) {
+    for (int stage = 0; stage < layout.stages; ++stage) mbarrier::init(layout.stage_barriers(memory, pusher)[stage], 1);
+    PushProgress& progress = *layout.progress(memory, pusher);
+    progress.complete = progress.flagged = progress.finished = 0;
+  }
+  mbarrier::fence_init();
+}
+
 DEEP_EP_DEVICE void combine_body(const CombineParams& params, std::byte* memory) {
   const IntranodeParams& common = params.common;
-  const CombineShared layout{common.num_ranks, params.sender_warps, params.stages, params.stage_bytes};
+  const CombineShared layout{common.num_ranks,     params.adding_warps, params.slots,      params.piece_bytes,
+                             params.pushing_warps, params.stages,       params.stage_bytes};
   std::int32_t* scratch = layout.scratch(memory);
-  CombinePeer* peers = layout.peers(memory);
   const std::uint64_t epoch = load_relaxed<Scope::gpu>(&common.state->combine_epoch) + 1;
 
   bool good = whole_block(!aborted(params.wait), scratch);
@@ -74,40 +119,18 @@ DEEP_EP_DEVICE void combine_body(const CombineParams& params, std::byte* memory)
     if (block_index() == 0) {
       for (int peer = thread_index(); peer < common.num_ranks; peer += block_threads()) publish_rows(params, epoch, peer);
     }
-    if (lane_index() == 0 && warp_index() < params.sender_warps) {
-      for (int stage = 0; stage < params.stages; ++stage) mbarrier::init(layout.barriers(memory, warp_index())[stage], 1);
-      mbarrier::fence_init();
-    }
+    initialise(layout, memory);
 
     // 2. Learn the same of the others.
     for (int peer = thread_index(); peer < common.num_ranks; peer += block_threads()) {
-      good = learn_rows(params, epoch, peer, peers[peer]) && good;
+      good = learn_rows(params, epoch, peer, layout.peers(memory)[peer]) && good;
     }
+    bulk::fence_global();  // the mailboxes promise rows that the copy engine reads
     good = whole_block(good, scratch);
   }
 
-  // 3. Some warps push our rows to their owners, the others add up our tokens.
-  if (good) {
-    if (warp_index() < params.sender_warps) {
-      if (lane_index() == 0) {
-        CombinePusher pusher{params,
-                             peers,
-                             epoch,
-                             warp_index() * grid_blocks() + block_index(),
-                             params.sender_warps * grid_blocks(),
-                             layout.ranges(memory, warp_index()),
-                             {layout.barriers(memory, warp_index()), layout.pieces(memory, warp_index()),
-                              layout.first_stage(memory, warp_index()), static_cast<std::uint32_t>(params.stages),
-                              params.stage_bytes}};
-        good = pusher.push_all();
-      }
-      warp::sync();
-    } else {
-      const CombineAdder adder{params, peers, epoch};
-      good = adder.add_all();
-    }
-    good = whole_block(good, scratch);
-  }
+  // 3. Fetch, add, push.
+  if (good) good = whole_block(play_role(params, layout, memory, epoch), scratch);
 
   // 4. The last block tells the others that their rows have been read, waits for the same word, and ends the call.
   if (last_block_to_arrive(&common.state->combine_ticket, scratch)) {
@@ -118,7 +141,7 @@ DEEP_EP_DEVICE void combine_body(const CombineParams& params, std::byte* memory)
     }
     block::sync();
     if (thread_index() == 0) {
-      store_relaxed<Scope::gpu>(&common.state->combine_next_part, std::uint32_t{0});
+      store_relaxed<Scope::gpu>(&common.state->combine_next_token, std::uint32_t{0});
       store_relaxed<Scope::gpu>(&common.state->combine_epoch, epoch);
     }
   }

@@ -1,5 +1,6 @@
-// The pushing warps of combine: one thread moves rows of this rank, piece by piece through a ring in shared memory, into
-// the windows of their owners, and raises a flag for each row once it is complete there.
+// The pushing warps of combine: in each, one thread moves rows of this rank through stages in shared memory into the
+// windows of their owners. One more warp raises the rows' flags once they are complete there: the fence that this takes
+// waits for answers from all peers, and would hold up whoever moves rows.
 //
 // A window holds `window_tokens` tokens. An owner with more works in rounds of half as many, so that one half is filled
 // while the other is added up; rounds are pushed in the same order by all ranks, which keeps credits free of cycles.
@@ -8,54 +9,50 @@
 #include "kernels/intranode/combine_shared.hpp"
 #include "kernels/primitives/bulk.hpp"
 #include "kernels/primitives/signal.hpp"
+#include "kernels/primitives/warp.hpp"
 
 namespace deep_ep::device {
 
-/// A ring of stages. Loads run ahead of stores; a stage is free once its store has read it; a row's flag goes up some
-/// stores later, when its last piece is complete at the owner. By one thread.
+/// Stages in a ring. Loads run ahead of stores; a stage is free once its store has read it; stores complete later.
 struct PushRing {
-  /// Flags go up in batches: the fence before them waits for an answer from every peer that we wrote flags to.
-  static constexpr std::uint32_t kBatch = 8;
-  static constexpr std::uint32_t kUnderWay = 4;  ///< stores that a batch leaves alone: they need not be complete yet
-  static constexpr std::uint32_t kPieces = CombineShared::kPiecesUnderWay;
+  static constexpr std::uint32_t kUnderWay = 6;  ///< stores that need not be complete when the next is issued
   Mbarrier* barriers;
-  PushedPiece* pieces;
+  PushProgress* progress;
   std::byte* data;
   std::uint32_t stages, stage_bytes;
-  std::uint32_t loaded = 0, stored = 0, flagged = 0;
+  std::uint32_t loaded = 0, stored = 0;
 
   DEEP_EP_DEVICE void add(const std::byte* from, const PushedPiece& piece) {
     if (loaded - stored >= stages - 1) store_oldest();
     if (loaded >= stages) bulk::wait_read_pending(static_cast<int>(stored - (loaded - stages) - 1));
+    for (int spins = 1; loaded - load_acquire<Scope::block>(&progress->flagged) >= PushProgress::kPieces; ++spins) {
+      pause(spins);  // for the flag raiser, which waits for nobody but us
+    }
     const std::uint32_t stage = loaded % stages;
-    pieces[loaded % kPieces] = piece;
+    progress->piece[loaded % PushProgress::kPieces] = piece;
     mbarrier::arrive_expect_bytes(barriers[stage], piece.bytes);
     bulk::load(data + stage * stage_bytes, from, piece.bytes, barriers[stage]);
     ++loaded;
   }
   DEEP_EP_DEVICE void store_oldest() {
     const std::uint32_t stage = stored % stages;
-    const PushedPiece& piece = pieces[stored % kPieces];
+    const PushedPiece& piece = progress->piece[stored % PushProgress::kPieces];
     mbarrier::wait(barriers[stage], stored / stages & 1);
     bulk::store(piece.to, data + stage * stage_bytes, piece.bytes);
     bulk::commit();
     ++stored;
-    if (stored - flagged == kBatch + kUnderWay) raise_flags<kUnderWay>();
+    if (stored > kUnderWay) complete<kUnderWay>();
   }
-  /// Raises the flags of all rows but those of the latest `kLeft` stores.
+  /// Waits until at most `kLeft` stores are under way, and tells the flag raiser.
   template <std::uint32_t kLeft>
-  DEEP_EP_DEVICE void raise_flags() {
+  DEEP_EP_DEVICE void complete() {
     bulk::wait<static_cast<int>(kLeft)>();
     bulk::fence_global();
-    fence<Scope::system>();
-    for (; stored - flagged > kLeft; ++flagged) {
-      const PushedPiece& piece = pieces[flagged % kPieces];
-      if (piece.flag != nullptr) store_relaxed<Scope::system>(piece.flag, piece.flag_value);
-    }
+    store_release<Scope::block>(&progress->complete, stored - kLeft);
   }
   DEEP_EP_DEVICE void flush() {
     while (stored < loaded) store_oldest();
-    raise_flags<0>();
+    complete<0>();
   }
 };
 
@@ -82,6 +79,16 @@ struct CombinePusher {
     }
     return begin;
   }
+  /// Our rows of the tokens that `owner` adds in `round`.
+  DEEP_EP_DEVICE PushedRange rows_in_round(int owner, std::uint64_t round) const {
+    const CombinePeer& peer = peers[owner];
+    const std::int64_t first_token = static_cast<std::int64_t>(round) * peer.tokens_per_round;
+    const std::int64_t end_token = first_token + peer.tokens_per_round;
+    const std::int32_t begin = owner == 0 ? 0 : segment_end(owner - 1);
+    const std::int32_t end = segment_end(owner);
+    return PushedRange{first_token == 0 ? begin : lower_bound(begin, end, first_token),
+                       end_token >= peer.num_tokens ? end : lower_bound(begin, end, end_token)};
+  }
 
   DEEP_EP_DEVICE void push_row(int owner, std::int64_t row, std::int32_t token, std::uint64_t round) {
     const CombinePeer& peer = peers[owner];
@@ -91,8 +98,7 @@ struct CombinePusher {
       auto* weights = reinterpret_cast<float*>(to + params.row_bytes);
       for (int k = 0; k < params.num_topk; ++k) weights[k] = params.topk_weights[row * params.num_topk + k];
     }
-    std::uint64_t* flag =
-        params.common.control.pushed_flag(params.common.heaps[owner], params.common.rank, slot);
+    std::uint64_t* flag = params.common.control.pushed_flag(params.common.heaps[owner], params.common.rank, slot);
     for (std::uint32_t offset = 0; offset < params.row_bytes; offset += ring.stage_bytes) {
       const std::uint32_t rest = params.row_bytes - offset;
       const bool last = rest <= ring.stage_bytes;
@@ -114,41 +120,34 @@ struct CombinePusher {
     return wait_signal(signal, round_signal(epoch, round - 1), params.wait, owner, Wanted::combine_credit);
   }
 
-  /// Our rows of the tokens that `owner` adds in `round`.
-  DEEP_EP_DEVICE PushedRange rows_in_round(int owner, std::uint64_t round) const {
-    const CombinePeer& peer = peers[owner];
-    const std::int64_t first_token = static_cast<std::int64_t>(round) * peer.tokens_per_round;
-    const std::int64_t end_token = first_token + peer.tokens_per_round;
-    const std::int32_t begin = owner == 0 ? 0 : segment_end(owner - 1);
-    const std::int32_t end = segment_end(owner);
-    return PushedRange{first_token == 0 ? begin : lower_bound(begin, end, first_token),
-                       end_token >= peer.num_tokens ? end : lower_bound(begin, end, end_token)};
-  }
-
-  /// Pushes this warp's share. By one thread.
-  DEEP_EP_DEVICE bool push_all() {
-    const int num_ranks = params.common.num_ranks;
+  /// Rounds that the owner with most tokens takes.
+  DEEP_EP_DEVICE std::uint64_t most_rounds() const {
     std::uint64_t rounds = 0;
-    for (int owner = 0; owner < num_ranks; ++owner) {
+    for (int owner = 0; owner < params.common.num_ranks; ++owner) {
       const CombinePeer& peer = peers[owner];
       const auto needed =
           static_cast<std::uint64_t>((peer.num_tokens + peer.tokens_per_round - 1) / peer.tokens_per_round);
       rounds = needed > rounds ? needed : rounds;
     }
-    for (std::uint64_t round = 0; round < rounds; ++round) {
+    return rounds;
+  }
+
+  /// Pushes this warp's share. By one thread. False after a fault.
+  DEEP_EP_DEVICE bool push_all() {
+    const int num_ranks = params.common.num_ranks;
+    const std::uint64_t rounds = most_rounds();
+    bool good = true;
+    for (std::uint64_t round = 0; good && round < rounds; ++round) {
       std::int32_t most = 0;
       for (int owner = 0; owner < num_ranks; ++owner) {
         ranges[owner] = rows_in_round(owner, round);
         const std::int32_t rows = ranges[owner].end - ranges[owner].begin;
-        if (rows > 0 && !await_credit(owner, round)) {
-          ring.flush();
-          return false;
-        }
+        good = good && (rows == 0 || await_credit(owner, round));
         most = rows > most ? rows : most;
       }
       // Owners in turn, so that each gets the rows of its first tokens first and can begin to add. Everybody starts
       // with another one.
-      for (std::int32_t index = first; index < most; index += step) {
+      for (std::int32_t index = first; good && index < most; index += step) {
         for (int turn = 1; turn <= num_ranks; ++turn) {
           const int owner = (params.common.rank + turn) % num_ranks;
           const std::int32_t row = ranges[owner].begin + index;
@@ -157,8 +156,31 @@ struct CombinePusher {
       }
     }
     ring.flush();
-    return true;
+    store_release<Scope::block>(&ring.progress->finished, std::uint32_t{1});
+    return good;
   }
 };
+
+/// Raises the flags of rows that the block's pushing warps (at most 32, a lane each) have brought to their owners.
+DEEP_EP_DEVICE void raise_flags(const CombineShared& layout, std::byte* memory) {
+  const bool serves = lane_index() < layout.pushing_warps;
+  PushProgress* progress = layout.progress(memory, serves ? lane_index() : 0);
+  std::uint32_t raised = 0;
+  for (int spins = 1;; ++spins) {
+    const bool finished = !serves || load_acquire<Scope::block>(&progress->finished) != 0;
+    const std::uint32_t complete = serves ? load_acquire<Scope::block>(&progress->complete) : 0;
+    if (warp::any(complete != raised)) {
+      fence<Scope::system>();  // one for all rows that have come in meanwhile
+      for (; raised != complete; ++raised) {
+        const PushedPiece& piece = progress->piece[raised % PushProgress::kPieces];
+        if (piece.flag != nullptr) store_relaxed<Scope::system>(piece.flag, piece.flag_value);
+      }
+      if (serves) store_release<Scope::block>(&progress->flagged, raised);
+      spins = 0;
+    }
+    if (warp::all(finished)) return;
+    pause(spins);
+  }
+}
 
 }  // namespace deep_ep::device

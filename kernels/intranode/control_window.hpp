@@ -119,7 +119,7 @@ struct KernelState {
   // The next token that a warp may take; zero between calls. SMs differ in speed: sharing tokens out beforehand would
   // make the call as slow as the slowest.
   std::uint32_t dispatch_next_token[2];   ///< by parity of the round
-  std::uint32_t combine_next_part;
+  std::uint32_t combine_next_token;
 };
 
 /// What every kernel of the family is told.

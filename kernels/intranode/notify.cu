@@ -164,4 +164,4 @@ DEEP_EP_DEVICE void notify_body(const NotifyParams& params, std::byte* memory) {
 
 }  // namespace deep_ep::device
 
-DEEP_EP_DEFINE_KERNEL(notify, deep_ep::NotifyParams, deep_ep::device::notify_body, 1024)
+DEEP_EP_DEFINE_KERNEL(notify, deep_ep::NotifyParams, deep_ep::device::notify_body, 768)

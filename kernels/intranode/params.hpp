@@ -98,8 +98,11 @@ struct CombineParams {
   int window_tokens;                         ///< tokens in the window at once
   int tokens_per_round;                      ///< window_tokens when everything fits at once, half of it otherwise
 
-  int parts;                                 ///< warps take a token's row in this many parts
-  int sender_warps;                          ///< warps of a block that push; the others add
+  // Roles and shared memory, see CombineShared.
+  int adding_warps;
+  int slots;                                 ///< of the ring between the fetching warp and the adding ones
+  std::uint32_t piece_bytes;                 ///< a row is added in pieces of at most this size, multiple of 128
+  int pushing_warps;
   int stages;                                ///< of a pushing warp, 2..8
   std::uint32_t stage_bytes;                 ///< a pushed row travels in pieces of at most this size, multiple of 128
 };

@@ -1,0 +1,44 @@
+// Where an owner finds the rows of its tokens: in the memory of a peer that lets them be pulled, or in its own window.
+#pragma once
+
+#include "kernels/intranode/combine_shared.hpp"
+#include "kernels/primitives/memory.hpp"
+#include "kernels/primitives/signal.hpp"
+
+namespace deep_ep::device {
+
+struct CombineRows {
+  const CombineParams& params;
+  const CombinePeer* peers;
+  std::uint64_t epoch;
+
+  DEEP_EP_DEVICE std::uint64_t round_of(int token) const {
+    return static_cast<std::uint64_t>(token / params.tokens_per_round);
+  }
+  /// Row of the token at `rank`, -1: none.
+  DEEP_EP_DEVICE std::int32_t row_at(int token, int rank) const {
+    if (rank >= params.common.num_ranks) return -1;
+    return load_stream(params.destination_row + std::int64_t{token} * params.common.num_ranks + rank);
+  }
+  DEEP_EP_DEVICE const std::byte* window_row(int token, int rank) const {
+    const std::int64_t slot = std::int64_t{rank} * params.window_tokens + token % params.window_tokens;
+    return params.window + slot * params.window_row_bytes;
+  }
+  DEEP_EP_DEVICE const std::byte* address(int token, int rank, std::int32_t row) const {
+    return peers[rank].x != nullptr ? peers[rank].x + std::int64_t{row} * params.row_bytes : window_row(token, rank);
+  }
+  DEEP_EP_DEVICE const float* weights(int token, int rank, std::int32_t row) const {
+    return peers[rank].x != nullptr ? peers[rank].topk_weights + std::int64_t{row} * params.num_topk
+                                    : reinterpret_cast<const float*>(window_row(token, rank) + params.row_bytes);
+  }
+  /// Waits until the row is there; pulled ones are. False after a fault.
+  DEEP_EP_DEVICE bool await(int token, int rank) const {
+    if (peers[rank].x != nullptr) return true;
+    const IntranodeParams& common = params.common;
+    const std::uint64_t* flag =
+        common.control.pushed_flag(common.heaps[common.rank], rank, token % params.window_tokens);
+    return wait_signal(flag, round_signal(epoch, round_of(token) + 1), params.wait, rank, Wanted::combine_rows);
+  }
+};
+
+}  // namespace deep_ep::device

@@ -73,14 +73,22 @@ DEEP_EP_DEVICE void wait() {
 DEEP_EP_DEVICE void wait_read_pending(int groups_left) {
 #if DEEP_EP_TARGET_CUDA
   switch (groups_left) {
-    case 0: return wait_read<0>();
-    case 1: return wait_read<1>();
-    case 2: return wait_read<2>();
-    case 3: return wait_read<3>();
-    case 4: return wait_read<4>();
-    case 5: return wait_read<5>();
-    case 6: return wait_read<6>();
-    default: return wait_read<7>();
+    case 0:
+      return wait_read<0>();
+    case 1:
+      return wait_read<1>();
+    case 2:
+      return wait_read<2>();
+    case 3:
+      return wait_read<3>();
+    case 4:
+      return wait_read<4>();
+    case 5:
+      return wait_read<5>();
+    case 6:
+      return wait_read<6>();
+    default:
+      return wait_read<7>();
   }
 #else
   host_machine::current_thread->machine->bulk_wait_read(groups_left < 7 ? groups_left : 7);

@@ -15,37 +15,37 @@
 
 #include "kernels/primitives/cuda/launch.hpp"
 
-#define DEEP_EP_DEFINE_KERNEL(name, Params, body, max_threads)                                               \
-  namespace deep_ep::cuda {                                                                                  \
-  __global__ void __launch_bounds__(max_threads, 1) name##_kernel(const __grid_constant__ Params params) {   \
-    extern __shared__ __align__(1024) std::byte shared_memory[];                                             \
-    body(params, shared_memory);                                                                             \
-  }                                                                                                          \
-  void launch_##name(const Params& params, const LaunchShape& shape, void* stream) {                         \
-    static SharedMemoryLimit limit;                                                                          \
-    launch(#name, name##_kernel, limit, params, shape, max_threads, stream);                                 \
-  }                                                                                                          \
+#define DEEP_EP_DEFINE_KERNEL(name, Params, body, max_threads)                                             \
+  namespace deep_ep::cuda {                                                                                \
+  __global__ void __launch_bounds__(max_threads, 1) name##_kernel(const __grid_constant__ Params params) { \
+    extern __shared__ __align__(1024) std::byte shared_memory[];                                           \
+    body(params, shared_memory);                                                                           \
+  }                                                                                                        \
+  void launch_##name(const Params& params, const LaunchShape& shape, void* stream) {                       \
+    static SharedMemoryLimit limit;                                                                        \
+    launch(#name, name##_kernel, limit, params, shape, max_threads, stream);                               \
+  }                                                                                                        \
   }
 
 #else
 
 #include "kernels/primitives/host/launch.hpp"
 
-#define DEEP_EP_DEFINE_KERNEL(name, Params, body, max_threads)                                               \
-  namespace deep_ep::host {                                                                                  \
-  void launch_##name(const Params& params, const LaunchShape& shape, void* stream) {                         \
-    host_machine::launch(#name, params, shape, max_threads, stream,                                          \
-                         [](const void* p, std::byte* shared) { body(*static_cast<const Params*>(p), shared); });  \
-  }                                                                                                          \
+#define DEEP_EP_DEFINE_KERNEL(name, Params, body, max_threads)                                                    \
+  namespace deep_ep::host {                                                                                       \
+  void launch_##name(const Params& params, const LaunchShape& shape, void* stream) {                              \
+    host_machine::launch(#name, params, shape, max_threads, stream,                                               \
+                         [](const void* p, std::byte* shared) { body(*static_cast<const Params*>(p), shared); }); \
+  }                                                                                                               \
   }
 
 #endif
 
 /// Declares both launchers, for those who call them (kernel tables, tests).
-#define DEEP_EP_DECLARE_KERNEL(name, Params)                                                                 \
-  namespace deep_ep::cuda {                                                                                  \
-  void launch_##name(const Params& params, const LaunchShape& shape, void* stream);                          \
-  }                                                                                                          \
-  namespace deep_ep::host {                                                                                  \
-  void launch_##name(const Params& params, const LaunchShape& shape, void* stream);                          \
+#define DEEP_EP_DECLARE_KERNEL(name, Params)                                        \
+  namespace deep_ep::cuda {                                                         \
+  void launch_##name(const Params& params, const LaunchShape& shape, void* stream); \
+  }                                                                                 \
+  namespace deep_ep::host {                                                         \
+  void launch_##name(const Params& params, const LaunchShape& shape, void* stream); \
   }

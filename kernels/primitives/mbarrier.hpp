@@ -1,7 +1,8 @@
 // Barriers in shared memory that count arrivals and bytes, so that bulk loads can complete them.
 // A phase ends when all arrivals came and all expected bytes were written; the next begins at once with the same number
 // of arrivals. Phases alternate in parity, beginning with 0. Life of one:
-//   one thread: init, fence_init; block::sync; then each phase: arrive_expect_bytes + bulk::load ..., all: wait(parity).
+//   one thread: init, fence_init; block::sync; then each phase: arrive_expect_bytes + bulk::load ..., all:
+//   wait(parity).
 #pragma once
 
 #include "kernels/primitives/target.hpp"

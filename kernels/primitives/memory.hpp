@@ -29,9 +29,13 @@ namespace detail {
 template <std::size_t kBytes>
 struct Unsigned;
 template <>
-struct Unsigned<4> { using type = std::uint32_t; };
+struct Unsigned<4> {
+  using type = std::uint32_t;
+};
 template <>
-struct Unsigned<8> { using type = std::uint64_t; };
+struct Unsigned<8> {
+  using type = std::uint64_t;
+};
 
 /// The unsigned word that stands for an integer of 4 or 8 bytes.
 template <class T>

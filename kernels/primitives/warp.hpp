@@ -17,15 +17,21 @@ constexpr bool exchangeable = std::is_trivially_copyable_v<T> && (sizeof(T) <= 8
 
 struct Add {
   template <class T>
-  DEEP_EP_HOST_DEVICE T operator()(T a, T b) const { return static_cast<T>(a + b); }
+  DEEP_EP_HOST_DEVICE T operator()(T a, T b) const {
+    return static_cast<T>(a + b);
+  }
 };
 struct Max {
   template <class T>
-  DEEP_EP_HOST_DEVICE T operator()(T a, T b) const { return a < b ? b : a; }
+  DEEP_EP_HOST_DEVICE T operator()(T a, T b) const {
+    return a < b ? b : a;
+  }
 };
 struct Min {
   template <class T>
-  DEEP_EP_HOST_DEVICE T operator()(T a, T b) const { return b < a ? b : a; }
+  DEEP_EP_HOST_DEVICE T operator()(T a, T b) const {
+    return b < a ? b : a;
+  }
 };
 
 #if DEEP_EP_TARGET_CUDA

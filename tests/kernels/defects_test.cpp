@@ -19,7 +19,7 @@ using defects::kRowWords;
 using defects::Params;
 
 constexpr int kCleanSeeds = DEEP_EP_TSAN ? 40 : 500;
-constexpr int kSeeds = 100; ///< schedules in which a mistake must be caught at least once
+constexpr int kSeeds = 100;  ///< schedules in which a mistake must be caught at least once
 
 enum class Kind { signal, rows, partner, counter };  ///< what the kernel computes
 
@@ -27,8 +27,8 @@ struct Case {
   const char* name;
   TestKernel<Params> kernel;
   Kind kind;
-  int partner = 0;                ///< distance to the partner (Kind::partner); 0: the mirrored lane
-  bool only_sanitizer = false;    ///< x86 itself hides it
+  int partner = 0;              ///< distance to the partner (Kind::partner); 0: the mirrored lane
+  bool only_sanitizer = false;  ///< x86 itself hides it
 };
 
 void PrintTo(const Case& c, std::ostream* out) { *out << c.name; }
@@ -36,7 +36,10 @@ void PrintTo(const Case& c, std::ostream* out) { *out << c.name; }
 class Data {
  public:
   explicit Data(Executor& executor)
-      : executor_(executor), signal_(executor, 2), source_(executor, kWords), destination_(executor, kWords),
+      : executor_(executor),
+        signal_(executor, 2),
+        source_(executor, kWords),
+        destination_(executor, kWords),
         result_(executor, 128) {
     for (std::size_t i = 0; i < kWords; ++i) {
       const auto v = static_cast<std::uint32_t>(i);
@@ -48,8 +51,9 @@ class Data {
   std::string run(const Case& c, StreamHandle stream, bool planted) {
     const int calls = c.kind == Kind::signal ? 3 : 1;
     for (int call = 1; call <= calls; ++call) {
-      const Params params{planted, static_cast<std::uint64_t>(call), signal_.data(), source_.data(), destination_.data(),
-                          result_.data()};
+      const Params params{
+          planted,       static_cast<std::uint64_t>(call), signal_.data(), source_.data(), destination_.data(),
+          result_.data()};
       const int threads = c.kind == Kind::signal || c.kind == Kind::rows ? 32 : 128;
       c.kernel(executor_, stream, {c.kind == Kind::signal ? 2 : 1, threads, defects::kSharedBytes}, params);
       try {
@@ -84,7 +88,8 @@ class Data {
       std::uint32_t want = 128;  // Kind::counter
       if (c.kind == Kind::signal) want = source_[t].word[0] + (adds_epoch ? static_cast<std::uint32_t>(call) : 0);
       if (c.kind == Kind::partner) {
-        want = 1000 + static_cast<std::uint32_t>(c.partner == 0 ? t ^ 31 : (t + static_cast<std::size_t>(c.partner)) % 128);
+        want = 1000 +
+               static_cast<std::uint32_t>(c.partner == 0 ? t ^ 31 : (t + static_cast<std::size_t>(c.partner)) % 128);
       }
       if (result_[t] != want) return differ("result of thread", t, result_[t], want);
     }
@@ -153,24 +158,24 @@ TEST_P(Defects, TwinIsCleanOnEveryExecutor) {
   }
 }
 
-#define CASE(name, kernel, ...) Case{name, TestKernel<Params>(DEEP_EP_TEST_LAUNCHERS(kernel)), __VA_ARGS__}
+#define CASE(name, kernel, ...) \
+  Case { name, TestKernel<Params>(DEEP_EP_TEST_LAUNCHERS(kernel)), __VA_ARGS__ }
 
-INSTANTIATE_TEST_SUITE_P(
-    All, Defects,
-    testing::Values(CASE("RelaxedFlag", defect_relaxed_flag, Kind::signal, 0, true),
-                    CASE("SignalBeforeCompletion", defect_signal_before_completion, Kind::signal),
-                    CASE("WrongEpoch", defect_wrong_epoch, Kind::signal),
-                    CASE("SignalWithoutWarpSync", defect_signal_without_warp_sync, Kind::signal),
-                    CASE("StageReused", defect_stage_reused, Kind::rows),
-                    CASE("MissingPublish", defect_missing_publish, Kind::rows),
-                    CASE("ExitWithoutWait", defect_exit_without_wait, Kind::rows),
-                    CASE("ParityNotFlipped", defect_parity_not_flipped, Kind::rows),
-                    CASE("WrongBytes", defect_wrong_bytes, Kind::rows),
-                    CASE("LoadIntoStageInUse", defect_load_into_stage_in_use, Kind::rows),
-                    CASE("MissingWarpSync", defect_missing_warp_sync, Kind::partner),
-                    CASE("MissingBlockSync", defect_missing_block_sync, Kind::partner, 32),
-                    CASE("UninitialisedShared", defect_uninitialised_shared, Kind::counter)),
-    [](const testing::TestParamInfo<Case>& info) { return std::string(info.param.name); });
+INSTANTIATE_TEST_SUITE_P(All, Defects,
+                         testing::Values(CASE("RelaxedFlag", defect_relaxed_flag, Kind::signal, 0, true),
+                                         CASE("SignalBeforeCompletion", defect_signal_before_completion, Kind::signal),
+                                         CASE("WrongEpoch", defect_wrong_epoch, Kind::signal),
+                                         CASE("SignalWithoutWarpSync", defect_signal_without_warp_sync, Kind::signal),
+                                         CASE("StageReused", defect_stage_reused, Kind::rows),
+                                         CASE("MissingPublish", defect_missing_publish, Kind::rows),
+                                         CASE("ExitWithoutWait", defect_exit_without_wait, Kind::rows),
+                                         CASE("ParityNotFlipped", defect_parity_not_flipped, Kind::rows),
+                                         CASE("WrongBytes", defect_wrong_bytes, Kind::rows),
+                                         CASE("LoadIntoStageInUse", defect_load_into_stage_in_use, Kind::rows),
+                                         CASE("MissingWarpSync", defect_missing_warp_sync, Kind::partner),
+                                         CASE("MissingBlockSync", defect_missing_block_sync, Kind::partner, 32),
+                                         CASE("UninitialisedShared", defect_uninitialised_shared, Kind::counter)),
+                         [](const testing::TestParamInfo<Case>& info) { return std::string(info.param.name); });
 
 }  // namespace
 }  // namespace deep_ep::test

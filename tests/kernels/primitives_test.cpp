@@ -156,10 +156,22 @@ std::uint16_t reference_bf16(float value) {
 }
 
 TEST(Primitives, NumbersAreBitExact) {
-  std::vector<float> values = {0.0f, -0.0f, 1.0f, -1.0f, 1.00390625f, 1.01171875f, 3.4e38f, -3.4e38f, 1e-40f, -1e-45f,
-                               std::numeric_limits<float>::infinity(), -std::numeric_limits<float>::infinity(),
-                               std::numeric_limits<float>::quiet_NaN(), -std::numeric_limits<float>::quiet_NaN(),
-                               std::bit_cast<float>(0x7f800001u), std::numeric_limits<float>::max()};
+  std::vector<float> values = {0.0f,
+                               -0.0f,
+                               1.0f,
+                               -1.0f,
+                               1.00390625f,
+                               1.01171875f,
+                               3.4e38f,
+                               -3.4e38f,
+                               1e-40f,
+                               -1e-45f,
+                               std::numeric_limits<float>::infinity(),
+                               -std::numeric_limits<float>::infinity(),
+                               std::numeric_limits<float>::quiet_NaN(),
+                               -std::numeric_limits<float>::quiet_NaN(),
+                               std::bit_cast<float>(0x7f800001u),
+                               std::numeric_limits<float>::max()};
   std::mt19937 random(20240607);
   for (int i = 0; i < 5000; ++i) values.push_back(std::bit_cast<float>(static_cast<std::uint32_t>(random())));
   for (std::uint32_t i = 0; i < 2000; ++i) {  // around ties

@@ -23,7 +23,8 @@ inline void launch(StreamHandle stream, const LaunchShape& shape, KernelBody bod
 /// An executor with one stream.
 class Machine {
  public:
-  explicit Machine(std::uint64_t seed = 0) : executor_(make_host_executor({.seed = seed})), stream_(executor_->create_stream()) {}
+  explicit Machine(std::uint64_t seed = 0)
+      : executor_(make_host_executor({.seed = seed})), stream_(executor_->create_stream()) {}
   ~Machine() { executor_->destroy_stream(stream_); }
   Machine(const Machine&) = delete;
   Machine& operator=(const Machine&) = delete;

@@ -23,7 +23,8 @@ struct alignas(16) Row {
 constexpr Row row_of(std::uint32_t v) { return {{v, v, v, v}}; }
 
 /// One warp whose lane 0 does `body` with a barrier that is ready for use, a stage, and a row of global memory.
-std::string run_lane(std::uint64_t seed, const std::function<void(Mbarrier&, Row* stage, Row* global)>& body, Row* global) {
+std::string run_lane(std::uint64_t seed, const std::function<void(Mbarrier&, Row* stage, Row* global)>& body,
+                     Row* global) {
   Machine machine(seed);
   return machine.failure_of({1, 32, 1024}, [&](std::byte* shared) {
     auto& barrier = *reinterpret_cast<Mbarrier*>(shared);
@@ -71,13 +72,16 @@ TEST(HostShared, WritesBehindTheEndAreReported) {
 TEST(HostBulk, LoadArrivesWhenWaitedForAndNotBefore) {
   Row global = row_of(kNew);
   Row before{}, after{};
-  const std::string text = run_lane(0, [&](Mbarrier& barrier, Row* stage, Row* source) {
-    mbarrier::arrive_expect_bytes(barrier, sizeof(Row));
-    bulk::load(stage, source, sizeof(Row), barrier);
-    before = *stage;
-    mbarrier::wait(barrier, 0);
-    after = *stage;
-  }, &global);
+  const std::string text = run_lane(
+      0,
+      [&](Mbarrier& barrier, Row* stage, Row* source) {
+        mbarrier::arrive_expect_bytes(barrier, sizeof(Row));
+        bulk::load(stage, source, sizeof(Row), barrier);
+        before = *stage;
+        mbarrier::wait(barrier, 0);
+        after = *stage;
+      },
+      &global);
   EXPECT_EQ(text, "");
   EXPECT_EQ(before.word[0], kPoison);
   EXPECT_EQ(after.word[3], kNew);
@@ -88,12 +92,16 @@ TEST(HostBulk, SeedsMakeLoadsEarlyOrLate) {
   constexpr int kSeeds = 100;
   for (std::uint64_t seed = 1; seed <= kSeeds; ++seed) {
     Row global = row_of(kNew);
-    EXPECT_EQ(run_lane(seed, [&](Mbarrier& barrier, Row* stage, Row* source) {
-                mbarrier::arrive_expect_bytes(barrier, sizeof(Row));
-                bulk::load(stage, source, sizeof(Row), barrier);
-                early += stage->word[0] == kNew;
-                mbarrier::wait(barrier, 0);
-              }, &global), "");
+    EXPECT_EQ(run_lane(
+                  seed,
+                  [&](Mbarrier& barrier, Row* stage, Row* source) {
+                    mbarrier::arrive_expect_bytes(barrier, sizeof(Row));
+                    bulk::load(stage, source, sizeof(Row), barrier);
+                    early += stage->word[0] == kNew;
+                    mbarrier::wait(barrier, 0);
+                  },
+                  &global),
+              "");
   }
   EXPECT_GT(early, 0);
   EXPECT_LT(early, kSeeds);
@@ -103,13 +111,17 @@ TEST(HostBulk, TestMakesLoadsArriveToo) {
   for (std::uint64_t seed = 0; seed < 50; ++seed) {
     Row global = row_of(kNew);
     Row seen{};
-    EXPECT_EQ(run_lane(seed, [&](Mbarrier& barrier, Row* stage, Row* source) {
-                mbarrier::arrive_expect_bytes(barrier, 2 * sizeof(Row));
-                bulk::load(stage, source, sizeof(Row), barrier);
-                bulk::load(stage + 1, source, sizeof(Row), barrier);
-                for (int spins = 0; !mbarrier::test(barrier, 0); ++spins) pause(spins);
-                seen = stage[1];
-              }, &global), "");
+    EXPECT_EQ(run_lane(
+                  seed,
+                  [&](Mbarrier& barrier, Row* stage, Row* source) {
+                    mbarrier::arrive_expect_bytes(barrier, 2 * sizeof(Row));
+                    bulk::load(stage, source, sizeof(Row), barrier);
+                    bulk::load(stage + 1, source, sizeof(Row), barrier);
+                    for (int spins = 0; !mbarrier::test(barrier, 0); ++spins) pause(spins);
+                    seen = stage[1];
+                  },
+                  &global),
+              "");
     EXPECT_EQ(seen.word[0], kNew);
   }
 }
@@ -117,19 +129,22 @@ TEST(HostBulk, TestMakesLoadsArriveToo) {
 TEST(HostBulk, StoreIsWrittenAtWaitAndReadAtWaitRead) {
   Row global = row_of(kOld);
   std::uint32_t after_commit = 0, after_wait_read = 0, after_wait = 0;
-  const std::string text = run_lane(0, [&](Mbarrier&, Row* stage, Row* destination) {
-    *stage = row_of(kNew);
-    bulk::publish(stage, sizeof(Row));
-    bulk::store(destination, stage, sizeof(Row));
-    bulk::commit();
-    after_commit = destination->word[0];
-    bulk::wait_read<0>();
-    after_wait_read = destination->word[0];
-    *stage = row_of(99);  // the stage is free
-    bulk::publish(stage, sizeof(Row));
-    bulk::wait<0>();
-    after_wait = destination->word[0];
-  }, &global);
+  const std::string text = run_lane(
+      0,
+      [&](Mbarrier&, Row* stage, Row* destination) {
+        *stage = row_of(kNew);
+        bulk::publish(stage, sizeof(Row));
+        bulk::store(destination, stage, sizeof(Row));
+        bulk::commit();
+        after_commit = destination->word[0];
+        bulk::wait_read<0>();
+        after_wait_read = destination->word[0];
+        *stage = row_of(99);  // the stage is free
+        bulk::publish(stage, sizeof(Row));
+        bulk::wait<0>();
+        after_wait = destination->word[0];
+      },
+      &global);
   EXPECT_EQ(text, "");
   EXPECT_EQ(after_commit, kOld);
   EXPECT_EQ(after_wait_read, kOld);
@@ -138,76 +153,96 @@ TEST(HostBulk, StoreIsWrittenAtWaitAndReadAtWaitRead) {
 
 TEST(HostBulk, StageReusedWithoutWaitReadSendsTheNewContents) {
   Row global = row_of(kOld);
-  EXPECT_EQ(run_lane(0, [&](Mbarrier&, Row* stage, Row* destination) {
-              *stage = row_of(kNew);
-              bulk::publish(stage, sizeof(Row));
-              bulk::store(destination, stage, sizeof(Row));
-              bulk::commit();
-              *stage = row_of(99);
-              bulk::publish(stage, sizeof(Row));
-              bulk::wait<0>();
-            }, &global), "");
+  EXPECT_EQ(run_lane(
+                0,
+                [&](Mbarrier&, Row* stage, Row* destination) {
+                  *stage = row_of(kNew);
+                  bulk::publish(stage, sizeof(Row));
+                  bulk::store(destination, stage, sizeof(Row));
+                  bulk::commit();
+                  *stage = row_of(99);
+                  bulk::publish(stage, sizeof(Row));
+                  bulk::wait<0>();
+                },
+                &global),
+            "");
   EXPECT_EQ(global.word[0], 99u);
 }
 
 TEST(HostBulk, UnpublishedWritesAreNotSent) {
   Row global = row_of(kOld);
-  EXPECT_EQ(run_lane(0, [&](Mbarrier&, Row* stage, Row* destination) {
-              *stage = row_of(kNew);
-              bulk::store(destination, stage, sizeof(Row));
-              bulk::commit();
-              bulk::wait<0>();
-            }, &global), "");
+  EXPECT_EQ(run_lane(
+                0,
+                [&](Mbarrier&, Row* stage, Row* destination) {
+                  *stage = row_of(kNew);
+                  bulk::store(destination, stage, sizeof(Row));
+                  bulk::commit();
+                  bulk::wait<0>();
+                },
+                &global),
+            "");
   EXPECT_EQ(global.word[0], kPoison);
 }
 
 TEST(HostBulk, LoadedBytesNeedNoPublish) {
   Row rows[2] = {row_of(kNew), row_of(kOld)};
-  EXPECT_EQ(run_lane(0, [&](Mbarrier& barrier, Row* stage, Row* global) {
-              mbarrier::arrive_expect_bytes(barrier, sizeof(Row));
-              bulk::load(stage, global, sizeof(Row), barrier);
-              mbarrier::wait(barrier, 0);
-              bulk::store(global + 1, stage, sizeof(Row));
-              bulk::commit();
-              bulk::wait<0>();
-            }, rows), "");
+  EXPECT_EQ(run_lane(
+                0,
+                [&](Mbarrier& barrier, Row* stage, Row* global) {
+                  mbarrier::arrive_expect_bytes(barrier, sizeof(Row));
+                  bulk::load(stage, global, sizeof(Row), barrier);
+                  mbarrier::wait(barrier, 0);
+                  bulk::store(global + 1, stage, sizeof(Row));
+                  bulk::commit();
+                  bulk::wait<0>();
+                },
+                rows),
+            "");
   EXPECT_EQ(rows[1].word[2], kNew);
 }
 
 TEST(HostBulk, GroupsAreWaitedForInOrder) {
   Row rows[3] = {row_of(kOld), row_of(kOld), row_of(kOld)};
   std::vector<std::uint32_t> seen;
-  EXPECT_EQ(run_lane(0, [&](Mbarrier&, Row* stage, Row* global) {
-              const auto look = [&] {
-                for (int i = 0; i < 3; ++i) seen.push_back(global[i].word[0]);
-              };
-              for (int i = 0; i < 3; ++i) {
-                stage[i] = row_of(100 + static_cast<std::uint32_t>(i));
-                bulk::publish(stage + i, sizeof(Row));
-                bulk::store(global + i, stage + i, sizeof(Row));
-                bulk::commit();
-              }
-              bulk::wait_read_pending(0);
-              bulk::wait<2>();
-              look();
-              bulk::wait<1>();
-              look();
-              bulk::wait<0>();
-              look();
-            }, rows), "");
+  EXPECT_EQ(run_lane(
+                0,
+                [&](Mbarrier&, Row* stage, Row* global) {
+                  const auto look = [&] {
+                    for (int i = 0; i < 3; ++i) seen.push_back(global[i].word[0]);
+                  };
+                  for (int i = 0; i < 3; ++i) {
+                    stage[i] = row_of(100 + static_cast<std::uint32_t>(i));
+                    bulk::publish(stage + i, sizeof(Row));
+                    bulk::store(global + i, stage + i, sizeof(Row));
+                    bulk::commit();
+                  }
+                  bulk::wait_read_pending(0);
+                  bulk::wait<2>();
+                  look();
+                  bulk::wait<1>();
+                  look();
+                  bulk::wait<0>();
+                  look();
+                },
+                rows),
+            "");
   EXPECT_EQ(seen, (std::vector<std::uint32_t>{100, kOld, kOld, 100, 101, kOld, 100, 101, 102}));
 }
 
 TEST(HostBulk, EndOfKernelCompletesStoresThatWereRead) {
   for (std::uint64_t seed = 0; seed < 20; ++seed) {
     Row global = row_of(kOld);
-    EXPECT_EQ(run_lane(seed, [&](Mbarrier&, Row* stage, Row* destination) {
-                *stage = row_of(kNew);
-                bulk::publish(stage, sizeof(Row));
-                bulk::store(destination, stage, sizeof(Row));
-                bulk::commit();
-                bulk::wait_read<0>();
-              }, &global), "");
+    EXPECT_EQ(run_lane(
+                  seed,
+                  [&](Mbarrier&, Row* stage, Row* destination) {
+                    *stage = row_of(kNew);
+                    bulk::publish(stage, sizeof(Row));
+                    bulk::store(destination, stage, sizeof(Row));
+                    bulk::commit();
+                    bulk::wait_read<0>();
+                  },
+                  &global),
+              "");
     EXPECT_EQ(global.word[0], kNew);
   }
 }
@@ -237,13 +272,13 @@ TEST(HostBulk, MisuseIsReported) {
     bulk::load(stage, global, 2 * sizeof(Row), barrier);
     mbarrier::wait(barrier, 0);
   });
-  expect("bulk::load of 8 bytes", [](Mbarrier& barrier, Row* stage, Row* global) { bulk::load(stage, global, 8, barrier); });
+  expect("bulk::load of 8 bytes",
+         [](Mbarrier& barrier, Row* stage, Row* global) { bulk::load(stage, global, 8, barrier); });
   expect("not aligned to 16", [](Mbarrier&, Row* stage, Row* global) {
     bulk::store(reinterpret_cast<std::byte*>(global) + 8, stage, sizeof(Row));
   });
-  expect("not inside the block's shared memory", [](Mbarrier&, Row* stage, Row* global) {
-    bulk::store(global, stage + 100, sizeof(Row));
-  });
+  expect("not inside the block's shared memory",
+         [](Mbarrier&, Row* stage, Row* global) { bulk::store(global, stage + 100, sizeof(Row)); });
   expect("fence_init", [](Mbarrier& barrier, Row* stage, Row* global) {
     Mbarrier& second = (&barrier)[1];
     mbarrier::init(second, 1);

@@ -20,9 +20,7 @@ std::vector<int> order_under(std::uint64_t seed) {
   Machine machine(seed);
   std::vector<int> order(64);
   std::uint32_t next = 0;
-  machine.run({1, 64, 0}, [&](std::byte*) {
-    order[fetch_add_relaxed<Scope::block>(&next, 1)] = thread_index();
-  });
+  machine.run({1, 64, 0}, [&](std::byte*) { order[fetch_add_relaxed<Scope::block>(&next, 1)] = thread_index(); });
   return order;
 }
 

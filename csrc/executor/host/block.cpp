@@ -109,8 +109,8 @@ void Block::wake(Fiber& fiber) {
   ready_.push(fiber);
 }
 
-/// In a seeded schedule: perhaps another thread goes first, perhaps the whole block stands still for a while, as a block
-/// does that a GPU has not scheduled. One in `switches`, and of those one in `holds`.
+/// In a seeded schedule: perhaps another thread goes first, perhaps the whole block stands still for a while, as a
+/// block does that a GPU has not scheduled. One in `switches`, and of those one in `holds`.
 void Block::maybe_interleave(std::uint32_t switches, std::uint32_t holds) {
   if (!random_.chance(switches)) return;
   if (random_.chance(holds)) {

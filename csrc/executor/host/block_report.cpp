@@ -18,8 +18,10 @@ std::string Block::describe_wait(const Fiber& fiber) const {
     case Fiber::Wait::mbarrier:
       return fmt::format("wait for parity {} of {}", fiber.wait_parity,
                          mbarriers_.describe(*static_cast<const MbarrierState*>(fiber.wait_object)));
-    case Fiber::Wait::finished: return "have exited";
-    case Fiber::Wait::nothing: break;
+    case Fiber::Wait::finished:
+      return "have exited";
+    case Fiber::Wait::nothing:
+      break;
   }
   return "can run";
 }
@@ -30,7 +32,8 @@ std::string Block::describe_deadlock() const {
     const std::string what = describe_wait(*fibers_[first]);
     std::size_t last = first;
     while (last + 1 < fibers_.size() && describe_wait(*fibers_[last + 1]) == what) ++last;
-    text += first == last ? fmt::format(" thread {} {};", first, what) : fmt::format(" threads {}-{} {};", first, last, what);
+    text += first == last ? fmt::format(" thread {} {};", first, what)
+                          : fmt::format(" threads {}-{} {};", first, last, what);
     first = last + 1;
   }
   text.back() = '.';

@@ -15,16 +15,26 @@ namespace {
 
 const char* name_of(WarpOp op) {
   switch (op) {
-    case WarpOp::sync: return "sync";
-    case WarpOp::shuffle: return "shuffle";
-    case WarpOp::shuffle_up: return "shuffle_up";
-    case WarpOp::shuffle_xor: return "shuffle_xor";
-    case WarpOp::ballot: return "ballot, any or all";
-    case WarpOp::sum: return "sum";
-    case WarpOp::max: return "max";
-    case WarpOp::min: return "min";
-    case WarpOp::inclusive_sum: return "inclusive_sum";
-    case WarpOp::match: return "match_any";
+    case WarpOp::sync:
+      return "sync";
+    case WarpOp::shuffle:
+      return "shuffle";
+    case WarpOp::shuffle_up:
+      return "shuffle_up";
+    case WarpOp::shuffle_xor:
+      return "shuffle_xor";
+    case WarpOp::ballot:
+      return "ballot, any or all";
+    case WarpOp::sum:
+      return "sum";
+    case WarpOp::max:
+      return "max";
+    case WarpOp::min:
+      return "min";
+    case WarpOp::inclusive_sum:
+      return "inclusive_sum";
+    case WarpOp::match:
+      return "match_any";
   }
   return "?";
 }
@@ -94,7 +104,8 @@ void Block::arrive(Barrier& barrier, int id, int threads, bool waits) {
   if (barrier.arrived == 0) {
     barrier.expected = threads;
   } else if (barrier.expected != threads) {
-    fail<Error>("barrier {} is meant for {} threads by this thread and for {} by others", id, threads, barrier.expected);
+    fail<Error>("barrier {} is meant for {} threads by this thread and for {} by others", id, threads,
+                barrier.expected);
   }
   if (++barrier.arrived == barrier.expected) {
     shared_.flush();
@@ -250,8 +261,9 @@ void Block::bulk_load(void* shared, const void* global, std::uint32_t bytes, std
   maybe_interleave();
   bulk_.check("bulk::load", shared, global, bytes);
   MbarrierState& state = mbarriers_.find(mbarrier, ticket);
-  if (!state.fenced) fail<Error>("bulk::load with a barrier that mbarrier::fence_init has not made known: {}",
-                                 mbarriers_.describe(state));
+  if (!state.fenced)
+    fail<Error>("bulk::load with a barrier that mbarrier::fence_init has not made known: {}",
+                mbarriers_.describe(state));
   state.loads.push_back({current_, static_cast<std::byte*>(shared), static_cast<const std::byte*>(global), bytes});
   if (random_.chance(4)) run_loads(state, /*all=*/false);
   // Who waits already does the load when its turn comes.

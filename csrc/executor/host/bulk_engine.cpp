@@ -11,7 +11,8 @@ void BulkEngine::check(const char* what, const void* shared, const void* global,
   const auto misaligned = [](const void* p) { return reinterpret_cast<std::uintptr_t>(p) % 16 != 0; };
   if (bytes == 0 || bytes % 16 != 0) fail<Error>("{} of {} bytes; allowed: multiples of 16, not zero", what, bytes);
   if (!shared_.contains(shared, bytes)) {
-    fail<Error>("{} of {} bytes at {}, which is not inside the block's shared memory", what, bytes, shared_.name(shared));
+    fail<Error>("{} of {} bytes at {}, which is not inside the block's shared memory", what, bytes,
+                shared_.name(shared));
   }
   if (misaligned(shared)) fail<Error>("{}: {} is not aligned to 16 bytes", what, shared_.name(shared));
   if (misaligned(global)) fail<Error>("{}: global address {} is not aligned to 16 bytes", what, global);
@@ -59,9 +60,10 @@ void BulkEngine::finish(Fiber& fiber) {
   std::size_t unread = 0;
   for (const Store& store : t.stores) unread += store.waited ? 0 : 1;
   if (unread > 0) {
-    fail<Error>("the thread exits while {} of its bulk stores still read shared memory (the last at {}): "
-                "bulk::commit and bulk::wait_read or bulk::wait are missing",
-                unread, shared_.name(t.stores.back().shared));
+    fail<Error>(
+        "the thread exits while {} of its bulk stores still read shared memory (the last at {}): "
+        "bulk::commit and bulk::wait_read or bulk::wait are missing",
+        unread, shared_.name(t.stores.back().shared));
   }
   for (Store& store : t.stores) write(fiber, store);  // the end of a kernel makes them visible
   t.stores.clear();

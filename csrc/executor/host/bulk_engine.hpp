@@ -46,7 +46,7 @@ class BulkEngine {
     const std::byte* shared;
     std::uint32_t bytes;
     std::uint64_t group;
-    bool waited = false;            ///< the program waited for the read (a seeded schedule may read unasked)
+    bool waited = false;  ///< the program waited for the read (a seeded schedule may read unasked)
     bool read = false;
     std::vector<std::byte> buffer;  ///< what was read, until it is written
   };

@@ -56,7 +56,8 @@ inline void prepare(Context& context, void (*enter)(Context&)) {
   context.enter = enter;
   auto* bottom = static_cast<std::byte*>(const_cast<void*>(context.stack_bottom));
 #if DEEP_EP_HAVE_BOOST_CONTEXT
-  context.place = boost::context::detail::make_fcontext(bottom + context.stack_size, context.stack_size, &detail::begin);
+  context.place =
+      boost::context::detail::make_fcontext(bottom + context.stack_size, context.stack_size, &detail::begin);
 #else
   getcontext(&context.place);
   context.place.uc_stack.ss_sp = bottom;

@@ -15,7 +15,11 @@ class Kernel {
   /// `ended` is called on the worker of the block that ends last.
   Kernel(KernelLaunch kernel_launch, std::uint64_t owner_number, std::uint64_t schedule_seed,
          std::function<void(Kernel&)> ended)
-      : launch(std::move(kernel_launch)), owner(owner_number), seed(schedule_seed), ended_(std::move(ended)), blocks_left_(launch.shape.blocks) {}
+      : launch(std::move(kernel_launch)),
+        owner(owner_number),
+        seed(schedule_seed),
+        ended_(std::move(ended)),
+        blocks_left_(launch.shape.blocks) {}
 
   /// Notes the first failure. All blocks find out and leave.
   void fail(const std::string& text) {

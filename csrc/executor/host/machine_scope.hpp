@@ -5,7 +5,8 @@
 
 namespace deep_ep::host_machine {
 
-/// Leaves a kernel thread that must end because its kernel failed elsewhere. Not a std::exception: no kernel catches it.
+/// Leaves a kernel thread that must end because its kernel failed elsewhere. Not a std::exception: no kernel catches
+/// it.
 struct Aborted {};
 
 /// First statement of every machine function: from here on ThreadSanitizer looks away, until the thread goes on.

@@ -24,7 +24,8 @@ bool MbarrierState::advance() {
 std::uint64_t MbarrierTable::init(const std::uint64_t& word, std::uint32_t arrivals) {
   if (!shared_.contains(&word, sizeof word)) fail<Error>("mbarrier::init of a barrier outside shared memory");
   if (arrivals == 0 || arrivals > kMostArrivals) {
-    fail<Error>("mbarrier::init at {} with {} arrivals; allowed: 1 to {}", shared_.name(&word), arrivals, kMostArrivals);
+    fail<Error>("mbarrier::init at {} with {} arrivals; allowed: 1 to {}", shared_.name(&word), arrivals,
+                kMostArrivals);
   }
   for (MbarrierState& state : states_) {
     if (state.word == &word && state.alive) fail<Error>("mbarrier::init of a living barrier: {}", describe(state));
@@ -53,7 +54,8 @@ MbarrierState& MbarrierTable::find(const std::uint64_t& word, std::uint64_t tick
   if ((ticket & kTicketMask) != kTicketMark || index >= states_.size() || states_[index].word != &word ||
       !states_[index].alive) {
     fail<Error>("no mbarrier lives at {}: not initialised yet, overwritten (the word is {:#x}) or invalidated",
-                shared_.contains(&word, sizeof word) ? shared_.name(&word) : "an address outside shared memory", ticket);
+                shared_.contains(&word, sizeof word) ? shared_.name(&word) : "an address outside shared memory",
+                ticket);
   }
   return states_[index];
 }
@@ -70,7 +72,8 @@ std::string MbarrierTable::unfinished() const {
                          state.loads.front().bytes, shared_.name(state.loads.front().shared), describe(state));
     }
     if (state.expected_bytes != 0) {
-      return fmt::format("the block ends with an mbarrier whose expected and loaded bytes differ ({})", describe(state));
+      return fmt::format("the block ends with an mbarrier whose expected and loaded bytes differ ({})",
+                         describe(state));
     }
   }
   return {};

@@ -13,15 +13,15 @@ namespace deep_ep::host_machine {
 
 struct MbarrierState {
   const std::uint64_t* word = nullptr;
-  std::uint32_t arrivals = 0;        ///< per phase
-  std::uint32_t missing = 0;         ///< arrivals of this phase still to come
-  std::int64_t expected_bytes = 0;   ///< announced and not written yet; below zero: written and not announced yet
+  std::uint32_t arrivals = 0;       ///< per phase
+  std::uint32_t missing = 0;        ///< arrivals of this phase still to come
+  std::int64_t expected_bytes = 0;  ///< announced and not written yet; below zero: written and not announced yet
   std::uint32_t phase = 0;
-  bool fenced = false;               ///< fence_init made it known to the copy engine
+  bool fenced = false;  ///< fence_init made it known to the copy engine
   bool alive = true;
-  std::vector<BulkLoad> loads;       ///< issued, not done
+  std::vector<BulkLoad> loads;  ///< issued, not done
   std::vector<Fiber*> waiting;
-  char sync_point[2] = {};           ///< one for each parity, for ThreadSanitizer
+  char sync_point[2] = {};  ///< one for each parity, for ThreadSanitizer
 
   bool ended(std::uint32_t parity) const { return (phase & 1u) != parity; }
   /// Ends the phase if nothing is missing. Returns whether it did.

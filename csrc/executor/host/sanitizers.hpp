@@ -40,7 +40,9 @@ DEEP_EP_NO_TSAN inline void switch_context(void* context) {
 }
 inline void acquire(const void* point) { __tsan_acquire(const_cast<void*>(point)); }
 inline void release(const void* point) { __tsan_release(const_cast<void*>(point)); }
-inline void read(const void* begin, std::size_t bytes) { __tsan_read_range(const_cast<void*>(begin), static_cast<long>(bytes)); }
+inline void read(const void* begin, std::size_t bytes) {
+  __tsan_read_range(const_cast<void*>(begin), static_cast<long>(bytes));
+}
 /// From here on nothing that the calling thread does in its own context is looked at.
 inline void ignore_this_thread() {
   AnnotateIgnoreReadsBegin(__FILE__, __LINE__);

@@ -54,15 +54,20 @@ bool HostEvent::on_completion(std::function<void()> then) {
 // ---- HostStream ----
 
 HostStream::HostStream(WorkerPool& pool, std::uint64_t owner, std::uint64_t seed, std::size_t max_shared_bytes)
-    : pool_(pool), owner_(owner), seed_(seed), max_shared_bytes_(max_shared_bytes), tsan_context_(tsan::create_context()) {}
+    : pool_(pool),
+      owner_(owner),
+      seed_(seed),
+      max_shared_bytes_(max_shared_bytes),
+      tsan_context_(tsan::create_context()) {}
 
 HostStream::~HostStream() { tsan::destroy_context(tsan_context_); }
 
 void HostStream::launch(KernelLaunch kernel) {
   constexpr int kMostThreads = 1024;
   if (kernel.shape.threads > kMostThreads || kernel.shape.shared_bytes > max_shared_bytes_) {
-    fail<InvalidArgument>("kernel {}: blocks of {} threads with {} bytes of shared memory; allowed: {} and {}", kernel.name,
-                          kernel.shape.threads, kernel.shape.shared_bytes, kMostThreads, max_shared_bytes_);
+    fail<InvalidArgument>("kernel {}: blocks of {} threads with {} bytes of shared memory; allowed: {} and {}",
+                          kernel.name, kernel.shape.threads, kernel.shape.shared_bytes, kMostThreads,
+                          max_shared_bytes_);
   }
   Operation operation;
   operation.kernel = std::move(kernel);
@@ -189,9 +194,8 @@ bool HostStream::perform(Operation& operation) {
 bool HostStream::start(KernelLaunch launch) {
   const std::uint64_t seed = seed_ == 0 ? 0 : mix(seed_, launches_);
   ++launches_;
-  auto kernel = std::make_shared<Kernel>(std::move(launch), owner_, seed, [self = shared_from_this()](Kernel& ended) {
-    self->kernel_ended(ended);
-  });
+  auto kernel = std::make_shared<Kernel>(std::move(launch), owner_, seed,
+                                         [self = shared_from_this()](Kernel& ended) { self->kernel_ended(ended); });
   {
     const tsan::Scope as_stream(tsan_context_);
     tsan::release(&kernel->start_point);

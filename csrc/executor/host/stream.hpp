@@ -41,7 +41,8 @@ class HostEvent {
 
 class HostStream final : public LaunchQueue, public std::enable_shared_from_this<HostStream> {
  public:
-  /// `owner` is the executor's number. `seed` 0: kernels run in fixed order; otherwise each launch has its own schedule, derived from it.
+  /// `owner` is the executor's number. `seed` 0: kernels run in fixed order; otherwise each launch has its own
+  /// schedule, derived from it.
   HostStream(WorkerPool& pool, std::uint64_t owner, std::uint64_t seed, std::size_t max_shared_bytes);
   ~HostStream() override;
 

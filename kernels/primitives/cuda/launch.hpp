@@ -20,9 +20,9 @@ struct SharedMemoryLimit {
 inline void check_launch(cudaError_t status, const char* kernel, const LaunchShape& shape) {
   if (status == cudaSuccess) return;
   cudaGetLastError();  // a launch error is not sticky: do not let the next caller find it
-  throw SystemError("launching kernel " + std::string(kernel) + " with " + std::to_string(shape.blocks) + " blocks of " +
-                    std::to_string(shape.threads) + " threads and " + std::to_string(shape.shared_bytes) +
-                    " bytes of shared memory: " + cudaGetErrorString(status));
+  throw SystemError("launching kernel " + std::string(kernel) + " with " + std::to_string(shape.blocks) +
+                    " blocks of " + std::to_string(shape.threads) + " threads and " +
+                    std::to_string(shape.shared_bytes) + " bytes of shared memory: " + cudaGetErrorString(status));
 }
 
 template <class Params>

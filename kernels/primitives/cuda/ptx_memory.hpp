@@ -10,57 +10,57 @@ enum class Scope;
 namespace ptx {
 
 // One statement for each scope. `.global` spares the address check where the scope implies it.
-#define DEEP_EP_PTX_BY_SCOPE(BEFORE, AFTER, ...)                                                       \
-  if constexpr (S == Scope::block) asm volatile(BEFORE ".cta" AFTER __VA_ARGS__ : "memory");           \
-  if constexpr (S == Scope::gpu) asm volatile(BEFORE ".gpu.global" AFTER __VA_ARGS__ : "memory");      \
+#define DEEP_EP_PTX_BY_SCOPE(BEFORE, AFTER, ...)                                                  \
+  if constexpr (S == Scope::block) asm volatile(BEFORE ".cta" AFTER __VA_ARGS__ : "memory");      \
+  if constexpr (S == Scope::gpu) asm volatile(BEFORE ".gpu.global" AFTER __VA_ARGS__ : "memory"); \
   if constexpr (S == Scope::system) asm volatile(BEFORE ".sys.global" AFTER __VA_ARGS__ : "memory");
 
-#define DEEP_EP_PTX_LOAD(NAME, ORDER)                                                                  \
-  template <Scope S>                                                                                   \
-  DEEP_EP_DEVICE std::uint32_t NAME(const std::uint32_t* p) {                                          \
-    std::uint32_t value;                                                                               \
-    DEEP_EP_PTX_BY_SCOPE("ld." ORDER, ".u32 %0, [%1];", : "=r"(value) : "l"(p))                        \
-    return value;                                                                                      \
-  }                                                                                                    \
-  template <Scope S>                                                                                   \
-  DEEP_EP_DEVICE std::uint64_t NAME(const std::uint64_t* p) {                                          \
-    std::uint64_t value;                                                                               \
-    DEEP_EP_PTX_BY_SCOPE("ld." ORDER, ".u64 %0, [%1];", : "=l"(value) : "l"(p))                        \
-    return value;                                                                                      \
+#define DEEP_EP_PTX_LOAD(NAME, ORDER)                                           \
+  template <Scope S>                                                            \
+  DEEP_EP_DEVICE std::uint32_t NAME(const std::uint32_t* p) {                   \
+    std::uint32_t value;                                                        \
+    DEEP_EP_PTX_BY_SCOPE("ld." ORDER, ".u32 %0, [%1];", : "=r"(value) : "l"(p)) \
+    return value;                                                               \
+  }                                                                             \
+  template <Scope S>                                                            \
+  DEEP_EP_DEVICE std::uint64_t NAME(const std::uint64_t* p) {                   \
+    std::uint64_t value;                                                        \
+    DEEP_EP_PTX_BY_SCOPE("ld." ORDER, ".u64 %0, [%1];", : "=l"(value) : "l"(p)) \
+    return value;                                                               \
   }
 
-#define DEEP_EP_PTX_STORE(NAME, ORDER)                                                                 \
-  template <Scope S>                                                                                   \
-  DEEP_EP_DEVICE void NAME(std::uint32_t* p, std::uint32_t value) {                                    \
-    DEEP_EP_PTX_BY_SCOPE("st." ORDER, ".u32 [%0], %1;", ::"l"(p), "r"(value))                          \
-  }                                                                                                    \
-  template <Scope S>                                                                                   \
-  DEEP_EP_DEVICE void NAME(std::uint64_t* p, std::uint64_t value) {                                    \
-    DEEP_EP_PTX_BY_SCOPE("st." ORDER, ".u64 [%0], %1;", ::"l"(p), "l"(value))                          \
+#define DEEP_EP_PTX_STORE(NAME, ORDER)                                        \
+  template <Scope S>                                                          \
+  DEEP_EP_DEVICE void NAME(std::uint32_t* p, std::uint32_t value) {           \
+    DEEP_EP_PTX_BY_SCOPE("st." ORDER, ".u32 [%0], %1;", ::"l"(p), "r"(value)) \
+  }                                                                           \
+  template <Scope S>                                                          \
+  DEEP_EP_DEVICE void NAME(std::uint64_t* p, std::uint64_t value) {           \
+    DEEP_EP_PTX_BY_SCOPE("st." ORDER, ".u64 [%0], %1;", ::"l"(p), "l"(value)) \
   }
 
-#define DEEP_EP_PTX_FETCH_ADD(NAME, ORDER)                                                             \
-  template <Scope S>                                                                                   \
-  DEEP_EP_DEVICE std::uint32_t NAME(std::uint32_t* p, std::uint32_t value) {                           \
-    std::uint32_t old;                                                                                 \
-    DEEP_EP_PTX_BY_SCOPE("atom." ORDER, ".add.u32 %0, [%1], %2;", : "=r"(old) : "l"(p), "r"(value))    \
-    return old;                                                                                        \
-  }                                                                                                    \
-  template <Scope S>                                                                                   \
-  DEEP_EP_DEVICE std::uint64_t NAME(std::uint64_t* p, std::uint64_t value) {                           \
-    std::uint64_t old;                                                                                 \
-    DEEP_EP_PTX_BY_SCOPE("atom." ORDER, ".add.u64 %0, [%1], %2;", : "=l"(old) : "l"(p), "l"(value))    \
-    return old;                                                                                        \
+#define DEEP_EP_PTX_FETCH_ADD(NAME, ORDER)                                                          \
+  template <Scope S>                                                                                \
+  DEEP_EP_DEVICE std::uint32_t NAME(std::uint32_t* p, std::uint32_t value) {                        \
+    std::uint32_t old;                                                                              \
+    DEEP_EP_PTX_BY_SCOPE("atom." ORDER, ".add.u32 %0, [%1], %2;", : "=r"(old) : "l"(p), "r"(value)) \
+    return old;                                                                                     \
+  }                                                                                                 \
+  template <Scope S>                                                                                \
+  DEEP_EP_DEVICE std::uint64_t NAME(std::uint64_t* p, std::uint64_t value) {                        \
+    std::uint64_t old;                                                                              \
+    DEEP_EP_PTX_BY_SCOPE("atom." ORDER, ".add.u64 %0, [%1], %2;", : "=l"(old) : "l"(p), "l"(value)) \
+    return old;                                                                                     \
   }
 
-#define DEEP_EP_PTX_ADD(NAME, ORDER)                                                                   \
-  template <Scope S>                                                                                   \
-  DEEP_EP_DEVICE void NAME(std::uint32_t* p, std::uint32_t value) {                                    \
-    DEEP_EP_PTX_BY_SCOPE("red." ORDER, ".add.u32 [%0], %1;", ::"l"(p), "r"(value))                     \
-  }                                                                                                    \
-  template <Scope S>                                                                                   \
-  DEEP_EP_DEVICE void NAME(std::uint64_t* p, std::uint64_t value) {                                    \
-    DEEP_EP_PTX_BY_SCOPE("red." ORDER, ".add.u64 [%0], %1;", ::"l"(p), "l"(value))                     \
+#define DEEP_EP_PTX_ADD(NAME, ORDER)                                               \
+  template <Scope S>                                                               \
+  DEEP_EP_DEVICE void NAME(std::uint32_t* p, std::uint32_t value) {                \
+    DEEP_EP_PTX_BY_SCOPE("red." ORDER, ".add.u32 [%0], %1;", ::"l"(p), "r"(value)) \
+  }                                                                                \
+  template <Scope S>                                                               \
+  DEEP_EP_DEVICE void NAME(std::uint64_t* p, std::uint64_t value) {                \
+    DEEP_EP_PTX_BY_SCOPE("red." ORDER, ".add.u64 [%0], %1;", ::"l"(p), "l"(value)) \
   }
 
 DEEP_EP_PTX_LOAD(load_acquire, "acquire")
@@ -88,21 +88,21 @@ DEEP_EP_DEVICE void fence() {
 
 // Payload. The type is moved as one, two or four 32-bit words.
 
-#define DEEP_EP_PTX_PAYLOAD_LOAD(NAME, OP)                                                             \
-  template <class T>                                                                                   \
-  DEEP_EP_DEVICE T NAME(const T* p) {                                                                  \
-    std::uint32_t word[sizeof(T) / 4];                                                                 \
-    if constexpr (sizeof(T) == 4) asm volatile(OP ".u32 %0, [%1];" : "=r"(word[0]) : "l"(p) : "memory");  \
-    if constexpr (sizeof(T) == 8)                                                                      \
-      asm volatile(OP ".v2.u32 {%0, %1}, [%2];" : "=r"(word[0]), "=r"(word[1]) : "l"(p) : "memory");   \
-    if constexpr (sizeof(T) == 16)                                                                     \
-      asm volatile(OP ".v4.u32 {%0, %1, %2, %3}, [%4];"                                                \
-                   : "=r"(word[0]), "=r"(word[1]), "=r"(word[2]), "=r"(word[3])                        \
-                   : "l"(p)                                                                            \
-                   : "memory");                                                                        \
-    T value;                                                                                           \
-    memcpy(&value, word, sizeof(T));                                                                   \
-    return value;                                                                                      \
+#define DEEP_EP_PTX_PAYLOAD_LOAD(NAME, OP)                                                               \
+  template <class T>                                                                                     \
+  DEEP_EP_DEVICE T NAME(const T* p) {                                                                    \
+    std::uint32_t word[sizeof(T) / 4];                                                                   \
+    if constexpr (sizeof(T) == 4) asm volatile(OP ".u32 %0, [%1];" : "=r"(word[0]) : "l"(p) : "memory"); \
+    if constexpr (sizeof(T) == 8)                                                                        \
+      asm volatile(OP ".v2.u32 {%0, %1}, [%2];" : "=r"(word[0]), "=r"(word[1]) : "l"(p) : "memory");     \
+    if constexpr (sizeof(T) == 16)                                                                       \
+      asm volatile(OP ".v4.u32 {%0, %1, %2, %3}, [%4];"                                                  \
+                   : "=r"(word[0]), "=r"(word[1]), "=r"(word[2]), "=r"(word[3])                          \
+                   : "l"(p)                                                                              \
+                   : "memory");                                                                          \
+    T value;                                                                                             \
+    memcpy(&value, word, sizeof(T));                                                                     \
+    return value;                                                                                        \
   }
 
 DEEP_EP_PTX_PAYLOAD_LOAD(load_stream, "ld.global.nc.L1::no_allocate")

@@ -31,7 +31,8 @@ inline void note_load(const void* p, int order) {
 inline void fence() {
   if (current_thread != nullptr) {
     current_thread->fenced = true;
-    if (current_thread->last_relaxed_load != nullptr) __tsan_acquire(const_cast<void*>(current_thread->last_relaxed_load));
+    if (current_thread->last_relaxed_load != nullptr)
+      __tsan_acquire(const_cast<void*>(current_thread->last_relaxed_load));
   }
   __tsan_acquire(&fence_point);
   __tsan_release(&fence_point);
@@ -68,9 +69,15 @@ T fetch_add(T* p, T value, int order) {
   interleave();
   T old;
   switch (store_order(order)) {
-    case __ATOMIC_RELAXED: old = __atomic_fetch_add(p, value, __ATOMIC_RELAXED); break;
-    case __ATOMIC_RELEASE: old = __atomic_fetch_add(p, value, __ATOMIC_RELEASE); break;
-    default: old = __atomic_fetch_add(p, value, __ATOMIC_ACQ_REL); break;
+    case __ATOMIC_RELAXED:
+      old = __atomic_fetch_add(p, value, __ATOMIC_RELAXED);
+      break;
+    case __ATOMIC_RELEASE:
+      old = __atomic_fetch_add(p, value, __ATOMIC_RELEASE);
+      break;
+    default:
+      old = __atomic_fetch_add(p, value, __ATOMIC_ACQ_REL);
+      break;
   }
   note_load(p, order);
   interleave();

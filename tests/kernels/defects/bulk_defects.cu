@@ -15,7 +15,8 @@ using defects::Params;
 constexpr std::uint32_t kRowBytes = kRowWords * sizeof(Vec16);
 
 /// Through a stage that the lanes fill and the engine empties.
-DEEP_EP_DEVICE void store_rows(const Params& p, std::byte* shared, bool waits_for_read, bool publishes, bool waits_at_end) {
+DEEP_EP_DEVICE void store_rows(const Params& p, std::byte* shared, bool waits_for_read, bool publishes,
+                               bool waits_at_end) {
   auto* stage = reinterpret_cast<Vec16*>(shared);
   for (int row = 0; row < kRows; ++row) {
     if (lane_index() == 0 && waits_for_read) bulk::wait_read<0>();
@@ -32,8 +33,12 @@ DEEP_EP_DEVICE void store_rows(const Params& p, std::byte* shared, bool waits_fo
 }
 
 DEEP_EP_DEVICE void stage_reused(const Params& p, std::byte* shared) { store_rows(p, shared, !p.planted, true, true); }
-DEEP_EP_DEVICE void missing_publish(const Params& p, std::byte* shared) { store_rows(p, shared, true, !p.planted, true); }
-DEEP_EP_DEVICE void exit_without_wait(const Params& p, std::byte* shared) { store_rows(p, shared, true, true, !p.planted); }
+DEEP_EP_DEVICE void missing_publish(const Params& p, std::byte* shared) {
+  store_rows(p, shared, true, !p.planted, true);
+}
+DEEP_EP_DEVICE void exit_without_wait(const Params& p, std::byte* shared) {
+  store_rows(p, shared, true, true, !p.planted);
+}
 
 /// A barrier, ready for use, and behind it two stages.
 struct Pipe {
@@ -104,4 +109,5 @@ DEEP_EP_DEFINE_KERNEL(defect_missing_publish, deep_ep::defects::Params, deep_ep:
 DEEP_EP_DEFINE_KERNEL(defect_exit_without_wait, deep_ep::defects::Params, deep_ep::device::exit_without_wait, 32)
 DEEP_EP_DEFINE_KERNEL(defect_parity_not_flipped, deep_ep::defects::Params, deep_ep::device::parity_not_flipped, 32)
 DEEP_EP_DEFINE_KERNEL(defect_wrong_bytes, deep_ep::defects::Params, deep_ep::device::wrong_bytes, 32)
-DEEP_EP_DEFINE_KERNEL(defect_load_into_stage_in_use, deep_ep::defects::Params, deep_ep::device::load_into_stage_in_use, 32)
+DEEP_EP_DEFINE_KERNEL(defect_load_into_stage_in_use, deep_ep::defects::Params, deep_ep::device::load_into_stage_in_use,
+                      32)

@@ -6,8 +6,8 @@
 
 namespace deep_ep::defects {
 
-inline constexpr int kRows = 6;      ///< rows that travel
-inline constexpr int kRowWords = 32; ///< 16-byte words of a row: one a lane
+inline constexpr int kRows = 6;       ///< rows that travel
+inline constexpr int kRowWords = 32;  ///< 16-byte words of a row: one a lane
 inline constexpr int kSharedBytes = 4096;
 
 struct Params {

@@ -1,5 +1,5 @@
-// Every thread writes a word, reads two others', in turn with block::sync, a named barrier per pair of warps, and a pair
-// of producer and consumer barriers.
+// Every thread writes a word, reads two others', in turn with block::sync, a named barrier per pair of warps, and a
+// pair of producer and consumer barriers.
 #include "kernels/primitives/block.hpp"
 #include "kernels/primitives/warp.hpp"
 #include "tests/kernels/probes/probes.hpp"

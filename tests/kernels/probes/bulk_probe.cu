@@ -24,7 +24,8 @@ DEEP_EP_DEVICE void bulk_probe(const probes::BulkParams& p, std::byte* shared) {
   block::sync();
   const auto load = [&](int row, int s) {
     mbarrier::arrive_expect_bytes(barriers[s], row_bytes);
-    bulk::load(stages + s * p.row_bytes, p.source + static_cast<std::int64_t>(row) * p.row_bytes, row_bytes, barriers[s]);
+    bulk::load(stages + s * p.row_bytes, p.source + static_cast<std::int64_t>(row) * p.row_bytes, row_bytes,
+               barriers[s]);
   };
   if (lane_index() == 0) {
     for (int s = 0; s < kStages && first + s * step < p.rows; ++s) load(first + s * step, s);

@@ -54,9 +54,9 @@ struct BulkParams {
 struct NumericParams {
   int count;
   const float* values;
-  std::uint16_t* bf16;       ///< [count]
-  std::uint32_t* pairs;      ///< [count / 2]
-  float* back;               ///< [count], from the pairs
+  std::uint16_t* bf16;   ///< [count]
+  std::uint32_t* pairs;  ///< [count / 2]
+  float* back;           ///< [count], from the pairs
 };
 
 }  // namespace deep_ep::probes

@@ -1,0 +1,75 @@
+"""What the test scripts with upstream's names share: launch, numbers, timing."""
+
+import os
+
+import torch
+import torch.distributed as dist
+
+
+def init_dist(local_rank, num_local_ranks):
+    """One process a rank. With GPUs: NCCL, bfloat16 and CUDA as defaults, as engines have it. Without: gloo."""
+    nodes, node = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
+    address, port = os.environ.get("MASTER_ADDR", "127.0.0.1"), int(os.environ.get("MASTER_PORT", "8361"))
+    gpu = torch.cuda.is_available()
+    if gpu:
+        torch.cuda.set_device(local_rank)
+    dist.init_process_group(
+        "nccl" if gpu else "gloo",
+        init_method=f"tcp://{address}:{port}",
+        world_size=nodes * num_local_ranks,
+        rank=node * num_local_ranks + local_rank,
+    )
+    torch.set_default_dtype(torch.bfloat16)
+    torch.set_default_device("cuda" if gpu else "cpu")
+    if not gpu:
+        torch.set_num_threads(1)
+    return dist.get_rank(), dist.get_world_size(), dist.new_group(list(range(nodes * num_local_ranks)))
+
+
+def calc_diff(x, y):
+    """Relative squared difference of the values shifted by one; 0 for equal tensors."""
+    x, y = x.double() + 1, y.double() + 1
+    return (1 - 2 * (x * y).sum() / (x * x + y * y).sum()).item()
+
+
+def per_token_cast_to_fp8(x):
+    """8-bit rows, and a float32 scale for each 128 channels."""
+    blocks = x.float().view(x.size(0), -1, 128)
+    amax = blocks.abs().amax(dim=2).clamp(min=1e-4)
+    rows = (blocks * (448.0 / amax.unsqueeze(2))).to(torch.float8_e4m3fn).view(x.shape)
+    return rows, amax / 448.0
+
+
+def per_token_cast_back(x, scales):
+    """bfloat16 rows from 8-bit ones."""
+    if x.numel() == 0:
+        return x.to(torch.bfloat16)
+    blocks = x.float().view(x.size(0), -1, 128)
+    return (blocks * scales.float().view(x.size(0), -1, 1)).view(x.shape).to(torch.bfloat16)
+
+
+def bench(call, warm_ups=50, runs=50):
+    """Mean, least and largest seconds of a call; the first measured run does not count."""
+    if not torch.cuda.is_available():
+        import time
+
+        times = []
+        for _ in range(4):
+            begin = time.perf_counter()
+            call()
+            times.append(time.perf_counter() - begin)
+        times = times[1:]
+        return sum(times) / len(times), min(times), max(times)
+    torch.cuda.synchronize()
+    flush = torch.empty(64 << 20, dtype=torch.int32, device="cuda")
+    for _ in range(warm_ups):
+        call()
+    flush.zero_()
+    events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(runs)]
+    for begin, end in events:
+        begin.record()
+        call()
+        end.record()
+    torch.cuda.synchronize()
+    times = [begin.elapsed_time(end) / 1e3 for begin, end in events][1:]
+    return sum(times) / len(times), min(times), max(times)

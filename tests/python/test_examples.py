@@ -1,0 +1,34 @@
+"""The examples, on CPU ranks."""
+
+import importlib.util
+import pathlib
+import shutil
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from deep_ep import Buffer
+
+FOLDER = pathlib.Path(__file__).resolve().parents[2] / "examples" / "python"
+
+
+def train(group):
+    spec = importlib.util.spec_from_file_location("moe_layer", FOLDER / "moe_layer.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.train_step(Buffer(group, 1 << 22), torch.device("cpu"))
+
+
+def test_moe_layer(ranks):
+    assert max(ranks(3).run(train)) < 0.02
+
+
+def test_with_mpi():
+    if shutil.which("mpirun") is None or importlib.util.find_spec("mpi4py") is None:
+        pytest.skip("no mpirun, or no mpi4py")
+    command = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "2", sys.executable, str(FOLDER / "mpi_moe_layer.py")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "2 ranks: output and gradients agree" in done.stdout

@@ -6,7 +6,7 @@
 #   make format | lint       clang-format over the sources | check it, and clang-tidy
 #   make clean
 
-PRESETS ?= host asan tsan
+PRESETS ?= host python asan tsan
 SOURCES = git ls-files '*.cpp' '*.hpp' '*.cu'
 quoted = '$(subst ','\'',$(1))'
 

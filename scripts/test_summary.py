@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Adds up what ctest wrote (--output-junit) for several builds, says what was skipped and why, and judges.
+"""Adds up what ctest (--output-junit) and pytest (--junitxml) wrote for several builds, says what was skipped and why, and judges.
 
 usage: test_summary.py NAME=FILE...
 Exits 0 only when every file is there, something passed in each, and nothing failed anywhere.
@@ -25,6 +25,14 @@ def read(path):
         name = case.get("name")
         seconds += float(case.get("time") or 0)
         message = case.find("skipped")
+        if case.get("status") is None:  # pytest
+            if case.find("failure") is not None or case.find("error") is not None:
+                failed.append(name)
+            elif message is not None:
+                skipped[message.get("message") or "no reason given"].append(name)
+            else:
+                passed.append(name)
+            continue
         if case.get("status") == "run":
             passed.append(name)
         elif message is not None and message.get("message", "").startswith("SKIP_"):

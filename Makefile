@@ -46,7 +46,7 @@ lint:
 	@scripts/setup --lint
 	@$(SOURCES) | xargs clang-format --dry-run --Werror
 	@scripts/build host
-	@git ls-files '*.cpp' | grep -vE '/(cuda|nccl|install)|^csrc/bootstrap/nccl' | \
+	@git ls-files '*.cpp' | grep -vE '/(cuda|nccl|install)|^csrc/bootstrap/nccl|^python/' | \
 	  xargs -P $$(nproc) -n 4 clang-tidy -p build/host --quiet
 
 clean:

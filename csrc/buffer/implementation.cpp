@@ -17,11 +17,17 @@ namespace {
 
 /// Keeps the communication stream alive as long as anything that recorded work on it: tensors may outlive the buffer.
 struct ExecutorWithStream {
-  explicit ExecutorWithStream(std::shared_ptr<Executor> e) : executor(std::move(e)), stream(executor->create_stream()) {}
-  ~ExecutorWithStream() { executor->destroy_stream(stream); }
+  ExecutorWithStream(std::shared_ptr<Executor> e, StreamHandle of_the_caller)
+      : executor(std::move(e)),
+        stream(of_the_caller != nullptr ? of_the_caller : executor->create_stream()),
+        owned(of_the_caller == nullptr) {}
+  ~ExecutorWithStream() {
+    if (owned) executor->destroy_stream(stream);
+  }
   ExecutorWithStream(const ExecutorWithStream&) = delete;
   std::shared_ptr<Executor> executor;
   StreamHandle stream;
+  bool owned;
 };
 
 constexpr std::size_t kLargestDefaultWindow = std::size_t{256} << 20;
@@ -98,7 +104,7 @@ Buffer::Implementation::Implementation(std::shared_ptr<Bootstrap> bootstrap, std
   }
 
   executor->make_current();
-  const auto with_stream = std::make_shared<ExecutorWithStream>(std::move(executor));
+  const auto with_stream = std::make_shared<ExecutorWithStream>(std::move(executor), options_.comm_stream);
   executor_ = std::shared_ptr<Executor>(with_stream, with_stream->executor.get());
   comm_stream_ = with_stream->stream;
   home_ = std::make_shared<HomeStream>(executor_, comm_stream_);

@@ -41,6 +41,9 @@ struct BufferOptions {
   std::optional<double> timeout_s;
   /// An entry of topk_idx beyond the last expert is an error. False: it selects nothing, like a negative one.
   bool reject_unknown_experts = true;
+  /// The communication stream, for programs that manage streams themselves: it must outlive the buffer and every tensor
+  /// and event that comes from it. nullptr: the buffer makes one of high priority.
+  StreamHandle comm_stream = nullptr;
 };
 
 struct CallOptions {

@@ -12,8 +12,7 @@ Event Event::of_current_stream() {
   if (!cuda.attr("is_initialized")().cast<bool>()) return event;
   const int device = cuda.attr("current_device")().cast<int>();
   event.executor_ = gpu_executor(device);
-  event.event_ =
-      event.executor_->record_event(Framework::instance().current_stream({Device::Kind::cuda, device}));
+  event.event_ = event.executor_->record_event(Framework::instance().current_stream({Device::Kind::cuda, device}));
   return event;
 }
 

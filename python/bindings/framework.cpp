@@ -19,21 +19,30 @@ constexpr int kMaxDims = TensorView::kMaxDims;
 
 dlpack::DataType dlpack_type(DType dtype) {
   switch (dtype) {
-    case DType::boolean: return {dlpack::kBool, 8, 1};
-    case DType::uint8: return {dlpack::kUInt, 8, 1};
-    case DType::int32: return {dlpack::kInt, 32, 1};
-    case DType::int64: return {dlpack::kInt, 64, 1};
-    case DType::float32: return {dlpack::kFloat, 32, 1};
-    case DType::bfloat16: return {dlpack::kBfloat, 16, 1};
-    case DType::float16: return {dlpack::kFloat, 16, 1};
-    case DType::float8_e4m3: return {dlpack::kFloat8E4m3fn, 8, 1};
-    case DType::float8_e5m2: return {dlpack::kFloat8E5m2, 8, 1};
+    case DType::boolean:
+      return {dlpack::kBool, 8, 1};
+    case DType::uint8:
+      return {dlpack::kUInt, 8, 1};
+    case DType::int32:
+      return {dlpack::kInt, 32, 1};
+    case DType::int64:
+      return {dlpack::kInt, 64, 1};
+    case DType::float32:
+      return {dlpack::kFloat, 32, 1};
+    case DType::bfloat16:
+      return {dlpack::kBfloat, 16, 1};
+    case DType::float16:
+      return {dlpack::kFloat, 16, 1};
+    case DType::float8_e4m3:
+      return {dlpack::kFloat8E4m3fn, 8, 1};
+    case DType::float8_e5m2:
+      return {dlpack::kFloat8E5m2, 8, 1};
   }
   throw Error("unknown dtype");
 }
 
 std::optional<DType> library_type(const dlpack::DataType& dtype) {
-  constexpr std::array kTypes = {DType::boolean, DType::uint8,    DType::int32,   DType::int64,      DType::float32,
+  constexpr std::array kTypes = {DType::boolean,  DType::uint8,   DType::int32,       DType::int64,      DType::float32,
                                  DType::bfloat16, DType::float16, DType::float8_e4m3, DType::float8_e5m2};
   for (const DType candidate : kTypes) {
     if (dlpack_type(candidate) == dtype) return candidate;
@@ -45,11 +54,16 @@ std::optional<DType> library_type(const dlpack::DataType& dtype) {
 std::optional<DType> type_of_size(const dlpack::DataType& dtype) {
   if (dtype.lanes != 1) return std::nullopt;
   switch (dtype.bits) {
-    case 8: return DType::uint8;
-    case 16: return DType::float16;
-    case 32: return DType::int32;
-    case 64: return DType::int64;
-    default: return std::nullopt;
+    case 8:
+      return DType::uint8;
+    case 16:
+      return DType::float16;
+    case 32:
+      return DType::int32;
+    case 64:
+      return DType::int64;
+    default:
+      return std::nullopt;
   }
 }
 
@@ -68,8 +82,13 @@ struct HandedOut {
   void fill(dlpack::TensorInfo& info, const dlpack::DataType& dtype) {
     const TensorView& view = tensor.view();
     const bool gpu = view.device.kind == deep_ep::Device::Kind::cuda;
-    info = {view.data, {gpu ? dlpack::kCuda : dlpack::kCpu, gpu ? view.device.index : 0}, view.dims, dtype,
-            shape.data(), strides.data(), 0};
+    info = {view.data,
+            {gpu ? dlpack::kCuda : dlpack::kCpu, gpu ? view.device.index : 0},
+            view.dims,
+            dtype,
+            shape.data(),
+            strides.data(),
+            0};
   }
 };
 
@@ -80,7 +99,8 @@ void release(HandedOut* handed_out) noexcept {
   // The stream on which a program lets go of a tensor is often one that used it.
   try {
     void* stream = nullptr;
-    if (owner->current_stream(dlpack::kCuda, device.index, &stream) == 0 && !gpu_executor(device.index)->is_capturing(stream)) {
+    if (owner->current_stream(dlpack::kCuda, device.index, &stream) == 0 &&
+        !gpu_executor(device.index)->is_capturing(stream)) {
       owner->tensor.record_stream(stream);
     }
   } catch (const std::exception&) {
@@ -141,7 +161,8 @@ bool Framework::use_exchange_api(bool use) {
 
 TensorArgument Framework::borrow(py::handle object, const char* name, Accept accept) const {
   if (!PyObject_TypeCheck(object.ptr(), tensor_type_)) {
-    throw py::type_error(fmt::format("{} is of type {}, expected a torch.Tensor", name, Py_TYPE(object.ptr())->tp_name));
+    throw py::type_error(
+        fmt::format("{} is of type {}, expected a torch.Tensor", name, Py_TYPE(object.ptr())->tp_name));
   }
   TensorArgument argument;
   if (exchange_ != nullptr) {

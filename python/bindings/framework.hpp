@@ -29,7 +29,8 @@ class Framework {
   /// PyTorch, found at the first call. Needs the GIL, as all methods do.
   static Framework& instance();
 
-  /// TypeError unless `object` is a tensor. `any_type`: types that the library does not know pass as ones of their size.
+  /// TypeError unless `object` is a tensor. `any_type`: types that the library does not know pass as ones of their
+  /// size.
   TensorArgument borrow(py::handle object, const char* name, Accept accept = Accept::library_types) const;
   std::optional<TensorArgument> borrow_optional(py::handle object, const char* name) const;
 

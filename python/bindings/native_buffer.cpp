@@ -33,13 +33,16 @@ AllGatherFunction wrap_all_gather(const py::object& all_gather) {
     for (const py::handle item : gathered) {
       const auto theirs = py::cast<std::string>(item);
       if (theirs.size() != mine.size() || at + theirs.size() > all.size()) {
-        throw RankMismatch(fmt::format("Buffer: this rank sent {} bytes to its peers and got {} from one: do all ranks "
-                                       "use the same version?", mine.size(), theirs.size()));
+        throw RankMismatch(
+            fmt::format("Buffer: this rank sent {} bytes to its peers and got {} from one: do all ranks "
+                        "use the same version?",
+                        mine.size(), theirs.size()));
       }
       std::memcpy(all.data() + at, theirs.data(), theirs.size());
       at += theirs.size();
     }
-    if (at != all.size()) throw Error(fmt::format("the all-gather of the group returned {} bytes of {}", at, all.size()));
+    if (at != all.size())
+      throw Error(fmt::format("the all-gather of the group returned {} bytes of {}", at, all.size()));
   };
 }
 
@@ -59,9 +62,10 @@ TensorView handle_tensor(const py::tuple& handle, std::size_t index, const Devic
   const std::string name = fmt::format("handle[{}]", index);
   const TensorView view = Framework::instance().borrow(handle[index], name.c_str()).view;
   if (view.dtype != DType::int32 || view.dims != dims || !view.is_contiguous() || view.device != device) {
-    throw InvalidArgument(fmt::format("{} is {} on {}, expected what dispatch returned: contiguous int32 of {} "
-                                      "dimensions on {}", name, view.describe(), to_string(view.device), dims,
-                                      to_string(device)));
+    throw InvalidArgument(
+        fmt::format("{} is {} on {}, expected what dispatch returned: contiguous int32 of {} "
+                    "dimensions on {}",
+                    name, view.describe(), to_string(view.device), dims, to_string(device)));
   }
   return view;
 }
@@ -73,12 +77,14 @@ std::optional<TensorView> optional_view(py::handle object, const char* name) {
 
 }  // namespace
 
-NativeBuffer::NativeBuffer(int rank, int num_ranks, const py::object& all_gather, int device, std::size_t heap_bytes)
+NativeBuffer::NativeBuffer(int rank, int num_ranks, const py::object& all_gather, int device, std::size_t heap_bytes,
+                           std::uintptr_t comm_stream)
     : device_(device < 0 ? Device{} : Device{Device::Kind::cuda, device}) {
   AllGatherFunction function = wrap_all_gather(all_gather);
   BufferOptions options;
   options.heap_bytes = heap_bytes;
   options.reject_unknown_experts = false;
+  options.comm_stream = reinterpret_cast<StreamHandle>(comm_stream);
   const py::gil_scoped_release released;
   executor_ = device < 0 ? make_host_executor() : gpu_executor(device);
   buffer_ = std::make_unique<Buffer>(make_callback_bootstrap(rank, num_ranks, std::move(function)), executor_, options);
@@ -141,10 +147,9 @@ py::tuple NativeBuffer::get_dispatch_layout(py::handle topk_idx, int num_experts
   const CallOptions call_options = options(call);
   const DispatchLayout layout =
       without_gil([&] { return buffer.get_dispatch_layout(indices, num_experts, call_options); });
-  return py::make_tuple(
-      framework.hand_out(layout.num_tokens_per_rank), framework.hand_out(layout.num_tokens_per_expert),
-      framework.hand_out(layout.is_token_in_rank),
-      event_object(call, layout.event, {&layout.num_tokens_per_rank, &layout.is_token_in_rank}));
+  return py::make_tuple(framework.hand_out(layout.num_tokens_per_rank),
+                        framework.hand_out(layout.num_tokens_per_expert), framework.hand_out(layout.is_token_in_rank),
+                        event_object(call, layout.event, {&layout.num_tokens_per_rank, &layout.is_token_in_rank}));
 }
 
 py::tuple NativeBuffer::dispatch(py::handle x, py::handle x_scales, py::handle num_tokens_per_rank,
@@ -198,9 +203,9 @@ py::tuple NativeBuffer::cached_dispatch(py::handle x, py::handle x_scales, const
   const CallOptions call_options = options(call);
   const DispatchResult result = without_gil([&] { return buffer.dispatch(arguments, call_options); });
   const Tensor none;
-  return py::make_tuple(framework.hand_out(result.recv_x, &rows.dtype), framework.hand_out(result.recv_x_scales),
-                        event_object(call, result.event,
-                                     {&result.recv_x, result.recv_x_scales ? &*result.recv_x_scales : &none}));
+  return py::make_tuple(
+      framework.hand_out(result.recv_x, &rows.dtype), framework.hand_out(result.recv_x_scales),
+      event_object(call, result.event, {&result.recv_x, result.recv_x_scales ? &*result.recv_x_scales : &none}));
 }
 
 py::tuple NativeBuffer::combine(py::handle x, const py::tuple& handle, py::handle topk_weights, py::handle bias_0,
@@ -223,8 +228,6 @@ py::tuple NativeBuffer::combine(py::handle x, const py::tuple& handle, py::handl
       event_object(call, result.event,
                    {&result.combined_x, result.combined_topk_weights ? &*result.combined_topk_weights : &none}));
 }
-
-std::uintptr_t NativeBuffer::comm_stream() const { return reinterpret_cast<std::uintptr_t>(alive().comm_stream()); }
 
 py::object NativeBuffer::local_memory() const {
   return Framework::instance().hand_out(borrowed_tensor(alive().local_memory()));

@@ -22,7 +22,9 @@ struct CallArguments {
 class NativeBuffer {
  public:
   /// Collective. `all_gather(bytes) -> list of bytes`, one for each rank. `device`: a GPU's ordinal, -1 for the CPU.
-  NativeBuffer(int rank, int num_ranks, const py::object& all_gather, int device, std::size_t heap_bytes);
+  /// `comm_stream`: a stream of the framework, which lives as long as the process; 0 on the CPU.
+  NativeBuffer(int rank, int num_ranks, const py::object& all_gather, int device, std::size_t heap_bytes,
+               std::uintptr_t comm_stream);
   ~NativeBuffer();
   NativeBuffer(const NativeBuffer&) = delete;
   NativeBuffer& operator=(const NativeBuffer&) = delete;
@@ -42,7 +44,6 @@ class NativeBuffer {
   py::tuple combine(py::handle x, const py::tuple& handle, py::handle topk_weights, py::handle bias_0,
                     py::handle bias_1, int num_sms, const CallArguments& call);
 
-  std::uintptr_t comm_stream() const;
   /// A tensor over the symmetric heap of this rank; `dtype` uint8. Its memory ends with the buffer.
   py::object local_memory() const;
   /// Waits for the GPU work of this buffer, and raises what it met.
@@ -56,7 +57,8 @@ class NativeBuffer {
   Buffer& alive() const;
   CallOptions options(const CallArguments& call) const;
   DispatchHandle borrow_handle(const py::tuple& handle) const;
-  py::object event_object(const CallArguments& call, EventHandle event, std::initializer_list<const Tensor*> results) const;
+  py::object event_object(const CallArguments& call, EventHandle event,
+                          std::initializer_list<const Tensor*> results) const;
   /// Runs `work` so that other Python threads go on, also when the library waits for a peer. On the CPU the results are
   /// ready afterwards.
   template <class Work>

@@ -16,7 +16,13 @@ class EventHandle:
 
 class Buffer:
     def __init__(
-        self, rank: int, num_ranks: int, all_gather: Callable[[bytes], Sequence[bytes]], device: int, heap_bytes: int
+        self,
+        rank: int,
+        num_ranks: int,
+        all_gather: Callable[[bytes], Sequence[bytes]],
+        device: int,
+        heap_bytes: int,
+        comm_stream: int,
     ) -> None: ...
     def get_dispatch_layout(
         self, topk_idx: torch.Tensor, num_experts: int, previous_event: Optional[EventHandle], async_finish: bool
@@ -64,7 +70,6 @@ class Buffer:
         previous_event: Optional[EventHandle],
         async_finish: bool,
     ) -> Tuple[torch.Tensor, Optional[torch.Tensor], Optional[EventHandle]]: ...
-    def comm_stream(self) -> int: ...
     def local_memory(self) -> torch.Tensor: ...
     def check(self) -> None: ...
     def destroy(self) -> None: ...

@@ -120,10 +120,15 @@ class Buffer:
         if self._on_gpu and group is not None:
             check_nvlink_connections(group)
         heap_bytes = -(-(max(num_nvl_bytes, _SMALLEST_HEAP) + _SIGNALS) // _PAGE) * _PAGE
-        self.runtime: Optional[_native.Buffer] = _native.Buffer(self.rank, self.group_size, all_gather, device, heap_bytes)
+        # A stream of the framework: it is never destroyed, so tensors may be recorded on it for any time.
         self._comm_stream: Optional[torch.cuda.Stream] = None
+        stream = 0
         if self._on_gpu:
-            self._comm_stream = torch.cuda.ExternalStream(self.runtime.comm_stream(), device=device)
+            self._comm_stream = torch.cuda.Stream(device=device, priority=-1)
+            stream = self._comm_stream.cuda_stream
+        self.runtime: Optional[_native.Buffer] = _native.Buffer(
+            self.rank, self.group_size, all_gather, device, heap_bytes, stream
+        )
         # Also runs at interpreter exit, while everything it needs is still there.
         self._finalizer = weakref.finalize(self, _let_go, self.runtime, self.rank, explicitly_destroy)
 

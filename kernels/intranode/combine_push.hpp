@@ -21,6 +21,7 @@ struct PushRing {
   std::byte* data;
   std::uint32_t stages, stage_bytes;
   std::uint32_t loaded = 0, stored = 0;
+  std::uint32_t told = 0;  ///< what `complete` of the progress says
 
   DEEP_EP_DEVICE void add(const std::byte* from, const PushedPiece& piece) {
     if (loaded - stored >= stages - 1) store_oldest();
@@ -46,9 +47,12 @@ struct PushRing {
   /// Waits until at most `kLeft` stores are under way, and tells the flag raiser.
   template <std::uint32_t kLeft>
   DEEP_EP_DEVICE void complete() {
+    const std::uint32_t reached = stored - kLeft;
+    if (static_cast<std::int32_t>(reached - told) <= 0) return;  // a flush has told more: the count must not fall back
     bulk::wait<static_cast<int>(kLeft)>();
     bulk::fence_global();
-    store_release<Scope::block>(&progress->complete, stored - kLeft);
+    store_release<Scope::block>(&progress->complete, reached);
+    told = reached;
   }
   DEEP_EP_DEVICE void flush() {
     while (stored < loaded) store_oldest();

@@ -10,8 +10,9 @@
 namespace deep_ep {
 namespace {
 
-// Seven warps add a row of 7168 bf16 in one go; four pushing warps keep NVLink busy (docs/measurements/).
-constexpr int kGpuAddingWarps = 7;
+// As many warps as have registers enough; four that push keep NVLink busy (docs/measurements/).
+constexpr int kGpuAddingWarps = 16;
+constexpr int kGpuAddingWarpsPushing = 10;
 constexpr int kGpuPushingWarps = 4;
 
 void check_combine(const CombineArguments& arguments, const Device& device, int num_ranks) {
@@ -68,36 +69,31 @@ LaunchShape Buffer::Implementation::combine_shape(const Config& config, CombineP
   const bool gpu = executor_->device().kind == Device::Kind::cuda;
   const int sms = config.num_sms != 0 ? config.num_sms : Config::combine_default(num_ranks_).num_sms;
 
-  // One warp fetches; one raises flags where others push; the rest is shared out between adding and pushing.
-  const int helpers = params.push ? 2 : 1;
+  // Where this rank pushes, one warp raises flags, and the rest is shared out between adding and pushing.
+  const int flag_warps = params.push ? 1 : 0;
   if (config.warps_per_block == 0 && gpu) {
-    params.adding_warps = kGpuAddingWarps;
+    params.adding_warps = params.push ? kGpuAddingWarpsPushing : kGpuAddingWarps;
     params.pushing_warps = params.push ? kGpuPushingWarps : 0;
   } else {
     const int wanted = config.warps_per_block != 0 ? config.warps_per_block : policy.warps_per_block;
-    const int rest = std::max(wanted - helpers, params.push ? 2 : 1);
+    const int rest = std::max(wanted - flag_warps, params.push ? 2 : 1);
     params.pushing_warps = params.push ? std::max(1, rest / 3) : 0;
     params.adding_warps = rest - params.pushing_warps;
   }
-  const int warps = helpers + params.adding_warps + params.pushing_warps;
+  params.warps_per_token = params.adding_warps % 2 == 0 ? 2 : 1;
+  const int warps = params.adding_warps + params.pushing_warps + flag_warps;
 
-  // Shared memory: a little more than half for pushed rows where this rank pushes, the rest for the ring.
-  const auto align = [](std::size_t bytes) { return (bytes + kLine - 1) / kLine * kLine; };
-  const std::size_t row = align(params.row_bytes);
-  constexpr int kMostSlots = 32;
-  const CombineShared empty{num_ranks_, params.adding_warps, kMostSlots, 0, params.pushing_warps, 8, 0};
-  const std::size_t room = policy.max_shared_bytes - empty.bytes();
+  // Pushing warps stage whole rows where two fit, else pieces. Adding warps work in registers.
   if (params.push) {
-    const std::size_t per_warp = room * 4 / 7 / static_cast<std::size_t>(params.pushing_warps);
+    const auto align = [](std::size_t bytes) { return (bytes + kLine - 1) / kLine * kLine; };
+    const CombineShared empty{num_ranks_, params.pushing_warps, 8, 0};
+    const std::size_t per_warp =
+        (policy.max_shared_bytes - empty.bytes()) / static_cast<std::size_t>(params.pushing_warps);
+    const std::size_t row = align(params.row_bytes);
     params.stages = static_cast<int>(std::clamp<std::size_t>(per_warp / row, 2, 8));
     params.stage_bytes = static_cast<std::uint32_t>(std::min(row, per_warp / 2 / kLine * kLine));
   }
-  const std::size_t pushing = static_cast<std::size_t>(params.pushing_warps * params.stages) * params.stage_bytes;
-  const std::size_t piece = std::min<std::size_t>(row, CombineShared::largest_piece(params.adding_warps));
-  params.piece_bytes = static_cast<std::uint32_t>(std::min(piece, (room - pushing) / 2 / kLine * kLine));
-  params.slots = static_cast<int>(std::clamp<std::size_t>((room - pushing) / params.piece_bytes, 2, kMostSlots));
-  const CombineShared layout{num_ranks_,           params.adding_warps, params.slots,      params.piece_bytes,
-                             params.pushing_warps, params.stages,       params.stage_bytes};
+  const CombineShared layout{num_ranks_, params.pushing_warps, params.stages, params.stage_bytes};
   return LaunchShape{std::min(sms, policy.multiprocessors), warps * 32, layout.bytes()};
 }
 

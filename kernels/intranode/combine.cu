@@ -3,7 +3,6 @@
 // Every rank says whether the owners may read its rows where they are (pull), or pushes them into the owners' windows.
 // The owner adds in rank order either way, so the result does not depend on it.
 #include "kernels/intranode/combine_add.hpp"
-#include "kernels/intranode/combine_fetch.hpp"
 #include "kernels/intranode/combine_push.hpp"
 #include "kernels/primitives/block.hpp"
 #include "kernels/primitives/launch.hpp"
@@ -62,15 +61,14 @@ DEEP_EP_DEVICE bool learn_rows(const CombineParams& params, std::uint64_t epoch,
   return true;
 }
 
-/// Warps have roles, in this order: one fetches, some add, and where this rank pushes, some push and one raises flags.
+/// Some warps add, and where this rank pushes, some push and one raises flags. False after a fault.
 DEEP_EP_DEVICE bool play_role(const CombineParams& params, const CombineShared& layout, std::byte* memory,
                               std::uint64_t epoch) {
   const CombinePeer* peers = layout.peers(memory);
-  const CombineRows rows{params, peers, epoch};
-  if (warp_index() == 0) return CombineFetcher{rows, layout, memory}.fetch_all();
-  const int adder = warp_index() - 1;
-  if (adder < layout.adding_warps) return CombineAdder{rows, layout, memory, adder}.add_all();
-  const int pusher = adder - layout.adding_warps;
+  if (warp_index() < params.adding_warps) {
+    return CombineAdder{CombineRows{params, peers, epoch}, warp_index()}.add_all();
+  }
+  const int pusher = warp_index() - params.adding_warps;
   if (pusher == layout.pushing_warps) {
     raise_flags(layout, memory);
     return true;
@@ -94,10 +92,6 @@ DEEP_EP_DEVICE bool play_role(const CombineParams& params, const CombineShared& 
 
 DEEP_EP_DEVICE void initialise(const CombineShared& layout, std::byte* memory) {
   if (thread_index() != 0) return;
-  for (int slot = 0; slot < layout.slots; ++slot) {
-    mbarrier::init(layout.full(memory)[slot], 1);
-    mbarrier::init(layout.empty(memory)[slot], static_cast<std::uint32_t>(layout.adding_warps));
-  }
   for (int pusher = 0; pusher < layout.pushing_warps; ++pusher) {
     for (int stage = 0; stage < layout.stages; ++stage) mbarrier::init(layout.stage_barriers(memory, pusher)[stage], 1);
     PushProgress& progress = *layout.progress(memory, pusher);
@@ -108,8 +102,7 @@ DEEP_EP_DEVICE void initialise(const CombineShared& layout, std::byte* memory) {
 
 DEEP_EP_DEVICE void combine_body(const CombineParams& params, std::byte* memory) {
   const IntranodeParams& common = params.common;
-  const CombineShared layout{common.num_ranks,     params.adding_warps, params.slots,      params.piece_bytes,
-                             params.pushing_warps, params.stages,       params.stage_bytes};
+  const CombineShared layout{common.num_ranks, params.pushing_warps, params.stages, params.stage_bytes};
   std::int32_t* scratch = layout.scratch(memory);
   const std::uint64_t epoch = load_relaxed<Scope::gpu>(&common.state->combine_epoch) + 1;
 
@@ -125,11 +118,10 @@ DEEP_EP_DEVICE void combine_body(const CombineParams& params, std::byte* memory)
     for (int peer = thread_index(); peer < common.num_ranks; peer += block_threads()) {
       good = learn_rows(params, epoch, peer, layout.peers(memory)[peer]) && good;
     }
-    bulk::fence_global();  // the mailboxes promise rows that the copy engine reads
     good = whole_block(good, scratch);
   }
 
-  // 3. Fetch, add, push.
+  // 3. Add our tokens and, where owners cannot read our rows, push them.
   if (good) good = whole_block(play_role(params, layout, memory, epoch), scratch);
 
   // 4. The last block tells the others that their rows have been read, waits for the same word, and ends the call.
@@ -141,7 +133,6 @@ DEEP_EP_DEVICE void combine_body(const CombineParams& params, std::byte* memory)
     }
     block::sync();
     if (thread_index() == 0) {
-      store_relaxed<Scope::gpu>(&common.state->combine_next_token, std::uint32_t{0});
       store_relaxed<Scope::gpu>(&common.state->combine_epoch, epoch);
     }
   }

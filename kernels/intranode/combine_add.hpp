@@ -1,5 +1,10 @@
-// The adding warps of combine: together they take each piece from the ring, a slice each, and add it in fp32 to what
-// its token has so far. Rows come in rank order, wherever they come from, so the sum does not depend on that.
+// The adding warps of combine: a few neighbours in a block share a token, and each adds, in rank order and in fp32, its
+// pieces of the rows that the token's destination ranks hold.
+//
+// Where a row comes from makes no difference to the sum: a peer that has its rows in the heap is read over NVLink, one
+// that pushes is read from our window once the row's flag is up. A lane loads its vectors of all rows before it adds the
+// first: a peer's memory is far away, and only loads under way at once hide that. Ordinary loads: bulk loads from a
+// peer's memory were slower on H200, however many SMs issued them.
 #pragma once
 
 #include "kernels/intranode/combine_rows.hpp"
@@ -11,42 +16,41 @@
 namespace deep_ep::device {
 
 struct CombineAdder {
-  static constexpr int kVectors = CombineShared::kVectors;
+  static constexpr int kVectors = 2;   ///< 16-byte vectors of a row that a lane works on at once
+  static constexpr int kTogether = 5;  ///< rows whose loads are under way at once: as many as have registers
+  static constexpr std::uint32_t kPieceBytes = kVectors * kWarpSize * sizeof(Vec16);
 
   CombineRows rows;
-  const CombineShared& layout;
-  std::byte* memory;
   int warp;  ///< among the adding warps of the block
 
-  /// This lane's v-th vector of a piece.
-  DEEP_EP_DEVICE int vector_at(int v) const { return (v * layout.adding_warps + warp) * kWarpSize + lane_index(); }
-
-  DEEP_EP_DEVICE static void add(float (&sum)[8], const Vec16& vector) {
+  DEEP_EP_DEVICE static void add(float (&sum)[kVectors][8], int v, const Vec16& vector) {
     for (int i = 0; i < 4; ++i) {
-      sum[2 * i] += bf16_low(vector.word[i]);
-      sum[2 * i + 1] += bf16_high(vector.word[i]);
+      sum[v][2 * i] += bf16_low(vector.word[i]);
+      sum[v][2 * i + 1] += bf16_high(vector.word[i]);
     }
   }
 
-  /// Begins a piece with bias_0 + bias_1, or zero.
-  DEEP_EP_DEVICE void begin(float (&sum)[kVectors][8], const FetchedPiece& piece, std::int64_t at) const {
-    for (int v = 0; v < kVectors; ++v) {
-      for (int i = 0; i < 8; ++i) sum[v][i] = 0;
-      const int vector = vector_at(v);
-      for (const std::byte* bias : rows.params.bias) {
-        if (bias == nullptr || vector * sizeof(Vec16) >= piece.bytes) continue;
-        add(sum[v], load_stream(reinterpret_cast<const Vec16*>(bias + at) + vector));
+  /// Adds `vectors` vectors, beginning `offset` bytes into each row whose address a lane of `holders` holds.
+  DEEP_EP_DEVICE void add_rows(float (&sum)[kVectors][8], std::uint64_t address, std::uint32_t holders,
+                               std::uint32_t offset, int vectors) const {
+    while (holders != 0) {
+      Vec16 loaded[kTogether][kVectors];
+      int rows = 0;
+      for (int i = 0; i < kTogether; ++i) {
+        if (holders == 0) continue;
+        const auto* from = reinterpret_cast<const Vec16*>(warp::shuffle(address, lowest_bit(holders)) + offset);
+        holders &= holders - 1;
+        ++rows;
+        for (int v = 0; v < kVectors; ++v) {
+          const int at = lane_index() + v * kWarpSize;
+          if (at < vectors) loaded[i][v] = load_weak(from + at);
+        }
       }
-    }
-  }
-
-  DEEP_EP_DEVICE void store(const float (&sum)[kVectors][8], const FetchedPiece& piece, std::int64_t at) const {
-    for (int v = 0; v < kVectors; ++v) {
-      const int vector = vector_at(v);
-      if (vector * sizeof(Vec16) >= piece.bytes) continue;
-      Vec16 packed;
-      for (int i = 0; i < 4; ++i) packed.word[i] = pack_bf16(sum[v][2 * i], sum[v][2 * i + 1]);
-      store_stream(reinterpret_cast<Vec16*>(rows.params.combined_x + at) + vector, packed);
+      for (int i = 0; i < kTogether; ++i) {
+        for (int v = 0; v < kVectors; ++v) {
+          if (i < rows && lane_index() + v * kWarpSize < vectors) add(sum, v, loaded[i][v]);
+        }
+      }
     }
   }
 
@@ -76,14 +80,64 @@ struct CombineAdder {
     }
   }
 
-  /// The token's rows have been read. Whoever says so for a round's last token gives the pushing peers credit.
+  /// The ranks from `first_rank` on, one a lane: which have a row of the token (a bit each), and where.
+  /// `good` becomes false after a fault.
+  DEEP_EP_DEVICE std::uint32_t find_rows(int token, int first_rank, std::uint64_t& address, bool& good) const {
+    const int rank = first_rank + lane_index();
+    const std::int32_t row = rows.row_at(token, rank);
+    good = warp::all(row < 0 || rows.await(token, rank)) && good;
+    address = row < 0 ? 0 : reinterpret_cast<std::uint64_t>(rows.address(token, rank, row));
+    return warp::ballot(row >= 0);
+  }
+
+  /// Adds this warp's part of the token. False after a fault.
+  DEEP_EP_DEVICE bool add_part(int token, int part) const {
+    const CombineParams& params = rows.params;
+    bool good = true;
+    std::uint64_t address = 0;
+    const std::uint32_t holders = find_rows(token, 0, address, good);
+    if (!good) return false;
+    const auto step = static_cast<std::uint32_t>(params.warps_per_token) * kPieceBytes;
+    for (std::uint32_t offset = static_cast<std::uint32_t>(part) * kPieceBytes; offset < params.row_bytes;
+         offset += step) {
+      const std::uint32_t rest = params.row_bytes - offset;
+      const int vectors = static_cast<int>((rest < kPieceBytes ? rest : kPieceBytes) / sizeof(Vec16));
+      const std::int64_t at = std::int64_t{token} * params.row_bytes + offset;
+      float sum[kVectors][8] = {};
+      for (const std::byte* bias : params.bias) {
+        for (int v = 0; bias != nullptr && v < kVectors; ++v) {
+          const int vector = lane_index() + v * kWarpSize;
+          if (vector < vectors) add(sum, v, load_stream(reinterpret_cast<const Vec16*>(bias + at) + vector));
+        }
+      }
+      add_rows(sum, address, holders, offset, vectors);
+      for (int first_rank = kWarpSize; first_rank < params.common.num_ranks; first_rank += kWarpSize) {
+        std::uint64_t later_address = 0;
+        const std::uint32_t later = find_rows(token, first_rank, later_address, good);
+        if (!good) return false;
+        add_rows(sum, later_address, later, offset, vectors);
+      }
+      for (int v = 0; v < kVectors; ++v) {
+        const int vector = lane_index() + v * kWarpSize;
+        if (vector >= vectors) continue;
+        Vec16 packed;
+        for (int i = 0; i < 4; ++i) packed.word[i] = pack_bf16(sum[v][2 * i], sum[v][2 * i + 1]);
+        store_stream(reinterpret_cast<Vec16*>(params.combined_x + at) + vector, packed);
+      }
+    }
+    if (part == 0 && params.combined_weights != nullptr) add_weights(token);
+    return true;
+  }
+
+  /// This warp has read its part of the token. Whoever says so last in a round gives the pushing peers credit.
   DEEP_EP_DEVICE bool finish(int token) const {
     const CombineParams& params = rows.params;
     if (params.num_tokens <= params.window_tokens) return true;  // the window holds everything: nobody needs credit
     const IntranodeParams& common = params.common;
     const std::uint64_t round = rows.round_of(token);
     const std::int64_t rest = params.num_tokens - static_cast<std::int64_t>(round) * params.tokens_per_round;
-    const auto in_round = static_cast<std::uint32_t>(rest < params.tokens_per_round ? rest : params.tokens_per_round);
+    const auto in_round = static_cast<std::uint32_t>((rest < params.tokens_per_round ? rest : params.tokens_per_round) *
+                                                     params.warps_per_token);
     warp::sync();
     bool good = true;
     if (lane_index() == 0) {
@@ -106,35 +160,16 @@ struct CombineAdder {
     return warp::all(good);
   }
 
-  /// Adds until the fetching warp says that nothing is left. False after a fault; the ring is emptied all the same.
+  /// Adds this warp's parts of all its tokens. False after a fault.
   DEEP_EP_DEVICE bool add_all() const {
     const CombineParams& params = rows.params;
-    bool good = true;
-    float sum[kVectors][8];
-    for (std::uint32_t taken = 0;; ++taken) {
-      const auto slots = static_cast<std::uint32_t>(layout.slots);
-      const std::uint32_t slot = taken % slots;
-      mbarrier::wait(layout.full(memory)[slot], taken / slots & 1);
-      const FetchedPiece piece = layout.fetched(memory)[slot];
-      if (piece.token < 0) return good;
-      const std::int64_t at = std::int64_t{piece.token} * params.row_bytes + piece.offset;
-      if (piece.first) begin(sum, piece, at);
-      if (piece.has_row) {
-        const auto* data = reinterpret_cast<const Vec16*>(layout.slot(memory, slot));
-        for (int v = 0; v < kVectors; ++v) {
-          const int vector = vector_at(v);
-          if (vector * sizeof(Vec16) < piece.bytes) add(sum[v], data[vector]);
-        }
-      }
-      warp::sync();  // all lanes have read the slot
-      if (lane_index() == 0) mbarrier::arrive(layout.empty(memory)[slot]);
-      if (!piece.last) continue;
-      store(sum, piece, at);
-      // Warps take turns with what is left to do for a token.
-      if (piece.offset + piece.bytes < params.row_bytes || piece.token % layout.adding_warps != warp) continue;
-      if (params.combined_weights != nullptr) add_weights(piece.token);
-      good = good && finish(piece.token);
+    const int teams = params.adding_warps / params.warps_per_token;
+    const int step = teams * grid_blocks();
+    for (int token = warp / params.warps_per_token * grid_blocks() + block_index(); token < params.num_tokens;
+         token += step) {
+      if (!add_part(token, warp % params.warps_per_token) || !finish(token)) return false;
     }
+    return true;
   }
 };
 

@@ -1,5 +1,4 @@
-// Shared memory of a combine block: what the peers said, the ring through which the fetching warp feeds the adding
-// warps, and the stages of the pushing warps.
+// Shared memory of a combine block: what the peers said, and the stages of the pushing warps.
 #pragma once
 
 #include "kernels/intranode/params.hpp"
@@ -19,15 +18,6 @@ struct CombinePeer {
   std::int32_t window_tokens;
   std::int32_t tokens_per_round;
   std::int32_t num_tokens;
-};
-
-/// What a slot of the ring holds: a piece of a row to add to its token.
-struct FetchedPiece {
-  std::int32_t token;    ///< -1: no more pieces
-  std::uint32_t offset;  ///< of the piece in its row
-  std::uint32_t bytes;
-  bool first, last;      ///< of the pieces at this offset of this token
-  bool has_row;          ///< false: the token has no rows at all, only biases
 };
 
 /// Rows of one owner that are pushed in one round.
@@ -54,36 +44,21 @@ struct PushProgress {
 };
 
 struct CombineShared {
-  static constexpr int kVectors = 4;  ///< 16-byte vectors of a piece that an adding lane works on
-
-  int num_ranks, adding_warps, slots;
-  std::uint32_t piece_bytes;
-  int pushing_warps, stages;
+  int num_ranks, pushing_warps, stages;
   std::uint32_t stage_bytes;
-
-  /// The most that the adding warps can take at once.
-  DEEP_EP_HOST_DEVICE static std::uint32_t largest_piece(int adding_warps) {
-    return static_cast<std::uint32_t>(adding_warps) * 32 * 16 * kVectors;
-  }
 
   DEEP_EP_HOST_DEVICE static std::size_t align(std::size_t bytes) { return (bytes + 127) / 128 * 128; }
   DEEP_EP_HOST_DEVICE std::size_t barriers_at() const {
     return align(128 + sizeof(CombinePeer) * static_cast<std::size_t>(num_ranks));
   }
-  DEEP_EP_HOST_DEVICE std::size_t fetched_at() const {
-    return align(barriers_at() + sizeof(device::Mbarrier) * static_cast<std::size_t>(2 * slots + pushing_warps * stages));
-  }
   DEEP_EP_HOST_DEVICE std::size_t progress_at() const {
-    return align(fetched_at() + sizeof(FetchedPiece) * static_cast<std::size_t>(slots));
+    return align(barriers_at() + sizeof(device::Mbarrier) * static_cast<std::size_t>(pushing_warps * stages));
   }
   DEEP_EP_HOST_DEVICE std::size_t ranges_at() const {
     return align(progress_at() + sizeof(PushProgress) * static_cast<std::size_t>(pushing_warps));
   }
-  DEEP_EP_HOST_DEVICE std::size_t slots_at() const {
-    return align(ranges_at() + sizeof(PushedRange) * static_cast<std::size_t>(pushing_warps * num_ranks));
-  }
   DEEP_EP_HOST_DEVICE std::size_t stages_at() const {
-    return slots_at() + static_cast<std::size_t>(slots) * piece_bytes;
+    return align(ranges_at() + sizeof(PushedRange) * static_cast<std::size_t>(pushing_warps * num_ranks));
   }
   DEEP_EP_HOST_DEVICE std::size_t bytes() const {
     return stages_at() + static_cast<std::size_t>(pushing_warps * stages) * stage_bytes;
@@ -91,19 +66,8 @@ struct CombineShared {
 
   DEEP_EP_HOST_DEVICE std::int32_t* scratch(std::byte* memory) const { return reinterpret_cast<std::int32_t*>(memory); }
   DEEP_EP_HOST_DEVICE CombinePeer* peers(std::byte* memory) const { return reinterpret_cast<CombinePeer*>(memory + 128); }
-  /// Full: the slot's piece is there. Empty: every adding warp has read it.
-  DEEP_EP_HOST_DEVICE device::Mbarrier* full(std::byte* memory) const {
-    return reinterpret_cast<device::Mbarrier*>(memory + barriers_at());
-  }
-  DEEP_EP_HOST_DEVICE device::Mbarrier* empty(std::byte* memory) const { return full(memory) + slots; }
-  DEEP_EP_HOST_DEVICE FetchedPiece* fetched(std::byte* memory) const {
-    return reinterpret_cast<FetchedPiece*>(memory + fetched_at());
-  }
-  DEEP_EP_HOST_DEVICE std::byte* slot(std::byte* memory, std::uint32_t index) const {
-    return memory + slots_at() + static_cast<std::size_t>(index) * piece_bytes;
-  }
   DEEP_EP_HOST_DEVICE device::Mbarrier* stage_barriers(std::byte* memory, int pusher) const {
-    return empty(memory) + slots + pusher * stages;
+    return reinterpret_cast<device::Mbarrier*>(memory + barriers_at()) + pusher * stages;
   }
   DEEP_EP_HOST_DEVICE PushProgress* progress(std::byte* memory, int pusher) const {
     return reinterpret_cast<PushProgress*>(memory + progress_at()) + pusher;

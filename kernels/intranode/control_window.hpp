@@ -113,13 +113,11 @@ struct KernelState {
   std::uint32_t dispatch_round_ticket;
   std::uint32_t dispatch_drain_ticket;
   std::uint32_t dispatch_ticket;
-  std::uint32_t combine_read_ticket;
   std::uint32_t combine_ticket;
   std::uint32_t combine_round_ticket[2];  ///< by parity of the round: one round may overtake, two cannot
   // The next token that a warp may take; zero between calls. SMs differ in speed: sharing tokens out beforehand would
   // make the call as slow as the slowest.
   std::uint32_t dispatch_next_token[2];   ///< by parity of the round
-  std::uint32_t combine_next_token;
 };
 
 /// What every kernel of the family is told.

@@ -98,10 +98,9 @@ struct CombineParams {
   int window_tokens;                         ///< tokens in the window at once
   int tokens_per_round;                      ///< window_tokens when everything fits at once, half of it otherwise
 
-  // Roles and shared memory, see CombineShared.
+  // Roles of a block's warps, in this order: some add, and where this rank pushes, some push and one raises flags.
   int adding_warps;
-  int slots;                                 ///< of the ring between the fetching warp and the adding ones
-  std::uint32_t piece_bytes;                 ///< a row is added in pieces of at most this size, multiple of 128
+  int warps_per_token;                       ///< so many adding warps share a token; divides adding_warps
   int pushing_warps;
   int stages;                                ///< of a pushing warp, 2..8
   std::uint32_t stage_bytes;                 ///< a pushed row travels in pieces of at most this size, multiple of 128

@@ -16,8 +16,12 @@
 namespace deep_ep::device {
 
 struct CombineAdder {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
+  static constexpr int kVectors = 1;   ///< two would spill on sm_100a
+#else
   static constexpr int kVectors = 2;   ///< 16-byte vectors of a row that a lane works on at once
-  static constexpr int kTogether = 5;  ///< rows whose loads are under way at once: as many as have registers
+#endif
+  static constexpr int kTogether = 8;  ///< rows whose loads are under way at once: all of a token, in one domain of 8
   static constexpr std::uint32_t kPieceBytes = kVectors * kWarpSize * sizeof(Vec16);
 
   CombineRows rows;

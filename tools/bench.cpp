@@ -150,6 +150,8 @@ void add_intranode(CLI::App& bench, Action& action) {
       ->check(CLI::Range(0, 1024));
   command->add_option("--warps", o.warps, "Warps of a block, one or several numbers; 0 = the library's default")
       ->check(CLI::Range(0, 16));
+  command->add_option("--window-mib", o.window_mib, "MiB of the buffer's window; 0 = the library's default")
+      ->check(CLI::Range(0, 65536));
   command->add_option("--dtype", o.dtype, "Dispatched rows: fp8 (with a scale for every 128 channels), bf16 or both")
       ->check(CLI::IsMember({"fp8", "bf16", "both"}))
       ->capture_default_str();

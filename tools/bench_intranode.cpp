@@ -155,7 +155,8 @@ void run_intranode(const IntranodeOptions& options, const World& world, Device::
   std::vector<WorkloadShape> shapes;
   std::vector<Routes> routes;
   for (const std::int64_t tokens : options.tokens) {
-    shapes.push_back({world.size, tokens, options.hidden, options.topk, options.experts});
+    shapes.push_back({world.size, tokens, options.hidden, options.topk, options.experts,
+                      static_cast<std::size_t>(options.window_mib) << 20});
     routes.emplace_back(shapes.back());
   }
   run_ranks(world.local_ranks(), [&](int local) {

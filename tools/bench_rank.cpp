@@ -82,6 +82,7 @@ BufferOptions RankBench::buffer_options(const WorkloadShape& shape) {
   BufferOptions options;
   // The rows of one round may still be held while the next one asks for its own.
   options.heap_bytes = 3 * Buffer::heap_bytes_hint(shape.ranks, shape.tokens, shape.row_bytes_bf16(), shape.topk);
+  options.window_bytes = shape.window_bytes;
   return options;
 }
 

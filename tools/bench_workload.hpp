@@ -14,6 +14,7 @@ struct WorkloadShape {
   int hidden = 7168;
   int topk = 8;
   int experts = 256;
+  std::size_t window_bytes = 0;  ///< of the buffer, 0 = the library's default
 
   int local_experts() const { return experts / ranks; }
   int scales() const { return (hidden + 127) / 128; }  ///< float32 scales of an 8-bit row

@@ -303,8 +303,8 @@ class Buffer:
             )
             if async_finish:
                 self._record(rows, scales, *handle)
-            result = recv_x if scales is None else (recv_x, recv_scales)
-            return result, None, None, None, None, EventOverlap(event)
+            cached: Rows = recv_x if recv_scales is None else (recv_x, recv_scales)
+            return cached, None, None, None, None, EventOverlap(event)
 
         assert num_tokens_per_rank is not None, "num_tokens_per_rank is missing: without a handle the layout is needed"
         assert is_token_in_rank is not None, "is_token_in_rank is missing: without a handle the layout is needed"
@@ -327,7 +327,7 @@ class Buffer:
             self._record(
                 rows, scales, num_tokens_per_rank, is_token_in_rank, num_tokens_per_expert, topk_idx, topk_weights
             )
-        result = recv_x if scales is None else (recv_x, recv_scales)
+        result: Rows = recv_x if recv_scales is None else (recv_x, recv_scales)
         return result, recv_topk_idx, recv_topk_weights, counts, new_handle, EventOverlap(event)
 
     def combine(
@@ -500,6 +500,8 @@ def _split(x: Any) -> Tuple[torch.Tensor, Optional[torch.Tensor]]:
     if isinstance(x, (tuple, list)):
         if len(x) != 2:
             raise InvalidArgument(f"x is a {type(x).__name__} of {len(x)}, expected a tensor or (rows, scales)")
+        if not isinstance(x[1], torch.Tensor):
+            raise TypeError(f"x_scales (x[1]) is of type {type(x[1]).__name__}, expected a torch.Tensor")
         return x[0], x[1]
     return x, None
 

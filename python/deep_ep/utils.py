@@ -52,7 +52,7 @@ def check_nvlink_connections(group: Any) -> None:
     size = group.size()
     assert size <= 2, "PCIe GPUs have NVLink bridges in pairs only: at most 2 ranks"
 
-    import pynvml
+    import pynvml  # type: ignore[import-not-found]
 
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").strip(",")
     mine = torch.cuda.current_device()

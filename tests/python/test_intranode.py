@@ -145,6 +145,47 @@ def run_cases(args, rank, num_ranks, group, buffer, config):
     return x, x_fp8, handle, (per_rank, in_rank, per_expert), expected_rows
 
 
+def run_graphs(args, rank, num_ranks, buffer, config):
+    """Layout, dispatch of worst-case size and combine in a CUDA graph, replayed with other data each time."""
+    print_once(rank, "[testing] Running in CUDA graphs ...", end="")
+    worst = args.num_tokens * num_ranks
+    x = torch.empty((args.num_tokens, args.hidden), dtype=torch.bfloat16)
+    topk_idx, topk_weights, *_ = make_inputs(args, rank, num_ranks)
+
+    def step(num_worst_tokens):
+        per_rank, _, per_expert, in_rank, _ = buffer.get_dispatch_layout(topk_idx, args.num_experts)
+        recv, recv_idx, recv_weights, _, handle, _ = buffer.dispatch(
+            x, num_tokens_per_rank=per_rank, is_token_in_rank=in_rank, num_tokens_per_expert=per_expert,
+            topk_idx=topk_idx, topk_weights=topk_weights, num_worst_tokens=num_worst_tokens, config=config,
+        )  # fmt: skip
+        again = buffer.dispatch(x, handle=handle, config=config)[0]
+        back, back_weights, _ = buffer.combine(again, handle, recv_weights, config=config)
+        return recv, recv_idx, back, back_weights
+
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        x.fill_(1)
+        step(worst)
+    torch.cuda.current_stream().wait_stream(side)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        recv, recv_idx, back, back_weights = step(worst)
+    for replay in range(10):
+        torch.manual_seed(1000 * replay + rank)
+        x.normal_()
+        topk_idx.copy_(make_inputs(args, rank, num_ranks)[0])
+        topk_weights.uniform_()
+        graph.replay()
+        wanted, wanted_idx, wanted_back, wanted_weights = step(0)
+        rows = wanted.size(0)
+        assert torch.equal(recv[:rows], wanted) and torch.equal(recv_idx[:rows], wanted_idx)
+        assert (recv_idx[rows:] == -1).all()
+        assert torch.equal(back, wanted_back) and torch.equal(back_weights, wanted_weights)
+    print_once(rank, " passed\n")
+
+
 def tune(args, rank, num_ranks, group, buffer, num_sms, inputs):
     """Bandwidths over NVLink. The chunk sizes that upstream sweeps change nothing here; the lines stay comparable."""
     x, x_fp8, handle, (per_rank, in_rank, per_expert), received = inputs
@@ -237,6 +278,7 @@ def run_rank(local_rank, args):
     inputs = run_cases(args, rank, num_ranks, group, buffer, deep_ep.Config(num_sms, 8, 256))
     tune(args, rank, num_ranks, group, buffer, num_sms, inputs)
     if GPU:
+        run_graphs(args, rank, num_ranks, buffer, deep_ep.Config(num_sms, 8, 256))
         host_time(rank, group, buffer, inputs)
     buffer.destroy()
     dist.barrier()

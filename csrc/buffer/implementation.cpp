@@ -30,7 +30,7 @@ struct ExecutorWithStream {
   bool owned;
 };
 
-constexpr std::size_t kLargestDefaultWindow = std::size_t{256} << 20;
+constexpr std::size_t kLargestDefaultWindow = std::size_t{1} << 30;
 constexpr int kMostWindowTokens = 8192;
 constexpr std::size_t kSmallestRow = 128;
 

@@ -33,7 +33,7 @@ struct BufferOptions {
   /// through a bounded window instead (slower, same results). See Buffer::heap_bytes_hint.
   std::size_t heap_bytes = std::size_t{1} << 30;
   /// Part of the heap set aside as the bounded window that pushed and overflowing rows land in. 0: an eighth of the
-  /// heap, at most 256 MiB.
+  /// heap, at most 1 GiB.
   std::size_t window_bytes = 0;
   /// Largest number of experts one rank may own.
   int max_local_experts = 1024;

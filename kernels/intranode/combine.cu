@@ -61,12 +61,19 @@ DEEP_EP_DEVICE bool learn_rows(const CombineParams& params, std::uint64_t epoch,
   return true;
 }
 
+/// Does anybody push more rows into our window than it holds at once? Then peers wait for our word.
+DEEP_EP_DEVICE bool needs_credit(const CombineParams& params, const CombinePeer* peers) {
+  bool pushed = false;
+  for (int peer = 0; peer < params.common.num_ranks; ++peer) pushed = pushed || peers[peer].x == nullptr;
+  return pushed && params.num_tokens > params.window_tokens;
+}
+
 /// Some warps add, and where this rank pushes, some push and one raises flags. False after a fault.
 DEEP_EP_DEVICE bool play_role(const CombineParams& params, const CombineShared& layout, std::byte* memory,
                               std::uint64_t epoch) {
   const CombinePeer* peers = layout.peers(memory);
   if (warp_index() < params.adding_warps) {
-    return CombineAdder{CombineRows{params, peers, epoch}, warp_index()}.add_all();
+    return CombineAdder{CombineRows{params, peers, epoch}, warp_index(), needs_credit(params, peers)}.add_all();
   }
   const int pusher = warp_index() - params.adding_warps;
   if (pusher == layout.pushing_warps) {
@@ -81,7 +88,7 @@ DEEP_EP_DEVICE bool play_role(const CombineParams& params, const CombineShared& 
                           pusher * grid_blocks() + block_index(),
                           layout.pushing_warps * grid_blocks(),
                           layout.ranges(memory, pusher),
-                          {layout.stage_barriers(memory, pusher), layout.progress(memory, pusher),
+                          {layout.stage_barriers(memory, pusher), *layout.ring(memory, pusher),
                            layout.first_stage(memory, pusher), static_cast<std::uint32_t>(layout.stages),
                            layout.stage_bytes}};
     good = pushing.push_all();
@@ -94,8 +101,11 @@ DEEP_EP_DEVICE void initialise(const CombineShared& layout, std::byte* memory) {
   if (thread_index() != 0) return;
   for (int pusher = 0; pusher < layout.pushing_warps; ++pusher) {
     for (int stage = 0; stage < layout.stages; ++stage) mbarrier::init(layout.stage_barriers(memory, pusher)[stage], 1);
-    PushProgress& progress = *layout.progress(memory, pusher);
-    progress.complete = progress.flagged = progress.finished = 0;
+    PushedRing& ring = *layout.ring(memory, pusher);
+    for (std::uint32_t slot = 0; slot < PushedRing::kPieces; ++slot) {
+      mbarrier::init(ring.complete[slot], 1);
+      mbarrier::init(ring.free[slot], 1);
+    }
   }
   mbarrier::fence_init();
 }

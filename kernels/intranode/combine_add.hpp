@@ -25,7 +25,8 @@ struct CombineAdder {
   static constexpr std::uint32_t kPieceBytes = kVectors * kWarpSize * sizeof(Vec16);
 
   CombineRows rows;
-  int warp;  ///< among the adding warps of the block
+  int warp;           ///< among the adding warps of the block
+  bool gives_credit;  ///< peers push more than our window holds: they wait for rounds to be finished
 
   DEEP_EP_DEVICE static void add(float (&sum)[kVectors][8], int v, const Vec16& vector) {
     for (int i = 0; i < 4; ++i) {
@@ -136,7 +137,7 @@ struct CombineAdder {
   /// This warp has read its part of the token. Whoever says so last in a round gives the pushing peers credit.
   DEEP_EP_DEVICE bool finish(int token) const {
     const CombineParams& params = rows.params;
-    if (params.num_tokens <= params.window_tokens) return true;  // the window holds everything: nobody needs credit
+    if (!gives_credit) return true;
     const IntranodeParams& common = params.common;
     const std::uint64_t round = rows.round_of(token);
     const std::int64_t rest = params.num_tokens - static_cast<std::int64_t>(round) * params.tokens_per_round;
@@ -150,7 +151,7 @@ struct CombineAdder {
                                                       common.rank);
       good = round < 2 || wait_signal(finished, round_signal(rows.epoch, round - 1), params.wait, common.rank,
                                       Wanted::combine_credit);
-      if (good && last_to_arrive(&common.state->combine_round_ticket[round & 1], in_round)) {
+      if (good && last_to_arrive<Scope::gpu>(&common.state->combine_round_ticket[round & 1], in_round)) {
         // A round may be finished before the one in front of it, whose slots it must not give away: credit in order.
         good = round == 0 || wait_signal(finished, round_signal(rows.epoch, round), params.wait, common.rank,
                                          Wanted::combine_credit);

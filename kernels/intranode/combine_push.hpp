@@ -13,50 +13,58 @@
 
 namespace deep_ep::device {
 
-/// Stages in a ring. Loads run ahead of stores; a stage is free once its store has read it; stores complete later.
-struct PushRing {
+/// The stages of a pushing warp. Loads run ahead of stores; a stage is free once its store has read it; stores complete
+/// later, and then the flag raiser is told. By one thread.
+struct PushStages {
   static constexpr std::uint32_t kUnderWay = 6;  ///< stores that need not be complete when the next is issued
+  static constexpr std::uint32_t kPieces = PushedRing::kPieces;
   Mbarrier* barriers;
-  PushProgress* progress;
+  PushedRing& ring;
   std::byte* data;
   std::uint32_t stages, stage_bytes;
   std::uint32_t loaded = 0, stored = 0;
-  std::uint32_t told = 0;  ///< what `complete` of the progress says
+  std::uint32_t told = 0;  ///< pieces that the flag raiser knows to be complete
 
+  /// The next slot of the ring, once the flag raiser has done with it.
+  DEEP_EP_DEVICE PushedPiece& next_slot() {
+    const std::uint32_t slot = loaded % kPieces;
+    if (loaded >= kPieces) mbarrier::wait(ring.free[slot], (loaded / kPieces - 1) & 1);
+    return ring.piece[slot];
+  }
   DEEP_EP_DEVICE void add(const std::byte* from, const PushedPiece& piece) {
     if (loaded - stored >= stages - 1) store_oldest();
     if (loaded >= stages) bulk::wait_read_pending(static_cast<int>(stored - (loaded - stages) - 1));
-    for (int spins = 1; loaded - load_acquire<Scope::block>(&progress->flagged) >= PushProgress::kPieces; ++spins) {
-      pause(spins);  // for the flag raiser, which waits for nobody but us
-    }
+    next_slot() = piece;
     const std::uint32_t stage = loaded % stages;
-    progress->piece[loaded % PushProgress::kPieces] = piece;
     mbarrier::arrive_expect_bytes(barriers[stage], piece.bytes);
     bulk::load(data + stage * stage_bytes, from, piece.bytes, barriers[stage]);
     ++loaded;
   }
   DEEP_EP_DEVICE void store_oldest() {
     const std::uint32_t stage = stored % stages;
-    const PushedPiece& piece = progress->piece[stored % PushProgress::kPieces];
+    const PushedPiece& piece = ring.piece[stored % kPieces];
     mbarrier::wait(barriers[stage], stored / stages & 1);
     bulk::store(piece.to, data + stage * stage_bytes, piece.bytes);
     bulk::commit();
     ++stored;
-    if (stored > kUnderWay) complete<kUnderWay>();
+    if (stored - told > kUnderWay) complete<kUnderWay>();
   }
-  /// Waits until at most `kLeft` stores are under way, and tells the flag raiser.
+  /// Waits until at most `kLeft` stores are under way, and tells the flag raiser of the others.
   template <std::uint32_t kLeft>
   DEEP_EP_DEVICE void complete() {
-    const std::uint32_t reached = stored - kLeft;
-    if (static_cast<std::int32_t>(reached - told) <= 0) return;  // a flush has told more: the count must not fall back
     bulk::wait<static_cast<int>(kLeft)>();
     bulk::fence_global();
-    store_release<Scope::block>(&progress->complete, reached);
-    told = reached;
+    for (; stored - told > kLeft; ++told) mbarrier::arrive(ring.complete[told % kPieces]);
   }
   DEEP_EP_DEVICE void flush() {
     while (stored < loaded) store_oldest();
     complete<0>();
+  }
+  /// Tells the flag raiser that no more will come.
+  DEEP_EP_DEVICE void finish() {
+    flush();
+    next_slot() = PushedPiece{nullptr, nullptr, 0, 0};
+    mbarrier::arrive(ring.complete[loaded % kPieces]);
   }
 };
 
@@ -66,7 +74,7 @@ struct CombinePusher {
   std::uint64_t epoch;
   int first, step;      ///< rows of each owner and round that this warp takes
   PushedRange* ranges;  ///< [num_ranks], of the present round
-  PushRing ring;
+  PushStages stages;
 
   DEEP_EP_DEVICE std::int32_t segment_end(int owner) const {
     return params.rank_prefix_matrix[owner * params.common.num_ranks + params.common.rank];
@@ -103,12 +111,12 @@ struct CombinePusher {
       for (int k = 0; k < params.num_topk; ++k) weights[k] = params.topk_weights[row * params.num_topk + k];
     }
     std::uint64_t* flag = params.common.control.pushed_flag(params.common.heaps[owner], params.common.rank, slot);
-    for (std::uint32_t offset = 0; offset < params.row_bytes; offset += ring.stage_bytes) {
+    for (std::uint32_t offset = 0; offset < params.row_bytes; offset += stages.stage_bytes) {
       const std::uint32_t rest = params.row_bytes - offset;
-      const bool last = rest <= ring.stage_bytes;
-      ring.add(params.x + row * params.row_bytes + offset,
+      const bool last = rest <= stages.stage_bytes;
+      stages.add(params.x + row * params.row_bytes + offset,
                PushedPiece{to + offset, last ? flag : nullptr, round_signal(epoch, round + 1),
-                           last ? rest : ring.stage_bytes});
+                           last ? rest : stages.stage_bytes});
     }
   }
 
@@ -120,7 +128,7 @@ struct CombinePusher {
     const std::uint64_t* signal =
         common.control.signal(common.heaps[common.rank], ControlWindow::Signal::combine_credit, owner);
     if (load_acquire<Scope::system>(signal) >= round_signal(epoch, round - 1)) return true;
-    ring.flush();  // rows under way may be what the owner waits for
+    stages.flush();  // rows under way may be what the owner waits for
     return wait_signal(signal, round_signal(epoch, round - 1), params.wait, owner, Wanted::combine_credit);
   }
 
@@ -159,31 +167,35 @@ struct CombinePusher {
         }
       }
     }
-    ring.flush();
-    store_release<Scope::block>(&ring.progress->finished, std::uint32_t{1});
+    stages.finish();
     return good;
   }
 };
 
 /// Raises the flags of rows that the block's pushing warps (at most 32, a lane each) have brought to their owners.
 DEEP_EP_DEVICE void raise_flags(const CombineShared& layout, std::byte* memory) {
-  const bool serves = lane_index() < layout.pushing_warps;
-  PushProgress* progress = layout.progress(memory, serves ? lane_index() : 0);
+  constexpr std::uint32_t kPieces = PushedRing::kPieces;
+  bool finished = lane_index() >= layout.pushing_warps;
+  PushedRing& ring = *layout.ring(memory, finished ? 0 : lane_index());
   std::uint32_t raised = 0;
-  for (int spins = 1;; ++spins) {
-    const bool finished = !serves || load_acquire<Scope::block>(&progress->finished) != 0;
-    const std::uint32_t complete = serves ? load_acquire<Scope::block>(&progress->complete) : 0;
-    if (warp::any(complete != raised)) {
-      fence<Scope::system>();  // one for all rows that have come in meanwhile
-      for (; raised != complete; ++raised) {
-        const PushedPiece& piece = progress->piece[raised % PushProgress::kPieces];
-        if (piece.flag != nullptr) store_relaxed<Scope::system>(piece.flag, piece.flag_value);
-      }
-      if (serves) store_release<Scope::block>(&progress->flagged, raised);
-      spins = 0;
+  for (int spins = 1; !warp::all(finished); ++spins) {
+    std::uint32_t complete = raised;
+    while (!finished && complete - raised < kPieces &&
+           mbarrier::test(ring.complete[complete % kPieces], complete / kPieces & 1)) {
+      ++complete;
     }
-    if (warp::all(finished)) return;
-    pause(spins);
+    if (!warp::any(complete != raised)) {
+      pause(spins);
+      continue;
+    }
+    fence<Scope::system>();  // one for all rows that have come in meanwhile
+    for (; raised != complete; ++raised) {
+      const PushedPiece& piece = ring.piece[raised % kPieces];
+      finished = piece.to == nullptr;
+      if (piece.flag != nullptr) store_relaxed<Scope::system>(piece.flag, piece.flag_value);
+      mbarrier::arrive(ring.free[raised % kPieces]);
+    }
+    spins = 0;
   }
 }
 

@@ -25,22 +25,21 @@ struct PushedRange {
   std::int32_t begin, end;
 };
 
-/// A piece on its way to an owner's window; `flag` is set on a row's last piece.
+/// A piece on its way to an owner's window.
 struct PushedPiece {
-  std::byte* to;
-  std::uint64_t* flag;
+  std::byte* to;          ///< nullptr: the pushing warp has no more
+  std::uint64_t* flag;    ///< of the row, on its last piece
   std::uint64_t flag_value;
   std::uint32_t bytes;
 };
 
-/// Between a pushing warp and the one that raises its flags. Counts pieces.
-struct PushProgress {
-  static constexpr std::uint32_t kPieces = 32;  ///< pushed but not yet flagged, at most
-  std::uint32_t complete;  ///< arrived at their owners
-  std::uint32_t flagged;
-  std::uint32_t finished;  ///< not zero: no more will come
-  std::uint32_t padding;
+/// Between a pushing warp and the one that raises its flags: a ring of pieces. `complete` of a slot ends a phase when
+/// the piece has arrived at its owner, `free` when its flag is up.
+struct PushedRing {
+  static constexpr std::uint32_t kPieces = 32;
   PushedPiece piece[kPieces];
+  device::Mbarrier complete[kPieces];
+  device::Mbarrier free[kPieces];
 };
 
 struct CombineShared {
@@ -51,11 +50,11 @@ struct CombineShared {
   DEEP_EP_HOST_DEVICE std::size_t barriers_at() const {
     return align(128 + sizeof(CombinePeer) * static_cast<std::size_t>(num_ranks));
   }
-  DEEP_EP_HOST_DEVICE std::size_t progress_at() const {
+  DEEP_EP_HOST_DEVICE std::size_t rings_at() const {
     return align(barriers_at() + sizeof(device::Mbarrier) * static_cast<std::size_t>(pushing_warps * stages));
   }
   DEEP_EP_HOST_DEVICE std::size_t ranges_at() const {
-    return align(progress_at() + sizeof(PushProgress) * static_cast<std::size_t>(pushing_warps));
+    return align(rings_at() + sizeof(PushedRing) * static_cast<std::size_t>(pushing_warps));
   }
   DEEP_EP_HOST_DEVICE std::size_t stages_at() const {
     return align(ranges_at() + sizeof(PushedRange) * static_cast<std::size_t>(pushing_warps * num_ranks));
@@ -69,8 +68,8 @@ struct CombineShared {
   DEEP_EP_HOST_DEVICE device::Mbarrier* stage_barriers(std::byte* memory, int pusher) const {
     return reinterpret_cast<device::Mbarrier*>(memory + barriers_at()) + pusher * stages;
   }
-  DEEP_EP_HOST_DEVICE PushProgress* progress(std::byte* memory, int pusher) const {
-    return reinterpret_cast<PushProgress*>(memory + progress_at()) + pusher;
+  DEEP_EP_HOST_DEVICE PushedRing* ring(std::byte* memory, int pusher) const {
+    return reinterpret_cast<PushedRing*>(memory + rings_at()) + pusher;
   }
   DEEP_EP_HOST_DEVICE PushedRange* ranges(std::byte* memory, int pusher) const {
     return reinterpret_cast<PushedRange*>(memory + ranges_at()) + pusher * num_ranks;

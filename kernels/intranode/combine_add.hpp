@@ -91,6 +91,7 @@ struct CombineAdder {
     const int rank = first_rank + lane_index();
     const std::int32_t row = rows.row_at(token, rank);
     good = warp::all(row < 0 || rows.await(token, rank)) && good;
+    warp::sync();  // a vote orders no memory: what one lane acquired, all may read only after this
     address = row < 0 ? 0 : reinterpret_cast<std::uint64_t>(rows.address(token, rank, row));
     return warp::ballot(row >= 0);
   }

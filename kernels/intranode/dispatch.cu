@@ -128,7 +128,7 @@ DEEP_EP_DEVICE void drain_rows(const DispatchParams& params, std::uint32_t round
     if (to >= params.output_rows) continue;
     copy_words(params.output.x + to * params.row_bytes, params.window.x + from * params.row_bytes, params.row_bytes);
     copy_words(params.output.scales + to * scale_bytes, params.window.scales + from * scale_bytes, scale_bytes);
-    if (params.topk_idx != nullptr) {
+    if (params.num_topk != 0) {  // not params.topk_idx: a rank without tokens may give an empty tensor without address
       copy_words(params.output.topk_idx + to * idx_bytes, params.window.topk_idx + from * idx_bytes, idx_bytes);
       copy_words(params.output.topk_weights + to * params.num_topk, params.window.topk_weights + from * params.num_topk,
                  weight_bytes);

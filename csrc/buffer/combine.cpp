@@ -101,7 +101,9 @@ CombineResult Buffer::Implementation::combine(const CombineArguments& arguments,
   check_combine(arguments, executor_->device(), num_ranks_);
   const DispatchHandle& handle = *arguments.handle;
   const TensorView& x = arguments.x;
-  const bool pullable = in_heap(x) && (!arguments.topk_weights || in_heap(*arguments.topk_weights));
+  // A rank that received nothing has nothing to be read; frameworks give its empty tensors no address.
+  const bool empty = x.size(0) == 0;
+  const bool pullable = empty || (in_heap(x) && (!arguments.topk_weights || in_heap(*arguments.topk_weights)));
   if (arguments.mode == CombineMode::pull && !pullable) {
     throw InvalidArgument("mode is pull but x or topk_weights does not lie in the symmetric heap: use received tensors, "
                           "allocate_tensor, or another mode");
@@ -122,7 +124,7 @@ CombineResult Buffer::Implementation::combine(const CombineArguments& arguments,
   if (arguments.topk_weights) {
     result.combined_topk_weights = pool_tensor(DType::float32, {handle.num_tokens, params.num_topk});
     params.combined_weights = result.combined_topk_weights->as<float>();
-    params.topk_weights = arguments.topk_weights->as<const float>();
+    if (!empty) params.topk_weights = arguments.topk_weights->as<const float>();
   }
   params.destination_row = handle.destination_row.as<std::int32_t>();
   params.rank_prefix_matrix = handle.rank_prefix_matrix.as<std::int32_t>();
@@ -130,7 +132,7 @@ CombineResult Buffer::Implementation::combine(const CombineArguments& arguments,
   params.bias[0] = arguments.bias_0 ? arguments.bias_0->as<const std::byte>() : nullptr;
   params.bias[1] = arguments.bias_1 ? arguments.bias_1->as<const std::byte>() : nullptr;
   params.combined_x = result.combined_x.as<std::byte>();
-  params.x = x.as<const std::byte>();
+  params.x = empty ? heap_->local() : x.as<const std::byte>();
   params.push = arguments.mode == CombineMode::push || !pullable;
   const LaunchShape shape = combine_shape(arguments.config, params);
   executor_->kernels().combine(params, shape, comm_stream_);

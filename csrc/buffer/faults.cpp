@@ -69,6 +69,11 @@ std::string Buffer::Implementation::describe(const FaultRecord& fault) const {
   return "unknown fault";
 }
 
+bool Buffer::Implementation::breaks(const FaultRecord& fault) {
+  // Counts are compared before any row moves, and by all ranks.
+  return fault.kind == FaultKind::timeout || (fault.kind == FaultKind::mismatch && fault.wanted != Wanted::counts);
+}
+
 void Buffer::Implementation::break_down(const std::string& why) {
   broken_ = why;
   throw TimeoutError(why);
@@ -79,17 +84,17 @@ void Buffer::Implementation::raise_faults() {
   if (__atomic_load_n(&fault_->written, __ATOMIC_ACQUIRE) == 0) return;
   const FaultRecord fault = *fault_;
   const std::string text = describe(fault);
+  if (fault.kind == FaultKind::timeout) break_down(text);
+  if (breaks(fault)) {
+    broken_ = text;
+    throw RankMismatch(text);
+  }
+  clear_fault();
   switch (fault.kind) {
-    case FaultKind::timeout: break_down(text);
     case FaultKind::mismatch:
-      if (fault.wanted != Wanted::counts) {
-        broken_ = text;
-        throw RankMismatch(text);
-      }
-      [[fallthrough]];
-    case FaultKind::inconsistent_counts: clear_fault(); throw RankMismatch(text);
-    case FaultKind::overflow: clear_fault(); throw OutOfMemory(text);
-    default: clear_fault(); throw InvalidArgument(text);
+    case FaultKind::inconsistent_counts: throw RankMismatch(text);
+    case FaultKind::overflow: throw OutOfMemory(text);
+    default: throw InvalidArgument(text);
   }
 }
 

@@ -165,8 +165,10 @@ void Buffer::Implementation::destroy_collectively() {
   } catch (const Error& error) {
     log::warn("buffer: rank {} is destroyed after a failure: {}", rank_, error.what());
   }
-  // After a time-out somebody may never come.
-  if (!broken_.empty() || __atomic_load_n(&fault_->written, __ATOMIC_ACQUIRE) != 0) return;
+  // After a fault that breaks the buffer somebody may never come. Any other may be known to this rank alone, and the
+  // peers would wait for it.
+  const bool met_fault = __atomic_load_n(&fault_->written, __ATOMIC_ACQUIRE) != 0;
+  if (!broken_.empty() || (met_fault && breaks(*fault_))) return;
   bootstrap_->barrier();  // nobody writes to a peer any more
   heap_->unmap_peers();
   bootstrap_->barrier();  // nobody maps a peer any more

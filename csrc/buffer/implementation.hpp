@@ -66,6 +66,8 @@ class Buffer::Implementation {
   /// Throws what a kernel met since the last look. Cheap when there is nothing.
   void raise_faults();
   std::string describe(const FaultRecord& fault) const;
+  /// True for a fault after which the ranks no longer agree on how far they got.
+  static bool breaks(const FaultRecord& fault);
   void clear_fault();
   /// Makes every later call throw TimeoutError: the ranks no longer agree on how far they got.
   [[noreturn]] void break_down(const std::string& why);

@@ -212,6 +212,10 @@ DispatchResult Buffer::Implementation::dispatch(const DispatchArguments& argumen
   check_dispatch(arguments, executor_->device(), num_ranks_, options_.max_local_experts);
   raise_faults();
   begin(call);
+  if (recording_ && arguments.handle == nullptr && arguments.num_worst_tokens == 0) {
+    throw InvalidArgument("num_worst_tokens is 0 and there is no handle, but the stream records a CUDA graph: the host "
+                          "cannot wait for sizes then");
+  }
 
   // 1. Who gets what? Known from the handle, or exchanged.
   DispatchResult result;

@@ -8,6 +8,8 @@
 // `CallOptions::stream` waits for the kernels, or, with `async_finish`, the returned event stands for them.
 // The host blocks only in a non-cached `dispatch` with num_worst_tokens == 0 (it must learn N).
 // All ranks make the same calls in the same order. One thread at a time per Buffer.
+// The tensors given to a call must stay alive and unchanged until its kernels have ended. To replay a CUDA graph is to
+// make the calls recorded in it, on the stream it is launched on: order it against the buffer's other calls.
 //
 // Errors. InvalidArgument names the argument, what came and what is allowed; RankMismatch is raised on every rank when
 // their arguments do not fit together; TimeoutError when a rank does not come. Faults that a kernel meets are raised by

@@ -21,14 +21,12 @@ DEEP_EP_DEVICE bool last_to_arrive(std::uint32_t* ticket, std::uint32_t expected
   return true;
 }
 
-/// A warp takes the next piece of work; its number is known to lane 0 once the memory answers.
-DEEP_EP_DEVICE std::uint32_t ask_next(std::uint32_t* next) {
-  return lane_index() == 0 ? fetch_add_relaxed<Scope::gpu>(next, std::uint32_t{1}) : 0;
+/// A warp takes the next piece of work: its number, in all lanes.
+DEEP_EP_DEVICE std::uint32_t take_next(std::uint32_t* next) {
+  return warp::shuffle(lane_index() == 0 ? fetch_add_relaxed<Scope::gpu>(next, std::uint32_t{1}) : 0, 0);
 }
-/// The same for all lanes, now.
-DEEP_EP_DEVICE std::uint32_t take_next(std::uint32_t* next) { return warp::shuffle(ask_next(next), 0); }
 
-/// The same for whole blocks; all threads of the block take part and get the same answer. `scratch` is a word of
+/// last_to_arrive for whole blocks; all threads of the block take part and get the same answer. `scratch` is a word of
 /// shared memory that nobody needs any more.
 DEEP_EP_DEVICE bool last_block_to_arrive(std::uint32_t* ticket, std::int32_t* scratch) {
   block::sync();  // the block's work is done, and so is the last use of `scratch`

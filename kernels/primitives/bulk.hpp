@@ -5,7 +5,7 @@
 //   ordinary write to shared -> bulk store of it:  publish() by the writers, then a sync, then store()
 //   bulk load -> ordinary read of shared:          wait for the mbarrier, nothing else
 //   bulk store read a stage -> stage is reused:    wait_read<N>() by the issuing thread, then a sync
-//   bulk store -> signal to a peer:                wait<0>() by the issuing thread, then store_release
+//   bulk store -> signal to a peer:                wait<0>(), fence_global() by the issuing thread, then store_release
 #pragma once
 
 #include "kernels/primitives/mbarrier.hpp"
@@ -59,7 +59,7 @@ DEEP_EP_DEVICE void wait_read() {
 }
 
 /// Waits until all but this thread's latest `kGroupsLeft` groups are complete: their writes are visible to this thread,
-/// and to whoever acquires a signal that it releases afterwards.
+/// and, once it has called fence_global(), to whoever acquires a signal that it releases afterwards.
 template <int kGroupsLeft>
 DEEP_EP_DEVICE void wait() {
 #if DEEP_EP_TARGET_CUDA

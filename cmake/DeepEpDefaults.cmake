@@ -27,6 +27,8 @@ endif()
 
 # The installed program finds the library beside it, wherever the prefix is moved to.
 set(CMAKE_INSTALL_RPATH "$ORIGIN/../${CMAKE_INSTALL_LIBDIR}")
+# NCCL and MPI may lie outside the system's folders.
+set(CMAKE_INSTALL_RPATH_USE_LINK_PATH TRUE)
 
 if(DEEP_EP_SANITIZER STREQUAL "address")
   set(DEEP_EP_SANITIZER_FLAGS -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer)

@@ -133,6 +133,7 @@ CombineResult Buffer::Implementation::combine(const CombineArguments& arguments,
   params.bias[1] = arguments.bias_1 ? arguments.bias_1->as<const std::byte>() : nullptr;
   params.combined_x = result.combined_x.as<std::byte>();
   params.x = empty ? heap_->local() : x.as<const std::byte>();
+  params.num_rows = static_cast<std::int32_t>(handle.num_recv_rows);
   params.push = arguments.mode == CombineMode::push || !pullable;
   const LaunchShape shape = combine_shape(arguments.config, params);
   executor_->kernels().combine(params, shape, comm_stream_);

@@ -22,7 +22,7 @@ void check_dispatch(const DispatchArguments& arguments, const Device& device, in
   const TensorView& x = arguments.x;
   check_tensor("x", x, device, {}, {kAnySize, kAnySize});
   check_row_bytes("x", x);
-  check_range("number of tokens", x.size(0), 0, INT32_MAX / num_ranks);
+  check_range("number of tokens", x.size(0), 0, INT32_MAX / std::max(2, num_ranks));
   if (arguments.x_scales) {
     check_strided_tensor("x_scales", *arguments.x_scales, device, {DType::float32, DType::int32}, {x.size(0), kAnySize});
   }
@@ -143,7 +143,7 @@ void Buffer::Implementation::wait_for_counts() {
   const Deadline deadline(timeout_s_ == 0 ? 0 : timeout_s_ * 2 + 10);
   for (int spins = 1; __atomic_load_n(&host_counts_->epoch, __ATOMIC_ACQUIRE) == 0; ++spins) {
     if (spins % 64 != 0) continue;
-    if (__atomic_load_n(&fault_->written, __ATOMIC_ACQUIRE) != 0) {
+    if (met_fault()) {
       executor_->synchronize(comm_stream_);
       break;
     }
@@ -156,12 +156,14 @@ void Buffer::Implementation::wait_for_counts() {
       }
     }
   }
-  raise_faults();
+  // Notes wait for the next call: the counts are exchanged, and the peers expect our rows.
+  if (met_fault()) raise_faults();
 }
 
 Buffer::Implementation::Outputs Buffer::Implementation::allocate_outputs(const DispatchArguments& arguments,
                                                                          const DispatchHandle& handle) {
-  // The rows by themselves, as they are large and often dropped early; the others share one piece of memory.
+  // The rows by themselves, as they are large and often dropped early; so is what a handle keeps, which lives long. The
+  // others share one piece of memory.
   const std::int64_t rows = handle.num_recv_rows;
   Outputs outputs;
   const TensorView x = unplaced(arguments.x.dtype, {rows, arguments.x.size(1)});
@@ -178,16 +180,21 @@ Buffer::Implementation::Outputs Buffer::Implementation::allocate_outputs(const D
     want(outputs.topk_idx, unplaced(arguments.topk_idx->dtype, {rows, arguments.topk_idx->size(1)}));
     want(outputs.topk_weights, unplaced(DType::float32, {rows, arguments.topk_idx->size(1)}));
   }
-  if (arguments.handle == nullptr) want(outputs.src_idx, unplaced(DType::int32, {rows}));
+  const bool kept = arguments.handle == nullptr;
+  const TensorView src_idx = unplaced(DType::int32, {rows});
 
-  auto made_x = try_heap_tensors({x});
-  auto made_others = !made_x || wanted.empty() ? std::optional<std::vector<Tensor>>() : try_heap_tensors(wanted);
-  outputs.in_heap = made_x && (made_others || wanted.empty());
+  using Made = std::optional<std::vector<Tensor>>;
+  Made made_x = try_heap_tensors({x});
+  Made made_others = !made_x || wanted.empty() ? Made() : try_heap_tensors(wanted);
+  Made made_src_idx = !made_x || !kept ? Made() : try_heap_tensors({src_idx});
+  outputs.in_heap = made_x && (made_others || wanted.empty()) && (made_src_idx || !kept);
   if (!outputs.in_heap) {
     made_x = pool_tensors({x});
     if (!wanted.empty()) made_others = pool_tensors(wanted);
+    if (kept) made_src_idx = pool_tensors({src_idx});
   }
   outputs.x = made_x->front();
+  if (kept) outputs.src_idx = made_src_idx->front();
   for (std::size_t i = 0; i < others.size(); ++i) *others[i] = (*made_others)[i];
   return outputs;
 }

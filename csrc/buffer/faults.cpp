@@ -79,31 +79,31 @@ void Buffer::Implementation::break_down(const std::string& why) {
   throw TimeoutError(why);
 }
 
+bool Buffer::Implementation::met_fault() const { return __atomic_load_n(&faults_[0].written, __ATOMIC_ACQUIRE) != 0; }
+
 void Buffer::Implementation::raise_faults() {
   if (!broken_.empty()) throw TimeoutError(broken_);
-  if (__atomic_load_n(&fault_->written, __ATOMIC_ACQUIRE) == 0) return;
-  const FaultRecord fault = *fault_;
-  const std::string text = describe(fault);
-  if (fault.kind == FaultKind::timeout) break_down(text);
-  if (breaks(fault)) {
-    broken_ = text;
+  if (met_fault()) {
+    const FaultRecord fault = faults_[0];
+    const std::string text = describe(fault);
+    if (fault.kind == FaultKind::timeout) break_down(text);
+    if (breaks(fault)) {
+      broken_ = text;
+      throw RankMismatch(text);
+    }
+    // Kernels that the fault called off may still look at the abort word.
+    executor_->synchronize(comm_stream_);
+    executor_->fill(&state_->abort, 0, sizeof state_->abort, comm_stream_);
+    executor_->synchronize(comm_stream_);
+    faults_[0] = FaultRecord{};
     throw RankMismatch(text);
   }
-  clear_fault();
-  switch (fault.kind) {
-    case FaultKind::mismatch:
-    case FaultKind::inconsistent_counts: throw RankMismatch(text);
-    case FaultKind::overflow: throw OutOfMemory(text);
-    default: throw InvalidArgument(text);
-  }
-}
-
-void Buffer::Implementation::clear_fault() {
-  // Kernels of the call that failed may still look at the abort word.
-  executor_->synchronize(comm_stream_);
-  executor_->fill(&state_->abort, 0, sizeof state_->abort, comm_stream_);
-  executor_->synchronize(comm_stream_);
-  *fault_ = FaultRecord{};
+  if (__atomic_load_n(&faults_[1].written, __ATOMIC_ACQUIRE) == 0) return;
+  const FaultRecord note = faults_[1];
+  executor_->synchronize(comm_stream_);  // a kernel may be about to write another note
+  faults_[1] = FaultRecord{};
+  if (note.kind == FaultKind::overflow) throw OutOfMemory(describe(note));
+  throw InvalidArgument(describe(note));
 }
 
 }  // namespace deep_ep

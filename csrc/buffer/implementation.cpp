@@ -103,6 +103,12 @@ Buffer::Implementation::Implementation(std::shared_ptr<Bootstrap> bootstrap, std
     fail<InvalidArgument>("max_local_experts is {}, allowed: 1 to 65536", options_.max_local_experts);
   }
 
+  constexpr std::size_t kLeastShared = std::size_t{16} << 10;
+  if (executor->policy().max_shared_bytes < kLeastShared) {
+    fail<InvalidArgument>("the executor gives a block {} of shared memory, at least {} are needed",
+                          format_bytes(executor->policy().max_shared_bytes), format_bytes(kLeastShared));
+  }
+
   executor->make_current();
   const auto with_stream = std::make_shared<ExecutorWithStream>(std::move(executor), options_.comm_stream);
   executor_ = std::shared_ptr<Executor>(with_stream, with_stream->executor.get());
@@ -118,7 +124,7 @@ Buffer::Implementation::Implementation(std::shared_ptr<Bootstrap> bootstrap, std
   layout_work_ = static_cast<LayoutWork*>(executor_->allocate(work_bytes));
   executor_->fill(layout_work_, 0, work_bytes, comm_stream_);
   executor_->synchronize(comm_stream_);
-  fault_ = static_cast<FaultRecord*>(executor_->allocate_pinned(sizeof(FaultRecord)));
+  faults_ = static_cast<FaultRecord*>(executor_->allocate_pinned(2 * sizeof(FaultRecord)));
   host_counts_ = static_cast<HostCounts*>(executor_->allocate_pinned(
       sizeof(HostCounts) + sizeof(std::int32_t) * static_cast<std::size_t>(options_.max_local_experts)));
   bootstrap_->barrier();  // nobody signals before everybody is ready
@@ -130,7 +136,7 @@ void Buffer::Implementation::lay_out_heap() {
   window_bytes_ = options_.window_bytes != 0 ? options_.window_bytes : default_window(options_.heap_bytes);
   control_ = control_window(num_ranks_, options_, window_bytes_);
   const std::size_t least = control_.bytes() + window_bytes_;
-  if (options_.heap_bytes < least) {
+  if (options_.heap_bytes < window_bytes_ || options_.heap_bytes - window_bytes_ < control_.bytes()) {
     fail<OutOfMemory>("heap_bytes is {}, but the signals of {} ranks take {} and the window {}: at least {} are needed",
                       options_.heap_bytes, num_ranks_, format_bytes(control_.bytes()), format_bytes(window_bytes_), least);
   }
@@ -154,7 +160,7 @@ Buffer::Implementation::~Implementation() {
   if (heap_) heap_->unmap_peers();
   executor_->free(state_);
   executor_->free(layout_work_);
-  executor_->free_pinned(fault_);
+  executor_->free_pinned(faults_);
   executor_->free_pinned(host_counts_);
 }
 
@@ -167,8 +173,7 @@ void Buffer::Implementation::destroy_collectively() {
   }
   // After a fault that breaks the buffer somebody may never come. Any other may be known to this rank alone, and the
   // peers would wait for it.
-  const bool met_fault = __atomic_load_n(&fault_->written, __ATOMIC_ACQUIRE) != 0;
-  if (!broken_.empty() || (met_fault && breaks(*fault_))) return;
+  if (!broken_.empty() || (met_fault() && breaks(faults_[0]))) return;
   bootstrap_->barrier();  // nobody writes to a peer any more
   heap_->unmap_peers();
   bootstrap_->barrier();  // nobody maps a peer any more
@@ -185,7 +190,7 @@ IntranodeParams Buffer::Implementation::intranode_params() const {
 }
 
 WaitContext Buffer::Implementation::wait_context() const {
-  return WaitContext{fault_, &state_->abort, static_cast<std::uint64_t>(std::min(timeout_s_, 1e9) * 1e9)};
+  return WaitContext{faults_, &state_->abort, static_cast<std::uint64_t>(std::min(timeout_s_, 1e9) * 1e9)};
 }
 
 void Buffer::Implementation::begin(const CallOptions& call) {
@@ -218,7 +223,10 @@ void Buffer::Implementation::use_on(const CallOptions& call, const Tensor& tenso
 }
 
 bool Buffer::Implementation::in_heap(const TensorView& tensor) const {
-  return tensor.device == executor_->device() && heap_->contains(tensor.data, std::max<std::size_t>(1, tensor.bytes()));
+  // Signals and window do not count: peers write there.
+  return tensor.device == executor_->device() &&
+         heap_->contains(tensor.data, std::max<std::size_t>(1, tensor.bytes())) &&
+         static_cast<const std::byte*>(tensor.data) >= window_ + window_bytes_;
 }
 
 TensorView Buffer::Implementation::local_memory() const {
@@ -243,6 +251,7 @@ Tensor Buffer::Implementation::pool_tensor(DType dtype, std::initializer_list<st
 
 Tensor Buffer::Implementation::allocate_tensor(DType dtype, std::initializer_list<std::int64_t> shape,
                                                const CallOptions& call) {
+  raise_faults();
   executor_->make_current();
   recording_ = executor_->is_capturing(call.stream) || executor_->is_capturing(comm_stream_);
   if (!recording_) home_->work_begins();

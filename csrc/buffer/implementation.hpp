@@ -68,7 +68,8 @@ class Buffer::Implementation {
   std::string describe(const FaultRecord& fault) const;
   /// True for a fault after which the ranks no longer agree on how far they got.
   static bool breaks(const FaultRecord& fault);
-  void clear_fault();
+  /// Has a call ended early? (Notes do not count.)
+  bool met_fault() const;
   /// Makes every later call throw TimeoutError: the ranks no longer agree on how far they got.
   [[noreturn]] void break_down(const std::string& why);
 
@@ -99,7 +100,7 @@ class Buffer::Implementation {
   bool recording_ = false;            // the call under way is being recorded into a graph
   KernelState* state_ = nullptr;      // device memory
   LayoutWork* layout_work_ = nullptr; // device memory
-  FaultRecord* fault_ = nullptr;      // pinned
+  FaultRecord* faults_ = nullptr;     // pinned; [0] a fault that ended a call, [1] a note that none needed to end for
   HostCounts* host_counts_ = nullptr; // pinned
   std::string broken_;                // not empty: why every call throws
 };

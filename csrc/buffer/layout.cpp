@@ -12,7 +12,7 @@ namespace deep_ep {
 DispatchLayout Buffer::Implementation::get_dispatch_layout(const TensorView& topk_idx, int num_experts,
                                                            const CallOptions& call) {
   check_tensor("topk_idx", topk_idx, executor_->device(), {DType::int32, DType::int64}, {kAnySize, kAnySize});
-  check_range("number of tokens", topk_idx.size(0), 0, INT32_MAX / num_ranks_);
+  check_range("number of tokens", topk_idx.size(0), 0, INT32_MAX / std::max(2, num_ranks_));
   check_range("num_experts", num_experts, 1, std::int64_t{num_ranks_} * options_.max_local_experts);
   if (num_experts % num_ranks_ != 0) {
     fail<InvalidArgument>("num_experts is {}, it must be a multiple of the {} ranks", num_experts, num_ranks_);

@@ -167,6 +167,7 @@ class Buffer {
   /// A tensor in the symmetric heap, e.g. for an expert's output, so that combine can pull from it.
   /// Throws OutOfMemory when it does not fit. Not collective.
   Tensor allocate_tensor(DType dtype, std::initializer_list<std::int64_t> shape, const CallOptions& call = {});
+  /// Does it lie where allocate_tensor and dispatch take tensors from, so that combine may pull from it?
   bool in_heap(const TensorView& tensor) const;
   /// This rank's part of the symmetric heap less its signals: [bytes] uint8, window first. For diagnosis: what calls
   /// keep there has no documented layout. Valid until destroy.

@@ -13,7 +13,7 @@ using Signal = ControlWindow::Signal;
 
 /// Words of the mailbox: where a rank's rows are, and where others may put theirs.
 enum CombineWord : int { kPulled, kRows, kWeights, kWindow, kWindowRowBytes, kWindowTokens, kTokensPerRound, kNumTokens,
-                         kRowShape };
+                         kRowShape, kNumRows };
 
 /// Row size and weights must agree between the ranks.
 DEEP_EP_DEVICE std::uint64_t row_shape(const CombineParams& params) {
@@ -37,6 +37,7 @@ DEEP_EP_DEVICE void publish_rows(const CombineParams& params, std::uint64_t epoc
   box->word[kTokensPerRound] = static_cast<std::uint64_t>(params.tokens_per_round);
   box->word[kNumTokens] = static_cast<std::uint64_t>(params.num_tokens);
   box->word[kRowShape] = row_shape(params);
+  box->word[kNumRows] = static_cast<std::uint64_t>(params.num_rows);
   store_release<Scope::system>(&box->signal, epoch);
 }
 
@@ -58,6 +59,7 @@ DEEP_EP_DEVICE bool learn_rows(const CombineParams& params, std::uint64_t epoch,
   peer.window_tokens = static_cast<std::int32_t>(box->word[kWindowTokens]);
   peer.tokens_per_round = static_cast<std::int32_t>(box->word[kTokensPerRound]);
   peer.num_tokens = static_cast<std::int32_t>(box->word[kNumTokens]);
+  peer.num_rows = static_cast<std::int32_t>(box->word[kNumRows]);
   return true;
 }
 
@@ -116,7 +118,9 @@ DEEP_EP_DEVICE void combine_body(const CombineParams& params, std::byte* memory)
   std::int32_t* scratch = layout.scratch(memory);
   const std::uint64_t epoch = load_relaxed<Scope::gpu>(&common.state->combine_epoch) + 1;
 
+  // A call that a fault called off does not count: ranks which learn of the fault at different times stay in step.
   bool good = whole_block(!aborted(params.wait), scratch);
+  const bool begun = good;
   if (good) {
     // 1. Say where our rows are. That we are here also says that they are written, and that our window is free.
     if (block_index() == 0) {
@@ -142,9 +146,7 @@ DEEP_EP_DEVICE void combine_body(const CombineParams& params, std::byte* memory)
                   Wanted::combine_done);
     }
     block::sync();
-    if (thread_index() == 0) {
-      store_relaxed<Scope::gpu>(&common.state->combine_epoch, epoch);
-    }
+    if (thread_index() == 0 && begun) store_relaxed<Scope::gpu>(&common.state->combine_epoch, epoch);
   }
 }
 

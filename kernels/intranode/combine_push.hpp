@@ -77,7 +77,8 @@ struct CombinePusher {
   PushStages stages;
 
   DEEP_EP_DEVICE std::int32_t segment_end(int owner) const {
-    return params.rank_prefix_matrix[owner * params.common.num_ranks + params.common.rank];
+    const std::int32_t end = params.rank_prefix_matrix[owner * params.common.num_ranks + params.common.rank];
+    return end < params.num_rows ? end : params.num_rows;
   }
   /// First row in [begin, end), which holds ascending token indices, of a token not below `token`.
   DEEP_EP_DEVICE std::int32_t lower_bound(std::int32_t begin, std::int32_t end, std::int64_t token) const {
@@ -157,6 +158,7 @@ struct CombinePusher {
         good = good && (rows == 0 || await_credit(owner, round));
         most = rows > most ? rows : most;
       }
+      bulk::fence_global();  // what the owners have read may be overwritten by bulk stores
       // Owners in turn, so that each gets the rows of its first tokens first and can begin to add. Everybody starts
       // with another one.
       for (std::int32_t index = first; good && index < most; index += step) {

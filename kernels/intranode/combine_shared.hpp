@@ -12,6 +12,7 @@ struct CombinePeer {
   // As the expert side of our tokens.
   const std::byte* x;            ///< its rows, readable by us; nullptr: it pushes them into our window
   const float* topk_weights;
+  std::int32_t num_rows;         ///< it holds; with too small a num_worst_tokens, fewer than it was sent
   // As the owner of rows that we hold.
   std::byte* window;             ///< our part of its window
   std::uint32_t window_row_bytes;

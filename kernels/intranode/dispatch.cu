@@ -91,6 +91,7 @@ DEEP_EP_DEVICE bool await_credit(const DispatchParams& params, std::uint64_t epo
     const std::uint64_t* signal = common.control.signal(common.heaps[common.rank], Signal::dispatch_credit, peer);
     good = wait_signal(signal, round_signal(epoch, round), params.wait, peer, Wanted::dispatch_credit) && good;
   }
+  bulk::fence_global();  // what was drained may be overwritten by bulk stores
   return good;
 }
 
@@ -198,6 +199,8 @@ DEEP_EP_DEVICE bool drain_round(const DispatchParams& params, std::uint64_t epoc
   for (int peer = 0; peer < common.num_ranks; ++peer) drain_rows(params, round, peer);
   if (last_block_to_arrive(&common.state->dispatch_drain_ticket, scratch)) {
     for (int peer = thread_index(); peer < common.num_ranks; peer += block_threads()) {
+      // Nobody waits for credit beyond its last round, and who waits for nothing may already be gone.
+      if (round + 1 >= rounds_for(rows_between(params, peer, common.rank), params.window_rows)) continue;
       store_release<Scope::system>(common.control.signal(common.heaps[peer], Signal::dispatch_credit, common.rank),
                                    round_signal(epoch, round + 1));
     }
@@ -213,7 +216,9 @@ DEEP_EP_DEVICE void dispatch_body(const DispatchParams& params, std::byte* memor
   const std::uint64_t epoch = load_relaxed<Scope::gpu>(&common.state->dispatch_epoch) + 1;
 
   // When notify found that the ranks disagree, nobody sends anything.
+  // Nor does the call count, so that ranks which learn of it at different times stay in step.
   bool good = whole_block(!aborted(params.wait), scratch);
+  const bool begun = good;
   const std::int64_t received =
       good ? params.rank_prefix_matrix[(common.num_ranks - 1) * common.num_ranks + common.rank] : 0;
   if (good) {
@@ -233,6 +238,7 @@ DEEP_EP_DEVICE void dispatch_body(const DispatchParams& params, std::byte* memor
     for (int peer = thread_index(); peer < common.num_ranks; peer += block_threads()) {
       good = learn_target(params, epoch, peer, targets[peer]) && good;
     }
+    bulk::fence_global();  // the addresses also say that the memory is free for our bulk stores
     good = whole_block(good, scratch);
 
     // 3. Send. Rows for a window, ours or a peer's, take several rounds.
@@ -258,7 +264,7 @@ DEEP_EP_DEVICE void dispatch_body(const DispatchParams& params, std::byte* memor
         note_fault(params.wait, FaultKind::overflow, Wanted::dispatch_rows, common.rank, 0,
                    static_cast<std::uint64_t>(received), static_cast<std::uint64_t>(params.output_rows));
       }
-      store_relaxed<Scope::gpu>(&common.state->dispatch_epoch, epoch);
+      if (begun) store_relaxed<Scope::gpu>(&common.state->dispatch_epoch, epoch);
     }
   }
 }

@@ -123,16 +123,19 @@ DEEP_EP_DEVICE void notify_body(const NotifyParams& params, std::byte* memory) {
   auto& shared = *reinterpret_cast<NotifyShared*>(memory);
   const IntranodeParams& common = params.common;
   const std::uint64_t epoch = load_relaxed<Scope::gpu>(&common.state->notify_epoch) + 1;
+  // After a fault that the host has not seen yet, nothing is exchanged, and the call does not count: ranks which learn
+  // of a fault at different times stay in step.
+  const bool begun = whole_block(!aborted(params.wait), &shared.failed);
   if (thread_index() == 0) shared.failed = 0;
 
   // 1. Number our tokens for each destination. Counts that the caller got wrong travel as -1, so that all ranks know.
   // 2. Exchange counts.
-  for (int destination = block_index(); destination < common.num_ranks; destination += grid_blocks()) {
+  for (int destination = block_index(); begun && destination < common.num_ranks; destination += grid_blocks()) {
     int count = number_members(params, destination, shared);
     if (count != params.num_tokens_per_rank[destination]) count = -1;
     publish_counts(params, epoch, destination, count);
   }
-  const bool arrived = await_counts(params, epoch, shared);
+  const bool arrived = begun && await_counts(params, epoch, shared);
 
   // 3. Add the rows of the ranks before us. Each thread meets the tokens that it numbered itself.
   for (int destination = block_index(); arrived && destination < common.num_ranks; destination += grid_blocks()) {
@@ -157,7 +160,7 @@ DEEP_EP_DEVICE void notify_body(const NotifyParams& params, std::byte* memory) {
   }
 
   // 5. The last block ends the call.
-  if (last_block_to_arrive(&common.state->notify_ticket, &shared.failed) && thread_index() == 0) {
+  if (last_block_to_arrive(&common.state->notify_ticket, &shared.failed) && thread_index() == 0 && begun) {
     store_relaxed<Scope::gpu>(&common.state->notify_epoch, epoch);
   }
 }

@@ -86,6 +86,7 @@ struct CombineParams {
   int num_topk;
 
   // As expert side: where the rows are.
+  std::int32_t num_rows;                     ///< of x
   const std::byte* x;
   const float* topk_weights;
   const std::int32_t* rank_prefix_matrix;    ///< [num_ranks, num_ranks]

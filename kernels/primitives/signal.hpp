@@ -26,7 +26,8 @@ enum class Wanted : std::uint32_t {
 
 enum class FaultKind : std::uint32_t { none, timeout, mismatch, overflow, inconsistent_counts, unknown_expert };
 
-/// Written by the first thread that meets a fault; lies in memory that the host sees.
+/// Written by the first thread that meets a fault; lies in memory that the host sees. A rank has two, side by side: one
+/// for faults that end calls, one for notes, which the call survives; neither hides the other.
 struct FaultRecord {
   std::uint64_t claimed;   ///< 0: no fault. Set first, so that one thread only writes the rest
   std::uint64_t written;   ///< set last, with release order
@@ -43,7 +44,7 @@ struct FaultRecord {
 /// What a waiting thread needs to know. `abort` is a word in this rank's device memory: non-zero once any wait of this
 /// rank failed, so that the others leave too.
 struct WaitContext {
-  FaultRecord* fault = nullptr;
+  FaultRecord* fault = nullptr;  ///< [2]: the fault, the note
   std::uint64_t* abort = nullptr;
   std::uint64_t timeout_ns = 0;  ///< 0: for ever
 };
@@ -53,23 +54,29 @@ namespace device {
 /// True once any wait of this rank has failed.
 DEEP_EP_DEVICE bool aborted(const WaitContext& context) { return load_relaxed<Scope::gpu>(context.abort) != 0; }
 
-/// Puts a fault on record (the first one counts); the call goes on.
+/// Fills a record, unless somebody was faster.
+DEEP_EP_DEVICE void write_record(FaultRecord& record, FaultKind kind, Wanted wanted, int peer, int field,
+                                 std::uint64_t expected, std::uint64_t seen) {
+  if (fetch_add_acq_rel<Scope::system>(&record.claimed, std::uint64_t{1}) != 0) return;
+  record.kind = kind;
+  record.wanted = wanted;
+  record.peer = peer;
+  record.field = field;
+  record.expected = expected;
+  record.seen = seen;
+  store_release<Scope::system>(&record.written, std::uint64_t{1});
+}
+
+/// Puts a note on record (the first one counts); the call goes on, a later one tells the caller.
 DEEP_EP_DEVICE void note_fault(const WaitContext& context, FaultKind kind, Wanted wanted, int peer, int field,
                                std::uint64_t expected, std::uint64_t seen) {
-  if (fetch_add_acq_rel<Scope::system>(&context.fault->claimed, std::uint64_t{1}) != 0) return;
-  context.fault->kind = kind;
-  context.fault->wanted = wanted;
-  context.fault->peer = peer;
-  context.fault->field = field;
-  context.fault->expected = expected;
-  context.fault->seen = seen;
-  store_release<Scope::system>(&context.fault->written, std::uint64_t{1});
+  write_record(context.fault[1], kind, wanted, peer, field, expected, seen);
 }
 
 /// Puts a fault on record and makes every wait of this rank leave.
 DEEP_EP_DEVICE void report_fault(const WaitContext& context, FaultKind kind, Wanted wanted, int peer, int field,
                                  std::uint64_t expected, std::uint64_t seen) {
-  note_fault(context, kind, wanted, peer, field, expected, seen);
+  write_record(context.fault[0], kind, wanted, peer, field, expected, seen);
   store_release<Scope::gpu>(context.abort, std::uint64_t{1});
 }
 

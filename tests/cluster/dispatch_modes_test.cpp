@@ -42,6 +42,37 @@ TEST_P(DispatchModesTest, WorstCaseOverflowIsRaisedByTheNextCall) {
   });
 }
 
+// Each of two ranks sends all its 12 tokens to both; each has room for 23 rows, so the last token of rank 1 is lost.
+TEST_P(DispatchModesTest, CombineAfterAnOverflowLeavesLostRowsOut) {
+  DEEP_EP_NEEDS_RANKS(2);
+  const Case one = make_case({.tokens = {12, 12}, .local_experts = 1, .topk = 2});
+  run_cluster(cluster(2), [&](Rank& rank) {
+    constexpr std::int64_t kRows = 23, kHidden = 64;
+    constexpr std::uint16_t kOne = 0x3f80, kTwo = 0x4000;  // bfloat16
+    Buffer& buffer = rank.buffer();
+    Inputs inputs = upload_inputs(rank, one);
+    inputs.dispatch.num_worst_tokens = kRows;
+    const DispatchResult result = buffer.dispatch(inputs.dispatch, rank.call());
+    require_throws<OutOfMemory>([&] { buffer.check(); }, {"num_worst_tokens"}, "check after the overflow");
+
+    const std::vector<std::uint16_t> ones(kRows * kHidden, kOne);
+    const TensorView pushed = rank.upload(ones, DType::bfloat16, {kRows, kHidden});
+    const Tensor pulled = buffer.allocate_tensor(DType::bfloat16, {kRows, kHidden}, rank.call());
+    rank.executor()->copy(pulled.data(), pushed.data, pushed.bytes(), rank.call().stream);
+    for (const TensorView& x : {pushed, pulled.view()}) {
+      CombineArguments arguments;
+      arguments.x = x;
+      arguments.handle = &result.handle;
+      const CombineResult combined = buffer.combine(arguments, rank.call());
+      const auto sums = rank.download<std::uint16_t>(combined.combined_x.view());
+      for (std::size_t token = 0; token < 12; ++token) {
+        const std::uint16_t expected = rank.rank() == 1 && token == 11 ? 0 : kTwo;
+        require(sums[token * kHidden] == expected, "token " + std::to_string(token) + " has the wrong sum");
+      }
+    }
+  });
+}
+
 TEST_P(DispatchModesTest, CachedCallsMayChangeTypeAndWidth) {
   DEEP_EP_NEEDS_RANKS(3);
   const Shape first{.tokens = {14, 0, 20}};

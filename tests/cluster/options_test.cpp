@@ -48,11 +48,12 @@ TEST_P(OptionsTest, LocalMemoryIsTheHeapLessItsSignals) {
     const TensorView memory = buffer.local_memory();
     require(memory.dtype == DType::uint8 && memory.dims == 1, "one dimension of bytes");
     require(memory.bytes() < kHeap && memory.bytes() > kHeap - (std::size_t{4} << 20), "nearly all of the heap");
-    require(buffer.in_heap(memory), "it lies in the heap");
+    require(!buffer.in_heap(memory), "combine must not pull from where peers push to");
     const Tensor tensor = buffer.allocate_tensor(DType::uint8, {1000}, rank.call());
     require(tensor.as<std::byte>() >= memory.as<std::byte>() &&
                 tensor.as<std::byte>() + 1000 <= memory.as<std::byte>() + memory.bytes(),
             "tensors of the heap lie in it");
+    require(buffer.in_heap(tensor.view()), "combine may pull from a tensor of the heap");
     buffer.destroy();
   });
 }

@@ -61,6 +61,8 @@ void Buffer::Implementation::place_window(CombineParams& params) const {
   } else {
     params.tokens_per_round = static_cast<int>(fits / 2);
     params.window_tokens = 2 * params.tokens_per_round;
+    check_range("rounds that the tokens take through the window (raise window_bytes)",
+                params.num_tokens / params.tokens_per_round + 1, 1, kMostRounds);
   }
 }
 

@@ -293,6 +293,8 @@ void Buffer::Implementation::place_window(const DispatchArguments& arguments, Di
                       num_ranks_);
   }
   params.window_rows = static_cast<std::uint32_t>(std::min<std::size_t>(rows, INT32_MAX / ranks));
+  check_range("rounds that the rows take through the window (raise window_bytes)",
+              params.output_rows / params.window_rows + 1, 1, kMostRounds);
   const std::size_t all_rows = ranks * params.window_rows;
   std::byte* at = window_;
   const auto take = [&](std::size_t bytes_per_row) {

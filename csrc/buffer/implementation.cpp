@@ -117,16 +117,17 @@ Buffer::Implementation::Implementation(std::shared_ptr<Bootstrap> bootstrap, std
   cache_ = std::make_shared<MemoryCache>(home_);
 
   lay_out_heap();
-  state_ = static_cast<KernelState*>(executor_->allocate(sizeof(KernelState)));
+  state_ = static_cast<KernelState*>(own(executor_->allocate(sizeof(KernelState)), &Executor::free));
   executor_->fill(state_, 0, sizeof(KernelState), comm_stream_);
   const auto counters = static_cast<std::size_t>(num_ranks_) * (1 + static_cast<std::size_t>(options_.max_local_experts));
   const std::size_t work_bytes = sizeof(LayoutWork) + sizeof(std::int32_t) * counters;
-  layout_work_ = static_cast<LayoutWork*>(executor_->allocate(work_bytes));
+  layout_work_ = static_cast<LayoutWork*>(own(executor_->allocate(work_bytes), &Executor::free));
   executor_->fill(layout_work_, 0, work_bytes, comm_stream_);
   executor_->synchronize(comm_stream_);
-  faults_ = static_cast<FaultRecord*>(executor_->allocate_pinned(2 * sizeof(FaultRecord)));
-  host_counts_ = static_cast<HostCounts*>(executor_->allocate_pinned(
-      sizeof(HostCounts) + sizeof(std::int32_t) * static_cast<std::size_t>(options_.max_local_experts)));
+  faults_ = static_cast<FaultRecord*>(own(executor_->allocate_pinned(2 * sizeof(FaultRecord)), &Executor::free_pinned));
+  const std::size_t counts_bytes =
+      sizeof(HostCounts) + sizeof(std::int32_t) * static_cast<std::size_t>(options_.max_local_experts);
+  host_counts_ = static_cast<HostCounts*>(own(executor_->allocate_pinned(counts_bytes), &Executor::free_pinned));
   bootstrap_->barrier();  // nobody signals before everybody is ready
   log::info("buffer: rank {} of {} on {}, heap {}, of which window {}", rank_, num_ranks_,
             to_string(executor_->device()), format_bytes(heap_->bytes()), format_bytes(window_bytes_));
@@ -158,10 +159,11 @@ Buffer::Implementation::~Implementation() {
     log::warn("buffer: rank {} is destroyed after a failure: {}", rank_, error.what());
   }
   if (heap_) heap_->unmap_peers();
-  executor_->free(state_);
-  executor_->free(layout_work_);
-  executor_->free_pinned(faults_);
-  executor_->free_pinned(host_counts_);
+}
+
+void* Buffer::Implementation::own(void* memory, void (Executor::*free)(void*) noexcept) {
+  owned_.emplace_back(memory, [executor = executor_, free](void* owned) { (executor.get()->*free)(owned); });
+  return memory;
 }
 
 void Buffer::Implementation::destroy_collectively() {

@@ -53,6 +53,8 @@ class Buffer::Implementation {
   Tensor pool_tensor(DType dtype, std::initializer_list<std::int64_t> shape);
 
   void lay_out_heap();
+  /// Frees the memory with the buffer, or when its set-up fails.
+  void* own(void* memory, void (Executor::*free)(void*) noexcept);
   IntranodeParams intranode_params() const;
   WaitContext wait_context() const;
   /// The communication stream waits for what the call comes after. Also finds out whether the call is being recorded
@@ -98,6 +100,7 @@ class Buffer::Implementation {
   std::shared_ptr<HomeStream> home_;  // the same stream, as the memory sees it
   std::shared_ptr<MemoryCache> cache_;
   bool recording_ = false;            // the call under way is being recorded into a graph
+  std::vector<std::shared_ptr<void>> owned_;  // what the next four point to
   KernelState* state_ = nullptr;      // device memory
   LayoutWork* layout_work_ = nullptr; // device memory
   FaultRecord* faults_ = nullptr;     // pinned; [0] a fault that ended a call, [1] a note that none needed to end for

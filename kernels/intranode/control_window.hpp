@@ -95,8 +95,11 @@ struct ControlWindow {
   }
 };
 
+/// A call takes at most so many rounds.
+constexpr int kMostRounds = (1 << 20) - 1;
+
 /// A signal that counts rounds within a call: grows over calls and rounds alike, and nobody has to remember a base.
-/// `round` is the number of finished rounds, below 2^20.
+/// `round` is the number of finished rounds.
 DEEP_EP_HOST_DEVICE constexpr std::uint64_t round_signal(std::uint64_t epoch, std::uint64_t round) {
   return epoch << 20 | round;
 }

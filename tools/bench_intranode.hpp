@@ -15,8 +15,8 @@ namespace deep_ep::tools {
 struct IntranodeOptions {
   int ranks = 0;
   std::vector<std::int64_t> tokens;
-  std::vector<int> sms;  ///< 0 = the library's default
-  int window_mib = 0;  ///< of the buffer, 0 = the library's default
+  std::vector<int> sms;       ///< 0 = the library's default
+  int window_mib = 0;         ///< of the buffer, 0 = the library's default
   std::vector<int> warps{0};  ///< of a block; 0 = the library's default
   int hidden = 0;
   int topk = 8;

@@ -21,7 +21,8 @@ void check_combine(const CombineArguments& arguments, const Device& device, int 
   }
   const DispatchHandle& handle = *arguments.handle;
   if (handle.destination_row.size(1) != num_ranks) {
-    fail<InvalidArgument>("handle is of a buffer with {} ranks, this one has {}", handle.destination_row.size(1), num_ranks);
+    fail<InvalidArgument>("handle is of a buffer with {} ranks, this one has {}", handle.destination_row.size(1),
+                          num_ranks);
   }
   const TensorView& x = arguments.x;
   check_tensor("x", x, device, {DType::bfloat16}, {handle.num_recv_rows, kAnySize});
@@ -48,13 +49,14 @@ void Buffer::Implementation::place_window(CombineParams& params) const {
   const std::size_t weights = static_cast<std::size_t>(params.num_topk) * sizeof(float);
   params.window = window_;
   params.window_row_bytes = static_cast<std::uint32_t>((params.row_bytes + weights + kLine - 1) / kLine * kLine);
-  const std::size_t fits = std::min<std::size_t>(
-      window_bytes_ / (static_cast<std::size_t>(num_ranks_) * params.window_row_bytes),
-      static_cast<std::size_t>(control_.max_window_tokens));
+  const std::size_t fits =
+      std::min<std::size_t>(window_bytes_ / (static_cast<std::size_t>(num_ranks_) * params.window_row_bytes),
+                            static_cast<std::size_t>(control_.max_window_tokens));
   if (fits < 2) {
-    fail<OutOfMemory>("the window of {} does not hold two rows of {} from each of the {} ranks: raise heap_bytes or "
-                      "window_bytes",
-                      format_bytes(window_bytes_), format_bytes(params.window_row_bytes), num_ranks_);
+    fail<OutOfMemory>(
+        "the window of {} does not hold two rows of {} from each of the {} ranks: raise heap_bytes or "
+        "window_bytes",
+        format_bytes(window_bytes_), format_bytes(params.window_row_bytes), num_ranks_);
   }
   if (fits >= static_cast<std::size_t>(params.num_tokens)) {
     params.window_tokens = params.tokens_per_round = std::max(1, params.num_tokens);
@@ -107,8 +109,9 @@ CombineResult Buffer::Implementation::combine(const CombineArguments& arguments,
   const bool empty = x.size(0) == 0;
   const bool pullable = empty || (in_heap(x) && (!arguments.topk_weights || in_heap(*arguments.topk_weights)));
   if (arguments.mode == CombineMode::pull && !pullable) {
-    throw InvalidArgument("mode is pull but x or topk_weights does not lie in the symmetric heap: use received tensors, "
-                          "allocate_tensor, or another mode");
+    throw InvalidArgument(
+        "mode is pull but x or topk_weights does not lie in the symmetric heap: use received tensors, "
+        "allocate_tensor, or another mode");
   }
   raise_faults();
 

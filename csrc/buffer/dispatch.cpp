@@ -24,19 +24,22 @@ void check_dispatch(const DispatchArguments& arguments, const Device& device, in
   check_row_bytes("x", x);
   check_range("number of tokens", x.size(0), 0, INT32_MAX / std::max(2, num_ranks));
   if (arguments.x_scales) {
-    check_strided_tensor("x_scales", *arguments.x_scales, device, {DType::float32, DType::int32}, {x.size(0), kAnySize});
+    check_strided_tensor("x_scales", *arguments.x_scales, device, {DType::float32, DType::int32},
+                         {x.size(0), kAnySize});
   }
   check_range("config.num_sms", arguments.config.num_sms, 0, 4096);
   check_range("config.warps_per_block", arguments.config.warps_per_block, 0, 16);
 
   if (arguments.handle != nullptr) {
     if (arguments.topk_idx || arguments.topk_weights) {
-      throw InvalidArgument("topk_idx and topk_weights cannot be given together with handle: a cached dispatch moves x only");
+      throw InvalidArgument(
+          "topk_idx and topk_weights cannot be given together with handle: a cached dispatch moves x only");
     }
     const DispatchHandle& handle = *arguments.handle;
     if (!handle.destination_row.defined()) throw InvalidArgument("handle is empty: it must come from a dispatch");
     if (handle.destination_row.size(1) != num_ranks) {
-      fail<InvalidArgument>("handle is of a buffer with {} ranks, this one has {}", handle.destination_row.size(1), num_ranks);
+      fail<InvalidArgument>("handle is of a buffer with {} ranks, this one has {}", handle.destination_row.size(1),
+                            num_ranks);
     }
     if (handle.num_tokens != x.size(0)) {
       fail<InvalidArgument>("x has {} rows, the handle's dispatch had {}", x.size(0), handle.num_tokens);
@@ -56,8 +59,9 @@ void check_dispatch(const DispatchArguments& arguments, const Device& device, in
   check_tensor("num_tokens_per_expert", *arguments.num_tokens_per_expert, device, {DType::int32}, {kAnySize});
   const std::int64_t num_experts = arguments.num_tokens_per_expert->size(0);
   if (num_experts == 0 || num_experts % num_ranks != 0 || num_experts / num_ranks > max_local_experts) {
-    fail<InvalidArgument>("num_tokens_per_expert counts {} experts, allowed: a multiple of the {} ranks, at most {} a rank",
-                          num_experts, num_ranks, max_local_experts);
+    fail<InvalidArgument>(
+        "num_tokens_per_expert counts {} experts, allowed: a multiple of the {} ranks, at most {} a rank", num_experts,
+        num_ranks, max_local_experts);
   }
   if (arguments.topk_idx.has_value() != arguments.topk_weights.has_value()) {
     throw InvalidArgument("topk_idx and topk_weights come together: one of them is missing");
@@ -106,12 +110,11 @@ DispatchHandle Buffer::Implementation::notify(const DispatchArguments& arguments
   NotifyParams params{};
   params.common = intranode_params();
   params.wait = wait_context();
-  params.shape = CallShape{{arguments.x.size(1) * static_cast<std::int64_t>(size_of(arguments.x.dtype)),
-                            scale_bytes(arguments), handle.num_topk,
-                            arguments.topk_idx ? static_cast<std::int64_t>(size_of(arguments.topk_idx->dtype)) : 0,
-                            handle.num_experts, static_cast<std::int64_t>(arguments.x.dtype),
-                            arguments.x_scales ? static_cast<std::int64_t>(arguments.x_scales->dtype) : 0,
-                            kProtocolVersion}};
+  params.shape = CallShape{
+      {arguments.x.size(1) * static_cast<std::int64_t>(size_of(arguments.x.dtype)), scale_bytes(arguments),
+       handle.num_topk, arguments.topk_idx ? static_cast<std::int64_t>(size_of(arguments.topk_idx->dtype)) : 0,
+       handle.num_experts, static_cast<std::int64_t>(arguments.x.dtype),
+       arguments.x_scales ? static_cast<std::int64_t>(arguments.x_scales->dtype) : 0, kProtocolVersion}};
   params.num_tokens = static_cast<int>(handle.num_tokens);
   params.num_local_experts = local_experts;
   params.expert_alignment = arguments.expert_alignment;
@@ -150,9 +153,10 @@ void Buffer::Implementation::wait_for_counts() {
     if (spins % 4096 == 0) {
       if (executor_->device().kind == Device::Kind::cpu) std::this_thread::yield();
       if (deadline.expired()) {
-        break_down(fmt::format("rank {}: the counts of a dispatch did not come within {} s, and no kernel says why: "
-                               "earlier work on the stream has not ended, or the GPU is lost",
-                               rank_, deadline.seconds()));
+        break_down(
+            fmt::format("rank {}: the counts of a dispatch did not come within {} s, and no kernel says why: "
+                        "earlier work on the stream has not ended, or the GPU is lost",
+                        rank_, deadline.seconds()));
       }
     }
   }
@@ -220,8 +224,9 @@ DispatchResult Buffer::Implementation::dispatch(const DispatchArguments& argumen
   raise_faults();
   begin(call);
   if (recording_ && arguments.handle == nullptr && arguments.num_worst_tokens == 0) {
-    throw InvalidArgument("num_worst_tokens is 0 and there is no handle, but the stream records a CUDA graph: the host "
-                          "cannot wait for sizes then");
+    throw InvalidArgument(
+        "num_worst_tokens is 0 and there is no handle, but the stream records a CUDA graph: the host "
+        "cannot wait for sizes then");
   }
 
   // 1. Who gets what? Known from the handle, or exchanged.
@@ -240,7 +245,8 @@ DispatchResult Buffer::Implementation::dispatch(const DispatchArguments& argumen
   params.wait = wait_context();
   params.num_tokens = static_cast<int>(handle.num_tokens);
   params.x = arguments.x.as<const std::byte>();
-  params.row_bytes = static_cast<std::uint32_t>(arguments.x.size(1) * static_cast<std::int64_t>(size_of(arguments.x.dtype)));
+  params.row_bytes =
+      static_cast<std::uint32_t>(arguments.x.size(1) * static_cast<std::int64_t>(size_of(arguments.x.dtype)));
   if (arguments.x_scales) {
     params.scales = arguments.x_scales->as<const std::uint32_t>();
     params.num_scales = static_cast<int>(arguments.x_scales->size(1));
@@ -271,8 +277,9 @@ DispatchResult Buffer::Implementation::dispatch(const DispatchArguments& argumen
     result.recv_topk_idx = outputs.topk_idx;
     result.recv_topk_weights = outputs.topk_weights;
   }
-  const Tensor* const used[] = {&outputs.x,       &outputs.scales,          &outputs.topk_idx,          &outputs.topk_weights,
-                                &outputs.src_idx, &handle.destination_row, &handle.rank_prefix_matrix};
+  const Tensor* const used[] = {
+      &outputs.x,       &outputs.scales,         &outputs.topk_idx,         &outputs.topk_weights,
+      &outputs.src_idx, &handle.destination_row, &handle.rank_prefix_matrix};
   for (const Tensor* tensor : used) use_on(call, *tensor);
   result.event = finish(call);
   return result;
@@ -287,10 +294,10 @@ void Buffer::Implementation::place_window(const DispatchArguments& arguments, Di
   const std::size_t usable = window_bytes_ - std::min(window_bytes_, 5 * kLine);
   const std::size_t rows = usable / (row * ranks);
   if (rows == 0) {
-    fail<OutOfMemory>("a heap of {} cannot hold the {} rows of this dispatch, and its window of {} not one row of {} "
-                      "from each of the {} ranks: raise heap_bytes or window_bytes",
-                      format_bytes(heap_->bytes()), params.output_rows, format_bytes(window_bytes_), format_bytes(row),
-                      num_ranks_);
+    fail<OutOfMemory>(
+        "a heap of {} cannot hold the {} rows of this dispatch, and its window of {} not one row of {} "
+        "from each of the {} ranks: raise heap_bytes or window_bytes",
+        format_bytes(heap_->bytes()), params.output_rows, format_bytes(window_bytes_), format_bytes(row), num_ranks_);
   }
   params.window_rows = static_cast<std::uint32_t>(std::min<std::size_t>(rows, INT32_MAX / ranks));
   check_range("rounds that the rows take through the window (raise window_bytes)",

@@ -9,22 +9,32 @@ namespace {
 
 const char* text_of(Wanted wanted) {
   switch (wanted) {
-    case Wanted::nothing: return "nothing";
-    case Wanted::counts: return "its token counts (dispatch, notify kernel)";
-    case Wanted::dispatch_addresses: return "where it wants its rows (dispatch kernel)";
-    case Wanted::dispatch_rows: return "its rows (dispatch kernel)";
-    case Wanted::dispatch_credit: return "room in its window (dispatch kernel)";
-    case Wanted::combine_addresses: return "where its rows are (combine kernel)";
-    case Wanted::combine_rows: return "a pushed row (combine kernel)";
-    case Wanted::combine_credit: return "room in its window (combine kernel)";
-    case Wanted::combine_done: return "its word that it has read our rows (combine kernel)";
+    case Wanted::nothing:
+      return "nothing";
+    case Wanted::counts:
+      return "its token counts (dispatch, notify kernel)";
+    case Wanted::dispatch_addresses:
+      return "where it wants its rows (dispatch kernel)";
+    case Wanted::dispatch_rows:
+      return "its rows (dispatch kernel)";
+    case Wanted::dispatch_credit:
+      return "room in its window (dispatch kernel)";
+    case Wanted::combine_addresses:
+      return "where its rows are (combine kernel)";
+    case Wanted::combine_rows:
+      return "a pushed row (combine kernel)";
+    case Wanted::combine_credit:
+      return "room in its window (combine kernel)";
+    case Wanted::combine_done:
+      return "its word that it has read our rows (combine kernel)";
   }
   return "an unknown event";
 }
 
 constexpr std::array<const char*, CallShape::kWords> kShapeFields = {
-    "bytes of a row of x",      "bytes of a row of x_scales", "top-k",      "bytes of a topk_idx element",
-    "number of experts",        "dtype of x",                 "dtype of x_scales", "protocol version",
+    "bytes of a row of x",         "bytes of a row of x_scales", "top-k",
+    "bytes of a topk_idx element", "number of experts",          "dtype of x",
+    "dtype of x_scales",           "protocol version",
 };
 
 /// A word of the CallShape as a message should show it.
@@ -64,7 +74,8 @@ std::string Buffer::Implementation::describe(const FaultRecord& fault) const {
     case FaultKind::unknown_expert:
       return fmt::format("topk_idx of token {} names expert {}, allowed: 0 to {}, or negative for no selection",
                          fault.field, fault.expected, fault.seen - 1);
-    case FaultKind::none: break;
+    case FaultKind::none:
+      break;
   }
   return "unknown fault";
 }

@@ -119,7 +119,8 @@ Buffer::Implementation::Implementation(std::shared_ptr<Bootstrap> bootstrap, std
   lay_out_heap();
   state_ = static_cast<KernelState*>(own(executor_->allocate(sizeof(KernelState)), &Executor::free));
   executor_->fill(state_, 0, sizeof(KernelState), comm_stream_);
-  const auto counters = static_cast<std::size_t>(num_ranks_) * (1 + static_cast<std::size_t>(options_.max_local_experts));
+  const auto counters =
+      static_cast<std::size_t>(num_ranks_) * (1 + static_cast<std::size_t>(options_.max_local_experts));
   const std::size_t work_bytes = sizeof(LayoutWork) + sizeof(std::int32_t) * counters;
   layout_work_ = static_cast<LayoutWork*>(own(executor_->allocate(work_bytes), &Executor::free));
   executor_->fill(layout_work_, 0, work_bytes, comm_stream_);
@@ -139,7 +140,8 @@ void Buffer::Implementation::lay_out_heap() {
   const std::size_t least = control_.bytes() + window_bytes_;
   if (options_.heap_bytes < window_bytes_ || options_.heap_bytes - window_bytes_ < control_.bytes()) {
     fail<OutOfMemory>("heap_bytes is {}, but the signals of {} ranks take {} and the window {}: at least {} are needed",
-                      options_.heap_bytes, num_ranks_, format_bytes(control_.bytes()), format_bytes(window_bytes_), least);
+                      options_.heap_bytes, num_ranks_, format_bytes(control_.bytes()), format_bytes(window_bytes_),
+                      least);
   }
   HeapOptions heap_options;
   heap_options.bytes = options_.heap_bytes;

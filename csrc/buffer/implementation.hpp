@@ -16,7 +16,8 @@ struct LayoutWork;  // kernels/layout/params.hpp
 
 class Buffer::Implementation {
  public:
-  Implementation(std::shared_ptr<Bootstrap> bootstrap, std::shared_ptr<Executor> executor, const BufferOptions& options);
+  Implementation(std::shared_ptr<Bootstrap> bootstrap, std::shared_ptr<Executor> executor,
+                 const BufferOptions& options);
   ~Implementation();
   Implementation(const Implementation&) = delete;
 
@@ -99,13 +100,13 @@ class Buffer::Implementation {
   StreamHandle comm_stream_ = nullptr;
   std::shared_ptr<HomeStream> home_;  // the same stream, as the memory sees it
   std::shared_ptr<MemoryCache> cache_;
-  bool recording_ = false;            // the call under way is being recorded into a graph
+  bool recording_ = false;                    // the call under way is being recorded into a graph
   std::vector<std::shared_ptr<void>> owned_;  // what the next four point to
-  KernelState* state_ = nullptr;      // device memory
-  LayoutWork* layout_work_ = nullptr; // device memory
-  FaultRecord* faults_ = nullptr;     // pinned; [0] a fault that ended a call, [1] a note that none needed to end for
-  HostCounts* host_counts_ = nullptr; // pinned
-  std::string broken_;                // not empty: why every call throws
+  KernelState* state_ = nullptr;              // device memory
+  LayoutWork* layout_work_ = nullptr;         // device memory
+  FaultRecord* faults_ = nullptr;      // pinned; [0] a fault that ended a call, [1] a note that none needed to end for
+  HostCounts* host_counts_ = nullptr;  // pinned
+  std::string broken_;                 // not empty: why every call throws
 };
 
 }  // namespace deep_ep

@@ -10,9 +10,9 @@ namespace deep_ep {
 enum class HeapKind : std::uint8_t { automatic, posix_fd, fabric, cuda_ipc };
 
 struct HeapOptions {
-  std::size_t bytes = 0;                    ///< rounded up to the allocation granularity; equal on all ranks
-  HeapKind kind = HeapKind::automatic;      ///< DEEP_EP_HEAP overrides `automatic`; the host executor ignores it
-  double timeout_s = 100;                   ///< for exchanging the exports
+  std::size_t bytes = 0;                ///< rounded up to the allocation granularity; equal on all ranks
+  HeapKind kind = HeapKind::automatic;  ///< DEEP_EP_HEAP overrides `automatic`; the host executor ignores it
+  double timeout_s = 100;               ///< for exchanging the exports
 };
 
 /// Created and destroyed collectively (Executor::create_heap). Zero-filled at creation, before any rank returns.

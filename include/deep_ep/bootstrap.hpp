@@ -31,7 +31,8 @@ class Bootstrap {
 std::vector<std::shared_ptr<Bootstrap>> make_thread_bootstraps(int size, double timeout_s = 100);
 
 /// Ranks are processes of this host that agree on `name` (letters, digits, '-', '_'); they meet in POSIX shared memory.
-std::shared_ptr<Bootstrap> make_shared_memory_bootstrap(const std::string& name, int rank, int size, double timeout_s = 100);
+std::shared_ptr<Bootstrap> make_shared_memory_bootstrap(const std::string& name, int rank, int size,
+                                                        double timeout_s = 100);
 
 /// The user's own all-gather: called with this rank's bytes and the place for everybody's bytes (rank 0 first).
 /// Report failure by throwing.

@@ -49,9 +49,9 @@ struct BufferOptions {
 };
 
 struct CallOptions {
-  StreamHandle stream = nullptr;      ///< the caller's current stream
-  EventHandle previous_event;         ///< wait for this instead of for `stream`
-  bool async_finish = false;          ///< do not make `stream` wait; the result carries an event
+  StreamHandle stream = nullptr;  ///< the caller's current stream
+  EventHandle previous_event;     ///< wait for this instead of for `stream`
+  bool async_finish = false;      ///< do not make `stream` wait; the result carries an event
 };
 
 /// Result of get_dispatch_layout.
@@ -65,11 +65,11 @@ struct DispatchLayout {
 /// What dispatch knows about where rows went. Valid for any number of cached dispatches and combines, as long as the
 /// buffer lives; independent of the communication memory. Copies share the tensors.
 struct DispatchHandle {
-  Tensor rank_prefix_matrix;  ///< [R, R] int32: [s][d] = rows that d received from ranks 0..s (end row of source s)
-  Tensor destination_row;     ///< [T, R] int32: row of token t in recv_x of rank d, -1 if not sent there
-  Tensor recv_src_idx;        ///< [rows] int32: token index at its source, for each received row
-  std::int64_t num_tokens = 0;      ///< T
-  std::int64_t num_recv_rows = 0;   ///< N, or num_worst_tokens
+  Tensor rank_prefix_matrix;    ///< [R, R] int32: [s][d] = rows that d received from ranks 0..s (end row of source s)
+  Tensor destination_row;       ///< [T, R] int32: row of token t in recv_x of rank d, -1 if not sent there
+  Tensor recv_src_idx;          ///< [rows] int32: token index at its source, for each received row
+  std::int64_t num_tokens = 0;  ///< T
+  std::int64_t num_recv_rows = 0;  ///< N, or num_worst_tokens
   int num_experts = 0;
   int num_topk = 0;
 };
@@ -106,13 +106,13 @@ struct DispatchArguments {
 };
 
 struct DispatchResult {
-  Tensor recv_x;                       ///< [rows, H], by source rank, then by token index at the source
-  std::optional<Tensor> recv_x_scales; ///< [rows, S] contiguous
-  std::optional<Tensor> recv_topk_idx;      ///< [rows, K]: index among this rank's experts, or -1
-  std::optional<Tensor> recv_topk_weights;  ///< [rows, K] float32: 0 where the index is -1
+  Tensor recv_x;                                ///< [rows, H], by source rank, then by token index at the source
+  std::optional<Tensor> recv_x_scales;          ///< [rows, S] contiguous
+  std::optional<Tensor> recv_topk_idx;          ///< [rows, K]: index among this rank's experts, or -1
+  std::optional<Tensor> recv_topk_weights;      ///< [rows, K] float32: 0 where the index is -1
   std::vector<int> num_recv_tokens_per_expert;  ///< [E / R], aligned; empty for worst-case and cached calls
   DispatchHandle handle;
-  EventHandle event;                   ///< set with async_finish
+  EventHandle event;  ///< set with async_finish
 };
 
 /// How the rows of this rank's `x` reach the owners of the tokens. Every rank chooses for its own rows; results agree
@@ -124,17 +124,17 @@ enum class CombineMode : std::uint8_t {
 };
 
 struct CombineArguments {
-  TensorView x;                             ///< [rows of the handle, H] bfloat16 contiguous
-  const DispatchHandle* handle = nullptr;   ///< of the dispatch whose rows come back
-  std::optional<TensorView> topk_weights;   ///< [rows, K] float32 contiguous; summed slot by slot
-  std::optional<TensorView> bias_0;         ///< [T, H] bfloat16 contiguous, added once
+  TensorView x;                            ///< [rows of the handle, H] bfloat16 contiguous
+  const DispatchHandle* handle = nullptr;  ///< of the dispatch whose rows come back
+  std::optional<TensorView> topk_weights;  ///< [rows, K] float32 contiguous; summed slot by slot
+  std::optional<TensorView> bias_0;        ///< [T, H] bfloat16 contiguous, added once
   std::optional<TensorView> bias_1;
   CombineMode mode = CombineMode::automatic;
   Config config;
 };
 
 struct CombineResult {
-  Tensor combined_x;                            ///< [T, H] bfloat16: bias_0 + bias_1 + rows in rank order, summed in fp32
+  Tensor combined_x;  ///< [T, H] bfloat16: bias_0 + bias_1 + rows in rank order, summed in fp32
   std::optional<Tensor> combined_topk_weights;  ///< [T, K] float32
   EventHandle event;                            ///< set with async_finish
 };

@@ -10,19 +10,19 @@
 namespace deep_ep {
 
 class Bootstrap;
-class SymmetricHeap;   // internal: csrc/memory/symmetric_heap.hpp
-struct HeapOptions;    // internal
-struct KernelTable;    // internal: csrc/executor/kernel_table.hpp
+class SymmetricHeap;  // internal: csrc/memory/symmetric_heap.hpp
+struct HeapOptions;   // internal
+struct KernelTable;   // internal: csrc/executor/kernel_table.hpp
 
 /// A point in a stream's work. Copyable; cheap. Default-constructed: no event.
 using EventHandle = std::shared_ptr<void>;
 
 /// Grid sizes an executor likes. Kernels work with any; these are what the buffer asks for.
 struct LaunchPolicy {
-  int multiprocessors = 1;              ///< SMs of the GPU; on the host, blocks worth running at once
-  int max_block_threads = 1024;         ///< upper bound for a block
-  int warps_per_block = 8;              ///< what the data-moving kernels use by default
-  std::size_t max_shared_bytes = 0;     ///< dynamic shared memory one block may have
+  int multiprocessors = 1;           ///< SMs of the GPU; on the host, blocks worth running at once
+  int max_block_threads = 1024;      ///< upper bound for a block
+  int warps_per_block = 8;           ///< what the data-moving kernels use by default
+  std::size_t max_shared_bytes = 0;  ///< dynamic shared memory one block may have
 };
 
 class Executor {
@@ -46,9 +46,9 @@ class Executor {
   virtual void* allocate_pinned(std::size_t bytes) = 0;
   virtual void free_pinned(void* memory) noexcept = 0;
 
-  virtual StreamHandle create_stream() = 0;   ///< non-blocking, high priority
+  virtual StreamHandle create_stream() = 0;  ///< non-blocking, high priority
   virtual void destroy_stream(StreamHandle stream) noexcept = 0;
-  virtual EventHandle record_event(StreamHandle stream) = 0;              ///< event of all work enqueued so far
+  virtual EventHandle record_event(StreamHandle stream) = 0;                   ///< event of all work enqueued so far
   virtual void wait_event(StreamHandle stream, const EventHandle& event) = 0;  ///< later work waits; the host does not
   virtual bool event_done(const EventHandle& event) = 0;
   virtual void synchronize_event(const EventHandle& event) = 0;
@@ -57,7 +57,8 @@ class Executor {
   /// True while the stream records a CUDA graph (always false on the host).
   virtual bool is_capturing(StreamHandle stream) = 0;
 
-  virtual void copy(void* destination, const void* source, std::size_t bytes, StreamHandle stream) = 0;  ///< any direction
+  virtual void copy(void* destination, const void* source, std::size_t bytes,
+                    StreamHandle stream) = 0;  ///< any direction
   virtual void fill(void* destination, int byte, std::size_t bytes, StreamHandle stream) = 0;
 
   /// Seconds between two events of finished work.
@@ -75,9 +76,10 @@ class Executor {
 
 /// How the CPU plays GPU. Zero means: choose.
 struct HostExecutorOptions {
-  int multiprocessors = 0;       ///< blocks a kernel gets at most (default 4)
-  int warps_per_block = 0;       ///< default 3
-  std::uint64_t seed = 0;        ///< schedule: 0 = fixed order, anything else = a pseudo-random one. DEEP_EP_HOST_SEED overrides 0
+  int multiprocessors = 0;  ///< blocks a kernel gets at most (default 4)
+  int warps_per_block = 0;  ///< default 3
+  std::uint64_t seed =
+      0;  ///< schedule: 0 = fixed order, anything else = a pseudo-random one. DEEP_EP_HOST_SEED overrides 0
   std::size_t max_shared_bytes = 0;  ///< default 64 KiB
 };
 

@@ -12,8 +12,18 @@ namespace deep_ep::device {
 using Signal = ControlWindow::Signal;
 
 /// Words of the mailbox: where a rank's rows are, and where others may put theirs.
-enum CombineWord : int { kPulled, kRows, kWeights, kWindow, kWindowRowBytes, kWindowTokens, kTokensPerRound, kNumTokens,
-                         kRowShape, kNumRows };
+enum CombineWord : int {
+  kPulled,
+  kRows,
+  kWeights,
+  kWindow,
+  kWindowRowBytes,
+  kWindowTokens,
+  kTokensPerRound,
+  kNumTokens,
+  kRowShape,
+  kNumRows
+};
 
 /// Row size and weights must agree between the ranks.
 DEEP_EP_DEVICE std::uint64_t row_shape(const CombineParams& params) {
@@ -28,9 +38,10 @@ DEEP_EP_DEVICE void publish_rows(const CombineParams& params, std::uint64_t epoc
       params.window + std::int64_t{peer} * params.window_tokens * static_cast<std::int64_t>(params.window_row_bytes);
   box->word[kPulled] = params.push ? 0 : 1;
   box->word[kRows] = params.push ? 0 : static_cast<std::uint64_t>(params.x - heap);
-  box->word[kWeights] = params.push || params.topk_weights == nullptr
-                            ? 0
-                            : static_cast<std::uint64_t>(reinterpret_cast<const std::byte*>(params.topk_weights) - heap);
+  box->word[kWeights] =
+      params.push || params.topk_weights == nullptr
+          ? 0
+          : static_cast<std::uint64_t>(reinterpret_cast<const std::byte*>(params.topk_weights) - heap);
   box->word[kWindow] = static_cast<std::uint64_t>(window - heap);
   box->word[kWindowRowBytes] = params.window_row_bytes;
   box->word[kWindowTokens] = static_cast<std::uint64_t>(params.window_tokens);
@@ -84,15 +95,15 @@ DEEP_EP_DEVICE bool play_role(const CombineParams& params, const CombineShared& 
   }
   bool good = true;
   if (lane_index() == 0) {
-    CombinePusher pushing{params,
-                          peers,
-                          epoch,
-                          pusher * grid_blocks() + block_index(),
-                          layout.pushing_warps * grid_blocks(),
-                          layout.ranges(memory, pusher),
-                          {layout.stage_barriers(memory, pusher), *layout.ring(memory, pusher),
-                           layout.first_stage(memory, pusher), static_cast<std::uint32_t>(layout.stages),
-                           layout.stage_bytes}};
+    CombinePusher pushing{
+        params,
+        peers,
+        epoch,
+        pusher * grid_blocks() + block_index(),
+        layout.pushing_warps * grid_blocks(),
+        layout.ranges(memory, pusher),
+        {layout.stage_barriers(memory, pusher), *layout.ring(memory, pusher), layout.first_stage(memory, pusher),
+         static_cast<std::uint32_t>(layout.stages), layout.stage_bytes}};
     good = pushing.push_all();
   }
   warp::sync();
@@ -124,7 +135,8 @@ DEEP_EP_DEVICE void combine_body(const CombineParams& params, std::byte* memory)
   if (good) {
     // 1. Say where our rows are. That we are here also says that they are written, and that our window is free.
     if (block_index() == 0) {
-      for (int peer = thread_index(); peer < common.num_ranks; peer += block_threads()) publish_rows(params, epoch, peer);
+      for (int peer = thread_index(); peer < common.num_ranks; peer += block_threads())
+        publish_rows(params, epoch, peer);
     }
     initialise(layout, memory);
 
@@ -142,8 +154,8 @@ DEEP_EP_DEVICE void combine_body(const CombineParams& params, std::byte* memory)
   if (last_block_to_arrive(&common.state->combine_ticket, scratch)) {
     for (int peer = thread_index(); peer < common.num_ranks && good; peer += block_threads()) {
       store_release<Scope::system>(common.control.signal(common.heaps[peer], Signal::combine_done, common.rank), epoch);
-      wait_signal(common.control.signal(common.heaps[common.rank], Signal::combine_done, peer), epoch, params.wait, peer,
-                  Wanted::combine_done);
+      wait_signal(common.control.signal(common.heaps[common.rank], Signal::combine_done, peer), epoch, params.wait,
+                  peer, Wanted::combine_done);
     }
     block::sync();
     if (thread_index() == 0 && begun) store_relaxed<Scope::gpu>(&common.state->combine_epoch, epoch);

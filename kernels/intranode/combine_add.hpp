@@ -2,8 +2,8 @@
 // pieces of the rows that the token's destination ranks hold.
 //
 // Where a row comes from makes no difference to the sum: a peer that has its rows in the heap is read over NVLink, one
-// that pushes is read from our window once the row's flag is up. A lane loads its vectors of all rows before it adds the
-// first: a peer's memory is far away, and only loads under way at once hide that. Ordinary loads: bulk loads from a
+// that pushes is read from our window once the row's flag is up. A lane loads its vectors of all rows before it adds
+// the first: a peer's memory is far away, and only loads under way at once hide that. Ordinary loads: bulk loads from a
 // peer's memory were slower on H200, however many SMs issued them.
 #pragma once
 
@@ -17,9 +17,9 @@ namespace deep_ep::device {
 
 struct CombineAdder {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
-  static constexpr int kVectors = 1;   ///< two would spill on sm_100a
+  static constexpr int kVectors = 1;  ///< two would spill on sm_100a
 #else
-  static constexpr int kVectors = 2;   ///< 16-byte vectors of a row that a lane works on at once
+  static constexpr int kVectors = 2;  ///< 16-byte vectors of a row that a lane works on at once
 #endif
   static constexpr int kTogether = 8;  ///< rows whose loads are under way at once: all of a token, in one domain of 8
   static constexpr std::uint32_t kPieceBytes = kVectors * kWarpSize * sizeof(Vec16);
@@ -75,7 +75,8 @@ struct CombineAdder {
           if (left == 0) continue;
           const std::uint64_t from = warp::shuffle(at, lowest_bit(left));
           left &= left - 1;
-          if (lane_index() < params.num_topk) values[i] = load_weak(reinterpret_cast<const float*>(from) + lane_index());
+          if (lane_index() < params.num_topk)
+            values[i] = load_weak(reinterpret_cast<const float*>(from) + lane_index());
         }
         for (int i = 0; i < kTogether; ++i) sum += values[i];
       }
@@ -148,14 +149,14 @@ struct CombineAdder {
     bool good = true;
     if (lane_index() == 0) {
       // Tickets alternate between two words; do not take one that an unfinished earlier round still uses.
-      std::uint64_t* finished = common.control.signal(common.heaps[common.rank], ControlWindow::Signal::combine_credit,
-                                                      common.rank);
+      std::uint64_t* finished =
+          common.control.signal(common.heaps[common.rank], ControlWindow::Signal::combine_credit, common.rank);
       good = round < 2 || wait_signal(finished, round_signal(rows.epoch, round - 1), params.wait, common.rank,
                                       Wanted::combine_credit);
       if (good && last_to_arrive<Scope::gpu>(&common.state->combine_round_ticket[round & 1], in_round)) {
         // A round may be finished before the one in front of it, whose slots it must not give away: credit in order.
-        good = round == 0 || wait_signal(finished, round_signal(rows.epoch, round), params.wait, common.rank,
-                                         Wanted::combine_credit);
+        good = round == 0 ||
+               wait_signal(finished, round_signal(rows.epoch, round), params.wait, common.rank, Wanted::combine_credit);
         for (int peer = 0; good && peer < common.num_ranks; ++peer) {
           store_release<Scope::system>(
               common.control.signal(common.heaps[peer], ControlWindow::Signal::combine_credit, common.rank),

@@ -116,8 +116,8 @@ struct CombinePusher {
       const std::uint32_t rest = params.row_bytes - offset;
       const bool last = rest <= stages.stage_bytes;
       stages.add(params.x + row * params.row_bytes + offset,
-               PushedPiece{to + offset, last ? flag : nullptr, round_signal(epoch, round + 1),
-                           last ? rest : stages.stage_bytes});
+                 PushedPiece{to + offset, last ? flag : nullptr, round_signal(epoch, round + 1),
+                             last ? rest : stages.stage_bytes});
     }
   }
 

@@ -18,8 +18,7 @@ struct CombineRows {
   /// Row of the token at `rank`, -1: none, or lost because that rank had no room for it.
   DEEP_EP_DEVICE std::int32_t row_at(int token, int rank) const {
     if (rank >= params.common.num_ranks) return -1;
-    const std::int32_t row =
-        load_stream(params.destination_row + std::int64_t{token} * params.common.num_ranks + rank);
+    const std::int32_t row = load_stream(params.destination_row + std::int64_t{token} * params.common.num_ranks + rank);
     return row < peers[rank].num_rows ? row : -1;
   }
   DEEP_EP_DEVICE const std::byte* window_row(int token, int rank) const {

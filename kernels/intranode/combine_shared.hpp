@@ -10,11 +10,11 @@ namespace deep_ep {
 /// What a block knows of one peer.
 struct CombinePeer {
   // As the expert side of our tokens.
-  const std::byte* x;            ///< its rows, readable by us; nullptr: it pushes them into our window
+  const std::byte* x;  ///< its rows, readable by us; nullptr: it pushes them into our window
   const float* topk_weights;
-  std::int32_t num_rows;         ///< it holds; with too small a num_worst_tokens, fewer than it was sent
+  std::int32_t num_rows;  ///< it holds; with too small a num_worst_tokens, fewer than it was sent
   // As the owner of rows that we hold.
-  std::byte* window;             ///< our part of its window
+  std::byte* window;  ///< our part of its window
   std::uint32_t window_row_bytes;
   std::int32_t window_tokens;
   std::int32_t tokens_per_round;
@@ -28,8 +28,8 @@ struct PushedRange {
 
 /// A piece on its way to an owner's window.
 struct PushedPiece {
-  std::byte* to;          ///< nullptr: the pushing warp has no more
-  std::uint64_t* flag;    ///< of the row, on its last piece
+  std::byte* to;        ///< nullptr: the pushing warp has no more
+  std::uint64_t* flag;  ///< of the row, on its last piece
   std::uint64_t flag_value;
   std::uint32_t bytes;
 };
@@ -65,7 +65,9 @@ struct CombineShared {
   }
 
   DEEP_EP_HOST_DEVICE std::int32_t* scratch(std::byte* memory) const { return reinterpret_cast<std::int32_t*>(memory); }
-  DEEP_EP_HOST_DEVICE CombinePeer* peers(std::byte* memory) const { return reinterpret_cast<CombinePeer*>(memory + 128); }
+  DEEP_EP_HOST_DEVICE CombinePeer* peers(std::byte* memory) const {
+    return reinterpret_cast<CombinePeer*>(memory + 128);
+  }
   DEEP_EP_HOST_DEVICE device::Mbarrier* stage_barriers(std::byte* memory, int pusher) const {
     return reinterpret_cast<device::Mbarrier*>(memory + barriers_at()) + pusher * stages;
   }

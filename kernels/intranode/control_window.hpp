@@ -11,8 +11,8 @@
 
 namespace deep_ep {
 
-constexpr int kMaxRanks = 128;        ///< the layout kernel keeps a token's ranks in 128 bits
-constexpr std::size_t kLine = 128;    ///< rows and words that different ranks write never share a line
+constexpr int kMaxRanks = 128;      ///< the layout kernel keeps a token's ranks in 128 bits
+constexpr std::size_t kLine = 128;  ///< rows and words that different ranks write never share a line
 
 /// Words and the signal that says they are there; one writer, one reader.
 struct alignas(128) Mailbox {
@@ -49,7 +49,8 @@ struct ControlWindow {
 
   DEEP_EP_HOST_DEVICE std::size_t mailboxes_at() const { return 0; }
   DEEP_EP_HOST_DEVICE std::size_t signals_at() const {
-    return mailboxes_at() + static_cast<std::size_t>(Box::count) * static_cast<std::size_t>(num_ranks) * sizeof(Mailbox);
+    return mailboxes_at() +
+           static_cast<std::size_t>(Box::count) * static_cast<std::size_t>(num_ranks) * sizeof(Mailbox);
   }
   DEEP_EP_HOST_DEVICE std::size_t notify_at() const {
     return signals_at() + static_cast<std::size_t>(Signal::count) * static_cast<std::size_t>(num_ranks) * kLine;
@@ -110,7 +111,7 @@ struct KernelState {
   std::uint64_t notify_epoch;
   std::uint64_t dispatch_epoch;
   std::uint64_t combine_epoch;
-  std::uint64_t abort;              ///< see WaitContext
+  std::uint64_t abort;  ///< see WaitContext
   // Blocks (or warps) that have arrived; the last to arrive puts zero back.
   std::uint32_t notify_ticket;
   std::uint32_t dispatch_round_ticket;
@@ -120,7 +121,7 @@ struct KernelState {
   std::uint32_t combine_round_ticket[2];  ///< by parity of the round: one round may overtake, two cannot
   // The next token that a warp may take; zero between calls. SMs differ in speed: sharing tokens out beforehand would
   // make the call as slow as the slowest.
-  std::uint32_t dispatch_next_token[2];   ///< by parity of the round
+  std::uint32_t dispatch_next_token[2];  ///< by parity of the round
 };
 
 /// What every kernel of the family is told.

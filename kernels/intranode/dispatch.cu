@@ -27,7 +27,8 @@ DEEP_EP_DEVICE void publish_targets(const DispatchParams& params, std::uint64_t 
   const RowTargets& rows = windowed ? params.window : params.output;
   const std::int64_t first = windowed ? std::int64_t{source} * params.window_rows : 0;
   const auto offset = [&](const void* base, std::int64_t row_bytes) {
-    return base == nullptr ? 0 : static_cast<std::uint64_t>(static_cast<const std::byte*>(base) - heap + first * row_bytes);
+    return base == nullptr ? 0
+                           : static_cast<std::uint64_t>(static_cast<const std::byte*>(base) - heap + first * row_bytes);
   };
   Mailbox* box = common.control.mailbox(common.heaps[source], ControlWindow::Box::dispatch_addresses, common.rank);
   box->word[kX] = offset(rows.x, params.row_bytes);
@@ -116,8 +117,8 @@ DEEP_EP_DEVICE void drain_rows(const DispatchParams& params, std::uint32_t round
   const auto rows = static_cast<std::uint32_t>(rows_between(params, source, params.common.rank));
   const std::uint32_t begin = round * params.window_rows;
   const std::uint32_t end = begin + params.window_rows < rows ? begin + params.window_rows : rows;
-  const std::int64_t first_row =
-      params.rank_prefix_matrix[source * params.common.num_ranks + params.common.rank] - static_cast<std::int64_t>(rows);
+  const std::int64_t first_row = params.rank_prefix_matrix[source * params.common.num_ranks + params.common.rank] -
+                                 static_cast<std::int64_t>(rows);
   const std::uint32_t idx_bytes = static_cast<std::uint32_t>(params.num_topk) * (params.topk_idx_is_64_bit ? 8 : 4);
   const std::uint32_t weight_bytes = static_cast<std::uint32_t>(params.num_topk) * 4;
   const std::uint32_t scale_bytes = static_cast<std::uint32_t>(params.num_scales) * 4;
@@ -229,7 +230,8 @@ DEEP_EP_DEVICE void dispatch_body(const DispatchParams& params, std::byte* memor
       }
     }
     if (lane_index() == 0) {
-      for (int stage = 0; stage < params.stages; ++stage) mbarrier::init(layout.barriers(memory, warp_index())[stage], 1);
+      for (int stage = 0; stage < params.stages; ++stage)
+        mbarrier::init(layout.barriers(memory, warp_index())[stage], 1);
       mbarrier::fence_init();
     }
     if (params.fill_tail) fill_tail(params, received);

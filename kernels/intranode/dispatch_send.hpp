@@ -88,7 +88,8 @@ struct DispatchSender {
     const std::byte* source = layout.stage(memory, warp_index(), stage);
     std::int64_t place = unit.place;
     for (int rank = lane_index();;) {
-      if (place >= 0) bulk::store(targets[rank].rows.x + place * params.row_bytes + unit.offset, source, bytes_of(unit));
+      if (place >= 0)
+        bulk::store(targets[rank].rows.x + place * params.row_bytes + unit.offset, source, bytes_of(unit));
       rank += kWarpSize;
       if (rank >= params.common.num_ranks) break;
       place = place_at(unit.token, rank, round);

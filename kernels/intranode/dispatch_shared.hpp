@@ -8,11 +8,11 @@ namespace deep_ep {
 
 /// What a sender knows of one destination.
 struct DispatchTarget {
-  RowTargets rows;             ///< its memory, as mapped here; in its window: our part of it
-  std::int64_t capacity;       ///< rows it has room for in all
-  std::uint32_t window_rows;   ///< 0: rows go to their final place
-  std::int32_t first_row;      ///< of our segment in its output
-  std::uint32_t rounds;        ///< in how many rounds our rows fit its window
+  RowTargets rows;            ///< its memory, as mapped here; in its window: our part of it
+  std::int64_t capacity;      ///< rows it has room for in all
+  std::uint32_t window_rows;  ///< 0: rows go to their final place
+  std::int32_t first_row;     ///< of our segment in its output
+  std::uint32_t rounds;       ///< in how many rounds our rows fit its window
 };
 
 /// Addresses within the block's dynamic shared memory.

@@ -65,7 +65,8 @@ DEEP_EP_DEVICE bool await_counts(const NotifyParams& params, std::uint64_t epoch
   for (int peer = thread_index(); peer < common.num_ranks; peer += block_threads()) {
     std::uint64_t* signal = common.control.signal(common.heaps[common.rank], ControlWindow::Signal::notify, peer);
     const std::uint64_t expected = epoch * static_cast<std::uint64_t>(common.num_ranks);
-    if (!wait_signal(signal, expected, params.wait, peer, Wanted::counts)) store_relaxed<Scope::block>(&shared.failed, 1);
+    if (!wait_signal(signal, expected, params.wait, peer, Wanted::counts))
+      store_relaxed<Scope::block>(&shared.failed, 1);
   }
   block::sync();
   const bool arrived = shared.failed == 0;

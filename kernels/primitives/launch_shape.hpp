@@ -7,8 +7,8 @@ namespace deep_ep {
 
 struct LaunchShape {
   int blocks = 1;
-  int threads = 32;               ///< per block, a multiple of 32
-  std::size_t shared_bytes = 0;   ///< dynamic shared memory per block
+  int threads = 32;              ///< per block, a multiple of 32
+  std::size_t shared_bytes = 0;  ///< dynamic shared memory per block
 };
 
 }  // namespace deep_ep

@@ -14,14 +14,14 @@ namespace deep_ep {
 /// What a wait was for; texts in csrc/buffer/faults.cpp.
 enum class Wanted : std::uint32_t {
   nothing,
-  counts,               ///< the peer's token counts (notify)
-  dispatch_addresses,   ///< where the peer wants its rows
-  dispatch_rows,        ///< the peer's rows
-  dispatch_credit,      ///< room in the peer's window
-  combine_addresses,    ///< where the peer's rows are, or its window
-  combine_rows,         ///< a pushed row
-  combine_credit,       ///< room in the peer's window
-  combine_done,         ///< the peer's word that it has read our rows
+  counts,              ///< the peer's token counts (notify)
+  dispatch_addresses,  ///< where the peer wants its rows
+  dispatch_rows,       ///< the peer's rows
+  dispatch_credit,     ///< room in the peer's window
+  combine_addresses,   ///< where the peer's rows are, or its window
+  combine_rows,        ///< a pushed row
+  combine_credit,      ///< room in the peer's window
+  combine_done,        ///< the peer's word that it has read our rows
 };
 
 enum class FaultKind : std::uint32_t { none, timeout, mismatch, overflow, inconsistent_counts, unknown_expert };
@@ -29,8 +29,8 @@ enum class FaultKind : std::uint32_t { none, timeout, mismatch, overflow, incons
 /// Written by the first thread that meets a fault; lies in memory that the host sees. A rank has two, side by side: one
 /// for faults that end calls, one for notes, which the call survives; neither hides the other.
 struct FaultRecord {
-  std::uint64_t claimed;   ///< 0: no fault. Set first, so that one thread only writes the rest
-  std::uint64_t written;   ///< set last, with release order
+  std::uint64_t claimed;  ///< 0: no fault. Set first, so that one thread only writes the rest
+  std::uint64_t written;  ///< set last, with release order
   FaultKind kind;
   Wanted wanted;
   std::int32_t peer;       ///< the rank waited for, or the one that disagrees

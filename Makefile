@@ -1,12 +1,15 @@
 # A thin front: everything is CMake presets and scripts/.
 #
-#   make demo [INPUT=file]   a Mixture-of-Experts layer on 8 ranks of this machine's CPU, checked against the reference
+#   make demo [INPUT=file]   a Mixture-of-Experts layer on 8 ranks (GPUs, else CPU), checked against the reference
 #   make test [PRESETS=...]  tests, also under AddressSanitizer, UBSan and ThreadSanitizer
 #   make bench               how fast dispatch and combine are here
 #   make format | lint       clang-format over the sources | check it, and clang-tidy
 #   make clean
 
-PRESETS ?= host python asan tsan
+# Where there are GPUs and a compiler for them, they are used.
+GPU := $(shell nvidia-smi -L 2>/dev/null | grep -q GPU && scripts/cuda_environment >/dev/null 2>&1 && echo yes)
+PRESET := $(if $(GPU),cuda,host)
+PRESETS ?= host python asan tsan $(if $(GPU),cuda)
 SOURCES = git ls-files '*.cpp' '*.hpp' '*.cu'
 quoted = '$(subst ','\'',$(1))'
 
@@ -23,20 +26,20 @@ $(error INPUT=$(INPUT) is not a file that can be read)
 endif
 endif
 
-demo: build/host/bin/deep_ep
-	@build/host/bin/deep_ep demo --input $(call quoted,$(or $(INPUT),README.md))
+demo: build/$(PRESET)/bin/deep_ep
+	@build/$(PRESET)/bin/deep_ep demo --input $(call quoted,$(or $(INPUT),README.md))
 
 test:
 	@scripts/test $(PRESETS)
 
-bench: build/host/bin/deep_ep
-	@build/host/bin/deep_ep bench intranode
+bench: build/$(PRESET)/bin/deep_ep
+	@build/$(PRESET)/bin/deep_ep bench intranode
 
 # Ninja knows what is up to date; make does not need to.
-.PHONY: build/host/bin/deep_ep
-build/host/bin/deep_ep:
+.PHONY: build/$(PRESET)/bin/deep_ep
+build/$(PRESET)/bin/deep_ep:
 	@scripts/setup
-	@scripts/build host deep_ep_tool
+	@scripts/build $(PRESET) deep_ep_tool
 
 format:
 	@scripts/setup --lint

@@ -141,7 +141,7 @@ CombineResult Buffer::Implementation::combine(const CombineArguments& arguments,
   params.num_rows = static_cast<std::int32_t>(handle.num_recv_rows);
   params.push = arguments.mode == CombineMode::push || !pullable;
   const LaunchShape shape = combine_shape(arguments.config, params);
-  executor_->kernels().combine(params, shape, comm_stream_);
+  executor_->kernels().combine(params, shape, run_stream_);
 
   use_on(call, result.combined_x);
   if (result.combined_topk_weights) use_on(call, *result.combined_topk_weights);

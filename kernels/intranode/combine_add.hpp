@@ -136,15 +136,20 @@ struct CombineAdder {
     return true;
   }
 
-  /// This warp has read its part of the token. Whoever says so last in a round gives the pushing peers credit.
-  DEEP_EP_DEVICE bool finish(int token) const {
+  /// Parts of tokens (a part for each warp of a team) in a round.
+  DEEP_EP_DEVICE std::uint32_t parts_in(std::uint64_t round) const {
     const CombineParams& params = rows.params;
-    if (!gives_credit) return true;
-    const IntranodeParams& common = params.common;
-    const std::uint64_t round = rows.round_of(token);
     const std::int64_t rest = params.num_tokens - static_cast<std::int64_t>(round) * params.tokens_per_round;
-    const auto in_round = static_cast<std::uint32_t>((rest < params.tokens_per_round ? rest : params.tokens_per_round) *
-                                                     params.warps_per_token);
+    return static_cast<std::uint32_t>((rest < params.tokens_per_round ? rest : params.tokens_per_round) *
+                                      params.warps_per_token);
+  }
+
+  /// This warp has read its last part of the round, the `parts`th. Whoever says so last in a round gives the pushing
+  /// peers credit. False after a fault.
+  DEEP_EP_DEVICE bool finish_round(std::uint64_t round, std::uint32_t parts) const {
+    if (!gives_credit || parts == 0) return true;
+    const CombineParams& params = rows.params;
+    const IntranodeParams& common = params.common;
     warp::sync();
     bool good = true;
     if (lane_index() == 0) {
@@ -153,7 +158,8 @@ struct CombineAdder {
           common.control.signal(common.heaps[common.rank], ControlWindow::Signal::combine_credit, common.rank);
       good = round < 2 || wait_signal(finished, round_signal(rows.epoch, round - 1), params.wait, common.rank,
                                       Wanted::combine_credit);
-      if (good && last_to_arrive<Scope::gpu>(&common.state->combine_round_ticket[round & 1], in_round)) {
+      if (good &&
+          last_to_arrive<Scope::gpu>(&common.state->combine_round_ticket[round & 1], parts_in(round), parts)) {
         // A round may be finished before the one in front of it, whose slots it must not give away: credit in order.
         good = round == 0 ||
                wait_signal(finished, round_signal(rows.epoch, round), params.wait, common.rank, Wanted::combine_credit);
@@ -172,11 +178,19 @@ struct CombineAdder {
     const CombineParams& params = rows.params;
     const int teams = params.adding_warps / params.warps_per_token;
     const int step = teams * grid_blocks();
+    std::uint64_t round = 0;
+    std::uint32_t parts = 0;  // of this round
     for (int token = warp / params.warps_per_token * grid_blocks() + block_index(); token < params.num_tokens;
          token += step) {
-      if (!add_part(token, warp % params.warps_per_token) || !finish(token)) return false;
+      if (rows.round_of(token) != round) {
+        if (!finish_round(round, parts)) return false;
+        round = rows.round_of(token);
+        parts = 0;
+      }
+      if (!add_part(token, warp % params.warps_per_token)) return false;
+      ++parts;
     }
-    return true;
+    return finish_round(round, parts);
   }
 };
 

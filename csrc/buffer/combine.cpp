@@ -52,17 +52,17 @@ void Buffer::Implementation::place_window(CombineParams& params) const {
   const std::size_t fits =
       std::min<std::size_t>(window_bytes_ / (static_cast<std::size_t>(num_ranks_) * params.window_row_bytes),
                             static_cast<std::size_t>(control_.max_window_tokens));
-  if (fits < 2) {
+  if (fits < kWindowRounds) {
     fail<OutOfMemory>(
-        "the window of {} does not hold two rows of {} from each of the {} ranks: raise heap_bytes or "
+        "the window of {} does not hold {} rows of {} from each of the {} ranks: raise heap_bytes or "
         "window_bytes",
-        format_bytes(window_bytes_), format_bytes(params.window_row_bytes), num_ranks_);
+        format_bytes(window_bytes_), kWindowRounds, format_bytes(params.window_row_bytes), num_ranks_);
   }
   if (fits >= static_cast<std::size_t>(params.num_tokens)) {
     params.window_tokens = params.tokens_per_round = std::max(1, params.num_tokens);
   } else {
-    params.tokens_per_round = static_cast<int>(fits / 2);
-    params.window_tokens = 2 * params.tokens_per_round;
+    params.tokens_per_round = static_cast<int>(fits / kWindowRounds);
+    params.window_tokens = kWindowRounds * params.tokens_per_round;
     check_range("rounds that the tokens take through the window (raise window_bytes)",
                 params.num_tokens / params.tokens_per_round + 1, 1, kMostRounds);
   }

@@ -93,21 +93,16 @@ DEEP_EP_DEVICE bool play_role(const CombineParams& params, const CombineShared& 
     raise_flags(layout, memory);
     return true;
   }
-  bool good = true;
-  if (lane_index() == 0) {
-    CombinePusher pushing{
-        params,
-        peers,
-        epoch,
-        pusher * grid_blocks() + block_index(),
-        layout.pushing_warps * grid_blocks(),
-        layout.ranges(memory, pusher),
-        {layout.stage_barriers(memory, pusher), *layout.ring(memory, pusher), layout.first_stage(memory, pusher),
-         static_cast<std::uint32_t>(layout.stages), layout.stage_bytes}};
-    good = pushing.push_all();
-  }
-  warp::sync();
-  return good;
+  CombinePusher pushing{
+      params,
+      peers,
+      epoch,
+      pusher * grid_blocks() + block_index(),
+      layout.pushing_warps * grid_blocks(),
+      layout.cursors(memory, pusher),
+      {layout.stage_barriers(memory, pusher), *layout.ring(memory, pusher), layout.first_stage(memory, pusher),
+       static_cast<std::uint32_t>(layout.stages), layout.stage_bytes}};
+  return pushing.push_all();
 }
 
 DEEP_EP_DEVICE void initialise(const CombineShared& layout, std::byte* memory) {

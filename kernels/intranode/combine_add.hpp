@@ -153,13 +153,13 @@ struct CombineAdder {
     warp::sync();
     bool good = true;
     if (lane_index() == 0) {
-      // Tickets alternate between two words; do not take one that an unfinished earlier round still uses.
+      // Tickets take turns in a few words; do not take one that an unfinished earlier round still uses.
       std::uint64_t* finished =
           common.control.signal(common.heaps[common.rank], ControlWindow::Signal::combine_credit, common.rank);
-      good = round < 2 || wait_signal(finished, round_signal(rows.epoch, round - 1), params.wait, common.rank,
-                                      Wanted::combine_credit);
-      if (good &&
-          last_to_arrive<Scope::gpu>(&common.state->combine_round_ticket[round & 1], parts_in(round), parts)) {
+      good = round < kWindowRounds || wait_signal(finished, round_signal(rows.epoch, round - kWindowRounds + 1),
+                                                  params.wait, common.rank, Wanted::combine_credit);
+      if (good && last_to_arrive<Scope::gpu>(&common.state->combine_round_ticket[round % kWindowRounds],
+                                             parts_in(round), parts)) {
         // A round may be finished before the one in front of it, whose slots it must not give away: credit in order.
         good = round == 0 ||
                wait_signal(finished, round_signal(rows.epoch, round), params.wait, common.rank, Wanted::combine_credit);

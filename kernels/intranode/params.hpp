@@ -97,7 +97,7 @@ struct CombineParams {
   std::byte* window;
   std::uint32_t window_row_bytes;  ///< row, then weights, padded to a line
   int window_tokens;               ///< tokens in the window at once
-  int tokens_per_round;            ///< window_tokens when everything fits at once, half of it otherwise
+  int tokens_per_round;            ///< window_tokens when everything fits at once, else a kWindowRounds-th of it
 
   // Roles of a block's warps, in this order: some add, and where this rank pushes, some push and one raises flags.
   int adding_warps;

@@ -10,10 +10,13 @@
 namespace deep_ep {
 namespace {
 
-// As many warps as have registers enough. Two to five that push were measured alike on 8 H200.
+// As many warps as have registers enough. About 32 pushing warps in all saturate NVLink; more get in each other's way
+// (docs/measurements/).
 constexpr int kGpuAddingWarps = 16;
-constexpr int kGpuAddingWarpsPushing = 10;
-constexpr int kGpuPushingWarps = 4;
+constexpr int kGpuPushingWarps = 2;
+constexpr int kGpuAddingWarpsPushing = kGpuAddingWarps - kGpuPushingWarps - 1;
+constexpr int kGpuPushingWarpsInAll = 32;
+constexpr int kPartsPerToken = 2;
 
 void check_combine(const CombineArguments& arguments, const Device& device, int num_ranks) {
   if (arguments.handle == nullptr || !arguments.handle->destination_row.defined()) {
@@ -84,7 +87,8 @@ LaunchShape Buffer::Implementation::combine_shape(const Config& config, CombineP
     params.pushing_warps = params.push ? std::max(1, rest / 3) : 0;
     params.adding_warps = rest - params.pushing_warps;
   }
-  params.warps_per_token = params.adding_warps % 2 == 0 ? 2 : 1;
+  params.parts_per_token = kPartsPerToken;
+  params.pushing_blocks = gpu ? std::max(1, kGpuPushingWarpsInAll / std::max(1, params.pushing_warps)) : INT32_MAX;
   const int warps = params.adding_warps + params.pushing_warps + flag_warps;
 
   // Pushing warps stage whole rows where two fit, else pieces. Adding warps work in registers.

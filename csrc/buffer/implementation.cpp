@@ -34,7 +34,7 @@ constexpr std::size_t kLargestDefaultWindow = std::size_t{1} << 30;
 constexpr int kMostWindowTokens = 8192;
 constexpr std::size_t kSmallestRow = 128;
 
-std::size_t default_window(std::size_t heap_bytes) { return std::min(heap_bytes / 8, kLargestDefaultWindow); }
+std::size_t default_window(std::size_t heap_bytes) { return std::min(heap_bytes / 4, kLargestDefaultWindow); }
 
 ControlWindow control_window(int num_ranks, const BufferOptions& options, std::size_t window_bytes) {
   ControlWindow control;

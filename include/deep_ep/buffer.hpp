@@ -35,7 +35,7 @@ struct BufferOptions {
   /// Symmetric memory of each rank, equal on all ranks. Received tensors live in it; what does not fit is received
   /// through a bounded window instead (slower, same results). See Buffer::heap_bytes_hint.
   std::size_t heap_bytes = std::size_t{1} << 30;
-  /// Part of the heap set aside as the bounded window that pushed and overflowing rows land in. 0: an eighth of the
+  /// Part of the heap set aside as the bounded window that pushed and overflowing rows land in. 0: a quarter of the
   /// heap, at most 1 GiB.
   std::size_t window_bytes = 0;
   /// Largest number of experts one rank may own.

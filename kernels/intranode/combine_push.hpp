@@ -186,9 +186,14 @@ struct CombinePusher {
         cursors[first_turn + lane_index()] = cursor;
       }
     }
+    push_nothing();
+    return good;
+  }
+  /// No more will come.
+  DEEP_EP_DEVICE bool push_nothing() {
     if (lane_index() == 0) stages.finish();
     warp::sync();
-    return good;
+    return true;
   }
 };
 

@@ -122,9 +122,10 @@ struct KernelState {
   std::uint32_t dispatch_ticket;
   std::uint32_t combine_ticket;
   std::uint32_t combine_round_ticket[kWindowRounds];  ///< in turn: as many rounds may be under way at once
-  // The next token that a warp may take; zero between calls. SMs differ in speed: sharing tokens out beforehand would
-  // make the call as slow as the slowest.
-  std::uint32_t dispatch_next_token[2];  ///< by parity of the round
+  // The next token, or part of one, that a warp may take; zero between calls. SMs differ in speed: sharing tokens out
+  // beforehand would make the call as slow as the slowest.
+  std::uint32_t dispatch_next_token;
+  std::uint32_t combine_next_part;
 };
 
 /// What every kernel of the family is told.

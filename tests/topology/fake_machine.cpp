@@ -21,13 +21,18 @@ FakeMachine::~FakeMachine() {
 }
 
 void FakeMachine::write(std::string_view path, std::string_view text) const {
-  // Through links, as the kernel would: /sys/class/... leads into /sys/devices/...
   fs::path place = path_ / fs::path(path).relative_path();
-  if (const auto folder = root().resolve(fs::path(path).parent_path().string())) {
-    place = path_ / fs::path(*folder).relative_path() / fs::path(path).filename();
+  // Through links, as the kernel would: /sys/class/infiniband/... leads into /sys/devices/...
+  if (path.starts_with("/sys/class/infiniband/")) {
+    if (const auto folder = root().resolve(fs::path(path).parent_path().string())) {
+      place = path_ / fs::path(*folder).relative_path() / fs::path(path).filename();
+    }
   }
-  fs::create_directories(place.parent_path());
   std::ofstream file(place);
+  if (!file) {
+    fs::create_directories(place.parent_path());
+    file.open(place);
+  }
   file << text << '\n';
   if (!file) throw std::runtime_error("cannot write " + place.string());
 }

@@ -16,7 +16,7 @@ constexpr int kGpuAddingWarps = 16;
 constexpr int kGpuPushingWarps = 2;
 constexpr int kGpuAddingWarpsPushing = kGpuAddingWarps - kGpuPushingWarps - 1;
 constexpr int kGpuPushingWarpsInAll = 32;
-constexpr int kPartsPerToken = 2;
+constexpr int kPartsPerToken = 4;
 
 void check_combine(const CombineArguments& arguments, const Device& device, int num_ranks) {
   if (arguments.handle == nullptr || !arguments.handle->destination_row.defined()) {

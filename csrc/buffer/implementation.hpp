@@ -4,7 +4,6 @@
 
 #include <array>
 #include <functional>
-#include <map>
 #include <optional>
 #include <string>
 
@@ -65,8 +64,7 @@ class Buffer::Implementation {
   /// fit.
   std::optional<std::vector<Tensor>> try_heap_tensors(std::vector<TensorView> wanted);
   /// The same in the executor's pool.
-  std::vector<Tensor> pool_tensors(std::vector<TensorView> wanted) { return pool_tensors(std::move(wanted), cache_); }
-  std::vector<Tensor> pool_tensors(std::vector<TensorView> wanted, const std::shared_ptr<MemoryCache>& cache);
+  std::vector<Tensor> pool_tensors(std::vector<TensorView> wanted);
   Tensor pool_tensor(DType dtype, std::initializer_list<std::int64_t> shape);
 
   void lay_out_heap();
@@ -74,11 +72,13 @@ class Buffer::Implementation {
   void* own(void* memory, void (Executor::*free)(void*) noexcept);
   IntranodeParams intranode_params() const;
   WaitContext wait_context() const;
-  /// The communication stream waits for what the call comes after. Also finds out whether the call is being recorded
-  /// into a graph: to ask once a call is enough.
+  /// Chooses the stream that the call's kernels run on, which waits for what the call comes after and for the call
+  /// before it. Also finds out whether the call is being recorded into a graph: to ask once a call is enough.
   void begin(const CallOptions& call);
-  /// The caller's stream waits for the communication stream, or the returned event stands for it.
+  /// The caller's stream waits for the kernels, or the returned event stands for them.
   EventHandle finish(const CallOptions& call);
+  /// The host waits for all calls so far.
+  void settle();
   /// The outputs are used on the caller's stream too.
   void use_on(const CallOptions& call, const Tensor& tensor) const;
 
@@ -111,19 +111,12 @@ class Buffer::Implementation {
   LowLatencyParams low_latency_params() const;
   /// The call's `tokens` and its rows of `row_bytes` fit the window.
   void check_low_latency_room(std::int64_t max_tokens, std::int64_t hidden, std::size_t row_bytes) const;
-  /// Where the call's kernels run, in whose order its outputs are allocated.
-  struct CallStream {
-    StreamHandle stream;
-    std::shared_ptr<MemoryCache> cache;
-  };
-  CallStream begin_low_latency(const CallOptions& call);
-  EventHandle finish_low_latency(const CallOptions& call);
   LowLatencyQueue& queue(LowLatencyKind kind) const { return *queues_[static_cast<std::size_t>(kind)]; }
-  /// Enqueues a call whose parts `launch` enqueues: both, or only the send part, and returns the hook for the other.
-  std::function<void()> enqueue_low_latency(LowLatencyKind kind, const CallStream& on, const CallOptions& call,
-                                            std::function<void(LowLatencyPhase)> launch);
-  /// Waits for the work of all calls.
-  void synchronize_all();
+  /// Enqueues one part, or both, of a call whose receive part may wait for a hook.
+  using LowLatencyLaunch = std::function<void(LowLatencyPhase, StreamHandle)>;
+  /// After begin: enqueues both parts, or the send part and sets `hook` for the other. Then it is time to finish.
+  void enqueue_low_latency(LowLatencyKind kind, const CallOptions& call, LowLatencyLaunch launch,
+                           std::function<void()>& hook);
 
   std::shared_ptr<Bootstrap> bootstrap_;
   std::shared_ptr<Executor> executor_;
@@ -139,7 +132,9 @@ class Buffer::Implementation {
   std::size_t window_bytes_ = 0;
 
   StreamHandle comm_stream_ = nullptr;
-  std::shared_ptr<HomeStream> home_;  // the same stream, as the memory sees it
+  StreamHandle run_stream_ = nullptr;  // where the call under way runs: the caller's stream or comm_stream_
+  EventHandle latest_call_;            // calls run in order, on whatever streams: the next one waits for this
+  std::shared_ptr<HomeStream> home_;   // that order, as the memory sees it
   std::shared_ptr<MemoryCache> cache_;
   bool recording_ = false;                    // the call under way is being recorded into a graph
   std::vector<std::shared_ptr<void>> owned_;  // what the next four point to
@@ -156,7 +151,6 @@ class Buffer::Implementation {
   std::byte* combine_buffer_ = nullptr;           // device memory
   std::size_t combine_buffer_bytes_ = 0;
   std::array<std::shared_ptr<LowLatencyQueue>, static_cast<std::size_t>(LowLatencyKind::count)> queues_;
-  std::map<StreamHandle, std::shared_ptr<MemoryCache>> stream_caches_;  // of callers' streams
 };
 
 }  // namespace deep_ep

@@ -48,12 +48,12 @@ void Buffer::Implementation::set_up_low_latency() {
   if (options_.low_latency_masking) {
     mask_ = static_cast<std::int32_t*>(own(executor_->allocate(ranks * sizeof(std::int32_t)), &Executor::free));
     executor_->fill(mask_, 0, ranks * sizeof(std::int32_t), comm_stream_);
-    masked_ = static_cast<FaultRecord*>(
-        own(executor_->allocate_pinned(ranks * sizeof(FaultRecord)), &Executor::free_pinned));
+    masked_ =
+        static_cast<FaultRecord*>(own(executor_->allocate_pinned(ranks * sizeof(FaultRecord)), &Executor::free_pinned));
   }
   executor_->synchronize(comm_stream_);
-  queues_ = {std::make_shared<LowLatencyQueue>(executor_, "low_latency_dispatch"),
-             std::make_shared<LowLatencyQueue>(executor_, "low_latency_combine")};
+  queues_ = {std::make_shared<LowLatencyQueue>("low_latency_dispatch"),
+             std::make_shared<LowLatencyQueue>("low_latency_combine")};
 }
 
 void Buffer::Implementation::require_low_latency(const char* call) const {
@@ -106,39 +106,23 @@ void Buffer::Implementation::check_low_latency_room(std::int64_t max_tokens, std
       format_bytes(low_latency_window_.row_part_bytes()), format_bytes(row_bytes), format_bytes(needed));
 }
 
-Buffer::Implementation::CallStream Buffer::Implementation::begin_low_latency(const CallOptions& call) {
-  if (call.async_finish) {
-    begin(call);
-    return {comm_stream_, cache_};
-  }
-  executor_->make_current();
-  if (call.previous_event) executor_->wait_event(call.stream, call.previous_event);
-  recording_ = executor_->is_capturing(call.stream);
-  auto& cache = stream_caches_[call.stream];
-  if (!cache) cache = std::make_shared<MemoryCache>(std::make_shared<HomeStream>(executor_, call.stream));
-  return {call.stream, cache};
-}
-
-EventHandle Buffer::Implementation::finish_low_latency(const CallOptions& call) {
-  return call.async_finish ? finish(call) : EventHandle{};
-}
-
-std::function<void()> Buffer::Implementation::enqueue_low_latency(LowLatencyKind kind, const CallStream& on,
-                                                                  const CallOptions& call,
-                                                                  std::function<void(LowLatencyPhase)> launch) {
-  LowLatencyQueue& waiting = queue(kind);
+void Buffer::Implementation::enqueue_low_latency(LowLatencyKind kind, const CallOptions& call, LowLatencyLaunch launch,
+                                                 std::function<void()>& hook) {
   if (!call.return_recv_hook) {
-    waiting.receive_all();
-    waiting.order(on.stream);
-    launch(LowLatencyPhase::both);
-    return {};
+    launch(LowLatencyPhase::both, run_stream_);
+    return;
   }
-  waiting.order(on.stream);
-  launch(LowLatencyPhase::send);
-  const std::shared_ptr<LowLatencyQueue::Part> part = waiting.wait_for_hook(
-      {.stream = on.stream, .enqueue = [launch = std::move(launch)] { launch(LowLatencyPhase::receive); }});
-  return [queue = std::weak_ptr(queues_[static_cast<std::size_t>(kind)]), part] {
-    const auto alive = queue.lock();
+  launch(LowLatencyPhase::send, run_stream_);
+  // The receive part is a call of its own, on the same stream, whenever the hook comes.
+  const CallOptions later{.stream = call.stream};
+  const auto& waiting = queues_[static_cast<std::size_t>(kind)];
+  const auto part = waiting->wait_for_hook([this, later, launch = std::move(launch)] {
+    begin(later);
+    launch(LowLatencyPhase::receive, run_stream_);
+    finish(later);
+  });
+  hook = [queue = std::weak_ptr(waiting), part] {
+    const auto alive = queue.lock();  // only the buffer keeps it
     if (!alive) throw UseAfterDestroy("the hook of a low-latency call after the buffer's destroy");
     alive->receive(part);
   };
@@ -147,35 +131,39 @@ std::function<void()> Buffer::Implementation::enqueue_low_latency(LowLatencyKind
 void Buffer::Implementation::low_latency_clean(const CallOptions& call) {
   require_low_latency("low_latency_clean");
   look_after_low_latency();
-  const CallStream on = begin_low_latency(call);
-  executor_->kernels().barrier_low_latency({.common = low_latency_params()}, LaunchShape{1, 64, 0}, on.stream);
-  finish_low_latency(call);
+  begin(call);
+  executor_->kernels().barrier_low_latency({.common = low_latency_params()}, LaunchShape{1, 64, 0}, run_stream_);
+  finish(call);
 }
 
 void Buffer::Implementation::low_latency_update_mask(int rank, bool masked, const CallOptions& call) {
   require_masking("low_latency_update_mask");
   check_range("rank", rank, 0, num_ranks_ - 1);
-  executor_->make_current();
+  begin(call);
   executor_->copy(mask_ + rank, masked ? &low_latency_state_->one : &low_latency_state_->none, sizeof(std::int32_t),
-                  call.stream);
+                  run_stream_);
+  finish(call);
 }
 
 void Buffer::Implementation::low_latency_query_mask(const TensorView& status, const CallOptions& call) {
   require_masking("low_latency_query_mask");
   check_tensor("status", status, executor_->device(), {DType::int32}, {num_ranks_});
-  executor_->make_current();
-  executor_->copy(status.data, mask_, status.bytes(), call.stream);
+  begin(call);
+  executor_->copy(status.data, mask_, status.bytes(), run_stream_);
+  finish(call);
 }
 
 void Buffer::Implementation::low_latency_clear_mask(const CallOptions& call) {
   require_masking("low_latency_clear_mask");
-  executor_->make_current();
-  executor_->fill(mask_, 0, static_cast<std::size_t>(num_ranks_) * sizeof(std::int32_t), call.stream);
+  begin(call);
+  executor_->fill(mask_, 0, static_cast<std::size_t>(num_ranks_) * sizeof(std::int32_t), run_stream_);
+  finish(call);
 }
 
 void Buffer::Implementation::low_latency_resume() {
   require_masking("low_latency_resume");
-  synchronize_all();
+  executor_->make_current();
+  settle();
   look_after_low_latency();
   for (const auto& waiting : queues_) waiting->drop_all();
 

@@ -154,10 +154,15 @@ LowLatencyDispatchResult Buffer::Implementation::low_latency_dispatch(const LowL
   check_low_latency_room(params.max_tokens, params.hidden, row_of(params).bytes());
   params.phase = LowLatencyPhase::both;
   shape_of(params, arguments.config, *executor_);  // whether the call fits is known before anything is enqueued
-  if (call.return_recv_hook) queue(LowLatencyKind::dispatch).require_room();
+  // A call that receives at once comes behind those that wait for their hooks.
+  if (call.return_recv_hook) {
+    queue(LowLatencyKind::dispatch).require_room();
+  } else {
+    queue(LowLatencyKind::dispatch).receive_all();
+  }
 
   // Outputs: the rows by themselves, as they are large and often dropped early.
-  const CallStream on = begin_low_latency(call);
+  begin(call);
   const bool fp8 = is_fp8(params.format);
   const std::int64_t blocks = params.rank_major ? num_ranks_ : params.num_local_experts;
   const std::int64_t rows = params.rank_major ? params.max_tokens : std::int64_t{num_ranks_} * params.max_tokens;
@@ -169,14 +174,14 @@ LowLatencyDispatchResult Buffer::Implementation::low_latency_dispatch(const LowL
                                {blocks, params.hidden / (packed ? 4 * kScaleChannels : kScaleChannels), rows}));
   }
   const std::int64_t table_rows = 1 + std::int64_t{params.max_tokens} * (1 + params.num_topk);
-  std::vector<TensorView> others = {unplaced(DType::int32, {blocks}), unplaced(DType::int32, {blocks, rows}),
-                                    params.rank_major ? unplaced(DType::int64, {num_ranks_})
-                                                      : unplaced(DType::int64, {blocks, num_ranks_}),
-                                    unplaced(DType::int32, {table_rows, num_ranks_})};
+  std::vector<TensorView> others = {
+      unplaced(DType::int32, {blocks}), unplaced(DType::int32, {blocks, rows}),
+      params.rank_major ? unplaced(DType::int64, {num_ranks_}) : unplaced(DType::int64, {blocks, num_ranks_}),
+      unplaced(DType::int32, {table_rows, num_ranks_})};
   if (params.rank_major) others.push_back(unplaced(DType::int32, {blocks, rows, params.num_topk}));
   if (params.weights) others.push_back(unplaced(DType::float32, {blocks, rows, params.num_topk}));
-  const std::vector<Tensor> made_rows = pool_tensors(std::move(of_rows), on.cache);
-  const std::vector<Tensor> made = pool_tensors(std::move(others), on.cache);
+  const std::vector<Tensor> made_rows = pool_tensors(std::move(of_rows));
+  const std::vector<Tensor> made = pool_tensors(std::move(others));
 
   LowLatencyDispatchResult result;
   result.recv_x = made_rows[0];
@@ -208,19 +213,17 @@ LowLatencyDispatchResult Buffer::Implementation::low_latency_dispatch(const LowL
   }
 
   // The launcher keeps the outputs until the receive part is in the stream.
-  auto launch = [executor = executor_, params, config = arguments.config, stream = on.stream, kept_rows = made_rows[0],
-                 kept = made[0]](LowLatencyPhase phase) {
+  auto launch = [this, params, config = arguments.config, kept_rows = made_rows[0], kept = made[0]](
+                    LowLatencyPhase phase, StreamHandle stream) {
     LowLatencyDispatchParams part = params;
     part.phase = phase;
-    const LaunchShape shape = shape_of(part, config, *executor);
-    executor->kernels().dispatch_low_latency(part, shape, stream);
+    const LaunchShape shape = shape_of(part, config, *executor_);
+    executor_->kernels().dispatch_low_latency(part, shape, stream);
   };
-  result.hook = enqueue_low_latency(LowLatencyKind::dispatch, on, call, std::move(launch));
-  if (call.async_finish) {
-    use_on(call, result.recv_x);
-    use_on(call, result.recv_count);
-  }
-  result.event = finish_low_latency(call);
+  use_on(call, made_rows[0]);
+  use_on(call, made[0]);
+  enqueue_low_latency(LowLatencyKind::dispatch, call, std::move(launch), result.hook);
+  result.event = finish(call);
   return result;
 }
 

@@ -14,8 +14,8 @@ void LowLatencyQueue::require_room() const {
                         call_, waiting_.size(), kMostWaiting);
 }
 
-std::shared_ptr<LowLatencyQueue::Part> LowLatencyQueue::wait_for_hook(Part part) {
-  waiting_.push_back(std::make_shared<Part>(std::move(part)));
+std::shared_ptr<LowLatencyQueue::Part> LowLatencyQueue::wait_for_hook(std::function<void()> enqueue) {
+  waiting_.push_back(std::make_shared<Part>(Part{std::move(enqueue)}));
   return waiting_.back();
 }
 
@@ -29,21 +29,9 @@ void LowLatencyQueue::receive_all() {
 }
 
 void LowLatencyQueue::receive_first() {
-  Part& first = *waiting_.front();
-  executor_->make_current();
-  order(first.stream);
-  first.enqueue();
-  first.enqueue = nullptr;
+  waiting_.front()->enqueue();
+  waiting_.front()->enqueue = nullptr;
   waiting_.pop_front();
-}
-
-void LowLatencyQueue::order(StreamHandle stream) {
-  // A graph that is being recorded and work outside of it cannot wait for each other: there the caller keeps the order.
-  if (used_ && stream != last_ && executor_->is_capturing(last_) == executor_->is_capturing(stream)) {
-    executor_->wait_event(stream, executor_->record_event(last_));
-  }
-  used_ = true;
-  last_ = stream;
 }
 
 }  // namespace deep_ep

@@ -2,6 +2,7 @@
 #include <array>
 
 #include "csrc/buffer/implementation.hpp"
+#include "csrc/rdma/failure.hpp"
 #include "csrc/support/format.hpp"
 
 namespace deep_ep {
@@ -27,6 +28,8 @@ const char* text_of(Wanted wanted) {
       return "room in its window (combine kernel)";
     case Wanted::combine_done:
       return "its word that it has read our rows (combine kernel)";
+    case Wanted::rdma_completion:
+      return "the NIC's word that RDMA operations have reached it";
   }
   return "an unknown event";
 }
@@ -74,6 +77,8 @@ std::string Buffer::Implementation::describe(const FaultRecord& fault) const {
     case FaultKind::unknown_expert:
       return fmt::format("topk_idx of token {} names expert {}, allowed: 0 to {}, or negative for no selection",
                          fault.field, fault.expected, fault.seen - 1);
+    case FaultKind::rdma_failed:
+      return rdma::describe_fault(rank_, fault) + ". Destroy the buffer";
     case FaultKind::none:
       break;
   }
@@ -82,7 +87,8 @@ std::string Buffer::Implementation::describe(const FaultRecord& fault) const {
 
 bool Buffer::Implementation::breaks(const FaultRecord& fault) {
   // Counts are compared before any row moves, and by all ranks.
-  return fault.kind == FaultKind::timeout || (fault.kind == FaultKind::mismatch && fault.wanted != Wanted::counts);
+  return fault.kind == FaultKind::timeout || fault.kind == FaultKind::rdma_failed ||
+         (fault.kind == FaultKind::mismatch && fault.wanted != Wanted::counts);
 }
 
 void Buffer::Implementation::break_down(const std::string& why) {
@@ -100,6 +106,7 @@ void Buffer::Implementation::raise_faults() {
     if (fault.kind == FaultKind::timeout) break_down(text);
     if (breaks(fault)) {
       broken_ = text;
+      if (fault.kind == FaultKind::rdma_failed) throw SystemError(text);
       throw RankMismatch(text);
     }
     // Kernels that the fault called off may still look at the abort word.

@@ -22,9 +22,18 @@ enum class Wanted : std::uint32_t {
   combine_rows,        ///< a pushed row
   combine_credit,      ///< room in the peer's window
   combine_done,        ///< the peer's word that it has read our rows
+  rdma_completion,     ///< the NIC's word that our operations have reached the peer
 };
 
-enum class FaultKind : std::uint32_t { none, timeout, mismatch, overflow, inconsistent_counts, unknown_expert };
+enum class FaultKind : std::uint32_t {
+  none,
+  timeout,
+  mismatch,
+  overflow,
+  inconsistent_counts,
+  unknown_expert,
+  rdma_failed
+};
 
 /// Written by the first thread that meets a fault; lies in memory that the host sees. A rank has two, side by side: one
 /// for faults that end calls, one for notes, which the call survives; neither hides the other.
@@ -36,7 +45,8 @@ struct FaultRecord {
   std::int32_t peer;       ///< the rank waited for, or the one that disagrees
   std::int32_t field;      ///< mismatch: which word of the CallShape
   std::uint64_t expected;  ///< timeout: signal value; mismatch: ours; overflow: rows that came;
-                           ///< unknown_expert: the index found, and `field` the token
+                           ///< unknown_expert: the index found, and `field` the token;
+                           ///< rdma_failed: index of the work-queue entry, and `field` an RdmaFailure
   std::uint64_t seen;      ///< timeout: signal value; mismatch: theirs; overflow: rows there is room for;
                            ///< unknown_expert: experts there are
 };

@@ -1,0 +1,174 @@
+// The device side of a queue pair: entries are written into the ring, rung, and their completions polled. The same code
+// serves every NIC handler.
+//
+// A queue pair has one owner at a time, so nothing here is locked: indices live in registers (in every lane the same)
+// and return to memory in close(). Room is taken before entries are written, so the ring is never overrun. Doorbells
+// are batched, and the last entry of every batch asks for a completion; all entries before it are then complete too.
+#pragma once
+
+#include "kernels/primitives/bits.hpp"
+#include "kernels/primitives/doorbell.hpp"
+#include "kernels/primitives/signal.hpp"
+#include "kernels/rdma/group.hpp"
+#include "kernels/rdma/params.hpp"
+
+namespace deep_ep::device::rdma {
+
+/// Group is OneThread or WholeWarp; all members make every call, with arguments of their own where it says so.
+/// Functions that return bool return false, in all members, once the queue pair has failed or a wait of this rank has
+/// met its deadline; a fault is on record then, and nothing more is posted.
+template <class Group>
+class SendQueue {
+ public:
+  /// Takes the queue pair over from its last owner, who called close() in an earlier kernel or before a barrier.
+  DEEP_EP_DEVICE SendQueue(const RdmaQueuePair& pair, const WaitContext& wait)
+      : pair_(pair),
+        wait_(wait),
+        written_(pair.state->posted),
+        rung_(written_),
+        completed_(pair.state->completed),
+        good_(pair.state->failure == 0) {}
+
+  /// Writes one entry for each member that wants one, in the order of the members. `write(entry, header)` fills it in.
+  /// The entries are rung when a batch is full, or by ring().
+  template <class Write>
+  DEEP_EP_DEVICE bool post(bool wanted, Write&& write) {
+    const std::uint32_t votes = Group::vote(wanted);
+    const std::uint32_t count = count_bits(votes);
+    if (!make_room(count)) return false;
+    if (wanted) {
+      const std::uint64_t index = written_ + count_bits(votes & Group::members_before());
+      write(entry(index), EntryHeader{index, pair_.number, 0});
+    }
+    written_ += count;
+    if (written_ - rung_ >= pair_.batch) ring();
+    return true;
+  }
+
+  /// Makes `count` entries (at most the depth) writable; waits for completions where the ring is full.
+  DEEP_EP_DEVICE bool make_room(std::uint32_t count) {
+    if (!good_) return false;
+    if (written_ + count - completed_ <= pair_.depth) return true;
+    return wait_for(written_ + count - pair_.depth);
+  }
+
+  /// Hands all entries written so far to the device. What the members wrote before, to the ring and to the memory that
+  /// the entries name, is visible to the device; what other threads wrote is too, if a barrier or signal that this
+  /// group has passed since made it visible to the group.
+  DEEP_EP_DEVICE void ring() {
+    if (written_ == rung_ || !good_) return;
+    Group::sync();  // all members' entries are written
+    rung_ = written_;
+    if (!Group::leads()) return;
+    signal_entry(entry(rung_ - 1));
+    if (pair_.kind == RdmaDoorbell::producer_index) {
+      store_release<Scope::system>(pair_.doorbell, rung_);
+    } else if (pair_.system_scope) {
+      ring_register<Scope::system>();
+    } else {
+      ring_register<Scope::gpu>();
+    }
+  }
+
+  /// Entries written so far, since the queue pair was made: a ticket for wait_for().
+  DEEP_EP_DEVICE std::uint64_t written() const { return written_; }
+
+  /// Waits until the entries before `ticket` are complete (rings them first): their local memory may be overwritten,
+  /// and what they did at the peer has happened.
+  DEEP_EP_DEVICE bool wait_for(std::uint64_t ticket) {
+    if (!good_) return false;
+    ring();
+    if (completed_ < ticket) {
+      bool good = true;
+      if (Group::leads()) good = poll_until(ticket);
+      good_ = Group::from_leader(good);
+      completed_ = Group::from_leader(completed_);
+      Group::sync();  // what the leader acquired, the others may read
+    }
+    return good_;
+  }
+
+  /// Waits until everything written so far is complete.
+  DEEP_EP_DEVICE bool quiet() { return wait_for(written_); }
+
+  /// Rings, looks for failures without waiting, and gives the queue pair back.
+  DEEP_EP_DEVICE bool close() {
+    ring();
+    Group::sync();  // nobody reads the state any more
+    bool good = good_;
+    if (Group::leads()) {
+      if (good && completed_ != rung_) good = poll() != Poll::failed;
+      pair_.state->posted = rung_;
+      pair_.state->completed = completed_;
+    }
+    good_ = Group::from_leader(good);
+    return good_;
+  }
+
+ private:
+  enum class Poll { nothing_new, progress, failed };
+
+  DEEP_EP_DEVICE WorkQueueEntry& entry(std::uint64_t index) const {
+    return pair_.ring[static_cast<std::uint32_t>(index) & (pair_.depth - 1)];
+  }
+
+  // The record first: a device that lost the doorbell finds the entries there. S reaches the memory of ring and record;
+  // the device's own reads are served by this GPU, so for memory of this GPU its scope is enough.
+  template <Scope S>
+  DEEP_EP_DEVICE void ring_register() {
+    if (pair_.doorbell_record != nullptr) store_release<S>(pair_.doorbell_record, record_word(rung_));
+    fence<S>();
+    store_doorbell(pair_.doorbell, doorbell_word(rung_, pair_.number));
+  }
+
+  /// Reads the completion entry once. By the leader only.
+  DEEP_EP_DEVICE Poll poll() {
+    const std::uint32_t tail = load_acquire<Scope::system>(&pair_.completion->tail);
+    const std::uint32_t opcode = tail_opcode(tail);
+    if (opcode == kCompletionNotYetWritten) return Poll::nothing_new;
+    // 16 bits say how far behind the last rung entry the completed one is: a queue holds fewer than 2^15.
+    const auto behind = static_cast<std::uint32_t>(rung_ - 1 - tail_counter(tail)) & 0xffffu;
+    const std::uint64_t completed = rung_ - behind;
+    const auto outstanding = static_cast<std::uint32_t>(rung_ - completed_);
+    if (opcode == kCompletionOk && behind <= outstanding) {
+      const bool progress = completed > completed_;
+      completed_ = completed;
+      return progress ? Poll::progress : Poll::nothing_new;
+    }
+    RdmaFailure failure{0, 0, opcode};
+    if (opcode == kCompletionError) {
+      const CompletionEntry& error = *pair_.completion;
+      failure = {error.syndrome, error.vendor_syndrome, swap32(error.opcode_number) >> 24};
+    }
+    pair_.state->failure = failure.packed();
+    report_fault(wait_, FaultKind::rdma_failed, Wanted::rdma_completion, pair_.peer,
+                 static_cast<std::int32_t>(failure.packed()), completed - 1, rung_);
+    return Poll::failed;
+  }
+
+  DEEP_EP_DEVICE bool poll_until(std::uint64_t ticket) {
+    const std::uint64_t begin = now_ns();
+    for (int spins = 1;; ++spins) {
+      const Poll seen = poll();
+      if (seen == Poll::failed) return false;
+      if (completed_ >= ticket) return true;
+      pause(spins);
+      if (spins % 64 == 0) {  // as in wait_signal
+        if (aborted(wait_)) return false;
+        if (wait_.timeout_ns != 0 && now_ns() - begin > wait_.timeout_ns) {
+          report_fault(wait_, FaultKind::timeout, Wanted::rdma_completion, pair_.peer, 0, ticket, completed_);
+          return false;
+        }
+      }
+    }
+  }
+
+  const RdmaQueuePair& pair_;
+  const WaitContext& wait_;
+  std::uint64_t written_;    ///< entries filled in
+  std::uint64_t rung_;       ///< entries handed to the device
+  std::uint64_t completed_;  ///< entries known to be complete
+  bool good_;
+};
+
+}  // namespace deep_ep::device::rdma

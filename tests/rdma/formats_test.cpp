@@ -1,0 +1,222 @@
+// Entries, byte by byte: against known-good bytes and, where rdma-core's headers are installed, against its structures.
+#include "kernels/rdma/formats.hpp"
+
+#include <gtest/gtest.h>
+
+#include <array>
+#include <cstdio>
+#include <span>
+#include <string>
+
+#if __has_include(<infiniband/mlx5dv.h>)
+#include <infiniband/mlx5dv.h>
+#define DEEP_EP_HAVE_MLX5DV 1
+#else
+#define DEEP_EP_HAVE_MLX5DV 0
+#endif
+
+namespace deep_ep::device::rdma {
+namespace {
+
+constexpr EntryHeader kHeader{5, 0x1234, kFlagSignalled};
+constexpr KeyedAddress kRemote{0x7f1122334400, 0xabcdef};
+constexpr KeyedAddress kLocal{0x7f5566778800, 0x112233};
+
+/// Memory as hexadecimal words, in the order of the bytes.
+std::string bytes(const void* memory, std::size_t count) {
+  std::string hex;
+  for (std::size_t i = 0; i < count; ++i) {
+    char digits[4];
+    std::snprintf(digits, sizeof digits, "%02x", static_cast<const unsigned char*>(memory)[i]);
+    if (i != 0 && i % 4 == 0) hex += ' ';
+    hex += digits;
+  }
+  return hex;
+}
+
+WorkQueueEntry stale() {
+  WorkQueueEntry entry;
+  std::memset(&entry, 0xa5, sizeof entry);
+  return entry;
+}
+
+TEST(RdmaFormats, WriteBytes) {
+  WorkQueueEntry entry = stale();
+  write_entry(entry, kHeader, kRemote, kLocal, 4096);
+  EXPECT_EQ(bytes(&entry, 48),
+            "00000508 00123403 00000008 00000000 00007f11 22334400 00abcdef 00000000 "
+            "00001000 00112233 00007f55 66778800");
+  EXPECT_EQ(bytes(&entry.segment[3], 16), "a5a5a5a5 a5a5a5a5 a5a5a5a5 a5a5a5a5");
+}
+
+TEST(RdmaFormats, EmptyWriteHasNoDataSegment) {
+  WorkQueueEntry entry = stale();
+  write_entry(entry, kHeader, kRemote, kLocal, 0);
+  EXPECT_EQ(bytes(&entry, 32), "00000508 00123402 00000008 00000000 00007f11 22334400 00abcdef 00000000");
+}
+
+TEST(RdmaFormats, InlineBytes) {
+  WorkQueueEntry entry = stale();
+  write_inline_entry(entry, kHeader, kRemote, std::uint32_t{0x01020304});
+  EXPECT_EQ(bytes(&entry, 48),
+            "00000508 00123403 00000008 00000000 00007f11 22334400 00abcdef 00000000 "
+            "80000004 04030201 00000000 00000000");
+  std::array<std::uint8_t, 28> longest;
+  for (std::uint8_t i = 0; i < longest.size(); ++i) longest[i] = i;
+  write_inline_entry(entry, kHeader, kRemote, longest);
+  EXPECT_EQ(bytes(&entry, 64),
+            "00000508 00123404 00000008 00000000 00007f11 22334400 00abcdef 00000000 "
+            "8000001c 00010203 04050607 08090a0b 0c0d0e0f 10111213 14151617 18191a1b");
+  std::array<std::uint8_t, 13> odd{};
+  odd[12] = 0x77;
+  write_inline_entry(entry, kHeader, kRemote, odd);
+  EXPECT_EQ(bytes(&entry.segment[2], 32), "8000000d 00000000 00000000 00000000 77000000 00000000 00000000 00000000");
+}
+
+TEST(RdmaFormats, FetchAddBytes) {
+  WorkQueueEntry entry = stale();
+  fetch_add_entry(entry, {65535, 0x1234, kFlagSignalled}, kRemote, kLocal, 1);
+  EXPECT_EQ(bytes(&entry, 64),
+            "00ffff12 00123404 00000008 00000000 00007f11 22334400 00abcdef 00000000 "
+            "00000000 00000001 00000000 00000000 00000008 00112233 00007f55 66778800");
+}
+
+TEST(RdmaFormats, NopDoorbellAndRecord) {
+  WorkQueueEntry entry = stale();
+  nop_entry(entry, kHeader);
+  EXPECT_EQ(bytes(&entry, 16), "00000500 00123401 00000008 00000000");
+  const std::uint64_t doorbell = doorbell_word(6, 0x1234);
+  EXPECT_EQ(bytes(&doorbell, 8), "00000600 00123400");
+  const std::uint32_t record = record_word(6);
+  EXPECT_EQ(bytes(&record, 4), "00000006");
+}
+
+TEST(RdmaFormats, CountersHaveSixteenBits) {
+  WorkQueueEntry entry = stale();
+  nop_entry(entry, {0x1ffff, 0xffffff, 0});
+  EXPECT_EQ(bytes(&entry, 16), "00ffff00 ffffff01 00000000 00000000");
+  const std::uint64_t doorbell = doorbell_word(0x20000, 0xffffff);
+  EXPECT_EQ(bytes(&doorbell, 8), "00000000 ffffff00");
+  EXPECT_EQ(record_word(0x2abcd), swap32(0xabcd));
+}
+
+TEST(RdmaFormats, AnEntryThatIsSignalledLaterIsTheSame) {
+  WorkQueueEntry first = stale();
+  WorkQueueEntry second = stale();
+  write_entry(first, kHeader, kRemote, kLocal, 17);
+  write_entry(second, {kHeader.index, kHeader.number, 0}, kRemote, kLocal, 17);
+  EXPECT_NE(bytes(&first, 64), bytes(&second, 64));
+  signal_entry(second);
+  EXPECT_EQ(bytes(&first, 64), bytes(&second, 64));
+}
+
+TEST(RdmaFormats, CompletionTail) {
+  const std::uint32_t tail = tail_word(0x30102, kCompletionError);
+  EXPECT_EQ(bytes(&tail, 4), "010200d0");
+  EXPECT_EQ(tail_opcode(tail), kCompletionError);
+  EXPECT_EQ(tail_counter(tail), 0x0102u);
+  EXPECT_EQ(tail_opcode(0xffffffffu), kCompletionNotYetWritten);
+}
+
+#if DEEP_EP_HAVE_MLX5DV
+
+struct Reference {
+  mlx5_wqe_ctrl_seg control;
+  mlx5_wqe_raddr_seg remote;
+  union {
+    mlx5_wqe_data_seg data;
+    mlx5_wqe_atomic_seg atomic;
+    unsigned char inlined[32];
+  };
+};
+static_assert(sizeof(Reference) == 64);
+
+Reference reference(std::uint64_t index, std::uint8_t opcode, std::uint8_t segments, std::uint8_t flags) {
+  Reference r;
+  std::memset(&r, 0, sizeof r);
+  mlx5dv_set_ctrl_seg(&r.control, static_cast<std::uint16_t>(index), opcode, 0, kHeader.number, flags, segments, 0, 0);
+  r.remote.raddr = htobe64(kRemote.address);
+  r.remote.rkey = htobe32(kRemote.key);
+  return r;
+}
+
+TEST(RdmaFormatsAgainstRdmaCore, EveryEntry) {
+  for (const std::uint64_t index : {0ull, 1ull, 127ull, 0xfffeull, 0xffffull, 0x10000ull, 0x7fff8001ull}) {
+    for (const std::uint32_t flags : {0u, static_cast<std::uint32_t>(MLX5_WQE_CTRL_CQ_UPDATE)}) {
+      const EntryHeader header{index, kHeader.number, flags};
+      const auto f = static_cast<std::uint8_t>(flags);
+      WorkQueueEntry entry{};
+
+      Reference r = reference(index, MLX5_OPCODE_RDMA_WRITE, 3, f);
+      mlx5dv_set_data_seg(&r.data, 0x12345678, kLocal.key, kLocal.address);
+      write_entry(entry, header, kRemote, kLocal, 0x12345678);
+      EXPECT_EQ(bytes(&entry, 48), bytes(&r, 48));
+
+      r = reference(index, MLX5_OPCODE_RDMA_WRITE, 4, f);
+      const mlx5_wqe_inl_data_seg length{htobe32(MLX5_INLINE_SEG | 24)};
+      std::memcpy(r.inlined, &length, sizeof length);
+      std::array<unsigned char, 24> payload;
+      for (std::size_t i = 0; i < payload.size(); ++i) payload[i] = static_cast<unsigned char>(200 + i);
+      std::memcpy(reinterpret_cast<char*>(&r) + 36, payload.data(), payload.size());
+      entry = {};
+      write_inline_entry(entry, header, kRemote, payload);
+      EXPECT_EQ(bytes(&entry, 64), bytes(&r, 64));
+
+      r = reference(index, MLX5_OPCODE_ATOMIC_FA, 4, f);
+      r.atomic.swap_add = htobe64(0x0102030405060708ull);
+      auto* sink = reinterpret_cast<mlx5_wqe_data_seg*>(reinterpret_cast<char*>(&r) + 48);
+      mlx5dv_set_data_seg(sink, 8, kLocal.key, kLocal.address);
+      entry = {};
+      fetch_add_entry(entry, header, kRemote, kLocal, 0x0102030405060708ull);
+      EXPECT_EQ(bytes(&entry, 64), bytes(&r, 64));
+
+      r = reference(index, MLX5_OPCODE_NOP, 1, f);
+      nop_entry(entry, header);
+      EXPECT_EQ(bytes(&entry, 16), bytes(&r, 16));
+    }
+  }
+}
+
+TEST(RdmaFormatsAgainstRdmaCore, CompletionEntry) {
+  static_assert(sizeof(CompletionEntry) == sizeof(mlx5_cqe64));
+  static_assert(offsetof(CompletionEntry, tail) == offsetof(mlx5_cqe64, wqe_counter));
+  static_assert(kCompletionOk == MLX5_CQE_REQ && kCompletionError == MLX5_CQE_REQ_ERR &&
+                kCompletionNotYetWritten == MLX5_CQE_INVALID);
+  mlx5_cqe64 completion{};
+  completion.wqe_counter = htobe16(0xfedc);
+  completion.op_own = MLX5_CQE_REQ_ERR << 4;
+  std::uint32_t tail;
+  std::memcpy(&tail, &completion.wqe_counter, sizeof tail);
+  EXPECT_EQ(tail, tail_word(0xfedc, kCompletionError));
+  EXPECT_EQ(tail_opcode(tail), mlx5dv_get_cqe_opcode(&completion));
+
+  CompletionEntry failed{};
+  failed.syndrome = MLX5_CQE_SYNDROME_REMOTE_ACCESS_ERR;
+  failed.vendor_syndrome = 0x88;
+  failed.opcode_number = swap32(MLX5_OPCODE_RDMA_WRITE << 24 | 0x1234);
+  mlx5_err_cqe error;
+  std::memcpy(&error, &failed, sizeof error);
+  EXPECT_EQ(error.syndrome, MLX5_CQE_SYNDROME_REMOTE_ACCESS_ERR);
+  EXPECT_EQ(error.vendor_err_synd, 0x88);
+  EXPECT_EQ(be32toh(error.s_wqe_opcode_qpn), MLX5_OPCODE_RDMA_WRITE << 24 | 0x1234u);
+}
+
+TEST(RdmaFormatsAgainstRdmaCore, Constants) {
+  EXPECT_EQ(kOpcodeNop, static_cast<unsigned>(MLX5_OPCODE_NOP));
+  EXPECT_EQ(kOpcodeWrite, static_cast<unsigned>(MLX5_OPCODE_RDMA_WRITE));
+  EXPECT_EQ(kOpcodeFetchAdd, static_cast<unsigned>(MLX5_OPCODE_ATOMIC_FA));
+  EXPECT_EQ(kFlagSignalled, static_cast<unsigned>(MLX5_WQE_CTRL_CQ_UPDATE));
+  EXPECT_EQ(kInlineBit, static_cast<unsigned>(MLX5_INLINE_SEG));
+  EXPECT_EQ(sizeof(WorkQueueEntry), static_cast<std::size_t>(MLX5_SEND_WQE_BB));
+}
+
+#else
+
+TEST(RdmaFormatsAgainstRdmaCore, EveryEntry) {
+  GTEST_SKIP() << "infiniband/mlx5dv.h (libibverbs-dev) is not installed";
+}
+
+#endif
+
+}  // namespace
+}  // namespace deep_ep::device::rdma

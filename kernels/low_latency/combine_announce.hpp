@@ -39,19 +39,17 @@ DEEP_EP_DEVICE void announce_selections(const LowLatencyCombineParams& params, s
   const LowLatencyParams& common = params.common;
   const LowLatencyWindow& window = common.window;
   const int cells = common.num_ranks * params.num_topk;
+  const std::uint64_t before_last = epoch < 2 ? 0 : epoch - 2;
   for (int token = block_index(); token < params.num_tokens; token += grid_blocks()) {
     for (int cell = thread_index(); cell < cells; cell += block_threads()) {
       const int peer = cell / params.num_topk;
       const int k = cell % params.num_topk;
       const Selection selection{load_expert(params, token, k),
                                 load_stream(params.topk_weights + std::int64_t{token} * params.num_topk + k)};
-      const auto* acknowledged = reinterpret_cast<const std::uint64_t*>(
-          common.local + window.acknowledged_at(LowLatencyKind::combine, peer));
+      const auto* acknowledged =
+          reinterpret_cast<const std::uint64_t*>(common.local + window.acknowledged_at(LowLatencyKind::combine, peer));
       if (masked(common, peer)) continue;
-      if (epoch > 2 &&
-          !wait_for_signal(common, acknowledged, epoch - 2, peer, Wanted::low_latency_combine_credit)) {
-        continue;
-      }
+      if (!wait_for_signal(common, acknowledged, before_last, peer, Wanted::low_latency_combine_credit)) continue;
       Peer{common.heaps[peer]}.put_cell(
           window.selections_at(epoch, common.rank, token) + static_cast<std::size_t>(k) * sizeof(Cell),
           selection.packed(), epoch);

@@ -6,10 +6,14 @@
 
 namespace deep_ep {
 
-/// The ranks whose rows make up a token, ascending.
+/// Threads of a block at most: what is left of the registers for each keeps all loads under way that hide latency.
+constexpr int kCombineThreads = 768;
+constexpr int kCombineLogfmtThreads = 640;
+
+/// The rows that make up a token, by rank.
 struct CombineSources {
   std::int32_t count;  ///< -1: the call has been called off
-  std::int32_t rank[LowLatencyWindow::kMostTopk];
+  const std::byte* row[LowLatencyWindow::kMostTopk];
 };
 
 /// What a pushing group adds up.
@@ -18,6 +22,7 @@ struct CombineChoice {
     as_dispatched,  ///< exactly the rows that the dispatch brought, in their order
     others,         ///< the rows listed here: selections have gone, or changed places
     none,           ///< nothing is left of the row, or its owner is masked: it is not sent
+    stop,           ///< the call has been called off
   };
   Kind kind;
   std::int32_t count;
@@ -26,7 +31,8 @@ struct CombineChoice {
 };
 
 struct CombineBlockLayout {
-  int groups;                ///< of warps that push
+  int groups;                 ///< of warps that push
+  int stages;                 ///< of a group
   std::uint32_t stage_bytes;  ///< a row as it travels
 
   DEEP_EP_HOST_DEVICE static constexpr std::size_t choices_at() { return align(2 * sizeof(CombineSources)); }
@@ -34,7 +40,11 @@ struct CombineBlockLayout {
     return choices_at() + align(sizeof(CombineChoice) * static_cast<std::size_t>(groups));
   }
   DEEP_EP_HOST_DEVICE std::size_t bytes() const {
-    return stages_at() + static_cast<std::size_t>(groups) * align(stage_bytes);
+    return stages_at() + static_cast<std::size_t>(groups * stages) * align(stage_bytes);
+  }
+
+  DEEP_EP_HOST_DEVICE std::uint32_t aligned_stage_bytes() const {
+    return static_cast<std::uint32_t>(align(stage_bytes));
   }
 
   /// Two, for tokens in turn.
@@ -44,8 +54,8 @@ struct CombineBlockLayout {
   DEEP_EP_HOST_DEVICE CombineChoice* choice(std::byte* memory, int group) const {
     return reinterpret_cast<CombineChoice*>(memory + choices_at()) + group;
   }
-  DEEP_EP_HOST_DEVICE std::byte* stage(std::byte* memory, int group) const {
-    return memory + stages_at() + static_cast<std::size_t>(group) * align(stage_bytes);
+  DEEP_EP_HOST_DEVICE std::byte* first_stage(std::byte* memory, int group) const {
+    return memory + stages_at() + static_cast<std::size_t>(group * stages) * align(stage_bytes);
   }
 
  private:

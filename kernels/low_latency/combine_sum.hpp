@@ -1,8 +1,8 @@
 // The weighted sum of rows of x into a stage, by a group of warps.
 //
-// A thread has as many loads under way at once as registers allow: vectors of one row, or the same vector of several.
-// The first of them are on their way before the owner's word has come that these rows are wanted at all; it nearly
-// always wants what it dispatched.
+// A thread has as many loads under way at once as registers allow, whether they are many vectors of one row or few of
+// many. The first of them are on their way before the owner's word has come that these rows are wanted at all; it
+// nearly always wants what it dispatched.
 #pragma once
 
 #include "kernels/low_latency/combine_shared.hpp"
@@ -11,6 +11,7 @@
 namespace deep_ep::device::low_latency {
 
 DEEP_EP_DEVICE void add_weighted(float (&sum)[8], const Vec16& vector, float weight) {
+#pragma unroll
   for (int i = 0; i < 4; ++i) {
     sum[2 * i] = fmaf(weight, bf16_low(vector.word[i]), sum[2 * i]);
     sum[2 * i + 1] = fmaf(weight, bf16_high(vector.word[i]), sum[2 * i + 1]);
@@ -18,59 +19,62 @@ DEEP_EP_DEVICE void add_weighted(float (&sum)[8], const Vec16& vector, float wei
 }
 
 struct RowSummer {
+  static constexpr int kTogether = 8;  ///< loads of a thread that are under way at once
+
   const Vec16* x;
-  int vectors;  ///< of a row
-  Vec16* stage;
+  int vectors;          ///< of a row
   int thread, threads;  ///< of the group
-  const CombineChoice& choice;
 
-  /// `position`: in each lane the row of one selection, negative for none. The sum is in the order of the lanes.
-  /// `meet()` waits for the choice; before that, rows are only loaded. False when the choice is another than
-  /// `position`: nothing has been done.
+  /// `position`: in each lane the row of one selection that the dispatch brought, negative for none. `meet()` waits for
+  /// `choice`; before that, rows are only loaded. The sum is in the order of the lanes or, where others were chosen, of
+  /// the choice.
   template <class Meet>
-  DEEP_EP_DEVICE bool sum(std::int32_t position, Meet meet) const {
-    const std::uint32_t holders = warp::ballot(position >= 0);
-    const int rows = count_bits(holders);
-    if (rows <= 1) return sum_rows<1, 8>(position, holders, meet);
-    if (rows == 2) return sum_rows<2, 4>(position, holders, meet);
-    if (rows <= 4) return sum_rows<4, 2>(position, holders, meet);
-    return sum_rows<8, 1>(position, holders, meet);
-  }
+  DEEP_EP_DEVICE void sum(std::int32_t position, const CombineChoice& choice, Vec16* to, Meet meet) const {
+    bool met = false;
+    for (;;) {
+      const std::uint32_t rows = warp::ballot(position >= 0);
+      const int num_rows = count_bits(rows);
+      const int pieces = (vectors + threads - 1) / threads * num_rows;
 
- private:
-  DEEP_EP_DEVICE const Vec16* row(std::int32_t position) const { return x + std::int64_t{position} * vectors; }
-
-  template <int kRows, int kVectors, class Meet>
-  DEEP_EP_DEVICE bool sum_rows(std::int32_t position, std::uint32_t holders, Meet meet) const {
-    const int rows = count_bits(holders);
-    std::int32_t at[kRows];
-    for (int i = 0; i < kRows; ++i) {
-      at[i] = holders == 0 ? -1 : warp::shuffle(position, lowest_bit(holders));
-      if (holders != 0) holders &= holders - 1;
+      // Vector by vector, and row by row within one: what is loaded next, and what is added next.
+      std::uint32_t rows_to_load = rows;
+      int vector_to_load = thread;
+      int row_to_add = 0;
+      int vector_to_add = thread;
+      float sum[8] = {};
+      int piece = 0;
+      do {
+        Vec16 loaded[kTogether] = {};
+#pragma unroll
+        for (int i = 0; i < kTogether; ++i) {
+          if (piece + i >= pieces) continue;
+          const Vec16* row = x + std::int64_t{warp::shuffle(position, lowest_bit(rows_to_load))} * vectors;
+          if (vector_to_load < vectors) loaded[i] = load_stream(row + vector_to_load);
+          rows_to_load &= rows_to_load - 1;
+          if (rows_to_load != 0) continue;
+          rows_to_load = rows;
+          vector_to_load += threads;
+        }
+        if (!met) {
+          met = true;
+          meet();
+          if (choice.kind != CombineChoice::as_dispatched) break;
+        }
+#pragma unroll
+        for (int i = 0; i < kTogether; ++i) {
+          if (piece + i >= pieces) continue;
+          add_weighted(sum, loaded[i], choice.weight[row_to_add]);
+          if (++row_to_add != num_rows) continue;
+          if (vector_to_add < vectors) to[vector_to_add] = pack_sum(sum);
+          for (float& part : sum) part = 0.0f;
+          row_to_add = 0;
+          vector_to_add += threads;
+        }
+        piece += kTogether;
+      } while (piece < pieces);
+      if (piece >= pieces || choice.kind != CombineChoice::others) return;
+      position = lane_index() < choice.count ? choice.position[lane_index()] : -1;
     }
-    for (int first = 0; first < vectors; first += kVectors * threads) {
-      Vec16 loaded[kRows][kVectors];
-      for (int i = 0; i < kRows; ++i) {
-        for (int v = 0; v < kVectors; ++v) {
-          const int vector = first + v * threads + thread;
-          if (at[i] >= 0 && vector < vectors) loaded[i][v] = load_stream(row(at[i]) + vector);
-        }
-      }
-      if (first == 0 && !meet()) return false;
-      for (int v = 0; v < kVectors; ++v) {
-        const int vector = first + v * threads + thread;
-        if (vector >= vectors) continue;
-        float sum[8] = {};
-        for (int i = 0; i < kRows; ++i) {
-          if (at[i] >= 0) add_weighted(sum, loaded[i][v], choice.weight[i]);
-        }
-        for (int i = kRows; i < rows; ++i) {
-          add_weighted(sum, load_stream(row(choice.position[i]) + vector), choice.weight[i]);
-        }
-        stage[vector] = pack_sum(sum);
-      }
-    }
-    return true;
   }
 };
 

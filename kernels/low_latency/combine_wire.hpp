@@ -44,10 +44,12 @@ DEEP_EP_DEVICE void encode_units(const Vec16 (&channels)[4], const logfmt::Range
   const logfmt::Encoder encoder(range);
   for (int unit = 0; unit < 2; ++unit) {
     std::uint32_t words[logfmt::kUnitWords] = {};
+#pragma unroll
     for (int i = 0; i < logfmt::kUnit; ++i) {
       const std::uint32_t pair = channels[unit * 2 + i / 8].word[i % 8 / 2];
       logfmt::pack(words, i, encoder.encode(i % 2 == 0 ? pair & 0xffffu : pair >> 16));
     }
+#pragma unroll
     for (int i = 0; i < logfmt::kUnitWords; ++i) to[unit * logfmt::kUnitWords + i] = words[i];
   }
 }
@@ -65,8 +67,10 @@ DEEP_EP_DEVICE void encode_row(const CombineWire& wire, std::byte* stage, int wa
     logfmt::Magnitudes magnitudes;
     if (mine) {
       const auto* from = reinterpret_cast<const Vec16*>(stage + wire.ranges_bytes() + 2 * channel);
+#pragma unroll
       for (int v = 0; v < 4; ++v) {
         channels[v] = from[v];
+#pragma unroll
         for (int i = 0; i < 4; ++i) {
           magnitudes.include(channels[v].word[i]);
           magnitudes.include(channels[v].word[i] >> 16);
@@ -83,38 +87,52 @@ DEEP_EP_DEVICE void encode_row(const CombineWire& wire, std::byte* stage, int wa
     const bool encoded = (warp::ballot(!mine || range.pays) & chunk_lanes) == chunk_lanes;
     warp::sync();  // every lane has read what another may overwrite
     if (!mine) continue;
-    if (channel % logfmt::kGroup == 0) ranges[channel / logfmt::kGroup] = magnitudes.packed() | (encoded ? kEncoded : 0);
+    if (channel % logfmt::kGroup == 0)
+      ranges[channel / logfmt::kGroup] = magnitudes.packed() | (encoded ? kEncoded : 0);
     if (encoded) {
       std::byte* chunk_begin = stage + wire.chunk_at(channel / chunk);
-      encode_units(channels, range,
-                   reinterpret_cast<std::uint32_t*>(chunk_begin) + channel % chunk / logfmt::kUnit * logfmt::kUnitWords);
+      encode_units(
+          channels, range,
+          reinterpret_cast<std::uint32_t*>(chunk_begin) + channel % chunk / logfmt::kUnit * logfmt::kUnitWords);
     }
   }
 }
 
-/// Vector `vector` of a received row: the range word of its group, to be loaded first.
-DEEP_EP_DEVICE std::uint32_t load_range(const std::byte* row, int vector) {
-  return load_weak(reinterpret_cast<const std::uint32_t*>(row) + vector * 8 / logfmt::kGroup);
+/// Where vector `vector` of a received row is.
+struct VectorPlace {
+  std::uint32_t range;    ///< offset of its group's range
+  std::uint32_t plain;    ///< offset of its 16 bytes, unencoded
+  std::uint32_t encoded;  ///< offset of the three words with its codes
+  bool second_half;       ///< of its unit: the codes begin in the middle of the first word
+
+  DEEP_EP_DEVICE VectorPlace(const CombineWire& wire, int vector)
+      : range(static_cast<std::uint32_t>(vector * 8 / logfmt::kGroup) * 4),
+        plain(wire.ranges_bytes() + static_cast<std::uint32_t>(vector) * 16),
+        second_half((vector & 1) != 0) {
+    const int chunk = vector * 8 / wire.chunk();
+    const int unit = (vector * 8 - chunk * wire.chunk()) / logfmt::kUnit;
+    encoded = wire.chunk_at(chunk) + static_cast<std::uint32_t>(unit * logfmt::kUnitWords + (vector & 1) * 2) * 4;
+  }
+};
+
+/// The range word of the vector's group, to be loaded first.
+DEEP_EP_DEVICE std::uint32_t load_range(const std::byte* row, const VectorPlace& place) {
+  return load_weak(reinterpret_cast<const std::uint32_t*>(row + place.range));
 }
 
-/// Its bytes: 16, or where its chunk is encoded, the ten that hold its codes.
-DEEP_EP_DEVICE Vec16 load_channels(const CombineWire& wire, const std::byte* row, int vector, std::uint32_t range) {
-  if ((range & kEncoded) == 0) return load_weak(reinterpret_cast<const Vec16*>(row + wire.ranges_bytes()) + vector);
-  const int chunk = vector * 8 / wire.chunk();
-  const int unit = (vector * 8 - chunk * wire.chunk()) / logfmt::kUnit;
-  const int half = vector & 1;
-  const auto* words = reinterpret_cast<const std::uint32_t*>(row + wire.chunk_at(chunk)) + unit * logfmt::kUnitWords;
-  Vec16 loaded;
-  for (int i = 0; i < 3; ++i) loaded.word[i] = load_weak(words + 2 * half + i);
-  if (half != 0) {  // the second half begins in the middle of a word
-    loaded.word[0] = loaded.word[0] >> 16 | loaded.word[1] << 16;
-    loaded.word[1] = loaded.word[1] >> 16 | loaded.word[2] << 16;
-    loaded.word[2] = loaded.word[2] >> 16;
+/// Its bytes: 16, or where its chunk is encoded, the words with its codes.
+DEEP_EP_DEVICE Vec16 load_channels(const std::byte* row, const VectorPlace& place, std::uint32_t range) {
+  if ((range & kEncoded) == 0) return load_weak(reinterpret_cast<const Vec16*>(row + place.plain));
+  Vec16 loaded{};
+#pragma unroll
+  for (int i = 0; i < 3; ++i) {
+    loaded.word[i] = load_weak(reinterpret_cast<const std::uint32_t*>(row + place.encoded) + i);
   }
   return loaded;
 }
 
 DEEP_EP_DEVICE void add_bf16(float (&sum)[8], const Vec16& vector) {
+#pragma unroll
   for (int i = 0; i < 4; ++i) {
     sum[2 * i] += bf16_low(vector.word[i]);
     sum[2 * i + 1] += bf16_high(vector.word[i]);
@@ -122,14 +140,21 @@ DEEP_EP_DEVICE void add_bf16(float (&sum)[8], const Vec16& vector) {
 }
 
 /// Adds what load_channels loaded.
-DEEP_EP_DEVICE void add_channels(float (&sum)[8], const Vec16& loaded, std::uint32_t range_word) {
-  if ((range_word & kEncoded) == 0) return add_bf16(sum, loaded);
-  const logfmt::Range range(logfmt::Magnitudes::unpack(range_word & ~kEncoded));
-  for (int i = 0; i < 8; ++i) sum[i] += logfmt::decode(logfmt::unpack(loaded.word, i), range);
+DEEP_EP_DEVICE void add_channels(float (&sum)[8], const Vec16& loaded, const VectorPlace& place, std::uint32_t range) {
+  if ((range & kEncoded) == 0) return add_bf16(sum, loaded);
+  const logfmt::Range steps(logfmt::Magnitudes::unpack(range & ~kEncoded));
+  const int shift = place.second_half ? 16 : 0;
+  std::uint32_t codes[3];
+  codes[0] = static_cast<std::uint32_t>((std::uint64_t{loaded.word[1]} << 32 | loaded.word[0]) >> shift);
+  codes[1] = static_cast<std::uint32_t>((std::uint64_t{loaded.word[2]} << 32 | loaded.word[1]) >> shift);
+  codes[2] = loaded.word[2] >> shift;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) sum[i] += logfmt::decode(logfmt::unpack(codes, i), steps);
 }
 
 DEEP_EP_DEVICE Vec16 pack_sum(const float (&sum)[8]) {
   Vec16 packed;
+#pragma unroll
   for (int i = 0; i < 4; ++i) packed.word[i] = pack_bf16(sum[2 * i], sum[2 * i + 1]);
   return packed;
 }

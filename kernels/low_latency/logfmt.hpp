@@ -60,9 +60,7 @@ struct Encoder {
   /// `offset` makes the cut between two codes the middle of their values rather than of their logarithms: the first
   /// terms of 2 - log2((1 + 2^step) / 2) / step, exact to 1e-6 for every step that can be (at most 32 / 510).
   DEEP_EP_DEVICE explicit Encoder(const Range& range)
-      : low(range.low),
-        steps_per_octave(1.0f / range.step),
-        offset(1.5f - range.step * (0.69314718f / 8.0f)) {}
+      : low(range.low), steps_per_octave(1.0f / range.step), offset(1.5f - range.step * (0.69314718f / 8.0f)) {}
 
   DEEP_EP_DEVICE std::uint32_t encode(std::uint32_t bf16_bits) const {
     const float logarithm = approximate_log2(bf16_to_float(static_cast<std::uint16_t>(bf16_bits & 0x7fffu)));

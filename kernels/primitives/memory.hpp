@@ -205,6 +205,16 @@ DEEP_EP_DEVICE std::uint64_t now_ns() {
 #endif
 }
 
+/// Cycles of a clock of this multiprocessor (host: nanoseconds); differences between readings of one thread mean
+/// something.
+DEEP_EP_DEVICE std::uint64_t now_cycles() {
+#if DEEP_EP_TARGET_CUDA
+  return static_cast<std::uint64_t>(clock64());
+#else
+  return host_machine::now_ns();
+#endif
+}
+
 /// Call in every polling loop, with the number of polls so far: gives the processor to those who are waited for.
 DEEP_EP_DEVICE void pause(int spins) {
 #if DEEP_EP_TARGET_CUDA

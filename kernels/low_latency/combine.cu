@@ -15,65 +15,59 @@
 
 namespace deep_ep::device::low_latency {
 
-constexpr int kClerkBarrier = 15;
-
-/// One warp of the block does what is off everybody's way: tells the peers which calls this rank is done with, and when
-/// all blocks have read the counters, advances them. `counters` as all warps of the block have read them.
-DEEP_EP_DEVICE void keep_books(const LowLatencyCombineParams& params, std::uint64_t sent, std::uint64_t received) {
-  const LowLatencyParams& common = params.common;
-  LowLatencyCounters& counters = common.state->counters[static_cast<int>(LowLatencyKind::combine)];
-  if (block_index() == 0) {
-    for (int peer = lane_index(); peer < common.num_ranks; peer += kWarpSize) {
-      if (masked(common, peer)) continue;
-      Peer{common.heaps[peer]}.signal(common.window.acknowledged_at(LowLatencyKind::combine, common.rank), received);
-    }
+/// Which call is this? Every thread of the block comes here. One warp reads the counters for all, and afterwards does
+/// what is off everybody's way: it tells the peers which call this rank is done with, and moves the counters on.
+DEEP_EP_DEVICE Epochs find_epochs(const LowLatencyCombineParams& params, Epochs& shared, bool clerk) {
+  if (clerk && lane_index() == 0) shared = read_epochs(params.common, LowLatencyKind::combine);
+  block::sync();
+  const Epochs epochs = shared;
+  if (!clerk) return epochs;
+  for (int peer = lane_index(); block_index() == 0 && peer < params.common.num_ranks; peer += kWarpSize) {
+    if (!masked(params.common, peer)) acknowledge(params.common, LowLatencyKind::combine, peer, epochs.received);
   }
-  block::sync(kClerkBarrier, block_threads());  // every warp of the block has read the counters
-  if (lane_index() != 0) return;
-  const auto blocks = static_cast<std::uint32_t>(grid_blocks());
-  if (fetch_add_acq_rel<Scope::gpu>(&counters.arrived, std::uint32_t{1}) + 1 != blocks) return;
-  store_relaxed<Scope::gpu>(&counters.arrived, std::uint32_t{0});
-  if (sends(params.phase)) store_relaxed<Scope::gpu>(&counters.sent, sent + 1);
-  if (receives(params.phase)) store_relaxed<Scope::gpu>(&counters.received, received + 1);
+  if (lane_index() == 0) arrive_at_epoch(params.common, LowLatencyKind::combine, epochs, params.phase);
+  warp::sync();
+  return epochs;
 }
 
 /// Rows travel as bfloat16, or in LogFMT: a kernel of its own, so that its registers are not everybody's.
 template <bool kLogfmt>
 DEEP_EP_DEVICE void combine_body(const LowLatencyCombineParams& params, std::byte* memory) {
-  // 1. Which call is this?
-  const LowLatencyCounters& counters = params.common.state->counters[static_cast<int>(LowLatencyKind::combine)];
-  const auto sent = load_relaxed<Scope::gpu>(&counters.sent);
-  const auto received = load_relaxed<Scope::gpu>(&counters.received);
-  const int adders = params.adding_warps;
-  if (warp_index() == (adders > 0 ? adders : block_warps()) - 1) {
-    keep_books(params, sent, received);
-  } else {
-    block::arrive(kClerkBarrier, block_threads());
-  }
-  warp::sync();
-
-  // 2. As owner: tell the expert ranks which of their rows count, and how much.
-  if (sends(params.phase)) announce_selections(params, sent + 1);
-
-  // 3. As owner, add up the rows that come; as expert rank, push rows.
   const CombineWire wire{params.hidden, kLogfmt};
+  const int adders = params.adding_warps;
   const int groups = (block_warps() - adders) / params.warps_per_row;
   const CombineBlockLayout layout{groups, params.stages, wire.bytes()};
+  const int announcers = adders > 0 ? adders : block_warps();
+  Epochs& shared = *layout.epochs(memory);
+
   if (warp_index() < adders) {
-    CombineAdder{params, wire, received + 1, thread_index(), adders * kWarpSize, layout.sources(memory)}.add_all();
+    // As owner: tell the expert ranks which of their rows count, and how much; then add up the rows that come.
+    const Announcer announcer(params, thread_index(), announcers * kWarpSize);
+    const Epochs epochs = find_epochs(params, shared, warp_index() == announcers - 1);
+    if (sends(params.phase)) announcer.announce(epochs.sent + 1);
+    CombineAdder{params, wire, epochs.received + 1, thread_index(), adders * kWarpSize, layout.sources(memory)}
+        .add_all();
   } else {
+    // As expert side: push rows. If nobody adds, announce first.
     const int group = (warp_index() - adders) / params.warps_per_row;
     const int warp = (warp_index() - adders) % params.warps_per_row;
-    CombineGroup{params,
-                 wire,
-                 sent + 1,
-                 group,
-                 groups,
-                 warp,
-                 *layout.choice(memory, group),
-                 layout.first_stage(memory, group),
-                 layout.aligned_stage_bytes()}
-        .push_all();
+    CombineGroup pushing{params,
+                         wire,
+                         group,
+                         groups,
+                         warp,
+                         *layout.choice(memory, group),
+                         layout.first_stage(memory, group),
+                         layout.aligned_stage_bytes()};
+    pushing.push_all([&](std::uint64_t& epoch) {
+      if (adders > 0) {
+        epoch = find_epochs(params, shared, false).sent + 1;
+      } else {
+        const Announcer announcer(params, thread_index(), announcers * kWarpSize);
+        epoch = find_epochs(params, shared, warp_index() == announcers - 1).sent + 1;
+        announcer.announce(epoch);
+      }
+    });
   }
 }
 

@@ -32,10 +32,12 @@ struct CombineAdder {
       each_token([&](int token, const CombineSources& of_token) {
         block::sync(kBarrier, threads);
         if (of_token.count < 0) return false;
-        if (wire.logfmt) {
-          add<true>(token, of_token);
+        if (of_token.count == 0) {
+          clear(token);
+        } else if (wire.logfmt) {
+          add_logfmt(token, of_token);
         } else {
-          add<false>(token, of_token);
+          add(token, of_token);
         }
         return true;
       });
@@ -81,55 +83,84 @@ struct CombineAdder {
     const LowLatencyParams& common = params.common;
     const auto* flag = reinterpret_cast<const std::uint64_t*>(
         common.local + common.window.flag_at(LowLatencyKind::combine, epoch, rank, token));
-    const std::uint64_t begin = now_cycles();
+    const std::int64_t begin = clock_cycles();
     const bool came = wait_for_signal(common, flag, epoch, rank, Wanted::low_latency_combine_rows);
     if (params.wait_cost != nullptr) {
-      add_relaxed<Scope::gpu>(params.wait_cost + rank, static_cast<std::int64_t>(now_cycles() - begin));
+      add_relaxed<Scope::gpu>(params.wait_cost + rank, clock_cycles() - begin);
     }
     return came;
   }
 
-  template <bool kLogfmt>
+  DEEP_EP_DEVICE int adding_thread() const { return thread - kWarpSize; }
+  DEEP_EP_DEVICE int adding_threads() const { return threads - kWarpSize; }
+  DEEP_EP_DEVICE Vec16* result(int token) const {
+    return reinterpret_cast<Vec16*>(params.combined_x) + std::int64_t{token} * wire.vectors();
+  }
+
+  /// Vector by vector, and row by row within one, as in combine_sum.hpp.
   DEEP_EP_DEVICE void add(int token, const CombineSources& of_token) const {
-    auto* out = reinterpret_cast<Vec16*>(params.combined_x) + std::int64_t{token} * wire.vectors();
-    for (int vector = thread - kWarpSize; vector < wire.vectors(); vector += threads - kWarpSize) {
-      float sum[8] = {};
-      for (int begin = 0; begin < of_token.count; begin += kTogether) {
-        add_rows<kLogfmt>(sum, vector, of_token.row + begin, of_token.count - begin);
+    const int rows = of_token.count;
+    const int pieces = (wire.vectors() + adding_threads() - 1) / adding_threads() * rows;
+    int row_to_load = 0;
+    int vector_to_load = adding_thread();
+    int row_to_add = 0;
+    int vector_to_add = adding_thread();
+    float sum[8] = {};
+    for (int piece = 0; piece < pieces; piece += kTogether) {
+      Vec16 loaded[kTogether] = {};
+#pragma unroll
+      for (int i = 0; i < kTogether; ++i) {
+        if (piece + i >= pieces) continue;
+        const auto* row = reinterpret_cast<const Vec16*>(of_token.row[row_to_load]);
+        if (vector_to_load < wire.vectors()) loaded[i] = load_weak(row + vector_to_load);
+        if (++row_to_load != rows) continue;
+        row_to_load = 0;
+        vector_to_load += adding_threads();
       }
-      store_stream(out + vector, pack_sum(sum));
+#pragma unroll
+      for (int i = 0; i < kTogether; ++i) {
+        if (piece + i >= pieces) continue;
+        add_bf16(sum, loaded[i]);
+        if (++row_to_add != rows) continue;
+        if (vector_to_add < wire.vectors()) store_stream(result(token) + vector_to_add, pack_sum(sum));
+        for (float& part : sum) part = 0.0f;
+        row_to_add = 0;
+        vector_to_add += adding_threads();
+      }
     }
   }
 
-  /// Adds a vector of the first of `rows`, at most kTogether of them.
-  template <bool kLogfmt>
-  DEEP_EP_DEVICE void add_rows(float (&sum)[8], int vector, const std::byte* const* rows, int count) const {
-    const VectorPlace place(wire, vector);
-    Vec16 loaded[kTogether];
-    std::uint32_t range[kTogether];
-    if constexpr (kLogfmt) {
+  /// A vector of up to kTogether rows at once: where it is depends on the rows' ranges.
+  DEEP_EP_DEVICE void add_logfmt(int token, const CombineSources& of_token) const {
+    for (int vector = adding_thread(); vector < wire.vectors(); vector += adding_threads()) {
+      const VectorPlace place(wire, vector);
+      float sum[8] = {};
+      for (int begin = 0; begin < of_token.count; begin += kTogether) {
+        const std::byte* const* rows = of_token.row + begin;
+        const int count = of_token.count - begin;
+        std::uint32_t range[kTogether];
+        Vec16 loaded[kTogether];
 #pragma unroll
-      for (int i = 0; i < kTogether; ++i) {
-        if (i < count) range[i] = load_range(rows[i], place);
+        for (int i = 0; i < kTogether; ++i) {
+          if (i < count) range[i] = load_range(rows[i], place);
+        }
+#pragma unroll
+        for (int i = 0; i < kTogether; ++i) {
+          if (i < count) loaded[i] = load_channels(rows[i], place, range[i]);
+        }
+#pragma unroll
+        for (int i = 0; i < kTogether; ++i) {
+          if (i < count) add_channels(sum, loaded[i], place, range[i]);
+        }
       }
+      store_stream(result(token) + vector, pack_sum(sum));
     }
-#pragma unroll
-    for (int i = 0; i < kTogether; ++i) {
-      if (i >= count) continue;
-      if constexpr (kLogfmt) {
-        loaded[i] = load_channels(rows[i], place, range[i]);
-      } else {
-        loaded[i] = load_weak(reinterpret_cast<const Vec16*>(rows[i] + place.plain));
-      }
-    }
-#pragma unroll
-    for (int i = 0; i < kTogether; ++i) {
-      if (i >= count) continue;
-      if constexpr (kLogfmt) {
-        add_channels(sum, loaded[i], place, range[i]);
-      } else {
-        add_bf16(sum, loaded[i]);
-      }
+  }
+
+  /// Of a token that nobody has anything to say of.
+  DEEP_EP_DEVICE void clear(int token) const {
+    for (int vector = adding_thread(); vector < wire.vectors(); vector += adding_threads()) {
+      store_stream(result(token) + vector, Vec16{});
     }
   }
 };

@@ -17,24 +17,29 @@ namespace deep_ep::device::low_latency {
 struct CombineGroup {
   const LowLatencyCombineParams& params;
   const CombineWire& wire;
-  std::uint64_t epoch;
   int group, groups;  ///< in the block
   int warp;           ///< in the group: 0 leads
   CombineChoice& choice;
   std::byte* stages;
   std::uint32_t stage_bytes;
+  std::uint64_t epoch = 0;
 
   /// Meetings of a group: a choice is made (and a stage free), a row is summed, its parts are summed (LogFMT only).
   enum Meeting : int { kChosen, kSummed, kPartsSummed };
 
-  DEEP_EP_DEVICE void push_all() const {
-    const int end = most_rows() * params.common.num_ranks;
+  /// `begin()` meets the block and sets the epoch; what does not depend on it is loaded before.
+  template <class Begin>
+  DEEP_EP_DEVICE void push_all(Begin begin) {
+    const CombineRow first = load_row(first_item());
+    const std::int32_t most = load_most_rows();
+    begin(epoch);
+    const int end = warp::max(most) * params.common.num_ranks;
     if (warp == 0) {
       OnItsWay last{};
-      each_row(end, [&](const CombineRow& row, const std::byte* stage) { return lead(row, stage, last); });
+      each_row(first, end, [&](const CombineRow& row, const std::byte* stage) { return lead(row, stage, last); });
       raise_flag(last);
     } else {
-      each_row(end, [&](const CombineRow& row, std::byte* stage) { return sum(row.position, stage); });
+      each_row(first, end, [&](const CombineRow& row, std::byte* stage) { return sum(row.position, stage); });
     }
   }
 
@@ -54,13 +59,17 @@ struct CombineGroup {
     return {const_cast<std::int32_t*>(params.row_table), params.common.num_ranks, params.max_tokens, params.num_topk};
   }
 
-  DEEP_EP_DEVICE int most_rows() const {
+  /// Block by block rather than group by group: with few rows every SM has some.
+  DEEP_EP_DEVICE int first_item() const { return group * grid_blocks() + block_index(); }
+
+  /// The most rows that this lane's sources have.
+  DEEP_EP_DEVICE std::int32_t load_most_rows() const {
     std::int32_t most = 0;
     for (int source = lane_index(); source < params.common.num_ranks; source += kWarpSize) {
       const std::int32_t rows = load_stream(table().rows(source));
       most = rows > most ? rows : most;
     }
-    return warp::max(most);
+    return most;
   }
 
   /// Loads what there may be to know of row number `item`, before it is known whether there is such a row.
@@ -85,11 +94,9 @@ struct CombineGroup {
   /// Calls `work` for the rows that fall to this group, and the stages in turn, until it says false. What is known of
   /// the next row is loaded meanwhile.
   template <class Work>
-  DEEP_EP_DEVICE void each_row(int end, Work work) const {
+  DEEP_EP_DEVICE void each_row(CombineRow next, int end, Work work) const {
     const int step = groups * grid_blocks();
-    // Block by block rather than group by group: with few rows every SM has some.
-    int item = group * grid_blocks() + block_index();
-    CombineRow next = load_row(item);
+    int item = first_item();
     std::byte* stage = stages;
     while (item < end) {
       const CombineRow row = next;

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "kernels/low_latency/combine_wire.hpp"
-#include "kernels/low_latency/params.hpp"
+#include "kernels/low_latency/head.hpp"
 
 namespace deep_ep {
 
@@ -35,7 +35,10 @@ struct CombineBlockLayout {
   int stages;                 ///< of a group
   std::uint32_t stage_bytes;  ///< a row as it travels
 
-  DEEP_EP_HOST_DEVICE static constexpr std::size_t choices_at() { return align(2 * sizeof(CombineSources)); }
+  DEEP_EP_HOST_DEVICE static constexpr std::size_t sources_at() { return 128; }
+  DEEP_EP_HOST_DEVICE static constexpr std::size_t choices_at() {
+    return sources_at() + align(2 * sizeof(CombineSources));
+  }
   DEEP_EP_HOST_DEVICE std::size_t stages_at() const {
     return choices_at() + align(sizeof(CombineChoice) * static_cast<std::size_t>(groups));
   }
@@ -47,9 +50,13 @@ struct CombineBlockLayout {
     return static_cast<std::uint32_t>(align(stage_bytes));
   }
 
+  /// What one thread has read for all.
+  DEEP_EP_HOST_DEVICE device::Epochs* epochs(std::byte* memory) const {
+    return reinterpret_cast<device::Epochs*>(memory);
+  }
   /// Two, for tokens in turn.
   DEEP_EP_HOST_DEVICE CombineSources* sources(std::byte* memory) const {
-    return reinterpret_cast<CombineSources*>(memory);
+    return reinterpret_cast<CombineSources*>(memory + sources_at());
   }
   DEEP_EP_HOST_DEVICE CombineChoice* choice(std::byte* memory, int group) const {
     return reinterpret_cast<CombineChoice*>(memory + choices_at()) + group;

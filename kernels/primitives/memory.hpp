@@ -205,13 +205,14 @@ DEEP_EP_DEVICE std::uint64_t now_ns() {
 #endif
 }
 
-/// Cycles of a clock of this multiprocessor (host: nanoseconds); differences between readings of one thread mean
-/// something.
-DEEP_EP_DEVICE std::uint64_t now_cycles() {
+/// Clock cycles of this SM; nanoseconds on the host.
+DEEP_EP_DEVICE std::int64_t clock_cycles() {
 #if DEEP_EP_TARGET_CUDA
-  return static_cast<std::uint64_t>(clock64());
+  std::int64_t now;
+  asm volatile("mov.u64 %0, %clock64;" : "=l"(now));
+  return now;
 #else
-  return host_machine::now_ns();
+  return static_cast<std::int64_t>(host_machine::now_ns());
 #endif
 }
 

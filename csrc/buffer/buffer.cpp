@@ -37,6 +37,31 @@ CombineResult Buffer::combine(const CombineArguments& arguments, const CallOptio
   return alive(implementation_, "combine").combine(arguments, call);
 }
 
+LowLatencyDispatchResult Buffer::low_latency_dispatch(const LowLatencyDispatchArguments& arguments,
+                                                      const CallOptions& call) {
+  return alive(implementation_, "low_latency_dispatch").low_latency_dispatch(arguments, call);
+}
+LowLatencyCombineResult Buffer::low_latency_combine(const LowLatencyCombineArguments& arguments,
+                                                    const CallOptions& call) {
+  return alive(implementation_, "low_latency_combine").low_latency_combine(arguments, call);
+}
+TensorView Buffer::low_latency_combine_buffer(const LowLatencyHandle& handle) {
+  return alive(implementation_, "low_latency_combine_buffer").low_latency_combine_buffer(handle);
+}
+void Buffer::low_latency_clean(const CallOptions& call) {
+  alive(implementation_, "low_latency_clean").low_latency_clean(call);
+}
+void Buffer::low_latency_update_mask(int rank, bool masked, const CallOptions& call) {
+  alive(implementation_, "low_latency_update_mask").low_latency_update_mask(rank, masked, call);
+}
+void Buffer::low_latency_query_mask(const TensorView& status, const CallOptions& call) {
+  alive(implementation_, "low_latency_query_mask").low_latency_query_mask(status, call);
+}
+void Buffer::low_latency_clear_mask(const CallOptions& call) {
+  alive(implementation_, "low_latency_clear_mask").low_latency_clear_mask(call);
+}
+void Buffer::low_latency_resume() { alive(implementation_, "low_latency_resume").low_latency_resume(); }
+
 Tensor Buffer::allocate_tensor(DType dtype, std::initializer_list<std::int64_t> shape, const CallOptions& call) {
   Implementation& buffer = alive(implementation_, "allocate_tensor");
   for (const std::int64_t size : shape) {
@@ -58,11 +83,11 @@ bool Buffer::destroyed() const { return implementation_ == nullptr; }
 
 std::size_t Buffer::heap_bytes_hint(int num_ranks, std::int64_t tokens, std::int64_t row_bytes, int num_topk) {
   // Worst case: every rank sends all its tokens to one. Row, scales of an 8-bit row (at most as many bytes as a 32nd of
-  // it), top-k and index; a step for each tensor's alignment; then signals and window, which take an eighth.
+  // it), top-k and index; a step for each tensor's alignment; then signals and window, which take a quarter.
   const std::int64_t rows = tokens * num_ranks;
   const std::int64_t sidecar = row_bytes / 32 + std::int64_t{num_topk} * 12 + 4;
   const auto tensors = static_cast<std::size_t>(rows * (row_bytes + sidecar)) + 8 * Arena::kAlignment;
-  return (tensors + (std::size_t{16} << 20)) / 7 * 8;
+  return (tensors + (std::size_t{16} << 20)) / 3 * 4;
 }
 
 }  // namespace deep_ep

@@ -76,6 +76,12 @@ std::string Buffer::Implementation::describe(const FaultRecord& fault) const {
                            describe_shape_value(fault.field, fault.expected), rank_,
                            describe_shape_value(fault.field, fault.seen), fault.peer);
       }
+      if (fault.wanted == Wanted::low_latency_dispatch_counts) {
+        return fmt::format(
+            "low_latency_dispatch: ranks {} and {} differ in max_tokens, hidden, top-k, num_experts, use_fp8 or in "
+            "whether weights travel; they must be equal on all ranks. The ranks no longer agree: destroy the buffer",
+            rank_, fault.peer);
+      }
       return fmt::format(
           "{}: rows of rank {} and of rank {} differ in size, number of scales or top-k; they must be equal on all "
           "ranks. The ranks no longer agree: destroy the buffer",
@@ -86,6 +92,12 @@ std::string Buffer::Implementation::describe(const FaultRecord& fault) const {
           "the same tokens",
           fault.peer, fault.field);
     case FaultKind::overflow:
+      if (fault.wanted == Wanted::low_latency_dispatch_rows) {
+        return fmt::format(
+            "low_latency_dispatch: tokens name local expert {} of rank {} more than once, and it got more than the {} "
+            "rows that its part of the output has; the rows beyond are lost",
+            fault.field, rank_, fault.seen);
+      }
       return fmt::format("rank {} received {} rows but num_worst_tokens leaves room for {}; the rows beyond are lost",
                          rank_, fault.expected, fault.seen);
     case FaultKind::unknown_expert:
@@ -97,6 +109,11 @@ std::string Buffer::Implementation::describe(const FaultRecord& fault) const {
       break;
   }
   return "unknown fault";
+}
+
+std::string Buffer::Implementation::describe_masked(const FaultRecord& record) const {
+  return fmt::format("rank {} waited {} s for rank {}: {} did not come (signal at {}, expected {}); it is masked now",
+                     rank_, timeout_s_, record.peer, text_of(record.wanted), record.seen, record.expected);
 }
 
 bool Buffer::Implementation::breaks(const FaultRecord& fault) {
@@ -124,7 +141,7 @@ void Buffer::Implementation::raise_faults() {
       throw RankMismatch(text);
     }
     // Kernels that the fault called off may still look at the abort word.
-    executor_->synchronize(comm_stream_);
+    settle();
     executor_->fill(&state_->abort, 0, sizeof state_->abort, comm_stream_);
     executor_->synchronize(comm_stream_);
     faults_[0] = FaultRecord{};
@@ -132,7 +149,7 @@ void Buffer::Implementation::raise_faults() {
   }
   if (__atomic_load_n(&faults_[1].written, __ATOMIC_ACQUIRE) == 0) return;
   const FaultRecord note = faults_[1];
-  executor_->synchronize(comm_stream_);  // a kernel may be about to write another note
+  settle();  // a kernel may be about to write another note
   faults_[1] = FaultRecord{};
   if (note.kind == FaultKind::overflow) throw OutOfMemory(describe(note));
   throw InvalidArgument(describe(note));

@@ -34,7 +34,7 @@ constexpr std::size_t kLargestDefaultWindow = std::size_t{1} << 30;
 constexpr int kMostWindowTokens = 8192;
 constexpr std::size_t kSmallestRow = 128;
 
-std::size_t default_window(std::size_t heap_bytes) { return std::min(heap_bytes / 8, kLargestDefaultWindow); }
+std::size_t default_window(std::size_t heap_bytes) { return std::min(heap_bytes / 4, kLargestDefaultWindow); }
 
 ControlWindow control_window(int num_ranks, const BufferOptions& options, std::size_t window_bytes) {
   ControlWindow control;
@@ -47,12 +47,14 @@ ControlWindow control_window(int num_ranks, const BufferOptions& options, std::s
 
 /// The heap's layout follows from these, so they must be equal.
 void check_same_options(Bootstrap& bootstrap, const BufferOptions& options) {
-  const std::array<std::uint64_t, 3> mine = {options.heap_bytes, options.window_bytes,
-                                             static_cast<std::uint64_t>(options.max_local_experts)};
-  constexpr std::array<const char*, 3> kNames = {"heap_bytes", "window_bytes", "max_local_experts"};
+  const std::array<std::uint64_t, 5> mine = {
+      options.heap_bytes, options.window_bytes, static_cast<std::uint64_t>(options.max_local_experts),
+      options.low_latency_bytes, options.low_latency_masking ? std::uint64_t{1} : 0};
+  constexpr std::array<const char*, 5> kNames = {"heap_bytes", "window_bytes", "max_local_experts", "low_latency_bytes",
+                                                 "low_latency_masking"};
   const std::vector<std::byte> all = bootstrap.all_gather(std::as_bytes(std::span(mine)));
   for (int rank = 0; rank < bootstrap.size(); ++rank) {
-    std::array<std::uint64_t, 3> theirs;
+    std::array<std::uint64_t, 5> theirs;
     std::memcpy(theirs.data(), all.data() + static_cast<std::size_t>(rank) * sizeof theirs, sizeof theirs);
     for (std::size_t i = 0; i < mine.size(); ++i) {
       if (theirs[i] == mine[i]) continue;
@@ -129,6 +131,7 @@ Buffer::Implementation::Implementation(std::shared_ptr<Bootstrap> bootstrap, std
   const std::size_t counts_bytes =
       sizeof(HostCounts) + sizeof(std::int32_t) * static_cast<std::size_t>(options_.max_local_experts);
   host_counts_ = static_cast<HostCounts*>(own(executor_->allocate_pinned(counts_bytes), &Executor::free_pinned));
+  if (options_.low_latency_bytes != 0) set_up_low_latency();
   bootstrap_->barrier();  // nobody signals before everybody is ready
   log::info("buffer: rank {} of {} on {}, heap {}, of which window {}", rank_, num_ranks_,
             to_string(executor_->device()), format_bytes(heap_->bytes()), format_bytes(window_bytes_));
@@ -144,19 +147,25 @@ void Buffer::Implementation::lay_out_heap() {
                       least);
   }
   HeapOptions heap_options;
-  heap_options.bytes = options_.heap_bytes;
+  heap_options.bytes = options_.heap_bytes + options_.low_latency_bytes;
   heap_options.timeout_s = timeout_s_;
   heap_ = executor_->create_heap(*bootstrap_, heap_options);
-  window_ = heap_->local() + control_.bytes();
+  low_latency_window_ = {.begin = control_.bytes(),
+                         .bytes = options_.low_latency_bytes / kLine * kLine,
+                         .num_ranks = num_ranks_,
+                         .max_local_experts = options_.max_local_experts};
+  const std::size_t window_at = control_.bytes() + low_latency_window_.bytes;
+  window_ = heap_->local() + window_at;
   window_bytes_ = window_bytes_ / kLine * kLine;
-  const std::size_t arena_at = control_.bytes() + window_bytes_;
+  const std::size_t arena_at = window_at + window_bytes_;
   arena_ = std::make_shared<Arena>(executor_, heap_, arena_at, heap_->bytes() - arena_at);
 }
 
 Buffer::Implementation::~Implementation() {
   try {
     executor_->make_current();
-    executor_->synchronize(comm_stream_);
+    home_->works_on(comm_stream_);
+    settle();
   } catch (const std::exception& error) {
     log::warn("buffer: rank {} is destroyed after a failure: {}", rank_, error.what());
   }
@@ -171,7 +180,7 @@ void* Buffer::Implementation::own(void* memory, void (Executor::*free)(void*) no
 void Buffer::Implementation::destroy_collectively() {
   executor_->make_current();
   try {
-    executor_->synchronize(comm_stream_);
+    settle();
   } catch (const Error& error) {
     log::warn("buffer: rank {} is destroyed after a failure: {}", rank_, error.what());
   }
@@ -199,22 +208,39 @@ WaitContext Buffer::Implementation::wait_context() const {
 
 void Buffer::Implementation::begin(const CallOptions& call) {
   executor_->make_current();
+  // A call that the caller's stream waits for anyway runs there: going to another stream and back costs microseconds.
+  // In a recording it costs nothing, and the communication stream is what orders the calls of a graph.
+  const bool in_place = !call.async_finish && !call.previous_event && !executor_->is_capturing(call.stream);
+  run_stream_ = in_place ? call.stream : comm_stream_;
   if (call.previous_event) {
-    executor_->wait_event(comm_stream_, call.previous_event);
-  } else if (call.stream != comm_stream_) {
-    executor_->wait_event(comm_stream_, executor_->record_event(call.stream));
+    executor_->wait_event(run_stream_, call.previous_event);
+  } else if (call.stream != run_stream_) {
+    executor_->wait_event(run_stream_, executor_->record_event(call.stream));
   }
   // After the wait: that is what makes the stream a part of the recording.
-  recording_ = executor_->is_capturing(comm_stream_);
-  if (!recording_) home_->work_begins();
+  recording_ = !in_place && executor_->is_capturing(run_stream_);
+  if (!recording_) {
+    if (latest_call_) executor_->wait_event(run_stream_, latest_call_);
+    home_->work_begins();
+  }
+  home_->works_on(run_stream_);
 }
 
 EventHandle Buffer::Implementation::finish(const CallOptions& call) {
-  EventHandle done = executor_->record_event(comm_stream_);
-  if (!recording_) home_->work_ends(done);
+  EventHandle done = executor_->record_event(run_stream_);
+  if (!recording_) {
+    latest_call_ = done;
+    home_->work_ends(done);
+  }
+  home_->works_on(comm_stream_);
   if (call.async_finish) return done;
-  if (call.stream != comm_stream_) executor_->wait_event(call.stream, done);
+  if (call.stream != run_stream_) executor_->wait_event(call.stream, done);
   return {};
+}
+
+void Buffer::Implementation::settle() {
+  if (latest_call_) executor_->wait_event(comm_stream_, latest_call_);
+  executor_->synchronize(comm_stream_);
 }
 
 void Buffer::Implementation::use_on(const CallOptions& call, const Tensor& tensor) const {
@@ -234,7 +260,7 @@ bool Buffer::Implementation::in_heap(const TensorView& tensor) const {
 }
 
 TensorView Buffer::Implementation::local_memory() const {
-  const auto bytes = static_cast<std::int64_t>(heap_->bytes() - control_.bytes());
+  const auto bytes = static_cast<std::int64_t>(heap_->bytes() - heap_->offset_of(window_));
   return TensorView::contiguous(window_, DType::uint8, {bytes}, executor_->device());
 }
 
@@ -258,12 +284,16 @@ Tensor Buffer::Implementation::allocate_tensor(DType dtype, std::initializer_lis
   raise_faults();
   executor_->make_current();
   recording_ = executor_->is_capturing(call.stream) || executor_->is_capturing(comm_stream_);
-  if (!recording_) home_->work_begins();
+  if (!recording_) {
+    if (latest_call_) executor_->wait_event(comm_stream_, latest_call_);
+    home_->work_begins();
+  }
   const auto made = try_heap_tensors({unplaced(dtype, shape)});
   if (!recording_) {
     // The memory is free in the order of the communication stream; the caller uses it on its own. A graph got memory
     // that nobody uses.
     EventHandle is_free = executor_->record_event(comm_stream_);
+    latest_call_ = is_free;
     home_->work_ends(is_free);
     if (call.stream != comm_stream_) executor_->wait_event(call.stream, is_free);
   }
@@ -277,7 +307,7 @@ Tensor Buffer::Implementation::allocate_tensor(DType dtype, std::initializer_lis
 
 void Buffer::Implementation::check() {
   executor_->make_current();
-  executor_->synchronize(comm_stream_);
+  settle();
   raise_faults();
 }
 

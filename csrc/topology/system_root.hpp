@@ -37,6 +37,9 @@ class SystemRoot {
   std::string link_name(std::string_view path) const;
 
  private:
+  /// Where to open `path`; nothing where it leads nowhere.
+  std::optional<std::filesystem::path> place_of(std::string_view path) const;
+
   std::filesystem::path prefix_ = "/";
 };
 

@@ -21,13 +21,18 @@ FakeMachine::~FakeMachine() {
 }
 
 void FakeMachine::write(std::string_view path, std::string_view text) const {
-  // Through links, as the kernel would: /sys/class/... leads into /sys/devices/...
   fs::path place = path_ / fs::path(path).relative_path();
-  if (const auto folder = root().resolve(fs::path(path).parent_path().string())) {
-    place = path_ / fs::path(*folder).relative_path() / fs::path(path).filename();
+  // Through links, as the kernel would: /sys/class/infiniband/... leads into /sys/devices/...
+  if (path.starts_with("/sys/class/infiniband/")) {
+    if (const auto folder = root().resolve(fs::path(path).parent_path().string())) {
+      place = path_ / fs::path(*folder).relative_path() / fs::path(path).filename();
+    }
   }
-  fs::create_directories(place.parent_path());
   std::ofstream file(place);
+  if (!file) {
+    fs::create_directories(place.parent_path());
+    file.open(place);
+  }
   file << text << '\n';
   if (!file) throw std::runtime_error("cannot write " + place.string());
 }
@@ -121,7 +126,8 @@ void write_software(const FakeMachine& machine) {
                 "Max locked memory         unlimited            unlimited            bytes     \n"
                 "Max open files            1048576              1048576              files     ");
   const std::string folder = "/usr/lib/x86_64-linux-gnu";
-  machine.write(folder + "/libibverbs.so.1.14.50.0", "IBVERBS_1.14 IBVERBS_PRIVATE_34 " + folder + "/libibverbs");
+  machine.write(folder + "/libibverbs.so.1.14.50.0",
+                "IBVERBS_1.14 IBVERBS_PRIVATE_34 " + folder + "/libibverbs/lib%s-rdmav34.so");
   machine.link(folder + "/libibverbs.so.1", "libibverbs.so.1.14.50.0");
   machine.write(folder + "/libmlx5.so.1.24.50.0", "MLX5_1.24 IBVERBS_PRIVATE_34");
   machine.link(folder + "/libmlx5.so.1", "libmlx5.so.1.24.50.0");

@@ -145,30 +145,34 @@ LowLatencyCombineResult Buffer::Implementation::low_latency_combine(const LowLat
   check_low_latency_room(params.max_tokens, params.hidden, params.row_bytes);
   params.phase = LowLatencyPhase::both;
   shape_of(params, arguments.config, *executor_);  // whether the call fits is known before anything is enqueued
-  if (call.return_recv_hook) queue(LowLatencyKind::combine).require_room();
+  // A call that receives at once comes behind those that wait for their hooks.
+  if (call.return_recv_hook) {
+    queue(LowLatencyKind::combine).require_room();
+  } else {
+    queue(LowLatencyKind::combine).receive_all();
+  }
 
-  const CallStream on = begin_low_latency(call);
+  begin(call);
   LowLatencyCombineResult result;
   if (arguments.out) {
     result.combined_x = Tensor(*arguments.out, nullptr);
   } else {
-    result.combined_x =
-        pool_tensors({unplaced(DType::bfloat16, {params.num_tokens, params.hidden})}, on.cache).front();
+    result.combined_x = pool_tensor(DType::bfloat16, {params.num_tokens, params.hidden});
+    use_on(call, result.combined_x);
   }
   params.combined_x = result.combined_x.as<std::byte>();
 
   // The launcher keeps what the kernels use until the receive part is in the stream.
-  auto launch = [executor = executor_, params, config = arguments.config, stream = on.stream, kept = result.combined_x,
-                 kept_table = handle.row_table](LowLatencyPhase phase) {
+  auto launch = [this, params, config = arguments.config, kept = result.combined_x, kept_table = handle.row_table](
+                    LowLatencyPhase phase, StreamHandle stream) {
     LowLatencyCombineParams part = params;
     part.phase = phase;
-    const LaunchShape shape = shape_of(part, config, *executor);
-    const KernelTable& kernels = executor->kernels();
+    const LaunchShape shape = shape_of(part, config, *executor_);
+    const KernelTable& kernels = executor_->kernels();
     (part.use_logfmt ? kernels.combine_low_latency_logfmt : kernels.combine_low_latency)(part, shape, stream);
   };
-  result.hook = enqueue_low_latency(LowLatencyKind::combine, on, call, std::move(launch));
-  if (call.async_finish && !arguments.out) use_on(call, result.combined_x);
-  result.event = finish_low_latency(call);
+  enqueue_low_latency(LowLatencyKind::combine, call, std::move(launch), result.hook);
+  result.event = finish(call);
   return result;
 }
 

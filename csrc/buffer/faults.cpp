@@ -28,6 +28,20 @@ const char* text_of(Wanted wanted) {
       return "room in its window (combine kernel)";
     case Wanted::combine_done:
       return "its word that it has read our rows (combine kernel)";
+    case Wanted::low_latency_dispatch_credit:
+      return "its word that it has received the dispatch before the last (low-latency dispatch)";
+    case Wanted::low_latency_dispatch_counts:
+      return "its counts (low-latency dispatch)";
+    case Wanted::low_latency_dispatch_rows:
+      return "a row (low-latency dispatch)";
+    case Wanted::low_latency_combine_credit:
+      return "its word that it has received the combine before the last (low-latency combine)";
+    case Wanted::low_latency_combine_selection:
+      return "the selections of a token (low-latency combine)";
+    case Wanted::low_latency_combine_rows:
+      return "a row (low-latency combine)";
+    case Wanted::low_latency_barrier:
+      return "its coming to the barrier (low_latency_clean)";
     case Wanted::rdma_completion:
       return "the NIC's word that RDMA operations have reached it";
   }

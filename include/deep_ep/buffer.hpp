@@ -26,6 +26,7 @@
 #include "deep_ep/config.hpp"
 #include "deep_ep/error.hpp"
 #include "deep_ep/executor.hpp"
+#include "deep_ep/low_latency.hpp"
 #include "deep_ep/tensor.hpp"
 
 namespace deep_ep {
@@ -46,12 +47,20 @@ struct BufferOptions {
   /// The communication stream, for programs that manage streams themselves: it must outlive the buffer and every tensor
   /// and event that comes from it. nullptr: the buffer makes one of high priority.
   StreamHandle comm_stream = nullptr;
+  /// Symmetric memory of each rank for low-latency calls, in addition to heap_bytes; equal on all ranks. 0: none, and
+  /// low-latency calls throw. See Buffer::low_latency_bytes_hint.
+  std::size_t low_latency_bytes = 0;
+  /// A rank that does not come in time to a low-latency call is masked instead of being an error: the call completes
+  /// with the others, and later calls leave it out. Equal on all ranks.
+  bool low_latency_masking = false;
 };
 
 struct CallOptions {
   StreamHandle stream = nullptr;  ///< the caller's current stream
   EventHandle previous_event;     ///< wait for this instead of for `stream`
   bool async_finish = false;      ///< do not make `stream` wait; the result carries an event
+  /// Low-latency calls: only send; the result carries a hook that enqueues the receive part. Not with async_finish.
+  bool return_recv_hook = false;
 };
 
 /// Result of get_dispatch_layout.
@@ -163,6 +172,34 @@ class Buffer {
 
   /// Adds up what the destination ranks hold for each token of the original dispatch.
   CombineResult combine(const CombineArguments& arguments, const CallOptions& call = {});
+
+  // Low-latency mode: see low_latency.hpp. Needs BufferOptions::low_latency_bytes.
+
+  /// Sends every token to the ranks of its experts. No host wait; may be recorded into a CUDA graph.
+  /// InvalidArgument when two dispatches already wait for their hooks.
+  LowLatencyDispatchResult low_latency_dispatch(const LowLatencyDispatchArguments& arguments,
+                                                const CallOptions& call = {});
+  /// Adds up what the experts made of each token. Any number of times with a handle; as dispatch otherwise.
+  LowLatencyCombineResult low_latency_combine(const LowLatencyCombineArguments& arguments,
+                                              const CallOptions& call = {});
+  /// Memory that experts may write their output to and combine reads it from: bfloat16, shape of the handle's recv_x.
+  /// One such buffer serves all calls: use it up in stream order. It grows with the largest handle.
+  TensorView low_latency_combine_buffer(const LowLatencyHandle& handle);
+  /// Collective: a barrier of the ranks that are not masked, on call.stream. There is nothing to clean, as signals
+  /// carry epochs; programs that call this between modes or shapes may go on doing so.
+  void low_latency_clean(const CallOptions& call = {});
+
+  // Masks: this rank's opinion of who is left out. Need BufferOptions::low_latency_masking; enqueued on call.stream.
+  void low_latency_update_mask(int rank, bool masked, const CallOptions& call = {});
+  /// `status` [R] int32 contiguous: 1 where masked, else 0.
+  void low_latency_query_mask(const TensorView& status, const CallOptions& call = {});
+  void low_latency_clear_mask(const CallOptions& call = {});
+  /// Collective over all ranks: waits for their work, makes them agree on how many calls there were, drops receive
+  /// parts that no hook has enqueued, and unmasks everybody. So ranks that were masked take part again.
+  void low_latency_resume();
+
+  /// low_latency_bytes for calls of at most `max_tokens` tokens a rank with rows of at most `hidden` channels.
+  static std::size_t low_latency_bytes_hint(int max_tokens, std::int64_t hidden, int num_ranks, int num_experts);
 
   /// A tensor in the symmetric heap, e.g. for an expert's output, so that combine can pull from it.
   /// Throws OutOfMemory when it does not fit. Not collective.

@@ -14,15 +14,22 @@ namespace deep_ep {
 /// What a wait was for; texts in csrc/buffer/faults.cpp.
 enum class Wanted : std::uint32_t {
   nothing,
-  counts,              ///< the peer's token counts (notify)
-  dispatch_addresses,  ///< where the peer wants its rows
-  dispatch_rows,       ///< the peer's rows
-  dispatch_credit,     ///< room in the peer's window
-  combine_addresses,   ///< where the peer's rows are, or its window
-  combine_rows,        ///< a pushed row
-  combine_credit,      ///< room in the peer's window
-  combine_done,        ///< the peer's word that it has read our rows
-  rdma_completion,     ///< the NIC's word that our operations have reached the peer
+  counts,                         ///< the peer's token counts (notify)
+  dispatch_addresses,             ///< where the peer wants its rows
+  dispatch_rows,                  ///< the peer's rows
+  dispatch_credit,                ///< room in the peer's window
+  combine_addresses,              ///< where the peer's rows are, or its window
+  combine_rows,                   ///< a pushed row
+  combine_credit,                 ///< room in the peer's window
+  combine_done,                   ///< the peer's word that it has read our rows
+  low_latency_dispatch_credit,    ///< its word that it has received the dispatch before the last
+  low_latency_dispatch_counts,    ///< its counts
+  low_latency_dispatch_rows,      ///< a row
+  low_latency_combine_credit,     ///< its word that it has received the combine before the last
+  low_latency_combine_selection,  ///< a token's selections at that call
+  low_latency_combine_rows,       ///< a row
+  low_latency_barrier,            ///< that it comes to the barrier
+  rdma_completion,                ///< the NIC's word that our operations have reached the peer
 };
 
 enum class FaultKind : std::uint32_t {

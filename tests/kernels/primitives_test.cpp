@@ -126,6 +126,22 @@ TEST(Primitives, MemoryOrderAndAtomics) {
   });
 }
 
+TEST(Primitives, Cells) {
+  const TestKernel<CellParams> kernel(DEEP_EP_TEST_LAUNCHERS(cell_probe));
+  on_every_executor([&](Executor& executor) {
+    constexpr int kRounds = 20;
+    Shared<Cell> cells(executor, 32);
+    Shared<std::uint64_t> read(executor, 1), results(executor, 32);
+    run(executor, kernel, {2, 32, 0}, {kRounds, cells.data(), read.data(), results.data()});
+    for (std::uint64_t lane = 0; lane < 32; ++lane) {
+      std::uint64_t want = 0;
+      for (std::uint64_t epoch = 1; epoch <= kRounds; ++epoch) want += (epoch << 32 | lane) * epoch;
+      ASSERT_EQ(results[lane], want) << "lane " << lane;
+      ASSERT_EQ(cells[lane].epoch, static_cast<std::uint64_t>(kRounds));
+    }
+  });
+}
+
 TEST(Primitives, BulkPipeline) {
   const TestKernel<BulkParams> kernel(DEEP_EP_TEST_LAUNCHERS(bulk_probe));
   on_every_executor([&](Executor& executor) {

@@ -1,4 +1,5 @@
 #include "kernels/primitives/block.hpp"
+#include "kernels/primitives/cell.hpp"
 #include "kernels/primitives/memory.hpp"
 #include "kernels/primitives/numeric.hpp"
 #include "kernels/primitives/warp.hpp"
@@ -44,6 +45,29 @@ DEEP_EP_DEVICE void memory_probe(const probes::MemoryParams& p, std::byte* share
   store_stream(&p.destination[i].word[3], v.word[3] + 1);
 }
 
+/// No fence and no flag: whoever sees the epoch has the payload. What a cell replaces is known to have been read.
+DEEP_EP_DEVICE void cell_probe(const probes::CellParams& p, std::byte*) {
+  const int lane = lane_index();
+  std::uint64_t sum = 0;
+  for (int round = 1; round <= p.rounds; ++round) {
+    const auto epoch = static_cast<std::uint64_t>(round);
+    if (block_index() == 0) {
+      for (int spins = 0; load_acquire<Scope::system>(p.read) + 1 < epoch; ++spins) pause(spins);
+      store_cell(p.cells + lane, epoch << 32 | static_cast<std::uint64_t>(lane), epoch);
+    } else {
+      Cell seen = load_cell(p.cells + lane);
+      for (int spins = 0; seen.epoch < epoch; ++spins) {
+        pause(spins);
+        seen = load_cell(p.cells + lane);
+      }
+      sum += seen.payload * epoch;
+      warp::sync();
+      if (lane == 0) store_release<Scope::system>(p.read, epoch);
+    }
+  }
+  if (block_index() == 1) p.results[lane] = sum;
+}
+
 DEEP_EP_DEVICE void numeric_probe(const probes::NumericParams& p, std::byte*) {
   for (int i = thread_index(); i < p.count; i += block_threads()) p.bf16[i] = float_to_bf16(p.values[i]);
   for (int i = thread_index(); i < p.count / 2; i += block_threads()) {
@@ -58,4 +82,5 @@ DEEP_EP_DEVICE void numeric_probe(const probes::NumericParams& p, std::byte*) {
 }  // namespace deep_ep::device
 
 DEEP_EP_DEFINE_KERNEL(memory_probe, deep_ep::probes::MemoryParams, deep_ep::device::memory_probe, 256)
+DEEP_EP_DEFINE_KERNEL(cell_probe, deep_ep::probes::CellParams, deep_ep::device::cell_probe, 32)
 DEEP_EP_DEFINE_KERNEL(numeric_probe, deep_ep::probes::NumericParams, deep_ep::device::numeric_probe, 256)

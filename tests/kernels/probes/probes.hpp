@@ -1,6 +1,7 @@
 // Kernels that try every primitive and write down what came out; primitives_test.cpp knows what it must be.
 #pragma once
 
+#include "kernels/primitives/cell.hpp"
 #include "kernels/primitives/launch.hpp"
 #include "kernels/primitives/target.hpp"
 
@@ -51,6 +52,14 @@ struct BulkParams {
   std::byte* destination;  ///< every byte of source plus one
 };
 
+/// Block 0 sends cells to block 1, `rounds` times through the same ones.
+struct CellParams {
+  int rounds;
+  Cell* cells;             ///< [32]
+  std::uint64_t* read;     ///< [1]: rounds that block 1 has read
+  std::uint64_t* results;  ///< [32]: what was received, each round times its number, summed
+};
+
 struct NumericParams {
   int count;
   const float* values;
@@ -65,4 +74,5 @@ DEEP_EP_DECLARE_KERNEL(warp_probe, deep_ep::probes::WarpParams)
 DEEP_EP_DECLARE_KERNEL(barrier_probe, deep_ep::probes::BarrierParams)
 DEEP_EP_DECLARE_KERNEL(memory_probe, deep_ep::probes::MemoryParams)
 DEEP_EP_DECLARE_KERNEL(bulk_probe, deep_ep::probes::BulkParams)
+DEEP_EP_DECLARE_KERNEL(cell_probe, deep_ep::probes::CellParams)
 DEEP_EP_DECLARE_KERNEL(numeric_probe, deep_ep::probes::NumericParams)

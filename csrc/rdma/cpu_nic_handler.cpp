@@ -1,0 +1,180 @@
+#include "csrc/rdma/cpu_nic_handler.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <exception>
+
+#include "csrc/rdma/entry_decoder.hpp"
+#include "csrc/support/format.hpp"
+#include "csrc/support/logging.hpp"
+#include "deep_ep/error.hpp"
+
+namespace deep_ep::rdma {
+
+using device::rdma::CompletionEntry;
+
+struct CpuNicHandler::Ring {
+  HandledRing memory;
+  std::uint64_t taken;        ///< entries decoded
+  std::uint64_t completed;    ///< entries that the completion entry spoke of
+  bool failed = false;        ///< the error entry is written; nothing is done any more
+  std::uint64_t mistake = 0;  ///< index of an entry that cannot be executed, where `refusal` is not empty
+  std::string refusal;
+
+  const device::rdma::WorkQueueEntry& entry(std::uint64_t index) const {
+    return memory.ring[index & (memory.depth - 1)];
+  }
+  std::uint32_t opcode(std::uint64_t index) const {
+    return device::rdma::swap32(entry(index).segment[0].word[0]) & 0xffu;
+  }
+};
+
+namespace {
+
+constexpr std::size_t kCompletionsAtOnce = 64;
+constexpr std::size_t kMostOperationsWaiting = 256;  ///< a wire that is full is not flooded
+
+/// The last word of a completion entry tells that it is there.
+void publish(CompletionEntry& entry, std::uint64_t index, std::uint32_t opcode) {
+  __atomic_store_n(&entry.tail, device::rdma::tail_word(index, opcode), __ATOMIC_RELEASE);
+}
+
+}  // namespace
+
+CpuNicHandler::CpuNicHandler(std::unique_ptr<Wire> wire, bool start_thread)
+    : wire_(std::move(wire)), completions_(kCompletionsAtOnce) {
+  if (start_thread) thread_ = std::jthread([this](const std::stop_token& stop) { run(stop); });
+}
+
+CpuNicHandler::~CpuNicHandler() = default;
+
+void CpuNicHandler::add(const HandledRing& ring) {
+  waiting_.fetch_add(1);
+  const std::lock_guard lock(mutex_);
+  waiting_.fetch_sub(1);
+  if (find(ring.number) != nullptr) {
+    fail<InvalidArgument>("queue pair {:#x} is served already; allowed: a number that no other ring has", ring.number);
+  }
+  rings_.push_back(std::make_unique<Ring>(Ring{ring, ring.first_index, ring.first_index}));
+}
+
+void CpuNicHandler::remove(std::uint32_t number) noexcept {
+  waiting_.fetch_add(1);
+  const std::lock_guard lock(mutex_);
+  waiting_.fetch_sub(1);
+  std::erase_if(rings_, [&](const auto& ring) { return ring->memory.number == number; });
+  std::erase_if(operations_, [&](const WireOperation& operation) { return operation.queue_pair == number; });
+}
+
+std::optional<Failure> CpuNicHandler::failure() const {
+  const std::lock_guard lock(mutex_);
+  return failure_;
+}
+
+CpuNicHandler::Ring* CpuNicHandler::find(std::uint32_t number) {
+  const auto found =
+      std::find_if(rings_.begin(), rings_.end(), [&](const auto& ring) { return ring->memory.number == number; });
+  return found == rings_.end() ? nullptr : found->get();
+}
+
+void CpuNicHandler::run(const std::stop_token& stop) {
+  using Clock = std::chrono::steady_clock;
+  constexpr auto kSpin = std::chrono::microseconds(200);  // a call's next rows are expected within that
+  constexpr auto kSleep = std::chrono::microseconds(50);
+  Clock::time_point last_work = Clock::now();
+  while (!stop.stop_requested()) {
+    if (step()) {
+      last_work = Clock::now();
+    } else if (Clock::now() - last_work > kSpin) {
+      std::this_thread::sleep_for(kSleep);
+    } else {
+      std::this_thread::yield();
+    }
+    while (waiting_.load() != 0) std::this_thread::yield();  // mutexes are not fair
+  }
+}
+
+bool CpuNicHandler::step() {
+  const std::lock_guard lock(mutex_);
+  try {
+    bool worked = false;
+    for (const auto& ring : rings_) worked |= take_entries(*ring);
+    worked |= post();
+    worked |= complete();
+    return worked;
+  } catch (const std::exception& e) {
+    const std::string why = fmt::format("the wire '{}' threw: {}", wire_->name(), e.what());
+    operations_.clear();
+    for (const auto& ring : rings_) fail_ring(*ring, ring->completed, Syndrome::local_queue_pair, 0, why);
+    return true;
+  }
+}
+
+bool CpuNicHandler::take_entries(Ring& ring) {
+  if (ring.failed || !ring.refusal.empty()) return false;
+  const std::uint64_t end = __atomic_load_n(ring.memory.producer_index, __ATOMIC_ACQUIRE);
+  if (end == ring.taken) return false;
+  if (end - ring.completed > ring.memory.depth) {
+    fail_ring(ring, ring.taken, Syndrome::local_queue_pair, 0,
+              fmt::format("the producer index is {}, at most {} is possible", end, ring.completed + ring.memory.depth));
+    return true;
+  }
+  bool worked = false;
+  while (ring.taken != end && ring.refusal.empty() && operations_.size() < kMostOperationsWaiting) {
+    DecodedEntry decoded = decode_entry(ring.entry(ring.taken), ring.taken, ring.memory.number);
+    if (!decoded.mistake.empty()) {
+      // Its place is taken by an operation that does nothing: what was before it completes first.
+      ring.mistake = ring.taken;
+      ring.refusal = std::move(decoded.mistake);
+    }
+    operations_.push_back(decoded.operation);
+    ++ring.taken;
+    worked = true;
+  }
+  return worked;
+}
+
+bool CpuNicHandler::post() {
+  if (operations_.empty()) return false;
+  const std::size_t taken = wire_->post(operations_);
+  operations_.erase(operations_.begin(), operations_.begin() + static_cast<std::ptrdiff_t>(taken));
+  return taken != 0;
+}
+
+bool CpuNicHandler::complete() {
+  const std::size_t count = wire_->poll(completions_);
+  for (std::size_t i = 0; i < count; ++i) apply(completions_[i]);
+  return count != 0;
+}
+
+void CpuNicHandler::apply(const WireCompletion& completion) {
+  Ring* ring = find(completion.queue_pair);
+  if (ring == nullptr || ring->failed) return;  // removed meanwhile, or flushed behind the failure that is known
+  if (completion.syndrome != Syndrome::none) {
+    fail_ring(*ring, completion.id, completion.syndrome, completion.vendor_syndrome, {});
+  } else if (!ring->refusal.empty() && completion.id == ring->mistake) {
+    fail_ring(*ring, completion.id, Syndrome::local_queue_pair, 0, ring->refusal);
+  } else {
+    ring->completed = completion.id + 1;
+    publish(*ring->memory.completion, completion.id, device::rdma::kCompletionOk);
+  }
+}
+
+void CpuNicHandler::fail_ring(Ring& ring, std::uint64_t index, Syndrome syndrome, std::uint8_t vendor_syndrome,
+                              const std::string& detail) {
+  if (ring.failed) return;
+  ring.failed = true;
+  // An entry that the kernel has not rung may be in the making.
+  const std::uint32_t opcode = index < ring.taken ? ring.opcode(index) : device::rdma::kOpcodeNop;
+  CompletionEntry& entry = *ring.memory.completion;
+  entry.vendor_syndrome = vendor_syndrome;
+  entry.syndrome = static_cast<std::uint8_t>(syndrome);
+  entry.opcode_number = device::rdma::swap32(opcode << 24 | ring.memory.number);
+  publish(entry, index, device::rdma::kCompletionError);
+  const Failure failure{ring.memory.peer, ring.memory.device, ring.memory.number, index,
+                        opcode,           syndrome,           vendor_syndrome,    detail};
+  log::error("{}", describe(failure));
+  if (!failure_) failure_ = failure;
+}
+
+}  // namespace deep_ep::rdma

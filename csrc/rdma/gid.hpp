@@ -1,0 +1,70 @@
+// GIDs: the addresses that a port of an RDMA device answers to, and which of them to use.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace deep_ep::rdma {
+
+enum class GidType : std::uint8_t {
+  infiniband,  ///< on InfiniBand ports
+  roce_v1,     ///< Ethernet frames, not routed
+  roce_v2,     ///< UDP/IP
+  unknown,     ///< the kernel did not say
+};
+
+struct GidEntry {
+  int index = 0;
+  std::array<std::uint8_t, 16> bytes{};
+  GidType type = GidType::unknown;
+  std::string netdev;  ///< the network interface it comes from ("eth3"); empty on InfiniBand
+
+  bool is_zero() const;
+  bool is_link_local() const;   ///< fe80::/10
+  bool is_ipv4_mapped() const;  ///< ::ffff:a.b.c.d
+  std::string address() const;  ///< "10.0.0.1", "2001:db8::1"
+};
+
+/// Sixteen bytes of "0000:0000:0000:0000:0000:ffff:0a00:0001", as sysfs writes them.
+std::optional<std::array<std::uint8_t, 16>> parse_gid(std::string_view text);
+
+/// A range of addresses, IPv4 ("10.0.0.0/8") or IPv6 ("fd00::/8"); without "/bits", one address.
+struct AddressRange {
+  std::array<std::uint8_t, 16> bytes{};  ///< IPv4 mapped into IPv6
+  int bits = 0;                          ///< of these sixteen bytes
+  std::string text;
+
+  bool contains(const std::array<std::uint8_t, 16>& address) const;
+};
+std::optional<AddressRange> parse_address_range(std::string_view text);
+
+/// What the operator wants. An index wins over the rest.
+struct GidPolicy {
+  enum class Family : std::uint8_t { any, ipv4, ipv6 };
+
+  std::optional<int> index;
+  std::string index_source;       ///< the variable that gave it
+  bool index_is_binding = false;  ///< an unusable index is an error, not a warning and an automatic choice
+  Family family = Family::any;    ///< any: IPv4 first
+  std::optional<AddressRange> range;
+};
+
+struct GidChoice {
+  std::optional<GidEntry> gid;
+  std::string problem;  ///< why there is none; otherwise empty
+  std::string warning;  ///< what is odd about the one chosen
+};
+
+/// Ethernet: RoCE v2 only; IPv4 first, then global IPv6; the lowest index of the best kind. Zero and link-local GIDs
+/// are never chosen (the one has no address, the other reaches one cable), nor is RoCE v1 (not routed, and peers would
+/// have to agree on it). InfiniBand: the first GID that is not zero, which carries the subnet's prefix, fe80:: or not.
+/// An index that the policy gives may name any GID that is not zero.
+GidChoice choose_gid(const std::vector<GidEntry>& gids, bool ethernet, const GidPolicy& policy);
+
+const char* name_of(GidType type);  ///< "RoCE v2"
+
+}  // namespace deep_ep::rdma

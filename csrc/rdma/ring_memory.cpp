@@ -1,0 +1,71 @@
+#include "csrc/rdma/ring_memory.hpp"
+
+#include <bit>
+#include <cstring>
+
+#include "csrc/support/format.hpp"
+#include "deep_ep/error.hpp"
+#include "deep_ep/executor.hpp"
+
+namespace deep_ep::rdma {
+namespace {
+
+void check(const RingOptions& options) {
+  if (options.number == 0 || options.number >= 1u << 24) {
+    fail<InvalidArgument>("queue pair number {}, allowed: 1 to 2^24 - 1", options.number);
+  }
+  if (!std::has_single_bit(options.depth) || options.depth < 64 || options.depth > device::rdma::kMaxDepth) {
+    fail<InvalidArgument>("queue pair depth {}, allowed: a power of two from 64 to {}", options.depth,
+                          device::rdma::kMaxDepth);
+  }
+  if (options.batch < 1 || options.batch > options.depth / 2) {
+    fail<InvalidArgument>("doorbell batch {}, allowed: 1 to {} (half the depth)", options.batch, options.depth / 2);
+  }
+}
+
+}  // namespace
+
+RingMemory::RingMemory(std::shared_ptr<Executor> executor, const RingOptions& options)
+    : executor_(std::move(executor)), options_(options) {
+  check(options);
+  const std::size_t bytes = sizeof(Layout) + (options.depth - 1) * sizeof(device::rdma::WorkQueueEntry);
+  layout_ = static_cast<Layout*>(executor_->allocate_pinned(bytes));
+  // All ones: entries with no known opcode, and a completion that is not yet written.
+  std::memset(static_cast<void*>(layout_), 0xff, bytes);
+  layout_->producer_index = options.first_index;
+  StreamHandle stream = nullptr;
+  try {
+    state_ = static_cast<RdmaQueueState*>(executor_->allocate(sizeof(RdmaQueueState)));
+    stream = executor_->create_stream();
+    const RdmaQueueState state{options.first_index, options.first_index, 0};
+    executor_->copy(state_, &state, sizeof state, stream);
+    executor_->synchronize(stream);
+    executor_->destroy_stream(stream);
+  } catch (...) {
+    if (stream != nullptr) executor_->destroy_stream(stream);
+    executor_->free(state_);
+    executor_->free_pinned(layout_);
+    throw;
+  }
+}
+
+RingMemory::~RingMemory() {
+  executor_->free(state_);
+  executor_->free_pinned(layout_);
+}
+
+RdmaQueuePair RingMemory::queue_pair() const {
+  RdmaQueuePair pair;
+  pair.ring = layout_->ring();
+  pair.completion = &layout_->completion;
+  pair.doorbell = &layout_->producer_index;
+  pair.state = state_;
+  pair.kind = RdmaDoorbell::producer_index;
+  pair.number = options_.number;
+  pair.depth = options_.depth;
+  pair.batch = options_.batch;
+  pair.peer = options_.peer;
+  return pair;
+}
+
+}  // namespace deep_ep::rdma

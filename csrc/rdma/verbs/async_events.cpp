@@ -1,0 +1,118 @@
+#include "csrc/rdma/verbs/async_events.hpp"
+
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <exception>
+#include <utility>
+
+#include "csrc/rdma/verbs/functions.hpp"
+#include "csrc/support/format.hpp"
+#include "csrc/support/logging.hpp"
+#include "deep_ep/error.hpp"
+
+namespace deep_ep::rdma::verbs {
+namespace {
+
+AsyncEvent translate(const Device& device, const ibv_async_event& raw) {
+  AsyncEvent event;
+  switch (raw.event_type) {
+    case IBV_EVENT_QP_FATAL:
+    case IBV_EVENT_QP_REQ_ERR:
+    case IBV_EVENT_QP_ACCESS_ERR:
+    case IBV_EVENT_PATH_MIG_ERR:
+      event.kind = AsyncEventKind::queue_pair_failed;
+      event.queue_pair = raw.element.qp->qp_num;
+      break;
+    case IBV_EVENT_COMM_EST:
+    case IBV_EVENT_SQ_DRAINED:
+    case IBV_EVENT_PATH_MIG:
+    case IBV_EVENT_QP_LAST_WQE_REACHED:
+      event.queue_pair = raw.element.qp->qp_num;
+      break;
+    case IBV_EVENT_CQ_ERR:  // An overrun completion queue loses completions for good.
+    case IBV_EVENT_DEVICE_FATAL:
+      event.kind = AsyncEventKind::device_failed;
+      break;
+    case IBV_EVENT_PORT_ACTIVE:
+      event.kind = AsyncEventKind::port_active;
+      event.port = raw.element.port_num;
+      break;
+    case IBV_EVENT_PORT_ERR:
+      event.kind = AsyncEventKind::port_error;
+      event.port = raw.element.port_num;
+      break;
+    case IBV_EVENT_LID_CHANGE:
+    case IBV_EVENT_PKEY_CHANGE:
+    case IBV_EVENT_SM_CHANGE:
+    case IBV_EVENT_CLIENT_REREGISTER:
+    case IBV_EVENT_GID_CHANGE:
+      event.port = raw.element.port_num;
+      break;
+    default:
+      break;
+  }
+  event.text = fmt::format("RDMA device {}: {}", device.name(), device.functions().event_type_str(raw.event_type));
+  if (event.queue_pair != 0) event.text += fmt::format(", queue pair {:#x}", event.queue_pair);
+  if (event.port != 0) event.text += fmt::format(", port {}", event.port);
+  return event;
+}
+
+bool is_trouble(AsyncEventKind kind) {
+  return kind == AsyncEventKind::port_error || kind == AsyncEventKind::queue_pair_failed ||
+         kind == AsyncEventKind::device_failed;
+}
+
+}  // namespace
+
+AsyncEventWatcher::AsyncEventWatcher(std::shared_ptr<Device> device, Handler handler)
+    : device_(std::move(device)), handler_(std::move(handler)), stop_(::eventfd(0, EFD_CLOEXEC)) {
+  if (!stop_) fail<SystemError>("eventfd for the events of RDMA device {}: {}", device_->name(), errno_text(errno));
+  thread_ = std::thread([this] { run(); });
+}
+
+AsyncEventWatcher::~AsyncEventWatcher() {
+  const std::uint64_t one = 1;
+  // Cannot fail: the counter is far from full, and the descriptor is ours.
+  [[maybe_unused]] const ssize_t written = ::write(stop_.get(), &one, sizeof(one));
+  thread_.join();
+}
+
+void AsyncEventWatcher::run() noexcept {
+  try {
+    std::array<pollfd, 2> waits{};
+    waits[0] = {device_->context()->async_fd, POLLIN, 0};
+    waits[1] = {stop_.get(), POLLIN, 0};
+    while (true) {
+      const int ready = ::poll(waits.data(), waits.size(), -1);
+      if (ready < 0 && errno != EINTR) fail<SystemError>("poll: {}", errno_text(errno));
+      if (ready <= 0) continue;
+      if (waits[1].revents != 0) return;
+      if ((waits[0].revents & POLLIN) != 0) {
+        read_one();
+      } else {
+        fail<SystemError>("the event descriptor is in error (poll gives {:#x})", waits[0].revents);
+      }
+    }
+  } catch (const std::exception& error) {
+    log::error("RDMA device {}: its events are no longer watched: {}", device_->name(), error.what());
+  }
+}
+
+void AsyncEventWatcher::read_one() {
+  ibv_async_event raw{};
+  errno = 0;
+  if (device_->functions().get_async_event(device_->context(), &raw) != 0) {
+    fail<SystemError>("ibv_get_async_event: {}", errno_text(errno));
+  }
+  const AsyncEvent event = translate(*device_, raw);
+  // Before anything else: destroying a queue pair waits for its events to be acknowledged.
+  device_->functions().ack_async_event(&raw);
+  log::at(is_trouble(event.kind) ? log::Level::warn : log::Level::info, "{}", event.text);
+  if (handler_) handler_(event);
+}
+
+}  // namespace deep_ep::rdma::verbs

@@ -1,0 +1,53 @@
+// What a device reports by itself: links that go down, queue pairs and devices that fail.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+
+#include "csrc/rdma/verbs/device.hpp"
+#include "csrc/support/unique_fd.hpp"
+
+namespace deep_ep::rdma::verbs {
+
+enum class AsyncEventKind : std::uint8_t {
+  port_active,
+  port_error,         ///< the link went down: sends are retried until their timeout
+  queue_pair_failed,  ///< it is in the error state; `queue_pair` says which
+  device_failed,      ///< nothing on the device completes any more
+  other,              ///< told in the log only
+};
+
+struct AsyncEvent {
+  AsyncEventKind kind = AsyncEventKind::other;
+  std::uint32_t queue_pair = 0;  ///< 0 where the event is not about one
+  int port = 0;                  ///< 0 where the event is not about one
+  std::string text;              ///< device, event as libibverbs calls it, queue pair or port
+};
+
+/// Reads the events of a device on a thread of its own, logs each, and hands it on. A device's events can be read
+/// once, so there is one watcher for an opened device.
+class AsyncEventWatcher {
+ public:
+  using Handler = std::function<void(const AsyncEvent&)>;
+
+  /// `handler` runs on the watcher's thread; it must not destroy what the event is about.
+  AsyncEventWatcher(std::shared_ptr<Device> device, Handler handler);
+  /// Stops the thread; no handler runs afterwards.
+  ~AsyncEventWatcher();
+  AsyncEventWatcher(const AsyncEventWatcher&) = delete;
+  AsyncEventWatcher& operator=(const AsyncEventWatcher&) = delete;
+
+ private:
+  void run() noexcept;
+  void read_one();
+
+  std::shared_ptr<Device> device_;
+  Handler handler_;
+  UniqueFd stop_;
+  std::thread thread_;
+};
+
+}  // namespace deep_ep::rdma::verbs

@@ -1,0 +1,157 @@
+#include "csrc/rdma/verbs/device.hpp"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "csrc/rdma/verbs/functions.hpp"
+#include "csrc/support/format.hpp"
+#include "csrc/support/logging.hpp"
+#include "deep_ep/error.hpp"
+
+namespace deep_ep::rdma::verbs {
+namespace {
+
+/// The list that libibverbs hands out, given back at the end of a scope.
+class DeviceList {
+ public:
+  explicit DeviceList(const VerbsFunctions& functions) : functions_(functions) {
+    errno = 0;
+    devices_ = functions_.get_device_list(&count_);
+    // A kernel without RDMA answers with an error; that is "no device" as well.
+    if (devices_ == nullptr) count_ = 0;
+  }
+  ~DeviceList() {
+    if (devices_ != nullptr) functions_.free_device_list(devices_);
+  }
+  DeviceList(const DeviceList&) = delete;
+  DeviceList& operator=(const DeviceList&) = delete;
+
+  int count() const { return count_; }
+  ibv_device* device(int i) const { return devices_[i]; }
+  std::string name(int i) const { return functions_.get_device_name(devices_[i]); }
+  std::vector<std::string> names() const {
+    std::vector<std::string> result;
+    for (int i = 0; i < count_; ++i) result.push_back(name(i));
+    return result;
+  }
+
+ private:
+  const VerbsFunctions& functions_;
+  ibv_device** devices_ = nullptr;
+  int count_ = 0;
+};
+
+std::string_view port_state_name(ibv_port_state state) {
+  switch (state) {
+    case IBV_PORT_NOP:
+      return "NOP";
+    case IBV_PORT_DOWN:
+      return "DOWN";
+    case IBV_PORT_INIT:
+      return "INIT";
+    case IBV_PORT_ARMED:
+      return "ARMED";
+    case IBV_PORT_ACTIVE:
+      return "ACTIVE";
+    case IBV_PORT_ACTIVE_DEFER:
+      return "ACTIVE_DEFER";
+  }
+  return "unknown";
+}
+
+std::uint8_t clamp_to_byte(int value) { return static_cast<std::uint8_t>(std::clamp(value, 0, 255)); }
+
+}  // namespace
+
+std::string_view to_string(LinkLayer link_layer) {
+  return link_layer == LinkLayer::ethernet ? "Ethernet" : "InfiniBand";
+}
+
+std::vector<std::string> device_names(const VerbsFunctions& functions) { return DeviceList(functions).names(); }
+
+std::shared_ptr<Device> Device::open(const std::string& name) { return open(name, verbs_functions()); }
+
+std::shared_ptr<Device> Device::open(const std::string& name, const VerbsFunctions& functions) {
+  return std::shared_ptr<Device>(new Device(name, functions));
+}
+
+Device::Device(std::string name, const VerbsFunctions& functions) : name_(std::move(name)), functions_(functions) {
+  const DeviceList list(functions_);
+  for (int i = 0; i < list.count() && context_ == nullptr; ++i) {
+    if (list.name(i) != name_) continue;
+    errno = 0;
+    context_ = functions_.open_device(list.device(i));
+    if (context_ == nullptr) {
+      fail<SystemError>("RDMA device {}: ibv_open_device: {} (needs read and write access to /dev/infiniband/uverbs*)",
+                        name_, errno_text(errno));
+    }
+  }
+  if (context_ == nullptr) {
+    const std::vector<std::string> names = list.names();
+    if (names.empty()) {
+      fail<InvalidArgument>("RDMA device '{}' is not on this machine: libibverbs sees no device at all", name_);
+    }
+    fail<InvalidArgument>("RDMA device '{}' is not on this machine; libibverbs sees: {}", name_,
+                          fmt::join(names, ", "));
+  }
+  try {
+    read_limits();
+    errno = 0;
+    protection_domain_ = functions_.alloc_pd(context_);
+    if (protection_domain_ == nullptr) {
+      fail<SystemError>("RDMA device {}: ibv_alloc_pd: {}", name_, errno_text(errno));
+    }
+  } catch (...) {
+    close();
+    throw;
+  }
+}
+
+Device::~Device() { close(); }
+
+void Device::close() noexcept {
+  if (protection_domain_ != nullptr && functions_.dealloc_pd(protection_domain_) != 0) {
+    log::warn("RDMA device {}: ibv_dealloc_pd failed: something that was made on the device still exists", name_);
+  }
+  if (context_ != nullptr) functions_.close_device(context_);
+}
+
+void Device::read_limits() {
+  ibv_device_attr attributes{};
+  const int error = functions_.query_device(context_, &attributes);
+  if (error != 0) fail<SystemError>("RDMA device {}: ibv_query_device: {}", name_, errno_text(error));
+  limits_.queue_pair_depth = static_cast<std::uint32_t>(std::max(attributes.max_qp_wr, 0));
+  limits_.completion_queue_depth = static_cast<std::uint32_t>(std::max(attributes.max_cqe, 0));
+  limits_.outstanding_reads_out = clamp_to_byte(attributes.max_qp_init_rd_atom);
+  limits_.outstanding_reads_in = clamp_to_byte(attributes.max_qp_rd_atom);
+  limits_.atomics = attributes.atomic_cap != IBV_ATOMIC_NONE;
+}
+
+PortStatus Device::port(int port) const {
+  ibv_port_attr attributes{};
+  const int error = query_port(functions_, context_, port, &attributes);
+  if (error != 0) fail<SystemError>("RDMA device {} port {}: ibv_query_port: {}", name_, port, errno_text(error));
+  PortStatus status;
+  status.active = attributes.state == IBV_PORT_ACTIVE;
+  status.state = port_state_name(attributes.state);
+  status.link_layer = attributes.link_layer == IBV_LINK_LAYER_ETHERNET ? LinkLayer::ethernet : LinkLayer::infiniband;
+  status.lid = attributes.lid;
+  status.active_mtu = static_cast<std::uint8_t>(attributes.active_mtu);
+  status.gid_count = attributes.gid_tbl_len;
+  return status;
+}
+
+GidBytes Device::gid(int port, int index) const {
+  ibv_gid raw{};
+  errno = 0;
+  if (functions_.query_gid(context_, static_cast<std::uint8_t>(port), index, &raw) != 0) {
+    fail<SystemError>("RDMA device {} port {}: ibv_query_gid of index {}: {}", name_, port, index, errno_text(errno));
+  }
+  GidBytes result;
+  std::memcpy(result.data(), raw.raw, result.size());
+  return result;
+}
+
+}  // namespace deep_ep::rdma::verbs

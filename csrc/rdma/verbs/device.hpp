@@ -1,0 +1,79 @@
+// An opened RDMA device with its protection domain, and what it says of its ports.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+struct ibv_context;
+struct ibv_pd;
+
+namespace deep_ep::rdma::verbs {
+
+struct VerbsFunctions;
+
+/// A GID as it travels; GidEntry has the functions on it.
+using GidBytes = std::array<std::uint8_t, 16>;
+
+enum class LinkLayer : std::uint8_t { infiniband = 1, ethernet = 2 };
+std::string_view to_string(LinkLayer link_layer);
+
+struct PortStatus {
+  bool active = false;
+  std::string state;  ///< "ACTIVE", "DOWN", ... for messages
+  LinkLayer link_layer = LinkLayer::infiniband;
+  std::uint16_t lid = 0;
+  std::uint8_t active_mtu = 0;  ///< code of the specification: 1 = 256 bytes ... 5 = 4096 bytes
+  int gid_count = 0;
+};
+
+/// Limits that queue pairs must respect.
+struct DeviceLimits {
+  std::uint32_t queue_pair_depth = 0;
+  std::uint32_t completion_queue_depth = 0;
+  std::uint8_t outstanding_reads_out = 0;  ///< RDMA reads and atomics that a queue pair may have under way
+  std::uint8_t outstanding_reads_in = 0;   ///< ... and may have to answer at once
+  bool atomics = false;                    ///< 8-byte fetch-and-add
+};
+
+/// Names of the devices that libibverbs sees, in its order.
+std::vector<std::string> device_names(const VerbsFunctions& functions);
+
+/// Shared by all that is made on it (registrations, queue pairs), so it closes last.
+class Device {
+ public:
+  /// InvalidArgument for a name that libibverbs does not see (the text lists those it sees), SystemError when the
+  /// device cannot be opened.
+  static std::shared_ptr<Device> open(const std::string& name);
+  /// With functions of the caller's, which must outlive the device.
+  static std::shared_ptr<Device> open(const std::string& name, const VerbsFunctions& functions);
+  ~Device();
+  Device(const Device&) = delete;
+  Device& operator=(const Device&) = delete;
+
+  const std::string& name() const { return name_; }
+  const VerbsFunctions& functions() const { return functions_; }
+  ibv_context* context() const { return context_; }
+  ibv_pd* protection_domain() const { return protection_domain_; }
+  const DeviceLimits& limits() const { return limits_; }
+
+  /// Ports count from 1. SystemError when the device refuses.
+  PortStatus port(int port) const;
+  GidBytes gid(int port, int index) const;
+
+ private:
+  Device(std::string name, const VerbsFunctions& functions);
+  void read_limits();
+  void close() noexcept;
+
+  std::string name_;
+  const VerbsFunctions& functions_;
+  ibv_context* context_ = nullptr;
+  ibv_pd* protection_domain_ = nullptr;
+  DeviceLimits limits_;
+};
+
+}  // namespace deep_ep::rdma::verbs

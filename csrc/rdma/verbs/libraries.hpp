@@ -1,0 +1,38 @@
+// What libibverbs and libmlx5 were found to be on this machine. No verbs types: any part of the library may ask.
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace deep_ep::rdma::verbs {
+
+/// One library that was opened at run time, or could not be.
+struct LoadedLibrary {
+  std::string name;                    ///< "libibverbs.so.1"
+  bool usable = false;                 ///< opened, and no symbol that is needed is missing
+  std::string path;                    ///< the file, symbolic links resolved; empty when it was not opened
+  std::string version;                 ///< of the file's name: "1.14.44.0" of libibverbs.so.1.14.44.0; may be empty
+  std::string rdma_core;               ///< the release of rdma-core that the version names: "44.0"; may be empty
+  std::string error;                   ///< why it is not usable
+  std::vector<std::string> fallbacks;  ///< functions that this release lacks; a fallback serves in their place
+};
+
+struct LibraryReport {
+  LoadedLibrary verbs;
+  LoadedLibrary mlx5;
+};
+
+/// Opens both libraries, if that has not happened yet, and says how it went. Never throws for a missing library.
+LibraryReport report_libraries();
+
+/// One line for each library, for logs and `deep_ep doctor`.
+std::vector<std::string> describe(const LibraryReport& report);
+
+/// The part of a library's file name behind ".so.", and the rdma-core release in it. Both empty where there is none.
+struct LibraryVersion {
+  std::string version;
+  std::string rdma_core;
+};
+LibraryVersion version_of_file(const std::string& path);
+
+}  // namespace deep_ep::rdma::verbs

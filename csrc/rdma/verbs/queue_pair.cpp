@@ -1,0 +1,264 @@
+#include "csrc/rdma/verbs/queue_pair.hpp"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <random>
+#include <utility>
+
+#include "csrc/rdma/gid.hpp"
+#include "csrc/rdma/verbs/functions.hpp"
+#include "csrc/support/format.hpp"
+#include "csrc/support/logging.hpp"
+#include "deep_ep/error.hpp"
+
+namespace deep_ep::rdma::verbs {
+namespace {
+
+constexpr std::uint32_t kPacketNumberMask = 0xffffff;
+
+/// A new connection starts at a number that packets of an old one on the same queue pair number do not have.
+std::uint32_t random_packet_number() {
+  thread_local std::minstd_rand generator(std::random_device{}());
+  return static_cast<std::uint32_t>(generator()) & kPacketNumberMask;
+}
+
+void check_range(const char* name, std::uint32_t value, std::uint32_t low, std::uint32_t high) {
+  if (value < low || value > high) fail<InvalidArgument>("{} is {}, allowed: {} to {}", name, value, low, high);
+}
+
+void check(const PathOptions& path) {
+  check_range("RDMA port", static_cast<std::uint32_t>(path.port), 1, 255);
+  check_range("GID index", static_cast<std::uint32_t>(path.gid_index), 0, 255);
+  check_range("service level", path.service_level, 0, 15);
+  check_range("acknowledgement timeout", path.ack_timeout, 0, 31);
+  check_range("retry count", path.retry_count, 0, 7);
+  check_range("receiver-not-ready retries", path.receiver_not_ready_retries, 0, 7);
+}
+
+void modify(const QueuePair& pair, ibv_qp_attr& attributes, int mask, const std::string& step) {
+  const int error = pair.device().functions().modify_qp(pair.get(), &attributes, mask);
+  if (error == 0) return;
+  // Routes are looked up at this step, so a wrong GID or subnet shows here and nowhere else.
+  const char* hint = error == ENETUNREACH || error == ETIMEDOUT || error == EHOSTUNREACH
+                         ? " (no route to the peer: wrong GID index, subnet, or a link that is down)"
+                         : "";
+  fail<SystemError>("RDMA device {}: ibv_modify_qp of queue pair {:#x} {}: {}{}", pair.device().name(), pair.number(),
+                    step, errno_text(error), hint);
+}
+
+}  // namespace
+
+std::string to_string(const QueuePairAddress& address) {
+  return fmt::format("queue pair {:#x} at GID {} LID {} ({})", address.queue_pair,
+                     GidEntry{.bytes = address.gid}.address(), address.lid, to_string(address.link_layer));
+}
+
+CompletionQueue::CompletionQueue(std::shared_ptr<Device> device, std::uint32_t depth) : device_(std::move(device)) {
+  check_range("completion queue depth", depth, 1, device_->limits().completion_queue_depth);
+  errno = 0;
+  queue_ = device_->functions().create_cq(device_->context(), static_cast<int>(depth), nullptr, nullptr, 0);
+  if (queue_ == nullptr) {
+    fail<SystemError>("RDMA device {}: ibv_create_cq of {} entries: {}", device_->name(), depth, errno_text(errno));
+  }
+}
+
+CompletionQueue::~CompletionQueue() {
+  const int error = device_->functions().destroy_cq(queue_);
+  if (error != 0) log::warn("RDMA device {}: ibv_destroy_cq: {}", device_->name(), errno_text(error));
+}
+
+std::string_view to_string(QueuePairState state) {
+  switch (state) {
+    case QueuePairState::reset:
+      return "reset";
+    case QueuePairState::initialised:
+      return "initialised";
+    case QueuePairState::ready_to_receive:
+      return "ready to receive";
+    case QueuePairState::ready_to_send:
+      return "ready to send";
+    case QueuePairState::draining:
+      return "draining";
+    case QueuePairState::error:
+      return "error";
+  }
+  return "unknown";
+}
+
+QueuePair::QueuePair(std::shared_ptr<CompletionQueue> completions, const QueuePairOptions& options,
+                     const PathOptions& path)
+    : completions_(std::move(completions)), path_(path) {
+  check(path_);
+  check_range("send queue depth", options.send_depth, 1, device().limits().queue_pair_depth);
+  const PortStatus port = device().port(path_.port);
+  if (!port.active) {
+    fail<SystemError>("RDMA device {} port {} is {}, not ACTIVE: no link, or its network interface is down",
+                      device().name(), path_.port, port.state);
+  }
+  address_.lid = port.lid;
+  address_.mtu = port.active_mtu;
+  address_.link_layer = port.link_layer;
+  address_.gid = device().gid(path_.port, path_.gid_index);
+  address_.packet_number = random_packet_number();
+  address_.outstanding_reads_in = device().limits().outstanding_reads_in;
+  if (port.link_layer == LinkLayer::ethernet && GidEntry{.bytes = address_.gid}.is_zero()) {
+    fail<InvalidArgument>(
+        "GID index {} of RDMA device {} port {} is empty (0 to {} exist; an address is missing on "
+        "its network interface, or the index is wrong)",
+        path_.gid_index, device().name(), path_.port, port.gid_count - 1);
+  }
+  create(options);
+  try {
+    initialise();
+  } catch (...) {
+    device().functions().destroy_qp(pair_);
+    throw;
+  }
+}
+
+QueuePair::~QueuePair() {
+  const int error = device().functions().destroy_qp(pair_);
+  if (error != 0) log::warn("RDMA device {}: ibv_destroy_qp: {}", device().name(), errno_text(error));
+}
+
+std::uint32_t QueuePair::number() const { return pair_->qp_num; }
+
+void QueuePair::create(const QueuePairOptions& options) {
+  ibv_qp_init_attr attributes{};
+  int first_error = 0;
+  // Without inline sends where the device has none.
+  for (const std::uint32_t inline_bytes : {options.inline_bytes, 0U}) {
+    attributes = {};
+    attributes.send_cq = completions_->get();
+    attributes.recv_cq = completions_->get();
+    attributes.qp_type = IBV_QPT_RC;
+    attributes.cap.max_send_wr = options.send_depth;
+    attributes.cap.max_recv_wr = 1;  // Nothing is ever received; some providers refuse 0.
+    attributes.cap.max_send_sge = 1;
+    attributes.cap.max_recv_sge = 1;
+    attributes.cap.max_inline_data = inline_bytes;
+    errno = 0;
+    pair_ = device().functions().create_qp(device().protection_domain(), &attributes);
+    if (pair_ != nullptr) break;
+    if (first_error == 0) first_error = errno;
+  }
+  if (pair_ == nullptr) {
+    fail<SystemError>("RDMA device {}: ibv_create_qp (reliable connection, {} send requests, {} bytes inline): {}",
+                      device().name(), options.send_depth, options.inline_bytes, errno_text(first_error));
+  }
+  address_.queue_pair = pair_->qp_num;
+  send_depth_ = options.send_depth;
+  inline_bytes_ = attributes.cap.max_inline_data;
+}
+
+void QueuePair::initialise() {
+  ibv_qp_attr attributes{};
+  attributes.qp_state = IBV_QPS_INIT;
+  attributes.pkey_index = 0;
+  attributes.port_num = static_cast<std::uint8_t>(path_.port);
+  attributes.qp_access_flags =
+      IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC;
+  modify(*this, attributes, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS, "to INIT");
+}
+
+void check_compatible(const std::string& device, const QueuePairAddress& own, const QueuePairAddress& peer) {
+  if (peer.format != own.format) {
+    fail<RankMismatch>(
+        "RDMA device {}: the peer's address has format {}, this library speaks {}: the ranks run "
+        "different versions",
+        device, peer.format, own.format);
+  }
+  if (peer.link_layer != own.link_layer) {
+    fail<RankMismatch>("RDMA device {} is {}, the peer is {}: give every rank a device of the same fabric", device,
+                       to_string(own.link_layer), to_string(peer.link_layer));
+  }
+  if (peer.mtu < 1 || peer.mtu > 5) {
+    fail<RankMismatch>("RDMA device {}: the peer's MTU code is {}, allowed: 1 to 5", device, peer.mtu);
+  }
+  const GidEntry own_gid{.bytes = own.gid};
+  const GidEntry peer_gid{.bytes = peer.gid};
+  if (own.link_layer == LinkLayer::ethernet && own_gid.is_ipv4_mapped() != peer_gid.is_ipv4_mapped()) {
+    fail<RankMismatch>(
+        "RDMA device {}: GID {} here and GID {} of the peer are of different families (IPv4, IPv6): "
+        "choose the same kind of GID on all ranks",
+        device, own_gid.address(), peer_gid.address());
+  }
+}
+
+void QueuePair::connect(const QueuePairAddress& peer) {
+  check_compatible(device().name(), address_, peer);
+  become_ready_to_receive(peer);
+  become_ready_to_send(peer);
+}
+
+void QueuePair::become_ready_to_receive(const QueuePairAddress& peer) {
+  ibv_qp_attr attributes{};
+  attributes.qp_state = IBV_QPS_RTR;
+  attributes.path_mtu = static_cast<ibv_mtu>(std::min(address_.mtu, peer.mtu));
+  attributes.dest_qp_num = peer.queue_pair;
+  attributes.rq_psn = peer.packet_number;
+  attributes.max_dest_rd_atomic = address_.outstanding_reads_in;
+  attributes.min_rnr_timer = 12;  // 0.64 ms
+  ibv_ah_attr& route = attributes.ah_attr;
+  route.dlid = peer.lid;
+  route.sl = path_.service_level;
+  route.port_num = static_cast<std::uint8_t>(path_.port);
+  // RoCE always has a global route. On InfiniBand the LID is enough within a subnet.
+  if (address_.link_layer == LinkLayer::ethernet) {
+    route.is_global = 1;
+    std::memcpy(route.grh.dgid.raw, peer.gid.data(), peer.gid.size());
+    route.grh.sgid_index = static_cast<std::uint8_t>(path_.gid_index);
+    route.grh.hop_limit = path_.hop_limit;
+    route.grh.traffic_class = path_.traffic_class;
+  }
+  modify(*this, attributes,
+         IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC |
+             IBV_QP_MIN_RNR_TIMER,
+         fmt::format("to RTR with {}", to_string(peer)));
+}
+
+void QueuePair::become_ready_to_send(const QueuePairAddress& peer) {
+  ibv_qp_attr attributes{};
+  attributes.qp_state = IBV_QPS_RTS;
+  attributes.sq_psn = address_.packet_number;
+  attributes.timeout = path_.ack_timeout;
+  attributes.retry_cnt = path_.retry_count;
+  attributes.rnr_retry = path_.receiver_not_ready_retries;
+  attributes.max_rd_atomic = std::min(device().limits().outstanding_reads_out, peer.outstanding_reads_in);
+  modify(*this, attributes,
+         IBV_QP_STATE | IBV_QP_SQ_PSN | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_MAX_QP_RD_ATOMIC,
+         "to RTS");
+}
+
+void QueuePair::fail_on_purpose() {
+  ibv_qp_attr attributes{};
+  attributes.qp_state = IBV_QPS_ERR;
+  modify(*this, attributes, IBV_QP_STATE, "to ERR");
+}
+
+QueuePairState QueuePair::state() const {
+  ibv_qp_attr attributes{};
+  ibv_qp_init_attr initial{};
+  const int error = device().functions().query_qp(pair_, &attributes, IBV_QP_STATE, &initial);
+  if (error != 0) {
+    fail<SystemError>("RDMA device {}: ibv_query_qp of queue pair {:#x}: {}", device().name(), number(),
+                      errno_text(error));
+  }
+  switch (attributes.qp_state) {
+    case IBV_QPS_RESET:
+      return QueuePairState::reset;
+    case IBV_QPS_INIT:
+      return QueuePairState::initialised;
+    case IBV_QPS_RTR:
+      return QueuePairState::ready_to_receive;
+    case IBV_QPS_RTS:
+      return QueuePairState::ready_to_send;
+    case IBV_QPS_SQD:
+      return QueuePairState::draining;
+    default:
+      return QueuePairState::error;
+  }
+}
+
+}  // namespace deep_ep::rdma::verbs

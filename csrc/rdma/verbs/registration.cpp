@@ -1,0 +1,179 @@
+#include "csrc/rdma/verbs/registration.hpp"
+
+#include <sys/resource.h>
+
+#include <cerrno>
+#include <filesystem>
+#include <string>
+#include <utility>
+
+#include "csrc/rdma/verbs/functions.hpp"
+#include "csrc/support/format.hpp"
+#include "csrc/support/logging.hpp"
+#include "deep_ep/error.hpp"
+
+namespace deep_ep::rdma::verbs {
+namespace {
+
+constexpr int kAccess =
+    IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC;
+
+std::uint64_t start_of(const MemoryRange& range) {
+  return range.first_address.value_or(reinterpret_cast<std::uint64_t>(range.address));
+}
+
+void check(const MemoryRange& range) {
+  if (range.address == nullptr || range.bytes == 0) {
+    fail<InvalidArgument>("memory to register: {} bytes at {}, allowed: at least one byte, not at a null address",
+                          range.bytes, range.address);
+  }
+}
+
+int access_flags(Ordering ordering) {
+  return ordering == Ordering::relaxed ? kAccess | IBV_ACCESS_RELAXED_ORDERING : kAccess;
+}
+
+/// What relaxed ordering becomes with libraries that do not know it: the plain call would take the flag for an error.
+Ordering possible_ordering(const Device& device, Ordering ordering) {
+  if (ordering == Ordering::relaxed && device.functions().reg_mr_iova2 == nullptr) {
+    log::info("RDMA device {}: no ibv_reg_mr_iova2, so memory is registered with strict ordering", device.name());
+    return Ordering::strict;
+  }
+  return ordering;
+}
+
+/// ibv_reg_mr, or its form that takes the first address. errno tells a failure.
+ibv_mr* register_by_address(const Device& device, const MemoryRange& range, Ordering ordering) {
+  const VerbsFunctions& functions = device.functions();
+  errno = 0;
+  if (functions.reg_mr_iova2 != nullptr) {
+    return functions.reg_mr_iova2(device.protection_domain(), range.address, range.bytes, start_of(range),
+                                  static_cast<unsigned>(access_flags(ordering)));
+  }
+  if (start_of(range) != reinterpret_cast<std::uint64_t>(range.address)) {
+    errno = EOPNOTSUPP;
+    return nullptr;
+  }
+  return functions.reg_mr(device.protection_domain(), range.address, range.bytes, access_flags(ordering));
+}
+
+std::string locked_memory_limit() {
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_MEMLOCK, &limit) != 0) return "unknown";
+  return limit.rlim_cur == RLIM_INFINITY ? "unlimited" : format_bytes(limit.rlim_cur);
+}
+
+std::string explain(int error) {
+  std::string text = errno_text(error);
+  if (error == ENOMEM) text += fmt::format(", locked memory is limited to {} (ulimit -l)", locked_memory_limit());
+  return text;
+}
+
+bool peer_memory_module_loaded() {
+  std::error_code ignored;
+  return std::filesystem::exists("/sys/module/nvidia_peermem", ignored) ||
+         std::filesystem::exists("/sys/kernel/mm/memory_peers/nv_mem", ignored);
+}
+
+}  // namespace
+
+std::string_view to_string(RegistrationPath path) {
+  switch (path) {
+    case RegistrationPath::host:
+      return "host memory";
+    case RegistrationPath::dma_buf:
+      return "dma-buf";
+    case RegistrationPath::peer_memory:
+      return "peer memory";
+  }
+  return "unknown";
+}
+
+Registration Registration::of_host_memory(std::shared_ptr<Device> device, const MemoryRange& range, Ordering ordering) {
+  check(range);
+  ordering = possible_ordering(*device, ordering);
+  ibv_mr* region = register_by_address(*device, range, ordering);
+  if (region == nullptr) {
+    const int refusal = errno;
+    fail<SystemError>("RDMA device {}: ibv_reg_mr of {} of CPU memory at {}: {}", device->name(),
+                      format_bytes(range.bytes), range.address, explain(refusal));
+  }
+  return Registration(std::move(device), region, range, RegistrationPath::host, ordering);
+}
+
+Registration Registration::of_gpu_memory(std::shared_ptr<Device> device, const MemoryRange& range, Ordering ordering,
+                                         const DmaBufExporter& exporter) {
+  check(range);
+  ordering = possible_ordering(*device, ordering);
+  const VerbsFunctions& functions = device->functions();
+  std::string dma_buf;
+  if (!exporter) {
+    dma_buf = "the GPU's driver offers no export";
+  } else if (functions.reg_dmabuf_mr == nullptr) {
+    dma_buf = "libibverbs has no ibv_reg_dmabuf_mr (rdma-core 34 or later has)";
+  } else {
+    try {
+      // The kernel keeps the dma-buf alive; the descriptor may go at the end of this block.
+      const UniqueFd descriptor = exporter(range.address, range.bytes);
+      errno = 0;
+      ibv_mr* region = functions.reg_dmabuf_mr(device->protection_domain(), 0, range.bytes, start_of(range),
+                                               descriptor.get(), access_flags(ordering));
+      if (region != nullptr) {
+        return Registration(std::move(device), region, range, RegistrationPath::dma_buf, ordering);
+      }
+      dma_buf = "ibv_reg_dmabuf_mr: " + explain(errno);
+    } catch (const Error& error) {
+      dma_buf = error.what();
+    }
+  }
+  log::info("RDMA device {}: no dma-buf registration ({}), trying peer memory", device->name(), dma_buf);
+
+  ibv_mr* region = register_by_address(*device, range, ordering);
+  if (region != nullptr) {
+    return Registration(std::move(device), region, range, RegistrationPath::peer_memory, ordering);
+  }
+  const int refusal = errno;
+  fail<SystemError>(
+      "RDMA device {}: {} of GPU memory at {} cannot be registered. Tried: dma-buf: {}; peer memory: "
+      "ibv_reg_mr: {}, nvidia-peermem is {}",
+      device->name(), format_bytes(range.bytes), range.address, dma_buf, explain(refusal),
+      peer_memory_module_loaded() ? "loaded" : "not loaded");
+}
+
+Registration::Registration(std::shared_ptr<Device> device, ibv_mr* region, const MemoryRange& range,
+                           RegistrationPath path, Ordering ordering)
+    : device_(std::move(device)),
+      region_(region),
+      first_address_(start_of(range)),
+      bytes_(range.bytes),
+      path_(path),
+      ordering_(ordering) {}
+
+Registration::Registration(Registration&& other) noexcept
+    : device_(std::move(other.device_)),
+      region_(std::exchange(other.region_, nullptr)),
+      first_address_(other.first_address_),
+      bytes_(other.bytes_),
+      path_(other.path_),
+      ordering_(other.ordering_) {}
+
+Registration& Registration::operator=(Registration&& other) noexcept {
+  std::swap(device_, other.device_);
+  std::swap(region_, other.region_);
+  std::swap(first_address_, other.first_address_);
+  std::swap(bytes_, other.bytes_);
+  std::swap(path_, other.path_);
+  std::swap(ordering_, other.ordering_);
+  return *this;
+}
+
+Registration::~Registration() {
+  if (region_ == nullptr) return;
+  const int error = device_->functions().dereg_mr(region_);
+  if (error != 0) log::warn("RDMA device {}: ibv_dereg_mr: {}", device_->name(), errno_text(error));
+}
+
+std::uint32_t Registration::local_key() const { return region_->lkey; }
+std::uint32_t Registration::remote_key() const { return region_->rkey; }
+
+}  // namespace deep_ep::rdma::verbs

@@ -1,0 +1,56 @@
+// The wire that executes decoded work on any RDMA device, with plain ibv_post_send and ibv_poll_cq.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <unordered_map>
+#include <vector>
+
+#include "csrc/rdma/verbs/async_events.hpp"
+#include "csrc/rdma/verbs/device.hpp"
+#include "csrc/rdma/verbs/queue_pair.hpp"
+#include "csrc/rdma/verbs/send_queue.hpp"
+#include "csrc/rdma/wire.hpp"
+
+struct ibv_wc;
+
+namespace deep_ep::rdma::verbs {
+
+/// A wire of its own for each device. Add queue pairs, exchange their addresses, connect them; then give the wire to
+/// its handler. Queue pairs are known by the numbers that the device gave them, keys are those of registrations.
+class VerbsWire final : public Wire {
+ public:
+  /// `completion_depth`: room for the send depths of all queue pairs that will be added.
+  VerbsWire(std::shared_ptr<Device> device, std::uint32_t completion_depth);
+  ~VerbsWire() override;
+
+  /// The new queue pair, alive as long as the wire. InvalidArgument when the completion queue has no room for its
+  /// depth.
+  QueuePair& add_queue_pair(const QueuePairOptions& options, const PathOptions& path);
+
+  std::string_view name() const override { return "verbs"; }
+
+  /// SystemError for what is no completion: a device that failed, a request that the provider refuses. InvalidArgument
+  /// for a queue pair that is not known and for a length that the kind does not allow.
+  std::size_t post(std::span<const WireOperation> operations) override;
+  std::size_t poll(std::span<WireCompletion> completions) override;
+
+ private:
+  SendQueue& queue(std::uint32_t number);
+  void take(const ibv_wc& completion);
+  void check_device() const;
+
+  std::shared_ptr<Device> device_;
+  std::shared_ptr<CompletionQueue> completion_queue_;
+  std::uint32_t completion_room_;
+  /// By the serial in the upper half of a work request's id: numbers of queue pairs are used again, serials are not.
+  std::vector<std::unique_ptr<SendQueue>> queues_;
+  std::unordered_map<std::uint32_t, SendQueue*> by_number_;
+  std::deque<WireCompletion> ready_;
+  std::atomic<bool> device_failed_{false};
+  AsyncEventWatcher events_;  ///< last: its thread uses the rest
+};
+
+}  // namespace deep_ep::rdma::verbs

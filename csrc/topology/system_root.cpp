@@ -1,0 +1,135 @@
+#include "csrc/topology/system_root.hpp"
+
+#include <string.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <deque>
+#include <fstream>
+#include <iterator>
+#include <system_error>
+
+#include "csrc/support/format.hpp"
+#include "deep_ep/error.hpp"
+
+namespace deep_ep::topology {
+namespace fs = std::filesystem;
+namespace {
+
+constexpr std::string_view kWhiteSpace = " \t\r\n\f\v";
+
+// As many as the kernel follows.
+constexpr int kMostLinks = 40;
+
+}  // namespace
+
+SystemRoot::SystemRoot(fs::path prefix) : prefix_(std::move(prefix)) {
+  std::error_code error;
+  if (!fs::is_directory(prefix_, error)) {
+    fail<InvalidArgument>("sysroot '{}' is not a directory; it must hold another machine's /sys, /proc, ...",
+                          prefix_.string());
+  }
+  prefix_ = fs::canonical(prefix_);
+}
+
+std::optional<std::string> SystemRoot::resolve(std::string_view path) const {
+  // By hand, because in a copied machine an absolute link means the copy, not the machine that reads it.
+  std::deque<std::string> rest;
+  for (const fs::path& part : fs::path(path)) rest.push_back(part.string());
+  fs::path done = "/";
+  int links = 0;
+  while (!rest.empty()) {
+    const std::string part = std::move(rest.front());
+    rest.pop_front();
+    if (part.empty() || part == "." || part == "/") continue;
+    if (part == "..") {
+      done = done.parent_path();
+      continue;
+    }
+    const fs::path next = done / part;
+    const fs::path place = prefix_ / next.relative_path();
+    std::error_code error;
+    const fs::file_status status = fs::symlink_status(place, error);
+    if (!fs::exists(status)) return std::nullopt;
+    if (!fs::is_symlink(status)) {
+      done = next;
+      continue;
+    }
+    const fs::path target = fs::read_symlink(place, error);
+    if (error || ++links > kMostLinks) return std::nullopt;
+    if (target.is_absolute()) done = "/";
+    std::vector<std::string> parts;
+    for (const fs::path& target_part : target) parts.push_back(target_part.string());
+    rest.insert(rest.begin(), parts.begin(), parts.end());
+  }
+  return done.string();
+}
+
+std::optional<fs::path> SystemRoot::place_of(std::string_view path) const {
+  // The kernel follows this machine's links faster.
+  if (is_this_machine()) return fs::path(path);
+  const auto resolved = resolve(path);
+  if (!resolved) return std::nullopt;
+  return prefix_ / fs::path(*resolved).relative_path();
+}
+
+std::string SystemRoot::read_bytes(std::string_view path, std::size_t most) const {
+  const auto place = place_of(path);
+  if (!place) return {};
+  std::ifstream file(*place, std::ios::binary);
+  std::string bytes;
+  std::vector<char> block(std::size_t{1} << 16);
+  while (bytes.size() < most) {
+    file.read(block.data(), static_cast<std::streamsize>(std::min(block.size(), most - bytes.size())));
+    if (file.gcount() <= 0) break;
+    bytes.append(block.data(), static_cast<std::size_t>(file.gcount()));
+  }
+  return bytes;
+}
+
+std::optional<std::string> SystemRoot::read(std::string_view path) const {
+  const auto place = place_of(path);
+  std::error_code error;
+  if (!place || fs::is_directory(*place, error)) return std::nullopt;
+  std::ifstream file(*place, std::ios::binary);
+  if (!file) return std::nullopt;
+  std::string text{std::istreambuf_iterator<char>(file), {}};
+  if (file.bad()) return std::nullopt;
+  text.erase(text.find_last_not_of(kWhiteSpace) + 1);
+  return text;
+}
+
+std::vector<std::string> SystemRoot::list(std::string_view path) const {
+  std::vector<std::string> names;
+  const auto place = place_of(path);
+  if (!place) return names;
+  std::error_code error;
+  for (fs::directory_iterator it(*place, error), end; !error && it != end; it.increment(error)) {
+    names.push_back(it->path().filename().string());
+  }
+  std::sort(names.begin(), names.end(), natural_less);
+  return names;
+}
+
+bool SystemRoot::exists(std::string_view path) const { return resolve(path).has_value(); }
+
+bool SystemRoot::writable(std::string_view path) const {
+  const auto resolved = resolve(path);
+  if (!resolved) return false;
+  return !is_this_machine() || ::access(resolved->c_str(), R_OK | W_OK) == 0;
+}
+
+std::string SystemRoot::link_name(std::string_view path) const {
+  const auto resolved = resolve(path);
+  return resolved ? fs::path(*resolved).filename().string() : std::string();
+}
+
+bool natural_less(const std::string& a, const std::string& b) { return ::strverscmp(a.c_str(), b.c_str()) < 0; }
+
+std::string_view trim(std::string_view text) {
+  const std::size_t begin = text.find_first_not_of(kWhiteSpace);
+  if (begin == std::string_view::npos) return {};
+  return text.substr(begin, text.find_last_not_of(kWhiteSpace) - begin + 1);
+}
+
+}  // namespace deep_ep::topology

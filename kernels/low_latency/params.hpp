@@ -1,0 +1,160 @@
+// Arguments of the low-latency kernels. Plain data: host code fills it, kernels read it.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/low_latency/window.hpp"
+#include "kernels/primitives/signal.hpp"
+
+namespace deep_ep {
+
+/// What every kernel of the family is told.
+struct LowLatencyParams {
+  int rank = 0;
+  int num_ranks = 0;
+  std::byte* local = nullptr;         ///< this rank's heap
+  std::byte* const* heaps = nullptr;  ///< heap of every rank as this rank maps it; readable by kernels
+  LowLatencyWindow window;
+  LowLatencyState* state = nullptr;
+  WaitContext wait;
+  std::int32_t* mask = nullptr;   ///< [num_ranks], not 0: left out. nullptr: ranks are never masked
+  FaultRecord* masked = nullptr;  ///< [num_ranks]: whom kernels have masked, and why; in memory that the host sees
+};
+
+/// The parts of a call: one kernel does both, or a kernel each.
+enum class LowLatencyPhase : int { send = 1, receive = 2, both = 3 };
+
+DEEP_EP_HOST_DEVICE constexpr bool sends(LowLatencyPhase phase) { return (static_cast<int>(phase) & 1) != 0; }
+DEEP_EP_HOST_DEVICE constexpr bool receives(LowLatencyPhase phase) { return (static_cast<int>(phase) & 2) != 0; }
+
+/// What a handle knows of the rows that a dispatch received: [1 + M + M * K, R] int32, in this order.
+struct RowTable {
+  std::int32_t* base;
+  int num_ranks, max_tokens, num_topk;
+
+  /// Rows that came from `source`.
+  DEEP_EP_HOST_DEVICE std::int32_t* rows(int source) const { return base + source; }
+  /// The row's token at its source.
+  DEEP_EP_HOST_DEVICE std::int32_t* token(int source, int row) const { return base + num_ranks + at(source, row); }
+  /// Where in recv_x, counted in rows, selection `k` of the row lies; -1: on another rank. expert_major: in block
+  /// position / (R * M), which is the local expert. rank_major: the same row for every selection.
+  DEEP_EP_HOST_DEVICE std::int32_t* position(int source, int row, int k) const {
+    return base + num_ranks + std::int64_t{num_ranks} * max_tokens + at(source, row) * num_topk + k;
+  }
+
+ private:
+  DEEP_EP_HOST_DEVICE std::int64_t at(int source, int row) const { return std::int64_t{source} * max_tokens + row; }
+};
+
+/// Form of the rows that a dispatch sends.
+enum class LowLatencyFormat : int { bf16, fp8, fp8_round_scale, fp8_ue8m0 };
+
+DEEP_EP_HOST_DEVICE constexpr bool is_fp8(LowLatencyFormat format) { return format != LowLatencyFormat::bf16; }
+
+/// Channels that share a scale.
+constexpr int kScaleChannels = 128;
+
+/// A row of dispatch as it travels: payload, scales (float32, also for UE8M0), for each selection the expert and its
+/// place among the source's entries that name this expert, and weights; padded to a line. The token's index at its
+/// source travels in the row's flag.
+struct LowLatencyRow {
+  int hidden, num_topk;
+  bool fp8, weights;
+
+  DEEP_EP_HOST_DEVICE std::uint32_t payload_bytes() const { return static_cast<std::uint32_t>(hidden) * (fp8 ? 1 : 2); }
+  DEEP_EP_HOST_DEVICE std::uint32_t scales_at() const { return payload_bytes(); }
+  DEEP_EP_HOST_DEVICE std::uint32_t num_scales() const {
+    return fp8 ? static_cast<std::uint32_t>(hidden) / kScaleChannels : 0;
+  }
+  DEEP_EP_HOST_DEVICE std::uint32_t selections_at() const { return scales_at() + num_scales() * 4; }
+  DEEP_EP_HOST_DEVICE std::uint32_t weights_at() const {
+    return selections_at() + static_cast<std::uint32_t>(num_topk) * 4;
+  }
+  DEEP_EP_HOST_DEVICE std::uint32_t bytes() const {
+    const std::uint32_t end = weights_at() + (weights ? static_cast<std::uint32_t>(num_topk) * 4 : 0);
+    return static_cast<std::uint32_t>((end + kLine - 1) / kLine * kLine);
+  }
+
+  static constexpr std::uint32_t kNoExpert = 0xffff;
+  /// A selection in one word: expert in the lower half, place in the upper.
+  DEEP_EP_HOST_DEVICE static std::uint32_t pack(std::uint32_t expert, std::uint32_t place) {
+    return expert | place << 16;
+  }
+};
+
+/// Flag of a dispatch's row: the epoch, and the row's token at its source.
+DEEP_EP_HOST_DEVICE constexpr std::uint64_t row_flag(std::uint64_t epoch, int token) {
+  return epoch << 16 | static_cast<std::uint64_t>(token);
+}
+constexpr int kMostLowLatencyTokens = 65535;  ///< what a row's flag and a selection's place can count
+
+struct LowLatencyDispatchParams {
+  LowLatencyParams common;
+  LowLatencyPhase phase;
+
+  // Equal on all ranks.
+  int max_tokens;
+  int num_topk;
+  int hidden;
+  int num_local_experts;
+  LowLatencyFormat format;
+  bool rank_major;
+  bool weights;              ///< top-k weights travel with the rows
+  std::uint32_t call_shape;  ///< a hash of the above: ranks that disagree find out
+  std::uint32_t stages;      ///< 2: the next token is prepared while the last one's rows are under way
+  int warps_per_row;         ///< of the receive part; divides the warps of a block
+
+  // What is sent.
+  int num_tokens;
+  const std::byte* x;    ///< [num_tokens, hidden] bfloat16
+  const void* topk_idx;  ///< [num_tokens, num_topk]
+  bool topk_idx_is_64_bit;
+  bool report_unknown_experts;
+  const float* topk_weights;  ///< [num_tokens, num_topk], nullptr: none
+
+  // What is received: R = num_ranks, M = max_tokens, L = num_local_experts.
+  std::byte* recv_x;            ///< [L, R * M] or [R, M] rows
+  std::byte* recv_scales;       ///< [L, hidden / 128 (UE8M0: / 512), R * M] or [R, .., M] words; nullptr: bf16
+  std::int32_t* recv_count;     ///< [L] or [R]
+  std::int32_t* src_info;       ///< [L, R * M] or [R, M]
+  std::int64_t* layout_range;   ///< [L, R] or [R]
+  std::int32_t* row_table;      ///< see RowTable
+  std::int32_t* recv_topk_idx;  ///< rank_major: [R, M, K]
+  float* recv_topk_weights;     ///< rank_major with weights: [R, M, K]
+  std::int32_t* recv_stats;     ///< [L], added to; nullptr: none
+  std::int64_t* wait_cost;      ///< [R], added to; nullptr: none
+};
+
+struct LowLatencyCombineParams {
+  LowLatencyParams common;
+  LowLatencyPhase phase;
+
+  // Equal on all ranks.
+  int max_tokens;
+  int num_topk;
+  int hidden;
+  int num_local_experts;
+  bool rank_major;
+  bool use_logfmt;
+  std::uint32_t row_bytes;  ///< of a row as it travels, a multiple of kLine
+  std::uint32_t stages;
+  int warps_per_row;  ///< of the expert side; divides the warps of a block
+
+  // As expert side: what is sent.
+  const std::byte* x;             ///< rows as dispatch laid them out, bfloat16
+  const std::int32_t* row_table;  ///< see RowTable
+
+  // As owner: what is added up.
+  int num_tokens;
+  const void* topk_idx;  ///< [num_tokens, num_topk]
+  bool topk_idx_is_64_bit;
+  const float* topk_weights;  ///< [num_tokens, num_topk]
+  std::byte* combined_x;      ///< [num_tokens, hidden] bfloat16
+  std::int64_t* wait_cost;    ///< [R], added to; nullptr: none
+};
+
+struct LowLatencyBarrierParams {
+  LowLatencyParams common;
+};
+
+}  // namespace deep_ep

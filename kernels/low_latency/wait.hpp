@@ -1,0 +1,67 @@
+// Waiting for a peer in low-latency calls. A peer that does not come within the deadline is a fault, as everywhere; or,
+// where the buffer masks ranks, it is masked, and the call goes on without it.
+#pragma once
+
+#include "kernels/low_latency/params.hpp"
+#include "kernels/primitives/cell.hpp"
+#include "kernels/primitives/signal.hpp"
+
+namespace deep_ep::device {
+
+/// True for a rank that is left out: nothing is sent to it, nothing is expected of it.
+DEEP_EP_DEVICE bool masked(const LowLatencyParams& common, int peer) {
+  return common.mask != nullptr && load_relaxed<Scope::gpu>(common.mask + peer) != 0;
+}
+
+/// Leaves `peer` out from now on, and tells the host.
+DEEP_EP_DEVICE void mask_rank(const LowLatencyParams& common, int peer, Wanted wanted, std::uint64_t expected,
+                              std::uint64_t seen) {
+  write_record(common.masked[peer], FaultKind::timeout, wanted, peer, 0, expected, seen);
+  store_relaxed<Scope::gpu>(common.mask + peer, 1);
+  add_release<Scope::gpu>(&common.state->mask_version, std::uint64_t{1});
+}
+
+/// Polls until `arrived(seen)` is true, where it sets `seen` to what a message may show. False when `peer` is masked,
+/// be it by this wait, or when the call was aborted: what was waited for must not be touched then.
+template <class Arrived>
+DEEP_EP_DEVICE bool wait_for_peer(const LowLatencyParams& common, int peer, Wanted wanted, std::uint64_t expected,
+                                  Arrived arrived) {
+  std::uint64_t seen = 0;
+  if (arrived(seen)) return true;
+  const std::uint64_t begin = now_ns();
+  for (int spins = 1;; ++spins) {
+    if (arrived(seen)) return true;
+    pause(spins);
+    if (spins % 64 != 0) continue;  // polling must stay cheap
+    if (aborted(common.wait) || masked(common, peer)) return false;
+    if (common.wait.timeout_ns == 0 || now_ns() - begin <= common.wait.timeout_ns) continue;
+    if (common.mask != nullptr) {
+      mask_rank(common, peer, wanted, expected, seen);
+    } else {
+      report_fault(common.wait, FaultKind::timeout, wanted, peer, 0, expected, seen);
+    }
+    return false;
+  }
+}
+
+/// Waits until `*word >= expected`, acquiring at system scope.
+DEEP_EP_DEVICE bool wait_for_signal(const LowLatencyParams& common, const std::uint64_t* word, std::uint64_t expected,
+                                    int peer, Wanted wanted) {
+  return wait_for_peer(common, peer, wanted, expected, [&](std::uint64_t& seen) {
+    seen = load_acquire<Scope::system>(word);
+    return seen >= expected;
+  });
+}
+
+/// Waits for the payload of `epoch`.
+DEEP_EP_DEVICE bool wait_for_cell(const LowLatencyParams& common, const Cell* cell, std::uint64_t epoch, int peer,
+                                  Wanted wanted, std::uint64_t& payload) {
+  return wait_for_peer(common, peer, wanted, epoch, [&](std::uint64_t& seen) {
+    const Cell now = load_cell(cell);
+    seen = now.epoch;
+    payload = now.payload;
+    return seen >= epoch;
+  });
+}
+
+}  // namespace deep_ep::device

@@ -23,7 +23,7 @@ constexpr std::array kVariables = {
              "worker threads that run kernels on the CPU"},
     Variable{"DEEP_EP_RDMA_ACK_TIMEOUT", Type::unsigned_integer, "18", "0 to 31; 0 = wait for ever",
              "an unanswered RDMA packet is sent again after 4.096 us * 2^this"},
-    Variable{"DEEP_EP_RDMA_RETRY_COUNT", Type::unsigned_integer, "7", "0 to 7",
+    Variable{"DEEP_EP_RDMA_RETRY_COUNT", Type::unsigned_integer, "6", "0 to 7; soft-RoCE takes 7 for ever",
              "how often, before the connection to that peer fails"},
     Variable{"DEEP_EP_RDMA_TRAFFIC_CLASS", Type::unsigned_integer, "0", "0 to 255",
              "traffic class of RDMA packets; the DSCP is its upper six bits"},

@@ -21,9 +21,10 @@ struct PathOptions {
   std::uint8_t service_level = 0;  ///< InfiniBand service level, RoCE priority; 0 to 15
   std::uint8_t hop_limit = 64;
   /// An unanswered packet is sent again after 4.096 us * 2^ack_timeout, retry_count times; then the queue pair fails
-  /// with "transport retries exceeded". 0 to 31, 0 = wait for ever; 0 to 7. The defaults give up after 8.6 s.
+  /// with "transport retries exceeded". 0 to 31, 0 = wait for ever; 0 to 7. The defaults give up after 7.5 s; not 7
+  /// times, because soft-RoCE takes that for "for ever".
   std::uint8_t ack_timeout = 18;
-  std::uint8_t retry_count = 7;
+  std::uint8_t retry_count = 6;
   /// How often a peer that is not ready for a message is asked again; 7 = for ever. Writes and atomics never need it.
   std::uint8_t receiver_not_ready_retries = 7;
 };

@@ -1,0 +1,107 @@
+#include "tests/rxe/ends.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstdlib>
+#include <cstring>
+#include <stdexcept>
+#include <thread>
+
+#include "csrc/support/deadline.hpp"
+
+namespace deep_ep::rdma::verbs::test {
+
+PathOptions quick_path(int gid_index) {
+  PathOptions path;
+  path.gid_index = gid_index;
+  path.ack_timeout = 14;
+  return path;
+}
+
+void End::FreeMemory::operator()(std::byte* memory) const { std::free(memory); }
+
+End::End(const std::string& device, std::size_t bytes, int queue_pairs, std::uint32_t depth, const PathOptions& path)
+    : device_(Device::open(device)),
+      bytes_(bytes),
+      memory_(static_cast<std::byte*>(std::aligned_alloc(4096, bytes))),
+      wire_(std::make_unique<VerbsWire>(device_, depth * static_cast<std::uint32_t>(queue_pairs))) {
+  std::memset(memory_.get(), 0, bytes_);
+  registration_ = std::make_unique<Registration>(Registration::of_host_memory(
+      device_, {.address = memory_.get(), .bytes = bytes_, .first_address = 0}, Ordering::strict));
+  for (int i = 0; i < queue_pairs; ++i) pairs_.push_back(&wire_->add_queue_pair({.send_depth = depth}, path));
+}
+
+std::uint64_t End::word(std::size_t offset) const {
+  auto* word = reinterpret_cast<std::uint64_t*>(memory_.get() + offset);
+  return std::atomic_ref<std::uint64_t>(*word).load(std::memory_order_acquire);
+}
+
+Ends::Ends(const Cable& cable, const EndOptions& options) : Ends(cable, options, quick_path(cable.gid_index)) {}
+
+Ends::Ends(const Cable& cable, const EndOptions& options, const PathOptions& path)
+    : first(cable.first_device, options.bytes, options.queue_pairs, options.depth, path),
+      second(cable.second_device, options.bytes, options.queue_pairs, options.depth, path) {
+  for (int i = 0; i < options.queue_pairs; ++i) {
+    first.pair(i).connect(second.pair(i).address());
+    second.pair(i).connect(first.pair(i).address());
+  }
+}
+
+WireOperation Ends::write(std::uint64_t id, std::uint64_t from, std::uint64_t to, std::uint32_t bytes) {
+  return {.queue_pair = first.pair(0).number(),
+          .id = id,
+          .kind = WireOperationKind::write,
+          .signalled = true,
+          .length = bytes,
+          .local_key = first.local_key(),
+          .remote_key = second.remote_key(),
+          .local_address = from,
+          .remote_address = to};
+}
+
+WireOperation Ends::write_inline(std::uint64_t id, std::span<const std::byte> bytes, std::uint64_t to) {
+  WireOperation operation = write(id, 0, to, static_cast<std::uint32_t>(bytes.size()));
+  operation.kind = WireOperationKind::write_inline;
+  operation.local_key = 0;
+  std::copy(bytes.begin(), bytes.end(), operation.inline_bytes.begin());
+  return operation;
+}
+
+WireOperation Ends::fetch_add(std::uint64_t id, std::uint64_t to, std::uint64_t add) {
+  WireOperation operation = write(id, 0, to, sizeof(std::uint64_t));
+  operation.kind = WireOperationKind::fetch_add;
+  operation.add = add;
+  return operation;
+}
+
+std::vector<WireCompletion> run(Wire& wire, std::span<const WireOperation> operations, std::size_t completions) {
+  const Deadline deadline(60);
+  std::vector<WireCompletion> result;
+  std::size_t posted = 0;
+  while (posted < operations.size() || result.size() < completions) {
+    if (posted < operations.size()) posted += wire.post(operations.subspan(posted));
+    std::array<WireCompletion, 16> polled;
+    const std::size_t count = wire.poll(polled);
+    result.insert(result.end(), polled.begin(), polled.begin() + count);
+    if (deadline.expired()) {
+      throw std::runtime_error(fmt::format("after {} s: {} of {} posted, {} of {} completions", deadline.seconds(),
+                                           posted, operations.size(), result.size(), completions));
+    }
+    // The emulated network card is a thread of the kernel that wants a processor.
+    if (count == 0) std::this_thread::sleep_for(std::chrono::microseconds(100));
+  }
+  return result;
+}
+
+void fill_pattern(std::span<std::byte> memory, std::uint64_t seed) {
+  std::uint64_t state = seed * 0x9e3779b97f4a7c15ULL + 1;
+  for (std::byte& byte : memory) {
+    state = state * 6364136223846793005ULL + 1442695040888963407ULL;
+    byte = static_cast<std::byte>(state >> 56);
+  }
+}
+
+}  // namespace deep_ep::rdma::verbs::test

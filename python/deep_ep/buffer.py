@@ -211,11 +211,13 @@ class Buffer(LowLatencyCalls):
         Args:
             offset: in **bytes**, as upstream does it; the view ends where the memory ends.
             size: the view's shape; by default all there is, in one dimension.
+            use_rdma_buffer: the memory of low-latency calls (``num_rdma_bytes``). It may be filled with zeros while no
+                such call is under way on any rank.
         """
-        memory = self._alive().local_memory()
         if use_rdma_buffer:
-            raise NotImplementedError("get_local_buffer_tensor: there is no RDMA memory, its use is not built yet")
-        memory = memory[offset : self.num_nvl_bytes]
+            memory = self._alive().low_latency_memory()[offset:]
+        else:
+            memory = self._alive().local_memory()[offset : self.num_nvl_bytes]
         view = memory[: memory.numel() // dtype.itemsize * dtype.itemsize].view(dtype)
         if size is None:
             return view

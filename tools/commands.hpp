@@ -15,6 +15,7 @@ using Action = std::function<int()>;
 /// Each adds its subcommand to `app` and, when the user chose it, puts what is to be done into `action`.
 void add_demo_command(CLI::App& app, Action& action);
 void add_bench_command(CLI::App& app, Action& action);
+void add_doctor_command(CLI::App& app, Action& action);
 void add_env_command(CLI::App& app, Action& action);
 
 }  // namespace deep_ep::tools

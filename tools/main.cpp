@@ -31,6 +31,7 @@ int main(int argc, char** argv) {
   deep_ep::tools::Action action;
   deep_ep::tools::add_demo_command(app, action);
   deep_ep::tools::add_bench_command(app, action);
+  deep_ep::tools::add_doctor_command(app, action);
   deep_ep::tools::add_env_command(app, action);
 
   try {

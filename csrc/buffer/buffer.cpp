@@ -58,11 +58,11 @@ bool Buffer::destroyed() const { return implementation_ == nullptr; }
 
 std::size_t Buffer::heap_bytes_hint(int num_ranks, std::int64_t tokens, std::int64_t row_bytes, int num_topk) {
   // Worst case: every rank sends all its tokens to one. Row, scales of an 8-bit row (at most as many bytes as a 32nd of
-  // it), top-k and index; a step for each tensor's alignment; then signals and window, which take an eighth.
+  // it), top-k and index; a step for each tensor's alignment; then signals and window, which take a quarter.
   const std::int64_t rows = tokens * num_ranks;
   const std::int64_t sidecar = row_bytes / 32 + std::int64_t{num_topk} * 12 + 4;
   const auto tensors = static_cast<std::size_t>(rows * (row_bytes + sidecar)) + 8 * Arena::kAlignment;
-  return (tensors + (std::size_t{16} << 20)) / 7 * 8;
+  return (tensors + (std::size_t{16} << 20)) / 3 * 4;
 }
 
 }  // namespace deep_ep

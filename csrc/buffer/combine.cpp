@@ -10,10 +10,13 @@
 namespace deep_ep {
 namespace {
 
-// As many warps as have registers enough. Two to five that push were measured alike on 8 H200.
+// As many warps as have registers enough. About 32 pushing warps in all saturate NVLink; more get in each other's way
+// (docs/measurements/).
 constexpr int kGpuAddingWarps = 16;
-constexpr int kGpuAddingWarpsPushing = 10;
-constexpr int kGpuPushingWarps = 4;
+constexpr int kGpuPushingWarps = 2;
+constexpr int kGpuAddingWarpsPushing = kGpuAddingWarps - kGpuPushingWarps - 1;
+constexpr int kGpuPushingWarpsInAll = 32;
+constexpr int kPartsPerToken = 4;
 
 void check_combine(const CombineArguments& arguments, const Device& device, int num_ranks) {
   if (arguments.handle == nullptr || !arguments.handle->destination_row.defined()) {
@@ -52,17 +55,17 @@ void Buffer::Implementation::place_window(CombineParams& params) const {
   const std::size_t fits =
       std::min<std::size_t>(window_bytes_ / (static_cast<std::size_t>(num_ranks_) * params.window_row_bytes),
                             static_cast<std::size_t>(control_.max_window_tokens));
-  if (fits < 2) {
+  if (fits < kWindowRounds) {
     fail<OutOfMemory>(
-        "the window of {} does not hold two rows of {} from each of the {} ranks: raise heap_bytes or "
+        "the window of {} does not hold {} rows of {} from each of the {} ranks: raise heap_bytes or "
         "window_bytes",
-        format_bytes(window_bytes_), format_bytes(params.window_row_bytes), num_ranks_);
+        format_bytes(window_bytes_), kWindowRounds, format_bytes(params.window_row_bytes), num_ranks_);
   }
   if (fits >= static_cast<std::size_t>(params.num_tokens)) {
     params.window_tokens = params.tokens_per_round = std::max(1, params.num_tokens);
   } else {
-    params.tokens_per_round = static_cast<int>(fits / 2);
-    params.window_tokens = 2 * params.tokens_per_round;
+    params.tokens_per_round = static_cast<int>(fits / kWindowRounds);
+    params.window_tokens = kWindowRounds * params.tokens_per_round;
     check_range("rounds that the tokens take through the window (raise window_bytes)",
                 params.num_tokens / params.tokens_per_round + 1, 1, kMostRounds);
   }
@@ -84,7 +87,8 @@ LaunchShape Buffer::Implementation::combine_shape(const Config& config, CombineP
     params.pushing_warps = params.push ? std::max(1, rest / 3) : 0;
     params.adding_warps = rest - params.pushing_warps;
   }
-  params.warps_per_token = params.adding_warps % 2 == 0 ? 2 : 1;
+  params.parts_per_token = kPartsPerToken;
+  params.pushing_blocks = gpu ? std::max(1, kGpuPushingWarpsInAll / std::max(1, params.pushing_warps)) : INT32_MAX;
   const int warps = params.adding_warps + params.pushing_warps + flag_warps;
 
   // Pushing warps stage whole rows where two fit, else pieces. Adding warps work in registers.
@@ -141,7 +145,7 @@ CombineResult Buffer::Implementation::combine(const CombineArguments& arguments,
   params.num_rows = static_cast<std::int32_t>(handle.num_recv_rows);
   params.push = arguments.mode == CombineMode::push || !pullable;
   const LaunchShape shape = combine_shape(arguments.config, params);
-  executor_->kernels().combine(params, shape, comm_stream_);
+  executor_->kernels().combine(params, shape, run_stream_);
 
   use_on(call, result.combined_x);
   if (result.combined_topk_weights) use_on(call, *result.combined_topk_weights);

@@ -129,7 +129,7 @@ DispatchHandle Buffer::Implementation::notify(const DispatchArguments& arguments
   const int threads = gpu ? kNotifyThreads : executor_->policy().warps_per_block * 32;
   if (exact) __atomic_store_n(&host_counts_->epoch, 0, __ATOMIC_RELEASE);
   const int blocks = std::min(num_ranks_, executor_->policy().multiprocessors);
-  executor_->kernels().notify(params, LaunchShape{blocks, threads, kNotifySharedBytes}, comm_stream_);
+  executor_->kernels().notify(params, LaunchShape{blocks, threads, kNotifySharedBytes}, run_stream_);
 
   if (exact) {
     wait_for_counts();
@@ -147,7 +147,8 @@ void Buffer::Implementation::wait_for_counts() {
   for (int spins = 1; __atomic_load_n(&host_counts_->epoch, __ATOMIC_ACQUIRE) == 0; ++spins) {
     if (spins % 64 != 0) continue;
     if (met_fault()) {
-      executor_->synchronize(comm_stream_);
+      latest_call_ = executor_->record_event(run_stream_);
+      settle();
       break;
     }
     if (spins % 4096 == 0) {
@@ -268,7 +269,7 @@ DispatchResult Buffer::Implementation::dispatch(const DispatchArguments& argumen
   params.fill_tail = !cached && arguments.num_worst_tokens > 0 && arguments.topk_idx.has_value();
   if (!outputs.in_heap) place_window(arguments, params);
   const LaunchShape shape = dispatch_shape(arguments.config, params);
-  executor_->kernels().dispatch(params, shape, comm_stream_);
+  executor_->kernels().dispatch(params, shape, run_stream_);
 
   // 4. Hand out.
   result.recv_x = outputs.x;

@@ -124,7 +124,7 @@ void Buffer::Implementation::raise_faults() {
       throw RankMismatch(text);
     }
     // Kernels that the fault called off may still look at the abort word.
-    executor_->synchronize(comm_stream_);
+    settle();
     executor_->fill(&state_->abort, 0, sizeof state_->abort, comm_stream_);
     executor_->synchronize(comm_stream_);
     faults_[0] = FaultRecord{};
@@ -132,7 +132,7 @@ void Buffer::Implementation::raise_faults() {
   }
   if (__atomic_load_n(&faults_[1].written, __ATOMIC_ACQUIRE) == 0) return;
   const FaultRecord note = faults_[1];
-  executor_->synchronize(comm_stream_);  // a kernel may be about to write another note
+  settle();  // a kernel may be about to write another note
   faults_[1] = FaultRecord{};
   if (note.kind == FaultKind::overflow) throw OutOfMemory(describe(note));
   throw InvalidArgument(describe(note));

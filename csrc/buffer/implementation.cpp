@@ -34,7 +34,7 @@ constexpr std::size_t kLargestDefaultWindow = std::size_t{1} << 30;
 constexpr int kMostWindowTokens = 8192;
 constexpr std::size_t kSmallestRow = 128;
 
-std::size_t default_window(std::size_t heap_bytes) { return std::min(heap_bytes / 8, kLargestDefaultWindow); }
+std::size_t default_window(std::size_t heap_bytes) { return std::min(heap_bytes / 4, kLargestDefaultWindow); }
 
 ControlWindow control_window(int num_ranks, const BufferOptions& options, std::size_t window_bytes) {
   ControlWindow control;
@@ -156,7 +156,8 @@ void Buffer::Implementation::lay_out_heap() {
 Buffer::Implementation::~Implementation() {
   try {
     executor_->make_current();
-    executor_->synchronize(comm_stream_);
+    home_->works_on(comm_stream_);
+    settle();
   } catch (const std::exception& error) {
     log::warn("buffer: rank {} is destroyed after a failure: {}", rank_, error.what());
   }
@@ -171,7 +172,7 @@ void* Buffer::Implementation::own(void* memory, void (Executor::*free)(void*) no
 void Buffer::Implementation::destroy_collectively() {
   executor_->make_current();
   try {
-    executor_->synchronize(comm_stream_);
+    settle();
   } catch (const Error& error) {
     log::warn("buffer: rank {} is destroyed after a failure: {}", rank_, error.what());
   }
@@ -199,22 +200,39 @@ WaitContext Buffer::Implementation::wait_context() const {
 
 void Buffer::Implementation::begin(const CallOptions& call) {
   executor_->make_current();
+  // A call that the caller's stream waits for anyway runs there: going to another stream and back costs microseconds.
+  // In a recording it costs nothing, and the communication stream is what orders the calls of a graph.
+  const bool in_place = !call.async_finish && !call.previous_event && !executor_->is_capturing(call.stream);
+  run_stream_ = in_place ? call.stream : comm_stream_;
   if (call.previous_event) {
-    executor_->wait_event(comm_stream_, call.previous_event);
-  } else if (call.stream != comm_stream_) {
-    executor_->wait_event(comm_stream_, executor_->record_event(call.stream));
+    executor_->wait_event(run_stream_, call.previous_event);
+  } else if (call.stream != run_stream_) {
+    executor_->wait_event(run_stream_, executor_->record_event(call.stream));
   }
   // After the wait: that is what makes the stream a part of the recording.
-  recording_ = executor_->is_capturing(comm_stream_);
-  if (!recording_) home_->work_begins();
+  recording_ = !in_place && executor_->is_capturing(run_stream_);
+  if (!recording_) {
+    if (latest_call_) executor_->wait_event(run_stream_, latest_call_);
+    home_->work_begins();
+  }
+  home_->works_on(run_stream_);
 }
 
 EventHandle Buffer::Implementation::finish(const CallOptions& call) {
-  EventHandle done = executor_->record_event(comm_stream_);
-  if (!recording_) home_->work_ends(done);
+  EventHandle done = executor_->record_event(run_stream_);
+  if (!recording_) {
+    latest_call_ = done;
+    home_->work_ends(done);
+  }
+  home_->works_on(comm_stream_);
   if (call.async_finish) return done;
-  if (call.stream != comm_stream_) executor_->wait_event(call.stream, done);
+  if (call.stream != run_stream_) executor_->wait_event(call.stream, done);
   return {};
+}
+
+void Buffer::Implementation::settle() {
+  if (latest_call_) executor_->wait_event(comm_stream_, latest_call_);
+  executor_->synchronize(comm_stream_);
 }
 
 void Buffer::Implementation::use_on(const CallOptions& call, const Tensor& tensor) const {
@@ -258,12 +276,16 @@ Tensor Buffer::Implementation::allocate_tensor(DType dtype, std::initializer_lis
   raise_faults();
   executor_->make_current();
   recording_ = executor_->is_capturing(call.stream) || executor_->is_capturing(comm_stream_);
-  if (!recording_) home_->work_begins();
+  if (!recording_) {
+    if (latest_call_) executor_->wait_event(comm_stream_, latest_call_);
+    home_->work_begins();
+  }
   const auto made = try_heap_tensors({unplaced(dtype, shape)});
   if (!recording_) {
     // The memory is free in the order of the communication stream; the caller uses it on its own. A graph got memory
     // that nobody uses.
     EventHandle is_free = executor_->record_event(comm_stream_);
+    latest_call_ = is_free;
     home_->work_ends(is_free);
     if (call.stream != comm_stream_) executor_->wait_event(call.stream, is_free);
   }
@@ -277,7 +299,7 @@ Tensor Buffer::Implementation::allocate_tensor(DType dtype, std::initializer_lis
 
 void Buffer::Implementation::check() {
   executor_->make_current();
-  executor_->synchronize(comm_stream_);
+  settle();
   raise_faults();
 }
 

@@ -58,11 +58,13 @@ class Buffer::Implementation {
   void* own(void* memory, void (Executor::*free)(void*) noexcept);
   IntranodeParams intranode_params() const;
   WaitContext wait_context() const;
-  /// The communication stream waits for what the call comes after. Also finds out whether the call is being recorded
-  /// into a graph: to ask once a call is enough.
+  /// Chooses the stream that the call's kernels run on, which waits for what the call comes after and for the call
+  /// before it. Also finds out whether the call is being recorded into a graph: to ask once a call is enough.
   void begin(const CallOptions& call);
-  /// The caller's stream waits for the communication stream, or the returned event stands for it.
+  /// The caller's stream waits for the kernels, or the returned event stands for them.
   EventHandle finish(const CallOptions& call);
+  /// The host waits for all calls so far.
+  void settle();
   /// The outputs are used on the caller's stream too.
   void use_on(const CallOptions& call, const Tensor& tensor) const;
 
@@ -98,7 +100,9 @@ class Buffer::Implementation {
   std::size_t window_bytes_ = 0;
 
   StreamHandle comm_stream_ = nullptr;
-  std::shared_ptr<HomeStream> home_;  // the same stream, as the memory sees it
+  StreamHandle run_stream_ = nullptr;  // where the call under way runs: the caller's stream or comm_stream_
+  EventHandle latest_call_;            // calls run in order, on whatever streams: the next one waits for this
+  std::shared_ptr<HomeStream> home_;   // that order, as the memory sees it
   std::shared_ptr<MemoryCache> cache_;
   bool recording_ = false;                    // the call under way is being recorded into a graph
   std::vector<std::shared_ptr<void>> owned_;  // what the next four point to

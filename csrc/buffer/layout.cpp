@@ -45,7 +45,7 @@ DispatchLayout Buffer::Implementation::get_dispatch_layout(const TensorView& top
   const int threads = std::min(128, policy.warps_per_block * 32);
   const LaunchShape shape{std::clamp((num_tokens + threads - 1) / threads, 1, policy.multiprocessors), threads,
                           sizeof(std::int32_t) * static_cast<std::size_t>(num_ranks_ + num_experts)};
-  executor_->kernels().layout(params, shape, comm_stream_);
+  executor_->kernels().layout(params, shape, run_stream_);
 
   use_on(call, layout.is_token_in_rank);  // the three share their memory
   layout.event = finish(call);

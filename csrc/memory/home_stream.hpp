@@ -1,6 +1,8 @@
-// The stream in whose order a buffer's memory is handed out: its communication stream.
+// The order in which a buffer's memory is handed out: that of its calls. They run on the communication stream or on the
+// callers' streams, each after the one before it, as if all were on one stream.
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <mutex>
 #include <utility>
@@ -9,15 +11,17 @@
 
 namespace deep_ep {
 
-/// Memory is used first on this stream, and its work is in order: whatever it did with a piece of memory before needs
-/// no event. Work of other streams does. Thread-safe.
+/// Memory is used first by the calls, and they are in order: whatever a call did with a piece of memory before needs no
+/// event. Other work of streams does. Thread-safe.
 class HomeStream {
  public:
   HomeStream(std::shared_ptr<Executor> executor, StreamHandle stream)
       : executor_(std::move(executor)), stream_(stream) {}
 
   Executor& executor() const { return *executor_; }
-  StreamHandle handle() const { return stream_; }
+  /// The real stream of the call under way; between calls, the communication stream.
+  StreamHandle handle() const { return stream_.load(std::memory_order_relaxed); }
+  void works_on(StreamHandle stream) { stream_.store(stream, std::memory_order_relaxed); }
 
   /// From here on work may be enqueued that no event known to this object stands behind ...
   void work_begins() {
@@ -39,7 +43,7 @@ class HomeStream {
 
  private:
   std::shared_ptr<Executor> executor_;
-  StreamHandle stream_;
+  std::atomic<StreamHandle> stream_;
   std::mutex mutex_;
   bool open_ = false;
   EventHandle last_;

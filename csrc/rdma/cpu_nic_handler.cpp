@@ -105,7 +105,7 @@ bool CpuNicHandler::step() {
   } catch (const std::exception& e) {
     const std::string why = fmt::format("the wire '{}' threw: {}", wire_->name(), e.what());
     operations_.clear();
-    for (const auto& ring : rings_) fail_ring(*ring, ring->completed, Syndrome::local_queue_pair, 0, why);
+    for (const auto& ring : rings_) fail_ring(*ring, {.index = ring->completed, .detail = why});
     return true;
   }
 }
@@ -115,8 +115,9 @@ bool CpuNicHandler::take_entries(Ring& ring) {
   const std::uint64_t end = __atomic_load_n(ring.memory.producer_index, __ATOMIC_ACQUIRE);
   if (end == ring.taken) return false;
   if (end - ring.completed > ring.memory.depth) {
-    fail_ring(ring, ring.taken, Syndrome::local_queue_pair, 0,
-              fmt::format("the producer index is {}, at most {} is possible", end, ring.completed + ring.memory.depth));
+    fail_ring(ring, {.index = ring.taken,
+                     .detail = fmt::format("the producer index is {}, at most {} is possible", end,
+                                           ring.completed + ring.memory.depth)});
     return true;
   }
   bool worked = false;
@@ -151,30 +152,32 @@ void CpuNicHandler::apply(const WireCompletion& completion) {
   Ring* ring = find(completion.queue_pair);
   if (ring == nullptr || ring->failed) return;  // removed meanwhile, or flushed behind the failure that is known
   if (completion.syndrome != Syndrome::none) {
-    fail_ring(*ring, completion.id, completion.syndrome, completion.vendor_syndrome, {});
+    fail_ring(*ring,
+              {.index = completion.id, .syndrome = completion.syndrome, .vendor_syndrome = completion.vendor_syndrome});
   } else if (!ring->refusal.empty() && completion.id == ring->mistake) {
-    fail_ring(*ring, completion.id, Syndrome::local_queue_pair, 0, ring->refusal);
+    fail_ring(*ring, {.index = completion.id, .syndrome = Syndrome::local_queue_pair, .detail = ring->refusal});
   } else {
     ring->completed = completion.id + 1;
     publish(*ring->memory.completion, completion.id, device::rdma::kCompletionOk);
   }
 }
 
-void CpuNicHandler::fail_ring(Ring& ring, std::uint64_t index, Syndrome syndrome, std::uint8_t vendor_syndrome,
-                              const std::string& detail) {
+void CpuNicHandler::fail_ring(Ring& ring, Failure failure) {
   if (ring.failed) return;
   ring.failed = true;
+  failure.peer = ring.memory.peer;
+  failure.device = ring.memory.device;
+  failure.queue_pair = ring.memory.number;
   // An entry that the kernel has not rung may be in the making.
-  const std::uint32_t opcode = index < ring.taken ? ring.opcode(index) : device::rdma::kOpcodeNop;
+  failure.opcode = failure.index < ring.taken ? ring.opcode(failure.index) : device::rdma::kOpcodeNop;
   CompletionEntry& entry = *ring.memory.completion;
-  entry.vendor_syndrome = vendor_syndrome;
-  entry.syndrome = static_cast<std::uint8_t>(syndrome);
-  entry.opcode_number = device::rdma::swap32(opcode << 24 | ring.memory.number);
-  publish(entry, index, device::rdma::kCompletionError);
-  const Failure failure{ring.memory.peer, ring.memory.device, ring.memory.number, index,
-                        opcode,           syndrome,           vendor_syndrome,    detail};
+  const bool is_completion = failure.syndrome != Syndrome::none;
+  entry.vendor_syndrome = failure.vendor_syndrome;
+  entry.syndrome = static_cast<std::uint8_t>(is_completion ? failure.syndrome : Syndrome::local_queue_pair);
+  entry.opcode_number = device::rdma::swap32(failure.opcode << 24 | ring.memory.number);
+  publish(entry, failure.index, device::rdma::kCompletionError);
   log::error("{}", describe(failure));
-  if (!failure_) failure_ = failure;
+  if (!failure_) failure_ = std::move(failure);
 }
 
 }  // namespace deep_ep::rdma

@@ -38,8 +38,8 @@ class CpuNicHandler final : public NicHandler {
   bool post();
   bool complete();
   void apply(const WireCompletion& completion);
-  void fail_ring(Ring& ring, std::uint64_t index, Syndrome syndrome, std::uint8_t vendor_syndrome,
-                 const std::string& detail);
+  /// Writes the error entry. `failure` has index, syndrome (or only a detail: not the wire's verdict) and vendor code.
+  void fail_ring(Ring& ring, Failure failure);
   Ring* find(std::uint32_t number);
 
   mutable std::mutex mutex_;  ///< a round of the thread, and every other call

@@ -3,9 +3,10 @@
 // Symbols used below: R ranks, r this rank, E experts of which rank q owns [q*E/R, (q+1)*E/R), T tokens on this rank
 // (may differ between ranks, may be 0), K top-k, H hidden size, N rows this rank receives.
 //
-// Ordering. Every call enqueues its kernels on the buffer's own communication stream, which first waits for
-// `CallOptions::previous_event` if given, otherwise for all work enqueued on `CallOptions::stream`. Afterwards
-// `CallOptions::stream` waits for the kernels, or, with `async_finish`, the returned event stands for them.
+// Ordering. Every call enqueues its kernels behind `CallOptions::previous_event` if given, otherwise behind all work
+// enqueued on `CallOptions::stream`, and behind the buffer's calls before it. Later work on `CallOptions::stream` comes
+// after the kernels, or, with `async_finish`, the returned event stands for them. They run on the buffer's own
+// communication stream, or on `CallOptions::stream` where that makes no difference but to be faster.
 // The host blocks only in a non-cached `dispatch` with num_worst_tokens == 0 (it must learn N).
 // All ranks make the same calls in the same order. One thread at a time per Buffer.
 // The tensors given to a call must stay alive and unchanged until its kernels have ended. To replay a CUDA graph is to
@@ -35,7 +36,7 @@ struct BufferOptions {
   /// Symmetric memory of each rank, equal on all ranks. Received tensors live in it; what does not fit is received
   /// through a bounded window instead (slower, same results). See Buffer::heap_bytes_hint.
   std::size_t heap_bytes = std::size_t{1} << 30;
-  /// Part of the heap set aside as the bounded window that pushed and overflowing rows land in. 0: an eighth of the
+  /// Part of the heap set aside as the bounded window that pushed and overflowing rows land in. 0: a quarter of the
   /// heap, at most 1 GiB.
   std::size_t window_bytes = 0;
   /// Largest number of experts one rank may own.
@@ -210,7 +211,7 @@ class Buffer {
   /// keep there has no documented layout. Valid until destroy.
   TensorView local_memory() const;
 
-  /// Waits for the communication stream and raises what its kernels met.
+  /// Waits for all calls so far and raises what their kernels met.
   void check();
 
   /// Collective: waits for this rank's work, then for the peers, and frees. Tensors that calls returned stay valid.

@@ -86,28 +86,24 @@ DEEP_EP_DEVICE bool play_role(const CombineParams& params, const CombineShared& 
                               std::uint64_t epoch) {
   const CombinePeer* peers = layout.peers(memory);
   if (warp_index() < params.adding_warps) {
-    return CombineAdder{CombineRows{params, peers, epoch}, warp_index(), needs_credit(params, peers)}.add_all();
+    return CombineAdder{CombineRows{params, peers, epoch}, needs_credit(params, peers)}.add_all();
   }
   const int pusher = warp_index() - params.adding_warps;
   if (pusher == layout.pushing_warps) {
     raise_flags(layout, memory);
     return true;
   }
-  bool good = true;
-  if (lane_index() == 0) {
-    CombinePusher pushing{
-        params,
-        peers,
-        epoch,
-        pusher * grid_blocks() + block_index(),
-        layout.pushing_warps * grid_blocks(),
-        layout.ranges(memory, pusher),
-        {layout.stage_barriers(memory, pusher), *layout.ring(memory, pusher), layout.first_stage(memory, pusher),
-         static_cast<std::uint32_t>(layout.stages), layout.stage_bytes}};
-    good = pushing.push_all();
-  }
-  warp::sync();
-  return good;
+  const int blocks = params.pushing_blocks < grid_blocks() ? params.pushing_blocks : grid_blocks();
+  CombinePusher pushing{
+      params,
+      peers,
+      epoch,
+      pusher * blocks + block_index(),
+      layout.pushing_warps * blocks,
+      layout.cursors(memory, pusher),
+      {layout.stage_barriers(memory, pusher), *layout.ring(memory, pusher), layout.first_stage(memory, pusher),
+       static_cast<std::uint32_t>(layout.stages), layout.stage_bytes}};
+  return block_index() < blocks ? pushing.push_all() : pushing.push_nothing();
 }
 
 DEEP_EP_DEVICE void initialise(const CombineShared& layout, std::byte* memory) {
@@ -157,6 +153,7 @@ DEEP_EP_DEVICE void combine_body(const CombineParams& params, std::byte* memory)
       wait_signal(common.control.signal(common.heaps[common.rank], Signal::combine_done, peer), epoch, params.wait,
                   peer, Wanted::combine_done);
     }
+    if (thread_index() == 0) store_relaxed<Scope::gpu>(&common.state->combine_next_part, std::uint32_t{0});
     block::sync();
     if (thread_index() == 0 && begun) store_relaxed<Scope::gpu>(&common.state->combine_epoch, epoch);
   }

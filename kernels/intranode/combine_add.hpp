@@ -1,5 +1,6 @@
-// The adding warps of combine: a few neighbours in a block share a token, and each adds, in rank order and in fp32, its
-// pieces of the rows that the token's destination ranks hold.
+// The adding warps of combine. Each takes the next part of a token, and adds, in rank order and in fp32, its pieces of
+// the rows that the token's destination ranks hold. Warps take parts as they go: tokens have more or fewer rows, and
+// SMs differ in speed. What a warp needs to begin with the next part, it fetches while it works on the present one.
 //
 // Where a row comes from makes no difference to the sum: a peer that has its rows in the heap is read over NVLink, one
 // that pushes is read from our window once the row's flag is up. A lane loads its vectors of all rows before it adds
@@ -25,7 +26,6 @@ struct CombineAdder {
   static constexpr std::uint32_t kPieceBytes = kVectors * kWarpSize * sizeof(Vec16);
 
   CombineRows rows;
-  int warp;           ///< among the adding warps of the block
   bool gives_credit;  ///< peers push more than our window holds: they wait for rounds to be finished
 
   DEEP_EP_DEVICE static void add(float (&sum)[kVectors][8], int v, const Vec16& vector) {
@@ -65,7 +65,7 @@ struct CombineAdder {
     float sum = 0;
     for (int first_rank = 0; first_rank < params.common.num_ranks; first_rank += kWarpSize) {
       const int rank = first_rank + lane_index();
-      const std::int32_t row = rows.row_at(token, rank);
+      const std::int32_t row = rows.row_held(rows.planned_row(token, rank), rank);
       const std::uint64_t at = row < 0 ? 0 : reinterpret_cast<std::uint64_t>(rows.weights(token, rank, row));
       constexpr int kTogether = 8;  // loads under way at once: a peer's memory is far away
       for (std::uint32_t left = warp::ballot(row >= 0); left != 0;) {
@@ -86,25 +86,26 @@ struct CombineAdder {
     }
   }
 
-  /// The ranks from `first_rank` on, one a lane: which have a row of the token (a bit each), and where.
-  /// `good` becomes false after a fault.
-  DEEP_EP_DEVICE std::uint32_t find_rows(int token, int first_rank, std::uint64_t& address, bool& good) const {
+  /// The ranks from `first_rank` on, one a lane, of which the lane knows the token's row: which have one (a bit each),
+  /// and where. `good` becomes false after a fault.
+  DEEP_EP_DEVICE std::uint32_t find_rows(int token, int first_rank, std::int32_t planned, std::uint64_t& address,
+                                         bool& good) const {
     const int rank = first_rank + lane_index();
-    const std::int32_t row = rows.row_at(token, rank);
+    const std::int32_t row = rows.row_held(planned, rank);
     good = warp::all(row < 0 || rows.await(token, rank)) && good;
     warp::sync();  // a vote orders no memory: what one lane acquired, all may read only after this
     address = row < 0 ? 0 : reinterpret_cast<std::uint64_t>(rows.address(token, rank, row));
     return warp::ballot(row >= 0);
   }
 
-  /// Adds this warp's part of the token. False after a fault.
-  DEEP_EP_DEVICE bool add_part(int token, int part) const {
+  /// Adds a part of the token, whose row at the rank of the lane's index is `planned`. False after a fault.
+  DEEP_EP_DEVICE bool add_part(int token, int part, std::int32_t planned) const {
     const CombineParams& params = rows.params;
     bool good = true;
     std::uint64_t address = 0;
-    const std::uint32_t holders = find_rows(token, 0, address, good);
+    const std::uint32_t holders = find_rows(token, 0, planned, address, good);
     if (!good) return false;
-    const auto step = static_cast<std::uint32_t>(params.warps_per_token) * kPieceBytes;
+    const auto step = static_cast<std::uint32_t>(params.parts_per_token) * kPieceBytes;
     for (std::uint32_t offset = static_cast<std::uint32_t>(part) * kPieceBytes; offset < params.row_bytes;
          offset += step) {
       const std::uint32_t rest = params.row_bytes - offset;
@@ -120,7 +121,8 @@ struct CombineAdder {
       add_rows(sum, address, holders, offset, vectors);
       for (int first_rank = kWarpSize; first_rank < params.common.num_ranks; first_rank += kWarpSize) {
         std::uint64_t later_address = 0;
-        const std::uint32_t later = find_rows(token, first_rank, later_address, good);
+        const std::uint32_t later =
+            find_rows(token, first_rank, rows.planned_row(token, first_rank + lane_index()), later_address, good);
         if (!good) return false;
         add_rows(sum, later_address, later, offset, vectors);
       }
@@ -136,24 +138,30 @@ struct CombineAdder {
     return true;
   }
 
-  /// This warp has read its part of the token. Whoever says so last in a round gives the pushing peers credit.
-  DEEP_EP_DEVICE bool finish(int token) const {
+  /// Parts of tokens in a round.
+  DEEP_EP_DEVICE std::uint32_t parts_in(std::uint64_t round) const {
     const CombineParams& params = rows.params;
-    if (!gives_credit) return true;
-    const IntranodeParams& common = params.common;
-    const std::uint64_t round = rows.round_of(token);
     const std::int64_t rest = params.num_tokens - static_cast<std::int64_t>(round) * params.tokens_per_round;
-    const auto in_round = static_cast<std::uint32_t>((rest < params.tokens_per_round ? rest : params.tokens_per_round) *
-                                                     params.warps_per_token);
+    return static_cast<std::uint32_t>((rest < params.tokens_per_round ? rest : params.tokens_per_round) *
+                                      params.parts_per_token);
+  }
+
+  /// This warp has read its last part of the round, the `parts`th. Whoever says so last in a round gives the pushing
+  /// peers credit. False after a fault.
+  DEEP_EP_DEVICE bool finish_round(std::uint64_t round, std::uint32_t parts) const {
+    if (!gives_credit || parts == 0) return true;
+    const CombineParams& params = rows.params;
+    const IntranodeParams& common = params.common;
     warp::sync();
     bool good = true;
     if (lane_index() == 0) {
-      // Tickets alternate between two words; do not take one that an unfinished earlier round still uses.
+      // Tickets take turns in a few words; do not take one that an unfinished earlier round still uses.
       std::uint64_t* finished =
           common.control.signal(common.heaps[common.rank], ControlWindow::Signal::combine_credit, common.rank);
-      good = round < 2 || wait_signal(finished, round_signal(rows.epoch, round - 1), params.wait, common.rank,
-                                      Wanted::combine_credit);
-      if (good && last_to_arrive<Scope::gpu>(&common.state->combine_round_ticket[round & 1], in_round)) {
+      good = round < kWindowRounds || wait_signal(finished, round_signal(rows.epoch, round - kWindowRounds + 1),
+                                                  params.wait, common.rank, Wanted::combine_credit);
+      if (good && last_to_arrive<Scope::gpu>(&common.state->combine_round_ticket[round % kWindowRounds],
+                                             parts_in(round), parts)) {
         // A round may be finished before the one in front of it, whose slots it must not give away: credit in order.
         good = round == 0 ||
                wait_signal(finished, round_signal(rows.epoch, round), params.wait, common.rank, Wanted::combine_credit);
@@ -167,16 +175,39 @@ struct CombineAdder {
     return warp::all(good);
   }
 
-  /// Adds this warp's parts of all its tokens. False after a fault.
+  /// Adds parts of tokens until none is left. False after a fault.
   DEEP_EP_DEVICE bool add_all() const {
     const CombineParams& params = rows.params;
-    const int teams = params.adding_warps / params.warps_per_token;
-    const int step = teams * grid_blocks();
-    for (int token = warp / params.warps_per_token * grid_blocks() + block_index(); token < params.num_tokens;
-         token += step) {
-      if (!add_part(token, warp % params.warps_per_token) || !finish(token)) return false;
+    std::uint32_t* next = &params.common.state->combine_next_part;
+    const auto parts_of_token = static_cast<std::uint32_t>(params.parts_per_token);
+    const std::uint32_t end = static_cast<std::uint32_t>(params.num_tokens) * parts_of_token;
+    const auto token_of = [&](std::uint32_t part) { return static_cast<int>(part / parts_of_token); };
+    const auto planned_row = [&](std::uint32_t part) {
+      return part < end ? rows.planned_row(token_of(part), lane_index()) : -1;
+    };
+    std::uint64_t round = 0;
+    std::uint32_t added = 0;  // parts of this round
+    std::uint32_t part = take_next(next);
+    std::uint32_t following = take_next(next);
+    std::int32_t planned = planned_row(part);
+    while (part < end) {
+      // Nobody looks at these two before this part is done.
+      const std::uint32_t ticket = lane_index() == 0 ? fetch_add_relaxed<Scope::gpu>(next, std::uint32_t{1}) : 0;
+      const std::int32_t planned_next = planned_row(following);
+
+      const int token = token_of(part);
+      if (rows.round_of(token) != round) {
+        if (!finish_round(round, added)) return false;
+        round = rows.round_of(token);
+        added = 0;
+      }
+      if (!add_part(token, static_cast<int>(part % parts_of_token), planned)) return false;
+      ++added;
+      part = following;
+      planned = planned_next;
+      following = warp::shuffle(ticket, 0);
     }
-    return true;
+    return finish_round(round, added);
   }
 };
 

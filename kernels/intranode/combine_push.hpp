@@ -1,9 +1,11 @@
 // The pushing warps of combine: in each, one thread moves rows of this rank through stages in shared memory into the
-// windows of their owners. One more warp raises the rows' flags once they are complete there: the fence that this takes
-// waits for answers from all peers, and would hold up whoever moves rows.
+// windows of their owners; the other lanes look up where the next rows belong. One more warp raises the rows' flags
+// once they are complete there: the fence that this takes waits for answers from all peers, and would hold up whoever
+// moves rows.
 //
-// A window holds `window_tokens` tokens. An owner with more works in rounds of half as many, so that one half is filled
-// while the other is added up; rounds are pushed in the same order by all ranks, which keeps credits free of cycles.
+// A window holds `window_tokens` tokens. An owner with more works in rounds of a fraction of that, so that a part is
+// filled while the others are added up; rounds are pushed in the same order by all ranks, which keeps credits free of
+// cycles.
 #pragma once
 
 #include "kernels/intranode/combine_shared.hpp"
@@ -68,50 +70,40 @@ struct PushStages {
   }
 };
 
+/// By a whole warp.
 struct CombinePusher {
   const CombineParams& params;
   const CombinePeer* peers;
   std::uint64_t epoch;
-  int first, step;      ///< rows of each owner and round that this warp takes
-  PushedRange* ranges;  ///< [num_ranks], of the present round
+  int first, step;  ///< rows of each owner that this warp takes
+  using Cursor = PushCursor;
+  Cursor* cursors;  ///< [groups of 32 turns][lanes], between rounds
   PushStages stages;
 
   DEEP_EP_DEVICE std::int32_t segment_end(int owner) const {
     const std::int32_t end = params.rank_prefix_matrix[owner * params.common.num_ranks + params.common.rank];
     return end < params.num_rows ? end : params.num_rows;
   }
-  /// First row in [begin, end), which holds ascending token indices, of a token not below `token`.
-  DEEP_EP_DEVICE std::int32_t lower_bound(std::int32_t begin, std::int32_t end, std::int64_t token) const {
-    while (begin < end) {
-      const std::int32_t middle = begin + (end - begin) / 2;
-      if (params.recv_src_idx[middle] < token) {
-        begin = middle + 1;
-      } else {
-        end = middle;
-      }
-    }
-    return begin;
+  /// `turn` counts owners: everybody begins with another one.
+  DEEP_EP_DEVICE int owner_of(int turn) const { return (params.common.rank + 1 + turn) % params.common.num_ranks; }
+  DEEP_EP_DEVICE Cursor cursor_at(std::int32_t row, std::int32_t end) const {
+    return Cursor{row, end, row < end ? load_stream(params.recv_src_idx + row) : 0};
   }
-  /// Our rows of the tokens that `owner` adds in `round`.
-  DEEP_EP_DEVICE PushedRange rows_in_round(int owner, std::uint64_t round) const {
-    const CombinePeer& peer = peers[owner];
-    const std::int64_t first_token = static_cast<std::int64_t>(round) * peer.tokens_per_round;
-    const std::int64_t end_token = first_token + peer.tokens_per_round;
-    const std::int32_t begin = owner == 0 ? 0 : segment_end(owner - 1);
-    const std::int32_t end = segment_end(owner);
-    return PushedRange{first_token == 0 ? begin : lower_bound(begin, end, first_token),
-                       end_token >= peer.num_tokens ? end : lower_bound(begin, end, end_token)};
+  DEEP_EP_DEVICE Cursor first_row(int turn) const {
+    if (turn >= params.common.num_ranks) return Cursor{0, 0, 0};
+    const int owner = owner_of(turn);
+    return cursor_at((owner == 0 ? 0 : segment_end(owner - 1)) + first, segment_end(owner));
   }
 
+  DEEP_EP_DEVICE std::byte* place(const CombinePeer& peer, std::int32_t token) const {
+    return peer.window + std::int64_t{token % peer.window_tokens} * peer.window_row_bytes;
+  }
+  /// By one thread.
   DEEP_EP_DEVICE void push_row(int owner, std::int64_t row, std::int32_t token, std::uint64_t round) {
     const CombinePeer& peer = peers[owner];
-    const int slot = token % peer.window_tokens;
-    std::byte* to = peer.window + std::int64_t{slot} * peer.window_row_bytes;
-    if (params.topk_weights != nullptr) {
-      auto* weights = reinterpret_cast<float*>(to + params.row_bytes);
-      for (int k = 0; k < params.num_topk; ++k) weights[k] = params.topk_weights[row * params.num_topk + k];
-    }
-    std::uint64_t* flag = params.common.control.pushed_flag(params.common.heaps[owner], params.common.rank, slot);
+    std::byte* to = place(peer, token);
+    std::uint64_t* flag =
+        params.common.control.pushed_flag(params.common.heaps[owner], params.common.rank, token % peer.window_tokens);
     for (std::uint32_t offset = 0; offset < params.row_bytes; offset += stages.stage_bytes) {
       const std::uint32_t rest = params.row_bytes - offset;
       const bool last = rest <= stages.stage_bytes;
@@ -120,17 +112,30 @@ struct CombinePusher {
                              last ? rest : stages.stage_bytes});
     }
   }
+  /// The lanes write the row's weights behind its place; they count as written with its last piece.
+  DEEP_EP_DEVICE void push_weights(int owner, std::int64_t row, std::int32_t token) const {
+    if (params.topk_weights == nullptr) return;
+    if (lane_index() < params.num_topk) {
+      auto* weights = reinterpret_cast<float*>(place(peers[owner], token) + params.row_bytes);
+      weights[lane_index()] = load_weak(params.topk_weights + row * params.num_topk + lane_index());
+    }
+    warp::sync();
+  }
 
-  /// Waits until `owner` has room for `round`. False after a fault.
+  /// Waits until `owner` has room for `round`. By one thread. False after a fault.
   DEEP_EP_DEVICE bool await_credit(int owner, std::uint64_t round) {
     const CombinePeer& peer = peers[owner];
-    if (peer.num_tokens <= peer.window_tokens || round < 2) return true;
+    if (peer.num_tokens <= peer.window_tokens || round < kWindowRounds) return true;
     const IntranodeParams& common = params.common;
     const std::uint64_t* signal =
         common.control.signal(common.heaps[common.rank], ControlWindow::Signal::combine_credit, owner);
-    if (load_acquire<Scope::system>(signal) >= round_signal(epoch, round - 1)) return true;
-    stages.flush();  // rows under way may be what the owner waits for
-    return wait_signal(signal, round_signal(epoch, round - 1), params.wait, owner, Wanted::combine_credit);
+    const std::uint64_t wanted = round_signal(epoch, round - kWindowRounds + 1);
+    if (load_acquire<Scope::system>(signal) < wanted) {
+      stages.flush();  // rows under way may be what the owner waits for
+      if (!wait_signal(signal, wanted, params.wait, owner, Wanted::combine_credit)) return false;
+    }
+    bulk::fence_global();  // what the owner has read may be overwritten by bulk stores
+    return true;
   }
 
   /// Rounds that the owner with most tokens takes.
@@ -145,32 +150,50 @@ struct CombinePusher {
     return rounds;
   }
 
-  /// Pushes this warp's share. By one thread. False after a fault.
+  /// Pushes one row of each owner among the 32 from turn `first_turn` on that has one in this round. False: nobody has
+  /// any more, or after a fault.
+  DEEP_EP_DEVICE bool push_turn(int first_turn, Cursor& cursor, std::uint64_t round, bool first_of_round, bool& good) {
+    const int turn = first_turn + lane_index();
+    const bool mine = turn < params.common.num_ranks && cursor.row < cursor.end &&
+                      static_cast<std::uint64_t>(cursor.token / peers[owner_of(turn)].tokens_per_round) == round;
+    const std::uint32_t owners = warp::ballot(mine);
+    for (std::uint32_t left = owners; left != 0 && good; left &= left - 1) {
+      const int lane = lowest_bit(left);
+      const int owner = owner_of(first_turn + lane);
+      const std::int32_t row = warp::shuffle(cursor.row, lane);
+      const std::int32_t token = warp::shuffle(cursor.token, lane);
+      if (first_of_round) good = warp::shuffle(lane_index() != 0 || await_credit(owner, round), 0);
+      if (!good) return false;
+      push_weights(owner, row, token);
+      if (lane_index() == 0) push_row(owner, row, token, round);
+    }
+    if (mine) cursor = cursor_at(cursor.row + step, cursor.end);
+    return owners != 0;
+  }
+
+  /// Pushes this warp's share. False after a fault.
   DEEP_EP_DEVICE bool push_all() {
     const int num_ranks = params.common.num_ranks;
+    for (int turn = lane_index(); turn - lane_index() < num_ranks; turn += kWarpSize) cursors[turn] = first_row(turn);
     const std::uint64_t rounds = most_rounds();
     bool good = true;
     for (std::uint64_t round = 0; good && round < rounds; ++round) {
-      std::int32_t most = 0;
-      for (int owner = 0; owner < num_ranks; ++owner) {
-        ranges[owner] = rows_in_round(owner, round);
-        const std::int32_t rows = ranges[owner].end - ranges[owner].begin;
-        good = good && (rows == 0 || await_credit(owner, round));
-        most = rows > most ? rows : most;
-      }
-      bulk::fence_global();  // what the owners have read may be overwritten by bulk stores
-      // Owners in turn, so that each gets the rows of its first tokens first and can begin to add. Everybody starts
-      // with another one.
-      for (std::int32_t index = first; good && index < most; index += step) {
-        for (int turn = 1; turn <= num_ranks; ++turn) {
-          const int owner = (params.common.rank + turn) % num_ranks;
-          const std::int32_t row = ranges[owner].begin + index;
-          if (row < ranges[owner].end) push_row(owner, row, params.recv_src_idx[row], round);
-        }
+      for (int first_turn = 0; good && first_turn < num_ranks; first_turn += kWarpSize) {
+        Cursor cursor = cursors[first_turn + lane_index()];  // nobody else's
+        // Owners in turn, so that each gets the rows of its first tokens first and can begin to add.
+        bool first_of_round = true;
+        while (push_turn(first_turn, cursor, round, first_of_round, good)) first_of_round = false;
+        cursors[first_turn + lane_index()] = cursor;
       }
     }
-    stages.finish();
+    push_nothing();
     return good;
+  }
+  /// No more will come.
+  DEEP_EP_DEVICE bool push_nothing() {
+    if (lane_index() == 0) stages.finish();
+    warp::sync();
+    return true;
   }
 };
 

@@ -15,11 +15,14 @@ struct CombineRows {
   DEEP_EP_DEVICE std::uint64_t round_of(int token) const {
     return static_cast<std::uint64_t>(token / params.tokens_per_round);
   }
-  /// Row of the token at `rank`, -1: none, or lost because that rank had no room for it.
-  DEEP_EP_DEVICE std::int32_t row_at(int token, int rank) const {
+  /// Row of the token at `rank` as dispatch planned it, -1: none.
+  DEEP_EP_DEVICE std::int32_t planned_row(int token, int rank) const {
     if (rank >= params.common.num_ranks) return -1;
-    const std::int32_t row = load_stream(params.destination_row + std::int64_t{token} * params.common.num_ranks + rank);
-    return row < peers[rank].num_rows ? row : -1;
+    return load_stream(params.destination_row + std::int64_t{token} * params.common.num_ranks + rank);
+  }
+  /// The planned row, -1: none, or lost because that rank had no room for it.
+  DEEP_EP_DEVICE std::int32_t row_held(std::int32_t planned, int rank) const {
+    return planned >= 0 && planned < peers[rank].num_rows ? planned : -1;
   }
   DEEP_EP_DEVICE const std::byte* window_row(int token, int rank) const {
     const std::int64_t slot = std::int64_t{rank} * params.window_tokens + token % params.window_tokens;

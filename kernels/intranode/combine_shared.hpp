@@ -21,9 +21,10 @@ struct CombinePeer {
   std::int32_t num_tokens;
 };
 
-/// Rows of one owner that are pushed in one round.
-struct PushedRange {
-  std::int32_t begin, end;
+/// Of the rows that a pushing warp brings to one owner: the next, the end, and whose token the next one is.
+struct PushCursor {
+  std::int32_t row, end;
+  std::int32_t token;
 };
 
 /// A piece on its way to an owner's window.
@@ -54,11 +55,13 @@ struct CombineShared {
   DEEP_EP_HOST_DEVICE std::size_t rings_at() const {
     return align(barriers_at() + sizeof(device::Mbarrier) * static_cast<std::size_t>(pushing_warps * stages));
   }
-  DEEP_EP_HOST_DEVICE std::size_t ranges_at() const {
+  DEEP_EP_HOST_DEVICE std::size_t cursors_at() const {
     return align(rings_at() + sizeof(PushedRing) * static_cast<std::size_t>(pushing_warps));
   }
+  /// One an owner, filled up to whole warps.
+  DEEP_EP_HOST_DEVICE int cursors_each() const { return (num_ranks + 31) / 32 * 32; }
   DEEP_EP_HOST_DEVICE std::size_t stages_at() const {
-    return align(ranges_at() + sizeof(PushedRange) * static_cast<std::size_t>(pushing_warps * num_ranks));
+    return align(cursors_at() + sizeof(PushCursor) * static_cast<std::size_t>(pushing_warps * cursors_each()));
   }
   DEEP_EP_HOST_DEVICE std::size_t bytes() const {
     return stages_at() + static_cast<std::size_t>(pushing_warps * stages) * stage_bytes;
@@ -74,8 +77,8 @@ struct CombineShared {
   DEEP_EP_HOST_DEVICE PushedRing* ring(std::byte* memory, int pusher) const {
     return reinterpret_cast<PushedRing*>(memory + rings_at()) + pusher;
   }
-  DEEP_EP_HOST_DEVICE PushedRange* ranges(std::byte* memory, int pusher) const {
-    return reinterpret_cast<PushedRange*>(memory + ranges_at()) + pusher * num_ranks;
+  DEEP_EP_HOST_DEVICE PushCursor* cursors(std::byte* memory, int pusher) const {
+    return reinterpret_cast<PushCursor*>(memory + cursors_at()) + pusher * cursors_each();
   }
   DEEP_EP_HOST_DEVICE std::byte* first_stage(std::byte* memory, int pusher) const {
     return memory + stages_at() + static_cast<std::size_t>(pusher * stages) * stage_bytes;

@@ -96,6 +96,9 @@ struct ControlWindow {
   }
 };
 
+/// A window that does not hold all tokens at once holds those of so many rounds.
+constexpr int kWindowRounds = 4;
+
 /// A call takes at most so many rounds.
 constexpr int kMostRounds = (1 << 20) - 1;
 
@@ -118,10 +121,11 @@ struct KernelState {
   std::uint32_t dispatch_drain_ticket;
   std::uint32_t dispatch_ticket;
   std::uint32_t combine_ticket;
-  std::uint32_t combine_round_ticket[2];  ///< by parity of the round: one round may overtake, two cannot
-  // The next token that a warp may take; zero between calls. SMs differ in speed: sharing tokens out beforehand would
-  // make the call as slow as the slowest.
-  std::uint32_t dispatch_next_token[2];  ///< by parity of the round
+  std::uint32_t combine_round_ticket[kWindowRounds];  ///< in turn: as many rounds may be under way at once
+  // The next token, or part of one, that a warp may take; zero between calls. SMs differ in speed: sharing tokens out
+  // beforehand would make the call as slow as the slowest.
+  std::uint32_t dispatch_next_token;
+  std::uint32_t combine_next_part;
 };
 
 /// What every kernel of the family is told.

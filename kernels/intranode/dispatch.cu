@@ -176,7 +176,7 @@ DEEP_EP_DEVICE bool send_round(const DispatchParams& params, std::uint64_t epoch
   if (round > 0 && !whole_block(await_credit(params, epoch, round, sender.targets), scratch)) return false;
   sender.send(round);
   if (last_block_to_arrive(&common.state->dispatch_round_ticket, scratch)) {
-    if (thread_index() == 0) store_relaxed<Scope::gpu>(&common.state->dispatch_next_token[round & 1], std::uint32_t{0});
+    if (thread_index() == 0) store_relaxed<Scope::gpu>(&common.state->dispatch_next_token, std::uint32_t{0});
     block::sync();
     for (int peer = thread_index(); peer < common.num_ranks; peer += block_threads()) {
       if (round >= sender.targets[peer].rounds) continue;

@@ -43,7 +43,7 @@ struct DispatchSender {
   /// Takes tokens until one has something to send in this round. num_tokens: none is left.
   DEEP_EP_DEVICE Unit take(std::uint32_t round) const {
     for (;;) {
-      const std::uint32_t taken = take_next(&params.common.state->dispatch_next_token[round & 1]);
+      const std::uint32_t taken = take_next(&params.common.state->dispatch_next_token);
       if (taken >= static_cast<std::uint32_t>(params.num_tokens)) return Unit{params.num_tokens, 0, -1};
       const auto token = static_cast<int>(taken);
       const std::int64_t place = place_at(token, lane_index(), round);

@@ -97,12 +97,13 @@ struct CombineParams {
   std::byte* window;
   std::uint32_t window_row_bytes;  ///< row, then weights, padded to a line
   int window_tokens;               ///< tokens in the window at once
-  int tokens_per_round;            ///< window_tokens when everything fits at once, half of it otherwise
+  int tokens_per_round;            ///< window_tokens when everything fits at once, else a kWindowRounds-th of it
 
   // Roles of a block's warps, in this order: some add, and where this rank pushes, some push and one raises flags.
   int adding_warps;
-  int warps_per_token;  ///< so many adding warps share a token; divides adding_warps
+  int parts_per_token;  ///< a token is added in so many parts, by different warps
   int pushing_warps;
+  int pushing_blocks;         ///< only in so many blocks: rows from too many senders at once hold each other up
   int stages;                 ///< of a pushing warp, 2..8
   std::uint32_t stage_bytes;  ///< a pushed row travels in pieces of at most this size, multiple of 128
 };

@@ -11,12 +11,12 @@
 
 namespace deep_ep::device {
 
-/// Counts this thread among `expected`; true for the last, which puts the ticket back to zero. What every earlier
-/// thread wrote before its call is visible to the last one, and to whoever acquires a signal that it raises after.
-/// Scope::gpu is cheaper and enough for those who have only read from peers.
+/// Counts this thread, or so many of its pieces of work, among `expected`; true for the last, which puts the ticket
+/// back to zero. What every earlier thread wrote before its call is visible to the last one, and to whoever acquires a
+/// signal that it raises after. Scope::gpu is cheaper and enough for those who have only read from peers.
 template <Scope S = Scope::system>
-DEEP_EP_DEVICE bool last_to_arrive(std::uint32_t* ticket, std::uint32_t expected) {
-  if (fetch_add_acq_rel<S>(ticket, std::uint32_t{1}) + 1 != expected) return false;
+DEEP_EP_DEVICE bool last_to_arrive(std::uint32_t* ticket, std::uint32_t expected, std::uint32_t pieces = 1) {
+  if (fetch_add_acq_rel<S>(ticket, pieces) + pieces != expected) return false;
   store_relaxed<Scope::gpu>(ticket, std::uint32_t{0});
   return true;
 }

@@ -34,9 +34,11 @@ class Buffer(LowLatencyCalls):
     Symbols: R ranks, r this rank, E experts of which rank q owns ``[q*E/R, (q+1)*E/R)``, T tokens on this rank (may
     differ between ranks, may be 0), K top-k, H hidden size, N rows that this rank receives.
 
-    Streams. On GPUs every call runs on the buffer's own communication stream. That stream first waits for
-    ``previous_event`` if one is given, *else* for the current stream. Afterwards the current stream waits for it, or,
-    with ``async_finish=True``, the returned event stands for the results: use them only on a stream that waited for it.
+    Streams. On GPUs a call runs behind ``previous_event`` if one is given, *else* behind the work of the current
+    stream, and behind the buffer's calls before it. Later work of the current stream comes after it, or, with
+    ``async_finish=True``, the returned event stands for the results: use them only on a stream that waited for it.
+    Kernels run on the buffer's own communication stream, or, without ``async_finish`` and ``previous_event``, on the
+    current stream itself: the order is the same, and a call takes some microseconds less.
     The host waits in ``dispatch`` alone, and there only without a handle and without ``num_worst_tokens``. On the CPU
     calls are complete when they return. Other Python threads run while a call waits.
 

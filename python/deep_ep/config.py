@@ -78,8 +78,8 @@ class Config:
         _require(hidden_bytes > 0, f"hidden_bytes is {hidden_bytes}, allowed: 1 or more")
         _require_ranks(num_ranks)
         rows = _HINTED_TOKENS * min(num_ranks, RANKS_PER_NODE)
-        # The window takes an eighth.
-        return min(_align((rows * (hidden_bytes + _SIDECAR_BYTES) + _SIGNALS_BYTES) * 8 // 7), _LARGEST)
+        # The window takes a quarter.
+        return min(_align((rows * (hidden_bytes + _SIDECAR_BYTES) + _SIGNALS_BYTES) * 4 // 3), _LARGEST)
 
     def get_rdma_buffer_size_hint(self, hidden_bytes: int, num_ranks: int) -> int:
         """Bytes of ``num_rdma_bytes``: 0 within a node (up to 8 ranks). Between nodes: not built yet."""

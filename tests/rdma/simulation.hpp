@@ -10,10 +10,11 @@
 
 namespace deep_ep::test {
 
-/// While it lives, the calling thread is thread 0 of a kernel. `device` is called at every point where others may run.
+/// While it lives, the calling thread is thread 0 of a kernel. `device` is called at every point where others may run,
+/// and told whether the thread polls for something.
 class Simulation final : public host_machine::Machine {
  public:
-  explicit Simulation(std::function<void()> device) : device_(std::move(device)) {
+  explicit Simulation(std::function<void(bool waited_for)> device) : device_(std::move(device)) {
     state_.machine = this;
     state_.block_threads = 32;
     state_.grid_blocks = 1;
@@ -24,8 +25,8 @@ class Simulation final : public host_machine::Machine {
   Simulation(const Simulation&) = delete;
   Simulation& operator=(const Simulation&) = delete;
 
-  void pause(int) override { work(); }
-  void interleave() override { work(); }
+  void pause(int) override { work(true); }
+  void interleave() override { work(false); }
 
   void warp_sync() override { refuse(); }
   const std::byte* warp_exchange(host_machine::WarpOp, const void*, int) override { return refuse(), nullptr; }
@@ -45,15 +46,15 @@ class Simulation final : public host_machine::Machine {
   void publish(const void*, std::uint32_t) override { refuse(); }
 
  private:
-  void work() {
+  void work(bool waited_for) {
     // The device is not a thread of the kernel: its own flags do not call it again.
     host_machine::current_thread = nullptr;
-    device_();
+    device_(waited_for);
     host_machine::current_thread = &state_;
   }
   [[noreturn]] static void refuse() { throw std::logic_error("the simulation has one thread"); }
 
-  std::function<void()> device_;
+  std::function<void(bool)> device_;
   host_machine::ThreadState state_;
 };
 

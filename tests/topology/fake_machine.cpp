@@ -126,7 +126,8 @@ void write_software(const FakeMachine& machine) {
                 "Max locked memory         unlimited            unlimited            bytes     \n"
                 "Max open files            1048576              1048576              files     ");
   const std::string folder = "/usr/lib/x86_64-linux-gnu";
-  machine.write(folder + "/libibverbs.so.1.14.50.0", "IBVERBS_1.14 IBVERBS_PRIVATE_34 " + folder + "/libibverbs");
+  machine.write(folder + "/libibverbs.so.1.14.50.0",
+                "IBVERBS_1.14 IBVERBS_PRIVATE_34 " + folder + "/libibverbs/lib%s-rdmav34.so");
   machine.link(folder + "/libibverbs.so.1", "libibverbs.so.1.14.50.0");
   machine.write(folder + "/libmlx5.so.1.24.50.0", "MLX5_1.24 IBVERBS_PRIVATE_34");
   machine.link(folder + "/libmlx5.so.1", "libmlx5.so.1.24.50.0");

@@ -1,9 +1,9 @@
 // Rounds on as many ranks as mpirun starts, one process a rank:
 //
-//   mpirun -n 8 deep_ep_rank_test [--host | --cuda] [--rounds N] [--tokens N] [--hidden N]
+//   mpirun -n 8 deep_ep_rank_test [--host | --cuda] [--nccl] [--rounds N] [--tokens N] [--hidden N]
 //
-// Rank i of a host takes its GPU i; without a GPU for each, all ranks run on the CPU. Ends with 0 when every round of
-// every rank matched the oracle.
+// Rank i of a host takes its GPU i; without a GPU for each, all ranks run on the CPU. With --nccl the ranks find each
+// other through NCCL instead of MPI. Ends with 0 when every round of every rank matched the oracle.
 #include <mpi.h>
 
 #include <cstdio>
@@ -18,13 +18,15 @@ namespace {
 
 struct Options {
   enum class Place { automatic, host, cuda } place = Place::automatic;
+  bool nccl = false;
   int rounds = 4;
   std::int64_t tokens = 24;
   std::int64_t hidden = 512;
 };
 
 [[noreturn]] void usage(const char* problem) {
-  std::fprintf(stderr, "%s\nusage: deep_ep_rank_test [--host | --cuda] [--rounds N] [--tokens N] [--hidden N]\n",
+  std::fprintf(stderr,
+               "%s\nusage: deep_ep_rank_test [--host | --cuda] [--nccl] [--rounds N] [--tokens N] [--hidden N]\n",
                problem);
   std::exit(2);
 }
@@ -41,6 +43,8 @@ Options parse(int count, char** arguments) {
       options.place = Options::Place::host;
     } else if (name == "--cuda") {
       options.place = Options::Place::cuda;
+    } else if (name == "--nccl") {
+      options.nccl = true;
     } else if (name == "--rounds") {
       options.rounds = static_cast<int>(number());
     } else if (name == "--tokens") {
@@ -70,6 +74,18 @@ bool everywhere(bool here) {
   int all = 0;
   MPI_Allreduce(&mine, &all, 1, MPI_INT, MPI_MIN, MPI_COMM_WORLD);
   return all == 1;
+}
+
+std::shared_ptr<Bootstrap> make_bootstrap([[maybe_unused]] int rank, [[maybe_unused]] int ranks, bool nccl) {
+  if (!nccl) return make_mpi_bootstrap();
+#ifdef DEEP_EP_TEST_NCCL
+  std::vector<std::byte> id(128);
+  if (rank == 0) id = make_nccl_unique_id();
+  MPI_Bcast(id.data(), static_cast<int>(id.size()), MPI_BYTE, 0, MPI_COMM_WORLD);
+  return make_nccl_bootstrap(id, rank, ranks);
+#else
+  throw InvalidArgument("--nccl: built without NCCL");
+#endif
 }
 
 Shape shape_of_round(int round, int ranks, const Options& options) {
@@ -102,7 +118,9 @@ std::string run(const Options& options, int rank, int ranks) {
       .ranks = ranks, .where = {cuda ? Target::cuda : Target::host, Placement::processes}, .host = {}};
   cluster.host = {.multiprocessors = 2, .warps_per_block = 2};
   try {
-    Rank self(rank, cluster, make_mpi_bootstrap(), cuda ? make_cuda_executor(local) : make_host_executor(cluster.host));
+    const auto executor = cuda ? make_cuda_executor(local) : make_host_executor(cluster.host);
+    executor->make_current();  // NCCL takes the current GPU
+    Rank self(rank, cluster, make_bootstrap(rank, ranks, options.nccl), executor);
     // Room for the received rows, for the experts' outputs, and as much again.
     const std::size_t rows = static_cast<std::size_t>(ranks) * static_cast<std::size_t>(options.tokens) * row_bytes;
     Buffer& buffer = self.buffer({.heap_bytes = (std::size_t{64} << 20) + 4 * rows});

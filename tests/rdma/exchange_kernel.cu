@@ -1,0 +1,116 @@
+#include "kernels/primitives/warp.hpp"
+#include "kernels/rdma/peer.hpp"
+#include "tests/rdma/exchange_kernel.hpp"
+
+namespace deep_ep::device {
+namespace {
+
+using test::ExchangeParams;
+constexpr int kWords = ExchangeParams::kRowBytes / 4;
+
+DEEP_EP_DEVICE std::uint32_t word_of(int source, int destination, int epoch, int row, int word) {
+  return static_cast<std::uint32_t>((source << 28) ^ (destination << 24) ^ (epoch << 16) ^ (row << 8) ^ word);
+}
+
+/// All lanes: fills the rows for this peer.
+DEEP_EP_DEVICE void fill(const ExchangeParams& p, int peer, int epoch) {
+  for (int i = lane_index(); i < p.rows * kWords; i += kWarpSize) {
+    const int row = i / kWords;
+    auto* words = reinterpret_cast<std::uint32_t*>(p.heap + p.outgoing(peer, epoch, row));
+    words[i % kWords] = word_of(p.rank, peer, epoch, row, i % kWords);
+  }
+  warp::sync();
+}
+
+/// All lanes: counts the words from this peer that are wrong.
+DEEP_EP_DEVICE void check(const ExchangeParams& p, int peer, int epoch) {
+  for (int i = lane_index(); i < p.rows * kWords; i += kWarpSize) {
+    const int row = i / kWords;
+    const auto* words = reinterpret_cast<const std::uint32_t*>(p.heap + p.incoming(peer, epoch, row));
+    if (load_weak(words + i % kWords) != word_of(peer, p.rank, epoch, row, i % kWords)) {
+      add_relaxed<Scope::gpu>(p.wrong_words, 1);
+    }
+  }
+  const auto* note = reinterpret_cast<const std::uint64_t*>(p.heap + p.note(peer, epoch));
+  if (lane_index() == 0 && load_weak(note) != static_cast<std::uint64_t>(epoch)) {
+    add_relaxed<Scope::gpu>(p.wrong_words, 1);
+  }
+  warp::sync();
+}
+
+/// Rows, a note that travels in its entry, and the signal behind them.
+template <class Group>
+DEEP_EP_DEVICE bool send(const ExchangeParams& p, rdma::RdmaPeer<Group>& queue, int peer, int epoch) {
+  constexpr bool kAlone = std::is_same_v<Group, rdma::OneThread>;
+  constexpr int kStep = kAlone ? 1 : kWarpSize;
+  const int member = kAlone ? 0 : lane_index();
+  bool good = true;
+  for (int first = 0; first < p.rows; first += kStep) {
+    const int row = first + member;
+    good = good && queue.put(p.incoming(p.rank, epoch, row), p.outgoing(peer, epoch, row), ExchangeParams::kRowBytes,
+                             row < p.rows);
+  }
+  good = good && queue.put_value(p.note(p.rank, epoch), static_cast<std::uint64_t>(epoch), member == 0);
+  good = good && queue.signal_add(p.signal(p.rank), 1, member == 0);
+  queue.flush();
+  return good;
+}
+
+DEEP_EP_DEVICE bool wait_for_peer(const ExchangeParams& p, int peer, int epoch) {
+  bool good = true;
+  if (lane_index() == 0) {
+    good = wait_signal(reinterpret_cast<const std::uint64_t*>(p.heap + p.signal(peer)),
+                       static_cast<std::uint64_t>(epoch), p.wait, peer, Wanted::counts);
+  }
+  good = warp::shuffle(good, 0);
+  warp::sync();
+  return good;
+}
+
+DEEP_EP_DEVICE void exchange_together(const ExchangeParams& p, int peer) {
+  rdma::RdmaPeer<rdma::WholeWarp> queue(p.peers[peer], p.wait);
+  std::uint64_t tickets[2] = {0, 0};
+  for (int epoch = p.first_epoch; epoch < p.first_epoch + p.epochs; ++epoch) {
+    if (!queue.wait_for(tickets[epoch % 2])) break;  // the rows of the epoch before last have been sent
+    fill(p, peer, epoch);
+    if (!send(p, queue, peer, epoch)) break;
+    tickets[epoch % 2] = queue.posted();
+    if (!wait_for_peer(p, peer, epoch)) break;
+    check(p, peer, epoch);
+  }
+  queue.quiet();
+  queue.close();
+}
+
+DEEP_EP_DEVICE void exchange_alone(const ExchangeParams& p, int peer) {
+  rdma::RdmaPeer<rdma::OneThread> queue(p.peers[peer], p.wait);
+  std::uint64_t tickets[2] = {0, 0};
+  for (int epoch = p.first_epoch; epoch < p.first_epoch + p.epochs; ++epoch) {
+    if (!warp::all(lane_index() != 0 || queue.wait_for(tickets[epoch % 2]))) break;
+    warp::sync();
+    fill(p, peer, epoch);
+    if (!warp::all(lane_index() != 0 || send(p, queue, peer, epoch))) break;
+    if (lane_index() == 0) tickets[epoch % 2] = queue.posted();
+    if (!wait_for_peer(p, peer, epoch)) break;
+    check(p, peer, epoch);
+  }
+  if (lane_index() == 0) {
+    queue.quiet();
+    queue.close();
+  }
+}
+
+DEEP_EP_DEVICE void exchange_body(const ExchangeParams& p, std::byte*) {
+  const int peer = block_index();
+  if (peer == p.rank) return;
+  if (p.one_thread) {
+    exchange_alone(p, peer);
+  } else {
+    exchange_together(p, peer);
+  }
+}
+
+}  // namespace
+}  // namespace deep_ep::device
+
+DEEP_EP_DEFINE_KERNEL(rdma_exchange, deep_ep::test::ExchangeParams, deep_ep::device::exchange_body, 32)

@@ -1,0 +1,46 @@
+// A kernel in which every rank sends rows to every other rank through its queue pairs, and checks what comes.
+#pragma once
+
+#include "kernels/primitives/launch.hpp"
+#include "kernels/primitives/signal.hpp"
+#include "kernels/rdma/params.hpp"
+
+namespace deep_ep::test {
+
+/// One rank's launch: a block of one warp for each peer. Heaps look alike on all ranks, see the offsets. Epochs
+/// alternate between two halves of the rows, so that who checks an epoch is not overtaken by the next but one.
+struct ExchangeParams {
+  static constexpr std::uint32_t kRowBytes = 256;
+
+  int rank = 0;
+  int num_ranks = 0;
+  int rows = 0;         ///< to each peer in each epoch
+  int first_epoch = 1;  ///< counts over launches
+  int epochs = 0;
+  bool one_thread = false;                ///< lane 0 posts alone, not the warp together
+  const RdmaPeerParams* peers = nullptr;  ///< [num_ranks]
+  std::byte* heap = nullptr;              ///< this rank's
+  std::uint64_t* wrong_words = nullptr;
+  WaitContext wait;
+
+  DEEP_EP_HOST_DEVICE std::uint64_t signal(int source) const { return 8 * static_cast<std::uint64_t>(source); }
+  DEEP_EP_HOST_DEVICE std::uint64_t sink(int peer) const { return 8 * static_cast<std::uint64_t>(num_ranks + peer); }
+  DEEP_EP_HOST_DEVICE std::uint64_t note(int source, int epoch) const {
+    return 8 * static_cast<std::uint64_t>((2 + epoch % 2) * num_ranks + source);
+  }
+  DEEP_EP_HOST_DEVICE std::uint64_t outgoing(int peer, int epoch, int row) const { return rows_at(peer, epoch, row); }
+  DEEP_EP_HOST_DEVICE std::uint64_t incoming(int source, int epoch, int row) const {
+    return rows_at(num_ranks + source, epoch, row);
+  }
+  DEEP_EP_HOST_DEVICE std::uint64_t heap_bytes() const { return rows_at(2 * num_ranks, 0, 0); }
+
+ private:
+  DEEP_EP_HOST_DEVICE std::uint64_t rows_at(int area, int epoch, int row) const {
+    const std::uint64_t index = static_cast<std::uint64_t>((area * 2 + epoch % 2) * rows + row);
+    return 4096 + index * kRowBytes;
+  }
+};
+
+}  // namespace deep_ep::test
+
+DEEP_EP_DECLARE_KERNEL(rdma_exchange, deep_ep::test::ExchangeParams)

@@ -1,0 +1,339 @@
+// What `deep_ep doctor` says of machines that are well, and of machines that each lack something.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <map>
+#include <optional>
+#include <string>
+
+#include "deep_ep/error.hpp"
+#include "tests/topology/fake_machine.hpp"
+#include "tools/doctor_checks.hpp"
+#include "tools/doctor_counters.hpp"
+#include "tools/doctor_print.hpp"
+
+namespace deep_ep::tools {
+namespace {
+
+using Variables = std::map<std::string, std::string, std::less<>>;
+
+class Doctor : public testing::Test {
+ protected:
+  Patient patient() const {
+    return examine(machine_.root(), [this](std::string_view name) -> std::optional<std::string> {
+      const auto found = variables_.find(name);
+      return found == variables_.end() ? std::nullopt : std::optional(found->second);
+    });
+  }
+  Findings findings() const { return check_everything(patient()); }
+
+  /// The findings of one check that are worse than `ok`, one a line: "error: ...".
+  std::string complaints(const std::string& check) const {
+    std::string text;
+    for (const Finding& finding : findings()) {
+      if (finding.check != check || finding.verdict == Verdict::ok) continue;
+      text += fmt::format("{}{}: {}", text.empty() ? "" : "\n", name_of(finding.verdict), finding.found);
+    }
+    return text;
+  }
+
+  test::FakeMachine machine_;
+  Variables variables_;
+};
+
+TEST_F(Doctor, AHealthyMachineHasNothingWorseThanOk) {
+  write_healthy_machine(machine_);
+  const Findings found = findings();
+  EXPECT_EQ(worst_of(found), Verdict::ok) << to_text(found);
+  std::string checks;
+  for (const Finding& finding : found) checks += finding.check + " ";
+  EXPECT_EQ(checks, "nic map registration locked_memory doorbell libraries ");
+  EXPECT_TRUE(to_text(found).ends_with("0 errors, 0 warnings\n")) << to_text(found);
+  const std::string text = machine_text(patient());
+  EXPECT_NE(text.find("GPU 7 (0000:44:00.0) -> mlx5_7 port 1, 400 Gb/s, GID 3 (RoCE v2, 10.0.7.1, eth8), PIX"),
+            std::string::npos)
+      << text;
+  EXPECT_NE(text.find("      GID 3: RoCE v2, 10.0.7.1, eth8  <- used\n"), std::string::npos) << text;
+}
+
+TEST_F(Doctor, JsonHasTheWholeMachine) {
+  write_healthy_machine(machine_);
+  const nlohmann::json report = machine_json(patient());
+  EXPECT_EQ(report["kernel"], "6.14.0-1021-gcp");
+  EXPECT_EQ(report["gpus"].size(), 8u);
+  EXPECT_EQ(report["nics"].size(), 8u);
+  EXPECT_EQ(report["nics"][3]["ports"][0]["gids"].size(), 4u);
+  EXPECT_EQ(report["map"][5]["nic"], "mlx5_5");
+  EXPECT_EQ(report["map"][5]["distance"], "PIX");
+  EXPECT_EQ(report["map"][5]["gid_index"], 3);
+  const nlohmann::json list = findings_json(findings());
+  EXPECT_EQ(list[0]["check"], "nic");
+  EXPECT_EQ(list[0]["verdict"], "ok");
+}
+
+TEST_F(Doctor, RenamedNicsAreNoTrouble) {
+  write_healthy_machine(
+      machine_, {.nic_names = {"roce_rail0", "roce_rail1", "rocep9s0", "rocep10s0", "ibp3s0", "ibp4s0", "a", "b"}});
+  variables_["NVSHMEM_HCA_PREFIX"] = "mlx5";
+  EXPECT_EQ(worst_of(findings()), Verdict::note);
+  EXPECT_EQ(complaints("variables"), "note: NVSHMEM_HCA_PREFIX=mlx5");
+  EXPECT_EQ(complaints("map"), "");
+}
+
+TEST_F(Doctor, ZeroGids) {
+  write_healthy_machine(machine_);
+  for (int gid = 0; gid < 4; ++gid) {
+    machine_.write(fmt::format("/sys/class/infiniband/mlx5_2/ports/1/gids/{}", gid),
+                   "0000:0000:0000:0000:0000:0000:0000:0000");
+  }
+  EXPECT_EQ(complaints("gid"), "error: mlx5_2 port 1: all GIDs are zero");
+  for (const Finding& finding : findings()) {
+    if (finding.check != "gid") continue;
+    EXPECT_NE(finding.meaning.find("network namespace"), std::string::npos);
+    EXPECT_NE(finding.action.find("IPv4 address"), std::string::npos);
+  }
+}
+
+TEST_F(Doctor, OnePortDown) {
+  write_healthy_machine(machine_);
+  machine_.write("/sys/class/infiniband/mlx5_5/ports/1/state", "1: DOWN");
+  machine_.write("/sys/class/infiniband/mlx5_5/ports/1/phys_state", "3: Disabled");
+  EXPECT_EQ(complaints("port"), "error: mlx5_5 port 1 is DOWN (link: Disabled)");
+  EXPECT_EQ(complaints("map"),
+            "warning: mlx5_4 port 1 carries the traffic of 2 GPUs, each gets a share of its bandwidth: GPU 4 "
+            "(0000:33:00.0), GPU 5 (0000:34:00.0)");
+}
+
+TEST_F(Doctor, NoPrivilege) {
+  write_healthy_machine(machine_);
+  machine_.write("/proc/driver/nvidia/params", "ResmanDebugLevel: 4294967295\nRegistryDwords: \"\"");
+  machine_.write("/proc/self/status", "Name:\tdeep_ep\nCapEff:\t00000000a80425fb");
+  machine_.write("/proc/self/limits",
+                 "Limit                     Soft Limit           Hard Limit           Units     \n"
+                 "Max locked memory         8388608              8388608              bytes     ");
+  EXPECT_EQ(complaints("doorbell"), "warning: PeerMappingOverride is not set, and this process is not privileged");
+  EXPECT_EQ(complaints("locked_memory"), "error: locked memory is limited to 8.00 MiB");
+  variables_["NVSHMEM_IBGDA_NIC_HANDLER"] = "gpu";
+  EXPECT_EQ(complaints("doorbell"), "error: PeerMappingOverride is not set, and this process is not privileged")
+      << "asked for, so it must work";
+  variables_["DEEP_EP_NIC_HANDLER"] = "cpu";
+  EXPECT_EQ(complaints("doorbell"), "note: the NIC handler is cpu by a variable");
+}
+
+TEST_F(Doctor, PrivilegedContainersNeedNoDriverOption) {
+  write_healthy_machine(machine_);
+  machine_.write("/proc/driver/nvidia/params", "RegistryDwords: \"\"");
+  EXPECT_EQ(complaints("doorbell"),
+            "note: PeerMappingOverride is not set, but this process is privileged (CAP_SYS_ADMIN, CAP_SYS_RAWIO)");
+  machine_.write("/sys/module/nvidia/version", "470.82.01");
+  EXPECT_EQ(complaints("doorbell"), "warning: driver 470.82.01 is older than 510.40.3");
+}
+
+TEST_F(Doctor, DeviceFilesThatTheContainerLacks) {
+  write_healthy_machine(machine_);
+  machine_.remove("/dev/infiniband");
+  const std::string text = complaints("device_file");
+  EXPECT_TRUE(text.starts_with("error: mlx5_0: /dev/infiniband/uverbs0 is missing\nerror: mlx5_1: ")) << text;
+  EXPECT_NE(complaints("map").find("error: GPU 0 (0000:13:00.0) -> no NIC: there is no usable NIC"), std::string::npos);
+}
+
+TEST_F(Doctor, NoRdmaAtAll) {
+  write_healthy_machine(machine_, {.with_nics = false});
+  machine_.remove("/usr/lib/x86_64-linux-gnu");
+  const Findings found = findings();
+  EXPECT_EQ(worst_of(found), Verdict::warning) << "the library works on one machine\n" << to_text(found);
+  EXPECT_EQ(complaints("nic"), "warning: there is no RDMA device");
+  EXPECT_EQ(complaints("libraries"), "note: libibverbs.so.1 is not on this machine");
+  EXPECT_EQ(complaints("map"), "");
+}
+
+TEST_F(Doctor, NeitherGpuNorRdmaNorAnything) {
+  const Findings found = findings();
+  EXPECT_EQ(worst_of(found), Verdict::warning) << to_text(found);
+  EXPECT_EQ(complaints("gpu"), "note: there is no NVIDIA GPU (or no driver for it)");
+  EXPECT_NE(machine_text(patient()).find("GPUs: none"), std::string::npos);
+}
+
+TEST_F(Doctor, Registration) {
+  write_healthy_machine(machine_);
+  machine_.write("/proc/driver/nvidia/version", "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.126.09  Release");
+  EXPECT_EQ(complaints("registration"), "") << "nvidia-peermem is there";
+  machine_.remove("/sys/module/nvidia_peermem");
+  EXPECT_EQ(complaints("registration"),
+            "error: neither dma-buf (the driver is not the one with open kernel modules) nor a peer memory module is "
+            "there");
+  machine_.write("/sys/kernel/mm/memory_peers/nv_mem/version", "1.3");
+  EXPECT_EQ(complaints("registration"), "");
+  machine_.remove("/sys/kernel/mm/memory_peers");
+  machine_.write("/proc/sys/kernel/osrelease", "5.4.0-200-generic");
+  EXPECT_EQ(complaints("registration"),
+            "error: neither dma-buf (kernel 5.4.0-200-generic is older than 5.12) nor a peer memory module is there");
+}
+
+// Seed 002: the host's rdma-core 57 in the driver's folder, the image's 50 where the loader looks by itself.
+class DoctorLibraries : public Doctor {
+ protected:
+  DoctorLibraries() {
+    write_healthy_machine(machine_);
+    const std::string folder = "/usr/local/nvidia/lib64";
+    machine_.write(folder + "/libibverbs.so.1.14.56.0",
+                   "IBVERBS_PRIVATE_57 /usr/lib/x86_64-linux-gnu/libibverbs/lib%s-rdmav57.so");
+    machine_.link(folder + "/libibverbs.so.1", "libibverbs.so.1.14.56.0");
+  }
+  void add_mlx5() { machine_.write("/usr/local/nvidia/lib64/libmlx5.so.1", "IBVERBS_PRIVATE_57"); }
+};
+
+TEST_F(DoctorLibraries, TheDriverOfTheOtherReleaseIsMissing) {
+  add_mlx5();
+  variables_["LD_LIBRARY_PATH"] = "/usr/local/nvidia/lib64:/usr/local/nvidia/lib";
+  const std::string text = complaints("libraries");
+  EXPECT_EQ(text,
+            "error: /usr/local/nvidia/lib64/libibverbs.so.1.14.56.0 (private ABI 57) wants "
+            "/usr/lib/x86_64-linux-gnu/libibverbs/libmlx5-rdmav57.so, which does not exist\n"
+            "warning: another release lies in /usr/lib/x86_64-linux-gnu/libibverbs.so.1.14.50.0 (private ABI 34); "
+            "/usr/local/nvidia/lib64/libibverbs.so.1.14.56.0 (private ABI 57) is what loads");
+  for (const Finding& finding : findings()) {
+    if (finding.verdict != Verdict::error) continue;
+    EXPECT_NE(finding.meaning.find("couldn't load driver 'libmlx5-rdmav57.so'"), std::string::npos) << "what users see";
+  }
+}
+
+TEST_F(DoctorLibraries, TheTwoDoNotLoadTogether) {
+  machine_.write("/usr/lib/x86_64-linux-gnu/libibverbs/libmlx5-rdmav57.so", "copied there");
+  variables_["LD_LIBRARY_PATH"] = "/usr/local/nvidia/lib64";
+  EXPECT_TRUE(complaints("libraries")
+                  .starts_with("error: /usr/local/nvidia/lib64/libibverbs.so.1.14.56.0 (private ABI 57) and "
+                               "/usr/lib/x86_64-linux-gnu/libmlx5.so.1.24.50.0 (private ABI 34) are of different "
+                               "releases"))
+      << complaints("libraries");
+  for (const Finding& finding : findings()) {
+    if (finding.verdict != Verdict::error) continue;
+    EXPECT_NE(finding.meaning.find("version 'IBVERBS_PRIVATE_34' not found"), std::string::npos) << "what users see";
+  }
+}
+
+TEST_F(DoctorLibraries, ACopyBesideIsAWarning) {
+  EXPECT_EQ(complaints("libraries"),
+            "warning: another release lies in /usr/local/nvidia/lib64/libibverbs.so.1.14.56.0 (private ABI 57); "
+            "/usr/lib/x86_64-linux-gnu/libibverbs.so.1.14.50.0 (private ABI 34) is what loads");
+  machine_.write("/etc/ld.so.conf.d/nvidia.conf", "# the driver's\n/usr/local/nvidia/lib64");
+  EXPECT_TRUE(complaints("libraries").starts_with("error: ")) << "now it is what loads";
+}
+
+TEST_F(DoctorLibraries, DriversByAVariable) {
+  machine_.remove("/usr/local/nvidia");
+  variables_["RDMAV_DRIVERS"] = "/usr/local/nvidia/lib64/libibverbs";
+  EXPECT_EQ(complaints("libraries"), "warning: RDMAV_DRIVERS=/usr/local/nvidia/lib64/libibverbs");
+  variables_.clear();
+  machine_.remove("/usr/lib/x86_64-linux-gnu");
+  EXPECT_EQ(complaints("libraries"), "error: libibverbs.so.1 is not on this machine");
+}
+
+TEST_F(Doctor, VariablesOfOthers) {
+  write_healthy_machine(machine_);
+  variables_ = {{"NVSHMEM_IB_GID_INDEX", "3"},
+                {"NCCL_IB_TC", "52"},
+                {"NCCL_IB_TIMEOUT", "99"},
+                {"NVSHMEM_ENABLE_NIC_PE_MAPPING", "1"},
+                {"GDRCOPY_HOME", "/opt/deepep/gdrcopy"},
+                {"NCCL_NET", "gIB"},
+                {"TORCH_NCCL_USE_COMM_NONBLOCKING", "0"}};
+  EXPECT_EQ(complaints("variables"),
+            "note: NVSHMEM_IB_GID_INDEX=3\nnote: NCCL_IB_TC=52\nnote: NVSHMEM_ENABLE_NIC_PE_MAPPING=1\n"
+            "note: NCCL_NET=gIB\nwarning: GDRCOPY_HOME=/opt/deepep/gdrcopy: there is no such folder\n"
+            "error: TORCH_NCCL_USE_COMM_NONBLOCKING=0 beside NCCL_NET=gIB");
+  EXPECT_EQ(complaints("map"), "warning: NCCL_IB_TIMEOUT='99' is ignored: not a number from 0 to 31");
+}
+
+TEST_F(Doctor, AMalformedMapping) {
+  write_healthy_machine(machine_);
+  variables_["DEEP_EP_DEVICE_TO_HCA_MAPPING"] = "0:mlx5_0,1";
+  EXPECT_EQ(
+      complaints("variables"),
+      "error: DEEP_EP_DEVICE_TO_HCA_MAPPING: entry 2, '1': there is no ':' between GPU and HCA; allowed: <CUDA id "
+      "or GPU UUID>:<hca>[:<port>],...");
+  variables_["DEEP_EP_DEVICE_TO_HCA_MAPPING"] = "0:mlx5_0,1:mlx5_0";
+  EXPECT_NE(complaints("map").find("warning: mlx5_0 port 1 carries the traffic of 2 GPUs"), std::string::npos);
+  EXPECT_NE(complaints("map").find("error: GPU 2 (0000:23:00.0) -> no NIC: DEEP_EP_DEVICE_TO_HCA_MAPPING does not name "
+                                   "it"),
+            std::string::npos);
+}
+
+TEST_F(Doctor, CudaVisibleDevices) {
+  write_healthy_machine(machine_);
+  variables_["CUDA_VISIBLE_DEVICES"] = "3," + test::gpu_uuid(1);
+  EXPECT_EQ(
+      complaints("cuda_visible_devices"),
+      fmt::format("note: CUDA_VISIBLE_DEVICES=3,{}: CUDA device 0 is GPU 3 (0000:24:00.0), CUDA device 1 is GPU 1 "
+                  "(0000:14:00.0)",
+                  test::gpu_uuid(1)));
+  variables_["CUDA_VISIBLE_DEVICES"] = "0,8";
+  EXPECT_EQ(complaints("cuda_visible_devices"), "error: CUDA_VISIBLE_DEVICES='0,8': there is no GPU 8");
+}
+
+// --- counters ---
+
+class DoctorCounters : public Doctor {
+ protected:
+  DoctorCounters() { write_healthy_machine(machine_); }
+  void count(int nic, const std::string& counter, std::uint64_t value) const {
+    machine_.write(fmt::format("/sys/class/infiniband/mlx5_{}/ports/1/{}", nic, counter), std::to_string(value));
+  }
+  Findings traffic_after(const std::vector<PortCounters>& before) const {
+    Findings findings;
+    check_traffic(patient(), difference(before, read_counters(patient())), findings);
+    return findings;
+  }
+};
+
+TEST_F(DoctorCounters, OnlyOneNicCarriesTraffic) {
+  const auto before = read_counters(patient());
+  count(0, "counters/port_xmit_data", 1000 + (std::uint64_t{1} << 30));
+  const Findings found = traffic_after(before);
+  ASSERT_EQ(found.size(), 1u);
+  EXPECT_EQ(found[0].found, "only one NIC carries traffic");
+  EXPECT_EQ(found[0].verdict, Verdict::error);
+  EXPECT_NE(found[0].meaning.find("mlx5_1 (0 bytes), mlx5_2 (0 bytes)"), std::string::npos) << found[0].meaning;
+  EXPECT_EQ(found[0].meaning.find("mlx5_0"), std::string::npos);
+}
+
+TEST_F(DoctorCounters, AllCarryTheirShare) {
+  const auto before = read_counters(patient());
+  for (int nic = 0; nic < 8; ++nic) count(nic, "counters/port_xmit_data", 1000 + 262144);
+  const Findings found = traffic_after(before);
+  ASSERT_EQ(found.size(), 1u);
+  EXPECT_EQ(found[0].found, "8 NICs carried 1.00 MiB each on average") << "words of four bytes";
+  EXPECT_EQ(found[0].verdict, Verdict::ok);
+}
+
+TEST_F(DoctorCounters, OneLagsBehindAndOneLosesPackets) {
+  const auto before = read_counters(patient());
+  for (int nic = 0; nic < 7; ++nic) count(nic, "counters/port_rcv_data", 1000 + 262144);
+  count(7, "counters/port_rcv_data", 1000 + 65536);
+  count(3, "hw_counters/out_of_sequence", 17);
+  count(4, "counters/port_xmit_discards", 5);  // went back: the driver was loaded anew
+  const Findings found = traffic_after(before);
+  ASSERT_EQ(found.size(), 2u);
+  EXPECT_EQ(found[0].found, "1 of 8 NICs carry less than half of the average");
+  EXPECT_EQ(found[1].found, "mlx5_3 port 1: out_of_sequence 17");
+  EXPECT_EQ(found[1].verdict, Verdict::warning);
+}
+
+TEST_F(DoctorCounters, NothingMoved) {
+  const Findings found = traffic_after(read_counters(patient()));
+  ASSERT_EQ(found.size(), 1u);
+  EXPECT_EQ(found[0].found, "no NIC carried anything");
+}
+
+TEST_F(DoctorCounters, CommandsRunAndTellTheirStatus) {
+  EXPECT_EQ(run_command({"true"}, false), 0);
+  EXPECT_EQ(run_command({"sh", "-c", "exit 7"}, false), 7);
+  EXPECT_EQ(run_command({"sh", "-c", "kill -9 $$"}, false), 137);
+  EXPECT_THROW(run_command({"/no/such/command"}, false), SystemError);
+  testing::internal::CaptureStdout();
+  EXPECT_EQ(run_command({"sh", "-c", "echo not for the report >&1"}, true), 0);
+  EXPECT_EQ(testing::internal::GetCapturedStdout(), "");
+}
+
+}  // namespace
+}  // namespace deep_ep::tools

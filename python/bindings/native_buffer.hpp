@@ -100,7 +100,9 @@ class NativeBuffer : public std::enable_shared_from_this<NativeBuffer> {
   auto without_gil(Work&& work);
   /// On the CPU: waits for what a low-latency call enqueued, and raises what it met.
   void complete_on_cpu();
-  py::object hook_object(std::function<void()> receive, py::tuple needed);
+  /// None without `receive`. `needed`: objects of the caller that it uses.
+  template <class... Objects>
+  py::object hook_object(std::function<void()> receive, const Objects&... needed);
   /// A tensor of memory that ends with the buffer.
   static py::object lend(const TensorView& view);
 

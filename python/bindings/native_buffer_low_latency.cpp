@@ -43,14 +43,16 @@ void NativeBuffer::complete_on_cpu() {
   alive().check();
 }
 
-py::object NativeBuffer::hook_object(std::function<void()> receive, py::tuple needed) {
+template <class... Objects>
+py::object NativeBuffer::hook_object(std::function<void()> receive, const Objects&... needed) {
+  if (!receive) return py::none();
   return py::cast(ReceiveHook(
       [self = shared_from_this(), receive = std::move(receive)] {
         self->alive();  // the buffer may have been destroyed since the send part
         receive();
         self->complete_on_cpu();
       },
-      std::move(needed)));
+      py::make_tuple(needed...)));
 }
 
 py::tuple NativeBuffer::low_latency_dispatch(py::handle x, py::handle topk_idx, py::handle topk_weights, int max_tokens,
@@ -87,11 +89,11 @@ py::tuple NativeBuffer::low_latency_dispatch(py::handle x, py::handle topk_idx, 
                    {&result.recv_x, result.recv_x_scales ? &*result.recv_x_scales : &none, &result.recv_count,
                     result.recv_topk_idx ? &*result.recv_topk_idx : &none,
                     result.recv_topk_weights ? &*result.recv_topk_weights : &none, &result.handle.src_info});
-  return py::make_tuple(
-      std::move(rows), framework.hand_out(result.recv_count), framework.hand_out(result.recv_topk_idx),
-      framework.hand_out(result.recv_topk_weights), handles_.hand_out(result.handle), event,
-      hook_object(std::move(result.hook),
-                  py::make_tuple(x, topk_idx, topk_weights, cumulative_local_expert_recv_stats, wait_recv_cost_stats)));
+  return py::make_tuple(std::move(rows), framework.hand_out(result.recv_count),
+                        framework.hand_out(result.recv_topk_idx), framework.hand_out(result.recv_topk_weights),
+                        handles_.hand_out(result.handle), event,
+                        hook_object(std::move(result.hook), x, topk_idx, topk_weights,
+                                    cumulative_local_expert_recv_stats, wait_recv_cost_stats));
 }
 
 py::tuple NativeBuffer::low_latency_combine(py::handle x, py::handle topk_idx, py::handle topk_weights,
@@ -123,9 +125,9 @@ py::tuple NativeBuffer::low_latency_combine(py::handle x, py::handle topk_idx, p
   }
   py::object combined = arguments.out ? py::reinterpret_borrow<py::object>(out) : framework.hand_out(result.combined_x);
   const py::object event = event_object({{}, end.async_finish}, result.event, {&result.combined_x});
-  return py::make_tuple(combined, event,
-                        hook_object(std::move(result.hook),
-                                    py::make_tuple(x, topk_idx, topk_weights, handle, out, wait_recv_cost_stats)));
+  return py::make_tuple(
+      combined, event,
+      hook_object(std::move(result.hook), x, topk_idx, topk_weights, handle, out, wait_recv_cost_stats));
 }
 
 py::object NativeBuffer::low_latency_combine_buffer(const py::tuple& handle) {

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "csrc/rdma/verbs/libraries.hpp"
 #include "deep_ep/error.hpp"
 #include "tools/commands.hpp"
 #include "tools/doctor_checks.hpp"
@@ -24,6 +25,20 @@ struct DoctorOptions {
   bool json = false;
 };
 
+/// On this machine the libraries can be opened, which is more than their files can tell.
+void check_loaded_libraries(const Patient& patient, Findings& findings) {
+  const rdma::verbs::LibraryReport report = rdma::verbs::report_libraries();
+  const std::vector<std::string> lines = rdma::verbs::describe(report);
+  const bool usable = report.verbs.usable && report.mlx5.usable;
+  findings.push_back({"loaded_libraries",
+                      usable                 ? Verdict::ok
+                      : patient.nics.empty() ? Verdict::note
+                                             : Verdict::error,
+                      fmt::format("{}", fmt::join(lines, "; ")),
+                      usable ? "" : "what cannot be opened here cannot be opened by a run with the same variables",
+                      usable || patient.nics.empty() ? "" : "see the findings of the check `libraries`"});
+}
+
 int run_doctor(const DoctorOptions& options) {
   if (options.nic_counters == options.command.empty()) {
     throw InvalidArgument(options.nic_counters ? "--nic-counters: the command to run is missing (-- COMMAND ...)"
@@ -33,6 +48,7 @@ int run_doctor(const DoctorOptions& options) {
       examine(options.sysroot.empty() ? topology::SystemRoot() : topology::SystemRoot(options.sysroot),
               rdma::process_environment);
   Findings findings = check_everything(patient);
+  if (patient.root.is_this_machine()) check_loaded_libraries(patient, findings);
   std::vector<PortCounters> traffic;
   if (options.nic_counters) {
     const std::vector<PortCounters> before = read_counters(patient);

@@ -37,6 +37,24 @@ CombineResult Buffer::combine(const CombineArguments& arguments, const CallOptio
   return alive(implementation_, "combine").combine(arguments, call);
 }
 
+LowLatencyDispatchResult Buffer::low_latency_dispatch(const LowLatencyDispatchArguments& arguments,
+                                                      const CallOptions& call) {
+  return alive(implementation_, "low_latency_dispatch").low_latency_dispatch(arguments, call);
+}
+void Buffer::low_latency_clean(const CallOptions& call) {
+  alive(implementation_, "low_latency_clean").low_latency_clean(call);
+}
+void Buffer::low_latency_update_mask(int rank, bool masked, const CallOptions& call) {
+  alive(implementation_, "low_latency_update_mask").low_latency_update_mask(rank, masked, call);
+}
+void Buffer::low_latency_query_mask(const TensorView& status, const CallOptions& call) {
+  alive(implementation_, "low_latency_query_mask").low_latency_query_mask(status, call);
+}
+void Buffer::low_latency_clear_mask(const CallOptions& call) {
+  alive(implementation_, "low_latency_clear_mask").low_latency_clear_mask(call);
+}
+void Buffer::low_latency_resume() { alive(implementation_, "low_latency_resume").low_latency_resume(); }
+
 Tensor Buffer::allocate_tensor(DType dtype, std::initializer_list<std::int64_t> shape, const CallOptions& call) {
   Implementation& buffer = alive(implementation_, "allocate_tensor");
   for (const std::int64_t size : shape) {

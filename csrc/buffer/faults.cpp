@@ -76,6 +76,12 @@ std::string Buffer::Implementation::describe(const FaultRecord& fault) const {
                            describe_shape_value(fault.field, fault.expected), rank_,
                            describe_shape_value(fault.field, fault.seen), fault.peer);
       }
+      if (fault.wanted == Wanted::low_latency_dispatch_counts) {
+        return fmt::format(
+            "low_latency_dispatch: ranks {} and {} differ in max_tokens, hidden, top-k, num_experts, use_fp8 or in "
+            "whether weights travel; they must be equal on all ranks. The ranks no longer agree: destroy the buffer",
+            rank_, fault.peer);
+      }
       return fmt::format(
           "{}: rows of rank {} and of rank {} differ in size, number of scales or top-k; they must be equal on all "
           "ranks. The ranks no longer agree: destroy the buffer",
@@ -86,6 +92,12 @@ std::string Buffer::Implementation::describe(const FaultRecord& fault) const {
           "the same tokens",
           fault.peer, fault.field);
     case FaultKind::overflow:
+      if (fault.wanted == Wanted::low_latency_dispatch_rows) {
+        return fmt::format(
+            "low_latency_dispatch: tokens name local expert {} of rank {} more than once, and it got more than the {} "
+            "rows that its part of the output has; the rows beyond are lost",
+            fault.field, rank_, fault.seen);
+      }
       return fmt::format("rank {} received {} rows but num_worst_tokens leaves room for {}; the rows beyond are lost",
                          rank_, fault.expected, fault.seen);
     case FaultKind::unknown_expert:
@@ -97,6 +109,11 @@ std::string Buffer::Implementation::describe(const FaultRecord& fault) const {
       break;
   }
   return "unknown fault";
+}
+
+std::string Buffer::Implementation::describe_masked(const FaultRecord& record) const {
+  return fmt::format("rank {} waited {} s for rank {}: {} did not come (signal at {}, expected {}); it is masked now",
+                     rank_, timeout_s_, record.peer, text_of(record.wanted), record.seen, record.expected);
 }
 
 bool Buffer::Implementation::breaks(const FaultRecord& fault) {

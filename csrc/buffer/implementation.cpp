@@ -47,12 +47,14 @@ ControlWindow control_window(int num_ranks, const BufferOptions& options, std::s
 
 /// The heap's layout follows from these, so they must be equal.
 void check_same_options(Bootstrap& bootstrap, const BufferOptions& options) {
-  const std::array<std::uint64_t, 3> mine = {options.heap_bytes, options.window_bytes,
-                                             static_cast<std::uint64_t>(options.max_local_experts)};
-  constexpr std::array<const char*, 3> kNames = {"heap_bytes", "window_bytes", "max_local_experts"};
+  const std::array<std::uint64_t, 5> mine = {
+      options.heap_bytes, options.window_bytes, static_cast<std::uint64_t>(options.max_local_experts),
+      options.low_latency_bytes, options.low_latency_masking ? std::uint64_t{1} : 0};
+  constexpr std::array<const char*, 5> kNames = {"heap_bytes", "window_bytes", "max_local_experts", "low_latency_bytes",
+                                                 "low_latency_masking"};
   const std::vector<std::byte> all = bootstrap.all_gather(std::as_bytes(std::span(mine)));
   for (int rank = 0; rank < bootstrap.size(); ++rank) {
-    std::array<std::uint64_t, 3> theirs;
+    std::array<std::uint64_t, 5> theirs;
     std::memcpy(theirs.data(), all.data() + static_cast<std::size_t>(rank) * sizeof theirs, sizeof theirs);
     for (std::size_t i = 0; i < mine.size(); ++i) {
       if (theirs[i] == mine[i]) continue;
@@ -129,6 +131,7 @@ Buffer::Implementation::Implementation(std::shared_ptr<Bootstrap> bootstrap, std
   const std::size_t counts_bytes =
       sizeof(HostCounts) + sizeof(std::int32_t) * static_cast<std::size_t>(options_.max_local_experts);
   host_counts_ = static_cast<HostCounts*>(own(executor_->allocate_pinned(counts_bytes), &Executor::free_pinned));
+  if (options_.low_latency_bytes != 0) set_up_low_latency();
   bootstrap_->barrier();  // nobody signals before everybody is ready
   log::info("buffer: rank {} of {} on {}, heap {}, of which window {}", rank_, num_ranks_,
             to_string(executor_->device()), format_bytes(heap_->bytes()), format_bytes(window_bytes_));
@@ -144,12 +147,17 @@ void Buffer::Implementation::lay_out_heap() {
                       least);
   }
   HeapOptions heap_options;
-  heap_options.bytes = options_.heap_bytes;
+  heap_options.bytes = options_.heap_bytes + options_.low_latency_bytes;
   heap_options.timeout_s = timeout_s_;
   heap_ = executor_->create_heap(*bootstrap_, heap_options);
-  window_ = heap_->local() + control_.bytes();
+  low_latency_window_ = {.begin = control_.bytes(),
+                         .bytes = options_.low_latency_bytes / kLine * kLine,
+                         .num_ranks = num_ranks_,
+                         .max_local_experts = options_.max_local_experts};
+  const std::size_t window_at = control_.bytes() + low_latency_window_.bytes;
+  window_ = heap_->local() + window_at;
   window_bytes_ = window_bytes_ / kLine * kLine;
-  const std::size_t arena_at = control_.bytes() + window_bytes_;
+  const std::size_t arena_at = window_at + window_bytes_;
   arena_ = std::make_shared<Arena>(executor_, heap_, arena_at, heap_->bytes() - arena_at);
 }
 
@@ -252,7 +260,7 @@ bool Buffer::Implementation::in_heap(const TensorView& tensor) const {
 }
 
 TensorView Buffer::Implementation::local_memory() const {
-  const auto bytes = static_cast<std::int64_t>(heap_->bytes() - control_.bytes());
+  const auto bytes = static_cast<std::int64_t>(heap_->bytes() - heap_->offset_of(window_));
   return TensorView::contiguous(window_, DType::uint8, {bytes}, executor_->device());
 }
 

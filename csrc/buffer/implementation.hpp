@@ -1,14 +1,19 @@
-// What a Buffer is made of. The calls themselves are one file each: layout.cpp, dispatch.cpp, combine.cpp.
+// What a Buffer is made of. The calls themselves are one file each: layout.cpp, dispatch.cpp, combine.cpp,
+// low_latency_dispatch.cpp, low_latency_combine.cpp.
 #pragma once
 
+#include <array>
+#include <functional>
 #include <optional>
 #include <string>
 
+#include "csrc/buffer/low_latency_queue.hpp"
 #include "csrc/memory/arena.hpp"
 #include "csrc/memory/memory_cache.hpp"
 #include "csrc/memory/symmetric_heap.hpp"
 #include "deep_ep/buffer.hpp"
 #include "kernels/intranode/params.hpp"
+#include "kernels/low_latency/params.hpp"
 
 namespace deep_ep {
 
@@ -24,6 +29,15 @@ class Buffer::Implementation {
   DispatchLayout get_dispatch_layout(const TensorView& topk_idx, int num_experts, const CallOptions& call);
   DispatchResult dispatch(const DispatchArguments& arguments, const CallOptions& call);
   CombineResult combine(const CombineArguments& arguments, const CallOptions& call);
+
+  LowLatencyDispatchResult low_latency_dispatch(const LowLatencyDispatchArguments& arguments, const CallOptions& call);
+  LowLatencyCombineResult low_latency_combine(const LowLatencyCombineArguments& arguments, const CallOptions& call);
+  TensorView low_latency_combine_buffer(const LowLatencyHandle& handle);
+  void low_latency_clean(const CallOptions& call);
+  void low_latency_update_mask(int rank, bool masked, const CallOptions& call);
+  void low_latency_query_mask(const TensorView& status, const CallOptions& call);
+  void low_latency_clear_mask(const CallOptions& call);
+  void low_latency_resume();
 
   int rank() const { return rank_; }
   int num_ranks() const { return num_ranks_; }
@@ -71,6 +85,7 @@ class Buffer::Implementation {
   /// Throws what a kernel met since the last look. Cheap when there is nothing.
   void raise_faults();
   std::string describe(const FaultRecord& fault) const;
+  std::string describe_masked(const FaultRecord& record) const;
   /// True for a fault after which the ranks no longer agree on how far they got.
   static bool breaks(const FaultRecord& fault);
   /// Has a call ended early? (Notes do not count.)
@@ -85,6 +100,23 @@ class Buffer::Implementation {
   LaunchShape combine_shape(const Config& config, CombineParams& params) const;
   void place_window(const DispatchArguments& arguments, DispatchParams& params) const;
   void place_window(CombineParams& params) const;
+
+  // Low-latency calls (low_latency.cpp).
+  void set_up_low_latency();
+  /// `call` needs low-latency memory.
+  void require_low_latency(const char* call) const;
+  void require_masking(const char* call) const;
+  /// Throws what an earlier call met, and logs whom it masked.
+  void look_after_low_latency();
+  LowLatencyParams low_latency_params() const;
+  /// The call's `tokens` and its rows of `row_bytes` fit the window.
+  void check_low_latency_room(std::int64_t max_tokens, std::int64_t hidden, std::size_t row_bytes) const;
+  LowLatencyQueue& queue(LowLatencyKind kind) const { return *queues_[static_cast<std::size_t>(kind)]; }
+  /// Enqueues one part, or both, of a call whose receive part may wait for a hook.
+  using LowLatencyLaunch = std::function<void(LowLatencyPhase, StreamHandle)>;
+  /// After begin: enqueues both parts, or the send part and sets `hook` for the other. Then it is time to finish.
+  void enqueue_low_latency(LowLatencyKind kind, const CallOptions& call, LowLatencyLaunch launch,
+                           std::function<void()>& hook);
 
   std::shared_ptr<Bootstrap> bootstrap_;
   std::shared_ptr<Executor> executor_;
@@ -111,6 +143,14 @@ class Buffer::Implementation {
   FaultRecord* faults_ = nullptr;      // pinned; [0] a fault that ended a call, [1] a note that none needed to end for
   HostCounts* host_counts_ = nullptr;  // pinned
   std::string broken_;                 // not empty: why every call throws
+
+  LowLatencyWindow low_latency_window_;
+  LowLatencyState* low_latency_state_ = nullptr;  // device memory
+  std::int32_t* mask_ = nullptr;                  // device memory, [num_ranks]; nullptr: no masking
+  FaultRecord* masked_ = nullptr;                 // pinned, [num_ranks]: whom kernels masked
+  std::byte* combine_buffer_ = nullptr;           // device memory
+  std::size_t combine_buffer_bytes_ = 0;
+  std::array<std::shared_ptr<LowLatencyQueue>, static_cast<std::size_t>(LowLatencyKind::count)> queues_;
 };
 
 }  // namespace deep_ep

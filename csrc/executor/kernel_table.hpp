@@ -10,6 +10,9 @@ struct LayoutParams;
 struct NotifyParams;
 struct DispatchParams;
 struct CombineParams;
+struct LowLatencyDispatchParams;
+struct LowLatencyCombineParams;
+struct LowLatencyBarrierParams;
 
 template <class Params>
 using Launcher = void (*)(const Params&, const LaunchShape&, void* stream);
@@ -19,6 +22,8 @@ struct KernelTable {
   Launcher<NotifyParams> notify = nullptr;
   Launcher<DispatchParams> dispatch = nullptr;
   Launcher<CombineParams> combine = nullptr;
+  Launcher<LowLatencyDispatchParams> dispatch_low_latency = nullptr;
+  Launcher<LowLatencyBarrierParams> barrier_low_latency = nullptr;
 };
 
 /// Defined by csrc/executor/host/kernel_table.cpp and csrc/executor/cuda/kernel_table.cpp.

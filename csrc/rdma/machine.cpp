@@ -58,6 +58,7 @@ NicAssignment assignment_of(const NicMap& map, std::size_t gpu) {
 
 NicAssignment nic_of_cuda_device(int ordinal) {
   const NicMap& map = machine_nic_map();
+  if (map.nics.empty()) fail<SystemError>("RDMA was asked for, but {}. `deep_ep doctor` says more", why_no_rdma(map));
   const auto address = topology::cuda_device_address(ordinal);
   const auto gpu = std::find_if(map.gpus.begin(), map.gpus.end(), [&](const topology::Gpu& candidate) {
     return address && candidate.pci.address == address;

@@ -7,8 +7,9 @@
 // order. Of each kind (dispatch, combine) two calls may wait for their hooks at once; hooks may be called late and in
 // any order: calling one first enqueues the receive parts of the same kind that were sent before it.
 //
-// Kernels run on `CallOptions::stream`, or with `async_finish` on the buffer's communication stream; the hook enqueues
-// on the stream that the send part ran on. All ranks make the same calls in the same order.
+// Kernels run where and when those of all calls do (buffer.hpp); a hook is a call on the stream that the send part was
+// called with. A call without a hook first enqueues the receive parts of its kind that still wait for theirs. All ranks
+// make the same calls in the same order; when hooks are called is up to each.
 #pragma once
 
 #include <cstdint>
@@ -29,7 +30,8 @@ enum class LowLatencyLayout : std::uint8_t {
 struct LowLatencyHandle {
   /// expert_major: [L, R * M] int32, token index at its source for each valid row; rank_major: [R, M] int32.
   Tensor src_info;
-  /// expert_major: [L, R] int64, (first row << 32) | rows, of each source. rank_major: [R] int64 likewise (first row 0).
+  /// expert_major: [L, R] int64, (first row << 32) | rows, of each source. rank_major: [R] int64 likewise (first row
+  /// 0).
   Tensor layout_range;
   /// [1 + M + M * K, R] int32 in the order of kernels/low_latency/params.hpp: rows of each source, their tokens, and
   /// where each selection's row lies in recv_x (-1: on another rank).
@@ -42,14 +44,14 @@ struct LowLatencyHandle {
 };
 
 struct LowLatencyDispatchArguments {
-  TensorView x;         ///< [T, H] bfloat16 contiguous, H a multiple of 128 (512 with use_ue8m0)
-  TensorView topk_idx;  ///< [T, K] int32 or int64 contiguous, K <= 32; negative = no selection
+  TensorView x;                            ///< [T, H] bfloat16 contiguous, H a multiple of 128 (512 with use_ue8m0)
+  TensorView topk_idx;                     ///< [T, K] int32 or int64 contiguous, K <= 32; negative = no selection
   std::optional<TensorView> topk_weights;  ///< [T, K] float32; rank_major only: travels with the rows
   int max_tokens = 0;                      ///< M
   int num_experts = 0;                     ///< E, a multiple of R, at most 65535
-  bool use_fp8 = true;       ///< cast each 128 channels to float8_e4m3 with a float32 scale of their own
-  bool round_scale = false;  ///< scales are powers of two
-  bool use_ue8m0 = false;    ///< scales are packed as exponents, four in an int32; needs round_scale
+  bool use_fp8 = true;                     ///< cast each 128 channels to float8_e4m3 with a float32 scale of their own
+  bool round_scale = false;                ///< scales are powers of two
+  bool use_ue8m0 = false;                  ///< scales are packed as exponents, four in an int32; needs round_scale
   LowLatencyLayout layout = LowLatencyLayout::expert_major;
   /// [L] int32: rows received by each expert are added.
   std::optional<TensorView> cumulative_local_expert_recv_stats;
@@ -67,7 +69,8 @@ struct LowLatencyDispatchResult {
   Tensor recv_count;  ///< int32: [L] (expert_major) or [R] (rank_major)
   /// rank_major: [R, M, K] int32 local expert of each selection, -1: on another rank or none.
   std::optional<Tensor> recv_topk_idx;
-  std::optional<Tensor> recv_topk_weights;  ///< rank_major, where weights were sent: [R, M, K] float32, 0 where idx is -1
+  std::optional<Tensor>
+      recv_topk_weights;  ///< rank_major, where weights were sent: [R, M, K] float32, 0 where idx is -1
   LowLatencyHandle handle;
   EventHandle event;           ///< set with async_finish
   std::function<void()> hook;  ///< set with return_recv_hook: enqueues the receive part; a second call does nothing
@@ -80,8 +83,8 @@ struct LowLatencyCombineArguments {
   TensorView topk_idx;      ///< [T, K]: as dispatched; a selection that has since become negative is left out
   TensorView topk_weights;  ///< [T, K] float32 contiguous (expert_major: applied to the rows)
   const LowLatencyHandle* handle = nullptr;
-  bool use_logfmt = false;            ///< rows travel in LogFMT-10 where their range allows
-  std::optional<TensorView> out;      ///< [T, H] bfloat16 contiguous: written and returned
+  bool use_logfmt = false;                         ///< rows travel in LogFMT-10 where their range allows
+  std::optional<TensorView> out;                   ///< [T, H] bfloat16 contiguous: written and returned
   std::optional<TensorView> wait_recv_cost_stats;  ///< [R] int64, as for dispatch
   Config config;
 };

@@ -115,7 +115,7 @@ struct LowLatencyState {
   std::uint64_t barriers;      ///< barriers come to
   std::uint64_t abort;         ///< see WaitContext; of low-latency calls only
   std::uint64_t mask_version;  ///< grows with every rank that a kernel masks
-  std::int32_t one;            ///< always 1, for the host to copy from
+  std::int32_t none, one;      ///< always 0 and 1, for the host to copy from
 };
 
 }  // namespace deep_ep

@@ -205,6 +205,17 @@ DEEP_EP_DEVICE std::uint64_t now_ns() {
 #endif
 }
 
+/// Clock cycles of this SM; nanoseconds on the host.
+DEEP_EP_DEVICE std::int64_t clock_cycles() {
+#if DEEP_EP_TARGET_CUDA
+  std::int64_t now;
+  asm volatile("mov.u64 %0, %clock64;" : "=l"(now));
+  return now;
+#else
+  return static_cast<std::int64_t>(host_machine::now_ns());
+#endif
+}
+
 /// Call in every polling loop, with the number of polls so far: gives the processor to those who are waited for.
 DEEP_EP_DEVICE void pause(int spins) {
 #if DEEP_EP_TARGET_CUDA

@@ -52,4 +52,60 @@ DEEP_EP_DEVICE std::uint32_t pack_bf16(float low, float high) {
 #endif
 }
 
+// float8_e4m3 (finite only: no infinities, largest 448).
+
+/// Two values, the lower address in the lower byte. To nearest, ties to even; beyond 448 gives 448; NaN gives 0x7f.
+DEEP_EP_DEVICE std::uint16_t pack_e4m3(float low, float high) {
+#if DEEP_EP_TARGET_CUDA
+  std::uint16_t pair;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
+  return pair;
+#else
+  const auto convert = [](float value) -> std::uint32_t {
+    const std::uint32_t bits = bits_of(value);
+    const std::uint32_t magnitude = bits & 0x7fffffffu;
+    if (magnitude > 0x7f800000u) return 0x7f;
+    const std::uint32_t sign = bits >> 31 << 7;
+    if (magnitude >= bits_of(448.0f)) return sign | 0x7e;
+    // Below the smallest normal number, 2^-6, steps are 2^-9: those of floats between 2^14 and 2^15.
+    if (magnitude < bits_of(0x1p-6f)) {
+      return sign | (bits_of(float_from_bits(magnitude) + 0x1p14f) - bits_of(0x1p14f));
+    }
+    const std::uint32_t rounded = magnitude + 0x7ffffu + ((magnitude >> 20) & 1u);
+    return sign | ((rounded >> 20) - ((127u - 7u) << 3));
+  };
+  return static_cast<std::uint16_t>(convert(low) | convert(high) << 8);
+#endif
+}
+
+/// How 128 channels with this largest magnitude become float8_e4m3: channel * multiplier, and what undoes it.
+struct Fp8Scale {
+  float multiplier;
+  float inverse;  ///< what travels
+};
+
+/// The definition that DeepEP's kernels and those who read their output share: amax is at least 1e-4; inverse =
+/// amax * fl32(1 / 448) and multiplier = 448 / amax, each rounded once; or, for power-of-two scales, the next power of
+/// two from that inverse on.
+DEEP_EP_DEVICE Fp8Scale fp8_scale(float amax, bool power_of_two) {
+  constexpr float kLargest = 448.0f;
+  constexpr float kLargestInverse = 1.0f / 448.0f;
+  amax = amax < 1e-4f ? 1e-4f : amax;
+#if DEEP_EP_TARGET_CUDA
+  const float inverse = __fmul_rn(amax, kLargestInverse);
+#else
+  const float inverse = amax * kLargestInverse;
+#endif
+  if (power_of_two) {
+    const std::uint32_t bits = bits_of(inverse);
+    const std::uint32_t exponent = (bits >> 23) + ((bits & 0x7fffffu) != 0 ? 1u : 0u);  // biased
+    return {float_from_bits((254u - exponent) << 23), float_from_bits(exponent << 23)};
+  }
+#if DEEP_EP_TARGET_CUDA
+  return {__fdiv_rn(kLargest, amax), inverse};
+#else
+  return {kLargest / amax, inverse};
+#endif
+}
+
 }  // namespace deep_ep::device

@@ -163,7 +163,7 @@ class SendQueue {
     }
   }
 
-  const RdmaQueuePair& pair_;
+  RdmaQueuePair pair_;  ///< a copy: what is used of it stays in registers
   const WaitContext& wait_;
   std::uint64_t written_;    ///< entries filled in
   std::uint64_t rung_;       ///< entries handed to the device

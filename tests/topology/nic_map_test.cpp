@@ -227,6 +227,22 @@ TEST_F(NicMapTest, AMachineWithoutRdmaGivesOneClearError) {
   }
 }
 
+TEST(ThisMachine, WithoutRdmaSaysSoAndHasAMapAllTheSame) {
+  if (!find_nics({}).empty()) GTEST_SKIP() << "this machine has RDMA devices";
+  EXPECT_TRUE(machine_nic_map().nics.empty());
+  EXPECT_EQ(machine_nic_map().rows.size(), machine_nic_map().gpus.size());
+  constexpr std::string_view kError = "RDMA was asked for, but this machine has no RDMA device";
+  for (const bool gpu : {false, true}) {
+    try {
+      gpu ? nic_of_cuda_device(0) : nic_of_host_rank(0, 2);
+      FAIL();
+    } catch (const SystemError& error) {
+      EXPECT_TRUE(std::string_view(error.what()).starts_with(kError)) << error.what();
+    }
+  }
+  EXPECT_THROW(nic_of_host_rank(2, 2), InvalidArgument);
+}
+
 TEST_F(NicMapTest, RanksOnTheCpuTakeTurns) {
   write({.with_gpus = false});
   EXPECT_TRUE(map_of(machine_).rows.empty());

@@ -3,17 +3,25 @@
 
 #include "kernels/intranode/params.hpp"
 #include "kernels/layout/params.hpp"
+#include "kernels/low_latency/params.hpp"
 #include "kernels/primitives/launch.hpp"
 
 DEEP_EP_DECLARE_KERNEL(layout, deep_ep::LayoutParams)
 DEEP_EP_DECLARE_KERNEL(notify, deep_ep::NotifyParams)
 DEEP_EP_DECLARE_KERNEL(dispatch, deep_ep::DispatchParams)
 DEEP_EP_DECLARE_KERNEL(combine, deep_ep::CombineParams)
+DEEP_EP_DECLARE_KERNEL(dispatch_low_latency, deep_ep::LowLatencyDispatchParams)
+DEEP_EP_DECLARE_KERNEL(barrier_low_latency, deep_ep::LowLatencyBarrierParams)
 
 namespace deep_ep {
 
 const KernelTable& cuda_kernels() {
-  static const KernelTable table{cuda::launch_layout, cuda::launch_notify, cuda::launch_dispatch, cuda::launch_combine};
+  static const KernelTable table{.layout = cuda::launch_layout,
+                                 .notify = cuda::launch_notify,
+                                 .dispatch = cuda::launch_dispatch,
+                                 .combine = cuda::launch_combine,
+                                 .dispatch_low_latency = cuda::launch_dispatch_low_latency,
+                                 .barrier_low_latency = cuda::launch_barrier_low_latency};
   return table;
 }
 

@@ -1,6 +1,7 @@
 #include <cstdint>
-#include <limits>
+#include <optional>
 
+#include "csrc/rdma/settings.hpp"
 #include "csrc/rdma/verbs/queue_pair.hpp"
 #include "csrc/support/environment.hpp"
 #include "csrc/support/format.hpp"
@@ -9,7 +10,12 @@
 namespace deep_ep::rdma::verbs {
 namespace {
 
-std::uint8_t small_number(const char* variable, std::uint64_t highest) {
+/// The library's own variable where it is set, else what another library's variable said, else the own default.
+std::uint8_t small_number(const char* variable, std::optional<int> of_others, std::uint64_t highest) {
+  if (!environment::is_set(variable) && of_others && *of_others >= 0 &&
+      static_cast<std::uint64_t>(*of_others) <= highest) {
+    return static_cast<std::uint8_t>(*of_others);
+  }
   const std::uint64_t value = environment::unsigned_integer(variable);
   if (value > highest) {
     fail<InvalidArgument>("environment variable {}='{}', allowed: 0 to {}", variable, environment::value(variable),
@@ -20,14 +26,15 @@ std::uint8_t small_number(const char* variable, std::uint64_t highest) {
 
 }  // namespace
 
-PathOptions path_options_from_environment(int port, int gid_index) {
+PathOptions path_options(const RdmaSettings& settings, int port, int gid_index) {
   PathOptions path;
   path.port = port;
   path.gid_index = gid_index;
-  path.traffic_class = small_number("DEEP_EP_RDMA_TRAFFIC_CLASS", 255);
-  path.service_level = small_number("DEEP_EP_RDMA_SERVICE_LEVEL", 15);
-  path.ack_timeout = small_number("DEEP_EP_RDMA_ACK_TIMEOUT", 31);
-  path.retry_count = small_number("DEEP_EP_RDMA_RETRY_COUNT", 7);
+  path.pkey_index = static_cast<std::uint16_t>(settings.pkey_index.value_or(0));
+  path.traffic_class = small_number("DEEP_EP_RDMA_TRAFFIC_CLASS", settings.traffic_class, 255);
+  path.service_level = small_number("DEEP_EP_RDMA_SERVICE_LEVEL", settings.service_level, 15);
+  path.ack_timeout = small_number("DEEP_EP_RDMA_ACK_TIMEOUT", settings.ack_timeout, 31);
+  path.retry_count = small_number("DEEP_EP_RDMA_RETRY_COUNT", settings.retry_count, 7);
   return path;
 }
 

@@ -86,28 +86,34 @@ std::string_view to_string(QueuePairState state) {
   return "unknown";
 }
 
-QueuePair::QueuePair(std::shared_ptr<CompletionQueue> completions, const QueuePairOptions& options,
-                     const PathOptions& path)
-    : completions_(std::move(completions)), path_(path) {
-  check(path_);
-  check_range("send queue depth", options.send_depth, 1, device().limits().queue_pair_depth);
-  const PortStatus port = device().port(path_.port);
+QueuePairAddress local_address(const Device& device, const PathOptions& path) {
+  check(path);
+  const PortStatus port = device.port(path.port);
   if (!port.active) {
     fail<SystemError>("RDMA device {} port {} is {}, not ACTIVE: no link, or its network interface is down",
-                      device().name(), path_.port, port.state);
+                      device.name(), path.port, port.state);
   }
-  address_.lid = port.lid;
-  address_.mtu = port.active_mtu;
-  address_.link_layer = port.link_layer;
-  address_.gid = device().gid(path_.port, path_.gid_index);
-  address_.packet_number = random_packet_number();
-  address_.outstanding_reads_in = device().limits().outstanding_reads_in;
-  if (port.link_layer == LinkLayer::ethernet && GidEntry{.bytes = address_.gid}.is_zero()) {
+  QueuePairAddress address;
+  address.lid = port.lid;
+  address.mtu = port.active_mtu;
+  address.link_layer = port.link_layer;
+  address.gid = device.gid(path.port, path.gid_index);
+  address.packet_number = random_packet_number();
+  address.outstanding_reads_in = device.limits().outstanding_reads_in;
+  if (port.link_layer == LinkLayer::ethernet && GidEntry{.bytes = address.gid}.is_zero()) {
     fail<InvalidArgument>(
         "GID index {} of RDMA device {} port {} is empty (0 to {} exist; an address is missing on "
         "its network interface, or the index is wrong)",
-        path_.gid_index, device().name(), path_.port, port.gid_count - 1);
+        path.gid_index, device.name(), path.port, port.gid_count - 1);
   }
+  return address;
+}
+
+QueuePair::QueuePair(std::shared_ptr<CompletionQueue> completions, const QueuePairOptions& options,
+                     const PathOptions& path)
+    : completions_(std::move(completions)), path_(path) {
+  check_range("send queue depth", options.send_depth, 1, device().limits().queue_pair_depth);
+  address_ = local_address(device(), path_);
   create(options);
   try {
     initialise();
@@ -155,7 +161,7 @@ void QueuePair::create(const QueuePairOptions& options) {
 void QueuePair::initialise() {
   ibv_qp_attr attributes{};
   attributes.qp_state = IBV_QPS_INIT;
-  attributes.pkey_index = 0;
+  attributes.pkey_index = path_.pkey_index;
   attributes.port_num = static_cast<std::uint8_t>(path_.port);
   attributes.qp_access_flags =
       IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC;

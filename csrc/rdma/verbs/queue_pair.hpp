@@ -11,12 +11,17 @@
 struct ibv_cq;
 struct ibv_qp;
 
+namespace deep_ep::rdma {
+struct RdmaSettings;
+}
+
 namespace deep_ep::rdma::verbs {
 
 /// Where a queue pair leaves the machine, and how long it tries.
 struct PathOptions {
   int port = 1;
   int gid_index = 0;
+  std::uint16_t pkey_index = 0;    ///< InfiniBand partition
   std::uint8_t traffic_class = 0;  ///< RoCE: DSCP in the upper six bits
   std::uint8_t service_level = 0;  ///< InfiniBand service level, RoCE priority; 0 to 15
   std::uint8_t hop_limit = 64;
@@ -29,8 +34,9 @@ struct PathOptions {
   std::uint8_t receiver_not_ready_retries = 7;
 };
 
-/// The defaults, with what DEEP_EP_RDMA_* variables say. InvalidArgument names a variable that is out of range.
-PathOptions path_options_from_environment(int port, int gid_index);
+/// The defaults, with what DEEP_EP_RDMA_* variables say, and the variables of other libraries that `settings` has read.
+/// InvalidArgument names a variable that is out of range.
+PathOptions path_options(const RdmaSettings& settings, int port, int gid_index);
 
 /// What one end must know of the other. Plain bytes in the byte order of the machine: all ranks share one.
 struct QueuePairAddress {
@@ -47,6 +53,10 @@ struct QueuePairAddress {
 static_assert(std::is_trivially_copyable_v<QueuePairAddress> && sizeof(QueuePairAddress) == 40);
 
 std::string to_string(const QueuePairAddress& address);
+
+/// All but the queue pair's number. InvalidArgument for a path out of range and for an empty GID, SystemError for a
+/// port that is not active.
+QueuePairAddress local_address(const Device& device, const PathOptions& path);
 
 class CompletionQueue {
  public:

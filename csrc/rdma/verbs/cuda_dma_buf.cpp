@@ -1,0 +1,48 @@
+#include <cuda.h>
+#include <cudaTypedefs.h>
+#include <cuda_runtime_api.h>
+
+#include "csrc/executor/cuda/driver.hpp"
+#include "csrc/rdma/verbs/dma_buf.hpp"
+#include "csrc/support/format.hpp"
+#include "deep_ep/error.hpp"
+
+namespace deep_ep::rdma::verbs {
+namespace {
+
+PFN_cuMemGetHandleForAddressRange_v11070 find_export() {
+  void* address = nullptr;
+  cudaDriverEntryPointQueryResult status = cudaDriverEntryPointSymbolNotFound;
+  const cudaError_t result =
+      cudaGetDriverEntryPointByVersion("cuMemGetHandleForAddressRange", &address, 11070, cudaEnableDefault, &status);
+  if (result != cudaSuccess || status != cudaDriverEntryPointSuccess) {
+    cudaGetLastError();  // taken note of here; the next CUDA call must not report it
+    return nullptr;
+  }
+  return reinterpret_cast<PFN_cuMemGetHandleForAddressRange_v11070>(address);
+}
+
+UniqueFd export_dma_buf(void* address, std::size_t bytes) {
+  static const auto export_range = find_export();
+  if (export_range == nullptr) {
+    fail<SystemError>("the CUDA driver has no cuMemGetHandleForAddressRange of CUDA 11.7 or later");
+  }
+  int descriptor = -1;
+  const CUresult result =
+      export_range(&descriptor, reinterpret_cast<CUdeviceptr>(address), bytes, CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD, 0);
+  if (result != CUDA_SUCCESS) {
+    const char* name = nullptr;
+    const char* text = nullptr;
+    cuda::driver().get_error_name(result, &name);
+    cuda::driver().get_error_string(result, &text);
+    fail<SystemError>("cuMemGetHandleForAddressRange of {} at {}: {} ({})", format_bytes(bytes), address,
+                      text != nullptr ? text : "unknown error", name != nullptr ? name : "no name");
+  }
+  return UniqueFd(descriptor);
+}
+
+}  // namespace
+
+DmaBufExporter gpu_dma_buf_exporter() { return export_dma_buf; }
+
+}  // namespace deep_ep::rdma::verbs

@@ -1,0 +1,153 @@
+#include "csrc/rdma/verbs/devx/commands.hpp"
+
+#include <algorithm>
+
+namespace deep_ep::rdma::verbs::devx {
+namespace {
+
+using layout::Opcode;
+
+constexpr std::uint64_t kLogMessageMax = 30;          // 1 GiB, what a work request may carry
+constexpr std::uint64_t kReceiverNotReadyTimer = 12;  // 0.64 ms
+
+constexpr Field of_context(Field field) { return within(layout::queue_pair::context, field); }
+constexpr std::uint32_t kPath = layout::queue_pair::context + layout::qpc::primary_address_path;
+constexpr Field of_path(Field field) { return within(kPath, field); }
+
+Mailbox with_opcode(Opcode opcode, std::uint32_t bits) {
+  Mailbox mailbox(bits);
+  mailbox.set(layout::command::opcode, static_cast<std::uint64_t>(opcode));
+  return mailbox;
+}
+
+Mailbox state_change(Opcode opcode, std::uint32_t queue_pair) {
+  Mailbox mailbox = with_opcode(opcode, layout::command::context_bits);
+  mailbox.set(layout::queue_pair::qpn, queue_pair);
+  return mailbox;
+}
+
+void set_route(Mailbox& mailbox, const ConnectionCommand& command) {
+  namespace ads = layout::ads;
+  const PathOptions& path = command.path;
+  mailbox.set(of_path(ads::vhca_port_num), static_cast<std::uint64_t>(path.port));
+  if (command.own.link_layer == LinkLayer::infiniband) {
+    mailbox.set(of_path(ads::tclass), path.traffic_class)
+        .set(of_path(ads::rlid), command.peer.lid)
+        .set(of_path(ads::sl), path.service_level);
+    return;
+  }
+  const auto& mac = command.peer_mac;
+  mailbox.set(of_path(ads::rmac_47_32), std::uint64_t{mac[0]} << 8 | mac[1])
+      .set(of_path(ads::rmac_31_0),
+           std::uint64_t{mac[2]} << 24 | std::uint64_t{mac[3]} << 16 | std::uint64_t{mac[4]} << 8 | mac[5])
+      .set_bytes(kPath + ads::rgid_rip, command.peer.gid)
+      .set(of_path(ads::src_addr_index), static_cast<std::uint64_t>(path.gid_index))
+      .set(of_path(ads::hop_limit), path.hop_limit)
+      .set(of_path(ads::eth_prio), path.service_level & 7U)
+      .set(of_path(ads::dscp), path.traffic_class >> 2)
+      .set(of_path(ads::udp_sport), udp_source_port(command.own.queue_pair, command.peer.queue_pair));
+}
+
+}  // namespace
+
+std::uint16_t udp_source_port(std::uint32_t local_queue_pair, std::uint32_t remote_queue_pair) {
+  std::uint64_t mixed = (std::uint64_t{local_queue_pair} << 32 | remote_queue_pair) * 0x9e3779b97f4a7c15ULL;
+  return static_cast<std::uint16_t>(0xc000U | mixed >> 50);
+}
+
+Mailbox query_capabilities_command(std::uint16_t op_mod) {
+  Mailbox mailbox = with_opcode(Opcode::query_hca_cap, layout::command::short_bits);
+  mailbox.set(layout::command::op_mod, op_mod);
+  return mailbox;
+}
+
+Mailbox create_completion_queue_command(const CompletionQueueCommand& command) {
+  namespace cqc = layout::cqc;
+  const auto of_queue = [](Field field) { return within(layout::create_cq::context, field); };
+  Mailbox mailbox = with_opcode(Opcode::create_cq, layout::command::context_bits);
+  mailbox.set(layout::create_cq::cq_umem_valid, 1)
+      .set(layout::create_cq::cq_umem_id, command.entry.id)
+      .set(layout::create_cq::cq_umem_offset, command.entry.offset)
+      .set(of_queue(cqc::cqe_sz), 0)  // 64 bytes
+      .set(of_queue(cqc::cc), 1)
+      .set(of_queue(cqc::oi), 1)
+      .set(of_queue(cqc::log_cq_size), 0)
+      .set(of_queue(cqc::log_page_size), command.log_page_size)
+      .set(of_queue(cqc::uar_page), command.uar_page)
+      .set(of_queue(cqc::c_eqn), command.event_queue)
+      .set(of_queue(cqc::dbr_umem_valid), 1)
+      .set(of_queue(cqc::dbr_umem_id), command.doorbell_record.id)
+      .set(of_queue(cqc::dbr_addr), command.doorbell_record.offset);
+  return mailbox;
+}
+
+Mailbox create_queue_pair_command(const QueuePairCommand& command) {
+  namespace qpc = layout::qpc;
+  Mailbox mailbox = with_opcode(Opcode::create_qp, layout::command::context_bits);
+  mailbox.set(layout::queue_pair::wq_umem_valid, 1)
+      .set(layout::queue_pair::wq_umem_id, command.ring.id)
+      .set(layout::queue_pair::wq_umem_offset, command.ring.offset)
+      .set(of_context(qpc::st), qpc::st_reliable_connection)
+      .set(of_context(qpc::pm_state), qpc::pm_state_migrated)
+      .set(of_context(qpc::pd), command.protection_domain)
+      .set(of_context(qpc::uar_page), command.uar_page)
+      .set(of_context(qpc::cqn_snd), command.completion_queue)
+      .set(of_context(qpc::cqn_rcv), command.completion_queue)
+      .set(of_context(qpc::log_sq_size), command.log_depth)
+      .set(of_context(qpc::log_rq_size), 0)
+      .set(of_context(qpc::rq_type), qpc::rq_type_zero_size)
+      .set(of_context(qpc::ts_format), qpc::ts_format_default)
+      .set(of_context(qpc::cs_req), 0)  // Inline answers would land in completion entries.
+      .set(of_context(qpc::cs_res), 0)
+      .set(of_context(qpc::user_index), command.user_index)
+      .set(of_context(qpc::dbr_umem_valid), 1)
+      .set(of_context(qpc::dbr_umem_id), command.doorbell_record.id)
+      .set(of_context(qpc::dbr_addr), command.doorbell_record.offset);
+  return mailbox;
+}
+
+Mailbox reset_to_init_command(const ConnectionCommand& command) {
+  namespace qpc = layout::qpc;
+  Mailbox mailbox = state_change(Opcode::rst2init_qp, command.queue_pair);
+  mailbox.set(of_context(qpc::pm_state), qpc::pm_state_migrated)
+      .set(of_context(qpc::rre), 1)
+      .set(of_context(qpc::rwe), 1)
+      .set(of_context(qpc::rae), 1)
+      .set(of_context(qpc::atomic_mode), qpc::atomic_mode_up_to_8_bytes)
+      .set(of_path(layout::ads::vhca_port_num), static_cast<std::uint64_t>(command.path.port))
+      .set(of_path(layout::ads::pkey_index), command.path.pkey_index);
+  return mailbox;
+}
+
+Mailbox init_to_ready_to_receive_command(const ConnectionCommand& command) {
+  namespace qpc = layout::qpc;
+  Mailbox mailbox = state_change(Opcode::init2rtr_qp, command.queue_pair);
+  mailbox.set(of_context(qpc::mtu), std::min(command.own.mtu, command.peer.mtu))
+      .set(of_context(qpc::log_msg_max), kLogMessageMax)
+      .set(of_context(qpc::remote_qpn), command.peer.queue_pair)
+      .set(of_context(qpc::next_rcv_psn), command.peer.packet_number)
+      .set(of_context(qpc::min_rnr_nak), kReceiverNotReadyTimer)
+      .set(of_context(qpc::log_rra_max), command.log_outstanding_in);
+  set_route(mailbox, command);
+  return mailbox;
+}
+
+Mailbox ready_to_send_command(const ConnectionCommand& command) {
+  namespace qpc = layout::qpc;
+  Mailbox mailbox = state_change(Opcode::rtr2rts_qp, command.queue_pair);
+  mailbox.set(of_context(qpc::log_ack_req_freq), 0)
+      .set(of_context(qpc::log_sra_max), command.log_outstanding_out)
+      .set(of_context(qpc::next_send_psn), command.own.packet_number)
+      .set(of_context(qpc::retry_count), command.path.retry_count)
+      .set(of_context(qpc::rnr_retry), command.path.receiver_not_ready_retries)
+      .set(of_path(layout::ads::ack_timeout), command.path.ack_timeout);
+  return mailbox;
+}
+
+Mailbox plain_queue_pair_command(Opcode opcode, std::uint32_t queue_pair) {
+  Mailbox mailbox = with_opcode(opcode, layout::command::short_bits);
+  mailbox.set(layout::queue_pair::qpn, queue_pair);
+  return mailbox;
+}
+
+}  // namespace deep_ep::rdma::verbs::devx

@@ -1,0 +1,184 @@
+#include "csrc/rdma/verbs/devx/objects.hpp"
+
+#include <unistd.h>
+
+#include <cerrno>
+#include <utility>
+
+#include "csrc/rdma/verbs/devx/layout.hpp"
+#include "csrc/rdma/verbs/functions.hpp"
+#include "csrc/support/format.hpp"
+#include "csrc/support/logging.hpp"
+#include "deep_ep/error.hpp"
+
+namespace deep_ep::rdma::verbs::devx {
+namespace {
+
+// Values of the user-space interface that older headers lack.
+constexpr std::uint32_t kUarNcDedicated = 1U << 31;
+constexpr std::uint64_t kUmemMaskDmabuf = 1;
+
+[[noreturn]] void refuse(const Context& context, const char* name, int error, const Mailbox& answer) {
+  const auto status = answer.get(layout::answer::status);
+  std::string firmware;
+  if (status != 0) {
+    firmware =
+        fmt::format("; the firmware says status {:#x}, syndrome {:#x}", status, answer.get(layout::answer::syndrome));
+  }
+  const char* hint = error == EPERM || error == EOPNOTSUPP ? " (DevX is refused: the driver is too old, or the process "
+                                                             "may not use it)"
+                                                           : "";
+  fail<SystemError>("RDMA device {}: DevX {}: {}{}{}", context.device->name(), name, errno_text(error), hint, firmware);
+}
+
+/// Success has two sides: the call's and the firmware's.
+void check(const Context& context, const char* name, int error, const Mailbox& answer) {
+  if (error != 0 || answer.get(layout::answer::status) != 0) refuse(context, name, error, answer);
+}
+
+}  // namespace
+
+Mailbox Context::run(const char* name, const Mailbox& command, std::uint32_t answer_bits) const {
+  Mailbox answer(answer_bits);
+  const int error =
+      functions->general_cmd(device->context(), command.data(), command.size(), answer.data(), answer.size());
+  check(*this, name, error, answer);
+  return answer;
+}
+
+FirmwareObject::FirmwareObject(Context context, const char* name, const Mailbox& command)
+    : context_(std::move(context)) {
+  Mailbox answer(layout::answer::short_bits);
+  errno = 0;
+  object_ = context_.functions->obj_create(context_.device->context(), command.data(), command.size(), answer.data(),
+                                           answer.size());
+  if (object_ == nullptr) refuse(context_, name, errno, answer);
+  number_ = static_cast<std::uint32_t>(answer.get(layout::answer::number));
+}
+
+FirmwareObject::~FirmwareObject() {
+  const int error = context_.functions->obj_destroy(object_);
+  if (error != 0) {
+    log::warn("RDMA device {}: DevX object {:#x} cannot be destroyed: {}", context_.device->name(), number_,
+              errno_text(error));
+  }
+}
+
+void FirmwareObject::modify(const char* name, const Mailbox& command) {
+  Mailbox answer(layout::answer::short_bits);
+  const int error =
+      context_.functions->obj_modify(object_, command.data(), command.size(), answer.data(), answer.size());
+  check(context_, name, error, answer);
+}
+
+Mailbox FirmwareObject::query(const char* name, const Mailbox& command, std::uint32_t answer_bits) const {
+  Mailbox answer(answer_bits);
+  const int error =
+      context_.functions->obj_query(object_, command.data(), command.size(), answer.data(), answer.size());
+  check(context_, name, error, answer);
+  return answer;
+}
+
+Umem::Umem(Context context, mlx5dv_devx_umem* memory, RegistrationPath path)
+    : context_(std::move(context)), memory_(memory), path_(path) {}
+
+Umem::Umem(Umem&& other) noexcept
+    : context_(std::move(other.context_)), memory_(std::exchange(other.memory_, nullptr)), path_(other.path_) {}
+
+Umem::~Umem() {
+  if (memory_ == nullptr) return;
+  const int error = context_.functions->umem_dereg(memory_);
+  if (error != 0) log::warn("RDMA device {}: mlx5dv_devx_umem_dereg: {}", context_.device->name(), errno_text(error));
+}
+
+std::uint32_t Umem::id() const { return memory_->umem_id; }
+
+Umem Umem::of_host_memory(Context context, const MemoryRange& range) {
+  errno = 0;
+  mlx5dv_devx_umem* memory =
+      context.functions->umem_reg(context.device->context(), range.address, range.bytes, IBV_ACCESS_LOCAL_WRITE);
+  if (memory == nullptr) {
+    const int error = errno;
+    fail<SystemError>("RDMA device {}: mlx5dv_devx_umem_reg of {} of CPU memory at {}: {}", context.device->name(),
+                      format_bytes(range.bytes), range.address, errno_text(error));
+  }
+  return Umem(std::move(context), memory, RegistrationPath::host);
+}
+
+Umem Umem::of_gpu_memory(Context context, const MemoryRange& range, const DmaBufExporter& exporter) {
+  std::string dma_buf;
+  if (!exporter) {
+    dma_buf = "the GPU's driver offers no export";
+  } else if (context.functions->umem_reg_ex == nullptr) {
+    dma_buf = "libmlx5 has no mlx5dv_devx_umem_reg_ex (rdma-core 35 or later has)";
+  } else {
+    try {
+      const UniqueFd descriptor = exporter(range.address, range.bytes);
+      mlx5dv_devx_umem_in request{};
+      request.addr = nullptr;  // an offset into the dma-buf, which begins where the range does
+      request.size = range.bytes;
+      request.access = IBV_ACCESS_LOCAL_WRITE;
+      request.pgsz_bitmap = UINT64_MAX & ~(static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE)) - 1);
+      request.comp_mask = kUmemMaskDmabuf;
+      request.dmabuf_fd = descriptor.get();
+      errno = 0;
+      mlx5dv_devx_umem* memory = context.functions->umem_reg_ex(context.device->context(), &request);
+      if (memory != nullptr) return Umem(std::move(context), memory, RegistrationPath::dma_buf);
+      dma_buf = "mlx5dv_devx_umem_reg_ex: " + errno_text(errno);
+    } catch (const Error& error) {
+      dma_buf = error.what();
+    }
+  }
+  errno = 0;
+  mlx5dv_devx_umem* memory =
+      context.functions->umem_reg(context.device->context(), range.address, range.bytes, IBV_ACCESS_LOCAL_WRITE);
+  if (memory == nullptr) {
+    const int error = errno;
+    fail<SystemError>(
+        "RDMA device {}: {} of GPU memory at {} cannot hold queues. Tried: dma-buf (needs Linux 6.1 or "
+        "later): {}; peer memory: mlx5dv_devx_umem_reg: {}",
+        context.device->name(), format_bytes(range.bytes), range.address, dma_buf, errno_text(error));
+  }
+  return Umem(std::move(context), memory, RegistrationPath::peer_memory);
+}
+
+std::string_view to_string(DoorbellPage::Kind kind) {
+  switch (kind) {
+    case DoorbellPage::Kind::own_register:
+      return "own register";
+    case DoorbellPage::Kind::shared_register:
+      return "shared register";
+    case DoorbellPage::Kind::write_combining:
+      return "write-combining register";
+  }
+  return "unknown";
+}
+
+DoorbellPage::DoorbellPage(Context context) : context_(std::move(context)) {
+  struct Attempt {
+    std::uint32_t flags;
+    Kind kind;
+  };
+  std::string answers;
+  for (const Attempt attempt :
+       {Attempt{kUarNcDedicated, Kind::own_register}, Attempt{MLX5DV_UAR_ALLOC_TYPE_NC, Kind::shared_register},
+        Attempt{MLX5DV_UAR_ALLOC_TYPE_BF, Kind::write_combining}}) {
+    errno = 0;
+    page_ = context_.functions->alloc_uar(context_.device->context(), attempt.flags);
+    if (page_ != nullptr) {
+      kind_ = attempt.kind;
+      return;
+    }
+    answers += fmt::format("{}{}: {}", answers.empty() ? "" : "; ", to_string(attempt.kind), errno_text(errno));
+  }
+  fail<SystemError>("RDMA device {}: mlx5dv_devx_alloc_uar gives no doorbell register. Tried: {}",
+                    context_.device->name(), answers);
+}
+
+DoorbellPage::~DoorbellPage() { context_.functions->free_uar(page_); }
+
+std::uint32_t DoorbellPage::page_id() const { return page_->page_id; }
+void* DoorbellPage::register_address() const { return page_->reg_addr; }
+void* DoorbellPage::page_address() const { return page_->base_addr; }
+
+}  // namespace deep_ep::rdma::verbs::devx

@@ -1,0 +1,98 @@
+// What DevX makes on an mlx5 device, each with its end: firmware objects, registered memory, doorbell pages.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "csrc/rdma/verbs/device.hpp"
+#include "csrc/rdma/verbs/devx/mailbox.hpp"
+#include "csrc/rdma/verbs/registration.hpp"
+
+struct mlx5dv_devx_obj;
+struct mlx5dv_devx_uar;
+struct mlx5dv_devx_umem;
+
+namespace deep_ep::rdma::verbs {
+struct Mlx5Functions;
+}
+
+namespace deep_ep::rdma::verbs::devx {
+
+/// An opened mlx5 device and the functions to command it with.
+struct Context {
+  std::shared_ptr<Device> device;
+  const Mlx5Functions* functions = nullptr;
+
+  /// A command that makes no object. SystemError: see FirmwareObject.
+  Mailbox run(const char* name, const Mailbox& command, std::uint32_t answer_bits) const;
+};
+
+/// A completion queue or queue pair of the firmware. Errors are SystemError with device, command, errno, and the status
+/// and syndrome of the firmware's answer.
+class FirmwareObject {
+ public:
+  FirmwareObject(Context context, const char* name, const Mailbox& command);
+  ~FirmwareObject();
+  FirmwareObject(const FirmwareObject&) = delete;
+  FirmwareObject& operator=(const FirmwareObject&) = delete;
+
+  std::uint32_t number() const { return number_; }
+  void modify(const char* name, const Mailbox& command);
+  Mailbox query(const char* name, const Mailbox& command, std::uint32_t answer_bits) const;
+
+ private:
+  Context context_;
+  mlx5dv_devx_obj* object_ = nullptr;
+  std::uint32_t number_ = 0;
+};
+
+/// Memory that queues lie in. GPU memory: a dma-buf first, then peer memory; SystemError says what was tried.
+class Umem {
+ public:
+  static Umem of_host_memory(Context context, const MemoryRange& range);
+  static Umem of_gpu_memory(Context context, const MemoryRange& range, const DmaBufExporter& exporter);
+  Umem(Umem&& other) noexcept;
+  Umem& operator=(Umem&&) = delete;
+  ~Umem();
+
+  std::uint32_t id() const;
+  RegistrationPath path() const { return path_; }
+
+ private:
+  Umem(Context context, mlx5dv_devx_umem* memory, RegistrationPath path);
+
+  Context context_;
+  mlx5dv_devx_umem* memory_ = nullptr;
+  RegistrationPath path_ = RegistrationPath::host;
+};
+
+/// A doorbell register. Writing combined or not, eight bytes stored at once ring it.
+class DoorbellPage {
+ public:
+  enum class Kind : std::uint8_t {
+    own_register,     ///< not cached, nobody else's (rdma-core 45 and later)
+    shared_register,  ///< not cached, one for the opened device: queue pairs share it, which 8-byte stores allow
+    write_combining,  ///< a BlueFlame register, used as a plain one
+  };
+
+  /// The first kind of these that the device gives, in this order. SystemError says what each attempt answered.
+  explicit DoorbellPage(Context context);
+  ~DoorbellPage();
+  DoorbellPage(const DoorbellPage&) = delete;
+  DoorbellPage& operator=(const DoorbellPage&) = delete;
+
+  Kind kind() const { return kind_; }
+  std::uint32_t page_id() const;
+  /// The register, and the page that it lies in: what a GPU maps.
+  void* register_address() const;
+  void* page_address() const;
+
+ private:
+  Context context_;
+  mlx5dv_devx_uar* page_ = nullptr;
+  Kind kind_ = Kind::own_register;
+};
+std::string_view to_string(DoorbellPage::Kind kind);
+
+}  // namespace deep_ep::rdma::verbs::devx

@@ -1,0 +1,139 @@
+// Low-latency dispatch: every token goes once to each rank that has an expert of it, and from there to the experts.
+//
+// One launch. Block 0 is the clerk: it tells how many rows go where. The other blocks send a token each (or take
+// turns); then all blocks receive. Nothing waits for all blocks or all ranks.
+//
+// What a token's way takes, one after the other; whatever is not listed happens meanwhile:
+//   1. Load the row and the selections of the tokens before (both at once).         HBM or L2, once
+//   2. Count, cast, write the stage.                                                three block syncs
+//   3. Bulk store to the peer, its acknowledgement.                                 NVLink round trip (+ the wire)
+//   4. Flag, seen by the receiver's poll.                                           NVLink one way
+//   5. Load the row from the window, store it to the experts.                       L2, once
+// Counts take steps 1 and 2 without the cast, then one way by cells; they are there before the first row.
+#include "kernels/low_latency/dispatch_receive.hpp"
+#include "kernels/primitives/launch.hpp"
+
+namespace deep_ep::device {
+
+/// By every block: what it must know before anything else. The block syncs after it.
+DEEP_EP_DEVICE void prepare(const LowLatencyDispatchParams& params, const LowLatencyDispatchShared& layout,
+                            std::byte* memory) {
+  const LowLatencyParams& common = params.common;
+  if (thread_index() == 0) {
+    const Epochs before = read_epochs(common, kDispatch);
+    LowLatencyDispatchShared::Words& words = layout.words(memory);
+    words.sent = before.sent;
+    words.received = before.received;
+    // Before the masks: whoever saw a newer mask than this version finds that out at the end.
+    words.mask_version = common.mask == nullptr ? 0 : load_acquire<Scope::gpu>(&common.state->mask_version);
+  }
+  if (common.mask != nullptr) block::sync();
+  for (int rank = thread_index(); rank < common.num_ranks; rank += block_threads()) {
+    layout.heaps(memory)[rank] = common.heaps[rank];
+    layout.left_out(memory)[rank] = masked(common, rank) ? 1 : 0;
+  }
+}
+
+/// With masking, ranks may be masked while the call runs, and blocks may have seen different ones. Then the last block
+/// to finish does the receiving again, alone, with those that are left. Their rows are all there: whoever a block
+/// waited for in vain is masked.
+DEEP_EP_DEVICE void agree_on_masks(const LowLatencyReceiver& receiver) {
+  const LowLatencyParams& common = receiver.params.common;
+  LowLatencyDispatchShared::Words& words = receiver.layout.words(receiver.memory);
+  LowLatencyCounters& counters = counters_of(common, kDispatch);
+  block::sync();
+  if (thread_index() == 0) {
+    const auto blocks = static_cast<std::uint32_t>(grid_blocks());
+    add_relaxed<Scope::gpu>(&counters.versions, words.mask_version);
+    words.last = 0;
+    if (fetch_add_acq_rel<Scope::gpu>(&counters.finished, std::uint32_t{1}) + 1 == blocks) {
+      const std::uint64_t now = load_acquire<Scope::gpu>(&common.state->mask_version);
+      words.last = 1;
+      words.redo = load_relaxed<Scope::gpu>(&counters.versions) == now * blocks ? 0 : 1;
+      store_relaxed<Scope::gpu>(&counters.finished, 0);
+      store_relaxed<Scope::gpu>(&counters.versions, 0);
+    }
+  }
+  block::sync();
+  const bool adds = receiver.params.recv_stats != nullptr;
+  if (words.last == 0 || (words.redo == 0 && !adds)) return;
+  for (int rank = thread_index(); rank < common.num_ranks; rank += block_threads()) {
+    receiver.layout.left_out(receiver.memory)[rank] = masked(common, rank) ? 1 : 0;
+  }
+  block::sync();
+  const bool again = words.redo != 0;
+  receiver.learn_counts({0, block_warps()}, {.writes = again, .adds = adds});
+  if (!again || words.failed != 0) return;
+  const int parts = receiver.params.warps_per_row;
+  receiver.receive_rows(warp_index() / parts, block_warps() / parts, warp_index() % parts);
+}
+
+DEEP_EP_DEVICE void low_latency_dispatch_body(const LowLatencyDispatchParams& params, std::byte* memory) {
+  const LowLatencyParams& common = params.common;
+  const LowLatencyRow row{params.hidden, params.num_topk, is_fp8(params.format), params.weights};
+  const int num_experts = params.num_local_experts * common.num_ranks;
+  const LowLatencyDispatchShared layout{common.num_ranks, num_experts, params.stages, row.bytes()};
+  const Routing routing{params, layout.rows(memory), layout.entries(memory)};
+  const bool sending = sends(params.phase);
+  const bool is_clerk = block_index() == 0;
+  const int senders = grid_blocks() > 1 ? grid_blocks() - 1 : 1;
+  LowLatencySender sender{params, layout, memory, row, routing, params.num_tokens, {}, -1, -1};
+
+  // 1. Loads under way, and which call this is.
+  const int first = grid_blocks() > 1 ? block_index() - 1 : 0;
+  if (sending && first >= 0) sender.load(first, 0);
+  if (sending) sender.clear_counts();
+  prepare(params, layout, memory);
+  block::sync();
+  const LowLatencyDispatchShared::Words& words = layout.words(memory);
+  if (is_clerk) {
+    for (int peer = thread_index(); peer < common.num_ranks; peer += block_threads()) {
+      acknowledge(common, kDispatch, peer, words.received);
+    }
+  }
+
+  // 2. Send.
+  if (sending && is_clerk) {
+    sender.send_counts();
+    block::sync();
+    if (first == 0) {  // alone
+      sender.clear_counts();
+      block::sync();
+    }
+  }
+  if (sending && first >= 0) sender.send_tokens(senders);
+  const auto arrive = [&] {
+    if (thread_index() != block_threads() - 1) return;
+    arrive_at_epoch(common, kDispatch, {words.sent, words.received}, params.phase);
+  };
+  if (!receives(params.phase)) {
+    arrive();
+    sender.flag_last();
+    return;
+  }
+
+  // 3. Receive. The warps that wait for their stores come later, and take the last rows.
+  const LowLatencyReceiver receiver{params, layout, memory, row};
+  const int issuers = sending ? issuing_warps(params) : 0;
+  const ReceivingWarps team{issuers, block_warps() - issuers};
+  if (warp_index() >= issuers) {
+    receiver.learn_counts(team, {.writes = is_clerk, .adds = is_clerk && common.mask == nullptr, .measures = is_clerk});
+    arrive();
+    if (issuers > 0) block::arrive(2, block_threads());
+  } else {
+    sender.flag_last();
+    warp::sync();
+    block::sync(2, block_threads());
+  }
+  if (words.failed == 0) {
+    const int warps = warp_index() >= issuers ? warp_index() - issuers : warp_index() + team.warps;
+    const int group = warps / params.warps_per_row * grid_blocks() + block_index();
+    receiver.receive_rows(group, block_warps() / params.warps_per_row * grid_blocks(), warps % params.warps_per_row);
+  }
+  if (common.mask != nullptr) agree_on_masks(receiver);
+}
+
+}  // namespace deep_ep::device
+
+DEEP_EP_DEFINE_KERNEL(dispatch_low_latency, deep_ep::LowLatencyDispatchParams,
+                      deep_ep::device::low_latency_dispatch_body, 1024)

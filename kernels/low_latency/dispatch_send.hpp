@@ -1,0 +1,205 @@
+// The send part of the low-latency dispatch. Block 0 is the clerk: it tells the peers how many rows they get. Every
+// other block takes tokens, prepares the row once and stores it to each rank that has an expert of the token.
+#pragma once
+
+#include "kernels/low_latency/cast.hpp"
+#include "kernels/low_latency/dispatch_shared.hpp"
+#include "kernels/low_latency/head.hpp"
+#include "kernels/low_latency/routing.hpp"
+#include "kernels/low_latency/wait.hpp"
+#include "kernels/primitives/block.hpp"
+
+namespace deep_ep::device {
+
+constexpr LowLatencyKind kDispatch = LowLatencyKind::dispatch;
+
+/// What the first cell of the counts says: rows, and that the ranks mean the same call.
+DEEP_EP_DEVICE std::uint64_t pack_rows(std::uint32_t rows, std::uint32_t call_shape) {
+  return static_cast<std::uint64_t>(call_shape) << 32 | rows;
+}
+
+/// The first warps issue the stores, wait for them and raise the flags; the others may go on to receive meanwhile.
+DEEP_EP_DEVICE int issuing_warps(const LowLatencyDispatchParams& params) {
+  const int half = block_warps() / 2;
+  const int wanted = params.num_topk < half ? params.num_topk : half;
+  return (wanted + params.warps_per_row - 1) / params.warps_per_row * params.warps_per_row;
+}
+
+struct LowLatencySender {
+  const LowLatencyDispatchParams& params;
+  const LowLatencyDispatchShared& layout;
+  std::byte* memory;
+  LowLatencyRow row;
+  Routing routing;
+
+  // Under way early: see load.
+  int token;
+  Vec16 vector;
+  std::int64_t own;    ///< the lane's selection of the token
+  std::int64_t other;  ///< of the first tokens to count before it
+
+  // The row that this thread has stored and not yet flagged.
+  int flagged_rank = -1;
+  std::size_t flag_at = 0;
+  std::uint64_t flag = 0;
+
+  DEEP_EP_DEVICE std::uint64_t epoch() const { return layout.words(memory).sent + 1; }
+  DEEP_EP_DEVICE Peer peer(int rank) const { return {layout.heaps(memory)[rank]}; }
+
+  /// Starts all loads that the next token needs, of `counted` tokens that are counted already.
+  DEEP_EP_DEVICE void load(int next, int counted) {
+    token = next;
+    if (token >= params.num_tokens) return;
+    vector = writer(nullptr).load(thread_index());
+    own = lane_index() < params.num_topk ? routing.selection(std::int64_t{token} * params.num_topk + lane_index()) : -1;
+    other = routing.load(counted, token);
+  }
+
+  DEEP_EP_DEVICE RowWriter writer(std::byte* stage) const {
+    const auto* x = reinterpret_cast<const Vec16*>(params.x + std::int64_t{token} * params.hidden * 2);
+    return {params, row, x, stage};
+  }
+
+  /// By whole blocks, after counts were asked for nowhere.
+  DEEP_EP_DEVICE void clear_counts() const {
+    const int words = params.common.num_ranks + routing.num_experts();
+    for (int i = thread_index(); i < words; i += block_threads()) routing.rows[i] = 0;  // entries follow rows
+  }
+
+  /// Waits until the peers have received the call before the last, whose places this one takes. Leaves out who does
+  /// not come. The block syncs after it.
+  DEEP_EP_DEVICE void await_credit() const {
+    const LowLatencyParams& common = params.common;
+    if (epoch() <= 2) return;
+    for (int rank = thread_index(); rank < common.num_ranks; rank += block_threads()) {
+      if (layout.left_out(memory)[rank] != 0) continue;
+      const auto* word =
+          reinterpret_cast<const std::uint64_t*>(common.local + common.window.acknowledged_at(kDispatch, rank));
+      if (!wait_for_signal(common, word, epoch() - 2, rank, Wanted::low_latency_dispatch_credit)) {
+        layout.left_out(memory)[rank] = 1;
+      }
+    }
+  }
+
+  /// Warp 0 decides where the token's row goes, and writes its selections into the stage.
+  DEEP_EP_DEVICE void decide(std::byte* stage) const {
+    const int lane = lane_index();
+    const int expert = routing.expert_of(own);
+    const int rank = expert < 0 ? -1 : expert / params.num_local_experts;
+    const std::uint32_t below = (1u << lane) - 1;
+
+    const std::uint32_t unlike = 0x80000000u | static_cast<std::uint32_t>(lane);
+    const std::uint32_t same_expert = warp::match_any(expert < 0 ? unlike : static_cast<std::uint32_t>(expert));
+    const std::uint32_t same_rank = warp::match_any(expert < 0 ? unlike : static_cast<std::uint32_t>(rank));
+    const bool leads = expert >= 0 && lowest_bit(same_rank) == lane && layout.left_out(memory)[rank] == 0;
+    const std::uint32_t leaders = warp::ballot(leads);
+    if (leads) {
+      layout.destinations(memory)[count_bits(leaders & below)] = {rank, static_cast<std::int32_t>(routing.rows[rank])};
+    }
+    if (lane == 0) layout.words(memory).destinations = count_bits(leaders);
+
+    if (lane >= params.num_topk) return;
+    auto* selections = reinterpret_cast<std::uint32_t*>(stage + row.selections_at());
+    const std::uint32_t place =
+        expert < 0 ? 0 : routing.entries[expert] + static_cast<std::uint32_t>(count_bits(same_expert & below));
+    selections[lane] =
+        LowLatencyRow::pack(expert < 0 ? LowLatencyRow::kNoExpert : static_cast<std::uint32_t>(expert), place);
+    if (row.weights) {
+      reinterpret_cast<float*>(stage + row.weights_at())[lane] =
+          load_stream(params.topk_weights + std::int64_t{token} * params.num_topk + lane);
+    }
+  }
+
+  /// Stores the stage to each destination, one thread a row; and flags the rows of the token before, which have landed
+  /// meanwhile. With one stage, there is no meanwhile.
+  DEEP_EP_DEVICE void store(const std::byte* stage) {
+    const int issuers = issuing_warps(params);
+    const int index = warp_index() + lane_index() * issuers;
+    if (warp_index() >= issuers || index >= params.num_topk) return;
+    const LowLatencyWindow& window = params.common.window;
+    const int rank_before = flagged_rank;
+    const std::size_t flag_at_before = flag_at;
+    const std::uint64_t flag_before = flag;
+    if (index < layout.words(memory).destinations) {
+      const LowLatencyDestination to = layout.destinations(memory)[index];
+      // What acknowledged rows were is overwritten by another path than theirs were read.
+      bulk::fence_global();
+      const int me = params.common.rank;
+      peer(to.rank).put(window.row_at(kDispatch, epoch(), me, to.slot, params.max_tokens, row.bytes()), stage,
+                        row.bytes());
+      flagged_rank = to.rank;
+      flag_at = window.flag_at(kDispatch, epoch(), me, to.slot);
+      flag = row_flag(epoch(), token);
+    } else {
+      bulk::commit();  // so that each token is one group
+      flagged_rank = -1;
+    }
+    if (rank_before >= 0) peer(rank_before).signal_after_puts<1>(flag_at_before, flag_before);
+    if (layout.stages == 1) flag_last();
+  }
+
+  /// Flags what is not flagged yet, when it has landed.
+  DEEP_EP_DEVICE void flag_last() {
+    if (flagged_rank >= 0) peer(flagged_rank).signal_after_puts(flag_at, flag);
+    flagged_rank = -1;
+  }
+
+  /// All tokens of this block, the first of which is loaded. Counts are zero. Threads of the issuing warps return with
+  /// their last rows stored but not flagged: they call flag_last.
+  DEEP_EP_DEVICE void send_tokens(int step) {
+    int counted = 0;
+    for (std::uint32_t turn = 0; token < params.num_tokens; ++turn) {
+      // 1. What the tokens before it chose.
+      routing.count(counted, token, other);
+      counted = token;
+      if (turn == 0) await_credit();
+      block::sync();
+      // 2. The row as it travels.
+      std::byte* stage = layout.stage(memory, turn);
+      if (warp_index() == 0) decide(stage);
+      writer(stage).write(vector);
+      bulk::publish(stage, row.bytes());
+      block::sync();
+      // 3. Off it goes.
+      store(stage);
+      load(token + step, counted);
+    }
+  }
+
+  /// The clerk tells every rank how many rows and entries it gets. Counts are zero.
+  DEEP_EP_DEVICE void send_counts() const {
+    const LowLatencyParams& common = params.common;
+    routing.count(0, params.num_tokens, routing.load(0, params.num_tokens));
+    await_credit();
+    block::sync();
+    const int cells = 1 + (params.num_local_experts + 1) / 2;
+    for (int i = thread_index(); i < cells * common.num_ranks; i += block_threads()) {
+      const int rank = i / cells;
+      const int cell = i % cells;
+      if (layout.left_out(memory)[rank] != 0) continue;
+      const std::uint32_t* entries = routing.entries + rank * params.num_local_experts;
+      const int local = 2 * (cell - 1);
+      std::uint64_t payload = pack_rows(routing.rows[rank], params.call_shape);
+      if (cell > 0) {
+        payload = entries[local];
+        if (local + 1 < params.num_local_experts) payload |= static_cast<std::uint64_t>(entries[local + 1]) << 32;
+      }
+      peer(rank).put_cell(common.window.counts_at(epoch(), common.rank) + static_cast<std::size_t>(cell) * sizeof(Cell),
+                          payload, epoch());
+    }
+    if (params.report_unknown_experts) report_unknown_experts();
+  }
+
+  DEEP_EP_DEVICE void report_unknown_experts() const {
+    const std::int64_t all = std::int64_t{params.num_tokens} * params.num_topk;
+    for (std::int64_t i = thread_index(); i < all; i += block_threads()) {
+      const std::int64_t expert = routing.selection(i);
+      if (expert < routing.num_experts()) continue;
+      note_fault(params.common.wait, FaultKind::unknown_expert, Wanted::nothing, params.common.rank,
+                 static_cast<int>(i / params.num_topk), static_cast<std::uint64_t>(expert),
+                 static_cast<std::uint64_t>(routing.num_experts()));
+    }
+  }
+};
+
+}  // namespace deep_ep::device

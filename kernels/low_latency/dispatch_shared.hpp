@@ -1,0 +1,62 @@
+// Shared memory of a block of the low-latency dispatch.
+#pragma once
+
+#include "kernels/low_latency/params.hpp"
+
+namespace deep_ep {
+
+/// One row to send: to whom, and into which slot there.
+struct LowLatencyDestination {
+  std::int32_t rank;
+  std::int32_t slot;
+};
+
+struct LowLatencyDispatchShared {
+  int num_ranks;
+  int num_experts;
+  std::uint32_t stages;
+  std::uint32_t row_bytes;
+
+  struct Words {
+    std::uint64_t sent, received;  ///< see Epochs
+    std::uint64_t mask_version;
+    std::int32_t destinations;  ///< of the token under way
+    std::int32_t failed;        ///< a wait was called off: the call is over
+    std::int32_t last, redo;    ///< see agree_on_masks
+  };
+
+  DEEP_EP_HOST_DEVICE Words& words(std::byte* memory) const { return *reinterpret_cast<Words*>(memory); }
+  DEEP_EP_HOST_DEVICE LowLatencyDestination* destinations(std::byte* memory) const {
+    return reinterpret_cast<LowLatencyDestination*>(memory + sizeof(Words));
+  }
+  /// Every rank's heap.
+  DEEP_EP_HOST_DEVICE std::byte** heaps(std::byte* memory) const {
+    return reinterpret_cast<std::byte**>(destinations(memory) + LowLatencyWindow::kMostTopk);
+  }
+  /// Not 0: nothing goes to this rank, nothing is expected of it.
+  DEEP_EP_HOST_DEVICE std::int32_t* left_out(std::byte* memory) const {
+    return reinterpret_cast<std::int32_t*>(heaps(memory) + num_ranks);
+  }
+  /// Sending: tokens counted so far that go to each rank. Receiving: rows of each source.
+  DEEP_EP_HOST_DEVICE std::uint32_t* rows(std::byte* memory) const {
+    return reinterpret_cast<std::uint32_t*>(left_out(memory) + num_ranks);
+  }
+  /// Sending: entries counted so far that name each expert. Receiving, [rank][local expert]: rows that each source has
+  /// for each of our experts, then where they begin.
+  DEEP_EP_HOST_DEVICE std::uint32_t* entries(std::byte* memory) const { return rows(memory) + num_ranks; }
+
+  DEEP_EP_HOST_DEVICE std::byte* stage(std::byte* memory, std::uint32_t index) const {
+    return memory + stages_at() + (stages == 1 ? 0 : index % 2) * row_bytes;
+  }
+  DEEP_EP_HOST_DEVICE std::size_t bytes() const { return stages_at() + std::size_t{stages} * row_bytes; }
+
+ private:
+  DEEP_EP_HOST_DEVICE std::size_t stages_at() const {
+    const std::size_t end = sizeof(Words) + LowLatencyWindow::kMostTopk * sizeof(LowLatencyDestination) +
+                            static_cast<std::size_t>(num_ranks) * (sizeof(void*) + 4 + 4) +
+                            static_cast<std::size_t>(num_experts) * 4;
+    return ControlWindow::align(end);
+  }
+};
+
+}  // namespace deep_ep

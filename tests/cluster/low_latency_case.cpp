@@ -1,0 +1,193 @@
+#include "tests/cluster/low_latency_case.hpp"
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+
+#include "tests/cluster/case.hpp"
+
+namespace deep_ep::test {
+namespace {
+
+std::size_t index(std::int64_t i) { return static_cast<std::size_t>(i); }
+
+/// The first `count[place]` rows of every place, one after the other; `width` elements a row.
+template <class T>
+std::vector<T> valid_rows(const std::vector<T>& all, const std::vector<std::int32_t>& count, std::int64_t width) {
+  std::vector<T> rows;
+  if (count.empty()) return rows;
+  const std::int64_t place = static_cast<std::int64_t>(all.size()) / static_cast<std::int64_t>(count.size());
+  for (std::size_t i = 0; i < count.size(); ++i) {
+    const auto begin = all.begin() + static_cast<std::int64_t>(i) * place;
+    rows.insert(rows.end(), begin, begin + count[i] * width);
+  }
+  return rows;
+}
+
+/// The scales of a tensor whose last two dimensions are column-major, in logical order.
+template <class T>
+std::vector<T> download_scales(Rank& rank, const TensorView& scales) {
+  const std::int64_t places = scales.size(0);
+  const std::int64_t rows = scales.size(1);
+  const std::int64_t columns = scales.size(2);
+  require(scales.stride(0) == rows * columns && scales.stride(1) == 1 && scales.stride(2) == rows,
+          "scales are column-major: " + scales.describe());
+  const auto memory =
+      rank.download<T>(TensorView::contiguous(scales.data, scales.dtype, {places, columns, rows}, scales.device));
+  std::vector<T> logical(memory.size());
+  for (std::int64_t p = 0; p < places; ++p) {
+    for (std::int64_t r = 0; r < rows; ++r) {
+      for (std::int64_t c = 0; c < columns; ++c) {
+        logical[index((p * rows + r) * columns + c)] = memory[index((p * columns + c) * rows + r)];
+      }
+    }
+  }
+  return logical;
+}
+
+/// Rows, tokens and positions of the handle's table are those of the sources' selections.
+void check_row_table(Rank& rank, const LowLatencyCase& one, const LowLatencyDispatchResult& result) {
+  const LowLatencyCaseShape& shape = one.shape;
+  const std::int64_t ranks = shape.ranks();
+  const std::int64_t topk = shape.topk;
+  const TensorView table_view = result.handle.row_table.view();
+  require(table_view.size(0) == 1 + shape.max_tokens * (1 + topk) && table_view.size(1) == ranks,
+          "shape of row_table: " + table_view.describe());
+  const auto table = rank.download<std::int32_t>(table_view);
+  for (std::int64_t source = 0; source < ranks; ++source) {
+    const auto& rows = one.dispatched.selection_row[index(source)];
+    const auto& selection = one.dispatched.selection[index(source)];
+    std::int64_t row = 0;
+    for (std::int64_t token = 0; token < shape.tokens[index(source)]; ++token) {
+      std::vector<std::int32_t> wanted(index(topk), -1);
+      bool here = false;
+      for (std::int64_t k = 0; k < topk; ++k) {
+        const std::int64_t at = token * topk + k;
+        if (rows[index(at)] < 0 || selection[index(at)] / shape.local_experts != rank.rank()) continue;
+        wanted[index(k)] = static_cast<std::int32_t>(rows[index(at)]);
+        here = true;
+      }
+      if (!here) continue;
+      const std::int64_t slot = source * shape.max_tokens + row++;
+      require(table[index(ranks + slot)] == token, "row_table: token of row " + std::to_string(slot));
+      const auto begin = table.begin() + ranks + ranks * shape.max_tokens + slot * topk;
+      require_same(wanted, std::vector<std::int32_t>(begin, begin + topk), "row_table: positions of a row");
+    }
+    require(table[index(source)] == row, "row_table: rows of source " + std::to_string(source));
+  }
+}
+
+}  // namespace
+
+std::string LowLatencyCaseShape::describe() const {
+  return fmt::format("tokens {}, max_tokens {}, hidden {}, local experts {}, top-{}, routing {}, {}, {}{}, seed {}",
+                     fmt::join(tokens, " "), max_tokens, hidden, local_experts, topk, oracle::name_of(routing),
+                     oracle::name_of(format), layout == LowLatencyLayout::rank_major ? "rank-major" : "expert-major",
+                     weights ? " with weights" : "", seed);
+}
+
+LowLatencyCase make_low_latency_case(const LowLatencyCaseShape& shape) {
+  LowLatencyCase one{.shape = shape, .inputs = {}, .dispatched = {}};
+  for (std::size_t r = 0; r < shape.tokens.size(); ++r) {
+    const std::uint64_t seed = oracle::derive_seed(shape.seed, r);
+    oracle::LowLatencyInput input{
+        .selection = oracle::make_selection(shape.routing, shape.tokens[r], shape.topk, shape.experts(), seed),
+        .x = random_bf16(shape.tokens[r] * shape.hidden, seed)};
+    // What rounding and clamping have to say: blocks of zeros, of one magnitude, of very small numbers.
+    oracle::Random random(seed + 1);
+    for (std::size_t at = 0; at + 128 <= input.x.size(); at += 128) {
+      const std::int64_t kind = random.below(8);
+      for (std::size_t i = at; kind < 3 && i < at + 128; ++i) {
+        input.x[i] = kind == 0   ? 0
+                     : kind == 1 ? oracle::bf16_bits(i % 2 == 0 ? 4.0f : -4.0f)
+                                 : oracle::bf16_bits(3e-6f);
+      }
+    }
+    one.inputs.push_back(std::move(input));
+  }
+  return with_masks(one, shape.masks);
+}
+
+LowLatencyCase with_masks(const LowLatencyCase& one, const oracle::Masks& masks) {
+  LowLatencyCase result = one;
+  const LowLatencyCaseShape& shape = one.shape;
+  result.shape.masks = masks;
+  result.dispatched = oracle::low_latency_dispatch(
+      {.ranks = shape.ranks(), .experts = shape.experts(), .hidden = shape.hidden, .max_tokens = shape.max_tokens},
+      one.inputs, shape.format, shape.layout == LowLatencyLayout::rank_major, masks);
+  return result;
+}
+
+LowLatencyDispatchArguments upload_arguments(Rank& rank, const LowLatencyCase& one) {
+  const LowLatencyCaseShape& shape = one.shape;
+  const oracle::LowLatencyInput& input = one.inputs[index(rank.rank())];
+  const std::int64_t tokens = shape.tokens[index(rank.rank())];
+  LowLatencyDispatchArguments arguments;
+  arguments.x = rank.upload(input.x, DType::bfloat16, {tokens, shape.hidden});
+  if (shape.idx_dtype == DType::int64) {
+    arguments.topk_idx = rank.upload(input.selection.idx, DType::int64, {tokens, shape.topk});
+  } else {
+    const std::vector<std::int32_t> narrow(input.selection.idx.begin(), input.selection.idx.end());
+    arguments.topk_idx = rank.upload(narrow, DType::int32, {tokens, shape.topk});
+  }
+  if (shape.weights) {
+    arguments.topk_weights = rank.upload(input.selection.weights, DType::float32, {tokens, shape.topk});
+  }
+  arguments.max_tokens = static_cast<int>(shape.max_tokens);
+  arguments.num_experts = shape.experts();
+  arguments.use_fp8 = shape.format != oracle::RowFormat::bf16;
+  arguments.round_scale =
+      shape.format == oracle::RowFormat::fp8_rounded || shape.format == oracle::RowFormat::fp8_ue8m0;
+  arguments.use_ue8m0 = shape.format == oracle::RowFormat::fp8_ue8m0;
+  arguments.layout = shape.layout;
+  return arguments;
+}
+
+void check_low_latency_dispatch(Rank& rank, const LowLatencyCase& one, const LowLatencyDispatchResult& result) {
+  const LowLatencyCaseShape& shape = one.shape;
+  const oracle::LowLatencyReceived& expected = one.dispatched.received[index(rank.rank())];
+  const bool fp8 = shape.format != oracle::RowFormat::bf16;
+  const std::int64_t row_bytes = shape.hidden * (fp8 ? 1 : 2);
+
+  const auto count = rank.download<std::int32_t>(result.recv_count.view());
+  require_same(expected.count, count, "recv_count");
+  require_same(expected.layout_range, rank.download<std::int64_t>(result.handle.layout_range.view()), "layout_range");
+  require_same(valid_rows(expected.src_info, count, 1),
+               valid_rows(rank.download<std::int32_t>(result.handle.src_info.view()), count, 1), "src_info");
+  require_same(valid_rows(expected.x, count, row_bytes),
+               valid_rows(rank.download_bytes(result.recv_x.view()), count, row_bytes), "recv_x", row_bytes);
+  require(result.recv_x_scales.has_value() == fp8, "recv_x_scales come with FP8 rows");
+  if (shape.format == oracle::RowFormat::fp8_ue8m0) {
+    require_same(
+        valid_rows(expected.packed_scales, count, shape.hidden / 512),
+        valid_rows(download_scales<std::int32_t>(rank, result.recv_x_scales->view()), count, shape.hidden / 512),
+        "packed scales", shape.hidden / 512);
+  } else if (fp8) {
+    require_same(valid_rows(expected.scales, count, shape.hidden / 128),
+                 valid_rows(download_scales<float>(rank, result.recv_x_scales->view()), count, shape.hidden / 128),
+                 "scales", shape.hidden / 128);
+  }
+  const bool rank_major = shape.layout == LowLatencyLayout::rank_major;
+  require(result.recv_topk_idx.has_value() == rank_major, "recv_topk_idx comes with the rank-major layout");
+  if (rank_major) {
+    require_same(valid_rows(expected.topk_idx, count, shape.topk),
+                 valid_rows(rank.download<std::int32_t>(result.recv_topk_idx->view()), count, shape.topk),
+                 "recv_topk_idx", shape.topk);
+  }
+  require(result.recv_topk_weights.has_value() == shape.weights, "recv_topk_weights come where weights were sent");
+  if (shape.weights) {
+    require_same(valid_rows(expected.topk_weights, count, shape.topk),
+                 valid_rows(rank.download<float>(result.recv_topk_weights->view()), count, shape.topk),
+                 "recv_topk_weights", shape.topk);
+  }
+  if (shape.masks.empty()) check_row_table(rank, one, result);
+}
+
+BufferOptions low_latency_options(int ranks, std::int64_t max_tokens, std::int64_t hidden) {
+  return {.heap_bytes = std::size_t{4} << 20,
+          .max_local_experts = 64,
+          .low_latency_bytes = Buffer::low_latency_bytes_hint(static_cast<int>(std::max<std::int64_t>(max_tokens, 1)),
+                                                              hidden, ranks, 1)};
+}
+
+}  // namespace deep_ep::test

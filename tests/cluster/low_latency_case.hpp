@@ -1,0 +1,51 @@
+// One low-latency dispatch, for all ranks: what goes in, and what the oracle says must come out.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "tests/cluster/cluster.hpp"
+#include "tests/oracle/low_latency.hpp"
+#include "tests/oracle/routing.hpp"
+
+namespace deep_ep::test {
+
+struct LowLatencyCaseShape {
+  std::vector<std::int64_t> tokens = {4, 4};  ///< one entry a rank
+  std::int64_t max_tokens = 4;
+  std::int64_t hidden = 512;
+  int local_experts = 3;
+  int topk = 4;
+  oracle::Routing routing = oracle::Routing::uniform;
+  oracle::RowFormat format = oracle::RowFormat::fp8;
+  LowLatencyLayout layout = LowLatencyLayout::expert_major;
+  bool weights = false;  ///< rank_major: they travel
+  DType idx_dtype = DType::int64;
+  oracle::Masks masks{};
+  std::uint64_t seed = 1;
+
+  int ranks() const { return static_cast<int>(tokens.size()); }
+  int experts() const { return ranks() * local_experts; }
+  std::string describe() const;
+};
+
+struct LowLatencyCase {
+  LowLatencyCaseShape shape;
+  std::vector<oracle::LowLatencyInput> inputs;
+  oracle::LowLatencyDispatched dispatched;
+};
+
+LowLatencyCase make_low_latency_case(const LowLatencyCaseShape& shape);
+/// The same inputs, where the ranks leave each other out.
+LowLatencyCase with_masks(const LowLatencyCase& one, const oracle::Masks& masks);
+
+/// Uploads what the rank hands to dispatch.
+LowLatencyDispatchArguments upload_arguments(Rank& rank, const LowLatencyCase& one);
+
+/// Every valid row, count and range against the oracle, and the handle's row table.
+void check_low_latency_dispatch(Rank& rank, const LowLatencyCase& one, const LowLatencyDispatchResult& result);
+
+/// Enough memory for cases of at most so many tokens and channels.
+BufferOptions low_latency_options(int ranks, std::int64_t max_tokens, std::int64_t hidden);
+
+}  // namespace deep_ep::test

@@ -162,7 +162,10 @@ struct CombinePusher {
       const int owner = owner_of(first_turn + lane);
       const std::int32_t row = warp::shuffle(cursor.row, lane);
       const std::int32_t token = warp::shuffle(cursor.token, lane);
-      if (first_of_round) good = warp::shuffle(lane_index() != 0 || await_credit(owner, round), 0);
+      if (first_of_round) {
+        good = warp::shuffle(lane_index() != 0 || await_credit(owner, round), 0);
+        warp::sync();  // what lane 0 acquired, all may overwrite only after this
+      }
       if (!good) return false;
       push_weights(owner, row, token);
       if (lane_index() == 0) push_row(owner, row, token, round);

@@ -88,7 +88,8 @@ DEEP_EP_DEVICE void low_latency_dispatch_body(const LowLatencyDispatchParams& pa
   const LowLatencyDispatchShared::Words& words = layout.words(memory);
   if (is_clerk) {
     for (int peer = thread_index(); peer < common.num_ranks; peer += block_threads()) {
-      acknowledge(common, kDispatch, peer, words.received);
+      const bool left_out = load_relaxed<Scope::block>(&layout.left_out(memory)[peer]) != 0;
+      if (!left_out) acknowledge(common, kDispatch, peer, words.received);
     }
   }
 

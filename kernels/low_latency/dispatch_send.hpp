@@ -76,7 +76,7 @@ struct LowLatencySender {
       const auto* word =
           reinterpret_cast<const std::uint64_t*>(common.local + common.window.acknowledged_at(kDispatch, rank));
       if (!wait_for_signal(common, word, epoch() - 2, rank, Wanted::low_latency_dispatch_credit)) {
-        layout.left_out(memory)[rank] = 1;
+        store_relaxed<Scope::block>(&layout.left_out(memory)[rank], 1);
       }
     }
   }

@@ -1,4 +1,5 @@
-// Low-latency dispatch against the oracle: shapes, layouts, formats, hooks, masks.
+// Low-latency dispatch against the oracle: shapes, layouts, formats, schedules, long runs. Hooks are in
+// low_latency_hooks_test.cpp, masks and faults in low_latency_masks_test.cpp.
 #include <algorithm>
 
 #include "tests/cluster/fixture.hpp"
@@ -10,41 +11,69 @@ namespace {
 using oracle::Routing;
 using oracle::RowFormat;
 
-class LowLatencyDispatchTest : public ClusterTest {
- protected:
-  /// One dispatch after the other on one buffer.
-  void run(const ClusterOptions& options, const std::vector<LowLatencyCaseShape>& shapes,
-           const LowLatencyDispatchArguments& how = {}) const {
-    std::vector<LowLatencyCase> cases;
-    std::int64_t max_tokens = 1;
-    std::int64_t hidden = 1;
-    for (const LowLatencyCaseShape& shape : shapes) {
-      cases.push_back(make_low_latency_case(shape));
-      max_tokens = std::max(max_tokens, shape.max_tokens);
-      hidden = std::max(hidden, shape.hidden);
-    }
-    run_cluster(options, [&](Rank& rank) {
-      Buffer& buffer = rank.buffer(low_latency_options(rank.size(), max_tokens, hidden));
-      for (const LowLatencyCase& one : cases) {
-        LowLatencyDispatchArguments arguments = upload_arguments(rank, one);
-        arguments.config = how.config;
-        const LowLatencyDispatchResult result = buffer.low_latency_dispatch(arguments, rank.call());
-        try {
-          check_low_latency_dispatch(rank, one, result);
-        } catch (const CheckFailure& failure) {
-          throw CheckFailure(one.shape.describe() + ": " + failure.what());
-        }
-        rank.release();
-      }
-      buffer.check();
-      buffer.destroy();
-    });
-  }
-};
+class LowLatencyDispatchTest : public ClusterTest {};
 DEEP_EP_ON_THREADS(LowLatencyDispatchTest);
+
+class LowLatencyProcessesTest : public ClusterTest {};
+DEEP_EP_ON_PROCESSES(LowLatencyProcessesTest);
+
+void dispatch_and_check(Rank& rank, Buffer& buffer, const LowLatencyCase& one, const Config& config) {
+  LowLatencyDispatchArguments arguments = upload_arguments(rank, one);
+  arguments.config = config;
+  try {
+    check_low_latency_dispatch(rank, one, buffer.low_latency_dispatch(arguments, rank.call()));
+  } catch (const CheckFailure& failure) {
+    throw CheckFailure(one.shape.describe() + ": " + failure.what());
+  }
+}
+
+/// One dispatch after the other on one buffer; `configs` in turn.
+void run_all(const ClusterOptions& options, const std::vector<LowLatencyCaseShape>& shapes,
+             const std::vector<Config>& configs = {{}}) {
+  std::vector<LowLatencyCase> cases;
+  std::int64_t max_tokens = 1;
+  std::int64_t hidden = 1;
+  for (const LowLatencyCaseShape& shape : shapes) {
+    cases.push_back(make_low_latency_case(shape));
+    max_tokens = std::max(max_tokens, shape.max_tokens);
+    hidden = std::max(hidden, shape.hidden);
+  }
+  run_cluster(options, [&](Rank& rank) {
+    Buffer& buffer = rank.buffer(low_latency_options(rank.size(), max_tokens, hidden));
+    for (std::size_t i = 0; i < cases.size(); ++i) {
+      dispatch_and_check(rank, buffer, cases[i], configs[i % configs.size()]);
+      rank.release();
+    }
+    buffer.check();
+    buffer.destroy();
+  });
+}
 
 LowLatencyCaseShape equal_shape(int ranks, std::int64_t tokens) {
   return {.tokens = equal_tokens(ranks, tokens), .max_tokens = tokens};
+}
+
+/// Anything that is allowed, small enough for a CPU.
+LowLatencyCaseShape random_shape(int ranks, std::uint64_t seed) {
+  oracle::Random random(seed);
+  LowLatencyCaseShape shape;
+  shape.max_tokens = 1 + random.below(random.chance(0.2) ? 40 : 9);
+  shape.tokens = oracle::make_token_counts(random.pick(oracle::kTokenCounts), ranks, shape.max_tokens, seed);
+  static constexpr std::int64_t kHidden[] = {128, 128, 256, 384, 512, 512, 1024, 2048, 2560, 7168, 8192};
+  shape.hidden = random.pick(kHidden);
+  shape.local_experts = static_cast<int>(1 + random.below(7));
+  shape.topk = static_cast<int>(1 + random.below(random.chance(0.2) ? 32 : 8));
+  shape.routing = random.pick(oracle::kRoutings);
+  shape.topk = std::min(shape.topk, shape.experts());
+  // Tokens may name an expert several times: its part of the output must have room for that.
+  if (shape.routing == Routing::duplicates || shape.routing == Routing::skewed) shape.max_tokens *= shape.topk;
+  shape.format = random.pick(oracle::kRowFormats);
+  if (shape.format == RowFormat::fp8_ue8m0) shape.hidden = (shape.hidden + 511) / 512 * 512;
+  shape.layout = random.chance(0.3) ? LowLatencyLayout::rank_major : LowLatencyLayout::expert_major;
+  shape.weights = shape.layout == LowLatencyLayout::rank_major && random.chance(0.7);
+  shape.idx_dtype = random.chance(0.3) ? DType::int32 : DType::int64;
+  shape.seed = seed;
+  return shape;
 }
 
 TEST_P(LowLatencyDispatchTest, EveryFormatAndLayout) {
@@ -62,7 +91,171 @@ TEST_P(LowLatencyDispatchTest, EveryFormatAndLayout) {
       shapes.push_back(shape);
     }
   }
-  run(cluster(2), shapes);
+  run_all(cluster(2), shapes);
+}
+
+TEST_P(LowLatencyDispatchTest, TheShapeOfAModel) {
+  DEEP_EP_NEEDS_RANKS(8);
+  std::vector<LowLatencyCaseShape> shapes;
+  for (const RowFormat format : oracle::kRowFormats) {
+    LowLatencyCaseShape shape = equal_shape(8, GetParam().target == Target::cuda ? 128 : 4);
+    shape.hidden = 7168;
+    shape.local_experts = GetParam().target == Target::cuda ? 36 : 2;
+    shape.topk = 8;
+    shape.format = format;
+    shapes.push_back(shape);
+  }
+  run_all(cluster(8), shapes);
+}
+
+TEST_P(LowLatencyDispatchTest, EveryRouting) {
+  DEEP_EP_NEEDS_RANKS(3);
+  std::vector<LowLatencyCaseShape> shapes;
+  for (const Routing routing : oracle::kRoutings) {
+    // Room for experts that tokens name several times.
+    shapes.push_back({.tokens = {7, 0, 9}, .max_tokens = 27, .hidden = 256, .topk = 3, .routing = routing});
+  }
+  run_all(cluster(3), shapes);
+}
+
+TEST_P(LowLatencyDispatchTest, RandomShapes) {
+  const std::uint64_t seed = test_seed();
+  const std::int64_t count = environment_number("DEEP_EP_TEST_SHAPES", under_thread_sanitizer() ? 4 : 12);
+  for (const int ranks : {1, 2, 3, 5, 8}) {
+    if (!missing(GetParam(), ranks).empty()) continue;
+    std::vector<LowLatencyCaseShape> shapes;
+    for (std::int64_t i = 0; i < count; ++i) {
+      shapes.push_back(random_shape(ranks, oracle::derive_seed(seed, static_cast<std::uint64_t>(i * 100 + ranks))));
+    }
+    ClusterOptions options = cluster(ranks);
+    if (ranks > 3) options.host = {.multiprocessors = 2, .warps_per_block = 2};
+    run_all(options, shapes, {{}, {.num_sms = 1}, {.num_sms = 2, .warps_per_block = 8}, {.num_sms = 3}});
+  }
+}
+
+TEST_P(LowLatencyDispatchTest, MoreTokensThanBlocks) {
+  DEEP_EP_NEEDS_RANKS(2);
+  LowLatencyCaseShape shape{.tokens = {90, 67}, .max_tokens = 120, .hidden = 512, .local_experts = 5, .topk = 6};
+  LowLatencyCaseShape large = shape;
+  large.hidden = 24576;  // two stages do not fit the CPU's shared memory
+  large.tokens = {11, 6};
+  large.max_tokens = 11;
+  large.format = RowFormat::bf16;
+  run_all(cluster(2), {shape, large});
+}
+
+/// Calls without any rest between them: none may see another's rows, flags or counts.
+TEST_P(LowLatencyDispatchTest, ThousandsOfTinyCalls) {
+  DEEP_EP_NEEDS_RANKS(3);
+  const std::int64_t calls = environment_number("DEEP_EP_TEST_CALLS", under_thread_sanitizer() ? 150 : 1500);
+  std::vector<LowLatencyCase> cases;
+  for (std::uint64_t seed = 1; seed <= 7; ++seed) {
+    LowLatencyCaseShape shape{.tokens = {}, .max_tokens = 2, .hidden = 128, .local_experts = 2, .topk = 2};
+    shape.tokens = oracle::make_token_counts(oracle::TokenCounts::different, 3, 2, seed);
+    shape.format = seed % 2 == 0 ? RowFormat::bf16 : RowFormat::fp8;
+    shape.seed = seed;
+    cases.push_back(make_low_latency_case(shape));
+  }
+  ClusterOptions options = cluster(3);
+  options.host = {.multiprocessors = 2, .warps_per_block = 2};
+  run_cluster(options, [&](Rank& rank) {
+    Buffer& buffer = rank.buffer(low_latency_options(3, 2, 128));
+    std::vector<LowLatencyDispatchArguments> arguments;
+    for (const LowLatencyCase& one : cases) arguments.push_back(upload_arguments(rank, one));
+    for (std::int64_t call = 0; call < calls; ++call) {
+      const auto which = static_cast<std::size_t>(call * 5 % 7);
+      const LowLatencyDispatchResult result = buffer.low_latency_dispatch(arguments[which], rank.call());
+      if (call % 10 == 0) check_low_latency_dispatch(rank, cases[which], result);
+    }
+    buffer.check();
+    buffer.destroy();
+  });
+}
+
+TEST_P(LowLatencyDispatchTest, StatisticsAreAdded) {
+  DEEP_EP_NEEDS_RANKS(2);
+  const LowLatencyCase one = make_low_latency_case(equal_shape(2, 6));
+  run_cluster(cluster(2), [&](Rank& rank) {
+    Buffer& buffer = rank.buffer(low_latency_options(2, 6, 512));
+    LowLatencyDispatchArguments arguments = upload_arguments(rank, one);
+    const std::vector<std::int32_t> before = {100, 0, 7};
+    arguments.cumulative_local_expert_recv_stats = rank.upload(before, DType::int32, {3});
+    arguments.wait_recv_cost_stats = rank.upload(std::vector<std::int64_t>{5, 5}, DType::int64, {2});
+    for (int call = 1; call <= 3; ++call) {
+      buffer.low_latency_dispatch(arguments, rank.call());
+      std::vector<std::int32_t> expected = before;
+      const auto& count = one.dispatched.received[static_cast<std::size_t>(rank.rank())].count;
+      for (std::size_t i = 0; i < expected.size(); ++i) expected[i] += call * count[i];
+      require_same(expected, rank.download<std::int32_t>(*arguments.cumulative_local_expert_recv_stats), "statistics");
+    }
+    for (const std::int64_t cost : rank.download<std::int64_t>(*arguments.wait_recv_cost_stats)) {
+      require(cost >= 5 && cost < std::int64_t{1} << 50, "wait cost " + std::to_string(cost));
+    }
+    buffer.destroy();
+  });
+}
+
+TEST_P(LowLatencyDispatchTest, AsynchronousAndAfterAnEvent) {
+  DEEP_EP_NEEDS_RANKS(2);
+  const LowLatencyCase one = make_low_latency_case(equal_shape(2, 6));
+  run_cluster(cluster(2), [&](Rank& rank) {
+    Buffer& buffer = rank.buffer(low_latency_options(2, 6, 512));
+    const LowLatencyDispatchArguments arguments = upload_arguments(rank, one);
+    for (int call = 0; call < 4; ++call) {
+      CallOptions options = rank.call();
+      options.async_finish = call % 2 == 0;
+      if (call > 1) options.previous_event = rank.executor()->record_event(rank.stream());
+      const LowLatencyDispatchResult result = buffer.low_latency_dispatch(arguments, options);
+      require((result.event != nullptr) == options.async_finish, "an event with async_finish only");
+      require(!result.hook, "no hook unless asked for");
+      rank.executor()->wait_event(rank.stream(), result.event);
+      check_low_latency_dispatch(rank, one, result);
+    }
+    buffer.destroy();
+  });
+}
+
+TEST_P(LowLatencyDispatchTest, BesideNormalCalls) {
+  DEEP_EP_NEEDS_RANKS(2);
+  const LowLatencyCase one = make_low_latency_case(equal_shape(2, 6));
+  const Case normal = make_case({.tokens = {9, 14}, .hidden = 64, .combine_hidden = 32});
+  run_cluster(cluster(2), [&](Rank& rank) {
+    BufferOptions options = low_latency_options(2, 6, 512);
+    options.heap_bytes = std::size_t{16} << 20;
+    Buffer& buffer = rank.buffer(options);
+    for (int i = 0; i < 3; ++i) {
+      dispatch_and_check(rank, buffer, one, {});
+      run_round(rank, buffer, normal);
+      buffer.low_latency_clean(rank.call());
+    }
+    buffer.destroy();
+  });
+}
+
+/// The same calls under many schedules of the CPU executor.
+TEST(LowLatencyScheduleTest, EverySeedGivesTheSame) {
+  const std::int64_t first = environment_number("DEEP_EP_TEST_FIRST_SCHEDULE", 1);
+  const std::int64_t count = environment_number("DEEP_EP_TEST_SCHEDULES", under_thread_sanitizer() ? 5 : 25);
+  std::vector<LowLatencyCaseShape> shapes = {
+      {.tokens = {5, 0, 7}, .max_tokens = 7, .hidden = 256, .topk = 3, .routing = Routing::some_dropped},
+      {.tokens = {2, 3, 1}, .max_tokens = 3, .hidden = 128, .topk = 2, .format = RowFormat::bf16},
+      {.tokens = {4, 4, 4}, .max_tokens = 4, .hidden = 512, .topk = 4, .format = RowFormat::fp8_ue8m0},
+      {.tokens = {4, 1, 4}, .max_tokens = 4, .layout = LowLatencyLayout::rank_major, .weights = true}};
+  for (std::int64_t i = 0; i < count; ++i) {
+    SCOPED_TRACE("DEEP_EP_TEST_FIRST_SCHEDULE=" + std::to_string(first + i));
+    ClusterOptions options{.ranks = 3, .where = {}, .host = {}};
+    options.host = {.multiprocessors = 2, .warps_per_block = 2, .seed = static_cast<std::uint64_t>(first + i)};
+    ASSERT_NO_THROW(run_all(options, shapes, {{}, {.num_sms = 1}, {.warps_per_block = 8}}));
+  }
+}
+
+TEST_P(LowLatencyProcessesTest, FourRanks) {
+  DEEP_EP_NEEDS_RANKS(4);
+  LowLatencyCaseShape shape{.tokens = {5, 0, 7, 2}, .max_tokens = 7, .hidden = 1024, .topk = 3};
+  LowLatencyCaseShape other = shape;
+  other.layout = LowLatencyLayout::rank_major;
+  other.format = RowFormat::bf16;
+  run_all(cluster(4), {shape, other, shape});
 }
 
 }  // namespace

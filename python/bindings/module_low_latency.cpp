@@ -40,6 +40,7 @@ void define_low_latency(py::module_& module, py::class_<NativeBuffer, std::share
           "x"_a, "topk_idx"_a, "topk_weights"_a, "handle"_a, "use_logfmt"_a, "zero_copy"_a, "out"_a,
           "wait_recv_cost_stats"_a, "async_finish"_a, "return_recv_hook"_a)
       .def("low_latency_combine_buffer", &NativeBuffer::low_latency_combine_buffer, "handle"_a)
+      .def("low_latency_memory", &NativeBuffer::low_latency_memory)
       .def("low_latency_clean", &NativeBuffer::low_latency_clean)
       .def("low_latency_update_mask", &NativeBuffer::low_latency_update_mask, "rank"_a, "masked"_a)
       .def("low_latency_query_mask", &NativeBuffer::low_latency_query_mask, "mask_status"_a)

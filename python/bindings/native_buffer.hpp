@@ -80,6 +80,8 @@ class NativeBuffer : public std::enable_shared_from_this<NativeBuffer> {
 
   /// A tensor over the symmetric heap of this rank; `dtype` uint8. Its memory ends with the buffer.
   py::object local_memory() const;
+  /// The same over the memory of low-latency calls.
+  py::object low_latency_memory() const;
   /// Waits for the GPU work of this buffer, and raises what it met.
   void check();
   /// Collective.

@@ -134,6 +134,8 @@ py::object NativeBuffer::low_latency_combine_buffer(const py::tuple& handle) {
   return lend(alive().low_latency_combine_buffer(handles_.find(handle)));
 }
 
+py::object NativeBuffer::low_latency_memory() const { return lend(alive().low_latency_memory()); }
+
 void NativeBuffer::low_latency_clean() {
   Buffer& buffer = alive();
   const CallOptions call = low_latency_options({});

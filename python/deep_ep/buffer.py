@@ -217,7 +217,7 @@ class Buffer(LowLatencyCalls):
                 such call is under way on any rank.
         """
         if use_rdma_buffer:
-            memory = self._alive().low_latency_memory()[offset:]
+            memory = self._low_latency().low_latency_memory()[offset:]
         else:
             memory = self._alive().local_memory()[offset : self.num_nvl_bytes]
         view = memory[: memory.numel() // dtype.itemsize * dtype.itemsize].view(dtype)

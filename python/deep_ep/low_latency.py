@@ -38,6 +38,7 @@ class LowLatencyCalls:
     """
 
     runtime: Optional["_native.Buffer"]
+    num_rdma_bytes: int
     low_latency_mode: bool
     enable_shrink: bool
 
@@ -45,6 +46,19 @@ class LowLatencyCalls:
         if self.runtime is None:
             raise UseAfterDestroy("the buffer was used after destroy()")
         return self.runtime
+
+    def _low_latency(self) -> "_native.Buffer":
+        if not self.low_latency_mode or self.num_rdma_bytes == 0:
+            raise InvalidArgument(
+                "low-latency calls need a buffer made with low_latency_mode=True and num_rdma_bytes > 0 "
+                "(get_low_latency_rdma_size_hint says how many)"
+            )
+        return self._alive()
+
+    def _masks(self) -> "_native.Buffer":
+        if not self.enable_shrink:
+            raise InvalidArgument("masks of ranks need a buffer made with enable_shrink=True")
+        return self._alive()
 
     def low_latency_dispatch(
         self,
@@ -82,7 +96,7 @@ class LowLatencyCalls:
             int64, ``(first row << 32) | rows`` of each source; M; H; E. Tuples made of the same tensors do as well,
             copies of ``src_info`` do not; the event; the hook or ``None``.
         """
-        rows, count, _, _, handle, event, hook = self._alive().low_latency_dispatch(
+        rows, count, _, _, handle, event, hook = self._low_latency().low_latency_dispatch(
             x,
             topk_idx,
             None,
@@ -137,7 +151,7 @@ class LowLatencyCalls:
             ``low_latency_combine`` with this handle expects ``[R, M, H]`` rows that are weighted sums over this rank's
             experts already.
         """
-        rows, count, idx, weights, handle, event, hook = self._alive().low_latency_dispatch(
+        rows, count, idx, weights, handle, event, hook = self._low_latency().low_latency_dispatch(
             x,
             topk_idx,
             topk_weights,
@@ -188,7 +202,7 @@ class LowLatencyCalls:
             adds those parts in float32, ranks ascending, and rounds. Bitwise reproducible. The event; the hook or
             ``None``.
         """
-        combined_x, event, hook = self._alive().low_latency_combine(
+        combined_x, event, hook = self._low_latency().low_latency_combine(
             x,
             topk_idx,
             topk_weights,
@@ -206,7 +220,7 @@ class LowLatencyCalls:
     def get_next_low_latency_combine_buffer(self, handle: LowLatencyHandle) -> torch.Tensor:
         """The tensor ``[L, R * M, H]`` bfloat16, contiguous, whose rows a combine with ``zero_copy=True`` sends. Fill
         it between dispatch and combine, on the combine's stream. Its memory ends with the buffer."""
-        return self._alive().low_latency_combine_buffer(handle)
+        return self._low_latency().low_latency_combine_buffer(handle)
 
     def clean_low_latency_buffer(self, num_max_dispatch_tokens_per_rank: int, hidden: int, num_experts: int) -> None:
         """Collective: waits, on the current stream, for all ranks that are not masked. There for programs that call it:
@@ -218,26 +232,26 @@ class LowLatencyCalls:
         ):
             if value <= 0:
                 raise InvalidArgument(f"{name} is {value}, allowed: 1 or more")
-        self._alive().low_latency_clean()
+        self._low_latency().low_latency_clean()
 
     # Ranks that died. Every rank has its own opinion of the others, and nothing is propagated: sends go to ranks that
     # are not masked, and only those are waited for.
 
     def low_latency_update_mask_buffer(self, rank_to_mask: int, mask: bool = False) -> None:
         """Masks a rank, or, **by default, unmasks** it; on the current stream. Needs ``enable_shrink``."""
-        self._alive().low_latency_update_mask(rank_to_mask, mask)
+        self._masks().low_latency_update_mask(rank_to_mask, mask)
 
     def low_latency_query_mask_buffer(self, mask_status: torch.Tensor) -> None:
         """Writes 1 for masked ranks and 0 for others to ``mask_status`` ``[R]`` int32, on the current stream. Needs
         ``enable_shrink``."""
-        self._alive().low_latency_query_mask(mask_status)
+        self._masks().low_latency_query_mask(mask_status)
 
     def low_latency_clean_mask_buffer(self) -> None:
         """Unmasks all ranks, on the current stream. Needs ``enable_shrink``."""
-        self._alive().low_latency_clear_mask()
+        self._masks().low_latency_clear_mask()
 
     def low_latency_resume(self) -> None:
         """Collective over **all** ranks, the host waits: brings every rank to the same number of calls and unmasks all,
-        so that ranks that were away take part again. No low-latency call may be under way. Not part of upstream's
-        interface."""
-        self._alive().low_latency_resume()
+        so that ranks that were away take part again. Receive parts that no hook has called for are dropped. Needs
+        ``enable_shrink``. Not part of upstream's interface."""
+        self._masks().low_latency_resume()

@@ -232,7 +232,6 @@ def test_what_is_not_built_says_so():
     for call in (
         lambda: buffer.internode_dispatch(tensor),
         lambda: buffer.internode_combine(tensor, ()),
-        lambda: buffer.get_local_buffer_tensor(torch.int8, use_rdma_buffer=True),
         lambda: Config().get_rdma_buffer_size_hint(128, 16),
     ):
         with pytest.raises(NotImplementedError, match="not built yet"):

@@ -5,6 +5,7 @@ import gc
 import low_latency_reference as reference
 import pytest
 import torch
+import torch.distributed as dist
 from reference import make_case
 
 import deep_ep
@@ -421,6 +422,28 @@ def masking(group):
             buffer.low_latency_update_mask_buffer(wrong, True)
 
 
+def zeroed(group):
+    """Programs put zeros into the memory of low-latency calls to begin anew after a failure."""
+    buffer = make_buffer(group)
+    rank = buffer.rank
+    case = ll_case([M] * buffer.group_size)
+    outputs = outputs_of(case)
+    for _ in range(4):
+        result = dispatch(buffer, case, use_fp8=False)
+        reference.check_dispatched(case, rank, M, result)
+        reference.close(combine(buffer, case, outputs[rank], result[2])[0], reference.combined(case, rank, outputs))
+        buffer.clean_low_latency_buffer(M, 512, case.num_experts)
+        dist.barrier(group)
+        memory = buffer.get_local_buffer_tensor(torch.int8, use_rdma_buffer=True)
+        assert 0.9 * buffer.num_rdma_bytes < memory.numel() <= buffer.num_rdma_bytes
+        memory.zero_()
+        dist.barrier(group)
+
+
+def test_zeroed_memory(ranks):
+    ranks(3).run(zeroed)
+
+
 def test_masking(ranks):
     ranks(3).run(masking)
 
@@ -449,8 +472,8 @@ def wrong_use(group):
         (ValueError, "topk_idx", send(idx=idx[1:])),
         (ValueError, "topk_idx", send(idx=idx.float())),
         (ValueError, "topk_idx", send(idx=idx.t())),
-        (ValueError, "max_tokens|num_max", send(max_tokens=M - 1)),
-        (ValueError, "max_tokens|num_max", send(max_tokens=0)),
+        (ValueError, "tokens", send(max_tokens=M - 1)),
+        (ValueError, "max_tokens", send(max_tokens=0)),
         (ValueError, "low_latency_bytes", send(max_tokens=100000)),
         (ValueError, "num_experts", send(experts=ranks + 1)),
         (ValueError, "round_scale", send(use_ue8m0=True)),
@@ -462,11 +485,12 @@ def wrong_use(group):
         (ValueError, "topk_weights", back(weights=weights[1:])),
         (ValueError, "^out ", back(out=torch.empty(M, 256, dtype=torch.bfloat16))),
         (ValueError, "hidden", lambda: buffer.clean_low_latency_buffer(M, 0, 12)),
-        (RuntimeError, "shrink|masking", lambda: buffer.low_latency_update_mask_buffer(0, True)),
-        (RuntimeError, "shrink|masking", lambda: buffer.low_latency_query_mask_buffer(status)),
-        (RuntimeError, "shrink|masking", lambda: buffer.low_latency_clean_mask_buffer()),
-        (ValueError, "low_latency_bytes", lambda: plain.low_latency_dispatch(x, idx, M, 12)),
-        (ValueError, "low_latency_bytes", lambda: plain.clean_low_latency_buffer(M, 512, 12)),
+        (ValueError, "enable_shrink", lambda: buffer.low_latency_update_mask_buffer(0, True)),
+        (ValueError, "enable_shrink", lambda: buffer.low_latency_query_mask_buffer(status)),
+        (ValueError, "enable_shrink", lambda: buffer.low_latency_clean_mask_buffer()),
+        (ValueError, "low_latency_mode", lambda: plain.low_latency_dispatch(x, idx, M, 12)),
+        (ValueError, "low_latency_mode", lambda: plain.clean_low_latency_buffer(M, 512, 12)),
+        (ValueError, "low_latency_mode", lambda: plain.get_local_buffer_tensor(torch.int8, use_rdma_buffer=True)),
         (ValueError, "enable_shrink", lambda: Buffer(group, enable_shrink=True)),
     ]
     for number, (kind, text, call) in enumerate(calls):

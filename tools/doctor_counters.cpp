@@ -161,6 +161,7 @@ std::string to_text(const std::vector<PortCounters>& traffic) {
 
 int run_command(const std::vector<std::string>& command, bool output_to_stderr) {
   std::vector<char*> arguments;
+  arguments.reserve(command.size() + 1);
   for (const std::string& argument : command) arguments.push_back(const_cast<char*>(argument.c_str()));
   arguments.push_back(nullptr);
   ::posix_spawn_file_actions_t actions;

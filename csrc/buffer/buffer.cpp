@@ -41,6 +41,13 @@ LowLatencyDispatchResult Buffer::low_latency_dispatch(const LowLatencyDispatchAr
                                                       const CallOptions& call) {
   return alive(implementation_, "low_latency_dispatch").low_latency_dispatch(arguments, call);
 }
+LowLatencyCombineResult Buffer::low_latency_combine(const LowLatencyCombineArguments& arguments,
+                                                    const CallOptions& call) {
+  return alive(implementation_, "low_latency_combine").low_latency_combine(arguments, call);
+}
+TensorView Buffer::low_latency_combine_buffer(const LowLatencyHandle& handle) {
+  return alive(implementation_, "low_latency_combine_buffer").low_latency_combine_buffer(handle);
+}
 void Buffer::low_latency_clean(const CallOptions& call) {
   alive(implementation_, "low_latency_clean").low_latency_clean(call);
 }

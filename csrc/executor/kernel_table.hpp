@@ -23,6 +23,8 @@ struct KernelTable {
   Launcher<DispatchParams> dispatch = nullptr;
   Launcher<CombineParams> combine = nullptr;
   Launcher<LowLatencyDispatchParams> dispatch_low_latency = nullptr;
+  Launcher<LowLatencyCombineParams> combine_low_latency = nullptr;
+  Launcher<LowLatencyCombineParams> combine_low_latency_logfmt = nullptr;
   Launcher<LowLatencyBarrierParams> barrier_low_latency = nullptr;
 };
 

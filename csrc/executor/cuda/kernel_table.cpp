@@ -11,6 +11,8 @@ DEEP_EP_DECLARE_KERNEL(notify, deep_ep::NotifyParams)
 DEEP_EP_DECLARE_KERNEL(dispatch, deep_ep::DispatchParams)
 DEEP_EP_DECLARE_KERNEL(combine, deep_ep::CombineParams)
 DEEP_EP_DECLARE_KERNEL(dispatch_low_latency, deep_ep::LowLatencyDispatchParams)
+DEEP_EP_DECLARE_KERNEL(combine_low_latency, deep_ep::LowLatencyCombineParams)
+DEEP_EP_DECLARE_KERNEL(combine_low_latency_logfmt, deep_ep::LowLatencyCombineParams)
 DEEP_EP_DECLARE_KERNEL(barrier_low_latency, deep_ep::LowLatencyBarrierParams)
 
 namespace deep_ep {
@@ -21,6 +23,8 @@ const KernelTable& cuda_kernels() {
                                  .dispatch = cuda::launch_dispatch,
                                  .combine = cuda::launch_combine,
                                  .dispatch_low_latency = cuda::launch_dispatch_low_latency,
+                                 .combine_low_latency = cuda::launch_combine_low_latency,
+                                 .combine_low_latency_logfmt = cuda::launch_combine_low_latency_logfmt,
                                  .barrier_low_latency = cuda::launch_barrier_low_latency};
   return table;
 }

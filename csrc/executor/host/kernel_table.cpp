@@ -11,6 +11,8 @@ DEEP_EP_DECLARE_KERNEL(notify, deep_ep::NotifyParams)
 DEEP_EP_DECLARE_KERNEL(dispatch, deep_ep::DispatchParams)
 DEEP_EP_DECLARE_KERNEL(combine, deep_ep::CombineParams)
 DEEP_EP_DECLARE_KERNEL(dispatch_low_latency, deep_ep::LowLatencyDispatchParams)
+DEEP_EP_DECLARE_KERNEL(combine_low_latency, deep_ep::LowLatencyCombineParams)
+DEEP_EP_DECLARE_KERNEL(combine_low_latency_logfmt, deep_ep::LowLatencyCombineParams)
 DEEP_EP_DECLARE_KERNEL(barrier_low_latency, deep_ep::LowLatencyBarrierParams)
 
 namespace deep_ep {
@@ -21,6 +23,8 @@ const KernelTable& host_kernels() {
                                  .dispatch = host::launch_dispatch,
                                  .combine = host::launch_combine,
                                  .dispatch_low_latency = host::launch_dispatch_low_latency,
+                                 .combine_low_latency = host::launch_combine_low_latency,
+                                 .combine_low_latency_logfmt = host::launch_combine_low_latency_logfmt,
                                  .barrier_low_latency = host::launch_barrier_low_latency};
   return table;
 }

@@ -1,0 +1,194 @@
+// low_latency_combine: checks, the roles of warps, launch.
+#include <algorithm>
+
+#include "csrc/buffer/checks.hpp"
+#include "csrc/buffer/implementation.hpp"
+#include "csrc/executor/kernel_table.hpp"
+#include "csrc/support/format.hpp"
+#include "kernels/low_latency/combine_shared.hpp"
+
+namespace deep_ep {
+namespace {
+
+// On GPUs. A group of five has one row under way with all its loads at once; two of them keep an SM's share of the wire
+// busy, and the rest of the warps adds.
+constexpr int kGpuWarpsPerRow = 5;
+constexpr int kGpuPushingGroups = 2;
+constexpr int kHostWarpsPerRow = 2;
+constexpr int kLeastWarps = 4;  ///< one that waits and one that adds, one that leads and one that sums
+constexpr int kMostNamedBarriers = 13;
+
+/// Rows of x that the handle knows of, and how they are laid out.
+struct RowShape {
+  std::int64_t blocks, rows;
+};
+
+RowShape row_shape(const LowLatencyHandle& handle, int num_ranks) {
+  if (handle.layout == LowLatencyLayout::rank_major) return {num_ranks, handle.max_tokens};
+  return {handle.num_experts / num_ranks, std::int64_t{num_ranks} * handle.max_tokens};
+}
+
+void check_handle(const LowLatencyHandle& handle, const Device& device, int num_ranks) {
+  if (!handle.row_table.defined()) {
+    throw InvalidArgument("handle is empty: low_latency_combine needs the handle of a low_latency_dispatch");
+  }
+  check_range("handle.max_tokens", handle.max_tokens, 1, kMostLowLatencyTokens);
+  check_range("handle.num_topk", handle.num_topk, 1, static_cast<std::int64_t>(LowLatencyWindow::kMostTopk));
+  if (handle.num_experts < 1 || handle.num_experts % num_ranks != 0) {
+    fail<InvalidArgument>("handle.num_experts is {}, allowed: a multiple of the {} ranks", handle.num_experts,
+                          num_ranks);
+  }
+  check_tensor("handle.row_table", handle.row_table.view(), device, {DType::int32},
+               {1 + std::int64_t{handle.max_tokens} * (1 + handle.num_topk), num_ranks});
+}
+
+void check_alignment(const char* name, const TensorView& tensor) {
+  if (reinterpret_cast<std::uintptr_t>(tensor.data) % 16 != 0) {
+    fail<InvalidArgument>("{} starts at an address that is not a multiple of 16", name);
+  }
+}
+
+void check_arguments(const LowLatencyCombineArguments& arguments, const CallOptions& call, const Device& device,
+                     int num_ranks) {
+  if (call.async_finish && call.return_recv_hook) {
+    throw InvalidArgument("async_finish and return_recv_hook exclude each other");
+  }
+  if (arguments.handle == nullptr) throw InvalidArgument("handle is missing");
+  const LowLatencyHandle& handle = *arguments.handle;
+  check_handle(handle, device, num_ranks);
+  const RowShape shape = row_shape(handle, num_ranks);
+  const TensorView& x = arguments.x;
+  check_tensor("x", x, device, {DType::bfloat16}, {shape.blocks, shape.rows, kAnySize});
+  if (x.size(2) <= 0 || x.size(2) % kScaleChannels != 0 || x.size(2) > INT32_MAX / 4) {
+    fail<InvalidArgument>("x is {}, its hidden size must be a multiple of {}", x.describe(), kScaleChannels);
+  }
+  check_alignment("x", x);
+  const TensorView& idx = arguments.topk_idx;
+  check_tensor("topk_idx", idx, device, {DType::int32, DType::int64}, {kAnySize, handle.num_topk});
+  check_range("number of tokens (rows of topk_idx)", idx.size(0), 0, handle.max_tokens);
+  check_tensor("topk_weights", arguments.topk_weights, device, {DType::float32}, {idx.size(0), handle.num_topk});
+  if (arguments.out) {
+    check_tensor("out", *arguments.out, device, {DType::bfloat16}, {idx.size(0), x.size(2)});
+    check_alignment("out", *arguments.out);
+  }
+  if (arguments.wait_recv_cost_stats) {
+    check_tensor("wait_recv_cost_stats", *arguments.wait_recv_cost_stats, device, {DType::int64}, {num_ranks});
+  }
+  check_range("config.num_sms", arguments.config.num_sms, 0, 4096);
+  check_range("config.warps_per_block", arguments.config.warps_per_block, 0, 32);
+}
+
+/// Shares a block's warps out between adding and pushing, and shapes the grid, for the part of the call that
+/// `params.phase` says.
+LaunchShape shape_of(LowLatencyCombineParams& params, const Config& config, const Executor& executor) {
+  const LaunchPolicy& policy = executor.policy();
+  const bool gpu = executor.device().kind == Device::Kind::cuda;
+  const int most_threads = params.use_logfmt ? kCombineLogfmtThreads : kCombineThreads;
+  const int most = std::min(most_threads, policy.max_block_threads) / 32;
+  const int usual = gpu ? most : policy.warps_per_block;
+  const int warps = std::clamp(config.warps_per_block != 0 ? config.warps_per_block : usual, kLeastWarps, most);
+  const int adding = receives(params.phase) ? 2 : 0;  // at least
+  params.warps_per_row = gpu && warps - adding >= kGpuWarpsPerRow ? kGpuWarpsPerRow : kHostWarpsPerRow;
+
+  // As many groups as there are warps, barriers and stages for; with a receive part only so many that most warps add.
+  const CombineWire wire{params.hidden, params.use_logfmt};
+  const auto layout = [&](int groups, int stages) { return CombineBlockLayout{groups, stages, wire.bytes()}; };
+  const auto fits = [&](int groups, int stages) { return layout(groups, stages).bytes() <= policy.max_shared_bytes; };
+  int groups = 0;
+  params.stages = 1;
+  if (sends(params.phase)) {
+    groups = std::min((warps - adding) / params.warps_per_row, kMostNamedBarriers / (params.use_logfmt ? 3 : 2));
+    if (adding != 0) groups = std::clamp(warps * kGpuPushingGroups / 24, 1, groups);
+    while (groups > 1 && !fits(groups, 1)) --groups;
+    if (!fits(groups, 1)) {
+      fail<InvalidArgument>("hidden {} needs {} of shared memory in a block, there are {}", params.hidden,
+                            format_bytes(layout(1, 1).bytes()), format_bytes(policy.max_shared_bytes));
+    }
+    params.stages = fits(groups, 2) ? 2 : 1;
+  }
+  const int pushing = groups * params.warps_per_row;
+  params.adding_warps = receives(params.phase) ? warps - pushing : 0;
+
+  const int sms = config.num_sms != 0 ? std::min(config.num_sms, policy.multiprocessors) : policy.multiprocessors;
+  const std::int64_t rows = std::int64_t{params.common.num_ranks} * params.max_tokens;
+  const std::int64_t to_push = groups != 0 ? (rows + groups - 1) / groups : 0;
+  const auto blocks = std::clamp<std::int64_t>(std::max<std::int64_t>(to_push, params.num_tokens), 1, sms);
+  return {static_cast<int>(blocks), (params.adding_warps + pushing) * 32, layout(groups, params.stages).bytes()};
+}
+
+}  // namespace
+
+LowLatencyCombineResult Buffer::Implementation::low_latency_combine(const LowLatencyCombineArguments& arguments,
+                                                                    const CallOptions& call) {
+  require_low_latency("low_latency_combine");
+  check_arguments(arguments, call, executor_->device(), num_ranks_);
+  look_after_low_latency();
+
+  const LowLatencyHandle& handle = *arguments.handle;
+  LowLatencyCombineParams params{};
+  params.common = low_latency_params();
+  params.max_tokens = handle.max_tokens;
+  params.num_topk = handle.num_topk;
+  params.hidden = static_cast<int>(arguments.x.size(2));
+  params.num_local_experts = handle.num_experts / num_ranks_;
+  params.rank_major = handle.layout == LowLatencyLayout::rank_major;
+  params.use_logfmt = arguments.use_logfmt;
+  params.row_bytes =
+      static_cast<std::uint32_t>(ControlWindow::align(CombineWire{params.hidden, params.use_logfmt}.bytes()));
+  params.x = arguments.x.as<const std::byte>();
+  params.row_table = handle.row_table.as<const std::int32_t>();
+  params.num_tokens = static_cast<int>(arguments.topk_idx.size(0));
+  params.topk_idx = arguments.topk_idx.data;
+  params.topk_idx_is_64_bit = arguments.topk_idx.dtype == DType::int64;
+  params.topk_weights = arguments.topk_weights.as<const float>();
+  if (arguments.wait_recv_cost_stats) params.wait_cost = arguments.wait_recv_cost_stats->as<std::int64_t>();
+  check_low_latency_room(params.max_tokens, params.hidden, params.row_bytes);
+  params.phase = LowLatencyPhase::both;
+  shape_of(params, arguments.config, *executor_);  // whether the call fits is known before anything is enqueued
+  // A call that receives at once comes behind those that wait for their hooks.
+  if (call.return_recv_hook) {
+    queue(LowLatencyKind::combine).require_room();
+  } else {
+    queue(LowLatencyKind::combine).receive_all();
+  }
+
+  begin(call);
+  LowLatencyCombineResult result;
+  if (arguments.out) {
+    result.combined_x = Tensor(*arguments.out, nullptr);
+  } else {
+    result.combined_x = pool_tensor(DType::bfloat16, {params.num_tokens, params.hidden});
+    use_on(call, result.combined_x);
+  }
+  params.combined_x = result.combined_x.as<std::byte>();
+
+  // The launcher keeps what the kernels use until the receive part is in the stream.
+  auto launch = [this, params, config = arguments.config, kept = result.combined_x, kept_table = handle.row_table](
+                    LowLatencyPhase phase, StreamHandle stream) {
+    LowLatencyCombineParams part = params;
+    part.phase = phase;
+    const LaunchShape shape = shape_of(part, config, *executor_);
+    const KernelTable& kernels = executor_->kernels();
+    (part.use_logfmt ? kernels.combine_low_latency_logfmt : kernels.combine_low_latency)(part, shape, stream);
+  };
+  enqueue_low_latency(LowLatencyKind::combine, call, std::move(launch), result.hook);
+  result.event = finish(call);
+  return result;
+}
+
+TensorView Buffer::Implementation::low_latency_combine_buffer(const LowLatencyHandle& handle) {
+  require_low_latency("low_latency_combine_buffer");
+  check_handle(handle, executor_->device(), num_ranks_);
+  const RowShape shape = row_shape(handle, num_ranks_);
+  TensorView view = unplaced(DType::bfloat16, {shape.blocks, shape.rows, handle.hidden});
+  if (view.bytes() > combine_buffer_bytes_) {
+    // The old memory stays until the buffer's end: views and recorded graphs may still name it.
+    executor_->make_current();
+    combine_buffer_ = static_cast<std::byte*>(own(executor_->allocate(view.bytes()), &Executor::free));
+    combine_buffer_bytes_ = view.bytes();
+  }
+  view.data = combine_buffer_;
+  return view;
+}
+
+}  // namespace deep_ep

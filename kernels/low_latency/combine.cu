@@ -1,0 +1,79 @@
+// Low-latency combine: for each token of this rank, the weighted sum of what the experts made of it.
+//
+// Each rank sums the rows of its own experts and sends one row a token to the token's owner, which adds up the ranks'
+// rows. Send part: owners announce their tokens' selections, expert ranks sum and push. Receive part: owners add.
+//
+// What waits for what, and so decides how long a call with few tokens takes:
+//   owner     counters, selections, acknowledgements (one load time) -> cells to the peers (one trip)
+//   expert    row table (one load time) -> rows of x (one load time), meanwhile the cells come
+//             -> row to the owner (one trip) -> its completion, then the flag (a trip back and forth)
+//   owner     flag -> rows (one load time) -> result
+// There is no barrier of the grid, nor does one rank wait for another but for these.
+#include "kernels/low_latency/combine_add.hpp"
+#include "kernels/low_latency/combine_push.hpp"
+#include "kernels/primitives/launch.hpp"
+
+namespace deep_ep::device::low_latency {
+
+/// Which call is this? Every thread of the block comes here. One warp reads the counters for all, and afterwards does
+/// what is off everybody's way: it tells the peers which call this rank is done with, and moves the counters on.
+DEEP_EP_DEVICE Epochs find_epochs(const LowLatencyCombineParams& params, Epochs& shared, bool clerk) {
+  if (clerk && lane_index() == 0) shared = read_epochs(params.common, LowLatencyKind::combine);
+  block::sync();
+  const Epochs epochs = shared;
+  if (!clerk) return epochs;
+  for (int peer = lane_index(); block_index() == 0 && peer < params.common.num_ranks; peer += kWarpSize) {
+    if (!masked(params.common, peer)) acknowledge(params.common, LowLatencyKind::combine, peer, epochs.received);
+  }
+  if (lane_index() == 0) arrive_at_epoch(params.common, LowLatencyKind::combine, epochs, params.phase);
+  warp::sync();
+  return epochs;
+}
+
+/// Rows travel as bfloat16, or in LogFMT: a kernel of its own, so that its registers are not everybody's.
+template <bool kLogfmt>
+DEEP_EP_DEVICE void combine_body(const LowLatencyCombineParams& params, std::byte* memory) {
+  const CombineWire wire{params.hidden, kLogfmt};
+  const int adders = params.adding_warps;
+  const int groups = (block_warps() - adders) / params.warps_per_row;
+  const CombineBlockLayout layout{groups, params.stages, wire.bytes()};
+  const int announcers = adders > 0 ? adders : block_warps();
+  Epochs& shared = *layout.epochs(memory);
+
+  if (warp_index() < adders) {
+    // As owner: tell the expert ranks which of their rows count, and how much; then add up the rows that come.
+    const Announcer announcer(params, thread_index(), announcers * kWarpSize);
+    const Epochs epochs = find_epochs(params, shared, warp_index() == announcers - 1);
+    if (sends(params.phase)) announcer.announce(epochs.sent + 1);
+    CombineAdder{params, wire, epochs.received + 1, thread_index(), adders * kWarpSize, layout.sources(memory)}
+        .add_all();
+  } else {
+    // As expert side: push rows. If nobody adds, announce first.
+    const int group = (warp_index() - adders) / params.warps_per_row;
+    const int warp = (warp_index() - adders) % params.warps_per_row;
+    CombineGroup pushing{params,
+                         wire,
+                         group,
+                         groups,
+                         warp,
+                         *layout.choice(memory, group),
+                         layout.first_stage(memory, group),
+                         layout.aligned_stage_bytes()};
+    pushing.push_all([&](std::uint64_t& epoch) {
+      if (adders > 0) {
+        epoch = find_epochs(params, shared, false).sent + 1;
+      } else {
+        const Announcer announcer(params, thread_index(), announcers * kWarpSize);
+        epoch = find_epochs(params, shared, warp_index() == announcers - 1).sent + 1;
+        announcer.announce(epoch);
+      }
+    });
+  }
+}
+
+}  // namespace deep_ep::device::low_latency
+
+DEEP_EP_DEFINE_KERNEL(combine_low_latency, deep_ep::LowLatencyCombineParams,
+                      deep_ep::device::low_latency::combine_body<false>, deep_ep::kCombineThreads)
+DEEP_EP_DEFINE_KERNEL(combine_low_latency_logfmt, deep_ep::LowLatencyCombineParams,
+                      deep_ep::device::low_latency::combine_body<true>, deep_ep::kCombineLogfmtThreads)

@@ -1,0 +1,90 @@
+// The owner's word to the expert ranks at the head of combine: which experts its tokens select now, and with which
+// weights. To every rank, as the owner no longer knows which ranks hold rows of its tokens.
+#pragma once
+
+#include "kernels/low_latency/head.hpp"
+#include "kernels/low_latency/wait.hpp"
+#include "kernels/primitives/numeric.hpp"
+
+namespace deep_ep::device::low_latency {
+
+/// A selection at the time of combine: in the payload of a cell.
+struct Selection {
+  std::int32_t expert;  ///< negative: none
+  float weight;
+
+  DEEP_EP_DEVICE std::uint64_t packed() const {
+    return std::uint64_t{bits_of(weight)} << 32 | static_cast<std::uint32_t>(expert);
+  }
+  DEEP_EP_DEVICE static Selection unpack(std::uint64_t payload) {
+    return {static_cast<std::int32_t>(static_cast<std::uint32_t>(payload)),
+            float_from_bits(static_cast<std::uint32_t>(payload >> 32))};
+  }
+};
+
+/// The expert that selection `k` of `token` names, negative for none (or one that does not exist).
+DEEP_EP_DEVICE std::int32_t load_expert(const LowLatencyCombineParams& params, int token, int k) {
+  const std::int64_t at = std::int64_t{token} * params.num_topk + k;
+  const std::int64_t expert = params.topk_idx_is_64_bit
+                                  ? load_stream(static_cast<const std::int64_t*>(params.topk_idx) + at)
+                                  : load_stream(static_cast<const std::int32_t*>(params.topk_idx) + at);
+  const std::int64_t experts = std::int64_t{params.num_local_experts} * params.common.num_ranks;
+  return expert < 0 || expert >= experts ? -1 : static_cast<std::int32_t>(expert);
+}
+
+DEEP_EP_DEVICE Selection load_selection(const LowLatencyCombineParams& params, int token, int k) {
+  const float weight = params.topk_weights == nullptr
+                           ? 1.0f
+                           : load_stream(params.topk_weights + std::int64_t{token} * params.num_topk + k);
+  return {load_expert(params, token, k), weight};
+}
+
+/// One thread's part of the announcement of this block's tokens: a token has a cell for each peer and selection, and
+/// the threads share them. What the first cell needs is loaded when this is made, before the epoch is known.
+struct Announcer {
+  const LowLatencyCombineParams& params;
+  int thread, threads;
+  bool any;  ///< this thread has a first cell
+  Selection first;
+  std::uint64_t acknowledged;  ///< by the first cell's peer
+
+  DEEP_EP_DEVICE Announcer(const LowLatencyCombineParams& p, int thread_of, int of_threads)
+      : params(p), thread(thread_of), threads(of_threads), first{}, acknowledged(0) {
+    any = thread < cells() && block_index() < params.num_tokens;
+    if (!any) return;
+    first = load_selection(params, block_index(), thread % params.num_topk);
+    acknowledged = load_acquire<Scope::system>(acknowledged_by(thread / params.num_topk));
+  }
+
+  /// A peer's cells are free once it has said that it is done with the call before the last.
+  DEEP_EP_DEVICE void announce(std::uint64_t epoch) const {
+    if (!any) return;
+    const std::uint64_t before_last = epoch < 2 ? 0 : epoch - 2;
+    const LowLatencyParams& common = params.common;
+    for (int token = block_index(); token < params.num_tokens; token += grid_blocks()) {
+      for (int cell = thread; cell < cells(); cell += threads) {
+        const int peer = cell / params.num_topk;
+        const int k = cell % params.num_topk;
+        const bool is_first = token == block_index() && cell == thread;
+        const Selection selection = is_first ? first : load_selection(params, token, k);
+        if (masked(common, peer)) continue;
+        if (!(is_first && acknowledged >= before_last) &&
+            !wait_for_signal(common, acknowledged_by(peer), before_last, peer, Wanted::low_latency_combine_credit)) {
+          continue;
+        }
+        Peer{common.heaps[peer]}.put_cell(
+            common.window.selections_at(epoch, common.rank, token) + static_cast<std::size_t>(k) * sizeof(Cell),
+            selection.packed(), epoch);
+      }
+    }
+  }
+
+ private:
+  DEEP_EP_DEVICE int cells() const { return params.common.num_ranks * params.num_topk; }
+  DEEP_EP_DEVICE const std::uint64_t* acknowledged_by(int peer) const {
+    return reinterpret_cast<const std::uint64_t*>(params.common.local +
+                                                  params.common.window.acknowledged_at(LowLatencyKind::combine, peer));
+  }
+};
+
+}  // namespace deep_ep::device::low_latency

@@ -1,0 +1,88 @@
+// What a row of combine is made of: the rows that the dispatch brought, as far as the owner still selects them.
+#pragma once
+
+#include "kernels/low_latency/combine_announce.hpp"
+#include "kernels/low_latency/combine_shared.hpp"
+#include "kernels/primitives/bits.hpp"
+
+namespace deep_ep::device::low_latency {
+
+/// A received row, as a warp remembers it.
+struct CombineRow {
+  int source, index;
+  std::int32_t rows;      ///< of the source; this one is there if `index` is below
+  std::int32_t token;     ///< at the source
+  std::int32_t position;  ///< in each lane that of a selection, negative: not on this rank
+};
+
+/// By a whole warp.
+struct RowChooser {
+  const LowLatencyCombineParams& params;
+  std::uint64_t epoch;
+
+  /// Waits for the owner's selections and finds the rows that they mean.
+  DEEP_EP_DEVICE void choose(const CombineRow& row, CombineChoice& choice) const {
+    const LowLatencyParams& common = params.common;
+    const int lane = lane_index();
+    bool there = !masked(common, row.source);
+    Selection now{-1, 0.0f};
+    if (there && lane < params.num_topk) {
+      const auto* cells =
+          reinterpret_cast<const Cell*>(common.local + common.window.selections_at(epoch, row.source, row.token));
+      std::uint64_t payload = 0;
+      there = wait_for_cell(common, cells + lane, epoch, row.source, Wanted::low_latency_combine_selection, payload);
+      now = Selection::unpack(payload);
+    }
+    if (!warp::all(there)) {
+      if (lane == 0) choice.kind = aborted(common.wait) ? CombineChoice::stop : CombineChoice::none;
+      return;
+    }
+    const int first_expert = common.rank * params.num_local_experts;
+    const int expert = now.expert - first_expert;  // local
+    const bool here = now.expert >= first_expert && expert < params.num_local_experts;
+    if (params.rank_major) {
+      choose_sum(row, warp::any(here), choice);
+    } else {
+      choose_experts(row, here ? expert : -1, now.weight, choice);
+    }
+  }
+
+ private:
+  /// The row is the sum already: all of it, or nothing.
+  DEEP_EP_DEVICE void choose_sum(const CombineRow& row, bool wanted, CombineChoice& choice) const {
+    if (lane_index() != 0) return;
+    choice.kind = wanted ? CombineChoice::as_dispatched : CombineChoice::none;
+    choice.count = 1;
+    choice.position[0] = row.position;
+    choice.weight[0] = 1.0f;
+  }
+
+  /// `expert`: in each lane the local expert of a selection, or -1. Each means the row that the dispatch brought for
+  /// the same selection if that named the same expert, else the first that the dispatch brought for this expert.
+  DEEP_EP_DEVICE void choose_experts(const CombineRow& row, int expert, float weight, CombineChoice& choice) const {
+    const int lane = lane_index();
+    const int expert_rows = params.common.num_ranks * params.max_tokens;
+    const int dispatched = row.position >= 0 ? row.position / expert_rows : -1;
+    const bool same = warp::all(expert == dispatched);
+    std::int32_t position = expert == dispatched ? row.position : -1;
+    if (!same) {
+      for (int k = 0; k < params.num_topk; ++k) {
+        const int candidate = warp::shuffle(dispatched, k);
+        const std::int32_t its_row = warp::shuffle(row.position, k);
+        if (position < 0 && expert >= 0 && candidate == expert) position = its_row;
+      }
+    }
+    const std::uint32_t chosen = warp::ballot(position >= 0);
+    if (position >= 0) {
+      const int place = count_bits(chosen & ((1u << lane) - 1));
+      choice.position[place] = position;
+      choice.weight[place] = weight;
+    }
+    if (lane == 0) {
+      choice.count = count_bits(chosen);
+      choice.kind = chosen == 0 ? CombineChoice::none : same ? CombineChoice::as_dispatched : CombineChoice::others;
+    }
+  }
+};
+
+}  // namespace deep_ep::device::low_latency

@@ -1,0 +1,102 @@
+#include "tests/cluster/low_latency_combine_case.hpp"
+
+#include <cmath>
+
+#include "tests/cluster/case.hpp"
+
+namespace deep_ep::test {
+namespace {
+
+std::size_t index(std::int64_t i) { return static_cast<std::size_t>(i); }
+
+constexpr std::uint16_t kNan = 0x7fc1;
+
+/// How far two vectors point in different directions: what frameworks compare results by.
+double cosine_distance(const std::vector<std::uint16_t>& seen, const std::vector<double>& expected) {
+  double product = 0;
+  double squares = 0;
+  for (std::size_t i = 0; i < seen.size(); ++i) {
+    const double value = static_cast<double>(oracle::bf16_value(seen[i]));
+    product += value * expected[i];
+    squares += value * value + expected[i] * expected[i];
+  }
+  return squares == 0 ? 0 : 1 - 2 * product / squares;
+}
+
+}  // namespace
+
+std::vector<oracle::LowLatencyCombined> LowLatencyCombineCase::expected() const {
+  oracle::LowLatencyDispatched dispatched = before.dispatched;
+  dispatched.shape.hidden = hidden;
+  oracle::LowLatencyCombineOptions how = options;
+  how.fused = true;
+  return oracle::low_latency_combine(dispatched, inputs, how);
+}
+
+LowLatencyCombineCase make_low_latency_combine_case(const LowLatencyCaseShape& shape, std::int64_t hidden) {
+  LowLatencyCaseShape bf16 = shape;
+  bf16.format = oracle::RowFormat::bf16;
+  LowLatencyCombineCase one{
+      .before = make_low_latency_case(bf16), .hidden = hidden == 0 ? shape.hidden : hidden, .inputs = {}};
+  for (std::size_t r = 0; r < shape.tokens.size(); ++r) {
+    const oracle::LowLatencyReceived& received = one.before.dispatched.received[r];
+    oracle::LowLatencyCombineInput input;
+    input.x.assign(received.src_info.size() * index(one.hidden), kNan);
+    const std::uint64_t seed = oracle::derive_seed(shape.seed, 100 + r);
+    for (std::size_t row = 0; row < received.src_info.size(); ++row) {
+      if (received.src_info[row] < 0) continue;
+      const auto values = random_bf16(one.hidden, oracle::derive_seed(seed, row));
+      std::copy(values.begin(), values.end(), input.x.begin() + static_cast<std::int64_t>(row) * one.hidden);
+    }
+    input.selection = one.before.inputs[r].selection;
+    one.inputs.push_back(std::move(input));
+  }
+  return one;
+}
+
+LowLatencyHandle dispatch_low_latency(Rank& rank, Buffer& buffer, const LowLatencyCombineCase& one) {
+  return buffer.low_latency_dispatch(upload_arguments(rank, one.before), rank.call()).handle;
+}
+
+LowLatencyCombineArguments upload_combine(Rank& rank, const LowLatencyCombineCase& one,
+                                          const LowLatencyHandle& handle) {
+  const LowLatencyCaseShape& shape = one.before.shape;
+  const oracle::LowLatencyCombineInput& input = one.inputs[index(rank.rank())];
+  const std::int64_t tokens = input.selection.tokens;
+  LowLatencyCombineArguments arguments;
+  if (shape.layout == LowLatencyLayout::rank_major) {
+    arguments.x = rank.upload(input.x, DType::bfloat16, {shape.ranks(), shape.max_tokens, one.hidden});
+  } else {
+    arguments.x =
+        rank.upload(input.x, DType::bfloat16, {shape.local_experts, shape.ranks() * shape.max_tokens, one.hidden});
+  }
+  if (shape.idx_dtype == DType::int64) {
+    arguments.topk_idx = rank.upload(input.selection.idx, DType::int64, {tokens, shape.topk});
+  } else {
+    const std::vector<std::int32_t> narrow(input.selection.idx.begin(), input.selection.idx.end());
+    arguments.topk_idx = rank.upload(narrow, DType::int32, {tokens, shape.topk});
+  }
+  arguments.topk_weights = rank.upload(input.selection.weights, DType::float32, {tokens, shape.topk});
+  arguments.handle = &handle;
+  arguments.use_logfmt = one.options.logfmt;
+  return arguments;
+}
+
+void check_low_latency_combine(Rank& rank, const LowLatencyCombineCase& one,
+                               const std::vector<oracle::LowLatencyCombined>& expected, const TensorView& combined) {
+  const oracle::LowLatencyCombined& mine = expected[index(rank.rank())];
+  const auto seen = rank.download<std::uint16_t>(combined);
+  const std::string what = one.before.shape.describe() + ", combined hidden " + std::to_string(one.hidden);
+  if (!one.options.logfmt) require_same(mine.x, seen, what, one.hidden);
+  require(seen.size() == mine.sum.size(), what + ": wrong size");
+  for (std::size_t i = 0; i < seen.size(); ++i) {
+    const double value = static_cast<double>(oracle::bf16_value(seen[i]));
+    require(std::fabs(value - mine.sum[i]) <= mine.tolerance[i],
+            what + ": element " + std::to_string(i) + " is " + std::to_string(value) + ", expected " +
+                std::to_string(mine.sum[i]) + " within " + std::to_string(mine.tolerance[i]));
+  }
+  const double distance = cosine_distance(seen, mine.sum);
+  require(distance < (one.options.logfmt ? 1e-4 : 1e-5), what + ": the result is off by " + std::to_string(distance));
+}
+
+}  // namespace deep_ep::test

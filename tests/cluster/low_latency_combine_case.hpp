@@ -1,0 +1,32 @@
+// A low-latency combine after a dispatch, for all ranks: what the experts made, what the owners select now, and what
+// the oracle says must come out.
+#pragma once
+
+#include <vector>
+
+#include "tests/cluster/low_latency_case.hpp"
+
+namespace deep_ep::test {
+
+struct LowLatencyCombineCase {
+  LowLatencyCase before;                               ///< the dispatch, in bfloat16
+  std::int64_t hidden;                                 ///< of what the experts made
+  std::vector<oracle::LowLatencyCombineInput> inputs;  ///< one a rank; rows that no token fills are NaN
+  oracle::LowLatencyCombineOptions options{};
+
+  /// What the oracle expects.
+  std::vector<oracle::LowLatencyCombined> expected() const;
+};
+
+/// `hidden` 0: as dispatched.
+LowLatencyCombineCase make_low_latency_combine_case(const LowLatencyCaseShape& shape, std::int64_t hidden = 0);
+
+/// Dispatches.
+LowLatencyHandle dispatch_low_latency(Rank& rank, Buffer& buffer, const LowLatencyCombineCase& one);
+/// Uploads what the rank hands to combine.
+LowLatencyCombineArguments upload_combine(Rank& rank, const LowLatencyCombineCase& one, const LowLatencyHandle& handle);
+/// Compares bit by bit; with LogFMT, within what that may lose.
+void check_low_latency_combine(Rank& rank, const LowLatencyCombineCase& one,
+                               const std::vector<oracle::LowLatencyCombined>& expected, const TensorView& combined);
+
+}  // namespace deep_ep::test

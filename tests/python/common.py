@@ -47,7 +47,7 @@ def per_token_cast_back(x, scales):
     if x.numel() == 0:
         return x.to(torch.bfloat16)
     if scales.dtype == torch.int32:
-        exponents = scales.contiguous().view(torch.uint8).to(torch.int32)
+        exponents = scales.contiguous().flatten().view(torch.uint8).to(torch.int32)
         scales = (exponents << 23).view(torch.float32)
     blocks = x.float().view(x.size(0), -1, 128)
     return (blocks * scales.float().reshape(x.size(0), -1, 1)).view(x.shape).to(torch.bfloat16)
@@ -55,7 +55,7 @@ def per_token_cast_back(x, scales):
 
 def hash_tensor(x):
     """The sum of the tensor's 32-bit words, so the order of rows does not matter."""
-    return x.contiguous().view(torch.int32).to(torch.int64).sum().item()
+    return x.contiguous().flatten().view(torch.int32).to(torch.int64).sum().item()
 
 
 def bench(call, warm_ups=50, runs=50):

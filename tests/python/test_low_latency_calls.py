@@ -474,7 +474,7 @@ def wrong_use(group):
         (ValueError, "topk_idx", send(idx=idx.t())),
         (ValueError, "tokens", send(max_tokens=M - 1)),
         (ValueError, "max_tokens", send(max_tokens=0)),
-        (ValueError, "low_latency_bytes", send(max_tokens=100000)),
+        (ValueError, "low_latency_bytes", send(max_tokens=2000)),
         (ValueError, "num_experts", send(experts=ranks + 1)),
         (ValueError, "round_scale", send(use_ue8m0=True)),
         (ValueError, "recv_stats", send(cumulative_local_expert_recv_stats=torch.zeros(5, dtype=torch.int32))),

@@ -44,7 +44,6 @@ NicPort read_port(const SystemRoot& root, const std::string& folder, int number)
   port.rate_gbps = leading_number(text_of(root, folder + "/rate"));
   port.link_layer = text_of(root, folder + "/link_layer");
   for (const std::string& index : root.list(folder + "/gids")) {
-    ++port.gid_slots;
     GidEntry gid;
     const auto bytes = parse_gid(text_of(root, fmt::format("{}/gids/{}", folder, index)));
     const auto [end, error] = std::from_chars(index.data(), index.data() + index.size(), gid.index);

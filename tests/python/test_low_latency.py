@@ -336,7 +336,7 @@ def test_low_latency_with_logfmt_on_cpu_ranks(monkeypatch):
 
 
 def test_shrink_on_cpu_ranks(monkeypatch):
-    on_cpu_ranks(monkeypatch, "--num-processes", "6", "--shrink-test", "--shrink-timeout", "5")
+    on_cpu_ranks(monkeypatch, "--num-processes", "6", "--shrink-test", "--shrink-timeout", "6")
 
 
 if __name__ == "__main__":

@@ -38,7 +38,8 @@ DEEP_EP_DEVICE void arrive_at_epoch(const LowLatencyParams& common, LowLatencyKi
 /// By one thread a peer: tells it up to which call this rank has received. That it says so before this kernel's own
 /// receive part, and kernels follow each other, means that all reading of that call has ended.
 DEEP_EP_DEVICE void acknowledge(const LowLatencyParams& common, LowLatencyKind kind, int peer, std::uint64_t received) {
-  Peer{common.heaps[peer]}.signal(common.window.acknowledged_at(kind, common.rank), received);
+  std::byte* word = common.heaps[peer] + common.window.acknowledged_at(kind, common.rank);
+  store_after_earlier_reads<Scope::system>(reinterpret_cast<std::uint64_t*>(word), received);
 }
 
 }  // namespace deep_ep::device

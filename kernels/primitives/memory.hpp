@@ -81,6 +81,19 @@ DEEP_EP_DEVICE void store_release(T* p, std::type_identity_t<T> value) {
 #endif
 }
 
+/// Says that an earlier kernel of this stream has ended its reads: whoever acquires the value may overwrite what that
+/// kernel read. On the GPU a relaxed store: reads of a kernel that has ended cannot come late, and a fence would wait
+/// for the stores of everybody else on the SM.
+template <Scope S, class T>
+DEEP_EP_DEVICE void store_after_earlier_reads(T* p, std::type_identity_t<T> value) {
+  using W = detail::Word<T>;
+#if DEEP_EP_TARGET_CUDA
+  ptx::store_relaxed<S>(reinterpret_cast<W*>(p), static_cast<W>(value));
+#else
+  host_machine::store(reinterpret_cast<W*>(p), static_cast<W>(value), __ATOMIC_RELEASE);
+#endif
+}
+
 /// Never torn, orders nothing.
 template <Scope S, class T>
 DEEP_EP_DEVICE void store_relaxed(T* p, std::type_identity_t<T> value) {

@@ -2,13 +2,15 @@
 // weighted, summed and rounded, goes to the token's owner as one row.
 //
 // Groups of warps take rows in turn. Neighbouring rows belong to different owners, so that all links are busy at once,
-// and every owner's rows go in token order, so that it can begin to add. In a group, one warp leads: it waits for the
+// and every owner's rows go in token order, so that it can begin to add. In a group, one warp leads: it looks for the
 // owner's selections and, when the others have summed, stores the row and raises its flag. The others only load and
-// add; with two stages they make the next row while the last one is on its way.
+// add; with two stages they make the next row while the last one is on its way. Rows whose owner has not told its
+// selections yet are put off until all others are done.
 #pragma once
 
 #include "kernels/low_latency/combine_choose.hpp"
 #include "kernels/low_latency/combine_sum.hpp"
+#include "kernels/low_latency/combine_wait.hpp"
 #include "kernels/low_latency/peer.hpp"
 #include "kernels/primitives/block.hpp"
 
@@ -20,12 +22,15 @@ struct CombineGroup {
   int group, groups;  ///< in the block
   int warp;           ///< in the group: 0 leads
   CombineChoice& choice;
+  std::uint32_t* put_off;  ///< a bit for each row that falls to this group
   std::byte* stages;
   std::uint32_t stage_bytes;
   std::uint64_t epoch = 0;
 
   /// Meetings of a group: a choice is made (and a stage free), a row is summed, its parts are summed (LogFMT only).
   enum Meeting : int { kChosen, kSummed, kPartsSummed };
+
+  static constexpr std::uint64_t kSoon = 50'000;  ///< nanoseconds
 
   /// `begin()` meets the block and sets the epoch; what does not depend on it is loaded before.
   template <class Begin>
@@ -35,11 +40,9 @@ struct CombineGroup {
     begin(epoch);
     const int end = warp::max(most) * params.common.num_ranks;
     if (warp == 0) {
-      OnItsWay last{};
-      each_row(first, end, [&](const CombineRow& row, const std::byte* stage) { return lead(row, stage, last); });
-      raise_flag(last);
+      lead_all(first, end);
     } else {
-      each_row(first, end, [&](const CombineRow& row, std::byte* stage) { return sum(row.position, stage); });
+      sum_all(first, end);
     }
   }
 
@@ -91,37 +94,118 @@ struct CombineGroup {
     return row;
   }
 
-  /// Calls `work` for the rows that fall to this group, and the stages in turn, until it says false. What is known of
-  /// the next row is loaded meanwhile.
-  template <class Work>
-  DEEP_EP_DEVICE void each_row(CombineRow next, int end, Work work) const {
-    const int step = groups * grid_blocks();
-    int item = first_item();
-    std::byte* stage = stages;
-    while (item < end) {
-      const CombineRow row = next;
-      item += step;
-      next = load_row(item);
-      if (row.index >= row.rows) continue;
-      if (!work(row, stage)) return;
-      if (params.stages > 1) stage = stage == stages ? stages + stage_bytes : stages;
-    }
+  DEEP_EP_DEVICE int step() const { return groups * grid_blocks(); }
+  DEEP_EP_DEVICE std::byte* other(std::byte* stage) const {
+    return params.stages > 1 && stage == stages ? stages + stage_bytes : stages;
   }
 
-  /// The first warp's part in a row. False after a fault.
-  DEEP_EP_DEVICE bool lead(const CombineRow& row, const std::byte* stage, OnItsWay& last) const {
-    RowChooser{params, epoch}.choose(row, choice);
+  /// The first warp: first all rows in turn, meeting the others at each, then those that were put off.
+  DEEP_EP_DEVICE void lead_all(CombineRow next, int end) const {
+    const std::uint64_t begin = now_ns();
+    OnItsWay last{};
+    std::byte* stage = stages;
+    int waiting = 0;
+    for (int index = 0, item = first_item(); item < end; ++index, item += step()) {
+      if (index % 32 == 0) set_bits(index, 0);
+      const CombineRow row = next;
+      next = load_row(item + step());
+      if (row.index >= row.rows) continue;
+      const bool known = !left_out(row.source) && choose_soon(row, begin, last);
+      if (!known && !left_out(row.source)) {
+        set_bits(index, put_off[index / 32] | 1u << (index % 32));
+        ++waiting;
+      }
+      meet_and_store(row, known, stage, last);
+      stage = other(stage);
+    }
+    raise_flag(last);
+    for (int spins = 1; waiting > 0 && !warp::any(aborted(params.common.wait)); ++spins) {
+      for (int index = 0, item = first_item(); item < end; ++index, item += step()) {
+        if ((put_off[index / 32] >> (index % 32) & 1u) == 0) continue;
+        const CombineRow row = load_row(item);
+        const bool known = !gives_up(row.source, begin) && RowChooser{params, epoch}.choose(row, choice);
+        if (!known && !left_out(row.source)) continue;
+        set_bits(index, put_off[index / 32] & ~(1u << (index % 32)));
+        --waiting;
+        spins = 0;
+        if (!known) continue;
+        if (lane_index() == 0 && choice.kind == CombineChoice::as_dispatched) choice.kind = CombineChoice::others;
+        meet_and_store(row, known, stage, last);
+        stage = other(stage);
+        raise_flag(last);
+      }
+      pause(spins);
+    }
+    if (lane_index() == 0) choice.kind = CombineChoice::stop;
+    arrive(kChosen);
+  }
+
+  DEEP_EP_DEVICE void set_bits(int index, std::uint32_t bits) const {
     warp::sync();
-    const CombineChoice::Kind kind = choice.kind;
+    if (lane_index() == 0) put_off[index / 32] = bits;
+    warp::sync();
+  }
+
+  /// The same for all lanes, even while another warp masks the rank.
+  DEEP_EP_DEVICE bool left_out(int source) const { return warp::any(masked(params.common, source)); }
+
+  /// Makes the choice if the owner tells its selections in a while: one that is hardly late is waited for, so that what
+  /// was loaded in advance is of use.
+  DEEP_EP_DEVICE bool choose_soon(const CombineRow& row, std::uint64_t begin, OnItsWay& last) const {
+    const RowChooser chooser{params, epoch};
+    if (chooser.choose(row, choice)) return true;
+    raise_flag(last);
+    for (int spins = 1; warp::any(now_ns() - begin < kSoon); ++spins) {
+      pause(spins);
+      if (chooser.choose(row, choice)) return true;
+    }
+    return false;
+  }
+
+  /// Is `source` left out? When its time has run out, it is from now on (or the call ends).
+  DEEP_EP_DEVICE bool gives_up(int source, std::uint64_t begin) const {
+    const LowLatencyParams& common = params.common;
+    if (lane_index() == 0 && !masked(common, source) && is_late(common, source, epoch, begin)) {
+      blame(common, source, Wanted::low_latency_combine_selection, epoch, 0);
+    }
+    warp::sync();
+    return left_out(source);
+  }
+
+  /// Meets the others, who sum what was chosen, and stores the row.
+  DEEP_EP_DEVICE void meet_and_store(const CombineRow& row, bool known, const std::byte* stage, OnItsWay& last) const {
+    if (!known && lane_index() == 0) choice.kind = CombineChoice::none;
+    warp::sync();
+    const bool sent = choice.kind != CombineChoice::none;
     if (params.stages == 1) raise_flag(last);  // which says that the stage is free
     arrive(kChosen);
-    if (kind == CombineChoice::stop) return false;
-    if (params.stages > 1) raise_flag(last);
+    raise_flag(last);
     sync(kSummed);
-    if (kind == CombineChoice::none) return true;
+    if (!sent) return;
     if (lane_index() == 0) store(row, stage);
     last = {true, row.source, row.token};
-    return true;
+  }
+
+  /// The other warps, until the first has no more rows. What is known of the next row is loaded meanwhile.
+  DEEP_EP_DEVICE void sum_all(const CombineRow& first, int end) const {
+    std::byte* stage = stages;
+    std::int32_t next = first.position;
+    bool next_there = first.index < first.rows;
+    int item = first_item();
+    for (;;) {
+      std::int32_t position = -1;  // later rows: whatever is chosen
+      if (item < end) {
+        position = next;
+        const bool there = next_there;
+        item += step();
+        const CombineRow row = load_row(item);
+        next = row.position;
+        next_there = row.index < row.rows;
+        if (!there) continue;
+      }
+      if (!sum(position, stage)) return;
+      stage = other(stage);
+    }
   }
 
   /// The other warps' part.

@@ -21,8 +21,8 @@ struct CombineChoice {
   enum Kind : std::int32_t {
     as_dispatched,  ///< exactly the rows that the dispatch brought, in their order
     others,         ///< the rows listed here: selections have gone, or changed places
-    none,           ///< nothing is left of the row, or its owner is masked: it is not sent
-    stop,           ///< the call has been called off
+    none,           ///< not sent now: nothing is left of it, its owner is masked, or has not said yet what it wants
+    stop,           ///< there are no more rows
   };
   Kind kind;
   std::int32_t count;
@@ -30,9 +30,15 @@ struct CombineChoice {
   float weight[LowLatencyWindow::kMostTopk];
 };
 
+/// So many rows fall to each of `groups` of a grid, at most.
+DEEP_EP_HOST_DEVICE constexpr int rows_of_group(int num_ranks, int max_tokens, int groups) {
+  return groups == 0 ? 0 : (num_ranks * max_tokens + groups - 1) / groups;
+}
+
 struct CombineBlockLayout {
   int groups;                 ///< of warps that push
   int stages;                 ///< of a group
+  int rows;                   ///< that may fall to a group
   std::uint32_t stage_bytes;  ///< a row as it travels
 
   DEEP_EP_HOST_DEVICE static constexpr std::size_t sources_at() { return 128; }
@@ -40,7 +46,8 @@ struct CombineBlockLayout {
     return sources_at() + align(2 * sizeof(CombineSources));
   }
   DEEP_EP_HOST_DEVICE std::size_t stages_at() const {
-    return choices_at() + align(sizeof(CombineChoice) * static_cast<std::size_t>(groups));
+    return choices_at() +
+           align((sizeof(CombineChoice) + sizeof(std::uint32_t) * words()) * static_cast<std::size_t>(groups));
   }
   DEEP_EP_HOST_DEVICE std::size_t bytes() const {
     return stages_at() + static_cast<std::size_t>(groups * stages) * align(stage_bytes);
@@ -61,6 +68,12 @@ struct CombineBlockLayout {
   DEEP_EP_HOST_DEVICE CombineChoice* choice(std::byte* memory, int group) const {
     return reinterpret_cast<CombineChoice*>(memory + choices_at()) + group;
   }
+  /// A bit for each row of the group that has been put off.
+  DEEP_EP_HOST_DEVICE std::uint32_t* put_off(std::byte* memory, int group) const {
+    auto* begin = reinterpret_cast<std::uint32_t*>(choice(memory, groups));
+    return begin + static_cast<std::size_t>(group) * words();
+  }
+  DEEP_EP_HOST_DEVICE std::size_t words() const { return (static_cast<std::size_t>(rows) + 31) / 32; }
   DEEP_EP_HOST_DEVICE std::byte* first_stage(std::byte* memory, int group) const {
     return memory + stages_at() + static_cast<std::size_t>(group * stages) * align(stage_bytes);
   }

@@ -99,7 +99,7 @@ LaunchShape shape_of(LowLatencyCombineParams& params, const Config& config, cons
   };
   const auto shared_bytes = [&](int groups, int stages) {
     const int rows = rows_of_group(params.common.num_ranks, params.max_tokens, groups * blocks(groups));
-    return CombineBlockLayout{groups, stages, rows, wire.bytes()}.bytes();
+    return CombineBlockLayout{groups, {stages, wire.bytes(), rows}}.bytes();
   };
   const auto fits = [&](int groups, int stages) { return shared_bytes(groups, stages) <= policy.max_shared_bytes; };
 

@@ -55,9 +55,9 @@ DEEP_EP_DEVICE void combine_body(const LowLatencyCombineParams& params, std::byt
   const CombineWire wire{params.hidden, kLogfmt};
   const int adders = params.adding_warps;
   const int groups = (block_warps() - adders) / params.warps_per_row;
-  const CombineBlockLayout layout{groups, params.stages,
-                                  rows_of_group(params.common.num_ranks, params.max_tokens, groups * grid_blocks()),
-                                  wire.bytes()};
+  const CombineBlockLayout layout{
+      groups,
+      {params.stages, wire.bytes(), rows_of_group(params.common.num_ranks, params.max_tokens, groups * grid_blocks())}};
   const int announcers = adders > 0 ? adders : block_warps();
   Epochs& shared = *layout.epochs(memory);
   const bool clerk = warp_index() == announcers - 1;
@@ -75,15 +75,7 @@ DEEP_EP_DEVICE void combine_body(const LowLatencyCombineParams& params, std::byt
     // As expert side: push rows. If nobody adds, announce first.
     const int group = (warp_index() - adders) / params.warps_per_row;
     const int warp = (warp_index() - adders) % params.warps_per_row;
-    CombineGroup pushing{params,
-                         wire,
-                         group,
-                         groups,
-                         warp,
-                         *layout.choice(memory, group),
-                         layout.put_off(memory, group),
-                         layout.first_stage(memory, group),
-                         layout.aligned_stage_bytes()};
+    CombineGroup pushing{params, wire, group, groups, warp, layout.group, layout.of_group(memory, group)};
     pushing.push_all([&](std::uint64_t& epoch) {
       if (adders > 0) {
         epoch = find_epochs(params, shared, false).sent + 1;

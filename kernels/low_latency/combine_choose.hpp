@@ -64,6 +64,7 @@ struct RowChooser {
     const bool same = warp::all(expert == dispatched);
     std::int32_t position = expert == dispatched ? row.position : -1;
     if (!same) {
+#pragma unroll 1  // rare: registers matter more
       for (int k = 0; k < params.num_topk; ++k) {
         const int candidate = warp::shuffle(dispatched, k);
         const std::int32_t its_row = warp::shuffle(row.position, k);

@@ -48,10 +48,13 @@ std::uint64_t bytes_of(const PortCounters& port) {
   return value_of(port, "sent_bytes") + value_of(port, "received_bytes");
 }
 
+// Those of the GPUs that the command sees, for it inherits CUDA_VISIBLE_DEVICES.
 std::set<std::pair<std::string, int>> mapped_ports(const Patient& patient) {
   std::set<std::pair<std::string, int>> ports;
-  for (const rdma::NicMapRow& row : patient.map.rows) {
-    if (row.port) ports.emplace(patient.map.nics[row.port->nic].name, row.port->port);
+  const auto visible = topology::visible_gpus(patient.gpus, patient.environment("CUDA_VISIBLE_DEVICES"));
+  for (const std::size_t gpu : visible.gpus) {
+    const auto& port = patient.map.rows[gpu].port;
+    if (port) ports.emplace(patient.map.nics[port->nic].name, port->port);
   }
   return ports;
 }
@@ -85,7 +88,8 @@ void check_balance(const std::vector<const PortCounters*>& ports, Findings& find
       {"traffic", Verdict::error,
        busy == 1 ? "only one NIC carries traffic"
                  : fmt::format("{} of {} NICs carry less than half of the average", idle.size(), ports.size()),
-       fmt::format("the others are the bottleneck; hardly used: {}", fmt::join(idle, ", ")),
+       fmt::format("the others are the bottleneck, if the command used all GPUs; hardly used: {}",
+                   fmt::join(idle, ", ")),
        "compare with the map above; if a mapping variable is set, unset it. The command's own log says which NIC each "
        "rank takes (DEEP_EP_LOG=info)"});
 }
@@ -161,6 +165,7 @@ std::string to_text(const std::vector<PortCounters>& traffic) {
 
 int run_command(const std::vector<std::string>& command, bool output_to_stderr) {
   std::vector<char*> arguments;
+  arguments.reserve(command.size() + 1);
   for (const std::string& argument : command) arguments.push_back(const_cast<char*>(argument.c_str()));
   arguments.push_back(nullptr);
   ::posix_spawn_file_actions_t actions;

@@ -24,7 +24,7 @@ std::vector<PortCounters> read_counters(const Patient& patient);
 /// left out.
 std::vector<PortCounters> difference(const std::vector<PortCounters>& before, const std::vector<PortCounters>& after);
 
-/// Says which of the NICs that GPUs use carried less than half of the average, and whether packets were lost.
+/// Says which of the NICs that visible GPUs use carried less than half of the average, and whether packets were lost.
 void check_traffic(const Patient& patient, const std::vector<PortCounters>& traffic, Findings& findings);
 
 std::string to_text(const std::vector<PortCounters>& traffic);

@@ -107,7 +107,7 @@ std::vector<LibraryCopy> find_library(const Patient& patient, const std::string&
   std::set<std::string> seen;
   const auto look = [&](const std::vector<std::string>& folders, bool searched) {
     for (const std::string& folder : folders) {
-      const auto resolved = patient.root.resolve(folder + "/" + name);
+      const auto resolved = patient.root.resolve(fmt::format("{}/{}", folder, name));
       if (!resolved || !seen.insert(*resolved).second) continue;
       copies.push_back(read_copy(patient.root, folder, *resolved));
       copies.back().searched = searched;

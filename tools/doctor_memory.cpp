@@ -18,7 +18,7 @@ namespace {
 struct Version {
   int major = 0;
   int minor = 0;
-  auto operator<=>(const Version&) const = default;
+  auto operator<=>(const Version&) const = default;  // NOLINT(modernize-use-nullptr): a false alarm
 };
 
 // "6.14.0-1021-gcp", "580.126.09".

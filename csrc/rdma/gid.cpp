@@ -30,6 +30,7 @@ std::optional<int> rank_on_ethernet(const GidEntry& gid, const GidPolicy& policy
   if (policy.range && !policy.range->contains(gid.bytes)) return std::nullopt;
   if (policy.family == GidPolicy::Family::ipv4 && !gid.is_ipv4_mapped()) return std::nullopt;
   if (policy.family == GidPolicy::Family::ipv6 && gid.is_ipv4_mapped()) return std::nullopt;
+  if (gid.is_ipv4_link_local()) return 2;
   return gid.is_ipv4_mapped() ? 0 : 1;
 }
 
@@ -74,6 +75,8 @@ bool GidEntry::is_zero() const {
 bool GidEntry::is_link_local() const { return bytes[0] == 0xfe && (bytes[1] & 0xc0) == 0x80; }
 
 bool GidEntry::is_ipv4_mapped() const { return std::equal(kIpv4Prefix.begin(), kIpv4Prefix.end(), bytes.begin()); }
+
+bool GidEntry::is_ipv4_link_local() const { return is_ipv4_mapped() && bytes[12] == 169 && bytes[13] == 254; }
 
 std::string GidEntry::address() const {
   std::array<char, INET6_ADDRSTRLEN> text{};

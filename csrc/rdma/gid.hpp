@@ -24,9 +24,10 @@ struct GidEntry {
   std::string netdev;  ///< the network interface it comes from ("eth3"); empty on InfiniBand
 
   bool is_zero() const;
-  bool is_link_local() const;   ///< fe80::/10
-  bool is_ipv4_mapped() const;  ///< ::ffff:a.b.c.d
-  std::string address() const;  ///< "10.0.0.1", "2001:db8::1"
+  bool is_link_local() const;       ///< fe80::/10
+  bool is_ipv4_mapped() const;      ///< ::ffff:a.b.c.d
+  bool is_ipv4_link_local() const;  ///< ::ffff:169.254.c.d
+  std::string address() const;      ///< "10.0.0.1", "2001:db8::1"
 };
 
 /// Sixteen bytes of "0000:0000:0000:0000:0000:ffff:0a00:0001", as sysfs writes them.
@@ -59,10 +60,11 @@ struct GidChoice {
   std::string warning;  ///< what is odd about the one chosen
 };
 
-/// Ethernet: RoCE v2 only; IPv4 first, then global IPv6; the lowest index of the best kind. Zero and link-local GIDs
-/// are never chosen (the one has no address, the other reaches one cable), nor is RoCE v1 (not routed, and peers would
-/// have to agree on it). InfiniBand: the first GID that is not zero, which carries the subnet's prefix, fe80:: or not.
-/// An index that the policy gives may name any GID that is not zero.
+/// Ethernet: RoCE v2 only; IPv4 first, then global IPv6, then IPv4 of 169.254.0.0/16, which machines on one cable give
+/// themselves; the lowest index of the best kind. Zero and fe80:: GIDs are never chosen (the one has no address, the
+/// other reaches one cable), nor is RoCE v1 (not routed, and peers would have to agree on it). InfiniBand: the first
+/// GID that is not zero, which carries the subnet's prefix, fe80:: or not. An index that the policy gives may name any
+/// GID that is not zero.
 GidChoice choose_gid(const std::vector<GidEntry>& gids, bool ethernet, const GidPolicy& policy);
 
 const char* name_of(GidType type);  ///< "RoCE v2"

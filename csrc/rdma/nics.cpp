@@ -44,15 +44,14 @@ NicPort read_port(const SystemRoot& root, const std::string& folder, int number)
   port.rate_gbps = leading_number(text_of(root, folder + "/rate"));
   port.link_layer = text_of(root, folder + "/link_layer");
   for (const std::string& index : root.list(folder + "/gids")) {
-    ++port.gid_slots;
     GidEntry gid;
-    const auto bytes = parse_gid(text_of(root, folder + "/gids/" + index));
+    const auto bytes = parse_gid(text_of(root, fmt::format("{}/gids/{}", folder, index)));
     const auto [end, error] = std::from_chars(index.data(), index.data() + index.size(), gid.index);
     if (!bytes || error != std::errc() || end != index.data() + index.size()) continue;
     gid.bytes = *bytes;
     if (gid.is_zero()) continue;
-    gid.type = gid_type(text_of(root, folder + "/gid_attrs/types/" + index), port.ethernet());
-    gid.netdev = text_of(root, folder + "/gid_attrs/ndevs/" + index);
+    gid.type = gid_type(text_of(root, fmt::format("{}/gid_attrs/types/{}", folder, index)), port.ethernet());
+    gid.netdev = text_of(root, fmt::format("{}/gid_attrs/ndevs/{}", folder, index));
     port.gids.push_back(std::move(gid));
   }
   return port;
@@ -107,7 +106,7 @@ std::vector<Nic> find_nics(const SystemRoot& root) {
       int number = 0;
       const auto [end, error] = std::from_chars(entry.data(), entry.data() + entry.size(), number);
       if (error != std::errc() || end != entry.data() + entry.size()) continue;
-      nic.ports.push_back(read_port(root, folder + "/ports/" + entry, number));
+      nic.ports.push_back(read_port(root, fmt::format("{}/ports/{}", folder, entry), number));
     }
     nic.capability = capability_of(nic);
     nics.push_back(std::move(nic));

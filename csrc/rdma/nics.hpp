@@ -17,8 +17,7 @@ struct NicPort {
   std::string physical_state;  ///< "LinkUp", "Disabled", "Polling", ...
   double rate_gbps = 0;        ///< bits; 0: the kernel does not say
   std::string link_layer;      ///< "Ethernet" or "InfiniBand"
-  std::vector<GidEntry> gids;  ///< those that are not zero, and how many there are in all:
-  int gid_slots = 0;
+  std::vector<GidEntry> gids;  ///< those that are not zero
 
   bool active() const { return state == "ACTIVE"; }
   bool ethernet() const { return link_layer == "Ethernet"; }

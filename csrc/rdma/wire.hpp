@@ -51,7 +51,8 @@ struct WireCompletion {
 ///
 /// Order, as of RC queue pairs. Of one queue pair: operations take effect at the target in the order of posting (a
 /// fetch_add is visible only after the bytes of all earlier writes), completions come in the order of posting, and a
-/// completion says that all earlier operations succeeded too. Between queue pairs: no order.
+/// completion says that all earlier operations succeeded too. Success of an operation that is not signalled is not
+/// reported. Between queue pairs: no order.
 ///
 /// Errors. The first operation of a queue pair that fails is reported with its syndrome, signalled or not. Operations
 /// behind it are not executed (those of them already on their way may be, where hardware says so) and each of them,

@@ -83,6 +83,7 @@ std::vector<Gpu> find_gpus(const SystemRoot& root) {
   for (std::size_t i = 0; i < usable.size(); ++i) found[usable[i]].cuda_id = static_cast<int>(i);
 
   std::vector<Gpu> gpus;
+  gpus.reserve(found.size());
   for (auto& [address, gpu] : found) gpus.push_back(std::move(gpu));
   return gpus;
 }

@@ -19,7 +19,7 @@ struct PciAddress {
   std::uint8_t device = 0;
   std::uint8_t function = 0;
 
-  auto operator<=>(const PciAddress&) const = default;
+  auto operator<=>(const PciAddress&) const = default;  // NOLINT(modernize-use-nullptr): a false alarm
   std::string text() const;
 };
 
@@ -51,7 +51,7 @@ struct Distance {
   Proximity proximity = Proximity::unknown;
   int hops = 0;  ///< links of the PCI tree from one to the other, counted where they meet below the CPU
 
-  auto operator<=>(const Distance&) const = default;
+  bool operator==(const Distance&) const = default;
 };
 
 Distance distance(const PciLocation& a, const PciLocation& b);

@@ -31,6 +31,9 @@ DEEP_EP_DEVICE void prepare(const LowLatencyDispatchParams& params, const LowLat
   for (int rank = thread_index(); rank < common.num_ranks; rank += block_threads()) {
     layout.heaps(memory)[rank] = common.heaps[rank];
     layout.left_out(memory)[rank] = masked(common, rank) ? 1 : 0;
+    if (sends(params.phase)) {
+      layout.acknowledged(memory)[rank] = load_acquire<Scope::system>(acknowledged_word(common, rank));
+    }
   }
 }
 
@@ -81,7 +84,8 @@ DEEP_EP_DEVICE void low_latency_dispatch_body(const LowLatencyDispatchParams& pa
 
   // 1. Loads under way, and which call this is.
   const int first = grid_blocks() > 1 ? block_index() - 1 : 0;
-  if (sending && first >= 0) sender.load(first, 0);
+  if (sending && is_clerk) sender.load_counts();
+  if (sending && !is_clerk) sender.load(first, 0);
   if (sending) sender.clear_counts();
   prepare(params, layout, memory);
   block::sync();
@@ -98,6 +102,7 @@ DEEP_EP_DEVICE void low_latency_dispatch_body(const LowLatencyDispatchParams& pa
     sender.send_counts();
     block::sync();
     if (first == 0) {  // alone
+      sender.load(first, 0);
       sender.clear_counts();
       block::sync();
     }

@@ -134,10 +134,10 @@ struct LowLatencyReceiver {
       const std::uint32_t rows = layout.rows(memory)[source];
       most = rows > most ? rows : most;
     }
-    const std::int64_t all = std::int64_t{most} * num_ranks;
-    for (std::int64_t i = group; i < all; i += groups) {
-      const auto source = static_cast<int>(i % num_ranks);
-      const auto slot = static_cast<int>(i / num_ranks);
+    const int all = static_cast<int>(most) * num_ranks;
+    for (int i = group; i < all; i += groups) {
+      const int source = i % num_ranks;
+      const int slot = i / num_ranks;
       if (static_cast<std::uint32_t>(slot) < layout.rows(memory)[source]) receive_row(source, slot, part);
     }
   }
@@ -194,10 +194,11 @@ struct LowLatencyReceiver {
     return packed;
   }
   /// The scales of a block of recv_x lie column by column.
-  DEEP_EP_DEVICE void store_scale(std::int64_t position, int i, std::uint32_t word) const {
-    const std::int64_t block_rows = params.rank_major ? params.max_tokens : capacity();
-    const std::int64_t at = (position / block_rows * output_scales() + i) * block_rows + position % block_rows;
-    reinterpret_cast<std::uint32_t*>(params.recv_scales)[at] = word;
+  DEEP_EP_DEVICE void store_scale(std::uint32_t position, int i, std::uint32_t word) const {
+    const auto block_rows = static_cast<std::uint32_t>(params.rank_major ? params.max_tokens : capacity());
+    const std::uint32_t block = position / block_rows;
+    const std::int64_t column = std::int64_t{block} * output_scales() + i;
+    reinterpret_cast<std::uint32_t*>(params.recv_scales)[column * block_rows + (position - block * block_rows)] = word;
   }
 
   /// One warp's part of a row.
@@ -223,15 +224,15 @@ struct LowLatencyReceiver {
     if (scale < output_scales()) scale_word = load_scale(from, scale);
 
     // 2. Where the row goes.
-    const std::int64_t position = place(source, slot, selection);
+    const std::int32_t position = place(source, slot, selection);
     std::uint32_t places = warp::ballot(position >= 0);
     if (params.rank_major) places &= ~places + 1;  // once, whatever the number of experts
 
     // 3. The row, and what goes with it.
     for (int base = part * kWarpSize;;) {
       for (std::uint32_t left = places; left != 0; left &= left - 1) {
-        const std::int64_t to = warp::shuffle(position, lowest_bit(left));
-        share.store(params.recv_x + to * static_cast<std::int64_t>(row.payload_bytes()));
+        const std::int32_t to = warp::shuffle(position, lowest_bit(left));
+        share.store(params.recv_x + std::int64_t{to} * row.payload_bytes());
       }
       base += step * kBatch;
       if (base >= vectors) break;
@@ -242,25 +243,25 @@ struct LowLatencyReceiver {
       const int i = base + lane;
       if (i >= step && i < output_scales()) scale_word = load_scale(from, i);
       for (std::uint32_t left = places; left != 0; left &= left - 1) {
-        const std::int64_t to = warp::shuffle(position, lowest_bit(left));
-        if (i < output_scales()) store_scale(to, i, scale_word);
+        const std::int32_t to = warp::shuffle(position, lowest_bit(left));
+        if (i < output_scales()) store_scale(static_cast<std::uint32_t>(to), i, scale_word);
       }
     }
     if (part == 0) note_row(from, source, slot, token, selection, position);
   }
 
   /// The row of recv_x that belongs to the lane's selection; -1: on another rank, or there is no room.
-  DEEP_EP_DEVICE std::int64_t place(int source, int slot, std::uint32_t selection) const {
+  DEEP_EP_DEVICE std::int32_t place(int source, int slot, std::uint32_t selection) const {
     const int local = static_cast<int>(selection & 0xffffu) - params.common.rank * params.num_local_experts;
     if ((selection & 0xffffu) == LowLatencyRow::kNoExpert || local < 0 || local >= params.num_local_experts) return -1;
-    if (params.rank_major) return std::int64_t{source} * params.max_tokens + slot;
+    if (params.rank_major) return source * params.max_tokens + slot;
     const std::uint32_t index = entries(source, local) + (selection >> 16);
-    return index < static_cast<std::uint32_t>(capacity()) ? std::int64_t{local} * capacity() + index : -1;
+    return index < static_cast<std::uint32_t>(capacity()) ? local * capacity() + static_cast<std::int32_t>(index) : -1;
   }
 
   /// What the caller and combine get to know of the row.
   DEEP_EP_DEVICE void note_row(const std::byte* from, int source, int slot, int token, std::uint32_t selection,
-                               std::int64_t position) const {
+                               std::int32_t position) const {
     const int lane = lane_index();
     const std::int64_t row_index = std::int64_t{source} * params.max_tokens + slot;
     if (lane == 0) {
@@ -268,7 +269,7 @@ struct LowLatencyReceiver {
       if (params.rank_major) params.src_info[row_index] = token;
     }
     if (lane >= params.num_topk) return;
-    *table().position(source, slot, lane) = static_cast<std::int32_t>(position);
+    *table().position(source, slot, lane) = position;
     if (!params.rank_major) {
       if (position >= 0) params.src_info[position] = token;
       return;

@@ -18,6 +18,11 @@ DEEP_EP_DEVICE std::uint64_t pack_rows(std::uint32_t rows, std::uint32_t call_sh
   return static_cast<std::uint64_t>(call_shape) << 32 | rows;
 }
 
+/// Where `rank` says up to which call it has received.
+DEEP_EP_DEVICE const std::uint64_t* acknowledged_word(const LowLatencyParams& common, int rank) {
+  return reinterpret_cast<const std::uint64_t*>(common.local + common.window.acknowledged_at(kDispatch, rank));
+}
+
 /// The first warps issue the stores, wait for them and raise the flags; the others may go on to receive meanwhile.
 DEEP_EP_DEVICE int issuing_warps(const LowLatencyDispatchParams& params) {
   const int half = block_warps() / 2;
@@ -35,8 +40,8 @@ struct LowLatencySender {
   // Under way early: see load.
   int token;
   Vec16 vector;
-  std::int64_t own;    ///< the lane's selection of the token
-  std::int64_t other;  ///< of the first tokens to count before it
+  std::int64_t own;    ///< of the deciding warp: the lane's selection of the token
+  std::int64_t other;  ///< of the first tokens to count
 
   // The row that this thread has stored and not yet flagged.
   int flagged_rank = -1;
@@ -51,16 +56,24 @@ struct LowLatencySender {
     token = next;
     if (token >= params.num_tokens) return;
     vector = writer(nullptr).load(thread_index());
-    own = lane_index() < params.num_topk ? routing.selection(std::int64_t{token} * params.num_topk + lane_index()) : -1;
+    own = decides() && lane_index() < params.num_topk
+              ? routing.selection(std::int64_t{token} * params.num_topk + lane_index())
+              : -1;
     other = routing.load(counted, token);
   }
+
+  /// The same for the clerk, who counts all tokens.
+  DEEP_EP_DEVICE void load_counts() { other = routing.load(0, params.num_tokens); }
+
+  /// The last warp decides where rows go: it seldom has channels of the row to write.
+  DEEP_EP_DEVICE static bool decides() { return warp_index() == block_warps() - 1; }
 
   DEEP_EP_DEVICE RowWriter writer(std::byte* stage) const {
     const auto* x = reinterpret_cast<const Vec16*>(params.x + std::int64_t{token} * params.hidden * 2);
     return {params, row, x, stage};
   }
 
-  /// By whole blocks, after counts were asked for nowhere.
+  /// By whole blocks, which sync after it.
   DEEP_EP_DEVICE void clear_counts() const {
     const int words = params.common.num_ranks + routing.num_experts();
     for (int i = thread_index(); i < words; i += block_threads()) routing.rows[i] = 0;  // entries follow rows
@@ -72,16 +85,16 @@ struct LowLatencySender {
     const LowLatencyParams& common = params.common;
     if (epoch() <= 2) return;
     for (int rank = thread_index(); rank < common.num_ranks; rank += block_threads()) {
-      if (layout.left_out(memory)[rank] != 0) continue;
-      const auto* word =
-          reinterpret_cast<const std::uint64_t*>(common.local + common.window.acknowledged_at(kDispatch, rank));
-      if (!wait_for_signal(common, word, epoch() - 2, rank, Wanted::low_latency_dispatch_credit)) {
+      // Nearly always it had come before the block began.
+      if (layout.left_out(memory)[rank] != 0 || layout.acknowledged(memory)[rank] >= epoch() - 2) continue;
+      if (!wait_for_signal(common, acknowledged_word(common, rank), epoch() - 2, rank,
+                           Wanted::low_latency_dispatch_credit)) {
         store_relaxed<Scope::block>(&layout.left_out(memory)[rank], 1);
       }
     }
   }
 
-  /// Warp 0 decides where the token's row goes, and writes its selections into the stage.
+  /// The deciding warp finds where the token's row goes, and writes its selections into the stage.
   DEEP_EP_DEVICE void decide(std::byte* stage) const {
     const int lane = lane_index();
     const int expert = routing.expert_of(own);
@@ -156,7 +169,7 @@ struct LowLatencySender {
       block::sync();
       // 2. The row as it travels.
       std::byte* stage = layout.stage(memory, turn);
-      if (warp_index() == 0) decide(stage);
+      if (decides()) decide(stage);
       writer(stage).write(vector);
       bulk::publish(stage, row.bytes());
       block::sync();
@@ -166,10 +179,10 @@ struct LowLatencySender {
     }
   }
 
-  /// The clerk tells every rank how many rows and entries it gets. Counts are zero.
+  /// The clerk tells every rank how many rows and entries it gets. Counts are zero, the first selections loaded.
   DEEP_EP_DEVICE void send_counts() const {
     const LowLatencyParams& common = params.common;
-    routing.count(0, params.num_tokens, routing.load(0, params.num_tokens));
+    routing.count(0, params.num_tokens, other);
     await_credit();
     block::sync();
     const int cells = 1 + (params.num_local_experts + 1) / 2;

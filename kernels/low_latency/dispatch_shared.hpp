@@ -33,9 +33,13 @@ struct LowLatencyDispatchShared {
   DEEP_EP_HOST_DEVICE std::byte** heaps(std::byte* memory) const {
     return reinterpret_cast<std::byte**>(destinations(memory) + LowLatencyWindow::kMostTopk);
   }
+  /// Sending: what each rank had acknowledged when the block began.
+  DEEP_EP_HOST_DEVICE std::uint64_t* acknowledged(std::byte* memory) const {
+    return reinterpret_cast<std::uint64_t*>(heaps(memory) + num_ranks);
+  }
   /// Not 0: nothing goes to this rank, nothing is expected of it.
   DEEP_EP_HOST_DEVICE std::int32_t* left_out(std::byte* memory) const {
-    return reinterpret_cast<std::int32_t*>(heaps(memory) + num_ranks);
+    return reinterpret_cast<std::int32_t*>(acknowledged(memory) + num_ranks);
   }
   /// Sending: tokens counted so far that go to each rank. Receiving: rows of each source.
   DEEP_EP_HOST_DEVICE std::uint32_t* rows(std::byte* memory) const {
@@ -53,7 +57,7 @@ struct LowLatencyDispatchShared {
  private:
   DEEP_EP_HOST_DEVICE std::size_t stages_at() const {
     const std::size_t end = sizeof(Words) + LowLatencyWindow::kMostTopk * sizeof(LowLatencyDestination) +
-                            static_cast<std::size_t>(num_ranks) * (sizeof(void*) + 4 + 4) +
+                            static_cast<std::size_t>(num_ranks) * (sizeof(void*) + 8 + 4 + 4) +
                             static_cast<std::size_t>(num_experts) * 4;
     return ControlWindow::align(end);
   }

@@ -73,7 +73,8 @@ class Data {
     const auto differ = [](const char* what, std::size_t i, std::uint32_t got, std::uint32_t want) {
       return std::string(what) + " " + std::to_string(i) + ": " + std::to_string(got) + ", not " + std::to_string(want);
     };
-    const bool adds_epoch = std::string(c.name) == "WrongEpoch";
+    const std::string name = c.name;
+    const bool adds_epoch = name == "WrongEpoch" || name == "FlagWithoutEpoch";
     if (c.kind == Kind::rows) {
       for (std::size_t i = 0; i < kWords; ++i) {
         for (int w = 0; w < 4; ++w) {
@@ -166,6 +167,8 @@ INSTANTIATE_TEST_SUITE_P(All, Defects,
                                          CASE("SignalBeforeCompletion", defect_signal_before_completion, Kind::signal),
                                          CASE("WrongEpoch", defect_wrong_epoch, Kind::signal),
                                          CASE("SignalWithoutWarpSync", defect_signal_without_warp_sync, Kind::signal),
+                                         CASE("FlagWithoutEpoch", defect_flag_without_epoch, Kind::signal),
+                                         CASE("CreditIgnored", defect_credit_ignored, Kind::signal),
                                          CASE("StageReused", defect_stage_reused, Kind::rows),
                                          CASE("MissingPublish", defect_missing_publish, Kind::rows),
                                          CASE("ExitWithoutWait", defect_exit_without_wait, Kind::rows),

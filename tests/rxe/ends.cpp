@@ -14,10 +14,17 @@
 
 namespace deep_ep::rdma::verbs::test {
 
-PathOptions quick_path(int gid_index) {
+PathOptions patient_path(int gid_index) {
   PathOptions path;
   path.gid_index = gid_index;
-  path.ack_timeout = 14;
+  path.ack_timeout = 16;
+  path.retry_count = 7;
+  return path;
+}
+
+PathOptions quick_path(int gid_index) {
+  PathOptions path = patient_path(gid_index);
+  path.retry_count = 6;
   return path;
 }
 
@@ -39,7 +46,7 @@ std::uint64_t End::word(std::size_t offset) const {
   return std::atomic_ref<std::uint64_t>(*word).load(std::memory_order_acquire);
 }
 
-Ends::Ends(const Cable& cable, const EndOptions& options) : Ends(cable, options, quick_path(cable.gid_index)) {}
+Ends::Ends(const Cable& cable, const EndOptions& options) : Ends(cable, options, patient_path(cable.gid_index)) {}
 
 Ends::Ends(const Cable& cable, const EndOptions& options, const PathOptions& path)
     : first(cable.first_device, options.bytes, options.queue_pairs, options.depth, path),

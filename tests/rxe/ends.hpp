@@ -21,7 +21,10 @@ struct Cable {
   int gid_index = 0;
 };
 
-/// Fast enough for tests, slow enough for a busy emulated machine: gives up after 7 x 67 ms.
+/// For tests in which everything must arrive: soft-RoCE sends a packet again after 0.27 s, as often as it takes (that
+/// is what it takes 7 times for), so a busy machine does not look like a dead peer.
+PathOptions patient_path(int gid_index);
+/// For tests in which a peer goes away: gives up after 7 x 0.27 s.
 PathOptions quick_path(int gid_index);
 
 /// Memory at page-aligned addresses, registered so that work requests address it from 0.
@@ -60,7 +63,7 @@ struct EndOptions {
 
 /// Two connected ends; pair i of the first talks to pair i of the second.
 struct Ends {
-  explicit Ends(const Cable& cable, const EndOptions& options = {});
+  explicit Ends(const Cable& cable, const EndOptions& options = {});  ///< with a patient path
   Ends(const Cable& cable, const EndOptions& options, const PathOptions& path);
 
   WireOperation write(std::uint64_t id, std::uint64_t from, std::uint64_t to, std::uint32_t bytes);

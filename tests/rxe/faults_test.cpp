@@ -241,7 +241,7 @@ TEST_F(RxeLink, ShortLossOfTheLinkIsSurvived) {
 TEST_F(RxeLink, LinkThatStaysDownEndsInRetriesExceededAndAnEvent) {
   std::mutex mutex;
   std::vector<AsyncEvent> events;
-  Ends ends(kCable);
+  Ends ends(kCable, {}, quick_path(1));
   {
     AsyncEventWatcher watcher(Device::open("rxe1"), [&](const AsyncEvent& event) {
       const std::lock_guard lock(mutex);

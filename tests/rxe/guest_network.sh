@@ -11,6 +11,13 @@ wait_for_gid() {
   exit 40
 }
 
+# add_device NAME INTERFACE
+add_device() {
+  rdma link add "$1" type rxe netdev "$2" && return
+  echo "rxe: no device $1 on $2" >&2
+  exit 40
+}
+
 # Two devices, rxe0 and rxe1, on the two ends of a cable within one machine. The routes make the kernel send packets
 # between its own two addresses over the cable instead of through the loopback interface.
 two_devices() {
@@ -21,7 +28,8 @@ two_devices() {
   for device in v0 v1; do ip link set $device up; done
   ip addr add 10.1.0.1/24 dev v0
   ip addr add 10.1.0.2/24 dev v1
-  rdma link add rxe0 type rxe netdev v0 && rdma link add rxe1 type rxe netdev v1 || exit 40
+  add_device rxe0 v0
+  add_device rxe1 v1
   for device in v0 v1 all; do
     echo 1 >/proc/sys/net/ipv4/conf/$device/accept_local
     echo 0 >/proc/sys/net/ipv4/conf/$device/rp_filter
@@ -55,6 +63,6 @@ one_device() {
   for path in /sys/class/net/*; do [ ! -e "$path/device" ] || interface=${path##*/}; done
   ip link set "$interface" mtu 4200 up
   ip addr add "10.2.0.$((id + 1))/24" dev "$interface"
-  rdma link add rxe0 type rxe netdev "$interface" || exit 40
+  add_device rxe0 "$interface"
   wait_for_gid rxe0
 }

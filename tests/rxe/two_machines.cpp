@@ -73,7 +73,9 @@ struct Greeting {
 
 void run_machine(int id, const char* peer) {
   const UniqueFd connection = meet(id, peer);
-  End end("rxe0", std::size_t{4} << 20, 1, 64, quick_path(1));
+  PathOptions path;  // Gives up after 7.5 s.
+  path.gid_index = 1;
+  End end("rxe0", std::size_t{4} << 20, 1, 64, path);
   const Greeting other = exchange(connection, Greeting{end.pair(0).address(), end.remote_key()});
   end.pair(0).connect(other.address);
   exchange(connection, 'c');
@@ -108,7 +110,13 @@ void run_machine(int id, const char* peer) {
     require(end.word(kOldValue) == round - 1, "the signal's old value");
     exchange(connection, 'r');
   }
-  if (id == 1) return;  // The machine is switched off.
+  if (id == 1) {
+    // Not before the other one has all it needs: what is on its way when the machine is switched off is lost.
+    char farewell = 0;
+    require(::recv(connection.get(), &farewell, 1, MSG_WAITALL) == 1, "the other machine's farewell");
+    return;
+  }
+  require(::send(connection.get(), "f", 1, MSG_NOSIGNAL) == 1, "farewell");
 
   while (true) {
     const auto completions = run(end.wire(), std::array{signal}, 1);

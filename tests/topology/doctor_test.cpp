@@ -306,6 +306,13 @@ TEST_F(DoctorCounters, AllCarryTheirShare) {
   EXPECT_EQ(found[0].verdict, Verdict::ok);
 }
 
+TEST_F(DoctorCounters, OnlyNicsOfVisibleGpusCount) {
+  variables_["CUDA_VISIBLE_DEVICES"] = "0,1";
+  const auto before = read_counters(patient());
+  for (int nic = 0; nic < 2; ++nic) count(nic, "counters/port_xmit_data", 1000 + 262144);
+  EXPECT_EQ(traffic_after(before).at(0).found, "2 NICs carried 1.00 MiB each on average");
+}
+
 TEST_F(DoctorCounters, OneLagsBehindAndOneLosesPackets) {
   const auto before = read_counters(patient());
   for (int nic = 0; nic < 7; ++nic) count(nic, "counters/port_rcv_data", 1000 + 262144);

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #include <fstream>
 #include <stdexcept>
@@ -10,7 +11,10 @@ namespace deep_ep::test {
 namespace fs = std::filesystem;
 
 FakeMachine::FakeMachine() {
-  std::string pattern = (fs::temp_directory_path() / "deep_ep_machine_XXXXXX").string();
+  // Hundreds of tiny files a machine: in memory that takes a twentieth of the time.
+  const fs::path memory = "/dev/shm";
+  const bool in_memory = ::getenv("TMPDIR") == nullptr && ::access(memory.c_str(), W_OK | X_OK) == 0;
+  std::string pattern = ((in_memory ? memory : fs::temp_directory_path()) / "deep_ep_machine_XXXXXX").string();
   if (::mkdtemp(pattern.data()) == nullptr) throw std::runtime_error("cannot make a temporary folder");
   path_ = pattern;
 }
@@ -47,7 +51,7 @@ void FakeMachine::remove(std::string_view path) const { fs::remove_all(path_ / f
 
 std::string FakeMachine::add_pci(const std::string& parent, const std::string& address, const std::string& vendor,
                                  const std::string& device_class, const std::string& driver, int numa_node) const {
-  const std::string folder = parent + "/" + address;
+  std::string folder = parent + "/" + address;
   write(folder + "/vendor", vendor);
   write(folder + "/class", device_class);
   write(folder + "/numa_node", std::to_string(numa_node));

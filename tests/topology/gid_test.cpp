@@ -14,6 +14,7 @@ constexpr const char* kEmptySlot = "fe80:0000:0000:0000:0000:0000:0000:0000";
 constexpr const char* kLocal = "fe80:0000:0000:0000:4201:0aff:fe00:0001";
 constexpr const char* kIpv4 = "0000:0000:0000:0000:0000:ffff:0a01:0203";
 constexpr const char* kIpv4b = "0000:0000:0000:0000:0000:ffff:c0a8:0005";
+constexpr const char* kSelfAssigned = "0000:0000:0000:0000:0000:ffff:a9fe:0102";
 constexpr const char* kGlobal = "2001:0db8:0000:0000:0000:0000:0000:0001";
 constexpr const char* kUnique = "fd00:0000:0000:0001:0000:0000:0000:0007";
 constexpr const char* kV1 = "IB/RoCE v1";
@@ -63,6 +64,8 @@ INSTANTIATE_TEST_SUITE_P(
         Case{"TheUsualTable", kTable, {}, 3}, Case{"Ipv4BeforeAnEarlierIpv6", {{kGlobal, kV2}, {kIpv4, kV2}}, {}, 1},
         Case{"GlobalIpv6WithoutIpv4", {{kLocal, kV2}, {kIpv4, kV1}, {kGlobal, kV2}}, {}, 2},
         Case{"UniqueLocalIpv6", {{kLocal, kV2}, {kUnique, kV2}}, {}, 1},
+        Case{"SelfAssignedIpv4AfterGlobalIpv6", {{kSelfAssigned, kV2}, {kGlobal, kV2}}, {}, 1},
+        Case{"SelfAssignedIpv4Alone", {{kLocal, kV2}, {kSelfAssigned, kV1}, {kSelfAssigned, kV2}}, {}, 2},
         Case{"TheLowestOfSeveral", {{kIpv4b, kV2}, {kIpv4, kV2}}, {}, 0},
         Case{"HolesInTheTable", {{kZero, ""}, {kZero, ""}, {kZero, ""}, {kZero, ""}, {kIpv4, kV2}}, {}, 4},
         Case{"NoGidAtAll", {}, {}, {}, "all GIDs are zero"},

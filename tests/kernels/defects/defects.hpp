@@ -27,6 +27,10 @@ DEEP_EP_DECLARE_KERNEL(defect_signal_before_completion, deep_ep::defects::Params
 DEEP_EP_DECLARE_KERNEL(defect_wrong_epoch, deep_ep::defects::Params)
 DEEP_EP_DECLARE_KERNEL(defect_signal_without_warp_sync, deep_ep::defects::Params)
 
+// Calls that take turns: low_latency_defects.cu.
+DEEP_EP_DECLARE_KERNEL(defect_flag_without_epoch, deep_ep::defects::Params)
+DEEP_EP_DECLARE_KERNEL(defect_credit_ignored, deep_ep::defects::Params)
+
 // Bulk copies of one warp: bulk_defects.cu. Rows of source go to destination.
 DEEP_EP_DECLARE_KERNEL(defect_stage_reused, deep_ep::defects::Params)
 DEEP_EP_DECLARE_KERNEL(defect_missing_publish, deep_ep::defects::Params)

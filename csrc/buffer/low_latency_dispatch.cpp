@@ -94,7 +94,7 @@ LaunchShape shape_of(LowLatencyDispatchParams& params, const Config& config, con
   const int sms = config.num_sms != 0 ? std::min(config.num_sms, policy.multiprocessors) : policy.multiprocessors;
   const std::int64_t rows = std::int64_t{params.common.num_ranks} * params.max_tokens;
   const std::int64_t to_send = sends(params.phase) ? std::int64_t{params.num_tokens} + 1 : 0;  // and the clerk
-  const std::int64_t to_receive = receives(params.phase) ? (rows * params.warps_per_row + warps - 1) / warps : 0;
+  const std::int64_t to_receive = receives(params.phase) ? rows : 0;  // few rows are best spread over many SMs
   const int blocks = static_cast<int>(std::clamp<std::int64_t>(std::max(to_send, to_receive), 1, sms));
 
   // A second stage where a block has a second token, if it fits.

@@ -47,8 +47,8 @@ struct CombineGroup {
  private:
   /// A row whose flag is still to be raised.
   struct OnItsWay {
-    int owner = -1;  ///< -1: none
-    std::int32_t token = 0;
+    std::byte* owner = nullptr;  ///< nullptr: none
+    std::size_t flag_at = 0;
   };
 
   DEEP_EP_DEVICE CombineChoice& choice() const {
@@ -182,10 +182,16 @@ struct CombineGroup {
     if (layout.stages == 1) raise_flag(last);  // which says that the stage is free
     arrive(kChosen);
     raise_flag(last);
+    // Whatever needs loads or arithmetic, while the others sum.
+    const LowLatencyParams& common = params.common;
+    std::byte* owner = common.heaps[row.source];
+    const std::size_t at = common.window.row_at(LowLatencyKind::combine, epoch, common.rank, row.token,
+                                                params.max_tokens, params.row_bytes);
+    const std::size_t flag_at = common.window.flag_at(LowLatencyKind::combine, epoch, common.rank, row.token);
     sync(kSummed);
     if (!sent) return;
-    if (lane_index() == 0) store(row, stage);
-    last = {row.source, row.token};
+    if (lane_index() == 0) store(Peer{owner}, at, stage);
+    last = {owner, flag_at};
   }
 
   /// The other warps, until the first has no more rows. What is known of the next row is loaded meanwhile.
@@ -227,11 +233,7 @@ struct CombineGroup {
   }
 
   /// From the stage to the owner.
-  DEEP_EP_DEVICE void store(const CombineRow& row, const std::byte* stage) const {
-    const LowLatencyParams& common = params.common;
-    const Peer owner{common.heaps[row.source]};
-    const std::size_t at = common.window.row_at(LowLatencyKind::combine, epoch, common.rank, row.token,
-                                                params.max_tokens, params.row_bytes);
+  DEEP_EP_DEVICE void store(const Peer& owner, std::size_t at, const std::byte* stage) const {
     if (!wire.logfmt) return owner.put(at, stage, wire.bytes());
     const auto* ranges = reinterpret_cast<const std::uint32_t*>(stage);
     owner.put(at, stage, wire.ranges_bytes());
@@ -244,12 +246,8 @@ struct CombineGroup {
 
   /// Once the row has arrived.
   DEEP_EP_DEVICE void raise_flag(OnItsWay& row) const {
-    const LowLatencyParams& common = params.common;
-    if (row.owner >= 0 && lane_index() == 0) {
-      Peer{common.heaps[row.owner]}.signal_after_puts(
-          common.window.flag_at(LowLatencyKind::combine, epoch, common.rank, row.token), epoch);
-    }
-    row.owner = -1;
+    if (row.owner != nullptr && lane_index() == 0) Peer{row.owner}.signal_after_puts(row.flag_at, epoch);
+    row.owner = nullptr;
   }
 };
 

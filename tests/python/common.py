@@ -119,7 +119,7 @@ def bench_kineto(call, names, parts=1, calls=30, align=True):
         recorded.export_chrome_trace(path)
         for name in names:
             lines = [line for line in table if name in line]
-            assert len(lines) == 1, f"'{name}' is in {len(lines)} lines of the profiler's table: {lines}"
+            assert len(lines) == 1, f"'{name}' is in {len(lines)} lines of the profiler's table:\n" + "\n".join(table)
             times = _kernel_times(path, name)
             assert times and len(times) % parts == 0, f"{len(times)} kernels '::{name}' were recorded"
             means = [sum(times[part::parts]) / len(times[part::parts]) / 1e6 for part in range(parts)]

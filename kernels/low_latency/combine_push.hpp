@@ -144,8 +144,8 @@ struct CombineGroup {
   DEEP_EP_DEVICE void store(const CombineRow& row, const std::byte* stage) const {
     const LowLatencyParams& common = params.common;
     const Peer owner{common.heaps[row.source]};
-    const std::size_t at = common.window.row_at(LowLatencyKind::combine, epoch, common.rank, row.token,
-                                                params.max_tokens, params.row_bytes);
+    const std::size_t at =
+        common.window.row_at(LowLatencyKind::combine, epoch, common.rank, row.token, params.row_bytes);
     if (!wire.logfmt) return owner.put(at, stage, wire.bytes());
     const auto* ranges = reinterpret_cast<const std::uint32_t*>(stage);
     owner.put(at, stage, wire.ranges_bytes());

@@ -37,10 +37,11 @@ void Cluster::rank_main(int rank) {
     const auto& bootstrap = bootstraps_[static_cast<std::size_t>(rank)];
     const auto executor = tools::make_executor(device_, rank);
     tools::RankBench bench(shape_, routes_, bootstrap, executor);
-    RankContext context{*bootstrap, *executor, bench, nullptr, {}};
+    RankContext context{bootstrap, executor, bench, nullptr, {}, nullptr};
     serve(context);
     context.transport.reset();
     context.dispatched = {};
+    if (context.low_latency) context.low_latency->destroy();
     bench.destroy();
   } catch (...) {
     const std::lock_guard lock(mutex_);
@@ -57,10 +58,10 @@ void Cluster::serve(RankContext& context) {
       if (stop_) return;
       served = round_;
     }
-    context.bootstrap.barrier();  // threads wake one after the other
+    context.bootstrap->barrier();  // threads wake one after the other
     const auto begin = std::chrono::steady_clock::now();
     (*step_)(context);
-    context.executor.synchronize(context.bench.stream());
+    context.executor->synchronize(context.low_latency ? context.low_latency->stream() : context.bench.stream());
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
     const std::lock_guard lock(mutex_);
     slowest_ = std::max(slowest_, seconds);

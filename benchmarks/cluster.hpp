@@ -9,6 +9,7 @@
 #include <thread>
 #include <vector>
 
+#include "tools/bench_low_latency_rank.hpp"
 #include "tools/bench_peers.hpp"
 #include "tools/bench_rank.hpp"
 
@@ -16,11 +17,12 @@ namespace deep_ep::benchmarks {
 
 /// What one rank has at hand.
 struct RankContext {
-  Bootstrap& bootstrap;
-  Executor& executor;
+  const std::shared_ptr<Bootstrap>& bootstrap;
+  const std::shared_ptr<Executor>& executor;
   tools::RankBench& bench;
-  std::unique_ptr<tools::PeerTransport> transport;  ///< of the benchmarks that measure another means
-  DispatchResult dispatched;                        ///< the rows of the latest round
+  std::unique_ptr<tools::PeerTransport> transport;      ///< of the benchmarks that measure another means
+  DispatchResult dispatched;                            ///< the rows of the latest round
+  std::unique_ptr<tools::LowLatencyBench> low_latency;  ///< of the benchmarks of that mode
 };
 
 class Cluster {

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "benchmarks/cluster.hpp"
+#include "benchmarks/low_latency.hpp"
 
 namespace deep_ep::benchmarks {
 namespace {
@@ -88,8 +89,8 @@ Sweeps make_sweeps(Device::Kind device, int ranks, bool full) {
 
 void prepare_transport(const Case& c, RankContext& context) {
   context.transport = c.operation == Operation::nccl
-                          ? tools::make_nccl_transport(context.bootstrap, context.executor)
-                          : tools::make_copy_engine_transport(context.bootstrap, context.executor);
+                          ? tools::make_nccl_transport(*context.bootstrap, *context.executor)
+                          : tools::make_copy_engine_transport(*context.bootstrap, *context.executor);
   if (context.transport == nullptr) throw Error("not in this build, or not on this device");
   context.transport->prepare(context.bench.bytes_to_peers(c.row_bytes()),
                              context.bench.bytes_from_peers(c.row_bytes()));
@@ -250,6 +251,7 @@ int main(int argc, char** argv) {
   if (ranks <= 0) ranks = device_word != "cpu" && cuda_device_count() > 1 ? cuda_device_count() : 4;
   const Device::Kind device = tools::choose_device(device_word, ranks);
   add_all(make_sweeps(device, ranks, sizes == "full"));
+  add_low_latency(device, ranks, sizes == "full");
   benchmark::AddCustomContext("device", device == Device::Kind::cuda ? "cuda" : "cpu, not a measure of speed");
   benchmark::AddCustomContext("ranks", std::to_string(ranks));
   benchmark::RunSpecifiedBenchmarks();

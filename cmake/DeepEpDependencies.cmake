@@ -45,6 +45,13 @@ else()
   list(APPEND DEEP_EP_LIBRARIES $<BUILD_INTERFACE:deep_ep_boost_context>)
 endif()
 
+# Headers of rdma-core only: its libraries are opened when RDMA is asked for, and nothing links with them.
+find_path(DEEP_EP_VERBS_INCLUDE_DIR infiniband/mlx5dv.h REQUIRED)
+mark_as_advanced(DEEP_EP_VERBS_INCLUDE_DIR)
+add_library(deep_ep_verbs_headers INTERFACE)
+target_include_directories(deep_ep_verbs_headers SYSTEM INTERFACE "${DEEP_EP_VERBS_INCLUDE_DIR}")
+list(APPEND DEEP_EP_LIBRARIES $<BUILD_INTERFACE:deep_ep_verbs_headers>)
+
 if(DEEP_EP_CUDA)
   list(APPEND DEEP_EP_LIBRARIES CUDA::cudart_static)
   list(APPEND DEEP_EP_PACKAGES CUDAToolkit)

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "deep_ep/error.hpp"
+#include "tools/bench_commands.hpp"
 #include "tools/bench_intranode.hpp"
 #include "tools/commands.hpp"
 #include "tools/ranks.hpp"
@@ -175,6 +176,7 @@ void add_bench_command(CLI::App& app, Action& action) {
   CLI::App* bench = app.add_subcommand("bench", "Measure speed");
   bench->require_subcommand(1);
   add_intranode(*bench, action);
+  add_bench_low_latency(*bench, action);
 }
 
 }  // namespace deep_ep::tools

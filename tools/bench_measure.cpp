@@ -25,18 +25,9 @@ Timing Meter::measure(const Rounds& rounds, const std::function<void()>& call) {
   for (int round = 0; round < rounds.warmup; ++round) call();
   executor_.synchronize(stream_);
 
-  std::vector<double> device;
-  std::vector<double> wall;
-  for (int round = 0; round < rounds.count; ++round) {
-    align();
-    const auto begin = Clock::now();
-    const EventHandle before = executor_.record_timed_event(stream_);
-    call();
-    const EventHandle after = executor_.record_timed_event(stream_);
-    executor_.synchronize(stream_);
-    wall.push_back(std::chrono::duration<double>(Clock::now() - begin).count());
-    device.push_back(executor_.elapsed_seconds(before, after));
-  }
+  std::vector<Round> measured;
+  for (int round = 0; round < rounds.count; ++round) measured.push_back(run(call));
+  Timing timing = summarise(measured);
 
   // Enqueued back to back, the device is never idle: a call ends when its slowest peer has, so no other alignment is
   // needed, and the host's share shows only where the host has to wait.
@@ -50,13 +41,65 @@ Timing Meter::measure(const Rounds& rounds, const std::function<void()>& call) {
   std::vector<double> spans;
   for (std::size_t i = 1; i < events.size(); ++i) spans.push_back(executor_.elapsed_seconds(events[i - 1], events[i]));
 
-  Timing timing;
+  timing.back_to_back = median(slowest(spans));
+  return timing;
+}
+
+std::pair<Timing, Timing> Meter::measure_parts(const Rounds& rounds, const std::function<void()>& first,
+                                               const std::function<void()>& second) {
+  std::vector<Round> firsts;
+  std::vector<Round> seconds;
+  for (int round = -rounds.warmup; round < rounds.count; ++round) {
+    const Round one = run(first);
+    const Round two = run(second);
+    if (round < 0) continue;
+    firsts.push_back(one);
+    seconds.push_back(two);
+  }
+  // One after the other: both are collective.
+  const Timing of_first = summarise(firsts);
+  return {of_first, summarise(seconds)};
+}
+
+double Meter::host_seconds(const Rounds& rounds, const std::function<void()>& call) {
+  for (int round = 0; round < rounds.warmup; ++round) call();
+  executor_.synchronize(stream_);
+  align();
+  std::vector<double> seconds;
+  for (int round = 0; round < rounds.count; ++round) {
+    const auto begin = Clock::now();
+    call();
+    seconds.push_back(std::chrono::duration<double>(Clock::now() - begin).count());
+  }
+  executor_.synchronize(stream_);
+  return slowest({median(seconds)}).front();
+}
+
+Meter::Round Meter::run(const std::function<void()>& call) {
+  align();
+  if (in_front_) in_front_();
+  const auto begin = Clock::now();
+  const EventHandle before = executor_.record_timed_event(stream_);
+  call();
+  const EventHandle after = executor_.record_timed_event(stream_);
+  executor_.synchronize(stream_);
+  const double wall = std::chrono::duration<double>(Clock::now() - begin).count();
+  return {executor_.elapsed_seconds(before, after), wall};
+}
+
+Timing Meter::summarise(const std::vector<Round>& rounds) {
+  std::vector<double> device;
+  std::vector<double> wall;
+  for (const Round& round : rounds) {
+    device.push_back(round.device);
+    wall.push_back(round.wall);
+  }
   const std::vector<double> device_rounds = slowest(device);
+  Timing timing;
   timing.median = median(device_rounds);
   timing.fastest = *std::ranges::min_element(device_rounds);
   timing.slowest = *std::ranges::max_element(device_rounds);
   timing.wall = median(slowest(wall));
-  timing.back_to_back = median(slowest(spans));
   return timing;
 }
 

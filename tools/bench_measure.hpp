@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <utility>
 #include <vector>
 
 #include "deep_ep/bootstrap.hpp"
@@ -27,10 +28,29 @@ class Meter {
  public:
   Meter(Bootstrap& bootstrap, Executor& executor, StreamHandle stream);
 
+  /// Work for the stream in front of every aligned round, outside of its events: long enough that the device meets the
+  /// round's kernels enqueued, and ending on all devices at the same moment. Without it, device times include the
+  /// host's share, and `wall` is meaningful.
+  void put_in_front(std::function<void()> work) { in_front_ = std::move(work); }
+
   /// Collective. `call` enqueues the work of one round on the stream.
   Timing measure(const Rounds& rounds, const std::function<void()>& call);
+  /// Collective. Two parts of a round, each between events of its own; all ranks have ended the first before any begins
+  /// the second. There are no times of rounds back to back.
+  std::pair<Timing, Timing> measure_parts(const Rounds& rounds, const std::function<void()>& first,
+                                          const std::function<void()>& second);
+  /// Collective. Seconds that a call keeps the host, while the device works off earlier ones: the median of the slowest
+  /// rank.
+  double host_seconds(const Rounds& rounds, const std::function<void()>& call);
 
  private:
+  /// One aligned round: seconds by device events and by the host's clock.
+  struct Round {
+    double device;
+    double wall;
+  };
+  Round run(const std::function<void()>& call);
+  Timing summarise(const std::vector<Round>& rounds);
   /// Returns on all ranks at the same moment, as nearly as the host can tell.
   void align();
   /// The largest of all ranks' values, entry by entry.
@@ -39,6 +59,7 @@ class Meter {
   Bootstrap& bootstrap_;
   Executor& executor_;
   StreamHandle stream_;
+  std::function<void()> in_front_;
 };
 
 }  // namespace deep_ep::tools

@@ -72,6 +72,9 @@ Tensor Buffer::allocate_tensor(DType dtype, std::initializer_list<std::int64_t> 
 bool Buffer::in_heap(const TensorView& tensor) const { return alive(implementation_, "in_heap").in_heap(tensor); }
 
 TensorView Buffer::local_memory() const { return alive(implementation_, "local_memory").local_memory(); }
+TensorView Buffer::low_latency_memory() const {
+  return alive(implementation_, "low_latency_memory").low_latency_memory();
+}
 
 void Buffer::check() { alive(implementation_, "check").check(); }
 

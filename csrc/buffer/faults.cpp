@@ -112,8 +112,9 @@ std::string Buffer::Implementation::describe(const FaultRecord& fault) const {
 }
 
 std::string Buffer::Implementation::describe_masked(const FaultRecord& record) const {
+  const double seconds = static_cast<double>(masking_patience(record.wanted, wait_context().timeout_ns)) * 1e-9;
   return fmt::format("rank {} waited {} s for rank {}: {} did not come (signal at {}, expected {}); it is masked now",
-                     rank_, timeout_s_, record.peer, text_of(record.wanted), record.seen, record.expected);
+                     rank_, seconds, record.peer, text_of(record.wanted), record.seen, record.expected);
 }
 
 bool Buffer::Implementation::breaks(const FaultRecord& fault) {

@@ -46,6 +46,7 @@ class Buffer::Implementation {
   const BufferOptions& options() const { return options_; }
   bool in_heap(const TensorView& tensor) const;
   TensorView local_memory() const;
+  TensorView low_latency_memory() const;
 
   /// A tensor in the heap, for the work of `call.stream`.
   Tensor allocate_tensor(DType dtype, std::initializer_list<std::int64_t> shape, const CallOptions& call);

@@ -59,6 +59,12 @@ void Buffer::Implementation::require_low_latency(const char* call) const {
       "{} needs low-latency memory, but the buffer's low_latency_bytes is 0: see Buffer::low_latency_bytes_hint", call);
 }
 
+TensorView Buffer::Implementation::low_latency_memory() const {
+  require_low_latency("low_latency_memory");
+  return TensorView::contiguous(heap_->local() + low_latency_window_.begin, DType::uint8,
+                                {static_cast<std::int64_t>(low_latency_window_.bytes)}, executor_->device());
+}
+
 void Buffer::Implementation::require_masking(const char* call) const {
   require_low_latency(call);
   if (mask_ == nullptr) fail<InvalidArgument>("{}: the buffer was made without low_latency_masking", call);

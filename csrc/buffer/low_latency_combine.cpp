@@ -90,10 +90,20 @@ LaunchShape shape_of(LowLatencyCombineParams& params, const Config& config, cons
   const int adding = receives(params.phase) ? 2 : 0;  // at least
   params.warps_per_row = gpu && warps - adding >= kGpuWarpsPerRow ? kGpuWarpsPerRow : kHostWarpsPerRow;
 
-  // As many groups as there are warps, barriers and stages for; with a receive part only so many that most warps add.
+  // As many blocks as have anything to do.
   const CombineWire wire{params.hidden, params.use_logfmt};
-  const auto layout = [&](int groups, int stages) { return CombineBlockLayout{groups, stages, wire.bytes()}; };
-  const auto fits = [&](int groups, int stages) { return layout(groups, stages).bytes() <= policy.max_shared_bytes; };
+  const int sms = config.num_sms != 0 ? std::min(config.num_sms, policy.multiprocessors) : policy.multiprocessors;
+  const auto blocks = [&](int groups) {
+    const std::int64_t to_push = rows_of_group(params.common.num_ranks, params.max_tokens, groups);
+    return static_cast<int>(std::clamp<std::int64_t>(std::max<std::int64_t>(to_push, params.num_tokens), 1, sms));
+  };
+  const auto shared_bytes = [&](int groups, int stages) {
+    const int rows = rows_of_group(params.common.num_ranks, params.max_tokens, groups * blocks(groups));
+    return CombineBlockLayout{groups, {stages, wire.bytes(), rows}}.bytes();
+  };
+  const auto fits = [&](int groups, int stages) { return shared_bytes(groups, stages) <= policy.max_shared_bytes; };
+
+  // As many groups as there are warps, barriers and stages for; with a receive part only so many that most warps add.
   int groups = 0;
   params.stages = 1;
   if (sends(params.phase)) {
@@ -102,18 +112,13 @@ LaunchShape shape_of(LowLatencyCombineParams& params, const Config& config, cons
     while (groups > 1 && !fits(groups, 1)) --groups;
     if (!fits(groups, 1)) {
       fail<InvalidArgument>("hidden {} needs {} of shared memory in a block, there are {}", params.hidden,
-                            format_bytes(layout(1, 1).bytes()), format_bytes(policy.max_shared_bytes));
+                            format_bytes(shared_bytes(1, 1)), format_bytes(policy.max_shared_bytes));
     }
     params.stages = fits(groups, 2) ? 2 : 1;
   }
   const int pushing = groups * params.warps_per_row;
   params.adding_warps = receives(params.phase) ? warps - pushing : 0;
-
-  const int sms = config.num_sms != 0 ? std::min(config.num_sms, policy.multiprocessors) : policy.multiprocessors;
-  const std::int64_t rows = std::int64_t{params.common.num_ranks} * params.max_tokens;
-  const std::int64_t to_push = groups != 0 ? (rows + groups - 1) / groups : 0;
-  const auto blocks = std::clamp<std::int64_t>(std::max<std::int64_t>(to_push, params.num_tokens), 1, sms);
-  return {static_cast<int>(blocks), (params.adding_warps + pushing) * 32, layout(groups, params.stages).bytes()};
+  return {blocks(groups), (params.adding_warps + pushing) * 32, shared_bytes(groups, params.stages)};
 }
 
 }  // namespace

@@ -1,6 +1,5 @@
 #include "csrc/rdma/cpu_nic_handler.hpp"
 
-#include <algorithm>
 #include <chrono>
 #include <exception>
 
@@ -56,12 +55,14 @@ void CpuNicHandler::add(const HandledRing& ring) {
     fail<InvalidArgument>("queue pair {:#x} is served already; allowed: a number that no other ring has", ring.number);
   }
   rings_.push_back(std::make_unique<Ring>(Ring{ring, ring.first_index, ring.first_index}));
+  by_number_[ring.number] = rings_.back().get();
 }
 
 void CpuNicHandler::remove(std::uint32_t number) noexcept {
   waiting_.fetch_add(1);
   const std::lock_guard lock(mutex_);
   waiting_.fetch_sub(1);
+  by_number_.erase(number);
   std::erase_if(rings_, [&](const auto& ring) { return ring->memory.number == number; });
   std::erase_if(operations_, [&](const WireOperation& operation) { return operation.queue_pair == number; });
 }
@@ -72,9 +73,8 @@ std::optional<Failure> CpuNicHandler::failure() const {
 }
 
 CpuNicHandler::Ring* CpuNicHandler::find(std::uint32_t number) {
-  const auto found =
-      std::find_if(rings_.begin(), rings_.end(), [&](const auto& ring) { return ring->memory.number == number; });
-  return found == rings_.end() ? nullptr : found->get();
+  const auto found = by_number_.find(number);
+  return found == by_number_.end() ? nullptr : found->second;
 }
 
 void CpuNicHandler::run(const std::stop_token& stop) {

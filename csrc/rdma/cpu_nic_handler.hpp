@@ -6,6 +6,7 @@
 #include <memory>
 #include <mutex>
 #include <thread>
+#include <unordered_map>
 #include <vector>
 
 #include "csrc/rdma/nic_handler.hpp"
@@ -45,6 +46,7 @@ class CpuNicHandler final : public NicHandler {
   mutable std::mutex mutex_;  ///< a round of the thread, and every other call
   std::unique_ptr<Wire> wire_;
   std::vector<std::unique_ptr<Ring>> rings_;
+  std::unordered_map<std::uint32_t, Ring*> by_number_;
   std::vector<WireOperation> operations_;  ///< decoded, not yet taken by the wire
   std::vector<WireCompletion> completions_;
   std::optional<Failure> failure_;

@@ -6,14 +6,15 @@
 namespace deep_ep::rdma {
 namespace {
 
-std::uintptr_t page_of(const void* reg) { return reinterpret_cast<std::uintptr_t>(reg) & ~(kDoorbellPageBytes - 1); }
+std::size_t place_in_page(const void* reg) { return reinterpret_cast<std::uintptr_t>(reg) % kDoorbellPageBytes; }
+std::byte* page_of(void* reg) { return static_cast<std::byte*>(reg) - place_in_page(reg); }
 
 }  // namespace
 
 DoorbellPages::DoorbellPages(std::unique_ptr<PageRegistrar> registrar) : registrar_(std::move(registrar)) {}
 
 DoorbellPages::~DoorbellPages() {
-  for (const auto& [page, state] : pages_) registrar_->unregister_page(reinterpret_cast<void*>(page));
+  for (const auto& [page, state] : pages_) registrar_->unregister_page(page);
 }
 
 std::uint64_t* DoorbellPages::map(void* reg) {
@@ -24,18 +25,18 @@ std::uint64_t* DoorbellPages::map(void* reg) {
   const std::lock_guard lock(mutex_);
   auto known = pages_.find(page_of(reg));
   if (known == pages_.end()) {
-    auto* device = static_cast<std::byte*>(registrar_->register_page(reinterpret_cast<void*>(page_of(reg))));
+    auto* device = static_cast<std::byte*>(registrar_->register_page(page_of(reg)));
     known = pages_.emplace(page_of(reg), Page{device, 0}).first;
   }
   ++known->second.users;
-  return reinterpret_cast<std::uint64_t*>(known->second.device + (address - page_of(reg)));
+  return reinterpret_cast<std::uint64_t*>(known->second.device + place_in_page(reg));
 }
 
 void DoorbellPages::unmap(void* reg) noexcept {
   const std::lock_guard lock(mutex_);
   const auto known = pages_.find(page_of(reg));
   if (known == pages_.end() || --known->second.users != 0) return;
-  registrar_->unregister_page(reinterpret_cast<void*>(known->first));
+  registrar_->unregister_page(known->first);
   pages_.erase(known);
 }
 

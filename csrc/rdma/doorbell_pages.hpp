@@ -44,7 +44,7 @@ class DoorbellPages {
 
   std::unique_ptr<PageRegistrar> registrar_;
   std::mutex mutex_;
-  std::map<std::uintptr_t, Page> pages_;
+  std::map<std::byte*, Page> pages_;  ///< by the host's address
 };
 
 /// Tries to map this register and unmaps it: "" if kernels can ring it, else why not. A trial is the only reliable

@@ -210,6 +210,9 @@ class Buffer {
   /// This rank's part of the symmetric heap less its signals: [bytes] uint8, window first. For diagnosis: what calls
   /// keep there has no documented layout. Valid until destroy.
   TensorView local_memory() const;
+  /// The same for the memory of low-latency calls: [low_latency_bytes] uint8. A program may fill it with zeros while no
+  /// such call is under way on any rank.
+  TensorView low_latency_memory() const;
 
   /// Waits for all calls so far and raises what their kernels met.
   void check();

@@ -84,7 +84,7 @@ struct CombineAdder {
     const auto* flag = reinterpret_cast<const std::uint64_t*>(
         common.local + common.window.flag_at(LowLatencyKind::combine, epoch, rank, token));
     const std::int64_t begin = clock_cycles();
-    const bool came = wait_for_signal(common, flag, epoch, rank, Wanted::low_latency_combine_rows);
+    const bool came = await_word(common, flag, epoch, epoch, rank, Wanted::low_latency_combine_rows);
     if (params.wait_cost != nullptr) {
       add_relaxed<Scope::gpu>(params.wait_cost + rank, clock_cycles() - begin);
     }

@@ -2,8 +2,8 @@
 // weights. To every rank, as the owner no longer knows which ranks hold rows of its tokens.
 #pragma once
 
+#include "kernels/low_latency/combine_wait.hpp"
 #include "kernels/low_latency/head.hpp"
-#include "kernels/low_latency/wait.hpp"
 #include "kernels/primitives/numeric.hpp"
 
 namespace deep_ep::device::low_latency {
@@ -56,30 +56,48 @@ struct Announcer {
     acknowledged = load_acquire<Scope::system>(acknowledged_by(thread / params.num_topk));
   }
 
-  /// A peer's cells are free once it has said that it is done with the call before the last.
+  /// A peer's cells are free once it has said that it is done with the call before the last. Peers that have not said
+  /// so are waited for when all others know: these must not suffer from one that does not come.
   DEEP_EP_DEVICE void announce(std::uint64_t epoch) const {
     if (!any) return;
     const std::uint64_t before_last = epoch < 2 ? 0 : epoch - 2;
-    const LowLatencyParams& common = params.common;
+    bool late = false;
+    each_cell([&](int token, int peer, int k, bool is_first) {
+      const std::uint64_t seen = is_first ? acknowledged : load_acquire<Scope::system>(acknowledged_by(peer));
+      if (masked(params.common, peer)) return;
+      if (seen < before_last) {
+        late = true;
+      } else {
+        tell(peer, token, k, is_first ? first : load_selection(params, token, k), epoch);
+      }
+    });
+    if (!late) return;
+    each_cell([&](int token, int peer, int k, bool) {  // to say it twice does no harm
+      if (masked(params.common, peer)) return;
+      if (await_word(params.common, acknowledged_by(peer), before_last, epoch, peer,
+                     Wanted::low_latency_combine_credit)) {
+        tell(peer, token, k, load_selection(params, token, k), epoch);
+      }
+    });
+  }
+
+ private:
+  template <class Work>
+  DEEP_EP_DEVICE void each_cell(Work work) const {
     for (int token = block_index(); token < params.num_tokens; token += grid_blocks()) {
       for (int cell = thread; cell < cells(); cell += threads) {
-        const int peer = cell / params.num_topk;
-        const int k = cell % params.num_topk;
-        const bool is_first = token == block_index() && cell == thread;
-        const Selection selection = is_first ? first : load_selection(params, token, k);
-        if (masked(common, peer)) continue;
-        if (!(is_first && acknowledged >= before_last) &&
-            !wait_for_signal(common, acknowledged_by(peer), before_last, peer, Wanted::low_latency_combine_credit)) {
-          continue;
-        }
-        Peer{common.heaps[peer]}.put_cell(
-            common.window.selections_at(epoch, common.rank, token) + static_cast<std::size_t>(k) * sizeof(Cell),
-            selection.packed(), epoch);
+        work(token, cell / params.num_topk, cell % params.num_topk, token == block_index() && cell == thread);
       }
     }
   }
 
- private:
+  DEEP_EP_DEVICE void tell(int peer, int token, int k, const Selection& selection, std::uint64_t epoch) const {
+    const LowLatencyParams& common = params.common;
+    Peer{common.heaps[peer]}.put_cell(
+        common.window.selections_at(epoch, common.rank, token) + static_cast<std::size_t>(k) * sizeof(Cell),
+        selection.packed(), epoch);
+  }
+
   DEEP_EP_DEVICE int cells() const { return params.common.num_ranks * params.num_topk; }
   DEEP_EP_DEVICE const std::uint64_t* acknowledged_by(int peer) const {
     return reinterpret_cast<const std::uint64_t*>(params.common.local +

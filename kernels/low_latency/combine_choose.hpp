@@ -20,23 +20,20 @@ struct RowChooser {
   const LowLatencyCombineParams& params;
   std::uint64_t epoch;
 
-  /// Waits for the owner's selections and finds the rows that they mean.
-  DEEP_EP_DEVICE void choose(const CombineRow& row, CombineChoice& choice) const {
+  /// Finds the rows that the owner's selections mean. False: it has not said yet.
+  DEEP_EP_DEVICE bool choose(const CombineRow& row, CombineChoice& choice) const {
     const LowLatencyParams& common = params.common;
     const int lane = lane_index();
-    bool there = !masked(common, row.source);
     Selection now{-1, 0.0f};
-    if (there && lane < params.num_topk) {
+    bool there = true;
+    if (lane < params.num_topk) {
       const auto* cells =
           reinterpret_cast<const Cell*>(common.local + common.window.selections_at(epoch, row.source, row.token));
-      std::uint64_t payload = 0;
-      there = wait_for_cell(common, cells + lane, epoch, row.source, Wanted::low_latency_combine_selection, payload);
-      now = Selection::unpack(payload);
+      const Cell cell = load_cell(cells + lane);
+      there = cell.epoch >= epoch;
+      now = Selection::unpack(cell.payload);
     }
-    if (!warp::all(there)) {
-      if (lane == 0) choice.kind = aborted(common.wait) ? CombineChoice::stop : CombineChoice::none;
-      return;
-    }
+    if (!warp::all(there)) return false;
     const int first_expert = common.rank * params.num_local_experts;
     const int expert = now.expert - first_expert;  // local
     const bool here = now.expert >= first_expert && expert < params.num_local_experts;
@@ -45,6 +42,7 @@ struct RowChooser {
     } else {
       choose_experts(row, here ? expert : -1, now.weight, choice);
     }
+    return true;
   }
 
  private:
@@ -66,6 +64,7 @@ struct RowChooser {
     const bool same = warp::all(expert == dispatched);
     std::int32_t position = expert == dispatched ? row.position : -1;
     if (!same) {
+#pragma unroll 1  // rare: registers matter more
       for (int k = 0; k < params.num_topk; ++k) {
         const int candidate = warp::shuffle(dispatched, k);
         const std::int32_t its_row = warp::shuffle(row.position, k);

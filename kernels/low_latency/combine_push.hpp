@@ -2,13 +2,15 @@
 // weighted, summed and rounded, goes to the token's owner as one row.
 //
 // Groups of warps take rows in turn. Neighbouring rows belong to different owners, so that all links are busy at once,
-// and every owner's rows go in token order, so that it can begin to add. In a group, one warp leads: it waits for the
+// and every owner's rows go in token order, so that it can begin to add. In a group, one warp leads: it looks for the
 // owner's selections and, when the others have summed, stores the row and raises its flag. The others only load and
-// add; with two stages they make the next row while the last one is on its way.
+// add; with two stages they make the next row while the last one is on its way. Rows whose owner has not told its
+// selections yet are put off until all others are done.
 #pragma once
 
 #include "kernels/low_latency/combine_choose.hpp"
 #include "kernels/low_latency/combine_sum.hpp"
+#include "kernels/low_latency/combine_wait.hpp"
 #include "kernels/low_latency/peer.hpp"
 #include "kernels/primitives/block.hpp"
 
@@ -19,13 +21,14 @@ struct CombineGroup {
   const CombineWire& wire;
   int group, groups;  ///< in the block
   int warp;           ///< in the group: 0 leads
-  CombineChoice& choice;
-  std::byte* stages;
-  std::uint32_t stage_bytes;
+  const CombineGroupLayout& layout;
+  std::byte* memory;
   std::uint64_t epoch = 0;
 
   /// Meetings of a group: a choice is made (and a stage free), a row is summed, its parts are summed (LogFMT only).
   enum Meeting : int { kChosen, kSummed, kPartsSummed };
+
+  static constexpr std::uint64_t kSoon = 50'000;  ///< nanoseconds
 
   /// `begin()` meets the block and sets the epoch; what does not depend on it is loaded before.
   template <class Begin>
@@ -35,21 +38,29 @@ struct CombineGroup {
     begin(epoch);
     const int end = warp::max(most) * params.common.num_ranks;
     if (warp == 0) {
-      OnItsWay last{};
-      each_row(first, end, [&](const CombineRow& row, const std::byte* stage) { return lead(row, stage, last); });
-      raise_flag(last);
+      lead_all(first, end);
     } else {
-      each_row(first, end, [&](const CombineRow& row, std::byte* stage) { return sum(row.position, stage); });
+      sum_all(first, end);
     }
   }
 
  private:
   /// A row whose flag is still to be raised.
   struct OnItsWay {
-    bool any;
-    int owner;
-    std::int32_t token;
+    int owner = -1;  ///< -1: none
+    std::int32_t token = 0;
   };
+
+  DEEP_EP_DEVICE CombineChoice& choice() const {
+    return *reinterpret_cast<CombineChoice*>(memory + layout.choice_at());
+  }
+  /// Of each row that falls to this group: has it been put off?
+  DEEP_EP_DEVICE std::uint32_t* put_off() const {
+    return reinterpret_cast<std::uint32_t*>(memory + layout.put_off_at());
+  }
+  DEEP_EP_DEVICE std::byte* other(std::byte* stage) const {
+    return layout.stages > 1 && stage == memory ? memory + layout.stage_bytes() : memory;
+  }
 
   DEEP_EP_DEVICE int threads() const { return params.warps_per_row * kWarpSize; }
   DEEP_EP_DEVICE int barrier(Meeting meeting) const { return 2 + group * (wire.logfmt ? 3 : 2) + meeting; }
@@ -91,37 +102,112 @@ struct CombineGroup {
     return row;
   }
 
-  /// Calls `work` for the rows that fall to this group, and the stages in turn, until it says false. What is known of
-  /// the next row is loaded meanwhile.
-  template <class Work>
-  DEEP_EP_DEVICE void each_row(CombineRow next, int end, Work work) const {
-    const int step = groups * grid_blocks();
-    int item = first_item();
-    std::byte* stage = stages;
-    while (item < end) {
-      const CombineRow row = next;
-      item += step;
-      next = load_row(item);
-      if (row.index >= row.rows) continue;
-      if (!work(row, stage)) return;
-      if (params.stages > 1) stage = stage == stages ? stages + stage_bytes : stages;
+  DEEP_EP_DEVICE int step() const { return groups * grid_blocks(); }
+
+  /// The first warp: all rows in turn, meeting the others at each; then again and again those that were put off.
+  DEEP_EP_DEVICE void lead_all(CombineRow next, int end) const {
+    if (lane_index() == 0) choice().begin = now_ns();
+    OnItsWay last;
+    std::byte* stage = memory;
+    int waiting = 0;
+    int pass = 0;
+    do {
+      for (int index = 0, item = first_item(); item < end; ++index, item += step()) {
+        CombineRow row = next;
+        if (pass == 0) {
+          if (index % 32 == 0) set_bits(index, 0);
+          next = load_row(item + step());
+          if (row.index >= row.rows) continue;
+        } else {
+          if ((put_off()[index / 32] & bit(index)) == 0) continue;
+          row = load_row(item);
+        }
+        const bool known = !(pass == 0 ? left_out(row.source) : gives_up(row.source)) && choose_soon(row, last);
+        const bool late = !known && !left_out(row.source);
+        if (late != (pass > 0)) {
+          set_bits(index, put_off()[index / 32] ^ bit(index));
+          waiting += late ? 1 : -1;
+        }
+        if (pass > 0 && !known) continue;
+        meet_and_store(row, known, pass > 0, stage, last);
+        stage = other(stage);
+      }
+      raise_flag(last);
+      pause(++pass);
+    } while (waiting > 0 && !warp::any(aborted(params.common.wait)));
+    if (lane_index() == 0) choice().kind = CombineChoice::stop;
+    arrive(kChosen);
+  }
+
+  DEEP_EP_DEVICE static std::uint32_t bit(int index) { return 1u << (index % 32); }
+  DEEP_EP_DEVICE void set_bits(int index, std::uint32_t bits) const {
+    warp::sync();
+    if (lane_index() == 0) put_off()[index / 32] = bits;
+    warp::sync();
+  }
+
+  /// The same for all lanes, even while another warp masks the rank.
+  DEEP_EP_DEVICE bool left_out(int source) const { return warp::any(masked(params.common, source)); }
+
+  /// Makes the choice if the owner tells its selections in a while: one that is hardly late is waited for, so that what
+  /// was loaded in advance is of use.
+  DEEP_EP_DEVICE bool choose_soon(const CombineRow& row, OnItsWay& last) const {
+    for (int spins = 1;; ++spins) {
+      if (RowChooser{params, epoch}.choose(row, choice())) return true;
+      raise_flag(last);  // rather than let its owner wait, too
+      if (!warp::any(now_ns() - choice().begin < kSoon)) return false;
+      pause(spins);
     }
   }
 
-  /// The first warp's part in a row. False after a fault.
-  DEEP_EP_DEVICE bool lead(const CombineRow& row, const std::byte* stage, OnItsWay& last) const {
-    RowChooser{params, epoch}.choose(row, choice);
+  /// Is `source` left out? When its time has run out, it is from now on (or the call ends).
+  DEEP_EP_DEVICE bool gives_up(int source) const {
+    const LowLatencyParams& common = params.common;
+    if (lane_index() == 0 && !masked(common, source) && is_late(common, source, epoch, choice().begin)) {
+      blame(common, source, Wanted::low_latency_combine_selection, epoch, 0);
+    }
     warp::sync();
-    const CombineChoice::Kind kind = choice.kind;
-    if (params.stages == 1) raise_flag(last);  // which says that the stage is free
+    return left_out(source);
+  }
+
+  /// Meets the others, who sum what was chosen, and stores the row. `unforeseen`: they know nothing of it.
+  DEEP_EP_DEVICE void meet_and_store(const CombineRow& row, bool known, bool unforeseen, const std::byte* stage,
+                                     OnItsWay& last) const {
+    if (lane_index() == 0) {
+      if (!known) choice().kind = CombineChoice::none;
+      if (unforeseen && choice().kind == CombineChoice::as_dispatched) choice().kind = CombineChoice::others;
+    }
+    warp::sync();
+    const bool sent = choice().kind != CombineChoice::none;
+    if (layout.stages == 1) raise_flag(last);  // which says that the stage is free
     arrive(kChosen);
-    if (kind == CombineChoice::stop) return false;
-    if (params.stages > 1) raise_flag(last);
+    raise_flag(last);
     sync(kSummed);
-    if (kind == CombineChoice::none) return true;
+    if (!sent) return;
     if (lane_index() == 0) store(row, stage);
-    last = {true, row.source, row.token};
-    return true;
+    last = {row.source, row.token};
+  }
+
+  /// The other warps, until the first has no more rows. What is known of the next row is loaded meanwhile.
+  DEEP_EP_DEVICE void sum_all(const CombineRow& first, int end) const {
+    std::byte* stage = memory;
+    std::int32_t next = first.position;
+    bool next_there = first.index < first.rows;
+    int item = first_item();
+    for (;;) {
+      std::int32_t position = -1;  // later rows: whatever is chosen
+      if (item < end) {
+        position = next;
+        const bool there = next_there;
+        item += step();
+        const CombineRow row = load_row(item);
+        next = row.position;
+        next_there = row.index < row.rows;
+        if (!there) continue;
+      }
+      if (!sum(position, stage)) return;
+      stage = other(stage);
+    }
   }
 
   /// The other warps' part.
@@ -129,11 +215,11 @@ struct CombineGroup {
     const int warps = params.warps_per_row - 1;
     const RowSummer summer{reinterpret_cast<const Vec16*>(params.x), wire.vectors(),
                            (warp - 1) * kWarpSize + lane_index(), warps * kWarpSize};
-    summer.sum(position, choice, reinterpret_cast<Vec16*>(stage + wire.ranges_bytes()), [&] { sync(kChosen); });
-    if (choice.kind == CombineChoice::stop) return false;
+    summer.sum(position, choice(), reinterpret_cast<Vec16*>(stage + wire.ranges_bytes()), [&] { sync(kChosen); });
+    if (choice().kind == CombineChoice::stop) return false;
     if (wire.logfmt) {
       block::sync(barrier(kPartsSummed), warps * kWarpSize);
-      if (choice.kind != CombineChoice::none) encode_row(wire, stage, warp - 1, warps);
+      if (choice().kind != CombineChoice::none) encode_row(wire, stage, warp - 1, warps);
     }
     bulk::publish(stage, wire.bytes());
     arrive(kSummed);
@@ -159,11 +245,11 @@ struct CombineGroup {
   /// Once the row has arrived.
   DEEP_EP_DEVICE void raise_flag(OnItsWay& row) const {
     const LowLatencyParams& common = params.common;
-    if (row.any && lane_index() == 0) {
+    if (row.owner >= 0 && lane_index() == 0) {
       Peer{common.heaps[row.owner]}.signal_after_puts(
           common.window.flag_at(LowLatencyKind::combine, epoch, common.rank, row.token), epoch);
     }
-    row.any = false;
+    row.owner = -1;
   }
 };
 

@@ -21,33 +21,46 @@ struct CombineChoice {
   enum Kind : std::int32_t {
     as_dispatched,  ///< exactly the rows that the dispatch brought, in their order
     others,         ///< the rows listed here: selections have gone, or changed places
-    none,           ///< nothing is left of the row, or its owner is masked: it is not sent
-    stop,           ///< the call has been called off
+    none,           ///< not sent now: nothing is left of it, its owner is masked, or has not said yet what it wants
+    stop,           ///< there are no more rows
   };
+  std::uint64_t begin;  ///< when the group began: how long owners have been waited for
   Kind kind;
   std::int32_t count;
   std::int32_t position[LowLatencyWindow::kMostTopk];  ///< row of x
   float weight[LowLatencyWindow::kMostTopk];
 };
 
+/// So many rows fall to each of `groups` of a grid, at most.
+DEEP_EP_HOST_DEVICE constexpr int rows_of_group(int num_ranks, int max_tokens, int groups) {
+  return groups == 0 ? 0 : (num_ranks * max_tokens + groups - 1) / groups;
+}
+
+/// Shared memory of a pushing group: its stages, what it adds up, and a bit for each of its rows.
+struct CombineGroupLayout {
+  int stages;
+  std::uint32_t row_bytes;  ///< as it travels
+  int rows;                 ///< that may fall to the group
+
+  DEEP_EP_HOST_DEVICE static constexpr std::size_t aligned(std::size_t bytes) { return (bytes + 127) / 128 * 128; }
+  DEEP_EP_HOST_DEVICE std::size_t stage_bytes() const { return aligned(row_bytes); }
+  DEEP_EP_HOST_DEVICE std::size_t choice_at() const { return static_cast<std::size_t>(stages) * stage_bytes(); }
+  DEEP_EP_HOST_DEVICE std::size_t put_off_at() const { return choice_at() + sizeof(CombineChoice); }
+  DEEP_EP_HOST_DEVICE std::size_t bytes() const {
+    return aligned(put_off_at() + sizeof(std::uint32_t) * ((static_cast<std::size_t>(rows) + 31) / 32));
+  }
+};
+
 struct CombineBlockLayout {
-  int groups;                 ///< of warps that push
-  int stages;                 ///< of a group
-  std::uint32_t stage_bytes;  ///< a row as it travels
+  int groups;  ///< of warps that push
+  CombineGroupLayout group;
 
   DEEP_EP_HOST_DEVICE static constexpr std::size_t sources_at() { return 128; }
-  DEEP_EP_HOST_DEVICE static constexpr std::size_t choices_at() {
-    return sources_at() + align(2 * sizeof(CombineSources));
-  }
-  DEEP_EP_HOST_DEVICE std::size_t stages_at() const {
-    return choices_at() + align(sizeof(CombineChoice) * static_cast<std::size_t>(groups));
+  DEEP_EP_HOST_DEVICE static constexpr std::size_t groups_at() {
+    return sources_at() + CombineGroupLayout::aligned(2 * sizeof(CombineSources));
   }
   DEEP_EP_HOST_DEVICE std::size_t bytes() const {
-    return stages_at() + static_cast<std::size_t>(groups * stages) * align(stage_bytes);
-  }
-
-  DEEP_EP_HOST_DEVICE std::uint32_t aligned_stage_bytes() const {
-    return static_cast<std::uint32_t>(align(stage_bytes));
+    return groups_at() + static_cast<std::size_t>(groups) * group.bytes();
   }
 
   /// What one thread has read for all.
@@ -58,15 +71,9 @@ struct CombineBlockLayout {
   DEEP_EP_HOST_DEVICE CombineSources* sources(std::byte* memory) const {
     return reinterpret_cast<CombineSources*>(memory + sources_at());
   }
-  DEEP_EP_HOST_DEVICE CombineChoice* choice(std::byte* memory, int group) const {
-    return reinterpret_cast<CombineChoice*>(memory + choices_at()) + group;
+  DEEP_EP_HOST_DEVICE std::byte* of_group(std::byte* memory, int index) const {
+    return memory + groups_at() + static_cast<std::size_t>(index) * group.bytes();
   }
-  DEEP_EP_HOST_DEVICE std::byte* first_stage(std::byte* memory, int group) const {
-    return memory + stages_at() + static_cast<std::size_t>(group * stages) * align(stage_bytes);
-  }
-
- private:
-  DEEP_EP_HOST_DEVICE static constexpr std::size_t align(std::size_t bytes) { return (bytes + 127) / 128 * 128; }
 };
 
 }  // namespace deep_ep

@@ -31,7 +31,8 @@ struct RowSummer {
   template <class Meet>
   DEEP_EP_DEVICE void sum(std::int32_t position, const CombineChoice& choice, Vec16* to, Meet meet) const {
     bool met = false;
-    for (;;) {
+    for (bool again = true; again;) {
+      again = false;
       const std::uint32_t rows = warp::ballot(position >= 0);
       const int num_rows = count_bits(rows);
       const int pieces = (vectors + threads - 1) / threads * num_rows;
@@ -58,6 +59,7 @@ struct RowSummer {
         if (!met) {
           met = true;
           meet();
+          again = choice.kind == CombineChoice::others;
           if (choice.kind != CombineChoice::as_dispatched) break;
         }
 #pragma unroll
@@ -72,8 +74,7 @@ struct RowSummer {
         }
         piece += kTogether;
       } while (piece < pieces);
-      if (piece >= pieces || choice.kind != CombineChoice::others) return;
-      position = lane_index() < choice.count ? choice.position[lane_index()] : -1;
+      if (again) position = lane_index() < choice.count ? choice.position[lane_index()] : -1;
     }
   }
 };

@@ -28,13 +28,15 @@ DEEP_EP_DEVICE bool wait_for_peer(const LowLatencyParams& common, int peer, Want
                                   Arrived arrived) {
   std::uint64_t seen = 0;
   if (arrived(seen)) return true;
+  const std::uint64_t timeout =
+      common.mask != nullptr ? masking_patience(wanted, common.wait.timeout_ns) : common.wait.timeout_ns;
   const std::uint64_t begin = now_ns();
   for (int spins = 1;; ++spins) {
     if (arrived(seen)) return true;
     pause(spins);
     if (spins % 64 != 0) continue;  // polling must stay cheap
     if (aborted(common.wait) || masked(common, peer)) return false;
-    if (common.wait.timeout_ns == 0 || now_ns() - begin <= common.wait.timeout_ns) continue;
+    if (timeout == 0 || now_ns() - begin <= timeout) continue;
     if (common.mask != nullptr) {
       mask_rank(common, peer, wanted, expected, seen);
     } else {

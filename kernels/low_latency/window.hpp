@@ -59,6 +59,10 @@ struct LowLatencyWindow {
   DEEP_EP_HOST_DEVICE std::size_t acknowledged_at(LowLatencyKind kind, int source) const {
     return begin_ + index(static_cast<int>(kind), source) * kLine;
   }
+  /// One word, by `source`: the last combine whose send part it has begun. What it waits for shows there.
+  DEEP_EP_HOST_DEVICE std::size_t begun_at(LowLatencyKind kind, int source) const {
+    return acknowledged_at(kind, source) + sizeof(std::uint64_t);
+  }
   /// One word, by `source`: how many barriers it has come to.
   DEEP_EP_HOST_DEVICE std::size_t barrier_at(int source) const {
     return begin_ + index(static_cast<int>(LowLatencyKind::count), source) * kLine;

@@ -56,7 +56,7 @@ const std::byte* give(host_machine::WarpOp op, const T& value) {
 template <class T>
 T taken(const std::byte* slots, int lane) {
   T value;
-  std::memcpy(&value, slots + lane * host_machine::kExchangeSlot, sizeof(T));
+  std::memcpy(&value, slots + static_cast<std::ptrdiff_t>(lane) * host_machine::kExchangeSlot, sizeof(T));
   return value;
 }
 // The tree that xor-shuffles by 16, 8, 4, 2, 1 make, so that float results are those of the GPU bit by bit.

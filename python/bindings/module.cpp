@@ -14,6 +14,13 @@ using deep_ep::bindings::CallArguments;
 using deep_ep::bindings::Event;
 using deep_ep::bindings::NativeBuffer;
 
+namespace deep_ep::bindings {
+
+// module_low_latency.cpp
+void define_low_latency(py::module_& module, py::class_<NativeBuffer, std::shared_ptr<NativeBuffer>>& buffer);
+
+}  // namespace deep_ep::bindings
+
 PYBIND11_MODULE(_native, module) {
   deep_ep::bindings::register_errors();
   module.attr("has_cuda") = DEEP_EP_HAVE_CUDA != 0;
@@ -32,9 +39,11 @@ PYBIND11_MODULE(_native, module) {
       .def(
           "__deepcopy__", [](const Event& event, const py::dict&) { return event; }, "memo"_a);
 
-  py::class_<NativeBuffer>(module, "Buffer")
-      .def(py::init<int, int, const py::object&, int, std::size_t, std::uintptr_t>(), "rank"_a, "num_ranks"_a,
-           "all_gather"_a, "device"_a, "heap_bytes"_a, "comm_stream"_a)
+  py::class_<NativeBuffer, std::shared_ptr<NativeBuffer>> buffer(module, "Buffer");
+  buffer
+      .def(py::init<int, int, const py::object&, int, std::size_t, std::uintptr_t, std::size_t, bool>(), "rank"_a,
+           "num_ranks"_a, "all_gather"_a, "device"_a, "heap_bytes"_a, "comm_stream"_a, "low_latency_bytes"_a,
+           "low_latency_masking"_a)
       .def(
           "get_dispatch_layout",
           [](NativeBuffer& self, py::handle topk_idx, int num_experts, py::handle previous_event, bool async_finish) {
@@ -73,4 +82,5 @@ PYBIND11_MODULE(_native, module) {
       .def("check", &NativeBuffer::check)
       .def("destroy", &NativeBuffer::destroy)
       .def("drop", &NativeBuffer::drop);
+  deep_ep::bindings::define_low_latency(module, buffer);
 }

@@ -78,13 +78,15 @@ std::optional<TensorView> optional_view(py::handle object, const char* name) {
 }  // namespace
 
 NativeBuffer::NativeBuffer(int rank, int num_ranks, const py::object& all_gather, int device, std::size_t heap_bytes,
-                           std::uintptr_t comm_stream)
+                           std::uintptr_t comm_stream, std::size_t low_latency_bytes, bool low_latency_masking)
     : device_(device < 0 ? Device{} : Device{Device::Kind::cuda, device}) {
   AllGatherFunction function = wrap_all_gather(all_gather);
   BufferOptions options;
   options.heap_bytes = heap_bytes;
   options.reject_unknown_experts = false;
   options.comm_stream = reinterpret_cast<StreamHandle>(comm_stream);
+  options.low_latency_bytes = low_latency_bytes;
+  options.low_latency_masking = low_latency_masking;
   const py::gil_scoped_release released;
   executor_ = device < 0 ? make_host_executor() : gpu_executor(device);
   buffer_ = std::make_unique<Buffer>(make_callback_bootstrap(rank, num_ranks, std::move(function)), executor_, options);
@@ -229,9 +231,9 @@ py::tuple NativeBuffer::combine(py::handle x, const py::tuple& handle, py::handl
                    {&result.combined_x, result.combined_topk_weights ? &*result.combined_topk_weights : &none}));
 }
 
-py::object NativeBuffer::local_memory() const {
-  return Framework::instance().hand_out(borrowed_tensor(alive().local_memory()));
-}
+py::object NativeBuffer::lend(const TensorView& view) { return Framework::instance().hand_out(borrowed_tensor(view)); }
+
+py::object NativeBuffer::local_memory() const { return lend(alive().local_memory()); }
 
 void NativeBuffer::check() {
   Buffer& buffer = alive();

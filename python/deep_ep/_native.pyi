@@ -1,10 +1,11 @@
-from typing import Callable, List, Optional, Sequence, Tuple
+from typing import Any, Callable, List, Optional, Sequence, Tuple, Union
 
 import torch
 
 has_cuda: bool
 
 def use_exchange_api(use: bool) -> bool: ...
+def low_latency_bytes_hint(max_tokens: int, hidden: int, num_ranks: int, num_experts: int) -> int: ...
 
 class EventHandle:
     """A point in the work of a CUDA stream: all that is enqueued on the current stream at construction."""
@@ -13,6 +14,9 @@ class EventHandle:
     def current_stream_wait(self) -> None: ...
     def __copy__(self) -> "EventHandle": ...
     def __deepcopy__(self, memo: dict) -> "EventHandle": ...
+
+class ReceiveHook:
+    def __call__(self) -> None: ...
 
 class Buffer:
     def __init__(
@@ -23,6 +27,8 @@ class Buffer:
         device: int,
         heap_bytes: int,
         comm_stream: int,
+        low_latency_bytes: int,
+        low_latency_masking: bool,
     ) -> None: ...
     def get_dispatch_layout(
         self, topk_idx: torch.Tensor, num_experts: int, previous_event: Optional[EventHandle], async_finish: bool
@@ -70,6 +76,50 @@ class Buffer:
         previous_event: Optional[EventHandle],
         async_finish: bool,
     ) -> Tuple[torch.Tensor, Optional[torch.Tensor], Optional[EventHandle]]: ...
+    def low_latency_dispatch(
+        self,
+        x: torch.Tensor,
+        topk_idx: torch.Tensor,
+        topk_weights: Optional[torch.Tensor],
+        max_tokens: int,
+        num_experts: int,
+        cumulative_local_expert_recv_stats: Optional[torch.Tensor],
+        wait_recv_cost_stats: Optional[torch.Tensor],
+        use_fp8: bool,
+        round_scale: bool,
+        use_ue8m0: bool,
+        rank_major: bool,
+        async_finish: bool,
+        return_recv_hook: bool,
+    ) -> Tuple[
+        Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor]],
+        torch.Tensor,
+        Optional[torch.Tensor],
+        Optional[torch.Tensor],
+        Tuple[Any, ...],
+        Optional[EventHandle],
+        Optional[ReceiveHook],
+    ]: ...
+    def low_latency_combine(
+        self,
+        x: torch.Tensor,
+        topk_idx: torch.Tensor,
+        topk_weights: torch.Tensor,
+        handle: Tuple[Any, ...],
+        use_logfmt: bool,
+        zero_copy: bool,
+        out: Optional[torch.Tensor],
+        wait_recv_cost_stats: Optional[torch.Tensor],
+        async_finish: bool,
+        return_recv_hook: bool,
+    ) -> Tuple[torch.Tensor, Optional[EventHandle], Optional[ReceiveHook]]: ...
+    def low_latency_combine_buffer(self, handle: Tuple[Any, ...]) -> torch.Tensor: ...
+    def low_latency_memory(self) -> torch.Tensor: ...
+    def low_latency_clean(self) -> None: ...
+    def low_latency_update_mask(self, rank: int, masked: bool) -> None: ...
+    def low_latency_query_mask(self, mask_status: torch.Tensor) -> None: ...
+    def low_latency_clear_mask(self) -> None: ...
+    def low_latency_resume(self) -> None: ...
     def local_memory(self) -> torch.Tensor: ...
     def check(self) -> None: ...
     def destroy(self) -> None: ...

@@ -11,7 +11,8 @@ import torch.distributed as dist
 
 from . import _native
 from .config import COMBINE_CHUNKS, DISPATCH_CHUNKS, RANKS_PER_NODE, Config, low_latency_size
-from .errors import InvalidArgument, UseAfterDestroy
+from .errors import InvalidArgument
+from .low_latency import LowLatencyCalls
 from .utils import EventHandle, EventOverlap, check_nvlink_connections
 
 __all__ = ["Buffer", "Config", "EventHandle", "EventOverlap"]
@@ -27,7 +28,7 @@ _SIGNALS = 4 << 20
 _PAGE = 2 << 20
 
 
-class Buffer:
+class Buffer(LowLatencyCalls):
     """Expert-parallel communication of one rank with the other ranks of its group.
 
     Symbols: R ranks, r this rank, E experts of which rank q owns ``[q*E/R, (q+1)*E/R)``, T tokens on this rank (may
@@ -79,9 +80,12 @@ class Buffer:
             explicitly_destroy: memory is freed by ``destroy``, which is collective, instead of when the object goes.
             comm: an mpi4py communicator (anything with ``Get_rank``, ``Get_size`` and ``allgather``) if ``group`` is
                 ``None``.
-            num_rdma_bytes, low_latency_mode, num_qps_per_rank, allow_nvlink_for_low_latency_mode, allow_mnnvl,
-                use_fabric, enable_shrink: accepted; they matter to low-latency calls and between nodes, which are not
-                built yet. GPU memory that other nodes can map is used wherever all ranks support it.
+            low_latency_mode: low-latency calls are to be made; ``num_rdma_bytes`` is the memory for them, see
+                ``get_low_latency_rdma_size_hint``. They and the calls of the normal mode do not disturb each other.
+            enable_shrink: a rank that does not come within the time-out is masked by those that wait for it in
+                low-latency calls, instead of an exception. Needs ``low_latency_mode``.
+            num_qps_per_rank, allow_nvlink_for_low_latency_mode, allow_mnnvl, use_fabric: accepted; they matter between
+                nodes, which is not built yet. GPU memory that other nodes can map is used wherever all ranks support it.
         """
         all_gather: Callable[[bytes], Sequence[bytes]]
         if group is not None:
@@ -106,6 +110,8 @@ class Buffer:
         for name, value in (("num_nvl_bytes", num_nvl_bytes), ("num_rdma_bytes", num_rdma_bytes)):
             if value < 0 or value % 128 != 0:
                 raise InvalidArgument(f"{name} is {value}, allowed: a multiple of 128, 0 or more")
+        if enable_shrink and not (low_latency_mode and num_rdma_bytes > 0):
+            raise InvalidArgument("enable_shrink is True: it needs low_latency_mode=True and num_rdma_bytes > 0")
         if self.group_size > RANKS_PER_NODE:
             raise NotImplementedError(f"{self.group_size} ranks: communication of more than 8 ranks is not built yet")
 
@@ -129,7 +135,14 @@ class Buffer:
             self._comm_stream = torch.cuda.Stream(device=device, priority=-1)
             stream = self._comm_stream.cuda_stream
         self.runtime: Optional[_native.Buffer] = _native.Buffer(
-            self.rank, self.group_size, all_gather, device, heap_bytes, stream
+            self.rank,
+            self.group_size,
+            all_gather,
+            device,
+            heap_bytes,
+            stream,
+            num_rdma_bytes if low_latency_mode else 0,
+            enable_shrink,
         )
         # Also runs at interpreter exit, while everything it needs is still there.
         self._finalizer = weakref.finalize(self, _let_go, self.runtime, self.rank, explicitly_destroy)
@@ -142,11 +155,6 @@ class Buffer:
         self._finalizer.detach()
         self.runtime = None
         runtime.destroy()
-
-    def _alive(self) -> "_native.Buffer":
-        if self.runtime is None:
-            raise UseAfterDestroy("the buffer was used after destroy()")
-        return self.runtime
 
     # ------------------------------------------------------------------------------------------- static helpers
 
@@ -170,7 +178,8 @@ class Buffer:
     def get_low_latency_rdma_size_hint(
         num_max_dispatch_tokens_per_rank: int, hidden: int, num_ranks: int, num_experts: int
     ) -> int:
-        """Bytes of ``num_rdma_bytes`` for low-latency calls of these shapes. A multiple of 128."""
+        """Bytes of ``num_rdma_bytes`` for all low-latency calls of these or smaller shapes. A multiple of 128; a tenth
+        of what upstream wants, as a token takes one row a rank and not one an expert."""
         return low_latency_size(num_max_dispatch_tokens_per_rank, hidden, num_ranks, num_experts)
 
     @staticmethod
@@ -204,11 +213,13 @@ class Buffer:
         Args:
             offset: in **bytes**, as upstream does it; the view ends where the memory ends.
             size: the view's shape; by default all there is, in one dimension.
+            use_rdma_buffer: the memory of low-latency calls (``num_rdma_bytes``). It may be filled with zeros while no
+                such call is under way on any rank.
         """
-        memory = self._alive().local_memory()
         if use_rdma_buffer:
-            raise NotImplementedError("get_local_buffer_tensor: there is no RDMA memory, its use is not built yet")
-        memory = memory[offset : self.num_nvl_bytes]
+            memory = self._low_latency().low_latency_memory()[offset:]
+        else:
+            memory = self._alive().local_memory()[offset : self.num_nvl_bytes]
         view = memory[: memory.numel() // dtype.itemsize * dtype.itemsize].view(dtype)
         if size is None:
             return view
@@ -423,61 +434,8 @@ class Buffer:
         """Not built yet."""
         raise _not_built("internode_combine", "communication between nodes")
 
-    def clean_low_latency_buffer(self, num_max_dispatch_tokens_per_rank: int, hidden: int, num_experts: int) -> None:
-        """Not built yet."""
-        raise _not_built("clean_low_latency_buffer")
 
-    def low_latency_dispatch(
-        self,
-        x: torch.Tensor,
-        topk_idx: torch.Tensor,
-        num_max_dispatch_tokens_per_rank: int,
-        num_experts: int,
-        cumulative_local_expert_recv_stats: Optional[torch.Tensor] = None,
-        dispatch_wait_recv_cost_stats: Optional[torch.Tensor] = None,
-        use_fp8: bool = True,
-        round_scale: bool = False,
-        use_ue8m0: bool = False,
-        async_finish: bool = False,
-        return_recv_hook: bool = False,
-    ) -> Tuple[Rows, torch.Tensor, Tuple[Any, ...], EventOverlap, Optional[Callable[[], None]]]:
-        """Not built yet."""
-        raise _not_built("low_latency_dispatch")
-
-    def low_latency_combine(
-        self,
-        x: torch.Tensor,
-        topk_idx: torch.Tensor,
-        topk_weights: torch.Tensor,
-        handle: Tuple[Any, ...],
-        use_logfmt: bool = False,
-        zero_copy: bool = False,
-        async_finish: bool = False,
-        return_recv_hook: bool = False,
-        out: Optional[torch.Tensor] = None,
-        combine_wait_recv_cost_stats: Optional[torch.Tensor] = None,
-    ) -> Tuple[torch.Tensor, EventOverlap, Optional[Callable[[], None]]]:
-        """Not built yet."""
-        raise _not_built("low_latency_combine")
-
-    def low_latency_update_mask_buffer(self, rank_to_mask: int, mask: bool = False) -> None:
-        """Not built yet."""
-        raise _not_built("low_latency_update_mask_buffer")
-
-    def low_latency_query_mask_buffer(self, mask_status: torch.Tensor) -> None:
-        """Not built yet."""
-        raise _not_built("low_latency_query_mask_buffer")
-
-    def low_latency_clean_mask_buffer(self) -> None:
-        """Not built yet."""
-        raise _not_built("low_latency_clean_mask_buffer")
-
-    def get_next_low_latency_combine_buffer(self, handle: Tuple[Any, ...]) -> torch.Tensor:
-        """Not built yet."""
-        raise _not_built("get_next_low_latency_combine_buffer")
-
-
-def _not_built(name: str, what: str = "the low-latency mode") -> NotImplementedError:
+def _not_built(name: str, what: str) -> NotImplementedError:
     return NotImplementedError(f"{name}: {what} is not built yet")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from . import _native
 from .errors import InvalidArgument
 
 RANKS_PER_NODE = 8
@@ -102,8 +103,7 @@ def _require_ranks(num_ranks: int) -> None:
 
 
 def low_latency_size(num_max_tokens: int, hidden: int, num_ranks: int, num_experts: int) -> int:
-    """Two operations' worth of: a dispatch row (data, scales, index) and a combine row for every expert and token,
-    signals for every expert and rank. Monotone in each argument."""
+    """Monotone in each argument."""
     for name, value in (
         ("num_max_dispatch_tokens_per_rank", num_max_tokens),
         ("hidden", hidden),
@@ -111,10 +111,7 @@ def low_latency_size(num_max_tokens: int, hidden: int, num_ranks: int, num_exper
         ("num_experts", num_experts),
     ):
         _require(value > 0, f"{name} is {value}, allowed: 1 or more")
-    row = hidden * 2 + -(-hidden // ALIGNMENT) * 4 + 16
-    send_and_receive = num_max_tokens * row * (num_experts + 1)
-    signals = num_experts * 8 * 2 + num_ranks * 256
-    return _align(2 * (send_and_receive + signals))
+    return _align(_native.low_latency_bytes_hint(num_max_tokens, hidden, num_ranks, num_experts))
 
 
 # (send, receive) of NVLink, (send, receive) of RDMA, for dispatch and for combine, by number of ranks.

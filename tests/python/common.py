@@ -1,6 +1,8 @@
 """What the test scripts with upstream's names share: launch, numbers, timing."""
 
+import json
 import os
+import tempfile
 
 import torch
 import torch.distributed as dist
@@ -41,11 +43,19 @@ def per_token_cast_to_fp8(x):
 
 
 def per_token_cast_back(x, scales):
-    """bfloat16 rows from 8-bit ones."""
+    """bfloat16 rows from 8-bit ones; scales are float32, or int32 with an exponent in each byte."""
     if x.numel() == 0:
         return x.to(torch.bfloat16)
+    if scales.dtype == torch.int32:
+        exponents = scales.contiguous().flatten().view(torch.uint8).to(torch.int32)
+        scales = (exponents << 23).view(torch.float32)
     blocks = x.float().view(x.size(0), -1, 128)
-    return (blocks * scales.float().view(x.size(0), -1, 1)).view(x.shape).to(torch.bfloat16)
+    return (blocks * scales.float().reshape(x.size(0), -1, 1)).view(x.shape).to(torch.bfloat16)
+
+
+def hash_tensor(x):
+    """The sum of the tensor's 32-bit words, so the order of rows does not matter."""
+    return x.contiguous().flatten().view(torch.int32).to(torch.int64).sum().item()
 
 
 def bench(call, warm_ups=50, runs=50):
@@ -73,3 +83,45 @@ def bench(call, warm_ups=50, runs=50):
     torch.cuda.synchronize()
     times = [begin.elapsed_time(end) / 1e3 for begin, end in events][1:]
     return sum(times) / len(times), min(times), max(times)
+
+
+def _kernel_times(path, name):
+    """Microseconds of the recorded kernels that are functions ``name...`` of a namespace, in the order they ran."""
+    with open(path) as file:
+        events = json.load(file)["traceEvents"]
+    kernels = [event for event in events if event.get("cat") == "kernel" and f"::{name}" in event["name"]]
+    return [event["dur"] for event in sorted(kernels, key=lambda event: event["ts"])]
+
+
+def bench_kineto(call, names, parts=1, calls=30, align=True):
+    """Mean seconds of the kernels that ``call`` runs, by PyTorch's profiler: a number for each of ``names``, or, with
+    ``parts`` kernels of that name a call, a list.
+
+    As upstream's function of this name it wants every name in exactly one line of the profiler's table: an operation is
+    one kernel, and no other kernel's signature contains its name.
+    """
+    from torch.profiler import ProfilerActivity, profile, schedule
+
+    with profile(activities=[ProfilerActivity.CUDA], schedule=schedule(wait=0, warmup=1, active=1)) as recorded:
+        for _ in range(2):
+            if align:  # ranks start together, behind work that lets the host run ahead
+                left = torch.randn((8192, 8192), dtype=torch.float32, device="cuda")
+                left @ left
+                dist.all_reduce(torch.ones(1, dtype=torch.float32, device="cuda"))
+            for _ in range(calls):
+                call()
+            torch.cuda.synchronize()
+            recorded.step()
+    table = recorded.key_averages().table(sort_by="cuda_time_total", max_name_column_width=100).split("\n")
+    result = []
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "trace.json")
+        recorded.export_chrome_trace(path)
+        for name in names:
+            lines = [line for line in table if name in line]
+            assert len(lines) == 1, f"'{name}' is in {len(lines)} lines of the profiler's table: {lines}"
+            times = _kernel_times(path, name)
+            assert times and len(times) % parts == 0, f"{len(times)} kernels '::{name}' were recorded"
+            means = [sum(times[part::parts]) / len(times[part::parts]) / 1e6 for part in range(parts)]
+            result.append(means[0] if parts == 1 else means)
+    return result

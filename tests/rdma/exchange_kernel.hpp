@@ -26,7 +26,8 @@ struct ExchangeParams {
   DEEP_EP_HOST_DEVICE std::uint64_t signal(int source) const { return 8 * static_cast<std::uint64_t>(source); }
   DEEP_EP_HOST_DEVICE std::uint64_t sink(int peer) const { return 8 * static_cast<std::uint64_t>(num_ranks + peer); }
   DEEP_EP_HOST_DEVICE std::uint64_t note(int source, int epoch) const {
-    return 8 * static_cast<std::uint64_t>((2 + epoch % 2) * num_ranks + source);
+    return 8 * (static_cast<std::uint64_t>(2 + epoch % 2) * static_cast<std::uint64_t>(num_ranks) +
+                static_cast<std::uint64_t>(source));
   }
   DEEP_EP_HOST_DEVICE std::uint64_t outgoing(int peer, int epoch, int row) const { return rows_at(peer, epoch, row); }
   DEEP_EP_HOST_DEVICE std::uint64_t incoming(int source, int epoch, int row) const {
@@ -36,8 +37,8 @@ struct ExchangeParams {
 
  private:
   DEEP_EP_HOST_DEVICE std::uint64_t rows_at(int area, int epoch, int row) const {
-    const std::uint64_t index = static_cast<std::uint64_t>((area * 2 + epoch % 2) * rows + row);
-    return 4096 + index * kRowBytes;
+    const int index = (area * 2 + epoch % 2) * rows + row;
+    return 4096 + static_cast<std::uint64_t>(index) * kRowBytes;
   }
 };
 

@@ -62,7 +62,7 @@ TEST(RdmaFormats, InlineBytes) {
             "00000508 00123403 00000008 00000000 00007f11 22334400 00abcdef 00000000 "
             "80000004 04030201 00000000 00000000");
   std::array<std::uint8_t, 28> longest;
-  for (std::uint8_t i = 0; i < longest.size(); ++i) longest[i] = i;
+  for (std::size_t i = 0; i < longest.size(); ++i) longest[i] = static_cast<std::uint8_t>(i);
   write_inline_entry(entry, kHeader, kRemote, longest);
   EXPECT_EQ(bytes(&entry, 64),
             "00000508 00123404 00000008 00000000 00007f11 22334400 00abcdef 00000000 "

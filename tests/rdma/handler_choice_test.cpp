@@ -53,7 +53,7 @@ TEST(HandlerChoice, OtherWordsAreRefused) { EXPECT_THROW(choose_nic_handler("fpg
 /// Maps by adding to the address; refuses a page that is registered already, as CUDA does.
 class FakeRegistrar final : public PageRegistrar {
  public:
-  static constexpr std::uintptr_t kShift = 1u << 20;
+  static constexpr std::size_t kShift = 4 * kDoorbellPageBytes;
   explicit FakeRegistrar(std::set<void*>& registered, bool refuses) : registered_(registered), refuses_(refuses) {}
   void* register_page(void* page) override {
     if (refuses_) throw SystemError("not permitted");
@@ -67,25 +67,27 @@ class FakeRegistrar final : public PageRegistrar {
   bool refuses_;
 };
 
-void* at(std::uintptr_t address) { return reinterpret_cast<void*>(address); }
+/// Pages of registers, and behind them where they are mapped.
+alignas(kDoorbellPageBytes) std::byte address_space[8 * kDoorbellPageBytes];
+void* at(std::size_t address) { return address_space + address; }
 
 TEST(DoorbellPagesTest, APageIsRegisteredOnceForAllItsRegisters) {
   std::set<void*> registered;
   {
     DoorbellPages pages(std::make_unique<FakeRegistrar>(registered, false));
-    EXPECT_EQ(pages.map(at(0x7000800)), at(0x7000800 + FakeRegistrar::kShift));
-    EXPECT_EQ(pages.map(at(0x7000900)), at(0x7000900 + FakeRegistrar::kShift));
-    EXPECT_EQ(pages.map(at(0x7000900)), at(0x7000900 + FakeRegistrar::kShift));
-    EXPECT_EQ(pages.map(at(0x7001800)), at(0x7001800 + FakeRegistrar::kShift));
-    EXPECT_EQ(registered, (std::set<void*>{at(0x7000000), at(0x7001000)}));
-    pages.unmap(at(0x7000900));
-    pages.unmap(at(0x7000800));
+    EXPECT_EQ(pages.map(at(0x0800)), at(0x0800 + FakeRegistrar::kShift));
+    EXPECT_EQ(pages.map(at(0x0900)), at(0x0900 + FakeRegistrar::kShift));
+    EXPECT_EQ(pages.map(at(0x0900)), at(0x0900 + FakeRegistrar::kShift));
+    EXPECT_EQ(pages.map(at(0x1800)), at(0x1800 + FakeRegistrar::kShift));
+    EXPECT_EQ(registered, (std::set<void*>{at(0x0000), at(0x1000)}));
+    pages.unmap(at(0x0900));
+    pages.unmap(at(0x0800));
     EXPECT_EQ(registered.size(), 2u);
-    pages.unmap(at(0x7000900));
-    EXPECT_EQ(registered, (std::set<void*>{at(0x7001000)}));
-    EXPECT_EQ(why_kernels_cannot_ring(pages, at(0x7002800)), "");
+    pages.unmap(at(0x0900));
+    EXPECT_EQ(registered, (std::set<void*>{at(0x1000)}));
+    EXPECT_EQ(why_kernels_cannot_ring(pages, at(0x2800)), "");
     EXPECT_EQ(registered.size(), 1u);
-    EXPECT_THROW(pages.map(at(0x7000804)), InvalidArgument);
+    EXPECT_THROW(pages.map(at(0x0804)), InvalidArgument);
     EXPECT_THROW(pages.map(nullptr), InvalidArgument);
   }
   EXPECT_TRUE(registered.empty());
@@ -94,7 +96,7 @@ TEST(DoorbellPagesTest, APageIsRegisteredOnceForAllItsRegisters) {
 TEST(DoorbellPagesTest, TheReasonOfARefusalIsTold) {
   std::set<void*> registered;
   DoorbellPages pages(std::make_unique<FakeRegistrar>(registered, true));
-  EXPECT_EQ(why_kernels_cannot_ring(pages, at(0x7000800)), "not permitted");
+  EXPECT_EQ(why_kernels_cannot_ring(pages, at(0x0800)), "not permitted");
 }
 
 TEST(GpuNicHandlerTest, ReadsFailuresFromMemoryOfTheHost) {

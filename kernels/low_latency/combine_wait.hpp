@@ -1,0 +1,60 @@
+// Deadlines of combine. Ranks wait for each other in a row: an expert rank for the selections of an owner, the owner
+// for rows of the expert rank. When a rank is lost, the others must all blame that one, and nobody who merely waited
+// for it.
+//
+//   - Nobody is held up by somebody else's lateness: selections are told to those who are ready first, and rows whose
+//     selections are late are put off. So a rank waits for nobody but those that it names.
+//   - A rank that has not even begun the call is given the whole deadline, one that has begun it half of that. Who
+//   finds
+//     a rank lost in the middle of a call is late for the next one by half a deadline; the others bear that.
+//   - With masking, each rank waits for all others to begin, whether it has to do with them or not. So all find out at
+//     once that a rank has not come.
+#pragma once
+
+#include "kernels/low_latency/wait.hpp"
+
+namespace deep_ep::device::low_latency {
+
+/// Has `peer` begun the send part of call `epoch`?
+DEEP_EP_DEVICE bool has_begun(const LowLatencyParams& common, int peer, std::uint64_t epoch) {
+  return load_relaxed<Scope::system>(reinterpret_cast<const std::uint64_t*>(
+             common.local + common.window.begun_at(LowLatencyKind::combine, peer))) >= epoch;
+}
+
+/// Has the time for `peer` run out that began at `begin` (of now_ns)?
+DEEP_EP_DEVICE bool is_late(const LowLatencyParams& common, int peer, std::uint64_t epoch, std::uint64_t begin) {
+  const std::uint64_t deadline = common.wait.timeout_ns;
+  if (deadline == 0) return false;
+  const std::uint64_t waited = now_ns() - begin;
+  return waited > deadline || (waited > deadline / 2 && has_begun(common, peer, epoch));
+}
+
+/// Masks a rank that is late, or ends the call.
+DEEP_EP_DEVICE void blame(const LowLatencyParams& common, int peer, Wanted wanted, std::uint64_t expected,
+                          std::uint64_t seen) {
+  if (common.mask != nullptr) {
+    mask_rank(common, peer, wanted, expected, seen);
+  } else {
+    report_fault(common.wait, FaultKind::timeout, wanted, peer, 0, expected, seen);
+  }
+}
+
+/// wait_for_signal with the deadlines of combine: until `*word` of `peer` is `expected` in call `epoch`.
+DEEP_EP_DEVICE bool await_word(const LowLatencyParams& common, const std::uint64_t* word, std::uint64_t expected,
+                               std::uint64_t epoch, int peer, Wanted wanted) {
+  std::uint64_t seen = load_acquire<Scope::system>(word);
+  if (seen >= expected) return true;
+  const std::uint64_t begin = now_ns();
+  for (int spins = 1;; ++spins) {
+    seen = load_acquire<Scope::system>(word);
+    if (seen >= expected) return true;
+    pause(spins);
+    if (spins % 64 != 0) continue;  // polling must stay cheap
+    if (aborted(common.wait) || masked(common, peer)) return false;
+    if (!is_late(common, peer, epoch, begin)) continue;
+    blame(common, peer, wanted, expected, seen);
+    return false;
+  }
+}
+
+}  // namespace deep_ep::device::low_latency

@@ -1,0 +1,32 @@
+// The handle of a low-latency dispatch as Python sees it: (src_info, layout_range, M, H, E).
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <cstddef>
+#include <memory>
+#include <unordered_map>
+
+#include "deep_ep/buffer.hpp"
+
+namespace deep_ep::bindings {
+
+namespace py = pybind11;
+
+/// Combine needs more than the five elements say. Programs take the tuple apart and build others from its elements, so
+/// the rest hangs on src_info: its memory keeps the whole handle, which is found again by the memory's address.
+class LowLatencyHandles {
+ public:
+  py::tuple hand_out(const LowLatencyHandle& handle);
+  /// InvalidArgument when `handle` was not made of what hand_out gave, or src_info is a copy. Its hidden size is the
+  /// tuple's.
+  LowLatencyHandle find(const py::tuple& handle) const;
+
+ private:
+  class Keeper;
+
+  std::unordered_map<const void*, std::weak_ptr<Keeper>> by_address_;
+  std::size_t tidy_at_ = 64;  ///< entries at which those of gone handles are taken out
+};
+
+}  // namespace deep_ep::bindings

@@ -1,0 +1,257 @@
+"""The low-latency calls of a buffer: dispatch and combine for decoding."""
+
+from __future__ import annotations
+
+from typing import Callable, Optional, Tuple, Union
+
+import torch
+
+from . import _native
+from .errors import InvalidArgument, UseAfterDestroy
+from .utils import EventOverlap
+
+__all__ = ["LowLatencyCalls"]
+
+#: (src_info, layout_range, M, H, E)
+LowLatencyHandle = Tuple[torch.Tensor, torch.Tensor, int, int, int]
+#: A tensor of rows, or (8-bit rows, their scales).
+ReceivedRows = Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor]]
+Hook = Callable[[], None]
+
+
+class LowLatencyCalls:
+    """Part of ``Buffer``, which must have been made with ``low_latency_mode=True`` and ``num_rdma_bytes``.
+
+    Symbols as there, and L = E / R local experts, M = ``num_max_dispatch_tokens_per_rank``: T is at most M on each rank.
+
+    A call never makes the host wait and can be recorded into a CUDA graph, any number of calls in any order. It has two
+    parts, *send* and *receive*, and ends in one of three ways:
+
+    * by default both run on the current stream;
+    * ``async_finish=True``: both run on the communication stream, and the returned event stands for the results. Keep
+      it until you have waited for it: it keeps the call's tensors;
+    * ``return_recv_hook=True``: only the send part runs, on the current stream. ``hook()`` puts the receive part on
+      that same stream; results, counts and statistics are there behind it. In between no SM is taken. Of each kind of
+      call (dispatch, combine) two may wait for their hooks at once.
+
+    On the CPU the work is complete when the call, or the hook, returns.
+    """
+
+    runtime: Optional["_native.Buffer"]
+    num_rdma_bytes: int
+    low_latency_mode: bool
+    enable_shrink: bool
+
+    def _alive(self) -> "_native.Buffer":
+        if self.runtime is None:
+            raise UseAfterDestroy("the buffer was used after destroy()")
+        return self.runtime
+
+    def _low_latency(self) -> "_native.Buffer":
+        if not self.low_latency_mode or self.num_rdma_bytes == 0:
+            raise InvalidArgument(
+                "low-latency calls need a buffer made with low_latency_mode=True and num_rdma_bytes > 0 "
+                "(get_low_latency_rdma_size_hint says how many)"
+            )
+        return self._alive()
+
+    def _masks(self) -> "_native.Buffer":
+        if not self.enable_shrink:
+            raise InvalidArgument("masks of ranks need a buffer made with enable_shrink=True")
+        return self._alive()
+
+    def low_latency_dispatch(
+        self,
+        x: torch.Tensor,
+        topk_idx: torch.Tensor,
+        num_max_dispatch_tokens_per_rank: int,
+        num_experts: int,
+        cumulative_local_expert_recv_stats: Optional[torch.Tensor] = None,
+        dispatch_wait_recv_cost_stats: Optional[torch.Tensor] = None,
+        use_fp8: bool = True,
+        round_scale: bool = False,
+        use_ue8m0: bool = False,
+        async_finish: bool = False,
+        return_recv_hook: bool = False,
+    ) -> Tuple[ReceivedRows, torch.Tensor, LowLatencyHandle, EventOverlap, Optional[Hook]]:
+        """Sends every token to each of its experts.
+
+        Args:
+            x: ``[T, H]`` bfloat16 contiguous, H a multiple of 128 (of 512 with ``use_ue8m0``).
+            topk_idx: ``[T, K]``, ``deep_ep.topk_idx_t`` (or int32), contiguous; negative = no selection. An expert that
+                a token names twice gets it twice.
+            num_max_dispatch_tokens_per_rank, num_experts: M and E, equal on all ranks.
+            cumulative_local_expert_recv_stats: ``[L]`` int32: rows received by each expert are added.
+            dispatch_wait_recv_cost_stats: ``[R]`` int64: clock cycles spent waiting for each rank are added.
+            use_fp8: cast each 128 channels to 8-bit floating point with a scale of their own.
+            round_scale: scales are powers of two.
+            use_ue8m0: scales are exponents, four in an int32, the first in the lowest byte. Needs ``round_scale``.
+
+        Returns:
+            The rows ``[L, R * M, H]``: bfloat16, or (``float8_e4m3fn``, scales), scales float32 ``[L, R * M, H / 128]``
+            (int32 ``[L, R * M, H / 512]`` with ``use_ue8m0``), the last two dimensions column-major;
+            ``recv_count`` ``[L]`` int32: rows ``0 .. recv_count[l] - 1`` of expert l are valid, by source rank, then by
+            token; all others are undefined;
+            the handle: ``src_info`` ``[L, R * M]`` int32, the token index at the source; ``layout_range`` ``[L, R]``
+            int64, ``(first row << 32) | rows`` of each source; M; H; E. Tuples made of the same tensors do as well,
+            copies of ``src_info`` do not; the event; the hook or ``None``.
+        """
+        rows, count, _, _, handle, event, hook = self._low_latency().low_latency_dispatch(
+            x,
+            topk_idx,
+            None,
+            num_max_dispatch_tokens_per_rank,
+            num_experts,
+            cumulative_local_expert_recv_stats,
+            dispatch_wait_recv_cost_stats,
+            use_fp8,
+            round_scale,
+            use_ue8m0,
+            False,
+            async_finish,
+            return_recv_hook,
+        )
+        kept = (x, topk_idx, rows, count, handle, cumulative_local_expert_recv_stats) if async_finish else None
+        return rows, count, handle, EventOverlap(event, kept), hook  # type: ignore[return-value, arg-type]
+
+    def low_latency_dispatch_rank_major(
+        self,
+        x: torch.Tensor,
+        topk_idx: torch.Tensor,
+        num_max_dispatch_tokens_per_rank: int,
+        num_experts: int,
+        topk_weights: Optional[torch.Tensor] = None,
+        cumulative_local_expert_recv_stats: Optional[torch.Tensor] = None,
+        dispatch_wait_recv_cost_stats: Optional[torch.Tensor] = None,
+        use_fp8: bool = True,
+        round_scale: bool = False,
+        use_ue8m0: bool = False,
+        async_finish: bool = False,
+        return_recv_hook: bool = False,
+    ) -> Tuple[
+        ReceivedRows,
+        torch.Tensor,
+        torch.Tensor,
+        Optional[torch.Tensor],
+        LowLatencyHandle,
+        EventOverlap,
+        Optional[Hook],
+    ]:
+        """Sends every token once to each rank that owns at least one of its experts: less to copy for experts that can
+        take rows by index. Not part of upstream's interface.
+
+        Args: as ``low_latency_dispatch``, and ``topk_weights`` ``[T, K]`` float32, which travel along.
+
+        Returns:
+            The rows ``[R, M, H]`` by source rank, in the form of ``low_latency_dispatch``; ``recv_count`` ``[R]`` int32,
+            the valid rows of each rank; ``recv_topk_idx`` ``[R, M, K]`` int32, this rank's expert of each selection or
+            -1; ``recv_topk_weights`` ``[R, M, K]`` float32, 0 where the index is -1, or ``None``; the handle:
+            ``src_info`` ``[R, M]``, ``layout_range`` ``[R]``, M, H, E; the event; the hook.
+
+            ``low_latency_combine`` with this handle expects ``[R, M, H]`` rows that are weighted sums over this rank's
+            experts already.
+        """
+        rows, count, idx, weights, handle, event, hook = self._low_latency().low_latency_dispatch(
+            x,
+            topk_idx,
+            topk_weights,
+            num_max_dispatch_tokens_per_rank,
+            num_experts,
+            cumulative_local_expert_recv_stats,
+            dispatch_wait_recv_cost_stats,
+            use_fp8,
+            round_scale,
+            use_ue8m0,
+            True,
+            async_finish,
+            return_recv_hook,
+        )
+        kept = None
+        if async_finish:
+            kept = (x, topk_idx, topk_weights, rows, count, idx, weights, handle, cumulative_local_expert_recv_stats)
+        return rows, count, idx, weights, handle, EventOverlap(event, kept), hook  # type: ignore[return-value, arg-type]
+
+    def low_latency_combine(
+        self,
+        x: torch.Tensor,
+        topk_idx: torch.Tensor,
+        topk_weights: torch.Tensor,
+        handle: LowLatencyHandle,
+        use_logfmt: bool = False,
+        zero_copy: bool = False,
+        async_finish: bool = False,
+        return_recv_hook: bool = False,
+        out: Optional[torch.Tensor] = None,
+        combine_wait_recv_cost_stats: Optional[torch.Tensor] = None,
+    ) -> Tuple[torch.Tensor, EventOverlap, Optional[Hook]]:
+        """Adds up, for each token, its experts' rows times its weights.
+
+        Args:
+            x: ``[L, R * M, H]`` bfloat16 contiguous, rows where dispatch put them. Only valid rows are read.
+            topk_idx, topk_weights: ``[T, K]`` of this rank's tokens, contiguous; indices as dispatched, or -1 where a
+                selection is to be left out now. Must stay unchanged until the hook has run.
+            handle: of the dispatch; any number of combines may use it.
+            use_logfmt: rows travel in LogFMT-10, 10 bits a value, where their range allows.
+            zero_copy: the rows are in the tensor of ``get_next_low_latency_combine_buffer`` already, and ``x`` only
+                has to look like it. Not with ``use_logfmt``.
+            out: ``[T, H]`` bfloat16 contiguous: written and returned.
+            combine_wait_recv_cost_stats: ``[R]`` int64: clock cycles spent waiting for each rank are added.
+
+        Returns:
+            ``combined_x`` ``[T, H]`` bfloat16: each rank adds in float32, selections ascending, and rounds; this rank
+            adds those parts in float32, ranks ascending, and rounds. Bitwise reproducible. The event; the hook or
+            ``None``.
+        """
+        combined_x, event, hook = self._low_latency().low_latency_combine(
+            x,
+            topk_idx,
+            topk_weights,
+            handle,
+            use_logfmt,
+            zero_copy,
+            out,
+            combine_wait_recv_cost_stats,
+            async_finish,
+            return_recv_hook,
+        )
+        kept = (x, topk_idx, topk_weights, handle, combined_x) if async_finish else None
+        return combined_x, EventOverlap(event, kept), hook  # type: ignore[arg-type]
+
+    def get_next_low_latency_combine_buffer(self, handle: LowLatencyHandle) -> torch.Tensor:
+        """The tensor ``[L, R * M, H]`` bfloat16, contiguous, whose rows a combine with ``zero_copy=True`` sends. Fill
+        it between dispatch and combine, on the combine's stream. Its memory ends with the buffer."""
+        return self._low_latency().low_latency_combine_buffer(handle)
+
+    def clean_low_latency_buffer(self, num_max_dispatch_tokens_per_rank: int, hidden: int, num_experts: int) -> None:
+        """Collective: waits, on the current stream, for all ranks that are not masked. There for programs that call it:
+        calls are numbered, so nothing needs cleaning when shapes or modes change, or after an abandoned call."""
+        for name, value in (
+            ("num_max_dispatch_tokens_per_rank", num_max_dispatch_tokens_per_rank),
+            ("hidden", hidden),
+            ("num_experts", num_experts),
+        ):
+            if value <= 0:
+                raise InvalidArgument(f"{name} is {value}, allowed: 1 or more")
+        self._low_latency().low_latency_clean()
+
+    # Ranks that died. Every rank has its own opinion of the others, and nothing is propagated: sends go to ranks that
+    # are not masked, and only those are waited for.
+
+    def low_latency_update_mask_buffer(self, rank_to_mask: int, mask: bool = False) -> None:
+        """Masks a rank, or, **by default, unmasks** it; on the current stream. Needs ``enable_shrink``."""
+        self._masks().low_latency_update_mask(rank_to_mask, mask)
+
+    def low_latency_query_mask_buffer(self, mask_status: torch.Tensor) -> None:
+        """Writes 1 for masked ranks and 0 for others to ``mask_status`` ``[R]`` int32, on the current stream. Needs
+        ``enable_shrink``."""
+        self._masks().low_latency_query_mask(mask_status)
+
+    def low_latency_clean_mask_buffer(self) -> None:
+        """Unmasks all ranks, on the current stream. Needs ``enable_shrink``."""
+        self._masks().low_latency_clear_mask()
+
+    def low_latency_resume(self) -> None:
+        """Collective over **all** ranks, the host waits: brings every rank to the same number of calls and unmasks all,
+        so that ranks that were away take part again. Receive parts that no hook has called for are dropped. Needs
+        ``enable_shrink``. Not part of upstream's interface."""
+        self._masks().low_latency_resume()

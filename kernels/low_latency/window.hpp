@@ -20,6 +20,7 @@ struct LowLatencyWindow {
   static constexpr std::size_t kBytesPerSlot = 8192;  ///< of the window, for each source: decides the slots
   static constexpr std::size_t kMostTopk = 32;
 
+  std::size_t begin = 0;  ///< offset in the heap
   int num_ranks = 0;
   std::uint32_t slots = 0;       ///< tokens that a rank may send in one call
   std::size_t bytes = 0;         ///< 0: there is no window
@@ -34,7 +35,7 @@ struct LowLatencyWindow {
     window.num_ranks = num_ranks;
     window.bytes = bytes / kLine * kLine;
     window.slots = static_cast<std::uint32_t>(window.bytes / (ranks * kBytesPerSlot));
-    window.begin_ = begin;
+    window.begin = begin;
     std::size_t at = begin + (static_cast<std::size_t>(LowLatencyKind::count) + 1) * ranks * kLine;
     // Whole lines, so that two sources never write to the same one.
     window.count_bytes_ = align((1 + (static_cast<std::size_t>(max_local_experts) + 1) / 2) * sizeof(Cell));
@@ -57,7 +58,7 @@ struct LowLatencyWindow {
 
   /// One word, by `source`: the last call of the kind whose receive part it has finished.
   DEEP_EP_HOST_DEVICE std::size_t acknowledged_at(LowLatencyKind kind, int source) const {
-    return begin_ + index(static_cast<int>(kind), source) * kLine;
+    return begin + index(static_cast<int>(kind), source) * kLine;
   }
   /// One word, by `source`: the last combine whose send part it has begun. What it waits for shows there.
   DEEP_EP_HOST_DEVICE std::size_t begun_at(LowLatencyKind kind, int source) const {
@@ -65,7 +66,7 @@ struct LowLatencyWindow {
   }
   /// One word, by `source`: how many barriers it has come to.
   DEEP_EP_HOST_DEVICE std::size_t barrier_at(int source) const {
-    return begin_ + index(static_cast<int>(LowLatencyKind::count), source) * kLine;
+    return begin + index(static_cast<int>(LowLatencyKind::count), source) * kLine;
   }
   /// Cells, by `source`, of a dispatch: the first holds its rows for this rank (see params.hpp), each further one the
   /// rows of two local experts.
@@ -89,7 +90,6 @@ struct LowLatencyWindow {
   }
 
   // Where the parts begin; use the functions.
-  std::size_t begin_ = 0;
   std::size_t counts_ = 0;
   std::size_t count_bytes_ = 0;  ///< of one source
   std::size_t selections_ = 0;

@@ -150,10 +150,8 @@ void Buffer::Implementation::lay_out_heap() {
   heap_options.bytes = options_.heap_bytes + options_.low_latency_bytes;
   heap_options.timeout_s = timeout_s_;
   heap_ = executor_->create_heap(*bootstrap_, heap_options);
-  low_latency_window_ = {.begin = control_.bytes(),
-                         .bytes = options_.low_latency_bytes / kLine * kLine,
-                         .num_ranks = num_ranks_,
-                         .max_local_experts = options_.max_local_experts};
+  low_latency_window_ =
+      LowLatencyWindow::make(control_.bytes(), options_.low_latency_bytes, num_ranks_, options_.max_local_experts);
   const std::size_t window_at = control_.bytes() + low_latency_window_.bytes;
   window_ = heap_->local() + window_at;
   window_bytes_ = window_bytes_ / kLine * kLine;

@@ -18,22 +18,19 @@ std::size_t Buffer::low_latency_bytes_hint(int max_tokens, std::int64_t hidden, 
   check_range("num_experts", num_experts, 1, 1 << 20);
   // The largest row: bfloat16, with as many selections as there may be.
   const LowLatencyRow row{static_cast<int>(hidden), static_cast<int>(LowLatencyWindow::kMostTopk), false, true};
-  const std::size_t rows = static_cast<std::size_t>(num_ranks) * static_cast<std::size_t>(max_tokens) * row.bytes();
-  const std::size_t slots =
-      static_cast<std::size_t>(num_ranks) * static_cast<std::size_t>(max_tokens) * LowLatencyWindow::kBytesPerSlot;
-  LowLatencyWindow window{.begin = 0,
-                          .bytes = std::max(slots, 4 * rows),
-                          .num_ranks = num_ranks,
-                          .max_local_experts = std::max(BufferOptions{}.max_local_experts, num_experts / num_ranks)};
+  const std::size_t rows_of_source = static_cast<std::size_t>(max_tokens) * row.bytes();
+  const int local_experts = std::max(BufferOptions{}.max_local_experts, num_experts / num_ranks);
   // Signals take an eighth and a little more; they grow with the whole.
   constexpr std::size_t kStep = std::size_t{1} << 20;
-  window.bytes = (window.bytes + kStep - 1) / kStep * kStep;
-  while (window.row_part_bytes() < rows) window.bytes += kStep;
-  return window.bytes;
+  const std::size_t least = std::max(LowLatencyWindow::kBytesPerSlot, std::size_t{4} * row.bytes()) *
+                            static_cast<std::size_t>(num_ranks) * static_cast<std::size_t>(max_tokens);
+  std::size_t bytes = (least + kStep - 1) / kStep * kStep;
+  while (LowLatencyWindow::make(0, bytes, num_ranks, local_experts).source_bytes < rows_of_source) bytes += kStep;
+  return bytes;
 }
 
 void Buffer::Implementation::set_up_low_latency() {
-  if (low_latency_window_.slots() == 0 || low_latency_window_.row_part_bytes() == 0) {
+  if (low_latency_window_.slots == 0 || low_latency_window_.source_bytes == 0) {
     fail<InvalidArgument>(
         "low_latency_bytes is {}, which does not even hold the signals of {} ranks with {} local experts: see "
         "Buffer::low_latency_bytes_hint",
@@ -100,16 +97,15 @@ LowLatencyParams Buffer::Implementation::low_latency_params() const {
 
 void Buffer::Implementation::check_low_latency_room(std::int64_t max_tokens, std::int64_t hidden,
                                                     std::size_t row_bytes) const {
-  const std::size_t needed = static_cast<std::size_t>(num_ranks_) * static_cast<std::size_t>(max_tokens) * row_bytes;
-  if (static_cast<std::size_t>(max_tokens) <= low_latency_window_.slots() &&
-      needed <= low_latency_window_.row_part_bytes()) {
+  const std::size_t needed = static_cast<std::size_t>(max_tokens) * row_bytes;
+  if (max_tokens <= low_latency_window_.slots && needed <= low_latency_window_.source_bytes) {
     return;
   }
   fail<InvalidArgument>(
-      "max_tokens {} and hidden {} do not fit low_latency_bytes {}: there is room for {} tokens a rank and {} of rows "
-      "in a call, this one has rows of {}, {} in all; Buffer::low_latency_bytes_hint says what is needed",
-      max_tokens, hidden, options_.low_latency_bytes, low_latency_window_.slots(),
-      format_bytes(low_latency_window_.row_part_bytes()), format_bytes(row_bytes), format_bytes(needed));
+      "max_tokens {} and hidden {} do not fit low_latency_bytes {}: there is room for {} tokens and {} of rows from "
+      "each rank, this call has rows of {}, {} in all; Buffer::low_latency_bytes_hint says what is needed",
+      max_tokens, hidden, options_.low_latency_bytes, low_latency_window_.slots,
+      format_bytes(low_latency_window_.source_bytes), format_bytes(row_bytes), format_bytes(needed));
 }
 
 void Buffer::Implementation::enqueue_low_latency(LowLatencyKind kind, const CallOptions& call, LowLatencyLaunch launch,

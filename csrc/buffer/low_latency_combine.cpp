@@ -10,11 +10,12 @@
 namespace deep_ep {
 namespace {
 
-// On GPUs, four warps have a row under way with all its loads at once; six such groups a block take the rows of 128
-// tokens in one go.
-constexpr int kGpuWarpsPerRow = 4;
+// On GPUs. A group of five has one row under way with all its loads at once; two of them keep an SM's share of the wire
+// busy, and the rest of the warps adds.
+constexpr int kGpuWarpsPerRow = 5;
+constexpr int kGpuPushingGroups = 2;
 constexpr int kHostWarpsPerRow = 2;
-constexpr int kLeastWarps = 2;  ///< one that leads and one that sums; one that waits and one that adds
+constexpr int kLeastWarps = 4;  ///< one that waits and one that adds, one that leads and one that sums
 constexpr int kMostNamedBarriers = 13;
 
 /// Rows of x that the handle knows of, and how they are laid out.
@@ -77,7 +78,8 @@ void check_arguments(const LowLatencyCombineArguments& arguments, const CallOpti
   check_range("config.warps_per_block", arguments.config.warps_per_block, 0, 32);
 }
 
-/// Shapes the grid for the part of the call that `params.phase` says.
+/// Shares a block's warps out between adding and pushing, and shapes the grid, for the part of the call that
+/// `params.phase` says.
 LaunchShape shape_of(LowLatencyCombineParams& params, const Config& config, const Executor& executor) {
   const LaunchPolicy& policy = executor.policy();
   const bool gpu = executor.device().kind == Device::Kind::cuda;
@@ -85,31 +87,38 @@ LaunchShape shape_of(LowLatencyCombineParams& params, const Config& config, cons
   const int most = std::min(most_threads, policy.max_block_threads) / 32;
   const int usual = gpu ? most : policy.warps_per_block;
   const int warps = std::clamp(config.warps_per_block != 0 ? config.warps_per_block : usual, kLeastWarps, most);
-  params.warps_per_row = gpu && warps >= kGpuWarpsPerRow ? kGpuWarpsPerRow : kHostWarpsPerRow;
+  const int adding = receives(params.phase) ? 2 : 0;  // at least
+  params.warps_per_row = gpu && warps - adding >= kGpuWarpsPerRow ? kGpuWarpsPerRow : kHostWarpsPerRow;
 
   // As many blocks as have anything to do.
   const CombineWire wire{params.hidden, params.use_logfmt};
   const int sms = config.num_sms != 0 ? std::min(config.num_sms, policy.multiprocessors) : policy.multiprocessors;
-  const std::int64_t rows = sends(params.phase) ? std::int64_t{params.common.num_ranks} * params.max_tokens : 0;
-  const int blocks =
-      static_cast<int>(std::clamp<std::int64_t>(std::max<std::int64_t>(rows, params.num_tokens), 1, sms));
+  const auto blocks = [&](int groups) {
+    const std::int64_t to_push = rows_of_group(params.common.num_ranks, params.max_tokens, groups);
+    return static_cast<int>(std::clamp<std::int64_t>(std::max<std::int64_t>(to_push, params.num_tokens), 1, sms));
+  };
   const auto shared_bytes = [&](int groups, int stages) {
-    const int of_group = rows_of_group(params.common.num_ranks, params.max_tokens, groups * blocks);
-    return CombineBlockLayout{groups, {stages, wire.bytes(), of_group}}.bytes();
+    const int rows = rows_of_group(params.common.num_ranks, params.max_tokens, groups * blocks(groups));
+    return CombineBlockLayout{groups, {stages, wire.bytes(), rows}}.bytes();
   };
   const auto fits = [&](int groups, int stages) { return shared_bytes(groups, stages) <= policy.max_shared_bytes; };
 
+  // As many groups as there are warps, barriers and stages for; with a receive part only so many that most warps add.
+  int groups = 0;
   params.stages = 1;
-  if (!sends(params.phase)) return {blocks, warps * 32, shared_bytes(0, 1)};
-  // As many groups as there are warps, barriers and stages for.
-  int groups = std::min(warps / params.warps_per_row, kMostNamedBarriers / (params.use_logfmt ? 3 : 2));
-  while (groups > 1 && !fits(groups, 1)) --groups;
-  if (!fits(groups, 1)) {
-    fail<InvalidArgument>("hidden {} needs {} of shared memory in a block, there are {}", params.hidden,
-                          format_bytes(shared_bytes(1, 1)), format_bytes(policy.max_shared_bytes));
+  if (sends(params.phase)) {
+    groups = std::min((warps - adding) / params.warps_per_row, kMostNamedBarriers / (params.use_logfmt ? 3 : 2));
+    if (adding != 0) groups = std::clamp(warps * kGpuPushingGroups / 24, 1, groups);
+    while (groups > 1 && !fits(groups, 1)) --groups;
+    if (!fits(groups, 1)) {
+      fail<InvalidArgument>("hidden {} needs {} of shared memory in a block, there are {}", params.hidden,
+                            format_bytes(shared_bytes(1, 1)), format_bytes(policy.max_shared_bytes));
+    }
+    params.stages = fits(groups, 2) ? 2 : 1;
   }
-  params.stages = fits(groups, 2) ? 2 : 1;
-  return {blocks, groups * params.warps_per_row * 32, shared_bytes(groups, params.stages)};
+  const int pushing = groups * params.warps_per_row;
+  params.adding_warps = receives(params.phase) ? warps - pushing : 0;
+  return {blocks(groups), (params.adding_warps + pushing) * 32, shared_bytes(groups, params.stages)};
 }
 
 }  // namespace

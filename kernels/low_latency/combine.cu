@@ -53,33 +53,42 @@ DEEP_EP_DEVICE Epochs find_epochs(const LowLatencyCombineParams& params, Epochs&
 template <bool kLogfmt>
 DEEP_EP_DEVICE void combine_body(const LowLatencyCombineParams& params, std::byte* memory) {
   const CombineWire wire{params.hidden, kLogfmt};
-  const int groups = sends(params.phase) ? block_warps() / params.warps_per_row : 0;
+  const int adders = params.adding_warps;
+  const int groups = (block_warps() - adders) / params.warps_per_row;
   const CombineBlockLayout layout{
       groups,
       {params.stages, wire.bytes(), rows_of_group(params.common.num_ranks, params.max_tokens, groups * grid_blocks())}};
+  const int announcers = adders > 0 ? adders : block_warps();
   Epochs& shared = *layout.epochs(memory);
-  const bool clerk = warp_index() == block_warps() - 1;
+  const bool clerk = warp_index() == announcers - 1;
+  std::uint64_t call = 0;
 
-  // 1. As owner, tell the expert ranks which of their rows count, and how much. As expert side, push rows.
-  if (groups > 0) {
-    const int group = warp_index() / params.warps_per_row;
-    CombineGroup pushing{
-        params, wire, group, groups, warp_index() % params.warps_per_row, layout.group, layout.of_group(memory, group)};
-    pushing.push_all([&](std::uint64_t& epoch) {
-      const Announcer announcer(params, thread_index(), block_threads());
-      epoch = find_epochs(params, shared, clerk).sent + 1;
-      announcer.announce(epoch);
-    });
+  if (warp_index() < adders) {
+    // As owner: tell the expert ranks which of their rows count, and how much; then add up the rows that come.
+    const Announcer announcer(params, thread_index(), announcers * kWarpSize);
+    const Epochs epochs = find_epochs(params, shared, clerk);
+    call = epochs.sent + 1;
+    if (sends(params.phase)) announcer.announce(call);
+    CombineAdder{params, wire, epochs.received + 1, thread_index(), adders * kWarpSize, layout.sources(memory)}
+        .add_all();
   } else {
-    find_epochs(params, shared, clerk);
-  }
-
-  // 2. As owner, add up the rows that come.
-  if (receives(params.phase)) {
-    CombineAdder{params, wire, shared.received + 1, thread_index(), block_threads(), layout.sources(memory)}.add_all();
+    // As expert side: push rows. If nobody adds, announce first.
+    const int group = (warp_index() - adders) / params.warps_per_row;
+    const int warp = (warp_index() - adders) % params.warps_per_row;
+    CombineGroup pushing{params, wire, group, groups, warp, layout.group, layout.of_group(memory, group)};
+    pushing.push_all([&](std::uint64_t& epoch) {
+      if (adders > 0) {
+        epoch = find_epochs(params, shared, false).sent + 1;
+      } else {
+        const Announcer announcer(params, thread_index(), announcers * kWarpSize);
+        epoch = find_epochs(params, shared, clerk).sent + 1;
+        announcer.announce(epoch);
+      }
+    });
+    call = pushing.epoch;
   }
   if (clerk && block_index() == 0 && params.common.mask != nullptr && sends(params.phase)) {
-    watch_peers(params.common, shared.sent + 1);
+    watch_peers(params.common, call);
   }
 }
 

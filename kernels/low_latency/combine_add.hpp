@@ -55,8 +55,8 @@ struct CombineAdder {
   }
 
   DEEP_EP_DEVICE const std::byte* row(int rank, int token) const {
-    return params.common.local + params.common.window.row_at(LowLatencyKind::combine, epoch, rank, token,
-                                                             params.max_tokens, params.row_bytes);
+    return params.common.local +
+           params.common.window.row_at(LowLatencyKind::combine, epoch, rank, token, params.row_bytes);
   }
 
   /// Which ranks have rows of the token, and are they there? Those that are masked are left out.

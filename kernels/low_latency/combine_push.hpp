@@ -185,8 +185,8 @@ struct CombineGroup {
     // Whatever needs loads or arithmetic, while the others sum.
     const LowLatencyParams& common = params.common;
     std::byte* owner = common.heaps[row.source];
-    const std::size_t at = common.window.row_at(LowLatencyKind::combine, epoch, common.rank, row.token,
-                                                params.max_tokens, params.row_bytes);
+    const std::size_t at =
+        common.window.row_at(LowLatencyKind::combine, epoch, common.rank, row.token, params.row_bytes);
     const std::size_t flag_at = common.window.flag_at(LowLatencyKind::combine, epoch, common.rank, row.token);
     sync(kSummed);
     if (!sent) return;

@@ -208,8 +208,7 @@ struct LowLatencyReceiver {
     if (token < 0) return;
 
     // 1. All loads at once.
-    const std::byte* from =
-        common.local + common.window.row_at(kDispatch, epoch(), source, slot, params.max_tokens, row.bytes());
+    const std::byte* from = common.local + common.window.row_at(kDispatch, epoch(), source, slot, row.bytes());
     const int lane = lane_index();
     const int step = params.warps_per_row * kWarpSize;
     const int vectors = static_cast<int>(row.payload_bytes() / sizeof(Vec16));

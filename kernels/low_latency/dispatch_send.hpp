@@ -138,8 +138,7 @@ struct LowLatencySender {
       // What acknowledged rows were is overwritten by another path than theirs were read.
       bulk::fence_global();
       const int me = params.common.rank;
-      peer(to.rank).put(window.row_at(kDispatch, epoch(), me, to.slot, params.max_tokens, row.bytes()), stage,
-                        row.bytes());
+      peer(to.rank).put(window.row_at(kDispatch, epoch(), me, to.slot, row.bytes()), stage, row.bytes());
       flagged_rank = to.rank;
       flag_at = window.flag_at(kDispatch, epoch(), me, to.slot);
       flag = row_flag(epoch(), token);

@@ -144,7 +144,9 @@ struct LowLatencyCombineParams {
   bool use_logfmt;
   std::uint32_t row_bytes;  ///< of a row as it travels, a multiple of kLine
 
-  int warps_per_row;  ///< a group of so many warps, 2 or more, pushes a row; divides the warps of a block that sends
+  // Roles of a block's warps: some add up tokens (none without a receive part), the others push rows in groups.
+  int adding_warps;
+  int warps_per_row;  ///< of a group, 2 or more: one leads; divides the warps that push
   int stages;         ///< of a group, 1 or 2
 
   // As expert side: what is sent.

@@ -1,8 +1,8 @@
 // The part of every rank's heap that low-latency calls write to and signal in: where everything lies.
 //
 // It has the same layout on every rank. A control part, whose layout depends on nothing that a call brings along, so
-// that rows of one call can never be read as signals of another; then rows, in four equal parts: of dispatch and of
-// combine, for even and for odd epochs. Within a part, a call lays its rows out by its own row size.
+// that rows of one call can never be read as signals of another; then rows, in equal parts: of dispatch and of combine,
+// for even and for odd epochs, for each source. Within a part, a call lays its rows out by its own row size.
 //
 // Everything is written by one source rank and read by the rank whose heap it is. Signals hold 64-bit epochs; all of
 // them are zero when the buffer is made and never reset.
@@ -21,20 +21,44 @@ struct LowLatencyWindow {
   static constexpr std::size_t kMostTopk = 32;
 
   std::size_t begin = 0;  ///< offset in the heap
-  std::size_t bytes = 0;  ///< 0: there is none
   int num_ranks = 0;
-  int max_local_experts = 0;
+  std::uint32_t slots = 0;       ///< tokens that a rank may send in one call
+  std::size_t bytes = 0;         ///< 0: there is no window
+  std::size_t source_bytes = 0;  ///< room for the rows of one source in one call
 
-  /// Tokens that a rank may send in one call.
-  DEEP_EP_HOST_DEVICE std::size_t slots() const {
-    return bytes / (static_cast<std::size_t>(num_ranks) * kBytesPerSlot);
+  /// A window of about `bytes` bytes at `begin` of the heap. Where it is too small even for signals, source_bytes is 0.
+  static LowLatencyWindow make(std::size_t begin, std::size_t bytes, int num_ranks, int max_local_experts) {
+    const auto align = ControlWindow::align;
+    const auto ranks = static_cast<std::size_t>(num_ranks);
+    const std::size_t blocks = 2 * ranks;  // one for each source, for even and for odd epochs
+    LowLatencyWindow window;
+    window.num_ranks = num_ranks;
+    window.bytes = bytes / kLine * kLine;
+    window.slots = static_cast<std::uint32_t>(window.bytes / (ranks * kBytesPerSlot));
+    window.begin = begin;
+    std::size_t at = begin + (static_cast<std::size_t>(LowLatencyKind::count) + 1) * ranks * kLine;
+    // Whole lines, so that two sources never write to the same one.
+    window.count_bytes_ = align((1 + (static_cast<std::size_t>(max_local_experts) + 1) / 2) * sizeof(Cell));
+    window.counts_ = at;
+    at += blocks * window.count_bytes_;
+    window.selections_ = at;
+    at += blocks * window.slots * kMostTopk * sizeof(Cell);
+    for (std::size_t& flags : window.flags_) {
+      flags = at;
+      at += align(blocks * window.slots * sizeof(std::uint64_t));
+    }
+    window.rows_ = at;
+    const std::size_t control = at - begin;
+    const std::size_t parts = static_cast<std::size_t>(LowLatencyKind::count) * blocks;
+    window.source_bytes = control >= window.bytes ? 0 : (window.bytes - control) / parts / kLine * kLine;
+    return window;
   }
 
-  // ---- Control part: offsets in the heap of the rank that reads ----
+  // Offsets in the heap of the rank that reads.
 
   /// One word, by `source`: the last call of the kind whose receive part it has finished.
   DEEP_EP_HOST_DEVICE std::size_t acknowledged_at(LowLatencyKind kind, int source) const {
-    return begin + line(static_cast<int>(kind), source) * kLine;
+    return begin + index(static_cast<int>(kind), source) * kLine;
   }
   /// One word, by `source`: the last combine whose send part it has begun. What it waits for shows there.
   DEEP_EP_HOST_DEVICE std::size_t begun_at(LowLatencyKind kind, int source) const {
@@ -42,65 +66,47 @@ struct LowLatencyWindow {
   }
   /// One word, by `source`: how many barriers it has come to.
   DEEP_EP_HOST_DEVICE std::size_t barrier_at(int source) const {
-    return begin + line(static_cast<int>(LowLatencyKind::count), source) * kLine;
+    return begin + index(static_cast<int>(LowLatencyKind::count), source) * kLine;
   }
   /// Cells, by `source`, of a dispatch: the first holds its rows for this rank (see params.hpp), each further one the
   /// rows of two local experts.
   DEEP_EP_HOST_DEVICE std::size_t counts_at(std::uint64_t epoch, int source) const {
-    return cells_at() + block(epoch, source) * count_cells() * sizeof(Cell);
+    return counts_ + block(epoch, source) * count_bytes_;
   }
   /// Cells, by owner `source`, of a combine: the selections of its token `slot`, kMostTopk cells a token.
   DEEP_EP_HOST_DEVICE std::size_t selections_at(std::uint64_t epoch, int source, int slot) const {
-    return selections_begin() +
-           (block(epoch, source) * slots() + static_cast<std::size_t>(slot)) * kMostTopk * sizeof(Cell);
+    return selections_ + slot_of(epoch, source, slot) * kMostTopk * sizeof(Cell);
   }
   /// One word, by `source`: its row in `slot` is there.
   DEEP_EP_HOST_DEVICE std::size_t flag_at(LowLatencyKind kind, std::uint64_t epoch, int source, int slot) const {
-    return flags_begin(kind) +
-           (block(epoch, source) * slots() + static_cast<std::size_t>(slot)) * sizeof(std::uint64_t);
+    return flags_[static_cast<int>(kind)] + slot_of(epoch, source, slot) * sizeof(std::uint64_t);
   }
-
-  // ---- Rows ----
-
-  /// Row `slot` of `source`, where the call has `max_tokens` rows of `row_bytes` (a multiple of kLine) a source.
-  DEEP_EP_HOST_DEVICE std::size_t row_at(LowLatencyKind kind, std::uint64_t epoch, int source, int slot, int max_tokens,
+  /// Row `slot` of `source`, where the call has rows of `row_bytes` (a multiple of kLine). A source has a place of its
+  /// own: ranks that disagree in their row sizes do not overwrite each other.
+  DEEP_EP_HOST_DEVICE std::size_t row_at(LowLatencyKind kind, std::uint64_t epoch, int source, int slot,
                                          std::size_t row_bytes) const {
-    const std::size_t part = static_cast<std::size_t>(kind) * 2 + (epoch & 1);
-    const std::size_t row =
-        static_cast<std::size_t>(source) * static_cast<std::size_t>(max_tokens) + static_cast<std::size_t>(slot);
-    return rows_begin() + part * row_part_bytes() + row * row_bytes;
+    const std::size_t part = index(static_cast<int>(kind) * 2 + static_cast<int>(epoch & 1), source);
+    return rows_ + part * source_bytes + static_cast<std::size_t>(slot) * row_bytes;
   }
-  /// Room for the rows of one call.
-  DEEP_EP_HOST_DEVICE std::size_t row_part_bytes() const {
-    const std::size_t control = rows_begin() - begin;
-    return control >= bytes ? 0 : (bytes - control) / 4 / kLine * kLine;
-  }
+
+  // Where the parts begin; use the functions.
+  std::size_t counts_ = 0;
+  std::size_t count_bytes_ = 0;  ///< of one source
+  std::size_t selections_ = 0;
+  std::size_t flags_[static_cast<int>(LowLatencyKind::count)] = {};
+  std::size_t rows_ = 0;
 
  private:
-  DEEP_EP_HOST_DEVICE std::size_t line(int which, int source) const {
-    return static_cast<std::size_t>(which) * static_cast<std::size_t>(num_ranks) + static_cast<std::size_t>(source);
+  DEEP_EP_HOST_DEVICE std::size_t index(int which, int source) const {
+    return static_cast<std::size_t>(which * num_ranks + source);
   }
   /// Of the epoch's half, the part that belongs to `source`.
   DEEP_EP_HOST_DEVICE std::size_t block(std::uint64_t epoch, int source) const {
-    return line(static_cast<int>(epoch & 1), source);
+    return index(static_cast<int>(epoch & 1), source);
   }
-  DEEP_EP_HOST_DEVICE std::size_t blocks() const { return 2 * static_cast<std::size_t>(num_ranks); }
-  DEEP_EP_HOST_DEVICE std::size_t count_cells() const {
-    // Whole lines, so that two sources never write to the same one.
-    const std::size_t cells = 1 + (static_cast<std::size_t>(max_local_experts) + 1) / 2;
-    return ControlWindow::align(cells * sizeof(Cell)) / sizeof(Cell);
+  DEEP_EP_HOST_DEVICE std::size_t slot_of(std::uint64_t epoch, int source, int slot) const {
+    return block(epoch, source) * slots + static_cast<std::size_t>(slot);
   }
-  DEEP_EP_HOST_DEVICE std::size_t cells_at() const {
-    return begin + (static_cast<std::size_t>(LowLatencyKind::count) + 1) * static_cast<std::size_t>(num_ranks) * kLine;
-  }
-  DEEP_EP_HOST_DEVICE std::size_t selections_begin() const {
-    return cells_at() + blocks() * count_cells() * sizeof(Cell);
-  }
-  DEEP_EP_HOST_DEVICE std::size_t flags_begin(LowLatencyKind kind) const {
-    const std::size_t of_one = ControlWindow::align(blocks() * slots() * sizeof(std::uint64_t));
-    return selections_begin() + blocks() * slots() * kMostTopk * sizeof(Cell) + static_cast<std::size_t>(kind) * of_one;
-  }
-  DEEP_EP_HOST_DEVICE std::size_t rows_begin() const { return flags_begin(LowLatencyKind::count); }
 };
 
 /// Counters of one kind of call, in this rank's device memory. Zero when the buffer is made. Every block of a kernel

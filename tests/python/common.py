@@ -102,7 +102,8 @@ def bench_kineto(call, names, parts=1, calls=30, align=True):
     """
     from torch.profiler import ProfilerActivity, profile, schedule
 
-    with profile(activities=[ProfilerActivity.CUDA], schedule=schedule(wait=0, warmup=1, active=1)) as recorded:
+    once = schedule(wait=0, warmup=1, active=1, repeat=1)  # another cycle would drop what this one recorded
+    with profile(activities=[ProfilerActivity.CUDA], schedule=once) as recorded:
         for _ in range(2):
             if align:  # ranks start together, behind work that lets the host run ahead
                 left = torch.randn((8192, 8192), dtype=torch.float32, device="cuda")

@@ -33,6 +33,7 @@ class DeviceList {
   std::string name(int i) const { return functions_.get_device_name(devices_[i]); }
   std::vector<std::string> names() const {
     std::vector<std::string> result;
+    result.reserve(static_cast<std::size_t>(count_));
     for (int i = 0; i < count_; ++i) result.push_back(name(i));
     return result;
   }

@@ -20,7 +20,7 @@ constexpr std::uint32_t kEntryBytes = sizeof(device::rdma::WorkQueueEntry);
 std::uint32_t log2_down(std::uint32_t value) { return value == 0 ? 0 : std::bit_width(value) - 1U; }
 
 Context checked_context(std::shared_ptr<Device> device, const Mlx5Functions& functions) {
-  const Context context{std::move(device), &functions};
+  Context context{std::move(device), &functions};
   const std::string& name = context.device->name();
   if (!functions.is_supported(context.device->context()->device)) {
     fail<InvalidArgument>("RDMA device {} is not an mlx5 device: GPUs cannot drive it; the NIC handler 'cpu' can",

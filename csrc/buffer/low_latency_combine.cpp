@@ -10,10 +10,13 @@
 namespace deep_ep {
 namespace {
 
-// On GPUs. A group of five has one row under way with all its loads at once; two of them keep an SM's share of the wire
-// busy, and the rest of the warps adds.
-constexpr int kGpuWarpsPerRow = 5;
-constexpr int kGpuPushingGroups = 2;
+/// The part of a GPU block's warps that pushes: groups, each of which has one row under way with all its loads at once.
+/// The rest of the warps adds.
+struct PushingWarps {
+  int groups, warps_per_row;
+};
+constexpr PushingWarps kGpuPushing{2, 5};     ///< keeps an SM's share of the wire busy
+constexpr PushingWarps kGpuPushingFew{1, 9};  ///< where no block has more than a row: done with it sooner
 constexpr int kHostWarpsPerRow = 2;
 constexpr int kLeastWarps = 4;  ///< one that waits and one that adds, one that leads and one that sums
 constexpr int kMostNamedBarriers = 13;
@@ -88,11 +91,14 @@ LaunchShape shape_of(LowLatencyCombineParams& params, const Config& config, cons
   const int usual = gpu ? most : policy.warps_per_block;
   const int warps = std::clamp(config.warps_per_block != 0 ? config.warps_per_block : usual, kLeastWarps, most);
   const int adding = receives(params.phase) ? 2 : 0;  // at least
-  params.warps_per_row = gpu && warps - adding >= kGpuWarpsPerRow ? kGpuWarpsPerRow : kHostWarpsPerRow;
-
-  // As many blocks as have anything to do.
   const CombineWire wire{params.hidden, params.use_logfmt};
   const int sms = config.num_sms != 0 ? std::min(config.num_sms, policy.multiprocessors) : policy.multiprocessors;
+  const bool few = std::int64_t{params.common.num_ranks} * params.max_tokens <= sms;
+  const PushingWarps usual_pushing = few ? kGpuPushingFew : kGpuPushing;
+  params.warps_per_row =
+      gpu && warps - adding >= usual_pushing.warps_per_row ? usual_pushing.warps_per_row : kHostWarpsPerRow;
+
+  // As many blocks as have anything to do.
   const auto blocks = [&](int groups) {
     const std::int64_t to_push = rows_of_group(params.common.num_ranks, params.max_tokens, groups);
     return static_cast<int>(std::clamp<std::int64_t>(std::max<std::int64_t>(to_push, params.num_tokens), 1, sms));
@@ -108,7 +114,7 @@ LaunchShape shape_of(LowLatencyCombineParams& params, const Config& config, cons
   params.stages = 1;
   if (sends(params.phase)) {
     groups = std::min((warps - adding) / params.warps_per_row, kMostNamedBarriers / (params.use_logfmt ? 3 : 2));
-    if (adding != 0) groups = std::clamp(warps * kGpuPushingGroups / 24, 1, groups);
+    if (adding != 0) groups = std::clamp(warps * usual_pushing.groups / 24, 1, groups);
     while (groups > 1 && !fits(groups, 1)) --groups;
     if (!fits(groups, 1)) {
       fail<InvalidArgument>("hidden {} needs {} of shared memory in a block, there are {}", params.hidden,

@@ -10,7 +10,7 @@
 namespace deep_ep {
 namespace {
 
-constexpr int kGpuWarps = 32;
+constexpr int kGpuWarps = 16;
 
 LowLatencyFormat format_of(const LowLatencyDispatchArguments& arguments) {
   if (!arguments.use_fp8) return LowLatencyFormat::bf16;

@@ -23,8 +23,7 @@ struct Peer {
   template <int kPutsLeft = 0>
   DEEP_EP_DEVICE void signal_after_puts(std::size_t offset, std::uint64_t value) const {
     bulk::wait<kPutsLeft>();
-    bulk::fence_global();
-    signal(offset, value);
+    bulk::raise_flag(reinterpret_cast<std::uint64_t*>(heap + offset), value);
   }
 
   /// Stores `value` to the word at `offset`, releasing what this thread wrote before.

@@ -5,10 +5,12 @@
 //   ordinary write to shared -> bulk store of it:  publish() by the writers, then a sync, then store()
 //   bulk load -> ordinary read of shared:          wait for the mbarrier, nothing else
 //   bulk store read a stage -> stage is reused:    wait_read<N>() by the issuing thread, then a sync
-//   bulk store -> signal to a peer:                wait<0>(), fence_global() by the issuing thread, then store_release
+//   bulk store -> signal to a peer:                wait<0>(), fence_global() by the issuing thread, then store_release;
+//                                                  or raise_flag() for a flag that stands for bulk stores alone
 #pragma once
 
 #include "kernels/primitives/mbarrier.hpp"
+#include "kernels/primitives/memory.hpp"
 #include "kernels/primitives/target.hpp"
 #include "kernels/primitives/thread.hpp"
 
@@ -66,6 +68,19 @@ DEEP_EP_DEVICE void wait() {
   asm volatile("cp.async.bulk.wait_group %0;" ::"n"(kGroupsLeft) : "memory");
 #else
   host_machine::current_thread->machine->bulk_wait(kGroupsLeft);
+#endif
+}
+
+/// Raises a flag at a peer for bulk stores of this thread that wait<>() has seen complete, and for nothing else:
+/// whoever acquires it sees them. On the GPU this is a relaxed store. Complete bulk stores have been acknowledged by
+/// the memory they went to, so a later store cannot overtake them; a release would also wait for all other stores of
+/// the SM, which costs microseconds while rows of other warps are under way.
+DEEP_EP_DEVICE void raise_flag(std::uint64_t* flag, std::uint64_t value) {
+#if DEEP_EP_TARGET_CUDA
+  asm volatile("fence.proxy.async.global;" ::: "memory");
+  store_relaxed<Scope::system>(flag, value);
+#else
+  store_release<Scope::system>(flag, value);
 #endif
 }
 

@@ -2,6 +2,7 @@
 
 #include <sys/eventfd.h>
 #include <unistd.h>
+#include <stdexcept>
 
 #include <algorithm>
 #include <cerrno>

@@ -2,11 +2,11 @@
 
 #include <sys/eventfd.h>
 #include <unistd.h>
-#include <stdexcept>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <stdexcept>
 
 namespace deep_ep::rdma::verbs::test {
 namespace {

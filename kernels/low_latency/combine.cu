@@ -39,8 +39,9 @@ DEEP_EP_DEVICE void watch_peers(const LowLatencyParams& common, std::uint64_t ep
 /// Which call is this? Every thread of the block comes here. One warp reads the counters for all, and afterwards does
 /// what is off everybody's way: it tells the peers which call this rank is done with, and moves the counters on.
 DEEP_EP_DEVICE Epochs find_epochs(const LowLatencyCombineParams& params, Epochs& shared, bool clerk) {
+  constexpr int kBarrier = 15;  // named, as the roles come here by ways of their own
   if (clerk && lane_index() == 0) shared = read_epochs(params.common, LowLatencyKind::combine);
-  block::sync();
+  block::sync(kBarrier, block_threads());
   const Epochs epochs = shared;
   if (!clerk) return epochs;
   if (block_index() == 0) tell_progress(params, epochs);

@@ -4,8 +4,9 @@
 // Groups of warps take rows in turn. Neighbouring rows belong to different owners, so that all links are busy at once,
 // and every owner's rows go in token order, so that it can begin to add. In a group, one warp leads: it looks for the
 // owner's selections and, when the others have summed, stores the row and raises its flag. The others only load and
-// add; with two stages they make the next row while the last one is on its way. Rows whose owner has not told its
-// selections yet are put off until all others are done.
+// add; with two stages they make the next row while the last one is on its way. Where ranks are masked, rows whose
+// owner has not told its selections yet are put off until all others are done: one that does not come must not make
+// others look late.
 #pragma once
 
 #include "kernels/low_latency/combine_choose.hpp"
@@ -150,12 +151,17 @@ struct CombineGroup {
   DEEP_EP_DEVICE bool left_out(int source) const { return warp::any(masked(params.common, source)); }
 
   /// Makes the choice if the owner tells its selections in a while: one that is hardly late is waited for, so that what
-  /// was loaded in advance is of use.
+  /// was loaded in advance is of use. Where no rank is ever masked, all wait for all anyway. False after a fault, too.
   DEEP_EP_DEVICE bool choose_soon(const CombineRow& row, OnItsWay& last) const {
     for (int spins = 1;; ++spins) {
       if (RowChooser{params, epoch}.choose(row, choice())) return true;
       raise_flag(last);  // rather than let its owner wait, too
-      if (!warp::any(now_ns() - choice().begin < kSoon)) return false;
+      if (params.common.mask != nullptr) {
+        if (!warp::any(now_ns() - choice().begin < kSoon)) return false;
+      } else if (spins % 64 == 0) {
+        gives_up(row.source);
+        if (warp::any(aborted(params.common.wait))) return false;
+      }
       pause(spins);
     }
   }

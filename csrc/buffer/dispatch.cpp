@@ -146,11 +146,7 @@ void Buffer::Implementation::wait_for_counts() {
   const Deadline deadline(timeout_s_ == 0 ? 0 : timeout_s_ * 2 + 10);
   for (int spins = 1; __atomic_load_n(&host_counts_->epoch, __ATOMIC_ACQUIRE) == 0; ++spins) {
     if (spins % 64 != 0) continue;
-    if (met_fault()) {
-      latest_call_ = executor_->record_event(run_stream_);
-      settle();
-      break;
-    }
+    if (met_fault()) break;
     if (spins % 4096 == 0) {
       if (executor_->device().kind == Device::Kind::cpu) std::this_thread::yield();
       if (deadline.expired()) {
@@ -162,7 +158,9 @@ void Buffer::Implementation::wait_for_counts() {
     }
   }
   // Notes wait for the next call: the counts are exchanged, and the peers expect our rows.
-  if (met_fault()) raise_faults();
+  if (!met_fault()) return;
+  abandon_call();
+  raise_faults();
 }
 
 Buffer::Implementation::Outputs Buffer::Implementation::allocate_outputs(const DispatchArguments& arguments,
@@ -224,6 +222,15 @@ DispatchResult Buffer::Implementation::dispatch(const DispatchArguments& argumen
   check_dispatch(arguments, executor_->device(), num_ranks_, options_.max_local_experts);
   raise_faults();
   begin(call);
+  try {
+    return dispatch_rows(arguments, call);
+  } catch (...) {
+    abandon_call();  // its first kernel may be under way
+    throw;
+  }
+}
+
+DispatchResult Buffer::Implementation::dispatch_rows(const DispatchArguments& arguments, const CallOptions& call) {
   if (recording_ && arguments.handle == nullptr && arguments.num_worst_tokens == 0) {
     throw InvalidArgument(
         "num_worst_tokens is 0 and there is no handle, but the stream records a CUDA graph: the host "

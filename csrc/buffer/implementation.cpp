@@ -236,6 +236,11 @@ EventHandle Buffer::Implementation::finish(const CallOptions& call) {
   return {};
 }
 
+void Buffer::Implementation::abandon_call() {
+  if (!recording_) latest_call_ = executor_->record_event(run_stream_);
+  home_->works_on(comm_stream_);
+}
+
 void Buffer::Implementation::settle() {
   if (latest_call_) executor_->wait_event(comm_stream_, latest_call_);
   executor_->synchronize(comm_stream_);

@@ -78,6 +78,8 @@ class Buffer::Implementation {
   void begin(const CallOptions& call);
   /// The caller's stream waits for the kernels, or the returned event stands for them.
   EventHandle finish(const CallOptions& call);
+  /// Instead of finish for a call that fails: later ones, and settle, come after the kernels that it has enqueued.
+  void abandon_call();
   /// The host waits for all calls so far.
   void settle();
   /// The outputs are used on the caller's stream too.
@@ -94,6 +96,7 @@ class Buffer::Implementation {
   /// Makes every later call throw TimeoutError: the ranks no longer agree on how far they got.
   [[noreturn]] void break_down(const std::string& why);
 
+  DispatchResult dispatch_rows(const DispatchArguments& arguments, const CallOptions& call);
   DispatchHandle notify(const DispatchArguments& arguments, std::vector<int>& tokens_per_expert);
   void wait_for_counts();
   Outputs allocate_outputs(const DispatchArguments& arguments, const DispatchHandle& handle);

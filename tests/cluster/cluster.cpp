@@ -179,6 +179,14 @@ std::string missing(const Where& where, int ranks) {
   return "needs " + std::to_string(ranks) + " GPUs, found " + std::to_string(found);
 }
 
+double short_deadline() {
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+  return 8;
+#else
+  return 3;
+#endif
+}
+
 bool under_thread_sanitizer() {
 #ifdef __SANITIZE_THREAD__
   return true;

@@ -201,7 +201,7 @@ TEST_P(LowLatencyCombineCallsTest, ARankThatDoesNotComeIsMasked) {
     const Expected all = one.expected();
     const Expected rest = without(one, 2);
     run_cluster(cluster(4), [&](Rank& rank) {
-      Buffer& buffer = rank.buffer(masking_options(4, under_thread_sanitizer() ? 4 : 1.5));
+      Buffer& buffer = rank.buffer(masking_options(4, short_deadline()));
       const LowLatencyHandle handle = dispatch_low_latency(rank, buffer, one);
       const LowLatencyCombineArguments arguments = upload_combine(rank, one, handle);
       check_low_latency_combine(rank, one, all, buffer.low_latency_combine(arguments, rank.call()).combined_x.view());
@@ -253,7 +253,7 @@ TEST_P(LowLatencyCombineProcessesTest, AProcessThatDiesIsMasked) {
   ClusterOptions options = cluster(3);
   options.lost_rank = 0;
   run_cluster(options, [&](Rank& rank) {
-    Buffer& buffer = rank.buffer(masking_options(3, under_thread_sanitizer() ? 5 : 2));
+    Buffer& buffer = rank.buffer(masking_options(3, short_deadline()));
     const LowLatencyHandle handle = dispatch_low_latency(rank, buffer, one);
     const LowLatencyCombineArguments arguments = upload_combine(rank, one, handle);
     check_low_latency_combine(rank, one, all, buffer.low_latency_combine(arguments, rank.call()).combined_x.view());

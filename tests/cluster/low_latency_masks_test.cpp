@@ -84,7 +84,7 @@ TEST_P(LowLatencyMasksTest, ARankThatDoesNotComeIsMaskedAndMayComeBack) {
   const LowLatencyCase all = four_ranks(2);
   const LowLatencyCase without = with_masks(all, masks_of({0, 1, 2}, {3}));
   run_cluster(cluster(4), [&](Rank& rank) {
-    Buffer& buffer = rank.buffer(masking_options(under_thread_sanitizer() ? 6 : 2));
+    Buffer& buffer = rank.buffer(masking_options(short_deadline()));
     for (int i = 0; i < 3; ++i) dispatch_and_check(rank, buffer, all);
     if (rank.rank() != 3) {
       const auto begin = std::chrono::steady_clock::now();
@@ -111,7 +111,7 @@ TEST_P(LowLatencyMasksTest, HooksWithALostRank) {
   const LowLatencyCase all = four_ranks(3);
   const LowLatencyCase without = with_masks(all, masks_of({0, 1, 2}, {3}));
   run_cluster(cluster(4), [&](Rank& rank) {
-    Buffer& buffer = rank.buffer(masking_options(under_thread_sanitizer() ? 6 : 2));
+    Buffer& buffer = rank.buffer(masking_options(short_deadline()));
     dispatch_and_check(rank, buffer, all);
     CallOptions options = rank.call();
     options.return_recv_hook = true;
@@ -131,7 +131,7 @@ TEST_P(LowLatencyMasksTest, WithoutMaskingTheRankIsNamed) {
   DEEP_EP_NEEDS_RANKS(4);
   const LowLatencyCase all = four_ranks(4);
   run_cluster(cluster(4), [&](Rank& rank) {
-    BufferOptions options = masking_options(2);
+    BufferOptions options = masking_options(short_deadline());
     options.low_latency_masking = false;
     Buffer& buffer = rank.buffer(options);
     dispatch_and_check(rank, buffer, all);
@@ -152,7 +152,7 @@ TEST_P(LowLatencyLostTest, AProcessThatDiesIsMasked) {
   ClusterOptions options = cluster(4);
   options.lost_rank = 2;
   run_cluster(options, [&](Rank& rank) {
-    Buffer& buffer = rank.buffer(masking_options(3));
+    Buffer& buffer = rank.buffer(masking_options(short_deadline()));
     dispatch_and_check(rank, buffer, all);
     if (rank.rank() == 2) _exit(1);
     for (int i = 0; i < 3; ++i) dispatch_and_check(rank, buffer, without);

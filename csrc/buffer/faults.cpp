@@ -133,6 +133,7 @@ bool Buffer::Implementation::met_fault() const { return __atomic_load_n(&faults_
 void Buffer::Implementation::raise_faults() {
   if (!broken_.empty()) throw TimeoutError(broken_);
   if (met_fault()) {
+    settle();  // other threads of the kernels may still want to write the record, or look at the abort word
     const FaultRecord fault = faults_[0];
     const std::string text = describe(fault);
     if (fault.kind == FaultKind::timeout) break_down(text);
@@ -141,16 +142,14 @@ void Buffer::Implementation::raise_faults() {
       if (fault.kind == FaultKind::rdma_failed) throw SystemError(text);
       throw RankMismatch(text);
     }
-    // Kernels that the fault called off may still look at the abort word.
-    settle();
     executor_->fill(&state_->abort, 0, sizeof state_->abort, comm_stream_);
     executor_->synchronize(comm_stream_);
     faults_[0] = FaultRecord{};
     throw RankMismatch(text);
   }
   if (__atomic_load_n(&faults_[1].written, __ATOMIC_ACQUIRE) == 0) return;
-  const FaultRecord note = faults_[1];
   settle();  // a kernel may be about to write another note
+  const FaultRecord note = faults_[1];
   faults_[1] = FaultRecord{};
   if (note.kind == FaultKind::overflow) throw OutOfMemory(describe(note));
   throw InvalidArgument(describe(note));

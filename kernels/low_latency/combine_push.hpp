@@ -4,9 +4,9 @@
 // Groups of warps take rows in turn. Neighbouring rows belong to different owners, so that all links are busy at once,
 // and every owner's rows go in token order, so that it can begin to add. In a group, one warp leads: it looks for the
 // owner's selections and, when the others have summed, stores the row and raises its flag. The others only load and
-// add; with two stages they make the next row while the last one is on its way. Where ranks are masked, rows whose
-// owner has not told its selections yet are put off until all others are done: one that does not come must not make
-// others look late.
+// add; with two stages they make the next row while the last one is on its way. Rows whose owner has not told its
+// selections for a while are put off until all others are done: a rank that does not come must not make others look
+// late.
 #pragma once
 
 #include "kernels/low_latency/combine_choose.hpp"
@@ -29,7 +29,13 @@ struct CombineGroup {
   /// Meetings of a group: a choice is made (and a stage free), a row is summed, its parts are summed (LogFMT only).
   enum Meeting : int { kChosen, kSummed, kPartsSummed };
 
-  static constexpr std::uint64_t kSoon = 50'000;  ///< nanoseconds
+  /// How long rows wait in turn for their owner, in nanoseconds. Where ranks are masked, a late one should cost little;
+  /// else the call needs all ranks anyway, and it matters only who is named in the end.
+  DEEP_EP_DEVICE std::uint64_t patience() const {
+    const LowLatencyParams& common = params.common;
+    if (common.mask != nullptr) return 50'000;
+    return common.wait.timeout_ns == 0 ? ~std::uint64_t{0} : common.wait.timeout_ns / 4;
+  }
 
   /// `begin()` meets the block and sets the epoch; what does not depend on it is loaded before.
   template <class Begin>
@@ -108,6 +114,7 @@ struct CombineGroup {
   /// The first warp: all rows in turn, meeting the others at each; then again and again those that were put off.
   DEEP_EP_DEVICE void lead_all(CombineRow next, int end) const {
     if (lane_index() == 0) choice().begin = now_ns();
+    warp::sync();
     OnItsWay last;
     std::byte* stage = memory;
     int waiting = 0;
@@ -151,17 +158,13 @@ struct CombineGroup {
   DEEP_EP_DEVICE bool left_out(int source) const { return warp::any(masked(params.common, source)); }
 
   /// Makes the choice if the owner tells its selections in a while: one that is hardly late is waited for, so that what
-  /// was loaded in advance is of use. Where no rank is ever masked, all wait for all anyway. False after a fault, too.
+  /// was loaded in advance is of use. False after a fault, too.
   DEEP_EP_DEVICE bool choose_soon(const CombineRow& row, OnItsWay& last) const {
     for (int spins = 1;; ++spins) {
       if (RowChooser{params, epoch}.choose(row, choice())) return true;
       raise_flag(last);  // rather than let its owner wait, too
-      if (params.common.mask != nullptr) {
-        if (!warp::any(now_ns() - choice().begin < kSoon)) return false;
-      } else if (spins % 64 == 0) {
-        gives_up(row.source);
-        if (warp::any(aborted(params.common.wait))) return false;
-      }
+      if (!warp::any(now_ns() - choice().begin < patience())) return false;
+      if (spins % 64 == 0 && warp::any(aborted(params.common.wait))) return false;
       pause(spins);
     }
   }

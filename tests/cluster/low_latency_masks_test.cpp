@@ -95,7 +95,7 @@ TEST_P(LowLatencyMasksTest, ARankThatDoesNotComeIsMaskedAndMayComeBack) {
       buffer.low_latency_clean(rank.call());
       rank.executor()->synchronize(rank.stream());
       const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
-      require(took.count() < (under_thread_sanitizer() ? 25 : 8), "the deadline is paid once, not in every call");
+      require(took.count() < 3 * short_deadline(), "the deadline is paid once, not in every call");
     }
     buffer.low_latency_resume();
     require_same({0, 0, 0, 0}, query(rank, buffer), "unmasked");

@@ -231,7 +231,7 @@ TEST_P(LowLatencyCombineCallsTest, WithoutMaskingTheRankIsNamed) {
       {.tokens = {4, 4, 4}, .max_tokens = 4, .hidden = 128, .local_experts = 1, .topk = 3});
   run_cluster(cluster(3), [&](Rank& rank) {
     BufferOptions options = low_latency_options(3, 4, 128);
-    options.timeout_s = under_thread_sanitizer() ? 4 : 1;
+    options.timeout_s = short_deadline();
     Buffer& buffer = rank.buffer(options);
     const LowLatencyHandle handle = dispatch_low_latency(rank, buffer, one);
     const LowLatencyCombineArguments arguments = upload_combine(rank, one, handle);

@@ -33,14 +33,7 @@ void complete(IntranodeOptions& options, Device::Kind device) {
 }
 
 void check(const IntranodeOptions& options, int ranks) {
-  if (ranks > 64) throw InvalidArgument(fmt::format("--ranks {}: allowed: 1 to 64", ranks));
-  if (options.experts % ranks != 0) {
-    throw InvalidArgument(fmt::format("--experts {}: must be a multiple of the {} ranks", options.experts, ranks));
-  }
-  if (options.topk > options.experts) {
-    throw InvalidArgument(
-        fmt::format("--topk {}: a token has that many different ones of {} experts", options.topk, options.experts));
-  }
+  check_workload(ranks, options.topk, options.experts);
   if (options.hidden % 16 != 0) {
     throw InvalidArgument(fmt::format("--hidden {}: 8-bit rows need a multiple of 16", options.hidden));
   }

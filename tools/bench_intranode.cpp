@@ -9,7 +9,6 @@
 #include "tools/bench_check.hpp"
 #include "tools/bench_peers.hpp"
 #include "tools/bench_rank.hpp"
-#include "tools/ranks.hpp"
 
 namespace deep_ep::tools {
 namespace {
@@ -153,22 +152,15 @@ class Measurer {
 void run_intranode(const IntranodeOptions& options, const World& world, Device::Kind device,
                    const std::function<void(const Measurement&)>& report) {
   std::vector<WorkloadShape> shapes;
-  std::vector<Routes> routes;
   for (const std::int64_t tokens : options.tokens) {
     shapes.push_back({world.size, tokens, options.hidden, options.topk, options.experts,
                       static_cast<std::size_t>(options.window_mib) << 20});
-    routes.emplace_back(shapes.back());
   }
-  run_ranks(world.local_ranks(), [&](int local) {
-    const auto& bootstrap = world.bootstraps[static_cast<std::size_t>(local)];
-    const auto executor = make_executor(device, device == Device::Kind::cuda ? world.device_of(local) : 0);
-    for (std::size_t i = 0; i < shapes.size(); ++i) {
-      if (bootstrap->rank() == 0)
-        show_progress(fmt::format("[{}/{}] {} tokens a rank", i + 1, shapes.size(), shapes[i].tokens));
-      Measurer(options, shapes[i], routes[i], bootstrap, executor, report).run();
-    }
-  });
-  clear_progress();
+  run_workloads(world, device, shapes,
+                [&](const WorkloadShape& shape, const Routes& routes, const std::shared_ptr<Bootstrap>& bootstrap,
+                    const std::shared_ptr<Executor>& executor) {
+                  Measurer(options, shape, routes, bootstrap, executor, report).run();
+                });
 }
 
 }  // namespace deep_ep::tools

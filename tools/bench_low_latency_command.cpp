@@ -32,14 +32,7 @@ void complete(LowLatencyOptions& options, Device::Kind device, int ranks) {
 }
 
 void check(const LowLatencyOptions& options, int ranks) {
-  if (ranks > 64) throw InvalidArgument(fmt::format("--ranks {}: allowed: 1 to 64", ranks));
-  if (options.experts % ranks != 0) {
-    throw InvalidArgument(fmt::format("--experts {}: must be a multiple of the {} ranks", options.experts, ranks));
-  }
-  if (options.topk > options.experts) {
-    throw InvalidArgument(
-        fmt::format("--topk {}: a token has that many different ones of {} experts", options.topk, options.experts));
-  }
+  check_workload(ranks, options.topk, options.experts);
   if (options.hidden % 128 != 0) {
     throw InvalidArgument(fmt::format("--hidden {}: must be a multiple of 128", options.hidden));
   }

@@ -1,10 +1,13 @@
 #include "tools/bench_workload.hpp"
 
+#include <fmt/format.h>
+
 #include <bit>
 #include <cstring>
 #include <numeric>
 #include <utility>
 
+#include "deep_ep/error.hpp"
 #include "tools/number_formats.hpp"
 
 namespace deep_ep::tools {
@@ -29,6 +32,16 @@ class RowBytes {
 };
 
 }  // namespace
+
+void check_workload(int ranks, int topk, int experts) {
+  if (ranks > 64) throw InvalidArgument(fmt::format("--ranks {}: allowed: 1 to 64", ranks));
+  if (experts % ranks != 0) {
+    throw InvalidArgument(fmt::format("--experts {}: must be a multiple of the {} ranks", experts, ranks));
+  }
+  if (topk > experts) {
+    throw InvalidArgument(fmt::format("--topk {}: a token has that many different ones of {} experts", topk, experts));
+  }
+}
 
 std::vector<std::int64_t> make_selection(const WorkloadShape& shape, int rank) {
   const auto topk = static_cast<std::size_t>(shape.topk);

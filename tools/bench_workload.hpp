@@ -22,6 +22,9 @@ struct WorkloadShape {
   std::int64_t row_bytes_bf16() const { return std::int64_t{hidden} * 2; }
 };
 
+/// InvalidArgument, in terms of the command line, when `ranks` ranks cannot share the experts.
+void check_workload(int ranks, int topk, int experts);
+
 /// [tokens, topk] distinct experts of each token, uniformly random.
 std::vector<std::int64_t> make_selection(const WorkloadShape& shape, int rank);
 

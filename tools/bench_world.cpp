@@ -11,6 +11,7 @@
 
 #include "deep_ep/error.hpp"
 #include "deep_ep/executor.hpp"
+#include "tools/ranks.hpp"
 
 namespace deep_ep::tools {
 namespace {
@@ -92,6 +93,21 @@ World make_world(int ranks, const std::string& device) {
   world.size = ranks;
   world.bootstraps = make_thread_bootstraps(ranks);
   return world;
+}
+
+void run_workloads(const World& world, Device::Kind device, const std::vector<WorkloadShape>& shapes,
+                   const RankWork& work) {
+  const std::vector<Routes> routes(shapes.begin(), shapes.end());
+  run_ranks(world.local_ranks(), [&](int local) {
+    const auto& bootstrap = world.bootstraps[static_cast<std::size_t>(local)];
+    const auto executor = make_executor(device, device == Device::Kind::cuda ? world.device_of(local) : 0);
+    for (std::size_t i = 0; i < shapes.size(); ++i) {
+      if (bootstrap->rank() == 0)
+        show_progress(fmt::format("[{}/{}] {} tokens a rank", i + 1, shapes.size(), shapes[i].tokens));
+      work(shapes[i], routes[i], bootstrap, executor);
+    }
+  });
+  clear_progress();
 }
 
 }  // namespace deep_ep::tools

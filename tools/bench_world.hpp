@@ -1,12 +1,15 @@
 // Who takes part in a benchmark: all ranks as threads of this process, or one rank of several processes of this host.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "deep_ep/bootstrap.hpp"
+#include "deep_ep/executor.hpp"
 #include "deep_ep/tensor.hpp"
+#include "tools/bench_workload.hpp"
 
 namespace deep_ep::tools {
 
@@ -25,5 +28,14 @@ struct World {
 /// Started by mpirun (or srun) with several processes: this process is one rank. Otherwise `ranks` threads; 0 chooses
 /// as many as there are GPUs, or 4 on the CPU.
 World make_world(int ranks, const std::string& device);
+
+/// One rank's part in the measurements of one workload.
+using RankWork =
+    std::function<void(const WorkloadShape& shape, const Routes& routes, const std::shared_ptr<Bootstrap>& bootstrap,
+                       const std::shared_ptr<Executor>& executor)>;
+
+/// Does the work for each shape in turn, on all ranks of this process at once, and shows progress.
+void run_workloads(const World& world, Device::Kind device, const std::vector<WorkloadShape>& shapes,
+                   const RankWork& work);
 
 }  // namespace deep_ep::tools

@@ -112,9 +112,10 @@ std::string Buffer::Implementation::describe(const FaultRecord& fault) const {
 }
 
 std::string Buffer::Implementation::describe_masked(const FaultRecord& record) const {
-  const double seconds = static_cast<double>(masking_patience(record.wanted, wait_context().timeout_ns)) * 1e-9;
-  return fmt::format("rank {} waited {} s for rank {}: {} did not come (signal at {}, expected {}); it is masked now",
-                     rank_, seconds, record.peer, text_of(record.wanted), record.seen, record.expected);
+  // In combine a rank that has begun the call is given half of that.
+  return fmt::format(
+      "rank {} waited for rank {} (at most {} s): {} did not come (signal at {}, expected {}); it is masked now", rank_,
+      record.peer, timeout_s_, text_of(record.wanted), record.seen, record.expected);
 }
 
 bool Buffer::Implementation::breaks(const FaultRecord& fault) {

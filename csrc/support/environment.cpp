@@ -37,7 +37,7 @@ constexpr std::array kVariables = {
     Variable{"DEEP_EP_RDMA_GID_INDEX", Type::text, "auto", "auto, or a number from 0 to 255",
              "GID that every NIC uses; auto takes RoCE v2 with an IPv4 address first, for each NIC by itself"},
     Variable{"DEEP_EP_NIC_HANDLER", Type::choice, "auto", "auto|gpu|cpu",
-             "who tells the NIC of new work: the GPU itself, or a thread on the CPU; auto: the GPU where it can"},
+             "who tells the NIC of new work: the GPU itself, or a thread on the CPU (no call uses RDMA yet)"},
     Variable{"DEEP_EP_LOG", Type::choice, "warn", "trace|debug|info|warn|error|off", "how much the library logs"},
     Variable{"DEEP_EP_LOG_FILE", Type::text, "", "%h = host name, %p = process id",
              "file that log lines are appended to; standard error where not set"},

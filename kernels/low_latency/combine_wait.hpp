@@ -4,18 +4,18 @@
 //
 //   - Nobody is held up by somebody else's lateness: selections are told to those who are ready first, and rows whose
 //     selections are late are put off. So a rank waits for nobody but those that it names.
-//   - A rank that has not even begun the call is given the whole deadline, one that has begun it half of that. Who
-//   finds
-//     a rank lost in the middle of a call is late for the next one by half a deadline; the others bear that.
+//   - With masking, a rank that has not even begun the call is given the whole deadline, one that has begun it half of
+//     that: who finds a rank lost in the middle of a call is late for the next one by half a deadline, and the others
+//     bear that.
 //   - With masking, each rank waits for all others to begin, whether it has to do with them or not. So all find out at
-//     once that a rank has not come.
+//     once that a rank has not come. Without it, nobody tells that it has begun, and all deadlines are whole.
 #pragma once
 
 #include "kernels/low_latency/wait.hpp"
 
 namespace deep_ep::device::low_latency {
 
-/// Has `peer` begun the send part of call `epoch`?
+/// Has `peer` begun the send part of call `epoch`? Told with masking only.
 DEEP_EP_DEVICE bool has_begun(const LowLatencyParams& common, int peer, std::uint64_t epoch) {
   return load_relaxed<Scope::system>(reinterpret_cast<const std::uint64_t*>(
              common.local + common.window.begun_at(LowLatencyKind::combine, peer))) >= epoch;
@@ -27,16 +27,6 @@ DEEP_EP_DEVICE bool is_late(const LowLatencyParams& common, int peer, std::uint6
   if (deadline == 0) return false;
   const std::uint64_t waited = now_ns() - begin;
   return waited > deadline || (waited > deadline / 2 && has_begun(common, peer, epoch));
-}
-
-/// Masks a rank that is late, or ends the call.
-DEEP_EP_DEVICE void blame(const LowLatencyParams& common, int peer, Wanted wanted, std::uint64_t expected,
-                          std::uint64_t seen) {
-  if (common.mask != nullptr) {
-    mask_rank(common, peer, wanted, expected, seen);
-  } else {
-    report_fault(common.wait, FaultKind::timeout, wanted, peer, 0, expected, seen);
-  }
 }
 
 /// wait_for_signal with the deadlines of combine: until `*word` of `peer` is `expected` in call `epoch`.

@@ -21,12 +21,6 @@ struct LowLatencyParams {
   FaultRecord* masked = nullptr;  ///< [num_ranks]: whom kernels have masked, and why; in memory that the host sees
 };
 
-/// How long a wait may last before the peer is masked. The expert side of combine waits for an owner's selections while
-/// other owners wait for rows that come behind: were its patience as long as theirs, they would mask this living rank.
-DEEP_EP_HOST_DEVICE constexpr std::uint64_t masking_patience(Wanted wanted, std::uint64_t timeout_ns) {
-  return wanted == Wanted::low_latency_combine_selection ? timeout_ns / 2 : timeout_ns;
-}
-
 /// The parts of a call: one kernel does both, or a kernel each.
 enum class LowLatencyPhase : int { send = 1, receive = 2, both = 3 };
 

@@ -21,6 +21,16 @@ DEEP_EP_DEVICE void mask_rank(const LowLatencyParams& common, int peer, Wanted w
   add_release<Scope::gpu>(&common.state->mask_version, std::uint64_t{1});
 }
 
+/// Masks a rank that is late, or ends the call.
+DEEP_EP_DEVICE void blame(const LowLatencyParams& common, int peer, Wanted wanted, std::uint64_t expected,
+                          std::uint64_t seen) {
+  if (common.mask != nullptr) {
+    mask_rank(common, peer, wanted, expected, seen);
+  } else {
+    report_fault(common.wait, FaultKind::timeout, wanted, peer, 0, expected, seen);
+  }
+}
+
 /// Polls until `arrived(seen)` is true, where it sets `seen` to what a message may show. False when `peer` is masked,
 /// be it by this wait, or when the call was aborted: what was waited for must not be touched then.
 template <class Arrived>
@@ -28,8 +38,7 @@ DEEP_EP_DEVICE bool wait_for_peer(const LowLatencyParams& common, int peer, Want
                                   Arrived arrived) {
   std::uint64_t seen = 0;
   if (arrived(seen)) return true;
-  const std::uint64_t timeout =
-      common.mask != nullptr ? masking_patience(wanted, common.wait.timeout_ns) : common.wait.timeout_ns;
+  const std::uint64_t timeout = common.wait.timeout_ns;
   const std::uint64_t begin = now_ns();
   for (int spins = 1;; ++spins) {
     if (arrived(seen)) return true;
@@ -37,11 +46,7 @@ DEEP_EP_DEVICE bool wait_for_peer(const LowLatencyParams& common, int peer, Want
     if (spins % 64 != 0) continue;  // polling must stay cheap
     if (aborted(common.wait) || masked(common, peer)) return false;
     if (timeout == 0 || now_ns() - begin <= timeout) continue;
-    if (common.mask != nullptr) {
-      mask_rank(common, peer, wanted, expected, seen);
-    } else {
-      report_fault(common.wait, FaultKind::timeout, wanted, peer, 0, expected, seen);
-    }
+    blame(common, peer, wanted, expected, seen);
     return false;
   }
 }

@@ -85,7 +85,8 @@ class Buffer(LowLatencyCalls):
             enable_shrink: a rank that does not come within the time-out is masked by those that wait for it in
                 low-latency calls, instead of an exception. Needs ``low_latency_mode``.
             num_qps_per_rank, allow_nvlink_for_low_latency_mode, allow_mnnvl, use_fabric: accepted; they matter between
-                nodes, which is not built yet. GPU memory that other nodes can map is used wherever all ranks support it.
+                nodes, which is not built yet. So ``allow_nvlink_for_low_latency_mode=False`` changes nothing: low-latency
+                calls use NVLink. GPU memory that other nodes can map is used wherever all ranks support it.
         """
         all_gather: Callable[[bytes], Sequence[bytes]]
         if group is not None:

@@ -47,8 +47,8 @@ DEEP_EP_DEVICE bool send(const ExchangeParams& p, rdma::RdmaPeer<Group>& queue, 
   bool good = true;
   for (int first = 0; first < p.rows; first += kStep) {
     const int row = first + member;
-    good = good && queue.put(p.incoming(p.rank, epoch, row), p.outgoing(peer, epoch, row), ExchangeParams::kRowBytes,
-                             row < p.rows);
+    good = good && queue.put(p.incoming(p.rank, epoch, row) + p.astray, p.outgoing(peer, epoch, row),
+                             ExchangeParams::kRowBytes, row < p.rows);
   }
   good = good && queue.put_value(p.note(p.rank, epoch), static_cast<std::uint64_t>(epoch), member == 0);
   good = good && queue.signal_add(p.signal(p.rank), 1, member == 0);
@@ -102,7 +102,7 @@ DEEP_EP_DEVICE void exchange_alone(const ExchangeParams& p, int peer) {
 
 DEEP_EP_DEVICE void exchange_body(const ExchangeParams& p, std::byte*) {
   const int peer = block_index();
-  if (peer == p.rank) return;
+  if (peer == p.rank || p.peers[peer].queue.depth == 0) return;
   if (p.one_thread) {
     exchange_alone(p, peer);
   } else {

@@ -17,6 +17,7 @@ struct ExchangeParams {
   int rows = 0;         ///< to each peer in each epoch
   int first_epoch = 1;  ///< counts over launches
   int epochs = 0;
+  std::uint64_t astray = 0;               ///< added to where rows go: beyond the peer's heap, they fail
   bool one_thread = false;                ///< lane 0 posts alone, not the warp together
   const RdmaPeerParams* peers = nullptr;  ///< [num_ranks]
   std::byte* heap = nullptr;              ///< this rank's

@@ -1,0 +1,128 @@
+#include "csrc/rdma/connections.hpp"
+
+#include <algorithm>
+#include <utility>
+
+#include "csrc/bootstrap/agreement.hpp"
+#include "csrc/rdma/queue_pair_set.hpp"
+#include "csrc/support/format.hpp"
+#include "csrc/support/logging.hpp"
+#include "deep_ep/bootstrap.hpp"
+#include "deep_ep/error.hpp"
+#include "deep_ep/executor.hpp"
+
+namespace deep_ep::rdma {
+namespace {
+
+void check_options(const ConnectionOptions& options, int rank, int num_ranks) {
+  if (options.channels < 1 || options.channels > 64) {
+    fail<InvalidArgument>("RDMA connections: {} channels, allowed: 1 to 64", options.channels);
+  }
+  std::vector<bool> named(static_cast<std::size_t>(num_ranks));
+  for (const int peer : options.peers) {
+    if (peer < 0 || peer >= num_ranks || peer == rank) {
+      fail<InvalidArgument>("RDMA connections of rank {}: peer {}, allowed: 0 to {} without this rank", rank, peer,
+                            num_ranks - 1);
+    }
+    if (named[static_cast<std::size_t>(peer)]) {
+      fail<InvalidArgument>("RDMA connections of rank {}: peer {} is named twice", rank, peer);
+    }
+    named[static_cast<std::size_t>(peer)] = true;
+  }
+}
+
+/// RankMismatch, on every rank, unless all ranks ask for the same channels and name each other.
+void check_agreement(Bootstrap& bootstrap, const ConnectionOptions& options) {
+  const auto size = static_cast<std::size_t>(bootstrap.size());
+  std::vector<std::int32_t> mine(1 + size);  // channels, then 1 for each peer
+  mine[0] = options.channels;
+  for (const int peer : options.peers) mine[1 + static_cast<std::size_t>(peer)] = 1;
+  const std::vector<std::byte> bytes = bootstrap.all_gather(std::as_bytes(std::span(mine)));
+  std::vector<std::int32_t> all(mine.size() * size);
+  std::memcpy(all.data(), bytes.data(), bytes.size());
+  const auto of = [&](std::size_t rank, std::size_t what) { return all[rank * mine.size() + what]; };
+  for (std::size_t a = 0; a < size; ++a) {
+    if (of(a, 0) != of(0, 0)) {
+      fail<RankMismatch>("RDMA connections: rank 0 asks for {} channels, rank {} for {}; it must be equal on all ranks",
+                         of(0, 0), a, of(a, 0));
+    }
+    for (std::size_t b = 0; b < a; ++b) {
+      if (of(a, 1 + b) == of(b, 1 + a)) continue;
+      const bool a_asks = of(a, 1 + b) != 0;
+      fail<RankMismatch>("RDMA connections: rank {} wants to reach rank {} by RDMA, but not the other way round",
+                         a_asks ? a : b, a_asks ? b : a);
+    }
+  }
+}
+
+}  // namespace
+
+RdmaPeerParams& QueuePairPlan::peer(int channel, int rank) const {
+  const int num_ranks = bootstrap.size();
+  return peers[static_cast<std::size_t>(channel * num_ranks + rank)];
+}
+
+Connections::Connections(Bootstrap& bootstrap, std::shared_ptr<Executor> executor, std::shared_ptr<SymmetricHeap> heap,
+                         ConnectionOptions options, RdmaSettings settings)
+    : executor_(std::move(executor)),
+      heap_(std::move(heap)),
+      options_(std::move(options)),
+      settings_(std::move(settings)),
+      num_ranks_(bootstrap.size()) {
+  agree(bootstrap, "checking the RDMA connections asked for",
+        [&] { check_options(options_, bootstrap.rank(), num_ranks_); });
+  check_agreement(bootstrap, options_);
+  const std::size_t count = static_cast<std::size_t>(options_.channels) * static_cast<std::size_t>(num_ranks_);
+  agree(bootstrap, "allocating the table of RDMA connections",
+        [&] { device_peers_ = static_cast<RdmaPeerParams*>(executor_->allocate(count * sizeof(RdmaPeerParams))); });
+  try {
+    peers_.resize(count);
+    connect(bootstrap);
+  } catch (...) {
+    queue_pairs_.reset();
+    executor_->free(device_peers_);
+    throw;
+  }
+}
+
+Connections::~Connections() {
+  queue_pairs_.reset();
+  executor_->free(device_peers_);
+}
+
+void Connections::connect(Bootstrap& bootstrap) {
+  std::fill(peers_.begin(), peers_.end(), RdmaPeerParams{});
+  const QueuePairPlan plan{bootstrap, executor_, heap_, options_, peers_};
+  agree(bootstrap, "making RDMA connections", [&] {
+    queue_pairs_ = make_local_queue_pairs(plan);
+    const StreamHandle stream = executor_->create_stream();
+    executor_->copy(device_peers_, peers_.data(), peers_.size() * sizeof(RdmaPeerParams), stream);
+    executor_->synchronize(stream);
+    executor_->destroy_stream(stream);
+  });
+  log::info("rdma: rank {}: {}", bootstrap.rank(), describe());
+}
+
+void Connections::reconnect(Bootstrap& bootstrap) {
+  queue_pairs_.reset();
+  connect(bootstrap);
+}
+
+const RdmaPeerParams& Connections::peer(int channel, int rank) const {
+  return peers_.at(static_cast<std::size_t>(channel * num_ranks_ + rank));
+}
+
+bool Connections::reaches(int rank) const {
+  return std::find(options_.peers.begin(), options_.peers.end(), rank) != options_.peers.end();
+}
+
+void Connections::check() const {
+  if (const std::optional<Failure> seen = queue_pairs_->failure()) throw SystemError(rdma::describe(*seen));
+}
+
+std::string Connections::describe() const {
+  return fmt::format("{} {} x {} {}, {}", options_.peers.size(), options_.peers.size() == 1 ? "peer" : "peers",
+                     options_.channels, options_.channels == 1 ? "channel" : "channels", queue_pairs_->describe());
+}
+
+}  // namespace deep_ep::rdma

@@ -1,0 +1,81 @@
+// A rank's RDMA connections: to every peer that it reaches by RDMA, an exclusive queue pair for each channel.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "csrc/memory/symmetric_heap.hpp"
+#include "csrc/rdma/settings.hpp"
+#include "kernels/rdma/params.hpp"
+
+namespace deep_ep {
+class Bootstrap;
+class Executor;
+}  // namespace deep_ep
+
+namespace deep_ep::rdma {
+
+struct ConnectionOptions {
+  /// Ranks reached by RDMA, never this one. If rank a names rank b, b names a.
+  std::vector<int> peers;
+  /// Queue pairs to each of them, equal on all ranks: kernels that run at the same time use different channels.
+  int channels = 1;
+  std::uint32_t depth = 1024;  ///< entries of each queue pair; a power of two from 64 to 32768
+  std::uint32_t batch = 32;    ///< entries after which a kernel rings unasked, 1 to depth / 2
+};
+
+class QueuePairSet;
+
+/// Made collectively by all ranks of the bootstrap, also those that reach nobody by RDMA. Peers are reached in the
+/// whole heap; work requests address it by offsets. Signals may lie anywhere in it: it is registered with strict
+/// ordering.
+///
+/// The end is not collective: the thread of the `cpu` handler stops and nothing of this rank touches a peer's heap any
+/// more, so it must come before SymmetricHeap::unmap_peers(). What was posted but is not yet executed is lost. Kernels
+/// that use the connections must have ended.
+class Connections {
+ public:
+  /// InvalidArgument for options out of range, RankMismatch where ranks do not fit together, SystemError where a NIC
+  /// that is needed is missing or refuses; on every rank when it fails on one.
+  Connections(Bootstrap& bootstrap, std::shared_ptr<Executor> executor, std::shared_ptr<SymmetricHeap> heap,
+              ConnectionOptions options, RdmaSettings settings = read_settings());
+  ~Connections();
+  Connections(const Connections&) = delete;
+  Connections& operator=(const Connections&) = delete;
+
+  /// [channels][ranks] in memory that kernels of this rank read; the address stays the same until the end. Entries of
+  /// ranks that are not reached by RDMA have queue.depth == 0 and nothing else.
+  const RdmaPeerParams* device_peers() const { return device_peers_; }
+  /// The same as the host sees it.
+  const RdmaPeerParams& peer(int channel, int rank) const;
+  bool reaches(int rank) const;
+
+  /// Throws SystemError for the first operation that failed, as far as the host sees it: the `cpu` handler sees all,
+  /// the `gpu` handler those of rings in host memory (kernels put the others on record).
+  void check() const;
+
+  /// Collective, while no kernel of any rank uses the connections: ends all queue pairs and makes new ones. Failed ones
+  /// work again; nothing is outstanding.
+  void reconnect(Bootstrap& bootstrap);
+
+  /// "7 peers x 3 channels, handler cpu, wire local".
+  std::string describe() const;
+
+ private:
+  void connect(Bootstrap& bootstrap);
+
+  std::shared_ptr<Executor> executor_;
+  std::shared_ptr<SymmetricHeap> heap_;
+  ConnectionOptions options_;
+  RdmaSettings settings_;
+  int num_ranks_ = 0;
+  std::vector<RdmaPeerParams> peers_;  ///< [channels][ranks]
+  RdmaPeerParams* device_peers_ = nullptr;
+  std::unique_ptr<QueuePairSet> queue_pairs_;  ///< last: uses the rest
+};
+
+}  // namespace deep_ep::rdma

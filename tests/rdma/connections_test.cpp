@@ -1,0 +1,201 @@
+// Connections between ranks of this process over the `local` wire.
+#include "csrc/rdma/connections.hpp"
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <memory>
+#include <vector>
+
+#include "csrc/memory/node_membership.hpp"
+#include "deep_ep/bootstrap.hpp"
+#include "deep_ep/error.hpp"
+#include "tests/rdma/contains.hpp"
+#include "tests/rdma/exchange.hpp"
+#include "tests/rdma/rank_threads.hpp"
+
+namespace deep_ep::test {
+namespace {
+
+using rdma::ConnectionOptions;
+using rdma::Connections;
+
+enum class Where { cpu, gpu };
+
+constexpr int kRows = 70;  // more than fit into a ring of 64 entries: kernels poll
+
+/// A rank with a heap; on GPUs, where there are fewer of them than ranks, several share one.
+struct Member {
+  Member(const std::shared_ptr<Bootstrap>& its_bootstrap, Where where)
+      : bootstrap(its_bootstrap),
+        executor(where == Where::cpu ? make_host_executor()
+                                     : make_cuda_executor(bootstrap->rank() % cuda_device_count())),
+        heap(executor->create_heap(*bootstrap, {.bytes = Exchange::heap_bytes(bootstrap->size(), kRows)})),
+        exchange(executor, *heap, bootstrap->rank(), bootstrap->size(), kRows) {}
+  ~Member() {
+    connections.reset();
+    heap->unmap_peers();
+  }
+
+  NodeMembership nodes(int ranks_per_node) const { return find_nodes(*bootstrap, heap->peers(), ranks_per_node); }
+  void connect(ConnectionOptions options) {
+    connections = std::make_unique<Connections>(*bootstrap, executor, heap, std::move(options));
+  }
+  void exchange_rows(int channel, int epochs = 3) {
+    exchange.launch(*connections, channel, epochs);
+    exchange.synchronize();
+    exchange.require_all_arrived();
+    connections->check();
+  }
+
+  std::shared_ptr<Bootstrap> bootstrap;
+  std::shared_ptr<Executor> executor;
+  std::shared_ptr<SymmetricHeap> heap;
+  Exchange exchange;
+  std::unique_ptr<Connections> connections;
+};
+
+class ConnectionsTest : public testing::TestWithParam<Where> {
+ protected:
+  void SetUp() override {
+    if (GetParam() == Where::gpu && cuda_device_count() == 0) GTEST_SKIP() << "no GPU";
+  }
+};
+INSTANTIATE_TEST_SUITE_P(, ConnectionsTest, testing::Values(Where::cpu, Where::gpu),
+                         [](const auto& info) { return info.param == Where::cpu ? "Cpu" : "Gpu"; });
+
+TEST_P(ConnectionsTest, EveryRankReachesAllOthersOnEveryChannel) {
+  expect_ranks_succeed(4, [](const auto& bootstrap) {
+    Member member(bootstrap, GetParam());
+    member.connect({.peers = member.nodes(0).reached_by_rdma(/*use_nvlink=*/false), .channels = 3, .depth = 64});
+    for (int channel = 0; channel < 3; ++channel) member.exchange_rows(channel);
+    bootstrap->barrier();
+  });
+}
+
+TEST_P(ConnectionsTest, RanksOfOneNodeHaveNone) {
+  expect_ranks_succeed(4, [](const auto& bootstrap) {
+    Member member(bootstrap, GetParam());
+    const NodeMembership nodes = member.nodes(2);
+    member.connect({.peers = nodes.reached_by_rdma(true), .channels = 2, .depth = 64, .batch = 8});
+    for (int rank = 0; rank < 4; ++rank) {
+      const bool expected = rank / 2 != bootstrap->rank() / 2;
+      for (int channel = 0; channel < 2; ++channel) {
+        const RdmaPeerParams& peer = member.connections->peer(channel, rank);
+        if (member.connections->reaches(rank) != expected || (peer.queue.depth == 64) != expected ||
+            (peer.queue.peer == rank) != expected) {
+          throw std::runtime_error("rank " + std::to_string(rank) + " should be reached: " + std::to_string(expected));
+        }
+      }
+    }
+    member.exchange_rows(1);
+    member.exchange_rows(0);
+    bootstrap->barrier();
+  });
+}
+
+TEST_P(ConnectionsTest, NobodyIsReachedInOneNode) {
+  expect_ranks_succeed(2, [](const auto& bootstrap) {
+    Member member(bootstrap, GetParam());
+    member.connect({.peers = member.nodes(0).reached_by_rdma(true), .channels = 3});
+    if (member.connections->reaches(1 - bootstrap->rank())) throw std::runtime_error("reached");
+    member.connections->check();
+    bootstrap->barrier();
+  });
+}
+
+TEST_P(ConnectionsTest, FailedQueuePairsWorkAgainAfterReconnect) {
+  expect_ranks_succeed(2, [](const auto& bootstrap) {
+    Member member(bootstrap, GetParam());
+    member.connect({.peers = {1 - bootstrap->rank()}, .depth = 64});
+    const RdmaPeerParams* table = member.connections->device_peers();
+    member.exchange.send_astray(std::uint64_t{1} << 40);
+    member.exchange.launch(*member.connections, 0, 1);
+    member.exchange.synchronize();
+    if (member.exchange.fault().kind != FaultKind::rdma_failed) throw std::runtime_error("no fault on record");
+    try {
+      member.connections->check();
+      throw std::runtime_error("nothing was reported");
+    } catch (const SystemError& error) {
+      const std::string expected = "to rank " + std::to_string(1 - bootstrap->rank()) + " over wire local failed";
+      if (!contains(error.what(), expected)) throw;
+    }
+    member.connections->reconnect(*bootstrap);
+    if (member.connections->device_peers() != table) throw std::runtime_error("the table has moved");
+    bootstrap->barrier();
+    Exchange again(member.executor, *member.heap, bootstrap->rank(), 2, kRows);
+    again.launch(*member.connections, 0, 2);
+    again.synchronize();
+    bootstrap->barrier();
+    member.connections->check();
+  });
+}
+
+std::vector<std::string> refusals(const std::function<ConnectionOptions(int rank)>& options) {
+  return run_rank_threads(3, [&](const auto& bootstrap) {
+    Member member(bootstrap, Where::cpu);
+    member.connect(options(bootstrap->rank()));
+  });
+}
+
+TEST(ConnectionsRefuseTest, WhatDoesNotFitTogether) {
+  for (const std::string& text : refusals(
+           [](int rank) { return ConnectionOptions{.peers = rank == 2 ? std::vector<int>{0} : std::vector<int>{}}; })) {
+    EXPECT_EQ(text, "RDMA connections: rank 2 wants to reach rank 0 by RDMA, but not the other way round");
+  }
+  for (const std::string& text : refusals([](int rank) { return ConnectionOptions{.channels = rank == 1 ? 2 : 3}; })) {
+    EXPECT_EQ(text, "RDMA connections: rank 0 asks for 3 channels, rank 1 for 2; it must be equal on all ranks");
+  }
+}
+
+TEST(ConnectionsRefuseTest, OptionsOutOfRange) {
+  const auto only_of_rank_1 = [](ConnectionOptions wrong) {
+    return [wrong](int rank) { return rank == 1 ? wrong : ConnectionOptions{}; };
+  };
+  EXPECT_EQ(refusals(only_of_rank_1({.peers = {1}}))[1],
+            "RDMA connections of rank 1: peer 1, allowed: 0 to 2 without this rank");
+  EXPECT_EQ(refusals(only_of_rank_1({.peers = {2, 2}}))[1], "RDMA connections of rank 1: peer 2 is named twice");
+  EXPECT_TRUE(contains(refusals(only_of_rank_1({.channels = 0}))[0], "rank 1: RDMA connections: 0 channels, allowed"));
+  const auto all = [](ConnectionOptions wrong) {
+    return [wrong](int rank) {
+      ConnectionOptions mine = wrong;
+      mine.peers = {(rank + 1) % 3, (rank + 2) % 3};
+      return mine;
+    };
+  };
+  EXPECT_TRUE(contains(refusals(all({.depth = 100}))[2], "queue pair depth 100, allowed: a power of two"));
+  EXPECT_TRUE(contains(refusals(all({.depth = 64, .batch = 33}))[2], "doorbell batch 33, allowed: 1 to 32"));
+}
+
+TEST(ConnectionsOfProcessesTest, ReachHeapsThatAreMappedElsewhere) {
+  const std::string name = "deep_ep_connections_" + std::to_string(::getpid());
+  expect_nothing_thrown(run_processes(3, [&](int rank) {
+    const auto bootstrap = make_shared_memory_bootstrap(name, rank, 3, 60);
+    Member member(bootstrap, Where::cpu);
+    member.connect({.peers = member.nodes(1).reached_by_rdma(true), .channels = 2, .depth = 64});
+    member.exchange_rows(0);
+    member.exchange_rows(1);
+    bootstrap->barrier();
+  }));
+}
+
+TEST(ConnectionsOfProcessesTest, TheEndDoesNotWaitForRanksThatDied) {
+  const std::string name = "deep_ep_connections_dead_" + std::to_string(::getpid());
+  const auto errors = run_processes(3, [&](int rank) {
+    const auto bootstrap = make_shared_memory_bootstrap(name, rank, 3, 60);
+    Member member(bootstrap, Where::cpu);
+    member.connect({.peers = member.nodes(1).reached_by_rdma(true), .channels = 2, .depth = 64});
+    if (rank == 1) ::_exit(3);
+    // Waits for rank 1's rows in vain; its heap is still mapped, so what is sent there succeeds.
+    Exchange hopeless(member.executor, *member.heap, rank, 3, kRows, /*timeout_s=*/0.5);
+    hopeless.launch(*member.connections, 0, 1);
+    hopeless.synchronize();
+    if (hopeless.fault().kind != FaultKind::timeout) throw std::runtime_error("a row came from a dead rank");
+    member.connections->check();
+  });
+  EXPECT_EQ(errors[0] + errors[2], "");
+  EXPECT_TRUE(contains(errors[1], "process ended with status"));
+}
+
+}  // namespace
+}  // namespace deep_ep::test

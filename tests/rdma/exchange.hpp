@@ -1,0 +1,49 @@
+// One rank that exchanges rows with its peers over Connections (exchange_kernel.cu), on the executor it is given.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "csrc/memory/symmetric_heap.hpp"
+#include "csrc/rdma/connections.hpp"
+#include "deep_ep/executor.hpp"
+#include "tests/kernels/test_kernel.hpp"
+#include "tests/rdma/exchange_kernel.hpp"
+
+namespace deep_ep::test {
+
+/// Memory that the exchange needs beside heap and connections. A launch uses one channel.
+class Exchange {
+ public:
+  Exchange(std::shared_ptr<Executor> executor, const SymmetricHeap& heap, int rank, int num_ranks, int rows,
+           double timeout_s = 60);
+  ~Exchange();
+  Exchange(const Exchange&) = delete;
+  Exchange& operator=(const Exchange&) = delete;
+
+  /// Heap that ranks need for one such exchange.
+  static std::size_t heap_bytes(int num_ranks, int rows);
+
+  /// Enqueues `epochs` exchanges with all that the channel reaches; epochs count on from the last launch.
+  void launch(const rdma::Connections& connections, int channel, int epochs);
+  /// Waits. Throws nothing: what went wrong is in the next two.
+  void synchronize() { executor_->synchronize(stream_); }
+
+  std::uint64_t wrong_words() const { return wrong_[0]; }
+  const FaultRecord& fault() const { return faults_[0]; }
+  /// Throws unless all rows came, unharmed.
+  void require_all_arrived() const;
+  /// Sends rows beyond the ends of the peers' heaps from now on, or (0) where they belong.
+  void send_astray(std::uint64_t by) { params_.astray = by; }
+
+ private:
+  std::shared_ptr<Executor> executor_;
+  Shared<FaultRecord> faults_;
+  Shared<std::uint64_t> wrong_;
+  std::uint64_t* abort_ = nullptr;
+  StreamHandle stream_ = nullptr;
+  ExchangeParams params_;
+};
+
+}  // namespace deep_ep::test

@@ -1,0 +1,105 @@
+#include "csrc/memory/node_membership.hpp"
+
+#include <gtest/gtest.h>
+#include <stdlib.h>
+
+#include <functional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "deep_ep/error.hpp"
+
+namespace deep_ep {
+namespace {
+
+using Node = std::vector<int>;
+using PerRank = std::function<int(int rank)>;
+
+/// What every rank finds; `host` says which ranks can map each other. A text where a rank throws.
+struct Found {
+  std::vector<NodeMembership> memberships;
+  std::vector<std::string> thrown;
+};
+
+Found find(int ranks, const PerRank& host, const PerRank& ranks_per_node) {
+  Found found{std::vector<NodeMembership>(static_cast<std::size_t>(ranks)),
+              std::vector<std::string>(static_cast<std::size_t>(ranks))};
+  std::vector<std::jthread> threads;
+  for (const auto& bootstrap : make_thread_bootstraps(ranks, 30)) {
+    threads.emplace_back([&, bootstrap] {
+      const int rank = bootstrap->rank();
+      std::byte memory{};
+      std::vector<std::byte*> heaps;
+      for (int peer = 0; peer < ranks; ++peer) heaps.push_back(host(peer) == host(rank) ? &memory : nullptr);
+      try {
+        found.memberships[static_cast<std::size_t>(rank)] = find_nodes(*bootstrap, heaps, ranks_per_node(rank));
+      } catch (const Error& error) {
+        found.thrown[static_cast<std::size_t>(rank)] = error.what();
+      }
+    });
+  }
+  threads.clear();
+  return found;
+}
+
+PerRank always(int value) {
+  return [value](int) { return value; };
+}
+
+TEST(NodeMembership, RanksThatMapEachOtherAreANode) {
+  const Found found = find(
+      6, [](int rank) { return rank % 2; }, always(0));
+  for (std::size_t rank = 0; rank < 6; ++rank) {
+    ASSERT_EQ(found.thrown[rank], "");
+    EXPECT_EQ(found.memberships[rank].node, (Node{0, 1, 0, 1, 0, 1}));
+    EXPECT_EQ(found.memberships[rank].num_nodes, 2);
+    EXPECT_EQ(found.memberships[rank].rank, static_cast<int>(rank));
+  }
+  EXPECT_EQ(found.memberships[3].reached_by_rdma(true), (std::vector<int>{0, 2, 4}));
+  EXPECT_EQ(found.memberships[3].reached_by_rdma(false), (std::vector<int>{0, 1, 2, 4, 5}));
+  EXPECT_TRUE(found.memberships[3].same_node(5));
+  EXPECT_FALSE(found.memberships[3].same_node(4));
+}
+
+TEST(NodeMembership, OneHostPlaysSeveral) {
+  const Found found = find(8, always(0), always(4));
+  EXPECT_EQ(found.memberships[7].node, (Node{0, 0, 0, 0, 1, 1, 1, 1}));
+  EXPECT_EQ(found.memberships[7].num_nodes, 2);
+  EXPECT_EQ(find(3, always(0), always(1)).memberships[0].node, (Node{0, 1, 2}));
+}
+
+TEST(NodeMembership, OneNodeNeedsNoRdma) {
+  const Found found = find(3, always(0), always(0));
+  EXPECT_TRUE(found.memberships[1].reached_by_rdma(true).empty());
+  EXPECT_EQ(found.memberships[1].num_nodes, 1);
+}
+
+TEST(NodeMembership, TheVariableCountsWhereTheProgramDoesNotSay) {
+  ASSERT_EQ(::setenv("DEEP_EP_RANKS_PER_NODE", "2", 1), 0);
+  EXPECT_EQ(find(4, always(0), always(0)).memberships[0].num_nodes, 2);
+  EXPECT_EQ(find(4, always(0), always(4)).memberships[0].num_nodes, 1);
+  ASSERT_EQ(::setenv("DEEP_EP_RANKS_PER_NODE", "5", 1), 0);
+  EXPECT_EQ(find(4, always(0), always(0)).thrown[0],
+            "environment variable DEEP_EP_RANKS_PER_NODE is 5, allowed: 0 (by host), or a number that divides the 4 "
+            "ranks");
+  ::unsetenv("DEEP_EP_RANKS_PER_NODE");
+}
+
+TEST(NodeMembership, Refusals) {
+  EXPECT_EQ(find(4, always(0), always(3)).thrown[2],
+            "ranks_per_node is 3, allowed: 0 (by host), or a number that divides the 4 ranks");
+  EXPECT_EQ(find(4, always(0), always(-1)).thrown[2],
+            "ranks_per_node is -1, allowed: 0 (by host), or a number that divides the 4 ranks");
+  for (const std::string& text : find(2, always(0), [](int rank) { return 1 + rank; }).thrown) {
+    EXPECT_EQ(text, "ranks_per_node is 1 on rank 0 but 2 on rank 1; it must be equal on all ranks");
+  }
+  for (const std::string& text : find(
+                                     4, [](int rank) { return rank / 3; }, always(2))
+                                     .thrown) {
+    EXPECT_EQ(text, "ranks_per_node is 2, but ranks 2 and 3 of such a node cannot map each other's memory");
+  }
+}
+
+}  // namespace
+}  // namespace deep_ep

@@ -4,7 +4,12 @@
 #include <utility>
 
 #include "csrc/bootstrap/agreement.hpp"
+#include "csrc/rdma/machine.hpp"
 #include "csrc/rdma/queue_pair_set.hpp"
+#include "csrc/rdma/ring_memory.hpp"
+#include "csrc/rdma/verbs/libraries.hpp"
+#include "csrc/rdma/verbs/nic_queue_pairs.hpp"
+#include "csrc/rdma/wire_choice.hpp"
 #include "csrc/support/format.hpp"
 #include "csrc/support/logging.hpp"
 #include "deep_ep/bootstrap.hpp"
@@ -18,6 +23,7 @@ void check_options(const ConnectionOptions& options, int rank, int num_ranks) {
   if (options.channels < 1 || options.channels > 64) {
     fail<InvalidArgument>("RDMA connections: {} channels, allowed: 1 to 64", options.channels);
   }
+  check_ring(options.depth, options.batch);
   std::vector<bool> named(static_cast<std::size_t>(num_ranks));
   for (const int peer : options.peers) {
     if (peer < 0 || peer >= num_ranks || peer == rank) {
@@ -90,11 +96,53 @@ Connections::~Connections() {
   executor_->free(device_peers_);
 }
 
+std::optional<NicAssignment> Connections::find_nic(std::span<const ProcessIdentity> processes, int rank,
+                                                   std::string& why_not) const {
+  const auto& mine = processes[static_cast<std::size_t>(rank)];
+  const auto on_this_host = [&](const ProcessIdentity& process) { return process.same_host(mine); };
+  const auto local_rank = std::count_if(processes.begin(), processes.begin() + rank, on_this_host);
+  const auto local_ranks = std::count_if(processes.begin(), processes.end(), on_this_host);
+  const deep_ep::Device device = executor_->device();
+  try {
+    const NicAssignment nic = device.kind == deep_ep::Device::Kind::cuda
+                                  ? nic_of_cuda_device(device.index)
+                                  : nic_of_host_rank(static_cast<int>(local_rank), static_cast<int>(local_ranks));
+    verbs::require_libraries();
+    return nic;
+  } catch (const SystemError& error) {
+    why_not = error.what();
+    return std::nullopt;
+  }
+}
+
 void Connections::connect(Bootstrap& bootstrap) {
+  executor_->make_current();
   std::fill(peers_.begin(), peers_.end(), RdmaPeerParams{});
+  const std::vector<ProcessIdentity> processes = all_gather_values(bootstrap, this_process());
+  std::optional<NicAssignment> nic;
+  WireFacts mine{.process = this_process(), .wanted = wire_from_name(settings_.wire)};
+  agree(bootstrap, "looking for the NIC", [&] {
+    mine.needs_rdma = !options_.peers.empty();
+    mine.needs_nic = settings_.nic_handler == "gpu";
+    if (!mine.needs_rdma || mine.wanted == WireKind::local) return;
+    std::string why_not;
+    nic = find_nic(processes, bootstrap.rank(), why_not);
+    why_not.copy(mine.why_no_nic.data(), mine.why_no_nic.size() - 1);
+  });
+  std::string why_local;
+  const WireKind wire = choose_wire(all_gather_values(bootstrap, mine), why_local);
+  if (!why_local.empty() && bootstrap.rank() == 0) {
+    // On GPUs that is slow, and hardly what somebody with GPUs wants.
+    const bool cuda = executor_->device().kind == deep_ep::Device::Kind::cuda;
+    log::at(cuda ? log::Level::warn : log::Level::info,
+            "rdma: a CPU thread of each rank copies what would be sent (wire local), because: {}", why_local);
+  }
+
   const QueuePairPlan plan{bootstrap, executor_, heap_, options_, peers_};
-  agree(bootstrap, "making RDMA connections", [&] {
-    queue_pairs_ = make_local_queue_pairs(plan);
+  queue_pairs_ = wire == WireKind::local
+                     ? make_local_queue_pairs(plan)
+                     : verbs::make_nic_queue_pairs(plan, [&] { return verbs::open_nic(*nic, *executor_, settings_); });
+  agree(bootstrap, "copying the table of RDMA connections", [&] {
     const StreamHandle stream = executor_->create_stream();
     executor_->copy(device_peers_, peers_.data(), peers_.size() * sizeof(RdmaPeerParams), stream);
     executor_->synchronize(stream);

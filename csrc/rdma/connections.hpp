@@ -4,11 +4,14 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "csrc/memory/process_identity.hpp"
 #include "csrc/memory/symmetric_heap.hpp"
+#include "csrc/rdma/machine.hpp"
 #include "csrc/rdma/settings.hpp"
 #include "kernels/rdma/params.hpp"
 
@@ -67,6 +70,9 @@ class Connections {
 
  private:
   void connect(Bootstrap& bootstrap);
+  /// Nothing, and `why_not`, where this rank has no NIC that can be used.
+  std::optional<NicAssignment> find_nic(std::span<const ProcessIdentity> processes, int rank,
+                                        std::string& why_not) const;
 
   std::shared_ptr<Executor> executor_;
   std::shared_ptr<SymmetricHeap> heap_;

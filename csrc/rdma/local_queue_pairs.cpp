@@ -1,5 +1,6 @@
 #include <vector>
 
+#include "csrc/bootstrap/agreement.hpp"
 #include "csrc/rdma/connections.hpp"
 #include "csrc/rdma/cpu_nic_handler.hpp"
 #include "csrc/rdma/local_wire.hpp"
@@ -72,7 +73,9 @@ class LocalQueuePairs final : public QueuePairSet {
 }  // namespace
 
 std::unique_ptr<QueuePairSet> make_local_queue_pairs(const QueuePairPlan& plan) {
-  return std::make_unique<LocalQueuePairs>(plan);
+  std::unique_ptr<QueuePairSet> made;
+  agree(plan.bootstrap, "making RDMA connections", [&] { made = std::make_unique<LocalQueuePairs>(plan); });
+  return made;
 }
 
 }  // namespace deep_ep::rdma

@@ -19,7 +19,7 @@ namespace deep_ep::rdma {
 
 struct ConnectionOptions;
 
-/// Ends of queue pairs; their memory and their handler. Destroying it stops the handler first.
+/// The ends of queue pairs, their memory and their handler. Destroying it stops the handler first.
 class QueuePairSet {
  public:
   virtual ~QueuePairSet() = default;
@@ -42,7 +42,7 @@ struct QueuePairPlan {
   RdmaPeerParams& peer(int channel, int rank) const;
 };
 
-/// Ranks of this host, whose heaps this process has mapped: the `cpu` handler copies between them.
+/// Ranks of this host, whose heaps this process has mapped: the `cpu` handler copies between them. Collective.
 std::unique_ptr<QueuePairSet> make_local_queue_pairs(const QueuePairPlan& plan);
 
 }  // namespace deep_ep::rdma

@@ -8,26 +8,22 @@
 #include "deep_ep/executor.hpp"
 
 namespace deep_ep::rdma {
-namespace {
 
-void check(const RingOptions& options) {
-  if (options.number == 0 || options.number >= 1u << 24) {
-    fail<InvalidArgument>("queue pair number {}, allowed: 1 to 2^24 - 1", options.number);
+void check_ring(std::uint32_t depth, std::uint32_t batch) {
+  if (!std::has_single_bit(depth) || depth < 64 || depth > device::rdma::kMaxDepth) {
+    fail<InvalidArgument>("queue pair depth {}, allowed: a power of two from 64 to {}", depth, device::rdma::kMaxDepth);
   }
-  if (!std::has_single_bit(options.depth) || options.depth < 64 || options.depth > device::rdma::kMaxDepth) {
-    fail<InvalidArgument>("queue pair depth {}, allowed: a power of two from 64 to {}", options.depth,
-                          device::rdma::kMaxDepth);
-  }
-  if (options.batch < 1 || options.batch > options.depth / 2) {
-    fail<InvalidArgument>("doorbell batch {}, allowed: 1 to {} (half the depth)", options.batch, options.depth / 2);
+  if (batch < 1 || batch > depth / 2) {
+    fail<InvalidArgument>("doorbell batch {}, allowed: 1 to {} (half the depth)", batch, depth / 2);
   }
 }
 
-}  // namespace
-
 RingMemory::RingMemory(std::shared_ptr<Executor> executor, const RingOptions& options)
     : executor_(std::move(executor)), options_(options) {
-  check(options);
+  if (options.number == 0 || options.number >= 1u << 24) {
+    fail<InvalidArgument>("queue pair number {}, allowed: 1 to 2^24 - 1", options.number);
+  }
+  check_ring(options.depth, options.batch);
   const std::size_t bytes = sizeof(Layout) + (options.depth - 1) * sizeof(device::rdma::WorkQueueEntry);
   layout_ = static_cast<Layout*>(executor_->allocate_pinned(bytes));
   // All ones: entries with no known opcode, and a completion that is not yet written.

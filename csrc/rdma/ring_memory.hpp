@@ -21,6 +21,9 @@ struct RingOptions {
   std::uint64_t first_index = 0;  ///< number of the first entry (tests of wrap-around)
 };
 
+/// InvalidArgument unless rings may have this depth and their doorbell this batch.
+void check_ring(std::uint32_t depth, std::uint32_t batch);
+
 class RingMemory {
  public:
   /// InvalidArgument: an option outside its limits.

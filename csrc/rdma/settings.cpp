@@ -13,6 +13,7 @@ namespace deep_ep::rdma {
 namespace {
 
 constexpr std::string_view kGidIndex = "DEEP_EP_RDMA_GID_INDEX";
+constexpr std::string_view kWire = "DEEP_EP_RDMA_WIRE";
 constexpr std::string_view kHandler = "DEEP_EP_NIC_HANDLER";
 
 // The kernel's GID tables have 256 entries at most on today's devices; indices are 8 bits in address handles.
@@ -37,6 +38,7 @@ class Reader {
     read_gid_index();
     read_gid_filter();
     read_handler();
+    read_wire();
     read_dma_buf();
     if (const auto level = environment_("NCCL_NET_GDR_LEVEL")) read_gdr_level(*level);
     settings_.traffic_class = first_number({"NVSHMEM_IB_TRAFFIC_CLASS", "NCCL_IB_TC"}, 0, 255);
@@ -158,6 +160,13 @@ class Reader {
     }
     settings_.nic_handler = alias->substr(0, alias->find('_'));
     take(kAlias, *alias);
+  }
+
+  void read_wire() {
+    settings_.wire = environment_(kWire).value_or("auto");
+    if (settings_.wire != "auto" && settings_.wire != "local" && settings_.wire != "verbs") {
+      fail<InvalidArgument>("environment variable {}='{}', allowed: auto, local or verbs", kWire, settings_.wire);
+    }
   }
 
   void read_dma_buf() {

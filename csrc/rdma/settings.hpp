@@ -24,6 +24,7 @@ struct RdmaSettings {
   NicFilter nics;                     ///< DEEP_EP_HCA_LIST, else NVSHMEM_HCA_LIST, else NCCL_IB_HCA
   GidPolicy gid;                      ///< DEEP_EP_RDMA_GID_INDEX, else NVSHMEM_IB_GID_INDEX, else NCCL_IB_GID_INDEX
   std::string nic_handler;            ///< "gpu", "cpu" or "auto": DEEP_EP_NIC_HANDLER, else NVSHMEM_IBGDA_NIC_HANDLER
+  std::string wire;                   ///< "local", "verbs" or "auto": DEEP_EP_RDMA_WIRE
   bool dma_buf = true;                ///< off: NVSHMEM_IB_DISABLE_DMABUF=1 or NCCL_DMABUF_ENABLE=0
   /// A GPU whose NIC is farther away than this is warned of: NCCL_NET_GDR_LEVEL.
   std::optional<topology::Proximity> gpu_direct_limit;

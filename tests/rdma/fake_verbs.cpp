@@ -185,7 +185,7 @@ void fill(Mlx5Functions& f) {
       errno = error;
       return nullptr;
     }
-    const std::uint32_t number = fake->commands.back().opcode() == 0x400 ? 0x77 : 0x1234;
+    const std::uint32_t number = fake->commands.back().opcode() == 0x400 ? 0x77 : fake->next_queue_pair++;
     put(out, 0x48, 24, number);
     return made(object(number));
   };
@@ -268,6 +268,8 @@ bool FakeVerbs::refuses(const std::string& function) {
   calls.push_back(function);
   const auto found = refusals.find(function);
   if (found == refusals.end()) return false;
+  const auto left = refusals_left.find(function);
+  if (left != refusals_left.end() && left->second-- <= 0) return false;
   errno = found->second;
   return true;
 }

@@ -32,8 +32,9 @@ class FakeVerbs {
   std::map<int, std::array<std::uint8_t, 16>> gids;
   bool is_mlx5 = true;
   std::uint32_t most_inline = 64;
-  std::map<std::string, int> refusals;  ///< function -> errno
-  std::size_t post_accepts = SIZE_MAX;  ///< work requests that the next calls take before ENOMEM
+  std::map<std::string, int> refusals;       ///< function -> errno
+  std::map<std::string, int> refusals_left;  ///< function -> how many calls more are refused; others: all
+  std::size_t post_accepts = SIZE_MAX;       ///< work requests that the next calls take before ENOMEM
 
   // ---- What it was asked ----
   std::vector<std::string> calls;
@@ -82,6 +83,7 @@ class FakeVerbs {
   std::uint64_t atomic_operations = 0xf;
   std::uint64_t atomic_sizes = 0xc;
   std::uint8_t queue_pair_state = 3;
+  std::uint32_t next_queue_pair = 0x1234;  ///< its number
 
   /// True, with errno set, where `function` is to be refused. Records the call.
   bool refuses(const std::string& function);

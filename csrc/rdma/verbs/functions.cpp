@@ -151,6 +151,8 @@ const VerbsFunctions& verbs_functions() {
   return loaded.functions;
 }
 
+void require_libraries() { verbs_functions(); }
+
 const Mlx5Functions& mlx5_functions() {
   const Loaded<Mlx5Functions>& loaded = loaded_mlx5();
   if (!loaded.report.usable) {

@@ -25,6 +25,9 @@ struct LibraryReport {
 /// Opens both libraries, if that has not happened yet, and says how it went. Never throws for a missing library.
 LibraryReport report_libraries();
 
+/// SystemError, the one clear error of a machine without it, unless libibverbs can be used.
+void require_libraries();
+
 /// One line for each library, for logs and `deep_ep doctor`.
 std::vector<std::string> describe(const LibraryReport& report);
 

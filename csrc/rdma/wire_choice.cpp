@@ -1,0 +1,59 @@
+#include "csrc/rdma/wire_choice.hpp"
+
+#include <algorithm>
+
+#include "csrc/support/format.hpp"
+#include "deep_ep/error.hpp"
+
+namespace deep_ep::rdma {
+namespace {
+
+constexpr std::array<std::string_view, 3> kNames = {"auto", "local", "verbs"};
+
+}  // namespace
+
+std::string_view name_of(WireKind kind) { return kNames[static_cast<std::size_t>(kind)]; }
+
+WireKind wire_from_name(std::string_view name) {
+  const auto found = std::find(kNames.begin(), kNames.end(), name);
+  if (found == kNames.end()) fail<InvalidArgument>("RDMA wire '{}', allowed: auto, local or verbs", name);
+  return static_cast<WireKind>(found - kNames.begin());
+}
+
+WireKind choose_wire(std::span<const WireFacts> ranks, std::string& why_local) {
+  const WireKind wanted = ranks[0].wanted;
+  const auto first = std::find_if(ranks.begin(), ranks.end(), [](const WireFacts& rank) { return rank.needs_rdma; });
+  std::size_t elsewhere = ranks.size();
+  std::size_t without_nic = ranks.size();
+  bool needs_nic = false;
+  for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
+    if (ranks[rank].wanted != wanted) {
+      fail<RankMismatch>("DEEP_EP_RDMA_WIRE is {} on rank 0 but {} on rank {}; it must be equal on all ranks",
+                         name_of(wanted), name_of(ranks[rank].wanted), rank);
+    }
+    if (!ranks[rank].needs_rdma) continue;
+    needs_nic |= ranks[rank].needs_nic;
+    if (elsewhere == ranks.size() && !ranks[rank].process.same_host(first->process)) elsewhere = rank;
+    if (without_nic == ranks.size() && ranks[rank].why_no_nic[0] != '\0') without_nic = rank;
+  }
+  if (first == ranks.end()) return WireKind::local;
+  if (wanted == WireKind::local) {
+    if (elsewhere != ranks.size()) {
+      fail<SystemError>(
+          "DEEP_EP_RDMA_WIRE=local is impossible: rank {} (host {}) and rank {} (host {}) are not on one "
+          "host",
+          first - ranks.begin(), first->process.host.data(), elsewhere, ranks[elsewhere].process.host.data());
+    }
+    if (needs_nic) throw SystemError("DEEP_EP_NIC_HANDLER=gpu is impossible with DEEP_EP_RDMA_WIRE=local: no NIC");
+    return WireKind::local;
+  }
+  if (without_nic == ranks.size()) return WireKind::verbs;
+  const char* why = ranks[without_nic].why_no_nic.data();
+  if (wanted == WireKind::automatic && elsewhere == ranks.size() && !needs_nic) {
+    why_local = fmt::format("rank {} (host {}): {}", without_nic, ranks[without_nic].process.host.data(), why);
+    return WireKind::local;
+  }
+  fail<SystemError>("rank {} (host {}): {}", without_nic, ranks[without_nic].process.host.data(), why);
+}
+
+}  // namespace deep_ep::rdma

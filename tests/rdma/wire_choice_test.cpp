@@ -1,0 +1,115 @@
+#include "csrc/rdma/wire_choice.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "deep_ep/error.hpp"
+#include "tests/rdma/messages.hpp"
+
+namespace deep_ep::rdma {
+namespace {
+
+using rdma::test::message_of;
+
+template <std::size_t n>
+void write(std::array<char, n>& field, std::string_view text) {
+  field = {};
+  std::copy(text.begin(), text.end(), field.begin());
+}
+
+/// Ranks that need RDMA and have NICs; `hosts` has a letter for each.
+std::vector<WireFacts> ranks(std::string_view hosts) {
+  std::vector<WireFacts> all(hosts.size());
+  for (std::size_t rank = 0; rank < hosts.size(); ++rank) {
+    write(all[rank].process.boot_id, hosts.substr(rank, 1));
+    write(all[rank].process.host, std::string("host-") + hosts[rank]);
+    all[rank].needs_rdma = true;
+  }
+  return all;
+}
+
+struct Chosen {
+  WireKind wire;
+  std::string why_local;
+};
+Chosen choose(const std::vector<WireFacts>& facts) {
+  Chosen chosen{};
+  chosen.wire = choose_wire(facts, chosen.why_local);
+  return chosen;
+}
+std::string refusal(const std::vector<WireFacts>& facts) {
+  return message_of<SystemError>([&] { choose(facts); });
+}
+void want(std::vector<WireFacts>& facts, WireKind wire) {
+  for (WireFacts& rank : facts) rank.wanted = wire;
+}
+
+TEST(WireChoice, NicsWhereAllHaveThem) {
+  EXPECT_EQ(choose(ranks("aaaa")).wire, WireKind::verbs);
+  EXPECT_EQ(choose(ranks("aabb")).wire, WireKind::verbs);
+}
+
+TEST(WireChoice, OneHostWithoutNicsCopies) {
+  auto facts = ranks("aaa");
+  write(facts[1].why_no_nic, "no device");
+  const Chosen chosen = choose(facts);
+  EXPECT_EQ(chosen.wire, WireKind::local);
+  EXPECT_EQ(chosen.why_local, "rank 1 (host host-a): no device");
+}
+
+TEST(WireChoice, SeveralHostsNeedNics) {
+  auto facts = ranks("aabb");
+  write(facts[3].why_no_nic, "no device");
+  EXPECT_EQ(refusal(facts), "rank 3 (host host-b): no device");
+}
+
+TEST(WireChoice, RanksThatNeedNoRdmaDoNotCount) {
+  auto facts = ranks("aab");
+  write(facts[2].why_no_nic, "no device");
+  facts[2].needs_rdma = false;
+  EXPECT_EQ(choose(facts).wire, WireKind::verbs);
+  for (WireFacts& rank : facts) rank.needs_rdma = false;
+  EXPECT_EQ(choose(facts).wire, WireKind::local);
+}
+
+TEST(WireChoice, WhatWasAskedForIsDoneOrRefused) {
+  auto facts = ranks("aa");
+  want(facts, WireKind::local);
+  EXPECT_EQ(choose(facts).wire, WireKind::local);
+  facts[0].needs_nic = true;
+  EXPECT_EQ(refusal(facts), "DEEP_EP_NIC_HANDLER=gpu is impossible with DEEP_EP_RDMA_WIRE=local: no NIC");
+  facts = ranks("aab");
+  want(facts, WireKind::local);
+  EXPECT_EQ(refusal(facts),
+            "DEEP_EP_RDMA_WIRE=local is impossible: rank 0 (host host-a) and rank 2 (host host-b) are not on one host");
+  facts = ranks("aa");
+  want(facts, WireKind::verbs);
+  EXPECT_EQ(choose(facts).wire, WireKind::verbs);
+  write(facts[0].why_no_nic, "no device");
+  EXPECT_EQ(refusal(facts), "rank 0 (host host-a): no device");
+  want(facts, WireKind::automatic);
+  facts[1].needs_nic = true;
+  EXPECT_EQ(refusal(facts), "rank 0 (host host-a): no device") << "a handler `gpu` has nothing to ring otherwise";
+}
+
+TEST(WireChoice, RanksMustAgree) {
+  auto facts = ranks("aaa");
+  facts[2].wanted = WireKind::local;
+  EXPECT_EQ(message_of<RankMismatch>([&] { choose(facts); }),
+            "DEEP_EP_RDMA_WIRE is auto on rank 0 but local on rank 2; it must be equal on all ranks");
+}
+
+TEST(WireChoice, Names) {
+  for (const WireKind wire : {WireKind::automatic, WireKind::local, WireKind::verbs}) {
+    EXPECT_EQ(wire_from_name(name_of(wire)), wire);
+  }
+  EXPECT_EQ(message_of<InvalidArgument>([] { wire_from_name("tcp"); }),
+            "RDMA wire 'tcp', allowed: auto, local or verbs");
+}
+
+}  // namespace
+}  // namespace deep_ep::rdma

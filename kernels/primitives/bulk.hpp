@@ -5,8 +5,7 @@
 //   ordinary write to shared -> bulk store of it:  publish() by the writers, then a sync, then store()
 //   bulk load -> ordinary read of shared:          wait for the mbarrier, nothing else
 //   bulk store read a stage -> stage is reused:    wait_read<N>() by the issuing thread, then a sync
-//   bulk store -> signal to a peer:                wait<0>(), fence_global() by the issuing thread, then store_release;
-//                                                  or raise_flag() for a flag that stands for bulk stores alone
+//   bulk store -> signal to a peer:                wait<0>() by the issuing thread, then raise_flag()
 #pragma once
 
 #include "kernels/primitives/mbarrier.hpp"
@@ -71,17 +70,20 @@ DEEP_EP_DEVICE void wait() {
 #endif
 }
 
-/// Raises a flag at a peer for bulk stores of this thread that wait<>() has seen complete, and for nothing else:
-/// whoever acquires it sees them. On the GPU this is a relaxed store. Complete bulk stores have been acknowledged by
-/// the memory they went to, so a later store cannot overtake them; a release would also wait for all other stores of
-/// the SM, which costs microseconds while rows of other warps are under way.
-DEEP_EP_DEVICE void raise_flag(std::uint64_t* flag, std::uint64_t value) {
+/// Orders ordinary accesses of this thread to global memory, and what it acquired, before its later bulk copies, and
+/// completed bulk copies before its later ordinary accesses.
+DEEP_EP_DEVICE void fence_global() {
 #if DEEP_EP_TARGET_CUDA
   asm volatile("fence.proxy.async.global;" ::: "memory");
-  store_relaxed<Scope::system>(flag, value);
-#else
-  store_release<Scope::system>(flag, value);
 #endif
+}
+
+/// Raises a flag at a peer for bulk stores of this thread that wait<>() has seen complete: whoever acquires it sees
+/// them. It must be a release. Completion says that this thread sees the bytes, not that they have reached the peer: a
+/// relaxed store overtakes them on NVLink, which shows as rows of an earlier call.
+DEEP_EP_DEVICE void raise_flag(std::uint64_t* flag, std::uint64_t value) {
+  fence_global();
+  store_release<Scope::system>(flag, value);
 }
 
 /// wait_read for a number known at run time, 0 to 7 (larger numbers wait as 7 does).
@@ -118,14 +120,6 @@ DEEP_EP_DEVICE void publish([[maybe_unused]] const void* shared, [[maybe_unused]
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 #else
   host_machine::current_thread->machine->publish(shared, bytes);
-#endif
-}
-
-/// Orders ordinary accesses of this thread to global memory, and what it acquired, before its later bulk copies, and
-/// completed bulk copies before its later ordinary accesses.
-DEEP_EP_DEVICE void fence_global() {
-#if DEEP_EP_TARGET_CUDA
-  asm volatile("fence.proxy.async.global;" ::: "memory");
 #endif
 }
 

@@ -98,6 +98,10 @@ HeapCapabilities query(const cuda::Context& context, const HeapOptions& options)
   return mine;
 }
 
+std::unique_ptr<CudaSharedMemory> share(const CudaSharingGroup& group) {
+  return group.plan.kind == HeapKind::cuda_ipc ? make_ipc_shared_memory(group) : make_vmm_shared_memory(group);
+}
+
 }  // namespace
 
 std::unique_ptr<SymmetricHeap> make_cuda_heap(std::shared_ptr<const cuda::Context> context, Bootstrap& bootstrap,
@@ -106,13 +110,24 @@ std::unique_ptr<SymmetricHeap> make_cuda_heap(std::shared_ptr<const cuda::Contex
   const RelaxedCapture relaxed;
   HeapCapabilities mine;
   agree(bootstrap, "asking the GPU how it can share memory", [&] { mine = query(*context, options); });
-  const std::vector<HeapCapabilities> ranks = all_gather_values(bootstrap, mine);
-  const CudaSharingGroup group{.context = context,
-                               .bootstrap = &bootstrap,
-                               .ranks = ranks,
-                               .plan = plan_heap(ranks),
-                               .timeout_s = options.timeout_s};
-  auto memory = group.plan.kind == HeapKind::cuda_ipc ? make_ipc_shared_memory(group) : make_vmm_shared_memory(group);
+  std::vector<HeapCapabilities> ranks = all_gather_values(bootstrap, mine);
+  CudaSharingGroup group{.context = context,
+                         .bootstrap = &bootstrap,
+                         .ranks = ranks,
+                         .plan = plan_heap(ranks),
+                         .timeout_s = options.timeout_s};
+  std::unique_ptr<CudaSharedMemory> memory;
+  try {
+    memory = share(group);
+  } catch (const SystemError& error) {
+    // On all ranks alike. GPUs that have fabric handles need not be in one NVLink domain.
+    if (group.plan.kind != HeapKind::fabric || mine.requested != HeapKind::automatic) throw;
+    log::warn("rank {}: not all ranks can map each other's memory, those of other hosts are left to RDMA: {}",
+              bootstrap.rank(), error.what());
+    for (HeapCapabilities& rank : ranks) rank.fabric = false;
+    group.plan = plan_heap(ranks);
+    memory = share(group);
+  }
   auto heap = std::make_unique<CudaHeap>(context, std::move(memory), group.plan, group.rank());
   agree(bootstrap, "clearing the heap", [&] { heap->fill(); });
   log::info("rank {}: heap of {} on GPU {}, shared by {}", bootstrap.rank(), format_bytes(group.plan.bytes),

@@ -84,7 +84,7 @@ std::unique_ptr<CudaSharedMemory> make_ipc_shared_memory(const CudaSharingGroup&
   const std::vector<Export> exports = all_gather_values(*group.bootstrap, mine);
   agree(*group.bootstrap, "mapping the heaps of peers", [&] {
     for (std::size_t peer = 0; peer < group.size(); ++peer) {
-      if (peer == group.rank()) continue;
+      if (peer == group.rank() || !group.maps(peer)) continue;
       if (group.ranks[peer].process.same_process(group.ranks[group.rank()].process)) {
         memory->adopt(peer, exports[peer].pointer, group.ranks[peer].device);
       } else {

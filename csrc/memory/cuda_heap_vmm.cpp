@@ -40,7 +40,7 @@ std::unique_ptr<CudaSharedMemory> map_all(const CudaSharingGroup& group, cuda::V
     std::vector<cuda::VmmMapping> mappings(group.size());
     mappings[group.rank()] = std::move(own);
     for (std::size_t peer = 0; peer < group.size(); ++peer) {
-      if (peer == group.rank()) continue;
+      if (peer == group.rank() || !group.maps(peer)) continue;
       const cuda::VmmMemory memory = import_peer(peer);
       mappings[peer] = cuda::VmmMapping(memory, group.plan.bytes);
     }

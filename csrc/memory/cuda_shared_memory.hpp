@@ -15,7 +15,7 @@ namespace deep_ep {
 class CudaSharedMemory {
  public:
   virtual ~CudaSharedMemory() = default;
-  /// One address a rank, the own one included; nullptr for a peer once unmapped.
+  /// One address a rank, the own one included; nullptr for a peer that is not mapped (any more).
   virtual const std::vector<std::byte*>& peers() const = 0;
   virtual void unmap_peers() noexcept = 0;
 };
@@ -30,6 +30,8 @@ struct CudaSharingGroup {
 
   std::size_t rank() const { return static_cast<std::size_t>(bootstrap->rank()); }
   std::size_t size() const { return ranks.size(); }
+  /// Does this rank map that one's memory?
+  bool maps(std::size_t peer) const { return shares_memory(plan.kind, ranks[rank()], ranks[peer]); }
 };
 
 /// Both are collective, fail on all ranks together, and need the context to be current. The contents are undefined.

@@ -127,7 +127,7 @@ class Exchange {
     std::vector<UniqueFd> received(ranks_.size());
     std::vector<UniqueFd> connections(ranks_.size());
     for (std::size_t peer = 0; peer < ranks_.size(); ++peer) {
-      if (peer == rank_) continue;
+      if (peer == rank_ || is_far(peer)) continue;
       if (is_here(peer)) {
         received[peer] = duplicate(peer);
       } else {
@@ -144,6 +144,7 @@ class Exchange {
   }
 
  private:
+  bool is_far(std::size_t peer) const { return !ranks_[peer].same_host(ranks_[rank_]); }
   bool is_here(std::size_t peer) const { return ranks_[peer].same_process(ranks_[rank_]); }
 
   UniqueFd duplicate(std::size_t peer) const {
@@ -176,7 +177,7 @@ class Exchange {
   // nothing.
   void serve(UniqueFd listener) const {
     std::vector<bool> served(ranks_.size());
-    for (std::size_t peer = 0; peer < ranks_.size(); ++peer) served[peer] = is_here(peer);
+    for (std::size_t peer = 0; peer < ranks_.size(); ++peer) served[peer] = is_here(peer) || is_far(peer);
     std::vector<UniqueFd> callers;
     for (;;) {
       const auto missing = std::find(served.begin(), served.end(), false);

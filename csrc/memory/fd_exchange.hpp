@@ -1,4 +1,4 @@
-// File descriptors from every rank to every rank of one host.
+// File descriptors from every rank to every other rank of its host.
 #pragma once
 
 #include <span>
@@ -10,7 +10,8 @@
 
 namespace deep_ep {
 
-/// Gives each rank a descriptor of its own for what `fd` of every other rank stands for; the own place stays empty.
+/// Gives each rank a descriptor of its own for what `fd` of every other rank of its host stands for; the own place and
+/// those of ranks on other hosts stay empty.
 /// Collective; `ranks` says where each lives. Between processes descriptors travel over unix sockets with random names
 /// in the abstract namespace (no files to leave behind), and only to who knows a secret exchanged by the bootstrap.
 /// Fails on all ranks together. `fd` stays the caller's and may be closed afterwards.

@@ -12,29 +12,25 @@ namespace {
 
 constexpr std::array<std::string_view, 4> kNames = {"auto", "posix_fd", "fabric", "cuda_ipc"};
 
-/// Why this kind cannot serve the group; empty when it can.
+/// Why this kind cannot serve the group; empty when it can. Only ranks of one host need to fit together, but for
+/// fabric.
 std::string obstacle(HeapKind kind, std::span<const HeapCapabilities> ranks) {
   for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
     const HeapCapabilities& here = ranks[rank];
-    const ProcessIdentity& first = ranks[0].process;
-    const auto elsewhere = [&](std::string_view what) {
-      return fmt::format("rank {} (host {}) and rank 0 (host {}) are not {}", rank, here.process.host.data(),
-                         first.host.data(), what);
-    };
     if (kind == HeapKind::posix_fd) {
-      if (!here.process.same_host(first)) return elsewhere("on one host");
-      if (!here.process.same_network(first)) return elsewhere("in one network namespace");
+      for (std::size_t other = 0; other < rank; ++other) {
+        const ProcessIdentity& there = ranks[other].process;
+        if (here.process.same_host(there) && !here.process.same_network(there)) {
+          return fmt::format("rank {} and rank {} (host {}) are not in one network namespace", rank, other,
+                             there.host.data());
+        }
+      }
       if (!here.posix_fd) {
         return fmt::format("GPU {} of rank {} cannot share memory by file descriptors", here.device, rank);
       }
-    } else if (kind == HeapKind::fabric) {
-      if (!here.fabric) {
-        return fmt::format(
-            "GPU {} of rank {} has no fabric handles (multi-node NVLink and its IMEX service are needed)", here.device,
-            rank);
-      }
-    } else if (!here.process.same_host(first)) {
-      return elsewhere("on one host");
+    } else if (kind == HeapKind::fabric && !here.fabric) {
+      return fmt::format("GPU {} of rank {} has no fabric handles (multi-node NVLink and its IMEX service are needed)",
+                         here.device, rank);
     }
   }
   return {};
@@ -47,16 +43,21 @@ HeapKind choose(std::span<const HeapCapabilities> ranks) {
     if (!why.empty()) fail<SystemError>("heap of kind {} was asked for: {}", name_of(requested), why);
     return requested;
   }
-  std::string reasons;
-  for (const HeapKind kind : {HeapKind::posix_fd, HeapKind::fabric, HeapKind::cuda_ipc}) {
-    const std::string why = obstacle(kind, ranks);
-    if (why.empty()) return kind;
-    reasons += fmt::format("{}{}: {}", reasons.empty() ? "" : "; ", name_of(kind), why);
-  }
-  fail<SystemError>("no kind of heap works for these ranks. {}", reasons);
+  const bool one_host = std::all_of(ranks.begin(), ranks.end(), [&](const HeapCapabilities& rank) {
+    return rank.process.same_host(ranks[0].process);
+  });
+  const auto possible = [&](HeapKind kind) { return obstacle(kind, ranks).empty(); };
+  if (!one_host && possible(HeapKind::fabric)) return HeapKind::fabric;
+  if (possible(HeapKind::posix_fd)) return HeapKind::posix_fd;
+  if (possible(HeapKind::fabric)) return HeapKind::fabric;
+  return HeapKind::cuda_ipc;
 }
 
 }  // namespace
+
+bool shares_memory(HeapKind kind, const HeapCapabilities& a, const HeapCapabilities& b) {
+  return kind == HeapKind::fabric || a.process.same_host(b.process);
+}
 
 HeapPlan plan_heap(std::span<const HeapCapabilities> ranks) {
   std::uint64_t granularity = 1;

@@ -26,10 +26,14 @@ struct HeapPlan {
   std::uint64_t bytes = 0;  ///< rounded up to every rank's granularity
 };
 
-/// automatic: posix_fd where all ranks can reach each other's sockets and their GPUs can, fabric where ranks span
-/// hosts, otherwise cuda_ipc. Throws the same exception on every rank: RankMismatch when ranks ask for different
-/// things, SystemError, naming a rank, when a kind cannot work.
+/// automatic: for ranks of one host posix_fd where they can reach each other's sockets and their GPUs can, otherwise
+/// fabric, otherwise cuda_ipc. For ranks of several hosts fabric, so that all map each other; where that is not to be
+/// had the same as for one host, and only ranks of one host map each other. Throws the same exception on every rank:
+/// RankMismatch when ranks ask for different things, SystemError, naming a rank, when a kind cannot work.
 HeapPlan plan_heap(std::span<const HeapCapabilities> ranks);
+
+/// Do ranks map each other's memory with this kind of heap?
+bool shares_memory(HeapKind kind, const HeapCapabilities& a, const HeapCapabilities& b);
 
 std::string_view name_of(HeapKind kind);
 /// The value of DEEP_EP_HEAP.

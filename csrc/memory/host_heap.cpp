@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstring>
 #include <mutex>
@@ -65,6 +66,7 @@ Mapping map_shared(int fd, std::size_t bytes, const std::string& what) {
 
 /// What a rank tells the others about its heap.
 struct Export {
+  std::array<char, 40> boot_id{};  ///< of the host
   std::uint64_t process = 0;
   std::uint64_t address = 0;
   std::uint64_t bytes = 0;
@@ -88,7 +90,8 @@ std::vector<Export> exchange(Bootstrap& bootstrap, const Export& mine) {
 
 class HostHeap final : public SymmetricHeap {
  public:
-  HostHeap(Bootstrap& bootstrap, const HeapOptions& options) {
+  HostHeap(Bootstrap& bootstrap, const HeapOptions& options, const ProcessIdentity& identity)
+      : boot_id_(identity.boot_id) {
     const auto page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
     bytes_ = (std::max<std::size_t>(options.bytes, 1) + page - 1) / page * page;
     const auto all = exchange(bootstrap, create());
@@ -129,6 +132,7 @@ class HostHeap final : public SymmetricHeap {
     } catch (const Error& e) {
       set_error(mine, e.what());
     }
+    mine.boot_id = boot_id_;
     mine.process = process_token();
     mine.address = reinterpret_cast<std::uintptr_t>(local_.address());
     mine.bytes = bytes_;
@@ -139,6 +143,10 @@ class HostHeap final : public SymmetricHeap {
 
   void map_peers(const std::vector<Export>& all) {
     for (const Export& peer : all) {
+      if (peer.boot_id != boot_id_) {
+        peers_.push_back(nullptr);
+        continue;
+      }
       if (peer.process == process_token()) {
         peers_.push_back(reinterpret_cast<std::byte*>(peer.address));
         continue;
@@ -151,6 +159,7 @@ class HostHeap final : public SymmetricHeap {
     }
   }
 
+  std::array<char, 40> boot_id_;  ///< of this host
   std::size_t bytes_ = 0;
   UniqueFd fd_;
   Mapping local_;
@@ -160,8 +169,9 @@ class HostHeap final : public SymmetricHeap {
 
 }  // namespace
 
-std::unique_ptr<SymmetricHeap> make_host_heap(Bootstrap& bootstrap, const HeapOptions& options) {
-  return std::make_unique<HostHeap>(bootstrap, options);
+std::unique_ptr<SymmetricHeap> make_host_heap(Bootstrap& bootstrap, const HeapOptions& options,
+                                              const ProcessIdentity& identity) {
+  return std::make_unique<HostHeap>(bootstrap, options, identity);
 }
 
 }  // namespace deep_ep

@@ -1,4 +1,4 @@
-// Memory of equal size on every rank, mapped by every rank of the NVLink domain: offset o of rank r is peer(r) + o.
+// Memory of equal size on every rank, mapped by every rank of the NVLink domain: offset o of rank r is peers()[r] + o.
 #pragma once
 
 #include <cstddef>
@@ -25,7 +25,8 @@ class SymmetricHeap {
   /// What `automatic` turned out to be.
   virtual HeapKind kind() const = 0;
 
-  /// The heap of every rank as this rank maps it, local one included, on the host side of this process.
+  /// The heap of every rank as this rank maps it, local one included, on the host side of this process. Null for ranks
+  /// that share no memory with this one (other hosts, where there is no fabric between them).
   virtual std::span<std::byte* const> peers() const = 0;
   /// The same table in memory that kernels of this rank may read.
   virtual std::byte* const* device_peers() const = 0;

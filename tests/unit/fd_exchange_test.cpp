@@ -40,8 +40,12 @@ int open_descriptors() {
 }
 
 // Every rank gets everybody else's file, as a descriptor of its own.
-void exchange_and_check(Bootstrap& bootstrap) {
-  const auto ranks = all_gather_values(bootstrap, this_process());
+void exchange_and_check(Bootstrap& bootstrap, int ranks_per_host = 100) {
+  auto ranks = all_gather_values(bootstrap, this_process());
+  const auto host = [&](int rank) { return rank / ranks_per_host; };
+  for (int rank = 0; rank < bootstrap.size(); ++rank) {
+    ranks[static_cast<std::size_t>(rank)].boot_id[0] = static_cast<char>('a' + host(rank));
+  }
   std::vector<UniqueFd> received;
   {
     const UniqueFd mine = file_that_says(1000 + bootstrap.rank());
@@ -49,8 +53,8 @@ void exchange_and_check(Bootstrap& bootstrap) {
   }
   for (int peer = 0; peer < bootstrap.size(); ++peer) {
     const UniqueFd& fd = received[static_cast<std::size_t>(peer)];
-    if (peer == bootstrap.rank()) {
-      if (fd) throw std::runtime_error("a descriptor for the own rank");
+    if (peer == bootstrap.rank() || host(peer) != host(bootstrap.rank())) {
+      if (fd) throw std::runtime_error("a descriptor for the own rank, or one of another host");
     } else if (what_it_says(fd) != 1000 + peer) {
       throw std::runtime_error("the file of another rank");
     }
@@ -79,6 +83,15 @@ TEST(FdExchange, BetweenProcesses) {
     });
     for (const std::string& error : errors) EXPECT_EQ(error, "");
   }
+}
+
+TEST(FdExchange, OnlyWithinAHost) {
+  const std::string name = "hosts-" + std::to_string(::getpid());
+  const auto errors = run_processes(5, [&](int rank) {
+    const auto bootstrap = make_shared_memory_bootstrap(name, rank, 5, 20);
+    exchange_and_check(*bootstrap, 2);
+  });
+  for (const std::string& error : errors) EXPECT_EQ(error, "");
 }
 
 TEST(FdExchange, ARankThatCannotOfferFailsEverybody) {

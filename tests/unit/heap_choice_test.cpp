@@ -77,12 +77,19 @@ TEST(HeapChoice, IpcWhereOneGpuOrTheNetworkForbidsDescriptors) {
   EXPECT_EQ(plan_heap(ranks).kind, HeapKind::cuda_ipc);
 }
 
-TEST(HeapChoice, NothingWorksSaysWhyForEachKind) {
-  auto ranks = ranks_on_one_host(3);
+TEST(HeapChoice, WithoutFabricEachHostSharesForItself) {
+  auto ranks = ranks_on_one_host(4);
   move_to_other_host(ranks[2]);
-  const std::string text = refusal(ranks);
-  EXPECT_NE(text.find("rank 2 (host beta) and rank 0 (host alpha) are not on one host"), std::string::npos) << text;
-  EXPECT_NE(text.find("fabric: GPU 0 of rank 0"), std::string::npos) << text;
+  move_to_other_host(ranks[3]);
+  ranks[3].process.network_namespace = ranks[2].process.network_namespace = 9;
+  const HeapPlan plan = plan_heap(ranks);
+  EXPECT_EQ(plan.kind, HeapKind::posix_fd);
+  EXPECT_TRUE(shares_memory(plan.kind, ranks[2], ranks[3]));
+  EXPECT_FALSE(shares_memory(plan.kind, ranks[0], ranks[3]));
+  EXPECT_TRUE(shares_memory(HeapKind::fabric, ranks[0], ranks[3]));
+  EXPECT_FALSE(shares_memory(HeapKind::cuda_ipc, ranks[0], ranks[3]));
+  ranks[3].process.network_namespace = 10;
+  EXPECT_EQ(plan_heap(ranks).kind, HeapKind::cuda_ipc);
 }
 
 TEST(HeapChoice, ForcedKindNamesTheRankThatCannot) {
@@ -93,6 +100,11 @@ TEST(HeapChoice, ForcedKindNamesTheRankThatCannot) {
   for (auto& rank : ranks) rank.requested = HeapKind::posix_fd;
   ranks[2].posix_fd = false;
   EXPECT_NE(refusal(ranks).find("GPU 2 of rank 2"), std::string::npos) << refusal(ranks);
+  ranks = ranks_on_one_host(3);
+  ranks[1].process.network_namespace = 8;
+  for (auto& rank : ranks) rank.requested = HeapKind::posix_fd;
+  EXPECT_NE(refusal(ranks).find("rank 1 and rank 0 (host alpha) are not in one network namespace"), std::string::npos)
+      << refusal(ranks);
   for (auto& rank : ranks) rank.requested = HeapKind::cuda_ipc;
   EXPECT_EQ(plan_heap(ranks).kind, HeapKind::cuda_ipc);
 }

@@ -38,6 +38,25 @@ bool exchange(Bootstrap& bootstrap, SymmetricHeap& heap) {
   return true;
 }
 
+TEST(HostHeap, RanksOfOtherHostsAreNotMapped) {
+  std::vector<int> right(4);
+  as_threads(4, [&](Bootstrap& bootstrap) {
+    ProcessIdentity identity = this_process();
+    const auto host = [](int rank) { return rank / 2; };
+    if (host(bootstrap.rank()) == 1) identity.boot_id[0] = identity.boot_id[0] == 'x' ? 'y' : 'x';
+    const auto heap = make_host_heap(bootstrap, {.bytes = 10000}, identity);
+    bool expected = true;
+    for (int peer = 0; peer < 4; ++peer) {
+      const bool mapped = heap->peers()[static_cast<std::size_t>(peer)] != nullptr;
+      expected &= mapped == (host(peer) == host(bootstrap.rank()));
+      expected &= heap->device_peers()[peer] == heap->peers()[static_cast<std::size_t>(peer)];
+    }
+    right[static_cast<std::size_t>(bootstrap.rank())] = expected;
+    bootstrap.barrier();
+  });
+  EXPECT_EQ(right, std::vector<int>(4, 1));
+}
+
 TEST(HostHeap, ThreadsShareAddresses) {
   std::vector<std::byte*> locals(3);
   std::vector<int> right(3);

@@ -7,11 +7,10 @@
 #include <memory>
 #include <vector>
 
-#include "csrc/memory/node_membership.hpp"
 #include "deep_ep/bootstrap.hpp"
 #include "deep_ep/error.hpp"
 #include "tests/rdma/contains.hpp"
-#include "tests/rdma/exchange.hpp"
+#include "tests/rdma/member.hpp"
 #include "tests/rdma/rank_threads.hpp"
 
 namespace deep_ep::test {
@@ -22,38 +21,9 @@ using rdma::Connections;
 
 enum class Where { cpu, gpu };
 
-constexpr int kRows = 70;  // more than fit into a ring of 64 entries: kernels poll
-
-/// A rank with a heap; on GPUs, where there are fewer of them than ranks, several share one.
-struct Member {
-  Member(const std::shared_ptr<Bootstrap>& its_bootstrap, Where where)
-      : bootstrap(its_bootstrap),
-        executor(where == Where::cpu ? make_host_executor()
-                                     : make_cuda_executor(bootstrap->rank() % cuda_device_count())),
-        heap(executor->create_heap(*bootstrap, {.bytes = Exchange::heap_bytes(bootstrap->size(), kRows)})),
-        exchange(executor, *heap, bootstrap->rank(), bootstrap->size(), kRows) {}
-  ~Member() {
-    connections.reset();
-    heap->unmap_peers();
-  }
-
-  NodeMembership nodes(int ranks_per_node) const { return find_nodes(*bootstrap, heap->peers(), ranks_per_node); }
-  void connect(ConnectionOptions options) {
-    connections = std::make_unique<Connections>(*bootstrap, executor, heap, std::move(options));
-  }
-  void exchange_rows(int channel, int epochs = 3) {
-    exchange.launch(*connections, channel, epochs);
-    exchange.synchronize();
-    exchange.require_all_arrived();
-    connections->check();
-  }
-
-  std::shared_ptr<Bootstrap> bootstrap;
-  std::shared_ptr<Executor> executor;
-  std::shared_ptr<SymmetricHeap> heap;
-  Exchange exchange;
-  std::unique_ptr<Connections> connections;
-};
+std::shared_ptr<Executor> executor_at(Where where, int rank) {
+  return where == Where::cpu ? make_host_executor() : make_cuda_executor(rank % cuda_device_count());
+}
 
 class ConnectionsTest : public testing::TestWithParam<Where> {
  protected:
@@ -66,7 +36,7 @@ INSTANTIATE_TEST_SUITE_P(, ConnectionsTest, testing::Values(Where::cpu, Where::g
 
 TEST_P(ConnectionsTest, EveryRankReachesAllOthersOnEveryChannel) {
   expect_ranks_succeed(4, [](const auto& bootstrap) {
-    Member member(bootstrap, GetParam());
+    Member member(bootstrap, executor_at(GetParam(), bootstrap->rank()));
     member.connect({.peers = member.nodes(0).reached_by_rdma(/*use_nvlink=*/false), .channels = 3, .depth = 64});
     for (int channel = 0; channel < 3; ++channel) member.exchange_rows(channel);
     bootstrap->barrier();
@@ -75,7 +45,7 @@ TEST_P(ConnectionsTest, EveryRankReachesAllOthersOnEveryChannel) {
 
 TEST_P(ConnectionsTest, RanksOfOneNodeHaveNone) {
   expect_ranks_succeed(4, [](const auto& bootstrap) {
-    Member member(bootstrap, GetParam());
+    Member member(bootstrap, executor_at(GetParam(), bootstrap->rank()));
     const NodeMembership nodes = member.nodes(2);
     member.connect({.peers = nodes.reached_by_rdma(true), .channels = 2, .depth = 64, .batch = 8});
     for (int rank = 0; rank < 4; ++rank) {
@@ -96,7 +66,7 @@ TEST_P(ConnectionsTest, RanksOfOneNodeHaveNone) {
 
 TEST_P(ConnectionsTest, NobodyIsReachedInOneNode) {
   expect_ranks_succeed(2, [](const auto& bootstrap) {
-    Member member(bootstrap, GetParam());
+    Member member(bootstrap, executor_at(GetParam(), bootstrap->rank()));
     member.connect({.peers = member.nodes(0).reached_by_rdma(true), .channels = 3});
     if (member.connections->reaches(1 - bootstrap->rank())) throw std::runtime_error("reached");
     member.connections->check();
@@ -106,13 +76,13 @@ TEST_P(ConnectionsTest, NobodyIsReachedInOneNode) {
 
 TEST_P(ConnectionsTest, FailedQueuePairsWorkAgainAfterReconnect) {
   expect_ranks_succeed(2, [](const auto& bootstrap) {
-    Member member(bootstrap, GetParam());
+    Member member(bootstrap, executor_at(GetParam(), bootstrap->rank()));
     member.connect({.peers = {1 - bootstrap->rank()}, .depth = 64});
     const RdmaPeerParams* table = member.connections->device_peers();
-    member.exchange.send_astray(std::uint64_t{1} << 40);
-    member.exchange.launch(*member.connections, 0, 1);
-    member.exchange.synchronize();
-    if (member.exchange.fault().kind != FaultKind::rdma_failed) throw std::runtime_error("no fault on record");
+    member.exchange->send_astray(std::uint64_t{1} << 40);
+    member.exchange->launch(*member.connections, 0, 1);
+    member.exchange->synchronize();
+    if (member.exchange->fault().kind != FaultKind::rdma_failed) throw std::runtime_error("no fault on record");
     try {
       member.connections->check();
       throw std::runtime_error("nothing was reported");
@@ -122,10 +92,8 @@ TEST_P(ConnectionsTest, FailedQueuePairsWorkAgainAfterReconnect) {
     }
     member.connections->reconnect(*bootstrap);
     if (member.connections->device_peers() != table) throw std::runtime_error("the table has moved");
-    bootstrap->barrier();
-    Exchange again(member.executor, *member.heap, bootstrap->rank(), 2, kRows);
-    again.launch(*member.connections, 0, 2);
-    again.synchronize();
+    member.start_again();
+    member.exchange_rows(0, 2);
     bootstrap->barrier();
     member.connections->check();
   });
@@ -133,7 +101,7 @@ TEST_P(ConnectionsTest, FailedQueuePairsWorkAgainAfterReconnect) {
 
 std::vector<std::string> refusals(const std::function<ConnectionOptions(int rank)>& options) {
   return run_rank_threads(3, [&](const auto& bootstrap) {
-    Member member(bootstrap, Where::cpu);
+    Member member(bootstrap, make_host_executor());
     member.connect(options(bootstrap->rank()));
   });
 }
@@ -171,7 +139,7 @@ TEST(ConnectionsOfProcessesTest, ReachHeapsThatAreMappedElsewhere) {
   const std::string name = "deep_ep_connections_" + std::to_string(::getpid());
   expect_nothing_thrown(run_processes(3, [&](int rank) {
     const auto bootstrap = make_shared_memory_bootstrap(name, rank, 3, 60);
-    Member member(bootstrap, Where::cpu);
+    Member member(bootstrap, make_host_executor());
     member.connect({.peers = member.nodes(1).reached_by_rdma(true), .channels = 2, .depth = 64});
     member.exchange_rows(0);
     member.exchange_rows(1);
@@ -183,11 +151,11 @@ TEST(ConnectionsOfProcessesTest, TheEndDoesNotWaitForRanksThatDied) {
   const std::string name = "deep_ep_connections_dead_" + std::to_string(::getpid());
   const auto errors = run_processes(3, [&](int rank) {
     const auto bootstrap = make_shared_memory_bootstrap(name, rank, 3, 60);
-    Member member(bootstrap, Where::cpu);
+    Member member(bootstrap, make_host_executor());
     member.connect({.peers = member.nodes(1).reached_by_rdma(true), .channels = 2, .depth = 64});
     if (rank == 1) ::_exit(3);
     // Waits for rank 1's rows in vain; its heap is still mapped, so what is sent there succeeds.
-    Exchange hopeless(member.executor, *member.heap, rank, 3, kRows, /*timeout_s=*/0.5);
+    Exchange hopeless(member.executor, *member.heap, rank, 3, kMemberRows, /*timeout_s=*/0.5);
     hopeless.launch(*member.connections, 0, 1);
     hopeless.synchronize();
     if (hopeless.fault().kind != FaultKind::timeout) throw std::runtime_error("a row came from a dead rank");

@@ -39,8 +39,8 @@ Exchange::~Exchange() {
   executor_->free(abort_);
 }
 
-void Exchange::launch(const rdma::Connections& connections, int channel, int epochs) {
-  params_.peers = connections.device_peers() + channel * params_.num_ranks;
+void Exchange::launch(const RdmaPeerParams* peers, int epochs) {
+  params_.peers = peers;
   params_.epochs = epochs;
   kExchange(*executor_, stream_, {params_.num_ranks, 32, 0}, params_);
   params_.first_epoch += epochs;

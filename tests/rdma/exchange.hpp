@@ -26,7 +26,11 @@ class Exchange {
   static std::size_t heap_bytes(int num_ranks, int rows);
 
   /// Enqueues `epochs` exchanges with all that the channel reaches; epochs count on from the last launch.
-  void launch(const rdma::Connections& connections, int channel, int epochs);
+  void launch(const rdma::Connections& connections, int channel, int epochs) {
+    launch(connections.device_peers() + channel * params_.num_ranks, epochs);
+  }
+  /// The same over queue pairs [ranks] that kernels can read.
+  void launch(const RdmaPeerParams* peers, int epochs);
   /// Waits. Throws nothing: what went wrong is in the next two.
   void synchronize() { executor_->synchronize(stream_); }
 

@@ -1,5 +1,5 @@
-// One of two emulated machines: exchanges data and signals with the other over RoCE. Then machine 1 goes away, and
-// machine 0 must be told so. Usage: deep_ep_rxe_machine ID PEER_ADDRESS
+// One of two emulated machines: its ranks, and then it by itself, exchange data and signals with the other over RoCE.
+// Then machine 1 goes away, and machine 0 must be told so. Usage: deep_ep_rxe_machine ID PEER_ADDRESS
 #include <arpa/inet.h>
 #include <fmt/format.h>
 #include <netinet/in.h>
@@ -17,6 +17,7 @@
 #include "csrc/support/deadline.hpp"
 #include "csrc/support/unique_fd.hpp"
 #include "tests/rxe/ends.hpp"
+#include "tests/rxe/machine_ranks.hpp"
 
 namespace deep_ep::rdma::verbs::test {
 namespace {
@@ -138,6 +139,8 @@ int main(int argc, char** argv) {
   }
   const int id = std::string(argv[1]) == "0" ? 0 : 1;
   try {
+    deep_ep::test::run_machine_ranks(id, argv[2]);
+    std::printf("machine %d: kernels of two ranks reach those of the other machine\n", id);
     deep_ep::rdma::verbs::test::run_machine(id, argv[2]);
     std::printf("machine %d: five rounds of data and signals are right\n", id);
     return 0;

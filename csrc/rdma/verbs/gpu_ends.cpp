@@ -131,10 +131,10 @@ class GpuEnds final : public NicEnds {
 
 std::unique_ptr<NicEnds> make_gpu_ends(const NicAccess& nic, std::shared_ptr<Executor> executor,
                                        const NicEndsOptions& options) {
+  if (!nic.gpu_memory) throw SystemError("this rank's kernels run on the CPU");
   if (!nic.mlx5) {
     fail<SystemError>("NIC {} is none of NVIDIA's ConnectX or BlueField: its rings have another format", nic.name);
   }
-  if (!nic.gpu_memory) throw SystemError("this rank's kernels run on the CPU");
   return std::make_unique<GpuEnds>(nic, executor, options);
 }
 

@@ -27,6 +27,8 @@ struct End {
 
 std::unique_ptr<NicEnds> make_ends(const NicAccess& nic, const std::shared_ptr<Executor>& executor,
                                    const NicEndsOptions& options) {
+  // Nothing to try, and nothing to warn of.
+  if (!nic.gpu_memory && nic.handler == "auto") return make_cpu_ends(nic, executor, options);
   std::unique_ptr<NicEnds> ends;
   const NicHandlerKind kind = choose_nic_handler(nic.handler, [&]() -> std::string {
     try {

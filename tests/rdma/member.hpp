@@ -1,0 +1,59 @@
+// A rank with a heap, connections and an exchange of rows over them.
+#pragma once
+
+#include <memory>
+#include <utility>
+
+#include "csrc/memory/node_membership.hpp"
+#include "csrc/rdma/connections.hpp"
+#include "deep_ep/bootstrap.hpp"
+#include "tests/rdma/exchange.hpp"
+
+namespace deep_ep::test {
+
+/// More rows than fit into a ring of 64 entries: kernels must poll, and so see failures of their own queue pairs.
+inline constexpr int kMemberRows = 70;
+
+struct Member {
+  Member(std::shared_ptr<Bootstrap> its_bootstrap, std::shared_ptr<Executor> its_executor, double timeout_s = 60)
+      : bootstrap(std::move(its_bootstrap)),
+        executor(std::move(its_executor)),
+        heap(executor->create_heap(*bootstrap, {.bytes = Exchange::heap_bytes(bootstrap->size(), kMemberRows)})),
+        exchange(std::make_unique<Exchange>(executor, *heap, bootstrap->rank(), bootstrap->size(), kMemberRows,
+                                            timeout_s)) {}
+  ~Member() {
+    connections.reset();
+    heap->unmap_peers();
+  }
+
+  NodeMembership nodes(int ranks_per_node) const { return find_nodes(*bootstrap, heap->peers(), ranks_per_node); }
+  void connect(rdma::ConnectionOptions options, rdma::RdmaSettings settings = rdma::read_settings()) {
+    connections =
+        std::make_unique<rdma::Connections>(*bootstrap, executor, heap, std::move(options), std::move(settings));
+  }
+  /// Throws unless all rows of all epochs come.
+  void exchange_rows(int channel, int epochs = 3) {
+    exchange->launch(*connections, channel, epochs);
+    exchange->synchronize();
+    exchange->require_all_arrived();
+    connections->check();
+  }
+
+  /// Collective: an exchange as new, after one that came to nothing.
+  void start_again() {
+    const StreamHandle stream = executor->create_stream();
+    executor->fill(heap->local(), 0, heap->bytes(), stream);
+    executor->synchronize(stream);
+    executor->destroy_stream(stream);
+    exchange = std::make_unique<Exchange>(executor, *heap, bootstrap->rank(), bootstrap->size(), kMemberRows);
+    bootstrap->barrier();
+  }
+
+  std::shared_ptr<Bootstrap> bootstrap;
+  std::shared_ptr<Executor> executor;
+  std::shared_ptr<SymmetricHeap> heap;
+  std::unique_ptr<Exchange> exchange;
+  std::unique_ptr<rdma::Connections> connections;
+};
+
+}  // namespace deep_ep::test

@@ -1,0 +1,164 @@
+// Connections over real RoCE devices: kernels of the CPU executor write rings, `cpu` handlers post them to the devices.
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <fstream>
+#include <functional>
+#include <stdexcept>
+#include <string>
+#include <thread>
+
+#include "csrc/bootstrap/agreement.hpp"
+#include "csrc/rdma/failure.hpp"
+#include "csrc/support/deadline.hpp"
+#include "deep_ep/error.hpp"
+#include "tests/rdma/contains.hpp"
+#include "tests/rdma/member.hpp"
+#include "tests/rdma/rank_threads.hpp"
+#include "tests/rxe/rxe_settings.hpp"
+
+namespace deep_ep::test {
+namespace {
+
+void require(bool condition, const std::string& what) {
+  if (!condition) throw std::runtime_error(what);
+}
+
+/// The text of the SystemError that connections report.
+std::string reported(const rdma::Connections& connections) {
+  try {
+    connections.check();
+  } catch (const SystemError& error) {
+    return error.what();
+  }
+  return "";
+}
+
+/// What the kernel has put on record.
+std::string told(const Member& member, int rank) {
+  const FaultRecord& fault = member.exchange->fault();
+  return "fault of kind " + std::to_string(static_cast<int>(fault.kind)) + ": " + rdma::describe_fault(rank, fault);
+}
+
+void wait_until_dead(std::int64_t process) {
+  const Deadline deadline(30);
+  while (!deadline.expired()) {
+    std::ifstream file("/proc/" + std::to_string(process) + "/stat");
+    std::string line;
+    if (!std::getline(file, line) || contains(line, ") Z ")) return;
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  }
+  throw std::runtime_error("the process lives on");
+}
+
+// Comes first in its program: processes are forked before this one has threads.
+TEST(RxeConnectionsFault, PeerThatIsKilledIsNamed) {
+  const std::string name = "deep_ep_rxe_killed";
+  const auto errors = run_processes(2, [&](int rank) {
+    const auto bootstrap = make_shared_memory_bootstrap(name, rank, 2, 60);
+    Member member(bootstrap, make_host_executor());
+    member.connect({.peers = {1 - rank}, .depth = 64}, quick_settings());
+    member.exchange_rows(0, 1);
+    const auto processes = all_gather_values(*bootstrap, std::int64_t{::getpid()});
+    if (rank == 1) ::raise(SIGKILL);
+    wait_until_dead(processes[1]);
+    member.exchange->launch(*member.connections, 0, 1);
+    member.exchange->synchronize();
+    require(member.exchange->fault().kind == FaultKind::rdma_failed, told(member, rank));
+    const std::string text = reported(*member.connections);
+    require(contains(text, "to rank 1 over rxe0:1 failed") && contains(text, "syndrome 0x15"), text);
+  });
+  EXPECT_EQ(errors[0], "");
+  EXPECT_NE(errors[1], "");  // killed
+}
+
+/// Rank 0 sends something that rank 1's device refuses. Then both ends are in the error state.
+void expect_refusal(const std::function<void(Member& member)>& launch_of_rank_0,
+                    const std::function<void(Member& member)>& afterwards) {
+  expect_ranks_succeed(2, [&](const auto& bootstrap) {
+    const bool wrong = bootstrap->rank() == 0;
+    Member member(bootstrap, make_host_executor(), /*timeout_s=*/wrong ? 60 : 2);
+    member.connect({.peers = {1 - bootstrap->rank()}, .channels = 2, .depth = 64}, patient_settings());
+    wrong ? launch_of_rank_0(member) : member.exchange->launch(*member.connections, 0, 1);
+    member.exchange->synchronize();
+    const std::string text = reported(*member.connections);
+    if (wrong) {
+      require(member.exchange->fault().kind == FaultKind::rdma_failed, told(member, 0));
+      require(contains(text, "RDMA write to rank 1 over rxe0:1 failed"), text);
+      require(contains(text, "syndrome 0x13, remote access error"), text);
+    } else {
+      // Its own rows may have been through before, and those of rank 0 never come.
+      require(member.exchange->fault().claimed != 0, "no fault is on record");
+    }
+    bootstrap->barrier();
+    afterwards(member);
+    bootstrap->barrier();
+  });
+}
+
+TEST(RxeConnectionsFault, WrongRemoteKey) {
+  expect_refusal(
+      [](Member& member) {
+        Shared<RdmaPeerParams> peers(*member.executor, 2);
+        peers[1] = member.connections->peer(0, 1);
+        peers[1].remote_key ^= 1;
+        member.exchange->launch(peers.data(), 1);
+        member.exchange->synchronize();
+      },
+      [](Member&) {});
+}
+
+TEST(RxeConnectionsFault, FailedQueuePairsWorkAgainAfterReconnect) {
+  expect_refusal(
+      [](Member& member) {
+        member.exchange->send_astray(std::uint64_t{1} << 40);
+        member.exchange->launch(*member.connections, 0, 1);
+      },
+      [](Member& member) {
+        member.connections->reconnect(*member.bootstrap);
+        member.start_again();
+        for (int channel = 0; channel < 2; ++channel) member.exchange_rows(channel);
+      });
+}
+
+TEST(RxeConnections, EachRankHasADevice) {
+  expect_ranks_succeed(2, [](const auto& bootstrap) {
+    Member member(bootstrap, make_host_executor());
+    member.connect({.peers = {1 - bootstrap->rank()}, .channels = 3, .depth = 64}, patient_settings());
+    const std::string device = bootstrap->rank() == 0 ? "rxe0:1" : "rxe1:1";
+    require(contains(member.connections->describe(), "handler cpu, wire verbs, NIC " + device),
+            member.connections->describe());
+    for (int round = 0; round < 3; ++round) {
+      for (int channel = 0; channel < 3; ++channel) member.exchange_rows(channel);
+    }
+    bootstrap->barrier();
+  });
+}
+
+TEST(RxeConnections, FourRanksShareTwoDevices) {
+  for (const int ranks_per_node : {1, 2}) {
+    expect_ranks_succeed(4, [&](const auto& bootstrap) {
+      Member member(bootstrap, make_host_executor());
+      member.connect({.peers = member.nodes(ranks_per_node).reached_by_rdma(true), .depth = 64}, patient_settings());
+      member.exchange_rows(0);
+      member.exchange_rows(0);
+      bootstrap->barrier();
+    });
+  }
+}
+
+TEST(RxeConnections, SmallAndDeepRings) {
+  for (const std::uint32_t depth : {64U, 4096U}) {
+    expect_ranks_succeed(2, [&](const auto& bootstrap) {
+      Member member(bootstrap, make_host_executor());
+      member.connect({.peers = {1 - bootstrap->rank()}, .depth = depth, .batch = depth / 2}, patient_settings());
+      member.exchange_rows(0, 10);
+      bootstrap->barrier();
+    });
+  }
+}
+
+}  // namespace
+}  // namespace deep_ep::test

@@ -10,8 +10,6 @@
 namespace deep_ep {
 namespace {
 
-constexpr int kGpuWarps = 16;
-
 LowLatencyFormat format_of(const LowLatencyDispatchArguments& arguments) {
   if (!arguments.use_fp8) return LowLatencyFormat::bf16;
   if (arguments.use_ue8m0) return LowLatencyFormat::fp8_ue8m0;
@@ -86,8 +84,8 @@ LowLatencyRow row_of(const LowLatencyDispatchParams& params) {
 LaunchShape shape_of(LowLatencyDispatchParams& params, const Config& config, const Executor& executor) {
   const LaunchPolicy& policy = executor.policy();
   const bool gpu = executor.device().kind == Device::Kind::cuda;
-  const int usual = gpu ? kGpuWarps : policy.warps_per_block;
-  const int most = std::max(1, std::min(32, policy.max_block_threads / 32));
+  const int most = std::max(1, std::min(kDispatchThreads, policy.max_block_threads) / 32);
+  const int usual = gpu ? most : policy.warps_per_block;
   const int warps = std::clamp(config.warps_per_block != 0 ? config.warps_per_block : usual, 1, most);
   params.warps_per_row = warps % 4 == 0 && warps >= 16 ? 4 : warps % 2 == 0 && warps >= 8 ? 2 : 1;
   const int sms = config.num_sms != 0 ? std::min(config.num_sms, policy.multiprocessors) : policy.multiprocessors;

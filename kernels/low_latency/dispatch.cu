@@ -128,4 +128,4 @@ DEEP_EP_DEVICE void low_latency_dispatch_body(const LowLatencyDispatchParams& pa
 }  // namespace deep_ep::device
 
 DEEP_EP_DEFINE_KERNEL(dispatch_low_latency, deep_ep::LowLatencyDispatchParams,
-                      deep_ep::device::low_latency_dispatch_body, 1024)
+                      deep_ep::device::low_latency_dispatch_body, deep_ep::kDispatchThreads)

@@ -23,8 +23,7 @@ DEEP_EP_DEVICE void prepare(const LowLatencyDispatchParams& params, const LowLat
     LowLatencyDispatchShared::Words& words = layout.words(memory);
     words.sent = before.sent;
     words.received = before.received;
-    // Before the masks: whoever saw a newer mask than this version finds that out at the end.
-    words.mask_version = common.mask == nullptr ? 0 : load_acquire<Scope::gpu>(&common.state->mask_version);
+    note_masks(common, words.masks);
   }
   if (common.mask != nullptr) block::sync();
   for (int rank = thread_index(); rank < common.num_ranks; rank += block_threads()) {
@@ -36,34 +35,18 @@ DEEP_EP_DEVICE void prepare(const LowLatencyDispatchParams& params, const LowLat
   }
 }
 
-/// With masking, ranks may be masked while the call runs, and blocks may have seen different ones. Then the last block
-/// to finish does the receiving again, alone, with those that are left. Their rows are all there: whoever a block
-/// waited for in vain is masked.
+/// See masks.hpp.
 DEEP_EP_DEVICE void agree_on_masks(const LowLatencyReceiver& receiver) {
   const LowLatencyParams& common = receiver.params.common;
   LowLatencyDispatchShared::Words& words = receiver.layout.words(receiver.memory);
-  LowLatencyCounters& counters = counters_of(common, kDispatch);
-  block::sync();
-  if (thread_index() == 0) {
-    const auto blocks = static_cast<std::uint32_t>(grid_blocks());
-    add_relaxed<Scope::gpu>(&counters.versions, words.mask_version);
-    words.last = 0;
-    if (fetch_add_acq_rel<Scope::gpu>(&counters.finished, std::uint32_t{1}) + 1 == blocks) {
-      const std::uint64_t now = load_acquire<Scope::gpu>(&common.state->mask_version);
-      words.last = 1;
-      words.redo = load_relaxed<Scope::gpu>(&counters.versions) == now * blocks ? 0 : 1;
-      store_relaxed<Scope::gpu>(&counters.finished, 0);
-      store_relaxed<Scope::gpu>(&counters.versions, 0);
-    }
-  }
-  block::sync();
+  finish_with_masks(common, counters_of(common, kDispatch), words.masks);
+  const bool again = words.masks.again != 0;
   const bool adds = receiver.params.recv_stats != nullptr;
-  if (words.last == 0 || (words.redo == 0 && !adds)) return;
+  if (words.masks.last == 0 || (!again && !adds)) return;
   for (int rank = thread_index(); rank < common.num_ranks; rank += block_threads()) {
     receiver.layout.left_out(receiver.memory)[rank] = masked(common, rank) ? 1 : 0;
   }
   block::sync();
-  const bool again = words.redo != 0;
   receiver.learn_counts({.writes = again, .adds = adds});
   if (!again || words.failed != 0) return;
   const int parts = receiver.params.warps_per_row;

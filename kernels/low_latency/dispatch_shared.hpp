@@ -1,7 +1,7 @@
 // Shared memory of a block of the low-latency dispatch.
 #pragma once
 
-#include "kernels/low_latency/params.hpp"
+#include "kernels/low_latency/masks.hpp"
 
 namespace deep_ep {
 
@@ -15,10 +15,9 @@ struct LowLatencyDispatchShared {
 
   struct Words {
     std::uint64_t sent, received;  ///< see Epochs
-    std::uint64_t mask_version;
+    device::MaskWords masks;
     std::int32_t destinations;  ///< of the token under way
     std::int32_t failed;        ///< a wait was called off: the call is over
-    std::int32_t last, redo;    ///< see agree_on_masks
   };
 
   DEEP_EP_HOST_DEVICE Words& words(std::byte* memory) const { return *reinterpret_cast<Words*>(memory); }

@@ -139,12 +139,11 @@ struct LowLatencyCombineParams {
   int num_local_experts;
   bool rank_major;
   bool use_logfmt;
-  std::uint32_t row_bytes;  ///< of a row as it travels, a multiple of kLine
+  std::uint32_t row_bytes;  ///< of a row as it travels
 
   // Roles of a block's warps: some add up tokens (none without a receive part), the others push rows in groups.
   int adding_warps;
-  int warps_per_row;  ///< of a group, 2 or more: one leads; divides the warps that push
-  int stages;         ///< of a group, 1 or 2
+  int warps_per_row;  ///< of a group; divides the warps that push
 
   // As expert side: what is sent.
   const std::byte* x;             ///< rows as dispatch laid them out, bfloat16

@@ -15,11 +15,10 @@ namespace {
 struct PushingWarps {
   int groups, warps_per_row;
 };
-constexpr PushingWarps kGpuPushing{2, 5};     ///< keeps an SM's share of the wire busy
-constexpr PushingWarps kGpuPushingFew{1, 9};  ///< where no block has more than a row: done with it sooner
+constexpr PushingWarps kGpuPushing{2, 5};      ///< keeps an SM's share of the wire busy
+constexpr PushingWarps kGpuPushingFew{1, 10};  ///< where no block has more than a row: done with it sooner
 constexpr int kHostWarpsPerRow = 2;
-constexpr int kLeastWarps = 4;  ///< one that waits and one that adds, one that leads and one that sums
-constexpr int kMostNamedBarriers = 13;
+constexpr int kLeastWarps = 3;  ///< one that adds, two that push
 
 /// Rows of x that the handle knows of, and how they are laid out.
 struct RowShape {
@@ -90,41 +89,32 @@ LaunchShape shape_of(LowLatencyCombineParams& params, const Config& config, cons
   const int most = std::min(most_threads, policy.max_block_threads) / 32;
   const int usual = gpu ? most : policy.warps_per_block;
   const int warps = std::clamp(config.warps_per_block != 0 ? config.warps_per_block : usual, kLeastWarps, most);
-  const int adding = receives(params.phase) ? 2 : 0;  // at least
-  const CombineWire wire{params.hidden, params.use_logfmt};
   const int sms = config.num_sms != 0 ? std::min(config.num_sms, policy.multiprocessors) : policy.multiprocessors;
   const bool few = std::int64_t{params.common.num_ranks} * params.max_tokens <= sms;
-  const PushingWarps usual_pushing = few ? kGpuPushingFew : kGpuPushing;
+  const int least_adding = receives(params.phase) ? 1 : 0;
+  const PushingWarps gpu_pushing = few ? kGpuPushingFew : kGpuPushing;
   params.warps_per_row =
-      gpu && warps - adding >= usual_pushing.warps_per_row ? usual_pushing.warps_per_row : kHostWarpsPerRow;
+      gpu && warps - least_adding >= gpu_pushing.warps_per_row ? gpu_pushing.warps_per_row : kHostWarpsPerRow;
 
-  // As many blocks as have anything to do.
-  const auto blocks = [&](int groups) {
-    const std::int64_t to_push = rows_of_group(params.common.num_ranks, params.max_tokens, groups);
-    return static_cast<int>(std::clamp<std::int64_t>(std::max<std::int64_t>(to_push, params.num_tokens), 1, sms));
-  };
-  const auto shared_bytes = [&](int groups, int stages) {
-    const int rows = rows_of_group(params.common.num_ranks, params.max_tokens, groups * blocks(groups));
-    return CombineBlockLayout{groups, {stages, wire.bytes(), rows}}.bytes();
-  };
-  const auto fits = [&](int groups, int stages) { return shared_bytes(groups, stages) <= policy.max_shared_bytes; };
-
-  // As many groups as there are warps, barriers and stages for; with a receive part only so many that most warps add.
   int groups = 0;
-  params.stages = 1;
   if (sends(params.phase)) {
-    groups = std::min((warps - adding) / params.warps_per_row, kMostNamedBarriers / (params.use_logfmt ? 3 : 2));
-    if (adding != 0) groups = std::clamp(warps * usual_pushing.groups / 24, 1, groups);
-    while (groups > 1 && !fits(groups, 1)) --groups;
-    if (!fits(groups, 1)) {
-      fail<InvalidArgument>("hidden {} needs {} of shared memory in a block, there are {}", params.hidden,
-                            format_bytes(shared_bytes(1, 1)), format_bytes(policy.max_shared_bytes));
-    }
-    params.stages = fits(groups, 2) ? 2 : 1;
+    groups = (warps - least_adding) / params.warps_per_row;
+    if (receives(params.phase)) groups = std::clamp(warps * gpu_pushing.groups / 24, 1, groups);
   }
   const int pushing = groups * params.warps_per_row;
   params.adding_warps = receives(params.phase) ? warps - pushing : 0;
-  return {blocks(groups), (params.adding_warps + pushing) * 32, shared_bytes(groups, params.stages)};
+
+  // As many blocks as have anything to do.
+  const std::int64_t to_push = rows_of_group(params.common.num_ranks, params.max_tokens, groups);
+  const int blocks =
+      static_cast<int>(std::clamp<std::int64_t>(std::max<std::int64_t>(to_push, params.num_tokens), 1, sms));
+  const int rows = rows_of_group(params.common.num_ranks, params.max_tokens, groups * blocks);
+  const CombineBlockLayout layout{pushing, params.adding_warps, rows, params.use_logfmt};
+  if (layout.bytes() > policy.max_shared_bytes) {
+    fail<InvalidArgument>("max_tokens {} needs {} of shared memory in a block, there are {}", params.max_tokens,
+                          format_bytes(layout.bytes()), format_bytes(policy.max_shared_bytes));
+  }
+  return {blocks, (params.adding_warps + pushing) * 32, layout.bytes()};
 }
 
 }  // namespace
@@ -144,8 +134,7 @@ LowLatencyCombineResult Buffer::Implementation::low_latency_combine(const LowLat
   params.num_local_experts = handle.num_experts / num_ranks_;
   params.rank_major = handle.layout == LowLatencyLayout::rank_major;
   params.use_logfmt = arguments.use_logfmt;
-  params.row_bytes =
-      static_cast<std::uint32_t>(ControlWindow::align(CombineWire{params.hidden, params.use_logfmt}.bytes()));
+  params.row_bytes = CombineWire{params.hidden, params.use_logfmt}.bytes();
   params.x = arguments.x.as<const std::byte>();
   params.row_table = handle.row_table.as<const std::int32_t>();
   params.num_tokens = static_cast<int>(arguments.topk_idx.size(0));

@@ -10,8 +10,6 @@
 namespace deep_ep {
 namespace {
 
-constexpr int kGpuWarps = 16;
-
 LowLatencyFormat format_of(const LowLatencyDispatchArguments& arguments) {
   if (!arguments.use_fp8) return LowLatencyFormat::bf16;
   if (arguments.use_ue8m0) return LowLatencyFormat::fp8_ue8m0;
@@ -82,14 +80,13 @@ LowLatencyRow row_of(const LowLatencyDispatchParams& params) {
   return {params.hidden, params.num_topk, is_fp8(params.format), params.weights};
 }
 
-/// Grid and shared memory of a part of the call. Every block must have two warps at least: some issue stores, some
-/// receive.
+/// Grid and shared memory of a part of the call.
 LaunchShape shape_of(LowLatencyDispatchParams& params, const Config& config, const Executor& executor) {
   const LaunchPolicy& policy = executor.policy();
   const bool gpu = executor.device().kind == Device::Kind::cuda;
-  const int usual = gpu ? kGpuWarps : policy.warps_per_block;
-  const int most = std::max(2, std::min(32, policy.max_block_threads / 32));
-  const int warps = std::clamp(config.warps_per_block != 0 ? config.warps_per_block : usual, 2, most);
+  const int most = std::max(1, std::min(kDispatchThreads, policy.max_block_threads) / 32);
+  const int usual = gpu ? most : policy.warps_per_block;
+  const int warps = std::clamp(config.warps_per_block != 0 ? config.warps_per_block : usual, 1, most);
   params.warps_per_row = warps % 4 == 0 && warps >= 16 ? 4 : warps % 2 == 0 && warps >= 8 ? 2 : 1;
   const int sms = config.num_sms != 0 ? std::min(config.num_sms, policy.multiprocessors) : policy.multiprocessors;
   const std::int64_t rows = std::int64_t{params.common.num_ranks} * params.max_tokens;
@@ -97,21 +94,14 @@ LaunchShape shape_of(LowLatencyDispatchParams& params, const Config& config, con
   const std::int64_t to_receive = receives(params.phase) ? rows : 0;  // few rows are best spread over many SMs
   const int blocks = static_cast<int>(std::clamp<std::int64_t>(std::max(to_send, to_receive), 1, sms));
 
-  // A second stage where a block has a second token, if it fits.
-  const int senders = std::max(1, blocks - 1);
-  const auto with_stages = [&](std::uint32_t stages) {
-    const LowLatencyDispatchShared layout{params.common.num_ranks, params.num_local_experts * params.common.num_ranks,
-                                          stages, row_of(params).bytes()};
-    return layout.bytes();
-  };
-  params.stages = !sends(params.phase) ? 0 : params.num_tokens > senders ? 2 : 1;
-  if (params.stages == 2 && with_stages(2) > policy.max_shared_bytes) params.stages = 1;
-  if (with_stages(params.stages) > policy.max_shared_bytes) {
+  const LowLatencyDispatchShared layout{params.common.num_ranks, params.num_local_experts * params.common.num_ranks,
+                                        sends(params.phase) ? row_of(params).stage_bytes() : 0};
+  if (layout.bytes() > policy.max_shared_bytes) {
     fail<InvalidArgument>("hidden {} and num_experts {} need {} of shared memory in a block, there are {}",
                           params.hidden, params.num_local_experts * params.common.num_ranks,
-                          format_bytes(with_stages(params.stages)), format_bytes(policy.max_shared_bytes));
+                          format_bytes(layout.bytes()), format_bytes(policy.max_shared_bytes));
   }
-  return {blocks, warps * 32, with_stages(params.stages)};
+  return {blocks, warps * 32, layout.bytes()};
 }
 
 /// A tensor whose last two dimensions are those of `contiguous`, exchanged.

@@ -1,167 +1,219 @@
 // The owner's side of combine: the rows of a token, one from each rank that has something to say, are added in fp32, by
 // rank, and rounded.
 //
-// A block takes a token, and its adding warps share the token's vectors, so that each thread has a load from every row
-// under way at once. One warp finds out whose rows there are and waits for them, a token ahead of the others.
+// A block takes a token, and its adding warps share the token's lines. Each warp finds out for itself whose rows there
+// are, and polls its lines of all of them at once: when they are there, they are in its registers.
 #pragma once
 
 #include "kernels/low_latency/combine_announce.hpp"
-#include "kernels/low_latency/combine_shared.hpp"
-#include "kernels/primitives/block.hpp"
+#include "kernels/low_latency/combine_wait.hpp"
+#include "kernels/low_latency/combine_wire.hpp"
 
 namespace deep_ep::device::low_latency {
 
+/// The ranks that have something to say of a token, in their order, one a lane.
+struct CombineSources {
+  int count;
+  int rank;              ///< in lane i < count the i-th
+  const std::byte* row;  ///< its row
+};
+
+template <bool kLogfmt>
 struct CombineAdder {
   static constexpr int kTogether = 8;  ///< rows whose loads are under way at once
-  static constexpr int kBarrier = 1;
 
   const LowLatencyCombineParams& params;
   const CombineWire& wire;
   std::uint64_t epoch;
-  int thread, threads;      ///< of the block's part that adds; the first warp only waits
-  CombineSources* sources;  ///< [2]: one for the next token, while the others still look at this one's
+  int warp, warps;   ///< of the block's part that adds
+  std::byte* stage;  ///< LogFMT only
 
-  DEEP_EP_DEVICE void add_all() const {
-    if (thread < kWarpSize) {
-      each_token([&](int token, CombineSources& of_token) {
-        find_sources(token, of_token);
-        block::sync(kBarrier, threads);
-        return of_token.count >= 0;
-      });
-    } else {
-      each_token([&](int token, const CombineSources& of_token) {
-        block::sync(kBarrier, threads);
-        if (of_token.count < 0) return false;
-        if (of_token.count == 0) {
-          clear(token);
-        } else if (wire.logfmt) {
-          add_logfmt(token, of_token);
-        } else {
-          add(token, of_token);
-        }
-        return true;
-      });
+  /// Every `step`-th token from `first` on.
+  DEEP_EP_DEVICE void add_all(int first, int step) const {
+    for (int token = first; token < params.num_tokens; token += step) {
+      const CombineSources sources = find_sources(token);
+      const bool added = kLogfmt ? add_passes(token, sources) : add_lines(token, sources);
+      if (!added) return;
     }
   }
 
  private:
-  template <class Work>
-  DEEP_EP_DEVICE void each_token(Work work) const {
-    int turn = 0;
-    for (int token = block_index(); token < params.num_tokens; token += grid_blocks()) {
-      if (!work(token, sources[turn])) return;
-      turn ^= 1;
-    }
-  }
-
-  DEEP_EP_DEVICE const std::byte* row(int rank, int token) const {
-    return params.common.local +
-           params.common.window.row_at(LowLatencyKind::combine, epoch, rank, token, params.row_bytes);
-  }
-
-  /// Which ranks have rows of the token, and are they there? Those that are masked are left out.
-  DEEP_EP_DEVICE void find_sources(int token, CombineSources& of_token) const {
+  DEEP_EP_DEVICE CombineSources find_sources(int token) const {
+    const LowLatencyParams& common = params.common;
     const int lane = lane_index();
     const std::int32_t expert = lane < params.num_topk ? load_expert(params, token, lane) : -1;
     const int rank = expert < 0 ? -1 : expert / params.num_local_experts;
 
     // Of the selections on one rank, the first stands for it; it is in line behind those on lower ranks.
     const bool first = lowest_bit(warp::match_any(static_cast<std::uint32_t>(rank))) == lane && rank >= 0;
-    const bool wanted = first && !masked(params.common, rank);
-    bool there = wanted && wait(rank, token);
-    warp::sync();  // what one lane acquired, others may read only after this
+    const std::uint32_t wanted = warp::ballot(first && !masked(common, rank));
     int place = 0;
-    for (std::uint32_t left = warp::ballot(there); left != 0; left &= left - 1) {
+    for (std::uint32_t left = wanted; left != 0; left &= left - 1) {
       place += warp::shuffle(rank, lowest_bit(left)) < rank ? 1 : 0;
     }
-    if (there) of_token.row[place] = row(rank, token);
-    const int count = count_bits(warp::ballot(there));
-    if (lane == 0) of_token.count = aborted(params.common.wait) ? -1 : count;
+    CombineSources sources{count_bits(wanted), -1, nullptr};
+    for (std::uint32_t left = wanted; left != 0; left &= left - 1) {
+      const int from = lowest_bit(left);
+      const int its_rank = warp::shuffle(rank, from);
+      if (warp::shuffle(place, from) == lane) sources.rank = its_rank;
+    }
+    if (sources.rank >= 0) {
+      sources.row =
+          common.local + common.window.row_at(LowLatencyKind::combine, epoch, sources.rank, token, params.row_bytes);
+    }
+    return sources;
   }
 
-  DEEP_EP_DEVICE bool wait(int rank, int token) const {
+  /// Lines of up to kTogether rows, which this warp polls. Bit i of `missing`: those of row i are not there.
+  struct Lines {
+    LinePart part[kTogether];
+    std::uint32_t missing;
+
+    /// Loads what is missing; `from`: in lane i the beginning of row `first` + i.
+    DEEP_EP_DEVICE void poll(const std::byte* from, int first, std::uint32_t line, bool wanted, std::uint64_t tag) {
+      const std::uint32_t at = LineLane().byte_at(line);
+#pragma unroll
+      for (int i = 0; i < kTogether; ++i) {
+        if ((missing >> i & 1u) != 0) part[i] = load_line(warp::shuffle(from, first + i) + at, wanted);
+      }
+#pragma unroll
+      for (int i = 0; i < kTogether; ++i) {
+        if ((missing >> i & 1u) != 0 && warp::all(tagged(part[i], tag) || !wanted)) missing &= ~(1u << i);
+      }
+    }
+  };
+
+  /// Waits for line `line` of the rows from the `first`-th of the sources on. `lines.missing` says in the end which do
+  /// not come, as their ranks are masked. False: the call is over.
+  DEEP_EP_DEVICE bool await(const CombineSources& sources, int first, const std::byte* from, std::uint32_t line,
+                            bool wanted, bool measures, Lines& lines) const {
     const LowLatencyParams& common = params.common;
-    const auto* flag = reinterpret_cast<const std::uint64_t*>(
-        common.local + common.window.flag_at(LowLatencyKind::combine, epoch, rank, token));
-    const std::int64_t begin = clock_cycles();
-    const bool came = await_word(common, flag, epoch, epoch, rank, Wanted::low_latency_combine_rows);
-    if (params.wait_cost != nullptr) {
-      add_relaxed<Scope::gpu>(params.wait_cost + rank, clock_cycles() - begin);
-    }
-    return came;
-  }
-
-  DEEP_EP_DEVICE int adding_thread() const { return thread - kWarpSize; }
-  DEEP_EP_DEVICE int adding_threads() const { return threads - kWarpSize; }
-  DEEP_EP_DEVICE Vec16* result(int token) const {
-    return reinterpret_cast<Vec16*>(params.combined_x) + std::int64_t{token} * wire.vectors();
-  }
-
-  /// Vector by vector, and row by row within one, as in combine_sum.hpp.
-  DEEP_EP_DEVICE void add(int token, const CombineSources& of_token) const {
-    const int rows = of_token.count;
-    const int pieces = (wire.vectors() + adding_threads() - 1) / adding_threads() * rows;
-    int row_to_load = 0;
-    int vector_to_load = adding_thread();
-    int row_to_add = 0;
-    int vector_to_add = adding_thread();
-    float sum[8] = {};
-    for (int piece = 0; piece < pieces; piece += kTogether) {
-      Vec16 loaded[kTogether] = {};
-#pragma unroll
-      for (int i = 0; i < kTogether; ++i) {
-        if (piece + i >= pieces) continue;
-        const auto* row = reinterpret_cast<const Vec16*>(of_token.row[row_to_load]);
-        if (vector_to_load < wire.vectors()) loaded[i] = load_weak(row + vector_to_load);
-        if (++row_to_load != rows) continue;
-        row_to_load = 0;
-        vector_to_load += adding_threads();
+    const int count = sources.count - first < kTogether ? sources.count - first : kTogether;
+    lines.missing = (1u << count) - 1;
+    std::uint32_t lost = 0;
+    const std::int64_t cycles = clock_cycles();
+    const std::uint64_t begin = now_ns();
+    for (int spins = 1;; ++spins) {
+      const std::uint32_t before = lines.missing;
+      lines.poll(from, first, line, wanted, epoch);
+      if (measures) measure(sources, first, before & ~lines.missing, cycles);
+      if ((lines.missing & ~lost) == 0) return true;
+      pause(spins);
+      if (spins % 64 != 0) continue;  // polling must stay cheap
+      for (std::uint32_t left = lines.missing & ~lost; left != 0; left &= left - 1) {
+        const int i = lowest_bit(left);
+        const int rank = warp::shuffle(sources.rank, first + i);
+        if (lane_index() == 0 && !masked(common, rank) && is_late(common, rank, epoch, begin)) {
+          blame(common, rank, Wanted::low_latency_combine_rows, epoch, 0);
+        }
+        warp::sync();
+        if (warp::any(masked(common, rank))) lost |= 1u << i;
       }
-#pragma unroll
-      for (int i = 0; i < kTogether; ++i) {
-        if (piece + i >= pieces) continue;
-        add_bf16(sum, loaded[i]);
-        if (++row_to_add != rows) continue;
-        if (vector_to_add < wire.vectors()) store_stream(result(token) + vector_to_add, pack_sum(sum));
-        for (float& part : sum) part = 0.0f;
-        row_to_add = 0;
-        vector_to_add += adding_threads();
-      }
+      if (warp::any(aborted(common.wait))) return false;
     }
   }
 
-  /// A vector of up to kTogether rows at once: where it is depends on the rows' ranges.
-  DEEP_EP_DEVICE void add_logfmt(int token, const CombineSources& of_token) const {
-    for (int vector = adding_thread(); vector < wire.vectors(); vector += adding_threads()) {
-      const VectorPlace place(wire, vector);
+  /// Of the rows that have come.
+  DEEP_EP_DEVICE void measure(const CombineSources& sources, int first, std::uint32_t came, std::int64_t begin) const {
+    const int i = lane_index() - first;
+    if (i < 0 || i >= kTogether || (came >> i & 1u) == 0) return;
+    add_relaxed<Scope::gpu>(params.wait_cost + sources.rank, clock_cycles() - begin);
+  }
+
+  DEEP_EP_DEVICE bool measures(int unit) const { return params.wait_cost != nullptr && unit == 0; }
+  DEEP_EP_DEVICE std::byte* result(int token) const {
+    return params.combined_x + std::int64_t{token} * 2 * params.hidden;
+  }
+
+  // ---- bfloat16 ----
+
+  DEEP_EP_DEVICE bool add_lines(int token, const CombineSources& sources) const {
+    const LineLane lane;
+    const WarpShare<false> share{warp, warps};
+    for (int step = 0; step < share.steps(wire); ++step) {
+      const auto line = static_cast<std::uint32_t>(share.unit(step) * kWarpLines + lane.line);
+      const bool wanted = line < wire.lines();
       float sum[8] = {};
-      for (int begin = 0; begin < of_token.count; begin += kTogether) {
-        const std::byte* const* rows = of_token.row + begin;
-        const int count = of_token.count - begin;
-        std::uint32_t range[kTogether];
-        Vec16 loaded[kTogether];
+      for (int first = 0; first < sources.count; first += kTogether) {
+        Lines lines;
+        if (!await(sources, first, sources.row, line, wanted, measures(share.unit(step)), lines)) return false;
 #pragma unroll
         for (int i = 0; i < kTogether; ++i) {
-          if (i < count) range[i] = load_range(rows[i], place);
-        }
-#pragma unroll
-        for (int i = 0; i < kTogether; ++i) {
-          if (i < count) loaded[i] = load_channels(rows[i], place, range[i]);
-        }
-#pragma unroll
-        for (int i = 0; i < kTogether; ++i) {
-          if (i < count) add_channels(sum, loaded[i], place, range[i]);
+          if (first + i < sources.count && (lines.missing >> i & 1u) == 0) add_part(sum, lines.part[i]);
         }
       }
-      store_stream(result(token) + vector, pack_sum(sum));
+      const std::uint32_t at = lane.payload_at(line);
+      const Vec16 packed = pack_sum(sum);
+      for (int word = 0; word < lane.words(); ++word) {
+        if (!wanted || at + 8 * static_cast<std::uint32_t>(word) >= 2 * static_cast<std::uint32_t>(params.hidden))
+          break;
+        store_stream(reinterpret_cast<std::uint64_t*>(result(token) + at) + word,
+                     std::uint64_t{packed.word[2 * word + 1]} << 32 | packed.word[2 * word]);
+      }
     }
+    return true;
   }
 
-  /// Of a token that nobody has anything to say of.
-  DEEP_EP_DEVICE void clear(int token) const {
-    for (int vector = adding_thread(); vector < wire.vectors(); vector += adding_threads()) {
-      store_stream(result(token) + vector, Vec16{});
+  /// The tag is added to sums that nobody looks at.
+  DEEP_EP_DEVICE static void add_part(float (&sum)[8], const LinePart& part) {
+    add_bf16(sum, Vec16{{static_cast<std::uint32_t>(part.word[0]), static_cast<std::uint32_t>(part.word[0] >> 32),
+                         static_cast<std::uint32_t>(part.word[1]), static_cast<std::uint32_t>(part.word[1] >> 32)}});
+  }
+
+  // ---- LogFMT ----
+
+  DEEP_EP_DEVICE bool add_passes(int token, const CombineSources& sources) const {
+    constexpr int kSteps = WarpShare<true>::kSteps;
+    for (int pass = warp; pass < wire.passes(); pass += warps) {
+      const WarpShare<true> share{pass, wire.passes()};
+      float sum[kSteps][8] = {};
+      for (int source = 0; source < sources.count; ++source) {
+        const PassStage of_pass{wire, stage, pass};
+        bool there = true;
+        if (!read(of_pass, sources, source, there)) return false;
+#pragma unroll
+        for (int step = 0; step < kSteps; ++step) {
+          const int vector = share.vector(wire, step);
+          if (there && vector >= 0) of_pass.add(vector, sum[step]);
+        }
+        warp::sync();  // the stage has been read
+      }
+#pragma unroll
+      for (int step = 0; step < kSteps; ++step) {
+        const int vector = share.vector(wire, step);
+        if (vector >= 0) store_stream(reinterpret_cast<Vec16*>(result(token)) + vector, pack_sum(sum[step]));
+      }
     }
+    return true;
+  }
+
+  /// The pass of one source, into the stage. False: the call is over. `there` false: the row does not come.
+  DEEP_EP_DEVICE bool read(const PassStage& of_pass, const CombineSources& sources, int source, bool& there) const {
+    const LineLane lane;
+    const CombineSources one{1, warp::shuffle(sources.rank, source), warp::shuffle(sources.row, source)};
+    for (int chunk = of_pass.first_chunk(); chunk < of_pass.end_chunk(); ++chunk) {
+      const std::byte* from = one.row + static_cast<std::size_t>(chunk) * wire.chunk_lines() * kTaggedLine;
+      // As many lines as it has if it is encoded; then it is known whether that is all.
+      const std::uint32_t least = wire.lines_of_chunk(chunk, true);
+      std::uint32_t end = least;
+      for (std::uint32_t begin = 0; begin < end;) {
+        const std::uint32_t line = begin + static_cast<std::uint32_t>(lane.line);
+        const bool wanted = line < end;
+        Lines parts;
+        if (!await(one, 0, from, line, wanted, measures(chunk) && begin == 0, parts)) return false;
+        there = parts.missing == 0;
+        if (!there) return true;
+        if (wanted) {
+          auto* words = reinterpret_cast<std::uint64_t*>(of_pass.chunk(chunk) + lane.payload_at(line));
+          words[0] = parts.part[0].word[0];
+          if (!lane.has_tag()) words[1] = parts.part[0].word[1];
+        }
+        warp::sync();
+        begin = begin + kWarpLines < end ? begin + kWarpLines : end;
+        if (begin == least) end = wire.lines_of_chunk(chunk, of_pass.encoded(chunk));
+      }
+    }
+    return true;
   }
 };
 

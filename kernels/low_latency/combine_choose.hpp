@@ -2,7 +2,6 @@
 #pragma once
 
 #include "kernels/low_latency/combine_announce.hpp"
-#include "kernels/low_latency/combine_shared.hpp"
 #include "kernels/primitives/bits.hpp"
 
 namespace deep_ep::device::low_latency {
@@ -13,6 +12,13 @@ struct CombineRow {
   std::int32_t rows;      ///< of the source; this one is there if `index` is below
   std::int32_t token;     ///< at the source
   std::int32_t position;  ///< in each lane that of a selection, negative: not on this rank
+};
+
+/// What is added up for the owner, in the order of the lanes.
+struct CombineChoice {
+  std::int32_t position;  ///< in each lane a row of x, negative for none
+  float weight;
+  bool as_dispatched;  ///< exactly the rows that the dispatch brought
 };
 
 /// By a whole warp.
@@ -37,28 +43,19 @@ struct RowChooser {
     const int first_expert = common.rank * params.num_local_experts;
     const int expert = now.expert - first_expert;  // local
     const bool here = now.expert >= first_expert && expert < params.num_local_experts;
-    if (params.rank_major) {
-      choose_sum(row, warp::any(here), choice);
-    } else {
-      choose_experts(row, here ? expert : -1, now.weight, choice);
-    }
+    choice = params.rank_major ? choose_sum(row, warp::any(here)) : choose_experts(row, here ? expert : -1, now.weight);
     return true;
   }
 
  private:
   /// The row is the sum already: all of it, or nothing.
-  DEEP_EP_DEVICE void choose_sum(const CombineRow& row, bool wanted, CombineChoice& choice) const {
-    if (lane_index() != 0) return;
-    choice.kind = wanted ? CombineChoice::as_dispatched : CombineChoice::none;
-    choice.count = 1;
-    choice.position[0] = row.position;
-    choice.weight[0] = 1.0f;
+  DEEP_EP_DEVICE CombineChoice choose_sum(const CombineRow& row, bool wanted) const {
+    return {wanted ? row.position : -1, 1.0f, wanted};
   }
 
   /// `expert`: in each lane the local expert of a selection, or -1. Each means the row that the dispatch brought for
   /// the same selection if that named the same expert, else the first that the dispatch brought for this expert.
-  DEEP_EP_DEVICE void choose_experts(const CombineRow& row, int expert, float weight, CombineChoice& choice) const {
-    const int lane = lane_index();
+  DEEP_EP_DEVICE CombineChoice choose_experts(const CombineRow& row, int expert, float weight) const {
     const int expert_rows = params.common.num_ranks * params.max_tokens;
     const int dispatched = row.position >= 0 ? row.position / expert_rows : -1;
     const bool same = warp::all(expert == dispatched);
@@ -71,16 +68,7 @@ struct RowChooser {
         if (position < 0 && expert >= 0 && candidate == expert) position = its_row;
       }
     }
-    const std::uint32_t chosen = warp::ballot(position >= 0);
-    if (position >= 0) {
-      const int place = count_bits(chosen & ((1u << lane) - 1));
-      choice.position[place] = position;
-      choice.weight[place] = weight;
-    }
-    if (lane == 0) {
-      choice.count = count_bits(chosen);
-      choice.kind = chosen == 0 ? CombineChoice::none : same ? CombineChoice::as_dispatched : CombineChoice::others;
-    }
+    return {position, weight, same};
   }
 };
 

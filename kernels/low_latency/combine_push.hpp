@@ -2,32 +2,28 @@
 // weighted, summed and rounded, goes to the token's owner as one row.
 //
 // Groups of warps take rows in turn. Neighbouring rows belong to different owners, so that all links are busy at once,
-// and every owner's rows go in token order, so that it can begin to add. In a group, one warp leads: it looks for the
-// owner's selections and, when the others have summed, stores the row and raises its flag. The others only load and
-// add; with two stages they make the next row while the last one is on its way. Rows whose owner has not told its
-// selections for a while are put off until all others are done: a rank that does not come must not make others look
-// late.
+// and every owner's rows go in token order, so that it can begin to add. The warps of a group share a row by its lines
+// and need nothing of each other: each looks for the owner's selections, sums its channels and stores its lines. Rows
+// whose owner has not told its selections for a while are put off until all others are done: a rank that does not come
+// must not make others look late.
 #pragma once
 
-#include "kernels/low_latency/combine_choose.hpp"
+#include "kernels/low_latency/combine_shared.hpp"
 #include "kernels/low_latency/combine_sum.hpp"
 #include "kernels/low_latency/combine_wait.hpp"
 #include "kernels/low_latency/peer.hpp"
-#include "kernels/primitives/block.hpp"
 
 namespace deep_ep::device::low_latency {
 
-struct CombineGroup {
+template <bool kLogfmt>
+struct CombinePusher {
   const LowLatencyCombineParams& params;
   const CombineWire& wire;
-  int group, groups;  ///< in the block
-  int warp;           ///< in the group: 0 leads
-  const CombineGroupLayout& layout;
-  std::byte* memory;
+  int group, groups;       ///< in the block
+  int warp;                ///< in the group
+  std::uint32_t* put_off;  ///< for each row that falls to this warp: has it been put off?
+  std::byte* stage;        ///< LogFMT only
   std::uint64_t epoch = 0;
-
-  /// Meetings of a group: a choice is made (and a stage free), a row is summed, its parts are summed (LogFMT only).
-  enum Meeting : int { kChosen, kSummed, kPartsSummed };
 
   /// How long rows wait in turn for their owner, in nanoseconds. Where ranks are masked, a late one should cost little;
   /// else the call needs all ranks anyway, and it matters only who is named in the end.
@@ -37,48 +33,52 @@ struct CombineGroup {
     return common.wait.timeout_ns == 0 ? ~std::uint64_t{0} : common.wait.timeout_ns / 4;
   }
 
-  /// `begin()` meets the block and sets the epoch; what does not depend on it is loaded before.
+  /// `begin(epoch)` meets the block and sets the epoch; what does not depend on it is loaded before.
   template <class Begin>
   DEEP_EP_DEVICE void push_all(Begin begin) {
-    const CombineRow first = load_row(first_item());
+    CombineRow next = load_row(first_item());
     const std::int32_t most = load_most_rows();
     begin(epoch);
     const int end = warp::max(most) * params.common.num_ranks;
-    if (warp == 0) {
-      lead_all(first, end);
-    } else {
-      sum_all(first, end);
+    const std::uint64_t start = now_ns();
+
+    // 1. All rows in turn.
+    int waiting = 0;
+    for (int index = 0, item = first_item(); item < end; ++index, item += step()) {
+      if (index % 32 == 0) set_bits(index, 0);
+      const CombineRow row = next;
+      next = load_row(item + step());
+      if (row.index >= row.rows || left_out(row.source)) continue;
+      const Summed summed = push(row, [&](CombineChoice& choice) { return choose_soon(row, start, choice); });
+      if (summed != Summed::not_told) continue;
+      set_bits(index, put_off[index / 32] | bit(index));
+      ++waiting;
+    }
+
+    // 2. Again and again those that were put off.
+    for (int pass = 1; waiting > 0 && !warp::any(aborted(params.common.wait)); ++pass) {
+      pause(pass);
+      for (int index = 0, item = first_item(); item < end; ++index, item += step()) {
+        if ((put_off[index / 32] & bit(index)) == 0) continue;
+        const CombineRow row = load_row(item);
+        if (!gives_up(row.source, start)) {
+          const auto choose = [&](CombineChoice& choice) { return RowChooser{params, epoch}.choose(row, choice); };
+          if (push(row, choose) == Summed::not_told) continue;
+        }
+        set_bits(index, put_off[index / 32] & ~bit(index));
+        --waiting;
+      }
     }
   }
 
  private:
-  /// A row whose flag is still to be raised.
-  struct OnItsWay {
-    std::byte* owner = nullptr;  ///< nullptr: none
-    std::size_t flag_at = 0;
-  };
-
-  DEEP_EP_DEVICE CombineChoice& choice() const {
-    return *reinterpret_cast<CombineChoice*>(memory + layout.choice_at());
-  }
-  /// Of each row that falls to this group: has it been put off?
-  DEEP_EP_DEVICE std::uint32_t* put_off() const {
-    return reinterpret_cast<std::uint32_t*>(memory + layout.put_off_at());
-  }
-  DEEP_EP_DEVICE std::byte* other(std::byte* stage) const {
-    return layout.stages > 1 && stage == memory ? memory + layout.stage_bytes() : memory;
-  }
-
-  DEEP_EP_DEVICE int threads() const { return params.warps_per_row * kWarpSize; }
-  DEEP_EP_DEVICE int barrier(Meeting meeting) const { return 2 + group * (wire.logfmt ? 3 : 2) + meeting; }
-  DEEP_EP_DEVICE void sync(Meeting meeting) const { block::sync(barrier(meeting), threads()); }
-  DEEP_EP_DEVICE void arrive(Meeting meeting) const { block::arrive(barrier(meeting), threads()); }
   DEEP_EP_DEVICE RowTable table() const {
     return {const_cast<std::int32_t*>(params.row_table), params.common.num_ranks, params.max_tokens, params.num_topk};
   }
 
   /// Block by block rather than group by group: with few rows every SM has some.
   DEEP_EP_DEVICE int first_item() const { return group * grid_blocks() + block_index(); }
+  DEEP_EP_DEVICE int step() const { return groups * grid_blocks(); }
 
   /// The most rows that this lane's sources have.
   DEEP_EP_DEVICE std::int32_t load_most_rows() const {
@@ -109,48 +109,10 @@ struct CombineGroup {
     return row;
   }
 
-  DEEP_EP_DEVICE int step() const { return groups * grid_blocks(); }
-
-  /// The first warp: all rows in turn, meeting the others at each; then again and again those that were put off.
-  DEEP_EP_DEVICE void lead_all(CombineRow next, int end) const {
-    if (lane_index() == 0) choice().begin = now_ns();
-    warp::sync();
-    OnItsWay last;
-    std::byte* stage = memory;
-    int waiting = 0;
-    int pass = 0;
-    do {
-      for (int index = 0, item = first_item(); item < end; ++index, item += step()) {
-        CombineRow row = next;
-        if (pass == 0) {
-          if (index % 32 == 0) set_bits(index, 0);
-          next = load_row(item + step());
-          if (row.index >= row.rows) continue;
-        } else {
-          if ((put_off()[index / 32] & bit(index)) == 0) continue;
-          row = load_row(item);
-        }
-        const bool known = !(pass == 0 ? left_out(row.source) : gives_up(row.source)) && choose_soon(row, last);
-        const bool late = !known && !left_out(row.source);
-        if (late != (pass > 0)) {
-          set_bits(index, put_off()[index / 32] ^ bit(index));
-          waiting += late ? 1 : -1;
-        }
-        if (pass > 0 && !known) continue;
-        meet_and_store(row, known, pass > 0, stage, last);
-        stage = other(stage);
-      }
-      raise_flag(last);
-      pause(++pass);
-    } while (waiting > 0 && !warp::any(aborted(params.common.wait)));
-    if (lane_index() == 0) choice().kind = CombineChoice::stop;
-    arrive(kChosen);
-  }
-
   DEEP_EP_DEVICE static std::uint32_t bit(int index) { return 1u << (index % 32); }
   DEEP_EP_DEVICE void set_bits(int index, std::uint32_t bits) const {
     warp::sync();
-    if (lane_index() == 0) put_off()[index / 32] = bits;
+    if (lane_index() == 0) put_off[index / 32] = bits;
     warp::sync();
   }
 
@@ -159,104 +121,66 @@ struct CombineGroup {
 
   /// Makes the choice if the owner tells its selections in a while: one that is hardly late is waited for, so that what
   /// was loaded in advance is of use. False after a fault, too.
-  DEEP_EP_DEVICE bool choose_soon(const CombineRow& row, OnItsWay& last) const {
+  DEEP_EP_DEVICE bool choose_soon(const CombineRow& row, std::uint64_t start, CombineChoice& choice) const {
     for (int spins = 1;; ++spins) {
-      if (RowChooser{params, epoch}.choose(row, choice())) return true;
-      raise_flag(last);  // rather than let its owner wait, too
-      if (!warp::any(now_ns() - choice().begin < patience())) return false;
-      if (spins % 64 == 0 && warp::any(aborted(params.common.wait))) return false;
+      if (RowChooser{params, epoch}.choose(row, choice)) return true;
       pause(spins);
+      if (spins % 16 != 0) continue;
+      if (!warp::any(now_ns() - start < patience()) || warp::any(aborted(params.common.wait))) return false;
     }
   }
 
   /// Is `source` left out? When its time has run out, it is from now on (or the call ends).
-  DEEP_EP_DEVICE bool gives_up(int source) const {
+  DEEP_EP_DEVICE bool gives_up(int source, std::uint64_t start) const {
     const LowLatencyParams& common = params.common;
-    if (lane_index() == 0 && !masked(common, source) && is_late(common, source, epoch, choice().begin)) {
+    if (lane_index() == 0 && !masked(common, source) && is_late(common, source, epoch, start)) {
       blame(common, source, Wanted::low_latency_combine_selection, epoch, 0);
     }
     warp::sync();
     return left_out(source);
   }
 
-  /// Meets the others, who sum what was chosen, and stores the row. `unforeseen`: they know nothing of it.
-  DEEP_EP_DEVICE void meet_and_store(const CombineRow& row, bool known, bool unforeseen, const std::byte* stage,
-                                     OnItsWay& last) const {
-    if (lane_index() == 0) {
-      if (!known) choice().kind = CombineChoice::none;
-      if (unforeseen && choice().kind == CombineChoice::as_dispatched) choice().kind = CombineChoice::others;
-    }
-    warp::sync();
-    const bool sent = choice().kind != CombineChoice::none;
-    if (layout.stages == 1) raise_flag(last);  // which says that the stage is free
-    arrive(kChosen);
-    raise_flag(last);
-    // Whatever needs loads or arithmetic, while the others sum.
+  /// This warp's share of the row, to its owner.
+  template <class Choose>
+  DEEP_EP_DEVICE Summed push(const CombineRow& row, Choose choose) const {
     const LowLatencyParams& common = params.common;
-    std::byte* owner = common.heaps[row.source];
-    const std::size_t at =
-        common.window.row_at(LowLatencyKind::combine, epoch, common.rank, row.token, params.row_bytes);
-    const std::size_t flag_at = common.window.flag_at(LowLatencyKind::combine, epoch, common.rank, row.token);
-    sync(kSummed);
-    if (!sent) return;
-    if (lane_index() == 0) store(Peer{owner}, at, stage);
-    last = {owner, flag_at};
-  }
-
-  /// The other warps, until the first has no more rows. What is known of the next row is loaded meanwhile.
-  DEEP_EP_DEVICE void sum_all(const CombineRow& first, int end) const {
-    std::byte* stage = memory;
-    std::int32_t next = first.position;
-    bool next_there = first.index < first.rows;
-    int item = first_item();
-    for (;;) {
-      std::int32_t position = -1;  // later rows: whatever is chosen
-      if (item < end) {
-        position = next;
-        const bool there = next_there;
-        item += step();
-        const CombineRow row = load_row(item);
-        next = row.position;
-        next_there = row.index < row.rows;
-        if (!there) continue;
+    const WarpShare<kLogfmt> share{warp, params.warps_per_row};
+    std::byte* to = common.heaps[row.source] +
+                    common.window.row_at(LowLatencyKind::combine, epoch, common.rank, row.token, params.row_bytes);
+    const RowSummer<kLogfmt> summer{reinterpret_cast<const Vec16*>(params.x), wire, share};
+    return summer.sum(row.position, choose, [&](int step, const Vec16& sum) {
+      if constexpr (kLogfmt) {
+        const PassStage of_pass{wire, stage, share.pass(step)};
+        const int vector = share.vector(wire, step);
+        if (vector >= 0) *of_pass.vector(vector) = sum;
+        if (step % WarpShare<true>::kSteps != WarpShare<true>::kSteps - 1) return;
+        of_pass.encode();
+        store_pass(of_pass, to);
+      } else {
+        const LineLane lane;
+        const std::uint32_t line = static_cast<std::uint32_t>(share.unit(step) * kWarpLines + lane.line);
+        store_line(to + lane.byte_at(line), line_part(sum, epoch), line < wire.lines());
       }
-      if (!sum(position, stage)) return;
-      stage = other(stage);
-    }
+    });
   }
 
-  /// The other warps' part.
-  DEEP_EP_DEVICE bool sum(std::int32_t position, std::byte* stage) const {
-    const int warps = params.warps_per_row - 1;
-    const RowSummer summer{reinterpret_cast<const Vec16*>(params.x), wire.vectors(),
-                           (warp - 1) * kWarpSize + lane_index(), warps * kWarpSize};
-    summer.sum(position, choice(), reinterpret_cast<Vec16*>(stage + wire.ranges_bytes()), [&] { sync(kChosen); });
-    if (choice().kind == CombineChoice::stop) return false;
-    if (wire.logfmt) {
-      block::sync(barrier(kPartsSummed), warps * kWarpSize);
-      if (choice().kind != CombineChoice::none) encode_row(wire, stage, warp - 1, warps);
+  DEEP_EP_DEVICE void store_pass(const PassStage& of_pass, std::byte* to) const {
+    const LineLane lane;
+    for (int chunk = of_pass.first_chunk(); chunk < of_pass.end_chunk(); ++chunk) {
+      const std::uint32_t lines = wire.lines_of_chunk(chunk, of_pass.encoded(chunk));
+      std::byte* begin = to + static_cast<std::size_t>(chunk) * wire.chunk_lines() * kTaggedLine;
+      for (std::uint32_t first = 0; first < lines; first += kWarpLines) {
+        const std::uint32_t line = first + static_cast<std::uint32_t>(lane.line);
+        const bool wanted = line < lines;
+        LinePart part{};
+        if (wanted) {
+          const auto* words = reinterpret_cast<const std::uint64_t*>(of_pass.chunk(chunk) + lane.payload_at(line));
+          part = {{words[0], lane.has_tag() ? epoch : words[1]}};
+        }
+        store_line(begin + lane.byte_at(line), part, wanted);
+      }
     }
-    bulk::publish(stage, wire.bytes());
-    arrive(kSummed);
-    return true;
-  }
-
-  /// From the stage to the owner.
-  DEEP_EP_DEVICE void store(const Peer& owner, std::size_t at, const std::byte* stage) const {
-    if (!wire.logfmt) return owner.put(at, stage, wire.bytes());
-    const auto* ranges = reinterpret_cast<const std::uint32_t*>(stage);
-    owner.put(at, stage, wire.ranges_bytes());
-    for (int chunk = 0; chunk < wire.chunks(); ++chunk) {
-      const bool encoded = (ranges[chunk * wire.chunk() / logfmt::kGroup] & kEncoded) != 0;
-      const auto width = static_cast<std::uint32_t>(wire.chunk_width(chunk));
-      owner.put(at + wire.chunk_at(chunk), stage + wire.chunk_at(chunk), encoded ? width * 10 / 8 : width * 2);
-    }
-  }
-
-  /// Once the row has arrived.
-  DEEP_EP_DEVICE void raise_flag(OnItsWay& row) const {
-    if (row.owner != nullptr && lane_index() == 0) Peer{row.owner}.signal_after_puts(row.flag_at, epoch);
-    row.owner = nullptr;
+    warp::sync();  // the stage has been read
   }
 };
 

@@ -1,12 +1,12 @@
-// The weighted sum of rows of x into a stage, by a group of warps.
+// The weighted sum of rows of x, by one warp for its share of the channels.
 //
 // A thread has as many loads under way at once as registers allow, whether they are many vectors of one row or few of
 // many. The first of them are on their way before the owner's word has come that these rows are wanted at all; it
 // nearly always wants what it dispatched.
 #pragma once
 
-#include "kernels/low_latency/combine_shared.hpp"
-#include "kernels/primitives/bits.hpp"
+#include "kernels/low_latency/combine_choose.hpp"
+#include "kernels/low_latency/combine_wire.hpp"
 
 namespace deep_ep::device::low_latency {
 
@@ -18,63 +18,68 @@ DEEP_EP_DEVICE void add_weighted(float (&sum)[8], const Vec16& vector, float wei
   }
 }
 
+enum class Summed { yes, nothing_chosen, not_told };
+
+template <bool kLogfmt>
 struct RowSummer {
   static constexpr int kTogether = 8;  ///< loads of a thread that are under way at once
 
   const Vec16* x;
-  int vectors;          ///< of a row
-  int thread, threads;  ///< of the group
+  CombineWire wire;
+  WarpShare<kLogfmt> share;
 
-  /// `position`: in each lane the row of one selection that the dispatch brought, negative for none. `meet()` waits for
-  /// `choice`; before that, rows are only loaded. The sum is in the order of the lanes or, where others were chosen, of
-  /// the choice.
-  template <class Meet>
-  DEEP_EP_DEVICE void sum(std::int32_t position, const CombineChoice& choice, Vec16* to, Meet meet) const {
-    bool met = false;
-    for (bool again = true; again;) {
-      again = false;
+  /// `position`: in each lane the row of one selection that the dispatch brought, negative for none. `choose(choice)`
+  /// asks for the choice; before that, rows are only loaded. `take(step, sum)`: the sum of this lane's vector of that
+  /// step, or zeros where it has none; by whole warps.
+  template <class Choose, class Take>
+  DEEP_EP_DEVICE Summed sum(std::int32_t position, Choose choose, Take take) const {
+    CombineChoice choice{};
+    bool chosen = false;
+    for (;;) {
       const std::uint32_t rows = warp::ballot(position >= 0);
-      const int num_rows = count_bits(rows);
-      const int pieces = (vectors + threads - 1) / threads * num_rows;
+      const int pieces = share.steps(wire) * count_bits(rows);
 
-      // Vector by vector, and row by row within one: what is loaded next, and what is added next.
-      std::uint32_t rows_to_load = rows;
-      int vector_to_load = thread;
-      int row_to_add = 0;
-      int vector_to_add = thread;
+      // Step by step, and row by row within one: what is loaded next, and what is added next.
+      std::uint32_t rows_to_load = rows, rows_to_add = rows;
+      int step_to_load = 0, step_to_add = 0;
       float sum[8] = {};
+      bool again = false;
       int piece = 0;
       do {
         Vec16 loaded[kTogether] = {};
 #pragma unroll
         for (int i = 0; i < kTogether; ++i) {
           if (piece + i >= pieces) continue;
-          const Vec16* row = x + std::int64_t{warp::shuffle(position, lowest_bit(rows_to_load))} * vectors;
-          if (vector_to_load < vectors) loaded[i] = load_stream(row + vector_to_load);
+          const Vec16* row = x + std::int64_t{warp::shuffle(position, lowest_bit(rows_to_load))} * wire.vectors();
+          const int vector = share.vector(wire, step_to_load);
+          if (vector >= 0) loaded[i] = load_stream(row + vector);
           rows_to_load &= rows_to_load - 1;
           if (rows_to_load != 0) continue;
           rows_to_load = rows;
-          vector_to_load += threads;
+          ++step_to_load;
         }
-        if (!met) {
-          met = true;
-          meet();
-          again = choice.kind == CombineChoice::others;
-          if (choice.kind != CombineChoice::as_dispatched) break;
+        if (!chosen) {
+          chosen = true;
+          if (!choose(choice)) return Summed::not_told;
+          if (!warp::any(choice.position >= 0)) return Summed::nothing_chosen;
+          again = !choice.as_dispatched;
+          if (again) break;
         }
 #pragma unroll
         for (int i = 0; i < kTogether; ++i) {
           if (piece + i >= pieces) continue;
-          add_weighted(sum, loaded[i], choice.weight[row_to_add]);
-          if (++row_to_add != num_rows) continue;
-          if (vector_to_add < vectors) to[vector_to_add] = pack_sum(sum);
+          add_weighted(sum, loaded[i], warp::shuffle(choice.weight, lowest_bit(rows_to_add)));
+          rows_to_add &= rows_to_add - 1;
+          if (rows_to_add != 0) continue;
+          take(step_to_add, pack_sum(sum));
           for (float& part : sum) part = 0.0f;
-          row_to_add = 0;
-          vector_to_add += threads;
+          rows_to_add = rows;
+          ++step_to_add;
         }
         piece += kTogether;
       } while (piece < pieces);
-      if (again) position = lane_index() < choice.count ? choice.position[lane_index()] : -1;
+      if (!again) return Summed::yes;
+      position = choice.position;
     }
   }
 };

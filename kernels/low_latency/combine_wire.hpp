@@ -1,10 +1,13 @@
-// A row of combine as it travels from an expert rank to the token's owner: bfloat16, or with LogFMT a range for each
-// group of channels and then the chunks, each encoded or not, at the place where it begins unencoded. So nobody needs
-// to know how long the others became, and a row is encoded where it lies.
+// A row of combine as it travels from an expert rank to the token's owner, in tagged lines: bfloat16; or with LogFMT in
+// chunks, each at lines of its own with room for it unencoded: a range for each group of channels, and then the
+// channels, encoded or not. So a chunk can be read by itself, and its first line says how many there are.
+//
+// One warp makes and reads what lies together: four lines of bfloat16, or a pass of 1024 channels with LogFMT.
 #pragma once
 
 #include "kernels/low_latency/logfmt.hpp"
 #include "kernels/primitives/bits.hpp"
+#include "kernels/primitives/line.hpp"
 #include "kernels/primitives/memory.hpp"
 #include "kernels/primitives/warp.hpp"
 
@@ -14,30 +17,97 @@ struct CombineWire {
   int hidden;
   bool logfmt;
 
-  DEEP_EP_HOST_DEVICE int vectors() const { return hidden / 8; }  ///< of 16 bytes, unencoded
-  DEEP_EP_HOST_DEVICE std::uint32_t ranges_bytes() const {
-    return logfmt ? (static_cast<std::uint32_t>(hidden) / device::logfmt::kGroup * 4 + 15) / 16 * 16 : 0;
-  }
-  DEEP_EP_HOST_DEVICE std::uint32_t bytes() const { return ranges_bytes() + 2 * static_cast<std::uint32_t>(hidden); }
+  static constexpr int kPassChannels = 1024;        ///< LogFMT: of a warp at a time; one chunk, or two small ones
+  static constexpr std::size_t kStageBytes = 2176;  ///< LogFMT: of a pass in shared memory
 
+  DEEP_EP_HOST_DEVICE int vectors() const { return hidden / 8; }  ///< of 16 bytes, unencoded
+  DEEP_EP_HOST_DEVICE std::uint32_t lines() const {
+    return logfmt ? static_cast<std::uint32_t>(chunks()) * chunk_lines()
+                  : tagged_lines(2 * static_cast<std::uint32_t>(hidden));
+  }
+  /// In the window.
+  DEEP_EP_HOST_DEVICE std::uint32_t bytes() const { return lines() * kTaggedLine; }
+
+  // LogFMT.
+  DEEP_EP_HOST_DEVICE int passes() const { return (hidden + kPassChannels - 1) / kPassChannels; }
   DEEP_EP_HOST_DEVICE int chunk() const { return device::logfmt::chunk_channels(hidden); }
   DEEP_EP_HOST_DEVICE int chunks() const { return (hidden + chunk() - 1) / chunk(); }
-  DEEP_EP_HOST_DEVICE std::uint32_t chunk_at(int index) const {
-    return ranges_bytes() + 2 * static_cast<std::uint32_t>(index * chunk());
-  }
   DEEP_EP_HOST_DEVICE int chunk_width(int index) const {
     return hidden - index * chunk() < chunk() ? hidden - index * chunk() : chunk();
+  }
+  /// Bytes of a chunk before its channels.
+  DEEP_EP_HOST_DEVICE std::uint32_t ranges_bytes() const {
+    return static_cast<std::uint32_t>(chunk()) / device::logfmt::kGroup * 4;
+  }
+  DEEP_EP_HOST_DEVICE std::uint32_t chunk_lines() const {  ///< that there is room for
+    return tagged_lines(ranges_bytes() + 2 * static_cast<std::uint32_t>(chunk()));
+  }
+  DEEP_EP_HOST_DEVICE std::uint32_t lines_of_chunk(int index, bool encoded) const {
+    const auto width = static_cast<std::uint32_t>(chunk_width(index));
+    return tagged_lines(ranges_bytes() + (encoded ? width * 10 / 8 : width * 2));
+  }
+  /// In shared memory, from one chunk of a pass to the next.
+  DEEP_EP_HOST_DEVICE std::uint32_t chunk_stage_bytes() const {
+    return (chunk_lines() * kTaggedPayload + 15) / 16 * 16;
   }
 };
 
 namespace device::low_latency {
 
+/// The part of a row's channels that one of `warps` warps sums: step by step, a vector a lane.
+template <bool kLogfmt>
+struct WarpShare;
+
+/// Every `warps`-th four lines, whose payload is 30 vectors.
+template <>
+struct WarpShare<false> {
+  static constexpr int kVectors = kWarpLines * static_cast<int>(kTaggedPayload) / 16;
+  int warp, warps;
+
+  DEEP_EP_DEVICE int units(const CombineWire& wire) const { return (wire.vectors() + kVectors - 1) / kVectors; }
+  DEEP_EP_DEVICE int unit(int step) const { return warp + step * warps; }
+  DEEP_EP_DEVICE int steps(const CombineWire& wire) const { return (units(wire) - warp + warps - 1) / warps; }
+  /// -1: the lane has none.
+  DEEP_EP_DEVICE int vector(const CombineWire& wire, int step) const {
+    const int vector = unit(step) * kVectors + lane_index();
+    return lane_index() < kVectors && vector < wire.vectors() ? vector : -1;
+  }
+};
+
+/// Every `warps`-th pass, in four steps.
+template <>
+struct WarpShare<true> {
+  static constexpr int kSteps = CombineWire::kPassChannels / 8 / kWarpSize;
+  int warp, warps;
+
+  DEEP_EP_DEVICE int pass(int step) const { return warp + step / kSteps * warps; }
+  DEEP_EP_DEVICE int steps(const CombineWire& wire) const {
+    return (wire.passes() - warp + warps - 1) / warps * kSteps;
+  }
+  DEEP_EP_DEVICE int vector(const CombineWire& wire, int step) const {
+    const int vector = (pass(step) * kSteps + step % kSteps) * kWarpSize + lane_index();
+    return vector < wire.vectors() ? vector : -1;
+  }
+};
+
+/// From vectors, of which each lane of a WarpShare<false> has one, to the parts of the lines that they fill.
+DEEP_EP_DEVICE LinePart line_part(const Vec16& vector, std::uint64_t tag) {
+  const LineLane lane;
+  const std::uint64_t low = std::uint64_t{vector.word[1]} << 32 | vector.word[0];
+  const std::uint64_t high = std::uint64_t{vector.word[3]} << 32 | vector.word[2];
+  const int word = static_cast<int>(lane.payload_at(static_cast<std::uint32_t>(lane.line)) / 8);
+  const std::uint64_t even = warp::shuffle(low, word / 2);
+  const std::uint64_t odd = warp::shuffle(high, word / 2);
+  const std::uint64_t next = warp::shuffle(low, word / 2 + 1);
+  const bool aligned = word % 2 == 0;
+  return {{aligned ? even : odd, lane.has_tag() ? tag : aligned ? odd : next}};
+}
+
 /// Set in the word of a range whose chunk is encoded (magnitudes have 15 bits).
 inline constexpr std::uint32_t kEncoded = 0x80000000u;
 
-inline constexpr int kLaneChannels = 32;  ///< a lane encodes two units of neighbouring channels ...
+inline constexpr int kLaneChannels = 32;  ///< a lane encodes two units of neighbouring channels
 inline constexpr int kGroupLanes = logfmt::kGroup / kLaneChannels;
-inline constexpr int kPassChannels = kWarpSize * kLaneChannels;  ///< ... and a warp one chunk, or two small ones
 
 /// Encodes the channels that begin at `from`, in place; they lie in 4 registers.
 DEEP_EP_DEVICE void encode_units(const Vec16 (&channels)[4], const logfmt::Range& range, std::uint32_t* to) {
@@ -54,26 +124,46 @@ DEEP_EP_DEVICE void encode_units(const Vec16 (&channels)[4], const logfmt::Range
   }
 }
 
-/// Encodes the row in `stage`, whose channels lie behind the room for the ranges, wherever that pays. Warp `warp` of
-/// `warps` does its part; the writers of the channels have been met before, the readers of the result come after.
-DEEP_EP_DEVICE void encode_row(const CombineWire& wire, std::byte* stage, int warp, int warps) {
-  auto* ranges = reinterpret_cast<std::uint32_t*>(stage);
-  const int chunk = wire.chunk();
-  const std::uint32_t chunk_lanes = chunk == kPassChannels ? 0xffffffffu : 0xffffu << (lane_index() / 16 * 16);
-  for (int pass = warp; pass * kPassChannels < wire.hidden; pass += warps) {
-    const int channel = pass * kPassChannels + lane_index() * kLaneChannels;
+/// A pass of channels in shared memory, of one warp.
+struct PassStage {
+  const CombineWire& wire;
+  std::byte* memory;
+  int pass;
+
+  DEEP_EP_DEVICE int first_chunk() const { return pass * (CombineWire::kPassChannels / wire.chunk()); }
+  DEEP_EP_DEVICE int end_chunk() const {
+    const int end = (pass + 1) * (CombineWire::kPassChannels / wire.chunk());
+    return end < wire.chunks() ? end : wire.chunks();
+  }
+  DEEP_EP_DEVICE std::byte* chunk(int index) const {
+    return memory + static_cast<std::uint32_t>(index - first_chunk()) * wire.chunk_stage_bytes();
+  }
+  DEEP_EP_DEVICE std::uint32_t* ranges(int index) const { return reinterpret_cast<std::uint32_t*>(chunk(index)); }
+  DEEP_EP_DEVICE bool encoded(int index) const { return (*ranges(index) & kEncoded) != 0; }
+  DEEP_EP_DEVICE std::byte* channels(int index) const { return chunk(index) + wire.ranges_bytes(); }
+  /// A vector's place if it is not encoded.
+  DEEP_EP_DEVICE Vec16* vector(int index) const {
+    const int chunk_of = index * 8 / wire.chunk();
+    return reinterpret_cast<Vec16*>(channels(chunk_of)) + (index - chunk_of * wire.chunk() / 8);
+  }
+
+  /// Encodes the channels that lie in the stage wherever that pays. By a whole warp; syncs before and after.
+  DEEP_EP_DEVICE void encode() const {
+    warp::sync();
+    const int channel = pass * CombineWire::kPassChannels + lane_index() * kLaneChannels;
+    const std::uint32_t chunk_lanes =
+        wire.chunk() == CombineWire::kPassChannels ? 0xffffffffu : 0xffffu << (lane_index() / 16 * 16);
     const bool mine = channel < wire.hidden;
-    Vec16 channels[4] = {};
+    Vec16 values[4] = {};
     logfmt::Magnitudes magnitudes;
     if (mine) {
-      const auto* from = reinterpret_cast<const Vec16*>(stage + wire.ranges_bytes() + 2 * channel);
 #pragma unroll
       for (int v = 0; v < 4; ++v) {
-        channels[v] = from[v];
+        values[v] = vector(channel / 8)[v];
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          magnitudes.include(channels[v].word[i]);
-          magnitudes.include(channels[v].word[i] >> 16);
+          magnitudes.include(values[v].word[i]);
+          magnitudes.include(values[v].word[i] >> 16);
         }
       }
     }
@@ -84,52 +174,26 @@ DEEP_EP_DEVICE void encode_row(const CombineWire& wire, std::byte* stage, int wa
       magnitudes.smallest = smallest < magnitudes.smallest ? smallest : magnitudes.smallest;
     }
     const logfmt::Range range(magnitudes);
-    const bool encoded = (warp::ballot(!mine || range.pays) & chunk_lanes) == chunk_lanes;
+    const bool pays = (warp::ballot(!mine || range.pays) & chunk_lanes) == chunk_lanes;
     warp::sync();  // every lane has read what another may overwrite
-    if (!mine) continue;
-    if (channel % logfmt::kGroup == 0)
-      ranges[channel / logfmt::kGroup] = magnitudes.packed() | (encoded ? kEncoded : 0);
-    if (encoded) {
-      std::byte* chunk_begin = stage + wire.chunk_at(channel / chunk);
-      encode_units(
-          channels, range,
-          reinterpret_cast<std::uint32_t*>(chunk_begin) + channel % chunk / logfmt::kUnit * logfmt::kUnitWords);
+    if (mine) {
+      const int of_chunk = channel / wire.chunk();
+      const int in_chunk = channel - of_chunk * wire.chunk();
+      if (in_chunk % logfmt::kGroup == 0) {
+        ranges(of_chunk)[in_chunk / logfmt::kGroup] = magnitudes.packed() | (pays ? kEncoded : 0);
+      }
+      if (pays) {
+        encode_units(
+            values, range,
+            reinterpret_cast<std::uint32_t*>(channels(of_chunk)) + in_chunk / logfmt::kUnit * logfmt::kUnitWords);
+      }
     }
+    warp::sync();
   }
-}
 
-/// Where vector `vector` of a received row is.
-struct VectorPlace {
-  std::uint32_t range;    ///< offset of its group's range
-  std::uint32_t plain;    ///< offset of its 16 bytes, unencoded
-  std::uint32_t encoded;  ///< offset of the three words with its codes
-  bool second_half;       ///< of its unit: the codes begin in the middle of the first word
-
-  DEEP_EP_DEVICE VectorPlace(const CombineWire& wire, int vector)
-      : range(static_cast<std::uint32_t>(vector * 8 / logfmt::kGroup) * 4),
-        plain(wire.ranges_bytes() + static_cast<std::uint32_t>(vector) * 16),
-        second_half((vector & 1) != 0) {
-    const int chunk = vector * 8 / wire.chunk();
-    const int unit = (vector * 8 - chunk * wire.chunk()) / logfmt::kUnit;
-    encoded = wire.chunk_at(chunk) + static_cast<std::uint32_t>(unit * logfmt::kUnitWords + (vector & 1) * 2) * 4;
-  }
+  /// Adds vector `index` of what lies in the stage.
+  DEEP_EP_DEVICE void add(int index, float (&sum)[8]) const;
 };
-
-/// The range word of the vector's group, to be loaded first.
-DEEP_EP_DEVICE std::uint32_t load_range(const std::byte* row, const VectorPlace& place) {
-  return load_weak(reinterpret_cast<const std::uint32_t*>(row + place.range));
-}
-
-/// Its bytes: 16, or where its chunk is encoded, the words with its codes.
-DEEP_EP_DEVICE Vec16 load_channels(const std::byte* row, const VectorPlace& place, std::uint32_t range) {
-  if ((range & kEncoded) == 0) return load_weak(reinterpret_cast<const Vec16*>(row + place.plain));
-  Vec16 loaded{};
-#pragma unroll
-  for (int i = 0; i < 3; ++i) {
-    loaded.word[i] = load_weak(reinterpret_cast<const std::uint32_t*>(row + place.encoded) + i);
-  }
-  return loaded;
-}
 
 DEEP_EP_DEVICE void add_bf16(float (&sum)[8], const Vec16& vector) {
 #pragma unroll
@@ -139,15 +203,18 @@ DEEP_EP_DEVICE void add_bf16(float (&sum)[8], const Vec16& vector) {
   }
 }
 
-/// Adds what load_channels loaded.
-DEEP_EP_DEVICE void add_channels(float (&sum)[8], const Vec16& loaded, const VectorPlace& place, std::uint32_t range) {
-  if ((range & kEncoded) == 0) return add_bf16(sum, loaded);
-  const logfmt::Range steps(logfmt::Magnitudes::unpack(range & ~kEncoded));
-  const int shift = place.second_half ? 16 : 0;
+DEEP_EP_DEVICE void PassStage::add(int index, float (&sum)[8]) const {
+  const int of_chunk = index * 8 / wire.chunk();
+  if (!encoded(of_chunk)) return add_bf16(sum, *vector(index));
+  const int in_chunk = index * 8 - of_chunk * wire.chunk();
+  const auto* words = reinterpret_cast<const std::uint32_t*>(channels(of_chunk)) +
+                      in_chunk / logfmt::kUnit * logfmt::kUnitWords + (index & 1) * 2;
+  const logfmt::Range steps(logfmt::Magnitudes::unpack(ranges(of_chunk)[in_chunk / logfmt::kGroup] & ~kEncoded));
+  const int shift = (index & 1) != 0 ? 16 : 0;  // the second half of a unit begins in the middle of a word
   std::uint32_t codes[3];
-  codes[0] = static_cast<std::uint32_t>((std::uint64_t{loaded.word[1]} << 32 | loaded.word[0]) >> shift);
-  codes[1] = static_cast<std::uint32_t>((std::uint64_t{loaded.word[2]} << 32 | loaded.word[1]) >> shift);
-  codes[2] = loaded.word[2] >> shift;
+  codes[0] = static_cast<std::uint32_t>((std::uint64_t{words[1]} << 32 | words[0]) >> shift);
+  codes[1] = static_cast<std::uint32_t>((std::uint64_t{words[2]} << 32 | words[1]) >> shift);
+  codes[2] = words[2] >> shift;
 #pragma unroll
   for (int i = 0; i < 8; ++i) sum[i] += logfmt::decode(logfmt::unpack(codes, i), steps);
 }

@@ -6,9 +6,8 @@
 // What a token's way takes, one after the other; whatever is not listed happens meanwhile:
 //   1. Load the row and the selections of the tokens before (both at once).         HBM or L2, once
 //   2. Count, cast, write the stage.                                                three block syncs
-//   3. Bulk store to the peer, its acknowledgement.                                 NVLink round trip (+ the wire)
-//   4. Flag, seen by the receiver's poll.                                           NVLink one way
-//   5. Load the row from the window, store it to the experts.                       L2, once
+//   3. Lines to the peers, seen by the receiver's polls.                            NVLink one way (+ the wire)
+//   4. Store the row to the experts.                                                HBM
 // Counts take steps 1 and 2 without the cast, then one way by cells; they are there before the first row.
 #include "kernels/low_latency/dispatch_receive.hpp"
 #include "kernels/primitives/launch.hpp"
@@ -24,8 +23,7 @@ DEEP_EP_DEVICE void prepare(const LowLatencyDispatchParams& params, const LowLat
     LowLatencyDispatchShared::Words& words = layout.words(memory);
     words.sent = before.sent;
     words.received = before.received;
-    // Before the masks: whoever saw a newer mask than this version finds that out at the end.
-    words.mask_version = common.mask == nullptr ? 0 : load_acquire<Scope::gpu>(&common.state->mask_version);
+    note_masks(common, words.masks);
   }
   if (common.mask != nullptr) block::sync();
   for (int rank = thread_index(); rank < common.num_ranks; rank += block_threads()) {
@@ -37,35 +35,19 @@ DEEP_EP_DEVICE void prepare(const LowLatencyDispatchParams& params, const LowLat
   }
 }
 
-/// With masking, ranks may be masked while the call runs, and blocks may have seen different ones. Then the last block
-/// to finish does the receiving again, alone, with those that are left. Their rows are all there: whoever a block
-/// waited for in vain is masked.
+/// See masks.hpp.
 DEEP_EP_DEVICE void agree_on_masks(const LowLatencyReceiver& receiver) {
   const LowLatencyParams& common = receiver.params.common;
   LowLatencyDispatchShared::Words& words = receiver.layout.words(receiver.memory);
-  LowLatencyCounters& counters = counters_of(common, kDispatch);
-  block::sync();
-  if (thread_index() == 0) {
-    const auto blocks = static_cast<std::uint32_t>(grid_blocks());
-    add_relaxed<Scope::gpu>(&counters.versions, words.mask_version);
-    words.last = 0;
-    if (fetch_add_acq_rel<Scope::gpu>(&counters.finished, std::uint32_t{1}) + 1 == blocks) {
-      const std::uint64_t now = load_acquire<Scope::gpu>(&common.state->mask_version);
-      words.last = 1;
-      words.redo = load_relaxed<Scope::gpu>(&counters.versions) == now * blocks ? 0 : 1;
-      store_relaxed<Scope::gpu>(&counters.finished, 0);
-      store_relaxed<Scope::gpu>(&counters.versions, 0);
-    }
-  }
-  block::sync();
+  finish_with_masks(common, counters_of(common, kDispatch), words.masks);
+  const bool again = words.masks.again != 0;
   const bool adds = receiver.params.recv_stats != nullptr;
-  if (words.last == 0 || (words.redo == 0 && !adds)) return;
+  if (words.masks.last == 0 || (!again && !adds)) return;
   for (int rank = thread_index(); rank < common.num_ranks; rank += block_threads()) {
     receiver.layout.left_out(receiver.memory)[rank] = masked(common, rank) ? 1 : 0;
   }
   block::sync();
-  const bool again = words.redo != 0;
-  receiver.learn_counts({0, block_warps()}, {.writes = again, .adds = adds});
+  receiver.learn_counts({.writes = again, .adds = adds});
   if (!again || words.failed != 0) return;
   const int parts = receiver.params.warps_per_row;
   receiver.receive_rows(warp_index() / parts, block_warps() / parts, warp_index() % parts);
@@ -74,10 +56,10 @@ DEEP_EP_DEVICE void agree_on_masks(const LowLatencyReceiver& receiver) {
 DEEP_EP_DEVICE void low_latency_dispatch_body(const LowLatencyDispatchParams& params, std::byte* memory) {
   const LowLatencyParams& common = params.common;
   const LowLatencyRow row{params.hidden, params.num_topk, is_fp8(params.format), params.weights};
-  const int num_experts = params.num_local_experts * common.num_ranks;
-  const LowLatencyDispatchShared layout{common.num_ranks, num_experts, params.stages, row.bytes()};
-  const Routing routing{params, layout.rows(memory), layout.entries(memory)};
   const bool sending = sends(params.phase);
+  const int num_experts = params.num_local_experts * common.num_ranks;
+  const LowLatencyDispatchShared layout{common.num_ranks, num_experts, sending ? row.stage_bytes() : 0};
+  const Routing routing{params, layout.rows(memory), layout.entries(memory)};
   const bool is_clerk = block_index() == 0;
   const int senders = grid_blocks() > 1 ? grid_blocks() - 1 : 1;
   LowLatencySender sender{params, layout, memory, row, routing, params.num_tokens, {}, -1, -1};
@@ -112,29 +94,16 @@ DEEP_EP_DEVICE void low_latency_dispatch_body(const LowLatencyDispatchParams& pa
     if (thread_index() != block_threads() - 1) return;
     arrive_at_epoch(common, kDispatch, {words.sent, words.received}, params.phase);
   };
-  if (!receives(params.phase)) {
-    arrive();
-    sender.flag_last();
-    return;
-  }
+  if (!receives(params.phase)) return arrive();
 
-  // 3. Receive. The warps that wait for their stores come later, and take the last rows.
+  // 3. Receive.
   const LowLatencyReceiver receiver{params, layout, memory, row};
-  const int issuers = sending ? issuing_warps(params) : 0;
-  const ReceivingWarps team{issuers, block_warps() - issuers};
-  if (warp_index() >= issuers) {
-    receiver.learn_counts(team, {.writes = is_clerk, .adds = is_clerk && common.mask == nullptr, .measures = is_clerk});
-    arrive();
-    if (issuers > 0) block::arrive(2, block_threads());
-  } else {
-    sender.flag_last();
-    warp::sync();
-    block::sync(2, block_threads());
-  }
+  receiver.learn_counts({.writes = is_clerk, .adds = is_clerk && common.mask == nullptr, .measures = is_clerk});
+  arrive();
   if (words.failed == 0) {
-    const int warps = warp_index() >= issuers ? warp_index() - issuers : warp_index() + team.warps;
-    const int group = warps / params.warps_per_row * grid_blocks() + block_index();
-    receiver.receive_rows(group, block_warps() / params.warps_per_row * grid_blocks(), warps % params.warps_per_row);
+    const int parts = params.warps_per_row;
+    const int group = warp_index() / parts * grid_blocks() + block_index();
+    receiver.receive_rows(group, block_warps() / parts * grid_blocks(), warp_index() % parts);
   }
   if (common.mask != nullptr) agree_on_masks(receiver);
 }
@@ -142,4 +111,4 @@ DEEP_EP_DEVICE void low_latency_dispatch_body(const LowLatencyDispatchParams& pa
 }  // namespace deep_ep::device
 
 DEEP_EP_DEFINE_KERNEL(dispatch_low_latency, deep_ep::LowLatencyDispatchParams,
-                      deep_ep::device::low_latency_dispatch_body, 1024)
+                      deep_ep::device::low_latency_dispatch_body, deep_ep::kDispatchThreads)

@@ -1,20 +1,11 @@
 // The receive part of the low-latency dispatch: rows come into [source][slot] of the window, and go from there to the
-// experts that they are for. A few warps share a row: all of it is in their registers at once.
+// experts that they are for. A few warps share a row, by lines; each polls its own, and has them in registers when they
+// are there.
 #pragma once
 
 #include "kernels/low_latency/dispatch_send.hpp"
 
 namespace deep_ep::device {
-
-/// The threads of a block that receive: all of its warps from `first_warp` on.
-struct ReceivingWarps {
-  int first_warp;
-  int warps;
-
-  DEEP_EP_DEVICE int thread() const { return thread_index() - first_warp * kWarpSize; }
-  DEEP_EP_DEVICE int threads() const { return warps * kWarpSize; }
-  DEEP_EP_DEVICE void sync() const { block::sync(1, threads()); }
-};
 
 /// What one block does beside receiving rows.
 struct ReceiverRole {
@@ -29,7 +20,7 @@ struct LowLatencyReceiver {
   std::byte* memory;
   LowLatencyRow row;
 
-  static constexpr int kBatch = 4;  ///< vectors of a row that a lane holds: an FP8 row of 7168 channels in four warps
+  static constexpr int kBatch = 4;  ///< parts of a row that a lane holds: an FP8 row of 7168 channels in four warps
 
   DEEP_EP_DEVICE std::uint64_t epoch() const { return layout.words(memory).received + 1; }
   DEEP_EP_DEVICE int capacity() const { return params.common.num_ranks * params.max_tokens; }
@@ -108,15 +99,15 @@ struct LowLatencyReceiver {
   }
 
   /// Learns how many rows come. Words::failed says whether the call is over.
-  DEEP_EP_DEVICE void learn_counts(const ReceivingWarps& team, const ReceiverRole& role) const {
+  DEEP_EP_DEVICE void learn_counts(const ReceiverRole& role) const {
     const int num_ranks = params.common.num_ranks;
     const int cells = 1 + (params.num_local_experts + 1) / 2;
-    for (int i = team.thread(); i < cells * num_ranks; i += team.threads()) learn(i / cells, i % cells, role);
-    team.sync();
-    if (team.thread() == 0) layout.words(memory).failed = aborted(params.common.wait) ? 1 : 0;
-    for (int local = team.thread(); local < params.num_local_experts; local += team.threads()) add_up(local, role);
-    for (int source = team.thread(); source < num_ranks; source += team.threads()) settle(source, role);
-    team.sync();
+    for (int i = thread_index(); i < cells * num_ranks; i += block_threads()) learn(i / cells, i % cells, role);
+    block::sync();
+    if (thread_index() == 0) layout.words(memory).failed = aborted(params.common.wait) ? 1 : 0;
+    for (int local = thread_index(); local < params.num_local_experts; local += block_threads()) add_up(local, role);
+    for (int source = thread_index(); source < num_ranks; source += block_threads()) settle(source, role);
+    block::sync();
   }
 
   // ---- Rows ----
@@ -142,111 +133,132 @@ struct LowLatencyReceiver {
     }
   }
 
-  /// The row's token at its source, when the row is there; -1: it will not come.
-  DEEP_EP_DEVICE int await_row(int source, int slot) const {
-    const LowLatencyParams& common = params.common;
-    int token = 0;
-    if (lane_index() == 0) {
-      const auto* flag = reinterpret_cast<const std::uint64_t*>(
-          common.local + common.window.flag_at(kDispatch, epoch(), source, slot));
-      const bool there = wait_for_peer(common, source, Wanted::low_latency_dispatch_rows, epoch(), [&](auto& seen) {
-        const std::uint64_t now = load_acquire<Scope::system>(flag);
-        seen = now >> 16;
-        token = static_cast<int>(now & 0xffffu);
-        return seen >= epoch();
-      });
-      if (!there) token = -1;
-    }
-    token = warp::shuffle(token, 0);
-    warp::sync();  // what lane 0 acquired, all may read only after this
-    return token;
-  }
+  /// Lines of a row in one warp's registers, as they are polled.
+  struct Lines {
+    const std::byte* row;  ///< in the window
+    std::uint64_t tag;
+    std::uint32_t lines;        ///< of the row
+    std::uint32_t first, step;  ///< this lane's: first, first + step ..., kBatch of them
+    std::uint32_t header_line;  ///< this lane's of the header
+    LinePart held[kBatch], header;
+    bool there[kBatch + 1] = {};  ///< the last is the header's
 
-  /// A share of a row's vectors: those that one lane of its warps copies.
-  struct Share {
-    int first, step, end;
-    Vec16 held[kBatch];
+    DEEP_EP_DEVICE bool is_line(int i) const { return line(i) < lines; }
+    DEEP_EP_DEVICE std::uint32_t line(int i) const { return first + static_cast<std::uint32_t>(i) * step; }
 
-    DEEP_EP_DEVICE void load(const Vec16* from) {
+    /// Loads what is not there yet. True, for the whole warp, when all is.
+    DEEP_EP_DEVICE bool poll() {
+      const LineLane lane;
+      bool all = true;
+#pragma unroll
       for (int i = 0; i < kBatch; ++i) {
-        if (first + i * step < end) held[i] = load_weak(from + first + i * step);
+        if (!there[i]) held[i] = load_line(row + lane.byte_at(line(i)), is_line(i));
       }
+      if (!there[kBatch]) header = load_line(row + lane.byte_at(header_line), header_line < lines);
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        there[i] = warp::all(tagged(held[i], tag) || !is_line(i));
+        all = all && there[i];
+      }
+      there[kBatch] = warp::all(tagged(header, tag) || header_line >= lines);
+      return all && there[kBatch];
     }
-    DEEP_EP_DEVICE void store(std::byte* to) const {
-      for (int i = 0; i < kBatch; ++i) {
-        if (first + i * step < end) store_stream(reinterpret_cast<Vec16*>(to) + first + i * step, held[i]);
-      }
+    DEEP_EP_DEVICE void next_batch() {
+      first += step * kBatch;
+      for (int i = 0; i < kBatch; ++i) there[i] = false;
     }
   };
 
-  DEEP_EP_DEVICE int output_scales() const {
-    if (!row.fp8) return 0;
-    return params.hidden / (params.format == LowLatencyFormat::fp8_ue8m0 ? 4 * kScaleChannels : kScaleChannels);
+  /// Waits until `lines` are there. False: they will not come.
+  DEEP_EP_DEVICE bool await(int source, Lines& lines) const {
+    return wait_for_peer_together(params.common, source, Wanted::low_latency_dispatch_rows, epoch(),
+                                  [&](std::uint64_t&) { return lines.poll(); });
   }
-  /// Output word `i` of the row's scales.
-  DEEP_EP_DEVICE std::uint32_t load_scale(const std::byte* from, int i) const {
-    if (params.format != LowLatencyFormat::fp8_ue8m0) {
-      return load_weak(reinterpret_cast<const std::uint32_t*>(from + row.scales_at()) + i);
-    }
-    const Vec16 four = load_weak(reinterpret_cast<const Vec16*>(from + row.scales_at()) + i);
-    std::uint32_t packed = 0;
-    for (int j = 0; j < 4; ++j) packed |= (four.word[j] >> 23 & 0xffu) << (8 * j);  // exponents of powers of two
-    return packed;
+
+  /// Word `word` of the header, of whose lines each lane has a part; another one in every lane.
+  DEEP_EP_DEVICE std::uint32_t header_word(const LinePart& header, int word) const {
+    const std::uint32_t at = row.header_at() + 4 * static_cast<std::uint32_t>(word);
+    const std::uint32_t line = at / kTaggedPayload - row.header_at() / kTaggedPayload;
+    const std::uint32_t in_line = at % kTaggedPayload;
+    const int holder = static_cast<int>(line * kLineLanes + in_line / 16);
+    const std::uint64_t low = warp::shuffle(header.word[0], holder);
+    const std::uint64_t high = warp::shuffle(header.word[1], holder);
+    const std::uint64_t both = in_line % 16 < 8 ? low : high;
+    return static_cast<std::uint32_t>(at % 8 == 0 ? both : both >> 32);
   }
-  /// The scales of a block of recv_x lie column by column.
-  DEEP_EP_DEVICE void store_scale(std::uint32_t position, int i, std::uint32_t word) const {
+
+  /// The scales of a block of recv_x lie column by column; those of UE8M0 are the bytes of words.
+  DEEP_EP_DEVICE void store_scale(std::uint32_t position, std::uint32_t scale, std::uint32_t bits) const {
+    if (scale >= row.num_scales()) return;
+    const bool packed = params.format == LowLatencyFormat::fp8_ue8m0;
     const auto block_rows = static_cast<std::uint32_t>(params.rank_major ? params.max_tokens : capacity());
+    const std::uint32_t columns = packed ? row.num_scales() / 4 : row.num_scales();
     const std::uint32_t block = position / block_rows;
-    const std::int64_t column = std::int64_t{block} * output_scales() + i;
-    reinterpret_cast<std::uint32_t*>(params.recv_scales)[column * block_rows + (position - block * block_rows)] = word;
+    const std::int64_t column = std::int64_t{block} * columns + (packed ? scale / 4 : scale);
+    const std::int64_t word = column * block_rows + (position - block * block_rows);
+    if (packed) {
+      params.recv_scales[word * 4 + scale % 4] = static_cast<std::byte>(bits >> 23);  // the exponent of a power of two
+    } else {
+      reinterpret_cast<std::uint32_t*>(params.recv_scales)[word] = bits;
+    }
+  }
+
+  /// Eight bytes of the row, which begin at `at`, to one of its places.
+  DEEP_EP_DEVICE void store_word(std::uint32_t position, std::uint32_t at, std::uint64_t word) const {
+    if (at < row.payload_bytes()) {
+      store_stream(reinterpret_cast<std::uint64_t*>(params.recv_x + std::int64_t{position} * row.payload_bytes() + at),
+                   word);
+    } else if (at < row.header_at()) {
+      const std::uint32_t scale = (at - row.scales_at()) / 4;
+      store_scale(position, scale, static_cast<std::uint32_t>(word));
+      store_scale(position, scale + 1, static_cast<std::uint32_t>(word >> 32));
+    }
+  }
+
+  DEEP_EP_DEVICE void store_lines(const Lines& lines, std::uint32_t position) const {
+    const LineLane lane;
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      if (!lines.is_line(i)) continue;
+      const std::uint32_t at = lane.payload_at(lines.line(i));
+      store_word(position, at, lines.held[i].word[0]);
+      if (!lane.has_tag()) store_word(position, at + 8, lines.held[i].word[1]);
+    }
   }
 
   /// One warp's part of a row.
   DEEP_EP_DEVICE void receive_row(int source, int slot, int part) const {
     const LowLatencyParams& common = params.common;
-    const int token = await_row(source, slot);
-    if (token < 0) return;
 
-    // 1. All loads at once.
-    const std::byte* from = common.local + common.window.row_at(kDispatch, epoch(), source, slot, row.bytes());
-    const int lane = lane_index();
-    const int step = params.warps_per_row * kWarpSize;
-    const int vectors = static_cast<int>(row.payload_bytes() / sizeof(Vec16));
-    const int scale = part * kWarpSize + lane;
-    Share share{scale, step, vectors, {}};
-    std::uint32_t selection = LowLatencyRow::kNoExpert;
-    std::uint32_t scale_word = 0;
-    if (lane < params.num_topk) {
-      selection = load_weak(reinterpret_cast<const std::uint32_t*>(from + row.selections_at()) + lane);
-    }
-    share.load(reinterpret_cast<const Vec16*>(from));
-    if (scale < output_scales()) scale_word = load_scale(from, scale);
+    // 1. The lines.
+    const auto of_lane = static_cast<std::uint32_t>(LineLane().line);
+    Lines lines{common.local + common.window.row_at(kDispatch, epoch(), source, slot, row.bytes()),
+                epoch(),
+                row.lines(),
+                static_cast<std::uint32_t>(part * kWarpLines) + of_lane,
+                static_cast<std::uint32_t>(params.warps_per_row * kWarpLines),
+                row.header_at() / kTaggedPayload + of_lane,
+                {},
+                {}};
+    if (!await(source, lines)) return;
 
     // 2. Where the row goes.
-    const std::int32_t position = place(source, slot, selection);
+    const int lane = lane_index();
+    const std::uint32_t selection = header_word(lines.header, row.selection_word(lane < params.num_topk ? lane : 0));
+    const std::int32_t position = lane < params.num_topk ? place(source, slot, selection) : -1;
     std::uint32_t places = warp::ballot(position >= 0);
     if (params.rank_major) places &= ~places + 1;  // once, whatever the number of experts
 
-    // 3. The row, and what goes with it.
-    for (int base = part * kWarpSize;;) {
+    // 3. The row and its scales to each place; and on to the next lines, if it has more.
+    for (;;) {
       for (std::uint32_t left = places; left != 0; left &= left - 1) {
-        const std::int32_t to = warp::shuffle(position, lowest_bit(left));
-        share.store(params.recv_x + std::int64_t{to} * row.payload_bytes());
+        store_lines(lines, static_cast<std::uint32_t>(warp::shuffle(position, lowest_bit(left))));
       }
-      base += step * kBatch;
-      if (base >= vectors) break;
-      share.first += step * kBatch;
-      share.load(reinterpret_cast<const Vec16*>(from));
+      lines.next_batch();
+      if (warp::all(!lines.is_line(0))) break;
+      if (!await(source, lines)) return;
     }
-    for (int base = part * kWarpSize; base < output_scales(); base += step) {
-      const int i = base + lane;
-      if (i >= step && i < output_scales()) scale_word = load_scale(from, i);
-      for (std::uint32_t left = places; left != 0; left &= left - 1) {
-        const std::int32_t to = warp::shuffle(position, lowest_bit(left));
-        if (i < output_scales()) store_scale(static_cast<std::uint32_t>(to), i, scale_word);
-      }
-    }
-    if (part == 0) note_row(from, source, slot, token, selection, position);
+    if (part == 0) note_row(lines.header, source, slot, selection, position);
   }
 
   /// The row of recv_x that belongs to the lane's selection; -1: on another rank, or there is no room.
@@ -259,15 +271,18 @@ struct LowLatencyReceiver {
   }
 
   /// What the caller and combine get to know of the row.
-  DEEP_EP_DEVICE void note_row(const std::byte* from, int source, int slot, int token, std::uint32_t selection,
+  DEEP_EP_DEVICE void note_row(const LinePart& header, int source, int slot, std::uint32_t selection,
                                std::int32_t position) const {
     const int lane = lane_index();
+    const bool selects = lane < params.num_topk;
+    const auto token = static_cast<std::int32_t>(header_word(header, LowLatencyRow::kToken));
+    const std::uint32_t weight = row.weights ? header_word(header, row.weight_word(selects ? lane : 0)) : 0;
     const std::int64_t row_index = std::int64_t{source} * params.max_tokens + slot;
     if (lane == 0) {
       *table().token(source, slot) = token;
       if (params.rank_major) params.src_info[row_index] = token;
     }
-    if (lane >= params.num_topk) return;
+    if (!selects) return;
     *table().position(source, slot, lane) = position;
     if (!params.rank_major) {
       if (position >= 0) params.src_info[position] = token;
@@ -276,10 +291,7 @@ struct LowLatencyReceiver {
     const std::int64_t at = row_index * params.num_topk + lane;
     const int local = static_cast<int>(selection & 0xffffu) - params.common.rank * params.num_local_experts;
     params.recv_topk_idx[at] = position >= 0 ? local : -1;
-    if (row.weights) {
-      const float weight = load_weak(reinterpret_cast<const float*>(from + row.weights_at()) + lane);
-      params.recv_topk_weights[at] = position >= 0 ? weight : 0.0f;
-    }
+    if (row.weights) params.recv_topk_weights[at] = position >= 0 ? float_from_bits(weight) : 0.0f;
   }
 };
 

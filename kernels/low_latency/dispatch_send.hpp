@@ -23,13 +23,6 @@ DEEP_EP_DEVICE const std::uint64_t* acknowledged_word(const LowLatencyParams& co
   return reinterpret_cast<const std::uint64_t*>(common.local + common.window.acknowledged_at(kDispatch, rank));
 }
 
-/// The first warps issue the stores, wait for them and raise the flags; the others may go on to receive meanwhile.
-DEEP_EP_DEVICE int issuing_warps(const LowLatencyDispatchParams& params) {
-  const int half = block_warps() / 2;
-  const int wanted = params.num_topk < half ? params.num_topk : half;
-  return (wanted + params.warps_per_row - 1) / params.warps_per_row * params.warps_per_row;
-}
-
 struct LowLatencySender {
   const LowLatencyDispatchParams& params;
   const LowLatencyDispatchShared& layout;
@@ -42,11 +35,6 @@ struct LowLatencySender {
   Vec16 vector;
   std::int64_t own;    ///< of the deciding warp: the lane's selection of the token
   std::int64_t other;  ///< of the first tokens to count
-
-  // The row that this thread has stored and not yet flagged.
-  int flagged_rank = -1;
-  std::size_t flag_at = 0;
-  std::uint64_t flag = 0;
 
   DEEP_EP_DEVICE std::uint64_t epoch() const { return layout.words(memory).sent + 1; }
   DEEP_EP_DEVICE Peer peer(int rank) const { return {layout.heaps(memory)[rank]}; }
@@ -94,8 +82,9 @@ struct LowLatencySender {
     }
   }
 
-  /// The deciding warp finds where the token's row goes, and writes its selections into the stage.
+  /// The deciding warp finds where the token's row goes, and writes its header into the stage.
   DEEP_EP_DEVICE void decide(std::byte* stage) const {
+    const LowLatencyParams& common = params.common;
     const int lane = lane_index();
     const int expert = routing.expert_of(own);
     const int rank = expert < 0 ? -1 : expert / params.num_local_experts;
@@ -107,70 +96,60 @@ struct LowLatencySender {
     const bool leads = expert >= 0 && lowest_bit(same_rank) == lane && layout.left_out(memory)[rank] == 0;
     const std::uint32_t leaders = warp::ballot(leads);
     if (leads) {
-      layout.destinations(memory)[count_bits(leaders & below)] = {rank, static_cast<std::int32_t>(routing.rows[rank])};
+      const int slot = static_cast<int>(routing.rows[rank]);
+      layout.destinations(memory)[count_bits(leaders & below)] =
+          layout.heaps(memory)[rank] + common.window.row_at(kDispatch, epoch(), common.rank, slot, row.bytes());
     }
-    if (lane == 0) layout.words(memory).destinations = count_bits(leaders);
+    auto* header = reinterpret_cast<std::uint32_t*>(stage + row.header_at());
+    if (lane == 0) {
+      layout.words(memory).destinations = count_bits(leaders);
+      header[LowLatencyRow::kToken] = static_cast<std::uint32_t>(token);
+    }
 
     if (lane >= params.num_topk) return;
-    auto* selections = reinterpret_cast<std::uint32_t*>(stage + row.selections_at());
     const std::uint32_t place =
         expert < 0 ? 0 : routing.entries[expert] + static_cast<std::uint32_t>(count_bits(same_expert & below));
-    selections[lane] =
+    header[row.selection_word(lane)] =
         LowLatencyRow::pack(expert < 0 ? LowLatencyRow::kNoExpert : static_cast<std::uint32_t>(expert), place);
     if (row.weights) {
-      reinterpret_cast<float*>(stage + row.weights_at())[lane] =
-          load_stream(params.topk_weights + std::int64_t{token} * params.num_topk + lane);
+      header[row.weight_word(lane)] =
+          bits_of(load_stream(params.topk_weights + std::int64_t{token} * params.num_topk + lane));
     }
   }
 
-  /// Stores the stage to each destination, one thread a row; and flags the rows of the token before, which have landed
-  /// meanwhile. With one stage, there is no meanwhile.
-  DEEP_EP_DEVICE void store(const std::byte* stage) {
-    const int issuers = issuing_warps(params);
-    const int index = warp_index() + lane_index() * issuers;
-    if (warp_index() >= issuers || index >= params.num_topk) return;
-    const LowLatencyWindow& window = params.common.window;
-    const int rank_before = flagged_rank;
-    const std::size_t flag_at_before = flag_at;
-    const std::uint64_t flag_before = flag;
-    if (index < layout.words(memory).destinations) {
-      const LowLatencyDestination to = layout.destinations(memory)[index];
-      // What acknowledged rows were is overwritten by another path than theirs were read.
-      bulk::fence_global();
-      const int me = params.common.rank;
-      peer(to.rank).put(window.row_at(kDispatch, epoch(), me, to.slot, row.bytes()), stage, row.bytes());
-      flagged_rank = to.rank;
-      flag_at = window.flag_at(kDispatch, epoch(), me, to.slot);
-      flag = row_flag(epoch(), token);
-    } else {
-      bulk::commit();  // so that each token is one group
-      flagged_rank = -1;
+  /// Stores the stage to each destination. A warp takes a few lines of the row and stores them everywhere, so that all
+  /// links are busy from the beginning.
+  DEEP_EP_DEVICE void store(const std::byte* stage) const {
+    const int destinations = layout.words(memory).destinations;
+    const LineLane lane;
+    for (std::uint32_t first = static_cast<std::uint32_t>(warp_index()) * kWarpLines; first < row.lines();
+         first += static_cast<std::uint32_t>(block_warps()) * kWarpLines) {
+      const std::uint32_t line = first + static_cast<std::uint32_t>(lane.line);
+      const bool wanted = line < row.lines();
+      LinePart part{};
+      if (wanted) {
+        const auto* words = reinterpret_cast<const std::uint64_t*>(stage + lane.payload_at(line));
+        part = {{words[0], lane.has_tag() ? epoch() : words[1]}};
+      }
+      for (int i = 0; i < destinations; ++i) {
+        store_line(layout.destinations(memory)[i] + lane.byte_at(line), part, wanted);
+      }
     }
-    if (rank_before >= 0) peer(rank_before).signal_after_puts<1>(flag_at_before, flag_before);
-    if (layout.stages == 1) flag_last();
   }
 
-  /// Flags what is not flagged yet, when it has landed.
-  DEEP_EP_DEVICE void flag_last() {
-    if (flagged_rank >= 0) peer(flagged_rank).signal_after_puts(flag_at, flag);
-    flagged_rank = -1;
-  }
-
-  /// All tokens of this block, the first of which is loaded. Counts are zero. Threads of the issuing warps return with
-  /// their last rows stored but not flagged: they call flag_last.
+  /// All tokens of this block, the first of which is loaded. Counts are zero.
   DEEP_EP_DEVICE void send_tokens(int step) {
+    std::byte* stage = layout.stage(memory);
     int counted = 0;
-    for (std::uint32_t turn = 0; token < params.num_tokens; ++turn) {
+    for (bool first = true; token < params.num_tokens; first = false) {
       // 1. What the tokens before it chose.
       routing.count(counted, token, other);
       counted = token;
-      if (turn == 0) await_credit();
-      block::sync();
+      if (first) await_credit();
+      block::sync();  // the last token's row has left the stage, too
       // 2. The row as it travels.
-      std::byte* stage = layout.stage(memory, turn);
       if (decides()) decide(stage);
       writer(stage).write(vector);
-      bulk::publish(stage, row.bytes());
       block::sync();
       // 3. Off it goes.
       store(stage);

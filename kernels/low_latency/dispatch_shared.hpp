@@ -1,37 +1,33 @@
 // Shared memory of a block of the low-latency dispatch.
 #pragma once
 
-#include "kernels/low_latency/params.hpp"
+#include "kernels/low_latency/masks.hpp"
 
 namespace deep_ep {
 
-/// One row to send: to whom, and into which slot there.
-struct LowLatencyDestination {
-  std::int32_t rank;
-  std::int32_t slot;
-};
+/// Threads of a block at most: what is left of the registers for each holds the lines of a row.
+constexpr int kDispatchThreads = 512;
 
 struct LowLatencyDispatchShared {
   int num_ranks;
   int num_experts;
-  std::uint32_t stages;
-  std::uint32_t row_bytes;
+  std::uint32_t stage_bytes;  ///< 0: nothing is sent
 
   struct Words {
     std::uint64_t sent, received;  ///< see Epochs
-    std::uint64_t mask_version;
+    device::MaskWords masks;
     std::int32_t destinations;  ///< of the token under way
     std::int32_t failed;        ///< a wait was called off: the call is over
-    std::int32_t last, redo;    ///< see agree_on_masks
   };
 
   DEEP_EP_HOST_DEVICE Words& words(std::byte* memory) const { return *reinterpret_cast<Words*>(memory); }
-  DEEP_EP_HOST_DEVICE LowLatencyDestination* destinations(std::byte* memory) const {
-    return reinterpret_cast<LowLatencyDestination*>(memory + sizeof(Words));
+  /// Where the token under way goes: its row in the window of each rank that gets it.
+  DEEP_EP_HOST_DEVICE std::byte** destinations(std::byte* memory) const {
+    return reinterpret_cast<std::byte**>(memory + sizeof(Words));
   }
   /// Every rank's heap.
   DEEP_EP_HOST_DEVICE std::byte** heaps(std::byte* memory) const {
-    return reinterpret_cast<std::byte**>(destinations(memory) + LowLatencyWindow::kMostTopk);
+    return destinations(memory) + LowLatencyWindow::kMostTopk;
   }
   /// Sending: what each rank had acknowledged when the block began.
   DEEP_EP_HOST_DEVICE std::uint64_t* acknowledged(std::byte* memory) const {
@@ -49,14 +45,13 @@ struct LowLatencyDispatchShared {
   /// for each of our experts, then where they begin.
   DEEP_EP_HOST_DEVICE std::uint32_t* entries(std::byte* memory) const { return rows(memory) + num_ranks; }
 
-  DEEP_EP_HOST_DEVICE std::byte* stage(std::byte* memory, std::uint32_t index) const {
-    return memory + stages_at() + (stages == 1 ? 0 : index % 2) * row_bytes;
-  }
-  DEEP_EP_HOST_DEVICE std::size_t bytes() const { return stages_at() + std::size_t{stages} * row_bytes; }
+  /// The row to send, without tags.
+  DEEP_EP_HOST_DEVICE std::byte* stage(std::byte* memory) const { return memory + stage_at(); }
+  DEEP_EP_HOST_DEVICE std::size_t bytes() const { return stage_at() + stage_bytes; }
 
  private:
-  DEEP_EP_HOST_DEVICE std::size_t stages_at() const {
-    const std::size_t end = sizeof(Words) + LowLatencyWindow::kMostTopk * sizeof(LowLatencyDestination) +
+  DEEP_EP_HOST_DEVICE std::size_t stage_at() const {
+    const std::size_t end = sizeof(Words) + LowLatencyWindow::kMostTopk * sizeof(std::byte*) +
                             static_cast<std::size_t>(num_ranks) * (sizeof(void*) + 8 + 4 + 4) +
                             static_cast<std::size_t>(num_experts) * 4;
     return ControlWindow::align(end);

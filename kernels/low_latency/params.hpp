@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "kernels/low_latency/window.hpp"
+#include "kernels/primitives/line.hpp"
 #include "kernels/primitives/signal.hpp"
 
 namespace deep_ep {
@@ -54,26 +55,33 @@ DEEP_EP_HOST_DEVICE constexpr bool is_fp8(LowLatencyFormat format) { return form
 /// Channels that share a scale.
 constexpr int kScaleChannels = 128;
 
-/// A row of dispatch as it travels: payload, scales (float32, also for UE8M0), for each selection the expert and its
-/// place among the source's entries that name this expert, and weights; padded to a line. The token's index at its
-/// source travels in the row's flag.
+/// A row of dispatch as it travels, in tagged lines: payload, scales (float32, also for UE8M0), and a header: the
+/// token's index at its source, for each selection the expert and its place among the source's entries that name this
+/// expert, and weights.
 struct LowLatencyRow {
   int hidden, num_topk;
   bool fp8, weights;
 
+  // Offsets in the row, without tags.
   DEEP_EP_HOST_DEVICE std::uint32_t payload_bytes() const { return static_cast<std::uint32_t>(hidden) * (fp8 ? 1 : 2); }
   DEEP_EP_HOST_DEVICE std::uint32_t scales_at() const { return payload_bytes(); }
   DEEP_EP_HOST_DEVICE std::uint32_t num_scales() const {
     return fp8 ? static_cast<std::uint32_t>(hidden) / kScaleChannels : 0;
   }
-  DEEP_EP_HOST_DEVICE std::uint32_t selections_at() const { return scales_at() + num_scales() * 4; }
-  DEEP_EP_HOST_DEVICE std::uint32_t weights_at() const {
-    return selections_at() + static_cast<std::uint32_t>(num_topk) * 4;
+  DEEP_EP_HOST_DEVICE std::uint32_t header_at() const { return scales_at() + num_scales() * 4; }
+  DEEP_EP_HOST_DEVICE std::uint32_t data_bytes() const {
+    return header_at() + 4 * (1 + static_cast<std::uint32_t>(num_topk) * (weights ? 2 : 1));
   }
-  DEEP_EP_HOST_DEVICE std::uint32_t bytes() const {
-    const std::uint32_t end = weights_at() + (weights ? static_cast<std::uint32_t>(num_topk) * 4 : 0);
-    return static_cast<std::uint32_t>((end + kLine - 1) / kLine * kLine);
-  }
+  // Words of the header.
+  static constexpr int kToken = 0;
+  DEEP_EP_HOST_DEVICE int selection_word(int k) const { return 1 + k; }
+  DEEP_EP_HOST_DEVICE int weight_word(int k) const { return 1 + num_topk + k; }
+
+  DEEP_EP_HOST_DEVICE std::uint32_t lines() const { return tagged_lines(data_bytes()); }
+  /// In the window, with tags.
+  DEEP_EP_HOST_DEVICE std::uint32_t bytes() const { return lines() * kTaggedLine; }
+  /// In shared memory, without tags: whole lines of payload, aligned for what lies behind.
+  DEEP_EP_HOST_DEVICE std::uint32_t stage_bytes() const { return (lines() * kTaggedPayload + 15) / 16 * 16; }
 
   static constexpr std::uint32_t kNoExpert = 0xffff;
   /// A selection in one word: expert in the lower half, place in the upper.
@@ -82,11 +90,7 @@ struct LowLatencyRow {
   }
 };
 
-/// Flag of a dispatch's row: the epoch, and the row's token at its source.
-DEEP_EP_HOST_DEVICE constexpr std::uint64_t row_flag(std::uint64_t epoch, int token) {
-  return epoch << 16 | static_cast<std::uint64_t>(token);
-}
-constexpr int kMostLowLatencyTokens = 65535;  ///< what a row's flag and a selection's place can count
+constexpr int kMostLowLatencyTokens = 65535;  ///< what a selection's place can count
 
 struct LowLatencyDispatchParams {
   LowLatencyParams common;
@@ -101,7 +105,6 @@ struct LowLatencyDispatchParams {
   bool rank_major;
   bool weights;              ///< top-k weights travel with the rows
   std::uint32_t call_shape;  ///< a hash of the above: ranks that disagree find out
-  std::uint32_t stages;      ///< 2: the next token is prepared while the last one's rows are under way
   int warps_per_row;         ///< of the receive part; divides the warps of a block
 
   // What is sent.
@@ -136,12 +139,11 @@ struct LowLatencyCombineParams {
   int num_local_experts;
   bool rank_major;
   bool use_logfmt;
-  std::uint32_t row_bytes;  ///< of a row as it travels, a multiple of kLine
+  std::uint32_t row_bytes;  ///< of a row as it travels
 
   // Roles of a block's warps: some add up tokens (none without a receive part), the others push rows in groups.
   int adding_warps;
-  int warps_per_row;  ///< of a group, 2 or more: one leads; divides the warps that push
-  int stages;         ///< of a group, 1 or 2
+  int warps_per_row;  ///< of a group; divides the warps that push
 
   // As expert side: what is sent.
   const std::byte* x;             ///< rows as dispatch laid them out, bfloat16

@@ -5,6 +5,7 @@
 #include "kernels/low_latency/params.hpp"
 #include "kernels/primitives/cell.hpp"
 #include "kernels/primitives/signal.hpp"
+#include "kernels/primitives/warp.hpp"
 
 namespace deep_ep::device {
 
@@ -48,6 +49,30 @@ DEEP_EP_DEVICE bool wait_for_peer(const LowLatencyParams& common, int peer, Want
     if (timeout == 0 || now_ns() - begin <= timeout) continue;
     blame(common, peer, wanted, expected, seen);
     return false;
+  }
+}
+
+/// wait_for_peer by a whole warp, whose lanes leave together: `arrived(seen)` is the same for all of them.
+template <class Arrived>
+DEEP_EP_DEVICE bool wait_for_peer_together(const LowLatencyParams& common, int peer, Wanted wanted,
+                                           std::uint64_t expected, Arrived arrived) {
+  std::uint64_t seen = 0;
+  if (arrived(seen)) return true;
+  const std::uint64_t timeout = common.wait.timeout_ns;
+  const std::uint64_t begin = now_ns();
+  for (int spins = 1;; ++spins) {
+    if (arrived(seen)) return true;
+    pause(spins);
+    if (spins % 64 != 0) continue;  // polling must stay cheap
+    bool over = false;
+    if (lane_index() == 0) {
+      over = aborted(common.wait) || masked(common, peer);
+      if (!over && timeout != 0 && now_ns() - begin > timeout) {
+        blame(common, peer, wanted, expected, seen);
+        over = true;
+      }
+    }
+    if (warp::any(over)) return false;
   }
 }
 

@@ -2,7 +2,8 @@
 //
 // It has the same layout on every rank. A control part, whose layout depends on nothing that a call brings along, so
 // that rows of one call can never be read as signals of another; then rows, in equal parts: of dispatch and of combine,
-// for even and for odd epochs, for each source. Within a part, a call lays its rows out by its own row size.
+// for even and for odd epochs, for each source. Within a part, a call lays its rows out by its own row size, always in
+// tagged lines (line.hpp), so that tags of all calls lie at the same places.
 //
 // Everything is written by one source rank and read by the rank whose heap it is. Signals hold 64-bit epochs; all of
 // them are zero when the buffer is made and never reset.
@@ -43,12 +44,8 @@ struct LowLatencyWindow {
     at += blocks * window.count_bytes_;
     window.selections_ = at;
     at += blocks * window.slots * kMostTopk * sizeof(Cell);
-    for (std::size_t& flags : window.flags_) {
-      flags = at;
-      at += align(blocks * window.slots * sizeof(std::uint64_t));
-    }
-    window.rows_ = at;
-    const std::size_t control = at - begin;
+    window.rows_ = align(at);
+    const std::size_t control = window.rows_ - begin;
     const std::size_t parts = static_cast<std::size_t>(LowLatencyKind::count) * blocks;
     window.source_bytes = control >= window.bytes ? 0 : (window.bytes - control) / parts / kLine * kLine;
     return window;
@@ -77,10 +74,6 @@ struct LowLatencyWindow {
   DEEP_EP_HOST_DEVICE std::size_t selections_at(std::uint64_t epoch, int source, int slot) const {
     return selections_ + slot_of(epoch, source, slot) * kMostTopk * sizeof(Cell);
   }
-  /// One word, by `source`: its row in `slot` is there.
-  DEEP_EP_HOST_DEVICE std::size_t flag_at(LowLatencyKind kind, std::uint64_t epoch, int source, int slot) const {
-    return flags_[static_cast<int>(kind)] + slot_of(epoch, source, slot) * sizeof(std::uint64_t);
-  }
   /// Row `slot` of `source`, where the call has rows of `row_bytes` (a multiple of kLine). A source has a place of its
   /// own: ranks that disagree in their row sizes do not overwrite each other.
   DEEP_EP_HOST_DEVICE std::size_t row_at(LowLatencyKind kind, std::uint64_t epoch, int source, int slot,
@@ -93,7 +86,6 @@ struct LowLatencyWindow {
   std::size_t counts_ = 0;
   std::size_t count_bytes_ = 0;  ///< of one source
   std::size_t selections_ = 0;
-  std::size_t flags_[static_cast<int>(LowLatencyKind::count)] = {};
   std::size_t rows_ = 0;
 
  private:

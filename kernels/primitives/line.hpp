@@ -1,0 +1,110 @@
+// Rows that need no flag behind them: they travel in lines of 128 bytes, 120 of payload and a tag of 8, which eight
+// neighbouring lanes store at once. A line arrives whole, so whoever sees the tag of this call has the payload, one
+// trip over the wire after it was stored. Neither side waits for completions or fences.
+//
+// That a line which one instruction stores arrives whole is a property of the memory system of NVIDIA GPUs and NVLink
+// (Volta and later; NCCL's protocol LL128 is built on it), not of the PTX memory model, which promises it for 16 bytes.
+// The tests of tests/kernels/line_test.cpp try it on the GPUs at hand.
+//
+// A line has one writer, and lies at the same place for every call that uses the memory, so that where tags are there
+// were never anything but tags. It may be written again only when the reader is known to have done with it.
+#pragma once
+
+#include "kernels/primitives/memory.hpp"
+#include "kernels/primitives/warp.hpp"
+
+namespace deep_ep {
+
+/// Bytes of a line, and of its payload.
+constexpr std::uint32_t kTaggedLine = 128;
+constexpr std::uint32_t kTaggedPayload = 120;
+
+/// Lines that a row of `bytes` bytes takes.
+DEEP_EP_HOST_DEVICE constexpr std::uint32_t tagged_lines(std::uint32_t bytes) {
+  return (bytes + kTaggedPayload - 1) / kTaggedPayload;
+}
+
+namespace device {
+
+constexpr int kLineLanes = 8;                       ///< that share a line
+constexpr int kWarpLines = kWarpSize / kLineLanes;  ///< that a warp stores or loads at once
+
+/// One lane's 16 bytes of a line. The last lane has eight bytes of payload and the tag.
+struct alignas(16) LinePart {
+  std::uint64_t word[2];
+};
+
+/// The lane's place in a warp's lines.
+struct LineLane {
+  int line;  ///< 0 to kWarpLines - 1
+  int part;  ///< 0 to kLineLanes - 1
+
+  DEEP_EP_DEVICE LineLane() : line(lane_index() / kLineLanes), part(lane_index() % kLineLanes) {}
+
+  DEEP_EP_DEVICE bool has_tag() const { return part == kLineLanes - 1; }
+  /// Words of payload that this lane holds.
+  DEEP_EP_DEVICE int words() const { return has_tag() ? 1 : 2; }
+  /// Where they lie in the row, in bytes: a multiple of 8. `index` counts the row's lines.
+  DEEP_EP_DEVICE std::uint32_t payload_at(std::uint32_t index) const {
+    return index * kTaggedPayload + static_cast<std::uint32_t>(part) * 16;
+  }
+  /// Where they lie in the lines.
+  DEEP_EP_DEVICE std::uint32_t byte_at(std::uint32_t index) const {
+    return index * kTaggedLine + static_cast<std::uint32_t>(part) * 16;
+  }
+};
+
+/// Stores this lane's part to `to`, in memory of any GPU. By whole warps; `wanted` is the same for the lanes of a line.
+DEEP_EP_DEVICE void store_line(std::byte* to, const LinePart& part, bool wanted) {
+  warp::sync();  // one instruction for all lanes
+  auto* words = reinterpret_cast<std::uint64_t*>(to);
+#if DEEP_EP_TARGET_CUDA
+  if (wanted) {
+    asm volatile(
+        "{\n.reg .b128 both;\n"
+        "mov.b128 both, {%1, %2};\n"
+        "st.relaxed.sys.global.b128 [%0], both;\n}" ::"l"(words),
+        "l"(part.word[0]), "l"(part.word[1])
+        : "memory");
+  }
+#else
+  const bool tag = LineLane().has_tag();
+  if (wanted) store_relaxed<Scope::system>(words, part.word[0]);
+  if (wanted && !tag) store_relaxed<Scope::system>(words + 1, part.word[1]);
+  warp::sync();
+  if (wanted && tag) store_release<Scope::system>(words + 1, part.word[1]);
+#endif
+}
+
+/// Loads this lane's part of a line that may be there or not: see tagged(). By whole warps; `wanted` is the same for
+/// the lanes of a line.
+DEEP_EP_DEVICE LinePart load_line(const std::byte* from, bool wanted) {
+  LinePart part{};
+  const auto* words = reinterpret_cast<const std::uint64_t*>(from);
+#if DEEP_EP_TARGET_CUDA
+  if (wanted) {
+    asm volatile(
+        "{\n.reg .b128 both;\n"
+        "ld.relaxed.sys.global.b128 both, [%2];\n"
+        "mov.b128 {%0, %1}, both;\n}"
+        : "=l"(part.word[0]), "=l"(part.word[1])
+        : "l"(words)
+        : "memory");
+  }
+#else
+  const bool tag = LineLane().has_tag();
+  if (wanted && tag) part.word[1] = load_acquire<Scope::system>(words + 1);
+  warp::sync();  // what the last lane acquired, the others may read
+  if (wanted) part.word[0] = load_relaxed<Scope::system>(words);
+  if (wanted && !tag) part.word[1] = load_relaxed<Scope::system>(words + 1);
+#endif
+  return part;
+}
+
+/// Does the line that this lane's part is of carry the tag? By whole warps.
+DEEP_EP_DEVICE bool tagged(const LinePart& part, std::uint64_t tag) {
+  return warp::shuffle(part.word[1], lane_index() | (kLineLanes - 1)) == tag;
+}
+
+}  // namespace device
+}  // namespace deep_ep

@@ -19,6 +19,38 @@ namespace {
 using rdma::ConnectionOptions;
 using rdma::Connections;
 
+// First in the program: processes are forked before this one has threads.
+
+TEST(ConnectionsOfProcessesTest, ReachHeapsThatAreMappedElsewhere) {
+  const std::string name = "deep_ep_connections_" + std::to_string(::getpid());
+  expect_nothing_thrown(run_processes(3, [&](int rank) {
+    const auto bootstrap = make_shared_memory_bootstrap(name, rank, 3, 60);
+    Member member(bootstrap, make_host_executor());
+    member.connect({.peers = member.nodes(1).reached_by_rdma(true), .channels = 2, .depth = 64});
+    member.exchange_rows(0);
+    member.exchange_rows(1);
+    bootstrap->barrier();
+  }));
+}
+
+TEST(ConnectionsOfProcessesTest, TheEndDoesNotWaitForRanksThatDied) {
+  const std::string name = "deep_ep_connections_dead_" + std::to_string(::getpid());
+  const auto errors = run_processes(3, [&](int rank) {
+    const auto bootstrap = make_shared_memory_bootstrap(name, rank, 3, 60);
+    Member member(bootstrap, make_host_executor());
+    member.connect({.peers = member.nodes(1).reached_by_rdma(true), .channels = 2, .depth = 64});
+    if (rank == 1) ::_exit(3);
+    // Waits for rank 1's rows in vain; its heap is still mapped, so what is sent there succeeds.
+    Exchange hopeless(member.executor, *member.heap, rank, 3, kMemberRows, /*timeout_s=*/0.5);
+    hopeless.launch(*member.connections, 0, 1);
+    hopeless.synchronize();
+    if (hopeless.fault().kind != FaultKind::timeout) throw std::runtime_error("a row came from a dead rank");
+    member.connections->check();
+  });
+  EXPECT_EQ(errors[0] + errors[2], "");
+  EXPECT_TRUE(contains(errors[1], "process ended with status"));
+}
+
 enum class Where { cpu, gpu };
 
 std::shared_ptr<Executor> executor_at(Where where, int rank) {
@@ -133,36 +165,6 @@ TEST(ConnectionsRefuseTest, OptionsOutOfRange) {
   };
   EXPECT_TRUE(contains(refusals(all({.depth = 100}))[2], "queue pair depth 100, allowed: a power of two"));
   EXPECT_TRUE(contains(refusals(all({.depth = 64, .batch = 33}))[2], "doorbell batch 33, allowed: 1 to 32"));
-}
-
-TEST(ConnectionsOfProcessesTest, ReachHeapsThatAreMappedElsewhere) {
-  const std::string name = "deep_ep_connections_" + std::to_string(::getpid());
-  expect_nothing_thrown(run_processes(3, [&](int rank) {
-    const auto bootstrap = make_shared_memory_bootstrap(name, rank, 3, 60);
-    Member member(bootstrap, make_host_executor());
-    member.connect({.peers = member.nodes(1).reached_by_rdma(true), .channels = 2, .depth = 64});
-    member.exchange_rows(0);
-    member.exchange_rows(1);
-    bootstrap->barrier();
-  }));
-}
-
-TEST(ConnectionsOfProcessesTest, TheEndDoesNotWaitForRanksThatDied) {
-  const std::string name = "deep_ep_connections_dead_" + std::to_string(::getpid());
-  const auto errors = run_processes(3, [&](int rank) {
-    const auto bootstrap = make_shared_memory_bootstrap(name, rank, 3, 60);
-    Member member(bootstrap, make_host_executor());
-    member.connect({.peers = member.nodes(1).reached_by_rdma(true), .channels = 2, .depth = 64});
-    if (rank == 1) ::_exit(3);
-    // Waits for rank 1's rows in vain; its heap is still mapped, so what is sent there succeeds.
-    Exchange hopeless(member.executor, *member.heap, rank, 3, kMemberRows, /*timeout_s=*/0.5);
-    hopeless.launch(*member.connections, 0, 1);
-    hopeless.synchronize();
-    if (hopeless.fault().kind != FaultKind::timeout) throw std::runtime_error("a row came from a dead rank");
-    member.connections->check();
-  });
-  EXPECT_EQ(errors[0] + errors[2], "");
-  EXPECT_TRUE(contains(errors[1], "process ended with status"));
 }
 
 }  // namespace

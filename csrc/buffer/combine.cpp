@@ -107,6 +107,7 @@ LaunchShape Buffer::Implementation::combine_shape(const Config& config, CombineP
 
 CombineResult Buffer::Implementation::combine(const CombineArguments& arguments, const CallOptions& call) {
   check_combine(arguments, executor_->device(), num_ranks_);
+  require_one_node("combine");
   const DispatchHandle& handle = *arguments.handle;
   const TensorView& x = arguments.x;
   // A rank that received nothing has nothing to be read; frameworks give its empty tensors no address.

@@ -220,6 +220,7 @@ LaunchShape Buffer::Implementation::dispatch_shape(const Config& config, Dispatc
 
 DispatchResult Buffer::Implementation::dispatch(const DispatchArguments& arguments, const CallOptions& call) {
   check_dispatch(arguments, executor_->device(), num_ranks_, options_.max_local_experts);
+  require_one_node("dispatch");
   raise_faults();
   begin(call);
   try {

@@ -308,6 +308,16 @@ Tensor Buffer::Implementation::allocate_tensor(DType dtype, std::initializer_lis
   return made->front();
 }
 
+void Buffer::Implementation::require_one_node(const char* call) const {
+  const auto heaps = heap_->peers();
+  const auto missing = std::find(heaps.begin(), heaps.end(), nullptr);
+  if (missing == heaps.end()) return;
+  fail<InvalidArgument>(
+      "Buffer::{} is for ranks of one node, but rank {} cannot map the memory of rank {}: between nodes there are the "
+      "low-latency calls",
+      call, rank_, missing - heaps.begin());
+}
+
 void Buffer::Implementation::check() {
   executor_->make_current();
   settle();

@@ -8,6 +8,7 @@
 // after the kernels, or, with `async_finish`, the returned event stands for them. They run on the buffer's own
 // communication stream, or on `CallOptions::stream` where that makes no difference but to be faster.
 // The host blocks only in a non-cached `dispatch` with num_worst_tokens == 0 (it must learn N).
+// dispatch and combine are for ranks of one node, which map each other's memory: InvalidArgument otherwise.
 // All ranks make the same calls in the same order. One thread at a time per Buffer.
 // The tensors given to a call must stay alive and unchanged until its kernels have ended. To replay a CUDA graph is to
 // make the calls recorded in it, on the stream it is launched on: order it against the buffer's other calls.

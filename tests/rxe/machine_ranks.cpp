@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "deep_ep/buffer.hpp"
 #include "tests/rdma/member.hpp"
 #include "tests/rxe/socket_bootstrap.hpp"
 #include "tests/unit/processes.hpp"
@@ -16,7 +17,35 @@ namespace {
 constexpr int kHere = 2;  // ranks on a machine
 constexpr int kRanks = 2 * kHere;
 
+/// A buffer can be made over both machines, but its normal mode is for one.
+void expect_normal_mode_is_refused(const std::shared_ptr<Bootstrap>& bootstrap) {
+  const auto executor = make_host_executor();
+  const StreamHandle stream = executor->create_stream();
+  Buffer buffer(bootstrap, executor, {.heap_bytes = std::size_t{16} << 20});
+  std::vector<std::uint16_t> rows(64);
+  std::vector<std::int64_t> experts{0};
+  const auto topk_idx = TensorView::contiguous(experts.data(), DType::int64, {1, 1}, executor->device());
+  DispatchArguments arguments;
+  arguments.x = TensorView::contiguous(rows.data(), DType::bfloat16, {1, 64}, executor->device());
+  arguments.use(buffer.get_dispatch_layout(topk_idx, 2 * kRanks, {.stream = stream, .previous_event = {}}));
+  std::string refusal = "nothing";
+  try {
+    buffer.dispatch(arguments, {.stream = stream, .previous_event = {}});
+  } catch (const InvalidArgument& error) {
+    refusal = error.what();
+  }
+  const int far = bootstrap->rank() < kHere ? kHere : 0;
+  const std::string expected = fmt::format(
+      "Buffer::dispatch is for ranks of one node, but rank {} cannot map the memory "
+      "of rank {}",
+      bootstrap->rank(), far);
+  if (!refusal.starts_with(expected)) throw std::runtime_error("dispatch threw: " + refusal);
+  buffer.destroy();
+  executor->destroy_stream(stream);
+}
+
 void run_rank(const std::shared_ptr<Bootstrap>& bootstrap) {
+  expect_normal_mode_is_refused(bootstrap);
   Member member(bootstrap, make_host_executor());
   const NodeMembership nodes = member.nodes(0);
   if (nodes.node != std::vector<int>{0, 0, 1, 1}) {

@@ -36,6 +36,7 @@ TEST(RdmaSettings, NothingIsSet) {
   EXPECT_FALSE(settings.nics.is_set());
   EXPECT_FALSE(settings.gid.index);
   EXPECT_EQ(settings.nic_handler, "auto");
+  EXPECT_EQ(settings.wire, "auto");
   EXPECT_TRUE(settings.dma_buf);
   EXPECT_TRUE(settings.taken.empty());
   EXPECT_TRUE(settings.warnings.empty());
@@ -54,6 +55,12 @@ TEST(RdmaSettings, TheLibrarysOwnNamesWin) {
   EXPECT_TRUE(settings.gid.index_is_binding);
   EXPECT_EQ(settings.nic_handler, "cpu");
   EXPECT_TRUE(settings.taken.empty());
+}
+
+TEST(RdmaSettings, Wire) {
+  EXPECT_EQ(read({{"DEEP_EP_RDMA_WIRE", "verbs"}}).wire, "verbs");
+  EXPECT_EQ(refusal({{"DEEP_EP_RDMA_WIRE", "tcp"}}),
+            "environment variable DEEP_EP_RDMA_WIRE='tcp', allowed: auto, local or verbs");
 }
 
 TEST(RdmaSettings, AutoSwitchesAnAliasOff) {

@@ -29,12 +29,12 @@ struct RowSummer {
   WarpShare<kLogfmt> share;
 
   /// `position`: in each lane the row of one selection that the dispatch brought, negative for none. `choose(choice)`
-  /// asks for the choice; before that, rows are only loaded. `take(step, sum)`: the sum of this lane's vector of that
-  /// step, or zeros where it has none; by whole warps.
-  template <class Choose, class Take>
-  DEEP_EP_DEVICE Summed sum(std::int32_t position, Choose choose, Take take) const {
+  /// asks for the choice; before that, rows are only loaded. The sums go into the stage.
+  template <class Choose>
+  DEEP_EP_DEVICE Summed sum(std::int32_t position, std::byte* stage, Choose choose) const {
     CombineChoice choice{};
     bool chosen = false;
+#pragma unroll 1
     for (;;) {
       const std::uint32_t rows = warp::ballot(position >= 0);
       const int pieces = share.steps(wire) * count_bits(rows);
@@ -45,6 +45,7 @@ struct RowSummer {
       float sum[8] = {};
       bool again = false;
       int piece = 0;
+#pragma unroll 1
       do {
         Vec16 loaded[kTogether] = {};
 #pragma unroll
@@ -71,7 +72,7 @@ struct RowSummer {
           add_weighted(sum, loaded[i], warp::shuffle(choice.weight, lowest_bit(rows_to_add)));
           rows_to_add &= rows_to_add - 1;
           if (rows_to_add != 0) continue;
-          take(step_to_add, pack_sum(sum));
+          if (share.vector(wire, step_to_add) >= 0) *share.staged(wire, stage, step_to_add) = pack_sum(sum);
           for (float& part : sum) part = 0.0f;
           rows_to_add = rows;
           ++step_to_add;

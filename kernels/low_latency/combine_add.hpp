@@ -20,7 +20,8 @@ struct CombineSources {
 
 template <bool kLogfmt>
 struct CombineAdder {
-  static constexpr int kTogether = 8;  ///< rows whose loads are under way at once
+  static constexpr int kTogether = 8;      ///< rows whose loads are under way at once
+  static constexpr int kSpinsToLook = 64;  ///< polls of one row, until the others and the clock are looked at
 
   const LowLatencyCombineParams& params;
   const CombineWire& wire;
@@ -72,16 +73,23 @@ struct CombineAdder {
     LinePart part[kTogether];
     std::uint32_t missing;
 
-    /// Loads what is missing; `from`: in lane i the beginning of row `first` + i.
-    DEEP_EP_DEVICE void poll(const std::byte* from, int first, std::uint32_t line, bool wanted, std::uint64_t tag) {
+    /// Loads what is missing; `from`: in lane i the beginning of row `first` + i. Who has to wait polls one row only,
+    /// and looks at the others when that has come: polls of all warps together would slow down what they wait for.
+    DEEP_EP_DEVICE void poll(const std::byte* from, int first, std::uint32_t line, bool wanted, std::uint64_t tag,
+                             std::uint32_t polled) {
       const std::uint32_t at = LineLane().byte_at(line);
+#pragma unroll 1
+      for (;;) {
 #pragma unroll
-      for (int i = 0; i < kTogether; ++i) {
-        if ((missing >> i & 1u) != 0) part[i] = load_line(warp::shuffle(from, first + i) + at, wanted);
-      }
+        for (int i = 0; i < kTogether; ++i) {
+          if ((polled >> i & 1u) != 0) part[i] = load_line(warp::shuffle(from, first + i) + at, wanted);
+        }
 #pragma unroll
-      for (int i = 0; i < kTogether; ++i) {
-        if ((missing >> i & 1u) != 0 && all_tagged(part[i], tag, wanted)) missing &= ~(1u << i);
+        for (int i = 0; i < kTogether; ++i) {
+          if ((polled >> i & 1u) != 0 && all_tagged(part[i], tag, wanted)) missing &= ~(1u << i);
+        }
+        if (missing == 0 || (polled & missing) != 0) return;
+        polled = missing;
       }
     }
   };
@@ -99,7 +107,9 @@ struct CombineAdder {
 #pragma unroll 1
     for (int spins = 1;; ++spins) {
       const std::uint32_t before = lines.missing;
-      lines.poll(from, first, line, wanted, epoch);
+      const std::uint32_t open = before & ~lost;
+      const bool looks_at_all = spins == 1 || spins % kSpinsToLook == 0;  // before anybody is blamed, too
+      lines.poll(from, first, line, wanted, epoch, looks_at_all ? open : open & (~open + 1));
       if (measures) measure(sources, first, before & ~lines.missing, cycles);
       if ((lines.missing & ~lost) == 0) return true;
       pause(spins);

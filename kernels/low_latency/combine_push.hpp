@@ -146,32 +146,30 @@ struct CombinePusher {
     const LowLatencyParams& common = params.common;
     const WarpShare<kLogfmt> share{warp, params.warps_per_row};
     const RowSummer<kLogfmt> summer{reinterpret_cast<const Vec16*>(params.x), wire, share};
-    const Summed summed =
-        summer.sum(row.position, stage, [&](CombineChoice& choice) { return choose(row, patience_ns, start, choice); });
-    if (summed != Summed::yes) return summed == Summed::nothing_chosen;
     std::byte* to = common.heaps[row.source] +
                     common.window.row_at(LowLatencyKind::combine, epoch, common.rank, row.token, params.row_bytes);
-    warp::sync();  // the sums are in the stage
+    const auto chosen = [&](CombineChoice& choice) { return choose(row, patience_ns, start, choice); };
+    const Summed summed = summer.sum(row.position, stage, chosen, [&](int step) { store(share, step, to); });
+    warp::sync();  // the stage has been read
+    return summed != Summed::not_told;
+  }
+
+  /// What a step has brought to an end, to the owner.
+  DEEP_EP_DEVICE void store(const WarpShare<kLogfmt>& share, int step, std::byte* to) const {
     if constexpr (kLogfmt) {
-#pragma unroll 1
-      for (int i = 0; i < share.passes(wire); ++i) {
-        const PassStage of_pass{wire, stage + static_cast<std::size_t>(i) * CombineWire::kStageBytes,
-                                share.pass(i * WarpShare<true>::kSteps)};
-        of_pass.encode();
-        store_pass(of_pass, to);
-      }
+      constexpr int kSteps = WarpShare<true>::kSteps;
+      if (step % kSteps != kSteps - 1) return;
+      const PassStage of_pass{wire, stage + static_cast<std::size_t>(step / kSteps) * CombineWire::kStageBytes,
+                              share.pass(step)};
+      of_pass.encode();
+      store_pass(of_pass, to);
     } else {
       const LineLane lane;
-#pragma unroll 1
-      for (int step = 0; step < share.steps(wire); ++step) {
-        const auto line = static_cast<std::uint32_t>(share.unit(step) * kWarpLines + lane.line);
-        const std::byte* from = stage + static_cast<std::size_t>(step) * kWarpLines * kTaggedPayload;
-        const LinePart part = staged_part(from, static_cast<std::uint32_t>(lane.line), epoch);
-        store_line(to + lane.byte_at(line), part, line < wire.lines());
-      }
+      const auto line = static_cast<std::uint32_t>(share.unit(step) * kWarpLines + lane.line);
+      const std::byte* from = stage + static_cast<std::size_t>(step) * kWarpLines * kTaggedPayload;
+      const LinePart part = staged_part(from, static_cast<std::uint32_t>(lane.line), epoch);
+      store_line(to + lane.byte_at(line), part, line < wire.lines());
     }
-    warp::sync();  // the stage has been read
-    return true;
   }
 
   DEEP_EP_DEVICE void store_pass(const PassStage& of_pass, std::byte* to) const {

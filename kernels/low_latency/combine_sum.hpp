@@ -29,9 +29,10 @@ struct RowSummer {
   WarpShare<kLogfmt> share;
 
   /// `position`: in each lane the row of one selection that the dispatch brought, negative for none. `choose(choice)`
-  /// asks for the choice; before that, rows are only loaded. The sums go into the stage.
-  template <class Choose>
-  DEEP_EP_DEVICE Summed sum(std::int32_t position, std::byte* stage, Choose choose) const {
+  /// asks for the choice; before that, rows are only loaded. The sums go into the stage; `flush(step)` is told, by the
+  /// whole warp, each step from 0 on that is there.
+  template <class Choose, class Flush>
+  DEEP_EP_DEVICE Summed sum(std::int32_t position, std::byte* stage, Choose choose, Flush flush) const {
     CombineChoice choice{};
     bool chosen = false;
 #pragma unroll 1
@@ -41,7 +42,7 @@ struct RowSummer {
 
       // Step by step, and row by row within one: what is loaded next, and what is added next.
       std::uint32_t rows_to_load = rows, rows_to_add = rows;
-      int step_to_load = 0, step_to_add = 0;
+      int step_to_load = 0, step_to_add = 0, step_to_flush = 0;
       float sum[8] = {};
       bool again = false;
       int piece = 0;
@@ -78,6 +79,9 @@ struct RowSummer {
           ++step_to_add;
         }
         piece += kTogether;
+        if (step_to_flush < step_to_add) warp::sync();  // the sums are in the stage
+#pragma unroll 1
+        for (; step_to_flush < step_to_add; ++step_to_flush) flush(step_to_flush);
       } while (piece < pieces);
       if (!again) return Summed::yes;
       position = choice.position;

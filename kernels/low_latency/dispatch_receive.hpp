@@ -148,6 +148,7 @@ struct LowLatencyReceiver {
     std::uint32_t first, step;  ///< this lane's of the payload: first, first + step ..., kBatch of them
     LinePart head, held[kBatch];
     std::uint32_t there = 0;  ///< a bit for each of `held`, and kHead
+    bool waiting = false;     ///< something was not there when it was looked for
 
     static constexpr std::uint32_t kHead = 1u << kBatch;
     static constexpr std::uint32_t kAll = 2 * kHead - 1;
@@ -155,25 +156,36 @@ struct LowLatencyReceiver {
     DEEP_EP_DEVICE std::uint32_t line(int i) const { return first + static_cast<std::uint32_t>(i) * step; }
     DEEP_EP_DEVICE bool is_line(int i) const { return line(i) < lines; }
 
-    /// Loads what is not there yet. True, for the whole warp, when all is.
+    /// Loads what is not there yet. True, for the whole warp, when all is. Who has to wait polls one line only, and
+    /// looks at the others when that has come: polls of all warps together would slow down what they wait for.
     DEEP_EP_DEVICE bool poll() {
       const LineLane lane;
       const auto of_head = static_cast<std::uint32_t>(lane.line);
-      if ((there & kHead) == 0) head = load_line(row + lane.byte_at(of_head), of_head < lines);
+      std::uint32_t missing = kAll & ~there;
+      std::uint32_t polled = waiting ? missing & (~missing + 1) : missing;
+      waiting = true;
+#pragma unroll 1
+      for (;;) {
+        if ((polled & kHead) != 0) head = load_line(row + lane.byte_at(of_head), of_head < lines);
 #pragma unroll
-      for (int i = 0; i < kBatch; ++i) {
-        if ((there >> i & 1u) == 0) held[i] = load_line(row + lane.byte_at(line(i)), is_line(i));
-      }
-      if (all_tagged(head, tag, of_head < lines)) there |= kHead;
+        for (int i = 0; i < kBatch; ++i) {
+          if ((polled >> i & 1u) != 0) held[i] = load_line(row + lane.byte_at(line(i)), is_line(i));
+        }
+        if ((polled & kHead) != 0 && all_tagged(head, tag, of_head < lines)) there |= kHead;
 #pragma unroll
-      for (int i = 0; i < kBatch; ++i) {
-        if (all_tagged(held[i], tag, is_line(i))) there |= 1u << i;
+        for (int i = 0; i < kBatch; ++i) {
+          if ((polled >> i & 1u) != 0 && all_tagged(held[i], tag, is_line(i))) there |= 1u << i;
+        }
+        missing = kAll & ~there;
+        if (missing == 0) return true;
+        if ((polled & missing) != 0) return false;
+        polled = missing;
       }
-      return there == kAll;
     }
     DEEP_EP_DEVICE void next_batch() {
       first += step * kBatch;
       there = kHead;
+      waiting = false;
     }
   };
 

@@ -27,7 +27,8 @@ class Measurer {
         executor_(*executor),
         rank_(bootstrap->rank()),
         report_(report),
-        bench_(shape, bootstrap, executor),
+        bench_(shape, bootstrap, executor,
+               {.ranks_per_node = options.nodes == 0 ? 0 : shape.ranks / options.nodes, .nvlink = options.nvlink}),
         meter_(*bootstrap, *executor, bench_.stream()) {
     if (executor_.device().kind != Device::Kind::cuda) return;
     filler_.emplace(executor_, DType::uint8, std::initializer_list<std::int64_t>{kFillerBytes});

@@ -19,6 +19,8 @@ struct LowLatencyOptions {
   int topk = 8;
   int experts = 0;
   std::string dtype = "both";  ///< of dispatched rows: fp8, bf16, both
+  int nodes = 0;               ///< that the ranks play, equal ones; 0: those that they are on
+  bool nvlink = true;          ///< false: all ranks reach each other by RDMA
   bool hooks = true;           ///< also send and receive parts by themselves
   bool graphs = true;          ///< also replays of CUDA graphs, where there are any
   bool check = false;          ///< compare every result with what it must be

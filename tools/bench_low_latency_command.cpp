@@ -33,6 +33,9 @@ void complete(LowLatencyOptions& options, Device::Kind device, int ranks) {
 
 void check(const LowLatencyOptions& options, int ranks) {
   check_workload(ranks, options.topk, options.experts);
+  if (options.nodes != 0 && ranks % options.nodes != 0) {
+    throw InvalidArgument(fmt::format("--nodes {}: must divide the {} ranks", options.nodes, ranks));
+  }
   if (options.hidden % 128 != 0) {
     throw InvalidArgument(fmt::format("--hidden {}: must be a multiple of 128", options.hidden));
   }
@@ -63,6 +66,8 @@ void print_head(const LowLatencyOptions& options, const World& world, Device::Ki
   fmt::print("{} ranks ({}) on {}; hidden {}, top-{} of {} experts, uniform routing; {} rounds after {} to warm up\n",
              world.size, world.kind, gpu ? "a GPU each" : "the CPU (not a measure of speed)", options.hidden,
              options.topk, options.experts, options.rounds.count, options.rounds.warmup);
+  if (options.nodes > 1) fmt::print("The ranks play {} nodes, and reach other nodes by RDMA.\n", options.nodes);
+  if (!options.nvlink) fmt::print("No NVLink: the ranks reach each other by RDMA.\n");
   fmt::print("A round lasts as long as its slowest rank. median, min, max: by device events around {}.\n",
              gpu ? "the call's kernels, behind a barrier of the GPUs" : "the call");
   fmt::print("pipelined: median of rounds enqueued back to back. host: what a call keeps the host.\n");
@@ -102,13 +107,19 @@ int run_command(CommandOptions options) {
     options.json ? measurements.push_back(to_json(measurement)) : print_line(measurement);
   });
   if (speaks && options.json) {
-    const nlohmann::json json = {
-        {"benchmark", "low-latency"},  {"device", device == Device::Kind::cuda ? "cuda" : "cpu"},
-        {"ranks", world.size},         {"ranks_are", world.kind},
-        {"hidden", o.hidden},          {"topk", o.topk},
-        {"experts", o.experts},        {"rounds", o.rounds.count},
-        {"warmup", o.rounds.warmup},   {"checked", o.check},
-        {"measurements", measurements}};
+    const nlohmann::json json = {{"benchmark", "low-latency"},
+                                 {"device", device == Device::Kind::cuda ? "cuda" : "cpu"},
+                                 {"ranks", world.size},
+                                 {"ranks_are", world.kind},
+                                 {"nodes", o.nodes},
+                                 {"nvlink", o.nvlink},
+                                 {"hidden", o.hidden},
+                                 {"topk", o.topk},
+                                 {"experts", o.experts},
+                                 {"rounds", o.rounds.count},
+                                 {"warmup", o.rounds.warmup},
+                                 {"checked", o.check},
+                                 {"measurements", measurements}};
     fmt::print("{}\n", json.dump(2));
   }
   if (speaks && !options.json && o.check) fmt::print("\nEvery checked result is right.\n");
@@ -141,6 +152,9 @@ void add_bench_low_latency(CLI::App& bench, Action& action) {
       ->check(CLI::Range(1, 100000));
   command->add_option("--warmup", o.rounds.warmup, "Rounds before them (default 20; 2 on the CPU)")
       ->check(CLI::Range(0, 100000));
+  command->add_option("--nodes", o.nodes, "Nodes that the ranks play; they reach other nodes by RDMA")
+      ->check(CLI::Range(1, 64));
+  command->add_flag("!--no-nvlink", o.nvlink, "Reach all ranks by RDMA");
   command->add_flag("!--no-hooks", o.hooks, "Leave out send and receive parts by themselves");
   command->add_flag("!--no-graphs", o.graphs, "Leave out replays of CUDA graphs");
   command->add_flag("--check", o.check, "Compare the last round of everything with what it must be");

@@ -18,11 +18,11 @@ const char* name_of(LowLatencyCombine kind) {
 }
 
 LowLatencyBench::LowLatencyBench(const WorkloadShape& shape, const std::shared_ptr<Bootstrap>& bootstrap,
-                                 const std::shared_ptr<Executor>& executor)
+                                 const std::shared_ptr<Executor>& executor, const LowLatencyReach& reach)
     : shape_(shape),
       executor_(*executor),
       stream_(*executor),
-      buffer_(bootstrap, executor, buffer_options(shape)),
+      buffer_(bootstrap, executor, buffer_options(shape, reach)),
       x_(*executor, DType::bfloat16, {shape.tokens, shape.hidden}),
       selection_(*executor, DType::int64, {shape.tokens, shape.topk}),
       weights_(*executor, DType::float32, {shape.tokens, shape.topk}),
@@ -76,9 +76,11 @@ void LowLatencyBench::destroy() {
   buffer_.destroy();
 }
 
-BufferOptions LowLatencyBench::buffer_options(const WorkloadShape& shape) {
+BufferOptions LowLatencyBench::buffer_options(const WorkloadShape& shape, const LowLatencyReach& reach) {
   BufferOptions options;
   options.heap_bytes = std::size_t{64} << 20;
+  options.allow_nvlink_for_low_latency = reach.nvlink;
+  options.ranks_per_node = reach.ranks_per_node;
   options.low_latency_bytes =
       Buffer::low_latency_bytes_hint(static_cast<int>(shape.tokens), shape.hidden, shape.ranks, shape.experts);
   return options;

@@ -14,11 +14,17 @@ namespace deep_ep::tools {
 enum class LowLatencyCombine { plain, zero_copy, logfmt };
 const char* name_of(LowLatencyCombine kind);
 
+/// How ranks reach each other.
+struct LowLatencyReach {
+  int ranks_per_node = 0;  ///< 0: as the machine has it
+  bool nvlink = true;      ///< false: all by RDMA
+};
+
 class LowLatencyBench {
  public:
   /// Collective. `shape` must outlive the object; its tokens are also max_tokens.
   LowLatencyBench(const WorkloadShape& shape, const std::shared_ptr<Bootstrap>& bootstrap,
-                  const std::shared_ptr<Executor>& executor);
+                  const std::shared_ptr<Executor>& executor, const LowLatencyReach& reach = {});
 
   StreamHandle stream() const { return stream_; }
   Buffer& buffer() { return buffer_; }
@@ -37,7 +43,7 @@ class LowLatencyBench {
   void destroy();
 
  private:
-  static BufferOptions buffer_options(const WorkloadShape& shape);
+  static BufferOptions buffer_options(const WorkloadShape& shape, const LowLatencyReach& reach);
   void fill_inputs(int rank);
 
   const WorkloadShape& shape_;

@@ -112,6 +112,9 @@ std::string Buffer::Implementation::describe(const FaultRecord& fault) const {
 }
 
 std::string Buffer::Implementation::describe_masked(const FaultRecord& record) const {
+  if (record.kind == FaultKind::rdma_failed) {
+    return fmt::format("{}; rank {} is masked now", rdma::describe_fault(rank_, record), record.peer);
+  }
   // In combine a rank that has begun the call is given half of that.
   return fmt::format(
       "rank {} waited for rank {} (at most {} s): {} did not come (signal at {}, expected {}); it is masked now", rank_,
@@ -132,6 +135,7 @@ void Buffer::Implementation::break_down(const std::string& why) {
 bool Buffer::Implementation::met_fault() const { return __atomic_load_n(&faults_[0].written, __ATOMIC_ACQUIRE) != 0; }
 
 void Buffer::Implementation::raise_faults() {
+  if (!broken_.empty() && broken_by_rdma_) throw SystemError(broken_);
   if (!broken_.empty()) throw TimeoutError(broken_);
   if (met_fault()) {
     settle();  // other threads of the kernels may still want to write the record, or look at the abort word
@@ -140,7 +144,8 @@ void Buffer::Implementation::raise_faults() {
     if (fault.kind == FaultKind::timeout) break_down(text);
     if (breaks(fault)) {
       broken_ = text;
-      if (fault.kind == FaultKind::rdma_failed) throw SystemError(text);
+      broken_by_rdma_ = fault.kind == FaultKind::rdma_failed;
+      if (broken_by_rdma_) throw SystemError(text);
       throw RankMismatch(text);
     }
     executor_->fill(&state_->abort, 0, sizeof state_->abort, comm_stream_);

@@ -158,6 +158,7 @@ class Buffer::Implementation {
   FaultRecord* faults_ = nullptr;      // pinned; [0] a fault that ended a call, [1] a note that none needed to end for
   HostCounts* host_counts_ = nullptr;  // pinned
   std::string broken_;                 // not empty: why every call throws
+  bool broken_by_rdma_ = false;
 
   LowLatencyWindow low_latency_window_;
   LowLatencyState* low_latency_state_ = nullptr;  // device memory

@@ -41,9 +41,9 @@ PYBIND11_MODULE(_native, module) {
 
   py::class_<NativeBuffer, std::shared_ptr<NativeBuffer>> buffer(module, "Buffer");
   buffer
-      .def(py::init<int, int, const py::object&, int, std::size_t, std::uintptr_t, std::size_t, bool>(), "rank"_a,
+      .def(py::init<int, int, const py::object&, int, std::size_t, std::uintptr_t, std::size_t, bool, bool>(), "rank"_a,
            "num_ranks"_a, "all_gather"_a, "device"_a, "heap_bytes"_a, "comm_stream"_a, "low_latency_bytes"_a,
-           "low_latency_masking"_a)
+           "low_latency_masking"_a, "allow_nvlink_for_low_latency"_a)
       .def(
           "get_dispatch_layout",
           [](NativeBuffer& self, py::handle topk_idx, int num_experts, py::handle previous_event, bool async_finish) {

@@ -78,7 +78,8 @@ std::optional<TensorView> optional_view(py::handle object, const char* name) {
 }  // namespace
 
 NativeBuffer::NativeBuffer(int rank, int num_ranks, const py::object& all_gather, int device, std::size_t heap_bytes,
-                           std::uintptr_t comm_stream, std::size_t low_latency_bytes, bool low_latency_masking)
+                           std::uintptr_t comm_stream, std::size_t low_latency_bytes, bool low_latency_masking,
+                           bool allow_nvlink_for_low_latency)
     : device_(device < 0 ? Device{} : Device{Device::Kind::cuda, device}) {
   AllGatherFunction function = wrap_all_gather(all_gather);
   BufferOptions options;
@@ -87,6 +88,7 @@ NativeBuffer::NativeBuffer(int rank, int num_ranks, const py::object& all_gather
   options.comm_stream = reinterpret_cast<StreamHandle>(comm_stream);
   options.low_latency_bytes = low_latency_bytes;
   options.low_latency_masking = low_latency_masking;
+  options.allow_nvlink_for_low_latency = allow_nvlink_for_low_latency;
   const py::gil_scoped_release released;
   executor_ = device < 0 ? make_host_executor() : gpu_executor(device);
   buffer_ = std::make_unique<Buffer>(make_callback_bootstrap(rank, num_ranks, std::move(function)), executor_, options);

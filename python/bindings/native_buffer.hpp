@@ -39,7 +39,8 @@ class NativeBuffer : public std::enable_shared_from_this<NativeBuffer> {
   /// Collective. `all_gather(bytes) -> list of bytes`, one for each rank. `device`: a GPU's ordinal, -1 for the CPU.
   /// `comm_stream`: a stream of the framework, which lives as long as the process; 0 on the CPU.
   NativeBuffer(int rank, int num_ranks, const py::object& all_gather, int device, std::size_t heap_bytes,
-               std::uintptr_t comm_stream, std::size_t low_latency_bytes, bool low_latency_masking);
+               std::uintptr_t comm_stream, std::size_t low_latency_bytes, bool low_latency_masking,
+               bool allow_nvlink_for_low_latency);
   ~NativeBuffer();
   NativeBuffer(const NativeBuffer&) = delete;
   NativeBuffer& operator=(const NativeBuffer&) = delete;

@@ -84,9 +84,10 @@ class Buffer(LowLatencyCalls):
                 ``get_low_latency_rdma_size_hint``. They and the calls of the normal mode do not disturb each other.
             enable_shrink: a rank that does not come within the time-out is masked by those that wait for it in
                 low-latency calls, instead of an exception. Needs ``low_latency_mode``.
-            num_qps_per_rank, allow_nvlink_for_low_latency_mode, allow_mnnvl, use_fabric: accepted; they matter between
-                nodes, which is not built yet. So ``allow_nvlink_for_low_latency_mode=False`` changes nothing: low-latency
-                calls use NVLink. GPU memory that other nodes can map is used wherever all ranks support it.
+            allow_nvlink_for_low_latency_mode: ``False``: low-latency calls reach all other ranks by RDMA, those of the
+                own node too. Ranks of other nodes are reached by RDMA in any case.
+            num_qps_per_rank, allow_mnnvl, use_fabric: accepted without effect. Low-latency calls have a queue pair for
+                each peer and kind of call; GPU memory that other nodes can map is used wherever all ranks support it.
         """
         all_gather: Callable[[bytes], Sequence[bytes]]
         if group is not None:
@@ -113,8 +114,10 @@ class Buffer(LowLatencyCalls):
                 raise InvalidArgument(f"{name} is {value}, allowed: a multiple of 128, 0 or more")
         if enable_shrink and not (low_latency_mode and num_rdma_bytes > 0):
             raise InvalidArgument("enable_shrink is True: it needs low_latency_mode=True and num_rdma_bytes > 0")
-        if self.group_size > RANKS_PER_NODE:
-            raise NotImplementedError(f"{self.group_size} ranks: communication of more than 8 ranks is not built yet")
+        if self.group_size > RANKS_PER_NODE and not low_latency_mode:
+            raise NotImplementedError(
+                f"{self.group_size} ranks: the normal mode is not built for more than 8 yet, only low_latency_mode is"
+            )
 
         self.num_nvl_bytes: int = num_nvl_bytes
         self.num_rdma_bytes: int = num_rdma_bytes
@@ -144,6 +147,7 @@ class Buffer(LowLatencyCalls):
             stream,
             num_rdma_bytes if low_latency_mode else 0,
             enable_shrink,
+            allow_nvlink_for_low_latency_mode,
         )
         # Also runs at interpreter exit, while everything it needs is still there.
         self._finalizer = weakref.finalize(self, _let_go, self.runtime, self.rank, explicitly_destroy)

@@ -35,7 +35,7 @@ struct ExecutorCalls {
 };
 
 /// Used by one thread at a time.
-class CountingExecutor final : public Executor {
+class CountingExecutor : public Executor {
  public:
   explicit CountingExecutor(std::shared_ptr<Executor> inner) : inner_(std::move(inner)) {}
 

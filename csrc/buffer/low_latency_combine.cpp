@@ -109,10 +109,12 @@ LaunchShape shape_of(LowLatencyCombineParams& params, const Config& config, cons
   const int blocks =
       static_cast<int>(std::clamp<std::int64_t>(std::max<std::int64_t>(to_push, params.num_tokens), 1, sms));
   const int rows = rows_of_group(params.common.num_ranks, params.max_tokens, groups * blocks);
-  const CombineBlockLayout layout{pushing, params.adding_warps, rows, params.use_logfmt};
+  const CombineBlockLayout layout = CombineBlockLayout::make({params.hidden, params.use_logfmt}, pushing,
+                                                             params.adding_warps, params.warps_per_row, rows);
   if (layout.bytes() > policy.max_shared_bytes) {
-    fail<InvalidArgument>("max_tokens {} needs {} of shared memory in a block, there are {}", params.max_tokens,
-                          format_bytes(layout.bytes()), format_bytes(policy.max_shared_bytes));
+    fail<InvalidArgument>("hidden {} and max_tokens {} need {} of shared memory in a block, there are {}",
+                          params.hidden, params.max_tokens, format_bytes(layout.bytes()),
+                          format_bytes(policy.max_shared_bytes));
   }
   return {blocks, (params.adding_warps + pushing) * 32, layout.bytes()};
 }

@@ -25,13 +25,16 @@ struct RowWriter {
   /// `first` is load(thread_index()): it can be under way early.
   DEEP_EP_DEVICE void write(Vec16 first) const {
     // Whole warps go round, as lanes compare their channels.
+#pragma unroll 1
     for (int base = thread_index() - lane_index(); base < vectors(); base += block_threads()) {
       const int vector = base + lane_index();
       const Vec16 next = load(vector + block_threads());
       if (row.fp8) {
         write_fp8(vector, first);
       } else if (vector < vectors()) {
-        reinterpret_cast<Vec16*>(stage)[vector] = first;
+        auto* words = reinterpret_cast<std::uint64_t*>(stage + row.payload_at()) + 2 * vector;  // aligned to 8 only
+        words[0] = std::uint64_t{first.word[1]} << 32 | first.word[0];
+        words[1] = std::uint64_t{first.word[3]} << 32 | first.word[2];
       }
       first = next;
     }
@@ -61,7 +64,8 @@ struct RowWriter {
           static_cast<std::uint32_t>(pack_e4m3(bf16_low(a) * scale.multiplier, bf16_high(a) * scale.multiplier)) |
           static_cast<std::uint32_t>(pack_e4m3(bf16_low(b) * scale.multiplier, bf16_high(b) * scale.multiplier)) << 16;
     }
-    reinterpret_cast<std::uint64_t*>(stage)[vector] = static_cast<std::uint64_t>(words[1]) << 32 | words[0];
+    reinterpret_cast<std::uint64_t*>(stage + row.payload_at())[vector] =
+        static_cast<std::uint64_t>(words[1]) << 32 | words[0];
     if (vector % kScaleLanes == 0) {
       reinterpret_cast<float*>(stage + row.scales_at())[vector / kScaleLanes] = scale.inverse;
     }

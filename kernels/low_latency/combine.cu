@@ -36,16 +36,15 @@ DEEP_EP_DEVICE void watch_peers(const LowLatencyParams& common, std::uint64_t ep
   }
 }
 
-/// Which call is this? Every thread of the block comes here. One warp reads the counters for all, and afterwards does
-/// what is off everybody's way: it tells the peers which call this rank is done with, and moves the counters on.
+/// Which call is this? One warp, the clerk, reads the counters for all, and afterwards does what is off everybody's
+/// way: it tells the peers which call this rank is done with, and moves the counters on.
 DEEP_EP_DEVICE Epochs find_epochs(const LowLatencyCombineParams& params, CombineBlockLayout::Words& shared,
                                   bool clerk) {
-  constexpr int kBarrier = 15;  // named, as the roles come here by ways of their own
   if (clerk && lane_index() == 0) {
     shared.epochs = read_epochs(params.common, LowLatencyKind::combine);
     note_masks(params.common, shared.masks);
   }
-  block::sync(kBarrier, block_threads());
+  block::sync();
   const Epochs epochs = shared.epochs;
   if (!clerk) return epochs;
   if (block_index() == 0) tell_progress(params, epochs);
@@ -62,47 +61,52 @@ DEEP_EP_DEVICE void combine_body(const LowLatencyCombineParams& params, std::byt
   const int adders = params.adding_warps;
   const int pushers = block_warps() - adders;
   const int groups = pushers / params.warps_per_row;
-  const CombineBlockLayout layout{pushers, adders,
-                                  rows_of_group(common.num_ranks, params.max_tokens, groups * grid_blocks()), kLogfmt};
-  const int announcers = adders > 0 ? adders : block_warps();
+  const CombineBlockLayout layout =
+      CombineBlockLayout::make(wire, pushers, adders, params.warps_per_row,
+                               rows_of_group(common.num_ranks, params.max_tokens, groups * grid_blocks()));
   CombineBlockLayout::Words& shared = layout.words(memory);
+
+  // 1. Loads under way. Some warps add, as owner, and announce what this rank selects; the others push, as expert side.
+  // Where nobody adds, all announce.
+  const bool adds = warp_index() < adders;
+  const int pushing_warp = warp_index() - adders;
+  CombinePusher<kLogfmt> pusher{params,
+                                wire,
+                                pushing_warp / params.warps_per_row,
+                                groups,
+                                pushing_warp % params.warps_per_row,
+                                layout.put_off(memory, pushing_warp),
+                                layout.pushing_stage(memory, pushing_warp)};
+  if (!adds) pusher.load_first();
+  const int announcers = adders > 0 ? adders : block_warps();
+  const bool announces = sends(params.phase) && warp_index() < announcers;
+  const Announcer announcer(params, announces, announcers * kWarpSize);
+
+  // 2. Which call is this?
   const bool clerk = warp_index() == announcers - 1;
-  std::byte* stage = kLogfmt ? layout.stage(memory, warp_index()) : nullptr;
-  Epochs epochs;
+  const Epochs epochs = find_epochs(params, shared, clerk);
 
-  if (warp_index() < adders) {
-    // As owner: tell the expert ranks which of their rows count, and how much; then add up the rows that come.
-    const Announcer announcer(params, thread_index(), announcers * kWarpSize);
-    epochs = find_epochs(params, shared, clerk);
-    if (sends(params.phase)) announcer.announce(epochs.sent + 1);
-    const CombineAdder<kLogfmt> adder{params, wire, epochs.received + 1, warp_index(), adders, stage};
-    adder.add_all(block_index(), grid_blocks());
-  } else {
-    // As expert side: push rows. If nobody adds, announce first.
-    const int warp = warp_index() - adders;
-    CombinePusher<kLogfmt> pusher{
-        params, wire, warp / params.warps_per_row, groups, warp % params.warps_per_row, layout.put_off(memory, warp),
-        stage};
-    pusher.push_all([&](std::uint64_t& epoch) {
-      if (adders > 0) {
-        epochs = find_epochs(params, shared, false);
-      } else {
-        const Announcer announcer(params, thread_index(), announcers * kWarpSize);
-        epochs = find_epochs(params, shared, clerk);
-        announcer.announce(epochs.sent + 1);
-      }
-      epoch = epochs.sent + 1;
-    });
+  // 3. Tell the expert ranks which of their rows count, and how much; push rows.
+  if (announces) announcer.announce(epochs.sent + 1);
+  if (!adds) pusher.push_all(epochs.sent + 1);
+  if (clerk && block_index() == 0 && common.mask != nullptr && sends(params.phase)) {
+    watch_peers(common, epochs.sent + 1);
   }
-  if (common.mask == nullptr) return;
 
-  // Where ranks are masked: who has not begun is found out, and the tokens are added with the same ranks throughout.
-  if (clerk && block_index() == 0 && sends(params.phase)) watch_peers(common, epochs.sent + 1);
-  if (adders == 0) return;
-  finish_with_masks(common, counters_of(common, LowLatencyKind::combine), shared.masks);
-  if (shared.masks.again == 0 || warp_index() >= adders) return;
-  const CombineAdder<kLogfmt> adder{params, wire, epochs.received + 1, warp_index(), adders, stage};
-  adder.add_all(0, 1);
+  // 4. Add up the rows that come; where ranks are masked, with the same ranks in all tokens.
+  const CombineAdder<kLogfmt> adder{params,       wire,   epochs.received + 1,
+                                    warp_index(), adders, layout.adding_stage(memory, warp_index())};
+  int first = block_index();
+  int step = grid_blocks();
+#pragma unroll 1
+  for (bool again = false;; again = true) {
+    if (adds) adder.add_all(first, step);
+    if (common.mask == nullptr || adders == 0 || again) return;
+    finish_with_masks(common, counters_of(common, LowLatencyKind::combine), shared.masks);
+    if (shared.masks.again == 0) return;
+    first = 0;
+    step = 1;
+  }
 }
 
 }  // namespace deep_ep::device::low_latency

@@ -20,7 +20,8 @@ struct CombineSources {
 
 template <bool kLogfmt>
 struct CombineAdder {
-  static constexpr int kTogether = 8;  ///< rows whose loads are under way at once
+  static constexpr int kTogether = 8;      ///< rows whose loads are under way at once
+  static constexpr int kSpinsToLook = 64;  ///< polls of one row, until the others and the clock are looked at
 
   const LowLatencyCombineParams& params;
   const CombineWire& wire;
@@ -30,6 +31,7 @@ struct CombineAdder {
 
   /// Every `step`-th token from `first` on.
   DEEP_EP_DEVICE void add_all(int first, int step) const {
+#pragma unroll 1
     for (int token = first; token < params.num_tokens; token += step) {
       const CombineSources sources = find_sources(token);
       const bool added = kLogfmt ? add_passes(token, sources) : add_lines(token, sources);
@@ -48,10 +50,12 @@ struct CombineAdder {
     const bool first = lowest_bit(warp::match_any(static_cast<std::uint32_t>(rank))) == lane && rank >= 0;
     const std::uint32_t wanted = warp::ballot(first && !masked(common, rank));
     int place = 0;
+#pragma unroll 1
     for (std::uint32_t left = wanted; left != 0; left &= left - 1) {
       place += warp::shuffle(rank, lowest_bit(left)) < rank ? 1 : 0;
     }
     CombineSources sources{count_bits(wanted), -1, nullptr};
+#pragma unroll 1
     for (std::uint32_t left = wanted; left != 0; left &= left - 1) {
       const int from = lowest_bit(left);
       const int its_rank = warp::shuffle(rank, from);
@@ -69,16 +73,23 @@ struct CombineAdder {
     LinePart part[kTogether];
     std::uint32_t missing;
 
-    /// Loads what is missing; `from`: in lane i the beginning of row `first` + i.
-    DEEP_EP_DEVICE void poll(const std::byte* from, int first, std::uint32_t line, bool wanted, std::uint64_t tag) {
+    /// Loads what is missing; `from`: in lane i the beginning of row `first` + i. Who has to wait polls one row only,
+    /// and looks at the others when that has come: polls of all warps together would slow down what they wait for.
+    DEEP_EP_DEVICE void poll(const std::byte* from, int first, std::uint32_t line, bool wanted, std::uint64_t tag,
+                             std::uint32_t polled) {
       const std::uint32_t at = LineLane().byte_at(line);
+#pragma unroll 1
+      for (;;) {
 #pragma unroll
-      for (int i = 0; i < kTogether; ++i) {
-        if ((missing >> i & 1u) != 0) part[i] = load_line(warp::shuffle(from, first + i) + at, wanted);
-      }
+        for (int i = 0; i < kTogether; ++i) {
+          if ((polled >> i & 1u) != 0) part[i] = load_line(warp::shuffle(from, first + i) + at, wanted);
+        }
 #pragma unroll
-      for (int i = 0; i < kTogether; ++i) {
-        if ((missing >> i & 1u) != 0 && warp::all(tagged(part[i], tag) || !wanted)) missing &= ~(1u << i);
+        for (int i = 0; i < kTogether; ++i) {
+          if ((polled >> i & 1u) != 0 && all_tagged(part[i], tag, wanted)) missing &= ~(1u << i);
+        }
+        if (missing == 0 || (polled & missing) != 0) return;
+        polled = missing;
       }
     }
   };
@@ -93,13 +104,17 @@ struct CombineAdder {
     std::uint32_t lost = 0;
     const std::int64_t cycles = clock_cycles();
     const std::uint64_t begin = now_ns();
+#pragma unroll 1
     for (int spins = 1;; ++spins) {
       const std::uint32_t before = lines.missing;
-      lines.poll(from, first, line, wanted, epoch);
+      const std::uint32_t open = before & ~lost;
+      const bool looks_at_all = spins == 1 || spins % kSpinsToLook == 0;  // before anybody is blamed, too
+      lines.poll(from, first, line, wanted, epoch, looks_at_all ? open : open & (~open + 1));
       if (measures) measure(sources, first, before & ~lines.missing, cycles);
       if ((lines.missing & ~lost) == 0) return true;
       pause(spins);
       if (spins % 64 != 0) continue;  // polling must stay cheap
+#pragma unroll 1
       for (std::uint32_t left = lines.missing & ~lost; left != 0; left &= left - 1) {
         const int i = lowest_bit(left);
         const int rank = warp::shuffle(sources.rank, first + i);
@@ -130,10 +145,12 @@ struct CombineAdder {
   DEEP_EP_DEVICE bool add_lines(int token, const CombineSources& sources) const {
     const LineLane lane;
     const WarpShare<false> share{warp, warps};
+#pragma unroll 1
     for (int step = 0; step < share.steps(wire); ++step) {
       const auto line = static_cast<std::uint32_t>(share.unit(step) * kWarpLines + lane.line);
       const bool wanted = line < wire.lines();
       float sum[8] = {};
+#pragma unroll 1
       for (int first = 0; first < sources.count; first += kTogether) {
         Lines lines;
         if (!await(sources, first, sources.row, line, wanted, measures(share.unit(step)), lines)) return false;
@@ -164,9 +181,11 @@ struct CombineAdder {
 
   DEEP_EP_DEVICE bool add_passes(int token, const CombineSources& sources) const {
     constexpr int kSteps = WarpShare<true>::kSteps;
+#pragma unroll 1
     for (int pass = warp; pass < wire.passes(); pass += warps) {
       const WarpShare<true> share{pass, wire.passes()};
       float sum[kSteps][8] = {};
+#pragma unroll 1
       for (int source = 0; source < sources.count; ++source) {
         const PassStage of_pass{wire, stage, pass};
         bool there = true;
@@ -191,11 +210,13 @@ struct CombineAdder {
   DEEP_EP_DEVICE bool read(const PassStage& of_pass, const CombineSources& sources, int source, bool& there) const {
     const LineLane lane;
     const CombineSources one{1, warp::shuffle(sources.rank, source), warp::shuffle(sources.row, source)};
+#pragma unroll 1
     for (int chunk = of_pass.first_chunk(); chunk < of_pass.end_chunk(); ++chunk) {
       const std::byte* from = one.row + static_cast<std::size_t>(chunk) * wire.chunk_lines() * kTaggedLine;
       // As many lines as it has if it is encoded; then it is known whether that is all.
       const std::uint32_t least = wire.lines_of_chunk(chunk, true);
       std::uint32_t end = least;
+#pragma unroll 1
       for (std::uint32_t begin = 0; begin < end;) {
         const std::uint32_t line = begin + static_cast<std::uint32_t>(lane.line);
         const bool wanted = line < end;

@@ -48,9 +48,10 @@ struct Announcer {
   Selection first;
   std::uint64_t acknowledged;  ///< by the first cell's peer
 
-  DEEP_EP_DEVICE Announcer(const LowLatencyCombineParams& p, int thread_of, int of_threads)
-      : params(p), thread(thread_of), threads(of_threads), first{}, acknowledged(0) {
-    any = thread < cells() && block_index() < params.num_tokens;
+  /// Of the first `of_threads` threads of the block, if `wanted`.
+  DEEP_EP_DEVICE Announcer(const LowLatencyCombineParams& p, bool wanted, int of_threads)
+      : params(p), thread(thread_index()), threads(of_threads), first{}, acknowledged(0) {
+    any = wanted && thread < cells() && block_index() < params.num_tokens;
     if (!any) return;
     first = load_selection(params, block_index(), thread % params.num_topk);
     acknowledged = load_acquire<Scope::system>(acknowledged_by(thread / params.num_topk));
@@ -61,36 +62,33 @@ struct Announcer {
   DEEP_EP_DEVICE void announce(std::uint64_t epoch) const {
     if (!any) return;
     const std::uint64_t before_last = epoch < 2 ? 0 : epoch - 2;
-    bool late = false;
-    each_cell([&](int token, int peer, int k, bool is_first) {
-      const std::uint64_t seen = is_first ? acknowledged : load_acquire<Scope::system>(acknowledged_by(peer));
-      if (masked(params.common, peer)) return;
-      if (seen < before_last) {
-        late = true;
-      } else {
-        tell(peer, token, k, is_first ? first : load_selection(params, token, k), epoch);
-      }
-    });
-    if (!late) return;
-    each_cell([&](int token, int peer, int k, bool) {  // to say it twice does no harm
-      if (masked(params.common, peer)) return;
-      if (await_word(params.common, acknowledged_by(peer), before_last, epoch, peer,
-                     Wanted::low_latency_combine_credit)) {
-        tell(peer, token, k, load_selection(params, token, k), epoch);
-      }
-    });
-  }
-
- private:
-  template <class Work>
-  DEEP_EP_DEVICE void each_cell(Work work) const {
-    for (int token = block_index(); token < params.num_tokens; token += grid_blocks()) {
-      for (int cell = thread; cell < cells(); cell += threads) {
-        work(token, cell / params.num_topk, cell % params.num_topk, token == block_index() && cell == thread);
+    bool late = true;
+#pragma unroll 1
+    for (int round = 0; late && round < 2; ++round) {  // to say it twice does no harm
+      late = false;
+#pragma unroll 1
+      for (int token = block_index(); token < params.num_tokens; token += grid_blocks()) {
+#pragma unroll 1
+        for (int cell = thread; cell < cells(); cell += threads) {
+          const bool is_first = round == 0 && token == block_index() && cell == thread;
+          const int peer = cell / params.num_topk;
+          const int k = cell % params.num_topk;
+          if (masked(params.common, peer)) continue;
+          const std::uint64_t seen = is_first ? acknowledged : load_acquire<Scope::system>(acknowledged_by(peer));
+          if (seen < before_last) {
+            late = round == 0 || late;
+            if (round == 0 || !await_word(params.common, acknowledged_by(peer), before_last, epoch, peer,
+                                          Wanted::low_latency_combine_credit)) {
+              continue;
+            }
+          }
+          tell(peer, token, k, is_first ? first : load_selection(params, token, k), epoch);
+        }
       }
     }
   }
 
+ private:
   DEEP_EP_DEVICE void tell(int peer, int token, int k, const Selection& selection, std::uint64_t epoch) const {
     const LowLatencyParams& common = params.common;
     Peer{common.heaps[peer]}.put_cell(

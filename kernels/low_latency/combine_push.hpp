@@ -22,8 +22,10 @@ struct CombinePusher {
   int group, groups;       ///< in the block
   int warp;                ///< in the group
   std::uint32_t* put_off;  ///< for each row that falls to this warp: has it been put off?
-  std::byte* stage;        ///< LogFMT only
+  std::byte* stage;
   std::uint64_t epoch = 0;
+  CombineRow next{};      ///< the next row to push
+  std::int32_t most = 0;  ///< rows of any source that this lane has seen
 
   /// How long rows wait in turn for their owner, in nanoseconds. Where ranks are masked, a late one should cost little;
   /// else the call needs all ranks anyway, and it matters only who is named in the end.
@@ -33,41 +35,37 @@ struct CombinePusher {
     return common.wait.timeout_ns == 0 ? ~std::uint64_t{0} : common.wait.timeout_ns / 4;
   }
 
-  /// `begin(epoch)` meets the block and sets the epoch; what does not depend on it is loaded before.
-  template <class Begin>
-  DEEP_EP_DEVICE void push_all(Begin begin) {
-    CombineRow next = load_row(first_item());
-    const std::int32_t most = load_most_rows();
-    begin(epoch);
+  /// Starts the loads that do not depend on the call.
+  DEEP_EP_DEVICE void load_first() {
+    next = load_row(first_item());
+    most = most_rows();
+  }
+
+  /// All rows in turn; then again and again those that were put off.
+  DEEP_EP_DEVICE void push_all(std::uint64_t of_call) {
+    epoch = of_call;
     const int end = warp::max(most) * params.common.num_ranks;
     const std::uint64_t start = now_ns();
-
-    // 1. All rows in turn.
     int waiting = 0;
-    for (int index = 0, item = first_item(); item < end; ++index, item += step()) {
-      if (index % 32 == 0) set_bits(index, 0);
-      const CombineRow row = next;
-      next = load_row(item + step());
-      if (row.index >= row.rows || left_out(row.source)) continue;
-      const Summed summed = push(row, [&](CombineChoice& choice) { return choose_soon(row, start, choice); });
-      if (summed != Summed::not_told) continue;
-      set_bits(index, put_off[index / 32] | bit(index));
-      ++waiting;
-    }
-
-    // 2. Again and again those that were put off.
-    for (int pass = 1; waiting > 0 && !warp::any(aborted(params.common.wait)); ++pass) {
-      pause(pass);
+#pragma unroll 1
+    for (int pass = 0;; ++pass) {
+#pragma unroll 1
       for (int index = 0, item = first_item(); item < end; ++index, item += step()) {
-        if ((put_off[index / 32] & bit(index)) == 0) continue;
-        const CombineRow row = load_row(item);
-        if (!gives_up(row.source, start)) {
-          const auto choose = [&](CombineChoice& choice) { return RowChooser{params, epoch}.choose(row, choice); };
-          if (push(row, choose) == Summed::not_told) continue;
-        }
-        set_bits(index, put_off[index / 32] & ~bit(index));
-        --waiting;
+        const bool put_off_before = pass > 0 && (put_off[index / 32] & bit(index)) != 0;
+        if (pass > 0 && !put_off_before) continue;
+        if (pass == 0 && index % 32 == 0) set_bits(index, 0);
+        CombineRow row = next;
+        next = load_row(pass == 0 ? item + step() : item);
+        if (pass > 0) row = next;
+        if (row.index >= row.rows) continue;
+        const bool lost = pass == 0 ? left_out(row.source) : gives_up(row.source, start);
+        const bool late = !lost && !push(row, pass == 0 ? patience() : 0, start);
+        if (late == put_off_before) continue;
+        set_bits(index, put_off[index / 32] ^ bit(index));
+        waiting += late ? 1 : -1;
       }
+      if (waiting == 0 || warp::any(aborted(params.common.wait))) return;
+      pause(pass + 1);
     }
   }
 
@@ -81,7 +79,7 @@ struct CombinePusher {
   DEEP_EP_DEVICE int step() const { return groups * grid_blocks(); }
 
   /// The most rows that this lane's sources have.
-  DEEP_EP_DEVICE std::int32_t load_most_rows() const {
+  DEEP_EP_DEVICE std::int32_t most_rows() const {
     std::int32_t most = 0;
     for (int source = lane_index(); source < params.common.num_ranks; source += kWarpSize) {
       const std::int32_t rows = load_stream(table().rows(source));
@@ -121,12 +119,15 @@ struct CombinePusher {
 
   /// Makes the choice if the owner tells its selections in a while: one that is hardly late is waited for, so that what
   /// was loaded in advance is of use. False after a fault, too.
-  DEEP_EP_DEVICE bool choose_soon(const CombineRow& row, std::uint64_t start, CombineChoice& choice) const {
+  DEEP_EP_DEVICE bool choose(const CombineRow& row, std::uint64_t patience_ns, std::uint64_t start,
+                             CombineChoice& choice) const {
+#pragma unroll 1
     for (int spins = 1;; ++spins) {
       if (RowChooser{params, epoch}.choose(row, choice)) return true;
+      if (patience_ns == 0) return false;
       pause(spins);
       if (spins % 16 != 0) continue;
-      if (!warp::any(now_ns() - start < patience()) || warp::any(aborted(params.common.wait))) return false;
+      if (!warp::any(now_ns() - start < patience_ns) || warp::any(aborted(params.common.wait))) return false;
     }
   }
 
@@ -140,47 +141,51 @@ struct CombinePusher {
     return left_out(source);
   }
 
-  /// This warp's share of the row, to its owner.
-  template <class Choose>
-  DEEP_EP_DEVICE Summed push(const CombineRow& row, Choose choose) const {
+  /// This warp's share of the row, to its owner. False: it has not said yet what it wants.
+  DEEP_EP_DEVICE bool push(const CombineRow& row, std::uint64_t patience_ns, std::uint64_t start) const {
     const LowLatencyParams& common = params.common;
     const WarpShare<kLogfmt> share{warp, params.warps_per_row};
+    const RowSummer<kLogfmt> summer{reinterpret_cast<const Vec16*>(params.x), wire, share};
     std::byte* to = common.heaps[row.source] +
                     common.window.row_at(LowLatencyKind::combine, epoch, common.rank, row.token, params.row_bytes);
-    const RowSummer<kLogfmt> summer{reinterpret_cast<const Vec16*>(params.x), wire, share};
-    return summer.sum(row.position, choose, [&](int step, const Vec16& sum) {
-      if constexpr (kLogfmt) {
-        const PassStage of_pass{wire, stage, share.pass(step)};
-        const int vector = share.vector(wire, step);
-        if (vector >= 0) *of_pass.vector(vector) = sum;
-        if (step % WarpShare<true>::kSteps != WarpShare<true>::kSteps - 1) return;
-        of_pass.encode();
-        store_pass(of_pass, to);
-      } else {
-        const LineLane lane;
-        const std::uint32_t line = static_cast<std::uint32_t>(share.unit(step) * kWarpLines + lane.line);
-        store_line(to + lane.byte_at(line), line_part(sum, epoch), line < wire.lines());
-      }
-    });
+    const auto chosen = [&](CombineChoice& choice) { return choose(row, patience_ns, start, choice); };
+    const Summed summed = summer.sum(row.position, stage, chosen, [&](int step) { store(share, step, to); });
+    warp::sync();  // the stage has been read
+    return summed != Summed::not_told;
+  }
+
+  /// What a step has brought to an end, to the owner.
+  DEEP_EP_DEVICE void store(const WarpShare<kLogfmt>& share, int step, std::byte* to) const {
+    if constexpr (kLogfmt) {
+      constexpr int kSteps = WarpShare<true>::kSteps;
+      if (step % kSteps != kSteps - 1) return;
+      const PassStage of_pass{wire, stage + static_cast<std::size_t>(step / kSteps) * CombineWire::kStageBytes,
+                              share.pass(step)};
+      of_pass.encode();
+      store_pass(of_pass, to);
+    } else {
+      const LineLane lane;
+      const auto line = static_cast<std::uint32_t>(share.unit(step) * kWarpLines + lane.line);
+      const std::byte* from = stage + static_cast<std::size_t>(step) * kWarpLines * kTaggedPayload;
+      const LinePart part = staged_part(from, static_cast<std::uint32_t>(lane.line), epoch);
+      store_line(to + lane.byte_at(line), part, line < wire.lines());
+    }
   }
 
   DEEP_EP_DEVICE void store_pass(const PassStage& of_pass, std::byte* to) const {
     const LineLane lane;
+#pragma unroll 1
     for (int chunk = of_pass.first_chunk(); chunk < of_pass.end_chunk(); ++chunk) {
       const std::uint32_t lines = wire.lines_of_chunk(chunk, of_pass.encoded(chunk));
       std::byte* begin = to + static_cast<std::size_t>(chunk) * wire.chunk_lines() * kTaggedLine;
+#pragma unroll 1
       for (std::uint32_t first = 0; first < lines; first += kWarpLines) {
         const std::uint32_t line = first + static_cast<std::uint32_t>(lane.line);
         const bool wanted = line < lines;
-        LinePart part{};
-        if (wanted) {
-          const auto* words = reinterpret_cast<const std::uint64_t*>(of_pass.chunk(chunk) + lane.payload_at(line));
-          part = {{words[0], lane.has_tag() ? epoch : words[1]}};
-        }
+        const LinePart part = wanted ? staged_part(of_pass.chunk(chunk), line, epoch) : LinePart{};
         store_line(begin + lane.byte_at(line), part, wanted);
       }
     }
-    warp::sync();  // the stage has been read
   }
 };
 

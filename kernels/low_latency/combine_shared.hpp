@@ -16,12 +16,19 @@ DEEP_EP_HOST_DEVICE constexpr int rows_of_group(int num_ranks, int max_tokens, i
   return groups == 0 ? 0 : (num_ranks * max_tokens + groups - 1) / groups;
 }
 
-/// What one thread has read for all, and then what each warp has for itself: a bit for each row that may fall to it
-/// (those that push), and with LogFMT room to encode or decode.
+/// What one thread has read for all, and then what each warp has for itself. Those that push: a bit for each row that
+/// may fall to it, and the sums of its share of a row. Those that add: room to decode a pass of LogFMT.
 struct CombineBlockLayout {
   int pushing_warps, adding_warps;
   int rows;  ///< that may fall to a warp
-  bool logfmt;
+  std::size_t pushing_bytes, adding_bytes;
+
+  DEEP_EP_HOST_DEVICE static CombineBlockLayout make(const CombineWire& wire, int pushing_warps, int adding_warps,
+                                                     int warps_per_row, int rows) {
+    const std::size_t most = wire.logfmt ? device::low_latency::WarpShare<true>{0, warps_per_row}.stage_bytes(wire)
+                                         : device::low_latency::WarpShare<false>{0, warps_per_row}.stage_bytes(wire);
+    return {pushing_warps, adding_warps, rows, most, wire.logfmt ? CombineWire::kStageBytes : 0};
+  }
 
   struct Words {
     device::Epochs epochs;
@@ -33,13 +40,15 @@ struct CombineBlockLayout {
   DEEP_EP_HOST_DEVICE std::uint32_t* put_off(std::byte* memory, int warp) const {
     return reinterpret_cast<std::uint32_t*>(memory + bits_at() + static_cast<std::size_t>(warp) * bits_bytes());
   }
-  /// By number of the warp in the block; LogFMT only.
-  DEEP_EP_HOST_DEVICE std::byte* stage(std::byte* memory, int warp) const {
-    return memory + stages_at() + static_cast<std::size_t>(warp) * CombineWire::kStageBytes;
+  DEEP_EP_HOST_DEVICE std::byte* pushing_stage(std::byte* memory, int warp) const {
+    return memory + stages_at() + static_cast<std::size_t>(warp) * pushing_bytes;
+  }
+  DEEP_EP_HOST_DEVICE std::byte* adding_stage(std::byte* memory, int warp) const {
+    return pushing_stage(memory, pushing_warps) + static_cast<std::size_t>(warp) * adding_bytes;
   }
   DEEP_EP_HOST_DEVICE std::size_t bytes() const {
-    const auto warps = static_cast<std::size_t>(pushing_warps + adding_warps);
-    return stages_at() + (logfmt ? warps * CombineWire::kStageBytes : 0);
+    return stages_at() + static_cast<std::size_t>(pushing_warps) * pushing_bytes +
+           static_cast<std::size_t>(adding_warps) * adding_bytes;
   }
 
  private:

@@ -29,22 +29,24 @@ struct RowSummer {
   WarpShare<kLogfmt> share;
 
   /// `position`: in each lane the row of one selection that the dispatch brought, negative for none. `choose(choice)`
-  /// asks for the choice; before that, rows are only loaded. `take(step, sum)`: the sum of this lane's vector of that
-  /// step, or zeros where it has none; by whole warps.
-  template <class Choose, class Take>
-  DEEP_EP_DEVICE Summed sum(std::int32_t position, Choose choose, Take take) const {
+  /// asks for the choice; before that, rows are only loaded. The sums go into the stage; `flush(step)` is told, by the
+  /// whole warp, each step from 0 on that is there.
+  template <class Choose, class Flush>
+  DEEP_EP_DEVICE Summed sum(std::int32_t position, std::byte* stage, Choose choose, Flush flush) const {
     CombineChoice choice{};
     bool chosen = false;
+#pragma unroll 1
     for (;;) {
       const std::uint32_t rows = warp::ballot(position >= 0);
       const int pieces = share.steps(wire) * count_bits(rows);
 
       // Step by step, and row by row within one: what is loaded next, and what is added next.
       std::uint32_t rows_to_load = rows, rows_to_add = rows;
-      int step_to_load = 0, step_to_add = 0;
+      int step_to_load = 0, step_to_add = 0, step_to_flush = 0;
       float sum[8] = {};
       bool again = false;
       int piece = 0;
+#pragma unroll 1
       do {
         Vec16 loaded[kTogether] = {};
 #pragma unroll
@@ -71,12 +73,15 @@ struct RowSummer {
           add_weighted(sum, loaded[i], warp::shuffle(choice.weight, lowest_bit(rows_to_add)));
           rows_to_add &= rows_to_add - 1;
           if (rows_to_add != 0) continue;
-          take(step_to_add, pack_sum(sum));
+          if (share.vector(wire, step_to_add) >= 0) *share.staged(wire, stage, step_to_add) = pack_sum(sum);
           for (float& part : sum) part = 0.0f;
           rows_to_add = rows;
           ++step_to_add;
         }
         piece += kTogether;
+        if (step_to_flush < step_to_add) warp::sync();  // the sums are in the stage
+#pragma unroll 1
+        for (; step_to_flush < step_to_add; ++step_to_flush) flush(step_to_flush);
       } while (piece < pieces);
       if (!again) return Summed::yes;
       position = choice.position;

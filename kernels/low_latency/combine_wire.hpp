@@ -54,7 +54,8 @@ struct CombineWire {
 
 namespace device::low_latency {
 
-/// The part of a row's channels that one of `warps` warps sums: step by step, a vector a lane.
+/// The part of a row's channels that one of `warps` warps sums: step by step, a vector a lane. The sums go into a stage
+/// of the warp's own, from where they leave in lines.
 template <bool kLogfmt>
 struct WarpShare;
 
@@ -64,13 +65,20 @@ struct WarpShare<false> {
   static constexpr int kVectors = kWarpLines * static_cast<int>(kTaggedPayload) / 16;
   int warp, warps;
 
-  DEEP_EP_DEVICE int units(const CombineWire& wire) const { return (wire.vectors() + kVectors - 1) / kVectors; }
+  DEEP_EP_HOST_DEVICE static int units(const CombineWire& wire) { return (wire.vectors() + kVectors - 1) / kVectors; }
+  DEEP_EP_HOST_DEVICE int steps(const CombineWire& wire) const { return (units(wire) - warp + warps - 1) / warps; }
+  DEEP_EP_HOST_DEVICE std::size_t stage_bytes(const CombineWire& wire) const {
+    return static_cast<std::size_t>(steps(wire)) * kVectors * 16;
+  }
   DEEP_EP_DEVICE int unit(int step) const { return warp + step * warps; }
-  DEEP_EP_DEVICE int steps(const CombineWire& wire) const { return (units(wire) - warp + warps - 1) / warps; }
   /// -1: the lane has none.
   DEEP_EP_DEVICE int vector(const CombineWire& wire, int step) const {
     const int vector = unit(step) * kVectors + lane_index();
     return lane_index() < kVectors && vector < wire.vectors() ? vector : -1;
+  }
+  /// Where the lane's vector of a step lies in the stage.
+  DEEP_EP_DEVICE Vec16* staged(const CombineWire&, std::byte* stage, int step) const {
+    return reinterpret_cast<Vec16*>(stage) + step * kVectors + lane_index();
   }
 };
 
@@ -80,27 +88,30 @@ struct WarpShare<true> {
   static constexpr int kSteps = CombineWire::kPassChannels / 8 / kWarpSize;
   int warp, warps;
 
-  DEEP_EP_DEVICE int pass(int step) const { return warp + step / kSteps * warps; }
-  DEEP_EP_DEVICE int steps(const CombineWire& wire) const {
-    return (wire.passes() - warp + warps - 1) / warps * kSteps;
+  DEEP_EP_HOST_DEVICE int passes(const CombineWire& wire) const { return (wire.passes() - warp + warps - 1) / warps; }
+  DEEP_EP_HOST_DEVICE int steps(const CombineWire& wire) const { return passes(wire) * kSteps; }
+  DEEP_EP_HOST_DEVICE std::size_t stage_bytes(const CombineWire& wire) const {
+    return static_cast<std::size_t>(passes(wire)) * CombineWire::kStageBytes;
   }
+  DEEP_EP_DEVICE int pass(int step) const { return warp + step / kSteps * warps; }
   DEEP_EP_DEVICE int vector(const CombineWire& wire, int step) const {
     const int vector = (pass(step) * kSteps + step % kSteps) * kWarpSize + lane_index();
     return vector < wire.vectors() ? vector : -1;
   }
+  DEEP_EP_DEVICE Vec16* staged(const CombineWire& wire, std::byte* stage, int step) const {
+    const int in_pass = step % kSteps * kWarpSize + lane_index();
+    const int chunk = wire.chunk() == CombineWire::kPassChannels ? 0 : in_pass / (CombineWire::kPassChannels / 16);
+    std::byte* begin = stage + static_cast<std::size_t>(step / kSteps) * CombineWire::kStageBytes +
+                       static_cast<std::uint32_t>(chunk) * wire.chunk_stage_bytes() + wire.ranges_bytes();
+    return reinterpret_cast<Vec16*>(begin) + (in_pass - chunk * (CombineWire::kPassChannels / 16));
+  }
 };
 
-/// From vectors, of which each lane of a WarpShare<false> has one, to the parts of the lines that they fill.
-DEEP_EP_DEVICE LinePart line_part(const Vec16& vector, std::uint64_t tag) {
+/// The lane's part of line `line` of those that begin at `from`, where they lie without tags.
+DEEP_EP_DEVICE LinePart staged_part(const std::byte* from, std::uint32_t line, std::uint64_t tag) {
   const LineLane lane;
-  const std::uint64_t low = std::uint64_t{vector.word[1]} << 32 | vector.word[0];
-  const std::uint64_t high = std::uint64_t{vector.word[3]} << 32 | vector.word[2];
-  const int word = static_cast<int>(lane.payload_at(static_cast<std::uint32_t>(lane.line)) / 8);
-  const std::uint64_t even = warp::shuffle(low, word / 2);
-  const std::uint64_t odd = warp::shuffle(high, word / 2);
-  const std::uint64_t next = warp::shuffle(low, word / 2 + 1);
-  const bool aligned = word % 2 == 0;
-  return {{aligned ? even : odd, lane.has_tag() ? tag : aligned ? odd : next}};
+  const auto* words = reinterpret_cast<const std::uint64_t*>(from + lane.payload_at(line));
+  return {{words[0], lane.has_tag() ? tag : words[1]}};
 }
 
 /// Set in the word of a range whose chunk is encoded (magnitudes have 15 bits).

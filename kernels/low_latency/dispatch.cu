@@ -26,6 +26,7 @@ DEEP_EP_DEVICE void prepare(const LowLatencyDispatchParams& params, const LowLat
     note_masks(common, words.masks);
   }
   if (common.mask != nullptr) block::sync();
+#pragma unroll 1
   for (int rank = thread_index(); rank < common.num_ranks; rank += block_threads()) {
     layout.heaps(memory)[rank] = common.heaps[rank];
     layout.left_out(memory)[rank] = masked(common, rank) ? 1 : 0;
@@ -35,22 +36,20 @@ DEEP_EP_DEVICE void prepare(const LowLatencyDispatchParams& params, const LowLat
   }
 }
 
-/// See masks.hpp.
-DEEP_EP_DEVICE void agree_on_masks(const LowLatencyReceiver& receiver) {
+/// See masks.hpp: what this block is to receive again, alone.
+DEEP_EP_DEVICE ReceiverRole agree_on_masks(const LowLatencyReceiver& receiver) {
   const LowLatencyParams& common = receiver.params.common;
-  LowLatencyDispatchShared::Words& words = receiver.layout.words(receiver.memory);
-  finish_with_masks(common, counters_of(common, kDispatch), words.masks);
-  const bool again = words.masks.again != 0;
-  const bool adds = receiver.params.recv_stats != nullptr;
-  if (words.masks.last == 0 || (!again && !adds)) return;
+  MaskWords& words = receiver.layout.words(receiver.memory).masks;
+  finish_with_masks(common, counters_of(common, kDispatch), words);
+  const bool again = words.last != 0 && words.again != 0;
+  const ReceiverRole role{.writes = again, .adds = words.last != 0 && receiver.params.recv_stats != nullptr};
+  if (!role.writes && !role.adds) return role;
+#pragma unroll 1
   for (int rank = thread_index(); rank < common.num_ranks; rank += block_threads()) {
     receiver.layout.left_out(receiver.memory)[rank] = masked(common, rank) ? 1 : 0;
   }
   block::sync();
-  receiver.learn_counts({.writes = again, .adds = adds});
-  if (!again || words.failed != 0) return;
-  const int parts = receiver.params.warps_per_row;
-  receiver.receive_rows(warp_index() / parts, block_warps() / parts, warp_index() % parts);
+  return role;
 }
 
 DEEP_EP_DEVICE void low_latency_dispatch_body(const LowLatencyDispatchParams& params, std::byte* memory) {
@@ -73,6 +72,7 @@ DEEP_EP_DEVICE void low_latency_dispatch_body(const LowLatencyDispatchParams& pa
   block::sync();
   const LowLatencyDispatchShared::Words& words = layout.words(memory);
   if (is_clerk) {
+#pragma unroll 1
     for (int peer = thread_index(); peer < common.num_ranks; peer += block_threads()) {
       const bool left_out = load_relaxed<Scope::block>(&layout.left_out(memory)[peer]) != 0;
       if (!left_out) acknowledge(common, kDispatch, peer, words.received);
@@ -98,14 +98,21 @@ DEEP_EP_DEVICE void low_latency_dispatch_body(const LowLatencyDispatchParams& pa
 
   // 3. Receive.
   const LowLatencyReceiver receiver{params, layout, memory, row};
-  receiver.learn_counts({.writes = is_clerk, .adds = is_clerk && common.mask == nullptr, .measures = is_clerk});
-  arrive();
-  if (words.failed == 0) {
-    const int parts = params.warps_per_row;
-    const int group = warp_index() / parts * grid_blocks() + block_index();
-    receiver.receive_rows(group, block_warps() / parts * grid_blocks(), warp_index() % parts);
+  ReceiverRole role{.writes = is_clerk, .adds = is_clerk && common.mask == nullptr, .measures = is_clerk};
+  const int parts = params.warps_per_row;
+  int group = warp_index() / parts * grid_blocks() + block_index();
+  int groups = block_warps() / parts * grid_blocks();
+#pragma unroll 1
+  for (bool again = false;; again = true) {
+    receiver.learn_counts(role);
+    if (!again) arrive();
+    if (words.failed == 0 && (!again || role.writes)) receiver.receive_rows(group, groups, warp_index() % parts);
+    if (common.mask == nullptr || again) return;
+    role = agree_on_masks(receiver);
+    if (!role.writes && !role.adds) return;
+    group = warp_index() / parts;
+    groups = block_warps() / parts;
   }
-  if (common.mask != nullptr) agree_on_masks(receiver);
 }
 
 }  // namespace deep_ep::device

@@ -65,6 +65,7 @@ struct LowLatencyReceiver {
     const auto most = static_cast<std::uint32_t>(capacity());
     std::uint32_t end = 0;
     bool overflow = false;
+#pragma unroll 1
     for (int source = 0; source < num_ranks; ++source) {
       const std::uint32_t begin = end;
       const std::uint32_t sent = left_out(source) ? 0 : entries(source, local);
@@ -102,10 +103,13 @@ struct LowLatencyReceiver {
   DEEP_EP_DEVICE void learn_counts(const ReceiverRole& role) const {
     const int num_ranks = params.common.num_ranks;
     const int cells = 1 + (params.num_local_experts + 1) / 2;
+#pragma unroll 1
     for (int i = thread_index(); i < cells * num_ranks; i += block_threads()) learn(i / cells, i % cells, role);
     block::sync();
     if (thread_index() == 0) layout.words(memory).failed = aborted(params.common.wait) ? 1 : 0;
+#pragma unroll 1
     for (int local = thread_index(); local < params.num_local_experts; local += block_threads()) add_up(local, role);
+#pragma unroll 1
     for (int source = thread_index(); source < num_ranks; source += block_threads()) settle(source, role);
     block::sync();
   }
@@ -121,11 +125,13 @@ struct LowLatencyReceiver {
   DEEP_EP_DEVICE void receive_rows(int group, int groups, int part) const {
     const int num_ranks = params.common.num_ranks;
     std::uint32_t most = 0;
+#pragma unroll 1
     for (int source = 0; source < num_ranks; ++source) {
       const std::uint32_t rows = layout.rows(memory)[source];
       most = rows > most ? rows : most;
     }
     const int all = static_cast<int>(most) * num_ranks;
+#pragma unroll 1
     for (int i = group; i < all; i += groups) {
       const int source = i % num_ranks;
       const int slot = i / num_ranks;
@@ -133,39 +139,53 @@ struct LowLatencyReceiver {
     }
   }
 
-  /// Lines of a row in one warp's registers, as they are polled.
+  /// Lines of a row in one warp's registers, as they are polled: the first of the row, which every warp needs, and a
+  /// share of those with payload.
   struct Lines {
     const std::byte* row;  ///< in the window
     std::uint64_t tag;
     std::uint32_t lines;        ///< of the row
-    std::uint32_t first, step;  ///< this lane's: first, first + step ..., kBatch of them
-    std::uint32_t header_line;  ///< this lane's of the header
-    LinePart held[kBatch], header;
-    bool there[kBatch + 1] = {};  ///< the last is the header's
+    std::uint32_t first, step;  ///< this lane's of the payload: first, first + step ..., kBatch of them
+    LinePart head, held[kBatch];
+    std::uint32_t there = 0;  ///< a bit for each of `held`, and kHead
+    bool waiting = false;     ///< something was not there when it was looked for
 
-    DEEP_EP_DEVICE bool is_line(int i) const { return line(i) < lines; }
+    static constexpr std::uint32_t kHead = 1u << kBatch;
+    static constexpr std::uint32_t kAll = 2 * kHead - 1;
+
     DEEP_EP_DEVICE std::uint32_t line(int i) const { return first + static_cast<std::uint32_t>(i) * step; }
+    DEEP_EP_DEVICE bool is_line(int i) const { return line(i) < lines; }
 
-    /// Loads what is not there yet. True, for the whole warp, when all is.
+    /// Loads what is not there yet. True, for the whole warp, when all is. Who has to wait polls one line only, and
+    /// looks at the others when that has come: polls of all warps together would slow down what they wait for.
     DEEP_EP_DEVICE bool poll() {
       const LineLane lane;
-      bool all = true;
+      const auto of_head = static_cast<std::uint32_t>(lane.line);
+      std::uint32_t missing = kAll & ~there;
+      std::uint32_t polled = waiting ? missing & (~missing + 1) : missing;
+      waiting = true;
+#pragma unroll 1
+      for (;;) {
+        if ((polled & kHead) != 0) head = load_line(row + lane.byte_at(of_head), of_head < lines);
 #pragma unroll
-      for (int i = 0; i < kBatch; ++i) {
-        if (!there[i]) held[i] = load_line(row + lane.byte_at(line(i)), is_line(i));
-      }
-      if (!there[kBatch]) header = load_line(row + lane.byte_at(header_line), header_line < lines);
+        for (int i = 0; i < kBatch; ++i) {
+          if ((polled >> i & 1u) != 0) held[i] = load_line(row + lane.byte_at(line(i)), is_line(i));
+        }
+        if ((polled & kHead) != 0 && all_tagged(head, tag, of_head < lines)) there |= kHead;
 #pragma unroll
-      for (int i = 0; i < kBatch; ++i) {
-        there[i] = warp::all(tagged(held[i], tag) || !is_line(i));
-        all = all && there[i];
+        for (int i = 0; i < kBatch; ++i) {
+          if ((polled >> i & 1u) != 0 && all_tagged(held[i], tag, is_line(i))) there |= 1u << i;
+        }
+        missing = kAll & ~there;
+        if (missing == 0) return true;
+        if ((polled & missing) != 0) return false;
+        polled = missing;
       }
-      there[kBatch] = warp::all(tagged(header, tag) || header_line >= lines);
-      return all && there[kBatch];
     }
     DEEP_EP_DEVICE void next_batch() {
       first += step * kBatch;
-      for (int i = 0; i < kBatch; ++i) there[i] = false;
+      there = kHead;
+      waiting = false;
     }
   };
 
@@ -176,53 +196,75 @@ struct LowLatencyReceiver {
   }
 
   /// Word `word` of the header, of whose lines each lane has a part; another one in every lane.
-  DEEP_EP_DEVICE std::uint32_t header_word(const LinePart& header, int word) const {
-    const std::uint32_t at = row.header_at() + 4 * static_cast<std::uint32_t>(word);
-    const std::uint32_t line = at / kTaggedPayload - row.header_at() / kTaggedPayload;
+  DEEP_EP_DEVICE static std::uint32_t header_word(const LinePart& head, int word) {
+    const std::uint32_t at = 4 * static_cast<std::uint32_t>(word);
     const std::uint32_t in_line = at % kTaggedPayload;
-    const int holder = static_cast<int>(line * kLineLanes + in_line / 16);
-    const std::uint64_t low = warp::shuffle(header.word[0], holder);
-    const std::uint64_t high = warp::shuffle(header.word[1], holder);
+    const int holder = static_cast<int>(at / kTaggedPayload * kLineLanes + in_line / 16);
+    const std::uint64_t low = warp::shuffle(head.word[0], holder);
+    const std::uint64_t high = warp::shuffle(head.word[1], holder);
     const std::uint64_t both = in_line % 16 < 8 ? low : high;
     return static_cast<std::uint32_t>(at % 8 == 0 ? both : both >> 32);
   }
 
-  /// The scales of a block of recv_x lie column by column; those of UE8M0 are the bytes of words.
-  DEEP_EP_DEVICE void store_scale(std::uint32_t position, std::uint32_t scale, std::uint32_t bits) const {
-    if (scale >= row.num_scales()) return;
+  /// By one warp of the row's: its scales to each place. The scales of a block of recv_x lie column by column; those of
+  /// UE8M0 are the bytes of words.
+  DEEP_EP_DEVICE void store_scales(int source, Lines& lines, std::int32_t position, std::uint32_t places) const {
+    const LineLane lane;
     const bool packed = params.format == LowLatencyFormat::fp8_ue8m0;
     const auto block_rows = static_cast<std::uint32_t>(params.rank_major ? params.max_tokens : capacity());
     const std::uint32_t columns = packed ? row.num_scales() / 4 : row.num_scales();
-    const std::uint32_t block = position / block_rows;
-    const std::int64_t column = std::int64_t{block} * columns + (packed ? scale / 4 : scale);
-    const std::int64_t word = column * block_rows + (position - block * block_rows);
-    if (packed) {
-      params.recv_scales[word * 4 + scale % 4] = static_cast<std::byte>(bits >> 23);  // the exponent of a power of two
-    } else {
-      reinterpret_cast<std::uint32_t*>(params.recv_scales)[word] = bits;
-    }
-  }
-
-  /// Eight bytes of the row, which begin at `at`, to one of its places.
-  DEEP_EP_DEVICE void store_word(std::uint32_t position, std::uint32_t at, std::uint64_t word) const {
-    if (at < row.payload_bytes()) {
-      store_stream(reinterpret_cast<std::uint64_t*>(params.recv_x + std::int64_t{position} * row.payload_bytes() + at),
-                   word);
-    } else if (at < row.header_at()) {
-      const std::uint32_t scale = (at - row.scales_at()) / 4;
-      store_scale(position, scale, static_cast<std::uint32_t>(word));
-      store_scale(position, scale + 1, static_cast<std::uint32_t>(word >> 32));
-    }
-  }
-
-  DEEP_EP_DEVICE void store_lines(const Lines& lines, std::uint32_t position) const {
-    const LineLane lane;
+    LinePart part = lines.head;
+#pragma unroll 1
+    for (std::uint32_t line = static_cast<std::uint32_t>(lane.line);;) {
+#pragma unroll 1
+      for (std::uint32_t left = places; left != 0; left &= left - 1) {
+        const auto to = static_cast<std::uint32_t>(warp::shuffle(position, lowest_bit(left)));
+        const std::uint32_t block = to / block_rows;
+        const std::int64_t first_word = std::int64_t{block} * columns * block_rows + (to - block * block_rows);
 #pragma unroll
-    for (int i = 0; i < kBatch; ++i) {
-      if (!lines.is_line(i)) continue;
-      const std::uint32_t at = lane.payload_at(lines.line(i));
-      store_word(position, at, lines.held[i].word[0]);
-      if (!lane.has_tag()) store_word(position, at + 8, lines.held[i].word[1]);
+        for (int i = 0; i < 4; ++i) {
+          const std::uint32_t at = lane.payload_at(line) + 4 * static_cast<std::uint32_t>(i);
+          if (at < row.scales_at() || at >= row.scales_end() || (lane.has_tag() && i >= 2)) continue;
+          const std::uint32_t scale = (at - row.scales_at()) / 4;
+          const auto bits = static_cast<std::uint32_t>(part.word[i / 2] >> (32 * (i % 2)));
+          if (packed) {  // the exponent of a power of two
+            const std::int64_t word = first_word + std::int64_t{scale / 4} * block_rows;
+            params.recv_scales[word * 4 + scale % 4] = static_cast<std::byte>(bits >> 23);
+          } else {
+            const std::int64_t word = first_word + std::int64_t{scale} * block_rows;
+            reinterpret_cast<std::uint32_t*>(params.recv_scales)[word] = bits;
+          }
+        }
+      }
+      // Rare: more than fit into the first lines.
+      if (warp::all(lane.payload_at(line + kWarpLines) >= row.scales_end())) return;
+      line += kWarpLines;
+      const bool there = wait_for_peer_together(params.common, source, Wanted::low_latency_dispatch_rows, epoch(),
+                                                [&](std::uint64_t&) {
+                                                  part = load_line(lines.row + lane.byte_at(line), line < lines.lines);
+                                                  return all_tagged(part, epoch(), line < lines.lines);
+                                                });
+      if (!there) return;
+    }
+  }
+
+  /// The payload in the lines to each place.
+  DEEP_EP_DEVICE void store_payload(const Lines& lines, std::int32_t position, std::uint32_t places) const {
+    const LineLane lane;
+#pragma unroll 1
+    for (std::uint32_t left = places; left != 0; left &= left - 1) {
+      const std::int64_t to = warp::shuffle(position, lowest_bit(left));
+      std::byte* begin = params.recv_x + to * row.payload_bytes() - row.payload_at();
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        const std::uint32_t at = lane.payload_at(lines.line(i));
+#pragma unroll
+        for (int word = 0; word < 2; ++word) {
+          const std::uint32_t word_at = at + 8 * static_cast<std::uint32_t>(word);
+          if (word_at < row.payload_at() || word_at >= row.data_bytes() || (word == 1 && lane.has_tag())) continue;
+          store_stream(reinterpret_cast<std::uint64_t*>(begin + word_at), lines.held[i].word[word]);
+        }
+      }
     }
   }
 
@@ -231,34 +273,37 @@ struct LowLatencyReceiver {
     const LowLatencyParams& common = params.common;
 
     // 1. The lines.
-    const auto of_lane = static_cast<std::uint32_t>(LineLane().line);
+    const int first = static_cast<int>(row.payload_at() / kTaggedPayload) + part * kWarpLines + LineLane().line;
     Lines lines{common.local + common.window.row_at(kDispatch, epoch(), source, slot, row.bytes()),
                 epoch(),
                 row.lines(),
-                static_cast<std::uint32_t>(part * kWarpLines) + of_lane,
+                static_cast<std::uint32_t>(first),
                 static_cast<std::uint32_t>(params.warps_per_row * kWarpLines),
-                row.header_at() / kTaggedPayload + of_lane,
                 {},
                 {}};
-    if (!await(source, lines)) return;
-
-    // 2. Where the row goes.
     const int lane = lane_index();
-    const std::uint32_t selection = header_word(lines.header, row.selection_word(lane < params.num_topk ? lane : 0));
-    const std::int32_t position = lane < params.num_topk ? place(source, slot, selection) : -1;
-    std::uint32_t places = warp::ballot(position >= 0);
-    if (params.rank_major) places &= ~places + 1;  // once, whatever the number of experts
+    std::uint32_t selection = 0, places = 0;
+    std::int32_t position = -1;
+#pragma unroll 1
+    for (bool first_batch = true;; first_batch = false) {
+      if (!await(source, lines)) return;
 
-    // 3. The row and its scales to each place; and on to the next lines, if it has more.
-    for (;;) {
-      for (std::uint32_t left = places; left != 0; left &= left - 1) {
-        store_lines(lines, static_cast<std::uint32_t>(warp::shuffle(position, lowest_bit(left))));
+      // 2. Where the row goes.
+      if (first_batch) {
+        selection = header_word(lines.head, row.selection_word(lane < params.num_topk ? lane : 0));
+        if (lane < params.num_topk) position = place(source, slot, selection);
+        places = warp::ballot(position >= 0);
+        if (params.rank_major) places &= ~places + 1;  // once, whatever the number of experts
       }
+
+      // 3. To each place; and on to the next lines, if it has more.
+      store_payload(lines, position, places);
       lines.next_batch();
       if (warp::all(!lines.is_line(0))) break;
-      if (!await(source, lines)) return;
     }
-    if (part == 0) note_row(lines.header, source, slot, selection, position);
+    if (part != 0) return;
+    if (row.fp8) store_scales(source, lines, position, places);
+    note_row(lines.head, source, slot, selection, position);
   }
 
   /// The row of recv_x that belongs to the lane's selection; -1: on another rank, or there is no room.
@@ -271,12 +316,12 @@ struct LowLatencyReceiver {
   }
 
   /// What the caller and combine get to know of the row.
-  DEEP_EP_DEVICE void note_row(const LinePart& header, int source, int slot, std::uint32_t selection,
+  DEEP_EP_DEVICE void note_row(const LinePart& head, int source, int slot, std::uint32_t selection,
                                std::int32_t position) const {
     const int lane = lane_index();
     const bool selects = lane < params.num_topk;
-    const auto token = static_cast<std::int32_t>(header_word(header, LowLatencyRow::kToken));
-    const std::uint32_t weight = row.weights ? header_word(header, row.weight_word(selects ? lane : 0)) : 0;
+    const auto token = static_cast<std::int32_t>(header_word(head, LowLatencyRow::kToken));
+    const std::uint32_t weight = row.weights ? header_word(head, row.weight_word(selects ? lane : 0)) : 0;
     const std::int64_t row_index = std::int64_t{source} * params.max_tokens + slot;
     if (lane == 0) {
       *table().token(source, slot) = token;

@@ -64,6 +64,7 @@ struct LowLatencySender {
   /// By whole blocks, which sync after it.
   DEEP_EP_DEVICE void clear_counts() const {
     const int words = params.common.num_ranks + routing.num_experts();
+#pragma unroll 1
     for (int i = thread_index(); i < words; i += block_threads()) routing.rows[i] = 0;  // entries follow rows
   }
 
@@ -72,6 +73,7 @@ struct LowLatencySender {
   DEEP_EP_DEVICE void await_credit() const {
     const LowLatencyParams& common = params.common;
     if (epoch() <= 2) return;
+#pragma unroll 1
     for (int rank = thread_index(); rank < common.num_ranks; rank += block_threads()) {
       // Nearly always it had come before the block began.
       if (layout.left_out(memory)[rank] != 0 || layout.acknowledged(memory)[rank] >= epoch() - 2) continue;
@@ -100,7 +102,7 @@ struct LowLatencySender {
       layout.destinations(memory)[count_bits(leaders & below)] =
           layout.heaps(memory)[rank] + common.window.row_at(kDispatch, epoch(), common.rank, slot, row.bytes());
     }
-    auto* header = reinterpret_cast<std::uint32_t*>(stage + row.header_at());
+    auto* header = reinterpret_cast<std::uint32_t*>(stage);
     if (lane == 0) {
       layout.words(memory).destinations = count_bits(leaders);
       header[LowLatencyRow::kToken] = static_cast<std::uint32_t>(token);
@@ -122,6 +124,7 @@ struct LowLatencySender {
   DEEP_EP_DEVICE void store(const std::byte* stage) const {
     const int destinations = layout.words(memory).destinations;
     const LineLane lane;
+#pragma unroll 1
     for (std::uint32_t first = static_cast<std::uint32_t>(warp_index()) * kWarpLines; first < row.lines();
          first += static_cast<std::uint32_t>(block_warps()) * kWarpLines) {
       const std::uint32_t line = first + static_cast<std::uint32_t>(lane.line);
@@ -131,6 +134,7 @@ struct LowLatencySender {
         const auto* words = reinterpret_cast<const std::uint64_t*>(stage + lane.payload_at(line));
         part = {{words[0], lane.has_tag() ? epoch() : words[1]}};
       }
+#pragma unroll 1
       for (int i = 0; i < destinations; ++i) {
         store_line(layout.destinations(memory)[i] + lane.byte_at(line), part, wanted);
       }
@@ -141,6 +145,7 @@ struct LowLatencySender {
   DEEP_EP_DEVICE void send_tokens(int step) {
     std::byte* stage = layout.stage(memory);
     int counted = 0;
+#pragma unroll 1
     for (bool first = true; token < params.num_tokens; first = false) {
       // 1. What the tokens before it chose.
       routing.count(counted, token, other);
@@ -164,6 +169,7 @@ struct LowLatencySender {
     await_credit();
     block::sync();
     const int cells = 1 + (params.num_local_experts + 1) / 2;
+#pragma unroll 1
     for (int i = thread_index(); i < cells * common.num_ranks; i += block_threads()) {
       const int rank = i / cells;
       const int cell = i % cells;
@@ -183,6 +189,7 @@ struct LowLatencySender {
 
   DEEP_EP_DEVICE void report_unknown_experts() const {
     const std::int64_t all = std::int64_t{params.num_tokens} * params.num_topk;
+#pragma unroll 1
     for (std::int64_t i = thread_index(); i < all; i += block_threads()) {
       const std::int64_t expert = routing.selection(i);
       if (expert < routing.num_experts()) continue;

@@ -55,27 +55,28 @@ DEEP_EP_HOST_DEVICE constexpr bool is_fp8(LowLatencyFormat format) { return form
 /// Channels that share a scale.
 constexpr int kScaleChannels = 128;
 
-/// A row of dispatch as it travels, in tagged lines: payload, scales (float32, also for UE8M0), and a header: the
-/// token's index at its source, for each selection the expert and its place among the source's entries that name this
-/// expert, and weights.
+/// A row of dispatch as it travels, in tagged lines: a header of words (the token's index at its source, for each
+/// selection the expert and its place among the source's entries that name this expert, and weights), scales (float32,
+/// also for UE8M0), payload.
 struct LowLatencyRow {
   int hidden, num_topk;
   bool fp8, weights;
 
-  // Offsets in the row, without tags.
-  DEEP_EP_HOST_DEVICE std::uint32_t payload_bytes() const { return static_cast<std::uint32_t>(hidden) * (fp8 ? 1 : 2); }
-  DEEP_EP_HOST_DEVICE std::uint32_t scales_at() const { return payload_bytes(); }
-  DEEP_EP_HOST_DEVICE std::uint32_t num_scales() const {
-    return fp8 ? static_cast<std::uint32_t>(hidden) / kScaleChannels : 0;
-  }
-  DEEP_EP_HOST_DEVICE std::uint32_t header_at() const { return scales_at() + num_scales() * 4; }
-  DEEP_EP_HOST_DEVICE std::uint32_t data_bytes() const {
-    return header_at() + 4 * (1 + static_cast<std::uint32_t>(num_topk) * (weights ? 2 : 1));
-  }
   // Words of the header.
   static constexpr int kToken = 0;
   DEEP_EP_HOST_DEVICE int selection_word(int k) const { return 1 + k; }
   DEEP_EP_HOST_DEVICE int weight_word(int k) const { return 1 + num_topk + k; }
+  DEEP_EP_HOST_DEVICE int header_words() const { return 1 + num_topk * (weights ? 2 : 1); }
+
+  // Offsets in the row, without tags.
+  DEEP_EP_HOST_DEVICE std::uint32_t scales_at() const { return 4 * static_cast<std::uint32_t>(header_words()); }
+  DEEP_EP_HOST_DEVICE std::uint32_t num_scales() const {
+    return fp8 ? static_cast<std::uint32_t>(hidden) / kScaleChannels : 0;
+  }
+  DEEP_EP_HOST_DEVICE std::uint32_t scales_end() const { return scales_at() + num_scales() * 4; }
+  DEEP_EP_HOST_DEVICE std::uint32_t payload_at() const { return (scales_end() + 7) / 8 * 8; }
+  DEEP_EP_HOST_DEVICE std::uint32_t payload_bytes() const { return static_cast<std::uint32_t>(hidden) * (fp8 ? 1 : 2); }
+  DEEP_EP_HOST_DEVICE std::uint32_t data_bytes() const { return payload_at() + payload_bytes(); }
 
   DEEP_EP_HOST_DEVICE std::uint32_t lines() const { return tagged_lines(data_bytes()); }
   /// In the window, with tags.

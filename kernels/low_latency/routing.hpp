@@ -46,6 +46,7 @@ struct Routing {
   /// whole block takes part; the counts are complete after its next sync.
   DEEP_EP_DEVICE void count(int begin, int end, std::int64_t first) const {
     const int step = tokens_of_warp() * block_warps();
+#pragma unroll 1
     for (; begin < end; begin += step) {
       const std::int64_t next = begin + step < end ? load(begin + step, end) : -1;
       const int expert = expert_of(first);

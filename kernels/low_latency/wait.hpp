@@ -38,13 +38,13 @@ template <class Arrived>
 DEEP_EP_DEVICE bool wait_for_peer(const LowLatencyParams& common, int peer, Wanted wanted, std::uint64_t expected,
                                   Arrived arrived) {
   std::uint64_t seen = 0;
-  if (arrived(seen)) return true;
   const std::uint64_t timeout = common.wait.timeout_ns;
-  const std::uint64_t begin = now_ns();
-  for (int spins = 1;; ++spins) {
+  std::uint64_t begin = 0;
+  for (int spins = 0;; ++spins) {
     if (arrived(seen)) return true;
+    if (spins == 0) begin = now_ns();
     pause(spins);
-    if (spins % 64 != 0) continue;  // polling must stay cheap
+    if (spins % 64 != 63) continue;  // polling must stay cheap
     if (aborted(common.wait) || masked(common, peer)) return false;
     if (timeout == 0 || now_ns() - begin <= timeout) continue;
     blame(common, peer, wanted, expected, seen);
@@ -57,13 +57,13 @@ template <class Arrived>
 DEEP_EP_DEVICE bool wait_for_peer_together(const LowLatencyParams& common, int peer, Wanted wanted,
                                            std::uint64_t expected, Arrived arrived) {
   std::uint64_t seen = 0;
-  if (arrived(seen)) return true;
   const std::uint64_t timeout = common.wait.timeout_ns;
-  const std::uint64_t begin = now_ns();
-  for (int spins = 1;; ++spins) {
+  std::uint64_t begin = 0;
+  for (int spins = 0;; ++spins) {
     if (arrived(seen)) return true;
+    if (spins == 0) begin = now_ns();
     pause(spins);
-    if (spins % 64 != 0) continue;  // polling must stay cheap
+    if (spins % 64 != 63) continue;  // polling must stay cheap
     bool over = false;
     if (lane_index() == 0) {
       over = aborted(common.wait) || masked(common, peer);

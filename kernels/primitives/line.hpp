@@ -76,8 +76,8 @@ DEEP_EP_DEVICE void store_line(std::byte* to, const LinePart& part, bool wanted)
 #endif
 }
 
-/// Loads this lane's part of a line that may be there or not: see tagged(). By whole warps; `wanted` is the same for
-/// the lanes of a line.
+/// Loads this lane's part of a line that may be there or not: see all_tagged(). By whole warps; `wanted` is the same
+/// for the lanes of a line.
 DEEP_EP_DEVICE LinePart load_line(const std::byte* from, bool wanted) {
   LinePart part{};
   const auto* words = reinterpret_cast<const std::uint64_t*>(from);
@@ -101,9 +101,9 @@ DEEP_EP_DEVICE LinePart load_line(const std::byte* from, bool wanted) {
   return part;
 }
 
-/// Does the line that this lane's part is of carry the tag? By whole warps.
-DEEP_EP_DEVICE bool tagged(const LinePart& part, std::uint64_t tag) {
-  return warp::shuffle(part.word[1], lane_index() | (kLineLanes - 1)) == tag;
+/// Do all the warp's lines that are wanted carry the tag? By whole warps.
+DEEP_EP_DEVICE bool all_tagged(const LinePart& part, std::uint64_t tag, bool wanted) {
+  return warp::all(!wanted || !LineLane().has_tag() || part.word[1] == tag);
 }
 
 }  // namespace device

@@ -72,8 +72,8 @@ namespace device {
 DEEP_EP_DEVICE bool aborted(const WaitContext& context) { return load_relaxed<Scope::gpu>(context.abort) != 0; }
 
 /// Fills a record, unless another thread of this rank was faster: nobody else writes to it.
-DEEP_EP_DEVICE void write_record(FaultRecord& record, FaultKind kind, Wanted wanted, int peer, int field,
-                                 std::uint64_t expected, std::uint64_t seen) {
+DEEP_EP_RARE void write_record(FaultRecord& record, FaultKind kind, Wanted wanted, int peer, int field,
+                               std::uint64_t expected, std::uint64_t seen) {
   if (fetch_add_acq_rel<Scope::gpu>(&record.claimed, std::uint64_t{1}) != 0) return;
   record.kind = kind;
   record.wanted = wanted;
@@ -101,14 +101,13 @@ DEEP_EP_DEVICE void report_fault(const WaitContext& context, FaultKind kind, Wan
 /// wait of this rank failed; the caller then leaves without touching what it waited for.
 DEEP_EP_DEVICE bool wait_signal(const std::uint64_t* signal, std::uint64_t expected, const WaitContext& context,
                                 int peer, Wanted wanted) {
-  std::uint64_t seen = load_acquire<Scope::system>(signal);
-  if (seen >= expected) return true;
-  const std::uint64_t begin = now_ns();
-  for (int spins = 1;; ++spins) {
-    seen = load_acquire<Scope::system>(signal);
+  std::uint64_t begin = 0;
+  for (int spins = 0;; ++spins) {
+    const std::uint64_t seen = load_acquire<Scope::system>(signal);
     if (seen >= expected) return true;
+    if (spins == 0) begin = now_ns();
     pause(spins);
-    if (spins % 64 == 0) {  // the clock and the abort word are looked at rarely: polling must stay cheap
+    if (spins % 64 == 63) {  // the clock and the abort word are looked at rarely: polling must stay cheap
       if (aborted(context)) return false;
       if (context.timeout_ns != 0 && now_ns() - begin > context.timeout_ns) {
         report_fault(context, FaultKind::timeout, wanted, peer, 0, expected, seen);

@@ -8,6 +8,7 @@
 
 #include "deep_ep/buffer.hpp"
 #include "tests/rdma/member.hpp"
+#include "tests/rxe/low_latency_ranks.hpp"
 #include "tests/rxe/socket_bootstrap.hpp"
 #include "tests/unit/processes.hpp"
 
@@ -60,6 +61,7 @@ void run_rank(const std::shared_ptr<Bootstrap>& bootstrap) {
     for (int channel = 0; channel < 2; ++channel) member.exchange_rows(channel);
   }
   bootstrap->barrier();  // nobody's memory goes while it is written to
+  run_low_latency_calls(bootstrap);
 }
 
 }  // namespace

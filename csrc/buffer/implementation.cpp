@@ -47,14 +47,17 @@ ControlWindow control_window(int num_ranks, const BufferOptions& options, std::s
 
 /// The heap's layout follows from these, so they must be equal.
 void check_same_options(Bootstrap& bootstrap, const BufferOptions& options) {
-  const std::array<std::uint64_t, 5> mine = {
-      options.heap_bytes, options.window_bytes, static_cast<std::uint64_t>(options.max_local_experts),
-      options.low_latency_bytes, options.low_latency_masking ? std::uint64_t{1} : 0};
-  constexpr std::array<const char*, 5> kNames = {"heap_bytes", "window_bytes", "max_local_experts", "low_latency_bytes",
-                                                 "low_latency_masking"};
+  constexpr std::array kNames = {"heap_bytes",        "window_bytes",        "max_local_experts",
+                                 "low_latency_bytes", "low_latency_masking", "allow_nvlink_for_low_latency"};
+  const std::array<std::uint64_t, kNames.size()> mine = {options.heap_bytes,
+                                                         options.window_bytes,
+                                                         static_cast<std::uint64_t>(options.max_local_experts),
+                                                         options.low_latency_bytes,
+                                                         options.low_latency_masking ? std::uint64_t{1} : 0,
+                                                         options.allow_nvlink_for_low_latency ? std::uint64_t{1} : 0};
   const std::vector<std::byte> all = bootstrap.all_gather(std::as_bytes(std::span(mine)));
   for (int rank = 0; rank < bootstrap.size(); ++rank) {
-    std::array<std::uint64_t, 5> theirs;
+    std::array<std::uint64_t, kNames.size()> theirs;
     std::memcpy(theirs.data(), all.data() + static_cast<std::size_t>(rank) * sizeof theirs, sizeof theirs);
     for (std::size_t i = 0; i < mine.size(); ++i) {
       if (theirs[i] == mine[i]) continue;
@@ -146,17 +149,34 @@ void Buffer::Implementation::lay_out_heap() {
                       options_.heap_bytes, num_ranks_, format_bytes(control_.bytes()), format_bytes(window_bytes_),
                       least);
   }
-  HeapOptions heap_options;
-  heap_options.bytes = options_.heap_bytes + options_.low_latency_bytes;
-  heap_options.timeout_s = timeout_s_;
-  heap_ = executor_->create_heap(*bootstrap_, heap_options);
   low_latency_window_ =
       LowLatencyWindow::make(control_.bytes(), options_.low_latency_bytes, num_ranks_, options_.max_local_experts);
-  const std::size_t window_at = control_.bytes() + low_latency_window_.bytes;
+  make_heap(0);
+  nodes_ = find_nodes(*bootstrap_, heap_->peers(), options_.ranks_per_node);
+  const std::size_t low_latency_end = control_.bytes() + low_latency_window_.bytes;
+  if (options_.low_latency_bytes != 0) far_ranks_ = nodes_.reached_by_rdma(options_.allow_nvlink_for_low_latency);
+  if (!far_ranks_.empty()) {
+    // Only now is it known that there must be room for what NICs fetch.
+    staging_ = LowLatencyStaging::make(low_latency_end, low_latency_window_);
+    make_heap(staging_.bytes);
+  }
+  const std::size_t window_at = low_latency_end + staging_.bytes;
   window_ = heap_->local() + window_at;
   window_bytes_ = window_bytes_ / kLine * kLine;
   const std::size_t arena_at = window_at + window_bytes_;
   arena_ = std::make_shared<Arena>(executor_, heap_, arena_at, heap_->bytes() - arena_at);
+}
+
+void Buffer::Implementation::make_heap(std::size_t more) {
+  if (heap_ != nullptr) {
+    heap_->unmap_peers();
+    bootstrap_->barrier();  // nobody maps a peer any more
+    heap_.reset();
+  }
+  HeapOptions heap_options;
+  heap_options.bytes = options_.heap_bytes + options_.low_latency_bytes + more;
+  heap_options.timeout_s = timeout_s_;
+  heap_ = executor_->create_heap(*bootstrap_, heap_options);
 }
 
 Buffer::Implementation::~Implementation() {
@@ -167,6 +187,7 @@ Buffer::Implementation::~Implementation() {
   } catch (const std::exception& error) {
     log::warn("buffer: rank {} is destroyed after a failure: {}", rank_, error.what());
   }
+  connections_.reset();
   if (heap_) heap_->unmap_peers();
 }
 
@@ -186,6 +207,7 @@ void Buffer::Implementation::destroy_collectively() {
   // peers would wait for it.
   if (!broken_.empty() || (met_fault() && breaks(faults_[0]))) return;
   bootstrap_->barrier();  // nobody writes to a peer any more
+  connections_.reset();
   heap_->unmap_peers();
   bootstrap_->barrier();  // nobody maps a peer any more
 }
@@ -322,6 +344,7 @@ void Buffer::Implementation::check() {
   executor_->make_current();
   settle();
   raise_faults();
+  if (connections_ != nullptr && mask_ == nullptr) connections_->check();
 }
 
 }  // namespace deep_ep

@@ -10,7 +10,9 @@
 #include "csrc/buffer/low_latency_queue.hpp"
 #include "csrc/memory/arena.hpp"
 #include "csrc/memory/memory_cache.hpp"
+#include "csrc/memory/node_membership.hpp"
 #include "csrc/memory/symmetric_heap.hpp"
+#include "csrc/rdma/connections.hpp"
 #include "deep_ep/buffer.hpp"
 #include "kernels/intranode/params.hpp"
 #include "kernels/low_latency/params.hpp"
@@ -69,6 +71,8 @@ class Buffer::Implementation {
   Tensor pool_tensor(DType dtype, std::initializer_list<std::int64_t> shape);
 
   void lay_out_heap();
+  /// Makes the heap, with `more` bytes than the options ask for.
+  void make_heap(std::size_t more);
   /// Frees the memory with the buffer, or when its set-up fails.
   void* own(void* memory, void (Executor::*free)(void*) noexcept);
   IntranodeParams intranode_params() const;
@@ -109,6 +113,11 @@ class Buffer::Implementation {
 
   // Low-latency calls (low_latency.cpp).
   void set_up_low_latency();
+  /// Low-latency calls reach some ranks by RDMA: queue pairs, and what kernels need beside them.
+  void set_up_rdma();
+  /// After all ranks have ended their work: new queue pairs, and all that was told over the old ones as it would be
+  /// after `counts` calls.
+  void resume_rdma(const std::array<std::uint64_t, 3>& counts);
   /// `call` needs low-latency memory.
   void require_low_latency(const char* call) const;
   void require_masking(const char* call) const;
@@ -157,6 +166,12 @@ class Buffer::Implementation {
   std::byte* combine_buffer_ = nullptr;           // device memory
   std::size_t combine_buffer_bytes_ = 0;
   std::array<std::shared_ptr<LowLatencyQueue>, static_cast<std::size_t>(LowLatencyKind::count)> queues_;
+  NodeMembership nodes_;
+  std::vector<int> far_ranks_;  ///< that low-latency calls reach by RDMA
+  LowLatencyStaging staging_;
+  LowLatencyTold* told_ = nullptr;                  // device memory, [num_ranks]
+  std::byte** low_latency_heaps_ = nullptr;         // device memory, [num_ranks]: as LowLatencyParams::heaps
+  std::unique_ptr<rdma::Connections> connections_;  ///< nullptr: no rank is reached by RDMA
 };
 
 }  // namespace deep_ep

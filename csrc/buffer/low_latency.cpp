@@ -52,6 +52,7 @@ void Buffer::Implementation::set_up_low_latency() {
         static_cast<FaultRecord*>(own(executor_->allocate_pinned(ranks * sizeof(FaultRecord)), &Executor::free_pinned));
   }
   executor_->synchronize(comm_stream_);
+  if (!far_ranks_.empty()) set_up_rdma();
   queues_ = {std::make_shared<LowLatencyQueue>("low_latency_dispatch"),
              std::make_shared<LowLatencyQueue>("low_latency_combine")};
 }
@@ -88,13 +89,17 @@ LowLatencyParams Buffer::Implementation::low_latency_params() const {
   params.rank = rank_;
   params.num_ranks = num_ranks_;
   params.local = heap_->local();
-  params.heaps = heap_->device_peers();
+  params.heaps = low_latency_heaps_ == nullptr ? heap_->device_peers() : low_latency_heaps_;
   params.window = low_latency_window_;
   params.state = low_latency_state_;
   params.wait = wait_context();
   params.wait.abort = &low_latency_state_->abort;
   params.mask = mask_;
   params.masked = masked_;
+  if (connections_ != nullptr) {
+    params.rdma = {.peers = connections_->device_peers(), .told = told_, .staging = staging_};
+    for (const int far : far_ranks_) params.rdma.far[far / 32] |= 1u << far % 32;
+  }
   return params;
 }
 
@@ -191,6 +196,7 @@ void Buffer::Implementation::low_latency_resume() {
     state.counters[kind].sent = state.counters[kind].received = counts[kind + 1];
   }
   executor_->copy(low_latency_state_, &state, sizeof state, comm_stream_);
+  if (connections_ != nullptr) resume_rdma(counts);
   executor_->fill(mask_, 0, static_cast<std::size_t>(num_ranks_) * sizeof(std::int32_t), comm_stream_);
   executor_->synchronize(comm_stream_);
   bootstrap_->barrier();

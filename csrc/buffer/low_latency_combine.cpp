@@ -3,6 +3,7 @@
 
 #include "csrc/buffer/checks.hpp"
 #include "csrc/buffer/implementation.hpp"
+#include "csrc/buffer/low_latency_posters.hpp"
 #include "csrc/executor/kernel_table.hpp"
 #include "csrc/support/format.hpp"
 #include "kernels/low_latency/combine_shared.hpp"
@@ -19,6 +20,8 @@ constexpr PushingWarps kGpuPushing{2, 5};      ///< keeps an SM's share of the w
 constexpr PushingWarps kGpuPushingFew{1, 10};  ///< where no block has more than a row: done with it sooner
 constexpr int kHostWarpsPerRow = 2;
 constexpr int kLeastWarps = 3;  ///< one that adds, two that push
+static_assert(kHostWarpsPerRow >= static_cast<int>(LowLatencyStaging::kLeastCombineWarps) &&
+              kGpuPushingFew.warps_per_row <= static_cast<int>(LowLatencyStaging::kMostWarpsPerRow));
 
 /// Rows of x that the handle knows of, and how they are laid out.
 struct RowShape {
@@ -85,11 +88,14 @@ void check_arguments(const LowLatencyCombineArguments& arguments, const CallOpti
 LaunchShape shape_of(LowLatencyCombineParams& params, const Config& config, const Executor& executor) {
   const LaunchPolicy& policy = executor.policy();
   const bool gpu = executor.device().kind == Device::Kind::cuda;
-  const int most_threads = params.use_logfmt ? kCombineLogfmtThreads : kCombineThreads;
+  const bool rdma = params.common.rdma.peers != nullptr;
+  const int bf16_threads = rdma ? kCombineRdmaThreads : kCombineThreads;
+  const int logfmt_threads = rdma ? kCombineLogfmtRdmaThreads : kCombineLogfmtThreads;
+  const int most_threads = params.use_logfmt ? logfmt_threads : bf16_threads;
   const int most = std::min(most_threads, policy.max_block_threads) / 32;
   const int usual = gpu ? most : policy.warps_per_block;
   const int warps = std::clamp(config.warps_per_block != 0 ? config.warps_per_block : usual, kLeastWarps, most);
-  const int sms = config.num_sms != 0 ? std::min(config.num_sms, policy.multiprocessors) : policy.multiprocessors;
+  const int sms = most_working_blocks(config, policy, poster_blocks(params.common, warps));
   const bool few = std::int64_t{params.common.num_ranks} * params.max_tokens <= sms;
   const int least_adding = receives(params.phase) ? 1 : 0;
   const PushingWarps gpu_pushing = few ? kGpuPushingFew : kGpuPushing;
@@ -111,12 +117,17 @@ LaunchShape shape_of(LowLatencyCombineParams& params, const Config& config, cons
   const int rows = rows_of_group(params.common.num_ranks, params.max_tokens, groups * blocks);
   const CombineBlockLayout layout = CombineBlockLayout::make({params.hidden, params.use_logfmt}, pushing,
                                                              params.adding_warps, params.warps_per_row, rows);
-  if (layout.bytes() > policy.max_shared_bytes) {
+  const int block_warps = params.adding_warps + pushing;
+  const int posters = poster_blocks(params.common, block_warps);
+  const std::size_t shared_bytes =
+      std::max(layout.bytes(), posters != 0 ? CombineBlockLayout::poster_bytes(block_warps) : 0);
+  if (shared_bytes > policy.max_shared_bytes) {
     fail<InvalidArgument>("hidden {} and max_tokens {} need {} of shared memory in a block, there are {}",
-                          params.hidden, params.max_tokens, format_bytes(layout.bytes()),
+                          params.hidden, params.max_tokens, format_bytes(shared_bytes),
                           format_bytes(policy.max_shared_bytes));
   }
-  return {blocks, (params.adding_warps + pushing) * 32, layout.bytes()};
+  params.common.working_blocks = blocks;
+  return {blocks + posters, block_warps * 32, shared_bytes};
 }
 
 }  // namespace
@@ -171,7 +182,9 @@ LowLatencyCombineResult Buffer::Implementation::low_latency_combine(const LowLat
     part.phase = phase;
     const LaunchShape shape = shape_of(part, config, *executor_);
     const KernelTable& kernels = executor_->kernels();
-    (part.use_logfmt ? kernels.combine_low_latency_logfmt : kernels.combine_low_latency)(part, shape, stream);
+    const auto plain = part.use_logfmt ? kernels.combine_low_latency_logfmt : kernels.combine_low_latency;
+    const auto rdma = part.use_logfmt ? kernels.combine_low_latency_logfmt_rdma : kernels.combine_low_latency_rdma;
+    (part.common.rdma.peers == nullptr ? plain : rdma)(part, shape, stream);
   };
   enqueue_low_latency(LowLatencyKind::combine, call, std::move(launch), result.hook);
   result.event = finish(call);

@@ -3,6 +3,7 @@
 
 #include "csrc/buffer/checks.hpp"
 #include "csrc/buffer/implementation.hpp"
+#include "csrc/buffer/low_latency_posters.hpp"
 #include "csrc/executor/kernel_table.hpp"
 #include "csrc/support/format.hpp"
 #include "kernels/low_latency/dispatch_shared.hpp"
@@ -88,7 +89,8 @@ LaunchShape shape_of(LowLatencyDispatchParams& params, const Config& config, con
   const int usual = gpu ? most : policy.warps_per_block;
   const int warps = std::clamp(config.warps_per_block != 0 ? config.warps_per_block : usual, 1, most);
   params.warps_per_row = warps % 4 == 0 && warps >= 16 ? 4 : warps % 2 == 0 && warps >= 8 ? 2 : 1;
-  const int sms = config.num_sms != 0 ? std::min(config.num_sms, policy.multiprocessors) : policy.multiprocessors;
+  const int posters = poster_blocks(params.common, warps);
+  const int sms = most_working_blocks(config, policy, posters);
   const std::int64_t rows = std::int64_t{params.common.num_ranks} * params.max_tokens;
   const std::int64_t to_send = sends(params.phase) ? std::int64_t{params.num_tokens} + 1 : 0;  // and the clerk
   const std::int64_t to_receive = receives(params.phase) ? rows : 0;  // few rows are best spread over many SMs
@@ -96,12 +98,14 @@ LaunchShape shape_of(LowLatencyDispatchParams& params, const Config& config, con
 
   const LowLatencyDispatchShared layout{params.common.num_ranks, params.num_local_experts * params.common.num_ranks,
                                         sends(params.phase) ? row_of(params).stage_bytes() : 0};
-  if (layout.bytes() > policy.max_shared_bytes) {
+  const std::size_t shared_bytes = std::max(layout.bytes(), posters != 0 ? layout.poster_bytes(warps) : 0);
+  if (shared_bytes > policy.max_shared_bytes) {
     fail<InvalidArgument>("hidden {} and num_experts {} need {} of shared memory in a block, there are {}",
-                          params.hidden, params.num_local_experts * params.common.num_ranks,
-                          format_bytes(layout.bytes()), format_bytes(policy.max_shared_bytes));
+                          params.hidden, params.num_local_experts * params.common.num_ranks, format_bytes(shared_bytes),
+                          format_bytes(policy.max_shared_bytes));
   }
-  return {blocks, warps * 32, layout.bytes()};
+  params.common.working_blocks = blocks;
+  return {blocks + posters, warps * 32, shared_bytes};
 }
 
 /// A tensor whose last two dimensions are those of `contiguous`, exchanged.
@@ -208,7 +212,9 @@ LowLatencyDispatchResult Buffer::Implementation::low_latency_dispatch(const LowL
     LowLatencyDispatchParams part = params;
     part.phase = phase;
     const LaunchShape shape = shape_of(part, config, *executor_);
-    executor_->kernels().dispatch_low_latency(part, shape, stream);
+    const KernelTable& kernels = executor_->kernels();
+    const bool rdma = part.common.rdma.peers != nullptr;
+    (rdma ? kernels.dispatch_low_latency_rdma : kernels.dispatch_low_latency)(part, shape, stream);
   };
   use_on(call, made_rows[0]);
   use_on(call, made[0]);

@@ -23,8 +23,11 @@ struct KernelTable {
   Launcher<DispatchParams> dispatch = nullptr;
   Launcher<CombineParams> combine = nullptr;
   Launcher<LowLatencyDispatchParams> dispatch_low_latency = nullptr;
+  Launcher<LowLatencyDispatchParams> dispatch_low_latency_rdma = nullptr;
   Launcher<LowLatencyCombineParams> combine_low_latency = nullptr;
   Launcher<LowLatencyCombineParams> combine_low_latency_logfmt = nullptr;
+  Launcher<LowLatencyCombineParams> combine_low_latency_rdma = nullptr;
+  Launcher<LowLatencyCombineParams> combine_low_latency_logfmt_rdma = nullptr;
   Launcher<LowLatencyBarrierParams> barrier_low_latency = nullptr;
 };
 

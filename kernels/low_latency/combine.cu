@@ -11,15 +11,17 @@
 // There is no barrier of the grid, nor does one rank wait for another but for these.
 #include "kernels/low_latency/combine_add.hpp"
 #include "kernels/low_latency/combine_push.hpp"
+#include "kernels/low_latency/rdma_combine.hpp"
 #include "kernels/primitives/launch.hpp"
 
 namespace deep_ep::device::low_latency {
 
-/// Tells the peers, by lane, which call this rank is done with and which it begins.
+/// Tells the peers that are not reached by RDMA, by lane, which call this rank is done with and which it begins.
+template <bool kRdma>
 DEEP_EP_DEVICE void tell_progress(const LowLatencyCombineParams& params, const Epochs& epochs) {
   const LowLatencyParams& common = params.common;
   for (int peer = lane_index(); peer < common.num_ranks; peer += kWarpSize) {
-    if (masked(common, peer)) continue;
+    if (masked(common, peer) || is_far<kRdma>(common, peer)) continue;
     acknowledge(common, LowLatencyKind::combine, peer, epochs.received);
     if (common.mask == nullptr || !sends(params.phase)) continue;
     Peer{common.heaps[peer]}.signal(common.window.begun_at(LowLatencyKind::combine, common.rank), epochs.sent + 1);
@@ -38,6 +40,7 @@ DEEP_EP_DEVICE void watch_peers(const LowLatencyParams& common, std::uint64_t ep
 
 /// Which call is this? One warp, the clerk, reads the counters for all, and afterwards does what is off everybody's
 /// way: it tells the peers which call this rank is done with, and moves the counters on.
+template <bool kRdma>
 DEEP_EP_DEVICE Epochs find_epochs(const LowLatencyCombineParams& params, CombineBlockLayout::Words& shared,
                                   bool clerk) {
   if (clerk && lane_index() == 0) {
@@ -47,14 +50,15 @@ DEEP_EP_DEVICE Epochs find_epochs(const LowLatencyCombineParams& params, Combine
   block::sync();
   const Epochs epochs = shared.epochs;
   if (!clerk) return epochs;
-  if (block_index() == 0) tell_progress(params, epochs);
+  if (block_index() == 0) tell_progress<kRdma>(params, epochs);
   if (lane_index() == 0) arrive_at_epoch(params.common, LowLatencyKind::combine, epochs, params.phase);
   warp::sync();
   return epochs;
 }
 
-/// Rows travel as bfloat16, or in LogFMT: a kernel of its own, so that its registers are not everybody's.
-template <bool kLogfmt>
+/// Rows travel as bfloat16, or in LogFMT; by NVLink alone, or to some ranks by RDMA: kernels of their own, so that
+/// their registers and instructions are not everybody's.
+template <bool kLogfmt, bool kRdma>
 DEEP_EP_DEVICE void combine_body(const LowLatencyCombineParams& params, std::byte* memory) {
   const LowLatencyParams& common = params.common;
   const CombineWire wire{params.hidden, kLogfmt};
@@ -63,28 +67,29 @@ DEEP_EP_DEVICE void combine_body(const LowLatencyCombineParams& params, std::byt
   const int groups = pushers / params.warps_per_row;
   const CombineBlockLayout layout =
       CombineBlockLayout::make(wire, pushers, adders, params.warps_per_row,
-                               rows_of_group(common.num_ranks, params.max_tokens, groups * grid_blocks()));
+                               rows_of_group(common.num_ranks, params.max_tokens, groups * common.working_blocks));
   CombineBlockLayout::Words& shared = layout.words(memory);
+  if (kRdma && is_poster(common)) return post_combine(params, wire, shared.epochs, layout.poster_words(memory));
 
   // 1. Loads under way. Some warps add, as owner, and announce what this rank selects; the others push, as expert side.
   // Where nobody adds, all announce.
   const bool adds = warp_index() < adders;
   const int pushing_warp = warp_index() - adders;
-  CombinePusher<kLogfmt> pusher{params,
-                                wire,
-                                pushing_warp / params.warps_per_row,
-                                groups,
-                                pushing_warp % params.warps_per_row,
-                                layout.put_off(memory, pushing_warp),
-                                layout.pushing_stage(memory, pushing_warp)};
+  CombinePusher<kLogfmt, kRdma> pusher{params,
+                                       wire,
+                                       pushing_warp / params.warps_per_row,
+                                       groups,
+                                       pushing_warp % params.warps_per_row,
+                                       layout.put_off(memory, pushing_warp),
+                                       layout.pushing_stage(memory, pushing_warp)};
   if (!adds) pusher.load_first();
   const int announcers = adders > 0 ? adders : block_warps();
   const bool announces = sends(params.phase) && warp_index() < announcers;
-  const Announcer announcer(params, announces, announcers * kWarpSize);
+  const Announcer<kRdma> announcer(params, announces, announcers * kWarpSize);
 
   // 2. Which call is this?
   const bool clerk = warp_index() == announcers - 1;
-  const Epochs epochs = find_epochs(params, shared, clerk);
+  const Epochs epochs = find_epochs<kRdma>(params, shared, clerk);
 
   // 3. Tell the expert ranks which of their rows count, and how much; push rows.
   if (announces) announcer.announce(epochs.sent + 1);
@@ -94,10 +99,10 @@ DEEP_EP_DEVICE void combine_body(const LowLatencyCombineParams& params, std::byt
   }
 
   // 4. Add up the rows that come; where ranks are masked, with the same ranks in all tokens.
-  const CombineAdder<kLogfmt> adder{params,       wire,   epochs.received + 1,
-                                    warp_index(), adders, layout.adding_stage(memory, warp_index())};
+  const CombineAdder<kLogfmt, kRdma> adder{params,       wire,   epochs.received + 1,
+                                           warp_index(), adders, layout.adding_stage(memory, warp_index())};
   int first = block_index();
-  int step = grid_blocks();
+  int step = common.working_blocks;
 #pragma unroll 1
   for (bool again = false;; again = true) {
     if (adds) adder.add_all(first, step);
@@ -112,6 +117,10 @@ DEEP_EP_DEVICE void combine_body(const LowLatencyCombineParams& params, std::byt
 }  // namespace deep_ep::device::low_latency
 
 DEEP_EP_DEFINE_KERNEL(combine_low_latency, deep_ep::LowLatencyCombineParams,
-                      deep_ep::device::low_latency::combine_body<false>, deep_ep::kCombineThreads)
+                      (deep_ep::device::low_latency::combine_body<false, false>), deep_ep::kCombineThreads)
 DEEP_EP_DEFINE_KERNEL(combine_low_latency_logfmt, deep_ep::LowLatencyCombineParams,
-                      deep_ep::device::low_latency::combine_body<true>, deep_ep::kCombineLogfmtThreads)
+                      (deep_ep::device::low_latency::combine_body<true, false>), deep_ep::kCombineLogfmtThreads)
+DEEP_EP_DEFINE_KERNEL(combine_low_latency_rdma, deep_ep::LowLatencyCombineParams,
+                      (deep_ep::device::low_latency::combine_body<false, true>), deep_ep::kCombineRdmaThreads)
+DEEP_EP_DEFINE_KERNEL(combine_low_latency_logfmt_rdma, deep_ep::LowLatencyCombineParams,
+                      (deep_ep::device::low_latency::combine_body<true, true>), deep_ep::kCombineLogfmtRdmaThreads)

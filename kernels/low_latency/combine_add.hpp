@@ -18,7 +18,7 @@ struct CombineSources {
   const std::byte* row;  ///< its row
 };
 
-template <bool kLogfmt>
+template <bool kLogfmt, bool kRdma>
 struct CombineAdder {
   static constexpr int kTogether = 8;      ///< rows whose loads are under way at once
   static constexpr int kSpinsToLook = 64;  ///< polls of one row, until the others and the clock are looked at
@@ -33,13 +33,35 @@ struct CombineAdder {
   DEEP_EP_DEVICE void add_all(int first, int step) const {
 #pragma unroll 1
     for (int token = first; token < params.num_tokens; token += step) {
-      const CombineSources sources = find_sources(token);
+      CombineSources sources = find_sources(token);
+#pragma unroll 1
+      while (!await_far(token, sources)) {
+        if (warp::any(aborted(params.common.wait))) return;
+        sources = find_sources(token);  // without those that are masked now
+      }
       const bool added = kLogfmt ? add_passes(token, sources) : add_lines(token, sources);
       if (!added) return;
     }
   }
 
  private:
+  /// By RDMA the pieces of a line come in any order, tag or not. Waits for such rows as a whole; false if one does not
+  /// come.
+  DEEP_EP_DEVICE bool await_far(int token, const CombineSources& sources) const {
+    const LowLatencyParams& common = params.common;
+    if (!kRdma) return true;
+    bool there = true;
+    if (sources.rank >= 0 && is_far<kRdma>(common, sources.rank)) {
+      const std::int64_t begin = clock_cycles();
+      there = await_word(common, progress_word(common, LowLatencyKind::combine, epoch, sources.rank),
+                         progress_value(epoch, token + 1), epoch, sources.rank, Wanted::low_latency_combine_rows);
+      if (measures(warp)) add_relaxed<Scope::gpu>(params.wait_cost + sources.rank, clock_cycles() - begin);
+    }
+    const bool all = warp::all(there);
+    warp::sync();  // what one lane acquired, the others may read only after this
+    return all;
+  }
+
   DEEP_EP_DEVICE CombineSources find_sources(int token) const {
     const LowLatencyParams& common = params.common;
     const int lane = lane_index();

@@ -4,6 +4,7 @@
 
 #include "kernels/low_latency/combine_wait.hpp"
 #include "kernels/low_latency/head.hpp"
+#include "kernels/low_latency/rdma_poster.hpp"
 #include "kernels/primitives/numeric.hpp"
 
 namespace deep_ep::device::low_latency {
@@ -41,6 +42,7 @@ DEEP_EP_DEVICE Selection load_selection(const LowLatencyCombineParams& params, i
 
 /// One thread's part of the announcement of this block's tokens: a token has a cell for each peer and selection, and
 /// the threads share them. What the first cell needs is loaded when this is made, before the epoch is known.
+template <bool kRdma>
 struct Announcer {
   const LowLatencyCombineParams& params;
   int thread, threads;
@@ -67,13 +69,13 @@ struct Announcer {
     for (int round = 0; late && round < 2; ++round) {  // to say it twice does no harm
       late = false;
 #pragma unroll 1
-      for (int token = block_index(); token < params.num_tokens; token += grid_blocks()) {
+      for (int token = block_index(); token < params.num_tokens; token += params.common.working_blocks) {
 #pragma unroll 1
         for (int cell = thread; cell < cells(); cell += threads) {
           const bool is_first = round == 0 && token == block_index() && cell == thread;
           const int peer = cell / params.num_topk;
           const int k = cell % params.num_topk;
-          if (masked(params.common, peer)) continue;
+          if (masked(params.common, peer) || is_far<kRdma>(params.common, peer)) continue;
           const std::uint64_t seen = is_first ? acknowledged : load_acquire<Scope::system>(acknowledged_by(peer));
           if (seen < before_last) {
             late = round == 0 || late;

@@ -22,6 +22,7 @@ struct CombineChoice {
 };
 
 /// By a whole warp.
+template <bool kRdma>
 struct RowChooser {
   const LowLatencyCombineParams& params;
   std::uint64_t epoch;
@@ -35,7 +36,7 @@ struct RowChooser {
     if (lane < params.num_topk) {
       const auto* cells =
           reinterpret_cast<const Cell*>(common.local + common.window.selections_at(epoch, row.source, row.token));
-      const Cell cell = load_cell(cells + lane);
+      const Cell cell = is_far<kRdma>(common, row.source) ? load_far_selection(row) : load_cell(cells + lane);
       there = cell.epoch >= epoch;
       now = Selection::unpack(cell.payload);
     }
@@ -48,6 +49,18 @@ struct RowChooser {
   }
 
  private:
+  /// Selections that come by RDMA are no cells: they lie close together, [token][k], and one word of their owner says
+  /// that all are there.
+  DEEP_EP_DEVICE Cell load_far_selection(const CombineRow& row) const {
+    const LowLatencyParams& common = params.common;
+    Cell cell{0, load_acquire<Scope::system>(progress_word(common, LowLatencyKind::combine, epoch, row.source)) >> 16};
+    if (cell.epoch < epoch) return cell;
+    const auto* all =
+        reinterpret_cast<const std::uint64_t*>(common.local + common.window.selections_at(epoch, row.source, 0));
+    cell.payload = load_weak(all + row.token * params.num_topk + lane_index());
+    return cell;
+  }
+
   /// The row is the sum already: all of it, or nothing.
   DEEP_EP_DEVICE CombineChoice choose_sum(const CombineRow& row, bool wanted) const {
     return {wanted ? row.position : -1, 1.0f, wanted};

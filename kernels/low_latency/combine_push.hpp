@@ -15,7 +15,7 @@
 
 namespace deep_ep::device::low_latency {
 
-template <bool kLogfmt>
+template <bool kLogfmt, bool kRdma>
 struct CombinePusher {
   const LowLatencyCombineParams& params;
   const CombineWire& wire;
@@ -75,8 +75,8 @@ struct CombinePusher {
   }
 
   /// Block by block rather than group by group: with few rows every SM has some.
-  DEEP_EP_DEVICE int first_item() const { return group * grid_blocks() + block_index(); }
-  DEEP_EP_DEVICE int step() const { return groups * grid_blocks(); }
+  DEEP_EP_DEVICE int first_item() const { return group * params.common.working_blocks + block_index(); }
+  DEEP_EP_DEVICE int step() const { return groups * params.common.working_blocks; }
 
   /// The most rows that this lane's sources have.
   DEEP_EP_DEVICE std::int32_t most_rows() const {
@@ -123,7 +123,7 @@ struct CombinePusher {
                              CombineChoice& choice) const {
 #pragma unroll 1
     for (int spins = 1;; ++spins) {
-      if (RowChooser{params, epoch}.choose(row, choice)) return true;
+      if (RowChooser<kRdma>{params, epoch}.choose(row, choice)) return true;
       if (patience_ns == 0) return false;
       pause(spins);
       if (spins % 16 != 0) continue;
@@ -146,12 +146,23 @@ struct CombinePusher {
     const LowLatencyParams& common = params.common;
     const WarpShare<kLogfmt> share{warp, params.warps_per_row};
     const RowSummer<kLogfmt> summer{reinterpret_cast<const Vec16*>(params.x), wire, share};
-    std::byte* to = common.heaps[row.source] +
-                    common.window.row_at(LowLatencyKind::combine, epoch, common.rank, row.token, params.row_bytes);
+    const bool far = is_far<kRdma>(common, row.source);
+    std::byte* to =
+        far ? common.local + common.rdma.staging.combine_row_at(epoch, row.source, row.index, params.row_bytes)
+            : common.heaps[row.source] +
+                  common.window.row_at(LowLatencyKind::combine, epoch, common.rank, row.token, params.row_bytes);
     const auto chosen = [&](CombineChoice& choice) { return choose(row, patience_ns, start, choice); };
     const Summed summed = summer.sum(row.position, stage, chosen, [&](int step) { store(share, step, to); });
     warp::sync();  // the stage has been read
+    if (far && summed != Summed::not_told) hand_to_poster(row, summed == Summed::yes ? epoch : no_row_flag(epoch));
     return summed != Summed::not_told;
+  }
+
+  /// This warp's share of a row for a rank that is reached by RDMA is in the staging memory, or there is no such row.
+  DEEP_EP_DEVICE void hand_to_poster(const CombineRow& row, std::uint64_t flag) const {
+    const LowLatencyParams& common = params.common;
+    if (lane_index() != 0) return;
+    Peer{common.local}.signal(common.rdma.staging.combine_ready_at(epoch, row.source, row.index, warp), flag);
   }
 
   /// What a step has brought to an end, to the owner.

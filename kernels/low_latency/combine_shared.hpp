@@ -10,6 +10,8 @@ namespace deep_ep {
 /// Threads of a block at most: what is left of the registers for each keeps all loads under way that hide latency.
 constexpr int kCombineThreads = 640;
 constexpr int kCombineLogfmtThreads = 640;
+constexpr int kCombineRdmaThreads = 448;
+constexpr int kCombineLogfmtRdmaThreads = 384;
 
 /// So many rows fall to each of `groups` of a grid, at most.
 DEEP_EP_HOST_DEVICE constexpr int rows_of_group(int num_ranks, int max_tokens, int groups) {
@@ -36,6 +38,11 @@ struct CombineBlockLayout {
   };
 
   DEEP_EP_HOST_DEVICE Words& words(std::byte* memory) const { return *reinterpret_cast<Words*>(memory); }
+  /// In blocks that post, instead of the rest.
+  DEEP_EP_HOST_DEVICE static std::byte* poster_words(std::byte* memory) { return memory + bits_at(); }
+  DEEP_EP_HOST_DEVICE static std::size_t poster_bytes(int warps) {
+    return bits_at() + static_cast<std::size_t>(warps) * sizeof(LowLatencyPosterWords);
+  }
   /// By number of the pushing warp.
   DEEP_EP_HOST_DEVICE std::uint32_t* put_off(std::byte* memory, int warp) const {
     return reinterpret_cast<std::uint32_t*>(memory + bits_at() + static_cast<std::size_t>(warp) * bits_bytes());

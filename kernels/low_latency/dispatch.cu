@@ -10,6 +10,7 @@
 //   4. Store the row to the experts.                                                HBM
 // Counts take steps 1 and 2 without the cast, then one way by cells; they are there before the first row.
 #include "kernels/low_latency/dispatch_receive.hpp"
+#include "kernels/low_latency/rdma_dispatch.hpp"
 #include "kernels/primitives/launch.hpp"
 
 namespace deep_ep::device {
@@ -37,7 +38,8 @@ DEEP_EP_DEVICE void prepare(const LowLatencyDispatchParams& params, const LowLat
 }
 
 /// See masks.hpp: what this block is to receive again, alone.
-DEEP_EP_DEVICE ReceiverRole agree_on_masks(const LowLatencyReceiver& receiver) {
+template <bool kRdma>
+DEEP_EP_DEVICE ReceiverRole agree_on_masks(const LowLatencyReceiver<kRdma>& receiver) {
   const LowLatencyParams& common = receiver.params.common;
   MaskWords& words = receiver.layout.words(receiver.memory).masks;
   finish_with_masks(common, counters_of(common, kDispatch), words);
@@ -52,6 +54,8 @@ DEEP_EP_DEVICE ReceiverRole agree_on_masks(const LowLatencyReceiver& receiver) {
   return role;
 }
 
+/// By NVLink alone, or to some ranks by RDMA: kernels of their own, so that their instructions are not everybody's.
+template <bool kRdma>
 DEEP_EP_DEVICE void low_latency_dispatch_body(const LowLatencyDispatchParams& params, std::byte* memory) {
   const LowLatencyParams& common = params.common;
   const LowLatencyRow row{params.hidden, params.num_topk, is_fp8(params.format), params.weights};
@@ -60,11 +64,14 @@ DEEP_EP_DEVICE void low_latency_dispatch_body(const LowLatencyDispatchParams& pa
   const LowLatencyDispatchShared layout{common.num_ranks, num_experts, sending ? row.stage_bytes() : 0};
   const Routing routing{params, layout.rows(memory), layout.entries(memory)};
   const bool is_clerk = block_index() == 0;
-  const int senders = grid_blocks() > 1 ? grid_blocks() - 1 : 1;
-  LowLatencySender sender{params, layout, memory, row, routing, params.num_tokens, {}, -1, -1};
+  const int senders = common.working_blocks > 1 ? common.working_blocks - 1 : 1;
+  LowLatencySender<kRdma> sender{params, layout, memory, row, routing, params.num_tokens, {}, -1, -1};
+  if constexpr (kRdma) {
+    if (is_poster(common)) return post_dispatch(sender);
+  }
 
   // 1. Loads under way, and which call this is.
-  const int first = grid_blocks() > 1 ? block_index() - 1 : 0;
+  const int first = common.working_blocks > 1 ? block_index() - 1 : 0;
   if (sending && is_clerk) sender.load_counts();
   if (sending && !is_clerk) sender.load(first, 0);
   if (sending) sender.clear_counts();
@@ -75,7 +82,7 @@ DEEP_EP_DEVICE void low_latency_dispatch_body(const LowLatencyDispatchParams& pa
 #pragma unroll 1
     for (int peer = thread_index(); peer < common.num_ranks; peer += block_threads()) {
       const bool left_out = load_relaxed<Scope::block>(&layout.left_out(memory)[peer]) != 0;
-      if (!left_out) acknowledge(common, kDispatch, peer, words.received);
+      if (!left_out && !is_far<kRdma>(common, peer)) acknowledge(common, kDispatch, peer, words.received);
     }
   }
 
@@ -97,11 +104,11 @@ DEEP_EP_DEVICE void low_latency_dispatch_body(const LowLatencyDispatchParams& pa
   if (!receives(params.phase)) return arrive();
 
   // 3. Receive.
-  const LowLatencyReceiver receiver{params, layout, memory, row};
+  const LowLatencyReceiver<kRdma> receiver{params, layout, memory, row};
   ReceiverRole role{.writes = is_clerk, .adds = is_clerk && common.mask == nullptr, .measures = is_clerk};
   const int parts = params.warps_per_row;
-  int group = warp_index() / parts * grid_blocks() + block_index();
-  int groups = block_warps() / parts * grid_blocks();
+  int group = warp_index() / parts * common.working_blocks + block_index();
+  int groups = block_warps() / parts * common.working_blocks;
 #pragma unroll 1
   for (bool again = false;; again = true) {
     receiver.learn_counts(role);
@@ -118,4 +125,6 @@ DEEP_EP_DEVICE void low_latency_dispatch_body(const LowLatencyDispatchParams& pa
 }  // namespace deep_ep::device
 
 DEEP_EP_DEFINE_KERNEL(dispatch_low_latency, deep_ep::LowLatencyDispatchParams,
-                      deep_ep::device::low_latency_dispatch_body, deep_ep::kDispatchThreads)
+                      deep_ep::device::low_latency_dispatch_body<false>, deep_ep::kDispatchThreads)
+DEEP_EP_DEFINE_KERNEL(dispatch_low_latency_rdma, deep_ep::LowLatencyDispatchParams,
+                      deep_ep::device::low_latency_dispatch_body<true>, deep_ep::kDispatchThreads)

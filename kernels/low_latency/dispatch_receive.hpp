@@ -14,6 +14,7 @@ struct ReceiverRole {
   bool measures = false;  ///< how long it waits for each source
 };
 
+template <bool kRdma>
 struct LowLatencyReceiver {
   const LowLatencyDispatchParams& params;
   const LowLatencyDispatchShared& layout;
@@ -41,7 +42,7 @@ struct LowLatencyReceiver {
     std::uint64_t payload = 0;
     const bool costs = role.measures && cell == 0 && params.wait_cost != nullptr;
     const std::int64_t begin = costs ? clock_cycles() : 0;
-    if (!wait_for_cell(common, cells + cell, epoch(), source, Wanted::low_latency_dispatch_counts, payload)) {
+    if (!await_count(source, cells + cell, payload)) {
       store_relaxed<Scope::block>(&layout.left_out(memory)[source], 1);
       return;
     }
@@ -57,6 +58,16 @@ struct LowLatencyReceiver {
       report_fault(common.wait, FaultKind::mismatch, Wanted::low_latency_dispatch_counts, source, 0, params.call_shape,
                    payload >> 32);
     }
+  }
+
+  DEEP_EP_DEVICE bool await_count(int source, const Cell* cell, std::uint64_t& payload) const {
+    const LowLatencyParams& common = params.common;
+    constexpr Wanted kWanted = Wanted::low_latency_dispatch_counts;
+    if (!is_far<kRdma>(common, source)) return wait_for_cell(common, cell, epoch(), source, kWanted, payload);
+    const std::uint64_t* progress = progress_word(common, kDispatch, epoch(), source);
+    const bool there = wait_for_signal(common, progress, progress_value(epoch(), 0), source, kWanted);
+    if (there) payload = load_cell(cell).payload;
+    return there;
   }
 
   /// From rows of each source to where they begin, for one of our experts.
@@ -195,6 +206,17 @@ struct LowLatencyReceiver {
                                   [&](std::uint64_t&) { return lines.poll(); });
   }
 
+  /// By RDMA the pieces of a line come in any order, tag or not. Waits until the row is there as a whole.
+  DEEP_EP_DEVICE bool await_far(int source, int slot) const {
+    const std::uint64_t expected = progress_value(epoch(), slot + 1);
+    const std::uint64_t* progress = progress_word(params.common, kDispatch, epoch(), source);
+    return wait_for_peer_together(params.common, source, Wanted::low_latency_dispatch_rows, expected,
+                                  [&](std::uint64_t& seen) {
+                                    seen = load_acquire<Scope::system>(progress);
+                                    return warp::all(seen >= expected);
+                                  });
+  }
+
   /// Word `word` of the header, of whose lines each lane has a part; another one in every lane.
   DEEP_EP_DEVICE static std::uint32_t header_word(const LinePart& head, int word) {
     const std::uint32_t at = 4 * static_cast<std::uint32_t>(word);
@@ -273,6 +295,7 @@ struct LowLatencyReceiver {
     const LowLatencyParams& common = params.common;
 
     // 1. The lines.
+    if (is_far<kRdma>(common, source) && !await_far(source, slot)) return;
     const int first = static_cast<int>(row.payload_at() / kTaggedPayload) + part * kWarpLines + LineLane().line;
     Lines lines{common.local + common.window.row_at(kDispatch, epoch(), source, slot, row.bytes()),
                 epoch(),

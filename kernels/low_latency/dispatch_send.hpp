@@ -5,6 +5,7 @@
 #include "kernels/low_latency/cast.hpp"
 #include "kernels/low_latency/dispatch_shared.hpp"
 #include "kernels/low_latency/head.hpp"
+#include "kernels/low_latency/rdma_poster.hpp"
 #include "kernels/low_latency/routing.hpp"
 #include "kernels/low_latency/wait.hpp"
 #include "kernels/primitives/block.hpp"
@@ -23,6 +24,7 @@ DEEP_EP_DEVICE const std::uint64_t* acknowledged_word(const LowLatencyParams& co
   return reinterpret_cast<const std::uint64_t*>(common.local + common.window.acknowledged_at(kDispatch, rank));
 }
 
+template <bool kRdma>
 struct LowLatencySender {
   const LowLatencyDispatchParams& params;
   const LowLatencyDispatchShared& layout;
@@ -75,6 +77,7 @@ struct LowLatencySender {
     if (epoch() <= 2) return;
 #pragma unroll 1
     for (int rank = thread_index(); rank < common.num_ranks; rank += block_threads()) {
+      if (is_far<kRdma>(common, rank)) continue;  // its poster waits
       // Nearly always it had come before the block began.
       if (layout.left_out(memory)[rank] != 0 || layout.acknowledged(memory)[rank] >= epoch() - 2) continue;
       if (!wait_for_signal(common, acknowledged_word(common, rank), epoch() - 2, rank,
@@ -96,15 +99,22 @@ struct LowLatencySender {
     const std::uint32_t same_expert = warp::match_any(expert < 0 ? unlike : static_cast<std::uint32_t>(expert));
     const std::uint32_t same_rank = warp::match_any(expert < 0 ? unlike : static_cast<std::uint32_t>(rank));
     const bool leads = expert >= 0 && lowest_bit(same_rank) == lane && layout.left_out(memory)[rank] == 0;
-    const std::uint32_t leaders = warp::ballot(leads);
-    if (leads) {
+    const bool far = leads && is_far<kRdma>(common, rank);
+    const std::uint32_t leaders = warp::ballot(leads && !far);
+    if (leads && !far) {
       const int slot = static_cast<int>(routing.rows[rank]);
       layout.destinations(memory)[count_bits(leaders & below)] =
           layout.heaps(memory)[rank] + common.window.row_at(kDispatch, epoch(), common.rank, slot, row.bytes());
     }
     auto* header = reinterpret_cast<std::uint32_t*>(stage);
+    const bool staged = kRdma && warp::any(far);
     if (lane == 0) {
-      layout.words(memory).destinations = count_bits(leaders);
+      layout.words(memory).destinations = count_bits(leaders) + (staged ? 1 : 0);
+      layout.words(memory).staged = staged ? 1 : 0;
+      if (staged) {
+        layout.destinations(memory)[count_bits(leaders)] =
+            common.local + common.rdma.staging.dispatch_row_at(epoch(), token, row.bytes());
+      }
       header[LowLatencyRow::kToken] = static_cast<std::uint32_t>(token);
     }
 
@@ -141,6 +151,13 @@ struct LowLatencySender {
     }
   }
 
+  /// The row is in the staging memory, for those ranks that are reached by RDMA.
+  DEEP_EP_DEVICE void hand_to_posters() const {
+    block::sync();
+    if (thread_index() != 0 || layout.words(memory).staged == 0) return;
+    Peer{params.common.local}.signal(params.common.rdma.staging.dispatch_ready_at(epoch(), token), epoch());
+  }
+
   /// All tokens of this block, the first of which is loaded. Counts are zero.
   DEEP_EP_DEVICE void send_tokens(int step) {
     std::byte* stage = layout.stage(memory);
@@ -158,8 +175,22 @@ struct LowLatencySender {
       block::sync();
       // 3. Off it goes.
       store(stage);
+      if (kRdma) hand_to_posters();
       load(token + step, counted);
     }
+  }
+
+  /// Cells of the counts for one rank, and what they hold when all tokens are counted.
+  DEEP_EP_DEVICE int count_cells() const { return 1 + (params.num_local_experts + 1) / 2; }
+  DEEP_EP_DEVICE std::uint64_t count_payload(int rank, int cell) const {
+    const std::uint32_t* entries = routing.entries + rank * params.num_local_experts;
+    const int local = 2 * (cell - 1);
+    std::uint64_t payload = pack_rows(routing.rows[rank], params.call_shape);
+    if (cell > 0) {
+      payload = entries[local];
+      if (local + 1 < params.num_local_experts) payload |= static_cast<std::uint64_t>(entries[local + 1]) << 32;
+    }
+    return payload;
   }
 
   /// The clerk tells every rank how many rows and entries it gets. Counts are zero, the first selections loaded.
@@ -168,21 +199,14 @@ struct LowLatencySender {
     routing.count(0, params.num_tokens, other);
     await_credit();
     block::sync();
-    const int cells = 1 + (params.num_local_experts + 1) / 2;
+    const int cells = count_cells();
 #pragma unroll 1
     for (int i = thread_index(); i < cells * common.num_ranks; i += block_threads()) {
       const int rank = i / cells;
       const int cell = i % cells;
-      if (layout.left_out(memory)[rank] != 0) continue;
-      const std::uint32_t* entries = routing.entries + rank * params.num_local_experts;
-      const int local = 2 * (cell - 1);
-      std::uint64_t payload = pack_rows(routing.rows[rank], params.call_shape);
-      if (cell > 0) {
-        payload = entries[local];
-        if (local + 1 < params.num_local_experts) payload |= static_cast<std::uint64_t>(entries[local + 1]) << 32;
-      }
+      if (layout.left_out(memory)[rank] != 0 || is_far<kRdma>(common, rank)) continue;
       peer(rank).put_cell(common.window.counts_at(epoch(), common.rank) + static_cast<std::size_t>(cell) * sizeof(Cell),
-                          payload, epoch());
+                          count_payload(rank, cell), epoch());
     }
     if (params.report_unknown_experts) report_unknown_experts();
   }

@@ -17,6 +17,7 @@ struct LowLatencyDispatchShared {
     std::uint64_t sent, received;  ///< see Epochs
     device::MaskWords masks;
     std::int32_t destinations;  ///< of the token under way
+    std::int32_t staged;        ///< one of them is the staging memory, for ranks that are reached by RDMA
     std::int32_t failed;        ///< a wait was called off: the call is over
   };
 
@@ -44,6 +45,12 @@ struct LowLatencyDispatchShared {
   /// Sending: entries counted so far that name each expert. Receiving, [rank][local expert]: rows that each source has
   /// for each of our experts, then where they begin.
   DEEP_EP_HOST_DEVICE std::uint32_t* entries(std::byte* memory) const { return rows(memory) + num_ranks; }
+
+  /// In blocks that post, instead of a row.
+  DEEP_EP_HOST_DEVICE std::byte* poster_words(std::byte* memory) const { return memory + stage_at(); }
+  DEEP_EP_HOST_DEVICE std::size_t poster_bytes(int warps) const {
+    return stage_at() + static_cast<std::size_t>(warps) * sizeof(LowLatencyPosterWords);
+  }
 
   /// The row to send, without tags.
   DEEP_EP_HOST_DEVICE std::byte* stage(std::byte* memory) const { return memory + stage_at(); }

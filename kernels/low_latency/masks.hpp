@@ -19,12 +19,12 @@ DEEP_EP_DEVICE void note_masks(const LowLatencyParams& common, MaskWords& words)
   words.version = common.mask == nullptr ? 0 : load_acquire<Scope::gpu>(&common.state->mask_version);
 }
 
-/// By every thread, when the block has received. `words.last`: all others have finished. `words.again`: not everybody
-/// saw the same masks, and this block is to receive again.
+/// By every thread of the blocks that receive, when they have. `words.last`: all others have finished. `words.again`:
+/// not everybody saw the same masks, and this block is to receive again.
 DEEP_EP_DEVICE void finish_with_masks(const LowLatencyParams& common, LowLatencyCounters& counters, MaskWords& words) {
   block::sync();
   if (thread_index() == 0) {
-    const auto blocks = static_cast<std::uint32_t>(grid_blocks());
+    const auto blocks = static_cast<std::uint32_t>(common.working_blocks);
     add_relaxed<Scope::gpu>(&counters.versions, words.version);
     words.last = words.again = 0;
     if (fetch_add_acq_rel<Scope::gpu>(&counters.finished, std::uint32_t{1}) + 1 == blocks) {

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "kernels/low_latency/rdma_params.hpp"
 #include "kernels/low_latency/window.hpp"
 #include "kernels/primitives/line.hpp"
 #include "kernels/primitives/signal.hpp"
@@ -13,13 +14,18 @@ namespace deep_ep {
 struct LowLatencyParams {
   int rank = 0;
   int num_ranks = 0;
-  std::byte* local = nullptr;         ///< this rank's heap
-  std::byte* const* heaps = nullptr;  ///< heap of every rank as this rank maps it; readable by kernels
+  std::byte* local = nullptr;  ///< this rank's heap
+  /// Heap of every rank as this rank maps it, nullptr for one that is reached by RDMA; readable by kernels.
+  std::byte* const* heaps = nullptr;
   LowLatencyWindow window;
   LowLatencyState* state = nullptr;
   WaitContext wait;
   std::int32_t* mask = nullptr;   ///< [num_ranks], not 0: left out. nullptr: ranks are never masked
   FaultRecord* masked = nullptr;  ///< [num_ranks]: whom kernels have masked, and why; in memory that the host sees
+  LowLatencyRdma rdma;
+  /// Blocks of the grid that do all but posting. Those behind them post to ranks that are reached by RDMA: each of
+  /// their warps serves the rank of its number.
+  int working_blocks = 0;
 };
 
 /// The parts of a call: one kernel does both, or a kernel each.

@@ -61,6 +61,11 @@ struct LowLatencyWindow {
   DEEP_EP_HOST_DEVICE std::size_t begun_at(LowLatencyKind kind, int source) const {
     return acknowledged_at(kind, source) + sizeof(std::uint64_t);
   }
+  /// One word, by `source` that is reached by RDMA: how far its rows of the call have come, see progress_value. Takes
+  /// the place of flags, and what is read behind it needs no cells.
+  DEEP_EP_HOST_DEVICE std::size_t progress_at(LowLatencyKind kind, std::uint64_t epoch, int source) const {
+    return acknowledged_at(kind, source) + (2 + (epoch & 1)) * sizeof(std::uint64_t);
+  }
   /// One word, by `source`: how many barriers it has come to.
   DEEP_EP_HOST_DEVICE std::size_t barrier_at(int source) const {
     return begin + index(static_cast<int>(LowLatencyKind::count), source) * kLine;

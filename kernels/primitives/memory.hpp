@@ -70,6 +70,16 @@ DEEP_EP_DEVICE T load_relaxed(const T* p) {
 #endif
 }
 
+/// A relaxed load that a fence<S>() behind it makes acquire: for several words that are looked at together.
+template <Scope S, class T>
+DEEP_EP_DEVICE T load_before_fence(const T* p) {
+#if DEEP_EP_TARGET_CUDA
+  return load_relaxed<S>(p);
+#else
+  return load_acquire<S>(p);  // ThreadSanitizer knows no fences
+#endif
+}
+
 /// What this thread wrote before (and what it acquired or was synchronised with) is visible to who acquires the value.
 template <Scope S, class T>
 DEEP_EP_DEVICE void store_release(T* p, std::type_identity_t<T> value) {

@@ -19,18 +19,15 @@ namespace deep_ep::device::rdma {
 template <class Group>
 class RdmaPeer {
  public:
+  /// Both stay where they are: see SendQueue.
   DEEP_EP_DEVICE RdmaPeer(const RdmaPeerParams& params, const WaitContext& wait)
-      : local_key_(params.local_key),
-        remote_key_(params.remote_key),
-        signal_key_(params.signal_key),
-        sink_(params.queue.sink),
-        queue_(params.queue, wait) {}
+      : params_(params), queue_(params.queue, wait) {}
 
   /// Copies `bytes` (0 to 2^30) of the own heap into the peer's.
   DEEP_EP_DEVICE bool put(std::uint64_t remote_offset, std::uint64_t local_offset, std::uint32_t bytes,
                           bool wanted = true) {
     return queue_.post(wanted, [&](WorkQueueEntry& entry, const EntryHeader& header) {
-      write_entry(entry, header, {remote_offset, remote_key_}, {local_offset, local_key_}, bytes);
+      write_entry(entry, header, {remote_offset, params_.remote_key}, {local_offset, params_.local_key}, bytes);
     });
   }
 
@@ -38,14 +35,14 @@ class RdmaPeer {
   template <class T>
   DEEP_EP_DEVICE bool put_value(std::uint64_t remote_offset, const T& value, bool wanted = true) {
     return queue_.post(wanted, [&](WorkQueueEntry& entry, const EntryHeader& header) {
-      write_inline_entry(entry, header, {remote_offset, remote_key_}, value);
+      write_inline_entry(entry, header, {remote_offset, params_.remote_key}, value);
     });
   }
 
   /// Adds to an 8-byte word of the peer's heap (offset a multiple of 8), atomically among RDMA additions.
   DEEP_EP_DEVICE bool signal_add(std::uint64_t remote_offset, std::uint64_t add, bool wanted = true) {
     return queue_.post(wanted, [&](WorkQueueEntry& entry, const EntryHeader& header) {
-      fetch_add_entry(entry, header, {remote_offset, signal_key_}, sink_, add);
+      fetch_add_entry(entry, header, {remote_offset, params_.signal_key}, params_.queue.sink, add);
     });
   }
 
@@ -62,10 +59,7 @@ class RdmaPeer {
   DEEP_EP_DEVICE bool close() { return queue_.close(); }
 
  private:
-  std::uint32_t local_key_;
-  std::uint32_t remote_key_;
-  std::uint32_t signal_key_;
-  KeyedAddress sink_;
+  const RdmaPeerParams& params_;
   SendQueue<Group> queue_;
 };
 

@@ -20,7 +20,8 @@ namespace deep_ep::device::rdma {
 template <class Group>
 class SendQueue {
  public:
-  /// Takes the queue pair over from its last owner, who called close() in an earlier kernel or before a barrier.
+  /// Takes the queue pair over from its last owner, who called close() in an earlier kernel or before a barrier. `pair`
+  /// and `wait` stay where they are: best in shared memory or among the kernel's parameters, as every entry needs them.
   DEEP_EP_DEVICE SendQueue(const RdmaQueuePair& pair, const WaitContext& wait)
       : pair_(pair),
         wait_(wait),
@@ -163,7 +164,7 @@ class SendQueue {
     }
   }
 
-  RdmaQueuePair pair_;  ///< a copy: what is used of it stays in registers
+  const RdmaQueuePair& pair_;
   const WaitContext& wait_;
   std::uint64_t written_;    ///< entries filled in
   std::uint64_t rung_;       ///< entries handed to the device

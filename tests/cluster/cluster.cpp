@@ -76,8 +76,10 @@ std::vector<std::string> run_threads(const ClusterOptions& options, const RankFu
 }  // namespace
 
 std::string to_string(const Where& where) {
+  constexpr const char* kTopologies[] = {"", "_only_rdma", "_two_nodes"};
   return std::string(where.target == Target::host ? "host" : "cuda") +
-         (where.placement == Placement::threads ? "_threads" : "_processes");
+         (where.placement == Placement::threads ? "_threads" : "_processes") +
+         kTopologies[static_cast<std::size_t>(where.topology)];
 }
 
 Rank::Rank(int rank, const ClusterOptions& options, std::shared_ptr<Bootstrap> bootstrap,
@@ -105,6 +107,9 @@ Buffer& Rank::buffer(const BufferOptions& options) {
 
 Buffer Rank::own_buffer(BufferOptions options) const {
   if (!options.timeout_s) options.timeout_s = options_.timeout_s;
+  const Topology topology = options_.where.topology;
+  if (topology == Topology::only_rdma) options.allow_nvlink_for_low_latency = false;
+  if (topology == Topology::two_nodes) options.ranks_per_node = size() % 2 == 0 ? size() / 2 : 1;
   return Buffer(bootstrap_, executor_, options);
 }
 

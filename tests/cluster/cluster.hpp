@@ -26,11 +26,14 @@ namespace deep_ep::test {
 
 enum class Target : std::uint8_t { host, cuda };
 enum class Placement : std::uint8_t { threads, processes };
+/// How low-latency calls reach other ranks: all by NVLink, all by RDMA, or half of them (an odd number: all) by each.
+enum class Topology : std::uint8_t { one_node, only_rdma, two_nodes };
 
 /// Where the ranks of a test live: the parameter of the tests.
 struct Where {
   Target target = Target::host;
   Placement placement = Placement::threads;
+  Topology topology = Topology::one_node;
 };
 std::string to_string(const Where& where);
 

@@ -28,6 +28,26 @@ inline constexpr Where kProcesses[] = {{Target::host, Placement::processes}, {Ta
 #define DEEP_EP_ON_THREADS(Suite) INSTANTIATE_TEST_SUITE_P(On, Suite, testing::ValuesIn(kThreads), name_of_place)
 #define DEEP_EP_ON_PROCESSES(Suite) INSTANTIATE_TEST_SUITE_P(On, Suite, testing::ValuesIn(kProcesses), name_of_place)
 
+/// Low-latency calls: over NVLink as above, and over RDMA, which the local wire plays.
+inline constexpr Where kLowLatencyThreads[] = {
+    {Target::host, Placement::threads},
+    {Target::host, Placement::threads, Topology::only_rdma},
+    {Target::host, Placement::threads, Topology::two_nodes},
+    {Target::cuda, Placement::threads},
+    {Target::cuda, Placement::threads, Topology::only_rdma},
+    {Target::cuda, Placement::threads, Topology::two_nodes},
+};
+inline constexpr Where kLowLatencyProcesses[] = {
+    {Target::host, Placement::processes},
+    {Target::host, Placement::processes, Topology::two_nodes},
+    {Target::cuda, Placement::processes},
+    {Target::cuda, Placement::processes, Topology::two_nodes},
+};
+#define DEEP_EP_LOW_LATENCY_ON_THREADS(Suite) \
+  INSTANTIATE_TEST_SUITE_P(On, Suite, testing::ValuesIn(kLowLatencyThreads), name_of_place)
+#define DEEP_EP_LOW_LATENCY_ON_PROCESSES(Suite) \
+  INSTANTIATE_TEST_SUITE_P(On, Suite, testing::ValuesIn(kLowLatencyProcesses), name_of_place)
+
 /// The variable's value, or `otherwise` where it is not set.
 std::int64_t environment_number(const char* name, std::int64_t otherwise);
 

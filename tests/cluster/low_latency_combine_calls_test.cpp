@@ -11,10 +11,10 @@ namespace deep_ep::test {
 namespace {
 
 class LowLatencyCombineCallsTest : public ClusterTest {};
-DEEP_EP_ON_THREADS(LowLatencyCombineCallsTest);
+DEEP_EP_LOW_LATENCY_ON_THREADS(LowLatencyCombineCallsTest);
 
 class LowLatencyCombineProcessesTest : public ClusterTest {};
-DEEP_EP_ON_PROCESSES(LowLatencyCombineProcessesTest);
+DEEP_EP_LOW_LATENCY_ON_PROCESSES(LowLatencyCombineProcessesTest);
 
 using Expected = std::vector<oracle::LowLatencyCombined>;
 
@@ -257,6 +257,7 @@ TEST_P(LowLatencyCombineProcessesTest, AProcessThatDiesIsMasked) {
     const LowLatencyHandle handle = dispatch_low_latency(rank, buffer, one);
     const LowLatencyCombineArguments arguments = upload_combine(rank, one, handle);
     check_low_latency_combine(rank, one, all, buffer.low_latency_combine(arguments, rank.call()).combined_x.view());
+    rank.bootstrap()->barrier();  // what it has posted to NICs has arrived
     if (rank.rank() == 0) _exit(1);
     for (int i = 0; i < 3; ++i) {
       check_low_latency_combine(rank, one, rest, buffer.low_latency_combine(arguments, rank.call()).combined_x.view());

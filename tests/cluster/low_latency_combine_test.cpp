@@ -40,7 +40,7 @@ class LowLatencyCombineTest : public ClusterTest {
     });
   }
 };
-DEEP_EP_ON_THREADS(LowLatencyCombineTest);
+DEEP_EP_LOW_LATENCY_ON_THREADS(LowLatencyCombineTest);
 
 TEST_P(LowLatencyCombineTest, RandomShapes) {
   oracle::Random random(test_seed());

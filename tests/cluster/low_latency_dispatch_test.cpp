@@ -12,10 +12,10 @@ using oracle::Routing;
 using oracle::RowFormat;
 
 class LowLatencyDispatchTest : public ClusterTest {};
-DEEP_EP_ON_THREADS(LowLatencyDispatchTest);
+DEEP_EP_LOW_LATENCY_ON_THREADS(LowLatencyDispatchTest);
 
 class LowLatencyProcessesTest : public ClusterTest {};
-DEEP_EP_ON_PROCESSES(LowLatencyProcessesTest);
+DEEP_EP_LOW_LATENCY_ON_PROCESSES(LowLatencyProcessesTest);
 
 void dispatch_and_check(Rank& rank, Buffer& buffer, const LowLatencyCase& one, const Config& config) {
   LowLatencyDispatchArguments arguments = upload_arguments(rank, one);

@@ -8,7 +8,7 @@ namespace deep_ep::test {
 namespace {
 
 class LowLatencyHooksTest : public ClusterTest {};
-DEEP_EP_ON_THREADS(LowLatencyHooksTest);
+DEEP_EP_LOW_LATENCY_ON_THREADS(LowLatencyHooksTest);
 
 CallOptions with_hook(const Rank& rank) {
   CallOptions options = rank.call();

@@ -10,10 +10,10 @@ namespace deep_ep::test {
 namespace {
 
 class LowLatencyMasksTest : public ClusterTest {};
-DEEP_EP_ON_THREADS(LowLatencyMasksTest);
+DEEP_EP_LOW_LATENCY_ON_THREADS(LowLatencyMasksTest);
 
 class LowLatencyLostTest : public ClusterTest {};
-DEEP_EP_ON_PROCESSES(LowLatencyLostTest);
+DEEP_EP_LOW_LATENCY_ON_PROCESSES(LowLatencyLostTest);
 
 LowLatencyCase four_ranks(std::uint64_t seed) {
   return make_low_latency_case(
@@ -154,6 +154,7 @@ TEST_P(LowLatencyLostTest, AProcessThatDiesIsMasked) {
   run_cluster(options, [&](Rank& rank) {
     Buffer& buffer = rank.buffer(masking_options(short_deadline()));
     dispatch_and_check(rank, buffer, all);
+    rank.bootstrap()->barrier();  // what it has posted to NICs has arrived
     if (rank.rank() == 2) _exit(1);
     for (int i = 0; i < 3; ++i) dispatch_and_check(rank, buffer, without);
     require_same({0, 0, 1, 0}, query(rank, buffer), "masked");

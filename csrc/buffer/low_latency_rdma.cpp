@@ -1,0 +1,58 @@
+// Low-latency calls between ranks that are reached by RDMA: their queue pairs, and what has been told over them.
+#include <algorithm>
+#include <vector>
+
+#include "csrc/buffer/implementation.hpp"
+#include "csrc/support/logging.hpp"
+
+namespace deep_ep {
+
+void Buffer::Implementation::set_up_rdma() {
+  rdma::ConnectionOptions connection;
+  connection.peers = far_ranks_;
+  connection.channels = static_cast<int>(LowLatencyChannel::count);
+  connections_ = std::make_unique<rdma::Connections>(*bootstrap_, executor_, heap_, connection);
+
+  const auto ranks = static_cast<std::size_t>(num_ranks_);
+  const auto mapped = heap_->peers();
+  std::vector<std::byte*> heaps(mapped.begin(), mapped.end());
+  for (const int far : far_ranks_) heaps[static_cast<std::size_t>(far)] = nullptr;
+  low_latency_heaps_ = static_cast<std::byte**>(own(executor_->allocate(ranks * sizeof(void*)), &Executor::free));
+  told_ = static_cast<LowLatencyTold*>(own(executor_->allocate(ranks * sizeof(LowLatencyTold)), &Executor::free));
+  executor_->copy(low_latency_heaps_, heaps.data(), ranks * sizeof(void*), comm_stream_);
+  executor_->fill(told_, 0, ranks * sizeof(LowLatencyTold), comm_stream_);
+  executor_->synchronize(comm_stream_);
+  log::info("buffer: rank {} reaches {} of {} ranks by RDMA in low-latency calls: {}", rank_, far_ranks_.size(),
+            num_ranks_, connections_->describe());
+}
+
+void Buffer::Implementation::resume_rdma(const std::array<std::uint64_t, 3>& counts) {
+  connections_->reconnect(*bootstrap_);  // what was under way is lost: nobody adds any more
+  LowLatencyTold told{};
+  told.barrier = counts[0];
+  for (std::size_t kind = 0; kind < queues_.size(); ++kind) {
+    told.acknowledged[kind] = counts[kind + 1];
+    for (std::uint64_t& progress : told.progress[kind]) progress = progress_value(counts[kind + 1], 0);
+  }
+  told.begun = counts[1 + static_cast<std::size_t>(LowLatencyKind::combine)];
+
+  // Both ends of every word: what this rank has told, and what it has been told.
+  const auto set = [&](std::size_t offset, const std::uint64_t& value) {
+    executor_->copy(heap_->local() + offset, &value, sizeof value, comm_stream_);
+  };
+  for (const int far : far_ranks_) {
+    executor_->copy(told_ + far, &told, sizeof told, comm_stream_);
+    set(low_latency_window_.barrier_at(far), told.barrier);
+    set(low_latency_window_.begun_at(LowLatencyKind::combine, far), told.begun);
+    for (const LowLatencyKind kind : {LowLatencyKind::dispatch, LowLatencyKind::combine}) {
+      const auto index = static_cast<std::size_t>(kind);
+      set(low_latency_window_.acknowledged_at(kind, far), told.acknowledged[index]);
+      for (const std::uint64_t half : {0, 1}) {
+        set(low_latency_window_.progress_at(kind, half, far), told.progress[index][half]);
+      }
+    }
+  }
+  executor_->synchronize(comm_stream_);
+}
+
+}  // namespace deep_ep

@@ -37,9 +37,8 @@ void expect_normal_mode_is_refused(const std::shared_ptr<Bootstrap>& bootstrap) 
   }
   const int far = bootstrap->rank() < kHere ? kHere : 0;
   const std::string expected = fmt::format(
-      "Buffer::dispatch is for ranks of one node, but rank {} cannot map the memory "
-      "of rank {}",
-      bootstrap->rank(), far);
+      "Buffer::dispatch is for ranks of one node, but there are 2 nodes, and rank {} is on another one than rank {}",
+      far, bootstrap->rank());
   if (!refusal.starts_with(expected)) throw std::runtime_error("dispatch threw: " + refusal);
   buffer.destroy();
   executor->destroy_stream(stream);

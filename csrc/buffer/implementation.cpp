@@ -331,13 +331,13 @@ Tensor Buffer::Implementation::allocate_tensor(DType dtype, std::initializer_lis
 }
 
 void Buffer::Implementation::require_one_node(const char* call) const {
-  const auto heaps = heap_->peers();
-  const auto missing = std::find(heaps.begin(), heaps.end(), nullptr);
-  if (missing == heaps.end()) return;
+  if (nodes_.num_nodes == 1) return;
+  const std::vector<int> far = nodes_.reached_by_rdma(true);
   fail<InvalidArgument>(
-      "Buffer::{} is for ranks of one node, but rank {} cannot map the memory of rank {}: between nodes there are the "
-      "low-latency calls",
-      call, rank_, missing - heaps.begin());
+      "Buffer::{} is for ranks of one node, but there are {} nodes, and rank {} is on another one than rank {}: "
+      "between "
+      "nodes there are the low-latency calls",
+      call, nodes_.num_nodes, far.front(), rank_);
 }
 
 void Buffer::Implementation::check() {

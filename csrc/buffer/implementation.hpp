@@ -97,7 +97,7 @@ class Buffer::Implementation {
   static bool breaks(const FaultRecord& fault);
   /// Has a call ended early? (Notes do not count.)
   bool met_fault() const;
-  /// Throws unless all ranks map each other's memory, which the calls of normal mode need.
+  /// Throws unless all ranks are of one node, as the calls of normal mode need.
   void require_one_node(const char* call) const;
   /// Makes every later call throw TimeoutError: the ranks no longer agree on how far they got.
   [[noreturn]] void break_down(const std::string& why);

@@ -11,17 +11,11 @@
 namespace deep_ep {
 namespace {
 
-/// The part of a GPU block's warps that pushes: groups, each of which has one row under way with all its loads at once.
-/// The rest of the warps adds.
-struct PushingWarps {
-  int groups, warps_per_row;
-};
-constexpr PushingWarps kGpuPushing{2, 5};      ///< keeps an SM's share of the wire busy
-constexpr PushingWarps kGpuPushingFew{1, 10};  ///< where no block has more than a row: done with it sooner
+/// Warps that push a row together. On GPUs so many that each has all its loads under way at once; more where no block
+/// has many rows.
+constexpr int kGpuWarpsPerRow = 5;
+constexpr int kGpuWarpsPerRowFew = 10;
 constexpr int kHostWarpsPerRow = 2;
-constexpr int kLeastWarps = 3;  ///< one that adds, two that push
-static_assert(kHostWarpsPerRow >= static_cast<int>(LowLatencyStaging::kLeastCombineWarps) &&
-              kGpuPushingFew.warps_per_row <= static_cast<int>(LowLatencyStaging::kMostWarpsPerRow));
 
 /// Rows of x that the handle knows of, and how they are laid out.
 struct RowShape {
@@ -83,8 +77,7 @@ void check_arguments(const LowLatencyCombineArguments& arguments, const CallOpti
   check_range("config.warps_per_block", arguments.config.warps_per_block, 0, 32);
 }
 
-/// Shares a block's warps out between adding and pushing, and shapes the grid, for the part of the call that
-/// `params.phase` says.
+/// Warps of a row and grid, for the part of the call that `params.phase` says.
 LaunchShape shape_of(LowLatencyCombineParams& params, const Config& config, const Executor& executor) {
   const LaunchPolicy& policy = executor.policy();
   const bool gpu = executor.device().kind == Device::Kind::cuda;
@@ -94,40 +87,28 @@ LaunchShape shape_of(LowLatencyCombineParams& params, const Config& config, cons
   const int most_threads = params.use_logfmt ? logfmt_threads : bf16_threads;
   const int most = std::min(most_threads, policy.max_block_threads) / 32;
   const int usual = gpu ? most : policy.warps_per_block;
-  const int warps = std::clamp(config.warps_per_block != 0 ? config.warps_per_block : usual, kLeastWarps, most);
+  const int warps = std::clamp(config.warps_per_block != 0 ? config.warps_per_block : usual, 1, most);
   const int sms = most_working_blocks(config, policy, poster_blocks(params.common, warps));
   const bool few = std::int64_t{params.common.num_ranks} * params.max_tokens <= sms;
-  const int least_adding = receives(params.phase) ? 1 : 0;
-  const PushingWarps gpu_pushing = few ? kGpuPushingFew : kGpuPushing;
-  params.warps_per_row =
-      gpu && warps - least_adding >= gpu_pushing.warps_per_row ? gpu_pushing.warps_per_row : kHostWarpsPerRow;
-
-  int groups = 0;
-  if (sends(params.phase)) {
-    groups = (warps - least_adding) / params.warps_per_row;
-    if (receives(params.phase)) groups = std::clamp(warps * gpu_pushing.groups / 24, 1, groups);
-  }
-  const int pushing = groups * params.warps_per_row;
-  params.adding_warps = receives(params.phase) ? warps - pushing : 0;
+  params.warps_per_row = std::min(warps, !gpu ? kHostWarpsPerRow : few ? kGpuWarpsPerRowFew : kGpuWarpsPerRow);
+  const int groups = sends(params.phase) ? warps / params.warps_per_row : 0;
 
   // As many blocks as have anything to do.
   const std::int64_t to_push = rows_of_group(params.common.num_ranks, params.max_tokens, groups);
   const int blocks =
       static_cast<int>(std::clamp<std::int64_t>(std::max<std::int64_t>(to_push, params.num_tokens), 1, sms));
   const int rows = rows_of_group(params.common.num_ranks, params.max_tokens, groups * blocks);
-  const CombineBlockLayout layout = CombineBlockLayout::make({params.hidden, params.use_logfmt}, pushing,
-                                                             params.adding_warps, params.warps_per_row, rows);
-  const int block_warps = params.adding_warps + pushing;
-  const int posters = poster_blocks(params.common, block_warps);
-  const std::size_t shared_bytes =
-      std::max(layout.bytes(), posters != 0 ? CombineBlockLayout::poster_bytes(block_warps) : 0);
+  const CombineBlockLayout layout =
+      CombineBlockLayout::make({params.hidden, params.use_logfmt}, warps, groups, params.warps_per_row, rows);
+  const int posters = poster_blocks(params.common, warps);
+  const std::size_t shared_bytes = std::max(layout.bytes(), posters != 0 ? CombineBlockLayout::poster_bytes(warps) : 0);
   if (shared_bytes > policy.max_shared_bytes) {
     fail<InvalidArgument>("hidden {} and max_tokens {} need {} of shared memory in a block, there are {}",
                           params.hidden, params.max_tokens, format_bytes(shared_bytes),
                           format_bytes(policy.max_shared_bytes));
   }
   params.common.working_blocks = blocks;
-  return {blocks + posters, block_warps * 32, shared_bytes};
+  return {blocks + posters, warps * 32, shared_bytes};
 }
 
 }  // namespace

@@ -64,8 +64,8 @@ void check_agreement(Bootstrap& bootstrap, const ConnectionOptions& options) {
 }  // namespace
 
 RdmaPeerParams& QueuePairPlan::peer(int channel, int rank) const {
-  const int num_ranks = bootstrap.size();
-  return peers[static_cast<std::size_t>(channel * num_ranks + rank)];
+  const auto num_ranks = static_cast<std::size_t>(bootstrap.size());
+  return peers[static_cast<std::size_t>(channel) * num_ranks + static_cast<std::size_t>(rank)];
 }
 
 Connections::Connections(Bootstrap& bootstrap, std::shared_ptr<Executor> executor, std::shared_ptr<SymmetricHeap> heap,
@@ -157,7 +157,8 @@ void Connections::reconnect(Bootstrap& bootstrap) {
 }
 
 const RdmaPeerParams& Connections::peer(int channel, int rank) const {
-  return peers_.at(static_cast<std::size_t>(channel * num_ranks_ + rank));
+  const auto num_ranks = static_cast<std::size_t>(num_ranks_);
+  return peers_.at(static_cast<std::size_t>(channel) * num_ranks + static_cast<std::size_t>(rank));
 }
 
 bool Connections::reaches(int rank) const {

@@ -62,51 +62,48 @@ template <bool kLogfmt, bool kRdma>
 DEEP_EP_DEVICE void combine_body(const LowLatencyCombineParams& params, std::byte* memory) {
   const LowLatencyParams& common = params.common;
   const CombineWire wire{params.hidden, kLogfmt};
-  const int adders = params.adding_warps;
-  const int pushers = block_warps() - adders;
-  const int groups = pushers / params.warps_per_row;
+  const int warp = warp_index();
+  const int groups = sends(params.phase) ? block_warps() / params.warps_per_row : 0;
+  const int group = warp / params.warps_per_row;
+  const bool pushes = group < groups;
   const CombineBlockLayout layout =
-      CombineBlockLayout::make(wire, pushers, adders, params.warps_per_row,
+      CombineBlockLayout::make(wire, block_warps(), groups, params.warps_per_row,
                                rows_of_group(common.num_ranks, params.max_tokens, groups * common.working_blocks));
   CombineBlockLayout::Words& shared = layout.words(memory);
   if (kRdma && is_poster(common)) return post_combine(params, wire, shared.epochs, layout.poster_words(memory));
 
-  // 1. Loads under way. Some warps add, as owner, and announce what this rank selects; the others push, as expert side.
-  // Where nobody adds, all announce.
-  const bool adds = warp_index() < adders;
-  const int pushing_warp = warp_index() - adders;
+  // 1. Loads under way.
   CombinePusher<kLogfmt, kRdma> pusher{params,
                                        wire,
-                                       pushing_warp / params.warps_per_row,
+                                       group,
                                        groups,
-                                       pushing_warp % params.warps_per_row,
-                                       layout.put_off(memory, pushing_warp),
-                                       layout.pushing_stage(memory, pushing_warp)};
-  if (!adds) pusher.load_first();
-  const int announcers = adders > 0 ? adders : block_warps();
-  const bool announces = sends(params.phase) && warp_index() < announcers;
-  const Announcer<kRdma> announcer(params, announces, announcers * kWarpSize);
+                                       warp % params.warps_per_row,
+                                       layout.put_off(memory, warp),
+                                       layout.stage(memory, warp)};
+  if (pushes) pusher.load_first();
+  const Announcer<kRdma> announcer(params, sends(params.phase));
 
   // 2. Which call is this?
-  const bool clerk = warp_index() == announcers - 1;
+  const bool clerk = warp == block_warps() - 1;
   const Epochs epochs = find_epochs<kRdma>(params, shared, clerk);
 
-  // 3. Tell the expert ranks which of their rows count, and how much; push rows.
-  if (announces) announcer.announce(epochs.sent + 1);
-  if (!adds) pusher.push_all(epochs.sent + 1);
+  // 3. As owner, tell the expert ranks which of their rows count, and how much. As expert side, push rows.
+  announcer.announce(epochs.sent + 1);
+  if (pushes) pusher.push_all(epochs.sent + 1);
   if (clerk && block_index() == 0 && common.mask != nullptr && sends(params.phase)) {
     watch_peers(common, epochs.sent + 1);
   }
+  if (!receives(params.phase)) return;
 
   // 4. Add up the rows that come; where ranks are masked, with the same ranks in all tokens.
-  const CombineAdder<kLogfmt, kRdma> adder{params,       wire,   epochs.received + 1,
-                                           warp_index(), adders, layout.adding_stage(memory, warp_index())};
+  const CombineAdder<kLogfmt, kRdma> adder{params, wire,          epochs.received + 1,
+                                           warp,   block_warps(), layout.stage(memory, warp)};
   int first = block_index();
   int step = common.working_blocks;
 #pragma unroll 1
   for (bool again = false;; again = true) {
-    if (adds) adder.add_all(first, step);
-    if (common.mask == nullptr || adders == 0 || again) return;
+    adder.add_all(first, step);
+    if (common.mask == nullptr || again) return;
     finish_with_masks(common, counters_of(common, LowLatencyKind::combine), shared.masks);
     if (shared.masks.again == 0) return;
     first = 0;

@@ -1,7 +1,7 @@
 // The owner's side of combine: the rows of a token, one from each rank that has something to say, are added in fp32, by
 // rank, and rounded.
 //
-// A block takes a token, and its adding warps share the token's lines. Each warp finds out for itself whose rows there
+// A block takes a token, and its warps share the token's lines. Each warp finds out for itself whose rows there
 // are, and polls its lines of all of them at once: when they are there, they are in its registers.
 #pragma once
 
@@ -26,7 +26,7 @@ struct CombineAdder {
   const LowLatencyCombineParams& params;
   const CombineWire& wire;
   std::uint64_t epoch;
-  int warp, warps;   ///< of the block's part that adds
+  int warp, warps;   ///< of the block
   std::byte* stage;  ///< LogFMT only
 
   /// Every `step`-th token from `first` on.

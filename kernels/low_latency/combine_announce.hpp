@@ -45,14 +45,12 @@ DEEP_EP_DEVICE Selection load_selection(const LowLatencyCombineParams& params, i
 template <bool kRdma>
 struct Announcer {
   const LowLatencyCombineParams& params;
-  int thread, threads;
+  const int thread = thread_index();
   bool any;  ///< this thread has a first cell
   Selection first;
   std::uint64_t acknowledged;  ///< by the first cell's peer
 
-  /// Of the first `of_threads` threads of the block, if `wanted`.
-  DEEP_EP_DEVICE Announcer(const LowLatencyCombineParams& p, bool wanted, int of_threads)
-      : params(p), thread(thread_index()), threads(of_threads), first{}, acknowledged(0) {
+  DEEP_EP_DEVICE Announcer(const LowLatencyCombineParams& p, bool wanted) : params(p), first{}, acknowledged(0) {
     any = wanted && thread < cells() && block_index() < params.num_tokens;
     if (!any) return;
     first = load_selection(params, block_index(), thread % params.num_topk);
@@ -71,7 +69,7 @@ struct Announcer {
 #pragma unroll 1
       for (int token = block_index(); token < params.num_tokens; token += params.common.working_blocks) {
 #pragma unroll 1
-        for (int cell = thread; cell < cells(); cell += threads) {
+        for (int cell = thread; cell < cells(); cell += block_threads()) {
           const bool is_first = round == 0 && token == block_index() && cell == thread;
           const int peer = cell / params.num_topk;
           const int k = cell % params.num_topk;

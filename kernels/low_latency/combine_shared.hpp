@@ -18,18 +18,22 @@ DEEP_EP_HOST_DEVICE constexpr int rows_of_group(int num_ranks, int max_tokens, i
   return groups == 0 ? 0 : (num_ranks * max_tokens + groups - 1) / groups;
 }
 
-/// What one thread has read for all, and then what each warp has for itself. Those that push: a bit for each row that
-/// may fall to it, and the sums of its share of a row. Those that add: room to decode a pass of LogFMT.
+/// What one thread has read for all, and then what each warp has for itself: a bit for each row that may fall to it,
+/// and a stage, for the sums of its share of a row, or to decode a pass of LogFMT.
 struct CombineBlockLayout {
-  int pushing_warps, adding_warps;
+  int warps;
   int rows;  ///< that may fall to a warp
-  std::size_t pushing_bytes, adding_bytes;
+  std::size_t stage_bytes;
 
-  DEEP_EP_HOST_DEVICE static CombineBlockLayout make(const CombineWire& wire, int pushing_warps, int adding_warps,
-                                                     int warps_per_row, int rows) {
-    const std::size_t most = wire.logfmt ? device::low_latency::WarpShare<true>{0, warps_per_row}.stage_bytes(wire)
-                                         : device::low_latency::WarpShare<false>{0, warps_per_row}.stage_bytes(wire);
-    return {pushing_warps, adding_warps, rows, most, wire.logfmt ? CombineWire::kStageBytes : 0};
+  /// `groups`: of warps that push, 0 without a send part.
+  DEEP_EP_HOST_DEVICE static CombineBlockLayout make(const CombineWire& wire, int warps, int groups, int warps_per_row,
+                                                     int rows) {
+    using namespace device::low_latency;
+    const std::size_t pushing = groups == 0   ? 0
+                                : wire.logfmt ? WarpShare<true>{0, warps_per_row}.stage_bytes(wire)
+                                              : WarpShare<false>{0, warps_per_row}.stage_bytes(wire);
+    const std::size_t adding = wire.logfmt ? CombineWire::kStageBytes : 0;
+    return {warps, rows, pushing > adding ? pushing : adding};
   }
 
   struct Words {
@@ -43,20 +47,13 @@ struct CombineBlockLayout {
   DEEP_EP_HOST_DEVICE static std::size_t poster_bytes(int warps) {
     return bits_at() + static_cast<std::size_t>(warps) * sizeof(LowLatencyPosterWords);
   }
-  /// By number of the pushing warp.
   DEEP_EP_HOST_DEVICE std::uint32_t* put_off(std::byte* memory, int warp) const {
     return reinterpret_cast<std::uint32_t*>(memory + bits_at() + static_cast<std::size_t>(warp) * bits_bytes());
   }
-  DEEP_EP_HOST_DEVICE std::byte* pushing_stage(std::byte* memory, int warp) const {
-    return memory + stages_at() + static_cast<std::size_t>(warp) * pushing_bytes;
+  DEEP_EP_HOST_DEVICE std::byte* stage(std::byte* memory, int warp) const {
+    return memory + stages_at() + static_cast<std::size_t>(warp) * stage_bytes;
   }
-  DEEP_EP_HOST_DEVICE std::byte* adding_stage(std::byte* memory, int warp) const {
-    return pushing_stage(memory, pushing_warps) + static_cast<std::size_t>(warp) * adding_bytes;
-  }
-  DEEP_EP_HOST_DEVICE std::size_t bytes() const {
-    return stages_at() + static_cast<std::size_t>(pushing_warps) * pushing_bytes +
-           static_cast<std::size_t>(adding_warps) * adding_bytes;
-  }
+  DEEP_EP_HOST_DEVICE std::size_t bytes() const { return stages_at() + static_cast<std::size_t>(warps) * stage_bytes; }
 
  private:
   DEEP_EP_HOST_DEVICE static std::size_t bits_at() { return ControlWindow::align(sizeof(Words)); }
@@ -64,7 +61,7 @@ struct CombineBlockLayout {
     return sizeof(std::uint32_t) * ((static_cast<std::size_t>(rows) + 31) / 32);
   }
   DEEP_EP_HOST_DEVICE std::size_t stages_at() const {
-    return ControlWindow::align(bits_at() + static_cast<std::size_t>(pushing_warps) * bits_bytes());
+    return ControlWindow::align(bits_at() + static_cast<std::size_t>(warps) * bits_bytes());
   }
 };
 

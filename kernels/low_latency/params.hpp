@@ -148,9 +148,7 @@ struct LowLatencyCombineParams {
   bool use_logfmt;
   std::uint32_t row_bytes;  ///< of a row as it travels
 
-  // Roles of a block's warps: some add up tokens (none without a receive part), the others push rows in groups.
-  int adding_warps;
-  int warps_per_row;  ///< of a group; divides the warps that push
+  int warps_per_row;  ///< that push a row together
 
   // As expert side: what is sent.
   const std::byte* x;             ///< rows as dispatch laid them out, bfloat16

@@ -17,7 +17,6 @@ namespace deep_ep::test {
 namespace {
 
 using rdma::ConnectionOptions;
-using rdma::Connections;
 
 // First in the program: processes are forked before this one has threads.
 
@@ -149,14 +148,14 @@ TEST(ConnectionsRefuseTest, WhatDoesNotFitTogether) {
 }
 
 TEST(ConnectionsRefuseTest, OptionsOutOfRange) {
-  const auto only_of_rank_1 = [](ConnectionOptions wrong) {
+  const auto only_of_rank_1 = [](const ConnectionOptions& wrong) {
     return [wrong](int rank) { return rank == 1 ? wrong : ConnectionOptions{}; };
   };
   EXPECT_EQ(refusals(only_of_rank_1({.peers = {1}}))[1],
             "RDMA connections of rank 1: peer 1, allowed: 0 to 2 without this rank");
   EXPECT_EQ(refusals(only_of_rank_1({.peers = {2, 2}}))[1], "RDMA connections of rank 1: peer 2 is named twice");
   EXPECT_TRUE(contains(refusals(only_of_rank_1({.channels = 0}))[0], "rank 1: RDMA connections: 0 channels, allowed"));
-  const auto all = [](ConnectionOptions wrong) {
+  const auto all = [](const ConnectionOptions& wrong) {
     return [wrong](int rank) {
       ConnectionOptions mine = wrong;
       mine.peers = {(rank + 1) % 3, (rank + 2) % 3};

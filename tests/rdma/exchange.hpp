@@ -1,6 +1,7 @@
 // One rank that exchanges rows with its peers over Connections (exchange_kernel.cu), on the executor it is given.
 #pragma once
 
+#include <cstddef>
 #include <memory>
 #include <string>
 #include <vector>
@@ -27,7 +28,7 @@ class Exchange {
 
   /// Enqueues `epochs` exchanges with all that the channel reaches; epochs count on from the last launch.
   void launch(const rdma::Connections& connections, int channel, int epochs) {
-    launch(connections.device_peers() + channel * params_.num_ranks, epochs);
+    launch(connections.device_peers() + std::ptrdiff_t{channel} * params_.num_ranks, epochs);
   }
   /// The same over queue pairs [ranks] that kernels can read.
   void launch(const RdmaPeerParams* peers, int epochs);

@@ -47,14 +47,17 @@ class FakeHeap final : public SymmetricHeap {
   std::byte* peers_[2] = {memory_, nullptr};  // the other rank is far away
 };
 
+/// A page of registers, and behind it where it is mapped.
+alignas(kDoorbellPageBytes) std::byte registers[2 * kDoorbellPageBytes];
+constexpr std::size_t kRegister = 0x800;
+
 class FakeRegistrar final : public PageRegistrar {
  public:
-  static constexpr std::size_t kShift = std::size_t{1} << 30;
   explicit FakeRegistrar(std::string refusal) : refusal_(std::move(refusal)) {}
   void* register_page(void* page) override {
     if (!refusal_.empty()) throw SystemError(refusal_);
     EXPECT_TRUE(registered_.insert(page).second);
-    return reinterpret_cast<void*>(reinterpret_cast<std::uintptr_t>(page) + kShift);
+    return static_cast<std::byte*>(page) + kDoorbellPageBytes;
   }
   void unregister_page(void* page) noexcept override { EXPECT_EQ(registered_.erase(page), 1u); }
 
@@ -85,8 +88,8 @@ class Mirror final : public Bootstrap {
 class NicQueuePairsTest : public testing::Test {
  protected:
   NicQueuePairsTest() {
-    fake_.uar.reg_addr = reinterpret_cast<void*>(0x7000800);
-    fake_.uar.base_addr = reinterpret_cast<void*>(0x7000000);
+    fake_.uar.reg_addr = registers + kRegister;
+    fake_.uar.base_addr = registers;
     nic_.path = {.port = 1, .gid_index = 3};
     nic_.name = "fake_0:1";
     nic_.mlx5 = true;
@@ -103,7 +106,7 @@ class NicQueuePairsTest : public testing::Test {
 
   void make() {
     const ConnectionOptions options{.peers = {1}, .channels = kChannels, .depth = kDepth, .batch = 16};
-    table_.assign(2 * kChannels, {});
+    table_.assign(std::size_t{2} * kChannels, {});
     Mirror bootstrap;
     const QueuePairPlan plan{bootstrap, executor_, heap_, options, table_};
     pairs_ = make_nic_queue_pairs(plan, [&] {
@@ -115,7 +118,7 @@ class NicQueuePairsTest : public testing::Test {
   std::string refusal() {
     return message_of<SystemError>([&] { make(); });
   }
-  const RdmaPeerParams& peer(int channel) const { return table_[static_cast<std::size_t>(2 * channel + 1)]; }
+  const RdmaPeerParams& peer(int channel) const { return table_[2 * static_cast<std::size_t>(channel) + 1]; }
   const FakeVerbs::Registered& registered(std::size_t i) const { return fake_.registered.at(i); }
   /// Commands with this opcode.
   std::vector<FakeVerbs::Command> commands(std::uint16_t opcode) const {
@@ -183,7 +186,7 @@ TEST_F(NicQueuePairsTest, HandlerGpuWithRingsInGpuMemory) {
     EXPECT_EQ(base % 65536, 0u);
     EXPECT_EQ(reinterpret_cast<std::uintptr_t>(params.queue.completion), base + layout.completion);
     EXPECT_EQ(reinterpret_cast<std::uintptr_t>(params.queue.doorbell_record), base + layout.doorbell_record + 4);
-    EXPECT_EQ(reinterpret_cast<std::uintptr_t>(params.queue.doorbell), 0x7000800 + FakeRegistrar::kShift);
+    EXPECT_EQ(static_cast<void*>(params.queue.doorbell), registers + kDoorbellPageBytes + kRegister);
     EXPECT_EQ(params.queue.kind, RdmaDoorbell::device_register);
     EXPECT_EQ(params.queue.number, 0x1234u + static_cast<std::uint32_t>(channel));
     EXPECT_EQ(params.queue.depth, kDepth);

@@ -140,7 +140,7 @@ int main(int argc, char** argv) {
   const int id = std::string(argv[1]) == "0" ? 0 : 1;
   try {
     deep_ep::test::run_machine_ranks(id, argv[2]);
-    std::printf("machine %d: kernels of two ranks reach those of the other machine\n", id);
+    std::printf("machine %d: two ranks reach those of the other machine, by hand and in low-latency calls\n", id);
     deep_ep::rdma::verbs::test::run_machine(id, argv[2]);
     std::printf("machine %d: five rounds of data and signals are right\n", id);
     return 0;

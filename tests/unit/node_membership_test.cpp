@@ -31,6 +31,7 @@ Found find(int ranks, const PerRank& host, const PerRank& ranks_per_node) {
       const int rank = bootstrap->rank();
       std::byte memory{};
       std::vector<std::byte*> heaps;
+      heaps.reserve(static_cast<std::size_t>(ranks));
       for (int peer = 0; peer < ranks; ++peer) heaps.push_back(host(peer) == host(rank) ? &memory : nullptr);
       try {
         found.memberships[static_cast<std::size_t>(rank)] = find_nodes(*bootstrap, heaps, ranks_per_node(rank));

@@ -66,7 +66,7 @@ class CpuEnds final : public NicEnds {
 
 }  // namespace
 
-std::unique_ptr<NicEnds> make_cpu_ends(const NicAccess& nic, std::shared_ptr<Executor> executor,
+std::unique_ptr<NicEnds> make_cpu_ends(const NicAccess& nic, const std::shared_ptr<Executor>& executor,
                                        const NicEndsOptions& options) {
   return std::make_unique<CpuEnds>(nic, executor, options);
 }

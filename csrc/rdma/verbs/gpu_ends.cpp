@@ -129,7 +129,7 @@ class GpuEnds final : public NicEnds {
 
 }  // namespace
 
-std::unique_ptr<NicEnds> make_gpu_ends(const NicAccess& nic, std::shared_ptr<Executor> executor,
+std::unique_ptr<NicEnds> make_gpu_ends(const NicAccess& nic, const std::shared_ptr<Executor>& executor,
                                        const NicEndsOptions& options) {
   if (!nic.gpu_memory) throw SystemError("this rank's kernels run on the CPU");
   if (!nic.mlx5) {

@@ -35,12 +35,12 @@ struct NicEndsOptions {
 };
 
 /// Handler `cpu`: verbs queue pairs, rings in pinned memory.
-std::unique_ptr<NicEnds> make_cpu_ends(const NicAccess& nic, std::shared_ptr<Executor> executor,
+std::unique_ptr<NicEnds> make_cpu_ends(const NicAccess& nic, const std::shared_ptr<Executor>& executor,
                                        const NicEndsOptions& options);
 
 /// Handler `gpu`: DevX queue pairs. Rings lie in the GPU's memory, or in pinned memory where the device cannot use
 /// that. SystemError: kernels of this executor cannot drive this device, and why.
-std::unique_ptr<NicEnds> make_gpu_ends(const NicAccess& nic, std::shared_ptr<Executor> executor,
+std::unique_ptr<NicEnds> make_gpu_ends(const NicAccess& nic, const std::shared_ptr<Executor>& executor,
                                        const NicEndsOptions& options);
 
 }  // namespace deep_ep::rdma::verbs

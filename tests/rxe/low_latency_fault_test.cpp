@@ -1,0 +1,85 @@
+// A rank of low-latency calls over RoCE devices dies. In a program of its own: it forks processes, so nothing in it may
+// have started threads before.
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <stdlib.h>
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "deep_ep/error.hpp"
+#include "tests/cluster/low_latency_case.hpp"
+#include "tests/unit/processes.hpp"
+
+namespace deep_ep::test {
+namespace {
+
+constexpr int kRanks = 3;
+constexpr int kDead = 2;
+
+LowLatencyCase three_ranks() {
+  return make_low_latency_case({.tokens = {4, 3, 5}, .max_tokens = 5, .hidden = 256, .seed = 7});
+}
+
+LowLatencyCase without_the_dead() {
+  oracle::Masks masks(kRanks * kRanks, 0);
+  for (int rank = 0; rank < kDead; ++rank) masks[static_cast<std::size_t>(rank) * kRanks + kDead] = 1;
+  return with_masks(three_ranks(), masks);
+}
+
+void dispatch_and_check(Rank& rank, Buffer& buffer, const LowLatencyCase& one) {
+  check_low_latency_dispatch(rank, one, buffer.low_latency_dispatch(upload_arguments(rank, one), rank.call()));
+}
+
+/// All ranks make a call, then one dies, then the others go on with `afterwards`. What they throw is a failed test.
+void lose_a_rank(const char* name, bool masking, const std::function<void(Rank&, Buffer&)>& afterwards) {
+  const std::vector<std::string> errors = run_processes(kRanks, [&](int r) {
+    const auto bootstrap = make_shared_memory_bootstrap(name, r, kRanks, 60);
+    const ClusterOptions cluster{.ranks = kRanks, .where = {}, .host = {.multiprocessors = 2}, .timeout_s = 60};
+    Rank rank(r, cluster, bootstrap, make_host_executor(cluster.host));
+    BufferOptions options = low_latency_options(kRanks, 5, 256);
+    options.low_latency_masking = masking;
+    options.timeout_s = 6.0;
+    Buffer& buffer = rank.buffer(options);
+    dispatch_and_check(rank, buffer, three_ranks());
+    bootstrap->barrier();
+    if (r == kDead) ::raise(SIGKILL);
+    afterwards(rank, buffer);
+  });
+  EXPECT_EQ(errors[0], "");
+  EXPECT_EQ(errors[1], "");
+  EXPECT_NE(errors[kDead], "");
+}
+
+class RxeLowLatencyFault : public testing::Test {
+ protected:
+  RxeLowLatencyFault() {
+    ::setenv("DEEP_EP_RDMA_WIRE", "verbs", 1);
+    ::setenv("DEEP_EP_RDMA_ACK_TIMEOUT", "16", 1);
+    ::setenv("DEEP_EP_RDMA_RETRY_COUNT", "6", 1);
+    ::setenv("DEEP_EP_RANKS_PER_NODE", "1", 1);
+  }
+};
+
+TEST_F(RxeLowLatencyFault, ADeadRankIsMasked) {
+  lose_a_rank("deep_ep_rxe_masked", true, [](Rank& rank, Buffer& buffer) {
+    for (int i = 0; i < 3; ++i) dispatch_and_check(rank, buffer, without_the_dead());
+    const TensorView status = rank.upload(std::vector<std::int32_t>(kRanks, -7), DType::int32, {kRanks});
+    buffer.low_latency_query_mask(status, rank.call());
+    require_same({0, 0, 1}, rank.download<std::int32_t>(status), "masked");
+  });
+}
+
+TEST_F(RxeLowLatencyFault, WithoutMasksItIsAnErrorThatNamesTheRank) {
+  lose_a_rank("deep_ep_rxe_named", false, [](Rank& rank, Buffer& buffer) {
+    const LowLatencyCase one = three_ranks();
+    buffer.low_latency_dispatch(upload_arguments(rank, one), rank.call());
+    require_throws<Error>([&] { buffer.check(); }, {"rank 2"}, "a rank that is dead");
+    require_throws<Error>([&] { buffer.low_latency_dispatch(upload_arguments(rank, one), rank.call()); }, {"rank 2"},
+                          "every later call");
+  });
+}
+
+}  // namespace
+}  // namespace deep_ep::test

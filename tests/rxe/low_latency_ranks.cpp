@@ -1,0 +1,58 @@
+#include "tests/rxe/low_latency_ranks.hpp"
+
+#include <vector>
+
+#include "tests/cluster/low_latency_combine_case.hpp"
+
+namespace deep_ep::test {
+namespace {
+
+constexpr std::int64_t kTokens = 6;
+constexpr std::int64_t kHidden = 512;
+
+std::vector<std::int64_t> tokens_of(int ranks) {
+  std::vector<std::int64_t> tokens;
+  for (int rank = 0; rank < ranks; ++rank) tokens.push_back(rank == 1 ? 0 : kTokens - rank);
+  return tokens;
+}
+
+void dispatch_fp8(Rank& rank, Buffer& buffer, std::uint64_t seed) {
+  const LowLatencyCase one =
+      make_low_latency_case({.tokens = tokens_of(rank.size()), .max_tokens = kTokens, .hidden = kHidden, .seed = seed});
+  const LowLatencyDispatchResult result = buffer.low_latency_dispatch(upload_arguments(rank, one), rank.call());
+  check_low_latency_dispatch(rank, one, result);
+}
+
+void dispatch_and_combine(Rank& rank, Buffer& buffer, std::uint64_t seed) {
+  const LowLatencyCombineCase one = make_low_latency_combine_case({.tokens = tokens_of(rank.size()),
+                                                                   .max_tokens = kTokens,
+                                                                   .hidden = kHidden,
+                                                                   .routing = oracle::Routing::some_dropped,
+                                                                   .seed = seed});
+  const LowLatencyHandle handle = dispatch_low_latency(rank, buffer, one);
+  const LowLatencyCombineArguments arguments = upload_combine(rank, one, handle);
+  const auto expected = one.expected();
+  for (int again = 0; again < 2; ++again) {
+    const Tensor combined = buffer.low_latency_combine(arguments, rank.call()).combined_x;
+    check_low_latency_combine(rank, one, expected, combined.view());
+  }
+}
+
+}  // namespace
+
+void run_low_latency_calls(const std::shared_ptr<Bootstrap>& bootstrap) {
+  const ClusterOptions options{
+      .ranks = bootstrap->size(), .where = {}, .host = {.multiprocessors = 2}, .timeout_s = 60};
+  Rank rank(bootstrap->rank(), options, bootstrap, make_host_executor(options.host));
+  Buffer& buffer = rank.buffer(low_latency_options(rank.size(), kTokens, kHidden));
+  for (std::uint64_t seed = 1; seed <= 3; ++seed) {
+    dispatch_fp8(rank, buffer, seed);
+    dispatch_and_combine(rank, buffer, seed + 10);
+    buffer.low_latency_clean(rank.call());
+    rank.release();
+  }
+  buffer.check();
+  buffer.destroy();
+}
+
+}  // namespace deep_ep::test

@@ -147,7 +147,10 @@ TEST_P(LowLatencyDispatchTest, MoreTokensThanBlocks) {
 /// Calls without any rest between them: none may see another's rows, flags or counts.
 TEST_P(LowLatencyDispatchTest, ThousandsOfTinyCalls) {
   DEEP_EP_NEEDS_RANKS(3);
-  const std::int64_t calls = environment_number("DEEP_EP_TEST_CALLS", under_thread_sanitizer() ? 150 : 1500);
+  const std::int64_t calls =
+      environment_number("DEEP_EP_TEST_CALLS", under_thread_sanitizer()                    ? 150
+                                               : GetParam().topology == Topology::one_node ? 1500
+                                                                                           : 300);
   std::vector<LowLatencyCase> cases;
   for (std::uint64_t seed = 1; seed <= 7; ++seed) {
     LowLatencyCaseShape shape{.tokens = {}, .max_tokens = 2, .hidden = 128, .local_experts = 2, .topk = 2};

@@ -1,5 +1,5 @@
-// Low-latency calls over RDMA: operations that fail. What they have in common with calls over NVLink is tested where
-// those are, in every topology.
+// Low-latency calls over RDMA: operations that fail, and many schedules. What they have in common with calls over
+// NVLink is tested where those are, in every topology; sanitizers see it here.
 #include <chrono>
 #include <cstring>
 #include <thread>
@@ -8,7 +8,7 @@
 #include "kernels/low_latency/rdma_params.hpp"
 #include "tests/cluster/counting_executor.hpp"
 #include "tests/cluster/fixture.hpp"
-#include "tests/cluster/low_latency_case.hpp"
+#include "tests/cluster/low_latency_combine_case.hpp"
 
 namespace deep_ep::test {
 namespace {
@@ -68,10 +68,12 @@ TEST_P(LowLatencyRdmaTest, AFailedOperationNamesThePeer) {
     Buffer buffer = spoiled_buffer(rank, false);
     buffer.low_latency_dispatch(upload_arguments(rank, all), rank.call());
     if (rank.rank() == 0) {
-      // The next dispatch looks for the completions of this one.
-      rank.executor()->synchronize(rank.stream());
-      buffer.low_latency_dispatch(upload_arguments(rank, all), rank.call());
-      require_throws<SystemError>([&] { buffer.check(); }, {"RDMA write to rank 2 failed", "remote access"}, "check");
+      // The next dispatch looks for the completions of this one, if it did not see them itself.
+      const auto next = [&] {
+        buffer.low_latency_dispatch(upload_arguments(rank, all), rank.call());
+        buffer.check();
+      };
+      require_throws<SystemError>(next, {"RDMA write to rank 2 failed", "remote access"}, "the next call");
       require_throws<SystemError>([&] { buffer.low_latency_dispatch(upload_arguments(rank, all), rank.call()); },
                                   {"rank 2"}, "every later call");
     } else if (rank.rank() == 2) {
@@ -106,6 +108,51 @@ TEST_P(LowLatencyRdmaTest, WithMaskingThePeerIsMaskedAndComesBackWithNewConnecti
     buffer.check();
     buffer.destroy();
   });
+}
+
+/// Dispatch and combine, with and without hooks, two in flight, under many schedules of the CPU executor.
+TEST(LowLatencyRdmaScheduleTest, EverySeedGivesTheSame) {
+  const std::int64_t first = environment_number("DEEP_EP_TEST_FIRST_SCHEDULE", 1);
+  const std::int64_t count = environment_number("DEEP_EP_TEST_SCHEDULES", under_thread_sanitizer() ? 2 : 6);
+  std::vector<LowLatencyCombineCase> cases;
+  for (const bool logfmt : {false, true}) {
+    cases.push_back(make_low_latency_combine_case({.tokens = {9, 0, 14, 2},
+                                                   .max_tokens = 14,
+                                                   .hidden = 256,
+                                                   .topk = 3,
+                                                   .routing = oracle::Routing::some_dropped,
+                                                   .seed = 3}));
+    cases.back().options.logfmt = logfmt;
+  }
+  for (std::int64_t seed = first; seed < first + count; ++seed) {
+    SCOPED_TRACE("DEEP_EP_TEST_FIRST_SCHEDULE=" + std::to_string(seed));
+    ClusterOptions options{.ranks = 4, .where = {}, .host = {}};
+    options.where.topology = seed % 2 == 0 ? Topology::only_rdma : Topology::two_nodes;
+    options.host = {
+        .multiprocessors = 2, .warps_per_block = seed % 3 == 0 ? 8 : 4, .seed = static_cast<std::uint64_t>(seed)};
+    ASSERT_NO_THROW(run_cluster(options, [&](Rank& rank) {
+      Buffer& buffer = rank.buffer(low_latency_options(4, 14, 256));
+      CallOptions with_hook = rank.call();
+      with_hook.return_recv_hook = true;
+      for (const LowLatencyCombineCase& one : cases) {
+        const auto expected = one.expected();
+        const auto a = buffer.low_latency_dispatch(upload_arguments(rank, one.before), with_hook);
+        const auto b = buffer.low_latency_dispatch(upload_arguments(rank, one.before), with_hook);
+        b.hook();
+        check_low_latency_dispatch(rank, one.before, a);
+        check_low_latency_dispatch(rank, one.before, b);
+        const LowLatencyCombineArguments arguments = upload_combine(rank, one, a.handle);
+        const auto now = buffer.low_latency_combine(arguments, rank.call());
+        const auto later = buffer.low_latency_combine(arguments, with_hook);
+        check_low_latency_combine(rank, one, expected, now.combined_x.view());
+        later.hook();
+        check_low_latency_combine(rank, one, expected, later.combined_x.view());
+      }
+      buffer.low_latency_clean(rank.call());
+      buffer.check();
+      buffer.destroy();
+    }));
+  }
 }
 
 }  // namespace

@@ -97,7 +97,7 @@ class Measurer {
   void measure(LowLatencyMeasurement line, const Check& check, const Call& call) {
     line.part = "whole";
     line.timing = meter_.measure(options_.rounds, call);
-    check();
+    check_after(check, call);
     line.host = meter_.host_seconds(options_.rounds, call);
     add(line);
     if (!options_.graphs) return;
@@ -106,16 +106,32 @@ class Measurer {
     line.part = "graph";
     line.timing = meter_.measure(options_.rounds, [&] { graph->launch(bench_.stream()); });
     line.host = meter_.host_seconds(options_.rounds, [&] { graph->launch(bench_.stream()); });
+    check_after(check, [&] { graph->launch(bench_.stream()); });
+    add(line);
+  }
+
+  /// Checks a call that comes behind others with other rows, one for each half of the window.
+  template <class Check, class Call>
+  void check_after(const Check& check, const Call& call) {
+    if (options_.check) {
+      bench_.spoil();
+      call();
+      call();
+      bench_.restore();
+      call();
+    }
     executor_.synchronize(bench_.stream());
     check();
-    add(line);
   }
 
   template <class Check, class Send, class Receive>
   void measure_parts(LowLatencyMeasurement line, const Check& check, const Send& send, const Receive& receive) {
     if (!options_.hooks) return;
     const auto [of_send, of_receive] = meter_.measure_parts(options_.rounds, send, receive);
-    check();
+    check_after(check, [&] {
+      send();
+      receive();
+    });
     line.part = "send";
     line.timing = of_send;
     add(line);

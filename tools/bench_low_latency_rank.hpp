@@ -36,6 +36,11 @@ class LowLatencyBench {
   /// Makes ready what combine needs: rows where the experts' output would be.
   void receive_for_combine();
 
+  /// Overwrites what goes into the calls, so that a call that still saw an earlier one's rows would be found out; and
+  /// puts it back. `restore` is collective.
+  void spoil();
+  void restore();
+
   /// 1, so that sums of small whole numbers are exact; for LogFMT small enough that rows are in its range.
   static float weight(LowLatencyCombine kind);
 
@@ -51,6 +56,7 @@ class LowLatencyBench {
   Stream stream_;
   Buffer buffer_;
   DeviceTensor x_;
+  DeviceTensor kept_x_;
   DeviceTensor selection_;
   DeviceTensor weights_;
   DeviceTensor small_weights_;

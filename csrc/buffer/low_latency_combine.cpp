@@ -13,8 +13,8 @@ namespace {
 
 /// Warps that push a row together. On GPUs so many that each has all its loads under way at once; more where no block
 /// has many rows.
-constexpr int kGpuWarpsPerRow = 5;
-constexpr int kGpuWarpsPerRowFew = 10;
+constexpr int kGpuWarpsPerRow = 8;
+constexpr int kGpuWarpsPerRowFew = 16;
 constexpr int kHostWarpsPerRow = 2;
 
 /// Rows of x that the handle knows of, and how they are laid out.

@@ -8,8 +8,8 @@
 namespace deep_ep {
 
 /// Threads of a block at most: what is left of the registers for each keeps all loads under way that hide latency.
-constexpr int kCombineThreads = 640;
-constexpr int kCombineLogfmtThreads = 640;
+constexpr int kCombineThreads = 512;
+constexpr int kCombineLogfmtThreads = 384;
 constexpr int kCombineRdmaThreads = 384;
 constexpr int kCombineLogfmtRdmaThreads = 384;
 

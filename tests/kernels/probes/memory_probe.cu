@@ -1,5 +1,6 @@
 #include "kernels/primitives/block.hpp"
 #include "kernels/primitives/cell.hpp"
+#include "kernels/primitives/line.hpp"
 #include "kernels/primitives/memory.hpp"
 #include "kernels/primitives/numeric.hpp"
 #include "kernels/primitives/warp.hpp"
@@ -68,6 +69,44 @@ DEEP_EP_DEVICE void cell_probe(const probes::CellParams& p, std::byte*) {
   if (block_index() == 1) p.results[lane] = sum;
 }
 
+/// What word `at` of the row is in a round.
+DEEP_EP_DEVICE std::uint64_t line_word(std::uint64_t round, std::uint32_t at) {
+  return (round * 0x9e3779b97f4a7c15u) ^ (at * 0xbf58476d1ce4e5b9u);
+}
+
+/// Block 0 sends a row in tagged lines, block 1 polls them: warps share its lines.
+DEEP_EP_DEVICE void line_probe(const probes::LineParams& p, std::byte*) {
+  const LineLane lane;
+  std::uint64_t wrong = 0;
+  for (int round = 1; round <= p.rounds; ++round) {
+    const auto tag = static_cast<std::uint64_t>(round);
+    const std::uint64_t read_before = (tag - 1) * static_cast<std::uint64_t>(block_warps());
+    if (block_index() == 0) {
+      for (int spins = 0; load_acquire<Scope::gpu>(p.read) < read_before; ++spins) pause(spins);
+    }
+    for (int first = warp_index() * kWarpLines; first < p.lines; first += block_warps() * kWarpLines) {
+      const auto line = static_cast<std::uint32_t>(first + lane.line);
+      const bool wanted = static_cast<int>(line) < p.lines;
+      std::byte* at = p.row + lane.byte_at(line);
+      const LinePart sent{
+          {line_word(tag, lane.payload_at(line)), lane.has_tag() ? tag : line_word(tag, lane.payload_at(line) + 8)}};
+      if (block_index() == 0) {
+        store_line(at, sent, wanted);
+        continue;
+      }
+      LinePart seen = load_line(at, wanted);
+      for (int spins = 0; !all_tagged(seen, tag, wanted); ++spins) {
+        pause(spins);
+        seen = load_line(at, wanted);
+      }
+      if (wanted && (seen.word[0] != sent.word[0] || seen.word[1] != sent.word[1])) ++wrong;
+    }
+    warp::sync();
+    if (block_index() == 1 && lane_index() == 0) add_release<Scope::gpu>(p.read, std::uint64_t{1});
+  }
+  if (wrong != 0) add_relaxed<Scope::gpu>(p.results, wrong);
+}
+
 DEEP_EP_DEVICE void numeric_probe(const probes::NumericParams& p, std::byte*) {
   for (int i = thread_index(); i < p.count; i += block_threads()) p.bf16[i] = float_to_bf16(p.values[i]);
   for (int i = thread_index(); i < p.count / 2; i += block_threads()) {
@@ -83,4 +122,5 @@ DEEP_EP_DEVICE void numeric_probe(const probes::NumericParams& p, std::byte*) {
 
 DEEP_EP_DEFINE_KERNEL(memory_probe, deep_ep::probes::MemoryParams, deep_ep::device::memory_probe, 256)
 DEEP_EP_DEFINE_KERNEL(cell_probe, deep_ep::probes::CellParams, deep_ep::device::cell_probe, 32)
+DEEP_EP_DEFINE_KERNEL(line_probe, deep_ep::probes::LineParams, deep_ep::device::line_probe, 512)
 DEEP_EP_DEFINE_KERNEL(numeric_probe, deep_ep::probes::NumericParams, deep_ep::device::numeric_probe, 256)

@@ -60,6 +60,14 @@ struct CellParams {
   std::uint64_t* results;  ///< [32]: what was received, each round times its number, summed
 };
 
+struct LineParams {
+  int rounds;
+  int lines;               ///< of a row
+  std::byte* row;          ///< in memory of the device
+  std::uint64_t* read;     ///< [1]: warps of block 1 that have read, all rounds
+  std::uint64_t* results;  ///< [1]: words that were not what was sent
+};
+
 struct NumericParams {
   int count;
   const float* values;
@@ -75,4 +83,5 @@ DEEP_EP_DECLARE_KERNEL(barrier_probe, deep_ep::probes::BarrierParams)
 DEEP_EP_DECLARE_KERNEL(memory_probe, deep_ep::probes::MemoryParams)
 DEEP_EP_DECLARE_KERNEL(bulk_probe, deep_ep::probes::BulkParams)
 DEEP_EP_DECLARE_KERNEL(cell_probe, deep_ep::probes::CellParams)
+DEEP_EP_DECLARE_KERNEL(line_probe, deep_ep::probes::LineParams)
 DEEP_EP_DECLARE_KERNEL(numeric_probe, deep_ep::probes::NumericParams)

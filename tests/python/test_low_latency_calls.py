@@ -64,6 +64,26 @@ def test_selections(ranks, options):
     ranks(3).run(round_trip, [M, 2, 4], options)
 
 
+def without_nvlink(group):
+    """The same bits, whether NVLink is used or forbidden."""
+    case = ll_case([M, 1, 3])
+    outputs = outputs_of(case)
+    received = []
+    for allowed in (True, False):
+        buffer = make_buffer(group, allow_nvlink_for_low_latency_mode=allowed)
+        result = dispatch(buffer, case, return_recv_hook=True)
+        result[4]()
+        reference.check_dispatched(case, buffer.rank, M, result, use_fp8=True)
+        back, _, _ = combine(buffer, case, outputs[buffer.rank], result[2])
+        received.append(back)
+        buffer.clean_low_latency_buffer(M, 512, case.num_experts)
+    assert torch.equal(*received), "other bits without NVLink"
+
+
+def test_without_nvlink(ranks):
+    ranks(3).run(without_nvlink)
+
+
 def test_one_rank(ranks):
     ranks(1).run(round_trip, [5], {})
 

@@ -58,7 +58,8 @@ struct BufferOptions {
   /// False: low-latency calls reach every other rank by RDMA, those of the own node too. Equal on all ranks.
   bool allow_nvlink_for_low_latency = true;
   /// How many consecutive ranks make a node, equal on all ranks; it must divide their number. Ranks of other nodes are
-  /// reached by RDMA. 0: DEEP_EP_RANKS_PER_NODE, and where that is 0 too, ranks that map each other's memory are a node.
+  /// reached by RDMA. 0: DEEP_EP_RANKS_PER_NODE, and where that is 0 too, ranks that map each other's memory are a
+  /// node.
   int ranks_per_node = 0;
 };
 

@@ -50,7 +50,8 @@ struct BufferOptions {
   /// and event that comes from it. nullptr: the buffer makes one of high priority.
   StreamHandle comm_stream = nullptr;
   /// Symmetric memory of each rank for low-latency calls, in addition to heap_bytes; equal on all ranks. 0: none, and
-  /// low-latency calls throw. See Buffer::low_latency_bytes_hint.
+  /// low-latency calls throw. See Buffer::low_latency_bytes_hint. Where ranks are reached by RDMA, memory that their
+  /// NICs fetch from is added, about half as much.
   std::size_t low_latency_bytes = 0;
   /// A rank that does not come in time to a low-latency call is masked instead of being an error: the call completes
   /// with the others, and later calls leave it out. Equal on all ranks.

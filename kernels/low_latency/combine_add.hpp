@@ -90,25 +90,31 @@ struct CombineAdder {
     return sources;
   }
 
-  /// Lines of up to kTogether rows, which this warp polls. Bit i of `missing`: those of row i are not there.
+  /// Lines that this warp polls, four at a time: the same ones of up to kTogether rows (bfloat16), or one behind the
+  /// other of a single row (LogFMT). Bit i of `missing`: the i-th four are not there.
   struct Lines {
+    static constexpr std::uint32_t kStride = kLogfmt ? kWarpLines : 0;
     LinePart part[kTogether];
     std::uint32_t missing;
 
-    /// Loads what is missing; `from`: in lane i the beginning of row `first` + i. Who has to wait polls one row only,
-    /// and looks at the others when that has come: polls of all warps together would slow down what they wait for.
-    DEEP_EP_DEVICE void poll(const std::byte* from, int first, std::uint32_t line, bool wanted, std::uint64_t tag,
+    /// Loads what is missing of the lines before `end`, of which the first is the lane's `line`; `from`: in lane i the
+    /// beginning of row `first` + i. Who has to wait polls four only, and looks at the others when they have come:
+    /// polls of all warps together would slow down what they wait for.
+    DEEP_EP_DEVICE void poll(const std::byte* from, int first, std::uint32_t line, std::uint32_t end, std::uint64_t tag,
                              std::uint32_t polled) {
       const std::uint32_t at = LineLane().byte_at(line);
 #pragma unroll 1
       for (;;) {
 #pragma unroll
         for (int i = 0; i < kTogether; ++i) {
-          if ((polled >> i & 1u) != 0) part[i] = load_line(warp::shuffle(from, first + i) + at, wanted);
+          const auto further = static_cast<std::uint32_t>(i) * kStride;
+          const std::byte* begin = warp::shuffle(from, first + i) + at + further * kTaggedLine;
+          if ((polled >> i & 1u) != 0) part[i] = load_line(begin, line + further < end);
         }
 #pragma unroll
         for (int i = 0; i < kTogether; ++i) {
-          if ((polled >> i & 1u) != 0 && all_tagged(part[i], tag, wanted)) missing &= ~(1u << i);
+          const auto further = static_cast<std::uint32_t>(i) * kStride;
+          if ((polled >> i & 1u) != 0 && all_tagged(part[i], tag, line + further < end)) missing &= ~(1u << i);
         }
         if (missing == 0 || (polled & missing) != 0) return;
         polled = missing;
@@ -116,12 +122,11 @@ struct CombineAdder {
     }
   };
 
-  /// Waits for line `line` of the rows from the `first`-th of the sources on. `lines.missing` says in the end which do
-  /// not come, as their ranks are masked. False: the call is over.
-  DEEP_EP_DEVICE bool await(const CombineSources& sources, int first, const std::byte* from, std::uint32_t line,
-                            bool wanted, bool measures, Lines& lines) const {
+  /// Waits for `count` times four lines, see Lines; `sources` has in lane `first` + i whose the i-th are.
+  /// `lines.missing` says in the end which do not come, as their ranks are masked. False: the call is over.
+  DEEP_EP_DEVICE bool await(const CombineSources& sources, int first, int count, const std::byte* from,
+                            std::uint32_t line, std::uint32_t end, bool measures, Lines& lines) const {
     const LowLatencyParams& common = params.common;
-    const int count = sources.count - first < kTogether ? sources.count - first : kTogether;
     lines.missing = (1u << count) - 1;
     std::uint32_t lost = 0;
     const std::int64_t cycles = clock_cycles();
@@ -131,11 +136,11 @@ struct CombineAdder {
       const std::uint32_t before = lines.missing;
       const std::uint32_t open = before & ~lost;
       const bool looks_at_all = spins == 1 || spins % kSpinsToLook == 0;  // before anybody is blamed, too
-      lines.poll(from, first, line, wanted, epoch, looks_at_all ? open : open & (~open + 1));
+      lines.poll(from, first, line, end, epoch, looks_at_all ? open : open & (~open + 1));
       if (measures) measure(sources, first, before & ~lines.missing, cycles);
       if ((lines.missing & ~lost) == 0) return true;
       pause(spins);
-      if (spins % 64 != 0) continue;  // polling must stay cheap
+      if (!looks_at_all || spins == 1) continue;  // polling must stay cheap
 #pragma unroll 1
       for (std::uint32_t left = lines.missing & ~lost; left != 0; left &= left - 1) {
         const int i = lowest_bit(left);
@@ -153,7 +158,7 @@ struct CombineAdder {
   /// Of the rows that have come.
   DEEP_EP_DEVICE void measure(const CombineSources& sources, int first, std::uint32_t came, std::int64_t begin) const {
     const int i = lane_index() - first;
-    if (i < 0 || i >= kTogether || (came >> i & 1u) == 0) return;
+    if (i < 0 || i >= (kLogfmt ? 1 : kTogether) || (came >> i & 1u) == 0) return;
     add_relaxed<Scope::gpu>(params.wait_cost + sources.rank, clock_cycles() - begin);
   }
 
@@ -175,7 +180,10 @@ struct CombineAdder {
 #pragma unroll 1
       for (int first = 0; first < sources.count; first += kTogether) {
         Lines lines;
-        if (!await(sources, first, sources.row, line, wanted, measures(share.unit(step)), lines)) return false;
+        const int count = sources.count - first < kTogether ? sources.count - first : kTogether;
+        if (!await(sources, first, count, sources.row, line, wire.lines(), measures(share.unit(step)), lines)) {
+          return false;
+        }
 #pragma unroll
         for (int i = 0; i < kTogether; ++i) {
           if (first + i < sources.count && (lines.missing >> i & 1u) == 0) add_part(sum, lines.part[i]);
@@ -236,24 +244,27 @@ struct CombineAdder {
     for (int chunk = of_pass.first_chunk(); chunk < of_pass.end_chunk(); ++chunk) {
       const std::byte* from = one.row + static_cast<std::size_t>(chunk) * wire.chunk_lines() * kTaggedLine;
       // As many lines as it has if it is encoded; then it is known whether that is all.
-      const std::uint32_t least = wire.lines_of_chunk(chunk, true);
-      std::uint32_t end = least;
+      std::uint32_t begin = 0;
+      std::uint32_t end = wire.lines_of_chunk(chunk, true);
 #pragma unroll 1
-      for (std::uint32_t begin = 0; begin < end;) {
+      while (begin < end) {
         const std::uint32_t line = begin + static_cast<std::uint32_t>(lane.line);
-        const bool wanted = line < end;
-        Lines parts;
-        if (!await(one, 0, from, line, wanted, measures(chunk) && begin == 0, parts)) return false;
-        there = parts.missing == 0;
+        const int count = static_cast<int>((end - begin + kWarpLines - 1) / kWarpLines);
+        Lines lines;
+        if (!await(one, 0, count, from, line, end, measures(chunk) && begin == 0, lines)) return false;
+        there = lines.missing == 0;
         if (!there) return true;
-        if (wanted) {
-          auto* words = reinterpret_cast<std::uint64_t*>(of_pass.chunk(chunk) + lane.payload_at(line));
-          words[0] = parts.part[0].word[0];
-          if (!lane.has_tag()) words[1] = parts.part[0].word[1];
+#pragma unroll
+        for (int i = 0; i < kTogether; ++i) {
+          const std::uint32_t this_line = line + static_cast<std::uint32_t>(i * kWarpLines);
+          if (this_line >= end) continue;
+          auto* words = reinterpret_cast<std::uint64_t*>(of_pass.chunk(chunk) + lane.payload_at(this_line));
+          words[0] = lines.part[i].word[0];
+          if (!lane.has_tag()) words[1] = lines.part[i].word[1];
         }
         warp::sync();
-        begin = begin + kWarpLines < end ? begin + kWarpLines : end;
-        if (begin == least) end = wire.lines_of_chunk(chunk, of_pass.encoded(chunk));
+        begin = end;
+        end = wire.lines_of_chunk(chunk, of_pass.encoded(chunk));
       }
     }
     return true;

@@ -121,14 +121,21 @@ struct CombinePusher {
   /// was loaded in advance is of use. False after a fault, too.
   DEEP_EP_DEVICE bool choose(const CombineRow& row, std::uint64_t patience_ns, std::uint64_t start,
                              CombineChoice& choice) const {
+    std::int64_t begin = 0;
+    bool chosen = false;
 #pragma unroll 1
     for (int spins = 1;; ++spins) {
-      if (RowChooser<kRdma>{params, epoch}.choose(row, choice)) return true;
-      if (patience_ns == 0) return false;
+      chosen = RowChooser<kRdma>{params, epoch}.choose(row, choice);
+      if (chosen || patience_ns == 0) break;
+      if (spins == 1) begin = clock_cycles();
       pause(spins);
       if (spins % 16 != 0) continue;
-      if (!warp::any(now_ns() - start < patience_ns) || warp::any(aborted(params.common.wait))) return false;
+      if (!warp::any(now_ns() - start < patience_ns) || warp::any(aborted(params.common.wait))) break;
     }
+    if (begin != 0 && params.wait_cost != nullptr && warp == 0 && lane_index() == 0) {
+      add_relaxed<Scope::gpu>(params.wait_cost + row.source, clock_cycles() - begin);
+    }
+    return chosen;
   }
 
   /// Is `source` left out? When its time has run out, it is from now on (or the call ends).

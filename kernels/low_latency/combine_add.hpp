@@ -20,7 +20,8 @@ struct CombineSources {
 
 template <bool kLogfmt, bool kRdma>
 struct CombineAdder {
-  static constexpr int kTogether = 8;      ///< rows whose loads are under way at once
+  /// Times four lines that are under way at once: of as many rows, or with LogFMT the most that a chunk has.
+  static constexpr int kTogether = kLogfmt ? 5 : 8;
   static constexpr int kSpinsToLook = 64;  ///< polls of one row, until the others and the clock are looked at
 
   const LowLatencyCombineParams& params;

@@ -108,9 +108,10 @@ struct CombineAdder {
       for (;;) {
 #pragma unroll
         for (int i = 0; i < kTogether; ++i) {
+          if ((polled >> i & 1u) == 0) continue;
           const auto further = static_cast<std::uint32_t>(i) * kStride;
           const std::byte* begin = warp::shuffle(from, first + i) + at + further * kTaggedLine;
-          if ((polled >> i & 1u) != 0) part[i] = load_line(begin, line + further < end);
+          part[i] = load_line(begin, line + further < end);
         }
 #pragma unroll
         for (int i = 0; i < kTogether; ++i) {

@@ -7,13 +7,24 @@
 #include "csrc/rdma/pinned_words.hpp"
 #include "csrc/rdma/queue_pair_set.hpp"
 #include "csrc/rdma/ring_memory.hpp"
+#include "csrc/rdma/settings.hpp"
 #include "csrc/support/format.hpp"
+#include "csrc/support/logging.hpp"
 #include "deep_ep/bootstrap.hpp"
 #include "deep_ep/error.hpp"
 #include "deep_ep/executor.hpp"
 
 namespace deep_ep::rdma {
 namespace {
+
+/// A kernel that waits for a peer needs this wire's thread, which calls CUDA. While CUDA loads another kernel for the
+/// first time it lets nobody else in and waits for the running one: neither goes on before the deadline.
+void warn_of_lazy_loading() {
+  if (process_environment("CUDA_MODULE_LOADING") == "EAGER") return;
+  log::warn(
+      "wire 'local' on GPUs: a kernel that is loaded while a low-latency call waits stops both until the deadline; set "
+      "CUDA_MODULE_LOADING=EAGER");
+}
 
 constexpr std::uint32_t kSinkKey = 1;  // below those of heaps, local_key_of_rank()
 
@@ -24,6 +35,7 @@ class LocalQueuePairs final : public QueuePairSet {
         sinks_(plan.executor, static_cast<std::size_t>(plan.options.channels) * plan.options.peers.size()) {
     const int rank = plan.bootstrap.rank();
     const bool cuda = plan.executor->device().kind == Device::Kind::cuda;
+    if (cuda) warn_of_lazy_loading();
     auto wire = std::make_unique<LocalWire>(cuda ? make_executor_memory(plan.executor) : make_host_memory());
     wire->add_memory(local_key_of_rank(rank), heap_->local(), heap_->bytes());
     if (sinks_.count() != 0) wire->add_memory(kSinkKey, sinks_.data(), sinks_.bytes());

@@ -187,6 +187,7 @@ Buffer::Implementation::~Implementation() {
   } catch (const std::exception& error) {
     log::warn("buffer: rank {} is destroyed after a failure: {}", rank_, error.what());
   }
+  drain_rdma();
   connections_.reset();
   if (heap_) heap_->unmap_peers();
 }
@@ -203,6 +204,7 @@ void Buffer::Implementation::destroy_collectively() {
   } catch (const Error& error) {
     log::warn("buffer: rank {} is destroyed after a failure: {}", rank_, error.what());
   }
+  drain_rdma();
   // After a fault that breaks the buffer somebody may never come. Any other may be known to this rank alone, and the
   // peers would wait for it.
   if (!broken_.empty() || (met_fault() && breaks(faults_[0]))) return;

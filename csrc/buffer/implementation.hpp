@@ -115,6 +115,8 @@ class Buffer::Implementation {
   void set_up_low_latency();
   /// Low-latency calls reach some ranks by RDMA: queue pairs, and what kernels need beside them.
   void set_up_rdma();
+  /// After the last call. Its kernels have ended, but what they posted may not have reached the peers, who wait for it.
+  void drain_rdma() noexcept;
   /// After all ranks have ended their work: new queue pairs, and all that was told over the old ones as it would be
   /// after `counts` calls.
   void resume_rdma(const std::array<std::uint64_t, 3>& counts);

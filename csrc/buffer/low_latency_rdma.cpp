@@ -1,5 +1,6 @@
 // Low-latency calls between ranks that are reached by RDMA: their queue pairs, and what has been told over them.
 #include <algorithm>
+#include <exception>
 #include <vector>
 
 #include "csrc/buffer/implementation.hpp"
@@ -24,6 +25,17 @@ void Buffer::Implementation::set_up_rdma() {
   executor_->synchronize(comm_stream_);
   log::info("buffer: rank {} reaches {} of {} ranks by RDMA in low-latency calls: {}", rank_, far_ranks_.size(),
             num_ranks_, connections_->describe());
+}
+
+void Buffer::Implementation::drain_rdma() noexcept {
+  if (connections_ == nullptr) return;
+  // Longer than a NIC takes to give up a peer that is gone (about 7 s, see QueuePairOptions).
+  constexpr double kLongest_s = 10;
+  try {
+    connections_->drain(timeout_s_ == 0 ? kLongest_s : std::min(timeout_s_, kLongest_s));
+  } catch (const std::exception& error) {
+    log::warn("buffer: rank {} cannot tell whether its peers have got all that it sent: {}", rank_, error.what());
+  }
 }
 
 void Buffer::Implementation::resume_rdma(const std::array<std::uint64_t, 3>& counts) {

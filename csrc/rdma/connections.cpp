@@ -1,6 +1,8 @@
 #include "csrc/rdma/connections.hpp"
 
 #include <algorithm>
+#include <chrono>
+#include <thread>
 #include <utility>
 
 #include "csrc/bootstrap/agreement.hpp"
@@ -167,6 +169,19 @@ bool Connections::reaches(int rank) const {
 
 void Connections::check() const {
   if (const std::optional<Failure> seen = queue_pairs_->failure()) throw SystemError(rdma::describe(*seen));
+}
+
+bool Connections::drain(double most_s) const {
+  executor_->make_current();
+  const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double>(most_s);
+  while (!queue_pairs_->idle()) {
+    if (std::chrono::steady_clock::now() > end) {
+      log::warn("rdma: what was posted has not arrived within {} s and is given up", most_s);
+      return false;
+    }
+    std::this_thread::sleep_for(std::chrono::microseconds(50));
+  }
+  return true;
 }
 
 std::string Connections::describe() const {

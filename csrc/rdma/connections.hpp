@@ -38,8 +38,8 @@ class QueuePairSet;
 /// ordering.
 ///
 /// The end is not collective: the thread of the `cpu` handler stops and nothing of this rank touches a peer's heap any
-/// more, so it must come before SymmetricHeap::unmap_peers(). What was posted but is not yet executed is lost. Kernels
-/// that use the connections must have ended.
+/// more, so it must come before SymmetricHeap::unmap_peers(). Kernels that use the connections must have ended. What
+/// they posted may be under way still and would be lost: see drain().
 class Connections {
  public:
   /// InvalidArgument for options out of range, RankMismatch where ranks do not fit together, SystemError where a NIC
@@ -60,6 +60,10 @@ class Connections {
   /// Throws SystemError for the first operation that failed, as far as the host sees it: the `cpu` handler sees all,
   /// the `gpu` handler those of rings in host memory (kernels put the others on record).
   void check() const;
+
+  /// Waits until all that kernels have posted has happened at the peers or has failed. Kernels that use the connections
+  /// must have ended. False, and a warning, if it takes more than `most_s` seconds.
+  bool drain(double most_s) const;
 
   /// Collective, while no kernel of any rank uses the connections: ends all queue pairs and makes new ones. Failed ones
   /// work again; nothing is outstanding.

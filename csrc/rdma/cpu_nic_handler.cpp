@@ -1,5 +1,6 @@
 #include "csrc/rdma/cpu_nic_handler.hpp"
 
+#include <algorithm>
 #include <chrono>
 #include <exception>
 
@@ -70,6 +71,15 @@ void CpuNicHandler::remove(std::uint32_t number) noexcept {
 std::optional<Failure> CpuNicHandler::failure() const {
   const std::lock_guard lock(mutex_);
   return failure_;
+}
+
+bool CpuNicHandler::idle() const {
+  waiting_.fetch_add(1);
+  const std::lock_guard lock(mutex_);
+  waiting_.fetch_sub(1);
+  return std::all_of(rings_.begin(), rings_.end(), [](const auto& ring) {
+    return ring->failed || ring->completed == __atomic_load_n(ring->memory.producer_index, __ATOMIC_ACQUIRE);
+  });
 }
 
 CpuNicHandler::Ring* CpuNicHandler::find(std::uint32_t number) {

@@ -27,6 +27,9 @@ class CpuNicHandler final : public NicHandler {
   void remove(std::uint32_t number) noexcept override;
   std::optional<Failure> failure() const override;
 
+  /// Is everything done that kernels have rung for so far? Rings that have failed do nothing any more, so they count.
+  bool idle() const;
+
   /// One round over all rings: takes new entries, posts, completes. False if there was nothing to do. Never throws:
   /// what the wire throws becomes the failure of every ring.
   bool step();
@@ -50,8 +53,8 @@ class CpuNicHandler final : public NicHandler {
   std::vector<WireOperation> operations_;  ///< decoded, not yet taken by the wire
   std::vector<WireCompletion> completions_;
   std::optional<Failure> failure_;
-  std::atomic<int> waiting_ = 0;  ///< calls that want the mutex: the thread lets them in
-  std::jthread thread_;           ///< last: uses all of the above
+  mutable std::atomic<int> waiting_ = 0;  ///< calls that want the mutex: the thread lets them in
+  std::jthread thread_;                   ///< last: uses all of the above
 };
 
 }  // namespace deep_ep::rdma

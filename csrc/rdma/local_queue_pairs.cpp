@@ -61,6 +61,7 @@ class LocalQueuePairs final : public QueuePairSet {
   }
 
   std::optional<Failure> failure() const override { return handler_->failure(); }
+  bool idle() const override { return handler_->idle(); }
   std::string describe() const override { return "handler cpu, wire local"; }
 
  private:

@@ -26,6 +26,9 @@ class QueuePairSet {
 
   /// What was found to have failed first, if anything has.
   virtual std::optional<Failure> failure() const = 0;
+  /// Has all that kernels have posted happened at the peers? What failed never will, and counts as done. No kernel may
+  /// be posting.
+  virtual bool idle() const = 0;
   /// "handler cpu, wire local".
   virtual std::string describe() const = 0;
 };

@@ -44,6 +44,7 @@ TEST(ConnectionsOfProcessesTest, TheEndDoesNotWaitForRanksThatDied) {
     hopeless.launch(*member.connections, 0, 1);
     hopeless.synchronize();
     if (hopeless.fault().kind != FaultKind::timeout) throw std::runtime_error("a row came from a dead rank");
+    if (!member.connections->drain(60)) throw std::runtime_error("what was sent to the dead rank is not done");
     member.connections->check();
   });
   EXPECT_EQ(errors[0] + errors[2], "");

@@ -281,5 +281,27 @@ TEST(RdmaSyndromes, HaveTexts) {
   EXPECT_EQ(rdma::text(static_cast<Syndrome>(0x77)), "unknown syndrome");
 }
 
+TEST(RdmaHandlerIdle, WhenAllIsDoneOrHasFailed) {
+  QueueWorld world({.behind = Behind::cpu_handler, .queue_pairs = 2});
+  const auto post = [&](std::size_t pair) {
+    world.run([&](auto& peers) { EXPECT_TRUE(peers[pair]->put(100, 0, 1)); });
+  };
+  EXPECT_TRUE(world.handler().idle());
+  post(0);
+  world.wire().silence(QueueWorld::number(1));
+  post(1);
+  EXPECT_FALSE(world.handler().idle());
+  world.settle();
+  EXPECT_FALSE(world.handler().idle()) << "the second queue pair is stuck";
+  world.handler().remove(QueueWorld::number(1));
+  EXPECT_TRUE(world.handler().idle());
+  world.wire().fail_at(QueueWorld::number(0), 1, Syndrome::transport_retries_exceeded);
+  post(0);
+  EXPECT_FALSE(world.handler().idle());
+  world.settle();
+  EXPECT_TRUE(world.handler().idle());
+  EXPECT_TRUE(world.handler().failure().has_value());
+}
+
 }  // namespace
 }  // namespace deep_ep::test

@@ -216,6 +216,29 @@ TEST_F(NicQueuePairsTest, HandlerGpuWithRingsInGpuMemory) {
   EXPECT_EQ(commands(0x504).size(), 2u);
 }
 
+TEST_F(NicQueuePairsTest, IdleWhenTheLastEntryIsCompleteOrHasFailed) {
+  make();
+  EXPECT_TRUE(pairs_->idle());
+  RdmaQueueState& state = *peer(1).queue.state;
+  auto& tail = const_cast<device::rdma::CompletionEntry*>(peer(1).queue.completion)->tail;
+  state.posted = 5;
+  EXPECT_FALSE(pairs_->idle());
+  tail = device::rdma::tail_word(3, device::rdma::kCompletionOk);
+  EXPECT_FALSE(pairs_->idle());
+  tail = device::rdma::tail_word(4, device::rdma::kCompletionOk);
+  EXPECT_TRUE(pairs_->idle());
+  state.posted = 65536 + 5;
+  state.completed = 65536 + 3;
+  EXPECT_TRUE(pairs_->idle()) << "the device tells 16 bits";
+  state.posted = 65536 + 6;
+  EXPECT_FALSE(pairs_->idle());
+  state.failure = RdmaFailure{0x15, 0, device::rdma::kOpcodeWrite}.packed();
+  EXPECT_TRUE(pairs_->idle()) << "a kernel has seen it fail";
+  state.failure = 0;
+  tail = device::rdma::tail_word(65536 + 4, device::rdma::kCompletionError);
+  EXPECT_TRUE(pairs_->idle()) << "failed, and no kernel has seen it";
+}
+
 TEST_F(NicQueuePairsTest, RingsInHostMemoryWhereTheDeviceCannotUseTheGpus) {
   fake_.refusals = {{"umem_reg_ex", EOPNOTSUPP}, {"umem_reg", EFAULT}};
   fake_.refusals_left = {{"umem_reg", 1}};

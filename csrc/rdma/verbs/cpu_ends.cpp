@@ -54,6 +54,7 @@ class CpuEnds final : public NicEnds {
 
   RdmaQueuePair queue(std::size_t i) const override { return rings_[i]->queue_pair(); }
   std::optional<Failure> failure() const override { return handler_->failure(); }
+  bool idle() const override { return handler_->idle(); }
   std::string describe() const override { return "handler cpu, wire verbs"; }
 
  private:

@@ -91,6 +91,7 @@ class GpuEnds final : public NicEnds {
   }
 
   std::optional<Failure> failure() const override { return handler_.failure(); }
+  bool idle() const override { return memory_->idle(); }
   std::string describe() const override {
     return fmt::format("handler gpu, rings in {}",
                        pairs_.empty() ? "no memory" : to_string(pairs_.front()->memory_path()));

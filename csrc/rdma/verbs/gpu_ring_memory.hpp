@@ -28,12 +28,16 @@ class GpuRingMemory {
   std::byte* ring(std::size_t i) const { return rings_ + i * layout_.bytes; }
   RdmaQueueState* state(std::size_t i) const { return states_ + i; }
 
+  /// Is everything complete that kernels have posted, or failed? No kernel may be posting.
+  bool idle() const;
+
  private:
-  void fill(std::size_t count);
+  void fill();
   void free() noexcept;
 
   std::shared_ptr<Executor> executor_;
   devx::QueuePairLayout layout_;
+  std::size_t count_;
   bool on_gpu_;
   void* allocation_ = nullptr;
   std::byte* rings_ = nullptr;

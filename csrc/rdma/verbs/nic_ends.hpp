@@ -25,6 +25,8 @@ class NicEnds {
   /// What kernels need, but for the sink.
   virtual RdmaQueuePair queue(std::size_t i) const = 0;
   virtual std::optional<Failure> failure() const = 0;
+  /// See QueuePairSet.
+  virtual bool idle() const = 0;
   virtual std::string describe() const = 0;  ///< "handler cpu, wire verbs"
 };
 

@@ -52,6 +52,7 @@ class NicQueuePairs final : public QueuePairSet {
   }
 
   std::optional<Failure> failure() const override { return ends_ ? ends_->failure() : std::nullopt; }
+  bool idle() const override { return !ends_ || ends_->idle(); }
 
   std::string describe() const override {
     if (!ends_) return "no NIC needed";

@@ -32,18 +32,12 @@ DEEP_EP_DEVICE bool is_late(const LowLatencyParams& common, int peer, std::uint6
 /// wait_for_signal with the deadlines of combine: until `*word` of `peer` is `expected` in call `epoch`.
 DEEP_EP_DEVICE bool await_word(const LowLatencyParams& common, const std::uint64_t* word, std::uint64_t expected,
                                std::uint64_t epoch, int peer, Wanted wanted) {
-  std::uint64_t begin = 0;
-  for (int spins = 0;; ++spins) {
-    const std::uint64_t seen = load_acquire<Scope::system>(word);
-    if (seen >= expected) return true;
-    if (spins == 0) begin = now_ns();
-    pause(spins);
-    if (spins % 64 != 63) continue;  // polling must stay cheap
-    if (aborted(common.wait) || masked(common, peer)) return false;
-    if (!is_late(common, peer, epoch, begin)) continue;
-    blame(common, peer, wanted, expected, seen);
-    return false;
-  }
+  const auto arrived = [&](std::uint64_t& seen) {
+    seen = load_acquire<Scope::system>(word);
+    return seen >= expected;
+  };
+  return poll_peer<Waiting::one_thread>(common, peer, wanted, expected, arrived,
+                                        [&](std::uint64_t begin) { return is_late(common, peer, epoch, begin); });
 }
 
 }  // namespace deep_ep::device::low_latency

@@ -202,19 +202,19 @@ struct LowLatencyReceiver {
 
   /// Waits until `lines` are there. False: they will not come.
   DEEP_EP_DEVICE bool await(int source, Lines& lines) const {
-    return wait_for_peer_together(params.common, source, Wanted::low_latency_dispatch_rows, epoch(),
-                                  [&](std::uint64_t&) { return lines.poll(); });
+    return wait_for_peer<Waiting::whole_warp>(params.common, source, Wanted::low_latency_dispatch_rows, epoch(),
+                                              [&](std::uint64_t&) { return lines.poll(); });
   }
 
   /// By RDMA the pieces of a line come in any order, tag or not. Waits until the row is there as a whole.
   DEEP_EP_DEVICE bool await_far(int source, int slot) const {
     const std::uint64_t expected = progress_value(epoch(), slot + 1);
     const std::uint64_t* progress = progress_word(params.common, kDispatch, epoch(), source);
-    return wait_for_peer_together(params.common, source, Wanted::low_latency_dispatch_rows, expected,
-                                  [&](std::uint64_t& seen) {
-                                    seen = load_acquire<Scope::system>(progress);
-                                    return warp::all(seen >= expected);
-                                  });
+    return wait_for_peer<Waiting::whole_warp>(params.common, source, Wanted::low_latency_dispatch_rows, expected,
+                                              [&](std::uint64_t& seen) {
+                                                seen = load_acquire<Scope::system>(progress);
+                                                return warp::all(seen >= expected);
+                                              });
   }
 
   /// Word `word` of the header, of whose lines each lane has a part; another one in every lane.
@@ -261,11 +261,11 @@ struct LowLatencyReceiver {
       // Rare: more than fit into the first lines.
       if (warp::all(lane.payload_at(line + kWarpLines) >= row.scales_end())) return;
       line += kWarpLines;
-      const bool there = wait_for_peer_together(params.common, source, Wanted::low_latency_dispatch_rows, epoch(),
-                                                [&](std::uint64_t&) {
-                                                  part = load_line(lines.row + lane.byte_at(line), line < lines.lines);
-                                                  return all_tagged(part, epoch(), line < lines.lines);
-                                                });
+      const bool there = wait_for_peer<Waiting::whole_warp>(
+          params.common, source, Wanted::low_latency_dispatch_rows, epoch(), [&](std::uint64_t&) {
+            part = load_line(lines.row + lane.byte_at(line), line < lines.lines);
+            return all_tagged(part, epoch(), line < lines.lines);
+          });
       if (!there) return;
     }
   }

@@ -3,7 +3,7 @@
 //
 // Order is all there is to rely on: an addition becomes visible behind the bytes posted before it. So the poster puts
 // rows in the order of their slots (dispatch) or tokens (combine) and adds to one word, how far it has come; the
-// receiver waits for that word where it would look at a row's flag.
+// receiver waits for that word where it would look at the tags of a row's lines.
 //
 //   poster, for one peer                                receiver
 //   add: calls received so far                          (its next call but one may use our window)

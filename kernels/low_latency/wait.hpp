@@ -32,32 +32,15 @@ DEEP_EP_DEVICE void blame(const LowLatencyParams& common, int peer, Wanted wante
   }
 }
 
-/// Polls until `arrived(seen)` is true, where it sets `seen` to what a message may show. False when `peer` is masked,
-/// be it by this wait, or when the call was aborted: what was waited for must not be touched then.
-template <class Arrived>
-DEEP_EP_DEVICE bool wait_for_peer(const LowLatencyParams& common, int peer, Wanted wanted, std::uint64_t expected,
-                                  Arrived arrived) {
-  std::uint64_t seen = 0;
-  const std::uint64_t timeout = common.wait.timeout_ns;
-  std::uint64_t begin = 0;
-  for (int spins = 0;; ++spins) {
-    if (arrived(seen)) return true;
-    if (spins == 0) begin = now_ns();
-    pause(spins);
-    if (spins % 64 != 63) continue;  // polling must stay cheap
-    if (aborted(common.wait) || masked(common, peer)) return false;
-    if (timeout == 0 || now_ns() - begin <= timeout) continue;
-    blame(common, peer, wanted, expected, seen);
-    return false;
-  }
-}
+enum class Waiting { one_thread, whole_warp };
 
-/// wait_for_peer by a whole warp, whose lanes leave together: `arrived(seen)` is the same for all of them.
-template <class Arrived>
-DEEP_EP_DEVICE bool wait_for_peer_together(const LowLatencyParams& common, int peer, Wanted wanted,
-                                           std::uint64_t expected, Arrived arrived) {
+/// Polls until `arrived(seen)` is true, where it sets `seen` to what a message may show. False when `peer` is masked,
+/// be it by this wait once `is_late(begin)` is true, or when the call was aborted: what was waited for must not be
+/// touched then. The lanes of a whole warp leave together: for them `arrived` is the same.
+template <Waiting kWaiting, class Arrived, class IsLate>
+DEEP_EP_DEVICE bool poll_peer(const LowLatencyParams& common, int peer, Wanted wanted, std::uint64_t expected,
+                              Arrived arrived, IsLate is_late) {
   std::uint64_t seen = 0;
-  const std::uint64_t timeout = common.wait.timeout_ns;
   std::uint64_t begin = 0;
   for (int spins = 0;; ++spins) {
     if (arrived(seen)) return true;
@@ -65,15 +48,24 @@ DEEP_EP_DEVICE bool wait_for_peer_together(const LowLatencyParams& common, int p
     pause(spins);
     if (spins % 64 != 63) continue;  // polling must stay cheap
     bool over = false;
-    if (lane_index() == 0) {
+    if (kWaiting == Waiting::one_thread || lane_index() == 0) {
       over = aborted(common.wait) || masked(common, peer);
-      if (!over && timeout != 0 && now_ns() - begin > timeout) {
+      if (!over && is_late(begin)) {
         blame(common, peer, wanted, expected, seen);
         over = true;
       }
     }
-    if (warp::any(over)) return false;
+    if (kWaiting == Waiting::one_thread ? over : warp::any(over)) return false;
   }
+}
+
+/// poll_peer with the deadline of the call.
+template <Waiting kWaiting = Waiting::one_thread, class Arrived>
+DEEP_EP_DEVICE bool wait_for_peer(const LowLatencyParams& common, int peer, Wanted wanted, std::uint64_t expected,
+                                  Arrived arrived) {
+  const std::uint64_t timeout = common.wait.timeout_ns;
+  return poll_peer<kWaiting>(common, peer, wanted, expected, arrived,
+                             [&](std::uint64_t begin) { return timeout != 0 && now_ns() - begin > timeout; });
 }
 
 /// Waits until `*word >= expected`, acquiring at system scope.

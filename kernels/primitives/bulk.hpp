@@ -5,7 +5,10 @@
 //   ordinary write to shared -> bulk store of it:  publish() by the writers, then a sync, then store()
 //   bulk load -> ordinary read of shared:          wait for the mbarrier, nothing else
 //   bulk store read a stage -> stage is reused:    wait_read<N>() by the issuing thread, then a sync
-//   bulk store -> signal to a peer:                wait<0>() by the issuing thread, then raise_flag()
+//   bulk store -> signal to a peer:                wait<0>() by the issuing thread, fence_global(), then a release at
+//                                                  system scope: completion says that this thread sees the bytes, not
+//                                                  that they have reached the peer. A relaxed store overtakes them on
+//                                                  NVLink, which shows as rows of an earlier call.
 #pragma once
 
 #include "kernels/primitives/mbarrier.hpp"
@@ -76,14 +79,6 @@ DEEP_EP_DEVICE void fence_global() {
 #if DEEP_EP_TARGET_CUDA
   asm volatile("fence.proxy.async.global;" ::: "memory");
 #endif
-}
-
-/// Raises a flag at a peer for bulk stores of this thread that wait<>() has seen complete: whoever acquires it sees
-/// them. It must be a release. Completion says that this thread sees the bytes, not that they have reached the peer: a
-/// relaxed store overtakes them on NVLink, which shows as rows of an earlier call.
-DEEP_EP_DEVICE void raise_flag(std::uint64_t* flag, std::uint64_t value) {
-  fence_global();
-  store_release<Scope::system>(flag, value);
 }
 
 /// wait_read for a number known at run time, 0 to 7 (larger numbers wait as 7 does).

@@ -9,13 +9,10 @@
 #define DEEP_EP_TARGET_CUDA 1
 #define DEEP_EP_DEVICE __device__ __forceinline__
 #define DEEP_EP_HOST_DEVICE __host__ __device__ __forceinline__
-/// What hardly ever runs: one copy, out of the way of what does. Code that is not in the instruction cache costs time.
-#define DEEP_EP_RARE __device__ __noinline__ inline
 #else
 #define DEEP_EP_TARGET_CUDA 0
 #define DEEP_EP_DEVICE inline
 #define DEEP_EP_HOST_DEVICE inline
-#define DEEP_EP_RARE inline
 #endif
 
 // Built with ThreadSanitizer / AddressSanitizer? GCC defines the macros, Clang has __has_feature.

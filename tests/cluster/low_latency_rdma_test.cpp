@@ -1,5 +1,5 @@
 // Low-latency calls over RDMA: operations that fail, and many schedules. What they have in common with calls over
-// NVLink is tested where those are, in every topology; sanitizers see it here.
+// NVLink is tested where those are, in every topology; ThreadSanitizer sees it here.
 #include <chrono>
 #include <cstring>
 #include <thread>

@@ -204,10 +204,10 @@ void Buffer::Implementation::destroy_collectively() {
   } catch (const Error& error) {
     log::warn("buffer: rank {} is destroyed after a failure: {}", rank_, error.what());
   }
-  drain_rdma();
   // After a fault that breaks the buffer somebody may never come. Any other may be known to this rank alone, and the
   // peers would wait for it.
   if (!broken_.empty() || (met_fault() && breaks(faults_[0]))) return;
+  drain_rdma();
   bootstrap_->barrier();  // nobody writes to a peer any more
   connections_.reset();
   heap_->unmap_peers();

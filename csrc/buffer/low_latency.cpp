@@ -8,6 +8,7 @@
 #include "csrc/executor/kernel_table.hpp"
 #include "csrc/support/format.hpp"
 #include "csrc/support/logging.hpp"
+#include "deep_ep/error.hpp"
 #include "kernels/low_latency/combine_wire.hpp"
 
 namespace deep_ep {
@@ -79,7 +80,9 @@ void Buffer::Implementation::look_after_low_latency() {
   for (int rank = 0; mask_ != nullptr && rank < num_ranks_; ++rank) {
     if (__atomic_load_n(&masked_[rank].written, __ATOMIC_ACQUIRE) == 0) continue;
     const FaultRecord record = masked_[rank];
-    masked_[rank] = FaultRecord{};  // nobody writes to it: the rank is masked
+    // A kernel under way may have more to tell: it writes to the record after this, or not at all.
+    __atomic_store_n(&masked_[rank].written, 0, __ATOMIC_RELAXED);
+    __atomic_store_n(&masked_[rank].claimed, 0, __ATOMIC_RELEASE);
     log::warn("{}", describe_masked(record));
   }
 }
@@ -126,7 +129,13 @@ void Buffer::Implementation::enqueue_low_latency(LowLatencyKind kind, const Call
   // The receive part is a call of its own, on the same stream, whenever the hook comes.
   const CallOptions later{.stream = call.stream};
   const auto& waiting = queues_[static_cast<std::size_t>(kind)];
-  const auto part = waiting->wait_for_hook([this, later, launch = std::move(launch)] {
+  const auto part = waiting->wait_for_hook([this, kind, later, recorded = recording_, launch = std::move(launch)] {
+    if (executor_->is_capturing(later.stream) != recorded) {
+      fail<InvalidArgument>("{}: its send part was {} into a graph, so its receive part must be, too: call the hook {}",
+                            kind == LowLatencyKind::dispatch ? "low_latency_dispatch" : "low_latency_combine",
+                            recorded ? "recorded" : "not recorded",
+                            recorded ? "before the recording ends" : "before the recording begins");
+    }
     begin(later);
     launch(LowLatencyPhase::receive, run_stream_);
     finish(later);
@@ -196,7 +205,16 @@ void Buffer::Implementation::low_latency_resume() {
     state.counters[kind].sent = state.counters[kind].received = counts[kind + 1];
   }
   executor_->copy(low_latency_state_, &state, sizeof state, comm_stream_);
-  if (connections_ != nullptr) resume_rdma(counts);
+  if (connections_ != nullptr) {
+    try {
+      resume_rdma(counts);
+    } catch (const Error& error) {
+      // The old queue pairs are gone, and kernels would write where they were.
+      broken_ = fmt::format("low_latency_resume made no new RDMA connections: {}", error.what());
+      broken_by_rdma_ = true;
+      throw;
+    }
+  }
   executor_->fill(mask_, 0, static_cast<std::size_t>(num_ranks_) * sizeof(std::int32_t), comm_stream_);
   executor_->synchronize(comm_stream_);
   bootstrap_->barrier();

@@ -85,10 +85,10 @@ LaunchShape shape_of(LowLatencyCombineParams& params, const Config& config, cons
   const int bf16_threads = rdma ? kCombineRdmaThreads : kCombineThreads;
   const int logfmt_threads = rdma ? kCombineLogfmtRdmaThreads : kCombineLogfmtThreads;
   const int most_threads = params.use_logfmt ? logfmt_threads : bf16_threads;
-  const int most = std::min(most_threads, policy.max_block_threads) / 32;
-  const int usual = gpu ? most : policy.warps_per_block;
   // Memory for what posters gather is there for no more blocks than these make.
   const int least = rdma ? static_cast<int>(LowLatencyStaging::kLeastCombineWarps) : 1;
+  const int most = std::max(std::min(most_threads, policy.max_block_threads) / 32, least);
+  const int usual = gpu ? most : policy.warps_per_block;
   const int warps = std::clamp(config.warps_per_block != 0 ? config.warps_per_block : usual, least, most);
   const int sms = most_working_blocks(config, policy, poster_blocks(params.common, warps));
   const bool few = std::int64_t{params.common.num_ranks} * params.max_tokens <= sms;

@@ -168,10 +168,12 @@ bool Connections::reaches(int rank) const {
 }
 
 void Connections::check() const {
+  if (queue_pairs_ == nullptr) throw SystemError("the RDMA connections are gone: making them anew has failed");
   if (const std::optional<Failure> seen = queue_pairs_->failure()) throw SystemError(rdma::describe(*seen));
 }
 
 bool Connections::drain(double most_s) const {
+  if (queue_pairs_ == nullptr) return true;
   executor_->make_current();
   const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double>(most_s);
   while (!queue_pairs_->idle()) {
@@ -186,7 +188,8 @@ bool Connections::drain(double most_s) const {
 
 std::string Connections::describe() const {
   return fmt::format("{} {} x {} {}, {}", options_.peers.size(), options_.peers.size() == 1 ? "peer" : "peers",
-                     options_.channels, options_.channels == 1 ? "channel" : "channels", queue_pairs_->describe());
+                     options_.channels, options_.channels == 1 ? "channel" : "channels",
+                     queue_pairs_ == nullptr ? "gone" : queue_pairs_->describe());
 }
 
 }  // namespace deep_ep::rdma

@@ -66,7 +66,7 @@ class Connections {
   bool drain(double most_s) const;
 
   /// Collective, while no kernel of any rank uses the connections: ends all queue pairs and makes new ones. Failed ones
-  /// work again; nothing is outstanding.
+  /// work again; nothing is outstanding. Throws as the constructor does; kernels must not use the connections then.
   void reconnect(Bootstrap& bootstrap);
 
   /// "7 peers x 3 channels, handler cpu, wire local".

@@ -20,6 +20,7 @@ struct CpuNicHandler::Ring {
   bool failed = false;        ///< the error entry is written; nothing is done any more
   std::uint64_t mistake = 0;  ///< index of an entry that cannot be executed, where `refusal` is not empty
   std::string refusal;
+  std::vector<WireOperation> waiting;  ///< decoded, not yet taken by the wire: what is full holds up nobody else
 
   const device::rdma::WorkQueueEntry& entry(std::uint64_t index) const {
     return memory.ring[index & (memory.depth - 1)];
@@ -65,7 +66,6 @@ void CpuNicHandler::remove(std::uint32_t number) noexcept {
   waiting_.fetch_sub(1);
   by_number_.erase(number);
   std::erase_if(rings_, [&](const auto& ring) { return ring->memory.number == number; });
-  std::erase_if(operations_, [&](const WireOperation& operation) { return operation.queue_pair == number; });
 }
 
 std::optional<Failure> CpuNicHandler::failure() const {
@@ -108,15 +108,21 @@ bool CpuNicHandler::step() {
   const std::lock_guard lock(mutex_);
   try {
     bool worked = false;
-    for (const auto& ring : rings_) worked |= take_entries(*ring);
-    worked |= post();
+    for (const auto& ring : rings_) {
+      worked |= take_entries(*ring);
+      worked |= post(*ring);
+    }
     worked |= complete();
     return worked;
   } catch (const std::exception& e) {
     const std::string why = fmt::format("the wire '{}' threw: {}", wire_->name(), e.what());
-    operations_.clear();
-    for (const auto& ring : rings_) fail_ring(*ring, {.index = ring->completed, .detail = why});
-    return true;
+    bool worked = false;
+    for (const auto& ring : rings_) {
+      worked |= !ring->failed;
+      ring->waiting.clear();
+      fail_ring(*ring, {.index = ring->completed, .detail = why});
+    }
+    return worked;  // a wire that is broken throws each time
   }
 }
 
@@ -131,24 +137,24 @@ bool CpuNicHandler::take_entries(Ring& ring) {
     return true;
   }
   bool worked = false;
-  while (ring.taken != end && ring.refusal.empty() && operations_.size() < kMostOperationsWaiting) {
+  while (ring.taken != end && ring.refusal.empty() && ring.waiting.size() < kMostOperationsWaiting) {
     DecodedEntry decoded = decode_entry(ring.entry(ring.taken), ring.taken, ring.memory.number);
     if (!decoded.mistake.empty()) {
       // Its place is taken by an operation that does nothing: what was before it completes first.
       ring.mistake = ring.taken;
       ring.refusal = std::move(decoded.mistake);
     }
-    operations_.push_back(decoded.operation);
+    ring.waiting.push_back(decoded.operation);
     ++ring.taken;
     worked = true;
   }
   return worked;
 }
 
-bool CpuNicHandler::post() {
-  if (operations_.empty()) return false;
-  const std::size_t taken = wire_->post(operations_);
-  operations_.erase(operations_.begin(), operations_.begin() + static_cast<std::ptrdiff_t>(taken));
+bool CpuNicHandler::post(Ring& ring) {
+  if (ring.waiting.empty()) return false;
+  const std::size_t taken = wire_->post(ring.waiting);
+  ring.waiting.erase(ring.waiting.begin(), ring.waiting.begin() + static_cast<std::ptrdiff_t>(taken));
   return taken != 0;
 }
 

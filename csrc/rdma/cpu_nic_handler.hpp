@@ -39,7 +39,7 @@ class CpuNicHandler final : public NicHandler {
 
   void run(const std::stop_token& stop);
   bool take_entries(Ring& ring);
-  bool post();
+  bool post(Ring& ring);
   bool complete();
   void apply(const WireCompletion& completion);
   /// Writes the error entry. `failure` has index, syndrome (or only a detail: not the wire's verdict) and vendor code.
@@ -50,7 +50,6 @@ class CpuNicHandler final : public NicHandler {
   std::unique_ptr<Wire> wire_;
   std::vector<std::unique_ptr<Ring>> rings_;
   std::unordered_map<std::uint32_t, Ring*> by_number_;
-  std::vector<WireOperation> operations_;  ///< decoded, not yet taken by the wire
   std::vector<WireCompletion> completions_;
   std::optional<Failure> failure_;
   mutable std::atomic<int> waiting_ = 0;  ///< calls that want the mutex: the thread lets them in

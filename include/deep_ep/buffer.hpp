@@ -161,7 +161,8 @@ class Buffer {
  public:
   /// Collective over the bootstrap's ranks, with equal options. The executor's device is the buffer's device.
   Buffer(std::shared_ptr<Bootstrap> bootstrap, std::shared_ptr<Executor> executor, const BufferOptions& options = {});
-  /// Destroys without talking to peers; prefer `destroy`, which is collective.
+  /// Destroys without talking to peers; prefer `destroy`, which is collective. Waits for this rank's work, and until
+  /// what it sent by RDMA has arrived (at most 10 s).
   ~Buffer();
   Buffer(Buffer&&) noexcept;
   Buffer& operator=(Buffer&&) noexcept;

@@ -9,7 +9,8 @@
 //
 // Kernels run where and when those of all calls do (buffer.hpp); a hook is a call on the stream that the send part was
 // called with. A call without a hook first enqueues the receive parts of its kind that still wait for theirs. All ranks
-// make the same calls in the same order; when hooks are called is up to each.
+// make the same calls in the same order; when hooks are called is up to each. Both parts of a call are recorded into
+// the same CUDA graph, or neither: otherwise the hook, or the next call without one, throws InvalidArgument.
 #pragma once
 
 #include <cstdint>

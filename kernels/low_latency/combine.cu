@@ -103,11 +103,16 @@ DEEP_EP_DEVICE void combine_body(const LowLatencyCombineParams& params, std::byt
 #pragma unroll 1
   for (bool again = false;; again = true) {
     adder.add_all(first, step);
-    if (common.mask == nullptr || again) return;
-    finish_with_masks(common, counters_of(common, LowLatencyKind::combine), shared.masks);
+    if (common.mask == nullptr) return;
+    if (!again) {
+      finish_with_masks(common, counters_of(common, LowLatencyKind::combine), shared.masks);
+      first = 0;
+      step = 1;
+    } else {
+      // Posters may mask ranks meanwhile, each at most once.
+      compare_masks(common, shared.masks);
+    }
     if (shared.masks.again == 0) return;
-    first = 0;
-    step = 1;
   }
 }
 

@@ -31,9 +31,21 @@ DEEP_EP_DEVICE void finish_with_masks(const LowLatencyParams& common, LowLatency
       const std::uint64_t now = load_acquire<Scope::gpu>(&common.state->mask_version);
       words.last = 1;
       words.again = load_relaxed<Scope::gpu>(&counters.versions) == now * blocks ? 0 : 1;
+      words.version = now;
       store_relaxed<Scope::gpu>(&counters.finished, 0);
       store_relaxed<Scope::gpu>(&counters.versions, 0);
     }
+  }
+  block::sync();
+}
+
+/// By every thread of the block that has received again. `words.again`: masks have changed since it began to.
+DEEP_EP_DEVICE void compare_masks(const LowLatencyParams& common, MaskWords& words) {
+  block::sync();
+  if (thread_index() == 0) {
+    const std::uint64_t now = load_acquire<Scope::gpu>(&common.state->mask_version);
+    words.again = words.version == now ? 0 : 1;
+    words.version = now;
   }
   block::sync();
 }

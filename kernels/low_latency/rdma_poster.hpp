@@ -11,6 +11,10 @@
 //   put counts or selections, add: progress n, 0        reads them
 //   as rows become ready, in order: put, add: n, i      reads row i - 1
 //   see the completions of the call before              (nothing: this frees staging memory for the next call)
+//
+// A rank that is masked is not waited for, so a NIC may still read for it what is written again. It has to be a NIC
+// that neither finished nor gave up within two calls; the rank finds other tags in those rows, and waits for ours in
+// vain.
 #pragma once
 
 #include "kernels/low_latency/params.hpp"
@@ -163,9 +167,9 @@ class LowLatencyPoster {
   }
 
   /// Gives the queue pair back. Before, it sees the completions of what earlier kernels had posted: what these had
-  /// staged may be written again by the next.
+  /// staged may be written again by the next. Those of a rank that is masked by now may never come.
   DEEP_EP_DEVICE void close() {
-    held(queue_.wait_for(found_posted_));
+    if (!leaves()) held(queue_.wait_for(found_posted_));
     held(queue_.close());
   }
 

@@ -14,11 +14,13 @@ DEEP_EP_DEVICE bool masked(const LowLatencyParams& common, int peer) {
   return common.mask != nullptr && load_relaxed<Scope::gpu>(common.mask + peer) != 0;
 }
 
-/// Leaves `peer` out from now on, and tells the host.
+/// Leaves `peer` out from now on, and tells the host. The version moves on both before and after: whoever begins in
+/// between has seen an old one, and whoever has seen the mask finds a new one (masks.hpp).
 DEEP_EP_DEVICE void mask_rank(const LowLatencyParams& common, int peer, Wanted wanted, std::uint64_t expected,
                               std::uint64_t seen) {
   write_record(common.masked[peer], FaultKind::timeout, wanted, peer, 0, expected, seen);
-  store_relaxed<Scope::gpu>(common.mask + peer, 1);
+  add_relaxed<Scope::gpu>(&common.state->mask_version, std::uint64_t{1});
+  store_release<Scope::gpu>(common.mask + peer, 1);
   add_release<Scope::gpu>(&common.state->mask_version, std::uint64_t{1});
 }
 

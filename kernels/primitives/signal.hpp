@@ -73,7 +73,7 @@ DEEP_EP_DEVICE bool aborted(const WaitContext& context) { return load_relaxed<Sc
 
 /// Fills a record, unless another thread of this rank was faster: nobody else writes to it.
 DEEP_EP_DEVICE void write_record(FaultRecord& record, FaultKind kind, Wanted wanted, int peer, int field,
-                               std::uint64_t expected, std::uint64_t seen) {
+                                 std::uint64_t expected, std::uint64_t seen) {
   if (fetch_add_acq_rel<Scope::gpu>(&record.claimed, std::uint64_t{1}) != 0) return;
   record.kind = kind;
   record.wanted = wanted;

@@ -1,6 +1,7 @@
 // Receive hooks of low-latency dispatch: late, in any order, two at once, never.
 #include <gtest/gtest.h>
 
+#include "tests/cluster/counting_executor.hpp"
 #include "tests/cluster/fixture.hpp"
 #include "tests/cluster/low_latency_case.hpp"
 
@@ -140,6 +141,48 @@ TEST_P(LowLatencyHooksTest, NeverCalled) {
     buffer.check();
     buffer.destroy();
     require_throws<UseAfterDestroy>([&] { last.hook(); }, {"hook"}, "a hook after destroy");
+  });
+}
+
+/// Says of every stream that it is being recorded, when it is told to. What is enqueued runs all the same.
+class RecordingExecutor final : public CountingExecutor {
+ public:
+  using CountingExecutor::CountingExecutor;
+  bool recording = false;
+  bool is_capturing(StreamHandle) override { return recording; }
+};
+
+/// A graph that had one part only of a call would wait, when it is replayed, for what nobody sends.
+TEST_P(LowLatencyHooksTest, BothPartsOfACallAreRecordedOrNeither) {
+  DEEP_EP_NEEDS_RANKS(2);
+  if (GetParam().target != Target::host) GTEST_SKIP() << "recordings are played by the CPU";
+  const std::vector<LowLatencyCase> cases = some_cases();
+  run_cluster(cluster(2), [&](Rank& rank) {
+    const auto executor = std::make_shared<RecordingExecutor>(rank.executor());
+    Buffer buffer(rank.bootstrap(), executor, options_for_cases());
+    const auto send = [&](const LowLatencyCase& one, bool recorded) {
+      executor->recording = recorded;
+      return buffer.low_latency_dispatch(upload_arguments(rank, one), with_hook(rank));
+    };
+    const auto receive = [&](const LowLatencyDispatchResult& result, bool recorded) {
+      executor->recording = recorded;
+      result.hook();
+    };
+    for (const bool recorded : {false, true}) {
+      const auto result = send(cases[0], recorded);
+      require_throws<InvalidArgument>([&] { receive(result, !recorded); },
+                                      {"low_latency_dispatch", recorded ? "was recorded" : "was not recorded", "graph"},
+                                      "a hook on the other side of the recording's edge");
+      executor->recording = !recorded;
+      require_throws<InvalidArgument>(
+          [&] { buffer.low_latency_dispatch(upload_arguments(rank, cases[1]), rank.call()); }, {"graph"},
+          "a call that receives what was sent before");
+      receive(result, recorded);
+      executor->recording = false;
+      check_low_latency_dispatch(rank, cases[0], result);
+    }
+    buffer.check();
+    buffer.destroy();
   });
 }
 

@@ -110,6 +110,33 @@ TEST_P(LowLatencyRdmaTest, WithMaskingThePeerIsMaskedAndComesBackWithNewConnecti
   });
 }
 
+/// Has no memory for rings when it is told so.
+class PoorExecutor final : public CountingExecutor {
+ public:
+  using CountingExecutor::CountingExecutor;
+  bool poor = false;
+  void* allocate_pinned(std::size_t bytes) override {
+    if (poor) throw OutOfMemory("no pinned memory is left");
+    return CountingExecutor::allocate_pinned(bytes);
+  }
+};
+
+TEST_P(LowLatencyRdmaTest, AResumeThatFailsEndsTheBuffer) {
+  DEEP_EP_NEEDS_RANKS(kRanks);
+  const LowLatencyCase all = three_ranks();
+  run_cluster(cluster(kRanks), [&](Rank& rank) {
+    const auto executor = std::make_shared<PoorExecutor>(rank.executor());
+    Buffer buffer(rank.bootstrap(), executor, only_rdma(true));
+    check_low_latency_dispatch(rank, all, buffer.low_latency_dispatch(upload_arguments(rank, all), rank.call()));
+    executor->poor = rank.rank() == 1;
+    require_throws<Error>([&] { buffer.low_latency_resume(); }, {"no pinned memory is left"}, "on every rank");
+    executor->poor = false;
+    require_throws<SystemError>([&] { buffer.low_latency_dispatch(upload_arguments(rank, all), rank.call()); },
+                                {"low_latency_resume", "no pinned memory is left"}, "every later call");
+    buffer.destroy();
+  });
+}
+
 /// Dispatch and combine, with and without hooks, two in flight, under many schedules of the CPU executor.
 TEST(LowLatencyRdmaScheduleTest, EverySeedGivesTheSame) {
   const std::int64_t first = environment_number("DEEP_EP_TEST_FIRST_SCHEDULE", 1);

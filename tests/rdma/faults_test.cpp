@@ -1,6 +1,10 @@
 // Every way in which a queue pair can fail, and what is said about it.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <memory>
+#include <vector>
+
 #include "deep_ep/error.hpp"
 #include "tests/rdma/contains.hpp"
 #include "tests/rdma/queue_world.hpp"
@@ -301,6 +305,97 @@ TEST(RdmaHandlerIdle, WhenAllIsDoneOrHasFailed) {
   world.settle();
   EXPECT_TRUE(world.handler().idle());
   EXPECT_TRUE(world.handler().failure().has_value());
+}
+
+/// Takes nothing for queue pairs that are full, and completes the rest at once.
+class FullWire final : public rdma::Wire {
+ public:
+  std::string_view name() const override { return "full"; }
+  std::size_t post(std::span<const rdma::WireOperation> operations) override {
+    std::size_t taken = 0;
+    for (; taken < operations.size() && operations[taken].queue_pair != full; ++taken) {
+      if (operations[taken].signalled) done_.push_back({operations[taken].queue_pair, operations[taken].id});
+    }
+    return taken;
+  }
+  std::size_t poll(std::span<rdma::WireCompletion> completions) override {
+    if (broken) throw SystemError("the device is gone");
+    const std::size_t count = std::min(done_.size(), completions.size());
+    std::copy_n(done_.begin(), count, completions.begin());
+    done_.erase(done_.begin(), done_.begin() + static_cast<std::ptrdiff_t>(count));
+    return count;
+  }
+
+  std::uint32_t full = 0;
+  bool broken = false;
+
+ private:
+  std::vector<rdma::WireCompletion> done_;
+};
+
+class RdmaHandler : public testing::Test {
+ protected:
+  static constexpr std::uint32_t kDepth = 1024;
+
+  RdmaHandler() {
+    auto wire = std::make_unique<FullWire>();
+    wire_ = wire.get();
+    handler_ = std::make_unique<rdma::CpuNicHandler>(std::move(wire), /*start_thread=*/false);
+    for (const std::uint32_t number : {1u, 2u}) {
+      rings_.push_back(
+          std::make_unique<rdma::RingMemory>(executor_, rdma::RingOptions{number, kDepth, kDepth / 2, 7, 0}));
+      handler_->add({number, kDepth, rings_.back()->ring(), rings_.back()->completion(),
+                     rings_.back()->producer_index(), 0, 7, "full wire"});
+    }
+  }
+
+  /// As many entries as there is room for.
+  void fill(std::size_t ring) {
+    RdmaPeerParams params{rings_[ring]->queue_pair(), 1, 2, 2};
+    Simulation simulation([](bool) {});
+    QueueWorld::Peer peer(params, context_);
+    for (std::uint32_t i = 0; i < kDepth; ++i) EXPECT_TRUE(peer.put(0, 0, 8));
+    peer.close();
+  }
+  std::uint32_t completed(std::size_t ring) const {
+    const std::uint32_t tail = rings_[ring]->completion()->tail;
+    return device::rdma::tail_opcode(tail) == device::rdma::kCompletionOk ? device::rdma::tail_counter(tail) + 1 : 0;
+  }
+
+  std::shared_ptr<Executor> executor_ = make_host_executor();
+  Faults faults_;
+  WaitContext context_ = faults_.context(1'000'000'000);
+  std::vector<std::unique_ptr<rdma::RingMemory>> rings_;
+  FullWire* wire_;
+  std::unique_ptr<rdma::CpuNicHandler> handler_;
+};
+
+TEST_F(RdmaHandler, AFullQueueHoldsUpNoOther) {
+  wire_->full = 1;
+  fill(0);
+  for (int i = 0; i < 10; ++i) handler_->step();
+  fill(1);
+  for (int i = 0; i < 10; ++i) handler_->step();
+  EXPECT_EQ(completed(0), 0u);
+  EXPECT_EQ(completed(1), kDepth);
+  EXPECT_FALSE(handler_->idle());
+  wire_->full = 0;
+  for (int i = 0; i < 10; ++i) handler_->step();
+  EXPECT_EQ(completed(0), kDepth);
+  EXPECT_TRUE(handler_->idle());
+}
+
+TEST_F(RdmaHandler, ABrokenWireFailsEveryRingAndGivesNoMoreWork) {
+  fill(0);
+  wire_->broken = true;
+  EXPECT_TRUE(handler_->step());
+  for (const auto& ring : rings_) {
+    EXPECT_EQ(device::rdma::tail_opcode(ring->completion()->tail), device::rdma::kCompletionError);
+  }
+  EXPECT_FALSE(handler_->step());
+  EXPECT_TRUE(handler_->idle());
+  ASSERT_TRUE(handler_->failure().has_value());
+  EXPECT_TRUE(contains(describe(*handler_->failure()), "the wire 'full' threw: the device is gone"));
 }
 
 }  // namespace

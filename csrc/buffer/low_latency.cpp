@@ -205,6 +205,7 @@ void Buffer::Implementation::low_latency_resume() {
     state.counters[kind].sent = state.counters[kind].received = counts[kind + 1];
   }
   executor_->copy(low_latency_state_, &state, sizeof state, comm_stream_);
+  executor_->synchronize(comm_stream_);  // `state` is read until then, also where what follows throws
   if (connections_ != nullptr) {
     try {
       resume_rdma(counts);

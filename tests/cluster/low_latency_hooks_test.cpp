@@ -144,12 +144,28 @@ TEST_P(LowLatencyHooksTest, NeverCalled) {
   });
 }
 
-/// Says of every stream that it is being recorded, when it is told to. What is enqueued runs all the same.
+/// Says of every stream that it is being recorded, when it is told to. What is enqueued runs all the same. Memory that
+/// is allocated meanwhile belongs to the recording.
 class RecordingExecutor final : public CountingExecutor {
  public:
   using CountingExecutor::CountingExecutor;
+  ~RecordingExecutor() override {
+    const StreamHandle stream = create_stream();
+    for (void* memory : recorded_) free_async(memory, stream);
+    synchronize(stream);
+    destroy_stream(stream);
+  }
+
   bool recording = false;
   bool is_capturing(StreamHandle) override { return recording; }
+  void* allocate_async(std::size_t bytes, StreamHandle stream) override {
+    void* memory = CountingExecutor::allocate_async(bytes, stream);
+    if (recording) recorded_.push_back(memory);
+    return memory;
+  }
+
+ private:
+  std::vector<void*> recorded_;
 };
 
 /// A graph that had one part only of a call would wait, when it is replayed, for what nobody sends.

@@ -39,7 +39,8 @@ std::string reported(const rdma::Connections& connections) {
 /// What the kernel has put on record.
 std::string told(const Member& member, int rank) {
   const FaultRecord& fault = member.exchange->fault();
-  return "fault of kind " + std::to_string(static_cast<int>(fault.kind)) + ": " + rdma::describe_fault(rank, fault);
+  const std::string kind = "fault of kind " + std::to_string(static_cast<int>(fault.kind));
+  return fault.kind == FaultKind::rdma_failed ? kind + ": " + rdma::describe_fault(rank, fault) : kind;
 }
 
 void wait_until_dead(std::int64_t process) {
@@ -58,7 +59,7 @@ TEST(RxeConnectionsFault, PeerThatIsKilledIsNamed) {
   const std::string name = "deep_ep_rxe_killed";
   const auto errors = run_processes(2, [&](int rank) {
     const auto bootstrap = make_shared_memory_bootstrap(name, rank, 2, 60);
-    Member member(bootstrap, make_host_executor());
+    Member member(bootstrap, make_host_executor(), /*timeout_s=*/10);
     member.connect({.peers = {1 - rank}, .depth = 64}, quick_settings());
     member.exchange_rows(0, 1);
     const auto processes = all_gather_values(*bootstrap, std::int64_t{::getpid()});
@@ -66,7 +67,11 @@ TEST(RxeConnectionsFault, PeerThatIsKilledIsNamed) {
     wait_until_dead(processes[1]);
     member.exchange->launch(*member.connections, 0, 1);
     member.exchange->synchronize();
-    require(member.exchange->fault().kind == FaultKind::rdma_failed, told(member, rank));
+    // The device may take the first rows while it ends the dead process's queue pair. The others then fit the ring, and
+    // the kernel waits for the answer, and for nothing else.
+    const FaultRecord& fault = member.exchange->fault();
+    require(fault.kind == FaultKind::rdma_failed || (fault.kind == FaultKind::timeout && fault.peer == 1),
+            told(member, rank));
     const std::string text = reported(*member.connections);
     require(contains(text, "to rank 1 over rxe0:1 failed") && contains(text, "syndrome 0x15"), text);
   });

@@ -14,7 +14,7 @@
 //
 // A rank that is masked is not waited for, so a NIC may still read for it what is written again. It has to be a NIC
 // that neither finished nor gave up within two calls; the rank finds other tags in those rows, and waits for ours in
-// vain.
+// vain. Only a line that is read while it is written could have our tag and other bytes.
 #pragma once
 
 #include "kernels/low_latency/params.hpp"

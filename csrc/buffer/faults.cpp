@@ -78,8 +78,16 @@ std::string Buffer::Implementation::describe(const FaultRecord& fault) const {
       }
       if (fault.wanted == Wanted::low_latency_dispatch_counts) {
         return fmt::format(
-            "low_latency_dispatch: ranks {} and {} differ in max_tokens, hidden, top-k, num_experts, use_fp8 or in "
-            "whether weights travel; they must be equal on all ranks. The ranks no longer agree: destroy the buffer",
+            "low_latency_dispatch: ranks {} and {} differ in max_tokens, hidden, top-k, num_experts, use_fp8, in "
+            "whether weights travel or, between nodes, in return_recv_hook; they must be equal on all ranks. The ranks "
+            "no longer agree: destroy the buffer",
+            rank_, fault.peer);
+      }
+      if (fault.wanted == Wanted::low_latency_combine_selection) {
+        return fmt::format(
+            "low_latency_combine: ranks {} and {} differ in max_tokens, hidden, top-k, num_experts, use_logfmt "
+            "or, between nodes, in return_recv_hook; they must be equal on all ranks. The ranks no longer agree: "
+            "destroy the buffer",
             rank_, fault.peer);
       }
       return fmt::format(

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <utility>
 
+#include "csrc/buffer/low_latency_rails.hpp"
 #include "csrc/memory/storage.hpp"
 #include "csrc/support/environment.hpp"
 #include "csrc/support/format.hpp"
@@ -48,13 +49,15 @@ ControlWindow control_window(int num_ranks, const BufferOptions& options, std::s
 /// The heap's layout follows from these, so they must be equal.
 void check_same_options(Bootstrap& bootstrap, const BufferOptions& options) {
   constexpr std::array kNames = {"heap_bytes",        "window_bytes",        "max_local_experts",
-                                 "low_latency_bytes", "low_latency_masking", "allow_nvlink_for_low_latency"};
+                                 "low_latency_bytes", "low_latency_masking", "allow_nvlink_for_low_latency",
+                                 "low_latency_rails"};
   const std::array<std::uint64_t, kNames.size()> mine = {options.heap_bytes,
                                                          options.window_bytes,
                                                          static_cast<std::uint64_t>(options.max_local_experts),
                                                          options.low_latency_bytes,
                                                          options.low_latency_masking ? std::uint64_t{1} : 0,
-                                                         options.allow_nvlink_for_low_latency ? std::uint64_t{1} : 0};
+                                                         options.allow_nvlink_for_low_latency ? std::uint64_t{1} : 0,
+                                                         static_cast<std::uint64_t>(options.low_latency_rails)};
   const std::vector<std::byte> all = bootstrap.all_gather(std::as_bytes(std::span(mine)));
   for (int rank = 0; rank < bootstrap.size(); ++rank) {
     std::array<std::uint64_t, kNames.size()> theirs;
@@ -103,6 +106,7 @@ Buffer::Implementation::Implementation(std::shared_ptr<Bootstrap> bootstrap, std
   }
   timeout_s_ = options_.timeout_s ? *options_.timeout_s : environment::number("DEEP_EP_TIMEOUT_S");
   if (!(timeout_s_ >= 0)) fail<InvalidArgument>("timeout_s is {}, allowed: 0 (for ever) or more", timeout_s_);
+  options_.low_latency_rails = asked_for_rails(options_.low_latency_rails);
   check_same_options(*bootstrap_, options_);
   if (options_.max_local_experts < 1 || options_.max_local_experts > 1 << 16) {
     fail<InvalidArgument>("max_local_experts is {}, allowed: 1 to 65536", options_.max_local_experts);
@@ -157,7 +161,10 @@ void Buffer::Implementation::lay_out_heap() {
   if (options_.low_latency_bytes != 0) far_ranks_ = nodes_.reached_by_rdma(options_.allow_nvlink_for_low_latency);
   if (!far_ranks_.empty()) {
     // Only now is it known that there must be room for what NICs fetch.
-    staging_ = LowLatencyStaging::make(low_latency_end, low_latency_window_);
+    const bool rails = options_.allow_nvlink_for_low_latency && !options_.low_latency_masking &&
+                       options_.low_latency_rails != LowLatencyRails::never;
+    rail_width_ = rails && nodes_.ranks_of_each_node() > 1 ? nodes_.ranks_of_each_node() : 0;
+    staging_ = LowLatencyStaging::make(low_latency_end, low_latency_window_, rail_width_ == 0 ? 0 : nodes_.num_nodes);
     make_heap(staging_.bytes);
   }
   const std::size_t window_at = low_latency_end + staging_.bytes;

@@ -126,6 +126,8 @@ class Buffer::Implementation {
   /// Throws what an earlier call met, and logs whom it masked.
   void look_after_low_latency();
   LowLatencyParams low_latency_params() const;
+  /// Whether such a call goes by rails: the ranks of a node, else 0. `row_bytes`: of a row that goes by rails.
+  int choose_rails(const CallOptions& call, int max_tokens, int num_topk, std::size_t row_bytes) const;
   /// The call's `tokens` and its rows of `row_bytes` fit the window.
   void check_low_latency_room(std::int64_t max_tokens, std::int64_t hidden, std::size_t row_bytes) const;
   LowLatencyQueue& queue(LowLatencyKind kind) const { return *queues_[static_cast<std::size_t>(kind)]; }
@@ -171,6 +173,7 @@ class Buffer::Implementation {
   std::array<std::shared_ptr<LowLatencyQueue>, static_cast<std::size_t>(LowLatencyKind::count)> queues_;
   NodeMembership nodes_;
   std::vector<int> far_ranks_;  ///< that low-latency calls reach by RDMA
+  int rail_width_ = 0;          ///< ranks of a node, where calls may go by rails; else 0
   LowLatencyStaging staging_;
   LowLatencyTold* told_ = nullptr;                  // device memory, [num_ranks]
   std::byte** low_latency_heaps_ = nullptr;         // device memory, [num_ranks]: as LowLatencyParams::heaps

@@ -19,7 +19,7 @@ std::size_t Buffer::low_latency_bytes_hint(int max_tokens, std::int64_t hidden, 
   check_range("num_ranks", num_ranks, 1, kMaxRanks);
   check_range("num_experts", num_experts, 1, 1 << 20);
   // The largest rows: bfloat16 with as many selections as there may be; LogFMT where nothing is encoded.
-  const LowLatencyRow row{static_cast<int>(hidden), static_cast<int>(LowLatencyWindow::kMostTopk), false, true};
+  const LowLatencyRow row{static_cast<int>(hidden), static_cast<int>(LowLatencyWindow::kMostTopk), false, true, true};
   const CombineWire combine{static_cast<int>(hidden), true};
   const std::size_t row_bytes = std::max(row.bytes(), combine.bytes());
   const std::size_t rows_of_source = static_cast<std::size_t>(max_tokens) * row_bytes;

@@ -4,6 +4,7 @@
 #include "csrc/buffer/checks.hpp"
 #include "csrc/buffer/implementation.hpp"
 #include "csrc/buffer/low_latency_posters.hpp"
+#include "csrc/buffer/low_latency_shape.hpp"
 #include "csrc/executor/kernel_table.hpp"
 #include "csrc/support/format.hpp"
 #include "kernels/low_latency/combine_shared.hpp"
@@ -131,6 +132,11 @@ LowLatencyCombineResult Buffer::Implementation::low_latency_combine(const LowLat
   params.rank_major = handle.layout == LowLatencyLayout::rank_major;
   params.use_logfmt = arguments.use_logfmt;
   params.row_bytes = CombineWire{params.hidden, params.use_logfmt}.bytes();
+  if (!params.use_logfmt) {
+    params.common.rdma.rail_width = choose_rails(call, params.max_tokens, params.num_topk, params.row_bytes);
+  }
+  params.call_shape = call_shape_of({params.max_tokens, params.num_topk, params.hidden, params.num_local_experts,
+                                     params.use_logfmt ? 1 : 0, params.common.rdma.rail_width});
   params.x = arguments.x.as<const std::byte>();
   params.row_table = handle.row_table.as<const std::int32_t>();
   params.num_tokens = static_cast<int>(arguments.topk_idx.size(0));

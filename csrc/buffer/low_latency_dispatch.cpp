@@ -4,6 +4,7 @@
 #include "csrc/buffer/checks.hpp"
 #include "csrc/buffer/implementation.hpp"
 #include "csrc/buffer/low_latency_posters.hpp"
+#include "csrc/buffer/low_latency_shape.hpp"
 #include "csrc/executor/kernel_table.hpp"
 #include "csrc/support/format.hpp"
 #include "kernels/low_latency/dispatch_shared.hpp"
@@ -66,19 +67,9 @@ void check_arguments(const LowLatencyDispatchArguments& arguments, const CallOpt
   check_range("config.warps_per_block", arguments.config.warps_per_block, 0, 32);
 }
 
-/// Ranks that disagree in any of this would misread each other.
-std::uint32_t hash_of(std::initializer_list<int> fields) {
-  std::uint32_t hash = 2166136261u;  // FNV-1a
-  for (const int field : fields) {
-    for (int byte = 0; byte < 4; ++byte) {
-      hash = (hash ^ (static_cast<std::uint32_t>(field) >> (8 * byte) & 0xffu)) * 16777619u;
-    }
-  }
-  return hash;
-}
-
 LowLatencyRow row_of(const LowLatencyDispatchParams& params) {
-  return {params.hidden, params.num_topk, is_fp8(params.format), params.weights};
+  const bool by_rails = params.common.rdma.rail_width != 0;
+  return {params.hidden, params.num_topk, is_fp8(params.format), params.weights, by_rails};
 }
 
 /// Grid and shared memory of a part of the call.
@@ -133,8 +124,12 @@ LowLatencyDispatchResult Buffer::Implementation::low_latency_dispatch(const LowL
   params.format = format_of(arguments);
   params.rank_major = arguments.layout == LowLatencyLayout::rank_major;
   params.weights = arguments.topk_weights.has_value();
-  params.call_shape = hash_of({params.max_tokens, params.num_topk, params.hidden, params.num_local_experts,
-                               is_fp8(params.format) ? 1 : 0, params.weights ? 1 : 0});
+  LowLatencyRow by_rails = row_of(params);
+  by_rails.by_rails = true;
+  params.common.rdma.rail_width = choose_rails(call, params.max_tokens, params.num_topk, by_rails.bytes());
+  params.call_shape =
+      call_shape_of({params.max_tokens, params.num_topk, params.hidden, params.num_local_experts,
+                     is_fp8(params.format) ? 1 : 0, params.weights ? 1 : 0, params.common.rdma.rail_width});
   params.num_tokens = static_cast<int>(arguments.x.size(0));
   params.x = arguments.x.as<const std::byte>();
   params.topk_idx = arguments.topk_idx.data;

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "csrc/buffer/implementation.hpp"
+#include "csrc/buffer/low_latency_rails.hpp"
 #include "csrc/support/logging.hpp"
 
 namespace deep_ep {
@@ -25,6 +26,18 @@ void Buffer::Implementation::set_up_rdma() {
   executor_->synchronize(comm_stream_);
   log::info("buffer: rank {} reaches {} of {} ranks by RDMA in low-latency calls: {}", rank_, far_ranks_.size(),
             num_ranks_, connections_->describe());
+}
+
+int Buffer::Implementation::choose_rails(const CallOptions& call, int max_tokens, int num_topk,
+                                         std::size_t row_bytes) const {
+  const std::size_t needed = static_cast<std::size_t>(max_tokens) * row_bytes;
+  if (rail_width_ == 0 || call.return_recv_hook || needed > low_latency_window_.source_bytes) return 0;
+  const RailTraffic traffic{.ranks = num_ranks_,
+                            .ranks_per_node = rail_width_,
+                            .topk = num_topk,
+                            .max_tokens = max_tokens,
+                            .row_bytes = row_bytes};
+  return options_.low_latency_rails == LowLatencyRails::always || rails_pay(traffic) ? rail_width_ : 0;
 }
 
 void Buffer::Implementation::drain_rdma() noexcept {

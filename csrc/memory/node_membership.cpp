@@ -43,6 +43,16 @@ std::vector<int> NodeMembership::reached_by_rdma(bool use_nvlink) const {
   return ranks;
 }
 
+int NodeMembership::ranks_of_each_node() const {
+  const int ranks = static_cast<int>(node.size());
+  if (num_nodes < 2 || ranks % num_nodes != 0) return 0;
+  const int width = ranks / num_nodes;
+  for (int other = 0; other < ranks; ++other) {
+    if (node[static_cast<std::size_t>(other)] != other / width) return 0;
+  }
+  return width;
+}
+
 NodeMembership find_nodes(Bootstrap& bootstrap, std::span<std::byte* const> heaps, int ranks_per_node) {
   Facts mine;
   agree(bootstrap, "finding out which ranks make a node", [&] {

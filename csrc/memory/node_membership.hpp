@@ -19,6 +19,8 @@ struct NodeMembership {
   }
   /// Ranks that this one reaches by RDMA: those of other nodes; all others where NVLink must not be used.
   std::vector<int> reached_by_rdma(bool use_nvlink) const;
+  /// Ranks of a node, where there are several nodes, all of as many consecutive ranks; else 0.
+  int ranks_of_each_node() const;
 };
 
 /// Collective. `heaps`: SymmetricHeap::peers(), null where a rank could not be mapped.

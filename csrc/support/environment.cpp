@@ -43,6 +43,9 @@ constexpr std::array kVariables = {
     Variable{"DEEP_EP_RANKS_PER_NODE", Type::unsigned_integer, "0",
              "0 = by host; else a divisor of the number of ranks",
              "how many consecutive ranks count as one node, where the program does not say; one host can play several"},
+    Variable{
+        "DEEP_EP_LOW_LATENCY_RAILS", Type::choice, "auto", "auto|always|never",
+        "low-latency calls between nodes: rows once for each node, and on by NVLink, where the program does not say"},
     Variable{"DEEP_EP_LOG", Type::choice, "warn", "trace|debug|info|warn|error|off", "how much the library logs"},
     Variable{"DEEP_EP_LOG_FILE", Type::text, "", "%h = host name, %p = process id",
              "file that log lines are appended to; standard error where not set"},

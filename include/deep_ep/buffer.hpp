@@ -33,6 +33,14 @@
 
 namespace deep_ep {
 
+/// Low-latency calls between nodes: a token's row crosses the network once for each node that has experts of it, to the
+/// rank with the sender's index there (the rail), which hands it on over NVLink; or once for each rank that has.
+enum class LowLatencyRails {
+  automatic,  ///< by rails where a model of the call says that they save more than the additional hop costs
+  always,     ///< wherever possible, see BufferOptions::low_latency_rails
+  never,
+};
+
 struct BufferOptions {
   /// Symmetric memory of each rank, equal on all ranks. Received tensors live in it; what does not fit is received
   /// through a bounded window instead (slower, same results). See Buffer::heap_bytes_hint.
@@ -62,6 +70,11 @@ struct BufferOptions {
   /// reached by RDMA. 0: DEEP_EP_RANKS_PER_NODE, and where that is 0 too, ranks that map each other's memory are a
   /// node.
   int ranks_per_node = 0;
+  /// Equal on all ranks. automatic: DEEP_EP_LOW_LATENCY_RAILS, and where that is auto, the model. Possible where nodes
+  /// are of equally many consecutive ranks, two or more, with NVLink in use; for calls that receive at once, on all
+  /// ranks alike (with return_recv_hook nobody would hand rows on until a hook is called); without masking (a lost rank
+  /// would take its rail along); and not for LogFMT. Combine by rails rounds once more, for each node.
+  LowLatencyRails low_latency_rails = LowLatencyRails::automatic;
 };
 
 struct CallOptions {

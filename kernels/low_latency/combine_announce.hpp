@@ -40,6 +40,21 @@ DEEP_EP_DEVICE Selection load_selection(const LowLatencyCombineParams& params, i
   return {load_expert(params, token, k), weight};
 }
 
+/// What `owner`, which is far, has announced. There once its progress says so.
+DEEP_EP_DEVICE FarSelections far_selections(const LowLatencyParams& common, std::uint64_t epoch, int owner) {
+  const std::byte* words = common.local + common.window.selections_at(epoch, owner, 0);
+  return {reinterpret_cast<const std::uint64_t*>(words)};
+}
+
+/// Does the owner mean the same call?
+DEEP_EP_DEVICE void check_far_shape(const LowLatencyCombineParams& params, const FarSelections& selections,
+                                    int owner) {
+  const std::uint64_t shape = load_weak(selections.words) >> 32;
+  if (shape == params.call_shape) return;
+  report_fault(params.common.wait, FaultKind::mismatch, Wanted::low_latency_combine_selection, owner, 0,
+               params.call_shape, shape);
+}
+
 /// One thread's part of the announcement of this block's tokens: a token has a cell for each peer and selection, and
 /// the threads share them. What the first cell needs is loaded when this is made, before the epoch is known.
 template <bool kRdma>

@@ -49,15 +49,15 @@ struct RowChooser {
   }
 
  private:
-  /// Selections that come by RDMA are no cells: they lie close together, [token][k], and one word of their owner says
-  /// that all are there.
+  /// Selections that come by RDMA are no cells: they lie close together, and one word of their owner says that all are
+  /// there.
   DEEP_EP_DEVICE Cell load_far_selection(const CombineRow& row) const {
     const LowLatencyParams& common = params.common;
     Cell cell{0, load_acquire<Scope::system>(progress_word(common, LowLatencyKind::combine, epoch, row.source)) >> 16};
     if (cell.epoch < epoch) return cell;
-    const auto* all =
-        reinterpret_cast<const std::uint64_t*>(common.local + common.window.selections_at(epoch, row.source, 0));
-    cell.payload = load_weak(all + row.token * params.num_topk + lane_index());
+    const FarSelections all = far_selections(common, epoch, row.source);
+    if (row.index == 0 && lane_index() == 0) check_far_shape(params, all, row.source);
+    cell.payload = load_weak(all.selection(row.token, params.num_topk, lane_index()));
     return cell;
   }
 

@@ -62,17 +62,19 @@ DEEP_EP_HOST_DEVICE constexpr bool is_fp8(LowLatencyFormat format) { return form
 constexpr int kScaleChannels = 128;
 
 /// A row of dispatch as it travels, in tagged lines: a header of words (the token's index at its source, for each
-/// selection the expert and its place among the source's entries that name this expert, and weights), scales (float32,
-/// also for UE8M0), payload.
+/// selection the expert and its place among the source's entries that name this expert, weights, and by rails the row's
+/// slot on the expert's rank), scales (float32, also for UE8M0), payload.
 struct LowLatencyRow {
   int hidden, num_topk;
   bool fp8, weights;
+  bool by_rails = false;
 
   // Words of the header.
   static constexpr int kToken = 0;
   DEEP_EP_HOST_DEVICE int selection_word(int k) const { return 1 + k; }
   DEEP_EP_HOST_DEVICE int weight_word(int k) const { return 1 + num_topk + k; }
-  DEEP_EP_HOST_DEVICE int header_words() const { return 1 + num_topk * (weights ? 2 : 1); }
+  DEEP_EP_HOST_DEVICE int slot_word(int k) const { return 1 + num_topk * (weights ? 2 : 1) + k; }
+  DEEP_EP_HOST_DEVICE int header_words() const { return 1 + num_topk * (1 + (weights ? 1 : 0) + (by_rails ? 1 : 0)); }
 
   // Offsets in the row, without tags.
   DEEP_EP_HOST_DEVICE std::uint32_t scales_at() const { return 4 * static_cast<std::uint32_t>(header_words()); }
@@ -146,7 +148,8 @@ struct LowLatencyCombineParams {
   int num_local_experts;
   bool rank_major;
   bool use_logfmt;
-  std::uint32_t row_bytes;  ///< of a row as it travels
+  std::uint32_t row_bytes;   ///< of a row as it travels
+  std::uint32_t call_shape;  ///< a hash of the above: ranks that disagree and are reached by RDMA find out
 
   int warps_per_row;  ///< that push a row together
 

@@ -26,10 +26,10 @@ struct CombinePoster {
   DEEP_EP_DEVICE const LowLatencyStaging& staging() const { return params.common.rdma.staging; }
 
   DEEP_EP_DEVICE bool post_selections(Poster& poster) const {
-    const auto bytes = static_cast<std::uint32_t>(params.num_tokens * params.num_topk) * sizeof(std::uint64_t);
+    const std::uint32_t bytes = FarSelections::bytes(params.num_tokens, params.num_topk);
     const std::size_t from = staging().selections_at(epoch, block_index() - common().working_blocks);
     const std::size_t to = common().window.selections_at(epoch, common().rank, 0);
-    if (!poster.put(to, from, bytes, bytes != 0 && lane_index() == 0) || !poster.progress(0)) return false;
+    if (!poster.put(to, from, bytes, lane_index() == 0) || !poster.progress(0)) return false;
     poster.flush();
     return true;
   }
@@ -106,8 +106,9 @@ DEEP_EP_DEVICE void post_combine(const LowLatencyCombineParams& params, const Co
   if (sends(params.phase)) {
     const std::size_t at = common.rdma.staging.selections_at(epoch, block_index() - common.working_blocks);
     auto* staged = reinterpret_cast<std::uint64_t*>(common.local + at);
+    if (thread_index() == 0) staged[0] = FarSelections::head(params.num_tokens, params.call_shape);
     for (int i = thread_index(); i < params.num_tokens * params.num_topk; i += block_threads()) {
-      staged[i] = load_selection(params, i / params.num_topk, i % params.num_topk).packed();
+      staged[1 + i] = load_selection(params, i / params.num_topk, i % params.num_topk).packed();
     }
   }
   block::sync();

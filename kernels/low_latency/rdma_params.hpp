@@ -35,10 +35,12 @@ struct LowLatencyStaging {
   std::size_t begin = 0;  ///< offset in the heap
   std::size_t bytes = 0;
 
-  static LowLatencyStaging make(std::size_t begin, const LowLatencyWindow& window) {
+  /// `nodes`: whose rows this rank may hand on, see rails.hpp; 0: calls never go by rails.
+  static LowLatencyStaging make(std::size_t begin, const LowLatencyWindow& window, int nodes) {
     const auto ranks = static_cast<std::size_t>(window.num_ranks);
     LowLatencyStaging staging;
     staging.num_ranks_ = window.num_ranks;
+    staging.nodes_ = nodes;
     staging.slots_ = window.slots;
     staging.count_bytes_ = window.count_bytes_;
     staging.source_bytes_ = window.source_bytes;
@@ -52,8 +54,10 @@ struct LowLatencyStaging {
     staging.dispatch_ready_ = take(2 * window.slots * sizeof(std::uint64_t));
     staging.combine_ready_ = take(2 * ranks * window.slots * kMostWarpsPerRow * sizeof(std::uint64_t));
     staging.counts_ = take(2 * ranks * window.count_bytes_);
-    staging.selections_ = take(2 * staging.poster_blocks() * window.slots * selection_bytes());
+    staging.selections_ = take(2 * staging.poster_blocks() * staging.block_selection_bytes());
     staging.rows_ = take(2 * (1 + ranks) * window.source_bytes);
+    staging.relayed_ = take(2 * static_cast<std::size_t>(LowLatencyKind::count) * static_cast<std::size_t>(nodes) *
+                            window.source_bytes);
     staging.bytes = at - begin;
     return staging;
   }
@@ -82,15 +86,23 @@ struct LowLatencyStaging {
   DEEP_EP_HOST_DEVICE std::size_t counts_at(std::uint64_t epoch, int peer) const {
     return counts_ + of_peer(epoch, peer) * count_bytes_;
   }
-  /// Combine's selections, [token][k], as one block of posters has gathered them.
+  /// Combine's selections, see FarSelections, as one block of posters has gathered them.
   DEEP_EP_HOST_DEVICE std::size_t selections_at(std::uint64_t epoch, int block) const {
     const std::size_t of_block = (epoch & 1) * poster_blocks() + static_cast<std::size_t>(block);
-    return selections_ + of_block * slots_ * selection_bytes();
+    return selections_ + of_block * block_selection_bytes();
+  }
+  /// By rails, rows that this rank hands on. Dispatch: row `slot` of the rank on its rail in `node`, which writes it.
+  /// Combine: this rank's own part of the row of token `slot` of that rank.
+  DEEP_EP_HOST_DEVICE std::size_t relayed_row_at(LowLatencyKind kind, std::uint64_t epoch, int node, int slot,
+                                                 std::size_t row_bytes) const {
+    const int half = static_cast<int>(kind) * 2 + static_cast<int>(epoch & 1);
+    const auto part = static_cast<std::size_t>(half * nodes_ + node);
+    return relayed_ + part * source_bytes_ + static_cast<std::size_t>(slot) * row_bytes;
   }
 
  private:
-  DEEP_EP_HOST_DEVICE static constexpr std::size_t selection_bytes() {
-    return LowLatencyWindow::kMostTopk * sizeof(std::uint64_t);
+  DEEP_EP_HOST_DEVICE std::size_t block_selection_bytes() const {
+    return kLine + slots_ * LowLatencyWindow::kMostTopk * sizeof(std::uint64_t);
   }
   /// Of combine, at most: a warp serves a rank.
   DEEP_EP_HOST_DEVICE std::size_t poster_blocks() const {
@@ -104,10 +116,10 @@ struct LowLatencyStaging {
     return (epoch & 1) * static_cast<std::size_t>(num_ranks_ + 1) + static_cast<std::size_t>(which);
   }
 
-  int num_ranks_ = 0;
+  int num_ranks_ = 0, nodes_ = 0;
   std::uint32_t slots_ = 0;
   std::size_t count_bytes_ = 0, source_bytes_ = 0;
-  std::size_t dispatch_ready_ = 0, combine_ready_ = 0, counts_ = 0, selections_ = 0, rows_ = 0;
+  std::size_t dispatch_ready_ = 0, combine_ready_ = 0, counts_ = 0, selections_ = 0, rows_ = 0, relayed_ = 0;
 };
 
 /// In shared memory, one for each warp that posts: what every entry needs.
@@ -125,11 +137,27 @@ DEEP_EP_HOST_DEVICE constexpr std::uint64_t progress_value(std::uint64_t epoch, 
 /// Where the epoch would say that a row of combine is staged: there is none, as none of its selections is left.
 DEEP_EP_HOST_DEVICE constexpr std::uint64_t no_row_flag(std::uint64_t epoch) { return epoch | std::uint64_t{1} << 63; }
 
+/// Combine's selections as they travel by RDMA: 64-bit words, first one for the call, then [token][k] as in cells.
+struct FarSelections {
+  const std::uint64_t* words;
+
+  DEEP_EP_HOST_DEVICE static std::uint64_t head(int num_tokens, std::uint32_t call_shape) {
+    return std::uint64_t{call_shape} << 32 | static_cast<std::uint32_t>(num_tokens);
+  }
+  DEEP_EP_HOST_DEVICE static std::uint32_t bytes(int num_tokens, int num_topk) {
+    return (1 + static_cast<std::uint32_t>(num_tokens * num_topk)) * sizeof(std::uint64_t);
+  }
+  DEEP_EP_HOST_DEVICE const std::uint64_t* selection(int token, int num_topk, int k) const {
+    return words + 1 + token * num_topk + k;
+  }
+};
+
 struct LowLatencyRdma {
   const RdmaPeerParams* peers = nullptr;  ///< [channel][num_ranks]; nullptr: no rank is reached by RDMA
   LowLatencyTold* told = nullptr;         ///< [num_ranks], device memory
   LowLatencyStaging staging;
   std::uint32_t far[(kMaxRanks + 31) / 32] = {};  ///< a bit for each rank that is reached by RDMA
+  int rail_width = 0;  ///< ranks of a node, where rows of this call go by rails (rails.hpp); else 0
 };
 
 }  // namespace deep_ep

@@ -101,6 +101,8 @@ LaunchShape shape_of(LowLatencyCombineParams& params, const Config& config, cons
   const int blocks =
       static_cast<int>(std::clamp<std::int64_t>(std::max<std::int64_t>(to_push, params.num_tokens), 1, sms));
   const int rows = rows_of_group(params.common.num_ranks, params.max_tokens, groups * blocks);
+  params.block_warps = warps;
+  params.rows_of_group = rows;
   const CombineBlockLayout layout =
       CombineBlockLayout::make({params.hidden, params.use_logfmt}, warps, groups, params.warps_per_row, rows);
   const int posters = poster_blocks(params.common, warps);

@@ -124,6 +124,7 @@ LowLatencyDispatchResult Buffer::Implementation::low_latency_dispatch(const LowL
   params.num_topk = static_cast<int>(arguments.topk_idx.size(1));
   params.hidden = static_cast<int>(arguments.x.size(1));
   params.num_local_experts = arguments.num_experts / num_ranks_;
+  params.count_cells = 1 + (params.num_local_experts + 1) / 2;
   params.format = format_of(arguments);
   params.rank_major = arguments.layout == LowLatencyLayout::rank_major;
   params.weights = arguments.topk_weights.has_value();
@@ -156,7 +157,7 @@ LowLatencyDispatchResult Buffer::Implementation::low_latency_dispatch(const LowL
   // Outputs: the rows by themselves, as they are large and often dropped early.
   begin(call);
   const bool fp8 = is_fp8(params.format);
-  const std::int64_t blocks = params.rank_major ? num_ranks_ : params.num_local_experts;
+  const std::int64_t blocks = params.rank_major ? num_ranks_ : arguments.num_experts / num_ranks_;
   const std::int64_t rows = params.rank_major ? params.max_tokens : std::int64_t{num_ranks_} * params.max_tokens;
   std::vector<TensorView> of_rows = {
       unplaced(fp8 ? DType::float8_e4m3 : DType::bfloat16, {blocks, rows, params.hidden})};

@@ -67,8 +67,7 @@ DEEP_EP_DEVICE void combine_body(const LowLatencyCombineParams& params, std::byt
   const int group = warp / params.warps_per_row;
   const bool pushes = group < groups;
   const CombineBlockLayout layout =
-      CombineBlockLayout::make(wire, block_warps(), groups, params.warps_per_row,
-                               rows_of_group(common.num_ranks, params.max_tokens, groups * common.working_blocks));
+      CombineBlockLayout::make(wire, params.block_warps, groups, params.warps_per_row, params.rows_of_group);
   CombineBlockLayout::Words& shared = layout.words(memory);
   if (kRdma && is_poster(common)) return post_combine(params, wire, shared.epochs, layout.poster_words(memory));
 
@@ -96,8 +95,8 @@ DEEP_EP_DEVICE void combine_body(const LowLatencyCombineParams& params, std::byt
   if (!receives(params.phase)) return;
 
   // 4. Add up the rows that come; where ranks are masked, with the same ranks in all tokens.
-  const CombineAdder<kLogfmt, kRdma> adder{params, wire,          epochs.received + 1,
-                                           warp,   block_warps(), layout.stage(memory, warp)};
+  const CombineAdder<kLogfmt, kRdma> adder{
+      params, wire, epochs.received + 1, warp, params.block_warps, layout.stage(memory, warp)};
   int first = block_index();
   int step = common.working_blocks;
 #pragma unroll 1

@@ -35,7 +35,8 @@ struct CombineAdder {
   const LowLatencyCombineParams& params;
   const CombineWire& wire;
   std::uint64_t epoch;
-  int warp, warps;   ///< of the block
+  int warp;
+  Divisor warps;     ///< of the block
   std::byte* stage;  ///< LogFMT only
 
   /// Every `step`-th token from `first` on. By rails first those that this node's ranks have rows of for owners of

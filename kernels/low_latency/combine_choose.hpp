@@ -94,10 +94,12 @@ struct RowChooser {
   /// the same selection if that named the same expert, else the first that the dispatch brought for this expert.
   DEEP_EP_DEVICE CombineChoice choose_experts(const CombineRow& row, int expert, float weight) const {
     const int expert_rows = params.common.num_ranks * params.max_tokens;
-    const int dispatched = row.position >= 0 ? row.position / expert_rows : -1;
-    const bool same = warp::all(expert == dispatched);
-    std::int32_t position = expert == dispatched ? row.position : -1;
+    const std::int32_t in_expert = row.position - expert * expert_rows;  // if it is the row of that expert
+    const bool as_dispatched = expert < 0 ? row.position < 0 : in_expert >= 0 && in_expert < expert_rows;
+    const bool same = warp::all(as_dispatched);
+    std::int32_t position = as_dispatched ? row.position : -1;
     if (!same) {
+      const int dispatched = row.position >= 0 ? row.position / expert_rows : -1;
 #pragma unroll 1  // rare: registers matter more
       for (int k = 0; k < params.num_topk; ++k) {
         const int candidate = warp::shuffle(dispatched, k);

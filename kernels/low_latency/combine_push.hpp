@@ -90,7 +90,7 @@ struct CombinePusher {
 
   /// Loads what there may be to know of row number `item`, before it is known whether there is such a row.
   DEEP_EP_DEVICE CombineRow load_row(int item) const {
-    const int ranks = params.common.num_ranks;
+    const Divisor& ranks = params.common.num_ranks;
     CombineRow row{};
     row.index = item / ranks;
     if (row.index >= params.max_tokens) return row;

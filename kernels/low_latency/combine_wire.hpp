@@ -7,6 +7,7 @@
 
 #include "kernels/low_latency/logfmt.hpp"
 #include "kernels/primitives/bits.hpp"
+#include "kernels/primitives/divisor.hpp"
 #include "kernels/primitives/line.hpp"
 #include "kernels/primitives/memory.hpp"
 #include "kernels/primitives/warp.hpp"
@@ -63,7 +64,8 @@ struct WarpShare;
 template <>
 struct WarpShare<false> {
   static constexpr int kVectors = kWarpLines * static_cast<int>(kTaggedPayload) / 16;
-  int warp, warps;
+  int warp;
+  Divisor warps;
 
   DEEP_EP_HOST_DEVICE static int units(const CombineWire& wire) { return (wire.vectors() + kVectors - 1) / kVectors; }
   DEEP_EP_HOST_DEVICE int steps(const CombineWire& wire) const { return (units(wire) - warp + warps - 1) / warps; }
@@ -86,7 +88,8 @@ struct WarpShare<false> {
 template <>
 struct WarpShare<true> {
   static constexpr int kSteps = CombineWire::kPassChannels / 8 / kWarpSize;
-  int warp, warps;
+  int warp;
+  Divisor warps;
 
   DEEP_EP_HOST_DEVICE int passes(const CombineWire& wire) const { return (wire.passes() - warp + warps - 1) / warps; }
   DEEP_EP_HOST_DEVICE int steps(const CombineWire& wire) const { return passes(wire) * kSteps; }

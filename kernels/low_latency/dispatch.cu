@@ -108,7 +108,7 @@ DEEP_EP_DEVICE void low_latency_dispatch_body(const LowLatencyDispatchParams& pa
   // 3. Receive.
   const LowLatencyReceiver<kRdma> receiver{params, layout, memory, row};
   ReceiverRole role{.writes = is_clerk, .adds = is_clerk && common.mask == nullptr, .measures = is_clerk};
-  const int parts = params.warps_per_row;
+  const Divisor& parts = params.warps_per_row;
   int group = warp_index() / parts * common.working_blocks + block_index();
   int groups = block_warps() / parts * common.working_blocks;
 #pragma unroll 1

@@ -115,7 +115,7 @@ struct LowLatencyReceiver {
   /// Learns how many rows come. Words::failed says whether the call is over.
   DEEP_EP_DEVICE void learn_counts(const ReceiverRole& role) const {
     const int num_ranks = params.common.num_ranks;
-    const int cells = 1 + (params.num_local_experts + 1) / 2;
+    const Divisor& cells = params.count_cells;
 #pragma unroll 1
     for (int i = thread_index(); i < cells * num_ranks; i += block_threads()) learn(i / cells, i % cells, role);
     block::sync();
@@ -140,20 +140,20 @@ struct LowLatencyReceiver {
     const Rails rails(common);
     const bool by_rails = kRdma && rails.used();
     int first = by_rails ? rails.own_node() * rails.width : 0;
-    int sources = by_rails ? rails.width : common.num_ranks;
+    Divisor sources = by_rails ? Divisor(rails.width) : common.num_ranks;
 #pragma unroll 1
     for (int turn = 0; turn < (by_rails ? 2 : 1); ++turn) {
       if (turn == 1) {
         if constexpr (kRdma) DispatchRelay{params, layout, memory, row, epoch()}.relay_rows(group, groups, part);
         first += rails.width;
-        sources = common.num_ranks - rails.width;
+        sources = Divisor(common.num_ranks - rails.width);
       }
       receive_rows_of(first, sources, group, groups, part);
     }
   }
 
   /// Those of `sources` sources, from `first` on and round, in turn, as their rows come side by side.
-  DEEP_EP_DEVICE void receive_rows_of(int first, int sources, int group, int groups, int part) const {
+  DEEP_EP_DEVICE void receive_rows_of(int first, const Divisor& sources, int group, int groups, int part) const {
     std::uint32_t most = 0;
 #pragma unroll 1
     for (int i = 0; i < sources; ++i) {
@@ -230,7 +230,8 @@ struct LowLatencyReceiver {
 
   /// The row's scales to `places`. The scales of a block of recv_x lie column by column; those of
   /// UE8M0 are the bytes of words.
-  DEEP_EP_DEVICE void store_scales(int source, Lines& lines, std::int32_t position, std::uint32_t places) const {
+  DEEP_EP_DEVICE void store_scales(int source, Lines& lines, std::uint32_t selection, std::int32_t position,
+                                   std::uint32_t places) const {
     if (places == 0) return;
     const LineLane lane;
     const bool packed = params.format == LowLatencyFormat::fp8_ue8m0;
@@ -242,7 +243,8 @@ struct LowLatencyReceiver {
 #pragma unroll 1
       for (std::uint32_t left = places; left != 0; left &= left - 1) {
         const auto to = static_cast<std::uint32_t>(warp::shuffle(position, lowest_bit(left)));
-        const std::uint32_t block = to / block_rows;
+        const int local = local_expert(warp::shuffle(selection, lowest_bit(left)));
+        const auto block = static_cast<std::uint32_t>(params.rank_major ? source : local);
         const std::int64_t first_word = std::int64_t{block} * columns * block_rows + (to - block * block_rows);
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
@@ -330,7 +332,7 @@ struct LowLatencyReceiver {
     }
 
     // 4. What is not payload: every warp its share of the places' scales, the last one the words.
-    if (row.fp8) store_scales(source, lines, position, share_of(places, part));
+    if (row.fp8) store_scales(source, lines, selection, position, share_of(places, part));
     if (part == params.warps_per_row - 1) note_row(lines.head, source, slot, selection, position);
   }
 
@@ -340,9 +342,14 @@ struct LowLatencyReceiver {
     return places & warp::ballot(before % params.warps_per_row == part);
   }
 
+  /// Where it is one of ours.
+  DEEP_EP_DEVICE int local_expert(std::uint32_t selection) const {
+    return static_cast<int>(selection & 0xffffu) - params.common.rank * params.num_local_experts;
+  }
+
   /// The row of recv_x that belongs to the lane's selection; -1: on another rank, or there is no room.
   DEEP_EP_DEVICE std::int32_t place(int source, int slot, std::uint32_t selection) const {
-    const int local = static_cast<int>(selection & 0xffffu) - params.common.rank * params.num_local_experts;
+    const int local = local_expert(selection);
     if ((selection & 0xffffu) == LowLatencyRow::kNoExpert || local < 0 || local >= params.num_local_experts) return -1;
     if (params.rank_major) return source * params.max_tokens + slot;
     const std::uint32_t index = entries(source, local) + (selection >> 16);
@@ -368,7 +375,7 @@ struct LowLatencyReceiver {
       return;
     }
     const std::int64_t at = row_index * params.num_topk + lane;
-    const int local = static_cast<int>(selection & 0xffffu) - params.common.rank * params.num_local_experts;
+    const int local = local_expert(selection);
     params.recv_topk_idx[at] = position >= 0 ? local : -1;
     if (row.weights) params.recv_topk_weights[at] = position >= 0 ? float_from_bits(weight) : 0.0f;
   }

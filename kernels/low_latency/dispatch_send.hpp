@@ -190,8 +190,7 @@ struct LowLatencySender {
     }
   }
 
-  /// Cells of the counts for one rank, and what they hold when all tokens are counted.
-  DEEP_EP_DEVICE int count_cells() const { return 1 + (params.num_local_experts + 1) / 2; }
+  /// A cell of the counts for one rank, when all tokens are counted.
   DEEP_EP_DEVICE std::uint64_t count_payload(int rank, int cell) const {
     const std::uint32_t* entries = routing.entries + rank * params.num_local_experts;
     const int local = 2 * (cell - 1);
@@ -209,7 +208,7 @@ struct LowLatencySender {
     routing.count(0, params.num_tokens, other);
     await_credit();
     block::sync();
-    const int cells = count_cells();
+    const Divisor& cells = params.count_cells;
 #pragma unroll 1
     for (int i = thread_index(); i < cells * common.num_ranks; i += block_threads()) {
       const int rank = i / cells;
@@ -228,7 +227,7 @@ struct LowLatencySender {
       const std::int64_t expert = routing.selection(i);
       if (expert < routing.num_experts()) continue;
       note_fault(params.common.wait, FaultKind::unknown_expert, Wanted::nothing, params.common.rank,
-                 static_cast<int>(i / params.num_topk), static_cast<std::uint64_t>(expert),
+                 static_cast<int>(i) / params.num_topk, static_cast<std::uint64_t>(expert),
                  static_cast<std::uint64_t>(routing.num_experts()));
     }
   }

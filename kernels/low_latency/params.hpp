@@ -5,6 +5,7 @@
 
 #include "kernels/low_latency/rdma_params.hpp"
 #include "kernels/low_latency/window.hpp"
+#include "kernels/primitives/divisor.hpp"
 #include "kernels/primitives/line.hpp"
 #include "kernels/primitives/signal.hpp"
 
@@ -13,7 +14,7 @@ namespace deep_ep {
 /// What every kernel of the family is told.
 struct LowLatencyParams {
   int rank = 0;
-  int num_ranks = 0;
+  Divisor num_ranks;
   std::byte* local = nullptr;  ///< this rank's heap
   /// Heap of every rank as this rank maps it, nullptr for one that is reached by RDMA; readable by kernels.
   std::byte* const* heaps = nullptr;
@@ -107,14 +108,15 @@ struct LowLatencyDispatchParams {
 
   // Equal on all ranks.
   int max_tokens;
-  int num_topk;
+  Divisor num_topk;
   int hidden;
-  int num_local_experts;
+  Divisor num_local_experts;
+  Divisor count_cells;  ///< that tell one rank how many rows it gets: one, and one for each two of its experts
   LowLatencyFormat format;
   bool rank_major;
   bool weights;              ///< top-k weights travel with the rows
   std::uint32_t call_shape;  ///< a hash of the above: ranks that disagree find out
-  int warps_per_row;         ///< of the receive part; divides the warps of a block
+  Divisor warps_per_row;     ///< of the receive part; divides the warps of a block
 
   // What is sent.
   int num_tokens;
@@ -143,15 +145,17 @@ struct LowLatencyCombineParams {
 
   // Equal on all ranks.
   int max_tokens;
-  int num_topk;
+  Divisor num_topk;
   int hidden;
-  int num_local_experts;
+  Divisor num_local_experts;
   bool rank_major;
   bool use_logfmt;
   std::uint32_t row_bytes;   ///< of a row as it travels
   std::uint32_t call_shape;  ///< a hash of the above: ranks that disagree and are reached by RDMA find out
 
-  int warps_per_row;  ///< that push a row together
+  Divisor block_warps;
+  Divisor warps_per_row;  ///< that push a row together
+  int rows_of_group;      ///< of so many warps, at most; 0 without a send part
 
   // As expert side: what is sent.
   const std::byte* x;             ///< rows as dispatch laid them out, bfloat16

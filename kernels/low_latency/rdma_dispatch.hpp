@@ -32,7 +32,7 @@ DEEP_EP_DEVICE void post_rows_to(const LowLatencySender<true>& sender, LowLatenc
   const bool relays = rails.used() && rails.is_rail(peer);  // the peer, for its whole node
 
   // 1. Counts.
-  const int cells = sender.count_cells();
+  const int cells = params.count_cells;
   auto* staged = reinterpret_cast<Cell*>(common.local + staging.counts_at(epoch, peer));
   for (int cell = lane_index(); cell < cells; cell += kWarpSize) {
     std::uint64_t payload = sender.count_payload(peer, cell);

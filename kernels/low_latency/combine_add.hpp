@@ -5,7 +5,7 @@
 // are, and polls its lines of all of them at once: when they are there, they are in its registers.
 #pragma once
 
-#include "kernels/low_latency/combine_announce.hpp"
+#include "kernels/low_latency/combine_choose.hpp"
 #include "kernels/low_latency/combine_wait.hpp"
 #include "kernels/low_latency/combine_wire.hpp"
 
@@ -16,6 +16,14 @@ struct CombineSources {
   int count;
   int rank;              ///< in lane i < count the i-th
   const std::byte* row;  ///< its row
+};
+
+/// Whose tokens a rank adds up: its own; or by rails those of a rank of another node, as far as its own node has to do
+/// with them, and then that rank gets the sum.
+struct CombineTask {
+  int owner;
+  int num_tokens;
+  bool relays;
 };
 
 template <bool kLogfmt, bool kRdma>
@@ -30,18 +38,16 @@ struct CombineAdder {
   int warp, warps;   ///< of the block
   std::byte* stage;  ///< LogFMT only
 
-  /// Every `step`-th token from `first` on.
+  /// Every `step`-th token from `first` on. By rails first those that this node's ranks have rows of for owners of
+  /// other nodes.
   DEEP_EP_DEVICE void add_all(int first, int step) const {
+    const Rails rails(params.common);
+    const int turns = kByRails && rails.used() ? rails.num_nodes : 1;
 #pragma unroll 1
-    for (int token = first; token < params.num_tokens; token += step) {
-      CombineSources sources = find_sources(token);
-#pragma unroll 1
-      while (!await_far(token, sources)) {
-        if (warp::any(aborted(params.common.wait))) return;
-        sources = find_sources(token);  // without those that are masked now
-      }
-      const bool added = kLogfmt ? add_passes(token, sources) : add_lines(token, sources);
-      if (!added) return;
+    for (int turn = 1; turn <= turns; ++turn) {  // the own node comes last
+      CombineTask task{params.common.rank, params.num_tokens, turn != turns};
+      if (task.relays && !await_task(rails, turn, task)) return;
+      if (!add_tokens(task, first, step)) return;
     }
   }
 
@@ -63,11 +69,70 @@ struct CombineAdder {
     return all;
   }
 
-  DEEP_EP_DEVICE CombineSources find_sources(int token) const {
+  static constexpr bool kByRails = kRdma && !kLogfmt;
+
+  DEEP_EP_DEVICE bool add_tokens(const CombineTask& task, int first, int step) const {
+#pragma unroll 1
+    for (int token = first; token < task.num_tokens; token += step) {
+      CombineSources sources = find_sources(task, token);
+#pragma unroll 1
+      while (!await_far(token, sources)) {
+        if (warp::any(aborted(params.common.wait))) return false;
+        sources = find_sources(task, token);  // without those that are masked now
+      }
+      const bool added = kLogfmt ? add_passes(token, sources) : add_lines(task, token, sources);
+      if (!added) return false;
+    }
+    return true;
+  }
+
+  /// The tokens of the rank on this rank's rail, `turn` nodes on from this one, when they are known. False: the call is
+  /// over.
+  DEEP_EP_DEVICE bool await_task(const Rails& rails, int turn, CombineTask& task) const {
+    const LowLatencyParams& common = params.common;
+    task.owner = rails.rail_in((rails.own_node() + turn) % rails.num_nodes);
+    const std::uint64_t* progress = progress_word(common, LowLatencyKind::combine, epoch, task.owner);
+    bool there = true;
+    if (lane_index() == 0) {
+      there = await_word(common, progress, progress_value(epoch, 0), epoch, task.owner,
+                         Wanted::low_latency_combine_selection);
+    }
+    there = warp::all(there);
+    warp::sync();  // what one lane acquired, the others may read only after this
+    if (!there) return false;
+    const FarSelections selections = far_selections(common, epoch, task.owner);
+    if (lane_index() == 0) check_far_shape(params, selections, task.owner);
+    const auto tokens = static_cast<std::uint32_t>(load_weak(selections.words));
+    task.num_tokens = static_cast<int>(tokens);
+    return warp::all(tokens <= static_cast<std::uint32_t>(params.max_tokens));
+  }
+
+  /// In each lane the rank whose row the lane's selection of the token is a part of; -1: of none.
+  DEEP_EP_DEVICE int rank_of_selection(const CombineTask& task, int token) const {
+    if (lane_index() >= params.num_topk) return -1;
+    if constexpr (kByRails) {
+      const Rails rails(params.common);
+      if (task.relays) {
+        const FarSelections selections = far_selections(params.common, epoch, task.owner);
+        const std::uint64_t* word = selections.selection(token, params.num_topk, lane_index());
+        const int expert = Selection::unpack(load_weak(word)).expert;
+        const int rank = expert < 0 ? -1 : expert / params.num_local_experts;
+        return rank >= 0 && rails.node_of(rank) == rails.own_node() ? rank : -1;
+      }
+      const std::int32_t expert = load_expert(params, token, lane_index());
+      const int rank = expert < 0 ? -1 : expert / params.num_local_experts;
+      // One row for all ranks of another node.
+      const bool of_node = rank >= 0 && rails.used() && rails.node_of(rank) != rails.own_node();
+      return of_node ? rails.rail_in(rails.node_of(rank)) : rank;
+    }
+    const std::int32_t expert = load_expert(params, token, lane_index());
+    return expert < 0 ? -1 : expert / params.num_local_experts;
+  }
+
+  DEEP_EP_DEVICE CombineSources find_sources(const CombineTask& task, int token) const {
     const LowLatencyParams& common = params.common;
     const int lane = lane_index();
-    const std::int32_t expert = lane < params.num_topk ? load_expert(params, token, lane) : -1;
-    const int rank = expert < 0 ? -1 : expert / params.num_local_experts;
+    const int rank = rank_of_selection(task, token);
 
     // Of the selections on one rank, the first stands for it; it is in line behind those on lower ranks.
     const bool first = lowest_bit(warp::match_any(static_cast<std::uint32_t>(rank))) == lane && rank >= 0;
@@ -84,10 +149,11 @@ struct CombineAdder {
       const int its_rank = warp::shuffle(rank, from);
       if (warp::shuffle(place, from) == lane) sources.rank = its_rank;
     }
-    if (sources.rank >= 0) {
-      sources.row =
-          common.local + common.window.row_at(LowLatencyKind::combine, epoch, sources.rank, token, params.row_bytes);
-    }
+    if (sources.rank < 0) return sources;
+    sources.row = kByRails && task.relays
+                      ? combine_row_at_relay(params, epoch, task.owner, sources.rank, token, common.local)
+                      : common.local +
+                            common.window.row_at(LowLatencyKind::combine, epoch, sources.rank, token, params.row_bytes);
     return sources;
   }
 
@@ -171,7 +237,7 @@ struct CombineAdder {
 
   // ---- bfloat16 ----
 
-  DEEP_EP_DEVICE bool add_lines(int token, const CombineSources& sources) const {
+  DEEP_EP_DEVICE bool add_lines(const CombineTask& task, int token, const CombineSources& sources) const {
     const LineLane lane;
     const WarpShare<false> share{warp, warps};
 #pragma unroll 1
@@ -193,6 +259,12 @@ struct CombineAdder {
       }
       const std::uint32_t at = lane.payload_at(line);
       const Vec16 packed = pack_sum(sum);
+      if constexpr (kByRails) {
+        if (task.relays) {
+          if (sources.count != 0) stage_line(task, token, line, packed);
+          continue;
+        }
+      }
       for (int word = 0; word < lane.words(); ++word) {
         if (!wanted || at + 8 * static_cast<std::uint32_t>(word) >= 2 * static_cast<std::uint32_t>(params.hidden))
           break;
@@ -200,7 +272,27 @@ struct CombineAdder {
                      std::uint64_t{packed.word[2 * word + 1]} << 32 | packed.word[2 * word]);
       }
     }
+    if constexpr (kByRails) {
+      if (task.relays && sources.count != 0) hand_to_poster(task, token);
+    }
     return true;
+  }
+
+  /// By rails: a line of what this node has to say, to where the NIC fetches it.
+  DEEP_EP_DEVICE void stage_line(const CombineTask& task, int token, std::uint32_t line, const Vec16& packed) const {
+    const LineLane lane;
+    const LowLatencyParams& common = params.common;
+    std::byte* to = common.local + common.rdma.staging.combine_row_at(epoch, task.owner, token, params.row_bytes);
+    const LinePart part{{std::uint64_t{packed.word[1]} << 32 | packed.word[0],
+                         lane.has_tag() ? epoch : std::uint64_t{packed.word[3]} << 32 | packed.word[2]}};
+    store_line(to + lane.byte_at(line), part, line < wire.lines());
+  }
+  /// This warp's share of it is staged.
+  DEEP_EP_DEVICE void hand_to_poster(const CombineTask& task, int token) const {
+    const LowLatencyParams& common = params.common;
+    warp::sync();
+    if (lane_index() != 0) return;
+    Peer{common.local}.signal(common.rdma.staging.combine_ready_at(epoch, task.owner, token, warp), epoch);
   }
 
   /// The tag is added to sums that nobody looks at.

@@ -47,8 +47,7 @@ DEEP_EP_DEVICE FarSelections far_selections(const LowLatencyParams& common, std:
 }
 
 /// Does the owner mean the same call?
-DEEP_EP_DEVICE void check_far_shape(const LowLatencyCombineParams& params, const FarSelections& selections,
-                                    int owner) {
+DEEP_EP_DEVICE void check_far_shape(const LowLatencyCombineParams& params, const FarSelections& selections, int owner) {
   const std::uint64_t shape = load_weak(selections.words) >> 32;
   if (shape == params.call_shape) return;
   report_fault(params.common.wait, FaultKind::mismatch, Wanted::low_latency_combine_selection, owner, 0,

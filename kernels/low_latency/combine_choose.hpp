@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kernels/low_latency/combine_announce.hpp"
+#include "kernels/low_latency/rails.hpp"
 #include "kernels/primitives/bits.hpp"
 
 namespace deep_ep::device::low_latency {
@@ -20,6 +21,20 @@ struct CombineChoice {
   float weight;
   bool as_dispatched;  ///< exactly the rows that the dispatch brought
 };
+
+/// By rails: where in the relay's heap, which is `heap`, the row of `member` of its node lies, for the owner's token. A
+/// relay does not put its own into the window: that place is for the rows that the owner has for it.
+DEEP_EP_DEVICE std::byte* combine_row_at_relay(const LowLatencyCombineParams& params, std::uint64_t epoch, int owner,
+                                               int member, int token, std::byte* heap) {
+  constexpr LowLatencyKind kCombine = LowLatencyKind::combine;
+  const LowLatencyParams& common = params.common;
+  const Rails rails(common);
+  if (rails.relay_of(owner) == member) {
+    return heap + common.rdma.staging.relayed_row_at(kCombine, epoch, rails.node_of(owner), token, params.row_bytes);
+  }
+  const int place = rails.place_at_relay(owner, member);
+  return heap + common.window.row_at(kCombine, epoch, place, token, params.row_bytes);
+}
 
 /// By a whole warp.
 template <bool kRdma>
@@ -57,6 +72,15 @@ struct RowChooser {
     if (cell.epoch < epoch) return cell;
     const FarSelections all = far_selections(common, epoch, row.source);
     if (row.index == 0 && lane_index() == 0) check_far_shape(params, all, row.source);
+    // By rails the row goes to another rank, whose word has to have come, too: nearly always long ago.
+    const Rails rails(common);
+    if (rails.used() && epoch > 2) {
+      const std::size_t word = common.window.acknowledged_at(LowLatencyKind::combine, rails.relay_of(row.source));
+      const auto* acknowledged = reinterpret_cast<const std::uint64_t*>(common.local + word);
+      if (rails.relay_of(row.source) != common.rank && load_acquire<Scope::system>(acknowledged) < epoch - 2) {
+        return {0, 0};
+      }
+    }
     cell.payload = load_weak(all.selection(row.token, params.num_topk, lane_index()));
     return cell;
   }

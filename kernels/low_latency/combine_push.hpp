@@ -154,15 +154,26 @@ struct CombinePusher {
     const WarpShare<kLogfmt> share{warp, params.warps_per_row};
     const RowSummer<kLogfmt> summer{reinterpret_cast<const Vec16*>(params.x), wire, share};
     const bool far = is_far<kRdma>(common, row.source);
+    const bool by_rails = far && common.rdma.rail_width != 0;
     std::byte* to =
-        far ? common.local + common.rdma.staging.combine_row_at(epoch, row.source, row.index, params.row_bytes)
-            : common.heaps[row.source] +
-                  common.window.row_at(LowLatencyKind::combine, epoch, common.rank, row.token, params.row_bytes);
+        by_rails ? at_relay(row)
+        : far    ? common.local + common.rdma.staging.combine_row_at(epoch, row.source, row.index, params.row_bytes)
+                 : common.heaps[row.source] +
+                    common.window.row_at(LowLatencyKind::combine, epoch, common.rank, row.token, params.row_bytes);
     const auto chosen = [&](CombineChoice& choice) { return choose(row, patience_ns, start, choice); };
     const Summed summed = summer.sum(row.position, stage, chosen, [&](int step) { store(share, step, to); });
     warp::sync();  // the stage has been read
-    if (far && summed != Summed::not_told) hand_to_poster(row, summed == Summed::yes ? epoch : no_row_flag(epoch));
+    if (far && !by_rails && summed != Summed::not_told)
+      hand_to_poster(row, summed == Summed::yes ? epoch : no_row_flag(epoch));
     return summed != Summed::not_told;
+  }
+
+  /// Where the row of a far owner goes by rails: to the rank of this node that adds up what the node has to say.
+  DEEP_EP_DEVICE std::byte* at_relay(const CombineRow& row) const {
+    const LowLatencyParams& common = params.common;
+    const Rails rails(common);
+    return combine_row_at_relay(params, epoch, row.source, common.rank, row.token,
+                                common.heaps[rails.relay_of(row.source)]);
   }
 
   /// This warp's share of a row for a rank that is reached by RDMA is in the staging memory, or there is no such row.

@@ -8,6 +8,7 @@
 //   2. Count, cast, write the stage.                                                three block syncs
 //   3. Lines to the peers, seen by the receiver's polls.                            NVLink one way (+ the wire)
 //   4. Store the row to the experts.                                                HBM
+// By rails (rails.hpp) a row for another node goes by its NIC to one rank there, which hands it on before it receives.
 // Counts take steps 1 and 2 without the cast, then one way by cells; they are there before the first row.
 #include "kernels/low_latency/dispatch_receive.hpp"
 #include "kernels/low_latency/rdma_dispatch.hpp"
@@ -58,7 +59,8 @@ DEEP_EP_DEVICE ReceiverRole agree_on_masks(const LowLatencyReceiver<kRdma>& rece
 template <bool kRdma>
 DEEP_EP_DEVICE void low_latency_dispatch_body(const LowLatencyDispatchParams& params, std::byte* memory) {
   const LowLatencyParams& common = params.common;
-  const LowLatencyRow row{params.hidden, params.num_topk, is_fp8(params.format), params.weights};
+  const LowLatencyRow row{params.hidden, params.num_topk, is_fp8(params.format), params.weights,
+                          kRdma && common.rdma.rail_width != 0};
   const bool sending = sends(params.phase);
   const int num_experts = params.num_local_experts * common.num_ranks;
   const LowLatencyDispatchShared layout{common.num_ranks, num_experts, sending ? row.stage_bytes() : 0};

@@ -3,7 +3,7 @@
 // are there.
 #pragma once
 
-#include "kernels/low_latency/dispatch_send.hpp"
+#include "kernels/low_latency/dispatch_relay.hpp"
 
 namespace deep_ep::device {
 
@@ -53,10 +53,12 @@ struct LowLatencyReceiver {
       if (local + 1 < params.num_local_experts) entries(source, local + 1) = static_cast<std::uint32_t>(payload >> 32);
       return;
     }
-    layout.rows(memory)[source] = static_cast<std::uint32_t>(payload);
-    if (payload >> 32 != params.call_shape) {
+    const CountHead head = CountHead::unpack(payload);
+    layout.rows(memory)[source] = head.rows;
+    if (kRdma) layout.relayed(memory)[source] = head.relayed;
+    if (head.call_shape != params.call_shape) {
       report_fault(common.wait, FaultKind::mismatch, Wanted::low_latency_dispatch_counts, source, 0, params.call_shape,
-                   payload >> 32);
+                   head.call_shape);
     }
   }
 
@@ -131,23 +133,43 @@ struct LowLatencyReceiver {
     return {params.row_table, params.common.num_ranks, params.max_tokens, params.num_topk};
   }
 
-  /// All rows, where this warp is `part` of the `group`-th of `groups` groups. The sources in turn, as their rows come
-  /// side by side.
+  /// All rows, where this warp is `part` of the `group`-th of `groups` groups. By rails first those of the own node,
+  /// which come soonest; then, when this rank has handed on what it has to, those that others hand on to it.
   DEEP_EP_DEVICE void receive_rows(int group, int groups, int part) const {
-    const int num_ranks = params.common.num_ranks;
+    const LowLatencyParams& common = params.common;
+    const Rails rails(common);
+    const bool by_rails = kRdma && rails.used();
+    int first = by_rails ? rails.own_node() * rails.width : 0;
+    int sources = by_rails ? rails.width : common.num_ranks;
+#pragma unroll 1
+    for (int turn = 0; turn < (by_rails ? 2 : 1); ++turn) {
+      if (turn == 1) {
+        if constexpr (kRdma) DispatchRelay{params, layout, memory, row, epoch()}.relay_rows(group, groups, part);
+        first += rails.width;
+        sources = common.num_ranks - rails.width;
+      }
+      receive_rows_of(first, sources, group, groups, part);
+    }
+  }
+
+  /// Those of `sources` sources, from `first` on and round, in turn, as their rows come side by side.
+  DEEP_EP_DEVICE void receive_rows_of(int first, int sources, int group, int groups, int part) const {
     std::uint32_t most = 0;
 #pragma unroll 1
-    for (int source = 0; source < num_ranks; ++source) {
-      const std::uint32_t rows = layout.rows(memory)[source];
+    for (int i = 0; i < sources; ++i) {
+      const std::uint32_t rows = layout.rows(memory)[wrapped(first + i)];
       most = rows > most ? rows : most;
     }
-    const int all = static_cast<int>(most) * num_ranks;
+    const int all = static_cast<int>(most) * sources;
 #pragma unroll 1
     for (int i = group; i < all; i += groups) {
-      const int source = i % num_ranks;
-      const int slot = i / num_ranks;
+      const int source = wrapped(first + i % sources);
+      const int slot = i / sources;
       if (static_cast<std::uint32_t>(slot) < layout.rows(memory)[source]) receive_row(source, slot, part);
     }
+  }
+  DEEP_EP_DEVICE int wrapped(int source) const {
+    return source < params.common.num_ranks ? source : source - params.common.num_ranks;
   }
 
   /// Lines of a row in one warp's registers, as they are polled: the first of the row, which every warp needs, and a
@@ -204,28 +226,6 @@ struct LowLatencyReceiver {
   DEEP_EP_DEVICE bool await(int source, Lines& lines) const {
     return wait_for_peer<Waiting::whole_warp>(params.common, source, Wanted::low_latency_dispatch_rows, epoch(),
                                               [&](std::uint64_t&) { return lines.poll(); });
-  }
-
-  /// By RDMA the pieces of a line come in any order, tag or not. Waits until the row is there as a whole.
-  DEEP_EP_DEVICE bool await_far(int source, int slot) const {
-    const std::uint64_t expected = progress_value(epoch(), slot + 1);
-    const std::uint64_t* progress = progress_word(params.common, kDispatch, epoch(), source);
-    return wait_for_peer<Waiting::whole_warp>(params.common, source, Wanted::low_latency_dispatch_rows, expected,
-                                              [&](std::uint64_t& seen) {
-                                                seen = load_acquire<Scope::system>(progress);
-                                                return warp::all(seen >= expected);
-                                              });
-  }
-
-  /// Word `word` of the header, of whose lines each lane has a part; another one in every lane.
-  DEEP_EP_DEVICE static std::uint32_t header_word(const LinePart& head, int word) {
-    const std::uint32_t at = 4 * static_cast<std::uint32_t>(word);
-    const std::uint32_t in_line = at % kTaggedPayload;
-    const int holder = static_cast<int>(at / kTaggedPayload * kLineLanes + in_line / 16);
-    const std::uint64_t low = warp::shuffle(head.word[0], holder);
-    const std::uint64_t high = warp::shuffle(head.word[1], holder);
-    const std::uint64_t both = in_line % 16 < 8 ? low : high;
-    return static_cast<std::uint32_t>(at % 8 == 0 ? both : both >> 32);
   }
 
   /// By one warp of the row's: its scales to each place. The scales of a block of recv_x lie column by column; those of
@@ -295,7 +295,10 @@ struct LowLatencyReceiver {
     const LowLatencyParams& common = params.common;
 
     // 1. The lines.
-    if (is_far<kRdma>(common, source) && !await_far(source, slot)) return;
+    if (kRdma && is_far(common, source) && common.rdma.rail_width == 0 &&
+        !await_far_row(common, epoch(), source, slot)) {
+      return;
+    }
     const int first = static_cast<int>(row.payload_at() / kTaggedPayload) + part * kWarpLines + LineLane().line;
     Lines lines{common.local + common.window.row_at(kDispatch, epoch(), source, slot, row.bytes()),
                 epoch(),

@@ -14,10 +14,19 @@ namespace deep_ep::device {
 
 constexpr LowLatencyKind kDispatch = LowLatencyKind::dispatch;
 
-/// What the first cell of the counts says: rows, and that the ranks mean the same call.
-DEEP_EP_DEVICE std::uint64_t pack_rows(std::uint32_t rows, std::uint32_t call_shape) {
-  return static_cast<std::uint64_t>(call_shape) << 32 | rows;
-}
+/// What the first cell of the counts says: rows, rows to hand on (by rails), and that the ranks mean the same call.
+struct CountHead {
+  std::uint32_t rows, relayed;  ///< at most kMostLowLatencyTokens
+  std::uint32_t call_shape;
+
+  DEEP_EP_DEVICE std::uint64_t packed() const {
+    return static_cast<std::uint64_t>(call_shape) << 32 | relayed << 16 | rows;
+  }
+  DEEP_EP_DEVICE static CountHead unpack(std::uint64_t payload) {
+    const auto low = static_cast<std::uint32_t>(payload);
+    return {low & 0xffffu, low >> 16, static_cast<std::uint32_t>(payload >> 32)};
+  }
+};
 
 /// Where `rank` says up to which call it has received.
 DEEP_EP_DEVICE const std::uint64_t* acknowledged_word(const LowLatencyParams& common, int rank) {
@@ -123,6 +132,7 @@ struct LowLatencySender {
         expert < 0 ? 0 : routing.entries[expert] + static_cast<std::uint32_t>(count_bits(same_expert & below));
     header[row.selection_word(lane)] =
         LowLatencyRow::pack(expert < 0 ? LowLatencyRow::kNoExpert : static_cast<std::uint32_t>(expert), place);
+    if (row.by_rails) header[row.slot_word(lane)] = expert < 0 ? 0 : routing.rows[rank];
     if (row.weights) {
       header[row.weight_word(lane)] =
           bits_of(load_stream(params.topk_weights + std::int64_t{token} * params.num_topk + lane));
@@ -185,7 +195,7 @@ struct LowLatencySender {
   DEEP_EP_DEVICE std::uint64_t count_payload(int rank, int cell) const {
     const std::uint32_t* entries = routing.entries + rank * params.num_local_experts;
     const int local = 2 * (cell - 1);
-    std::uint64_t payload = pack_rows(routing.rows[rank], params.call_shape);
+    std::uint64_t payload = CountHead{routing.rows[rank], 0, params.call_shape}.packed();
     if (cell > 0) {
       payload = entries[local];
       if (local + 1 < params.num_local_experts) payload |= static_cast<std::uint64_t>(entries[local + 1]) << 32;

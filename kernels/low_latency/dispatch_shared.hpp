@@ -45,6 +45,9 @@ struct LowLatencyDispatchShared {
   /// Sending: entries counted so far that name each expert. Receiving, [rank][local expert]: rows that each source has
   /// for each of our experts, then where they begin.
   DEEP_EP_HOST_DEVICE std::uint32_t* entries(std::byte* memory) const { return rows(memory) + num_ranks; }
+  /// By rails. In blocks that post: tokens counted so far that go to each node. Receiving: rows of each source that
+  /// this rank hands on.
+  DEEP_EP_HOST_DEVICE std::uint32_t* relayed(std::byte* memory) const { return entries(memory) + num_experts; }
 
   /// In blocks that post, instead of a row.
   DEEP_EP_HOST_DEVICE std::byte* poster_words(std::byte* memory) const { return memory + stage_at(); }
@@ -59,7 +62,7 @@ struct LowLatencyDispatchShared {
  private:
   DEEP_EP_HOST_DEVICE std::size_t stage_at() const {
     const std::size_t end = sizeof(Words) + LowLatencyWindow::kMostTopk * sizeof(std::byte*) +
-                            static_cast<std::size_t>(num_ranks) * (sizeof(void*) + 8 + 4 + 4) +
+                            static_cast<std::size_t>(num_ranks) * (sizeof(void*) + 8 + 4 + 4 + 4) +
                             static_cast<std::size_t>(num_experts) * 4;
     return ControlWindow::align(end);
   }

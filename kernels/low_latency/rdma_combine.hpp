@@ -4,6 +4,7 @@
 
 #include "kernels/low_latency/combine_announce.hpp"
 #include "kernels/low_latency/combine_shared.hpp"
+#include "kernels/low_latency/rails.hpp"
 #include "kernels/primitives/block.hpp"
 
 namespace deep_ep::device::low_latency {
@@ -18,7 +19,13 @@ struct CombinePoster {
 
   /// By one warp: all that the peer gets of this rank in one call.
   DEEP_EP_DEVICE void post_all(Poster& poster) const {
-    if (post_selections(poster)) post_rows(poster);
+    if (!post_selections(poster)) return;
+    const Rails rails(common());
+    if (!rails.used()) {
+      post_rows(poster);
+    } else if (rails.is_rail(peer)) {
+      post_node_rows(rails, poster);
+    }
   }
 
  private:
@@ -48,7 +55,7 @@ struct CombinePoster {
       const std::size_t ready_at = staging().combine_ready_at(epoch, peer, mine ? row : 0, 0);
       const auto* ready = reinterpret_cast<const std::uint64_t*>(common().local + ready_at);
       const bool on = poster.post_rows(
-          mine, token + 1, [&] { return state_of(ready); },
+          mine, token + 1, [&] { return state_of(ready, params.warps_per_row); },
           [&](bool posts) {
             return wire.logfmt ? put_encoded(poster, to, from, posts) : poster.put(to, from, wire.bytes(), posts);
           });
@@ -56,11 +63,44 @@ struct CombinePoster {
     }
   }
 
-  /// All warps that share a row come to the same result, but one after the other.
-  DEEP_EP_DEVICE StagedRow state_of(const std::uint64_t* ready) const {
+  /// By rails: what this node has to say of the peer's tokens.
+  DEEP_EP_DEVICE void post_node_rows(const Rails& rails, Poster& poster) const {
+    const std::uint64_t* progress = progress_word(common(), LowLatencyKind::combine, epoch, peer);
+    bool told = true;
+    if (lane_index() == 0) {
+      told =
+          await_word(common(), progress, progress_value(epoch, 0), epoch, peer, Wanted::low_latency_combine_selection);
+    }
+    told = warp::all(told);
+    warp::sync();  // what one lane acquired, the others may read only after this
+    if (!told) return;
+    const FarSelections selections = far_selections(common(), epoch, peer);
+    const int tokens = static_cast<int>(static_cast<std::uint32_t>(load_weak(selections.words)));
+    for (int begin = 0; begin < tokens && begin < params.max_tokens; begin += kWarpSize) {
+      const int token = begin + lane_index();
+      bool mine = false;
+      for (int k = 0; token < tokens && k < params.num_topk; ++k) {
+        const int expert = Selection::unpack(load_weak(selections.selection(token, params.num_topk, k))).expert;
+        mine = mine || (expert >= 0 && rails.node_of(expert / params.num_local_experts) == rails.own_node());
+      }
+      const int row = mine ? token : 0;
+      const std::size_t from = staging().combine_row_at(epoch, peer, row, params.row_bytes);
+      const std::size_t to =
+          common().window.row_at(LowLatencyKind::combine, epoch, common().rank, row, params.row_bytes);
+      const auto* ready =
+          reinterpret_cast<const std::uint64_t*>(common().local + staging().combine_ready_at(epoch, peer, row, 0));
+      const bool on = poster.post_rows(
+          mine, token + 1, [&] { return state_of(ready, block_warps()); },
+          [&](bool posts) { return poster.put(to, from, wire.bytes(), posts); });
+      if (!on) return;
+    }
+  }
+
+  /// All `warps` that share a row come to the same result, but one after the other.
+  DEEP_EP_DEVICE StagedRow state_of(const std::uint64_t* ready, int warps) const {
     bool there = true;
     bool nothing = false;
-    for (int warp = 0; warp < params.warps_per_row; ++warp) {
+    for (int warp = 0; warp < warps; ++warp) {
       const std::uint64_t seen = load_before_fence<Scope::gpu>(ready + warp);
       nothing = nothing || seen == no_row_flag(epoch);
       there = there && (seen == epoch || seen == no_row_flag(epoch));

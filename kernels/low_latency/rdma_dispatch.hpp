@@ -3,17 +3,19 @@
 #pragma once
 
 #include "kernels/low_latency/dispatch_send.hpp"
+#include "kernels/low_latency/rails.hpp"
 
 namespace deep_ep::device {
 
-/// Has `token` an expert on `rank`?
-DEEP_EP_DEVICE bool goes_to(const Routing& routing, int token, int rank) {
+/// Has `token` an expert on one of `ranks` ranks, of which `rank` is the first?
+DEEP_EP_DEVICE bool goes_to(const Routing& routing, int token, int rank, int ranks) {
   const LowLatencyDispatchParams& params = routing.params;
   const std::int64_t first = std::int64_t{rank} * params.num_local_experts;
+  const std::int64_t end = first + std::int64_t{ranks} * params.num_local_experts;
   bool goes = false;
   for (int k = 0; k < params.num_topk; ++k) {
     const std::int64_t expert = routing.selection(std::int64_t{token} * params.num_topk + k);
-    goes = goes || (expert >= first && expert < first + params.num_local_experts);
+    goes = goes || (expert >= first && expert < end);
   }
   return goes;
 }
@@ -26,23 +28,33 @@ DEEP_EP_DEVICE void post_rows_to(const LowLatencySender<true>& sender, LowLatenc
   const LowLatencyStaging& staging = common.rdma.staging;
   const std::uint64_t epoch = sender.epoch();
   const std::uint32_t row_bytes = sender.row.bytes();
+  const Rails rails(common);
+  const bool relays = rails.used() && rails.is_rail(peer);  // the peer, for its whole node
 
   // 1. Counts.
   const int cells = sender.count_cells();
   auto* staged = reinterpret_cast<Cell*>(common.local + staging.counts_at(epoch, peer));
   for (int cell = lane_index(); cell < cells; cell += kWarpSize) {
-    store_cell(staged + cell, sender.count_payload(peer, cell), epoch);
+    std::uint64_t payload = sender.count_payload(peer, cell);
+    if (relays && cell == 0) {
+      const std::uint32_t relayed = sender.layout.relayed(sender.memory)[rails.node_of(peer)];
+      payload = CountHead{sender.routing.rows[peer], relayed, params.call_shape}.packed();
+    }
+    store_cell(staged + cell, payload, epoch);
   }
   const bool any = poster.put(window.counts_at(epoch, common.rank), staging.counts_at(epoch, peer),
                               static_cast<std::uint32_t>(cells) * sizeof(Cell), lane_index() == 0);
   if (!any || !poster.progress(0)) return;
   poster.flush();
 
-  // 2. Rows, in the order of their slots.
+  // 2. Rows, in the order of their slots. By rails those for all ranks of a node to one of them.
+  if (rails.used() && !relays) return;
+  const int first = relays ? rails.node_of(peer) * rails.width : peer;
+  const int ranks = relays ? rails.width : 1;
   int slots = 0;
   for (int begin = 0; begin < params.num_tokens; begin += kWarpSize) {
     const int token = begin + lane_index();
-    const bool mine = token < params.num_tokens && goes_to(sender.routing, token, peer);
+    const bool mine = token < params.num_tokens && goes_to(sender.routing, token, first, ranks);
     const std::uint32_t all = warp::ballot(mine);
     const int slot = slots + count_bits(all & ((1u << lane_index()) - 1));
     const auto* ready =
@@ -54,8 +66,9 @@ DEEP_EP_DEVICE void post_rows_to(const LowLatencySender<true>& sender, LowLatenc
           return there ? StagedRow::staged : StagedRow::awaited;
         },
         [&](bool posts) {
-          return poster.put(window.row_at(kDispatch, epoch, common.rank, slot, row_bytes),
-                            staging.dispatch_row_at(epoch, token, row_bytes), row_bytes, posts);
+          const std::size_t to = relays ? staging.relayed_row_at(kDispatch, epoch, rails.own_node(), slot, row_bytes)
+                                        : window.row_at(kDispatch, epoch, common.rank, slot, row_bytes);
+          return poster.put(to, staging.dispatch_row_at(epoch, token, row_bytes), row_bytes, posts);
         });
     if (!on) return;
     slots += count_bits(all);
@@ -71,7 +84,11 @@ DEEP_EP_DEVICE void post_dispatch(LowLatencySender<true>& sender) {
 
   // 1. Which call is this? What goes to whom?
   if (sending) sender.load_counts();
+  const Rails rails(common);
   if (sending) sender.clear_counts();
+  for (int node = thread_index(); node < rails.num_nodes; node += block_threads()) {
+    sender.layout.relayed(sender.memory)[node] = 0;
+  }
   if (thread_index() == 0) {
     const Epochs before = read_epochs(common, kDispatch);
     words.sent = before.sent;
@@ -80,6 +97,7 @@ DEEP_EP_DEVICE void post_dispatch(LowLatencySender<true>& sender) {
   block::sync();
   if (thread_index() == 0) arrive_at_epoch(common, kDispatch, {words.sent, words.received}, params.phase);
   if (sending) sender.routing.count(0, params.num_tokens, sender.other);
+  if (sending && rails.used()) sender.routing.count_nodes(rails.width, sender.layout.relayed(sender.memory));
   block::sync();
 
   // 2. Each warp its rank.

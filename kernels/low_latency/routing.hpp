@@ -63,6 +63,22 @@ struct Routing {
       first = next;
     }
   }
+
+  /// Counts the tokens that go to each node of `width` ranks, in the same manner.
+  DEEP_EP_DEVICE void count_nodes(int width, std::uint32_t* nodes) const {
+    const int node_experts = width * params.num_local_experts;
+    const int step = tokens_of_warp() * block_warps();
+#pragma unroll 1
+    for (int begin = 0; begin < params.num_tokens; begin += step) {
+      const int expert = expert_of(load(begin, params.num_tokens));
+      const int node = expert < 0 ? -1 : expert / node_experts;
+      const std::uint32_t key = expert < 0 ? 0xffff0000u | static_cast<std::uint32_t>(lane_index())
+                                           : static_cast<std::uint32_t>(lane_index() / params.num_topk) << 16 |
+                                                 static_cast<std::uint32_t>(node);
+      const std::uint32_t same = warp::match_any(key);
+      if (expert >= 0 && lowest_bit(same) == lane_index()) add_relaxed<Scope::block>(nodes + node, 1);
+    }
+  }
 };
 
 }  // namespace deep_ep::device

@@ -79,10 +79,13 @@ LaunchShape shape_of(LowLatencyDispatchParams& params, const Config& config, con
   const int most = std::max(1, std::min(kDispatchThreads, policy.max_block_threads) / 32);
   const int usual = gpu ? most : policy.warps_per_block;
   const int warps = std::clamp(config.warps_per_block != 0 ? config.warps_per_block : usual, 1, most);
-  params.warps_per_row = warps % 4 == 0 && warps >= 16 ? 4 : warps % 2 == 0 && warps >= 8 ? 2 : 1;
   const int posters = poster_blocks(params.common, warps);
   const int sms = most_working_blocks(config, policy, posters);
   const std::int64_t rows = std::int64_t{params.common.num_ranks} * params.max_tokens;
+  params.warps_per_row = gpu && rows <= sms              ? warps  // no block has two
+                         : warps % 4 == 0 && warps >= 16 ? 4
+                         : warps % 2 == 0 && warps >= 8  ? 2
+                                                         : 1;
   const std::int64_t to_send = sends(params.phase) ? std::int64_t{params.num_tokens} + 1 : 0;  // and the clerk
   const std::int64_t to_receive = receives(params.phase) ? rows : 0;  // few rows are best spread over many SMs
   const int blocks = static_cast<int>(std::clamp<std::int64_t>(std::max(to_send, to_receive), 1, sms));

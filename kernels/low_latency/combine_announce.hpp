@@ -68,7 +68,7 @@ struct Announcer {
     any = wanted && thread < cells() && block_index() < params.num_tokens;
     if (!any) return;
     first = load_selection(params, block_index(), thread % params.num_topk);
-    acknowledged = load_acquire<Scope::system>(acknowledged_by(thread / params.num_topk));
+    acknowledged = load_before_overwriting<Scope::system>(acknowledged_by(thread / params.num_topk));
   }
 
   /// A peer's cells are free once it has said that it is done with the call before the last. Peers that have not said
@@ -88,7 +88,8 @@ struct Announcer {
           const int peer = cell / params.num_topk;
           const int k = cell % params.num_topk;
           if (masked(params.common, peer) || is_far<kRdma>(params.common, peer)) continue;
-          const std::uint64_t seen = is_first ? acknowledged : load_acquire<Scope::system>(acknowledged_by(peer));
+          const std::uint64_t seen =
+              is_first ? acknowledged : load_before_overwriting<Scope::system>(acknowledged_by(peer));
           if (seen < before_last) {
             late = round == 0 || late;
             if (round == 0 || !await_word(params.common, acknowledged_by(peer), before_last, epoch, peer,

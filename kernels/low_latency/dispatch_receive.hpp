@@ -228,9 +228,10 @@ struct LowLatencyReceiver {
                                               [&](std::uint64_t&) { return lines.poll(); });
   }
 
-  /// By one warp of the row's: its scales to each place. The scales of a block of recv_x lie column by column; those of
+  /// The row's scales to `places`. The scales of a block of recv_x lie column by column; those of
   /// UE8M0 are the bytes of words.
   DEEP_EP_DEVICE void store_scales(int source, Lines& lines, std::int32_t position, std::uint32_t places) const {
+    if (places == 0) return;
     const LineLane lane;
     const bool packed = params.format == LowLatencyFormat::fp8_ue8m0;
     const auto block_rows = static_cast<std::uint32_t>(params.rank_major ? params.max_tokens : capacity());
@@ -327,9 +328,16 @@ struct LowLatencyReceiver {
       lines.next_batch();
       if (warp::all(!lines.is_line(0))) break;
     }
-    if (part != 0) return;
-    if (row.fp8) store_scales(source, lines, position, places);
-    note_row(lines.head, source, slot, selection, position);
+
+    // 4. What is not payload: every warp its share of the places' scales, the last one the words.
+    if (row.fp8) store_scales(source, lines, position, share_of(places, part));
+    if (part == params.warps_per_row - 1) note_row(lines.head, source, slot, selection, position);
+  }
+
+  /// Of the bits of `places`, those that fall to `part`.
+  DEEP_EP_DEVICE std::uint32_t share_of(std::uint32_t places, int part) const {
+    const int before = count_bits(places & ((1u << lane_index()) - 1));
+    return places & warp::ballot(before % params.warps_per_row == part);
   }
 
   /// The row of recv_x that belongs to the lane's selection; -1: on another rank, or there is no room.

@@ -19,6 +19,7 @@
   namespace deep_ep::cuda {                                                                                \
   __global__ void __launch_bounds__(max_threads, 1) name##_kernel(const __grid_constant__ Params params) { \
     extern __shared__ __align__(1024) std::byte shared_memory[];                                           \
+    begin_kernel();                                                                                        \
     body(params, shared_memory);                                                                           \
   }                                                                                                        \
   void launch_##name(const Params& params, const LaunchShape& shape, void* stream) {                       \

@@ -104,6 +104,17 @@ DEEP_EP_DEVICE void store_after_earlier_reads(T* p, std::type_identity_t<T> valu
 #endif
 }
 
+/// Loads what store_after_earlier_reads said: only what a branch on the value decides on may overwrite what was read,
+/// not loads. On the GPU a relaxed load: stores do not run ahead of a branch, and to acquire takes half a microsecond.
+template <Scope S, class T>
+DEEP_EP_DEVICE T load_before_overwriting(const T* p) {
+#if DEEP_EP_TARGET_CUDA
+  return load_relaxed<S>(p);
+#else
+  return load_acquire<S>(p);
+#endif
+}
+
 /// Never torn, orders nothing.
 template <Scope S, class T>
 DEEP_EP_DEVICE void store_relaxed(T* p, std::type_identity_t<T> value) {

@@ -42,9 +42,10 @@ BufferOptions options_for_cases() { return rail_options(kNodes, 8, 1024); }
 TEST_P(LowLatencyRailCallsTest, BetweenCallsWithHooks) {
   DEEP_EP_NEEDS_RANKS(4);
   const std::vector<RailCase> cases = some_cases();
+  const std::size_t rounds = under_thread_sanitizer() ? 3 : 6;
   run_cluster(cluster(4), [&](Rank& rank) {
     Buffer& buffer = rank.buffer(options_for_cases());
-    for (std::size_t round = 0; round < 6; ++round) {
+    for (std::size_t round = 0; round < rounds; ++round) {
       const RailCase& first = cases[round % 3];
       const RailCase& second = cases[(round + 1) % 3];
       const auto by_rails = dispatch_now(rank, buffer, first.calls.before);
@@ -178,7 +179,7 @@ TEST_P(LowLatencyRailCallsTest, ManyTinyCalls) {
 /// The same calls under many schedules of the CPU executor.
 TEST(LowLatencyRailScheduleTest, EverySeedGivesTheSame) {
   const std::int64_t first = environment_number("DEEP_EP_TEST_FIRST_SCHEDULE", 1);
-  const std::int64_t count = environment_number("DEEP_EP_TEST_SCHEDULES", under_thread_sanitizer() ? 3 : 8);
+  const std::int64_t count = environment_number("DEEP_EP_TEST_SCHEDULES", under_thread_sanitizer() ? 2 : 8);
   for (std::int64_t seed = first; seed < first + count; ++seed) {
     SCOPED_TRACE("DEEP_EP_TEST_FIRST_SCHEDULE=" + std::to_string(seed));
     const Nodes nodes = seed % 3 == 0 ? Nodes{6, 2} : kNodes;

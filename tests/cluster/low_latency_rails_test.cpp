@@ -84,14 +84,16 @@ LowLatencyCaseShape random_shape(int ranks, std::uint64_t seed) {
   return shape;
 }
 
-int rounds() { return under_thread_sanitizer() ? 2 : 6; }
+// ThreadSanitizer takes a hundred times as long; what it is to see is the same in the smaller ones.
+int rounds() { return under_thread_sanitizer() ? 1 : 6; }
+bool too_many(const Nodes& nodes) { return under_thread_sanitizer() && nodes.ranks > 6; }
 
 TEST_P(LowLatencyRailsTest, DispatchOfRandomShapes) {
   oracle::Random random(test_seed());
   for (const Nodes& nodes : kNodes) {
     std::vector<LowLatencyCase> cases;
     for (int i = 0; i < rounds(); ++i) cases.push_back(make_low_latency_case(random_shape(nodes.ranks, random.next())));
-    if (missing(GetParam(), nodes.ranks).empty()) dispatch(nodes, cases);
+    if (missing(GetParam(), nodes.ranks).empty() && !too_many(nodes)) dispatch(nodes, cases);
   }
 }
 
@@ -103,7 +105,7 @@ TEST_P(LowLatencyRailsTest, CombineOfRandomShapes) {
       const LowLatencyCaseShape shape = random_shape(nodes.ranks, random.next());
       cases.push_back(make_low_latency_combine_case(shape, random.chance(0.2) ? 128 * (1 + random.below(9)) : 0));
     }
-    if (missing(GetParam(), nodes.ranks).empty()) combine(nodes, cases);
+    if (missing(GetParam(), nodes.ranks).empty() && !too_many(nodes)) combine(nodes, cases);
   }
 }
 
@@ -137,7 +139,7 @@ TEST_P(LowLatencyRailsTest, SelectionsOfSomeNodesOnly) {
       [](int, int) { return false; },
   };
   for (const Nodes nodes : {Nodes{4, 2}, Nodes{6, 2}}) {
-    if (!missing(GetParam(), nodes.ranks).empty()) continue;
+    if (!missing(GetParam(), nodes.ranks).empty() || (under_thread_sanitizer() && nodes.ranks > 4)) continue;
     std::vector<LowLatencyCombineCase> cases;
     for (const auto& allowed : choices) {
       for (const LowLatencyLayout layout : {LowLatencyLayout::expert_major, LowLatencyLayout::rank_major}) {
@@ -183,10 +185,11 @@ TEST_P(LowLatencyRailsTest, SelectionsThatHaveGone) {
 
 TEST_P(LowLatencyRailsTest, MoreTokensThanBlocksAndEveryShareOfWarps) {
   DEEP_EP_NEEDS_RANKS(4);
-  const std::vector<Config> configs = {{.num_sms = 1},
-                                       {.num_sms = 2, .warps_per_block = 1},
-                                       {.num_sms = 3, .warps_per_block = 9},
-                                       {.num_sms = 1, .warps_per_block = 16}};
+  std::vector<Config> configs = {{.num_sms = 1},
+                                 {.num_sms = 2, .warps_per_block = 1},
+                                 {.num_sms = 3, .warps_per_block = 9},
+                                 {.num_sms = 1, .warps_per_block = 16}};
+  if (under_thread_sanitizer()) configs.resize(2);
   std::vector<LowLatencyCombineCase> cases;
   for (std::size_t i = 0; i < configs.size(); ++i) {
     LowLatencyCaseShape shape{.tokens = {40, 33, 0, 17}, .max_tokens = 40, .hidden = 256, .seed = 10 + i};

@@ -15,6 +15,11 @@ namespace {
 /// To fill takes a GPU longer than the host needs to enqueue a call.
 constexpr std::size_t kFillerBytes = std::size_t{256} << 20;
 
+LowLatencyRails rails_of(const std::string& word) {
+  if (word == "always") return LowLatencyRails::always;
+  return word == "never" ? LowLatencyRails::never : LowLatencyRails::automatic;
+}
+
 /// One rank's part in the measurements for one number of tokens.
 class Measurer {
  public:
@@ -27,8 +32,10 @@ class Measurer {
         executor_(*executor),
         rank_(bootstrap->rank()),
         report_(report),
-        bench_(shape, bootstrap, executor,
-               {.ranks_per_node = options.nodes == 0 ? 0 : shape.ranks / options.nodes, .nvlink = options.nvlink}),
+        reach_{.ranks_per_node = options.nodes == 0 ? 0 : shape.ranks / options.nodes,
+               .nvlink = options.nvlink,
+               .rails = rails_of(options.rails)},
+        bench_(shape, bootstrap, executor, reach_),
         meter_(*bootstrap, *executor, bench_.stream()) {
     if (executor_.device().kind != Device::Kind::cuda) return;
     filler_.emplace(executor_, DType::uint8, std::initializer_list<std::int64_t>{kFillerBytes});
@@ -70,7 +77,7 @@ class Measurer {
     LowLatencyCombineResult result;
     const auto check = [&] {
       bench_.buffer().check();
-      if (options_.check) check_low_latency_combine(executor_, bench_.stream(), shape_, rank_, kind, result);
+      if (options_.check) check_low_latency_combine(executor_, bench_.stream(), shape_, rank_, kind, reach_, result);
     };
     const LowLatencyMeasurement line = make_line("combine", name_of(kind), combine_bytes(kind));
     measure(line, check, [&] { result = bench_.combine(kind); });
@@ -180,6 +187,7 @@ class Measurer {
   Executor& executor_;
   int rank_;
   const std::function<void(const LowLatencyMeasurement&)>& report_;
+  LowLatencyReach reach_;
   LowLatencyBench bench_;
   Meter meter_;
   std::optional<DeviceTensor> filler_;

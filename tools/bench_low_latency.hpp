@@ -21,6 +21,7 @@ struct LowLatencyOptions {
   std::string dtype = "both";  ///< of dispatched rows: fp8, bf16, both
   int nodes = 0;               ///< that the ranks play, equal ones; 0: those that they are on
   bool nvlink = true;          ///< false: all ranks reach each other by RDMA
+  std::string rails = "auto";  ///< rows between nodes by rails: auto, always, never
   bool hooks = true;           ///< also send and receive parts by themselves
   bool graphs = true;          ///< also replays of CUDA graphs, where there are any
   bool check = false;          ///< compare every result with what it must be

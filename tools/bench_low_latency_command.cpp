@@ -67,6 +67,7 @@ void print_head(const LowLatencyOptions& options, const World& world, Device::Ki
              world.size, world.kind, gpu ? "a GPU each" : "the CPU (not a measure of speed)", options.hidden,
              options.topk, options.experts, options.rounds.count, options.rounds.warmup);
   if (options.nodes > 1) fmt::print("The ranks play {} nodes, and reach other nodes by RDMA.\n", options.nodes);
+  fmt::print("Rows between nodes by rails: {}.\n", options.rails);
   if (!options.nvlink) fmt::print("No NVLink: the ranks reach each other by RDMA.\n");
   fmt::print("A round lasts as long as its slowest rank. median, min, max: by device events around {}.\n",
              gpu ? "the call's kernels, behind a barrier of the GPUs" : "the call");
@@ -113,6 +114,7 @@ int run_command(CommandOptions options) {
                                  {"ranks_are", world.kind},
                                  {"nodes", o.nodes},
                                  {"nvlink", o.nvlink},
+                                 {"rails", o.rails},
                                  {"hidden", o.hidden},
                                  {"topk", o.topk},
                                  {"experts", o.experts},
@@ -155,6 +157,11 @@ void add_bench_low_latency(CLI::App& bench, Action& action) {
   command->add_option("--nodes", o.nodes, "Nodes that the ranks play; they reach other nodes by RDMA")
       ->check(CLI::Range(1, 64));
   command->add_flag("!--no-nvlink", o.nvlink, "Reach all ranks by RDMA");
+  command
+      ->add_option("--rails", o.rails,
+                   "Send rows once for each node, not for each rank: where it should pay, always, or never")
+      ->check(CLI::IsMember({"auto", "always", "never"}))
+      ->capture_default_str();
   command->add_flag("!--no-hooks", o.hooks, "Leave out send and receive parts by themselves");
   command->add_flag("!--no-graphs", o.graphs, "Leave out replays of CUDA graphs");
   command->add_flag("--check", o.check, "Compare the last round of everything with what it must be");

@@ -98,6 +98,7 @@ BufferOptions LowLatencyBench::buffer_options(const WorkloadShape& shape, const 
   options.heap_bytes = std::size_t{64} << 20;
   options.allow_nvlink_for_low_latency = reach.nvlink;
   options.ranks_per_node = reach.ranks_per_node;
+  options.low_latency_rails = reach.rails;
   options.low_latency_bytes =
       Buffer::low_latency_bytes_hint(static_cast<int>(shape.tokens), shape.hidden, shape.ranks, shape.experts);
   return options;

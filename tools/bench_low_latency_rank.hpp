@@ -18,6 +18,7 @@ const char* name_of(LowLatencyCombine kind);
 struct LowLatencyReach {
   int ranks_per_node = 0;  ///< 0: as the machine has it
   bool nvlink = true;      ///< false: all by RDMA
+  LowLatencyRails rails = LowLatencyRails::automatic;
 };
 
 class LowLatencyBench {

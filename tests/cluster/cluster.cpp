@@ -76,7 +76,7 @@ std::vector<std::string> run_threads(const ClusterOptions& options, const RankFu
 }  // namespace
 
 std::string to_string(const Where& where) {
-  constexpr const char* kTopologies[] = {"", "_only_rdma", "_two_nodes"};
+  constexpr const char* kTopologies[] = {"", "_only_rdma", "_two_nodes", "_rails"};
   return std::string(where.target == Target::host ? "host" : "cuda") +
          (where.placement == Placement::threads ? "_threads" : "_processes") +
          kTopologies[static_cast<std::size_t>(where.topology)];
@@ -109,7 +109,12 @@ Buffer Rank::own_buffer(BufferOptions options) const {
   if (!options.timeout_s) options.timeout_s = options_.timeout_s;
   const Topology topology = options_.where.topology;
   if (topology == Topology::only_rdma) options.allow_nvlink_for_low_latency = false;
-  if (topology == Topology::two_nodes) options.ranks_per_node = size() % 2 == 0 ? size() / 2 : 1;
+  const int half = size() % 2 == 0 ? size() / 2 : 1;
+  if (topology == Topology::two_nodes) options.ranks_per_node = half;
+  if (topology == Topology::rails) {
+    if (options.ranks_per_node == 0) options.ranks_per_node = half;
+    if (options.low_latency_rails == LowLatencyRails::automatic) options.low_latency_rails = LowLatencyRails::always;
+  }
   return Buffer(bootstrap_, executor_, options);
 }
 

@@ -26,8 +26,9 @@ namespace deep_ep::test {
 
 enum class Target : std::uint8_t { host, cuda };
 enum class Placement : std::uint8_t { threads, processes };
-/// How low-latency calls reach other ranks: all by NVLink, all by RDMA, or half of them (an odd number: all) by each.
-enum class Topology : std::uint8_t { one_node, only_rdma, two_nodes };
+/// How low-latency calls reach other ranks: all by NVLink, all by RDMA, or half of them (an odd number: all) by each;
+/// the last also by rails, which a test may say otherwise, as it may say how many ranks are a node.
+enum class Topology : std::uint8_t { one_node, only_rdma, two_nodes, rails };
 
 /// Where the ranks of a test live: the parameter of the tests.
 struct Where {

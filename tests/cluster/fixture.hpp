@@ -33,6 +33,7 @@ inline constexpr Where kProcesses[] = {{Target::host, Placement::processes}, {Ta
 #if defined(__SANITIZE_THREAD__)
 inline constexpr Where kLowLatencyThreads[] = {{Target::host, Placement::threads}};
 inline constexpr Where kLowLatencyProcesses[] = {{Target::host, Placement::processes}};
+inline constexpr Where kRailPlaces[] = {{Target::host, Placement::threads, Topology::rails}};
 #else
 inline constexpr Where kLowLatencyThreads[] = {
     {Target::host, Placement::threads},
@@ -48,11 +49,20 @@ inline constexpr Where kLowLatencyProcesses[] = {
     {Target::cuda, Placement::processes},
     {Target::cuda, Placement::processes, Topology::two_nodes},
 };
+/// For the tests of rails alone.
+inline constexpr Where kRailPlaces[] = {
+    {Target::host, Placement::threads, Topology::rails},
+    {Target::host, Placement::processes, Topology::rails},
+    {Target::cuda, Placement::threads, Topology::rails},
+    {Target::cuda, Placement::processes, Topology::rails},
+};
 #endif
 #define DEEP_EP_LOW_LATENCY_ON_THREADS(Suite) \
   INSTANTIATE_TEST_SUITE_P(On, Suite, testing::ValuesIn(kLowLatencyThreads), name_of_place)
 #define DEEP_EP_LOW_LATENCY_ON_PROCESSES(Suite) \
   INSTANTIATE_TEST_SUITE_P(On, Suite, testing::ValuesIn(kLowLatencyProcesses), name_of_place)
+
+#define DEEP_EP_BY_RAILS(Suite) INSTANTIATE_TEST_SUITE_P(On, Suite, testing::ValuesIn(kRailPlaces), name_of_place)
 
 /// The variable's value, or `otherwise` where it is not set.
 std::int64_t environment_number(const char* name, std::int64_t otherwise);

@@ -1,6 +1,7 @@
 #include "tests/cluster/low_latency_combine_case.hpp"
 
 #include <cmath>
+#include <utility>
 
 #include "tests/cluster/case.hpp"
 
@@ -36,8 +37,14 @@ std::vector<oracle::LowLatencyCombined> LowLatencyCombineCase::expected() const 
 LowLatencyCombineCase make_low_latency_combine_case(const LowLatencyCaseShape& shape, std::int64_t hidden) {
   LowLatencyCaseShape bf16 = shape;
   bf16.format = oracle::RowFormat::bf16;
-  LowLatencyCombineCase one{
-      .before = make_low_latency_case(bf16), .hidden = hidden == 0 ? shape.hidden : hidden, .inputs = {}};
+  return make_combine_case_after(make_low_latency_case(bf16), hidden);
+}
+
+LowLatencyCombineCase make_combine_case_after(LowLatencyCase before, std::int64_t hidden) {
+  require(before.shape.format == oracle::RowFormat::bf16, "combine cases follow a dispatch of bfloat16 rows");
+  LowLatencyCombineCase one{.before = std::move(before), .hidden = hidden, .inputs = {}};
+  if (hidden == 0) one.hidden = one.before.shape.hidden;
+  const LowLatencyCaseShape& shape = one.before.shape;
   for (std::size_t r = 0; r < shape.tokens.size(); ++r) {
     const oracle::LowLatencyReceived& received = one.before.dispatched.received[r];
     oracle::LowLatencyCombineInput input;

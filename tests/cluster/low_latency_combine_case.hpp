@@ -20,6 +20,8 @@ struct LowLatencyCombineCase {
 
 /// `hidden` 0: as dispatched.
 LowLatencyCombineCase make_low_latency_combine_case(const LowLatencyCaseShape& shape, std::int64_t hidden = 0);
+/// After a dispatch of bfloat16 rows.
+LowLatencyCombineCase make_combine_case_after(LowLatencyCase before, std::int64_t hidden = 0);
 
 /// Dispatches.
 LowLatencyHandle dispatch_low_latency(Rank& rank, Buffer& buffer, const LowLatencyCombineCase& one);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <optional>
 #include <stdexcept>
 
 #include "tests/oracle/fp8.hpp"
@@ -160,6 +161,70 @@ Part make_part(std::span<const Term> terms, const std::vector<std::uint16_t>& x,
   return part;
 }
 
+/// Parts of a token's row, added up.
+class RowSum {
+ public:
+  explicit RowSum(std::int64_t hidden)
+      : sums_(static_cast<std::size_t>(hidden), 0.0f), exact_(sums_.size(), 0.0), tolerance_(sums_.size(), 0.0) {}
+
+  void add(const Part& part) {
+    for (std::size_t h = 0; h < sums_.size(); ++h) {
+      sums_[h] += part.sent[h];
+      exact_[h] += part.exact[h];
+      // fp32 sums of at most 32 terms, the rounding to bfloat16, the encoding.
+      tolerance_[h] += part.magnitude[h] * (32 * 0x1p-23 + 0x1p-8 + part.logfmt_error) + part.logfmt_floor;
+    }
+  }
+
+  /// What others have added up and rounded.
+  void add_rounded(const RowSum& other) {
+    for (std::size_t h = 0; h < sums_.size(); ++h) {
+      sums_[h] += bf16_value(bf16_bits(other.sums_[h]));
+      exact_[h] += other.exact_[h];
+      tolerance_[h] += other.rounded_tolerance(h);
+    }
+  }
+
+  /// Rounded, at the end of the result.
+  void append_to(LowLatencyCombined& result) const {
+    for (std::size_t h = 0; h < sums_.size(); ++h) {
+      result.x.push_back(bf16_bits(sums_[h]));
+      result.sum.push_back(exact_[h]);
+      result.tolerance.push_back(rounded_tolerance(h));
+    }
+  }
+
+ private:
+  double rounded_tolerance(std::size_t h) const {
+    return tolerance_[h] + (std::fabs(exact_[h]) + tolerance_[h]) * 0x1p-8 + 0x1p-126;
+  }
+
+  std::vector<float> sums_;
+  std::vector<double> exact_;
+  std::vector<double> tolerance_;
+};
+
+/// What `rank` makes of the owner's token, if any of its experts is selected still.
+std::optional<Part> part_of_rank(const LowLatencyDispatched& dispatched, std::span<const LowLatencyCombineInput> inputs,
+                                 const LowLatencyCombineOptions& options, int owner, std::int64_t token, int rank) {
+  const LowLatencyShape& shape = dispatched.shape;
+  if (masked(options.masks, shape.ranks, owner, rank)) return std::nullopt;
+  const auto o = static_cast<std::size_t>(owner);
+  const Selection& selection = inputs[o].selection;
+  const int topk = selection.topk;
+  std::vector<Term> terms;
+  for (int k = 0; k < topk; ++k) {
+    const std::int64_t expert = selection.idx[at(token, topk, k)];
+    if (expert < 0 || expert >= shape.experts || expert / shape.local_experts() != rank) continue;
+    const int from = matching(dispatched.selection[o], token, topk, k, expert);
+    const std::int64_t row = from < 0 ? -1 : dispatched.selection_row[o][at(token, topk, from)];
+    if (row < 0 || (dispatched.rank_major && !terms.empty())) continue;  // rank-major: one row for all of them
+    terms.push_back({row, selection.weights.empty() ? 1.0f : selection.weights[at(token, topk, k)]});
+  }
+  if (terms.empty()) return std::nullopt;
+  return make_part(terms, inputs[static_cast<std::size_t>(rank)].x, shape.hidden, !dispatched.rank_major, options);
+}
+
 }  // namespace
 
 const char* name_of(RowFormat format) {
@@ -259,42 +324,29 @@ std::vector<LowLatencyCombined> low_latency_combine(const LowLatencyDispatched& 
                                                     std::span<const LowLatencyCombineInput> inputs,
                                                     const LowLatencyCombineOptions& options) {
   const LowLatencyShape& shape = dispatched.shape;
+  const int width = options.ranks_per_node;
+  if (width < 0 || (width > 0 && (shape.ranks % width != 0 || options.logfmt))) {
+    throw std::invalid_argument("oracle: ranks_per_node divides the number of ranks; LogFMT does not go by rails");
+  }
   std::vector<LowLatencyCombined> results(inputs.size());
   for (int owner = 0; owner < shape.ranks; ++owner) {
-    const auto o = static_cast<std::size_t>(owner);
-    const Selection& selection = inputs[o].selection;
-    const int topk = selection.topk;
-    LowLatencyCombined& result = results[o];
+    const Selection& selection = inputs[static_cast<std::size_t>(owner)].selection;
+    LowLatencyCombined& result = results[static_cast<std::size_t>(owner)];
     for (std::int64_t t = 0; t < selection.tokens; ++t) {
-      std::vector<float> sums(static_cast<std::size_t>(shape.hidden), 0.0f);
-      std::vector<double> exact(sums.size(), 0.0);
-      std::vector<double> tolerance(sums.size(), 0.0);
+      RowSum sum(shape.hidden);
+      std::optional<RowSum> of_node;  // of a node whose ranks' parts come as one
       for (int rank = 0; rank < shape.ranks; ++rank) {
-        if (masked(options.masks, shape.ranks, owner, rank)) continue;
-        std::vector<Term> terms;
-        for (int k = 0; k < topk; ++k) {
-          const std::int64_t expert = selection.idx[at(t, topk, k)];
-          if (expert < 0 || expert >= shape.experts || expert / shape.local_experts() != rank) continue;
-          const int from = matching(dispatched.selection[o], t, topk, k, expert);
-          const std::int64_t row = from < 0 ? -1 : dispatched.selection_row[o][at(t, topk, from)];
-          if (row < 0 || (dispatched.rank_major && !terms.empty())) continue;  // rank-major: one row for all of them
-          terms.push_back({row, selection.weights.empty() ? 1.0f : selection.weights[at(t, topk, k)]});
+        const bool together = width > 0 && rank / width != owner / width;
+        if (const auto part = part_of_rank(dispatched, inputs, options, owner, t, rank)) {
+          if (together && !of_node) of_node.emplace(shape.hidden);
+          (together ? *of_node : sum).add(*part);
         }
-        if (terms.empty()) continue;
-        const Part part =
-            make_part(terms, inputs[static_cast<std::size_t>(rank)].x, shape.hidden, !dispatched.rank_major, options);
-        for (std::size_t h = 0; h < sums.size(); ++h) {
-          sums[h] += part.sent[h];
-          exact[h] += part.exact[h];
-          // fp32 sums of at most 32 terms, the rounding to bfloat16, the encoding.
-          tolerance[h] += part.magnitude[h] * (32 * 0x1p-23 + 0x1p-8 + part.logfmt_error) + part.logfmt_floor;
+        if (of_node && (rank + 1) % width == 0) {
+          sum.add_rounded(*of_node);
+          of_node.reset();
         }
       }
-      for (std::size_t h = 0; h < sums.size(); ++h) {
-        result.x.push_back(bf16_bits(sums[h]));
-        result.sum.push_back(exact[h]);
-        result.tolerance.push_back(tolerance[h] + (std::fabs(exact[h]) + tolerance[h]) * 0x1p-8 + 0x1p-126);
-      }
+      sum.append_to(result);
     }
   }
   return results;

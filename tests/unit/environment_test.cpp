@@ -11,28 +11,10 @@
 
 #include "csrc/support/format.hpp"
 #include "deep_ep/error.hpp"
+#include "tests/unit/setting.hpp"
 
 namespace deep_ep {
 namespace {
-
-// Sets a variable (or removes it) for one test and puts back what was there.
-class Setting {
- public:
-  Setting(const char* name, std::optional<std::string> value) : name_(name) {
-    if (const char* old = ::getenv(name)) old_ = old;
-    apply(value);
-  }
-  ~Setting() { apply(old_); }
-  Setting(const Setting&) = delete;
-  Setting& operator=(const Setting&) = delete;
-
- private:
-  void apply(const std::optional<std::string>& value) const {
-    value ? ::setenv(name_, value->c_str(), 1) : ::unsetenv(name_);
-  }
-  const char* name_;
-  std::optional<std::string> old_;
-};
 
 template <class Call>
 std::string refusal(Call&& call) {

@@ -6,6 +6,7 @@
 #include <bit>
 #include <cmath>
 #include <limits>
+#include <stdexcept>
 
 #include "tests/oracle/fp8.hpp"
 #include "tests/oracle/logfmt.hpp"
@@ -272,6 +273,60 @@ TEST(OracleLowLatencyCombine, RoundsEachRanksPartAndTheSum) {
   EXPECT_LE(std::fabs(static_cast<double>(bf16_value(result[0].x[0])) - result[0].sum[0]), result[0].tolerance[0]);
 }
 
+/// Ranks with an expert each, whose parts of the one token of rank `owner` are `values`; 0: the expert is not selected.
+float combine_parts(const std::vector<float>& values, std::size_t owner, int ranks_per_node) {
+  const LowLatencyShape shape{.ranks = static_cast<int>(values.size()),
+                              .experts = static_cast<int>(values.size()),
+                              .hidden = 128,
+                              .max_tokens = 1};
+  const auto topk = static_cast<int>(values.size());
+  std::vector<LowLatencyInput> inputs(values.size(), LowLatencyInput{{0, topk, {}, {}}, {}});
+  inputs[owner] = {{1, topk, {}, std::vector<float>(values.size(), 1.0f)}, bf16({})};
+  for (std::size_t r = 0; r < values.size(); ++r) {
+    inputs[owner].selection.idx.push_back(values[r] != 0.0f ? static_cast<std::int64_t>(r) : -1);
+  }
+  const auto plan = low_latency_dispatch(shape, inputs, RowFormat::bf16);
+  std::vector<LowLatencyCombineInput> rows(values.size());
+  for (std::size_t r = 0; r < values.size(); ++r) {
+    rows[r] = {std::vector<std::uint16_t>(values.size() * 128, bf16_bits(values[r])), inputs[r].selection};
+  }
+  const LowLatencyCombined result = low_latency_combine(plan, rows, {.ranks_per_node = ranks_per_node})[owner];
+  const auto value = static_cast<double>(bf16_value(result.x[0]));
+  EXPECT_LE(std::fabs(value - result.sum[0]), result.tolerance[0]);
+  return bf16_value(result.x[0]);
+}
+
+TEST(OracleLowLatencyCombine, ByRailsAnotherNodesPartIsRounded) {
+  // In units of 2^-8, where bfloat16 has even numbers only from 256 to 512.
+  const std::vector<float> parts = {1.0f, 0x1p-8f, 0x1p-8f, 0.0f};
+  EXPECT_EQ(combine_parts(parts, 3, 0), 1.0f + 0x1p-7f) << "256 + 1 + 1";
+  EXPECT_EQ(combine_parts(parts, 3, 2), 1.0f) << "256 + 1, a tie, is 256; 256 + 1 is so again";
+  EXPECT_EQ(combine_parts(parts, 0, 2), 1.0f + 0x1p-7f) << "the owner's own node adds without rounding: 256 + 1, + 1";
+  EXPECT_EQ(combine_parts(parts, 3, 1), 1.0f + 0x1p-7f) << "nodes of one rank: parts are rounded already";
+  EXPECT_EQ(combine_parts(parts, 3, 4), 1.0f + 0x1p-7f) << "one node";
+}
+
+TEST(OracleLowLatencyCombine, ByRailsAnotherNodesPartIsAddedOnItsOwn) {
+  const float big = 0x1p24f;  // where fp32 has no odd numbers
+  const std::vector<float> parts = {big, 1.0f, -big, 1.0f};
+  EXPECT_EQ(combine_parts(parts, 0, 0), 1.0f) << "the first 1 is lost";
+  EXPECT_EQ(combine_parts(parts, 0, 2), 0.0f) << "the second rounds off, too";
+  EXPECT_EQ(combine_parts({0.0f, 1.0f, big, -big}, 0, 0), 0.0f) << "lost beside the big one";
+  EXPECT_EQ(combine_parts({0.0f, 1.0f, big, -big}, 0, 2), 1.0f) << "the big ones go first";
+  // Three nodes, the owner in the second: its node's parts come one by one, between the other nodes'.
+  EXPECT_EQ(combine_parts({1.0f, 0.0f, big, -big, 0.0f, 0.0f}, 2, 2), 0.0f);
+  EXPECT_EQ(combine_parts({1.0f, 0.0f, big, -big, 0.0f, 3.0f}, 2, 2), 3.0f);
+}
+
+TEST(OracleLowLatencyCombine, ByRailsNodesAreEqualAndLogfmtDoesNotGo) {
+  EXPECT_THROW(combine_parts({1, 1, 1, 1}, 0, 3), std::invalid_argument);
+  EXPECT_THROW(combine_parts({1, 1, 1, 1}, 0, -2), std::invalid_argument);
+  const auto inputs = two_ranks();
+  const auto plan = low_latency_dispatch(kShape, inputs, RowFormat::bf16);
+  EXPECT_THROW(low_latency_combine(plan, expert_rows(inputs), {.logfmt = true, .ranks_per_node = 1}),
+               std::invalid_argument);
+}
+
 TEST(OracleLowLatencyCombine, RankMajorRowsAreParts) {
   const auto inputs = two_ranks();
   const auto plan = low_latency_dispatch(kShape, inputs, RowFormat::bf16, true);
@@ -287,26 +342,28 @@ TEST(OracleLowLatencyCombine, RankMajorRowsAreParts) {
 }
 
 TEST(OracleLowLatencyCombine, EveryVariantStaysWithinItsTolerance) {
-  const LowLatencyShape shape{.ranks = 3, .experts = 12, .hidden = 512, .max_tokens = 9};
+  const LowLatencyShape shape{.ranks = 4, .experts = 12, .hidden = 512, .max_tokens = 9};
   for (const Routing routing : {Routing::uniform, Routing::some_dropped, Routing::duplicates}) {
-    std::vector<LowLatencyInput> inputs(3);
+    std::vector<LowLatencyInput> inputs(4);
     Random random(17);
-    for (std::size_t r = 0; r < 3; ++r) {
+    for (std::size_t r = 0; r < 4; ++r) {
       inputs[r].selection = make_selection(routing, 9 - static_cast<std::int64_t>(r), 5, 12, r);
       for (std::int64_t i = 0; i < inputs[r].selection.tokens * 512; ++i) {
         inputs[r].x.push_back(bf16_bits(static_cast<float>(random.unit() * 0.1 - 0.05)));
       }
     }
     const auto plan = low_latency_dispatch(shape, inputs, RowFormat::bf16);
-    std::vector<LowLatencyCombineInput> rows(3);
-    for (std::size_t r = 0; r < 3; ++r) {
+    std::vector<LowLatencyCombineInput> rows(4);
+    for (std::size_t r = 0; r < 4; ++r) {
       rows[r].selection = inputs[r].selection;
       rows[r].x.resize(plan.received[r].x.size() / 2);
       for (auto& value : rows[r].x) value = bf16_bits(static_cast<float>(random.unit() * 0.1 - 0.05));
     }
     for (const bool fused : {false, true}) {
-      for (const bool logfmt : {false, true}) {
-        for (const auto& owner : low_latency_combine(plan, rows, {.fused = fused, .logfmt = logfmt})) {
+      for (const LowLatencyCombineOptions& options :
+           {LowLatencyCombineOptions{.fused = fused}, LowLatencyCombineOptions{.fused = fused, .logfmt = true},
+            LowLatencyCombineOptions{.fused = fused, .ranks_per_node = 2}}) {
+        for (const auto& owner : low_latency_combine(plan, rows, options)) {
           for (std::size_t i = 0; i < owner.x.size(); ++i) {
             ASSERT_LE(std::fabs(static_cast<double>(bf16_value(owner.x[i])) - owner.sum[i]), owner.tolerance[i]) << i;
           }

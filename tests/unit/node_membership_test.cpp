@@ -76,6 +76,26 @@ TEST(NodeMembership, OneNodeNeedsNoRdma) {
   EXPECT_EQ(found.memberships[1].num_nodes, 1);
 }
 
+TEST(NodeMembership, RanksOfEachNodeWhereAllNodesAreAlike) {
+  const auto width = [](const PerRank& host, int ranks) {
+    const Found found = find(ranks, host, always(0));
+    const int of_first = found.memberships[0].ranks_of_each_node();
+    for (const NodeMembership& membership : found.memberships) EXPECT_EQ(membership.ranks_of_each_node(), of_first);
+    return of_first;
+  };
+  EXPECT_EQ(width([](int rank) { return rank / 2; }, 6), 2);
+  EXPECT_EQ(width([](int rank) { return rank / 3; }, 6), 3);
+  EXPECT_EQ(width([](int rank) { return 9 - rank / 4; }, 8), 4) << "nodes count in the order of their ranks";
+  EXPECT_EQ(width([](int rank) { return rank; }, 3), 1);
+  EXPECT_EQ(find(8, always(0), always(4)).memberships[5].ranks_of_each_node(), 4) << "one host plays two nodes";
+  EXPECT_EQ(width(always(0), 4), 0) << "one node";
+  EXPECT_EQ(width(always(0), 1), 0);
+  EXPECT_EQ(width([](int rank) { return rank / 4; }, 6), 0) << "four and two";
+  EXPECT_EQ(width([](int rank) { return rank / 4; }, 5), 0) << "four and one";
+  EXPECT_EQ(width([](int rank) { return rank % 2; }, 4), 0) << "not consecutive";
+  EXPECT_EQ(width([](int rank) { return rank == 1 || rank == 2 ? 1 : 0; }, 4), 0) << "not consecutive";
+}
+
 TEST(NodeMembership, TheVariableCountsWhereTheProgramDoesNotSay) {
   ASSERT_EQ(::setenv("DEEP_EP_RANKS_PER_NODE", "2", 1), 0);
   EXPECT_EQ(find(4, always(0), always(0)).memberships[0].num_nodes, 2);

@@ -1,0 +1,77 @@
+#include "tests/cluster/low_latency_rails_case.hpp"
+
+#include <utility>
+
+namespace deep_ep::test {
+
+RailCase make_rail_case(LowLatencyCombineCase calls, const Nodes& nodes) {
+  calls.options.ranks_per_node = nodes.ranks_per_node;
+  Combined by_rails = calls.expected();
+  calls.options.ranks_per_node = 0;
+  Combined direct = calls.expected();
+  return {.calls = std::move(calls), .by_rails = std::move(by_rails), .direct = std::move(direct)};
+}
+
+RailCase make_rail_case(const LowLatencyCaseShape& shape, const Nodes& nodes, std::int64_t hidden) {
+  return make_rail_case(make_low_latency_combine_case(shape, hidden), nodes);
+}
+
+LowLatencyCase select_nodes(const LowLatencyCase& one, const Nodes& nodes,
+                            const std::function<bool(int, int)>& allowed) {
+  LowLatencyCase result = one;
+  oracle::Random random(oracle::derive_seed(one.shape.seed, 1000));
+  for (int rank = 0; rank < nodes.ranks; ++rank) {
+    std::vector<std::int64_t> experts;
+    for (int expert = 0; expert < one.shape.experts(); ++expert) {
+      if (allowed(nodes.node_of(rank), nodes.node_of(expert / one.shape.local_experts))) experts.push_back(expert);
+    }
+    oracle::Selection& selection = result.inputs[static_cast<std::size_t>(rank)].selection;
+    for (std::int64_t token = 0; token < selection.tokens; ++token) {
+      std::vector<std::int64_t> left = experts;
+      for (int k = 0; k < selection.topk; ++k) {
+        std::int64_t& entry = selection.idx[static_cast<std::size_t>(token * selection.topk + k)];
+        entry = -1;
+        if (left.empty()) continue;
+        const auto which = left.begin() + random.below(static_cast<std::int64_t>(left.size()));
+        entry = *which;
+        left.erase(which);
+      }
+    }
+  }
+  return with_masks(result, {});
+}
+
+BufferOptions rail_options(const Nodes& nodes, std::int64_t max_tokens, std::int64_t hidden) {
+  BufferOptions options = low_latency_options(nodes.ranks, max_tokens, hidden);
+  options.ranks_per_node = nodes.ranks_per_node;
+  return options;
+}
+
+LowLatencyDispatchResult dispatch_now(Rank& rank, Buffer& buffer, const LowLatencyCase& one, const Config& config) {
+  LowLatencyDispatchArguments arguments = upload_arguments(rank, one);
+  arguments.config = config;
+  LowLatencyDispatchResult result = buffer.low_latency_dispatch(arguments, rank.call());
+  try {
+    check_low_latency_dispatch(rank, one, result);
+  } catch (const CheckFailure& failure) {
+    throw CheckFailure(one.shape.describe() + ": " + failure.what());
+  }
+  return result;
+}
+
+void combine_both_ways(Rank& rank, Buffer& buffer, const LowLatencyCombineCase& one, const Combined& expected,
+                       const LowLatencyHandle& handle, const Config& config) {
+  LowLatencyCombineArguments arguments = upload_combine(rank, one, handle);
+  arguments.config = config;
+  const LowLatencyCombineResult uploaded = buffer.low_latency_combine(arguments, rank.call());
+  if (one.hidden == one.before.shape.hidden) {
+    const TensorView memory = buffer.low_latency_combine_buffer(handle);
+    rank.executor()->copy(memory.data, arguments.x.data, memory.bytes(), rank.stream());
+    arguments.x = memory;
+  }
+  const LowLatencyCombineResult in_place = buffer.low_latency_combine(arguments, rank.call());
+  check_low_latency_combine(rank, one, expected, uploaded.combined_x.view());
+  check_low_latency_combine(rank, one, expected, in_place.combined_x.view());
+}
+
+}  // namespace deep_ep::test

@@ -1,0 +1,44 @@
+// Low-latency calls between nodes of several ranks, by rails and directly: see LowLatencyRails.
+#pragma once
+
+#include <functional>
+#include <vector>
+
+#include "tests/cluster/low_latency_combine_case.hpp"
+
+namespace deep_ep::test {
+
+/// Equal nodes of consecutive ranks.
+struct Nodes {
+  int ranks;
+  int ranks_per_node;
+  int node_of(int rank) const { return rank / ranks_per_node; }
+};
+
+using Combined = std::vector<oracle::LowLatencyCombined>;
+
+/// A dispatch of bfloat16 rows and a combine, with what combine gives either way. (Dispatch gives the same.)
+struct RailCase {
+  LowLatencyCombineCase calls;
+  Combined by_rails;
+  Combined direct;
+};
+RailCase make_rail_case(LowLatencyCombineCase calls, const Nodes& nodes);
+/// `hidden` 0: of combine as of dispatch.
+RailCase make_rail_case(const LowLatencyCaseShape& shape, const Nodes& nodes, std::int64_t hidden = 0);
+
+/// The same tokens, with other experts, different ones within a token: those of nodes for which `allowed(of the token,
+/// of the expert)` holds. Where these are too few, the rest selects nothing.
+LowLatencyCase select_nodes(const LowLatencyCase& one, const Nodes& nodes,
+                            const std::function<bool(int, int)>& allowed);
+
+/// Enough memory for cases of at most so many tokens and channels.
+BufferOptions rail_options(const Nodes& nodes, std::int64_t max_tokens, std::int64_t hidden);
+
+/// A dispatch that receives at once.
+LowLatencyDispatchResult dispatch_now(Rank& rank, Buffer& buffer, const LowLatencyCase& one, const Config& config = {});
+/// A combine that receives at once, from uploaded rows and from combine's own memory; both must be `expected`.
+void combine_both_ways(Rank& rank, Buffer& buffer, const LowLatencyCombineCase& one, const Combined& expected,
+                       const LowLatencyHandle& handle, const Config& config = {});
+
+}  // namespace deep_ep::test

@@ -184,6 +184,8 @@ void run_cluster(const ClusterOptions& options, const RankFunction& function) {
 
 std::string missing(const Where& where, int ranks) {
   if (where.target == Target::host) return {};
+  // Before anything calls CUDA: the wire `local` must not meet a kernel that is being loaded (docs/rdma.md).
+  ::setenv("CUDA_MODULE_LOADING", "EAGER", 0);
   const int found = cuda_device_count();
   if (found >= ranks) return {};
   return "needs " + std::to_string(ranks) + " GPUs, found " + std::to_string(found);

@@ -23,12 +23,13 @@ void dispatch_fp8(Rank& rank, Buffer& buffer, std::uint64_t seed) {
   check_low_latency_dispatch(rank, one, result);
 }
 
-void dispatch_and_combine(Rank& rank, Buffer& buffer, std::uint64_t seed) {
-  const LowLatencyCombineCase one = make_low_latency_combine_case({.tokens = tokens_of(rank.size()),
-                                                                   .max_tokens = kTokens,
-                                                                   .hidden = kHidden,
-                                                                   .routing = oracle::Routing::some_dropped,
-                                                                   .seed = seed});
+void dispatch_and_combine(Rank& rank, Buffer& buffer, std::uint64_t seed, int rails_of) {
+  LowLatencyCombineCase one = make_low_latency_combine_case({.tokens = tokens_of(rank.size()),
+                                                             .max_tokens = kTokens,
+                                                             .hidden = kHidden,
+                                                             .routing = oracle::Routing::some_dropped,
+                                                             .seed = seed});
+  one.options.ranks_per_node = rails_of;
   const LowLatencyHandle handle = dispatch_low_latency(rank, buffer, one);
   const LowLatencyCombineArguments arguments = upload_combine(rank, one, handle);
   const auto expected = one.expected();
@@ -40,14 +41,14 @@ void dispatch_and_combine(Rank& rank, Buffer& buffer, std::uint64_t seed) {
 
 }  // namespace
 
-void run_low_latency_calls(const std::shared_ptr<Bootstrap>& bootstrap) {
+void run_low_latency_calls(const std::shared_ptr<Bootstrap>& bootstrap, int rails_of) {
   const ClusterOptions options{
       .ranks = bootstrap->size(), .where = {}, .host = {.multiprocessors = 2}, .timeout_s = 60};
   Rank rank(bootstrap->rank(), options, bootstrap, make_host_executor(options.host));
   Buffer& buffer = rank.buffer(low_latency_options(rank.size(), kTokens, kHidden));
   for (std::uint64_t seed = 1; seed <= 3; ++seed) {
     dispatch_fp8(rank, buffer, seed);
-    dispatch_and_combine(rank, buffer, seed + 10);
+    dispatch_and_combine(rank, buffer, seed + 10, rails_of);
     buffer.low_latency_clean(rank.call());
     rank.release();
   }

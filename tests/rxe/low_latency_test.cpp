@@ -22,8 +22,8 @@ class RxeLowLatency : public testing::Test {
     ::setenv("DEEP_EP_RDMA_RETRY_COUNT", "7", 1);
   }
   ~RxeLowLatency() override {
-    for (const char* name :
-         {"DEEP_EP_RDMA_WIRE", "DEEP_EP_RDMA_ACK_TIMEOUT", "DEEP_EP_RDMA_RETRY_COUNT", "DEEP_EP_RANKS_PER_NODE"}) {
+    for (const char* name : {"DEEP_EP_RDMA_WIRE", "DEEP_EP_RDMA_ACK_TIMEOUT", "DEEP_EP_RDMA_RETRY_COUNT",
+                             "DEEP_EP_RANKS_PER_NODE", "DEEP_EP_LOW_LATENCY_RAILS"}) {
       ::unsetenv(name);
     }
   }
@@ -45,14 +45,22 @@ class RxeLowLatency : public testing::Test {
 TEST_F(RxeLowLatency, TwoNodesOfOneRank) {
   nodes_of(1);
   const std::int64_t before = packets();
-  expect_ranks_succeed(2, run_low_latency_calls);
+  expect_ranks_succeed(2, [](const auto& bootstrap) { run_low_latency_calls(bootstrap); });
   EXPECT_GT(packets(), before + 100);
 }
 
 TEST_F(RxeLowLatency, TwoNodesOfTwoRanks) {
   nodes_of(2);
   const std::int64_t before = packets();
-  expect_ranks_succeed(4, run_low_latency_calls);
+  expect_ranks_succeed(4, [](const auto& bootstrap) { run_low_latency_calls(bootstrap); });
+  EXPECT_GT(packets(), before + 100);
+}
+
+TEST_F(RxeLowLatency, TwoNodesOfTwoRanksByRails) {
+  nodes_of(2);
+  ::setenv("DEEP_EP_LOW_LATENCY_RAILS", "always", 1);
+  const std::int64_t before = packets();
+  expect_ranks_succeed(4, [](const auto& bootstrap) { run_low_latency_calls(bootstrap, 2); });
   EXPECT_GT(packets(), before + 100);
 }
 

@@ -120,13 +120,13 @@ struct CombineAdder {
         const int rank = expert < 0 ? -1 : expert / params.num_local_experts;
         return rank >= 0 && rails.node_of(rank) == rails.own_node() ? rank : -1;
       }
-      const std::int32_t expert = load_expert(params, token, lane_index());
+      const std::int32_t expert = expert_of(params, load_index(params, token, lane_index()));
       const int rank = expert < 0 ? -1 : expert / params.num_local_experts;
       // One row for all ranks of another node.
       const bool of_node = rank >= 0 && rails.used() && rails.node_of(rank) != rails.own_node();
       return of_node ? rails.rail_in(rails.node_of(rank)) : rank;
     }
-    const std::int32_t expert = load_expert(params, token, lane_index());
+    const std::int32_t expert = expert_of(params, load_index(params, token, lane_index()));
     return expert < 0 ? -1 : expert / params.num_local_experts;
   }
 

@@ -23,21 +23,32 @@ struct Selection {
   }
 };
 
-/// The expert that selection `k` of `token` names, negative for none (or one that does not exist).
-DEEP_EP_DEVICE std::int32_t load_expert(const LowLatencyCombineParams& params, int token, int k) {
+/// Entry `k` of topk_idx of `token`, as the caller gave it.
+DEEP_EP_DEVICE std::int64_t load_index(const LowLatencyCombineParams& params, int token, int k) {
   const std::int64_t at = std::int64_t{token} * params.num_topk + k;
-  const std::int64_t expert = params.topk_idx_is_64_bit
-                                  ? load_stream(static_cast<const std::int64_t*>(params.topk_idx) + at)
-                                  : load_stream(static_cast<const std::int32_t*>(params.topk_idx) + at);
+  return params.topk_idx_is_64_bit ? load_stream(static_cast<const std::int64_t*>(params.topk_idx) + at)
+                                   : load_stream(static_cast<const std::int32_t*>(params.topk_idx) + at);
+}
+/// The expert that it names, negative for none (or one that does not exist).
+DEEP_EP_DEVICE std::int32_t expert_of(const LowLatencyCombineParams& params, std::int64_t index) {
   const std::int64_t experts = std::int64_t{params.num_local_experts} * params.common.num_ranks;
-  return expert < 0 || expert >= experts ? -1 : static_cast<std::int32_t>(expert);
+  return index < 0 || index >= experts ? -1 : static_cast<std::int32_t>(index);
 }
 
-DEEP_EP_DEVICE Selection load_selection(const LowLatencyCombineParams& params, int token, int k) {
-  const float weight = params.topk_weights == nullptr
-                           ? 1.0f
-                           : load_stream(params.topk_weights + std::int64_t{token} * params.num_topk + k);
-  return {load_expert(params, token, k), weight};
+/// What a selection is made of: loads that nothing has to wait for yet.
+struct LoadedSelection {
+  std::int64_t index;
+  float weight;
+};
+DEEP_EP_DEVICE LoadedSelection load_selection(const LowLatencyCombineParams& params, int token, int k) {
+  LoadedSelection loaded{load_index(params, token, k), 1.0f};
+  if (params.topk_weights != nullptr) {
+    loaded.weight = load_stream(params.topk_weights + std::int64_t{token} * params.num_topk + k);
+  }
+  return loaded;
+}
+DEEP_EP_DEVICE Selection selection_of(const LowLatencyCombineParams& params, const LoadedSelection& loaded) {
+  return {expert_of(params, loaded.index), loaded.weight};
 }
 
 /// What `owner`, which is far, has announced. There once its progress says so.
@@ -61,7 +72,7 @@ struct Announcer {
   const LowLatencyCombineParams& params;
   const int thread = thread_index();
   bool any;  ///< this thread has a first cell
-  Selection first;
+  LoadedSelection first;
   std::uint64_t acknowledged;  ///< by the first cell's peer
 
   DEEP_EP_DEVICE Announcer(const LowLatencyCombineParams& p, bool wanted) : params(p), first{}, acknowledged(0) {
@@ -97,7 +108,7 @@ struct Announcer {
               continue;
             }
           }
-          tell(peer, token, k, is_first ? first : load_selection(params, token, k), epoch);
+          tell(peer, token, k, selection_of(params, is_first ? first : load_selection(params, token, k)), epoch);
         }
       }
     }

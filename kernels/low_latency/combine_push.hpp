@@ -80,8 +80,10 @@ struct CombinePusher {
 
   /// The most rows that this lane's sources have.
   DEEP_EP_DEVICE std::int32_t most_rows() const {
-    std::int32_t most = 0;
-    for (int source = lane_index(); source < params.common.num_ranks; source += kWarpSize) {
+    const int ranks = params.common.num_ranks;
+    std::int32_t most = lane_index() < ranks ? load_stream(table().rows(lane_index())) : 0;  // nothing waits for it yet
+#pragma unroll 1
+    for (int source = lane_index() + kWarpSize; source < ranks; source += kWarpSize) {
       const std::int32_t rows = load_stream(table().rows(source));
       most = rows > most ? rows : most;
     }

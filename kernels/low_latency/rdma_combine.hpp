@@ -148,7 +148,7 @@ DEEP_EP_DEVICE void post_combine(const LowLatencyCombineParams& params, const Co
     auto* staged = reinterpret_cast<std::uint64_t*>(common.local + at);
     if (thread_index() == 0) staged[0] = FarSelections::head(params.num_tokens, params.call_shape);
     for (int i = thread_index(); i < params.num_tokens * params.num_topk; i += block_threads()) {
-      staged[1 + i] = load_selection(params, i / params.num_topk, i % params.num_topk).packed();
+      staged[1 + i] = selection_of(params, load_selection(params, i / params.num_topk, i % params.num_topk)).packed();
     }
   }
   block::sync();

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <utility>
 
+#include "csrc/bootstrap/agreement.hpp"
 #include "csrc/buffer/low_latency_rails.hpp"
 #include "csrc/memory/storage.hpp"
 #include "csrc/support/environment.hpp"
@@ -104,9 +105,11 @@ Buffer::Implementation::Implementation(std::shared_ptr<Bootstrap> bootstrap, std
   if (num_ranks_ < 1 || num_ranks_ > kMaxRanks || rank_ < 0 || rank_ >= num_ranks_) {
     fail<InvalidArgument>("the bootstrap says rank {} of {}, allowed: at most {} ranks", rank_, num_ranks_, kMaxRanks);
   }
-  timeout_s_ = options_.timeout_s ? *options_.timeout_s : environment::number("DEEP_EP_TIMEOUT_S");
-  if (!(timeout_s_ >= 0)) fail<InvalidArgument>("timeout_s is {}, allowed: 0 (for ever) or more", timeout_s_);
-  options_.low_latency_rails = asked_for_rails(options_.low_latency_rails);
+  agree(*bootstrap_, "reading the options of a Buffer", [&] {
+    timeout_s_ = options_.timeout_s ? *options_.timeout_s : environment::number("DEEP_EP_TIMEOUT_S");
+    if (!(timeout_s_ >= 0)) fail<InvalidArgument>("timeout_s is {}, allowed: 0 (for ever) or more", timeout_s_);
+    if (options_.low_latency_bytes != 0) options_.low_latency_rails = asked_for_rails(options_.low_latency_rails);
+  });
   check_same_options(*bootstrap_, options_);
   if (options_.max_local_experts < 1 || options_.max_local_experts > 1 << 16) {
     fail<InvalidArgument>("max_local_experts is {}, allowed: 1 to 65536", options_.max_local_experts);

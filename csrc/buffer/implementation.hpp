@@ -126,8 +126,11 @@ class Buffer::Implementation {
   /// Throws what an earlier call met, and logs whom it masked.
   void look_after_low_latency();
   LowLatencyParams low_latency_params() const;
-  /// Whether such a call goes by rails: the ranks of a node, else 0. `row_bytes`: of a row that goes by rails.
-  int choose_rails(const CallOptions& call, int max_tokens, int num_topk, std::size_t row_bytes) const;
+  /// Whether calls may go by rails, and else why not, for the log.
+  std::string describe_rails() const;
+  /// Whether such a call goes by rails: the ranks of a node, else 0. Rows directly, and by rails, have so many bytes.
+  int choose_rails(const CallOptions& call, int max_tokens, int num_topk, std::size_t row_bytes,
+                   std::size_t rail_row_bytes) const;
   /// The call's `tokens` and its rows of `row_bytes` fit the window.
   void check_low_latency_room(std::int64_t max_tokens, std::int64_t hidden, std::size_t row_bytes) const;
   LowLatencyQueue& queue(LowLatencyKind kind) const { return *queues_[static_cast<std::size_t>(kind)]; }

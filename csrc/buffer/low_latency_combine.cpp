@@ -135,7 +135,8 @@ LowLatencyCombineResult Buffer::Implementation::low_latency_combine(const LowLat
   params.use_logfmt = arguments.use_logfmt;
   params.row_bytes = CombineWire{params.hidden, params.use_logfmt}.bytes();
   if (!params.use_logfmt) {
-    params.common.rdma.rail_width = choose_rails(call, params.max_tokens, params.num_topk, params.row_bytes);
+    params.common.rdma.rail_width =
+        choose_rails(call, params.max_tokens, params.num_topk, params.row_bytes, params.row_bytes);
   }
   params.call_shape = call_shape_of({params.max_tokens, params.num_topk, params.hidden, params.num_local_experts,
                                      params.use_logfmt ? 1 : 0, params.common.rdma.rail_width});

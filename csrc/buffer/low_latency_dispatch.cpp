@@ -130,7 +130,8 @@ LowLatencyDispatchResult Buffer::Implementation::low_latency_dispatch(const LowL
   params.weights = arguments.topk_weights.has_value();
   LowLatencyRow by_rails = row_of(params);
   by_rails.by_rails = true;
-  params.common.rdma.rail_width = choose_rails(call, params.max_tokens, params.num_topk, by_rails.bytes());
+  params.common.rdma.rail_width =
+      choose_rails(call, params.max_tokens, params.num_topk, row_of(params).bytes(), by_rails.bytes());
   params.call_shape =
       call_shape_of({params.max_tokens, params.num_topk, params.hidden, params.num_local_experts,
                      is_fp8(params.format) ? 1 : 0, params.weights ? 1 : 0, params.common.rdma.rail_width});

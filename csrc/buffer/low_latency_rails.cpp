@@ -18,9 +18,13 @@ RailBytes bytes_between_nodes(const RailTraffic& traffic) {
   const int nodes = traffic.ranks / traffic.ranks_per_node;
   // That at least one of a token's selections falls to one of so many equal parts.
   const auto selected = [&](int parts) { return 1 - std::pow(1 - 1.0 / parts, traffic.topk); };
-  const double bytes = static_cast<double>(traffic.max_tokens) * static_cast<double>(traffic.row_bytes);
-  return {.direct = bytes * (traffic.ranks - traffic.ranks_per_node) * selected(traffic.ranks),
-          .by_rails = bytes * (nodes - 1) * selected(nodes)};
+  const auto bytes_of = [&](double rows, std::size_t row_bytes) {
+    return traffic.max_tokens * rows * static_cast<double>(row_bytes);
+  };
+  const double other_ranks = traffic.ranks - traffic.ranks_per_node;
+  const double other_nodes = nodes - 1;
+  return {.direct = bytes_of(other_ranks * selected(traffic.ranks), traffic.row_bytes),
+          .by_rails = bytes_of(other_nodes * selected(nodes), traffic.rail_row_bytes)};
 }
 
 bool rails_pay(const RailTraffic& traffic) {

@@ -16,7 +16,8 @@ struct RailTraffic {
   int ranks_per_node;
   int topk;
   int max_tokens;
-  std::size_t row_bytes;  ///< as it travels
+  std::size_t row_bytes;       ///< as it travels directly
+  std::size_t rail_row_bytes;  ///< and by rails
 };
 
 /// Bytes that one rank sends to other nodes, if every selection were any expert with the same probability.

@@ -5,6 +5,7 @@
 
 #include "csrc/buffer/implementation.hpp"
 #include "csrc/buffer/low_latency_rails.hpp"
+#include "csrc/support/format.hpp"
 #include "csrc/support/logging.hpp"
 
 namespace deep_ep {
@@ -24,19 +25,31 @@ void Buffer::Implementation::set_up_rdma() {
   executor_->copy(low_latency_heaps_, heaps.data(), ranks * sizeof(void*), comm_stream_);
   executor_->fill(told_, 0, ranks * sizeof(LowLatencyTold), comm_stream_);
   executor_->synchronize(comm_stream_);
-  log::info("buffer: rank {} reaches {} of {} ranks by RDMA in low-latency calls: {}", rank_, far_ranks_.size(),
-            num_ranks_, connections_->describe());
+  log::info("buffer: rank {} reaches {} of {} ranks by RDMA in low-latency calls, {}: {}", rank_, far_ranks_.size(),
+            num_ranks_, describe_rails(), connections_->describe());
 }
 
-int Buffer::Implementation::choose_rails(const CallOptions& call, int max_tokens, int num_topk,
-                                         std::size_t row_bytes) const {
-  const std::size_t needed = static_cast<std::size_t>(max_tokens) * row_bytes;
+std::string Buffer::Implementation::describe_rails() const {
+  if (rail_width_ != 0) {
+    const bool always = options_.low_latency_rails == LowLatencyRails::always;
+    return fmt::format("by rails between nodes of {} ranks {}", rail_width_, always ? "always" : "where they pay");
+  }
+  if (options_.low_latency_rails == LowLatencyRails::never) return "never by rails";
+  if (!options_.allow_nvlink_for_low_latency) return "not by rails, as NVLink is not allowed";
+  if (options_.low_latency_masking) return "not by rails, as ranks may be masked";
+  return "not by rails, as nodes are not all of equally many consecutive ranks, two or more";
+}
+
+int Buffer::Implementation::choose_rails(const CallOptions& call, int max_tokens, int num_topk, std::size_t row_bytes,
+                                         std::size_t rail_row_bytes) const {
+  const std::size_t needed = static_cast<std::size_t>(max_tokens) * rail_row_bytes;
   if (rail_width_ == 0 || call.return_recv_hook || needed > low_latency_window_.source_bytes) return 0;
   const RailTraffic traffic{.ranks = num_ranks_,
                             .ranks_per_node = rail_width_,
                             .topk = num_topk,
                             .max_tokens = max_tokens,
-                            .row_bytes = row_bytes};
+                            .row_bytes = row_bytes,
+                            .rail_row_bytes = rail_row_bytes};
   return options_.low_latency_rails == LowLatencyRails::always || rails_pay(traffic) ? rail_width_ : 0;
 }
 

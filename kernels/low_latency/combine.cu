@@ -8,6 +8,7 @@
 //   expert    row table (one load time) -> rows of x (one load time), meanwhile the cells come -> lines to the owner
 //             (one trip)
 //   owner     lines, as they are polled -> result
+//   by rails  lines, as the owner's rail in this node polls and adds them -> its NIC -> owner (rails.hpp)
 // There is no barrier of the grid, nor does one rank wait for another but for these.
 #include "kernels/low_latency/combine_add.hpp"
 #include "kernels/low_latency/combine_push.hpp"

@@ -1,6 +1,8 @@
 // The owner's side of combine: the rows of a token, one from each rank that has something to say, are added in fp32, by
 // rank, and rounded.
 //
+// By rails each other node has one row, which the owner's rail there adds up from those of its node, in the same way.
+//
 // A block takes a token, and its warps share the token's lines. Each warp finds out for itself whose rows there
 // are, and polls its lines of all of them at once: when they are there, they are in its registers.
 #pragma once

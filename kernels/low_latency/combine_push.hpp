@@ -144,10 +144,23 @@ struct CombinePusher {
   DEEP_EP_DEVICE bool gives_up(int source, std::uint64_t start) const {
     const LowLatencyParams& common = params.common;
     if (lane_index() == 0 && !masked(common, source) && is_late(common, source, epoch, start)) {
-      blame(common, source, Wanted::low_latency_combine_selection, epoch, 0);
+      blame_for(source);
     }
     warp::sync();
     return left_out(source);
+  }
+
+  /// Whose word has not come: the owner's, or by rails that of who adds up the rows for it.
+  DEEP_EP_DEVICE void blame_for(int source) const {
+    const LowLatencyParams& common = params.common;
+    if constexpr (kRdma) {
+      const Rails rails(common);
+      if (rails.used() && is_far(common, source) &&
+          load_relaxed<Scope::system>(progress_word(common, LowLatencyKind::combine, epoch, source)) >> 16 >= epoch) {
+        return blame(common, rails.relay_of(source), Wanted::low_latency_combine_credit, epoch - 2, 0);
+      }
+    }
+    blame(common, source, Wanted::low_latency_combine_selection, epoch, 0);
   }
 
   /// This warp's share of the row, to its owner. False: it has not said yet what it wants.
@@ -165,8 +178,9 @@ struct CombinePusher {
     const auto chosen = [&](CombineChoice& choice) { return choose(row, patience_ns, start, choice); };
     const Summed summed = summer.sum(row.position, stage, chosen, [&](int step) { store(share, step, to); });
     warp::sync();  // the stage has been read
-    if (far && !by_rails && summed != Summed::not_told)
+    if (far && !by_rails && summed != Summed::not_told) {
       hand_to_poster(row, summed == Summed::yes ? epoch : no_row_flag(epoch));
+    }
     return summed != Summed::not_told;
   }
 

@@ -9,6 +9,10 @@
 //     bear that.
 //   - With masking, each rank waits for all others to begin, whether it has to do with them or not. So all find out at
 //     once that a rank has not come. Without it, nobody tells that it has begun, and all deadlines are whole.
+//
+// By rails (never with masking) an owner waits for a relay, which waits for the ranks of its node: if one of these is
+// lost in the middle of a call, the owner may name the relay. So may a receiver of dispatch name a source whose rows a
+// relay did not hand on.
 #pragma once
 
 #include "kernels/low_latency/wait.hpp"

@@ -5,6 +5,9 @@
 
 namespace deep_ep::device {
 
+// A warp has the header in the lines that it loads at once: the token, and expert, weight and slot of each selection.
+static_assert(sizeof(std::uint32_t) * (1 + 3 * LowLatencyWindow::kMostTopk) <= kWarpLines * kTaggedPayload);
+
 /// By RDMA the pieces of a line come in any order, tag or not. Waits, as a whole warp, until row `slot` is there.
 DEEP_EP_DEVICE bool await_far_row(const LowLatencyParams& common, std::uint64_t epoch, int source, int slot) {
   const std::uint64_t expected = progress_value(epoch, slot + 1);

@@ -191,10 +191,10 @@ struct LowLatencySender {
   }
 
   /// A cell of the counts for one rank, when all tokens are counted.
-  DEEP_EP_DEVICE std::uint64_t count_payload(int rank, int cell) const {
+  DEEP_EP_DEVICE std::uint64_t count_payload(int rank, int cell, std::uint32_t relayed = 0) const {
     const std::uint32_t* entries = routing.entries + rank * params.num_local_experts;
     const int local = 2 * (cell - 1);
-    std::uint64_t payload = CountHead{routing.rows[rank], 0, params.call_shape}.packed();
+    std::uint64_t payload = CountHead{routing.rows[rank], relayed, params.call_shape}.packed();
     if (cell > 0) {
       payload = entries[local];
       if (local + 1 < params.num_local_experts) payload |= static_cast<std::uint64_t>(entries[local + 1]) << 32;

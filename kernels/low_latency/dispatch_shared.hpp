@@ -45,9 +45,10 @@ struct LowLatencyDispatchShared {
   /// Sending: entries counted so far that name each expert. Receiving, [rank][local expert]: rows that each source has
   /// for each of our experts, then where they begin.
   DEEP_EP_HOST_DEVICE std::uint32_t* entries(std::byte* memory) const { return rows(memory) + num_ranks; }
-  /// By rails. In blocks that post: tokens counted so far that go to each node. Receiving: rows of each source that
-  /// this rank hands on.
+  /// By rails, receiving: rows of each source that this rank hands on.
   DEEP_EP_HOST_DEVICE std::uint32_t* relayed(std::byte* memory) const { return entries(memory) + num_experts; }
+  /// By rails, in blocks that post: tokens counted so far that go to each node.
+  DEEP_EP_HOST_DEVICE std::uint32_t* to_nodes(std::byte* memory) const { return relayed(memory); }
 
   /// In blocks that post, instead of a row.
   DEEP_EP_HOST_DEVICE std::byte* poster_words(std::byte* memory) const { return memory + stage_at(); }

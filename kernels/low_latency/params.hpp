@@ -11,6 +11,11 @@
 
 namespace deep_ep {
 
+constexpr int kMostLowLatencyTokens = 65535;  ///< what a selection's place can count
+
+// The largest numbers that kernels divide count the rows of all ranks, a few more than there are: see Divisor.
+static_assert(std::uint64_t{kMaxRanks} * kMaxRanks * (kMostLowLatencyTokens + 1) < std::uint64_t{1} << 31);
+
 /// What every kernel of the family is told.
 struct LowLatencyParams {
   int rank = 0;
@@ -99,8 +104,6 @@ struct LowLatencyRow {
     return expert | place << 16;
   }
 };
-
-constexpr int kMostLowLatencyTokens = 65535;  ///< what a selection's place can count
 
 struct LowLatencyDispatchParams {
   LowLatencyParams common;

@@ -5,8 +5,9 @@
 //   combine    each rank with an expert -- NVLink --> the owner's rail there, the relay, adds -- NIC --> owner
 //
 // A relay hands on within its own call: so all ranks of a call go by rails or none, and only calls that receive at once
-// do. Counts, selections and acknowledgements go directly, as ever. In the window, rows that come over NVLink for or
-// from a far rank take the place that this rank, reached directly, would have.
+// do. Counts, selections and acknowledgements go directly, as ever. In the receiver's window, rows of dispatch that are
+// handed on take the place of their far source. In the relay's, rows of combine from a rank of its node take the place
+// of the rank with the same index in the owner's node, which sends it none; its own do not travel.
 #pragma once
 
 #include "kernels/low_latency/params.hpp"

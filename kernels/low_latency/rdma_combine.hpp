@@ -75,8 +75,9 @@ struct CombinePoster {
     warp::sync();  // what one lane acquired, the others may read only after this
     if (!told) return;
     const FarSelections selections = far_selections(common(), epoch, peer);
-    const int tokens = static_cast<int>(static_cast<std::uint32_t>(load_weak(selections.words)));
-    for (int begin = 0; begin < tokens && begin < params.max_tokens; begin += kWarpSize) {
+    const int told_tokens = static_cast<int>(static_cast<std::uint32_t>(load_weak(selections.words)));
+    const int tokens = told_tokens < params.max_tokens ? told_tokens : params.max_tokens;  // more: ranks disagree
+    for (int begin = 0; begin < tokens; begin += kWarpSize) {
       const int token = begin + lane_index();
       bool mine = false;
       for (int k = 0; token < tokens && k < params.num_topk; ++k) {

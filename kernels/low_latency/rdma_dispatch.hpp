@@ -35,12 +35,8 @@ DEEP_EP_DEVICE void post_rows_to(const LowLatencySender<true>& sender, LowLatenc
   const int cells = params.count_cells;
   auto* staged = reinterpret_cast<Cell*>(common.local + staging.counts_at(epoch, peer));
   for (int cell = lane_index(); cell < cells; cell += kWarpSize) {
-    std::uint64_t payload = sender.count_payload(peer, cell);
-    if (relays && cell == 0) {
-      const std::uint32_t relayed = sender.layout.relayed(sender.memory)[rails.node_of(peer)];
-      payload = CountHead{sender.routing.rows[peer], relayed, params.call_shape}.packed();
-    }
-    store_cell(staged + cell, payload, epoch);
+    const std::uint32_t relayed = relays ? sender.layout.to_nodes(sender.memory)[rails.node_of(peer)] : 0;
+    store_cell(staged + cell, sender.count_payload(peer, cell, relayed), epoch);
   }
   const bool any = poster.put(window.counts_at(epoch, common.rank), staging.counts_at(epoch, peer),
                               static_cast<std::uint32_t>(cells) * sizeof(Cell), lane_index() == 0);
@@ -87,7 +83,7 @@ DEEP_EP_DEVICE void post_dispatch(LowLatencySender<true>& sender) {
   const Rails rails(common);
   if (sending) sender.clear_counts();
   for (int node = thread_index(); node < rails.num_nodes; node += block_threads()) {
-    sender.layout.relayed(sender.memory)[node] = 0;
+    sender.layout.to_nodes(sender.memory)[node] = 0;
   }
   if (thread_index() == 0) {
     const Epochs before = read_epochs(common, kDispatch);
@@ -97,7 +93,7 @@ DEEP_EP_DEVICE void post_dispatch(LowLatencySender<true>& sender) {
   block::sync();
   if (thread_index() == 0) arrive_at_epoch(common, kDispatch, {words.sent, words.received}, params.phase);
   if (sending) sender.routing.count(0, params.num_tokens, sender.other);
-  if (sending && rails.used()) sender.routing.count_nodes(rails.width, sender.layout.relayed(sender.memory));
+  if (sending && rails.used()) sender.routing.count_nodes(rails.width, sender.layout.to_nodes(sender.memory));
   block::sync();
 
   // 2. Each warp its rank.

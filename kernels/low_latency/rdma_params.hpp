@@ -25,11 +25,12 @@ struct LowLatencyTold {
   std::uint64_t stopped;  ///< with masking: the abort word of waits for the rank's queue pairs, see LowLatencyPoster
 };
 
-/// The part of this rank's heap that NICs read from. Peers never write there. Like the window, all of it is double: the
-/// half of a call is written again two calls later, and by then every poster of the call between has seen the
-/// completions of what it found posted.
+/// The part of this rank's heap that NICs read from; and by rails, where rows wait that this rank hands on. Like the
+/// window, all of it is double: the half of a call is written again two calls later. By then every poster of the call
+/// between has seen the completions of what it found posted; and a peer that sends rows to hand on, the only thing that
+/// peers write here, has this rank's word that it has finished the call before the last.
 struct LowLatencyStaging {
-  static constexpr std::size_t kMostWarpsPerRow = 16;   ///< that share a row of combine
+  static constexpr std::size_t kMostWarpsPerRow = 16;   ///< that share a row of combine, or by rails add one
   static constexpr std::size_t kLeastCombineWarps = 2;  ///< of a block
 
   std::size_t begin = 0;  ///< offset in the heap

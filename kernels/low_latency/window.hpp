@@ -5,8 +5,8 @@
 // for even and for odd epochs, for each source. Within a part, a call lays its rows out by its own row size, always in
 // tagged lines (line.hpp), so that tags of all calls lie at the same places.
 //
-// Everything is written by one source rank and read by the rank whose heap it is. Signals hold 64-bit epochs; all of
-// them are zero when the buffer is made and never reset.
+// Everything is written by one source rank (by rails, rails.hpp, by another one in its stead) and read by the rank
+// whose heap it is. Signals hold 64-bit epochs; all of them are zero when the buffer is made and never reset.
 #pragma once
 
 #include "kernels/intranode/control_window.hpp"
@@ -70,7 +70,7 @@ struct LowLatencyWindow {
   DEEP_EP_HOST_DEVICE std::size_t barrier_at(int source) const {
     return begin + index(static_cast<int>(LowLatencyKind::count), source) * kLine;
   }
-  /// Cells, by `source`, of a dispatch: the first holds its rows for this rank (see params.hpp), each further one the
+  /// Cells, by `source`, of a dispatch: the first holds its rows for this rank (CountHead), each further one the
   /// rows of two local experts.
   DEEP_EP_HOST_DEVICE std::size_t counts_at(std::uint64_t epoch, int source) const {
     return counts_ + block(epoch, source) * count_bytes_;

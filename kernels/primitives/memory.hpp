@@ -104,8 +104,9 @@ DEEP_EP_DEVICE void store_after_earlier_reads(T* p, std::type_identity_t<T> valu
 #endif
 }
 
-/// Loads what store_after_earlier_reads said: only what a branch on the value decides on may overwrite what was read,
-/// not loads. On the GPU a relaxed load: stores do not run ahead of a branch, and to acquire takes half a microsecond.
+/// Loads what store_after_earlier_reads said. Only stores may depend on it, by a branch of this thread or of one that
+/// it has synced with; loads behind it may see older memory. On the GPU a relaxed load: stores do not run ahead of a
+/// branch, and to acquire takes half a microsecond.
 template <Scope S, class T>
 DEEP_EP_DEVICE T load_before_overwriting(const T* p) {
 #if DEEP_EP_TARGET_CUDA

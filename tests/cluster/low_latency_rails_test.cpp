@@ -91,7 +91,16 @@ bool too_many(const Nodes& nodes) { return under_thread_sanitizer() && nodes.ran
 TEST_P(LowLatencyRailsTest, DispatchOfRandomShapes) {
   oracle::Random random(test_seed());
   for (const Nodes& nodes : kNodes) {
-    std::vector<LowLatencyCase> cases;
+    // As many words before the row as there may be.
+    LowLatencyCaseShape longest{.tokens = std::vector<std::int64_t>(static_cast<std::size_t>(nodes.ranks), 2),
+                                .max_tokens = 2,
+                                .hidden = 128,
+                                .local_experts = 8,
+                                .topk = 32,
+                                .format = RowFormat::bf16,
+                                .layout = LowLatencyLayout::rank_major,
+                                .weights = true};
+    std::vector<LowLatencyCase> cases = {make_low_latency_case(longest)};
     for (int i = 0; i < rounds(); ++i) cases.push_back(make_low_latency_case(random_shape(nodes.ranks, random.next())));
     if (missing(GetParam(), nodes.ranks).empty() && !too_many(nodes)) dispatch(nodes, cases);
   }

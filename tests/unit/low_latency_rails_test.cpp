@@ -16,7 +16,12 @@ constexpr std::size_t kFp8Row = 7936;
 constexpr std::size_t kBf16Row = 15360;
 
 RailTraffic traffic(int nodes, int tokens, std::size_t row_bytes = kFp8Row) {
-  return {.ranks = 8 * nodes, .ranks_per_node = 8, .topk = 8, .max_tokens = tokens, .row_bytes = row_bytes};
+  return {.ranks = 8 * nodes,
+          .ranks_per_node = 8,
+          .topk = 8,
+          .max_tokens = tokens,
+          .row_bytes = row_bytes,
+          .rail_row_bytes = row_bytes};
 }
 
 /// That none of `topk` different ones of `experts` is among `of_them` of these.

@@ -45,7 +45,7 @@ void check_arguments(const LowLatencyDispatchArguments& arguments, const CallOpt
     check_tensor("topk_weights", *arguments.topk_weights, device, {DType::float32},
                  {x.size(0), arguments.topk_idx.size(1)});
   }
-  // A row's flag counts tokens in 16 bits, a selection its place among the rows of its expert.
+  // Counts have 16 bits: of rows, and of a selection's place among the rows of its expert.
   check_range("max_tokens", arguments.max_tokens, 1, kMostLowLatencyTokens / arguments.topk_idx.size(1));
   check_range("number of tokens (rows of x)", x.size(0), 0, arguments.max_tokens);
   check_range("num_experts", arguments.num_experts, 1, 65535);

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "csrc/bootstrap/agreement.hpp"
+#include "csrc/executor/own_stream.hpp"
 #include "csrc/rdma/machine.hpp"
 #include "csrc/rdma/queue_pair_set.hpp"
 #include "csrc/rdma/ring_memory.hpp"
@@ -145,10 +146,9 @@ void Connections::connect(Bootstrap& bootstrap) {
                      ? make_local_queue_pairs(plan)
                      : verbs::make_nic_queue_pairs(plan, [&] { return verbs::open_nic(*nic, *executor_, settings_); });
   agree(bootstrap, "copying the table of RDMA connections", [&] {
-    const StreamHandle stream = executor_->create_stream();
-    executor_->copy(device_peers_, peers_.data(), peers_.size() * sizeof(RdmaPeerParams), stream);
-    executor_->synchronize(stream);
-    executor_->destroy_stream(stream);
+    const OwnStream stream(*executor_);
+    executor_->copy(device_peers_, peers_.data(), peers_.size() * sizeof(RdmaPeerParams), stream.get());
+    executor_->synchronize(stream.get());
   });
   log::info("rdma: rank {}: {}", bootstrap.rank(), describe());
 }

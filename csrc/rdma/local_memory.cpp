@@ -2,7 +2,7 @@
 
 #include <cstring>
 
-#include "deep_ep/executor.hpp"
+#include "csrc/executor/own_stream.hpp"
 
 namespace deep_ep::rdma {
 namespace {
@@ -23,37 +23,34 @@ class ExecutorMemory final : public LocalMemory {
  public:
   explicit ExecutorMemory(std::shared_ptr<Executor> executor)
       : executor_(std::move(executor)),
-        stream_(executor_->create_stream()),
+        stream_(*executor_),
         bounce_(static_cast<std::uint64_t*>(executor_->allocate_pinned(2 * sizeof(std::uint64_t)))) {}
-  ~ExecutorMemory() override {
-    executor_->free_pinned(bounce_);
-    executor_->destroy_stream(stream_);
-  }
+  ~ExecutorMemory() override { executor_->free_pinned(bounce_); }
   ExecutorMemory(const ExecutorMemory&) = delete;
   ExecutorMemory& operator=(const ExecutorMemory&) = delete;
 
   void copy(void* destination, const void* source, std::size_t bytes) override {
-    executor_->copy(destination, source, bytes, stream_);
+    executor_->copy(destination, source, bytes, stream_.get());
     busy_ = true;
   }
   void fetch_add(void* word, std::uint64_t add, void* before) override {
     // Earlier copies are through before the sum is on its way: one stream, and this waits for it.
-    executor_->copy(bounce_, word, sizeof add, stream_);
-    executor_->synchronize(stream_);
+    executor_->copy(bounce_, word, sizeof add, stream_.get());
+    executor_->synchronize(stream_.get());
     bounce_[1] = bounce_[0] + add;
-    executor_->copy(before, bounce_, sizeof add, stream_);
-    executor_->copy(word, bounce_ + 1, sizeof add, stream_);
-    executor_->synchronize(stream_);
+    executor_->copy(before, bounce_, sizeof add, stream_.get());
+    executor_->copy(word, bounce_ + 1, sizeof add, stream_.get());
+    executor_->synchronize(stream_.get());
     busy_ = false;
   }
   void finish() override {
-    if (busy_) executor_->synchronize(stream_);
+    if (busy_) executor_->synchronize(stream_.get());
     busy_ = false;
   }
 
  private:
   std::shared_ptr<Executor> executor_;
-  StreamHandle stream_;
+  OwnStream stream_;
   std::uint64_t* bounce_;  ///< read, to be written
   bool busy_ = false;
 };

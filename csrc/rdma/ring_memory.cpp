@@ -3,6 +3,7 @@
 #include <bit>
 #include <cstring>
 
+#include "csrc/executor/own_stream.hpp"
 #include "csrc/support/format.hpp"
 #include "deep_ep/error.hpp"
 #include "deep_ep/executor.hpp"
@@ -29,16 +30,13 @@ RingMemory::RingMemory(std::shared_ptr<Executor> executor, const RingOptions& op
   // All ones: entries with no known opcode, and a completion that is not yet written.
   std::memset(static_cast<void*>(layout_), 0xff, bytes);
   layout_->producer_index = options.first_index;
-  StreamHandle stream = nullptr;
   try {
     state_ = static_cast<RdmaQueueState*>(executor_->allocate(sizeof(RdmaQueueState)));
-    stream = executor_->create_stream();
+    const OwnStream stream(*executor_);
     const RdmaQueueState state{options.first_index, options.first_index, 0};
-    executor_->copy(state_, &state, sizeof state, stream);
-    executor_->synchronize(stream);
-    executor_->destroy_stream(stream);
+    executor_->copy(state_, &state, sizeof state, stream.get());
+    executor_->synchronize(stream.get());
   } catch (...) {
-    if (stream != nullptr) executor_->destroy_stream(stream);
     executor_->free(state_);
     executor_->free_pinned(layout_);
     throw;

@@ -124,8 +124,7 @@ struct Announcer {
 
   DEEP_EP_DEVICE int cells() const { return params.common.num_ranks * params.num_topk; }
   DEEP_EP_DEVICE const std::uint64_t* acknowledged_by(int peer) const {
-    return reinterpret_cast<const std::uint64_t*>(params.common.local +
-                                                  params.common.window.acknowledged_at(LowLatencyKind::combine, peer));
+    return acknowledged_word(params.common, LowLatencyKind::combine, peer);
   }
 };
 

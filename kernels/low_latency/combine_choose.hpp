@@ -74,12 +74,9 @@ struct RowChooser {
     if (row.index == 0 && lane_index() == 0) check_far_shape(params, all, row.source);
     // By rails the row goes to another rank, whose word has to have come, too: nearly always long ago.
     const Rails rails(common);
-    if (rails.used() && epoch > 2) {
-      const std::size_t word = common.window.acknowledged_at(LowLatencyKind::combine, rails.relay_of(row.source));
-      const auto* acknowledged = reinterpret_cast<const std::uint64_t*>(common.local + word);
-      if (rails.relay_of(row.source) != common.rank && load_acquire<Scope::system>(acknowledged) < epoch - 2) {
-        return {0, 0};
-      }
+    if (rails.used() && epoch > 2 && rails.relay_of(row.source) != common.rank) {
+      const auto* word = acknowledged_word(common, LowLatencyKind::combine, rails.relay_of(row.source));
+      if (load_acquire<Scope::system>(word) < epoch - 2) return {0, 0};
     }
     cell.payload = load_weak(all.selection(row.token, params.num_topk, lane_index()));
     return cell;

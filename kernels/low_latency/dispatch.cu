@@ -33,7 +33,8 @@ DEEP_EP_DEVICE void prepare(const LowLatencyDispatchParams& params, const LowLat
     layout.heaps(memory)[rank] = common.heaps[rank];
     layout.left_out(memory)[rank] = masked(common, rank) ? 1 : 0;
     if (sends(params.phase)) {
-      layout.acknowledged(memory)[rank] = load_before_overwriting<Scope::system>(acknowledged_word(common, rank));
+      layout.acknowledged(memory)[rank] =
+          load_before_overwriting<Scope::system>(acknowledged_word(common, kDispatch, rank));
     }
   }
 }

@@ -102,7 +102,7 @@ struct DispatchRelay {
     if (leads) {
       // Nearly always it had come before the block began.
       room = epoch <= 2 || layout.acknowledged(memory)[rank] >= epoch - 2 ||
-             wait_for_signal(common, acknowledged_word(common, rank), epoch - 2, rank,
+             wait_for_signal(common, acknowledged_word(common, kDispatch, rank), epoch - 2, rank,
                              Wanted::low_latency_dispatch_credit);
       const int at = slot < static_cast<std::uint32_t>(params.max_tokens) ? static_cast<int>(slot) : 0;
       to = common.heaps[rank] + common.window.row_at(kDispatch, epoch, source, at, row.bytes());

@@ -28,11 +28,6 @@ struct CountHead {
   }
 };
 
-/// Where `rank` says up to which call it has received.
-DEEP_EP_DEVICE const std::uint64_t* acknowledged_word(const LowLatencyParams& common, int rank) {
-  return reinterpret_cast<const std::uint64_t*>(common.local + common.window.acknowledged_at(kDispatch, rank));
-}
-
 template <bool kRdma>
 struct LowLatencySender {
   const LowLatencyDispatchParams& params;
@@ -89,7 +84,7 @@ struct LowLatencySender {
       if (is_far<kRdma>(common, rank)) continue;  // its poster waits
       // Nearly always it had come before the block began.
       if (layout.left_out(memory)[rank] != 0 || layout.acknowledged(memory)[rank] >= epoch() - 2) continue;
-      if (!wait_for_signal(common, acknowledged_word(common, rank), epoch() - 2, rank,
+      if (!wait_for_signal(common, acknowledged_word(common, kDispatch, rank), epoch() - 2, rank,
                            Wanted::low_latency_dispatch_credit)) {
         store_relaxed<Scope::block>(&layout.left_out(memory)[rank], 1);
       }

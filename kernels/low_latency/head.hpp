@@ -35,6 +35,11 @@ DEEP_EP_DEVICE void arrive_at_epoch(const LowLatencyParams& common, LowLatencyKi
   if (receives(phase)) store_relaxed<Scope::gpu>(&counters.received, before.received + 1);
 }
 
+/// Where `peer` says up to which call it has received.
+DEEP_EP_DEVICE const std::uint64_t* acknowledged_word(const LowLatencyParams& common, LowLatencyKind kind, int peer) {
+  return reinterpret_cast<const std::uint64_t*>(common.local + common.window.acknowledged_at(kind, peer));
+}
+
 /// By one thread a peer: tells it up to which call this rank has received. That it says so before this kernel's own
 /// receive part, and kernels follow each other, means that all reading of that call has ended.
 DEEP_EP_DEVICE void acknowledge(const LowLatencyParams& common, LowLatencyKind kind, int peer, std::uint64_t received) {

@@ -1,5 +1,4 @@
-// A rank that signals and cells are sent to over NVLink. Offsets rather than addresses, so that a peer behind a network
-// card can take the same calls.
+// A rank that signals and cells are sent to over NVLink.
 #pragma once
 
 #include "kernels/primitives/cell.hpp"

@@ -17,7 +17,7 @@
 // vain. Only a line that is read while it is written could have our tag and other bytes.
 #pragma once
 
-#include "kernels/low_latency/params.hpp"
+#include "kernels/low_latency/head.hpp"
 #include "kernels/low_latency/wait.hpp"
 #include "kernels/primitives/bits.hpp"
 #include "kernels/primitives/warp.hpp"
@@ -128,8 +128,7 @@ class LowLatencyPoster {
   template <class Wait>
   DEEP_EP_DEVICE bool await_credit(Wait wait) {
     if (epoch_ <= 2) return true;
-    const auto* word =
-        reinterpret_cast<const std::uint64_t*>(common_.local + common_.window.acknowledged_at(kKind, peer()));
+    const std::uint64_t* word = acknowledged_word(common_, kKind, peer());
     bool there = true;
     if (lane_index() == 0) there = load_acquire<Scope::system>(word) >= epoch_ - 2;
     if (!warp::all(there)) {

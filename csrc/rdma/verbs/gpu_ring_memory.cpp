@@ -4,31 +4,20 @@
 #include <utility>
 #include <vector>
 
-#include "deep_ep/executor.hpp"
-
 namespace deep_ep::rdma::verbs {
 namespace {
 
 constexpr std::size_t kGpuPage = 65536;
 
-class TransferStream {
- public:
-  explicit TransferStream(Executor& executor) : executor_(executor), stream_(executor.create_stream()) {}
-  ~TransferStream() { executor_.destroy_stream(stream_); }
-  TransferStream(const TransferStream&) = delete;
-  TransferStream& operator=(const TransferStream&) = delete;
-  StreamHandle get() const { return stream_; }
-
- private:
-  Executor& executor_;
-  StreamHandle stream_;
-};
-
 }  // namespace
 
 GpuRingMemory::GpuRingMemory(std::shared_ptr<Executor> executor, const devx::QueuePairLayout& layout, std::size_t count,
                              bool on_gpu)
-    : executor_(std::move(executor)), layout_(layout), count_(std::max<std::size_t>(1, count)), on_gpu_(on_gpu) {
+    : executor_(std::move(executor)),
+      stream_(*executor_),
+      layout_(layout),
+      count_(std::max<std::size_t>(1, count)),
+      on_gpu_(on_gpu) {
   const std::size_t bytes = count_ * layout_.bytes + kGpuPage;
   allocation_ = on_gpu_ ? executor_->allocate(bytes) : executor_->allocate_pinned(bytes);
   const auto address = reinterpret_cast<std::uintptr_t>(allocation_);
@@ -50,25 +39,23 @@ void GpuRingMemory::free() noexcept {
 }
 
 void GpuRingMemory::fill() {
-  const TransferStream stream(*executor_);
   // All ones: a completion that is not yet written. Nothing is posted: records and indices are 0.
-  executor_->fill(rings_, 0xff, count_ * layout_.bytes, stream.get());
+  executor_->fill(rings_, 0xff, count_ * layout_.bytes, stream_.get());
   for (std::size_t i = 0; i < count_; ++i) {
-    executor_->fill(ring(i) + layout_.doorbell_record, 0, layout_.bytes - layout_.doorbell_record, stream.get());
+    executor_->fill(ring(i) + layout_.doorbell_record, 0, layout_.bytes - layout_.doorbell_record, stream_.get());
   }
-  executor_->fill(states_, 0, count_ * sizeof(RdmaQueueState), stream.get());
-  executor_->synchronize(stream.get());
+  executor_->fill(states_, 0, count_ * sizeof(RdmaQueueState), stream_.get());
+  executor_->synchronize(stream_.get());
 }
 
 bool GpuRingMemory::idle() const {
   std::vector<RdmaQueueState> states(count_);
   std::vector<device::rdma::CompletionEntry> completions(count_);
-  const TransferStream stream(*executor_);
-  executor_->copy(states.data(), states_, count_ * sizeof(RdmaQueueState), stream.get());
+  executor_->copy(states.data(), states_, count_ * sizeof(RdmaQueueState), stream_.get());
   for (std::size_t i = 0; i < count_; ++i) {
-    executor_->copy(&completions[i], ring(i) + layout_.completion, sizeof completions[i], stream.get());
+    executor_->copy(&completions[i], ring(i) + layout_.completion, sizeof completions[i], stream_.get());
   }
-  executor_->synchronize(stream.get());
+  executor_->synchronize(stream_.get());
   for (std::size_t i = 0; i < count_; ++i) {
     if (states[i].posted == states[i].completed || states[i].failure != 0) continue;
     const std::uint32_t tail = completions[i].tail;

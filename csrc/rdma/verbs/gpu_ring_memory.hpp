@@ -4,12 +4,9 @@
 #include <cstddef>
 #include <memory>
 
+#include "csrc/executor/own_stream.hpp"
 #include "csrc/rdma/verbs/devx/devx_queue_pair.hpp"
 #include "kernels/rdma/params.hpp"
-
-namespace deep_ep {
-class Executor;
-}
 
 namespace deep_ep::rdma::verbs {
 
@@ -36,6 +33,7 @@ class GpuRingMemory {
   void free() noexcept;
 
   std::shared_ptr<Executor> executor_;
+  OwnStream stream_;  ///< for transfers
   devx::QueuePairLayout layout_;
   std::size_t count_;
   bool on_gpu_;

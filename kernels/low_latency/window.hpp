@@ -80,7 +80,8 @@ struct LowLatencyWindow {
     return selections_ + slot_of(epoch, source, slot) * kMostTopk * sizeof(Cell);
   }
   /// Row `slot` of `source`, where the call has rows of `row_bytes` (a multiple of kLine). A source has a place of its
-  /// own: ranks that disagree in their row sizes do not overwrite each other.
+  /// own: ranks that disagree in their row sizes do not overwrite each other. (Those that disagree in whether combine
+  /// goes by rails may; then each of them also waits for a row that does not come.)
   DEEP_EP_HOST_DEVICE std::size_t row_at(LowLatencyKind kind, std::uint64_t epoch, int source, int slot,
                                          std::size_t row_bytes) const {
     const std::size_t part = index(static_cast<int>(kind) * 2 + static_cast<int>(epoch & 1), source);

@@ -246,6 +246,9 @@ TEST_P(LowLatencyRailCallsTest, OneRankAsksForAHook) {
   const RailCase one =
       make_rail_case({.tokens = {4, 4, 4, 4}, .max_tokens = 4, .hidden = 256, .local_experts = 1, .topk = 4}, kNodes);
   for (const bool combine : {false, true}) {
+    // Rows of combine that go directly, and rows that do not, may take the same place: no rank returns what comes of
+    // it.
+    if (combine && under_thread_sanitizer()) continue;
     run_cluster(cluster(4), [&](Rank& rank) {
       BufferOptions options = options_for_cases();
       options.timeout_s = short_deadline();

@@ -164,9 +164,7 @@ void Buffer::Implementation::lay_out_heap() {
   if (options_.low_latency_bytes != 0) far_ranks_ = nodes_.reached_by_rdma(options_.allow_nvlink_for_low_latency);
   if (!far_ranks_.empty()) {
     // Only now is it known that there must be room for what NICs fetch.
-    const bool rails = options_.allow_nvlink_for_low_latency && !options_.low_latency_masking &&
-                       options_.low_latency_rails != LowLatencyRails::never;
-    rail_width_ = rails && nodes_.ranks_of_each_node() > 1 ? nodes_.ranks_of_each_node() : 0;
+    rail_width_ = why_not_by_rails() == nullptr ? nodes_.ranks_of_each_node() : 0;
     staging_ = LowLatencyStaging::make(low_latency_end, low_latency_window_, rail_width_ == 0 ? 0 : nodes_.num_nodes);
     make_heap(staging_.bytes);
   }

@@ -126,7 +126,9 @@ class Buffer::Implementation {
   /// Throws what an earlier call met, and logs whom it masked.
   void look_after_low_latency();
   LowLatencyParams low_latency_params() const;
-  /// Whether calls may go by rails, and else why not, for the log.
+  /// Why no call of this buffer may go by rails; nullptr: some may.
+  const char* why_not_by_rails() const;
+  /// The same for the log.
   std::string describe_rails() const;
   /// Whether such a call goes by rails: the ranks of a node, else 0. Rows directly, and by rails, have so many bytes.
   int choose_rails(const CallOptions& call, int max_tokens, int num_topk, std::size_t row_bytes,

@@ -29,15 +29,18 @@ void Buffer::Implementation::set_up_rdma() {
             num_ranks_, describe_rails(), connections_->describe());
 }
 
+const char* Buffer::Implementation::why_not_by_rails() const {
+  if (options_.low_latency_rails == LowLatencyRails::never) return "as asked for";
+  if (!options_.allow_nvlink_for_low_latency) return "as NVLink is not allowed";
+  if (options_.low_latency_masking) return "as ranks may be masked";
+  if (nodes_.ranks_of_each_node() < 2) return "as nodes are not all of equally many consecutive ranks, two or more";
+  return nullptr;
+}
+
 std::string Buffer::Implementation::describe_rails() const {
-  if (rail_width_ != 0) {
-    const bool always = options_.low_latency_rails == LowLatencyRails::always;
-    return fmt::format("by rails between nodes of {} ranks {}", rail_width_, always ? "always" : "where they pay");
-  }
-  if (options_.low_latency_rails == LowLatencyRails::never) return "never by rails";
-  if (!options_.allow_nvlink_for_low_latency) return "not by rails, as NVLink is not allowed";
-  if (options_.low_latency_masking) return "not by rails, as ranks may be masked";
-  return "not by rails, as nodes are not all of equally many consecutive ranks, two or more";
+  if (rail_width_ == 0) return fmt::format("not by rails, {}", why_not_by_rails());
+  const bool always = options_.low_latency_rails == LowLatencyRails::always;
+  return fmt::format("by rails between nodes of {} ranks {}", rail_width_, always ? "always" : "where they pay");
 }
 
 int Buffer::Implementation::choose_rails(const CallOptions& call, int max_tokens, int num_topk, std::size_t row_bytes,

@@ -49,7 +49,12 @@ struct CombineAdder {
 #pragma unroll 1
     for (int turn = 1; turn <= turns; ++turn) {  // the own node comes last
       CombineTask task{params.common.rank, params.num_tokens, turn != turns};
-      if (task.relays && !await_task(rails, turn, task)) return;
+      if (task.relays) {
+        FarTokens tokens{};
+        task.owner = rails.rail_in((rails.own_node() + turn) % rails.num_nodes);
+        if (!await_far_tokens(params, epoch, task.owner, tokens)) return;
+        task.num_tokens = tokens.count;
+      }
       if (!add_tokens(task, first, step)) return;
     }
   }
@@ -89,47 +94,23 @@ struct CombineAdder {
     return true;
   }
 
-  /// The tokens of the rank on this rank's rail, `turn` nodes on from this one, when they are known. False: the call is
-  /// over.
-  DEEP_EP_DEVICE bool await_task(const Rails& rails, int turn, CombineTask& task) const {
-    const LowLatencyParams& common = params.common;
-    task.owner = rails.rail_in((rails.own_node() + turn) % rails.num_nodes);
-    const std::uint64_t* progress = progress_word(common, LowLatencyKind::combine, epoch, task.owner);
-    bool there = true;
-    if (lane_index() == 0) {
-      there = await_word(common, progress, progress_value(epoch, 0), epoch, task.owner,
-                         Wanted::low_latency_combine_selection);
-    }
-    there = warp::all(there);
-    warp::sync();  // what one lane acquired, the others may read only after this
-    if (!there) return false;
-    const FarSelections selections = far_selections(common, epoch, task.owner);
-    if (lane_index() == 0) check_far_shape(params, selections, task.owner);
-    const auto tokens = static_cast<std::uint32_t>(load_weak(selections.words));
-    task.num_tokens = static_cast<int>(tokens);
-    return warp::all(tokens <= static_cast<std::uint32_t>(params.max_tokens));
-  }
-
-  /// In each lane the rank whose row the lane's selection of the token is a part of; -1: of none.
+  /// In each lane the rank whose row the lane's selection of the token is a part of; -1: of none. By rails an owner has
+  /// one row for all ranks of another node, and a relay adds those of its own.
   DEEP_EP_DEVICE int rank_of_selection(const CombineTask& task, int token) const {
-    if (lane_index() >= params.num_topk) return -1;
+    const int lane = lane_index();
+    if (lane >= params.num_topk) return -1;
     if constexpr (kByRails) {
       const Rails rails(params.common);
       if (task.relays) {
-        const FarSelections selections = far_selections(params.common, epoch, task.owner);
-        const std::uint64_t* word = selections.selection(token, params.num_topk, lane_index());
-        const int expert = Selection::unpack(load_weak(word)).expert;
-        const int rank = expert < 0 ? -1 : expert / params.num_local_experts;
+        const FarTokens tokens{far_selections(params.common, epoch, task.owner), task.num_tokens};
+        const int rank = tokens.rank_of_selection(params, token, lane);
         return rank >= 0 && rails.node_of(rank) == rails.own_node() ? rank : -1;
       }
-      const std::int32_t expert = expert_of(params, load_index(params, token, lane_index()));
-      const int rank = expert < 0 ? -1 : expert / params.num_local_experts;
-      // One row for all ranks of another node.
+      const int rank = rank_of(params, expert_of(params, load_index(params, token, lane)));
       const bool of_node = rank >= 0 && rails.used() && rails.node_of(rank) != rails.own_node();
       return of_node ? rails.rail_in(rails.node_of(rank)) : rank;
     }
-    const std::int32_t expert = expert_of(params, load_index(params, token, lane_index()));
-    return expert < 0 ? -1 : expert / params.num_local_experts;
+    return rank_of(params, expert_of(params, load_index(params, token, lane)));
   }
 
   DEEP_EP_DEVICE CombineSources find_sources(const CombineTask& task, int token) const {

@@ -65,6 +65,41 @@ DEEP_EP_DEVICE void check_far_shape(const LowLatencyCombineParams& params, const
                params.call_shape, shape);
 }
 
+/// The rank of an expert, negative for none.
+DEEP_EP_DEVICE int rank_of(const LowLatencyCombineParams& params, std::int32_t expert) {
+  return expert < 0 ? -1 : expert / params.num_local_experts;
+}
+
+/// What a far owner has announced, and for how many tokens.
+struct FarTokens {
+  FarSelections selections;
+  int count;
+
+  /// The rank that selection `k` of `token` names, negative for none.
+  DEEP_EP_DEVICE int rank_of_selection(const LowLatencyCombineParams& params, int token, int k) const {
+    return rank_of(params, Selection::unpack(load_weak(selections.selection(token, params.num_topk, k))).expert);
+  }
+};
+
+/// By a whole warp: waits for it. False: the call is over, as the owner does not come or means another one.
+DEEP_EP_DEVICE bool await_far_tokens(const LowLatencyCombineParams& params, std::uint64_t epoch, int owner,
+                                     FarTokens& tokens) {
+  const LowLatencyParams& common = params.common;
+  bool there = true;
+  if (lane_index() == 0) {
+    there = await_word(common, progress_word(common, LowLatencyKind::combine, epoch, owner), progress_value(epoch, 0),
+                       epoch, owner, Wanted::low_latency_combine_selection);
+  }
+  there = warp::all(there);
+  warp::sync();  // what one lane acquired, the others may read only after this
+  if (!there) return false;
+  tokens.selections = far_selections(common, epoch, owner);
+  if (lane_index() == 0) check_far_shape(params, tokens.selections, owner);
+  const auto count = static_cast<std::uint32_t>(load_weak(tokens.selections.words));
+  tokens.count = static_cast<int>(count);
+  return warp::all(count <= static_cast<std::uint32_t>(params.max_tokens));
+}
+
 /// One thread's part of the announcement of this block's tokens: a token has a cell for each peer and selection, and
 /// the threads share them. What the first cell needs is loaded when this is made, before the epoch is known.
 template <bool kRdma>

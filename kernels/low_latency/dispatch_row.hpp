@@ -1,4 +1,4 @@
-// Rows of dispatch as those find them to whom they are sent.
+// What whoever gets a row of dispatch, to receive it or to hand it on, needs to read it.
 #pragma once
 
 #include "kernels/low_latency/dispatch_send.hpp"

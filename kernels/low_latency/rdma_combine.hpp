@@ -49,52 +49,39 @@ struct CombinePoster {
       const int row = begin + lane_index();
       const bool mine = row < rows;
       const std::int32_t token = mine ? load_stream(table.token(peer, row)) : 0;
-      const std::size_t from = staging().combine_row_at(epoch, peer, row, params.row_bytes);
-      const std::size_t to =
-          common().window.row_at(LowLatencyKind::combine, epoch, common().rank, token, params.row_bytes);
-      const std::size_t ready_at = staging().combine_ready_at(epoch, peer, mine ? row : 0, 0);
-      const auto* ready = reinterpret_cast<const std::uint64_t*>(common().local + ready_at);
-      const bool on = poster.post_rows(
-          mine, token + 1, [&] { return state_of(ready, params.warps_per_row); },
-          [&](bool posts) {
-            return wire.logfmt ? put_encoded(poster, to, from, posts) : poster.put(to, from, wire.bytes(), posts);
-          });
-      if (!on) return;
+      if (!post_batch(poster, mine, row, token, params.warps_per_row)) return;
     }
   }
 
-  /// By rails: what this node has to say of the peer's tokens.
+  /// By rails: what this node has to say of the peer's tokens, as the warps of a block have added it up.
   DEEP_EP_DEVICE void post_node_rows(const Rails& rails, Poster& poster) const {
-    const std::uint64_t* progress = progress_word(common(), LowLatencyKind::combine, epoch, peer);
-    bool told = true;
-    if (lane_index() == 0) {
-      told =
-          await_word(common(), progress, progress_value(epoch, 0), epoch, peer, Wanted::low_latency_combine_selection);
-    }
-    told = warp::all(told);
-    warp::sync();  // what one lane acquired, the others may read only after this
-    if (!told) return;
-    const FarSelections selections = far_selections(common(), epoch, peer);
-    const int told_tokens = static_cast<int>(static_cast<std::uint32_t>(load_weak(selections.words)));
-    const int tokens = told_tokens < params.max_tokens ? told_tokens : params.max_tokens;  // more: ranks disagree
-    for (int begin = 0; begin < tokens; begin += kWarpSize) {
+    FarTokens tokens{};
+    if (!await_far_tokens(params, epoch, peer, tokens)) return;
+    for (int begin = 0; begin < tokens.count; begin += kWarpSize) {
       const int token = begin + lane_index();
       bool mine = false;
-      for (int k = 0; token < tokens && k < params.num_topk; ++k) {
-        const int expert = Selection::unpack(load_weak(selections.selection(token, params.num_topk, k))).expert;
-        mine = mine || (expert >= 0 && rails.node_of(expert / params.num_local_experts) == rails.own_node());
+      for (int k = 0; token < tokens.count && k < params.num_topk; ++k) {
+        const int rank = tokens.rank_of_selection(params, token, k);
+        mine = mine || (rank >= 0 && rails.node_of(rank) == rails.own_node());
       }
-      const int row = mine ? token : 0;
-      const std::size_t from = staging().combine_row_at(epoch, peer, row, params.row_bytes);
-      const std::size_t to =
-          common().window.row_at(LowLatencyKind::combine, epoch, common().rank, row, params.row_bytes);
-      const auto* ready =
-          reinterpret_cast<const std::uint64_t*>(common().local + staging().combine_ready_at(epoch, peer, row, 0));
-      const bool on = poster.post_rows(
-          mine, token + 1, [&] { return state_of(ready, block_warps()); },
-          [&](bool posts) { return poster.put(to, from, wire.bytes(), posts); });
-      if (!on) return;
+      if (!post_batch(poster, mine, token, token, block_warps())) return;
     }
+  }
+
+  /// Posts row `row` of the staging memory, of the peer's token `token`, for each lane with `mine`, when the `warps`
+  /// that share it have staged it.
+  DEEP_EP_DEVICE bool post_batch(Poster& poster, bool mine, int row, std::int32_t token, int warps) const {
+    if (!mine) row = 0;
+    const std::size_t from = staging().combine_row_at(epoch, peer, row, params.row_bytes);
+    const std::size_t to =
+        common().window.row_at(LowLatencyKind::combine, epoch, common().rank, token, params.row_bytes);
+    const auto* ready =
+        reinterpret_cast<const std::uint64_t*>(common().local + staging().combine_ready_at(epoch, peer, row, 0));
+    return poster.post_rows(
+        mine, token + 1, [&] { return state_of(ready, warps); },
+        [&](bool posts) {
+          return wire.logfmt ? put_encoded(poster, to, from, posts) : poster.put(to, from, wire.bytes(), posts);
+        });
   }
 
   /// All `warps` that share a row come to the same result, but one after the other.

@@ -42,6 +42,15 @@ struct Routing {
     return token < end ? selection(std::int64_t{token} * params.num_topk + lane_index() % params.num_topk) : -1;
   }
 
+  /// Is the lane's selection, which falls to `part` (a rank, a node; negative: none), the first of its token that does?
+  /// By whole warps.
+  DEEP_EP_DEVICE bool is_first(int part) const {
+    const std::uint32_t token = static_cast<std::uint32_t>(lane_index() / params.num_topk) << 16;
+    const std::uint32_t alone = 0xffff0000u | static_cast<std::uint32_t>(lane_index());
+    const std::uint32_t same = warp::match_any(part < 0 ? alone : token | static_cast<std::uint32_t>(part));
+    return part >= 0 && lowest_bit(same) == lane_index();
+  }
+
   /// Counts the selections of the tokens from `begin` to before `end`. `first` is what load(begin, end) returned. The
   /// whole block takes part; the counts are complete after its next sync.
   DEEP_EP_DEVICE void count(int begin, int end, std::int64_t first) const {
@@ -51,32 +60,20 @@ struct Routing {
       const std::int64_t next = begin + step < end ? load(begin + step, end) : -1;
       const int expert = expert_of(first);
       const int rank = expert < 0 ? -1 : expert / params.num_local_experts;
-      // The first of a token's selections on a rank counts its row.
-      const std::uint32_t key = expert < 0 ? 0xffff0000u | static_cast<std::uint32_t>(lane_index())
-                                           : static_cast<std::uint32_t>(lane_index() / params.num_topk) << 16 |
-                                                 static_cast<std::uint32_t>(rank);
-      const std::uint32_t same = warp::match_any(key);
-      if (expert >= 0) {
-        add_relaxed<Scope::block>(entries + expert, 1);
-        if (lowest_bit(same) == lane_index()) add_relaxed<Scope::block>(rows + rank, 1);
-      }
+      if (is_first(rank)) add_relaxed<Scope::block>(rows + rank, 1);
+      if (expert >= 0) add_relaxed<Scope::block>(entries + expert, 1);
       first = next;
     }
   }
 
   /// Counts the tokens that go to each node of `width` ranks, in the same manner.
   DEEP_EP_DEVICE void count_nodes(int width, std::uint32_t* nodes) const {
-    const int node_experts = width * params.num_local_experts;
     const int step = tokens_of_warp() * block_warps();
 #pragma unroll 1
     for (int begin = 0; begin < params.num_tokens; begin += step) {
       const int expert = expert_of(load(begin, params.num_tokens));
-      const int node = expert < 0 ? -1 : expert / node_experts;
-      const std::uint32_t key = expert < 0 ? 0xffff0000u | static_cast<std::uint32_t>(lane_index())
-                                           : static_cast<std::uint32_t>(lane_index() / params.num_topk) << 16 |
-                                                 static_cast<std::uint32_t>(node);
-      const std::uint32_t same = warp::match_any(key);
-      if (expert >= 0 && lowest_bit(same) == lane_index()) add_relaxed<Scope::block>(nodes + node, 1);
+      const int node = expert < 0 ? -1 : expert / (width * params.num_local_experts);
+      if (is_first(node)) add_relaxed<Scope::block>(nodes + node, 1);
     }
   }
 };

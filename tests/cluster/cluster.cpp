@@ -14,6 +14,9 @@
 namespace deep_ep::test {
 namespace {
 
+/// Before anything calls CUDA: the wire `local` must not meet a kernel that is being loaded (docs/rdma.md).
+[[maybe_unused]] const int kLoadKernelsFirst = ::setenv("CUDA_MODULE_LOADING", "EAGER", 0);
+
 std::shared_ptr<Executor> make_executor(const ClusterOptions& options, int rank) {
   return options.where.target == Target::cuda ? make_cuda_executor(rank) : make_host_executor(options.host);
 }
@@ -184,26 +187,26 @@ void run_cluster(const ClusterOptions& options, const RankFunction& function) {
 
 std::string missing(const Where& where, int ranks) {
   if (where.target == Target::host) return {};
-  // Before anything calls CUDA: the wire `local` must not meet a kernel that is being loaded (docs/rdma.md).
-  ::setenv("CUDA_MODULE_LOADING", "EAGER", 0);
   const int found = cuda_device_count();
   if (found >= ranks) return {};
   return "needs " + std::to_string(ranks) + " GPUs, found " + std::to_string(found);
 }
 
-double short_deadline() {
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-  return 8;
-#else
-  return 3;
-#endif
-}
+double short_deadline() { return under_sanitizer() ? 8 : 3; }
 
 bool under_thread_sanitizer() {
 #ifdef __SANITIZE_THREAD__
   return true;
 #else
   return false;
+#endif
+}
+
+bool under_sanitizer() {
+#ifdef __SANITIZE_ADDRESS__
+  return true;
+#else
+  return under_thread_sanitizer();
 #endif
 }
 

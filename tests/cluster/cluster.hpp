@@ -119,6 +119,8 @@ std::string missing(const Where& where, int ranks);
 
 /// True under ThreadSanitizer, which bounds the number of fibers, and where everything is much slower.
 bool under_thread_sanitizer();
+/// Under this one or AddressSanitizer.
+bool under_sanitizer();
 /// Seconds to wait for a rank that never comes, where living ranks must not be taken for it on a busy machine.
 double short_deadline();
 

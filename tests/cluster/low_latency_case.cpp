@@ -118,6 +118,38 @@ LowLatencyCase with_masks(const LowLatencyCase& one, const oracle::Masks& masks)
   return result;
 }
 
+LowLatencyCaseShape random_low_latency_shape(int ranks, std::uint64_t seed, const RandomShapeLimits& limits) {
+  oracle::Random random(seed);
+  LowLatencyCaseShape shape;
+  shape.max_tokens = 1 + random.below(random.chance(0.2) ? limits.many_tokens : limits.tokens);
+  shape.tokens = oracle::make_token_counts(random.pick(oracle::kTokenCounts), ranks, shape.max_tokens, seed);
+  static constexpr std::int64_t kHidden[] = {128, 128, 256, 384, 512, 512, 1024, 2048, 2560, 7168, 8192};
+  do {
+    shape.hidden = random.pick(kHidden);
+  } while (shape.hidden > limits.hidden);
+  shape.local_experts = static_cast<int>(1 + random.below(limits.local_experts));
+  shape.topk = static_cast<int>(1 + random.below(random.chance(0.2) ? 32 : 8));
+  shape.routing = random.pick(oracle::kRoutings);
+  shape.topk = std::min(shape.topk, shape.experts());
+  // Tokens may name an expert several times: its part of the output must have room for that.
+  if (shape.routing == oracle::Routing::duplicates || shape.routing == oracle::Routing::skewed) {
+    shape.max_tokens *= shape.topk;
+  }
+  shape.format = random.pick(oracle::kRowFormats);
+  if (shape.format == oracle::RowFormat::fp8_ue8m0) shape.hidden = (shape.hidden + 511) / 512 * 512;
+  shape.layout = random.chance(0.3) ? LowLatencyLayout::rank_major : LowLatencyLayout::expert_major;
+  shape.weights = shape.layout == LowLatencyLayout::rank_major && random.chance(0.7);
+  shape.idx_dtype = random.chance(0.3) ? DType::int32 : DType::int64;
+  shape.seed = seed;
+  return shape;
+}
+
+CallOptions with_hook(const Rank& rank) {
+  CallOptions options = rank.call();
+  options.return_recv_hook = true;
+  return options;
+}
+
 LowLatencyDispatchArguments upload_arguments(Rank& rank, const LowLatencyCase& one) {
   const LowLatencyCaseShape& shape = one.shape;
   const oracle::LowLatencyInput& input = one.inputs[index(rank.rank())];
@@ -181,6 +213,19 @@ void check_low_latency_dispatch(Rank& rank, const LowLatencyCase& one, const Low
                  "recv_topk_weights", shape.topk);
   }
   if (shape.masks.empty()) check_row_table(rank, one, result);
+}
+
+LowLatencyDispatchResult dispatch_and_check(Rank& rank, Buffer& buffer, const LowLatencyCase& one,
+                                            const Config& config) {
+  LowLatencyDispatchArguments arguments = upload_arguments(rank, one);
+  arguments.config = config;
+  LowLatencyDispatchResult result = buffer.low_latency_dispatch(arguments, rank.call());
+  try {
+    check_low_latency_dispatch(rank, one, result);
+  } catch (const CheckFailure& failure) {
+    throw CheckFailure(one.shape.describe() + ": " + failure.what());
+  }
+  return result;
 }
 
 BufferOptions low_latency_options(int ranks, std::int64_t max_tokens, std::int64_t hidden) {

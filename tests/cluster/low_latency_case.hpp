@@ -39,11 +39,26 @@ LowLatencyCase make_low_latency_case(const LowLatencyCaseShape& shape);
 /// The same inputs, where the ranks leave each other out.
 LowLatencyCase with_masks(const LowLatencyCase& one, const oracle::Masks& masks);
 
+/// What random shapes may be at most. Everything else is any that is allowed.
+struct RandomShapeLimits {
+  std::int64_t tokens, many_tokens;  ///< many: for one shape in five
+  std::int64_t hidden;
+  int local_experts;
+};
+LowLatencyCaseShape random_low_latency_shape(int ranks, std::uint64_t seed, const RandomShapeLimits& limits);
+
+/// A call that receives when its hook is called.
+CallOptions with_hook(const Rank& rank);
+
 /// Uploads what the rank hands to dispatch.
 LowLatencyDispatchArguments upload_arguments(Rank& rank, const LowLatencyCase& one);
 
 /// Every valid row, count and range against the oracle, and the handle's row table.
 void check_low_latency_dispatch(Rank& rank, const LowLatencyCase& one, const LowLatencyDispatchResult& result);
+
+/// A dispatch that receives at once, checked. A failure says which case it was.
+LowLatencyDispatchResult dispatch_and_check(Rank& rank, Buffer& buffer, const LowLatencyCase& one,
+                                            const Config& config = {});
 
 /// Enough memory for cases of at most so many tokens and channels.
 BufferOptions low_latency_options(int ranks, std::int64_t max_tokens, std::int64_t hidden);

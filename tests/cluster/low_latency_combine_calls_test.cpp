@@ -18,12 +18,6 @@ DEEP_EP_LOW_LATENCY_ON_PROCESSES(LowLatencyCombineProcessesTest);
 
 using Expected = std::vector<oracle::LowLatencyCombined>;
 
-CallOptions with_hook(const Rank& rank) {
-  CallOptions options = rank.call();
-  options.return_recv_hook = true;
-  return options;
-}
-
 LowLatencyCombineCase small_case(int ranks, std::uint64_t seed,
                                  LowLatencyLayout layout = LowLatencyLayout::expert_major) {
   LowLatencyCaseShape shape{.max_tokens = 7, .hidden = 256, .topk = 3, .layout = layout, .seed = seed};

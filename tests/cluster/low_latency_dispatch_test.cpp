@@ -17,16 +17,6 @@ DEEP_EP_LOW_LATENCY_ON_THREADS(LowLatencyDispatchTest);
 class LowLatencyProcessesTest : public ClusterTest {};
 DEEP_EP_LOW_LATENCY_ON_PROCESSES(LowLatencyProcessesTest);
 
-void dispatch_and_check(Rank& rank, Buffer& buffer, const LowLatencyCase& one, const Config& config) {
-  LowLatencyDispatchArguments arguments = upload_arguments(rank, one);
-  arguments.config = config;
-  try {
-    check_low_latency_dispatch(rank, one, buffer.low_latency_dispatch(arguments, rank.call()));
-  } catch (const CheckFailure& failure) {
-    throw CheckFailure(one.shape.describe() + ": " + failure.what());
-  }
-}
-
 /// One dispatch after the other on one buffer; `configs` in turn.
 void run_all(const ClusterOptions& options, const std::vector<LowLatencyCaseShape>& shapes,
              const std::vector<Config>& configs = {{}}) {
@@ -53,27 +43,8 @@ LowLatencyCaseShape equal_shape(int ranks, std::int64_t tokens) {
   return {.tokens = equal_tokens(ranks, tokens), .max_tokens = tokens};
 }
 
-/// Anything that is allowed, small enough for a CPU.
 LowLatencyCaseShape random_shape(int ranks, std::uint64_t seed) {
-  oracle::Random random(seed);
-  LowLatencyCaseShape shape;
-  shape.max_tokens = 1 + random.below(random.chance(0.2) ? 40 : 9);
-  shape.tokens = oracle::make_token_counts(random.pick(oracle::kTokenCounts), ranks, shape.max_tokens, seed);
-  static constexpr std::int64_t kHidden[] = {128, 128, 256, 384, 512, 512, 1024, 2048, 2560, 7168, 8192};
-  shape.hidden = random.pick(kHidden);
-  shape.local_experts = static_cast<int>(1 + random.below(7));
-  shape.topk = static_cast<int>(1 + random.below(random.chance(0.2) ? 32 : 8));
-  shape.routing = random.pick(oracle::kRoutings);
-  shape.topk = std::min(shape.topk, shape.experts());
-  // Tokens may name an expert several times: its part of the output must have room for that.
-  if (shape.routing == Routing::duplicates || shape.routing == Routing::skewed) shape.max_tokens *= shape.topk;
-  shape.format = random.pick(oracle::kRowFormats);
-  if (shape.format == RowFormat::fp8_ue8m0) shape.hidden = (shape.hidden + 511) / 512 * 512;
-  shape.layout = random.chance(0.3) ? LowLatencyLayout::rank_major : LowLatencyLayout::expert_major;
-  shape.weights = shape.layout == LowLatencyLayout::rank_major && random.chance(0.7);
-  shape.idx_dtype = random.chance(0.3) ? DType::int32 : DType::int64;
-  shape.seed = seed;
-  return shape;
+  return random_low_latency_shape(ranks, seed, {.tokens = 9, .many_tokens = 40, .hidden = 8192, .local_experts = 7});
 }
 
 TEST_P(LowLatencyDispatchTest, EveryFormatAndLayout) {

@@ -11,12 +11,6 @@ namespace {
 class LowLatencyHooksTest : public ClusterTest {};
 DEEP_EP_LOW_LATENCY_ON_THREADS(LowLatencyHooksTest);
 
-CallOptions with_hook(const Rank& rank) {
-  CallOptions options = rank.call();
-  options.return_recv_hook = true;
-  return options;
-}
-
 /// Cases that differ in everything that decides where rows lie.
 std::vector<LowLatencyCase> some_cases() {
   return {

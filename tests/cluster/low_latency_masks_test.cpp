@@ -42,10 +42,6 @@ std::vector<std::int32_t> query(Rank& rank, Buffer& buffer) {
   return rank.download<std::int32_t>(status);
 }
 
-void dispatch_and_check(Rank& rank, Buffer& buffer, const LowLatencyCase& one) {
-  check_low_latency_dispatch(rank, one, buffer.low_latency_dispatch(upload_arguments(rank, one), rank.call()));
-}
-
 TEST_P(LowLatencyMasksTest, MaskedByHand) {
   DEEP_EP_NEEDS_RANKS(4);
   const LowLatencyCase all = four_ranks(1);

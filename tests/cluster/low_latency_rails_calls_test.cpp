@@ -16,12 +16,6 @@ constexpr Nodes kNodes{4, 2};
 class LowLatencyRailCallsTest : public ClusterTest {};
 DEEP_EP_BY_RAILS(LowLatencyRailCallsTest);
 
-CallOptions with_hook(const Rank& rank) {
-  CallOptions options = rank.call();
-  options.return_recv_hook = true;
-  return options;
-}
-
 /// Cases that differ in everything that decides where rows lie.
 std::vector<RailCase> some_cases() {
   return {make_rail_case({.tokens = {5, 3, 0, 6}, .max_tokens = 6, .hidden = 512, .topk = 3, .seed = 1}, kNodes),
@@ -48,14 +42,14 @@ TEST_P(LowLatencyRailCallsTest, BetweenCallsWithHooks) {
     for (std::size_t round = 0; round < rounds; ++round) {
       const RailCase& first = cases[round % 3];
       const RailCase& second = cases[(round + 1) % 3];
-      const auto by_rails = dispatch_now(rank, buffer, first.calls.before);
+      const auto by_rails = dispatch_and_check(rank, buffer, first.calls.before);
       const auto waits = buffer.low_latency_dispatch(upload_arguments(rank, second.calls.before), with_hook(rank));
       if (round % 3 == 2) {  // received by its hook, on each rank at another time
         if (rank.rank() % 2 == 0) rank.executor()->synchronize(rank.stream());
         waits.hook();
       }
       // In flight with it, whether it has been received or not: once of dispatch, then of combine.
-      dispatch_now(rank, buffer, first.calls.before);
+      dispatch_and_check(rank, buffer, first.calls.before);
       waits.hook();
       check_low_latency_dispatch(rank, second.calls.before, waits);
 
@@ -86,14 +80,14 @@ TEST_P(LowLatencyRailCallsTest, AfterTwoThatWait) {
     Buffer& buffer = rank.buffer(options_for_cases());
     for (std::size_t round = 0; round < 3; ++round) {
       const RailCase& one = cases[round];
-      const auto dispatched = dispatch_now(rank, buffer, one.calls.before);
+      const auto dispatched = dispatch_and_check(rank, buffer, one.calls.before);
       const auto arguments = upload_combine(rank, one.calls, dispatched.handle);
       const auto a = buffer.low_latency_dispatch(upload_arguments(rank, one.calls.before), with_hook(rank));
       const auto b = buffer.low_latency_dispatch(upload_arguments(rank, one.calls.before), with_hook(rank));
       const auto c = buffer.low_latency_combine(arguments, with_hook(rank));
       const auto d = buffer.low_latency_combine(arguments, with_hook(rank));
       const auto combined = buffer.low_latency_combine(arguments, rank.call());
-      dispatch_now(rank, buffer, one.calls.before);
+      dispatch_and_check(rank, buffer, one.calls.before);
       for (const auto* const waited : {&a, &b}) check_low_latency_dispatch(rank, one.calls.before, *waited);
       for (const auto* const waited : {&c, &d}) {
         check_low_latency_combine(rank, one.calls, one.direct, waited->combined_x.view());
@@ -201,8 +195,8 @@ TEST(LowLatencyRailScheduleTest, EverySeedGivesTheSame) {
     ASSERT_NO_THROW(run_cluster(options, [&](Rank& rank) {
       Buffer& buffer = rank.buffer(rail_options(nodes, 11, 256));
       for (int i = 0; i < 2; ++i) {
-        dispatch_now(rank, buffer, other);
-        const auto a = dispatch_now(rank, buffer, one.calls.before);
+        dispatch_and_check(rank, buffer, other);
+        const auto a = dispatch_and_check(rank, buffer, one.calls.before);
         const auto b = buffer.low_latency_dispatch(upload_arguments(rank, other), with_hook(rank));
         const LowLatencyCombineArguments arguments = upload_combine(rank, one.calls, a.handle);
         const auto later = buffer.low_latency_combine(arguments, with_hook(rank));
@@ -253,7 +247,7 @@ TEST_P(LowLatencyRailCallsTest, OneRankAsksForAHook) {
       BufferOptions options = options_for_cases();
       options.timeout_s = short_deadline();
       Buffer& buffer = rank.buffer(options);
-      const auto dispatched = dispatch_now(rank, buffer, one.calls.before);
+      const auto dispatched = dispatch_and_check(rank, buffer, one.calls.before);
       const auto arguments = upload_combine(rank, one.calls, dispatched.handle);
       const CallOptions odd = rank.rank() == 1 ? with_hook(rank) : rank.call();
       rank.bootstrap()->barrier();

@@ -47,18 +47,6 @@ BufferOptions rail_options(const Nodes& nodes, std::int64_t max_tokens, std::int
   return options;
 }
 
-LowLatencyDispatchResult dispatch_now(Rank& rank, Buffer& buffer, const LowLatencyCase& one, const Config& config) {
-  LowLatencyDispatchArguments arguments = upload_arguments(rank, one);
-  arguments.config = config;
-  LowLatencyDispatchResult result = buffer.low_latency_dispatch(arguments, rank.call());
-  try {
-    check_low_latency_dispatch(rank, one, result);
-  } catch (const CheckFailure& failure) {
-    throw CheckFailure(one.shape.describe() + ": " + failure.what());
-  }
-  return result;
-}
-
 void combine_both_ways(Rank& rank, Buffer& buffer, const LowLatencyCombineCase& one, const Combined& expected,
                        const LowLatencyHandle& handle, const Config& config) {
   LowLatencyCombineArguments arguments = upload_combine(rank, one, handle);

@@ -35,8 +35,6 @@ LowLatencyCase select_nodes(const LowLatencyCase& one, const Nodes& nodes,
 /// Enough memory for cases of at most so many tokens and channels.
 BufferOptions rail_options(const Nodes& nodes, std::int64_t max_tokens, std::int64_t hidden);
 
-/// A dispatch that receives at once.
-LowLatencyDispatchResult dispatch_now(Rank& rank, Buffer& buffer, const LowLatencyCase& one, const Config& config = {});
 /// A combine that receives at once, from uploaded rows and from combine's own memory; both must be `expected`.
 void combine_both_ways(Rank& rank, Buffer& buffer, const LowLatencyCombineCase& one, const Combined& expected,
                        const LowLatencyHandle& handle, const Config& config = {});

@@ -28,10 +28,6 @@ LowLatencyCase without_the_dead() {
   return with_masks(three_ranks(), masks);
 }
 
-void dispatch_and_check(Rank& rank, Buffer& buffer, const LowLatencyCase& one) {
-  check_low_latency_dispatch(rank, one, buffer.low_latency_dispatch(upload_arguments(rank, one), rank.call()));
-}
-
 /// All ranks make a call, then one dies, then the others go on with `afterwards`. What they throw is a failed test.
 void lose_a_rank(const char* name, bool masking, const std::function<void(Rank&, Buffer&)>& afterwards) {
   const std::vector<std::string> errors = run_processes(kRanks, [&](int r) {

@@ -12,7 +12,7 @@
 namespace deep_ep::cuda {
 
 /// Every kernel's first instruction: waits until the kernel before it in the stream has ended and its writes are to be
-/// seen. A launch costs some two microseconds less than one that waits for all that before it begins.
+/// seen. On 4 x H200 a low-latency combine behind a dispatch takes two microseconds less than launched after all that.
 __device__ __forceinline__ void begin_kernel() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
 /// How much dynamic shared memory a kernel was allowed so far, by device ordinal.

@@ -1,4 +1,4 @@
-#include "csrc/buffer/low_latency_rails.hpp"
+#include "csrc/buffer/low_latency/rails.hpp"
 
 #include <cmath>
 #include <string>

@@ -3,8 +3,8 @@
 
 #include "csrc/buffer/checks.hpp"
 #include "csrc/buffer/implementation.hpp"
-#include "csrc/buffer/low_latency_call_shape.hpp"
-#include "csrc/buffer/low_latency_posters.hpp"
+#include "csrc/buffer/low_latency/call_shape.hpp"
+#include "csrc/buffer/low_latency/posters.hpp"
 #include "csrc/executor/kernel_table.hpp"
 #include "csrc/support/format.hpp"
 #include "kernels/low_latency/combine_shared.hpp"

@@ -1,4 +1,4 @@
-#include "csrc/buffer/low_latency_queue.hpp"
+#include "csrc/buffer/low_latency/hook_queue.hpp"
 
 #include <algorithm>
 #include <utility>

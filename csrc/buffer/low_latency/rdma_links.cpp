@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "csrc/buffer/implementation.hpp"
-#include "csrc/buffer/low_latency_rails.hpp"
+#include "csrc/buffer/low_latency/rails.hpp"
 #include "csrc/support/format.hpp"
 #include "csrc/support/logging.hpp"
 

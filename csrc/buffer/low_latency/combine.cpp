@@ -7,7 +7,7 @@
 #include "csrc/buffer/low_latency/posters.hpp"
 #include "csrc/executor/kernel_table.hpp"
 #include "csrc/support/format.hpp"
-#include "kernels/low_latency/combine_shared.hpp"
+#include "kernels/low_latency/combine/shared.hpp"
 
 namespace deep_ep {
 namespace {

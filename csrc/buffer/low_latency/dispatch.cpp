@@ -7,7 +7,7 @@
 #include "csrc/buffer/low_latency/posters.hpp"
 #include "csrc/executor/kernel_table.hpp"
 #include "csrc/support/format.hpp"
-#include "kernels/low_latency/dispatch_shared.hpp"
+#include "kernels/low_latency/dispatch/shared.hpp"
 
 namespace deep_ep {
 namespace {

@@ -9,7 +9,7 @@
 #include "csrc/support/format.hpp"
 #include "csrc/support/logging.hpp"
 #include "deep_ep/error.hpp"
-#include "kernels/low_latency/combine_wire.hpp"
+#include "kernels/low_latency/combine/wire.hpp"
 
 namespace deep_ep {
 

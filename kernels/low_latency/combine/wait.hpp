@@ -15,7 +15,7 @@
 // relay did not hand on.
 #pragma once
 
-#include "kernels/low_latency/wait.hpp"
+#include "kernels/low_latency/transport/wait.hpp"
 
 namespace deep_ep::device::low_latency {
 

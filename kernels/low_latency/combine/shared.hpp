@@ -1,9 +1,9 @@
 // Shared memory of a block of the low-latency combine.
 #pragma once
 
-#include "kernels/low_latency/combine_wire.hpp"
-#include "kernels/low_latency/head.hpp"
-#include "kernels/low_latency/masks.hpp"
+#include "kernels/low_latency/combine/wire.hpp"
+#include "kernels/low_latency/transport/head.hpp"
+#include "kernels/low_latency/transport/masks.hpp"
 
 namespace deep_ep {
 

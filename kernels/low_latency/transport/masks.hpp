@@ -3,7 +3,7 @@
 // all there: whoever a block waited for in vain is masked.
 #pragma once
 
-#include "kernels/low_latency/wait.hpp"
+#include "kernels/low_latency/transport/wait.hpp"
 #include "kernels/primitives/block.hpp"
 
 namespace deep_ep::device {

@@ -1,7 +1,7 @@
 // What whoever gets a row of dispatch, to receive it or to hand it on, needs to read it.
 #pragma once
 
-#include "kernels/low_latency/dispatch_send.hpp"
+#include "kernels/low_latency/dispatch/send.hpp"
 
 namespace deep_ep::device {
 

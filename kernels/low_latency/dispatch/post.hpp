@@ -2,8 +2,8 @@
 // all of these ranks; here each warp makes one rank's rows of them, and counts them itself.
 #pragma once
 
-#include "kernels/low_latency/dispatch_send.hpp"
-#include "kernels/low_latency/rails.hpp"
+#include "kernels/low_latency/dispatch/send.hpp"
+#include "kernels/low_latency/transport/rails.hpp"
 
 namespace deep_ep::device {
 

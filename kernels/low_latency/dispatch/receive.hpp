@@ -3,7 +3,7 @@
 // are there.
 #pragma once
 
-#include "kernels/low_latency/dispatch_relay.hpp"
+#include "kernels/low_latency/dispatch/relay.hpp"
 
 namespace deep_ep::device {
 

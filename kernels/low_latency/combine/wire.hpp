@@ -5,7 +5,7 @@
 // One warp makes and reads what lies together: four lines of bfloat16, or a pass of 1024 channels with LogFMT.
 #pragma once
 
-#include "kernels/low_latency/logfmt.hpp"
+#include "kernels/low_latency/combine/logfmt.hpp"
 #include "kernels/primitives/bits.hpp"
 #include "kernels/primitives/divisor.hpp"
 #include "kernels/primitives/line.hpp"

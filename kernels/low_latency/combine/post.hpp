@@ -2,9 +2,9 @@
 // tokens. As expert side: the rows that pushing groups have staged, in the order of the owner's tokens.
 #pragma once
 
-#include "kernels/low_latency/combine_announce.hpp"
-#include "kernels/low_latency/combine_shared.hpp"
-#include "kernels/low_latency/rails.hpp"
+#include "kernels/low_latency/combine/announce.hpp"
+#include "kernels/low_latency/combine/shared.hpp"
+#include "kernels/low_latency/transport/rails.hpp"
 #include "kernels/primitives/block.hpp"
 
 namespace deep_ep::device::low_latency {

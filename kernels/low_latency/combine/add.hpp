@@ -7,9 +7,9 @@
 // are, and polls its lines of all of them at once: when they are there, they are in its registers.
 #pragma once
 
-#include "kernels/low_latency/combine_choose.hpp"
-#include "kernels/low_latency/combine_wait.hpp"
-#include "kernels/low_latency/combine_wire.hpp"
+#include "kernels/low_latency/combine/choose.hpp"
+#include "kernels/low_latency/combine/wait.hpp"
+#include "kernels/low_latency/combine/wire.hpp"
 
 namespace deep_ep::device::low_latency {
 

@@ -1,8 +1,8 @@
 // What a row of combine is made of: the rows that the dispatch brought, as far as the owner still selects them.
 #pragma once
 
-#include "kernels/low_latency/combine_announce.hpp"
-#include "kernels/low_latency/rails.hpp"
+#include "kernels/low_latency/combine/announce.hpp"
+#include "kernels/low_latency/transport/rails.hpp"
 #include "kernels/primitives/bits.hpp"
 
 namespace deep_ep::device::low_latency {

@@ -2,9 +2,9 @@
 // weights. To every rank, as the owner no longer knows which ranks hold rows of its tokens.
 #pragma once
 
-#include "kernels/low_latency/combine_wait.hpp"
-#include "kernels/low_latency/head.hpp"
-#include "kernels/low_latency/rdma_poster.hpp"
+#include "kernels/low_latency/combine/wait.hpp"
+#include "kernels/low_latency/transport/head.hpp"
+#include "kernels/low_latency/transport/poster.hpp"
 #include "kernels/primitives/numeric.hpp"
 
 namespace deep_ep::device::low_latency {

@@ -3,7 +3,7 @@
 // could tell each other.
 #pragma once
 
-#include "kernels/low_latency/dispatch_shared.hpp"
+#include "kernels/low_latency/dispatch/shared.hpp"
 #include "kernels/primitives/bits.hpp"
 #include "kernels/primitives/memory.hpp"
 #include "kernels/primitives/warp.hpp"

@@ -8,10 +8,10 @@
 // must not make others look late.
 #pragma once
 
-#include "kernels/low_latency/combine_shared.hpp"
-#include "kernels/low_latency/combine_sum.hpp"
-#include "kernels/low_latency/combine_wait.hpp"
-#include "kernels/low_latency/peer.hpp"
+#include "kernels/low_latency/combine/shared.hpp"
+#include "kernels/low_latency/combine/sum.hpp"
+#include "kernels/low_latency/combine/wait.hpp"
+#include "kernels/low_latency/transport/peer.hpp"
 
 namespace deep_ep::device::low_latency {
 

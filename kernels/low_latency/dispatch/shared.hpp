@@ -1,7 +1,7 @@
 // Shared memory of a block of the low-latency dispatch.
 #pragma once
 
-#include "kernels/low_latency/masks.hpp"
+#include "kernels/low_latency/transport/masks.hpp"
 
 namespace deep_ep {
 

@@ -10,8 +10,8 @@
 //   4. Store the row to the experts.                                                HBM
 // By rails (rails.hpp) a row for another node goes by its NIC to one rank there, which hands it on before it receives.
 // Counts take steps 1 and 2 without the cast, then one way by cells; they are there before the first row.
-#include "kernels/low_latency/dispatch_receive.hpp"
-#include "kernels/low_latency/rdma_dispatch.hpp"
+#include "kernels/low_latency/dispatch/post.hpp"
+#include "kernels/low_latency/dispatch/receive.hpp"
 #include "kernels/primitives/launch.hpp"
 
 namespace deep_ep::device {

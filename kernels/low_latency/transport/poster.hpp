@@ -17,8 +17,8 @@
 // vain. Only a line that is read while it is written could have our tag and other bytes.
 #pragma once
 
-#include "kernels/low_latency/head.hpp"
-#include "kernels/low_latency/wait.hpp"
+#include "kernels/low_latency/transport/head.hpp"
+#include "kernels/low_latency/transport/wait.hpp"
 #include "kernels/primitives/bits.hpp"
 #include "kernels/primitives/warp.hpp"
 #include "kernels/rdma/peer.hpp"

@@ -10,9 +10,9 @@
 //   owner     lines, as they are polled -> result
 //   by rails  lines, as the owner's rail in this node polls and adds them -> its NIC -> owner (rails.hpp)
 // There is no barrier of the grid, nor does one rank wait for another but for these.
-#include "kernels/low_latency/combine_add.hpp"
-#include "kernels/low_latency/combine_push.hpp"
-#include "kernels/low_latency/rdma_combine.hpp"
+#include "kernels/low_latency/combine/add.hpp"
+#include "kernels/low_latency/combine/post.hpp"
+#include "kernels/low_latency/combine/push.hpp"
 #include "kernels/primitives/launch.hpp"
 
 namespace deep_ep::device::low_latency {

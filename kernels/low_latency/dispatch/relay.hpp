@@ -3,8 +3,8 @@
 // them like those of its own node.
 #pragma once
 
-#include "kernels/low_latency/dispatch_row.hpp"
-#include "kernels/low_latency/rails.hpp"
+#include "kernels/low_latency/dispatch/row.hpp"
+#include "kernels/low_latency/transport/rails.hpp"
 
 namespace deep_ep::device {
 

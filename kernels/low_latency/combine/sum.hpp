@@ -5,8 +5,8 @@
 // nearly always wants what it dispatched.
 #pragma once
 
-#include "kernels/low_latency/combine_choose.hpp"
-#include "kernels/low_latency/combine_wire.hpp"
+#include "kernels/low_latency/combine/choose.hpp"
+#include "kernels/low_latency/combine/wire.hpp"
 
 namespace deep_ep::device::low_latency {
 

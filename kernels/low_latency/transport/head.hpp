@@ -2,7 +2,7 @@
 #pragma once
 
 #include "kernels/low_latency/params.hpp"
-#include "kernels/low_latency/peer.hpp"
+#include "kernels/low_latency/transport/peer.hpp"
 #include "kernels/primitives/memory.hpp"
 #include "kernels/primitives/thread.hpp"
 

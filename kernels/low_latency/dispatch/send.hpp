@@ -2,12 +2,12 @@
 // other block takes tokens, prepares the row once and stores it to each rank that has an expert of the token.
 #pragma once
 
-#include "kernels/low_latency/cast.hpp"
-#include "kernels/low_latency/dispatch_shared.hpp"
-#include "kernels/low_latency/head.hpp"
-#include "kernels/low_latency/rdma_poster.hpp"
-#include "kernels/low_latency/routing.hpp"
-#include "kernels/low_latency/wait.hpp"
+#include "kernels/low_latency/dispatch/cast.hpp"
+#include "kernels/low_latency/dispatch/routing.hpp"
+#include "kernels/low_latency/dispatch/shared.hpp"
+#include "kernels/low_latency/transport/head.hpp"
+#include "kernels/low_latency/transport/poster.hpp"
+#include "kernels/low_latency/transport/wait.hpp"
 #include "kernels/primitives/block.hpp"
 
 namespace deep_ep::device {

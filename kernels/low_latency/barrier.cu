@@ -1,6 +1,6 @@
 // A barrier of the ranks that are not masked, in stream order.
-#include "kernels/low_latency/peer.hpp"
-#include "kernels/low_latency/rdma_poster.hpp"
+#include "kernels/low_latency/transport/peer.hpp"
+#include "kernels/low_latency/transport/poster.hpp"
 #include "kernels/primitives/block.hpp"
 #include "kernels/primitives/launch.hpp"
 

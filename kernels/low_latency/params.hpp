@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "kernels/low_latency/rdma_params.hpp"
+#include "kernels/low_latency/transport/rdma_params.hpp"
 #include "kernels/low_latency/window.hpp"
 #include "kernels/primitives/divisor.hpp"
 #include "kernels/primitives/line.hpp"

@@ -6,9 +6,9 @@
 #include <string>
 #include <vector>
 
-#include "csrc/rdma/nic_map.hpp"
-#include "csrc/rdma/nics.hpp"
-#include "csrc/rdma/settings.hpp"
+#include "csrc/rdma/discovery/nic_map.hpp"
+#include "csrc/rdma/discovery/nics.hpp"
+#include "csrc/rdma/discovery/settings.hpp"
 #include "csrc/topology/gpus.hpp"
 #include "csrc/topology/system_root.hpp"
 #include "tools/doctor/report.hpp"

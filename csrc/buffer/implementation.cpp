@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "csrc/bootstrap/agreement.hpp"
-#include "csrc/buffer/low_latency_rails.hpp"
+#include "csrc/buffer/low_latency/rails.hpp"
 #include "csrc/memory/storage.hpp"
 #include "csrc/support/environment.hpp"
 #include "csrc/support/format.hpp"

@@ -1,5 +1,5 @@
-// What a Buffer is made of. The calls themselves are one file each: layout.cpp, dispatch.cpp, combine.cpp,
-// low_latency_dispatch.cpp, low_latency_combine.cpp.
+// What a Buffer is made of. The calls themselves are one file each: layout.cpp, and those of intranode/ and
+// low_latency/.
 #pragma once
 
 #include <array>
@@ -7,7 +7,7 @@
 #include <optional>
 #include <string>
 
-#include "csrc/buffer/low_latency_queue.hpp"
+#include "csrc/buffer/low_latency/hook_queue.hpp"
 #include "csrc/memory/arena.hpp"
 #include "csrc/memory/memory_cache.hpp"
 #include "csrc/memory/node_membership.hpp"

@@ -1,5 +1,5 @@
 // The model of when low-latency calls go by rails.
-#include "csrc/buffer/low_latency_rails.hpp"
+#include "csrc/buffer/low_latency/rails.hpp"
 
 #include <gtest/gtest.h>
 

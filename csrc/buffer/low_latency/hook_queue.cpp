@@ -1,0 +1,37 @@
+#include "csrc/buffer/low_latency/hook_queue.hpp"
+
+#include <algorithm>
+#include <utility>
+
+#include "csrc/support/format.hpp"
+#include "deep_ep/error.hpp"
+
+namespace deep_ep {
+
+void LowLatencyQueue::require_room() const {
+  if (waiting_.size() < kMostWaiting) return;
+  fail<InvalidArgument>("{}: {} calls with return_recv_hook still wait for their hooks, at most {} may; call one first",
+                        call_, waiting_.size(), kMostWaiting);
+}
+
+std::shared_ptr<LowLatencyQueue::Part> LowLatencyQueue::wait_for_hook(std::function<void()> enqueue) {
+  waiting_.push_back(std::make_shared<Part>(Part{std::move(enqueue)}));
+  return waiting_.back();
+}
+
+void LowLatencyQueue::receive(const std::shared_ptr<Part>& part) {
+  if (std::find(waiting_.begin(), waiting_.end(), part) == waiting_.end()) return;
+  while (part->enqueue) receive_first();
+}
+
+void LowLatencyQueue::receive_all() {
+  while (!waiting_.empty()) receive_first();
+}
+
+void LowLatencyQueue::receive_first() {
+  waiting_.front()->enqueue();
+  waiting_.front()->enqueue = nullptr;
+  waiting_.pop_front();
+}
+
+}  // namespace deep_ep

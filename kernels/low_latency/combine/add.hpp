@@ -1,0 +1,352 @@
+// The owner's side of combine: the rows of a token, one from each rank that has something to say, are added in fp32, by
+// rank, and rounded.
+//
+// By rails each other node has one row, which the owner's rail there adds up from those of its node, in the same way.
+//
+// A block takes a token, and its warps share the token's lines. Each warp finds out for itself whose rows there
+// are, and polls its lines of all of them at once: when they are there, they are in its registers.
+#pragma once
+
+#include "kernels/low_latency/combine/choose.hpp"
+#include "kernels/low_latency/combine/wait.hpp"
+#include "kernels/low_latency/combine/wire.hpp"
+
+namespace deep_ep::device::low_latency {
+
+/// The ranks that have something to say of a token, in their order, one a lane.
+struct CombineSources {
+  int count;
+  int rank;              ///< in lane i < count the i-th
+  const std::byte* row;  ///< its row
+};
+
+/// Whose tokens a rank adds up: its own; or by rails those of a rank of another node, as far as its own node has to do
+/// with them, and then that rank gets the sum.
+struct CombineTask {
+  int owner;
+  int num_tokens;
+  bool relays;
+};
+
+template <bool kLogfmt, bool kRdma>
+struct CombineAdder {
+  /// Times four lines that are under way at once: of as many rows, or with LogFMT the most that a chunk has.
+  static constexpr int kTogether = kLogfmt ? 5 : 8;
+  static constexpr int kSpinsToLook = 64;  ///< polls of one row, until the others and the clock are looked at
+
+  const LowLatencyCombineParams& params;
+  const CombineWire& wire;
+  std::uint64_t epoch;
+  int warp;
+  Divisor warps;     ///< of the block
+  std::byte* stage;  ///< LogFMT only
+
+  /// Every `step`-th token from `first` on. By rails first those that this node's ranks have rows of for owners of
+  /// other nodes.
+  DEEP_EP_DEVICE void add_all(int first, int step) const {
+    const Rails rails(params.common);
+    const int turns = kByRails && rails.used() ? rails.num_nodes : 1;
+#pragma unroll 1
+    for (int turn = 1; turn <= turns; ++turn) {  // the own node comes last
+      CombineTask task{params.common.rank, params.num_tokens, turn != turns};
+      if (task.relays) {
+        FarTokens tokens{};
+        task.owner = rails.rail_in((rails.own_node() + turn) % rails.num_nodes);
+        if (!await_far_tokens(params, epoch, task.owner, tokens)) return;
+        task.num_tokens = tokens.count;
+      }
+      if (!add_tokens(task, first, step)) return;
+    }
+  }
+
+ private:
+  /// By RDMA the pieces of a line come in any order, tag or not. Waits for such rows as a whole; false if one does not
+  /// come.
+  DEEP_EP_DEVICE bool await_far(int token, const CombineSources& sources) const {
+    const LowLatencyParams& common = params.common;
+    if (!kRdma) return true;
+    bool there = true;
+    if (sources.rank >= 0 && is_far<kRdma>(common, sources.rank)) {
+      const std::int64_t begin = clock_cycles();
+      there = await_word(common, progress_word(common, LowLatencyKind::combine, epoch, sources.rank),
+                         progress_value(epoch, token + 1), epoch, sources.rank, Wanted::low_latency_combine_rows);
+      if (measures(warp)) add_relaxed<Scope::gpu>(params.wait_cost + sources.rank, clock_cycles() - begin);
+    }
+    const bool all = warp::all(there);
+    warp::sync();  // what one lane acquired, the others may read only after this
+    return all;
+  }
+
+  static constexpr bool kByRails = kRdma && !kLogfmt;
+
+  DEEP_EP_DEVICE bool add_tokens(const CombineTask& task, int first, int step) const {
+#pragma unroll 1
+    for (int token = first; token < task.num_tokens; token += step) {
+      CombineSources sources = find_sources(task, token);
+#pragma unroll 1
+      while (!await_far(token, sources)) {
+        if (warp::any(aborted(params.common.wait))) return false;
+        sources = find_sources(task, token);  // without those that are masked now
+      }
+      const bool added = kLogfmt ? add_passes(token, sources) : add_lines(task, token, sources);
+      if (!added) return false;
+    }
+    return true;
+  }
+
+  /// In each lane the rank whose row the lane's selection of the token is a part of; -1: of none. By rails an owner has
+  /// one row for all ranks of another node, and a relay adds those of its own.
+  DEEP_EP_DEVICE int rank_of_selection(const CombineTask& task, int token) const {
+    const int lane = lane_index();
+    if (lane >= params.num_topk) return -1;
+    if constexpr (kByRails) {
+      const Rails rails(params.common);
+      if (task.relays) {
+        const FarTokens tokens{far_selections(params.common, epoch, task.owner), task.num_tokens};
+        const int rank = tokens.rank_of_selection(params, token, lane);
+        return rank >= 0 && rails.node_of(rank) == rails.own_node() ? rank : -1;
+      }
+      const int rank = rank_of(params, expert_of(params, load_index(params, token, lane)));
+      const bool of_node = rank >= 0 && rails.used() && rails.node_of(rank) != rails.own_node();
+      return of_node ? rails.rail_in(rails.node_of(rank)) : rank;
+    }
+    return rank_of(params, expert_of(params, load_index(params, token, lane)));
+  }
+
+  DEEP_EP_DEVICE CombineSources find_sources(const CombineTask& task, int token) const {
+    const LowLatencyParams& common = params.common;
+    const int lane = lane_index();
+    const int rank = rank_of_selection(task, token);
+
+    // Of the selections on one rank, the first stands for it; it is in line behind those on lower ranks.
+    const bool first = lowest_bit(warp::match_any(static_cast<std::uint32_t>(rank))) == lane && rank >= 0;
+    const std::uint32_t wanted = warp::ballot(first && !masked(common, rank));
+    int place = 0;
+#pragma unroll 1
+    for (std::uint32_t left = wanted; left != 0; left &= left - 1) {
+      place += warp::shuffle(rank, lowest_bit(left)) < rank ? 1 : 0;
+    }
+    CombineSources sources{count_bits(wanted), -1, nullptr};
+#pragma unroll 1
+    for (std::uint32_t left = wanted; left != 0; left &= left - 1) {
+      const int from = lowest_bit(left);
+      const int its_rank = warp::shuffle(rank, from);
+      if (warp::shuffle(place, from) == lane) sources.rank = its_rank;
+    }
+    if (sources.rank < 0) return sources;
+    sources.row = kByRails && task.relays
+                      ? combine_row_at_relay(params, epoch, task.owner, sources.rank, token, common.local)
+                      : common.local +
+                            common.window.row_at(LowLatencyKind::combine, epoch, sources.rank, token, params.row_bytes);
+    return sources;
+  }
+
+  /// Lines that this warp polls, four at a time: the same ones of up to kTogether rows (bfloat16), or one behind the
+  /// other of a single row (LogFMT). Bit i of `missing`: the i-th four are not there.
+  struct Lines {
+    static constexpr std::uint32_t kStride = kLogfmt ? kWarpLines : 0;
+    LinePart part[kTogether];
+    std::uint32_t missing;
+
+    /// Loads what is missing of the lines before `end`, of which the first is the lane's `line`; `from`: in lane i the
+    /// beginning of row `first` + i. Who has to wait polls four only, and looks at the others when they have come:
+    /// polls of all warps together would slow down what they wait for.
+    DEEP_EP_DEVICE void poll(const std::byte* from, int first, std::uint32_t line, std::uint32_t end, std::uint64_t tag,
+                             std::uint32_t polled) {
+      const std::uint32_t at = LineLane().byte_at(line);
+#pragma unroll 1
+      for (;;) {
+#pragma unroll
+        for (int i = 0; i < kTogether; ++i) {
+          if ((polled >> i & 1u) == 0) continue;
+          const auto further = static_cast<std::uint32_t>(i) * kStride;
+          const std::byte* begin = warp::shuffle(from, first + i) + at + further * kTaggedLine;
+          part[i] = load_line(begin, line + further < end);
+        }
+#pragma unroll
+        for (int i = 0; i < kTogether; ++i) {
+          const auto further = static_cast<std::uint32_t>(i) * kStride;
+          if ((polled >> i & 1u) != 0 && all_tagged(part[i], tag, line + further < end)) missing &= ~(1u << i);
+        }
+        if (missing == 0 || (polled & missing) != 0) return;
+        polled = missing;
+      }
+    }
+  };
+
+  /// Waits for `count` times four lines, see Lines; `sources` has in lane `first` + i whose the i-th are.
+  /// `lines.missing` says in the end which do not come, as their ranks are masked. False: the call is over.
+  DEEP_EP_DEVICE bool await(const CombineSources& sources, int first, int count, const std::byte* from,
+                            std::uint32_t line, std::uint32_t end, bool measures, Lines& lines) const {
+    const LowLatencyParams& common = params.common;
+    lines.missing = (1u << count) - 1;
+    std::uint32_t lost = 0;
+    const std::int64_t cycles = clock_cycles();
+    const std::uint64_t begin = now_ns();
+#pragma unroll 1
+    for (int spins = 1;; ++spins) {
+      const std::uint32_t before = lines.missing;
+      const std::uint32_t open = before & ~lost;
+      const bool looks_at_all = spins == 1 || spins % kSpinsToLook == 0;  // before anybody is blamed, too
+      lines.poll(from, first, line, end, epoch, looks_at_all ? open : open & (~open + 1));
+      if (measures) measure(sources, first, before & ~lines.missing, cycles);
+      if ((lines.missing & ~lost) == 0) return true;
+      pause(spins);
+      if (!looks_at_all || spins == 1) continue;  // polling must stay cheap
+#pragma unroll 1
+      for (std::uint32_t left = lines.missing & ~lost; left != 0; left &= left - 1) {
+        const int i = lowest_bit(left);
+        const int rank = warp::shuffle(sources.rank, first + i);
+        if (lane_index() == 0 && !masked(common, rank) && is_late(common, rank, epoch, begin)) {
+          blame(common, rank, Wanted::low_latency_combine_rows, epoch, 0);
+        }
+        warp::sync();
+        if (warp::any(masked(common, rank))) lost |= 1u << i;
+      }
+      if (warp::any(aborted(common.wait))) return false;
+    }
+  }
+
+  /// Of the rows that have come.
+  DEEP_EP_DEVICE void measure(const CombineSources& sources, int first, std::uint32_t came, std::int64_t begin) const {
+    const int i = lane_index() - first;
+    if (i < 0 || i >= (kLogfmt ? 1 : kTogether) || (came >> i & 1u) == 0) return;
+    add_relaxed<Scope::gpu>(params.wait_cost + sources.rank, clock_cycles() - begin);
+  }
+
+  DEEP_EP_DEVICE bool measures(int unit) const { return params.wait_cost != nullptr && unit == 0; }
+  DEEP_EP_DEVICE std::byte* result(int token) const {
+    return params.combined_x + std::int64_t{token} * 2 * params.hidden;
+  }
+
+  // ---- bfloat16 ----
+
+  DEEP_EP_DEVICE bool add_lines(const CombineTask& task, int token, const CombineSources& sources) const {
+    const LineLane lane;
+    const WarpShare<false> share{warp, warps};
+#pragma unroll 1
+    for (int step = 0; step < share.steps(wire); ++step) {
+      const auto line = static_cast<std::uint32_t>(share.unit(step) * kWarpLines + lane.line);
+      const bool wanted = line < wire.lines();
+      float sum[8] = {};
+#pragma unroll 1
+      for (int first = 0; first < sources.count; first += kTogether) {
+        Lines lines;
+        const int count = sources.count - first < kTogether ? sources.count - first : kTogether;
+        if (!await(sources, first, count, sources.row, line, wire.lines(), measures(share.unit(step)), lines)) {
+          return false;
+        }
+#pragma unroll
+        for (int i = 0; i < kTogether; ++i) {
+          if (first + i < sources.count && (lines.missing >> i & 1u) == 0) add_part(sum, lines.part[i]);
+        }
+      }
+      const std::uint32_t at = lane.payload_at(line);
+      const Vec16 packed = pack_sum(sum);
+      if constexpr (kByRails) {
+        if (task.relays) {
+          if (sources.count != 0) stage_line(task, token, line, packed);
+          continue;
+        }
+      }
+      for (int word = 0; word < lane.words(); ++word) {
+        if (!wanted || at + 8 * static_cast<std::uint32_t>(word) >= 2 * static_cast<std::uint32_t>(params.hidden))
+          break;
+        store_stream(reinterpret_cast<std::uint64_t*>(result(token) + at) + word,
+                     std::uint64_t{packed.word[2 * word + 1]} << 32 | packed.word[2 * word]);
+      }
+    }
+    if constexpr (kByRails) {
+      if (task.relays && sources.count != 0) hand_to_poster(task, token);
+    }
+    return true;
+  }
+
+  /// By rails: a line of what this node has to say, to where the NIC fetches it.
+  DEEP_EP_DEVICE void stage_line(const CombineTask& task, int token, std::uint32_t line, const Vec16& packed) const {
+    const LineLane lane;
+    const LowLatencyParams& common = params.common;
+    std::byte* to = common.local + common.rdma.staging.combine_row_at(epoch, task.owner, token, params.row_bytes);
+    const LinePart part{{std::uint64_t{packed.word[1]} << 32 | packed.word[0],
+                         lane.has_tag() ? epoch : std::uint64_t{packed.word[3]} << 32 | packed.word[2]}};
+    store_line(to + lane.byte_at(line), part, line < wire.lines());
+  }
+  /// This warp's share of it is staged.
+  DEEP_EP_DEVICE void hand_to_poster(const CombineTask& task, int token) const {
+    const LowLatencyParams& common = params.common;
+    warp::sync();
+    if (lane_index() != 0) return;
+    Peer{common.local}.signal(common.rdma.staging.combine_ready_at(epoch, task.owner, token, warp), epoch);
+  }
+
+  /// The tag is added to sums that nobody looks at.
+  DEEP_EP_DEVICE static void add_part(float (&sum)[8], const LinePart& part) {
+    add_bf16(sum, Vec16{{static_cast<std::uint32_t>(part.word[0]), static_cast<std::uint32_t>(part.word[0] >> 32),
+                         static_cast<std::uint32_t>(part.word[1]), static_cast<std::uint32_t>(part.word[1] >> 32)}});
+  }
+
+  // ---- LogFMT ----
+
+  DEEP_EP_DEVICE bool add_passes(int token, const CombineSources& sources) const {
+    constexpr int kSteps = WarpShare<true>::kSteps;
+#pragma unroll 1
+    for (int pass = warp; pass < wire.passes(); pass += warps) {
+      const WarpShare<true> share{pass, wire.passes()};
+      float sum[kSteps][8] = {};
+#pragma unroll 1
+      for (int source = 0; source < sources.count; ++source) {
+        const PassStage of_pass{wire, stage, pass};
+        bool there = true;
+        if (!read(of_pass, sources, source, there)) return false;
+#pragma unroll
+        for (int step = 0; step < kSteps; ++step) {
+          const int vector = share.vector(wire, step);
+          if (there && vector >= 0) of_pass.add(vector, sum[step]);
+        }
+        warp::sync();  // the stage has been read
+      }
+#pragma unroll
+      for (int step = 0; step < kSteps; ++step) {
+        const int vector = share.vector(wire, step);
+        if (vector >= 0) store_stream(reinterpret_cast<Vec16*>(result(token)) + vector, pack_sum(sum[step]));
+      }
+    }
+    return true;
+  }
+
+  /// The pass of one source, into the stage. False: the call is over. `there` false: the row does not come.
+  DEEP_EP_DEVICE bool read(const PassStage& of_pass, const CombineSources& sources, int source, bool& there) const {
+    const LineLane lane;
+    const CombineSources one{1, warp::shuffle(sources.rank, source), warp::shuffle(sources.row, source)};
+#pragma unroll 1
+    for (int chunk = of_pass.first_chunk(); chunk < of_pass.end_chunk(); ++chunk) {
+      const std::byte* from = one.row + static_cast<std::size_t>(chunk) * wire.chunk_lines() * kTaggedLine;
+      // As many lines as it has if it is encoded; then it is known whether that is all.
+      std::uint32_t begin = 0;
+      std::uint32_t end = wire.lines_of_chunk(chunk, true);
+#pragma unroll 1
+      while (begin < end) {
+        const std::uint32_t line = begin + static_cast<std::uint32_t>(lane.line);
+        const int count = static_cast<int>((end - begin + kWarpLines - 1) / kWarpLines);
+        Lines lines;
+        if (!await(one, 0, count, from, line, end, measures(chunk) && begin == 0, lines)) return false;
+        there = lines.missing == 0;
+        if (!there) return true;
+#pragma unroll
+        for (int i = 0; i < kTogether; ++i) {
+          const std::uint32_t this_line = line + static_cast<std::uint32_t>(i * kWarpLines);
+          if (this_line >= end) continue;
+          auto* words = reinterpret_cast<std::uint64_t*>(of_pass.chunk(chunk) + lane.payload_at(this_line));
+          words[0] = lines.part[i].word[0];
+          if (!lane.has_tag()) words[1] = lines.part[i].word[1];
+        }
+        warp::sync();
+        begin = end;
+        end = wire.lines_of_chunk(chunk, of_pass.encoded(chunk));
+      }
+    }
+    return true;
+  }
+};
+
+}  // namespace deep_ep::device::low_latency

@@ -1,0 +1,92 @@
+// The weighted sum of rows of x, by one warp for its share of the channels.
+//
+// A thread has as many loads under way at once as registers allow, whether they are many vectors of one row or few of
+// many. The first of them are on their way before the owner's word has come that these rows are wanted at all; it
+// nearly always wants what it dispatched.
+#pragma once
+
+#include "kernels/low_latency/combine/choose.hpp"
+#include "kernels/low_latency/combine/wire.hpp"
+
+namespace deep_ep::device::low_latency {
+
+DEEP_EP_DEVICE void add_weighted(float (&sum)[8], const Vec16& vector, float weight) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    sum[2 * i] = fmaf(weight, bf16_low(vector.word[i]), sum[2 * i]);
+    sum[2 * i + 1] = fmaf(weight, bf16_high(vector.word[i]), sum[2 * i + 1]);
+  }
+}
+
+enum class Summed { yes, nothing_chosen, not_told };
+
+template <bool kLogfmt>
+struct RowSummer {
+  static constexpr int kTogether = 8;  ///< loads of a thread that are under way at once
+
+  const Vec16* x;
+  CombineWire wire;
+  WarpShare<kLogfmt> share;
+
+  /// `position`: in each lane the row of one selection that the dispatch brought, negative for none. `choose(choice)`
+  /// asks for the choice; before that, rows are only loaded. The sums go into the stage; `flush(step)` is told, by the
+  /// whole warp, each step from 0 on that is there.
+  template <class Choose, class Flush>
+  DEEP_EP_DEVICE Summed sum(std::int32_t position, std::byte* stage, Choose choose, Flush flush) const {
+    CombineChoice choice{};
+    bool chosen = false;
+#pragma unroll 1
+    for (;;) {
+      const std::uint32_t rows = warp::ballot(position >= 0);
+      const int pieces = share.steps(wire) * count_bits(rows);
+
+      // Step by step, and row by row within one: what is loaded next, and what is added next.
+      std::uint32_t rows_to_load = rows, rows_to_add = rows;
+      int step_to_load = 0, step_to_add = 0, step_to_flush = 0;
+      float sum[8] = {};
+      bool again = false;
+      int piece = 0;
+#pragma unroll 1
+      do {
+        Vec16 loaded[kTogether] = {};
+#pragma unroll
+        for (int i = 0; i < kTogether; ++i) {
+          if (piece + i >= pieces) continue;
+          const Vec16* row = x + std::int64_t{warp::shuffle(position, lowest_bit(rows_to_load))} * wire.vectors();
+          const int vector = share.vector(wire, step_to_load);
+          if (vector >= 0) loaded[i] = load_stream(row + vector);
+          rows_to_load &= rows_to_load - 1;
+          if (rows_to_load != 0) continue;
+          rows_to_load = rows;
+          ++step_to_load;
+        }
+        if (!chosen) {
+          chosen = true;
+          if (!choose(choice)) return Summed::not_told;
+          if (!warp::any(choice.position >= 0)) return Summed::nothing_chosen;
+          again = !choice.as_dispatched;
+          if (again) break;
+        }
+#pragma unroll
+        for (int i = 0; i < kTogether; ++i) {
+          if (piece + i >= pieces) continue;
+          add_weighted(sum, loaded[i], warp::shuffle(choice.weight, lowest_bit(rows_to_add)));
+          rows_to_add &= rows_to_add - 1;
+          if (rows_to_add != 0) continue;
+          if (share.vector(wire, step_to_add) >= 0) *share.staged(wire, stage, step_to_add) = pack_sum(sum);
+          for (float& part : sum) part = 0.0f;
+          rows_to_add = rows;
+          ++step_to_add;
+        }
+        piece += kTogether;
+        if (step_to_flush < step_to_add) warp::sync();  // the sums are in the stage
+#pragma unroll 1
+        for (; step_to_flush < step_to_add; ++step_to_flush) flush(step_to_flush);
+      } while (piece < pieces);
+      if (!again) return Summed::yes;
+      position = choice.position;
+    }
+  }
+};
+
+}  // namespace deep_ep::device::low_latency

@@ -1,0 +1,244 @@
+// A row of combine as it travels from an expert rank to the token's owner, in tagged lines: bfloat16; or with LogFMT in
+// chunks, each at lines of its own with room for it unencoded: a range for each group of channels, and then the
+// channels, encoded or not. So a chunk can be read by itself, and its first line says how many there are.
+//
+// One warp makes and reads what lies together: four lines of bfloat16, or a pass of 1024 channels with LogFMT.
+#pragma once
+
+#include "kernels/low_latency/combine/logfmt.hpp"
+#include "kernels/primitives/bits.hpp"
+#include "kernels/primitives/divisor.hpp"
+#include "kernels/primitives/line.hpp"
+#include "kernels/primitives/memory.hpp"
+#include "kernels/primitives/warp.hpp"
+
+namespace deep_ep {
+
+struct CombineWire {
+  int hidden;
+  bool logfmt;
+
+  static constexpr int kPassChannels = 1024;        ///< LogFMT: of a warp at a time; one chunk, or two small ones
+  static constexpr std::size_t kStageBytes = 2176;  ///< LogFMT: of a pass in shared memory
+
+  DEEP_EP_HOST_DEVICE int vectors() const { return hidden / 8; }  ///< of 16 bytes, unencoded
+  DEEP_EP_HOST_DEVICE std::uint32_t lines() const {
+    return logfmt ? static_cast<std::uint32_t>(chunks()) * chunk_lines()
+                  : tagged_lines(2 * static_cast<std::uint32_t>(hidden));
+  }
+  /// In the window.
+  DEEP_EP_HOST_DEVICE std::uint32_t bytes() const { return lines() * kTaggedLine; }
+
+  // LogFMT.
+  DEEP_EP_HOST_DEVICE int passes() const { return (hidden + kPassChannels - 1) / kPassChannels; }
+  DEEP_EP_HOST_DEVICE int chunk() const { return device::logfmt::chunk_channels(hidden); }
+  DEEP_EP_HOST_DEVICE int chunks() const { return (hidden + chunk() - 1) / chunk(); }
+  DEEP_EP_HOST_DEVICE int chunk_width(int index) const {
+    return hidden - index * chunk() < chunk() ? hidden - index * chunk() : chunk();
+  }
+  /// Bytes of a chunk before its channels.
+  DEEP_EP_HOST_DEVICE std::uint32_t ranges_bytes() const {
+    return static_cast<std::uint32_t>(chunk()) / device::logfmt::kGroup * 4;
+  }
+  DEEP_EP_HOST_DEVICE std::uint32_t chunk_lines() const {  ///< that there is room for
+    return tagged_lines(ranges_bytes() + 2 * static_cast<std::uint32_t>(chunk()));
+  }
+  DEEP_EP_HOST_DEVICE std::uint32_t lines_of_chunk(int index, bool encoded) const {
+    const auto width = static_cast<std::uint32_t>(chunk_width(index));
+    return tagged_lines(ranges_bytes() + (encoded ? width * 10 / 8 : width * 2));
+  }
+  /// In shared memory, from one chunk of a pass to the next.
+  DEEP_EP_HOST_DEVICE std::uint32_t chunk_stage_bytes() const {
+    return (chunk_lines() * kTaggedPayload + 15) / 16 * 16;
+  }
+};
+
+namespace device::low_latency {
+
+/// The part of a row's channels that one of `warps` warps sums: step by step, a vector a lane. The sums go into a stage
+/// of the warp's own, from where they leave in lines.
+template <bool kLogfmt>
+struct WarpShare;
+
+/// Every `warps`-th four lines, whose payload is 30 vectors.
+template <>
+struct WarpShare<false> {
+  static constexpr int kVectors = kWarpLines * static_cast<int>(kTaggedPayload) / 16;
+  int warp;
+  Divisor warps;
+
+  DEEP_EP_HOST_DEVICE static int units(const CombineWire& wire) { return (wire.vectors() + kVectors - 1) / kVectors; }
+  DEEP_EP_HOST_DEVICE int steps(const CombineWire& wire) const { return (units(wire) - warp + warps - 1) / warps; }
+  DEEP_EP_HOST_DEVICE std::size_t stage_bytes(const CombineWire& wire) const {
+    return static_cast<std::size_t>(steps(wire)) * kVectors * 16;
+  }
+  DEEP_EP_DEVICE int unit(int step) const { return warp + step * warps; }
+  /// -1: the lane has none.
+  DEEP_EP_DEVICE int vector(const CombineWire& wire, int step) const {
+    const int vector = unit(step) * kVectors + lane_index();
+    return lane_index() < kVectors && vector < wire.vectors() ? vector : -1;
+  }
+  /// Where the lane's vector of a step lies in the stage.
+  DEEP_EP_DEVICE Vec16* staged(const CombineWire&, std::byte* stage, int step) const {
+    return reinterpret_cast<Vec16*>(stage) + step * kVectors + lane_index();
+  }
+};
+
+/// Every `warps`-th pass, in four steps.
+template <>
+struct WarpShare<true> {
+  static constexpr int kSteps = CombineWire::kPassChannels / 8 / kWarpSize;
+  int warp;
+  Divisor warps;
+
+  DEEP_EP_HOST_DEVICE int passes(const CombineWire& wire) const { return (wire.passes() - warp + warps - 1) / warps; }
+  DEEP_EP_HOST_DEVICE int steps(const CombineWire& wire) const { return passes(wire) * kSteps; }
+  DEEP_EP_HOST_DEVICE std::size_t stage_bytes(const CombineWire& wire) const {
+    return static_cast<std::size_t>(passes(wire)) * CombineWire::kStageBytes;
+  }
+  DEEP_EP_DEVICE int pass(int step) const { return warp + step / kSteps * warps; }
+  DEEP_EP_DEVICE int vector(const CombineWire& wire, int step) const {
+    const int vector = (pass(step) * kSteps + step % kSteps) * kWarpSize + lane_index();
+    return vector < wire.vectors() ? vector : -1;
+  }
+  DEEP_EP_DEVICE Vec16* staged(const CombineWire& wire, std::byte* stage, int step) const {
+    const int in_pass = step % kSteps * kWarpSize + lane_index();
+    const int chunk = wire.chunk() == CombineWire::kPassChannels ? 0 : in_pass / (CombineWire::kPassChannels / 16);
+    std::byte* begin = stage + static_cast<std::size_t>(step / kSteps) * CombineWire::kStageBytes +
+                       static_cast<std::uint32_t>(chunk) * wire.chunk_stage_bytes() + wire.ranges_bytes();
+    return reinterpret_cast<Vec16*>(begin) + (in_pass - chunk * (CombineWire::kPassChannels / 16));
+  }
+};
+
+/// The lane's part of line `line` of those that begin at `from`, where they lie without tags.
+DEEP_EP_DEVICE LinePart staged_part(const std::byte* from, std::uint32_t line, std::uint64_t tag) {
+  const LineLane lane;
+  const auto* words = reinterpret_cast<const std::uint64_t*>(from + lane.payload_at(line));
+  return {{words[0], lane.has_tag() ? tag : words[1]}};
+}
+
+/// Set in the word of a range whose chunk is encoded (magnitudes have 15 bits).
+inline constexpr std::uint32_t kEncoded = 0x80000000u;
+
+inline constexpr int kLaneChannels = 32;  ///< a lane encodes two units of neighbouring channels
+inline constexpr int kGroupLanes = logfmt::kGroup / kLaneChannels;
+
+/// Encodes the channels that begin at `from`, in place; they lie in 4 registers.
+DEEP_EP_DEVICE void encode_units(const Vec16 (&channels)[4], const logfmt::Range& range, std::uint32_t* to) {
+  const logfmt::Encoder encoder(range);
+  for (int unit = 0; unit < 2; ++unit) {
+    std::uint32_t words[logfmt::kUnitWords] = {};
+#pragma unroll
+    for (int i = 0; i < logfmt::kUnit; ++i) {
+      const std::uint32_t pair = channels[unit * 2 + i / 8].word[i % 8 / 2];
+      logfmt::pack(words, i, encoder.encode(i % 2 == 0 ? pair & 0xffffu : pair >> 16));
+    }
+#pragma unroll
+    for (int i = 0; i < logfmt::kUnitWords; ++i) to[unit * logfmt::kUnitWords + i] = words[i];
+  }
+}
+
+/// A pass of channels in shared memory, of one warp.
+struct PassStage {
+  const CombineWire& wire;
+  std::byte* memory;
+  int pass;
+
+  DEEP_EP_DEVICE int first_chunk() const { return pass * (CombineWire::kPassChannels / wire.chunk()); }
+  DEEP_EP_DEVICE int end_chunk() const {
+    const int end = (pass + 1) * (CombineWire::kPassChannels / wire.chunk());
+    return end < wire.chunks() ? end : wire.chunks();
+  }
+  DEEP_EP_DEVICE std::byte* chunk(int index) const {
+    return memory + static_cast<std::uint32_t>(index - first_chunk()) * wire.chunk_stage_bytes();
+  }
+  DEEP_EP_DEVICE std::uint32_t* ranges(int index) const { return reinterpret_cast<std::uint32_t*>(chunk(index)); }
+  DEEP_EP_DEVICE bool encoded(int index) const { return (*ranges(index) & kEncoded) != 0; }
+  DEEP_EP_DEVICE std::byte* channels(int index) const { return chunk(index) + wire.ranges_bytes(); }
+  /// A vector's place if it is not encoded.
+  DEEP_EP_DEVICE Vec16* vector(int index) const {
+    const int chunk_of = index * 8 / wire.chunk();
+    return reinterpret_cast<Vec16*>(channels(chunk_of)) + (index - chunk_of * wire.chunk() / 8);
+  }
+
+  /// Encodes the channels that lie in the stage wherever that pays. By a whole warp; syncs before and after.
+  DEEP_EP_DEVICE void encode() const {
+    warp::sync();
+    const int channel = pass * CombineWire::kPassChannels + lane_index() * kLaneChannels;
+    const std::uint32_t chunk_lanes =
+        wire.chunk() == CombineWire::kPassChannels ? 0xffffffffu : 0xffffu << (lane_index() / 16 * 16);
+    const bool mine = channel < wire.hidden;
+    Vec16 values[4] = {};
+    logfmt::Magnitudes magnitudes;
+    if (mine) {
+#pragma unroll
+      for (int v = 0; v < 4; ++v) {
+        values[v] = vector(channel / 8)[v];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          magnitudes.include(values[v].word[i]);
+          magnitudes.include(values[v].word[i] >> 16);
+        }
+      }
+    }
+    for (int mask = 1; mask < kGroupLanes; mask *= 2) {
+      const std::uint32_t largest = warp::shuffle_xor(magnitudes.largest, mask);
+      const std::uint32_t smallest = warp::shuffle_xor(magnitudes.smallest, mask);
+      magnitudes.largest = largest > magnitudes.largest ? largest : magnitudes.largest;
+      magnitudes.smallest = smallest < magnitudes.smallest ? smallest : magnitudes.smallest;
+    }
+    const logfmt::Range range(magnitudes);
+    const bool pays = (warp::ballot(!mine || range.pays) & chunk_lanes) == chunk_lanes;
+    warp::sync();  // every lane has read what another may overwrite
+    if (mine) {
+      const int of_chunk = channel / wire.chunk();
+      const int in_chunk = channel - of_chunk * wire.chunk();
+      if (in_chunk % logfmt::kGroup == 0) {
+        ranges(of_chunk)[in_chunk / logfmt::kGroup] = magnitudes.packed() | (pays ? kEncoded : 0);
+      }
+      if (pays) {
+        encode_units(
+            values, range,
+            reinterpret_cast<std::uint32_t*>(channels(of_chunk)) + in_chunk / logfmt::kUnit * logfmt::kUnitWords);
+      }
+    }
+    warp::sync();
+  }
+
+  /// Adds vector `index` of what lies in the stage.
+  DEEP_EP_DEVICE void add(int index, float (&sum)[8]) const;
+};
+
+DEEP_EP_DEVICE void add_bf16(float (&sum)[8], const Vec16& vector) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    sum[2 * i] += bf16_low(vector.word[i]);
+    sum[2 * i + 1] += bf16_high(vector.word[i]);
+  }
+}
+
+DEEP_EP_DEVICE void PassStage::add(int index, float (&sum)[8]) const {
+  const int of_chunk = index * 8 / wire.chunk();
+  if (!encoded(of_chunk)) return add_bf16(sum, *vector(index));
+  const int in_chunk = index * 8 - of_chunk * wire.chunk();
+  const auto* words = reinterpret_cast<const std::uint32_t*>(channels(of_chunk)) +
+                      in_chunk / logfmt::kUnit * logfmt::kUnitWords + (index & 1) * 2;
+  const logfmt::Range steps(logfmt::Magnitudes::unpack(ranges(of_chunk)[in_chunk / logfmt::kGroup] & ~kEncoded));
+  const int shift = (index & 1) != 0 ? 16 : 0;  // the second half of a unit begins in the middle of a word
+  std::uint32_t codes[3];
+  codes[0] = static_cast<std::uint32_t>((std::uint64_t{words[1]} << 32 | words[0]) >> shift);
+  codes[1] = static_cast<std::uint32_t>((std::uint64_t{words[2]} << 32 | words[1]) >> shift);
+  codes[2] = words[2] >> shift;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) sum[i] += logfmt::decode(logfmt::unpack(codes, i), steps);
+}
+
+DEEP_EP_DEVICE Vec16 pack_sum(const float (&sum)[8]) {
+  Vec16 packed;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) packed.word[i] = pack_bf16(sum[2 * i], sum[2 * i + 1]);
+  return packed;
+}
+
+}  // namespace device::low_latency
+}  // namespace deep_ep

@@ -1,0 +1,116 @@
+// By rails: rows that ranks of other nodes have sent to this one for its whole node, on to the ranks that have experts
+// of them, this one included. They have their tags, and say at which slot of each rank they belong: a receiver polls
+// them like those of its own node.
+#pragma once
+
+#include "kernels/low_latency/dispatch/row.hpp"
+#include "kernels/low_latency/transport/rails.hpp"
+
+namespace deep_ep::device {
+
+struct DispatchRelay {
+  const LowLatencyDispatchParams& params;
+  const LowLatencyDispatchShared& layout;
+  std::byte* memory;
+  LowLatencyRow row;
+  std::uint64_t epoch;
+
+  static constexpr int kBatch = 4;  ///< lines that a lane loads at once
+
+  /// All rows, where this warp is `part` of the `group`-th of `groups` groups. The nodes in turn, as their rows come
+  /// side by side.
+  DEEP_EP_DEVICE void relay_rows(int group, int groups, int part) const {
+    const Rails rails(params.common);
+    std::uint32_t most = 0;
+#pragma unroll 1
+    for (int node = 0; node < rails.num_nodes; ++node) {
+      const std::uint32_t rows = rows_from(rails, node);
+      most = rows > most ? rows : most;
+    }
+    const int all = static_cast<int>(most) * rails.num_nodes;
+#pragma unroll 1
+    for (int i = group; i < all; i += groups) {
+      const int node = i % rails.num_nodes;
+      const int slot = i / rails.num_nodes;
+      if (static_cast<std::uint32_t>(slot) < rows_from(rails, node)) relay_row(rails, node, slot, part);
+    }
+  }
+
+ private:
+  DEEP_EP_DEVICE std::uint32_t rows_from(const Rails& rails, int node) const {
+    return node == rails.own_node() ? 0 : layout.relayed(memory)[rails.rail_in(node)];
+  }
+
+  /// One warp's part of a row.
+  DEEP_EP_DEVICE void relay_row(const Rails& rails, int node, int slot, int part) const {
+    const LowLatencyParams& common = params.common;
+    const int source = rails.rail_in(node);
+    if (!await_far_row(common, epoch, source, slot)) return;
+
+    // 1. Where does it go?
+    const LineLane lane;
+    const std::byte* from =
+        common.local + common.rdma.staging.relayed_row_at(kDispatch, epoch, node, slot, row.bytes());
+    const auto of_head = static_cast<std::uint32_t>(lane.line);
+    const LinePart head = load_line(from + lane.byte_at(of_head), of_head < row.lines());
+    std::byte* to = nullptr;
+    if (!find_destination(rails, source, head, to)) return;
+    const std::uint32_t destinations = warp::ballot(to != nullptr);
+
+    // 2. There.
+    const auto step = static_cast<std::uint32_t>(params.warps_per_row * kWarpLines);
+#pragma unroll 1
+    for (std::uint32_t first = static_cast<std::uint32_t>(part * kWarpLines); first < row.lines();
+         first += kBatch * step) {
+      LinePart held[kBatch];
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        const std::uint32_t line = line_of(first, i, step);
+        held[i] = load_line(from + lane.byte_at(line), line < row.lines());
+      }
+#pragma unroll 1
+      for (std::uint32_t left = destinations; left != 0; left &= left - 1) {
+        std::byte* begin = warp::shuffle(to, lowest_bit(left));
+#pragma unroll
+        for (int i = 0; i < kBatch; ++i) {
+          const std::uint32_t line = line_of(first, i, step);
+          store_line(begin + lane.byte_at(line), held[i], line < row.lines());
+        }
+      }
+    }
+  }
+
+  DEEP_EP_DEVICE static std::uint32_t line_of(std::uint32_t first, int i, std::uint32_t step) {
+    return first + static_cast<std::uint32_t>(LineLane().line) + static_cast<std::uint32_t>(i) * step;
+  }
+
+  /// In one lane for each rank that gets the row: where it lies in that rank's window, once there is room. False, for
+  /// the whole warp: the call is over.
+  DEEP_EP_DEVICE bool find_destination(const Rails& rails, int source, const LinePart& head, std::byte*& to) const {
+    const LowLatencyParams& common = params.common;
+    const int lane = lane_index();
+    const int k = lane < params.num_topk ? lane : 0;
+    const std::uint32_t expert = header_word(head, row.selection_word(k)) & 0xffffu;
+    const std::uint32_t slot = header_word(head, row.slot_word(k));
+    int rank = -1;
+    if (lane < params.num_topk && expert != LowLatencyRow::kNoExpert) {
+      const int owner = static_cast<int>(expert) / params.num_local_experts;
+      if (rails.node_of(owner) == rails.own_node()) rank = owner;
+    }
+    const bool leads = lowest_bit(warp::match_any(static_cast<std::uint32_t>(rank))) == lane && rank >= 0;
+    bool room = true;
+    if (leads) {
+      // Nearly always it had come before the block began.
+      room = epoch <= 2 || layout.acknowledged(memory)[rank] >= epoch - 2 ||
+             wait_for_signal(common, acknowledged_word(common, kDispatch, rank), epoch - 2, rank,
+                             Wanted::low_latency_dispatch_credit);
+      const int at = slot < static_cast<std::uint32_t>(params.max_tokens) ? static_cast<int>(slot) : 0;
+      to = common.heaps[rank] + common.window.row_at(kDispatch, epoch, source, at, row.bytes());
+    }
+    const bool all = warp::all(room);
+    warp::sync();
+    return all;
+  }
+};
+
+}  // namespace deep_ep::device

@@ -4,9 +4,9 @@
 #include <string>
 #include <vector>
 
+#include "oracle/low_latency.hpp"
+#include "oracle/routing.hpp"
 #include "tests/cluster/cluster.hpp"
-#include "tests/oracle/low_latency.hpp"
-#include "tests/oracle/routing.hpp"
 
 namespace deep_ep::test {
 

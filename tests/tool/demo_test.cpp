@@ -6,9 +6,9 @@
 #include <optional>
 #include <set>
 
-#include "tools/demo_model.hpp"
-#include "tools/demo_reference.hpp"
-#include "tools/number_formats.hpp"
+#include "tools/common/number_formats.hpp"
+#include "tools/demo/model.hpp"
+#include "tools/demo/reference.hpp"
 
 namespace deep_ep::tools {
 namespace {

@@ -1,5 +1,5 @@
 // The reference model of the low-latency calls against results worked out by hand.
-#include "tests/oracle/low_latency.hpp"
+#include "oracle/low_latency.hpp"
 
 #include <gtest/gtest.h>
 
@@ -8,9 +8,9 @@
 #include <limits>
 #include <stdexcept>
 
-#include "tests/oracle/fp8.hpp"
-#include "tests/oracle/logfmt.hpp"
-#include "tests/oracle/routing.hpp"
+#include "oracle/fp8.hpp"
+#include "oracle/logfmt.hpp"
+#include "oracle/routing.hpp"
 
 namespace deep_ep::oracle {
 namespace {

@@ -1,5 +1,5 @@
 // The reference model against results worked out by hand: a wrong oracle would make every other test worthless.
-#include "tests/oracle/oracle.hpp"
+#include "oracle/oracle.hpp"
 
 #include <gtest/gtest.h>
 
@@ -7,7 +7,7 @@
 #include <limits>
 #include <set>
 
-#include "tests/oracle/routing.hpp"
+#include "oracle/routing.hpp"
 
 namespace deep_ep::oracle {
 namespace {

@@ -1,0 +1,97 @@
+// Faults: what kernels put on record, in memory that the host sees, when a call cannot go on as it should.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/primitives/memory.hpp"
+
+namespace deep_ep {
+
+/// What a wait was for. The texts are in csrc/buffer/faults.cpp.
+enum class Wanted : std::uint32_t {
+  nothing,
+  counts,                         ///< the peer's token counts (notify)
+  dispatch_addresses,             ///< where the peer wants its rows
+  dispatch_rows,                  ///< the peer's rows
+  dispatch_credit,                ///< room in the peer's window
+  combine_addresses,              ///< where the peer's rows are, or its window
+  combine_rows,                   ///< a pushed row
+  combine_credit,                 ///< room in the peer's window
+  combine_done,                   ///< the peer's word that it has read our rows
+  low_latency_dispatch_credit,    ///< its word that it has received the dispatch before the last
+  low_latency_dispatch_counts,    ///< its counts
+  low_latency_dispatch_rows,      ///< a row
+  low_latency_combine_credit,     ///< its word that it has received the combine before the last
+  low_latency_combine_selection,  ///< a token's selections at that call
+  low_latency_combine_rows,       ///< a row
+  low_latency_barrier,            ///< its arrival at the barrier
+  rdma_completion,                ///< the NIC's word that our operations have reached the peer
+};
+
+enum class FaultKind : std::uint32_t {
+  none,
+  timeout,
+  mismatch,
+  overflow,
+  inconsistent_counts,
+  unknown_expert,
+  rdma_failed
+};
+
+/// Written by the first thread that meets a fault; lies in memory that the host sees. A rank has two, side by side: one
+/// for faults that end calls, one for notes, which the call survives; neither hides the other.
+struct FaultRecord {
+  std::uint64_t claimed;  ///< 0: no fault. Set first, so that one thread only writes the rest
+  std::uint64_t written;  ///< set last, with release order
+  FaultKind kind;
+  Wanted wanted;
+  std::int32_t peer;       ///< the rank waited for, or the one that disagrees
+  std::int32_t field;      ///< mismatch: which word of the CallShape
+  std::uint64_t expected;  ///< timeout: signal value; mismatch: ours; overflow: rows that came;
+                           ///< unknown_expert: the index found, and `field` the token;
+                           ///< rdma_failed: index of the work-queue entry, and `field` an RdmaFailure
+  std::uint64_t seen;      ///< timeout: signal value; mismatch: theirs; overflow: rows there is room for;
+                           ///< unknown_expert: experts there are
+};
+
+/// What a thread that waits needs to know; see wait.hpp. `abort` is a word in this rank's device memory: non-zero once
+/// any wait of this rank has failed, so that the others leave, too.
+struct WaitContext {
+  FaultRecord* fault = nullptr;  ///< [2]: the fault, the note
+  std::uint64_t* abort = nullptr;
+  std::uint64_t timeout_ns = 0;  ///< 0: for ever
+};
+
+namespace device {
+
+/// True once any wait of this rank has failed.
+DEEP_EP_DEVICE bool aborted(const WaitContext& context) { return load_relaxed<Scope::gpu>(context.abort) != 0; }
+
+/// Fills a record, unless another thread of this rank was faster: nobody else writes to it.
+DEEP_EP_DEVICE void write_record(FaultRecord& record, FaultKind kind, Wanted wanted, int peer, int field,
+                                 std::uint64_t expected, std::uint64_t seen) {
+  if (fetch_add_acq_rel<Scope::gpu>(&record.claimed, std::uint64_t{1}) != 0) return;
+  record.kind = kind;
+  record.wanted = wanted;
+  record.peer = peer;
+  record.field = field;
+  record.expected = expected;
+  record.seen = seen;
+  store_release<Scope::system>(&record.written, std::uint64_t{1});
+}
+
+/// Puts a note on record (the first one counts); the call goes on, a later one tells the caller.
+DEEP_EP_DEVICE void note_fault(const WaitContext& context, FaultKind kind, Wanted wanted, int peer, int field,
+                               std::uint64_t expected, std::uint64_t seen) {
+  write_record(context.fault[1], kind, wanted, peer, field, expected, seen);
+}
+
+/// Puts a fault on record and makes every wait of this rank leave.
+DEEP_EP_DEVICE void report_fault(const WaitContext& context, FaultKind kind, Wanted wanted, int peer, int field,
+                                 std::uint64_t expected, std::uint64_t seen) {
+  write_record(context.fault[0], kind, wanted, peer, field, expected, seen);
+  store_release<Scope::gpu>(context.abort, std::uint64_t{1});
+}
+
+}  // namespace device
+}  // namespace deep_ep

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "tests/unit/setting.hpp"
+#include "tests/support/setting.hpp"
 
 namespace deep_ep {
 namespace {

@@ -13,8 +13,8 @@
 
 #include "csrc/bootstrap/agreement.hpp"
 #include "deep_ep/error.hpp"
-#include "tests/unit/processes.hpp"
-#include "tests/unit/setting.hpp"
+#include "tests/cluster/processes.hpp"
+#include "tests/support/setting.hpp"
 
 namespace deep_ep {
 namespace {

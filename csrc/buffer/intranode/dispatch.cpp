@@ -15,6 +15,7 @@ namespace {
 constexpr int kMaxTopk = 32;  // a warp's lanes hold a token's selections
 constexpr std::int64_t kProtocolVersion = 1;
 constexpr std::size_t kNotifySharedBytes = 256;
+constexpr int kNotifyThreads = 768;  // as many as have registers enough
 
 /// All arguments but those that need the buffer's state.
 void check_dispatch(const DispatchArguments& arguments, const Device& device, int num_ranks, int max_local_experts) {
@@ -123,7 +124,7 @@ DispatchHandle Buffer::Implementation::notify(const DispatchArguments& arguments
   params.host_counts = exact ? host_counts_ : nullptr;
 
   const bool gpu = executor_->device().kind == Device::Kind::cuda;
-  const int threads = gpu ? kernels::notify::kMaxThreads : executor_->policy().warps_per_block * 32;
+  const int threads = gpu ? kNotifyThreads : executor_->policy().warps_per_block * 32;
   if (exact) __atomic_store_n(&host_counts_->epoch, 0, __ATOMIC_RELEASE);
   const int blocks = std::min(num_ranks_, executor_->policy().multiprocessors);
   executor_->kernels().notify(params, LaunchShape{blocks, threads, kNotifySharedBytes}, run_stream_);

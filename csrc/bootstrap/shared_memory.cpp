@@ -184,9 +184,12 @@ class SharedMemoryBootstrap final : public Bootstrap {
         return fd;
       }
       if (errno != EEXIST) fail<SystemError>("bootstrap '{}': creating {}: {}", name_, path_, errno_text(errno));
-      const UniqueFd old(::shm_open(path_.c_str(), O_RDWR | O_CLOEXEC, 0));
+      const UniqueFd old = open_file();
       if (old && abandoned(old.get())) {
-        ::shm_unlink(path_.c_str());
+        if (::shm_unlink(path_.c_str()) != 0 && errno != ENOENT) {
+          fail<SystemError>("bootstrap '{}': removing what a program that died left at {}: {}", name_, path_,
+                            errno_text(errno));
+        }
       } else if (deadline.expired()) {
         fail<TimeoutError>("bootstrap '{}': another group of this name has been joining for {} s", name_,
                            deadline.seconds());
@@ -210,18 +213,30 @@ class SharedMemoryBootstrap final : public Bootstrap {
     require_intact();
   }
 
-  bool try_join() {
-    const UniqueFd fd(::shm_open(path_.c_str(), O_RDWR | O_CLOEXEC, 0));
+  /// What has the name, if anything has. Any user may create it, and waiting for another's to go might take for ever.
+  UniqueFd open_file() const {
+    UniqueFd fd(::shm_open(path_.c_str(), O_RDWR | O_CLOEXEC, 0));
     if (!fd) {
-      if (errno == ENOENT) return false;
+      if (errno == ENOENT) return fd;
       fail<SystemError>("bootstrap '{}': opening {}: {}", name_, path_, errno_text(errno));
     }
-    struct stat status {};
-    if (::fstat(fd.get(), &status) != 0) fail<SystemError>("bootstrap '{}': {}", name_, errno_text(errno));
-    if (status.st_uid != ::geteuid()) {
-      fail<SystemError>("bootstrap '{}': {} belongs to user {}, not to {}", name_, path_, status.st_uid, ::geteuid());
+    const uid_t owner = status_of(fd.get()).st_uid;
+    if (owner != ::geteuid()) {
+      fail<SystemError>("bootstrap '{}': {} belongs to user {}, not to {}", name_, path_, owner, ::geteuid());
     }
-    if (static_cast<std::size_t>(status.st_size) < sizeof(Header) || abandoned(fd.get())) return false;
+    return fd;
+  }
+
+  struct stat status_of(int fd) const {
+    struct stat status {};
+    if (::fstat(fd, &status) != 0) fail<SystemError>("bootstrap '{}': {}", name_, errno_text(errno));
+    return status;
+  }
+
+  bool try_join() {
+    const UniqueFd fd = open_file();
+    if (!fd) return false;
+    if (static_cast<std::size_t>(status_of(fd.get()).st_size) < sizeof(Header) || abandoned(fd.get())) return false;
     auto segment = std::make_unique<Segment>(fd.get(), 0);
     if (segment->header().ready.load(std::memory_order_acquire) != kReady) return false;
     // A group that failed while joining is about to disappear; the next one will have this name.
@@ -315,7 +330,8 @@ class SharedMemoryBootstrap final : public Bootstrap {
 
 }  // namespace
 
-std::shared_ptr<Bootstrap> make_shared_memory_bootstrap(const std::string& name, int rank, int size, double timeout_s) {
+std::shared_ptr<Bootstrap> make_shared_memory_bootstrap(const std::string& name, int rank, int size,
+                                                        std::optional<double> timeout_s) {
   require_rank(rank, size);
   const bool fits = std::all_of(name.begin(), name.end(), [](unsigned char letter) {
     return letter < 128 && (std::isalnum(letter) != 0 || letter == '-' || letter == '_');
@@ -323,7 +339,7 @@ std::shared_ptr<Bootstrap> make_shared_memory_bootstrap(const std::string& name,
   if (name.empty() || name.size() > 200 || !fits) {
     fail<InvalidArgument>("bootstrap name '{}', allowed: 1 to 200 letters, digits, '-' and '_'", name);
   }
-  return std::make_shared<SharedMemoryBootstrap>(name, rank, size, timeout_s);
+  return std::make_shared<SharedMemoryBootstrap>(name, rank, size, timeout_in_effect(timeout_s));
 }
 
 }  // namespace deep_ep

@@ -56,7 +56,7 @@ DEEP_EP_DEVICE void publish_rows(const CombineParams& params, std::uint64_t epoc
 DEEP_EP_DEVICE bool learn_rows(const CombineParams& params, std::uint64_t epoch, int rank, CombinePeer& peer) {
   const IntranodeParams& common = params.common;
   const Mailbox* box = common.control.mailbox(common.heaps[common.rank], ControlWindow::Box::combine_addresses, rank);
-  if (!wait_signal(&box->signal, epoch, params.wait, rank, Wanted::combine_addresses)) return false;
+  if (!wait_signal(params.wait, &box->signal, {rank, Wanted::combine_addresses, epoch})) return false;
   if (box->word[kRowShape] != row_shape(params)) {
     report_fault(params.wait, FaultKind::mismatch, Wanted::combine_addresses, rank, 0, row_shape(params),
                  box->word[kRowShape]);
@@ -150,8 +150,8 @@ DEEP_EP_DEVICE void combine_body(const CombineParams& params, std::byte* memory)
   if (last_block_to_arrive(&common.state->combine_ticket, scratch)) {
     for (int peer = thread_index(); peer < common.num_ranks && good; peer += block_threads()) {
       store_release<Scope::system>(common.control.signal(common.heaps[peer], Signal::combine_done, common.rank), epoch);
-      wait_signal(common.control.signal(common.heaps[common.rank], Signal::combine_done, peer), epoch, params.wait,
-                  peer, Wanted::combine_done);
+      wait_signal(params.wait, common.control.signal(common.heaps[common.rank], Signal::combine_done, peer),
+                  {peer, Wanted::combine_done, epoch});
     }
     if (thread_index() == 0) store_relaxed<Scope::gpu>(&common.state->combine_next_part, std::uint32_t{0});
     block::sync();

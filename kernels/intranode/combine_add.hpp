@@ -8,8 +8,8 @@
 // peer's memory were slower on H200, however many SMs issued them.
 #pragma once
 
+#include "kernels/common/tickets.hpp"
 #include "kernels/intranode/combine_rows.hpp"
-#include "kernels/intranode/tickets.hpp"
 #include "kernels/primitives/bits.hpp"
 #include "kernels/primitives/numeric.hpp"
 #include "kernels/primitives/warp.hpp"
@@ -146,6 +146,12 @@ struct CombineAdder {
                                       params.parts_per_token);
   }
 
+  DEEP_EP_DEVICE bool await_round(const std::uint64_t* finished, std::uint64_t round) const {
+    const CombineParams& params = rows.params;
+    return wait_signal(params.wait, finished,
+                       {params.common.rank, Wanted::combine_credit, round_signal(rows.epoch, round)});
+  }
+
   /// This warp has read its last part of the round, the `parts`th. Whoever says so last in a round gives the pushing
   /// peers credit. False after a fault.
   DEEP_EP_DEVICE bool finish_round(std::uint64_t round, std::uint32_t parts) const {
@@ -158,13 +164,11 @@ struct CombineAdder {
       // Tickets take turns in a few words; do not take one that an unfinished earlier round still uses.
       std::uint64_t* finished =
           common.control.signal(common.heaps[common.rank], ControlWindow::Signal::combine_credit, common.rank);
-      good = round < kWindowRounds || wait_signal(finished, round_signal(rows.epoch, round - kWindowRounds + 1),
-                                                  params.wait, common.rank, Wanted::combine_credit);
+      good = round < kWindowRounds || await_round(finished, round - kWindowRounds + 1);
       if (good && last_to_arrive<Scope::gpu>(&common.state->combine_round_ticket[round % kWindowRounds],
                                              parts_in(round), parts)) {
         // A round may be finished before the one in front of it, whose slots it must not give away: credit in order.
-        good = round == 0 ||
-               wait_signal(finished, round_signal(rows.epoch, round), params.wait, common.rank, Wanted::combine_credit);
+        good = round == 0 || await_round(finished, round);
         for (int peer = 0; good && peer < common.num_ranks; ++peer) {
           store_release<Scope::system>(
               common.control.signal(common.heaps[peer], ControlWindow::Signal::combine_credit, common.rank),

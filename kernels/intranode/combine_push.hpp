@@ -8,9 +8,9 @@
 // cycles.
 #pragma once
 
+#include "kernels/common/wait.hpp"
 #include "kernels/intranode/combine_shared.hpp"
 #include "kernels/primitives/bulk.hpp"
-#include "kernels/primitives/signal.hpp"
 #include "kernels/primitives/warp.hpp"
 
 namespace deep_ep::device {
@@ -132,7 +132,7 @@ struct CombinePusher {
     const std::uint64_t wanted = round_signal(epoch, round - kWindowRounds + 1);
     if (load_acquire<Scope::system>(signal) < wanted) {
       stages.flush();  // rows under way may be what the owner waits for
-      if (!wait_signal(signal, wanted, params.wait, owner, Wanted::combine_credit)) return false;
+      if (!wait_signal(params.wait, signal, {owner, Wanted::combine_credit, wanted})) return false;
     }
     bulk::fence_global();  // what the owner has read may be overwritten by bulk stores
     return true;

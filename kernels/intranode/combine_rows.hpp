@@ -1,9 +1,9 @@
 // Where an owner finds the rows of its tokens: in the memory of a peer that lets them be pulled, or in its own window.
 #pragma once
 
+#include "kernels/common/wait.hpp"
 #include "kernels/intranode/combine_shared.hpp"
 #include "kernels/primitives/memory.hpp"
-#include "kernels/primitives/signal.hpp"
 
 namespace deep_ep::device {
 
@@ -41,7 +41,7 @@ struct CombineRows {
     const IntranodeParams& common = params.common;
     const std::uint64_t* flag =
         common.control.pushed_flag(common.heaps[common.rank], rank, token % params.window_tokens);
-    return wait_signal(flag, round_signal(epoch, round_of(token) + 1), params.wait, rank, Wanted::combine_rows);
+    return wait_signal(params.wait, flag, {rank, Wanted::combine_rows, round_signal(epoch, round_of(token) + 1)});
   }
 };
 

@@ -7,12 +7,9 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "kernels/primitives/target.hpp"
+#include "kernels/common/limits.hpp"
 
 namespace deep_ep {
-
-constexpr int kMaxRanks = 128;      ///< the layout kernel keeps a token's ranks in 128 bits
-constexpr std::size_t kLine = 128;  ///< rows and words that different ranks write never share a line
 
 /// Words and the signal that says they are there; one writer, one reader.
 struct alignas(128) Mailbox {
@@ -45,8 +42,6 @@ struct ControlWindow {
   /// Plain signals, one per source and purpose.
   enum class Signal : int { notify, dispatch_rows, dispatch_credit, combine_done, combine_credit, count };
 
-  DEEP_EP_HOST_DEVICE static std::size_t align(std::size_t bytes) { return (bytes + kLine - 1) / kLine * kLine; }
-
   DEEP_EP_HOST_DEVICE std::size_t mailboxes_at() const { return 0; }
   DEEP_EP_HOST_DEVICE std::size_t signals_at() const {
     return mailboxes_at() +
@@ -56,15 +51,16 @@ struct ControlWindow {
     return signals_at() + static_cast<std::size_t>(Signal::count) * static_cast<std::size_t>(num_ranks) * kLine;
   }
   DEEP_EP_HOST_DEVICE std::size_t notify_slot_bytes() const {
-    return align(sizeof(CallShape)) + align(sizeof(std::int32_t) * static_cast<std::size_t>(num_ranks)) +
-           align(sizeof(std::int32_t) * static_cast<std::size_t>(max_local_experts));
+    return align_to_line(sizeof(CallShape)) +
+           align_to_line(sizeof(std::int32_t) * static_cast<std::size_t>(num_ranks)) +
+           align_to_line(sizeof(std::int32_t) * static_cast<std::size_t>(max_local_experts));
   }
   DEEP_EP_HOST_DEVICE std::size_t flags_at() const {
     return notify_at() + 2 * static_cast<std::size_t>(num_ranks) * notify_slot_bytes();
   }
   DEEP_EP_HOST_DEVICE std::size_t bytes() const {
-    return align(flags_at() + sizeof(std::uint64_t) * static_cast<std::size_t>(num_ranks) *
-                                  static_cast<std::size_t>(max_window_tokens));
+    return align_to_line(flags_at() + sizeof(std::uint64_t) * static_cast<std::size_t>(num_ranks) *
+                                          static_cast<std::size_t>(max_window_tokens));
   }
 
   /// The mailbox that `source` fills in the heap starting at `heap`.
@@ -82,9 +78,9 @@ struct ControlWindow {
     std::byte* at = heap + notify_at() + index * notify_slot_bytes();
     NotifySlot slot{};
     slot.shape = reinterpret_cast<CallShape*>(at);
-    at += align(sizeof(CallShape));
+    at += align_to_line(sizeof(CallShape));
     slot.tokens_per_rank = reinterpret_cast<std::int32_t*>(at);
-    at += align(sizeof(std::int32_t) * static_cast<std::size_t>(num_ranks));
+    at += align_to_line(sizeof(std::int32_t) * static_cast<std::size_t>(num_ranks));
     slot.tokens_per_expert = reinterpret_cast<std::int32_t*>(at);
     return slot;
   }

@@ -2,8 +2,9 @@
 //
 // A receiver whose heap had no room for that tensor offers a bounded window instead. Then its rows come in rounds: as
 // many as the window holds, a drain by the receiver's blocks, a credit to the senders, the next ones.
+#include "kernels/common/tickets.hpp"
+#include "kernels/common/wait.hpp"
 #include "kernels/intranode/dispatch_send.hpp"
-#include "kernels/intranode/tickets.hpp"
 #include "kernels/primitives/block.hpp"
 #include "kernels/primitives/launch.hpp"
 
@@ -60,7 +61,7 @@ DEEP_EP_DEVICE bool learn_target(const DispatchParams& params, std::uint64_t epo
   const IntranodeParams& common = params.common;
   const Mailbox* box =
       common.control.mailbox(common.heaps[common.rank], ControlWindow::Box::dispatch_addresses, destination);
-  if (!wait_signal(&box->signal, epoch, params.wait, destination, Wanted::dispatch_addresses)) return false;
+  if (!wait_signal(params.wait, &box->signal, {destination, Wanted::dispatch_addresses, epoch})) return false;
   if (box->word[kRowBytes] != params.row_bytes || box->word[kSidecar] != sidecar_word(params)) {
     const bool row = box->word[kRowBytes] != params.row_bytes;
     report_fault(params.wait, FaultKind::mismatch, Wanted::dispatch_addresses, destination, row ? 0 : 1,
@@ -90,7 +91,7 @@ DEEP_EP_DEVICE bool await_credit(const DispatchParams& params, std::uint64_t epo
   for (int peer = thread_index(); peer < common.num_ranks; peer += block_threads()) {
     if (round == 0 || round >= targets[peer].rounds) continue;
     const std::uint64_t* signal = common.control.signal(common.heaps[common.rank], Signal::dispatch_credit, peer);
-    good = wait_signal(signal, round_signal(epoch, round), params.wait, peer, Wanted::dispatch_credit) && good;
+    good = wait_signal(params.wait, signal, {peer, Wanted::dispatch_credit, round_signal(epoch, round)}) && good;
   }
   bulk::fence_global();  // what was drained may be overwritten by bulk stores
   return good;
@@ -100,7 +101,7 @@ DEEP_EP_DEVICE bool await_credit(const DispatchParams& params, std::uint64_t epo
 DEEP_EP_DEVICE bool await_rows(const DispatchParams& params, std::uint64_t epoch, std::uint32_t round, int source) {
   const IntranodeParams& common = params.common;
   const std::uint64_t* signal = common.control.signal(common.heaps[common.rank], Signal::dispatch_rows, source);
-  return wait_signal(signal, round_signal(epoch, round + 1), params.wait, source, Wanted::dispatch_rows);
+  return wait_signal(params.wait, signal, {source, Wanted::dispatch_rows, round_signal(epoch, round + 1)});
 }
 
 /// A warp copies `bytes` (multiple of 4) that a peer wrote.

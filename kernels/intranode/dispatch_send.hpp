@@ -2,8 +2,8 @@
 // it to every destination by one bulk copy each, straight into the place where it stays. The next row loads meanwhile.
 #pragma once
 
+#include "kernels/common/tickets.hpp"
 #include "kernels/intranode/dispatch_shared.hpp"
-#include "kernels/intranode/tickets.hpp"
 #include "kernels/primitives/bits.hpp"
 #include "kernels/primitives/bulk.hpp"
 #include "kernels/primitives/warp.hpp"

@@ -3,8 +3,9 @@
 // Rows lie in a receiver's output by source rank, then by token index at the source. So the place of token t at rank d
 // is: rows that d gets from the ranks before us, plus our tokens before t that also go to d. The first number comes
 // from the peers, the second from a scan of the membership. Blocks share the destinations, on a GPU one each.
+#include "kernels/common/tickets.hpp"
+#include "kernels/common/wait.hpp"
 #include "kernels/intranode/params.hpp"
-#include "kernels/intranode/tickets.hpp"
 #include "kernels/primitives/bits.hpp"
 #include "kernels/primitives/block.hpp"
 #include "kernels/primitives/launch.hpp"
@@ -65,7 +66,7 @@ DEEP_EP_DEVICE bool await_counts(const NotifyParams& params, std::uint64_t epoch
   for (int peer = thread_index(); peer < common.num_ranks; peer += block_threads()) {
     std::uint64_t* signal = common.control.signal(common.heaps[common.rank], ControlWindow::Signal::notify, peer);
     const std::uint64_t expected = epoch * static_cast<std::uint64_t>(common.num_ranks);
-    if (!wait_signal(signal, expected, params.wait, peer, Wanted::counts))
+    if (!wait_signal(params.wait, signal, {peer, Wanted::counts, expected}))
       store_relaxed<Scope::block>(&shared.failed, 1);
   }
   block::sync();

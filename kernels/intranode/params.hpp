@@ -3,8 +3,8 @@
 
 #include <cstdint>
 
+#include "kernels/common/faults.hpp"
 #include "kernels/intranode/control_window.hpp"
-#include "kernels/primitives/signal.hpp"
 
 namespace deep_ep {
 

@@ -3,7 +3,7 @@
 // A thread takes a token. Blocks count in shared memory first, so that global memory sees one addition a block and
 // counter instead of one a token. The totals add up in memory that is kept for that, which the last block clears: to
 // clear the outputs beforehand would take a second launch.
-#include "kernels/intranode/tickets.hpp"
+#include "kernels/common/tickets.hpp"
 #include "kernels/layout/params.hpp"
 #include "kernels/primitives/block.hpp"
 #include "kernels/primitives/launch.hpp"

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "kernels/primitives/signal.hpp"
+#include "kernels/common/faults.hpp"
 
 namespace deep_ep {
 

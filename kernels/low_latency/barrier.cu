@@ -13,7 +13,7 @@ DEEP_EP_DEVICE void signal_far(const LowLatencyParams& common, int peer, std::ui
   LowLatencyTold& told = common.rdma.told[peer];
   if (common.mask != nullptr) store_relaxed<Scope::gpu>(&told.stopped, 0);
   const WaitContext context = context_of_queue(common, peer);
-  rdma::RdmaPeer<rdma::OneThread> queue(pair, context);
+  rdma::RdmaPeer<OneThread> queue(pair, context);
   const bool posted = queue.signal_add(common.window.barrier_at(common.rank), epoch - told.barrier);
   if (posted) told.barrier = epoch;
   if (!queue.close()) blame_queue(common, pair.queue);

@@ -3,11 +3,11 @@
 
 #include <cstdint>
 
+#include "kernels/common/faults.hpp"
 #include "kernels/low_latency/transport/rdma_params.hpp"
 #include "kernels/low_latency/window.hpp"
 #include "kernels/primitives/divisor.hpp"
 #include "kernels/primitives/line.hpp"
-#include "kernels/primitives/signal.hpp"
 
 namespace deep_ep {
 

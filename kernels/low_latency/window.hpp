@@ -9,7 +9,7 @@
 // whose heap it is. Signals hold 64-bit epochs; all of them are zero when the buffer is made and never reset.
 #pragma once
 
-#include "kernels/intranode/control_window.hpp"
+#include "kernels/common/limits.hpp"
 #include "kernels/primitives/cell.hpp"
 
 namespace deep_ep {
@@ -29,7 +29,6 @@ struct LowLatencyWindow {
 
   /// A window of about `bytes` bytes at `begin` of the heap. Where it is too small even for signals, source_bytes is 0.
   static LowLatencyWindow make(std::size_t begin, std::size_t bytes, int num_ranks, int max_local_experts) {
-    const auto align = ControlWindow::align;
     const auto ranks = static_cast<std::size_t>(num_ranks);
     const std::size_t blocks = 2 * ranks;  // one for each source, for even and for odd epochs
     LowLatencyWindow window;
@@ -39,12 +38,12 @@ struct LowLatencyWindow {
     window.begin = begin;
     std::size_t at = begin + (static_cast<std::size_t>(LowLatencyKind::count) + 1) * ranks * kLine;
     // Whole lines, so that two sources never write to the same one.
-    window.count_bytes_ = align((1 + (static_cast<std::size_t>(max_local_experts) + 1) / 2) * sizeof(Cell));
+    window.count_bytes_ = align_to_line((1 + (static_cast<std::size_t>(max_local_experts) + 1) / 2) * sizeof(Cell));
     window.counts_ = at;
     at += blocks * window.count_bytes_;
     window.selections_ = at;
     at += blocks * window.slots * kMostTopk * sizeof(Cell);
-    window.rows_ = align(at);
+    window.rows_ = align_to_line(at);
     const std::size_t control = window.rows_ - begin;
     const std::size_t parts = static_cast<std::size_t>(LowLatencyKind::count) * blocks;
     window.source_bytes = control >= window.bytes ? 0 : (window.bytes - control) / parts / kLine * kLine;

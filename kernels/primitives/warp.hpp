@@ -129,6 +129,13 @@ DEEP_EP_DEVICE std::uint32_t ballot(bool predicate) {
 DEEP_EP_DEVICE bool any(bool predicate) { return ballot(predicate) != 0; }
 DEEP_EP_DEVICE bool all(bool predicate) { return ballot(predicate) == 0xffffffffu; }
 
+/// all(), and unlike it orders memory: what any lane acquired or wrote before, every lane may rely on after.
+DEEP_EP_DEVICE bool agree(bool good) {
+  const bool all_good = all(good);
+  sync();
+  return all_good;
+}
+
 /// Sum over the lanes, in every lane, always added in the same order.
 template <class T>
 DEEP_EP_DEVICE T sum(T value) {

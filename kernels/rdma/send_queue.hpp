@@ -6,10 +6,10 @@
 // are batched, and the last entry of every batch asks for a completion; all entries before it are then complete too.
 #pragma once
 
+#include "kernels/common/faults.hpp"
 #include "kernels/primitives/bits.hpp"
 #include "kernels/primitives/doorbell.hpp"
-#include "kernels/primitives/signal.hpp"
-#include "kernels/rdma/group.hpp"
+#include "kernels/primitives/group.hpp"
 #include "kernels/rdma/params.hpp"
 
 namespace deep_ep::device::rdma {

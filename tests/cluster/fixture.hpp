@@ -29,7 +29,7 @@ inline constexpr Where kProcesses[] = {{Target::host, Placement::processes}, {Ta
 #define DEEP_EP_ON_PROCESSES(Suite) INSTANTIATE_TEST_SUITE_P(On, Suite, testing::ValuesIn(kProcesses), name_of_place)
 
 /// Low-latency calls: over NVLink as above, and over RDMA, which the local wire plays. (Under ThreadSanitizer all this
-/// would take too long; low_latency_rdma_test.cpp is for it.)
+/// would take too long; buffer/low_latency/rdma_test.cpp is for it.)
 #if defined(__SANITIZE_THREAD__)
 inline constexpr Where kLowLatencyThreads[] = {{Target::host, Placement::threads}};
 inline constexpr Where kLowLatencyProcesses[] = {{Target::host, Placement::processes}};

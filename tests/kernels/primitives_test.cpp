@@ -17,29 +17,6 @@ namespace {
 
 using namespace deep_ep::probes;
 
-constexpr std::uint64_t kSeeds = DEEP_EP_TSAN ? 8 : 60;
-
-/// Calls `test` for every executor present, and for the host's under further seeds.
-template <class Test>
-void on_every_executor(Test test) {
-  for (const auto& executor : executors_present()) {
-    SCOPED_TRACE(to_string(executor->device()));
-    test(*executor);
-  }
-  for (std::uint64_t seed = 1; seed < kSeeds && !testing::Test::HasFailure(); ++seed) {
-    SCOPED_TRACE("host, seed " + std::to_string(seed));
-    test(*make_host_executor({.seed = seed}));
-  }
-}
-
-template <class Params>
-void run(Executor& executor, const TestKernel<Params>& kernel, const LaunchShape& shape, const Params& params) {
-  const StreamHandle stream = executor.create_stream();
-  kernel(executor, stream, shape, params);
-  executor.synchronize(stream);
-  executor.destroy_stream(stream);
-}
-
 TEST(Primitives, WarpOperations) {
   const TestKernel<WarpParams> kernel(DEEP_EP_TEST_LAUNCHERS(warp_probe));
   // The order of additions that warp::sum promises.

@@ -1,6 +1,8 @@
 // For tests that run a kernel of their own on every executor that is present.
 #pragma once
 
+#include <gtest/gtest.h>
+
 #include <cstddef>
 #include <memory>
 #include <string>
@@ -40,6 +42,28 @@ inline std::vector<std::shared_ptr<Executor>> executors_present(std::uint64_t se
   if (cuda_device_count() > 0) all.push_back(make_cuda_executor(0));
 #endif
   return all;
+}
+
+/// Calls `test` for every executor present, and for the host's under further seeds.
+template <class Test>
+void on_every_executor(Test test) {
+  constexpr std::uint64_t kSeeds = DEEP_EP_TSAN ? 8 : 60;
+  for (const auto& executor : executors_present()) {
+    SCOPED_TRACE(to_string(executor->device()));
+    test(*executor);
+  }
+  for (std::uint64_t seed = 1; seed < kSeeds && !testing::Test::HasFailure(); ++seed) {
+    SCOPED_TRACE("host, seed " + std::to_string(seed));
+    test(*make_host_executor({.seed = seed}));
+  }
+}
+
+template <class Params>
+void run(Executor& executor, const TestKernel<Params>& kernel, const LaunchShape& shape, const Params& params) {
+  const StreamHandle stream = executor.create_stream();
+  kernel(executor, stream, shape, params);
+  executor.synchronize(stream);
+  executor.destroy_stream(stream);
 }
 
 /// `count` zeroed elements that the host and kernels see at the same address.

@@ -41,7 +41,7 @@ DEEP_EP_DEVICE void check(const ExchangeParams& p, int peer, int epoch) {
 /// Rows, a note that travels in its entry, and the signal behind them.
 template <class Group>
 DEEP_EP_DEVICE bool send(const ExchangeParams& p, rdma::RdmaPeer<Group>& queue, int peer, int epoch) {
-  constexpr bool kAlone = std::is_same_v<Group, rdma::OneThread>;
+  constexpr bool kAlone = std::is_same_v<Group, OneThread>;
   constexpr int kStep = kAlone ? 1 : kWarpSize;
   const int member = kAlone ? 0 : lane_index();
   bool good = true;
@@ -59,8 +59,8 @@ DEEP_EP_DEVICE bool send(const ExchangeParams& p, rdma::RdmaPeer<Group>& queue, 
 DEEP_EP_DEVICE bool wait_for_peer(const ExchangeParams& p, int peer, int epoch) {
   bool good = true;
   if (lane_index() == 0) {
-    good = wait_signal(reinterpret_cast<const std::uint64_t*>(p.heap + p.signal(peer)),
-                       static_cast<std::uint64_t>(epoch), p.wait, peer, Wanted::counts);
+    good = wait_signal(p.wait, reinterpret_cast<const std::uint64_t*>(p.heap + p.signal(peer)),
+                       {peer, Wanted::counts, static_cast<std::uint64_t>(epoch)});
   }
   good = warp::shuffle(good, 0);
   warp::sync();
@@ -68,7 +68,7 @@ DEEP_EP_DEVICE bool wait_for_peer(const ExchangeParams& p, int peer, int epoch) 
 }
 
 DEEP_EP_DEVICE void exchange_together(const ExchangeParams& p, int peer) {
-  rdma::RdmaPeer<rdma::WholeWarp> queue(p.peers[peer], p.wait);
+  rdma::RdmaPeer<WholeWarp> queue(p.peers[peer], p.wait);
   std::uint64_t tickets[2] = {0, 0};
   for (int epoch = p.first_epoch; epoch < p.first_epoch + p.epochs; ++epoch) {
     if (!queue.wait_for(tickets[epoch % 2])) break;  // the rows of the epoch before last have been sent
@@ -83,7 +83,7 @@ DEEP_EP_DEVICE void exchange_together(const ExchangeParams& p, int peer) {
 }
 
 DEEP_EP_DEVICE void exchange_alone(const ExchangeParams& p, int peer) {
-  rdma::RdmaPeer<rdma::OneThread> queue(p.peers[peer], p.wait);
+  rdma::RdmaPeer<OneThread> queue(p.peers[peer], p.wait);
   std::uint64_t tickets[2] = {0, 0};
   for (int epoch = p.first_epoch; epoch < p.first_epoch + p.epochs; ++epoch) {
     if (!warp::all(lane_index() != 0 || queue.wait_for(tickets[epoch % 2]))) break;

@@ -1,8 +1,8 @@
 // A kernel in which every rank sends rows to every other rank through its queue pairs, and checks what comes.
 #pragma once
 
+#include "kernels/common/wait.hpp"
 #include "kernels/primitives/launch.hpp"
-#include "kernels/primitives/signal.hpp"
 #include "kernels/rdma/params.hpp"
 
 namespace deep_ep::test {

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "deep_ep/bootstrap.hpp"
-#include "tests/unit/processes.hpp"
+#include "tests/cluster/processes.hpp"
 
 namespace deep_ep::test {
 

@@ -10,7 +10,7 @@
 
 #include "deep_ep/error.hpp"
 #include "tests/cluster/low_latency_case.hpp"
-#include "tests/unit/processes.hpp"
+#include "tests/cluster/processes.hpp"
 
 namespace deep_ep::test {
 namespace {

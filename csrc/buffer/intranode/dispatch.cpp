@@ -80,8 +80,6 @@ std::int64_t scale_bytes(const DispatchArguments& arguments) {
   return arguments.x_scales ? arguments.x_scales->size(1) * 4 : 0;
 }
 
-std::size_t align_to_line(std::size_t bytes) { return (bytes + kLine - 1) / kLine * kLine; }
-
 }  // namespace
 
 /// Tensors that a dispatch returns, and how peers reach them.

@@ -11,6 +11,7 @@
 #include "csrc/executor/kernel_table.hpp"
 #include "csrc/memory/cuda_heap.hpp"
 #include "csrc/memory/symmetric_heap.hpp"
+#include "deep_ep/error.hpp"
 #include "deep_ep/executor.hpp"
 
 namespace deep_ep {
@@ -126,6 +127,10 @@ class CudaExecutor final : public Executor {
     if (!event) return;
     const CurrentContext current(*context_);
     check(cudaStreamWaitEvent(native(stream), cuda::native(event), 0), device_, "cudaStreamWaitEvent");
+  }
+  EventHandle adopt_event(void* native_event) override {
+    if (native_event == nullptr) throw InvalidArgument("native_event is null, allowed: a cudaEvent_t");
+    return {native_event, [](void*) {}};
   }
   bool event_done(const EventHandle& event) override {
     if (!event) return true;

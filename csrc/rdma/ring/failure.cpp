@@ -1,7 +1,7 @@
 #include "csrc/rdma/ring/failure.hpp"
 
 #include "csrc/support/format.hpp"
-#include "kernels/primitives/signal.hpp"
+#include "kernels/common/faults.hpp"
 #include "kernels/rdma/params.hpp"
 
 namespace deep_ep::rdma {

@@ -59,12 +59,12 @@ struct CombineBlockLayout {
   DEEP_EP_HOST_DEVICE std::size_t bytes() const { return stages_at() + static_cast<std::size_t>(warps) * stage_bytes; }
 
  private:
-  DEEP_EP_HOST_DEVICE static std::size_t bits_at() { return ControlWindow::align(sizeof(Words)); }
+  DEEP_EP_HOST_DEVICE static std::size_t bits_at() { return align_to_line(sizeof(Words)); }
   DEEP_EP_HOST_DEVICE std::size_t bits_bytes() const {
     return sizeof(std::uint32_t) * ((static_cast<std::size_t>(rows) + 31) / 32);
   }
   DEEP_EP_HOST_DEVICE std::size_t stages_at() const {
-    return ControlWindow::align(bits_at() + static_cast<std::size_t>(warps) * bits_bytes());
+    return align_to_line(bits_at() + static_cast<std::size_t>(warps) * bits_bytes());
   }
 };
 

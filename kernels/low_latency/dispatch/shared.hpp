@@ -65,7 +65,7 @@ struct LowLatencyDispatchShared {
     const std::size_t end = sizeof(Words) + LowLatencyWindow::kMostTopk * sizeof(std::byte*) +
                             static_cast<std::size_t>(num_ranks) * (sizeof(void*) + 8 + 4 + 4 + 4) +
                             static_cast<std::size_t>(num_experts) * 4;
-    return ControlWindow::align(end);
+    return align_to_line(end);
   }
 };
 

@@ -197,7 +197,7 @@ class LowLatencyPoster {
   const LowLatencyParams& common_;
   const LowLatencyPosterWords& words_;
   std::uint64_t epoch_;
-  rdma::RdmaPeer<rdma::WholeWarp> queue_;
+  rdma::RdmaPeer<WholeWarp> queue_;
   std::uint64_t found_posted_;
   std::uint64_t told_progress_;
 };

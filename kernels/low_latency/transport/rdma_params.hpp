@@ -4,8 +4,8 @@
 
 #include <cstdint>
 
+#include "kernels/common/faults.hpp"
 #include "kernels/low_latency/window.hpp"
-#include "kernels/primitives/signal.hpp"
 #include "kernels/rdma/params.hpp"
 
 namespace deep_ep {
@@ -49,7 +49,7 @@ struct LowLatencyStaging {
     std::size_t at = begin;
     const auto take = [&at](std::size_t bytes) {
       const std::size_t place = at;
-      at += ControlWindow::align(bytes);
+      at += align_to_line(bytes);
       return place;
     };
     staging.dispatch_ready_ = take(2 * window.slots * sizeof(std::uint64_t));

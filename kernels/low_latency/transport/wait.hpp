@@ -2,9 +2,9 @@
 // where the buffer masks ranks, it is masked, and the call goes on without it.
 #pragma once
 
+#include "kernels/common/faults.hpp"
 #include "kernels/low_latency/params.hpp"
 #include "kernels/primitives/cell.hpp"
-#include "kernels/primitives/signal.hpp"
 #include "kernels/primitives/warp.hpp"
 
 namespace deep_ep::device {

@@ -1,3 +1,5 @@
+#include "kernels/common/line_poller.hpp"
+#include "kernels/common/wait.hpp"
 #include "kernels/primitives/block.hpp"
 #include "kernels/primitives/cell.hpp"
 #include "kernels/primitives/line.hpp"
@@ -94,12 +96,18 @@ DEEP_EP_DEVICE void line_probe(const probes::LineParams& p, std::byte*) {
         store_line(at, sent, wanted);
         continue;
       }
-      LinePart seen = load_line(at, wanted);
-      for (int spins = 0; !all_tagged(seen, tag, wanted); ++spins) {
-        pause(spins);
-        seen = load_line(at, wanted);
-      }
+      // Two pieces: this one, and the row's first line, as whoever receives rows needs a header, too.
+      LinePoller<2> lines;
+      poll_until(
+          [&](const Poll& poll) {
+            return lines.poll(
+                LinePoller<2>::kAll, poll.thorough, tag, [&](int i) { return i == 0 ? at : p.row + lane.byte_at(0); },
+                [&](int i) { return i == 0 ? wanted : lane.line == 0; });
+          },
+          [](const Poll&) { return false; });
+      const LinePart& seen = lines.part[0];
       if (wanted && (seen.word[0] != sent.word[0] || seen.word[1] != sent.word[1])) ++wrong;
+      if (lane.line == 0 && lines.part[1].word[0] != line_word(tag, lane.payload_at(0))) ++wrong;
     }
     warp::sync();
     if (block_index() == 1 && lane_index() == 0) add_release<Scope::gpu>(p.read, std::uint64_t{1});

@@ -37,7 +37,7 @@ class QueueWorld {
   static constexpr std::uint32_t kSignalKey = 0x333;  ///< the remote memory once more
   static constexpr std::size_t kHeapBytes = std::size_t{1} << 20;
 
-  using Peer = device::rdma::RdmaPeer<device::rdma::OneThread>;
+  using Peer = device::rdma::RdmaPeer<device::OneThread>;
 
   explicit QueueWorld(const QueueWorldOptions& options)
       : options_(options),

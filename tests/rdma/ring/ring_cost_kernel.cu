@@ -10,7 +10,7 @@ using test::RingCostParams;
 
 template <class Group>
 DEEP_EP_DEVICE void measure(const RingCostParams& p) {
-  constexpr bool kAlone = std::is_same_v<Group, rdma::OneThread>;
+  constexpr bool kAlone = std::is_same_v<Group, OneThread>;
   rdma::RdmaPeer<Group> queue(p.peer, p.wait);
   std::int64_t writing = 0, ringing = 0, polling = 0;
   for (int round = 0; round < p.rounds; ++round) {
@@ -44,8 +44,8 @@ DEEP_EP_DEVICE void measure(const RingCostParams& p) {
 }
 
 DEEP_EP_DEVICE void ring_cost_body(const RingCostParams& p, std::byte*) {
-  if (!p.one_thread) return measure<rdma::WholeWarp>(p);
-  if (lane_index() == 0) measure<rdma::OneThread>(p);
+  if (!p.one_thread) return measure<WholeWarp>(p);
+  if (lane_index() == 0) measure<OneThread>(p);
 }
 
 }  // namespace

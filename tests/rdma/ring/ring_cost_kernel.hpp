@@ -1,8 +1,8 @@
 // A kernel that measures what a row costs the warp that posts it: entry, doorbell, poll.
 #pragma once
 
+#include "kernels/common/faults.hpp"
 #include "kernels/primitives/launch.hpp"
-#include "kernels/primitives/signal.hpp"
 #include "kernels/rdma/params.hpp"
 
 namespace deep_ep::test {

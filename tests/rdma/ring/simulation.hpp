@@ -5,8 +5,8 @@
 #include <functional>
 #include <stdexcept>
 
+#include "kernels/common/faults.hpp"
 #include "kernels/primitives/host/machine.hpp"
-#include "kernels/primitives/signal.hpp"
 
 namespace deep_ep::test {
 

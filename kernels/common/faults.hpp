@@ -1,17 +1,13 @@
-// Waiting for a peer: every wait has a deadline, and an expired one says who waited for whom, for what.
-//
-// A signal is a 64-bit word in the memory of the rank that waits; one producer stores or adds to it with release order
-// at system scope, and its value only grows. Waiting acquires: what the producer wrote before it is visible after.
+// Faults: what kernels put on record, in memory that the host sees, when a call cannot go on as it should.
 #pragma once
 
 #include <cstdint>
 
 #include "kernels/primitives/memory.hpp"
-#include "kernels/primitives/target.hpp"
 
 namespace deep_ep {
 
-/// What a wait was for; texts in csrc/buffer/faults.cpp.
+/// What a wait was for. The texts are in csrc/buffer/faults.cpp.
 enum class Wanted : std::uint32_t {
   nothing,
   counts,                         ///< the peer's token counts (notify)
@@ -28,7 +24,7 @@ enum class Wanted : std::uint32_t {
   low_latency_combine_credit,     ///< its word that it has received the combine before the last
   low_latency_combine_selection,  ///< a token's selections at that call
   low_latency_combine_rows,       ///< a row
-  low_latency_barrier,            ///< that it comes to the barrier
+  low_latency_barrier,            ///< its arrival at the barrier
   rdma_completion,                ///< the NIC's word that our operations have reached the peer
 };
 
@@ -58,8 +54,8 @@ struct FaultRecord {
                            ///< unknown_expert: experts there are
 };
 
-/// What a waiting thread needs to know. `abort` is a word in this rank's device memory: non-zero once any wait of this
-/// rank failed, so that the others leave too.
+/// What a thread that waits needs to know; see wait.hpp. `abort` is a word in this rank's device memory: non-zero once
+/// any wait of this rank has failed, so that the others leave, too.
 struct WaitContext {
   FaultRecord* fault = nullptr;  ///< [2]: the fault, the note
   std::uint64_t* abort = nullptr;
@@ -95,26 +91,6 @@ DEEP_EP_DEVICE void report_fault(const WaitContext& context, FaultKind kind, Wan
                                  std::uint64_t expected, std::uint64_t seen) {
   write_record(context.fault[0], kind, wanted, peer, field, expected, seen);
   store_release<Scope::gpu>(context.abort, std::uint64_t{1});
-}
-
-/// Waits until `*signal >= expected`, acquiring at system scope. Returns false when the deadline passed or another
-/// wait of this rank failed; the caller then leaves without touching what it waited for.
-DEEP_EP_DEVICE bool wait_signal(const std::uint64_t* signal, std::uint64_t expected, const WaitContext& context,
-                                int peer, Wanted wanted) {
-  std::uint64_t begin = 0;
-  for (int spins = 0;; ++spins) {
-    const std::uint64_t seen = load_acquire<Scope::system>(signal);
-    if (seen >= expected) return true;
-    if (spins == 0) begin = now_ns();
-    pause(spins);
-    if (spins % 64 == 63) {  // the clock and the abort word are looked at rarely: polling must stay cheap
-      if (aborted(context)) return false;
-      if (context.timeout_ns != 0 && now_ns() - begin > context.timeout_ns) {
-        report_fault(context, FaultKind::timeout, wanted, peer, 0, expected, seen);
-        return false;
-      }
-    }
-  }
 }
 
 }  // namespace device

@@ -6,13 +6,15 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cmath>
 #include <csignal>
 #include <cstring>
 #include <stdexcept>
 
 #include "csrc/bootstrap/agreement.hpp"
 #include "deep_ep/error.hpp"
-#include "tests/unit/processes.hpp"
+#include "tests/cluster/processes.hpp"
+#include "tests/support/setting.hpp"
 
 namespace deep_ep {
 namespace {
@@ -114,6 +116,35 @@ TEST(ThreadBootstrap, DeadlineNamesWhoIsMissingAndEndsTheGroup) {
   const auto late = steady_clock::now();
   EXPECT_THROW(bootstraps[1]->barrier(), TimeoutError);
   EXPECT_LT(seconds_since(late), 0.15) << "a late rank is told at once";
+}
+
+TEST(ThreadBootstrap, WaitsAsLongAsTheEnvironmentSays) {
+  const Setting timeout("DEEP_EP_TIMEOUT_S", "0.2");
+  const auto begin = steady_clock::now();
+  EXPECT_THROW(make_thread_bootstraps(2)[0]->barrier(), TimeoutError);
+  EXPECT_LT(seconds_since(begin), 20);
+}
+
+TEST(Bootstrap, RefusesATimeoutThatIsNone) {
+  for (const double timeout_s : {-1.0, std::nan(""), HUGE_VAL}) {
+    for (const bool threads : {true, false}) {
+      try {
+        threads ? void(make_thread_bootstraps(1, timeout_s)) : void(make_shared_memory_bootstrap("x", 0, 1, timeout_s));
+        FAIL() << timeout_s << " was taken for a number of seconds";
+      } catch (const InvalidArgument& error) {
+        EXPECT_NE(std::strstr(error.what(), "timeout_s is "), nullptr) << error.what();
+      }
+    }
+  }
+}
+
+TEST(Bootstrap, DefaultTimeoutIsTheEnvironments) {
+  {
+    const Setting unset("DEEP_EP_TIMEOUT_S", std::nullopt);
+    EXPECT_EQ(default_timeout_s(), 100);
+  }
+  const Setting timeout("DEEP_EP_TIMEOUT_S", "7.5");
+  EXPECT_EQ(default_timeout_s(), 7.5);
 }
 
 TEST(ThreadBootstrap, SizeMustBePositive) { EXPECT_THROW(make_thread_bootstraps(0), InvalidArgument); }
@@ -222,6 +253,35 @@ TEST(SharedMemoryBootstrap, GroupsOfDifferentSizeAreRefused) {
   const auto errors = run_processes(2, [&](int rank) { make_shared_memory_bootstrap(name, rank, rank + 2, 0.5); });
   EXPECT_NE(errors[1].find("rank 1 was told of 3 ranks, rank 0 of 2"), std::string::npos) << errors[1];
   EXPECT_NE(errors[0].find("rank 1 to join"), std::string::npos) << errors[0];
+}
+
+TEST(SharedMemoryBootstrap, WaitsAsLongAsTheEnvironmentSays) {
+  const Setting timeout("DEEP_EP_TIMEOUT_S", "0.2");
+  const auto begin = steady_clock::now();
+  EXPECT_THROW(make_shared_memory_bootstrap(unique_name("environment"), 0, 2), TimeoutError);
+  EXPECT_LT(seconds_since(begin), 20);
+}
+
+// In /dev/shm any user may take any name, and no other one may remove it. Waiting for it to go was a wait for ever.
+TEST(SharedMemoryBootstrap, AnObjectOfAnotherUserIsRefusedAtOnce) {
+  if (::geteuid() != 0) GTEST_SKIP() << "only root can give a file to another user";
+  const std::string name = unique_name("stranger");
+  const int fd = ::shm_open(path_of(name).c_str(), O_RDWR | O_CREAT | O_EXCL, 0666);
+  ASSERT_GE(fd, 0);
+  const uid_t nobody = 65534;
+  ASSERT_EQ(::fchown(fd, nobody, nobody), 0);
+  for (const int rank : {0, 1}) {
+    try {
+      make_shared_memory_bootstrap(name, rank, 2, 0.2);
+      ADD_FAILURE() << "rank " << rank << " used it";
+    } catch (const SystemError& error) {
+      EXPECT_NE(std::strstr(error.what(), "belongs to user 65534"), nullptr) << error.what();
+    } catch (const TimeoutError& error) {
+      ADD_FAILURE() << "rank " << rank << " waited: " << error.what();
+    }
+  }
+  ::shm_unlink(path_of(name).c_str());
+  ::close(fd);
 }
 
 TEST(SharedMemoryBootstrap, RefusesBadArguments) {

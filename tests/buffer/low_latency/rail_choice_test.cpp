@@ -7,7 +7,7 @@
 #include <string>
 
 #include "deep_ep/error.hpp"
-#include "tests/unit/setting.hpp"
+#include "tests/support/setting.hpp"
 
 namespace deep_ep {
 namespace {

@@ -12,7 +12,7 @@
 #include "csrc/memory/storage.hpp"
 #include "deep_ep/error.hpp"
 #include "deep_ep/executor.hpp"
-#include "tests/unit/fake_executor.hpp"
+#include "tests/memory/fake_executor.hpp"
 
 namespace deep_ep {
 namespace {

@@ -1,4 +1,4 @@
-// Who posts to a queue pair: one thread, or the 32 lanes of a warp together.
+// Who does a thing: one thread by itself, or the 32 lanes of a warp together.
 #pragma once
 
 #include <cstdint>
@@ -6,7 +6,7 @@
 #include "kernels/primitives/thread.hpp"
 #include "kernels/primitives/warp.hpp"
 
-namespace deep_ep::device::rdma {
+namespace deep_ep::device {
 
 /// Every call is this thread's own.
 struct OneThread {
@@ -14,6 +14,7 @@ struct OneThread {
   DEEP_EP_DEVICE static void sync() {}
   /// Bit i: member i wants to.
   DEEP_EP_DEVICE static std::uint32_t vote(bool wanted) { return wanted ? 1 : 0; }
+  DEEP_EP_DEVICE static bool any(bool predicate) { return predicate; }
   DEEP_EP_DEVICE static std::uint32_t members_before() { return 0; }  ///< as bits of a vote
   /// The leader's value, in every member.
   template <class T>
@@ -27,6 +28,7 @@ struct WholeWarp {
   DEEP_EP_DEVICE static bool leads() { return lane_index() == 0; }
   DEEP_EP_DEVICE static void sync() { warp::sync(); }
   DEEP_EP_DEVICE static std::uint32_t vote(bool wanted) { return warp::ballot(wanted); }
+  DEEP_EP_DEVICE static bool any(bool predicate) { return warp::any(predicate); }
   DEEP_EP_DEVICE static std::uint32_t members_before() { return (1u << lane_index()) - 1; }
   template <class T>
   DEEP_EP_DEVICE static T from_leader(T value) {
@@ -34,4 +36,4 @@ struct WholeWarp {
   }
 };
 
-}  // namespace deep_ep::device::rdma
+}  // namespace deep_ep::device

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "kernels/primitives/memory.hpp"
-#include "tests/unit/host_kernel.hpp"
+#include "tests/executor/host_kernel.hpp"
 
 namespace deep_ep::test {
 namespace {

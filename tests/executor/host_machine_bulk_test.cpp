@@ -7,7 +7,7 @@
 #include "kernels/primitives/bulk.hpp"
 #include "kernels/primitives/memory.hpp"
 #include "kernels/primitives/warp.hpp"
-#include "tests/unit/host_kernel.hpp"
+#include "tests/executor/host_kernel.hpp"
 
 namespace deep_ep::test {
 namespace {

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "csrc/memory/storage.hpp"
-#include "tests/unit/fake_executor.hpp"
+#include "tests/memory/fake_executor.hpp"
 
 namespace deep_ep {
 namespace {

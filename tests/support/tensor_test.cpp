@@ -2,6 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <optional>
+#include <type_traits>
+
 #include "deep_ep/error.hpp"
 
 namespace deep_ep {
@@ -65,6 +68,19 @@ TEST(TensorView, Describe) {
 TEST(TensorView, RefusesTooManyDimensionsAndNegativeSizes) {
   EXPECT_THROW(TensorView::contiguous(nullptr, DType::int32, {1, 1, 1, 1, 1}), InvalidArgument);
   EXPECT_THROW(TensorView::contiguous(nullptr, DType::int32, {2, -1}), InvalidArgument);
+}
+
+TEST(ConstTensorView, ComesFromAMutableViewOrFromConstMemory) {
+  float values[6] = {};
+  const TensorView view = TensorView::contiguous(values, DType::float32, {2, 3});
+  const ConstTensorView same = view;
+  EXPECT_EQ(same.as<float>(), values);
+  EXPECT_EQ(same.describe(), view.describe());
+  const float fixed[4] = {};
+  const std::optional<ConstTensorView> given = ConstTensorView::contiguous(fixed, DType::float32, {4});
+  EXPECT_EQ(given->as<float>(), fixed);
+  static_assert(std::is_same_v<decltype(given->as<float>()), const float*>);
+  static_assert(!std::is_convertible_v<ConstTensorView, TensorView>);
 }
 
 TEST(Device, TextAndEquality) {

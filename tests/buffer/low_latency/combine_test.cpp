@@ -226,7 +226,7 @@ TEST_P(LowLatencyCombineTest, IntoTheCallersTensor) {
 
 TEST_P(LowLatencyCombineTest, EverySeedGivesTheSame) {
   if (GetParam().target != Target::host) GTEST_SKIP() << "GPUs have schedules of their own";
-  if (GetParam().topology != Topology::one_node) GTEST_SKIP() << "see low_latency_rdma_test.cpp";
+  if (GetParam().topology != Topology::one_node) GTEST_SKIP() << "see rdma_test.cpp";
   std::vector<LowLatencyCombineCase> cases;
   for (const bool logfmt : {false, true}) {
     cases.push_back(make_low_latency_combine_case(

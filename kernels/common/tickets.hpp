@@ -1,5 +1,5 @@
-// Agreement among the threads of a rank. Which block, or warp, comes last? The one that does speaks for all: it raises
-// the signals of the whole rank. And did every thread of a block fare well?
+// Agreement among the threads of a rank. Which block, or warp, comes last? That one speaks for all: it raises the
+// signals of the whole rank. And did every thread of a block succeed?
 #pragma once
 
 #include <cstdint>
@@ -11,9 +11,9 @@
 
 namespace deep_ep::device {
 
-/// Counts this thread, or so many of its pieces of work, among `expected`; true for the last, which puts the ticket
+/// Counts this thread, or `pieces` pieces of its work, towards `expected`. True for the last one, which sets the ticket
 /// back to zero. What every earlier thread wrote before its call is visible to the last one, and to whoever acquires a
-/// signal that it raises after. Scope::gpu is cheaper and enough for those who have only read from peers.
+/// signal that it raises afterwards. Scope::gpu is cheaper, and enough for those who have only read from peers.
 template <Scope S = Scope::system>
 DEEP_EP_DEVICE bool last_to_arrive(std::uint32_t* ticket, std::uint32_t expected, std::uint32_t pieces = 1) {
   if (fetch_add_acq_rel<S>(ticket, pieces) + pieces != expected) return false;
@@ -21,13 +21,13 @@ DEEP_EP_DEVICE bool last_to_arrive(std::uint32_t* ticket, std::uint32_t expected
   return true;
 }
 
-/// A warp takes the next piece of work: its number, in all lanes.
+/// By a whole warp: takes the next piece of work and returns its number in all lanes.
 DEEP_EP_DEVICE std::uint32_t take_next(std::uint32_t* next) {
   return warp::shuffle(lane_index() == 0 ? fetch_add_relaxed<Scope::gpu>(next, std::uint32_t{1}) : 0, 0);
 }
 
-/// last_to_arrive for whole blocks; all threads of the block take part and get the same answer. `scratch` is a word of
-/// shared memory that nobody needs any more.
+/// last_to_arrive for whole blocks: all threads of the block take part and get the same answer. `scratch` is a word of
+/// shared memory that is not in use.
 DEEP_EP_DEVICE bool last_block_to_arrive(std::uint32_t* ticket, std::int32_t* scratch) {
   block::sync();  // the block's work is done, and so is the last use of `scratch`
   if (thread_index() == 0) *scratch = last_to_arrive(ticket, static_cast<std::uint32_t>(grid_blocks())) ? 1 : 0;
@@ -37,7 +37,7 @@ DEEP_EP_DEVICE bool last_block_to_arrive(std::uint32_t* ticket, std::int32_t* sc
   return last;
 }
 
-/// True on all threads of the block when `good` is on every one. `scratch` as above.
+/// True in all threads of the block when `good` is true in every one. `scratch` as above.
 DEEP_EP_DEVICE bool whole_block(bool good, std::int32_t* scratch) {
   block::sync();
   if (thread_index() == 0) *scratch = 1;

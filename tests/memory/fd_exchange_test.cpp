@@ -14,7 +14,7 @@
 
 #include "csrc/bootstrap/agreement.hpp"
 #include "deep_ep/error.hpp"
-#include "tests/unit/processes.hpp"
+#include "tests/cluster/processes.hpp"
 
 namespace deep_ep {
 namespace {

@@ -11,7 +11,7 @@
 
 #include "csrc/support/format.hpp"
 #include "deep_ep/error.hpp"
-#include "tests/unit/setting.hpp"
+#include "tests/support/setting.hpp"
 
 namespace deep_ep {
 namespace {

@@ -1,0 +1,19 @@
+// Limits and alignments that host code and all families of kernels share.
+#pragma once
+
+#include <cstddef>
+
+#include "kernels/primitives/target.hpp"
+
+namespace deep_ep {
+
+constexpr int kMaxRanks = 128;      ///< the layout kernel keeps a token's ranks in 128 bits
+constexpr int kMaxTopk = 32;        ///< the lanes of a warp hold a token's selections
+constexpr std::size_t kLine = 128;  ///< rows and words that different ranks write never share a line
+
+DEEP_EP_HOST_DEVICE constexpr std::size_t align_up(std::size_t bytes, std::size_t alignment) {
+  return (bytes + alignment - 1) / alignment * alignment;
+}
+DEEP_EP_HOST_DEVICE constexpr std::size_t align_to_line(std::size_t bytes) { return align_up(bytes, kLine); }
+
+}  // namespace deep_ep

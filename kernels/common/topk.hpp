@@ -1,0 +1,43 @@
+// What tokens select: top-k indices as callers give and get them, and the experts that they name.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/primitives/memory.hpp"
+
+namespace deep_ep {
+
+/// The expert that an index names; -1 for a negative index, which selects nothing, and for one beyond the experts.
+DEEP_EP_HOST_DEVICE constexpr int expert_of(std::int64_t index, int num_experts) {
+  return index >= 0 && index < num_experts ? static_cast<int>(index) : -1;
+}
+
+DEEP_EP_HOST_DEVICE constexpr std::size_t topk_index_bytes(bool is_64_bit) { return is_64_bit ? 8 : 4; }
+
+/// A caller's table [tokens, num_topk] of 32-bit or 64-bit indices. Plain data, set by the host.
+struct TopkIndices {
+  const void* data = nullptr;  ///< nullptr: there is none
+  bool is_64_bit = false;
+
+  /// Index number `at`, as the caller gave it. For tables that are read once.
+  DEEP_EP_DEVICE std::int64_t load(std::int64_t at) const {
+    return is_64_bit ? device::load_stream(static_cast<const std::int64_t*>(data) + at)
+                     : device::load_stream(static_cast<const std::int32_t*>(data) + at);
+  }
+  /// The same for a thread that reads neighbouring indices one after the other, out of its cache.
+  DEEP_EP_DEVICE std::int64_t load_cached(std::int64_t at) const {
+    return is_64_bit ? static_cast<const std::int64_t*>(data)[at] : static_cast<const std::int32_t*>(data)[at];
+  }
+};
+
+/// Writes index number `at` of a table.
+DEEP_EP_DEVICE void store_topk_index(std::byte* table, bool is_64_bit, std::int64_t at, std::int32_t index) {
+  if (is_64_bit) {
+    reinterpret_cast<std::int64_t*>(table)[at] = index;
+  } else {
+    reinterpret_cast<std::int32_t*>(table)[at] = index;
+  }
+}
+
+}  // namespace deep_ep

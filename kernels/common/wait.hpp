@@ -1,0 +1,107 @@
+// Waiting: every wait for somebody else has a deadline, and one that expires says who waited for whom, and for what.
+//
+// A signal is a 64-bit word in the memory of the rank that waits. One producer stores to it or adds to it with release
+// order at system scope, and its value only grows. Waiting acquires: what the producer wrote before is visible after.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/common/faults.hpp"
+#include "kernels/primitives/cell.hpp"
+#include "kernels/primitives/group.hpp"
+#include "kernels/primitives/memory.hpp"
+
+namespace deep_ep::device {
+
+/// What is waited for, as a fault record names it.
+struct Awaited {
+  int peer;
+  Wanted wanted;
+  std::uint64_t expected;
+};
+
+/// A wait under way.
+struct Poll {
+  std::uint64_t begin = 0;  ///< when it began, in now_ns()
+  std::uint64_t seen = 0;   ///< set by whoever looks: what was found instead, for the fault record
+  /// The first look, and each one before the clock is read. Whoever waits for several things may look at only one of
+  /// them otherwise: polls of many threads slow down what they wait for.
+  bool thorough = true;
+};
+
+/// Polls until `arrived(poll)` is true. Now and then asks whether `gives_up(poll)`, and returns false when that is so.
+/// This is the only loop that waits for somebody outside this block. A warp may wait as a whole: its lanes stay
+/// together if both functions return the same in all of them.
+template <int kSpinsToLook = 64, class Arrived, class GivesUp>
+DEEP_EP_DEVICE bool poll_until(Arrived arrived, GivesUp gives_up) {
+  static_assert((kSpinsToLook & (kSpinsToLook - 1)) == 0);
+  Poll poll;
+#pragma unroll 1
+  for (std::uint32_t spins = 0;; ++spins) {
+    const bool looks = spins % kSpinsToLook == kSpinsToLook - 1;  // the clock costs more than a poll
+    poll.thorough = spins == 0 || looks;
+    if (arrived(poll)) return true;
+    if (spins == 0) poll.begin = now_ns();
+    pause(static_cast<int>(spins));
+    if (looks && gives_up(poll)) return false;
+  }
+}
+
+/// poll_until with a deadline. A policy says what becomes of a wait:
+///   bool called_off(const Awaited&)           nobody need wait for this any more
+///   bool is_late(const Awaited&, begin)       the time that began at `begin` (of now_ns) has run out
+///   void blame(const Awaited&, seen)          puts it on record: ends the call, or goes on without the peer
+/// They are asked in one thread of the group. False: what was waited for must not be touched.
+template <class Group = OneThread, class Policy, class Arrived>
+DEEP_EP_DEVICE bool wait_until(const Policy& policy, const Awaited& awaited, Arrived arrived) {
+  return poll_until(arrived, [&](const Poll& poll) {
+    bool over = false;
+    if (Group::leads()) {
+      over = policy.called_off(awaited);
+      if (!over && policy.is_late(awaited, poll.begin)) {
+        policy.blame(awaited, poll.seen);
+        over = true;
+      }
+    }
+    return Group::any(over);
+  });
+}
+
+/// The usual policy: whoever is late has ended the call.
+struct ReportLate {
+  const WaitContext& context;
+
+  DEEP_EP_DEVICE bool called_off(const Awaited&) const { return aborted(context); }
+  DEEP_EP_DEVICE bool is_late(const Awaited&, std::uint64_t begin) const {
+    return context.timeout_ns != 0 && now_ns() - begin > context.timeout_ns;
+  }
+  DEEP_EP_DEVICE void blame(const Awaited& awaited, std::uint64_t seen) const {
+    report_fault(context, FaultKind::timeout, awaited.wanted, awaited.peer, 0, awaited.expected, seen);
+  }
+};
+
+/// Waits until `*signal >= awaited.expected`, acquiring at system scope.
+template <class Group = OneThread, class Policy>
+DEEP_EP_DEVICE bool wait_signal(const Policy& policy, const std::uint64_t* signal, const Awaited& awaited) {
+  return wait_until<Group>(policy, awaited, [&](Poll& poll) {
+    poll.seen = load_acquire<Scope::system>(signal);
+    return !Group::any(poll.seen < awaited.expected);
+  });
+}
+template <class Group = OneThread>
+DEEP_EP_DEVICE bool wait_signal(const WaitContext& context, const std::uint64_t* signal, const Awaited& awaited) {
+  return wait_signal<Group>(ReportLate{context}, signal, awaited);
+}
+
+/// Waits until the cell belongs to epoch `awaited.expected`, and takes its payload.
+template <class Policy>
+DEEP_EP_DEVICE bool wait_cell(const Policy& policy, const Cell* cell, const Awaited& awaited, std::uint64_t& payload) {
+  return wait_until(policy, awaited, [&](Poll& poll) {
+    const Cell now = load_cell(cell);
+    poll.seen = now.epoch;
+    payload = now.payload;
+    return poll.seen >= awaited.expected;
+  });
+}
+
+}  // namespace deep_ep::device

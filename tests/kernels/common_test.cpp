@@ -1,0 +1,121 @@
+// What kernels/common offers to all families, on every executor.
+#include <gtest/gtest.h>
+
+#include "kernels/common/carver.hpp"
+#include "kernels/common/topk.hpp"
+#include "tests/kernels/probes/common_probe.hpp"
+#include "tests/kernels/test_kernel.hpp"
+
+namespace deep_ep::test {
+namespace {
+
+using probes::CallParams;
+using probes::WaitParams;
+
+TEST(Carver, PartsAreAlignedAndFollowEachOther) {
+  alignas(128) std::byte memory[512];
+  Carver carver(memory);
+  EXPECT_EQ(reinterpret_cast<std::byte*>(carver.take<std::uint8_t>(3)), memory);
+  EXPECT_EQ(reinterpret_cast<std::byte*>(carver.take<std::uint64_t>(2)), memory + 8);
+  EXPECT_EQ(carver.bytes(), 24u);
+  EXPECT_EQ(reinterpret_cast<std::byte*>(carver.take<std::uint32_t>(1, kLine)), memory + 128);
+  EXPECT_EQ(carver.place<std::uint16_t>(5), 132u);
+  EXPECT_EQ(carver.bytes(), 142u);
+}
+
+TEST(Topk, OnlyExpertsThatExistAreNamed) {
+  EXPECT_EQ(expert_of(0, 8), 0);
+  EXPECT_EQ(expert_of(7, 8), 7);
+  EXPECT_EQ(expert_of(8, 8), -1);
+  EXPECT_EQ(expert_of(-1, 8), -1);
+  EXPECT_EQ(expert_of((std::int64_t{1} << 32) + 1, 8), -1);
+}
+
+struct Wait {
+  explicit Wait(Executor& executor)
+      : faults(executor, 2), abort(executor, 1), signal(executor, 1), payload(executor, 1), returned(executor, 64) {}
+
+  WaitParams params(std::uint64_t timeout_ns) const {
+    return {.wait = {faults.data(), abort.data(), timeout_ns},
+            .signal = signal.data(),
+            .expected = 5,
+            .value = 0,
+            .payload = payload.data(),
+            .returned = returned.data()};
+  }
+
+  Shared<FaultRecord> faults;
+  Shared<std::uint64_t> abort, signal;
+  Shared<std::uint32_t> payload, returned;
+};
+
+const TestKernel<WaitParams>& wait_probe() {
+  static const TestKernel<WaitParams> kernel(DEEP_EP_TEST_LAUNCHERS(wait_probe));
+  return kernel;
+}
+
+TEST(Wait, SeesWhatWasWrittenBeforeTheSignal) {
+  on_every_executor([](Executor& executor) {
+    const Wait wait(executor);
+    WaitParams params = wait.params(0);
+    params.value = 6;  // a later value will do as well
+    run(executor, wait_probe(), {1, 96, 0}, params);
+    for (std::size_t thread = 0; thread <= 32; ++thread) ASSERT_EQ(wait.returned[thread], 2u) << "thread " << thread;
+    EXPECT_EQ(wait.faults[0].written, 0u);
+    EXPECT_EQ(wait.abort[0], 0u);
+  });
+}
+
+TEST(Wait, ThatExpiresIsOnRecordAndCallsOffTheOthers) {
+  on_every_executor([](Executor& executor) {
+    const Wait wait(executor);
+    WaitParams params = wait.params(50'000);
+    params.value = 4;
+    run(executor, wait_probe(), {1, 96, 0}, params);
+    for (std::size_t thread = 0; thread <= 32; ++thread) ASSERT_EQ(wait.returned[thread], 1u) << "thread " << thread;
+    const FaultRecord& fault = wait.faults[0];
+    EXPECT_EQ(fault.written, 1u);
+    EXPECT_EQ(fault.kind, FaultKind::timeout);
+    EXPECT_EQ(fault.wanted, Wanted::counts);
+    EXPECT_EQ(fault.peer, 3);
+    EXPECT_EQ(fault.expected, 5u);
+    EXPECT_LE(fault.seen, 4u);
+    EXPECT_NE(wait.abort[0], 0u);
+    EXPECT_EQ(wait.faults[1].written, 0u);
+  });
+}
+
+TEST(Wait, WithoutDeadlineLeavesWhenTheCallIsCalledOff) {
+  on_every_executor([](Executor& executor) {
+    const Wait wait(executor);
+    wait.abort[0] = 1;
+    run(executor, wait_probe(), {1, 96, 0}, wait.params(0));
+    for (std::size_t thread = 0; thread <= 32; ++thread) ASSERT_EQ(wait.returned[thread], 1u) << "thread " << thread;
+    EXPECT_EQ(wait.faults[0].written, 0u);
+  });
+}
+
+TEST(Call, CountsUnlessItIsCalledOff) {
+  const TestKernel<CallParams> kernel(DEEP_EP_TEST_LAUNCHERS(call_probe));
+  on_every_executor([&](Executor& executor) {
+    constexpr int kBlocks = 5;
+    const Wait wait(executor);
+    Shared<CallCounter> counter(executor, 1);
+    Shared<std::uint64_t> epochs(executor, kBlocks);
+    Shared<std::uint32_t> finished(executor, 1);
+    const CallParams params{counter.data(), wait.params(0).wait, epochs.data(), finished.data()};
+    const std::uint64_t aborted[] = {0, 0, 1, 0};
+    const std::uint64_t expected[] = {1, 2, 0, 3};
+    for (std::uint32_t call = 0; call < 4; ++call) {
+      wait.abort[0] = aborted[call];
+      run(executor, kernel, {kBlocks, 64, 128}, params);
+      for (std::size_t block = 0; block < kBlocks; ++block) ASSERT_EQ(epochs[block], expected[call]) << "call " << call;
+      EXPECT_EQ(finished[0], call + 1);
+      EXPECT_EQ(counter[0].arrived, 0u);
+    }
+    EXPECT_EQ(counter[0].calls, 3u);
+  });
+}
+
+}  // namespace
+}  // namespace deep_ep::test

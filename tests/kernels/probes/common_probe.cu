@@ -1,0 +1,40 @@
+#include "tests/kernels/probes/common_probe.hpp"
+
+#include "kernels/common/wait.hpp"
+#include "kernels/primitives/block.hpp"
+#include "kernels/primitives/memory.hpp"
+
+namespace deep_ep::device {
+namespace {
+
+DEEP_EP_DEVICE void wait_probe(const probes::WaitParams& p, std::byte*) {
+  const Awaited awaited{3, Wanted::counts, p.expected};
+  bool arrived = false;
+  if (warp_index() == 2) {
+    if (p.value == 0 || lane_index() != 0) return;
+    *p.payload = 42;
+    return store_release<Scope::system>(p.signal, p.value);
+  }
+  if (warp_index() == 0) {
+    arrived = wait_signal<WholeWarp>(p.wait, p.signal, awaited);
+  } else if (lane_index() == 0) {
+    arrived = wait_signal(p.wait, p.signal, awaited);
+  } else {
+    return;
+  }
+  p.returned[thread_index()] = !arrived ? 1 : load_weak(p.payload) == 42 ? 2 : 3;
+}
+
+DEEP_EP_DEVICE void call_probe(const probes::CallParams& p, std::byte* shared) {
+  const Call call = Call::begin(*p.counter, p.wait, reinterpret_cast<std::int32_t*>(shared));
+  if (thread_index() == 0) p.epochs[block_index()] = call.begun ? call.epoch : 0;
+  call.end([&] {
+    if (thread_index() == 0) *p.finished += 1;
+  });
+}
+
+}  // namespace
+}  // namespace deep_ep::device
+
+DEEP_EP_DEFINE_KERNEL(wait_probe, deep_ep::probes::WaitParams, deep_ep::device::wait_probe, 96)
+DEEP_EP_DEFINE_KERNEL(call_probe, deep_ep::probes::CallParams, deep_ep::device::call_probe, 64)

@@ -38,7 +38,7 @@ void initialize_if_needed() {
   if (initialized != 0) return;
   int provided = MPI_THREAD_SINGLE;
   check(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &provided), "MPI_Init_thread");
-  // Who starts MPI ends it: without MPI_Finalize the launcher takes a normal exit for a crash.
+  // Whoever starts MPI ends it: without MPI_Finalize the launcher takes a normal exit for a crash.
   std::atexit([] {
     if (!finalized()) MPI_Finalize();
   });

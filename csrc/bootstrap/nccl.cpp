@@ -1,8 +1,8 @@
-// Ranks that already talk through NCCL, or can: one GPU a rank.
+// Ranks that already talk through NCCL, or can: one GPU per rank.
 //
-// A call of NCCL is not believed before ncclCommGetAsyncError says so: communicators may be non-blocking, and a peer
-// that died shows up there only. Waits are polls with a deadline; what may still be written to after one that failed
-// is left alone, not freed.
+// No call of NCCL counts as done before ncclCommGetAsyncError says so: communicators may be non-blocking, and a peer
+// that died shows up only there. Waits are polls with a deadline; what may still be written to after one that failed is
+// left alone, not freed.
 #include <cuda_runtime_api.h>
 #include <nccl.h>
 
@@ -95,7 +95,7 @@ class NcclBootstrap final : public Bootstrap {
       const CurrentDevice current(device_);
       close();
     } catch (...) {
-      // The driver is gone, and everything here with it.
+      // The driver is gone, and with it everything here.
     }
   }
 

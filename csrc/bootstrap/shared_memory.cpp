@@ -1,7 +1,7 @@
 // Ranks that are processes of one host meet in a segment of POSIX shared memory.
 //
 // Life of the segment: rank 0 creates it, everybody joins, rank 0 removes the name, then all return. So a name exists
-// only while ranks are joining, and one that is found although nobody holds its lock was left by a program that died.
+// only while ranks are joining, and a name whose lock nobody holds was left by a program that died.
 #include <fcntl.h>
 #include <linux/futex.h>
 #include <sys/file.h>
@@ -35,7 +35,7 @@ constexpr std::size_t kChunk =
 constexpr std::uint32_t kReady = 0x44454550;
 constexpr auto kNap = std::chrono::milliseconds(2);
 
-// Words that several processes touch must be free of locks, or they would not work across address spaces.
+// Words that several processes touch must be lock-free, or they would not work across address spaces.
 static_assert(std::atomic<std::uint32_t>::is_always_lock_free && std::atomic<std::uint64_t>::is_always_lock_free);
 
 struct Page {
@@ -213,7 +213,7 @@ class SharedMemoryBootstrap final : public Bootstrap {
     require_intact();
   }
 
-  /// What has the name, if anything has. Any user may create it, and waiting for another's to go might take for ever.
+  /// What has the name, if anything does. Any user may create it, and we might wait for ever for another user's to go.
   UniqueFd open_file() const {
     UniqueFd fd(::shm_open(path_.c_str(), O_RDWR | O_CLOEXEC, 0));
     if (!fd) {
@@ -251,7 +251,7 @@ class SharedMemoryBootstrap final : public Bootstrap {
     return true;
   }
 
-  // A lock that can be had means that the process which created the segment is gone.
+  // If the lock can be taken, the process that created the segment is gone.
   static bool abandoned(int fd) {
     if (::flock(fd, LOCK_SH | LOCK_NB) != 0) return false;
     ::flock(fd, LOCK_UN);
@@ -286,7 +286,7 @@ class SharedMemoryBootstrap final : public Bootstrap {
     segment_->seat(rank_).round.store(round_, std::memory_order_release);
     segment_->announce();
     const Deadline deadline(timeout_s_);
-    // A rank that ends this round may give up in the next one while we still wake up: being complete comes first.
+    // A rank that ends this round may give up in the next one while we still wake up: look at completeness first.
     const bool decided = segment_->await(deadline, [&] { return late().empty() || broken_by() >= 0; });
     if (late().empty()) return;
     if (!decided) give_up("to enter an all_gather", late());

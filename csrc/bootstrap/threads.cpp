@@ -1,4 +1,4 @@
-// Ranks that are threads of one process meet at a table behind a mutex.
+// Ranks that are threads of one process meet at a table protected by a mutex.
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>

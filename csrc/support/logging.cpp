@@ -47,7 +47,7 @@ std::string expand(std::string_view pattern) {
 }
 
 std::shared_ptr<spdlog::logger> make_logger(std::string& complaint) {
-  // An own logger, not in spdlog's registry: a program that uses spdlog too keeps its settings and its names.
+  // A logger of our own, not in spdlog's registry: a program that also uses spdlog keeps its settings and its names.
   const auto to_stderr = [] {
     return std::make_shared<spdlog::logger>("deep_ep", std::make_shared<spdlog::sinks::stderr_sink_mt>());
   };
@@ -62,7 +62,7 @@ std::shared_ptr<spdlog::logger> make_logger(std::string& complaint) {
     logger = to_stderr();
   }
   logger->set_pattern("[%Y-%m-%d %H:%M:%S.%e] [deep_ep %P] [%l] %v");
-  logger->set_level(spdlog::level::trace);  // what is below the level in effect does not come here
+  logger->set_level(spdlog::level::trace);  // what is below the level in effect never gets here
   logger->flush_on(spdlog::level::info);
   return logger;
 }
@@ -120,7 +120,7 @@ class Log {
   Log() {
     std::string complaint;
     least_.store(level_of_environment(complaint), std::memory_order_relaxed);
-    // A wrong setting of the log is no reason to stop the program; it is said where the log goes.
+    // A wrong setting of the log is no reason to stop the program; it is reported where the log goes.
     if (!complaint.empty()) write(Level::warn, complaint);
   }
 

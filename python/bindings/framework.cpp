@@ -195,12 +195,8 @@ TensorArgument Framework::borrow(py::handle object, const char* name, Accept acc
     throw InvalidArgument(fmt::format("{} has dtype {}, which does not fit here", name, text));
   }
   argument.view.dtype = *dtype;
+  argument.object = object;
   return argument;
-}
-
-std::optional<TensorArgument> Framework::borrow_optional(py::handle object, const char* name) const {
-  if (object.is_none()) return std::nullopt;
-  return borrow(object, name);
 }
 
 TensorArgument Framework::borrow_by_attributes(py::handle object, const char* name) const {

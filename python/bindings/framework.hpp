@@ -18,9 +18,12 @@ namespace py = pybind11;
 
 /// A tensor of the caller, borrowed for a call.
 struct TensorArgument {
+  py::handle object;
   TensorView view;
   dlpack::DataType dtype{};  ///< as the framework calls it: what comes back must have the same
 };
+/// One of any element type.
+struct AnyTensor : TensorArgument {};
 
 enum class Accept { library_types, any_type };
 
@@ -32,7 +35,6 @@ class Framework {
   /// TypeError unless `object` is a tensor. `any_type`: types that the library does not know pass as ones of their
   /// size.
   TensorArgument borrow(py::handle object, const char* name, Accept accept = Accept::library_types) const;
-  std::optional<TensorArgument> borrow_optional(py::handle object, const char* name) const;
 
   /// A framework tensor that shares the memory and gives it back when collected. `dtype`: see TensorArgument.
   py::object hand_out(const Tensor& tensor, const dlpack::DataType* dtype = nullptr) const;

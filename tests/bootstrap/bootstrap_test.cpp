@@ -262,7 +262,7 @@ TEST(SharedMemoryBootstrap, WaitsAsLongAsTheEnvironmentSays) {
   EXPECT_LT(seconds_since(begin), 20);
 }
 
-// In /dev/shm any user may take any name, and no other one may remove it. Waiting for it to go was a wait for ever.
+// In /dev/shm any user may take any name, and no other one may remove it. Waiting for it to go used to take for ever.
 TEST(SharedMemoryBootstrap, AnObjectOfAnotherUserIsRefusedAtOnce) {
   if (::geteuid() != 0) GTEST_SKIP() << "only root can give a file to another user";
   const std::string name = unique_name("stranger");

@@ -1,4 +1,4 @@
-// Every wrong argument is refused by name, before anything is sent; the buffer works afterwards.
+// Every wrong argument is refused by name before anything is sent, and the buffer works afterwards.
 #include "tests/cluster/fixture.hpp"
 
 namespace deep_ep::test {

@@ -12,7 +12,7 @@ double seconds_since(Clock::time_point begin) { return std::chrono::duration<dou
 
 class DisagreementTest : public ClusterTest {
  protected:
-  /// Rank 1 calls with `odd`, the others with `common`: all must hear of it, and the next round must work.
+  /// Rank 1 calls with `odd`, the others with `common`: all must learn of it, and the next round must work.
   void expect_mismatch(const Shape& common, const Shape& odd, const std::vector<std::string>& words,
                        std::int64_t common_worst = 0, std::int64_t odd_worst = 0) {
     const Case good = make_case(common);
@@ -87,7 +87,7 @@ TEST_P(DisagreementTest, CountsThatContradictTheMembership) {
         buffer.dispatch(inputs.dispatch, rank.call());
         buffer.check();
       };
-      // Rank 1 made the mistake and must hear of it by name.
+      // Rank 1 made the mistake and must be told so by name.
       if (rank.rank() == 1) {
         require_throws<Error>(call, {"num_tokens_per_rank"}, "dispatch with a wrong count");
       } else {

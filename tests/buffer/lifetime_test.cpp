@@ -20,7 +20,7 @@ TEST_P(LifetimeTest, OneAfterTheOther) {
         buffer.destroy();
         require(buffer.destroyed(), "destroyed() after destroy");
       } else {
-        // Without destroy nobody else may be using this rank's memory any more.
+        // Without destroy, nobody else may still be using this rank's memory.
         rank.release();
         rank.bootstrap()->barrier();
       }
@@ -115,7 +115,8 @@ TEST_P(LifetimeTest, TensorsDroppedWhileTheirKernelsRun) {
     DispatchArguments cached;
     cached.x = inputs.dispatch.x;
     cached.handle = &original.handle;
-    // Results of async calls go at once; the heap is small, so their memory comes around again while peers still write.
+    // Results of async calls are dropped at once; the heap is small, so their memory is used again while peers still
+    // write.
     for (int i = 0; i < 30; ++i) {
       buffer.dispatch(cached, {.stream = rank.stream(), .previous_event = {}, .async_finish = true});
     }

@@ -59,7 +59,7 @@ TEST_P(MemoryTest, ReceivesThroughTheWindowWhenTheHeapIsFull) {
       rank.release();
     }
     hoard.clear();
-    // With the memory back, rows go straight to their tensors again.
+    // Once the memory is back, rows go straight to their tensors again.
     const DispatchResult result = buffer.dispatch(upload_inputs(rank, cases[0]).dispatch, rank.call());
     check_dispatch(rank, cases[0], result);
     require(buffer.in_heap(result.recv_x.view()), "recv_x lies in the heap once there is room");

@@ -1,4 +1,4 @@
-// Options that another layer sets for its users: experts that do not exist, a stream of the program, a look at the
+// Options that another layer sets for its users: experts that do not exist, the program's own stream, a look at the
 // memory.
 #include "tests/cluster/fixture.hpp"
 

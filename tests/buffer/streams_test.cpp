@@ -32,7 +32,7 @@ TEST_P(StreamsTest, ManyCallsInFlightWithEvents) {
     std::vector<Returned> returned;
     for (std::size_t i = 0; i < cases.size(); ++i) {
       inputs.push_back(upload_inputs(rank, cases[i]));
-      // Pull and push by turns, so that each kind is in flight before and after the other.
+      // Pull and push alternate, so that each is in flight before and after the other.
       returned.push_back(upload_returned(rank, buffer, cases[i], original.handle, i % 2 == 0));
     }
     std::vector<DispatchResult> dispatched;

@@ -15,7 +15,7 @@
 
 namespace deep_ep {
 
-/// Runs `body(rank)` in a thread a rank; what a rank threw comes back as text ("" for none).
+/// Runs `body(rank)` in one thread per rank; what a rank threw comes back as text ("" for none).
 inline std::vector<std::string> run_threads(int ranks, const std::function<void(int)>& body) {
   std::vector<std::string> errors(static_cast<std::size_t>(ranks));
   std::vector<std::thread> threads;

@@ -65,7 +65,7 @@ TEST(HostSchedule, ALaneLoopWithoutSyncIsNotInterrupted) {
 
 TEST(HostSchedule, AllBlocksAreResident) {
   // Block 0 waits for the last of more blocks than there can be workers.
-  constexpr int kBlocks = DEEP_EP_TSAN ? 40 : 200;  // ThreadSanitizer is slow to make acquaintance with a thread
+  constexpr int kBlocks = DEEP_EP_TSAN ? 40 : 200;  // ThreadSanitizer is slow to register a thread
   Machine machine;
   std::uint64_t arrived = 0;
   machine.run({kBlocks, 32, 0}, [&](std::byte*) {

@@ -1,4 +1,4 @@
-// Barriers and warps of the host machine, right use and wrong use.
+// Barriers and warps of the host machine, used rightly and wrongly.
 #include <gtest/gtest.h>
 
 #include <stdexcept>

@@ -9,7 +9,7 @@
 namespace deep_ep {
 namespace {
 
-/// Most numbers that a divisor of `divisor` is for: n * divisor <= 2^32, n an int.
+/// How many numbers a divisor of `divisor` is for: n * divisor <= 2^32, n an int.
 std::int64_t last_number(int divisor) {
   const std::int64_t last = (std::int64_t{1} << 32) / divisor;
   return last < INT32_MAX ? last : INT32_MAX;

@@ -73,7 +73,7 @@ TEST(HeapChoice, IpcWhereOneGpuOrTheNetworkForbidsDescriptors) {
   ranks[1].posix_fd = false;
   EXPECT_EQ(plan_heap(ranks).kind, HeapKind::cuda_ipc);
   ranks = ranks_on_one_host(4);
-  ranks[2].process.network_namespace = 8;  // containers with networks of their own
+  ranks[2].process.network_namespace = 8;  // containers with separate networks
   EXPECT_EQ(plan_heap(ranks).kind, HeapKind::cuda_ipc);
 }
 

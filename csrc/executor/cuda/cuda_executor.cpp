@@ -1,4 +1,4 @@
-// The executor of one GPU. Every method works whatever device is current in the calling thread.
+// The executor of one GPU. Every method works, whatever device is current in the calling thread.
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -179,7 +179,7 @@ class CudaExecutor final : public Executor {
   }
 
   void make_current() override {
-    // Mostly it is already, and the driver tells from a variable of the thread.
+    // Usually it is current already, which the driver knows from a variable of the thread.
     if (is_current(*context_)) return;
     check(cudaSetDevice(device_), device_, "cudaSetDevice");
   }

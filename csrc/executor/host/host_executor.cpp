@@ -58,7 +58,7 @@ HostExecutor::HostExecutor(const HostExecutorOptions& options)
 }
 
 HostExecutor::~HostExecutor() {
-  // Work that is under way uses memory that goes away with its owner's other parts.
+  // Work under way uses memory that goes away with the owner's other parts.
   default_stream_->drain();
   for (auto& [handle, stream] : streams_) stream->drain();
   pool_.forget(owner_);

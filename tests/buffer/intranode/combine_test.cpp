@@ -6,7 +6,7 @@ namespace {
 
 class CombineTest : public ClusterTest {
  protected:
-  /// One dispatch, then combine with the rows of every rank in the heap or not, as `in_heap` says of it.
+  /// One dispatch, then a combine with each rank's rows in the heap or not, as `in_heap` says.
   void run(const Case& one, const std::vector<std::vector<bool>>& in_heap, CombineMode mode) {
     run_cluster(cluster(one.shape.ranks()), [&](Rank& rank) {
       Buffer& buffer = rank.buffer();

@@ -99,7 +99,7 @@ TEST_P(DispatchTest, WithoutTopk) {
 TEST_P(DispatchTest, MembershipAloneDecidesWhereRowsGo) {
   DEEP_EP_NEEDS_RANKS(2);
   const Shape shape{.tokens = {6, 4}};
-  // Nothing of what the top-k says: everything to rank 1, and one token to both.
+  // Not what the top-k says: everything to rank 1, and one token to both.
   const Case one = make_case(shape, {{0, 1, 0, 1, 1, 1, 0, 1, 0, 1, 0, 0}, {0, 1, 0, 1, 0, 1, 0, 1}});
   run_cluster(cluster(2), [&](Rank& rank) {
     Buffer& buffer = rank.buffer();

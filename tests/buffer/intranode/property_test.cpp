@@ -1,4 +1,4 @@
-// Random rounds over everything that may vary. A failure prints the seed: set DEEP_EP_TEST_SEED to have it again.
+// Random rounds over everything that may vary. A failure prints the seed: set DEEP_EP_TEST_SEED to repeat it.
 #include "tests/cluster/fixture.hpp"
 
 namespace deep_ep::test {
@@ -67,7 +67,7 @@ TEST_P(PropertyTest, RandomRoundsMatchTheOracle) {
     for (int c = 0; c < 4; ++c) {
       cases.push_back(make_case(random_shape(random, ranks)));
       rounds.emplace_back();
-      // What every rank must choose alike is drawn once, where the rows lie once a rank.
+      // What every rank must choose alike is drawn once; where the rows lie, once per rank.
       const RoundOptions common = random_round(random, cases.back().shape);
       for (int r = 0; r < ranks; ++r) {
         rounds.back().push_back(common);

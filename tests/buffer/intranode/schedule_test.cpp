@@ -10,7 +10,7 @@ void run_schedule(std::uint64_t seed, const std::vector<Case>& cases) {
   ClusterOptions options{.ranks = 3, .where = {}, .host = {}};
   options.host = {.multiprocessors = 2, .warps_per_block = 2, .seed = seed};
   run_cluster(options, [&](Rank& rank) {
-    // Windows of five tokens' rows a rank.
+    // Windows for five tokens' rows per rank.
     Buffer& buffer =
         rank.buffer({.heap_bytes = std::size_t{1} << 20, .window_bytes = std::size_t{6} << 10, .max_local_experts = 8});
     for (std::size_t i = 0; i < cases.size(); ++i) {

@@ -1,4 +1,5 @@
-// Low-latency combine beside other calls: hooks, statistics, ranks that are masked or do not come, bad arguments.
+// Low-latency combine together with other calls: hooks, statistics, ranks that are masked or do not come, bad
+// arguments.
 #include <unistd.h>
 
 #include <chrono>
@@ -49,7 +50,7 @@ TEST_P(LowLatencyCombineCallsTest, HooksLateAndInAnyOrder) {
       const std::size_t i = round % 3;
       const std::size_t j = (round + 1) % 3;
       const LowLatencyCombineResult a = send(i);
-      if (round % 4 == 3) {  // one by itself, received when the send part has long ended
+      if (round % 4 == 3) {  // one alone, received when the send part has long ended
         rank.executor()->synchronize(rank.stream());
         a.hook();
         check(i, a);
@@ -152,7 +153,7 @@ BufferOptions masking_options(int ranks, double timeout_s) {
   return options;
 }
 
-/// As the others see it when they leave out `whom`.
+/// As the others see it when they leave out the ranks in `whom`.
 Expected without(const LowLatencyCombineCase& one, int whom) {
   LowLatencyCombineCase rest = one;
   const int ranks = one.before.shape.ranks();

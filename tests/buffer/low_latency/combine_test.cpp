@@ -172,7 +172,7 @@ TEST_P(LowLatencyCombineTest, LogfmtIsUsedWhereItPays) {
     const auto lossy =
         rank.download<std::uint16_t>(buffer.low_latency_combine(arguments, rank.call()).combined_x.view());
     require(exact != lossy, "ten bits cannot give what sixteen give");
-    // One rank's part is the result: it must be what the format can say.
+    // One rank's part is the result: it must be a value that the format can hold.
     auto encoded = one;
     encoded.options.logfmt = true;
     const auto expected = encoded.expected();

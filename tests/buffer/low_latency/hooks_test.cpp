@@ -86,7 +86,7 @@ TEST_P(LowLatencyHooksTest, AlwaysOneBehind) {
       auto now = buffer.low_latency_dispatch(upload_arguments(rank, cases[round % 3]), with_hook(rank));
       if (round > 0) {
         before.hook();
-        // One rank looks at what it got, the other runs ahead.
+        // One rank looks at its results, the other runs ahead.
         if (rank.rank() == 0) check_low_latency_dispatch(rank, cases[(round - 1) % 3], before);
       }
       before = std::move(now);
@@ -138,8 +138,8 @@ TEST_P(LowLatencyHooksTest, NeverCalled) {
   });
 }
 
-/// Says of every stream that it is being recorded, when it is told to. What is enqueued runs all the same. Memory that
-/// is allocated meanwhile belongs to the recording.
+/// Claims that every stream is being recorded, when told to. What is enqueued runs all the same. Memory that is
+/// allocated meanwhile belongs to the recording.
 class RecordingExecutor final : public CountingExecutor {
  public:
   using CountingExecutor::CountingExecutor;
@@ -162,7 +162,7 @@ class RecordingExecutor final : public CountingExecutor {
   std::vector<void*> recorded_;
 };
 
-/// A graph that had one part only of a call would wait, when it is replayed, for what nobody sends.
+/// A graph with only one part of a call would wait, when replayed, for something that nobody sends.
 TEST_P(LowLatencyHooksTest, BothPartsOfACallAreRecordedOrNeither) {
   DEEP_EP_NEEDS_RANKS(2);
   if (GetParam().target != Target::host) GTEST_SKIP() << "recordings are played by the CPU";

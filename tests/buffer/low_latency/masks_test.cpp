@@ -1,4 +1,4 @@
-// What low-latency calls make of bad arguments, ranks that disagree, and ranks that do not come.
+// How low-latency calls react to bad arguments, to ranks that disagree, and to ranks that do not come.
 #include <unistd.h>
 
 #include <chrono>
@@ -62,7 +62,7 @@ TEST_P(LowLatencyMasksTest, MaskedByHand) {
     require_same(expected, query(rank, buffer), "masks");
     for (int i = 0; i < 3; ++i) dispatch_and_check(rank, buffer, apart);
     buffer.low_latency_clean(rank.call());
-    // Everybody made as many calls: unmasking is enough.
+    // Everybody made the same number of calls: unmasking is enough.
     if (rank.rank() % 2 == 0) {
       buffer.low_latency_clear_mask(rank.call());
     } else {
@@ -101,7 +101,7 @@ TEST_P(LowLatencyMasksTest, ARankThatDoesNotComeIsMaskedAndMayComeBack) {
   });
 }
 
-/// With hooks, the send part meets the deadline too: what the lost rank acknowledges stays behind.
+/// With hooks, the send part meets the deadline too: what the lost rank acknowledges falls behind.
 TEST_P(LowLatencyMasksTest, HooksWithALostRank) {
   DEEP_EP_NEEDS_RANKS(4);
   const LowLatencyCase all = four_ranks(3);

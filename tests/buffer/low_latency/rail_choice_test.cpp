@@ -78,7 +78,7 @@ TEST(LowLatencyRailModel, PaysFromSomeTokensOn) {
       }
     }
   }
-  // By the table: 7.9 of 25.9 kB a token are left between two nodes, and 5 us are 250 kB at 50 GB/s: 14 tokens.
+  // By the table: 7.9 of 25.9 kB per token are left between two nodes, and 5 us are 250 kB at 50 GB/s: 14 tokens.
   EXPECT_FALSE(rails_pay(traffic(2, 13)));
   EXPECT_TRUE(rails_pay(traffic(2, 16)));
 }

@@ -1,4 +1,4 @@
-// Low-latency calls by rails beside others: hooks, LogFMT, barriers, many calls, schedules; ranks that disagree.
+// Low-latency calls by rails together with others: hooks, LogFMT, barriers, many calls, schedules; ranks that disagree.
 #include <algorithm>
 #include <functional>
 #include <span>
@@ -44,7 +44,7 @@ TEST_P(LowLatencyRailCallsTest, BetweenCallsWithHooks) {
       const RailCase& second = cases[(round + 1) % 3];
       const auto by_rails = dispatch_and_check(rank, buffer, first.calls.before);
       const auto waits = buffer.low_latency_dispatch(upload_arguments(rank, second.calls.before), with_hook(rank));
-      if (round % 3 == 2) {  // received by its hook, on each rank at another time
+      if (round % 3 == 2) {  // received by its hook, at a different time on each rank
         if (rank.rank() % 2 == 0) rank.executor()->synchronize(rank.stream());
         waits.hook();
       }
@@ -212,7 +212,7 @@ TEST(LowLatencyRailScheduleTest, EverySeedGivesTheSame) {
   }
 }
 
-/// How a call of ranks that disagree ends: by the mismatch's name for one at least, and by no result for any.
+/// How a call of ranks that disagree ends: at least one of them names the mismatch, and none gets a result.
 void require_disagreement(Rank& rank, const std::vector<std::string>& words, const std::function<void()>& call) {
   std::string text;
   char mismatch = 0;
@@ -228,7 +228,7 @@ void require_disagreement(Rank& rank, const std::vector<std::string>& words, con
   } catch (const std::exception& error) {
     text = error.what();
   }
-  // Everybody comes here before anybody gives up, so that failures are told as they are.
+  // Everybody comes here before anybody gives up, so that failures are reported as they are.
   const std::vector<std::byte> all = rank.bootstrap()->all_gather(std::as_bytes(std::span(&mismatch, 1)));
   require(text.empty(), text);
   require(std::ranges::count(all, std::byte{1}) > 0, "no rank found the mismatch");
@@ -240,8 +240,7 @@ TEST_P(LowLatencyRailCallsTest, OneRankAsksForAHook) {
   const RailCase one =
       make_rail_case({.tokens = {4, 4, 4, 4}, .max_tokens = 4, .hidden = 256, .local_experts = 1, .topk = 4}, kNodes);
   for (const bool combine : {false, true}) {
-    // Rows of combine that go directly, and rows that do not, may take the same place: no rank returns what comes of
-    // it.
+    // Rows of combine that go directly, and rows that do not, may take the same place: no rank returns the outcome.
     if (combine && under_thread_sanitizer()) continue;
     run_cluster(cluster(4), [&](Rank& rank) {
       BufferOptions options = options_for_cases();

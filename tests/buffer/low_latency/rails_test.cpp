@@ -65,14 +65,14 @@ LowLatencyCaseShape random_shape(int ranks, std::uint64_t seed) {
   return random_low_latency_shape(ranks, seed, {.tokens = 7, .many_tokens = 24, .hidden = 2560, .local_experts = 5});
 }
 
-// Sanitizers take up to a hundred times as long; what they are to see is the same in fewer.
+// Sanitizers take up to a hundred times as long; what they can see is the same in fewer calls.
 int rounds() { return under_sanitizer() ? 1 : 6; }
 bool too_many(const Nodes& nodes) { return under_thread_sanitizer() && nodes.ranks > 6; }
 
 TEST_P(LowLatencyRailsTest, DispatchOfRandomShapes) {
   oracle::Random random(test_seed());
   for (const Nodes& nodes : kNodes) {
-    // As many words before the row as there may be.
+    // The most words that there may be before the row.
     LowLatencyCaseShape longest{.tokens = std::vector<std::int64_t>(static_cast<std::size_t>(nodes.ranks), 2),
                                 .max_tokens = 2,
                                 .hidden = 128,
@@ -118,8 +118,8 @@ TEST_P(LowLatencyRailsTest, EveryFormatAndLayout) {
   dispatch({4, 2}, cases);
 }
 
-/// Tokens that all go to one node, none to their own, their own only; and the rails of ranks without tokens have rows
-/// of others to hand on.
+/// Tokens that all go to one node, none to their own, or only to their own; and the rails of ranks without tokens have
+/// rows of others to hand on.
 TEST_P(LowLatencyRailsTest, SelectionsOfSomeNodesOnly) {
   if (under_thread_sanitizer()) GTEST_SKIP() << "has no threads that the other tests have not";
   const std::vector<std::function<bool(int, int)>> choices = {
@@ -191,7 +191,7 @@ TEST_P(LowLatencyRailsTest, MoreTokensThanBlocksAndEveryShareOfWarps) {
   combine({4, 2}, cases, configs);
 }
 
-/// Dispatch gives the same bits either way, combine what its own oracle says.
+/// Dispatch gives the same bits either way; combine gives what its own oracle says.
 TEST_P(LowLatencyRailsTest, NeverAndAlways) {
   if (under_thread_sanitizer()) GTEST_SKIP() << "has no threads that the other tests have not";
   DEEP_EP_NEEDS_RANKS(4);

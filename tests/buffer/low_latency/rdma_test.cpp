@@ -1,5 +1,5 @@
-// Low-latency calls over RDMA: operations that fail, and many schedules. What they have in common with calls over
-// NVLink is tested where those are, in every topology; ThreadSanitizer sees it here.
+// Low-latency calls over RDMA: operations that fail, and many schedules. What they share with calls over NVLink is
+// tested there, in every topology; ThreadSanitizer sees it here.
 #include <chrono>
 #include <cstring>
 #include <thread>
@@ -15,7 +15,7 @@ namespace {
 
 constexpr int kRanks = 3;
 
-/// Gives kernels a wrong key for one peer's heap, the first time that they get any.
+/// Gives kernels a wrong key for one peer's heap the first time they get any.
 class SpoilingExecutor final : public CountingExecutor {
  public:
   SpoilingExecutor(std::shared_ptr<Executor> inner, LowLatencyChannel channel, int peer)
@@ -79,7 +79,7 @@ TEST_P(LowLatencyRdmaTest, AFailedOperationNamesThePeer) {
     } else if (rank.rank() == 2) {
       require_throws<TimeoutError>([&] { buffer.check(); }, {"rank 0", "low-latency dispatch"}, "who got nothing");
     }
-    rank.bootstrap()->barrier();  // no heap goes while a NIC of the others may still write to it
+    rank.bootstrap()->barrier();  // no heap goes away while another rank's NIC may still write to it
   });
 }
 
@@ -97,7 +97,7 @@ TEST_P(LowLatencyRdmaTest, WithMaskingThePeerIsMaskedAndComesBackWithNewConnecti
     buffer.low_latency_query_mask(status, rank.call());
     const auto masked = rank.download<std::int32_t>(status);
     const auto expected = [&]() -> std::vector<std::int32_t> {
-      if (rank.rank() == 0) return {0, 0, 1};  // it cannot reach rank 2, which hears nothing of it
+      if (rank.rank() == 0) return {0, 0, 1};  // it cannot reach rank 2, which does not learn of it
       return rank.rank() == 2 ? std::vector<std::int32_t>{1, 0, 0} : std::vector<std::int32_t>{0, 0, 0};
     }();
     require_same(expected, masked, "masks");
@@ -110,7 +110,7 @@ TEST_P(LowLatencyRdmaTest, WithMaskingThePeerIsMaskedAndComesBackWithNewConnecti
   });
 }
 
-/// Has no memory for rings when it is told so.
+/// Has no memory for rings when told so.
 class PoorExecutor final : public CountingExecutor {
  public:
   using CountingExecutor::CountingExecutor;

@@ -19,7 +19,7 @@ std::int64_t total(const Costs& cost, const std::vector<std::size_t>& columns) {
   return sum;
 }
 
-// Every order of columns, the first rows of each counted.
+// Every order of columns, of which the first rows count.
 std::int64_t cheapest_by_trying(const Costs& cost) {
   std::vector<std::size_t> columns(cost.front().size());
   std::iota(columns.begin(), columns.end(), 0);

@@ -75,7 +75,7 @@ TEST_F(NicMapTest, EveryGpuOfTheSeedsMachineGetsItsOwnNicWithoutAnyVariable) {
 }
 
 TEST_F(NicMapTest, NamesMeanNothing) {
-  // Names whose order is the reverse of the order in which the NICs are plugged.
+  // Names in the reverse of the order in which the NICs are plugged in.
   const std::vector<std::string> names = {"roce_rail7",   "rocep9s0", "mlx5_bond_0", "ibp12s0",
                                           "eth_rdma_nic", "d",        "b2",          "a1"};
   write({.nic_names = names});
@@ -108,7 +108,7 @@ TEST_F(NicMapTest, FourNicsForEightGpusAreSharedEvenly) {
 }
 
 TEST_F(NicMapTest, SharingIsWorseThanDistance) {
-  // All NICs that work sit on the first node: the GPUs of the other still get NICs of their own.
+  // All NICs that work sit on the first node: the GPUs of the other node still get NICs of their own.
   write({.nic_names = {"n0", "n1", "n2", "n3"}});
   machine_.remove(test::switch_folder(0) + "/0000:12:00.0");
   machine_.remove("/proc/driver/nvidia/gpus/0000:13:00.0");
@@ -122,7 +122,7 @@ TEST_F(NicMapTest, SharingIsWorseThanDistance) {
   ASSERT_EQ(map.gpus.size(), 4u);
   const std::vector<std::string> names = nics_of(map);
   EXPECT_EQ(std::set<std::string>(names.begin(), names.end()).size(), 4u);
-  // Two GPUs are near (one a switch), and keep the NIC beside them.
+  // Two GPUs are near (one per switch), and keep the NIC next to them.
   EXPECT_TRUE(names[0] == "n0" || names[0] == "n1") << names[0];
   EXPECT_TRUE(names[1] == "n2" || names[1] == "n3") << names[1];
   EXPECT_EQ(map.warnings.size(), 2u) << "two GPUs are across nodes from their NICs";

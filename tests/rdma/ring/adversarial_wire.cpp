@@ -68,8 +68,8 @@ void AdversarialWire::add(const WireOperation& operation) {
   if (on_add) on_add(operation.queue_pair, before + operation.add);
 }
 
-/// Bytes of any write that is under way, also of one behind an addition; the addition itself when all before it is
-/// done.
+/// Bytes of any write that is under way, even of one after an addition; the addition itself when everything before it
+/// is done.
 void AdversarialWire::execute_some(Pair& pair) {
   bool all_before = true;
   for (Pending& pending : pair.pending) {

@@ -26,8 +26,8 @@ class SoftwareNic {
   /// Does a little of everything.
   void step();
 
-  /// What must never happen, in words; empty if it did not: doorbells that go back or too far, a doorbell that overtook
-  /// its record, entries that are malformed or were overwritten before they were complete.
+  /// What went wrong that must never happen, in words; empty if nothing did: doorbells that go back or too far, a
+  /// doorbell that overtook its record, entries that are malformed or were overwritten before they were complete.
   const std::string& violation() const { return violation_; }
 
   /// Entries of this queue pair that are written but were never rung.
@@ -36,7 +36,7 @@ class SoftwareNic {
  private:
   struct Ring {
     RdmaQueuePair pair;
-    std::uint64_t rung = 0;     ///< entries that doorbell or record told of
+    std::uint64_t rung = 0;     ///< entries that doorbell or record announced
     std::uint64_t fetched = 0;  ///< entries read and posted to the wire
     std::uint64_t completed = 0;
     std::uint64_t missed = 0;  ///< the doorbell word that was lost

@@ -1,4 +1,4 @@
-// Random puts and signals over a QueueWorld, of which every byte is checked when the signal behind it arrives.
+// Random puts and signals over a QueueWorld; every byte is checked when the signal after it arrives.
 #pragma once
 
 #include <cstring>
@@ -16,7 +16,7 @@ class Traffic {
   Traffic(QueueWorld& world, std::uint64_t seed)
       : world_(world),
         random_(seed),
-        // With fewer slots than a ring holds their reuse has to wait, with more the ring gets full.
+        // With fewer slots than a ring holds, their reuse has to wait; with more, the ring gets full.
         local_slots_(seed % 2 == 0 ? 96 : kLocalSlots),
         deep_(world.options().depth > 256) {
     queues_.resize(static_cast<std::size_t>(world.options().queue_pairs));
@@ -76,7 +76,7 @@ class Traffic {
     std::uint64_t arrived_puts = 0;
     std::uint64_t sum = 0;
     std::vector<Put> since_signal;
-    std::deque<std::vector<Put>> under_way;  ///< what each signal that has not arrived speaks for
+    std::deque<std::vector<Put>> under_way;  ///< what each signal that has not arrived stands for
     std::vector<std::uint64_t> tickets = std::vector<std::uint64_t>(kLocalSlots, 0);
     std::uint64_t local_puts = 0;
   };
@@ -110,7 +110,7 @@ class Traffic {
 
   Put next(std::size_t i, std::uint32_t bytes) {
     Queue& queue = queues_[i];
-    // The bytes of a slot wander, so that neither end is aligned.
+    // The bytes of a slot move about, so that neither end is aligned.
     const std::uint64_t offset = below(kSlot - bytes + 1);
     const std::uint64_t remote = (i * kRemoteSlots + queue.puts % kRemoteSlots) * kSlot + offset;
     return {remote, bytes, static_cast<std::uint64_t>(i) << 40 | ++queue.puts};
@@ -149,7 +149,7 @@ class Traffic {
     if (!peer.signal_add(kSignals + 8 * i, 1 + queue.under_way.back().size())) note(i, "signal_add failed");
   }
 
-  /// The receiver: acquired a sum, reads what it speaks for.
+  /// The receiver: has acquired a sum, and reads what it stands for.
   void arrived(std::size_t i, std::uint64_t sum) {
     Queue& queue = queues_[i];
     if (queue.under_way.empty()) return note(i, "a signal that nobody sent");

@@ -1,4 +1,4 @@
-// The device's send queue against devices that do all they are allowed to.
+// The device's send queue against devices that do everything they are allowed to do.
 #include "tests/rdma/ring/traffic.hpp"
 
 #include <gtest/gtest.h>

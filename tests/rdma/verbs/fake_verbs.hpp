@@ -33,7 +33,7 @@ class FakeVerbs {
   bool is_mlx5 = true;
   std::uint32_t most_inline = 64;
   std::map<std::string, int> refusals;       ///< function -> errno
-  std::map<std::string, int> refusals_left;  ///< function -> how many calls more are refused; others: all
+  std::map<std::string, int> refusals_left;  ///< function -> how many more calls are refused; others: all
   std::size_t post_accepts = SIZE_MAX;       ///< work requests that the next calls take before ENOMEM
 
   // ---- What it was asked ----

@@ -47,7 +47,7 @@ class FakeHeap final : public SymmetricHeap {
   std::byte* peers_[2] = {memory_, nullptr};  // the other rank is far away
 };
 
-/// A page of registers, and behind it where it is mapped.
+/// A page of registers, followed by where it is mapped.
 alignas(kDoorbellPageBytes) std::byte registers[2 * kDoorbellPageBytes];
 constexpr std::size_t kRegister = 0x800;
 
@@ -66,13 +66,13 @@ class FakeRegistrar final : public PageRegistrar {
   std::set<void*> registered_;
 };
 
-/// Rank 0 of two. Rank 1 says just what rank 0 says: with the entries of a table for the other rank in place.
+/// Rank 0 of two. Rank 1 says just what rank 0 says, with the table's entries for the other rank in place.
 class Mirror final : public Bootstrap {
  public:
   int rank() const override { return 0; }
   int size() const override { return 2; }
   std::vector<std::byte> all_gather(std::span<const std::byte> mine) override {
-    constexpr std::size_t kVerdict = 512;  // of agree(): nothing to turn round
+    constexpr std::size_t kVerdict = 512;  // of agree(): nothing to mirror
     const std::size_t entries = mine.size() == kVerdict ? 1 : 2 * kChannels;
     const std::size_t bytes = mine.size() / entries;
     std::vector<std::byte> all(2 * mine.size());

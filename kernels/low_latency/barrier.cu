@@ -1,4 +1,5 @@
 // A barrier of the ranks that are not masked, in stream order.
+#include "kernels/kernel_list.hpp"
 #include "kernels/low_latency/transport/peer.hpp"
 #include "kernels/low_latency/transport/poster.hpp"
 #include "kernels/primitives/block.hpp"
@@ -41,5 +42,4 @@ DEEP_EP_DEVICE void low_latency_barrier_body(const LowLatencyBarrierParams& para
 
 }  // namespace deep_ep::device
 
-DEEP_EP_DEFINE_KERNEL(barrier_low_latency, deep_ep::LowLatencyBarrierParams, deep_ep::device::low_latency_barrier_body,
-                      128)
+DEEP_EP_DEFINE_KERNEL(barrier_low_latency, deep_ep::device::low_latency_barrier_body)

@@ -56,7 +56,7 @@ class ArgumentReader {
   std::size_t next_ = 0;
 };
 
-/// The name of T in _native.pyi. Objects of which nothing else is known are tensors.
+/// The name of T in _native.pyi. Objects about which nothing else is known are tensors.
 template <class T>
 std::string python_type() {
   using Plain = std::remove_cvref_t<T>;

@@ -18,7 +18,7 @@ constexpr std::size_t kRankPrefixMatrix = 0;
 constexpr std::size_t kRecvSrcIdx = 3;
 constexpr std::size_t kDestinationRow = 5;
 
-/// A Python all-gather as the library's. The GIL is taken for the call, and to let go of the object.
+/// A Python all-gather as the library's. The GIL is taken for the call, and to release the object.
 AllGatherFunction wrap_all_gather(const py::function& all_gather) {
   std::shared_ptr<PyObject> function(all_gather.inc_ref().ptr(), [](PyObject* object) {
     if (Py_IsInitialized() == 0) return;

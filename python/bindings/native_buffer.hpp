@@ -25,7 +25,7 @@ class NativeBuffer : public std::enable_shared_from_this<NativeBuffer> {
   NativeBuffer(const NativeBuffer&) = delete;
   NativeBuffer& operator=(const NativeBuffer&) = delete;
 
-  // What there is not among the results is None.
+  // Results that do not exist are None.
 
   /// (num_tokens_per_rank, num_tokens_per_expert, is_token_in_rank, event)
   py::tuple get_dispatch_layout(LayoutCall& call);
@@ -73,8 +73,8 @@ class NativeBuffer : public std::enable_shared_from_this<NativeBuffer> {
     if (!options.async_finish) return py::none();
     return py::cast(Event(executor_, std::move(event), results...));
   }
-  /// Runs `work` so that other Python threads go on, also when the library waits for a peer. On the CPU the results are
-  /// ready afterwards.
+  /// Runs `work` so that other Python threads go on, even while the library waits for a peer. On the CPU the results
+  /// are ready afterwards.
   template <class Work>
   auto without_gil(Work&& work);
   /// On the CPU: waits for what a low-latency call enqueued, and raises what it met.

@@ -7,15 +7,6 @@
 
 namespace deep_ep {
 
-/// Threads of a block at most: what is left of the registers for each keeps all loads under way that hide latency.
-constexpr int kCombineThreads = 512;
-constexpr int kCombineLogfmtThreads = 384;
-constexpr int kCombineRdmaThreads = 384;
-constexpr int kCombineLogfmtRdmaThreads = 384;
-
-// By rails every warp of a block shares the row that it adds.
-static_assert(kCombineRdmaThreads / 32 <= static_cast<int>(LowLatencyStaging::kMostWarpsPerRow));
-
 /// So many rows fall to each of `groups` of a grid, at most.
 DEEP_EP_HOST_DEVICE constexpr int rows_of_group(int num_ranks, int max_tokens, int groups) {
   return groups == 0 ? 0 : (num_ranks * max_tokens + groups - 1) / groups;

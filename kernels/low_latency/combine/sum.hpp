@@ -2,7 +2,7 @@
 //
 // A thread has as many loads under way at once as registers allow, whether they are many vectors of one row or few of
 // many. The first of them are on their way before the owner's word has come that these rows are wanted at all; it
-// nearly always wants what it dispatched.
+// nearly always wants what was dispatched.
 #pragma once
 
 #include "kernels/low_latency/combine/choose.hpp"

@@ -5,9 +5,6 @@
 
 namespace deep_ep {
 
-/// Threads of a block at most: what is left of the registers for each holds the lines of a row.
-constexpr int kDispatchThreads = 512;
-
 struct LowLatencyDispatchShared {
   int num_ranks;
   int num_experts;

@@ -1,8 +1,8 @@
 """Every error text of the sources, found where it is thrown.
 
-An error is a `fail<Type>("...")` or a `throw Type("...")` in csrc/, kernels/, python/bindings/ or tools/; a `raise Type("...")`, an
-`assert ..., "..."` or a `_require(..., "...")` in python/deep_ep/; or a text of the files that put what a kernel met, or
-what a NIC answered, into words (DESCRIBED).
+An error is a `fail<Type>("...")` or a `throw Type("...")` in csrc/, kernels/, python/bindings/ or tools/; a
+`raise Type("...")`, an `assert ..., "..."` or a `_require(..., "...")` in python/deep_ep/; or a text of the files that
+put what a kernel met, or what a NIC answered, into words (DESCRIBED).
 """
 
 import ast

@@ -36,12 +36,16 @@ int Buffer::num_ranks() const { return alive(implementation_, "num_ranks").runti
 Executor& Buffer::executor() const { return *alive(implementation_, "executor").runtime().executor(); }
 StreamHandle Buffer::comm_stream() const { return alive(implementation_, "comm_stream").runtime().comm_stream(); }
 const BufferOptions& Buffer::options() const { return alive(implementation_, "options").runtime().options(); }
+std::string Buffer::describe() const { return alive(implementation_, "describe").describe(); }
 
-DispatchLayout Buffer::get_dispatch_layout(const TensorView& topk_idx, int num_experts, const CallOptions& call) {
+DispatchLayout Buffer::get_dispatch_layout(const ConstTensorView& topk_idx, int num_experts, const CallOptions& call) {
   return alive(implementation_, "get_dispatch_layout").layouts().count(topk_idx, num_experts, call);
 }
 DispatchResult Buffer::dispatch(const DispatchArguments& arguments, const CallOptions& call) {
   return alive(implementation_, "dispatch").dispatch(arguments, call);
+}
+CachedDispatchResult Buffer::cached_dispatch(const CachedDispatchArguments& arguments, const CallOptions& call) {
+  return alive(implementation_, "cached_dispatch").cached_dispatch(arguments, call);
 }
 CombineResult Buffer::combine(const CombineArguments& arguments, const CallOptions& call) {
   return alive(implementation_, "combine").combine(arguments, call);
@@ -58,28 +62,28 @@ LowLatencyCombineResult Buffer::low_latency_combine(const LowLatencyCombineArgum
 TensorView Buffer::low_latency_combine_buffer(const LowLatencyHandle& handle) {
   return low_latency(implementation_, "low_latency_combine_buffer").combine_buffer(handle);
 }
-void Buffer::low_latency_clean(const CallOptions& call) {
-  low_latency(implementation_, "low_latency_clean").clean(call);
+void Buffer::low_latency_clean(StreamHandle stream) {
+  low_latency(implementation_, "low_latency_clean").clean(stream);
 }
-void Buffer::low_latency_update_mask(int rank, bool masked, const CallOptions& call) {
-  masks(implementation_, "low_latency_update_mask").update(rank, masked, call);
+void Buffer::low_latency_update_mask(int rank, bool masked, StreamHandle stream) {
+  masks(implementation_, "low_latency_update_mask").update(rank, masked, stream);
 }
-void Buffer::low_latency_query_mask(const TensorView& status, const CallOptions& call) {
-  masks(implementation_, "low_latency_query_mask").query(status, call);
+void Buffer::low_latency_query_mask(const TensorView& status, StreamHandle stream) {
+  masks(implementation_, "low_latency_query_mask").query(status, stream);
 }
-void Buffer::low_latency_clear_mask(const CallOptions& call) {
-  masks(implementation_, "low_latency_clear_mask").clear(call);
+void Buffer::low_latency_clear_mask(StreamHandle stream) {
+  masks(implementation_, "low_latency_clear_mask").clear(stream);
 }
 void Buffer::low_latency_resume() { low_latency(implementation_, "low_latency_resume").resume(); }
 
-Tensor Buffer::allocate_tensor(DType dtype, std::initializer_list<std::int64_t> shape, const CallOptions& call) {
+Tensor Buffer::allocate_tensor(DType dtype, std::initializer_list<std::int64_t> shape, StreamHandle stream) {
   Implementation& buffer = alive(implementation_, "allocate_tensor");
   for (const std::int64_t size : shape) {
     if (size < 0) fail<InvalidArgument>("shape has a dimension of {}, allowed: 0 or more", size);
   }
-  return buffer.runtime().allocate_tensor(dtype, shape, call);
+  return buffer.runtime().allocate_tensor(dtype, shape, stream);
 }
-bool Buffer::in_heap(const TensorView& tensor) const {
+bool Buffer::in_heap(const ConstTensorView& tensor) const {
   return alive(implementation_, "in_heap").runtime().in_heap(tensor);
 }
 

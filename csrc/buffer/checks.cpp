@@ -25,7 +25,7 @@ std::string describe_dtypes(std::initializer_list<DType> dtypes) {
 
 }  // namespace
 
-void check_strided_tensor(const char* name, const TensorView& tensor, const Device& device,
+void check_strided_tensor(const char* name, const ConstTensorView& tensor, const Device& device,
                           std::initializer_list<DType> dtypes, std::initializer_list<std::int64_t> shape) {
   bool dtype_fits = dtypes.size() == 0;
   for (const DType dtype : dtypes) dtype_fits = dtype_fits || tensor.dtype == dtype;
@@ -48,7 +48,7 @@ void check_strided_tensor(const char* name, const TensorView& tensor, const Devi
   }
 }
 
-void check_tensor(const char* name, const TensorView& tensor, const Device& device, std::initializer_list<DType> dtypes,
+void check_tensor(const char* name, const ConstTensorView& tensor, const Device& device, std::initializer_list<DType> dtypes,
                   std::initializer_list<std::int64_t> shape) {
   check_strided_tensor(name, tensor, device, dtypes, shape);
   if (!tensor.is_contiguous()) {
@@ -62,7 +62,7 @@ void check_range(const char* name, std::int64_t value, std::int64_t begin, std::
   }
 }
 
-void check_row_bytes(const char* name, const TensorView& tensor) {
+void check_row_bytes(const char* name, const ConstTensorView& tensor) {
   const std::int64_t bytes = tensor.size(1) * static_cast<std::int64_t>(size_of(tensor.dtype));
   if (bytes <= 0 || bytes % 16 != 0 || bytes >= std::int64_t{1} << 31) {
     fail<InvalidArgument>("{} is {}: a row has {} bytes, allowed: a multiple of 16 below 2^31", name, tensor.describe(),
@@ -71,7 +71,7 @@ void check_row_bytes(const char* name, const TensorView& tensor) {
   check_alignment(name, tensor);
 }
 
-void check_alignment(const char* name, const TensorView& tensor) {
+void check_alignment(const char* name, const ConstTensorView& tensor) {
   if (reinterpret_cast<std::uintptr_t>(tensor.data) % 16 != 0) {
     fail<InvalidArgument>("{} starts at an address that is not a multiple of 16", name);
   }

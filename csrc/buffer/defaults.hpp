@@ -21,11 +21,11 @@ constexpr std::size_t window_bytes(std::size_t heap_bytes) { return std::min(hea
 /// The heap that leaves so many bytes when the window has its part.
 constexpr std::size_t heap_with_window(std::size_t bytes) { return bytes / 3 * 4; }
 
-/// What a received row takes beside its own bytes, at most: the scales of an 8-bit row, indices and weights of its
-/// selections, its index at the source.
-constexpr std::int64_t row_overhead(std::int64_t row_bytes, int num_topk) {
-  return row_bytes / 32 + std::int64_t{num_topk} * (8 + 4) + 4;
-}
+/// Of an 8-bit row: 4 bytes for each 128 channels.
+constexpr std::int64_t scale_bytes(std::int64_t row_bytes) { return row_bytes / 32; }
+/// What a received row takes beside its own bytes and its scales, at most: indices and weights of its selections, its
+/// index at the source.
+constexpr std::int64_t row_overhead(int num_topk) { return std::int64_t{num_topk} * (8 + 4) + 4; }
 /// What hints leave for signals.
 constexpr std::size_t kSignalBytes = std::size_t{16} << 20;
 

@@ -16,7 +16,7 @@ std::size_t work_bytes(const Runtime& runtime) {
   return sizeof(LayoutWork) + sizeof(std::int32_t) * (ranks + experts);
 }
 
-void check(const TensorView& topk_idx, int num_experts, const Runtime& runtime) {
+void check(const ConstTensorView& topk_idx, int num_experts, const Runtime& runtime) {
   const int num_ranks = runtime.num_ranks();
   check_tensor("topk_idx", topk_idx, runtime.device(), {DType::int32, DType::int64}, {kAnySize, kAnySize});
   check_token_count("number of tokens", topk_idx.size(0), num_ranks);
@@ -37,10 +37,10 @@ LaunchShape plan_launch(const LayoutParams& params, const LaunchPolicy& policy) 
 DispatchLayouts::DispatchLayouts(Runtime& runtime)
     : runtime_(runtime), work_(runtime.zeroed_memory<LayoutWork>(work_bytes(runtime))) {}
 
-DispatchLayout DispatchLayouts::count(const TensorView& topk_idx, int num_experts, const CallOptions& call) {
+DispatchLayout DispatchLayouts::count(const ConstTensorView& topk_idx, int num_experts, const CallOptions& call) {
   check(topk_idx, num_experts, runtime_);
   runtime_.faults().raise();
-  const Executor& executor = *runtime_.executor();
+  const Backend& executor = *runtime_.executor();
   const Device device = runtime_.device();
 
   LayoutParams params{};

@@ -13,7 +13,7 @@ class DispatchLayouts {
  public:
   explicit DispatchLayouts(Runtime& runtime);
 
-  DispatchLayout count(const TensorView& topk_idx, int num_experts, const CallOptions& call);
+  DispatchLayout count(const ConstTensorView& topk_idx, int num_experts, const CallOptions& call);
 
  private:
   Runtime& runtime_;

@@ -9,8 +9,9 @@
 namespace deep_ep {
 namespace {
 
+constexpr int kMostWindowTokens = 8192;
+
 ControlWindow control_window(int num_ranks, const BufferOptions& options, std::size_t window_bytes) {
-  constexpr int kMostWindowTokens = 8192;
   constexpr std::size_t kSmallestRow = 128;
   ControlWindow control;
   control.num_ranks = num_ranks;
@@ -21,6 +22,14 @@ ControlWindow control_window(int num_ranks, const BufferOptions& options, std::s
 }
 
 }  // namespace
+
+std::size_t HeapLayout::most_signal_bytes(int num_ranks, int max_local_experts) {
+  ControlWindow control;
+  control.num_ranks = num_ranks;
+  control.max_local_experts = max_local_experts;
+  control.max_window_tokens = kMostWindowTokens;
+  return control.bytes();
+}
 
 HeapLayout HeapLayout::make(const BufferOptions& options, int num_ranks) {
   HeapLayout layout;
@@ -33,14 +42,14 @@ HeapLayout HeapLayout::make(const BufferOptions& options, int num_ranks) {
                       layout.control.bytes() + window);
   }
   layout.window_bytes = window / kLine * kLine;
-  layout.asked_bytes = options.heap_bytes + options.low_latency_bytes;
-  layout.low_latency =
-      LowLatencyWindow::make(layout.control.bytes(), options.low_latency_bytes, num_ranks, options.max_local_experts);
-  if (options.low_latency_bytes != 0 && (layout.low_latency.slots == 0 || layout.low_latency.source_bytes == 0)) {
+  layout.asked_bytes = options.heap_bytes + options.low_latency.bytes;
+  layout.low_latency = LowLatencyWindow::make(layout.control.bytes(), options.low_latency.bytes, num_ranks,
+                                              options.max_local_experts);
+  if (options.low_latency.bytes != 0 && (layout.low_latency.slots == 0 || layout.low_latency.source_bytes == 0)) {
     fail<InvalidArgument>(
-        "low_latency_bytes is {}, which does not even hold the signals of {} ranks with {} local experts: see "
+        "low_latency.bytes is {}, which does not even hold the signals of {} ranks with {} local experts: see "
         "Buffer::low_latency_bytes_hint",
-        options.low_latency_bytes, num_ranks, options.max_local_experts);
+        options.low_latency.bytes, num_ranks, options.max_local_experts);
   }
   return layout;
 }

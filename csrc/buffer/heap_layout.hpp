@@ -16,10 +16,12 @@ struct HeapLayout {
   LowLatencyWindow low_latency;  ///< bytes 0: none
   LowLatencyStaging staging;     ///< bytes 0: none
   std::size_t window_bytes = 0;
-  std::size_t asked_bytes = 0;  ///< heap_bytes and low_latency_bytes of the options
+  std::size_t asked_bytes = 0;  ///< heap_bytes and low_latency.bytes of the options
 
   /// Without staging. OutOfMemory and InvalidArgument where the options leave too little room.
   static HeapLayout make(const BufferOptions& options, int num_ranks);
+  /// The most that signals of normal mode take, whatever the size of the window.
+  static std::size_t most_signal_bytes(int num_ranks, int max_local_experts);
   /// Adds what NICs fetch from, and, for `rail_nodes` nodes that are reached by rails, rows to hand on.
   void add_staging(int rail_nodes);
 

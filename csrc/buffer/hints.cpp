@@ -3,6 +3,7 @@
 
 #include "csrc/buffer/checks.hpp"
 #include "csrc/buffer/defaults.hpp"
+#include "csrc/buffer/heap_layout.hpp"
 #include "csrc/memory/arena.hpp"
 #include "deep_ep/buffer.hpp"
 #include "kernels/low_latency/combine/wire.hpp"
@@ -13,12 +14,26 @@ namespace deep_ep {
 Config Config::dispatch_default(int /*num_ranks*/) { return Config{.num_sms = defaults::kDispatchSms}; }
 Config Config::combine_default(int /*num_ranks*/) { return Config{.num_sms = defaults::kCombineSms}; }
 
-std::size_t Buffer::heap_bytes_hint(int num_ranks, std::int64_t tokens, std::int64_t row_bytes, int num_topk) {
+static_assert(Buffer::kMaxTopk == kMaxTopk);
+
+std::size_t Buffer::heap_bytes_hint(int num_ranks, std::int64_t tokens, std::int64_t row_bytes, int num_topk,
+                                    std::int64_t scale_bytes) {
+  check_range("num_ranks", num_ranks, 1, kMaxRanks);
+  check_range("tokens", tokens, 0, INT32_MAX / num_ranks);
+  check_range("row_bytes", row_bytes, 0, INT32_MAX);
+  check_range("num_topk", num_topk, 0, kMaxTopk);
+  check_range("scale_bytes", scale_bytes, INT32_MIN, INT32_MAX);
+  if (scale_bytes < 0) scale_bytes = defaults::scale_bytes(row_bytes);
   // Worst case: every rank sends all its tokens to one. Each tensor's start is aligned.
   const std::int64_t rows = tokens * num_ranks;
-  const auto tensors = static_cast<std::size_t>(rows * (row_bytes + defaults::row_overhead(row_bytes, num_topk))) +
-                       8 * Arena::kAlignment;
+  const std::int64_t bytes_of_row = row_bytes + scale_bytes + defaults::row_overhead(num_topk);
+  const auto tensors = static_cast<std::size_t>(rows * bytes_of_row) + 8 * Arena::kAlignment;
   return defaults::heap_with_window(tensors + defaults::kSignalBytes);
+}
+
+std::size_t Buffer::heap_bytes_for(int num_ranks, std::size_t bytes) {
+  check_range("num_ranks", num_ranks, 1, kMaxRanks);
+  return bytes + HeapLayout::most_signal_bytes(num_ranks, BufferOptions{}.max_local_experts);
 }
 
 std::size_t Buffer::low_latency_bytes_hint(int max_tokens, std::int64_t hidden, int num_ranks, int num_experts) {

@@ -11,7 +11,7 @@ namespace deep_ep {
 Buffer::Implementation::Implementation(std::shared_ptr<Bootstrap> bootstrap, std::shared_ptr<Executor> executor,
                                        const BufferOptions& options)
     : runtime_(std::move(bootstrap), std::move(executor), options), layouts_(runtime_), intranode_(runtime_) {
-  if (runtime_.options().low_latency_bytes != 0) low_latency_.emplace(runtime_);
+  if (runtime_.options().low_latency.bytes != 0) low_latency_.emplace(runtime_);
   runtime_.bootstrap().barrier();  // nobody signals before everybody is ready
   log::info("buffer: rank {} of {} on {}, heap {}, of which window {}", runtime_.rank(), runtime_.num_ranks(),
             to_string(runtime_.device()), format_bytes(runtime_.heap()->bytes()),
@@ -25,6 +25,12 @@ Buffer::Implementation::~Implementation() {
 
 DispatchResult Buffer::Implementation::dispatch(const DispatchArguments& arguments, const CallOptions& call) {
   require_one_node("dispatch");
+  return intranode_.dispatch(arguments, call);
+}
+
+CachedDispatchResult Buffer::Implementation::cached_dispatch(const CachedDispatchArguments& arguments,
+                                                             const CallOptions& call) {
+  require_one_node("cached_dispatch");
   return intranode_.dispatch(arguments, call);
 }
 
@@ -45,7 +51,7 @@ void Buffer::Implementation::require_one_node(const char* call) const {
 LowLatency& Buffer::Implementation::low_latency(const char* call) {
   if (low_latency_) return *low_latency_;
   fail<InvalidArgument>(
-      "{} needs low-latency memory, but the buffer's low_latency_bytes is 0: see Buffer::low_latency_bytes_hint", call);
+      "{} needs low-latency memory, but the buffer's low_latency.bytes is 0: see Buffer::low_latency_bytes_hint", call);
 }
 
 void Buffer::Implementation::check() {

@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <optional>
+#include <string>
 
 #include "csrc/buffer/dispatch_layout.hpp"
 #include "csrc/buffer/intranode/intranode.hpp"
@@ -25,10 +26,12 @@ class Buffer::Implementation {
   DispatchLayouts& layouts() { return layouts_; }
   // Normal mode: here it is chosen by where the ranks are.
   DispatchResult dispatch(const DispatchArguments& arguments, const CallOptions& call);
+  CachedDispatchResult cached_dispatch(const CachedDispatchArguments& arguments, const CallOptions& call);
   CombineResult combine(const CombineArguments& arguments, const CallOptions& call);
   /// InvalidArgument, which names `call`, where the buffer was made without low-latency memory.
   LowLatency& low_latency(const char* call);
 
+  std::string describe() const;
   void check();
   void destroy_collectively();
 

@@ -10,16 +10,16 @@ namespace deep_ep {
 namespace {
 
 /// Keeps the communication stream alive as long as anything that recorded work on it: tensors may outlive the buffer.
-struct ExecutorWithStream {
-  ExecutorWithStream(std::shared_ptr<Executor> e, StreamHandle of_the_caller)
+struct BackendWithStream {
+  BackendWithStream(std::shared_ptr<Backend> e, StreamHandle of_the_caller)
       : executor(std::move(e)),
         stream(of_the_caller != nullptr ? of_the_caller : executor->create_stream()),
         owned(of_the_caller == nullptr) {}
-  ~ExecutorWithStream() {
+  ~BackendWithStream() {
     if (owned) executor->destroy_stream(stream);
   }
-  ExecutorWithStream(const ExecutorWithStream&) = delete;
-  std::shared_ptr<Executor> executor;
+  BackendWithStream(const BackendWithStream&) = delete;
+  std::shared_ptr<Backend> executor;
   StreamHandle stream;
   bool owned;
 };
@@ -46,16 +46,16 @@ void check_shared_memory(const Executor& executor) {
 Runtime::Runtime(std::shared_ptr<Bootstrap> bootstrap, std::shared_ptr<Executor> executor, const BufferOptions& options)
     : bootstrap_(std::move(bootstrap)) {
   if (!bootstrap_) throw InvalidArgument("bootstrap is null");
-  if (!executor) throw InvalidArgument("executor is null");
+  std::shared_ptr<Backend> backend = backend_of(executor);
   check_ranks(*bootstrap_);
   AgreedOptions agreed = agree_on_options(*bootstrap_, options);
   options_ = std::move(agreed.options);
   timeout_s_ = agreed.timeout_s;
-  check_shared_memory(*executor);
+  check_shared_memory(*backend);
 
-  executor->make_current();
-  const auto with_stream = std::make_shared<ExecutorWithStream>(std::move(executor), options_.comm_stream);
-  executor_ = std::shared_ptr<Executor>(with_stream, with_stream->executor.get());
+  backend->make_current();
+  const auto with_stream = std::make_shared<BackendWithStream>(std::move(backend), options_.comm_stream);
+  executor_ = std::shared_ptr<Backend>(with_stream, with_stream->executor.get());
   comm_stream_ = with_stream->stream;
 
   layout_ = HeapLayout::make(options_, num_ranks());
@@ -90,7 +90,7 @@ void Runtime::unmap_peers_together() {
   bootstrap_->barrier();
 }
 
-bool Runtime::in_heap(const TensorView& tensor) const {
+bool Runtime::in_heap(const ConstTensorView& tensor) const {
   // Signals and window do not count: peers write there.
   return tensor.device == device() && heap_->contains(tensor.data, std::max<std::size_t>(1, tensor.bytes())) &&
          static_cast<const std::byte*>(tensor.data) >= window() + layout_.window_bytes;
@@ -101,11 +101,11 @@ TensorView Runtime::local_memory() const {
   return TensorView::contiguous(window(), DType::uint8, {bytes}, device());
 }
 
-Tensor Runtime::allocate_tensor(DType dtype, std::initializer_list<std::int64_t> shape, const CallOptions& call) {
+Tensor Runtime::allocate_tensor(DType dtype, std::initializer_list<std::int64_t> shape, StreamHandle stream) {
   faults_->raise();
   const TensorView wanted = unplaced(device(), dtype, shape);
   // Nobody is told of an event, so the caller's stream waits until the memory is free.
-  CallScope scope(*calls_, {.stream = call.stream});
+  CallScope scope(*calls_, {.stream = stream});
   const auto made = scope.try_heap_tensors({&wanted, 1});
   if (!made) {
     fail<OutOfMemory>("{} does not fit the heap of {}: raise heap_bytes or drop received tensors earlier",

@@ -8,6 +8,7 @@
 #include "csrc/buffer/faults.hpp"
 #include "csrc/buffer/heap_layout.hpp"
 #include "csrc/buffer/low_latency/rails.hpp"
+#include "csrc/executor/backend.hpp"
 #include "csrc/memory/executor_memory.hpp"
 #include "csrc/memory/node_membership.hpp"
 #include "csrc/memory/symmetric_heap.hpp"
@@ -31,7 +32,7 @@ class Runtime {
   const BufferOptions& options() const { return options_; }
   double timeout_s() const { return timeout_s_; }
 
-  const std::shared_ptr<Executor>& executor() const { return executor_; }
+  const std::shared_ptr<Backend>& executor() const { return executor_; }
   Device device() const { return executor_->device(); }
   /// For set-up and tear-down, where the host waits. Calls choose their streams: see CallScope.
   StreamHandle comm_stream() const { return comm_stream_; }
@@ -54,8 +55,8 @@ class Runtime {
     return memory;
   }
 
-  Tensor allocate_tensor(DType dtype, std::initializer_list<std::int64_t> shape, const CallOptions& call);
-  bool in_heap(const TensorView& tensor) const;
+  Tensor allocate_tensor(DType dtype, std::initializer_list<std::int64_t> shape, StreamHandle stream);
+  bool in_heap(const ConstTensorView& tensor) const;
   TensorView local_memory() const;
 
   /// Collective: afterwards no rank maps a peer any more.
@@ -67,7 +68,7 @@ class Runtime {
   std::shared_ptr<Bootstrap> bootstrap_;
   BufferOptions options_;
   double timeout_s_ = 0;
-  std::shared_ptr<Executor> executor_;
+  std::shared_ptr<Backend> executor_;
   StreamHandle comm_stream_ = nullptr;
   HeapLayout layout_;
   std::shared_ptr<SymmetricHeap> heap_;

@@ -114,6 +114,10 @@ PYBIND11_MODULE(_native, module) {
   register_errors();
   module.attr("has_cuda") = DEEP_EP_HAVE_CUDA != 0;
   define(module, "use_exchange_api", &use_exchange_api, {"use"});
+  module.attr("max_topk") = deep_ep::Buffer::kMaxTopk;
+  define(module, "heap_bytes_hint", &deep_ep::Buffer::heap_bytes_hint,
+         {"num_ranks", "tokens", "row_bytes", "num_topk", "scale_bytes"});
+  define(module, "heap_bytes_for", &deep_ep::Buffer::heap_bytes_for, {"num_ranks", "bytes"});
   define(module, "low_latency_bytes_hint", &deep_ep::Buffer::low_latency_bytes_hint,
          {"max_tokens", "hidden", "num_ranks", "num_experts"});
   define_events(module);

@@ -25,7 +25,7 @@ class FailedCallsTest : public ::testing::Test {
   FailedCallsTest() {
     BufferOptions options = low_latency_options(1, 8, 512);
     options.heap_bytes = std::size_t{64} << 20;
-    options.low_latency_masking = true;
+    options.low_latency.masking = true;
     buffer_ = &rank_.buffer(options);
   }
 
@@ -60,7 +60,7 @@ class FailedCallsTest : public ::testing::Test {
   void expect_memory_for_a_graph() {
     executor_->recording = true;
     try {
-      buffer_->allocate_tensor(DType::uint8, {16}, rank_.call());
+      buffer_->allocate_tensor(DType::uint8, {16}, rank_.call().stream);
     } catch (const Error& error) {
       ADD_FAILURE() << "all work has ended, so a graph may have the heap's memory: " << error.what();
     }
@@ -100,7 +100,7 @@ TEST_F(FailedCallsTest, Combine) {
 }
 
 TEST_F(FailedCallsTest, AllocateTensor) {
-  fails_everywhere([&] { return buffer_->allocate_tensor(DType::uint8, {100}, rank_.call()); });
+  fails_everywhere([&] { return buffer_->allocate_tensor(DType::uint8, {100}, rank_.call().stream); });
 }
 
 TEST_F(FailedCallsTest, LowLatencyDispatch) {
@@ -110,7 +110,7 @@ TEST_F(FailedCallsTest, LowLatencyDispatch) {
 
 TEST_F(FailedCallsTest, Hook) {
   const LowLatencyDispatchResult sent =
-      buffer_->low_latency_dispatch(upload_arguments(rank_, low_latency_.before), with_hook(rank_));
+      buffer_->low_latency_dispatch(with_hook(upload_arguments(rank_, low_latency_.before)), rank_.call());
   fails_everywhere([&] { return sent.hook(), 0; });
 }
 
@@ -121,14 +121,14 @@ TEST_F(FailedCallsTest, LowLatencyCombine) {
 }
 
 TEST_F(FailedCallsTest, LowLatencyClean) {
-  fails_everywhere([&] { return buffer_->low_latency_clean(rank_.call()), 0; });
+  fails_everywhere([&] { return buffer_->low_latency_clean(rank_.call().stream), 0; });
 }
 
 TEST_F(FailedCallsTest, Masks) {
   const TensorView status = rank_.upload(std::vector<std::int32_t>(1), DType::int32, {1});
-  fails_everywhere([&] { return buffer_->low_latency_query_mask(status, rank_.call()), 0; });
-  fails_everywhere([&] { return buffer_->low_latency_update_mask(0, false, rank_.call()), 0; });
-  fails_everywhere([&] { return buffer_->low_latency_clear_mask(rank_.call()), 0; });
+  fails_everywhere([&] { return buffer_->low_latency_query_mask(status, rank_.call().stream), 0; });
+  fails_everywhere([&] { return buffer_->low_latency_update_mask(0, false, rank_.call().stream), 0; });
+  fails_everywhere([&] { return buffer_->low_latency_clear_mask(rank_.call().stream), 0; });
 }
 
 }  // namespace

@@ -8,7 +8,7 @@
 #include <string>
 
 #include "csrc/memory/symmetric_heap.hpp"
-#include "deep_ep/executor.hpp"
+#include "csrc/executor/backend.hpp"
 
 namespace deep_ep::test {
 
@@ -42,9 +42,9 @@ struct Refused : std::runtime_error {
 };
 
 /// Used by one thread at a time.
-class CountingExecutor : public Executor {
+class CountingExecutor : public Backend {
  public:
-  explicit CountingExecutor(std::shared_ptr<Executor> inner) : inner_(std::move(inner)) {}
+  explicit CountingExecutor(const std::shared_ptr<Executor>& inner) : inner_(backend_of(inner)) {}
 
   ExecutorCalls calls;
   /// Counts down with every request, launches included; the one that makes it zero throws Refused. 0: none does.
@@ -104,7 +104,7 @@ class CountingExecutor : public Executor {
     if (refused_request != 0 && --refused_request == 0) throw Refused();
   }
 
-  std::shared_ptr<Executor> inner_;
+  std::shared_ptr<Backend> inner_;
 };
 
 }  // namespace deep_ep::test

@@ -18,7 +18,7 @@ struct Member {
   Member(std::shared_ptr<Bootstrap> its_bootstrap, std::shared_ptr<Executor> its_executor, double timeout_s = 60)
       : bootstrap(std::move(its_bootstrap)),
         executor(std::move(its_executor)),
-        heap(executor->create_heap(*bootstrap, {.bytes = Exchange::heap_bytes(bootstrap->size(), kMemberRows)})),
+        heap(backend_of(executor)->create_heap(*bootstrap, {.bytes = Exchange::heap_bytes(bootstrap->size(), kMemberRows)})),
         exchange(std::make_unique<Exchange>(executor, *heap, bootstrap->rank(), bootstrap->size(), kMemberRows,
                                             timeout_s)) {}
   ~Member() {

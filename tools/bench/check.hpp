@@ -16,8 +16,8 @@ struct CheckedRank {
   int rank;
 };
 
-void check_dispatched_bf16(const CheckedRank& rank, const DispatchResult& result);
-void check_dispatched_8bit(const CheckedRank& rank, const DispatchResult& result);
+void check_dispatched_bf16(const CheckedRank& rank, const CachedDispatchResult& result);
+void check_dispatched_8bit(const CheckedRank& rank, const CachedDispatchResult& result);
 /// The experts were the identity: every token comes back as often as it was sent.
 void check_combined(const CheckedRank& rank, const CombineResult& result);
 

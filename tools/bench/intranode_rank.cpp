@@ -22,15 +22,24 @@ IntranodeBench::IntranodeBench(const WorkloadShape& shape, const Routes& routes,
 
 DispatchLayout IntranodeBench::layout() { return buffer_.get_dispatch_layout(selection_.view(), shape_.experts, call_); }
 
-DispatchResult IntranodeBench::cached_dispatch(bool as_8bit, const Config& config) {
-  DispatchArguments arguments = rows(as_8bit, config);
+template <class Arguments>
+void IntranodeBench::set_rows(Arguments& arguments, bool as_8bit, const Config& config) const {
+  arguments.x = as_8bit ? x_8bit_.view() : x_bf16_.view();
+  if (as_8bit) arguments.x_scales = scales_.view();
+  arguments.config = config;
+}
+
+CachedDispatchResult IntranodeBench::cached_dispatch(bool as_8bit, const Config& config) {
+  CachedDispatchArguments arguments;
+  set_rows(arguments, as_8bit, config);
   arguments.handle = &handle_;
-  return buffer_.dispatch(arguments, call_);
+  return buffer_.cached_dispatch(arguments, call_);
 }
 
 DispatchResult IntranodeBench::dispatch(bool as_8bit, const Config& config) {
   const DispatchLayout counts = layout();
-  DispatchArguments arguments = rows(as_8bit, config);
+  DispatchArguments arguments;
+  set_rows(arguments, as_8bit, config);
   arguments.use(counts);
   arguments.topk_idx = selection_.view();
   arguments.topk_weights = weights_.view();
@@ -106,14 +115,6 @@ void IntranodeBench::fill_inputs() {
   const auto topk = static_cast<std::size_t>(shape_.topk);
   const std::vector<float> weights(tokens * topk, 1.0f / static_cast<float>(shape_.topk));
   weights_.upload(weights.data(), stream_);
-}
-
-DispatchArguments IntranodeBench::rows(bool as_8bit, const Config& config) const {
-  DispatchArguments arguments;
-  arguments.x = as_8bit ? x_8bit_.view() : x_bf16_.view();
-  if (as_8bit) arguments.x_scales = scales_.view();
-  arguments.config = config;
-  return arguments;
 }
 
 }  // namespace deep_ep::tools

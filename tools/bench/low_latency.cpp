@@ -41,9 +41,7 @@ class Measurer {
     filler_.emplace(executor_, DType::uint8, std::initializer_list<std::int64_t>{kFillerBytes});
     meter_.put_in_front([this] {
       executor_.fill(filler_->view().data, 0, kFillerBytes, bench_.stream());
-      CallOptions call;
-      call.stream = bench_.stream();
-      bench_.buffer().low_latency_clean(call);  // a barrier of the devices
+      bench_.buffer().low_latency_clean(bench_.stream());  // a barrier of the devices
     });
   }
 

@@ -6,7 +6,7 @@ namespace deep_ep {
 
 CombineResult Intranode::combine(const CombineArguments& arguments, const CallOptions& call) {
   check_combine(arguments, setup_);
-  const TensorView& x = arguments.x;
+  const ConstTensorView& x = arguments.x;
   const auto& weights = arguments.topk_weights;
   // A rank that received nothing has nothing to be read; frameworks give its empty tensors no address.
   const bool empty = x.size(0) == 0;
@@ -32,11 +32,11 @@ CombineResult Intranode::combine(const CombineArguments& arguments, const CallOp
   if (weights) {
     result.combined_topk_weights = make(DType::float32, params.num_topk);
     params.combined_weights = result.combined_topk_weights->as<float>();
-    if (!empty) params.topk_weights = weights->as<const float>();
+    if (!empty) params.topk_weights = weights->as<float>();
   }
   params.common = common_;
   params.wait = runtime_.faults().wait_context();
-  params.x = empty ? runtime_.heap()->local() : x.as<const std::byte>();
+  params.x = empty ? runtime_.heap()->local() : x.as<std::byte>();
   params.window = runtime_.window();
   runtime_.executor()->kernels().combine(params, plan.shape, scope.stream());
   result.event = scope.finish();

@@ -85,7 +85,7 @@ void check_combine(const CombineArguments& arguments, const IntranodeSetup& setu
     fail<InvalidArgument>("handle is of a buffer with {} ranks, this one has {}", handle.destination_row.size(1),
                           setup.num_ranks);
   }
-  const TensorView& x = arguments.x;
+  const ConstTensorView& x = arguments.x;
   check_tensor("x", x, setup.device, {DType::bfloat16}, {handle.num_recv_rows, kAnySize});
   check_row_bytes("x", x);
   if (arguments.topk_weights) {
@@ -93,7 +93,7 @@ void check_combine(const CombineArguments& arguments, const IntranodeSetup& setu
                  {handle.num_recv_rows, kAnySize});
     check_range("width of topk_weights", arguments.topk_weights->size(1), 1, kMaxTopk);
   }
-  const auto check_bias = [&](const char* name, const std::optional<TensorView>& bias) {
+  const auto check_bias = [&](const char* name, const std::optional<ConstTensorView>& bias) {
     if (!bias) return;
     check_tensor(name, *bias, setup.device, {DType::bfloat16}, {handle.num_tokens, x.size(1)});
     check_row_bytes(name, *bias);
@@ -113,8 +113,8 @@ CombinePlan plan_combine(const CombineArguments& arguments, bool pullable, const
   params.destination_row = handle.destination_row.as<std::int32_t>();
   params.rank_prefix_matrix = handle.rank_prefix_matrix.as<std::int32_t>();
   params.recv_src_idx = handle.recv_src_idx.as<std::int32_t>();
-  params.bias[0] = arguments.bias_0 ? arguments.bias_0->as<const std::byte>() : nullptr;
-  params.bias[1] = arguments.bias_1 ? arguments.bias_1->as<const std::byte>() : nullptr;
+  params.bias[0] = arguments.bias_0 ? arguments.bias_0->as<std::byte>() : nullptr;
+  params.bias[1] = arguments.bias_1 ? arguments.bias_1->as<std::byte>() : nullptr;
   params.num_rows = static_cast<std::int32_t>(handle.num_recv_rows);
   params.push = arguments.mode == CombineMode::push || !pullable;
   plan_window(params, setup);  // also where this rank pulls: its peers may push

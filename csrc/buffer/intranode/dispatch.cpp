@@ -8,10 +8,9 @@
 #include "csrc/support/format.hpp"
 
 namespace deep_ep {
-namespace {
 
 /// What a dispatch returns; undefined where it is not wanted.
-struct Outputs {
+struct DispatchOutputs {
   Tensor x, scales, topk_idx, topk_weights, src_idx;
   bool in_heap = true;
 
@@ -21,25 +20,31 @@ struct Outputs {
   }
 };
 
-/// In the heap, or, when that has no room for all, in the executor's pool.
-Outputs make_outputs(const DispatchArguments& arguments, std::int64_t rows, const CallScope& scope) {
-  const Device& device = arguments.x.device;
+namespace {
+
+/// In the heap, or, when that has no room for all, in the executor's pool. `fresh`: the arguments of a dispatch that is
+/// not cached.
+DispatchOutputs make_outputs(const ConstTensorView& x, const std::optional<ConstTensorView>& x_scales,
+                             const DispatchArguments* fresh, std::int64_t rows, const CallScope& scope) {
+  const Device& device = x.device;
   // The rows by themselves, as they are large and often dropped early; so is what a handle keeps, which lives long. The
   // others share one piece of memory.
   enum Piece : std::size_t { kRows, kOthers, kKept, kPieces };
   std::array<std::vector<TensorView>, kPieces> wanted;
-  Outputs outputs;
+  DispatchOutputs outputs;
   std::vector<Tensor*> others;
   const auto want_beside = [&](Tensor& tensor, DType dtype, std::int64_t width) {
     others.push_back(&tensor);
     wanted[kOthers].push_back(unplaced(device, dtype, {rows, width}));
   };
-  wanted[kRows] = {unplaced(device, arguments.x.dtype, {rows, arguments.x.size(1)})};
-  if (arguments.handle == nullptr) wanted[kKept] = {unplaced(device, DType::int32, {rows})};
-  if (arguments.x_scales) want_beside(outputs.scales, arguments.x_scales->dtype, arguments.x_scales->size(1));
-  if (arguments.topk_idx) {
-    want_beside(outputs.topk_idx, arguments.topk_idx->dtype, arguments.topk_idx->size(1));
-    want_beside(outputs.topk_weights, DType::float32, arguments.topk_idx->size(1));
+  wanted[kRows] = {unplaced(device, x.dtype, {rows, x.size(1)})};
+  if (x_scales) want_beside(outputs.scales, x_scales->dtype, x_scales->size(1));
+  if (fresh != nullptr) {
+    wanted[kKept] = {unplaced(device, DType::int32, {rows})};
+    if (fresh->topk_idx) {
+      want_beside(outputs.topk_idx, fresh->topk_idx->dtype, fresh->topk_idx->size(1));
+      want_beside(outputs.topk_weights, DType::float32, fresh->topk_idx->size(1));
+    }
   }
 
   std::array<std::vector<Tensor>, kPieces> made;
@@ -67,7 +72,7 @@ DispatchHandle Intranode::notify(const DispatchArguments& arguments, CallScope& 
   NotifyPlan plan = plan_notify(arguments, setup_);
   DispatchHandle handle;
   handle.num_tokens = arguments.x.size(0);
-  handle.num_experts = static_cast<int>(arguments.num_tokens_per_expert->size(0));
+  handle.num_experts = static_cast<int>(arguments.num_tokens_per_expert.size(0));
   handle.num_topk = arguments.topk_idx ? static_cast<int>(arguments.topk_idx->size(1)) : 0;
   const std::array wanted = {unplaced(setup_.device, DType::int32, {setup_.num_ranks, setup_.num_ranks}),
                              unplaced(setup_.device, DType::int32, {handle.num_tokens, setup_.num_ranks})};
@@ -119,30 +124,9 @@ void Intranode::wait_for_counts(CallScope& scope) {
   faults.raise();
 }
 
-DispatchResult Intranode::dispatch(const DispatchArguments& arguments, const CallOptions& call) {
-  check_dispatch(arguments, setup_);
-  runtime_.faults().raise();
-  DispatchPlan plan = plan_dispatch(arguments, setup_);
+void Intranode::send(DispatchPlan& plan, const DispatchHandle& handle, const DispatchOutputs& outputs,
+                     CallScope& scope) {
   DispatchParams& params = plan.params;
-  const bool cached = arguments.handle != nullptr;
-
-  CallScope scope(runtime_.calls(), call);
-  if (scope.recording() && !cached && arguments.num_worst_tokens == 0) {
-    throw InvalidArgument(
-        "num_worst_tokens is 0 and there is no handle, but the stream records a CUDA graph: the host "
-        "cannot wait for sizes then");
-  }
-
-  // 1. Who gets what? Known from the handle, or exchanged.
-  DispatchResult result;
-  result.handle = cached ? *arguments.handle : notify(arguments, scope, result.num_recv_tokens_per_expert);
-  DispatchHandle& handle = result.handle;
-
-  // 2. Room for it: in the heap, where peers write the rows into place, or else behind the window.
-  const Outputs outputs = make_outputs(arguments, handle.num_recv_rows, scope);
-  if (!cached) handle.recv_src_idx = outputs.src_idx;
-
-  // 3. Send.
   params.common = common_;
   params.wait = runtime_.faults().wait_context();
   params.destination_row = handle.destination_row.as<std::int32_t>();
@@ -151,18 +135,52 @@ DispatchResult Intranode::dispatch(const DispatchArguments& arguments, const Cal
   params.output_rows = handle.num_recv_rows;
   if (!outputs.in_heap) plan_window(params, runtime_.window(), setup_);
   runtime_.executor()->kernels().dispatch(params, plan.shape, scope.stream());
+  const Tensor* const used[] = {
+      &outputs.x,       &outputs.scales,         &outputs.topk_idx,         &outputs.topk_weights,
+      &outputs.src_idx, &handle.destination_row, &handle.rank_prefix_matrix};
+  for (const Tensor* tensor : used) scope.hand_out(*tensor);
+}
 
-  // 4. Hand out.
+DispatchResult Intranode::dispatch(const DispatchArguments& arguments, const CallOptions& call) {
+  check_dispatch(arguments, setup_);
+  runtime_.faults().raise();
+  DispatchPlan plan = plan_dispatch(arguments, setup_);
+  CallScope scope(runtime_.calls(), call);
+  if (scope.recording() && arguments.num_worst_tokens == 0) {
+    throw InvalidArgument(
+        "num_worst_tokens is 0, but the stream records a CUDA graph: the host cannot wait for sizes then (a cached "
+        "dispatch needs none)");
+  }
+
+  // Who gets what? Then room for it: in the heap, where peers write the rows into place, or else behind the window.
+  DispatchResult result;
+  result.handle = notify(arguments, scope, result.num_recv_tokens_per_expert);
+  const DispatchOutputs outputs =
+      make_outputs(arguments.x, arguments.x_scales, &arguments, result.handle.num_recv_rows, scope);
+  result.handle.recv_src_idx = outputs.src_idx;
+  send(plan, result.handle, outputs, scope);
   result.recv_x = outputs.x;
   if (arguments.x_scales) result.recv_x_scales = outputs.scales;
   if (arguments.topk_idx) {
     result.recv_topk_idx = outputs.topk_idx;
     result.recv_topk_weights = outputs.topk_weights;
   }
-  const Tensor* const used[] = {
-      &outputs.x,       &outputs.scales,         &outputs.topk_idx,         &outputs.topk_weights,
-      &outputs.src_idx, &handle.destination_row, &handle.rank_prefix_matrix};
-  for (const Tensor* tensor : used) scope.hand_out(*tensor);
+  result.event = scope.finish();
+  return result;
+}
+
+CachedDispatchResult Intranode::dispatch(const CachedDispatchArguments& arguments, const CallOptions& call) {
+  check_dispatch(arguments, setup_);
+  runtime_.faults().raise();
+  DispatchPlan plan = plan_dispatch(arguments, setup_);
+  CallScope scope(runtime_.calls(), call);
+  const DispatchHandle& handle = *arguments.handle;
+  const DispatchOutputs outputs =
+      make_outputs(arguments.x, arguments.x_scales, nullptr, handle.num_recv_rows, scope);
+  send(plan, handle, outputs, scope);
+  CachedDispatchResult result;
+  result.recv_x = outputs.x;
+  if (arguments.x_scales) result.recv_x_scales = outputs.scales;
   result.event = scope.finish();
   return result;
 }

@@ -11,17 +11,22 @@
 
 namespace deep_ep {
 
+struct DispatchOutputs;
+
 class Intranode {
  public:
   explicit Intranode(Runtime& runtime);
 
   DispatchResult dispatch(const DispatchArguments& arguments, const CallOptions& call);
+  CachedDispatchResult dispatch(const CachedDispatchArguments& arguments, const CallOptions& call);
   CombineResult combine(const CombineArguments& arguments, const CallOptions& call);
 
  private:
   /// Exchanges counts. A handle without what only the dispatch itself can tell; and, with exact sizes, the counts.
   DispatchHandle notify(const DispatchArguments& arguments, CallScope& scope, std::vector<int>& tokens_per_expert);
   void wait_for_counts(CallScope& scope);
+  /// Sends the rows to where the handle says, and hands out what `outputs` and the handle hold.
+  void send(DispatchPlan& plan, const DispatchHandle& handle, const DispatchOutputs& outputs, CallScope& scope);
 
   Runtime& runtime_;
   IntranodeSetup setup_;

@@ -24,8 +24,9 @@ struct IntranodeSetup {
   bool on_gpu() const { return device.kind == Device::Kind::cuda; }
 };
 
-/// Throw InvalidArgument.
+// Throw InvalidArgument.
 void check_dispatch(const DispatchArguments& arguments, const IntranodeSetup& setup);
+void check_dispatch(const CachedDispatchArguments& arguments, const IntranodeSetup& setup);
 void check_combine(const CombineArguments& arguments, const IntranodeSetup& setup);
 
 struct NotifyPlan {
@@ -43,9 +44,9 @@ struct CombinePlan {
   LaunchShape shape;
 };
 
-/// For a dispatch without a handle.
 NotifyPlan plan_notify(const DispatchArguments& arguments, const IntranodeSetup& setup);
 DispatchPlan plan_dispatch(const DispatchArguments& arguments, const IntranodeSetup& setup);
+DispatchPlan plan_dispatch(const CachedDispatchArguments& arguments, const IntranodeSetup& setup);
 /// For rows that do not fit the heap: `params` know how many they are, and are told how they go through the window.
 /// OutOfMemory when it is too small.
 void plan_window(DispatchParams& params, std::byte* window, const IntranodeSetup& setup);

@@ -5,15 +5,16 @@
 namespace deep_ep {
 
 LowLatencyCombineResult LowLatency::combine(const LowLatencyCombineArguments& arguments, const CallOptions& call) {
-  check_combine(arguments, call, setup_);
+  check_end(arguments.return_recv_hook, call);
+  check_combine(arguments, setup_);
   look_after_earlier_calls();
-  LowLatencyCombinePlan plan = plan_combine(arguments, call, setup_);
-  make_way(LowLatencyKind::combine, call);
+  LowLatencyCombinePlan plan = plan_combine(arguments, setup_);
+  make_way(LowLatencyKind::combine, arguments.return_recv_hook);
 
   CallScope scope(runtime_.calls(), call);
   LowLatencyCombineResult result;
   if (arguments.out) {
-    result.combined_x = Tensor(*arguments.out, nullptr);
+    result.combined_x = Tensor::borrow(*arguments.out);
   } else {
     result.combined_x =
         scope.pool_tensor(unplaced(setup_.device, DType::bfloat16, {plan.params.num_tokens, plan.params.hidden}));

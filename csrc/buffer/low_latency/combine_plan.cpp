@@ -82,20 +82,19 @@ void check_handle(const LowLatencyHandle& handle, const LowLatencySetup& setup) 
                {1 + std::int64_t{handle.max_tokens} * (1 + handle.num_topk), num_ranks});
 }
 
-void check_combine(const LowLatencyCombineArguments& arguments, const CallOptions& call, const LowLatencySetup& setup) {
+void check_combine(const LowLatencyCombineArguments& arguments, const LowLatencySetup& setup) {
   const Device& device = setup.device;
-  check_exclusive(call);
   if (arguments.handle == nullptr) throw InvalidArgument("handle is missing");
   const LowLatencyHandle& handle = *arguments.handle;
   check_handle(handle, setup);
   const HandleRows rows = HandleRows::of(handle, setup.common.num_ranks);
-  const TensorView& x = arguments.x;
+  const ConstTensorView& x = arguments.x;
   check_tensor("x", x, device, {DType::bfloat16}, {rows.blocks, rows.rows, kAnySize});
   if (x.size(2) <= 0 || x.size(2) % kScaleChannels != 0 || x.size(2) > INT32_MAX / 4) {
     fail<InvalidArgument>("x is {}, its hidden size must be a multiple of {}", x.describe(), kScaleChannels);
   }
   check_alignment("x", x);
-  const TensorView& idx = arguments.topk_idx;
+  const ConstTensorView& idx = arguments.topk_idx;
   check_tensor("topk_idx", idx, device, {DType::int32, DType::int64}, {kAnySize, handle.num_topk});
   check_range("number of tokens (rows of topk_idx)", idx.size(0), 0, handle.max_tokens);
   check_tensor("topk_weights", arguments.topk_weights, device, {DType::float32}, {idx.size(0), handle.num_topk});
@@ -110,8 +109,7 @@ void check_combine(const LowLatencyCombineArguments& arguments, const CallOption
   check_config(arguments.config, defaults::kMostLowLatencyWarps);
 }
 
-LowLatencyCombinePlan plan_combine(const LowLatencyCombineArguments& arguments, const CallOptions& call,
-                                   const LowLatencySetup& setup) {
+LowLatencyCombinePlan plan_combine(const LowLatencyCombineArguments& arguments, const LowLatencySetup& setup) {
   const LowLatencyHandle& handle = *arguments.handle;
   LowLatencyCombinePlan plan;
   LowLatencyCombineParams& params = plan.params;
@@ -124,18 +122,19 @@ LowLatencyCombinePlan plan_combine(const LowLatencyCombineArguments& arguments, 
   params.use_logfmt = arguments.use_logfmt;
   params.row_bytes = CombineWire{params.hidden, params.use_logfmt}.bytes();
   check_room(params.max_tokens, params.hidden, params.row_bytes, setup);
-  const int rail_width = params.use_logfmt ? 0
-                                           : choose_rails(call, params.max_tokens, params.num_topk, params.row_bytes,
-                                                          params.row_bytes, setup);
+  const int rail_width =
+      params.use_logfmt
+          ? 0
+          : choose_rails(arguments.return_recv_hook, params.max_tokens, params.num_topk, params.row_bytes, params.row_bytes, setup);
   params.common.rdma.rail_width = rail_width;
   params.call_shape = call_shape_of({params.max_tokens, params.num_topk, params.hidden, params.num_local_experts,
                                      params.use_logfmt ? 1 : 0, rail_width});
-  params.x = arguments.x.as<const std::byte>();
+  params.x = arguments.x.as<std::byte>();
   params.row_table = handle.row_table.as<const std::int32_t>();
   params.num_tokens = static_cast<int>(arguments.topk_idx.size(0));
   params.topk_idx = arguments.topk_idx.data;
   params.topk_idx_is_64_bit = arguments.topk_idx.dtype == DType::int64;
-  params.topk_weights = arguments.topk_weights.as<const float>();
+  params.topk_weights = arguments.topk_weights.as<float>();
   if (arguments.wait_recv_cost_stats) params.wait_cost = arguments.wait_recv_cost_stats->as<std::int64_t>();
 
   // Memory for what posters gather is there for no more blocks than so many warps make.
@@ -145,7 +144,8 @@ LowLatencyCombinePlan plan_combine(const LowLatencyCombineArguments& arguments, 
   params.block_warps = warps_of_block(arguments.config, setup, kernel.max_threads, least_warps);
   const int sms = most_working_blocks(arguments.config, setup, poster_blocks(setup, params.block_warps));
   params.warps_per_row = warps_per_row(params, sms, setup);
-  plan_parts(plan, call, [&](LowLatencyPhase phase) { return plan_part(phase, params, sms, setup); });
+  plan_parts(plan, arguments.return_recv_hook,
+             [&](LowLatencyPhase phase) { return plan_part(phase, params, sms, setup); });
   return plan;
 }
 

@@ -16,10 +16,11 @@ Tensor transposed(const Tensor& contiguous) {
 }  // namespace
 
 LowLatencyDispatchResult LowLatency::dispatch(const LowLatencyDispatchArguments& arguments, const CallOptions& call) {
-  check_dispatch(arguments, call, setup_);
+  check_end(arguments.return_recv_hook, call);
+  check_dispatch(arguments, setup_);
   look_after_earlier_calls();
-  LowLatencyDispatchPlan plan = plan_dispatch(arguments, call, setup_);
-  make_way(LowLatencyKind::dispatch, call);
+  LowLatencyDispatchPlan plan = plan_dispatch(arguments, setup_);
+  make_way(LowLatencyKind::dispatch, arguments.return_recv_hook);
 
   // The rows by themselves, as they are large and often dropped early.
   CallScope scope(runtime_.calls(), call);

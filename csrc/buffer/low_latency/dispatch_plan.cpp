@@ -79,15 +79,13 @@ void plan_results(LowLatencyDispatchPlan& plan, const LowLatencySetup& setup) {
 
 }  // namespace
 
-void check_dispatch(const LowLatencyDispatchArguments& arguments, const CallOptions& call,
-                    const LowLatencySetup& setup) {
+void check_dispatch(const LowLatencyDispatchArguments& arguments, const LowLatencySetup& setup) {
   const Device& device = setup.device;
   const int num_ranks = setup.common.num_ranks;
-  check_exclusive(call);
   if (arguments.use_ue8m0 && !(arguments.use_fp8 && arguments.round_scale)) {
     throw InvalidArgument("use_ue8m0 needs use_fp8 and round_scale: packed exponents hold powers of two only");
   }
-  const TensorView& x = arguments.x;
+  const ConstTensorView& x = arguments.x;
   check_tensor("x", x, device, {DType::bfloat16}, {kAnySize, kAnySize});
   const int step = arguments.use_ue8m0 ? 4 * kScaleChannels : kScaleChannels;
   if (x.size(1) <= 0 || x.size(1) % step != 0 || x.size(1) > INT32_MAX / 4) {
@@ -124,8 +122,7 @@ void check_dispatch(const LowLatencyDispatchArguments& arguments, const CallOpti
   check_config(arguments.config, defaults::kMostLowLatencyWarps);
 }
 
-LowLatencyDispatchPlan plan_dispatch(const LowLatencyDispatchArguments& arguments, const CallOptions& call,
-                                     const LowLatencySetup& setup) {
+LowLatencyDispatchPlan plan_dispatch(const LowLatencyDispatchArguments& arguments, const LowLatencySetup& setup) {
   LowLatencyDispatchPlan plan;
   LowLatencyDispatchParams& params = plan.params;
   params.common = setup.common;
@@ -139,17 +136,17 @@ LowLatencyDispatchPlan plan_dispatch(const LowLatencyDispatchArguments& argument
   params.weights = arguments.topk_weights.has_value();
   const std::size_t direct_bytes = row_of(params, false).bytes();
   const std::size_t rail_bytes = row_of(params, true).bytes();
-  const int rail_width = choose_rails(call, params.max_tokens, params.num_topk, direct_bytes, rail_bytes, setup);
+  const int rail_width = choose_rails(arguments.return_recv_hook, params.max_tokens, params.num_topk, direct_bytes, rail_bytes, setup);
   params.common.rdma.rail_width = rail_width;
   check_room(params.max_tokens, params.hidden, rail_width != 0 ? rail_bytes : direct_bytes, setup);
   params.call_shape = call_shape_of({params.max_tokens, params.num_topk, params.hidden, params.num_local_experts,
                                      is_fp8(params.format) ? 1 : 0, params.weights ? 1 : 0, rail_width});
   params.num_tokens = static_cast<int>(arguments.x.size(0));
-  params.x = arguments.x.as<const std::byte>();
+  params.x = arguments.x.as<std::byte>();
   params.topk_idx = arguments.topk_idx.data;
   params.topk_idx_is_64_bit = arguments.topk_idx.dtype == DType::int64;
   params.report_unknown_experts = setup.reject_unknown_experts;
-  if (params.weights) params.topk_weights = arguments.topk_weights->as<const float>();
+  if (params.weights) params.topk_weights = arguments.topk_weights->as<float>();
   if (arguments.cumulative_local_expert_recv_stats) {
     params.recv_stats = arguments.cumulative_local_expert_recv_stats->as<std::int32_t>();
   }
@@ -158,7 +155,7 @@ LowLatencyDispatchPlan plan_dispatch(const LowLatencyDispatchArguments& argument
   const int warps = warps_of_block(arguments.config, setup, kernels::dispatch_low_latency::kMaxThreads, 1);
   params.warps_per_row = warps_per_row(params, warps, arguments.config, setup);
   plan.kernel = setup.rdma() ? &KernelTable::dispatch_low_latency_rdma : &KernelTable::dispatch_low_latency;
-  plan_parts(plan, call,
+  plan_parts(plan, arguments.return_recv_hook,
              [&](LowLatencyPhase phase) { return plan_part(phase, params, warps, arguments.config, setup); });
   plan_results(plan, setup);
   return plan;

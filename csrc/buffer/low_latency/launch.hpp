@@ -8,6 +8,12 @@
 
 namespace deep_ep {
 
+/// A call ends in one way.
+inline void check_end(bool return_recv_hook, const CallOptions& call) {
+  if (!return_recv_hook || !call.async_finish) return;
+  throw InvalidArgument("return_recv_hook and async_finish are both true, allowed: at most one of them");
+}
+
 inline void take_part(const LowLatencyPart& part, LowLatencyDispatchParams& params) {
   params.phase = part.phase;
   params.common.working_blocks = part.working_blocks;
@@ -29,7 +35,7 @@ void LowLatency::launch(LowLatencyKind kind, LowLatencyPlan<Params>& plan, const
   // The receive part is a call of its own, on the same stream, whenever the hook comes.
   hook = queue(kind).add([this, kind, caller_stream, recorded = scope.recording(), kernel = plan.kernel,
                           params = plan.params, shape = plan.receive->shape, kept = std::move(kept)] {
-    Executor& executor = *runtime_.executor();
+    Backend& executor = *runtime_.executor();
     if (executor.is_capturing(caller_stream) != recorded) {
       fail<InvalidArgument>("{}: its send part was {} into a graph, so its receive part must be, too: call the hook {}",
                             kind == LowLatencyKind::dispatch ? "low_latency_dispatch" : "low_latency_combine",

@@ -14,7 +14,7 @@ LowLatency::LowLatency(Runtime& runtime)
   initial.one = 1;
   executor.copy(state_.get(), &initial, sizeof initial, runtime.comm_stream());
   executor.synchronize(runtime.comm_stream());
-  if (runtime.options().low_latency_masking) masks_.emplace(runtime, state_.get());
+  if (runtime.options().low_latency.masking) masks_.emplace(runtime, state_.get());
   if (!runtime.low_latency_reach().far.empty()) links_.emplace(runtime);
   queues_ = {std::make_shared<HookQueue>("low_latency_dispatch"), std::make_shared<HookQueue>("low_latency_combine")};
 
@@ -22,7 +22,7 @@ LowLatency::LowLatency(Runtime& runtime)
   setup_.policy = executor.policy();
   setup_.max_local_experts = runtime.options().max_local_experts;
   setup_.reject_unknown_experts = runtime.options().reject_unknown_experts;
-  setup_.low_latency_bytes = runtime.options().low_latency_bytes;
+  setup_.low_latency_bytes = runtime.options().low_latency.bytes;
   setup_.rail_width = runtime.low_latency_reach().rail_width;
   setup_.rails_always = runtime.low_latency_reach().rails_always;
   LowLatencyParams& common = setup_.common;
@@ -48,7 +48,7 @@ TensorView LowLatency::memory() const {
 }
 
 RankMasks& LowLatency::masks(const char* call) {
-  if (!masks_) fail<InvalidArgument>("{}: the buffer was made without low_latency_masking", call);
+  if (!masks_) fail<InvalidArgument>("{}: the buffer was made without low_latency.masking", call);
   return *masks_;
 }
 
@@ -57,17 +57,17 @@ void LowLatency::look_after_earlier_calls() {
   if (masks_) masks_->log_new();
 }
 
-void LowLatency::make_way(LowLatencyKind kind, const CallOptions& call) {
-  if (call.return_recv_hook) {
+void LowLatency::make_way(LowLatencyKind kind, bool hook) {
+  if (hook) {
     queue(kind).require_room();
   } else {
     queue(kind).receive_all();
   }
 }
 
-void LowLatency::clean(const CallOptions& call) {
+void LowLatency::clean(StreamHandle stream) {
   look_after_earlier_calls();
-  CallScope scope(runtime_.calls(), call);
+  CallScope scope(runtime_.calls(), {.stream = stream});
   runtime_.executor()->kernels().barrier_low_latency({.common = setup_.common}, LaunchShape{1, 64, 0}, scope.stream());
   scope.finish();
 }

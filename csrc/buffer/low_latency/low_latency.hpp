@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <string>
 
 #include "csrc/buffer/low_latency/hook_queue.hpp"
 #include "csrc/buffer/low_latency/plan.hpp"
@@ -24,7 +25,7 @@ class LowLatency {
   LowLatencyDispatchResult dispatch(const LowLatencyDispatchArguments& arguments, const CallOptions& call);
   LowLatencyCombineResult combine(const LowLatencyCombineArguments& arguments, const CallOptions& call);
   TensorView combine_buffer(const LowLatencyHandle& handle);
-  void clean(const CallOptions& call);
+  void clean(StreamHandle stream);
 
   /// InvalidArgument, which names `call`, where ranks are never masked.
   RankMasks& masks(const char* call);
@@ -32,6 +33,8 @@ class LowLatency {
   void resume();
 
   TensorView memory() const;
+  /// A line for Buffer::describe.
+  std::string describe() const;
   /// Throws what an operation of the NIC met, unless that masks a rank.
   void check() const;
   /// After the last call: waits until the peers have got all.
@@ -43,7 +46,7 @@ class LowLatency {
   /// Throws what an earlier call met, and logs whom it masked.
   void look_after_earlier_calls();
   /// A call that receives at once comes behind those that wait for their hooks; one with a hook needs a place.
-  void make_way(LowLatencyKind kind, const CallOptions& call);
+  void make_way(LowLatencyKind kind, bool hook);
   /// Enqueues the first part of a call. Where a hook is to enqueue the other one, sets `hook`; until then `kept` keeps
   /// what the kernel uses.
   template <class Params, class Kept>

@@ -61,15 +61,12 @@ struct HandleRows {
 };
 
 // Throw InvalidArgument.
-void check_dispatch(const LowLatencyDispatchArguments& arguments, const CallOptions& call,
-                    const LowLatencySetup& setup);
-void check_combine(const LowLatencyCombineArguments& arguments, const CallOptions& call, const LowLatencySetup& setup);
+void check_dispatch(const LowLatencyDispatchArguments& arguments, const LowLatencySetup& setup);
+void check_combine(const LowLatencyCombineArguments& arguments, const LowLatencySetup& setup);
 void check_handle(const LowLatencyHandle& handle, const LowLatencySetup& setup);
 
 /// InvalidArgument when the call does not fit the window, or a block.
-LowLatencyDispatchPlan plan_dispatch(const LowLatencyDispatchArguments& arguments, const CallOptions& call,
-                                     const LowLatencySetup& setup);
-LowLatencyCombinePlan plan_combine(const LowLatencyCombineArguments& arguments, const CallOptions& call,
-                                   const LowLatencySetup& setup);
+LowLatencyDispatchPlan plan_dispatch(const LowLatencyDispatchArguments& arguments, const LowLatencySetup& setup);
+LowLatencyCombinePlan plan_combine(const LowLatencyCombineArguments& arguments, const LowLatencySetup& setup);
 
 }  // namespace deep_ep

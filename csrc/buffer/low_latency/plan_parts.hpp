@@ -38,19 +38,17 @@ inline int warps_of_block(const Config& config, const LowLatencySetup& setup, in
   return std::clamp(config.warps_per_block != 0 ? config.warps_per_block : usual, least, most);
 }
 
-void check_exclusive(const CallOptions& call);
-
 /// InvalidArgument unless `max_tokens` rows of `row_bytes` from each rank fit the window.
 void check_room(std::int64_t max_tokens, std::int64_t hidden, std::size_t row_bytes, const LowLatencySetup& setup);
 
 /// Whether the call goes by rails: the ranks of a node, else 0. Rows directly, and by rails, have so many bytes.
-int choose_rails(const CallOptions& call, int max_tokens, int num_topk, std::size_t row_bytes,
+int choose_rails(bool hook, int max_tokens, int num_topk, std::size_t row_bytes,
                  std::size_t rail_row_bytes, const LowLatencySetup& setup);
 
 /// The plan's parts, each as `plan_part(phase)` says.
 template <class Plan, class PlanPart>
-void plan_parts(Plan& plan, const CallOptions& call, PlanPart&& plan_part) {
-  if (!call.return_recv_hook) {
+void plan_parts(Plan& plan, bool hook, PlanPart&& plan_part) {
+  if (!hook) {
     plan.first = plan_part(LowLatencyPhase::both);
     return;
   }

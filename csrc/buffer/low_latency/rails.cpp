@@ -17,14 +17,14 @@ LowLatencyRails asked_for_rails(LowLatencyRails asked) {
 
 LowLatencyReach LowLatencyReach::find(const BufferOptions& options, const NodeMembership& nodes) {
   LowLatencyReach reach;
-  if (options.low_latency_bytes == 0) return reach;
-  reach.far = nodes.reached_by_rdma(options.allow_nvlink_for_low_latency);
-  reach.rails_always = options.low_latency_rails == LowLatencyRails::always;
-  if (options.low_latency_rails == LowLatencyRails::never) {
+  if (options.low_latency.bytes == 0) return reach;
+  reach.far = nodes.reached_by_rdma(options.low_latency.allow_nvlink);
+  reach.rails_always = options.low_latency.rails == LowLatencyRails::always;
+  if (options.low_latency.rails == LowLatencyRails::never) {
     reach.why_no_rails = "as asked for";
-  } else if (!options.allow_nvlink_for_low_latency) {
+  } else if (!options.low_latency.allow_nvlink) {
     reach.why_no_rails = "as NVLink is not allowed";
-  } else if (options.low_latency_masking) {
+  } else if (options.low_latency.masking) {
     reach.why_no_rails = "as ranks may be masked";
   } else if (nodes.ranks_of_each_node() < 2) {
     reach.why_no_rails = "as nodes are not all of equally many consecutive ranks, two or more";

@@ -25,22 +25,22 @@ void RankMasks::log_new() const {
   }
 }
 
-void RankMasks::update(int rank, bool masked, const CallOptions& call) {
+void RankMasks::update(int rank, bool masked, StreamHandle stream) {
   check_range("rank", rank, 0, runtime_.num_ranks() - 1);
-  CallScope scope(runtime_.calls(), call);
+  CallScope scope(runtime_.calls(), {.stream = stream});
   runtime_.executor()->copy(mask() + rank, masked ? &state_->one : &state_->none, sizeof(std::int32_t), scope.stream());
   scope.finish();
 }
 
-void RankMasks::query(const TensorView& status, const CallOptions& call) {
+void RankMasks::query(const TensorView& status, StreamHandle stream) {
   check_tensor("status", status, runtime_.device(), {DType::int32}, {runtime_.num_ranks()});
-  CallScope scope(runtime_.calls(), call);
+  CallScope scope(runtime_.calls(), {.stream = stream});
   runtime_.executor()->copy(status.data, mask(), bytes(), scope.stream());
   scope.finish();
 }
 
-void RankMasks::clear(const CallOptions& call) {
-  CallScope scope(runtime_.calls(), call);
+void RankMasks::clear(StreamHandle stream) {
+  CallScope scope(runtime_.calls(), {.stream = stream});
   runtime_.executor()->fill(mask(), 0, bytes(), scope.stream());
   scope.finish();
 }

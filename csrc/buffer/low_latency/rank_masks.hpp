@@ -22,9 +22,9 @@ class RankMasks {
   void log_new() const;
 
   // In the order of calls.
-  void update(int rank, bool masked, const CallOptions& call);
-  void query(const TensorView& status, const CallOptions& call);
-  void clear(const CallOptions& call);
+  void update(int rank, bool masked, StreamHandle stream);
+  void query(const TensorView& status, StreamHandle stream);
+  void clear(StreamHandle stream);
   /// While no call is under way; the host waits.
   void clear_now();
 

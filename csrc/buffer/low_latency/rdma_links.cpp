@@ -29,8 +29,12 @@ RdmaLinks::RdmaLinks(Runtime& runtime)
   heaps_ = device_memory<std::byte*>(runtime.executor(), ranks * sizeof(std::byte*));
   runtime.executor()->copy(heaps_.get(), heaps.data(), ranks * sizeof(std::byte*), runtime.comm_stream());
   runtime.executor()->synchronize(runtime.comm_stream());
-  log::info("buffer: rank {} reaches {} of {} ranks by RDMA in low-latency calls, {}: {}", runtime.rank(), far_.size(),
-            ranks, runtime.low_latency_reach().describe_rails(), connections_.describe());
+  log::info("buffer: rank {} in low-latency calls: {}", runtime.rank(), describe());
+}
+
+std::string RdmaLinks::describe() const {
+  return fmt::format("{} of {} ranks are reached by RDMA, {}: {}", far_.size(), runtime_.num_ranks(),
+                     runtime_.low_latency_reach().describe_rails(), connections_.describe());
 }
 
 LowLatencyRdma RdmaLinks::params() const {

@@ -4,6 +4,7 @@
 #include <array>
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "csrc/buffer/runtime.hpp"
@@ -27,6 +28,8 @@ class RdmaLinks {
   LowLatencyRdma params() const;
   std::byte* const* heaps() const { return heaps_.get(); }
 
+  /// For people: whom they reach, whether by rails, over which NIC.
+  std::string describe() const;
   /// Throws SystemError for an operation that has failed.
   void check() const { connections_.check(); }
   /// After the last call. Its kernels have ended, but what they posted may not have reached the peers, who wait for it.

@@ -23,7 +23,7 @@ class IntranodeBench {
   // Each enqueues its kernels on the stream; all but `layout` are collective.
   DispatchLayout layout();
   /// Dispatch along known routes.
-  DispatchResult cached_dispatch(bool as_8bit, const Config& config);
+  CachedDispatchResult cached_dispatch(bool as_8bit, const Config& config);
   /// Layout, exchange of counts (the host waits for them) and dispatch.
   DispatchResult dispatch(bool as_8bit, const Config& config);
   /// Brings back the rows that `receive_for_combine` put in place. `pull` takes them from the heap; what is pushed lies
@@ -42,7 +42,9 @@ class IntranodeBench {
  private:
   static BufferOptions buffer_options(const WorkloadShape& shape);
   void fill_inputs();
-  DispatchArguments rows(bool as_8bit, const Config& config) const;
+  /// Sets what both kinds of dispatch send.
+  template <class Arguments>
+  void set_rows(Arguments& arguments, bool as_8bit, const Config& config) const;
 
   const WorkloadShape& shape_;
   const Routes& routes_;
@@ -57,8 +59,13 @@ class IntranodeBench {
   DeviceTensor selection_;
   DeviceTensor weights_;
   DispatchHandle handle_;
-  DispatchResult received_;
+  CachedDispatchResult received_;
   std::optional<DeviceTensor> ordinary_rows_;
 };
+
+/// The rows of a dispatch, as a cached one returns them.
+inline CachedDispatchResult rows_of(const DispatchResult& result) {
+  return {.recv_x = result.recv_x, .recv_x_scales = result.recv_x_scales, .event = result.event};
+}
 
 }  // namespace deep_ep::tools

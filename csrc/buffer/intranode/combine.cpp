@@ -37,7 +37,7 @@ CombineResult Intranode::combine(const CombineArguments& arguments, const CallOp
   params.common = common_;
   params.wait = runtime_.faults().wait_context();
   params.x = empty ? runtime_.heap()->local() : x.as<const std::byte>();
-  params.window = runtime_.window();
+  params.window.rows = runtime_.window();
   runtime_.executor()->kernels().combine(params, plan.shape, scope.stream());
   result.event = scope.finish();
   return result;

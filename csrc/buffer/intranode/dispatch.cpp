@@ -16,7 +16,7 @@ struct Outputs {
   bool in_heap = true;
 
   RowTargets targets() const {
-    return {x.as<std::byte>(), scales.as<std::byte>(), topk_idx.as<std::byte>(), topk_weights.as<float>(),
+    return {x.as<std::byte>(), scales.as<std::uint32_t>(), topk_idx.as<std::byte>(), topk_weights.as<float>(),
             src_idx.as<std::int32_t>()};
   }
 };

@@ -166,8 +166,9 @@ TEST_F(Doctor, Registration) {
   EXPECT_EQ(complaints("registration"), "");
   machine_.remove("/sys/kernel/mm/memory_peers");
   machine_.write("/proc/sys/kernel/osrelease", "5.4.0-200-generic");
-  EXPECT_EQ(complaints("registration"),
-            "error: neither dma-buf (kernel 5.4.0-200-generic is older than 5.12) nor a peer memory module is there");
+  EXPECT_EQ(
+      complaints("registration"),
+      "error: neither dma-buf (kernel 5.4.0-200-generic is older than 5.12) nor a peer memory module is available");
 }
 
 // Seed 002: the host's rdma-core 57 in the driver's folder, the image's 50 where the loader looks by itself.

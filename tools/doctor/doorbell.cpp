@@ -77,7 +77,7 @@ void check_doorbell(const Patient& patient, Findings& findings) {
   } else if (privileged) {
     findings.push_back({"doorbell", Verdict::note,
                         "PeerMappingOverride is not set, but this process is privileged (CAP_SYS_ADMIN, CAP_SYS_RAWIO)",
-                        "such processes are reported to map doorbells without it; the first connection tells",
+                        "such processes are reported to map doorbells without it; the first connection will show",
                         fmt::format("if the log then says that handler cpu was taken: {}", kOption)});
   } else {
     findings.push_back(

@@ -75,7 +75,8 @@ std::string show(const LibraryCopy& copy) {
 }
 
 constexpr const char* kOneRelease =
-    "let one release be found: rdma-core of the image, not of the host; put its folder first in LD_LIBRARY_PATH";
+    "make sure that only one release is found: rdma-core of the image, not of the host; put its folder first in "
+    "LD_LIBRARY_PATH";
 
 // The driver for mlx5 that this libibverbs loads by itself.
 void check_provider(const Patient& patient, const LibraryCopy& verbs, Findings& findings) {

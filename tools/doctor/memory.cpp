@@ -64,14 +64,14 @@ void check_gpu_memory(const Patient& patient, Findings& findings) {
   if (reason.empty()) {
     findings.push_back({"registration", Verdict::ok,
                         fmt::format("GPU memory should be registered as dma-buf{}",
-                                    peer_memory.empty() ? "" : fmt::format("; {} is there as well", peer_memory)),
+                                    peer_memory.empty() ? "" : fmt::format("; {} is available, too", peer_memory)),
                         "the first registration decides; the log says which way was taken", ""});
   } else if (!peer_memory.empty()) {
     findings.push_back({"registration", Verdict::ok, fmt::format("GPU memory is registered through {}", peer_memory),
                         fmt::format("dma-buf is not used: {}", reason), ""});
   } else {
     findings.push_back({"registration", Verdict::error,
-                        fmt::format("neither dma-buf ({}) nor a peer memory module is there", reason),
+                        fmt::format("neither dma-buf ({}) nor a peer memory module is available", reason),
                         "NICs cannot read or write GPU memory: registration fails with EFAULT or EOPNOTSUPP",
                         "use the driver with open kernel modules, 515 or later, or load the module nvidia-peermem"});
   }

@@ -67,7 +67,7 @@ void check_agreement(Bootstrap& bootstrap, const ConnectionOptions& options) {
   }
 }
 
-/// Nothing, and `why_not`, where this rank has no NIC that can be used.
+/// Nothing, and `why_not`, if this rank has no NIC that can be used.
 std::optional<NicAssignment> find_nic(std::span<const ProcessIdentity> processes, int rank,
                                       const deep_ep::Device& device, std::string& why_not) {
   const auto& mine = processes[static_cast<std::size_t>(rank)];

@@ -21,7 +21,7 @@ namespace deep_ep::rdma {
 struct ConnectionOptions {
   /// Ranks reached by RDMA, never this one. If rank a names rank b, b names a.
   std::vector<int> peers;
-  /// Queue pairs to each of them, equal on all ranks: kernels that run at the same time use different channels.
+  /// Queue pairs per peer, equal on all ranks: kernels that run at the same time use different channels.
   int channels = 1;
   std::uint32_t depth = 1024;  ///< entries of each queue pair; a power of two from 64 to 32768
   std::uint32_t batch = 32;    ///< entries after which a kernel rings unasked, 1 to depth / 2
@@ -38,8 +38,8 @@ class Ends;
 /// ended. What they posted may still be under way and would be lost: see drain().
 class Connections {
  public:
-  /// InvalidArgument for options out of range, RankMismatch where ranks do not fit together, SystemError where a NIC
-  /// that is needed is missing or refuses; on every rank when it fails on one.
+  /// InvalidArgument for options out of range, RankMismatch if the ranks do not fit together, SystemError if a NIC that
+  /// is needed is missing or refuses; on every rank if it fails on one.
   Connections(Bootstrap& bootstrap, std::shared_ptr<Executor> executor, std::shared_ptr<SymmetricHeap> heap,
               ConnectionOptions options, RdmaSettings settings = read_settings());
   ~Connections();
@@ -49,7 +49,7 @@ class Connections {
   /// [channels][ranks] in memory that kernels of this rank read; the address stays the same for life. Entries of
   /// ranks that are not reached by RDMA have queue.depth == 0 and nothing else.
   const RdmaPeerParams* device_peers() const { return device_peers_; }
-  /// The same as the host sees it.
+  /// The same, as the host sees it.
   const RdmaPeerParams& peer(int channel, int rank) const;
   bool reaches(int rank) const;
 
@@ -61,8 +61,8 @@ class Connections {
   /// must have ended. False, and a warning, if it takes more than `most_s` seconds.
   bool drain(double most_s) const;
 
-  /// Collective, while no kernel of any rank uses the connections: ends all queue pairs and makes new ones. Failed ones
-  /// work again; nothing is outstanding. Throws as the constructor does; kernels must not use the connections then.
+  /// Collective, while no kernel of any rank uses the connections: destroys all queue pairs and makes new ones. Failed
+  /// ones work again; nothing is outstanding. Throws like the constructor; kernels must not use the connections then.
   void reconnect(Bootstrap& bootstrap);
 
   /// "7 peers x 3 channels, handler cpu, wire local".

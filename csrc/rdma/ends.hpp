@@ -32,10 +32,10 @@ class Ends {
   virtual RdmaPeerParams connect(std::size_t end, const QueuePairAddress& peer) = 0;
   virtual void start() = 0;
 
-  /// What was found to have failed first, if anything has.
+  /// The first failure that was found, if there is one.
   virtual std::optional<Failure> failure() const = 0;
-  /// Has all that kernels have posted happened at the peers? What failed never will, and counts as done. No kernel may
-  /// be posting.
+  /// Has everything that kernels have posted happened at the peers? What failed never will, and counts as done. No
+  /// kernel may be posting.
   virtual bool idle() const = 0;
   /// "handler cpu, wire local".
   virtual std::string describe() const = 0;

@@ -18,7 +18,7 @@ constexpr std::string_view gid_index(std::string_view, std::string_view value) {
   return value == "-1" ? kNothing : value;
 }
 
-// "::/0" is their default: no restriction, for IPv4 neither.
+// "::/0" is their default: no restriction, not for IPv4 either.
 constexpr std::string_view address_range(std::string_view, std::string_view value) {
   return value == "::/0" ? kNothing : value;
 }

@@ -92,7 +92,7 @@ Distance distance(const PciLocation& a, const PciLocation& b) {
   const auto below_b = b.bridges.end() - fork.second + 1;
   const int hops = static_cast<int>(below_a + below_b);
   if (fork.first == a.bridges.begin()) return {Proximity::host_bridge, hops};
-  // In a switch the two meet at its upstream port: each has a downstream port of its own above it.
+  // Below a switch the two meet at its upstream port: each has a downstream port of its own above it.
   const bool one_switch = below_a <= 2 && below_b <= 2;
   return {one_switch ? Proximity::same_switch : Proximity::across_switches, hops};
 }

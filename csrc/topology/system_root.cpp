@@ -32,7 +32,7 @@ SystemRoot::SystemRoot(fs::path prefix) : prefix_(std::move(prefix)) {
 }
 
 std::optional<std::string> SystemRoot::resolve(std::string_view path) const {
-  // By hand, because in a copied machine an absolute link means the copy, not the machine that reads it.
+  // By hand: in a copied machine an absolute link points into the copy, not into the machine that reads it.
   std::deque<std::string> rest;
   for (const fs::path& part : fs::path(path)) rest.push_back(part.string());
   fs::path done = "/";
@@ -65,7 +65,7 @@ std::optional<std::string> SystemRoot::resolve(std::string_view path) const {
 }
 
 std::optional<fs::path> SystemRoot::place_of(std::string_view path) const {
-  // The kernel follows this machine's links faster.
+  // For this machine the kernel follows links, which is faster.
   if (is_this_machine()) return fs::path(path);
   const auto resolved = resolve(path);
   if (!resolved) return std::nullopt;

@@ -13,7 +13,7 @@
 
 namespace deep_ep::test {
 
-/// Memory that the exchange needs beside heap and connections. A launch uses one channel.
+/// Memory that the exchange needs besides heap and connections. A launch uses one channel.
 class Exchange {
  public:
   /// `heap`: this rank's, with heap_bytes() of zeros.
@@ -26,7 +26,7 @@ class Exchange {
   /// Heap that ranks need for one such exchange.
   static std::size_t heap_bytes(int num_ranks, int rows);
 
-  /// Enqueues `epochs` exchanges with all that the channel reaches; epochs count on from the last launch.
+  /// Enqueues `epochs` exchanges with all peers that the channel reaches; epochs continue from the last launch.
   void launch(const rdma::Connections& connections, int channel, int epochs) {
     launch(connections.device_peers() + std::ptrdiff_t{channel} * params_.num_ranks, epochs);
   }
@@ -37,7 +37,7 @@ class Exchange {
 
   std::uint64_t wrong_words() const { return wrong_[0]; }
   const FaultRecord& fault() const { return faults_[0]; }
-  /// Throws unless all rows came, unharmed.
+  /// Throws unless all rows came, intact.
   void require_all_arrived() const;
   /// Where in the heap old values of additions may go.
   std::uint64_t sink(int peer) const { return params_.sink(peer); }

@@ -25,7 +25,7 @@ struct Settings {
   bool one_thread = false;
 };
 
-/// What one rank has.
+/// What each rank has.
 class Rank {
  public:
   Rank(std::shared_ptr<Executor> executor, int rank, const Settings& settings)
@@ -114,7 +114,7 @@ class RdmaExchange : public testing::TestWithParam<Where> {
   static void expect_all_arrives(const Settings& settings, std::uint64_t seed = 0) {
     const auto ranks = make_ranks(settings, seed);
     for (const auto& rank : ranks) rank->connect(ranks, settings.ranks);
-    // The second launch finds queue pairs as the first one left them.
+    // The second launch finds the queue pairs as the first one left them.
     for (int launch = 0; launch < 2; ++launch) {
       for (const auto& rank : ranks) rank->launch(4);
       for (const auto& rank : ranks) rank->exchange().synchronize();

@@ -39,7 +39,7 @@ struct Member {
     connections->check();
   }
 
-  /// Collective: an exchange as new, after one that came to nothing.
+  /// Collective: makes the exchange usable again after one that failed.
   void start_again() {
     const StreamHandle stream = executor->create_stream();
     executor->fill(heap->local(), 0, heap->bytes(), stream);

@@ -26,7 +26,7 @@ void require(bool condition, const std::string& what) {
   if (!condition) throw std::runtime_error(what);
 }
 
-/// The text of the SystemError that connections report.
+/// The text of the SystemError that the connections report.
 std::string reported(const rdma::Connections& connections) {
   try {
     connections.check();

@@ -97,7 +97,7 @@ std::vector<WireCompletion> run(Wire& wire, std::span<const WireOperation> opera
       throw std::runtime_error(fmt::format("after {} s: {} of {} posted, {} of {} completions", deadline.seconds(),
                                            posted, operations.size(), result.size(), completions));
     }
-    // The emulated network card is a thread of the kernel that wants a processor.
+    // The emulated network card is a thread of the kernel that needs a processor.
     if (count == 0) std::this_thread::sleep_for(std::chrono::microseconds(100));
   }
   return result;

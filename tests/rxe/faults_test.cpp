@@ -1,4 +1,4 @@
-// What goes wrong on real RoCE devices, and how the verbs wire tells it.
+// What goes wrong on real RoCE devices, and how the verbs wire reports it.
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/mman.h>
@@ -24,8 +24,8 @@ const Cable kCable{"ipv4", "rxe0", "rxe1", 1};
 using deep_ep::test::contains;
 using deep_ep::test::message_of;
 
-// One operation that fails in the middle of others: it alone has the cause, what follows is flushed, signalled or not,
-// and the queue pair stays in that state.
+// One operation that fails in the middle of others: it alone reports the cause; what follows is flushed, signalled or
+// not, and the queue pair stays in that state.
 void expect_failure(Ends& ends, const WireOperation& bad, Syndrome syndrome) {
   std::array operations{ends.write(1, 0, 0, 64), bad, ends.write(3, 0, 0, 64), ends.fetch_add(4, 4096, 1)};
   for (WireOperation& operation : operations) operation.signalled = false;

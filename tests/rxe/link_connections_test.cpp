@@ -1,4 +1,4 @@
-// A cable that goes down below connections. Comes behind the other tests: addresses and routes suffer.
+// A cable that goes down below connections. Runs after the other tests: addresses and routes suffer.
 #include <gtest/gtest.h>
 
 #include <cstdlib>

@@ -59,7 +59,7 @@ void run_rank(const std::shared_ptr<Bootstrap>& bootstrap) {
   for (int round = 0; round < 2; ++round) {
     for (int channel = 0; channel < 2; ++channel) member.exchange_rows(channel);
   }
-  bootstrap->barrier();  // nobody's memory goes while it is written to
+  bootstrap->barrier();  // nobody's memory goes away while somebody writes to it
   run_low_latency_calls(bootstrap);
 }
 

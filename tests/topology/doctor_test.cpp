@@ -1,4 +1,4 @@
-// What `deep_ep doctor` says of machines that are well, and of machines that each lack something.
+// What `deep_ep doctor` says about healthy machines, and about machines that each lack something.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -21,7 +21,7 @@ class Doctor : public testing::Test {
   Patient patient() const { return examine(machine_.root(), source_of(variables_)); }
   Findings findings() const { return check_everything(patient()); }
 
-  /// The findings of one check that are worse than `ok`, one a line: "error: ...".
+  /// The findings of one check that are worse than `ok`, one per line: "error: ...".
   std::string complaints(const std::string& check) const {
     std::string text;
     for (const Finding& finding : findings()) {
@@ -165,7 +165,7 @@ TEST_F(Doctor, Registration) {
       "error: neither dma-buf (kernel 5.4.0-200-generic is older than 5.12) nor a peer memory module is available");
 }
 
-// Seed 002: the host's rdma-core 57 in the driver's folder, the image's 50 where the loader looks by itself.
+// Seed 002: the host's rdma-core 57 in the driver's folder, the image's 50 where the loader looks by default.
 class DoctorLibraries : public Doctor {
  protected:
   DoctorLibraries() {
@@ -312,7 +312,7 @@ TEST_F(DoctorCounters, OneLagsBehindAndOneLosesPackets) {
   for (int nic = 0; nic < 7; ++nic) count(nic, "counters/port_rcv_data", 1000 + 262144);
   count(7, "counters/port_rcv_data", 1000 + 65536);
   count(3, "hw_counters/out_of_sequence", 17);
-  count(4, "counters/port_xmit_discards", 5);  // went back: the driver was loaded anew
+  count(4, "counters/port_xmit_discards", 5);  // went back: the driver was reloaded
   const Findings found = traffic_after(before);
   ASSERT_EQ(found.size(), 2u);
   EXPECT_EQ(found[0].found, "1 of 8 NICs carry less than half of the average");

@@ -24,7 +24,7 @@ std::string describe(const GidEntry& gid) {
   return fmt::format("GID {} ({}, {})", gid.index, name_of(gid.type), gid.address());
 }
 
-// Smaller is better; nothing for a GID that must not be used without being asked for.
+// Smaller is better; nothing for a GID that must not be used unless it is asked for.
 std::optional<int> rank_on_ethernet(const GidEntry& gid, const GidPolicy& policy) {
   if (gid.is_zero() || gid.is_link_local() || gid.type != GidType::roce_v2) return std::nullopt;
   if (policy.range && !policy.range->contains(gid.bytes)) return std::nullopt;
@@ -68,7 +68,7 @@ GidChoice choose_automatically(const std::vector<GidEntry>& gids, bool ethernet,
 }  // namespace
 
 bool GidEntry::is_zero() const {
-  // The kernel keeps the subnet prefix in the slots of GIDs that are not there.
+  // The kernel keeps the subnet prefix in the slots of missing GIDs.
   return std::all_of(bytes.begin() + 8, bytes.end(), [](std::uint8_t byte) { return byte == 0; });
 }
 

@@ -109,7 +109,7 @@ std::vector<Nic> find_nics(const SystemRoot& root) {
     nic.capability = capability_of(nic);
     nics.push_back(std::move(nic));
   }
-  // Stable: devices without an address keep the natural order of their names.
+  // Stable: devices without an address stay in the natural order of their names.
   std::stable_sort(nics.begin(), nics.end(), [](const Nic& a, const Nic& b) {
     return std::tuple(!a.pci.address, a.pci.address) < std::tuple(!b.pci.address, b.pci.address);
   });

@@ -78,7 +78,7 @@ bool CpuHandler::idle() const {
 
 void CpuHandler::run(const std::stop_token& stop) {
   using Clock = std::chrono::steady_clock;
-  constexpr auto kSpin = std::chrono::microseconds(200);  // a call's next rows are expected within that
+  constexpr auto kSpin = std::chrono::microseconds(200);  // the next rows of a call are expected within that time
   constexpr auto kSleep = std::chrono::microseconds(50);
   Clock::time_point last_work = Clock::now();
   while (!stop.stop_requested()) {

@@ -28,14 +28,15 @@ class CpuHandler {
   };
 
   /// `queue_pairs`: one for each ring of `rings`, which is in host memory and outlives the handler; the wire knows
-  /// them. `device`: NIC and port, or wire, for messages. Without `start_thread` nothing happens but in step().
+  /// them. `device`: NIC and port, or wire, for messages. Without `start_thread` everything happens in step().
   CpuHandler(std::unique_ptr<Wire> wire, const RingMemory& rings, const std::vector<QueuePair>& queue_pairs,
              std::string device, bool start_thread = true);
   ~CpuHandler();
 
   /// The first operation that failed on any ring, if one did.
   std::optional<Failure> failure() const;
-  /// Is everything done that kernels have rung for so far? Rings that have failed do nothing any more, so they count.
+  /// Is everything done that kernels have rung for so far? Rings that have failed do nothing more, so they count as
+  /// done.
   bool idle() const;
 
   /// One round over all rings: takes new entries, posts, completes. False if there was nothing to do. Never throws:
@@ -50,7 +51,8 @@ class CpuHandler {
   bool post(Ring& ring);
   bool complete();
   void apply(const WireCompletion& completion);
-  /// Writes the error entry. `failure` has index, syndrome (or only a detail: not the wire's verdict) and vendor code.
+  /// Writes the error entry. `failure` has index, syndrome (or only a detail, if it is not the wire's verdict) and
+  /// vendor code.
   void fail_ring(Ring& ring, Failure failure);
 
   mutable std::mutex mutex_;  ///< a round of the thread, and every other call

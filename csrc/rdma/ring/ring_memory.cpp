@@ -102,7 +102,7 @@ bool RingMemory::idle() const {
     if (states[i].posted == states[i].completed || states[i].failure != 0) continue;
     const std::uint32_t tail = completions[i].tail;
     const std::uint32_t opcode = device::rdma::tail_opcode(tail);
-    // The device tells the lowest 16 bits of the entry that completed last, and the last that was posted asks for it.
+    // The device reports the lowest 16 bits of the entry that completed last, and the last entry posted asks for that.
     const auto last = static_cast<std::uint32_t>(states[i].posted - 1) & 0xffffu;
     if (opcode == device::rdma::kCompletionNotYetWritten) return false;
     if (opcode == device::rdma::kCompletionOk && device::rdma::tail_counter(tail) != last) return false;

@@ -16,7 +16,7 @@ enum class WireOperationKind : std::uint8_t {
   write,         ///< `length` bytes at local_address (local_key) to remote_address (remote_key)
   write_inline,  ///< the first `length` of inline_bytes to remote_address; length 0 writes nothing, but completes in
                  ///< order
-  fetch_add,     ///< adds `add` to the 8-byte word at remote_address, atomically among the adds of all queue pairs;
+  fetch_add,     ///< adds `add` to the 8-byte word at remote_address, atomically with the adds of all queue pairs;
                  ///< the old value goes to local_address (8 bytes, host byte order)
 };
 
@@ -27,9 +27,9 @@ inline constexpr std::size_t kMaxInlineBytes = 28;
 /// the kernel and the wire that registered the memory (a heap is registered with addresses that start at 0).
 struct WireOperation {
   std::uint32_t queue_pair = 0;  ///< the number by which the wire knows it
-  std::uint64_t id = 0;          ///< given back in the completion
+  std::uint64_t id = 0;          ///< returned in the completion
   WireOperationKind kind = WireOperationKind::write;
-  bool signalled = false;  ///< success must be reported too; failure always is
+  bool signalled = false;  ///< success must be reported, too; failure always is
   std::uint32_t length = 0;
   std::uint32_t local_key = 0;
   std::uint32_t remote_key = 0;
@@ -66,7 +66,7 @@ class Wire {
 
   /// Takes operations from the front, as many as there is room for, and returns how many; the caller offers the rest
   /// again after polling. The operations may be of several queue pairs. Local memory must stay unchanged until the
-  /// operation is complete. An unknown queue pair, or a system error that is no completion, is an exception.
+  /// operation is complete. An unknown queue pair, or a system error that is not a completion, is an exception.
   virtual std::size_t post(std::span<const WireOperation> operations) = 0;
 
   /// Makes progress, and fills in up to completions.size() completions; returns how many. Never blocks.

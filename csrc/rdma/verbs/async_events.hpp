@@ -1,4 +1,4 @@
-// What a device reports by itself: links that go down, queue pairs and devices that fail.
+// What a device reports on its own: links that go down, queue pairs and devices that fail.
 #pragma once
 
 #include <cstdint>

@@ -35,7 +35,7 @@ class DynamicLibrary {
     }
   }
 
-  /// The address of a symbol in its default version; null when the library has none.
+  /// The address of a symbol in its default version; null if the library has none.
   void* find(const char* symbol) const noexcept { return ::dlsym(handle_, symbol); }
   /// The file that was loaded, with symbolic links resolved.
   const std::string& path() const { return path_; }

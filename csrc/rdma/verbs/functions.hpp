@@ -1,5 +1,5 @@
 // The functions of libibverbs and libmlx5 as tables of pointers. Nothing links with either: the tables are filled when
-// RDMA is first asked for, and tests fill them with functions of their own.
+// RDMA is first needed, and tests fill them with functions of their own.
 #pragma once
 
 #include <infiniband/mlx5dv.h>

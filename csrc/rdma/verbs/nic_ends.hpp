@@ -52,8 +52,8 @@ std::unique_ptr<Ends> make_nic_ends(const NicAccess& nic, const std::shared_ptr<
 std::unique_ptr<Ends> make_verbs_ends(const NicAccess& nic, const std::shared_ptr<Executor>& executor,
                                       std::shared_ptr<Registration> heap, const EndsOptions& options);
 
-/// Handler `gpu`: DevX queue pairs. Rings lie in the GPU's memory, or in pinned memory where the device cannot use
-/// that. SystemError: kernels of this executor cannot drive this device, and why.
+/// Handler `gpu`: DevX queue pairs. Rings lie in the GPU's memory, or in pinned memory if the device cannot use that.
+/// SystemError: kernels of this executor cannot drive this device, and why.
 std::unique_ptr<Ends> make_devx_ends(const NicAccess& nic, const std::shared_ptr<Executor>& executor,
                                      std::shared_ptr<Registration> heap, const EndsOptions& options);
 

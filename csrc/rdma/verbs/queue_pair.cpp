@@ -111,7 +111,7 @@ std::uint32_t QueuePair::number() const { return pair_->qp_num; }
 void QueuePair::create(const QueuePairOptions& options) {
   ibv_qp_init_attr attributes{};
   int first_error = 0;
-  // Without inline sends where the device has none.
+  // Without inline sends if the device has none.
   for (const std::uint32_t inline_bytes : {options.inline_bytes, 0U}) {
     attributes = {};
     attributes.send_cq = completions_->get();

@@ -34,7 +34,7 @@ class CompletionQueue {
 
 struct QueuePairOptions {
   std::uint32_t send_depth = 128;
-  /// Asked for; a device that has no inline sends gives a queue pair with 0.
+  /// Asked for; a device without inline sends gives a queue pair with 0.
   std::uint32_t inline_bytes = 28;
 };
 

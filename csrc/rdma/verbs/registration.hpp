@@ -41,8 +41,8 @@ class Registration {
   /// CPU memory. SystemError names device, bytes and the kernel's answer.
   static Registration of_host_memory(std::shared_ptr<Device> device, const MemoryRange& range);
 
-  /// GPU memory: a dma-buf first, peer memory if that fails. SystemError says what was tried and what each answered.
-  /// An empty exporter counts as a failed first attempt.
+  /// GPU memory: a dma-buf first, peer memory if that fails. SystemError says what was tried and how each attempt
+  /// failed. An empty exporter counts as a failed first attempt.
   static Registration of_gpu_memory(std::shared_ptr<Device> device, const MemoryRange& range,
                                     const DmaBufExporter& exporter);
 

@@ -161,7 +161,7 @@ void SendQueue::complete(const ibv_wc& completion, std::deque<WireCompletion>& r
     deep_ep::fail<SystemError>("RDMA device {}: queue pair {:#x} completed a request that was not posted",
                                device_->name(), pair_->number());
   }
-  // All before it succeeded: of one queue pair, requests complete in order.
+  // Everything before it succeeded: requests of one queue pair complete in order.
   for (std::uint32_t i = 0; i < behind; ++i) {
     report(pending_.front(), Syndrome::none, 0, ready);
     pending_.pop_front();

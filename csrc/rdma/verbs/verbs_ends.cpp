@@ -12,7 +12,7 @@
 namespace deep_ep::rdma::verbs {
 namespace {
 
-/// Of the device's queues. A ring may be deeper: the wire takes what there is room for.
+/// Depth of the device's queues. A ring may be deeper: the wire takes what there is room for.
 std::uint32_t send_depth(const Device& device, const EndsOptions& options) {
   constexpr std::uint32_t kLeast = 16;
   constexpr std::uint32_t kEnough = 512;  // more under way does not make a connection faster

@@ -1,4 +1,4 @@
-// The notations of DEEP_EP_DEVICE_TO_HCA_MAPPING and of lists of NICs: what is accepted, and every refusal's text.
+// The notations of DEEP_EP_DEVICE_TO_HCA_MAPPING and of lists of NICs: what is accepted, and the text of every refusal.
 #include "csrc/rdma/discovery/device_mapping.hpp"
 
 #include <fmt/format.h>

@@ -1,4 +1,4 @@
-// Variables of this library and of others: which counts, which is ignored and why.
+// Variables of this library and of others: which ones count, which are ignored, and why.
 #include "csrc/rdma/discovery/settings.hpp"
 
 #include <fmt/format.h>

@@ -56,7 +56,7 @@ const Case kCases[] = {
 
 class RdmaFaults : public testing::TestWithParam<Case> {
  protected:
-  /// Three good entries, the bad one, two behind it.
+  /// Three good entries, the bad one, two after it.
   static void post_all(QueueWorld& world) {
     world.run([&](auto& peers) {
       QueueWorld::Peer& peer = *peers[0];

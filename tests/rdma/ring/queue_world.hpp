@@ -1,5 +1,5 @@
-// Several queue pairs of one sender to one receiver, filled by device code, with either way of executing them behind:
-// the software NIC (doorbell registers), or the `cpu` handler; both on the adversarial wire.
+// Several queue pairs of one sender to one receiver, filled by device code, executed in either way: by the software NIC
+// (doorbell registers) or by the `cpu` handler, both on the adversarial wire.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -34,7 +34,7 @@ class QueueWorld {
  public:
   static constexpr std::uint32_t kLocalKey = 0x111;
   static constexpr std::uint32_t kRemoteKey = 0x222;
-  static constexpr std::uint32_t kSignalKey = 0x333;  ///< the remote memory once more
+  static constexpr std::uint32_t kSignalKey = 0x333;  ///< a second copy of the remote memory
   static constexpr std::size_t kHeapBytes = std::size_t{1} << 20;
 
   using Peer = device::rdma::RdmaPeer<device::OneThread>;
@@ -93,7 +93,7 @@ class QueueWorld {
 
  private:
   void work(bool waited_for) {
-    // At times the device only moves when it must, so that rings fill up.
+    // Sometimes the device only moves when it must, so that rings fill up.
     if (wire_.below(300) == 0) slow_ = !slow_;
     if (slow_ && !waited_for) return;
     if (handler_) {

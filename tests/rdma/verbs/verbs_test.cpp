@@ -293,7 +293,7 @@ TEST_F(VerbsWireTest, FailureInTheMiddleFlushesTheRestByOwnBooks) {
   ASSERT_EQ(wire_->post(operations), 6U);
   fake_.complete(1);
   fake_.complete(3, IBV_WC_REM_ACCESS_ERR, 0x89);
-  fake_.complete(4, IBV_WC_WR_FLUSH_ERR);  // Devices differ in whether they tell this. Nothing may be told twice.
+  fake_.complete(4, IBV_WC_WR_FLUSH_ERR);  // Devices differ in whether they report this. Nothing may be reported twice.
   std::array<WireCompletion, 8> told;
   ASSERT_EQ(wire_->poll(told), 4U);
   EXPECT_EQ(told[0].id, 101U);

@@ -18,7 +18,7 @@ struct UmemPlace {
 
 struct CompletionQueueCommand {
   UmemPlace entry;            ///< the one entry: the queue is collapsed, every completion overwrites it
-  UmemPlace doorbell_record;  ///< never written: nothing is armed and an overrun is the normal case
+  UmemPlace doorbell_record;  ///< never written: nothing is armed, and an overrun is the normal case
   std::uint32_t event_queue = 0;
   std::uint32_t uar_page = 0;
   std::uint32_t log_page_size = 0;  ///< of the UMEM's pages, above 4 KiB

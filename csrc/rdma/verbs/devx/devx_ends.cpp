@@ -62,7 +62,7 @@ class DevxEnds final : public Ends {
       const device::rdma::CompletionEntry& completion = *rings_->completion(end);
       const std::uint32_t tail = __atomic_load_n(&completion.tail, __ATOMIC_ACQUIRE);
       if (device::rdma::tail_opcode(tail) != device::rdma::kCompletionError) continue;
-      // Of the index the device tells the lowest 16 bits.
+      // The device reports the lowest 16 bits of the index.
       return Failure{.peer = peers_[end],
                      .device = name_,
                      .queue_pair = pairs_[end]->number(),
@@ -102,8 +102,8 @@ class DevxEnds final : public Ends {
     }
   }
 
-  // In this order; they end in the opposite one: mapped registers before the pages and the queue pairs that have them,
-  // queue pairs before the memory.
+  // In this order; they are destroyed in the opposite order: mapped registers before the pages and the queue pairs that
+  // have them, queue pairs before the memory.
   std::string name_;
   std::vector<int> peers_;
   std::shared_ptr<Registration> heap_;

@@ -113,7 +113,7 @@ QueuePairCommand DevxQueuePair::queue_pair_command(const DevxQueuePairOptions& o
   return command;
 }
 
-// The kernel knows how to reach a GID: an address handle that is made and dropped tells the hardware address.
+// The kernel knows how to reach a GID: an address handle that is made and dropped reveals the hardware address.
 std::array<std::uint8_t, 6> DevxQueuePair::mac_of(const QueuePairAddress& peer) const {
   const Device& device = *context_.device;
   ibv_ah_attr attributes{};

@@ -26,7 +26,7 @@ struct DevxQueuePairOptions {
 
 enum class QueuePairState : std::uint8_t { reset, initialised, ready_to_receive, ready_to_send, error };
 
-/// Counters of the device that tell what happened to posted work.
+/// Counters of the device that say what happened to posted work.
 struct QueuePairProgress {
   QueuePairState state = QueuePairState::reset;
   std::uint16_t posted = 0;   ///< blocks that doorbells announced
@@ -58,7 +58,7 @@ class DevxQueuePair {
   CompletionQueueCommand completion_queue_command(const DevxQueuePairOptions& options) const;
   QueuePairCommand queue_pair_command(const DevxQueuePairOptions& options) const;
 
-  // In the order in which the firmware needs them; they end in the opposite one.
+  // In the order in which the firmware needs them; they are destroyed in the opposite order.
   Context context_;
   PathOptions path_;
   QueuePairAddress address_;

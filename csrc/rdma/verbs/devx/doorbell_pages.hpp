@@ -31,8 +31,8 @@ class DoorbellPages {
   DoorbellPages& operator=(const DoorbellPages&) = delete;
 
   /// A register (8 bytes, aligned) as kernels address it; `reg` is how the host does. SystemError: kernels cannot ring
-  /// it, and why. A trial is the only reliable answer: what is permitted depends on driver options and on privileges
-  /// together.
+  /// it, and why. Only a trial gives a reliable answer: what is permitted depends on both driver options and
+  /// privileges.
   MappedDoorbell map(void* reg);
 
  private:

@@ -1,6 +1,6 @@
 // Command numbers and field places of the mlx5 programmer's reference manual, as far as this library uses them. They
 // are those of the kernel's include/linux/mlx5/mlx5_ifc.h and rdma-core's providers/mlx5/mlx5_ifc.h, whose names they
-// bear; a test compares them with the kernel's file.
+// have; a test compares them with the kernel's file.
 #pragma once
 
 #include "csrc/rdma/verbs/devx/mailbox.hpp"

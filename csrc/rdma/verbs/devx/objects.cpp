@@ -31,7 +31,7 @@ constexpr std::uint64_t kUmemMaskDmabuf = 1;
   fail<SystemError>("RDMA device {}: DevX {}: {}{}{}", context.device->name(), name, errno_text(error), hint, firmware);
 }
 
-/// Success has two sides: the call's and the firmware's.
+/// Both the call and the firmware must succeed.
 void check(const Context& context, const char* name, int error, const Mailbox& answer) {
   if (error != 0 || answer.get(layout::answer::status) != 0) refuse(context, name, error, answer);
 }

@@ -13,7 +13,7 @@ using deep_ep::test::message_of;
 
 constexpr std::size_t kShift = 4 * kDoorbellPageBytes;
 
-/// Pages of registers, and behind them where they are mapped.
+/// Pages of registers, followed by where they are mapped.
 alignas(kDoorbellPageBytes) std::byte address_space[8 * kDoorbellPageBytes];
 void* at(std::size_t address) { return address_space + address; }
 

@@ -174,7 +174,7 @@ TEST(DevxLayout, PlacesAreThoseOfTheKernelsHeader) {
   const std::filesystem::path file = kernel_header();
   if (file.empty()) GTEST_SKIP() << "no kernel headers in build/rxe-kernel (scripts/setup --rxe brings them)";
   const KernelHeader header(file);
-  // What only user space gives, and so is reserved in the kernel's file; and names that differ.
+  // Fields that only user space sets, which are reserved in the kernel's file; and names that differ.
   const std::set<std::string> users{"dbr_umem_id",    "cq_umem_offset", "cq_umem_id",
                                     "wq_umem_offset", "wq_umem_id",     "c_eqn"};
   const std::map<std::string, std::string> other_names{

@@ -9,8 +9,8 @@
 
 namespace deep_ep::rdma::verbs::devx {
 
-/// Structures as the manual lists them: fields in order with their widths in bits, unnamed ones reserved. Places follow
-/// by adding up, which is another way to them than the library's constants.
+/// Structures as the manual lists them: fields in order with their widths in bits, unnamed ones reserved. Positions
+/// follow by adding up, independently of the library's constants.
 inline const std::map<std::string, std::string> kStructures{
     {"qpc",
      "state:4 lag:4 st:8 :3 pm_state:2 :11 :8 pd:24 mtu:3 log_msg_max:5 :1 log_rq_size:4 log_rq_stride:3 no_sq:1 "

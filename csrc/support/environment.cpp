@@ -38,7 +38,7 @@ constexpr std::array kVariables = {
              .type = Type::number,
              .default_value = "100",
              .allowed = "seconds, 0 = wait for ever",
-             .help = "how long a rank waits for another one before TimeoutError, where the program does not say"},
+             .help = "how long a rank waits for another one before TimeoutError, unless the program says"},
     Variable{.names = {"DEEP_EP_HEAP"},
              .type = Type::choice,
              .default_value = "auto",
@@ -55,18 +55,18 @@ constexpr std::array kVariables = {
              .default_value = "0",
              .allowed = "0 = one for each hardware thread, at least 2",
              .help = "worker threads that run kernels on the CPU"},
-    Variable{.names = {"DEEP_EP_RANKS_PER_NODE"},
-             .type = Type::unsigned_integer,
-             .default_value = "0",
-             .allowed = "0 = by host; else a divisor of the number of ranks",
-             .help = "how many consecutive ranks count as one node, where the program does not say; one host can play "
-                     "several"},
+    Variable{
+        .names = {"DEEP_EP_RANKS_PER_NODE"},
+        .type = Type::unsigned_integer,
+        .default_value = "0",
+        .allowed = "0 = by host; otherwise a divisor of the number of ranks",
+        .help = "how many consecutive ranks make a node, unless the program says; so one host can play several nodes"},
     Variable{.names = {"DEEP_EP_LOW_LATENCY_RAILS"},
              .type = Type::choice,
              .default_value = "auto",
              .allowed = "auto|always|never",
-             .help = "low-latency calls between nodes: rows once for each node, and on by NVLink, where the program "
-                     "does not say"},
+             .help = "low-latency calls between nodes: whether a row crosses once for each node and goes on by NVLink, "
+                     "unless the program says"},
     Variable{.names = {"DEEP_EP_RDMA_WIRE"},
              .type = Type::choice,
              .default_value = "auto",
@@ -91,7 +91,7 @@ constexpr std::array kVariables = {
     Variable{.names = {"DEEP_EP_RDMA_GID_INDEX", "NVSHMEM_IB_GID_INDEX", "NCCL_IB_GID_INDEX"},
              .default_value = "auto",
              .allowed = "auto, or a number from 0 to 255",
-             .help = "GID that every NIC uses; auto takes RoCE v2 with an IPv4 address first, for each NIC by itself. "
+             .help = "GID that every NIC uses; auto prefers RoCE v2 with an IPv4 address, separately for each NIC. "
                      "Another library's index counts on NICs that have a GID there",
              .translate = gid_index},
     Variable{.names = {"NVSHMEM_IB_ADDR_FAMILY", "NCCL_IB_ADDR_FAMILY"},
@@ -107,7 +107,7 @@ constexpr std::array kVariables = {
     Variable{.names = {"NVSHMEM_IB_ROCE_VERSION_NUM", "NCCL_IB_ROCE_VERSION_NUM"},
              .default_value = "2",
              .allowed = "2",
-             .help = "version of RoCE; only v2 is chosen by itself"},
+             .help = "version of RoCE; only v2 is chosen automatically"},
     Variable{.names = {"DEEP_EP_RDMA_TRAFFIC_CLASS", "NVSHMEM_IB_TRAFFIC_CLASS", "NCCL_IB_TC"},
              .type = Type::unsigned_integer,
              .default_value = "0",
@@ -130,7 +130,7 @@ constexpr std::array kVariables = {
              .type = Type::unsigned_integer,
              .default_value = "6",
              .allowed = "0 to 7; soft-RoCE takes 7 for ever",
-             .help = "how often, before the connection to that peer fails",
+             .help = "how often that is done before the connection to the peer fails",
              .most = 7},
     Variable{.names = {"NCCL_IB_PKEY"},
              .type = Type::unsigned_integer,
@@ -158,7 +158,7 @@ constexpr std::array kVariables = {
     Variable{.names = {"DEEP_EP_LOG_FILE"},
              .default_value = "",
              .allowed = "%h = host name, %p = process id",
-             .help = "file that log lines are appended to; standard error where not set"},
+             .help = "file that log lines are appended to; standard error if not set"},
 };
 
 const Variable& row(std::string_view name) {

@@ -113,8 +113,8 @@ NicFilter NicFilter::parse(std::string_view text, std::string source, bool prefi
     ++place.entry;
     place.text = part;
     if (part.empty()) place.refuse("it is empty");
-    if (part.starts_with('=')) place.refuse("'=' is NCCL's notation; names are always whole here");
-    if (part.starts_with('^')) place.refuse("'^' stands once, in front of the whole list");
+    if (part.starts_with('=')) place.refuse("'=' is NCCL's notation; here names are always complete");
+    if (part.starts_with('^')) place.refuse("'^' may appear once, at the beginning of the list");
     const std::vector<std::string_view> fields = split(part, ':');
     if (fields.size() > 2) place.refuse(fmt::format("it has {} parts, at most 2 are allowed", fields.size()));
     Item item{parse_hca(place, fields[0]), std::nullopt};

@@ -57,7 +57,7 @@ GidPolicy read_gid(Reader& reader) {
   // Nothing follows from it: only that another version is not understood.
   reader.read("NVSHMEM_IB_ROCE_VERSION_NUM", [](const Value& value) {
     if (value.text == "2") return true;
-    throw InvalidArgument("only RoCE v2 is chosen by itself; DEEP_EP_RDMA_GID_INDEX may name another GID");
+    throw InvalidArgument("only RoCE v2 is chosen automatically; DEEP_EP_RDMA_GID_INDEX may name another GID");
   });
   return policy;
 }

@@ -207,7 +207,7 @@ std::vector<std::string> describe(const LibraryReport& report) {
       line += library->path;
       if (!library->rdma_core.empty()) line += " (rdma-core " + library->rdma_core + ")";
       if (!library->fallbacks.empty()) {
-        line += fmt::format("; without {}, so a fallback serves", fmt::join(library->fallbacks, ", "));
+        line += fmt::format("; without {}, so a fallback is used", fmt::join(library->fallbacks, ", "));
       }
     }
     lines.push_back(std::move(line));

@@ -136,8 +136,8 @@ TEST_P(RefusedList, SaysWhichEntryAndWhy) {
 INSTANTIATE_TEST_SUITE_P(
     Lists, RefusedList,
     testing::Values(Refused{"^", "entry 1, '': it is empty"}, Refused{"mlx5_0,", "entry 2, '': it is empty"},
-                    Refused{"=mlx5_0", "entry 1, '=mlx5_0': '=' is NCCL's notation; names are always whole here"},
-                    Refused{"mlx5_0,^mlx5_1", "entry 2, '^mlx5_1': '^' stands once, in front of the whole list"},
+                    Refused{"=mlx5_0", "entry 1, '=mlx5_0': '=' is NCCL's notation; here names are always complete"},
+                    Refused{"mlx5_0,^mlx5_1", "entry 2, '^mlx5_1': '^' may appear once, at the beginning of the list"},
                     Refused{"mlx5_0:0", "entry 1, 'mlx5_0:0': the port is '0', not a number from 1 to 254"},
                     Refused{"mlx5_0:1:2", "entry 1, 'mlx5_0:1:2': it has 3 parts, at most 2 are allowed"},
                     Refused{"mlx5 0", "entry 1, 'mlx5 0': 'mlx5 0' is not the name of an HCA"},

@@ -120,7 +120,7 @@ TEST(RdmaSettings, AddressesOfOthers) {
   EXPECT_EQ(settings.gid.family, GidPolicy::Family::ipv6);
   EXPECT_EQ(settings.gid.range->text, "fd00::/8");
   EXPECT_FALSE(settings.gid.index);
-  EXPECT_EQ(settings.warnings, Texts{"NCCL_IB_ROCE_VERSION_NUM='1' is ignored: only RoCE v2 is chosen by itself; "
+  EXPECT_EQ(settings.warnings, Texts{"NCCL_IB_ROCE_VERSION_NUM='1' is ignored: only RoCE v2 is chosen automatically; "
                                      "DEEP_EP_RDMA_GID_INDEX may name another GID"});
   EXPECT_EQ(read({{"NCCL_IB_ADDR_FAMILY", "inet"}, {"NCCL_IB_ADDR_RANGE", "10.0/8"}}).warnings.size(), 2u);
 }

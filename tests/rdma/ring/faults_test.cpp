@@ -227,7 +227,7 @@ TEST_F(RdmaBadEntry, UnknownOpcode) {
   const std::string text = failure_of([](auto& entry) { set(entry.segment[0], 0, 2 << 8 | 0x2a); });
   EXPECT_TRUE(contains(text, "operation with unknown opcode 0x2a to rank 7"));
   EXPECT_TRUE(contains(text, "syndrome 0x02"));
-  EXPECT_TRUE(contains(text, "opcode 0x2a with 3 segments is none that this library writes"));
+  EXPECT_TRUE(contains(text, "opcode 0x2a with 3 segments is not one that this library writes"));
 }
 TEST_F(RdmaBadEntry, WrongIndex) {
   EXPECT_TRUE(contains(failure_of([](auto& entry) { set(entry.segment[0], 0, 130 << 8 | 8); }),

@@ -53,7 +53,7 @@ TEST(VerbsLibraries, ReportNamesBothOrSaysWhyNot) {
             (std::vector<std::string>{
                 "libibverbs.so.1: not usable: no such file",
                 "libmlx5.so.1: /lib/libmlx5.so.1.24.30.0 (rdma-core 30.0); without mlx5dv_devx_umem_reg_ex, "
-                "so a fallback serves"}));
+                "so a fallback is used"}));
 }
 
 // ---- Devices and registration ----

@@ -10,13 +10,12 @@
 #include <system_error>
 
 #include "csrc/support/format.hpp"
+#include "csrc/support/text.hpp"
 #include "deep_ep/error.hpp"
 
 namespace deep_ep::topology {
 namespace fs = std::filesystem;
 namespace {
-
-constexpr std::string_view kWhiteSpace = " \t\r\n\f\v";
 
 // As many as the kernel follows.
 constexpr int kMostLinks = 40;
@@ -125,11 +124,5 @@ std::string SystemRoot::link_name(std::string_view path) const {
 }
 
 bool natural_less(const std::string& a, const std::string& b) { return ::strverscmp(a.c_str(), b.c_str()) < 0; }
-
-std::string_view trim(std::string_view text) {
-  const std::size_t begin = text.find_first_not_of(kWhiteSpace);
-  if (begin == std::string_view::npos) return {};
-  return text.substr(begin, text.find_last_not_of(kWhiteSpace) - begin + 1);
-}
 
 }  // namespace deep_ep::topology

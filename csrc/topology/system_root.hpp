@@ -1,5 +1,6 @@
 // The files that describe a machine (/sys, /proc, /etc, /dev, libraries), under a prefix that tests and
-// `deep_ep doctor --sysroot` may choose. Nothing else of topology/ and of rdma/'s discovery opens a file.
+// `deep_ep doctor --sysroot` may choose. Nothing else in csrc/topology and csrc/rdma/discovery opens
+// files.
 #pragma once
 
 #include <filesystem>
@@ -30,8 +31,8 @@ class SystemRoot {
   bool exists(std::string_view path) const;
   /// Whether this process may read and write the file. In another machine's copy: whether it exists.
   bool writable(std::string_view path) const;
-  /// The path after all symbolic links, as seen from inside the root ("/sys/devices/..."); nothing where it leads
-  /// nowhere.
+  /// The path with all symbolic links followed, as seen from inside the root ("/sys/devices/..."); nothing where it
+  /// leads nowhere.
   std::optional<std::string> resolve(std::string_view path) const;
   /// The last part of where a symbolic link leads ("mlx5_core" of ".../device/driver"); empty where there is none.
   std::string link_name(std::string_view path) const;
@@ -45,8 +46,5 @@ class SystemRoot {
 
 /// "mlx5_2" < "mlx5_10".
 bool natural_less(const std::string& a, const std::string& b);
-
-/// `text` without white space around it.
-std::string_view trim(std::string_view text);
 
 }  // namespace deep_ep::topology

@@ -100,7 +100,7 @@ DEEP_EP_DEVICE void copy_words(void* to, const void* from, std::uint32_t bytes) 
   }
 }
 
-/// Moves this round's rows of `source` from the window to their final places, a warp a row.
+/// Moves this round's rows of `source` from the window to their final places, one warp per row.
 DEEP_EP_DEVICE void drain_rows(const DispatchParams& params, std::uint32_t round, int source) {
   const auto rows = static_cast<std::uint32_t>(rows_between(params, source, params.common.rank));
   const std::uint32_t begin = round * params.window_rows;
@@ -180,7 +180,7 @@ DEEP_EP_DEVICE bool drain_round(const DispatchParams& params, std::uint64_t epoc
   for (int peer = 0; peer < common.num_ranks; ++peer) drain_rows(params, round, peer);
   if (last_block_to_arrive(&common.state->dispatch_drain_ticket, scratch)) {
     for (int peer = thread_index(); peer < common.num_ranks; peer += block_threads()) {
-      // Nobody waits for credit beyond its last round, and who waits for nothing may already be gone.
+      // Nobody waits for credit beyond its last round, and whoever waits for nothing may already be gone.
       if (round + 1 >= rounds_for(rows_between(params, peer, common.rank), params.window_rows)) continue;
       store_release<Scope::system>(common.signal_to(peer, IntranodeSignal::dispatch_credit),
                                    round_signal(epoch, round + 1));
@@ -198,7 +198,7 @@ DEEP_EP_DEVICE void dispatch_body(const DispatchParams& params, std::byte* memor
   const std::int64_t received =
       good ? params.rank_prefix_matrix[(common.num_ranks - 1) * common.num_ranks + common.rank] : 0;
   if (good) {
-    // 1. Say where our rows shall go. That we are here also says that nobody uses that memory any more.
+    // 1. Say where our rows are to go. That we are here also says that nobody uses that memory any more.
     if (block_index() == 0) {
       for (int peer = thread_index(); peer < common.num_ranks; peer += block_threads()) {
         publish_targets(params, call.epoch, peer);

@@ -17,13 +17,13 @@ struct KernelState {
   std::uint32_t dispatch_round_ticket;
   std::uint32_t dispatch_drain_ticket;
   std::uint32_t combine_round_ticket[kWindowRounds];  ///< in turn: as many rounds may be under way at once
-  // The next token, or part of one, that a warp may take; zero between calls. SMs differ in speed: sharing tokens out
-  // beforehand would make the call as slow as the slowest.
+  // The next token, or part of one, that a warp may take; zero between calls. SMs differ in speed: if tokens were
+  // shared out beforehand, the call would be as slow as the slowest.
   std::uint32_t dispatch_next_token;
   std::uint32_t combine_next_part;
 };
 
-/// What every kernel of the family is told.
+/// What every kernel of the family gets.
 struct IntranodeParams {
   int rank = 0;
   int num_ranks = 0;

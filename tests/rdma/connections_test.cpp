@@ -9,8 +9,8 @@
 
 #include "deep_ep/bootstrap.hpp"
 #include "deep_ep/error.hpp"
-#include "tests/rdma/contains.hpp"
 #include "tests/rdma/member.hpp"
+#include "tests/rdma/messages.hpp"
 #include "tests/rdma/rank_threads.hpp"
 
 namespace deep_ep::test {
@@ -40,7 +40,7 @@ TEST(ConnectionsOfProcessesTest, TheEndDoesNotWaitForRanksThatDied) {
     member.connect({.peers = member.nodes(1).reached_by_rdma(true), .channels = 2, .depth = 64});
     if (rank == 1) ::_exit(3);
     // Waits for rank 1's rows in vain; its heap is still mapped, so what is sent there succeeds.
-    Exchange hopeless(member.executor, *member.heap, rank, 3, kMemberRows, /*timeout_s=*/0.5);
+    Exchange hopeless(member.executor, member.heap->local(), rank, 3, kMemberRows, /*timeout_s=*/0.5);
     hopeless.launch(*member.connections, 0, 1);
     hopeless.synchronize();
     if (hopeless.fault().kind != FaultKind::timeout) throw std::runtime_error("a row came from a dead rank");

@@ -6,7 +6,6 @@
 #include <string>
 #include <vector>
 
-#include "csrc/memory/symmetric_heap.hpp"
 #include "csrc/rdma/connections.hpp"
 #include "deep_ep/executor.hpp"
 #include "tests/kernels/test_kernel.hpp"
@@ -17,7 +16,8 @@ namespace deep_ep::test {
 /// Memory that the exchange needs beside heap and connections. A launch uses one channel.
 class Exchange {
  public:
-  Exchange(std::shared_ptr<Executor> executor, const SymmetricHeap& heap, int rank, int num_ranks, int rows,
+  /// `heap`: this rank's, with heap_bytes() of zeros.
+  Exchange(std::shared_ptr<Executor> executor, std::byte* heap, int rank, int num_ranks, int rows,
            double timeout_s = 60);
   ~Exchange();
   Exchange(const Exchange&) = delete;
@@ -39,6 +39,10 @@ class Exchange {
   const FaultRecord& fault() const { return faults_[0]; }
   /// Throws unless all rows came, unharmed.
   void require_all_arrived() const;
+  /// Where in the heap old values of additions may go.
+  std::uint64_t sink(int peer) const { return params_.sink(peer); }
+  /// One thread posts from now on, not the warp together.
+  void post_by_one_thread() { params_.one_thread = true; }
   /// Sends rows beyond the ends of the peers' heaps from now on, or (0) where they belong.
   void send_astray(std::uint64_t by) { params_.astray = by; }
 

@@ -6,8 +6,8 @@
 #include <string>
 
 #include "deep_ep/error.hpp"
-#include "tests/rdma/contains.hpp"
 #include "tests/rdma/member.hpp"
+#include "tests/rdma/messages.hpp"
 #include "tests/rdma/rank_threads.hpp"
 #include "tests/rxe/rxe_settings.hpp"
 

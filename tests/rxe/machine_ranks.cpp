@@ -7,10 +7,10 @@
 #include <vector>
 
 #include "deep_ep/buffer.hpp"
+#include "tests/cluster/processes.hpp"
 #include "tests/rdma/member.hpp"
 #include "tests/rxe/low_latency_ranks.hpp"
 #include "tests/rxe/socket_bootstrap.hpp"
-#include "tests/cluster/processes.hpp"
 
 namespace deep_ep::test {
 namespace {

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "deep_ep/error.hpp"
+#include "tests/support/variables.hpp"
 #include "tests/topology/fake_machine.hpp"
 #include "tools/doctor/checks.hpp"
 #include "tools/doctor/counters.hpp"
@@ -15,16 +16,9 @@
 namespace deep_ep::tools {
 namespace {
 
-using Variables = std::map<std::string, std::string, std::less<>>;
-
 class Doctor : public testing::Test {
  protected:
-  Patient patient() const {
-    return examine(machine_.root(), [this](std::string_view name) -> std::optional<std::string> {
-      const auto found = variables_.find(name);
-      return found == variables_.end() ? std::nullopt : std::optional(found->second);
-    });
-  }
+  Patient patient() const { return examine(machine_.root(), source_of(variables_)); }
   Findings findings() const { return check_everything(patient()); }
 
   /// The findings of one check that are worse than `ok`, one a line: "error: ...".
@@ -249,10 +243,9 @@ TEST_F(Doctor, VariablesOfOthers) {
 TEST_F(Doctor, AMalformedMapping) {
   write_healthy_machine(machine_);
   variables_["DEEP_EP_DEVICE_TO_HCA_MAPPING"] = "0:mlx5_0,1";
-  EXPECT_EQ(
-      complaints("variables"),
-      "error: DEEP_EP_DEVICE_TO_HCA_MAPPING: entry 2, '1': there is no ':' between GPU and HCA; allowed: <CUDA id "
-      "or GPU UUID>:<hca>[:<port>],...");
+  EXPECT_EQ(complaints("variables"),
+            "error: environment variable DEEP_EP_DEVICE_TO_HCA_MAPPING='0:mlx5_0,1': entry 2, '1': there is no ':' "
+            "between GPU and HCA; allowed: <CUDA id or GPU UUID>:<hca>[:<port>],...");
   variables_["DEEP_EP_DEVICE_TO_HCA_MAPPING"] = "0:mlx5_0,1:mlx5_0";
   EXPECT_NE(complaints("map").find("warning: mlx5_0 port 1 carries the traffic of 2 GPUs"), std::string::npos);
   EXPECT_NE(complaints("map").find("error: GPU 2 (0000:23:00.0) -> no NIC: DEEP_EP_DEVICE_TO_HCA_MAPPING does not name "

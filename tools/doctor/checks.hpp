@@ -9,6 +9,7 @@
 #include "csrc/rdma/discovery/nic_map.hpp"
 #include "csrc/rdma/discovery/nics.hpp"
 #include "csrc/rdma/discovery/settings.hpp"
+#include "csrc/support/environment.hpp"
 #include "csrc/topology/gpus.hpp"
 #include "csrc/topology/system_root.hpp"
 #include "tools/doctor/report.hpp"
@@ -18,14 +19,14 @@ namespace deep_ep::tools {
 /// A machine, read once.
 struct Patient {
   topology::SystemRoot root;
-  rdma::Environment environment;
+  deep_ep::environment::Source environment;
   std::vector<topology::Gpu> gpus;
   std::vector<rdma::Nic> nics;
   rdma::RdmaSettings settings;
   rdma::NicMap map;
   std::string refused;  ///< a wrong variable of the library's own: settings are the defaults then
 };
-Patient examine(topology::SystemRoot root, rdma::Environment environment);
+Patient examine(topology::SystemRoot root, environment::Source variables);
 
 /// Devices and ports: driver, state, device file, GIDs.
 void check_nics(const Patient& patient, Findings& findings);

@@ -11,6 +11,7 @@
 #include <set>
 #include <sstream>
 
+#include "csrc/support/text.hpp"
 #include "tools/doctor/checks.hpp"
 
 namespace deep_ep::tools {
@@ -31,7 +32,7 @@ std::vector<std::string> split_path(const std::string& text) {
 void read_loader_folders(const topology::SystemRoot& root, const std::string& file, std::vector<std::string>& folders) {
   std::istringstream lines(root.read(file).value_or(""));
   for (std::string line; std::getline(lines, line);) {
-    const std::string_view text = topology::trim(std::string_view(line).substr(0, line.find('#')));
+    const std::string_view text = trim(std::string_view(line).substr(0, line.find('#')));
     if (text.starts_with('/')) folders.emplace_back(text);
   }
 }

@@ -10,6 +10,7 @@
 #include <string_view>
 
 #include "csrc/support/format.hpp"
+#include "csrc/support/text.hpp"
 #include "tools/doctor/checks.hpp"
 
 namespace deep_ep::tools {
@@ -83,7 +84,7 @@ std::optional<std::int64_t> locked_memory_limit(const Patient& patient) {
   constexpr std::string_view kName = "Max locked memory";
   for (std::string line; std::getline(limits, line);) {
     if (!line.starts_with(kName)) continue;
-    const std::string_view rest = topology::trim(std::string_view(line).substr(kName.size()));
+    const std::string_view rest = trim(std::string_view(line).substr(kName.size()));
     if (rest.starts_with("unlimited")) return -1;
     std::int64_t bytes = 0;
     if (std::from_chars(rest.data(), rest.data() + rest.size(), bytes).ec == std::errc()) return bytes;

@@ -10,6 +10,9 @@
 
 namespace deep_ep::rdma {
 
+/// A GID as it travels.
+using GidBytes = std::array<std::uint8_t, 16>;
+
 enum class GidType : std::uint8_t {
   infiniband,  ///< on InfiniBand ports
   roce_v1,     ///< Ethernet frames, not routed
@@ -19,7 +22,7 @@ enum class GidType : std::uint8_t {
 
 struct GidEntry {
   int index = 0;
-  std::array<std::uint8_t, 16> bytes{};
+  GidBytes bytes{};
   GidType type = GidType::unknown;
   std::string netdev;  ///< the network interface it comes from ("eth3"); empty on InfiniBand
 
@@ -31,15 +34,15 @@ struct GidEntry {
 };
 
 /// Sixteen bytes of "0000:0000:0000:0000:0000:ffff:0a00:0001", as sysfs writes them.
-std::optional<std::array<std::uint8_t, 16>> parse_gid(std::string_view text);
+std::optional<GidBytes> parse_gid(std::string_view text);
 
 /// A range of addresses, IPv4 ("10.0.0.0/8") or IPv6 ("fd00::/8"); without "/bits", one address.
 struct AddressRange {
-  std::array<std::uint8_t, 16> bytes{};  ///< IPv4 mapped into IPv6
-  int bits = 0;                          ///< of these sixteen bytes
+  GidBytes bytes{};  ///< IPv4 mapped into IPv6
+  int bits = 0;      ///< of these sixteen bytes
   std::string text;
 
-  bool contains(const std::array<std::uint8_t, 16>& address) const;
+  bool contains(const GidBytes& address) const;
 };
 std::optional<AddressRange> parse_address_range(std::string_view text);
 

@@ -1,4 +1,4 @@
-// RDMA on this machine, for the rest of the library: found once a process, logged once, asked for by GPU or rank.
+// RDMA on this machine, for the rest of the library: found and logged once per process, asked for by GPU or by rank.
 #pragma once
 
 #include <array>
@@ -15,7 +15,7 @@ struct NicAssignment {
   std::string nic;  ///< "mlx5_0"
   int port = 1;
   int gid_index = 0;
-  std::array<std::uint8_t, 16> gid{};
+  GidBytes gid{};
   bool ethernet = true;
   double rate_gbps = 0;
   Capability capability = Capability::verbs;

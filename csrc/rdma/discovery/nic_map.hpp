@@ -46,10 +46,10 @@ struct NicMap {
 /// no usable GID, that lack reliable connections, and those with less than half of the fastest one's rate (they serve
 /// storage or management) unless a list of NICs allows them.
 ///
-/// Never throws: what is wrong is told by the rows and the warnings, because it concerns only those who use that row.
+/// Never throws: the rows and the warnings say what is wrong, because it concerns only those who use that row.
 NicMap map_gpus_to_nics(std::vector<topology::Gpu> gpus, std::vector<Nic> nics, const RdmaSettings& settings);
 
-/// Ranks that run on the CPU, in the place of GPUs: rank i is "CUDA id" i of a mapping, and near to no NIC.
+/// Ranks that run on the CPU, in the place of GPUs: rank i is "CUDA id" i of a mapping, and close to no NIC.
 std::vector<topology::Gpu> ranks_without_gpu(int ranks);
 
 }  // namespace deep_ep::rdma

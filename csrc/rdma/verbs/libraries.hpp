@@ -25,13 +25,13 @@ struct LibraryReport {
 /// Opens both libraries, if that has not happened yet, and says how it went. Never throws for a missing library.
 LibraryReport report_libraries();
 
-/// SystemError, the one clear error of a machine without it, unless libibverbs can be used.
+/// SystemError, with what to install, unless libibverbs can be used.
 void require_libraries();
 
 /// One line for each library, for logs and `deep_ep doctor`.
 std::vector<std::string> describe(const LibraryReport& report);
 
-/// The part of a library's file name behind ".so.", and the rdma-core release in it. Both empty where there is none.
+/// The part of a library's file name after ".so.", and the rdma-core release in it. Both empty where there is none.
 struct LibraryVersion {
   std::string version;
   std::string rdma_core;

@@ -38,7 +38,7 @@ class SendQueue {
  private:
   struct Pending {
     std::uint64_t id;
-    bool report;  ///< the caller wants to know of success
+    bool report;  ///< the caller asked for a completion
   };
 
   void check(const WireOperation& operation) const;

@@ -51,8 +51,7 @@ Mailbox create_queue_pair_command(const QueuePairCommand& command);
 Mailbox reset_to_init_command(const ConnectionCommand& command);
 Mailbox init_to_ready_to_receive_command(const ConnectionCommand& command);
 Mailbox ready_to_send_command(const ConnectionCommand& command);
-/// Commands that carry the number alone: to_error_qp, to_reset_qp, query_qp.
-Mailbox plain_queue_pair_command(layout::Opcode opcode, std::uint32_t queue_pair);
+Mailbox query_queue_pair_command(std::uint32_t queue_pair);
 
 /// Source port of the UDP packets: the network spreads connections over its paths by it. 0xc000 to 0xffff.
 std::uint16_t udp_source_port(std::uint32_t local_queue_pair, std::uint32_t remote_queue_pair);

@@ -14,8 +14,6 @@ enum class Opcode : std::uint16_t {
   rst2init_qp = 0x502,
   init2rtr_qp = 0x503,
   rtr2rts_qp = 0x504,
-  to_error_qp = 0x507,
-  to_reset_qp = 0x50a,
   query_qp = 0x50b,
 };
 

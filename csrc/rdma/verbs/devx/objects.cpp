@@ -179,6 +179,5 @@ DoorbellPage::~DoorbellPage() { context_.functions->free_uar(page_); }
 
 std::uint32_t DoorbellPage::page_id() const { return page_->page_id; }
 void* DoorbellPage::register_address() const { return page_->reg_addr; }
-void* DoorbellPage::page_address() const { return page_->base_addr; }
 
 }  // namespace deep_ep::rdma::verbs::devx

@@ -84,9 +84,7 @@ class DoorbellPage {
 
   Kind kind() const { return kind_; }
   std::uint32_t page_id() const;
-  /// The register, and the page that it lies in: what a GPU maps.
   void* register_address() const;
-  void* page_address() const;
 
  private:
   Context context_;

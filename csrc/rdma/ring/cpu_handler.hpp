@@ -1,32 +1,40 @@
-// The `cpu` handler: a thread that does for any wire what an mlx5 device does for its rings.
+// The handler `cpu`: a thread that does for any wire what an mlx5 device does for its rings.
 #pragma once
 
 #include <atomic>
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
+#include <string>
 #include <thread>
 #include <unordered_map>
 #include <vector>
 
-#include "csrc/rdma/ring/nic_handler.hpp"
+#include "csrc/rdma/ring/failure.hpp"
+#include "csrc/rdma/ring/ring_memory.hpp"
 #include "csrc/rdma/ring/wire.hpp"
 
 namespace deep_ep::rdma {
 
 /// Reads the producer indices that kernels publish, decodes the entries behind them, posts them to its wire and writes
-/// completion entries. One thread and one wire for all rings; a process with several NICs has several handlers.
-class CpuNicHandler final : public NicHandler {
+/// completion entries. One thread and one wire for all rings. Functions may be called from any thread.
+class CpuHandler {
  public:
-  /// Without `start_thread` nothing happens but in step().
-  explicit CpuNicHandler(std::unique_ptr<Wire> wire, bool start_thread = true);
-  ~CpuNicHandler() override;
+  struct QueuePair {
+    std::uint32_t number = 0;  ///< as the wire knows it
+    int peer = -1;             ///< rank at the other end, for messages
+  };
 
-  NicHandlerKind kind() const override { return NicHandlerKind::cpu; }
-  void add(const HandledRing& ring) override;
-  void remove(std::uint32_t number) noexcept override;
-  std::optional<Failure> failure() const override;
+  /// `queue_pairs`: one for each ring of `rings`, which is in host memory and outlives the handler; the wire knows
+  /// them. `device`: NIC and port, or wire, for messages. Without `start_thread` nothing happens but in step().
+  CpuHandler(std::unique_ptr<Wire> wire, const RingMemory& rings, const std::vector<QueuePair>& queue_pairs,
+             std::string device, bool start_thread = true);
+  ~CpuHandler();
 
+  /// The first operation that failed on any ring, if one did.
+  std::optional<Failure> failure() const;
   /// Is everything done that kernels have rung for so far? Rings that have failed do nothing any more, so they count.
   bool idle() const;
 
@@ -44,12 +52,12 @@ class CpuNicHandler final : public NicHandler {
   void apply(const WireCompletion& completion);
   /// Writes the error entry. `failure` has index, syndrome (or only a detail: not the wire's verdict) and vendor code.
   void fail_ring(Ring& ring, Failure failure);
-  Ring* find(std::uint32_t number);
 
   mutable std::mutex mutex_;  ///< a round of the thread, and every other call
   std::unique_ptr<Wire> wire_;
-  std::vector<std::unique_ptr<Ring>> rings_;
-  std::unordered_map<std::uint32_t, Ring*> by_number_;
+  std::string device_;
+  std::vector<Ring> rings_;
+  std::unordered_map<std::uint32_t, std::size_t> by_number_;
   std::vector<WireCompletion> completions_;
   std::optional<Failure> failure_;
   mutable std::atomic<int> waiting_ = 0;  ///< calls that want the mutex: the thread lets them in

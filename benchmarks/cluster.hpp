@@ -21,7 +21,7 @@ struct RankContext {
   const std::shared_ptr<Executor>& executor;
   tools::IntranodeBench& bench;
   std::unique_ptr<tools::PeerTransport> transport;      ///< of the benchmarks that measure another means
-  DispatchResult dispatched;                            ///< the rows of the latest round
+  CachedDispatchResult dispatched;                      ///< the rows of the latest round
   std::unique_ptr<tools::LowLatencyBench> low_latency;  ///< of the benchmarks of that mode
 };
 

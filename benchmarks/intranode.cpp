@@ -115,7 +115,7 @@ Cluster::Step round(const Call& call) {
     case Operation::dispatch:
       return [call, config](RankContext& context) {
         context.dispatched = {};
-        context.dispatched = rows_of(context.bench.dispatch(call.as_8bit, config));
+        context.dispatched = tools::rows_of(context.bench.dispatch(call.as_8bit, config));
       };
     case Operation::combine_pull:
       return [config](RankContext& context) { context.bench.combine(CombineMode::pull, config); };

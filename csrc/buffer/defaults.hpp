@@ -1,4 +1,4 @@
-// Numbers that the library chooses where the caller does not, and the limits of those that the caller may choose.
+// Numbers that the library chooses if the caller does not, and the limits of those that the caller may choose.
 // Everything else takes them from here. (What kernels limit is in kernels/common/limits.hpp and
 // kernels/kernel_list.hpp.)
 #pragma once

@@ -15,7 +15,7 @@ struct DispatchOutputs {
   bool in_heap = true;
 
   RowTargets targets() const {
-    return {x.as<std::byte>(), scales.as<std::byte>(), topk_idx.as<std::byte>(), topk_weights.as<float>(),
+    return {x.as<std::byte>(), scales.as<std::uint32_t>(), topk_idx.as<std::byte>(), topk_weights.as<float>(),
             src_idx.as<std::int32_t>()};
   }
 };
@@ -103,7 +103,7 @@ DispatchHandle Intranode::notify(const DispatchArguments& arguments, CallScope& 
 void Intranode::wait_for_counts(CallScope& scope) {
   Faults& faults = runtime_.faults();
   const double timeout_s = runtime_.timeout_s();
-  // The kernel has the deadline proper, and says whom it waited for. Ours is for a kernel that never started.
+  // The kernel has the real deadline, and says for which rank it waited. Ours is for a kernel that never started.
   const Deadline deadline(timeout_s == 0 ? 0 : timeout_s * 2 + 10);
   for (int spins = 1; __atomic_load_n(&host_counts_->epoch, __ATOMIC_ACQUIRE) == 0; ++spins) {
     if (spins % 64 != 0) continue;
@@ -112,7 +112,7 @@ void Intranode::wait_for_counts(CallScope& scope) {
       if (!setup_.on_gpu()) std::this_thread::yield();
       if (deadline.expired()) {
         faults.break_by_timeout(
-            fmt::format("rank {}: the counts of a dispatch did not come within {} s, and no kernel says why: "
+            fmt::format("rank {}: no counts of a dispatch arrived within {} s, and no kernel says why: "
                         "earlier work on the stream has not ended, or the GPU is lost",
                         runtime_.rank(), deadline.seconds()));
       }

@@ -22,7 +22,7 @@ LowLatencyDispatchResult LowLatency::dispatch(const LowLatencyDispatchArguments&
   LowLatencyDispatchPlan plan = plan_dispatch(arguments, setup_);
   make_way(LowLatencyKind::dispatch, arguments.return_recv_hook);
 
-  // The rows by themselves, as they are large and often dropped early.
+  // The rows by themselves, because they are large and often dropped early.
   CallScope scope(runtime_.calls(), call);
   const std::vector<Tensor> rows = scope.pool_tensors(plan.rows);
   const std::vector<Tensor> others = scope.pool_tensors(plan.others);

@@ -33,7 +33,7 @@ void check_handle(const LowLatencyHandle& handle, const Device& device, int num_
     throw InvalidArgument("handle is empty: low_latency_combine needs the handle of a low_latency_dispatch");
   }
   check_range("handle.max_tokens", handle.max_tokens, 1, kMostLowLatencyTokens);
-  check_range("handle.num_topk", handle.num_topk, 1, static_cast<std::int64_t>(LowLatencyWindow::kMostTopk));
+  check_range("handle.num_topk", handle.num_topk, 1, kMaxTopk);
   if (handle.num_experts < 1 || handle.num_experts % num_ranks != 0) {
     fail<InvalidArgument>("handle.num_experts is {}, allowed: a multiple of the {} ranks", handle.num_experts,
                           num_ranks);
@@ -82,7 +82,7 @@ void check_arguments(const LowLatencyCombineArguments& arguments, const CallOpti
 LaunchShape shape_of(LowLatencyCombineParams& params, const Config& config, const Executor& executor) {
   const LaunchPolicy& policy = executor.policy();
   const bool gpu = executor.device().kind == Device::Kind::cuda;
-  const bool rdma = params.common.rdma.peers != nullptr;
+  const bool rdma = params.common.peers != nullptr;
   const int bf16_threads = rdma ? kCombineRdmaThreads : kCombineThreads;
   const int logfmt_threads = rdma ? kCombineLogfmtRdmaThreads : kCombineLogfmtThreads;
   const int most_threads = params.use_logfmt ? logfmt_threads : bf16_threads;
@@ -103,10 +103,11 @@ LaunchShape shape_of(LowLatencyCombineParams& params, const Config& config, cons
   const int rows = rows_of_group(params.common.num_ranks, params.max_tokens, groups * blocks);
   params.block_warps = warps;
   params.rows_of_group = rows;
-  const CombineBlockLayout layout =
-      CombineBlockLayout::make({params.hidden, params.use_logfmt}, warps, groups, params.warps_per_row, rows);
   const int posters = poster_blocks(params.common, warps);
-  const std::size_t shared_bytes = std::max(layout.bytes(), posters != 0 ? CombineBlockLayout::poster_bytes(warps) : 0);
+  const std::size_t shared_bytes =
+      CombineShared(Carver::without_memory(), {params.hidden, params.use_logfmt}, warps, groups, params.warps_per_row,
+                    rows, posters != 0 ? warps : 0)
+          .bytes;
   if (shared_bytes > policy.max_shared_bytes) {
     fail<InvalidArgument>("hidden {} and max_tokens {} need {} of shared memory in a block, there are {}",
                           params.hidden, params.max_tokens, format_bytes(shared_bytes),
@@ -135,16 +136,15 @@ LowLatencyCombineResult Buffer::Implementation::low_latency_combine(const LowLat
   params.use_logfmt = arguments.use_logfmt;
   params.row_bytes = CombineWire{params.hidden, params.use_logfmt}.bytes();
   if (!params.use_logfmt) {
-    params.common.rdma.rail_width =
+    params.common.rail_width =
         choose_rails(call, params.max_tokens, params.num_topk, params.row_bytes, params.row_bytes);
   }
   params.call_shape = call_shape_of({params.max_tokens, params.num_topk, params.hidden, params.num_local_experts,
-                                     params.use_logfmt ? 1 : 0, params.common.rdma.rail_width});
+                                     params.use_logfmt ? 1 : 0, params.common.rail_width});
   params.x = arguments.x.as<const std::byte>();
   params.row_table = handle.row_table.as<const std::int32_t>();
   params.num_tokens = static_cast<int>(arguments.topk_idx.size(0));
-  params.topk_idx = arguments.topk_idx.data;
-  params.topk_idx_is_64_bit = arguments.topk_idx.dtype == DType::int64;
+  params.topk_idx = {arguments.topk_idx.data, arguments.topk_idx.dtype == DType::int64};
   params.topk_weights = arguments.topk_weights.as<const float>();
   if (arguments.wait_recv_cost_stats) params.wait_cost = arguments.wait_recv_cost_stats->as<std::int64_t>();
   check_low_latency_room(params.max_tokens, params.hidden, params.row_bytes);
@@ -176,7 +176,7 @@ LowLatencyCombineResult Buffer::Implementation::low_latency_combine(const LowLat
     const KernelTable& kernels = executor_->kernels();
     const auto plain = part.use_logfmt ? kernels.combine_low_latency_logfmt : kernels.combine_low_latency;
     const auto rdma = part.use_logfmt ? kernels.combine_low_latency_logfmt_rdma : kernels.combine_low_latency_rdma;
-    (part.common.rdma.peers == nullptr ? plain : rdma)(part, shape, stream);
+    (part.common.peers == nullptr ? plain : rdma)(part, shape, stream);
   };
   enqueue_low_latency(LowLatencyKind::combine, call, std::move(launch), result.hook);
   result.event = finish(call);

@@ -37,7 +37,7 @@ void check_arguments(const LowLatencyDispatchArguments& arguments, const CallOpt
   }
   check_tensor("topk_idx", arguments.topk_idx, device, {DType::int32, DType::int64}, {x.size(0), kAnySize});
   check_range("width of topk_idx", arguments.topk_idx.size(1), 1,
-              static_cast<std::int64_t>(LowLatencyWindow::kMostTopk));
+              kMaxTopk);
   if (arguments.topk_weights) {
     if (arguments.layout != LowLatencyLayout::rank_major) {
       throw InvalidArgument("topk_weights travel in the rank_major layout only");
@@ -68,7 +68,7 @@ void check_arguments(const LowLatencyDispatchArguments& arguments, const CallOpt
 }
 
 LowLatencyRow row_of(const LowLatencyDispatchParams& params) {
-  const bool by_rails = params.common.rdma.rail_width != 0;
+  const bool by_rails = params.common.rail_width != 0;
   return {params.hidden, params.num_topk, is_fp8(params.format), params.weights, by_rails};
 }
 
@@ -90,9 +90,11 @@ LaunchShape shape_of(LowLatencyDispatchParams& params, const Config& config, con
   const std::int64_t to_receive = receives(params.phase) ? rows : 0;  // few rows are best spread over many SMs
   const int blocks = static_cast<int>(std::clamp<std::int64_t>(std::max(to_send, to_receive), 1, sms));
 
-  const LowLatencyDispatchShared layout{params.common.num_ranks, params.num_local_experts * params.common.num_ranks,
-                                        sends(params.phase) ? row_of(params).stage_bytes() : 0};
-  const std::size_t shared_bytes = std::max(layout.bytes(), posters != 0 ? layout.poster_bytes(warps) : 0);
+  const std::size_t shared_bytes =
+      DispatchShared(Carver::without_memory(), params.common.num_ranks,
+                     params.num_local_experts * params.common.num_ranks,
+                     sends(params.phase) ? row_of(params).stage_bytes() : 0, posters != 0 ? warps : 0)
+          .bytes;
   if (shared_bytes > policy.max_shared_bytes) {
     fail<InvalidArgument>("hidden {} and num_experts {} need {} of shared memory in a block, there are {}",
                           params.hidden, params.num_local_experts * params.common.num_ranks, format_bytes(shared_bytes),
@@ -130,15 +132,14 @@ LowLatencyDispatchResult Buffer::Implementation::low_latency_dispatch(const LowL
   params.weights = arguments.topk_weights.has_value();
   LowLatencyRow by_rails = row_of(params);
   by_rails.by_rails = true;
-  params.common.rdma.rail_width =
+  params.common.rail_width =
       choose_rails(call, params.max_tokens, params.num_topk, row_of(params).bytes(), by_rails.bytes());
   params.call_shape =
       call_shape_of({params.max_tokens, params.num_topk, params.hidden, params.num_local_experts,
-                     is_fp8(params.format) ? 1 : 0, params.weights ? 1 : 0, params.common.rdma.rail_width});
+                     is_fp8(params.format) ? 1 : 0, params.weights ? 1 : 0, params.common.rail_width});
   params.num_tokens = static_cast<int>(arguments.x.size(0));
   params.x = arguments.x.as<const std::byte>();
-  params.topk_idx = arguments.topk_idx.data;
-  params.topk_idx_is_64_bit = arguments.topk_idx.dtype == DType::int64;
+  params.topk_idx = {arguments.topk_idx.data, arguments.topk_idx.dtype == DType::int64};
   params.report_unknown_experts = options_.reject_unknown_experts;
   if (params.weights) params.topk_weights = arguments.topk_weights->as<const float>();
   if (arguments.cumulative_local_expert_recv_stats) {
@@ -213,7 +214,7 @@ LowLatencyDispatchResult Buffer::Implementation::low_latency_dispatch(const LowL
     part.phase = phase;
     const LaunchShape shape = shape_of(part, config, *executor_);
     const KernelTable& kernels = executor_->kernels();
-    const bool rdma = part.common.rdma.peers != nullptr;
+    const bool rdma = part.common.peers != nullptr;
     (rdma ? kernels.dispatch_low_latency_rdma : kernels.dispatch_low_latency)(part, shape, stream);
   };
   use_on(call, made_rows[0]);

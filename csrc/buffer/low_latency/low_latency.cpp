@@ -19,7 +19,7 @@ std::size_t Buffer::low_latency_bytes_hint(int max_tokens, std::int64_t hidden, 
   check_range("num_ranks", num_ranks, 1, kMaxRanks);
   check_range("num_experts", num_experts, 1, 1 << 20);
   // The largest rows: bfloat16 with as many selections as there may be; LogFMT where nothing is encoded.
-  const LowLatencyRow row{static_cast<int>(hidden), static_cast<int>(LowLatencyWindow::kMostTopk), false, true, true};
+  const LowLatencyRow row{static_cast<int>(hidden), kMaxTopk, false, true, true};
   const CombineWire combine{static_cast<int>(hidden), true};
   const std::size_t row_bytes = std::max(row.bytes(), combine.bytes());
   const std::size_t rows_of_source = static_cast<std::size_t>(max_tokens) * row_bytes;
@@ -100,8 +100,10 @@ LowLatencyParams Buffer::Implementation::low_latency_params() const {
   params.mask = mask_;
   params.masked = masked_;
   if (connections_ != nullptr) {
-    params.rdma = {.peers = connections_->device_peers(), .told = told_, .staging = staging_};
-    for (const int far : far_ranks_) params.rdma.far[far / 32] |= 1u << far % 32;
+    params.peers = connections_->device_peers();
+    params.told = told_;
+    params.staging = staging_;
+    for (const int far : far_ranks_) params.set_far(far);
   }
   return params;
 }
@@ -190,9 +192,9 @@ void Buffer::Implementation::low_latency_resume() {
   LowLatencyState state;
   executor_->copy(&state, low_latency_state_, sizeof state, comm_stream_);
   executor_->synchronize(comm_stream_);
-  std::array<std::uint64_t, 3> counts = {state.barriers, 0, 0};
+  std::array<std::uint64_t, 3> counts = {state.barriers.calls, 0, 0};
   for (std::size_t kind = 0; kind < queues_.size(); ++kind) {
-    counts[kind + 1] = std::max(state.counters[kind].sent, state.counters[kind].received);
+    counts[kind + 1] = std::max(state.counters[kind].sent.calls, state.counters[kind].received.calls);
   }
   const std::vector<std::byte> all = bootstrap_->all_gather(std::as_bytes(std::span(counts)));
   for (int rank = 0; rank < num_ranks_; ++rank) {
@@ -200,9 +202,9 @@ void Buffer::Implementation::low_latency_resume() {
     std::memcpy(theirs.data(), all.data() + static_cast<std::size_t>(rank) * sizeof theirs, sizeof theirs);
     for (std::size_t i = 0; i < counts.size(); ++i) counts[i] = std::max(counts[i], theirs[i]);
   }
-  state.barriers = counts[0];
+  state.barriers.calls = counts[0];
   for (std::size_t kind = 0; kind < queues_.size(); ++kind) {
-    state.counters[kind].sent = state.counters[kind].received = counts[kind + 1];
+    state.counters[kind].sent.calls = state.counters[kind].received.calls = counts[kind + 1];
   }
   executor_->copy(low_latency_state_, &state, sizeof state, comm_stream_);
   executor_->synchronize(comm_stream_);  // `state` is read until then, also where what follows throws

@@ -11,7 +11,7 @@ namespace deep_ep {
 
 /// One warp a rank, of blocks of `warps` warps; none where NVLink reaches everybody.
 inline int poster_blocks(const LowLatencyParams& common, int warps) {
-  return common.rdma.peers == nullptr ? 0 : (common.num_ranks + warps - 1) / warps;
+  return common.peers == nullptr ? 0 : (common.num_ranks + warps - 1) / warps;
 }
 
 /// Blocks for everything else: no more in all than there are SMs, or than the caller allows.

@@ -72,25 +72,19 @@ void Buffer::Implementation::resume_rdma(const std::array<std::uint64_t, 3>& cou
   LowLatencyTold told{};
   told.barrier = counts[0];
   for (std::size_t kind = 0; kind < queues_.size(); ++kind) {
-    told.acknowledged[kind] = counts[kind + 1];
-    for (std::uint64_t& progress : told.progress[kind]) progress = progress_value(counts[kind + 1], 0);
+    const std::uint64_t calls = counts[kind + 1];
+    told.mailbox[kind] = {calls, calls, {progress_value(calls, 0), progress_value(calls, 0)}};
   }
-  told.begun = counts[1 + static_cast<std::size_t>(LowLatencyKind::combine)];
 
   // Both ends of every word: what this rank has told, and what it has been told.
-  const auto set = [&](std::size_t offset, const std::uint64_t& value) {
-    executor_->copy(heap_->local() + offset, &value, sizeof value, comm_stream_);
+  const auto set = [&](auto place, const auto& value) {
+    executor_->copy(place.in(heap_->local()), &value, sizeof value, comm_stream_);
   };
   for (const int far : far_ranks_) {
     executor_->copy(told_ + far, &told, sizeof told, comm_stream_);
-    set(low_latency_window_.barrier_at(far), told.barrier);
-    set(low_latency_window_.begun_at(LowLatencyKind::combine, far), told.begun);
+    set(low_latency_window_.barrier(far), told.barrier);
     for (const LowLatencyKind kind : {LowLatencyKind::dispatch, LowLatencyKind::combine}) {
-      const auto index = static_cast<std::size_t>(kind);
-      set(low_latency_window_.acknowledged_at(kind, far), told.acknowledged[index]);
-      for (const std::uint64_t half : {0, 1}) {
-        set(low_latency_window_.progress_at(kind, half, far), told.progress[index][half]);
-      }
+      set(low_latency_window_.mailbox(kind, far), told.mailbox[static_cast<std::size_t>(kind)]);
     }
   }
   executor_->synchronize(comm_stream_);

@@ -6,7 +6,7 @@
 #include "kernels/primitives/numeric.hpp"
 #include "kernels/primitives/warp.hpp"
 
-namespace deep_ep::device {
+namespace deep_ep::device::low_latency {
 
 /// The row of one token, a thread a vector of eight channels at a time; the whole block takes part.
 struct RowWriter {
@@ -72,4 +72,4 @@ struct RowWriter {
   }
 };
 
-}  // namespace deep_ep::device
+}  // namespace deep_ep::device::low_latency

@@ -3,6 +3,7 @@
 #   make demo [INPUT=file]   a Mixture-of-Experts layer on 8 ranks (GPUs, else CPU), checked against the reference
 #   make test [PRESETS=...]  tests, also under AddressSanitizer, UBSan and ThreadSanitizer
 #   make bench               how fast dispatch and combine are here
+#   make docs                build/docs/html: these pages and the reference of C++ and Python
 #   make format | lint       clang-format over the sources | check it, and clang-tidy
 #   make clean
 
@@ -14,7 +15,7 @@ SOURCES = git ls-files '*.cpp' '*.hpp' '*.cu'
 quoted = '$(subst ','\'',$(1))'
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test bench format lint clean
+.PHONY: help demo test bench docs format lint clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -40,6 +41,10 @@ bench: build/$(PRESET)/bin/deep_ep
 build/$(PRESET)/bin/deep_ep:
 	@scripts/setup
 	@scripts/build $(PRESET) deep_ep_tool
+
+docs:
+	@scripts/setup --docs
+	@scripts/docs
 
 format:
 	@scripts/setup --lint

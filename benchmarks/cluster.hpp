@@ -9,9 +9,9 @@
 #include <thread>
 #include <vector>
 
-#include "tools/bench_low_latency_rank.hpp"
-#include "tools/bench_peers.hpp"
-#include "tools/bench_rank.hpp"
+#include "tools/bench/low_latency_rank.hpp"
+#include "tools/bench/peers.hpp"
+#include "tools/bench/rank.hpp"
 
 namespace deep_ep::benchmarks {
 

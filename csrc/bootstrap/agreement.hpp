@@ -13,17 +13,17 @@
 
 namespace deep_ep {
 
-/// Runs `step` on this rank, then tells everybody how it went. When it failed anywhere, every rank throws: a rank where
-/// it failed its own exception, the others a SystemError "<what> failed on rank 3: <its text>". Also a barrier.
+/// Runs `step` on this rank, then tells everybody how it went. When it failed anywhere, every rank throws: the ranks
+/// where it failed their own exception, the others a SystemError "<what> failed on rank 3: <its text>". Also a barrier.
 void agree(Bootstrap& bootstrap, std::string_view what, const std::function<void()>& step);
 
-/// Throws RankMismatch, naming the sizes, unless all ranks brought the same number of bytes. `sizes`: one a rank.
+/// Throws RankMismatch, naming the sizes, unless all ranks brought the same number of bytes. `sizes`: one per rank.
 void require_equal_sizes(std::span<const std::uint64_t> sizes);
 
 /// Throws InvalidArgument unless 0 <= rank < size.
 void require_rank(int rank, int size);
 
-/// All-gather of one plain value a rank.
+/// All-gather of one plain value per rank.
 template <class T>
 std::vector<T> all_gather_values(Bootstrap& bootstrap, const T& mine) {
   static_assert(std::is_trivially_copyable_v<T>);

@@ -6,10 +6,13 @@
 #include <exception>
 
 #include "csrc/bootstrap/agreement.hpp"
+#include "csrc/support/deadline.hpp"
 #include "csrc/support/format.hpp"
 #include "deep_ep/error.hpp"
 
 namespace deep_ep {
+
+double default_timeout_s() { return timeout_in_effect(std::nullopt); }
 
 void Bootstrap::barrier() {
   const std::byte token{};

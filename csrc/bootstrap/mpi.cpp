@@ -10,7 +10,6 @@
 
 #include "csrc/bootstrap/agreement.hpp"
 #include "csrc/support/deadline.hpp"
-#include "csrc/support/environment.hpp"
 #include "csrc/support/format.hpp"
 #include "deep_ep/bootstrap.hpp"
 #include "deep_ep/error.hpp"
@@ -39,7 +38,7 @@ void initialize_if_needed() {
   if (initialized != 0) return;
   int provided = MPI_THREAD_SINGLE;
   check(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &provided), "MPI_Init_thread");
-  // Who starts MPI ends it: without MPI_Finalize the launcher takes a normal exit for a crash.
+  // Whoever starts MPI ends it: without MPI_Finalize the launcher takes a normal exit for a crash.
   std::atexit([] {
     if (!finalized()) MPI_Finalize();
   });
@@ -47,7 +46,7 @@ void initialize_if_needed() {
 
 class MpiBootstrap final : public Bootstrap {
  public:
-  explicit MpiBootstrap(MPI_Comm communicator) : timeout_s_(environment::number("DEEP_EP_TIMEOUT_S")) {
+  MpiBootstrap(MPI_Comm communicator, double timeout_s) : timeout_s_(timeout_s) {
     // A duplicate: our messages never meet the program's, and its error handler stays as it is.
     check(MPI_Comm_dup(communicator, &communicator_), "MPI_Comm_dup");
     MPI_Comm_set_errhandler(communicator_, MPI_ERRORS_RETURN);
@@ -137,10 +136,11 @@ class MpiBootstrap final : public Bootstrap {
 
 }  // namespace
 
-std::shared_ptr<Bootstrap> make_mpi_bootstrap(const void* communicator) {
+std::shared_ptr<Bootstrap> make_mpi_bootstrap(const void* communicator, std::optional<double> timeout_s) {
+  const double seconds = timeout_in_effect(timeout_s);
   initialize_if_needed();
-  return std::make_shared<MpiBootstrap>(communicator == nullptr ? MPI_COMM_WORLD
-                                                                : *static_cast<const MPI_Comm*>(communicator));
+  return std::make_shared<MpiBootstrap>(
+      communicator == nullptr ? MPI_COMM_WORLD : *static_cast<const MPI_Comm*>(communicator), seconds);
 }
 
 }  // namespace deep_ep

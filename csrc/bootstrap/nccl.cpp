@@ -1,8 +1,8 @@
-// Ranks that already talk through NCCL, or can: one GPU a rank.
+// Ranks that already talk through NCCL, or can: one GPU per rank.
 //
-// A call of NCCL is not believed before ncclCommGetAsyncError says so: communicators may be non-blocking, and a peer
-// that died shows up there only. Waits are polls with a deadline; what may still be written to after one that failed
-// is left alone, not freed.
+// No call of NCCL counts as done before ncclCommGetAsyncError says so: communicators may be non-blocking, and a peer
+// that died shows up only there. Waits are polls with a deadline; what may still be written to after one that failed is
+// left alone, not freed.
 #include <cuda_runtime_api.h>
 #include <nccl.h>
 
@@ -14,7 +14,6 @@
 
 #include "csrc/bootstrap/agreement.hpp"
 #include "csrc/support/deadline.hpp"
-#include "csrc/support/environment.hpp"
 #include "csrc/support/format.hpp"
 #include "deep_ep/bootstrap.hpp"
 #include "deep_ep/error.hpp"
@@ -63,7 +62,8 @@ class CurrentDevice {
 class NcclBootstrap final : public Bootstrap {
  public:
   // From a unique id: the communicator is ours.
-  NcclBootstrap(const ncclUniqueId& id, int rank, int size) : owned_(true), rank_(rank), size_(size) {
+  NcclBootstrap(const ncclUniqueId& id, int rank, int size, double timeout_s)
+      : timeout_s_(timeout_s), owned_(true), rank_(rank), size_(size) {
     check(cudaGetDevice(&device_), "cudaGetDevice", -1);
     // cudaGetDevice alone does not create the context that NCCL needs.
     check(cudaSetDevice(device_), "cudaSetDevice", device_);
@@ -81,7 +81,8 @@ class NcclBootstrap final : public Bootstrap {
   }
 
   // From a communicator of the caller.
-  explicit NcclBootstrap(ncclComm_t communicator) : communicator_(communicator), owned_(false) {
+  NcclBootstrap(ncclComm_t communicator, double timeout_s)
+      : timeout_s_(timeout_s), communicator_(communicator), owned_(false) {
     check(ncclCommUserRank(communicator_, &rank_), "ncclCommUserRank");
     check(ncclCommCount(communicator_, &size_), "ncclCommCount");
     check(ncclCommCuDevice(communicator_, &device_), "ncclCommCuDevice");
@@ -94,7 +95,7 @@ class NcclBootstrap final : public Bootstrap {
       const CurrentDevice current(device_);
       close();
     } catch (...) {
-      // The driver is gone, and everything here with it.
+      // The driver is gone, and with it everything here.
     }
   }
 
@@ -202,7 +203,7 @@ class NcclBootstrap final : public Bootstrap {
     }
   }
 
-  double timeout_s_ = environment::number("DEEP_EP_TIMEOUT_S");
+  double timeout_s_;
   ncclComm_t communicator_ = nullptr;
   bool owned_;
   bool broken_ = false;
@@ -216,19 +217,20 @@ class NcclBootstrap final : public Bootstrap {
 
 }  // namespace
 
-std::shared_ptr<Bootstrap> make_nccl_bootstrap(std::span<const std::byte> unique_id, int rank, int size) {
+std::shared_ptr<Bootstrap> make_nccl_bootstrap(std::span<const std::byte> unique_id, int rank, int size,
+                                               std::optional<double> timeout_s) {
   require_rank(rank, size);
   ncclUniqueId id;
   if (unique_id.size() != sizeof(id)) {
     fail<InvalidArgument>("unique_id has {} bytes, allowed: {}", unique_id.size(), sizeof(id));
   }
   std::memcpy(&id, unique_id.data(), sizeof(id));
-  return std::make_shared<NcclBootstrap>(id, rank, size);
+  return std::make_shared<NcclBootstrap>(id, rank, size, timeout_in_effect(timeout_s));
 }
 
-std::shared_ptr<Bootstrap> make_nccl_bootstrap(void* communicator) {
+std::shared_ptr<Bootstrap> make_nccl_bootstrap(void* communicator, std::optional<double> timeout_s) {
   if (communicator == nullptr) throw InvalidArgument("communicator is null; an ncclComm_t is needed");
-  return std::make_shared<NcclBootstrap>(static_cast<ncclComm_t>(communicator));
+  return std::make_shared<NcclBootstrap>(static_cast<ncclComm_t>(communicator), timeout_in_effect(timeout_s));
 }
 
 std::vector<std::byte> make_nccl_unique_id() {

@@ -1,7 +1,7 @@
 // Ranks that are processes of one host meet in a segment of POSIX shared memory.
 //
 // Life of the segment: rank 0 creates it, everybody joins, rank 0 removes the name, then all return. So a name exists
-// only while ranks are joining, and one that is found although nobody holds its lock was left by a program that died.
+// only while ranks are joining, and a name whose lock nobody holds was left by a program that died.
 #include <fcntl.h>
 #include <linux/futex.h>
 #include <sys/file.h>
@@ -35,7 +35,7 @@ constexpr std::size_t kChunk =
 constexpr std::uint32_t kReady = 0x44454550;
 constexpr auto kNap = std::chrono::milliseconds(2);
 
-// Words that several processes touch must be free of locks, or they would not work across address spaces.
+// Words that several processes touch must be lock-free, or they would not work across address spaces.
 static_assert(std::atomic<std::uint32_t>::is_always_lock_free && std::atomic<std::uint64_t>::is_always_lock_free);
 
 struct Page {
@@ -184,9 +184,12 @@ class SharedMemoryBootstrap final : public Bootstrap {
         return fd;
       }
       if (errno != EEXIST) fail<SystemError>("bootstrap '{}': creating {}: {}", name_, path_, errno_text(errno));
-      const UniqueFd old(::shm_open(path_.c_str(), O_RDWR | O_CLOEXEC, 0));
+      const UniqueFd old = open_file();
       if (old && abandoned(old.get())) {
-        ::shm_unlink(path_.c_str());
+        if (::shm_unlink(path_.c_str()) != 0 && errno != ENOENT) {
+          fail<SystemError>("bootstrap '{}': removing what a program that died left at {}: {}", name_, path_,
+                            errno_text(errno));
+        }
       } else if (deadline.expired()) {
         fail<TimeoutError>("bootstrap '{}': another group of this name has been joining for {} s", name_,
                            deadline.seconds());
@@ -210,18 +213,30 @@ class SharedMemoryBootstrap final : public Bootstrap {
     require_intact();
   }
 
-  bool try_join() {
-    const UniqueFd fd(::shm_open(path_.c_str(), O_RDWR | O_CLOEXEC, 0));
+  /// What has the name, if anything does. Any user may create it, and we might wait for ever for another user's to go.
+  UniqueFd open_file() const {
+    UniqueFd fd(::shm_open(path_.c_str(), O_RDWR | O_CLOEXEC, 0));
     if (!fd) {
-      if (errno == ENOENT) return false;
+      if (errno == ENOENT) return fd;
       fail<SystemError>("bootstrap '{}': opening {}: {}", name_, path_, errno_text(errno));
     }
-    struct stat status {};
-    if (::fstat(fd.get(), &status) != 0) fail<SystemError>("bootstrap '{}': {}", name_, errno_text(errno));
-    if (status.st_uid != ::geteuid()) {
-      fail<SystemError>("bootstrap '{}': {} belongs to user {}, not to {}", name_, path_, status.st_uid, ::geteuid());
+    const uid_t owner = status_of(fd.get()).st_uid;
+    if (owner != ::geteuid()) {
+      fail<SystemError>("bootstrap '{}': {} belongs to user {}, not to {}", name_, path_, owner, ::geteuid());
     }
-    if (static_cast<std::size_t>(status.st_size) < sizeof(Header) || abandoned(fd.get())) return false;
+    return fd;
+  }
+
+  struct stat status_of(int fd) const {
+    struct stat status {};
+    if (::fstat(fd, &status) != 0) fail<SystemError>("bootstrap '{}': {}", name_, errno_text(errno));
+    return status;
+  }
+
+  bool try_join() {
+    const UniqueFd fd = open_file();
+    if (!fd) return false;
+    if (static_cast<std::size_t>(status_of(fd.get()).st_size) < sizeof(Header) || abandoned(fd.get())) return false;
     auto segment = std::make_unique<Segment>(fd.get(), 0);
     if (segment->header().ready.load(std::memory_order_acquire) != kReady) return false;
     // A group that failed while joining is about to disappear; the next one will have this name.
@@ -236,7 +251,7 @@ class SharedMemoryBootstrap final : public Bootstrap {
     return true;
   }
 
-  // A lock that can be had means that the process which created the segment is gone.
+  // If the lock can be taken, the process that created the segment is gone.
   static bool abandoned(int fd) {
     if (::flock(fd, LOCK_SH | LOCK_NB) != 0) return false;
     ::flock(fd, LOCK_UN);
@@ -271,7 +286,7 @@ class SharedMemoryBootstrap final : public Bootstrap {
     segment_->seat(rank_).round.store(round_, std::memory_order_release);
     segment_->announce();
     const Deadline deadline(timeout_s_);
-    // A rank that ends this round may give up in the next one while we still wake up: being complete comes first.
+    // A rank that ends this round may give up in the next one while we still wake up: look at completeness first.
     const bool decided = segment_->await(deadline, [&] { return late().empty() || broken_by() >= 0; });
     if (late().empty()) return;
     if (!decided) give_up("to enter an all_gather", late());
@@ -315,7 +330,8 @@ class SharedMemoryBootstrap final : public Bootstrap {
 
 }  // namespace
 
-std::shared_ptr<Bootstrap> make_shared_memory_bootstrap(const std::string& name, int rank, int size, double timeout_s) {
+std::shared_ptr<Bootstrap> make_shared_memory_bootstrap(const std::string& name, int rank, int size,
+                                                        std::optional<double> timeout_s) {
   require_rank(rank, size);
   const bool fits = std::all_of(name.begin(), name.end(), [](unsigned char letter) {
     return letter < 128 && (std::isalnum(letter) != 0 || letter == '-' || letter == '_');
@@ -323,7 +339,7 @@ std::shared_ptr<Bootstrap> make_shared_memory_bootstrap(const std::string& name,
   if (name.empty() || name.size() > 200 || !fits) {
     fail<InvalidArgument>("bootstrap name '{}', allowed: 1 to 200 letters, digits, '-' and '_'", name);
   }
-  return std::make_shared<SharedMemoryBootstrap>(name, rank, size, timeout_s);
+  return std::make_shared<SharedMemoryBootstrap>(name, rank, size, timeout_in_effect(timeout_s));
 }
 
 }  // namespace deep_ep

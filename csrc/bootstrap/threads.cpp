@@ -1,4 +1,4 @@
-// Ranks that are threads of one process meet at a table behind a mutex.
+// Ranks that are threads of one process meet at a table protected by a mutex.
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
@@ -107,9 +107,9 @@ class ThreadBootstrap final : public Bootstrap {
 
 }  // namespace
 
-std::vector<std::shared_ptr<Bootstrap>> make_thread_bootstraps(int size, double timeout_s) {
+std::vector<std::shared_ptr<Bootstrap>> make_thread_bootstraps(int size, std::optional<double> timeout_s) {
   require_rank(0, size);
-  auto table = std::make_shared<Table>(size, timeout_s);
+  auto table = std::make_shared<Table>(size, timeout_in_effect(timeout_s));
   std::vector<std::shared_ptr<Bootstrap>> bootstraps;
   bootstraps.reserve(static_cast<std::size_t>(size));
   for (int rank = 0; rank < size; ++rank) bootstraps.push_back(std::make_shared<ThreadBootstrap>(table, rank));

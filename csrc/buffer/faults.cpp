@@ -2,7 +2,7 @@
 #include <array>
 
 #include "csrc/buffer/implementation.hpp"
-#include "csrc/rdma/failure.hpp"
+#include "csrc/rdma/ring/failure.hpp"
 #include "csrc/support/format.hpp"
 
 namespace deep_ep {

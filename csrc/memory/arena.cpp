@@ -115,8 +115,8 @@ void Arena::take_used(const Block& block) {
   used_.erase(found);
 }
 
-/// Merging is the only way in which events pile up. To ask for one costs as much as to wait for it, so that is left for
-/// when there are many.
+/// Only merging makes events pile up. Asking about one costs as much as waiting for it, so we ask only when there are
+/// many.
 void Arena::thin_out(std::vector<EventHandle>& events) const {
   constexpr std::size_t kMany = 8;
   if (events.size() < 2) return;
@@ -130,7 +130,7 @@ void Arena::drop_done(std::vector<EventHandle>& events) const noexcept {
     try {
       return executor_->event_done(event);
     } catch (const std::exception&) {
-      // Work behind it failed. Kept, it reports that to whoever waits for it; throwing here would lose the block.
+      // The work before it failed. Kept, it reports that to whoever waits for it; throwing here would lose the block.
       return false;
     }
   });

@@ -20,7 +20,7 @@ namespace deep_ep {
 ///
 /// Blocks are handed out in the order of one stream, the home. A block is given back while kernels of other streams may
 /// still use it, together with events behind that use. Whoever gets the memory next lets the home wait for them; the
-/// host never waits. That done, the rest of the free piece needs no events any more: all its users come after the wait.
+/// host never waits. After that the rest of the free piece needs no events any more: all its users come after the wait.
 ///
 /// Blocks that a CUDA graph may touch are pinned: replays write them at any later time, so they are not handed out
 /// again as long as the arena lives. For the same reason a home that records gets only memory without pending events:
@@ -47,14 +47,14 @@ class Arena {
     std::size_t largest_free = 0;
   };
 
-  /// `offset` and `bytes` are shrunk to multiples of kAlignment. InvalidArgument when they reach beyond the heap.
+  /// `offset` and `bytes` are shrunk to multiples of kAlignment. InvalidArgument if they reach beyond the heap.
   Arena(std::shared_ptr<Executor> executor, std::shared_ptr<SymmetricHeap> heap, std::uint64_t offset,
         std::size_t bytes);
 
-  /// Nothing when no free piece is large enough. `capturing`: the home records a graph.
+  /// Nothing if no free piece is large enough. `capturing`: the home records a graph.
   std::optional<Allocation> allocate(std::size_t bytes, bool capturing = false);
 
-  /// Takes a block back; `events` are behind its last uses on other streams. Error when the block is not handed out.
+  /// Takes a block back; `events` are behind its last uses on other streams. Error if the block is not handed out.
   void release(const Block& block, std::vector<EventHandle> events);
   /// Takes a block back for good.
   void pin(const Block& block);

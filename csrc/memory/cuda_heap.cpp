@@ -29,7 +29,7 @@ class CudaHeap final : public SymmetricHeap {
     cuda::quietly([&] {
       const CurrentContext current(*context_);
       const RelaxedCapture relaxed;
-      // Unmapping does not wait for kernels as cudaFree does, and tensors in the heap may have died a moment ago.
+      // Unlike cudaFree, unmapping does not wait for kernels, and tensors in the heap may have died a moment ago.
       cudaDeviceSynchronize();
       if (device_peers_ != nullptr) cudaFree(device_peers_);
       memory_.reset();

@@ -1,4 +1,4 @@
-// The symmetric heap on GPUs. Three ways to share memory, see heap_choice.hpp for which is taken when.
+// The symmetric heap on GPUs. Three ways to share memory, heap_choice.hpp says which one is used when.
 #pragma once
 
 #include <memory>
@@ -9,7 +9,7 @@
 
 namespace deep_ep {
 
-/// Collective. Where it fails on one rank, it throws on every rank.
+/// Collective. If it fails on one rank, it throws on every rank.
 std::unique_ptr<SymmetricHeap> make_cuda_heap(std::shared_ptr<const cuda::Context> context, Bootstrap& bootstrap,
                                               const HeapOptions& options);
 

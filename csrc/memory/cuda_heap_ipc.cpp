@@ -44,7 +44,7 @@ class IpcSharedMemory final : public CudaSharedMemory {
     opened_[rank] = true;
   }
 
-  // A handle cannot be opened by the process that exported it; the pointer works there, given access.
+  // A process cannot open a handle that it exported itself; there the pointer works, once access is enabled.
   void adopt(std::size_t rank, std::byte* pointer, int device) {
     if (device != context_->device()) {
       const cudaError_t result = cudaDeviceEnablePeerAccess(device, 0);

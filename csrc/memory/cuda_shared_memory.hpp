@@ -15,7 +15,7 @@ namespace deep_ep {
 class CudaSharedMemory {
  public:
   virtual ~CudaSharedMemory() = default;
-  /// One address a rank, the own one included; nullptr for a peer that is not mapped (any more).
+  /// One address per rank, this one included; nullptr for a peer that is not mapped (any more).
   virtual const std::vector<std::byte*>& peers() const = 0;
   virtual void unmap_peers() noexcept = 0;
 };

@@ -22,7 +22,7 @@ CUmemAllocationProp properties(const Context& context, CUmemAllocationHandleType
   result.requestedHandleTypes = type;
   result.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
   result.location.id = context.driver_device();
-  // Asked for here because it cannot be added later, when the heap is registered with a network card.
+  // Requested here, because it cannot be added later, when the heap is registered with a network card.
   result.allocFlags.gpuDirectRDMACapable = has(context, CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED);
   return result;
 }
@@ -38,7 +38,7 @@ VmmMemory VmmMemory::create(const Context& context, std::size_t bytes, CUmemAllo
 
 VmmMemory VmmMemory::import(const Context& context, int fd) {
   CUmemGenericAllocationHandle handle = 0;
-  // The driver takes the number itself in the place of a pointer.
+  // The driver takes the number itself in place of a pointer.
   void* number = reinterpret_cast<void*>(static_cast<std::uintptr_t>(fd));  // NOLINT(performance-no-int-to-ptr)
   check(driver().mem_import(&handle, number, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR), context.device(),
         "cuMemImportFromShareableHandle(POSIX_FILE_DESCRIPTOR)");

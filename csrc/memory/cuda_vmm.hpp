@@ -36,7 +36,7 @@ class VmmMemory {
   bool owned_ = true;
 };
 
-/// Addresses under which the own GPU reads and writes the memory. `context` must outlive it.
+/// Addresses at which this GPU reads and writes the memory. `context` must outlive it.
 class VmmMapping {
  public:
   VmmMapping() = default;
@@ -61,7 +61,7 @@ class VmmMapping {
 /// What sizes must be a multiple of.
 std::size_t granularity(const Context& context, CUmemAllocationHandleType type);
 bool supports_posix_fd(const Context& context);
-/// Tries it: the device attribute is set on machines without a fabric service too.
+/// Tries it: the device attribute is also set on machines without a fabric service.
 bool supports_fabric(const Context& context);
 
 }  // namespace deep_ep::cuda

@@ -27,7 +27,7 @@ using Secret = std::array<std::uint64_t, 2>;
 
 struct Offer {
   Secret name{};    ///< of the socket; visible to everybody on the host
-  Secret secret{};  ///< what a peer has to say to be served
+  Secret secret{};  ///< what a peer must say to be served
   int fd = -1;      ///< for ranks in the same process
 };
 
@@ -248,7 +248,7 @@ std::vector<UniqueFd> exchange_fds(Bootstrap& bootstrap, int fd, std::span<const
   });
   const std::vector<Offer> offers = all_gather_values(bootstrap, mine);
   std::vector<UniqueFd> received;
-  // The listener goes into the step: when the step fails here, peers that still want to connect are refused at once.
+  // The step owns the listener: if it fails here, peers that still want to connect are refused at once.
   agree(bootstrap, "exchanging file descriptors",
         [&] { received = Exchange(bootstrap.rank(), fd, offers, ranks, timeout_s).run(std::move(listener)); });
   return received;

@@ -27,9 +27,9 @@ struct HeapPlan {
 };
 
 /// automatic: for ranks of one host posix_fd where they can reach each other's sockets and their GPUs can, otherwise
-/// fabric, otherwise cuda_ipc. For ranks of several hosts fabric, so that all map each other; where that is not to be
-/// had the same as for one host, and only ranks of one host map each other. Throws the same exception on every rank:
-/// RankMismatch when ranks ask for different things, SystemError, naming a rank, when a kind cannot work.
+/// fabric, otherwise cuda_ipc. For ranks of several hosts fabric, so that all map each other; where that is impossible,
+/// the same as for one host, and only ranks of one host map each other. Throws the same exception on every rank:
+/// RankMismatch if ranks ask for different things, or SystemError, naming a rank, if a kind cannot work.
 HeapPlan plan_heap(std::span<const HeapCapabilities> ranks);
 
 /// Do ranks map each other's memory with this kind of heap?

@@ -72,7 +72,7 @@ struct Export {
   std::uint64_t bytes = 0;
   std::int32_t pid = 0;
   std::int32_t fd = -1;
-  char error[96] = {};  ///< not empty: this rank failed, for this reason
+  char error[96] = {};  ///< not empty: why this rank failed
 };
 
 void set_error(Export& e, const std::string& text) { text.copy(e.error, sizeof e.error - 1); }
@@ -101,7 +101,7 @@ class HostHeap final : public SymmetricHeap {
                            all[rank].bytes, bootstrap.rank(), bytes_);
       }
     }
-    // The second round keeps every file descriptor open until all ranks have mapped it, and tells of failures.
+    // The second round keeps every file descriptor open until all ranks have mapped it, and reports failures.
     Export mapped;
     try {
       map_peers(all);

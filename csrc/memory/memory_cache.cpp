@@ -18,7 +18,7 @@ constexpr std::size_t kSmallest = 512;
 
 std::size_t MemoryCache::size_class(std::size_t bytes) {
   if (bytes <= kSmallest) return kSmallest;
-  // Eight steps from each power of two to the next. Sizes that are out of reach are left to the executor to refuse.
+  // Eight steps from each power of two to the next. Sizes beyond all limits are left for the executor to refuse.
   const std::size_t step = std::max(kSmallest, std::bit_floor(bytes - 1) / 8);
   const std::size_t rounded = (bytes + step - 1) / step * step;
   return rounded < bytes ? bytes : rounded;

@@ -1,5 +1,5 @@
-// Memory of the executor's stream-ordered pool that one stream goes on using: what comes back is handed out again
-// without asking the executor, which on a GPU would take locks of the driver.
+// Memory of the executor's stream-ordered pool that one stream keeps using: what comes back is handed out again without
+// asking the executor, which on a GPU would take locks of the driver.
 #pragma once
 
 #include <cstddef>
@@ -21,13 +21,13 @@ class MemoryCache {
     std::size_t bytes = 0;  ///< rounded up
   };
 
-  /// AddressSanitizer is to see every release, so under it nothing is kept.
+  /// AddressSanitizer has to see every release, so nothing is kept under it.
 #ifdef __SANITIZE_ADDRESS__
   static constexpr bool kReuses = false;
 #else
   static constexpr bool kReuses = true;
 #endif
-  /// Unused memory beyond this goes back to the executor before it is asked for more.
+  /// Unused memory beyond this goes back to the executor before more is requested.
   static constexpr std::size_t kMostUnused = std::size_t{512} << 20;
 
   explicit MemoryCache(std::shared_ptr<HomeStream> home) : home_(std::move(home)) {}

@@ -19,16 +19,15 @@ struct NodeMembership {
   }
   /// Ranks that this one reaches by RDMA: those of other nodes; all others where NVLink must not be used.
   std::vector<int> reached_by_rdma(bool use_nvlink) const;
-  /// Ranks of a node, where there are several nodes, all of as many consecutive ranks; else 0.
+  /// Ranks per node, if there are several nodes that all have the same number of consecutive ranks; else 0.
   int ranks_of_each_node() const;
 };
 
 /// Collective. `heaps`: SymmetricHeap::peers(), null where a rank could not be mapped.
 ///
-/// ranks_per_node 0: DEEP_EP_RANKS_PER_NODE; where that is 0 too, a node is made of the ranks that map each other.
-/// Otherwise every so many consecutive ranks are a node, so that one host can play several. InvalidArgument: it does
-/// not divide the number of ranks, or a node would have ranks that cannot map each other. RankMismatch: it is not equal
-/// on all ranks.
+/// ranks_per_node 0: DEEP_EP_RANKS_PER_NODE; where that is 0 too, the ranks that map each other make a node. Otherwise
+/// so many consecutive ranks make a node, so that one host can play several. InvalidArgument: it does not divide the
+/// number of ranks, or a node would have ranks that cannot map each other. RankMismatch: it is not equal on all ranks.
 NodeMembership find_nodes(Bootstrap& bootstrap, std::span<std::byte* const> heaps, int ranks_per_node);
 
 }  // namespace deep_ep

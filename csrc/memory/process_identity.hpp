@@ -1,4 +1,4 @@
-// Which process, host and network namespace a rank lives in: decides how ranks can hand memory to each other.
+// Which process, host and network namespace a rank lives in: this decides how ranks can hand memory to each other.
 #pragma once
 
 #include <array>
@@ -11,7 +11,7 @@ struct ProcessIdentity {
   std::array<char, 40> boot_id{};  ///< differs between hosts and boots, equal in all containers of a host
   std::array<char, 64> host{};     ///< for messages; containers of one host may have different names
   std::uint64_t pid_namespace = 0;
-  std::uint64_t network_namespace = 0;  ///< abstract unix sockets reach only as far as this
+  std::uint64_t network_namespace = 0;  ///< abstract unix sockets reach no farther
   std::int64_t pid = 0;
 
   bool same_host(const ProcessIdentity& other) const { return boot_id == other.boot_id; }

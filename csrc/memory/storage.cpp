@@ -38,14 +38,14 @@ ArenaStorage::ArenaStorage(std::shared_ptr<Arena> arena, const Arena::Block& blo
 
 ArenaStorage::~ArenaStorage() {
   try {
-    // Whoever named the home stream itself did work there that HomeStream::idle knows nothing of: no skipping.
+    // Whoever named the home stream itself did work there that HomeStream::idle does not know of, so it is not skipped.
     if (auto events = end_of_use()) {
       arena_->release(block_, *std::move(events));
     } else {
       arena_->pin(block_);
     }
   } catch (const std::exception& error) {
-    // At exit the driver may be gone. Not knowing when the memory is free again, nobody gets it.
+    // At exit the driver may be gone. Nobody knows when the memory is free again, so nobody gets it.
     log::debug("a tensor's arena block was not given back: {}", error.what());
   }
 }
@@ -59,7 +59,7 @@ std::shared_ptr<ArenaStorage> ArenaStorage::allocate(const std::shared_ptr<Arena
     for (const EventHandle& event : allocation->wait_for) home->executor().wait_event(home->handle(), event);
     return std::make_shared<ArenaStorage>(arena, allocation->block, home, recording);
   } catch (...) {
-    // Nothing used the block yet, so it is free when it was going to be.
+    // Nothing has used the block yet, so it is free as soon as it would have been.
     arena->release(allocation->block, allocation->wait_for);
     throw;
   }
@@ -74,7 +74,7 @@ PoolStorage::PoolStorage(std::shared_ptr<MemoryCache> cache, std::size_t bytes, 
 PoolStorage::~PoolStorage() {
   try {
     const StreamHandle at_home = home().handle();
-    // What a graph may replay into stays allocated; the executor's pool goes on owning it.
+    // Memory that a graph may write to again stays allocated; the executor's pool still owns it.
     if (auto events = end_of_use(&at_home)) cache_->release(block_, *std::move(events));
   } catch (const std::exception& error) {
     log::debug("a tensor's memory was not given back: {}", error.what());

@@ -1,4 +1,4 @@
-// What stands behind the tensors that the library returns: memory of the arena, or of the executor's stream-ordered
+// The memory behind the tensors that the library returns: memory of the arena, or of the executor's stream-ordered
 // pool.
 //
 // Both keep everything alive that their memory needs, so a tensor may outlive the Buffer. Both give the memory back
@@ -6,9 +6,9 @@
 // GPU tensor). The home stream needs no recording: memory is given back to it. Memory that was used by a stream while
 // it recorded a CUDA graph is not reused, see Arena.
 //
-// Requests to the executor are what makes a call slow on the host, so there are few: one storage stands behind several
-// tensors of a call, the call says once whether it is being recorded, and an end costs a question and an event for each
-// stream other than the home.
+// Requests to the executor are what makes a call slow on the host, so there are few: one storage serves several tensors
+// of a call, the call says once whether it is being recorded, and the end of a storage costs one query and one event
+// for each stream other than the home.
 #pragma once
 
 #include <cstddef>
@@ -38,8 +38,8 @@ class StreamStorage : public Tensor::Storage {
   StreamStorage(std::shared_ptr<HomeStream> home, bool recording) : home_(std::move(home)), in_graph_(recording) {}
 
   HomeStream& home() const { return *home_; }
-  /// Events behind what the streams have enqueued so far, without those of `skip`. Nothing when a graph may go on using
-  /// the memory: a stream recorded one when it was named, or does now.
+  /// Events behind what the streams have enqueued so far, without those of `skip`. Nothing if a graph may use the
+  /// memory again: a stream was recording one when it was named, or is recording now.
   std::optional<std::vector<EventHandle>> end_of_use(const StreamHandle* skip = nullptr);
 
  private:
@@ -73,7 +73,7 @@ class ArenaStorage final : public StreamStorage {
 
 class PoolStorage final : public StreamStorage {
  public:
-  /// From the cache, or when the home stream records a graph, fresh from the executor.
+  /// From the cache or, if the home stream records a graph, fresh from the executor.
   PoolStorage(std::shared_ptr<MemoryCache> cache, std::size_t bytes, bool recording = false);
   ~PoolStorage() override;
   PoolStorage(const PoolStorage&) = delete;

@@ -22,11 +22,11 @@ class SymmetricHeap {
 
   virtual std::byte* local() const = 0;
   virtual std::size_t bytes() const = 0;
-  /// What `automatic` turned out to be.
+  /// What `automatic` resolved to.
   virtual HeapKind kind() const = 0;
 
-  /// The heap of every rank as this rank maps it, local one included, on the host side of this process. Null for ranks
-  /// that share no memory with this one (other hosts, where there is no fabric between them).
+  /// The heap of every rank, this one included, as this process maps it. Null for ranks that share no memory with this
+  /// one (ranks of other hosts, unless there is a fabric between them).
   virtual std::span<std::byte* const> peers() const = 0;
   /// The same table in memory that kernels of this rank may read.
   virtual std::byte* const* device_peers() const = 0;

@@ -7,9 +7,9 @@
 
 #include "csrc/bootstrap/agreement.hpp"
 #include "csrc/executor/own_stream.hpp"
-#include "csrc/rdma/machine.hpp"
+#include "csrc/rdma/discovery/machine.hpp"
 #include "csrc/rdma/queue_pair_set.hpp"
-#include "csrc/rdma/ring_memory.hpp"
+#include "csrc/rdma/ring/ring_memory.hpp"
 #include "csrc/rdma/verbs/libraries.hpp"
 #include "csrc/rdma/verbs/nic_queue_pairs.hpp"
 #include "csrc/rdma/wire_choice.hpp"

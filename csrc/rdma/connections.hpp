@@ -11,8 +11,8 @@
 
 #include "csrc/memory/process_identity.hpp"
 #include "csrc/memory/symmetric_heap.hpp"
-#include "csrc/rdma/machine.hpp"
-#include "csrc/rdma/settings.hpp"
+#include "csrc/rdma/discovery/machine.hpp"
+#include "csrc/rdma/discovery/settings.hpp"
 #include "kernels/rdma/params.hpp"
 
 namespace deep_ep {

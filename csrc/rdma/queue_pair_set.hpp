@@ -7,7 +7,7 @@
 #include <string>
 
 #include "csrc/memory/symmetric_heap.hpp"
-#include "csrc/rdma/failure.hpp"
+#include "csrc/rdma/ring/failure.hpp"
 #include "kernels/rdma/params.hpp"
 
 namespace deep_ep {

@@ -1,4 +1,4 @@
-// Text for messages. Host code only: keep this header out of .cu files, nvcc need not compile fmt.
+// Text for messages. Host code only: keep this header out of .cu files, so that nvcc does not have to compile fmt.
 #pragma once
 
 #include <fmt/format.h>

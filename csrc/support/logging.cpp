@@ -6,8 +6,12 @@
 #include <unistd.h>
 
 #include <array>
+#include <atomic>
 #include <cstdio>
 #include <memory>
+#include <mutex>
+#include <optional>
+#include <utility>
 
 #include "csrc/support/environment.hpp"
 
@@ -42,13 +46,12 @@ std::string expand(std::string_view pattern) {
   return path;
 }
 
-std::shared_ptr<spdlog::logger> make_logger() {
-  // An own logger, not in spdlog's registry: a program that uses spdlog too keeps its settings and its names.
+std::shared_ptr<spdlog::logger> make_logger(std::string& complaint) {
+  // A logger of our own, not in spdlog's registry: a program that also uses spdlog keeps its settings and its names.
   const auto to_stderr = [] {
     return std::make_shared<spdlog::logger>("deep_ep", std::make_shared<spdlog::sinks::stderr_sink_mt>());
   };
   std::shared_ptr<spdlog::logger> logger;
-  std::string complaint;
   try {
     const std::string file = environment::text("DEEP_EP_LOG_FILE");
     logger = file.empty() ? to_stderr()
@@ -59,29 +62,79 @@ std::shared_ptr<spdlog::logger> make_logger() {
     logger = to_stderr();
   }
   logger->set_pattern("[%Y-%m-%d %H:%M:%S.%e] [deep_ep %P] [%l] %v");
-  try {
-    logger->set_level(spdlog::level::from_str(environment::choice("DEEP_EP_LOG")));
-  } catch (const std::exception& error) {
-    complaint = error.what();
-    logger->set_level(spdlog::level::warn);
-  }
+  logger->set_level(spdlog::level::trace);  // what is below the level in effect never gets here
   logger->flush_on(spdlog::level::info);
-  // A wrong setting of the log is no reason to stop the program; it is said where the log goes.
-  if (!complaint.empty()) logger->warn("{}", complaint);
   return logger;
 }
 
-spdlog::logger& logger() {
-  // Never destroyed: tensors that outlive main() may still log.
-  static auto* instance = new std::shared_ptr<spdlog::logger>(make_logger());
-  return **instance;
+spdlog::level::level_enum level_of_environment(std::string& complaint) {
+  try {
+    return spdlog::level::from_str(environment::choice("DEEP_EP_LOG"));
+  } catch (const std::exception& error) {
+    complaint = error.what();
+    return spdlog::level::warn;
+  }
 }
+
+class Log {
+ public:
+  static Log& instance() {
+    // Never destroyed: tensors that outlive main() may still log.
+    static auto* log = new Log;
+    return *log;
+  }
+
+  bool enabled(Level level) const { return to_spdlog(level) >= least_.load(std::memory_order_relaxed); }
+
+  void write(Level level, std::string_view line) {
+    std::shared_ptr<const LogSink> sink;
+    std::shared_ptr<spdlog::logger> logger;
+    std::string complaint;
+    {
+      const std::lock_guard lock(mutex_);
+      sink = sink_;
+      if (!sink) {
+        if (!logger_) logger_ = make_logger(complaint);
+        logger = logger_;
+      }
+    }
+    if (sink) {
+      (*sink)(level, line);
+      return;
+    }
+    if (!complaint.empty()) logger->warn("{}", complaint);
+    logger->log(to_spdlog(level), line);
+  }
+
+  void set_sink(LogSink sink, std::optional<LogLevel> least) {
+    std::string complaint;
+    {
+      const std::lock_guard lock(mutex_);
+      sink_ = sink ? std::make_shared<const LogSink>(std::move(sink)) : nullptr;
+      least_.store(least ? to_spdlog(*least) : level_of_environment(complaint), std::memory_order_relaxed);
+    }
+    if (!complaint.empty()) write(Level::warn, complaint);
+  }
+
+ private:
+  Log() {
+    std::string complaint;
+    least_.store(level_of_environment(complaint), std::memory_order_relaxed);
+    // A wrong setting of the log is no reason to stop the program; it is reported where the log goes.
+    if (!complaint.empty()) write(Level::warn, complaint);
+  }
+
+  std::atomic<spdlog::level::level_enum> least_{spdlog::level::warn};
+  std::mutex mutex_;
+  std::shared_ptr<const LogSink> sink_;
+  std::shared_ptr<spdlog::logger> logger_;  // made for the first line that goes to a file or to standard error
+};
 
 }  // namespace
 
 bool enabled(Level level) noexcept {
   try {
-    return logger().should_log(to_spdlog(level));
+    return Log::instance().enabled(level);
   } catch (...) {
     return false;
   }
@@ -89,10 +142,18 @@ bool enabled(Level level) noexcept {
 
 void write(Level level, std::string_view line) noexcept {
   try {
-    logger().log(to_spdlog(level), line);
+    Log::instance().write(level, line);
   } catch (...) {
     std::fprintf(stderr, "deep_ep: a log line was lost\n");
   }
 }
 
 }  // namespace deep_ep::log
+
+namespace deep_ep {
+
+void set_log_sink(LogSink sink, std::optional<LogLevel> least) {
+  log::Log::instance().set_sink(std::move(sink), least);
+}
+
+}  // namespace deep_ep

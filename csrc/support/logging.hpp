@@ -1,16 +1,17 @@
-// Log lines of the library: log::info("heap: {} of {}", bytes, kind). Level and place: DEEP_EP_LOG, DEEP_EP_LOG_FILE.
+// Log lines of the library: log::info("heap: {} of {}", bytes, kind). Level and place: set_log_sink (deep_ep/log.hpp),
+// otherwise DEEP_EP_LOG and DEEP_EP_LOG_FILE.
 #pragma once
 
-#include <cstdint>
 #include <string>
 #include <string_view>
 #include <utility>
 
 #include "csrc/support/format.hpp"
+#include "deep_ep/log.hpp"
 
 namespace deep_ep::log {
 
-enum class Level : std::uint8_t { trace, debug, info, warn, error };
+using Level = LogLevel;
 
 /// Cheap; asked before a line is formatted.
 bool enabled(Level level) noexcept;

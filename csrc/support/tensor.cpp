@@ -6,7 +6,7 @@
 namespace deep_ep {
 namespace {
 
-std::string list(const std::array<std::int64_t, TensorView::kMaxDims>& values, int dims) {
+std::string list(const std::array<std::int64_t, TensorSpec::kMaxDims>& values, int dims) {
   return fmt::format("[{}]", fmt::join(values.begin(), values.begin() + dims, ", "));
 }
 
@@ -59,34 +59,33 @@ std::string to_string(const Device& device) {
   return device.kind == Device::Kind::cpu ? "cpu" : fmt::format("cuda:{}", device.index);
 }
 
-TensorView TensorView::contiguous(void* data, DType dtype, std::initializer_list<std::int64_t> shape, Device device) {
+TensorSpec TensorSpec::contiguous(DType dtype, std::initializer_list<std::int64_t> shape, Device device) {
   if (shape.size() > kMaxDims) {
     fail<InvalidArgument>("a tensor of {} dimensions, allowed: at most {}", shape.size(), kMaxDims);
   }
-  TensorView view;
-  view.data = data;
-  view.dtype = dtype;
-  view.device = device;
+  TensorSpec spec;
+  spec.dtype = dtype;
+  spec.device = device;
   for (const std::int64_t size : shape) {
-    if (size < 0) fail<InvalidArgument>("size {} in dimension {}, allowed: zero or more", size, view.dims);
-    view.shape[static_cast<std::size_t>(view.dims++)] = size;
+    if (size < 0) fail<InvalidArgument>("size {} in dimension {}, allowed: zero or more", size, spec.dims);
+    spec.shape[static_cast<std::size_t>(spec.dims++)] = size;
   }
   std::int64_t stride = 1;
-  for (int dim = view.dims - 1; dim >= 0; --dim) {
-    view.strides[static_cast<std::size_t>(dim)] = stride;
+  for (int dim = spec.dims - 1; dim >= 0; --dim) {
+    spec.strides[static_cast<std::size_t>(dim)] = stride;
     // A dimension of size 0 must not make the outer strides 0: they still say what a row would be.
-    stride *= view.size(dim) > 0 ? view.size(dim) : 1;
+    stride *= spec.size(dim) > 0 ? spec.size(dim) : 1;
   }
-  return view;
+  return spec;
 }
 
-std::int64_t TensorView::elements() const {
+std::int64_t TensorSpec::elements() const {
   std::int64_t count = 1;
   for (int dim = 0; dim < dims; ++dim) count *= size(dim);
   return count;
 }
 
-bool TensorView::is_contiguous() const {
+bool TensorSpec::is_contiguous() const {
   if (elements() == 0) return true;
   std::int64_t expected = 1;
   for (int dim = dims - 1; dim >= 0; --dim) {
@@ -98,7 +97,7 @@ bool TensorView::is_contiguous() const {
   return true;
 }
 
-std::string TensorView::describe() const {
+std::string TensorSpec::describe() const {
   std::string text = name_of(dtype) + list(shape, dims);
   if (!is_contiguous()) text += " with strides " + list(strides, dims);
   return text;

@@ -9,7 +9,7 @@ namespace deep_ep::topology {
 std::optional<PciAddress> cuda_device_address(int ordinal) noexcept {
   std::array<char, 32> text{};
   if (cudaDeviceGetPCIBusId(text.data(), static_cast<int>(text.size()), ordinal) != cudaSuccess) {
-    // The next call of somebody else must not find this error.
+    // The next CUDA call of anybody else must not find this error.
     (void)cudaGetLastError();
     return std::nullopt;
   }

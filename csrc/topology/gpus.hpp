@@ -12,7 +12,7 @@
 namespace deep_ep::topology {
 
 struct Gpu {
-  /// The id that nvidia-smi shows, and CUDA without CUDA_VISIBLE_DEVICES: the place in the order of PCI addresses.
+  /// The id that nvidia-smi shows, and CUDA without CUDA_VISIBLE_DEVICES: the position in the order of PCI addresses.
   /// Nothing for a GPU that this container may not use (sysfs still shows it).
   std::optional<int> cuda_id;
   PciLocation pci;
@@ -23,22 +23,22 @@ struct Gpu {
 };
 
 /// All GPUs that NVIDIA's driver runs, in the order of their PCI addresses. GPUs of the machine that a container does
-/// not see are listed too, so that containers that share a machine come to the same GPU→NIC map.
+/// not see are listed too, so that containers that share a machine arrive at the same GPU→NIC map.
 std::vector<Gpu> find_gpus(const SystemRoot& root);
 
-/// Places in `gpus` of CUDA devices 0, 1, ... under this value of CUDA_VISIBLE_DEVICES: integers, UUIDs ("GPU-...",
+/// Positions in `gpus` of CUDA devices 0, 1, ... under this value of CUDA_VISIBLE_DEVICES: integers, UUIDs ("GPU-...",
 /// unambiguous beginnings are enough). Not set: all. As in CUDA, an unknown entry ends the list (`stopped_at` says
-/// which) and so does "-1"; an entry given twice leaves no device at all.
+/// which) and so does "-1"; if an entry is given twice, there is no device at all.
 struct VisibleGpus {
   std::vector<std::size_t> gpus;
   std::string stopped_at;  ///< the entry that CUDA does not accept, with the reason; empty when all is well
 };
 VisibleGpus visible_gpus(const std::vector<Gpu>& gpus, const std::optional<std::string>& cuda_visible_devices);
 
-/// Place in `gpus` of the one GPU whose UUID begins with `uuid`; nothing where none or several do. Case is ignored.
+/// Position in `gpus` of the one GPU whose UUID begins with `uuid`; nothing if none or several do. Case is ignored.
 std::optional<std::size_t> find_by_uuid(const std::vector<Gpu>& gpus, std::string_view uuid);
 
-/// PCI address of the GPU that CUDA knows under this ordinal; nothing without CUDA or where it says no.
+/// PCI address of the GPU that CUDA knows under this ordinal; nothing without CUDA, or if it does not know.
 std::optional<PciAddress> cuda_device_address(int ordinal) noexcept;
 
 }  // namespace deep_ep::topology

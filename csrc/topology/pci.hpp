@@ -23,7 +23,7 @@ struct PciAddress {
   std::string text() const;
 };
 
-/// Reads "18:00.0", "0000:18:00.0" and "00000000:18:00.0", in either case of letters.
+/// Reads "18:00.0", "0000:18:00.0" and "00000000:18:00.0", in upper or lower case.
 std::optional<PciAddress> parse_pci_address(std::string_view text);
 
 struct PciLocation {
@@ -34,10 +34,11 @@ struct PciLocation {
 };
 
 /// `device_folder`: a folder or link in sysfs that is a PCI device ("/sys/bus/pci/devices/0000:18:00.0",
-/// "/sys/class/infiniband/mlx5_0/device"). An empty location where it is not on PCI.
+/// "/sys/class/infiniband/mlx5_0/device"). An empty location if it is not on PCI.
 PciLocation pci_location(const SystemRoot& root, std::string_view device_folder);
 
-/// What a transfer between two devices has to pass, nearest first. The short names are those of `nvidia-smi topo -m`.
+/// What a transfer between two devices passes through, nearest first. The short names are those of `nvidia-smi topo
+/// -m`.
 enum class Proximity : std::uint8_t {
   same_switch,      ///< PIX: one PCIe switch at most
   across_switches,  ///< PXB: several switches, but not the CPU

@@ -4,50 +4,70 @@
 #include <cstddef>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
 namespace deep_ep {
 
-/// A group of ranks that can exchange small messages on the host. Used at set-up and tear-down only.
-/// All calls are collective: every rank makes them in the same order. One thread at a time per object.
+/// A group of ranks that exchange small messages on the host. Used at set-up and tear-down only.
+///
+/// All calls are collective: every rank makes them in the same order. One thread at a time per object. After a
+/// TimeoutError the group is of no more use. Programs may derive their own; those below cover the usual cases.
 class Bootstrap {
  public:
   virtual ~Bootstrap() = default;
+  /// This rank, 0 to size() - 1.
   virtual int rank() const = 0;
+  /// The number of ranks, equal on all of them.
   virtual int size() const = 0;
 
-  /// Gathers `mine` (the same number of bytes on every rank) and returns size() * mine.size() bytes, rank 0 first.
-  /// Throws TimeoutError when a rank does not come (where the transport can tell), RankMismatch for unequal sizes.
+  /// Gathers every rank's bytes.
+  /// @param mine this rank's bytes, as many on every rank; may be none.
+  /// @return size() * mine.size() bytes, rank 0's first.
+  /// @throws TimeoutError when a rank does not come in time. @throws RankMismatch, on every rank, for unequal sizes.
   virtual std::vector<std::byte> all_gather(std::span<const std::byte> mine) = 0;
 
-  /// Returns after every rank has entered it.
+  /// Returns after every rank has entered it. Throws as all_gather does.
   virtual void barrier();
 };
 
-/// One bootstrap for each of `size` ranks that live as threads of this process.
-/// `timeout_s` bounds how long a rank waits for the others; 0 waits for ever.
-std::vector<std::shared_ptr<Bootstrap>> make_thread_bootstraps(int size, double timeout_s = 100);
+// Every `timeout_s` below is the number of seconds that a rank waits for the others, in each call and while the group
+// is being made. 0: for ever. Unset: default_timeout_s(). InvalidArgument where it is negative or not finite.
 
-/// Ranks are processes of this host that agree on `name` (letters, digits, '-', '_'); they meet in POSIX shared memory.
+/// The environment variable DEEP_EP_TIMEOUT_S, 100 where it is not set. InvalidArgument where it is no such number.
+double default_timeout_s();
+
+/// Ranks are threads of this process.
+/// @param size number of ranks, 1 or more. @return one bootstrap for each of them, rank 0's first.
+std::vector<std::shared_ptr<Bootstrap>> make_thread_bootstraps(int size, std::optional<double> timeout_s = {});
+
+/// Ranks are processes of one user on this host, or threads of them; they meet in POSIX shared memory. Collective.
+/// @param name what the ranks of a group have in common and other groups have not: 1 to 200 letters, digits, '-', '_'.
+/// It is free again when the call has returned on all ranks.
+/// @throws SystemError where an object of that name belongs to another user.
 std::shared_ptr<Bootstrap> make_shared_memory_bootstrap(const std::string& name, int rank, int size,
-                                                        double timeout_s = 100);
+                                                        std::optional<double> timeout_s = {});
 
-/// The user's own all-gather: called with this rank's bytes and the place for everybody's bytes (rank 0 first).
-/// Report failure by throwing.
+/// The program's own all-gather: called with this rank's bytes and the place for everybody's, rank 0's first.
+/// It reports failure by throwing. Nobody can interrupt it, so it bounds its waiting itself: default_timeout_s() says
+/// how long the library would wait.
 using AllGatherFunction = std::function<void(std::span<const std::byte> mine, std::span<std::byte> all)>;
+/// @param all_gather called by one thread at a time, for as long as the bootstrap lives.
 std::shared_ptr<Bootstrap> make_callback_bootstrap(int rank, int size, AllGatherFunction all_gather);
 
-/// Over MPI. In library `deep_ep::mpi`. `communicator` points to an MPI_Comm, which must outlive the bootstrap;
-/// nullptr means MPI_COMM_WORLD. Initialises MPI if the program has not.
-std::shared_ptr<Bootstrap> make_mpi_bootstrap(const void* communicator = nullptr);
+/// Over MPI; in the library `deep_ep::mpi`. Collective. Initialises MPI if the program has not.
+/// @param communicator points to an MPI_Comm, of which the bootstrap makes a duplicate; nullptr: MPI_COMM_WORLD.
+std::shared_ptr<Bootstrap> make_mpi_bootstrap(const void* communicator = nullptr, std::optional<double> timeout_s = {});
 
-/// Over NCCL. In library `deep_ep::nccl`. The current CUDA device is the rank's.
-/// From the 128 bytes of an ncclUniqueId that every rank got from rank 0 (`make_nccl_unique_id`):
-std::shared_ptr<Bootstrap> make_nccl_bootstrap(std::span<const std::byte> unique_id, int rank, int size);
-/// From a live ncclComm_t, which stays the caller's and must outlive the bootstrap:
-std::shared_ptr<Bootstrap> make_nccl_bootstrap(void* communicator);
+/// Over NCCL; in the library `deep_ep::nccl`. Collective. The current CUDA device is the rank's.
+/// @param unique_id the 128 bytes of an ncclUniqueId (make_nccl_unique_id) that every rank got from rank 0.
+std::shared_ptr<Bootstrap> make_nccl_bootstrap(std::span<const std::byte> unique_id, int rank, int size,
+                                               std::optional<double> timeout_s = {});
+/// @param communicator a live ncclComm_t, which stays the caller's and must outlive the bootstrap.
+std::shared_ptr<Bootstrap> make_nccl_bootstrap(void* communicator, std::optional<double> timeout_s = {});
+/// A new ncclUniqueId, for one group. Rank 0 makes it and sends it to the others.
 std::vector<std::byte> make_nccl_unique_id();
 
 }  // namespace deep_ep

@@ -50,6 +50,11 @@ class Executor {
   virtual void destroy_stream(StreamHandle stream) noexcept = 0;
   virtual EventHandle record_event(StreamHandle stream) = 0;                   ///< event of all work enqueued so far
   virtual void wait_event(StreamHandle stream, const EventHandle& event) = 0;  ///< later work waits; the host does not
+  /// The caller's own event as an EventHandle, for CallOptions::previous_event and wait_event. CUDA: a recorded
+  /// cudaEvent_t of this device, which stays the caller's and must live until the last use of the handle; who waits
+  /// waits for what was recorded last before the wait. InvalidArgument for nullptr, and on the host executor, whose
+  /// events come from record_event alone.
+  virtual EventHandle adopt_event(void* native_event) = 0;
   virtual bool event_done(const EventHandle& event) = 0;
   virtual void synchronize_event(const EventHandle& event) = 0;
   /// Blocks the host until the stream's work is done. Throws what failed there (kernel faults on the host executor).

@@ -30,19 +30,18 @@ struct Device {
 };
 std::string to_string(const Device& device);
 
-/// A strided view of memory that somebody else owns. Shapes and strides count elements.
-struct TensorView {
+/// What a piece of memory holds, and where. Shapes and strides count elements.
+struct TensorSpec {
   static constexpr int kMaxDims = 4;
 
-  void* data = nullptr;
   DType dtype = DType::uint8;
   Device device;
   int dims = 0;
   std::array<std::int64_t, kMaxDims> shape{};
   std::array<std::int64_t, kMaxDims> strides{};
 
-  /// A contiguous (row-major) view.
-  static TensorView contiguous(void* data, DType dtype, std::initializer_list<std::int64_t> shape, Device device = {});
+  /// Row-major. Throws InvalidArgument for more than kMaxDims dimensions and for negative sizes.
+  static TensorSpec contiguous(DType dtype, std::initializer_list<std::int64_t> shape, Device device = {});
 
   std::int64_t size(int dim) const { return shape[static_cast<std::size_t>(dim)]; }
   std::int64_t stride(int dim) const { return strides[static_cast<std::size_t>(dim)]; }
@@ -51,10 +50,40 @@ struct TensorView {
   bool is_contiguous() const;
   /// "bfloat16[4096, 7168]" and, where not contiguous, the strides.
   std::string describe() const;
+};
+
+/// A strided view of memory that somebody else owns.
+struct TensorView : TensorSpec {
+  void* data = nullptr;
+
+  /// A contiguous (row-major) view.
+  static TensorView contiguous(void* data, DType dtype, std::initializer_list<std::int64_t> shape, Device device = {}) {
+    return {TensorSpec::contiguous(dtype, shape, device), data};
+  }
 
   template <class T>
   T* as() const {
     return static_cast<T*>(data);
+  }
+};
+
+/// The same of memory that is only read: what calls take as input. A TensorView converts to it.
+struct ConstTensorView : TensorSpec {
+  const void* data = nullptr;
+
+  ConstTensorView() = default;
+  ConstTensorView(const TensorSpec& spec, const void* data) : TensorSpec(spec), data(data) {}
+  ConstTensorView(const TensorView& view) : TensorSpec(view), data(view.data) {}  // NOLINT(google-explicit-constructor)
+
+  /// A contiguous (row-major) view.
+  static ConstTensorView contiguous(const void* data, DType dtype, std::initializer_list<std::int64_t> shape,
+                                    Device device = {}) {
+    return {TensorSpec::contiguous(dtype, shape, device), data};
+  }
+
+  template <class T>
+  const T* as() const {
+    return static_cast<const T*>(data);
   }
 };
 

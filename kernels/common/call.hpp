@@ -11,7 +11,7 @@
 
 namespace deep_ep {
 
-/// Calls of one kind so far. In device memory of the buffer; zero when that is made.
+/// Calls of one kind so far. In device memory of the buffer; zero when the buffer is made.
 struct CallCounter {
   std::uint64_t calls;
   std::uint32_t arrived;  ///< blocks of the present call; the last one sets it back to zero

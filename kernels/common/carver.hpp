@@ -1,4 +1,4 @@
-// Lays parts of memory out one behind the other. The same code gives sizes on the host and addresses in a kernel.
+// Lays parts of memory out one after the other. The same code gives sizes on the host and addresses in a kernel.
 #pragma once
 
 #include <cstddef>

@@ -25,7 +25,7 @@ struct TopkIndices {
     return is_64_bit ? device::load_stream(static_cast<const std::int64_t*>(data) + at)
                      : device::load_stream(static_cast<const std::int32_t*>(data) + at);
   }
-  /// The same for a thread that reads neighbouring indices one after the other, out of its cache.
+  /// The same for a thread that reads neighbouring indices one after the other, which its cache serves.
   DEEP_EP_DEVICE std::int64_t load_cached(std::int64_t at) const {
     return is_64_bit ? static_cast<const std::int64_t*>(data)[at] : static_cast<const std::int32_t*>(data)[at];
   }

@@ -47,8 +47,8 @@ DEEP_EP_DEVICE bool poll_until(Arrived arrived, GivesUp gives_up) {
   }
 }
 
-/// poll_until with a deadline. A policy says what becomes of a wait:
-///   bool called_off(const Awaited&)           nobody need wait for this any more
+/// poll_until with a deadline. A policy decides about a wait:
+///   bool called_off(const Awaited&)           nobody needs to wait for this any more
 ///   bool is_late(const Awaited&, begin)       the time that began at `begin` (of now_ns) has run out
 ///   void blame(const Awaited&, seen)          puts it on record: ends the call, or goes on without the peer
 /// They are asked in one thread of the group. False: what was waited for must not be touched.

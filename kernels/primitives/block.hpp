@@ -6,7 +6,7 @@
 
 namespace deep_ep::device::block {
 
-/// Waits for every thread of the block. What any of them wrote before is visible to all of them after.
+/// Waits for every thread of the block. What any of them wrote before is visible to all of them afterwards.
 DEEP_EP_DEVICE void sync() {
 #if DEEP_EP_TARGET_CUDA
   __syncthreads();
@@ -15,8 +15,8 @@ DEEP_EP_DEVICE void sync() {
 #endif
 }
 
-/// Named barrier `id` (1 to 15): waits until `threads` threads (a multiple of 32) came by sync or arrive.
-/// What these wrote before is visible after. Every thread of a warp must come.
+/// Named barrier `id` (1 to 15): waits until `threads` threads (a multiple of 32) have come through sync or arrive.
+/// What they wrote before is visible afterwards. Every thread of a warp must come.
 DEEP_EP_DEVICE void sync(int id, int threads) {
 #if DEEP_EP_TARGET_CUDA
   asm volatile("barrier.cta.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
@@ -25,7 +25,8 @@ DEEP_EP_DEVICE void sync(int id, int threads) {
 #endif
 }
 
-/// Counts as coming to named barrier `id` without waiting: what this thread wrote before is visible to those who sync.
+/// Counts as arriving at named barrier `id`, without waiting: what this thread wrote before is visible to those who
+/// sync.
 DEEP_EP_DEVICE void arrive(int id, int threads) {
 #if DEEP_EP_TARGET_CUDA
   asm volatile("barrier.cta.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");

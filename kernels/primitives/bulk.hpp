@@ -1,7 +1,7 @@
 // Bulk copies between global and shared memory by the copy engine (TMA, one dimension). Issued by one thread, done in
 // the background. Addresses are 16-byte aligned; sizes are multiples of 16 and not zero.
 //
-// The engine reads and writes memory by another path ("proxy") than ordinary loads and stores do:
+// The engine accesses memory by another path ("proxy") than ordinary loads and stores:
 //   ordinary write to shared -> bulk store of it:  publish() by the writers, then a sync, then store()
 //   bulk load -> ordinary read of shared:          wait for the mbarrier, nothing else
 //   bulk store read a stage -> stage is reused:    wait_read<N>() by the issuing thread, then a sync
@@ -81,7 +81,7 @@ DEEP_EP_DEVICE void fence_global() {
 #endif
 }
 
-/// wait_read for a number known at run time, 0 to 7 (larger numbers wait as 7 does).
+/// wait_read for a number that is only known at run time, 0 to 7 (larger numbers wait like 7).
 DEEP_EP_DEVICE void wait_read_pending(int groups_left) {
 #if DEEP_EP_TARGET_CUDA
   switch (groups_left) {
@@ -108,8 +108,8 @@ DEEP_EP_DEVICE void wait_read_pending(int groups_left) {
 }
 
 /// Orders this thread's earlier ordinary writes to the range before bulk copies that read it. The issuing thread must
-/// come after it by a sync (or be this thread). The GPU fences all shared memory; the host machine takes the range
-/// literally, so it must cover what this thread wrote.
+/// be ordered after it by a sync (or be this thread). The GPU fences all shared memory; the host machine takes the
+/// range literally, so it must cover what this thread wrote.
 DEEP_EP_DEVICE void publish([[maybe_unused]] const void* shared, [[maybe_unused]] std::uint32_t bytes) {
 #if DEEP_EP_TARGET_CUDA
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");

@@ -1,5 +1,5 @@
-// Logarithm and power of two as fast as the processor gives them: a few units in the last place off, and not the same
-// bits on every target. For formats that only need to be decoded by whoever knows the same parameters.
+// Logarithm and power of two, as fast as the processor computes them: off by a few units in the last place, and not
+// with the same bits on every target. For formats that only need to be decoded by whoever knows the same parameters.
 #pragma once
 
 #include <cmath>

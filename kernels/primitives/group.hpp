@@ -1,4 +1,4 @@
-// Who does a thing: one thread by itself, or the 32 lanes of a warp together.
+// Who does something: one thread by itself, or the 32 lanes of a warp together.
 #pragma once
 
 #include <cstdint>

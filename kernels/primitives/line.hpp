@@ -4,10 +4,10 @@
 //
 // That a line which one instruction stores arrives whole is a property of the memory system of NVIDIA GPUs and NVLink
 // (Volta and later; NCCL's protocol LL128 is built on it), not of the PTX memory model, which promises it for 16 bytes.
-// Primitives.TaggedLines (tests/kernels) tries it within the GPU at hand, the low-latency tests between GPUs.
+// Primitives.TaggedLines (tests/kernels) tests it within one GPU, the low-latency tests between GPUs.
 //
-// A line has one writer, and lies at the same place for every call that uses the memory, so that where tags are there
-// were never anything but tags. It may be written again only when the reader is known to have done with it.
+// A line has one writer, and lies at the same place for every call that uses the memory, so that nothing but tags is
+// ever written where tags are. It may be written again only when the reader is known to be done with it.
 #pragma once
 
 #include "kernels/primitives/memory.hpp"

@@ -70,7 +70,7 @@ DEEP_EP_DEVICE T load_relaxed(const T* p) {
 #endif
 }
 
-/// A relaxed load that a fence<S>() behind it makes acquire: for several words that are looked at together.
+/// A relaxed load that a later fence<S>() turns into an acquire: for several words that are looked at together.
 template <Scope S, class T>
 DEEP_EP_DEVICE T load_before_fence(const T* p) {
 #if DEEP_EP_TARGET_CUDA
@@ -80,7 +80,8 @@ DEEP_EP_DEVICE T load_before_fence(const T* p) {
 #endif
 }
 
-/// What this thread wrote before (and what it acquired or was synchronised with) is visible to who acquires the value.
+/// What this thread wrote before (and what it acquired or was synchronised with) is visible to whoever acquires the
+/// value.
 template <Scope S, class T>
 DEEP_EP_DEVICE void store_release(T* p, std::type_identity_t<T> value) {
   using W = detail::Word<T>;
@@ -104,9 +105,9 @@ DEEP_EP_DEVICE void store_after_earlier_reads(T* p, std::type_identity_t<T> valu
 #endif
 }
 
-/// Loads what store_after_earlier_reads said. Only stores may depend on it, by a branch of this thread or of one that
-/// it has synced with; loads behind it may see older memory. On the GPU a relaxed load: stores do not run ahead of a
-/// branch, and to acquire takes half a microsecond.
+/// Loads what store_after_earlier_reads stored. Only stores may depend on it, through a branch of this thread or of one
+/// that it has synced with; later loads may see older memory. On the GPU a relaxed load: stores do not run ahead of a
+/// branch, and an acquire takes half a microsecond.
 template <Scope S, class T>
 DEEP_EP_DEVICE T load_before_overwriting(const T* p) {
 #if DEEP_EP_TARGET_CUDA
@@ -138,7 +139,7 @@ DEEP_EP_DEVICE T fetch_add_relaxed(T* p, std::type_identity_t<T> value) {
 #endif
 }
 
-/// Adds, returns the value before; what was written before is visible to who acquires the sum or a later one.
+/// Adds, returns the value before; what was written before is visible to whoever acquires the sum or a later one.
 template <Scope S, class T>
 DEEP_EP_DEVICE T fetch_add_release(T* p, std::type_identity_t<T> value) {
   using W = detail::Word<T>;
@@ -254,7 +255,7 @@ DEEP_EP_DEVICE std::int64_t clock_cycles() {
 /// Call in every polling loop, with the number of polls so far: gives the processor to those who are waited for.
 DEEP_EP_DEVICE void pause(int spins) {
 #if DEEP_EP_TARGET_CUDA
-  // Short waits are what latency is made of; only long ones yield memory bandwidth to the others.
+  // Short waits are what latency consists of; only long ones leave memory bandwidth to the others.
   if (spins > 1024) asm volatile("nanosleep.u32 100;");
 #else
   host_machine::current_thread->machine->pause(spins);

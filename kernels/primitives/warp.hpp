@@ -83,7 +83,7 @@ DEEP_EP_DEVICE void sync() {
 #endif
 }
 
-/// The value that lane `source_lane` (modulo 32) gave. Every lane may name another source.
+/// The value that lane `source_lane` (modulo 32) gave. Each lane may name a different source.
 template <class T>
 DEEP_EP_DEVICE T shuffle(T value, int source_lane) {
 #if DEEP_EP_TARGET_CUDA
@@ -129,7 +129,7 @@ DEEP_EP_DEVICE std::uint32_t ballot(bool predicate) {
 DEEP_EP_DEVICE bool any(bool predicate) { return ballot(predicate) != 0; }
 DEEP_EP_DEVICE bool all(bool predicate) { return ballot(predicate) == 0xffffffffu; }
 
-/// all(), and unlike it orders memory: what any lane acquired or wrote before, every lane may rely on after.
+/// Like all(), but orders memory: every lane may rely on what any lane acquired or wrote before.
 DEEP_EP_DEVICE bool agree(bool good) {
   const bool all_good = all(good);
   sync();
@@ -184,7 +184,7 @@ DEEP_EP_DEVICE T min(T value) {
 #endif
 }
 
-/// Sum over the lanes up to and including the own one.
+/// Sum over the lanes up to and including this one.
 template <class T>
 DEEP_EP_DEVICE T inclusive_sum(T value) {
 #if DEEP_EP_TARGET_CUDA

@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "deep_ep/tensor.hpp"
-#include "tests/oracle/oracle.hpp"
-#include "tests/oracle/routing.hpp"
+#include "oracle/oracle.hpp"
+#include "oracle/routing.hpp"
 
 namespace deep_ep::test {
 

@@ -14,7 +14,7 @@
 namespace deep_ep::test {
 namespace {
 
-/// Before anything calls CUDA: the wire `local` must not meet a kernel that is being loaded (docs/rdma.md).
+/// Before anything calls CUDA: the wire `local` must not run while a kernel is being loaded (docs/rdma.md).
 [[maybe_unused]] const int kLoadKernelsFirst = ::setenv("CUDA_MODULE_LOADING", "EAGER", 0);
 
 std::shared_ptr<Executor> make_executor(const ClusterOptions& options, int rank) {
@@ -60,7 +60,8 @@ std::vector<std::string> run_threads(const ClusterOptions& options, const RankFu
       return true;
     };
     if (!changed.wait_for(lock, std::chrono::duration<double>(options.deadline_s), all_ended)) {
-      // A thread cannot be ended from outside, so the program is. A debugger or a core file shows where they hang.
+      // A thread cannot be ended from outside, so the program ends. A debugger or a core file shows where the threads
+      // hang.
       std::fprintf(stderr, "cluster deadline of %g s passed; still running:", options.deadline_s);
       for (std::size_t r = 0; r < ranks; ++r) {
         if (!ended[r]) std::fprintf(stderr, " %zu", r);
@@ -97,7 +98,7 @@ Rank::~Rank() {
   try {
     release();
   } catch (const std::exception& error) {
-    // Already told by the exception that brought us here, or by the check that the test makes last.
+    // Already reported by the exception that brought us here, or by the check that the test makes last.
     std::fprintf(stderr, "rank %d: at the end of the test: %s\n", rank_, error.what());
   }
   executor_->destroy_stream(stream_);

@@ -7,7 +7,7 @@
 //
 // Processes are made by starting this test program again with the same test: the child repeats the test's body up to
 // the same call of run_cluster and becomes one rank there. So no closure has to travel, and no process is forked after
-// threads were started or CUDA was touched; the body in front of the call must only be deterministic.
+// threads were started or CUDA was touched; only the body before the call must be deterministic.
 #pragma once
 
 #include <cstdint>
@@ -27,7 +27,7 @@ namespace deep_ep::test {
 enum class Target : std::uint8_t { host, cuda };
 enum class Placement : std::uint8_t { threads, processes };
 /// How low-latency calls reach other ranks: all by NVLink, all by RDMA, or half of them (an odd number: all) by each;
-/// the last also by rails, which a test may say otherwise, as it may say how many ranks are a node.
+/// the last also by rails. A test may override this, and also how many ranks make a node.
 enum class Topology : std::uint8_t { one_node, only_rdma, two_nodes, rails };
 
 /// Where the ranks of a test live: the parameter of the tests.
@@ -46,7 +46,7 @@ struct ClusterOptions {
   double deadline_s = 120;
   /// Time that the bootstrap and, unless a test says otherwise, the buffers allow.
   double timeout_s = 30;
-  /// This rank is meant to disappear: how its process ends is ignored.
+  /// This rank is meant to disappear; how its process ends does not matter.
   int lost_rank = -1;
 };
 
@@ -67,7 +67,7 @@ class Rank {
   CallOptions call() const { return {.stream = stream_, .previous_event = {}, .async_finish = false}; }
 
   /// A buffer with small memory and the cluster's time-out; the options change what a test cares about. It lives until
-  /// every rank has ended, so that a rank that fails does not pull the memory from under those that go on.
+  /// every rank has ended, so that a rank that fails does not take memory away from those that go on.
   Buffer& buffer(const BufferOptions& options = {.heap_bytes = std::size_t{64} << 20});
   /// The same, for tests of a buffer's end.
   Buffer own_buffer(BufferOptions options = {.heap_bytes = std::size_t{64} << 20}) const;
@@ -108,7 +108,7 @@ class Rank {
 
 using RankFunction = std::function<void(Rank&)>;
 
-/// Throws one exception that tells what every rank threw. Ends the program when the deadline passes.
+/// Throws one exception that says what every rank threw. Ends the program when the deadline passes.
 void run_cluster(const ClusterOptions& options, const RankFunction& function);
 
 /// True in a process that will become one rank of a cluster.
@@ -121,7 +121,7 @@ std::string missing(const Where& where, int ranks);
 bool under_thread_sanitizer();
 /// Under this one or AddressSanitizer.
 bool under_sanitizer();
-/// Seconds to wait for a rank that never comes, where living ranks must not be taken for it on a busy machine.
+/// Seconds to wait for a rank that never comes, where living ranks must not be mistaken for it on a busy machine.
 double short_deadline();
 
 struct CheckFailure : std::runtime_error {
@@ -132,7 +132,7 @@ void require(bool holds, const std::string& what);
 
 std::string hex(std::span<const std::byte> value);
 
-/// Element by element, bit by bit; tells the first difference by row and column.
+/// Element by element, bit by bit; names the first difference by row and column.
 template <class T>
 void require_same(const std::vector<T>& expected, const std::vector<T>& seen, const std::string& what,
                   std::int64_t row_width = 1) {

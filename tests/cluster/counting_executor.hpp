@@ -59,6 +59,7 @@ class CountingExecutor : public Executor {
   void wait_event(StreamHandle stream, const EventHandle& event) override {
     ++calls.wait_event, inner_->wait_event(stream, event);
   }
+  EventHandle adopt_event(void* native_event) override { return ++calls.others, inner_->adopt_event(native_event); }
   bool event_done(const EventHandle& event) override { return ++calls.event_done, inner_->event_done(event); }
   void synchronize_event(const EventHandle& event) override { ++calls.others, inner_->synchronize_event(event); }
   void synchronize(StreamHandle stream) override { ++calls.others, inner_->synchronize(stream); }

@@ -189,7 +189,7 @@ Returned upload_returned(Rank& rank, Buffer& buffer, const Case& one, const Disp
   result.combine.mode = mode;
   result.combine.handle = &handle;
   result.combine.x = place(rank, buffer, result, heap, DType::bfloat16, rows, shape.combine_hidden);
-  // Rows behind the real ones must not take part: NaN would show in every sum.
+  // Rows after the real ones must not take part: NaN would show in every sum.
   std::vector<std::uint16_t> x = returned.x;
   x.resize(static_cast<std::size_t>(rows * shape.combine_hidden), 0x7fff);
   rank.write(result.combine.x, std::as_bytes(std::span<const std::uint16_t>(x)));
@@ -226,8 +226,7 @@ void check_combine(Rank& rank, const Case& one, const CombineResult& result) {
   const std::int64_t tokens = input_of(rank, one).tokens;
   require_shape(result.combined_x.view(), DType::bfloat16, {tokens, shape.combine_hidden}, "combined_x");
   const auto x = rank.download<std::uint16_t>(result.combined_x.view());
-  // First against the sum in double precision: were the exact rule wrong, this would tell a wrong order from a wrong
-  // sum.
+  // First against the sum in double precision: if the exact rule fails, this tells a wrong order from a wrong sum.
   for (std::size_t i = 0; i < x.size(); ++i) {
     const double error = std::abs(static_cast<double>(oracle::bf16_value(x[i])) - expected.sum[i]);
     require(error <= std::abs(expected.sum[i]) / 128 + 1e-2, "combined_x: element " + std::to_string(i) +
@@ -272,7 +271,7 @@ void run_round(Rank& rank, Buffer& buffer, const Case& one, const RoundOptions& 
     std::string text = std::string(error.what()) + "\n    in the round " + one.shape.describe();
     try {
       buffer.check();
-    } catch (const std::exception& cause) {  // wrong data may follow from a fault that nobody has raised yet
+    } catch (const std::exception& cause) {  // wrong data may be the result of a fault that nobody has raised yet
       text += std::string("\n    after ") + cause.what();
     }
     throw CheckFailure(text);

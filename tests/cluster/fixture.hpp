@@ -16,7 +16,7 @@ class ClusterTest : public testing::TestWithParam<Where> {
   ClusterOptions cluster(int ranks) const { return {.ranks = ranks, .where = GetParam(), .host = {}}; }
 };
 
-/// Skips, with the reason, where so many ranks cannot run.
+/// Skips, with the reason, if so many ranks cannot run.
 #define DEEP_EP_NEEDS_RANKS(ranks) \
   if (const std::string reason = missing(GetParam(), ranks); !reason.empty()) GTEST_SKIP() << reason
 
@@ -29,7 +29,7 @@ inline constexpr Where kProcesses[] = {{Target::host, Placement::processes}, {Ta
 #define DEEP_EP_ON_PROCESSES(Suite) INSTANTIATE_TEST_SUITE_P(On, Suite, testing::ValuesIn(kProcesses), name_of_place)
 
 /// Low-latency calls: over NVLink as above, and over RDMA, which the local wire plays. (Under ThreadSanitizer all this
-/// would take too long; low_latency_rdma_test.cpp is for it.)
+/// would take too long; buffer/low_latency/rdma_test.cpp is for it.)
 #if defined(__SANITIZE_THREAD__)
 inline constexpr Where kLowLatencyThreads[] = {{Target::host, Placement::threads}};
 inline constexpr Where kLowLatencyProcesses[] = {{Target::host, Placement::processes}};
@@ -49,7 +49,7 @@ inline constexpr Where kLowLatencyProcesses[] = {
     {Target::cuda, Placement::processes, Topology::two_nodes},
 };
 #endif
-/// For the tests of rails alone. Sanitizers see as much in threads.
+/// Only for the tests of rails. Sanitizers see as much with threads.
 inline constexpr Where kRailPlaces[] = {
     {Target::host, Placement::threads, Topology::rails},
 #if !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
@@ -65,10 +65,10 @@ inline constexpr Where kRailPlaces[] = {
 
 #define DEEP_EP_BY_RAILS(Suite) INSTANTIATE_TEST_SUITE_P(On, Suite, testing::ValuesIn(kRailPlaces), name_of_place)
 
-/// The variable's value, or `otherwise` where it is not set.
+/// The variable's value, or `otherwise` if it is not set.
 std::int64_t environment_number(const char* name, std::int64_t otherwise);
 
-/// What randomised tests draw from: DEEP_EP_TEST_SEED, or something new each time. Printed either way.
+/// The seed of randomised tests: DEEP_EP_TEST_SEED, or a new one each time. Printed either way.
 std::uint64_t test_seed();
 
 /// Runs every shape as one round after the other on one buffer. All shapes have the same number of ranks.

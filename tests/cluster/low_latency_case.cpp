@@ -11,7 +11,7 @@ namespace {
 
 std::size_t index(std::int64_t i) { return static_cast<std::size_t>(i); }
 
-/// The first `count[place]` rows of every place, one after the other; `width` elements a row.
+/// The first `count[place]` rows of every place, one after the other; `width` elements per row.
 template <class T>
 std::vector<T> valid_rows(const std::vector<T>& all, const std::vector<std::int32_t>& count, std::int64_t width) {
   std::vector<T> rows;
@@ -93,7 +93,7 @@ LowLatencyCase make_low_latency_case(const LowLatencyCaseShape& shape) {
     oracle::LowLatencyInput input{
         .selection = oracle::make_selection(shape.routing, shape.tokens[r], shape.topk, shape.experts(), seed),
         .x = random_bf16(shape.tokens[r] * shape.hidden, seed)};
-    // What rounding and clamping have to say: blocks of zeros, of one magnitude, of very small numbers.
+    // What shows rounding and clamping: blocks of zeros, of one magnitude, of very small numbers.
     oracle::Random random(seed + 1);
     for (std::size_t at = 0; at + 128 <= input.x.size(); at += 128) {
       const std::int64_t kind = random.below(8);

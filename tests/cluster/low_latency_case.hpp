@@ -4,14 +4,14 @@
 #include <string>
 #include <vector>
 
+#include "oracle/low_latency.hpp"
+#include "oracle/routing.hpp"
 #include "tests/cluster/cluster.hpp"
-#include "tests/oracle/low_latency.hpp"
-#include "tests/oracle/routing.hpp"
 
 namespace deep_ep::test {
 
 struct LowLatencyCaseShape {
-  std::vector<std::int64_t> tokens = {4, 4};  ///< one entry a rank
+  std::vector<std::int64_t> tokens = {4, 4};  ///< one entry per rank
   std::int64_t max_tokens = 4;
   std::int64_t hidden = 512;
   int local_experts = 3;
@@ -39,7 +39,7 @@ LowLatencyCase make_low_latency_case(const LowLatencyCaseShape& shape);
 /// The same inputs, where the ranks leave each other out.
 LowLatencyCase with_masks(const LowLatencyCase& one, const oracle::Masks& masks);
 
-/// What random shapes may be at most. Everything else is any that is allowed.
+/// Upper limits of random shapes. Everything else may be anything that is allowed.
 struct RandomShapeLimits {
   std::int64_t tokens, many_tokens;  ///< many: for one shape in five
   std::int64_t hidden;

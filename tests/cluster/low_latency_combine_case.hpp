@@ -11,7 +11,7 @@ namespace deep_ep::test {
 struct LowLatencyCombineCase {
   LowLatencyCase before;                               ///< the dispatch, in bfloat16
   std::int64_t hidden;                                 ///< of what the experts made
-  std::vector<oracle::LowLatencyCombineInput> inputs;  ///< one a rank; rows that no token fills are NaN
+  std::vector<oracle::LowLatencyCombineInput> inputs;  ///< one per rank; rows that no token fills are NaN
   oracle::LowLatencyCombineOptions options{};
 
   /// What the oracle expects.

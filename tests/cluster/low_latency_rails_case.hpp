@@ -24,11 +24,11 @@ struct RailCase {
   Combined direct;
 };
 RailCase make_rail_case(LowLatencyCombineCase calls, const Nodes& nodes);
-/// `hidden` 0: of combine as of dispatch.
+/// `hidden` 0: the same for combine as for dispatch.
 RailCase make_rail_case(const LowLatencyCaseShape& shape, const Nodes& nodes, std::int64_t hidden = 0);
 
-/// The same tokens, with other experts, different ones within a token: those of nodes for which `allowed(of the token,
-/// of the expert)` holds. Where these are too few, the rest selects nothing.
+/// The same tokens, with other experts, different ones within a token: those for which `allowed(node of the token, node
+/// of the expert)` holds. If there are too few, the other selections are empty.
 LowLatencyCase select_nodes(const LowLatencyCase& one, const Nodes& nodes,
                             const std::function<bool(int, int)>& allowed);
 

@@ -1,4 +1,4 @@
-// The processes behind run_cluster: this test program started again, once a rank.
+// The processes behind run_cluster: this test program started again, once per rank.
 #pragma once
 
 #include <string>
@@ -12,14 +12,14 @@ struct RankProcess {
   std::string meeting_point;  ///< name for the shared-memory bootstrap
 };
 
-/// How a rank's process ends when all went well. Not 0: a process that never got to its run_cluster ends with that.
+/// How a rank's process ends when all went well. Not 0, with which a process ends that never got to its run_cluster.
 inline constexpr int kRankSucceeded = 86;
 
 /// True in a process started by run_processes.
 bool is_rank_process();
 RankProcess rank_process();
 
-/// True when the call of run_cluster that asks is the one this process was started for. Counts the calls.
+/// True if this process was started for the call of run_cluster that asks. Counts the calls.
 bool is_own_cluster();
 
 /// Starts the ranks, waits for them, and returns what each wrote to stderr if it failed (empty if it did not).

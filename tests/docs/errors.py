@@ -1,7 +1,8 @@
 """Every error text of the sources, found where it is thrown.
 
-An error is a `fail<Type>("...")` or a `throw Type("...")` in csrc/, python/bindings/ or tools/, a `raise Type("...")` in
-python/deep_ep/, or a text of the files that put what a kernel met, or what a NIC answered, into words (DESCRIBED).
+An error is a `fail<Type>("...")` or a `throw Type("...")` in csrc/, python/bindings/ or tools/; a `raise Type("...")`, an
+`assert ..., "..."` or a `_require(..., "...")` in python/deep_ep/; or a text of the files that put what a kernel met, or
+what a NIC answered, into words (DESCRIBED).
 """
 
 import ast
@@ -13,7 +14,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 TYPES = "Error|InvalidArgument|RankMismatch|OutOfMemory|TimeoutError|UseAfterDestroy|SystemError"
 THROWN = re.compile(rf"\b(?:fail<(?:\w+::)*({TYPES})>|throw (?:\w+::)*({TYPES}|py::\w+))\s*\(")
 TOKEN = re.compile(r'"(?:[^"\\\n]|\\.)*"|//[^\n]*|[()]')
-DESCRIBED = re.compile(r"(^|/)(faults|failure|syndrome)\.cpp$")
+DESCRIBED = re.compile(r"(^|/)(fault\w*|failure|syndrome)\.cpp$")
 ESCAPES = {r"\"": '"', r"\\": "\\", r"\n": " "}
 
 
@@ -76,11 +77,15 @@ def thrown():
                     yield where, "described", normal(run)
     for path in sorted((ROOT / "python/deep_ep").glob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
+            text, name = "", ""
             if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call) and node.exc.args:
-                text = text_of(node.exc.args[0])
-                if text.strip(". "):
-                    name = node.exc.func.id if isinstance(node.exc.func, ast.Name) else node.exc.func.attr
-                    yield str(path.relative_to(ROOT)), name, normal(text)
+                text, name = text_of(node.exc.args[0]), ast.unparse(node.exc.func)
+            elif isinstance(node, ast.Assert) and node.msg is not None:
+                text, name = text_of(node.msg), "AssertionError"
+            elif isinstance(node, ast.Call) and ast.unparse(node.func) == "_require":
+                text, name = text_of(node.args[1]), "InvalidArgument"
+            if text.strip("{}. "):
+                yield str(path.relative_to(ROOT)), name, normal(text)
 
 
 def text_of(node):

@@ -58,7 +58,7 @@ TEST(Wait, SeesWhatWasWrittenBeforeTheSignal) {
   on_every_executor([](Executor& executor) {
     const Wait wait(executor);
     WaitParams params = wait.params(0);
-    params.value = 6;  // a later value will do as well
+    params.value = 6;  // a later value also counts
     run(executor, wait_probe(), {1, 96, 0}, params);
     for (std::size_t thread = 0; thread <= 32; ++thread) ASSERT_EQ(wait.returned[thread], 2u) << "thread " << thread;
     EXPECT_EQ(wait.faults[0].written, 0u);

@@ -112,7 +112,7 @@ std::string run(Executor& executor, const Case& c, bool planted) {
   return wrong;
 }
 
-/// How the mistake was found under some schedule; empty if under none.
+/// How the mistake was found, under any schedule; empty if under none.
 std::string hunt(const Case& c) {
   for (int seed = 0; seed < kSeeds; ++seed) {
     const auto executor = make_host_executor({.seed = static_cast<std::uint64_t>(seed)});
@@ -128,7 +128,7 @@ class Defects : public testing::TestWithParam<Case> {};
 TEST_P(Defects, PlantedIsCaught) {
   const Case& c = GetParam();
 #if DEEP_EP_TSAN
-  // In a process of its own: a report is what we want there, and changes its exit status.
+  // In a process of its own: there a report is what we want, and it changes the exit status.
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   const auto caught = [](int status) { return !(WIFEXITED(status) && WEXITSTATUS(status) == 0); };
   EXPECT_EXIT(

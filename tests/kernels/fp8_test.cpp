@@ -7,9 +7,9 @@
 #include <random>
 #include <vector>
 
+#include "oracle/fp8.hpp"
 #include "tests/kernels/probes/fp8_probe.hpp"
 #include "tests/kernels/test_kernel.hpp"
-#include "tests/oracle/fp8.hpp"
 
 namespace deep_ep::test {
 namespace {

@@ -66,7 +66,7 @@ void run(Executor& executor, const TestKernel<Params>& kernel, const LaunchShape
   executor.destroy_stream(stream);
 }
 
-/// `count` zeroed elements that the host and kernels see at the same address.
+/// `count` zeroed elements that host and kernels see at the same address.
 template <class T>
 class Shared {
  public:

@@ -264,7 +264,7 @@ def test_tensors_that_require_grad(ranks):
 
 
 def small_heap(group):
-    # A heap of the smallest size, rows that do not fit: they come through the window.
+    # A heap of the smallest size, rows that do not fit come through the window.
     buffer = Buffer(group)
     rows = 5700
     x = torch.arange(rows, dtype=torch.int32).unsqueeze(1).expand(rows, 1024).contiguous()

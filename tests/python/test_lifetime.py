@@ -31,7 +31,7 @@ def outlive(group):
         gc.collect()
     for result in results:
         check_received(result, mine, group.rank())
-    # A handle moves on to another buffer of as many ranks.
+    # A handle is used with another buffer of the same number of ranks.
     buffer = Buffer(group, 1 << 22)
     equal(buffer.dispatch(case.x[buffer.rank], handle=results[0][4], config=CONFIG)[0], mine.x, "rows")
 

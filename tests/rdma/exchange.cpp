@@ -3,7 +3,7 @@
 #include <stdexcept>
 #include <utility>
 
-#include "csrc/rdma/failure.hpp"
+#include "csrc/rdma/ring/failure.hpp"
 
 namespace deep_ep::test {
 namespace {

@@ -5,9 +5,9 @@
 #include <memory>
 #include <vector>
 
-#include "csrc/rdma/cpu_nic_handler.hpp"
-#include "csrc/rdma/local_wire.hpp"
-#include "csrc/rdma/ring_memory.hpp"
+#include "csrc/rdma/local/local_wire.hpp"
+#include "csrc/rdma/ring/cpu_nic_handler.hpp"
+#include "csrc/rdma/ring/ring_memory.hpp"
 #include "deep_ep/executor.hpp"
 #include "tests/kernels/test_kernel.hpp"
 #include "tests/rdma/contains.hpp"

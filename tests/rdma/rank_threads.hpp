@@ -9,13 +9,13 @@
 #include <vector>
 
 #include "deep_ep/bootstrap.hpp"
-#include "tests/unit/processes.hpp"
+#include "tests/cluster/processes.hpp"
 
 namespace deep_ep::test {
 
 using RankBody = std::function<void(const std::shared_ptr<Bootstrap>&)>;
 
-/// Runs `body` on every rank and returns what each threw, "" where nothing.
+/// Runs `body` on every rank and returns what each threw, "" for nothing.
 inline std::vector<std::string> run_rank_threads(int ranks, const RankBody& body) {
   const auto bootstraps = make_thread_bootstraps(ranks, 60);
   return run_threads(ranks, [&](int rank) { body(bootstraps[static_cast<std::size_t>(rank)]); });

@@ -11,7 +11,7 @@
 #include <thread>
 
 #include "csrc/bootstrap/agreement.hpp"
-#include "csrc/rdma/failure.hpp"
+#include "csrc/rdma/ring/failure.hpp"
 #include "csrc/support/deadline.hpp"
 #include "deep_ep/error.hpp"
 #include "tests/rdma/contains.hpp"

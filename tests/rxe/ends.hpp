@@ -21,8 +21,8 @@ struct Cable {
   int gid_index = 0;
 };
 
-/// For tests in which everything must arrive: soft-RoCE sends a packet again after 0.27 s, as often as it takes (that
-/// is what it takes 7 times for), so a busy machine does not look like a dead peer.
+/// For tests in which everything must arrive: soft-RoCE sends a packet again after 0.27 s, as often as it takes (which
+/// is what a count of 7 means to it), so a busy machine does not look like a dead peer.
 PathOptions patient_path(int gid_index);
 /// For tests in which a peer goes away: gives up after 7 x 0.27 s.
 PathOptions quick_path(int gid_index);

@@ -10,7 +10,7 @@
 
 #include "deep_ep/error.hpp"
 #include "tests/cluster/low_latency_case.hpp"
-#include "tests/unit/processes.hpp"
+#include "tests/cluster/processes.hpp"
 
 namespace deep_ep::test {
 namespace {
@@ -28,7 +28,7 @@ LowLatencyCase without_the_dead() {
   return with_masks(three_ranks(), masks);
 }
 
-/// All ranks make a call, then one dies, then the others go on with `afterwards`. What they throw is a failed test.
+/// All ranks make a call, then one dies, then the others go on with `afterwards`. Whatever they throw fails the test.
 void lose_a_rank(const char* name, bool masking, const std::function<void(Rank&, Buffer&)>& afterwards) {
   const std::vector<std::string> errors = run_processes(kRanks, [&](int r) {
     const auto bootstrap = make_shared_memory_bootstrap(name, r, kRanks, 60);

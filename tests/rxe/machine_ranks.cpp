@@ -10,7 +10,7 @@
 #include "tests/rdma/member.hpp"
 #include "tests/rxe/low_latency_ranks.hpp"
 #include "tests/rxe/socket_bootstrap.hpp"
-#include "tests/unit/processes.hpp"
+#include "tests/cluster/processes.hpp"
 
 namespace deep_ep::test {
 namespace {

@@ -1,7 +1,7 @@
 // Settings for ranks whose NICs are soft-RoCE devices.
 #pragma once
 
-#include "csrc/rdma/settings.hpp"
+#include "csrc/rdma/discovery/settings.hpp"
 
 namespace deep_ep::test {
 

@@ -1,4 +1,4 @@
-// The verbs wire on real RoCE devices: what must arrive, arrives, on every cable, also where packets are lost.
+// The verbs wire on real RoCE devices: what must arrive does arrive, on every cable, even when packets are lost.
 #include <gtest/gtest.h>
 
 #include <fcntl.h>

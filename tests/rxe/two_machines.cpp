@@ -1,5 +1,5 @@
-// One of two emulated machines: its ranks, and then it by itself, exchange data and signals with the other over RoCE.
-// Then machine 1 goes away, and machine 0 must be told so. Usage: deep_ep_rxe_machine ID PEER_ADDRESS
+// One of two emulated machines: its ranks, and then the machine itself, exchange data and signals with the other over
+// RoCE. Then machine 1 goes away, and machine 0 must be told so. Usage: deep_ep_rxe_machine ID PEER_ADDRESS
 #include <arpa/inet.h>
 #include <fmt/format.h>
 #include <netinet/in.h>
@@ -39,7 +39,7 @@ sockaddr_in socket_address(const char* address) {
   return result;
 }
 
-/// Machine 0 listens, machine 1 calls until it is there.
+/// Machine 0 listens, machine 1 calls until somebody answers.
 UniqueFd meet(int id, const char* peer) {
   const sockaddr_in address = socket_address(id == 0 ? "0.0.0.0" : peer);
   const auto* raw = reinterpret_cast<const sockaddr*>(&address);
@@ -112,7 +112,7 @@ void run_machine(int id, const char* peer) {
     exchange(connection, 'r');
   }
   if (id == 1) {
-    // Not before the other one has all it needs: what is on its way when the machine is switched off is lost.
+    // Only when the other one has all it needs: what is on its way when the machine is switched off is lost.
     char farewell = 0;
     require(::recv(connection.get(), &farewell, 1, MSG_WAITALL) == 1, "the other machine's farewell");
     return;

@@ -8,9 +8,9 @@
 
 #include "deep_ep/error.hpp"
 #include "tests/topology/fake_machine.hpp"
-#include "tools/doctor_checks.hpp"
-#include "tools/doctor_counters.hpp"
-#include "tools/doctor_print.hpp"
+#include "tools/doctor/checks.hpp"
+#include "tools/doctor/counters.hpp"
+#include "tools/doctor/print.hpp"
 
 namespace deep_ep::tools {
 namespace {

@@ -11,7 +11,7 @@ namespace deep_ep::test {
 namespace fs = std::filesystem;
 
 FakeMachine::FakeMachine() {
-  // Hundreds of tiny files a machine: in memory that takes a twentieth of the time.
+  // Hundreds of tiny files per machine: in memory they take a twentieth of the time.
   const fs::path memory = "/dev/shm";
   const bool in_memory = ::getenv("TMPDIR") == nullptr && ::access(memory.c_str(), W_OK | X_OK) == 0;
   std::string pattern = ((in_memory ? memory : fs::temp_directory_path()) / "deep_ep_machine_XXXXXX").string();

@@ -69,7 +69,7 @@ struct MachineOptions {
   bool with_nics = true;
 };
 
-/// 8 GPUs and 8 RoCE NICs of 400 Gb/s; pairs of GPUs share a PCIe switch with a pair of NICs, two pairs a NUMA node.
+/// 8 GPUs and 8 RoCE NICs of 400 Gb/s; pairs of GPUs share a PCIe switch with a pair of NICs, two pairs per NUMA node.
 /// With a driver, libraries, limits and privileges that let everything work.
 void write_healthy_machine(const FakeMachine& machine, const MachineOptions& options = {});
 

@@ -5,7 +5,7 @@
 namespace deep_ep::cuda {
 
 void throw_runtime_error(cudaError_t result, int device, const std::string& call) {
-  // The runtime keeps the last error; left there, the next kernel launch would be blamed for it.
+  // The runtime keeps the last error; if it stayed, the next kernel launch would be blamed for it.
   cudaGetLastError();
   const std::string text =
       fmt::format("{} on GPU {} failed: {} ({})", call, device, cudaGetErrorString(result), cudaGetErrorName(result));

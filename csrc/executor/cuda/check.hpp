@@ -1,4 +1,4 @@
-// Results of CUDA calls as exceptions that say what was asked, of which GPU, and what came back.
+// Turns failed CUDA calls into exceptions that say what was asked of which GPU, and what came back.
 #pragma once
 
 #include <cuda.h>
@@ -22,7 +22,7 @@ void check(CUresult result, int device, fmt::format_string<Args...> call, Args&&
   if (result != CUDA_SUCCESS) throw_driver_error(result, device, fmt::format(call, std::forward<Args>(args)...));
 }
 
-/// For functions that must not throw: runs `action`, ignores what fails. At exit the driver may be gone already.
+/// For functions that must not throw: runs `action` and ignores failures. At exit the driver may be gone already.
 template <class Action>
 void quietly(Action&& action) noexcept {
   try {

@@ -33,7 +33,7 @@ bool is_capturing(cudaStream_t stream, int device) {
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   const cudaError_t result = cudaStreamIsCapturing(stream, &status);
   if (result == cudaErrorStreamCaptureImplicit) {
-    // The legacy default stream, asked while some other stream records: it cannot be recording itself.
+    // The legacy default stream, queried while some other stream records: it cannot be recording itself.
     cudaGetLastError();
     return false;
   }

@@ -27,7 +27,7 @@ class Context {
 /// True when the GPU is the calling thread's current one. Cheap.
 bool is_current(const Context& context);
 
-/// Makes the GPU current for the calling thread and puts back what was current. Not cudaSetDevice: restoring with it
+/// Makes the GPU current for the calling thread, and restores what was current. Not cudaSetDevice: restoring with it
 /// would create a context, and take memory, on a GPU that the thread had never used.
 class CurrentContext {
  public:

@@ -1,4 +1,4 @@
-// The executor of one GPU. Every method works whatever device is current in the calling thread.
+// The executor of one GPU. Every method works, whatever device is current in the calling thread.
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -11,6 +11,7 @@
 #include "csrc/executor/kernel_table.hpp"
 #include "csrc/memory/cuda_heap.hpp"
 #include "csrc/memory/symmetric_heap.hpp"
+#include "deep_ep/error.hpp"
 #include "deep_ep/executor.hpp"
 
 namespace deep_ep {
@@ -127,6 +128,10 @@ class CudaExecutor final : public Executor {
     const CurrentContext current(*context_);
     check(cudaStreamWaitEvent(native(stream), cuda::native(event), 0), device_, "cudaStreamWaitEvent");
   }
+  EventHandle adopt_event(void* native_event) override {
+    if (native_event == nullptr) throw InvalidArgument("native_event is null, allowed: a cudaEvent_t");
+    return {native_event, [](void*) {}};
+  }
   bool event_done(const EventHandle& event) override {
     if (!event) return true;
     const CurrentContext current(*context_);
@@ -174,7 +179,7 @@ class CudaExecutor final : public Executor {
   }
 
   void make_current() override {
-    // Mostly it is already, and the driver tells from a variable of the thread.
+    // Usually it is current already, which the driver knows from a variable of the thread.
     if (is_current(*context_)) return;
     check(cudaSetDevice(device_), device_, "cudaSetDevice");
   }

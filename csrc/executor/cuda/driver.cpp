@@ -47,7 +47,7 @@ Driver load() {
   find(driver.mem_set_access, "cuMemSetAccess", 10020);
   find(driver.mem_export, "cuMemExportToShareableHandle", 10020);
   find(driver.mem_import, "cuMemImportFromShareableHandle", 10020);
-  // The runtime does this too, but when is its own affair.
+  // The runtime does this too, but nobody knows when.
   const CUresult ready = driver.init(0);
   if (ready != CUDA_SUCCESS)
     fail<SystemError>("the CUDA driver does not start: cuInit gives {}", static_cast<int>(ready));

@@ -13,7 +13,7 @@ EventPool::~EventPool() {
 
 EventHandle EventPool::record(cudaStream_t stream) {
   cudaEvent_t event = take();
-  // Waits that are enqueued already keep the moment they were given: an event may be recorded anew at any time.
+  // Waits that are already enqueued keep their moment, so an event may be recorded again at any time.
   EventHandle handle(
       event, [pool = shared_from_this()](void* returned) { pool->give_back(static_cast<cudaEvent_t>(returned)); });
   check(cudaEventRecord(event, stream), context_->device(), "cudaEventRecord");

@@ -39,7 +39,7 @@ StreamMemory::~StreamMemory() {
 
 void StreamMemory::close() noexcept {
   if (outside_ != nullptr) cudaStreamDestroy(outside_);
-  // Memory of tensors that are still alive stays valid; the driver takes the pool away with the last of it.
+  // Memory of tensors that are still alive stays valid; the driver frees the pool with the last of them.
   if (pool_ != nullptr) cudaMemPoolDestroy(pool_);
 }
 

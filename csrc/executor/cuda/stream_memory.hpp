@@ -3,8 +3,8 @@
 //
 // Memory and CUDA graphs: an allocation recorded as a graph node would have to be freed before the graph may run again,
 // and a tensor that the caller keeps is not. So memory asked for during a recording is taken at once, outside of the
-// graph, which then finds it at the same address in every replay; and memory given back during a recording, or that was
-// taken during one, is kept until the executor goes, because replays go on using it.
+// graph, which then finds it at the same address in every replay; and memory that was given back or taken during a
+// recording is kept until the executor goes, because replays keep using it.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -35,7 +35,7 @@ class StreamMemory {
 
   std::shared_ptr<const Context> context_;
   cudaMemPool_t pool_ = nullptr;
-  cudaStream_t outside_ = nullptr;  ///< never records, so work on it is no part of any graph
+  cudaStream_t outside_ = nullptr;  ///< never records, so work on it is not part of any graph
   std::mutex mutex_;
   std::unordered_set<void*> kept_;  ///< memory that graphs may use
 };

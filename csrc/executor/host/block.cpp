@@ -77,7 +77,7 @@ Fiber* Block::next() {
   return &ready_.pop(random_);
 }
 
-/// Leaves the running thread for another, or for the worker. Its fiber has been queued or is waited for by somebody.
+/// Leaves the running thread for another, or for the worker. Its fiber has been queued, or somebody is waiting for it.
 DEEP_EP_NO_TSAN void Block::suspend() {
   Fiber& self = *current_;
   Fiber* successor = next();
@@ -109,8 +109,8 @@ void Block::wake(Fiber& fiber) {
   ready_.push(fiber);
 }
 
-/// In a seeded schedule: perhaps another thread goes first, perhaps the whole block stands still for a while, as a
-/// block does that a GPU has not scheduled. One in `switches`, and of those one in `holds`.
+/// In a seeded schedule: perhaps another thread goes first, perhaps the whole block stands still for a while, like a
+/// block that a GPU has not scheduled. One in `switches`, and of those one in `holds`.
 void Block::maybe_interleave(std::uint32_t switches, std::uint32_t holds) {
   if (!random_.chance(switches)) return;
   if (random_.chance(holds)) {
@@ -167,7 +167,7 @@ DEEP_EP_NO_TSAN void Block::run_thread(Fiber& fiber) {
   std::terminate();  // nobody switches to a finished thread
 }
 
-/// After the last thread: what is left over tells of mistakes.
+/// After the last thread: whatever is left over is a mistake.
 void Block::finish() {
   if (kernel_->failed()) return;
   if (const std::string text = mbarriers_.unfinished(); !text.empty()) {
@@ -189,7 +189,7 @@ void Block::pause(int spins) {
 
 void Block::interleave() {
   const MachineScope scope(current_->tsan_context, worker_tsan_context_);
-  maybe_interleave(4, 4);  // beside a flag: where it matters who is late
+  maybe_interleave(4, 4);  // next to a flag, where it matters who is late
 }
 
 }  // namespace deep_ep::host_machine

@@ -26,7 +26,7 @@ class Block final : public Machine {
   Block(std::shared_ptr<Kernel> kernel, int index, FiberPool& fibers);
   ~Block() override;
 
-  /// Called by the worker, on its own stack: runs threads until all of them poll, wait or have had a fair share.
+  /// Called by the worker, on its own stack: runs threads until all of them poll, wait, or have had their fair share.
   Slice run(Context& worker);
 
   /// The life of one kernel thread, on its fiber. Does not return.
@@ -93,7 +93,7 @@ class Block final : public Machine {
   std::size_t quiet_ = 0;  ///< threads in a row that did nothing but poll
   int budget_ = 0;         ///< switches left in this slice
   bool progressed_ = false;
-  std::int64_t hold_until_ns_ = 0;  ///< not zero: the whole block stands still until then
+  std::int64_t hold_until_ns_ = 0;  ///< if not zero, the whole block stands still until then
   bool aborting_ = false;
 };
 

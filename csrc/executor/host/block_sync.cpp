@@ -1,7 +1,7 @@
 // What the threads of a block wait for: warps, barriers, mbarriers and bulk copies.
 //
 // For ThreadSanitizer every meeting point has two sync points, used in turn. A thread releases the point before it
-// arrives and acquires it after it was let go, in its own context: outside MachineScope.
+// arrives and acquires it when it may go on, in its own context: outside MachineScope.
 #include <cstring>
 
 #include "csrc/executor/host/block.hpp"
@@ -266,7 +266,7 @@ void Block::bulk_load(void* shared, const void* global, std::uint32_t bytes, std
                 mbarriers_.describe(state));
   state.loads.push_back({current_, static_cast<std::byte*>(shared), static_cast<const std::byte*>(global), bytes});
   if (random_.chance(4)) run_loads(state, /*all=*/false);
-  // Who waits already does the load when its turn comes.
+  // Whoever waits already does the load when its turn comes.
   for (Fiber* fiber : state.waiting) wake(*fiber);
   state.waiting.clear();
 }

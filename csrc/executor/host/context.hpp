@@ -14,7 +14,7 @@ struct Context {
   const void* stack_bottom = nullptr;                  ///< lowest address; with the size, for AddressSanitizer
   std::size_t stack_size = 0;
   void (*enter)(Context&) = nullptr;  ///< what a new one does first; does not return
-  Context* target = nullptr;          ///< whom it switched to last: how a new one learns who it is
+  Context* target = nullptr;          ///< which one it switched to last: how a new one learns who it is
 };
 
 namespace detail {

@@ -17,7 +17,7 @@ namespace {
 // Address space, not memory: only pages that a kernel touches are ever backed. Redzones make frames larger.
 constexpr std::size_t kStackBytes = (DEEP_EP_ASAN ? 512 : DEEP_EP_TSAN ? 64 : 128) * 1024;
 
-// Stacks that began at the same offset of a page would all fight for the same few lines of the cache.
+// Stacks that begin at the same offset of a page would all compete for the same few cache lines.
 constexpr std::size_t kColours = 32;
 constexpr std::size_t kColourBytes = 5 * 64;
 std::atomic<std::size_t> next_colour{0};
@@ -42,7 +42,7 @@ Fiber::Fiber(const void* birth_point) {
   if (memory == MAP_FAILED) {
     fail<OutOfMemory>("no stack for one more kernel thread on the host: {}", errno_text(errno));
   }
-  // Stacks grow down: running over the end hits this page. Without it (out of mappings) a kernel still runs.
+  // Stacks grow down: running over the end hits this page. If there is no mapping left for it, kernels still run.
   mprotect(memory, guard_bytes(), PROT_NONE);
   stack_bottom = static_cast<std::byte*>(memory) + guard_bytes();
   stack_size = kStackBytes - next_colour.fetch_add(1, std::memory_order_relaxed) % kColours * kColourBytes;

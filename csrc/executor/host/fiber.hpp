@@ -38,7 +38,7 @@ class Fiber : public Context {
   static void enter(Context& context);
 };
 
-/// Fibers of one worker that no kernel uses at the moment.
+/// Fibers of one worker that no kernel is using.
 ///
 /// Under ThreadSanitizer a reused fiber looks synchronised with all that ran on it before, which would hide races
 /// between ranks; a new one for each thread costs far too much. So there every executor has its own fibers: within one

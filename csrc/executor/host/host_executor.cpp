@@ -58,7 +58,7 @@ HostExecutor::HostExecutor(const HostExecutorOptions& options)
 }
 
 HostExecutor::~HostExecutor() {
-  // Work that is under way uses memory that goes away with its owner's other parts.
+  // Work under way uses memory that goes away with the owner's other parts.
   default_stream_->drain();
   for (auto& [handle, stream] : streams_) stream->drain();
   pool_.forget(owner_);
@@ -110,6 +110,10 @@ EventHandle HostExecutor::record_event(StreamHandle handle) { return stream(hand
 
 void HostExecutor::wait_event(StreamHandle handle, const EventHandle& event) {
   if (event != nullptr) stream(handle).wait(std::static_pointer_cast<HostEvent>(event));
+}
+
+EventHandle HostExecutor::adopt_event(void*) {
+  throw InvalidArgument("native_event: the host executor has no events but those of record_event");
 }
 
 bool HostExecutor::event_done(const EventHandle& event) { return event == nullptr || event_of(event)->done(); }

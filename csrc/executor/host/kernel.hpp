@@ -1,4 +1,4 @@
-// A kernel that was launched and has not ended.
+// A kernel that has been launched and has not ended.
 #pragma once
 
 #include <atomic>

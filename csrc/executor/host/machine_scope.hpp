@@ -1,4 +1,4 @@
-// On the way from a kernel thread into the machine and back.
+// The way from a kernel thread into the machine and back.
 #pragma once
 
 #include "csrc/executor/host/sanitizers.hpp"

@@ -37,7 +37,7 @@ class MbarrierTable {
   void fence_init();
   /// Ends the barrier's life and returns what to leave in the word.
   std::uint64_t invalidate(const std::uint64_t& word, std::uint64_t ticket);
-  /// Throws where no barrier lives at the word.
+  /// Throws if no barrier lives at the word.
   MbarrierState& find(const std::uint64_t& word, std::uint64_t ticket);
 
   std::string describe(const MbarrierState& state) const;
@@ -46,7 +46,7 @@ class MbarrierTable {
 
  private:
   const SharedMemory& shared_;
-  std::deque<MbarrierState> states_;  ///< references stay valid; slots are not reused, so stale tickets are found out
+  std::deque<MbarrierState> states_;  ///< references stay valid; slots are not reused, so stale tickets are detected
 };
 
 }  // namespace deep_ep::host_machine

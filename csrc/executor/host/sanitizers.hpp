@@ -3,7 +3,7 @@
 // ThreadSanitizer keeps a context (clock, call stack) for each thread. Here every fiber has its own, every stream has
 // one for its copies, and the machine itself runs in its worker's, in which everything is ignored. Switching between
 // contexts synchronises nothing. So the only happens-before edges among kernel threads are those that acquire() and
-// release() below draw: where a GPU would synchronise too.
+// release() below draw, where a GPU would synchronise too.
 #pragma once
 
 #include <cstddef>

@@ -129,7 +129,7 @@ void HostStream::add(Operation operation) {
   resume();
 }
 
-/// The pool goes on with the queue. The stream stays alive until it is empty.
+/// The pool continues with the queue. The stream stays alive until it is empty.
 void HostStream::resume() {
   pool_.post([self = shared_from_this()] { self->pump(); });
 }

@@ -26,7 +26,7 @@ class HostEvent {
   bool done() const;
   void wait();
   Clock::time_point time() const;
-  /// Calls `then` when the event completes. False, and no call, if it has completed already.
+  /// Calls `then` when the event completes. False, without a call, if it has completed already.
   bool on_completion(std::function<void()> then);
 
   char sync_point = 0;  ///< for ThreadSanitizer
@@ -55,7 +55,7 @@ class HostStream final : public LaunchQueue, public std::enable_shared_from_this
   void wait(std::shared_ptr<HostEvent> event);
   /// Returns when all that was enqueued is done. Throws what failed since the last time.
   void synchronize();
-  /// Waits without throwing; what failed stays to be thrown.
+  /// Waits without throwing; a failure is thrown later.
   void drain() noexcept;
   /// Throws what failed, and forgets it.
   void throw_failure();
@@ -67,7 +67,7 @@ class HostStream final : public LaunchQueue, public std::enable_shared_from_this
     std::shared_ptr<HostEvent> recorded;  ///< completes here
     std::shared_ptr<HostEvent> wait_for;
     KernelLaunch kernel;  ///< a launch, if it has an entry
-    char sync_point = 0;  ///< for ThreadSanitizer: from who enqueues to the stream
+    char sync_point = 0;  ///< for ThreadSanitizer: from whoever enqueues to the stream
   };
 
   void add(Operation operation);
@@ -88,7 +88,7 @@ class HostStream final : public LaunchQueue, public std::enable_shared_from_this
 
   std::mutex mutex_;
   std::deque<std::unique_ptr<Operation>> queue_;
-  bool busy_ = false;  ///< somebody pumps, or will
+  bool busy_ = false;  ///< somebody is pumping, or will
   std::string failure_;
 };
 

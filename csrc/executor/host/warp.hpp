@@ -17,7 +17,7 @@ struct Warp {
   WarpOp op = WarpOp::sync;  ///< of the lanes that arrived
   int bytes = 0;
   Fiber* waiting[kLanes] = {};
-  /// Two generations: a fast lane may give its next value while a slow one still reads. It cannot be further ahead,
+  /// Two generations: a fast lane may bring its next value while a slow one still reads. It cannot be further ahead,
   /// because the next-but-one exchange needs the slow lane.
   alignas(16) std::byte slots[2][kLanes * kExchangeSlot];
   char sync_point[2] = {};  ///< for ThreadSanitizer

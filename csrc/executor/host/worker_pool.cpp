@@ -75,7 +75,7 @@ void Worker::loop() {
   }
 }
 
-/// Runs what came into the inbox. Without blocks it waits there; with blocks that only poll it naps.
+/// Runs what came into the inbox. Without blocks it waits there; if its blocks only poll, it naps.
 void Worker::take_tasks(int idle_rounds) {
   const auto mail = [this] { return !inbox_.empty(); };
   std::vector<std::function<void()>> tasks;
@@ -130,7 +130,7 @@ void WorkerPool::forget(std::uint64_t owner) {
 }
 
 WorkerPool& WorkerPool::instance() {
-  // Never destroyed: executors may live in static objects, and workers that sleep need no farewell. A forked child has
+  // Never destroyed: executors may live in static objects, and sleeping workers need no farewell. A forked child has
   // none of its parent's threads, so it makes a pool of its own.
   static std::mutex mutex;
   static WorkerPool* pool = nullptr;

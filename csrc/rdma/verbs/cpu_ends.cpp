@@ -1,7 +1,7 @@
 #include <algorithm>
 
-#include "csrc/rdma/cpu_nic_handler.hpp"
-#include "csrc/rdma/ring_memory.hpp"
+#include "csrc/rdma/ring/cpu_nic_handler.hpp"
+#include "csrc/rdma/ring/ring_memory.hpp"
 #include "csrc/rdma/verbs/nic_ends.hpp"
 #include "csrc/rdma/verbs/verbs_wire.hpp"
 #include "csrc/support/format.hpp"

@@ -1,6 +1,6 @@
 #include "csrc/rdma/verbs/nic_access.hpp"
 
-#include "csrc/rdma/settings.hpp"
+#include "csrc/rdma/discovery/settings.hpp"
 #include "csrc/rdma/verbs/dma_buf.hpp"
 #include "csrc/rdma/verbs/functions.hpp"
 #include "csrc/support/format.hpp"

@@ -5,8 +5,8 @@
 #include <memory>
 #include <string>
 
-#include "csrc/rdma/doorbell_pages.hpp"
-#include "csrc/rdma/machine.hpp"
+#include "csrc/rdma/discovery/machine.hpp"
+#include "csrc/rdma/verbs/devx/doorbell_pages.hpp"
 #include "csrc/rdma/verbs/queue_pair.hpp"
 #include "csrc/rdma/verbs/registration.hpp"
 

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "csrc/rdma/failure.hpp"
+#include "csrc/rdma/ring/failure.hpp"
 #include "csrc/rdma/verbs/nic_access.hpp"
 #include "csrc/rdma/verbs/queue_pair.hpp"
 #include "kernels/rdma/params.hpp"

@@ -7,8 +7,8 @@
 
 #include "csrc/bootstrap/agreement.hpp"
 #include "csrc/rdma/connections.hpp"
-#include "csrc/rdma/handler_choice.hpp"
-#include "csrc/rdma/pinned_words.hpp"
+#include "csrc/rdma/ring/handler_choice.hpp"
+#include "csrc/rdma/ring/pinned_words.hpp"
 #include "csrc/rdma/verbs/nic_ends.hpp"
 #include "csrc/support/format.hpp"
 #include "deep_ep/bootstrap.hpp"

@@ -1,7 +1,7 @@
 #include <cstdint>
 #include <optional>
 
-#include "csrc/rdma/settings.hpp"
+#include "csrc/rdma/discovery/settings.hpp"
 #include "csrc/rdma/verbs/queue_pair.hpp"
 #include "csrc/support/environment.hpp"
 #include "csrc/support/format.hpp"

@@ -6,7 +6,7 @@
 #include <random>
 #include <utility>
 
-#include "csrc/rdma/gid.hpp"
+#include "csrc/rdma/discovery/gid.hpp"
 #include "csrc/rdma/verbs/functions.hpp"
 #include "csrc/support/format.hpp"
 #include "csrc/support/logging.hpp"

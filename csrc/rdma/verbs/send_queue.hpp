@@ -9,9 +9,9 @@
 #include <span>
 #include <vector>
 
+#include "csrc/rdma/ring/wire.hpp"
 #include "csrc/rdma/verbs/queue_pair.hpp"
 #include "csrc/rdma/verbs/registration.hpp"
-#include "csrc/rdma/wire.hpp"
 
 struct ibv_wc;
 

@@ -8,11 +8,11 @@
 #include <unordered_map>
 #include <vector>
 
+#include "csrc/rdma/ring/wire.hpp"
 #include "csrc/rdma/verbs/async_events.hpp"
 #include "csrc/rdma/verbs/device.hpp"
 #include "csrc/rdma/verbs/queue_pair.hpp"
 #include "csrc/rdma/verbs/send_queue.hpp"
-#include "csrc/rdma/wire.hpp"
 
 struct ibv_wc;
 

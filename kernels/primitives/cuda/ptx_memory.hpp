@@ -1,4 +1,4 @@
-// PTX behind memory.hpp: words of 4 and 8 bytes, by order and scope.
+// The PTX of memory.hpp: words of 4 and 8 bytes, by order and scope.
 #pragma once
 
 #include "kernels/primitives/target.hpp"
@@ -9,7 +9,7 @@ enum class Scope;
 
 namespace ptx {
 
-// One statement for each scope. `.global` spares the address check where the scope implies it.
+// One statement for each scope. `.global` saves the address check where the scope implies it.
 #define DEEP_EP_PTX_BY_SCOPE(BEFORE, AFTER, ...)                                                  \
   if constexpr (S == Scope::block) asm volatile(BEFORE ".cta" AFTER __VA_ARGS__ : "memory");      \
   if constexpr (S == Scope::gpu) asm volatile(BEFORE ".gpu.global" AFTER __VA_ARGS__ : "memory"); \

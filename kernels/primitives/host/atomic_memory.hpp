@@ -43,7 +43,7 @@ inline void note_load(const void*, int) {}
 inline void fence() { std::atomic_thread_fence(std::memory_order_acq_rel); }
 #endif
 
-// A perturbed schedule may switch to another thread beside every flag, where orders are decided.
+// A perturbed schedule may switch to another thread at every flag, where the order is decided.
 
 template <class T>
 T load(const T* p, int order) {

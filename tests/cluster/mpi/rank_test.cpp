@@ -1,8 +1,8 @@
-// Rounds on as many ranks as mpirun starts, one process a rank:
+// Rounds on as many ranks as mpirun starts, one process per rank:
 //
 //   mpirun -n 8 deep_ep_rank_test [--host | --cuda] [--nccl] [--rounds N] [--tokens N] [--hidden N]
 //
-// Rank i of a host takes its GPU i; without a GPU for each, all ranks run on the CPU. With --nccl the ranks find each
+// Rank i of a host takes its GPU i; unless each has a GPU, all ranks run on the CPU. With --nccl the ranks find each
 // other through NCCL instead of MPI. Ends with 0 when every round of every rank matched the oracle.
 #include <mpi.h>
 
@@ -121,7 +121,7 @@ std::string run(const Options& options, int rank, int ranks) {
     const auto executor = cuda ? make_cuda_executor(local) : make_host_executor(cluster.host);
     executor->make_current();  // NCCL takes the current GPU
     Rank self(rank, cluster, make_bootstrap(rank, ranks, options.nccl), executor);
-    // Room for the received rows, for the experts' outputs, and as much again.
+    // Room for the received rows, for the experts' outputs, and the same again.
     const std::size_t rows = static_cast<std::size_t>(ranks) * static_cast<std::size_t>(options.tokens) * row_bytes;
     Buffer& buffer = self.buffer({.heap_bytes = (std::size_t{64} << 20) + 4 * rows});
     for (int round = 0; round < options.rounds; ++round) {

@@ -1,0 +1,55 @@
+// Which NIC carries the traffic of which GPU.
+#pragma once
+
+#include <cstddef>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "csrc/rdma/discovery/nics.hpp"
+#include "csrc/rdma/discovery/settings.hpp"
+#include "csrc/topology/gpus.hpp"
+
+namespace deep_ep::rdma {
+
+/// A port that the library can use, with the GID it would use there.
+struct UsablePort {
+  std::size_t nic = 0;  ///< place in NicMap::nics
+  int port = 1;
+  GidEntry gid;
+};
+
+struct NicMapRow {
+  std::optional<UsablePort> port;  ///< nothing: `problem` says why
+  topology::Distance distance;
+  bool from_mapping = false;  ///< DEEP_EP_DEVICE_TO_HCA_MAPPING named it
+  std::string problem;
+};
+
+struct NicMap {
+  std::vector<topology::Gpu> gpus;
+  std::vector<Nic> nics;
+  std::vector<NicMapRow> rows;        ///< one for every GPU
+  std::vector<std::string> unused;    ///< NICs that no GPU uses, with the reason: "mlx5_8: ..."
+  std::vector<std::string> warnings;  ///< shared NICs, odd GIDs, variables that do not fit this machine
+
+  /// "GPU 0 (0000:18:00.0) -> mlx5_0 port 1, 400 Gb/s, GID 3 (RoCE v2, 10.0.0.1, eth1), PIX"
+  std::string line(std::size_t gpu) const;
+};
+
+/// The mapping of the settings, where there is one; GPUs that it does not name have no NIC then. Otherwise every GPU
+/// gets a NIC of its own, so that the sum of the distances is smallest; NICs in the order of their PCI addresses go to
+/// GPUs in the order of theirs where distances are equal. Only where there are fewer NICs than GPUs do several share
+/// one, as evenly as can be.
+///
+/// Left out of the automatic choice: NICs that are not allowed, that cannot be opened, that have no active port or
+/// no usable GID, that lack reliable connections, and those with less than half of the fastest one's rate (they serve
+/// storage or management) unless a list of NICs allows them.
+///
+/// Never throws: what is wrong is told by the rows and the warnings, because it concerns only those who use that row.
+NicMap map_gpus_to_nics(std::vector<topology::Gpu> gpus, std::vector<Nic> nics, const RdmaSettings& settings);
+
+/// Ranks that run on the CPU, in the place of GPUs: rank i is "CUDA id" i of a mapping, and near to no NIC.
+std::vector<topology::Gpu> ranks_without_gpu(int ranks);
+
+}  // namespace deep_ep::rdma

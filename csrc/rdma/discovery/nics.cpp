@@ -1,0 +1,133 @@
+#include "csrc/rdma/discovery/nics.hpp"
+
+#include <algorithm>
+#include <charconv>
+#include <tuple>
+
+#include "csrc/support/format.hpp"
+
+namespace deep_ep::rdma {
+namespace {
+
+using topology::SystemRoot;
+
+constexpr std::string_view kClass = "/sys/class/infiniband";
+
+std::string text_of(const SystemRoot& root, const std::string& path) {
+  return std::string(topology::trim(root.read(path).value_or("")));
+}
+
+// "ACTIVE" of "4: ACTIVE".
+std::string after_number(const std::string& text) {
+  const std::size_t colon = text.find(':');
+  return std::string(topology::trim(colon == std::string::npos ? text : text.substr(colon + 1)));
+}
+
+// 400 of "400 Gb/sec (4X NDR)".
+double leading_number(const std::string& text) {
+  double value = 0;
+  std::from_chars(text.data(), text.data() + text.size(), value);
+  return value;
+}
+
+GidType gid_type(const std::string& text, bool ethernet) {
+  if (text == "RoCE v2") return GidType::roce_v2;
+  if (text == "IB/RoCE v1") return ethernet ? GidType::roce_v1 : GidType::infiniband;
+  return ethernet ? GidType::unknown : GidType::infiniband;
+}
+
+NicPort read_port(const SystemRoot& root, const std::string& folder, int number) {
+  NicPort port;
+  port.number = number;
+  port.state = after_number(text_of(root, folder + "/state"));
+  port.physical_state = after_number(text_of(root, folder + "/phys_state"));
+  port.rate_gbps = leading_number(text_of(root, folder + "/rate"));
+  port.link_layer = text_of(root, folder + "/link_layer");
+  for (const std::string& index : root.list(folder + "/gids")) {
+    GidEntry gid;
+    const auto bytes = parse_gid(text_of(root, fmt::format("{}/gids/{}", folder, index)));
+    const auto [end, error] = std::from_chars(index.data(), index.data() + index.size(), gid.index);
+    if (!bytes || error != std::errc() || end != index.data() + index.size()) continue;
+    gid.bytes = *bytes;
+    if (gid.is_zero()) continue;
+    gid.type = gid_type(text_of(root, fmt::format("{}/gid_attrs/types/{}", folder, index)), port.ethernet());
+    gid.netdev = text_of(root, fmt::format("{}/gid_attrs/ndevs/{}", folder, index));
+    port.gids.push_back(std::move(gid));
+  }
+  return port;
+}
+
+// Software NICs have no PCI device; the kernel tells what they are by their description.
+std::string driver_of(const SystemRoot& root, const std::string& folder) {
+  std::string driver = root.link_name(folder + "/device/driver");
+  if (!driver.empty()) return driver;
+  const std::string description = text_of(root, folder + "/node_desc");
+  if (description == "rxe") return "rdma_rxe";
+  if (description.starts_with("Software iWARP")) return "siw";
+  return {};
+}
+
+Capability capability_of(const Nic& nic) {
+  // Only channel adapters (IB, RoCE) connect queue pairs by address; RNICs (iWARP) need a connection manager.
+  if (nic.node_type != "CA") return Capability::unsupported;
+  return nic.driver == "mlx5_core" ? Capability::mlx5 : Capability::verbs;
+}
+
+std::string uverbs_of(const SystemRoot& root, const std::string& name) {
+  for (const std::string& node : root.list("/sys/class/infiniband_verbs")) {
+    if (text_of(root, fmt::format("/sys/class/infiniband_verbs/{}/ibdev", node)) == name) return node;
+  }
+  return {};
+}
+
+}  // namespace
+
+const NicPort* Nic::port(int number) const {
+  const auto found =
+      std::find_if(ports.begin(), ports.end(), [&](const NicPort& port) { return port.number == number; });
+  return found == ports.end() ? nullptr : &*found;
+}
+
+std::vector<Nic> find_nics(const SystemRoot& root) {
+  std::vector<Nic> nics;
+  for (const std::string& name : root.list(kClass)) {
+    const std::string folder = fmt::format("{}/{}", kClass, name);
+    Nic nic;
+    nic.name = name;
+    nic.driver = driver_of(root, folder);
+    nic.node_type = after_number(text_of(root, folder + "/node_type"));
+    nic.firmware = text_of(root, folder + "/fw_ver");
+    nic.board = text_of(root, folder + "/board_id");
+    nic.uverbs = uverbs_of(root, name);
+    nic.accessible = !nic.uverbs.empty() && root.writable("/dev/infiniband/" + nic.uverbs);
+    nic.virtual_function = root.exists(folder + "/device/physfn");
+    nic.pci = topology::pci_location(root, folder + "/device");
+    for (const std::string& entry : root.list(folder + "/ports")) {
+      int number = 0;
+      const auto [end, error] = std::from_chars(entry.data(), entry.data() + entry.size(), number);
+      if (error != std::errc() || end != entry.data() + entry.size()) continue;
+      nic.ports.push_back(read_port(root, fmt::format("{}/ports/{}", folder, entry), number));
+    }
+    nic.capability = capability_of(nic);
+    nics.push_back(std::move(nic));
+  }
+  // Stable: devices without an address keep the natural order of their names.
+  std::stable_sort(nics.begin(), nics.end(), [](const Nic& a, const Nic& b) {
+    return std::tuple(!a.pci.address, a.pci.address) < std::tuple(!b.pci.address, b.pci.address);
+  });
+  return nics;
+}
+
+const char* name_of(Capability capability) {
+  switch (capability) {
+    case Capability::mlx5:
+      return "mlx5: handlers gpu and cpu";
+    case Capability::verbs:
+      return "verbs: handler cpu";
+    case Capability::unsupported:
+      break;
+  }
+  return "not supported: no reliable connections over InfiniBand or RoCE";
+}
+
+}  // namespace deep_ep::rdma

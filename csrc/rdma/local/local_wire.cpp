@@ -1,0 +1,80 @@
+#include "csrc/rdma/local/local_wire.hpp"
+
+#include <algorithm>
+
+#include "csrc/support/format.hpp"
+#include "deep_ep/error.hpp"
+
+namespace deep_ep::rdma {
+
+LocalWire::LocalWire(std::unique_ptr<LocalMemory> memory) : memory_(std::move(memory)) {}
+
+void LocalWire::add_memory(std::uint32_t key, void* base, std::size_t bytes) {
+  if (!regions_.emplace(key, Region{static_cast<std::byte*>(base), bytes}).second) {
+    fail<InvalidArgument>("memory key {:#x} is in use; allowed: one that no other memory of this wire has", key);
+  }
+}
+
+void LocalWire::add_queue_pair(std::uint32_t number) {
+  if (!failed_.emplace(number, false).second) {
+    fail<InvalidArgument>("queue pair {:#x} is in use; allowed: a number that no other one of this wire has", number);
+  }
+}
+
+std::byte* LocalWire::find(std::uint32_t key, std::uint64_t address, std::uint64_t bytes) const {
+  const auto region = regions_.find(key);
+  if (region == regions_.end()) return nullptr;
+  const bool inside = address <= region->second.bytes && bytes <= region->second.bytes - address;
+  return inside ? region->second.base + address : nullptr;
+}
+
+Syndrome LocalWire::execute(const WireOperation& operation) {
+  // A write of nothing checks nothing, as on devices.
+  if (operation.length == 0 && operation.kind != WireOperationKind::fetch_add) return Syndrome::none;
+  std::byte* local = nullptr;
+  if (operation.kind != WireOperationKind::write_inline) {
+    local = find(operation.local_key, operation.local_address, operation.length);
+    if (local == nullptr) return Syndrome::local_protection;
+  }
+  const bool adds = operation.kind == WireOperationKind::fetch_add;
+  if (adds && operation.remote_address % sizeof operation.add != 0) return Syndrome::remote_invalid_request;
+  std::byte* remote = find(operation.remote_key, operation.remote_address, operation.length);
+  if (remote == nullptr) return Syndrome::remote_access;
+  switch (operation.kind) {
+    case WireOperationKind::write:
+      memory_->copy(remote, local, operation.length);
+      break;
+    case WireOperationKind::write_inline:
+      memory_->copy(remote, operation.inline_bytes.data(), operation.length);
+      memory_->finish();  // the bytes are the caller's
+      break;
+    case WireOperationKind::fetch_add:
+      memory_->fetch_add(remote, operation.add, local);
+      break;
+  }
+  return Syndrome::none;
+}
+
+std::size_t LocalWire::post(std::span<const WireOperation> operations) {
+  for (const WireOperation& operation : operations) {
+    const auto failed = failed_.find(operation.queue_pair);
+    if (failed == failed_.end()) fail<InvalidArgument>("queue pair {:#x} is not known", operation.queue_pair);
+    const Syndrome syndrome = failed->second ? Syndrome::flushed : execute(operation);
+    failed->second = syndrome != Syndrome::none;
+    if (failed->second || operation.signalled) {
+      completions_.push_back({operation.queue_pair, operation.id, syndrome, 0});
+    }
+  }
+  return operations.size();
+}
+
+std::size_t LocalWire::poll(std::span<WireCompletion> completions) {
+  const std::size_t count = std::min(completions.size(), completions_.size());
+  if (count == 0) return 0;
+  memory_->finish();
+  std::copy_n(completions_.begin(), count, completions.begin());
+  completions_.erase(completions_.begin(), completions_.begin() + static_cast<std::ptrdiff_t>(count));
+  return count;
+}
+
+}  // namespace deep_ep::rdma

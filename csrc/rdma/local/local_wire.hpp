@@ -1,0 +1,49 @@
+// The wire between ranks of one host: what a NIC would send is copied between heaps that this process has mapped.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <unordered_map>
+
+#include "csrc/rdma/local/local_memory.hpp"
+#include "csrc/rdma/ring/wire.hpp"
+
+namespace deep_ep::rdma {
+
+/// Checks what a device checks: keys, bounds, alignment of additions. Operations are executed in post(), in its order.
+/// Memory and queue pairs are made known before the handler starts to use them.
+class LocalWire final : public Wire {
+ public:
+  explicit LocalWire(std::unique_ptr<LocalMemory> memory);
+
+  /// Makes `bytes` from `base` known under a key, with addresses that start at 0. Every heap that operations read or
+  /// write needs one, the own and the peers'; ranks agree on the keys (local_key_of_rank()). InvalidArgument: key in
+  /// use.
+  void add_memory(std::uint32_t key, void* base, std::size_t bytes);
+  void add_queue_pair(std::uint32_t number);
+
+  std::string_view name() const override { return "local"; }
+  std::size_t post(std::span<const WireOperation> operations) override;
+  std::size_t poll(std::span<WireCompletion> completions) override;
+
+ private:
+  struct Region {
+    std::byte* base;
+    std::size_t bytes;
+  };
+
+  Syndrome execute(const WireOperation& operation);
+  std::byte* find(std::uint32_t key, std::uint64_t address, std::uint64_t bytes) const;
+
+  std::unique_ptr<LocalMemory> memory_;
+  std::unordered_map<std::uint32_t, Region> regions_;
+  std::unordered_map<std::uint32_t, bool> failed_;  ///< by queue pair
+  std::deque<WireCompletion> completions_;
+};
+
+/// The key by which ranks on one host know rank r's heap; never 0, which is no key.
+constexpr std::uint32_t local_key_of_rank(int rank) { return 0x10000u + static_cast<std::uint32_t>(rank); }
+
+}  // namespace deep_ep::rdma

@@ -1,0 +1,23 @@
+// Where the library's log lines go.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string_view>
+
+namespace deep_ep {
+
+enum class LogLevel : std::uint8_t { trace, debug, info, warn, error };
+
+/// Receives one log line: text without time, level and line end. Called by any thread, by several at once, and by
+/// threads of the library's own; it must not block for long. What it throws is dropped.
+using LogSink = std::function<void(LogLevel level, std::string_view line)>;
+
+/// Sends all further log lines of this process to `sink`. May be called at any time, by any thread; calls of the sink
+/// before may still be under way in other threads when it returns.
+/// @param sink empty: lines go where DEEP_EP_LOG_FILE says again, by default to standard error.
+/// @param least the lowest level that is logged; unset: what DEEP_EP_LOG says.
+void set_log_sink(LogSink sink, std::optional<LogLevel> least = {});
+
+}  // namespace deep_ep

@@ -1,0 +1,355 @@
+#include "oracle/low_latency.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <optional>
+#include <stdexcept>
+
+#include "oracle/fp8.hpp"
+#include "oracle/logfmt.hpp"
+
+namespace deep_ep::oracle {
+namespace {
+
+std::size_t at(std::int64_t row, std::int64_t width, std::int64_t column = 0) {
+  return static_cast<std::size_t>(row * width + column);
+}
+
+bool masked(const Masks& masks, int ranks, int who, int whom) {
+  return !masks.empty() && masks[at(who, ranks, whom)] != 0;
+}
+
+std::span<const std::uint16_t> row_of(const std::vector<std::uint16_t>& x, std::int64_t row, std::int64_t hidden) {
+  return std::span(x).subspan(at(row, hidden), static_cast<std::size_t>(hidden));
+}
+
+/// Output of one rank with all its rows empty.
+LowLatencyReceived empty_output(const LowLatencyShape& shape, RowFormat format, bool rank_major, int topk) {
+  const std::int64_t places = rank_major ? shape.ranks : shape.local_experts();
+  const std::int64_t rows = places * (rank_major ? shape.max_tokens : shape.expert_rows());
+  LowLatencyReceived output;
+  output.count.assign(static_cast<std::size_t>(places), 0);
+  output.layout_range.assign(static_cast<std::size_t>(rank_major ? places : places * shape.ranks), 0);
+  output.src_info.assign(static_cast<std::size_t>(rows), -1);
+  output.x.resize(at(rows, shape.hidden * (format == RowFormat::bf16 ? 2 : 1)));
+  if (format == RowFormat::fp8 || format == RowFormat::fp8_rounded) output.scales.resize(at(rows, shape.hidden / 128));
+  if (format == RowFormat::fp8_ue8m0) output.packed_scales.resize(at(rows, shape.hidden / 512));
+  if (rank_major) {
+    output.topk_idx.assign(at(rows, topk), -1);
+    output.topk_weights.assign(at(rows, topk), 0.0f);
+  }
+  return output;
+}
+
+void place(LowLatencyReceived& output, std::int64_t row, std::int64_t token, const FormattedRow& formatted) {
+  const auto copy = [row](const auto& from, auto& to) {
+    std::ranges::copy(from, to.begin() + row * static_cast<std::int64_t>(from.size()));
+  };
+  copy(formatted.x, output.x);
+  copy(formatted.scales, output.scales);
+  copy(formatted.packed_scales, output.packed_scales);
+  output.src_info[static_cast<std::size_t>(row)] = static_cast<std::int32_t>(token);
+}
+
+std::int64_t packed_range(std::int64_t begin, std::int64_t count) { return begin << 32 | count; }
+
+/// Rows of `source` for `destination`, expert-major.
+void fill_experts(LowLatencyDispatched& result, LowLatencyReceived& output, const LowLatencyInput& input, int source,
+                  int destination, RowFormat format) {
+  const LowLatencyShape& shape = result.shape;
+  const int topk = input.selection.topk;
+  const std::vector<std::int32_t> begin = output.count;
+  for (std::int64_t t = 0; t < input.selection.tokens; ++t) {
+    for (int k = 0; k < topk; ++k) {
+      const std::int64_t expert = input.selection.idx[at(t, topk, k)];
+      const std::int64_t local = expert - std::int64_t{destination} * shape.local_experts();
+      if (expert < 0 || local < 0 || local >= shape.local_experts()) continue;
+      const std::int64_t row = local * shape.expert_rows() + output.count[static_cast<std::size_t>(local)]++;
+      place(output, row, t, format_row(row_of(input.x, t, shape.hidden), format));
+      result.selection_row[static_cast<std::size_t>(source)][at(t, topk, k)] = row;
+    }
+  }
+  for (int l = 0; l < shape.local_experts(); ++l) {
+    const auto i = static_cast<std::size_t>(l);
+    output.layout_range[at(l, shape.ranks, source)] = packed_range(begin[i], output.count[i] - begin[i]);
+  }
+}
+
+/// The same, rank-major.
+void fill_rank(LowLatencyDispatched& result, LowLatencyReceived& output, const LowLatencyInput& input, int source,
+               int destination, RowFormat format) {
+  const LowLatencyShape& shape = result.shape;
+  const int topk = input.selection.topk;
+  std::int32_t& count = output.count[static_cast<std::size_t>(source)];
+  for (std::int64_t t = 0; t < input.selection.tokens; ++t) {
+    const std::int64_t row = source * shape.max_tokens + count;
+    bool sent = false;
+    for (int k = 0; k < topk; ++k) {
+      const std::int64_t expert = input.selection.idx[at(t, topk, k)];
+      const std::int64_t local = expert - std::int64_t{destination} * shape.local_experts();
+      if (expert < 0 || local < 0 || local >= shape.local_experts()) continue;
+      sent = true;
+      output.topk_idx[at(row, topk, k)] = static_cast<std::int32_t>(local);
+      if (!input.selection.weights.empty()) {
+        output.topk_weights[at(row, topk, k)] = input.selection.weights[at(t, topk, k)];
+      }
+      result.selection_row[static_cast<std::size_t>(source)][at(t, topk, k)] = row;
+    }
+    if (!sent) continue;
+    place(output, row, t, format_row(row_of(input.x, t, shape.hidden), format));
+    ++count;
+  }
+  output.layout_range[static_cast<std::size_t>(source)] = packed_range(0, count);
+}
+
+/// Position among the dispatched selections whose row belongs to the current selection k: the same one if it names the
+/// same expert, else the first that does; -1 if none does.
+int matching(const std::vector<std::int64_t>& dispatched, std::int64_t token, int topk, int k, std::int64_t expert) {
+  if (dispatched[at(token, topk, k)] == expert) return k;
+  for (int other = 0; other < topk; ++other) {
+    if (dispatched[at(token, topk, other)] == expert) return other;
+  }
+  return -1;
+}
+
+struct Term {
+  std::int64_t row;
+  float weight;
+};
+
+/// One rank's part of one token.
+struct Part {
+  std::vector<float> sent;        ///< as the owner gets it
+  std::vector<double> exact;      ///< without rounding
+  std::vector<double> magnitude;  ///< sum of the terms' magnitudes
+  double logfmt_error = 0;        ///< relative, of one value: one step of the widest range
+  double logfmt_floor = 0;        ///< absolute: what lies further below the group's largest magnitude (below 1)
+};
+
+Part make_part(std::span<const Term> terms, const std::vector<std::uint16_t>& x, std::int64_t hidden, bool weighted,
+               const LowLatencyCombineOptions& options) {
+  Part part;
+  std::vector<std::uint16_t> rounded;
+  for (std::int64_t h = 0; h < hidden; ++h) {
+    float sum = 0.0f;
+    double exact = 0;
+    double magnitude = 0;
+    for (const Term& term : terms) {
+      const float value = bf16_value(x[at(term.row, hidden, h)]);
+      const float weight = weighted ? term.weight : 1.0f;
+      if (options.fused) {
+        sum = std::fma(weight, value, sum);
+      } else {
+        const volatile float product = weight * value;  // volatile: the compiler must not fuse it
+        sum = sum + product;
+      }
+      const double product = static_cast<double>(weight) * static_cast<double>(value);
+      exact += product;
+      magnitude += std::fabs(product);
+    }
+    rounded.push_back(bf16_bits(sum));
+    part.sent.push_back(bf16_value(rounded.back()));
+    part.exact.push_back(exact);
+    part.magnitude.push_back(magnitude);
+  }
+  if (options.logfmt) {
+    part.sent = logfmt_round_trip(rounded);
+    part.logfmt_error = std::exp2(32.0 / 510) - 1;
+    part.logfmt_floor = 0x1p-32;
+  }
+  return part;
+}
+
+/// Parts of a token's row, added up.
+class RowSum {
+ public:
+  explicit RowSum(std::int64_t hidden)
+      : sums_(static_cast<std::size_t>(hidden), 0.0f), exact_(sums_.size(), 0.0), tolerance_(sums_.size(), 0.0) {}
+
+  void add(const Part& part) {
+    for (std::size_t h = 0; h < sums_.size(); ++h) {
+      sums_[h] += part.sent[h];
+      exact_[h] += part.exact[h];
+      // fp32 sums of at most 32 terms, the rounding to bfloat16, the encoding.
+      tolerance_[h] += part.magnitude[h] * (32 * 0x1p-23 + 0x1p-8 + part.logfmt_error) + part.logfmt_floor;
+    }
+  }
+
+  /// What others have added up and rounded.
+  void add_rounded(const RowSum& other) {
+    for (std::size_t h = 0; h < sums_.size(); ++h) {
+      sums_[h] += bf16_value(bf16_bits(other.sums_[h]));
+      exact_[h] += other.exact_[h];
+      tolerance_[h] += other.rounded_tolerance(h);
+    }
+  }
+
+  /// Rounded, at the end of the result.
+  void append_to(LowLatencyCombined& result) const {
+    for (std::size_t h = 0; h < sums_.size(); ++h) {
+      result.x.push_back(bf16_bits(sums_[h]));
+      result.sum.push_back(exact_[h]);
+      result.tolerance.push_back(rounded_tolerance(h));
+    }
+  }
+
+ private:
+  double rounded_tolerance(std::size_t h) const {
+    return tolerance_[h] + (std::fabs(exact_[h]) + tolerance_[h]) * 0x1p-8 + 0x1p-126;
+  }
+
+  std::vector<float> sums_;
+  std::vector<double> exact_;
+  std::vector<double> tolerance_;
+};
+
+/// What `rank` makes of the owner's token, if any of its experts is selected still.
+std::optional<Part> part_of_rank(const LowLatencyDispatched& dispatched, std::span<const LowLatencyCombineInput> inputs,
+                                 const LowLatencyCombineOptions& options, int owner, std::int64_t token, int rank) {
+  const LowLatencyShape& shape = dispatched.shape;
+  if (masked(options.masks, shape.ranks, owner, rank)) return std::nullopt;
+  const auto o = static_cast<std::size_t>(owner);
+  const Selection& selection = inputs[o].selection;
+  const int topk = selection.topk;
+  std::vector<Term> terms;
+  for (int k = 0; k < topk; ++k) {
+    const std::int64_t expert = selection.idx[at(token, topk, k)];
+    if (expert < 0 || expert >= shape.experts || expert / shape.local_experts() != rank) continue;
+    const int from = matching(dispatched.selection[o], token, topk, k, expert);
+    const std::int64_t row = from < 0 ? -1 : dispatched.selection_row[o][at(token, topk, from)];
+    if (row < 0 || (dispatched.rank_major && !terms.empty())) continue;  // rank-major: one row for all of them
+    terms.push_back({row, selection.weights.empty() ? 1.0f : selection.weights[at(token, topk, k)]});
+  }
+  if (terms.empty()) return std::nullopt;
+  return make_part(terms, inputs[static_cast<std::size_t>(rank)].x, shape.hidden, !dispatched.rank_major, options);
+}
+
+}  // namespace
+
+const char* name_of(RowFormat format) {
+  switch (format) {
+    case RowFormat::bf16:
+      return "bf16";
+    case RowFormat::fp8:
+      return "fp8";
+    case RowFormat::fp8_rounded:
+      return "fp8_rounded";
+    case RowFormat::fp8_ue8m0:
+      return "fp8_ue8m0";
+  }
+  return "?";
+}
+
+FormattedRow format_row(std::span<const std::uint16_t> row, RowFormat format) {
+  FormattedRow result;
+  if (format == RowFormat::bf16) {
+    const auto bytes = std::as_bytes(row);
+    result.x.assign(bytes.begin(), bytes.end());
+    return result;
+  }
+  std::vector<std::uint8_t> values(row.size());
+  for (std::size_t begin = 0; begin < row.size(); begin += kFp8Block) {
+    const auto out = std::span(values).subspan(begin, kFp8Block);
+    result.scales.push_back(cast_fp8(row.subspan(begin, kFp8Block), format != RowFormat::fp8, out));
+  }
+  const auto bytes = std::as_bytes(std::span(values));
+  result.x.assign(bytes.begin(), bytes.end());
+  if (format == RowFormat::fp8_ue8m0) {
+    for (std::size_t i = 0; i + 4 <= result.scales.size(); i += 4) {
+      result.packed_scales.push_back(pack_ue8m0(std::span<const float>(result.scales).subspan(i, 4)));
+    }
+    result.scales.clear();
+  }
+  return result;
+}
+
+std::vector<std::uint16_t> unformat_row(const FormattedRow& row, RowFormat format) {
+  std::vector<std::uint16_t> result;
+  if (format == RowFormat::bf16) {
+    result.resize(row.x.size() / 2);
+    std::memcpy(result.data(), row.x.data(), row.x.size());
+    return result;
+  }
+  for (std::size_t i = 0; i < row.x.size(); ++i) {
+    const std::size_t block = i / kFp8Block;
+    float scale = 0;
+    if (format == RowFormat::fp8_ue8m0) {
+      const auto packed = static_cast<std::uint32_t>(row.packed_scales[block / 4]);
+      scale = std::ldexp(1.0f, static_cast<int>(packed >> (8 * (block % 4)) & 0xffu) - 127);
+    } else {
+      scale = row.scales[block];
+    }
+    result.push_back(bf16_bits(e4m3_value(static_cast<std::uint8_t>(row.x[i])) * scale));
+  }
+  return result;
+}
+
+LowLatencyDispatched low_latency_dispatch(const LowLatencyShape& shape, std::span<const LowLatencyInput> inputs,
+                                          RowFormat format, bool rank_major, const Masks& masks) {
+  if (static_cast<int>(inputs.size()) != shape.ranks || shape.experts % shape.ranks != 0) {
+    throw std::invalid_argument("oracle: as many inputs as ranks, and a multiple of that of experts");
+  }
+  LowLatencyDispatched result;
+  result.shape = shape;
+  result.rank_major = rank_major;
+  int topk = 0;
+  for (const LowLatencyInput& input : inputs) {
+    topk = std::max(topk, input.selection.topk);
+    if (input.selection.tokens > shape.max_tokens) throw std::invalid_argument("oracle: more than max_tokens tokens");
+    result.selection.push_back(input.selection.idx);
+    result.selection_row.emplace_back(input.selection.idx.size(), -1);
+  }
+  for (int destination = 0; destination < shape.ranks; ++destination) {
+    LowLatencyReceived output = empty_output(shape, format, rank_major, topk);
+    for (int source = 0; source < shape.ranks; ++source) {
+      if (masked(masks, shape.ranks, source, destination) || masked(masks, shape.ranks, destination, source)) {
+        if (!rank_major) {  // an empty block still begins where the next one does
+          for (int l = 0; l < shape.local_experts(); ++l) {
+            output.layout_range[at(l, shape.ranks, source)] =
+                packed_range(output.count[static_cast<std::size_t>(l)], 0);
+          }
+        }
+        continue;
+      }
+      const LowLatencyInput& input = inputs[static_cast<std::size_t>(source)];
+      (rank_major ? fill_rank : fill_experts)(result, output, input, source, destination, format);
+    }
+    result.received.push_back(std::move(output));
+  }
+  return result;
+}
+
+std::vector<LowLatencyCombined> low_latency_combine(const LowLatencyDispatched& dispatched,
+                                                    std::span<const LowLatencyCombineInput> inputs,
+                                                    const LowLatencyCombineOptions& options) {
+  const LowLatencyShape& shape = dispatched.shape;
+  const int width = options.ranks_per_node;
+  if (width < 0 || (width > 0 && (shape.ranks % width != 0 || options.logfmt))) {
+    throw std::invalid_argument("oracle: ranks_per_node divides the number of ranks; LogFMT does not go by rails");
+  }
+  std::vector<LowLatencyCombined> results(inputs.size());
+  for (int owner = 0; owner < shape.ranks; ++owner) {
+    const Selection& selection = inputs[static_cast<std::size_t>(owner)].selection;
+    LowLatencyCombined& result = results[static_cast<std::size_t>(owner)];
+    for (std::int64_t t = 0; t < selection.tokens; ++t) {
+      RowSum sum(shape.hidden);
+      std::optional<RowSum> of_node;  // of a node whose ranks' parts come as one
+      for (int rank = 0; rank < shape.ranks; ++rank) {
+        const bool together = width > 0 && rank / width != owner / width;
+        if (const auto part = part_of_rank(dispatched, inputs, options, owner, t, rank)) {
+          if (together && !of_node) of_node.emplace(shape.hidden);
+          (together ? *of_node : sum).add(*part);
+        }
+        if (of_node && (rank + 1) % width == 0) {
+          sum.add_rounded(*of_node);
+          of_node.reset();
+        }
+      }
+      sum.append_to(result);
+    }
+  }
+  return results;
+}
+
+}  // namespace deep_ep::oracle

@@ -1,0 +1,132 @@
+// What the low-latency dispatch and combine must return, for all ranks at once, in plain code.
+//
+// Symbols: R ranks, E experts, L = E / R local experts, M max_tokens, H hidden, K top-k. Rows that no token fills are
+// zero here and undefined in the library: compare only rows below `count`.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "oracle/oracle.hpp"
+
+namespace deep_ep::oracle {
+
+struct LowLatencyShape {
+  int ranks = 0;
+  int experts = 0;
+  std::int64_t hidden = 0;
+  std::int64_t max_tokens = 0;
+
+  int local_experts() const { return experts / ranks; }
+  /// Rows of one expert's part of the expert-major output.
+  std::int64_t expert_rows() const { return ranks * max_tokens; }
+};
+
+/// How dispatched rows travel and arrive.
+enum class RowFormat : std::uint8_t {
+  bf16,
+  fp8,          ///< float scales
+  fp8_rounded,  ///< float scales that are powers of two
+  fp8_ue8m0,    ///< the same, as packed exponents
+};
+inline constexpr RowFormat kRowFormats[] = {RowFormat::bf16, RowFormat::fp8, RowFormat::fp8_rounded,
+                                            RowFormat::fp8_ue8m0};
+const char* name_of(RowFormat format);
+
+/// What one rank hands to dispatch.
+struct LowLatencyInput {
+  Selection selection;           ///< at most max_tokens tokens
+  std::vector<std::uint16_t> x;  ///< [tokens, H] bfloat16 bits
+};
+
+/// For each rank its opinion of the others, [R, R]: masks[r * R + p] != 0: r neither sends to p nor waits for it.
+/// Empty: nobody is masked.
+using Masks = std::vector<std::uint8_t>;
+
+/// One row in the form in which it arrives.
+struct FormattedRow {
+  std::vector<std::byte> x;                 ///< H or 2 H bytes
+  std::vector<float> scales;                ///< [H / 128]; fp8, fp8_rounded
+  std::vector<std::int32_t> packed_scales;  ///< [H / 512]; fp8_ue8m0
+};
+FormattedRow format_row(std::span<const std::uint16_t> row, RowFormat format);
+/// bfloat16 bits of a formatted row: value * scale, rounded once.
+std::vector<std::uint16_t> unformat_row(const FormattedRow& row, RowFormat format);
+
+/// What one rank receives. `places` below is L with P = R * M rows each (expert-major) or R with P = M rows each
+/// (rank-major).
+struct LowLatencyReceived {
+  std::vector<std::int32_t> count;          ///< [places]: valid rows
+  std::vector<std::int64_t> layout_range;   ///< (first row << 32) | rows: [L, R], or [R]
+  std::vector<std::int32_t> src_info;       ///< [places, P]: token at the source, -1 where no row is
+  std::vector<std::byte> x;                 ///< [places, P, bytes of a row]
+  std::vector<float> scales;                ///< [places, P, H / 128], logical order (the library's is column-major)
+  std::vector<std::int32_t> packed_scales;  ///< [places, P, H / 512], logical order
+  std::vector<std::int32_t> topk_idx;       ///< rank-major: [R, M, K] local experts, -1: another rank's, or none
+  std::vector<float> topk_weights;          ///< rank-major: [R, M, K], 0 where the index is -1
+};
+
+struct LowLatencyDispatched {
+  LowLatencyShape shape;
+  bool rank_major = false;
+  std::vector<LowLatencyReceived> received;  ///< one a rank
+  /// For each source [tokens, K]: row in the owner's [places * P], -1 where there is none. Rank-major: all selections
+  /// of a token on one rank share a row.
+  std::vector<std::vector<std::int64_t>> selection_row;
+  std::vector<std::vector<std::int64_t>> selection;  ///< for each source [tokens, K]: the experts as dispatched
+};
+
+/// Rows of an expert: by source rank, then by token, then by position among the token's selections (an expert that a
+/// token names twice gets it twice).
+LowLatencyDispatched low_latency_dispatch(const LowLatencyShape& shape, std::span<const LowLatencyInput> inputs,
+                                          RowFormat format, bool rank_major = false, const Masks& masks = {});
+
+/// What one rank hands to combine.
+struct LowLatencyCombineInput {
+  std::vector<std::uint16_t> x;  ///< [places, P, H] bfloat16 bits
+  Selection selection;           ///< of the rank's own tokens, now: entries that have become negative are left out
+};
+
+struct LowLatencyCombineOptions {
+  bool fused = false;   ///< each term by one fused multiply-add, as GPUs do it; else product and sum round separately
+  bool logfmt = false;  ///< ranks send their parts in LogFMT-10 where their range allows
+  Masks masks{};
+  /// By rails: so many consecutive ranks make a node, and a node that is not the owner's sends one part. 0: every rank
+  /// sends its own. It divides the number of ranks. Not with logfmt.
+  int ranks_per_node = 0;
+};
+
+struct LowLatencyCombined {
+  /// [tokens, H] bfloat16 bits: each rank adds its experts' weighted rows in fp32, selections ascending, and rounds;
+  /// the owner adds the parts in fp32, ranks ascending, and rounds. By rails the parts of another node's ranks are
+  /// first added in fp32, ranks ascending, and rounded; what comes of them takes their place. Without logfmt these are
+  /// exact bits.
+  std::vector<std::uint16_t> x;
+  std::vector<double> sum;  ///< [tokens, H]: the same in double precision, without roundings and without logfmt
+  /// [tokens, H]: how far a result may be from `sum`, by the roundings above.
+  std::vector<double> tolerance;
+};
+
+/// Rank-major: rows are the ranks' parts already; weights play no role.
+std::vector<LowLatencyCombined> low_latency_combine(const LowLatencyDispatched& dispatched,
+                                                    std::span<const LowLatencyCombineInput> inputs,
+                                                    const LowLatencyCombineOptions& options = {});
+
+/// [outer, rows, columns] in logical order to memory order [outer, columns, rows].
+template <class T>
+std::vector<T> column_major(std::span<const T> values, std::int64_t outer, std::int64_t rows, std::int64_t columns) {
+  std::vector<T> result(values.size());
+  for (std::int64_t o = 0; o < outer; ++o) {
+    for (std::int64_t r = 0; r < rows; ++r) {
+      for (std::int64_t c = 0; c < columns; ++c) {
+        result[static_cast<std::size_t>((o * columns + c) * rows + r)] =
+            values[static_cast<std::size_t>((o * rows + r) * columns + c)];
+      }
+    }
+  }
+  return result;
+}
+
+}  // namespace deep_ep::oracle

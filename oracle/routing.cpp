@@ -1,0 +1,135 @@
+#include "oracle/routing.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+namespace deep_ep::oracle {
+namespace {
+
+/// A choice that the token has not made yet, unless it has made them all.
+std::int64_t distinct_expert(Random& random, int experts, const std::int64_t* chosen, int made) {
+  std::int64_t expert = random.below(experts);
+  for (int tries = 0; tries < experts && std::find(chosen, chosen + made, expert) != chosen + made; ++tries) {
+    expert = (expert + 1) % experts;
+  }
+  return expert;
+}
+
+std::int64_t skewed_expert(Random& random, int experts) {
+  const double u = random.unit();
+  return std::min<std::int64_t>(static_cast<std::int64_t>(u * u * u * experts), experts - 1);
+}
+
+}  // namespace
+
+const char* name_of(Routing routing) {
+  switch (routing) {
+    case Routing::uniform:
+      return "uniform";
+    case Routing::skewed:
+      return "skewed";
+    case Routing::one_hot_expert:
+      return "one_hot_expert";
+    case Routing::all_dropped:
+      return "all_dropped";
+    case Routing::some_dropped:
+      return "some_dropped";
+    case Routing::duplicates:
+      return "duplicates";
+    case Routing::negatives:
+      return "negatives";
+  }
+  return "?";
+}
+
+const char* name_of(TokenCounts counts) {
+  switch (counts) {
+    case TokenCounts::equal:
+      return "equal";
+    case TokenCounts::different:
+      return "different";
+    case TokenCounts::some_empty:
+      return "some_empty";
+    case TokenCounts::all_empty:
+      return "all_empty";
+  }
+  return "?";
+}
+
+std::uint64_t Random::next() {  // SplitMix64
+  std::uint64_t z = state_ += 0x9e3779b97f4a7c15u;
+  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+  z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+  return z ^ (z >> 31);
+}
+
+std::uint64_t derive_seed(std::uint64_t seed, std::uint64_t part) {
+  Random random(seed ^ (part * 0xd1342543de82ef95u + 1));
+  random.next();
+  return random.next();
+}
+
+Selection make_selection(Routing routing, std::int64_t tokens, int topk, int experts, std::uint64_t seed) {
+  Random random(seed);
+  Selection result{.tokens = tokens, .topk = topk, .idx = {}, .weights = {}};
+  const auto entries = static_cast<std::size_t>(tokens * topk);
+  result.idx.resize(entries);
+  result.weights.resize(entries);
+  const std::int64_t hot = experts / 2;
+  for (std::int64_t t = 0; t < tokens; ++t) {
+    std::int64_t* const row = result.idx.data() + t * topk;
+    for (int k = 0; k < topk; ++k) {
+      result.weights[static_cast<std::size_t>(t * topk + k)] = static_cast<float>(random.unit()) + 0.001f;
+      switch (routing) {
+        case Routing::uniform:
+          row[k] = distinct_expert(random, experts, row, k);
+          break;
+        case Routing::skewed:
+          row[k] = skewed_expert(random, experts);
+          break;
+        case Routing::one_hot_expert:
+          row[k] = k == 0 ? hot : -1;
+          break;
+        case Routing::all_dropped:
+          row[k] = -1;
+          break;
+        case Routing::some_dropped:
+          row[k] = distinct_expert(random, experts, row, k);
+          if (random.chance(0.35)) row[k] = -1;
+          break;
+        case Routing::duplicates:
+          row[k] = k % 2 == 1 ? row[k - 1] : random.below(experts);
+          break;
+        case Routing::negatives:
+          row[k] = distinct_expert(random, experts, row, k);
+          if (random.chance(0.35)) row[k] = -2 - random.below(1000);
+          break;
+      }
+    }
+  }
+  return result;
+}
+
+std::vector<std::int64_t> make_token_counts(TokenCounts counts, int ranks, std::int64_t tokens, std::uint64_t seed) {
+  Random random(seed);
+  std::vector<std::int64_t> result;
+  for (int r = 0; r < ranks; ++r) {
+    switch (counts) {
+      case TokenCounts::equal:
+        result.push_back(tokens);
+        break;
+      case TokenCounts::different:
+        result.push_back(random.below(tokens + 1));
+        break;
+      case TokenCounts::some_empty:
+        result.push_back(r % 2 == 0 ? 0 : tokens);
+        break;
+      case TokenCounts::all_empty:
+        result.push_back(0);
+        break;
+    }
+  }
+  return result;
+}
+
+}  // namespace deep_ep::oracle

@@ -1,0 +1,64 @@
+// Ways in which tokens choose experts, from the ordinary to the degenerate. Everything follows from the seed.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "oracle/oracle.hpp"
+
+namespace deep_ep::oracle {
+
+enum class Routing : std::uint8_t {
+  uniform,         ///< every expert equally likely, distinct within a token where possible
+  skewed,          ///< a few experts get most of the tokens, as in real models
+  one_hot_expert,  ///< every token's first choice is the same expert, the others are dropped
+  all_dropped,     ///< every entry is -1
+  some_dropped,    ///< uniform with about a third of the entries -1
+  duplicates,      ///< the same expert several times in one token
+  negatives,       ///< uniform with some entries below -1, which select nothing either
+};
+inline constexpr Routing kRoutings[] = {Routing::uniform,     Routing::skewed,       Routing::one_hot_expert,
+                                        Routing::all_dropped, Routing::some_dropped, Routing::duplicates,
+                                        Routing::negatives};
+const char* name_of(Routing routing);
+
+/// How many tokens each rank has.
+enum class TokenCounts : std::uint8_t {
+  equal,       ///< the same on every rank
+  different,   ///< anything from 0 to the maximum
+  some_empty,  ///< every other rank has none, rank 0 included
+  all_empty,
+};
+inline constexpr TokenCounts kTokenCounts[] = {TokenCounts::equal, TokenCounts::different, TokenCounts::some_empty,
+                                               TokenCounts::all_empty};
+const char* name_of(TokenCounts counts);
+
+/// A small generator with the same numbers everywhere (the standard library's distributions differ between libraries).
+class Random {
+ public:
+  explicit Random(std::uint64_t seed) : state_(seed) {}
+  std::uint64_t next();
+  /// In [0, bound), bound > 0.
+  std::int64_t below(std::int64_t bound) {
+    return static_cast<std::int64_t>(next() % static_cast<std::uint64_t>(bound));
+  }
+  /// In [0, 1).
+  double unit() { return static_cast<double>(next() >> 11) * 0x1p-53; }
+  bool chance(double probability) { return unit() < probability; }
+  template <class Container>
+  auto pick(const Container& choices) {
+    return *(std::begin(choices) + below(static_cast<std::int64_t>(std::size(choices))));
+  }
+
+ private:
+  std::uint64_t state_;
+};
+
+/// A seed for something inside something seeded: differs for every `part`.
+std::uint64_t derive_seed(std::uint64_t seed, std::uint64_t part);
+
+Selection make_selection(Routing routing, std::int64_t tokens, int topk, int experts, std::uint64_t seed);
+std::vector<std::int64_t> make_token_counts(TokenCounts counts, int ranks, std::int64_t tokens, std::uint64_t seed);
+
+}  // namespace deep_ep::oracle

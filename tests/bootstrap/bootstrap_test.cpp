@@ -1,0 +1,338 @@
+#include "deep_ep/bootstrap.hpp"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cmath>
+#include <csignal>
+#include <cstring>
+#include <stdexcept>
+
+#include "csrc/bootstrap/agreement.hpp"
+#include "deep_ep/error.hpp"
+#include "tests/cluster/processes.hpp"
+#include "tests/support/setting.hpp"
+
+namespace deep_ep {
+namespace {
+
+using std::chrono::steady_clock;
+
+double seconds_since(steady_clock::time_point begin) {
+  return std::chrono::duration<double>(steady_clock::now() - begin).count();
+}
+
+void require(bool condition, const char* what) {
+  if (!condition) throw std::runtime_error(what);
+}
+
+std::vector<std::byte> pattern(int rank, int round, std::size_t bytes) {
+  std::vector<std::byte> result(bytes);
+  for (std::size_t i = 0; i < bytes; ++i) {
+    result[i] = static_cast<std::byte>(static_cast<std::size_t>(rank * 31 + round * 7) + i * 13 + i / 251);
+  }
+  return result;
+}
+
+// Many rounds of many sizes, zero and more than one chunk of shared memory included.
+void exercise(Bootstrap& bootstrap) {
+  for (int round = 0; round < 40; ++round) {
+    const std::size_t bytes = round % 8 == 7 ? 50000 : static_cast<std::size_t>(round % 5) * 100;
+    const std::vector<std::byte> all = bootstrap.all_gather(pattern(bootstrap.rank(), round, bytes));
+    std::vector<std::byte> expected;
+    for (int rank = 0; rank < bootstrap.size(); ++rank) {
+      const std::vector<std::byte> part = pattern(rank, round, bytes);
+      expected.insert(expected.end(), part.begin(), part.end());
+    }
+    require(all == expected, "all_gather returned other bytes than the ranks gave");
+    if (round % 3 == 0) bootstrap.barrier();
+  }
+}
+
+void expect_none(const std::vector<std::string>& errors) {
+  for (std::size_t rank = 0; rank < errors.size(); ++rank) EXPECT_EQ(errors[rank], "") << "rank " << rank;
+}
+
+std::string unique_name(const char* test) { return std::string(test) + "-" + std::to_string(::getpid()); }
+
+std::string path_of(const std::string& name) { return "/deep_ep." + std::to_string(::geteuid()) + "." + name; }
+
+bool name_exists(const std::string& name) {
+  const int fd = ::shm_open(path_of(name).c_str(), O_RDONLY, 0);
+  if (fd >= 0) ::close(fd);
+  return fd >= 0;
+}
+
+TEST(ThreadBootstrap, GathersInRankOrderAnyNumberOfTimes) {
+  for (const int size : {1, 2, 3, 8}) {
+    const auto bootstraps = make_thread_bootstraps(size);
+    expect_none(run_threads(size, [&](int rank) {
+      Bootstrap& bootstrap = *bootstraps[static_cast<std::size_t>(rank)];
+      require(bootstrap.rank() == rank && bootstrap.size() == size, "wrong rank or size");
+      exercise(bootstrap);
+    }));
+  }
+}
+
+TEST(ThreadBootstrap, BarrierHoldsEverybody) {
+  const auto bootstraps = make_thread_bootstraps(4);
+  std::atomic<int> entered = 0;
+  expect_none(run_threads(4, [&](int rank) {
+    for (int round = 1; round <= 50; ++round) {
+      ++entered;
+      bootstraps[static_cast<std::size_t>(rank)]->barrier();
+      require(entered >= 4 * round, "left the barrier before all were in it");
+    }
+  }));
+}
+
+TEST(ThreadBootstrap, UnequalSizesAreToldToEveryRankAndTheGroupGoesOn) {
+  const auto bootstraps = make_thread_bootstraps(3);
+  expect_none(run_threads(3, [&](int rank) {
+    Bootstrap& bootstrap = *bootstraps[static_cast<std::size_t>(rank)];
+    try {
+      bootstrap.all_gather(pattern(rank, 0, rank == 2 ? 8 : 16));
+      throw std::runtime_error("unequal sizes went through");
+    } catch (const RankMismatch& error) {
+      require(std::strstr(error.what(), "rank 2 brought 8") != nullptr, error.what());
+    }
+    exercise(bootstrap);
+  }));
+}
+
+TEST(ThreadBootstrap, DeadlineNamesWhoIsMissingAndEndsTheGroup) {
+  const auto bootstraps = make_thread_bootstraps(4, 0.2);
+  const auto begin = steady_clock::now();
+  const auto errors = run_threads(4, [&](int rank) {
+    if (rank % 2 == 0) bootstraps[static_cast<std::size_t>(rank)]->barrier();
+  });
+  for (const std::size_t rank : {0u, 2u}) {
+    EXPECT_NE(errors[rank].find("for ranks 1 and 3"), std::string::npos) << errors[rank];
+  }
+  EXPECT_GE(seconds_since(begin), 0.19);
+  const auto late = steady_clock::now();
+  EXPECT_THROW(bootstraps[1]->barrier(), TimeoutError);
+  EXPECT_LT(seconds_since(late), 0.15) << "a late rank is told at once";
+}
+
+TEST(ThreadBootstrap, WaitsAsLongAsTheEnvironmentSays) {
+  const Setting timeout("DEEP_EP_TIMEOUT_S", "0.2");
+  const auto begin = steady_clock::now();
+  EXPECT_THROW(make_thread_bootstraps(2)[0]->barrier(), TimeoutError);
+  EXPECT_LT(seconds_since(begin), 20);
+}
+
+TEST(Bootstrap, RefusesATimeoutThatIsNone) {
+  for (const double timeout_s : {-1.0, std::nan(""), HUGE_VAL}) {
+    for (const bool threads : {true, false}) {
+      try {
+        threads ? void(make_thread_bootstraps(1, timeout_s)) : void(make_shared_memory_bootstrap("x", 0, 1, timeout_s));
+        FAIL() << timeout_s << " was taken for a number of seconds";
+      } catch (const InvalidArgument& error) {
+        EXPECT_NE(std::strstr(error.what(), "timeout_s is "), nullptr) << error.what();
+      }
+    }
+  }
+}
+
+TEST(Bootstrap, DefaultTimeoutIsTheEnvironments) {
+  {
+    const Setting unset("DEEP_EP_TIMEOUT_S", std::nullopt);
+    EXPECT_EQ(default_timeout_s(), 100);
+  }
+  const Setting timeout("DEEP_EP_TIMEOUT_S", "7.5");
+  EXPECT_EQ(default_timeout_s(), 7.5);
+}
+
+TEST(ThreadBootstrap, SizeMustBePositive) { EXPECT_THROW(make_thread_bootstraps(0), InvalidArgument); }
+
+TEST(SharedMemoryBootstrap, ProcessesGatherAndLeaveNoNameBehind) {
+  const std::string name = unique_name("gather");
+  for (const int size : {1, 2, 5}) {
+    expect_none(run_processes(size, [&](int rank) {
+      const auto bootstrap = make_shared_memory_bootstrap(name, rank, size, 20);
+      require(bootstrap->rank() == rank && bootstrap->size() == size, "wrong rank or size");
+      exercise(*bootstrap);
+    }));
+    EXPECT_FALSE(name_exists(name));
+  }
+}
+
+TEST(SharedMemoryBootstrap, NameMayBeUsedAgainAtOnce) {
+  const std::string name = unique_name("again");
+  expect_none(run_processes(3, [&](int rank) {
+    for (int round = 0; round < 10; ++round) {
+      const auto bootstrap = make_shared_memory_bootstrap(name, rank, 3, 20);
+      const auto all = all_gather_values(*bootstrap, round * 10 + rank);
+      require(all == std::vector{round * 10, round * 10 + 1, round * 10 + 2}, "met another generation of the group");
+    }
+  }));
+}
+
+TEST(SharedMemoryBootstrap, ThreadsMayMeetThere) {
+  const std::string name = unique_name("threads");
+  expect_none(run_threads(3, [&](int rank) { exercise(*make_shared_memory_bootstrap(name, rank, 3, 20)); }));
+}
+
+TEST(SharedMemoryBootstrap, LeftoverOfADeadProgramDoesNotDisturb) {
+  const std::string name = unique_name("stale");
+  // A rank 0 that dies while it waits for rank 1.
+  const pid_t child = ::fork();
+  if (child == 0) {
+    try {
+      make_shared_memory_bootstrap(name, 0, 2, 60);
+    } catch (...) {
+    }
+    ::_exit(0);
+  }
+  const auto begin = steady_clock::now();
+  while (!name_exists(name) && seconds_since(begin) < 10) ::usleep(1000);
+  ASSERT_TRUE(name_exists(name));
+  ::kill(child, SIGKILL);
+  ::waitpid(child, nullptr, 0);
+  ASSERT_TRUE(name_exists(name));
+  expect_none(run_processes(3, [&](int rank) {
+    if (rank == 0) ::usleep(50000);  // the others find the leftover first
+    exercise(*make_shared_memory_bootstrap(name, rank, 3, 20));
+  }));
+  EXPECT_FALSE(name_exists(name));
+}
+
+TEST(SharedMemoryBootstrap, DeadlineWhileJoining) {
+  const std::string name = unique_name("join");
+  const auto errors = run_processes(3, [&](int rank) {
+    if (rank != 2) make_shared_memory_bootstrap(name, rank, 3, 0.3);
+  });
+  // Whoever gives up first names the missing rank; the other may only learn that the group is over.
+  EXPECT_NE((errors[0] + errors[1]).find("rank 2 to join"), std::string::npos) << errors[0] << '\n' << errors[1];
+  EXPECT_FALSE(errors[0].empty());
+  EXPECT_FALSE(errors[1].empty());
+  EXPECT_FALSE(name_exists(name));
+  EXPECT_THROW(make_shared_memory_bootstrap(name, 1, 2, 0.05), TimeoutError);
+}
+
+TEST(SharedMemoryBootstrap, DeadlineInAllGatherIsToldToLateRanksAtOnce) {
+  const std::string name = unique_name("late");
+  const auto errors = run_processes(3, [&](int rank) {
+    const auto bootstrap = make_shared_memory_bootstrap(name, rank, 3, 0.5);
+    bootstrap->barrier();
+    if (rank == 1) ::usleep(900000);
+    const auto begin = steady_clock::now();
+    try {
+      bootstrap->barrier();
+    } catch (const TimeoutError& error) {
+      require(rank != 1 || seconds_since(begin) < 0.3, "the late rank waited");
+      throw;
+    }
+  });
+  const bool named = errors[0].find("for rank 1 to enter") != std::string::npos ||
+                     errors[2].find("for rank 1 to enter") != std::string::npos;
+  EXPECT_TRUE(named) << errors[0] << "\n" << errors[2];
+  EXPECT_NE(errors[1].find("gave up waiting"), std::string::npos) << errors[1];
+}
+
+TEST(SharedMemoryBootstrap, UnequalSizesAreToldToEveryRank) {
+  const std::string name = unique_name("unequal");
+  expect_none(run_processes(3, [&](int rank) {
+    const auto bootstrap = make_shared_memory_bootstrap(name, rank, 3, 20);
+    try {
+      bootstrap->all_gather(pattern(rank, 0, rank == 1 ? 40000 : 16));
+    } catch (const RankMismatch&) {
+      exercise(*bootstrap);
+      return;
+    }
+    throw std::runtime_error("unequal sizes went through");
+  }));
+}
+
+TEST(SharedMemoryBootstrap, GroupsOfDifferentSizeAreRefused) {
+  const std::string name = unique_name("sizes");
+  const auto errors = run_processes(2, [&](int rank) { make_shared_memory_bootstrap(name, rank, rank + 2, 0.5); });
+  EXPECT_NE(errors[1].find("rank 1 was told of 3 ranks, rank 0 of 2"), std::string::npos) << errors[1];
+  EXPECT_NE(errors[0].find("rank 1 to join"), std::string::npos) << errors[0];
+}
+
+TEST(SharedMemoryBootstrap, WaitsAsLongAsTheEnvironmentSays) {
+  const Setting timeout("DEEP_EP_TIMEOUT_S", "0.2");
+  const auto begin = steady_clock::now();
+  EXPECT_THROW(make_shared_memory_bootstrap(unique_name("environment"), 0, 2), TimeoutError);
+  EXPECT_LT(seconds_since(begin), 20);
+}
+
+// In /dev/shm any user may take any name, and no other one may remove it. Waiting for it to go used to take for ever.
+TEST(SharedMemoryBootstrap, AnObjectOfAnotherUserIsRefusedAtOnce) {
+  if (::geteuid() != 0) GTEST_SKIP() << "only root can give a file to another user";
+  const std::string name = unique_name("stranger");
+  const int fd = ::shm_open(path_of(name).c_str(), O_RDWR | O_CREAT | O_EXCL, 0666);
+  ASSERT_GE(fd, 0);
+  const uid_t nobody = 65534;
+  ASSERT_EQ(::fchown(fd, nobody, nobody), 0);
+  for (const int rank : {0, 1}) {
+    try {
+      make_shared_memory_bootstrap(name, rank, 2, 0.2);
+      ADD_FAILURE() << "rank " << rank << " used it";
+    } catch (const SystemError& error) {
+      EXPECT_NE(std::strstr(error.what(), "belongs to user 65534"), nullptr) << error.what();
+    } catch (const TimeoutError& error) {
+      ADD_FAILURE() << "rank " << rank << " waited: " << error.what();
+    }
+  }
+  ::shm_unlink(path_of(name).c_str());
+  ::close(fd);
+}
+
+TEST(SharedMemoryBootstrap, RefusesBadArguments) {
+  for (const char* name : {"", "a/b", "dot.dot", "sp ace"}) {
+    EXPECT_THROW(make_shared_memory_bootstrap(name, 0, 1), InvalidArgument) << name;
+  }
+  EXPECT_THROW(make_shared_memory_bootstrap("x", 2, 2), InvalidArgument);
+  EXPECT_THROW(make_shared_memory_bootstrap("x", -1, 2), InvalidArgument);
+  EXPECT_THROW(make_shared_memory_bootstrap("x", 0, 0), InvalidArgument);
+}
+
+TEST(CallbackBootstrap, UsesTheUsersAllGather) {
+  const auto transport = make_thread_bootstraps(3);
+  expect_none(run_threads(3, [&](int rank) {
+    Bootstrap& below = *transport[static_cast<std::size_t>(rank)];
+    const auto bootstrap =
+        make_callback_bootstrap(rank, 3, [&](std::span<const std::byte> mine, std::span<std::byte> all) {
+          const std::vector<std::byte> gathered = below.all_gather(mine);
+          require(gathered.size() == all.size(), "place for another number of bytes");
+          std::copy(gathered.begin(), gathered.end(), all.begin());
+        });
+    exercise(*bootstrap);
+    try {
+      bootstrap->all_gather(pattern(rank, 0, rank == 0 ? 3 : 5));
+      throw std::runtime_error("unequal sizes went through");
+    } catch (const RankMismatch&) {
+    }
+    exercise(*bootstrap);
+  }));
+}
+
+TEST(CallbackBootstrap, ItsExceptionsReachTheCaller) {
+  const auto bootstrap = make_callback_bootstrap(
+      0, 2, [](std::span<const std::byte>, std::span<std::byte>) { throw std::domain_error("cable unplugged"); });
+  EXPECT_THROW(bootstrap->barrier(), std::domain_error);
+  EXPECT_THROW(make_callback_bootstrap(0, 1, nullptr), InvalidArgument);
+}
+
+TEST(Agreement, AFailureOfOneRankIsEverybodys) {
+  const auto bootstraps = make_thread_bootstraps(3);
+  const auto errors = run_threads(3, [&](int rank) {
+    agree(*bootstraps[static_cast<std::size_t>(rank)], "boiling water", [&] {
+      if (rank == 1) throw OutOfMemory("no kettle");
+    });
+  });
+  EXPECT_EQ(errors[1], "no kettle");
+  EXPECT_EQ(errors[0], "boiling water failed on rank 1: no kettle");
+  EXPECT_EQ(errors[2], errors[0]);
+  expect_none(
+      run_threads(3, [&](int rank) { agree(*bootstraps[static_cast<std::size_t>(rank)], "boiling water", [] {}); }));
+}
+
+}  // namespace
+}  // namespace deep_ep

@@ -1,0 +1,165 @@
+// Ranks that do not agree, and ranks that do not come.
+#include <chrono>
+
+#include "tests/cluster/fixture.hpp"
+
+namespace deep_ep::test {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
+
+class DisagreementTest : public ClusterTest {
+ protected:
+  /// Rank 1 calls with `odd`, the others with `common`: all must learn of it, and the next round must work.
+  void expect_mismatch(const Shape& common, const Shape& odd, const std::vector<std::string>& words,
+                       std::int64_t common_worst = 0, std::int64_t odd_worst = 0) {
+    const Case good = make_case(common);
+    const Case strange = make_case(odd);
+    run_cluster(cluster(common.ranks()), [&](Rank& rank) {
+      Buffer& buffer = rank.buffer();
+      for (int i = 0; i < 2; ++i) {
+        const bool is_odd = rank.rank() == 1;
+        Inputs inputs = upload_inputs(rank, is_odd ? strange : good);
+        inputs.dispatch.num_worst_tokens = is_odd ? odd_worst : common_worst;
+        require_throws<RankMismatch>(
+            [&] {
+              buffer.dispatch(inputs.dispatch, rank.call());
+              buffer.check();  // without a host wait, the call itself cannot know
+            },
+            words, "dispatch");
+        run_round(rank, buffer, good);
+      }
+      buffer.destroy();
+    });
+  }
+};
+DEEP_EP_ON_THREADS(DisagreementTest);
+
+TEST_P(DisagreementTest, OnHidden) {
+  DEEP_EP_NEEDS_RANKS(3);
+  expect_mismatch({.tokens = {5, 6, 7}, .hidden = 64}, {.tokens = {5, 6, 7}, .hidden = 72}, {"rank 1"});
+}
+
+TEST_P(DisagreementTest, OnType) {
+  DEEP_EP_NEEDS_RANKS(3);
+  expect_mismatch({.tokens = {5, 6, 7}, .hidden = 64}, {.tokens = {5, 6, 7}, .dtype = DType::float16, .hidden = 64},
+                  {"rank 1"});
+}
+
+TEST_P(DisagreementTest, OnTopk) {
+  DEEP_EP_NEEDS_RANKS(3);
+  expect_mismatch({.tokens = {5, 6, 7}, .topk = 4}, {.tokens = {5, 6, 7}, .topk = 3}, {"rank 1"});
+}
+
+TEST_P(DisagreementTest, OnHavingTopk) {
+  DEEP_EP_NEEDS_RANKS(2);
+  expect_mismatch({.tokens = {5, 6}}, {.tokens = {5, 6}, .with_topk = false}, {"rank 1"});
+}
+
+TEST_P(DisagreementTest, OnExperts) {
+  DEEP_EP_NEEDS_RANKS(3);
+  expect_mismatch({.tokens = {5, 6, 7}, .local_experts = 4}, {.tokens = {5, 6, 7}, .local_experts = 5}, {"rank 1"});
+}
+
+TEST_P(DisagreementTest, OnScales) {
+  DEEP_EP_NEEDS_RANKS(2);
+  expect_mismatch({.tokens = {5, 6}, .scales = 2}, {.tokens = {5, 6}, .scales = 0}, {"rank 1"});
+  expect_mismatch({.tokens = {5, 6}, .scales = 2}, {.tokens = {5, 6}, .scales = 3}, {"rank 1"});
+}
+
+TEST_P(DisagreementTest, WithoutAHostWait) {
+  DEEP_EP_NEEDS_RANKS(3);
+  expect_mismatch({.tokens = {5, 6, 7}, .hidden = 64}, {.tokens = {5, 6, 7}, .hidden = 72}, {"rank 1"}, 32, 32);
+}
+
+TEST_P(DisagreementTest, CountsThatContradictTheMembership) {
+  DEEP_EP_NEEDS_RANKS(2);
+  const Case good = make_case({.tokens = {9, 12}});
+  for (const int delta : {-1, 1}) {
+    Case wrong = good;
+    wrong.inputs[1].layout.tokens_per_rank[0] += delta;
+    run_cluster(cluster(2), [&](Rank& rank) {
+      Buffer& buffer = rank.buffer();
+      const Inputs inputs = upload_inputs(rank, wrong);
+      const auto call = [&] {
+        buffer.dispatch(inputs.dispatch, rank.call());
+        buffer.check();
+      };
+      // Rank 1 made the mistake and must be told so by name.
+      if (rank.rank() == 1) {
+        require_throws<Error>(call, {"num_tokens_per_rank"}, "dispatch with a wrong count");
+      } else {
+        require_throws<Error>(call, {}, "dispatch while a peer has a wrong count");
+      }
+    });
+  }
+}
+
+TEST_P(DisagreementTest, ARankThatNeverDispatches) {
+  DEEP_EP_NEEDS_RANKS(3);
+  const Case one = make_case({.tokens = {9, 12, 3}});
+  for (const std::int64_t worst : {0, 64}) {
+    run_cluster(cluster(3), [&](Rank& rank) {
+      Buffer& buffer = rank.buffer({.heap_bytes = std::size_t{16} << 20, .timeout_s = 1.0});
+      if (rank.rank() != 1) {
+        Inputs inputs = upload_inputs(rank, one);
+        inputs.dispatch.num_worst_tokens = worst;
+        const auto begin = Clock::now();
+        require_throws<TimeoutError>(
+            [&] {
+              buffer.dispatch(inputs.dispatch, rank.call());
+              buffer.check();
+            },
+            {"rank 1"}, "dispatch without rank 1");
+        const double waited = seconds_since(begin);
+        require(waited > 0.5 && waited < 15, "the deadline is a second, waited " + std::to_string(waited));
+      }
+      rank.bootstrap()->barrier();
+    });
+  }
+}
+
+TEST_P(DisagreementTest, ARankThatNeverCombines) {
+  DEEP_EP_NEEDS_RANKS(3);
+  const Case one = make_case({.tokens = {9, 12, 7}, .local_experts = 1, .topk = 3});  // every token goes everywhere
+  for (const bool heap : {true, false}) {
+    run_cluster(cluster(3), [&](Rank& rank) {
+      Buffer& buffer = rank.buffer({.heap_bytes = std::size_t{16} << 20, .timeout_s = 1.0});
+      const DispatchResult result = buffer.dispatch(upload_inputs(rank, one).dispatch, rank.call());
+      Returned returned = upload_returned(rank, buffer, one, result.handle, heap);
+      rank.bootstrap()->barrier();
+      if (rank.rank() != 1) {
+        const auto begin = Clock::now();
+        require_throws<TimeoutError>(
+            [&] {
+              buffer.combine(returned.combine, rank.call());
+              buffer.check();
+            },
+            {"rank 1"}, "combine without rank 1");
+        const double waited = seconds_since(begin);
+        require(waited > 0.5 && waited < 15, "the deadline is a second, waited " + std::to_string(waited));
+      }
+      rank.bootstrap()->barrier();
+    });
+  }
+}
+
+TEST_P(DisagreementTest, ARankThatIsMerelyLateIsWaitedFor) {
+  DEEP_EP_NEEDS_RANKS(2);
+  const Case one = make_case({.tokens = {9, 12}});
+  run_cluster(cluster(2), [&](Rank& rank) {
+    Buffer& buffer = rank.buffer();
+    for (int i = 0; i < 2; ++i) {
+      const auto begin = Clock::now();
+      while (rank.rank() == i && seconds_since(begin) < 0.2) {
+      }
+      run_round(rank, buffer, one);
+    }
+    buffer.destroy();
+  });
+}
+
+}  // namespace
+}  // namespace deep_ep::test

@@ -1,0 +1,157 @@
+// Combine: pulling, pushing and both at once give the same bits; biases, weights, the automatic choice.
+#include "tests/cluster/fixture.hpp"
+
+namespace deep_ep::test {
+namespace {
+
+class CombineTest : public ClusterTest {
+ protected:
+  /// One dispatch, then a combine with each rank's rows in the heap or not, as `in_heap` says.
+  void run(const Case& one, const std::vector<std::vector<bool>>& in_heap, CombineMode mode) {
+    run_cluster(cluster(one.shape.ranks()), [&](Rank& rank) {
+      Buffer& buffer = rank.buffer();
+      const DispatchResult dispatched = buffer.dispatch(upload_inputs(rank, one).dispatch, rank.call());
+      for (const auto& choice : in_heap) {
+        const bool heap = choice[static_cast<std::size_t>(rank.rank())];
+        Returned returned = upload_returned(rank, buffer, one, dispatched.handle, heap, mode);
+        require(buffer.in_heap(returned.combine.x) == heap, "in_heap");
+        check_combine(rank, one, buffer.combine(returned.combine, rank.call()));
+      }
+      buffer.destroy();
+    });
+  }
+};
+DEEP_EP_ON_THREADS(CombineTest);
+
+Shape with_everything(std::vector<std::int64_t> tokens) {
+  return {.tokens = std::move(tokens),
+          .topk = 6,
+          .routing = oracle::Routing::some_dropped,
+          .combine_hidden = 264,
+          .bias_0 = true,
+          .bias_1 = true,
+          .seed = 11};
+}
+
+TEST_P(CombineTest, Pulls) {
+  DEEP_EP_NEEDS_RANKS(3);
+  run(make_case(with_everything({20, 0, 31})), {{true, true, true}}, CombineMode::pull);
+}
+
+TEST_P(CombineTest, Pushes) {
+  DEEP_EP_NEEDS_RANKS(3);
+  run(make_case(with_everything({20, 0, 31})), {{false, false, false}}, CombineMode::push);
+}
+
+TEST_P(CombineTest, PushesFromTheHeapToo) {
+  DEEP_EP_NEEDS_RANKS(2);
+  run(make_case(with_everything({20, 7})), {{true, true}}, CombineMode::push);
+}
+
+TEST_P(CombineTest, EachRankChoosesForItself) {
+  DEEP_EP_NEEDS_RANKS(3);
+  run(make_case(with_everything({9, 24, 17})),
+      {{true, false, true},
+       {false, true, false},
+       {true, true, false},
+       {false, false, true},
+       {true, true, true},
+       {false, false, false}},
+      CombineMode::automatic);
+}
+
+TEST_P(CombineTest, AddsNoOneOrTwoBiases) {
+  DEEP_EP_NEEDS_RANKS(2);
+  std::vector<Shape> shapes;
+  for (const int biases : {0, 1, 2, 3}) {
+    for (const auto routing : {oracle::Routing::uniform, oracle::Routing::all_dropped}) {
+      shapes.push_back({.tokens = {13, 18},
+                        .routing = routing,
+                        .bias_0 = (biases & 1) != 0,
+                        .bias_1 = (biases & 2) != 0,
+                        .seed = shapes.size() + 1});
+    }
+  }
+  for (const bool heap : {true, false}) run_rounds(cluster(2), shapes, {.config = {}, .returned_in_heap = heap});
+}
+
+TEST_P(CombineTest, EveryWidth) {
+  DEEP_EP_NEEDS_RANKS(2);
+  std::vector<Shape> shapes;
+  for (const std::int64_t hidden : {8, 16, 56, 64, 72, 1024, 4096, 7168, 16384}) {
+    shapes.push_back({.tokens = {6, 4}, .topk = 3, .combine_hidden = hidden, .seed = shapes.size() + 1});
+  }
+  for (const bool heap : {true, false}) run_rounds(cluster(2), shapes, {.config = {}, .returned_in_heap = heap});
+}
+
+TEST_P(CombineTest, WeightsComeBackBitForBit) {
+  DEEP_EP_NEEDS_RANKS(3);
+  const Case one = make_case({.tokens = {25, 3, 12},
+                              .local_experts = 8,
+                              .topk = 8,
+                              .routing = oracle::Routing::some_dropped,
+                              .combine_weights = false});
+  run_cluster(cluster(3), [&](Rank& rank) {
+    Buffer& buffer = rank.buffer();
+    const DispatchResult result = buffer.dispatch(upload_inputs(rank, one).dispatch, rank.call());
+    const auto& sent = one.selections[static_cast<std::size_t>(rank.rank())];
+    std::vector<float> expected = sent.weights;
+    for (std::size_t i = 0; i < expected.size(); ++i) {
+      if (sent.idx[i] < 0) expected[i] = 0.0f;
+    }
+    for (const bool heap : {true, false}) {
+      Returned returned = upload_returned(rank, buffer, one, result.handle, heap);
+      returned.combine.topk_weights = result.recv_topk_weights->view();
+      const CombineResult combined = buffer.combine(returned.combine, rank.call());
+      require(combined.combined_topk_weights.has_value(), "combined_topk_weights is missing");
+      require_same(expected, rank.download<float>(combined.combined_topk_weights->view()), "combined_topk_weights", 8);
+    }
+    buffer.destroy();
+  });
+}
+
+TEST_P(CombineTest, ReceivedTensorsCanBeCombinedAsTheyAre) {
+  DEEP_EP_NEEDS_RANKS(3);
+  // Experts that do nothing: every token comes back as often as it was sent, which is exact for small numbers.
+  Case one = make_case({.tokens = {10, 16, 3}, .combine_weights = false});
+  for (auto& input : one.inputs) {
+    oracle::Random random(input.x.size());
+    for (std::size_t i = 0; i < input.x.size(); i += 2) {
+      const std::uint16_t bits = oracle::bf16_bits(static_cast<float>(random.below(33) - 16));
+      std::memcpy(&input.x[i], &bits, 2);
+    }
+  }
+  run_cluster(cluster(3), [&](Rank& rank) {
+    Buffer& buffer = rank.buffer();
+    const DispatchResult dispatched = buffer.dispatch(upload_inputs(rank, one).dispatch, rank.call());
+    require(buffer.in_heap(dispatched.recv_x.view()), "recv_x lies in the heap when the heap is large enough");
+    CombineArguments arguments;
+    arguments.x = dispatched.recv_x.view();
+    arguments.handle = &dispatched.handle;
+    arguments.mode = CombineMode::pull;
+    const auto got = rank.download<std::uint16_t>(buffer.combine(arguments, rank.call()).combined_x.view());
+    const auto& input = one.inputs[static_cast<std::size_t>(rank.rank())];
+    const std::int64_t hidden = one.shape.hidden;
+    for (std::int64_t t = 0; t < input.tokens; ++t) {
+      int copies = 0;
+      for (int r = 0; r < 3; ++r) copies += input.layout.token_in_rank[static_cast<std::size_t>(t * 3 + r)];
+      for (std::int64_t h = 0; h < hidden; ++h) {
+        const auto at = static_cast<std::size_t>(t * hidden + h);
+        std::uint16_t sent = 0;
+        std::memcpy(&sent, &input.x[at * 2], 2);
+        require(oracle::bf16_value(got[at]) == oracle::bf16_value(sent) * static_cast<float>(copies),
+                "token " + std::to_string(t) + " should come back " + std::to_string(copies) + " times");
+      }
+    }
+    buffer.destroy();
+  });
+}
+
+TEST_P(CombineTest, RepeatsBitForBit) {
+  DEEP_EP_NEEDS_RANKS(3);
+  const Case one = make_case(with_everything({20, 11, 31}));
+  run(one, std::vector<std::vector<bool>>(8, {true, false, true}), CombineMode::automatic);
+}
+
+}  // namespace
+}  // namespace deep_ep::test

@@ -1,0 +1,133 @@
+// What travels in a row: payloads of every type and size, scales of every stride, top-k of every width.
+#include "tests/cluster/fixture.hpp"
+
+namespace deep_ep::test {
+namespace {
+
+class DispatchTest : public ClusterTest {};
+DEEP_EP_ON_THREADS(DispatchTest);
+
+TEST_P(DispatchTest, EveryElementType) {
+  DEEP_EP_NEEDS_RANKS(2);
+  std::vector<Shape> shapes;
+  for (const DType dtype : {DType::bfloat16, DType::float16, DType::float32, DType::uint8, DType::int32, DType::int64,
+                            DType::float8_e4m3, DType::float8_e5m2, DType::boolean}) {
+    shapes.push_back({.tokens = {17, 9}, .dtype = dtype, .hidden = 48, .seed = shapes.size() + 1});
+  }
+  run_rounds(cluster(2), shapes);
+}
+
+TEST_P(DispatchTest, RowsOf16BytesTo32KiB) {
+  DEEP_EP_NEEDS_RANKS(2);
+  std::vector<Shape> shapes;
+  for (const std::int64_t bytes : {16, 32, 112, 128, 144, 1040, 4096, 7168, 14336, 16400, 32752, 32768}) {
+    shapes.push_back({.tokens = {7, 5},
+                      .topk = 2,
+                      .dtype = DType::uint8,
+                      .hidden = bytes,
+                      .combine_hidden = bytes / 2,
+                      .seed = shapes.size() + 1});
+  }
+  run_rounds(cluster(2), shapes);
+}
+
+TEST_P(DispatchTest, ScalesOfEveryStride) {
+  DEEP_EP_NEEDS_RANKS(3);
+  std::vector<Shape> shapes;
+  for (const DType dtype : {DType::float32, DType::int32}) {
+    for (const ScaleLayout layout : kScaleLayouts) {
+      for (const int scales : {1, 2, 7, 56}) {
+        shapes.push_back({.tokens = {11, 6, 13},
+                          .dtype = DType::float8_e4m3,
+                          .hidden = 128,
+                          .scales = scales,
+                          .scale_dtype = dtype,
+                          .scale_layout = layout,
+                          .seed = shapes.size() + 1});
+      }
+    }
+  }
+  run_rounds(cluster(3), shapes);
+}
+
+TEST_P(DispatchTest, ManyScalesAndScalesOfOtherTypes) {
+  DEEP_EP_NEEDS_RANKS(2);
+  const std::vector<Shape> shapes = {
+      {.tokens = {5, 6}, .dtype = DType::uint8, .hidden = 16, .scales = 257, .scale_layout = ScaleLayout::column_major},
+      {.tokens = {5, 6}, .dtype = DType::bfloat16, .hidden = 64, .scales = 3},
+      {.tokens = {1, 0}, .dtype = DType::uint8, .hidden = 16, .scales = 5, .scale_layout = ScaleLayout::every_third}};
+  run_rounds(cluster(2), shapes);
+}
+
+TEST_P(DispatchTest, EveryTopkWidth) {
+  DEEP_EP_NEEDS_RANKS(2);
+  std::vector<Shape> shapes;
+  for (const int topk : {1, 2, 3, 5, 8, 9, 16, 31, 32}) {
+    for (const DType idx : {DType::int32, DType::int64}) {
+      shapes.push_back({.tokens = {12, 19},
+                        .local_experts = 20,
+                        .topk = topk,
+                        .idx_dtype = idx,
+                        .routing = oracle::Routing::some_dropped,
+                        .seed = shapes.size() + 1});
+    }
+  }
+  run_rounds(cluster(2), shapes);
+}
+
+TEST_P(DispatchTest, EveryRoutingAndTokenCount) {
+  DEEP_EP_NEEDS_RANKS(3);
+  std::vector<Shape> shapes;
+  for (const auto routing : oracle::kRoutings) {
+    for (const auto counts : oracle::kTokenCounts) {
+      const std::uint64_t seed = shapes.size() + 1;
+      shapes.push_back({.tokens = oracle::make_token_counts(counts, 3, 14, seed), .routing = routing, .seed = seed});
+    }
+  }
+  run_rounds(cluster(3), shapes);
+}
+
+TEST_P(DispatchTest, WithoutTopk) {
+  DEEP_EP_NEEDS_RANKS(3);
+  run_rounds(
+      cluster(3),
+      std::vector<Shape>{{.tokens = {8, 0, 21}, .with_topk = false},
+                         {.tokens = {8, 3, 21}, .with_topk = false, .dtype = DType::uint8, .hidden = 32, .scales = 2},
+                         {.tokens = {8, 0, 21}, .with_topk = false, .routing = oracle::Routing::all_dropped}});
+}
+
+TEST_P(DispatchTest, MembershipAloneDecidesWhereRowsGo) {
+  DEEP_EP_NEEDS_RANKS(2);
+  const Shape shape{.tokens = {6, 4}};
+  // Not what the top-k says: everything to rank 1, and one token to both.
+  const Case one = make_case(shape, {{0, 1, 0, 1, 1, 1, 0, 1, 0, 1, 0, 0}, {0, 1, 0, 1, 0, 1, 0, 1}});
+  run_cluster(cluster(2), [&](Rank& rank) {
+    Buffer& buffer = rank.buffer();
+    run_round(rank, buffer, one, {.config = {}, .use_layout_call = false});
+    buffer.destroy();
+  });
+}
+
+TEST_P(DispatchTest, ExpertAlignment) {
+  DEEP_EP_NEEDS_RANKS(2);
+  std::vector<Shape> shapes;
+  for (const int alignment : {1, 2, 3, 16, 128}) {
+    for (const auto routing : {oracle::Routing::uniform, oracle::Routing::one_hot_expert}) {
+      shapes.push_back({.tokens = {23, 30}, .local_experts = 5, .topk = 3, .routing = routing, .alignment = alignment});
+    }
+  }
+  run_rounds(cluster(2), shapes);
+}
+
+TEST_P(DispatchTest, EveryConfigGivesTheSame) {
+  DEEP_EP_NEEDS_RANKS(2);
+  const std::vector<Shape> shapes = {{.tokens = {40, 33}, .hidden = 256, .combine_hidden = 256}};
+  for (const int num_sms : {1, 2, 3, 24}) {
+    for (const int warps : {1, 2, 5}) {
+      run_rounds(cluster(2), shapes, {.config = {.num_sms = num_sms, .warps_per_block = warps}});
+    }
+  }
+}
+
+}  // namespace
+}  // namespace deep_ep::test

@@ -1,0 +1,92 @@
+// Random rounds over everything that may vary. A failure prints the seed: set DEEP_EP_TEST_SEED to repeat it.
+#include "tests/cluster/fixture.hpp"
+
+namespace deep_ep::test {
+namespace {
+
+class PropertyTest : public ClusterTest {
+ protected:
+  std::uint64_t seed_ = test_seed();
+};
+DEEP_EP_ON_THREADS(PropertyTest);
+
+Shape random_shape(oracle::Random& random, int ranks) {
+  Shape shape;
+  shape.seed = random.next();
+  shape.tokens =
+      oracle::make_token_counts(random.pick(oracle::kTokenCounts), ranks, 1 + random.below(40), random.next());
+  shape.local_experts = static_cast<int>(1 + random.below(9));
+  shape.topk = random.chance(0.1) ? 32 : static_cast<int>(1 + random.below(9));
+  shape.with_topk = random.chance(0.8);
+  shape.idx_dtype = random.chance(0.5) ? DType::int32 : DType::int64;
+  shape.routing = random.pick(oracle::kRoutings);
+  const DType types[] = {DType::bfloat16, DType::float8_e4m3, DType::uint8, DType::float32};
+  shape.dtype = random.pick(types);
+  const std::int64_t row_bytes = 16 * (random.chance(0.2) ? 1 + random.below(256) : 1 + random.below(40));
+  shape.hidden = row_bytes / static_cast<std::int64_t>(size_of(shape.dtype));
+  shape.scales = random.chance(0.5) ? 0 : static_cast<int>(1 + random.below(20));
+  shape.scale_dtype = random.chance(0.5) ? DType::float32 : DType::int32;
+  shape.scale_layout = random.pick(kScaleLayouts);
+  shape.alignment = static_cast<int>(1 + random.below(20));
+  shape.combine_hidden = 8 * (1 + random.below(60));
+  shape.combine_weights = random.chance(0.5);
+  shape.bias_0 = random.chance(0.4);
+  shape.bias_1 = random.chance(0.3);
+  return shape;
+}
+
+RoundOptions random_round(oracle::Random& random, const Shape& shape) {
+  RoundOptions round;
+  round.config = {.num_sms = static_cast<int>(random.below(5)), .warps_per_block = static_cast<int>(random.below(4))};
+  if (shape.with_topk && random.chance(0.3)) {
+    round.num_worst_tokens = shape.max_tokens() * shape.ranks() + 1 + random.below(20);
+  }
+  round.use_layout_call = random.chance(0.5);
+  round.mode = random.chance(0.3) ? CombineMode::push : CombineMode::automatic;
+  return round;
+}
+
+TEST_P(PropertyTest, RandomRoundsMatchTheOracle) {
+  oracle::Random random(seed_);
+  const auto buffers = environment_number("DEEP_EP_TEST_ROUNDS", under_thread_sanitizer() ? 4 : 16);
+  for (std::int64_t i = 0; i < buffers; ++i) {
+    const int choices[] = {1, 2, 2, 3, 4, 5, 8};
+    const int ranks = random.pick(choices);
+    DEEP_EP_NEEDS_RANKS(ranks);
+    ClusterOptions options = cluster(ranks);
+    options.host = {.multiprocessors = static_cast<int>(1 + random.below(3)),
+                    .warps_per_block = static_cast<int>(1 + random.below(3)),
+                    .seed = random.chance(0.3) ? 0 : random.next()};
+    BufferOptions buffer_options{.heap_bytes = std::size_t{32} << 20};
+    // Small enough for several rounds, large enough for two of the longest rows from each of eight ranks.
+    if (random.chance(0.5)) buffer_options.window_bytes = std::size_t{80} << 10;
+    std::vector<bool> short_of_memory;
+    for (int r = 0; r < ranks; ++r) short_of_memory.push_back(random.chance(0.3));
+    std::vector<Case> cases;
+    std::vector<std::vector<RoundOptions>> rounds;
+    for (int c = 0; c < 4; ++c) {
+      cases.push_back(make_case(random_shape(random, ranks)));
+      rounds.emplace_back();
+      // What every rank must choose alike is drawn once; where the rows lie, once per rank.
+      const RoundOptions common = random_round(random, cases.back().shape);
+      for (int r = 0; r < ranks; ++r) {
+        rounds.back().push_back(common);
+        rounds.back().back().returned_in_heap = !short_of_memory[static_cast<std::size_t>(r)] && random.chance(0.5);
+      }
+    }
+    SCOPED_TRACE("DEEP_EP_TEST_SEED=" + std::to_string(seed_) + ", buffer " + std::to_string(i));
+    run_cluster(options, [&](Rank& rank) {
+      Buffer& buffer = rank.buffer(buffer_options);
+      std::vector<Tensor> hoard;
+      if (short_of_memory[static_cast<std::size_t>(rank.rank())]) hoard = take_whole_heap(rank, buffer);
+      for (std::size_t c = 0; c < cases.size(); ++c) {
+        run_round(rank, buffer, cases[c], rounds[c][static_cast<std::size_t>(rank.rank())]);
+        rank.release();
+      }
+      buffer.destroy();
+    });
+  }
+}
+
+}  // namespace
+}  // namespace deep_ep::test

@@ -1,0 +1,60 @@
+// The same small round under many schedules of the CPU executor: whatever order fibers, blocks and delayed copies come
+// in, the bits are the same. DEEP_EP_TEST_SCHEDULES says how many (20), DEEP_EP_TEST_FIRST_SCHEDULE where to begin (1).
+#include "tests/cluster/fixture.hpp"
+
+namespace deep_ep::test {
+namespace {
+
+/// Everything that has code of its own: scales, top-k, biases, windows smaller than the data, pull and push.
+void run_schedule(std::uint64_t seed, const std::vector<Case>& cases) {
+  ClusterOptions options{.ranks = 3, .where = {}, .host = {}};
+  options.host = {.multiprocessors = 2, .warps_per_block = 2, .seed = seed};
+  run_cluster(options, [&](Rank& rank) {
+    // Windows for five tokens' rows per rank.
+    Buffer& buffer =
+        rank.buffer({.heap_bytes = std::size_t{1} << 20, .window_bytes = std::size_t{6} << 10, .max_local_experts = 8});
+    for (std::size_t i = 0; i < cases.size(); ++i) {
+      const bool heap = (static_cast<std::size_t>(rank.rank()) + i) % 2 == 0;
+      std::vector<Tensor> hoard;
+      if (i == 2) hoard = take_whole_heap(rank, buffer);
+      run_round(rank, buffer, cases[i],
+                {.config = {}, .num_worst_tokens = i == 1 ? 60 : 0, .returned_in_heap = heap && i != 2});
+      rank.release();
+    }
+    buffer.destroy();
+  });
+}
+
+std::vector<Case> schedule_cases() {
+  return {make_case({.tokens = {12, 0, 19},
+                     .local_experts = 2,
+                     .routing = oracle::Routing::some_dropped,
+                     .dtype = DType::float8_e4m3,
+                     .hidden = 256,
+                     .scales = 2,
+                     .scale_layout = ScaleLayout::column_major,
+                     .combine_hidden = 128,
+                     .bias_0 = true,
+                     .seed = 5}),
+          make_case({.tokens = {9, 14, 6}, .local_experts = 2, .hidden = 64, .combine_hidden = 64, .seed = 6}),
+          make_case(
+              {.tokens = {11, 8, 17}, .local_experts = 2, .topk = 2, .hidden = 128, .combine_hidden = 128, .seed = 7})};
+}
+
+void sweep(std::int64_t first, std::int64_t count) {
+  const std::vector<Case> cases = schedule_cases();
+  for (std::int64_t i = 0; i < count; ++i) {
+    SCOPED_TRACE("DEEP_EP_TEST_FIRST_SCHEDULE=" + std::to_string(first + i));
+    ASSERT_NO_THROW(run_schedule(static_cast<std::uint64_t>(first + i), cases));
+  }
+}
+
+TEST(ScheduleTest, TheFixedOne) { run_schedule(0, schedule_cases()); }
+
+TEST(ScheduleTest, EverySeedGivesTheSame) {
+  sweep(environment_number("DEEP_EP_TEST_FIRST_SCHEDULE", 1),
+        environment_number("DEEP_EP_TEST_SCHEDULES", under_thread_sanitizer() ? 5 : 20));
+}
+
+}  // namespace
+}  // namespace deep_ep::test

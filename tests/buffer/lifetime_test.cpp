@@ -1,0 +1,156 @@
+// Buffers that come and go: several at once, tensors that outlive them, and use after the end.
+#include <thread>
+
+#include "tests/cluster/fixture.hpp"
+
+namespace deep_ep::test {
+namespace {
+
+class LifetimeTest : public ClusterTest {};
+DEEP_EP_ON_THREADS(LifetimeTest);
+
+TEST_P(LifetimeTest, OneAfterTheOther) {
+  DEEP_EP_NEEDS_RANKS(2);
+  const Case one = make_case({.tokens = {8, 9}});
+  run_cluster(cluster(2), [&](Rank& rank) {
+    for (int i = 0; i < 4; ++i) {
+      Buffer buffer = rank.own_buffer();
+      run_round(rank, buffer, one);
+      if (i % 2 == 0) {
+        buffer.destroy();
+        require(buffer.destroyed(), "destroyed() after destroy");
+      } else {
+        // Without destroy, nobody else may still be using this rank's memory.
+        rank.release();
+        rank.bootstrap()->barrier();
+      }
+    }
+  });
+}
+
+TEST_P(LifetimeTest, SeveralAtOnceDoNotDisturbEachOther) {
+  DEEP_EP_NEEDS_RANKS(2);
+  const Case one = make_case({.tokens = {8, 9}, .seed = 1});
+  const Case two = make_case({.tokens = {20, 3}, .topk = 2, .seed = 2});
+  run_cluster(cluster(2), [&](Rank& rank) {
+    Buffer first = rank.own_buffer();
+    Buffer second = rank.own_buffer({.heap_bytes = std::size_t{32} << 20});
+    const DispatchResult a = first.dispatch(upload_inputs(rank, one).dispatch, rank.call());
+    const DispatchResult b = second.dispatch(upload_inputs(rank, two).dispatch, rank.call());
+    for (int i = 0; i < 3; ++i) {
+      run_round(rank, second, two);
+      run_round(rank, first, one);
+    }
+    check_dispatch(rank, one, a);
+    check_dispatch(rank, two, b);
+    first.destroy();
+    run_round(rank, second, two);
+    check_dispatch(rank, two, b);
+    second.destroy();
+  });
+}
+
+TEST_P(LifetimeTest, ClustersInDifferentThreadsAreIndependent) {
+  DEEP_EP_NEEDS_RANKS(2);
+  const std::vector<Shape> one = {{.tokens = {8, 9}, .seed = 1}, {.tokens = {1, 30}, .seed = 2}};
+  const std::vector<Shape> two = {{.tokens = {20, 3, 5}, .topk = 2, .seed = 3}, {.tokens = {2, 0, 9}, .seed = 4}};
+  const bool cuda = GetParam().target == Target::cuda;
+  std::string failure;
+  std::thread other([&] {
+    try {
+      if (!cuda) run_rounds(cluster(3), two);  // one process has only so many GPUs
+    } catch (const std::exception& error) {
+      failure = error.what();
+    }
+  });
+  try {
+    run_rounds(cluster(2), one);
+  } catch (...) {
+    other.join();
+    throw;
+  }
+  other.join();
+  EXPECT_EQ(failure, "");
+}
+
+TEST_P(LifetimeTest, TensorsOutliveTheBuffer) {
+  DEEP_EP_NEEDS_RANKS(2);
+  const Case one = make_case({.tokens = {30, 19}, .hidden = 256, .combine_hidden = 128});
+  run_cluster(cluster(2), [&](Rank& rank) {
+    DispatchResult dispatched;
+    CombineResult combined;
+    Tensor own;
+    const std::vector<float> numbers = {1, 2, 3, 4};
+    {
+      Buffer buffer = rank.own_buffer();
+      dispatched = buffer.dispatch(upload_inputs(rank, one).dispatch, rank.call());
+      Returned returned = upload_returned(rank, buffer, one, dispatched.handle, true);
+      combined = buffer.combine(returned.combine, rank.call());
+      own = buffer.allocate_tensor(DType::float32, {4}, rank.call());
+      rank.write(own.view(), std::as_bytes(std::span<const float>(numbers)));
+      buffer.destroy();
+      check_dispatch(rank, one, dispatched);
+    }
+    check_dispatch(rank, one, dispatched);
+    check_combine(rank, one, combined);
+    require_same(numbers, rank.download<float>(own.view()), "a tensor of allocate_tensor");
+    // Another buffer must not get the memory that the tensors still hold.
+    Buffer next = rank.own_buffer();
+    run_round(rank, next, one);
+    check_dispatch(rank, one, dispatched);
+    dispatched = {};
+    run_round(rank, next, one);
+    require_same(numbers, rank.download<float>(own.view()), "a tensor of allocate_tensor");
+    next.destroy();
+  });
+}
+
+TEST_P(LifetimeTest, TensorsDroppedWhileTheirKernelsRun) {
+  DEEP_EP_NEEDS_RANKS(2);
+  const Case one = make_case({.tokens = {40, 40}, .hidden = 512, .combine_hidden = 512});
+  run_cluster(cluster(2), [&](Rank& rank) {
+    Buffer buffer = rank.own_buffer({.heap_bytes = std::size_t{8} << 20, .window_bytes = std::size_t{1} << 20});
+    const DispatchResult original = buffer.dispatch(upload_inputs(rank, one).dispatch, rank.call());
+    const Inputs inputs = upload_inputs(rank, one);
+    DispatchArguments cached;
+    cached.x = inputs.dispatch.x;
+    cached.handle = &original.handle;
+    // Results of async calls are dropped at once; the heap is small, so their memory is used again while peers still
+    // write.
+    for (int i = 0; i < 30; ++i) {
+      buffer.dispatch(cached, {.stream = rank.stream(), .previous_event = {}, .async_finish = true});
+    }
+    check_dispatch(rank, one, buffer.dispatch(cached, rank.call()), {.cached = true});
+    check_dispatch(rank, one, original);
+    buffer.destroy();
+  });
+}
+
+TEST_P(LifetimeTest, EveryCallAfterDestroyIsRefused) {
+  DEEP_EP_NEEDS_RANKS(2);
+  const Case one = make_case({.tokens = {8, 9}});
+  run_cluster(cluster(2), [&](Rank& rank) {
+    Buffer buffer = rank.own_buffer();
+    const Inputs inputs = upload_inputs(rank, one);
+    const DispatchResult result = buffer.dispatch(inputs.dispatch, rank.call());
+    Returned returned = upload_returned(rank, buffer, one, result.handle, false);
+    Buffer moved = std::move(buffer);
+    check_combine(rank, one, moved.combine(returned.combine, rank.call()));
+    moved.destroy();
+    // NOLINTNEXTLINE(bugprone-use-after-move): what a moved-from buffer does is being tested.
+    for (Buffer* gone : {&moved, &buffer}) {
+      const auto refuses = [&](const char* what, auto&& call) { require_throws<UseAfterDestroy>(call, {}, what); };
+      refuses("dispatch", [&] { gone->dispatch(inputs.dispatch, rank.call()); });
+      refuses("combine", [&] { gone->combine(returned.combine, rank.call()); });
+      refuses("layout", [&] { gone->get_dispatch_layout(inputs.topk_idx, one.shape.experts(), rank.call()); });
+      refuses("allocate_tensor", [&] { gone->allocate_tensor(DType::uint8, {16}, rank.call()); });
+      refuses("check", [&] { gone->check(); });
+      refuses("destroy", [&] { gone->destroy(); });
+    }
+    require(moved.destroyed(), "destroyed() of a destroyed buffer");
+    check_dispatch(rank, one, result);
+  });
+}
+
+}  // namespace
+}  // namespace deep_ep::test

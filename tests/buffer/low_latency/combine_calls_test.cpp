@@ -1,0 +1,321 @@
+// Low-latency combine together with other calls: hooks, statistics, ranks that are masked or do not come, bad
+// arguments.
+#include <unistd.h>
+
+#include <chrono>
+#include <thread>
+
+#include "tests/cluster/fixture.hpp"
+#include "tests/cluster/low_latency_combine_case.hpp"
+
+namespace deep_ep::test {
+namespace {
+
+class LowLatencyCombineCallsTest : public ClusterTest {};
+DEEP_EP_LOW_LATENCY_ON_THREADS(LowLatencyCombineCallsTest);
+
+class LowLatencyCombineProcessesTest : public ClusterTest {};
+DEEP_EP_LOW_LATENCY_ON_PROCESSES(LowLatencyCombineProcessesTest);
+
+using Expected = std::vector<oracle::LowLatencyCombined>;
+
+LowLatencyCombineCase small_case(int ranks, std::uint64_t seed,
+                                 LowLatencyLayout layout = LowLatencyLayout::expert_major) {
+  LowLatencyCaseShape shape{.max_tokens = 7, .hidden = 256, .topk = 3, .layout = layout, .seed = seed};
+  oracle::Random random(seed);
+  shape.tokens.clear();
+  for (int r = 0; r < ranks; ++r) shape.tokens.push_back(1 + random.below(6));
+  return make_low_latency_combine_case(shape);
+}
+
+TEST_P(LowLatencyCombineCallsTest, HooksLateAndInAnyOrder) {
+  DEEP_EP_NEEDS_RANKS(3);
+  std::vector<LowLatencyCombineCase> cases;
+  std::vector<Expected> expected;
+  for (std::uint64_t seed = 1; seed <= 3; ++seed) {
+    cases.push_back(small_case(3, seed, seed == 2 ? LowLatencyLayout::rank_major : LowLatencyLayout::expert_major));
+    expected.push_back(cases.back().expected());
+  }
+  run_cluster(cluster(3), [&](Rank& rank) {
+    Buffer& buffer = rank.buffer(low_latency_options(3, 7, 256));
+    std::vector<LowLatencyHandle> handles;
+    std::vector<LowLatencyCombineArguments> arguments;
+    for (const auto& one : cases) handles.push_back(dispatch_low_latency(rank, buffer, one));
+    for (std::size_t i = 0; i < cases.size(); ++i) arguments.push_back(upload_combine(rank, cases[i], handles[i]));
+    const auto send = [&](std::size_t i) { return buffer.low_latency_combine(arguments[i], with_hook(rank)); };
+    const auto check = [&](std::size_t i, const LowLatencyCombineResult& result) {
+      check_low_latency_combine(rank, cases[i], expected[i], result.combined_x.view());
+    };
+    for (std::size_t round = 0; round < 12; ++round) {
+      const std::size_t i = round % 3;
+      const std::size_t j = (round + 1) % 3;
+      const LowLatencyCombineResult a = send(i);
+      if (round % 4 == 3) {  // one alone, received when the send part has long ended
+        rank.executor()->synchronize(rank.stream());
+        a.hook();
+        check(i, a);
+        continue;
+      }
+      const LowLatencyCombineResult b = send(j);
+      require_throws<InvalidArgument>([&] { send(i); }, {"low_latency_combine", "hook"}, "a third call");
+      if ((round + static_cast<std::size_t>(rank.rank())) % 3 == 0) {
+        b.hook();  // receives a first
+        check(j, b);
+        a.hook();
+      } else if ((round + static_cast<std::size_t>(rank.rank())) % 3 == 1) {
+        a.hook();
+        check(i, a);
+        b.hook();
+      } else {  // a call that receives at once receives those that wait, too
+        const auto c = buffer.low_latency_combine(arguments[i], rank.call());
+        check(i, c);
+      }
+      if ((round + static_cast<std::size_t>(rank.rank())) % 3 != 2)
+        buffer.low_latency_combine(arguments[i], rank.call());
+      check(i, a);
+      check(j, b);
+    }
+    buffer.check();
+    buffer.destroy();
+  });
+}
+
+/// The order of two micro-batches: dispatches and combines in flight together.
+TEST_P(LowLatencyCombineCallsTest, BesideDispatchesInFlight) {
+  DEEP_EP_NEEDS_RANKS(2);
+  const LowLatencyCombineCase one = small_case(2, 5);
+  const Expected expected = one.expected();
+  run_cluster(cluster(2), [&](Rank& rank) {
+    Buffer& buffer = rank.buffer(low_latency_options(2, 7, 256));
+    const LowLatencyDispatchArguments dispatch = upload_arguments(rank, one.before);
+    LowLatencyDispatchResult before = buffer.low_latency_dispatch(dispatch, rank.call());
+    const LowLatencyCombineArguments combine = upload_combine(rank, one, before.handle);
+    for (int round = 0; round < 8; ++round) {
+      const LowLatencyDispatchResult next = buffer.low_latency_dispatch(dispatch, with_hook(rank));
+      const LowLatencyCombineResult result = buffer.low_latency_combine(combine, with_hook(rank));
+      if (round % 2 == rank.rank()) {
+        result.hook();
+        next.hook();
+      } else {
+        next.hook();
+        result.hook();
+      }
+      check_low_latency_combine(rank, one, expected, result.combined_x.view());
+      check_low_latency_dispatch(rank, one.before, next);
+    }
+    buffer.check();
+    buffer.destroy();
+  });
+}
+
+TEST_P(LowLatencyCombineCallsTest, AsynchronousOnTheCommunicationStream) {
+  DEEP_EP_NEEDS_RANKS(2);
+  const LowLatencyCombineCase one = small_case(2, 6);
+  const Expected expected = one.expected();
+  run_cluster(cluster(2), [&](Rank& rank) {
+    Buffer& buffer = rank.buffer(low_latency_options(2, 7, 256));
+    const LowLatencyHandle handle = dispatch_low_latency(rank, buffer, one);
+    const LowLatencyCombineArguments arguments = upload_combine(rank, one, handle);
+    CallOptions options = rank.call();
+    options.async_finish = true;
+    for (int i = 0; i < 4; ++i) {
+      const LowLatencyCombineResult result = buffer.low_latency_combine(arguments, options);
+      require(result.event != nullptr, "async_finish gives an event");
+      rank.executor()->wait_event(rank.stream(), result.event);
+      check_low_latency_combine(rank, one, expected, result.combined_x.view());
+    }
+    buffer.destroy();
+  });
+}
+
+TEST_P(LowLatencyCombineCallsTest, StatisticsTellWhoWasLate) {
+  DEEP_EP_NEEDS_RANKS(2);
+  const LowLatencyCombineCase one = make_low_latency_combine_case(
+      {.tokens = {4, 4}, .max_tokens = 4, .hidden = 128, .local_experts = 1, .topk = 2});  // all tokens go everywhere
+  run_cluster(cluster(2), [&](Rank& rank) {
+    Buffer& buffer = rank.buffer(low_latency_options(2, 4, 128));
+    const LowLatencyHandle handle = dispatch_low_latency(rank, buffer, one);
+    LowLatencyCombineArguments arguments = upload_combine(rank, one, handle);
+    arguments.wait_recv_cost_stats = rank.upload(std::vector<std::int64_t>{5, 5}, DType::int64, {2});
+    if (rank.rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    buffer.low_latency_combine(arguments, rank.call());
+    const auto cost = rank.download<std::int64_t>(*arguments.wait_recv_cost_stats);
+    require(cost[0] >= 5 && cost[1] >= 5, "costs are added");
+    if (rank.rank() == 0) require(cost[1] > 20'000'000, "rank 1 was late, cost " + std::to_string(cost[1]));
+    buffer.destroy();
+  });
+}
+
+BufferOptions masking_options(int ranks, double timeout_s) {
+  BufferOptions options = low_latency_options(ranks, 7, 256);
+  options.low_latency_masking = true;
+  options.timeout_s = timeout_s;
+  return options;
+}
+
+/// As the others see it when they leave out the ranks in `whom`.
+Expected without(const LowLatencyCombineCase& one, int whom) {
+  LowLatencyCombineCase rest = one;
+  const int ranks = one.before.shape.ranks();
+  rest.options.masks.assign(static_cast<std::size_t>(ranks * ranks), 0);
+  for (int r = 0; r < ranks; ++r) {
+    if (r != whom) rest.options.masks[static_cast<std::size_t>(r * ranks + whom)] = 1;
+  }
+  return rest.expected();
+}
+
+TEST_P(LowLatencyCombineCallsTest, MaskedByHand) {
+  DEEP_EP_NEEDS_RANKS(3);
+  for (const auto layout : {LowLatencyLayout::expert_major, LowLatencyLayout::rank_major}) {
+    const LowLatencyCombineCase one = small_case(3, 7, layout);
+    const Expected all = one.expected();
+    const Expected rest = without(one, 1);
+    run_cluster(cluster(3), [&](Rank& rank) {
+      Buffer& buffer = rank.buffer(masking_options(3, 30));
+      const LowLatencyHandle handle = dispatch_low_latency(rank, buffer, one);
+      const LowLatencyCombineArguments arguments = upload_combine(rank, one, handle);
+      if (rank.rank() != 1) {
+        buffer.low_latency_update_mask(1, true, rank.call());
+        for (int i = 0; i < 3; ++i) {
+          const auto result = buffer.low_latency_combine(arguments, rank.call());
+          check_low_latency_combine(rank, one, rest, result.combined_x.view());
+        }
+      }
+      buffer.low_latency_resume();
+      check_low_latency_combine(rank, one, all, buffer.low_latency_combine(arguments, rank.call()).combined_x.view());
+      buffer.check();
+      buffer.destroy();
+    });
+  }
+}
+
+TEST_P(LowLatencyCombineCallsTest, ARankThatDoesNotComeIsMasked) {
+  DEEP_EP_NEEDS_RANKS(4);
+  for (const bool hooks : {false, true}) {
+    const LowLatencyCombineCase one = small_case(4, 8);
+    const Expected all = one.expected();
+    const Expected rest = without(one, 2);
+    run_cluster(cluster(4), [&](Rank& rank) {
+      Buffer& buffer = rank.buffer(masking_options(4, short_deadline()));
+      const LowLatencyHandle handle = dispatch_low_latency(rank, buffer, one);
+      const LowLatencyCombineArguments arguments = upload_combine(rank, one, handle);
+      check_low_latency_combine(rank, one, all, buffer.low_latency_combine(arguments, rank.call()).combined_x.view());
+      for (int i = 0; i < 3 && rank.rank() != 2; ++i) {
+        const CallOptions options = hooks ? with_hook(rank) : rank.call();
+        const LowLatencyCombineResult a = buffer.low_latency_combine(arguments, options);
+        const LowLatencyCombineResult b = buffer.low_latency_combine(arguments, options);
+        if (hooks) b.hook();
+        const TensorView status = rank.upload(std::vector<std::int32_t>(4, -7), DType::int32, {4});
+        buffer.low_latency_query_mask(status, rank.call());
+        require_same({0, 0, 1, 0}, rank.download<std::int32_t>(status), "only the lost rank is masked");
+        check_low_latency_combine(rank, one, rest, a.combined_x.view());
+        check_low_latency_combine(rank, one, rest, b.combined_x.view());
+      }
+      buffer.low_latency_resume();
+      check_low_latency_combine(rank, one, all, buffer.low_latency_combine(arguments, rank.call()).combined_x.view());
+      buffer.check();
+      buffer.destroy();
+    });
+  }
+}
+
+TEST_P(LowLatencyCombineCallsTest, WithoutMaskingTheRankIsNamed) {
+  DEEP_EP_NEEDS_RANKS(3);
+  // Every rank has rows of every other, so all of them wait for rank 2 itself.
+  const LowLatencyCombineCase one = make_low_latency_combine_case(
+      {.tokens = {4, 4, 4}, .max_tokens = 4, .hidden = 128, .local_experts = 1, .topk = 3});
+  run_cluster(cluster(3), [&](Rank& rank) {
+    BufferOptions options = low_latency_options(3, 4, 128);
+    options.timeout_s = short_deadline();
+    Buffer& buffer = rank.buffer(options);
+    const LowLatencyHandle handle = dispatch_low_latency(rank, buffer, one);
+    const LowLatencyCombineArguments arguments = upload_combine(rank, one, handle);
+    rank.executor()->synchronize(rank.stream());
+    rank.bootstrap()->barrier();
+    if (rank.rank() != 2) {
+      buffer.low_latency_combine(arguments, rank.call());
+      require_throws<TimeoutError>([&] { buffer.check(); }, {"rank 2", "low-latency combine"}, "a lost rank");
+    }
+    rank.bootstrap()->barrier();
+  });
+}
+
+TEST_P(LowLatencyCombineProcessesTest, AProcessThatDiesIsMasked) {
+  DEEP_EP_NEEDS_RANKS(3);
+  const LowLatencyCombineCase one = small_case(3, 9);
+  const Expected all = one.expected();
+  const Expected rest = without(one, 0);
+  ClusterOptions options = cluster(3);
+  options.lost_rank = 0;
+  run_cluster(options, [&](Rank& rank) {
+    Buffer& buffer = rank.buffer(masking_options(3, short_deadline()));
+    const LowLatencyHandle handle = dispatch_low_latency(rank, buffer, one);
+    const LowLatencyCombineArguments arguments = upload_combine(rank, one, handle);
+    check_low_latency_combine(rank, one, all, buffer.low_latency_combine(arguments, rank.call()).combined_x.view());
+    rank.bootstrap()->barrier();  // what it has posted to NICs has arrived
+    if (rank.rank() == 0) _exit(1);
+    for (int i = 0; i < 3; ++i) {
+      check_low_latency_combine(rank, one, rest, buffer.low_latency_combine(arguments, rank.call()).combined_x.view());
+    }
+  });
+}
+
+TEST_P(LowLatencyCombineCallsTest, Arguments) {
+  DEEP_EP_NEEDS_RANKS(2);
+  const LowLatencyCombineCase one = small_case(2, 10);
+  run_cluster(cluster(2), [&](Rank& rank) {
+    Buffer& buffer = rank.buffer(low_latency_options(2, 7, 256));
+    const LowLatencyHandle handle = dispatch_low_latency(rank, buffer, one);
+    const LowLatencyCombineArguments good = upload_combine(rank, one, handle);
+    const auto refused = [&](const std::vector<std::string>& words, auto change, const CallOptions& call) {
+      LowLatencyCombineArguments bad = good;
+      LowLatencyHandle bad_handle = handle;
+      bad.handle = &bad_handle;
+      change(bad, bad_handle);
+      require_throws<InvalidArgument>([&] { buffer.low_latency_combine(bad, call); }, words, words.front());
+    };
+    using A = LowLatencyCombineArguments;
+    using H = LowLatencyHandle;
+    const CallOptions call = rank.call();
+    CallOptions both = with_hook(rank);
+    both.async_finish = true;
+    refused(
+        {"async_finish", "return_recv_hook"}, [](A&, H&) {}, both);
+    refused(
+        {"handle"}, [](A& a, H&) { a.handle = nullptr; }, call);
+    refused(
+        {"handle", "low_latency_dispatch"}, [](A&, H& h) { h = {}; }, call);
+    refused(
+        {"handle.num_experts", "2 ranks"}, [](A&, H& h) { h.num_experts = 3; }, call);
+    refused(
+        {"handle.row_table"}, [](A&, H& h) { h.num_topk = 2; }, call);
+    refused(
+        {"x", "bfloat16"}, [](A& a, H&) { a.x.dtype = DType::float16; }, call);
+    refused(
+        {"x", "[3, 14, any]"}, [](A& a, H&) { a.x.shape[1] = 13; }, call);
+    refused(
+        {"hidden", "128"}, [](A& a, H&) { a.x.shape[2] = a.x.strides[1] = 64, a.x.strides[0] = 14 * 64; }, call);
+    refused(
+        {"topk_idx", "int64"}, [](A& a, H&) { a.topk_idx.dtype = DType::float32; }, call);
+    refused(
+        {"number of tokens", "7"}, [](A& a, H&) { a.topk_idx.shape[0] = 8; }, call);
+    refused(
+        {"topk_weights", "float32"}, [](A& a, H&) { a.topk_weights.dtype = DType::bfloat16; }, call);
+    refused(
+        {"out", "bfloat16"}, [](A& a, H&) { a.out = a.topk_weights; }, call);
+    refused(
+        {"wait_recv_cost_stats", "[2]"}, [](A& a, H&) { a.wait_recv_cost_stats = a.topk_idx; }, call);
+    refused(
+        {"config.warps_per_block"}, [](A& a, H&) { a.config.warps_per_block = 33; }, call);
+    check_low_latency_combine(rank, one, one.expected(), buffer.low_latency_combine(good, call).combined_x.view());
+    buffer.destroy();
+
+    Buffer& normal = rank.buffer({.heap_bytes = std::size_t{4} << 20});
+    require_throws<InvalidArgument>([&] { normal.low_latency_combine(good, call); },
+                                    {"low_latency_combine", "low_latency_bytes"}, "a buffer without memory for it");
+    normal.destroy();
+  });
+}
+
+}  // namespace
+}  // namespace deep_ep::test

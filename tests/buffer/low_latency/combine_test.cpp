@@ -1,0 +1,248 @@
+// Low-latency combine against the oracle: shapes, selections, formats.
+#include <algorithm>
+
+#include "tests/cluster/fixture.hpp"
+#include "tests/cluster/low_latency_combine_case.hpp"
+
+namespace deep_ep::test {
+namespace {
+
+using oracle::Routing;
+
+class LowLatencyCombineTest : public ClusterTest {
+ protected:
+  /// A dispatch and two combines of each case, one after the other on one buffer.
+  void run(const ClusterOptions& options, const std::vector<LowLatencyCombineCase>& cases,
+           const Config& config = {}) const {
+    std::int64_t max_tokens = 1;
+    std::int64_t hidden = 1;
+    std::vector<std::vector<oracle::LowLatencyCombined>> expected;
+    for (const LowLatencyCombineCase& one : cases) {
+      max_tokens = std::max(max_tokens, one.before.shape.max_tokens);
+      hidden = std::max({hidden, one.hidden, one.before.shape.hidden});
+      expected.push_back(one.expected());
+    }
+    run_cluster(options, [&](Rank& rank) {
+      Buffer& buffer = rank.buffer(low_latency_options(rank.size(), max_tokens, hidden));
+      for (std::size_t i = 0; i < cases.size(); ++i) {
+        const LowLatencyHandle handle = dispatch_low_latency(rank, buffer, cases[i]);
+        LowLatencyCombineArguments arguments = upload_combine(rank, cases[i], handle);
+        arguments.config = config;
+        const Tensor first = buffer.low_latency_combine(arguments, rank.call()).combined_x;
+        const Tensor second = buffer.low_latency_combine(arguments, rank.call()).combined_x;
+        check_low_latency_combine(rank, cases[i], expected[i], first.view());
+        require_same(rank.download<std::uint16_t>(first.view()), rank.download<std::uint16_t>(second.view()),
+                     "the second combine", cases[i].hidden);
+        rank.release();
+      }
+      buffer.check();
+      buffer.destroy();
+    });
+  }
+};
+DEEP_EP_LOW_LATENCY_ON_THREADS(LowLatencyCombineTest);
+
+TEST_P(LowLatencyCombineTest, RandomShapes) {
+  oracle::Random random(test_seed());
+  for (const int ranks : {1, 2, 3, 5, 8}) {
+    if (!missing(GetParam(), ranks).empty()) continue;
+    std::vector<LowLatencyCombineCase> cases;
+    for (int i = 0; i < (under_thread_sanitizer() ? 2 : 5); ++i) {
+      const std::int64_t most = 1 + random.below(8);
+      LowLatencyCaseShape shape{
+          .tokens = oracle::make_token_counts(random.pick(oracle::kTokenCounts), ranks, most, random.next()),
+          .max_tokens = most + random.below(3),
+          .hidden = 128 * (1 + random.below(6)),
+          .local_experts = static_cast<int>(1 + random.below(6)),
+          .topk = static_cast<int>(1 + random.below(10)),
+          .routing = random.pick(oracle::kRoutings)};
+      shape.layout = random.chance(0.3) ? LowLatencyLayout::rank_major : LowLatencyLayout::expert_major;
+      shape.idx_dtype = random.chance(0.5) ? DType::int64 : DType::int32;
+      shape.seed = random.next();
+      // A token that names an expert twice takes two of its rows.
+      shape.max_tokens *= shape.topk;
+      cases.push_back(make_low_latency_combine_case(shape, random.chance(0.3) ? 128 * (1 + random.below(9)) : 0));
+    }
+    run(cluster(ranks), cases);
+  }
+}
+
+TEST_P(LowLatencyCombineTest, EveryWidth) {
+  DEEP_EP_NEEDS_RANKS(2);
+  std::vector<LowLatencyCombineCase> cases;
+  for (const std::int64_t hidden : {128, 1024, 1152, 4096, 7168, 8192}) {
+    cases.push_back(make_low_latency_combine_case(
+        {.tokens = {3, 2}, .max_tokens = 3, .hidden = 128, .topk = 3, .seed = cases.size() + 1}, hidden));
+  }
+  run(cluster(2), cases);
+}
+
+TEST_P(LowLatencyCombineTest, EveryTopk) {
+  DEEP_EP_NEEDS_RANKS(2);
+  std::vector<LowLatencyCombineCase> cases;
+  for (const int topk : {1, 2, 8, 9, 17, 32}) {
+    for (const Routing routing : {Routing::uniform, Routing::duplicates}) {
+      cases.push_back(make_low_latency_combine_case({.tokens = {4, 5},
+                                                     .max_tokens = 5 * topk,
+                                                     .hidden = 256,
+                                                     .local_experts = 20,
+                                                     .topk = topk,
+                                                     .routing = routing,
+                                                     .seed = cases.size() + 1}));
+    }
+  }
+  run(cluster(2), cases);
+}
+
+TEST_P(LowLatencyCombineTest, EveryShareOfWarps) {
+  DEEP_EP_NEEDS_RANKS(2);
+  const auto one = make_low_latency_combine_case(
+      {.tokens = {11, 13}, .max_tokens = 13, .hidden = 1280, .topk = 5, .routing = Routing::some_dropped});
+  LowLatencyCombineCase logfmt = one;
+  logfmt.options.logfmt = true;
+  for (const Config config :
+       {Config{.num_sms = 2, .warps_per_block = 1}, Config{.num_sms = 1, .warps_per_block = 4},
+        Config{.num_sms = 2, .warps_per_block = 9}, Config{.num_sms = 3, .warps_per_block = 20}}) {
+    run(cluster(2), {one, logfmt}, config);
+  }
+}
+
+TEST_P(LowLatencyCombineTest, SelectionsThatHaveGoneOrMoved) {
+  DEEP_EP_NEEDS_RANKS(3);
+  std::vector<LowLatencyCombineCase> cases;
+  for (const auto layout : {LowLatencyLayout::expert_major, LowLatencyLayout::rank_major}) {
+    for (const double share : {0.2, 0.7, 1.0}) {
+      for (const Routing routing : {Routing::uniform, Routing::duplicates}) {
+        auto one = make_low_latency_combine_case({.tokens = {9, 6, 4},
+                                                  .max_tokens = 54,
+                                                  .hidden = 128,
+                                                  .topk = 6,
+                                                  .routing = routing,
+                                                  .layout = layout,
+                                                  .seed = cases.size() + 1});
+        oracle::Random random(cases.size());
+        for (auto& input : one.inputs) {
+          oracle::Selection& now = input.selection;
+          for (std::int64_t t = 0; t < now.tokens; ++t) {
+            const auto row = now.idx.begin() + t * now.topk;
+            // Weights may be others than at dispatch; the experts of every third token are named in another order.
+            if (t % 3 == 0) std::reverse(row, row + now.topk);
+            for (int k = 0; k < now.topk; ++k) {
+              now.weights[static_cast<std::size_t>(t * now.topk + k)] *= -1.5f;
+              if (random.chance(share)) row[k] = -1 - random.below(3);
+            }
+          }
+        }
+        cases.push_back(std::move(one));
+      }
+    }
+  }
+  run(cluster(3), cases);
+}
+
+TEST_P(LowLatencyCombineTest, LogfmtLosesLittle) {
+  DEEP_EP_NEEDS_RANKS(2);
+  std::vector<LowLatencyCombineCase> cases;
+  for (const std::int64_t hidden : {128, 512, 640, 1024, 1536, 7168}) {
+    for (const bool small : {true, false}) {
+      auto one = make_low_latency_combine_case(
+          {.tokens = {4, 5}, .max_tokens = 5, .hidden = 128, .topk = 4, .seed = cases.size() + 1}, hidden);
+      // Only values below 1 are encoded.
+      for (auto& input : one.inputs) {
+        for (float& weight : input.selection.weights) weight *= small ? 0.001f : 1.0f;
+      }
+      one.options.logfmt = true;
+      cases.push_back(std::move(one));
+    }
+  }
+  run(cluster(2), cases);
+}
+
+TEST_P(LowLatencyCombineTest, LogfmtIsUsedWhereItPays) {
+  DEEP_EP_NEEDS_RANKS(1);
+  auto one = make_low_latency_combine_case({.tokens = {6}, .max_tokens = 6, .hidden = 1024, .local_experts = 8});
+  for (float& weight : one.inputs[0].selection.weights) weight *= 0.001f;
+  run_cluster(cluster(1), [&](Rank& rank) {
+    Buffer& buffer = rank.buffer(low_latency_options(1, 6, 1024));
+    const LowLatencyHandle handle = dispatch_low_latency(rank, buffer, one);
+    LowLatencyCombineArguments arguments = upload_combine(rank, one, handle);
+    const auto exact =
+        rank.download<std::uint16_t>(buffer.low_latency_combine(arguments, rank.call()).combined_x.view());
+    arguments.use_logfmt = true;
+    const auto lossy =
+        rank.download<std::uint16_t>(buffer.low_latency_combine(arguments, rank.call()).combined_x.view());
+    require(exact != lossy, "ten bits cannot give what sixteen give");
+    // One rank's part is the result: it must be a value that the format can hold.
+    auto encoded = one;
+    encoded.options.logfmt = true;
+    const auto expected = encoded.expected();
+    std::size_t same = 0;
+    for (std::size_t i = 0; i < lossy.size(); ++i) same += lossy[i] == expected[0].x[i] ? 1 : 0;
+    require(same * 100 >= lossy.size() * 99, "codes are those of the oracle but for rounding: " + std::to_string(same) +
+                                                 " of " + std::to_string(lossy.size()));
+    buffer.destroy();
+  });
+}
+
+TEST_P(LowLatencyCombineTest, WithoutACopy) {
+  DEEP_EP_NEEDS_RANKS(2);
+  for (const auto layout : {LowLatencyLayout::expert_major, LowLatencyLayout::rank_major}) {
+    const auto one =
+        make_low_latency_combine_case({.tokens = {7, 5}, .max_tokens = 7, .hidden = 384, .layout = layout});
+    const auto expected = one.expected();
+    run_cluster(cluster(2), [&](Rank& rank) {
+      Buffer& buffer = rank.buffer(low_latency_options(2, 7, 384));
+      const LowLatencyHandle handle = dispatch_low_latency(rank, buffer, one);
+      LowLatencyCombineArguments arguments = upload_combine(rank, one, handle);
+      const TensorView memory = buffer.low_latency_combine_buffer(handle);
+      require(memory.describe() == arguments.x.describe(), "shape of the combine buffer: " + memory.describe());
+      rank.executor()->copy(memory.data, arguments.x.data, memory.bytes(), rank.stream());
+      arguments.x = memory;
+      check_low_latency_combine(rank, one, expected,
+                                buffer.low_latency_combine(arguments, rank.call()).combined_x.view());
+      require(buffer.low_latency_combine_buffer(handle).data == memory.data, "the combine buffer stays where it is");
+      buffer.destroy();
+    });
+  }
+}
+
+TEST_P(LowLatencyCombineTest, IntoTheCallersTensor) {
+  DEEP_EP_NEEDS_RANKS(2);
+  const auto one = make_low_latency_combine_case({.tokens = {7, 0}, .max_tokens = 8, .hidden = 256});
+  const auto expected = one.expected();
+  run_cluster(cluster(2), [&](Rank& rank) {
+    Buffer& buffer = rank.buffer(low_latency_options(2, 8, 256));
+    const LowLatencyHandle handle = dispatch_low_latency(rank, buffer, one);
+    LowLatencyCombineArguments arguments = upload_combine(rank, one, handle);
+    const std::int64_t tokens = arguments.topk_idx.size(0);
+    arguments.out =
+        rank.upload(std::vector<std::uint16_t>(static_cast<std::size_t>(tokens * 256)), DType::bfloat16, {tokens, 256});
+    const LowLatencyCombineResult result = buffer.low_latency_combine(arguments, rank.call());
+    require(result.combined_x.data() == arguments.out->data, "combined_x is out");
+    check_low_latency_combine(rank, one, expected, *arguments.out);
+    buffer.destroy();
+  });
+}
+
+TEST_P(LowLatencyCombineTest, EverySeedGivesTheSame) {
+  if (GetParam().target != Target::host) GTEST_SKIP() << "GPUs have schedules of their own";
+  if (GetParam().topology != Topology::one_node) GTEST_SKIP() << "see rdma_test.cpp";
+  std::vector<LowLatencyCombineCase> cases;
+  for (const bool logfmt : {false, true}) {
+    cases.push_back(make_low_latency_combine_case(
+        {.tokens = {9, 0, 14}, .max_tokens = 14, .hidden = 256, .routing = Routing::some_dropped, .seed = 3}));
+    cases.back().options.logfmt = logfmt;
+  }
+  const std::int64_t first = environment_number("DEEP_EP_TEST_FIRST_SCHEDULE", 1);
+  const std::int64_t count = environment_number("DEEP_EP_TEST_SCHEDULES", under_thread_sanitizer() ? 4 : 12);
+  for (std::int64_t seed = first; seed < first + count; ++seed) {
+    SCOPED_TRACE("DEEP_EP_TEST_FIRST_SCHEDULE=" + std::to_string(seed));
+    ClusterOptions options = cluster(3);
+    options.host = {
+        .multiprocessors = 3, .warps_per_block = seed % 2 == 0 ? 4 : 8, .seed = static_cast<std::uint64_t>(seed)};
+    ASSERT_NO_THROW(run(options, cases));
+  }
+}
+
+}  // namespace
+}  // namespace deep_ep::test

@@ -1,0 +1,216 @@
+// Receive hooks of low-latency dispatch: late, in any order, two at once, never.
+#include <gtest/gtest.h>
+
+#include "tests/cluster/counting_executor.hpp"
+#include "tests/cluster/fixture.hpp"
+#include "tests/cluster/low_latency_case.hpp"
+
+namespace deep_ep::test {
+namespace {
+
+class LowLatencyHooksTest : public ClusterTest {};
+DEEP_EP_LOW_LATENCY_ON_THREADS(LowLatencyHooksTest);
+
+/// Cases that differ in everything that decides where rows lie.
+std::vector<LowLatencyCase> some_cases() {
+  return {
+      make_low_latency_case({.tokens = {5, 3}, .max_tokens = 6, .hidden = 512, .topk = 3, .seed = 1}),
+      make_low_latency_case(
+          {.tokens = {2, 4}, .max_tokens = 4, .hidden = 1024, .topk = 2, .format = oracle::RowFormat::bf16, .seed = 2}),
+      make_low_latency_case({.tokens = {0, 6},
+                             .max_tokens = 6,
+                             .hidden = 128,
+                             .local_experts = 2,
+                             .topk = 3,
+                             .layout = LowLatencyLayout::rank_major,
+                             .seed = 3})};
+}
+
+BufferOptions options_for_cases() { return low_latency_options(2, 8, 1024); }
+
+TEST_P(LowLatencyHooksTest, ReceiveWhenCalled) {
+  DEEP_EP_NEEDS_RANKS(2);
+  const std::vector<LowLatencyCase> cases = some_cases();
+  run_cluster(cluster(2), [&](Rank& rank) {
+    Buffer& buffer = rank.buffer(options_for_cases());
+    for (int round = 0; round < 6; ++round) {
+      const LowLatencyCase& one = cases[static_cast<std::size_t>(round) % cases.size()];
+      const LowLatencyDispatchResult result = buffer.low_latency_dispatch(upload_arguments(rank, one), with_hook(rank));
+      require(static_cast<bool>(result.hook), "a hook was asked for");
+      rank.executor()->synchronize(rank.stream());  // the send part ends by itself
+      result.hook();
+      result.hook();  // does nothing
+      check_low_latency_dispatch(rank, one, result);
+    }
+    buffer.check();
+    buffer.destroy();
+  });
+}
+
+/// Which of two calls is received first, and when, is each rank's own business.
+TEST_P(LowLatencyHooksTest, TwoInFlightInAnyOrder) {
+  DEEP_EP_NEEDS_RANKS(2);
+  const std::vector<LowLatencyCase> cases = some_cases();
+  run_cluster(cluster(2), [&](Rank& rank) {
+    Buffer& buffer = rank.buffer(options_for_cases());
+    for (std::size_t round = 0; round < 12; ++round) {
+      const LowLatencyCase& first = cases[round % 3];
+      const LowLatencyCase& second = cases[(round + 1) % 3];
+      const auto a = buffer.low_latency_dispatch(upload_arguments(rank, first), with_hook(rank));
+      const auto b = buffer.low_latency_dispatch(upload_arguments(rank, second), with_hook(rank));
+      if ((round + static_cast<std::size_t>(rank.rank())) % 2 == 0) {
+        b.hook();
+        check_low_latency_dispatch(rank, second, b);
+        a.hook();
+      } else {
+        a.hook();
+        check_low_latency_dispatch(rank, first, a);
+        b.hook();
+      }
+      check_low_latency_dispatch(rank, first, a);
+      check_low_latency_dispatch(rank, second, b);
+    }
+    buffer.check();
+    buffer.destroy();
+  });
+}
+
+/// One call always waits while the next is sent: the pattern of two micro-batches.
+TEST_P(LowLatencyHooksTest, AlwaysOneBehind) {
+  DEEP_EP_NEEDS_RANKS(2);
+  const std::vector<LowLatencyCase> cases = some_cases();
+  run_cluster(cluster(2), [&](Rank& rank) {
+    Buffer& buffer = rank.buffer(options_for_cases());
+    LowLatencyDispatchResult before;
+    for (std::size_t round = 0; round < 20; ++round) {
+      auto now = buffer.low_latency_dispatch(upload_arguments(rank, cases[round % 3]), with_hook(rank));
+      if (round > 0) {
+        before.hook();
+        // One rank looks at its results, the other runs ahead.
+        if (rank.rank() == 0) check_low_latency_dispatch(rank, cases[(round - 1) % 3], before);
+      }
+      before = std::move(now);
+    }
+    before.hook();
+    check_low_latency_dispatch(rank, cases[19 % 3], before);
+    buffer.check();
+    buffer.destroy();
+  });
+}
+
+TEST_P(LowLatencyHooksTest, AThirdWithoutHookIsRefused) {
+  DEEP_EP_NEEDS_RANKS(2);
+  const std::vector<LowLatencyCase> cases = some_cases();
+  run_cluster(cluster(2), [&](Rank& rank) {
+    Buffer& buffer = rank.buffer(options_for_cases());
+    const auto a = buffer.low_latency_dispatch(upload_arguments(rank, cases[0]), with_hook(rank));
+    const auto b = buffer.low_latency_dispatch(upload_arguments(rank, cases[1]), with_hook(rank));
+    require_throws<InvalidArgument>(
+        [&] { buffer.low_latency_dispatch(upload_arguments(rank, cases[2]), with_hook(rank)); },
+        {"low_latency_dispatch", "2 calls", "hook"}, "a third call");
+    a.hook();
+    const auto c = buffer.low_latency_dispatch(upload_arguments(rank, cases[2]), with_hook(rank));
+    c.hook();  // receives b first
+    check_low_latency_dispatch(rank, cases[0], a);
+    check_low_latency_dispatch(rank, cases[1], b);
+    check_low_latency_dispatch(rank, cases[2], c);
+    buffer.destroy();
+  });
+}
+
+/// A call that receives at once receives what waits before it; a hook that is never called harms nobody.
+TEST_P(LowLatencyHooksTest, NeverCalled) {
+  DEEP_EP_NEEDS_RANKS(2);
+  const std::vector<LowLatencyCase> cases = some_cases();
+  run_cluster(cluster(2), [&](Rank& rank) {
+    Buffer& buffer = rank.buffer(options_for_cases());
+    for (std::size_t round = 0; round < 6; ++round) {
+      buffer.low_latency_dispatch(upload_arguments(rank, cases[round % 3]), with_hook(rank));  // dropped, hook and all
+      if (round % 2 == 1) {
+        const LowLatencyCase& one = cases[(round + 1) % 3];
+        check_low_latency_dispatch(rank, one, buffer.low_latency_dispatch(upload_arguments(rank, one), rank.call()));
+      }
+    }
+    const auto last = buffer.low_latency_dispatch(upload_arguments(rank, cases[0]), with_hook(rank));
+    buffer.check();
+    buffer.destroy();
+    require_throws<UseAfterDestroy>([&] { last.hook(); }, {"hook"}, "a hook after destroy");
+  });
+}
+
+/// Claims that every stream is being recorded, when told to. What is enqueued runs all the same. Memory that is
+/// allocated meanwhile belongs to the recording.
+class RecordingExecutor final : public CountingExecutor {
+ public:
+  using CountingExecutor::CountingExecutor;
+  ~RecordingExecutor() override {
+    const StreamHandle stream = create_stream();
+    for (void* memory : recorded_) free_async(memory, stream);
+    synchronize(stream);
+    destroy_stream(stream);
+  }
+
+  bool recording = false;
+  bool is_capturing(StreamHandle) override { return recording; }
+  void* allocate_async(std::size_t bytes, StreamHandle stream) override {
+    void* memory = CountingExecutor::allocate_async(bytes, stream);
+    if (recording) recorded_.push_back(memory);
+    return memory;
+  }
+
+ private:
+  std::vector<void*> recorded_;
+};
+
+/// A graph with only one part of a call would wait, when replayed, for something that nobody sends.
+TEST_P(LowLatencyHooksTest, BothPartsOfACallAreRecordedOrNeither) {
+  DEEP_EP_NEEDS_RANKS(2);
+  if (GetParam().target != Target::host) GTEST_SKIP() << "recordings are played by the CPU";
+  const std::vector<LowLatencyCase> cases = some_cases();
+  run_cluster(cluster(2), [&](Rank& rank) {
+    const auto executor = std::make_shared<RecordingExecutor>(rank.executor());
+    Buffer buffer(rank.bootstrap(), executor, options_for_cases());
+    const auto send = [&](const LowLatencyCase& one, bool recorded) {
+      executor->recording = recorded;
+      return buffer.low_latency_dispatch(upload_arguments(rank, one), with_hook(rank));
+    };
+    const auto receive = [&](const LowLatencyDispatchResult& result, bool recorded) {
+      executor->recording = recorded;
+      result.hook();
+    };
+    for (const bool recorded : {false, true}) {
+      const auto result = send(cases[0], recorded);
+      require_throws<InvalidArgument>([&] { receive(result, !recorded); },
+                                      {"low_latency_dispatch", recorded ? "was recorded" : "was not recorded", "graph"},
+                                      "a hook on the other side of the recording's edge");
+      executor->recording = !recorded;
+      require_throws<InvalidArgument>(
+          [&] { buffer.low_latency_dispatch(upload_arguments(rank, cases[1]), rank.call()); }, {"graph"},
+          "a call that receives what was sent before");
+      receive(result, recorded);
+      executor->recording = false;
+      check_low_latency_dispatch(rank, cases[0], result);
+    }
+    buffer.check();
+    buffer.destroy();
+  });
+}
+
+TEST_P(LowLatencyHooksTest, TheHookKeepsTheOutputs) {
+  DEEP_EP_NEEDS_RANKS(2);
+  const std::vector<LowLatencyCase> cases = some_cases();
+  run_cluster(cluster(2), [&](Rank& rank) {
+    Buffer& buffer = rank.buffer(options_for_cases());
+    std::function<void()> hook = buffer.low_latency_dispatch(upload_arguments(rank, cases[0]), with_hook(rank)).hook;
+    // Others would get the memory now, if it were free.
+    const auto next = buffer.low_latency_dispatch(upload_arguments(rank, cases[0]), with_hook(rank));
+    next.hook();
+    check_low_latency_dispatch(rank, cases[0], next);
+    hook();
+    check_low_latency_dispatch(rank, cases[0], next);
+    buffer.destroy();
+  });
+}
+
+}  // namespace
+}  // namespace deep_ep::test

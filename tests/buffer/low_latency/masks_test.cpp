@@ -1,0 +1,261 @@
+// How low-latency calls react to bad arguments, to ranks that disagree, and to ranks that do not come.
+#include <unistd.h>
+
+#include <chrono>
+
+#include "tests/cluster/fixture.hpp"
+#include "tests/cluster/low_latency_case.hpp"
+
+namespace deep_ep::test {
+namespace {
+
+class LowLatencyMasksTest : public ClusterTest {};
+DEEP_EP_LOW_LATENCY_ON_THREADS(LowLatencyMasksTest);
+
+class LowLatencyLostTest : public ClusterTest {};
+DEEP_EP_LOW_LATENCY_ON_PROCESSES(LowLatencyLostTest);
+
+LowLatencyCase four_ranks(std::uint64_t seed) {
+  return make_low_latency_case(
+      {.tokens = {5, 4, 6, 3}, .max_tokens = 6, .hidden = 256, .local_experts = 2, .topk = 3, .seed = seed});
+}
+
+BufferOptions masking_options(double timeout_s) {
+  BufferOptions options = low_latency_options(4, 6, 256);
+  options.low_latency_masking = true;
+  options.timeout_s = timeout_s;
+  return options;
+}
+
+/// `who` leaves out each of `whom`.
+oracle::Masks masks_of(const std::vector<int>& who, const std::vector<int>& whom) {
+  oracle::Masks masks(16, 0);
+  for (const int r : who) {
+    for (const int p : whom) masks[static_cast<std::size_t>(r * 4 + p)] = 1;
+  }
+  return masks;
+}
+
+std::vector<std::int32_t> query(Rank& rank, Buffer& buffer) {
+  const TensorView status = rank.upload(std::vector<std::int32_t>(4, -7), DType::int32, {4});
+  buffer.low_latency_query_mask(status, rank.call());
+  return rank.download<std::int32_t>(status);
+}
+
+TEST_P(LowLatencyMasksTest, MaskedByHand) {
+  DEEP_EP_NEEDS_RANKS(4);
+  const LowLatencyCase all = four_ranks(1);
+  // Ranks 1 and the others leave each other out.
+  oracle::Masks masks = masks_of({0, 2, 3}, {1});
+  for (const std::size_t other : {0u, 2u, 3u}) masks[4 + other] = 1;
+  const LowLatencyCase apart = with_masks(all, masks);
+  run_cluster(cluster(4), [&](Rank& rank) {
+    Buffer& buffer = rank.buffer(masking_options(30));
+    dispatch_and_check(rank, buffer, all);
+    require_same({0, 0, 0, 0}, query(rank, buffer), "nobody is masked");
+    std::vector<std::int32_t> expected(4, 0);
+    for (int other = 0; other < 4; ++other) {
+      if ((rank.rank() == 1) == (other == 1)) continue;
+      buffer.low_latency_update_mask(other, true, rank.call());
+      expected[static_cast<std::size_t>(other)] = 1;
+    }
+    require_same(expected, query(rank, buffer), "masks");
+    for (int i = 0; i < 3; ++i) dispatch_and_check(rank, buffer, apart);
+    buffer.low_latency_clean(rank.call());
+    // Everybody made the same number of calls: unmasking is enough.
+    if (rank.rank() % 2 == 0) {
+      buffer.low_latency_clear_mask(rank.call());
+    } else {
+      for (int other = 0; other < 4; ++other) buffer.low_latency_update_mask(other, false, rank.call());
+    }
+    require_same({0, 0, 0, 0}, query(rank, buffer), "unmasked");
+    for (int i = 0; i < 3; ++i) dispatch_and_check(rank, buffer, all);
+    buffer.check();
+    buffer.destroy();
+  });
+}
+
+TEST_P(LowLatencyMasksTest, ARankThatDoesNotComeIsMaskedAndMayComeBack) {
+  DEEP_EP_NEEDS_RANKS(4);
+  const LowLatencyCase all = four_ranks(2);
+  const LowLatencyCase without = with_masks(all, masks_of({0, 1, 2}, {3}));
+  run_cluster(cluster(4), [&](Rank& rank) {
+    Buffer& buffer = rank.buffer(masking_options(short_deadline()));
+    for (int i = 0; i < 3; ++i) dispatch_and_check(rank, buffer, all);
+    if (rank.rank() != 3) {
+      const auto begin = std::chrono::steady_clock::now();
+      for (int i = 0; i < 5; ++i) {
+        dispatch_and_check(rank, buffer, without);
+        require_same({0, 0, 0, 1}, query(rank, buffer), "masked after the deadline");
+      }
+      buffer.low_latency_clean(rank.call());
+      rank.executor()->synchronize(rank.stream());
+      const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
+      require(took.count() < 3 * short_deadline(), "the deadline is paid once, not in every call");
+    }
+    buffer.low_latency_resume();
+    require_same({0, 0, 0, 0}, query(rank, buffer), "unmasked");
+    for (int i = 0; i < 3; ++i) dispatch_and_check(rank, buffer, all);
+    buffer.check();
+    buffer.destroy();
+  });
+}
+
+/// With hooks, the send part meets the deadline too: what the lost rank acknowledges falls behind.
+TEST_P(LowLatencyMasksTest, HooksWithALostRank) {
+  DEEP_EP_NEEDS_RANKS(4);
+  const LowLatencyCase all = four_ranks(3);
+  const LowLatencyCase without = with_masks(all, masks_of({0, 1, 2}, {3}));
+  run_cluster(cluster(4), [&](Rank& rank) {
+    Buffer& buffer = rank.buffer(masking_options(short_deadline()));
+    dispatch_and_check(rank, buffer, all);
+    CallOptions options = rank.call();
+    options.return_recv_hook = true;
+    for (int i = 0; i < 4 && rank.rank() != 3; ++i) {
+      const auto a = buffer.low_latency_dispatch(upload_arguments(rank, all), options);
+      const auto b = buffer.low_latency_dispatch(upload_arguments(rank, all), options);
+      b.hook();
+      check_low_latency_dispatch(rank, without, a);
+      check_low_latency_dispatch(rank, without, b);
+    }
+    buffer.check();
+    buffer.destroy();
+  });
+}
+
+TEST_P(LowLatencyMasksTest, WithoutMaskingTheRankIsNamed) {
+  DEEP_EP_NEEDS_RANKS(4);
+  const LowLatencyCase all = four_ranks(4);
+  run_cluster(cluster(4), [&](Rank& rank) {
+    BufferOptions options = masking_options(short_deadline());
+    options.low_latency_masking = false;
+    Buffer& buffer = rank.buffer(options);
+    dispatch_and_check(rank, buffer, all);
+    if (rank.rank() == 3) return;
+    buffer.low_latency_dispatch(upload_arguments(rank, all), rank.call());
+    require_throws<TimeoutError>([&] { buffer.check(); }, {"rank 3", "low-latency dispatch"}, "a rank that is lost");
+    require_throws<TimeoutError>([&] { buffer.low_latency_dispatch(upload_arguments(rank, all), rank.call()); },
+                                 {"rank 3"}, "every later call");
+    require_throws<InvalidArgument>([&] { buffer.low_latency_clear_mask(rank.call()); }, {"low_latency_masking"},
+                                    "masks without masking");
+  });
+}
+
+TEST_P(LowLatencyLostTest, AProcessThatDiesIsMasked) {
+  DEEP_EP_NEEDS_RANKS(4);
+  const LowLatencyCase all = four_ranks(5);
+  const LowLatencyCase without = with_masks(all, masks_of({0, 1, 3}, {2}));
+  ClusterOptions options = cluster(4);
+  options.lost_rank = 2;
+  run_cluster(options, [&](Rank& rank) {
+    Buffer& buffer = rank.buffer(masking_options(short_deadline()));
+    dispatch_and_check(rank, buffer, all);
+    rank.bootstrap()->barrier();  // what it has posted to NICs has arrived
+    if (rank.rank() == 2) _exit(1);
+    for (int i = 0; i < 3; ++i) dispatch_and_check(rank, buffer, without);
+    require_same({0, 0, 1, 0}, query(rank, buffer), "masked");
+  });
+}
+
+TEST_P(LowLatencyMasksTest, RanksThatDisagree) {
+  DEEP_EP_NEEDS_RANKS(2);
+  run_cluster(cluster(2), [&](Rank& rank) {
+    Buffer& buffer = rank.buffer(low_latency_options(2, 6, 512));
+    const LowLatencyCase one =
+        make_low_latency_case({.tokens = {3, 3}, .max_tokens = 4, .hidden = rank.rank() == 0 ? 512 : 256, .topk = 2});
+    buffer.low_latency_dispatch(upload_arguments(rank, one), rank.call());
+    require_throws<RankMismatch>([&] { buffer.check(); }, {"hidden", "ranks"}, "different hidden sizes");
+  });
+}
+
+TEST_P(LowLatencyMasksTest, ExpertsThatDoNotExist) {
+  DEEP_EP_NEEDS_RANKS(1);
+  run_cluster(cluster(1), [&](Rank& rank) {
+    Buffer& buffer = rank.buffer(low_latency_options(1, 4, 128));
+    LowLatencyCase one = make_low_latency_case({.tokens = {2}, .max_tokens = 4, .hidden = 128, .topk = 2});
+    one.inputs[0].selection.idx = {0, 3, 1, -1};
+    one = with_masks(one, {});
+    buffer.low_latency_dispatch(upload_arguments(rank, one), rank.call());
+    require_throws<InvalidArgument>([&] { buffer.check(); }, {"token 0", "expert 3", "0 to 2"}, "an unknown expert");
+    buffer.destroy();
+  });
+}
+
+/// More rows than there is room for, as every token names the same expert twice.
+TEST_P(LowLatencyMasksTest, TooManyRowsForAnExpert) {
+  DEEP_EP_NEEDS_RANKS(1);
+  run_cluster(cluster(1), [&](Rank& rank) {
+    Buffer& buffer = rank.buffer(low_latency_options(1, 4, 128));
+    LowLatencyDispatchArguments arguments;
+    arguments.x = rank.upload(std::vector<std::uint16_t>(4 * 128, 0x3f80), DType::bfloat16, {4, 128});
+    arguments.topk_idx = rank.upload(std::vector<std::int64_t>(8, 1), DType::int64, {4, 2});
+    arguments.max_tokens = 4;
+    arguments.num_experts = 2;
+    const LowLatencyDispatchResult result = buffer.low_latency_dispatch(arguments, rank.call());
+    require_same({0, 4}, rank.download<std::int32_t>(result.recv_count.view()), "no more than there is room for");
+    require_throws<OutOfMemory>([&] { buffer.check(); }, {"expert 1", "4"}, "too many rows");
+    buffer.destroy();
+  });
+}
+
+TEST_P(LowLatencyMasksTest, Arguments) {
+  DEEP_EP_NEEDS_RANKS(2);
+  const LowLatencyCase one =
+      make_low_latency_case({.tokens = {3, 2}, .max_tokens = 4, .hidden = 256, .local_experts = 2, .topk = 2});
+  run_cluster(cluster(2), [&](Rank& rank) {
+    const BufferOptions options = low_latency_options(2, 4, 256);
+    Buffer& buffer = rank.buffer(options);
+    const LowLatencyDispatchArguments good = upload_arguments(rank, one);
+    const auto refused = [&](const std::vector<std::string>& words, auto change, CallOptions call) {
+      LowLatencyDispatchArguments bad = good;
+      change(bad);
+      require_throws<InvalidArgument>([&] { buffer.low_latency_dispatch(bad, call); }, words, words.front());
+    };
+    CallOptions both = rank.call();
+    both.async_finish = both.return_recv_hook = true;
+    refused(
+        {"async_finish", "return_recv_hook"}, [](auto&) {}, both);
+    refused(
+        {"use_ue8m0", "round_scale"}, [](auto& a) { a.use_ue8m0 = true; }, rank.call());
+    refused(
+        {"hidden", "512"}, [](auto& a) { a.use_ue8m0 = a.round_scale = true; }, rank.call());
+    refused(
+        {"rows of x", "1"}, [](auto& a) { a.max_tokens = 1; }, rank.call());
+    refused(
+        {"max_tokens", "low_latency_bytes"}, [](auto& a) { a.max_tokens = 30000; }, rank.call());
+    refused(
+        {"num_experts", "3"}, [](auto& a) { a.num_experts = 3; }, rank.call());
+    refused(
+        {"num_experts"}, [](auto& a) { a.num_experts = 400; }, rank.call());
+    refused(
+        {"topk_weights", "rank_major"}, [](auto& a) { a.topk_weights = a.x; }, rank.call());
+    refused(
+        {"topk_idx", "int32"}, [](auto& a) { a.topk_idx.dtype = DType::float32; }, rank.call());
+    refused(
+        {"x", "bfloat16"}, [](auto& a) { a.x.dtype = DType::float16; }, rank.call());
+    refused(
+        {"wait_recv_cost_stats"}, [](auto& a) { a.wait_recv_cost_stats = a.x; }, rank.call());
+    check_low_latency_dispatch(rank, one, buffer.low_latency_dispatch(good, rank.call()));
+    buffer.destroy();
+
+    Buffer& normal = rank.buffer({.heap_bytes = std::size_t{4} << 20});
+    require_throws<InvalidArgument>([&] { normal.low_latency_dispatch(good, rank.call()); },
+                                    {"low_latency_dispatch", "low_latency_bytes"}, "a buffer without memory for it");
+    normal.destroy();
+  });
+}
+
+TEST(LowLatencyMemoryTest, Hint) {
+  EXPECT_LT(Buffer::low_latency_bytes_hint(128, 7168, 8, 288), std::size_t{256} << 20);
+  EXPECT_THROW(Buffer::low_latency_bytes_hint(0, 7168, 8, 288), InvalidArgument);
+  for (const int ranks : {1, 2, 8, 72}) {
+    for (const int tokens : {1, 100, 1024}) {
+      const std::size_t bytes = Buffer::low_latency_bytes_hint(tokens, 4096, ranks, 256);
+      EXPECT_EQ(bytes % 128, 0u);
+      EXPECT_GE(bytes, 4 * static_cast<std::size_t>(ranks * tokens) * 8192);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace deep_ep::test

@@ -1,0 +1,279 @@
+// Low-latency calls by rails together with others: hooks, LogFMT, barriers, many calls, schedules; ranks that disagree.
+#include <algorithm>
+#include <functional>
+#include <span>
+
+#include "tests/cluster/fixture.hpp"
+#include "tests/cluster/low_latency_rails_case.hpp"
+
+namespace deep_ep::test {
+namespace {
+
+using oracle::RowFormat;
+
+constexpr Nodes kNodes{4, 2};
+
+class LowLatencyRailCallsTest : public ClusterTest {};
+DEEP_EP_BY_RAILS(LowLatencyRailCallsTest);
+
+/// Cases that differ in everything that decides where rows lie.
+std::vector<RailCase> some_cases() {
+  return {make_rail_case({.tokens = {5, 3, 0, 6}, .max_tokens = 6, .hidden = 512, .topk = 3, .seed = 1}, kNodes),
+          make_rail_case({.tokens = {2, 4, 4, 1}, .max_tokens = 4, .hidden = 1024, .topk = 5, .seed = 2}, kNodes),
+          make_rail_case({.tokens = {0, 7, 2, 3},
+                          .max_tokens = 7,
+                          .hidden = 128,
+                          .local_experts = 2,
+                          .layout = LowLatencyLayout::rank_major,
+                          .weights = true,
+                          .seed = 3},
+                         kNodes)};
+}
+
+BufferOptions options_for_cases() { return rail_options(kNodes, 8, 1024); }
+
+/// Calls with hooks go directly. They wait while calls by rails come, which receive them first.
+TEST_P(LowLatencyRailCallsTest, BetweenCallsWithHooks) {
+  DEEP_EP_NEEDS_RANKS(4);
+  const std::vector<RailCase> cases = some_cases();
+  const std::size_t rounds = under_thread_sanitizer() ? 3 : 6;
+  run_cluster(cluster(4), [&](Rank& rank) {
+    Buffer& buffer = rank.buffer(options_for_cases());
+    for (std::size_t round = 0; round < rounds; ++round) {
+      const RailCase& first = cases[round % 3];
+      const RailCase& second = cases[(round + 1) % 3];
+      const auto by_rails = dispatch_and_check(rank, buffer, first.calls.before);
+      const auto waits = buffer.low_latency_dispatch(upload_arguments(rank, second.calls.before), with_hook(rank));
+      if (round % 3 == 2) {  // received by its hook, at a different time on each rank
+        if (rank.rank() % 2 == 0) rank.executor()->synchronize(rank.stream());
+        waits.hook();
+      }
+      // In flight with it, whether it has been received or not: once of dispatch, then of combine.
+      dispatch_and_check(rank, buffer, first.calls.before);
+      waits.hook();
+      check_low_latency_dispatch(rank, second.calls.before, waits);
+
+      const auto arguments = upload_combine(rank, first.calls, by_rails.handle);
+      const auto late = buffer.low_latency_combine(upload_combine(rank, second.calls, waits.handle), with_hook(rank));
+      if (round % 2 == 1) {
+        const auto next = buffer.low_latency_dispatch(upload_arguments(rank, first.calls.before), with_hook(rank));
+        const auto now = buffer.low_latency_combine(arguments, rank.call());
+        check_low_latency_combine(rank, first.calls, first.by_rails, now.combined_x.view());
+        if (rank.rank() % 2 == 1) late.hook();
+        next.hook();
+        check_low_latency_dispatch(rank, first.calls.before, next);
+      }
+      const auto now = buffer.low_latency_combine(arguments, rank.call());
+      check_low_latency_combine(rank, first.calls, first.by_rails, now.combined_x.view());
+      check_low_latency_combine(rank, second.calls, second.direct, late.combined_x.view());
+    }
+    buffer.check();
+    buffer.destroy();
+  });
+}
+
+/// Two with hooks wait, a call by rails receives both.
+TEST_P(LowLatencyRailCallsTest, AfterTwoThatWait) {
+  DEEP_EP_NEEDS_RANKS(4);
+  const std::vector<RailCase> cases = some_cases();
+  run_cluster(cluster(4), [&](Rank& rank) {
+    Buffer& buffer = rank.buffer(options_for_cases());
+    for (std::size_t round = 0; round < 3; ++round) {
+      const RailCase& one = cases[round];
+      const auto dispatched = dispatch_and_check(rank, buffer, one.calls.before);
+      const auto arguments = upload_combine(rank, one.calls, dispatched.handle);
+      const auto a = buffer.low_latency_dispatch(upload_arguments(rank, one.calls.before), with_hook(rank));
+      const auto b = buffer.low_latency_dispatch(upload_arguments(rank, one.calls.before), with_hook(rank));
+      const auto c = buffer.low_latency_combine(arguments, with_hook(rank));
+      const auto d = buffer.low_latency_combine(arguments, with_hook(rank));
+      const auto combined = buffer.low_latency_combine(arguments, rank.call());
+      dispatch_and_check(rank, buffer, one.calls.before);
+      for (const auto* const waited : {&a, &b}) check_low_latency_dispatch(rank, one.calls.before, *waited);
+      for (const auto* const waited : {&c, &d}) {
+        check_low_latency_combine(rank, one.calls, one.direct, waited->combined_x.view());
+      }
+      check_low_latency_combine(rank, one.calls, one.by_rails, combined.combined_x.view());
+    }
+    buffer.check();
+    buffer.destroy();
+  });
+}
+
+/// LogFMT goes directly; barriers go their own way; a communication stream receives at once, so by rails.
+TEST_P(LowLatencyRailCallsTest, BetweenLogfmtBarriersAndStreams) {
+  DEEP_EP_NEEDS_RANKS(4);
+  const std::vector<RailCase> cases = some_cases();
+  run_cluster(cluster(4), [&](Rank& rank) {
+    Buffer& buffer = rank.buffer(options_for_cases());
+    CallOptions asynchronous = rank.call();
+    asynchronous.async_finish = true;
+    for (std::size_t round = 0; round < 6; ++round) {
+      const RailCase& one = cases[round % 3];
+      LowLatencyCombineCase logfmt = one.calls;
+      logfmt.options.logfmt = true;
+      const auto dispatched = buffer.low_latency_dispatch(upload_arguments(rank, one.calls.before), asynchronous);
+      rank.executor()->wait_event(rank.stream(), dispatched.event);
+      check_low_latency_dispatch(rank, one.calls.before, dispatched);
+      if (round % 2 == 0) buffer.low_latency_clean(rank.call());
+      const auto arguments = upload_combine(rank, one.calls, dispatched.handle);
+      const auto lossy = buffer.low_latency_combine(upload_combine(rank, logfmt, dispatched.handle), rank.call());
+      const auto combined = buffer.low_latency_combine(arguments, asynchronous);
+      rank.executor()->wait_event(rank.stream(), combined.event);
+      if (round % 2 == 1) buffer.low_latency_clean(rank.call());
+      check_low_latency_combine(rank, logfmt, logfmt.expected(), lossy.combined_x.view());
+      check_low_latency_combine(rank, one.calls, one.by_rails, combined.combined_x.view());
+    }
+    buffer.check();
+    buffer.destroy();
+  });
+}
+
+/// Calls without any rest between them: the halves of all memory take turns, and shapes change from call to call.
+TEST_P(LowLatencyRailCallsTest, ManyTinyCalls) {
+  DEEP_EP_NEEDS_RANKS(4);
+  const std::int64_t calls = environment_number("DEEP_EP_TEST_CALLS", under_thread_sanitizer() ? 40 : 200);
+  std::vector<RailCase> cases;
+  for (std::uint64_t seed = 1; seed <= 5; ++seed) {
+    LowLatencyCaseShape shape{.tokens = oracle::make_token_counts(oracle::TokenCounts::different, 4, 2, seed),
+                              .max_tokens = 1 + static_cast<std::int64_t>(seed % 2) * 2,
+                              .hidden = 128 * (1 + static_cast<std::int64_t>(seed) % 3),
+                              .local_experts = 2,
+                              .topk = 2 + static_cast<int>(seed % 4),
+                              .seed = seed};
+    for (std::int64_t& tokens : shape.tokens) tokens = std::min(tokens, shape.max_tokens);
+    cases.push_back(make_rail_case(shape, kNodes));
+  }
+  ClusterOptions options = cluster(4);
+  options.host = {.multiprocessors = 2, .warps_per_block = 2};
+  run_cluster(options, [&](Rank& rank) {
+    Buffer& buffer = rank.buffer(options_for_cases());
+    std::vector<LowLatencyDispatchArguments> dispatches;
+    std::vector<LowLatencyHandle> handles;
+    std::vector<LowLatencyCombineArguments> combines;
+    for (const RailCase& one : cases) {
+      dispatches.push_back(upload_arguments(rank, one.calls.before));
+      handles.push_back(buffer.low_latency_dispatch(dispatches.back(), rank.call()).handle);
+    }
+    for (std::size_t i = 0; i < cases.size(); ++i) combines.push_back(upload_combine(rank, cases[i].calls, handles[i]));
+    for (std::int64_t call = 0; call < calls; ++call) {
+      const auto which = static_cast<std::size_t>(call * 3 % 5);
+      const auto other = static_cast<std::size_t>(call * 2 % 5);
+      const auto dispatched = buffer.low_latency_dispatch(dispatches[which], rank.call());
+      const auto combined = buffer.low_latency_combine(combines[other], rank.call());
+      // Ranks look at their results at different times, so each is ahead of the others once.
+      if (call % 8 != 2 * rank.rank()) continue;
+      check_low_latency_dispatch(rank, cases[which].calls.before, dispatched);
+      check_low_latency_combine(rank, cases[other].calls, cases[other].by_rails, combined.combined_x.view());
+    }
+    buffer.check();
+    buffer.destroy();
+  });
+}
+
+/// The same calls under many schedules of the CPU executor.
+TEST(LowLatencyRailScheduleTest, EverySeedGivesTheSame) {
+  const std::int64_t first = environment_number("DEEP_EP_TEST_FIRST_SCHEDULE", 1);
+  const std::int64_t count = environment_number("DEEP_EP_TEST_SCHEDULES", under_thread_sanitizer() ? 2 : 8);
+  for (std::int64_t seed = first; seed < first + count; ++seed) {
+    SCOPED_TRACE("DEEP_EP_TEST_FIRST_SCHEDULE=" + std::to_string(seed));
+    const Nodes nodes = seed % 3 == 0 ? Nodes{6, 2} : kNodes;
+    LowLatencyCaseShape shape{.tokens = {9, 0, 11, 2},
+                              .max_tokens = 11,
+                              .hidden = 256,
+                              .topk = 5,
+                              .routing = oracle::Routing::some_dropped,
+                              .seed = 3};
+    if (nodes.ranks == 6) shape.tokens = {4, 0, 3, 5, 0, 2};
+    const RailCase one = make_rail_case(shape, nodes);
+    LowLatencyCaseShape fp8 = shape;
+    fp8.format = RowFormat::fp8;
+    const LowLatencyCase other = make_low_latency_case(fp8);
+    ClusterOptions options{.ranks = nodes.ranks, .where = {}, .host = {}};
+    options.where.topology = Topology::rails;
+    options.host = {
+        .multiprocessors = 2, .warps_per_block = seed % 2 == 0 ? 8 : 4, .seed = static_cast<std::uint64_t>(seed)};
+    ASSERT_NO_THROW(run_cluster(options, [&](Rank& rank) {
+      Buffer& buffer = rank.buffer(rail_options(nodes, 11, 256));
+      for (int i = 0; i < 2; ++i) {
+        dispatch_and_check(rank, buffer, other);
+        const auto a = dispatch_and_check(rank, buffer, one.calls.before);
+        const auto b = buffer.low_latency_dispatch(upload_arguments(rank, other), with_hook(rank));
+        const LowLatencyCombineArguments arguments = upload_combine(rank, one.calls, a.handle);
+        const auto later = buffer.low_latency_combine(arguments, with_hook(rank));
+        combine_both_ways(rank, buffer, one.calls, one.by_rails, a.handle);
+        b.hook();
+        check_low_latency_dispatch(rank, other, b);
+        check_low_latency_combine(rank, one.calls, one.direct, later.combined_x.view());
+      }
+      buffer.low_latency_clean(rank.call());
+      buffer.check();
+      buffer.destroy();
+    }));
+  }
+}
+
+/// How a call of ranks that disagree ends: at least one of them names the mismatch, and none gets a result.
+void require_disagreement(Rank& rank, const std::vector<std::string>& words, const std::function<void()>& call) {
+  std::string text;
+  char mismatch = 0;
+  try {
+    call();
+    text = "nothing was thrown";
+  } catch (const RankMismatch& error) {
+    mismatch = 1;
+    for (const std::string& word : words) {
+      if (std::string(error.what()).find(word) == std::string::npos) text = "'" + word + "' not in: " + error.what();
+    }
+  } catch (const TimeoutError&) {  // it waited for a rank that had found out
+  } catch (const std::exception& error) {
+    text = error.what();
+  }
+  // Everybody comes here before anybody gives up, so that failures are reported as they are.
+  const std::vector<std::byte> all = rank.bootstrap()->all_gather(std::as_bytes(std::span(&mismatch, 1)));
+  require(text.empty(), text);
+  require(std::ranges::count(all, std::byte{1}) > 0, "no rank found the mismatch");
+}
+
+TEST_P(LowLatencyRailCallsTest, OneRankAsksForAHook) {
+  DEEP_EP_NEEDS_RANKS(4);
+  // Every token goes everywhere, so every rank waits for something of every other.
+  const RailCase one =
+      make_rail_case({.tokens = {4, 4, 4, 4}, .max_tokens = 4, .hidden = 256, .local_experts = 1, .topk = 4}, kNodes);
+  for (const bool combine : {false, true}) {
+    // Rows of combine that go directly, and rows that do not, may take the same place: no rank returns the outcome.
+    if (combine && under_thread_sanitizer()) continue;
+    run_cluster(cluster(4), [&](Rank& rank) {
+      BufferOptions options = options_for_cases();
+      options.timeout_s = short_deadline();
+      Buffer& buffer = rank.buffer(options);
+      const auto dispatched = dispatch_and_check(rank, buffer, one.calls.before);
+      const auto arguments = upload_combine(rank, one.calls, dispatched.handle);
+      const CallOptions odd = rank.rank() == 1 ? with_hook(rank) : rank.call();
+      rank.bootstrap()->barrier();
+      require_disagreement(rank, {combine ? "low_latency_combine" : "low_latency_dispatch", "return_recv_hook"}, [&] {
+        if (combine) {
+          const auto result = buffer.low_latency_combine(arguments, odd);
+          if (result.hook) result.hook();
+        } else {
+          const auto result = buffer.low_latency_dispatch(upload_arguments(rank, one.calls.before), odd);
+          if (result.hook) result.hook();
+        }
+        buffer.check();
+      });
+    });
+  }
+}
+
+TEST_P(LowLatencyRailCallsTest, OneRankHasAnotherOption) {
+  DEEP_EP_NEEDS_RANKS(4);
+  run_cluster(cluster(4), [&](Rank& rank) {
+    BufferOptions options = options_for_cases();
+    options.low_latency_rails = rank.rank() == 2 ? LowLatencyRails::never : LowLatencyRails::always;
+    require_throws<RankMismatch>([&] { rank.buffer(options); }, {"low_latency_rails", "rank 2"}, "the constructor");
+    options.low_latency_rails = LowLatencyRails::never;
+    rank.buffer(options).destroy();
+  });
+}
+
+}  // namespace
+}  // namespace deep_ep::test

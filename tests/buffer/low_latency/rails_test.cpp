@@ -1,0 +1,246 @@
+// Low-latency calls by rails against the oracle: nodes of all kinds, shapes, selections. What they do beside other
+// calls is in low_latency_rails_calls_test.cpp.
+#include <algorithm>
+
+#include "tests/cluster/fixture.hpp"
+#include "tests/cluster/low_latency_rails_case.hpp"
+
+namespace deep_ep::test {
+namespace {
+
+using oracle::Routing;
+using oracle::RowFormat;
+
+constexpr Nodes kNodes[] = {{4, 2}, {6, 3}, {6, 2}, {8, 4}, {8, 2}};
+
+class LowLatencyRailsTest : public ClusterTest {
+ protected:
+  /// One dispatch after the other on one buffer; `configs` in turn.
+  void dispatch(const Nodes& nodes, const std::vector<LowLatencyCase>& cases,
+                const std::vector<Config>& configs = {{}}) const {
+    std::int64_t max_tokens = 1;
+    std::int64_t hidden = 1;
+    for (const LowLatencyCase& one : cases) {
+      max_tokens = std::max(max_tokens, one.shape.max_tokens);
+      hidden = std::max(hidden, one.shape.hidden);
+    }
+    run_cluster(cluster(nodes.ranks), [&](Rank& rank) {
+      Buffer& buffer = rank.buffer(rail_options(nodes, max_tokens, hidden));
+      for (std::size_t i = 0; i < cases.size(); ++i) {
+        dispatch_and_check(rank, buffer, cases[i], configs[i % configs.size()]);
+        rank.release();
+      }
+      buffer.check();
+      buffer.destroy();
+    });
+  }
+
+  /// One dispatch and two combines after the other.
+  void combine(const Nodes& nodes, const std::vector<LowLatencyCombineCase>& all,
+               const std::vector<Config>& configs = {{}}) const {
+    std::int64_t max_tokens = 1;
+    std::int64_t hidden = 1;
+    std::vector<RailCase> cases;
+    for (const LowLatencyCombineCase& one : all) {
+      max_tokens = std::max(max_tokens, one.before.shape.max_tokens);
+      hidden = std::max({hidden, one.hidden, one.before.shape.hidden});
+      cases.push_back(make_rail_case(one, nodes));
+    }
+    run_cluster(cluster(nodes.ranks), [&](Rank& rank) {
+      Buffer& buffer = rank.buffer(rail_options(nodes, max_tokens, hidden));
+      for (std::size_t i = 0; i < cases.size(); ++i) {
+        const Config& config = configs[i % configs.size()];
+        const auto dispatched = dispatch_and_check(rank, buffer, cases[i].calls.before, config);
+        combine_both_ways(rank, buffer, cases[i].calls, cases[i].by_rails, dispatched.handle, config);
+        rank.release();
+      }
+      buffer.check();
+      buffer.destroy();
+    });
+  }
+};
+DEEP_EP_BY_RAILS(LowLatencyRailsTest);
+
+LowLatencyCaseShape random_shape(int ranks, std::uint64_t seed) {
+  return random_low_latency_shape(ranks, seed, {.tokens = 7, .many_tokens = 24, .hidden = 2560, .local_experts = 5});
+}
+
+// Sanitizers take up to a hundred times as long; what they can see is the same in fewer calls.
+int rounds() { return under_sanitizer() ? 1 : 6; }
+bool too_many(const Nodes& nodes) { return under_thread_sanitizer() && nodes.ranks > 6; }
+
+TEST_P(LowLatencyRailsTest, DispatchOfRandomShapes) {
+  oracle::Random random(test_seed());
+  for (const Nodes& nodes : kNodes) {
+    // The most words that there may be before the row.
+    LowLatencyCaseShape longest{.tokens = std::vector<std::int64_t>(static_cast<std::size_t>(nodes.ranks), 2),
+                                .max_tokens = 2,
+                                .hidden = 128,
+                                .local_experts = 8,
+                                .topk = 32,
+                                .format = RowFormat::bf16,
+                                .layout = LowLatencyLayout::rank_major,
+                                .weights = true};
+    std::vector<LowLatencyCase> cases = {make_low_latency_case(longest)};
+    for (int i = 0; i < rounds(); ++i) cases.push_back(make_low_latency_case(random_shape(nodes.ranks, random.next())));
+    if (missing(GetParam(), nodes.ranks).empty() && !too_many(nodes)) dispatch(nodes, cases);
+  }
+}
+
+TEST_P(LowLatencyRailsTest, CombineOfRandomShapes) {
+  oracle::Random random(test_seed());
+  for (const Nodes& nodes : kNodes) {
+    std::vector<LowLatencyCombineCase> cases;
+    for (int i = 0; i < rounds(); ++i) {
+      const LowLatencyCaseShape shape = random_shape(nodes.ranks, random.next());
+      cases.push_back(make_low_latency_combine_case(shape, random.chance(0.2) ? 128 * (1 + random.below(9)) : 0));
+    }
+    if (missing(GetParam(), nodes.ranks).empty() && !too_many(nodes)) combine(nodes, cases);
+  }
+}
+
+TEST_P(LowLatencyRailsTest, EveryFormatAndLayout) {
+  DEEP_EP_NEEDS_RANKS(4);
+  std::vector<LowLatencyCase> cases;
+  for (const RowFormat format : oracle::kRowFormats) {
+    for (const LowLatencyLayout layout : {LowLatencyLayout::expert_major, LowLatencyLayout::rank_major}) {
+      const bool rank_major = layout == LowLatencyLayout::rank_major;
+      cases.push_back(make_low_latency_case({.tokens = {5, 0, 3, 4},
+                                             .max_tokens = 5,
+                                             .hidden = 1024,
+                                             .format = format,
+                                             .layout = layout,
+                                             .weights = rank_major && format != RowFormat::fp8,
+                                             .idx_dtype = rank_major ? DType::int32 : DType::int64,
+                                             .seed = cases.size() + 1}));
+    }
+  }
+  dispatch({4, 2}, cases);
+}
+
+/// Tokens that all go to one node, none to their own, or only to their own; and the rails of ranks without tokens have
+/// rows of others to hand on.
+TEST_P(LowLatencyRailsTest, SelectionsOfSomeNodesOnly) {
+  if (under_thread_sanitizer()) GTEST_SKIP() << "has no threads that the other tests have not";
+  const std::vector<std::function<bool(int, int)>> choices = {
+      [](int, int to) { return to == 0; },
+      [](int from, int to) { return from != to; },
+      [](int from, int to) { return from == to; },
+      [](int from, int to) { return to == from || from == 1; },
+      [](int, int) { return false; },
+  };
+  for (const Nodes nodes : {Nodes{4, 2}, Nodes{6, 2}}) {
+    if (!missing(GetParam(), nodes.ranks).empty()) continue;
+    std::vector<LowLatencyCombineCase> cases;
+    for (const auto& allowed : choices) {
+      for (const LowLatencyLayout layout : {LowLatencyLayout::expert_major, LowLatencyLayout::rank_major}) {
+        LowLatencyCaseShape shape{.tokens = {},
+                                  .max_tokens = 6,
+                                  .hidden = 256,
+                                  .format = RowFormat::bf16,
+                                  .layout = layout,
+                                  .seed = cases.size() + 1};
+        for (int rank = 0; rank < nodes.ranks; ++rank) shape.tokens.push_back(rank % 3 == 1 ? 0 : 6 - rank % 4);
+        cases.push_back(make_combine_case_after(select_nodes(make_low_latency_case(shape), nodes, allowed)));
+      }
+    }
+    combine(nodes, cases);
+  }
+}
+
+/// Owners may leave out, at combine, what they selected at dispatch: parts of nodes that are left out, too.
+TEST_P(LowLatencyRailsTest, SelectionsThatHaveGone) {
+  DEEP_EP_NEEDS_RANKS(4);
+  std::vector<LowLatencyCombineCase> cases;
+  for (const double share : {0.3, 0.8, 1.0}) {
+    for (const LowLatencyLayout layout : {LowLatencyLayout::expert_major, LowLatencyLayout::rank_major}) {
+      auto one = make_low_latency_combine_case({.tokens = {7, 9, 0, 4},
+                                                .max_tokens = 45,
+                                                .hidden = 128,
+                                                .topk = 5,
+                                                .routing = cases.size() > 3 ? Routing::uniform : Routing::duplicates,
+                                                .layout = layout,
+                                                .seed = cases.size() + 1});
+      oracle::Random random(cases.size());
+      for (auto& input : one.inputs) {
+        for (auto& expert : input.selection.idx) {
+          if (random.chance(share)) expert = -1 - random.below(3);
+        }
+        for (float& weight : input.selection.weights) weight *= -1.5f;
+      }
+      cases.push_back(std::move(one));
+    }
+  }
+  combine({4, 2}, cases);
+}
+
+TEST_P(LowLatencyRailsTest, MoreTokensThanBlocksAndEveryShareOfWarps) {
+  DEEP_EP_NEEDS_RANKS(4);
+  std::vector<Config> configs = {{.num_sms = 1},
+                                 {.num_sms = 2, .warps_per_block = 1},
+                                 {.num_sms = 3, .warps_per_block = 9},
+                                 {.num_sms = 1, .warps_per_block = 16}};
+  if (under_thread_sanitizer()) configs.resize(2);
+  std::vector<LowLatencyCombineCase> cases;
+  for (std::size_t i = 0; i < configs.size(); ++i) {
+    LowLatencyCaseShape shape{.tokens = {40, 33, 0, 17}, .max_tokens = 40, .hidden = 256, .seed = 10 + i};
+    if (i == 2) shape.hidden = 1280;
+    if (under_thread_sanitizer()) shape.tokens = {9, 12, 0, 7};
+    cases.push_back(make_low_latency_combine_case(shape));
+  }
+  combine({4, 2}, cases, configs);
+}
+
+/// Dispatch gives the same bits either way; combine gives what its own oracle says.
+TEST_P(LowLatencyRailsTest, NeverAndAlways) {
+  if (under_thread_sanitizer()) GTEST_SKIP() << "has no threads that the other tests have not";
+  DEEP_EP_NEEDS_RANKS(4);
+  const Nodes nodes{4, 2};
+  const RailCase one =
+      make_rail_case({.tokens = {8, 6, 7, 8}, .max_tokens = 8, .hidden = 1024, .local_experts = 2, .topk = 6}, nodes);
+  bool differ = false;
+  for (std::size_t r = 0; r < one.direct.size(); ++r) differ |= one.direct[r].x != one.by_rails[r].x;
+  ASSERT_TRUE(differ) << "the additional rounding shows";
+  run_cluster(cluster(4), [&](Rank& rank) {
+    BufferOptions options = rail_options(nodes, 8, 1024);
+    options.low_latency_rails = LowLatencyRails::never;
+    Buffer& never = rank.buffer(options);
+    options.low_latency_rails = LowLatencyRails::always;
+    Buffer& always = rank.buffer(options);
+    for (int i = 0; i < 2; ++i) {
+      const auto directly = dispatch_and_check(rank, never, one.calls.before);
+      const auto by_rails = dispatch_and_check(rank, always, one.calls.before);
+      combine_both_ways(rank, never, one.calls, one.direct, directly.handle);
+      combine_both_ways(rank, always, one.calls, one.by_rails, by_rails.handle);
+    }
+    for (Buffer* const buffer : {&never, &always}) {
+      buffer->check();
+      buffer->destroy();
+    }
+  });
+}
+
+/// Calls that cannot go by rails are calls like any other, even with `always`.
+TEST_P(LowLatencyRailsTest, WhereTheyAreNotPossible) {
+  if (under_thread_sanitizer()) GTEST_SKIP() << "has no threads that the other tests have not";
+  DEEP_EP_NEEDS_RANKS(4);
+  const Nodes nodes{4, 2};
+  const RailCase one = make_rail_case({.tokens = {6, 6, 5, 6}, .max_tokens = 6, .hidden = 512}, nodes);
+  run_cluster(cluster(4), [&](Rank& rank) {
+    BufferOptions masking = rail_options(nodes, 6, 512);
+    masking.low_latency_masking = true;
+    BufferOptions no_nvlink = rail_options(nodes, 6, 512);
+    no_nvlink.allow_nvlink_for_low_latency = false;
+    for (const BufferOptions& options :
+         {masking, no_nvlink, rail_options({4, 1}, 6, 512), rail_options({4, 4}, 6, 512)}) {
+      Buffer& buffer = rank.buffer(options);
+      const auto dispatched = dispatch_and_check(rank, buffer, one.calls.before);
+      combine_both_ways(rank, buffer, one.calls, one.direct, dispatched.handle);
+      buffer.check();
+      buffer.destroy();
+    }
+  });
+}
+
+}  // namespace
+}  // namespace deep_ep::test

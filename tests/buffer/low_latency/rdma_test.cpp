@@ -1,0 +1,186 @@
+// Low-latency calls over RDMA: operations that fail, and many schedules. What they share with calls over NVLink is
+// tested there, in every topology; ThreadSanitizer sees it here.
+#include <chrono>
+#include <cstring>
+#include <thread>
+#include <vector>
+
+#include "kernels/low_latency/params.hpp"
+#include "tests/cluster/counting_executor.hpp"
+#include "tests/cluster/fixture.hpp"
+#include "tests/cluster/low_latency_combine_case.hpp"
+
+namespace deep_ep::test {
+namespace {
+
+constexpr int kRanks = 3;
+
+/// Gives kernels a wrong key for one peer's heap the first time they get any.
+class SpoilingExecutor final : public CountingExecutor {
+ public:
+  SpoilingExecutor(std::shared_ptr<Executor> inner, LowLatencyChannel channel, int peer)
+      : CountingExecutor(std::move(inner)), entry_(static_cast<std::size_t>(channel) * kRanks + peer) {}
+
+  void copy(void* destination, const void* source, std::size_t bytes, StreamHandle stream) override {
+    constexpr std::size_t kEntries = static_cast<std::size_t>(LowLatencyChannel::count) * kRanks;
+    if (spoiled_ || bytes != kEntries * sizeof(RdmaPeerParams)) {
+      return CountingExecutor::copy(destination, source, bytes, stream);
+    }
+    spoiled_ = true;
+    std::vector<RdmaPeerParams> table(kEntries);
+    std::memcpy(table.data(), source, bytes);
+    table[entry_].remote_key ^= 0xffu;
+    CountingExecutor::copy(destination, table.data(), bytes, stream);
+    synchronize(stream);
+  }
+
+ private:
+  std::size_t entry_;
+  bool spoiled_ = false;
+};
+
+class LowLatencyRdmaTest : public ClusterTest {};
+INSTANTIATE_TEST_SUITE_P(On, LowLatencyRdmaTest, testing::ValuesIn(kThreads), name_of_place);
+
+LowLatencyCase three_ranks() {
+  return make_low_latency_case({.tokens = {5, 4, 6}, .max_tokens = 6, .hidden = 256, .local_experts = 2, .topk = 3});
+}
+
+BufferOptions only_rdma(bool masking) {
+  BufferOptions options = low_latency_options(kRanks, 6, 256);
+  options.low_latency_masking = masking;
+  options.allow_nvlink_for_low_latency = false;
+  options.timeout_s = short_deadline();
+  return options;
+}
+
+/// A buffer whose dispatches from rank 0 to rank 2 fail.
+Buffer spoiled_buffer(const Rank& rank, bool masking) {
+  std::shared_ptr<Executor> executor = rank.executor();
+  if (rank.rank() == 0) executor = std::make_shared<SpoilingExecutor>(executor, LowLatencyChannel::dispatch, 2);
+  return Buffer(rank.bootstrap(), executor, only_rdma(masking));
+}
+
+TEST_P(LowLatencyRdmaTest, AFailedOperationNamesThePeer) {
+  DEEP_EP_NEEDS_RANKS(kRanks);
+  const LowLatencyCase all = three_ranks();
+  run_cluster(cluster(kRanks), [&](Rank& rank) {
+    Buffer buffer = spoiled_buffer(rank, false);
+    buffer.low_latency_dispatch(upload_arguments(rank, all), rank.call());
+    if (rank.rank() == 0) {
+      // The next dispatch looks for the completions of this one, if it did not see them itself.
+      const auto next = [&] {
+        buffer.low_latency_dispatch(upload_arguments(rank, all), rank.call());
+        buffer.check();
+      };
+      require_throws<SystemError>(next, {"RDMA write to rank 2 failed", "remote access"}, "the next call");
+      require_throws<SystemError>([&] { buffer.low_latency_dispatch(upload_arguments(rank, all), rank.call()); },
+                                  {"rank 2"}, "every later call");
+    } else if (rank.rank() == 2) {
+      require_throws<TimeoutError>([&] { buffer.check(); }, {"rank 0", "low-latency dispatch"}, "who got nothing");
+    }
+    rank.bootstrap()->barrier();  // no heap goes away while another rank's NIC may still write to it
+  });
+}
+
+TEST_P(LowLatencyRdmaTest, WithMaskingThePeerIsMaskedAndComesBackWithNewConnections) {
+  DEEP_EP_NEEDS_RANKS(kRanks);
+  const LowLatencyCase all = three_ranks();
+  run_cluster(cluster(kRanks), [&](Rank& rank) {
+    Buffer buffer = spoiled_buffer(rank, true);
+    for (int call = 0; call < 3; ++call) {
+      buffer.low_latency_dispatch(upload_arguments(rank, all), rank.call());
+      rank.executor()->synchronize(rank.stream());
+      rank.bootstrap()->barrier();  // a rank that has waited in vain is not late for the next call
+    }
+    const TensorView status = rank.upload(std::vector<std::int32_t>(kRanks, -1), DType::int32, {kRanks});
+    buffer.low_latency_query_mask(status, rank.call());
+    const auto masked = rank.download<std::int32_t>(status);
+    const auto expected = [&]() -> std::vector<std::int32_t> {
+      if (rank.rank() == 0) return {0, 0, 1};  // it cannot reach rank 2, which does not learn of it
+      return rank.rank() == 2 ? std::vector<std::int32_t>{1, 0, 0} : std::vector<std::int32_t>{0, 0, 0};
+    }();
+    require_same(expected, masked, "masks");
+    buffer.low_latency_resume();
+    for (int call = 0; call < 3; ++call) {
+      check_low_latency_dispatch(rank, all, buffer.low_latency_dispatch(upload_arguments(rank, all), rank.call()));
+    }
+    buffer.check();
+    buffer.destroy();
+  });
+}
+
+/// Has no memory for rings when told so.
+class PoorExecutor final : public CountingExecutor {
+ public:
+  using CountingExecutor::CountingExecutor;
+  bool poor = false;
+  void* allocate_pinned(std::size_t bytes) override {
+    if (poor) throw OutOfMemory("no pinned memory is left");
+    return CountingExecutor::allocate_pinned(bytes);
+  }
+};
+
+TEST_P(LowLatencyRdmaTest, AResumeThatFailsEndsTheBuffer) {
+  DEEP_EP_NEEDS_RANKS(kRanks);
+  const LowLatencyCase all = three_ranks();
+  run_cluster(cluster(kRanks), [&](Rank& rank) {
+    const auto executor = std::make_shared<PoorExecutor>(rank.executor());
+    Buffer buffer(rank.bootstrap(), executor, only_rdma(true));
+    check_low_latency_dispatch(rank, all, buffer.low_latency_dispatch(upload_arguments(rank, all), rank.call()));
+    executor->poor = rank.rank() == 1;
+    require_throws<Error>([&] { buffer.low_latency_resume(); }, {"no pinned memory is left"}, "on every rank");
+    executor->poor = false;
+    require_throws<SystemError>([&] { buffer.low_latency_dispatch(upload_arguments(rank, all), rank.call()); },
+                                {"low_latency_resume", "no pinned memory is left"}, "every later call");
+    buffer.destroy();
+  });
+}
+
+/// Dispatch and combine, with and without hooks, two in flight, under many schedules of the CPU executor.
+TEST(LowLatencyRdmaScheduleTest, EverySeedGivesTheSame) {
+  const std::int64_t first = environment_number("DEEP_EP_TEST_FIRST_SCHEDULE", 1);
+  const std::int64_t count = environment_number("DEEP_EP_TEST_SCHEDULES", under_thread_sanitizer() ? 2 : 6);
+  std::vector<LowLatencyCombineCase> cases;
+  for (const bool logfmt : {false, true}) {
+    cases.push_back(make_low_latency_combine_case({.tokens = {9, 0, 14, 2},
+                                                   .max_tokens = 14,
+                                                   .hidden = 256,
+                                                   .topk = 3,
+                                                   .routing = oracle::Routing::some_dropped,
+                                                   .seed = 3}));
+    cases.back().options.logfmt = logfmt;
+  }
+  for (std::int64_t seed = first; seed < first + count; ++seed) {
+    SCOPED_TRACE("DEEP_EP_TEST_FIRST_SCHEDULE=" + std::to_string(seed));
+    ClusterOptions options{.ranks = 4, .where = {}, .host = {}};
+    options.where.topology = seed % 2 == 0 ? Topology::only_rdma : Topology::two_nodes;
+    options.host = {
+        .multiprocessors = 2, .warps_per_block = seed % 3 == 0 ? 8 : 4, .seed = static_cast<std::uint64_t>(seed)};
+    ASSERT_NO_THROW(run_cluster(options, [&](Rank& rank) {
+      Buffer& buffer = rank.buffer(low_latency_options(4, 14, 256));
+      CallOptions with_hook = rank.call();
+      with_hook.return_recv_hook = true;
+      for (const LowLatencyCombineCase& one : cases) {
+        const auto expected = one.expected();
+        const auto a = buffer.low_latency_dispatch(upload_arguments(rank, one.before), with_hook);
+        const auto b = buffer.low_latency_dispatch(upload_arguments(rank, one.before), with_hook);
+        b.hook();
+        check_low_latency_dispatch(rank, one.before, a);
+        check_low_latency_dispatch(rank, one.before, b);
+        const LowLatencyCombineArguments arguments = upload_combine(rank, one, a.handle);
+        const auto now = buffer.low_latency_combine(arguments, rank.call());
+        const auto later = buffer.low_latency_combine(arguments, with_hook);
+        check_low_latency_combine(rank, one, expected, now.combined_x.view());
+        later.hook();
+        check_low_latency_combine(rank, one, expected, later.combined_x.view());
+      }
+      buffer.low_latency_clean(rank.call());
+      buffer.check();
+      buffer.destroy();
+    }));
+  }
+}
+
+}  // namespace
+}  // namespace deep_ep::test

@@ -1,0 +1,157 @@
+// Too little memory, and more than 32 bits can count: windows with credits, received tensors outside the heap, offsets
+// beyond 4 GiB.
+#include "tests/cluster/fixture.hpp"
+
+namespace deep_ep::test {
+namespace {
+
+constexpr std::size_t kKiB = 1024;
+constexpr std::size_t kMiB = 1024 * kKiB;
+
+class MemoryTest : public ClusterTest {};
+DEEP_EP_ON_THREADS(MemoryTest);
+
+/// Rounds whose received rows are several times what the windows below hold.
+std::vector<Shape> large_rounds() {
+  const std::int64_t less = under_thread_sanitizer() ? 3 : 1;  // still several windows
+  std::vector<Shape> shapes;
+  for (const auto routing :
+       {oracle::Routing::uniform, oracle::Routing::one_hot_expert, oracle::Routing::some_dropped}) {
+    shapes.push_back({.tokens = {150 / less, 0, 97 / less},
+                      .local_experts = 3,
+                      .routing = routing,
+                      .hidden = 1024,
+                      .combine_hidden = 1024,
+                      .bias_0 = true,
+                      .seed = shapes.size() + 1});
+    shapes.push_back({.tokens = {120 / less, 64 / less, 3},
+                      .local_experts = 3,
+                      .routing = routing,
+                      .dtype = DType::float8_e4m3,
+                      .hidden = 2048,
+                      .scales = 16,
+                      .scale_layout = ScaleLayout::column_major,
+                      .combine_hidden = 512,
+                      .seed = shapes.size() + 1});
+  }
+  return shapes;
+}
+
+TEST_P(MemoryTest, SmallWindowsNeedManyRoundsWhenPushing) {
+  DEEP_EP_NEEDS_RANKS(3);
+  run_rounds(cluster(3), large_rounds(), {.config = {}, .returned_in_heap = false},
+             {.heap_bytes = 64 * kMiB, .window_bytes = 128 * kKiB});
+}
+
+TEST_P(MemoryTest, ReceivesThroughTheWindowWhenTheHeapIsFull) {
+  DEEP_EP_NEEDS_RANKS(3);
+  std::vector<Case> cases;
+  for (const Shape& shape : large_rounds()) cases.push_back(make_case(shape));
+  run_cluster(cluster(3), [&](Rank& rank) {
+    Buffer& buffer = rank.buffer({.heap_bytes = 8 * kMiB, .window_bytes = 128 * kKiB});
+    std::vector<Tensor> hoard = take_whole_heap(rank, buffer);
+    for (const Case& one : cases) {
+      const DispatchResult result = buffer.dispatch(upload_inputs(rank, one).dispatch, rank.call());
+      check_dispatch(rank, one, result);
+      require(one.rows(rank.rank()) == 0 || !buffer.in_heap(result.recv_x.view()), "recv_x cannot lie in a full heap");
+      Returned returned = upload_returned(rank, buffer, one, result.handle, false);
+      check_combine(rank, one, buffer.combine(returned.combine, rank.call()));
+      rank.release();
+    }
+    hoard.clear();
+    // Once the memory is back, rows go straight to their tensors again.
+    const DispatchResult result = buffer.dispatch(upload_inputs(rank, cases[0]).dispatch, rank.call());
+    check_dispatch(rank, cases[0], result);
+    require(buffer.in_heap(result.recv_x.view()), "recv_x lies in the heap once there is room");
+    buffer.destroy();
+  });
+}
+
+TEST_P(MemoryTest, OneRankMayBeShortOfMemory) {
+  DEEP_EP_NEEDS_RANKS(3);
+  const Case one = make_case(large_rounds()[0]);
+  run_cluster(cluster(3), [&](Rank& rank) {
+    Buffer& buffer = rank.buffer({.heap_bytes = 8 * kMiB, .window_bytes = 256 * kKiB});
+    std::vector<Tensor> hoard;
+    if (rank.rank() == 1) hoard = take_whole_heap(rank, buffer);
+    for (const std::int64_t worst : {0, 500}) {
+      run_round(rank, buffer, one, {.config = {}, .num_worst_tokens = worst, .returned_in_heap = false});
+    }
+    buffer.destroy();
+  });
+}
+
+TEST_P(MemoryTest, WorstCaseTensorsMayBeLargerThanTheHeap) {
+  DEEP_EP_NEEDS_RANKS(3);
+  run_rounds(cluster(3), large_rounds(), {.config = {}, .num_worst_tokens = 8192, .returned_in_heap = false},
+             {.heap_bytes = 6 * kMiB, .window_bytes = 128 * kKiB});
+}
+
+TEST_P(MemoryTest, MemoryOfDroppedTensorsIsUsedAgain) {
+  DEEP_EP_NEEDS_RANKS(2);
+  // Each round takes about a megabyte of an eight-megabyte heap: without reuse the fifth would not fit.
+  const Case one = make_case({.tokens = {100, 100}, .hidden = 1024, .combine_hidden = 1024});
+  run_cluster(cluster(2), [&](Rank& rank) {
+    Buffer& buffer = rank.buffer({.heap_bytes = 8 * kMiB, .window_bytes = kMiB});
+    for (int i = 0; i < 20; ++i) {
+      const DispatchResult result = buffer.dispatch(upload_inputs(rank, one).dispatch, rank.call());
+      check_dispatch(rank, one, result);
+      require(buffer.in_heap(result.recv_x.view()), "recv_x of round " + std::to_string(i) + " left the heap");
+      rank.release();
+    }
+    buffer.destroy();
+  });
+}
+
+TEST_P(MemoryTest, OffsetsBeyond4GiB) {
+  DEEP_EP_NEEDS_RANKS(2);
+  constexpr std::int64_t kPadding = (std::int64_t{4} << 30) + (std::int64_t{512} << 20);
+  const Case one = make_case({.tokens = {33, 21},
+                              .dtype = DType::float8_e4m3,
+                              .hidden = 256,
+                              .scales = 3,
+                              .combine_hidden = 128,
+                              .bias_1 = true});
+  run_cluster(cluster(2), [&](Rank& rank) {
+    Buffer& buffer = rank.buffer({.heap_bytes = std::size_t{6} << 30, .window_bytes = 4 * kMiB});
+    // Not touched, so on the CPU it takes no memory.
+    const Tensor padding = buffer.allocate_tensor(DType::uint8, {kPadding}, rank.call());
+    const DispatchResult result = buffer.dispatch(upload_inputs(rank, one).dispatch, rank.call());
+    const auto distance = static_cast<std::byte*>(result.recv_x.data()) - static_cast<std::byte*>(padding.data());
+    require(distance > std::int64_t{1} << 32, "recv_x should lie beyond 4 GiB, is at " + std::to_string(distance));
+    check_dispatch(rank, one, result);
+    for (const auto mode : {CombineMode::pull, CombineMode::push}) {
+      Returned returned = upload_returned(rank, buffer, one, result.handle, true, mode);
+      check_combine(rank, one, buffer.combine(returned.combine, rank.call()));
+    }
+    buffer.destroy();
+  });
+}
+
+TEST_P(MemoryTest, AllocateTensor) {
+  DEEP_EP_NEEDS_RANKS(1);
+  run_cluster(cluster(1), [](Rank& rank) {
+    Buffer& buffer = rank.buffer({.heap_bytes = 16 * kMiB});
+    const Tensor one = buffer.allocate_tensor(DType::bfloat16, {7, 24}, rank.call());
+    const Tensor two = buffer.allocate_tensor(DType::float32, {3}, rank.call());
+    require(one.size(0) == 7 && one.size(1) == 24 && one.view().dtype == DType::bfloat16, "shape and type");
+    require(buffer.in_heap(one.view()) && buffer.in_heap(two.view()), "in_heap");
+    require(reinterpret_cast<std::uintptr_t>(one.data()) % 128 == 0, "aligned to 128 bytes");
+    const auto begin = static_cast<std::byte*>(one.data());
+    const auto other = static_cast<std::byte*>(two.data());
+    require(other + two.view().bytes() <= begin || begin + one.view().bytes() <= other, "tensors must not overlap");
+    require(!buffer.in_heap(rank.upload(std::vector<float>(4), DType::float32, {4})), "ordinary memory is not in_heap");
+    buffer.allocate_tensor(DType::uint8, {0, 16}, rank.call());
+    require_throws<OutOfMemory>([&] { buffer.allocate_tensor(DType::uint8, {std::int64_t{1} << 40}, rank.call()); },
+                                {"1099511627776"}, "allocate_tensor of a tebibyte");
+    require_throws<InvalidArgument>(
+        [&] {
+          buffer.allocate_tensor(DType::uint8, {-1, 4}, rank.call());
+        },
+        {"shape", "-1"}, "allocate_tensor with a negative size");
+    buffer.destroy();
+  });
+}
+
+}  // namespace
+}  // namespace deep_ep::test

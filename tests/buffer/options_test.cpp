@@ -1,0 +1,62 @@
+// Options that another layer sets for its users: experts that do not exist, the program's own stream, a look at the
+// memory.
+#include "tests/cluster/fixture.hpp"
+
+namespace deep_ep::test {
+namespace {
+
+class OptionsTest : public ClusterTest {};
+DEEP_EP_ON_THREADS(OptionsTest);
+
+TEST_P(OptionsTest, ExpertsThatDoNotExistMaySelectNothing) {
+  DEEP_EP_NEEDS_RANKS(1);
+  run_cluster(cluster(1), [](Rank& rank) {
+    Buffer& buffer = rank.buffer({.heap_bytes = std::size_t{16} << 20, .reject_unknown_experts = false});
+    const std::vector<std::int64_t> idx = {0, 3, 4, std::int64_t{1} << 40, -5, 3};
+    const TensorView view = rank.upload(idx, DType::int64, {3, 2});
+    const DispatchLayout layout = buffer.get_dispatch_layout(view, 4, rank.call());
+    require_same({1, 0, 0, 2}, rank.download<std::int32_t>(layout.num_tokens_per_expert.view()), "tokens per expert");
+    require_same({2}, rank.download<std::int32_t>(layout.num_tokens_per_rank.view()), "tokens per rank");
+    require_same({1, 0, 1}, rank.download<std::uint8_t>(layout.is_token_in_rank.view()), "token in rank");
+    buffer.check();
+    buffer.destroy();
+  });
+}
+
+TEST_P(OptionsTest, StreamOfTheProgram) {
+  DEEP_EP_NEEDS_RANKS(2);
+  const Case one = make_case({.tokens = {9, 14}, .hidden = 64, .combine_hidden = 32});
+  run_cluster(cluster(2), [&](Rank& rank) {
+    const StreamHandle stream = rank.executor()->create_stream();
+    {
+      Buffer buffer = rank.own_buffer({.heap_bytes = std::size_t{16} << 20, .comm_stream = stream});
+      require(buffer.comm_stream() == stream, "comm_stream() is the stream that was given");
+      check_dispatch(rank, one, buffer.dispatch(upload_inputs(rank, one).dispatch, rank.call()));
+      buffer.destroy();
+    }
+    // Still there: the buffer does not own it.
+    rank.executor()->synchronize_event(rank.executor()->record_event(stream));
+    rank.executor()->destroy_stream(stream);
+  });
+}
+
+TEST_P(OptionsTest, LocalMemoryIsTheHeapLessItsSignals) {
+  DEEP_EP_NEEDS_RANKS(2);
+  run_cluster(cluster(2), [](Rank& rank) {
+    constexpr std::size_t kHeap = std::size_t{16} << 20;
+    Buffer& buffer = rank.buffer({.heap_bytes = kHeap});
+    const TensorView memory = buffer.local_memory();
+    require(memory.dtype == DType::uint8 && memory.dims == 1, "one dimension of bytes");
+    require(memory.bytes() < kHeap && memory.bytes() > kHeap - (std::size_t{4} << 20), "nearly all of the heap");
+    require(!buffer.in_heap(memory), "combine must not pull from where peers push to");
+    const Tensor tensor = buffer.allocate_tensor(DType::uint8, {1000}, rank.call());
+    require(tensor.as<std::byte>() >= memory.as<std::byte>() &&
+                tensor.as<std::byte>() + 1000 <= memory.as<std::byte>() + memory.bytes(),
+            "tensors of the heap lie in it");
+    require(buffer.in_heap(tensor.view()), "combine may pull from a tensor of the heap");
+    buffer.destroy();
+  });
+}
+
+}  // namespace
+}  // namespace deep_ep::test

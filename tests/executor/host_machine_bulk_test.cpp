@@ -1,0 +1,291 @@
+// Bulk copies of the host machine come as late as a program allows; shared memory is poisoned.
+#include <gtest/gtest.h>
+
+#include <vector>
+
+#include "kernels/primitives/block.hpp"
+#include "kernels/primitives/bulk.hpp"
+#include "kernels/primitives/memory.hpp"
+#include "kernels/primitives/warp.hpp"
+#include "tests/executor/host_kernel.hpp"
+
+namespace deep_ep::test {
+namespace {
+
+using namespace deep_ep::device;
+
+constexpr std::uint32_t kPoison = 0xC5C5C5C5u;
+constexpr std::uint32_t kOld = 7, kNew = 42;
+
+struct alignas(16) Row {
+  std::uint32_t word[4];
+};
+constexpr Row row_of(std::uint32_t v) { return {{v, v, v, v}}; }
+
+/// One warp whose lane 0 does `body` with a barrier that is ready for use, a stage, and a row of global memory.
+std::string run_lane(std::uint64_t seed, const std::function<void(Mbarrier&, Row* stage, Row* global)>& body,
+                     Row* global) {
+  Machine machine(seed);
+  return machine.failure_of({1, 32, 1024}, [&](std::byte* shared) {
+    auto& barrier = *reinterpret_cast<Mbarrier*>(shared);
+    if (thread_index() == 0) {
+      mbarrier::init(barrier, 1);
+      mbarrier::fence_init();
+      body(barrier, reinterpret_cast<Row*>(shared + 128), global);
+    }
+    warp::sync();
+  });
+}
+
+TEST(HostShared, IsPoisonedInEveryBlock) {
+  Machine machine;
+  std::vector<std::uint32_t> seen(8);
+  for (int launch = 0; launch < 2; ++launch) {
+    machine.run({4, 32, 4096}, [&](std::byte* shared) {
+      auto* words = reinterpret_cast<std::uint32_t*>(shared);
+      if (thread_index() == 0) seen[static_cast<std::size_t>(launch * 4 + block_index())] = words[1000];
+      if (thread_index() == 0) words[1000] = 1;
+    });
+  }
+  EXPECT_EQ(seen, std::vector<std::uint32_t>(8, kPoison));
+}
+
+TEST(HostShared, AlignedTo1024) {
+  Machine machine;
+  std::uintptr_t bits = 0;
+  machine.run({8, 32, 100}, [&](std::byte* shared) {
+    if (thread_index() == 0) fetch_add_relaxed<Scope::gpu>(&bits, reinterpret_cast<std::uintptr_t>(shared) % 1024);
+  });
+  EXPECT_EQ(bits, 0u);
+}
+
+#if !DEEP_EP_ASAN  // there the write itself is reported
+TEST(HostShared, WritesBehindTheEndAreReported) {
+  Machine machine;
+  const std::string text = machine.failure_of({1, 32, 64}, [](std::byte* shared) {
+    if (thread_index() == 0) shared[64 + 3] = std::byte{1};
+  });
+  EXPECT_NE(text.find("behind the end of its 64 bytes"), std::string::npos) << text;
+}
+#endif
+
+TEST(HostBulk, LoadArrivesWhenWaitedForAndNotBefore) {
+  Row global = row_of(kNew);
+  Row before{}, after{};
+  const std::string text = run_lane(
+      0,
+      [&](Mbarrier& barrier, Row* stage, Row* source) {
+        mbarrier::arrive_expect_bytes(barrier, sizeof(Row));
+        bulk::load(stage, source, sizeof(Row), barrier);
+        before = *stage;
+        mbarrier::wait(barrier, 0);
+        after = *stage;
+      },
+      &global);
+  EXPECT_EQ(text, "");
+  EXPECT_EQ(before.word[0], kPoison);
+  EXPECT_EQ(after.word[3], kNew);
+}
+
+TEST(HostBulk, SeedsMakeLoadsEarlyOrLate) {
+  int early = 0;
+  constexpr int kSeeds = 100;
+  for (std::uint64_t seed = 1; seed <= kSeeds; ++seed) {
+    Row global = row_of(kNew);
+    EXPECT_EQ(run_lane(
+                  seed,
+                  [&](Mbarrier& barrier, Row* stage, Row* source) {
+                    mbarrier::arrive_expect_bytes(barrier, sizeof(Row));
+                    bulk::load(stage, source, sizeof(Row), barrier);
+                    early += stage->word[0] == kNew;
+                    mbarrier::wait(barrier, 0);
+                  },
+                  &global),
+              "");
+  }
+  EXPECT_GT(early, 0);
+  EXPECT_LT(early, kSeeds);
+}
+
+TEST(HostBulk, TestMakesLoadsArriveToo) {
+  for (std::uint64_t seed = 0; seed < 50; ++seed) {
+    Row global = row_of(kNew);
+    Row seen{};
+    EXPECT_EQ(run_lane(
+                  seed,
+                  [&](Mbarrier& barrier, Row* stage, Row* source) {
+                    mbarrier::arrive_expect_bytes(barrier, 2 * sizeof(Row));
+                    bulk::load(stage, source, sizeof(Row), barrier);
+                    bulk::load(stage + 1, source, sizeof(Row), barrier);
+                    for (int spins = 0; !mbarrier::test(barrier, 0); ++spins) pause(spins);
+                    seen = stage[1];
+                  },
+                  &global),
+              "");
+    EXPECT_EQ(seen.word[0], kNew);
+  }
+}
+
+TEST(HostBulk, StoreIsWrittenAtWaitAndReadAtWaitRead) {
+  Row global = row_of(kOld);
+  std::uint32_t after_commit = 0, after_wait_read = 0, after_wait = 0;
+  const std::string text = run_lane(
+      0,
+      [&](Mbarrier&, Row* stage, Row* destination) {
+        *stage = row_of(kNew);
+        bulk::publish(stage, sizeof(Row));
+        bulk::store(destination, stage, sizeof(Row));
+        bulk::commit();
+        after_commit = destination->word[0];
+        bulk::wait_read<0>();
+        after_wait_read = destination->word[0];
+        *stage = row_of(99);  // the stage is free
+        bulk::publish(stage, sizeof(Row));
+        bulk::wait<0>();
+        after_wait = destination->word[0];
+      },
+      &global);
+  EXPECT_EQ(text, "");
+  EXPECT_EQ(after_commit, kOld);
+  EXPECT_EQ(after_wait_read, kOld);
+  EXPECT_EQ(after_wait, kNew);
+}
+
+TEST(HostBulk, StageReusedWithoutWaitReadSendsTheNewContents) {
+  Row global = row_of(kOld);
+  EXPECT_EQ(run_lane(
+                0,
+                [&](Mbarrier&, Row* stage, Row* destination) {
+                  *stage = row_of(kNew);
+                  bulk::publish(stage, sizeof(Row));
+                  bulk::store(destination, stage, sizeof(Row));
+                  bulk::commit();
+                  *stage = row_of(99);
+                  bulk::publish(stage, sizeof(Row));
+                  bulk::wait<0>();
+                },
+                &global),
+            "");
+  EXPECT_EQ(global.word[0], 99u);
+}
+
+TEST(HostBulk, UnpublishedWritesAreNotSent) {
+  Row global = row_of(kOld);
+  EXPECT_EQ(run_lane(
+                0,
+                [&](Mbarrier&, Row* stage, Row* destination) {
+                  *stage = row_of(kNew);
+                  bulk::store(destination, stage, sizeof(Row));
+                  bulk::commit();
+                  bulk::wait<0>();
+                },
+                &global),
+            "");
+  EXPECT_EQ(global.word[0], kPoison);
+}
+
+TEST(HostBulk, LoadedBytesNeedNoPublish) {
+  Row rows[2] = {row_of(kNew), row_of(kOld)};
+  EXPECT_EQ(run_lane(
+                0,
+                [&](Mbarrier& barrier, Row* stage, Row* global) {
+                  mbarrier::arrive_expect_bytes(barrier, sizeof(Row));
+                  bulk::load(stage, global, sizeof(Row), barrier);
+                  mbarrier::wait(barrier, 0);
+                  bulk::store(global + 1, stage, sizeof(Row));
+                  bulk::commit();
+                  bulk::wait<0>();
+                },
+                rows),
+            "");
+  EXPECT_EQ(rows[1].word[2], kNew);
+}
+
+TEST(HostBulk, GroupsAreWaitedForInOrder) {
+  Row rows[3] = {row_of(kOld), row_of(kOld), row_of(kOld)};
+  std::vector<std::uint32_t> seen;
+  EXPECT_EQ(run_lane(
+                0,
+                [&](Mbarrier&, Row* stage, Row* global) {
+                  const auto look = [&] {
+                    for (int i = 0; i < 3; ++i) seen.push_back(global[i].word[0]);
+                  };
+                  for (int i = 0; i < 3; ++i) {
+                    stage[i] = row_of(100 + static_cast<std::uint32_t>(i));
+                    bulk::publish(stage + i, sizeof(Row));
+                    bulk::store(global + i, stage + i, sizeof(Row));
+                    bulk::commit();
+                  }
+                  bulk::wait_read_pending(0);
+                  bulk::wait<2>();
+                  look();
+                  bulk::wait<1>();
+                  look();
+                  bulk::wait<0>();
+                  look();
+                },
+                rows),
+            "");
+  EXPECT_EQ(seen, (std::vector<std::uint32_t>{100, kOld, kOld, 100, 101, kOld, 100, 101, 102}));
+}
+
+TEST(HostBulk, EndOfKernelCompletesStoresThatWereRead) {
+  for (std::uint64_t seed = 0; seed < 20; ++seed) {
+    Row global = row_of(kOld);
+    EXPECT_EQ(run_lane(
+                  seed,
+                  [&](Mbarrier&, Row* stage, Row* destination) {
+                    *stage = row_of(kNew);
+                    bulk::publish(stage, sizeof(Row));
+                    bulk::store(destination, stage, sizeof(Row));
+                    bulk::commit();
+                    bulk::wait_read<0>();
+                  },
+                  &global),
+              "");
+    EXPECT_EQ(global.word[0], kNew);
+  }
+}
+
+TEST(HostBulk, MisuseIsReported) {
+  Row rows[2] = {};
+  const auto expect = [&](const char* part, const std::function<void(Mbarrier&, Row*, Row*)>& body) {
+    for (std::uint64_t seed : {0, 1, 2, 3, 4, 5}) {
+      const std::string text = run_lane(seed, body, rows);
+      EXPECT_NE(text.find(part), std::string::npos) << "'" << part << "' in: " << text;
+    }
+  };
+  expect("exits while 1 of its bulk stores", [](Mbarrier&, Row* stage, Row* global) {
+    bulk::store(global, stage, sizeof(Row));
+    bulk::commit();
+  });
+  expect("exits while 1 of its bulk stores", [](Mbarrier&, Row* stage, Row* global) {
+    bulk::store(global, stage, sizeof(Row));
+    bulk::wait<0>();  // nothing was committed
+  });
+  expect("the block ends", [](Mbarrier& barrier, Row* stage, Row* global) {
+    mbarrier::arrive_expect_bytes(barrier, sizeof(Row));
+    bulk::load(stage, global, sizeof(Row), barrier);
+  });
+  expect("deadlock", [](Mbarrier& barrier, Row* stage, Row* global) {
+    mbarrier::arrive_expect_bytes(barrier, 3 * sizeof(Row));
+    bulk::load(stage, global, 2 * sizeof(Row), barrier);
+    mbarrier::wait(barrier, 0);
+  });
+  expect("bulk::load of 8 bytes",
+         [](Mbarrier& barrier, Row* stage, Row* global) { bulk::load(stage, global, 8, barrier); });
+  expect("not aligned to 16", [](Mbarrier&, Row* stage, Row* global) {
+    bulk::store(reinterpret_cast<std::byte*>(global) + 8, stage, sizeof(Row));
+  });
+  expect("not inside the block's shared memory",
+         [](Mbarrier&, Row* stage, Row* global) { bulk::store(global, stage + 100, sizeof(Row)); });
+  expect("fence_init", [](Mbarrier& barrier, Row* stage, Row* global) {
+    Mbarrier& second = (&barrier)[1];
+    mbarrier::init(second, 1);
+    mbarrier::arrive_expect_bytes(second, sizeof(Row));
+    bulk::load(stage, global, sizeof(Row), second);
+  });
+}
+
+}  // namespace
+}  // namespace deep_ep::test

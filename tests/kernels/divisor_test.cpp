@@ -1,0 +1,56 @@
+// Divisor gives what `/` and `%` give, in all of its range.
+#include "kernels/primitives/divisor.hpp"
+
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <vector>
+
+namespace deep_ep {
+namespace {
+
+/// How many numbers a divisor of `divisor` is for: n * divisor <= 2^32, n an int.
+std::int64_t last_number(int divisor) {
+  const std::int64_t last = (std::int64_t{1} << 32) / divisor;
+  return last < INT32_MAX ? last : INT32_MAX;
+}
+
+void expect_exact(int number, int value) {
+  const Divisor divisor = value;
+  ASSERT_EQ(number / divisor, number / value) << number << " / " << value;
+  ASSERT_EQ(number % divisor, number % value) << number << " % " << value;
+}
+
+TEST(Divisor, IsTheNumber) {
+  EXPECT_EQ(Divisor(), 1);
+  for (const int value : {1, 2, 3, 288, 65535}) EXPECT_EQ(Divisor(value), value);
+}
+
+TEST(Divisor, EverySmallNumber) {
+  for (int value = 1; value <= 300; ++value) {
+    for (int number = 0; number <= 3000; ++number) expect_exact(number, value);
+  }
+}
+
+/// Where a quotient changes, the inverse's error shows first, and most for the largest numbers.
+TEST(Divisor, AroundMultiplesUpToTheLastNumber) {
+  std::vector<int> values;
+  for (int value = 1; value < 600; ++value) values.push_back(value);
+  for (int bit = 10; bit <= 16; ++bit) {
+    for (int near = -3; near <= 3; ++near) values.push_back((1 << bit) + near);
+  }
+  for (const int value : values) {
+    const std::int64_t last = last_number(value);
+    const std::int64_t quotients = last / value;
+    const std::int64_t step = quotients / 500 + 1;
+    for (std::int64_t quotient = quotients; quotient >= 0; quotient -= step) {
+      for (std::int64_t number = quotient * value - 1; number <= quotient * value + 1; ++number) {
+        if (number >= 0 && number <= last) expect_exact(static_cast<int>(number), value);
+      }
+    }
+    expect_exact(static_cast<int>(last), value);
+  }
+}
+
+}  // namespace
+}  // namespace deep_ep

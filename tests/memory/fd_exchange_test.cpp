@@ -1,0 +1,110 @@
+#include "csrc/memory/fd_exchange.hpp"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <dirent.h>
+
+#include <algorithm>
+#include <stdexcept>
+#include <string>
+
+#include "csrc/bootstrap/agreement.hpp"
+#include "deep_ep/error.hpp"
+#include "tests/cluster/processes.hpp"
+
+namespace deep_ep {
+namespace {
+
+UniqueFd file_that_says(int value) {
+  UniqueFd file(::memfd_create("deep_ep-test", MFD_CLOEXEC));
+  if (!file || ::pwrite(file.get(), &value, sizeof(value), 0) != sizeof(value)) throw SystemError("no memfd");
+  return file;
+}
+
+int what_it_says(const UniqueFd& file) {
+  int value = -1;
+  if (::pread(file.get(), &value, sizeof(value), 0) != sizeof(value)) throw SystemError("unreadable descriptor");
+  return value;
+}
+
+int open_descriptors() {
+  int count = 0;
+  DIR* folder = ::opendir("/proc/self/fd");
+  while (::readdir(folder) != nullptr) ++count;
+  ::closedir(folder);
+  return count;
+}
+
+// Every rank gets everybody else's file, as a descriptor of its own.
+void exchange_and_check(Bootstrap& bootstrap, int ranks_per_host = 100) {
+  auto ranks = all_gather_values(bootstrap, this_process());
+  const auto host = [&](int rank) { return rank / ranks_per_host; };
+  for (int rank = 0; rank < bootstrap.size(); ++rank) {
+    ranks[static_cast<std::size_t>(rank)].boot_id[0] = static_cast<char>('a' + host(rank));
+  }
+  std::vector<UniqueFd> received;
+  {
+    const UniqueFd mine = file_that_says(1000 + bootstrap.rank());
+    received = exchange_fds(bootstrap, mine.get(), ranks, 20);
+  }
+  for (int peer = 0; peer < bootstrap.size(); ++peer) {
+    const UniqueFd& fd = received[static_cast<std::size_t>(peer)];
+    if (peer == bootstrap.rank() || host(peer) != host(bootstrap.rank())) {
+      if (fd) throw std::runtime_error("a descriptor for the own rank, or one of another host");
+    } else if (what_it_says(fd) != 1000 + peer) {
+      throw std::runtime_error("the file of another rank");
+    }
+  }
+}
+
+TEST(FdExchange, BetweenThreads) {
+  const int before = open_descriptors();
+  for (const int size : {1, 2, 8}) {
+    const auto bootstraps = make_thread_bootstraps(size);
+    const auto errors =
+        run_threads(size, [&](int rank) { exchange_and_check(*bootstraps[static_cast<std::size_t>(rank)]); });
+    for (const std::string& error : errors) EXPECT_EQ(error, "");
+  }
+  EXPECT_EQ(open_descriptors(), before);
+}
+
+TEST(FdExchange, BetweenProcesses) {
+  for (const int size : {2, 8}) {
+    const std::string name = "fds-" + std::to_string(::getpid());
+    const auto errors = run_processes(size, [&](int rank) {
+      const auto bootstrap = make_shared_memory_bootstrap(name, rank, size, 20);
+      const int before = open_descriptors();
+      for (int round = 0; round < 5; ++round) exchange_and_check(*bootstrap);
+      if (open_descriptors() != before) throw std::runtime_error("descriptors were left open");
+    });
+    for (const std::string& error : errors) EXPECT_EQ(error, "");
+  }
+}
+
+TEST(FdExchange, OnlyWithinAHost) {
+  const std::string name = "hosts-" + std::to_string(::getpid());
+  const auto errors = run_processes(5, [&](int rank) {
+    const auto bootstrap = make_shared_memory_bootstrap(name, rank, 5, 20);
+    exchange_and_check(*bootstrap, 2);
+  });
+  for (const std::string& error : errors) EXPECT_EQ(error, "");
+}
+
+TEST(FdExchange, ARankThatCannotOfferFailsEverybody) {
+  const std::string name = "bad-fd-" + std::to_string(::getpid());
+  const auto errors = run_processes(3, [&](int rank) {
+    const auto bootstrap = make_shared_memory_bootstrap(name, rank, 3, 20);
+    const auto ranks = all_gather_values(*bootstrap, this_process());
+    const UniqueFd mine = file_that_says(rank);
+    exchange_fds(*bootstrap, rank == 1 ? 9999 : mine.get(), ranks, 1);
+  });
+  for (const std::string& error : errors) EXPECT_NE(error, "");
+  EXPECT_NE(errors[1].find("sending a file descriptor"), std::string::npos) << errors[1];
+}
+
+}  // namespace
+}  // namespace deep_ep

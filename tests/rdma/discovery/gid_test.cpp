@@ -1,0 +1,159 @@
+// Which GID of a port is used.
+#include "csrc/rdma/discovery/gid.hpp"
+
+#include <gtest/gtest.h>
+
+#include "csrc/rdma/discovery/nics.hpp"
+#include "tests/topology/fake_machine.hpp"
+
+namespace deep_ep::rdma {
+namespace {
+
+constexpr const char* kZero = "0000:0000:0000:0000:0000:0000:0000:0000";
+constexpr const char* kEmptySlot = "fe80:0000:0000:0000:0000:0000:0000:0000";
+constexpr const char* kLocal = "fe80:0000:0000:0000:4201:0aff:fe00:0001";
+constexpr const char* kIpv4 = "0000:0000:0000:0000:0000:ffff:0a01:0203";
+constexpr const char* kIpv4b = "0000:0000:0000:0000:0000:ffff:c0a8:0005";
+constexpr const char* kSelfAssigned = "0000:0000:0000:0000:0000:ffff:a9fe:0102";
+constexpr const char* kGlobal = "2001:0db8:0000:0000:0000:0000:0000:0001";
+constexpr const char* kUnique = "fd00:0000:0000:0001:0000:0000:0000:0007";
+constexpr const char* kV1 = "IB/RoCE v1";
+constexpr const char* kV2 = "RoCE v2";
+
+struct Case {
+  const char* name;
+  std::vector<test::FakeGid> gids;
+  GidPolicy policy;
+  std::optional<int> chosen;
+  const char* problem = "";
+  const char* warning = "";
+  const char* link_layer = "Ethernet";
+};
+
+GidPolicy index(int value, bool binding) {
+  return {.index = value, .index_source = "GID_INDEX", .index_is_binding = binding};
+}
+GidPolicy family(GidPolicy::Family value) { return {.family = value}; }
+GidPolicy range(const char* text) { return {.range = parse_address_range(text)}; }
+
+class GidSelection : public testing::TestWithParam<Case> {};
+
+// Through sysfs, so that reading the table is under test as well.
+TEST_P(GidSelection, Chooses) {
+  const Case& test = GetParam();
+  const test::FakeMachine machine;
+  test::FakeNic nic;
+  nic.name = "nic";
+  nic.link_layer = test.link_layer;
+  nic.gids = test.gids;
+  machine.add_nic(nic);
+  const std::vector<Nic> nics = find_nics(machine.root());
+  ASSERT_EQ(nics.size(), 1u);
+  const NicPort& port = nics[0].ports.at(0);
+  const GidChoice choice = choose_gid(port.gids, port.ethernet(), test.policy);
+  EXPECT_EQ(choice.gid ? std::optional(choice.gid->index) : std::nullopt, test.chosen);
+  EXPECT_EQ(choice.problem, test.problem);
+  EXPECT_EQ(choice.warning, test.warning);
+}
+
+const auto kTable = test::roce_gids("0a01:0203");
+
+INSTANTIATE_TEST_SUITE_P(
+    Gids, GidSelection,
+    testing::Values(
+        Case{"TheUsualTable", kTable, {}, 3}, Case{"Ipv4BeforeAnEarlierIpv6", {{kGlobal, kV2}, {kIpv4, kV2}}, {}, 1},
+        Case{"GlobalIpv6WithoutIpv4", {{kLocal, kV2}, {kIpv4, kV1}, {kGlobal, kV2}}, {}, 2},
+        Case{"UniqueLocalIpv6", {{kLocal, kV2}, {kUnique, kV2}}, {}, 1},
+        Case{"SelfAssignedIpv4AfterGlobalIpv6", {{kSelfAssigned, kV2}, {kGlobal, kV2}}, {}, 1},
+        Case{"SelfAssignedIpv4Alone", {{kLocal, kV2}, {kSelfAssigned, kV1}, {kSelfAssigned, kV2}}, {}, 2},
+        Case{"TheLowestOfSeveral", {{kIpv4b, kV2}, {kIpv4, kV2}}, {}, 0},
+        Case{"HolesInTheTable", {{kZero, ""}, {kZero, ""}, {kZero, ""}, {kZero, ""}, {kIpv4, kV2}}, {}, 4},
+        Case{"NoGidAtAll", {}, {}, {}, "all GIDs are zero"},
+        Case{"ZeroGids", {{kZero, ""}, {kZero, kV2}, {kEmptySlot, kV2}}, {}, {}, "all GIDs are zero"},
+        Case{"LinkLocalOnly",
+             {{kLocal, kV1}, {kLocal, kV2}},
+             {},
+             {},
+             "no RoCE v2 GID with a routable address; there is GID 0 (RoCE v1, fe80::4201:aff:fe00:1), GID 1 (RoCE v2, "
+             "fe80::4201:aff:fe00:1)"},
+        Case{"Version1Only",
+             {{kIpv4, kV1}},
+             {},
+             {},
+             "no RoCE v2 GID with a routable address; there is GID 0 (RoCE v1, 10.1.2.3)"},
+        Case{"TypeNotVisibleInAContainer",
+             {{kIpv4, ""}},
+             {},
+             {},
+             "no RoCE v2 GID with a routable address; there is GID 0 (unknown type, 10.1.2.3)"},
+        Case{"TheIndexWins", kTable, index(2, true), 2, "", "GID_INDEX=2 is RoCE v1, which routers do not forward"},
+        Case{"AnIndexMayBeLinkLocal", kTable, index(1, true), 1, "",
+             "GID_INDEX=1 is link-local (fe80::4201:aff:fe00:1), which reaches no other network"},
+        Case{"AnIndexOfAGoodGid", kTable, index(3, false), 3},
+        Case{"AnIndexOfAZeroGid",
+             kTable,
+             index(4, true),
+             {},
+             "GID_INDEX=4: no GID is there (zero, or beyond the table)"},
+        Case{"AnIndexBeyondTheTable",
+             kTable,
+             index(77, true),
+             {},
+             "GID_INDEX=77: no GID is there (zero, or beyond the table)"},
+        Case{"AnAliasThatDoesNotFit", kTable, index(77, false), 3, "",
+             "GID_INDEX=77: no GID is there (zero, or beyond the table); GID 3 is used instead"},
+        Case{"AnAliasThatDoesNotFitAndNothingElse",
+             {{kLocal, kV1}},
+             index(3, false),
+             {},
+             "no RoCE v2 GID with a routable address; there is GID 0 (RoCE v1, fe80::4201:aff:fe00:1)"},
+        Case{"Ipv6Wanted", {{kIpv4, kV2}, {kGlobal, kV2}}, family(GidPolicy::Family::ipv6), 1},
+        Case{"Ipv4WantedButMissing",
+             {{kGlobal, kV2}},
+             family(GidPolicy::Family::ipv4),
+             {},
+             "no RoCE v2 GID with a routable address, IPv4; there is GID 0 (RoCE v2, 2001:db8::1)"},
+        Case{"InARange", {{kIpv4, kV2}, {kIpv4b, kV2}}, range("192.168.0.0/16"), 1},
+        Case{"InARangeOfIpv6", {{kIpv4, kV2}, {kUnique, kV2}}, range("fd00::/8"), 1},
+        Case{"InNoRange",
+             {{kIpv4, kV2}},
+             range("192.168.0.0/16"),
+             {},
+             "no RoCE v2 GID with a routable address, in 192.168.0.0/16; there is GID 0 (RoCE v2, 10.1.2.3)"},
+        Case{"InfiniBandUsesItsFirst", {{kLocal, kV1}, {kGlobal, kV1}}, {}, 0, "", "", "InfiniBand"},
+        Case{"InfiniBandWithoutSubnetManager", {{kZero, ""}}, {}, {}, "all GIDs are zero", "", "InfiniBand"},
+        Case{"InfiniBandByIndex", {{kLocal, kV1}, {kGlobal, kV1}}, index(1, true), 1, "", "", "InfiniBand"}),
+    [](const auto& test) { return std::string(test.param.name); });
+
+TEST(Gid, AddressesAreReadAndShown) {
+  const GidEntry gid{.bytes = *parse_gid(kIpv4)};
+  EXPECT_TRUE(gid.is_ipv4_mapped());
+  EXPECT_FALSE(gid.is_link_local());
+  EXPECT_EQ(gid.address(), "10.1.2.3");
+  EXPECT_EQ(GidEntry{.bytes = *parse_gid(kGlobal)}.address(), "2001:db8::1");
+  EXPECT_TRUE(GidEntry{.bytes = *parse_gid(kLocal)}.is_link_local());
+  EXPECT_TRUE(GidEntry{.bytes = *parse_gid(kEmptySlot)}.is_zero());
+  for (const char* wrong : {"", "10.1.2.3", "fe80::1", "0000:0000:0000:0000:0000:ffff:0a01:020g"}) {
+    EXPECT_FALSE(parse_gid(wrong)) << wrong;
+  }
+}
+
+TEST(AddressRange, BitsCount) {
+  const auto inside = [](const char* range, const char* address) {
+    const auto parsed = parse_address_range(range);
+    return parsed && parsed->contains(parse_address_range(address)->bytes);
+  };
+  EXPECT_TRUE(inside("10.0.0.0/8", "10.255.0.1"));
+  EXPECT_FALSE(inside("10.0.0.0/9", "10.128.0.1"));
+  EXPECT_TRUE(inside("10.1.2.3", "10.1.2.3"));
+  EXPECT_FALSE(inside("10.1.2.3", "10.1.2.2"));
+  EXPECT_TRUE(inside("0.0.0.0/0", "1.2.3.4"));
+  EXPECT_FALSE(inside("0.0.0.0/0", "fd00::1"));
+  EXPECT_TRUE(inside("::/0", "1.2.3.4"));
+  for (const char* wrong : {"", "10.0.0.0/33", "10.0.0/8", "::/129", "10.0.0.0/", "10.0.0.0/-1", "x/8"}) {
+    EXPECT_FALSE(parse_address_range(wrong)) << wrong;
+  }
+}
+
+}  // namespace
+}  // namespace deep_ep::rdma

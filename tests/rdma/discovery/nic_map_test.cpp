@@ -1,0 +1,360 @@
+// Which NIC each GPU gets, on machines of all kinds.
+#include "csrc/rdma/discovery/nic_map.hpp"
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <map>
+#include <set>
+
+#include "csrc/rdma/discovery/machine.hpp"
+#include "deep_ep/error.hpp"
+#include "tests/topology/fake_machine.hpp"
+
+namespace deep_ep::rdma {
+namespace {
+
+using Variables = std::map<std::string, std::string, std::less<>>;
+
+RdmaSettings settings_of(const Variables& variables) {
+  return read_settings([&](std::string_view name) -> std::optional<std::string> {
+    const auto found = variables.find(name);
+    return found == variables.end() ? std::nullopt : std::optional(found->second);
+  });
+}
+
+NicMap map_of(const test::FakeMachine& machine, const Variables& variables = {}) {
+  return map_gpus_to_nics(topology::find_gpus(machine.root()), find_nics(machine.root()), settings_of(variables));
+}
+
+std::vector<std::string> nics_of(const NicMap& map) {
+  std::vector<std::string> names;
+  for (const NicMapRow& row : map.rows) names.push_back(row.port ? map.nics[row.port->nic].name : "");
+  return names;
+}
+
+const std::vector<std::string> kOneToOne = {"mlx5_0", "mlx5_1", "mlx5_2", "mlx5_3",
+                                            "mlx5_4", "mlx5_5", "mlx5_6", "mlx5_7"};
+
+class NicMapTest : public testing::Test {
+ protected:
+  void write(const test::MachineOptions& options = {}) { test::write_healthy_machine(machine_, options); }
+  /// A NIC on a slot of its own, not near any GPU.
+  test::FakeNic extra(const std::string& name, const std::string& rate) const {
+    test::FakeNic nic;
+    nic.name = name;
+    nic.folder =
+        machine_.add_pci("/sys/devices/pci0000:05/0000:05:01.0", "0000:06:00.0", "0x15b3", "0x020000", "mlx5_core", 0);
+    nic.rate = rate;
+    nic.uverbs = "uverbs30";
+    nic.gids = test::roce_gids("0a63:0001");
+    return nic;
+  }
+  test::FakeMachine machine_;
+};
+
+TEST_F(NicMapTest, EveryGpuOfTheSeedsMachineGetsItsOwnNicWithoutAnyVariable) {
+  write();
+  const NicMap map = map_of(machine_);
+  EXPECT_EQ(nics_of(map), kOneToOne);
+  for (std::size_t gpu = 0; gpu < 8; ++gpu) {
+    EXPECT_EQ(map.rows[gpu].distance.proximity, topology::Proximity::same_switch);
+    EXPECT_FALSE(map.rows[gpu].from_mapping);
+    EXPECT_EQ(map.rows[gpu].port->gid.index, 3);
+  }
+  EXPECT_TRUE(map.warnings.empty());
+  EXPECT_TRUE(map.unused.empty());
+  EXPECT_EQ(map.line(2), "GPU 2 (0000:23:00.0) -> mlx5_2 port 1, 400 Gb/s, GID 3 (RoCE v2, 10.0.2.1, eth3), PIX");
+  const NicAssignment assignment = assignment_of(map, 2);
+  EXPECT_EQ(assignment.nic, "mlx5_2");
+  EXPECT_EQ(assignment.gid_index, 3);
+  EXPECT_EQ(assignment.gid, *parse_gid("0000:0000:0000:0000:0000:ffff:0a00:0201"));
+  EXPECT_TRUE(assignment.ethernet);
+  EXPECT_EQ(assignment.rate_gbps, 400);
+  EXPECT_EQ(assignment.capability, Capability::mlx5);
+}
+
+TEST_F(NicMapTest, NamesMeanNothing) {
+  // Names in the reverse of the order in which the NICs are plugged in.
+  const std::vector<std::string> names = {"roce_rail7",   "rocep9s0", "mlx5_bond_0", "ibp12s0",
+                                          "eth_rdma_nic", "d",        "b2",          "a1"};
+  write({.nic_names = names});
+  EXPECT_EQ(nics_of(map_of(machine_)), names);
+}
+
+TEST_F(NicMapTest, APortThatIsDownLeavesItsNicOut) {
+  write();
+  machine_.write("/sys/class/infiniband/mlx5_3/ports/1/state", "1: DOWN");
+  machine_.write("/sys/class/infiniband/mlx5_3/ports/1/phys_state", "3: Disabled");
+  const NicMap map = map_of(machine_);
+  const std::vector<std::string> names = nics_of(map);
+  EXPECT_EQ(std::set<std::string>(names.begin(), names.end()).size(), 7u) << "seven NICs for eight GPUs";
+  EXPECT_EQ(std::set<std::string>(names.begin(), names.end()).count("mlx5_3"), 0u);
+  EXPECT_EQ(map.unused, std::vector<std::string>{"mlx5_3: port 1 is DOWN (link: Disabled)"});
+  ASSERT_EQ(map.warnings.size(), 1u);
+  EXPECT_EQ(
+      map.warnings[0],
+      "mlx5_2 port 1 carries the traffic of 2 GPUs, each gets a share of its bandwidth: GPU 2 (0000:23:00.0), GPU "
+      "3 (0000:24:00.0)");
+}
+
+TEST_F(NicMapTest, FourNicsForEightGpusAreSharedEvenly) {
+  write();
+  for (const char* name : {"mlx5_1", "mlx5_3", "mlx5_5", "mlx5_7"}) {
+    machine_.write(fmt::format("/sys/class/infiniband/{}/ports/1/state", name), "1: DOWN");
+  }
+  EXPECT_EQ(nics_of(map_of(machine_)),
+            (std::vector<std::string>{"mlx5_0", "mlx5_0", "mlx5_2", "mlx5_2", "mlx5_4", "mlx5_4", "mlx5_6", "mlx5_6"}));
+}
+
+TEST_F(NicMapTest, SharingIsWorseThanDistance) {
+  // All NICs that work sit on the first node: the GPUs of the other node still get NICs of their own.
+  write({.nic_names = {"n0", "n1", "n2", "n3"}});
+  machine_.remove(test::switch_folder(0) + "/0000:12:00.0");
+  machine_.remove("/proc/driver/nvidia/gpus/0000:13:00.0");
+  machine_.remove("/sys/bus/pci/devices/0000:13:00.0");
+  for (const int gone : {0x24, 0x34, 0x44}) {
+    const std::string address = fmt::format("0000:{:02x}:00.0", gone);
+    machine_.remove("/proc/driver/nvidia/gpus/" + address);
+    machine_.remove("/sys/bus/pci/devices/" + address);
+  }
+  const NicMap map = map_of(machine_);
+  ASSERT_EQ(map.gpus.size(), 4u);
+  const std::vector<std::string> names = nics_of(map);
+  EXPECT_EQ(std::set<std::string>(names.begin(), names.end()).size(), 4u);
+  // Two GPUs are near (one per switch), and keep the NIC next to them.
+  EXPECT_TRUE(names[0] == "n0" || names[0] == "n1") << names[0];
+  EXPECT_TRUE(names[1] == "n2" || names[1] == "n3") << names[1];
+  EXPECT_EQ(map.warnings.size(), 2u) << "two GPUs are across nodes from their NICs";
+}
+
+TEST_F(NicMapTest, ASlowNicIsForStorage) {
+  write();
+  machine_.add_nic(extra("mlx5_8", "100 Gb/sec (2X HDR)"));
+  NicMap map = map_of(machine_);
+  EXPECT_EQ(nics_of(map), kOneToOne);
+  EXPECT_EQ(map.unused, std::vector<std::string>{"mlx5_8: 100 Gb/s where others have 400 Gb/s: taken for a storage or "
+                                                 "management NIC; DEEP_EP_HCA_LIST may name it"});
+  map = map_of(machine_, {{"DEEP_EP_HCA_LIST", "mlx5_8"}});
+  EXPECT_EQ(nics_of(map), std::vector<std::string>(8, "mlx5_8"));
+  EXPECT_EQ(map.unused[0], "mlx5_0: DEEP_EP_HCA_LIST=mlx5_8 does not allow it");
+}
+
+TEST_F(NicMapTest, AFastNicFarAwayIsNotNeeded) {
+  write();
+  machine_.add_nic(extra("mlx5_8", "400 Gb/sec (4X NDR)"));
+  const NicMap map = map_of(machine_);
+  EXPECT_EQ(nics_of(map), kOneToOne);
+  EXPECT_EQ(map.unused, std::vector<std::string>{"mlx5_8: all GPUs have a NIC already"});
+}
+
+TEST_F(NicMapTest, CardsComeBeforeSecondPortsOfCards) {
+  // GPU 0 and 1 below one switch, with a card of two ports (two functions) and a card of one.
+  const std::string hub = test::switch_folder(0);
+  machine_.add_gpu(hub + "/0000:12:00.0", "0000:13:00.0", 0, 0);
+  machine_.add_gpu(hub + "/0000:12:01.0", "0000:14:00.0", 1, 0);
+  int number = 0;
+  for (const char* address : {"0000:15:00.0", "0000:15:00.1", "0000:16:00.0"}) {
+    test::FakeNic nic;
+    nic.name = fmt::format("nic{}", number);
+    nic.folder = machine_.add_pci(fmt::format("{}/0000:12:{:02x}.0", hub, number < 2 ? 2 : 3), address, "0x15b3",
+                                  "0x020000", "mlx5_core", 0);
+    nic.uverbs = fmt::format("uverbs{}", number++);
+    nic.gids = test::roce_gids("0a00:0001");
+    machine_.add_nic(nic);
+  }
+  EXPECT_EQ(nics_of(map_of(machine_)), (std::vector<std::string>{"nic0", "nic2"}));
+}
+
+TEST_F(NicMapTest, ContainersThatShareAMachineComeToTheSameMap) {
+  write();
+  // This container sees GPU 1 only, and all NICs.
+  for (const int bus : {0x13, 0x23, 0x24, 0x33, 0x34, 0x43, 0x44}) {
+    machine_.remove(fmt::format("/proc/driver/nvidia/gpus/0000:{:02x}:00.0", bus));
+  }
+  const NicMap map = map_of(machine_);
+  EXPECT_EQ(nics_of(map), kOneToOne);
+  EXPECT_EQ(map.gpus[1].cuda_id, 0);
+  EXPECT_FALSE(map.gpus[0].cuda_id);
+}
+
+TEST_F(NicMapTest, AContainerHasTheNicsItWasGivenForItself) {
+  write();
+  // GPUs 4 and 5, device files of NICs 4 and 5.
+  for (const int bus : {0x13, 0x14, 0x23, 0x24, 0x43, 0x44}) {
+    machine_.remove(fmt::format("/proc/driver/nvidia/gpus/0000:{:02x}:00.0", bus));
+  }
+  for (const int nic : {0, 1, 2, 3, 6, 7}) machine_.remove(fmt::format("/dev/infiniband/uverbs{}", nic));
+  const NicMap map = map_of(machine_);
+  EXPECT_EQ(nics_of(map), (std::vector<std::string>{"", "", "", "", "mlx5_4", "mlx5_5", "", ""}));
+  EXPECT_EQ(map.rows[0].problem, "it belongs to another container");
+  EXPECT_EQ(map.unused[0], "mlx5_0: /dev/infiniband/uverbs0 cannot be opened");
+}
+
+TEST_F(NicMapTest, ZeroGidsAreNeverUsed) {
+  write();
+  for (int nic = 0; nic < 8; ++nic) {
+    for (int gid = 0; gid < 4; ++gid) {
+      machine_.write(fmt::format("/sys/class/infiniband/mlx5_{}/ports/1/gids/{}", nic, gid),
+                     "0000:0000:0000:0000:0000:0000:0000:0000");
+    }
+  }
+  const NicMap map = map_of(machine_, {{"DEEP_EP_RDMA_GID_INDEX", "3"}});
+  EXPECT_EQ(map.unused[0], "mlx5_0: port 1: DEEP_EP_RDMA_GID_INDEX=3: no GID is there (zero, or beyond the table)");
+  EXPECT_EQ(map_of(machine_).unused[0], "mlx5_0: port 1: all GIDs are zero");
+  try {
+    assignment_of(map_of(machine_), 0);
+    FAIL();
+  } catch (const SystemError& error) {
+    EXPECT_TRUE(std::string(error.what())
+                    .starts_with("RDMA was asked for, but no RDMA device of this machine can be "
+                                 "used: mlx5_0: port 1: all GIDs are zero; mlx5_1: "))
+        << error.what();
+  }
+}
+
+TEST_F(NicMapTest, AMachineWithoutRdmaGivesOneClearError) {
+  write({.with_nics = false});
+  const NicMap map = map_of(machine_);
+  EXPECT_EQ(map.line(0), "GPU 0 (0000:13:00.0) -> no NIC: there is no usable NIC");
+  try {
+    assignment_of(map, 0);
+    FAIL();
+  } catch (const SystemError& error) {
+    EXPECT_STREQ(error.what(),
+                 "RDMA was asked for, but this machine has no RDMA device (/sys/class/infiniband is empty or missing): "
+                 "load the driver of its NIC, or give the container its devices. `deep_ep doctor` says more");
+  }
+}
+
+TEST(ThisMachine, WithoutRdmaSaysSoAndHasAMapAllTheSame) {
+  if (!find_nics({}).empty()) GTEST_SKIP() << "this machine has RDMA devices";
+  EXPECT_TRUE(machine_nic_map().nics.empty());
+  EXPECT_EQ(machine_nic_map().rows.size(), machine_nic_map().gpus.size());
+  constexpr std::string_view kError = "RDMA was asked for, but this machine has no RDMA device";
+  for (const bool gpu : {false, true}) {
+    try {
+      gpu ? nic_of_cuda_device(0) : nic_of_host_rank(0, 2);
+      FAIL();
+    } catch (const SystemError& error) {
+      EXPECT_TRUE(std::string_view(error.what()).starts_with(kError)) << error.what();
+    }
+  }
+  EXPECT_THROW(nic_of_host_rank(2, 2), InvalidArgument);
+}
+
+TEST_F(NicMapTest, RanksOnTheCpuTakeTurns) {
+  write({.with_gpus = false});
+  EXPECT_TRUE(map_of(machine_).rows.empty());
+  const auto map = [&](int ranks, const Variables& variables) {
+    return map_gpus_to_nics(ranks_without_gpu(ranks), find_nics(machine_.root()), settings_of(variables));
+  };
+  EXPECT_EQ(nics_of(map(3, {})), (std::vector<std::string>{"mlx5_0", "mlx5_1", "mlx5_2"}));
+  EXPECT_EQ(nics_of(map(2, {{"DEEP_EP_DEVICE_TO_HCA_MAPPING", "0:mlx5_5,1:mlx5_1"}})),
+            (std::vector<std::string>{"mlx5_5", "mlx5_1"}));
+  EXPECT_EQ(map(1, {}).line(0), "rank 0 -> mlx5_0 port 1, 400 Gb/s, GID 3 (RoCE v2, 10.0.0.1, eth1), -");
+}
+
+TEST_F(NicMapTest, SoftwareNicsCountAsNicsAndIwarpDoesNot) {
+  test::FakeNic rxe;
+  rxe.name = "rxe0";
+  rxe.uverbs = "uverbs0";
+  rxe.rate = "2.5 Gb/sec (1X SDR)";
+  rxe.gids = {{"fe80:0000:0000:0000:5054:00ff:fe12:3456", "RoCE v2"},
+              {"0000:0000:0000:0000:0000:ffff:c0a8:0001", "RoCE v2"}};
+  machine_.add_nic(rxe);
+  test::FakeNic iwarp = rxe;
+  iwarp.name = "irdma0";
+  iwarp.node_type = "4: RNIC";
+  iwarp.uverbs = "uverbs1";
+  machine_.add_nic(iwarp);
+  const auto nics = find_nics(machine_.root());
+  ASSERT_EQ(nics.size(), 2u);
+  EXPECT_EQ(nics[1].driver, "rdma_rxe");
+  EXPECT_EQ(nics[1].capability, Capability::verbs);
+  EXPECT_EQ(nics[0].capability, Capability::unsupported);
+  const NicMap map = map_gpus_to_nics(ranks_without_gpu(2), nics, {});
+  EXPECT_EQ(nics_of(map), (std::vector<std::string>{"rxe0", "rxe0"}));
+  EXPECT_EQ(map.unused,
+            std::vector<std::string>{"irdma0: not supported: no reliable connections over InfiniBand or RoCE"});
+}
+
+// --- DEEP_EP_DEVICE_TO_HCA_MAPPING against the machine ---
+
+struct Mapped {
+  const char* name;
+  const char* mapping;
+  std::size_t gpu;
+  const char* nic;      ///< empty: it has none
+  const char* problem;  ///< of that GPU
+};
+
+class MappingOnAMachine : public testing::TestWithParam<Mapped> {};
+
+TEST_P(MappingOnAMachine, IsApplied) {
+  const test::FakeMachine machine;
+  test::write_healthy_machine(machine);
+  machine.write("/sys/class/infiniband/mlx5_7/ports/1/state", "1: DOWN");
+  machine.write("/sys/class/infiniband/mlx5_7/ports/1/phys_state", "2: Polling");
+  const Mapped& test = GetParam();
+  const NicMap map = map_of(machine, {{"DEEP_EP_DEVICE_TO_HCA_MAPPING", test.mapping}});
+  EXPECT_EQ(nics_of(map)[test.gpu], test.nic);
+  EXPECT_EQ(map.rows[test.gpu].problem, test.problem);
+  EXPECT_EQ(map.rows[test.gpu].from_mapping, *test.nic != '\0');
+}
+
+constexpr const char* kVariable = "DEEP_EP_DEVICE_TO_HCA_MAPPING";
+
+INSTANTIATE_TEST_SUITE_P(
+    Mapping, MappingOnAMachine,
+    testing::Values(
+        Mapped{"OfTheSeeds", "0:mlx5_0:1,1:mlx5_1:1,2:mlx5_2:1,3:mlx5_3:1,4:mlx5_4:1,5:mlx5_5:1,6:mlx5_6:1,7:mlx5_6:1",
+               5, "mlx5_5", ""},
+        Mapped{"WinsOverDistance", "0:mlx5_6,1:mlx5_5", 0, "mlx5_6", ""},
+        Mapped{"ByUuid", "GPU-a0000004-1111-2222-3333-444444444444:mlx5_1", 4, "mlx5_1", ""},
+        Mapped{"ByBeginningOfUuid", "GPU-A0000004 : mlx5_1", 4, "mlx5_1", ""},
+        Mapped{"AGpuThatIsNotNamed", "0:mlx5_0", 1, "", "DEEP_EP_DEVICE_TO_HCA_MAPPING does not name it"},
+        Mapped{"AnUnknownHca", "0:mlx5_9", 0, "",
+               "DEEP_EP_DEVICE_TO_HCA_MAPPING: '0:mlx5_9': there is no HCA 'mlx5_9'; HCAs of this machine: mlx5_0, "
+               "mlx5_1, mlx5_2, mlx5_3, mlx5_4, mlx5_5, mlx5_6, mlx5_7"},
+        Mapped{"AnUnknownPort", "0:mlx5_0:2", 0, "",
+               "DEEP_EP_DEVICE_TO_HCA_MAPPING: '0:mlx5_0:2': mlx5_0 has 1 port, no port 2"},
+        Mapped{"APortThatIsDown", "0:mlx5_7", 0, "",
+               "DEEP_EP_DEVICE_TO_HCA_MAPPING: '0:mlx5_7': mlx5_7: port 1 is DOWN (link: Polling)"},
+        Mapped{"OneGpuByTwoNames", "4:mlx5_4,GPU-a0000004:mlx5_5", 4, "",
+               "DEEP_EP_DEVICE_TO_HCA_MAPPING names it twice: '4:mlx5_4' and 'GPU-a0000004:mlx5_5'"}),
+    [](const auto& test) { return std::string(test.param.name); });
+
+TEST_F(NicMapTest, AMappingThatSharesANicIsWarnedOf) {
+  write();
+  const NicMap map = map_of(machine_, {{kVariable, "0:mlx5_0,1:mlx5_0,9:mlx5_1,GPU-ff:mlx5_2"}});
+  EXPECT_EQ(map.warnings, (std::vector<std::string>{
+                              "DEEP_EP_DEVICE_TO_HCA_MAPPING: '9:mlx5_1' names no GPU of this machine",
+                              "DEEP_EP_DEVICE_TO_HCA_MAPPING: 'GPU-ff:mlx5_2' names no GPU of this machine",
+                              "mlx5_0 port 1 carries the traffic of 2 GPUs, each gets a share of its bandwidth: GPU 0 "
+                              "(0000:13:00.0), GPU 1 (0000:14:00.0)"}));
+  EXPECT_EQ(map.unused[0], "mlx5_1: DEEP_EP_DEVICE_TO_HCA_MAPPING does not name it");
+  try {
+    assignment_of(map, 2);
+    FAIL();
+  } catch (const SystemError& error) {
+    EXPECT_STREQ(error.what(),
+                 "RDMA was asked for, but GPU 2 (0000:23:00.0) has no NIC: DEEP_EP_DEVICE_TO_HCA_MAPPING does not name "
+                 "it. `deep_ep doctor` says more");
+  }
+}
+
+TEST_F(NicMapTest, AFarNicIsWarnedOf) {
+  write();
+  const NicMap far = map_of(machine_, {{kVariable, "0:mlx5_7"}});
+  EXPECT_EQ(far.warnings, std::vector<std::string>{"GPU 0 (0000:13:00.0) and mlx5_7 are SYS apart (across NUMA nodes): "
+                                                   "expect a fraction of the NIC's bandwidth"});
+  const NicMap limited = map_of(machine_, {{kVariable, "0:mlx5_2"}, {"NCCL_NET_GDR_LEVEL", "PIX"}});
+  EXPECT_EQ(limited.warnings,
+            std::vector<std::string>{
+                "GPU 0 (0000:13:00.0) and mlx5_2 are NODE apart (between host bridges of one NUMA node), farther than "
+                "NCCL_NET_GDR_LEVEL=PIX allows NCCL; here the NIC reads and writes GPU memory at any distance"});
+}
+
+}  // namespace
+}  // namespace deep_ep::rdma

@@ -1,0 +1,145 @@
+// The wire between ranks of one host, and ring memory.
+#include "csrc/rdma/local/local_wire.hpp"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <vector>
+
+#include "csrc/rdma/ring/ring_memory.hpp"
+#include "deep_ep/error.hpp"
+#include "deep_ep/executor.hpp"
+
+namespace deep_ep::rdma {
+namespace {
+
+enum class Through { host, executor };
+
+class LocalWireTest : public testing::TestWithParam<Through> {
+ protected:
+  LocalWireTest()
+      : wire_(GetParam() == Through::host ? make_host_memory() : make_executor_memory(make_host_executor())) {
+    wire_.add_memory(1, mine_.data(), 64);
+    wire_.add_memory(2, theirs_.data(), 64);
+    wire_.add_queue_pair(10);
+    wire_.add_queue_pair(11);
+  }
+
+  static WireOperation write(std::uint64_t id, std::uint64_t local, std::uint64_t remote, std::uint32_t length) {
+    return {.queue_pair = 10,
+            .id = id,
+            .kind = WireOperationKind::write,
+            .signalled = true,
+            .length = length,
+            .local_key = 1,
+            .remote_key = 2,
+            .local_address = local,
+            .remote_address = remote};
+  }
+  static WireOperation add(std::uint64_t id, std::uint64_t remote, std::uint64_t addend) {
+    WireOperation operation = write(id, 56, remote, 8);
+    operation.kind = WireOperationKind::fetch_add;
+    operation.add = addend;
+    return operation;
+  }
+  std::vector<WireCompletion> post(const std::vector<WireOperation>& operations) {
+    EXPECT_EQ(wire_.post(operations), operations.size());
+    std::vector<WireCompletion> completions(16);
+    completions.resize(wire_.poll(completions));
+    return completions;
+  }
+  Syndrome result(WireOperation operation) {
+    const auto completions = post({operation});
+    return completions.empty() ? Syndrome::none : completions.front().syndrome;
+  }
+
+  alignas(8) std::vector<std::uint64_t> mine_ = std::vector<std::uint64_t>(8, 0x1111);
+  std::vector<std::uint64_t> theirs_ = std::vector<std::uint64_t>(8, 0x2222);
+  LocalWire wire_;
+};
+INSTANTIATE_TEST_SUITE_P(, LocalWireTest, testing::Values(Through::host, Through::executor),
+                         [](const auto& info) { return info.param == Through::host ? "Host" : "Executor"; });
+
+TEST_P(LocalWireTest, WritesAndAddsInOrder) {
+  WireOperation inlined{.queue_pair = 10,
+                        .id = 3,
+                        .kind = WireOperationKind::write_inline,
+                        .signalled = false,
+                        .length = 3,
+                        .remote_key = 2,
+                        .remote_address = 8};
+  inlined.inline_bytes = {std::byte{7}, std::byte{8}, std::byte{9}};
+  WireOperation first = write(2, 0, 0, 8);
+  first.signalled = false;
+  const auto completions = post({first, inlined, add(4, 16, 5), add(5, 16, 6)});
+  ASSERT_EQ(completions.size(), 2u);
+  EXPECT_EQ(completions[0].id, 4u);
+  EXPECT_EQ(completions[1].id, 5u);
+  EXPECT_EQ(completions[1].syndrome, Syndrome::none);
+  EXPECT_EQ(theirs_[0], 0x1111u);
+  EXPECT_EQ(theirs_[1], 0x090807u);
+  EXPECT_EQ(theirs_[2], 0x2222u + 11);
+  EXPECT_EQ(mine_[7], 0x2222u + 5);
+}
+
+TEST_P(LocalWireTest, ChecksKeysBoundsAndAlignment) {
+  struct {
+    WireOperation operation;
+    Syndrome syndrome;
+  } cases[] = {
+      {write(0, 57, 0, 8), Syndrome::local_protection},
+      {write(0, ~std::uint64_t{0}, 0, 8), Syndrome::local_protection},
+      {write(0, 0, 57, 8), Syndrome::remote_access},
+      {write(0, 0, 65, 0), Syndrome::none},
+      {add(0, 4, 1), Syndrome::remote_invalid_request},
+      {add(0, 64, 1), Syndrome::remote_access},
+      {write(0, 0, 0, 64), Syndrome::none},
+  };
+  std::uint32_t number = 100;
+  for (auto& c : cases) {
+    wire_.add_queue_pair(++number);
+    c.operation.queue_pair = number;
+    EXPECT_EQ(result(c.operation), c.syndrome);
+  }
+  wire_.add_queue_pair(++number);
+  WireOperation unknown = write(0, 0, 0, 8);
+  unknown.queue_pair = number;
+  unknown.remote_key = 9;
+  EXPECT_EQ(result(unknown), Syndrome::remote_access);
+}
+
+TEST_P(LocalWireTest, AFailureStopsItsQueuePairOnly) {
+  WireOperation unsignalled = write(3, 0, 0, 8);
+  unsignalled.signalled = false;
+  WireOperation other = write(1, 0, 8, 8);
+  other.queue_pair = 11;
+  const auto completions = post({write(1, 0, 64, 8), add(2, 0, 1), unsignalled, other});
+  ASSERT_EQ(completions.size(), 4u);
+  EXPECT_EQ(completions[0].syndrome, Syndrome::remote_access);
+  EXPECT_EQ(completions[1].syndrome, Syndrome::flushed);
+  EXPECT_EQ(completions[2].syndrome, Syndrome::flushed);
+  EXPECT_EQ(completions[3].syndrome, Syndrome::none);
+  EXPECT_EQ(theirs_[0], 0x2222u);
+  EXPECT_EQ(theirs_[1], 0x1111u);
+}
+
+TEST_P(LocalWireTest, RefusesWhatItDoesNotKnow) {
+  EXPECT_THROW(wire_.add_memory(1, theirs_.data(), 8), InvalidArgument);
+  EXPECT_THROW(wire_.add_queue_pair(10), InvalidArgument);
+  WireOperation operation = write(0, 0, 0, 8);
+  operation.queue_pair = 77;
+  EXPECT_THROW(wire_.post({&operation, 1}), InvalidArgument);
+}
+
+TEST(RingMemoryTest, RefusesWhatNoQueuePairCanBe) {
+  const auto executor = make_host_executor();
+  for (const RingOptions& bad :
+       {RingOptions{.number = 0}, RingOptions{.number = 1u << 24}, RingOptions{.number = 1, .depth = 63},
+        RingOptions{.number = 1, .depth = 32}, RingOptions{.number = 1, .depth = 65536},
+        RingOptions{.number = 1, .batch = 0}, RingOptions{.number = 1, .depth = 64, .batch = 33}}) {
+    EXPECT_THROW(RingMemory(executor, bad), InvalidArgument);
+  }
+}
+
+}  // namespace
+}  // namespace deep_ep::rdma

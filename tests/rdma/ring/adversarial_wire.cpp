@@ -1,0 +1,132 @@
+#include "tests/rdma/ring/adversarial_wire.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <stdexcept>
+
+namespace deep_ep::test {
+
+using rdma::Syndrome;
+using rdma::WireOperation;
+using rdma::WireOperationKind;
+
+std::byte* AdversarialWire::find(std::uint32_t key, std::uint64_t address, std::uint64_t bytes) {
+  const auto found = regions_.find(key);
+  if (found == regions_.end() || address > found->second.bytes || bytes > found->second.bytes - address) return nullptr;
+  return found->second.base + address;
+}
+
+Syndrome AdversarialWire::validate(Pair& pair, const WireOperation& operation, std::uint8_t& vendor) {
+  if (pair.failed) return Syndrome::flushed;
+  for (const rdma::WireCompletion& planted : pair.planted) {
+    if (planted.id != operation.id) continue;
+    vendor = planted.vendor_syndrome;
+    return planted.syndrome;
+  }
+  if (operation.length == 0) return Syndrome::none;
+  if (operation.kind != WireOperationKind::write_inline &&
+      find(operation.local_key, operation.local_address, operation.length) == nullptr) {
+    return Syndrome::local_protection;
+  }
+  if (operation.kind == WireOperationKind::fetch_add && operation.remote_address % 8 != 0) {
+    return Syndrome::remote_invalid_request;
+  }
+  return find(operation.remote_key, operation.remote_address, operation.length) == nullptr ? Syndrome::remote_access
+                                                                                           : Syndrome::none;
+}
+
+std::size_t AdversarialWire::post(std::span<const WireOperation> operations) {
+  const std::size_t taken = std::min<std::size_t>(operations.size(), below(operations.size() + 4));
+  for (const WireOperation& operation : operations.first(taken)) {
+    const auto found = pairs_.find(operation.queue_pair);
+    if (found == pairs_.end()) throw std::invalid_argument("unknown queue pair");
+    Pair& pair = found->second;
+    Pending pending{.operation = operation};
+    pending.syndrome = validate(pair, operation, pending.vendor);
+    pair.failed |= pending.syndrome != Syndrome::none;
+    if (operation.kind != WireOperationKind::fetch_add) {
+      for (std::uint32_t offset = 0; offset < operation.length; offset += kChunk) pending.chunks.push_back(offset);
+    }
+    pair.pending.push_back(std::move(pending));
+  }
+  return taken;
+}
+
+void AdversarialWire::place(const WireOperation& operation, std::uint32_t offset) {
+  const std::uint32_t bytes = std::min(kChunk, operation.length - offset);
+  const std::byte* source = operation.kind == WireOperationKind::write_inline
+                                ? operation.inline_bytes.data()
+                                : find(operation.local_key, operation.local_address, operation.length);
+  std::memcpy(find(operation.remote_key, operation.remote_address, operation.length) + offset, source + offset, bytes);
+}
+
+void AdversarialWire::add(const WireOperation& operation) {
+  std::byte* word = find(operation.remote_key, operation.remote_address, sizeof operation.add);
+  const std::uint64_t before =
+      __atomic_fetch_add(reinterpret_cast<std::uint64_t*>(word), operation.add, __ATOMIC_ACQ_REL);
+  std::memcpy(find(operation.local_key, operation.local_address, sizeof before), &before, sizeof before);
+  if (on_add) on_add(operation.queue_pair, before + operation.add);
+}
+
+/// Bytes of any write that is under way, even of one after an addition; the addition itself when everything before it
+/// is done.
+void AdversarialWire::execute_some(Pair& pair) {
+  bool all_before = true;
+  for (Pending& pending : pair.pending) {
+    if (pending.syndrome != Syndrome::none) return;  // it and all behind it are never executed
+    if (!pending.executed) {
+      const bool adds = pending.operation.kind == WireOperationKind::fetch_add;
+      const bool may = !adds || all_before;
+      if (may && below(3) != 0) {
+        if (adds) {
+          add(pending.operation);
+        } else if (!pending.chunks.empty()) {
+          const std::size_t which = below(pending.chunks.size());
+          place(pending.operation, pending.chunks[which]);
+          pending.chunks.erase(pending.chunks.begin() + static_cast<std::ptrdiff_t>(which));
+        }
+        pending.executed = adds || pending.chunks.empty();
+        pair.executed += pending.executed ? 1 : 0;
+        if (below(4) == 0) return;
+      }
+    }
+    all_before = all_before && pending.executed;
+  }
+}
+
+void AdversarialWire::retire(Pair& pair) {
+  while (!pair.pending.empty()) {
+    const Pending& front = pair.pending.front();
+    if (front.syndrome == Syndrome::none && !front.executed) return;
+    if (front.syndrome != Syndrome::none || front.operation.signalled) {
+      pair.ready.push_back({front.operation.queue_pair, front.operation.id, front.syndrome, front.vendor});
+    }
+    pair.pending.pop_front();
+    if (below(6) == 0) return;
+  }
+}
+
+void AdversarialWire::advance() {
+  if (pairs_.empty()) return;
+  auto chosen = pairs_.begin();
+  std::advance(chosen, static_cast<std::ptrdiff_t>(below(pairs_.size())));
+  Pair& pair = chosen->second;
+  if (pair.silent) return;
+  execute_some(pair);
+  if (below(3) == 0) retire(pair);
+}
+
+std::size_t AdversarialWire::poll(std::span<rdma::WireCompletion> completions) {
+  advance();
+  std::size_t count = 0;
+  for (auto& [number, pair] : pairs_) {
+    if (pair.silent || below(3) != 0) continue;
+    while (count < completions.size() && !pair.ready.empty()) {
+      completions[count++] = pair.ready.front();
+      pair.ready.pop_front();
+    }
+  }
+  return count;
+}
+
+}  // namespace deep_ep::test

@@ -1,0 +1,402 @@
+// Every way in which a queue pair can fail, and what is said about it.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <memory>
+#include <vector>
+
+#include "deep_ep/error.hpp"
+#include "tests/rdma/contains.hpp"
+#include "tests/rdma/ring/queue_world.hpp"
+
+namespace deep_ep::test {
+namespace {
+
+using rdma::Syndrome;
+
+constexpr std::uint64_t kSignal = 4096;
+
+/// What the device's code put on record.
+RdmaFailure recorded(const QueueWorld& world) {
+  EXPECT_EQ(world.fault().kind, FaultKind::rdma_failed);
+  EXPECT_EQ(world.fault().peer, 7);
+  return RdmaFailure::unpack(static_cast<std::uint32_t>(world.fault().field));
+}
+
+struct Case {
+  const char* name;
+  Syndrome syndrome;
+  std::uint32_t opcode;
+  void (*post)(QueueWorld&, QueueWorld::Peer&);  ///< entry 3
+  const char* text;
+};
+
+const Case kCases[] = {
+    {"LocalBounds", Syndrome::local_protection, device::rdma::kOpcodeWrite,
+     [](QueueWorld&, QueueWorld::Peer& peer) { peer.put(0, QueueWorld::kHeapBytes - 4, 8); },
+     "syndrome 0x04, local protection error"},
+    {"RemoteBounds", Syndrome::remote_access, device::rdma::kOpcodeWrite,
+     [](QueueWorld&, QueueWorld::Peer& peer) { peer.put(QueueWorld::kHeapBytes - 4, 0, 8); },
+     "syndrome 0x13, remote access error"},
+    {"RemoteBoundsOfAnInlineWrite", Syndrome::remote_access, device::rdma::kOpcodeWrite,
+     [](QueueWorld&, QueueWorld::Peer& peer) { peer.put_value(QueueWorld::kHeapBytes, std::uint32_t{1}); },
+     "syndrome 0x13"},
+    {"MisalignedAddition", Syndrome::remote_invalid_request, device::rdma::kOpcodeFetchAdd,
+     [](QueueWorld&, QueueWorld::Peer& peer) { peer.signal_add(kSignal + 4, 1); },
+     "syndrome 0x12, remote invalid request"},
+    {"PeerIsGone", Syndrome::transport_retries_exceeded, device::rdma::kOpcodeWrite,
+     [](QueueWorld& world, QueueWorld::Peer& peer) {
+       world.wire().fail_at(QueueWorld::number(0), 3, Syndrome::transport_retries_exceeded, 0x88);
+       peer.put(0, 0, 8);
+     },
+     "syndrome 0x15, transport retries exceeded: the peer does not answer (process gone, link down, wrong GID or "
+     "route) "
+     "(vendor code 0x88)"},
+};
+
+class RdmaFaults : public testing::TestWithParam<Case> {
+ protected:
+  /// Three good entries, the bad one, two behind it.
+  static void post_all(QueueWorld& world) {
+    world.run([&](auto& peers) {
+      QueueWorld::Peer& peer = *peers[0];
+      *world.local(0) = std::byte{42};
+      EXPECT_TRUE(peer.put(100, 0, 1));
+      EXPECT_TRUE(peer.put_value(200, std::uint64_t{17}));
+      EXPECT_TRUE(peer.signal_add(kSignal, 5));
+      GetParam().post(world, peer);
+      EXPECT_TRUE(peer.put(300, 0, 1));
+      EXPECT_TRUE(peer.signal_add(kSignal, 1000));
+      EXPECT_FALSE(peer.quiet());
+      EXPECT_FALSE(peer.put(300, 0, 1));
+      EXPECT_FALSE(peer.signal_add(kSignal, 1000));
+    });
+    // In the next kernel, too.
+    world.run([&](auto& peers) { EXPECT_FALSE(peers[0]->put(300, 0, 1)); });
+    world.settle();
+    std::uint64_t sum;
+    std::memcpy(&sum, world.remote(kSignal), sizeof sum);
+    EXPECT_EQ(sum, 5u);
+    EXPECT_EQ(*world.remote(100), std::byte{42});
+    EXPECT_EQ(*world.remote(200), std::byte{17});
+    EXPECT_EQ(*world.remote(300), std::byte{0});
+  }
+};
+INSTANTIATE_TEST_SUITE_P(, RdmaFaults, testing::ValuesIn(kCases), [](const auto& info) { return info.param.name; });
+
+TEST_P(RdmaFaults, OfTheDevice) {
+  QueueWorld world({.seed = 3, .nic = {.flush_overwrites = false}});
+  post_all(world);
+  const RdmaFailure failure = recorded(world);
+  EXPECT_EQ(failure.syndrome, static_cast<std::uint32_t>(GetParam().syndrome));
+  EXPECT_EQ(failure.opcode, GetParam().opcode);
+  EXPECT_EQ(world.fault().expected, 3u);
+  EXPECT_EQ(world.nic().violation(), "");
+  const std::string text = rdma::describe_fault(2, world.fault());
+  EXPECT_TRUE(contains(text, "rank 2: RDMA "));
+  EXPECT_TRUE(contains(text, "to rank 7 failed (entry 3)"));
+  EXPECT_TRUE(contains(text, GetParam().text));
+}
+
+TEST_P(RdmaFaults, OfTheCpuHandler) {
+  QueueWorld world({.behind = Behind::cpu_handler, .seed = 4});
+  post_all(world);
+  const RdmaFailure failure = recorded(world);
+  EXPECT_EQ(failure.syndrome, static_cast<std::uint32_t>(GetParam().syndrome));
+  EXPECT_EQ(failure.opcode, GetParam().opcode);
+  EXPECT_EQ(world.fault().expected, 3u);
+  try {
+    world.handler().check();
+    FAIL() << "check() must throw";
+  } catch (const SystemError& e) {
+    EXPECT_TRUE(contains(e.what(), rdma::operation_name(GetParam().opcode)));
+    EXPECT_TRUE(contains(e.what(), "to rank 7 over adversarial wire failed (queue pair 0x100, entry 3)"));
+    EXPECT_TRUE(contains(e.what(), GetParam().text));
+  }
+}
+
+TEST(RdmaFaultsOfADevice, LateReadersSeeTheFlushBehindTheCause) {
+  QueueWorld world({.seed = 5, .nic = {.flush_overwrites = true}});
+  world.run([&](auto& peers) {
+    peers[0]->put(QueueWorld::kHeapBytes, 0, 8);
+    for (int i = 0; i < 10; ++i) peers[0]->put(0, 0, 8);
+    peers[0]->flush();
+    world.settle();
+    EXPECT_FALSE(peers[0]->quiet());
+  });
+  EXPECT_EQ(recorded(world).syndrome, static_cast<std::uint32_t>(Syndrome::flushed));
+  EXPECT_TRUE(contains(rdma::describe_fault(0, world.fault()), "an earlier operation has the cause"));
+}
+
+class RdmaWaits : public testing::TestWithParam<Behind> {};
+INSTANTIATE_TEST_SUITE_P(, RdmaWaits, testing::Values(Behind::software_nic, Behind::cpu_handler), [](const auto& info) {
+  return info.param == Behind::software_nic ? "SoftwareNic" : "CpuHandler";
+});
+
+TEST_P(RdmaWaits, HaveADeadlineWhenCompletionsAreLost) {
+  QueueWorld world({.behind = GetParam(), .timeout_ns = 20'000'000});
+  world.wire().silence(QueueWorld::number(0));
+  world.run([&](auto& peers) {
+    EXPECT_TRUE(peers[0]->put(0, 0, 8));
+    EXPECT_FALSE(peers[0]->quiet());
+    EXPECT_FALSE(peers[0]->put(0, 0, 8));
+  });
+  EXPECT_EQ(world.fault().kind, FaultKind::timeout);
+  EXPECT_EQ(world.fault().wanted, Wanted::rdma_completion);
+  EXPECT_EQ(world.fault().peer, 7);
+  EXPECT_EQ(world.fault().expected, 1u);
+  EXPECT_EQ(world.fault().seen, 0u);
+}
+
+TEST_P(RdmaWaits, ForRoomHaveADeadline) {
+  QueueWorld world({.behind = GetParam(), .depth = 64, .timeout_ns = 20'000'000});
+  world.wire().silence(QueueWorld::number(0));
+  world.run([&](auto& peers) {
+    int posted = 0;
+    while (posted < 1000 && peers[0]->put(0, 0, 8)) ++posted;
+    EXPECT_EQ(posted, 64);
+  });
+  EXPECT_EQ(world.fault().kind, FaultKind::timeout);
+  EXPECT_EQ(world.nic().violation(), "");
+}
+
+TEST(RdmaMissingDoorbells, AreFound) {
+  QueueWorld world({.first_index = 0xffff});
+  world.run([&](auto& peers) {
+    for (int i = 0; i < 5; ++i) peers[0]->put(0, 0, 8);
+    world.settle();
+    EXPECT_EQ(world.wire().executed(QueueWorld::number(0)), 0u);
+    EXPECT_EQ(world.nic().unrung(QueueWorld::number(0)), 5u);
+    peers[0]->flush();
+    world.settle();
+    EXPECT_EQ(world.wire().executed(QueueWorld::number(0)), 5u);
+    EXPECT_EQ(world.nic().unrung(QueueWorld::number(0)), 0u);
+  });
+}
+
+TEST(RdmaMissingDoorbells, GivingTheQueuePairBackRings) {
+  for (const Behind behind : {Behind::software_nic, Behind::cpu_handler}) {
+    QueueWorld world({.behind = behind});
+    world.run([&](auto& peers) { peers[0]->signal_add(kSignal, 1); });
+    world.settle();
+    EXPECT_EQ(world.wire().executed(QueueWorld::number(0)), 1u);
+  }
+}
+
+TEST(RdmaCompletionEntry, ThatMakesNoSenseIsAFault) {
+  const std::uint32_t tails[] = {
+      device::rdma::tail_word(5, device::rdma::kCompletionOk),       // an entry that was never rung
+      device::rdma::tail_word(0xfff0, device::rdma::kCompletionOk),  // one from long ago
+      device::rdma::tail_word(0, 14),                                // a failed receive
+      device::rdma::tail_word(0, 1),
+  };
+  for (const std::uint32_t tail : tails) {
+    QueueWorld world({});
+    world.wire().silence(QueueWorld::number(0));
+    world.run([&](auto& peers) {
+      peers[0]->put(0, 0, 8);
+      world.ring(0).completion()->tail = tail;
+      EXPECT_FALSE(peers[0]->quiet());
+    });
+    EXPECT_EQ(recorded(world).syndrome, 0u);
+    EXPECT_TRUE(contains(rdma::describe_fault(1, world.fault()),
+                         "rank 1: the completion entry of the queue pair to rank 7 makes no sense"));
+  }
+}
+
+class RdmaBadEntry : public testing::Test {
+ protected:
+  QueueWorld world_{{.behind = Behind::cpu_handler}};
+
+  /// Two good entries, then what `spoil` makes of the third.
+  std::string failure_of(const std::function<void(device::rdma::WorkQueueEntry&)>& spoil) {
+    world_.run([&](auto& peers) {
+      peers[0]->put_value(8, std::uint32_t{1});
+      peers[0]->signal_add(kSignal, 1);
+      peers[0]->put(16, 0, 8);
+      spoil(world_.ring(0).ring()[2]);
+      EXPECT_FALSE(peers[0]->quiet());
+    });
+    EXPECT_EQ(world_.wire().executed(QueueWorld::number(0)), 3u);  // the last does nothing
+    EXPECT_EQ(*world_.remote(8), std::byte{1});
+    EXPECT_EQ(recorded(world_).syndrome, static_cast<std::uint32_t>(Syndrome::local_queue_pair));
+    EXPECT_EQ(world_.fault().expected, 2u);
+    return rdma::describe(world_.handler().failure().value());
+  }
+  static void set(device::Vec16& segment, int word, std::uint32_t value) {
+    segment.word[word] = device::rdma::swap32(value);
+  }
+};
+
+TEST_F(RdmaBadEntry, UnknownOpcode) {
+  const std::string text = failure_of([](auto& entry) { set(entry.segment[0], 0, 2 << 8 | 0x2a); });
+  EXPECT_TRUE(contains(text, "operation with unknown opcode 0x2a to rank 7"));
+  EXPECT_TRUE(contains(text, "syndrome 0x02"));
+  EXPECT_TRUE(contains(text, "opcode 0x2a with 3 segments is none that this library writes"));
+}
+TEST_F(RdmaBadEntry, WrongIndex) {
+  EXPECT_TRUE(contains(failure_of([](auto& entry) { set(entry.segment[0], 0, 130 << 8 | 8); }),
+                       "the entry says that it is number 130, not 2"));
+}
+TEST_F(RdmaBadEntry, OtherQueuePair) {
+  EXPECT_TRUE(contains(failure_of([](auto& entry) { set(entry.segment[0], 1, 0x101 << 8 | 3); }),
+                       "the entry names queue pair 0x101"));
+}
+TEST_F(RdmaBadEntry, WrongSegments) {
+  EXPECT_TRUE(contains(failure_of([](auto& entry) { set(entry.segment[0], 1, 0x100 << 8 | 5); }), "5 segments"));
+}
+TEST_F(RdmaBadEntry, DataSegmentOfNothing) {
+  EXPECT_TRUE(contains(failure_of([](auto& entry) { set(entry.segment[2], 0, 0); }), "0 bytes, which means 2^31"));
+}
+TEST_F(RdmaBadEntry, InlineBytesThatDoNotFit) {
+  EXPECT_TRUE(contains(failure_of([](auto& entry) { set(entry.segment[2], 0, 0x80000000u | 29); }),
+                       "an inline RDMA write of 29 bytes in 3 segments"));
+}
+
+TEST(RdmaCpuHandler, AProducerIndexTooFarAheadIsAFailure) {
+  QueueWorld world({.behind = Behind::cpu_handler});
+  *world.ring(0).producer_index() = 129;
+  world.settle(5);
+  EXPECT_TRUE(contains(rdma::describe(world.handler().failure().value()),
+                       "the producer index is 129, at most 128 is possible"));
+}
+
+TEST(RdmaCpuHandler, WhatTheWireThrowsIsTheFailureOfItsRings) {
+  QueueWorld world({.behind = Behind::cpu_handler});
+  auto executor = make_host_executor();
+  rdma::RingMemory unknown(executor, {.number = 0x999, .depth = 64, .peer = 3});
+  world.handler().add({0x999, 64, unknown.ring(), unknown.completion(), unknown.producer_index(), 0, 3, "nowhere"});
+  EXPECT_THROW(
+      world.handler().add({0x999, 64, unknown.ring(), unknown.completion(), unknown.producer_index(), 0, 3, ""}),
+      InvalidArgument);
+  device::rdma::nop_entry(unknown.ring()[0], {0, 0x999, 0});
+  *unknown.producer_index() = 1;
+  world.settle(50);
+  EXPECT_EQ(device::rdma::tail_opcode(unknown.completion()->tail), device::rdma::kCompletionError);
+  EXPECT_TRUE(
+      contains(rdma::describe(world.handler().failure().value()), "the wire 'adversarial' threw: unknown queue pair"));
+  world.handler().remove(0x999);
+}
+
+TEST(RdmaSyndromes, HaveTexts) {
+  for (const int code : {1, 2, 4, 5, 6, 0x10, 0x11, 0x12, 0x13, 0x14, 0x15, 0x16, 0x22}) {
+    EXPECT_NE(rdma::text(static_cast<Syndrome>(code)), "unknown syndrome") << code;
+  }
+  EXPECT_EQ(rdma::text(static_cast<Syndrome>(0x77)), "unknown syndrome");
+}
+
+TEST(RdmaHandlerIdle, WhenAllIsDoneOrHasFailed) {
+  QueueWorld world({.behind = Behind::cpu_handler, .queue_pairs = 2});
+  const auto post = [&](std::size_t pair) {
+    world.run([&](auto& peers) { EXPECT_TRUE(peers[pair]->put(100, 0, 1)); });
+  };
+  EXPECT_TRUE(world.handler().idle());
+  post(0);
+  world.wire().silence(QueueWorld::number(1));
+  post(1);
+  EXPECT_FALSE(world.handler().idle());
+  world.settle();
+  EXPECT_FALSE(world.handler().idle()) << "the second queue pair is stuck";
+  world.handler().remove(QueueWorld::number(1));
+  EXPECT_TRUE(world.handler().idle());
+  world.wire().fail_at(QueueWorld::number(0), 1, Syndrome::transport_retries_exceeded);
+  post(0);
+  EXPECT_FALSE(world.handler().idle());
+  world.settle();
+  EXPECT_TRUE(world.handler().idle());
+  EXPECT_TRUE(world.handler().failure().has_value());
+}
+
+/// Takes nothing for queue pairs that are full, and completes the rest at once.
+class FullWire final : public rdma::Wire {
+ public:
+  std::string_view name() const override { return "full"; }
+  std::size_t post(std::span<const rdma::WireOperation> operations) override {
+    std::size_t taken = 0;
+    for (; taken < operations.size() && operations[taken].queue_pair != full; ++taken) {
+      if (operations[taken].signalled) done_.push_back({operations[taken].queue_pair, operations[taken].id});
+    }
+    return taken;
+  }
+  std::size_t poll(std::span<rdma::WireCompletion> completions) override {
+    if (broken) throw SystemError("the device is gone");
+    const std::size_t count = std::min(done_.size(), completions.size());
+    std::copy_n(done_.begin(), count, completions.begin());
+    done_.erase(done_.begin(), done_.begin() + static_cast<std::ptrdiff_t>(count));
+    return count;
+  }
+
+  std::uint32_t full = 0;
+  bool broken = false;
+
+ private:
+  std::vector<rdma::WireCompletion> done_;
+};
+
+class RdmaHandler : public testing::Test {
+ protected:
+  static constexpr std::uint32_t kDepth = 1024;
+
+  RdmaHandler() {
+    auto wire = std::make_unique<FullWire>();
+    wire_ = wire.get();
+    handler_ = std::make_unique<rdma::CpuNicHandler>(std::move(wire), /*start_thread=*/false);
+    for (const std::uint32_t number : {1u, 2u}) {
+      rings_.push_back(
+          std::make_unique<rdma::RingMemory>(executor_, rdma::RingOptions{number, kDepth, kDepth / 2, 7, 0}));
+      handler_->add({number, kDepth, rings_.back()->ring(), rings_.back()->completion(),
+                     rings_.back()->producer_index(), 0, 7, "full wire"});
+    }
+  }
+
+  /// As many entries as there is room for.
+  void fill(std::size_t ring) {
+    RdmaPeerParams params{rings_[ring]->queue_pair(), 1, 2, 2};
+    Simulation simulation([](bool) {});
+    QueueWorld::Peer peer(params, context_);
+    for (std::uint32_t i = 0; i < kDepth; ++i) EXPECT_TRUE(peer.put(0, 0, 8));
+    peer.close();
+  }
+  std::uint32_t completed(std::size_t ring) const {
+    const std::uint32_t tail = rings_[ring]->completion()->tail;
+    return device::rdma::tail_opcode(tail) == device::rdma::kCompletionOk ? device::rdma::tail_counter(tail) + 1 : 0;
+  }
+
+  std::shared_ptr<Executor> executor_ = make_host_executor();
+  Faults faults_;
+  WaitContext context_ = faults_.context(1'000'000'000);
+  std::vector<std::unique_ptr<rdma::RingMemory>> rings_;
+  FullWire* wire_;
+  std::unique_ptr<rdma::CpuNicHandler> handler_;
+};
+
+TEST_F(RdmaHandler, AFullQueueHoldsUpNoOther) {
+  wire_->full = 1;
+  fill(0);
+  for (int i = 0; i < 10; ++i) handler_->step();
+  fill(1);
+  for (int i = 0; i < 10; ++i) handler_->step();
+  EXPECT_EQ(completed(0), 0u);
+  EXPECT_EQ(completed(1), kDepth);
+  EXPECT_FALSE(handler_->idle());
+  wire_->full = 0;
+  for (int i = 0; i < 10; ++i) handler_->step();
+  EXPECT_EQ(completed(0), kDepth);
+  EXPECT_TRUE(handler_->idle());
+}
+
+TEST_F(RdmaHandler, ABrokenWireFailsEveryRingAndGivesNoMoreWork) {
+  fill(0);
+  wire_->broken = true;
+  EXPECT_TRUE(handler_->step());
+  for (const auto& ring : rings_) {
+    EXPECT_EQ(device::rdma::tail_opcode(ring->completion()->tail), device::rdma::kCompletionError);
+  }
+  EXPECT_FALSE(handler_->step());
+  EXPECT_TRUE(handler_->idle());
+  ASSERT_TRUE(handler_->failure().has_value());
+  EXPECT_TRUE(contains(describe(*handler_->failure()), "the wire 'full' threw: the device is gone"));
+}
+
+}  // namespace
+}  // namespace deep_ep::test

@@ -1,0 +1,135 @@
+// Several queue pairs of one sender to one receiver, filled by device code, with either way of executing them behind:
+// the software NIC (doorbell registers), or the `cpu` handler; both on the adversarial wire.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <vector>
+
+#include "csrc/rdma/ring/cpu_nic_handler.hpp"
+#include "csrc/rdma/ring/ring_memory.hpp"
+#include "deep_ep/executor.hpp"
+#include "kernels/rdma/peer.hpp"
+#include "tests/rdma/ring/adversarial_wire.hpp"
+#include "tests/rdma/ring/simulation.hpp"
+#include "tests/rdma/ring/software_nic.hpp"
+
+namespace deep_ep::test {
+
+enum class Behind { software_nic, cpu_handler };
+
+struct QueueWorldOptions {
+  Behind behind = Behind::software_nic;
+  std::uint64_t seed = 1;
+  int queue_pairs = 1;
+  std::uint32_t depth = 128;
+  std::uint32_t batch = 32;
+  std::uint64_t first_index = 0;
+  std::uint64_t timeout_ns = 60'000'000'000;
+  SoftwareNicOptions nic = {};
+};
+
+class QueueWorld {
+ public:
+  static constexpr std::uint32_t kLocalKey = 0x111;
+  static constexpr std::uint32_t kRemoteKey = 0x222;
+  static constexpr std::uint32_t kSignalKey = 0x333;  ///< the remote memory once more
+  static constexpr std::size_t kHeapBytes = std::size_t{1} << 20;
+
+  using Peer = device::rdma::RdmaPeer<device::OneThread>;
+
+  explicit QueueWorld(const QueueWorldOptions& options)
+      : options_(options),
+        executor_(make_host_executor()),
+        local_(kHeapBytes / 8),
+        remote_(kHeapBytes / 8),
+        wire_owner_(std::make_unique<AdversarialWire>(options.seed)),
+        wire_(*wire_owner_),
+        nic_(wire_, options.nic),
+        context_(faults_.context(options.timeout_ns)) {
+    wire_.add_memory(kLocalKey, local_.data(), kHeapBytes);
+    wire_.add_memory(kRemoteKey, remote_.data(), kHeapBytes);
+    wire_.add_memory(kSignalKey, remote_.data(), kHeapBytes);
+    if (options.behind == Behind::cpu_handler) {
+      handler_ = std::make_unique<rdma::CpuNicHandler>(std::move(wire_owner_), /*start_thread=*/false);
+    }
+    for (int i = 0; i < options.queue_pairs; ++i) add_queue_pair(i);
+  }
+
+  std::byte* local(std::uint64_t offset) { return reinterpret_cast<std::byte*>(local_.data()) + offset; }
+  std::byte* remote(std::uint64_t offset) { return reinterpret_cast<std::byte*>(remote_.data()) + offset; }
+
+  /// Runs device code with one peer for each queue pair; the device works meanwhile.
+  template <class Body>
+  void run(Body&& body) {
+    Simulation simulation([this](bool waited_for) { work(waited_for); });
+    std::vector<std::unique_ptr<Peer>> peers;
+    for (const RdmaPeerParams& params : params_) peers.push_back(std::make_unique<Peer>(params, context_));
+    body(peers);
+    for (auto& peer : peers) peer->close();
+  }
+
+  /// Lets the device work alone.
+  void settle(int steps = 2000) {
+    for (int i = 0; i < steps; ++i) work(true);
+  }
+
+  RdmaPeerParams& params(std::size_t queue_pair) { return params_[queue_pair]; }
+  rdma::RingMemory& ring(std::size_t queue_pair) { return *rings_[queue_pair]; }
+  AdversarialWire& wire() { return wire_; }
+  SoftwareNic& nic() { return nic_; }
+  rdma::CpuNicHandler& handler() { return *handler_; }
+  const FaultRecord& fault() const { return faults_.fault(); }
+  const QueueWorldOptions& options() const { return options_; }
+  static std::uint32_t number(std::size_t queue_pair) { return 0x100 + static_cast<std::uint32_t>(queue_pair); }
+
+ private:
+  void work(bool waited_for) {
+    // At times the device only moves when it must, so that rings fill up.
+    if (wire_.below(300) == 0) slow_ = !slow_;
+    if (slow_ && !waited_for) return;
+    if (handler_) {
+      handler_->step();
+    } else {
+      nic_.step();
+    }
+  }
+
+  void add_queue_pair(int i) {
+    const std::uint32_t name = number(static_cast<std::size_t>(i));
+    rings_.push_back(std::make_unique<rdma::RingMemory>(
+        executor_, rdma::RingOptions{name, options_.depth, options_.batch, /*peer=*/7, options_.first_index}));
+    RdmaPeerParams peer{rings_.back()->queue_pair(), kLocalKey, kRemoteKey, kSignalKey};
+    peer.queue.sink = {kHeapBytes - 8 * static_cast<std::uint64_t>(i + 1), kLocalKey};
+    if (handler_) {
+      wire_.add_queue_pair(name);
+      handler_->add({name, options_.depth, rings_.back()->ring(), rings_.back()->completion(),
+                     rings_.back()->producer_index(), options_.first_index, 7, "adversarial wire"});
+    } else {
+      *peer.queue.doorbell = 0;
+      peer.queue.kind = RdmaDoorbell::device_register;
+      records_.push_back(std::make_unique<std::uint32_t>(device::rdma::record_word(options_.first_index)));
+      peer.queue.doorbell_record = records_.back().get();
+      nic_.add(peer.queue, options_.first_index);
+    }
+    params_.push_back(peer);
+  }
+
+  QueueWorldOptions options_;
+  std::shared_ptr<Executor> executor_;
+  std::vector<std::uint64_t> local_;
+  std::vector<std::uint64_t> remote_;
+  Faults faults_;
+  std::unique_ptr<AdversarialWire> wire_owner_;  ///< unless the handler has it
+  AdversarialWire& wire_;
+  SoftwareNic nic_;
+  std::unique_ptr<rdma::CpuNicHandler> handler_;
+  WaitContext context_;
+  bool slow_ = false;
+  std::vector<std::unique_ptr<rdma::RingMemory>> rings_;
+  std::vector<std::unique_ptr<std::uint32_t>> records_;
+  std::vector<RdmaPeerParams> params_;
+};
+
+}  // namespace deep_ep::test

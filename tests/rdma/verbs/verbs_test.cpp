@@ -1,0 +1,456 @@
+// Devices, registration, queue pairs and the verbs wire against a device without hardware: what is asked in which
+// order, what follows a refusal, and what the messages say. tests/rxe/ runs the same code on real devices.
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <array>
+#include <cstring>
+
+#include "csrc/rdma/discovery/settings.hpp"
+#include "csrc/rdma/verbs/dynamic_library.hpp"
+#include "csrc/rdma/verbs/libraries.hpp"
+#include "csrc/rdma/verbs/registration.hpp"
+#include "csrc/rdma/verbs/verbs_wire.hpp"
+#include "csrc/support/deadline.hpp"
+#include "deep_ep/error.hpp"
+#include "tests/rdma/messages.hpp"
+#include "tests/rdma/verbs/fake_verbs.hpp"
+
+namespace deep_ep::rdma::verbs::test {
+namespace {
+
+using rdma::test::message_of;
+using rdma::test::says;
+
+// ---- Libraries ----
+
+TEST(VerbsLibraries, VersionIsReadFromTheFileName) {
+  EXPECT_EQ(version_of_file("/usr/lib/libibverbs.so.1.14.44.0").version, "1.14.44.0");
+  EXPECT_EQ(version_of_file("/usr/lib/libibverbs.so.1.14.44.0").rdma_core, "44.0");
+  EXPECT_EQ(version_of_file("libmlx5.so.1.24.50.0").rdma_core, "50.0");
+  EXPECT_EQ(version_of_file("libibverbs.so.1").version, "1");
+  EXPECT_EQ(version_of_file("libibverbs.so.1").rdma_core, "");
+  EXPECT_EQ(version_of_file("libibverbs.so").version, "");
+}
+
+TEST(VerbsLibraries, MissingLibraryIsOneErrorThatNamesEveryAttempt) {
+  EXPECT_TRUE(says(message_of<SystemError>([] {
+                     DynamicLibrary({"libdoes_not_exist.so.1", "libnor_this.so"});
+                   }),
+                   {"libdoes_not_exist.so.1", "libnor_this.so"}));
+}
+
+TEST(VerbsLibraries, LibraryThatIsThereSaysWhereItIs) {
+  const DynamicLibrary library({"libdoes_not_exist.so.1", "libc.so.6"});
+  EXPECT_TRUE(says(library.path(), {"libc"}));
+  EXPECT_EQ(library.path().front(), '/');
+  EXPECT_NE(library.find("getpid"), nullptr);
+  EXPECT_EQ(library.find("ibv_open_device"), nullptr);
+}
+
+TEST(VerbsLibraries, ReportNamesBothOrSaysWhyNot) {
+  const LibraryReport report = report_libraries();
+  for (const LoadedLibrary* library : {&report.verbs, &report.mlx5}) {
+    EXPECT_EQ(library->usable, library->error.empty()) << library->error;
+    EXPECT_TRUE(!library->usable || !library->path.empty());
+  }
+  EXPECT_EQ(describe({.verbs = {.name = "libibverbs.so.1", .error = "no such file"},
+                      .mlx5 = {.name = "libmlx5.so.1",
+                               .usable = true,
+                               .path = "/lib/libmlx5.so.1.24.30.0",
+                               .rdma_core = "30.0",
+                               .fallbacks = {"mlx5dv_devx_umem_reg_ex"}}}),
+            (std::vector<std::string>{
+                "libibverbs.so.1: not usable: no such file",
+                "libmlx5.so.1: /lib/libmlx5.so.1.24.30.0 (rdma-core 30.0); without mlx5dv_devx_umem_reg_ex, "
+                "so a fallback serves"}));
+}
+
+// ---- Devices and registration ----
+
+class VerbsTest : public testing::Test {
+ protected:
+  std::shared_ptr<Device> open() { return Device::open("fake_0", fake_.functions); }
+  static PathOptions path() { return {.gid_index = 3}; }
+  void TearDown() override { EXPECT_EQ(fake_.alive, 0) << "something was not given back"; }
+
+  FakeVerbs fake_;
+  alignas(4096) std::array<std::byte, 8192> memory_{};
+};
+
+TEST_F(VerbsTest, UnknownDeviceListsThoseThatExist) {
+  EXPECT_TRUE(says(message_of<InvalidArgument>([&] { Device::open("mlx5_3", fake_.functions); }),
+                   {"'mlx5_3'", "sees: fake_0"}));
+}
+
+TEST_F(VerbsTest, RefusedOpeningAndProtectionDomainLeaveNothingBehind) {
+  fake_.refusals["open_device"] = EACCES;
+  EXPECT_TRUE(says(message_of<SystemError>([&] { open(); }),
+                   {"fake_0: ibv_open_device: Permission denied", "/dev/infiniband"}));
+  fake_.refusals = {{"alloc_pd", ENOMEM}};
+  EXPECT_TRUE(says(message_of<SystemError>([&] { open(); }), {"fake_0: ibv_alloc_pd: Cannot allocate memory"}));
+}
+
+TEST_F(VerbsTest, SignalsAreRegisteredStrictly) {
+  auto device = open();
+  const auto strict = Registration::of_host_memory(
+      device, {.address = memory_.data(), .bytes = 8192, .first_address = 0}, Ordering::strict);
+  const auto relaxed =
+      Registration::of_host_memory(device, {.address = memory_.data(), .bytes = 8192}, Ordering::relaxed);
+  ASSERT_EQ(fake_.registered.size(), 2U);
+  EXPECT_EQ(fake_.registered[0].access & IBV_ACCESS_RELAXED_ORDERING, 0U);
+  EXPECT_EQ(fake_.registered[0].first_address, 0U);
+  EXPECT_NE(fake_.registered[1].access & IBV_ACCESS_RELAXED_ORDERING, 0U);
+  EXPECT_EQ(fake_.registered[1].first_address, reinterpret_cast<std::uint64_t>(memory_.data()));
+  for (const auto& registered : fake_.registered) {
+    EXPECT_NE(registered.access & IBV_ACCESS_REMOTE_ATOMIC, 0U);
+    EXPECT_NE(registered.access & IBV_ACCESS_REMOTE_WRITE, 0U);
+  }
+  EXPECT_NE(strict.remote_key(), relaxed.remote_key());
+}
+
+TEST_F(VerbsTest, OldLibraryRegistersStrictlyAndByAddressOnly) {
+  fake_.functions.reg_mr_iova2 = nullptr;
+  auto device = open();
+  const auto registration =
+      Registration::of_host_memory(device, {.address = memory_.data(), .bytes = 8192}, Ordering::relaxed);
+  EXPECT_EQ(registration.ordering(), Ordering::strict);
+  EXPECT_EQ(fake_.registered[0].access & IBV_ACCESS_RELAXED_ORDERING, 0U);
+  EXPECT_TRUE(says(message_of<SystemError>([&] {
+                     Registration::of_host_memory(device, {.address = memory_.data(), .bytes = 64, .first_address = 0},
+                                                  Ordering::strict);
+                   }),
+                   {"Operation not supported"}));
+}
+
+TEST_F(VerbsTest, RefusedMemoryNamesTheLimitThatUsuallyIsTheCause) {
+  fake_.refusals["reg_mr_iova2"] = ENOMEM;
+  auto device = open();
+  EXPECT_TRUE(says(message_of<SystemError>([&] {
+                     Registration::of_host_memory(device, {.address = memory_.data(), .bytes = 8192}, Ordering::strict);
+                   }),
+                   {"fake_0: ibv_reg_mr of 8.00 KiB of CPU memory", "ulimit -l"}));
+  EXPECT_TRUE(says(message_of<InvalidArgument>([&] { Registration::of_host_memory(device, {}, Ordering::strict); }),
+                   {"0 bytes"}));
+}
+
+TEST_F(VerbsTest, GpuMemoryGoesByDmaBufThenByPeerMemory) {
+  auto device = open();
+  const MemoryRange range{.address = memory_.data(), .bytes = 8192, .first_address = 0};
+  const DmaBufExporter exporter = [](void*, std::size_t) { return UniqueFd(::open("/dev/null", O_RDONLY)); };
+  EXPECT_EQ(Registration::of_gpu_memory(device, range, Ordering::strict, exporter).path(), RegistrationPath::dma_buf);
+  fake_.refusals["reg_dmabuf_mr"] = EOPNOTSUPP;
+  EXPECT_EQ(Registration::of_gpu_memory(device, range, Ordering::strict, exporter).path(),
+            RegistrationPath::peer_memory);
+  EXPECT_EQ(Registration::of_gpu_memory(device, range, Ordering::strict, {}).path(), RegistrationPath::peer_memory);
+
+  fake_.refusals["reg_mr_iova2"] = EFAULT;
+  EXPECT_TRUE(
+      says(message_of<SystemError>([&] { Registration::of_gpu_memory(device, range, Ordering::strict, exporter); }),
+           {"8.00 KiB of GPU memory", "Tried: dma-buf: ibv_reg_dmabuf_mr: Operation not supported",
+            "peer memory: ibv_reg_mr: Bad address", "nvidia-peermem is"}));
+  const DmaBufExporter failing = [](void*, std::size_t) -> UniqueFd { throw SystemError("the GPU says no"); };
+  EXPECT_TRUE(
+      says(message_of<SystemError>([&] { Registration::of_gpu_memory(device, range, Ordering::strict, failing); }),
+           {"dma-buf: the GPU says no"}));
+  fake_.functions.reg_dmabuf_mr = nullptr;
+  EXPECT_TRUE(
+      says(message_of<SystemError>([&] { Registration::of_gpu_memory(device, range, Ordering::strict, exporter); }),
+           {"libibverbs has no ibv_reg_dmabuf_mr"}));
+}
+
+// ---- Queue pairs ----
+
+TEST_F(VerbsTest, ConnectionGoesThroughTheThreeStatesWithWhatWasAgreed) {
+  PathOptions options = path();
+  options.traffic_class = 106;
+  options.service_level = 3;
+  auto completions = std::make_shared<CompletionQueue>(open(), 64);
+  QueuePair pair(completions, {.send_depth = 64}, options);
+  QueuePairAddress peer = pair.address();
+  peer.queue_pair = 0x99;
+  peer.packet_number = 0x1234;
+  peer.mtu = IBV_MTU_1024;
+  peer.outstanding_reads_in = 4;
+  peer.gid[15] = 2;
+  pair.connect(peer);
+
+  ASSERT_EQ(fake_.state_changes.size(), 3U);
+  const auto& init = fake_.state_changes[0];
+  EXPECT_EQ(init.attributes.qp_state, IBV_QPS_INIT);
+  EXPECT_EQ(init.mask, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS);
+  EXPECT_NE(init.attributes.qp_access_flags & IBV_ACCESS_REMOTE_ATOMIC, 0U);
+  const ibv_qp_attr& receive = fake_.state_changes[1].attributes;
+  EXPECT_EQ(receive.qp_state, IBV_QPS_RTR);
+  EXPECT_EQ(receive.path_mtu, IBV_MTU_1024);
+  EXPECT_EQ(receive.dest_qp_num, 0x99U);
+  EXPECT_EQ(receive.rq_psn, 0x1234U);
+  EXPECT_EQ(receive.max_dest_rd_atomic, 16);
+  EXPECT_EQ(receive.ah_attr.is_global, 1);
+  EXPECT_EQ(receive.ah_attr.grh.sgid_index, 3);
+  EXPECT_EQ(receive.ah_attr.grh.traffic_class, 106);
+  EXPECT_EQ(receive.ah_attr.sl, 3);
+  EXPECT_EQ(std::memcmp(receive.ah_attr.grh.dgid.raw, peer.gid.data(), 16), 0);
+  const ibv_qp_attr& send = fake_.state_changes[2].attributes;
+  EXPECT_EQ(send.qp_state, IBV_QPS_RTS);
+  EXPECT_EQ(send.sq_psn, pair.address().packet_number);
+  EXPECT_EQ(send.timeout, 18);
+  EXPECT_EQ(send.retry_cnt, 6);
+  EXPECT_EQ(send.max_rd_atomic, 4);
+}
+
+TEST_F(VerbsTest, InfiniBandGoesByLid) {
+  fake_.port.link_layer = IBV_LINK_LAYER_INFINIBAND;
+  fake_.port.lid = 7;
+  auto completions = std::make_shared<CompletionQueue>(open(), 64);
+  QueuePair pair(completions, {}, PathOptions{.gid_index = 0});
+  QueuePairAddress peer = pair.address();
+  EXPECT_EQ(peer.lid, 7);
+  peer.lid = 8;
+  pair.connect(peer);
+  EXPECT_EQ(fake_.state_changes[1].attributes.ah_attr.dlid, 8);
+  EXPECT_EQ(fake_.state_changes[1].attributes.ah_attr.is_global, 0);
+}
+
+TEST_F(VerbsTest, EndsThatCannotTalkAreTold) {
+  auto completions = std::make_shared<CompletionQueue>(open(), 64);
+  QueuePair pair(completions, {}, path());
+  QueuePairAddress peer = pair.address();
+  peer.link_layer = LinkLayer::infiniband;
+  EXPECT_TRUE(
+      says(message_of<RankMismatch>([&] { pair.connect(peer); }), {"fake_0 is Ethernet", "the peer is InfiniBand"}));
+  peer = pair.address();
+  peer.gid[10] = 0;
+  EXPECT_TRUE(says(message_of<RankMismatch>([&] { pair.connect(peer); }), {"different families"}));
+  peer = pair.address();
+  peer.format = 2;
+  EXPECT_TRUE(says(message_of<RankMismatch>([&] { pair.connect(peer); }), {"different versions"}));
+  peer = pair.address();
+  peer.mtu = 0;
+  EXPECT_TRUE(says(message_of<RankMismatch>([&] { pair.connect(peer); }), {"MTU code is 0"}));
+  EXPECT_EQ(fake_.state_changes.size(), 1U) << "nothing was changed after INIT";
+  fake_.refusals["modify_qp"] = ENETUNREACH;
+  EXPECT_TRUE(says(message_of<SystemError>([&] { pair.connect(pair.address()); }),
+                   {"ibv_modify_qp of queue pair 0x11 to RTR with queue pair 0x11 at GID", "Network is unreachable",
+                    "no route to the peer"}));
+}
+
+TEST_F(VerbsTest, OptionsOutOfRangeAreNamed) {
+  auto completions = std::make_shared<CompletionQueue>(open(), 64);
+  const auto refusal = [&](PathOptions options, std::uint32_t depth = 64) {
+    return message_of<InvalidArgument>([&] { QueuePair(completions, {.send_depth = depth}, options); });
+  };
+  PathOptions options = path();
+  options.retry_count = 8;
+  EXPECT_EQ(refusal(options), "retry count is 8, allowed: 0 to 7");
+  options = path();
+  options.ack_timeout = 32;
+  EXPECT_EQ(refusal(options), "acknowledgement timeout is 32, allowed: 0 to 31");
+  options = path();
+  options.service_level = 16;
+  EXPECT_EQ(refusal(options), "service level is 16, allowed: 0 to 15");
+  options = path();
+  options.port = 0;
+  EXPECT_EQ(refusal(options), "RDMA port is 0, allowed: 1 to 255");
+  EXPECT_EQ(refusal(path(), 10000), "send queue depth is 10000, allowed: 1 to 8192");
+  EXPECT_TRUE(says(refusal({.gid_index = 1}), {"GID index 1 of RDMA device fake_0 port 1 is empty (0 to 7 exist"}));
+  fake_.port.state = IBV_PORT_DOWN;
+  EXPECT_TRUE(says(message_of<SystemError>([&] { QueuePair(completions, {}, path()); }),
+                   {"fake_0 port 1 is DOWN, not ACTIVE"}));
+}
+
+TEST_F(VerbsTest, OwnVariablesWinOverThoseOfOtherLibraries) {
+  RdmaSettings settings;
+  settings.traffic_class = 104;
+  settings.retry_count = 5;
+  settings.pkey_index = 2;
+  EXPECT_EQ(path_options(settings, 1, 3).traffic_class, 104);
+  EXPECT_EQ(path_options(settings, 1, 3).retry_count, 5);
+  EXPECT_EQ(path_options(settings, 1, 3).ack_timeout, 18);
+  EXPECT_EQ(path_options(settings, 1, 3).pkey_index, 2);
+  ::setenv("DEEP_EP_RDMA_TRAFFIC_CLASS", "106", 1);
+  EXPECT_EQ(path_options(settings, 1, 3).traffic_class, 106);
+  ::setenv("DEEP_EP_RDMA_TRAFFIC_CLASS", "256", 1);
+  EXPECT_EQ(message_of<InvalidArgument>([&] { path_options(settings, 1, 3); }),
+            "environment variable DEEP_EP_RDMA_TRAFFIC_CLASS='256', allowed: 0 to 255");
+  ::unsetenv("DEEP_EP_RDMA_TRAFFIC_CLASS");
+}
+
+// ---- The wire ----
+
+class VerbsWireTest : public VerbsTest {
+ protected:
+  void SetUp() override {
+    wire_ = std::make_unique<VerbsWire>(open(), 64);
+    pair_ = &wire_->add_queue_pair({.send_depth = 16}, path());
+  }
+  void TearDown() override {
+    wire_.reset();
+    VerbsTest::TearDown();
+  }
+
+  WireOperation write(std::uint64_t id, bool signalled = false) const {
+    return {.queue_pair = pair_->number(), .id = id, .signalled = signalled, .length = 64, .local_key = 1};
+  }
+  std::vector<WireOperation> writes(std::uint64_t first, std::size_t count) const {
+    std::vector<WireOperation> result;
+    for (std::size_t i = 0; i < count; ++i) result.push_back(write(first + i));
+    return result;
+  }
+  std::vector<std::pair<std::uint64_t, Syndrome>> poll() {
+    std::vector<std::pair<std::uint64_t, Syndrome>> result;
+    std::array<WireCompletion, 3> some;
+    while (const std::size_t count = wire_->poll(some)) {
+      for (std::size_t i = 0; i < count; ++i) result.emplace_back(some[i].id, some[i].syndrome);
+    }
+    return result;
+  }
+
+  std::unique_ptr<VerbsWire> wire_;
+  QueuePair* pair_ = nullptr;
+};
+
+using Told = std::pair<std::uint64_t, Syndrome>;
+
+TEST_F(VerbsWireTest, AQuarterOfTheQueueAsksForACompletion) {
+  EXPECT_EQ(wire_->post(writes(0, 20)), 16U) << "room for 16";
+  std::vector<int> asking;
+  for (std::size_t i = 0; i < fake_.posted.size(); ++i) {
+    if ((fake_.posted[i].request.send_flags & IBV_SEND_SIGNALED) != 0) asking.push_back(static_cast<int>(i));
+  }
+  EXPECT_EQ(asking, (std::vector<int>{3, 7, 11, 15}));
+  EXPECT_EQ(wire_->post(writes(16, 1)), 0U);
+  fake_.complete(7);
+  EXPECT_TRUE(poll().empty()) << "nobody asked to be told";
+  EXPECT_EQ(wire_->post(writes(16, 20)), 8U);
+}
+
+TEST_F(VerbsWireTest, FailureInTheMiddleFlushesTheRestByOwnBooks) {
+  std::vector<WireOperation> operations = writes(100, 6);
+  operations[1].signalled = true;
+  ASSERT_EQ(wire_->post(operations), 6U);
+  fake_.complete(1);
+  fake_.complete(3, IBV_WC_REM_ACCESS_ERR, 0x89);
+  fake_.complete(4, IBV_WC_WR_FLUSH_ERR);  // Devices differ in whether they tell this. Nothing may be told twice.
+  std::array<WireCompletion, 8> told;
+  ASSERT_EQ(wire_->poll(told), 4U);
+  EXPECT_EQ(told[0].id, 101U);
+  EXPECT_EQ(told[0].syndrome, Syndrome::none);
+  EXPECT_EQ(told[1].id, 103U);
+  EXPECT_EQ(told[1].syndrome, Syndrome::remote_access);
+  EXPECT_EQ(told[1].vendor_syndrome, 0x89);
+  EXPECT_EQ(told[2].id, 104U);
+  EXPECT_EQ(told[2].syndrome, Syndrome::flushed);
+  EXPECT_EQ(told[3].id, 105U);
+  EXPECT_EQ(told[3].syndrome, Syndrome::flushed);
+  fake_.complete(5, IBV_WC_WR_FLUSH_ERR);
+  EXPECT_TRUE(poll().empty());
+  EXPECT_EQ(wire_->post(writes(200, 1)), 1U);
+  EXPECT_EQ(fake_.posted.size(), 6U) << "nothing more is handed to the device";
+  EXPECT_EQ(poll(), std::vector<Told>{(Told{200, Syndrome::flushed})});
+}
+
+TEST_F(VerbsWireTest, DeviceThatIsFullTakesTheRestLater) {
+  fake_.post_accepts = 3;
+  EXPECT_EQ(wire_->post(writes(0, 8)), 3U);
+  fake_.post_accepts = SIZE_MAX;
+  EXPECT_EQ(wire_->post(writes(3, 5)), 5U);
+  EXPECT_NE(fake_.posted[3].request.send_flags & IBV_SEND_SIGNALED, 0U) << "or nothing would ever free room";
+  fake_.complete(3);
+  EXPECT_TRUE(poll().empty());
+}
+
+TEST_F(VerbsWireTest, InlineBytesTravelInTheRequest) {
+  WireOperation operation = write(1, true);
+  operation.kind = WireOperationKind::write_inline;
+  operation.length = 5;
+  std::memcpy(operation.inline_bytes.data(), "hello", 5);
+  ASSERT_EQ(wire_->post(std::array{operation}), 1U);
+  EXPECT_NE(fake_.posted[0].request.send_flags & IBV_SEND_INLINE, 0U);
+  EXPECT_EQ(std::memcmp(fake_.posted[0].inline_bytes.data(), "hello", 5), 0);
+  operation.length = 0;
+  ASSERT_EQ(wire_->post(std::array{operation}), 1U);
+  EXPECT_EQ(fake_.posted[1].request.num_sge, 0);
+  operation.length = 29;
+  EXPECT_EQ(message_of<InvalidArgument>([&] { wire_->post(std::array{operation}); }),
+            "an inline write of 29 bytes, allowed: 0 to 28");
+}
+
+TEST_F(VerbsWireTest, WithoutInlineSendsTheBytesWaitInRegisteredMemory) {
+  fake_.most_inline = 0;
+  QueuePair& pair = wire_->add_queue_pair({.send_depth = 16}, path());
+  EXPECT_EQ(pair.inline_bytes(), 0U);
+  ASSERT_EQ(fake_.registered.size(), 1U);
+  for (std::uint64_t i = 0; i < 16; ++i) {
+    WireOperation operation = write(i);
+    operation.queue_pair = pair.number();
+    operation.kind = WireOperationKind::write_inline;
+    operation.length = 8;
+    std::memcpy(operation.inline_bytes.data(), &i, 8);
+    ASSERT_EQ(wire_->post(std::array{operation}), 1U);
+  }
+  for (std::uint64_t i = 0; i < 16; ++i) {
+    const FakeVerbs::Posted& posted = fake_.posted[i];
+    EXPECT_EQ(posted.request.send_flags & IBV_SEND_INLINE, 0U);
+    EXPECT_EQ(posted.piece.lkey, 0x100U);
+    std::uint64_t value = 0;
+    std::memcpy(&value, reinterpret_cast<const void*>(posted.piece.addr), 8);
+    EXPECT_EQ(value, i) << "every request under way has bytes of its own";
+  }
+}
+
+TEST_F(VerbsWireTest, FetchAddCarriesItsAddend) {
+  WireOperation operation = write(1, true);
+  operation.kind = WireOperationKind::fetch_add;
+  operation.length = 8;
+  operation.add = 5;
+  operation.remote_address = 4096;
+  operation.remote_key = 0x77;
+  ASSERT_EQ(wire_->post(std::array{operation}), 1U);
+  const ibv_send_wr& request = fake_.posted[0].request;
+  EXPECT_EQ(request.opcode, IBV_WR_ATOMIC_FETCH_AND_ADD);
+  EXPECT_EQ(request.wr.atomic.compare_add, 5U);
+  EXPECT_EQ(request.wr.atomic.remote_addr, 4096U);
+  EXPECT_EQ(request.wr.atomic.rkey, 0x77U);
+  operation.length = 4;
+  EXPECT_EQ(message_of<InvalidArgument>([&] { wire_->post(std::array{operation}); }),
+            "a fetch-and-add of 4 bytes, allowed: 8");
+}
+
+TEST_F(VerbsWireTest, MisuseIsNamed) {
+  WireOperation operation = write(1);
+  operation.queue_pair = 0x999;
+  EXPECT_EQ(message_of<InvalidArgument>([&] { wire_->post(std::array{operation}); }),
+            "queue pair 0x999 is not one of this wire's on RDMA device fake_0");
+  EXPECT_TRUE(says(message_of<InvalidArgument>([&] { wire_->add_queue_pair({.send_depth = 49}, path()); }),
+                   {"send queue depth 49", "allowed: 48"}));
+}
+
+TEST_F(VerbsWireTest, DeviceThatFailsIsAnException) {
+  fake_.raise(IBV_EVENT_DEVICE_FATAL);
+  const Deadline deadline(30);
+  std::array<WireCompletion, 4> some;
+  EXPECT_TRUE(says(message_of<SystemError>([&] {
+                     while (!deadline.expired()) wire_->poll(some);
+                   }),
+                   {"fake_0 reported a fatal error"}));
+}
+
+TEST_F(VerbsTest, WireNeedsAtomics) {
+  fake_.attributes.atomic_cap = IBV_ATOMIC_NONE;
+  EXPECT_TRUE(says(message_of<InvalidArgument>([&] { VerbsWire(open(), 16); }), {"no 8-byte fetch-and-add"}));
+}
+
+TEST(VerbsStatus, EveryFailureHasItsSyndrome) {
+  for (int status = IBV_WC_LOC_LEN_ERR; status <= IBV_WC_TM_RNDV_INCOMPLETE; ++status) {
+    EXPECT_NE(syndrome_of(status), Syndrome::none) << status;
+  }
+  EXPECT_EQ(syndrome_of(IBV_WC_SUCCESS), Syndrome::none);
+  EXPECT_EQ(syndrome_of(IBV_WC_REM_INV_REQ_ERR), Syndrome::remote_invalid_request);
+  EXPECT_EQ(syndrome_of(IBV_WC_RETRY_EXC_ERR), Syndrome::transport_retries_exceeded);
+  EXPECT_EQ(syndrome_of(IBV_WC_GENERAL_ERR), Syndrome::local_queue_pair);
+}
+
+}  // namespace
+}  // namespace deep_ep::rdma::verbs::test

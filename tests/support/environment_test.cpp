@@ -1,0 +1,122 @@
+#include "csrc/support/environment.hpp"
+
+#include <gtest/gtest.h>
+#include <stdlib.h>
+
+#include <optional>
+#include <set>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "csrc/support/format.hpp"
+#include "deep_ep/error.hpp"
+#include "tests/support/setting.hpp"
+
+namespace deep_ep {
+namespace {
+
+template <class Call>
+std::string refusal(Call&& call) {
+  try {
+    call();
+  } catch (const InvalidArgument& error) {
+    return error.what();
+  }
+  return "";
+}
+
+TEST(Environment, EveryVariableIsDescribedAndItsDefaultIsValid) {
+  std::set<std::string_view> names;
+  for (const environment::Variable& variable : environment::variables()) {
+    SCOPED_TRACE(variable.name);
+    const Setting unset(variable.name.data(), std::nullopt);
+    EXPECT_TRUE(names.insert(variable.name).second) << "listed twice";
+    EXPECT_TRUE(variable.name.starts_with("DEEP_EP_"));
+    EXPECT_FALSE(variable.help.empty());
+    EXPECT_FALSE(environment::is_set(variable.name));
+    switch (variable.type) {
+      case environment::Type::number:
+        EXPECT_NO_THROW(environment::number(variable.name));
+        break;
+      case environment::Type::unsigned_integer:
+        EXPECT_NO_THROW(environment::unsigned_integer(variable.name));
+        break;
+      case environment::Type::choice:
+        EXPECT_NO_THROW(environment::choice(variable.name));
+        break;
+      case environment::Type::text:
+        EXPECT_NO_THROW(environment::text(variable.name));
+        break;
+    }
+  }
+}
+
+TEST(Environment, NumbersAreReadAsWritten) {
+  {
+    const Setting unset("DEEP_EP_TIMEOUT_S", std::nullopt);
+    EXPECT_EQ(environment::number("DEEP_EP_TIMEOUT_S"), 100);
+  }
+  {
+    const Setting set("DEEP_EP_TIMEOUT_S", "2.5");
+    EXPECT_EQ(environment::number("DEEP_EP_TIMEOUT_S"), 2.5);
+    EXPECT_TRUE(environment::is_set("DEEP_EP_TIMEOUT_S"));
+  }
+  const Setting empty("DEEP_EP_TIMEOUT_S", "");
+  EXPECT_EQ(environment::number("DEEP_EP_TIMEOUT_S"), 100);
+  EXPECT_FALSE(environment::is_set("DEEP_EP_TIMEOUT_S"));
+}
+
+TEST(Environment, MalformedNumbersAreRefusedByNameAndValue) {
+  for (const char* value : {"soon", "-1", "1s", "1,5", "nan", "inf", " 3", "0x"}) {
+    SCOPED_TRACE(value);
+    const Setting set("DEEP_EP_TIMEOUT_S", value);
+    const std::string text = refusal([] { environment::number("DEEP_EP_TIMEOUT_S"); });
+    EXPECT_NE(text.find("DEEP_EP_TIMEOUT_S"), std::string::npos) << text;
+    EXPECT_NE(text.find(value), std::string::npos) << text;
+  }
+}
+
+TEST(Environment, UnsignedIntegers) {
+  const auto read = [](const char* value) {
+    const Setting set("DEEP_EP_HOST_SEED", value);
+    return environment::unsigned_integer("DEEP_EP_HOST_SEED");
+  };
+  EXPECT_EQ(read("7"), 7u);
+  EXPECT_EQ(read("0x1F"), 31u);
+  EXPECT_EQ(read("18446744073709551615"), ~std::uint64_t{0});
+  for (const char* value : {"-7", "7.0", "0x", "18446744073709551616", "seven", "7 "}) {
+    SCOPED_TRACE(value);
+    EXPECT_THROW(read(value), InvalidArgument);
+  }
+}
+
+TEST(Environment, ChoicesNameWhatIsAllowed) {
+  const auto read = [](const char* value) {
+    const Setting set("DEEP_EP_HEAP", value);
+    return environment::choice("DEEP_EP_HEAP");
+  };
+  EXPECT_EQ(read("auto"), "auto");
+  EXPECT_EQ(read("cuda_ipc"), "cuda_ipc");
+  const std::string text = refusal([&] { read("posix"); });
+  EXPECT_NE(text.find("auto|posix_fd|fabric|cuda_ipc"), std::string::npos) << text;
+  EXPECT_THROW(read("auto|posix_fd"), InvalidArgument);
+}
+
+TEST(Environment, AskingForWhatIsNotInTheTableIsAMistakeOfTheLibrary) {
+  EXPECT_THROW(environment::text("DEEP_EP_NO_SUCH_THING"), std::logic_error);
+  EXPECT_THROW(environment::number("DEEP_EP_HEAP"), std::logic_error);
+}
+
+TEST(Format, BytesAndRanks) {
+  EXPECT_EQ(format_bytes(0), "0 bytes");
+  EXPECT_EQ(format_bytes(1023), "1023 bytes");
+  EXPECT_EQ(format_bytes(3 * 512 * 1024), "1.50 MiB");
+  EXPECT_EQ(format_bytes(std::uint64_t{5} << 30), "5.00 GiB");
+  EXPECT_EQ(format_ranks({}), "nobody");
+  EXPECT_EQ(format_ranks(std::vector{3}), "rank 3");
+  EXPECT_EQ(format_ranks(std::vector{1, 4, 7}), "ranks 1, 4 and 7");
+}
+
+}  // namespace
+}  // namespace deep_ep

@@ -1,0 +1,74 @@
+#include "csrc/support/logging.hpp"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "tests/support/setting.hpp"
+
+namespace deep_ep {
+namespace {
+
+using Line = std::pair<LogLevel, std::string>;
+
+/// Puts the environment's log back when the test ends.
+struct SinkOfTest {
+  explicit SinkOfTest(LogSink sink, std::optional<LogLevel> least = {}) { set_log_sink(std::move(sink), least); }
+  ~SinkOfTest() { set_log_sink(nullptr); }
+};
+
+TEST(LogSink, GetsLevelAndTextOfWhatIsNotBelowTheLeastLevel) {
+  std::vector<Line> lines;
+  const SinkOfTest sink([&](LogLevel level, std::string_view line) { lines.emplace_back(level, line); },
+                        LogLevel::info);
+  log::debug("too small");
+  log::info("heap of {} bytes", 64);
+  log::error("lost");
+  EXPECT_FALSE(log::enabled(LogLevel::debug));
+  EXPECT_EQ(lines, (std::vector<Line>{{LogLevel::info, "heap of 64 bytes"}, {LogLevel::error, "lost"}}));
+}
+
+TEST(LogSink, WithoutALevelTheEnvironmentSaysIt) {
+  std::vector<Line> lines;
+  const Setting level("DEEP_EP_LOG", "error");
+  const SinkOfTest sink([&](LogLevel level, std::string_view line) { lines.emplace_back(level, line); });
+  log::warn("not asked for");
+  log::error("asked for");
+  EXPECT_EQ(lines, (std::vector<Line>{{LogLevel::error, "asked for"}}));
+}
+
+TEST(LogSink, AWrongSettingOfTheLevelIsTold) {
+  std::vector<Line> lines;
+  const Setting level("DEEP_EP_LOG", "loud");
+  const SinkOfTest sink([&](LogLevel level, std::string_view line) { lines.emplace_back(level, line); });
+  ASSERT_EQ(lines.size(), 1u);
+  EXPECT_NE(lines[0].second.find("DEEP_EP_LOG='loud'"), std::string::npos) << lines[0].second;
+}
+
+TEST(LogSink, WhatItThrowsIsDropped) {
+  const SinkOfTest sink([](LogLevel, std::string_view) { throw std::runtime_error("disk full"); });
+  EXPECT_NO_THROW(log::error("goes nowhere"));
+}
+
+TEST(LogSink, MayChangeWhileOthersLog) {
+  std::atomic<int> lines = 0;
+  const LogSink count = [&](LogLevel, std::string_view) { ++lines; };
+  const SinkOfTest sink(count, LogLevel::warn);
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 3; ++i) {
+    threads.emplace_back([] {
+      for (int line = 0; line < 1000; ++line) log::warn("line {}", line);
+    });
+  }
+  for (int i = 0; i < 100; ++i) set_log_sink(count, LogLevel::warn);
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(lines, 3000);
+}
+
+}  // namespace
+}  // namespace deep_ep

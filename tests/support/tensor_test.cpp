@@ -1,0 +1,121 @@
+#include "deep_ep/tensor.hpp"
+
+#include <gtest/gtest.h>
+
+#include <optional>
+#include <type_traits>
+
+#include "deep_ep/error.hpp"
+
+namespace deep_ep {
+namespace {
+
+TEST(DType, SizesAndNames) {
+  EXPECT_EQ(size_of(DType::boolean), 1u);
+  EXPECT_EQ(size_of(DType::uint8), 1u);
+  EXPECT_EQ(size_of(DType::int32), 4u);
+  EXPECT_EQ(size_of(DType::int64), 8u);
+  EXPECT_EQ(size_of(DType::float32), 4u);
+  EXPECT_EQ(size_of(DType::bfloat16), 2u);
+  EXPECT_EQ(size_of(DType::float16), 2u);
+  EXPECT_EQ(size_of(DType::float8_e4m3), 1u);
+  EXPECT_EQ(size_of(DType::float8_e5m2), 1u);
+  EXPECT_STREQ(name_of(DType::bfloat16), "bfloat16");
+  EXPECT_STREQ(name_of(DType::float8_e4m3), "float8_e4m3");
+  EXPECT_THROW(size_of(static_cast<DType>(99)), InvalidArgument);
+}
+
+TEST(TensorView, ContiguousHasRowMajorStrides) {
+  const TensorView view = TensorView::contiguous(nullptr, DType::bfloat16, {3, 4, 5});
+  EXPECT_EQ(view.dims, 3);
+  EXPECT_EQ(view.stride(0), 20);
+  EXPECT_EQ(view.stride(1), 5);
+  EXPECT_EQ(view.stride(2), 1);
+  EXPECT_EQ(view.elements(), 60);
+  EXPECT_EQ(view.bytes(), 120u);
+  EXPECT_TRUE(view.is_contiguous());
+}
+
+TEST(TensorView, EmptyTensorKeepsTheStrideOfItsRows) {
+  const TensorView view = TensorView::contiguous(nullptr, DType::bfloat16, {0, 7168});
+  EXPECT_EQ(view.elements(), 0);
+  EXPECT_EQ(view.stride(0), 7168);
+  EXPECT_TRUE(view.is_contiguous());
+  EXPECT_EQ(TensorView::contiguous(nullptr, DType::int32, {4, 0, 3}).stride(0), 3);
+}
+
+TEST(TensorView, StridesOfSizeOneDimensionsDoNotMatter) {
+  TensorView view = TensorView::contiguous(nullptr, DType::float32, {4, 1, 8});
+  view.strides[1] = 12345;
+  EXPECT_TRUE(view.is_contiguous());
+  view.strides[0] = 16;
+  EXPECT_FALSE(view.is_contiguous());
+}
+
+TEST(TensorView, ManyElementsDoNotOverflow) {
+  const TensorView view = TensorView::contiguous(nullptr, DType::int64, {1 << 20, 1 << 14});
+  EXPECT_EQ(view.elements(), std::int64_t{1} << 34);
+  EXPECT_EQ(view.bytes(), std::size_t{1} << 37);
+}
+
+TEST(TensorView, Describe) {
+  TensorView view = TensorView::contiguous(nullptr, DType::bfloat16, {4096, 7168});
+  EXPECT_EQ(view.describe(), "bfloat16[4096, 7168]");
+  view.strides = {1, 4096};
+  EXPECT_EQ(view.describe(), "bfloat16[4096, 7168] with strides [1, 4096]");
+}
+
+TEST(TensorView, RefusesTooManyDimensionsAndNegativeSizes) {
+  EXPECT_THROW(TensorView::contiguous(nullptr, DType::int32, {1, 1, 1, 1, 1}), InvalidArgument);
+  EXPECT_THROW(TensorView::contiguous(nullptr, DType::int32, {2, -1}), InvalidArgument);
+}
+
+TEST(ConstTensorView, ComesFromAMutableViewOrFromConstMemory) {
+  float values[6] = {};
+  const TensorView view = TensorView::contiguous(values, DType::float32, {2, 3});
+  const ConstTensorView same = view;
+  EXPECT_EQ(same.as<float>(), values);
+  EXPECT_EQ(same.describe(), view.describe());
+  const float fixed[4] = {};
+  const std::optional<ConstTensorView> given = ConstTensorView::contiguous(fixed, DType::float32, {4});
+  EXPECT_EQ(given->as<float>(), fixed);
+  static_assert(std::is_same_v<decltype(given->as<float>()), const float*>);
+  static_assert(!std::is_convertible_v<ConstTensorView, TensorView>);
+}
+
+TEST(Device, TextAndEquality) {
+  EXPECT_EQ(to_string(Device{}), "cpu");
+  EXPECT_EQ(to_string(Device{Device::Kind::cuda, 3}), "cuda:3");
+  EXPECT_EQ((Device{Device::Kind::cuda, 3}), (Device{Device::Kind::cuda, 3}));
+  EXPECT_NE((Device{Device::Kind::cuda, 3}), (Device{Device::Kind::cuda, 2}));
+}
+
+class CountingStorage final : public Tensor::Storage {
+ public:
+  explicit CountingStorage(int& recorded, int& destroyed) : recorded_(recorded), destroyed_(destroyed) {}
+  ~CountingStorage() override { ++destroyed_; }
+  void record_stream(StreamHandle) override { ++recorded_; }
+
+ private:
+  int& recorded_;
+  int& destroyed_;
+};
+
+TEST(Tensor, CopiesShareTheMemoryAndTheLastOneGivesItBack) {
+  int recorded = 0;
+  int destroyed = 0;
+  Tensor first(TensorView::contiguous(nullptr, DType::int32, {2}),
+               std::make_shared<CountingStorage>(recorded, destroyed));
+  {
+    const Tensor second = first;
+    second.record_stream(nullptr);
+    first = Tensor();
+    EXPECT_FALSE(first.defined());
+    EXPECT_EQ(destroyed, 0);
+  }
+  EXPECT_EQ(recorded, 1);
+  EXPECT_EQ(destroyed, 1);
+}
+
+}  // namespace
+}  // namespace deep_ep

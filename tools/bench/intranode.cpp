@@ -1,0 +1,166 @@
+#include "tools/bench/intranode.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <string_view>
+#include <utility>
+
+#include "tools/bench/check.hpp"
+#include "tools/bench/peers.hpp"
+#include "tools/bench/rank.hpp"
+
+namespace deep_ep::tools {
+namespace {
+
+/// One rank's part in the measurements for one number of tokens.
+class Measurer {
+ public:
+  Measurer(const IntranodeOptions& options, const WorkloadShape& shape, const Routes& routes,
+           const std::shared_ptr<Bootstrap>& bootstrap, const std::shared_ptr<Executor>& executor,
+           const std::function<void(const Measurement&)>& report)
+      : options_(options),
+        shape_(shape),
+        routes_(routes),
+        bootstrap_(*bootstrap),
+        executor_(*executor),
+        rank_(bootstrap->rank()),
+        report_(report),
+        bench_(shape, routes, bootstrap, executor),
+        meter_(*bootstrap, *executor, bench_.stream()) {}
+
+  void run() {
+    if (options_.uncached) {
+      DispatchLayout layout;
+      add({.operation = "layout", .dtype = "-", .mode = "-"},
+          meter_.measure(options_.rounds, [&] { layout = bench_.layout(); }));
+    }
+    for (const Config& config : configs()) {
+      for (const bool as_8bit : {true, false}) {
+        if (options_.dtype == (as_8bit ? "bf16" : "fp8")) continue;
+        measure_dispatch(as_8bit, false, config);
+        if (options_.uncached) measure_dispatch(as_8bit, true, config);
+      }
+      if (options_.mode != "push") measure_combine(CombineMode::pull, config);
+      if (options_.mode != "pull") measure_combine(CombineMode::push, config);
+    }
+    if (options_.peers) {
+      measure_transport(make_nccl_transport(bootstrap_, executor_));
+      measure_transport(make_copy_engine_transport(bootstrap_, executor_));
+    }
+    bench_.destroy();
+  }
+
+ private:
+  void measure_dispatch(bool as_8bit, bool exchange, const Config& config) {
+    DispatchResult result;
+    const Timing timing = meter_.measure(options_.rounds, [&] {
+      result = {};  // a round's rows are given back before the next ones are asked for
+      result = exchange ? bench_.dispatch(as_8bit, config) : bench_.cached_dispatch(as_8bit, config);
+    });
+    bench_.buffer().check();
+    if (options_.check) {
+      const auto check = as_8bit ? check_dispatched_8bit : check_dispatched_bf16;
+      check(executor_, bench_.stream(), shape_, routes_, rank_, result);
+    }
+    Measurement measurement{.operation = exchange ? "layout+notify+dispatch" : "dispatch",
+                            .dtype = as_8bit ? "fp8" : "bf16",
+                            .mode = exchange ? "exchange" : "cached"};
+    measurement.warps = config.warps_per_block;
+    measurement.sms = sms_used(config, Config::dispatch_default(shape_.ranks));
+    set_bytes(measurement, as_8bit ? shape_.row_bytes_8bit() : shape_.row_bytes_bf16());
+    add(measurement, timing);
+  }
+
+  void measure_combine(CombineMode mode, const Config& config) {
+    bench_.receive_for_combine(mode);
+    CombineResult result;
+    const Timing timing = meter_.measure(options_.rounds, [&] {
+      result = {};
+      result = bench_.combine(mode, config);
+    });
+    bench_.buffer().check();
+    if (options_.check) check_combined(executor_, bench_.stream(), shape_, routes_, rank_, result);
+    bench_.release_rows();
+    Measurement measurement{
+        .operation = "combine", .dtype = "bf16", .mode = mode == CombineMode::pull ? "pull" : "push"};
+    measurement.warps = config.warps_per_block;
+    measurement.sms = sms_used(config, Config::combine_default(shape_.ranks));
+    set_bytes(measurement, shape_.row_bytes_bf16());
+    add(measurement, timing);
+  }
+
+  void measure_transport(std::unique_ptr<PeerTransport> transport) {
+    if (transport == nullptr) return;
+    if (options_.dtype != "bf16") measure_transport(*transport, "dispatch", "fp8", shape_.row_bytes_8bit());
+    if (options_.dtype != "fp8") measure_transport(*transport, "dispatch", "bf16", shape_.row_bytes_bf16());
+    measure_transport(*transport, "combine", "bf16", shape_.row_bytes_bf16());
+  }
+
+  void measure_transport(PeerTransport& transport, const char* operation, const char* dtype, std::int64_t row_bytes) {
+    std::vector<std::int64_t> send = bench_.bytes_to_peers(row_bytes);
+    std::vector<std::int64_t> receive = bench_.bytes_from_peers(row_bytes);
+    if (std::string_view(operation) == "combine") std::swap(send, receive);
+    transport.prepare(send, receive);
+    Measurement measurement{.operation = operation,
+                            .dtype = dtype,
+                            .mode = "same bytes",
+                            .transport = transport.name(),
+                            .sms = transport.num_sms()};
+    set_bytes(measurement, row_bytes);
+    add(measurement, meter_.measure(options_.rounds, [&] { transport.enqueue(bench_.stream()); }));
+  }
+
+  std::vector<Config> configs() const {
+    std::vector<Config> all;
+    for (const int sms : options_.sms) {
+      for (const int warps : options_.warps) all.push_back({.num_sms = sms, .warps_per_block = warps});
+    }
+    return all;
+  }
+
+  int sms_used(const Config& config, const Config& library_default) const {
+    return std::min(config.num_sms != 0 ? config.num_sms : library_default.num_sms, executor_.policy().multiprocessors);
+  }
+
+  void set_bytes(Measurement& measurement, std::int64_t row_bytes) const {
+    const double bytes_a_rank = static_cast<double>(row_bytes) / shape_.ranks;
+    measurement.logical_bytes = static_cast<double>(routes_.total()) * bytes_a_rank;
+    measurement.wire_bytes = static_cast<double>(routes_.total_between_ranks()) * bytes_a_rank;
+  }
+
+  void add(Measurement measurement, const Timing& timing) {
+    if (measurement.transport.empty()) measurement.transport = "deep_ep";
+    measurement.tokens = shape_.tokens;
+    measurement.timing = timing;
+    if (rank_ == 0) report_(measurement);
+  }
+
+  const IntranodeOptions& options_;
+  const WorkloadShape& shape_;
+  const Routes& routes_;
+  Bootstrap& bootstrap_;
+  Executor& executor_;
+  int rank_;
+  const std::function<void(const Measurement&)>& report_;
+  RankBench bench_;
+  Meter meter_;
+};
+
+}  // namespace
+
+void run_intranode(const IntranodeOptions& options, const World& world, Device::Kind device,
+                   const std::function<void(const Measurement&)>& report) {
+  std::vector<WorkloadShape> shapes;
+  for (const std::int64_t tokens : options.tokens) {
+    shapes.push_back({world.size, tokens, options.hidden, options.topk, options.experts,
+                      static_cast<std::size_t>(options.window_mib) << 20});
+  }
+  run_workloads(world, device, shapes,
+                [&](const WorkloadShape& shape, const Routes& routes, const std::shared_ptr<Bootstrap>& bootstrap,
+                    const std::shared_ptr<Executor>& executor) {
+                  Measurer(options, shape, routes, bootstrap, executor, report).run();
+                });
+}
+
+}  // namespace deep_ep::tools

@@ -1,0 +1,211 @@
+#include "tools/bench/low_latency.hpp"
+
+#include <fmt/format.h>
+
+#include <optional>
+#include <utility>
+
+#include "tools/bench/graph.hpp"
+#include "tools/bench/low_latency_check.hpp"
+#include "tools/bench/low_latency_rank.hpp"
+
+namespace deep_ep::tools {
+namespace {
+
+/// To fill takes a GPU longer than the host needs to enqueue a call.
+constexpr std::size_t kFillerBytes = std::size_t{256} << 20;
+
+LowLatencyRails rails_of(const std::string& word) {
+  if (word == "always") return LowLatencyRails::always;
+  return word == "never" ? LowLatencyRails::never : LowLatencyRails::automatic;
+}
+
+/// One rank's part in the measurements for one number of tokens.
+class Measurer {
+ public:
+  Measurer(const LowLatencyOptions& options, const WorkloadShape& shape, const Routes& routes,
+           const std::shared_ptr<Bootstrap>& bootstrap, const std::shared_ptr<Executor>& executor,
+           const std::function<void(const LowLatencyMeasurement&)>& report)
+      : options_(options),
+        shape_(shape),
+        routes_(routes),
+        executor_(*executor),
+        rank_(bootstrap->rank()),
+        report_(report),
+        reach_{.ranks_per_node = options.nodes == 0 ? 0 : shape.ranks / options.nodes,
+               .nvlink = options.nvlink,
+               .rails = rails_of(options.rails)},
+        bench_(shape, bootstrap, executor, reach_),
+        meter_(*bootstrap, *executor, bench_.stream()) {
+    if (executor_.device().kind != Device::Kind::cuda) return;
+    filler_.emplace(executor_, DType::uint8, std::initializer_list<std::int64_t>{kFillerBytes});
+    meter_.put_in_front([this] {
+      executor_.fill(filler_->view().data, 0, kFillerBytes, bench_.stream());
+      CallOptions call;
+      call.stream = bench_.stream();
+      bench_.buffer().low_latency_clean(call);  // a barrier of the devices
+    });
+  }
+
+  void run() {
+    bench_.receive_for_combine();
+    for (const bool fp8 : {true, false}) {
+      if (options_.dtype == (fp8 ? "bf16" : "fp8")) continue;
+      measure_dispatch(fp8);
+    }
+    for (const auto kind : {LowLatencyCombine::plain, LowLatencyCombine::zero_copy, LowLatencyCombine::logfmt}) {
+      measure_combine(kind);
+    }
+    measure_both();
+    bench_.destroy();
+  }
+
+ private:
+  void measure_dispatch(bool fp8) {
+    LowLatencyDispatchResult result;
+    const auto check = [&] {
+      bench_.buffer().check();
+      if (options_.check) check_low_latency_dispatch(executor_, bench_.stream(), shape_, rank_, fp8, result);
+    };
+    const LowLatencyMeasurement line = make_line("dispatch", fp8 ? "fp8" : "bf16", dispatch_bytes(fp8));
+    measure(line, check, [&] { result = bench_.dispatch(fp8); });
+    measure_parts(
+        line, check, [&] { result = bench_.dispatch(fp8, true); }, [&] { result.hook(); });
+  }
+
+  void measure_combine(LowLatencyCombine kind) {
+    LowLatencyCombineResult result;
+    const auto check = [&] {
+      bench_.buffer().check();
+      if (options_.check) check_low_latency_combine(executor_, bench_.stream(), shape_, rank_, kind, reach_, result);
+    };
+    const LowLatencyMeasurement line = make_line("combine", name_of(kind), combine_bytes(kind));
+    measure(line, check, [&] { result = bench_.combine(kind); });
+    measure_parts(
+        line, check, [&] { result = bench_.combine(kind, true); }, [&] { result.hook(); });
+  }
+
+  /// What upstream's test calls "Dispatch + combine bandwidth".
+  void measure_both() {
+    LowLatencyDispatchResult dispatched;
+    LowLatencyCombineResult combined;
+    const Bytes dispatch = dispatch_bytes(true);
+    const Bytes combine = combine_bytes(LowLatencyCombine::plain);
+    measure(
+        make_line("dispatch+combine", "fp8", {dispatch.selected + combine.selected, dispatch.wire + combine.wire}),
+        [this] { bench_.buffer().check(); },
+        [&] {
+          dispatched = bench_.dispatch(true);
+          combined = bench_.combine(LowLatencyCombine::plain);
+        });
+  }
+
+  template <class Check, class Call>
+  void measure(LowLatencyMeasurement line, const Check& check, const Call& call) {
+    line.part = "whole";
+    line.timing = meter_.measure(options_.rounds, call);
+    check_after(check, call);
+    line.host = meter_.host_seconds(options_.rounds, call);
+    add(line);
+    if (!options_.graphs) return;
+    const auto graph = record_graph(executor_, bench_.stream(), call);
+    if (graph == nullptr) return;
+    line.part = "graph";
+    line.timing = meter_.measure(options_.rounds, [&] { graph->launch(bench_.stream()); });
+    line.host = meter_.host_seconds(options_.rounds, [&] { graph->launch(bench_.stream()); });
+    check_after(check, [&] { graph->launch(bench_.stream()); });
+    add(line);
+  }
+
+  /// Checks a call that comes behind others with other rows, one for each half of the window.
+  template <class Check, class Call>
+  void check_after(const Check& check, const Call& call) {
+    if (options_.check) {
+      bench_.spoil();
+      call();
+      call();
+      bench_.restore();
+      call();
+    }
+    executor_.synchronize(bench_.stream());
+    check();
+  }
+
+  template <class Check, class Send, class Receive>
+  void measure_parts(LowLatencyMeasurement line, const Check& check, const Send& send, const Receive& receive) {
+    if (!options_.hooks) return;
+    const auto [of_send, of_receive] = meter_.measure_parts(options_.rounds, send, receive);
+    check_after(check, [&] {
+      send();
+      receive();
+    });
+    line.part = "send";
+    line.timing = of_send;
+    add(line);
+    line.part = "receive";
+    line.timing = of_receive;
+    add(line);
+  }
+
+  struct Bytes {
+    double selected;
+    double wire;
+  };
+
+  Bytes dispatch_bytes(bool fp8) const {
+    // Upstream counts 16 bytes beside each 8-bit row.
+    return bytes(fp8 ? shape_.row_bytes_8bit() + 16 : shape_.row_bytes_bf16(),
+                 fp8 ? shape_.row_bytes_8bit() : shape_.row_bytes_bf16());
+  }
+  Bytes combine_bytes(LowLatencyCombine kind) const {
+    std::int64_t row = shape_.row_bytes_bf16();
+    if (kind == LowLatencyCombine::logfmt) row = shape_.hidden * 10 / 8 + shape_.hidden / 128 * 4;
+    return bytes(row, row);
+  }
+  Bytes bytes(std::int64_t selected_row, std::int64_t wire_row) const {
+    return {static_cast<double>(shape_.tokens * shape_.topk) * static_cast<double>(selected_row),
+            static_cast<double>(routes_.total_between_ranks()) * static_cast<double>(wire_row) / shape_.ranks};
+  }
+
+  LowLatencyMeasurement make_line(const char* operation, const char* variant, const Bytes& bytes) const {
+    LowLatencyMeasurement line;
+    line.operation = operation;
+    line.variant = variant;
+    line.tokens = shape_.tokens;
+    line.selected_bytes = bytes.selected;
+    line.wire_bytes = bytes.wire;
+    return line;
+  }
+
+  void add(const LowLatencyMeasurement& line) {
+    if (rank_ == 0) report_(line);
+  }
+
+  const LowLatencyOptions& options_;
+  const WorkloadShape& shape_;
+  const Routes& routes_;
+  Executor& executor_;
+  int rank_;
+  const std::function<void(const LowLatencyMeasurement&)>& report_;
+  LowLatencyReach reach_;
+  LowLatencyBench bench_;
+  Meter meter_;
+  std::optional<DeviceTensor> filler_;
+};
+
+}  // namespace
+
+void run_low_latency(const LowLatencyOptions& options, const World& world, Device::Kind device,
+                     const std::function<void(const LowLatencyMeasurement&)>& report) {
+  std::vector<WorkloadShape> shapes;
+  for (const std::int64_t tokens : options.tokens) {
+    shapes.push_back({world.size, tokens, options.hidden, options.topk, options.experts});
+  }
+  run_workloads(world, device, shapes,
+                [&](const WorkloadShape& shape, const Routes& routes, const std::shared_ptr<Bootstrap>& bootstrap,
+                    const std::shared_ptr<Executor>& executor) {
+                  Measurer(options, shape, routes, bootstrap, executor, report).run();
+                });
+}
+
+}  // namespace deep_ep::tools

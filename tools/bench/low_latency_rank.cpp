@@ -1,0 +1,122 @@
+#include "tools/bench/low_latency_rank.hpp"
+
+#include <span>
+#include <vector>
+
+namespace deep_ep::tools {
+
+const char* name_of(LowLatencyCombine kind) {
+  switch (kind) {
+    case LowLatencyCombine::plain:
+      return "plain";
+    case LowLatencyCombine::zero_copy:
+      return "zero copy";
+    case LowLatencyCombine::logfmt:
+      return "LogFMT-10";
+  }
+  return "?";
+}
+
+LowLatencyBench::LowLatencyBench(const WorkloadShape& shape, const std::shared_ptr<Bootstrap>& bootstrap,
+                                 const std::shared_ptr<Executor>& executor, const LowLatencyReach& reach)
+    : shape_(shape),
+      executor_(*executor),
+      stream_(*executor),
+      buffer_(bootstrap, executor, buffer_options(shape, reach)),
+      x_(*executor, DType::bfloat16, {shape.tokens, shape.hidden}),
+      kept_x_(*executor, DType::bfloat16, {shape.tokens, shape.hidden}),
+      selection_(*executor, DType::int64, {shape.tokens, shape.topk}),
+      weights_(*executor, DType::float32, {shape.tokens, shape.topk}),
+      small_weights_(*executor, DType::float32, {shape.tokens, shape.topk}) {
+  fill_inputs(bootstrap->rank());
+}
+
+LowLatencyDispatchResult LowLatencyBench::dispatch(bool fp8, bool hook) {
+  LowLatencyDispatchArguments arguments;
+  arguments.x = x_.view();
+  arguments.topk_idx = selection_.view();
+  arguments.max_tokens = static_cast<int>(shape_.tokens);
+  arguments.num_experts = shape_.experts;
+  arguments.use_fp8 = fp8;
+  CallOptions call;
+  call.stream = stream_;
+  call.return_recv_hook = hook;
+  return buffer_.low_latency_dispatch(arguments, call);
+}
+
+LowLatencyCombineResult LowLatencyBench::combine(LowLatencyCombine kind, bool hook) {
+  LowLatencyCombineArguments arguments;
+  arguments.x =
+      kind == LowLatencyCombine::zero_copy ? buffer_.low_latency_combine_buffer(handle_) : rows_.value().view();
+  arguments.topk_idx = selection_.view();
+  arguments.topk_weights = kind == LowLatencyCombine::logfmt ? small_weights_.view() : weights_.view();
+  arguments.handle = &handle_;
+  arguments.use_logfmt = kind == LowLatencyCombine::logfmt;
+  CallOptions call;
+  call.stream = stream_;
+  call.return_recv_hook = hook;
+  return buffer_.low_latency_combine(arguments, call);
+}
+
+void LowLatencyBench::receive_for_combine() {
+  const LowLatencyDispatchResult received = dispatch(false);
+  handle_ = received.handle;
+  const TensorView& rows = received.recv_x.view();
+  if (!rows_) {  // it keeps its place, which graphs have recorded
+    rows_.emplace(executor_, rows.dtype, std::initializer_list<std::int64_t>{rows.size(0), rows.size(1), rows.size(2)});
+  }
+  executor_.copy(rows_->view().data, rows.data, rows.bytes(), stream_);
+  executor_.copy(buffer_.low_latency_combine_buffer(handle_).data, rows.data, rows.bytes(), stream_);
+  executor_.synchronize(stream_);
+}
+
+void LowLatencyBench::spoil() {
+  constexpr int kOther = 0x3c;  // 0x3c3c is a bfloat16 that no workload has
+  executor_.fill(x_.view().data, kOther, x_.view().bytes(), stream_);
+  if (!rows_) return;
+  executor_.fill(rows_->view().data, kOther, rows_->view().bytes(), stream_);
+  const TensorView zero_copy = buffer_.low_latency_combine_buffer(handle_);
+  executor_.fill(zero_copy.data, kOther, zero_copy.bytes(), stream_);
+}
+
+void LowLatencyBench::restore() {
+  executor_.copy(x_.view().data, kept_x_.view().data, x_.view().bytes(), stream_);
+  if (rows_) receive_for_combine();
+}
+
+float LowLatencyBench::weight(LowLatencyCombine kind) { return kind == LowLatencyCombine::logfmt ? 0x1p-12f : 1.0f; }
+
+void LowLatencyBench::destroy() {
+  executor_.synchronize(stream_);
+  handle_ = {};
+  rows_.reset();
+  buffer_.destroy();
+}
+
+BufferOptions LowLatencyBench::buffer_options(const WorkloadShape& shape, const LowLatencyReach& reach) {
+  BufferOptions options;
+  options.heap_bytes = std::size_t{64} << 20;
+  options.allow_nvlink_for_low_latency = reach.nvlink;
+  options.ranks_per_node = reach.ranks_per_node;
+  options.low_latency_rails = reach.rails;
+  options.low_latency_bytes =
+      Buffer::low_latency_bytes_hint(static_cast<int>(shape.tokens), shape.hidden, shape.ranks, shape.experts);
+  return options;
+}
+
+void LowLatencyBench::fill_inputs(int rank) {
+  const auto tokens = static_cast<std::size_t>(shape_.tokens);
+  const auto hidden = static_cast<std::size_t>(shape_.hidden);
+  std::vector<std::uint16_t> x(tokens * hidden);
+  for (std::size_t token = 0; token < tokens; ++token) {
+    fill_row_bf16(rank, static_cast<std::int64_t>(token), std::span(x).subspan(token * hidden, hidden));
+  }
+  x_.upload(x.data(), stream_);
+  kept_x_.upload(x.data(), stream_);
+  selection_.upload(make_selection(shape_, rank).data(), stream_);
+  const std::size_t selections = tokens * static_cast<std::size_t>(shape_.topk);
+  weights_.upload(std::vector<float>(selections, weight(LowLatencyCombine::plain)).data(), stream_);
+  small_weights_.upload(std::vector<float>(selections, weight(LowLatencyCombine::logfmt)).data(), stream_);
+}
+
+}  // namespace deep_ep::tools

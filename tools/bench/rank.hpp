@@ -1,0 +1,64 @@
+// One rank of a benchmark: its buffer, its inputs, and the calls that are measured.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "deep_ep/buffer.hpp"
+#include "tools/bench/workload.hpp"
+#include "tools/common/ranks.hpp"
+
+namespace deep_ep::tools {
+
+class RankBench {
+ public:
+  /// Collective. `shape` and `routes` must outlive the object.
+  RankBench(const WorkloadShape& shape, const Routes& routes, const std::shared_ptr<Bootstrap>& bootstrap,
+            const std::shared_ptr<Executor>& executor);
+
+  StreamHandle stream() const { return stream_; }
+  Buffer& buffer() { return buffer_; }
+
+  // Each enqueues its kernels on the stream; all but `layout` are collective.
+  DispatchLayout layout();
+  /// Dispatch along known routes.
+  DispatchResult cached_dispatch(bool as_8bit, const Config& config);
+  /// Layout, exchange of counts (the host waits for them) and dispatch.
+  DispatchResult dispatch(bool as_8bit, const Config& config);
+  /// Brings back the rows that `receive_for_combine` put in place. `pull` takes them from the heap; what is pushed lies
+  /// in ordinary memory, as the output of experts that do not know of the heap does.
+  CombineResult combine(CombineMode mode, const Config& config);
+  void receive_for_combine(CombineMode mode);
+  void release_rows();
+
+  /// What this rank exchanges with each other one in a dispatch.
+  std::vector<std::int64_t> bytes_to_peers(std::int64_t row_bytes) const;
+  std::vector<std::int64_t> bytes_from_peers(std::int64_t row_bytes) const;
+
+  /// Collective; the object must not be used any more.
+  void destroy();
+
+ private:
+  static BufferOptions buffer_options(const WorkloadShape& shape);
+  void fill_inputs();
+  DispatchArguments rows(bool as_8bit, const Config& config) const;
+
+  const WorkloadShape& shape_;
+  const Routes& routes_;
+  Executor& executor_;
+  int rank_;
+  Stream stream_;
+  CallOptions call_;
+  Buffer buffer_;
+  DeviceTensor x_bf16_;
+  DeviceTensor x_8bit_;
+  DeviceTensor scales_;
+  DeviceTensor selection_;
+  DeviceTensor weights_;
+  DispatchHandle handle_;
+  DispatchResult received_;
+  std::optional<DeviceTensor> ordinary_rows_;
+};
+
+}  // namespace deep_ep::tools

@@ -1,0 +1,113 @@
+#include "tools/bench/world.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cctype>
+#include <charconv>
+#include <cstdlib>
+#include <optional>
+#include <string_view>
+
+#include "deep_ep/error.hpp"
+#include "deep_ep/executor.hpp"
+#include "tools/common/ranks.hpp"
+
+namespace deep_ep::tools {
+namespace {
+
+/// The variables by which launchers tell a process who it is.
+struct Launcher {
+  const char* rank;
+  const char* size;
+  const char* local_rank;
+  const char* job;
+};
+constexpr Launcher kLaunchers[] = {
+    {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "PMIX_NAMESPACE"},
+    {"PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "PMI_JOBID"},
+    {"SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_JOB_ID"},
+};
+
+std::optional<int> number_in_environment(const char* name) {
+  const char* text = std::getenv(name);
+  if (text == nullptr) return std::nullopt;
+  const std::string_view view(text);
+  int value = 0;
+  const auto [end, error] = std::from_chars(view.data(), view.data() + view.size(), value);
+  if (error != std::errc{} || end != view.data() + view.size() || value < 0) return std::nullopt;
+  return value;
+}
+
+const Launcher* find_launcher() {
+  for (const Launcher& launcher : kLaunchers) {
+    const auto size = number_in_environment(launcher.size);
+    if (size && *size > 1 && number_in_environment(launcher.rank)) return &launcher;
+  }
+  return nullptr;
+}
+
+#if !DEEP_EP_HAVE_MPI
+/// Processes of one job must meet under one name, and those of another job under another.
+std::string job_name(const Launcher& launcher) {
+  const char* job = std::getenv(launcher.job);
+  std::string name = fmt::format("deep_ep-bench-{}", job != nullptr ? job : "job");
+  std::ranges::replace_if(
+      name, [](unsigned char c) { return std::isalnum(c) == 0 && c != '_' && c != '-'; }, '-');
+  return name;
+}
+#endif
+
+}  // namespace
+
+int World::device_of(int local_rank) const {
+  if (!separate_processes()) return local_rank;
+  const Launcher* launcher = find_launcher();
+  const int on_host =
+      launcher != nullptr ? number_in_environment(launcher->local_rank).value_or(first_rank) : first_rank;
+  // A launcher may show each process its own GPU only.
+  return on_host % std::max(1, cuda_device_count());
+}
+
+World make_world(int ranks, const std::string& device) {
+  World world;
+  if ([[maybe_unused]] const Launcher* launcher = find_launcher()) {
+#if DEEP_EP_HAVE_MPI
+    world.kind = "processes, MPI";
+    world.bootstraps.push_back(make_mpi_bootstrap());
+#else
+    world.kind = "processes, shared memory";
+    world.bootstraps.push_back(make_shared_memory_bootstrap(job_name(*launcher), *number_in_environment(launcher->rank),
+                                                            *number_in_environment(launcher->size)));
+#endif
+    world.size = world.bootstraps.front()->size();
+    world.first_rank = world.bootstraps.front()->rank();
+    if (ranks != 0 && ranks != world.size) {
+      throw InvalidArgument(
+          fmt::format("--ranks {}: {} processes were started, and each is one rank", ranks, world.size));
+    }
+    return world;
+  }
+  if (ranks == 0) ranks = device != "cpu" && cuda_device_count() > 0 ? cuda_device_count() : 4;
+  world.kind = "threads";
+  world.size = ranks;
+  world.bootstraps = make_thread_bootstraps(ranks);
+  return world;
+}
+
+void run_workloads(const World& world, Device::Kind device, const std::vector<WorkloadShape>& shapes,
+                   const RankWork& work) {
+  const std::vector<Routes> routes(shapes.begin(), shapes.end());
+  run_ranks(world.local_ranks(), [&](int local) {
+    const auto& bootstrap = world.bootstraps[static_cast<std::size_t>(local)];
+    const auto executor = make_executor(device, device == Device::Kind::cuda ? world.device_of(local) : 0);
+    for (std::size_t i = 0; i < shapes.size(); ++i) {
+      if (bootstrap->rank() == 0)
+        show_progress(fmt::format("[{}/{}] {} tokens a rank", i + 1, shapes.size(), shapes[i].tokens));
+      work(shapes[i], routes[i], bootstrap, executor);
+    }
+  });
+  clear_progress();
+}
+
+}  // namespace deep_ep::tools

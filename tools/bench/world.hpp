@@ -1,0 +1,41 @@
+// Who takes part in a benchmark: all ranks as threads of this process, or one rank of several processes of this host.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "deep_ep/bootstrap.hpp"
+#include "deep_ep/executor.hpp"
+#include "deep_ep/tensor.hpp"
+#include "tools/bench/workload.hpp"
+
+namespace deep_ep::tools {
+
+struct World {
+  int size = 0;
+  int first_rank = 0;                                  ///< of this process
+  std::vector<std::shared_ptr<Bootstrap>> bootstraps;  ///< one for every rank of this process
+  std::string kind;                                    ///< "threads", "processes (MPI)", ...
+
+  int local_ranks() const { return static_cast<int>(bootstraps.size()); }
+  bool separate_processes() const { return local_ranks() != size; }
+  /// The GPU of a rank of this process.
+  int device_of(int local_rank) const;
+};
+
+/// Started by mpirun (or srun) with several processes: this process is one rank. Otherwise `ranks` threads; 0 chooses
+/// as many as there are GPUs, or 4 on the CPU.
+World make_world(int ranks, const std::string& device);
+
+/// One rank's part in the measurements of one workload.
+using RankWork =
+    std::function<void(const WorkloadShape& shape, const Routes& routes, const std::shared_ptr<Bootstrap>& bootstrap,
+                       const std::shared_ptr<Executor>& executor)>;
+
+/// Does the work for each shape in turn, on all ranks of this process at once, and shows progress.
+void run_workloads(const World& world, Device::Kind device, const std::vector<WorkloadShape>& shapes,
+                   const RankWork& work);
+
+}  // namespace deep_ep::tools

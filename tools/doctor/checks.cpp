@@ -1,0 +1,37 @@
+#include "tools/doctor/checks.hpp"
+
+#include <fmt/format.h>
+
+#include <utility>
+
+#include "deep_ep/error.hpp"
+
+namespace deep_ep::tools {
+
+Patient examine(topology::SystemRoot root, rdma::Environment environment) {
+  Patient patient;
+  patient.root = std::move(root);
+  patient.environment = std::move(environment);
+  patient.gpus = topology::find_gpus(patient.root);
+  patient.nics = rdma::find_nics(patient.root);
+  try {
+    patient.settings = rdma::read_settings(patient.environment);
+  } catch (const InvalidArgument& error) {
+    patient.refused = error.what();
+  }
+  patient.map = rdma::map_gpus_to_nics(patient.gpus, patient.nics, patient.settings);
+  return patient;
+}
+
+Findings check_everything(const Patient& patient) {
+  Findings findings;
+  check_nics(patient, findings);
+  check_map(patient, findings);
+  check_registration(patient, findings);
+  check_doorbell(patient, findings);
+  check_libraries(patient, findings);
+  check_variables(patient, findings);
+  return findings;
+}
+
+}  // namespace deep_ep::tools

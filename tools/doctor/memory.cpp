@@ -1,0 +1,123 @@
+// `deep_ep doctor`: how NICs come to memory.
+#include <fmt/format.h>
+
+#include <charconv>
+#include <compare>
+#include <cstdint>
+#include <optional>
+#include <sstream>
+#include <string>
+#include <string_view>
+
+#include "csrc/support/format.hpp"
+#include "tools/doctor/checks.hpp"
+
+namespace deep_ep::tools {
+namespace {
+
+struct Version {
+  int major = 0;
+  int minor = 0;
+  auto operator<=>(const Version&) const = default;  // NOLINT(modernize-use-nullptr): a false alarm
+};
+
+// "6.14.0-1021-gcp", "580.126.09".
+Version parse_version(const std::string& text) {
+  Version version;
+  const char* end = text.data() + text.size();
+  const auto major = std::from_chars(text.data(), end, version.major);
+  if (major.ptr != end && *major.ptr == '.') std::from_chars(major.ptr + 1, end, version.minor);
+  return version;
+}
+
+// Kernels from 5.12 on register dma-bufs, NVIDIA's driver exports them from 515 on, the open kernel modules alone.
+constexpr Version kFirstKernel = {5, 12};
+constexpr Version kFirstDriver = {515, 0};
+
+// Empty: it should work.
+std::string why_no_dma_buf(const Patient& patient) {
+  const std::string kernel = patient.root.read("/proc/sys/kernel/osrelease").value_or("");
+  const std::string driver = patient.root.read("/sys/module/nvidia/version").value_or("");
+  const std::string description = patient.root.read("/proc/driver/nvidia/version").value_or("");
+  if (!kernel.empty() && parse_version(kernel) < kFirstKernel)
+    return fmt::format("kernel {} is older than 5.12", kernel);
+  if (!driver.empty() && parse_version(driver) < kFirstDriver)
+    return fmt::format("driver {} is older than 515", driver);
+  if (!description.empty() && description.find("Open Kernel Module") == std::string::npos) {
+    return "the driver is not the one with open kernel modules";
+  }
+  if (!patient.settings.dma_buf) return "a variable switches it off";
+  return {};
+}
+
+std::string find_peer_memory(const Patient& patient) {
+  for (const char* file : {"/sys/kernel/mm/memory_peers/nvidia-peermem/version",
+                           "/sys/kernel/mm/memory_peers/nv_mem/version", "/sys/module/nvidia_peermem/version"}) {
+    if (const auto version = patient.root.read(file)) return fmt::format("nvidia-peermem {}", *version);
+  }
+  return patient.root.exists("/sys/module/nvidia_peermem") ? "nvidia-peermem" : "";
+}
+
+void check_gpu_memory(const Patient& patient, Findings& findings) {
+  const std::string reason = why_no_dma_buf(patient);
+  const std::string peer_memory = find_peer_memory(patient);
+  if (reason.empty()) {
+    findings.push_back({"registration", Verdict::ok,
+                        fmt::format("GPU memory should be registered as dma-buf{}",
+                                    peer_memory.empty() ? "" : fmt::format("; {} is there as well", peer_memory)),
+                        "the first registration decides; the log says which way was taken", ""});
+  } else if (!peer_memory.empty()) {
+    findings.push_back({"registration", Verdict::ok, fmt::format("GPU memory is registered through {}", peer_memory),
+                        fmt::format("dma-buf is not used: {}", reason), ""});
+  } else {
+    findings.push_back({"registration", Verdict::error,
+                        fmt::format("neither dma-buf ({}) nor a peer memory module is there", reason),
+                        "NICs cannot read or write GPU memory: registration fails with EFAULT or EOPNOTSUPP",
+                        "use the driver with open kernel modules, 515 or later, or load the module nvidia-peermem"});
+  }
+}
+
+// The soft limit in bytes; -1: unlimited; nothing where the file does not say.
+std::optional<std::int64_t> locked_memory_limit(const Patient& patient) {
+  std::istringstream limits(patient.root.read("/proc/self/limits").value_or(""));
+  constexpr std::string_view kName = "Max locked memory";
+  for (std::string line; std::getline(limits, line);) {
+    if (!line.starts_with(kName)) continue;
+    const std::string_view rest = topology::trim(std::string_view(line).substr(kName.size()));
+    if (rest.starts_with("unlimited")) return -1;
+    std::int64_t bytes = 0;
+    if (std::from_chars(rest.data(), rest.data() + rest.size(), bytes).ec == std::errc()) return bytes;
+  }
+  return std::nullopt;
+}
+
+void check_locked_memory(const Patient& patient, Findings& findings) {
+  const auto limit = locked_memory_limit(patient);
+  if (!limit) return;
+  const auto privileges = read_privileges(patient.root);
+  const bool may_lock_anyway = privileges && privileges->ipc_lock;
+  if (*limit < 0 || may_lock_anyway) {
+    findings.push_back(
+        {"locked_memory", Verdict::ok,
+         *limit < 0 ? "locked memory is not limited" : "locked memory is limited, but CAP_IPC_LOCK lifts the limit", "",
+         ""});
+    return;
+  }
+  // Rings and staging areas of 64 peers; heaps are far larger where ranks run on the CPU.
+  constexpr std::int64_t kEnough = std::int64_t{1} << 30;
+  const std::string size = format_bytes(static_cast<std::uint64_t>(*limit));
+  findings.push_back({"locked_memory", *limit < kEnough ? Verdict::error : Verdict::warning,
+                      fmt::format("locked memory is limited to {}", size),
+                      "registrations of host memory beyond it fail with ENOMEM",
+                      "ulimit -l unlimited; in a container, the capability IPC_LOCK or the runtime's memlock limit"});
+}
+
+}  // namespace
+
+void check_registration(const Patient& patient, Findings& findings) {
+  if (patient.nics.empty()) return;
+  if (!patient.gpus.empty()) check_gpu_memory(patient, findings);
+  check_locked_memory(patient, findings);
+}
+
+}  // namespace deep_ep::tools

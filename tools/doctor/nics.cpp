@@ -1,0 +1,100 @@
+// `deep_ep doctor`: RDMA devices, ports and GIDs.
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "tools/doctor/checks.hpp"
+
+namespace deep_ep::tools {
+namespace {
+
+using rdma::Capability;
+using rdma::Nic;
+using rdma::NicPort;
+
+void check_device_file(const Patient& patient, const Nic& nic, Findings& findings) {
+  if (nic.accessible) return;
+  if (nic.uverbs.empty()) {
+    findings.push_back({"device_file", Verdict::error, fmt::format("{} has no uverbs device", nic.name),
+                        "no program can use it through verbs", "load the kernel module ib_uverbs"});
+    return;
+  }
+  const std::string file = "/dev/infiniband/" + nic.uverbs;
+  findings.push_back({"device_file", Verdict::error,
+                      fmt::format("{}: {} {}", nic.name, file,
+                                  patient.root.exists(file) ? "may not be opened by this user" : "is missing"),
+                      "this process cannot use the NIC",
+                      "give the container /dev/infiniband (read and write), or the user the group that owns it"});
+}
+
+void check_gids(const Patient& patient, const Nic& nic, const NicPort& port, Findings& findings) {
+  const rdma::GidChoice choice = rdma::choose_gid(port.gids, port.ethernet(), patient.settings.gid);
+  const std::string name = fmt::format("{} port {}", nic.name, port.number);
+  if (choice.gid) {
+    if (!choice.warning.empty()) {
+      findings.push_back({"gid", Verdict::warning, fmt::format("{}: {}", name, choice.warning),
+                          "peers may not be reached, or not as intended",
+                          "leave the GID index to the library, or correct the variable"});
+    }
+    return;
+  }
+  const bool zero = port.gids.empty();
+  findings.push_back(
+      {"gid", Verdict::error, fmt::format("{}: {}", name, choice.problem),
+       zero ? "the port has no address: its network interface has none, or is in another network namespace"
+            : "there is no address that peers in other networks could answer to",
+       port.ethernet() ? "give the port's network interface an IPv4 address; in Kubernetes, put the interface into the "
+                         "pod's network "
+                         "namespace (or use hostNetwork)"
+                       : "start a subnet manager on this fabric"});
+}
+
+void check_port(const Patient& patient, const Nic& nic, const NicPort& port, Findings& findings) {
+  if (port.active()) return check_gids(patient, nic, port, findings);
+  const bool switched_off = port.physical_state == "Disabled";
+  findings.push_back(
+      {"port", Verdict::error,
+       fmt::format("{} port {} is {} (link: {})", nic.name, port.number, port.state, port.physical_state),
+       "nothing can be sent or received there; its GPU shares another NIC",
+       switched_off ? "switch the network interface on (ip link set dev ... up)"
+                    : "check cable and switch, then `ip link`"});
+}
+
+}  // namespace
+
+void check_nics(const Patient& patient, Findings& findings) {
+  if (patient.nics.empty()) {
+    findings.push_back({"nic", Verdict::warning, "there is no RDMA device",
+                        "ranks of one machine can talk, ranks of several cannot",
+                        "load the NIC's driver (mlx5_ib for ConnectX); give the container its devices; on one machine "
+                        "alone, nothing"});
+    return;
+  }
+  std::size_t for_gpus = 0;
+  std::size_t unsupported = 0;
+  for (const Nic& nic : patient.nics) {
+    if (nic.capability == Capability::unsupported) {
+      ++unsupported;
+      findings.push_back({"nic", Verdict::note,
+                          fmt::format("{} ({}, {}): {}", nic.name, nic.driver.empty() ? "unknown driver" : nic.driver,
+                                      nic.node_type, name_of(nic.capability)),
+                          "the library does not use it", ""});
+      continue;
+    }
+    for_gpus += nic.capability == Capability::mlx5 ? 1 : 0;
+    check_device_file(patient, nic, findings);
+    for (const NicPort& port : nic.ports) check_port(patient, nic, port, findings);
+  }
+  const std::size_t supported = patient.nics.size() - unsupported;
+  if (supported == 0) {
+    findings.push_back({"nic", Verdict::error, "no RDMA device here has reliable connections over InfiniBand or RoCE",
+                        "ranks of several machines cannot talk", "use machines with ConnectX or other RoCE NICs"});
+  } else {
+    findings.push_back(
+        {"nic", Verdict::ok,
+         fmt::format("{} RDMA device{}, {} of them mlx5", supported, supported == 1 ? "" : "s", for_gpus),
+         for_gpus == supported ? "" : "GPUs can ring the doorbells of mlx5 alone; others need the handler cpu", ""});
+  }
+}
+
+}  // namespace deep_ep::tools

@@ -1,0 +1,48 @@
+#include "tools/doctor/report.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+namespace deep_ep::tools {
+
+const char* name_of(Verdict verdict) {
+  switch (verdict) {
+    case Verdict::ok:
+      return "ok";
+    case Verdict::note:
+      return "note";
+    case Verdict::warning:
+      return "warning";
+    case Verdict::error:
+      break;
+  }
+  return "error";
+}
+
+Verdict worst_of(const Findings& findings) {
+  Verdict worst = Verdict::ok;
+  for (const Finding& finding : findings) worst = std::max(worst, finding.verdict);
+  return worst;
+}
+
+std::string to_text(const Findings& findings) {
+  std::vector<const Finding*> order;
+  for (const Finding& finding : findings) order.push_back(&finding);
+  std::stable_sort(order.begin(), order.end(),
+                   [](const Finding* a, const Finding* b) { return a->verdict < b->verdict; });
+  std::string text;
+  std::size_t errors = 0;
+  std::size_t warnings = 0;
+  for (const Finding* finding : order) {
+    errors += finding->verdict == Verdict::error ? 1 : 0;
+    warnings += finding->verdict == Verdict::warning ? 1 : 0;
+    text += fmt::format("[{}] {}: {}\n", name_of(finding->verdict), finding->check, finding->found);
+    if (!finding->meaning.empty()) text += fmt::format("    meaning: {}\n", finding->meaning);
+    if (!finding->action.empty()) text += fmt::format("    to do:   {}\n", finding->action);
+  }
+  return text +
+         fmt::format("{} error{}, {} warning{}\n", errors, errors == 1 ? "" : "s", warnings, warnings == 1 ? "" : "s");
+}
+
+}  // namespace deep_ep::tools

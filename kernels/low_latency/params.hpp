@@ -140,6 +140,24 @@ struct LowLatencyRow {
   }
 };
 
+/// Scales of received rows, as grouped GEMMs load them: [blocks][columns][rows] words of 32 bits, with blocks and rows
+/// as in recv_x. A word is a float, or with UE8M0 the exponents of four neighbouring scales.
+struct ScaleLayout {
+  std::uint32_t scales;  ///< of a row
+  int rows;              ///< of a block
+  bool packed;
+
+  DEEP_EP_HOST_DEVICE int columns() const { return static_cast<int>(packed ? scales / 4 : scales); }
+  /// The first word of a row.
+  DEEP_EP_HOST_DEVICE std::int64_t first(int block, int row) const {
+    return std::int64_t{block} * columns() * rows + row;
+  }
+  /// How far behind it the word with scale `index` lies.
+  DEEP_EP_HOST_DEVICE std::int64_t behind(std::uint32_t index) const {
+    return std::int64_t{packed ? index / 4 : index} * rows;
+  }
+};
+
 struct LowLatencyDispatchParams {
   LowLatencyParams common;
   LowLatencyPhase phase;
@@ -164,6 +182,11 @@ struct LowLatencyDispatchParams {
   const float* topk_weights;  ///< [num_tokens, num_topk], nullptr: none
 
   // What is received: R = num_ranks, M = max_tokens, L = num_local_experts.
+  DEEP_EP_HOST_DEVICE int recv_blocks() const { return rank_major ? common.num_ranks : num_local_experts; }
+  DEEP_EP_HOST_DEVICE int block_rows() const { return rank_major ? max_tokens : common.num_ranks * max_tokens; }
+  DEEP_EP_HOST_DEVICE ScaleLayout scale_layout() const {
+    return {static_cast<std::uint32_t>(hidden) / kScaleChannels, block_rows(), format == LowLatencyFormat::fp8_ue8m0};
+  }
   std::byte* recv_x;            ///< [L, R * M] or [R, M] rows
   std::byte* recv_scales;       ///< [L, hidden / 128 (UE8M0: / 512), R * M] or [R, .., M] words; nullptr: bf16
   std::int32_t* recv_count;     ///< [L] or [R]

@@ -1,8 +1,8 @@
 // Where everything lies in a rank's heap that low-latency calls use: the window, which other ranks write to, and the
 // staging memory, which this rank's NIC reads from.
 //
-// The window has the same layout on every rank. First a control part, whose layout depends on nothing that a call brings
-// along, so that rows of one call can never be read as signals of another; then rows, in equal parts: of dispatch and of
+// The window has the same layout on every rank. First comes a control part, whose layout does not depend on any call,
+// so that rows of one call can never be read as signals of another; then rows, in equal parts: of dispatch and of
 // combine, for even and for odd epochs, for each source. Within a part, a call lays its rows out by its own row size,
 // always in tagged lines (line.hpp), so that the tags of all calls lie at the same places.
 //
@@ -130,9 +130,9 @@ struct LowLatencyWindow {
 };
 
 /// What this rank's NIC fetches; and by rails, where rows wait that this rank hands on. All of it is double, like the
-/// window: the half of a call is written again two calls later. By then every poster of the call between has seen the
-/// completions of what it found posted; and a peer that sends rows to hand on, the only thing that peers write here, has
-/// this rank's word that it has finished the call before the last.
+/// window: the half of a call is written again two calls later. By then every poster of the call in between has seen
+/// the completions of what it found posted; and a peer that sends rows to hand on, the only thing that peers write
+/// here, has this rank's word that it has finished the call before the last.
 struct LowLatencyStaging {
   static constexpr std::size_t kMostWarpsPerRow = 16;   ///< that share a row of combine, or by rails add one
   static constexpr std::size_t kLeastCombineWarps = 2;  ///< of a block
@@ -157,8 +157,8 @@ struct LowLatencyStaging {
     staging.counts_ = carver.place<std::byte>(2 * ranks * window.count_bytes, kLine);
     staging.selections_ = carver.place<std::byte>(2 * staging.poster_blocks() * staging.block_selection_bytes(), kLine);
     staging.rows_.begin = carver.place<std::byte>(2 * (1 + ranks) * window.source_bytes, kLine);
-    staging.relayed_.begin = carver.place<std::byte>(
-        2 * kLowLatencyKinds * static_cast<std::size_t>(nodes) * window.source_bytes, kLine);
+    staging.relayed_.begin =
+        carver.place<std::byte>(2 * kLowLatencyKinds * static_cast<std::size_t>(nodes) * window.source_bytes, kLine);
     staging.bytes = carver.bytes() - begin;
     return staging;
   }
@@ -186,7 +186,7 @@ struct LowLatencyStaging {
   DEEP_EP_HOST_DEVICE Place<Cell> counts(std::uint64_t epoch, int peer) const {
     return {counts_ + of_peer(epoch, peer) * count_bytes_};
   }
-  /// Of combine, see FarSelections, as one block of posters has gathered them.
+  /// Of combine, see FarSelections: as one block of posters has gathered them.
   DEEP_EP_HOST_DEVICE Place<std::uint64_t> selections(std::uint64_t epoch, int block) const {
     const std::size_t of_block = (epoch & 1) * poster_blocks() + static_cast<std::size_t>(block);
     return {selections_ + of_block * block_selection_bytes()};
@@ -223,20 +223,5 @@ struct LowLatencyStaging {
 
 /// Where the epoch would say that a row of combine is staged: there is none, as none of its selections is left.
 DEEP_EP_HOST_DEVICE constexpr std::uint64_t no_row_flag(std::uint64_t epoch) { return epoch | std::uint64_t{1} << 63; }
-
-/// Combine's selections as they travel by RDMA: 64-bit words, first one for the call, then [token][k] as in cells.
-struct FarSelections {
-  const std::uint64_t* words;
-
-  DEEP_EP_HOST_DEVICE static std::uint64_t head(int num_tokens, std::uint32_t call_shape) {
-    return std::uint64_t{call_shape} << 32 | static_cast<std::uint32_t>(num_tokens);
-  }
-  DEEP_EP_HOST_DEVICE static std::uint32_t bytes(int num_tokens, int num_topk) {
-    return (1 + static_cast<std::uint32_t>(num_tokens * num_topk)) * sizeof(std::uint64_t);
-  }
-  DEEP_EP_HOST_DEVICE const std::uint64_t* selection(int token, int num_topk, int k) const {
-    return words + 1 + token * num_topk + k;
-  }
-};
 
 }  // namespace deep_ep

@@ -1,8 +1,8 @@
 // How rows and words get to a far rank: one warp (or thread), the only owner of a queue pair, posts what others have
 // staged.
 //
-// Order is all there is to rely on: an addition becomes visible behind the bytes posted before it. So a poster puts rows
-// in a known order and adds to one word, how far it has come, which the receiver waits for.
+// Order is all there is to rely on: an addition becomes visible behind the bytes posted before it. So a poster puts
+// rows in a known order and adds to one word, how far it has come, which the receiver waits for.
 //
 // Words at the peer only grow, and what is posted is the difference to what the peer has been told. So calls that were
 // skipped make the next addition larger, and nothing is ever reset.

@@ -24,9 +24,9 @@ struct ReachParams {
   std::byte* local = nullptr;  ///< this rank's heap
   /// Heap of every rank as this rank maps it, nullptr for one that is far; readable by kernels.
   std::byte* const* heaps = nullptr;
-  const RdmaPeerParams* peers = nullptr;               ///< [channel][num_ranks]; nullptr: nobody is far
+  const RdmaPeerParams* peers = nullptr;                ///< [channel][num_ranks]; nullptr: nobody is far
   std::uint32_t far_ranks[(kMaxRanks + 31) / 32] = {};  ///< a bit for each
-  int rail_width = 0;                                  ///< ranks of a node, where rows of this call go by rails; else 0
+  int rail_width = 0;  ///< ranks of a node, where rows of this call go by rails; else 0
   /// Blocks of the grid that do all but posting. Those behind them post to far ranks, one in each warp.
   int working_blocks = 0;
 

@@ -159,14 +159,13 @@ LowLatencyDispatchResult Buffer::Implementation::low_latency_dispatch(const LowL
   // Outputs: the rows by themselves, as they are large and often dropped early.
   begin(call);
   const bool fp8 = is_fp8(params.format);
-  const std::int64_t blocks = params.rank_major ? num_ranks_ : arguments.num_experts / num_ranks_;
+  const std::int64_t blocks = params.recv_blocks();
   const std::int64_t rows = params.rank_major ? params.max_tokens : std::int64_t{num_ranks_} * params.max_tokens;
   std::vector<TensorView> of_rows = {
       unplaced(fp8 ? DType::float8_e4m3 : DType::bfloat16, {blocks, rows, params.hidden})};
   if (fp8) {
-    const bool packed = params.format == LowLatencyFormat::fp8_ue8m0;
-    of_rows.push_back(unplaced(packed ? DType::int32 : DType::float32,
-                               {blocks, params.hidden / (packed ? 4 * kScaleChannels : kScaleChannels), rows}));
+    const ScaleLayout scales = params.scale_layout();
+    of_rows.push_back(unplaced(scales.packed ? DType::int32 : DType::float32, {blocks, scales.columns(), rows}));
   }
   const std::int64_t table_rows = 1 + std::int64_t{params.max_tokens} * (1 + params.num_topk);
   std::vector<TensorView> others = {

@@ -3,26 +3,27 @@
 //
 // By rails each other node has one row, which the owner's rail there adds up from those of its node, in the same way.
 //
-// A block takes a token, and its warps share the token's lines. Each warp finds out for itself whose rows there
-// are, and polls its lines of all of them at once: when they are there, they are in its registers.
+// A block takes a token, and its warps share the token's lines. Each warp finds out for itself which ranks have a row,
+// and polls its lines of all those rows at once: they are in its registers as soon as they have arrived.
 #pragma once
 
 #include "kernels/common/line_poller.hpp"
 #include "kernels/low_latency/combine/announce.hpp"
 #include "kernels/low_latency/combine/wire.hpp"
+#include "kernels/low_latency/transport/reach.hpp"
 #include "kernels/primitives/bits.hpp"
 
 namespace deep_ep::device::low_latency {
 
-/// The ranks that have something to say of a token, in their order, one a lane.
+/// The ranks that have a row of a token, in their order, one in each lane.
 struct CombineSources {
   int count;
   int rank;              ///< in lane i < count the i-th
   const std::byte* row;  ///< its row
 };
 
-/// Whose tokens a rank adds up: its own; or by rails those of a rank of another node, as far as its own node has to do
-/// with them, and then that rank gets the sum.
+/// Whose tokens a rank adds up: its own, or, by rails, those of a rank of another node. Then it adds up the rows of its
+/// own node, and that rank gets the sum.
 struct CombineTask {
   int owner;
   int num_tokens;
@@ -33,7 +34,7 @@ template <bool kLogfmt, bool kRdma>
 struct CombineAdder {
   static constexpr bool kRails = kRdma && !kLogfmt;
   using Reach = CombineReach<kRdma, kRails>;
-  /// Times four lines that are under way at once: of as many rows, or with LogFMT the most that a chunk has.
+  /// Pieces of four lines that are polled at once: of as many rows, or with LogFMT those of the longest chunk.
   static constexpr int kTogether = kLogfmt ? 5 : 8;
 
   const LowLatencyCombineParams& params;
@@ -43,8 +44,8 @@ struct CombineAdder {
   Divisor warps;     ///< of the block
   std::byte* stage;  ///< LogFMT only
 
-  /// Every `step`-th token from `first` on. By rails first those that this node's ranks have rows of for owners of
-  /// other nodes.
+  /// Adds up every `step`-th token from `first` on. By rails first the tokens of other nodes' ranks, whose
+  /// sums have further to go.
   DEEP_EP_DEVICE void add_all(int first, int step) const {
 #pragma unroll 1
     for (int turn = 0; turn < reach.turns(); ++turn) {
@@ -54,7 +55,7 @@ struct CombineAdder {
         task.relays = task.owner != params.common.rank;
         if (task.relays) {
           if (!reach.await_announced(task.owner)) return;
-          task.num_tokens = FarTokens{params, reach.far_selections(task.owner)}.count(task.owner);
+          task.num_tokens = FarSelections{params, reach.far_selections(task.owner)}.count(task.owner);
         }
       }
       if (!add_tokens(task, first, step)) return;
@@ -62,7 +63,7 @@ struct CombineAdder {
   }
 
  private:
-  /// Waits for rows without tags that can be trusted; false if one does not come.
+  /// Waits for the rows whose tags cannot be trusted. False if one does not come.
   DEEP_EP_DEVICE bool await_rows(int token, const CombineSources& sources) const {
     if (!kRdma) return true;
     bool there = true;
@@ -98,7 +99,7 @@ struct CombineAdder {
     if (lane >= params.num_topk) return -1;
     if constexpr (kRails) {
       if (task.relays) {
-        const int rank = FarTokens{params, reach.far_selections(task.owner)}.rank_of_selection(token, lane);
+        const int rank = FarSelections{params, reach.far_selections(task.owner)}.rank_of_selection(token, lane);
         return rank >= 0 && reach.node_of(rank) == reach.own_node() ? rank : -1;
       }
     }
@@ -226,7 +227,7 @@ struct CombineAdder {
     return true;
   }
 
-  /// By rails: a line of what this node has to say, to where a poster fetches it.
+  /// By rails: stores a line of the node's sum where a poster fetches it.
   DEEP_EP_DEVICE void stage_line(const CombineTask& task, int token, std::uint32_t line, const Vec16& packed) const {
     const LineLane lane;
     const LinePart part{{std::uint64_t{packed.word[1]} << 32 | packed.word[0],

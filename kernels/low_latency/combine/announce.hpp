@@ -2,7 +2,7 @@
 // weights. To every rank, as the owner no longer knows which ranks hold rows of its tokens.
 #pragma once
 
-#include "kernels/low_latency/transport/reach.hpp"
+#include "kernels/low_latency/transport/masks.hpp"
 #include "kernels/primitives/numeric.hpp"
 
 namespace deep_ep::device::low_latency {
@@ -50,13 +50,20 @@ struct Selections {
   }
 };
 
-/// What a far owner has announced, once it has.
-struct FarTokens {
+/// Selections as they travel by RDMA: 64-bit words, first one for the call, then [token][k] as in cells.
+struct FarSelections {
   const LowLatencyCombineParams& params;
-  FarSelections selections;
+  const std::uint64_t* words;  ///< of a far owner that has announced them
+
+  DEEP_EP_DEVICE static std::uint64_t head(const LowLatencyCombineParams& params) {
+    return std::uint64_t{params.call_shape} << 32 | static_cast<std::uint32_t>(params.num_tokens);
+  }
+  DEEP_EP_DEVICE static std::uint32_t bytes(const LowLatencyCombineParams& params) {
+    return (1 + static_cast<std::uint32_t>(params.num_tokens * params.num_topk)) * sizeof(std::uint64_t);
+  }
 
   DEEP_EP_DEVICE Selection selection(int token, int k) const {
-    return Selection::unpack(load_weak(selections.selection(token, params.num_topk, k)));
+    return Selection::unpack(load_weak(words + 1 + token * params.num_topk + k));
   }
   /// The rank that selection `k` of `token` names, negative for none.
   DEEP_EP_DEVICE int rank_of_selection(int token, int k) const {
@@ -64,15 +71,15 @@ struct FarTokens {
   }
   /// Does the owner mean the same call? Ends it otherwise.
   DEEP_EP_DEVICE void check_shape(int owner) const {
-    const std::uint64_t shape = load_weak(selections.words) >> 32;
+    const std::uint64_t shape = load_weak(words) >> 32;
     if (shape == params.call_shape) return;
     report_fault(params.common.wait, FaultKind::mismatch, Wanted::low_latency_combine_selection, owner, 0,
                  params.call_shape, shape);
   }
-  /// By a whole warp: for how many tokens. Negative: the call is over, as the owner means another one.
+  /// By a whole warp: of how many tokens. Negative: the call is over, as the owner means another one.
   DEEP_EP_DEVICE int count(int owner) const {
     if (lane_index() == 0) check_shape(owner);
-    const auto count = static_cast<std::uint32_t>(load_weak(selections.words));
+    const auto count = static_cast<std::uint32_t>(load_weak(words));
     return warp::all(count <= static_cast<std::uint32_t>(params.max_tokens)) ? static_cast<int>(count) : -1;
   }
 };

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "kernels/low_latency/combine/announce.hpp"
-#include "kernels/primitives/bits.hpp"
+#include "kernels/low_latency/combine/sum.hpp"
 
 namespace deep_ep::device::low_latency {
 
@@ -12,13 +12,6 @@ struct CombineRow {
   std::int32_t rows;      ///< of the source; this one is there if `index` is below
   std::int32_t token;     ///< at the source
   std::int32_t position;  ///< in each lane that of a selection, negative: not on this rank
-};
-
-/// What is added up for the owner, in the order of the lanes.
-struct CombineChoice {
-  std::int32_t position;  ///< in each lane a row of x, negative for none
-  float weight;
-  bool as_dispatched;  ///< exactly the rows that the dispatch brought
 };
 
 /// By a whole warp.
@@ -47,10 +40,10 @@ struct RowChooser {
       return cell.epoch >= reach.epoch;
     }
     if (!reach.has_announced(row.source)) return false;
-    const FarTokens tokens{params, reach.far_selections(row.source)};
-    if (row.index == 0 && lane_index() == 0) tokens.check_shape(row.source);
+    const FarSelections announced{params, reach.far_selections(row.source)};
+    if (row.index == 0 && lane_index() == 0) announced.check_shape(row.source);
     if (!reach.has_room_on_way_to(row.source)) return false;
-    now = tokens.selection(row.token, lane_index());
+    now = announced.selection(row.token, lane_index());
     return true;
   }
 

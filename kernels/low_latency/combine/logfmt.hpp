@@ -3,7 +3,7 @@
 // 128 channels (a group) share a range, from their largest magnitude `a` down to their smallest, or to 2^-32 a where
 // that is higher. Code 0 is zero, code c = 1 .. 511 is 2^(low + (c - 1) step). A chunk of 1024 channels (512 where the
 // hidden size is no multiple of 1024) is encoded only if that pays in all of its groups: magnitudes below 1, and not
-// all the same. Otherwise it travels as it is. Source of the numbers: reference/python-api.md, 5.6.
+// all the same. Otherwise it travels as it is.
 //
 // The range travels as the two magnitudes it follows from, so both sides compute the same steps, and both see from
 // them alone whether the chunk was encoded.

@@ -4,6 +4,7 @@
 
 #include "kernels/low_latency/combine/announce.hpp"
 #include "kernels/low_latency/combine/shared.hpp"
+#include "kernels/low_latency/transport/poster.hpp"
 
 namespace deep_ep::device::low_latency {
 
@@ -14,7 +15,7 @@ struct CombinePoster {
   const Reach& reach;
   CallPoster<Reach>& poster;
 
-  /// By one warp: all that the peer gets of this rank in one call.
+  /// By one warp: posts all that the peer gets from this rank in one call.
   DEEP_EP_DEVICE void post_all() const {
     if (!post_selections()) return;
     if (!reach.by_rails()) {
@@ -29,7 +30,7 @@ struct CombinePoster {
   DEEP_EP_DEVICE int peer() const { return poster.peer(); }
 
   DEEP_EP_DEVICE bool post_selections() const {
-    const std::uint32_t bytes = FarSelections::bytes(params.num_tokens, params.num_topk);
+    const std::uint32_t bytes = FarSelections::bytes(params);
     if (!poster.put(reach.far_selections_to(), reach.staged_selections(), bytes, lane_index() == 0)) return false;
     if (!poster.progress(0)) return false;
     poster.flush();
@@ -48,23 +49,23 @@ struct CombinePoster {
     }
   }
 
-  /// By rails: what this node has to say of the peer's tokens, as the warps of a block have added it up.
+  /// By rails: the sums of this node for the peer's tokens, each added up by the warps of a block.
   DEEP_EP_DEVICE void post_node_rows() const {
     if (!reach.await_announced(peer())) return;
-    const FarTokens tokens{params, reach.far_selections(peer())};
-    const int count = tokens.count(peer());
+    const FarSelections announced{params, reach.far_selections(peer())};
+    const int count = announced.count(peer());
     for (int begin = 0; begin < count; begin += kWarpSize) {
       const int token = begin + lane_index();
       bool mine = false;
       for (int k = 0; token < count && k < params.num_topk; ++k) {
-        const int rank = tokens.rank_of_selection(token, k);
+        const int rank = announced.rank_of_selection(token, k);
         mine = mine || (rank >= 0 && reach.node_of(rank) == reach.own_node());
       }
       if (!post_batch(mine, token, token, block_warps())) return;
     }
   }
 
-  /// Posts row `row` of the staging memory, of the peer's token `token`, for each lane with `mine`, when the `warps`
+  /// For each lane with `mine`: posts row `row` of the staging memory, for the peer's token `token`, once the `warps`
   /// that share it have staged it.
   DEEP_EP_DEVICE bool post_batch(bool mine, int row, std::int32_t token, int warps) const {
     if (!mine) row = 0;
@@ -78,7 +79,7 @@ struct CombinePoster {
         [&](int place) { return poster.progress(place); });
   }
 
-  /// All `warps` that share a row come to the same result, but one after the other.
+  /// All `warps` that share a row come to the same result, though not at the same time.
   DEEP_EP_DEVICE rdma::StagedRow state_of(const std::uint64_t* ready, int warps) const {
     bool there = true;
     bool nothing = false;
@@ -92,7 +93,7 @@ struct CombinePoster {
     return nothing ? rdma::StagedRow::nothing : rdma::StagedRow::staged;
   }
 
-  /// LogFMT: row by row, a lane a chunk, each in the length that it has.
+  /// LogFMT: row by row, a chunk for each lane, as long as that chunk is.
   DEEP_EP_DEVICE bool put_encoded(Place<std::byte> to, Place<std::byte> from, bool posts) const {
     warp::sync();  // what one lane acquired, all read
     for (std::uint32_t left = warp::ballot(posts); left != 0; left &= left - 1) {
@@ -130,14 +131,14 @@ DEEP_EP_DEVICE void post_combine(const LowLatencyCombineParams& params, const Co
   if (sends(params.phase)) {
     const Selections selections{params};
     std::uint64_t* staged = reach.staged_selections().in(common.local);
-    if (thread_index() == 0) staged[0] = FarSelections::head(params.num_tokens, params.call_shape);
+    if (thread_index() == 0) staged[0] = FarSelections::head(params);
     for (int i = thread_index(); i < params.num_tokens * params.num_topk; i += block_threads()) {
       staged[1 + i] = selections.packed(selections.load(i / params.num_topk, i % params.num_topk)).packed();
     }
   }
   block::sync();
 
-  // 2. Each warp its rank.
+  // 2. Each warp serves one rank.
   const int peer = reach.posted_rank();
   if (peer < 0 || warp::any(masked(common, peer))) return;
   CallPoster poster(reach, peer, shared.posters[warp_index()]);

@@ -1,14 +1,14 @@
-// The expert side of combine: for each row that the dispatch brought, what this rank's experts made of the token,
-// weighted, summed and rounded, goes to the token's owner as one row.
+// The expert side of combine: for each row that the dispatch brought, this rank weights, sums and rounds what its
+// experts made of the token, and sends it to the token's owner as one row.
 //
 // Groups of warps take rows in turn. Neighbouring rows belong to different owners, so that all links are busy at once,
 // and every owner's rows go in token order, so that it can begin to add. The warps of a group share a row by its lines
-// and need nothing of each other: each looks for the owner's selections, sums its channels and stores its lines. Rows
-// whose owner has not told its selections for a while are put off until all others are done: a rank that does not come
-// must not make others look late.
+// and need nothing from each other: each looks for the owner's selections, sums its channels and stores its lines. Rows
+// whose owner has not announced its selections for a while are put off until all others are done: a rank that does not
+// come must not make others look late.
 #pragma once
 
-#include "kernels/low_latency/combine/sum.hpp"
+#include "kernels/low_latency/combine/choose.hpp"
 
 namespace deep_ep::device::low_latency {
 
@@ -85,13 +85,13 @@ struct CombinePusher {
     return most;
   }
 
-  /// Loads what there may be to know of row number `item`, before it is known whether there is such a row.
+  /// Loads what the table says of row number `item`, before it is known whether there is such a row.
   DEEP_EP_DEVICE CombineRow load_row(int item) const {
     const Divisor& ranks = params.common.num_ranks;
     CombineRow row{};
     row.index = item / ranks;
     if (row.index >= params.max_tokens) return row;
-    // The sources take turns in another order each time: otherwise a group could meet the same one always.
+    // The sources take turns in a different order each time: otherwise a group could always meet the same one.
     row.source = (item + row.index + params.common.rank) % ranks;
     row.rows = load_stream(table().rows(row.source));
     row.token = load_stream(table().token(row.source, row.index));
@@ -114,8 +114,8 @@ struct CombinePusher {
   /// The same for all lanes, even while another warp masks the rank.
   DEEP_EP_DEVICE bool left_out(int source) const { return warp::any(masked(params.common, source)); }
 
-  /// Makes the choice if the owner tells its selections in a while: one that is hardly late is waited for, so that what
-  /// was loaded in advance is of use. False after a fault, too.
+  /// Makes the choice if the owner announces its selections soon: one that is only a little late is waited for, so that
+  /// what was loaded in advance is not wasted. False after a fault, too.
   DEEP_EP_DEVICE bool choose(const Reach& reach, const CombineRow& row, std::uint64_t patience_ns, std::uint64_t start,
                              CombineChoice& choice) const {
     const RowChooser<Reach> chooser{params, reach};
@@ -145,7 +145,7 @@ struct CombinePusher {
     return left_out(source);
   }
 
-  /// This warp's share of the row, to its owner. False: it has not said yet what it wants.
+  /// Sends this warp's share of the row to its owner. False: the owner has not announced its selections yet.
   DEEP_EP_DEVICE bool push(const Reach& reach, const CombineRow& row, std::uint64_t patience_ns,
                            std::uint64_t start) const {
     const WarpShare<kLogfmt> share{warp, params.warps_per_row};
@@ -160,7 +160,7 @@ struct CombinePusher {
     return true;
   }
 
-  /// What a step has brought to an end, to the owner.
+  /// Sends the owner what a step has completed.
   DEEP_EP_DEVICE void store(const WarpShare<kLogfmt>& share, int step, std::byte* to, std::uint64_t epoch) const {
     if constexpr (kLogfmt) {
       constexpr int kSteps = WarpShare<true>::kSteps;
@@ -173,7 +173,7 @@ struct CombinePusher {
       const LineLane lane;
       const auto line = static_cast<std::uint32_t>(share.unit(step) * kWarpLines + lane.line);
       const std::byte* from = stage + static_cast<std::size_t>(step) * kWarpLines * kTaggedPayload;
-      const LinePart part = staged_part(from, static_cast<std::uint32_t>(lane.line), epoch);
+      const LinePart part = tagged_part(from, static_cast<std::uint32_t>(lane.line), epoch);
       store_line(to + lane.byte_at(line), part, line < wire.lines());
     }
   }
@@ -188,7 +188,7 @@ struct CombinePusher {
       for (std::uint32_t first = 0; first < lines; first += kWarpLines) {
         const std::uint32_t line = first + static_cast<std::uint32_t>(lane.line);
         const bool wanted = line < lines;
-        const LinePart part = wanted ? staged_part(of_pass.chunk(chunk), line, epoch) : LinePart{};
+        const LinePart part = wanted ? tagged_part(of_pass.chunk(chunk), line, epoch) : LinePart{};
         store_line(begin + lane.byte_at(line), part, wanted);
       }
     }

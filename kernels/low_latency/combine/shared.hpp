@@ -2,11 +2,12 @@
 #pragma once
 
 #include "kernels/low_latency/combine/wire.hpp"
-#include "kernels/low_latency/transport/poster.hpp"
+#include "kernels/low_latency/transport/masks.hpp"
+#include "kernels/rdma/poster.hpp"
 
 namespace deep_ep {
 
-/// Threads of a block at most: what is left of the registers for each keeps all loads under way that hide latency.
+/// Most threads of a block: each then has enough registers for the loads that hide latency.
 constexpr int kCombineThreads = 512;
 constexpr int kCombineLogfmtThreads = 384;
 constexpr int kCombineRdmaThreads = 384;
@@ -15,13 +16,13 @@ constexpr int kCombineLogfmtRdmaThreads = 384;
 // By rails every warp of a block shares the row that it adds.
 static_assert(kCombineRdmaThreads / 32 <= static_cast<int>(LowLatencyStaging::kMostWarpsPerRow));
 
-/// So many rows fall to each of `groups` of a grid, at most.
+/// The most rows that fall to each of `groups` groups of a grid.
 DEEP_EP_HOST_DEVICE constexpr int rows_of_group(int num_ranks, int max_tokens, int groups) {
   return groups == 0 ? 0 : (num_ranks * max_tokens + groups - 1) / groups;
 }
 
-/// What one thread has read for all, and then what each warp has for itself: a bit for each row that may fall to it,
-/// and a stage, for the sums of its share of a row, or to decode a pass of LogFMT.
+/// What one thread has read for all; then, for each warp, a bit for each row that may fall to it, and a stage, for the
+/// sums of its share of a row, or to decode a pass of LogFMT.
 struct CombineShared {
   struct Words {
     LowLatencyEpochs epochs;

@@ -8,8 +8,8 @@
 //   2. Count, cast, write the stage.                                                three block syncs
 //   3. Lines to the peers, seen by the receiver's polls.                            NVLink one way (+ the wire)
 //   4. Store the row to the experts.                                                HBM
-// By rails (rdma/reach.hpp) a row for another node goes by its NIC to one rank there, which hands it on before it receives.
-// Counts take steps 1 and 2 without the cast, then one way by cells; they are there before the first row.
+// By rails (rdma/reach.hpp) a row for another node goes by its NIC to one rank there, which hands it on before it
+// receives. Counts take steps 1 and 2 without the cast, then one way by cells; they are there before the first row.
 #include "kernels/low_latency/dispatch/post.hpp"
 #include "kernels/low_latency/dispatch/receive.hpp"
 #include "kernels/low_latency/dispatch/relay.hpp"
@@ -81,7 +81,8 @@ DEEP_EP_DEVICE void dispatch_body(const LowLatencyDispatchParams& params, std::b
   const DispatchShared shared(Carver(memory), common.num_ranks, num_experts, sending ? row.stage_bytes() : 0, 0);
   const bool is_clerk = block_index() == 0;
   const int senders = common.working_blocks > 1 ? common.working_blocks - 1 : 1;
-  DispatchSender<kRdma> sender{params, shared, row, {params, shared.rows, shared.entries}, params.num_tokens, {}, -1, -1};
+  DispatchSender<kRdma> sender{params, shared, row, {params, shared.rows, shared.entries}, params.num_tokens,
+                               {},     -1,     -1};
   if constexpr (kRdma) {
     if (ranks.posts()) return post_dispatch(sender);
   }

@@ -1,8 +1,9 @@
-// The blocks of the low-latency dispatch that post to far ranks. Senders stage the row of a token once for all of these
-// ranks; here each warp makes one rank's rows of them, and counts them itself.
+// The blocks of the low-latency dispatch that post to far ranks. Senders stage the row of a token once for all of them;
+// here each warp posts the rows that one rank gets, and counts them by itself.
 #pragma once
 
 #include "kernels/low_latency/dispatch/send.hpp"
+#include "kernels/low_latency/transport/poster.hpp"
 
 namespace deep_ep::device::low_latency {
 
@@ -13,7 +14,7 @@ struct DispatchPoster {
   CallPoster<DispatchReach<true>>& poster;
   RankRange served;  ///< the ranks whose rows the peer gets
 
-  /// By one warp: all that the peer gets of this rank in one call.
+  /// By one warp: posts all that the peer gets from this rank in one call.
   DEEP_EP_DEVICE void post_all() const {
     if (post_counts() && served.count != 0) post_rows();
   }
@@ -24,9 +25,8 @@ struct DispatchPoster {
     const int peer = poster.peer();
     const int cells = params.count_cells;
     const Place<Cell> staged = common.staging.counts(reach.epoch, peer);
-    const std::uint32_t relayed = reach.by_rails() && served.count != 0
-                                      ? sender.shared.relayed[reach.node_of(peer)]
-                                      : 0;
+    const std::uint32_t relayed =
+        reach.by_rails() && served.count != 0 ? sender.shared.relayed[reach.node_of(peer)] : 0;
     for (int cell = lane_index(); cell < cells; cell += kWarpSize) {
       store_cell(staged.in(common.local) + cell, sender.count_payload(peer, cell, relayed), reach.epoch);
     }
@@ -37,7 +37,7 @@ struct DispatchPoster {
     return true;
   }
 
-  /// In the order of their slots.
+  /// Rows go in the order of their slots.
   DEEP_EP_DEVICE void post_rows() const {
     int slots = 0;
     for (int begin = 0; begin < params.num_tokens; begin += kWarpSize) {
@@ -48,7 +48,9 @@ struct DispatchPoster {
       const bool on = poster.post_rows(
           mine, slot + 1,
           [&] { return reach.is_staged(mine ? token : 0) ? rdma::StagedRow::staged : rdma::StagedRow::awaited; },
-          [&](bool posts) { return poster.put(reach.posted_to(slot), reach.staged_place(token), reach.row_bytes, posts); },
+          [&](bool posts) {
+            return poster.put(reach.posted_to(slot), reach.staged_place(token), reach.row_bytes, posts);
+          },
           [&](int place) { return poster.progress(place); });
       if (!on) return;
       slots += count_bits(all);
@@ -77,7 +79,7 @@ DEEP_EP_DEVICE void post_dispatch(DispatchSender<true>& sender) {
   if (sending && ranks.by_rails()) sender.routing.count_groups(common.rail_width, shared.relayed);
   block::sync();
 
-  // 2. Each warp its rank.
+  // 2. Each warp serves one rank.
   const int peer = ranks.posted_rank();
   if (peer < 0 || warp::any(masked(common, peer))) return;
   const DispatchReach<true> reach = sender.reach();

@@ -1,15 +1,16 @@
-// The receive part of the low-latency dispatch: rows come into [source][slot] of the window, and go from there to the
-// experts that they are for. A few warps share a row, by lines; each polls its own, and has them in registers when they
-// are there.
+// The receive part of the low-latency dispatch: rows arrive in the window at [source][slot], and are copied from there
+// to their experts. A few warps share the lines of a row. Each polls its own, and so has them in registers as soon as
+// they have arrived.
 #pragma once
 
 #include "kernels/common/line_poller.hpp"
 #include "kernels/low_latency/dispatch/header.hpp"
 #include "kernels/low_latency/dispatch/shared.hpp"
+#include "kernels/low_latency/transport/reach.hpp"
 
 namespace deep_ep::device::low_latency {
 
-/// What one block does beside receiving rows.
+/// What one block does besides receiving rows.
 struct ReceiverRole {
   bool writes = false;    ///< counts and ranges, for the caller and combine
   bool adds = false;      ///< to the caller's statistics
@@ -22,7 +23,7 @@ struct DispatchReceiver {
   const DispatchShared& shared;
   LowLatencyRow row;
 
-  static constexpr int kBatch = 4;  ///< parts of a row that a lane holds: an FP8 row of 7168 channels in four warps
+  static constexpr int kBatch = 4;  ///< line parts that a lane holds: four warps hold an FP8 row of 7168 channels
 
   DEEP_EP_DEVICE std::uint64_t epoch() const { return shared.words->epochs.receive; }
   DEEP_EP_DEVICE DispatchReach<kRdma> reach() const { return {params.common, epoch(), shared.heaps, row.bytes()}; }
@@ -30,13 +31,11 @@ struct DispatchReceiver {
   DEEP_EP_DEVICE std::uint32_t& entries(int source, int local) const {
     return shared.entries[source * params.num_local_experts + local];
   }
-  DEEP_EP_DEVICE bool left_out(int source) const {
-    return load_relaxed<Scope::block>(&shared.left_out[source]) != 0;
-  }
+  DEEP_EP_DEVICE bool left_out(int source) const { return load_relaxed<Scope::block>(&shared.left_out[source]) != 0; }
 
   // ---- Counts ----
 
-  /// Waits for one cell of `source`'s counts, and puts it into shared memory.
+  /// Waits for one cell of `source`'s counts and puts it into shared memory.
   DEEP_EP_DEVICE void learn(int source, int cell, const ReceiverRole& role) const {
     const LowLatencyParams& common = params.common;
     if (left_out(source)) return;
@@ -63,7 +62,7 @@ struct DispatchReceiver {
     }
   }
 
-  /// From rows of each source to where they begin, for one of our experts.
+  /// For one of our experts: turns the number of rows of each source into where they begin.
   DEEP_EP_DEVICE void add_up(int local, const ReceiverRole& role) const {
     const int num_ranks = params.common.num_ranks;
     const auto most = static_cast<std::uint32_t>(capacity());
@@ -91,7 +90,7 @@ struct DispatchReceiver {
     }
   }
 
-  /// The rows of one source.
+  /// Writes down how many rows one source has.
   DEEP_EP_DEVICE void settle(int source, const ReceiverRole& role) const {
     std::uint32_t& rows = shared.rows[source];
     if (left_out(source)) rows = 0;
@@ -124,7 +123,8 @@ struct DispatchReceiver {
     return {params.row_table, params.common.num_ranks, params.max_tokens, params.num_topk};
   }
 
-  /// Those of `sources` sources, from `first` on and round, in turn, as their rows come side by side.
+  /// The rows of `sources` sources from `first` on (behind the last rank comes the first). The sources take turns, as
+  /// their rows arrive at the same time.
   DEEP_EP_DEVICE void receive_rows_of(int first, const Divisor& sources, int group, int groups, int part) const {
     std::uint32_t most = 0;
 #pragma unroll 1
@@ -144,11 +144,11 @@ struct DispatchReceiver {
     return source < params.common.num_ranks ? source : source - params.common.num_ranks;
   }
 
-  /// Lines of a row in one warp's registers: a share of those with payload, and last the first of the row, which every
-  /// warp needs.
+  /// Lines of a row in one warp's registers: its share of those with payload, and as the last piece the row's first
+  /// lines, which every warp needs.
   struct Lines : LinePoller<kBatch + 1> {
     static constexpr int kHead = kBatch;
-    const std::byte* row;  ///< in the window
+    const std::byte* row;       ///< in the window
     std::uint32_t lines;        ///< of the row
     std::uint32_t first, step;  ///< this lane's of the payload: first, first + step ..., kBatch of them
 
@@ -163,7 +163,7 @@ struct DispatchReceiver {
     }
   };
 
-  /// Waits for what is missing of them. False: it will not come.
+  /// Waits for those that are missing. False: they will not come.
   DEEP_EP_DEVICE bool await(int source, Lines& lines) const {
     const Awaited awaited{source, Wanted::low_latency_dispatch_rows, epoch()};
     const LineLane lane;
@@ -174,40 +174,36 @@ struct DispatchReceiver {
     });
   }
 
-  /// The row's scales to `places`. The scales of a block of recv_x lie column by column; those of
-  /// UE8M0 are the bytes of words.
-  DEEP_EP_DEVICE void store_scales(int source, Lines& lines, std::uint32_t selection, std::int32_t position,
+  /// Stores the row's scales at `places`.
+  DEEP_EP_DEVICE void store_scales(int source, const Lines& lines, std::uint32_t selection, std::int32_t position,
                                    std::uint32_t places) const {
     if (places == 0) return;
     const LineLane lane;
-    const bool packed = params.format == LowLatencyFormat::fp8_ue8m0;
-    const auto block_rows = static_cast<std::uint32_t>(params.rank_major ? params.max_tokens : capacity());
-    const std::uint32_t columns = packed ? row.num_scales() / 4 : row.num_scales();
+    const ScaleLayout scales = params.scale_layout();
     LinePart part = lines.head();
 #pragma unroll 1
     for (std::uint32_t line = static_cast<std::uint32_t>(lane.line);;) {
 #pragma unroll 1
       for (std::uint32_t left = places; left != 0; left &= left - 1) {
-        const auto to = static_cast<std::uint32_t>(warp::shuffle(position, lowest_bit(left)));
+        const int to = warp::shuffle(position, lowest_bit(left));
         const int local = local_expert(warp::shuffle(selection, lowest_bit(left)));
-        const auto block = static_cast<std::uint32_t>(params.rank_major ? source : local);
-        const std::int64_t first_word = std::int64_t{block} * columns * block_rows + (to - block * block_rows);
+        const int block = params.rank_major ? source : local;
+        const std::int64_t first = scales.first(block, to - block * scales.rows);
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           const std::uint32_t at = lane.payload_at(line) + 4 * static_cast<std::uint32_t>(i);
           if (at < row.scales_at() || at >= row.scales_end() || (lane.has_tag() && i >= 2)) continue;
           const std::uint32_t scale = (at - row.scales_at()) / 4;
           const auto bits = static_cast<std::uint32_t>(part.word[i / 2] >> (32 * (i % 2)));
-          if (packed) {  // the exponent of a power of two
-            const std::int64_t word = first_word + std::int64_t{scale / 4} * block_rows;
+          const std::int64_t word = first + scales.behind(scale);
+          if (scales.packed) {  // the exponent of a power of two
             params.recv_scales[word * 4 + scale % 4] = static_cast<std::byte>(bits >> 23);
           } else {
-            const std::int64_t word = first_word + std::int64_t{scale} * block_rows;
             reinterpret_cast<std::uint32_t*>(params.recv_scales)[word] = bits;
           }
         }
       }
-      // Rare: more than fit into the first lines.
+      // Rare: there are more than fit into the first lines.
       if (warp::all(lane.payload_at(line + kWarpLines) >= row.scales_end())) return;
       line += kWarpLines;
       const Awaited awaited{source, Wanted::low_latency_dispatch_rows, epoch()};
@@ -219,7 +215,7 @@ struct DispatchReceiver {
     }
   }
 
-  /// The payload in the lines to each place.
+  /// Stores the payload of the lines at each of the places.
   DEEP_EP_DEVICE void store_payload(const Lines& lines, std::int32_t position, std::uint32_t places) const {
     const LineLane lane;
 #pragma unroll 1
@@ -239,7 +235,7 @@ struct DispatchReceiver {
     }
   }
 
-  /// One warp's part of a row.
+  /// Receives one warp's part of a row.
   DEEP_EP_DEVICE void receive_row(int source, int slot, int part) const {
     // 1. The lines.
     if (!reach().await_row(source, slot)) return;
@@ -264,13 +260,13 @@ struct DispatchReceiver {
         if (params.rank_major) places &= ~places + 1;  // once, whatever the number of experts
       }
 
-      // 3. To each place; and on to the next lines, if it has more.
+      // 3. Store it at each place. Then the next lines, if there are more.
       store_payload(lines, position, places);
       lines.next_batch();
       if (warp::all(!lines.is_line(0))) break;
     }
 
-    // 4. What is not payload: every warp its share of the places' scales, the last one the words.
+    // 4. The rest: every warp stores the scales at its share of the places, the last one also stores the words.
     if (row.fp8) store_scales(source, lines, selection, position, share_of(places, part));
     if (part == params.warps_per_row - 1) note_row(lines.head(), source, slot, selection, position);
   }
@@ -281,7 +277,7 @@ struct DispatchReceiver {
     return places & warp::ballot(before % params.warps_per_row == part);
   }
 
-  /// Where it is one of ours.
+  /// The number of the expert among those of this rank, if it is one of them.
   DEEP_EP_DEVICE int local_expert(std::uint32_t selection) const {
     return static_cast<int>(selection & 0xffffu) - params.common.rank * params.num_local_experts;
   }
@@ -295,7 +291,7 @@ struct DispatchReceiver {
     return index < static_cast<std::uint32_t>(capacity()) ? local * capacity() + static_cast<std::int32_t>(index) : -1;
   }
 
-  /// What the caller and combine get to know of the row.
+  /// What the caller and combine need to know of the row.
   DEEP_EP_DEVICE void note_row(const LinePart& head, int source, int slot, std::uint32_t selection,
                                std::int32_t position) const {
     const int lane = lane_index();

@@ -1,10 +1,11 @@
-// By rails: rows that ranks of other nodes have sent to this one for its whole node, on to the ranks that have experts
-// of them, this one included. They have their tags, and say at which slot of each rank they belong: a receiver polls
-// them like those of its own node.
+// By rails: hands on the rows that ranks of other nodes have sent to this rank for its whole node, to each rank that
+// has an expert of theirs, this one included. The rows already carry their tags, and say which slot of each rank is
+// theirs: receivers poll them like rows of their own node.
 #pragma once
 
 #include "kernels/low_latency/dispatch/header.hpp"
 #include "kernels/low_latency/dispatch/shared.hpp"
+#include "kernels/low_latency/transport/reach.hpp"
 
 namespace deep_ep::device::low_latency {
 
@@ -16,8 +17,8 @@ struct DispatchRelay {
 
   static constexpr int kBatch = 4;  ///< lines that a lane loads at once
 
-  /// All rows, where this warp is `part` of the `group`-th of `groups` groups. The nodes in turn, as their rows come
-  /// side by side.
+  /// All rows, where this warp is `part` of the `group`-th of `groups` groups. The nodes take turns, as their rows
+  /// arrive at the same time.
   DEEP_EP_DEVICE void relay_rows(int group, int groups, int part) const {
     const int nodes = reach.num_nodes();
     std::uint32_t most = 0;
@@ -40,7 +41,7 @@ struct DispatchRelay {
     return node == reach.own_node() ? 0 : shared.relayed[reach.rail_in(node)];
   }
 
-  /// One warp's part of a row.
+  /// Hands on one warp's part of a row.
   DEEP_EP_DEVICE void relay_row(int node, int slot, int part) const {
     const std::byte* from = reach.await_relayed(node, slot);
     if (from == nullptr) return;
@@ -53,7 +54,7 @@ struct DispatchRelay {
     if (!find_destination(reach.rail_in(node), head, to)) return;
     const std::uint32_t destinations = warp::ballot(to != nullptr);
 
-    // 2. There.
+    // 2. Store it there.
     const auto step = static_cast<std::uint32_t>(params.warps_per_row * kWarpLines);
 #pragma unroll 1
     for (std::uint32_t first = static_cast<std::uint32_t>(part * kWarpLines); first < row.lines();
@@ -80,8 +81,8 @@ struct DispatchRelay {
     return first + static_cast<std::uint32_t>(LineLane().line) + static_cast<std::uint32_t>(i) * step;
   }
 
-  /// In one lane for each rank that gets the row: where it lies in that rank's window, once there is room. False, for
-  /// the whole warp: the call is over.
+  /// Sets `to` in one lane for each rank that gets the row: its place in that rank's window, once there is room. False,
+  /// for the whole warp: the call is over.
   DEEP_EP_DEVICE bool find_destination(int source, const LinePart& head, std::byte*& to) const {
     const int lane = lane_index();
     const int k = lane < params.num_topk ? lane : 0;
@@ -95,7 +96,7 @@ struct DispatchRelay {
     const bool leads = lowest_bit(warp::match_any(static_cast<std::uint32_t>(rank))) == lane && rank >= 0;
     bool room = true;
     if (leads) {
-      // Nearly always it had come before the block began.
+      // Nearly always there was room before the block began.
       room = reach.has_room(shared.acknowledged[rank]) || reach.await_room(rank);
       const int at = slot < static_cast<std::uint32_t>(params.max_tokens) ? static_cast<int>(slot) : 0;
       to = reach.relayed_to(rank, source, at);

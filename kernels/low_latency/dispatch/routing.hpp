@@ -1,6 +1,6 @@
-// Where a token's row goes: its slot at each destination, and its place among the rows of each expert. Both are counts
-// over the tokens before it, which every block makes for itself: a few hundred selections are read faster than blocks
-// could tell each other.
+// Where a token's row goes: its slot at each destination, and its place among the rows of each expert. Both follow from
+// counts over the tokens before it. Every block counts for itself: reading a few hundred selections takes less time
+// than exchanging results between blocks.
 #pragma once
 
 #include "kernels/low_latency/params.hpp"
@@ -23,7 +23,7 @@ struct Routing {
   /// An expert, or -1 for none.
   DEEP_EP_DEVICE int expert_of(std::int64_t selection) const { return deep_ep::expert_of(selection, num_experts()); }
 
-  // A warp counts whole tokens, a lane a selection.
+  // A warp counts whole tokens, each lane one selection.
 
   DEEP_EP_DEVICE int tokens_of_warp() const { return kWarpSize / params.num_topk; }
   /// The token that this lane would count, if the block's first token is `begin`; its selections are consecutive lanes.

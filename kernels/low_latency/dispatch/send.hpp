@@ -5,10 +5,11 @@
 #include "kernels/low_latency/dispatch/cast.hpp"
 #include "kernels/low_latency/dispatch/routing.hpp"
 #include "kernels/low_latency/dispatch/shared.hpp"
+#include "kernels/low_latency/transport/reach.hpp"
 
 namespace deep_ep::device::low_latency {
 
-/// What the first cell of the counts says: rows, rows to hand on (by rails), and that the ranks mean the same call.
+/// The first cell of the counts: rows, rows to hand on (by rails), and a check that the ranks mean the same call.
 struct CountHead {
   std::uint32_t rows, relayed;  ///< at most kMostLowLatencyTokens
   std::uint32_t call_shape;
@@ -29,7 +30,7 @@ struct DispatchSender {
   LowLatencyRow row;
   Routing routing;
 
-  // Under way early: see load.
+  // Loaded early, see load().
   int token;
   Vec16 vector;
   std::int64_t own;    ///< of the deciding warp: the lane's selection of the token
@@ -50,7 +51,7 @@ struct DispatchSender {
   /// The same for the clerk, who counts all tokens.
   DEEP_EP_DEVICE void load_counts() { other = routing.load(0, params.num_tokens); }
 
-  /// The last warp decides where rows go: it seldom has channels of the row to write.
+  /// The last warp decides where rows go: it seldom has any channels of the row to write.
   DEEP_EP_DEVICE static bool decides() { return warp_index() == block_warps() - 1; }
 
   DEEP_EP_DEVICE RowWriter writer(std::byte* stage) const {
@@ -65,11 +66,11 @@ struct DispatchSender {
     for (int i = thread_index(); i < words; i += block_threads()) routing.rows[i] = 0;  // entries follow rows
   }
 
-  /// Waits until there is room at the near peers. Leaves out who does not come. The block syncs after it.
+  /// Waits until there is room at the near peers, and leaves out those that do not make any. The block syncs after it.
   DEEP_EP_DEVICE void await_room() const {
 #pragma unroll 1
     for (int rank = thread_index(); rank < params.common.num_ranks; rank += block_threads()) {
-      // Nearly always it had come before the block began.
+      // Nearly always there was room before the block began.
       if (shared.left_out[rank] != 0 || reach().has_room(shared.acknowledged[rank])) continue;
       if (!reach().await_room(rank)) store_relaxed<Scope::block>(&shared.left_out[rank], 1);
     }
@@ -120,11 +121,7 @@ struct DispatchSender {
          first += static_cast<std::uint32_t>(block_warps()) * kWarpLines) {
       const std::uint32_t line = first + static_cast<std::uint32_t>(lane.line);
       const bool wanted = line < row.lines();
-      LinePart part{};
-      if (wanted) {
-        const auto* words = reinterpret_cast<const std::uint64_t*>(stage + lane.payload_at(line));
-        part = {{words[0], lane.has_tag() ? epoch() : words[1]}};
-      }
+      const LinePart part = wanted ? tagged_part(stage, line, epoch()) : LinePart{};
 #pragma unroll 1
       for (int i = 0; i < destinations; ++i) {
         store_line(shared.destinations[i] + lane.byte_at(line), part, wanted);
@@ -138,21 +135,21 @@ struct DispatchSender {
     if (thread_index() == 0 && shared.words->staged != 0) reach().hand_over(token);
   }
 
-  /// All tokens of this block, the first of which is loaded. Counts are zero.
+  /// Sends all tokens of this block, the first of which is loaded. The counts are zero.
   DEEP_EP_DEVICE void send_tokens(int step) {
     int counted = 0;
 #pragma unroll 1
     for (bool first = true; token < params.num_tokens; first = false) {
-      // 1. What the tokens before it chose.
+      // 1. Count what the tokens before it select.
       routing.count(counted, token, other);
       counted = token;
       if (first) await_room();
-      block::sync();  // the last token's row has left the stage, too
-      // 2. The row as it travels.
+      block::sync();  // the counts are complete, and the previous token's row has left the stage
+      // 2. Make the row as it travels.
       if (decides()) decide(shared.stage);
       writer(shared.stage).write(vector);
       block::sync();
-      // 3. Off it goes.
+      // 3. Send it.
       store(shared.stage);
       if (kRdma) hand_over();
       load(token + step, counted);
@@ -171,7 +168,7 @@ struct DispatchSender {
     return payload;
   }
 
-  /// The clerk tells every rank how many rows and entries it gets. Counts are zero, the first selections loaded.
+  /// The clerk tells every rank how many rows and entries it gets. The counts are zero and the first selections loaded.
   DEEP_EP_DEVICE void send_counts() const {
     routing.count(0, params.num_tokens, other);
     await_room();

@@ -1,27 +1,28 @@
 // Shared memory of a block of the low-latency dispatch.
 #pragma once
 
-#include "kernels/low_latency/transport/poster.hpp"
+#include "kernels/low_latency/transport/masks.hpp"
+#include "kernels/rdma/poster.hpp"
 
 namespace deep_ep {
 
-/// Threads of a block at most: what is left of the registers for each holds the lines of a row.
+/// Most threads of a block: each then has enough registers to hold its lines of a row.
 constexpr int kDispatchThreads = 512;
 
 struct DispatchShared {
   struct Words {
     LowLatencyEpochs epochs;
     device::low_latency::MaskWords masks;
-    std::int32_t destinations;  ///< of the token under way
+    std::int32_t destinations;  ///< of the current token
     std::int32_t staged;        ///< one of them is the staging memory, for far ranks
     std::int32_t failed;        ///< a wait was called off: the call is over
   };
 
   Words* words;
-  std::byte** destinations;     ///< [kMaxTopk]: where the token under way goes: its row in the window of each rank
+  std::byte** destinations;     ///< [kMaxTopk]: where the current token's row goes, in the window of each rank
   std::byte** heaps;            ///< [ranks]
   std::uint64_t* acknowledged;  ///< [ranks], sending: what each rank had acknowledged when the block began
-  std::int32_t* left_out;       ///< [ranks]: not 0: nothing goes to this rank, nothing is expected of it
+  std::int32_t* left_out;       ///< [ranks]: not 0: nothing is sent to this rank, nothing expected from it
   /// [ranks]. Sending: tokens counted so far that go to each rank. Receiving: rows of each source.
   std::uint32_t* rows;
   /// [experts], behind `rows`. Sending: entries counted so far that name each expert. Receiving, [rank][local expert]:
@@ -30,7 +31,7 @@ struct DispatchShared {
   /// [ranks], by rails. Receiving: rows of each source that this rank hands on. In blocks that post: tokens counted so
   /// far that go to each node.
   std::uint32_t* relayed;
-  std::byte* stage;                     ///< the row to send, without tags
+  std::byte* stage;                    ///< the row to send, without tags
   device::rdma::PosterWords* posters;  ///< in blocks that post, instead of the stage: of each warp
   std::size_t bytes;
 

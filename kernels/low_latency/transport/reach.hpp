@@ -2,9 +2,9 @@
 // peers see tags and cells; a far one sees rows whole, once the word of its source's poster says how far they have come
 // (by RDMA the pieces of a line come in any order, tag or not). By rails, rdma/reach.hpp, another rank is in between.
 //
-// In the receiver's window, rows of dispatch that are handed on take the place of their far source. In the relay's, rows
-// of combine from a rank of its node take the place of the rank with the same index in the owner's node, which sends it
-// none; its own do not travel. Counts, selections and acknowledgements go directly, as ever.
+// In the receiver's window, rows of dispatch that are handed on take the place of their far source. In the relay's,
+// rows of combine from a rank of its node take the place of the rank with the same index in the owner's node, which
+// sends it none; its own do not travel. Counts, selections and acknowledgements go directly, as ever.
 #pragma once
 
 #include "kernels/low_latency/transport/masks.hpp"
@@ -54,8 +54,8 @@ struct CallReach : Reach<kRdma, kRails> {
   DEEP_EP_DEVICE bool has_room(std::uint64_t seen) const { return epoch <= 2 || seen >= epoch - 2; }
   /// By one thread: waits until it may, acquiring. False: the peer is to be left out, or the call is over.
   DEEP_EP_DEVICE bool await_room(int peer) const {
-    constexpr Wanted kWanted = kKind == LowLatencyKind::dispatch ? Wanted::low_latency_dispatch_credit
-                                                                 : Wanted::low_latency_combine_credit;
+    constexpr Wanted kWanted =
+        kKind == LowLatencyKind::dispatch ? Wanted::low_latency_dispatch_credit : Wanted::low_latency_combine_credit;
     return wait_signal(policy(), acknowledged(peer), {peer, kWanted, epoch - 2});
   }
 
@@ -107,9 +107,7 @@ struct DispatchReach : CallReach<LowLatencyKind::dispatch, kRdma, kRdma> {
     return common.staging.relayed_row(kDispatch, this->epoch, this->own_node(), slot, row_bytes);
   }
   /// By one thread, when the block has written the row and synced: releases it to the posters.
-  DEEP_EP_DEVICE void hand_over(int token) const {
-    store_release<Scope::system>(ready(token), this->epoch);
-  }
+  DEEP_EP_DEVICE void hand_over(int token) const { store_release<Scope::system>(ready(token), this->epoch); }
   /// By a poster: is the row staged? Acquires it.
   DEEP_EP_DEVICE bool is_staged(int token) const { return load_acquire<Scope::gpu>(ready(token)) >= this->epoch; }
 
@@ -188,10 +186,9 @@ struct CombineReach : CallReach<LowLatencyKind::combine, kRdma, kRails> {
   DEEP_EP_DEVICE const Cell* selections_from(int owner, int token) const {
     return this->common.window.selections(this->epoch, owner, token).in(this->common.local);
   }
-  /// Those of a far owner, all together: there once has_announced() says so.
-  DEEP_EP_DEVICE FarSelections far_selections(int owner) const {
-    const Cell* at = this->common.window.selections(this->epoch, owner, 0).in(this->common.local);
-    return {reinterpret_cast<const std::uint64_t*>(at)};
+  /// Those of a far owner, all together (FarSelections): there once has_announced() says so.
+  DEEP_EP_DEVICE const std::uint64_t* far_selections(int owner) const {
+    return reinterpret_cast<const std::uint64_t*>(selections_from(owner, 0));
   }
   /// Where a block of posters gathers those of this rank, and where they put them at a far peer.
   DEEP_EP_DEVICE Place<std::uint64_t> staged_selections() const {
@@ -206,8 +203,7 @@ struct CombineReach : CallReach<LowLatencyKind::combine, kRdma, kRails> {
   }
   /// By a whole warp: waits for that. False: they do not come.
   DEEP_EP_DEVICE bool await_announced(int far_owner) const {
-    return warp::agree(lane_index() != 0 ||
-                       this->await_progress(far_owner, 0, Wanted::low_latency_combine_selection));
+    return warp::agree(lane_index() != 0 || this->await_progress(far_owner, 0, Wanted::low_latency_combine_selection));
   }
 
   // ---- As expert side ----

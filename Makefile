@@ -2,6 +2,7 @@
 #
 #   make demo [INPUT=file]   a Mixture-of-Experts layer on 8 ranks (GPUs, else CPU), checked against the reference
 #   make test [PRESETS=...]  tests, also under AddressSanitizer, UBSan and ThreadSanitizer
+#   make smoke               a part of the tests of every program, under a minute after a build
 #   make bench               how fast dispatch and combine are here
 #   make docs                build/docs/html: these pages and the reference of C++ and Python
 #   make format | lint       clang-format over the sources | check it, and clang-tidy
@@ -15,7 +16,7 @@ SOURCES = git ls-files '*.cpp' '*.hpp' '*.cu'
 quoted = '$(subst ','\'',$(1))'
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test bench docs format lint clean
+.PHONY: help demo test smoke bench docs format lint clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -32,6 +33,11 @@ demo: build/$(PRESET)/bin/deep_ep
 
 test:
 	@scripts/test $(PRESETS)
+
+smoke:
+	@scripts/setup
+	@scripts/build host
+	@ctest --preset host --label-regex smoke --parallel $$(nproc)
 
 bench: build/$(PRESET)/bin/deep_ep
 	@build/$(PRESET)/bin/deep_ep bench intranode

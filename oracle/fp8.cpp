@@ -5,7 +5,7 @@
 #include <cmath>
 #include <stdexcept>
 
-#include "oracle/oracle.hpp"
+#include "oracle/bf16.hpp"
 
 namespace deep_ep::oracle {
 namespace {

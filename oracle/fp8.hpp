@@ -1,4 +1,4 @@
-// The cast of 128 channels to 8-bit floating point with a common scale, as the low-latency dispatch defines it.
+// 8-bit floating point, and the cast of 128 channels with a common scale as the low-latency dispatch defines it.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@ inline constexpr int kFp8Block = 128;
 std::uint8_t e4m3_bits(float value);
 float e4m3_value(std::uint8_t bits);
 
-/// Casts bfloat16 values to `out` and returns the scale: value ~ out * scale. With amax the largest magnitude, at least
+/// Casts bfloat16 values, usually kFp8Block, to `out` and returns the scale: value ~ out * scale. With amax the largest magnitude, at least
 /// 1e-4: scale = amax / 448, or, with `round_scale`, the smallest power of two that is not less than that.
 float cast_fp8(std::span<const std::uint16_t> block, bool round_scale, std::span<std::uint8_t> out);
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "oracle/oracle.hpp"
+#include "oracle/bf16.hpp"
 
 namespace deep_ep::oracle {
 

@@ -113,11 +113,6 @@ int matching(const std::vector<std::int64_t>& dispatched, std::int64_t token, in
   return -1;
 }
 
-struct Term {
-  std::int64_t row;
-  float weight;
-};
-
 /// One rank's part of one token.
 struct Part {
   std::vector<float> sent;        ///< as the owner gets it
@@ -127,36 +122,27 @@ struct Part {
   double logfmt_floor = 0;        ///< absolute: what lies further below the group's largest magnitude (below 1)
 };
 
-Part make_part(std::span<const Term> terms, const std::vector<std::uint16_t>& x, std::int64_t hidden, bool weighted,
-               const LowLatencyCombineOptions& options) {
-  Part part;
-  std::vector<std::uint16_t> rounded;
-  for (std::int64_t h = 0; h < hidden; ++h) {
-    float sum = 0.0f;
-    double exact = 0;
-    double magnitude = 0;
-    for (const Term& term : terms) {
-      const float value = bf16_value(x[at(term.row, hidden, h)]);
-      const float weight = weighted ? term.weight : 1.0f;
-      if (options.fused) {
-        sum = std::fma(weight, value, sum);
-      } else {
-        const volatile float product = weight * value;  // volatile: the compiler must not fuse it
-        sum = sum + product;
-      }
-      const double product = static_cast<double>(weight) * static_cast<double>(value);
-      exact += product;
-      magnitude += std::fabs(product);
+Part make_part(std::span<const WeightedRow> rows, std::int64_t hidden, const LowLatencyCombineOptions& options) {
+  const auto width = static_cast<std::size_t>(hidden);
+  std::vector<float> sums(width, 0.0f);
+  Part part{{}, std::vector<double>(width, 0.0), std::vector<double>(width, 0.0)};
+  for (const WeightedRow& row : rows) {
+    for (std::size_t h = 0; h < width; ++h) {
+      const float value = bf16_value(row.x[h]);
+      sums[h] = options.fused ? std::fma(row.weight, value, sums[h]) : sums[h] + row.weight * value;
+      const double product = static_cast<double>(row.weight) * static_cast<double>(value);
+      part.exact[h] += product;
+      part.magnitude[h] += std::fabs(product);
     }
-    rounded.push_back(bf16_bits(sum));
-    part.sent.push_back(bf16_value(rounded.back()));
-    part.exact.push_back(exact);
-    part.magnitude.push_back(magnitude);
   }
+  std::vector<std::uint16_t> rounded;
+  for (const float sum : sums) rounded.push_back(bf16_bits(sum));
   if (options.logfmt) {
     part.sent = logfmt_round_trip(rounded);
     part.logfmt_error = std::exp2(32.0 / 510) - 1;
     part.logfmt_floor = 0x1p-32;
+  } else {
+    for (const std::uint16_t bits : rounded) part.sent.push_back(bf16_value(bits));
   }
   return part;
 }
@@ -185,13 +171,13 @@ class RowSum {
     }
   }
 
-  /// Rounded, at the end of the result.
-  void append_to(LowLatencyCombined& result) const {
+  LowLatencyCombined result() const {
+    LowLatencyCombined rounded{{}, exact_, {}};
     for (std::size_t h = 0; h < sums_.size(); ++h) {
-      result.x.push_back(bf16_bits(sums_[h]));
-      result.sum.push_back(exact_[h]);
-      result.tolerance.push_back(rounded_tolerance(h));
+      rounded.x.push_back(bf16_bits(sums_[h]));
+      rounded.tolerance.push_back(rounded_tolerance(h));
     }
+    return rounded;
   }
 
  private:
@@ -204,25 +190,27 @@ class RowSum {
   std::vector<double> tolerance_;
 };
 
-/// What `rank` makes of the owner's token, if any of its experts is selected still.
-std::optional<Part> part_of_rank(const LowLatencyDispatched& dispatched, std::span<const LowLatencyCombineInput> inputs,
-                                 const LowLatencyCombineOptions& options, int owner, std::int64_t token, int rank) {
+/// The rows that `rank` adds up for the owner's token: of those of its experts that are selected still.
+std::vector<WeightedRow> rows_of_rank(const LowLatencyDispatched& dispatched,
+                                      std::span<const LowLatencyCombineInput> inputs, const Masks& masks, int owner,
+                                      std::int64_t token, int rank) {
   const LowLatencyShape& shape = dispatched.shape;
-  if (masked(options.masks, shape.ranks, owner, rank)) return std::nullopt;
+  std::vector<WeightedRow> rows;
+  if (masked(masks, shape.ranks, owner, rank)) return rows;
   const auto o = static_cast<std::size_t>(owner);
   const Selection& selection = inputs[o].selection;
   const int topk = selection.topk;
-  std::vector<Term> terms;
   for (int k = 0; k < topk; ++k) {
     const std::int64_t expert = selection.idx[at(token, topk, k)];
     if (expert < 0 || expert >= shape.experts || expert / shape.local_experts() != rank) continue;
     const int from = matching(dispatched.selection[o], token, topk, k, expert);
     const std::int64_t row = from < 0 ? -1 : dispatched.selection_row[o][at(token, topk, from)];
-    if (row < 0 || (dispatched.rank_major && !terms.empty())) continue;  // rank-major: one row for all of them
-    terms.push_back({row, selection.weights.empty() ? 1.0f : selection.weights[at(token, topk, k)]});
+    if (row < 0 || (dispatched.rank_major && !rows.empty())) continue;  // rank-major: one row for all of them
+    const bool weighted = !dispatched.rank_major && !selection.weights.empty();
+    rows.push_back({row_of(inputs[static_cast<std::size_t>(rank)].x, row, shape.hidden),
+                    weighted ? selection.weights[at(token, topk, k)] : 1.0f});
   }
-  if (terms.empty()) return std::nullopt;
-  return make_part(terms, inputs[static_cast<std::size_t>(rank)].x, shape.hidden, !dispatched.rank_major, options);
+  return rows;
 }
 
 }  // namespace
@@ -324,32 +312,45 @@ std::vector<LowLatencyCombined> low_latency_combine(const LowLatencyDispatched& 
                                                     std::span<const LowLatencyCombineInput> inputs,
                                                     const LowLatencyCombineOptions& options) {
   const LowLatencyShape& shape = dispatched.shape;
-  const int width = options.ranks_per_node;
-  if (width < 0 || (width > 0 && (shape.ranks % width != 0 || options.logfmt))) {
-    throw std::invalid_argument("oracle: ranks_per_node divides the number of ranks; LogFMT does not go by rails");
-  }
   std::vector<LowLatencyCombined> results(inputs.size());
+  std::vector<std::vector<WeightedRow>> rows(static_cast<std::size_t>(shape.ranks));
   for (int owner = 0; owner < shape.ranks; ++owner) {
-    const Selection& selection = inputs[static_cast<std::size_t>(owner)].selection;
-    LowLatencyCombined& result = results[static_cast<std::size_t>(owner)];
-    for (std::int64_t t = 0; t < selection.tokens; ++t) {
-      RowSum sum(shape.hidden);
-      std::optional<RowSum> of_node;  // of a node whose ranks' parts come as one
+    const auto o = static_cast<std::size_t>(owner);
+    for (std::int64_t t = 0; t < inputs[o].selection.tokens; ++t) {
       for (int rank = 0; rank < shape.ranks; ++rank) {
-        const bool together = width > 0 && rank / width != owner / width;
-        if (const auto part = part_of_rank(dispatched, inputs, options, owner, t, rank)) {
-          if (together && !of_node) of_node.emplace(shape.hidden);
-          (together ? *of_node : sum).add(*part);
-        }
-        if (of_node && (rank + 1) % width == 0) {
-          sum.add_rounded(*of_node);
-          of_node.reset();
-        }
+        rows[static_cast<std::size_t>(rank)] = rows_of_rank(dispatched, inputs, options.masks, owner, t, rank);
       }
-      sum.append_to(result);
+      const LowLatencyCombined one = low_latency_combine_token(owner, rows, shape.hidden, options);
+      results[o].x.insert(results[o].x.end(), one.x.begin(), one.x.end());
+      results[o].sum.insert(results[o].sum.end(), one.sum.begin(), one.sum.end());
+      results[o].tolerance.insert(results[o].tolerance.end(), one.tolerance.begin(), one.tolerance.end());
     }
   }
   return results;
+}
+
+LowLatencyCombined low_latency_combine_token(int owner, std::span<const std::vector<WeightedRow>> rows_of_ranks,
+                                             std::int64_t hidden, const LowLatencyCombineOptions& options) {
+  const int ranks = static_cast<int>(rows_of_ranks.size());
+  const int width = options.ranks_per_node;
+  if (width < 0 || (width > 0 && (ranks % width != 0 || options.logfmt))) {
+    throw std::invalid_argument("oracle: ranks_per_node divides the number of ranks; LogFMT does not go by rails");
+  }
+  RowSum sum(hidden);
+  std::optional<RowSum> of_node;  // of a node whose ranks' parts come as one
+  for (int rank = 0; rank < ranks; ++rank) {
+    const bool together = width > 0 && rank / width != owner / width;
+    const std::vector<WeightedRow>& rows = rows_of_ranks[static_cast<std::size_t>(rank)];
+    if (!rows.empty()) {
+      if (together && !of_node) of_node.emplace(hidden);
+      (together ? *of_node : sum).add(make_part(rows, hidden, options));
+    }
+    if (of_node && (rank + 1) % width == 0) {
+      sum.add_rounded(*of_node);
+      of_node.reset();
+    }
+  }
+  return sum.result();
 }
 
 }  // namespace deep_ep::oracle

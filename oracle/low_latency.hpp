@@ -2,6 +2,9 @@
 //
 // Symbols: R ranks, E experts, L = E / R local experts, M max_tokens, H hidden, K top-k. Rows that no token fills are
 // zero here and undefined in the library: compare only rows below `count`.
+//
+// With a hidden size of 0 dispatch gives the routes alone: counts, ranges, and which token each row is. Who cannot hold
+// the data of all ranks at once makes rows with `format_row` and sums with `low_latency_combine_token`.
 #pragma once
 
 #include <cstddef>
@@ -9,7 +12,7 @@
 #include <span>
 #include <vector>
 
-#include "oracle/oracle.hpp"
+#include "oracle/normal.hpp"
 
 namespace deep_ep::oracle {
 
@@ -113,6 +116,17 @@ struct LowLatencyCombined {
 std::vector<LowLatencyCombined> low_latency_combine(const LowLatencyDispatched& dispatched,
                                                     std::span<const LowLatencyCombineInput> inputs,
                                                     const LowLatencyCombineOptions& options = {});
+
+/// A row that an expert hands back, and its weight.
+struct WeightedRow {
+  std::span<const std::uint16_t> x;  ///< [H] bfloat16 bits
+  float weight = 1;
+};
+
+/// One token's row at rank `owner`. rows_of_ranks[r]: what rank r adds up for it, by position among the token's
+/// selections; where there is none, r has no part in the sum. `options.masks` plays no role.
+LowLatencyCombined low_latency_combine_token(int owner, std::span<const std::vector<WeightedRow>> rows_of_ranks,
+                                             std::int64_t hidden, const LowLatencyCombineOptions& options = {});
 
 /// [outer, rows, columns] in logical order to memory order [outer, columns, rows].
 template <class T>

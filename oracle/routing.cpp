@@ -56,19 +56,6 @@ const char* name_of(TokenCounts counts) {
   return "?";
 }
 
-std::uint64_t Random::next() {  // SplitMix64
-  std::uint64_t z = state_ += 0x9e3779b97f4a7c15u;
-  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-  z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-  return z ^ (z >> 31);
-}
-
-std::uint64_t derive_seed(std::uint64_t seed, std::uint64_t part) {
-  Random random(seed ^ (part * 0xd1342543de82ef95u + 1));
-  random.next();
-  return random.next();
-}
-
 Selection make_selection(Routing routing, std::int64_t tokens, int topk, int experts, std::uint64_t seed) {
   Random random(seed);
   Selection result{.tokens = tokens, .topk = topk, .idx = {}, .weights = {}};

@@ -2,10 +2,10 @@
 #pragma once
 
 #include <cstdint>
-#include <string>
 #include <vector>
 
-#include "oracle/oracle.hpp"
+#include "oracle/normal.hpp"
+#include "oracle/random.hpp"
 
 namespace deep_ep::oracle {
 
@@ -33,30 +33,6 @@ enum class TokenCounts : std::uint8_t {
 inline constexpr TokenCounts kTokenCounts[] = {TokenCounts::equal, TokenCounts::different, TokenCounts::some_empty,
                                                TokenCounts::all_empty};
 const char* name_of(TokenCounts counts);
-
-/// A small generator with the same numbers everywhere (the standard library's distributions differ between libraries).
-class Random {
- public:
-  explicit Random(std::uint64_t seed) : state_(seed) {}
-  std::uint64_t next();
-  /// In [0, bound), bound > 0.
-  std::int64_t below(std::int64_t bound) {
-    return static_cast<std::int64_t>(next() % static_cast<std::uint64_t>(bound));
-  }
-  /// In [0, 1).
-  double unit() { return static_cast<double>(next() >> 11) * 0x1p-53; }
-  bool chance(double probability) { return unit() < probability; }
-  template <class Container>
-  auto pick(const Container& choices) {
-    return *(std::begin(choices) + below(static_cast<std::int64_t>(std::size(choices))));
-  }
-
- private:
-  std::uint64_t state_;
-};
-
-/// A seed for something inside something seeded: differs for every `part`.
-std::uint64_t derive_seed(std::uint64_t seed, std::uint64_t part);
 
 Selection make_selection(Routing routing, std::int64_t tokens, int topk, int experts, std::uint64_t seed);
 std::vector<std::int64_t> make_token_counts(TokenCounts counts, int ranks, std::int64_t tokens, std::uint64_t seed);

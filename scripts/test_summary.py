@@ -2,6 +2,7 @@
 """Adds up what ctest (--output-junit) and pytest (--junitxml) wrote for several builds, says what was skipped and why, and judges.
 
 usage: test_summary.py NAME=FILE...
+A run of scripts/run_gtest.py is one test to ctest: its own tests are read from test_results/ beside FILE.
 Exits 0 only when every file is there, something passed in each, and nothing failed anywhere.
 """
 
@@ -12,35 +13,42 @@ import sys
 import xml.etree.ElementTree as ElementTree
 
 
+class Results:
+    def __init__(self):
+        self.passed, self.failed, self.skipped = [], [], collections.defaultdict(list)
+        self.seconds, self.left_out = 0.0, 0
+
+    def read(self, path):
+        """Adds a file of ctest, pytest or run_gtest.py. Returns how many of its tests failed."""
+        root = ElementTree.parse(path).getroot()
+        failed_before = len(self.failed)
+        self.left_out += int(root.get("left_out") or 0)
+        for case in root.iter("testcase"):
+            name, message = case.get("name"), case.find("skipped")
+            details = path.parent / "test_results" / f"{name}.xml"
+            if details.exists():
+                if self.read(details) == 0 and case.get("status") != "run":
+                    self.failed.append(name)  # all its tests passed, and yet
+                continue
+            self.seconds += float(case.get("time") or 0)
+            of_ctest = case.get("status")
+            broken = case.find("failure") is not None or case.find("error") is not None
+            if of_ctest is None and message is not None:
+                self.skipped[message.get("message") or "no reason given"].append(name)
+            elif of_ctest == "run" or (of_ctest is None and not broken):
+                self.passed.append(name)
+            elif message is not None and message.get("message", "").startswith("SKIP_"):
+                self.skipped[skip_reason(case.findtext("system-out") or "")].append(name)
+            else:
+                # Failed, timed out, or could not be started: all the same to whoever waits for green.
+                self.failed.append(name)
+        return len(self.failed) - failed_before
+
+
 def skip_reason(output):
-    """The text of GTEST_SKIP() << "...": the line after "FILE:LINE: Skipped"."""
+    """The line after "...: Skipped", as tests under ctest print it."""
     match = re.search(r": Skipped\n(.*)", output)
     return match[1].strip() if match and match[1].strip() else "no reason given"
-
-
-def read(path):
-    """Returns (names passed, names failed, {reason: names skipped}, seconds)."""
-    passed, failed, skipped, seconds = [], [], collections.defaultdict(list), 0.0
-    for case in ElementTree.parse(path).getroot().iter("testcase"):
-        name = case.get("name")
-        seconds += float(case.get("time") or 0)
-        message = case.find("skipped")
-        if case.get("status") is None:  # pytest
-            if case.find("failure") is not None or case.find("error") is not None:
-                failed.append(name)
-            elif message is not None:
-                skipped[message.get("message") or "no reason given"].append(name)
-            else:
-                passed.append(name)
-            continue
-        if case.get("status") == "run":
-            passed.append(name)
-        elif message is not None and message.get("message", "").startswith("SKIP_"):
-            skipped[skip_reason(case.findtext("system-out") or "")].append(name)
-        else:
-            # Failed, timed out, or could not be started: all the same to whoever waits for green.
-            failed.append(name)
-    return passed, failed, skipped, seconds
 
 
 def main():
@@ -50,21 +58,25 @@ def main():
     for argument in sys.argv[1:]:
         build, _, path = argument.partition("=")
         if not pathlib.Path(path).exists():
-            print(f"{build}: no result, the run broke off")
+            print(f"{build}: no result, the run was interrupted")
             broken.append(build)
             continue
-        passed, failed, skipped, seconds = read(path)
-        count = sum(map(len, skipped.values()))
-        print(f"{build}: {len(passed)} passed, {len(failed)} failed, {count} skipped in {seconds:.0f} s of tests")
-        for name in failed:
+        results = Results()
+        results.read(pathlib.Path(path))
+        passed, failed = len(results.passed), len(results.failed)
+        skipped = sum(map(len, results.skipped.values()))
+        print(f"{build}: {passed} passed, {failed} failed, {skipped} skipped in {results.seconds:.0f} s of tests")
+        for name in results.failed:
             print(f"  FAILED {name}")
-        for reason, names in sorted(skipped.items()):
+        if results.left_out:
+            print(f"  left out, there is no GPU here: {results.left_out} tests on GPUs")
+        for reason, names in sorted(results.skipped.items()):
             more = f" and {len(names) - 3} more" if len(names) > 3 else ""
             print(f"  skipped, {reason}: {', '.join(names[:3])}{more}")
         if not passed:
-            print("  nothing passed: that is no success")
+            print("  nothing passed: that is not a success")
             broken.append(build)
-        total.update(passed=len(passed), failed=len(failed), skipped=count)
+        total.update(passed=passed, failed=failed, skipped=skipped)
     print(f"\n{total['passed']} passed, {total['failed'] + len(broken)} failed, {total['skipped']} skipped")
     return 1 if broken or total["failed"] else 0
 

@@ -2,33 +2,18 @@
 // which knows neither CUDA nor fibers, starts them.
 #pragma once
 
-#include "kernels/primitives/launch_shape.hpp"
+#include "kernels/kernel_list.hpp"
 
 namespace deep_ep {
-
-struct LayoutParams;
-struct NotifyParams;
-struct DispatchParams;
-struct CombineParams;
-struct LowLatencyDispatchParams;
-struct LowLatencyCombineParams;
-struct LowLatencyBarrierParams;
 
 template <class Params>
 using Launcher = void (*)(const Params&, const LaunchShape&, void* stream);
 
+/// One member a kernel, of the kernel's name.
 struct KernelTable {
-  Launcher<LayoutParams> layout = nullptr;
-  Launcher<NotifyParams> notify = nullptr;
-  Launcher<DispatchParams> dispatch = nullptr;
-  Launcher<CombineParams> combine = nullptr;
-  Launcher<LowLatencyDispatchParams> dispatch_low_latency = nullptr;
-  Launcher<LowLatencyDispatchParams> dispatch_low_latency_rdma = nullptr;
-  Launcher<LowLatencyCombineParams> combine_low_latency = nullptr;
-  Launcher<LowLatencyCombineParams> combine_low_latency_logfmt = nullptr;
-  Launcher<LowLatencyCombineParams> combine_low_latency_rdma = nullptr;
-  Launcher<LowLatencyCombineParams> combine_low_latency_logfmt_rdma = nullptr;
-  Launcher<LowLatencyBarrierParams> barrier_low_latency = nullptr;
+#define DEEP_EP_MEMBER(name, Params, max_threads) Launcher<Params> name = nullptr;
+  DEEP_EP_KERNELS(DEEP_EP_MEMBER)
+#undef DEEP_EP_MEMBER
 };
 
 /// Defined by csrc/executor/host/kernel_table.cpp and csrc/executor/cuda/kernel_table.cpp.

@@ -4,6 +4,7 @@
 // The owner adds in rank order either way, so the result does not depend on it.
 #include "kernels/intranode/combine_add.hpp"
 #include "kernels/intranode/combine_push.hpp"
+#include "kernels/kernel_list.hpp"
 #include "kernels/primitives/block.hpp"
 #include "kernels/primitives/launch.hpp"
 
@@ -161,4 +162,4 @@ DEEP_EP_DEVICE void combine_body(const CombineParams& params, std::byte* memory)
 
 }  // namespace deep_ep::device
 
-DEEP_EP_DEFINE_KERNEL(combine, deep_ep::CombineParams, deep_ep::device::combine_body, 512)
+DEEP_EP_DEFINE_KERNEL(combine, deep_ep::device::combine_body)

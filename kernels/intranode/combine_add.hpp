@@ -1,6 +1,6 @@
 // The adding warps of combine. Each takes the next part of a token, and adds, in rank order and in fp32, its pieces of
 // the rows that the token's destination ranks hold. Warps take parts as they go: tokens have more or fewer rows, and
-// SMs differ in speed. What a warp needs to begin with the next part, it fetches while it works on the present one.
+// SMs differ in speed. It fetches what it needs for the next part while it works on the current one.
 //
 // Where a row comes from makes no difference to the sum: a peer that has its rows in the heap is read over NVLink, one
 // that pushes is read from our window once the row's flag is up. A lane loads its vectors of all rows before it adds
@@ -26,7 +26,7 @@ struct CombineAdder {
   static constexpr std::uint32_t kPieceBytes = kVectors * kWarpSize * sizeof(Vec16);
 
   CombineRows rows;
-  bool gives_credit;  ///< peers push more than our window holds: they wait for rounds to be finished
+  bool gives_credit;  ///< peers push more than our window holds, so they wait for finished rounds
 
   DEEP_EP_DEVICE static void add(float (&sum)[kVectors][8], int v, const Vec16& vector) {
     for (int i = 0; i < 4; ++i) {
@@ -86,14 +86,14 @@ struct CombineAdder {
     }
   }
 
-  /// The ranks from `first_rank` on, one a lane, of which the lane knows the token's row: which have one (a bit each),
+  /// The ranks from `first_rank` on, one per lane, whose row of the token the lane knows: which have one (a bit each),
   /// and where. `good` becomes false after a fault.
   DEEP_EP_DEVICE std::uint32_t find_rows(int token, int first_rank, std::int32_t planned, std::uint64_t& address,
                                          bool& good) const {
     const int rank = first_rank + lane_index();
     const std::int32_t row = rows.row_held(planned, rank);
     good = warp::all(row < 0 || rows.await(token, rank)) && good;
-    warp::sync();  // a vote orders no memory: what one lane acquired, all may read only after this
+    warp::sync();  // a vote does not order memory: all may read what one lane acquired only after this
     address = row < 0 ? 0 : reinterpret_cast<std::uint64_t>(rows.address(token, rank, row));
     return warp::ballot(row >= 0);
   }
@@ -152,8 +152,8 @@ struct CombineAdder {
                        {params.common.rank, Wanted::combine_credit, round_signal(rows.epoch, round)});
   }
 
-  /// This warp has read its last part of the round, the `parts`th. Whoever says so last in a round gives the pushing
-  /// peers credit. False after a fault.
+  /// This warp has read its last part of the round, the `parts`th. The last one to say so gives the pushing peers
+  /// credit. False after a fault.
   DEEP_EP_DEVICE bool finish_round(std::uint64_t round, std::uint32_t parts) const {
     if (!gives_credit || parts == 0) return true;
     const CombineParams& params = rows.params;
@@ -167,7 +167,7 @@ struct CombineAdder {
       good = round < kWindowRounds || await_round(finished, round - kWindowRounds + 1);
       if (good && last_to_arrive<Scope::gpu>(&common.state->combine_round_ticket[round % kWindowRounds],
                                              parts_in(round), parts)) {
-        // A round may be finished before the one in front of it, whose slots it must not give away: credit in order.
+        // A round may be finished before the one before it, whose slots it must not give away: credit goes in order.
         good = round == 0 || await_round(finished, round);
         for (int peer = 0; good && peer < common.num_ranks; ++peer) {
           store_release<Scope::system>(

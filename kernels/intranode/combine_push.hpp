@@ -27,7 +27,7 @@ struct PushStages {
   std::uint32_t loaded = 0, stored = 0;
   std::uint32_t told = 0;  ///< pieces that the flag raiser knows to be complete
 
-  /// The next slot of the ring, once the flag raiser has done with it.
+  /// The next slot of the ring, once the flag raiser is done with it.
   DEEP_EP_DEVICE PushedPiece& next_slot() {
     const std::uint32_t slot = loaded % kPieces;
     if (loaded >= kPieces) mbarrier::wait(ring.free[slot], (loaded / kPieces - 1) & 1);
@@ -51,7 +51,7 @@ struct PushStages {
     ++stored;
     if (stored - told > kUnderWay) complete<kUnderWay>();
   }
-  /// Waits until at most `kLeft` stores are under way, and tells the flag raiser of the others.
+  /// Waits until at most `kLeft` stores are under way, and tells the flag raiser about the others.
   template <std::uint32_t kLeft>
   DEEP_EP_DEVICE void complete() {
     bulk::wait<static_cast<int>(kLeft)>();
@@ -84,7 +84,7 @@ struct CombinePusher {
     const std::int32_t end = params.rank_prefix_matrix[owner * params.common.num_ranks + params.common.rank];
     return end < params.num_rows ? end : params.num_rows;
   }
-  /// `turn` counts owners: everybody begins with another one.
+  /// `turn` counts owners: each rank begins with a different one.
   DEEP_EP_DEVICE int owner_of(int turn) const { return (params.common.rank + 1 + turn) % params.common.num_ranks; }
   DEEP_EP_DEVICE Cursor cursor_at(std::int32_t row, std::int32_t end) const {
     return Cursor{row, end, row < end ? load_stream(params.recv_src_idx + row) : 0};
@@ -112,7 +112,7 @@ struct CombinePusher {
                              last ? rest : stages.stage_bytes});
     }
   }
-  /// The lanes write the row's weights behind its place; they count as written with its last piece.
+  /// The lanes write the row's weights after its place; they count as written with its last piece.
   DEEP_EP_DEVICE void push_weights(int owner, std::int64_t row, std::int32_t token) const {
     if (params.topk_weights == nullptr) return;
     if (lane_index() < params.num_topk) {
@@ -164,7 +164,7 @@ struct CombinePusher {
       const std::int32_t token = warp::shuffle(cursor.token, lane);
       if (first_of_round) {
         good = warp::shuffle(lane_index() != 0 || await_credit(owner, round), 0);
-        warp::sync();  // what lane 0 acquired, all may overwrite only after this
+        warp::sync();  // all may overwrite what lane 0 acquired only after this
       }
       if (!good) return false;
       push_weights(owner, row, token);
@@ -200,7 +200,7 @@ struct CombinePusher {
   }
 };
 
-/// Raises the flags of rows that the block's pushing warps (at most 32, a lane each) have brought to their owners.
+/// Raises the flags of rows that the block's pushing warps (at most 32, one lane each) have brought to their owners.
 DEEP_EP_DEVICE void raise_flags(const CombineShared& layout, std::byte* memory) {
   constexpr std::uint32_t kPieces = PushedRing::kPieces;
   bool finished = lane_index() >= layout.pushing_warps;
@@ -216,7 +216,7 @@ DEEP_EP_DEVICE void raise_flags(const CombineShared& layout, std::byte* memory) 
       pause(spins);
       continue;
     }
-    fence<Scope::system>();  // one for all rows that have come in meanwhile
+    fence<Scope::system>();  // one for all rows that came in meanwhile
     for (; raised != complete; ++raised) {
       const PushedPiece& piece = ring.piece[raised % kPieces];
       finished = piece.to == nullptr;

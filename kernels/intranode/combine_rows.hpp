@@ -35,7 +35,7 @@ struct CombineRows {
     return peers[rank].x != nullptr ? peers[rank].topk_weights + std::int64_t{row} * params.num_topk
                                     : reinterpret_cast<const float*>(window_row(token, rank) + params.row_bytes);
   }
-  /// Waits until the row is there; pulled ones are. False after a fault.
+  /// Waits until the row is there; pulled ones always are. False after a fault.
   DEEP_EP_DEVICE bool await(int token, int rank) const {
     if (peers[rank].x != nullptr) return true;
     const IntranodeParams& common = params.common;

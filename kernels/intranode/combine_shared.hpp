@@ -12,7 +12,7 @@ struct CombinePeer {
   // As the expert side of our tokens.
   const std::byte* x;  ///< its rows, readable by us; nullptr: it pushes them into our window
   const float* topk_weights;
-  std::int32_t num_rows;  ///< it holds; with too small a num_worst_tokens, fewer than it was sent
+  std::int32_t num_rows;  ///< that it holds; fewer than it was sent, if num_worst_tokens was too small
   // As the owner of rows that we hold.
   std::byte* window;  ///< our part of its window
   std::uint32_t window_row_bytes;
@@ -58,7 +58,7 @@ struct CombineShared {
   DEEP_EP_HOST_DEVICE std::size_t cursors_at() const {
     return align(rings_at() + sizeof(PushedRing) * static_cast<std::size_t>(pushing_warps));
   }
-  /// One an owner, filled up to whole warps.
+  /// One per owner, filled up to whole warps.
   DEEP_EP_HOST_DEVICE int cursors_each() const { return (num_ranks + 31) / 32 * 32; }
   DEEP_EP_HOST_DEVICE std::size_t stages_at() const {
     return align(cursors_at() + sizeof(PushCursor) * static_cast<std::size_t>(pushing_warps * cursors_each()));

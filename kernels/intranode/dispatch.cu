@@ -5,6 +5,7 @@
 #include "kernels/common/tickets.hpp"
 #include "kernels/common/wait.hpp"
 #include "kernels/intranode/dispatch_send.hpp"
+#include "kernels/kernel_list.hpp"
 #include "kernels/primitives/block.hpp"
 #include "kernels/primitives/launch.hpp"
 
@@ -274,4 +275,4 @@ DEEP_EP_DEVICE void dispatch_body(const DispatchParams& params, std::byte* memor
 
 }  // namespace deep_ep::device
 
-DEEP_EP_DEFINE_KERNEL(dispatch, deep_ep::DispatchParams, deep_ep::device::dispatch_body, 512)
+DEEP_EP_DEFINE_KERNEL(dispatch, deep_ep::device::dispatch_body)

@@ -1,5 +1,5 @@
 // The sending warps of dispatch: each takes a token, loads its row once into shared memory by a bulk copy, and stores
-// it to every destination by one bulk copy each, straight into the place where it stays. The next row loads meanwhile.
+// it to each destination by one bulk copy, straight into its final place. The next row loads meanwhile.
 #pragma once
 
 #include "kernels/common/tickets.hpp"
@@ -18,7 +18,7 @@ DEEP_EP_DEVICE std::int64_t place_in_round(const DispatchTarget& target, std::in
   return index / target.window_rows == round ? std::int64_t{index % target.window_rows} : -1;
 }
 
-/// One warp's way through its tokens in one round.
+/// One warp's work on its tokens in one round.
 struct DispatchSender {
   const DispatchParams& params;
   const DispatchTarget* targets;

@@ -6,6 +6,7 @@
 #include "kernels/common/tickets.hpp"
 #include "kernels/common/wait.hpp"
 #include "kernels/intranode/params.hpp"
+#include "kernels/kernel_list.hpp"
 #include "kernels/primitives/bits.hpp"
 #include "kernels/primitives/block.hpp"
 #include "kernels/primitives/launch.hpp"
@@ -169,4 +170,4 @@ DEEP_EP_DEVICE void notify_body(const NotifyParams& params, std::byte* memory) {
 
 }  // namespace deep_ep::device
 
-DEEP_EP_DEFINE_KERNEL(notify, deep_ep::NotifyParams, deep_ep::device::notify_body, 768)
+DEEP_EP_DEFINE_KERNEL(notify, deep_ep::device::notify_body)

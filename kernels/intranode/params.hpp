@@ -63,7 +63,7 @@ struct DispatchParams {
   RowTargets output;          ///< final places
   std::int64_t output_rows;   ///< rows there is room for
   bool fill_tail;             ///< worst case: topk_idx of the rows beyond the last one becomes -1
-  std::uint32_t window_rows;  ///< 0: output lies in the heap, peers write there. Else rows a source may
+  std::uint32_t window_rows;  ///< 0: output lies in the heap, peers write there. Otherwise, how many rows a source may
                               ///< have in the window at once
   RowTargets window;          ///< parts of the window, [num_ranks * window_rows] rows each
 

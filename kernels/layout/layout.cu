@@ -4,6 +4,7 @@
 // counter instead of one a token. The totals add up in memory that is kept for that, which the last block clears: to
 // clear the outputs beforehand would take a second launch.
 #include "kernels/common/tickets.hpp"
+#include "kernels/kernel_list.hpp"
 #include "kernels/layout/params.hpp"
 #include "kernels/primitives/block.hpp"
 #include "kernels/primitives/launch.hpp"
@@ -78,4 +79,4 @@ DEEP_EP_DEVICE void layout_body(const LayoutParams& params, std::byte* shared) {
 
 }  // namespace deep_ep::device
 
-DEEP_EP_DEFINE_KERNEL(layout, deep_ep::LayoutParams, deep_ep::device::layout_body, 1024)
+DEEP_EP_DEFINE_KERNEL(layout, deep_ep::device::layout_body)

@@ -1,4 +1,5 @@
 // A barrier of the ranks that are not masked, in stream order.
+#include "kernels/kernel_list.hpp"
 #include "kernels/low_latency/transport/poster.hpp"
 #include "kernels/primitives/launch.hpp"
 
@@ -32,5 +33,4 @@ DEEP_EP_DEVICE void barrier_body(const LowLatencyBarrierParams& params, std::byt
 
 }  // namespace deep_ep::device::low_latency
 
-DEEP_EP_DEFINE_KERNEL(barrier_low_latency, deep_ep::LowLatencyBarrierParams, deep_ep::device::low_latency::barrier_body,
-                      128)
+DEEP_EP_DEFINE_KERNEL(barrier_low_latency, deep_ep::device::low_latency::barrier_body)

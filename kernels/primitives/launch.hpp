@@ -1,52 +1,32 @@
 // From a kernel's body to its launcher. At the end of a kernel's .cu file, outside any namespace:
 //
-//   DEEP_EP_DEFINE_KERNEL(dispatch, deep_ep::DispatchParams, deep_ep::device::dispatch_body, 1024)
+//   DEEP_EP_DEFINE_KERNEL(scale, deep_ep::device::scale_body)
 //
-// where the body is `DEEP_EP_DEVICE void dispatch_body(const DispatchParams& params, std::byte* shared)`. This makes
-//   deep_ep::cuda::launch_dispatch(const DispatchParams&, const LaunchShape&, void* stream)   compiled by nvcc, or
-//   deep_ep::host::launch_dispatch(...)                                                       compiled as C++.
-// Params are copied into the launch; shared memory has shape.shared_bytes bytes and is aligned to 1024.
+// where the kernel is declared (declare_kernel.hpp) and the body is
+// `DEEP_EP_DEVICE void scale_body(const ScaleParams& params, std::byte* shared)`. Compiled by nvcc, this makes
+// deep_ep::cuda::launch_scale of it; compiled as C++, deep_ep::host::launch_scale. Params are copied into the launch;
+// shared memory has shape.shared_bytes bytes and is aligned to 1024.
 #pragma once
 
-#include "kernels/primitives/launch_shape.hpp"
+#include <string>
+
+#include "deep_ep/error.hpp"
+#include "kernels/primitives/declare_kernel.hpp"
 #include "kernels/primitives/target.hpp"
 
+namespace deep_ep {
+
+inline void check_launch_shape(const char* kernel, const LaunchShape& shape, int max_threads) {
+  if (shape.blocks >= 1 && shape.threads >= 32 && shape.threads <= max_threads && shape.threads % 32 == 0) return;
+  throw InvalidArgument("kernel " + std::string(kernel) + ": " + std::to_string(shape.blocks) + " blocks of " +
+                        std::to_string(shape.threads) + " threads; a block has 32 to " + std::to_string(max_threads) +
+                        " threads, a multiple of 32");
+}
+
+}  // namespace deep_ep
+
 #if DEEP_EP_TARGET_CUDA
-
 #include "kernels/primitives/cuda/launch.hpp"
-
-#define DEEP_EP_DEFINE_KERNEL(name, Params, body, max_threads)                                             \
-  namespace deep_ep::cuda {                                                                                \
-  __global__ void __launch_bounds__(max_threads, 1) name##_kernel(const __grid_constant__ Params params) { \
-    extern __shared__ __align__(1024) std::byte shared_memory[];                                           \
-    begin_kernel();                                                                                        \
-    body(params, shared_memory);                                                                           \
-  }                                                                                                        \
-  void launch_##name(const Params& params, const LaunchShape& shape, void* stream) {                       \
-    static SharedMemoryLimit limit;                                                                        \
-    launch(#name, name##_kernel, limit, params, shape, max_threads, stream);                               \
-  }                                                                                                        \
-  }
-
 #else
-
 #include "kernels/primitives/host/launch.hpp"
-
-#define DEEP_EP_DEFINE_KERNEL(name, Params, body, max_threads)                                                    \
-  namespace deep_ep::host {                                                                                       \
-  void launch_##name(const Params& params, const LaunchShape& shape, void* stream) {                              \
-    host_machine::launch(#name, params, shape, max_threads, stream,                                               \
-                         [](const void* p, std::byte* shared) { body(*static_cast<const Params*>(p), shared); }); \
-  }                                                                                                               \
-  }
-
 #endif
-
-/// Declares both launchers, for those who call them (kernel tables, tests).
-#define DEEP_EP_DECLARE_KERNEL(name, Params)                                        \
-  namespace deep_ep::cuda {                                                         \
-  void launch_##name(const Params& params, const LaunchShape& shape, void* stream); \
-  }                                                                                 \
-  namespace deep_ep::host {                                                         \
-  void launch_##name(const Params& params, const LaunchShape& shape, void* stream); \
-  }

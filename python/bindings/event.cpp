@@ -16,13 +16,6 @@ Event Event::of_current_stream() {
   return event;
 }
 
-Event::Event(std::shared_ptr<Executor> executor, EventHandle event, std::span<const Tensor* const> results)
-    : executor_(std::move(executor)), event_(std::move(event)) {
-  for (const Tensor* tensor : results) {
-    if (tensor->defined()) results_.emplace_back(tensor->storage());
-  }
-}
-
 void Event::wait_on_current_stream() const {
   if (!executor_ || executor_->device().kind == Device::Kind::cpu) return;
   const StreamHandle stream = Framework::instance().current_stream(executor_->device());

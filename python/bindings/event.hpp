@@ -2,7 +2,8 @@
 #pragma once
 
 #include <memory>
-#include <span>
+#include <optional>
+#include <utility>
 #include <vector>
 
 #include "deep_ep/executor.hpp"
@@ -14,8 +15,12 @@ class Event {
  public:
   /// All work that the calling thread's current stream holds.
   static Event of_current_stream();
-  /// `results`: tensors that the event stands for. Who waits for it uses them.
-  Event(std::shared_ptr<Executor> executor, EventHandle event, std::span<const Tensor* const> results);
+  /// `results`: tensors that the event stands for, or nothing. Whoever waits for it uses them.
+  template <class... Results>
+  Event(std::shared_ptr<Executor> executor, EventHandle event, const Results&... results)
+      : executor_(std::move(executor)), event_(std::move(event)) {
+    (stand_for(results), ...);
+  }
 
   /// The stream that is current now waits; the host does not.
   void wait_on_current_stream() const;
@@ -23,6 +28,10 @@ class Event {
 
  private:
   Event() = default;
+  void stand_for(const Tensor& result) { results_.emplace_back(result.storage()); }
+  void stand_for(const std::optional<Tensor>& result) {
+    if (result) stand_for(*result);
+  }
 
   std::shared_ptr<Executor> executor_;
   EventHandle event_;

@@ -1,4 +1,4 @@
-// One executor a GPU for the whole process: events cross from one buffer to another.
+// One executor per GPU for the whole process: events cross from one buffer to another.
 #pragma once
 
 #include <memory>

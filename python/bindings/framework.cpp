@@ -50,7 +50,7 @@ std::optional<DType> library_type(const dlpack::DataType& dtype) {
   return std::nullopt;
 }
 
-/// Rows are bytes to a dispatch.
+/// For dispatch, rows are bytes.
 std::optional<DType> type_of_size(const dlpack::DataType& dtype) {
   if (dtype.lanes != 1) return std::nullopt;
   switch (dtype.bits) {
@@ -96,7 +96,7 @@ void release(HandedOut* handed_out) noexcept {
   const std::unique_ptr<HandedOut> owner(handed_out);
   const deep_ep::Device device = owner->tensor.view().device;
   if (device.kind != deep_ep::Device::Kind::cuda || owner->current_stream == nullptr) return;
-  // The stream on which a program lets go of a tensor is often one that used it.
+  // The stream on which a program drops a tensor is often one that used it.
   try {
     void* stream = nullptr;
     if (owner->current_stream(dlpack::kCuda, device.index, &stream) == 0 &&
@@ -195,12 +195,8 @@ TensorArgument Framework::borrow(py::handle object, const char* name, Accept acc
     throw InvalidArgument(fmt::format("{} has dtype {}, which does not fit here", name, text));
   }
   argument.view.dtype = *dtype;
+  argument.object = object;
   return argument;
-}
-
-std::optional<TensorArgument> Framework::borrow_optional(py::handle object, const char* name) const {
-  if (object.is_none()) return std::nullopt;
-  return borrow(object, name);
 }
 
 TensorArgument Framework::borrow_by_attributes(py::handle object, const char* name) const {

@@ -1,7 +1,7 @@
 // PyTorch as the bindings see it: tensors in, tensors out, the current stream. Nothing links with it.
 //
-// Newer versions (DLPack exchange API) are asked through C functions, in well under a microsecond a tensor. Older ones
-// (PyTorch 2.4 and later) through Python attributes on the way in and DLPack capsules on the way out.
+// Newer versions (DLPack exchange API) are asked through C functions, in well under a microsecond per tensor. Older
+// ones (PyTorch 2.4 and later) through Python attributes on the way in and DLPack capsules on the way out.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -18,9 +18,12 @@ namespace py = pybind11;
 
 /// A tensor of the caller, borrowed for a call.
 struct TensorArgument {
+  py::handle object;
   TensorView view;
   dlpack::DataType dtype{};  ///< as the framework calls it: what comes back must have the same
 };
+/// One of any element type.
+struct AnyTensor : TensorArgument {};
 
 enum class Accept { library_types, any_type };
 
@@ -29,20 +32,19 @@ class Framework {
   /// PyTorch, found at the first call. Needs the GIL, as all methods do.
   static Framework& instance();
 
-  /// TypeError unless `object` is a tensor. `any_type`: types that the library does not know pass as ones of their
-  /// size.
+  /// TypeError unless `object` is a tensor. `any_type`: types that the library does not know are treated as types of
+  /// their size.
   TensorArgument borrow(py::handle object, const char* name, Accept accept = Accept::library_types) const;
-  std::optional<TensorArgument> borrow_optional(py::handle object, const char* name) const;
 
   /// A framework tensor that shares the memory and gives it back when collected. `dtype`: see TensorArgument.
   py::object hand_out(const Tensor& tensor, const dlpack::DataType* dtype = nullptr) const;
   /// The same, or None.
   py::object hand_out(const std::optional<Tensor>& tensor) const;
 
-  /// The stream on which the calling thread's work for this device goes; nullptr on the CPU.
+  /// The stream that the calling thread's work for this device goes to; nullptr on the CPU.
   StreamHandle current_stream(const Device& device) const;
 
-  /// For tests: go on as with an older PyTorch. Returns whether the newer way was in use.
+  /// For tests: from now on work as with an older PyTorch. Returns whether the newer way was in use.
   bool use_exchange_api(bool use);
 
  private:
@@ -58,7 +60,7 @@ class Framework {
   PyTypeObject* tensor_type_;
   const dlpack::ExchangeApi* exchange_ = nullptr;
   const dlpack::ExchangeApi* available_exchange_ = nullptr;
-  // Never destroyed: the objects live as long as the interpreter, this a little longer.
+  // Never destroyed: the objects live as long as the interpreter, and this lives a little longer.
   PyObject* from_capsule_;
   PyObject* raw_stream_ = nullptr;
   std::vector<NamedType> types_;

@@ -18,7 +18,7 @@ namespace py = pybind11;
 class LowLatencyHandles {
  public:
   py::tuple hand_out(const LowLatencyHandle& handle);
-  /// InvalidArgument when `handle` was not made of what hand_out gave, or src_info is a copy. Its hidden size is the
+  /// InvalidArgument if `handle` was not made from what hand_out gave, or src_info is a copy. Its hidden size is the
   /// tuple's.
   LowLatencyHandle find(const py::tuple& handle) const;
 
@@ -26,7 +26,7 @@ class LowLatencyHandles {
   class Keeper;
 
   std::unordered_map<const void*, std::weak_ptr<Keeper>> by_address_;
-  std::size_t tidy_at_ = 64;  ///< entries at which those of gone handles are taken out
+  std::size_t tidy_at_ = 64;  ///< at so many entries, those of dead handles are removed
 };
 
 }  // namespace deep_ep::bindings

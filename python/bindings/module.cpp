@@ -1,86 +1,121 @@
-// deep_ep._native: what deep_ep/buffer.py calls. Types and signatures: deep_ep/_native.pyi.
+// deep_ep._native: what deep_ep/buffer.py and deep_ep/low_latency.py call. Docstrings begin with the signature, of which
+// scripts/native_stub makes deep_ep/_native.pyi.
 #include <pybind11/pybind11.h>
 
-#include "deep_ep/executor.hpp"
+#include <memory>
+#include <string>
+
 #include "deep_ep/version.hpp"
+#include "python/bindings/arguments.hpp"
+#include "python/bindings/calls.hpp"
 #include "python/bindings/errors.hpp"
 #include "python/bindings/event.hpp"
 #include "python/bindings/framework.hpp"
+#include "python/bindings/low_latency_hook.hpp"
 #include "python/bindings/native_buffer.hpp"
 
-namespace py = pybind11;
-using namespace py::literals;
-using deep_ep::bindings::CallArguments;
-using deep_ep::bindings::Event;
-using deep_ep::bindings::NativeBuffer;
-
 namespace deep_ep::bindings {
+namespace {
 
-// module_low_latency.cpp
-void define_low_latency(py::module_& module, py::class_<NativeBuffer, std::shared_ptr<NativeBuffer>>& buffer);
+using BufferClass = py::class_<NativeBuffer, std::shared_ptr<NativeBuffer>>;
 
-}  // namespace deep_ep::bindings
+/// The arguments of a call, read from what Python gives.
+template <class Call>
+Call read_call(const char* name, const py::args& given) {
+  Call call;
+  ArgumentReader reader(name, given);
+  call.list(reader);
+  reader.finish();
+  if constexpr (requires { call.given; }) call.given = given;
+  return call;
+}
 
-PYBIND11_MODULE(_native, module) {
-  deep_ep::bindings::register_errors();
-  module.attr("has_cuda") = DEEP_EP_HAVE_CUDA != 0;
-  module.def(
-      "use_exchange_api", [](bool use) { return deep_ep::bindings::Framework::instance().use_exchange_api(use); },
-      "use"_a);
+/// A method whose arguments a Call lists.
+template <class Call>
+void define_call(BufferClass& buffer, const char* name, py::tuple (NativeBuffer::*method)(Call&)) {
+  buffer.def(
+      name,
+      [name, method](NativeBuffer& self, const py::args& given) {
+        Call call = read_call<Call>(name, given);
+        return (self.*method)(call);
+      },
+      signature_of_call<Call>(name, Call::kReturns).c_str());
+}
 
+/// Any other method.
+template <class Result, class... Parameters>
+void define(BufferClass& buffer, const char* name, Result (NativeBuffer::*method)(Parameters...),
+            std::initializer_list<const char*> names = {}) {
+  buffer.def(name, method, signature_of<Result, Parameters...>(name, names, true).c_str());
+}
+template <class Result>
+void define(BufferClass& buffer, const char* name, Result (NativeBuffer::*method)() const) {
+  buffer.def(name, method, signature_of<Result>(name, {}, true).c_str());
+}
+
+template <class Result, class... Parameters>
+void define(py::module_& module, const char* name, Result (*function)(Parameters...),
+            std::initializer_list<const char*> names) {
+  module.def(name, function, signature_of<Result, Parameters...>(name, names, false).c_str());
+}
+
+bool use_exchange_api(bool use) { return Framework::instance().use_exchange_api(use); }
+
+void define_events(py::module_& module) {
   py::class_<Event>(
       module, "EventHandle",
       "A point in the work of a CUDA stream: all that is enqueued on the current stream at construction.\n\n"
       "Copyable; can be waited for any number of times. Without CUDA there is nothing to wait for.")
-      .def(py::init(&Event::of_current_stream))
+      .def(py::init(&Event::of_current_stream), "__init__(self) -> None")
       .def("current_stream_wait", &Event::wait_on_current_stream,
+           "current_stream_wait(self) -> None\n\n"
            "Makes the stream that is current now wait for this point. The host does not wait.")
-      .def("__copy__", [](const Event& event) { return event; })
+      .def("__copy__", [](const Event& event) { return event; }, "__copy__(self) -> EventHandle")
       .def(
-          "__deepcopy__", [](const Event& event, const py::dict&) { return event; }, "memo"_a);
+          "__deepcopy__", [](const Event& event, const py::dict&) { return event; },
+          "__deepcopy__(self, memo: dict, /) -> EventHandle");
+  py::class_<ReceiveHook>(module, "ReceiveHook", "Enqueues the receive part of a low-latency call. Call it once.")
+      .def("__call__", &ReceiveHook::call, "__call__(self) -> None");
+}
 
-  py::class_<NativeBuffer, std::shared_ptr<NativeBuffer>> buffer(module, "Buffer");
-  buffer
-      .def(py::init<int, int, const py::object&, int, std::size_t, std::uintptr_t, std::size_t, bool, bool>(), "rank"_a,
-           "num_ranks"_a, "all_gather"_a, "device"_a, "heap_bytes"_a, "comm_stream"_a, "low_latency_bytes"_a,
-           "low_latency_masking"_a, "allow_nvlink_for_low_latency"_a)
-      .def(
-          "get_dispatch_layout",
-          [](NativeBuffer& self, py::handle topk_idx, int num_experts, py::handle previous_event, bool async_finish) {
-            return self.get_dispatch_layout(topk_idx, num_experts, {previous_event, async_finish});
-          },
-          "topk_idx"_a, "num_experts"_a, "previous_event"_a, "async_finish"_a)
-      .def(
-          "dispatch",
-          [](NativeBuffer& self, py::handle x, py::handle x_scales, py::handle num_tokens_per_rank,
-             py::handle is_token_in_rank, py::handle num_tokens_per_expert, py::handle topk_idx,
-             py::handle topk_weights, int expert_alignment, std::int64_t num_worst_tokens, int num_sms,
-             py::handle previous_event, bool async_finish) {
-            return self.dispatch(x, x_scales, num_tokens_per_rank, is_token_in_rank, num_tokens_per_expert, topk_idx,
-                                 topk_weights, expert_alignment, num_worst_tokens, num_sms,
-                                 {previous_event, async_finish});
-          },
-          "x"_a, "x_scales"_a, "num_tokens_per_rank"_a, "is_token_in_rank"_a, "num_tokens_per_expert"_a, "topk_idx"_a,
-          "topk_weights"_a, "expert_alignment"_a, "num_worst_tokens"_a, "num_sms"_a, "previous_event"_a,
-          "async_finish"_a)
-      .def(
-          "cached_dispatch",
-          [](NativeBuffer& self, py::handle x, py::handle x_scales, const py::tuple& handle, int num_sms,
-             py::handle previous_event, bool async_finish) {
-            return self.cached_dispatch(x, x_scales, handle, num_sms, {previous_event, async_finish});
-          },
-          "x"_a, "x_scales"_a, "handle"_a, "num_sms"_a, "previous_event"_a, "async_finish"_a)
-      .def(
-          "combine",
-          [](NativeBuffer& self, py::handle x, const py::tuple& handle, py::handle topk_weights, py::handle bias_0,
-             py::handle bias_1, int num_sms, py::handle previous_event, bool async_finish) {
-            return self.combine(x, handle, topk_weights, bias_0, bias_1, num_sms, {previous_event, async_finish});
-          },
-          "x"_a, "handle"_a, "topk_weights"_a, "bias_0"_a, "bias_1"_a, "num_sms"_a, "previous_event"_a,
-          "async_finish"_a)
-      .def("local_memory", &NativeBuffer::local_memory)
-      .def("check", &NativeBuffer::check)
-      .def("destroy", &NativeBuffer::destroy)
-      .def("drop", &NativeBuffer::drop);
-  deep_ep::bindings::define_low_latency(module, buffer);
+void define_buffer(py::module_& module) {
+  BufferClass buffer(module, "Buffer", "What deep_ep.Buffer is made of.");
+  buffer.def(py::init([](const py::args& given) {
+               return std::make_shared<NativeBuffer>(read_call<BufferSetup>("Buffer", given));
+             }),
+             signature_of_call<BufferSetup>("__init__", "None").c_str());
+  define_call(buffer, "get_dispatch_layout", &NativeBuffer::get_dispatch_layout);
+  define_call(buffer, "dispatch", &NativeBuffer::dispatch);
+  define_call(buffer, "cached_dispatch", &NativeBuffer::cached_dispatch);
+  define_call(buffer, "combine", &NativeBuffer::combine);
+  define(buffer, "local_memory", &NativeBuffer::local_memory);
+  define(buffer, "check", &NativeBuffer::check);
+  define(buffer, "destroy", &NativeBuffer::destroy);
+  define(buffer, "drop", &NativeBuffer::drop);
+
+  define_call(buffer, "low_latency_dispatch", &NativeBuffer::low_latency_dispatch);
+  define_call(buffer, "low_latency_combine", &NativeBuffer::low_latency_combine);
+  define(buffer, "low_latency_combine_buffer", &NativeBuffer::low_latency_combine_buffer, {"handle"});
+  define(buffer, "low_latency_memory", &NativeBuffer::low_latency_memory);
+  define(buffer, "low_latency_clean", &NativeBuffer::low_latency_clean);
+  define(buffer, "low_latency_update_mask", &NativeBuffer::low_latency_update_mask, {"rank", "masked"});
+  define(buffer, "low_latency_query_mask", &NativeBuffer::low_latency_query_mask, {"mask_status"});
+  define(buffer, "low_latency_clear_mask", &NativeBuffer::low_latency_clear_mask);
+  define(buffer, "low_latency_resume", &NativeBuffer::low_latency_resume);
+}
+
+}  // namespace
+}  // namespace deep_ep::bindings
+
+PYBIND11_MODULE(_native, module) {
+  using namespace deep_ep::bindings;
+  py::options options;
+  options.disable_function_signatures();  // ours say more
+  register_errors();
+  module.attr("has_cuda") = DEEP_EP_HAVE_CUDA != 0;
+  define(module, "use_exchange_api", &use_exchange_api, {"use"});
+  define(module, "low_latency_bytes_hint", &deep_ep::Buffer::low_latency_bytes_hint,
+         {"max_tokens", "hidden", "num_ranks", "num_experts"});
+  define_events(module);
+  define_buffer(module);
 }

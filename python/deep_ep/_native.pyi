@@ -1,19 +1,18 @@
+"""Made by scripts/native_stub: change python/bindings/ and run that."""
+
 from typing import Any, Callable, List, Optional, Sequence, Tuple, Union
 
 import torch
 
 has_cuda: bool
-
-def use_exchange_api(use: bool) -> bool: ...
-def low_latency_bytes_hint(max_tokens: int, hidden: int, num_ranks: int, num_experts: int) -> int: ...
+def use_exchange_api(use: bool, /) -> bool: ...
+def low_latency_bytes_hint(max_tokens: int, hidden: int, num_ranks: int, num_experts: int, /) -> int: ...
 
 class EventHandle:
-    """A point in the work of a CUDA stream: all that is enqueued on the current stream at construction."""
-
     def __init__(self) -> None: ...
     def current_stream_wait(self) -> None: ...
-    def __copy__(self) -> "EventHandle": ...
-    def __deepcopy__(self, memo: dict) -> "EventHandle": ...
+    def __copy__(self) -> EventHandle: ...
+    def __deepcopy__(self, memo: dict, /) -> EventHandle: ...
 
 class ReceiveHook:
     def __call__(self) -> None: ...
@@ -29,17 +28,24 @@ class Buffer:
         comm_stream: int,
         low_latency_bytes: int,
         low_latency_masking: bool,
+        allow_nvlink_for_low_latency: bool,
+        /,
     ) -> None: ...
     def get_dispatch_layout(
-        self, topk_idx: torch.Tensor, num_experts: int, previous_event: Optional[EventHandle], async_finish: bool
+        self,
+        topk_idx: torch.Tensor,
+        num_experts: int,
+        previous_event: Optional[EventHandle],
+        async_finish: bool,
+        /,
     ) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor, Optional[EventHandle]]: ...
     def dispatch(
         self,
         x: torch.Tensor,
         x_scales: Optional[torch.Tensor],
-        num_tokens_per_rank: torch.Tensor,
+        num_tokens_per_rank: Optional[torch.Tensor],
         is_token_in_rank: torch.Tensor,
-        num_tokens_per_expert: torch.Tensor,
+        num_tokens_per_expert: Optional[torch.Tensor],
         topk_idx: Optional[torch.Tensor],
         topk_weights: Optional[torch.Tensor],
         expert_alignment: int,
@@ -47,35 +53,34 @@ class Buffer:
         num_sms: int,
         previous_event: Optional[EventHandle],
         async_finish: bool,
-    ) -> Tuple[
-        torch.Tensor,
-        Optional[torch.Tensor],
-        Optional[torch.Tensor],
-        Optional[torch.Tensor],
-        List[int],
-        Tuple[torch.Tensor, ...],
-        Optional[EventHandle],
-    ]: ...
+        /,
+    ) -> Tuple[torch.Tensor, Optional[torch.Tensor], Optional[torch.Tensor], Optional[torch.Tensor], List[int], Tuple[torch.Tensor, ...], Optional[EventHandle]]: ...
     def cached_dispatch(
         self,
         x: torch.Tensor,
         x_scales: Optional[torch.Tensor],
-        handle: Tuple[torch.Tensor, ...],
+        handle: Tuple[Any, ...],
         num_sms: int,
         previous_event: Optional[EventHandle],
         async_finish: bool,
+        /,
     ) -> Tuple[torch.Tensor, Optional[torch.Tensor], Optional[EventHandle]]: ...
     def combine(
         self,
         x: torch.Tensor,
-        handle: Tuple[torch.Tensor, ...],
+        handle: Tuple[Any, ...],
         topk_weights: Optional[torch.Tensor],
         bias_0: Optional[torch.Tensor],
         bias_1: Optional[torch.Tensor],
         num_sms: int,
         previous_event: Optional[EventHandle],
         async_finish: bool,
+        /,
     ) -> Tuple[torch.Tensor, Optional[torch.Tensor], Optional[EventHandle]]: ...
+    def local_memory(self, /) -> torch.Tensor: ...
+    def check(self, /) -> None: ...
+    def destroy(self, /) -> None: ...
+    def drop(self, /) -> None: ...
     def low_latency_dispatch(
         self,
         x: torch.Tensor,
@@ -84,22 +89,15 @@ class Buffer:
         max_tokens: int,
         num_experts: int,
         cumulative_local_expert_recv_stats: Optional[torch.Tensor],
-        wait_recv_cost_stats: Optional[torch.Tensor],
+        dispatch_wait_recv_cost_stats: Optional[torch.Tensor],
         use_fp8: bool,
         round_scale: bool,
         use_ue8m0: bool,
         rank_major: bool,
         async_finish: bool,
         return_recv_hook: bool,
-    ) -> Tuple[
-        Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor]],
-        torch.Tensor,
-        Optional[torch.Tensor],
-        Optional[torch.Tensor],
-        Tuple[Any, ...],
-        Optional[EventHandle],
-        Optional[ReceiveHook],
-    ]: ...
+        /,
+    ) -> Tuple[Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor]], torch.Tensor, Optional[torch.Tensor], Optional[torch.Tensor], Tuple[Any, ...], Optional[EventHandle], Optional[ReceiveHook]]: ...
     def low_latency_combine(
         self,
         x: torch.Tensor,
@@ -109,18 +107,15 @@ class Buffer:
         use_logfmt: bool,
         zero_copy: bool,
         out: Optional[torch.Tensor],
-        wait_recv_cost_stats: Optional[torch.Tensor],
+        combine_wait_recv_cost_stats: Optional[torch.Tensor],
         async_finish: bool,
         return_recv_hook: bool,
+        /,
     ) -> Tuple[torch.Tensor, Optional[EventHandle], Optional[ReceiveHook]]: ...
-    def low_latency_combine_buffer(self, handle: Tuple[Any, ...]) -> torch.Tensor: ...
-    def low_latency_memory(self) -> torch.Tensor: ...
-    def low_latency_clean(self) -> None: ...
-    def low_latency_update_mask(self, rank: int, masked: bool) -> None: ...
-    def low_latency_query_mask(self, mask_status: torch.Tensor) -> None: ...
-    def low_latency_clear_mask(self) -> None: ...
-    def low_latency_resume(self) -> None: ...
-    def local_memory(self) -> torch.Tensor: ...
-    def check(self) -> None: ...
-    def destroy(self) -> None: ...
-    def drop(self) -> None: ...
+    def low_latency_combine_buffer(self, handle: Tuple[Any, ...], /) -> torch.Tensor: ...
+    def low_latency_memory(self, /) -> torch.Tensor: ...
+    def low_latency_clean(self, /) -> None: ...
+    def low_latency_update_mask(self, rank: int, masked: bool, /) -> None: ...
+    def low_latency_query_mask(self, mask_status: torch.Tensor, /) -> None: ...
+    def low_latency_clear_mask(self, /) -> None: ...
+    def low_latency_resume(self, /) -> None: ...

@@ -38,7 +38,7 @@ class Buffer(LowLatencyCalls):
     stream, and behind the buffer's calls before it. Later work of the current stream comes after it, or, with
     ``async_finish=True``, the returned event stands for the results: use them only on a stream that waited for it.
     Kernels run on the buffer's own communication stream, or, without ``async_finish`` and ``previous_event``, on the
-    current stream itself: the order is the same, and a call takes some microseconds less.
+    current stream itself: the order is the same, and a call is a few microseconds faster.
     The host waits in ``dispatch`` alone, and there only without a handle and without ``num_worst_tokens``. On the CPU
     calls are complete when they return. Other Python threads run while a call waits.
 
@@ -70,7 +70,7 @@ class Buffer(LowLatencyCalls):
         enable_shrink: bool = False,
         comm: Optional[Any] = None,
     ) -> None:
-        """Collective: every rank of the group calls it, with equal sizes, its CUDA device being current.
+        """Collective: every rank of the group calls it, with equal sizes and with its CUDA device current.
 
         Args:
             group: a ``torch.distributed`` group of any backend. The buffer is on the current CUDA device if the backend
@@ -80,12 +80,12 @@ class Buffer(LowLatencyCalls):
             explicitly_destroy: memory is freed by ``destroy``, which is collective, instead of when the object goes.
             comm: an mpi4py communicator (anything with ``Get_rank``, ``Get_size`` and ``allgather``) if ``group`` is
                 ``None``.
-            low_latency_mode: low-latency calls are to be made; ``num_rdma_bytes`` is the memory for them, see
+            low_latency_mode: low-latency calls will be made; ``num_rdma_bytes`` is the memory for them, see
                 ``get_low_latency_rdma_size_hint``. They and the calls of the normal mode do not disturb each other.
-            enable_shrink: a rank that does not come within the time-out is masked by those that wait for it in
-                low-latency calls, instead of an exception. Needs ``low_latency_mode``.
-            allow_nvlink_for_low_latency_mode: ``False``: low-latency calls reach all other ranks by RDMA, those of the
-                own node too. Ranks of other nodes are reached by RDMA in any case.
+            enable_shrink: in low-latency calls, a rank that does not come within the time-out is masked by those that
+                wait for it; they raise no exception. Needs ``low_latency_mode``.
+            allow_nvlink_for_low_latency_mode: ``False``: low-latency calls reach all other ranks by RDMA, even those of
+                its own node. Ranks of other nodes are reached by RDMA in any case.
             num_qps_per_rank, allow_mnnvl, use_fabric: accepted without effect. Low-latency calls have a queue pair for
                 each peer and kind of call; GPU memory that other nodes can map is used wherever all ranks support it.
         """
@@ -184,7 +184,7 @@ class Buffer(LowLatencyCalls):
         num_max_dispatch_tokens_per_rank: int, hidden: int, num_ranks: int, num_experts: int
     ) -> int:
         """Bytes of ``num_rdma_bytes`` for all low-latency calls of these or smaller shapes. A multiple of 128; a tenth
-        of what upstream wants, as a token takes one row a rank and not one an expert."""
+        of what upstream wants, because a token takes one row per rank, not one per expert."""
         return low_latency_size(num_max_dispatch_tokens_per_rank, hidden, num_ranks, num_experts)
 
     @staticmethod
@@ -213,11 +213,11 @@ class Buffer(LowLatencyCalls):
         offset: int = 0,
         use_rdma_buffer: bool = False,
     ) -> torch.Tensor:
-        """A view of this rank's communication memory, for diagnosis. It ends with the buffer.
+        """A view of this rank's communication memory, for diagnosis. It is valid until the buffer ends.
 
         Args:
             offset: in **bytes**, as upstream does it; the view ends where the memory ends.
-            size: the view's shape; by default all there is, in one dimension.
+            size: the view's shape; by default everything, in one dimension.
             use_rdma_buffer: the memory of low-latency calls (``num_rdma_bytes``). It may be filled with zeros while no
                 such call is under way on any rank.
         """
@@ -284,16 +284,16 @@ class Buffer(LowLatencyCalls):
         Args:
             x: ``[T, H]`` contiguous, bfloat16 or any type with rows of a multiple of 16 bytes; or a tuple of 8-bit
                 rows ``[T, H]`` and their scales ``[T, S]``, float32 or int32, with any strides.
-            handle: of an earlier dispatch of as many tokens: the rows go where they went then, and neither layout nor
-                top-k may be given.
-            num_tokens_per_rank, is_token_in_rank, num_tokens_per_expert: from ``get_dispatch_layout`` or made alike;
-                needed without a handle.
+            handle: of an earlier dispatch with the same number of tokens: the rows go where they went then, and neither
+                layout nor top-k may be given.
+            num_tokens_per_rank, is_token_in_rank, num_tokens_per_expert: from ``get_dispatch_layout`` or made the same
+                way; needed without a handle.
             topk_idx, topk_weights: ``[T, K]``, contiguous, ``deep_ep.topk_idx_t`` (or int32) and float32. Both or
                 neither.
             expert_alignment: the counts in the returned list are rounded up to multiples of it.
             num_worst_tokens: if positive, results have this many rows and the host does not wait to learn N (CUDA
-                graphs can hold the call). A safe value is the largest T times R. More rows than that are an error of
-                the next call.
+                graphs can hold the call). A safe value is the largest T times R. If more rows come, the next call
+                raises ``OutOfMemory``.
             num_tokens_per_rdma_rank: ignored within a node.
             allocate_on_comm_stream: needs ``previous_event`` and ``async_finish``. Changes nothing here: results never
                 belong to the current stream alone.
@@ -303,7 +303,7 @@ class Buffer(LowLatencyCalls):
             token index; ``recv_topk_idx`` ``[N, K]``, indices among this rank's experts or -1; ``recv_topk_weights``
             ``[N, K]``, 0 where the index is -1; a list with this rank's counts per expert (empty with
             ``num_worst_tokens``); the handle, a tuple whose element 0 is ``[R, R]`` int32 with ``[i][r]`` the end of
-            rank i's rows in ``recv_x``; the event. With a handle given the four in the middle are ``None``.
+            rank i's rows in ``recv_x``; the event. With a handle, the four results in the middle are ``None``.
         """
         runtime = self._alive()
         if config is None:
@@ -362,7 +362,7 @@ class Buffer(LowLatencyCalls):
         """Adds up, for each token of the original dispatch, the rows that its destination ranks hold.
 
         Args:
-            x: ``[N, H]`` bfloat16, contiguous: a row for each received one. It may be the received tensor itself,
+            x: ``[N, H]`` bfloat16, contiguous: one row for each received row. It may be the received tensor itself,
                 written in place: rows in the buffer's memory travel fastest.
             handle: of the dispatch.
             topk_weights: ``[N, K]`` float32, contiguous; summed slot by slot.

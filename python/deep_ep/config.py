@@ -24,8 +24,9 @@ class Config:
 
     Args:
         num_sms: the main kernel occupies at most this many SMs; 0 leaves the choice to the library.
-        num_max_nvl_chunked_send_tokens, num_max_nvl_chunked_recv_tokens, num_max_rdma_chunked_send_tokens, \
-            num_max_rdma_chunked_recv_tokens: accepted and checked; the kernels here do not move tokens in chunks.
+        num_max_nvl_chunked_send_tokens, num_max_nvl_chunked_recv_tokens: accepted and checked; the kernels here do not
+            move tokens in chunks.
+        num_max_rdma_chunked_send_tokens, num_max_rdma_chunked_recv_tokens: the same.
     """
 
     __slots__ = (

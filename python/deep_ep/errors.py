@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class Error(RuntimeError):
-    """Base of all others; by itself: the system refused something (a CUDA call, a mapping, a socket)."""
+    """Base of all others; raised itself when the system refuses something (a CUDA call, a mapping, a socket)."""
 
 
 class InvalidArgument(Error, ValueError):
@@ -20,7 +20,7 @@ class OutOfMemory(Error, MemoryError):
 
 
 class PeerTimeout(Error, TimeoutError):
-    """A peer did not come within DEEP_EP_TIMEOUT_S seconds. The text says which; the buffer is of no more use."""
+    """A peer did not come within DEEP_EP_TIMEOUT_S seconds. The text names it; the buffer cannot be used any more."""
 
 
 class UseAfterDestroy(Error):

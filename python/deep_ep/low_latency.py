@@ -31,7 +31,7 @@ class LowLatencyCalls:
     * ``async_finish=True``: both run on the communication stream, and the returned event stands for the results. Keep
       it until you have waited for it: it keeps the call's tensors;
     * ``return_recv_hook=True``: only the send part runs, on the current stream. ``hook()`` puts the receive part on
-      that same stream; results, counts and statistics are there behind it. In between no SM is taken. Of each kind of
+      that same stream; results, counts and statistics are valid after that. In between no SM is used. Of each kind of
       call (dispatch, combine) two may wait for their hooks at once.
 
     On the CPU the work is complete when the call, or the hook, returns.
@@ -93,7 +93,7 @@ class LowLatencyCalls:
             ``recv_count`` ``[L]`` int32: rows ``0 .. recv_count[l] - 1`` of expert l are valid, by source rank, then by
             token; all others are undefined;
             the handle: ``src_info`` ``[L, R * M]`` int32, the token index at the source; ``layout_range`` ``[L, R]``
-            int64, ``(first row << 32) | rows`` of each source; M; H; E. Tuples made of the same tensors do as well,
+            int64, ``(first row << 32) | rows`` of each source; M; H; E. Tuples made of the same tensors work as well,
             copies of ``src_info`` do not; the event; the hook or ``None``.
         """
         rows, count, _, _, handle, event, hook = self._low_latency().low_latency_dispatch(
@@ -140,7 +140,7 @@ class LowLatencyCalls:
         """Sends every token once to each rank that owns at least one of its experts: less to copy for experts that can
         take rows by index. Not part of upstream's interface.
 
-        Args: as ``low_latency_dispatch``, and ``topk_weights`` ``[T, K]`` float32, which travel along.
+        Args: as ``low_latency_dispatch``, and ``topk_weights`` ``[T, K]`` float32, which travel with the rows.
 
         Returns:
             The rows ``[R, M, H]`` by source rank, in the form of ``low_latency_dispatch``; ``recv_count`` ``[R]`` int32,
@@ -148,8 +148,8 @@ class LowLatencyCalls:
             -1; ``recv_topk_weights`` ``[R, M, K]`` float32, 0 where the index is -1, or ``None``; the handle:
             ``src_info`` ``[R, M]``, ``layout_range`` ``[R]``, M, H, E; the event; the hook.
 
-            ``low_latency_combine`` with this handle expects ``[R, M, H]`` rows that are weighted sums over this rank's
-            experts already.
+            ``low_latency_combine`` with this handle expects ``[R, M, H]`` rows that are already weighted sums over this
+            rank's experts.
         """
         rows, count, idx, weights, handle, event, hook = self._low_latency().low_latency_dispatch(
             x,
@@ -191,9 +191,9 @@ class LowLatencyCalls:
             topk_idx, topk_weights: ``[T, K]`` of this rank's tokens, contiguous; indices as dispatched, or -1 where a
                 selection is to be left out now. Must stay unchanged until the hook has run.
             handle: of the dispatch; any number of combines may use it.
-            use_logfmt: rows travel in LogFMT-10, 10 bits a value, where their range allows.
-            zero_copy: the rows are in the tensor of ``get_next_low_latency_combine_buffer`` already, and ``x`` only
-                has to look like it. Not with ``use_logfmt``.
+            use_logfmt: rows travel in LogFMT-10, 10 bits per value, where their range allows.
+            zero_copy: the rows are already in the tensor of ``get_next_low_latency_combine_buffer``, and ``x`` only has
+                to look like it. Not with ``use_logfmt``.
             out: ``[T, H]`` bfloat16 contiguous: written and returned.
             combine_wait_recv_cost_stats: ``[R]`` int64: clock cycles spent waiting for each rank are added.
 
@@ -223,7 +223,7 @@ class LowLatencyCalls:
         return self._low_latency().low_latency_combine_buffer(handle)
 
     def clean_low_latency_buffer(self, num_max_dispatch_tokens_per_rank: int, hidden: int, num_experts: int) -> None:
-        """Collective: waits, on the current stream, for all ranks that are not masked. There for programs that call it:
+        """Collective: waits, on the current stream, for all ranks that are not masked. Kept for programs that call it:
         calls are numbered, so nothing needs cleaning when shapes or modes change, or after an abandoned call."""
         for name, value in (
             ("num_max_dispatch_tokens_per_rank", num_max_dispatch_tokens_per_rank),
@@ -252,6 +252,6 @@ class LowLatencyCalls:
 
     def low_latency_resume(self) -> None:
         """Collective over **all** ranks, the host waits: brings every rank to the same number of calls and unmasks all,
-        so that ranks that were away take part again. Receive parts that no hook has called for are dropped. Needs
+        so that ranks that were away take part again. Receive parts whose hooks have not been called are dropped. Needs
         ``enable_shrink``. Not part of upstream's interface."""
         self._masks().low_latency_resume()

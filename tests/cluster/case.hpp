@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "deep_ep/tensor.hpp"
-#include "oracle/oracle.hpp"
+#include "oracle/normal.hpp"
 #include "oracle/routing.hpp"
 
 namespace deep_ep::test {

@@ -1,5 +1,5 @@
 // The reference model against results worked out by hand: a wrong oracle would make every other test worthless.
-#include "oracle/oracle.hpp"
+#include "oracle/normal.hpp"
 
 #include <gtest/gtest.h>
 
@@ -82,6 +82,26 @@ TEST(OracleDispatch, MembershipAloneDecides) {
   EXPECT_EQ(result.received[1].x, bytes({1, 0, 1, 1, 2, 0}));
   EXPECT_EQ(result.received[1].topk_idx[4], -1);
   EXPECT_EQ(result.received[1].topk_idx[5], -1);
+}
+
+TEST(OracleDispatch, InputsWithoutPayloadGiveTheSameRoutes) {
+  const Dispatched whole = dispatch(two_ranks(), 4, 1);
+  auto inputs = two_ranks();
+  for (DispatchInput& input : inputs) {
+    input.x.clear();
+    input.scales.clear();
+    input.row_bytes = 0;
+    input.scales_per_row = 0;
+  }
+  const Dispatched routes = dispatch(inputs, 4, 1);
+  EXPECT_EQ(routes.destination_row, whole.destination_row);
+  EXPECT_EQ(routes.rank_prefix_matrix, whole.rank_prefix_matrix);
+  for (std::size_t rank = 0; rank < 2; ++rank) {
+    EXPECT_EQ(routes.received[rank].src_rank, whole.received[rank].src_rank);
+    EXPECT_EQ(routes.received[rank].src_idx, whole.received[rank].src_idx);
+    EXPECT_EQ(routes.received[rank].topk_idx, whole.received[rank].topk_idx);
+    EXPECT_TRUE(routes.received[rank].x.empty());
+  }
 }
 
 TEST(OracleCombine, AddsBiasThenRanksAndRoundsOnce) {

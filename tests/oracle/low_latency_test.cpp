@@ -186,6 +186,20 @@ TEST(OracleLowLatencyDispatch, RankMajorHasARowForEachToken) {
   EXPECT_EQ(result.selection_row[0], (std::vector<std::int64_t>{0, 0, 1, 1}));
 }
 
+TEST(OracleLowLatencyDispatch, AHiddenSizeOfZeroGivesTheSameRoutes) {
+  LowLatencyShape shape = kShape;
+  shape.hidden = 0;
+  const auto whole = low_latency_dispatch(kShape, two_ranks(), RowFormat::bf16);
+  const auto routes = low_latency_dispatch(shape, two_ranks(), RowFormat::bf16);
+  EXPECT_EQ(routes.selection_row, whole.selection_row);
+  for (std::size_t rank = 0; rank < 2; ++rank) {
+    EXPECT_EQ(routes.received[rank].count, whole.received[rank].count);
+    EXPECT_EQ(routes.received[rank].layout_range, whole.received[rank].layout_range);
+    EXPECT_EQ(routes.received[rank].src_info, whole.received[rank].src_info);
+    EXPECT_TRUE(routes.received[rank].x.empty());
+  }
+}
+
 TEST(OracleLowLatencyDispatch, MaskedSourcesLeaveEmptyBlocks) {
   const Masks masks = {0, 0, 1, 0};  // rank 1 has masked rank 0
   const auto result = low_latency_dispatch(kShape, two_ranks(), RowFormat::bf16, false, masks);

@@ -113,4 +113,4 @@ DEEP_EP_DEVICE void exchange_body(const ExchangeParams& p, std::byte*) {
 }  // namespace
 }  // namespace deep_ep::device
 
-DEEP_EP_DEFINE_KERNEL(rdma_exchange, deep_ep::test::ExchangeParams, deep_ep::device::exchange_body, 32)
+DEEP_EP_DEFINE_KERNEL(rdma_exchange, deep_ep::device::exchange_body)

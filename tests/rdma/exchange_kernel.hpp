@@ -45,4 +45,4 @@ struct ExchangeParams {
 
 }  // namespace deep_ep::test
 
-DEEP_EP_DECLARE_KERNEL(rdma_exchange, deep_ep::test::ExchangeParams)
+DEEP_EP_DECLARE_KERNEL(rdma_exchange, deep_ep::test::ExchangeParams, 32)

@@ -6,7 +6,7 @@
 #include <optional>
 #include <set>
 
-#include "tools/common/number_formats.hpp"
+#include "oracle/bf16.hpp"
 #include "tools/demo/model.hpp"
 #include "tools/demo/reference.hpp"
 
@@ -35,9 +35,9 @@ class DemoReference : public testing::Test {
       for (std::size_t k = 0; k < topk; ++k) {
         const std::size_t at = i / hidden * topk + k;
         if (at == without) continue;
-        sum += batch.weights[at] * expert_scale(static_cast<int>(batch.experts[at])) * bf16_to_float(batch.x[i]);
+        sum += batch.weights[at] * expert_scale(static_cast<int>(batch.experts[at])) * oracle::bf16_value(batch.x[i]);
       }
-      result[i] = float_to_bf16(sum);
+      result[i] = oracle::bf16_bits(sum);
     }
     return result;
   }
@@ -91,12 +91,13 @@ TEST_F(DemoReference, NoticesSwappedRowsAndShortResults) {
   std::vector<std::span<const std::byte>> sources;
   for (const Batch& batch : batches_) sources.push_back(std::as_bytes(std::span(batch.x)));
   std::vector<std::byte> received;
-  for (const ExpectedRow& row : reference.rows(0)) {
-    const auto from = sources[static_cast<std::size_t>(row.source)].subspan(
-        static_cast<std::size_t>(row.token) * row_bytes, row_bytes);
+  const oracle::Received& expected = reference.received(0);
+  for (std::size_t i = 0; i < expected.src_idx.size(); ++i) {
+    const auto from = sources[static_cast<std::size_t>(expected.src_rank[i])].subspan(
+        static_cast<std::size_t>(expected.src_idx[i]) * row_bytes, row_bytes);
     received.insert(received.end(), from.begin(), from.end());
   }
-  ASSERT_GE(reference.rows(0).size(), 2u);
+  ASSERT_GE(expected.rows, 2);
   EXPECT_EQ(reference.check_rows(0, "rows", received, sources, row_bytes).differing, 0);
   EXPECT_GT(reference.check_rows(0, "rows", std::span(received).first(row_bytes), sources, row_bytes).differing, 0);
   std::swap_ranges(received.begin(), received.begin() + static_cast<std::ptrdiff_t>(row_bytes),
@@ -106,33 +107,11 @@ TEST_F(DemoReference, NoticesSwappedRowsAndShortResults) {
 
 TEST_F(DemoReference, NoticesAWrongWeight) {
   const Reference reference(shape_, batches_);
-  const auto topk = static_cast<std::size_t>(shape_.topk);
-  std::vector<std::int64_t> experts;
-  std::vector<float> weights;
-  for (const ExpectedRow& row : reference.rows(2)) {
-    const Batch& batch = batches_[static_cast<std::size_t>(row.source)];
-    for (std::size_t at = static_cast<std::size_t>(row.token) * topk;
-         at < (static_cast<std::size_t>(row.token) + 1) * topk; ++at) {
-      const bool here = reference.owner(batch.experts[at]) == 2;
-      experts.push_back(here ? batch.experts[at] - 2 * reference.local_experts() : -1);
-      weights.push_back(here ? batch.weights[at] : 0.0f);
-    }
-  }
+  const std::vector<std::int64_t> experts = reference.received(2).topk_idx;
+  std::vector<float> weights = reference.received(2).topk_weights;
   EXPECT_EQ(reference.check_selection(2, experts, weights).differing, 0);
   weights.front() += 1e-3f;
   EXPECT_EQ(reference.check_selection(2, experts, weights).differing, 1);
-}
-
-TEST(DemoNumberFormats, E4m3) {
-  EXPECT_EQ(float_to_e4m3(0.0f), 0x00);
-  EXPECT_EQ(float_to_e4m3(1.0f), 0x38);
-  EXPECT_EQ(float_to_e4m3(-1.5f), 0xbc);
-  EXPECT_EQ(float_to_e4m3(448.0f), 0x7e);
-  EXPECT_EQ(float_to_e4m3(1e9f), 0x7e) << "saturates";
-  EXPECT_EQ(float_to_e4m3(17.0f), 0x58) << "tie to even, down";
-  EXPECT_EQ(float_to_e4m3(19.0f), 0x5a) << "tie to even, up";
-  EXPECT_EQ(float_to_e4m3(0x1p-9f), 0x01) << "smallest subnormal";
-  EXPECT_EQ(float_to_e4m3(0x1.fp-7f), 0x08) << "rounds up to the smallest normal";
 }
 
 }  // namespace

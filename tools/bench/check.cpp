@@ -5,78 +5,65 @@
 #include <cstring>
 #include <vector>
 
-#include "tools/common/number_formats.hpp"
+#include "deep_ep/error.hpp"
+#include "oracle/normal.hpp"
 #include "tools/common/ranks.hpp"
 
 namespace deep_ep::tools {
 namespace {
 
-/// Compares received rows with `fill(source, token, row)`. Row by row, as the data may be larger than the host likes.
-template <class T, class Fill>
-void check_rows(const char* what, const std::vector<T>& received, std::size_t width, const WorkloadShape& shape,
-                const Routes& routes, int rank, Fill&& fill) {
-  const auto expected_rows = static_cast<std::size_t>(routes.received(rank));
-  if (received.size() != expected_rows * width) {
-    throw Error(
-        fmt::format("check: rank {} received {} {}, expected {}", rank, received.size() / width, what, expected_rows));
-  }
-  std::vector<T> expected(width);
-  std::size_t row = 0;
-  for (int source = 0; source < shape.ranks; ++source) {
-    for (std::int64_t token = 0; token < shape.tokens; ++token) {
-      if (!routes.sends(source, token, rank)) continue;
-      fill(source, token, std::span(expected));
-      if (std::memcmp(received.data() + row * width, expected.data(), width * sizeof(T)) != 0) {
-        throw Error(fmt::format("check: row {} of the {} of rank {} is not token {} of rank {}", row, what, rank, token,
-                                source));
-      }
-      ++row;
-    }
-  }
+template <class T>
+std::vector<T> to_host(const CheckedRank& rank, const TensorView& tensor) {
+  return tools::to_host<T>(rank.executor, tensor, rank.stream);
 }
 
-template <class T>
-std::vector<T> to_host(Executor& executor, const TensorView& tensor, StreamHandle stream) {
-  std::vector<T> values(tensor.bytes() / sizeof(T));
-  download(executor, tensor, values.data(), stream);
-  return values;
+/// Compares received rows with `fill(source, token, row)`. Row by row, as the data may be larger than the host likes.
+template <class T, class Fill>
+void check_rows(const CheckedRank& rank, const char* what, const TensorView& tensor, std::size_t width, Fill&& fill) {
+  const auto received = to_host<T>(rank, tensor);
+  const oracle::Received& expected = rank.routes.received_by(rank.rank);
+  const auto rows = static_cast<std::size_t>(expected.rows);
+  if (received.size() != rows * width) {
+    throw Error(fmt::format("check: rank {} received {} {}, expected {}", rank.rank, received.size() / width, what,
+                            rows));
+  }
+  std::vector<T> row(width);
+  for (std::size_t i = 0; i < rows; ++i) {
+    fill(expected.src_rank[i], expected.src_idx[i], std::span(row));
+    if (std::memcmp(received.data() + i * width, row.data(), width * sizeof(T)) == 0) continue;
+    throw Error(fmt::format("check: row {} of the {} of rank {} is not token {} of rank {}", i, what, rank.rank,
+                            expected.src_idx[i], expected.src_rank[i]));
+  }
 }
 
 }  // namespace
 
-void check_dispatched_bf16(Executor& executor, StreamHandle stream, const WorkloadShape& shape, const Routes& routes,
-                           int rank, const DispatchResult& result) {
-  const auto rows = to_host<std::uint16_t>(executor, result.recv_x.view(), stream);
-  check_rows("BF16 rows", rows, static_cast<std::size_t>(shape.hidden), shape, routes, rank,
-             [&](int source, std::int64_t token, std::span<std::uint16_t> row) { fill_row_bf16(source, token, row); });
+void check_dispatched_bf16(const CheckedRank& rank, const DispatchResult& result) {
+  check_rows<std::uint16_t>(rank, "BF16 rows", result.recv_x.view(), static_cast<std::size_t>(rank.shape.hidden),
+                            fill_row_bf16);
 }
 
-void check_dispatched_8bit(Executor& executor, StreamHandle stream, const WorkloadShape& shape, const Routes& routes,
-                           int rank, const DispatchResult& result) {
-  const auto rows = to_host<std::uint8_t>(executor, result.recv_x.view(), stream);
-  check_rows("8-bit rows", rows, static_cast<std::size_t>(shape.hidden), shape, routes, rank,
-             [&](int source, std::int64_t token, std::span<std::uint8_t> row) { fill_row_8bit(source, token, row); });
-  const auto scales = to_host<float>(executor, result.recv_x_scales->view(), stream);
-  check_rows("scales", scales, static_cast<std::size_t>(shape.scales()), shape, routes, rank,
-             [&](int source, std::int64_t token, std::span<float> row) { fill_scales(source, token, row); });
+void check_dispatched_8bit(const CheckedRank& rank, const DispatchResult& result) {
+  check_rows<std::uint8_t>(rank, "8-bit rows", result.recv_x.view(), static_cast<std::size_t>(rank.shape.hidden),
+                           fill_row_8bit);
+  check_rows<float>(rank, "scales", result.recv_x_scales->view(), static_cast<std::size_t>(rank.shape.scales()),
+                    fill_scales);
 }
 
-void check_combined(Executor& executor, StreamHandle stream, const WorkloadShape& shape, const Routes& routes, int rank,
-                    const CombineResult& result) {
-  const auto sums = to_host<std::uint16_t>(executor, result.combined_x.view(), stream);
-  const auto hidden = static_cast<std::size_t>(shape.hidden);
+void check_combined(const CheckedRank& rank, const CombineResult& result) {
+  const auto sums = to_host<std::uint16_t>(rank, result.combined_x.view());
+  const auto hidden = static_cast<std::size_t>(rank.shape.hidden);
   std::vector<std::uint16_t> row(hidden);
-  for (std::int64_t token = 0; token < shape.tokens; ++token) {
-    fill_row_bf16(rank, token, row);
-    const auto times = static_cast<float>(routes.fan_out(rank, token));
+  for (std::int64_t token = 0; token < rank.shape.tokens; ++token) {
+    fill_row_bf16(rank.rank, token, row);
+    const std::vector<oracle::Row> rows(static_cast<std::size_t>(rank.routes.fan_out(rank.rank, token)), row);
+    const oracle::CombinedRow expected = oracle::combine_row(rows, rank.shape.hidden);
     for (std::size_t h = 0; h < hidden; ++h) {
-      // Whole numbers below 2^24: the sum is exact before it is rounded to BF16. A sum may be -0 or +0.
-      const float expected = bf16_to_float(float_to_bf16(times * bf16_to_float(row[h])));
-      const float sum = bf16_to_float(sums[static_cast<std::size_t>(token) * hidden + h]);
-      if (sum != expected) {
-        throw Error(fmt::format("check: combined token {} of rank {}, channel {}: {}, expected {}", token, rank, h, sum,
-                                expected));
-      }
+      const float sum = oracle::bf16_value(sums[static_cast<std::size_t>(token) * hidden + h]);
+      const float right = oracle::bf16_value(expected.x[h]);
+      if (sum == right) continue;  // a sum may be -0 or +0
+      throw Error(fmt::format("check: combined token {} of rank {}, channel {}: {}, expected {}", token, rank.rank, h,
+                              sum, right));
     }
   }
 }

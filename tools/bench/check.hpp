@@ -1,17 +1,31 @@
-// Compares the results of a benchmark's rounds with what they must be. Throws Error at the first difference.
+// Compares the results of a benchmark's rounds with what the oracle says. Throws Error at the first difference.
 #pragma once
 
 #include "deep_ep/buffer.hpp"
+#include "tools/bench/low_latency_rank.hpp"
 #include "tools/bench/workload.hpp"
 
 namespace deep_ep::tools {
 
-void check_dispatched_bf16(Executor& executor, StreamHandle stream, const WorkloadShape& shape, const Routes& routes,
-                           int rank, const DispatchResult& result);
-void check_dispatched_8bit(Executor& executor, StreamHandle stream, const WorkloadShape& shape, const Routes& routes,
-                           int rank, const DispatchResult& result);
+/// Whose result it is, and where it lies.
+struct CheckedRank {
+  Executor& executor;
+  StreamHandle stream;
+  const WorkloadShape& shape;
+  const Routes& routes;
+  int rank;
+};
+
+void check_dispatched_bf16(const CheckedRank& rank, const DispatchResult& result);
+void check_dispatched_8bit(const CheckedRank& rank, const DispatchResult& result);
 /// The experts were the identity: every token comes back as often as it was sent.
-void check_combined(Executor& executor, StreamHandle stream, const WorkloadShape& shape, const Routes& routes, int rank,
-                    const CombineResult& result);
+void check_combined(const CheckedRank& rank, const CombineResult& result);
+
+/// Every valid row with its scales, counts, ranges and token indices, bit for bit.
+void check_low_latency_dispatch(const CheckedRank& rank, bool fp8, const LowLatencyDispatchResult& result);
+/// Every sum: exact, or for LogFMT-10 within what the format may cost. Where calls may go by rails, what comes of them,
+/// which rounds once more for each node, is right as well.
+void check_low_latency_combine(const CheckedRank& rank, LowLatencyCombine kind, const LowLatencyReach& reach,
+                               const LowLatencyCombineResult& result);
 
 }  // namespace deep_ep::tools

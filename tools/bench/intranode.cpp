@@ -61,7 +61,7 @@ class Measurer {
     bench_.buffer().check();
     if (options_.check) {
       const auto check = as_8bit ? check_dispatched_8bit : check_dispatched_bf16;
-      check(executor_, bench_.stream(), shape_, routes_, rank_, result);
+      check(checked_rank(), result);
     }
     Measurement measurement{.operation = exchange ? "layout+notify+dispatch" : "dispatch",
                             .dtype = as_8bit ? "fp8" : "bf16",
@@ -80,7 +80,7 @@ class Measurer {
       result = bench_.combine(mode, config);
     });
     bench_.buffer().check();
-    if (options_.check) check_combined(executor_, bench_.stream(), shape_, routes_, rank_, result);
+    if (options_.check) check_combined(checked_rank(), result);
     bench_.release_rows();
     Measurement measurement{
         .operation = "combine", .dtype = "bf16", .mode = mode == CombineMode::pull ? "pull" : "push"};
@@ -110,6 +110,8 @@ class Measurer {
     set_bytes(measurement, row_bytes);
     add(measurement, meter_.measure(options_.rounds, [&] { transport.enqueue(bench_.stream()); }));
   }
+
+  CheckedRank checked_rank() { return {executor_, bench_.stream(), shape_, routes_, rank_}; }
 
   std::vector<Config> configs() const {
     std::vector<Config> all;

@@ -5,8 +5,8 @@
 #include <optional>
 #include <utility>
 
+#include "tools/bench/check.hpp"
 #include "tools/bench/graph.hpp"
-#include "tools/bench/low_latency_check.hpp"
 #include "tools/bench/low_latency_rank.hpp"
 
 namespace deep_ep::tools {
@@ -65,7 +65,7 @@ class Measurer {
     LowLatencyDispatchResult result;
     const auto check = [&] {
       bench_.buffer().check();
-      if (options_.check) check_low_latency_dispatch(executor_, bench_.stream(), shape_, rank_, fp8, result);
+      if (options_.check) check_low_latency_dispatch(checked_rank(), fp8, result);
     };
     const LowLatencyMeasurement line = make_line("dispatch", fp8 ? "fp8" : "bf16", dispatch_bytes(fp8));
     measure(line, check, [&] { result = bench_.dispatch(fp8); });
@@ -77,7 +77,7 @@ class Measurer {
     LowLatencyCombineResult result;
     const auto check = [&] {
       bench_.buffer().check();
-      if (options_.check) check_low_latency_combine(executor_, bench_.stream(), shape_, rank_, kind, reach_, result);
+      if (options_.check) check_low_latency_combine(checked_rank(), kind, reach_, result);
     };
     const LowLatencyMeasurement line = make_line("combine", name_of(kind), combine_bytes(kind));
     measure(line, check, [&] { result = bench_.combine(kind); });
@@ -166,6 +166,8 @@ class Measurer {
     return {static_cast<double>(shape_.tokens * shape_.topk) * static_cast<double>(selected_row),
             static_cast<double>(routes_.total_between_ranks()) * static_cast<double>(wire_row) / shape_.ranks};
   }
+
+  CheckedRank checked_rank() { return {executor_, bench_.stream(), shape_, routes_, rank_}; }
 
   LowLatencyMeasurement make_line(const char* operation, const char* variant, const Bytes& bytes) const {
     LowLatencyMeasurement line;

@@ -2,13 +2,14 @@
 
 #include <fmt/format.h>
 
-#include <bit>
+#include <algorithm>
 #include <cstring>
 #include <numeric>
 #include <utility>
 
 #include "deep_ep/error.hpp"
-#include "tools/common/number_formats.hpp"
+#include "oracle/bf16.hpp"
+#include "oracle/random.hpp"
 
 namespace deep_ep::tools {
 namespace {
@@ -21,7 +22,7 @@ constexpr std::uint64_t kScaleSeed = 3;
 class RowBytes {
  public:
   RowBytes(std::uint64_t seed, int rank, std::int64_t token)
-      : state_(mix(mix(seed, static_cast<std::uint64_t>(rank)), static_cast<std::uint64_t>(token))) {}
+      : state_(oracle::hash(oracle::hash(seed, static_cast<std::uint64_t>(rank)), static_cast<std::uint64_t>(token))) {}
   std::uint64_t next() {
     state_ = state_ * 6364136223846793005u + 1442695040888963407u;
     return state_ ^ (state_ >> 29);
@@ -64,7 +65,7 @@ void fill_row_bf16(int rank, std::int64_t token, std::span<std::uint16_t> row) {
   // Whole numbers from -128 to 127, each an entry of a table of their BF16 forms.
   static const std::vector<std::uint16_t> table = [] {
     std::vector<std::uint16_t> values;
-    for (int i = 0; i < 256; ++i) values.push_back(float_to_bf16(static_cast<float>(i - 128)));
+    for (int i = 0; i < 256; ++i) values.push_back(oracle::bf16_bits(static_cast<float>(i - 128)));
     return values;
   }();
   RowBytes random(kRowSeed, rank, token);
@@ -85,33 +86,33 @@ void fill_row_8bit(int rank, std::int64_t token, std::span<std::uint8_t> row) {
 
 void fill_scales(int rank, std::int64_t token, std::span<float> row) {
   RowBytes random(kScaleSeed, rank, token);
-  for (float& scale : row) scale = to_unit(random.next());
+  for (float& scale : row) scale = oracle::to_signed_unit(random.next());
 }
 
-Routes::Routes(const WorkloadShape& shape)
-    : shape_(shape), rows_(static_cast<std::size_t>(shape.ranks) * static_cast<std::size_t>(shape.ranks)) {
-  const auto topk = static_cast<std::size_t>(shape.topk);
+Routes::Routes(const WorkloadShape& shape) : shape_(shape) {
+  std::vector<oracle::DispatchInput> inputs;  // without rows: where they go is all that is asked
   for (int source = 0; source < shape.ranks; ++source) {
-    const std::vector<std::int64_t> selection = make_selection(shape, source);
-    for (std::size_t begin = 0; begin < selection.size(); begin += topk) {
-      std::uint64_t destinations = 0;
-      for (std::size_t k = begin; k < begin + topk; ++k)
-        destinations |= std::uint64_t{1} << (selection[k] / shape.local_experts());
-      destinations_.push_back(destinations);
-      for (int rank = 0; rank < shape.ranks; ++rank) {
-        if ((destinations >> rank & 1u) != 0) ++rows_[index(source, rank)];
-      }
-    }
+    oracle::DispatchInput input;
+    input.tokens = shape.tokens;
+    input.layout =
+        oracle::layout({shape.tokens, shape.topk, make_selection(shape, source), {}}, shape.ranks, shape.experts);
+    inputs.push_back(std::move(input));
   }
+  dispatched_ = oracle::dispatch(inputs, shape.experts, 1);
 }
 
-std::int64_t Routes::received(int destination) const {
+std::int64_t Routes::rows(int source, int destination) const {
+  const auto ranks = static_cast<std::size_t>(shape_.ranks);
+  const auto at = static_cast<std::size_t>(source) * ranks + static_cast<std::size_t>(destination);
+  const std::vector<std::int32_t>& ends = dispatched_.rank_prefix_matrix;
+  return ends[at] - (source == 0 ? 0 : ends[at - ranks]);
+}
+
+std::int64_t Routes::total() const {
   std::int64_t count = 0;
-  for (int source = 0; source < shape_.ranks; ++source) count += rows(source, destination);
+  for (const oracle::Received& received : dispatched_.received) count += received.rows;
   return count;
 }
-
-std::int64_t Routes::total() const { return std::accumulate(rows_.begin(), rows_.end(), std::int64_t{0}); }
 
 std::int64_t Routes::total_between_ranks() const {
   std::int64_t count = total();
@@ -119,16 +120,11 @@ std::int64_t Routes::total_between_ranks() const {
   return count;
 }
 
-bool Routes::sends(int source, std::int64_t token, int destination) const {
-  const auto at =
-      static_cast<std::size_t>(source) * static_cast<std::size_t>(shape_.tokens) + static_cast<std::size_t>(token);
-  return (destinations_[at] >> destination & 1u) != 0;
-}
-
 int Routes::fan_out(int source, std::int64_t token) const {
-  const auto at =
-      static_cast<std::size_t>(source) * static_cast<std::size_t>(shape_.tokens) + static_cast<std::size_t>(token);
-  return std::popcount(destinations_[at]);
+  const auto ranks = static_cast<std::size_t>(shape_.ranks);
+  const auto rows = std::span(dispatched_.destination_row[static_cast<std::size_t>(source)])
+                        .subspan(static_cast<std::size_t>(token) * ranks, ranks);
+  return static_cast<int>(std::ranges::count_if(rows, [](std::int32_t row) { return row >= 0; }));
 }
 
 }  // namespace deep_ep::tools

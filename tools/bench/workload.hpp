@@ -6,6 +6,8 @@
 #include <span>
 #include <vector>
 
+#include "oracle/normal.hpp"
+
 namespace deep_ep::tools {
 
 struct WorkloadShape {
@@ -39,23 +41,17 @@ class Routes {
   explicit Routes(const WorkloadShape& shape);
 
   /// Rows from `source` to `destination`.
-  std::int64_t rows(int source, int destination) const { return rows_[index(source, destination)]; }
-  std::int64_t received(int destination) const;
+  std::int64_t rows(int source, int destination) const;
   std::int64_t total() const;
   std::int64_t total_between_ranks() const;
-  bool sends(int source, std::int64_t token, int destination) const;
+  /// Which rows a rank receives, without their bytes.
+  const oracle::Received& received_by(int rank) const { return dispatched_.received[static_cast<std::size_t>(rank)]; }
   /// On how many ranks the token has experts.
   int fan_out(int source, std::int64_t token) const;
 
  private:
-  std::size_t index(int source, int destination) const {
-    return static_cast<std::size_t>(source) * static_cast<std::size_t>(shape_.ranks) +
-           static_cast<std::size_t>(destination);
-  }
-
   WorkloadShape shape_;
-  std::vector<std::uint64_t> destinations_;  ///< [rank, token]: a bit for every destination
-  std::vector<std::int64_t> rows_;           ///< [rank, rank]
+  oracle::Dispatched dispatched_;
 };
 
 }  // namespace deep_ep::tools

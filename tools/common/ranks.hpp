@@ -5,6 +5,7 @@
 #include <initializer_list>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "deep_ep/executor.hpp"
 #include "deep_ep/tensor.hpp"
@@ -56,6 +57,14 @@ class DeviceTensor {
 /// Copy between a contiguous tensor and the host; wait until done.
 void upload(Executor& executor, const TensorView& tensor, const void* source, StreamHandle stream);
 void download(Executor& executor, const TensorView& tensor, void* destination, StreamHandle stream);
+
+/// The tensor's values on the host.
+template <class T>
+std::vector<T> to_host(Executor& executor, const TensorView& tensor, StreamHandle stream) {
+  std::vector<T> values(tensor.bytes() / sizeof(T));
+  download(executor, tensor, values.data(), stream);
+  return values;
+}
 
 /// One line on the terminal that says what long work is at; nothing when stderr is no terminal.
 void show_progress(const std::string& text);

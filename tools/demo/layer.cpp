@@ -20,13 +20,6 @@ std::span<const std::byte> bytes_of(const std::vector<T>& values) {
   return std::as_bytes(std::span(values));
 }
 
-template <class T>
-std::vector<T> to_host(Executor& executor, const TensorView& tensor, StreamHandle stream) {
-  std::vector<T> values(tensor.bytes() / sizeof(T));
-  download(executor, tensor, values.data(), stream);
-  return values;
-}
-
 /// What the ranks share.
 struct Layer {
   const ModelShape& shape;
@@ -173,14 +166,12 @@ class LayerRank {
     layer_.add(reference.check_rows(rank_, "8-bit rows", bytes_of(rows_8bit), sources_8bit, hidden));
     layer_.add(reference.check_rows(rank_, "scales", bytes_of(scales), source_scales, blocks * sizeof(float)));
 
+    const std::vector<int>& expected = reference.received(rank_).tokens_per_expert;
     Difference counts;
-    const int local = reference.local_experts();
-    for (int e = 0; e < local; ++e) {
-      const auto expected = reference.expert_load()[static_cast<std::size_t>(rank_ * local + e)];
-      const bool there = static_cast<std::size_t>(e) < rows_per_expert.size();
-      if (there && rows_per_expert[static_cast<std::size_t>(e)] == expected) continue;
-      if (counts.differing++ == 0)
-        counts.first = fmt::format("rows of expert {}: expected {}", rank_ * local + e, expected);
+    if (rows_per_expert != expected) {
+      counts.differing = 1;
+      counts.first = fmt::format("rows of the experts of rank {}: {}, expected {}", rank_,
+                                 fmt::join(rows_per_expert, ","), fmt::join(expected, ","));
     }
     layer_.add(counts);
   }

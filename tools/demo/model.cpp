@@ -4,22 +4,27 @@
 #include <cmath>
 #include <numeric>
 
-#include "tools/common/number_formats.hpp"
+#include "oracle/bf16.hpp"
+#include "oracle/fp8.hpp"
+#include "oracle/random.hpp"
 
 namespace deep_ep::tools {
 namespace {
+
+using oracle::bf16_bits;
+using oracle::bf16_value;
+using oracle::to_signed_unit;
 
 constexpr std::uint64_t kEmbeddingSeed = 0xe3bedd1;
 constexpr std::uint64_t kGateSeed = 0x6a7e;
 constexpr std::uint64_t kExpertSeed = 0xe8be27;
 constexpr int kGateChannels = 256;  // the gate looks at the first channels only: enough to tell words apart
-constexpr int kScaleChannels = 128;
 
 bool is_word_byte(unsigned char c) { return std::isalnum(c) != 0 || c == '_' || c >= 0x80; }
 
 std::uint64_t hash_word(std::string_view word) {
   std::uint64_t hash = kEmbeddingSeed;
-  for (const char c : word) hash = mix(hash, static_cast<unsigned char>(c));
+  for (const char c : word) hash = oracle::hash(hash, static_cast<unsigned char>(c));
   return hash;
 }
 
@@ -29,9 +34,9 @@ struct Gate {
   explicit Gate(const ModelShape& shape) : channels(std::min(shape.hidden, kGateChannels)) {
     const auto width = static_cast<std::size_t>(channels);
     table.resize(static_cast<std::size_t>(shape.experts) * width);
-    for (std::size_t i = 0; i < table.size(); ++i) table[i] = to_unit(mix(kGateSeed, i));
+    for (std::size_t i = 0; i < table.size(); ++i) table[i] = to_signed_unit(oracle::hash(kGateSeed, i));
     for (int e = 0; e < shape.experts; ++e) {
-      const float u = to_unit(mix(kGateSeed + 1, static_cast<std::uint64_t>(e)));
+      const float u = to_signed_unit(oracle::hash(kGateSeed + 1, static_cast<std::uint64_t>(e)));
       popularity.push_back(0.9f * u * u * u);
     }
   }
@@ -39,7 +44,7 @@ struct Gate {
   float logit(const std::uint16_t* x, int expert) const {
     const float* row = table.data() + static_cast<std::size_t>(expert) * static_cast<std::size_t>(channels);
     float sum = 0;
-    for (int c = 0; c < channels; ++c) sum += row[c] * bf16_to_float(x[c]);
+    for (int c = 0; c < channels; ++c) sum += row[c] * bf16_value(x[c]);
     // Entries of x and of the table have a variance of about 1/3 each.
     return 2.0f * sum / std::sqrt(static_cast<float>(channels)) + popularity[static_cast<std::size_t>(expert)];
   }
@@ -127,7 +132,7 @@ Batch make_batch(const ModelShape& shape, std::span<const std::string> words, st
     const std::uint64_t word = hash_word(words[t]);
     std::uint16_t* row = batch.x.data() + t * hidden;
     for (std::size_t h = 0; h < hidden; ++h) {
-      row[h] = float_to_bf16(to_unit(mix(word ^ h)) + 0.5f * to_unit(mix(before ^ h)));
+      row[h] = bf16_bits(to_signed_unit(oracle::hash(word ^ h)) + 0.5f * to_signed_unit(oracle::hash(before ^ h)));
     }
     route(shape, gate, row, batch.experts.data() + t * topk, batch.weights.data() + t * topk);
     before = word;
@@ -137,8 +142,13 @@ Batch make_batch(const ModelShape& shape, std::span<const std::string> words, st
 
 float expert_scale(int expert) {
   // Either sign, and never near zero, so that an expert left out is noticed.
-  const float u = to_unit(mix(kExpertSeed, static_cast<std::uint64_t>(expert)));
-  return bf16_to_float(float_to_bf16(u < 0 ? u - 0.5f : u + 0.5f));
+  const float u = to_signed_unit(oracle::hash(kExpertSeed, static_cast<std::uint64_t>(expert)));
+  return bf16_value(bf16_bits(u < 0 ? u - 0.5f : u + 0.5f));
+}
+
+void apply_expert(int expert, std::span<const std::uint16_t> x, std::span<std::uint16_t> output) {
+  const float scale = expert_scale(expert);
+  for (std::size_t h = 0; h < x.size(); ++h) output[h] = bf16_bits(scale * bf16_value(x[h]));
 }
 
 void apply_experts(const ModelShape& shape, int first_expert, std::span<std::uint16_t> rows,
@@ -146,35 +156,31 @@ void apply_experts(const ModelShape& shape, int first_expert, std::span<std::uin
   const auto hidden = static_cast<std::size_t>(shape.hidden);
   const auto topk = static_cast<std::size_t>(shape.topk);
   std::vector<float> sum(hidden);
+  std::vector<std::uint16_t> output(hidden);
   for (std::size_t row = 0; row * hidden < rows.size(); ++row) {
-    std::uint16_t* x = rows.data() + row * hidden;
+    const auto x = rows.subspan(row * hidden, hidden);
     std::fill(sum.begin(), sum.end(), 0.0f);
     for (std::size_t k = row * topk; k < (row + 1) * topk; ++k) {
       if (local_experts[k] < 0) continue;
-      const float scale = expert_scale(first_expert + static_cast<int>(local_experts[k]));
-      const float weight = weights[k];
-      // An expert's output is BF16, as a real one's is.
-      for (std::size_t h = 0; h < hidden; ++h)
-        sum[h] += weight * bf16_to_float(float_to_bf16(scale * bf16_to_float(x[h])));
+      apply_expert(first_expert + static_cast<int>(local_experts[k]), x, output);
+      for (std::size_t h = 0; h < hidden; ++h) sum[h] += weights[k] * bf16_value(output[h]);
     }
-    for (std::size_t h = 0; h < hidden; ++h) x[h] = float_to_bf16(sum[h]);
+    for (std::size_t h = 0; h < hidden; ++h) x[h] = bf16_bits(sum[h]);
   }
 }
 
 QuantizedRows quantize(const ModelShape& shape, const Batch& batch) {
   const auto hidden = static_cast<std::size_t>(shape.hidden);
   QuantizedRows rows;
-  rows.blocks = (shape.hidden + kScaleChannels - 1) / kScaleChannels;
+  rows.blocks = (shape.hidden + oracle::kFp8Block - 1) / oracle::kFp8Block;
   rows.x.resize(batch.x.size());
   rows.scales.reserve(static_cast<std::size_t>(batch.tokens * rows.blocks));
   for (std::size_t begin = 0; begin < batch.x.size();) {
     const std::size_t row_end = (begin / hidden + 1) * hidden;
-    const std::size_t end = std::min<std::size_t>(begin + kScaleChannels, row_end);
-    float largest = 1e-4f;
-    for (std::size_t i = begin; i < end; ++i) largest = std::max(largest, std::fabs(bf16_to_float(batch.x[i])));
-    rows.scales.push_back(largest / 448.0f);
-    for (std::size_t i = begin; i < end; ++i) rows.x[i] = float_to_e4m3(bf16_to_float(batch.x[i]) * (448.0f / largest));
-    begin = end;
+    const std::size_t count = std::min<std::size_t>(oracle::kFp8Block, row_end - begin);
+    const auto x = std::span(batch.x).subspan(begin, count);
+    rows.scales.push_back(oracle::cast_fp8(x, false, std::span(rows.x).subspan(begin, count)));
+    begin += count;
   }
   return rows;
 }

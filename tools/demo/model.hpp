@@ -37,6 +37,9 @@ Batch make_batch(const ModelShape& shape, std::span<const std::string> words, st
 /// What expert `expert` multiplies its input by.
 float expert_scale(int expert);
 
+/// An expert's output is BF16, as a real one's is.
+void apply_expert(int expert, std::span<const std::uint16_t> x, std::span<std::uint16_t> output);
+
 /// The experts of one rank: turns the received rows into the weighted sum of its experts' outputs, in place.
 /// `local_experts` counts from the rank's first expert, -1 = another rank's.
 void apply_experts(const ModelShape& shape, int first_expert, std::span<std::uint16_t> rows,

@@ -1,4 +1,4 @@
-// What dispatch and combine must return for the demo's layer: plain code over all ranks at once, sums in fp64.
+// Compares what came back with what the oracle says.
 #pragma once
 
 #include <cstdint>
@@ -6,15 +6,10 @@
 #include <string>
 #include <vector>
 
+#include "oracle/normal.hpp"
 #include "tools/demo/model.hpp"
 
 namespace deep_ep::tools {
-
-/// A row that a rank must receive.
-struct ExpectedRow {
-  int source = 0;
-  std::int64_t token = 0;  ///< at its source
-};
 
 /// How far a result is from the reference.
 struct Difference {
@@ -33,12 +28,12 @@ class Reference {
   int local_experts() const { return shape_.experts / ranks(); }
   int owner(std::int64_t expert) const { return static_cast<int>(expert) / local_experts(); }
 
-  /// The rows of rank `rank` in the order in which it must receive them: by source, then by token.
-  const std::vector<ExpectedRow>& rows(int rank) const { return rows_[static_cast<std::size_t>(rank)]; }
+  /// What rank `rank` must receive, without the rows' bytes.
+  const oracle::Received& received(int rank) const { return routes_.received[static_cast<std::size_t>(rank)]; }
   /// Rows that `source` sends to `destination`.
   std::int64_t count(int source, int destination) const;
   /// (token, expert) pairs of each expert.
-  const std::vector<std::int64_t>& expert_load() const { return expert_load_; }
+  std::vector<std::int64_t> expert_load() const;
 
   /// Compares received bytes of any kind ([rows, row_bytes]) with those of the sources ([tokens, row_bytes] each).
   Difference check_rows(int rank, const char* what, std::span<const std::byte> received,
@@ -52,8 +47,7 @@ class Reference {
  private:
   const ModelShape& shape_;
   std::span<const Batch> batches_;
-  std::vector<std::vector<ExpectedRow>> rows_;
-  std::vector<std::int64_t> expert_load_;
+  oracle::Dispatched routes_;
 };
 
 }  // namespace deep_ep::tools

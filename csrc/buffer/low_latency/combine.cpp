@@ -83,8 +83,10 @@ LaunchShape shape_of(LowLatencyCombineParams& params, const Config& config, cons
   const LaunchPolicy& policy = executor.policy();
   const bool gpu = executor.device().kind == Device::Kind::cuda;
   const bool rdma = params.common.peers != nullptr;
-  const int bf16_threads = rdma ? kCombineRdmaThreads : kCombineThreads;
-  const int logfmt_threads = rdma ? kCombineLogfmtRdmaThreads : kCombineLogfmtThreads;
+  const int bf16_threads =
+      rdma ? kernels::combine_low_latency_rdma::kMaxThreads : kernels::combine_low_latency::kMaxThreads;
+  const int logfmt_threads =
+      rdma ? kernels::combine_low_latency_logfmt_rdma::kMaxThreads : kernels::combine_low_latency_logfmt::kMaxThreads;
   const int most_threads = params.use_logfmt ? logfmt_threads : bf16_threads;
   // Memory for what posters gather is there for no more blocks than these make.
   const int least = rdma ? static_cast<int>(LowLatencyStaging::kLeastCombineWarps) : 1;

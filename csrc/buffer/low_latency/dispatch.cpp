@@ -76,7 +76,7 @@ LowLatencyRow row_of(const LowLatencyDispatchParams& params) {
 LaunchShape shape_of(LowLatencyDispatchParams& params, const Config& config, const Executor& executor) {
   const LaunchPolicy& policy = executor.policy();
   const bool gpu = executor.device().kind == Device::Kind::cuda;
-  const int most = std::max(1, std::min(kDispatchThreads, policy.max_block_threads) / 32);
+  const int most = std::max(1, std::min(kernels::dispatch_low_latency::kMaxThreads, policy.max_block_threads) / 32);
   const int usual = gpu ? most : policy.warps_per_block;
   const int warps = std::clamp(config.warps_per_block != 0 ? config.warps_per_block : usual, 1, most);
   const int posters = poster_blocks(params.common, warps);

@@ -10,12 +10,17 @@
 //   owner     lines, as they are polled -> result
 //   by rails  lines, as the owner's rail in this node polls and adds them -> its NIC -> owner (rdma/reach.hpp)
 // There is no barrier of the grid, nor does one rank wait for another but for these.
+#include "kernels/kernel_list.hpp"
 #include "kernels/low_latency/combine/add.hpp"
 #include "kernels/low_latency/combine/post.hpp"
 #include "kernels/low_latency/combine/push.hpp"
 #include "kernels/primitives/launch.hpp"
 
 namespace deep_ep::device::low_latency {
+
+// By rails every warp of a block shares the row that it adds.
+static_assert(kernels::combine_low_latency_rdma::kMaxThreads / 32 <=
+              static_cast<int>(LowLatencyStaging::kMostWarpsPerRow));
 
 /// By one warp, where ranks are masked: all that will come have begun the call.
 DEEP_EP_DEVICE void watch_peers(const LowLatencyParams& common, std::uint64_t epoch) {
@@ -109,11 +114,7 @@ DEEP_EP_DEVICE void combine_body(const LowLatencyCombineParams& params, std::byt
 
 }  // namespace deep_ep::device::low_latency
 
-DEEP_EP_DEFINE_KERNEL(combine_low_latency, deep_ep::LowLatencyCombineParams,
-                      (deep_ep::device::low_latency::combine_body<false, false>), deep_ep::kCombineThreads)
-DEEP_EP_DEFINE_KERNEL(combine_low_latency_logfmt, deep_ep::LowLatencyCombineParams,
-                      (deep_ep::device::low_latency::combine_body<true, false>), deep_ep::kCombineLogfmtThreads)
-DEEP_EP_DEFINE_KERNEL(combine_low_latency_rdma, deep_ep::LowLatencyCombineParams,
-                      (deep_ep::device::low_latency::combine_body<false, true>), deep_ep::kCombineRdmaThreads)
-DEEP_EP_DEFINE_KERNEL(combine_low_latency_logfmt_rdma, deep_ep::LowLatencyCombineParams,
-                      (deep_ep::device::low_latency::combine_body<true, true>), deep_ep::kCombineLogfmtRdmaThreads)
+DEEP_EP_DEFINE_KERNEL(combine_low_latency, (deep_ep::device::low_latency::combine_body<false, false>))
+DEEP_EP_DEFINE_KERNEL(combine_low_latency_logfmt, (deep_ep::device::low_latency::combine_body<true, false>))
+DEEP_EP_DEFINE_KERNEL(combine_low_latency_rdma, (deep_ep::device::low_latency::combine_body<false, true>))
+DEEP_EP_DEFINE_KERNEL(combine_low_latency_logfmt_rdma, (deep_ep::device::low_latency::combine_body<true, true>))

@@ -1,4 +1,4 @@
-// LogFMT-10: bfloat16 rows in ten bits a channel, a sign and the logarithm of the magnitude in 511 steps. Lossy.
+// LogFMT-10: bfloat16 rows in ten bits per channel, a sign and the logarithm of the magnitude in 511 steps. Lossy.
 //
 // 128 channels (a group) share a range, from their largest magnitude `a` down to their smallest, or to 2^-32 a where
 // that is higher. Code 0 is zero, code c = 1 .. 511 is 2^(low + (c - 1) step). A chunk of 1024 channels (512 where the
@@ -58,7 +58,7 @@ struct Encoder {
   float low, steps_per_octave, offset;
 
   /// `offset` makes the cut between two codes the middle of their values rather than of their logarithms: the first
-  /// terms of 2 - log2((1 + 2^step) / 2) / step, exact to 1e-6 for every step that can be (at most 32 / 510).
+  /// terms of 2 - log2((1 + 2^step) / 2) / step, exact to 1e-6 for every possible step (at most 32 / 510).
   DEEP_EP_DEVICE explicit Encoder(const Range& range)
       : low(range.low), steps_per_octave(1.0f / range.step), offset(1.5f - range.step * (0.69314718f / 8.0f)) {}
 

@@ -7,15 +7,6 @@
 
 namespace deep_ep {
 
-/// Most threads of a block: each then has enough registers for the loads that hide latency.
-constexpr int kCombineThreads = 512;
-constexpr int kCombineLogfmtThreads = 384;
-constexpr int kCombineRdmaThreads = 384;
-constexpr int kCombineLogfmtRdmaThreads = 384;
-
-// By rails every warp of a block shares the row that it adds.
-static_assert(kCombineRdmaThreads / 32 <= static_cast<int>(LowLatencyStaging::kMostWarpsPerRow));
-
 /// The most rows that fall to each of `groups` groups of a grid.
 DEEP_EP_HOST_DEVICE constexpr int rows_of_group(int num_ranks, int max_tokens, int groups) {
   return groups == 0 ? 0 : (num_ranks * max_tokens + groups - 1) / groups;

@@ -55,8 +55,8 @@ struct CombineWire {
 
 namespace device::low_latency {
 
-/// The part of a row's channels that one of `warps` warps sums: step by step, a vector a lane. The sums go into a stage
-/// of the warp's own, from where they leave in lines.
+/// The part of a row's channels that one of `warps` warps sums: step by step, one vector per lane. The sums go into a
+/// stage of the warp's own, from where they leave in lines.
 template <bool kLogfmt>
 struct WarpShare;
 

@@ -10,6 +10,7 @@
 //   4. Store the row to the experts.                                                HBM
 // By rails (rdma/reach.hpp) a row for another node goes by its NIC to one rank there, which hands it on before it
 // receives. Counts take steps 1 and 2 without the cast, then one way by cells; they are there before the first row.
+#include "kernels/kernel_list.hpp"
 #include "kernels/low_latency/dispatch/post.hpp"
 #include "kernels/low_latency/dispatch/receive.hpp"
 #include "kernels/low_latency/dispatch/relay.hpp"
@@ -141,7 +142,5 @@ DEEP_EP_DEVICE void dispatch_body(const LowLatencyDispatchParams& params, std::b
 
 }  // namespace deep_ep::device::low_latency
 
-DEEP_EP_DEFINE_KERNEL(dispatch_low_latency, deep_ep::LowLatencyDispatchParams,
-                      deep_ep::device::low_latency::dispatch_body<false>, deep_ep::kDispatchThreads)
-DEEP_EP_DEFINE_KERNEL(dispatch_low_latency_rdma, deep_ep::LowLatencyDispatchParams,
-                      deep_ep::device::low_latency::dispatch_body<true>, deep_ep::kDispatchThreads)
+DEEP_EP_DEFINE_KERNEL(dispatch_low_latency, deep_ep::device::low_latency::dispatch_body<false>)
+DEEP_EP_DEFINE_KERNEL(dispatch_low_latency_rdma, deep_ep::device::low_latency::dispatch_body<true>)

@@ -6,9 +6,6 @@
 
 namespace deep_ep {
 
-/// Most threads of a block: each then has enough registers to hold its lines of a row.
-constexpr int kDispatchThreads = 512;
-
 struct DispatchShared {
   struct Words {
     LowLatencyEpochs epochs;

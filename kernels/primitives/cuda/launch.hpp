@@ -4,10 +4,6 @@
 #include <cuda_runtime.h>
 
 #include <atomic>
-#include <string>
-
-#include "deep_ep/error.hpp"
-#include "kernels/primitives/launch_shape.hpp"
 
 namespace deep_ep::cuda {
 
@@ -29,23 +25,20 @@ inline void check_launch(cudaError_t status, const char* kernel, const LaunchSha
                     std::to_string(shape.shared_bytes) + " bytes of shared memory: " + cudaGetErrorString(status));
 }
 
-template <class Params>
-void launch(const char* name, void (*kernel)(Params), SharedMemoryLimit& limit, const Params& params,
-            const LaunchShape& shape, int max_threads, void* stream) {
-  if (shape.blocks < 1 || shape.threads < 32 || shape.threads > max_threads || shape.threads % 32 != 0) {
-    throw InvalidArgument("kernel " + std::string(name) + ": " + std::to_string(shape.blocks) + " blocks of " +
-                          std::to_string(shape.threads) + " threads; a block has 32 to " + std::to_string(max_threads) +
-                          " threads, a multiple of 32");
-  }
+template <class Kernel>
+void launch(void (*kernel)(typename Kernel::Params), const typename Kernel::Params& params, const LaunchShape& shape,
+            void* stream) {
+  static SharedMemoryLimit limit;
+  check_launch_shape(Kernel::kName, shape, Kernel::kMaxThreads);
   constexpr std::size_t kAlwaysAllowed = 48 * 1024;
   if (shape.shared_bytes > kAlwaysAllowed) {
     int device = 0;
-    check_launch(cudaGetDevice(&device), name, shape);
+    check_launch(cudaGetDevice(&device), Kernel::kName, shape);
     auto& allowed = limit.bytes[device % SharedMemoryLimit::kDevices];
     if (allowed.load(std::memory_order_relaxed) < shape.shared_bytes) {
       check_launch(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                         static_cast<int>(shape.shared_bytes)),
-                   name, shape);
+                   Kernel::kName, shape);
       allowed.store(shape.shared_bytes, std::memory_order_relaxed);
     }
   }
@@ -60,7 +53,20 @@ void launch(const char* name, void (*kernel)(Params), SharedMemoryLimit& limit, 
   config.stream = static_cast<cudaStream_t>(stream);
   config.attrs = &early;
   config.numAttrs = 1;
-  check_launch(cudaLaunchKernelEx(&config, kernel, params), name, shape);
+  check_launch(cudaLaunchKernelEx(&config, kernel, params), Kernel::kName, shape);
 }
 
 }  // namespace deep_ep::cuda
+
+#define DEEP_EP_DEFINE_KERNEL(name, body)                                                           \
+  namespace deep_ep::cuda {                                                                         \
+  __global__ void __launch_bounds__(kernels::name::kMaxThreads, 1) name                             \
+      ##_kernel(const __grid_constant__ kernels::name::Params params) {                             \
+    extern __shared__ __align__(1024) std::byte shared_memory[];                                    \
+    begin_kernel();                                                                                 \
+    body(params, shared_memory);                                                                    \
+  }                                                                                                 \
+  void launch_##name(const kernels::name::Params& params, const LaunchShape& shape, void* stream) { \
+    launch<kernels::name>(name##_kernel, params, shape, stream);                                    \
+  }                                                                                                 \
+  }

@@ -1,28 +1,30 @@
 // Puts a kernel into a stream of the host machine.
 #pragma once
 
-#include <string>
-
-#include "deep_ep/error.hpp"
 #include "kernels/primitives/host/machine.hpp"
 
 namespace deep_ep::host_machine {
 
-template <class Params>
-void launch(const char* name, const Params& params, const LaunchShape& shape, int max_threads, void* stream,
+template <class Kernel>
+void launch(const typename Kernel::Params& params, const LaunchShape& shape, void* stream,
             void (*entry)(const void*, std::byte*)) {
-  if (shape.blocks < 1 || shape.threads < 32 || shape.threads > max_threads || shape.threads % 32 != 0) {
-    throw InvalidArgument("kernel " + std::string(name) + ": " + std::to_string(shape.blocks) + " blocks of " +
-                          std::to_string(shape.threads) + " threads; a block has 32 to " + std::to_string(max_threads) +
-                          " threads, a multiple of 32");
-  }
+  check_launch_shape(Kernel::kName, shape, Kernel::kMaxThreads);
   auto* queue = static_cast<LaunchQueue*>(stream);
   if (queue == nullptr) {
     const DefaultQueue find = default_queue.load(std::memory_order_acquire);
-    if (find == nullptr) throw Error("kernel " + std::string(name) + ": there is no host executor");
+    if (find == nullptr) throw Error("kernel " + std::string(Kernel::kName) + ": there is no host executor");
     queue = &find();
   }
-  queue->launch({name, shape, std::make_shared<const Params>(params), entry});
+  queue->launch({Kernel::kName, shape, std::make_shared<const typename Kernel::Params>(params), entry});
 }
 
 }  // namespace deep_ep::host_machine
+
+#define DEEP_EP_DEFINE_KERNEL(name, body)                                                             \
+  namespace deep_ep::host {                                                                           \
+  void launch_##name(const kernels::name::Params& params, const LaunchShape& shape, void* stream) {   \
+    host_machine::launch<kernels::name>(params, shape, stream, [](const void* p, std::byte* shared) { \
+      body(*static_cast<const kernels::name::Params*>(p), shared);                                    \
+    });                                                                                               \
+  }                                                                                                   \
+  }

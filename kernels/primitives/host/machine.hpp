@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <memory>
 
-#include "kernels/primitives/launch_shape.hpp"
+#include "kernels/primitives/declare_kernel.hpp"
 
 namespace deep_ep::host_machine {
 

@@ -104,10 +104,9 @@ DEEP_EP_DEVICE void load_into_stage_in_use(const Params& p, std::byte* shared) {
 }  // namespace
 }  // namespace deep_ep::device
 
-DEEP_EP_DEFINE_KERNEL(defect_stage_reused, deep_ep::defects::Params, deep_ep::device::stage_reused, 32)
-DEEP_EP_DEFINE_KERNEL(defect_missing_publish, deep_ep::defects::Params, deep_ep::device::missing_publish, 32)
-DEEP_EP_DEFINE_KERNEL(defect_exit_without_wait, deep_ep::defects::Params, deep_ep::device::exit_without_wait, 32)
-DEEP_EP_DEFINE_KERNEL(defect_parity_not_flipped, deep_ep::defects::Params, deep_ep::device::parity_not_flipped, 32)
-DEEP_EP_DEFINE_KERNEL(defect_wrong_bytes, deep_ep::defects::Params, deep_ep::device::wrong_bytes, 32)
-DEEP_EP_DEFINE_KERNEL(defect_load_into_stage_in_use, deep_ep::defects::Params, deep_ep::device::load_into_stage_in_use,
-                      32)
+DEEP_EP_DEFINE_KERNEL(defect_stage_reused, deep_ep::device::stage_reused)
+DEEP_EP_DEFINE_KERNEL(defect_missing_publish, deep_ep::device::missing_publish)
+DEEP_EP_DEFINE_KERNEL(defect_exit_without_wait, deep_ep::device::exit_without_wait)
+DEEP_EP_DEFINE_KERNEL(defect_parity_not_flipped, deep_ep::device::parity_not_flipped)
+DEEP_EP_DEFINE_KERNEL(defect_wrong_bytes, deep_ep::device::wrong_bytes)
+DEEP_EP_DEFINE_KERNEL(defect_load_into_stage_in_use, deep_ep::device::load_into_stage_in_use)

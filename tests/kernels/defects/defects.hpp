@@ -22,24 +22,24 @@ struct Params {
 }  // namespace deep_ep::defects
 
 // Between blocks: signal_defects.cu. Block 0 sends, block 1 receives; one warp each.
-DEEP_EP_DECLARE_KERNEL(defect_relaxed_flag, deep_ep::defects::Params)
-DEEP_EP_DECLARE_KERNEL(defect_signal_before_completion, deep_ep::defects::Params)
-DEEP_EP_DECLARE_KERNEL(defect_wrong_epoch, deep_ep::defects::Params)
-DEEP_EP_DECLARE_KERNEL(defect_signal_without_warp_sync, deep_ep::defects::Params)
+DEEP_EP_DECLARE_KERNEL(defect_relaxed_flag, deep_ep::defects::Params, 32)
+DEEP_EP_DECLARE_KERNEL(defect_signal_before_completion, deep_ep::defects::Params, 32)
+DEEP_EP_DECLARE_KERNEL(defect_wrong_epoch, deep_ep::defects::Params, 32)
+DEEP_EP_DECLARE_KERNEL(defect_signal_without_warp_sync, deep_ep::defects::Params, 32)
 
 // Calls that take turns: low_latency_defects.cu.
-DEEP_EP_DECLARE_KERNEL(defect_flag_without_epoch, deep_ep::defects::Params)
-DEEP_EP_DECLARE_KERNEL(defect_credit_ignored, deep_ep::defects::Params)
+DEEP_EP_DECLARE_KERNEL(defect_flag_without_epoch, deep_ep::defects::Params, 32)
+DEEP_EP_DECLARE_KERNEL(defect_credit_ignored, deep_ep::defects::Params, 32)
 
 // Bulk copies of one warp: bulk_defects.cu. Rows of source go to destination.
-DEEP_EP_DECLARE_KERNEL(defect_stage_reused, deep_ep::defects::Params)
-DEEP_EP_DECLARE_KERNEL(defect_missing_publish, deep_ep::defects::Params)
-DEEP_EP_DECLARE_KERNEL(defect_exit_without_wait, deep_ep::defects::Params)
-DEEP_EP_DECLARE_KERNEL(defect_parity_not_flipped, deep_ep::defects::Params)
-DEEP_EP_DECLARE_KERNEL(defect_wrong_bytes, deep_ep::defects::Params)
-DEEP_EP_DECLARE_KERNEL(defect_load_into_stage_in_use, deep_ep::defects::Params)
+DEEP_EP_DECLARE_KERNEL(defect_stage_reused, deep_ep::defects::Params, 32)
+DEEP_EP_DECLARE_KERNEL(defect_missing_publish, deep_ep::defects::Params, 32)
+DEEP_EP_DECLARE_KERNEL(defect_exit_without_wait, deep_ep::defects::Params, 32)
+DEEP_EP_DECLARE_KERNEL(defect_parity_not_flipped, deep_ep::defects::Params, 32)
+DEEP_EP_DECLARE_KERNEL(defect_wrong_bytes, deep_ep::defects::Params, 32)
+DEEP_EP_DECLARE_KERNEL(defect_load_into_stage_in_use, deep_ep::defects::Params, 32)
 
 // Inside a block: sync_defects.cu. Thread t's result is 1000 + its partner's index.
-DEEP_EP_DECLARE_KERNEL(defect_missing_warp_sync, deep_ep::defects::Params)
-DEEP_EP_DECLARE_KERNEL(defect_missing_block_sync, deep_ep::defects::Params)
-DEEP_EP_DECLARE_KERNEL(defect_uninitialised_shared, deep_ep::defects::Params)
+DEEP_EP_DECLARE_KERNEL(defect_missing_warp_sync, deep_ep::defects::Params, 128)
+DEEP_EP_DECLARE_KERNEL(defect_missing_block_sync, deep_ep::defects::Params, 128)
+DEEP_EP_DECLARE_KERNEL(defect_uninitialised_shared, deep_ep::defects::Params, 128)

@@ -75,5 +75,5 @@ DEEP_EP_DEVICE void credit_ignored(const Params& p, std::byte* shared) {
 }  // namespace
 }  // namespace deep_ep::device
 
-DEEP_EP_DEFINE_KERNEL(defect_flag_without_epoch, deep_ep::defects::Params, deep_ep::device::flag_without_epoch, 32)
-DEEP_EP_DEFINE_KERNEL(defect_credit_ignored, deep_ep::defects::Params, deep_ep::device::credit_ignored, 32)
+DEEP_EP_DEFINE_KERNEL(defect_flag_without_epoch, deep_ep::device::flag_without_epoch)
+DEEP_EP_DEFINE_KERNEL(defect_credit_ignored, deep_ep::device::credit_ignored)

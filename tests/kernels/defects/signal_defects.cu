@@ -81,9 +81,7 @@ DEEP_EP_DEVICE void signal_without_warp_sync(const Params& p, std::byte*) {
 }  // namespace
 }  // namespace deep_ep::device
 
-DEEP_EP_DEFINE_KERNEL(defect_relaxed_flag, deep_ep::defects::Params, deep_ep::device::relaxed_flag, 32)
-DEEP_EP_DEFINE_KERNEL(defect_signal_before_completion, deep_ep::defects::Params,
-                      deep_ep::device::signal_before_completion, 32)
-DEEP_EP_DEFINE_KERNEL(defect_wrong_epoch, deep_ep::defects::Params, deep_ep::device::wrong_epoch, 32)
-DEEP_EP_DEFINE_KERNEL(defect_signal_without_warp_sync, deep_ep::defects::Params,
-                      deep_ep::device::signal_without_warp_sync, 32)
+DEEP_EP_DEFINE_KERNEL(defect_relaxed_flag, deep_ep::device::relaxed_flag)
+DEEP_EP_DEFINE_KERNEL(defect_signal_before_completion, deep_ep::device::signal_before_completion)
+DEEP_EP_DEFINE_KERNEL(defect_wrong_epoch, deep_ep::device::wrong_epoch)
+DEEP_EP_DEFINE_KERNEL(defect_signal_without_warp_sync, deep_ep::device::signal_without_warp_sync)

@@ -44,6 +44,6 @@ DEEP_EP_DEVICE void uninitialised_shared(const Params& p, std::byte* shared) {
 }  // namespace
 }  // namespace deep_ep::device
 
-DEEP_EP_DEFINE_KERNEL(defect_missing_warp_sync, deep_ep::defects::Params, deep_ep::device::missing_warp_sync, 128)
-DEEP_EP_DEFINE_KERNEL(defect_missing_block_sync, deep_ep::defects::Params, deep_ep::device::missing_block_sync, 128)
-DEEP_EP_DEFINE_KERNEL(defect_uninitialised_shared, deep_ep::defects::Params, deep_ep::device::uninitialised_shared, 128)
+DEEP_EP_DEFINE_KERNEL(defect_missing_warp_sync, deep_ep::device::missing_warp_sync)
+DEEP_EP_DEFINE_KERNEL(defect_missing_block_sync, deep_ep::device::missing_block_sync)
+DEEP_EP_DEFINE_KERNEL(defect_uninitialised_shared, deep_ep::device::uninitialised_shared)

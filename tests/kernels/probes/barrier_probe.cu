@@ -42,4 +42,4 @@ DEEP_EP_DEVICE void barrier_probe(const probes::BarrierParams& p, std::byte* sha
 }  // namespace
 }  // namespace deep_ep::device
 
-DEEP_EP_DEFINE_KERNEL(barrier_probe, deep_ep::probes::BarrierParams, deep_ep::device::barrier_probe, 256)
+DEEP_EP_DEFINE_KERNEL(barrier_probe, deep_ep::device::barrier_probe)

@@ -58,4 +58,4 @@ DEEP_EP_DEVICE void bulk_probe(const probes::BulkParams& p, std::byte* shared) {
 }  // namespace
 }  // namespace deep_ep::device
 
-DEEP_EP_DEFINE_KERNEL(bulk_probe, deep_ep::probes::BulkParams, deep_ep::device::bulk_probe, 256)
+DEEP_EP_DEFINE_KERNEL(bulk_probe, deep_ep::device::bulk_probe)

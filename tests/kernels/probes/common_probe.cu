@@ -36,5 +36,5 @@ DEEP_EP_DEVICE void call_probe(const probes::CallParams& p, std::byte* shared) {
 }  // namespace
 }  // namespace deep_ep::device
 
-DEEP_EP_DEFINE_KERNEL(wait_probe, deep_ep::probes::WaitParams, deep_ep::device::wait_probe, 96)
-DEEP_EP_DEFINE_KERNEL(call_probe, deep_ep::probes::CallParams, deep_ep::device::call_probe, 64)
+DEEP_EP_DEFINE_KERNEL(wait_probe, deep_ep::device::wait_probe)
+DEEP_EP_DEFINE_KERNEL(call_probe, deep_ep::device::call_probe)

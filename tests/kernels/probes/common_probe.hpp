@@ -26,5 +26,5 @@ struct CallParams {
 
 }  // namespace deep_ep::probes
 
-DEEP_EP_DECLARE_KERNEL(wait_probe, deep_ep::probes::WaitParams)
-DEEP_EP_DECLARE_KERNEL(call_probe, deep_ep::probes::CallParams)
+DEEP_EP_DECLARE_KERNEL(wait_probe, deep_ep::probes::WaitParams, 96)
+DEEP_EP_DECLARE_KERNEL(call_probe, deep_ep::probes::CallParams, 64)

@@ -24,4 +24,4 @@ DEEP_EP_DEVICE void fp8_probe(const probes::Fp8Params& p, std::byte*) {
 }  // namespace
 }  // namespace deep_ep::device
 
-DEEP_EP_DEFINE_KERNEL(fp8_probe, deep_ep::probes::Fp8Params, deep_ep::device::fp8_probe, 256)
+DEEP_EP_DEFINE_KERNEL(fp8_probe, deep_ep::device::fp8_probe)

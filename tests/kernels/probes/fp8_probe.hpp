@@ -15,4 +15,4 @@ struct Fp8Params {
 
 }  // namespace deep_ep::probes
 
-DEEP_EP_DECLARE_KERNEL(fp8_probe, deep_ep::probes::Fp8Params)
+DEEP_EP_DECLARE_KERNEL(fp8_probe, deep_ep::probes::Fp8Params, 256)

@@ -128,7 +128,7 @@ DEEP_EP_DEVICE void numeric_probe(const probes::NumericParams& p, std::byte*) {
 }  // namespace
 }  // namespace deep_ep::device
 
-DEEP_EP_DEFINE_KERNEL(memory_probe, deep_ep::probes::MemoryParams, deep_ep::device::memory_probe, 256)
-DEEP_EP_DEFINE_KERNEL(cell_probe, deep_ep::probes::CellParams, deep_ep::device::cell_probe, 32)
-DEEP_EP_DEFINE_KERNEL(line_probe, deep_ep::probes::LineParams, deep_ep::device::line_probe, 512)
-DEEP_EP_DEFINE_KERNEL(numeric_probe, deep_ep::probes::NumericParams, deep_ep::device::numeric_probe, 256)
+DEEP_EP_DEFINE_KERNEL(memory_probe, deep_ep::device::memory_probe)
+DEEP_EP_DEFINE_KERNEL(cell_probe, deep_ep::device::cell_probe)
+DEEP_EP_DEFINE_KERNEL(line_probe, deep_ep::device::line_probe)
+DEEP_EP_DEFINE_KERNEL(numeric_probe, deep_ep::device::numeric_probe)

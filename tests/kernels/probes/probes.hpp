@@ -78,10 +78,10 @@ struct NumericParams {
 
 }  // namespace deep_ep::probes
 
-DEEP_EP_DECLARE_KERNEL(warp_probe, deep_ep::probes::WarpParams)
-DEEP_EP_DECLARE_KERNEL(barrier_probe, deep_ep::probes::BarrierParams)
-DEEP_EP_DECLARE_KERNEL(memory_probe, deep_ep::probes::MemoryParams)
-DEEP_EP_DECLARE_KERNEL(bulk_probe, deep_ep::probes::BulkParams)
-DEEP_EP_DECLARE_KERNEL(cell_probe, deep_ep::probes::CellParams)
-DEEP_EP_DECLARE_KERNEL(line_probe, deep_ep::probes::LineParams)
-DEEP_EP_DECLARE_KERNEL(numeric_probe, deep_ep::probes::NumericParams)
+DEEP_EP_DECLARE_KERNEL(warp_probe, deep_ep::probes::WarpParams, 256)
+DEEP_EP_DECLARE_KERNEL(barrier_probe, deep_ep::probes::BarrierParams, 256)
+DEEP_EP_DECLARE_KERNEL(memory_probe, deep_ep::probes::MemoryParams, 256)
+DEEP_EP_DECLARE_KERNEL(bulk_probe, deep_ep::probes::BulkParams, 256)
+DEEP_EP_DECLARE_KERNEL(cell_probe, deep_ep::probes::CellParams, 32)
+DEEP_EP_DECLARE_KERNEL(line_probe, deep_ep::probes::LineParams, 512)
+DEEP_EP_DECLARE_KERNEL(numeric_probe, deep_ep::probes::NumericParams, 256)

@@ -35,4 +35,4 @@ DEEP_EP_DEVICE void warp_probe(const probes::WarpParams& p, std::byte*) {
 }  // namespace
 }  // namespace deep_ep::device
 
-DEEP_EP_DEFINE_KERNEL(warp_probe, deep_ep::probes::WarpParams, deep_ep::device::warp_probe, 256)
+DEEP_EP_DEFINE_KERNEL(warp_probe, deep_ep::device::warp_probe)

@@ -51,4 +51,4 @@ DEEP_EP_DEVICE void ring_cost_body(const RingCostParams& p, std::byte*) {
 }  // namespace
 }  // namespace deep_ep::device
 
-DEEP_EP_DEFINE_KERNEL(ring_cost, deep_ep::test::RingCostParams, deep_ep::device::ring_cost_body, 32)
+DEEP_EP_DEFINE_KERNEL(ring_cost, deep_ep::device::ring_cost_body)

@@ -23,4 +23,4 @@ struct RingCostParams {
 
 }  // namespace deep_ep::test
 
-DEEP_EP_DECLARE_KERNEL(ring_cost, deep_ep::test::RingCostParams)
+DEEP_EP_DECLARE_KERNEL(ring_cost, deep_ep::test::RingCostParams, 32)

@@ -1,11 +1,17 @@
-// What layout, dispatch and combine must return, for all ranks at once, in plain code. Shares nothing with the library:
-// it has its own types and its own bfloat16, so that a mistake there cannot hide here.
+// What layout, dispatch and combine of normal mode must return, for all ranks at once, in plain code. The oracle shares
+// nothing with the library: it has its own types and number formats, so that a mistake there cannot hide here.
+//
+// Inputs without payload (row_bytes and scales_per_row 0) give the routes alone: which row comes from where, and how
+// many. Who cannot hold the data of all ranks at once compares row by row with what `src_rank` and `src_idx` name, and
+// sums with `combine_row`.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <span>
 #include <vector>
+
+#include "oracle/bf16.hpp"
 
 namespace deep_ep::oracle {
 
@@ -69,11 +75,19 @@ struct Combined {
   std::vector<float> topk_weights;  ///< [tokens, topk] or empty
 };
 
+/// `topk`: of the weights that come back, 0 = none do.
 std::vector<Combined> combine(const Dispatched& dispatched, std::span<const CombineInput> inputs, std::int64_t hidden,
                               int topk);
 
-float bf16_value(std::uint16_t bits);
-/// Round to nearest, ties to even; NaN becomes 0x7fff.
-std::uint16_t bf16_bits(float value);
+/// bfloat16 bits of one row, or none.
+using Row = std::span<const std::uint16_t>;
+
+struct CombinedRow {
+  std::vector<std::uint16_t> x;  ///< [hidden], as in Combined
+  std::vector<double> sum;
+};
+
+/// One token's row: first the biases (empty: none), then the rows that come back, by rank.
+CombinedRow combine_row(std::span<const Row> rows, std::int64_t hidden, Row bias_0 = {}, Row bias_1 = {});
 
 }  // namespace deep_ep::oracle

@@ -1,8 +1,5 @@
-#include "oracle/oracle.hpp"
+#include "oracle/normal.hpp"
 
-#include <cmath>
-#include <cstring>
-#include <limits>
 #include <stdexcept>
 
 namespace deep_ep::oracle {
@@ -85,60 +82,57 @@ Dispatched dispatch(std::span<const DispatchInput> inputs, int experts, int expe
   return result;
 }
 
+CombinedRow combine_row(std::span<const Row> rows, std::int64_t hidden, Row bias_0, Row bias_1) {
+  const auto width = static_cast<std::size_t>(hidden);
+  std::vector<float> sums(width);
+  CombinedRow result{{}, std::vector<double>(width)};
+  for (std::size_t h = 0; h < width; ++h) {
+    const float first = bias_0.empty() ? 0.0f : bf16_value(bias_0[h]);
+    const float second = bias_1.empty() ? 0.0f : bf16_value(bias_1[h]);
+    sums[h] = first + second;
+    result.sum[h] = static_cast<double>(first) + static_cast<double>(second);
+  }
+  for (const Row row : rows) {
+    for (std::size_t h = 0; h < width; ++h) {
+      const float value = bf16_value(row[h]);
+      sums[h] += value;
+      result.sum[h] += static_cast<double>(value);
+    }
+  }
+  result.x.reserve(width);
+  for (const float sum : sums) result.x.push_back(bf16_bits(sum));
+  return result;
+}
+
 std::vector<Combined> combine(const Dispatched& dispatched, std::span<const CombineInput> inputs, std::int64_t hidden,
                               int topk) {
   const auto ranks = static_cast<std::int64_t>(inputs.size());
+  const auto row_of = [hidden](const std::vector<std::uint16_t>& x, std::int64_t row) {
+    return x.empty() ? Row() : Row(x).subspan(index(row, hidden, 0), static_cast<std::size_t>(hidden));
+  };
   std::vector<Combined> results(inputs.size());
   for (std::size_t owner = 0; owner < inputs.size(); ++owner) {
-    const auto& rows = dispatched.destination_row[owner];
-    const auto& own = inputs[owner];
-    const std::int64_t tokens = static_cast<std::int64_t>(rows.size()) / ranks;
-    auto& result = results[owner];
+    const auto& destination_row = dispatched.destination_row[owner];
+    const CombineInput& own = inputs[owner];
+    const std::int64_t tokens = static_cast<std::int64_t>(destination_row.size()) / ranks;
+    Combined& result = results[owner];
     for (std::int64_t t = 0; t < tokens; ++t) {
-      for (std::int64_t h = 0; h < hidden; ++h) {
-        const auto at = index(t, hidden, h);
-        const float bias_0 = own.bias_0.empty() ? 0.0f : bf16_value(own.bias_0[at]);
-        const float bias_1 = own.bias_1.empty() ? 0.0f : bf16_value(own.bias_1[at]);
-        float sum = bias_0 + bias_1;
-        double exact = static_cast<double>(bias_0) + static_cast<double>(bias_1);
-        for (std::int64_t d = 0; d < ranks; ++d) {
-          const std::int32_t row = rows[index(t, ranks, d)];
-          if (row < 0) continue;
-          const float value = bf16_value(inputs[static_cast<std::size_t>(d)].x[index(row, hidden, h)]);
-          sum += value;
-          exact += static_cast<double>(value);
-        }
-        result.x.push_back(bf16_bits(sum));
-        result.sum.push_back(exact);
+      std::vector<Row> rows;
+      std::vector<float> weights(static_cast<std::size_t>(topk), 0.0f);
+      for (std::int64_t d = 0; d < ranks; ++d) {
+        const std::int32_t row = destination_row[index(t, ranks, d)];
+        if (row < 0) continue;
+        const CombineInput& from = inputs[static_cast<std::size_t>(d)];
+        rows.push_back(row_of(from.x, row));
+        for (int k = 0; k < topk; ++k) weights[static_cast<std::size_t>(k)] += from.topk_weights[index(row, topk, k)];
       }
-      for (int k = 0; k < topk; ++k) {
-        float sum = 0.0f;
-        for (std::int64_t d = 0; d < ranks; ++d) {
-          const std::int32_t row = rows[index(t, ranks, d)];
-          if (row >= 0) sum += inputs[static_cast<std::size_t>(d)].topk_weights[index(row, topk, k)];
-        }
-        result.topk_weights.push_back(sum);
-      }
+      const CombinedRow row = combine_row(rows, hidden, row_of(own.bias_0, t), row_of(own.bias_1, t));
+      result.x.insert(result.x.end(), row.x.begin(), row.x.end());
+      result.sum.insert(result.sum.end(), row.sum.begin(), row.sum.end());
+      result.topk_weights.insert(result.topk_weights.end(), weights.begin(), weights.end());
     }
   }
   return results;
-}
-
-float bf16_value(std::uint16_t bits) {
-  const std::uint32_t wide = static_cast<std::uint32_t>(bits) << 16;
-  float value = 0;
-  std::memcpy(&value, &wide, sizeof value);
-  return value;
-}
-
-std::uint16_t bf16_bits(float value) {
-  if (std::isnan(value)) return 0x7fff;
-  std::uint32_t wide = 0;
-  std::memcpy(&wide, &value, sizeof wide);
-  const std::uint32_t kept = wide >> 16;
-  const std::uint32_t dropped = wide & 0xffffu;
-  const bool up = dropped > 0x8000u || (dropped == 0x8000u && (kept & 1u) != 0);
-  return static_cast<std::uint16_t>(kept + (up ? 1u : 0u));
 }
 
 }  // namespace deep_ep::oracle

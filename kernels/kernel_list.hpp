@@ -1,0 +1,33 @@
+// All kernels of the library: name, parameters, and threads of the largest block, as many as have registers enough.
+// Declarations, the launchers of every executor and the limits that host code keeps to come from this list; to add a
+// kernel is to write its file and its line here.
+#pragma once
+
+#include "kernels/primitives/declare_kernel.hpp"
+
+// clang-format off
+#define DEEP_EP_KERNELS(KERNEL)                                                         \
+  KERNEL(layout,                          deep_ep::LayoutParams,             1024)      \
+  KERNEL(notify,                          deep_ep::NotifyParams,              768)      \
+  KERNEL(dispatch,                        deep_ep::DispatchParams,            512)      \
+  KERNEL(combine,                         deep_ep::CombineParams,             512)      \
+  KERNEL(dispatch_low_latency,            deep_ep::LowLatencyDispatchParams,  512)      \
+  KERNEL(dispatch_low_latency_rdma,       deep_ep::LowLatencyDispatchParams,  512)      \
+  KERNEL(combine_low_latency,             deep_ep::LowLatencyCombineParams,   512)      \
+  KERNEL(combine_low_latency_logfmt,      deep_ep::LowLatencyCombineParams,   384)      \
+  KERNEL(combine_low_latency_rdma,        deep_ep::LowLatencyCombineParams,   384)      \
+  KERNEL(combine_low_latency_logfmt_rdma, deep_ep::LowLatencyCombineParams,   384)      \
+  KERNEL(barrier_low_latency,             deep_ep::LowLatencyBarrierParams,   128)
+// clang-format on
+
+namespace deep_ep {
+struct LayoutParams;
+struct NotifyParams;
+struct DispatchParams;
+struct CombineParams;
+struct LowLatencyDispatchParams;
+struct LowLatencyCombineParams;
+struct LowLatencyBarrierParams;
+}  // namespace deep_ep
+
+DEEP_EP_KERNELS(DEEP_EP_DECLARE_KERNEL)

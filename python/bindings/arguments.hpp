@@ -1,0 +1,112 @@
+// Arguments of the calls of deep_ep._native. Each is spelled once: a call lists its arguments by name, with the place
+// that the value goes to. From the list come the reading of what Python gives and the signature in the docstring, of
+// which deep_ep/_native.pyi is made.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <cstddef>
+#include <initializer_list>
+#include <optional>
+#include <string>
+#include <type_traits>
+
+#include "deep_ep/executor.hpp"
+#include "python/bindings/framework.hpp"
+
+namespace deep_ep::bindings {
+
+namespace py = pybind11;
+
+/// Puts positional arguments into their places, in the order of the list. TypeError names the argument.
+class ArgumentReader {
+ public:
+  ArgumentReader(const char* call, const py::args& given) : call_(call), given_(given) {}
+
+  template <class T>
+  void operator()(const char* name, T& place) {
+    if (next_ == given_.size()) wrong_number();
+    read(PyTuple_GET_ITEM(given_.ptr(), static_cast<py::ssize_t>(next_++)), name, place);
+  }
+  /// After the last one: there must not be more.
+  void finish() const {
+    if (next_ != given_.size()) wrong_number();
+  }
+
+ private:
+  static void read(py::handle object, const char* name, AnyTensor& place);
+  static void read(py::handle object, const char* name, TensorArgument& place);
+  static void read(py::handle object, const char* name, std::optional<TensorArgument>& place);
+  static void read(py::handle object, const char* name, TensorView& place);
+  static void read(py::handle object, const char* name, std::optional<TensorView>& place);
+  /// None or an Event.
+  static void read(py::handle object, const char* name, EventHandle& place);
+  /// Numbers, truth values and Python's own containers.
+  template <class T>
+  static void read(py::handle object, const char* name, T& place) {
+    py::detail::make_caster<T> caster;
+    if (!caster.load(object, true)) wrong_type(object, name);
+    place = py::detail::cast_op<T>(std::move(caster));
+  }
+  [[noreturn]] static void wrong_type(py::handle object, const char* name);
+  [[noreturn]] void wrong_number() const;
+
+  const char* call_;
+  const py::args& given_;
+  std::size_t next_ = 0;
+};
+
+/// The name of T in _native.pyi. Objects about which nothing else is known are tensors.
+template <class T>
+std::string python_type() {
+  using Plain = std::remove_cvref_t<T>;
+  if constexpr (std::is_void_v<Plain>) return "None";
+  if constexpr (std::is_same_v<Plain, bool>) return "bool";
+  if constexpr (std::is_integral_v<Plain>) return "int";
+  if constexpr (std::is_same_v<Plain, EventHandle>) return "Optional[EventHandle]";
+  if constexpr (std::is_same_v<Plain, py::tuple>) return "Tuple[Any, ...]";
+  if constexpr (std::is_same_v<Plain, py::function>) return "Callable[[bytes], Sequence[bytes]]";
+  if constexpr (requires { typename Plain::value_type; }) return "Optional[torch.Tensor]";
+  return "torch.Tensor";
+}
+
+/// "name(self, x: torch.Tensor, num_sms: int, /) -> None"
+class SignatureWriter {
+ public:
+  explicit SignatureWriter(const char* name, bool method = true)
+      : text_(std::string(name) + (method ? "(self" : "(")), empty_(!method) {}
+
+  template <class T>
+  void operator()(const char* name, const T& /*place*/) {
+    add(name, python_type<T>());
+  }
+  void add(const char* name, const std::string& type) {
+    text_ += std::string(empty_ ? "" : ", ") + name + ": " + type;
+    empty_ = false;
+  }
+  /// "/": they are given by position.
+  std::string finish(const std::string& returns) const { return text_ + (empty_ ? "" : ", /") + ") -> " + returns; }
+
+ private:
+  std::string text_;
+  bool empty_;
+};
+
+/// The signature of a call that lists its arguments.
+template <class Call>
+std::string signature_of_call(const char* name, const std::string& returns) {
+  SignatureWriter writer(name);
+  Call().list(writer);
+  return writer.finish(returns);
+}
+
+/// The signature of a function or method whose parameters have these names.
+template <class Result, class... Parameters>
+std::string signature_of(const char* name, std::initializer_list<const char*> names, bool method) {
+  SignatureWriter writer(name, method);
+  [[maybe_unused]] auto next = names.begin();
+  (writer.add(*next++, python_type<Parameters>()), ...);
+  return writer.finish(python_type<Result>());
+}
+
+}  // namespace deep_ep::bindings

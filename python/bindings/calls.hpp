@@ -1,0 +1,160 @@
+// What Python gives to each call of a Buffer, argument by argument: see arguments.hpp.
+#pragma once
+
+#include "deep_ep/buffer.hpp"
+#include "python/bindings/arguments.hpp"
+
+namespace deep_ep::bindings {
+
+struct BufferSetup {
+  int rank = 0;
+  int num_ranks = 0;
+  py::function all_gather;          ///< (bytes) -> list of bytes, one for each rank
+  int device = -1;                  ///< a GPU's ordinal, -1 for the CPU
+  std::uintptr_t comm_stream = 0;   ///< of the framework, lives as long as the process; 0 on the CPU
+  BufferOptions options;
+
+  template <class With>
+  void list(With& with) {
+    with("rank", rank);
+    with("num_ranks", num_ranks);
+    with("all_gather", all_gather);
+    with("device", device);
+    with("heap_bytes", options.heap_bytes);
+    with("comm_stream", comm_stream);
+    with("low_latency_bytes", options.low_latency_bytes);
+    with("low_latency_masking", options.low_latency_masking);
+    with("allow_nvlink_for_low_latency", options.allow_nvlink_for_low_latency);
+  }
+};
+
+struct LayoutCall {
+  static constexpr const char* kReturns = "Tuple[torch.Tensor, torch.Tensor, torch.Tensor, Optional[EventHandle]]";
+  TensorView topk_idx;
+  int num_experts = 0;
+  CallOptions options;
+
+  template <class With>
+  void list(With& with) {
+    with("topk_idx", topk_idx);
+    with("num_experts", num_experts);
+    with("previous_event", options.previous_event);
+    with("async_finish", options.async_finish);
+  }
+};
+
+struct DispatchCall {
+  static constexpr const char* kReturns =
+      "Tuple[torch.Tensor, Optional[torch.Tensor], Optional[torch.Tensor], Optional[torch.Tensor], List[int], "
+      "Tuple[torch.Tensor, ...], Optional[EventHandle]]";
+  AnyTensor x;
+  TensorArgument is_token_in_rank;  ///< goes into the handle, too
+  DispatchArguments arguments;
+  CallOptions options;
+
+  template <class With>
+  void list(With& with) {
+    with("x", x);
+    with("x_scales", arguments.x_scales);
+    with("num_tokens_per_rank", arguments.num_tokens_per_rank);
+    with("is_token_in_rank", is_token_in_rank);
+    with("num_tokens_per_expert", arguments.num_tokens_per_expert);
+    with("topk_idx", arguments.topk_idx);
+    with("topk_weights", arguments.topk_weights);
+    with("expert_alignment", arguments.expert_alignment);
+    with("num_worst_tokens", arguments.num_worst_tokens);
+    with("num_sms", arguments.config.num_sms);
+    with("previous_event", options.previous_event);
+    with("async_finish", options.async_finish);
+  }
+};
+
+struct CachedDispatchCall {
+  static constexpr const char* kReturns = "Tuple[torch.Tensor, Optional[torch.Tensor], Optional[EventHandle]]";
+  AnyTensor x;
+  py::tuple handle;
+  DispatchArguments arguments;
+  CallOptions options;
+
+  template <class With>
+  void list(With& with) {
+    with("x", x);
+    with("x_scales", arguments.x_scales);
+    with("handle", handle);
+    with("num_sms", arguments.config.num_sms);
+    with("previous_event", options.previous_event);
+    with("async_finish", options.async_finish);
+  }
+};
+
+struct CombineCall {
+  static constexpr const char* kReturns = "Tuple[torch.Tensor, Optional[torch.Tensor], Optional[EventHandle]]";
+  py::tuple handle;
+  CombineArguments arguments;
+  CallOptions options;
+
+  template <class With>
+  void list(With& with) {
+    with("x", arguments.x);
+    with("handle", handle);
+    with("topk_weights", arguments.topk_weights);
+    with("bias_0", arguments.bias_0);
+    with("bias_1", arguments.bias_1);
+    with("num_sms", arguments.config.num_sms);
+    with("previous_event", options.previous_event);
+    with("async_finish", options.async_finish);
+  }
+};
+
+struct LowLatencyDispatchCall {
+  static constexpr const char* kReturns =
+      "Tuple[Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor]], torch.Tensor, Optional[torch.Tensor], "
+      "Optional[torch.Tensor], Tuple[Any, ...], Optional[EventHandle], Optional[ReceiveHook]]";
+  LowLatencyDispatchArguments arguments;
+  bool rank_major = false;
+  CallOptions options;
+  py::args given;  ///< all of them, for what must keep them
+
+  template <class With>
+  void list(With& with) {
+    with("x", arguments.x);
+    with("topk_idx", arguments.topk_idx);
+    with("topk_weights", arguments.topk_weights);
+    with("max_tokens", arguments.max_tokens);
+    with("num_experts", arguments.num_experts);
+    with("cumulative_local_expert_recv_stats", arguments.cumulative_local_expert_recv_stats);
+    with("dispatch_wait_recv_cost_stats", arguments.wait_recv_cost_stats);
+    with("use_fp8", arguments.use_fp8);
+    with("round_scale", arguments.round_scale);
+    with("use_ue8m0", arguments.use_ue8m0);
+    with("rank_major", rank_major);
+    with("async_finish", options.async_finish);
+    with("return_recv_hook", options.return_recv_hook);
+  }
+};
+
+struct LowLatencyCombineCall {
+  static constexpr const char* kReturns = "Tuple[torch.Tensor, Optional[EventHandle], Optional[ReceiveHook]]";
+  py::tuple handle;
+  bool zero_copy = false;
+  std::optional<TensorArgument> out;
+  LowLatencyCombineArguments arguments;
+  CallOptions options;
+  py::args given;  ///< all of them, for what must keep them
+
+  template <class With>
+  void list(With& with) {
+    with("x", arguments.x);
+    with("topk_idx", arguments.topk_idx);
+    with("topk_weights", arguments.topk_weights);
+    with("handle", handle);
+    with("use_logfmt", arguments.use_logfmt);
+    with("zero_copy", zero_copy);
+    with("out", out);
+    with("combine_wait_recv_cost_stats", arguments.wait_recv_cost_stats);
+    with("async_finish", options.async_finish);
+    with("return_recv_hook", options.return_recv_hook);
+  }
+};
+
+}  // namespace deep_ep::bindings

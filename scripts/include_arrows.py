@@ -1,0 +1,94 @@
+#!/usr/bin/env python3
+"""Draws which folder includes which, with counts, and fails on an arrow that the design forbids.
+
+usage: include_arrows.py [ROOT]
+
+Every folder knows only the ones below it (docs/architecture.md). A folder without a line in MAY_INCLUDE is a mistake
+too, so that a new one is thought about.
+"""
+
+import collections
+import os
+import pathlib
+import re
+import sys
+
+INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"')
+SUFFIXES = {".cpp", ".hpp", ".cu", ".cuh", ".h"}
+TOP_FOLDERS = ("include", "kernels", "csrc", "oracle", "python", "tools", "benchmarks", "examples", "tests")
+
+# What a folder may include besides itself. The first line that fits a folder holds for it; a name stands for all below.
+# A family of kernels (what the last line for kernels/ is for) knows no other.
+MAY_INCLUDE = {
+    "include": [],
+    "kernels/primitives": ["include"],
+    "kernels/common": ["include", "kernels/primitives"],
+    "kernels/rdma": ["include", "kernels/primitives", "kernels/common"],
+    "kernels": ["include", "kernels/primitives", "kernels/common", "kernels/rdma", "kernels/kernel_list.hpp"],
+    "csrc": ["include", "kernels", "csrc"],
+    "oracle": ["include"],
+    "python": ["include"],
+    "examples": ["include"],
+    "tools": ["include", "kernels", "csrc", "oracle", "tools"],
+    # What measures is a library of tools/, which the command and the sweeps link.
+    "benchmarks": ["include", "oracle", "tools/bench", "tools/common"],
+    "tests": ["include", "kernels", "csrc", "oracle", "tools"],
+}
+
+
+def is_in(path, folder):
+    return path == folder or path.startswith(folder + "/")
+
+
+def room(path):
+    """The folder that a file counts for: a family of kernels, a folder of csrc or tools, else the one at the top."""
+    parts = path.split("/")
+    return "/".join(parts[:2]) if parts[0] in ("kernels", "csrc", "tools") and len(parts) > 2 else parts[0]
+
+
+def resolve(root, source, name):
+    for folder in ("", "include/", str(pathlib.Path(source).parent) + "/"):
+        if (root / folder / name).exists():
+            return os.path.normpath(folder + name)
+    return "include/" + name if name == "deep_ep/version.hpp" else None  # which CMake writes
+
+
+def allowed(source, target):
+    for folder, targets in MAY_INCLUDE.items():
+        if is_in(source, folder):
+            return is_in(target, room(source)) or any(is_in(target, one) for one in targets)
+    return False
+
+
+def main():
+    root = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else ".").resolve()
+    arrows, mistakes = collections.Counter(), []
+    for top in TOP_FOLDERS:
+        for path in sorted((root / top).rglob("*")):
+            if path.suffix not in SUFFIXES:
+                continue
+            source = str(path.relative_to(root))
+            for number, line in enumerate(path.read_text().splitlines(), start=1):
+                match = INCLUDE.match(line)
+                if not match:
+                    continue
+                target = resolve(root, source, match[1])
+                where = f"{source}:{number}: #include \"{match[1]}\""
+                if target is None:
+                    mistakes.append(f"{where}: there is no such file")
+                elif target.endswith(".cpp"):
+                    mistakes.append(f"{where}: sources are compiled, not included")
+                elif room(source) != room(target):
+                    arrows[room(source), room(target)] += 1
+                    if not allowed(source, target):
+                        mistakes.append(f"{where}: {room(source)} may not know {room(target)}")
+    for (source, target), count in sorted(arrows.items()):
+        print(f"{source:20} -> {target:20} {count:4}")
+    for mistake in mistakes:
+        print(f"FORBIDDEN {mistake}")
+    print(f"{sum(arrows.values())} includes between folders, {len(mistakes)} forbidden")
+    return 1 if mistakes or not arrows else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

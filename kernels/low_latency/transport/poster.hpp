@@ -54,12 +54,12 @@ class CallPoster : public rdma::Poster<WholeWarp, MaskOrEnd> {
   /// Tells it that everything up to `place` of the call is there: see progress_value.
   DEEP_EP_DEVICE bool progress(int place) { return tell(progress_, progress_value(reach_.epoch, place)); }
 
-  /// CallReach::await_room by the warp. What was posted is on its way meanwhile: two ranks may wait for each other.
+  /// Waits for room at the peer, acquiring. What was posted is on its way meanwhile: two ranks may wait for each other.
   DEEP_EP_DEVICE bool await_room() {
     bool there = lane_index() != 0 || reach_.has_room(load_acquire<Scope::system>(reach_.acknowledged(peer())));
     if (!warp::all(there)) {
       flush();
-      there = lane_index() != 0 || reach_.await_room(peer());
+      there = lane_index() != 0 || reach_.await_acknowledged(peer());
     }
     return warp::agree(there);
   }

@@ -4,14 +4,14 @@
 //
 // In the receiver's window, rows of dispatch that are handed on take the place of their far source. In the relay's,
 // rows of combine from a rank of its node take the place of the rank with the same index in the owner's node, which
-// sends it none; its own do not travel. Counts, selections and acknowledgements go directly, as ever.
+// sends it none; its own do not travel. Counts, selections and acknowledgements always go directly.
 #pragma once
 
 #include "kernels/low_latency/transport/masks.hpp"
 
 namespace deep_ep::device::low_latency {
 
-/// Of one rank, in one call.
+/// What both kinds of calls have in common: one rank's reach in one call.
 template <LowLatencyKind kKind, bool kRdma, bool kRails>
 struct CallReach : Reach<kRdma, kRails> {
   static constexpr LowLatencyKind kCall = kKind;
@@ -29,14 +29,15 @@ struct CallReach : Reach<kRdma, kRails> {
     }
   }
 
-  /// Tells `peer` up to which call this rank has received, after all reads of that call: they were a kernel's before
-  /// this one. A far peer is told by its poster.
+  /// Tells `peer` up to which call this rank has received, ordered after all reads of that call, which an earlier
+  /// kernel made. A far peer is told by its poster.
   DEEP_EP_DEVICE void acknowledge(int peer, std::uint64_t received) const {
     if (this->is_far(peer)) return;
     std::uint64_t* word = common.window.acknowledged(kKind, common.rank).in(common.heaps[peer]);
     store_after_earlier_reads<Scope::system>(word, received);
   }
-  /// Tells `peer` that this rank has begun to send the call, releasing what this thread wrote before. Likewise.
+  /// Tells `peer` that this rank has begun to send the call, releasing what this thread wrote before. A far peer is
+  /// told by its poster.
   DEEP_EP_DEVICE void begin(int peer) const {
     if (this->is_far(peer)) return;
     store_release<Scope::system>(common.window.begun(kKind, common.rank).in(common.heaps[peer]), epoch);
@@ -46,14 +47,17 @@ struct CallReach : Reach<kRdma, kRails> {
   DEEP_EP_DEVICE const std::uint64_t* acknowledged(int peer) const {
     return common.window.acknowledged(kKind, peer).in(common.local);
   }
-  /// The same without waiting for it: what is written to the peer afterwards follows its reads of that call.
+  /// Loads that, in time for writing to the peer: what is written afterwards follows the peer's reads of that call.
   DEEP_EP_DEVICE std::uint64_t load_acknowledged(int peer) const {
     return load_before_overwriting<Scope::system>(acknowledged(peer));
   }
   /// A call takes the places of the call before the last. May it, at a peer that has acknowledged `seen`?
   DEEP_EP_DEVICE bool has_room(std::uint64_t seen) const { return epoch <= 2 || seen >= epoch - 2; }
-  /// By one thread: waits until it may, acquiring. False: the peer is to be left out, or the call is over.
-  DEEP_EP_DEVICE bool await_room(int peer) const {
+  /// By one thread: waits until it may, acquiring. At once for a far peer, as its poster waits. False: the peer is to
+  /// be left out, or the call is over.
+  DEEP_EP_DEVICE bool await_room(int peer) const { return this->is_far(peer) || await_acknowledged(peer); }
+  /// The same for all peers.
+  DEEP_EP_DEVICE bool await_acknowledged(int peer) const {
     constexpr Wanted kWanted =
         kKind == LowLatencyKind::dispatch ? Wanted::low_latency_dispatch_credit : Wanted::low_latency_combine_credit;
     return wait_signal(policy(), acknowledged(peer), {peer, kWanted, epoch - 2});

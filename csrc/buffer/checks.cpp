@@ -2,8 +2,10 @@
 
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <vector>
 
+#include "csrc/buffer/defaults.hpp"
 #include "csrc/support/format.hpp"
 
 namespace deep_ep {
@@ -66,9 +68,22 @@ void check_row_bytes(const char* name, const TensorView& tensor) {
     fail<InvalidArgument>("{} is {}: a row has {} bytes, allowed: a multiple of 16 below 2^31", name, tensor.describe(),
                           bytes);
   }
+  check_alignment(name, tensor);
+}
+
+void check_alignment(const char* name, const TensorView& tensor) {
   if (reinterpret_cast<std::uintptr_t>(tensor.data) % 16 != 0) {
     fail<InvalidArgument>("{} starts at an address that is not a multiple of 16", name);
   }
+}
+
+void check_token_count(const char* name, std::int64_t tokens, int num_ranks) {
+  check_range(name, tokens, 0, INT32_MAX / std::max(2, num_ranks));
+}
+
+void check_config(const Config& config, int most_warps) {
+  check_range("config.num_sms", config.num_sms, 0, defaults::kMostSms);
+  check_range("config.warps_per_block", config.warps_per_block, 0, most_warps);
 }
 
 }  // namespace deep_ep

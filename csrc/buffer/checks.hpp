@@ -1,9 +1,10 @@
 // Argument checks. Each failure names the argument, says what came and what is allowed.
 #pragma once
 
-#include <optional>
-#include <span>
+#include <cstdint>
+#include <initializer_list>
 
+#include "deep_ep/config.hpp"
 #include "deep_ep/error.hpp"
 #include "deep_ep/tensor.hpp"
 
@@ -23,7 +24,16 @@ void check_strided_tensor(const char* name, const TensorView& tensor, const Devi
 /// begin <= value <= end.
 void check_range(const char* name, std::int64_t value, std::int64_t begin, std::int64_t end);
 
-/// A row's bytes can travel: a multiple of 16, not zero, below 2^31.
+/// A row's bytes can travel: a multiple of 16, not zero, below 2^31. Rows start at multiples of 16, too.
 void check_row_bytes(const char* name, const TensorView& tensor);
+
+/// It starts at a multiple of 16.
+void check_alignment(const char* name, const TensorView& tensor);
+
+/// So many rows of each of the ranks can be counted in 31 bits.
+void check_token_count(const char* name, std::int64_t tokens, int num_ranks);
+
+/// `config`, where a block may have at most so many warps.
+void check_config(const Config& config, int most_warps);
 
 }  // namespace deep_ep

@@ -31,14 +31,19 @@ class HomeStream {
   /// ... until here. Work that is recorded into a graph does not count: it does not run now.
   void work_ends(EventHandle behind) {
     const std::lock_guard lock(mutex_);
-    last_ = std::move(behind);
+    latest_ = std::move(behind);
     open_ = false;
+  }
+  /// Behind all work that has ended; null when there was none. The next work has to wait for it.
+  EventHandle latest() {
+    const std::lock_guard lock(mutex_);
+    return latest_;
   }
   /// True when all work that was begun is known to have ended. Asked for the sake of graphs: their replays do not wait
   /// for the stream, so they may use only memory that it has finished with.
   bool idle() {
     const std::lock_guard lock(mutex_);
-    return !open_ && (last_ == nullptr || executor_->event_done(last_));
+    return !open_ && (latest_ == nullptr || executor_->event_done(latest_));
   }
 
  private:
@@ -46,7 +51,7 @@ class HomeStream {
   std::atomic<StreamHandle> stream_;
   std::mutex mutex_;
   bool open_ = false;
-  EventHandle last_;
+  EventHandle latest_;
 };
 
 }  // namespace deep_ep

@@ -7,7 +7,7 @@
 
 namespace deep_ep {
 
-/// What a wait was for. The texts are in csrc/buffer/faults.cpp.
+/// What a wait was for. The texts are in csrc/buffer/fault_texts.cpp.
 enum class Wanted : std::uint32_t {
   nothing,
   counts,                         ///< the peer's token counts (notify)

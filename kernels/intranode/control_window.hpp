@@ -110,7 +110,6 @@ struct KernelState {
   std::uint64_t notify_epoch;
   std::uint64_t dispatch_epoch;
   std::uint64_t combine_epoch;
-  std::uint64_t abort;  ///< see WaitContext
   // Blocks (or warps) that have arrived; the last to arrive puts zero back.
   std::uint32_t notify_ticket;
   std::uint32_t dispatch_round_ticket;

@@ -2,8 +2,8 @@
 #pragma once
 
 #include "deep_ep/buffer.hpp"
-#include "tools/bench/low_latency_rank.hpp"
-#include "tools/bench/workload.hpp"
+#include "bench_support/low_latency_rank.hpp"
+#include "bench_support/workload.hpp"
 
 namespace deep_ep::tools {
 

@@ -7,8 +7,8 @@
 #include <utility>
 
 #include "tools/bench/check.hpp"
-#include "tools/bench/peers.hpp"
-#include "tools/bench/rank.hpp"
+#include "bench_support/peers.hpp"
+#include "bench_support/intranode_rank.hpp"
 
 namespace deep_ep::tools {
 namespace {
@@ -145,7 +145,7 @@ class Measurer {
   Executor& executor_;
   int rank_;
   const std::function<void(const Measurement&)>& report_;
-  RankBench bench_;
+  IntranodeBench bench_;
   Meter meter_;
 };
 

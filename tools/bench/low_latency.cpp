@@ -7,7 +7,7 @@
 
 #include "tools/bench/check.hpp"
 #include "tools/bench/graph.hpp"
-#include "tools/bench/low_latency_rank.hpp"
+#include "bench_support/low_latency_rank.hpp"
 
 namespace deep_ep::tools {
 namespace {
@@ -158,8 +158,8 @@ class Measurer {
                  fp8 ? shape_.row_bytes_8bit() : shape_.row_bytes_bf16());
   }
   Bytes combine_bytes(LowLatencyCombine kind) const {
-    std::int64_t row = shape_.row_bytes_bf16();
-    if (kind == LowLatencyCombine::logfmt) row = shape_.hidden * 10 / 8 + shape_.hidden / 128 * 4;
+    const bool logfmt = kind == LowLatencyCombine::logfmt;
+    const std::int64_t row = logfmt ? shape_.row_bytes_logfmt() : shape_.row_bytes_bf16();
     return bytes(row, row);
   }
   Bytes bytes(std::int64_t selected_row, std::int64_t wire_row) const {

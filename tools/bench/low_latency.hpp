@@ -6,26 +6,16 @@
 #include <string>
 #include <vector>
 
-#include "tools/bench/measure.hpp"
-#include "tools/bench/workload.hpp"
-#include "tools/bench/world.hpp"
+#include "tools/bench/options.hpp"
 
 namespace deep_ep::tools {
 
-struct LowLatencyOptions {
-  int ranks = 0;
-  std::vector<std::int64_t> tokens;
-  int hidden = 0;
-  int topk = 8;
-  int experts = 0;
-  std::string dtype = "both";  ///< of dispatched rows: fp8, bf16, both
+struct LowLatencyOptions : BenchOptions {
   int nodes = 0;               ///< that the ranks play, equal ones; 0: those that they are on
   bool nvlink = true;          ///< false: all ranks reach each other by RDMA
   std::string rails = "auto";  ///< rows between nodes by rails: auto, always, never
   bool hooks = true;           ///< also send and receive parts by themselves
   bool graphs = true;          ///< also replays of CUDA graphs, where there are any
-  bool check = false;          ///< compare every result with what it must be
-  Rounds rounds;
 };
 
 /// One line of the result.

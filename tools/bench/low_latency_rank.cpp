@@ -1,4 +1,4 @@
-#include "tools/bench/low_latency_rank.hpp"
+#include "bench_support/low_latency_rank.hpp"
 
 #include <span>
 #include <vector>

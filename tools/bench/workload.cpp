@@ -1,4 +1,4 @@
-#include "tools/bench/workload.hpp"
+#include "bench_support/workload.hpp"
 
 #include <fmt/format.h>
 

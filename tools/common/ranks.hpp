@@ -20,6 +20,8 @@ void run_ranks(int count, const std::function<void(int)>& body);
 /// The device words of the command line: "cpu", "cuda", or "auto": GPUs when there are `ranks` of them.
 Device::Kind choose_device(const std::string& word, int ranks);
 
+const char* name_of(Device::Kind device);  ///< "cuda" or "cpu"
+
 /// An executor for a rank: the GPU with that ordinal, or the CPU.
 std::shared_ptr<Executor> make_executor(Device::Kind kind, int device);
 

@@ -14,6 +14,7 @@
 
 #include "deep_ep/error.hpp"
 #include "tools/commands.hpp"
+#include "tools/common/command_line.hpp"
 #include "tools/common/ranks.hpp"
 #include "tools/demo/layer.hpp"
 
@@ -95,7 +96,7 @@ void print_json(const DemoReport& report) {
   }
   const nlohmann::json json = {
       {"input", report.options.input},
-      {"device", report.device == Device::Kind::cuda ? "cuda" : "cpu"},
+      {"device", name_of(report.device)},
       {"ranks", report.options.ranks},
       {"hidden", shape.hidden},
       {"experts", shape.experts},
@@ -236,17 +237,13 @@ void add_demo_command(CLI::App& app, Action& action) {
   CLI::App* command = app.add_subcommand("demo", "Send a text through a Mixture-of-Experts layer and check the result");
   auto options = std::make_shared<DemoOptions>();
   command->add_option("--input", options->input, "Text file whose words are the tokens")->capture_default_str();
-  command->add_option("--ranks", options->ranks, "Ranks, threads of this process")
-      ->check(CLI::Range(1, 64))
-      ->capture_default_str();
+  add_ranks_option(*command, options->ranks, "Ranks, threads of this process")->capture_default_str();
   command->add_option("--hidden", options->shape.hidden, "Channels of a token")
       ->check(CLI::Range(16, 32768))
       ->capture_default_str();
   command->add_option("--tokens", options->most_tokens, "Use at most so many words (default 4096; 32768 on GPUs)")
       ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 20));
-  command->add_option("--device", options->device, "auto: GPUs when there is one for every rank")
-      ->check(CLI::IsMember({"auto", "cpu", "cuda"}))
-      ->capture_default_str();
+  add_device_option(*command, options->device);
   command->add_flag("--json", options->json, "Print JSON");
   command->callback([options, &action] { action = [options] { return run_demo(*options); }; });
 }

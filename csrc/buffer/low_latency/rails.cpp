@@ -4,6 +4,7 @@
 #include <string>
 
 #include "csrc/support/environment.hpp"
+#include "csrc/support/format.hpp"
 
 namespace deep_ep {
 
@@ -12,6 +13,30 @@ LowLatencyRails asked_for_rails(LowLatencyRails asked) {
   const std::string word = environment::choice("DEEP_EP_LOW_LATENCY_RAILS");
   if (word == "always") return LowLatencyRails::always;
   return word == "never" ? LowLatencyRails::never : LowLatencyRails::automatic;
+}
+
+LowLatencyReach LowLatencyReach::find(const BufferOptions& options, const NodeMembership& nodes) {
+  LowLatencyReach reach;
+  if (options.low_latency_bytes == 0) return reach;
+  reach.far = nodes.reached_by_rdma(options.allow_nvlink_for_low_latency);
+  reach.rails_always = options.low_latency_rails == LowLatencyRails::always;
+  if (options.low_latency_rails == LowLatencyRails::never) {
+    reach.why_no_rails = "as asked for";
+  } else if (!options.allow_nvlink_for_low_latency) {
+    reach.why_no_rails = "as NVLink is not allowed";
+  } else if (options.low_latency_masking) {
+    reach.why_no_rails = "as ranks may be masked";
+  } else if (nodes.ranks_of_each_node() < 2) {
+    reach.why_no_rails = "as nodes are not all of equally many consecutive ranks, two or more";
+  } else if (!reach.far.empty()) {
+    reach.rail_width = nodes.ranks_of_each_node();
+  }
+  return reach;
+}
+
+std::string LowLatencyReach::describe_rails() const {
+  if (rail_width == 0) return fmt::format("not by rails, {}", why_no_rails);
+  return fmt::format("by rails between nodes of {} ranks {}", rail_width, rails_always ? "always" : "where they pay");
 }
 
 RailBytes bytes_between_nodes(const RailTraffic& traffic) {

@@ -1,8 +1,8 @@
-#include "tools/bench/rank.hpp"
+#include "bench_support/intranode_rank.hpp"
 
 namespace deep_ep::tools {
 
-RankBench::RankBench(const WorkloadShape& shape, const Routes& routes, const std::shared_ptr<Bootstrap>& bootstrap,
+IntranodeBench::IntranodeBench(const WorkloadShape& shape, const Routes& routes, const std::shared_ptr<Bootstrap>& bootstrap,
                      const std::shared_ptr<Executor>& executor)
     : shape_(shape),
       routes_(routes),
@@ -20,15 +20,15 @@ RankBench::RankBench(const WorkloadShape& shape, const Routes& routes, const std
   handle_ = dispatch(false, Config{}).handle;
 }
 
-DispatchLayout RankBench::layout() { return buffer_.get_dispatch_layout(selection_.view(), shape_.experts, call_); }
+DispatchLayout IntranodeBench::layout() { return buffer_.get_dispatch_layout(selection_.view(), shape_.experts, call_); }
 
-DispatchResult RankBench::cached_dispatch(bool as_8bit, const Config& config) {
+DispatchResult IntranodeBench::cached_dispatch(bool as_8bit, const Config& config) {
   DispatchArguments arguments = rows(as_8bit, config);
   arguments.handle = &handle_;
   return buffer_.dispatch(arguments, call_);
 }
 
-DispatchResult RankBench::dispatch(bool as_8bit, const Config& config) {
+DispatchResult IntranodeBench::dispatch(bool as_8bit, const Config& config) {
   const DispatchLayout counts = layout();
   DispatchArguments arguments = rows(as_8bit, config);
   arguments.use(counts);
@@ -37,7 +37,7 @@ DispatchResult RankBench::dispatch(bool as_8bit, const Config& config) {
   return buffer_.dispatch(arguments, call_);
 }
 
-CombineResult RankBench::combine(CombineMode mode, const Config& config) {
+CombineResult IntranodeBench::combine(CombineMode mode, const Config& config) {
   CombineArguments arguments;
   arguments.x = mode == CombineMode::push ? ordinary_rows_->view() : received_.recv_x.view();
   arguments.handle = &handle_;
@@ -46,7 +46,7 @@ CombineResult RankBench::combine(CombineMode mode, const Config& config) {
   return buffer_.combine(arguments, call_);
 }
 
-void RankBench::receive_for_combine(CombineMode mode) {
+void IntranodeBench::receive_for_combine(CombineMode mode) {
   received_ = cached_dispatch(false, Config{});
   if (mode != CombineMode::push) return;
   const TensorView rows = received_.recv_x.view();
@@ -54,31 +54,31 @@ void RankBench::receive_for_combine(CombineMode mode) {
   if (rows.bytes() > 0) executor_.copy(ordinary_rows_->view().data, rows.data, rows.bytes(), stream_);
 }
 
-void RankBench::release_rows() {
+void IntranodeBench::release_rows() {
   executor_.synchronize(stream_);
   received_ = {};
   ordinary_rows_.reset();
 }
 
-std::vector<std::int64_t> RankBench::bytes_to_peers(std::int64_t row_bytes) const {
+std::vector<std::int64_t> IntranodeBench::bytes_to_peers(std::int64_t row_bytes) const {
   std::vector<std::int64_t> bytes;
   for (int peer = 0; peer < shape_.ranks; ++peer) bytes.push_back(routes_.rows(rank_, peer) * row_bytes);
   return bytes;
 }
 
-std::vector<std::int64_t> RankBench::bytes_from_peers(std::int64_t row_bytes) const {
+std::vector<std::int64_t> IntranodeBench::bytes_from_peers(std::int64_t row_bytes) const {
   std::vector<std::int64_t> bytes;
   for (int peer = 0; peer < shape_.ranks; ++peer) bytes.push_back(routes_.rows(peer, rank_) * row_bytes);
   return bytes;
 }
 
-void RankBench::destroy() {
+void IntranodeBench::destroy() {
   release_rows();
   handle_ = {};
   buffer_.destroy();
 }
 
-BufferOptions RankBench::buffer_options(const WorkloadShape& shape) {
+BufferOptions IntranodeBench::buffer_options(const WorkloadShape& shape) {
   BufferOptions options;
   // The rows of one round may still be held while the next one asks for its own.
   options.heap_bytes = 3 * Buffer::heap_bytes_hint(shape.ranks, shape.tokens, shape.row_bytes_bf16(), shape.topk);
@@ -86,7 +86,7 @@ BufferOptions RankBench::buffer_options(const WorkloadShape& shape) {
   return options;
 }
 
-void RankBench::fill_inputs() {
+void IntranodeBench::fill_inputs() {
   const auto tokens = static_cast<std::size_t>(shape_.tokens);
   const auto hidden = static_cast<std::size_t>(shape_.hidden);
   const auto blocks = static_cast<std::size_t>(shape_.scales());
@@ -108,7 +108,7 @@ void RankBench::fill_inputs() {
   weights_.upload(weights.data(), stream_);
 }
 
-DispatchArguments RankBench::rows(bool as_8bit, const Config& config) const {
+DispatchArguments IntranodeBench::rows(bool as_8bit, const Config& config) const {
   DispatchArguments arguments;
   arguments.x = as_8bit ? x_8bit_.view() : x_bf16_.view();
   if (as_8bit) arguments.x_scales = scales_.view();

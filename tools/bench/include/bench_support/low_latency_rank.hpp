@@ -5,7 +5,7 @@
 #include <optional>
 
 #include "deep_ep/buffer.hpp"
-#include "tools/bench/workload.hpp"
+#include "bench_support/workload.hpp"
 #include "tools/common/ranks.hpp"
 
 namespace deep_ep::tools {

@@ -6,15 +6,15 @@
 #include <vector>
 
 #include "deep_ep/buffer.hpp"
-#include "tools/bench/workload.hpp"
+#include "bench_support/workload.hpp"
 #include "tools/common/ranks.hpp"
 
 namespace deep_ep::tools {
 
-class RankBench {
+class IntranodeBench {
  public:
   /// Collective. `shape` and `routes` must outlive the object.
-  RankBench(const WorkloadShape& shape, const Routes& routes, const std::shared_ptr<Bootstrap>& bootstrap,
+  IntranodeBench(const WorkloadShape& shape, const Routes& routes, const std::shared_ptr<Bootstrap>& bootstrap,
             const std::shared_ptr<Executor>& executor);
 
   StreamHandle stream() const { return stream_; }

@@ -1,0 +1,52 @@
+#include "csrc/buffer/heap_layout.hpp"
+
+#include <algorithm>
+
+#include "csrc/buffer/defaults.hpp"
+#include "csrc/support/format.hpp"
+#include "deep_ep/error.hpp"
+
+namespace deep_ep {
+namespace {
+
+ControlWindow control_window(int num_ranks, const BufferOptions& options, std::size_t window_bytes) {
+  constexpr int kMostWindowTokens = 8192;
+  constexpr std::size_t kSmallestRow = 128;
+  ControlWindow control;
+  control.num_ranks = num_ranks;
+  control.max_local_experts = options.max_local_experts;
+  const std::size_t rows = window_bytes / (kSmallestRow * static_cast<std::size_t>(num_ranks));
+  control.max_window_tokens = static_cast<int>(std::clamp<std::size_t>(rows, 2, kMostWindowTokens));
+  return control;
+}
+
+}  // namespace
+
+HeapLayout HeapLayout::make(const BufferOptions& options, int num_ranks) {
+  HeapLayout layout;
+  const std::size_t window =
+      options.window_bytes != 0 ? options.window_bytes : defaults::window_bytes(options.heap_bytes);
+  layout.control = control_window(num_ranks, options, window);
+  if (options.heap_bytes < window || options.heap_bytes - window < layout.control.bytes()) {
+    fail<OutOfMemory>("heap_bytes is {}, but the signals of {} ranks take {} and the window {}: at least {} are needed",
+                      options.heap_bytes, num_ranks, format_bytes(layout.control.bytes()), format_bytes(window),
+                      layout.control.bytes() + window);
+  }
+  layout.window_bytes = window / kLine * kLine;
+  layout.asked_bytes = options.heap_bytes + options.low_latency_bytes;
+  layout.low_latency =
+      LowLatencyWindow::make(layout.control.bytes(), options.low_latency_bytes, num_ranks, options.max_local_experts);
+  if (options.low_latency_bytes != 0 && (layout.low_latency.slots == 0 || layout.low_latency.source_bytes == 0)) {
+    fail<InvalidArgument>(
+        "low_latency_bytes is {}, which does not even hold the signals of {} ranks with {} local experts: see "
+        "Buffer::low_latency_bytes_hint",
+        options.low_latency_bytes, num_ranks, options.max_local_experts);
+  }
+  return layout;
+}
+
+void HeapLayout::add_staging(int rail_nodes) {
+  staging = LowLatencyStaging::make(staging_at(), low_latency, rail_nodes);
+}
+
+}  // namespace deep_ep

@@ -1,0 +1,180 @@
+#include <algorithm>
+
+#include "csrc/buffer/checks.hpp"
+#include "csrc/buffer/intranode/plan.hpp"
+#include "csrc/buffer/intranode/stages.hpp"
+#include "csrc/support/format.hpp"
+#include "kernels/intranode/dispatch_shared.hpp"
+
+namespace deep_ep {
+namespace {
+
+constexpr std::int64_t kProtocolVersion = 1;
+constexpr std::size_t kNotifySharedBytes = 256;
+
+void check_cached(const DispatchArguments& arguments, const IntranodeSetup& setup) {
+  if (arguments.topk_idx || arguments.topk_weights) {
+    throw InvalidArgument(
+        "topk_idx and topk_weights cannot be given together with handle: a cached dispatch moves x only");
+  }
+  const DispatchHandle& handle = *arguments.handle;
+  if (!handle.destination_row.defined()) throw InvalidArgument("handle is empty: it must come from a dispatch");
+  if (handle.destination_row.size(1) != setup.num_ranks) {
+    fail<InvalidArgument>("handle is of a buffer with {} ranks, this one has {}", handle.destination_row.size(1),
+                          setup.num_ranks);
+  }
+  if (handle.num_tokens != arguments.x.size(0)) {
+    fail<InvalidArgument>("x has {} rows, the handle's dispatch had {}", arguments.x.size(0), handle.num_tokens);
+  }
+}
+
+void check_layout(const DispatchArguments& arguments, const IntranodeSetup& setup) {
+  const auto given = [](const char* name, const std::optional<TensorView>& tensor) {
+    if (!tensor) fail<InvalidArgument>("{} is missing: without a handle, dispatch needs the layout", name);
+  };
+  given("num_tokens_per_rank", arguments.num_tokens_per_rank);
+  given("is_token_in_rank", arguments.is_token_in_rank);
+  given("num_tokens_per_expert", arguments.num_tokens_per_expert);
+  const std::int64_t tokens = arguments.x.size(0);
+  check_tensor("num_tokens_per_rank", *arguments.num_tokens_per_rank, setup.device, {DType::int32}, {setup.num_ranks});
+  check_tensor("is_token_in_rank", *arguments.is_token_in_rank, setup.device, {DType::boolean, DType::uint8},
+               {tokens, setup.num_ranks});
+  check_tensor("num_tokens_per_expert", *arguments.num_tokens_per_expert, setup.device, {DType::int32}, {kAnySize});
+  const std::int64_t experts = arguments.num_tokens_per_expert->size(0);
+  if (experts == 0 || experts % setup.num_ranks != 0 || experts / setup.num_ranks > setup.max_local_experts) {
+    fail<InvalidArgument>(
+        "num_tokens_per_expert counts {} experts, allowed: a multiple of the {} ranks, at most {} a rank", experts,
+        setup.num_ranks, setup.max_local_experts);
+  }
+  if (arguments.topk_idx.has_value() != arguments.topk_weights.has_value()) {
+    throw InvalidArgument("topk_idx and topk_weights come together: one of them is missing");
+  }
+  if (arguments.topk_idx) {
+    check_tensor("topk_idx", *arguments.topk_idx, setup.device, {DType::int32, DType::int64}, {tokens, kAnySize});
+    check_range("width of topk_idx", arguments.topk_idx->size(1), 1, kMaxTopk);
+    check_tensor("topk_weights", *arguments.topk_weights, setup.device, {DType::float32},
+                 {tokens, arguments.topk_idx->size(1)});
+  }
+  check_range("expert_alignment", arguments.expert_alignment, 1, 1 << 20);
+  check_range("num_worst_tokens", arguments.num_worst_tokens, 0, INT32_MAX);
+}
+
+std::int64_t row_bytes(const TensorView& rows) { return rows.size(1) * static_cast<std::int64_t>(size_of(rows.dtype)); }
+
+/// What all ranks must agree on before rows may move.
+CallShape call_shape(const DispatchArguments& arguments) {
+  const auto& scales = arguments.x_scales;
+  const auto& topk_idx = arguments.topk_idx;
+  return {{row_bytes(arguments.x), scales ? row_bytes(*scales) : 0, topk_idx ? topk_idx->size(1) : 0,
+           topk_idx ? static_cast<std::int64_t>(size_of(topk_idx->dtype)) : 0, arguments.num_tokens_per_expert->size(0),
+           static_cast<std::int64_t>(arguments.x.dtype), scales ? static_cast<std::int64_t>(scales->dtype) : 0,
+           kProtocolVersion}};
+}
+
+LaunchShape plan_launch(DispatchParams& params, const Config& config, const IntranodeSetup& setup) {
+  const LaunchPolicy& policy = setup.policy;
+  const int warps = config.warps_per_block != 0 ? config.warps_per_block : policy.warps_per_block;
+  const int sms = config.num_sms != 0 ? config.num_sms : Config::dispatch_default(setup.num_ranks).num_sms;
+  const int useful = std::max(1, (params.num_tokens + warps - 1) / warps);
+  const DispatchShared without_stages{setup.num_ranks, warps, RowStages::kMost, 0};
+  const std::size_t per_warp = (policy.max_shared_bytes - without_stages.bytes()) / static_cast<std::size_t>(warps);
+  const RowStages stages = RowStages::make(per_warp, params.row_bytes);
+  params.stages = stages.count;
+  params.stage_bytes = stages.bytes;
+  const DispatchShared layout{setup.num_ranks, warps, stages.count, stages.bytes};
+  return LaunchShape{std::min({sms, policy.multiprocessors, useful}), warps * 32, layout.bytes()};
+}
+
+}  // namespace
+
+void check_dispatch(const DispatchArguments& arguments, const IntranodeSetup& setup) {
+  const TensorView& x = arguments.x;
+  check_tensor("x", x, setup.device, {}, {kAnySize, kAnySize});
+  check_row_bytes("x", x);
+  check_token_count("number of tokens", x.size(0), setup.num_ranks);
+  if (arguments.x_scales) {
+    check_strided_tensor("x_scales", *arguments.x_scales, setup.device, {DType::float32, DType::int32},
+                         {x.size(0), kAnySize});
+  }
+  check_config(arguments.config, kernels::dispatch::kMaxThreads / 32);
+  if (arguments.handle != nullptr) {
+    check_cached(arguments, setup);
+  } else {
+    check_layout(arguments, setup);
+  }
+}
+
+NotifyPlan plan_notify(const DispatchArguments& arguments, const IntranodeSetup& setup) {
+  NotifyPlan plan;
+  plan.params.shape = call_shape(arguments);
+  plan.params.num_tokens = static_cast<int>(arguments.x.size(0));
+  plan.params.num_local_experts = static_cast<int>(arguments.num_tokens_per_expert->size(0)) / setup.num_ranks;
+  plan.params.expert_alignment = arguments.expert_alignment;
+  plan.params.is_token_in_rank = arguments.is_token_in_rank->as<std::uint8_t>();
+  plan.params.num_tokens_per_rank = arguments.num_tokens_per_rank->as<std::int32_t>();
+  plan.params.num_tokens_per_expert = arguments.num_tokens_per_expert->as<std::int32_t>();
+  plan.shape = {std::min(setup.num_ranks, setup.policy.multiprocessors),
+                setup.on_gpu() ? kernels::notify::kMaxThreads : setup.policy.warps_per_block * 32, kNotifySharedBytes};
+  return plan;
+}
+
+DispatchPlan plan_dispatch(const DispatchArguments& arguments, const IntranodeSetup& setup) {
+  const bool cached = arguments.handle != nullptr;
+  DispatchPlan plan;
+  const std::int64_t experts = cached ? arguments.handle->num_experts : arguments.num_tokens_per_expert->size(0);
+  DispatchParams& params = plan.params;
+  params.num_tokens = static_cast<int>(arguments.x.size(0));
+  params.x = arguments.x.as<const std::byte>();
+  params.row_bytes = static_cast<std::uint32_t>(row_bytes(arguments.x));
+  if (arguments.x_scales) {
+    params.scales = arguments.x_scales->as<const std::uint32_t>();
+    params.num_scales = static_cast<int>(arguments.x_scales->size(1));
+    params.scale_token_stride = arguments.x_scales->stride(0);
+    params.scale_stride = arguments.x_scales->stride(1);
+  }
+  if (arguments.topk_idx) {
+    params.topk_idx = arguments.topk_idx->data;
+    params.topk_weights = arguments.topk_weights->as<const float>();
+    params.num_topk = static_cast<int>(arguments.topk_idx->size(1));
+    params.topk_idx_is_64_bit = arguments.topk_idx->dtype == DType::int64;
+  }
+  params.num_local_experts = static_cast<int>(experts) / setup.num_ranks;
+  params.send_src_idx = !cached;
+  params.fill_tail = !cached && arguments.num_worst_tokens > 0 && arguments.topk_idx.has_value();
+  plan.shape = plan_launch(params, arguments.config, setup);
+  return plan;
+}
+
+void plan_window(DispatchParams& params, std::byte* window, const IntranodeSetup& setup) {
+  const auto topk = static_cast<std::size_t>(params.num_topk);
+  const std::size_t scales = static_cast<std::size_t>(params.num_scales) * 4;
+  const std::size_t idx = topk * (params.topk_idx_is_64_bit ? 8 : 4);
+  const std::size_t weights = topk * 4;
+  const std::size_t row = params.row_bytes + scales + idx + weights + sizeof(std::int32_t);
+  const auto ranks = static_cast<std::size_t>(setup.num_ranks);
+  constexpr std::size_t kParts = 5;  // each begins a line
+  const std::size_t rows = (setup.window_bytes - std::min(setup.window_bytes, kParts * kLine)) / (row * ranks);
+  if (rows == 0) {
+    fail<OutOfMemory>(
+        "a heap of {} cannot hold the {} rows of this dispatch, and its window of {} not one row of {} "
+        "from each of the {} ranks: raise heap_bytes or window_bytes",
+        format_bytes(setup.heap_bytes), params.output_rows, format_bytes(setup.window_bytes), format_bytes(row),
+        setup.num_ranks);
+  }
+  params.window_rows = static_cast<std::uint32_t>(std::min<std::size_t>(rows, INT32_MAX / ranks));
+  check_range("rounds that the rows take through the window (raise window_bytes)",
+              params.output_rows / params.window_rows + 1, 1, kMostRounds);
+  const std::size_t all_rows = ranks * params.window_rows;
+  const auto take = [&](std::size_t bytes_per_row) {
+    std::byte* const part = window;
+    window += align_to_line(all_rows * bytes_per_row);
+    return part;
+  };
+  params.window.x = take(params.row_bytes);
+  params.window.scales = take(scales);
+  params.window.topk_idx = take(idx);
+  params.window.topk_weights = reinterpret_cast<float*>(take(weights));
+  params.window.src_idx = reinterpret_cast<std::int32_t*>(take(sizeof(std::int32_t)));
+}
+
+}  // namespace deep_ep

@@ -59,7 +59,7 @@ CallScope::CallScope(const CallContext& context, const CallOptions& call)
   } else if (call.stream != stream_) {
     executor.wait_event(stream_, executor.record_event(call.stream));
   }
-  // After the wait: that is what makes the stream a part of the recording.
+  // After the wait, which is what makes the stream a part of the recording.
   recording_ = !in_place && executor.is_capturing(stream_);
   HomeStream& home = *context_.home_;
   if (!recording_) {
@@ -105,7 +105,7 @@ void CallScope::abandon() noexcept {
   try {
     if (!recording_) context_.home_->work_ends(context_.executor().record_event(stream_));
   } catch (const std::exception& error) {
-    // The device is lost. To the memory the call goes on for ever, so no graph gets any.
+    // The device is lost. As far as memory is concerned the call never ends, so no graph gets any.
     log::debug("buffer: a call that failed has no event behind it: {}", error.what());
   }
   context_.home_->works_on(context_.comm_stream());

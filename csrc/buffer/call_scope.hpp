@@ -34,8 +34,8 @@ class CallContext {
   std::shared_ptr<MemoryCache> cache_;
 };
 
-/// A call that is under way; a context has one at a time. It ends with `finish`, or, when an exception comes first,
-/// with the scope: later calls, and CallContext::settle, come after whatever it has enqueued.
+/// A call that is under way; a context has one at a time. It ends with `finish`, or, if an exception comes first, with
+/// the scope: later calls, and CallContext::settle, come after whatever it has enqueued.
 class CallScope {
  public:
   /// Chooses the stream, which waits for what the call comes after and for the call before it. Throws before anything
@@ -51,7 +51,7 @@ class CallScope {
   bool recording() const { return recording_; }
 
   /// Tensors of these types and shapes in the heap, in one piece of memory that lives as long as any of them. Nothing
-  /// when they do not fit.
+  /// if they do not fit.
   std::optional<std::vector<Tensor>> try_heap_tensors(std::span<const TensorView> wanted) const;
   /// The same in the executor's pool. Throws OutOfMemory.
   std::vector<Tensor> pool_tensors(std::span<const TensorView> wanted) const;

@@ -30,10 +30,10 @@ void check_row_bytes(const char* name, const TensorView& tensor);
 /// It starts at a multiple of 16.
 void check_alignment(const char* name, const TensorView& tensor);
 
-/// So many rows of each of the ranks can be counted in 31 bits.
+/// That many rows of each rank can be counted in 31 bits.
 void check_token_count(const char* name, std::int64_t tokens, int num_ranks);
 
-/// `config`, where a block may have at most so many warps.
+/// Checks `config`, if a block may have at most so many warps.
 void check_config(const Config& config, int most_warps);
 
 }  // namespace deep_ep

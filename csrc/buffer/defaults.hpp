@@ -1,4 +1,4 @@
-// Numbers that the library chooses where the caller does not, and the limits of those that the caller may choose.
+// Numbers that the library chooses if the caller does not, and the limits of those that the caller may choose.
 // Everything else takes them from here. (What kernels limit is in kernels/common/limits.hpp and
 // kernels/kernel_list.hpp.)
 #pragma once
@@ -21,7 +21,7 @@ constexpr std::size_t window_bytes(std::size_t heap_bytes) { return std::min(hea
 /// The heap that leaves so many bytes when the window has its part.
 constexpr std::size_t heap_with_window(std::size_t bytes) { return bytes / 3 * 4; }
 
-/// What a received row takes beside its own bytes, at most: the scales of an 8-bit row, indices and weights of its
+/// What a received row takes besides its own bytes, at most: the scales of an 8-bit row, indices and weights of its
 /// selections, its index at the source.
 constexpr std::int64_t row_overhead(std::int64_t row_bytes, int num_topk) {
   return row_bytes / 32 + std::int64_t{num_topk} * (8 + 4) + 4;

@@ -29,7 +29,7 @@ void check(const TensorView& topk_idx, int num_experts, const Runtime& runtime) 
 LaunchShape plan_launch(const LayoutParams& params, const LaunchPolicy& policy) {
   const int threads = std::min(128, policy.warps_per_block * 32);
   return {std::clamp((params.num_tokens + threads - 1) / threads, 1, policy.multiprocessors), threads,
-          sizeof(std::int32_t) * static_cast<std::size_t>(params.num_ranks + params.num_experts)};
+          LayoutShared(Carver::without_memory(), params.num_ranks, params.num_experts).bytes};
 }
 
 }  // namespace
@@ -46,8 +46,7 @@ DispatchLayout DispatchLayouts::count(const TensorView& topk_idx, int num_expert
   LayoutParams params{};
   params.wait = runtime_.faults().wait_context();
   params.report_unknown_experts = runtime_.options().reject_unknown_experts;
-  params.topk_idx = topk_idx.data;
-  params.topk_idx_is_64_bit = topk_idx.dtype == DType::int64;
+  params.topk_idx = {topk_idx.data, topk_idx.dtype == DType::int64};
   params.num_tokens = static_cast<int>(topk_idx.size(0));
   params.num_topk = static_cast<int>(topk_idx.size(1));
   params.num_experts = num_experts;

@@ -22,7 +22,7 @@ class Faults {
   void raise();
   /// Has a call ended early since the last look? (Notes do not count.)
   bool met() const;
-  /// Is the buffer broken, be it by a fault that nobody has raised yet?
+  /// Is the buffer broken, even if only by a fault that nobody has raised yet?
   bool broken() const;
   /// Breaks the buffer. Every later call throws: TimeoutError, or SystemError after a failure of RDMA.
   [[noreturn]] void break_by_timeout(const std::string& why);

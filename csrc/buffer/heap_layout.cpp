@@ -12,12 +12,8 @@ namespace {
 ControlWindow control_window(int num_ranks, const BufferOptions& options, std::size_t window_bytes) {
   constexpr int kMostWindowTokens = 8192;
   constexpr std::size_t kSmallestRow = 128;
-  ControlWindow control;
-  control.num_ranks = num_ranks;
-  control.max_local_experts = options.max_local_experts;
   const std::size_t rows = window_bytes / (kSmallestRow * static_cast<std::size_t>(num_ranks));
-  control.max_window_tokens = static_cast<int>(std::clamp<std::size_t>(rows, 2, kMostWindowTokens));
-  return control;
+  return {num_ranks, options.max_local_experts, static_cast<int>(std::clamp<std::size_t>(rows, 2, kMostWindowTokens))};
 }
 
 }  // namespace

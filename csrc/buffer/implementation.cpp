@@ -66,8 +66,8 @@ void Buffer::Implementation::settle_last_work() noexcept {
 
 void Buffer::Implementation::destroy_collectively() {
   settle_last_work();
-  // After a fault that breaks the buffer somebody may never come. Any other may be known to this rank alone, and the
-  // peers would wait for it.
+  // After a fault that breaks the buffer, a rank may never come. Any other fault may be known to this rank alone, and
+  // its peers would wait for it.
   if (runtime_.faults().broken()) return;
   if (low_latency_) low_latency_->drain();
   runtime_.bootstrap().barrier();  // nobody writes to a peer any more

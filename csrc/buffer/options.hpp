@@ -7,7 +7,7 @@
 namespace deep_ep {
 
 struct AgreedOptions {
-  BufferOptions options;  ///< with what the environment says where the program leaves it open
+  BufferOptions options;  ///< with what the environment says if the program leaves it open
   double timeout_s = 0;
 };
 

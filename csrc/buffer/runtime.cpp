@@ -63,7 +63,7 @@ Runtime::Runtime(std::shared_ptr<Bootstrap> bootstrap, std::shared_ptr<Executor>
   nodes_ = find_nodes(*bootstrap_, heap_->peers(), options_.ranks_per_node);
   reach_ = LowLatencyReach::find(options_, nodes_);
   if (!reach_.far.empty()) {
-    // Only now is it known that there must be room for what NICs fetch.
+    // Only now do we know that there must be room for what NICs fetch.
     layout_.add_staging(reach_.rail_width == 0 ? 0 : nodes_.num_nodes);
     make_heap();
   }
@@ -104,7 +104,7 @@ TensorView Runtime::local_memory() const {
 Tensor Runtime::allocate_tensor(DType dtype, std::initializer_list<std::int64_t> shape, const CallOptions& call) {
   faults_->raise();
   const TensorView wanted = unplaced(device(), dtype, shape);
-  // Nobody is told of an event, so the caller's stream waits until the memory is free.
+  // Nobody gets an event here, so the caller's stream waits until the memory is free.
   CallScope scope(*calls_, {.stream = call.stream});
   const auto made = scope.try_heap_tensors({&wanted, 1});
   if (!made) {

@@ -11,8 +11,8 @@
 
 namespace deep_ep {
 
-/// Memory is used first by the calls, and they are in order: whatever a call did with a piece of memory before needs no
-/// event. Other work of streams does. Thread-safe.
+/// Calls use the memory first, and they are in order: what earlier calls did with a piece of memory needs no event.
+/// Other work of streams does. Thread-safe.
 class HomeStream {
  public:
   HomeStream(std::shared_ptr<Executor> executor, StreamHandle stream)
@@ -23,7 +23,7 @@ class HomeStream {
   StreamHandle handle() const { return stream_.load(std::memory_order_relaxed); }
   void works_on(StreamHandle stream) { stream_.store(stream, std::memory_order_relaxed); }
 
-  /// From here on work may be enqueued that no event known to this object stands behind ...
+  /// From here on, work may be enqueued that no event known to this object covers ...
   void work_begins() {
     const std::lock_guard lock(mutex_);
     open_ = true;
@@ -39,8 +39,8 @@ class HomeStream {
     const std::lock_guard lock(mutex_);
     return latest_;
   }
-  /// True when all work that was begun is known to have ended. Asked for the sake of graphs: their replays do not wait
-  /// for the stream, so they may use only memory that it has finished with.
+  /// True when all work that was begun is known to have ended. Needed for graphs: their replays do not wait for the
+  /// stream, so they may only use memory that it has finished with.
   bool idle() {
     const std::lock_guard lock(mutex_);
     return !open_ && (latest_ == nullptr || executor_->event_done(latest_));

@@ -19,7 +19,7 @@ struct Member {
       : bootstrap(std::move(its_bootstrap)),
         executor(std::move(its_executor)),
         heap(executor->create_heap(*bootstrap, {.bytes = Exchange::heap_bytes(bootstrap->size(), kMemberRows)})),
-        exchange(std::make_unique<Exchange>(executor, *heap, bootstrap->rank(), bootstrap->size(), kMemberRows,
+        exchange(std::make_unique<Exchange>(executor, heap->local(), bootstrap->rank(), bootstrap->size(), kMemberRows,
                                             timeout_s)) {}
   ~Member() {
     connections.reset();
@@ -39,13 +39,13 @@ struct Member {
     connections->check();
   }
 
-  /// Collective: an exchange as new, after one that came to nothing.
+  /// Collective: makes the exchange usable again after one that failed.
   void start_again() {
     const StreamHandle stream = executor->create_stream();
     executor->fill(heap->local(), 0, heap->bytes(), stream);
     executor->synchronize(stream);
     executor->destroy_stream(stream);
-    exchange = std::make_unique<Exchange>(executor, *heap, bootstrap->rank(), bootstrap->size(), kMemberRows);
+    exchange = std::make_unique<Exchange>(executor, heap->local(), bootstrap->rank(), bootstrap->size(), kMemberRows);
     bootstrap->barrier();
   }
 

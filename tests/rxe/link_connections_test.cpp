@@ -1,4 +1,4 @@
-// A cable that goes down below connections. Comes behind the other tests: addresses and routes suffer.
+// A cable that goes down below connections. Runs after the other tests: addresses and routes suffer.
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -6,8 +6,8 @@
 #include <string>
 
 #include "deep_ep/error.hpp"
-#include "tests/rdma/contains.hpp"
 #include "tests/rdma/member.hpp"
+#include "tests/rdma/messages.hpp"
 #include "tests/rdma/rank_threads.hpp"
 #include "tests/rxe/rxe_settings.hpp"
 

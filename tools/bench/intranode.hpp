@@ -1,4 +1,4 @@
-// Measures dispatch and combine inside one node, and what others need for the same bytes.
+// Measures dispatch and combine inside one node, and what other means need for the same bytes.
 #pragma once
 
 #include <cstdint>
@@ -11,10 +11,10 @@
 namespace deep_ep::tools {
 
 struct IntranodeOptions : BenchOptions {
-  std::vector<int> sms;        ///< 0 = the library's default
-  int window_mib = 0;          ///< of the buffer, 0 = the library's default
-  std::vector<int> warps{0};   ///< of a block; 0 = the library's default
-  std::string mode = "both";   ///< of combine: pull, push, both
+  std::vector<int> sms;       ///< 0 = the library's default
+  int window_mib = 0;         ///< of the buffer, 0 = the library's default
+  std::vector<int> warps{0};  ///< of a block; 0 = the library's default
+  std::string mode = "both";  ///< of combine: pull, push, both
   bool peers = true;
   bool uncached = true;  ///< also layout, and dispatch that exchanges counts
 };

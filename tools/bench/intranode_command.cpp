@@ -1,4 +1,4 @@
-// `deep_ep bench intranode`: how long dispatch and combine take, and others for the same bytes.
+// `deep_ep bench intranode`: how long dispatch and combine take, and other means for the same bytes.
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>

@@ -5,14 +5,14 @@
 #include <optional>
 #include <utility>
 
+#include "bench_support/low_latency_rank.hpp"
 #include "tools/bench/check.hpp"
 #include "tools/bench/graph.hpp"
-#include "bench_support/low_latency_rank.hpp"
 
 namespace deep_ep::tools {
 namespace {
 
-/// To fill takes a GPU longer than the host needs to enqueue a call.
+/// Filling this takes a GPU longer than the host needs to enqueue a call.
 constexpr std::size_t kFillerBytes = std::size_t{256} << 20;
 
 LowLatencyRails rails_of(const std::string& word) {
@@ -117,7 +117,7 @@ class Measurer {
     add(line);
   }
 
-  /// Checks a call that comes behind others with other rows, one for each half of the window.
+  /// Checks a call that follows calls with other rows, one for each half of the window.
   template <class Check, class Call>
   void check_after(const Check& check, const Call& call) {
     if (options_.check) {
@@ -153,7 +153,7 @@ class Measurer {
   };
 
   Bytes dispatch_bytes(bool fp8) const {
-    // Upstream counts 16 bytes beside each 8-bit row.
+    // Upstream counts 16 bytes on top of each 8-bit row.
     return bytes(fp8 ? shape_.row_bytes_8bit() + 16 : shape_.row_bytes_bf16(),
                  fp8 ? shape_.row_bytes_8bit() : shape_.row_bytes_bf16());
   }

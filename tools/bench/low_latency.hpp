@@ -11,7 +11,7 @@
 namespace deep_ep::tools {
 
 struct LowLatencyOptions : BenchOptions {
-  int nodes = 0;               ///< that the ranks play, equal ones; 0: those that they are on
+  int nodes = 0;               ///< that the ranks play, of equal size; 0: those that they are on
   bool nvlink = true;          ///< false: all ranks reach each other by RDMA
   std::string rails = "auto";  ///< rows between nodes by rails: auto, always, never
   bool hooks = true;           ///< also send and receive parts by themselves
@@ -25,11 +25,11 @@ struct LowLatencyMeasurement {
   std::string part{};       ///< "whole", "send", "receive", "graph"
   std::int64_t tokens = 0;
   Timing timing{};
-  double host = 0;            ///< seconds that a call keeps the host; 0 = not measured
+  double host = 0;            ///< seconds that a call keeps the host busy; 0 = not measured
   double selected_bytes = 0;  ///< a row for every selection, as upstream's test counts, mean over ranks
   double wire_bytes = 0;      ///< rows that cross between ranks, one for each token and rank, mean over ranks
 
-  /// Over the time back to back, or of aligned rounds where there is none.
+  /// Over the time back to back or, if there is none, of aligned rounds.
   double seconds() const { return timing.back_to_back > 0 ? timing.back_to_back : timing.median; }
   double selected_gb_per_s() const { return seconds() > 0 ? selected_bytes / seconds() * 1e-9 : 0; }
   double wire_gb_per_s() const { return seconds() > 0 ? wire_bytes / seconds() * 1e-9 : 0; }

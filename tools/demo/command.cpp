@@ -60,7 +60,7 @@ void check(const DemoOptions& options) {
   }
 }
 
-/// Rows of `text`, a share of all words for every rank: earlier ranks get one more where it does not come out even.
+/// Rows of `text`, a share of all words for every rank: earlier ranks get one more if it does not divide evenly.
 std::vector<Batch> share_out(const ModelShape& shape, std::span<const std::string> words, int ranks) {
   std::vector<Batch> batches(static_cast<std::size_t>(ranks));
   run_ranks(ranks, [&](int rank) {
@@ -123,7 +123,7 @@ void print_load(const std::vector<std::int64_t>& load) {
   const double average = static_cast<double>(total) / static_cast<double>(load.size());
   fmt::print("\nExpert load: {} (token, expert) pairs; average {:.1f}, busiest {} ({:.1f} times the average)\n", total,
              average, most, average > 0 ? static_cast<double>(most) / average : 0.0);
-  // Experts by how much they have to do: a line for every range of loads.
+  // Experts by load: one line for every range of loads.
   constexpr std::int64_t kLines = 8;
   constexpr std::int64_t kBarWidth = 60;
   const std::int64_t width = most / kLines + 1;
@@ -168,7 +168,7 @@ void print_matrix(const DemoReport& report) {
       fmt::print("\n");
     }
   }
-  fmt::print("\n{} rows for {} tokens ({:.2f} ranks a token); {} of them stay on their rank.\n", total, report.tokens,
+  fmt::print("\n{} rows for {} tokens ({:.2f} ranks per token); {} of them stay on their rank.\n", total, report.tokens,
              report.tokens > 0 ? static_cast<double>(total) / static_cast<double>(report.tokens) : 0.0, own);
   fmt::print("Between ranks: {:.1f} MiB as BF16, {:.1f} MiB as 8-bit rows with scales.\n",
              kib(total - own, false) / 1024, kib(total - own, true) / 1024);
@@ -204,7 +204,7 @@ int run_demo(const DemoOptions& options) {
   std::vector<std::string> words = split_words(text);
   if (words.empty()) throw InvalidArgument(fmt::format("--input {}: there is no word in it", options.input));
   report.words = words.size();
-  // The CPU plays thousands of GPU threads: enough tokens to see the routing, few enough not to wait long.
+  // The CPU plays thousands of GPU threads: enough tokens to see the routing, few enough not to take long.
   const std::int64_t cap = options.most_tokens > 0               ? options.most_tokens
                            : report.device == Device::Kind::cuda ? 32768
                                                                  : 4096;
@@ -216,7 +216,7 @@ int run_demo(const DemoOptions& options) {
                report.tokens < report.words ? fmt::format(" (at most {}: --tokens)", cap) : "", options.ranks,
                report.device == Device::Kind::cuda ? "a GPU each" : "the CPU");
     fmt::print(
-        "Layer: hidden {}, {} experts in {} groups of which {} are used, top-{}, sigmoid gate, {} experts a rank\n",
+        "Layer: hidden {}, {} experts in {} groups of which {} are used, top-{}, sigmoid gate, {} experts per rank\n",
         shape.hidden, shape.experts, shape.groups, shape.used_groups, shape.topk, shape.experts / options.ranks);
     std::fflush(stdout);
   }

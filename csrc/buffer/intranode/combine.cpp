@@ -8,7 +8,7 @@ CombineResult Intranode::combine(const CombineArguments& arguments, const CallOp
   check_combine(arguments, setup_);
   const TensorView& x = arguments.x;
   const auto& weights = arguments.topk_weights;
-  // A rank that received nothing has nothing to be read; frameworks give its empty tensors no address.
+  // A rank that received nothing has nothing to read; frameworks give its empty tensors no address.
   const bool empty = x.size(0) == 0;
   const bool pullable = empty || (runtime_.in_heap(x) && (!weights || runtime_.in_heap(*weights)));
   if (arguments.mode == CombineMode::pull && !pullable) {
@@ -37,7 +37,7 @@ CombineResult Intranode::combine(const CombineArguments& arguments, const CallOp
   params.common = common_;
   params.wait = runtime_.faults().wait_context();
   params.x = empty ? runtime_.heap()->local() : x.as<const std::byte>();
-  params.window = runtime_.window();
+  params.window.rows = runtime_.window();
   runtime_.executor()->kernels().combine(params, plan.shape, scope.stream());
   result.event = scope.finish();
   return result;

@@ -18,25 +18,25 @@ constexpr int kPartsPerToken = 4;
 
 /// How rows that peers push go through this rank's window.
 void plan_window(CombineParams& params, const IntranodeSetup& setup) {
-  const std::size_t weights = static_cast<std::size_t>(params.num_topk) * sizeof(float);
-  params.window_row_bytes = static_cast<std::uint32_t>(align_to_line(params.row_bytes + weights));
-  const std::size_t bytes_of_token = static_cast<std::size_t>(setup.num_ranks) * params.window_row_bytes;
+  PushWindow& window = params.window;
+  window.stride = PushWindow::stride_for(params.row_bytes, params.num_topk);
+  const std::size_t bytes_of_token = static_cast<std::size_t>(setup.num_ranks) * window.stride;
   const std::size_t fits =
       std::min<std::size_t>(setup.window_bytes / bytes_of_token, static_cast<std::size_t>(setup.max_window_tokens));
   if (fits < kWindowRounds) {
     fail<OutOfMemory>(
         "the window of {} does not hold {} rows of {} from each of the {} ranks: raise heap_bytes or "
         "window_bytes",
-        format_bytes(setup.window_bytes), kWindowRounds, format_bytes(params.window_row_bytes), setup.num_ranks);
+        format_bytes(setup.window_bytes), kWindowRounds, format_bytes(window.stride), setup.num_ranks);
   }
   if (fits >= static_cast<std::size_t>(params.num_tokens)) {
-    params.window_tokens = params.tokens_per_round = std::max(1, params.num_tokens);
+    window.tokens = window.tokens_per_round = std::max(1, params.num_tokens);
     return;
   }
-  params.tokens_per_round = static_cast<int>(fits / kWindowRounds);
-  params.window_tokens = kWindowRounds * params.tokens_per_round;
+  window.tokens_per_round = static_cast<int>(fits / kWindowRounds);
+  window.tokens = kWindowRounds * window.tokens_per_round;
   check_range("rounds that the tokens take through the window (raise window_bytes)",
-              params.num_tokens / params.tokens_per_round + 1, 1, kMostRounds);
+              params.num_tokens / window.tokens_per_round + 1, 1, kMostRounds);
 }
 
 /// The roles of a block's warps. Where this rank pushes, one raises flags, and the others share adding and pushing.
@@ -62,16 +62,18 @@ LaunchShape plan_launch(CombineParams& params, const Config& config, const Intra
   const LaunchPolicy& policy = setup.policy;
   const int sms = config.num_sms != 0 ? config.num_sms : Config::combine_default(setup.num_ranks).num_sms;
   const int warps = plan_warps(params, config, setup);
+  const auto shared_bytes = [&](int stages, std::uint32_t stage_bytes) {
+    return CombineShared(Carver::without_memory(), setup.num_ranks, params.pushing_warps, stages, stage_bytes).bytes;
+  };
   if (params.push) {  // warps that add work in registers
-    const CombineShared without_stages{setup.num_ranks, params.pushing_warps, RowStages::kMost, 0};
     const std::size_t per_warp =
-        (policy.max_shared_bytes - without_stages.bytes()) / static_cast<std::size_t>(params.pushing_warps);
+        (policy.max_shared_bytes - shared_bytes(RowStages::kMost, 0)) / static_cast<std::size_t>(params.pushing_warps);
     const RowStages stages = RowStages::make(per_warp, params.row_bytes);
     params.stages = stages.count;
     params.stage_bytes = stages.bytes;
   }
-  const CombineShared layout{setup.num_ranks, params.pushing_warps, params.stages, params.stage_bytes};
-  return LaunchShape{std::min(sms, policy.multiprocessors), warps * 32, layout.bytes()};
+  return LaunchShape{std::min(sms, policy.multiprocessors), warps * 32,
+                     shared_bytes(params.stages, params.stage_bytes)};
 }
 
 }  // namespace

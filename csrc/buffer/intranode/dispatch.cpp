@@ -16,7 +16,7 @@ struct Outputs {
   bool in_heap = true;
 
   RowTargets targets() const {
-    return {x.as<std::byte>(), scales.as<std::byte>(), topk_idx.as<std::byte>(), topk_weights.as<float>(),
+    return {x.as<std::byte>(), scales.as<std::uint32_t>(), topk_idx.as<std::byte>(), topk_weights.as<float>(),
             src_idx.as<std::int32_t>()};
   }
 };
@@ -24,8 +24,8 @@ struct Outputs {
 /// In the heap, or, when that has no room for all, in the executor's pool.
 Outputs make_outputs(const DispatchArguments& arguments, std::int64_t rows, const CallScope& scope) {
   const Device& device = arguments.x.device;
-  // The rows by themselves, as they are large and often dropped early; so is what a handle keeps, which lives long. The
-  // others share one piece of memory.
+  // The rows by themselves, because they are large and often dropped early; so is what a handle keeps, which lives
+  // long. The others share one piece of memory.
   enum Piece : std::size_t { kRows, kOthers, kKept, kPieces };
   std::array<std::vector<TensorView>, kPieces> wanted;
   Outputs outputs;
@@ -98,7 +98,7 @@ DispatchHandle Intranode::notify(const DispatchArguments& arguments, CallScope& 
 void Intranode::wait_for_counts(CallScope& scope) {
   Faults& faults = runtime_.faults();
   const double timeout_s = runtime_.timeout_s();
-  // The kernel has the deadline proper, and says whom it waited for. Ours is for a kernel that never started.
+  // The kernel has the real deadline, and says for which rank it waited. Ours is for a kernel that never started.
   const Deadline deadline(timeout_s == 0 ? 0 : timeout_s * 2 + 10);
   for (int spins = 1; __atomic_load_n(&host_counts_->epoch, __ATOMIC_ACQUIRE) == 0; ++spins) {
     if (spins % 64 != 0) continue;
@@ -107,7 +107,7 @@ void Intranode::wait_for_counts(CallScope& scope) {
       if (!setup_.on_gpu()) std::this_thread::yield();
       if (deadline.expired()) {
         faults.break_by_timeout(
-            fmt::format("rank {}: the counts of a dispatch did not come within {} s, and no kernel says why: "
+            fmt::format("rank {}: no counts of a dispatch arrived within {} s, and no kernel says why: "
                         "earlier work on the stream has not ended, or the GPU is lost",
                         runtime_.rank(), deadline.seconds()));
       }
@@ -138,7 +138,7 @@ DispatchResult Intranode::dispatch(const DispatchArguments& arguments, const Cal
   result.handle = cached ? *arguments.handle : notify(arguments, scope, result.num_recv_tokens_per_expert);
   DispatchHandle& handle = result.handle;
 
-  // 2. Room for it: in the heap, where peers write the rows into place, or else behind the window.
+  // 2. Room for it: in the heap, where peers write the rows into place, or else in ordinary memory, through the window.
   const Outputs outputs = make_outputs(arguments, handle.num_recv_rows, scope);
   if (!cached) handle.recv_src_idx = outputs.src_idx;
 

@@ -10,7 +10,6 @@ namespace deep_ep {
 namespace {
 
 constexpr std::int64_t kProtocolVersion = 1;
-constexpr std::size_t kNotifySharedBytes = 256;
 
 void check_cached(const DispatchArguments& arguments, const IntranodeSetup& setup) {
   if (arguments.topk_idx || arguments.topk_weights) {
@@ -76,13 +75,16 @@ LaunchShape plan_launch(DispatchParams& params, const Config& config, const Intr
   const int warps = config.warps_per_block != 0 ? config.warps_per_block : policy.warps_per_block;
   const int sms = config.num_sms != 0 ? config.num_sms : Config::dispatch_default(setup.num_ranks).num_sms;
   const int useful = std::max(1, (params.num_tokens + warps - 1) / warps);
-  const DispatchShared without_stages{setup.num_ranks, warps, RowStages::kMost, 0};
-  const std::size_t per_warp = (policy.max_shared_bytes - without_stages.bytes()) / static_cast<std::size_t>(warps);
-  const RowStages stages = RowStages::make(per_warp, params.row_bytes);
+  const auto shared_bytes = [&](int stages, std::uint32_t stage_bytes) {
+    return DispatchShared(Carver::without_memory(), setup.num_ranks, warps, stages, stage_bytes).bytes;
+  };
+  const std::size_t per_warp =
+      (policy.max_shared_bytes - shared_bytes(RowStages::kMost, 0)) / static_cast<std::size_t>(warps);
+  const RowStages stages = RowStages::make(per_warp, params.rows.row_bytes);
   params.stages = stages.count;
   params.stage_bytes = stages.bytes;
-  const DispatchShared layout{setup.num_ranks, warps, stages.count, stages.bytes};
-  return LaunchShape{std::min({sms, policy.multiprocessors, useful}), warps * 32, layout.bytes()};
+  return LaunchShape{std::min({sms, policy.multiprocessors, useful}), warps * 32,
+                     shared_bytes(stages.count, stages.bytes)};
 }
 
 }  // namespace
@@ -114,7 +116,8 @@ NotifyPlan plan_notify(const DispatchArguments& arguments, const IntranodeSetup&
   plan.params.num_tokens_per_rank = arguments.num_tokens_per_rank->as<std::int32_t>();
   plan.params.num_tokens_per_expert = arguments.num_tokens_per_expert->as<std::int32_t>();
   plan.shape = {std::min(setup.num_ranks, setup.policy.multiprocessors),
-                setup.on_gpu() ? kernels::notify::kMaxThreads : setup.policy.warps_per_block * 32, kNotifySharedBytes};
+                setup.on_gpu() ? kernels::notify::kMaxThreads : setup.policy.warps_per_block * 32,
+                sizeof(NotifyShared)};
   return plan;
 }
 
@@ -125,18 +128,17 @@ DispatchPlan plan_dispatch(const DispatchArguments& arguments, const IntranodeSe
   DispatchParams& params = plan.params;
   params.num_tokens = static_cast<int>(arguments.x.size(0));
   params.x = arguments.x.as<const std::byte>();
-  params.row_bytes = static_cast<std::uint32_t>(row_bytes(arguments.x));
+  params.rows.row_bytes = static_cast<std::uint32_t>(row_bytes(arguments.x));
   if (arguments.x_scales) {
-    params.scales = arguments.x_scales->as<const std::uint32_t>();
-    params.num_scales = static_cast<int>(arguments.x_scales->size(1));
-    params.scale_token_stride = arguments.x_scales->stride(0);
-    params.scale_stride = arguments.x_scales->stride(1);
+    const TensorView& scales = *arguments.x_scales;
+    params.rows.num_scales = static_cast<int>(scales.size(1));
+    params.scales = {scales.as<const std::uint32_t>(), scales.stride(0), scales.stride(1)};
   }
   if (arguments.topk_idx) {
-    params.topk_idx = arguments.topk_idx->data;
+    params.topk_idx = {arguments.topk_idx->data, arguments.topk_idx->dtype == DType::int64};
     params.topk_weights = arguments.topk_weights->as<const float>();
-    params.num_topk = static_cast<int>(arguments.topk_idx->size(1));
-    params.topk_idx_is_64_bit = arguments.topk_idx->dtype == DType::int64;
+    params.rows.num_topk = static_cast<int>(arguments.topk_idx->size(1));
+    params.rows.topk_idx_is_64_bit = params.topk_idx.is_64_bit;
   }
   params.num_local_experts = static_cast<int>(experts) / setup.num_ranks;
   params.send_src_idx = !cached;
@@ -146,14 +148,10 @@ DispatchPlan plan_dispatch(const DispatchArguments& arguments, const IntranodeSe
 }
 
 void plan_window(DispatchParams& params, std::byte* window, const IntranodeSetup& setup) {
-  const auto topk = static_cast<std::size_t>(params.num_topk);
-  const std::size_t scales = static_cast<std::size_t>(params.num_scales) * 4;
-  const std::size_t idx = topk * (params.topk_idx_is_64_bit ? 8 : 4);
-  const std::size_t weights = topk * 4;
-  const std::size_t row = params.row_bytes + scales + idx + weights + sizeof(std::int32_t);
+  const std::size_t row = params.rows.all_bytes();
   const auto ranks = static_cast<std::size_t>(setup.num_ranks);
-  constexpr std::size_t kParts = 5;  // each begins a line
-  const std::size_t rows = (setup.window_bytes - std::min(setup.window_bytes, kParts * kLine)) / (row * ranks);
+  const std::size_t padding = RowTargets::kParts * kLine;
+  const std::size_t rows = (setup.window_bytes - std::min(setup.window_bytes, padding)) / (row * ranks);
   if (rows == 0) {
     fail<OutOfMemory>(
         "a heap of {} cannot hold the {} rows of this dispatch, and its window of {} not one row of {} "
@@ -164,17 +162,7 @@ void plan_window(DispatchParams& params, std::byte* window, const IntranodeSetup
   params.window_rows = static_cast<std::uint32_t>(std::min<std::size_t>(rows, INT32_MAX / ranks));
   check_range("rounds that the rows take through the window (raise window_bytes)",
               params.output_rows / params.window_rows + 1, 1, kMostRounds);
-  const std::size_t all_rows = ranks * params.window_rows;
-  const auto take = [&](std::size_t bytes_per_row) {
-    std::byte* const part = window;
-    window += align_to_line(all_rows * bytes_per_row);
-    return part;
-  };
-  params.window.x = take(params.row_bytes);
-  params.window.scales = take(scales);
-  params.window.topk_idx = take(idx);
-  params.window.topk_weights = reinterpret_cast<float*>(take(weights));
-  params.window.src_idx = reinterpret_cast<std::int32_t*>(take(sizeof(std::int32_t)));
+  params.window = RowTargets::carve(Carver(window), params.rows, ranks * params.window_rows);
 }
 
 }  // namespace deep_ep

@@ -10,7 +10,7 @@ Intranode::Intranode(Runtime& runtime)
              .policy = runtime.executor()->policy(),
              .heap_bytes = runtime.heap()->bytes(),
              .window_bytes = runtime.layout().window_bytes,
-             .max_window_tokens = runtime.layout().control.max_window_tokens},
+             .max_window_tokens = runtime.layout().control.max_window_tokens()},
       state_(runtime.zeroed_memory<KernelState>()),
       host_counts_(pinned_memory<HostCounts>(
           runtime.executor(),

@@ -19,7 +19,7 @@ class Intranode {
   CombineResult combine(const CombineArguments& arguments, const CallOptions& call);
 
  private:
-  /// Exchanges counts. A handle without what only the dispatch itself can tell; and, with exact sizes, the counts.
+  /// Exchanges counts. Returns a handle without what only the dispatch itself knows, and, with exact sizes, the counts.
   DispatchHandle notify(const DispatchArguments& arguments, CallScope& scope, std::vector<int>& tokens_per_expert);
   void wait_for_counts(CallScope& scope);
 

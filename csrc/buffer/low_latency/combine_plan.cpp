@@ -9,8 +9,8 @@
 namespace deep_ep {
 namespace {
 
-/// Warps that push a row together. On GPUs so many that each has all its loads under way at once; more where no block
-/// has many rows.
+/// Warps that push a row together. On GPUs so many that each has all its loads under way at once; more if no block has
+/// many rows.
 constexpr int kGpuWarpsPerRow = 8;
 constexpr int kGpuWarpsPerRowFew = 16;
 constexpr int kHostWarpsPerRow = 2;

@@ -21,7 +21,7 @@ LowLatencyDispatchResult LowLatency::dispatch(const LowLatencyDispatchArguments&
   LowLatencyDispatchPlan plan = plan_dispatch(arguments, call, setup_);
   make_way(LowLatencyKind::dispatch, call);
 
-  // The rows by themselves, as they are large and often dropped early.
+  // The rows by themselves, because they are large and often dropped early.
   CallScope scope(runtime_.calls(), call);
   const std::vector<Tensor> rows = scope.pool_tensors(plan.rows);
   const std::vector<Tensor> others = scope.pool_tensors(plan.others);

@@ -16,7 +16,7 @@ class HookQueue : public std::enable_shared_from_this<HookQueue> {
 
   explicit HookQueue(const char* call) : call_(call) {}
 
-  /// InvalidArgument when as many parts as may be wait for their hooks.
+  /// InvalidArgument if the most parts allowed already wait for their hooks.
   void require_room() const;
   /// Adds a receive part, which `enqueue` enqueues; it holds what the kernel needs until then. Returns its hook, which
   /// does that after those that were sent before it; nothing if that has happened.

@@ -42,10 +42,10 @@ class LowLatency {
  private:
   /// Throws what an earlier call met, and logs whom it masked.
   void look_after_earlier_calls();
-  /// A call that receives at once comes behind those that wait for their hooks; one with a hook needs a place.
+  /// A call that receives at once comes after those that wait for their hooks; one with a hook needs a place.
   void make_way(LowLatencyKind kind, const CallOptions& call);
-  /// Enqueues the first part of a call. Where a hook is to enqueue the other one, sets `hook`; until then `kept` keeps
-  /// what the kernel uses.
+  /// Enqueues the first part of a call. If a hook enqueues the other one, sets `hook`; until then `kept` keeps what the
+  /// kernel uses.
   template <class Params, class Kept>
   void launch(LowLatencyKind kind, LowLatencyPlan<Params>& plan, const CallScope& scope, StreamHandle caller_stream,
               Kept kept, std::function<void()>& hook);

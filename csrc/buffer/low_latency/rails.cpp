@@ -41,7 +41,7 @@ std::string LowLatencyReach::describe_rails() const {
 
 RailBytes bytes_between_nodes(const RailTraffic& traffic) {
   const int nodes = traffic.ranks / traffic.ranks_per_node;
-  // That at least one of a token's selections falls to one of so many equal parts.
+  // The probability that at least one of a token's selections falls to one of so many equal parts.
   const auto selected = [&](int parts) { return 1 - std::pow(1 - 1.0 / parts, traffic.topk); };
   const auto bytes_of = [&](double rows, std::size_t row_bytes) {
     return traffic.max_tokens * rows * static_cast<double>(row_bytes);

@@ -13,7 +13,7 @@ namespace deep_ep {
 /// What `asked` means: where it is automatic, DEEP_EP_LOW_LATENCY_RAILS.
 LowLatencyRails asked_for_rails(LowLatencyRails asked);
 
-/// Whom a rank reaches by RDMA, and whether calls may go by rails.
+/// Which ranks a rank reaches by RDMA, and whether calls may go by rails.
 struct LowLatencyReach {
   std::vector<int> far;           ///< ranks that are reached by RDMA
   int rail_width = 0;             ///< ranks of a node, where calls may go by rails; else 0
@@ -26,7 +26,7 @@ struct LowLatencyReach {
   std::string describe_rails() const;
 };
 
-/// A call as the model sees it: the same on all ranks, so that they come to the same result.
+/// A call as the model sees it: the same on all ranks, so that all arrive at the same result.
 struct RailTraffic {
   int ranks;
   int ranks_per_node;
@@ -36,7 +36,7 @@ struct RailTraffic {
   std::size_t rail_row_bytes;  ///< and by rails
 };
 
-/// Bytes that one rank sends to other nodes, if every selection were any expert with the same probability.
+/// Bytes that one rank sends to other nodes, if every expert is equally likely to be selected.
 struct RailBytes {
   double direct;    ///< a row for each rank that is selected
   double by_rails;  ///< a row for each node that is selected

@@ -18,7 +18,7 @@ void RankMasks::log_new() const {
     FaultRecord& masked = records_.get()[rank];
     if (__atomic_load_n(&masked.written, __ATOMIC_ACQUIRE) == 0) continue;
     const FaultRecord record = masked;
-    // A kernel under way may have more to tell: it writes to the record after this, or not at all.
+    // A kernel under way may have more to report: it writes to the record after this, or not at all.
     __atomic_store_n(&masked.written, 0, __ATOMIC_RELAXED);
     __atomic_store_n(&masked.claimed, 0, __ATOMIC_RELEASE);
     log::warn("{}", describe_masking(record, runtime_.rank(), runtime_.timeout_s()));

@@ -1,4 +1,4 @@
-// Which ranks low-latency calls leave out, in this rank's opinion: kernels mask who does not come in time, the program
+// Which ranks low-latency calls leave out, in this rank's opinion: kernels mask ranks that are late, and the program
 // may mask and unmask.
 #pragma once
 
@@ -18,7 +18,7 @@ class RankMasks {
   std::int32_t* mask() const { return mask_.get(); }
   FaultRecord* records() const { return records_.get(); }
 
-  /// Logs whom kernels have masked since the last look.
+  /// Logs which ranks kernels have masked since the last look.
   void log_new() const;
 
   // In the order of calls.

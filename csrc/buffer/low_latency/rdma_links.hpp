@@ -1,4 +1,4 @@
-// Low-latency calls to ranks that are reached by RDMA: their queue pairs, and what has been told over them.
+// Low-latency calls to ranks that are reached by RDMA: their queue pairs, and what has been sent over them.
 #pragma once
 
 #include <array>

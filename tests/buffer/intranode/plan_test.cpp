@@ -75,8 +75,8 @@ TEST(IntranodePlan, StagesFitSharedMemory) {
     EXPECT_GE(plan.params.stages, 2);
     EXPECT_LE(plan.params.stages, 8);
     EXPECT_EQ(plan.params.stage_bytes % kLine, 0u);
-    EXPECT_EQ(plan.params.row_bytes, 2 * hidden);
-    EXPECT_EQ(plan.params.stage_bytes >= plan.params.row_bytes, hidden <= 7168) << "long rows travel in pieces";
+    EXPECT_EQ(plan.params.rows.row_bytes, 2 * hidden);
+    EXPECT_EQ(plan.params.stage_bytes >= plan.params.rows.row_bytes, hidden <= 7168) << "long rows travel in pieces";
   }
 }
 
@@ -87,15 +87,15 @@ TEST(IntranodePlan, ACachedDispatchSendsRowsOnly) {
   DispatchArguments arguments = dispatch_of(64, 512, setup);
   arguments.num_worst_tokens = 100;
   const DispatchParams fresh = plan_dispatch(arguments, setup).params;
-  EXPECT_TRUE(fresh.send_src_idx && fresh.fill_tail && fresh.topk_idx_is_64_bit);
-  EXPECT_EQ(fresh.num_topk, 8);
+  EXPECT_TRUE(fresh.send_src_idx && fresh.fill_tail && fresh.rows.topk_idx_is_64_bit);
+  EXPECT_EQ(fresh.rows.num_topk, 8);
   EXPECT_EQ(fresh.num_local_experts, 32);
   arguments.topk_idx.reset();
   arguments.topk_weights.reset();
   arguments.handle = &handle;
   const DispatchParams cached = plan_dispatch(arguments, setup).params;
   EXPECT_FALSE(cached.send_src_idx || cached.fill_tail);
-  EXPECT_EQ(cached.num_topk, 0);
+  EXPECT_EQ(cached.rows.num_topk, 0);
   EXPECT_EQ(cached.num_local_experts, 32);
 }
 
@@ -121,7 +121,7 @@ TEST(IntranodePlan, PartsOfTheWindowDoNotOverlap) {
   EXPECT_GT(params.window_rows, 0u);
   const std::size_t rows = std::size_t{8} * params.window_rows;
   const std::byte* const parts[] = {params.window.x,
-                                    params.window.scales,
+                                    reinterpret_cast<const std::byte*>(params.window.scales),
                                     params.window.topk_idx,
                                     reinterpret_cast<const std::byte*>(params.window.topk_weights),
                                     reinterpret_cast<const std::byte*>(params.window.src_idx),
@@ -156,13 +156,13 @@ TEST(IntranodePlan, RoundsOfCombine) {
   IntranodeSetup setup = gpu_setup();
   CombineInputs inputs(1000, 5000, setup);
   const CombineParams whole = plan_combine(inputs.arguments, true, setup).params;
-  EXPECT_EQ(whole.window_tokens, 1000) << "also where this rank pulls, as its peers may push";
-  EXPECT_EQ(whole.tokens_per_round, 1000);
-  setup.window_bytes = 50 * 8 * std::size_t{whole.window_row_bytes};
+  EXPECT_EQ(whole.window.tokens, 1000) << "also where this rank pulls, as its peers may push";
+  EXPECT_EQ(whole.window.tokens_per_round, 1000);
+  setup.window_bytes = 50 * 8 * std::size_t{whole.window.stride};
   const CombineParams rounds = plan_combine(inputs.arguments, true, setup).params;
-  EXPECT_EQ(rounds.tokens_per_round, 50 / kWindowRounds);
-  EXPECT_EQ(rounds.window_tokens, kWindowRounds * rounds.tokens_per_round);
-  setup.window_bytes = (kWindowRounds - 1) * 8 * std::size_t{whole.window_row_bytes};
+  EXPECT_EQ(rounds.window.tokens_per_round, 50 / kWindowRounds);
+  EXPECT_EQ(rounds.window.tokens, kWindowRounds * rounds.window.tokens_per_round);
+  setup.window_bytes = (kWindowRounds - 1) * 8 * std::size_t{whole.window.stride};
   EXPECT_THROW(plan_combine(inputs.arguments, true, setup), OutOfMemory);
 }
 

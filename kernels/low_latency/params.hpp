@@ -142,7 +142,7 @@ struct LowLatencyRow {
 
 /// Scales of received rows, as grouped GEMMs load them: [blocks][columns][rows] words of 32 bits, with blocks and rows
 /// as in recv_x. A word is a float, or with UE8M0 the exponents of four neighbouring scales.
-struct ScaleLayout {
+struct BlockScales {
   std::uint32_t scales;  ///< of a row
   int rows;              ///< of a block
   bool packed;
@@ -184,7 +184,7 @@ struct LowLatencyDispatchParams {
   // What is received: R = num_ranks, M = max_tokens, L = num_local_experts.
   DEEP_EP_HOST_DEVICE int recv_blocks() const { return rank_major ? common.num_ranks : num_local_experts; }
   DEEP_EP_HOST_DEVICE int block_rows() const { return rank_major ? max_tokens : common.num_ranks * max_tokens; }
-  DEEP_EP_HOST_DEVICE ScaleLayout scale_layout() const {
+  DEEP_EP_HOST_DEVICE BlockScales scale_layout() const {
     return {static_cast<std::uint32_t>(hidden) / kScaleChannels, block_rows(), format == LowLatencyFormat::fp8_ue8m0};
   }
   std::byte* recv_x;            ///< [L, R * M] or [R, M] rows

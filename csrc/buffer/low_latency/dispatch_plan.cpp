@@ -65,7 +65,7 @@ void plan_results(LowLatencyDispatchPlan& plan, const LowLatencySetup& setup) {
   const bool fp8 = is_fp8(params.format);
   plan.rows = {of(fp8 ? DType::float8_e4m3 : DType::bfloat16, {blocks, rows, params.hidden})};
   if (fp8) {
-    const ScaleLayout scales = params.scale_layout();
+    const BlockScales scales = params.scale_layout();
     plan.rows.push_back(of(scales.packed ? DType::int32 : DType::float32, {blocks, scales.columns(), rows}));
   }
   const std::int64_t table_rows = 1 + std::int64_t{params.max_tokens} * (1 + params.num_topk);

@@ -179,7 +179,7 @@ struct DispatchReceiver {
                                    std::uint32_t places) const {
     if (places == 0) return;
     const LineLane lane;
-    const ScaleLayout scales = params.scale_layout();
+    const BlockScales scales = params.scale_layout();
     LinePart part = lines.head();
 #pragma unroll 1
     for (std::uint32_t line = static_cast<std::uint32_t>(lane.line);;) {

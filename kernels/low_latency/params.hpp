@@ -31,8 +31,8 @@ struct LowLatencyEpochs {
 struct LowLatencyCounters {
   CallCounter sent;        ///< calls whose send part has run; all kernels arrive here
   CallCounter received;    ///< calls whose receive part has run
-  std::uint32_t finished;  ///< with masking: blocks that have received; the last puts zero back
-  /// With masking: sum of what the blocks of this kernel saw as `mask_version`; the last puts zero back.
+  std::uint32_t finished;  ///< with masking: blocks that have received; the last one resets it to zero
+  /// With masking: sum of what the blocks of this kernel saw as `mask_version`; the last one resets it to zero.
   std::uint64_t versions;
 
   /// By one thread of a block: ask once, so that the word is not what all warps of the GPU meet at.
@@ -64,7 +64,7 @@ struct LowLatencyTold {
   std::uint64_t stopped;  ///< with masking: the abort word of waits for the rank's queue pairs
 };
 
-/// What every kernel of the family is told.
+/// What every kernel of the family gets.
 struct LowLatencyParams : ReachParams {
   LowLatencyWindow window;
   LowLatencyStaging staging;       ///< where somebody is far

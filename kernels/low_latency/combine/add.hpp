@@ -1,4 +1,4 @@
-// The owner's side of combine: the rows of a token, one from each rank that has something to say, are added in fp32, by
+// The owner's side of combine: the rows of a token, one from each rank that has a part in it, are added in fp32, by
 // rank, and rounded.
 //
 // By rails each other node has one row, which the owner's rail there adds up from those of its node, in the same way.
@@ -111,7 +111,7 @@ struct CombineAdder {
     const int lane = lane_index();
     const int rank = rank_of_selection(task, token);
 
-    // Of the selections on one rank, the first stands for it; it is in line behind those on lower ranks.
+    // Of the selections on one rank, the first stands for it; it comes after those on lower ranks.
     const bool first = lowest_bit(warp::match_any(static_cast<std::uint32_t>(rank))) == lane && rank >= 0;
     const std::uint32_t wanted = warp::ballot(first && !masked(common, rank));
     int place = 0;
@@ -135,8 +135,8 @@ struct CombineAdder {
   using Lines = LinePoller<kTogether>;
 
   /// Waits for `count` pieces of Lines; `sources` has in lane `first` + i whose the i-th is, `from` in the same lane
-  /// where that row begins. `line` is the lane's line of the first piece, `end` is behind the last one. `lines.missing`
-  /// says in the end which do not come, as their ranks are masked. False: the call is over.
+  /// where that row begins. `line` is the lane's line of the first piece, `end` is after the last one. In the end
+  /// `lines.missing` says which do not come because their ranks are masked. False: the call is over.
   DEEP_EP_DEVICE bool await(const CombineSources& sources, int first, int count, const std::byte* from,
                             std::uint32_t line, std::uint32_t end, bool measures, Lines& lines) const {
     constexpr std::uint32_t kStride = kLogfmt ? kWarpLines : 0;
@@ -235,7 +235,7 @@ struct CombineAdder {
     store_line(reach.staged_row(task.owner, token) + lane.byte_at(line), part, line < wire.lines());
   }
 
-  /// The tag is added to sums that nobody looks at.
+  /// The tag is added to a sum that nobody looks at.
   DEEP_EP_DEVICE static void add_part(float (&sum)[8], const LinePart& part) {
     add_bf16(sum, Vec16{{static_cast<std::uint32_t>(part.word[0]), static_cast<std::uint32_t>(part.word[0] >> 32),
                          static_cast<std::uint32_t>(part.word[1]), static_cast<std::uint32_t>(part.word[1] >> 32)}});

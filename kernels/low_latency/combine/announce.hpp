@@ -1,5 +1,5 @@
 // The owner's word to the expert ranks at the head of combine: which experts its tokens select now, and with which
-// weights. To every rank, as the owner no longer knows which ranks hold rows of its tokens.
+// weights. To every rank, because the owner no longer knows which ranks hold rows of its tokens.
 #pragma once
 
 #include "kernels/low_latency/transport/masks.hpp"
@@ -103,14 +103,14 @@ struct Announcer {
     acknowledged = reach.load_acknowledged(thread / params.num_topk);
   }
 
-  /// A peer's cells are free once it has said that it is done with the call before the last. Peers that have not said
-  /// so are waited for when all others know: these must not suffer from one that does not come.
+  /// A peer's cells are free once it has said that it is done with the call before the last. We wait for peers that
+  /// have not said so only when all others have been told: they must not suffer from one that does not come.
   DEEP_EP_DEVICE void announce(const Reach& reach) const {
     if (!any) return;
     const Selections selections{params};
     bool late = true;
 #pragma unroll 1
-    for (int round = 0; late && round < 2; ++round) {  // to say it twice does no harm
+    for (int round = 0; late && round < 2; ++round) {  // saying it twice does no harm
       late = false;
 #pragma unroll 1
       for (int token = block_index(); token < params.num_tokens; token += params.common.working_blocks) {

@@ -1,15 +1,15 @@
 // Low-latency combine: for each token of this rank, the weighted sum of what the experts made of it.
 //
-// Each rank sums the rows of its own experts and sends one row a token to the token's owner, which adds up the ranks'
+// Each rank sums the rows of its own experts and sends one row per token to the token's owner, which adds up the ranks'
 // rows. Send part: owners announce their tokens' selections, expert ranks sum and push. Receive part: owners add.
 //
-// What waits for what, and so decides how long a call with few tokens takes:
+// What waits for what, which decides how long a call with few tokens takes:
 //   owner     counters, selections, acknowledgements (one load time) -> cells to the peers (one trip)
 //   expert    row table (one load time) -> rows of x (one load time), meanwhile the cells come -> lines to the owner
 //             (one trip)
 //   owner     lines, as they are polled -> result
-//   by rails  lines, as the owner's rail in this node polls and adds them -> its NIC -> owner (rdma/reach.hpp)
-// There is no barrier of the grid, nor does one rank wait for another but for these.
+//   by rails  lines, as the owner's rail in this node polls and adds them -> its NIC -> owner (rdma/reach.hpp) There is
+//   no barrier of the grid, and ranks wait for each other only here.
 #include "kernels/kernel_list.hpp"
 #include "kernels/low_latency/combine/add.hpp"
 #include "kernels/low_latency/combine/post.hpp"
@@ -22,7 +22,7 @@ namespace deep_ep::device::low_latency {
 static_assert(kernels::combine_low_latency_rdma::kMaxThreads / 32 <=
               static_cast<int>(LowLatencyStaging::kMostWarpsPerRow));
 
-/// By one warp, where ranks are masked: all that will come have begun the call.
+/// By one warp, where ranks may be masked: waits until all that will come have begun the call.
 DEEP_EP_DEVICE void watch_peers(const LowLatencyParams& common, std::uint64_t epoch) {
   for (int peer = lane_index(); peer < common.num_ranks; peer += kWarpSize) {
     if (masked(common, peer)) continue;
@@ -31,8 +31,8 @@ DEEP_EP_DEVICE void watch_peers(const LowLatencyParams& common, std::uint64_t ep
   }
 }
 
-/// Which call is this? One warp, the clerk, reads the counters for all, and afterwards does what is off everybody's
-/// way: it tells the peers which call this rank is done with, and moves the counters on.
+/// Which call is this? One warp, the clerk, reads the counters for all, and afterwards does what nobody waits for: it
+/// tells the peers which call this rank is done with, and moves the counters on.
 template <class Reach>
 DEEP_EP_DEVICE LowLatencyEpochs find_epochs(const LowLatencyCombineParams& params, CombineShared::Words& shared,
                                             bool clerk) {
@@ -56,8 +56,8 @@ DEEP_EP_DEVICE LowLatencyEpochs find_epochs(const LowLatencyCombineParams& param
   return epochs;
 }
 
-/// Rows travel as bfloat16, or in LogFMT; by NVLink alone, or to some ranks by RDMA: kernels of their own, so that
-/// their registers and instructions are not everybody's.
+/// Rows travel as bfloat16, or in LogFMT; by NVLink alone, or to some ranks by RDMA: kernels of their own, so that the
+/// others do not carry their registers and instructions.
 template <bool kLogfmt, bool kRdma>
 DEEP_EP_DEVICE void combine_body(const LowLatencyCombineParams& params, std::byte* memory) {
   using Reach = typename CombineAdder<kLogfmt, kRdma>::Reach;

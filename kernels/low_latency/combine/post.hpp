@@ -95,7 +95,7 @@ struct CombinePoster {
 
   /// LogFMT: row by row, a chunk for each lane, as long as that chunk is.
   DEEP_EP_DEVICE bool put_encoded(Place<std::byte> to, Place<std::byte> from, bool posts) const {
-    warp::sync();  // what one lane acquired, all read
+    warp::sync();  // all lanes read what one acquired
     for (std::uint32_t left = warp::ballot(posts); left != 0; left &= left - 1) {
       const std::size_t row_to = warp::shuffle(to.offset, lowest_bit(left));
       const std::size_t row_from = warp::shuffle(from.offset, lowest_bit(left));

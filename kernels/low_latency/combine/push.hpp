@@ -24,7 +24,7 @@ struct CombinePusher {
   std::int32_t most = 0;  ///< rows of any source that this lane has seen
 
   /// How long rows wait in turn for their owner, in nanoseconds. Where ranks are masked, a late one should cost little;
-  /// else the call needs all ranks anyway, and it matters only who is named in the end.
+  /// otherwise the call needs all ranks anyway, and it only matters who is blamed in the end.
   DEEP_EP_DEVICE std::uint64_t patience() const {
     const LowLatencyParams& common = params.common;
     if (common.mask != nullptr) return 50'000;

@@ -1,9 +1,9 @@
 // Low-latency dispatch: every token goes once to each rank that has an expert of it, and from there to the experts.
 //
-// One launch. Block 0 is the clerk: it tells how many rows go where. The other blocks send a token each (or take
+// One launch. Block 0 is the clerk: it tells how many rows go where. The other blocks send one token each (or take
 // turns); then all blocks receive. Nothing waits for all blocks or all ranks.
 //
-// What a token's way takes, one after the other; whatever is not listed happens meanwhile:
+// What a token's way takes, one step after the other; whatever is not listed happens meanwhile:
 //   1. Load the row and the selections of the tokens before (both at once).         HBM or L2, once
 //   2. Count, cast, write the stage.                                                three block syncs
 //   3. Lines to the peers, seen by the receiver's polls.                            NVLink one way (+ the wire)

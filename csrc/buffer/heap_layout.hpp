@@ -5,7 +5,7 @@
 
 #include "deep_ep/buffer.hpp"
 #include "kernels/intranode/control_window.hpp"
-#include "kernels/low_latency/transport/rdma_params.hpp"
+#include "kernels/low_latency/window.hpp"
 
 namespace deep_ep {
 

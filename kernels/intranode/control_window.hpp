@@ -118,10 +118,10 @@ class ControlWindow {
   std::size_t pushed_flags_ = 0, bytes_ = 0;
 };
 
-/// A window that does not hold all tokens at once holds those of so many rounds.
+/// A window that does not hold all tokens at once holds those of this many rounds.
 constexpr int kWindowRounds = 4;
 
-/// A call takes at most so many rounds.
+/// The most rounds that a call may take.
 constexpr int kMostRounds = (1 << 20) - 1;
 
 /// A signal that counts rounds within a call: grows over calls and rounds alike, and nobody has to remember a base.

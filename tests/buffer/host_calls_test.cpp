@@ -1,5 +1,5 @@
 // What a Buffer call costs the host: requests to the executor, once everything is warm. They are printed, so that
-// versions can be compared, and have limits, so that they do not grow unnoticed.
+// versions can be compared, and limited, so that they do not grow unnoticed.
 #include <gtest/gtest.h>
 
 #include <chrono>

@@ -47,11 +47,10 @@ LowLatencyPart plan_part(LowLatencyPhase phase, const LowLatencyCombineParams& p
   LowLatencyPart part{.phase = phase};
   part.working_blocks = std::clamp(std::max(to_push, params.num_tokens), 1, sms);
   part.rows_of_group = rows_of_group(ranks, params.max_tokens, groups * part.working_blocks);
-  const CombineBlockLayout layout = CombineBlockLayout::make({params.hidden, params.use_logfmt}, warps, groups,
-                                                             params.warps_per_row, part.rows_of_group);
   const int posters = poster_blocks(setup, warps);
-  part.shape = {part.working_blocks + posters, warps * 32,
-                std::max(layout.bytes(), posters != 0 ? CombineBlockLayout::poster_bytes(warps) : 0)};
+  const CombineShared shared(Carver::without_memory(), {params.hidden, params.use_logfmt}, warps, groups,
+                             params.warps_per_row, part.rows_of_group, posters != 0 ? warps : 0);
+  part.shape = {part.working_blocks + posters, warps * 32, shared.bytes};
   if (part.shape.shared_bytes > setup.policy.max_shared_bytes) {
     fail<InvalidArgument>("hidden {} and max_tokens {} need {} of shared memory in a block, there are {}",
                           params.hidden, params.max_tokens, format_bytes(part.shape.shared_bytes),
@@ -122,18 +121,16 @@ LowLatencyCombinePlan plan_combine(const LowLatencyCombineArguments& arguments, 
   params.use_logfmt = arguments.use_logfmt;
   params.row_bytes = CombineWire{params.hidden, params.use_logfmt}.bytes();
   check_room(params.max_tokens, params.hidden, params.row_bytes, setup);
-  const int rail_width =
-      params.use_logfmt
-          ? 0
-          : choose_rails(arguments.return_recv_hook, params.max_tokens, params.num_topk, params.row_bytes, params.row_bytes, setup);
-  params.common.rdma.rail_width = rail_width;
+  const int rail_width = params.use_logfmt ? 0
+                                           : choose_rails(arguments.return_recv_hook, params.max_tokens,
+                                                          params.num_topk, params.row_bytes, params.row_bytes, setup);
+  params.common.rail_width = rail_width;
   params.call_shape = call_shape_of({params.max_tokens, params.num_topk, params.hidden, params.num_local_experts,
                                      params.use_logfmt ? 1 : 0, rail_width});
   params.x = arguments.x.as<std::byte>();
   params.row_table = handle.row_table.as<const std::int32_t>();
   params.num_tokens = static_cast<int>(arguments.topk_idx.size(0));
-  params.topk_idx = arguments.topk_idx.data;
-  params.topk_idx_is_64_bit = arguments.topk_idx.dtype == DType::int64;
+  params.topk_idx = {arguments.topk_idx.data, arguments.topk_idx.dtype == DType::int64};
   params.topk_weights = arguments.topk_weights.as<float>();
   if (arguments.wait_recv_cost_stats) params.wait_cost = arguments.wait_recv_cost_stats->as<std::int64_t>();
 

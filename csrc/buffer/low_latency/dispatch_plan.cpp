@@ -32,10 +32,10 @@ LowLatencyPart plan_part(LowLatencyPhase phase, const LowLatencyDispatchParams& 
   LowLatencyPart part{.phase = phase};
   part.working_blocks = static_cast<int>(
       std::clamp<std::int64_t>(std::max(to_send, to_receive), 1, most_working_blocks(config, setup, posters)));
-  const bool by_rails = params.common.rdma.rail_width != 0;
-  const LowLatencyDispatchShared layout{ranks, experts, sends(phase) ? row_of(params, by_rails).stage_bytes() : 0};
-  part.shape = {part.working_blocks + posters, warps * 32,
-                std::max(layout.bytes(), posters != 0 ? layout.poster_bytes(warps) : 0)};
+  const bool by_rails = params.common.rail_width != 0;
+  const DispatchShared shared(Carver::without_memory(), ranks, experts,
+                              sends(phase) ? row_of(params, by_rails).stage_bytes() : 0, posters != 0 ? warps : 0);
+  part.shape = {part.working_blocks + posters, warps * 32, shared.bytes};
   if (part.shape.shared_bytes > setup.policy.max_shared_bytes) {
     fail<InvalidArgument>("hidden {} and num_experts {} need {} of shared memory in a block, there are {}",
                           params.hidden, experts, format_bytes(part.shape.shared_bytes),
@@ -57,17 +57,16 @@ int warps_per_row(const LowLatencyDispatchParams& params, int warps, const Confi
 void plan_results(LowLatencyDispatchPlan& plan, const LowLatencySetup& setup) {
   const LowLatencyDispatchParams& params = plan.params;
   const std::int64_t ranks = params.common.num_ranks;
-  const std::int64_t blocks = params.rank_major ? ranks : std::int64_t{params.num_local_experts};
-  const std::int64_t rows = params.rank_major ? params.max_tokens : ranks * params.max_tokens;
+  const std::int64_t blocks = params.recv_blocks();
+  const std::int64_t rows = params.block_rows();
   const auto of = [&](DType dtype, std::initializer_list<std::int64_t> shape) {
     return unplaced(setup.device, dtype, shape);
   };
   const bool fp8 = is_fp8(params.format);
   plan.rows = {of(fp8 ? DType::float8_e4m3 : DType::bfloat16, {blocks, rows, params.hidden})};
   if (fp8) {
-    const bool packed = params.format == LowLatencyFormat::fp8_ue8m0;
-    plan.rows.push_back(of(packed ? DType::int32 : DType::float32,
-                           {blocks, params.hidden / (packed ? 4 * kScaleChannels : kScaleChannels), rows}));
+    const BlockScales scales = params.scale_layout();
+    plan.rows.push_back(of(scales.packed ? DType::int32 : DType::float32, {blocks, scales.columns(), rows}));
   }
   const std::int64_t table_rows = 1 + std::int64_t{params.max_tokens} * (1 + params.num_topk);
   plan.others = {of(DType::int32, {blocks}), of(DType::int32, {blocks, rows}),
@@ -136,15 +135,15 @@ LowLatencyDispatchPlan plan_dispatch(const LowLatencyDispatchArguments& argument
   params.weights = arguments.topk_weights.has_value();
   const std::size_t direct_bytes = row_of(params, false).bytes();
   const std::size_t rail_bytes = row_of(params, true).bytes();
-  const int rail_width = choose_rails(arguments.return_recv_hook, params.max_tokens, params.num_topk, direct_bytes, rail_bytes, setup);
-  params.common.rdma.rail_width = rail_width;
+  const int rail_width = choose_rails(arguments.return_recv_hook, params.max_tokens, params.num_topk, direct_bytes,
+                                      rail_bytes, setup);
+  params.common.rail_width = rail_width;
   check_room(params.max_tokens, params.hidden, rail_width != 0 ? rail_bytes : direct_bytes, setup);
   params.call_shape = call_shape_of({params.max_tokens, params.num_topk, params.hidden, params.num_local_experts,
                                      is_fp8(params.format) ? 1 : 0, params.weights ? 1 : 0, rail_width});
   params.num_tokens = static_cast<int>(arguments.x.size(0));
   params.x = arguments.x.as<std::byte>();
-  params.topk_idx = arguments.topk_idx.data;
-  params.topk_idx_is_64_bit = arguments.topk_idx.dtype == DType::int64;
+  params.topk_idx = {arguments.topk_idx.data, arguments.topk_idx.dtype == DType::int64};
   params.report_unknown_experts = setup.reject_unknown_experts;
   if (params.weights) params.topk_weights = arguments.topk_weights->as<float>();
   if (arguments.cumulative_local_expert_recv_stats) {

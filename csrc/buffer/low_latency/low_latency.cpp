@@ -38,7 +38,7 @@ LowLatency::LowLatency(Runtime& runtime)
     common.mask = masks_->mask();
     common.masked = masks_->records();
   }
-  if (links_) common.rdma = links_->params();
+  if (links_) links_->add_to(common);
 }
 
 TensorView LowLatency::memory() const {
@@ -86,9 +86,9 @@ LowLatencyCounts LowLatency::count_together() {
   LowLatencyState state;
   executor.copy(&state, state_.get(), sizeof state, runtime_.comm_stream());
   executor.synchronize(runtime_.comm_stream());
-  LowLatencyCounts counts{.barriers = state.barriers};
+  LowLatencyCounts counts{.barriers = state.barriers.calls};
   for (std::size_t kind = 0; kind < counts.calls.size(); ++kind) {
-    counts.calls[kind] = std::max(state.counters[kind].sent, state.counters[kind].received);
+    counts.calls[kind] = std::max(state.counters[kind].sent.calls, state.counters[kind].received.calls);
   }
   for (const LowLatencyCounts& theirs : all_gather_values(runtime_.bootstrap(), counts)) {
     counts.barriers = std::max(counts.barriers, theirs.barriers);
@@ -96,9 +96,9 @@ LowLatencyCounts LowLatency::count_together() {
       counts.calls[kind] = std::max(counts.calls[kind], theirs.calls[kind]);
     }
   }
-  state.barriers = counts.barriers;
+  state.barriers.calls = counts.barriers;
   for (std::size_t kind = 0; kind < counts.calls.size(); ++kind) {
-    state.counters[kind].sent = state.counters[kind].received = counts.calls[kind];
+    state.counters[kind].sent.calls = state.counters[kind].received.calls = counts.calls[kind];
   }
   executor.copy(state_.get(), &state, sizeof state, runtime_.comm_stream());
   executor.synchronize(runtime_.comm_stream());

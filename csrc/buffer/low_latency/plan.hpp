@@ -24,7 +24,7 @@ struct LowLatencySetup {
   bool rails_always = false;
 
   bool on_gpu() const { return device.kind == Device::Kind::cuda; }
-  bool rdma() const { return common.rdma.peers != nullptr; }
+  bool rdma() const { return common.peers != nullptr; }
 };
 
 /// A kernel that does one part of a call, or both.

@@ -5,7 +5,7 @@
 #include <memory>
 
 #include "csrc/buffer/runtime.hpp"
-#include "kernels/low_latency/window.hpp"
+#include "kernels/low_latency/params.hpp"
 
 namespace deep_ep {
 

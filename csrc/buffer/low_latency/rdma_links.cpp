@@ -37,11 +37,11 @@ std::string RdmaLinks::describe() const {
                      runtime_.low_latency_reach().describe_rails(), connections_.describe());
 }
 
-LowLatencyRdma RdmaLinks::params() const {
-  LowLatencyRdma params{
-      .peers = connections_.device_peers(), .told = told_.get(), .staging = runtime_.layout().staging};
-  for (const int far : far_) params.far[far / 32] |= 1u << far % 32;
-  return params;
+void RdmaLinks::add_to(LowLatencyParams& params) const {
+  params.peers = connections_.device_peers();
+  params.told = told_.get();
+  params.staging = runtime_.layout().staging;
+  for (const int far : far_) params.set_far(far);
 }
 
 void RdmaLinks::drain() noexcept {
@@ -61,27 +61,21 @@ void RdmaLinks::resume(const LowLatencyCounts& counts) {
   LowLatencyTold told{};
   told.barrier = counts.barriers;
   for (std::size_t kind = 0; kind < counts.calls.size(); ++kind) {
-    told.acknowledged[kind] = counts.calls[kind];
-    for (std::uint64_t& progress : told.progress[kind]) progress = progress_value(counts.calls[kind], 0);
+    const std::uint64_t calls = counts.calls[kind];
+    told.mailbox[kind] = {calls, calls, {progress_value(calls, 0), progress_value(calls, 0)}};
   }
-  told.begun = counts.calls[static_cast<std::size_t>(LowLatencyKind::combine)];
 
   // Both ends of every word: what this rank has told, and what it has been told.
   Executor& executor = *runtime_.executor();
   const LowLatencyWindow& window = runtime_.layout().low_latency;
-  const auto set = [&](std::size_t offset, const std::uint64_t& value) {
-    executor.copy(runtime_.heap()->local() + offset, &value, sizeof value, runtime_.comm_stream());
+  const auto set = [&](auto place, const auto& value) {
+    executor.copy(place.in(runtime_.heap()->local()), &value, sizeof value, runtime_.comm_stream());
   };
   for (const int far : far_) {
     executor.copy(told_.get() + far, &told, sizeof told, runtime_.comm_stream());
-    set(window.barrier_at(far), told.barrier);
-    set(window.begun_at(LowLatencyKind::combine, far), told.begun);
+    set(window.barrier(far), told.barrier);
     for (const LowLatencyKind kind : {LowLatencyKind::dispatch, LowLatencyKind::combine}) {
-      const auto index = static_cast<std::size_t>(kind);
-      set(window.acknowledged_at(kind, far), told.acknowledged[index]);
-      for (const std::uint64_t half : {0, 1}) {
-        set(window.progress_at(kind, half, far), told.progress[index][half]);
-      }
+      set(window.mailbox(kind, far), told.mailbox[static_cast<std::size_t>(kind)]);
     }
   }
   executor.synchronize(runtime_.comm_stream());

@@ -16,7 +16,7 @@ namespace deep_ep {
 /// How many barriers, and calls of each kind, a rank counts.
 struct LowLatencyCounts {
   std::uint64_t barriers = 0;
-  std::array<std::uint64_t, static_cast<std::size_t>(LowLatencyKind::count)> calls{};
+  std::array<std::uint64_t, kLowLatencyKinds> calls{};
 };
 
 class RdmaLinks {
@@ -24,8 +24,8 @@ class RdmaLinks {
   /// Collective.
   explicit RdmaLinks(Runtime& runtime);
 
-  /// What kernels need to know: LowLatencyParams::rdma and ::heaps.
-  LowLatencyRdma params() const;
+  /// Tells kernels of the far ranks.
+  void add_to(LowLatencyParams& params) const;
   std::byte* const* heaps() const { return heaps_.get(); }
 
   /// For people: whom they reach, whether by rails, over which NIC.

@@ -24,7 +24,7 @@ LowLatencySetup gpu_setup(bool rdma = false) {
   setup.low_latency_bytes = Buffer::low_latency_bytes_hint(128, 7168, 8, 256);
   setup.common.num_ranks = 8;
   setup.common.window = LowLatencyWindow::make(0, setup.low_latency_bytes, 8, 64);
-  if (rdma) setup.common.rdma.peers = &kPeers;
+  if (rdma) setup.common.peers = &kPeers;
   return setup;
 }
 
@@ -151,7 +151,7 @@ TEST(LowLatencyPlan, RailsWhereThereAreSomeAndTheyPay) {
   LowLatencySetup setup = gpu_setup(true);
   const auto width = [&](bool hook = false) {
     const auto arguments = dispatch_of(100, setup);
-    return plan_dispatch(hook ? with_hook(arguments) : arguments, setup).params.common.rdma.rail_width;
+    return plan_dispatch(hook ? with_hook(arguments) : arguments, setup).params.common.rail_width;
   };
   EXPECT_EQ(width(), 0) << "there are none";
   setup.rail_width = 4;
@@ -159,9 +159,9 @@ TEST(LowLatencyPlan, RailsWhereThereAreSomeAndTheyPay) {
   EXPECT_EQ(width(true), 0) << "nobody would hand rows on until a hook is called";
   LowLatencyDispatchArguments few = dispatch_of(1, setup);
   few.max_tokens = 1;
-  EXPECT_EQ(plan_dispatch(few, setup).params.common.rdma.rail_width, 0);
+  EXPECT_EQ(plan_dispatch(few, setup).params.common.rail_width, 0);
   setup.rails_always = true;
-  EXPECT_EQ(plan_dispatch(few, setup).params.common.rdma.rail_width, 4);
+  EXPECT_EQ(plan_dispatch(few, setup).params.common.rail_width, 4);
 }
 
 TEST(LowLatencyPlan, WhatDoesNotFitIsRefused) {

@@ -5,7 +5,7 @@
 #include <thread>
 #include <vector>
 
-#include "kernels/low_latency/transport/rdma_params.hpp"
+#include "kernels/low_latency/params.hpp"
 #include "tests/cluster/counting_executor.hpp"
 #include "tests/cluster/fixture.hpp"
 #include "tests/cluster/low_latency_combine_case.hpp"

@@ -9,13 +9,13 @@
 #include <thread>
 #include <vector>
 
+#include "bench_support/intranode_rank.hpp"
 #include "bench_support/low_latency_rank.hpp"
 #include "bench_support/peers.hpp"
-#include "bench_support/intranode_rank.hpp"
 
 namespace deep_ep::benchmarks {
 
-/// What one rank has at hand.
+/// What each rank has.
 struct RankContext {
   const std::shared_ptr<Bootstrap>& bootstrap;
   const std::shared_ptr<Executor>& executor;

@@ -47,7 +47,7 @@ def room(path):
 
 
 def resolve(root, source, name):
-    for folder in ("", "include/", str(pathlib.Path(source).parent) + "/"):
+    for folder in ("", "include/", "tools/bench/include/", str(pathlib.Path(source).parent) + "/"):
         if (root / folder / name).exists():
             return os.path.normpath(folder + name)
     return "include/" + name if name == "deep_ep/version.hpp" else None  # which CMake writes

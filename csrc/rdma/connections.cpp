@@ -206,7 +206,7 @@ bool Connections::reaches(int rank) const {
 }
 
 void Connections::check() const {
-  if (!connected_) throw SystemError("the RDMA connections are gone: making them anew has failed");
+  if (!connected_) throw SystemError("the RDMA connections are gone: making new ones has failed");
   if (ends_ == nullptr) return;
   if (const std::optional<Failure> seen = ends_->failure()) throw SystemError(rdma::describe(*seen));
 }

@@ -15,7 +15,7 @@ struct WireFacts {
   ProcessIdentity process;
   WireKind wanted = WireKind::automatic;
   bool needs_rdma = false;             ///< it reaches at least one rank by RDMA
-  bool needs_nic = false;              ///< its NIC handler is to be `gpu`
+  bool needs_nic = false;              ///< its NIC handler must be `gpu`
   std::array<char, 400> why_no_nic{};  ///< empty: it has one
 };
 

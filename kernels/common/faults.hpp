@@ -51,7 +51,7 @@ struct FaultRecord {
                            ///< unknown_expert: the index found, and `field` the token;
                            ///< rdma_failed: index of the work-queue entry, and `field` an RdmaFailure
   std::uint64_t seen;      ///< timeout: signal value; mismatch: theirs; overflow: rows that there is room for;
-                           /// < unknown_expert: how many experts there are
+                           ///< unknown_expert: how many experts there are
 };
 
 /// What a thread that waits needs to know; see wait.hpp. `abort` is a word in this rank's device memory: non-zero once

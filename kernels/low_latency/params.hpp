@@ -72,7 +72,7 @@ struct LowLatencyParams : ReachParams {
   LowLatencyState* state = nullptr;
   WaitContext wait;
   std::int32_t* mask = nullptr;   ///< [num_ranks], not 0: left out. nullptr: ranks are never masked
-  FaultRecord* masked = nullptr;  ///< [num_ranks]: whom kernels have masked, and why; in memory that the host sees
+  FaultRecord* masked = nullptr;  ///< [num_ranks]: why kernels have masked the rank; in memory that the host sees
 };
 
 /// What a handle knows of the rows that a dispatch received: [1 + M + M * K, R] int32, in this order.

@@ -68,7 +68,7 @@ class Poster {
     return good;
   }
 
-  /// Copies from the own heap into the peer's. Each member for itself.
+  /// Copies from this rank's heap into the peer's. Each member for itself.
   template <class T>
   DEEP_EP_DEVICE bool put(Place<T> to, Place<T> from, std::uint32_t bytes, bool wanted) {
     return held(queue_.put(to.offset, from.offset, bytes, wanted));

@@ -43,7 +43,7 @@ class LowLatency {
   void disconnect() { links_.reset(); }
 
  private:
-  /// Throws what an earlier call met, and logs whom it masked.
+  /// Throws what an earlier call met, and logs which ranks it masked.
   void look_after_earlier_calls();
   /// A call that receives at once comes after those that wait for their hooks; one with a hook needs a place.
   void make_way(LowLatencyKind kind, bool hook);

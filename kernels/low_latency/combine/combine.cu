@@ -8,8 +8,8 @@
 //   expert    row table (one load time) -> rows of x (one load time), meanwhile the cells come -> lines to the owner
 //             (one trip)
 //   owner     lines, as they are polled -> result
-//   by rails  lines, as the owner's rail in this node polls and adds them -> its NIC -> owner (rdma/reach.hpp) There is
-//   no barrier of the grid, and ranks wait for each other only here.
+//   by rails  lines, as the owner's rail in this node polls and adds them -> its NIC -> owner (rdma/reach.hpp)
+// There is no barrier of the grid, and ranks wait for each other only here.
 #include "kernels/kernel_list.hpp"
 #include "kernels/low_latency/combine/add.hpp"
 #include "kernels/low_latency/combine/post.hpp"

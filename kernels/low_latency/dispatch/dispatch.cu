@@ -38,7 +38,7 @@ DEEP_EP_DEVICE void prepare(const LowLatencyDispatchParams& params, const Dispat
   }
 }
 
-/// By every warp: all rows, where it is `part` of the `group`-th of `groups` groups. By rails first those of the own
+/// By every warp: all rows, where it is `part` of the `group`-th of `groups` groups. By rails first those of its own
 /// node; then, when this rank has handed on what it has to, those that others hand on to it.
 template <bool kRdma>
 DEEP_EP_DEVICE void receive_rows(const DispatchReceiver<kRdma>& receiver, int group, int groups, int part) {

@@ -66,7 +66,7 @@ DEEP_EP_DEVICE void post_dispatch(DispatchSender<true>& sender) {
   const Reach<true> ranks{common};
   const bool sending = sends(params.phase);
 
-  // 1. Which call is this? What goes to whom?
+  // 1. Which call is this? What goes where?
   if (sending) sender.load_counts();
   if (sending) sender.clear_counts();
   for (int node = thread_index(); node < ranks.num_nodes(); node += block_threads()) shared.relayed[node] = 0;

@@ -139,7 +139,7 @@ struct DispatchReach : CallReach<LowLatencyKind::dispatch, kRdma, kRdma> {
   }
   /// Rows come in so many turns; between two of them, this rank hands on what others sent it for its node.
   DEEP_EP_DEVICE int turns() const { return this->by_rails() ? 2 : 1; }
-  /// Whose rows come in a turn, where ranks go round: first those of the own node, which come soonest.
+  /// Whose rows come in a turn, where ranks go round: first those of its own node, which come soonest.
   DEEP_EP_DEVICE int first_of_turn(int turn) const {
     return this->by_rails() ? (this->own_node() + turn) * this->common.rail_width : 0;
   }

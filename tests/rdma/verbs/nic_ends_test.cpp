@@ -238,9 +238,10 @@ TEST_F(NicEndsTest, GpuIsTakenAtItsWord) {
   pages_.refusal = "GPU 0 may not map the page";
   EXPECT_EQ(refusal(), "DEEP_EP_NIC_HANDLER=gpu is impossible here: GPU 0 may not map the page");
   nic_.mlx5 = false;
-  EXPECT_EQ(refusal(),
-            "DEEP_EP_NIC_HANDLER=gpu is impossible here: NIC fake_0:1 is none of NVIDIA's ConnectX or BlueField: its "
-            "rings have another format");
+  EXPECT_EQ(
+      refusal(),
+      "DEEP_EP_NIC_HANDLER=gpu is impossible here: NIC fake_0:1 is not one of NVIDIA's ConnectX or BlueField: its "
+      "rings have another format");
   nic_.mlx5 = true;
   nic_.gpu_memory = false;
   EXPECT_EQ(refusal(), "DEEP_EP_NIC_HANDLER=gpu is impossible here: this rank's kernels run on the CPU");

@@ -120,7 +120,7 @@ std::unique_ptr<Ends> make_devx_ends(const NicAccess& nic, const std::shared_ptr
                                      std::shared_ptr<Registration> heap, const EndsOptions& options) {
   if (!nic.gpu_memory) throw SystemError("this rank's kernels run on the CPU");
   if (!nic.mlx5) {
-    fail<SystemError>("NIC {} is none of NVIDIA's ConnectX or BlueField: its rings have another format", nic.name);
+    fail<SystemError>("NIC {} is not one of NVIDIA's ConnectX or BlueField: its rings have another format", nic.name);
   }
   return std::make_unique<DevxEnds>(nic, executor, std::move(heap), options);
 }

@@ -48,8 +48,8 @@ void check_strided_tensor(const char* name, const ConstTensorView& tensor, const
   }
 }
 
-void check_tensor(const char* name, const ConstTensorView& tensor, const Device& device, std::initializer_list<DType> dtypes,
-                  std::initializer_list<std::int64_t> shape) {
+void check_tensor(const char* name, const ConstTensorView& tensor, const Device& device,
+                  std::initializer_list<DType> dtypes, std::initializer_list<std::int64_t> shape) {
   check_strided_tensor(name, tensor, device, dtypes, shape);
   if (!tensor.is_contiguous()) {
     fail<InvalidArgument>("{} is {}, it must be contiguous (row-major)", name, tensor.describe());

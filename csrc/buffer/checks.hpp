@@ -14,8 +14,8 @@ namespace deep_ep {
 constexpr std::int64_t kAnySize = -1;
 
 /// `tensor` lies on `device`, has one of `dtypes`, this shape, and is contiguous.
-void check_tensor(const char* name, const ConstTensorView& tensor, const Device& device, std::initializer_list<DType> dtypes,
-                  std::initializer_list<std::int64_t> shape);
+void check_tensor(const char* name, const ConstTensorView& tensor, const Device& device,
+                  std::initializer_list<DType> dtypes, std::initializer_list<std::int64_t> shape);
 
 /// The same for a tensor with any strides.
 void check_strided_tensor(const char* name, const ConstTensorView& tensor, const Device& device,

@@ -35,8 +35,8 @@ HeapLayout HeapLayout::make(const BufferOptions& options, int num_ranks) {
   }
   layout.window_bytes = window / kLine * kLine;
   layout.asked_bytes = options.heap_bytes + options.low_latency.bytes;
-  layout.low_latency = LowLatencyWindow::make(layout.control.bytes(), options.low_latency.bytes, num_ranks,
-                                              options.max_local_experts);
+  layout.low_latency =
+      LowLatencyWindow::make(layout.control.bytes(), options.low_latency.bytes, num_ranks, options.max_local_experts);
   if (options.low_latency.bytes != 0 && (layout.low_latency.slots == 0 || layout.low_latency.source_bytes == 0)) {
     fail<InvalidArgument>(
         "low_latency.bytes is {}, which does not even hold the signals of {} ranks with {} local experts: see "

@@ -1,8 +1,8 @@
 // The library's front door: moves the tokens of a Mixture-of-Experts layer between ranks.
 //
-// Symbols used below: R ranks (at most 128), r this rank, E experts of which rank q owns [q*E/R, (q+1)*E/R), so that E is
-// a multiple of R; T tokens on this rank (may differ between ranks, may be 0), K top-k (at most 32), H hidden size, N
-// rows this rank receives.
+// Symbols used below: R ranks (at most 128), r this rank, E experts of which rank q owns [q*E/R, (q+1)*E/R), so that E
+// is a multiple of R; T tokens on this rank (may differ between ranks, may be 0), K top-k (at most 32), H hidden size,
+// N rows this rank receives.
 //
 // Ordering. Every call enqueues its kernels behind `CallOptions::previous_event` if given, otherwise behind all work
 // enqueued on `CallOptions::stream`, and behind the buffer's calls before it. Later work on `CallOptions::stream` comes
@@ -60,8 +60,8 @@ class Buffer {
   StreamHandle comm_stream() const;
   /// What the buffer was made with; where that left something to the environment, with what the environment says.
   const BufferOptions& options() const;
-  /// Some lines of text for people: ranks and nodes, memory and its parts, how low-latency calls reach other ranks (NICs,
-  /// rails), the numbers of SMs that calls use by default. The wording may change.
+  /// Some lines of text for people: ranks and nodes, memory and its parts, how low-latency calls reach other ranks
+  /// (NICs, rails), the numbers of SMs that calls use by default. The wording may change.
   std::string describe() const;
 
   // ------------------------------------------------------------------------------------------------- normal mode
@@ -74,8 +74,8 @@ class Buffer {
   DispatchLayout get_dispatch_layout(const ConstTensorView& topk_idx, int num_experts, const CallOptions& call = {});
 
   /// Sends every token once to each rank that is_token_in_rank says.
-  /// @throws OutOfMemory when neither heap nor window has room. @throws InvalidArgument when num_worst_tokens is 0 while
-  /// the stream is being recorded into a CUDA graph.
+  /// @throws OutOfMemory when neither heap nor window has room. @throws InvalidArgument when num_worst_tokens is 0
+  /// while the stream is being recorded into a CUDA graph.
   DispatchResult dispatch(const DispatchArguments& arguments, const CallOptions& call = {});
 
   /// Sends rows where those of an earlier dispatch went. No host wait.
@@ -94,9 +94,9 @@ class Buffer {
   /// Adds up what the experts made of each token. No host wait; may be recorded into a CUDA graph.
   LowLatencyCombineResult low_latency_combine(const LowLatencyCombineArguments& arguments,
                                               const CallOptions& call = {});
-  /// Memory for the experts' output, of the shape of the handle's recv_x, bfloat16: LowLatencyCombineArguments::x may be
-  /// any tensor; this one needs no allocation. It serves all calls: use it up in stream order. It grows with the largest
-  /// handle and ends with the buffer.
+  /// Memory for the experts' output, of the shape of the handle's recv_x, bfloat16: LowLatencyCombineArguments::x may
+  /// be any tensor; this one needs no allocation. It serves all calls: use it up in stream order. It grows with the
+  /// largest handle and ends with the buffer.
   TensorView low_latency_combine_buffer(const LowLatencyHandle& handle);
   /// Collective: a barrier of the ranks that are not masked, on `stream`. There is nothing to clean, as signals carry
   /// epochs; programs that call this between modes or shapes may go on doing so.
@@ -129,8 +129,8 @@ class Buffer {
   static std::size_t low_latency_bytes_hint(int max_tokens, std::int64_t hidden, int num_ranks, int num_experts);
 
   /// A tensor in the symmetric heap, e.g. for an expert's output, so that combine can pull from it. Not collective.
-  /// @param shape up to four sizes, 0 or more. @param stream where it will be used first: its memory may have been in use
-  /// until now, and `stream` waits for that.
+  /// @param shape up to four sizes, 0 or more. @param stream where it will be used first: its memory may have been in
+  /// use until now, and `stream` waits for that.
   /// @throws OutOfMemory when it does not fit.
   Tensor allocate_tensor(DType dtype, std::initializer_list<std::int64_t> shape, StreamHandle stream = nullptr);
   /// Does it lie where allocate_tensor and dispatch take tensors from, so that combine may pull from it?

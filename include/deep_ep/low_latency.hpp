@@ -1,5 +1,5 @@
-// Low-latency dispatch and combine, for decoding: few tokens, no host wait, CUDA graphs, receive hooks; within a node and
-// between nodes. They need a buffer with BufferOptions::low_latency.bytes.
+// Low-latency dispatch and combine, for decoding: few tokens, no host wait, CUDA graphs, receive hooks; within a node
+// and between nodes. They need a buffer with BufferOptions::low_latency.bytes.
 //
 // Symbols as in buffer.hpp, and L = E / R local experts, M = max_tokens, equal on all ranks; T <= M may differ.
 //
@@ -98,9 +98,9 @@ struct LowLatencyDispatchResult {
 
 /// Equal on all ranks: H, use_logfmt, and what the handle's dispatch had in common.
 struct LowLatencyCombineArguments {
-  /// The experts' output, bfloat16, rows where the dispatch's recv_x had them, from a multiple of 16 bytes on. Only valid
-  /// rows are read. H may differ from the dispatch's. rank_major: each row already is the weighted sum over its local
-  /// experts.
+  /// The experts' output, bfloat16, rows where the dispatch's recv_x had them, from a multiple of 16 bytes on. Only
+  /// valid rows are read. H may differ from the dispatch's. rank_major: each row already is the weighted sum over its
+  /// local experts.
   ConstTensorView x;
   ConstTensorView topk_idx;      ///< [T, K]: as dispatched; a selection that has since become negative is left out
   ConstTensorView topk_weights;  ///< [T, K] float32; expert_major: rows are multiplied by them

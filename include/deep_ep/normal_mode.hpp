@@ -1,5 +1,5 @@
-// Arguments and results of the normal mode: dispatch and combine with exact sizes, for training and prefill, among ranks
-// of one node. Symbols as in buffer.hpp.
+// Arguments and results of the normal mode: dispatch and combine with exact sizes, for training and prefill, among
+// ranks of one node. Symbols as in buffer.hpp.
 //
 // Unless said otherwise a tensor is contiguous (row-major) and lies on the buffer's device.
 #pragma once
@@ -26,10 +26,10 @@ struct DispatchLayout {
 /// buffer lives. Copies share the tensors. recv_src_idx may lie in the symmetric heap and takes 4 bytes a row there for
 /// as long as a copy lives; the other two never do.
 struct DispatchHandle {
-  Tensor rank_prefix_matrix;       ///< [R, R] int32: [s][d] = rows that d received from ranks 0..s (end row of source s)
-  Tensor destination_row;          ///< [T, R] int32: row of token t in recv_x of rank d, -1 if not sent there
-  Tensor recv_src_idx;             ///< [rows] int32: token index at its source, for each received row
-  std::int64_t num_tokens = 0;     ///< T
+  Tensor rank_prefix_matrix;    ///< [R, R] int32: [s][d] = rows that d received from ranks 0..s (end row of source s)
+  Tensor destination_row;       ///< [T, R] int32: row of token t in recv_x of rank d, -1 if not sent there
+  Tensor recv_src_idx;          ///< [rows] int32: token index at its source, for each received row
+  std::int64_t num_tokens = 0;  ///< T
   std::int64_t num_recv_rows = 0;  ///< N, or num_worst_tokens
   int num_experts = 0;             ///< E
   int num_topk = 0;                ///< K, 0 where no selections were sent
@@ -66,9 +66,9 @@ struct DispatchArguments {
 };
 
 struct DispatchResult {
-  Tensor recv_x;                         ///< [rows, H], dtype of x: by source rank, then by token index at the source
-  std::optional<Tensor> recv_x_scales;   ///< [rows, S], dtype of x_scales
-  std::optional<Tensor> recv_topk_idx;   ///< [rows, K], dtype of topk_idx: index among this rank's experts, or -1
+  Tensor recv_x;                        ///< [rows, H], dtype of x: by source rank, then by token index at the source
+  std::optional<Tensor> recv_x_scales;  ///< [rows, S], dtype of x_scales
+  std::optional<Tensor> recv_topk_idx;  ///< [rows, K], dtype of topk_idx: index among this rank's experts, or -1
   std::optional<Tensor> recv_topk_weights;      ///< [rows, K] float32: 0 where the index is -1
   std::vector<int> num_recv_tokens_per_expert;  ///< [E / R], rounded up; empty with num_worst_tokens
   DispatchHandle handle;
@@ -77,7 +77,7 @@ struct DispatchResult {
 
 /// A dispatch whose rows go where those of an earlier one went: no counts are exchanged, and the host does not wait.
 struct CachedDispatchArguments {
-  ConstTensorView x;                        ///< as DispatchArguments::x, with as many rows as then; H and dtype are free
+  ConstTensorView x;  ///< as DispatchArguments::x, with as many rows as then; H and dtype are free
   std::optional<ConstTensorView> x_scales;  ///< as DispatchArguments::x_scales
   const DispatchHandle* handle = nullptr;   ///< of the earlier dispatch, by this buffer; used during the call only
   Config config;

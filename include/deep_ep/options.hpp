@@ -10,9 +10,9 @@
 
 namespace deep_ep {
 
-/// How rows of low-latency calls cross the network: once for each rank that has experts of the token; or, by rails, once
-/// for each node that has, to the rank with the sender's index there, which hands the row on over NVLink. By rails,
-/// combine rounds once more, for each node.
+/// How rows of low-latency calls cross the network: once for each rank that has experts of the token; or, by rails,
+/// once for each node that has, to the rank with the sender's index there, which hands the row on over NVLink. By
+/// rails, combine rounds once more, for each node.
 enum class LowLatencyRails : std::uint8_t {
   automatic,  ///< by rails where a model of the call says that they save more than the additional hop costs
   always,     ///< wherever possible, see LowLatencyOptions::rails
@@ -31,9 +31,9 @@ struct LowLatencyOptions {
   /// False: every other rank is reached by RDMA, those of the own node too.
   bool allow_nvlink = true;
   /// automatic: DEEP_EP_LOW_LATENCY_RAILS, and where that is auto, the model. Rails are possible where nodes are of
-  /// equally many consecutive ranks, two or more, with NVLink in use; for calls that receive at once, on all ranks alike
-  /// (with return_recv_hook nobody would hand rows on until a hook is called); without masking (a lost rank would take
-  /// its rail along); and not for LogFMT.
+  /// equally many consecutive ranks, two or more, with NVLink in use; for calls that receive at once, on all ranks
+  /// alike (with return_recv_hook nobody would hand rows on until a hook is called); without masking (a lost rank would
+  /// take its rail along); and not for LogFMT.
   LowLatencyRails rails = LowLatencyRails::automatic;
 };
 
@@ -54,7 +54,8 @@ struct BufferOptions {
   /// and event that comes from it. nullptr: the buffer makes one of high priority.
   StreamHandle comm_stream = nullptr;
   /// How many consecutive ranks make a node, equal on all ranks; it must divide their number. Ranks of other nodes are
-  /// reached by RDMA. 0: DEEP_EP_RANKS_PER_NODE, and where that is 0 too, ranks that map each other's memory are a node.
+  /// reached by RDMA. 0: DEEP_EP_RANKS_PER_NODE, and where that is 0 too, ranks that map each other's memory are a
+  /// node.
   int ranks_per_node = 0;
   LowLatencyOptions low_latency;
 };

@@ -9,9 +9,9 @@ namespace deep_ep::bindings {
 struct BufferSetup {
   int rank = 0;
   int num_ranks = 0;
-  py::function all_gather;          ///< (bytes) -> list of bytes, one for each rank
-  int device = -1;                  ///< a GPU's ordinal, -1 for the CPU
-  std::uintptr_t comm_stream = 0;   ///< of the framework, lives as long as the process; 0 on the CPU
+  py::function all_gather;         ///< (bytes) -> list of bytes, one for each rank
+  int device = -1;                 ///< a GPU's ordinal, -1 for the CPU
+  std::uintptr_t comm_stream = 0;  ///< of the framework, lives as long as the process; 0 on the CPU
   BufferOptions options;
 
   template <class With>

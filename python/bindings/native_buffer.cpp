@@ -148,8 +148,7 @@ py::tuple NativeBuffer::cached_dispatch(CachedDispatchCall& call) {
   call.arguments.x = call.x.view;
   call.arguments.handle = &handle;
   complete(call.options);
-  const CachedDispatchResult result =
-      without_gil([&] { return buffer.cached_dispatch(call.arguments, call.options); });
+  const CachedDispatchResult result = without_gil([&] { return buffer.cached_dispatch(call.arguments, call.options); });
   return py::make_tuple(framework.hand_out(result.recv_x, &call.x.dtype), framework.hand_out(result.recv_x_scales),
                         event_object(call.options, result.event, result.recv_x, result.recv_x_scales));
 }

@@ -51,9 +51,9 @@ py::tuple NativeBuffer::low_latency_dispatch(LowLatencyDispatchCall& call) {
   }
   py::object rows = framework.hand_out(result.recv_x);
   if (result.recv_x_scales) rows = py::make_tuple(rows, framework.hand_out(*result.recv_x_scales));
-  const py::object event = event_object(call.options, result.event, result.recv_x, result.recv_x_scales,
-                                        result.recv_count, result.recv_topk_idx, result.recv_topk_weights,
-                                        result.handle.src_info);
+  const py::object event =
+      event_object(call.options, result.event, result.recv_x, result.recv_x_scales, result.recv_count,
+                   result.recv_topk_idx, result.recv_topk_weights, result.handle.src_info);
   return py::make_tuple(std::move(rows), framework.hand_out(result.recv_count),
                         framework.hand_out(result.recv_topk_idx), framework.hand_out(result.recv_topk_weights),
                         handles_.hand_out(result.handle), event, hook_object(std::move(result.hook), call.given));

@@ -38,7 +38,7 @@ void of_type(ConstTensorView& view) {
 template <int dim, std::int64_t size>
 void sized(ConstTensorView& view) {
   view = ConstTensorView::contiguous(view.data, view.dtype,
-                                {dim == 0 ? size : view.shape[0], dim == 1 ? size : view.shape[1]}, view.device);
+                                     {dim == 0 ? size : view.shape[0], dim == 1 ? size : view.shape[1]}, view.device);
 }
 template <std::int64_t size>
 void long_as(ConstTensorView& view) {
@@ -51,7 +51,7 @@ struct Wrong {
   void (*apply)(DispatchArguments&);
 };
 
-template <class Member, Member DispatchArguments::*member, Spoil spoil>
+template <class Member, Member DispatchArguments::* member, Spoil spoil>
 void with(DispatchArguments& arguments) {
   if constexpr (std::is_same_v<Member, ConstTensorView>) {
     spoil(arguments.*member);
@@ -62,7 +62,7 @@ void with(DispatchArguments& arguments) {
 using Optional = std::optional<ConstTensorView>;
 
 #define DEEP_EP_WRONG(member, spoil) \
-  { #member, #spoil, with < decltype(DispatchArguments::member), &DispatchArguments::member, spoil> }
+  {#member, #spoil, with<decltype(DispatchArguments::member), &DispatchArguments::member, spoil>}
 
 const Wrong kWrongDispatch[] = {
     DEEP_EP_WRONG(x, one_dimension_less),

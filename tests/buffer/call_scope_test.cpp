@@ -79,7 +79,9 @@ TEST_F(CallScopeTest, EachCallComesAfterTheOneBefore) {
 }
 
 TEST_F(CallScopeTest, AnAbandonedCallIsWaitedForLikeAnyOther) {
-  { CallScope scope(context_, {.stream = side_}); }
+  {
+    CallScope scope(context_, {.stream = side_});
+  }
   EXPECT_FALSE(graph_gets_memory()) << "the call's work has not ended";
   CallScope(context_, {.stream = caller_}).finish();
   EXPECT_TRUE(waits_for(caller_, side_));

@@ -61,7 +61,8 @@ TEST_F(HostCallsTest, StayFew) {
   CachedDispatchArguments cached_arguments;
   cached_arguments.x = inputs.dispatch.x;
   cached_arguments.handle = &original.handle;
-  const ExecutorCalls cached = count("cached dispatch", [&] { buffer.cached_dispatch(cached_arguments, rank_.call()); });
+  const ExecutorCalls cached =
+      count("cached dispatch", [&] { buffer.cached_dispatch(cached_arguments, rank_.call()); });
   Returned returned = upload_returned(rank_, buffer, case_, original.handle, true);
   const ExecutorCalls combine = count("combine", [&] { buffer.combine(returned.combine, rank_.call()); });
 

@@ -120,7 +120,8 @@ TEST_P(LifetimeTest, TensorsDroppedWhileTheirKernelsRun) {
     for (int i = 0; i < 30; ++i) {
       buffer.cached_dispatch(cached, {.stream = rank.stream(), .previous_event = {}, .async_finish = true});
     }
-    check_dispatch(rank, one, with_handle(buffer.cached_dispatch(cached, rank.call()), original.handle), {.cached = true});
+    check_dispatch(rank, one, with_handle(buffer.cached_dispatch(cached, rank.call()), original.handle),
+                   {.cached = true});
     check_dispatch(rank, one, original);
     buffer.destroy();
   });

@@ -142,13 +142,11 @@ TEST_P(MemoryTest, AllocateTensor) {
     require(other + two.view().bytes() <= begin || begin + one.view().bytes() <= other, "tensors must not overlap");
     require(!buffer.in_heap(rank.upload(std::vector<float>(4), DType::float32, {4})), "ordinary memory is not in_heap");
     buffer.allocate_tensor(DType::uint8, {0, 16}, rank.call().stream);
-    require_throws<OutOfMemory>([&] { buffer.allocate_tensor(DType::uint8, {std::int64_t{1} << 40}, rank.call().stream); },
-                                {"1099511627776"}, "allocate_tensor of a tebibyte");
-    require_throws<InvalidArgument>(
-        [&] {
-          buffer.allocate_tensor(DType::uint8, {-1, 4}, rank.call().stream);
-        },
-        {"shape", "-1"}, "allocate_tensor with a negative size");
+    require_throws<OutOfMemory>(
+        [&] { buffer.allocate_tensor(DType::uint8, {std::int64_t{1} << 40}, rank.call().stream); }, {"1099511627776"},
+        "allocate_tensor of a tebibyte");
+    require_throws<InvalidArgument>([&] { buffer.allocate_tensor(DType::uint8, {-1, 4}, rank.call().stream); },
+                                    {"shape", "-1"}, "allocate_tensor with a negative size");
     buffer.destroy();
   });
 }

@@ -80,8 +80,8 @@ TEST_P(OptionsTest, SizesThatWouldWrapAreRefused) {
   DEEP_EP_NEEDS_RANKS(1);
   run_cluster(cluster(1), [](Rank& rank) {
     constexpr std::size_t kHuge = ~std::size_t{0} - 127;
-    require_throws<InvalidArgument>(
-        [&] { rank.own_buffer({.low_latency = {.bytes = kHuge}}); }, {"low_latency.bytes"}, "low_latency.bytes");
+    require_throws<InvalidArgument>([&] { rank.own_buffer({.low_latency = {.bytes = kHuge}}); }, {"low_latency.bytes"},
+                                    "low_latency.bytes");
     require_throws<InvalidArgument>([&] { rank.own_buffer({.heap_bytes = kHuge}); }, {"heap_bytes"}, "heap_bytes");
   });
 }

@@ -132,7 +132,8 @@ TEST_P(StreamsTest, WithoutAnEventTheStreamOrdersTheInputs) {
     constexpr std::size_t kSlow = std::size_t{32} << 20;
     void* const slow = rank.allocate(kSlow);
     for (int i = 0; i < 8; ++i) executor.fill(slow, i, kSlow, rank.stream());
-    executor.copy(const_cast<void*>(late.dispatch.x.data), good.dispatch.x.data, good.dispatch.x.bytes(), rank.stream());
+    executor.copy(const_cast<void*>(late.dispatch.x.data), good.dispatch.x.data, good.dispatch.x.bytes(),
+                  rank.stream());
     check_dispatch(rank, one, buffer.dispatch(late.dispatch, rank.call()));
     buffer.destroy();
   });

@@ -175,8 +175,7 @@ CachedDispatchResult Intranode::dispatch(const CachedDispatchArguments& argument
   DispatchPlan plan = plan_dispatch(arguments, setup_);
   CallScope scope(runtime_.calls(), call);
   const DispatchHandle& handle = *arguments.handle;
-  const DispatchOutputs outputs =
-      make_outputs(arguments.x, arguments.x_scales, nullptr, handle.num_recv_rows, scope);
+  const DispatchOutputs outputs = make_outputs(arguments.x, arguments.x_scales, nullptr, handle.num_recv_rows, scope);
   send(plan, handle, outputs, scope);
   CachedDispatchResult result;
   result.recv_x = outputs.x;

@@ -56,16 +56,18 @@ void check_layout(const DispatchArguments& arguments, const IntranodeSetup& setu
   check_range("num_worst_tokens", arguments.num_worst_tokens, 0, INT32_MAX);
 }
 
-std::int64_t row_bytes(const ConstTensorView& rows) { return rows.size(1) * static_cast<std::int64_t>(size_of(rows.dtype)); }
+std::int64_t row_bytes(const ConstTensorView& rows) {
+  return rows.size(1) * static_cast<std::int64_t>(size_of(rows.dtype));
+}
 
 /// What all ranks must agree on before rows may move.
 CallShape call_shape(const DispatchArguments& arguments) {
   const auto& scales = arguments.x_scales;
   const auto& topk_idx = arguments.topk_idx;
   return {{row_bytes(arguments.x), scales ? row_bytes(*scales) : 0, topk_idx ? topk_idx->size(1) : 0,
-           topk_idx ? static_cast<std::int64_t>(size_of(topk_idx->dtype)) : 0,
-           arguments.num_tokens_per_expert.size(0), static_cast<std::int64_t>(arguments.x.dtype),
-           scales ? static_cast<std::int64_t>(scales->dtype) : 0, kProtocolVersion}};
+           topk_idx ? static_cast<std::int64_t>(size_of(topk_idx->dtype)) : 0, arguments.num_tokens_per_expert.size(0),
+           static_cast<std::int64_t>(arguments.x.dtype), scales ? static_cast<std::int64_t>(scales->dtype) : 0,
+           kProtocolVersion}};
 }
 
 LaunchShape plan_launch(DispatchParams& params, const Config& config, const IntranodeSetup& setup) {

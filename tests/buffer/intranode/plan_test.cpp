@@ -90,7 +90,8 @@ TEST(IntranodePlan, ACachedDispatchSendsRowsOnly) {
   EXPECT_TRUE(fresh.send_src_idx && fresh.fill_tail && fresh.rows.topk_idx_is_64_bit);
   EXPECT_EQ(fresh.rows.num_topk, 8);
   EXPECT_EQ(fresh.num_local_experts, 32);
-  const DispatchParams cached = plan_dispatch(CachedDispatchArguments{.x = arguments.x, .x_scales = {}, .handle = &handle}, setup).params;
+  const DispatchParams cached =
+      plan_dispatch(CachedDispatchArguments{.x = arguments.x, .x_scales = {}, .handle = &handle}, setup).params;
   EXPECT_FALSE(cached.send_src_idx || cached.fill_tail);
   EXPECT_EQ(cached.rows.num_topk, 0);
   EXPECT_EQ(cached.num_local_experts, 32);

@@ -279,34 +279,20 @@ TEST_P(LowLatencyCombineCallsTest, Arguments) {
     const CallOptions call = rank.call();
     CallOptions both = call;
     both.async_finish = true;
-    refused(
-        {"async_finish", "return_recv_hook"}, [](A& a, H&) { a.return_recv_hook = true; }, both);
-    refused(
-        {"handle"}, [](A& a, H&) { a.handle = nullptr; }, call);
-    refused(
-        {"handle", "low_latency_dispatch"}, [](A&, H& h) { h = {}; }, call);
-    refused(
-        {"handle.num_experts", "2 ranks"}, [](A&, H& h) { h.num_experts = 3; }, call);
-    refused(
-        {"handle.row_table"}, [](A&, H& h) { h.num_topk = 2; }, call);
-    refused(
-        {"x", "bfloat16"}, [](A& a, H&) { a.x.dtype = DType::float16; }, call);
-    refused(
-        {"x", "[3, 14, any]"}, [](A& a, H&) { a.x.shape[1] = 13; }, call);
-    refused(
-        {"hidden", "128"}, [](A& a, H&) { a.x.shape[2] = a.x.strides[1] = 64, a.x.strides[0] = 14 * 64; }, call);
-    refused(
-        {"topk_idx", "int64"}, [](A& a, H&) { a.topk_idx.dtype = DType::float32; }, call);
-    refused(
-        {"number of tokens", "7"}, [](A& a, H&) { a.topk_idx.shape[0] = 8; }, call);
-    refused(
-        {"topk_weights", "float32"}, [](A& a, H&) { a.topk_weights.dtype = DType::bfloat16; }, call);
-    refused(
-        {"out", "bfloat16"}, [](A& a, H&) { a.out = writable(a.topk_weights); }, call);
-    refused(
-        {"wait_recv_cost_stats", "[2]"}, [](A& a, H&) { a.wait_recv_cost_stats = writable(a.topk_idx); }, call);
-    refused(
-        {"config.warps_per_block"}, [](A& a, H&) { a.config.warps_per_block = 33; }, call);
+    refused({"async_finish", "return_recv_hook"}, [](A& a, H&) { a.return_recv_hook = true; }, both);
+    refused({"handle"}, [](A& a, H&) { a.handle = nullptr; }, call);
+    refused({"handle", "low_latency_dispatch"}, [](A&, H& h) { h = {}; }, call);
+    refused({"handle.num_experts", "2 ranks"}, [](A&, H& h) { h.num_experts = 3; }, call);
+    refused({"handle.row_table"}, [](A&, H& h) { h.num_topk = 2; }, call);
+    refused({"x", "bfloat16"}, [](A& a, H&) { a.x.dtype = DType::float16; }, call);
+    refused({"x", "[3, 14, any]"}, [](A& a, H&) { a.x.shape[1] = 13; }, call);
+    refused({"hidden", "128"}, [](A& a, H&) { a.x.shape[2] = a.x.strides[1] = 64, a.x.strides[0] = 14 * 64; }, call);
+    refused({"topk_idx", "int64"}, [](A& a, H&) { a.topk_idx.dtype = DType::float32; }, call);
+    refused({"number of tokens", "7"}, [](A& a, H&) { a.topk_idx.shape[0] = 8; }, call);
+    refused({"topk_weights", "float32"}, [](A& a, H&) { a.topk_weights.dtype = DType::bfloat16; }, call);
+    refused({"out", "bfloat16"}, [](A& a, H&) { a.out = writable(a.topk_weights); }, call);
+    refused({"wait_recv_cost_stats", "[2]"}, [](A& a, H&) { a.wait_recv_cost_stats = writable(a.topk_idx); }, call);
+    refused({"config.warps_per_block"}, [](A& a, H&) { a.config.warps_per_block = 33; }, call);
     check_low_latency_combine(rank, one, one.expected(), buffer.low_latency_combine(good, call).combined_x.view());
     buffer.destroy();
 

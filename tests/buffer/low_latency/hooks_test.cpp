@@ -35,7 +35,8 @@ TEST_P(LowLatencyHooksTest, ReceiveWhenCalled) {
     Buffer& buffer = rank.buffer(options_for_cases());
     for (int round = 0; round < 6; ++round) {
       const LowLatencyCase& one = cases[static_cast<std::size_t>(round) % cases.size()];
-      const LowLatencyDispatchResult result = buffer.low_latency_dispatch(with_hook(upload_arguments(rank, one)), rank.call());
+      const LowLatencyDispatchResult result =
+          buffer.low_latency_dispatch(with_hook(upload_arguments(rank, one)), rank.call());
       require(static_cast<bool>(result.hook), "a hook was asked for");
       rank.executor()->synchronize(rank.stream());  // the send part ends by itself
       result.hook();
@@ -125,7 +126,8 @@ TEST_P(LowLatencyHooksTest, NeverCalled) {
   run_cluster(cluster(2), [&](Rank& rank) {
     Buffer& buffer = rank.buffer(options_for_cases());
     for (std::size_t round = 0; round < 6; ++round) {
-      buffer.low_latency_dispatch(with_hook(upload_arguments(rank, cases[round % 3])), rank.call());  // dropped, hook and all
+      buffer.low_latency_dispatch(with_hook(upload_arguments(rank, cases[round % 3])),
+                                  rank.call());  // dropped, hook and all
       if (round % 2 == 1) {
         const LowLatencyCase& one = cases[(round + 1) % 3];
         check_low_latency_dispatch(rank, one, buffer.low_latency_dispatch(upload_arguments(rank, one), rank.call()));
@@ -201,7 +203,8 @@ TEST_P(LowLatencyHooksTest, TheHookKeepsTheOutputs) {
   const std::vector<LowLatencyCase> cases = some_cases();
   run_cluster(cluster(2), [&](Rank& rank) {
     Buffer& buffer = rank.buffer(options_for_cases());
-    std::function<void()> hook = buffer.low_latency_dispatch(with_hook(upload_arguments(rank, cases[0])), rank.call()).hook;
+    std::function<void()> hook =
+        buffer.low_latency_dispatch(with_hook(upload_arguments(rank, cases[0])), rank.call()).hook;
     // Others would get the memory now, if it were free.
     const auto next = buffer.low_latency_dispatch(with_hook(upload_arguments(rank, cases[0])), rank.call());
     next.hook();

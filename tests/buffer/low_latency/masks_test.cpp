@@ -211,28 +211,17 @@ TEST_P(LowLatencyMasksTest, Arguments) {
     };
     CallOptions both = rank.call();
     both.async_finish = true;
-    refused(
-        {"async_finish", "return_recv_hook"}, [](auto& a) { a.return_recv_hook = true; }, both);
-    refused(
-        {"use_ue8m0", "round_scale"}, [](auto& a) { a.use_ue8m0 = true; }, rank.call());
-    refused(
-        {"hidden", "512"}, [](auto& a) { a.use_ue8m0 = a.round_scale = true; }, rank.call());
-    refused(
-        {"rows of x", "1"}, [](auto& a) { a.max_tokens = 1; }, rank.call());
-    refused(
-        {"max_tokens", "low_latency.bytes"}, [](auto& a) { a.max_tokens = 30000; }, rank.call());
-    refused(
-        {"num_experts", "3"}, [](auto& a) { a.num_experts = 3; }, rank.call());
-    refused(
-        {"num_experts"}, [](auto& a) { a.num_experts = 400; }, rank.call());
-    refused(
-        {"topk_weights", "rank_major"}, [](auto& a) { a.topk_weights = a.x; }, rank.call());
-    refused(
-        {"topk_idx", "int32"}, [](auto& a) { a.topk_idx.dtype = DType::float32; }, rank.call());
-    refused(
-        {"x", "bfloat16"}, [](auto& a) { a.x.dtype = DType::float16; }, rank.call());
-    refused(
-        {"wait_recv_cost_stats"}, [](auto& a) { a.wait_recv_cost_stats = writable(a.x); }, rank.call());
+    refused({"async_finish", "return_recv_hook"}, [](auto& a) { a.return_recv_hook = true; }, both);
+    refused({"use_ue8m0", "round_scale"}, [](auto& a) { a.use_ue8m0 = true; }, rank.call());
+    refused({"hidden", "512"}, [](auto& a) { a.use_ue8m0 = a.round_scale = true; }, rank.call());
+    refused({"rows of x", "1"}, [](auto& a) { a.max_tokens = 1; }, rank.call());
+    refused({"max_tokens", "low_latency.bytes"}, [](auto& a) { a.max_tokens = 30000; }, rank.call());
+    refused({"num_experts", "3"}, [](auto& a) { a.num_experts = 3; }, rank.call());
+    refused({"num_experts"}, [](auto& a) { a.num_experts = 400; }, rank.call());
+    refused({"topk_weights", "rank_major"}, [](auto& a) { a.topk_weights = a.x; }, rank.call());
+    refused({"topk_idx", "int32"}, [](auto& a) { a.topk_idx.dtype = DType::float32; }, rank.call());
+    refused({"x", "bfloat16"}, [](auto& a) { a.x.dtype = DType::float16; }, rank.call());
+    refused({"wait_recv_cost_stats"}, [](auto& a) { a.wait_recv_cost_stats = writable(a.x); }, rank.call());
     check_low_latency_dispatch(rank, one, buffer.low_latency_dispatch(good, rank.call()));
     buffer.destroy();
 

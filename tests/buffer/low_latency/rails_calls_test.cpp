@@ -43,7 +43,8 @@ TEST_P(LowLatencyRailCallsTest, BetweenCallsWithHooks) {
       const RailCase& first = cases[round % 3];
       const RailCase& second = cases[(round + 1) % 3];
       const auto by_rails = dispatch_and_check(rank, buffer, first.calls.before);
-      const auto waits = buffer.low_latency_dispatch(with_hook(upload_arguments(rank, second.calls.before)), rank.call());
+      const auto waits =
+          buffer.low_latency_dispatch(with_hook(upload_arguments(rank, second.calls.before)), rank.call());
       if (round % 3 == 2) {  // received by its hook, at a different time on each rank
         if (rank.rank() % 2 == 0) rank.executor()->synchronize(rank.stream());
         waits.hook();
@@ -54,9 +55,11 @@ TEST_P(LowLatencyRailCallsTest, BetweenCallsWithHooks) {
       check_low_latency_dispatch(rank, second.calls.before, waits);
 
       const auto arguments = upload_combine(rank, first.calls, by_rails.handle);
-      const auto late = buffer.low_latency_combine(with_hook(upload_combine(rank, second.calls, waits.handle)), rank.call());
+      const auto late =
+          buffer.low_latency_combine(with_hook(upload_combine(rank, second.calls, waits.handle)), rank.call());
       if (round % 2 == 1) {
-        const auto next = buffer.low_latency_dispatch(with_hook(upload_arguments(rank, first.calls.before)), rank.call());
+        const auto next =
+            buffer.low_latency_dispatch(with_hook(upload_arguments(rank, first.calls.before)), rank.call());
         const auto now = buffer.low_latency_combine(arguments, rank.call());
         check_low_latency_combine(rank, first.calls, first.by_rails, now.combined_x.view());
         if (rank.rank() % 2 == 1) late.hook();

@@ -5,8 +5,8 @@
 #include <optional>
 #include <vector>
 
-#include "deep_ep/buffer.hpp"
 #include "bench_support/workload.hpp"
+#include "deep_ep/buffer.hpp"
 #include "tools/common/ranks.hpp"
 
 namespace deep_ep::tools {
@@ -15,7 +15,7 @@ class IntranodeBench {
  public:
   /// Collective. `shape` and `routes` must outlive the object.
   IntranodeBench(const WorkloadShape& shape, const Routes& routes, const std::shared_ptr<Bootstrap>& bootstrap,
-            const std::shared_ptr<Executor>& executor);
+                 const std::shared_ptr<Executor>& executor);
 
   StreamHandle stream() const { return stream_; }
   Buffer& buffer() { return buffer_; }

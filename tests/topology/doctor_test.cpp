@@ -155,7 +155,7 @@ TEST_F(Doctor, Registration) {
   machine_.remove("/sys/module/nvidia_peermem");
   EXPECT_EQ(complaints("registration"),
             "error: neither dma-buf (the driver is not the one with open kernel modules) nor a peer memory module is "
-            "there");
+            "available");
   machine_.write("/sys/kernel/mm/memory_peers/nv_mem/version", "1.3");
   EXPECT_EQ(complaints("registration"), "");
   machine_.remove("/sys/kernel/mm/memory_peers");

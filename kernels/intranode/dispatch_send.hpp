@@ -122,12 +122,14 @@ struct DispatchSender {
         const int lane = lowest_bit(left);
         const int rank = first_rank + lane;
         const RowTargets::Row row = row_at(rank, warp::shuffle(mine, lane));
+        // Asked for once: the target lies in shared memory, and for all the compiler knows each store changes it.
+        std::uint32_t* const scales = row.scales();
         for (int i = 0; i < kHeld; ++i) {
           const int at = lane_index() + i * kWarpSize;
-          if (at < shape.num_scales) row.scales()[at] = held[i];
+          if (at < shape.num_scales) scales[at] = held[i];
         }
         for (int at = lane_index() + kHeld * kWarpSize; at < shape.num_scales; at += kWarpSize) {
-          row.scales()[at] = load_stream(params.scales.at(unit.token, at));
+          scales[at] = load_stream(params.scales.at(unit.token, at));
         }
         if (selects) {
           const int local = expert - rank * params.num_local_experts;

@@ -121,8 +121,9 @@ struct DispatchSender {
       for (std::uint32_t left = warp::ballot(mine >= 0); left != 0; left &= left - 1) {
         const int lane = lowest_bit(left);
         const int rank = first_rank + lane;
-        const RowTargets::Row row = row_at(rank, warp::shuffle(mine, lane));
-        // Asked for once: the target lies in shared memory, and for all the compiler knows each store changes it.
+        // A copy: the original is in shared memory, and for all the compiler knows each store here changes it.
+        const RowTargets rows = shared.targets[rank].rows;
+        const RowTargets::Row row = rows.row(params.rows, warp::shuffle(mine, lane));
         std::uint32_t* const scales = row.scales();
         for (int i = 0; i < kHeld; ++i) {
           const int at = lane_index() + i * kWarpSize;

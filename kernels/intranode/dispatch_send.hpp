@@ -121,13 +121,16 @@ struct DispatchSender {
       for (std::uint32_t left = warp::ballot(mine >= 0); left != 0; left &= left - 1) {
         const int lane = lowest_bit(left);
         const int rank = first_rank + lane;
-        const RowTargets::Row row = row_at(rank, warp::shuffle(mine, lane));
+        // A copy: the original is in shared memory, and for all the compiler knows each store here changes it.
+        const RowTargets rows = shared.targets[rank].rows;
+        const RowTargets::Row row = rows.row(params.rows, warp::shuffle(mine, lane));
+        std::uint32_t* const scales = row.scales();
         for (int i = 0; i < kHeld; ++i) {
           const int at = lane_index() + i * kWarpSize;
-          if (at < shape.num_scales) row.scales()[at] = held[i];
+          if (at < shape.num_scales) scales[at] = held[i];
         }
         for (int at = lane_index() + kHeld * kWarpSize; at < shape.num_scales; at += kWarpSize) {
-          row.scales()[at] = load_stream(params.scales.at(unit.token, at));
+          scales[at] = load_stream(params.scales.at(unit.token, at));
         }
         if (selects) {
           const int local = expert - rank * params.num_local_experts;

@@ -25,7 +25,7 @@ if(PROJECT_IS_TOP_LEVEL)
   endif()
 endif()
 
-# The installed program finds the library beside it, wherever the prefix is moved to.
+# The installed program finds the library next to it, wherever the prefix is moved.
 set(CMAKE_INSTALL_RPATH "$ORIGIN/../${CMAKE_INSTALL_LIBDIR}")
 # NCCL and MPI may lie outside the system's folders.
 set(CMAKE_INSTALL_RPATH_USE_LINK_PATH TRUE)

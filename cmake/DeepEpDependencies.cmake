@@ -10,7 +10,7 @@ if(UNIX AND NOT APPLE)
   list(APPEND DEEP_EP_LIBRARIES rt)  # shm_open, in C libraries before 2.34
 endif()
 
-# A package with a compiled library where the distribution has one, else its headers alone.
+# A package with a compiled library if the distribution has one, otherwise only its headers.
 function(deep_ep_find_or_headers package target header definitions)
   find_package(${package} CONFIG QUIET)
   if(TARGET ${target})
@@ -31,7 +31,7 @@ endfunction()
 deep_ep_find_or_headers(fmt fmt::fmt fmt/format.h FMT_HEADER_ONLY)
 deep_ep_find_or_headers(spdlog spdlog::spdlog spdlog/spdlog.h "SPDLOG_HEADER_ONLY;SPDLOG_FMT_EXTERNAL")
 
-# Fibers of the host executor. Where Boost was not installed as a package, its headers and one library file will do.
+# Fibers of the host executor. If Boost was not installed as a package, its headers and one library file are enough.
 find_package(boost_context CONFIG QUIET)
 if(TARGET Boost::context)
   list(APPEND DEEP_EP_LIBRARIES Boost::context)
@@ -45,7 +45,7 @@ else()
   list(APPEND DEEP_EP_LIBRARIES $<BUILD_INTERFACE:deep_ep_boost_context>)
 endif()
 
-# Headers of rdma-core only: its libraries are opened when RDMA is asked for, and nothing links with them.
+# Headers of rdma-core only: its libraries are opened when RDMA is needed, and nothing links with them.
 find_path(DEEP_EP_VERBS_INCLUDE_DIR infiniband/mlx5dv.h REQUIRED)
 mark_as_advanced(DEEP_EP_VERBS_INCLUDE_DIR)
 add_library(deep_ep_verbs_headers INTERFACE)

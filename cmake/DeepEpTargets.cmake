@@ -40,7 +40,7 @@ function(deep_ep_add_host_kernels target)
   deep_ep_configure(${target})
 endfunction()
 
-# The same sources as CUDA. What ptxas says of every kernel is kept beside the object for the spill check.
+# The same sources as CUDA. What ptxas says of every kernel is kept next to the object for the spill check.
 function(deep_ep_add_cuda_kernels target)
   set_source_files_properties(${ARGN} PROPERTIES LANGUAGE CUDA)
   add_library(${target} OBJECT ${ARGN})

@@ -24,7 +24,7 @@ MAY_INCLUDE = {
     "kernels/primitives": ["include"],
     "kernels/common": ["include", "kernels/primitives"],
     "kernels/rdma": ["include", "kernels/primitives", "kernels/common"],
-    "kernels": ["include", "kernels/primitives", "kernels/common", "kernels/rdma"],
+    "kernels": ["include", "kernels/primitives", "kernels/common", "kernels/rdma", "kernels/kernel_list.hpp"],
     "csrc": ["include", "kernels", "csrc"],
     "oracle": ["include"],
     "python": ["include"],

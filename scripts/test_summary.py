@@ -58,7 +58,7 @@ def main():
     for argument in sys.argv[1:]:
         build, _, path = argument.partition("=")
         if not pathlib.Path(path).exists():
-            print(f"{build}: no result, the run broke off")
+            print(f"{build}: no result, the run was interrupted")
             broken.append(build)
             continue
         results = Results()
@@ -74,7 +74,7 @@ def main():
             more = f" and {len(names) - 3} more" if len(names) > 3 else ""
             print(f"  skipped, {reason}: {', '.join(names[:3])}{more}")
         if not passed:
-            print("  nothing passed: that is no success")
+            print("  nothing passed: that is not a success")
             broken.append(build)
         total.update(passed=passed, failed=failed, skipped=skipped)
     print(f"\n{total['passed']} passed, {total['failed'] + len(broken)} failed, {total['skipped']} skipped")

@@ -9,10 +9,10 @@ class App;
 
 namespace deep_ep::tools {
 
-/// What the chosen subcommand does once the command line is parsed; returns the exit status.
+/// What the chosen subcommand does after the command line is parsed; returns the exit status.
 using Action = std::function<int()>;
 
-/// Each adds its subcommand to `app` and, when the user chose it, puts what is to be done into `action`.
+/// Each adds its subcommand to `app` and, if the user chose it, puts what to do into `action`.
 void add_demo_command(CLI::App& app, Action& action);
 void add_bench_command(CLI::App& app, Action& action);
 void add_doctor_command(CLI::App& app, Action& action);

@@ -23,7 +23,7 @@ inline constexpr ScaleLayout kScaleLayouts[] = {ScaleLayout::row_major, ScaleLay
 const char* name_of(ScaleLayout layout);
 
 struct Shape {
-  std::vector<std::int64_t> tokens = {16, 16};  ///< one entry a rank
+  std::vector<std::int64_t> tokens = {16, 16};  ///< one entry per rank
   int local_experts = 4;
   int topk = 4;
   bool with_topk = true;  ///< hand the top-k tensors to dispatch (they make the layout in any case)
@@ -50,7 +50,7 @@ struct Shape {
 
 struct Case {
   Shape shape;
-  std::vector<oracle::Selection> selections;  ///< one a rank, whether or not dispatch is told
+  std::vector<oracle::Selection> selections;  ///< one per rank, whether or not dispatch is told
   std::vector<oracle::DispatchInput> inputs;
   oracle::Dispatched dispatched;
   std::vector<oracle::CombineInput> returned;
@@ -60,14 +60,14 @@ struct Case {
 };
 
 Case make_case(const Shape& shape);
-/// The same tokens and routing, where `membership` (one a rank, [tokens, ranks]) instead of the top-k decides who gets
-/// a row.
+/// The same tokens and routing, where `membership` (one per rank, [tokens, ranks]) instead of the top-k decides who
+/// gets a row.
 Case make_case(const Shape& shape, const std::vector<std::vector<std::uint8_t>>& membership);
 
 /// The same number of tokens everywhere.
 std::vector<std::int64_t> equal_tokens(int ranks, std::int64_t tokens);
 
-/// bfloat16 bits of modest numbers whose sums round in every way.
+/// bfloat16 bits of moderate numbers whose sums round in every way.
 std::vector<std::uint16_t> random_bf16(std::int64_t elements, std::uint64_t seed);
 
 }  // namespace deep_ep::test

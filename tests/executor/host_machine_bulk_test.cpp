@@ -65,7 +65,7 @@ TEST(HostShared, WritesBehindTheEndAreReported) {
   const std::string text = machine.failure_of({1, 32, 64}, [](std::byte* shared) {
     if (thread_index() == 0) shared[64 + 3] = std::byte{1};
   });
-  EXPECT_NE(text.find("behind the end of its 64 bytes"), std::string::npos) << text;
+  EXPECT_NE(text.find("past the end of its 64 bytes"), std::string::npos) << text;
 }
 #endif
 

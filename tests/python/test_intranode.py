@@ -288,7 +288,7 @@ def run_rank(local_rank, args):
 def parse(arguments=None):
     parser = argparse.ArgumentParser(description="Test dispatch and combine within a node")
     parser.add_argument("--num-processes", type=int, default=8 if GPU else 4, help="processes to start (default: %(default)s)")
-    parser.add_argument("--num-tokens", type=int, default=4096 if GPU else 64, help="tokens a rank (default: %(default)s)")
+    parser.add_argument("--num-tokens", type=int, default=4096 if GPU else 64, help="tokens per rank (default: %(default)s)")
     parser.add_argument("--hidden", type=int, default=7168 if GPU else 256, help="hidden size (default: %(default)s)")
     parser.add_argument("--num-topk", type=int, default=8 if GPU else 4, help="experts a token (default: %(default)s)")
     parser.add_argument("--num-experts", type=int, default=256 if GPU else 16, help="experts (default: %(default)s)")

@@ -302,7 +302,7 @@ def run_rank(local_rank, args):
 def parse(arguments=None):
     parser = argparse.ArgumentParser(description="Test low-latency dispatch and combine")
     parser.add_argument("--num-processes", type=int, default=8 if GPU else 4, help="processes to start (default: %(default)s)")
-    parser.add_argument("--num-tokens", type=int, default=128 if GPU else 16, help="tokens a rank (default: %(default)s)")
+    parser.add_argument("--num-tokens", type=int, default=128 if GPU else 16, help="tokens per rank (default: %(default)s)")
     parser.add_argument("--hidden", type=int, default=7168 if GPU else 512, help="hidden size (default: %(default)s)")
     parser.add_argument("--num-topk", type=int, default=8 if GPU else 4, help="experts a token (default: %(default)s)")
     parser.add_argument("--num-experts", type=int, default=288 if GPU else 24, help="experts (default: %(default)s)")

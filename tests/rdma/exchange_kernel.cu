@@ -22,7 +22,7 @@ DEEP_EP_DEVICE void fill(const ExchangeParams& p, int peer, int epoch) {
   warp::sync();
 }
 
-/// All lanes: counts the words from this peer that are wrong.
+/// All lanes: counts wrong words from this peer.
 DEEP_EP_DEVICE void check(const ExchangeParams& p, int peer, int epoch) {
   for (int i = lane_index(); i < p.rows * kWords; i += kWarpSize) {
     const int row = i / kWords;

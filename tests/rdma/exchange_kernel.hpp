@@ -8,7 +8,7 @@
 namespace deep_ep::test {
 
 /// One rank's launch: a block of one warp for each peer. Heaps look alike on all ranks, see the offsets. Epochs
-/// alternate between two halves of the rows, so that who checks an epoch is not overtaken by the next but one.
+/// alternate between two halves of the rows, so that whoever checks an epoch is not overtaken by the next but one.
 struct ExchangeParams {
   static constexpr std::uint32_t kRowBytes = 256;
 

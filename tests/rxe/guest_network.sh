@@ -22,7 +22,7 @@ add_device() {
 # between its own two addresses over the cable instead of through the loopback interface.
 two_devices() {
   local device
-  # A link-local address is of use at once, without a check that nobody else has it.
+  # A link-local address is usable at once, without a check that nobody else has it.
   echo 0 >/proc/sys/net/ipv6/conf/default/accept_dad
   ip link add v0 address 02:00:00:00:00:01 mtu 4200 type veth peer name v1 address 02:00:00:00:00:02 mtu 4200
   for device in v0 v1; do ip link set $device up; done
@@ -45,7 +45,7 @@ two_devices() {
   cable_up
 }
 
-# What is lost when the cable goes down and has to be said again.
+# What is lost when the cable goes down and has to be set again.
 cable_up() {
   ip link set v0 up
   ip link set v1 up

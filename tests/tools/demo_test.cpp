@@ -1,4 +1,4 @@
-// The demo's own model and reference: routing as the model says, and a check that notices what it should.
+// The demo's own model and reference: routing as the model says, and a check that notices mistakes.
 #include <gtest/gtest.h>
 
 #include <algorithm>

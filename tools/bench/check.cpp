@@ -17,15 +17,15 @@ std::vector<T> to_host(const CheckedRank& rank, const TensorView& tensor) {
   return tools::to_host<T>(rank.executor, tensor, rank.stream);
 }
 
-/// Compares received rows with `fill(source, token, row)`. Row by row, as the data may be larger than the host likes.
+/// Compares received rows with `fill(source, token, row)`. Row by row, because the data may be too large for the host.
 template <class T, class Fill>
 void check_rows(const CheckedRank& rank, const char* what, const TensorView& tensor, std::size_t width, Fill&& fill) {
   const auto received = to_host<T>(rank, tensor);
   const oracle::Received& expected = rank.routes.received_by(rank.rank);
   const auto rows = static_cast<std::size_t>(expected.rows);
   if (received.size() != rows * width) {
-    throw Error(fmt::format("check: rank {} received {} {}, expected {}", rank.rank, received.size() / width, what,
-                            rows));
+    throw Error(
+        fmt::format("check: rank {} received {} {}, expected {}", rank.rank, received.size() / width, what, rows));
   }
   std::vector<T> row(width);
   for (std::size_t i = 0; i < rows; ++i) {

@@ -30,7 +30,7 @@ oracle::LowLatencyReceived routes_to(const WorkloadShape& shape, int rank) {
   return std::move(routes.received[at(rank, 1)]);
 }
 
-/// How many ranks a node may have where combine may go by rails.
+/// How many ranks a node may have if combine may go by rails.
 std::vector<int> rail_widths(int ranks, LowLatencyCombine kind, const LowLatencyReach& reach) {
   std::vector<int> widths;
   if (reach.rails == LowLatencyRails::never || !reach.nvlink || kind == LowLatencyCombine::logfmt) return widths;

@@ -32,13 +32,13 @@ class LowLatencyBench {
 
   // Each enqueues its kernels on the stream (with `hook`, the send part) and is collective.
   LowLatencyDispatchResult dispatch(bool fp8, bool hook = false);
-  /// The experts were the identity: sums of a token's own row, with weights of `weight(kind)`.
+  /// With identity experts: sums of a token's own row, with weights of `weight(kind)`.
   LowLatencyCombineResult combine(LowLatencyCombine kind, bool hook = false);
-  /// Makes ready what combine needs: rows where the experts' output would be.
+  /// Prepares what combine needs: rows where the experts' output would be.
   void receive_for_combine();
 
-  /// Overwrites what goes into the calls, so that a call that still saw an earlier one's rows would be found out; and
-  /// puts it back. `restore` is collective.
+  /// Overwrites the inputs of the calls, so that a call that still saw an earlier one's rows would be detected; and
+  /// restores them. `restore` is collective.
   void spoil();
   void restore();
 

@@ -29,8 +29,8 @@ Timing Meter::measure(const Rounds& rounds, const std::function<void()>& call) {
   for (int round = 0; round < rounds.count; ++round) measured.push_back(run(call));
   Timing timing = summarise(measured);
 
-  // Enqueued back to back, the device is never idle: a call ends when its slowest peer has, so no other alignment is
-  // needed, and the host's share shows only where the host has to wait.
+  // Enqueued back to back, so the device is never idle: a call ends when its slowest peer ends, so no other alignment
+  // is needed, and the host's share shows only where the host has to wait.
   align();
   std::vector<EventHandle> events{executor_.record_timed_event(stream_)};
   for (int round = 0; round < rounds.count; ++round) {

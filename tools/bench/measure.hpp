@@ -12,11 +12,11 @@ namespace deep_ep::tools {
 
 /// Seconds. A round's time is that of its slowest rank.
 struct Timing {
-  double median = 0;  ///< of aligned rounds: from an event before the call to one behind its last kernel
+  double median = 0;  ///< of aligned rounds: from an event before the call to one after its last kernel
   double fastest = 0;
   double slowest = 0;
   double wall = 0;          ///< median of the same rounds by the host's clock: from the call to the end of its kernels
-  double back_to_back = 0;  ///< mean of rounds enqueued one behind the other, without the host waiting in between
+  double back_to_back = 0;  ///< mean of rounds enqueued one after the other, without the host waiting in between
 };
 
 struct Rounds {
@@ -28,9 +28,9 @@ class Meter {
  public:
   Meter(Bootstrap& bootstrap, Executor& executor, StreamHandle stream);
 
-  /// Work for the stream in front of every aligned round, outside of its events: long enough that the device meets the
-  /// round's kernels enqueued, and ending on all devices at the same moment. Without it, device times include the
-  /// host's share, and `wall` is meaningful.
+  /// Work for the stream in front of every aligned round, outside of its events: long enough that the round's kernels
+  /// are enqueued before the device gets to them, and ending on all devices at the same moment. Without it, device
+  /// times include the host's share, and `wall` is meaningful.
   void put_in_front(std::function<void()> work) { in_front_ = std::move(work); }
 
   /// Collective. `call` enqueues the work of one round on the stream.
@@ -39,8 +39,8 @@ class Meter {
   /// the second. There are no times of rounds back to back.
   std::pair<Timing, Timing> measure_parts(const Rounds& rounds, const std::function<void()>& first,
                                           const std::function<void()>& second);
-  /// Collective. Seconds that a call keeps the host, while the device works off earlier ones: the median of the slowest
-  /// rank.
+  /// Collective. Seconds that a call keeps the host busy while the device works on earlier ones: the median of the
+  /// slowest rank.
   double host_seconds(const Rounds& rounds, const std::function<void()>& call);
 
  private:

@@ -27,7 +27,7 @@ class RankBench {
   /// Layout, exchange of counts (the host waits for them) and dispatch.
   DispatchResult dispatch(bool as_8bit, const Config& config);
   /// Brings back the rows that `receive_for_combine` put in place. `pull` takes them from the heap; what is pushed lies
-  /// in ordinary memory, as the output of experts that do not know of the heap does.
+  /// in ordinary memory, like the output of experts that do not know of the heap.
   CombineResult combine(CombineMode mode, const Config& config);
   void receive_for_combine(CombineMode mode);
   void release_rows();

@@ -65,7 +65,7 @@ int World::device_of(int local_rank) const {
   const Launcher* launcher = find_launcher();
   const int on_host =
       launcher != nullptr ? number_in_environment(launcher->local_rank).value_or(first_rank) : first_rank;
-  // A launcher may show each process its own GPU only.
+  // A launcher may show each process only its own GPU.
   return on_host % std::max(1, cuda_device_count());
 }
 
@@ -103,7 +103,7 @@ void run_workloads(const World& world, Device::Kind device, const std::vector<Wo
     const auto executor = make_executor(device, device == Device::Kind::cuda ? world.device_of(local) : 0);
     for (std::size_t i = 0; i < shapes.size(); ++i) {
       if (bootstrap->rank() == 0)
-        show_progress(fmt::format("[{}/{}] {} tokens a rank", i + 1, shapes.size(), shapes[i].tokens));
+        show_progress(fmt::format("[{}/{}] {} tokens per rank", i + 1, shapes.size(), shapes[i].tokens));
       work(shapes[i], routes[i], bootstrap, executor);
     }
   });

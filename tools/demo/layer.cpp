@@ -179,7 +179,7 @@ class LayerRank {
   void check_combined(const CombineResult& combined) {
     const auto output = to_host<std::uint16_t>(executor_, combined.combined_x.view(), stream_);
     layer_.add(layer_.reference.check_output(rank_, output));
-    // Every weight went to one rank and comes back from it alone, so it must be the very same number.
+    // Every weight went to one rank and comes back from it alone, so it must be exactly the same number.
     Difference error;
     const auto weights = to_host<float>(executor_, combined.combined_topk_weights->view(), stream_);
     if (weights != batch_.weights) {

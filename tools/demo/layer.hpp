@@ -17,7 +17,7 @@ const char* name_of(Phase phase);
 struct LayerResult {
   std::vector<double> phase_seconds;  ///< by Phase
   Difference output;                  ///< over all ranks
-  std::vector<std::string> failures;  ///< everything that differs from the reference, a line each
+  std::vector<std::string> failures;  ///< everything that differs from the reference, one line each
 };
 
 LayerResult run_layer(const ModelShape& shape, const std::vector<Batch>& batches, const Reference& reference,

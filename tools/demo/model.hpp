@@ -47,7 +47,7 @@ void apply_experts(const ModelShape& shape, int first_expert, std::span<std::uin
 
 /// 8-bit rows with a scale for every 128 channels, as DeepSeek-V3 sends them.
 struct QuantizedRows {
-  std::int64_t blocks = 0;      ///< scales a row
+  std::int64_t blocks = 0;      ///< scales per row
   std::vector<std::uint8_t> x;  ///< [tokens, hidden] float8_e4m3
   std::vector<float> scales;    ///< [tokens, blocks]
 };

@@ -14,14 +14,14 @@ namespace deep_ep::tools {
 /// How far a result is from the reference.
 struct Difference {
   double largest = 0;           ///< absolute
-  double largest_of_bound = 0;  ///< as a part of what BF16 roundings explain: above 1 something is wrong
+  double largest_of_bound = 0;  ///< relative to what BF16 rounding explains: above 1 something is wrong
   std::int64_t differing = 0;   ///< of those elements or rows that must agree exactly
   std::string first;            ///< where the first one is
 };
 
 class Reference {
  public:
-  /// One batch a rank; experts are shared out evenly, in order.
+  /// One batch per rank; experts are shared out evenly, in order.
   Reference(const ModelShape& shape, std::span<const Batch> batches);
 
   int ranks() const { return static_cast<int>(batches_.size()); }

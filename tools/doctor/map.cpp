@@ -41,8 +41,8 @@ bool all_equally_far(const rdma::NicMap& map) {
 void check_map(const Patient& patient, Findings& findings) {
   if (!patient.refused.empty()) {
     findings.push_back({"variables", Verdict::error, patient.refused,
-                        "every call that needs RDMA fails with this text; the rest of this report is without it",
-                        "correct the variable, or unset it: the map is found by itself"});
+                        "every call that needs RDMA fails with this text; the rest of this report ignores it",
+                        "correct the variable, or unset it: the map is then found automatically"});
   }
   if (patient.gpus.empty()) {
     findings.push_back({"gpu", Verdict::note, "there is no NVIDIA GPU (or no driver for it)",
@@ -72,7 +72,7 @@ void check_map(const Patient& patient, Findings& findings) {
   if (mapped > 1 && all_equally_far(map) && patient.settings.mapping.empty()) {
     findings.push_back({"map", Verdict::note, "no GPU shares a PCIe switch with a NIC, as far as this machine shows",
                         "the map goes by the order of PCI addresses where distances are equal",
-                        "if the machine's maker gives another order, set DEEP_EP_DEVICE_TO_HCA_MAPPING"});
+                        "if the machine's vendor specifies another order, set DEEP_EP_DEVICE_TO_HCA_MAPPING"});
   }
 }
 

@@ -19,10 +19,11 @@ constexpr const char* kUnset = "unset it, unless another library needs it";
 
 // Those that are in effect are in RdmaSettings::taken; these are the rest.
 constexpr std::array kKnown = {
-    Known{"NVSHMEM_HCA_PE_MAPPING", Verdict::note, "no effect: GPUs and NICs are paired by their place in the machine",
-          "DEEP_EP_DEVICE_TO_HCA_MAPPING, if the pairing is not the wanted one"},
+    Known{"NVSHMEM_HCA_PE_MAPPING", Verdict::note,
+          "no effect: GPUs and NICs are paired by their position in the machine",
+          "set DEEP_EP_DEVICE_TO_HCA_MAPPING if the pairing is not the one you want"},
     Known{"NVSHMEM_ENABLE_NIC_PE_MAPPING", Verdict::note,
-          "no effect: GPUs and NICs are paired by their place in the machine", kUnset},
+          "no effect: GPUs and NICs are paired by their position in the machine", kUnset},
     Known{"NVSHMEM_HCA_PREFIX", Verdict::note, "no effect: NICs are known by their driver, not by their name", kUnset},
     Known{"NVSHMEM_REMOTE_TRANSPORT", Verdict::note,
           "no effect: there is one transport between machines, the library's own", kUnset},

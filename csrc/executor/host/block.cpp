@@ -173,7 +173,7 @@ void Block::finish() {
   if (const std::string text = mbarriers_.unfinished(); !text.empty()) {
     kernel_->fail(fmt::format("block {}: {}", index_, text));
   } else if (!shared_.canary_intact()) {
-    kernel_->fail(fmt::format("block {}: a write behind the end of its {} bytes of shared memory", index_,
+    kernel_->fail(fmt::format("block {}: a write past the end of its {} bytes of shared memory", index_,
                               kernel_->launch.shape.shared_bytes));
   }
 }

@@ -40,7 +40,7 @@ DEEP_EP_DEVICE void exit_without_wait(const Params& p, std::byte* shared) {
   store_rows(p, shared, true, true, !p.planted);
 }
 
-/// A barrier, ready for use, and behind it two stages.
+/// A barrier that is ready for use, followed by two stages.
 struct Pipe {
   Mbarrier& barrier;
   Vec16* stage;
@@ -69,7 +69,7 @@ DEEP_EP_DEVICE void parity_not_flipped(const Params& p, std::byte* shared) {
   }
 }
 
-/// Planted: two rows come, one is expected.
+/// Planted: two rows arrive, one is expected.
 DEEP_EP_DEVICE void wrong_bytes(const Params& p, std::byte* shared) {
   const Pipe pipe = make_pipe(shared);
   for (int row = 0; row < kRows; row += 2) {

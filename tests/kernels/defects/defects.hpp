@@ -1,4 +1,4 @@
-// Kernels with a classic mistake each, and the right way beside it: `planted` chooses. See defects_test.cpp.
+// Kernels with one classic mistake each, next to the right way: `planted` chooses. See defects_test.cpp.
 #pragma once
 
 #include "kernels/primitives/launch.hpp"
@@ -7,7 +7,7 @@
 namespace deep_ep::defects {
 
 inline constexpr int kRows = 6;       ///< rows that travel
-inline constexpr int kRowWords = 32;  ///< 16-byte words of a row: one a lane
+inline constexpr int kRowWords = 32;  ///< 16-byte words of a row: one per lane
 inline constexpr int kSharedBytes = 4096;
 
 struct Params {
@@ -16,7 +16,7 @@ struct Params {
   std::uint64_t* signal = nullptr;        ///< [2]
   const device::Vec16* source = nullptr;  ///< [kRows][kRowWords]
   device::Vec16* destination = nullptr;   ///< the same
-  std::uint32_t* result = nullptr;        ///< one a thread of the grid
+  std::uint32_t* result = nullptr;        ///< one per thread of the grid
 };
 
 }  // namespace deep_ep::defects

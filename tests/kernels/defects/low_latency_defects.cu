@@ -15,7 +15,7 @@ DEEP_EP_DEVICE void wait_until(const std::uint64_t* signal, std::uint64_t value)
   for (int spins = 0; load_acquire<Scope::system>(signal) < value; ++spins) pause(spins);
 }
 
-/// The row of `epoch` into its place, and complete there.
+/// Puts the row of `epoch` into its place; it is complete there afterwards.
 DEEP_EP_DEVICE void put_row(const Params& p, std::uint64_t epoch, Vec16* stage) {
   if (lane_index() == 0) bulk::wait_read<0>();
   warp::sync();
@@ -36,7 +36,7 @@ DEEP_EP_DEVICE std::uint32_t take_row(const Params& p, std::uint64_t epoch) {
   return load_weak(p.destination + (epoch & 1) * kRowWords + lane_index()).word[0];
 }
 
-/// signal: the flags of the two places, which hold the epoch. Planted: any flag will do, also the one of two calls ago.
+/// signal: the flags of the two places, which hold the epoch. Planted: any flag will do, even the one of two calls ago.
 DEEP_EP_DEVICE void flag_without_epoch(const Params& p, std::byte* shared) {
   std::uint64_t* flag = p.signal + (p.epoch & 1);
   if (block_index() == 0) {
@@ -49,8 +49,8 @@ DEEP_EP_DEVICE void flag_without_epoch(const Params& p, std::byte* shared) {
   p.result[lane_index()] = take_row(p, p.epoch);
 }
 
-/// signal[0]: the last row that is there; signal[1]: the last one that has been taken. Several rows in a call. Planted:
-/// the sender does not wait until the row before the last has been taken out of the place that it uses.
+/// signal[0]: the last row that has arrived; signal[1]: the last one that has been taken. Several rows in a call.
+/// Planted: the sender does not wait until the row before the last has been taken out of the place that it uses.
 DEEP_EP_DEVICE void credit_ignored(const Params& p, std::byte* shared) {
   constexpr std::uint64_t kRowsOfCall = 6;
   const std::uint64_t before = (p.epoch - 1) * kRowsOfCall;

@@ -70,7 +70,7 @@ DEEP_EP_DEVICE void wrong_epoch(const Params& p, std::byte*) {
   if (lane_index() == 0) store_release<Scope::system>(p.signal, p.epoch);
 }
 
-/// Planted: lane 0 signals for writes of lanes that it has not met.
+/// Planted: lane 0 signals for writes of lanes that it has not synchronised with.
 DEEP_EP_DEVICE void signal_without_warp_sync(const Params& p, std::byte*) {
   if (block_index() == 1) return receive(p, p.epoch);
   store_stream(p.destination + lane_index(), p.source[lane_index()]);

@@ -9,7 +9,7 @@ namespace {
 
 using defects::Params;
 
-/// Planted: another lane's word is read without meeting that lane.
+/// Planted: another lane's word is read without synchronising with that lane.
 DEEP_EP_DEVICE void missing_warp_sync(const Params& p, std::byte* shared) {
   auto* words = reinterpret_cast<std::uint32_t*>(shared);
   const int partner = thread_index() ^ 31;
@@ -18,7 +18,7 @@ DEEP_EP_DEVICE void missing_warp_sync(const Params& p, std::byte* shared) {
   p.result[thread_index()] = words[partner];
 }
 
-/// Planted: warps meet, the block does not.
+/// Planted: the warps synchronise, the block does not.
 DEEP_EP_DEVICE void missing_block_sync(const Params& p, std::byte* shared) {
   auto* words = reinterpret_cast<std::uint32_t*>(shared);
   const int partner = (thread_index() + kWarpSize) % block_threads();

@@ -1,4 +1,4 @@
-// Kernels that try what kernels/common offers; common_test.cpp knows what must come out.
+// Kernels that exercise kernels/common; common_test.cpp knows what must come out.
 #pragma once
 
 #include "kernels/common/call.hpp"
@@ -14,13 +14,13 @@ struct WaitParams {
   std::uint64_t expected;
   std::uint64_t value;      ///< stored by the last warp; 0: nothing is
   std::uint32_t* payload;   ///< written before
-  std::uint32_t* returned;  ///< [64]: a thread each; 1: false, 2: true, 3: true but the payload was not there
+  std::uint32_t* returned;  ///< [64]: one per thread; 1: false, 2: true, 3: true but the payload was not there
 };
 
 struct CallParams {
   CallCounter* counter;
   WaitContext wait;
-  std::uint64_t* epochs;    ///< one a block: which call it thinks this is, 0: none
+  std::uint64_t* epochs;    ///< one per block: which call it thinks this is, 0: none
   std::uint32_t* finished;  ///< [1]: how often a call was ended
 };
 

@@ -11,7 +11,7 @@
 namespace deep_ep::device {
 namespace {
 
-/// Counts with every kind of addition, passes a turn from block to block, and copies a word a thread.
+/// Counts with every kind of addition, passes a turn from block to block, and copies one word per thread.
 DEEP_EP_DEVICE void memory_probe(const probes::MemoryParams& p, std::byte* shared) {
   fetch_add_relaxed<Scope::gpu>(p.counter, 1);
   fetch_add_release<Scope::system>(p.counter + 1, 2);
@@ -48,7 +48,8 @@ DEEP_EP_DEVICE void memory_probe(const probes::MemoryParams& p, std::byte* share
   store_stream(&p.destination[i].word[3], v.word[3] + 1);
 }
 
-/// No fence and no flag: whoever sees the epoch has the payload. What a cell replaces is known to have been read.
+/// No fence and no flag: whoever sees the epoch has the payload. The old contents of a cell are known to have been
+/// read.
 DEEP_EP_DEVICE void cell_probe(const probes::CellParams& p, std::byte*) {
   const int lane = lane_index();
   std::uint64_t sum = 0;

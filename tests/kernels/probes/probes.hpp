@@ -1,4 +1,4 @@
-// Kernels that try every primitive and write down what came out; primitives_test.cpp knows what it must be.
+// Kernels that exercise every primitive and record the results; primitives_test.cpp knows what they must be.
 #pragma once
 
 #include "kernels/primitives/cell.hpp"
@@ -29,12 +29,12 @@ struct WarpResult {
   std::uint32_t match;
 };
 struct WarpParams {
-  WarpResult* results;  ///< one a thread
+  WarpResult* results;  ///< one per thread
 };
 
 struct BarrierParams {
   int rounds;
-  std::uint32_t* sums;  ///< one a thread: what it read from others, summed
+  std::uint32_t* sums;  ///< one per thread: the sum of what it read from others
 };
 
 struct MemoryParams {
@@ -42,7 +42,7 @@ struct MemoryParams {
   std::uint32_t* counter32;  ///< [3]
   std::int64_t* order;       ///< [2]
   const device::Vec16* source;
-  device::Vec16* destination;  ///< one a thread of the grid
+  device::Vec16* destination;  ///< one per thread of the grid
 };
 
 struct BulkParams {

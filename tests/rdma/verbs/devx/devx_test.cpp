@@ -28,8 +28,8 @@ using test::FakeVerbs;
 
 // ---- Where fields lie ----
 
-// Structures as the manual lists them: fields in order with their widths in bits, unnamed ones reserved. Places follow
-// by adding up, which is another way to them than the library's constants.
+// Structures as the manual lists them: fields in order with their widths in bits, unnamed ones reserved. Positions
+// follow by adding up, independently of the library's constants.
 const std::map<std::string, std::string> kStructures{
     {"qpc",
      "state:4 lag:4 st:8 :3 pm_state:2 :11 :8 pd:24 mtu:3 log_msg_max:5 :1 log_rq_size:4 log_rq_stride:3 no_sq:1 "
@@ -226,7 +226,7 @@ TEST(DevxLayout, PlacesAreThoseOfTheKernelsHeader) {
   const std::filesystem::path file = kernel_header();
   if (file.empty()) GTEST_SKIP() << "no kernel headers in build/rxe-kernel (scripts/setup --rxe brings them)";
   const KernelHeader header(file);
-  // What only user space gives, and so is reserved in the kernel's file; and names that differ.
+  // Fields that only user space sets, which are reserved in the kernel's file; and names that differ.
   const std::set<std::string> users{"dbr_umem_id",    "cq_umem_offset", "cq_umem_id",
                                     "wq_umem_offset", "wq_umem_id",     "c_eqn"};
   const std::map<std::string, std::string> other_names{

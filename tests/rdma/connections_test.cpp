@@ -11,7 +11,7 @@
 #include "deep_ep/error.hpp"
 #include "tests/rdma/contains.hpp"
 #include "tests/rdma/member.hpp"
-#include "tests/rdma/rank_threads.hpp"
+#include "tests/cluster/processes.hpp"
 
 namespace deep_ep::test {
 namespace {

@@ -13,6 +13,8 @@
 
 #include "csrc/support/deadline.hpp"
 #include "deep_ep/error.hpp"
+#include "tests/rdma/contains.hpp"
+#include "tests/rdma/messages.hpp"
 #include "tests/rxe/ends.hpp"
 
 namespace deep_ep::rdma::verbs::test {
@@ -20,18 +22,8 @@ namespace {
 
 const Cable kCable{"ipv4", "rxe0", "rxe1", 1};
 
-template <class E, class Function>
-std::string message_of(Function function) {
-  try {
-    function();
-  } catch (const E& error) {
-    return error.what();
-  }
-  ADD_FAILURE() << "nothing of the expected type was thrown";
-  return {};
-}
-
-bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+using deep_ep::test::contains;
+using rdma::test::message_of;
 
 // One operation that fails in the middle of others: it alone has the cause, what follows is flushed, signalled or not,
 // and the queue pair stays in that state.

@@ -8,7 +8,7 @@
 #include "deep_ep/error.hpp"
 #include "tests/rdma/contains.hpp"
 #include "tests/rdma/member.hpp"
-#include "tests/rdma/rank_threads.hpp"
+#include "tests/cluster/processes.hpp"
 #include "tests/rxe/rxe_settings.hpp"
 
 namespace deep_ep::test {

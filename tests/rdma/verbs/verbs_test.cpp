@@ -16,6 +16,7 @@
 #include "deep_ep/error.hpp"
 #include "tests/rdma/messages.hpp"
 #include "tests/rdma/verbs/fake_verbs.hpp"
+#include "tests/support/setting.hpp"
 
 namespace deep_ep::rdma::verbs::test {
 namespace {
@@ -269,12 +270,11 @@ TEST_F(VerbsTest, OwnVariablesWinOverThoseOfOtherLibraries) {
   EXPECT_EQ(path_options(settings, 1, 3).retry_count, 5);
   EXPECT_EQ(path_options(settings, 1, 3).ack_timeout, 18);
   EXPECT_EQ(path_options(settings, 1, 3).pkey_index, 2);
-  ::setenv("DEEP_EP_RDMA_TRAFFIC_CLASS", "106", 1);
+  const Setting allowed("DEEP_EP_RDMA_TRAFFIC_CLASS", "106");
   EXPECT_EQ(path_options(settings, 1, 3).traffic_class, 106);
-  ::setenv("DEEP_EP_RDMA_TRAFFIC_CLASS", "256", 1);
+  const Setting too_large("DEEP_EP_RDMA_TRAFFIC_CLASS", "256");
   EXPECT_EQ(message_of<InvalidArgument>([&] { path_options(settings, 1, 3); }),
             "environment variable DEEP_EP_RDMA_TRAFFIC_CLASS='256', allowed: 0 to 255");
-  ::unsetenv("DEEP_EP_RDMA_TRAFFIC_CLASS");
 }
 
 // ---- The wire ----

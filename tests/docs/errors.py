@@ -1,8 +1,8 @@
 """Every error text of the sources, found where it is thrown.
 
-An error is a `fail<Type>("...")` or a `throw Type("...")` in csrc/, python/bindings/ or tools/; a `raise Type("...")`, an
-`assert ..., "..."` or a `_require(..., "...")` in python/deep_ep/; or a text of the files that put what a kernel met, or
-what a NIC answered, into words (DESCRIBED).
+An error is a `fail<Type>("...")` or a `throw Type("...")` in csrc/, kernels/, python/bindings/ or tools/; a
+`raise Type("...")`, an `assert ..., "..."` or a `_require(..., "...")` in python/deep_ep/; or a text of the files that
+put what a kernel met, or what a NIC answered, into words (DESCRIBED).
 """
 
 import ast
@@ -55,7 +55,7 @@ def literals(source, begin=0, balanced=False):
 
 
 def sources():
-    for folder in ("csrc", "python/bindings", "tools"):
+    for folder in ("csrc", "kernels", "python/bindings", "tools"):
         yield from sorted(path for path in (ROOT / folder).rglob("*") if path.suffix in (".cpp", ".hpp"))
 
 

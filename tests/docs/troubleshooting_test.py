@@ -39,8 +39,8 @@ def covers(quote, compiled, text):
 def main():
     quoted = list(quoted_texts())
     patterns = [(number, text, pattern(text)) for number, text in quoted]
-    existing = sorted(set(errors.everything()))
     thrown = sorted(set(errors.thrown()))
+    existing = sorted(set(errors.everything()) | {text for _, _, text in thrown})
     internal = [line for line in INTERNAL.read_text().splitlines() if line and not line.startswith("#")]
     problems = []
     if len(quoted) < 100 or len(thrown) < 200:

@@ -16,8 +16,8 @@ using KernelBody = std::function<void(std::byte* shared)>;
 
 /// Enqueues the lambda as a kernel; every thread of the grid calls it.
 inline void launch(StreamHandle stream, const LaunchShape& shape, KernelBody body, const char* name = "probe") {
-  host_machine::launch(name, body, shape, 1024, stream,
-                       [](const void* p, std::byte* shared) { (*static_cast<const KernelBody*>(p))(shared); });
+  const auto entry = [](const void* p, std::byte* shared) { (*static_cast<const KernelBody*>(p))(shared); };
+  host_machine::enqueue({name, shape, std::make_shared<const KernelBody>(std::move(body)), entry}, stream);
 }
 
 /// An executor with one stream.

@@ -9,19 +9,19 @@
 #include <thread>
 #include <vector>
 
-#include "tools/bench/low_latency_rank.hpp"
-#include "tools/bench/peers.hpp"
-#include "tools/bench/rank.hpp"
+#include "bench_support/intranode_rank.hpp"
+#include "bench_support/low_latency_rank.hpp"
+#include "bench_support/peers.hpp"
 
 namespace deep_ep::benchmarks {
 
-/// What one rank has at hand.
+/// What each rank has.
 struct RankContext {
   const std::shared_ptr<Bootstrap>& bootstrap;
   const std::shared_ptr<Executor>& executor;
-  tools::RankBench& bench;
+  tools::IntranodeBench& bench;
   std::unique_ptr<tools::PeerTransport> transport;      ///< of the benchmarks that measure another means
-  DispatchResult dispatched;                            ///< the rows of the latest round
+  CachedDispatchResult dispatched;                      ///< the rows of the latest round
   std::unique_ptr<tools::LowLatencyBench> low_latency;  ///< of the benchmarks of that mode
 };
 
@@ -34,6 +34,7 @@ class Cluster {
   Cluster(const Cluster&) = delete;
   Cluster& operator=(const Cluster&) = delete;
 
+  const tools::WorkloadShape& shape() const { return shape_; }
   const tools::Routes& routes() const { return routes_; }
 
   /// Runs `step` on all ranks, waits for its kernels and returns the seconds of the slowest rank. Rethrows what a rank

@@ -84,11 +84,10 @@ bool run_rank(int rank, const std::shared_ptr<deep_ep::Bootstrap>& bootstrap) {
   // One buffer for the whole run of the program, for low-latency calls of up to these sizes.
   deep_ep::BufferOptions options;
   options.heap_bytes = std::size_t{16} << 20;
-  options.low_latency_bytes = deep_ep::Buffer::low_latency_bytes_hint(kMaxTokens, kHidden, kRanks, kExperts);
+  options.low_latency.bytes = deep_ep::Buffer::low_latency_bytes_hint(kMaxTokens, kHidden, kRanks, kExperts);
   deep_ep::Buffer buffer(bootstrap, executor, options);
 
   deep_ep::CallOptions call;  // the executor's default stream; an engine passes its cudaStream_t
-  call.return_recv_hook = true;
 
   const auto dispatch = [&](const MicroBatch& batch) {
     deep_ep::LowLatencyDispatchArguments arguments;
@@ -96,6 +95,7 @@ bool run_rank(int rank, const std::shared_ptr<deep_ep::Bootstrap>& bootstrap) {
     arguments.topk_idx = batch.topk_idx;
     arguments.max_tokens = kMaxTokens;
     arguments.num_experts = kExperts;
+    arguments.return_recv_hook = true;
     arguments.use_fp8 = false;  // true: rows arrive as 8-bit floats with a scale for every 128 channels
     return buffer.low_latency_dispatch(arguments, call);
   };
@@ -107,6 +107,7 @@ bool run_rank(int rank, const std::shared_ptr<deep_ep::Bootstrap>& bootstrap) {
     arguments.topk_idx = batch.topk_idx;
     arguments.topk_weights = batch.topk_weights;
     arguments.handle = &received.handle;
+    arguments.return_recv_hook = true;
     return buffer.low_latency_combine(arguments, call);
   };
 

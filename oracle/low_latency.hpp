@@ -74,7 +74,7 @@ struct LowLatencyReceived {
 struct LowLatencyDispatched {
   LowLatencyShape shape;
   bool rank_major = false;
-  std::vector<LowLatencyReceived> received;  ///< one a rank
+  std::vector<LowLatencyReceived> received;  ///< one per rank
   /// For each source [tokens, K]: row in the owner's [places * P], -1 where there is none. Rank-major: all selections
   /// of a token on one rank share a row.
   std::vector<std::vector<std::int64_t>> selection_row;

@@ -55,7 +55,7 @@ struct Received {
 };
 
 struct Dispatched {
-  std::vector<Received> received;                          ///< one a rank
+  std::vector<Received> received;                          ///< one per rank
   std::vector<std::int32_t> rank_prefix_matrix;            ///< [ranks, ranks]: end row of source s at destination d
   std::vector<std::vector<std::int32_t>> destination_row;  ///< one a source rank: [tokens, ranks], -1 = not sent
 };

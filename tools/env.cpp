@@ -7,19 +7,40 @@
 #include <string>
 
 #include "csrc/support/environment.hpp"
+#include "deep_ep/error.hpp"
 #include "tools/commands.hpp"
 
 namespace deep_ep::tools {
 namespace {
 
+struct InEffect {
+  environment::Value value;
+  std::string problem;  ///< why the library refuses it, or which variables of others it does not understand
+};
+
+InEffect in_effect(const environment::Variable& variable) {
+  environment::Reader reader;
+  try {
+    InEffect result{reader.value(variable.name()), {}};
+    result.problem = fmt::format("{}", fmt::join(reader.ignored(), "; "));
+    return result;
+  } catch (const InvalidArgument& error) {
+    return {{environment::of_process(variable.name()).value_or(""), variable.name()}, error.what()};
+  }
+}
+
 int print_json() {
   nlohmann::json table = nlohmann::json::array();
   for (const environment::Variable& variable : environment::variables()) {
-    table.push_back({{"name", variable.name},
-                     {"value", environment::value(variable.name)},
-                     {"set", environment::is_set(variable.name)},
+    const auto [value, problem] = in_effect(variable);
+    table.push_back({{"name", variable.name()},
+                     {"value", value.text},
+                     {"set", !value.name.empty()},
+                     {"from", value.name},
+                     {"problem", problem},
                      {"default", variable.default_value},
                      {"allowed", variable.allowed},
+                     {"others", variable.others()},
                      {"help", variable.help}});
   }
   fmt::print("{}\n", table.dump(2));
@@ -28,11 +49,15 @@ int print_json() {
 
 int print_table() {
   for (const environment::Variable& variable : environment::variables()) {
-    const std::string value = environment::value(variable.name);
-    fmt::print("{} = {}{}\n", variable.name, value.empty() ? "(empty)" : value,
-               environment::is_set(variable.name) ? "  (set)" : "  (default)");
+    const auto [value, problem] = in_effect(variable);
+    fmt::print("{} = {}{}\n", variable.name(), value.text.empty() ? "(empty)" : value.text,
+               value.name.empty()              ? "  (default)"
+               : value.name == variable.name() ? "  (set)"
+                                               : fmt::format("  (by {})", value.name));
     fmt::print("    {}\n", variable.help);
     if (!variable.allowed.empty()) fmt::print("    allowed: {}\n", variable.allowed);
+    if (!variable.others().empty()) fmt::print("    where it is not set: {}\n", fmt::join(variable.others(), ", "));
+    if (!problem.empty()) fmt::print("    {}\n", problem);
   }
   return 0;
 }

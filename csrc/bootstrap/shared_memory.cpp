@@ -228,7 +228,7 @@ class SharedMemoryBootstrap final : public Bootstrap {
   }
 
   struct stat status_of(int fd) const {
-    struct stat status {};
+    struct stat status{};
     if (::fstat(fd, &status) != 0) fail<SystemError>("bootstrap '{}': {}", name_, errno_text(errno));
     return status;
   }

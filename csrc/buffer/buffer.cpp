@@ -13,6 +13,16 @@ Implementation& alive(const std::unique_ptr<Implementation>& implementation, con
   return *implementation;
 }
 
+template <class Implementation>
+LowLatency& low_latency(const std::unique_ptr<Implementation>& implementation, const char* call) {
+  return alive(implementation, call).low_latency(call);
+}
+
+template <class Implementation>
+RankMasks& masks(const std::unique_ptr<Implementation>& implementation, const char* call) {
+  return low_latency(implementation, call).masks(call);
+}
+
 }  // namespace
 
 Buffer::Buffer(std::shared_ptr<Bootstrap> bootstrap, std::shared_ptr<Executor> executor, const BufferOptions& options)
@@ -21,17 +31,21 @@ Buffer::~Buffer() = default;
 Buffer::Buffer(Buffer&&) noexcept = default;
 Buffer& Buffer::operator=(Buffer&&) noexcept = default;
 
-int Buffer::rank() const { return alive(implementation_, "rank").rank(); }
-int Buffer::num_ranks() const { return alive(implementation_, "num_ranks").num_ranks(); }
-Executor& Buffer::executor() const { return alive(implementation_, "executor").executor(); }
-StreamHandle Buffer::comm_stream() const { return alive(implementation_, "comm_stream").comm_stream(); }
-const BufferOptions& Buffer::options() const { return alive(implementation_, "options").options(); }
+int Buffer::rank() const { return alive(implementation_, "rank").runtime().rank(); }
+int Buffer::num_ranks() const { return alive(implementation_, "num_ranks").runtime().num_ranks(); }
+Executor& Buffer::executor() const { return *alive(implementation_, "executor").runtime().executor(); }
+StreamHandle Buffer::comm_stream() const { return alive(implementation_, "comm_stream").runtime().comm_stream(); }
+const BufferOptions& Buffer::options() const { return alive(implementation_, "options").runtime().options(); }
+std::string Buffer::describe() const { return alive(implementation_, "describe").describe(); }
 
-DispatchLayout Buffer::get_dispatch_layout(const TensorView& topk_idx, int num_experts, const CallOptions& call) {
-  return alive(implementation_, "get_dispatch_layout").get_dispatch_layout(topk_idx, num_experts, call);
+DispatchLayout Buffer::get_dispatch_layout(const ConstTensorView& topk_idx, int num_experts, const CallOptions& call) {
+  return alive(implementation_, "get_dispatch_layout").layouts().count(topk_idx, num_experts, call);
 }
 DispatchResult Buffer::dispatch(const DispatchArguments& arguments, const CallOptions& call) {
   return alive(implementation_, "dispatch").dispatch(arguments, call);
+}
+CachedDispatchResult Buffer::cached_dispatch(const CachedDispatchArguments& arguments, const CallOptions& call) {
+  return alive(implementation_, "cached_dispatch").cached_dispatch(arguments, call);
 }
 CombineResult Buffer::combine(const CombineArguments& arguments, const CallOptions& call) {
   return alive(implementation_, "combine").combine(arguments, call);
@@ -39,42 +53,42 @@ CombineResult Buffer::combine(const CombineArguments& arguments, const CallOptio
 
 LowLatencyDispatchResult Buffer::low_latency_dispatch(const LowLatencyDispatchArguments& arguments,
                                                       const CallOptions& call) {
-  return alive(implementation_, "low_latency_dispatch").low_latency_dispatch(arguments, call);
+  return low_latency(implementation_, "low_latency_dispatch").dispatch(arguments, call);
 }
 LowLatencyCombineResult Buffer::low_latency_combine(const LowLatencyCombineArguments& arguments,
                                                     const CallOptions& call) {
-  return alive(implementation_, "low_latency_combine").low_latency_combine(arguments, call);
+  return low_latency(implementation_, "low_latency_combine").combine(arguments, call);
 }
 TensorView Buffer::low_latency_combine_buffer(const LowLatencyHandle& handle) {
-  return alive(implementation_, "low_latency_combine_buffer").low_latency_combine_buffer(handle);
+  return low_latency(implementation_, "low_latency_combine_buffer").combine_buffer(handle);
 }
-void Buffer::low_latency_clean(const CallOptions& call) {
-  alive(implementation_, "low_latency_clean").low_latency_clean(call);
+void Buffer::low_latency_clean(StreamHandle stream) {
+  low_latency(implementation_, "low_latency_clean").clean(stream);
 }
-void Buffer::low_latency_update_mask(int rank, bool masked, const CallOptions& call) {
-  alive(implementation_, "low_latency_update_mask").low_latency_update_mask(rank, masked, call);
+void Buffer::low_latency_update_mask(int rank, bool masked, StreamHandle stream) {
+  masks(implementation_, "low_latency_update_mask").update(rank, masked, stream);
 }
-void Buffer::low_latency_query_mask(const TensorView& status, const CallOptions& call) {
-  alive(implementation_, "low_latency_query_mask").low_latency_query_mask(status, call);
+void Buffer::low_latency_query_mask(const TensorView& status, StreamHandle stream) {
+  masks(implementation_, "low_latency_query_mask").query(status, stream);
 }
-void Buffer::low_latency_clear_mask(const CallOptions& call) {
-  alive(implementation_, "low_latency_clear_mask").low_latency_clear_mask(call);
+void Buffer::low_latency_clear_mask(StreamHandle stream) {
+  masks(implementation_, "low_latency_clear_mask").clear(stream);
 }
-void Buffer::low_latency_resume() { alive(implementation_, "low_latency_resume").low_latency_resume(); }
+void Buffer::low_latency_resume() { low_latency(implementation_, "low_latency_resume").resume(); }
 
-Tensor Buffer::allocate_tensor(DType dtype, std::initializer_list<std::int64_t> shape, const CallOptions& call) {
+Tensor Buffer::allocate_tensor(DType dtype, std::initializer_list<std::int64_t> shape, StreamHandle stream) {
   Implementation& buffer = alive(implementation_, "allocate_tensor");
   for (const std::int64_t size : shape) {
     if (size < 0) fail<InvalidArgument>("shape has a dimension of {}, allowed: 0 or more", size);
   }
-  return buffer.allocate_tensor(dtype, shape, call);
+  return buffer.runtime().allocate_tensor(dtype, shape, stream);
 }
-bool Buffer::in_heap(const TensorView& tensor) const { return alive(implementation_, "in_heap").in_heap(tensor); }
+bool Buffer::in_heap(const ConstTensorView& tensor) const {
+  return alive(implementation_, "in_heap").runtime().in_heap(tensor);
+}
 
-TensorView Buffer::local_memory() const { return alive(implementation_, "local_memory").local_memory(); }
-TensorView Buffer::low_latency_memory() const {
-  return alive(implementation_, "low_latency_memory").low_latency_memory();
-}
+TensorView Buffer::local_memory() const { return alive(implementation_, "local_memory").runtime().local_memory(); }
+TensorView Buffer::low_latency_memory() const { return low_latency(implementation_, "low_latency_memory").memory(); }
 
 void Buffer::check() { alive(implementation_, "check").check(); }
 
@@ -83,14 +97,5 @@ void Buffer::destroy() {
   implementation_.reset();
 }
 bool Buffer::destroyed() const { return implementation_ == nullptr; }
-
-std::size_t Buffer::heap_bytes_hint(int num_ranks, std::int64_t tokens, std::int64_t row_bytes, int num_topk) {
-  // Worst case: every rank sends all its tokens to one. Row, scales of an 8-bit row (at most as many bytes as a 32nd of
-  // it), top-k and index; a step for each tensor's alignment; then signals and window, which take a quarter.
-  const std::int64_t rows = tokens * num_ranks;
-  const std::int64_t sidecar = row_bytes / 32 + std::int64_t{num_topk} * 12 + 4;
-  const auto tensors = static_cast<std::size_t>(rows * (row_bytes + sidecar)) + 8 * Arena::kAlignment;
-  return (tensors + (std::size_t{16} << 20)) / 3 * 4;
-}
 
 }  // namespace deep_ep

@@ -2,8 +2,10 @@
 
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <vector>
 
+#include "csrc/buffer/defaults.hpp"
 #include "csrc/support/format.hpp"
 
 namespace deep_ep {
@@ -23,7 +25,7 @@ std::string describe_dtypes(std::initializer_list<DType> dtypes) {
 
 }  // namespace
 
-void check_strided_tensor(const char* name, const TensorView& tensor, const Device& device,
+void check_strided_tensor(const char* name, const ConstTensorView& tensor, const Device& device,
                           std::initializer_list<DType> dtypes, std::initializer_list<std::int64_t> shape) {
   bool dtype_fits = dtypes.size() == 0;
   for (const DType dtype : dtypes) dtype_fits = dtype_fits || tensor.dtype == dtype;
@@ -46,8 +48,8 @@ void check_strided_tensor(const char* name, const TensorView& tensor, const Devi
   }
 }
 
-void check_tensor(const char* name, const TensorView& tensor, const Device& device, std::initializer_list<DType> dtypes,
-                  std::initializer_list<std::int64_t> shape) {
+void check_tensor(const char* name, const ConstTensorView& tensor, const Device& device,
+                  std::initializer_list<DType> dtypes, std::initializer_list<std::int64_t> shape) {
   check_strided_tensor(name, tensor, device, dtypes, shape);
   if (!tensor.is_contiguous()) {
     fail<InvalidArgument>("{} is {}, it must be contiguous (row-major)", name, tensor.describe());
@@ -60,15 +62,28 @@ void check_range(const char* name, std::int64_t value, std::int64_t begin, std::
   }
 }
 
-void check_row_bytes(const char* name, const TensorView& tensor) {
+void check_row_bytes(const char* name, const ConstTensorView& tensor) {
   const std::int64_t bytes = tensor.size(1) * static_cast<std::int64_t>(size_of(tensor.dtype));
   if (bytes <= 0 || bytes % 16 != 0 || bytes >= std::int64_t{1} << 31) {
     fail<InvalidArgument>("{} is {}: a row has {} bytes, allowed: a multiple of 16 below 2^31", name, tensor.describe(),
                           bytes);
   }
+  check_alignment(name, tensor);
+}
+
+void check_alignment(const char* name, const ConstTensorView& tensor) {
   if (reinterpret_cast<std::uintptr_t>(tensor.data) % 16 != 0) {
     fail<InvalidArgument>("{} starts at an address that is not a multiple of 16", name);
   }
+}
+
+void check_token_count(const char* name, std::int64_t tokens, int num_ranks) {
+  check_range(name, tokens, 0, INT32_MAX / std::max(2, num_ranks));
+}
+
+void check_config(const Config& config, int most_warps) {
+  check_range("config.num_sms", config.num_sms, 0, defaults::kMostSms);
+  check_range("config.warps_per_block", config.warps_per_block, 0, most_warps);
 }
 
 }  // namespace deep_ep

@@ -1,9 +1,10 @@
 // Argument checks. Each failure names the argument, says what came and what is allowed.
 #pragma once
 
-#include <optional>
-#include <span>
+#include <cstdint>
+#include <initializer_list>
 
+#include "deep_ep/config.hpp"
 #include "deep_ep/error.hpp"
 #include "deep_ep/tensor.hpp"
 
@@ -13,17 +14,26 @@ namespace deep_ep {
 constexpr std::int64_t kAnySize = -1;
 
 /// `tensor` lies on `device`, has one of `dtypes`, this shape, and is contiguous.
-void check_tensor(const char* name, const TensorView& tensor, const Device& device, std::initializer_list<DType> dtypes,
-                  std::initializer_list<std::int64_t> shape);
+void check_tensor(const char* name, const ConstTensorView& tensor, const Device& device,
+                  std::initializer_list<DType> dtypes, std::initializer_list<std::int64_t> shape);
 
 /// The same for a tensor with any strides.
-void check_strided_tensor(const char* name, const TensorView& tensor, const Device& device,
+void check_strided_tensor(const char* name, const ConstTensorView& tensor, const Device& device,
                           std::initializer_list<DType> dtypes, std::initializer_list<std::int64_t> shape);
 
 /// begin <= value <= end.
 void check_range(const char* name, std::int64_t value, std::int64_t begin, std::int64_t end);
 
-/// A row's bytes can travel: a multiple of 16, not zero, below 2^31.
-void check_row_bytes(const char* name, const TensorView& tensor);
+/// A row's bytes can travel: a multiple of 16, not zero, below 2^31. Rows start at multiples of 16, too.
+void check_row_bytes(const char* name, const ConstTensorView& tensor);
+
+/// It starts at a multiple of 16.
+void check_alignment(const char* name, const ConstTensorView& tensor);
+
+/// That many rows of each rank can be counted in 31 bits.
+void check_token_count(const char* name, std::int64_t tokens, int num_ranks);
+
+/// Checks `config`, if a block may have at most so many warps.
+void check_config(const Config& config, int most_warps);
 
 }  // namespace deep_ep

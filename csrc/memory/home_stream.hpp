@@ -11,8 +11,8 @@
 
 namespace deep_ep {
 
-/// Memory is used first by the calls, and they are in order: whatever a call did with a piece of memory before needs no
-/// event. Other work of streams does. Thread-safe.
+/// Calls use the memory first, and they are in order: what earlier calls did with a piece of memory needs no event.
+/// Other work of streams does. Thread-safe.
 class HomeStream {
  public:
   HomeStream(std::shared_ptr<Executor> executor, StreamHandle stream)
@@ -23,7 +23,7 @@ class HomeStream {
   StreamHandle handle() const { return stream_.load(std::memory_order_relaxed); }
   void works_on(StreamHandle stream) { stream_.store(stream, std::memory_order_relaxed); }
 
-  /// From here on work may be enqueued that no event known to this object stands behind ...
+  /// From here on, work may be enqueued that no event known to this object covers ...
   void work_begins() {
     const std::lock_guard lock(mutex_);
     open_ = true;
@@ -31,14 +31,19 @@ class HomeStream {
   /// ... until here. Work that is recorded into a graph does not count: it does not run now.
   void work_ends(EventHandle behind) {
     const std::lock_guard lock(mutex_);
-    last_ = std::move(behind);
+    latest_ = std::move(behind);
     open_ = false;
   }
-  /// True when all work that was begun is known to have ended. Asked for the sake of graphs: their replays do not wait
-  /// for the stream, so they may use only memory that it has finished with.
+  /// Behind all work that has ended; null when there was none. The next work has to wait for it.
+  EventHandle latest() {
+    const std::lock_guard lock(mutex_);
+    return latest_;
+  }
+  /// True when all work that was begun is known to have ended. Needed for graphs: their replays do not wait for the
+  /// stream, so they may only use memory that it has finished with.
   bool idle() {
     const std::lock_guard lock(mutex_);
-    return !open_ && (last_ == nullptr || executor_->event_done(last_));
+    return !open_ && (latest_ == nullptr || executor_->event_done(latest_));
   }
 
  private:
@@ -46,7 +51,7 @@ class HomeStream {
   std::atomic<StreamHandle> stream_;
   std::mutex mutex_;
   bool open_ = false;
-  EventHandle last_;
+  EventHandle latest_;
 };
 
 }  // namespace deep_ep

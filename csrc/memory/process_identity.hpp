@@ -1,4 +1,5 @@
-// Which process, host and network namespace a rank lives in: this this decides how ranks can hand memory to each other.
+// Which process, host and network namespace a rank lives in: this this this decides how ranks can hand memory to each
+// other.
 #pragma once
 
 #include <array>

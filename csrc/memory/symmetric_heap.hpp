@@ -15,7 +15,7 @@ struct HeapOptions {
   double timeout_s = 100;               ///< for exchanging the exports
 };
 
-/// Created and destroyed collectively (Executor::create_heap). Zero-filled at creation, before any rank returns.
+/// Created and destroyed collectively (Backend::create_heap). Zero-filled at creation, before any rank returns.
 class SymmetricHeap {
  public:
   virtual ~SymmetricHeap() = default;

@@ -2,16 +2,19 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstring>
+#include <optional>
+#include <span>
 #include <thread>
 #include <utility>
 
 #include "csrc/bootstrap/agreement.hpp"
 #include "csrc/executor/own_stream.hpp"
 #include "csrc/rdma/discovery/machine.hpp"
-#include "csrc/rdma/queue_pair_set.hpp"
+#include "csrc/rdma/local/local_ends.hpp"
 #include "csrc/rdma/ring/ring_memory.hpp"
 #include "csrc/rdma/verbs/libraries.hpp"
-#include "csrc/rdma/verbs/nic_queue_pairs.hpp"
+#include "csrc/rdma/verbs/nic_ends.hpp"
 #include "csrc/rdma/wire_choice.hpp"
 #include "csrc/support/format.hpp"
 #include "csrc/support/logging.hpp"
@@ -64,12 +67,51 @@ void check_agreement(Bootstrap& bootstrap, const ConnectionOptions& options) {
   }
 }
 
-}  // namespace
-
-RdmaPeerParams& QueuePairPlan::peer(int channel, int rank) const {
-  const auto num_ranks = static_cast<std::size_t>(bootstrap.size());
-  return peers[static_cast<std::size_t>(channel) * num_ranks + static_cast<std::size_t>(rank)];
+/// Nothing, and `why_not`, if this rank has no NIC that can be used.
+std::optional<NicAssignment> find_nic(std::span<const ProcessIdentity> processes, int rank,
+                                      const deep_ep::Device& device, std::string& why_not) {
+  const auto& mine = processes[static_cast<std::size_t>(rank)];
+  const auto on_this_host = [&](const ProcessIdentity& process) { return process.same_host(mine); };
+  const auto local_rank = std::count_if(processes.begin(), processes.begin() + rank, on_this_host);
+  const auto local_ranks = std::count_if(processes.begin(), processes.end(), on_this_host);
+  try {
+    const NicAssignment nic = device.kind == deep_ep::Device::Kind::cuda
+                                  ? nic_of_cuda_device(device.index)
+                                  : nic_of_host_rank(static_cast<int>(local_rank), static_cast<int>(local_ranks));
+    verbs::require_libraries();
+    return nic;
+  } catch (const SystemError& error) {
+    why_not = error.what();
+    return std::nullopt;
+  }
 }
+
+/// Collective. For WireKind::verbs, `nic` is this rank's, where it needs one.
+WireKind agree_on_wire(Bootstrap& bootstrap, const Executor& executor, const RdmaSettings& settings, bool needs_rdma,
+                       std::optional<NicAssignment>& nic) {
+  const std::vector<ProcessIdentity> processes = all_gather_values(bootstrap, this_process());
+  WireFacts mine{.process = this_process(),
+                 .wanted = settings.wire,
+                 .needs_rdma = needs_rdma,
+                 .needs_nic = settings.nic_handler == NicHandler::gpu};
+  agree(bootstrap, "looking for the NIC", [&] {
+    if (!needs_rdma || settings.wire == WireKind::local) return;
+    std::string why_not;
+    nic = find_nic(processes, bootstrap.rank(), executor.device(), why_not);
+    why_not.copy(mine.why_no_nic.data(), mine.why_no_nic.size() - 1);
+  });
+  std::string why_local;
+  const WireKind wire = choose_wire(all_gather_values(bootstrap, mine), why_local);
+  if (!why_local.empty() && bootstrap.rank() == 0) {
+    // On GPUs that is slow, and hardly what their owner wants.
+    const bool cuda = executor.device().kind == deep_ep::Device::Kind::cuda;
+    log::at(cuda ? log::Level::warn : log::Level::info,
+            "rdma: a CPU thread of each rank copies what would be sent (wire local), because: {}", why_local);
+  }
+  return wire;
+}
+
+}  // namespace
 
 Connections::Connections(Bootstrap& bootstrap, std::shared_ptr<Executor> executor, std::shared_ptr<SymmetricHeap> heap,
                          ConnectionOptions options, RdmaSettings settings)
@@ -88,79 +130,75 @@ Connections::Connections(Bootstrap& bootstrap, std::shared_ptr<Executor> executo
     peers_.resize(count);
     connect(bootstrap);
   } catch (...) {
-    queue_pairs_.reset();
+    ends_.reset();
     executor_->free(device_peers_);
     throw;
   }
 }
 
 Connections::~Connections() {
-  queue_pairs_.reset();
+  ends_.reset();
   executor_->free(device_peers_);
 }
 
-std::optional<NicAssignment> Connections::find_nic(std::span<const ProcessIdentity> processes, int rank,
-                                                   std::string& why_not) const {
-  const auto& mine = processes[static_cast<std::size_t>(rank)];
-  const auto on_this_host = [&](const ProcessIdentity& process) { return process.same_host(mine); };
-  const auto local_rank = std::count_if(processes.begin(), processes.begin() + rank, on_this_host);
-  const auto local_ranks = std::count_if(processes.begin(), processes.end(), on_this_host);
-  const deep_ep::Device device = executor_->device();
-  try {
-    const NicAssignment nic = device.kind == deep_ep::Device::Kind::cuda
-                                  ? nic_of_cuda_device(device.index)
-                                  : nic_of_host_rank(static_cast<int>(local_rank), static_cast<int>(local_ranks));
-    verbs::require_libraries();
-    return nic;
-  } catch (const SystemError& error) {
-    why_not = error.what();
-    return std::nullopt;
-  }
+std::unique_ptr<Ends> Connections::make_ends(Bootstrap& bootstrap) const {
+  std::optional<NicAssignment> nic;
+  const WireKind wire = agree_on_wire(bootstrap, *executor_, settings_, !options_.peers.empty(), nic);
+  std::unique_ptr<Ends> ends;
+  agree(bootstrap, "making RDMA queue pairs", [&] {
+    if (options_.peers.empty()) return;
+    EndsOptions options{.peers = {}, .depth = options_.depth, .batch = options_.batch};
+    for (int channel = 0; channel < options_.channels; ++channel) {
+      options.peers.insert(options.peers.end(), options_.peers.begin(), options_.peers.end());
+    }
+    ends = wire == WireKind::local
+               ? make_local_ends(executor_, *heap_, bootstrap.rank(), options)
+               : verbs::make_nic_ends(verbs::open_nic(*nic, *executor_, settings_), executor_, *heap_, options);
+  });
+  return ends;
+}
+
+void Connections::connect_ends(Bootstrap& bootstrap, Ends* ends) {
+  std::vector<QueuePairAddress> mine(
+      ends == nullptr ? 0 : options_.peers.size() * static_cast<std::size_t>(options_.channels));
+  for (std::size_t end = 0; end < mine.size(); ++end) mine[end] = ends->address(end);
+  const auto theirs = exchange_addresses(bootstrap, options_.channels, options_.peers, mine);
+  agree(bootstrap, "connecting RDMA queue pairs", [&] {
+    if (ends == nullptr) return;
+    std::size_t end = 0;
+    for (int channel = 0; channel < options_.channels; ++channel) {
+      for (const int peer : options_.peers) {
+        peers_[static_cast<std::size_t>(channel * num_ranks_ + peer)] = ends->connect(end, theirs[end]);
+        ++end;
+      }
+    }
+    ends->start();
+  });
 }
 
 void Connections::connect(Bootstrap& bootstrap) {
   executor_->make_current();
   std::fill(peers_.begin(), peers_.end(), RdmaPeerParams{});
-  const std::vector<ProcessIdentity> processes = all_gather_values(bootstrap, this_process());
-  std::optional<NicAssignment> nic;
-  WireFacts mine{.process = this_process(), .wanted = wire_from_name(settings_.wire)};
-  agree(bootstrap, "looking for the NIC", [&] {
-    mine.needs_rdma = !options_.peers.empty();
-    mine.needs_nic = settings_.nic_handler == "gpu";
-    if (!mine.needs_rdma || mine.wanted == WireKind::local) return;
-    std::string why_not;
-    nic = find_nic(processes, bootstrap.rank(), why_not);
-    why_not.copy(mine.why_no_nic.data(), mine.why_no_nic.size() - 1);
-  });
-  std::string why_local;
-  const WireKind wire = choose_wire(all_gather_values(bootstrap, mine), why_local);
-  if (!why_local.empty() && bootstrap.rank() == 0) {
-    // On GPUs that is slow, and hardly what somebody with GPUs wants.
-    const bool cuda = executor_->device().kind == deep_ep::Device::Kind::cuda;
-    log::at(cuda ? log::Level::warn : log::Level::info,
-            "rdma: a CPU thread of each rank copies what would be sent (wire local), because: {}", why_local);
-  }
-
-  const QueuePairPlan plan{bootstrap, executor_, heap_, options_, peers_};
-  queue_pairs_ = wire == WireKind::local
-                     ? make_local_queue_pairs(plan)
-                     : verbs::make_nic_queue_pairs(plan, [&] { return verbs::open_nic(*nic, *executor_, settings_); });
+  std::unique_ptr<Ends> ends = make_ends(bootstrap);
+  connect_ends(bootstrap, ends.get());
   agree(bootstrap, "copying the table of RDMA connections", [&] {
     const OwnStream stream(*executor_);
     executor_->copy(device_peers_, peers_.data(), peers_.size() * sizeof(RdmaPeerParams), stream.get());
     executor_->synchronize(stream.get());
   });
+  ends_ = std::move(ends);
+  connected_ = true;
   log::info("rdma: rank {}: {}", bootstrap.rank(), describe());
 }
 
 void Connections::reconnect(Bootstrap& bootstrap) {
-  queue_pairs_.reset();
+  connected_ = false;
+  ends_.reset();
   connect(bootstrap);
 }
 
 const RdmaPeerParams& Connections::peer(int channel, int rank) const {
-  const auto num_ranks = static_cast<std::size_t>(num_ranks_);
-  return peers_.at(static_cast<std::size_t>(channel) * num_ranks + static_cast<std::size_t>(rank));
+  return peers_.at(static_cast<std::size_t>(channel * num_ranks_ + rank));
 }
 
 bool Connections::reaches(int rank) const {
@@ -168,15 +206,16 @@ bool Connections::reaches(int rank) const {
 }
 
 void Connections::check() const {
-  if (queue_pairs_ == nullptr) throw SystemError("the RDMA connections are gone: making them anew has failed");
-  if (const std::optional<Failure> seen = queue_pairs_->failure()) throw SystemError(rdma::describe(*seen));
+  if (!connected_) throw SystemError("the RDMA connections are gone: making new ones has failed");
+  if (ends_ == nullptr) return;
+  if (const std::optional<Failure> seen = ends_->failure()) throw SystemError(rdma::describe(*seen));
 }
 
 bool Connections::drain(double most_s) const {
-  if (queue_pairs_ == nullptr) return true;
+  if (ends_ == nullptr) return true;
   executor_->make_current();
   const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double>(most_s);
-  while (!queue_pairs_->idle()) {
+  while (!ends_->idle()) {
     if (std::chrono::steady_clock::now() > end) {
       log::warn("rdma: what was posted has not arrived within {} s and is given up", most_s);
       return false;
@@ -189,7 +228,9 @@ bool Connections::drain(double most_s) const {
 std::string Connections::describe() const {
   return fmt::format("{} {} x {} {}, {}", options_.peers.size(), options_.peers.size() == 1 ? "peer" : "peers",
                      options_.channels, options_.channels == 1 ? "channel" : "channels",
-                     queue_pairs_ == nullptr ? "gone" : queue_pairs_->describe());
+                     !connected_        ? "gone"
+                     : ends_ == nullptr ? "no NIC needed"
+                                        : ends_->describe());
 }
 
 }  // namespace deep_ep::rdma

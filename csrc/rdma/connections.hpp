@@ -4,14 +4,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <optional>
-#include <span>
 #include <string>
 #include <vector>
 
-#include "csrc/memory/process_identity.hpp"
 #include "csrc/memory/symmetric_heap.hpp"
-#include "csrc/rdma/discovery/machine.hpp"
 #include "csrc/rdma/discovery/settings.hpp"
 #include "kernels/rdma/params.hpp"
 
@@ -25,35 +21,35 @@ namespace deep_ep::rdma {
 struct ConnectionOptions {
   /// Ranks reached by RDMA, never this one. If rank a names rank b, b names a.
   std::vector<int> peers;
-  /// Queue pairs to each of them, equal on all ranks: kernels that run at the same time use different channels.
+  /// Queue pairs per peer, equal on all ranks: kernels that run at the same time use different channels.
   int channels = 1;
   std::uint32_t depth = 1024;  ///< entries of each queue pair; a power of two from 64 to 32768
   std::uint32_t batch = 32;    ///< entries after which a kernel rings unasked, 1 to depth / 2
 };
 
-class QueuePairSet;
+class Ends;
 
-/// Made collectively by all ranks of the bootstrap, also those that reach nobody by RDMA. Peers are reached in the
+/// Made collectively by all ranks of the bootstrap, including those that reach nobody by RDMA. Peers are reached in the
 /// whole heap; work requests address it by offsets. Signals may lie anywhere in it: it is registered with strict
 /// ordering.
 ///
-/// The end is not collective: the thread of the `cpu` handler stops and nothing of this rank touches a peer's heap any
-/// more, so it must come before SymmetricHeap::unmap_peers(). Kernels that use the connections must have ended. What
-/// they posted may be under way still and would be lost: see drain().
+/// Destruction is not collective. It stops the thread of the `cpu` handler, and nothing of this rank touches a peer's
+/// heap afterwards; so it must come before SymmetricHeap::unmap_peers(). Kernels that use the connections must have
+/// ended. What they posted may still be under way and would be lost: see drain().
 class Connections {
  public:
-  /// InvalidArgument for options out of range, RankMismatch where ranks do not fit together, SystemError where a NIC
-  /// that is needed is missing or refuses; on every rank when it fails on one.
+  /// InvalidArgument for options out of range, RankMismatch if the ranks do not fit together, SystemError if a NIC that
+  /// is needed is missing or refuses; on every rank if it fails on one.
   Connections(Bootstrap& bootstrap, std::shared_ptr<Executor> executor, std::shared_ptr<SymmetricHeap> heap,
               ConnectionOptions options, RdmaSettings settings = read_settings());
   ~Connections();
   Connections(const Connections&) = delete;
   Connections& operator=(const Connections&) = delete;
 
-  /// [channels][ranks] in memory that kernels of this rank read; the address stays the same until the end. Entries of
+  /// [channels][ranks] in memory that kernels of this rank read; the address stays the same for life. Entries of
   /// ranks that are not reached by RDMA have queue.depth == 0 and nothing else.
   const RdmaPeerParams* device_peers() const { return device_peers_; }
-  /// The same as the host sees it.
+  /// The same, as the host sees it.
   const RdmaPeerParams& peer(int channel, int rank) const;
   bool reaches(int rank) const;
 
@@ -65,8 +61,8 @@ class Connections {
   /// must have ended. False, and a warning, if it takes more than `most_s` seconds.
   bool drain(double most_s) const;
 
-  /// Collective, while no kernel of any rank uses the connections: ends all queue pairs and makes new ones. Failed ones
-  /// work again; nothing is outstanding. Throws as the constructor does; kernels must not use the connections then.
+  /// Collective, while no kernel of any rank uses the connections: destroys all queue pairs and makes new ones. Failed
+  /// ones work again; nothing is outstanding. Throws like the constructor; kernels must not use the connections then.
   void reconnect(Bootstrap& bootstrap);
 
   /// "7 peers x 3 channels, handler cpu, wire local".
@@ -74,9 +70,8 @@ class Connections {
 
  private:
   void connect(Bootstrap& bootstrap);
-  /// Nothing, and `why_not`, where this rank has no NIC that can be used.
-  std::optional<NicAssignment> find_nic(std::span<const ProcessIdentity> processes, int rank,
-                                        std::string& why_not) const;
+  std::unique_ptr<Ends> make_ends(Bootstrap& bootstrap) const;
+  void connect_ends(Bootstrap& bootstrap, Ends* ends);
 
   std::shared_ptr<Executor> executor_;
   std::shared_ptr<SymmetricHeap> heap_;
@@ -85,7 +80,8 @@ class Connections {
   int num_ranks_ = 0;
   std::vector<RdmaPeerParams> peers_;  ///< [channels][ranks]
   RdmaPeerParams* device_peers_ = nullptr;
-  std::unique_ptr<QueuePairSet> queue_pairs_;  ///< last: uses the rest
+  bool connected_ = false;
+  std::unique_ptr<Ends> ends_;  ///< null where nobody is reached; last: uses the rest
 };
 
 }  // namespace deep_ep::rdma

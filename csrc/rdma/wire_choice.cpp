@@ -6,20 +6,6 @@
 #include "deep_ep/error.hpp"
 
 namespace deep_ep::rdma {
-namespace {
-
-constexpr std::array<std::string_view, 3> kNames = {"auto", "local", "verbs"};
-
-}  // namespace
-
-std::string_view name_of(WireKind kind) { return kNames[static_cast<std::size_t>(kind)]; }
-
-WireKind wire_from_name(std::string_view name) {
-  const auto found = std::find(kNames.begin(), kNames.end(), name);
-  if (found == kNames.end()) fail<InvalidArgument>("RDMA wire '{}', allowed: auto, local or verbs", name);
-  return static_cast<WireKind>(found - kNames.begin());
-}
-
 WireKind choose_wire(std::span<const WireFacts> ranks, std::string& why_local) {
   const WireKind wanted = ranks[0].wanted;
   const auto first = std::find_if(ranks.begin(), ranks.end(), [](const WireFacts& rank) { return rank.needs_rdma; });

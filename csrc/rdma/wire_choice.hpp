@@ -2,30 +2,20 @@
 #pragma once
 
 #include <array>
-#include <cstdint>
 #include <span>
 #include <string>
-#include <string_view>
 
 #include "csrc/memory/process_identity.hpp"
+#include "csrc/rdma/discovery/settings.hpp"
 
 namespace deep_ep::rdma {
-
-enum class WireKind : std::uint8_t {
-  automatic,
-  local,  ///< copies between heaps on one host, by a thread of each rank
-  verbs,  ///< a NIC
-};
-std::string_view name_of(WireKind kind);
-/// The value of DEEP_EP_RDMA_WIRE; InvalidArgument for another word.
-WireKind wire_from_name(std::string_view name);
 
 /// What one rank knows; all-gathered, so that every rank decides on the same facts.
 struct WireFacts {
   ProcessIdentity process;
   WireKind wanted = WireKind::automatic;
-  bool needs_rdma = false;             ///< it reaches some rank by RDMA
-  bool needs_nic = false;              ///< its NIC handler is to be `gpu`
+  bool needs_rdma = false;             ///< it reaches at least one rank by RDMA
+  bool needs_nic = false;              ///< its NIC handler must be `gpu`
   std::array<char, 400> why_no_nic{};  ///< empty: it has one
 };
 

@@ -33,8 +33,8 @@ class Deadline {
   std::optional<Clock::time_point> moment_;
 };
 
-/// The seconds that a wait may take: `timeout_s` where given, else DEEP_EP_TIMEOUT_S. 0: for ever. InvalidArgument for a
-/// negative number, NaN and infinity. Less than a microsecond counts as one: nobody who asks for it means "for ever".
+/// The seconds that a wait may take: `timeout_s` where given, else DEEP_EP_TIMEOUT_S. 0: for ever. InvalidArgument for
+/// a negative number, NaN and infinity. Less than a microsecond counts as one: nobody who asks for it means "for ever".
 double timeout_in_effect(std::optional<double> timeout_s);
 
 }  // namespace deep_ep

@@ -1,130 +1,276 @@
 #include "csrc/support/environment.hpp"
 
-#include <array>
-#include <charconv>
+#include <algorithm>
 #include <cmath>
 #include <cstdlib>
 #include <stdexcept>
 
 #include "csrc/support/format.hpp"
-#include "deep_ep/error.hpp"
+#include "csrc/support/text.hpp"
 
 namespace deep_ep::environment {
 namespace {
 
-constexpr std::array kVariables = {
-    Variable{"DEEP_EP_TIMEOUT_S", Type::number, "100", "seconds, 0 = wait for ever",
-             "how long a rank waits for another one before TimeoutError, where the program does not say"},
-    Variable{"DEEP_EP_HEAP", Type::choice, "auto", "auto|posix_fd|fabric|cuda_ipc",
-             "how GPUs share their symmetric heaps; auto takes the best kind that all ranks support"},
-    Variable{"DEEP_EP_HOST_SEED", Type::unsigned_integer, "0", "0 = fixed order",
-             "schedule of kernels on the CPU: any other number gives another, repeatable, order of threads and copies"},
-    Variable{"DEEP_EP_HOST_THREADS", Type::unsigned_integer, "0", "0 = one for each hardware thread, at least 2",
-             "worker threads that run kernels on the CPU"},
-    Variable{"DEEP_EP_RDMA_ACK_TIMEOUT", Type::unsigned_integer, "18", "0 to 31; 0 = wait for ever",
-             "an unanswered RDMA packet is sent again after 4.096 us * 2^this"},
-    Variable{"DEEP_EP_RDMA_RETRY_COUNT", Type::unsigned_integer, "6", "0 to 7; soft-RoCE takes 7 for ever",
-             "how often, before the connection to that peer fails"},
-    Variable{"DEEP_EP_RDMA_TRAFFIC_CLASS", Type::unsigned_integer, "0", "0 to 255",
-             "traffic class of RDMA packets; the DSCP is its upper six bits"},
-    Variable{"DEEP_EP_RDMA_SERVICE_LEVEL", Type::unsigned_integer, "0", "0 to 15",
-             "service level of RDMA packets, on Ethernet their priority"},
-    Variable{"DEEP_EP_DEVICE_TO_HCA_MAPPING", Type::text, "",
-             "<CUDA id or GPU UUID>:<hca>[:<port>],...; empty = automatic",
-             "which NIC each GPU uses; CUDA ids are those of nvidia-smi"},
-    Variable{"DEEP_EP_HCA_LIST", Type::text, "", "[^]<hca>[:<port>],...; ^ = all but these; empty = all",
-             "NICs that the automatic choice may use"},
-    Variable{"DEEP_EP_RDMA_GID_INDEX", Type::text, "auto", "auto, or a number from 0 to 255",
-             "GID that every NIC uses; auto takes RoCE v2 with an IPv4 address first, for each NIC by itself"},
-    Variable{"DEEP_EP_NIC_HANDLER", Type::choice, "auto", "auto|gpu|cpu",
-             "who tells the NIC of new work: the GPU itself, or a thread on the CPU"},
-    Variable{"DEEP_EP_RDMA_WIRE", Type::choice, "auto", "auto|local|verbs",
-             "what carries RDMA: NICs (verbs), or copies on one host (local); auto = NICs where ranks have them"},
-    Variable{"DEEP_EP_RANKS_PER_NODE", Type::unsigned_integer, "0",
-             "0 = by host; else a divisor of the number of ranks",
-             "how many consecutive ranks count as one node, where the program does not say; one host can play several"},
-    Variable{
-        "DEEP_EP_LOW_LATENCY_RAILS", Type::choice, "auto", "auto|always|never",
-        "low-latency calls between nodes: rows once for each node, and on by NVLink, where the program does not say"},
-    Variable{"DEEP_EP_LOG", Type::choice, "warn", "trace|debug|info|warn|error|off", "how much the library logs"},
-    Variable{"DEEP_EP_LOG_FILE", Type::text, "", "%h = host name, %p = process id",
-             "file that log lines are appended to; standard error where not set"},
-};
+constexpr std::string_view kNothing;
 
-const Variable& find(std::string_view name) {
-  for (const Variable& variable : kVariables) {
-    if (variable.name == name) return variable;
-  }
-  throw std::logic_error(fmt::format("{} is not in the table of environment variables", name));
+// -1 is the word of NVSHMEM and NCCL for "choose by yourself".
+constexpr std::string_view gid_index(std::string_view, std::string_view value) {
+  return value == "-1" ? kNothing : value;
 }
 
-const Variable& find(std::string_view name, Type type) {
-  const Variable& variable = find(name);
+// "::/0" is their default: no restriction, not for IPv4 either.
+constexpr std::string_view address_range(std::string_view, std::string_view value) {
+  return value == "::/0" ? kNothing : value;
+}
+
+constexpr std::string_view nic_handler(std::string_view, std::string_view value) {
+  return value == "cpu_host_memory" ? "cpu" : value;
+}
+
+// Each can only switch it off: one that leaves it on says nothing against the other.
+constexpr std::string_view dma_buf(std::string_view name, std::string_view value) {
+  const bool off = name == "NVSHMEM_IB_DISABLE_DMABUF" ? value != "0" && value != "false" : value == "0";
+  return off ? "off" : kNothing;
+}
+
+constexpr std::array kVariables = {
+    Variable{.names = {"DEEP_EP_TIMEOUT_S"},
+             .type = Type::number,
+             .default_value = "100",
+             .allowed = "seconds, 0 = wait for ever",
+             .help = "how long a rank waits for another one before TimeoutError, unless the program says"},
+    Variable{.names = {"DEEP_EP_HEAP"},
+             .type = Type::choice,
+             .default_value = "auto",
+             .allowed = "auto|posix_fd|fabric|cuda_ipc",
+             .help = "how GPUs share their symmetric heaps; auto takes the best kind that all ranks support"},
+    Variable{.names = {"DEEP_EP_HOST_SEED"},
+             .type = Type::unsigned_integer,
+             .default_value = "0",
+             .allowed = "0 = fixed order",
+             .help = "schedule of kernels on the CPU: any other number gives another, repeatable, order of threads and "
+                     "copies"},
+    Variable{.names = {"DEEP_EP_HOST_THREADS"},
+             .type = Type::unsigned_integer,
+             .default_value = "0",
+             .allowed = "0 = one for each hardware thread, at least 2",
+             .help = "worker threads that run kernels on the CPU"},
+    Variable{
+        .names = {"DEEP_EP_RANKS_PER_NODE"},
+        .type = Type::unsigned_integer,
+        .default_value = "0",
+        .allowed = "0 = by host; otherwise a divisor of the number of ranks",
+        .help = "how many consecutive ranks make a node, unless the program says; so one host can play several nodes"},
+    Variable{.names = {"DEEP_EP_LOW_LATENCY_RAILS"},
+             .type = Type::choice,
+             .default_value = "auto",
+             .allowed = "auto|always|never",
+             .help = "low-latency calls between nodes: whether a row crosses once for each node and goes on by NVLink, "
+                     "unless the program says"},
+    Variable{.names = {"DEEP_EP_RDMA_WIRE"},
+             .type = Type::choice,
+             .default_value = "auto",
+             .allowed = "auto|local|verbs",
+             .help = "what carries RDMA: NICs (verbs), or copies on one host (local); auto = NICs where ranks have "
+                     "them"},
+    Variable{.names = {"DEEP_EP_NIC_HANDLER", "NVSHMEM_IBGDA_NIC_HANDLER"},
+             .type = Type::choice,
+             .default_value = "auto",
+             .allowed = "auto|gpu|cpu",
+             .help = "who tells the NIC of new work: the GPU itself, or a thread on the CPU",
+             .translate = nic_handler},
+    Variable{.names = {"DEEP_EP_DEVICE_TO_HCA_MAPPING"},
+             .default_value = "",
+             .allowed = "<CUDA id or GPU UUID>:<hca>[:<port>],...; empty = automatic",
+             .help = "which NIC each GPU uses; CUDA ids are those of nvidia-smi"},
+    Variable{.names = {"DEEP_EP_HCA_LIST", "NVSHMEM_HCA_LIST", "NCCL_IB_HCA"},
+             .default_value = "",
+             .allowed = "[^]<hca>[:<port>],...; ^ = all but these; empty = all",
+             .help = "NICs that the automatic choice may use; in NCCL_IB_HCA names are beginnings of names unless = "
+                     "stands in front"},
+    Variable{.names = {"DEEP_EP_RDMA_GID_INDEX", "NVSHMEM_IB_GID_INDEX", "NCCL_IB_GID_INDEX"},
+             .default_value = "auto",
+             .allowed = "auto, or a number from 0 to 255",
+             .help = "GID that every NIC uses; auto prefers RoCE v2 with an IPv4 address, separately for each NIC. "
+                     "Another library's index counts on NICs that have a GID there",
+             .translate = gid_index},
+    Variable{.names = {"NVSHMEM_IB_ADDR_FAMILY", "NCCL_IB_ADDR_FAMILY"},
+             .type = Type::choice,
+             .default_value = "",
+             .allowed = "AF_INET|AF_INET6",
+             .help = "which addresses the choice of a GID may take"},
+    Variable{.names = {"NVSHMEM_IB_ADDR_RANGE", "NCCL_IB_ADDR_RANGE"},
+             .default_value = "",
+             .allowed = "an address range such as 10.0.0.0/8",
+             .help = "which addresses the choice of a GID may take",
+             .translate = address_range},
+    Variable{.names = {"NVSHMEM_IB_ROCE_VERSION_NUM", "NCCL_IB_ROCE_VERSION_NUM"},
+             .default_value = "2",
+             .allowed = "2",
+             .help = "version of RoCE; only v2 is chosen automatically"},
+    Variable{.names = {"DEEP_EP_RDMA_TRAFFIC_CLASS", "NVSHMEM_IB_TRAFFIC_CLASS", "NCCL_IB_TC"},
+             .type = Type::unsigned_integer,
+             .default_value = "0",
+             .allowed = "0 to 255",
+             .help = "traffic class of RDMA packets; the DSCP is its upper six bits",
+             .most = 255},
+    Variable{.names = {"DEEP_EP_RDMA_SERVICE_LEVEL", "EP_OVERRIDE_RDMA_SL", "NVSHMEM_IB_SL", "NCCL_IB_SL"},
+             .type = Type::unsigned_integer,
+             .default_value = "0",
+             .allowed = "0 to 15",
+             .help = "service level of RDMA packets, on Ethernet their priority",
+             .most = 15},
+    Variable{.names = {"DEEP_EP_RDMA_ACK_TIMEOUT", "NCCL_IB_TIMEOUT"},
+             .type = Type::unsigned_integer,
+             .default_value = "18",
+             .allowed = "0 to 31; 0 = wait for ever",
+             .help = "an unanswered RDMA packet is sent again after 4.096 us * 2^this",
+             .most = 31},
+    Variable{.names = {"DEEP_EP_RDMA_RETRY_COUNT", "NCCL_IB_RETRY_CNT"},
+             .type = Type::unsigned_integer,
+             .default_value = "6",
+             .allowed = "0 to 7; soft-RoCE takes 7 for ever",
+             .help = "how often that is done before the connection to the peer fails",
+             .most = 7},
+    Variable{.names = {"NCCL_IB_PKEY"},
+             .type = Type::unsigned_integer,
+             .default_value = "0",
+             .allowed = "0 to 65535",
+             .help = "place of the partition key that RDMA connections use, in the table of the port",
+             .most = 65535},
+    Variable{.names = {"NVSHMEM_IB_DISABLE_DMABUF", "NCCL_DMABUF_ENABLE"},
+             .type = Type::choice,
+             .default_value = "on",
+             .allowed = "on|off",
+             .help = "off (NVSHMEM_IB_DISABLE_DMABUF=1 or NCCL_DMABUF_ENABLE=0): NICs reach GPU memory by peer memory "
+                     "only",
+             .translate = dma_buf},
+    Variable{.names = {"NCCL_NET_GDR_LEVEL"},
+             .type = Type::choice,
+             .default_value = "",
+             .allowed = "LOC|PIX|PXB|PHB|NODE|SYS",
+             .help = "a GPU whose NIC is farther away is warned of"},
+    Variable{.names = {"DEEP_EP_LOG"},
+             .type = Type::choice,
+             .default_value = "warn",
+             .allowed = "trace|debug|info|warn|error|off",
+             .help = "how much the library logs"},
+    Variable{.names = {"DEEP_EP_LOG_FILE"},
+             .default_value = "",
+             .allowed = "%h = host name, %p = process id",
+             .help = "file that log lines are appended to; standard error if not set"},
+};
+
+const Variable& row(std::string_view name) {
+  const auto* found = std::find_if(kVariables.begin(), kVariables.end(),
+                                   [&](const Variable& variable) { return variable.name() == name; });
+  if (found == kVariables.end()) {
+    throw std::logic_error(fmt::format("{} is not in the table of environment variables", name));
+  }
+  return *found;
+}
+
+const Variable& row(std::string_view name, Type type) {
+  const Variable& variable = row(name);
   if (variable.type != type) throw std::logic_error(fmt::format("{} was asked for as another type", name));
   return variable;
 }
 
-[[noreturn]] void refuse(const Variable& variable, std::string_view value, std::string_view expected) {
-  fail<InvalidArgument>("environment variable {}='{}' is not {} ({})", variable.name, value, expected,
-                        variable.allowed);
+std::optional<double> parse_positive(std::string_view text) {
+  const auto result = parse_number<double>(text);
+  return result && std::isfinite(*result) && *result >= 0 ? result : std::nullopt;
 }
 
-const char* raw(std::string_view name) {
-  // The table holds string literals, so the view is terminated; a caller's view need not be.
-  const char* set = std::getenv(find(name).name.data());
-  return set != nullptr && *set != '\0' ? set : nullptr;
+std::optional<std::uint64_t> parse_integer(std::string_view text) {
+  const bool hexadecimal = text.starts_with("0x") || text.starts_with("0X");
+  return parse_number<std::uint64_t>(text.substr(hexadecimal ? 2 : 0), hexadecimal ? 16 : 10);
+}
+
+bool is_word_of(std::string_view words, std::string_view text) {
+  while (true) {
+    const std::size_t bar = words.find('|');
+    if (words.substr(0, bar) == text) return true;
+    if (bar == std::string_view::npos) return false;
+    words.remove_prefix(bar + 1);
+  }
+}
+
+// Why this is no value of the variable; empty where it is one, and for all texts.
+std::string why_wrong(const Variable& variable, std::string_view text) {
+  switch (variable.type) {
+    case Type::number:
+      return parse_positive(text) ? "" : fmt::format("not a number of zero or more ({})", variable.allowed);
+    case Type::unsigned_integer: {
+      const auto value = parse_integer(text);
+      if (value && *value <= variable.most) return "";
+      return variable.most == UINT64_MAX ? fmt::format("not a whole number from 0 to 2^64-1 ({})", variable.allowed)
+                                         : fmt::format("not a number from 0 to {}", variable.most);
+    }
+    case Type::choice:
+      return is_word_of(variable.allowed, text) ? "" : fmt::format("not one of {}", variable.allowed);
+    case Type::text:
+      break;
+  }
+  return "";
 }
 
 }  // namespace
 
+std::span<const std::string_view> Variable::others() const {
+  const auto* end = std::find(names.begin(), names.end(), std::string_view());
+  return {names.begin() + 1, end};
+}
+
 std::span<const Variable> variables() { return kVariables; }
 
-bool is_set(std::string_view name) { return raw(name) != nullptr; }
-
-std::string value(std::string_view name) {
-  const char* set = raw(name);
-  return set != nullptr ? std::string(set) : std::string(find(name).default_value);
+std::optional<std::string> of_process(std::string_view name) {
+  const char* value = std::getenv(std::string(name).c_str());
+  return value != nullptr && *value != '\0' ? std::optional<std::string>(value) : std::nullopt;
 }
 
-double number(std::string_view name) {
-  const Variable& variable = find(name, Type::number);
-  const std::string given = value(name);
-  double result = 0;
-  // from_chars, not strtod: the decimal point must not depend on the locale.
-  const auto [end, error] = std::from_chars(given.data(), given.data() + given.size(), result);
-  if (error != std::errc() || end != given.data() + given.size() || !std::isfinite(result) || result < 0) {
-    refuse(variable, given, "a number of zero or more");
+const Variable& Reader::text_of_table(std::string_view name) { return row(name, Type::text); }
+
+std::optional<Value> Reader::next(const Variable& variable, std::size_t& i) const {
+  while (i < variable.names.size() && !variable.names[i].empty()) {
+    const std::string_view name = variable.names[i++];
+    const std::optional<std::string> set = source_(name);
+    if (!set) continue;
+    if (is_own(name) || variable.translate == nullptr) return Value{*set, name};
+    const std::string_view translated = variable.translate(name, *set);
+    if (!translated.empty()) return Value{std::string(translated), name};
   }
-  return result;
+  return std::nullopt;
 }
 
-std::uint64_t unsigned_integer(std::string_view name) {
-  const Variable& variable = find(name, Type::unsigned_integer);
-  const std::string given = value(name);
-  const bool hexadecimal = given.starts_with("0x") || given.starts_with("0X");
-  const char* begin = given.data() + (hexadecimal ? 2 : 0);
-  const char* end = given.data() + given.size();
-  std::uint64_t result = 0;
-  const auto [last, error] = std::from_chars(begin, end, result, hexadecimal ? 16 : 10);
-  if (error != std::errc() || last != end) refuse(variable, given, "a whole number from 0 to 2^64-1");
-  return result;
+void Reader::take(const Value& value) {
+  if (!is_own(value.name)) taken_.push_back(fmt::format("{}={}", value.name, source_(value.name).value_or("")));
 }
 
-std::string choice(std::string_view name) {
-  const Variable& variable = find(name, Type::choice);
-  std::string given = value(name);
-  std::string_view rest = variable.allowed;
-  while (!rest.empty()) {
-    const std::size_t bar = rest.find('|');
-    if (rest.substr(0, bar) == given) return given;
-    rest = bar == std::string_view::npos ? std::string_view() : rest.substr(bar + 1);
+void Reader::refuse(const Value& value, std::string_view reason) {
+  if (is_own(value.name)) fail<InvalidArgument>("environment variable {}='{}': {}", value.name, value.text, reason);
+  ignored_.push_back(fmt::format("{}='{}' is ignored: {}", value.name, value.text, reason));
+}
+
+Value Reader::find(const Variable& variable) {
+  for (std::size_t i = 0; const std::optional<Value> set = next(variable, i);) {
+    const std::string wrong = why_wrong(variable, set->text);
+    if (wrong.empty()) {
+      take(*set);
+      return *set;
+    }
+    refuse(*set, wrong);
   }
-  refuse(variable, given, "one of the allowed words");
+  return {std::string(variable.default_value), {}};
 }
 
-std::string text(std::string_view name) {
-  find(name, Type::text);
-  return value(name);
+double Reader::number(std::string_view name) { return *parse_positive(find(row(name, Type::number)).text); }
+
+std::uint64_t Reader::unsigned_integer(std::string_view name) {
+  return *parse_integer(find(row(name, Type::unsigned_integer)).text);
 }
+
+std::string Reader::choice(std::string_view name) { return find(row(name, Type::choice)).text; }
+
+Value Reader::value(std::string_view name) { return find(row(name)); }
 
 }  // namespace deep_ep::environment

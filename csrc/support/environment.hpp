@@ -1,35 +1,111 @@
-// The environment variables of the library: one table, typed getters. Nothing else calls getenv for a DEEP_EP_ name.
+// The environment variables that the library heeds: one table, and the one place that decides which of several counts.
+// Nothing else calls getenv for a name of the table.
 #pragma once
 
+#include <array>
 #include <cstdint>
+#include <functional>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
+
+#include "deep_ep/error.hpp"
 
 namespace deep_ep::environment {
 
-enum class Type : std::uint8_t { number, unsigned_integer, choice, text };
+enum class Type : std::uint8_t {
+  number,            ///< finite, zero or more
+  unsigned_integer,  ///< decimal, or hexadecimal with 0x; 0 to Variable::most
+  choice,            ///< one of the words in Variable::allowed
+  text,              ///< read by whoever asks: Reader::read()
+};
 
+/// One thing that variables decide. The first of `names` that is set counts; a name of another library counts only if
+/// its value is understood. An empty value counts as not set.
 struct Variable {
-  std::string_view name;
-  Type type;
+  std::array<std::string_view, 4> names{};  ///< the library's own first, where it has one; unused places are empty
+  Type type = Type::text;
   std::string_view default_value;
   std::string_view allowed;  ///< for a choice: the words, separated by '|'; otherwise what a reader needs to know
   std::string_view help;
+  std::uint64_t most = UINT64_MAX;  ///< of an integer
+  /// What a value of another library's variable is in the words of `allowed`; empty: it decides nothing, as if it were
+  /// not set. Null: the notation is the same.
+  std::string_view (*translate)(std::string_view name, std::string_view value) = nullptr;
+
+  std::string_view name() const { return names[0]; }
+  std::span<const std::string_view> others() const;  ///< all but name()
 };
 
 /// All variables, in the order in which `deep_ep env` prints them.
 std::span<const Variable> variables();
 
-/// The value in effect as text: what is set, otherwise the default. An empty value counts as not set.
-std::string value(std::string_view name);
-bool is_set(std::string_view name);
+/// Is this one of the library's own variables? A wrong value of those is an error, one of another library's a warning,
+/// because that library may accept it.
+inline bool is_own(std::string_view name) { return name.starts_with("DEEP_EP_"); }
 
-/// Typed getters. InvalidArgument names variable, value and what is allowed. Asking for a name that is not in the
-/// table, or for another type than the table's, is a mistake in the library: std::logic_error.
-double number(std::string_view name);                   ///< finite and not negative
-std::uint64_t unsigned_integer(std::string_view name);  ///< decimal, or hexadecimal with 0x
-std::string choice(std::string_view name);              ///< one of the words in `allowed`
-std::string text(std::string_view name);
+/// The value of a variable that is set and not empty.
+using Source = std::function<std::optional<std::string>(std::string_view name)>;
+std::optional<std::string> of_process(std::string_view name);
+
+struct Value {
+  std::string text;       ///< in the words of the table
+  std::string_view name;  ///< the variable that it comes from; empty: the default
+};
+
+/// Asks the table. Names of the functions' arguments are Variable::name(). Asking for a name that is not in the table,
+/// or for another type than the table's, is a mistake in the library: std::logic_error.
+class Reader {
+ public:
+  explicit Reader(Source source = of_process) : source_(std::move(source)) {}
+
+  /// InvalidArgument where the library's own variable has a wrong value: its name, the value, what is allowed.
+  double number(std::string_view name);
+  std::uint64_t unsigned_integer(std::string_view name);
+  std::string choice(std::string_view name);
+  /// Of any type, and where it comes from. Of a text, only that it is set is looked at.
+  Value value(std::string_view name);
+
+  /// A text, read by `parse(value)`, whose InvalidArgument says why a value is wrong. Nothing where nothing is set.
+  template <class Parse>
+  auto read(std::string_view name, Parse&& parse) -> std::optional<decltype(parse(Value{}))> {
+    const Variable& variable = text_of_table(name);
+    for (std::size_t i = 0; const std::optional<Value> set = next(variable, i);) {
+      try {
+        auto result = parse(*set);
+        take(*set);
+        return result;
+      } catch (const InvalidArgument& error) {
+        refuse(*set, error.what());
+      }
+    }
+    return std::nullopt;
+  }
+
+  /// "NCCL_IB_TC=52": variables of other libraries that are in effect.
+  const std::vector<std::string>& taken() const { return taken_; }
+  /// "NCCL_IB_TC='x' is ignored: ...": variables of other libraries that are not understood.
+  const std::vector<std::string>& ignored() const { return ignored_; }
+
+ private:
+  static const Variable& text_of_table(std::string_view name);
+  Value find(const Variable& variable);
+  /// The next of the names that is set and decides something; `i` counts on.
+  std::optional<Value> next(const Variable& variable, std::size_t& i) const;
+  void take(const Value& value);
+  void refuse(const Value& value, std::string_view reason);
+
+  Source source_;
+  std::vector<std::string> taken_;
+  std::vector<std::string> ignored_;
+};
+
+/// The variables of this process.
+inline double number(std::string_view name) { return Reader().number(name); }
+inline std::uint64_t unsigned_integer(std::string_view name) { return Reader().unsigned_integer(name); }
+inline std::string choice(std::string_view name) { return Reader().choice(name); }
+inline std::string text(std::string_view name) { return Reader().value(name).text; }
 
 }  // namespace deep_ep::environment

@@ -103,4 +103,12 @@ std::string TensorSpec::describe() const {
   return text;
 }
 
+Tensor Tensor::borrow(const TensorView& view) {
+  class Borrowed final : public Storage {
+    void record_stream(StreamHandle) override {}
+  };
+  static const auto storage = std::make_shared<Borrowed>();
+  return {view, storage};
+}
+
 }  // namespace deep_ep

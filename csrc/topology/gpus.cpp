@@ -2,10 +2,10 @@
 
 #include <algorithm>
 #include <cctype>
-#include <charconv>
 #include <map>
 
 #include "csrc/support/format.hpp"
+#include "csrc/support/text.hpp"
 
 namespace deep_ep::topology {
 namespace {
@@ -39,16 +39,6 @@ bool begins_with_ignoring_case(std::string_view text, std::string_view beginning
                     [](unsigned char a, unsigned char b) { return std::tolower(a) == std::tolower(b); });
 }
 
-std::vector<std::string_view> split(std::string_view text, char separator) {
-  std::vector<std::string_view> parts;
-  while (true) {
-    const std::size_t end = text.find(separator);
-    parts.push_back(trim(text.substr(0, end)));
-    if (end == std::string_view::npos) return parts;
-    text.remove_prefix(end + 1);
-  }
-}
-
 }  // namespace
 
 std::string Gpu::text() const {
@@ -72,7 +62,7 @@ std::vector<Gpu> find_gpus(const SystemRoot& root) {
     Gpu& gpu = found[*address];
     gpu.uuid = field(information, "GPU UUID");
     gpu.model = field(information, "Model");
-    // Where sysfs is not mounted the driver's word is all there is.
+    // Where sysfs is not mounted, only the driver knows the address.
     if (!gpu.pci.address) gpu.pci.address = *address;
     usable.push_back(*address);
   }
@@ -122,10 +112,8 @@ VisibleGpus visible_gpus(const std::vector<Gpu>& gpus, const std::optional<std::
     } else if (begins_with_ignoring_case(entry, "MIG-")) {
       visible.stopped_at = fmt::format("'{}' is a part of a GPU (MIG); the library needs whole GPUs", entry);
     } else {
-      int id = -1;
-      const auto [end, error] = std::from_chars(entry.data(), entry.data() + entry.size(), id);
-      const bool number = error == std::errc() && end == entry.data() + entry.size() && !entry.empty();
-      gpu = number ? find_by_id(id) : std::nullopt;
+      const auto number = parse_number<int>(entry);
+      gpu = number ? find_by_id(*number) : std::nullopt;
       if (!gpu) {
         visible.stopped_at = number ? fmt::format("there is no GPU {}", entry)
                                     : fmt::format("'{}' is neither a number nor a UUID", entry);

@@ -2,10 +2,10 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <filesystem>
 
 #include "csrc/support/format.hpp"
+#include "csrc/support/text.hpp"
 
 namespace deep_ep::topology {
 namespace {
@@ -29,14 +29,12 @@ const ProximityName& name_of(Proximity proximity) {
   return *std::find_if(kNames.begin(), kNames.end(), [&](const auto& name) { return name.proximity == proximity; });
 }
 
-// One hexadecimal number of at most `digits` digits, which `text` loses together with the separator behind it.
+// One hexadecimal number of at most `digits` digits, which is removed from `text` together with the separator after it.
 std::optional<std::uint32_t> take_number(std::string_view& text, char separator, std::size_t digits) {
   const std::size_t end = separator == '\0' ? text.size() : text.find(separator);
   if (end == std::string_view::npos || end == 0 || end > digits) return std::nullopt;
-  std::uint32_t value = 0;
-  const auto [last, error] = std::from_chars(text.data(), text.data() + end, value, 16);
-  if (error != std::errc() || last != text.data() + end) return std::nullopt;
-  text.remove_prefix(separator == '\0' ? end : end + 1);
+  const auto value = parse_number<std::uint32_t>(text.substr(0, end), 16);
+  if (value) text.remove_prefix(separator == '\0' ? end : end + 1);
   return value;
 }
 
@@ -78,7 +76,7 @@ PciLocation pci_location(const SystemRoot& root, std::string_view device_folder)
   location.address = location.bridges.back();
   location.bridges.pop_back();
   if (const auto numa_node = root.read(*path + "/numa_node")) {
-    std::from_chars(numa_node->data(), numa_node->data() + numa_node->size(), location.numa_node);
+    location.numa_node = parse_number<int>(*numa_node).value_or(-1);
   }
   return location;
 }
@@ -94,7 +92,7 @@ Distance distance(const PciLocation& a, const PciLocation& b) {
   const auto below_b = b.bridges.end() - fork.second + 1;
   const int hops = static_cast<int>(below_a + below_b);
   if (fork.first == a.bridges.begin()) return {Proximity::host_bridge, hops};
-  // In a switch the two meet at its upstream port: each has a downstream port of its own above it.
+  // Below a switch the two meet at its upstream port: each has a downstream port of its own above it.
   const bool one_switch = below_a <= 2 && below_b <= 2;
   return {one_switch ? Proximity::same_switch : Proximity::across_switches, hops};
 }

@@ -10,13 +10,12 @@
 #include <system_error>
 
 #include "csrc/support/format.hpp"
+#include "csrc/support/text.hpp"
 #include "deep_ep/error.hpp"
 
 namespace deep_ep::topology {
 namespace fs = std::filesystem;
 namespace {
-
-constexpr std::string_view kWhiteSpace = " \t\r\n\f\v";
 
 // As many as the kernel follows.
 constexpr int kMostLinks = 40;
@@ -33,7 +32,7 @@ SystemRoot::SystemRoot(fs::path prefix) : prefix_(std::move(prefix)) {
 }
 
 std::optional<std::string> SystemRoot::resolve(std::string_view path) const {
-  // By hand, because in a copied machine an absolute link means the copy, not the machine that reads it.
+  // By hand: in a copied machine an absolute link points into the copy, not into the machine that reads it.
   std::deque<std::string> rest;
   for (const fs::path& part : fs::path(path)) rest.push_back(part.string());
   fs::path done = "/";
@@ -66,7 +65,7 @@ std::optional<std::string> SystemRoot::resolve(std::string_view path) const {
 }
 
 std::optional<fs::path> SystemRoot::place_of(std::string_view path) const {
-  // The kernel follows this machine's links faster.
+  // For this machine the kernel follows links, which is faster.
   if (is_this_machine()) return fs::path(path);
   const auto resolved = resolve(path);
   if (!resolved) return std::nullopt;
@@ -125,11 +124,5 @@ std::string SystemRoot::link_name(std::string_view path) const {
 }
 
 bool natural_less(const std::string& a, const std::string& b) { return ::strverscmp(a.c_str(), b.c_str()) < 0; }
-
-std::string_view trim(std::string_view text) {
-  const std::size_t begin = text.find_first_not_of(kWhiteSpace);
-  if (begin == std::string_view::npos) return {};
-  return text.substr(begin, text.find_last_not_of(kWhiteSpace) - begin + 1);
-}
 
 }  // namespace deep_ep::topology

@@ -1,5 +1,6 @@
 // The files that describe a machine (/sys, /proc, /etc, /dev, libraries), under a prefix that tests and
-// `deep_ep doctor --sysroot` may choose. Nothing else of topology/ and of rdma/'s discovery opens a file.
+// `deep_ep doctor --sysroot` may choose. Nothing else in csrc/topology and csrc/rdma/discovery opens
+// files.
 #pragma once
 
 #include <filesystem>
@@ -19,25 +20,24 @@ class SystemRoot {
 
   bool is_this_machine() const { return prefix_ == "/"; }
 
-  /// What a file holds, without white space at its end; nothing where it cannot be read (sysfs refuses some files with
-  /// EINVAL, which means "not there" too).
+  /// What a file holds, without white space at its end; nothing if it cannot be read (sysfs refuses some files with
+  /// EINVAL, which also means "not there").
   std::optional<std::string> read(std::string_view path) const;
   /// The same, byte for byte: for libraries. At most `most` bytes.
   std::string read_bytes(std::string_view path, std::size_t most = std::size_t{64} << 20) const;
-  /// Names in a folder, numbers in them in numerical order (mlx5_2 before mlx5_10); empty where there is no such
-  /// folder.
+  /// Names in a folder, numbers in them in numerical order (mlx5_2 before mlx5_10); empty if there is no such folder.
   std::vector<std::string> list(std::string_view path) const;
   bool exists(std::string_view path) const;
   /// Whether this process may read and write the file. In another machine's copy: whether it exists.
   bool writable(std::string_view path) const;
-  /// The path after all symbolic links, as seen from inside the root ("/sys/devices/..."); nothing where it leads
+  /// The path with all symbolic links followed, as seen from inside the root ("/sys/devices/..."); nothing if it leads
   /// nowhere.
   std::optional<std::string> resolve(std::string_view path) const;
-  /// The last part of where a symbolic link leads ("mlx5_core" of ".../device/driver"); empty where there is none.
+  /// The last part of the target of a symbolic link ("mlx5_core" of ".../device/driver"); empty if there is none.
   std::string link_name(std::string_view path) const;
 
  private:
-  /// Where to open `path`; nothing where it leads nowhere.
+  /// Where to open `path`; nothing if it leads nowhere.
   std::optional<std::filesystem::path> place_of(std::string_view path) const;
 
   std::filesystem::path prefix_ = "/";
@@ -45,8 +45,5 @@ class SystemRoot {
 
 /// "mlx5_2" < "mlx5_10".
 bool natural_less(const std::string& a, const std::string& b);
-
-/// `text` without white space around it.
-std::string_view trim(std::string_view text);
 
 }  // namespace deep_ep::topology

@@ -9,11 +9,6 @@
 
 namespace deep_ep {
 
-class Bootstrap;
-class SymmetricHeap;  // internal: csrc/memory/symmetric_heap.hpp
-struct HeapOptions;   // internal
-struct KernelTable;   // internal: csrc/executor/kernel_table.hpp
-
 /// A point in a stream's work. Copyable; cheap. Default-constructed: no event.
 using EventHandle = std::shared_ptr<void>;
 
@@ -25,6 +20,7 @@ struct LaunchPolicy {
   std::size_t max_shared_bytes = 0;  ///< dynamic shared memory one block may have
 };
 
+/// Made by the functions below: a Buffer takes no other. Thread-safe.
 class Executor {
  public:
   virtual ~Executor() = default;
@@ -73,10 +69,6 @@ class Executor {
 
   /// Makes this executor's device current for the calling thread (CUDA), no-op on the host.
   virtual void make_current() = 0;
-
-  // Used by the library itself.
-  virtual const KernelTable& kernels() const = 0;
-  virtual std::unique_ptr<SymmetricHeap> create_heap(Bootstrap& bootstrap, const HeapOptions& options) = 0;
 };
 
 /// How the CPU plays GPU. Zero means: choose.

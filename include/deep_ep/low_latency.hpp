@@ -1,16 +1,24 @@
-// Low-latency dispatch and combine, for decoding: few tokens, no host wait, CUDA graphs, receive hooks.
+// Low-latency dispatch and combine, for decoding: few tokens, no host wait, CUDA graphs, receive hooks; within a node
+// and between nodes. They need a buffer with BufferOptions::low_latency.bytes.
 //
 // Symbols as in buffer.hpp, and L = E / R local experts, M = max_tokens, equal on all ranks; T <= M may differ.
 //
+//   dispatch:  token -> one row for each rank that owns one of its experts -> recv_x
+//   (experts)  recv_x -> rows of the same shape
+//   combine:   rows -> one partial sum for each rank -> the token's owner adds them -> combined_x
+//
 // A call has two parts: *send* and *receive*. They run as one kernel, or, with `return_recv_hook`, as two: the call
-// enqueues the first, the hook the second. Outputs, counts and statistics hold only behind the receive part, in stream
-// order. Of each kind (dispatch, combine) two calls may wait for their hooks at once; hooks may be called late and in
-// any order: calling one first enqueues the receive parts of the same kind that were sent before it.
+// enqueues the first, and result.hook() the second. In between no SM is taken. Outputs, counts and statistics hold only
+// behind the receive part, in stream order; inputs must stay alive and unchanged until then. Of each kind (dispatch,
+// combine) two calls may wait for their hooks at once; hooks may be called late and in any order: one enqueues the
+// receive parts of its kind that were sent before it, too. A call without a hook first enqueues those that still wait.
 //
 // Kernels run where and when those of all calls do (buffer.hpp); a hook is a call on the stream that the send part was
-// called with. A call without a hook first enqueues the receive parts of its kind that still wait for theirs. All ranks
-// make the same calls in the same order; when hooks are called is up to each. Both parts of a call are recorded into
-// the same CUDA graph, or neither: otherwise the hook, or the next call without one, throws InvalidArgument.
+// called with. All ranks make the same calls in the same order; when hooks are called is up to each. Both parts of a
+// call are recorded into the same CUDA graph, or neither: otherwise the hook, or the next call without one, throws
+// InvalidArgument.
+//
+// Unless said otherwise a tensor is contiguous (row-major) and lies on the buffer's device.
 #pragma once
 
 #include <cstdint>
@@ -18,10 +26,12 @@
 #include <optional>
 
 #include "deep_ep/config.hpp"
+#include "deep_ep/executor.hpp"
 #include "deep_ep/tensor.hpp"
 
 namespace deep_ep {
 
+/// How received rows are arranged.
 enum class LowLatencyLayout : std::uint8_t {
   expert_major,  ///< a row for each (token, local expert): recv_x [L, R * M, H]
   rank_major,    ///< a row for each token: recv_x [R, M, H] by source rank, with the row's local experts beside it
@@ -31,71 +41,84 @@ enum class LowLatencyLayout : std::uint8_t {
 struct LowLatencyHandle {
   /// expert_major: [L, R * M] int32, token index at its source for each valid row; rank_major: [R, M] int32.
   Tensor src_info;
-  /// expert_major: [L, R] int64, (first row << 32) | rows, of each source. rank_major: [R] int64 likewise (first row
-  /// 0).
+  /// Which rows of recv_x come from which source, as (first row << 32) | number of rows. expert_major: [L, R] int64;
+  /// rank_major: [R] int64, the first row being 0.
   Tensor layout_range;
-  /// [1 + M + M * K, R] int32 in the order of kernels/low_latency/params.hpp: rows of each source, their tokens, and
-  /// where each selection's row lies in recv_x (-1: on another rank).
+  /// [1 + M + M * K, R] int32, a column for each source: how many tokens it sent; their indices at the source (M
+  /// places); and for each of those tokens where the rows of its K selections lie in recv_x (-1: on another rank).
   Tensor row_table;
   LowLatencyLayout layout = LowLatencyLayout::expert_major;
-  int max_tokens = 0;
-  int num_topk = 0;
-  int num_experts = 0;
-  std::int64_t hidden = 0;
+  int max_tokens = 0;       ///< M
+  int num_topk = 0;         ///< K
+  int num_experts = 0;      ///< E
+  std::int64_t hidden = 0;  ///< H
 };
 
+/// Equal on all ranks: everything but T, the tensors' contents, the statistics, and config.
 struct LowLatencyDispatchArguments {
-  TensorView x;                            ///< [T, H] bfloat16 contiguous, H a multiple of 128 (512 with use_ue8m0)
-  TensorView topk_idx;                     ///< [T, K] int32 or int64 contiguous, K <= 32; negative = no selection
-  std::optional<TensorView> topk_weights;  ///< [T, K] float32; rank_major only: travels with the rows
-  int max_tokens = 0;                      ///< M
-  int num_experts = 0;                     ///< E, a multiple of R, at most 65535
-  bool use_fp8 = true;                     ///< cast each 128 channels to float8_e4m3 with a float32 scale of their own
-  bool round_scale = false;                ///< scales are powers of two
-  bool use_ue8m0 = false;                  ///< scales are packed as exponents, four in an int32; needs round_scale
+  /// [T, H] bfloat16, from a multiple of 16 bytes on; H a multiple of 128 (of 512 with use_ue8m0).
+  ConstTensorView x;
+  /// [T, K] int32 or int64, K <= 32; negative: no selection. A token may name an expert twice: it gets two rows.
+  ConstTensorView topk_idx;
+  /// [T, K] float32: travels with the rows. rank_major only, InvalidArgument otherwise.
+  std::optional<ConstTensorView> topk_weights;
+  int max_tokens = 0;        ///< M, 1 or more; what fits says Buffer::low_latency_bytes_hint
+  int num_experts = 0;       ///< E, a multiple of R, at most 65535
+  bool use_fp8 = true;       ///< cast each 128 channels to float8_e4m3 with a float32 scale of their own
+  bool round_scale = false;  ///< scales are powers of two; of no effect without use_fp8
+  bool use_ue8m0 = false;    ///< scales are exponents, four in an int32, the first lowest; needs round_scale
   LowLatencyLayout layout = LowLatencyLayout::expert_major;
-  /// [L] int32: rows received by each expert are added.
+  /// [L] int32: the number of rows that each expert received is added.
   std::optional<TensorView> cumulative_local_expert_recv_stats;
   /// [R] int64: clock cycles spent waiting for each source are added.
   std::optional<TensorView> wait_recv_cost_stats;
+  /// Send only; the result's hook enqueues the receive part. Not with CallOptions::async_finish. InvalidArgument when
+  /// two dispatches already wait for their hooks.
+  bool return_recv_hook = false;
   Config config;
 };
 
 struct LowLatencyDispatchResult {
-  /// expert_major: [L, R * M, H], rows 0 .. recv_count[l] - 1 of each expert are valid, by source rank, then by token.
-  /// rank_major: [R, M, H], rows 0 .. recv_count[s] - 1 of each source are valid, by token. bfloat16 or float8_e4m3.
+  /// bfloat16 or float8_e4m3. expert_major: [L, R * M, H], rows 0 .. recv_count[l] - 1 of each expert are valid, by
+  /// source rank, then by token. rank_major: [R, M, H], rows 0 .. recv_count[s] - 1 of each source are valid, by token.
+  /// What the others hold is undefined.
   Tensor recv_x;
-  /// float32 [.., .., H / 128] or int32 [.., .., H / 512]; the last two dimensions are column-major.
+  /// float32 [.., .., H / 128] or int32 [.., .., H / 512] for the rows of recv_x; the last two dimensions are
+  /// column-major.
   std::optional<Tensor> recv_x_scales;
   Tensor recv_count;  ///< int32: [L] (expert_major) or [R] (rank_major)
-  /// rank_major: [R, M, K] int32 local expert of each selection, -1: on another rank or none.
+  /// rank_major: [R, M, K] int32, this rank's expert of each selection, -1: on another rank or none.
   std::optional<Tensor> recv_topk_idx;
-  std::optional<Tensor>
-      recv_topk_weights;  ///< rank_major, where weights were sent: [R, M, K] float32, 0 where idx is -1
+  /// rank_major, where weights were sent: [R, M, K] float32, 0 where the index is -1.
+  std::optional<Tensor> recv_topk_weights;
   LowLatencyHandle handle;
   EventHandle event;           ///< set with async_finish
   std::function<void()> hook;  ///< set with return_recv_hook: enqueues the receive part; a second call does nothing
 };
 
+/// Equal on all ranks: H, use_logfmt, and what the handle's dispatch had in common.
 struct LowLatencyCombineArguments {
-  /// Shape of the dispatch's recv_x, bfloat16, contiguous. Only valid rows are read. rank_major: each row already is
-  /// the weighted sum over its local experts.
-  TensorView x;
-  TensorView topk_idx;      ///< [T, K]: as dispatched; a selection that has since become negative is left out
-  TensorView topk_weights;  ///< [T, K] float32 contiguous (expert_major: applied to the rows)
-  const LowLatencyHandle* handle = nullptr;
-  bool use_logfmt = false;                         ///< rows travel in LogFMT-10 where their range allows
-  std::optional<TensorView> out;                   ///< [T, H] bfloat16 contiguous: written and returned
+  /// The experts' output, bfloat16, rows where the dispatch's recv_x had them, from a multiple of 16 bytes on. Only
+  /// valid rows are read. H may differ from the dispatch's. rank_major: each row already is the weighted sum over its
+  /// local experts.
+  ConstTensorView x;
+  ConstTensorView topk_idx;      ///< [T, K]: as dispatched; a selection that has since become negative is left out
+  ConstTensorView topk_weights;  ///< [T, K] float32; expert_major: rows are multiplied by them
+  const LowLatencyHandle* handle = nullptr;  ///< of the dispatch; any number of combines; used during the call only
+  bool use_logfmt = false;  ///< rows travel in LogFMT, 10 bits a value, where their range allows: smaller, less exact
+  std::optional<TensorView> out;  ///< [T, H] bfloat16, from a multiple of 16 bytes on: written instead of new memory
   std::optional<TensorView> wait_recv_cost_stats;  ///< [R] int64, as for dispatch
+  bool return_recv_hook = false;                   ///< as for dispatch, of which combines are counted apart
   Config config;
 };
 
 struct LowLatencyCombineResult {
-  /// [T, H] bfloat16. Each rank sums its experts' rows in fp32, selections ascending, and rounds; the owner sums the
-  /// ranks' parts in fp32, ranks ascending, and rounds again. Bitwise reproducible.
+  /// [T, H] bfloat16; with `out`, a tensor over that memory, which stays the caller's. Each rank sums its experts' rows
+  /// in fp32, selections ascending, and rounds; the owner sums the ranks' parts in fp32, ranks ascending, and rounds
+  /// again. Bitwise reproducible.
   Tensor combined_x;
-  EventHandle event;
-  std::function<void()> hook;
+  EventHandle event;           ///< set with async_finish
+  std::function<void()> hook;  ///< set with return_recv_hook
 };
 
 }  // namespace deep_ep

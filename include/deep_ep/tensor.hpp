@@ -87,7 +87,7 @@ struct ConstTensorView : TensorSpec {
   }
 };
 
-/// A contiguous tensor whose memory the library provided. Copies share the memory; the last one to go gives it back,
+/// A tensor whose memory the library provided. Copies share the memory; the last one to go gives it back,
 /// in the order of the streams that used it (see `record_stream`). May outlive the Buffer that made it.
 class Tensor {
  public:
@@ -101,6 +101,8 @@ class Tensor {
 
   Tensor() = default;
   Tensor(TensorView view, std::shared_ptr<Storage> storage) : view_(view), storage_(std::move(storage)) {}
+  /// A tensor over memory that stays its owner's, who keeps it alive; record_stream does nothing.
+  static Tensor borrow(const TensorView& view);
 
   const TensorView& view() const { return view_; }
   void* data() const { return view_.data; }

@@ -7,7 +7,7 @@
 
 namespace deep_ep {
 
-/// What a wait was for. The texts are in csrc/buffer/faults.cpp.
+/// What a wait was for. The texts are in csrc/buffer/fault_texts.cpp.
 enum class Wanted : std::uint32_t {
   nothing,
   counts,                         ///< the peer's token counts (notify)
@@ -41,7 +41,7 @@ enum class FaultKind : std::uint32_t {
 /// Written by the first thread that meets a fault; lies in memory that the host sees. A rank has two, side by side: one
 /// for faults that end calls, one for notes, which the call survives; neither hides the other.
 struct FaultRecord {
-  std::uint64_t claimed;  ///< 0: no fault. Set first, so that one thread only writes the rest
+  std::uint64_t claimed;  ///< 0: no fault. Set first, so that only one thread writes the rest
   std::uint64_t written;  ///< set last, with release order
   FaultKind kind;
   Wanted wanted;
@@ -50,12 +50,12 @@ struct FaultRecord {
   std::uint64_t expected;  ///< timeout: signal value; mismatch: ours; overflow: rows that came;
                            ///< unknown_expert: the index found, and `field` the token;
                            ///< rdma_failed: index of the work-queue entry, and `field` an RdmaFailure
-  std::uint64_t seen;      ///< timeout: signal value; mismatch: theirs; overflow: rows there is room for;
-                           ///< unknown_expert: experts there are
+  std::uint64_t seen;      ///< timeout: signal value; mismatch: theirs; overflow: rows that there is room for;
+                           ///< unknown_expert: how many experts there are
 };
 
 /// What a thread that waits needs to know; see wait.hpp. `abort` is a word in this rank's device memory: non-zero once
-/// any wait of this rank has failed, so that the others leave, too.
+/// any wait of this rank has failed, so that the others give up, too.
 struct WaitContext {
   FaultRecord* fault = nullptr;  ///< [2]: the fault, the note
   std::uint64_t* abort = nullptr;
@@ -67,7 +67,7 @@ namespace device {
 /// True once any wait of this rank has failed.
 DEEP_EP_DEVICE bool aborted(const WaitContext& context) { return load_relaxed<Scope::gpu>(context.abort) != 0; }
 
-/// Fills a record, unless another thread of this rank was faster: nobody else writes to it.
+/// Fills a record, unless another thread of this rank was faster; no other rank writes to it.
 DEEP_EP_DEVICE void write_record(FaultRecord& record, FaultKind kind, Wanted wanted, int peer, int field,
                                  std::uint64_t expected, std::uint64_t seen) {
   if (fetch_add_acq_rel<Scope::gpu>(&record.claimed, std::uint64_t{1}) != 0) return;
@@ -80,13 +80,13 @@ DEEP_EP_DEVICE void write_record(FaultRecord& record, FaultKind kind, Wanted wan
   store_release<Scope::system>(&record.written, std::uint64_t{1});
 }
 
-/// Puts a note on record (the first one counts); the call goes on, a later one tells the caller.
+/// Puts a note on record (the first one counts); the call goes on, and a later one reports it.
 DEEP_EP_DEVICE void note_fault(const WaitContext& context, FaultKind kind, Wanted wanted, int peer, int field,
                                std::uint64_t expected, std::uint64_t seen) {
   write_record(context.fault[1], kind, wanted, peer, field, expected, seen);
 }
 
-/// Puts a fault on record and makes every wait of this rank leave.
+/// Puts a fault on record and makes every wait of this rank give up.
 DEEP_EP_DEVICE void report_fault(const WaitContext& context, FaultKind kind, Wanted wanted, int peer, int field,
                                  std::uint64_t expected, std::uint64_t seen) {
   write_record(context.fault[0], kind, wanted, peer, field, expected, seen);

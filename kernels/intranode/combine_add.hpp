@@ -17,11 +17,8 @@
 namespace deep_ep::device {
 
 struct CombineAdder {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
-  static constexpr int kVectors = 1;  ///< two would spill on sm_100a
-#else
-  static constexpr int kVectors = 2;  ///< 16-byte vectors of a row that a lane works on at once
-#endif
+  /// 16-byte vectors of a row that a lane works on at once. Two would spill on sm_100a.
+  static constexpr int kVectors = kBlackwell ? 1 : 2;
   static constexpr int kTogether = 8;  ///< rows whose loads are under way at once: all of a token, in one domain of 8
   static constexpr std::uint32_t kPieceBytes = kVectors * kWarpSize * sizeof(Vec16);
 
@@ -92,8 +89,7 @@ struct CombineAdder {
                                          bool& good) const {
     const int rank = first_rank + lane_index();
     const std::int32_t row = rows.row_held(planned, rank);
-    good = warp::all(row < 0 || rows.await(token, rank)) && good;
-    warp::sync();  // a vote does not order memory: all may read what one lane acquired only after this
+    good = warp::agree(row < 0 || rows.await(token, rank)) && good;
     address = row < 0 ? 0 : reinterpret_cast<std::uint64_t>(rows.address(token, rank, row));
     return warp::ballot(row >= 0);
   }
@@ -141,9 +137,9 @@ struct CombineAdder {
   /// Parts of tokens in a round.
   DEEP_EP_DEVICE std::uint32_t parts_in(std::uint64_t round) const {
     const CombineParams& params = rows.params;
-    const std::int64_t rest = params.num_tokens - static_cast<std::int64_t>(round) * params.tokens_per_round;
-    return static_cast<std::uint32_t>((rest < params.tokens_per_round ? rest : params.tokens_per_round) *
-                                      params.parts_per_token);
+    const std::int64_t of_round = params.window.tokens_per_round;
+    const std::int64_t rest = params.num_tokens - static_cast<std::int64_t>(round) * of_round;
+    return static_cast<std::uint32_t>((rest < of_round ? rest : of_round) * params.parts_per_token);
   }
 
   DEEP_EP_DEVICE bool await_round(const std::uint64_t* finished, std::uint64_t round) const {
@@ -156,23 +152,20 @@ struct CombineAdder {
   /// credit. False after a fault.
   DEEP_EP_DEVICE bool finish_round(std::uint64_t round, std::uint32_t parts) const {
     if (!gives_credit || parts == 0) return true;
-    const CombineParams& params = rows.params;
-    const IntranodeParams& common = params.common;
+    const IntranodeParams& common = rows.params.common;
     warp::sync();
     bool good = true;
     if (lane_index() == 0) {
       // Tickets take turns in a few words; do not take one that an unfinished earlier round still uses.
-      std::uint64_t* finished =
-          common.control.signal(common.heaps[common.rank], ControlWindow::Signal::combine_credit, common.rank);
+      const std::uint64_t* finished = common.signal_from(common.rank, IntranodeSignal::combine_credit);
       good = round < kWindowRounds || await_round(finished, round - kWindowRounds + 1);
       if (good && last_to_arrive<Scope::gpu>(&common.state->combine_round_ticket[round % kWindowRounds],
                                              parts_in(round), parts)) {
         // A round may be finished before the one before it, whose slots it must not give away: credit goes in order.
         good = round == 0 || await_round(finished, round);
         for (int peer = 0; good && peer < common.num_ranks; ++peer) {
-          store_release<Scope::system>(
-              common.control.signal(common.heaps[peer], ControlWindow::Signal::combine_credit, common.rank),
-              round_signal(rows.epoch, round + 1));
+          store_release<Scope::system>(common.signal_to(peer, IntranodeSignal::combine_credit),
+                                       round_signal(rows.epoch, round + 1));
         }
       }
     }
@@ -200,9 +193,9 @@ struct CombineAdder {
       const std::int32_t planned_next = planned_row(following);
 
       const int token = token_of(part);
-      if (rows.round_of(token) != round) {
+      if (params.window.round_of(token) != round) {
         if (!finish_round(round, added)) return false;
-        round = rows.round_of(token);
+        round = params.window.round_of(token);
         added = 0;
       }
       if (!add_part(token, static_cast<int>(part % parts_of_token), planned)) return false;

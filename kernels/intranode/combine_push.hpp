@@ -3,9 +3,9 @@
 // once they are complete there: the fence that this takes waits for answers from all peers, and would hold up whoever
 // moves rows.
 //
-// A window holds `window_tokens` tokens. An owner with more works in rounds of a fraction of that, so that a part is
-// filled while the others are added up; rounds are pushed in the same order by all ranks, which keeps credits free of
-// cycles.
+// A window holds so many tokens of a source. An owner with more works in rounds of a fraction of that, so that a part
+// is filled while the others are added up; rounds are pushed in the same order by all ranks, which keeps credits free
+// of cycles.
 #pragma once
 
 #include "kernels/common/wait.hpp"
@@ -75,9 +75,8 @@ struct CombinePusher {
   const CombineParams& params;
   const CombinePeer* peers;
   std::uint64_t epoch;
-  int first, step;  ///< rows of each owner that this warp takes
-  using Cursor = PushCursor;
-  Cursor* cursors;  ///< [groups of 32 turns][lanes], between rounds
+  int first, step;      ///< rows of each owner that this warp takes
+  PushCursor* cursors;  ///< [groups of 32 turns][lanes], between rounds
   PushStages stages;
 
   DEEP_EP_DEVICE std::int32_t segment_end(int owner) const {
@@ -86,24 +85,20 @@ struct CombinePusher {
   }
   /// `turn` counts owners: each rank begins with a different one.
   DEEP_EP_DEVICE int owner_of(int turn) const { return (params.common.rank + 1 + turn) % params.common.num_ranks; }
-  DEEP_EP_DEVICE Cursor cursor_at(std::int32_t row, std::int32_t end) const {
-    return Cursor{row, end, row < end ? load_stream(params.recv_src_idx + row) : 0};
+  DEEP_EP_DEVICE PushCursor cursor_at(std::int32_t row, std::int32_t end) const {
+    return PushCursor{row, end, row < end ? load_stream(params.recv_src_idx + row) : 0};
   }
-  DEEP_EP_DEVICE Cursor first_row(int turn) const {
-    if (turn >= params.common.num_ranks) return Cursor{0, 0, 0};
+  DEEP_EP_DEVICE PushCursor first_row(int turn) const {
+    if (turn >= params.common.num_ranks) return PushCursor{0, 0, 0};
     const int owner = owner_of(turn);
     return cursor_at((owner == 0 ? 0 : segment_end(owner - 1)) + first, segment_end(owner));
   }
 
-  DEEP_EP_DEVICE std::byte* place(const CombinePeer& peer, std::int32_t token) const {
-    return peer.window + std::int64_t{token % peer.window_tokens} * peer.window_row_bytes;
-  }
   /// By one thread.
   DEEP_EP_DEVICE void push_row(int owner, std::int64_t row, std::int32_t token, std::uint64_t round) {
-    const CombinePeer& peer = peers[owner];
-    std::byte* to = place(peer, token);
-    std::uint64_t* flag =
-        params.common.control.pushed_flag(params.common.heaps[owner], params.common.rank, token % peer.window_tokens);
+    const PushWindow& window = peers[owner].window;
+    std::byte* to = window.row(0, token);
+    std::uint64_t* flag = params.common.flag_to(owner, window.slot(token));
     for (std::uint32_t offset = 0; offset < params.row_bytes; offset += stages.stage_bytes) {
       const std::uint32_t rest = params.row_bytes - offset;
       const bool last = rest <= stages.stage_bytes;
@@ -116,7 +111,7 @@ struct CombinePusher {
   DEEP_EP_DEVICE void push_weights(int owner, std::int64_t row, std::int32_t token) const {
     if (params.topk_weights == nullptr) return;
     if (lane_index() < params.num_topk) {
-      auto* weights = reinterpret_cast<float*>(place(peers[owner], token) + params.row_bytes);
+      auto* weights = reinterpret_cast<float*>(peers[owner].window.row(0, token) + params.row_bytes);
       weights[lane_index()] = load_weak(params.topk_weights + row * params.num_topk + lane_index());
     }
     warp::sync();
@@ -125,10 +120,8 @@ struct CombinePusher {
   /// Waits until `owner` has room for `round`. By one thread. False after a fault.
   DEEP_EP_DEVICE bool await_credit(int owner, std::uint64_t round) {
     const CombinePeer& peer = peers[owner];
-    if (peer.num_tokens <= peer.window_tokens || round < kWindowRounds) return true;
-    const IntranodeParams& common = params.common;
-    const std::uint64_t* signal =
-        common.control.signal(common.heaps[common.rank], ControlWindow::Signal::combine_credit, owner);
+    if (peer.num_tokens <= peer.window.tokens || round < kWindowRounds) return true;
+    const std::uint64_t* signal = params.common.signal_from(owner, IntranodeSignal::combine_credit);
     const std::uint64_t wanted = round_signal(epoch, round - kWindowRounds + 1);
     if (load_acquire<Scope::system>(signal) < wanted) {
       stages.flush();  // rows under way may be what the owner waits for
@@ -143,8 +136,7 @@ struct CombinePusher {
     std::uint64_t rounds = 0;
     for (int owner = 0; owner < params.common.num_ranks; ++owner) {
       const CombinePeer& peer = peers[owner];
-      const auto needed =
-          static_cast<std::uint64_t>((peer.num_tokens + peer.tokens_per_round - 1) / peer.tokens_per_round);
+      const std::uint64_t needed = peer.num_tokens == 0 ? 0 : peer.window.round_of(peer.num_tokens - 1) + 1;
       rounds = needed > rounds ? needed : rounds;
     }
     return rounds;
@@ -152,10 +144,11 @@ struct CombinePusher {
 
   /// Pushes one row of each owner among the 32 from turn `first_turn` on that has one in this round. False: nobody has
   /// any more, or after a fault.
-  DEEP_EP_DEVICE bool push_turn(int first_turn, Cursor& cursor, std::uint64_t round, bool first_of_round, bool& good) {
+  DEEP_EP_DEVICE bool push_turn(int first_turn, PushCursor& cursor, std::uint64_t round, bool first_of_round,
+                                bool& good) {
     const int turn = first_turn + lane_index();
     const bool mine = turn < params.common.num_ranks && cursor.row < cursor.end &&
-                      static_cast<std::uint64_t>(cursor.token / peers[owner_of(turn)].tokens_per_round) == round;
+                      peers[owner_of(turn)].window.round_of(cursor.token) == round;
     const std::uint32_t owners = warp::ballot(mine);
     for (std::uint32_t left = owners; left != 0 && good; left &= left - 1) {
       const int lane = lowest_bit(left);
@@ -163,8 +156,7 @@ struct CombinePusher {
       const std::int32_t row = warp::shuffle(cursor.row, lane);
       const std::int32_t token = warp::shuffle(cursor.token, lane);
       if (first_of_round) {
-        good = warp::shuffle(lane_index() != 0 || await_credit(owner, round), 0);
-        warp::sync();  // all may overwrite what lane 0 acquired only after this
+        good = warp::agree(lane_index() != 0 || await_credit(owner, round));
       }
       if (!good) return false;
       push_weights(owner, row, token);
@@ -182,7 +174,7 @@ struct CombinePusher {
     bool good = true;
     for (std::uint64_t round = 0; good && round < rounds; ++round) {
       for (int first_turn = 0; good && first_turn < num_ranks; first_turn += kWarpSize) {
-        Cursor cursor = cursors[first_turn + lane_index()];  // nobody else's
+        PushCursor cursor = cursors[first_turn + lane_index()];  // nobody else's
         // Owners in turn, so that each gets the rows of its first tokens first and can begin to add.
         bool first_of_round = true;
         while (push_turn(first_turn, cursor, round, first_of_round, good)) first_of_round = false;
@@ -201,10 +193,10 @@ struct CombinePusher {
 };
 
 /// Raises the flags of rows that the block's pushing warps (at most 32, one lane each) have brought to their owners.
-DEEP_EP_DEVICE void raise_flags(const CombineShared& layout, std::byte* memory) {
+DEEP_EP_DEVICE void raise_flags(const CombineShared& shared) {
   constexpr std::uint32_t kPieces = PushedRing::kPieces;
-  bool finished = lane_index() >= layout.pushing_warps;
-  PushedRing& ring = *layout.ring(memory, finished ? 0 : lane_index());
+  bool finished = lane_index() >= shared.pushing_warps;
+  PushedRing& ring = shared.rings[finished ? 0 : lane_index()];
   std::uint32_t raised = 0;
   for (int spins = 1; !warp::all(finished); ++spins) {
     std::uint32_t complete = raised;

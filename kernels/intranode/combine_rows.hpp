@@ -12,9 +12,6 @@ struct CombineRows {
   const CombinePeer* peers;
   std::uint64_t epoch;
 
-  DEEP_EP_DEVICE std::uint64_t round_of(int token) const {
-    return static_cast<std::uint64_t>(token / params.tokens_per_round);
-  }
   /// Row of the token at `rank` as dispatch planned it, -1: none.
   DEEP_EP_DEVICE std::int32_t planned_row(int token, int rank) const {
     if (rank >= params.common.num_ranks) return -1;
@@ -24,24 +21,20 @@ struct CombineRows {
   DEEP_EP_DEVICE std::int32_t row_held(std::int32_t planned, int rank) const {
     return planned >= 0 && planned < peers[rank].num_rows ? planned : -1;
   }
-  DEEP_EP_DEVICE const std::byte* window_row(int token, int rank) const {
-    const std::int64_t slot = std::int64_t{rank} * params.window_tokens + token % params.window_tokens;
-    return params.window + slot * params.window_row_bytes;
-  }
   DEEP_EP_DEVICE const std::byte* address(int token, int rank, std::int32_t row) const {
-    return peers[rank].x != nullptr ? peers[rank].x + std::int64_t{row} * params.row_bytes : window_row(token, rank);
+    return peers[rank].x != nullptr ? peers[rank].x + std::int64_t{row} * params.row_bytes
+                                    : params.window.row(rank, token);
   }
   DEEP_EP_DEVICE const float* weights(int token, int rank, std::int32_t row) const {
     return peers[rank].x != nullptr ? peers[rank].topk_weights + std::int64_t{row} * params.num_topk
-                                    : reinterpret_cast<const float*>(window_row(token, rank) + params.row_bytes);
+                                    : reinterpret_cast<const float*>(params.window.row(rank, token) + params.row_bytes);
   }
   /// Waits until the row is there; pulled ones always are. False after a fault.
   DEEP_EP_DEVICE bool await(int token, int rank) const {
     if (peers[rank].x != nullptr) return true;
-    const IntranodeParams& common = params.common;
-    const std::uint64_t* flag =
-        common.control.pushed_flag(common.heaps[common.rank], rank, token % params.window_tokens);
-    return wait_signal(params.wait, flag, {rank, Wanted::combine_rows, round_signal(epoch, round_of(token) + 1)});
+    const std::uint64_t* flag = params.common.flag_from(rank, params.window.slot(token));
+    const std::uint64_t round = params.window.round_of(token);
+    return wait_signal(params.wait, flag, {rank, Wanted::combine_rows, round_signal(epoch, round + 1)});
   }
 };
 

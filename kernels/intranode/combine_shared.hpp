@@ -3,7 +3,6 @@
 
 #include "kernels/intranode/params.hpp"
 #include "kernels/primitives/mbarrier.hpp"
-#include "kernels/primitives/target.hpp"
 
 namespace deep_ep {
 
@@ -14,11 +13,8 @@ struct CombinePeer {
   const float* topk_weights;
   std::int32_t num_rows;  ///< that it holds; fewer than it was sent, if num_worst_tokens was too small
   // As the owner of rows that we hold.
-  std::byte* window;  ///< our part of its window
-  std::uint32_t window_row_bytes;
-  std::int32_t window_tokens;
-  std::int32_t tokens_per_round;
   std::int32_t num_tokens;
+  PushWindow window;  ///< its first part is ours
 };
 
 /// Of the rows that a pushing warp brings to one owner: the next, the end, and whose token the next one is.
@@ -45,43 +41,40 @@ struct PushedRing {
 };
 
 struct CombineShared {
-  int num_ranks, pushing_warps, stages;
+  std::int32_t* scratch;
+  CombinePeer* peers;  ///< [num_ranks]
+  // Of each pushing warp.
+  device::Mbarrier* barriers;  ///< [stages]
+  PushedRing* rings;
+  PushCursor* cursors;  ///< one per owner, filled up to whole warps
+  std::byte* stages;
+  std::size_t bytes;
+  int pushing_warps, num_stages, owners;
   std::uint32_t stage_bytes;
 
-  DEEP_EP_HOST_DEVICE static std::size_t align(std::size_t bytes) { return (bytes + 127) / 128 * 128; }
-  DEEP_EP_HOST_DEVICE std::size_t barriers_at() const {
-    return align(128 + sizeof(CombinePeer) * static_cast<std::size_t>(num_ranks));
-  }
-  DEEP_EP_HOST_DEVICE std::size_t rings_at() const {
-    return align(barriers_at() + sizeof(device::Mbarrier) * static_cast<std::size_t>(pushing_warps * stages));
-  }
-  DEEP_EP_HOST_DEVICE std::size_t cursors_at() const {
-    return align(rings_at() + sizeof(PushedRing) * static_cast<std::size_t>(pushing_warps));
-  }
-  /// One per owner, filled up to whole warps.
-  DEEP_EP_HOST_DEVICE int cursors_each() const { return (num_ranks + 31) / 32 * 32; }
-  DEEP_EP_HOST_DEVICE std::size_t stages_at() const {
-    return align(cursors_at() + sizeof(PushCursor) * static_cast<std::size_t>(pushing_warps * cursors_each()));
-  }
-  DEEP_EP_HOST_DEVICE std::size_t bytes() const {
-    return stages_at() + static_cast<std::size_t>(pushing_warps * stages) * stage_bytes;
+  DEEP_EP_HOST_DEVICE CombineShared(Carver carver, int num_ranks, int pushing_warps, int num_stages,
+                                    std::uint32_t stage_bytes)
+      : scratch(carver.take<std::int32_t>()),
+        peers(carver.take<CombinePeer>(static_cast<std::size_t>(num_ranks), kLine)),
+        barriers(carver.take<device::Mbarrier>(static_cast<std::size_t>(pushing_warps * num_stages), kLine)),
+        rings(carver.take<PushedRing>(static_cast<std::size_t>(pushing_warps), kLine)),
+        cursors(carver.take<PushCursor>(static_cast<std::size_t>(pushing_warps * whole_warps(num_ranks)), kLine)),
+        stages(carver.take<std::byte>(static_cast<std::size_t>(pushing_warps * num_stages) * stage_bytes, kLine)),
+        bytes(carver.bytes()),
+        pushing_warps(pushing_warps),
+        num_stages(num_stages),
+        owners(whole_warps(num_ranks)),
+        stage_bytes(stage_bytes) {}
+
+  DEEP_EP_DEVICE device::Mbarrier* barriers_of(int pusher) const { return barriers + pusher * num_stages; }
+  DEEP_EP_DEVICE PushCursor* cursors_of(int pusher) const { return cursors + pusher * owners; }
+  DEEP_EP_DEVICE std::byte* stages_of(int pusher) const {
+    return stages + static_cast<std::size_t>(pusher * num_stages) * stage_bytes;
   }
 
-  DEEP_EP_HOST_DEVICE std::int32_t* scratch(std::byte* memory) const { return reinterpret_cast<std::int32_t*>(memory); }
-  DEEP_EP_HOST_DEVICE CombinePeer* peers(std::byte* memory) const {
-    return reinterpret_cast<CombinePeer*>(memory + 128);
-  }
-  DEEP_EP_HOST_DEVICE device::Mbarrier* stage_barriers(std::byte* memory, int pusher) const {
-    return reinterpret_cast<device::Mbarrier*>(memory + barriers_at()) + pusher * stages;
-  }
-  DEEP_EP_HOST_DEVICE PushedRing* ring(std::byte* memory, int pusher) const {
-    return reinterpret_cast<PushedRing*>(memory + rings_at()) + pusher;
-  }
-  DEEP_EP_HOST_DEVICE PushCursor* cursors(std::byte* memory, int pusher) const {
-    return reinterpret_cast<PushCursor*>(memory + cursors_at()) + pusher * cursors_each();
-  }
-  DEEP_EP_HOST_DEVICE std::byte* first_stage(std::byte* memory, int pusher) const {
-    return memory + stages_at() + static_cast<std::size_t>(pusher * stages) * stage_bytes;
+ private:
+  DEEP_EP_HOST_DEVICE static int whole_warps(int threads) {
+    return (threads + device::kWarpSize - 1) / device::kWarpSize * device::kWarpSize;
   }
 };
 

@@ -21,9 +21,7 @@ DEEP_EP_DEVICE std::int64_t place_in_round(const DispatchTarget& target, std::in
 /// One warp's work on its tokens in one round.
 struct DispatchSender {
   const DispatchParams& params;
-  const DispatchTarget* targets;
-  const DispatchShared& layout;
-  std::byte* memory;
+  const DispatchShared& shared;
   std::uint32_t units;  ///< pieces loaded by this warp so far in this call: selects the stage and its parity
 
   /// A token's row travels in pieces of at most stage_bytes.
@@ -36,8 +34,8 @@ struct DispatchSender {
   DEEP_EP_DEVICE std::int64_t place_at(int token, int rank, std::uint32_t round) const {
     const int num_ranks = params.common.num_ranks;
     if (rank >= num_ranks) return -1;
-    return place_in_round(targets[rank], load_stream(params.destination_row + std::int64_t{token} * num_ranks + rank),
-                          round);
+    return place_in_round(shared.targets[rank],
+                          load_stream(params.destination_row + std::int64_t{token} * num_ranks + rank), round);
   }
 
   /// Takes tokens until one has something to send in this round. num_tokens: none is left.
@@ -56,14 +54,14 @@ struct DispatchSender {
   }
 
   DEEP_EP_DEVICE Unit next(const Unit& unit, std::uint32_t round) const {
-    if (unit.offset + params.stage_bytes < params.row_bytes) {
+    if (unit.offset + params.stage_bytes < params.rows.row_bytes) {
       return Unit{unit.token, unit.offset + params.stage_bytes, unit.place};
     }
     return take(round);
   }
 
   DEEP_EP_DEVICE std::uint32_t bytes_of(const Unit& unit) const {
-    const std::uint32_t left = params.row_bytes - unit.offset;
+    const std::uint32_t left = params.rows.row_bytes - unit.offset;
     return left < params.stage_bytes ? left : params.stage_bytes;
   }
 
@@ -73,23 +71,26 @@ struct DispatchSender {
     bulk::wait_read_pending(params.stages - 2);
     warp::sync();
     if (lane_index() == 0) {
-      Mbarrier& barrier = layout.barriers(memory, warp_index())[stage];
+      Mbarrier& barrier = shared.barrier(warp_index(), stage);
       mbarrier::arrive_expect_bytes(barrier, bytes_of(unit));
-      bulk::load(layout.stage(memory, warp_index(), stage),
-                 params.x + std::int64_t{unit.token} * params.row_bytes + unit.offset, bytes_of(unit), barrier);
+      bulk::load(shared.stage(warp_index(), stage),
+                 params.x + std::int64_t{unit.token} * params.rows.row_bytes + unit.offset, bytes_of(unit), barrier);
     }
+  }
+
+  DEEP_EP_DEVICE RowTargets::Row row_at(int rank, std::int64_t place) const {
+    return shared.targets[rank].rows.row(params.rows, place);
   }
 
   DEEP_EP_DEVICE void store(const Unit& unit, std::uint32_t index, std::uint32_t round) {
     const auto stages = static_cast<std::uint32_t>(params.stages);
     const int stage = static_cast<int>(index % stages);
-    mbarrier::wait(layout.barriers(memory, warp_index())[stage], index / stages & 1);
+    mbarrier::wait(shared.barrier(warp_index(), stage), index / stages & 1);
     // A lane serves the destination of its own index, so that the stores are issued side by side.
-    const std::byte* source = layout.stage(memory, warp_index(), stage);
+    const std::byte* source = shared.stage(warp_index(), stage);
     std::int64_t place = unit.place;
     for (int rank = lane_index();;) {
-      if (place >= 0)
-        bulk::store(targets[rank].rows.x + place * params.row_bytes + unit.offset, source, bytes_of(unit));
+      if (place >= 0) bulk::store(row_at(rank, place).x() + unit.offset, source, bytes_of(unit));
       rank += kWarpSize;
       if (rank >= params.common.num_ranks) break;
       place = place_at(unit.token, rank, round);
@@ -100,18 +101,18 @@ struct DispatchSender {
   /// Scales, top-k and source index are small: lanes write them side by side into the peers' tensors.
   DEEP_EP_DEVICE void store_sidecar(const Unit& unit, std::uint32_t round) const {
     constexpr int kHeld = 4;  // scales a lane keeps in registers; more are read again for each destination
-    const std::uint32_t* scales = params.scales + std::int64_t{unit.token} * params.scale_token_stride;
+    const RowShape& shape = params.rows;
+    const bool selects = params.topk_idx.data != nullptr && lane_index() < shape.num_topk;
     std::uint32_t held[kHeld];
-    std::int64_t expert = -1;
-    float weight = 0;
     for (int i = 0; i < kHeld; ++i) {
       const int at = lane_index() + i * kWarpSize;
-      held[i] = at < params.num_scales ? load_stream(scales + at * params.scale_stride) : 0;
+      held[i] = at < shape.num_scales ? load_stream(params.scales.at(unit.token, at)) : 0;
     }
-    if (params.topk_idx != nullptr && lane_index() < params.num_topk) {
-      const std::int64_t at = std::int64_t{unit.token} * params.num_topk + lane_index();
-      expert = params.topk_idx_is_64_bit ? load_stream(static_cast<const std::int64_t*>(params.topk_idx) + at)
-                                         : load_stream(static_cast<const std::int32_t*>(params.topk_idx) + at);
+    int expert = -1;
+    float weight = 0;
+    if (selects) {
+      const std::int64_t at = std::int64_t{unit.token} * shape.num_topk + lane_index();
+      expert = expert_of(params.topk_idx.load(at), params.num_local_experts * params.common.num_ranks);
       weight = load_stream(params.topk_weights + at);
     }
 
@@ -120,35 +121,31 @@ struct DispatchSender {
       for (std::uint32_t left = warp::ballot(mine >= 0); left != 0; left &= left - 1) {
         const int lane = lowest_bit(left);
         const int rank = first_rank + lane;
-        const std::int64_t place = warp::shuffle(mine, lane);
-        const RowTargets& rows = targets[rank].rows;
-        auto* scale_row = reinterpret_cast<std::uint32_t*>(rows.scales) + place * params.num_scales;
+        // A copy: the original is in shared memory, and for all the compiler knows each store here changes it.
+        const RowTargets rows = shared.targets[rank].rows;
+        const RowTargets::Row row = rows.row(params.rows, warp::shuffle(mine, lane));
+        std::uint32_t* const scales = row.scales();
         for (int i = 0; i < kHeld; ++i) {
           const int at = lane_index() + i * kWarpSize;
-          if (at < params.num_scales) scale_row[at] = held[i];
+          if (at < shape.num_scales) scales[at] = held[i];
         }
-        for (int at = lane_index() + kHeld * kWarpSize; at < params.num_scales; at += kWarpSize) {
-          scale_row[at] = load_stream(scales + at * params.scale_stride);
+        for (int at = lane_index() + kHeld * kWarpSize; at < shape.num_scales; at += kWarpSize) {
+          scales[at] = load_stream(params.scales.at(unit.token, at));
         }
-        if (params.topk_idx != nullptr && lane_index() < params.num_topk) {
-          const std::int64_t local = expert - std::int64_t{rank} * params.num_local_experts;
+        if (selects) {
+          const int local = expert - rank * params.num_local_experts;
           const bool here = expert >= 0 && local >= 0 && local < params.num_local_experts;
-          const std::int64_t at = place * params.num_topk + lane_index();
-          if (params.topk_idx_is_64_bit) {
-            reinterpret_cast<std::int64_t*>(rows.topk_idx)[at] = here ? local : -1;
-          } else {
-            reinterpret_cast<std::int32_t*>(rows.topk_idx)[at] = here ? static_cast<std::int32_t>(local) : -1;
-          }
-          rows.topk_weights[at] = here ? weight : 0.0f;
+          store_topk_index(row.topk_idx(), shape.topk_idx_is_64_bit, lane_index(), here ? local : -1);
+          row.topk_weights()[lane_index()] = here ? weight : 0.0f;
         }
-        if (params.send_src_idx && lane_index() == 0) rows.src_idx[place] = unit.token;
+        if (params.send_src_idx && lane_index() == 0) *row.src_idx() = unit.token;
       }
     }
   }
 
   /// Sends what this warp has to send in this round. Afterwards every store of the warp is complete.
   DEEP_EP_DEVICE void send(std::uint32_t round) {
-    const bool sidecar = params.num_scales > 0 || params.topk_idx != nullptr || params.send_src_idx;
+    const bool sidecar = params.rows.num_scales > 0 || params.topk_idx.data != nullptr || params.send_src_idx;
     Unit unit = take(round);
     if (unit.token < params.num_tokens) load(unit, units);
     while (unit.token < params.num_tokens) {

@@ -15,31 +15,27 @@ struct DispatchTarget {
   std::uint32_t rounds;       ///< in how many rounds our rows fit its window
 };
 
-/// Addresses within the block's dynamic shared memory.
 struct DispatchShared {
-  int num_ranks, warps, stages;
+  std::int32_t* scratch;
+  DispatchTarget* targets;  ///< [num_ranks]
+  device::Mbarrier* barriers;
+  std::byte* stages;
+  std::size_t bytes;
+  int num_stages;
   std::uint32_t stage_bytes;
 
-  DEEP_EP_HOST_DEVICE static std::size_t align(std::size_t bytes) { return (bytes + 127) / 128 * 128; }
-  DEEP_EP_HOST_DEVICE std::size_t barriers_at() const {
-    return align(128 + sizeof(DispatchTarget) * static_cast<std::size_t>(num_ranks));
-  }
-  DEEP_EP_HOST_DEVICE std::size_t stages_at() const {
-    return align(barriers_at() + sizeof(device::Mbarrier) * static_cast<std::size_t>(warps * stages));
-  }
-  DEEP_EP_HOST_DEVICE std::size_t bytes() const {
-    return stages_at() + static_cast<std::size_t>(warps * stages) * stage_bytes;
-  }
+  DEEP_EP_HOST_DEVICE DispatchShared(Carver carver, int num_ranks, int warps, int num_stages, std::uint32_t stage_bytes)
+      : scratch(carver.take<std::int32_t>()),
+        targets(carver.take<DispatchTarget>(static_cast<std::size_t>(num_ranks), kLine)),
+        barriers(carver.take<device::Mbarrier>(static_cast<std::size_t>(warps * num_stages), kLine)),
+        stages(carver.take<std::byte>(static_cast<std::size_t>(warps * num_stages) * stage_bytes, kLine)),
+        bytes(carver.bytes()),
+        num_stages(num_stages),
+        stage_bytes(stage_bytes) {}
 
-  DEEP_EP_HOST_DEVICE std::int32_t* scratch(std::byte* memory) const { return reinterpret_cast<std::int32_t*>(memory); }
-  DEEP_EP_HOST_DEVICE DispatchTarget* targets(std::byte* memory) const {
-    return reinterpret_cast<DispatchTarget*>(memory + 128);
-  }
-  DEEP_EP_HOST_DEVICE device::Mbarrier* barriers(std::byte* memory, int warp) const {
-    return reinterpret_cast<device::Mbarrier*>(memory + barriers_at()) + warp * stages;
-  }
-  DEEP_EP_HOST_DEVICE std::byte* stage(std::byte* memory, int warp, int stage) const {
-    return memory + stages_at() + static_cast<std::size_t>(warp * stages + stage) * stage_bytes;
+  DEEP_EP_DEVICE device::Mbarrier& barrier(int warp, int stage) const { return barriers[warp * num_stages + stage]; }
+  DEEP_EP_DEVICE std::byte* stage(int warp, int stage) const {
+    return stages + static_cast<std::size_t>(warp * num_stages + stage) * stage_bytes;
   }
 };
 

@@ -3,7 +3,6 @@
 // Rows lie in a receiver's output by source rank, then by token index at the source. So the place of token t at rank d
 // is: rows that d gets from the ranks before us, plus our tokens before t that also go to d. The first number comes
 // from the peers, the second from a scan of the membership. Blocks share the destinations, on a GPU one each.
-#include "kernels/common/tickets.hpp"
 #include "kernels/common/wait.hpp"
 #include "kernels/intranode/params.hpp"
 #include "kernels/kernel_list.hpp"
@@ -14,11 +13,6 @@
 #include "kernels/primitives/warp.hpp"
 
 namespace deep_ep::device {
-
-struct NotifyShared {
-  std::int32_t members_in_warp[32];
-  std::int32_t failed;
-};
 
 /// Numbers the members of column `destination` in token order; returns how many there are. -1 for the others.
 DEEP_EP_DEVICE int number_members(const NotifyParams& params, int destination, NotifyShared& shared) {
@@ -56,8 +50,7 @@ DEEP_EP_DEVICE void publish_counts(const NotifyParams& params, std::uint64_t epo
   }
   block::sync();
   for (int peer = thread_index(); peer < common.num_ranks; peer += block_threads()) {
-    std::uint64_t* signal = common.control.signal(common.heaps[peer], ControlWindow::Signal::notify, common.rank);
-    fetch_add_release<Scope::system>(signal, std::uint64_t{1});
+    fetch_add_release<Scope::system>(common.signal_to(peer, IntranodeSignal::notify), std::uint64_t{1});
   }
 }
 
@@ -65,10 +58,11 @@ DEEP_EP_DEVICE void publish_counts(const NotifyParams& params, std::uint64_t epo
 DEEP_EP_DEVICE bool await_counts(const NotifyParams& params, std::uint64_t epoch, NotifyShared& shared) {
   const IntranodeParams& common = params.common;
   for (int peer = thread_index(); peer < common.num_ranks; peer += block_threads()) {
-    std::uint64_t* signal = common.control.signal(common.heaps[common.rank], ControlWindow::Signal::notify, peer);
     const std::uint64_t expected = epoch * static_cast<std::uint64_t>(common.num_ranks);
-    if (!wait_signal(params.wait, signal, {peer, Wanted::counts, expected}))
+    if (!wait_signal(params.wait, common.signal_from(peer, IntranodeSignal::notify),
+                     {peer, Wanted::counts, expected})) {
       store_relaxed<Scope::block>(&shared.failed, 1);
+    }
   }
   block::sync();
   const bool arrived = shared.failed == 0;
@@ -80,7 +74,7 @@ DEEP_EP_DEVICE bool await_counts(const NotifyParams& params, std::uint64_t epoch
 DEEP_EP_DEVICE void compare_calls(const NotifyParams& params, std::uint64_t epoch, NotifyShared& shared) {
   const IntranodeParams& common = params.common;
   for (int peer = thread_index(); peer < common.num_ranks; peer += block_threads()) {
-    const NotifySlot slot = common.control.notify_slot(common.heaps[common.rank], epoch, peer);
+    const NotifySlot slot = common.counts_from(peer, epoch);
     for (int field = 0; field < CallShape::kWords; ++field) {
       if (slot.shape->word[field] == params.shape.word[field]) continue;
       report_fault(params.wait, FaultKind::mismatch, Wanted::counts, peer, field,
@@ -102,11 +96,10 @@ DEEP_EP_DEVICE void compare_calls(const NotifyParams& params, std::uint64_t epoc
 /// The tables that outlive the call, and what the host waits for.
 DEEP_EP_DEVICE void write_results(const NotifyParams& params, std::uint64_t epoch) {
   const IntranodeParams& common = params.common;
-  std::byte* heap = common.heaps[common.rank];
   for (int rank = thread_index(); rank < common.num_ranks; rank += block_threads()) {
     std::int32_t end = 0;
     for (int source = 0; source < common.num_ranks; ++source) {
-      end += common.control.notify_slot(heap, epoch, source).tokens_per_rank[rank];
+      end += common.counts_from(source, epoch).tokens_per_rank[rank];
       params.rank_prefix_matrix[source * common.num_ranks + rank] = end;
     }
     if (rank == common.rank && params.host_counts != nullptr) params.host_counts->num_recv_tokens = end;
@@ -115,7 +108,7 @@ DEEP_EP_DEVICE void write_results(const NotifyParams& params, std::uint64_t epoc
   for (int expert = thread_index(); expert < params.num_local_experts; expert += block_threads()) {
     std::int32_t count = 0;
     for (int source = 0; source < common.num_ranks; ++source) {
-      count += common.control.notify_slot(heap, epoch, source).tokens_per_expert[expert];
+      count += common.counts_from(source, epoch).tokens_per_expert[expert];
     }
     const std::int32_t alignment = params.expert_alignment;
     params.host_counts->tokens_per_expert[expert] = (count + alignment - 1) / alignment * alignment;
@@ -125,10 +118,9 @@ DEEP_EP_DEVICE void write_results(const NotifyParams& params, std::uint64_t epoc
 DEEP_EP_DEVICE void notify_body(const NotifyParams& params, std::byte* memory) {
   auto& shared = *reinterpret_cast<NotifyShared*>(memory);
   const IntranodeParams& common = params.common;
-  const std::uint64_t epoch = load_relaxed<Scope::gpu>(&common.state->notify_epoch) + 1;
-  // After a fault that the host has not seen yet, nothing is exchanged, and the call does not count: ranks which learn
-  // of a fault at different times stay in step.
-  const bool begun = whole_block(!aborted(params.wait), &shared.failed);
+  const Call call = Call::begin(common.state->notify, params.wait, &shared.scratch);
+  const std::uint64_t epoch = call.epoch;
+  const bool begun = call.begun;
   if (thread_index() == 0) shared.failed = 0;
 
   // 1. Number our tokens for each destination. Counts that the caller got wrong travel as -1, so that all ranks know.
@@ -144,7 +136,7 @@ DEEP_EP_DEVICE void notify_body(const NotifyParams& params, std::byte* memory) {
   for (int destination = block_index(); arrived && destination < common.num_ranks; destination += grid_blocks()) {
     std::int32_t first_row = 0;
     for (int source = 0; source < common.rank; ++source) {
-      first_row += common.control.notify_slot(common.heaps[common.rank], epoch, source).tokens_per_rank[destination];
+      first_row += common.counts_from(source, epoch).tokens_per_rank[destination];
     }
     for (int token = thread_index(); token < params.num_tokens; token += block_threads()) {
       std::int32_t& row = params.destination_row[std::int64_t{token} * common.num_ranks + destination];
@@ -162,10 +154,7 @@ DEEP_EP_DEVICE void notify_body(const NotifyParams& params, std::byte* memory) {
     }
   }
 
-  // 5. The last block ends the call.
-  if (last_block_to_arrive(&common.state->notify_ticket, &shared.failed) && thread_index() == 0 && begun) {
-    store_relaxed<Scope::gpu>(&common.state->notify_epoch, epoch);
-  }
+  call.end([] {});
 }
 
 }  // namespace deep_ep::device

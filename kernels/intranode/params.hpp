@@ -3,10 +3,56 @@
 
 #include <cstdint>
 
+#include "kernels/common/call.hpp"
 #include "kernels/common/faults.hpp"
+#include "kernels/common/topk.hpp"
 #include "kernels/intranode/control_window.hpp"
 
 namespace deep_ep {
+
+/// This rank's own counters, in device memory. Zero when the buffer is made.
+struct KernelState {
+  CallCounter notify, dispatch, combine;
+  // Blocks (or warps) that have arrived; the last to arrive sets it back to zero.
+  std::uint32_t dispatch_round_ticket;
+  std::uint32_t dispatch_drain_ticket;
+  std::uint32_t combine_round_ticket[kWindowRounds];  ///< in turn: as many rounds may be under way at once
+  // The next token, or part of one, that a warp may take; zero between calls. SMs differ in speed: if tokens were
+  // shared out beforehand, the call would be as slow as the slowest.
+  std::uint32_t dispatch_next_token;
+  std::uint32_t combine_next_part;
+};
+
+/// What every kernel of the family gets.
+struct IntranodeParams {
+  int rank = 0;
+  int num_ranks = 0;
+  std::byte* const* heaps = nullptr;  ///< heap base of every rank as this rank maps it; readable by kernels
+  ControlWindow control;
+  KernelState* state = nullptr;
+
+  DEEP_EP_DEVICE std::byte* own_heap() const { return heaps[rank]; }
+  /// What this rank raises at `peer`.
+  DEEP_EP_DEVICE std::uint64_t* signal_to(int peer, IntranodeSignal kind) const {
+    return control.signal(heaps[peer], kind, rank);
+  }
+  /// What `peer` raises here.
+  DEEP_EP_DEVICE const std::uint64_t* signal_from(int peer, IntranodeSignal kind) const {
+    return control.signal(own_heap(), kind, peer);
+  }
+  /// Of a row pushed into `slot` of a window: the flag that this rank raises at `owner`, the one that `source` raises
+  /// here.
+  DEEP_EP_DEVICE std::uint64_t* flag_to(int owner, int slot) const {
+    return control.pushed_flag(heaps[owner], rank, slot);
+  }
+  DEEP_EP_DEVICE const std::uint64_t* flag_from(int source, int slot) const {
+    return control.pushed_flag(own_heap(), source, slot);
+  }
+  /// What `source` has told this rank in call `epoch` of notify.
+  DEEP_EP_DEVICE NotifySlot counts_from(int source, std::uint64_t epoch) const {
+    return control.notify_slot(own_heap(), epoch, source);
+  }
+};
 
 /// What the host waits for in a dispatch with exact sizes. In memory that host and kernel share.
 struct HostCounts {
@@ -30,30 +76,82 @@ struct NotifyParams {
   HostCounts* host_counts;                    ///< out, nullptr when the host does not wait
 };
 
+/// Shared memory of a notify block.
+struct NotifyShared {
+  std::int32_t members_in_warp[32];
+  std::int32_t failed;  ///< not 0: a fault was met
+  std::int32_t scratch;
+};
+
+/// Sizes of a row of dispatch and of what travels beside it.
+struct RowShape {
+  std::uint32_t row_bytes;  ///< multiple of 16
+  std::int32_t num_scales;  ///< 4-byte words
+  std::int32_t num_topk;
+  bool topk_idx_is_64_bit;
+
+  DEEP_EP_HOST_DEVICE std::uint32_t scale_bytes() const { return static_cast<std::uint32_t>(num_scales) * 4; }
+  DEEP_EP_HOST_DEVICE std::uint32_t topk_idx_bytes() const {
+    return static_cast<std::uint32_t>(num_topk) * (topk_idx_is_64_bit ? 8 : 4);
+  }
+  DEEP_EP_HOST_DEVICE std::uint32_t topk_weight_bytes() const { return static_cast<std::uint32_t>(num_topk) * 4; }
+  DEEP_EP_HOST_DEVICE std::uint32_t all_bytes() const {
+    return row_bytes + scale_bytes() + topk_idx_bytes() + topk_weight_bytes() + sizeof(std::int32_t);
+  }
+};
+
 /// Where a rank wants its rows: in the heap (final place or window), or, for draining, in its own memory.
 struct RowTargets {
   std::byte* x;
-  std::byte* scales;  ///< [rows, num_scales] 4-byte words
+  std::uint32_t* scales;
   std::byte* topk_idx;
   float* topk_weights;
   std::int32_t* src_idx;
+
+  static constexpr std::size_t kParts = 5;
+  /// Room for `rows` rows in a window. Each part begins a line.
+  static RowTargets carve(Carver carver, const RowShape& shape, std::size_t rows) {
+    return {carver.take<std::byte>(rows * shape.row_bytes, kLine),
+            carver.take<std::uint32_t>(rows * static_cast<std::size_t>(shape.num_scales), kLine),
+            carver.take<std::byte>(rows * shape.topk_idx_bytes(), kLine),
+            carver.take<float>(rows * static_cast<std::size_t>(shape.num_topk), kLine),
+            carver.take<std::int32_t>(rows, kLine)};
+  }
+
+  /// Where row `i` and all that belongs to it lie.
+  struct Row {
+    const RowTargets& in;
+    const RowShape& shape;
+    std::int64_t i;
+
+    DEEP_EP_DEVICE std::byte* x() const { return in.x + i * shape.row_bytes; }
+    DEEP_EP_DEVICE std::uint32_t* scales() const { return in.scales + i * shape.num_scales; }
+    DEEP_EP_DEVICE std::byte* topk_idx() const { return in.topk_idx + i * shape.topk_idx_bytes(); }
+    DEEP_EP_DEVICE float* topk_weights() const { return in.topk_weights + i * shape.num_topk; }
+    DEEP_EP_DEVICE std::int32_t* src_idx() const { return in.src_idx + i; }
+  };
+  DEEP_EP_DEVICE Row row(const RowShape& shape, std::int64_t i) const { return {*this, shape, i}; }
+};
+
+/// The scales of the rows that are sent, as the caller laid them out. Strides in words.
+struct ScaleLayout {
+  const std::uint32_t* words;
+  std::int64_t token_stride, stride;
+
+  DEEP_EP_DEVICE const std::uint32_t* at(int token, int i) const { return words + token * token_stride + i * stride; }
 };
 
 struct DispatchParams {
   IntranodeParams common;
   WaitContext wait;
+  RowShape rows;
 
   // What is sent.
   int num_tokens;
-  const std::byte* x;           ///< [num_tokens] rows of row_bytes
-  std::uint32_t row_bytes;      ///< multiple of 16
-  const std::uint32_t* scales;  ///< nullptr: none
-  int num_scales;
-  std::int64_t scale_token_stride, scale_stride;  ///< in words
-  const void* topk_idx;                           ///< nullptr: none
+  const std::byte* x;  ///< [num_tokens] rows
+  ScaleLayout scales;
+  TopkIndices topk_idx;
   const float* topk_weights;
-  int num_topk;
-  bool topk_idx_is_64_bit;
   int num_local_experts;
   const std::int32_t* destination_row;     ///< [num_tokens, num_ranks]
   const std::int32_t* rank_prefix_matrix;  ///< [num_ranks, num_ranks]
@@ -70,6 +168,28 @@ struct DispatchParams {
   // Pipeline of a warp, in shared memory.
   std::uint32_t stage_bytes;  ///< a row travels in pieces of at most this size, multiple of 128
   int stages;                 ///< 2..8
+};
+
+/// A window for rows that others push: a part for each source, with room for `tokens` of its rows, which take turns.
+/// Behind a row lie its weights.
+struct PushWindow {
+  std::byte* rows;
+  std::uint32_t stride;           ///< from a row to the next, whole lines
+  std::int32_t tokens;            ///< in the window at once
+  std::int32_t tokens_per_round;  ///< `tokens` when everything fits at once, else a kWindowRounds-th of it
+
+  DEEP_EP_HOST_DEVICE static std::uint32_t stride_for(std::uint32_t row_bytes, int num_topk) {
+    return static_cast<std::uint32_t>(align_to_line(row_bytes + static_cast<std::size_t>(num_topk) * sizeof(float)));
+  }
+  DEEP_EP_DEVICE std::int32_t slot(std::int32_t token) const { return token % tokens; }
+  /// The row of `token` in the part of `source`.
+  DEEP_EP_DEVICE std::byte* row(int source, std::int32_t token) const {
+    return rows + (std::int64_t{source} * tokens + slot(token)) * stride;
+  }
+  DEEP_EP_DEVICE std::byte* part(int source) const { return row(source, 0); }
+  DEEP_EP_DEVICE std::uint64_t round_of(std::int32_t token) const {
+    return static_cast<std::uint64_t>(token / tokens_per_round);
+  }
 };
 
 struct CombineParams {
@@ -93,11 +213,7 @@ struct CombineParams {
   const std::int32_t* recv_src_idx;        ///< push only
   bool push;                               ///< false: x and topk_weights lie in the heap and peers read them
 
-  // This rank's window for rows that peers push: [num_ranks][window_tokens] rows.
-  std::byte* window;
-  std::uint32_t window_row_bytes;  ///< row, then weights, padded to a line
-  int window_tokens;               ///< tokens in the window at once
-  int tokens_per_round;            ///< window_tokens when everything fits at once, else a kWindowRounds-th of it
+  PushWindow window;  ///< this rank's, for rows that peers push: a part for each of them
 
   // Roles of a block's warps, in this order: some add, and where this rank pushes, some push and one raises flags.
   int adding_warps;

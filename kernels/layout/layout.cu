@@ -13,17 +13,15 @@
 
 namespace deep_ep::device {
 
-/// -1: no selection. An index beyond the experts counts nowhere; unless the caller says otherwise it is put on record.
-DEEP_EP_DEVICE int expert_of(const LayoutParams& params, int token, int k) {
-  const std::int64_t at = std::int64_t{token} * params.num_topk + k;
-  const std::int64_t expert = params.topk_idx_is_64_bit ? static_cast<const std::int64_t*>(params.topk_idx)[at]
-                                                        : static_cast<const std::int32_t*>(params.topk_idx)[at];
-  if (expert < params.num_experts) return expert < 0 ? -1 : static_cast<int>(expert);
-  if (params.report_unknown_experts) {
-    note_fault(params.wait, FaultKind::unknown_expert, Wanted::nothing, 0, token, static_cast<std::uint64_t>(expert),
+/// The expert that a selection names. -1 for none; an index beyond the experts counts nowhere either and, unless the
+/// caller says otherwise, is put on record.
+DEEP_EP_DEVICE int expert_at(const LayoutParams& params, int token, int k) {
+  const std::int64_t index = params.topk_idx.load_cached(std::int64_t{token} * params.num_topk + k);
+  if (index >= params.num_experts && params.report_unknown_experts) {
+    note_fault(params.wait, FaultKind::unknown_expert, Wanted::nothing, 0, token, static_cast<std::uint64_t>(index),
                static_cast<std::uint64_t>(params.num_experts));
   }
-  return -1;
+  return expert_of(index, params.num_experts);
 }
 
 /// Up to 128 ranks as bits in registers.
@@ -33,14 +31,13 @@ struct RankSet {
   DEEP_EP_DEVICE bool contains(int rank) const { return ((rank < 64 ? low : high) >> (rank & 63) & 1) != 0; }
 };
 
-DEEP_EP_DEVICE void layout_body(const LayoutParams& params, std::byte* shared) {
-  auto* rank_counts = reinterpret_cast<std::int32_t*>(shared);
-  std::int32_t* expert_counts = rank_counts + params.num_ranks;
+DEEP_EP_DEVICE void layout_body(const LayoutParams& params, std::byte* memory) {
+  const LayoutShared shared(Carver(memory), params.num_ranks, params.num_experts);
   const int num_counters = params.num_ranks + params.num_experts;
   const int experts_per_rank = params.num_experts / params.num_ranks;
 
   // 1. Clear the block's counters.
-  for (int i = thread_index(); i < num_counters; i += block_threads()) rank_counts[i] = 0;
+  for (int i = thread_index(); i < num_counters; i += block_threads()) shared.rank_counts[i] = 0;
   block::sync();
 
   // 2. Count. A token counts once per rank, however many of its experts live there.
@@ -48,27 +45,27 @@ DEEP_EP_DEVICE void layout_body(const LayoutParams& params, std::byte* shared) {
        token += grid_blocks() * block_threads()) {
     RankSet ranks;
     for (int k = 0; k < params.num_topk; ++k) {
-      const int expert = expert_of(params, token, k);
+      const int expert = expert_at(params, token, k);
       if (expert < 0) continue;
-      fetch_add_relaxed<Scope::block>(&expert_counts[expert], 1);
+      fetch_add_relaxed<Scope::block>(&shared.expert_counts[expert], 1);
       ranks.insert(expert / experts_per_rank);
     }
     std::uint8_t* in_rank = params.is_token_in_rank + std::int64_t{token} * params.num_ranks;
     for (int rank = 0; rank < params.num_ranks; ++rank) {
       const bool member = ranks.contains(rank);
       in_rank[rank] = member ? 1 : 0;
-      if (member) fetch_add_relaxed<Scope::block>(&rank_counts[rank], 1);
+      if (member) fetch_add_relaxed<Scope::block>(&shared.rank_counts[rank], 1);
     }
   }
   block::sync();
 
   // 3. Add the block's counts to the totals.
   for (int i = thread_index(); i < num_counters; i += block_threads()) {
-    if (rank_counts[i] != 0) fetch_add_relaxed<Scope::gpu>(&params.work->totals[i], rank_counts[i]);
+    if (shared.rank_counts[i] != 0) fetch_add_relaxed<Scope::gpu>(&params.work->totals[i], shared.rank_counts[i]);
   }
 
   // 4. The last block hands the totals out.
-  if (!last_block_to_arrive(&params.work->ticket, rank_counts)) return;
+  if (!last_block_to_arrive(&params.work->ticket, shared.rank_counts)) return;
   for (int i = thread_index(); i < num_counters; i += block_threads()) {
     std::int32_t* out =
         i < params.num_ranks ? params.num_tokens_per_rank + i : params.num_tokens_per_expert + (i - params.num_ranks);

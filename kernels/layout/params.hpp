@@ -3,7 +3,9 @@
 
 #include <cstdint>
 
+#include "kernels/common/carver.hpp"
 #include "kernels/common/faults.hpp"
+#include "kernels/common/topk.hpp"
 
 namespace deep_ep {
 
@@ -13,11 +15,22 @@ struct LayoutWork {
   std::int32_t totals[1];  ///< [num_ranks + num_experts]; allocated behind the struct
 };
 
+/// Shared memory of a block: its own counts.
+struct LayoutShared {
+  std::int32_t* rank_counts;    ///< [num_ranks]
+  std::int32_t* expert_counts;  ///< [num_experts], right behind them
+  std::size_t bytes;
+
+  DEEP_EP_HOST_DEVICE LayoutShared(Carver carver, int num_ranks, int num_experts)
+      : rank_counts(carver.take<std::int32_t>(static_cast<std::size_t>(num_ranks))),
+        expert_counts(carver.take<std::int32_t>(static_cast<std::size_t>(num_experts))),
+        bytes(carver.bytes()) {}
+};
+
 struct LayoutParams {
   WaitContext wait;             ///< where an unknown expert is reported
   bool report_unknown_experts;  ///< else it selects nothing, like a negative one
-  const void* topk_idx;         ///< [num_tokens, num_topk], 32 or 64 bit
-  bool topk_idx_is_64_bit;
+  TopkIndices topk_idx;         ///< [num_tokens, num_topk]
   int num_tokens;
   int num_topk;
   int num_experts;

@@ -1,45 +1,36 @@
 // A barrier of the ranks that are not masked, in stream order.
 #include "kernels/kernel_list.hpp"
-#include "kernels/low_latency/transport/peer.hpp"
 #include "kernels/low_latency/transport/poster.hpp"
-#include "kernels/primitives/block.hpp"
 #include "kernels/primitives/launch.hpp"
 
-namespace deep_ep::device {
+namespace deep_ep::device::low_latency {
 
-/// By one thread: signals a rank that is reached by RDMA.
-DEEP_EP_DEVICE void signal_far(const LowLatencyParams& common, int peer, std::uint64_t epoch) {
-  const int channel = static_cast<int>(LowLatencyChannel::barrier);
-  const RdmaPeerParams& pair = common.rdma.peers[channel * common.num_ranks + peer];
-  LowLatencyTold& told = common.rdma.told[peer];
-  if (common.mask != nullptr) store_relaxed<Scope::gpu>(&told.stopped, 0);
-  const WaitContext context = context_of_queue(common, peer);
-  rdma::RdmaPeer<OneThread> queue(pair, context);
-  const bool posted = queue.signal_add(common.window.barrier_at(common.rank), epoch - told.barrier);
-  if (posted) told.barrier = epoch;
-  if (!queue.close()) blame_queue(common, pair.queue);
+/// By one thread: tells `peer` that this rank has come to barrier `epoch`, releasing what the thread wrote before.
+DEEP_EP_DEVICE void announce_barrier(const LowLatencyParams& common, int peer, std::uint64_t epoch) {
+  const Place<std::uint64_t> place = common.window.barrier(common.rank);
+  if (!Reach<true>{common}.is_far(peer)) return store_release<Scope::system>(place.in(common.heaps[peer]), epoch);
+  const WaitContext wait = begin_to_post(common, peer);
+  rdma::Poster<OneThread, MaskOrEnd> poster(queue_pair(common, LowLatencyChannel::barrier, peer), wait, {common});
+  rdma::ToldWord word = poster.word(place, common.told[peer].barrier);
+  poster.tell(word, epoch);
+  poster.close();
 }
 
-DEEP_EP_DEVICE void low_latency_barrier_body(const LowLatencyBarrierParams& params, std::byte*) {
+DEEP_EP_DEVICE void barrier_body(const LowLatencyBarrierParams& params, std::byte*) {
   const LowLatencyParams& common = params.common;
-  const std::uint64_t epoch = load_relaxed<Scope::gpu>(&common.state->barriers) + 1;
+  const std::uint64_t epoch = common.state->barriers.epoch();
   for (int peer = thread_index(); peer < common.num_ranks; peer += block_threads()) {
-    if (masked(common, peer)) continue;
-    if (is_far(common, peer)) {
-      signal_far(common, peer, epoch);
-      continue;
-    }
-    Peer{common.heaps[peer]}.signal(common.window.barrier_at(common.rank), epoch);
+    if (!masked(common, peer)) announce_barrier(common, peer, epoch);
   }
   for (int peer = thread_index(); peer < common.num_ranks; peer += block_threads()) {
     if (masked(common, peer)) continue;
-    const auto* word = reinterpret_cast<const std::uint64_t*>(common.local + common.window.barrier_at(peer));
-    wait_for_signal(common, word, epoch, peer, Wanted::low_latency_barrier);
+    const std::uint64_t* word = common.window.barrier(peer).in(common.local);
+    wait_signal(MaskOrEnd{common}, word, {peer, Wanted::low_latency_barrier, epoch});
   }
   block::sync();
-  if (thread_index() == 0) store_relaxed<Scope::gpu>(&common.state->barriers, epoch);
+  if (thread_index() == 0) common.state->barriers.count(epoch);
 }
 
-}  // namespace deep_ep::device
+}  // namespace deep_ep::device::low_latency
 
-DEEP_EP_DEFINE_KERNEL(barrier_low_latency, deep_ep::device::low_latency_barrier_body)
+DEEP_EP_DEFINE_KERNEL(barrier_low_latency, deep_ep::device::low_latency::barrier_body)

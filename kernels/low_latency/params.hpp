@@ -3,11 +3,11 @@
 
 #include <cstdint>
 
-#include "kernels/common/faults.hpp"
-#include "kernels/low_latency/transport/rdma_params.hpp"
+#include "kernels/common/call.hpp"
+#include "kernels/common/topk.hpp"
 #include "kernels/low_latency/window.hpp"
-#include "kernels/primitives/divisor.hpp"
 #include "kernels/primitives/line.hpp"
+#include "kernels/rdma/reach.hpp"
 
 namespace deep_ep {
 
@@ -16,29 +16,64 @@ constexpr int kMostLowLatencyTokens = 65535;  ///< what a selection's place can 
 // The largest numbers that kernels divide count the rows of all ranks, a few more than there are: see Divisor.
 static_assert(std::uint64_t{kMaxRanks} * kMaxRanks * (kMostLowLatencyTokens + 1) < std::uint64_t{1} << 31);
 
-/// What every kernel of the family is told.
-struct LowLatencyParams {
-  int rank = 0;
-  Divisor num_ranks;
-  std::byte* local = nullptr;  ///< this rank's heap
-  /// Heap of every rank as this rank maps it, nullptr for one that is reached by RDMA; readable by kernels.
-  std::byte* const* heaps = nullptr;
-  LowLatencyWindow window;
-  LowLatencyState* state = nullptr;
-  WaitContext wait;
-  std::int32_t* mask = nullptr;   ///< [num_ranks], not 0: left out. nullptr: ranks are never masked
-  FaultRecord* masked = nullptr;  ///< [num_ranks]: whom kernels have masked, and why; in memory that the host sees
-  LowLatencyRdma rdma;
-  /// Blocks of the grid that do all but posting. Those behind them post to ranks that are reached by RDMA: each of
-  /// their warps serves the rank of its number.
-  int working_blocks = 0;
-};
-
 /// The parts of a call: one kernel does both, or a kernel each.
 enum class LowLatencyPhase : int { send = 1, receive = 2, both = 3 };
 
 DEEP_EP_HOST_DEVICE constexpr bool sends(LowLatencyPhase phase) { return (static_cast<int>(phase) & 1) != 0; }
 DEEP_EP_HOST_DEVICE constexpr bool receives(LowLatencyPhase phase) { return (static_cast<int>(phase) & 2) != 0; }
+
+/// Which call a kernel sends, and which one it receives.
+struct LowLatencyEpochs {
+  std::uint64_t send, receive;
+};
+
+/// How one kind of call is counted, in this rank's device memory. Zero when the buffer is made.
+struct LowLatencyCounters {
+  CallCounter sent;        ///< calls whose send part has run; all kernels arrive here
+  CallCounter received;    ///< calls whose receive part has run
+  std::uint32_t finished;  ///< with masking: blocks that have received; the last one resets it to zero
+  /// With masking: sum of what the blocks of this kernel saw as `mask_version`; the last one resets it to zero.
+  std::uint64_t versions;
+
+  /// By one thread of a block: ask once, so that the word is not what all warps of the GPU meet at.
+  DEEP_EP_DEVICE LowLatencyEpochs epochs() const { return {sent.epoch(), received.epoch()}; }
+  /// By one thread of every block, after epochs() and whenever it has time: the last one counts the call.
+  DEEP_EP_DEVICE void arrive(const LowLatencyEpochs& epochs, LowLatencyPhase phase) {
+    const auto blocks = static_cast<std::uint32_t>(device::grid_blocks());
+    if (!device::last_to_arrive<device::Scope::gpu>(&sent.arrived, blocks)) return;
+    if (sends(phase)) sent.count(epochs.send);
+    if (receives(phase)) received.count(epochs.receive);
+  }
+};
+
+struct LowLatencyState {
+  LowLatencyCounters counters[kLowLatencyKinds];
+  CallCounter barriers;
+  std::uint64_t abort;         ///< see WaitContext; of low-latency calls only
+  std::uint64_t mask_version;  ///< grows with every rank that a kernel masks
+  std::int32_t none, one;      ///< always 0 and 1, for the host to copy from
+};
+
+/// A rank has a queue pair for each peer and channel, so that no two kernels that may run at once share one.
+enum class LowLatencyChannel : int { dispatch, combine, barrier, count };
+
+/// What a far rank has been told: the words that this rank adds to in its window, once all that was posted has arrived.
+struct LowLatencyTold {
+  LowLatencyMailbox mailbox[kLowLatencyKinds];
+  std::uint64_t barrier;
+  std::uint64_t stopped;  ///< with masking: the abort word of waits for the rank's queue pairs
+};
+
+/// What every kernel of the family gets.
+struct LowLatencyParams : ReachParams {
+  LowLatencyWindow window;
+  LowLatencyStaging staging;       ///< where somebody is far
+  LowLatencyTold* told = nullptr;  ///< [num_ranks], device memory; where somebody is far
+  LowLatencyState* state = nullptr;
+  WaitContext wait;
+  std::int32_t* mask = nullptr;   ///< [num_ranks], not 0: left out. nullptr: ranks are never masked
+  FaultRecord* masked = nullptr;  ///< [num_ranks]: why kernels have masked the rank; in memory that the host sees
+};
 
 /// What a handle knows of the rows that a dispatch received: [1 + M + M * K, R] int32, in this order.
 struct RowTable {
@@ -105,6 +140,24 @@ struct LowLatencyRow {
   }
 };
 
+/// Scales of received rows, as grouped GEMMs load them: [blocks][columns][rows] words of 32 bits, with blocks and rows
+/// as in recv_x. A word is a float, or with UE8M0 the exponents of four neighbouring scales.
+struct BlockScales {
+  std::uint32_t scales;  ///< of a row
+  int rows;              ///< of a block
+  bool packed;
+
+  DEEP_EP_HOST_DEVICE int columns() const { return static_cast<int>(packed ? scales / 4 : scales); }
+  /// The first word of a row.
+  DEEP_EP_HOST_DEVICE std::int64_t first(int block, int row) const {
+    return std::int64_t{block} * columns() * rows + row;
+  }
+  /// How far behind it the word with scale `index` lies.
+  DEEP_EP_HOST_DEVICE std::int64_t behind(std::uint32_t index) const {
+    return std::int64_t{packed ? index / 4 : index} * rows;
+  }
+};
+
 struct LowLatencyDispatchParams {
   LowLatencyParams common;
   LowLatencyPhase phase;
@@ -124,12 +177,16 @@ struct LowLatencyDispatchParams {
   // What is sent.
   int num_tokens;
   const std::byte* x;    ///< [num_tokens, hidden] bfloat16
-  const void* topk_idx;  ///< [num_tokens, num_topk]
-  bool topk_idx_is_64_bit;
+  TopkIndices topk_idx;  ///< [num_tokens, num_topk]
   bool report_unknown_experts;
   const float* topk_weights;  ///< [num_tokens, num_topk], nullptr: none
 
   // What is received: R = num_ranks, M = max_tokens, L = num_local_experts.
+  DEEP_EP_HOST_DEVICE int recv_blocks() const { return rank_major ? common.num_ranks : num_local_experts; }
+  DEEP_EP_HOST_DEVICE int block_rows() const { return rank_major ? max_tokens : common.num_ranks * max_tokens; }
+  DEEP_EP_HOST_DEVICE BlockScales scale_layout() const {
+    return {static_cast<std::uint32_t>(hidden) / kScaleChannels, block_rows(), format == LowLatencyFormat::fp8_ue8m0};
+  }
   std::byte* recv_x;            ///< [L, R * M] or [R, M] rows
   std::byte* recv_scales;       ///< [L, hidden / 128 (UE8M0: / 512), R * M] or [R, .., M] words; nullptr: bf16
   std::int32_t* recv_count;     ///< [L] or [R]
@@ -166,8 +223,7 @@ struct LowLatencyCombineParams {
 
   // As owner: what is added up.
   int num_tokens;
-  const void* topk_idx;  ///< [num_tokens, num_topk]
-  bool topk_idx_is_64_bit;
+  TopkIndices topk_idx;       ///< [num_tokens, num_topk]
   const float* topk_weights;  ///< [num_tokens, num_topk]
   std::byte* combined_x;      ///< [num_tokens, hidden] bfloat16
   std::int64_t* wait_cost;    ///< [R], added to; nullptr: none

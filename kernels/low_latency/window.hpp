@@ -1,128 +1,227 @@
-// The part of every rank's heap that low-latency calls write to and signal in: where everything lies.
+// Where everything lies in a rank's heap that low-latency calls use: the window, which other ranks write to, and the
+// staging memory, which this rank's NIC reads from.
 //
-// It has the same layout on every rank. A control part, whose layout depends on nothing that a call brings along, so
-// that rows of one call can never be read as signals of another; then rows, in equal parts: of dispatch and of combine,
-// for even and for odd epochs, for each source. Within a part, a call lays its rows out by its own row size, always in
-// tagged lines (line.hpp), so that tags of all calls lie at the same places.
+// The window has the same layout on every rank. First comes a control part, whose layout does not depend on any call,
+// so that rows of one call can never be read as signals of another; then rows, in equal parts: of dispatch and of
+// combine, for even and for odd epochs, for each source. Within a part, a call lays its rows out by its own row size,
+// always in tagged lines (line.hpp), so that the tags of all calls lie at the same places.
 //
-// Everything is written by one source rank (by rails, rails.hpp, by another one in its stead) and read by the rank
-// whose heap it is. Signals hold 64-bit epochs; all of them are zero when the buffer is made and never reset.
+// Everything in it is written by one source (by rails, rdma/reach.hpp, by another rank in its stead) and read by the
+// rank whose heap it is. Signals hold 64-bit epochs; all are zero when the buffer is made and never reset.
 #pragma once
 
-#include "kernels/common/limits.hpp"
+#include <cstddef>
+
+#include "kernels/common/carver.hpp"
+#include "kernels/common/place.hpp"
 #include "kernels/primitives/cell.hpp"
 
 namespace deep_ep {
 
 /// The two kinds of calls. They count separately and share nothing in the window.
 enum class LowLatencyKind : int { dispatch, combine, count };
+constexpr std::size_t kLowLatencyKinds = static_cast<std::size_t>(LowLatencyKind::count);
+
+/// What one rank tells another about its calls of one kind. Words only grow. A far rank adds to them.
+struct alignas(kLine) LowLatencyMailbox {
+  std::uint64_t acknowledged;  ///< the last call whose receive part it has finished
+  std::uint64_t begun;         ///< with masking: the last combine whose send part it has begun
+  /// For even and for odd epochs, of a far rank: how far its rows of the call have come, see progress_value. Takes the
+  /// place of tags and flags; what is read behind it needs no cells.
+  std::uint64_t progress[2];
+};
+
+/// How far a far source's rows of one call have come: `place` 0 for what precedes all rows, then for the row in slot
+/// place - 1 (dispatch) or of token place - 1 (combine) and all before it. Grows from call to call.
+DEEP_EP_HOST_DEVICE constexpr std::uint64_t progress_value(std::uint64_t epoch, int place) {
+  return epoch << 16 | static_cast<std::uint64_t>(place);
+}
+
+/// Rows of one source (or for one rank) lie in parts of equal size, each with room for one call.
+struct LowLatencyRows {
+  std::size_t begin = 0;
+  std::size_t part_bytes = 0;
+
+  /// Row `slot` of a part, where the call has rows of `row_bytes` (a multiple of kTaggedLine).
+  DEEP_EP_HOST_DEVICE Place<std::byte> row(std::size_t part, int slot, std::size_t row_bytes) const {
+    return {begin + part * part_bytes + static_cast<std::size_t>(slot) * row_bytes};
+  }
+};
 
 struct LowLatencyWindow {
   static constexpr std::size_t kBytesPerSlot = 8192;  ///< of the window, for each source: decides the slots
-  static constexpr std::size_t kMostTopk = 32;
 
   std::size_t begin = 0;  ///< offset in the heap
   int num_ranks = 0;
   std::uint32_t slots = 0;       ///< tokens that a rank may send in one call
   std::size_t bytes = 0;         ///< 0: there is no window
   std::size_t source_bytes = 0;  ///< room for the rows of one source in one call
+  std::size_t count_bytes = 0;   ///< of one source's counts: whole lines, so that no two sources write to the same one
 
   /// A window of about `bytes` bytes at `begin` of the heap. Where it is too small even for signals, source_bytes is 0.
   static LowLatencyWindow make(std::size_t begin, std::size_t bytes, int num_ranks, int max_local_experts) {
     const auto ranks = static_cast<std::size_t>(num_ranks);
-    const std::size_t blocks = 2 * ranks;  // one for each source, for even and for odd epochs
+    const std::size_t parts = 2 * ranks;  // one for each source, for even and for odd epochs
     LowLatencyWindow window;
+    window.begin = begin;
     window.num_ranks = num_ranks;
     window.bytes = bytes / kLine * kLine;
     window.slots = static_cast<std::uint32_t>(window.bytes / (ranks * kBytesPerSlot));
-    window.begin = begin;
-    std::size_t at = begin + (static_cast<std::size_t>(LowLatencyKind::count) + 1) * ranks * kLine;
-    // Whole lines, so that two sources never write to the same one.
-    window.count_bytes_ = align_to_line((1 + (static_cast<std::size_t>(max_local_experts) + 1) / 2) * sizeof(Cell));
-    window.counts_ = at;
-    at += blocks * window.count_bytes_;
-    window.selections_ = at;
-    at += blocks * window.slots * kMostTopk * sizeof(Cell);
-    window.rows_ = align_to_line(at);
-    const std::size_t control = window.rows_ - begin;
-    const std::size_t parts = static_cast<std::size_t>(LowLatencyKind::count) * blocks;
-    window.source_bytes = control >= window.bytes ? 0 : (window.bytes - control) / parts / kLine * kLine;
+    window.count_bytes = align_to_line((1 + (static_cast<std::size_t>(max_local_experts) + 1) / 2) * sizeof(Cell));
+    Carver carver = Carver::without_memory();
+    carver.place<std::byte>(begin);
+    window.mailboxes_ = carver.place<LowLatencyMailbox>(kLowLatencyKinds * ranks);
+    window.barriers_ = carver.place<std::byte>(ranks * kLine, kLine);
+    window.counts_ = carver.place<std::byte>(parts * window.count_bytes, kLine);
+    window.selections_ = carver.place<Cell>(parts * window.slots * kMaxTopk);
+    window.rows_.begin = carver.place<std::byte>(0, kLine);
+    const std::size_t control = carver.bytes() - begin;
+    if (control < window.bytes) {
+      window.source_bytes = (window.bytes - control) / (kLowLatencyKinds * parts) / kLine * kLine;
+    }
+    window.rows_.part_bytes = window.source_bytes;
     return window;
   }
 
-  // Offsets in the heap of the rank that reads.
+  /// What `source` tells the rank whose heap it is.
+  DEEP_EP_HOST_DEVICE Place<LowLatencyMailbox> mailbox(LowLatencyKind kind, int source) const {
+    return {mailboxes_ + index(static_cast<int>(kind), source) * sizeof(LowLatencyMailbox)};
+  }
+  DEEP_EP_HOST_DEVICE Place<std::uint64_t> acknowledged(LowLatencyKind kind, int source) const {
+    return {mailbox(kind, source).offset + offsetof(LowLatencyMailbox, acknowledged)};
+  }
+  DEEP_EP_HOST_DEVICE Place<std::uint64_t> begun(LowLatencyKind kind, int source) const {
+    return {mailbox(kind, source).offset + offsetof(LowLatencyMailbox, begun)};
+  }
+  DEEP_EP_HOST_DEVICE Place<std::uint64_t> progress(LowLatencyKind kind, std::uint64_t epoch, int source) const {
+    return {mailbox(kind, source).offset + offsetof(LowLatencyMailbox, progress) + (epoch & 1) * sizeof(std::uint64_t)};
+  }
+  /// How many barriers `source` has come to.
+  DEEP_EP_HOST_DEVICE Place<std::uint64_t> barrier(int source) const { return {barriers_ + index(0, source) * kLine}; }
 
-  /// One word, by `source`: the last call of the kind whose receive part it has finished.
-  DEEP_EP_HOST_DEVICE std::size_t acknowledged_at(LowLatencyKind kind, int source) const {
-    return begin + index(static_cast<int>(kind), source) * kLine;
-  }
-  /// One word, by `source`: the last combine whose send part it has begun. What it waits for shows there.
-  DEEP_EP_HOST_DEVICE std::size_t begun_at(LowLatencyKind kind, int source) const {
-    return acknowledged_at(kind, source) + sizeof(std::uint64_t);
-  }
-  /// One word, by `source` that is reached by RDMA: how far its rows of the call have come, see progress_value. Takes
-  /// the place of flags, and what is read behind it needs no cells.
-  DEEP_EP_HOST_DEVICE std::size_t progress_at(LowLatencyKind kind, std::uint64_t epoch, int source) const {
-    return acknowledged_at(kind, source) + (2 + (epoch & 1)) * sizeof(std::uint64_t);
-  }
-  /// One word, by `source`: how many barriers it has come to.
-  DEEP_EP_HOST_DEVICE std::size_t barrier_at(int source) const {
-    return begin + index(static_cast<int>(LowLatencyKind::count), source) * kLine;
-  }
-  /// Cells, by `source`, of a dispatch: the first holds its rows for this rank (CountHead), each further one the
+  /// Of a dispatch: the first cell holds the number of rows of `source` for this rank (CountHead), each further one the
   /// rows of two local experts.
-  DEEP_EP_HOST_DEVICE std::size_t counts_at(std::uint64_t epoch, int source) const {
-    return counts_ + block(epoch, source) * count_bytes_;
+  DEEP_EP_HOST_DEVICE Place<Cell> counts(std::uint64_t epoch, int source) const {
+    return {counts_ + half(epoch, source) * count_bytes};
   }
-  /// Cells, by owner `source`, of a combine: the selections of its token `slot`, kMostTopk cells a token.
-  DEEP_EP_HOST_DEVICE std::size_t selections_at(std::uint64_t epoch, int source, int slot) const {
-    return selections_ + slot_of(epoch, source, slot) * kMostTopk * sizeof(Cell);
+  /// Of a combine: kMaxTopk cells with the selections of token `slot` of owner `source`.
+  DEEP_EP_HOST_DEVICE Place<Cell> selections(std::uint64_t epoch, int source, int slot) const {
+    const std::size_t token = half(epoch, source) * slots + static_cast<std::size_t>(slot);
+    return {selections_ + token * kMaxTopk * sizeof(Cell)};
   }
-  /// Row `slot` of `source`, where the call has rows of `row_bytes` (a multiple of kLine). A source has a place of its
-  /// own: ranks that disagree in their row sizes do not overwrite each other. (Those that disagree in whether combine
-  /// goes by rails may; then each of them also waits for a row that does not come.)
-  DEEP_EP_HOST_DEVICE std::size_t row_at(LowLatencyKind kind, std::uint64_t epoch, int source, int slot,
-                                         std::size_t row_bytes) const {
-    const std::size_t part = index(static_cast<int>(kind) * 2 + static_cast<int>(epoch & 1), source);
-    return rows_ + part * source_bytes + static_cast<std::size_t>(slot) * row_bytes;
+  /// Row `slot` of `source`. A source has a place of its own: ranks that disagree in their row sizes do not overwrite
+  /// each other. (Those that disagree in whether combine goes by rails may; but then each of them also waits for a row
+  /// that does not come.)
+  DEEP_EP_HOST_DEVICE Place<std::byte> row(LowLatencyKind kind, std::uint64_t epoch, int source, int slot,
+                                           std::size_t row_bytes) const {
+    return rows_.row(index(static_cast<int>(kind) * 2 + static_cast<int>(epoch & 1), source), slot, row_bytes);
   }
-
-  // Where the parts begin; use the functions.
-  std::size_t counts_ = 0;
-  std::size_t count_bytes_ = 0;  ///< of one source
-  std::size_t selections_ = 0;
-  std::size_t rows_ = 0;
 
  private:
   DEEP_EP_HOST_DEVICE std::size_t index(int which, int source) const {
     return static_cast<std::size_t>(which * num_ranks + source);
   }
-  /// Of the epoch's half, the part that belongs to `source`.
-  DEEP_EP_HOST_DEVICE std::size_t block(std::uint64_t epoch, int source) const {
+  DEEP_EP_HOST_DEVICE std::size_t half(std::uint64_t epoch, int source) const {
     return index(static_cast<int>(epoch & 1), source);
   }
-  DEEP_EP_HOST_DEVICE std::size_t slot_of(std::uint64_t epoch, int source, int slot) const {
-    return block(epoch, source) * slots + static_cast<std::size_t>(slot);
+
+  std::size_t mailboxes_ = 0, barriers_ = 0, counts_ = 0, selections_ = 0;
+  LowLatencyRows rows_;
+};
+
+/// What this rank's NIC fetches; and by rails, where rows wait that this rank hands on. All of it is double, like the
+/// window: the half of a call is written again two calls later. By then every poster of the call in between has seen
+/// the completions of what it found posted; and a peer that sends rows to hand on, the only thing that peers write
+/// here, has this rank's word that it has finished the call before the last.
+struct LowLatencyStaging {
+  static constexpr std::size_t kMostWarpsPerRow = 16;   ///< that share a row of combine, or by rails add one
+  static constexpr std::size_t kLeastCombineWarps = 2;  ///< of a block
+
+  std::size_t begin = 0;  ///< offset in the heap
+  std::size_t bytes = 0;
+
+  /// `nodes`: whose rows this rank may hand on; 0: calls never go by rails.
+  static LowLatencyStaging make(std::size_t begin, const LowLatencyWindow& window, int nodes) {
+    const auto ranks = static_cast<std::size_t>(window.num_ranks);
+    LowLatencyStaging staging;
+    staging.num_ranks_ = window.num_ranks;
+    staging.nodes_ = nodes;
+    staging.slots_ = window.slots;
+    staging.count_bytes_ = window.count_bytes;
+    staging.rows_.part_bytes = staging.relayed_.part_bytes = window.source_bytes;
+    staging.begin = begin;
+    Carver carver = Carver::without_memory();
+    carver.place<std::byte>(begin);
+    staging.dispatch_ready_ = carver.place<std::uint64_t>(2 * window.slots, kLine);
+    staging.combine_ready_ = carver.place<std::uint64_t>(2 * ranks * window.slots * kMostWarpsPerRow, kLine);
+    staging.counts_ = carver.place<std::byte>(2 * ranks * window.count_bytes, kLine);
+    staging.selections_ = carver.place<std::byte>(2 * staging.poster_blocks() * staging.block_selection_bytes(), kLine);
+    staging.rows_.begin = carver.place<std::byte>(2 * (1 + ranks) * window.source_bytes, kLine);
+    staging.relayed_.begin =
+        carver.place<std::byte>(2 * kLowLatencyKinds * static_cast<std::size_t>(nodes) * window.source_bytes, kLine);
+    staging.bytes = carver.bytes() - begin;
+    return staging;
   }
+
+  /// A row of dispatch: the same for all peers.
+  DEEP_EP_HOST_DEVICE Place<std::byte> dispatch_row(std::uint64_t epoch, int token, std::size_t row_bytes) const {
+    return rows_.row(part(epoch, num_ranks_), token, row_bytes);
+  }
+  /// Row number `row` of combine for `owner`.
+  DEEP_EP_HOST_DEVICE Place<std::byte> combine_row(std::uint64_t epoch, int owner, int row,
+                                                   std::size_t row_bytes) const {
+    return rows_.row(part(epoch, owner), row, row_bytes);
+  }
+  /// Dispatch's row of the token is staged: holds the epoch.
+  DEEP_EP_HOST_DEVICE Place<std::uint64_t> dispatch_ready(std::uint64_t epoch, int token) const {
+    return {dispatch_ready_ + ((epoch & 1) * slots_ + static_cast<std::size_t>(token)) * sizeof(std::uint64_t)};
+  }
+  /// A word of each warp that shares combine's row for `owner`: its part is staged (the epoch), or there is no such row
+  /// (no_row_flag).
+  DEEP_EP_HOST_DEVICE Place<std::uint64_t> combine_ready(std::uint64_t epoch, int owner, int row, int warp) const {
+    const std::size_t first = (of_peer(epoch, owner) * slots_ + static_cast<std::size_t>(row)) * kMostWarpsPerRow;
+    return {combine_ready_ + (first + static_cast<std::size_t>(warp)) * sizeof(std::uint64_t)};
+  }
+  /// Of dispatch, for `peer`.
+  DEEP_EP_HOST_DEVICE Place<Cell> counts(std::uint64_t epoch, int peer) const {
+    return {counts_ + of_peer(epoch, peer) * count_bytes_};
+  }
+  /// Of combine, see FarSelections: as one block of posters has gathered them.
+  DEEP_EP_HOST_DEVICE Place<std::uint64_t> selections(std::uint64_t epoch, int block) const {
+    const std::size_t of_block = (epoch & 1) * poster_blocks() + static_cast<std::size_t>(block);
+    return {selections_ + of_block * block_selection_bytes()};
+  }
+  /// By rails, rows that this rank hands on. Dispatch: row `slot` of the rank on its rail in `node`, which writes it.
+  /// Combine: this rank's own part of the row of token `slot` of that rank.
+  DEEP_EP_HOST_DEVICE Place<std::byte> relayed_row(LowLatencyKind kind, std::uint64_t epoch, int node, int slot,
+                                                   std::size_t row_bytes) const {
+    const int half = static_cast<int>(kind) * 2 + static_cast<int>(epoch & 1);
+    return relayed_.row(static_cast<std::size_t>(half * nodes_ + node), slot, row_bytes);
+  }
+
+ private:
+  DEEP_EP_HOST_DEVICE std::size_t block_selection_bytes() const {
+    return kLine + slots_ * kMaxTopk * sizeof(std::uint64_t);
+  }
+  /// Of combine, at most: a warp serves a rank.
+  DEEP_EP_HOST_DEVICE std::size_t poster_blocks() const {
+    return (static_cast<std::size_t>(num_ranks_) + kLeastCombineWarps - 1) / kLeastCombineWarps;
+  }
+  DEEP_EP_HOST_DEVICE std::size_t of_peer(std::uint64_t epoch, int peer) const {
+    return (epoch & 1) * static_cast<std::size_t>(num_ranks_) + static_cast<std::size_t>(peer);
+  }
+  /// Of the rows: one for each peer (combine), then one for all (dispatch).
+  DEEP_EP_HOST_DEVICE std::size_t part(std::uint64_t epoch, int which) const {
+    return (epoch & 1) * static_cast<std::size_t>(num_ranks_ + 1) + static_cast<std::size_t>(which);
+  }
+
+  int num_ranks_ = 0, nodes_ = 0;
+  std::uint32_t slots_ = 0;
+  std::size_t count_bytes_ = 0, dispatch_ready_ = 0, combine_ready_ = 0, counts_ = 0, selections_ = 0;
+  LowLatencyRows rows_, relayed_;
 };
 
-/// Counters of one kind of call, in this rank's device memory. Zero when the buffer is made. Every block of a kernel
-/// reads them at its start; the last block to have done so advances them, so a graph replay is a new epoch.
-struct LowLatencyCounters {
-  std::uint64_t sent;      ///< calls whose send part has run
-  std::uint64_t received;  ///< calls whose receive part has run
-  std::uint32_t arrived;   ///< blocks that have read; the last puts zero back
-  std::uint32_t finished;  ///< with masking: blocks that have received; the last puts zero back
-  /// With masking: sum of what the blocks of this kernel saw as `mask_version`; the last puts zero back.
-  std::uint64_t versions;
-};
-
-struct LowLatencyState {
-  LowLatencyCounters counters[static_cast<int>(LowLatencyKind::count)];
-  std::uint64_t barriers;      ///< barriers come to
-  std::uint64_t abort;         ///< see WaitContext; of low-latency calls only
-  std::uint64_t mask_version;  ///< grows with every rank that a kernel masks
-  std::int32_t none, one;      ///< always 0 and 1, for the host to copy from
-};
+/// Where the epoch would say that a row of combine is staged: there is none, as none of its selections is left.
+DEEP_EP_HOST_DEVICE constexpr std::uint64_t no_row_flag(std::uint64_t epoch) { return epoch | std::uint64_t{1} << 63; }
 
 }  // namespace deep_ep

@@ -54,6 +54,13 @@ struct LineLane {
   }
 };
 
+/// This lane's part of line `index` of those whose payload lies at `stage`, without tags.
+DEEP_EP_DEVICE LinePart tagged_part(const std::byte* stage, std::uint32_t index, std::uint64_t tag) {
+  const LineLane lane;
+  const auto* words = reinterpret_cast<const std::uint64_t*>(stage + lane.payload_at(index));
+  return {{words[0], lane.has_tag() ? tag : words[1]}};
+}
+
 /// Stores this lane's part to `to`, in memory of any GPU. By whole warps; `wanted` is the same for the lanes of a line.
 DEEP_EP_DEVICE void store_line(std::byte* to, const LinePart& part, bool wanted) {
   warp::sync();  // one instruction for all lanes

@@ -53,9 +53,7 @@ inline constexpr std::size_t kMaxInline = 28;  ///< bytes that fit behind contro
 inline constexpr std::uint32_t kMaxDepth = 32768;
 
 // Both targets are little-endian (every GPU; the hosts that the library supports).
-#if !DEEP_EP_TARGET_CUDA
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__);
-#endif
 
 DEEP_EP_HOST_DEVICE constexpr std::uint32_t swap16(std::uint32_t v) { return (v >> 8 & 0xffu) | (v << 8 & 0xff00u); }
 DEEP_EP_HOST_DEVICE constexpr std::uint32_t swap32(std::uint32_t v) {

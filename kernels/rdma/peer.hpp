@@ -23,7 +23,7 @@ class RdmaPeer {
   DEEP_EP_DEVICE RdmaPeer(const RdmaPeerParams& params, const WaitContext& wait)
       : params_(params), queue_(params.queue, wait) {}
 
-  /// Copies `bytes` (0 to 2^30) of the own heap into the peer's.
+  /// Copies `bytes` (0 to 2^30) of this rank's heap into the peer's.
   DEEP_EP_DEVICE bool put(std::uint64_t remote_offset, std::uint64_t local_offset, std::uint32_t bytes,
                           bool wanted = true) {
     return queue_.post(wanted, [&](WorkQueueEntry& entry, const EntryHeader& header) {

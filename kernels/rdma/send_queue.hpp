@@ -6,7 +6,7 @@
 // are batched, and the last entry of every batch asks for a completion; all entries before it are then complete too.
 #pragma once
 
-#include "kernels/common/faults.hpp"
+#include "kernels/common/wait.hpp"
 #include "kernels/primitives/bits.hpp"
 #include "kernels/primitives/doorbell.hpp"
 #include "kernels/primitives/group.hpp"
@@ -148,20 +148,14 @@ class SendQueue {
   }
 
   DEEP_EP_DEVICE bool poll_until(std::uint64_t ticket) {
-    const std::uint64_t begin = now_ns();
-    for (int spins = 1;; ++spins) {
-      const Poll seen = poll();
-      if (seen == Poll::failed) return false;
-      if (completed_ >= ticket) return true;
-      pause(spins);
-      if (spins % 64 == 0) {  // as in wait_signal
-        if (aborted(wait_)) return false;
-        if (wait_.timeout_ns != 0 && now_ns() - begin > wait_.timeout_ns) {
-          report_fault(wait_, FaultKind::timeout, Wanted::rdma_completion, pair_.peer, 0, ticket, completed_);
-          return false;
-        }
-      }
-    }
+    bool failed = false;
+    const Awaited awaited{pair_.peer, Wanted::rdma_completion, ticket};
+    const bool came = wait_until(ReportLate{wait_}, awaited, [&](device::Poll& look) {
+      failed = poll() == Poll::failed;
+      look.seen = completed_;
+      return failed || completed_ >= ticket;
+    });
+    return came && !failed;
   }
 
   const RdmaQueuePair& pair_;

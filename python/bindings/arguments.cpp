@@ -19,14 +19,6 @@ void ArgumentReader::read(py::handle object, const char* name, std::optional<Ten
   if (!object.is_none()) place = Framework::instance().borrow(object, name);
 }
 
-void ArgumentReader::read(py::handle object, const char* name, TensorView& place) {
-  place = Framework::instance().borrow(object, name).view;
-}
-
-void ArgumentReader::read(py::handle object, const char* name, std::optional<TensorView>& place) {
-  if (!object.is_none()) place = Framework::instance().borrow(object, name).view;
-}
-
 void ArgumentReader::read(py::handle object, const char* name, EventHandle& place) {
   if (object.is_none()) return;
   if (!py::isinstance<Event>(object)) {

@@ -37,8 +37,16 @@ class ArgumentReader {
   static void read(py::handle object, const char* name, AnyTensor& place);
   static void read(py::handle object, const char* name, TensorArgument& place);
   static void read(py::handle object, const char* name, std::optional<TensorArgument>& place);
-  static void read(py::handle object, const char* name, TensorView& place);
-  static void read(py::handle object, const char* name, std::optional<TensorView>& place);
+  template <class View>
+    requires std::is_base_of_v<TensorSpec, View>
+  static void read(py::handle object, const char* name, View& place) {
+    place = Framework::instance().borrow(object, name).view;
+  }
+  template <class View>
+    requires std::is_base_of_v<TensorSpec, View>
+  static void read(py::handle object, const char* name, std::optional<View>& place) {
+    if (!object.is_none()) place = Framework::instance().borrow(object, name).view;
+  }
   /// None or an Event.
   static void read(py::handle object, const char* name, EventHandle& place);
   /// Numbers, truth values and Python's own containers.

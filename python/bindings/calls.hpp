@@ -9,9 +9,9 @@ namespace deep_ep::bindings {
 struct BufferSetup {
   int rank = 0;
   int num_ranks = 0;
-  py::function all_gather;          ///< (bytes) -> list of bytes, one for each rank
-  int device = -1;                  ///< a GPU's ordinal, -1 for the CPU
-  std::uintptr_t comm_stream = 0;   ///< of the framework, lives as long as the process; 0 on the CPU
+  py::function all_gather;         ///< (bytes) -> list of bytes, one for each rank
+  int device = -1;                 ///< a GPU's ordinal, -1 for the CPU
+  std::uintptr_t comm_stream = 0;  ///< of the framework, lives as long as the process; 0 on the CPU
   BufferOptions options;
 
   template <class With>
@@ -22,15 +22,15 @@ struct BufferSetup {
     with("device", device);
     with("heap_bytes", options.heap_bytes);
     with("comm_stream", comm_stream);
-    with("low_latency_bytes", options.low_latency_bytes);
-    with("low_latency_masking", options.low_latency_masking);
-    with("allow_nvlink_for_low_latency", options.allow_nvlink_for_low_latency);
+    with("low_latency_bytes", options.low_latency.bytes);
+    with("low_latency_masking", options.low_latency.masking);
+    with("allow_nvlink_for_low_latency", options.low_latency.allow_nvlink);
   }
 };
 
 struct LayoutCall {
   static constexpr const char* kReturns = "Tuple[torch.Tensor, torch.Tensor, torch.Tensor, Optional[EventHandle]]";
-  TensorView topk_idx;
+  ConstTensorView topk_idx;
   int num_experts = 0;
   CallOptions options;
 
@@ -73,7 +73,7 @@ struct CachedDispatchCall {
   static constexpr const char* kReturns = "Tuple[torch.Tensor, Optional[torch.Tensor], Optional[EventHandle]]";
   AnyTensor x;
   py::tuple handle;
-  DispatchArguments arguments;
+  CachedDispatchArguments arguments;
   CallOptions options;
 
   template <class With>
@@ -129,7 +129,7 @@ struct LowLatencyDispatchCall {
     with("use_ue8m0", arguments.use_ue8m0);
     with("rank_major", rank_major);
     with("async_finish", options.async_finish);
-    with("return_recv_hook", options.return_recv_hook);
+    with("return_recv_hook", arguments.return_recv_hook);
   }
 };
 
@@ -153,7 +153,7 @@ struct LowLatencyCombineCall {
     with("out", out);
     with("combine_wait_recv_cost_stats", arguments.wait_recv_cost_stats);
     with("async_finish", options.async_finish);
-    with("return_recv_hook", options.return_recv_hook);
+    with("return_recv_hook", arguments.return_recv_hook);
   }
 };
 

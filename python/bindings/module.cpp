@@ -1,5 +1,5 @@
-// deep_ep._native: what deep_ep/buffer.py and deep_ep/low_latency.py call. Docstrings begin with the signature, of which
-// scripts/native_stub makes deep_ep/_native.pyi.
+// deep_ep._native: what deep_ep/buffer.py and deep_ep/low_latency.py call. Docstrings begin with the signature, of
+// which scripts/native_stub makes deep_ep/_native.pyi.
 #include <pybind11/pybind11.h>
 
 #include <memory>
@@ -70,7 +70,8 @@ void define_events(py::module_& module) {
       .def("current_stream_wait", &Event::wait_on_current_stream,
            "current_stream_wait(self) -> None\n\n"
            "Makes the stream that is current now wait for this point. The host does not wait.")
-      .def("__copy__", [](const Event& event) { return event; }, "__copy__(self) -> EventHandle")
+      .def(
+          "__copy__", [](const Event& event) { return event; }, "__copy__(self) -> EventHandle")
       .def(
           "__deepcopy__", [](const Event& event, const py::dict&) { return event; },
           "__deepcopy__(self, memo: dict, /) -> EventHandle");
@@ -114,6 +115,10 @@ PYBIND11_MODULE(_native, module) {
   register_errors();
   module.attr("has_cuda") = DEEP_EP_HAVE_CUDA != 0;
   define(module, "use_exchange_api", &use_exchange_api, {"use"});
+  module.attr("max_topk") = deep_ep::Buffer::kMaxTopk;
+  define(module, "heap_bytes_hint", &deep_ep::Buffer::heap_bytes_hint,
+         {"num_ranks", "tokens", "row_bytes", "num_topk", "scale_bytes"});
+  define(module, "heap_bytes_for", &deep_ep::Buffer::heap_bytes_for, {"num_ranks", "bytes"});
   define(module, "low_latency_bytes_hint", &deep_ep::Buffer::low_latency_bytes_hint,
          {"max_tokens", "hidden", "num_ranks", "num_experts"});
   define_events(module);

@@ -46,19 +46,9 @@ AllGatherFunction wrap_all_gather(const py::function& all_gather) {
   };
 }
 
-/// The memory of a tensor that the caller holds. Kernels use it on the communication stream only, in whose order the
-/// library's tensors are freed, and those of the framework are recorded by the caller.
-class Borrowed final : public Tensor::Storage {
- public:
-  void record_stream(StreamHandle) override {}
-};
-
-Tensor borrowed_tensor(const TensorView& view) {
-  static const auto storage = std::make_shared<Borrowed>();
-  return Tensor(view, storage);
-}
-
-TensorView handle_tensor(const py::tuple& handle, std::size_t index, const Device& device, int dims) {
+/// Kernels use it on the communication stream only, in whose order the library's tensors are freed, and those of the
+/// framework are recorded by the caller.
+Tensor handle_tensor(const py::tuple& handle, std::size_t index, const Device& device, int dims) {
   const std::string name = fmt::format("handle[{}]", index);
   const TensorView view = Framework::instance().borrow(handle[index], name.c_str()).view;
   if (view.dtype != DType::int32 || view.dims != dims || !view.is_contiguous() || view.device != device) {
@@ -67,7 +57,7 @@ TensorView handle_tensor(const py::tuple& handle, std::size_t index, const Devic
                     "dimensions on {}",
                     name, view.describe(), to_string(view.device), dims, to_string(device)));
   }
-  return view;
+  return Tensor::borrow(view);
 }
 
 }  // namespace
@@ -111,9 +101,9 @@ DispatchHandle NativeBuffer::borrow_handle(const py::tuple& handle) const {
                                       handle.size(), kHandleLength));
   }
   DispatchHandle result;
-  result.rank_prefix_matrix = borrowed_tensor(handle_tensor(handle, kRankPrefixMatrix, device_, 2));
-  result.recv_src_idx = borrowed_tensor(handle_tensor(handle, kRecvSrcIdx, device_, 1));
-  result.destination_row = borrowed_tensor(handle_tensor(handle, kDestinationRow, device_, 2));
+  result.rank_prefix_matrix = handle_tensor(handle, kRankPrefixMatrix, device_, 2);
+  result.recv_src_idx = handle_tensor(handle, kRecvSrcIdx, device_, 1);
+  result.destination_row = handle_tensor(handle, kDestinationRow, device_, 2);
   result.num_tokens = result.destination_row.size(0);
   result.num_recv_rows = result.recv_src_idx.size(0);
   return result;
@@ -158,7 +148,7 @@ py::tuple NativeBuffer::cached_dispatch(CachedDispatchCall& call) {
   call.arguments.x = call.x.view;
   call.arguments.handle = &handle;
   complete(call.options);
-  const DispatchResult result = without_gil([&] { return buffer.dispatch(call.arguments, call.options); });
+  const CachedDispatchResult result = without_gil([&] { return buffer.cached_dispatch(call.arguments, call.options); });
   return py::make_tuple(framework.hand_out(result.recv_x, &call.x.dtype), framework.hand_out(result.recv_x_scales),
                         event_object(call.options, result.event, result.recv_x, result.recv_x_scales));
 }
@@ -174,7 +164,7 @@ py::tuple NativeBuffer::combine(CombineCall& call) {
                         event_object(call.options, result.event, result.combined_x, result.combined_topk_weights));
 }
 
-py::object NativeBuffer::lend(const TensorView& view) { return Framework::instance().hand_out(borrowed_tensor(view)); }
+py::object NativeBuffer::lend(const TensorView& view) { return Framework::instance().hand_out(Tensor::borrow(view)); }
 
 py::object NativeBuffer::local_memory() const { return lend(alive().local_memory()); }
 

@@ -66,7 +66,6 @@ class NativeBuffer : public std::enable_shared_from_this<NativeBuffer> {
   Buffer& alive() const;
   /// Fills in what Python does not say: the current stream.
   void complete(CallOptions& options) const;
-  CallOptions on_current_stream() const;
   DispatchHandle borrow_handle(const py::tuple& handle) const;
   template <class... Results>
   py::object event_object(const CallOptions& options, EventHandle event, const Results&... results) const {

@@ -11,7 +11,7 @@ namespace deep_ep::bindings {
 namespace {
 
 /// The expert's rows lie in the combine buffer already; x only has to look like them.
-void check_zero_copy(const TensorView& x, const TensorView& buffer) {
+void check_zero_copy(const ConstTensorView& x, const TensorView& buffer) {
   bool same = x.dims == buffer.dims && x.dtype == buffer.dtype;
   for (int dim = 0; same && dim < x.dims; ++dim) same = x.size(dim) == buffer.size(dim);
   if (same) return;
@@ -51,9 +51,9 @@ py::tuple NativeBuffer::low_latency_dispatch(LowLatencyDispatchCall& call) {
   }
   py::object rows = framework.hand_out(result.recv_x);
   if (result.recv_x_scales) rows = py::make_tuple(rows, framework.hand_out(*result.recv_x_scales));
-  const py::object event = event_object(call.options, result.event, result.recv_x, result.recv_x_scales,
-                                        result.recv_count, result.recv_topk_idx, result.recv_topk_weights,
-                                        result.handle.src_info);
+  const py::object event =
+      event_object(call.options, result.event, result.recv_x, result.recv_x_scales, result.recv_count,
+                   result.recv_topk_idx, result.recv_topk_weights, result.handle.src_info);
   return py::make_tuple(std::move(rows), framework.hand_out(result.recv_count),
                         framework.hand_out(result.recv_topk_idx), framework.hand_out(result.recv_topk_weights),
                         handles_.hand_out(result.handle), event, hook_object(std::move(result.hook), call.given));
@@ -86,12 +86,6 @@ py::tuple NativeBuffer::low_latency_combine(LowLatencyCombineCall& call) {
                         hook_object(std::move(result.hook), call.given));
 }
 
-CallOptions NativeBuffer::on_current_stream() const {
-  CallOptions options;
-  complete(options);
-  return options;
-}
-
 py::object NativeBuffer::low_latency_combine_buffer(const py::tuple& handle) {
   return lend(alive().low_latency_combine_buffer(handles_.find(handle)));
 }
@@ -100,34 +94,34 @@ py::object NativeBuffer::low_latency_memory() const { return lend(alive().low_la
 
 void NativeBuffer::low_latency_clean() {
   Buffer& buffer = alive();
-  const CallOptions call = on_current_stream();
+  const StreamHandle stream = Framework::instance().current_stream(device_);
   const py::gil_scoped_release released;
-  buffer.low_latency_clean(call);
+  buffer.low_latency_clean(stream);
   complete_on_cpu();
 }
 
 void NativeBuffer::low_latency_update_mask(int rank, bool masked) {
   Buffer& buffer = alive();
-  const CallOptions call = on_current_stream();
+  const StreamHandle stream = Framework::instance().current_stream(device_);
   const py::gil_scoped_release released;
-  buffer.low_latency_update_mask(rank, masked, call);
+  buffer.low_latency_update_mask(rank, masked, stream);
   complete_on_cpu();
 }
 
 void NativeBuffer::low_latency_query_mask(py::handle mask_status) {
   Buffer& buffer = alive();
-  const CallOptions call = on_current_stream();
+  const StreamHandle stream = Framework::instance().current_stream(device_);
   const TensorView status = Framework::instance().borrow(mask_status, "mask_status").view;
   const py::gil_scoped_release released;
-  buffer.low_latency_query_mask(status, call);
+  buffer.low_latency_query_mask(status, stream);
   complete_on_cpu();
 }
 
 void NativeBuffer::low_latency_clear_mask() {
   Buffer& buffer = alive();
-  const CallOptions call = on_current_stream();
+  const StreamHandle stream = Framework::instance().current_stream(device_);
   const py::gil_scoped_release released;
-  buffer.low_latency_clear_mask(call);
+  buffer.low_latency_clear_mask(stream);
   complete_on_cpu();
 }
 

@@ -5,7 +5,10 @@ from typing import Any, Callable, List, Optional, Sequence, Tuple, Union
 import torch
 
 has_cuda: bool
+max_topk: int
 def use_exchange_api(use: bool, /) -> bool: ...
+def heap_bytes_hint(num_ranks: int, tokens: int, row_bytes: int, num_topk: int, scale_bytes: int, /) -> int: ...
+def heap_bytes_for(num_ranks: int, bytes: int, /) -> int: ...
 def low_latency_bytes_hint(max_tokens: int, hidden: int, num_ranks: int, num_experts: int, /) -> int: ...
 
 class EventHandle:
@@ -43,9 +46,9 @@ class Buffer:
         self,
         x: torch.Tensor,
         x_scales: Optional[torch.Tensor],
-        num_tokens_per_rank: Optional[torch.Tensor],
+        num_tokens_per_rank: torch.Tensor,
         is_token_in_rank: torch.Tensor,
-        num_tokens_per_expert: Optional[torch.Tensor],
+        num_tokens_per_expert: torch.Tensor,
         topk_idx: Optional[torch.Tensor],
         topk_weights: Optional[torch.Tensor],
         expert_alignment: int,

@@ -24,7 +24,6 @@ Rows = Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor]]
 Bias = Union[None, torch.Tensor, Sequence[Optional[torch.Tensor]]]
 
 _SMALLEST_HEAP = 64 << 20
-_SIGNALS = 4 << 20
 _PAGE = 2 << 20
 
 
@@ -131,7 +130,8 @@ class Buffer(LowLatencyCalls):
         self._on_gpu: bool = device >= 0
         if self._on_gpu and group is not None:
             check_nvlink_connections(group)
-        heap_bytes = -(-(max(num_nvl_bytes, _SMALLEST_HEAP) + _SIGNALS) // _PAGE) * _PAGE
+        heap_bytes = _native.heap_bytes_for(self.group_size, max(num_nvl_bytes, _SMALLEST_HEAP))
+        heap_bytes = -(-heap_bytes // _PAGE) * _PAGE
         # A stream of the framework: it is never destroyed, so tensors may be recorded on it for any time.
         self._comm_stream: Optional[torch.cuda.Stream] = None
         stream = 0

@@ -10,8 +10,7 @@ ALIGNMENT = 128
 _LARGEST = 2**31 - ALIGNMENT
 # What a buffer of hinted size receives without its slower window: every rank's tokens on one rank.
 _HINTED_TOKENS = 4096
-_SIDECAR_BYTES = 128 * 4 + 32 * 12 + 4  # scales, top-k and source index of a row, at most
-_SIGNALS_BYTES = 16 << 20
+_HINTED_SCALES = 128  # of a row, 4 bytes each
 
 
 def _require(condition: bool, text: str) -> None:
@@ -78,9 +77,10 @@ class Config:
         """
         _require(hidden_bytes > 0, f"hidden_bytes is {hidden_bytes}, allowed: 1 or more")
         _require_ranks(num_ranks)
-        rows = _HINTED_TOKENS * min(num_ranks, RANKS_PER_NODE)
-        # The window takes a quarter.
-        return min(_align((rows * (hidden_bytes + _SIDECAR_BYTES) + _SIGNALS_BYTES) * 4 // 3), _LARGEST)
+        size = _native.heap_bytes_hint(
+            min(num_ranks, RANKS_PER_NODE), _HINTED_TOKENS, hidden_bytes, _native.max_topk, 4 * _HINTED_SCALES
+        )
+        return min(_align(size), _LARGEST)
 
     def get_rdma_buffer_size_hint(self, hidden_bytes: int, num_ranks: int) -> int:
         """Bytes of ``num_rdma_bytes``: 0 within a node (up to 8 ranks). Between nodes: not built yet."""

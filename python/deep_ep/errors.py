@@ -20,7 +20,7 @@ class OutOfMemory(Error, MemoryError):
 
 
 class PeerTimeout(Error, TimeoutError):
-    """A peer did not come within DEEP_EP_TIMEOUT_S seconds. The text names it; the buffer cannot be used any more."""
+    """A peer did not arrive within DEEP_EP_TIMEOUT_S seconds. The text names it; the buffer cannot be used any more."""
 
 
 class UseAfterDestroy(Error):

@@ -18,30 +18,30 @@ class ArgumentsTest : public ClusterTest {
 };
 DEEP_EP_ON_THREADS(ArgumentsTest);
 
-Device other_device(const TensorView& view) {
+Device other_device(const ConstTensorView& view) {
   return view.device.kind == Device::Kind::cpu ? Device{Device::Kind::cuda, 0} : Device{Device::Kind::cpu, 0};
 }
 
 // Ways to spoil a tensor. None reads memory, so the data need not fit.
-using Spoil = void (*)(TensorView&);
-void one_row_less(TensorView& view) { --view.shape[0]; }
-void one_dimension_more(TensorView& view) { view.dims = 3, view.shape[2] = 1, view.strides[2] = 1; }
-void one_dimension_less(TensorView& view) { --view.dims; }
-void rows_apart(TensorView& view) { view.strides[0] += 16; }
-void columns_apart(TensorView& view) { view.strides[view.dims == 1 ? 0 : 1] = 2; }
-void elsewhere(TensorView& view) { view.device = other_device(view); }
-void no_memory(TensorView& view) { view.data = nullptr; }
+using Spoil = void (*)(ConstTensorView&);
+void one_row_less(ConstTensorView& view) { --view.shape[0]; }
+void one_dimension_more(ConstTensorView& view) { view.dims = 3, view.shape[2] = 1, view.strides[2] = 1; }
+void one_dimension_less(ConstTensorView& view) { --view.dims; }
+void rows_apart(ConstTensorView& view) { view.strides[0] += 16; }
+void columns_apart(ConstTensorView& view) { view.strides[view.dims == 1 ? 0 : 1] = 2; }
+void elsewhere(ConstTensorView& view) { view.device = other_device(view); }
+void no_memory(ConstTensorView& view) { view.data = nullptr; }
 template <DType dtype>
-void of_type(TensorView& view) {
+void of_type(ConstTensorView& view) {
   view.dtype = dtype;
 }
 template <int dim, std::int64_t size>
-void sized(TensorView& view) {
-  view = TensorView::contiguous(view.data, view.dtype,
-                                {dim == 0 ? size : view.shape[0], dim == 1 ? size : view.shape[1]}, view.device);
+void sized(ConstTensorView& view) {
+  view = ConstTensorView::contiguous(view.data, view.dtype,
+                                     {dim == 0 ? size : view.shape[0], dim == 1 ? size : view.shape[1]}, view.device);
 }
 template <std::int64_t size>
-void long_as(TensorView& view) {
+void long_as(ConstTensorView& view) {
   view.shape[0] = size;
 }
 
@@ -51,18 +51,18 @@ struct Wrong {
   void (*apply)(DispatchArguments&);
 };
 
-template <class Member, Member DispatchArguments::*member, Spoil spoil>
+template <class Member, Member DispatchArguments::* member, Spoil spoil>
 void with(DispatchArguments& arguments) {
-  if constexpr (std::is_same_v<Member, TensorView>) {
+  if constexpr (std::is_same_v<Member, ConstTensorView>) {
     spoil(arguments.*member);
   } else {
     spoil(*(arguments.*member));
   }
 }
-using Optional = std::optional<TensorView>;
+using Optional = std::optional<ConstTensorView>;
 
 #define DEEP_EP_WRONG(member, spoil) \
-  { #member, #spoil, with < decltype(DispatchArguments::member), &DispatchArguments::member, spoil> }
+  {#member, #spoil, with<decltype(DispatchArguments::member), &DispatchArguments::member, spoil>}
 
 const Wrong kWrongDispatch[] = {
     DEEP_EP_WRONG(x, one_dimension_less),
@@ -71,28 +71,28 @@ const Wrong kWrongDispatch[] = {
     DEEP_EP_WRONG(x, columns_apart),
     DEEP_EP_WRONG(x, elsewhere),
     DEEP_EP_WRONG(x, no_memory),
-    {"x", "rows of 56 bytes", with<TensorView, &DispatchArguments::x, sized<1, 56>>},
-    {"x", "rows of 0 bytes", with<TensorView, &DispatchArguments::x, sized<1, 0>>},
+    {"x", "rows of 56 bytes", with<ConstTensorView, &DispatchArguments::x, sized<1, 56>>},
+    {"x", "rows of 0 bytes", with<ConstTensorView, &DispatchArguments::x, sized<1, 0>>},
     DEEP_EP_WRONG(x_scales, one_row_less),
     DEEP_EP_WRONG(x_scales, one_dimension_less),
     DEEP_EP_WRONG(x_scales, of_type<DType::bfloat16>),
     DEEP_EP_WRONG(x_scales, of_type<DType::int64>),
     DEEP_EP_WRONG(x_scales, elsewhere),
     DEEP_EP_WRONG(x_scales, no_memory),
-    {"num_tokens_per_rank", "missing", [](DispatchArguments& a) { a.num_tokens_per_rank.reset(); }},
-    {"num_tokens_per_rank", "of 3", with<Optional, &DispatchArguments::num_tokens_per_rank, long_as<3>>},
+    {"num_tokens_per_rank", "missing", [](DispatchArguments& a) { a.num_tokens_per_rank = {}; }},
+    {"num_tokens_per_rank", "of 3", with<ConstTensorView, &DispatchArguments::num_tokens_per_rank, long_as<3>>},
     DEEP_EP_WRONG(num_tokens_per_rank, of_type<DType::int64>),
     DEEP_EP_WRONG(num_tokens_per_rank, columns_apart),
     DEEP_EP_WRONG(num_tokens_per_rank, elsewhere),
-    {"is_token_in_rank", "missing", [](DispatchArguments& a) { a.is_token_in_rank.reset(); }},
+    {"is_token_in_rank", "missing", [](DispatchArguments& a) { a.is_token_in_rank = {}; }},
     DEEP_EP_WRONG(is_token_in_rank, one_row_less),
-    {"is_token_in_rank", "3 wide", with<Optional, &DispatchArguments::is_token_in_rank, sized<1, 3>>},
+    {"is_token_in_rank", "3 wide", with<ConstTensorView, &DispatchArguments::is_token_in_rank, sized<1, 3>>},
     DEEP_EP_WRONG(is_token_in_rank, of_type<DType::int32>),
     DEEP_EP_WRONG(is_token_in_rank, rows_apart),
     DEEP_EP_WRONG(is_token_in_rank, elsewhere),
-    {"num_tokens_per_expert", "missing", [](DispatchArguments& a) { a.num_tokens_per_expert.reset(); }},
-    {"num_tokens_per_expert", "of 7", with<Optional, &DispatchArguments::num_tokens_per_expert, long_as<7>>},
-    {"num_tokens_per_expert", "of 0", with<Optional, &DispatchArguments::num_tokens_per_expert, long_as<0>>},
+    {"num_tokens_per_expert", "missing", [](DispatchArguments& a) { a.num_tokens_per_expert = {}; }},
+    {"num_tokens_per_expert", "of 7", with<ConstTensorView, &DispatchArguments::num_tokens_per_expert, long_as<7>>},
+    {"num_tokens_per_expert", "of 0", with<ConstTensorView, &DispatchArguments::num_tokens_per_expert, long_as<0>>},
     DEEP_EP_WRONG(num_tokens_per_expert, of_type<DType::int64>),
     DEEP_EP_WRONG(num_tokens_per_expert, elsewhere),
     {"topk_weights", "missing", [](DispatchArguments& a) { a.topk_weights.reset(); }},
@@ -136,30 +136,28 @@ TEST_P(ArgumentsTest, CachedDispatch) {
     Buffer& buffer = rank.buffer();
     const Inputs inputs = upload_inputs(rank, one_);
     const DispatchResult result = buffer.dispatch(inputs.dispatch, rank.call());
-    const auto refuses = [&](const char* name, DispatchArguments arguments) {
-      require_throws<InvalidArgument>([&] { buffer.dispatch(arguments, rank.call()); }, {name},
+    const auto refuses = [&](const char* name, const CachedDispatchArguments& arguments) {
+      require_throws<InvalidArgument>([&] { buffer.cached_dispatch(arguments, rank.call()); }, {name},
                                       std::string("cached dispatch, ") + name);
     };
-    DispatchArguments good;
+    CachedDispatchArguments good;
     good.x = inputs.dispatch.x;
     good.handle = &result.handle;
-    DispatchArguments bad = good;
-    bad.topk_idx = inputs.dispatch.topk_idx;
-    bad.topk_weights = inputs.dispatch.topk_weights;
-    refuses("topk_idx", bad);
-    bad = good;
+    CachedDispatchArguments bad = good;
     one_row_less(bad.x);
     refuses("x", bad);
     const DispatchHandle empty;
     bad = good;
     bad.handle = &empty;
     refuses("handle", bad);
+    bad.handle = nullptr;
+    refuses("handle", bad);
     check_dispatch(rank, make_case([&] {
                      Shape shape = one_.shape;
                      shape.scales = 0;
                      return shape;
                    }()),
-                   buffer.dispatch(good, rank.call()), {.cached = true});
+                   with_handle(buffer.cached_dispatch(good, rank.call()), result.handle), {.cached = true});
     buffer.destroy();
   });
 }
@@ -209,14 +207,14 @@ TEST_P(ArgumentsTest, Layout) {
   DEEP_EP_NEEDS_RANKS(kRanks);
   run_cluster(cluster(kRanks), [&](Rank& rank) {
     Buffer& buffer = rank.buffer();
-    const TensorView good = upload_inputs(rank, one_).topk_idx;
+    const ConstTensorView good = upload_inputs(rank, one_).topk_idx;
     const auto refuses = [&](const char* name, const char* what, Spoil spoil, int experts) {
-      TensorView bad = good;
+      ConstTensorView bad = good;
       spoil(bad);
       require_throws<InvalidArgument>([&] { buffer.get_dispatch_layout(bad, experts, rank.call()); }, {name},
                                       std::string("get_dispatch_layout, ") + name + " " + what);
     };
-    const Spoil unspoiled = [](TensorView&) {};
+    const Spoil unspoiled = [](ConstTensorView&) {};
     refuses("topk_idx", "type", of_type<DType::float32>, 8);
     refuses("topk_idx", "dimensions", one_dimension_less, 8);
     refuses("topk_idx", "strides", rows_apart, 8);

@@ -1,5 +1,5 @@
 // What a Buffer call costs the host: requests to the executor, once everything is warm. They are printed, so that
-// versions can be compared, and have limits, so that they do not grow unnoticed.
+// versions can be compared, and limited, so that they do not grow unnoticed.
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -10,6 +10,7 @@
 #include "tests/cluster/case.hpp"
 #include "tests/cluster/counting_executor.hpp"
 #include "tests/cluster/exchange.hpp"
+#include "tests/cluster/low_latency_combine_case.hpp"
 
 namespace deep_ep::test {
 namespace {
@@ -43,6 +44,10 @@ class HostCallsTest : public ::testing::Test {
   Case case_ = make_case({.tokens = {40}, .hidden = 64, .combine_hidden = 64});
 };
 
+// A call needs six: current device, an event there and back, is it recorded? Each piece of memory needs three more over
+// its life: is the caller's stream recording, an event behind its last use there, a wait for it at the next use.
+constexpr int pieces(int count) { return 6 + 3 * count; }
+
 TEST_F(HostCallsTest, StayFew) {
   if (!MemoryCache::kReuses) GTEST_SKIP() << "under AddressSanitizer every call allocates";
   Buffer& buffer = rank_.buffer();
@@ -53,20 +58,34 @@ TEST_F(HostCallsTest, StayFew) {
       count("layout", [&] { buffer.get_dispatch_layout(inputs.topk_idx, experts, rank_.call()); });
   const ExecutorCalls dispatch = count("dispatch", [&] { buffer.dispatch(inputs.dispatch, rank_.call()); });
   const DispatchResult original = buffer.dispatch(inputs.dispatch, rank_.call());
-  DispatchArguments cached_arguments;
+  CachedDispatchArguments cached_arguments;
   cached_arguments.x = inputs.dispatch.x;
   cached_arguments.handle = &original.handle;
-  const ExecutorCalls cached = count("cached dispatch", [&] { buffer.dispatch(cached_arguments, rank_.call()); });
+  const ExecutorCalls cached =
+      count("cached dispatch", [&] { buffer.cached_dispatch(cached_arguments, rank_.call()); });
   Returned returned = upload_returned(rank_, buffer, case_, original.handle, true);
   const ExecutorCalls combine = count("combine", [&] { buffer.combine(returned.combine, rank_.call()); });
 
-  // A call needs six: current device, an event there and back, is it recorded? Each piece of memory needs three more
-  // over its life: is the caller's stream recording, an event behind its last use there, a wait for it at the next use.
-  const auto pieces = [](int count) { return 6 + 3 * count; };
   EXPECT_LE(layout.total(), pieces(1));
   EXPECT_LE(dispatch.total(), pieces(4)) << "tables of the handle, its source indices, rows, what comes with the rows";
   EXPECT_LE(cached.total(), pieces(1));
   EXPECT_LE(combine.total(), pieces(2)) << "tokens and weights";
+}
+
+TEST_F(HostCallsTest, LowLatencyCallsStayFew) {
+  if (!MemoryCache::kReuses) GTEST_SKIP() << "under AddressSanitizer every call allocates";
+  const auto one = make_low_latency_combine_case({.tokens = {4}, .max_tokens = 4, .hidden = 256, .topk = 2});
+  Buffer& buffer = rank_.buffer(low_latency_options(1, 4, 256));
+  const LowLatencyDispatchArguments to_dispatch = upload_arguments(rank_, one.before);
+  const LowLatencyHandle handle = dispatch_low_latency(rank_, buffer, one);
+  const LowLatencyCombineArguments to_combine = upload_combine(rank_, one, handle);
+
+  const ExecutorCalls dispatch =
+      count("low-latency dispatch", [&] { buffer.low_latency_dispatch(to_dispatch, rank_.call()); });
+  const ExecutorCalls combine =
+      count("low-latency combine", [&] { buffer.low_latency_combine(to_combine, rank_.call()); });
+  EXPECT_LE(dispatch.total(), pieces(2)) << "rows, and what comes with them";
+  EXPECT_LE(combine.total(), pieces(1));
 }
 
 }  // namespace

@@ -86,7 +86,7 @@ TEST_P(LifetimeTest, TensorsOutliveTheBuffer) {
       dispatched = buffer.dispatch(upload_inputs(rank, one).dispatch, rank.call());
       Returned returned = upload_returned(rank, buffer, one, dispatched.handle, true);
       combined = buffer.combine(returned.combine, rank.call());
-      own = buffer.allocate_tensor(DType::float32, {4}, rank.call());
+      own = buffer.allocate_tensor(DType::float32, {4}, rank.call().stream);
       rank.write(own.view(), std::as_bytes(std::span<const float>(numbers)));
       buffer.destroy();
       check_dispatch(rank, one, dispatched);
@@ -112,15 +112,16 @@ TEST_P(LifetimeTest, TensorsDroppedWhileTheirKernelsRun) {
     Buffer buffer = rank.own_buffer({.heap_bytes = std::size_t{8} << 20, .window_bytes = std::size_t{1} << 20});
     const DispatchResult original = buffer.dispatch(upload_inputs(rank, one).dispatch, rank.call());
     const Inputs inputs = upload_inputs(rank, one);
-    DispatchArguments cached;
+    CachedDispatchArguments cached;
     cached.x = inputs.dispatch.x;
     cached.handle = &original.handle;
     // Results of async calls are dropped at once; the heap is small, so their memory is used again while peers still
     // write.
     for (int i = 0; i < 30; ++i) {
-      buffer.dispatch(cached, {.stream = rank.stream(), .previous_event = {}, .async_finish = true});
+      buffer.cached_dispatch(cached, {.stream = rank.stream(), .previous_event = {}, .async_finish = true});
     }
-    check_dispatch(rank, one, buffer.dispatch(cached, rank.call()), {.cached = true});
+    check_dispatch(rank, one, with_handle(buffer.cached_dispatch(cached, rank.call()), original.handle),
+                   {.cached = true});
     check_dispatch(rank, one, original);
     buffer.destroy();
   });
@@ -143,7 +144,7 @@ TEST_P(LifetimeTest, EveryCallAfterDestroyIsRefused) {
       refuses("dispatch", [&] { gone->dispatch(inputs.dispatch, rank.call()); });
       refuses("combine", [&] { gone->combine(returned.combine, rank.call()); });
       refuses("layout", [&] { gone->get_dispatch_layout(inputs.topk_idx, one.shape.experts(), rank.call()); });
-      refuses("allocate_tensor", [&] { gone->allocate_tensor(DType::uint8, {16}, rank.call()); });
+      refuses("allocate_tensor", [&] { gone->allocate_tensor(DType::uint8, {16}, rank.call().stream); });
       refuses("check", [&] { gone->check(); });
       refuses("destroy", [&] { gone->destroy(); });
     }

@@ -115,7 +115,7 @@ TEST_P(MemoryTest, OffsetsBeyond4GiB) {
   run_cluster(cluster(2), [&](Rank& rank) {
     Buffer& buffer = rank.buffer({.heap_bytes = std::size_t{6} << 30, .window_bytes = 4 * kMiB});
     // Not touched, so on the CPU it takes no memory.
-    const Tensor padding = buffer.allocate_tensor(DType::uint8, {kPadding}, rank.call());
+    const Tensor padding = buffer.allocate_tensor(DType::uint8, {kPadding}, rank.call().stream);
     const DispatchResult result = buffer.dispatch(upload_inputs(rank, one).dispatch, rank.call());
     const auto distance = static_cast<std::byte*>(result.recv_x.data()) - static_cast<std::byte*>(padding.data());
     require(distance > std::int64_t{1} << 32, "recv_x should lie beyond 4 GiB, is at " + std::to_string(distance));
@@ -132,8 +132,8 @@ TEST_P(MemoryTest, AllocateTensor) {
   DEEP_EP_NEEDS_RANKS(1);
   run_cluster(cluster(1), [](Rank& rank) {
     Buffer& buffer = rank.buffer({.heap_bytes = 16 * kMiB});
-    const Tensor one = buffer.allocate_tensor(DType::bfloat16, {7, 24}, rank.call());
-    const Tensor two = buffer.allocate_tensor(DType::float32, {3}, rank.call());
+    const Tensor one = buffer.allocate_tensor(DType::bfloat16, {7, 24}, rank.call().stream);
+    const Tensor two = buffer.allocate_tensor(DType::float32, {3}, rank.call().stream);
     require(one.size(0) == 7 && one.size(1) == 24 && one.view().dtype == DType::bfloat16, "shape and type");
     require(buffer.in_heap(one.view()) && buffer.in_heap(two.view()), "in_heap");
     require(reinterpret_cast<std::uintptr_t>(one.data()) % 128 == 0, "aligned to 128 bytes");
@@ -141,14 +141,12 @@ TEST_P(MemoryTest, AllocateTensor) {
     const auto other = static_cast<std::byte*>(two.data());
     require(other + two.view().bytes() <= begin || begin + one.view().bytes() <= other, "tensors must not overlap");
     require(!buffer.in_heap(rank.upload(std::vector<float>(4), DType::float32, {4})), "ordinary memory is not in_heap");
-    buffer.allocate_tensor(DType::uint8, {0, 16}, rank.call());
-    require_throws<OutOfMemory>([&] { buffer.allocate_tensor(DType::uint8, {std::int64_t{1} << 40}, rank.call()); },
-                                {"1099511627776"}, "allocate_tensor of a tebibyte");
-    require_throws<InvalidArgument>(
-        [&] {
-          buffer.allocate_tensor(DType::uint8, {-1, 4}, rank.call());
-        },
-        {"shape", "-1"}, "allocate_tensor with a negative size");
+    buffer.allocate_tensor(DType::uint8, {0, 16}, rank.call().stream);
+    require_throws<OutOfMemory>(
+        [&] { buffer.allocate_tensor(DType::uint8, {std::int64_t{1} << 40}, rank.call().stream); }, {"1099511627776"},
+        "allocate_tensor of a tebibyte");
+    require_throws<InvalidArgument>([&] { buffer.allocate_tensor(DType::uint8, {-1, 4}, rank.call().stream); },
+                                    {"shape", "-1"}, "allocate_tensor with a negative size");
     buffer.destroy();
   });
 }

@@ -1,6 +1,7 @@
 // Options that another layer sets for its users: experts that do not exist, the program's own stream, a look at the
 // memory.
 #include "tests/cluster/fixture.hpp"
+#include "tests/memory/fake_executor.hpp"
 
 namespace deep_ep::test {
 namespace {
@@ -49,13 +50,66 @@ TEST_P(OptionsTest, LocalMemoryIsTheHeapLessItsSignals) {
     require(memory.dtype == DType::uint8 && memory.dims == 1, "one dimension of bytes");
     require(memory.bytes() < kHeap && memory.bytes() > kHeap - (std::size_t{4} << 20), "nearly all of the heap");
     require(!buffer.in_heap(memory), "combine must not pull from where peers push to");
-    const Tensor tensor = buffer.allocate_tensor(DType::uint8, {1000}, rank.call());
+    const Tensor tensor = buffer.allocate_tensor(DType::uint8, {1000}, rank.call().stream);
     require(tensor.as<std::byte>() >= memory.as<std::byte>() &&
                 tensor.as<std::byte>() + 1000 <= memory.as<std::byte>() + memory.bytes(),
             "tensors of the heap lie in it");
     require(buffer.in_heap(tensor.view()), "combine may pull from a tensor of the heap");
     buffer.destroy();
   });
+}
+
+TEST_P(OptionsTest, DescriptionSaysWhatTheBufferIsMadeOf) {
+  DEEP_EP_NEEDS_RANKS(2);
+  run_cluster(cluster(2), [](Rank& rank) {
+    const auto require_words = [](const std::string& text, std::initializer_list<const char*> words) {
+      for (const char* word : words) require(text.find(word) != std::string::npos, std::string(word) + " in: " + text);
+    };
+    {
+      Buffer& buffer = rank.buffer({.heap_bytes = std::size_t{16} << 20, .timeout_s = 50});
+      const std::string text = buffer.describe();
+      require_words(text, {"of 2 on", "node 0 of 1: ranks 0 and 1", "heap of", "signals", "window 4.00 MiB",
+                           "dispatch on", "low latency: no memory", "time-out: 50 s"});
+      buffer.destroy();
+      require_throws<UseAfterDestroy>([&] { buffer.describe(); }, {"describe"}, "describe after destroy");
+    }
+  });
+}
+
+TEST_P(OptionsTest, SizesThatWouldWrapAreRefused) {
+  DEEP_EP_NEEDS_RANKS(1);
+  run_cluster(cluster(1), [](Rank& rank) {
+    constexpr std::size_t kHuge = ~std::size_t{0} - 127;
+    require_throws<InvalidArgument>([&] { rank.own_buffer({.low_latency = {.bytes = kHuge}}); }, {"low_latency.bytes"},
+                                    "low_latency.bytes");
+    require_throws<InvalidArgument>([&] { rank.own_buffer({.heap_bytes = kHuge}); }, {"heap_bytes"}, "heap_bytes");
+  });
+}
+
+TEST_P(OptionsTest, HeapBytesForSoMuchLocalMemory) {
+  DEEP_EP_NEEDS_RANKS(2);
+  run_cluster(cluster(2), [](Rank& rank) {
+    constexpr std::size_t kWanted = std::size_t{24} << 20;
+    Buffer& buffer = rank.buffer({.heap_bytes = Buffer::heap_bytes_for(2, kWanted)});
+    require(buffer.local_memory().bytes() >= kWanted, "as much as was asked for");
+    buffer.destroy();
+  });
+}
+
+TEST(BufferHints, ScalesAndSelectionsCount) {
+  const std::size_t rows = Buffer::heap_bytes_hint(8, 4096, 7168, 0, 0);
+  EXPECT_GE(rows, std::size_t{8} * 4096 * (7168 + 4));
+  EXPECT_EQ(Buffer::heap_bytes_hint(8, 4096, 7168, 0), Buffer::heap_bytes_hint(8, 4096, 7168, 0, 7168 / 32));
+  EXPECT_GE(Buffer::heap_bytes_hint(8, 4096, 7168, 8), Buffer::heap_bytes_hint(8, 4096, 7168, 0) + 8 * 4096 * 96);
+  EXPECT_THROW(Buffer::heap_bytes_hint(8, 4096, 7168, 33), InvalidArgument);
+  EXPECT_THROW(Buffer::heap_bytes_hint(8, -1, 7168, 8), InvalidArgument);
+}
+
+/// A program may wrap an executor, or write one, but kernels run on the library's alone.
+TEST(Executors, OfTheProgramsOwnMakingAreRefused) {
+  EXPECT_THROW(Buffer(make_thread_bootstraps(1).front(), std::make_shared<FakeExecutor>()), InvalidArgument);
+  EXPECT_THROW(Buffer(make_thread_bootstraps(1).front(), nullptr), InvalidArgument);
+  EXPECT_THROW(make_host_executor()->adopt_event(nullptr), InvalidArgument);
 }
 
 }  // namespace

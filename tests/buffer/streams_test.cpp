@@ -40,10 +40,10 @@ TEST_P(StreamsTest, ManyCallsInFlightWithEvents) {
     EventHandle previous;
     for (std::size_t i = 0; i < cases.size(); ++i) {
       CallOptions call{.stream = rank.stream(), .previous_event = previous, .async_finish = true};
-      DispatchArguments cached;
+      CachedDispatchArguments cached;
       cached.x = inputs[i].dispatch.x;
       cached.handle = &original.handle;
-      dispatched.push_back(buffer.dispatch(cached, call));
+      dispatched.push_back(with_handle(buffer.cached_dispatch(cached, call), original.handle));
       require(dispatched.back().event != nullptr, "async_finish gives an event");
       call.previous_event = dispatched.back().event;
       combined.push_back(buffer.combine(returned[i].combine, call));
@@ -97,7 +97,7 @@ TEST_P(StreamsTest, PreviousEventAloneOrdersTheInputs) {
     Buffer& buffer = rank.buffer();
     const DispatchResult first = buffer.dispatch(upload_inputs(rank, one).dispatch, rank.call());
     const Inputs good = upload_inputs(rank, one);
-    const TensorView& x = good.dispatch.x;
+    const ConstTensorView& x = good.dispatch.x;
     Executor& executor = *rank.executor();
     const StreamHandle side = executor.create_stream();
     void* const produced = rank.allocate(x.bytes());
@@ -107,13 +107,13 @@ TEST_P(StreamsTest, PreviousEventAloneOrdersTheInputs) {
     executor.synchronize(side);
     for (int i = 0; i < 8; ++i) executor.fill(slow, i, kSlow, side);  // so that the data comes late
     executor.copy(produced, x.data, x.bytes(), side);
-    DispatchArguments cached;
+    CachedDispatchArguments cached;
     cached.x = x;
     cached.x.data = produced;
     cached.handle = &first.handle;
     CallOptions call = rank.call();
     call.previous_event = executor.record_event(side);
-    check_dispatch(rank, one, buffer.dispatch(cached, call), {.cached = true});
+    check_dispatch(rank, one, with_handle(buffer.cached_dispatch(cached, call), first.handle), {.cached = true});
     executor.synchronize(side);
     executor.destroy_stream(side);
     buffer.destroy();
@@ -132,7 +132,8 @@ TEST_P(StreamsTest, WithoutAnEventTheStreamOrdersTheInputs) {
     constexpr std::size_t kSlow = std::size_t{32} << 20;
     void* const slow = rank.allocate(kSlow);
     for (int i = 0; i < 8; ++i) executor.fill(slow, i, kSlow, rank.stream());
-    executor.copy(late.dispatch.x.data, good.dispatch.x.data, good.dispatch.x.bytes(), rank.stream());
+    executor.copy(const_cast<void*>(late.dispatch.x.data), good.dispatch.x.data, good.dispatch.x.bytes(),
+                  rank.stream());
     check_dispatch(rank, one, buffer.dispatch(late.dispatch, rank.call()));
     buffer.destroy();
   });

@@ -112,12 +112,12 @@ Buffer& Rank::buffer(const BufferOptions& options) {
 Buffer Rank::own_buffer(BufferOptions options) const {
   if (!options.timeout_s) options.timeout_s = options_.timeout_s;
   const Topology topology = options_.where.topology;
-  if (topology == Topology::only_rdma) options.allow_nvlink_for_low_latency = false;
+  if (topology == Topology::only_rdma) options.low_latency.allow_nvlink = false;
   const int half = size() % 2 == 0 ? size() / 2 : 1;
   if (topology == Topology::two_nodes) options.ranks_per_node = half;
   if (topology == Topology::rails) {
     if (options.ranks_per_node == 0) options.ranks_per_node = half;
-    if (options.low_latency_rails == LowLatencyRails::automatic) options.low_latency_rails = LowLatencyRails::always;
+    if (options.low_latency.rails == LowLatencyRails::automatic) options.low_latency.rails = LowLatencyRails::always;
   }
   return Buffer(bootstrap_, executor_, options);
 }

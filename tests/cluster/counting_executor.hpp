@@ -1,12 +1,14 @@
 // An executor that passes everything on to another one and counts what is asked of it. Each such request is one or two
-// calls into the driver on a GPU, so their number stands for the host time of a Buffer call, on any machine.
+// calls into the driver on a GPU, so their number stands for the host time of a Buffer call, on any machine. It can
+// also refuse a request.
 #pragma once
 
 #include <memory>
+#include <stdexcept>
 #include <string>
 
 #include "csrc/memory/symmetric_heap.hpp"
-#include "deep_ep/executor.hpp"
+#include "csrc/executor/backend.hpp"
 
 namespace deep_ep::test {
 
@@ -34,56 +36,75 @@ struct ExecutorCalls {
   }
 };
 
+/// What a CountingExecutor refuses with.
+struct Refused : std::runtime_error {
+  Refused() : std::runtime_error("this request is refused") {}
+};
+
 /// Used by one thread at a time.
-class CountingExecutor : public Executor {
+class CountingExecutor : public Backend {
  public:
-  explicit CountingExecutor(std::shared_ptr<Executor> inner) : inner_(std::move(inner)) {}
+  explicit CountingExecutor(const std::shared_ptr<Executor>& inner) : inner_(backend_of(inner)) {}
 
   ExecutorCalls calls;
+  /// Counts down with every request, launches included; the one that makes it zero throws Refused. 0: none does.
+  mutable int refused_request = 0;
 
   Device device() const override { return inner_->device(); }
   const LaunchPolicy& policy() const override { return inner_->policy(); }
-  void* allocate(std::size_t bytes) override { return ++calls.others, inner_->allocate(bytes); }
+  void* allocate(std::size_t bytes) override { return count(calls.others), inner_->allocate(bytes); }
   void free(void* memory) noexcept override { ++calls.others, inner_->free(memory); }
   void* allocate_async(std::size_t bytes, StreamHandle stream) override {
-    return ++calls.allocate_async, inner_->allocate_async(bytes, stream);
+    return count(calls.allocate_async), inner_->allocate_async(bytes, stream);
   }
   void free_async(void* memory, StreamHandle stream) noexcept override {
     ++calls.free_async, inner_->free_async(memory, stream);
   }
-  void* allocate_pinned(std::size_t bytes) override { return ++calls.others, inner_->allocate_pinned(bytes); }
+  void* allocate_pinned(std::size_t bytes) override { return count(calls.others), inner_->allocate_pinned(bytes); }
   void free_pinned(void* memory) noexcept override { ++calls.others, inner_->free_pinned(memory); }
-  StreamHandle create_stream() override { return ++calls.others, inner_->create_stream(); }
+  StreamHandle create_stream() override { return count(calls.others), inner_->create_stream(); }
   void destroy_stream(StreamHandle stream) noexcept override { ++calls.others, inner_->destroy_stream(stream); }
-  EventHandle record_event(StreamHandle stream) override { return ++calls.record_event, inner_->record_event(stream); }
-  void wait_event(StreamHandle stream, const EventHandle& event) override {
-    ++calls.wait_event, inner_->wait_event(stream, event);
+  EventHandle record_event(StreamHandle stream) override {
+    return count(calls.record_event), inner_->record_event(stream);
   }
-  EventHandle adopt_event(void* native_event) override { return ++calls.others, inner_->adopt_event(native_event); }
-  bool event_done(const EventHandle& event) override { return ++calls.event_done, inner_->event_done(event); }
-  void synchronize_event(const EventHandle& event) override { ++calls.others, inner_->synchronize_event(event); }
-  void synchronize(StreamHandle stream) override { ++calls.others, inner_->synchronize(stream); }
-  bool is_capturing(StreamHandle stream) override { return ++calls.is_capturing, inner_->is_capturing(stream); }
+  void wait_event(StreamHandle stream, const EventHandle& event) override {
+    count(calls.wait_event), inner_->wait_event(stream, event);
+  }
+  EventHandle adopt_event(void* native_event) override {
+    return count(calls.others), inner_->adopt_event(native_event);
+  }
+  bool event_done(const EventHandle& event) override { return count(calls.event_done), inner_->event_done(event); }
+  void synchronize_event(const EventHandle& event) override { count(calls.others), inner_->synchronize_event(event); }
+  void synchronize(StreamHandle stream) override { count(calls.others), inner_->synchronize(stream); }
+  bool is_capturing(StreamHandle stream) override { return count(calls.is_capturing), inner_->is_capturing(stream); }
   void copy(void* destination, const void* source, std::size_t bytes, StreamHandle stream) override {
-    ++calls.others, inner_->copy(destination, source, bytes, stream);
+    count(calls.others), inner_->copy(destination, source, bytes, stream);
   }
   void fill(void* destination, int byte, std::size_t bytes, StreamHandle stream) override {
-    ++calls.fill, inner_->fill(destination, byte, bytes, stream);
+    count(calls.fill), inner_->fill(destination, byte, bytes, stream);
   }
   double elapsed_seconds(const EventHandle& begin, const EventHandle& end) override {
     return inner_->elapsed_seconds(begin, end);
   }
   EventHandle record_timed_event(StreamHandle stream) override {
-    return ++calls.others, inner_->record_timed_event(stream);
+    return count(calls.others), inner_->record_timed_event(stream);
   }
-  void make_current() override { ++calls.make_current, inner_->make_current(); }
-  const KernelTable& kernels() const override { return inner_->kernels(); }
+  void make_current() override { count(calls.make_current), inner_->make_current(); }
+  const KernelTable& kernels() const override { return may_refuse(), inner_->kernels(); }
   std::unique_ptr<SymmetricHeap> create_heap(Bootstrap& bootstrap, const HeapOptions& options) override {
     return inner_->create_heap(bootstrap, options);
   }
 
  private:
-  std::shared_ptr<Executor> inner_;
+  void count(int& requests) const {
+    ++requests;
+    may_refuse();
+  }
+  void may_refuse() const {
+    if (refused_request != 0 && --refused_request == 0) throw Refused();
+  }
+
+  std::shared_ptr<Backend> inner_;
 };
 
 }  // namespace deep_ep::test

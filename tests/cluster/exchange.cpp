@@ -77,7 +77,7 @@ TensorView place(Rank& rank, Buffer& buffer, Returned& returned, bool heap, DTyp
     const auto bytes = static_cast<std::size_t>(rows * width) * size_of(dtype);
     return TensorView::contiguous(rank.allocate(bytes), dtype, {rows, width}, rank.executor()->device());
   }
-  returned.in_heap.push_back(buffer.allocate_tensor(dtype, {rows, width}, rank.call()));
+  returned.in_heap.push_back(buffer.allocate_tensor(dtype, {rows, width}, rank.call().stream));
   return returned.in_heap.back().view();
 }
 
@@ -179,6 +179,15 @@ void check_dispatch(Rank& rank, const Case& one, const DispatchResult& result, D
   }
 }
 
+DispatchResult with_handle(const CachedDispatchResult& result, const DispatchHandle& handle) {
+  DispatchResult whole;
+  whole.recv_x = result.recv_x;
+  whole.recv_x_scales = result.recv_x_scales;
+  whole.handle = handle;
+  whole.event = result.event;
+  return whole;
+}
+
 Returned upload_returned(Rank& rank, Buffer& buffer, const Case& one, const DispatchHandle& handle, bool heap,
                          CombineMode mode) {
   const Shape& shape = one.shape;
@@ -188,16 +197,18 @@ Returned upload_returned(Rank& rank, Buffer& buffer, const Case& one, const Disp
   Returned result;
   result.combine.mode = mode;
   result.combine.handle = &handle;
-  result.combine.x = place(rank, buffer, result, heap, DType::bfloat16, rows, shape.combine_hidden);
+  const TensorView to_fill = place(rank, buffer, result, heap, DType::bfloat16, rows, shape.combine_hidden);
+  result.combine.x = to_fill;
   // Rows after the real ones must not take part: NaN would show in every sum.
   std::vector<std::uint16_t> x = returned.x;
   x.resize(static_cast<std::size_t>(rows * shape.combine_hidden), 0x7fff);
-  rank.write(result.combine.x, std::as_bytes(std::span<const std::uint16_t>(x)));
+  rank.write(to_fill, std::as_bytes(std::span<const std::uint16_t>(x)));
   if (shape.with_topk && shape.combine_weights) {
-    result.combine.topk_weights = place(rank, buffer, result, heap, DType::float32, rows, shape.topk);
+    const TensorView weights_to_fill = place(rank, buffer, result, heap, DType::float32, rows, shape.topk);
+    result.combine.topk_weights = weights_to_fill;
     std::vector<float> weights = returned.topk_weights;
     weights.resize(static_cast<std::size_t>(rows * shape.topk), std::nanf(""));
-    rank.write(*result.combine.topk_weights, std::as_bytes(std::span<const float>(weights)));
+    rank.write(weights_to_fill, std::as_bytes(std::span<const float>(weights)));
   }
   if (shape.bias_0) {
     result.combine.bias_0 = rank.upload(returned.bias_0, DType::bfloat16, {tokens, shape.combine_hidden});
@@ -212,7 +223,7 @@ std::vector<Tensor> take_whole_heap(Rank& rank, Buffer& buffer) {
   std::vector<Tensor> taken;
   for (std::int64_t bytes = std::int64_t{1} << 40; bytes >= 128;) {  // in ever smaller pieces
     try {
-      taken.push_back(buffer.allocate_tensor(DType::uint8, {bytes}, rank.call()));
+      taken.push_back(buffer.allocate_tensor(DType::uint8, {bytes}, rank.call().stream));
     } catch (const OutOfMemory&) {
       bytes /= 2;
     }

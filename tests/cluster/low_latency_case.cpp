@@ -144,12 +144,6 @@ LowLatencyCaseShape random_low_latency_shape(int ranks, std::uint64_t seed, cons
   return shape;
 }
 
-CallOptions with_hook(const Rank& rank) {
-  CallOptions options = rank.call();
-  options.return_recv_hook = true;
-  return options;
-}
-
 LowLatencyDispatchArguments upload_arguments(Rank& rank, const LowLatencyCase& one) {
   const LowLatencyCaseShape& shape = one.shape;
   const oracle::LowLatencyInput& input = one.inputs[index(rank.rank())];
@@ -231,8 +225,8 @@ LowLatencyDispatchResult dispatch_and_check(Rank& rank, Buffer& buffer, const Lo
 BufferOptions low_latency_options(int ranks, std::int64_t max_tokens, std::int64_t hidden) {
   return {.heap_bytes = std::size_t{4} << 20,
           .max_local_experts = 64,
-          .low_latency_bytes = Buffer::low_latency_bytes_hint(static_cast<int>(std::max<std::int64_t>(max_tokens, 1)),
-                                                              hidden, ranks, 1)};
+          .low_latency = {.bytes = Buffer::low_latency_bytes_hint(
+                              static_cast<int>(std::max<std::int64_t>(max_tokens, 1)), hidden, ranks, 1)}};
 }
 
 }  // namespace deep_ep::test

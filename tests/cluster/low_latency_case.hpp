@@ -47,8 +47,15 @@ struct RandomShapeLimits {
 };
 LowLatencyCaseShape random_low_latency_shape(int ranks, std::uint64_t seed, const RandomShapeLimits& limits);
 
-/// A call that receives when its hook is called.
-CallOptions with_hook(const Rank& rank);
+/// The arguments of a call that receives when its hook is called.
+template <class Arguments>
+Arguments with_hook(Arguments arguments) {
+  arguments.return_recv_hook = true;
+  return arguments;
+}
+
+/// An input as an output that a test will have refused.
+inline TensorView writable(const ConstTensorView& view) { return {view, const_cast<void*>(view.data)}; }
 
 /// Uploads what the rank hands to dispatch.
 LowLatencyDispatchArguments upload_arguments(Rank& rank, const LowLatencyCase& one);

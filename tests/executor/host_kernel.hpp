@@ -8,7 +8,7 @@
 
 #include "deep_ep/error.hpp"
 #include "deep_ep/executor.hpp"
-#include "kernels/primitives/host/launch.hpp"
+#include "kernels/primitives/launch.hpp"
 
 namespace deep_ep::test {
 
@@ -16,6 +16,7 @@ using KernelBody = std::function<void(std::byte* shared)>;
 
 /// Enqueues the lambda as a kernel; every thread of the grid calls it.
 inline void launch(StreamHandle stream, const LaunchShape& shape, KernelBody body, const char* name = "probe") {
+  check_launch_shape(name, shape, 1024);
   const auto entry = [](const void* p, std::byte* shared) { (*static_cast<const KernelBody*>(p))(shared); };
   host_machine::enqueue({name, shape, std::make_shared<const KernelBody>(std::move(body)), entry}, stream);
 }

@@ -70,8 +70,6 @@ class FakeExecutor final : public Executor {
   double elapsed_seconds(const EventHandle&, const EventHandle&) override { return 0; }
   EventHandle record_timed_event(StreamHandle stream) override { return record_event(stream); }
   void make_current() override {}
-  const KernelTable& kernels() const override { throw SystemError("no kernels here"); }
-  std::unique_ptr<SymmetricHeap> create_heap(Bootstrap&, const HeapOptions&) override { return nullptr; }
 
   static Stream& of(StreamHandle stream) { return *static_cast<Stream*>(stream); }
   static Stream* stream_of(const EventHandle& event) { return static_cast<const Event*>(event.get())->stream; }

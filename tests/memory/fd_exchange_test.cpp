@@ -54,7 +54,7 @@ void exchange_and_check(Bootstrap& bootstrap, int ranks_per_host = 100) {
   for (int peer = 0; peer < bootstrap.size(); ++peer) {
     const UniqueFd& fd = received[static_cast<std::size_t>(peer)];
     if (peer == bootstrap.rank() || host(peer) != host(bootstrap.rank())) {
-      if (fd) throw std::runtime_error("a descriptor for the own rank, or one of another host");
+      if (fd) throw std::runtime_error("a descriptor for this rank itself, or one of another host");
     } else if (what_it_says(fd) != 1000 + peer) {
       throw std::runtime_error("the file of another rank");
     }

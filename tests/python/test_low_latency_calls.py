@@ -443,7 +443,7 @@ def masking(group):
 
 
 def zeroed(group):
-    """Programs put zeros into the memory of low-latency calls to begin anew after a failure."""
+    """Programs put zeros into the memory of low-latency calls to start again after a failure."""
     buffer = make_buffer(group)
     rank = buffer.rank
     case = ll_case([M] * buffer.group_size)

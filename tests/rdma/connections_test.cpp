@@ -9,16 +9,16 @@
 
 #include "deep_ep/bootstrap.hpp"
 #include "deep_ep/error.hpp"
-#include "tests/rdma/contains.hpp"
-#include "tests/rdma/member.hpp"
 #include "tests/cluster/processes.hpp"
+#include "tests/rdma/member.hpp"
+#include "tests/rdma/messages.hpp"
 
 namespace deep_ep::test {
 namespace {
 
 using rdma::ConnectionOptions;
 
-// First in the program: processes are forked before this one has threads.
+// First in the program: it forks processes, which must happen before this one has threads.
 
 TEST(ConnectionsOfProcessesTest, ReachHeapsThatAreMappedElsewhere) {
   const std::string name = "deep_ep_connections_" + std::to_string(::getpid());
@@ -39,8 +39,8 @@ TEST(ConnectionsOfProcessesTest, TheEndDoesNotWaitForRanksThatDied) {
     Member member(bootstrap, make_host_executor());
     member.connect({.peers = member.nodes(1).reached_by_rdma(true), .channels = 2, .depth = 64});
     if (rank == 1) ::_exit(3);
-    // Waits for rank 1's rows in vain; its heap is still mapped, so what is sent there succeeds.
-    Exchange hopeless(member.executor, *member.heap, rank, 3, kMemberRows, /*timeout_s=*/0.5);
+    // Waits for rank 1's rows in vain; rank 1's heap is still mapped, so sending to it succeeds.
+    Exchange hopeless(member.executor, member.heap->local(), rank, 3, kMemberRows, /*timeout_s=*/0.5);
     hopeless.launch(*member.connections, 0, 1);
     hopeless.synchronize();
     if (hopeless.fault().kind != FaultKind::timeout) throw std::runtime_error("a row came from a dead rank");

@@ -21,7 +21,7 @@ ExchangeParams shape(int num_ranks, int rows) {
 
 std::size_t Exchange::heap_bytes(int num_ranks, int rows) { return shape(num_ranks, rows).heap_bytes(); }
 
-Exchange::Exchange(std::shared_ptr<Executor> executor, const SymmetricHeap& heap, int rank, int num_ranks, int rows,
+Exchange::Exchange(std::shared_ptr<Executor> executor, std::byte* heap, int rank, int num_ranks, int rows,
                    double timeout_s)
     : executor_(std::move(executor)), faults_(*executor_, 2), wrong_(*executor_, 1), params_(shape(num_ranks, rows)) {
   abort_ = static_cast<std::uint64_t*>(executor_->allocate(sizeof(std::uint64_t)));
@@ -29,7 +29,7 @@ Exchange::Exchange(std::shared_ptr<Executor> executor, const SymmetricHeap& heap
   executor_->fill(abort_, 0, sizeof(std::uint64_t), stream_);
   executor_->synchronize(stream_);
   params_.rank = rank;
-  params_.heap = heap.local();
+  params_.heap = heap;
   params_.wrong_words = wrong_.data();
   params_.wait = {faults_.data(), abort_, static_cast<std::uint64_t>(timeout_s * 1e9)};
 }

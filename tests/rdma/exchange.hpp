@@ -6,7 +6,6 @@
 #include <string>
 #include <vector>
 
-#include "csrc/memory/symmetric_heap.hpp"
 #include "csrc/rdma/connections.hpp"
 #include "deep_ep/executor.hpp"
 #include "tests/kernels/test_kernel.hpp"
@@ -14,10 +13,11 @@
 
 namespace deep_ep::test {
 
-/// Memory that the exchange needs beside heap and connections. A launch uses one channel.
+/// Memory that the exchange needs besides heap and connections. A launch uses one channel.
 class Exchange {
  public:
-  Exchange(std::shared_ptr<Executor> executor, const SymmetricHeap& heap, int rank, int num_ranks, int rows,
+  /// `heap`: this rank's, with heap_bytes() of zeros.
+  Exchange(std::shared_ptr<Executor> executor, std::byte* heap, int rank, int num_ranks, int rows,
            double timeout_s = 60);
   ~Exchange();
   Exchange(const Exchange&) = delete;
@@ -26,7 +26,7 @@ class Exchange {
   /// Heap that ranks need for one such exchange.
   static std::size_t heap_bytes(int num_ranks, int rows);
 
-  /// Enqueues `epochs` exchanges with all that the channel reaches; epochs count on from the last launch.
+  /// Enqueues `epochs` exchanges with all peers that the channel reaches; epochs continue from the last launch.
   void launch(const rdma::Connections& connections, int channel, int epochs) {
     launch(connections.device_peers() + std::ptrdiff_t{channel} * params_.num_ranks, epochs);
   }
@@ -37,8 +37,12 @@ class Exchange {
 
   std::uint64_t wrong_words() const { return wrong_[0]; }
   const FaultRecord& fault() const { return faults_[0]; }
-  /// Throws unless all rows came, unharmed.
+  /// Throws unless all rows came, intact.
   void require_all_arrived() const;
+  /// Where in the heap old values of additions may go.
+  std::uint64_t sink(int peer) const { return params_.sink(peer); }
+  /// One thread posts from now on, not the warp together.
+  void post_by_one_thread() { params_.one_thread = true; }
   /// Sends rows beyond the ends of the peers' heaps from now on, or (0) where they belong.
   void send_astray(std::uint64_t by) { params_.astray = by; }
 

@@ -5,18 +5,16 @@
 #include <memory>
 #include <vector>
 
+#include "csrc/executor/own_stream.hpp"
 #include "csrc/rdma/local/local_wire.hpp"
-#include "csrc/rdma/ring/cpu_nic_handler.hpp"
+#include "csrc/rdma/ring/cpu_handler.hpp"
 #include "csrc/rdma/ring/ring_memory.hpp"
 #include "deep_ep/executor.hpp"
-#include "tests/kernels/test_kernel.hpp"
-#include "tests/rdma/contains.hpp"
-#include "tests/rdma/exchange_kernel.hpp"
+#include "tests/rdma/exchange.hpp"
+#include "tests/rdma/messages.hpp"
 
 namespace deep_ep::test {
 namespace {
-
-const TestKernel<ExchangeParams> kExchange(DEEP_EP_TEST_LAUNCHERS(rdma_exchange));
 
 struct Settings {
   int ranks = 3;
@@ -27,34 +25,28 @@ struct Settings {
   bool one_thread = false;
 };
 
-/// What one rank has.
+/// What each rank has.
 class Rank {
  public:
   Rank(std::shared_ptr<Executor> executor, int rank, const Settings& settings)
       : executor_(std::move(executor)),
+        rank_(rank),
         settings_(settings),
-        faults_(*executor_, 2),
-        wrong_(*executor_, 1),
-        peers_(*executor_, static_cast<std::size_t>(settings.ranks)) {
-    params_.rank = rank;
-    params_.num_ranks = settings.ranks;
-    params_.rows = settings.rows;
-    params_.one_thread = settings.one_thread;
-    params_.peers = peers_.data();
-    params_.wrong_words = wrong_.data();
-    heap_ = static_cast<std::byte*>(executor_->allocate(params_.heap_bytes()));
-    abort_ = static_cast<std::uint64_t*>(executor_->allocate(sizeof(std::uint64_t)));
-    stream_ = executor_->create_stream();
-    executor_->fill(heap_, 0, params_.heap_bytes(), stream_);
-    executor_->fill(abort_, 0, sizeof(std::uint64_t), stream_);
-    executor_->synchronize(stream_);
-    params_.heap = heap_;
-    params_.wait = {faults_.data(), abort_, 60'000'000'000};
+        bytes_(Exchange::heap_bytes(settings.ranks, settings.rows)),
+        heap_(static_cast<std::byte*>(executor_->allocate(bytes_))),
+        peers_(*executor_, static_cast<std::size_t>(settings.ranks)),
+        exchange_(executor_, heap_, rank, settings.ranks, settings.rows),
+        rings_(executor_, {.count = static_cast<std::size_t>(settings.ranks),
+                           .depth = settings.depth,
+                           .batch = settings.batch,
+                           .first_index = settings.first_index}) {
+    const OwnStream stream(*executor_);
+    executor_->fill(heap_, 0, bytes_, stream.get());
+    executor_->synchronize(stream.get());
+    if (settings.one_thread) exchange_.post_by_one_thread();
   }
   ~Rank() {
     handler_.reset();
-    executor_->destroy_stream(stream_);
-    executor_->free(abort_);
     executor_->free(heap_);
   }
   Rank(const Rank&) = delete;
@@ -66,50 +58,35 @@ class Rank {
     auto wire =
         std::make_unique<rdma::LocalWire>(cuda ? rdma::make_executor_memory(executor_) : rdma::make_host_memory());
     for (int r = 0; r < known; ++r) {
-      wire->add_memory(rdma::local_key_of_rank(r), ranks[static_cast<std::size_t>(r)]->heap_, params_.heap_bytes());
+      wire->add_memory(rdma::local_key_of_rank(r), ranks[static_cast<std::size_t>(r)]->heap_, bytes_);
     }
-    const auto number = [](int peer) { return 0x40u + static_cast<std::uint32_t>(peer); };
+    std::vector<rdma::CpuHandler::QueuePair> pairs;
     for (int peer = 0; peer < settings_.ranks; ++peer) {
-      rings_.push_back(std::make_unique<rdma::RingMemory>(
-          executor_, rdma::RingOptions{number(peer), settings_.depth, settings_.batch, peer, settings_.first_index}));
-      wire->add_queue_pair(number(peer));
-      const std::uint32_t mine = rdma::local_key_of_rank(params_.rank);
+      const auto i = static_cast<std::size_t>(peer);
+      pairs.push_back({.number = 0x40u + static_cast<std::uint32_t>(peer), .peer = peer});
+      wire->add_queue_pair(pairs.back().number);
+      const std::uint32_t mine = rdma::local_key_of_rank(rank_);
       const std::uint32_t theirs = rdma::local_key_of_rank(peer);
-      RdmaPeerParams& target = peers_[static_cast<std::size_t>(peer)];
-      target = {rings_.back()->queue_pair(), mine, theirs, theirs};
-      target.queue.sink = {params_.sink(peer), mine};
+      peers_[i] = {rings_.queue_pair(i, pairs.back().number, peer), mine, theirs, theirs};
+      peers_[i].queue.sink = {exchange_.sink(peer), mine};
     }
-    handler_ = std::make_unique<rdma::CpuNicHandler>(std::move(wire));
-    for (int peer = 0; peer < settings_.ranks; ++peer) {
-      const rdma::RingMemory& ring = *rings_[static_cast<std::size_t>(peer)];
-      handler_->add({number(peer), settings_.depth, ring.ring(), ring.completion(), ring.producer_index(),
-                     settings_.first_index, peer, "local wire"});
-    }
+    handler_ = std::make_unique<rdma::CpuHandler>(std::move(wire), rings_, pairs, "local wire");
   }
 
-  void launch(int first_epoch, int epochs) {
-    params_.first_epoch = first_epoch;
-    params_.epochs = epochs;
-    kExchange(*executor_, stream_, {settings_.ranks, 32, 0}, params_);
-  }
-  void synchronize() { executor_->synchronize(stream_); }
-
-  std::uint64_t wrong_words() const { return wrong_[0]; }
-  const FaultRecord& fault() const { return faults_[0]; }
-  rdma::NicHandler& handler() { return *handler_; }
+  void launch(int epochs) { exchange_.launch(peers_.data(), epochs); }
+  Exchange& exchange() { return exchange_; }
+  rdma::CpuHandler& handler() { return *handler_; }
 
  private:
   std::shared_ptr<Executor> executor_;
+  int rank_;
   Settings settings_;
-  Shared<FaultRecord> faults_;
-  Shared<std::uint64_t> wrong_;
+  std::size_t bytes_;
+  std::byte* heap_;
   Shared<RdmaPeerParams> peers_;
-  ExchangeParams params_;
-  std::byte* heap_ = nullptr;
-  std::uint64_t* abort_ = nullptr;
-  StreamHandle stream_ = nullptr;
-  std::vector<std::unique_ptr<rdma::RingMemory>> rings_;
-  std::unique_ptr<rdma::CpuNicHandler> handler_;
+  Exchange exchange_;
+  rdma::RingMemory rings_;
+  std::unique_ptr<rdma::CpuHandler> handler_;
 };
 
 enum class Where { cpu, gpu };
@@ -137,15 +114,14 @@ class RdmaExchange : public testing::TestWithParam<Where> {
   static void expect_all_arrives(const Settings& settings, std::uint64_t seed = 0) {
     const auto ranks = make_ranks(settings, seed);
     for (const auto& rank : ranks) rank->connect(ranks, settings.ranks);
-    // The second launch finds queue pairs as the first one left them.
-    for (const int first : {1, 5}) {
-      for (const auto& rank : ranks) rank->launch(first, 4);
-      for (const auto& rank : ranks) rank->synchronize();
+    // The second launch finds the queue pairs as the first one left them.
+    for (int launch = 0; launch < 2; ++launch) {
+      for (const auto& rank : ranks) rank->launch(4);
+      for (const auto& rank : ranks) rank->exchange().synchronize();
     }
     for (const auto& rank : ranks) {
-      EXPECT_EQ(rank->wrong_words(), 0u);
-      EXPECT_EQ(rank->fault().claimed, 0u);
-      EXPECT_NO_THROW(rank->handler().check());
+      EXPECT_NO_THROW(rank->exchange().require_all_arrived());
+      EXPECT_FALSE(rank->handler().failure().has_value());
     }
   }
 };
@@ -175,13 +151,14 @@ TEST_P(RdmaExchange, AnUnknownKeyIsReportedByKernelAndHandler) {
   const Settings settings{.ranks = 2};
   const auto ranks = make_ranks(settings);
   for (const auto& rank : ranks) rank->connect(ranks, /*known=*/1);
-  for (const auto& rank : ranks) rank->launch(1, 1);
-  for (const auto& rank : ranks) rank->synchronize();
+  for (const auto& rank : ranks) rank->launch(1);
+  for (const auto& rank : ranks) rank->exchange().synchronize();
   // Rank 0 does not reach rank 1's heap; rank 1 cannot read its own.
   const rdma::Syndrome expected[] = {rdma::Syndrome::remote_access, rdma::Syndrome::local_protection};
   for (std::size_t r = 0; r < 2; ++r) {
-    ASSERT_EQ(ranks[r]->fault().kind, FaultKind::rdma_failed);
-    EXPECT_TRUE(contains(rdma::describe_fault(static_cast<int>(r), ranks[r]->fault()), rdma::text(expected[r])));
+    ASSERT_EQ(ranks[r]->exchange().fault().kind, FaultKind::rdma_failed);
+    EXPECT_TRUE(
+        contains(rdma::describe_fault(static_cast<int>(r), ranks[r]->exchange().fault()), rdma::text(expected[r])));
     const auto failure = ranks[r]->handler().failure();
     ASSERT_TRUE(failure.has_value());
     EXPECT_EQ(failure->peer, 1 - static_cast<int>(r));

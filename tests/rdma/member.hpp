@@ -4,6 +4,7 @@
 #include <memory>
 #include <utility>
 
+#include "csrc/executor/backend.hpp"
 #include "csrc/memory/node_membership.hpp"
 #include "csrc/rdma/connections.hpp"
 #include "deep_ep/bootstrap.hpp"
@@ -18,8 +19,9 @@ struct Member {
   Member(std::shared_ptr<Bootstrap> its_bootstrap, std::shared_ptr<Executor> its_executor, double timeout_s = 60)
       : bootstrap(std::move(its_bootstrap)),
         executor(std::move(its_executor)),
-        heap(executor->create_heap(*bootstrap, {.bytes = Exchange::heap_bytes(bootstrap->size(), kMemberRows)})),
-        exchange(std::make_unique<Exchange>(executor, *heap, bootstrap->rank(), bootstrap->size(), kMemberRows,
+        heap(backend_of(executor)->create_heap(*bootstrap,
+                                               {.bytes = Exchange::heap_bytes(bootstrap->size(), kMemberRows)})),
+        exchange(std::make_unique<Exchange>(executor, heap->local(), bootstrap->rank(), bootstrap->size(), kMemberRows,
                                             timeout_s)) {}
   ~Member() {
     connections.reset();
@@ -39,13 +41,13 @@ struct Member {
     connections->check();
   }
 
-  /// Collective: an exchange as new, after one that came to nothing.
+  /// Collective: makes the exchange usable again after one that failed.
   void start_again() {
     const StreamHandle stream = executor->create_stream();
     executor->fill(heap->local(), 0, heap->bytes(), stream);
     executor->synchronize(stream);
     executor->destroy_stream(stream);
-    exchange = std::make_unique<Exchange>(executor, *heap, bootstrap->rank(), bootstrap->size(), kMemberRows);
+    exchange = std::make_unique<Exchange>(executor, heap->local(), bootstrap->rank(), bootstrap->size(), kMemberRows);
     bootstrap->barrier();
   }
 

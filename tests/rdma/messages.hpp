@@ -8,7 +8,7 @@
 #include <string>
 #include <string_view>
 
-namespace deep_ep::rdma::test {
+namespace deep_ep::test {
 
 /// The text of the E that `function` throws; a failed test if it throws none.
 template <class E, class Function>
@@ -31,4 +31,8 @@ inline testing::AssertionResult says(std::string_view message, std::initializer_
   return testing::AssertionSuccess();
 }
 
-}  // namespace deep_ep::rdma::test
+inline testing::AssertionResult contains(std::string_view message, std::string_view part) {
+  return says(message, {part});
+}
+
+}  // namespace deep_ep::test

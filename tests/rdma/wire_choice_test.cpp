@@ -13,7 +13,7 @@
 namespace deep_ep::rdma {
 namespace {
 
-using rdma::test::message_of;
+using deep_ep::test::message_of;
 
 template <std::size_t n>
 void write(std::array<char, n>& field, std::string_view text) {
@@ -101,14 +101,6 @@ TEST(WireChoice, RanksMustAgree) {
   facts[2].wanted = WireKind::local;
   EXPECT_EQ(message_of<RankMismatch>([&] { choose(facts); }),
             "DEEP_EP_RDMA_WIRE is auto on rank 0 but local on rank 2; it must be equal on all ranks");
-}
-
-TEST(WireChoice, Names) {
-  for (const WireKind wire : {WireKind::automatic, WireKind::local, WireKind::verbs}) {
-    EXPECT_EQ(wire_from_name(name_of(wire)), wire);
-  }
-  EXPECT_EQ(message_of<InvalidArgument>([] { wire_from_name("tcp"); }),
-            "RDMA wire 'tcp', allowed: auto, local or verbs");
 }
 
 }  // namespace

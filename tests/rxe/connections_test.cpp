@@ -14,9 +14,9 @@
 #include "csrc/rdma/ring/failure.hpp"
 #include "csrc/support/deadline.hpp"
 #include "deep_ep/error.hpp"
-#include "tests/rdma/contains.hpp"
-#include "tests/rdma/member.hpp"
 #include "tests/cluster/processes.hpp"
+#include "tests/rdma/member.hpp"
+#include "tests/rdma/messages.hpp"
 #include "tests/rxe/rxe_settings.hpp"
 
 namespace deep_ep::test {
@@ -26,7 +26,7 @@ void require(bool condition, const std::string& what) {
   if (!condition) throw std::runtime_error(what);
 }
 
-/// The text of the SystemError that connections report.
+/// The text of the SystemError that the connections report.
 std::string reported(const rdma::Connections& connections) {
   try {
     connections.check();

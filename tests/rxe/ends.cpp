@@ -36,8 +36,8 @@ End::End(const std::string& device, std::size_t bytes, int queue_pairs, std::uin
       memory_(static_cast<std::byte*>(std::aligned_alloc(4096, bytes))),
       wire_(std::make_unique<VerbsWire>(device_, depth * static_cast<std::uint32_t>(queue_pairs))) {
   std::memset(memory_.get(), 0, bytes_);
-  registration_ = std::make_unique<Registration>(Registration::of_host_memory(
-      device_, {.address = memory_.get(), .bytes = bytes_, .first_address = 0}, Ordering::strict));
+  registration_ = std::make_unique<Registration>(
+      Registration::of_host_memory(device_, {.address = memory_.get(), .bytes = bytes_, .first_address = 0}));
   for (int i = 0; i < queue_pairs; ++i) pairs_.push_back(&wire_->add_queue_pair({.send_depth = depth}, path));
 }
 
@@ -97,7 +97,7 @@ std::vector<WireCompletion> run(Wire& wire, std::span<const WireOperation> opera
       throw std::runtime_error(fmt::format("after {} s: {} of {} posted, {} of {} completions", deadline.seconds(),
                                            posted, operations.size(), result.size(), completions));
     }
-    // The emulated network card is a thread of the kernel that wants a processor.
+    // The emulated network card is a thread of the kernel that needs a processor.
     if (count == 0) std::this_thread::sleep_for(std::chrono::microseconds(100));
   }
   return result;

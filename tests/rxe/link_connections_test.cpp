@@ -1,4 +1,4 @@
-// A cable that goes down below connections. Comes behind the other tests: addresses and routes suffer.
+// A cable that goes down below connections. Runs after the other tests: addresses and routes suffer.
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -6,9 +6,9 @@
 #include <string>
 
 #include "deep_ep/error.hpp"
-#include "tests/rdma/contains.hpp"
-#include "tests/rdma/member.hpp"
 #include "tests/cluster/processes.hpp"
+#include "tests/rdma/member.hpp"
+#include "tests/rdma/messages.hpp"
 #include "tests/rxe/rxe_settings.hpp"
 
 namespace deep_ep::test {

@@ -35,7 +35,7 @@ void lose_a_rank(const char* name, bool masking, const std::function<void(Rank&,
     const ClusterOptions cluster{.ranks = kRanks, .where = {}, .host = {.multiprocessors = 2}, .timeout_s = 60};
     Rank rank(r, cluster, bootstrap, make_host_executor(cluster.host));
     BufferOptions options = low_latency_options(kRanks, 5, 256);
-    options.low_latency_masking = masking;
+    options.low_latency.masking = masking;
     options.timeout_s = 6.0;
     Buffer& buffer = rank.buffer(options);
     dispatch_and_check(rank, buffer, three_ranks());
@@ -59,7 +59,7 @@ TEST_F(RxeLowLatencyFault, ADeadRankIsMasked) {
   lose_a_rank("deep_ep_rxe_masked", true, [](Rank& rank, Buffer& buffer) {
     for (int i = 0; i < 3; ++i) dispatch_and_check(rank, buffer, without_the_dead());
     const TensorView status = rank.upload(std::vector<std::int32_t>(kRanks, -7), DType::int32, {kRanks});
-    buffer.low_latency_query_mask(status, rank.call());
+    buffer.low_latency_query_mask(status, rank.call().stream);
     require_same({0, 0, 1}, rank.download<std::int32_t>(status), "masked");
   });
 }

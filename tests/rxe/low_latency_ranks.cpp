@@ -49,7 +49,7 @@ void run_low_latency_calls(const std::shared_ptr<Bootstrap>& bootstrap, int rail
   for (std::uint64_t seed = 1; seed <= 3; ++seed) {
     dispatch_fp8(rank, buffer, seed);
     dispatch_and_combine(rank, buffer, seed + 10, rails_of);
-    buffer.low_latency_clean(rank.call());
+    buffer.low_latency_clean(rank.call().stream);
     rank.release();
   }
   buffer.check();

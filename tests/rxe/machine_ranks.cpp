@@ -7,10 +7,10 @@
 #include <vector>
 
 #include "deep_ep/buffer.hpp"
+#include "tests/cluster/processes.hpp"
 #include "tests/rdma/member.hpp"
 #include "tests/rxe/low_latency_ranks.hpp"
 #include "tests/rxe/socket_bootstrap.hpp"
-#include "tests/cluster/processes.hpp"
 
 namespace deep_ep::test {
 namespace {
@@ -59,7 +59,7 @@ void run_rank(const std::shared_ptr<Bootstrap>& bootstrap) {
   for (int round = 0; round < 2; ++round) {
     for (int channel = 0; channel < 2; ++channel) member.exchange_rows(channel);
   }
-  bootstrap->barrier();  // nobody's memory goes while it is written to
+  bootstrap->barrier();  // nobody's memory goes away while somebody writes to it
   run_low_latency_calls(bootstrap);
 }
 

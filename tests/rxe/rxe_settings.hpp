@@ -8,16 +8,16 @@ namespace deep_ep::test {
 /// Sends a packet again after 0.27 s as often as it takes, so that a busy machine does not look like a dead peer.
 inline rdma::RdmaSettings patient_settings() {
   rdma::RdmaSettings settings = rdma::read_settings();
-  settings.wire = "verbs";
-  settings.ack_timeout = 16;
-  settings.retry_count = 7;  // what soft-RoCE takes for "for ever"
+  settings.wire = rdma::WireKind::verbs;
+  settings.path.ack_timeout = 16;
+  settings.path.retry_count = 7;  // what soft-RoCE takes for "for ever"
   return settings;
 }
 
 /// Gives up after 7 x 0.27 s.
 inline rdma::RdmaSettings quick_settings() {
   rdma::RdmaSettings settings = patient_settings();
-  settings.retry_count = 6;
+  settings.path.retry_count = 6;
   return settings;
 }
 

@@ -12,6 +12,7 @@
 #include "csrc/support/format.hpp"
 #include "deep_ep/error.hpp"
 #include "tests/support/setting.hpp"
+#include "tests/support/variables.hpp"
 
 namespace deep_ep {
 namespace {
@@ -26,30 +27,62 @@ std::string refusal(Call&& call) {
   return "";
 }
 
-TEST(Environment, EveryVariableIsDescribedAndItsDefaultIsValid) {
+TEST(Environment, EveryVariableIsDescribedAndItsDefaultIsInEffect) {
   std::set<std::string_view> names;
+  environment::Reader nothing_is_set(source_of({}));
   for (const environment::Variable& variable : environment::variables()) {
-    SCOPED_TRACE(variable.name);
-    const Setting unset(variable.name.data(), std::nullopt);
-    EXPECT_TRUE(names.insert(variable.name).second) << "listed twice";
-    EXPECT_TRUE(variable.name.starts_with("DEEP_EP_"));
+    SCOPED_TRACE(variable.name());
+    EXPECT_TRUE(names.insert(variable.name()).second) << "listed twice";
+    for (const std::string_view other : variable.others()) {
+      EXPECT_TRUE(names.insert(other).second) << other << " is listed twice";
+      EXPECT_FALSE(environment::is_own(other)) << "the library's own name must win";
+    }
     EXPECT_FALSE(variable.help.empty());
-    EXPECT_FALSE(environment::is_set(variable.name));
+    const environment::Value value = nothing_is_set.value(variable.name());
+    EXPECT_EQ(value.text, variable.default_value);
+    EXPECT_EQ(value.name, "");
     switch (variable.type) {
       case environment::Type::number:
-        EXPECT_NO_THROW(environment::number(variable.name));
+        EXPECT_GE(nothing_is_set.number(variable.name()), 0);
         break;
       case environment::Type::unsigned_integer:
-        EXPECT_NO_THROW(environment::unsigned_integer(variable.name));
+        EXPECT_LE(nothing_is_set.unsigned_integer(variable.name()), variable.most);
         break;
       case environment::Type::choice:
-        EXPECT_NO_THROW(environment::choice(variable.name));
+        EXPECT_TRUE(value.text.empty() || variable.allowed.find(value.text) != std::string_view::npos);
         break;
       case environment::Type::text:
-        EXPECT_NO_THROW(environment::text(variable.name));
         break;
     }
   }
+}
+
+TEST(Environment, TheFirstNameThatIsSetAndUnderstoodCounts) {
+  environment::Reader reader(source_of({{"NVSHMEM_IB_SL", "16"}, {"NCCL_IB_SL", "2"}}));
+  const environment::Value value = reader.value("DEEP_EP_RDMA_SERVICE_LEVEL");
+  EXPECT_EQ(value.text, "2");
+  EXPECT_EQ(value.name, "NCCL_IB_SL");
+  EXPECT_EQ(reader.taken(), std::vector<std::string>{"NCCL_IB_SL=2"});
+  EXPECT_EQ(reader.ignored(), std::vector<std::string>{"NVSHMEM_IB_SL='16' is ignored: not a number from 0 to 15"});
+
+  environment::Reader own(source_of({{"DEEP_EP_RDMA_SERVICE_LEVEL", "0x3"}, {"NVSHMEM_IB_SL", "nonsense"}}));
+  EXPECT_EQ(own.unsigned_integer("DEEP_EP_RDMA_SERVICE_LEVEL"), 3u);
+  EXPECT_TRUE(own.ignored().empty()) << "nobody asks for it";
+  EXPECT_TRUE(own.taken().empty()) << "only variables of others are told of";
+
+  environment::Reader wrong(source_of({{"DEEP_EP_RDMA_SERVICE_LEVEL", "16"}, {"NVSHMEM_IB_SL", "1"}}));
+  EXPECT_EQ(refusal([&] { wrong.unsigned_integer("DEEP_EP_RDMA_SERVICE_LEVEL"); }),
+            "environment variable DEEP_EP_RDMA_SERVICE_LEVEL='16': not a number from 0 to 15");
+}
+
+TEST(Environment, ValuesOfOthersAreTranslated) {
+  environment::Reader handler(source_of({{"NVSHMEM_IBGDA_NIC_HANDLER", "cpu_host_memory"}}));
+  EXPECT_EQ(handler.choice("DEEP_EP_NIC_HANDLER"), "cpu");
+  EXPECT_EQ(handler.taken(), std::vector<std::string>{"NVSHMEM_IBGDA_NIC_HANDLER=cpu_host_memory"});
+  environment::Reader own(source_of({{"DEEP_EP_NIC_HANDLER", "cpu_host_memory"}}));
+  EXPECT_THROW(own.choice("DEEP_EP_NIC_HANDLER"), InvalidArgument) << "it is a word of another library";
+  environment::Reader nothing(source_of({{"NVSHMEM_IB_GID_INDEX", "-1"}, {"NCCL_IB_GID_INDEX", "3"}}));
+  EXPECT_EQ(nothing.value("DEEP_EP_RDMA_GID_INDEX").name, "NCCL_IB_GID_INDEX");
 }
 
 TEST(Environment, NumbersAreReadAsWritten) {
@@ -60,11 +93,9 @@ TEST(Environment, NumbersAreReadAsWritten) {
   {
     const Setting set("DEEP_EP_TIMEOUT_S", "2.5");
     EXPECT_EQ(environment::number("DEEP_EP_TIMEOUT_S"), 2.5);
-    EXPECT_TRUE(environment::is_set("DEEP_EP_TIMEOUT_S"));
   }
   const Setting empty("DEEP_EP_TIMEOUT_S", "");
   EXPECT_EQ(environment::number("DEEP_EP_TIMEOUT_S"), 100);
-  EXPECT_FALSE(environment::is_set("DEEP_EP_TIMEOUT_S"));
 }
 
 TEST(Environment, MalformedNumbersAreRefusedByNameAndValue) {

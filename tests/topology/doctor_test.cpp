@@ -1,4 +1,4 @@
-// What `deep_ep doctor` says of machines that are well, and of machines that each lack something.
+// What `deep_ep doctor` says about healthy machines, and about machines that each lack something.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -7,6 +7,7 @@
 #include <string>
 
 #include "deep_ep/error.hpp"
+#include "tests/support/variables.hpp"
 #include "tests/topology/fake_machine.hpp"
 #include "tools/doctor/checks.hpp"
 #include "tools/doctor/counters.hpp"
@@ -15,19 +16,12 @@
 namespace deep_ep::tools {
 namespace {
 
-using Variables = std::map<std::string, std::string, std::less<>>;
-
 class Doctor : public testing::Test {
  protected:
-  Patient patient() const {
-    return examine(machine_.root(), [this](std::string_view name) -> std::optional<std::string> {
-      const auto found = variables_.find(name);
-      return found == variables_.end() ? std::nullopt : std::optional(found->second);
-    });
-  }
+  Patient patient() const { return examine(machine_.root(), source_of(variables_)); }
   Findings findings() const { return check_everything(patient()); }
 
-  /// The findings of one check that are worse than `ok`, one a line: "error: ...".
+  /// The findings of one check that are worse than `ok`, one per line: "error: ...".
   std::string complaints(const std::string& check) const {
     std::string text;
     for (const Finding& finding : findings()) {
@@ -161,16 +155,17 @@ TEST_F(Doctor, Registration) {
   machine_.remove("/sys/module/nvidia_peermem");
   EXPECT_EQ(complaints("registration"),
             "error: neither dma-buf (the driver is not the one with open kernel modules) nor a peer memory module is "
-            "there");
+            "available");
   machine_.write("/sys/kernel/mm/memory_peers/nv_mem/version", "1.3");
   EXPECT_EQ(complaints("registration"), "");
   machine_.remove("/sys/kernel/mm/memory_peers");
   machine_.write("/proc/sys/kernel/osrelease", "5.4.0-200-generic");
-  EXPECT_EQ(complaints("registration"),
-            "error: neither dma-buf (kernel 5.4.0-200-generic is older than 5.12) nor a peer memory module is there");
+  EXPECT_EQ(
+      complaints("registration"),
+      "error: neither dma-buf (kernel 5.4.0-200-generic is older than 5.12) nor a peer memory module is available");
 }
 
-// Seed 002: the host's rdma-core 57 in the driver's folder, the image's 50 where the loader looks by itself.
+// Seed 002: the host's rdma-core 57 in the driver's folder, the image's 50 where the loader looks by default.
 class DoctorLibraries : public Doctor {
  protected:
   DoctorLibraries() {
@@ -248,10 +243,9 @@ TEST_F(Doctor, VariablesOfOthers) {
 TEST_F(Doctor, AMalformedMapping) {
   write_healthy_machine(machine_);
   variables_["DEEP_EP_DEVICE_TO_HCA_MAPPING"] = "0:mlx5_0,1";
-  EXPECT_EQ(
-      complaints("variables"),
-      "error: DEEP_EP_DEVICE_TO_HCA_MAPPING: entry 2, '1': there is no ':' between GPU and HCA; allowed: <CUDA id "
-      "or GPU UUID>:<hca>[:<port>],...");
+  EXPECT_EQ(complaints("variables"),
+            "error: environment variable DEEP_EP_DEVICE_TO_HCA_MAPPING='0:mlx5_0,1': entry 2, '1': there is no ':' "
+            "between GPU and HCA; allowed: <CUDA id or GPU UUID>:<hca>[:<port>],...");
   variables_["DEEP_EP_DEVICE_TO_HCA_MAPPING"] = "0:mlx5_0,1:mlx5_0";
   EXPECT_NE(complaints("map").find("warning: mlx5_0 port 1 carries the traffic of 2 GPUs"), std::string::npos);
   EXPECT_NE(complaints("map").find("error: GPU 2 (0000:23:00.0) -> no NIC: DEEP_EP_DEVICE_TO_HCA_MAPPING does not name "
@@ -318,7 +312,7 @@ TEST_F(DoctorCounters, OneLagsBehindAndOneLosesPackets) {
   for (int nic = 0; nic < 7; ++nic) count(nic, "counters/port_rcv_data", 1000 + 262144);
   count(7, "counters/port_rcv_data", 1000 + 65536);
   count(3, "hw_counters/out_of_sequence", 17);
-  count(4, "counters/port_xmit_discards", 5);  // went back: the driver was loaded anew
+  count(4, "counters/port_xmit_discards", 5);  // went back: the driver was reloaded
   const Findings found = traffic_after(before);
   ASSERT_EQ(found.size(), 2u);
   EXPECT_EQ(found[0].found, "1 of 8 NICs carry less than half of the average");

@@ -38,12 +38,12 @@ void check_rows(const CheckedRank& rank, const char* what, const TensorView& ten
 
 }  // namespace
 
-void check_dispatched_bf16(const CheckedRank& rank, const DispatchResult& result) {
+void check_dispatched_bf16(const CheckedRank& rank, const CachedDispatchResult& result) {
   check_rows<std::uint16_t>(rank, "BF16 rows", result.recv_x.view(), static_cast<std::size_t>(rank.shape.hidden),
                             fill_row_bf16);
 }
 
-void check_dispatched_8bit(const CheckedRank& rank, const DispatchResult& result) {
+void check_dispatched_8bit(const CheckedRank& rank, const CachedDispatchResult& result) {
   check_rows<std::uint8_t>(rank, "8-bit rows", result.recv_x.view(), static_cast<std::size_t>(rank.shape.hidden),
                            fill_row_8bit);
   check_rows<float>(rank, "scales", result.recv_x_scales->view(), static_cast<std::size_t>(rank.shape.scales()),

@@ -1,9 +1,9 @@
 // Compares the results of a benchmark's rounds with what the oracle says. Throws Error at the first difference.
 #pragma once
 
+#include "bench_support/low_latency_rank.hpp"
+#include "bench_support/workload.hpp"
 #include "deep_ep/buffer.hpp"
-#include "tools/bench/low_latency_rank.hpp"
-#include "tools/bench/workload.hpp"
 
 namespace deep_ep::tools {
 
@@ -16,15 +16,15 @@ struct CheckedRank {
   int rank;
 };
 
-void check_dispatched_bf16(const CheckedRank& rank, const DispatchResult& result);
-void check_dispatched_8bit(const CheckedRank& rank, const DispatchResult& result);
-/// The experts were the identity: every token comes back as often as it was sent.
+void check_dispatched_bf16(const CheckedRank& rank, const CachedDispatchResult& result);
+void check_dispatched_8bit(const CheckedRank& rank, const CachedDispatchResult& result);
+/// With identity experts: every token comes back as often as it was sent.
 void check_combined(const CheckedRank& rank, const CombineResult& result);
 
 /// Every valid row with its scales, counts, ranges and token indices, bit for bit.
 void check_low_latency_dispatch(const CheckedRank& rank, bool fp8, const LowLatencyDispatchResult& result);
-/// Every sum: exact, or for LogFMT-10 within what the format may cost. Where calls may go by rails, what comes of them,
-/// which rounds once more for each node, is right as well.
+/// Every sum: exact, or for LogFMT-10 within what the format may cost. If calls may go by rails, their results, which
+/// round once more for each node, are right as well.
 void check_low_latency_combine(const CheckedRank& rank, LowLatencyCombine kind, const LowLatencyReach& reach,
                                const LowLatencyCombineResult& result);
 

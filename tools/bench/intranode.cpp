@@ -7,8 +7,8 @@
 #include <utility>
 
 #include "tools/bench/check.hpp"
-#include "tools/bench/peers.hpp"
-#include "tools/bench/rank.hpp"
+#include "bench_support/peers.hpp"
+#include "bench_support/intranode_rank.hpp"
 
 namespace deep_ep::tools {
 namespace {
@@ -53,10 +53,10 @@ class Measurer {
 
  private:
   void measure_dispatch(bool as_8bit, bool exchange, const Config& config) {
-    DispatchResult result;
+    CachedDispatchResult result;
     const Timing timing = meter_.measure(options_.rounds, [&] {
       result = {};  // a round's rows are given back before the next ones are asked for
-      result = exchange ? bench_.dispatch(as_8bit, config) : bench_.cached_dispatch(as_8bit, config);
+      result = exchange ? rows_of(bench_.dispatch(as_8bit, config)) : bench_.cached_dispatch(as_8bit, config);
     });
     bench_.buffer().check();
     if (options_.check) {
@@ -145,7 +145,7 @@ class Measurer {
   Executor& executor_;
   int rank_;
   const std::function<void(const Measurement&)>& report_;
-  RankBench bench_;
+  IntranodeBench bench_;
   Meter meter_;
 };
 

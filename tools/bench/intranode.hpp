@@ -1,4 +1,4 @@
-// Measures dispatch and combine inside one node, and what others need for the same bytes.
+// Measures dispatch and combine inside one node, and what other means need for the same bytes.
 #pragma once
 
 #include <cstdint>
@@ -6,27 +6,17 @@
 #include <string>
 #include <vector>
 
-#include "tools/bench/measure.hpp"
-#include "tools/bench/workload.hpp"
-#include "tools/bench/world.hpp"
+#include "tools/bench/options.hpp"
 
 namespace deep_ep::tools {
 
-struct IntranodeOptions {
-  int ranks = 0;
-  std::vector<std::int64_t> tokens;
+struct IntranodeOptions : BenchOptions {
   std::vector<int> sms;       ///< 0 = the library's default
   int window_mib = 0;         ///< of the buffer, 0 = the library's default
   std::vector<int> warps{0};  ///< of a block; 0 = the library's default
-  int hidden = 0;
-  int topk = 8;
-  int experts = 256;
-  std::string dtype = "both";  ///< of dispatched rows: fp8, bf16, both
-  std::string mode = "both";   ///< of combine: pull, push, both
+  std::string mode = "both";  ///< of combine: pull, push, both
   bool peers = true;
   bool uncached = true;  ///< also layout, and dispatch that exchanges counts
-  bool check = false;    ///< compare every result with what it must be
-  Rounds rounds;
 };
 
 /// One line of the result.

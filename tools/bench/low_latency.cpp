@@ -5,14 +5,14 @@
 #include <optional>
 #include <utility>
 
+#include "bench_support/low_latency_rank.hpp"
 #include "tools/bench/check.hpp"
 #include "tools/bench/graph.hpp"
-#include "tools/bench/low_latency_rank.hpp"
 
 namespace deep_ep::tools {
 namespace {
 
-/// To fill takes a GPU longer than the host needs to enqueue a call.
+/// Filling this takes a GPU longer than the host needs to enqueue a call.
 constexpr std::size_t kFillerBytes = std::size_t{256} << 20;
 
 LowLatencyRails rails_of(const std::string& word) {
@@ -41,9 +41,7 @@ class Measurer {
     filler_.emplace(executor_, DType::uint8, std::initializer_list<std::int64_t>{kFillerBytes});
     meter_.put_in_front([this] {
       executor_.fill(filler_->view().data, 0, kFillerBytes, bench_.stream());
-      CallOptions call;
-      call.stream = bench_.stream();
-      bench_.buffer().low_latency_clean(call);  // a barrier of the devices
+      bench_.buffer().low_latency_clean(bench_.stream());  // a barrier of the devices
     });
   }
 
@@ -117,7 +115,7 @@ class Measurer {
     add(line);
   }
 
-  /// Checks a call that comes behind others with other rows, one for each half of the window.
+  /// Checks a call that follows calls with other rows, one for each half of the window.
   template <class Check, class Call>
   void check_after(const Check& check, const Call& call) {
     if (options_.check) {
@@ -153,13 +151,13 @@ class Measurer {
   };
 
   Bytes dispatch_bytes(bool fp8) const {
-    // Upstream counts 16 bytes beside each 8-bit row.
+    // Upstream counts 16 bytes on top of each 8-bit row.
     return bytes(fp8 ? shape_.row_bytes_8bit() + 16 : shape_.row_bytes_bf16(),
                  fp8 ? shape_.row_bytes_8bit() : shape_.row_bytes_bf16());
   }
   Bytes combine_bytes(LowLatencyCombine kind) const {
-    std::int64_t row = shape_.row_bytes_bf16();
-    if (kind == LowLatencyCombine::logfmt) row = shape_.hidden * 10 / 8 + shape_.hidden / 128 * 4;
+    const bool logfmt = kind == LowLatencyCombine::logfmt;
+    const std::int64_t row = logfmt ? shape_.row_bytes_logfmt() : shape_.row_bytes_bf16();
     return bytes(row, row);
   }
   Bytes bytes(std::int64_t selected_row, std::int64_t wire_row) const {

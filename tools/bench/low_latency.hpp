@@ -6,26 +6,16 @@
 #include <string>
 #include <vector>
 
-#include "tools/bench/measure.hpp"
-#include "tools/bench/workload.hpp"
-#include "tools/bench/world.hpp"
+#include "tools/bench/options.hpp"
 
 namespace deep_ep::tools {
 
-struct LowLatencyOptions {
-  int ranks = 0;
-  std::vector<std::int64_t> tokens;
-  int hidden = 0;
-  int topk = 8;
-  int experts = 0;
-  std::string dtype = "both";  ///< of dispatched rows: fp8, bf16, both
-  int nodes = 0;               ///< that the ranks play, equal ones; 0: those that they are on
+struct LowLatencyOptions : BenchOptions {
+  int nodes = 0;               ///< that the ranks play, of equal size; 0: those that they are on
   bool nvlink = true;          ///< false: all ranks reach each other by RDMA
   std::string rails = "auto";  ///< rows between nodes by rails: auto, always, never
   bool hooks = true;           ///< also send and receive parts by themselves
   bool graphs = true;          ///< also replays of CUDA graphs, where there are any
-  bool check = false;          ///< compare every result with what it must be
-  Rounds rounds;
 };
 
 /// One line of the result.
@@ -35,11 +25,11 @@ struct LowLatencyMeasurement {
   std::string part{};       ///< "whole", "send", "receive", "graph"
   std::int64_t tokens = 0;
   Timing timing{};
-  double host = 0;            ///< seconds that a call keeps the host; 0 = not measured
+  double host = 0;            ///< seconds that a call keeps the host busy; 0 = not measured
   double selected_bytes = 0;  ///< a row for every selection, as upstream's test counts, mean over ranks
   double wire_bytes = 0;      ///< rows that cross between ranks, one for each token and rank, mean over ranks
 
-  /// Over the time back to back, or of aligned rounds where there is none.
+  /// Over the time back to back or, if there is none, of aligned rounds.
   double seconds() const { return timing.back_to_back > 0 ? timing.back_to_back : timing.median; }
   double selected_gb_per_s() const { return seconds() > 0 ? selected_bytes / seconds() * 1e-9 : 0; }
   double wire_gb_per_s() const { return seconds() > 0 ? wire_bytes / seconds() * 1e-9 : 0; }

@@ -1,4 +1,4 @@
-#include "tools/bench/low_latency_rank.hpp"
+#include "bench_support/low_latency_rank.hpp"
 
 #include <span>
 #include <vector>
@@ -38,10 +38,8 @@ LowLatencyDispatchResult LowLatencyBench::dispatch(bool fp8, bool hook) {
   arguments.max_tokens = static_cast<int>(shape_.tokens);
   arguments.num_experts = shape_.experts;
   arguments.use_fp8 = fp8;
-  CallOptions call;
-  call.stream = stream_;
-  call.return_recv_hook = hook;
-  return buffer_.low_latency_dispatch(arguments, call);
+  arguments.return_recv_hook = hook;
+  return buffer_.low_latency_dispatch(arguments, {.stream = stream_});
 }
 
 LowLatencyCombineResult LowLatencyBench::combine(LowLatencyCombine kind, bool hook) {
@@ -52,10 +50,8 @@ LowLatencyCombineResult LowLatencyBench::combine(LowLatencyCombine kind, bool ho
   arguments.topk_weights = kind == LowLatencyCombine::logfmt ? small_weights_.view() : weights_.view();
   arguments.handle = &handle_;
   arguments.use_logfmt = kind == LowLatencyCombine::logfmt;
-  CallOptions call;
-  call.stream = stream_;
-  call.return_recv_hook = hook;
-  return buffer_.low_latency_combine(arguments, call);
+  arguments.return_recv_hook = hook;
+  return buffer_.low_latency_combine(arguments, {.stream = stream_});
 }
 
 void LowLatencyBench::receive_for_combine() {
@@ -96,10 +92,10 @@ void LowLatencyBench::destroy() {
 BufferOptions LowLatencyBench::buffer_options(const WorkloadShape& shape, const LowLatencyReach& reach) {
   BufferOptions options;
   options.heap_bytes = std::size_t{64} << 20;
-  options.allow_nvlink_for_low_latency = reach.nvlink;
+  options.low_latency.allow_nvlink = reach.nvlink;
   options.ranks_per_node = reach.ranks_per_node;
-  options.low_latency_rails = reach.rails;
-  options.low_latency_bytes =
+  options.low_latency.rails = reach.rails;
+  options.low_latency.bytes =
       Buffer::low_latency_bytes_hint(static_cast<int>(shape.tokens), shape.hidden, shape.ranks, shape.experts);
   return options;
 }

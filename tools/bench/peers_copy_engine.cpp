@@ -1,6 +1,6 @@
-// The copy engines: contiguous bytes from every GPU to every other, with no kernel and no look at the data. No
-// library can route tokens faster than this moves blocks, as long as SMs reach no more than the engines.
-#include "tools/bench/peers.hpp"
+// The copy engines: contiguous bytes from every GPU to every other, with no kernel and no look at the data. No library
+// can route tokens faster than this moves blocks, as long as SMs are not faster than the engines.
+#include "bench_support/peers.hpp"
 
 #if DEEP_EP_HAVE_CUDA
 #include <cuda_runtime_api.h>
@@ -20,7 +20,7 @@ namespace {
 
 void check(cudaError_t result, const char* what) {
   if (result != cudaSuccess) {
-    cudaGetLastError();  // else the next launch reports it again
+    cudaGetLastError();  // otherwise the next launch reports it again
     throw SystemError(fmt::format("{}: {}", what, cudaGetErrorString(result)));
   }
 }
@@ -38,7 +38,7 @@ class CopyEngineTransport final : public PeerTransport {
   CopyEngineTransport(Bootstrap& bootstrap, Executor& executor)
       : bootstrap_(bootstrap), device_(executor.device().index), ranks_(static_cast<std::size_t>(bootstrap.size())) {
     executor.make_current();
-    check(cudaSetDevice(device_), "cudaSetDevice");  // this program's CUDA runtime need not be the library's
+    check(cudaSetDevice(device_), "cudaSetDevice");  // this program's CUDA runtime may differ from the library's
     const pid_t process = getpid();
     const std::vector<std::byte> processes = bootstrap.all_gather(std::as_bytes(std::span(&process, 1)));
     for (std::size_t rank = 0; rank < ranks_; ++rank) {

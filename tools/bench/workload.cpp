@@ -1,4 +1,4 @@
-#include "tools/bench/workload.hpp"
+#include "bench_support/workload.hpp"
 
 #include <fmt/format.h>
 
@@ -18,7 +18,7 @@ constexpr std::uint64_t kSelectionSeed = 1;
 constexpr std::uint64_t kRowSeed = 2;
 constexpr std::uint64_t kScaleSeed = 3;
 
-/// Eight bytes a step, cheap enough to compare gigabytes with.
+/// Eight bytes per step: cheap enough to compare gigabytes.
 class RowBytes {
  public:
   RowBytes(std::uint64_t seed, int rank, std::int64_t token)

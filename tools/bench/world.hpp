@@ -9,7 +9,7 @@
 #include "deep_ep/bootstrap.hpp"
 #include "deep_ep/executor.hpp"
 #include "deep_ep/tensor.hpp"
-#include "tools/bench/workload.hpp"
+#include "bench_support/workload.hpp"
 
 namespace deep_ep::tools {
 

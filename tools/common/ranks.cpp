@@ -70,6 +70,8 @@ Device::Kind choose_device(const std::string& word, int ranks) {
   return ranks <= devices ? Device::Kind::cuda : Device::Kind::cpu;
 }
 
+const char* name_of(Device::Kind device) { return device == Device::Kind::cuda ? "cuda" : "cpu"; }
+
 std::shared_ptr<Executor> make_executor(Device::Kind kind, int device) {
   auto executor = kind == Device::Kind::cuda ? make_cuda_executor(device) : make_host_executor();
   executor->make_current();

@@ -13,12 +13,14 @@
 namespace deep_ep::tools {
 
 /// Runs `body(i)` for 0 <= i < count, each on a thread of its own (a single one on the calling thread), and rethrows
-/// the failure that came first. Peers of a failed rank would wait for it until their deadline: when they do not end
-/// soon, the error is printed and the process left.
+/// the failure that came first. Peers of a failed rank would wait for it until their deadline: if they do not end soon,
+/// the error is printed and the process exits.
 void run_ranks(int count, const std::function<void(int)>& body);
 
 /// The device words of the command line: "cpu", "cuda", or "auto": GPUs when there are `ranks` of them.
 Device::Kind choose_device(const std::string& word, int ranks);
+
+const char* name_of(Device::Kind device);  ///< "cuda" or "cpu"
 
 /// An executor for a rank: the GPU with that ordinal, or the CPU.
 std::shared_ptr<Executor> make_executor(Device::Kind kind, int device);
@@ -66,7 +68,7 @@ std::vector<T> to_host(Executor& executor, const TensorView& tensor, StreamHandl
   return values;
 }
 
-/// One line on the terminal that says what long work is at; nothing when stderr is no terminal.
+/// One line on the terminal that shows progress; nothing if stderr is not a terminal.
 void show_progress(const std::string& text);
 /// Removes that line.
 void clear_progress();

@@ -14,6 +14,7 @@
 
 #include "deep_ep/error.hpp"
 #include "tools/commands.hpp"
+#include "tools/common/command_line.hpp"
 #include "tools/common/ranks.hpp"
 #include "tools/demo/layer.hpp"
 
@@ -59,7 +60,7 @@ void check(const DemoOptions& options) {
   }
 }
 
-/// Rows of `text`, a share of all words for every rank: earlier ranks get one more where it does not come out even.
+/// Rows of `text`, a share of all words for every rank: earlier ranks get one more if it does not divide evenly.
 std::vector<Batch> share_out(const ModelShape& shape, std::span<const std::string> words, int ranks) {
   std::vector<Batch> batches(static_cast<std::size_t>(ranks));
   run_ranks(ranks, [&](int rank) {
@@ -95,7 +96,7 @@ void print_json(const DemoReport& report) {
   }
   const nlohmann::json json = {
       {"input", report.options.input},
-      {"device", report.device == Device::Kind::cuda ? "cuda" : "cpu"},
+      {"device", name_of(report.device)},
       {"ranks", report.options.ranks},
       {"hidden", shape.hidden},
       {"experts", shape.experts},
@@ -122,7 +123,7 @@ void print_load(const std::vector<std::int64_t>& load) {
   const double average = static_cast<double>(total) / static_cast<double>(load.size());
   fmt::print("\nExpert load: {} (token, expert) pairs; average {:.1f}, busiest {} ({:.1f} times the average)\n", total,
              average, most, average > 0 ? static_cast<double>(most) / average : 0.0);
-  // Experts by how much they have to do: a line for every range of loads.
+  // Experts by load: one line for every range of loads.
   constexpr std::int64_t kLines = 8;
   constexpr std::int64_t kBarWidth = 60;
   const std::int64_t width = most / kLines + 1;
@@ -167,7 +168,7 @@ void print_matrix(const DemoReport& report) {
       fmt::print("\n");
     }
   }
-  fmt::print("\n{} rows for {} tokens ({:.2f} ranks a token); {} of them stay on their rank.\n", total, report.tokens,
+  fmt::print("\n{} rows for {} tokens ({:.2f} ranks per token); {} of them stay on their rank.\n", total, report.tokens,
              report.tokens > 0 ? static_cast<double>(total) / static_cast<double>(report.tokens) : 0.0, own);
   fmt::print("Between ranks: {:.1f} MiB as BF16, {:.1f} MiB as 8-bit rows with scales.\n",
              kib(total - own, false) / 1024, kib(total - own, true) / 1024);
@@ -203,7 +204,7 @@ int run_demo(const DemoOptions& options) {
   std::vector<std::string> words = split_words(text);
   if (words.empty()) throw InvalidArgument(fmt::format("--input {}: there is no word in it", options.input));
   report.words = words.size();
-  // The CPU plays thousands of GPU threads: enough tokens to see the routing, few enough not to wait long.
+  // The CPU plays thousands of GPU threads: enough tokens to see the routing, few enough not to take long.
   const std::int64_t cap = options.most_tokens > 0               ? options.most_tokens
                            : report.device == Device::Kind::cuda ? 32768
                                                                  : 4096;
@@ -215,7 +216,7 @@ int run_demo(const DemoOptions& options) {
                report.tokens < report.words ? fmt::format(" (at most {}: --tokens)", cap) : "", options.ranks,
                report.device == Device::Kind::cuda ? "a GPU each" : "the CPU");
     fmt::print(
-        "Layer: hidden {}, {} experts in {} groups of which {} are used, top-{}, sigmoid gate, {} experts a rank\n",
+        "Layer: hidden {}, {} experts in {} groups of which {} are used, top-{}, sigmoid gate, {} experts per rank\n",
         shape.hidden, shape.experts, shape.groups, shape.used_groups, shape.topk, shape.experts / options.ranks);
     std::fflush(stdout);
   }
@@ -236,17 +237,13 @@ void add_demo_command(CLI::App& app, Action& action) {
   CLI::App* command = app.add_subcommand("demo", "Send a text through a Mixture-of-Experts layer and check the result");
   auto options = std::make_shared<DemoOptions>();
   command->add_option("--input", options->input, "Text file whose words are the tokens")->capture_default_str();
-  command->add_option("--ranks", options->ranks, "Ranks, threads of this process")
-      ->check(CLI::Range(1, 64))
-      ->capture_default_str();
+  add_ranks_option(*command, options->ranks, "Ranks, threads of this process")->capture_default_str();
   command->add_option("--hidden", options->shape.hidden, "Channels of a token")
       ->check(CLI::Range(16, 32768))
       ->capture_default_str();
   command->add_option("--tokens", options->most_tokens, "Use at most so many words (default 4096; 32768 on GPUs)")
       ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 20));
-  command->add_option("--device", options->device, "auto: GPUs when there is one for every rank")
-      ->check(CLI::IsMember({"auto", "cpu", "cuda"}))
-      ->capture_default_str();
+  add_device_option(*command, options->device);
   command->add_flag("--json", options->json, "Print JSON");
   command->callback([options, &action] { action = [options] { return run_demo(*options); }; });
 }

@@ -87,13 +87,13 @@ class LayerRank {
     });
 
     // 3. The same once more as 8-bit rows with scales, along the routes that are known now.
-    DispatchResult received_8bit;
+    CachedDispatchResult received_8bit;
     timed(Phase::dispatch_8bit, [&] {
-      DispatchArguments arguments;
+      CachedDispatchArguments arguments;
       arguments.x = x_8bit.view();
       arguments.x_scales = scales.view();
       arguments.handle = &received.handle;
-      received_8bit = buffer_.dispatch(arguments, call_);
+      received_8bit = buffer_.cached_dispatch(arguments, call_);
     });
 
     // 4. The experts of this rank, on the CPU. Their output replaces the received rows, from where combine can pull it.
@@ -145,7 +145,7 @@ class LayerRank {
   }
 
   void check_received(const std::vector<std::uint16_t>& rows, const std::vector<std::int64_t>& local_experts,
-                      const std::vector<float>& weights, const DispatchResult& received_8bit,
+                      const std::vector<float>& weights, const CachedDispatchResult& received_8bit,
                       const std::vector<int>& rows_per_expert) {
     const Reference& reference = layer_.reference;
     std::vector<std::span<const std::byte>> sources;

@@ -8,10 +8,10 @@
 
 namespace deep_ep::tools {
 
-Patient examine(topology::SystemRoot root, rdma::Environment environment) {
+Patient examine(topology::SystemRoot root, environment::Source variables) {
   Patient patient;
   patient.root = std::move(root);
-  patient.environment = std::move(environment);
+  patient.environment = std::move(variables);
   patient.gpus = topology::find_gpus(patient.root);
   patient.nics = rdma::find_nics(patient.root);
   try {

@@ -9,6 +9,7 @@
 #include "csrc/rdma/discovery/nic_map.hpp"
 #include "csrc/rdma/discovery/nics.hpp"
 #include "csrc/rdma/discovery/settings.hpp"
+#include "csrc/support/environment.hpp"
 #include "csrc/topology/gpus.hpp"
 #include "csrc/topology/system_root.hpp"
 #include "tools/doctor/report.hpp"
@@ -18,31 +19,31 @@ namespace deep_ep::tools {
 /// A machine, read once.
 struct Patient {
   topology::SystemRoot root;
-  rdma::Environment environment;
+  deep_ep::environment::Source environment;
   std::vector<topology::Gpu> gpus;
   std::vector<rdma::Nic> nics;
   rdma::RdmaSettings settings;
   rdma::NicMap map;
-  std::string refused;  ///< a variable of the library's own that is wrong: settings are the defaults then
+  std::string refused;  ///< a wrong variable of the library's own: settings are the defaults then
 };
-Patient examine(topology::SystemRoot root, rdma::Environment environment);
+Patient examine(topology::SystemRoot root, environment::Source variables);
 
 /// Devices and ports: driver, state, device file, GIDs.
 void check_nics(const Patient& patient, Findings& findings);
 /// The GPU→NIC map, what shares a NIC, what is far from it, and CUDA_VISIBLE_DEVICES.
 void check_map(const Patient& patient, Findings& findings);
-/// How the NIC comes to GPU memory: dma-buf, peer memory, and how much memory may be pinned.
+/// How the NIC reaches GPU memory: dma-buf, peer memory, and how much memory may be pinned.
 void check_registration(const Patient& patient, Findings& findings);
 /// Whether a GPU may ring a NIC's doorbell: driver option, privileges, driver version.
 void check_doorbell(const Patient& patient, Findings& findings);
 /// Copies of libibverbs and libmlx5, and whether those that load fit together.
 void check_libraries(const Patient& patient, Findings& findings);
-/// Variables of this library and of others: which are in effect, which are not, which do harm.
+/// Variables of this library and of others: which are in effect, which are not, which are harmful.
 void check_variables(const Patient& patient, Findings& findings);
 
 Findings check_everything(const Patient& patient);
 
-/// What this process may do; nothing where /proc/self/status does not say.
+/// What this process may do; nothing if /proc/self/status does not say.
 struct Privileges {
   bool ipc_lock = false;   ///< CAP_IPC_LOCK: pins memory beyond the limit
   bool sys_rawio = false;  ///< CAP_SYS_RAWIO

@@ -46,7 +46,7 @@ int run_doctor(const DoctorOptions& options) {
   }
   const Patient patient =
       examine(options.sysroot.empty() ? topology::SystemRoot() : topology::SystemRoot(options.sysroot),
-              rdma::process_environment);
+              environment::of_process);
   Findings findings = check_everything(patient);
   if (patient.root.is_this_machine()) check_loaded_libraries(patient, findings);
   std::vector<PortCounters> traffic;
@@ -56,7 +56,7 @@ int run_doctor(const DoctorOptions& options) {
     traffic = difference(before, read_counters(patient));
     if (status != 0) {
       findings.push_back({"command", Verdict::error, fmt::format("the command ended with status {}", status),
-                          "what was counted may be a part of its traffic only", ""});
+                          "what was counted may be only a part of its traffic", ""});
     }
     check_traffic(patient, traffic, findings);
   }
@@ -84,14 +84,15 @@ int run_doctor(const DoctorOptions& options) {
 }  // namespace
 
 void add_doctor_command(CLI::App& app, Action& action) {
-  CLI::App* command = app.add_subcommand("doctor", "Say what this machine offers for RDMA and what stands in the way");
+  CLI::App* command =
+      app.add_subcommand("doctor", "Report what this machine offers for RDMA and what stands in the way");
   auto options = std::make_shared<DoctorOptions>();
   command->add_option("--sysroot", options->sysroot, "Examine the files below this folder instead of this machine's");
   command->add_flag("--nic-counters", options->nic_counters,
-                    "Run the command behind -- and say what each NIC carried meanwhile");
-  command->add_option("command", options->command, "With --nic-counters: the command, behind --");
+                    "Run the command after -- and report what each NIC carried meanwhile");
+  command->add_option("command", options->command, "With --nic-counters: the command, after --");
   command->add_flag("--json", options->json, "Print JSON");
-  command->footer("Exit status: 0 nothing is wrong (warnings apart), 1 something is.");
+  command->footer("Exit status: 0 if nothing is wrong (warnings aside), otherwise 1.");
   command->callback([options, &action] { action = [options] { return run_doctor(*options); }; });
 }
 

@@ -20,8 +20,8 @@ struct PortCounters {
 /// Of all ports of all NICs. Counters that a device lacks are missing.
 std::vector<PortCounters> read_counters(const Patient& patient);
 
-/// What was counted between two readings of the same machine; a counter that went back (a driver was loaded anew) is
-/// left out.
+/// What was counted between two readings of the same machine; a counter that went back (a driver was reloaded) is left
+/// out.
 std::vector<PortCounters> difference(const std::vector<PortCounters>& before, const std::vector<PortCounters>& after);
 
 /// Says which of the NICs that visible GPUs use carried less than half of the average, and whether packets were lost.

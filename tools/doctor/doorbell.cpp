@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <sstream>
 
+#include "csrc/support/text.hpp"
 #include "tools/doctor/checks.hpp"
 
 namespace deep_ep::tools {
@@ -37,7 +38,7 @@ std::optional<Privileges> read_privileges(const topology::SystemRoot& root) {
   constexpr std::string_view kName = "CapEff:";
   for (std::string line; std::getline(status, line);) {
     if (!line.starts_with(kName)) continue;
-    const std::string_view mask = topology::trim(std::string_view(line).substr(kName.size()));
+    const std::string_view mask = trim(std::string_view(line).substr(kName.size()));
     std::uint64_t bits = 0;
     if (std::from_chars(mask.data(), mask.data() + mask.size(), bits, 16).ec != std::errc()) return std::nullopt;
     const auto has = [&](int capability) { return (bits >> capability & 1) != 0; };
@@ -56,12 +57,12 @@ void check_doorbell(const Patient& patient, Findings& findings) {
       "options nvidia NVreg_RegistryDwords=\"PeerMappingOverride=1;\" in /etc/modprobe.d, update-initramfs -u, "
       "restart; or "
       "run the container privileged";
-  if (patient.settings.nic_handler == "cpu") {
+  if (patient.settings.nic_handler == rdma::NicHandler::cpu) {
     findings.push_back({"doorbell", Verdict::note, "the NIC handler is cpu by a variable",
                         "GPUs do not ring doorbells even where they could", ""});
     return;
   }
-  const Verdict impossible = patient.settings.nic_handler == "gpu" ? Verdict::error : Verdict::warning;
+  const Verdict impossible = patient.settings.nic_handler == rdma::NicHandler::gpu ? Verdict::error : Verdict::warning;
   std::string driver;
   if (driver_is_too_old(patient, driver)) {
     findings.push_back({"doorbell", impossible, fmt::format("driver {} is older than 510.40.3", driver),
@@ -77,7 +78,7 @@ void check_doorbell(const Patient& patient, Findings& findings) {
   } else if (privileged) {
     findings.push_back({"doorbell", Verdict::note,
                         "PeerMappingOverride is not set, but this process is privileged (CAP_SYS_ADMIN, CAP_SYS_RAWIO)",
-                        "such processes are reported to map doorbells without it; the first connection tells",
+                        "such processes are reported to map doorbells without it; the first connection will show",
                         fmt::format("if the log then says that handler cpu was taken: {}", kOption)});
   } else {
     findings.push_back(

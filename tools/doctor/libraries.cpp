@@ -11,6 +11,7 @@
 #include <set>
 #include <sstream>
 
+#include "csrc/support/text.hpp"
 #include "tools/doctor/checks.hpp"
 
 namespace deep_ep::tools {
@@ -31,7 +32,7 @@ std::vector<std::string> split_path(const std::string& text) {
 void read_loader_folders(const topology::SystemRoot& root, const std::string& file, std::vector<std::string>& folders) {
   std::istringstream lines(root.read(file).value_or(""));
   for (std::string line; std::getline(lines, line);) {
-    const std::string_view text = topology::trim(std::string_view(line).substr(0, line.find('#')));
+    const std::string_view text = trim(std::string_view(line).substr(0, line.find('#')));
     if (text.starts_with('/')) folders.emplace_back(text);
   }
 }
@@ -75,7 +76,8 @@ std::string show(const LibraryCopy& copy) {
 }
 
 constexpr const char* kOneRelease =
-    "let one release be found: rdma-core of the image, not of the host; put its folder first in LD_LIBRARY_PATH";
+    "make sure that only one release is found: rdma-core of the image, not of the host; put its folder first in "
+    "LD_LIBRARY_PATH";
 
 // The driver for mlx5 that this libibverbs loads by itself.
 void check_provider(const Patient& patient, const LibraryCopy& verbs, Findings& findings) {

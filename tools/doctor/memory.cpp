@@ -10,6 +10,7 @@
 #include <string_view>
 
 #include "csrc/support/format.hpp"
+#include "csrc/support/text.hpp"
 #include "tools/doctor/checks.hpp"
 
 namespace deep_ep::tools {
@@ -64,14 +65,14 @@ void check_gpu_memory(const Patient& patient, Findings& findings) {
   if (reason.empty()) {
     findings.push_back({"registration", Verdict::ok,
                         fmt::format("GPU memory should be registered as dma-buf{}",
-                                    peer_memory.empty() ? "" : fmt::format("; {} is there as well", peer_memory)),
+                                    peer_memory.empty() ? "" : fmt::format("; {} is available, too", peer_memory)),
                         "the first registration decides; the log says which way was taken", ""});
   } else if (!peer_memory.empty()) {
     findings.push_back({"registration", Verdict::ok, fmt::format("GPU memory is registered through {}", peer_memory),
                         fmt::format("dma-buf is not used: {}", reason), ""});
   } else {
     findings.push_back({"registration", Verdict::error,
-                        fmt::format("neither dma-buf ({}) nor a peer memory module is there", reason),
+                        fmt::format("neither dma-buf ({}) nor a peer memory module is available", reason),
                         "NICs cannot read or write GPU memory: registration fails with EFAULT or EOPNOTSUPP",
                         "use the driver with open kernel modules, 515 or later, or load the module nvidia-peermem"});
   }
@@ -83,7 +84,7 @@ std::optional<std::int64_t> locked_memory_limit(const Patient& patient) {
   constexpr std::string_view kName = "Max locked memory";
   for (std::string line; std::getline(limits, line);) {
     if (!line.starts_with(kName)) continue;
-    const std::string_view rest = topology::trim(std::string_view(line).substr(kName.size()));
+    const std::string_view rest = trim(std::string_view(line).substr(kName.size()));
     if (rest.starts_with("unlimited")) return -1;
     std::int64_t bytes = 0;
     if (std::from_chars(rest.data(), rest.data() + rest.size(), bytes).ec == std::errc()) return bytes;

@@ -8,27 +8,31 @@
 
 namespace deep_ep {
 
-void LowLatencyQueue::require_room() const {
+void HookQueue::require_room() const {
   if (waiting_.size() < kMostWaiting) return;
   fail<InvalidArgument>("{}: {} calls with return_recv_hook still wait for their hooks, at most {} may; call one first",
                         call_, waiting_.size(), kMostWaiting);
 }
 
-std::shared_ptr<LowLatencyQueue::Part> LowLatencyQueue::wait_for_hook(std::function<void()> enqueue) {
+std::function<void()> HookQueue::add(std::function<void()> enqueue) {
   waiting_.push_back(std::make_shared<Part>(Part{std::move(enqueue)}));
-  return waiting_.back();
+  return [queue = weak_from_this(), part = waiting_.back()] {
+    const auto alive = queue.lock();
+    if (!alive) throw UseAfterDestroy("the hook of a low-latency call after the buffer's destroy");
+    alive->receive(part);
+  };
 }
 
-void LowLatencyQueue::receive(const std::shared_ptr<Part>& part) {
+void HookQueue::receive(const std::shared_ptr<Part>& part) {
   if (std::find(waiting_.begin(), waiting_.end(), part) == waiting_.end()) return;
   while (part->enqueue) receive_first();
 }
 
-void LowLatencyQueue::receive_all() {
+void HookQueue::receive_all() {
   while (!waiting_.empty()) receive_first();
 }
 
-void LowLatencyQueue::receive_first() {
+void HookQueue::receive_first() {
   waiting_.front()->enqueue();
   waiting_.front()->enqueue = nullptr;
   waiting_.pop_front();

@@ -1,224 +1,128 @@
-// What all low-latency calls share: their memory and streams, hooks, masks.
-#include <algorithm>
-#include <cstring>
-#include <utility>
+#include "csrc/buffer/low_latency/low_latency.hpp"
 
-#include "csrc/buffer/checks.hpp"
-#include "csrc/buffer/implementation.hpp"
-#include "csrc/executor/kernel_table.hpp"
+#include <algorithm>
+
+#include "csrc/bootstrap/agreement.hpp"
 #include "csrc/support/format.hpp"
-#include "csrc/support/logging.hpp"
-#include "deep_ep/error.hpp"
-#include "kernels/low_latency/combine/wire.hpp"
 
 namespace deep_ep {
 
-std::size_t Buffer::low_latency_bytes_hint(int max_tokens, std::int64_t hidden, int num_ranks, int num_experts) {
-  check_range("max_tokens", max_tokens, 1, kMostLowLatencyTokens);
-  check_range("hidden", hidden, 1, std::int64_t{1} << 24);
-  check_range("num_ranks", num_ranks, 1, kMaxRanks);
-  check_range("num_experts", num_experts, 1, 1 << 20);
-  // The largest rows: bfloat16 with as many selections as there may be; LogFMT where nothing is encoded.
-  const LowLatencyRow row{static_cast<int>(hidden), static_cast<int>(LowLatencyWindow::kMostTopk), false, true, true};
-  const CombineWire combine{static_cast<int>(hidden), true};
-  const std::size_t row_bytes = std::max(row.bytes(), combine.bytes());
-  const std::size_t rows_of_source = static_cast<std::size_t>(max_tokens) * row_bytes;
-  const int local_experts = std::max(BufferOptions{}.max_local_experts, num_experts / num_ranks);
-  // Signals take an eighth and a little more; they grow with the whole.
-  constexpr std::size_t kStep = std::size_t{1} << 20;
-  const std::size_t least = std::max(LowLatencyWindow::kBytesPerSlot, std::size_t{4} * row_bytes) *
-                            static_cast<std::size_t>(num_ranks) * static_cast<std::size_t>(max_tokens);
-  std::size_t bytes = (least + kStep - 1) / kStep * kStep;
-  while (LowLatencyWindow::make(0, bytes, num_ranks, local_experts).source_bytes < rows_of_source) bytes += kStep;
-  return bytes;
-}
+LowLatency::LowLatency(Runtime& runtime)
+    : runtime_(runtime), state_(device_memory<LowLatencyState>(runtime.executor())) {
+  Executor& executor = *runtime.executor();
+  LowLatencyState initial{};
+  initial.one = 1;
+  executor.copy(state_.get(), &initial, sizeof initial, runtime.comm_stream());
+  executor.synchronize(runtime.comm_stream());
+  if (runtime.options().low_latency.masking) masks_.emplace(runtime, state_.get());
+  if (!runtime.low_latency_reach().far.empty()) links_.emplace(runtime);
+  queues_ = {std::make_shared<HookQueue>("low_latency_dispatch"), std::make_shared<HookQueue>("low_latency_combine")};
 
-void Buffer::Implementation::set_up_low_latency() {
-  if (low_latency_window_.slots == 0 || low_latency_window_.source_bytes == 0) {
-    fail<InvalidArgument>(
-        "low_latency_bytes is {}, which does not even hold the signals of {} ranks with {} local experts: see "
-        "Buffer::low_latency_bytes_hint",
-        options_.low_latency_bytes, num_ranks_, options_.max_local_experts);
+  setup_.device = runtime.device();
+  setup_.policy = executor.policy();
+  setup_.max_local_experts = runtime.options().max_local_experts;
+  setup_.reject_unknown_experts = runtime.options().reject_unknown_experts;
+  setup_.low_latency_bytes = runtime.options().low_latency.bytes;
+  setup_.rail_width = runtime.low_latency_reach().rail_width;
+  setup_.rails_always = runtime.low_latency_reach().rails_always;
+  LowLatencyParams& common = setup_.common;
+  common.rank = runtime.rank();
+  common.num_ranks = runtime.num_ranks();
+  common.local = runtime.heap()->local();
+  common.heaps = links_ ? links_->heaps() : runtime.heap()->device_peers();
+  common.window = runtime.layout().low_latency;
+  common.state = state_.get();
+  common.wait = runtime.faults().wait_context();
+  common.wait.abort = &state_->abort;
+  if (masks_) {
+    common.mask = masks_->mask();
+    common.masked = masks_->records();
   }
-  const auto ranks = static_cast<std::size_t>(num_ranks_);
-  low_latency_state_ =
-      static_cast<LowLatencyState*>(own(executor_->allocate(sizeof(LowLatencyState)), &Executor::free));
-  LowLatencyState zero{};
-  zero.one = 1;
-  executor_->copy(low_latency_state_, &zero, sizeof zero, comm_stream_);
-  if (options_.low_latency_masking) {
-    mask_ = static_cast<std::int32_t*>(own(executor_->allocate(ranks * sizeof(std::int32_t)), &Executor::free));
-    executor_->fill(mask_, 0, ranks * sizeof(std::int32_t), comm_stream_);
-    masked_ =
-        static_cast<FaultRecord*>(own(executor_->allocate_pinned(ranks * sizeof(FaultRecord)), &Executor::free_pinned));
-  }
-  executor_->synchronize(comm_stream_);
-  if (!far_ranks_.empty()) set_up_rdma();
-  queues_ = {std::make_shared<LowLatencyQueue>("low_latency_dispatch"),
-             std::make_shared<LowLatencyQueue>("low_latency_combine")};
+  if (links_) links_->add_to(common);
 }
 
-void Buffer::Implementation::require_low_latency(const char* call) const {
-  if (low_latency_state_ != nullptr) return;
-  fail<InvalidArgument>(
-      "{} needs low-latency memory, but the buffer's low_latency_bytes is 0: see Buffer::low_latency_bytes_hint", call);
+TensorView LowLatency::memory() const {
+  const LowLatencyWindow& window = runtime_.layout().low_latency;
+  return TensorView::contiguous(runtime_.heap()->local() + window.begin, DType::uint8,
+                                {static_cast<std::int64_t>(window.bytes)}, runtime_.device());
 }
 
-TensorView Buffer::Implementation::low_latency_memory() const {
-  require_low_latency("low_latency_memory");
-  return TensorView::contiguous(heap_->local() + low_latency_window_.begin, DType::uint8,
-                                {static_cast<std::int64_t>(low_latency_window_.bytes)}, executor_->device());
+RankMasks& LowLatency::masks(const char* call) {
+  if (!masks_) fail<InvalidArgument>("{}: the buffer was made without low_latency.masking", call);
+  return *masks_;
 }
 
-void Buffer::Implementation::require_masking(const char* call) const {
-  require_low_latency(call);
-  if (mask_ == nullptr) fail<InvalidArgument>("{}: the buffer was made without low_latency_masking", call);
+void LowLatency::look_after_earlier_calls() {
+  runtime_.faults().raise();
+  if (masks_) masks_->log_new();
 }
 
-void Buffer::Implementation::look_after_low_latency() {
-  raise_faults();
-  for (int rank = 0; mask_ != nullptr && rank < num_ranks_; ++rank) {
-    if (__atomic_load_n(&masked_[rank].written, __ATOMIC_ACQUIRE) == 0) continue;
-    const FaultRecord record = masked_[rank];
-    // A kernel under way may have more to tell: it writes to the record after this, or not at all.
-    __atomic_store_n(&masked_[rank].written, 0, __ATOMIC_RELAXED);
-    __atomic_store_n(&masked_[rank].claimed, 0, __ATOMIC_RELEASE);
-    log::warn("{}", describe_masked(record));
+void LowLatency::make_way(LowLatencyKind kind, bool hook) {
+  if (hook) {
+    queue(kind).require_room();
+  } else {
+    queue(kind).receive_all();
   }
 }
 
-LowLatencyParams Buffer::Implementation::low_latency_params() const {
-  LowLatencyParams params;
-  params.rank = rank_;
-  params.num_ranks = num_ranks_;
-  params.local = heap_->local();
-  params.heaps = low_latency_heaps_ == nullptr ? heap_->device_peers() : low_latency_heaps_;
-  params.window = low_latency_window_;
-  params.state = low_latency_state_;
-  params.wait = wait_context();
-  params.wait.abort = &low_latency_state_->abort;
-  params.mask = mask_;
-  params.masked = masked_;
-  if (connections_ != nullptr) {
-    params.rdma = {.peers = connections_->device_peers(), .told = told_, .staging = staging_};
-    for (const int far : far_ranks_) params.rdma.far[far / 32] |= 1u << far % 32;
-  }
-  return params;
+void LowLatency::clean(StreamHandle stream) {
+  look_after_earlier_calls();
+  CallScope scope(runtime_.calls(), {.stream = stream});
+  runtime_.executor()->kernels().barrier_low_latency({.common = setup_.common}, LaunchShape{1, 64, 0}, scope.stream());
+  scope.finish();
 }
 
-void Buffer::Implementation::check_low_latency_room(std::int64_t max_tokens, std::int64_t hidden,
-                                                    std::size_t row_bytes) const {
-  const std::size_t needed = static_cast<std::size_t>(max_tokens) * row_bytes;
-  if (max_tokens <= low_latency_window_.slots && needed <= low_latency_window_.source_bytes) {
-    return;
-  }
-  fail<InvalidArgument>(
-      "max_tokens {} and hidden {} do not fit low_latency_bytes {}: there is room for {} tokens and {} of rows from "
-      "each rank, this call has rows of {}, {} in all; Buffer::low_latency_bytes_hint says what is needed",
-      max_tokens, hidden, options_.low_latency_bytes, low_latency_window_.slots,
-      format_bytes(low_latency_window_.source_bytes), format_bytes(row_bytes), format_bytes(needed));
+void LowLatency::check() const {
+  if (links_ && !masks_) links_->check();
 }
 
-void Buffer::Implementation::enqueue_low_latency(LowLatencyKind kind, const CallOptions& call, LowLatencyLaunch launch,
-                                                 std::function<void()>& hook) {
-  if (!call.return_recv_hook) {
-    launch(LowLatencyPhase::both, run_stream_);
-    return;
-  }
-  launch(LowLatencyPhase::send, run_stream_);
-  // The receive part is a call of its own, on the same stream, whenever the hook comes.
-  const CallOptions later{.stream = call.stream};
-  const auto& waiting = queues_[static_cast<std::size_t>(kind)];
-  const auto part = waiting->wait_for_hook([this, kind, later, recorded = recording_, launch = std::move(launch)] {
-    if (executor_->is_capturing(later.stream) != recorded) {
-      fail<InvalidArgument>("{}: its send part was {} into a graph, so its receive part must be, too: call the hook {}",
-                            kind == LowLatencyKind::dispatch ? "low_latency_dispatch" : "low_latency_combine",
-                            recorded ? "recorded" : "not recorded",
-                            recorded ? "before the recording ends" : "before the recording begins");
-    }
-    begin(later);
-    launch(LowLatencyPhase::receive, run_stream_);
-    finish(later);
-  });
-  hook = [queue = std::weak_ptr(waiting), part] {
-    const auto alive = queue.lock();  // only the buffer keeps it
-    if (!alive) throw UseAfterDestroy("the hook of a low-latency call after the buffer's destroy");
-    alive->receive(part);
-  };
+void LowLatency::drain() noexcept {
+  if (links_) links_->drain();
 }
 
-void Buffer::Implementation::low_latency_clean(const CallOptions& call) {
-  require_low_latency("low_latency_clean");
-  look_after_low_latency();
-  begin(call);
-  executor_->kernels().barrier_low_latency({.common = low_latency_params()}, LaunchShape{1, 64, 0}, run_stream_);
-  finish(call);
-}
-
-void Buffer::Implementation::low_latency_update_mask(int rank, bool masked, const CallOptions& call) {
-  require_masking("low_latency_update_mask");
-  check_range("rank", rank, 0, num_ranks_ - 1);
-  begin(call);
-  executor_->copy(mask_ + rank, masked ? &low_latency_state_->one : &low_latency_state_->none, sizeof(std::int32_t),
-                  run_stream_);
-  finish(call);
-}
-
-void Buffer::Implementation::low_latency_query_mask(const TensorView& status, const CallOptions& call) {
-  require_masking("low_latency_query_mask");
-  check_tensor("status", status, executor_->device(), {DType::int32}, {num_ranks_});
-  begin(call);
-  executor_->copy(status.data, mask_, status.bytes(), run_stream_);
-  finish(call);
-}
-
-void Buffer::Implementation::low_latency_clear_mask(const CallOptions& call) {
-  require_masking("low_latency_clear_mask");
-  begin(call);
-  executor_->fill(mask_, 0, static_cast<std::size_t>(num_ranks_) * sizeof(std::int32_t), run_stream_);
-  finish(call);
-}
-
-void Buffer::Implementation::low_latency_resume() {
-  require_masking("low_latency_resume");
-  executor_->make_current();
-  settle();
-  look_after_low_latency();
-  for (const auto& waiting : queues_) waiting->drop_all();
-
+LowLatencyCounts LowLatency::count_together() {
   // Everybody goes on from the largest count, so that no signal of an earlier call can be taken for a later one's.
+  Executor& executor = *runtime_.executor();
   LowLatencyState state;
-  executor_->copy(&state, low_latency_state_, sizeof state, comm_stream_);
-  executor_->synchronize(comm_stream_);
-  std::array<std::uint64_t, 3> counts = {state.barriers, 0, 0};
-  for (std::size_t kind = 0; kind < queues_.size(); ++kind) {
-    counts[kind + 1] = std::max(state.counters[kind].sent, state.counters[kind].received);
+  executor.copy(&state, state_.get(), sizeof state, runtime_.comm_stream());
+  executor.synchronize(runtime_.comm_stream());
+  LowLatencyCounts counts{.barriers = state.barriers.calls};
+  for (std::size_t kind = 0; kind < counts.calls.size(); ++kind) {
+    counts.calls[kind] = std::max(state.counters[kind].sent.calls, state.counters[kind].received.calls);
   }
-  const std::vector<std::byte> all = bootstrap_->all_gather(std::as_bytes(std::span(counts)));
-  for (int rank = 0; rank < num_ranks_; ++rank) {
-    std::array<std::uint64_t, 3> theirs;
-    std::memcpy(theirs.data(), all.data() + static_cast<std::size_t>(rank) * sizeof theirs, sizeof theirs);
-    for (std::size_t i = 0; i < counts.size(); ++i) counts[i] = std::max(counts[i], theirs[i]);
+  for (const LowLatencyCounts& theirs : all_gather_values(runtime_.bootstrap(), counts)) {
+    counts.barriers = std::max(counts.barriers, theirs.barriers);
+    for (std::size_t kind = 0; kind < counts.calls.size(); ++kind) {
+      counts.calls[kind] = std::max(counts.calls[kind], theirs.calls[kind]);
+    }
   }
-  state.barriers = counts[0];
-  for (std::size_t kind = 0; kind < queues_.size(); ++kind) {
-    state.counters[kind].sent = state.counters[kind].received = counts[kind + 1];
+  state.barriers.calls = counts.barriers;
+  for (std::size_t kind = 0; kind < counts.calls.size(); ++kind) {
+    state.counters[kind].sent.calls = state.counters[kind].received.calls = counts.calls[kind];
   }
-  executor_->copy(low_latency_state_, &state, sizeof state, comm_stream_);
-  executor_->synchronize(comm_stream_);  // `state` is read until then, also where what follows throws
-  if (connections_ != nullptr) {
+  executor.copy(state_.get(), &state, sizeof state, runtime_.comm_stream());
+  executor.synchronize(runtime_.comm_stream());
+  return counts;
+}
+
+void LowLatency::resume() {
+  RankMasks& to_clear = masks("low_latency_resume");
+  runtime_.executor()->make_current();
+  runtime_.calls().settle();
+  look_after_earlier_calls();
+  for (const auto& queue : queues_) queue->drop_all();
+  const LowLatencyCounts counts = count_together();
+  if (links_) {
     try {
-      resume_rdma(counts);
+      links_->resume(counts);
     } catch (const Error& error) {
       // The old queue pairs are gone, and kernels would write where they were.
-      broken_ = fmt::format("low_latency_resume made no new RDMA connections: {}", error.what());
-      broken_by_rdma_ = true;
+      runtime_.faults().break_by_rdma(fmt::format("low_latency_resume made no new RDMA connections: {}", error.what()));
       throw;
     }
   }
-  executor_->fill(mask_, 0, static_cast<std::size_t>(num_ranks_) * sizeof(std::int32_t), comm_stream_);
-  executor_->synchronize(comm_stream_);
-  bootstrap_->barrier();
+  to_clear.clear_now();
+  runtime_.bootstrap().barrier();
 }
 
 }  // namespace deep_ep

@@ -4,15 +4,13 @@
 #include <algorithm>
 #include <cstring>
 
+#include "csrc/executor/backend.hpp"
 #include "csrc/executor/cuda/check.hpp"
 #include "csrc/executor/cuda/context.hpp"
 #include "csrc/executor/cuda/event_pool.hpp"
 #include "csrc/executor/cuda/stream_memory.hpp"
-#include "csrc/executor/kernel_table.hpp"
 #include "csrc/memory/cuda_heap.hpp"
-#include "csrc/memory/symmetric_heap.hpp"
 #include "deep_ep/error.hpp"
-#include "deep_ep/executor.hpp"
 
 namespace deep_ep {
 namespace cuda {
@@ -38,7 +36,7 @@ LaunchPolicy make_policy(int device) {
 
 cudaStream_t native(StreamHandle stream) { return static_cast<cudaStream_t>(stream); }
 
-class CudaExecutor final : public Executor {
+class CudaExecutor final : public Backend {
  public:
   explicit CudaExecutor(int device)
       : device_(device),

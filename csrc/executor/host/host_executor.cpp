@@ -6,7 +6,6 @@
 #include <utility>
 #include <vector>
 
-#include "csrc/executor/kernel_table.hpp"
 #include "csrc/memory/host_heap.hpp"
 #include "csrc/support/environment.hpp"
 #include "csrc/support/format.hpp"

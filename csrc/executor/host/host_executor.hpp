@@ -6,12 +6,12 @@
 #include <mutex>
 #include <unordered_map>
 
+#include "csrc/executor/backend.hpp"
 #include "csrc/executor/host/stream.hpp"
-#include "deep_ep/executor.hpp"
 
 namespace deep_ep {
 
-class HostExecutor final : public Executor {
+class HostExecutor final : public Backend {
  public:
   explicit HostExecutor(const HostExecutorOptions& options);
   ~HostExecutor() override;

@@ -72,4 +72,18 @@ class Scope {
   void* before_;
 };
 
+// The point's address is worked out before the context changes: it may be in a local variable of whoever calls.
+DEEP_EP_NO_TSAN inline void acquire_as(void* context, const void* point) {
+  void* const before = current_context();
+  switch_context(context);
+  acquire(point);
+  switch_context(before);
+}
+DEEP_EP_NO_TSAN inline void release_as(void* context, const void* point) {
+  void* const before = current_context();
+  switch_context(context);
+  release(point);
+  switch_context(before);
+}
+
 }  // namespace deep_ep::host_machine::tsan

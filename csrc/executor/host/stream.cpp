@@ -169,15 +169,11 @@ bool HostStream::perform(Operation& operation) {
     HostEvent& event = *operation.wait_for;
     // The event is kept alive by the call that it holds; the cycle ends when it completes.
     const bool pending = event.on_completion([self = shared_from_this(), kept = operation.wait_for] {
-      {
-        const tsan::Scope as_stream(self->tsan_context_);
-        tsan::acquire(&kept->sync_point);
-      }
+      tsan::acquire_as(self->tsan_context_, &kept->sync_point);
       self->resume();
     });
     if (pending) return false;
-    const tsan::Scope as_stream(tsan_context_);
-    tsan::acquire(&event.sync_point);
+    tsan::acquire_as(tsan_context_, &event.sync_point);
     return true;
   }
   if (failed() && !operation.always) return true;
@@ -196,19 +192,13 @@ bool HostStream::start(KernelLaunch launch) {
   ++launches_;
   auto kernel = std::make_shared<Kernel>(std::move(launch), owner_, seed,
                                          [self = shared_from_this()](Kernel& ended) { self->kernel_ended(ended); });
-  {
-    const tsan::Scope as_stream(tsan_context_);
-    tsan::release(&kernel->start_point);
-  }
+  tsan::release_as(tsan_context_, &kernel->start_point);
   pool_.start(kernel);
   return false;
 }
 
 void HostStream::kernel_ended(Kernel& kernel) {
-  {
-    const tsan::Scope as_stream(tsan_context_);
-    tsan::acquire(&kernel.end_point);
-  }
+  tsan::acquire_as(tsan_context_, &kernel.end_point);
   if (kernel.failed()) note_failure(kernel.error());
   pump();
 }

@@ -8,6 +8,7 @@
 #include <chrono>
 #include <utility>
 
+#include "csrc/executor/host/sanitizers.hpp"
 #include "csrc/support/environment.hpp"
 
 namespace deep_ep::host_machine {
@@ -33,7 +34,9 @@ int chosen_size() {
   if (const std::uint64_t asked = environment::unsigned_integer("DEEP_EP_HOST_THREADS"); asked > 0) {
     return static_cast<int>(std::min<std::uint64_t>(asked, 1024));
   }
-  return std::max(2, static_cast<int>(std::thread::hardware_concurrency()));
+  const int processors = std::max(2, static_cast<int>(std::thread::hardware_concurrency()));
+  // Each worker keeps fibers for each rank, and ThreadSanitizer can follow only so many.
+  return DEEP_EP_TSAN ? std::min(processors, 4) : processors;
 }
 
 }  // namespace

@@ -1,3 +1,4 @@
+// The assignment problem.
 #pragma once
 
 #include <cstddef>

@@ -2,51 +2,28 @@
 
 #include <algorithm>
 #include <cctype>
-#include <charconv>
 
 #include "csrc/support/format.hpp"
-#include "csrc/topology/system_root.hpp"
+#include "csrc/support/text.hpp"
 #include "deep_ep/error.hpp"
 
 namespace deep_ep::rdma {
 namespace {
 
-using topology::trim;
-
-constexpr std::string_view kMapping = "DEEP_EP_DEVICE_TO_HCA_MAPPING";
 constexpr std::string_view kMappingGrammar = "<CUDA id or GPU UUID>:<hca>[:<port>],...";
 constexpr std::string_view kListGrammar = "[^]<hca>[:<port>],...";
 
 // InfiniBand numbers ports from 1 to 254.
 constexpr int kMostPorts = 254;
 
-// The parts of `text` without white space around them; one empty part for an empty text.
-std::vector<std::string_view> split(std::string_view text, char separator) {
-  std::vector<std::string_view> parts;
-  while (true) {
-    const std::size_t end = text.find(separator);
-    parts.push_back(trim(text.substr(0, end)));
-    if (end == std::string_view::npos) return parts;
-    text.remove_prefix(end + 1);
-  }
-}
-
-std::optional<int> parse_number(std::string_view text) {
-  int value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size() || value < 0) return std::nullopt;
-  return value;
-}
-
-// Where in which list something is wrong.
+// Where in a list something is wrong.
 struct Place {
-  std::string_view source;
   std::string_view grammar;
   std::size_t entry;
   std::string_view text;
 
   [[noreturn]] void refuse(const std::string& reason) const {
-    fail<InvalidArgument>("{}: entry {}, '{}': {}; allowed: {}", source, entry, text, reason, grammar);
+    fail<InvalidArgument>("entry {}, '{}': {}; allowed: {}", entry, text, reason, grammar);
   }
 };
 
@@ -61,7 +38,7 @@ std::string parse_hca(const Place& place, std::string_view text) {
 }
 
 int parse_port(const Place& place, std::string_view text) {
-  const auto port = parse_number(text);
+  const auto port = parse_number<int>(text);
   if (!port || *port < 1 || *port > kMostPorts) {
     place.refuse(fmt::format("the port is '{}', not a number from 1 to {}", text, kMostPorts));
   }
@@ -83,8 +60,9 @@ void parse_gpu(const Place& place, std::string_view text, MappingEntry& entry) {
     entry.uuid = text;
     return;
   }
-  entry.cuda_id = parse_number(text);
-  if (!entry.cuda_id) place.refuse(fmt::format("'{}' is neither a CUDA id nor a GPU UUID (GPU-...)", text));
+  entry.cuda_id = parse_number<int>(text);
+  if (!entry.cuda_id || *entry.cuda_id < 0)
+    place.refuse(fmt::format("'{}' is neither a CUDA id nor a GPU UUID (GPU-...)", text));
 }
 
 }  // namespace
@@ -92,7 +70,7 @@ void parse_gpu(const Place& place, std::string_view text, MappingEntry& entry) {
 std::vector<MappingEntry> parse_device_mapping(std::string_view text) {
   std::vector<MappingEntry> entries;
   if (trim(text).empty()) return entries;
-  Place place{kMapping, kMappingGrammar, 0, {}};
+  Place place{kMappingGrammar, 0, {}};
   for (const std::string_view part : split(text, ',')) {
     ++place.entry;
     place.text = part;
@@ -130,13 +108,13 @@ NicFilter NicFilter::parse(std::string_view text, std::string source, bool prefi
     filter.prefixes_ = false;
     rest.remove_prefix(1);
   }
-  Place place{filter.source_, kListGrammar, 0, {}};
+  Place place{kListGrammar, 0, {}};
   for (const std::string_view part : split(rest, ',')) {
     ++place.entry;
     place.text = part;
     if (part.empty()) place.refuse("it is empty");
-    if (part.starts_with('=')) place.refuse("'=' is NCCL's notation; names are always whole here");
-    if (part.starts_with('^')) place.refuse("'^' stands once, in front of the whole list");
+    if (part.starts_with('=')) place.refuse("'=' is NCCL's notation; here names are always complete");
+    if (part.starts_with('^')) place.refuse("'^' may appear once, at the beginning of the list");
     const std::vector<std::string_view> fields = split(part, ':');
     if (fields.size() > 2) place.refuse(fmt::format("it has {} parts, at most 2 are allowed", fields.size()));
     Item item{parse_hca(place, fields[0]), std::nullopt};

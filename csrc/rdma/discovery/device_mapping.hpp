@@ -1,4 +1,4 @@
-// The two notations in which operators name NICs: a GPU→NIC mapping, and a list of NICs to use or to leave alone.
+// The two notations in which operators name NICs: a GPU→NIC mapping, and a list of NICs to use or to avoid.
 #pragma once
 
 #include <optional>
@@ -10,14 +10,14 @@ namespace deep_ep::rdma {
 
 /// One entry of DEEP_EP_DEVICE_TO_HCA_MAPPING.
 struct MappingEntry {
-  std::string text;            ///< as it was written, without white space around it
+  std::string text;            ///< as written, without white space around it
   std::optional<int> cuda_id;  ///< as nvidia-smi counts; otherwise:
-  std::string uuid;            ///< "GPU-..." or an unambiguous beginning of it
+  std::string uuid;            ///< "GPU-..." or an unambiguous beginning of one
   std::string hca;
   int port = 1;
 };
 
-/// `<CUDA id or GPU UUID>:<hca>[:<port>],...`; white space around every part is ignored, the port is 1 where not given.
+/// `<CUDA id or GPU UUID>:<hca>[:<port>],...`; white space around every part is ignored, the default port is 1.
 /// InvalidArgument says which entry is wrong and why. An empty text is an empty mapping.
 std::vector<MappingEntry> parse_device_mapping(std::string_view text);
 
@@ -30,8 +30,8 @@ class NicFilter {
   };
 
   NicFilter() = default;  ///< all of them
-  /// `<hca>[:<port>],...`, or with ^ in front, those that must not be used. `source` is the variable, for messages.
-  /// `prefixes`: names are beginnings of names unless the list starts with = (NCCL's notation; "^=" works as well).
+  /// `<hca>[:<port>],...`, or, beginning with ^, those that must not be used. `source` is the variable, for messages.
+  /// `prefixes`: names are prefixes unless the list starts with = (NCCL's notation; "^=" works as well).
   static NicFilter parse(std::string_view text, std::string source, bool prefixes);
 
   bool allows(std::string_view hca, int port) const;

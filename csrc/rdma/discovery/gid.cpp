@@ -3,17 +3,17 @@
 #include <arpa/inet.h>
 
 #include <algorithm>
-#include <charconv>
 
 #include "csrc/support/format.hpp"
+#include "csrc/support/text.hpp"
 
 namespace deep_ep::rdma {
 namespace {
 
 constexpr std::array<std::uint8_t, 12> kIpv4Prefix = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff};
 
-std::optional<std::array<std::uint8_t, 16>> parse_address(const std::string& text, bool& ipv4) {
-  std::array<std::uint8_t, 16> bytes{};
+std::optional<GidBytes> parse_address(const std::string& text, bool& ipv4) {
+  GidBytes bytes{};
   std::copy(kIpv4Prefix.begin(), kIpv4Prefix.end(), bytes.begin());
   ipv4 = ::inet_pton(AF_INET, text.c_str(), bytes.data() + kIpv4Prefix.size()) == 1;
   if (ipv4 || ::inet_pton(AF_INET6, text.c_str(), bytes.data()) == 1) return bytes;
@@ -24,7 +24,7 @@ std::string describe(const GidEntry& gid) {
   return fmt::format("GID {} ({}, {})", gid.index, name_of(gid.type), gid.address());
 }
 
-// Smaller is better; nothing for a GID that must not be used without being asked for.
+// Smaller is better; nothing for a GID that must not be used unless it is asked for.
 std::optional<int> rank_on_ethernet(const GidEntry& gid, const GidPolicy& policy) {
   if (gid.is_zero() || gid.is_link_local() || gid.type != GidType::roce_v2) return std::nullopt;
   if (policy.range && !policy.range->contains(gid.bytes)) return std::nullopt;
@@ -68,7 +68,7 @@ GidChoice choose_automatically(const std::vector<GidEntry>& gids, bool ethernet,
 }  // namespace
 
 bool GidEntry::is_zero() const {
-  // The kernel keeps the subnet prefix in the slots of GIDs that are not there.
+  // The kernel keeps the subnet prefix in the slots of missing GIDs.
   return std::all_of(bytes.begin() + 8, bytes.end(), [](std::uint8_t byte) { return byte == 0; });
 }
 
@@ -88,14 +88,14 @@ std::string GidEntry::address() const {
   return text.data();
 }
 
-std::optional<std::array<std::uint8_t, 16>> parse_gid(std::string_view text) {
+std::optional<GidBytes> parse_gid(std::string_view text) {
   // Eight groups of exactly four digits: inet_pton alone would accept shortened forms that sysfs never writes.
   if (text.size() != 39) return std::nullopt;
   bool ipv4 = false;
   return parse_address(std::string(text), ipv4);
 }
 
-bool AddressRange::contains(const std::array<std::uint8_t, 16>& address) const {
+bool AddressRange::contains(const GidBytes& address) const {
   for (int bit = 0; bit < bits; ++bit) {
     const auto byte = static_cast<std::size_t>(bit / 8);
     if (((bytes[byte] ^ address[byte]) >> (7 - bit % 8) & 1) != 0) return false;
@@ -114,11 +114,9 @@ std::optional<AddressRange> parse_address_range(std::string_view text) {
   const int all = ipv4 ? 32 : 128;
   range.bits = all;
   if (slash != std::string_view::npos) {
-    const std::string_view bits = text.substr(slash + 1);
-    const auto [end, error] = std::from_chars(bits.data(), bits.data() + bits.size(), range.bits);
-    if (error != std::errc() || end != bits.data() + bits.size() || range.bits < 0 || range.bits > all) {
-      return std::nullopt;
-    }
+    const auto bits = parse_number<int>(text.substr(slash + 1));
+    if (!bits || *bits < 0 || *bits > all) return std::nullopt;
+    range.bits = *bits;
   }
   if (ipv4) range.bits += 96;
   return range;

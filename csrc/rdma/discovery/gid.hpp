@@ -1,4 +1,4 @@
-// GIDs: the addresses that a port of an RDMA device answers to, and which of them to use.
+// GIDs: the addresses of a port of an RDMA device, and which of them to use.
 #pragma once
 
 #include <array>
@@ -10,6 +10,9 @@
 
 namespace deep_ep::rdma {
 
+/// A GID as it travels.
+using GidBytes = std::array<std::uint8_t, 16>;
+
 enum class GidType : std::uint8_t {
   infiniband,  ///< on InfiniBand ports
   roce_v1,     ///< Ethernet frames, not routed
@@ -19,7 +22,7 @@ enum class GidType : std::uint8_t {
 
 struct GidEntry {
   int index = 0;
-  std::array<std::uint8_t, 16> bytes{};
+  GidBytes bytes{};
   GidType type = GidType::unknown;
   std::string netdev;  ///< the network interface it comes from ("eth3"); empty on InfiniBand
 
@@ -31,15 +34,15 @@ struct GidEntry {
 };
 
 /// Sixteen bytes of "0000:0000:0000:0000:0000:ffff:0a00:0001", as sysfs writes them.
-std::optional<std::array<std::uint8_t, 16>> parse_gid(std::string_view text);
+std::optional<GidBytes> parse_gid(std::string_view text);
 
 /// A range of addresses, IPv4 ("10.0.0.0/8") or IPv6 ("fd00::/8"); without "/bits", one address.
 struct AddressRange {
-  std::array<std::uint8_t, 16> bytes{};  ///< IPv4 mapped into IPv6
-  int bits = 0;                          ///< of these sixteen bytes
+  GidBytes bytes{};  ///< IPv4 mapped into IPv6
+  int bits = 0;      ///< of these sixteen bytes
   std::string text;
 
-  bool contains(const std::array<std::uint8_t, 16>& address) const;
+  bool contains(const GidBytes& address) const;
 };
 std::optional<AddressRange> parse_address_range(std::string_view text);
 
@@ -48,7 +51,7 @@ struct GidPolicy {
   enum class Family : std::uint8_t { any, ipv4, ipv6 };
 
   std::optional<int> index;
-  std::string index_source;       ///< the variable that gave it
+  std::string index_source;       ///< the variable that set it
   bool index_is_binding = false;  ///< an unusable index is an error, not a warning and an automatic choice
   Family family = Family::any;    ///< any: IPv4 first
   std::optional<AddressRange> range;
@@ -57,14 +60,14 @@ struct GidPolicy {
 struct GidChoice {
   std::optional<GidEntry> gid;
   std::string problem;  ///< why there is none; otherwise empty
-  std::string warning;  ///< what is odd about the one chosen
+  std::string warning;  ///< what is unusual about the chosen one
 };
 
 /// Ethernet: RoCE v2 only; IPv4 first, then global IPv6, then IPv4 of 169.254.0.0/16, which machines on one cable give
-/// themselves; the lowest index of the best kind. Zero and fe80:: GIDs are never chosen (the one has no address, the
-/// other reaches one cable), nor is RoCE v1 (not routed, and peers would have to agree on it). InfiniBand: the first
-/// GID that is not zero, which carries the subnet's prefix, fe80:: or not. An index that the policy gives may name any
-/// GID that is not zero.
+/// themselves; the lowest index of the best kind. Zero and fe80:: GIDs are never chosen (the former have no address,
+/// the latter reach only one cable), nor is RoCE v1 (not routed, and peers would have to agree on it). InfiniBand: the
+/// first GID that is not zero, which carries the subnet's prefix, fe80:: or not. An index that the policy gives may
+/// name any GID that is not zero.
 GidChoice choose_gid(const std::vector<GidEntry>& gids, bool ethernet, const GidPolicy& policy);
 
 const char* name_of(GidType type);  ///< "RoCE v2"

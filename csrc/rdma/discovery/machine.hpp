@@ -1,4 +1,4 @@
-// RDMA on this machine, for the rest of the library: found once a process, logged once, asked for by GPU or rank.
+// RDMA on this machine, for the rest of the library: found and logged once per process, asked for by GPU or by rank.
 #pragma once
 
 #include <array>
@@ -15,7 +15,7 @@ struct NicAssignment {
   std::string nic;  ///< "mlx5_0"
   int port = 1;
   int gid_index = 0;
-  std::array<std::uint8_t, 16> gid{};
+  GidBytes gid{};
   bool ethernet = true;
   double rate_gbps = 0;
   Capability capability = Capability::verbs;
@@ -25,7 +25,7 @@ struct NicAssignment {
 /// The map of this machine and environment; worked out and logged at the first call. A wrong variable: InvalidArgument.
 const NicMap& machine_nic_map();
 
-/// NIC of the GPU that CUDA knows under this ordinal. SystemError, one clear text, where the machine has no RDMA
+/// NIC of the GPU that CUDA knows under this ordinal. SystemError, with one clear text, if the machine has no RDMA
 /// device, none that can be used, or none for this GPU.
 NicAssignment nic_of_cuda_device(int ordinal);
 
@@ -35,7 +35,7 @@ NicAssignment nic_of_host_rank(int local_rank, int local_ranks);
 /// The same over any map, for tests.
 NicAssignment assignment_of(const NicMap& map, std::size_t gpu);
 
-/// "this machine has no RDMA device ...", or why none of those there can be used; empty where one can.
+/// "this machine has no RDMA device ...", or why none of its devices can be used; empty if one can.
 std::string why_no_rdma(const NicMap& map);
 
 }  // namespace deep_ep::rdma

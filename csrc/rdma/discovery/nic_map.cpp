@@ -22,7 +22,7 @@ constexpr std::int64_t kPerDistance = std::int64_t{1} << 26;
 constexpr std::int64_t kPerFunction = std::int64_t{1} << 16;
 
 std::int64_t distance_cost(const Distance& distance) {
-  // The worse a link, the more of the nearer ones outweigh it; hops tell equal links apart.
+  // The worse a link, the more nearer ones it takes to outweigh it; hops distinguish equal links.
   switch (distance.proximity) {
     case Proximity::same_switch:
       return distance.hops;
@@ -168,7 +168,7 @@ class Mapper {
         if (reason.empty()) {
           candidates_.push_back(usable);
           reasons_.erase(i);
-          break;  // one port a NIC: ports of one device share its PCIe link
+          break;  // one port per NIC: ports of one device share its PCIe link
         }
         reasons_[i] = reason;
       }
@@ -186,7 +186,7 @@ class Mapper {
     });
   }
 
-  // GPUs that need a NIC. Those of other containers take part only where there is a NIC for each: a container that was
+  // GPUs that need a NIC. Those of other containers take part only if there is a NIC for each: a container that was
   // given a few NICs has them for itself.
   std::vector<std::size_t> rivals() const {
     std::vector<std::size_t> gpus;

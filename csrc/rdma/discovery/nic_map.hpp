@@ -14,7 +14,7 @@ namespace deep_ep::rdma {
 
 /// A port that the library can use, with the GID it would use there.
 struct UsablePort {
-  std::size_t nic = 0;  ///< place in NicMap::nics
+  std::size_t nic = 0;  ///< position in NicMap::nics
   int port = 1;
   GidEntry gid;
 };
@@ -37,19 +37,18 @@ struct NicMap {
   std::string line(std::size_t gpu) const;
 };
 
-/// The mapping of the settings, where there is one; GPUs that it does not name have no NIC then. Otherwise every GPU
-/// gets a NIC of its own, so that the sum of the distances is smallest; NICs in the order of their PCI addresses go to
-/// GPUs in the order of theirs where distances are equal. Only where there are fewer NICs than GPUs do several share
-/// one, as evenly as can be.
+/// The mapping of the settings, if there is one; GPUs that it does not name then have no NIC. Otherwise every GPU gets
+/// a NIC of its own, such that the sum of the distances is smallest; where distances are equal, both are matched in the
+/// order of their PCI addresses. GPUs share a NIC only if there are fewer NICs than GPUs, as evenly as possible.
 ///
 /// Left out of the automatic choice: NICs that are not allowed, that cannot be opened, that have no active port or
 /// no usable GID, that lack reliable connections, and those with less than half of the fastest one's rate (they serve
 /// storage or management) unless a list of NICs allows them.
 ///
-/// Never throws: what is wrong is told by the rows and the warnings, because it concerns only those who use that row.
+/// Never throws: the rows and the warnings say what is wrong, because it concerns only those who use that row.
 NicMap map_gpus_to_nics(std::vector<topology::Gpu> gpus, std::vector<Nic> nics, const RdmaSettings& settings);
 
-/// Ranks that run on the CPU, in the place of GPUs: rank i is "CUDA id" i of a mapping, and near to no NIC.
+/// Ranks that run on the CPU, in the place of GPUs: rank i is "CUDA id" i of a mapping, and close to no NIC.
 std::vector<topology::Gpu> ranks_without_gpu(int ranks);
 
 }  // namespace deep_ep::rdma

@@ -5,6 +5,7 @@
 #include <tuple>
 
 #include "csrc/support/format.hpp"
+#include "csrc/support/text.hpp"
 
 namespace deep_ep::rdma {
 namespace {
@@ -14,13 +15,13 @@ using topology::SystemRoot;
 constexpr std::string_view kClass = "/sys/class/infiniband";
 
 std::string text_of(const SystemRoot& root, const std::string& path) {
-  return std::string(topology::trim(root.read(path).value_or("")));
+  return std::string(trim(root.read(path).value_or("")));
 }
 
 // "ACTIVE" of "4: ACTIVE".
 std::string after_number(const std::string& text) {
   const std::size_t colon = text.find(':');
-  return std::string(topology::trim(colon == std::string::npos ? text : text.substr(colon + 1)));
+  return std::string(trim(colon == std::string::npos ? text : text.substr(colon + 1)));
 }
 
 // 400 of "400 Gb/sec (4X NDR)".
@@ -44,11 +45,10 @@ NicPort read_port(const SystemRoot& root, const std::string& folder, int number)
   port.rate_gbps = leading_number(text_of(root, folder + "/rate"));
   port.link_layer = text_of(root, folder + "/link_layer");
   for (const std::string& index : root.list(folder + "/gids")) {
-    GidEntry gid;
+    const auto place = parse_number<int>(index);
     const auto bytes = parse_gid(text_of(root, fmt::format("{}/gids/{}", folder, index)));
-    const auto [end, error] = std::from_chars(index.data(), index.data() + index.size(), gid.index);
-    if (!bytes || error != std::errc() || end != index.data() + index.size()) continue;
-    gid.bytes = *bytes;
+    if (!bytes || !place) continue;
+    GidEntry gid{.index = *place, .bytes = *bytes};
     if (gid.is_zero()) continue;
     gid.type = gid_type(text_of(root, fmt::format("{}/gid_attrs/types/{}", folder, index)), port.ethernet());
     gid.netdev = text_of(root, fmt::format("{}/gid_attrs/ndevs/{}", folder, index));
@@ -57,7 +57,7 @@ NicPort read_port(const SystemRoot& root, const std::string& folder, int number)
   return port;
 }
 
-// Software NICs have no PCI device; the kernel tells what they are by their description.
+// Software NICs have no PCI device; their description says what they are.
 std::string driver_of(const SystemRoot& root, const std::string& folder) {
   std::string driver = root.link_name(folder + "/device/driver");
   if (!driver.empty()) return driver;
@@ -103,15 +103,13 @@ std::vector<Nic> find_nics(const SystemRoot& root) {
     nic.virtual_function = root.exists(folder + "/device/physfn");
     nic.pci = topology::pci_location(root, folder + "/device");
     for (const std::string& entry : root.list(folder + "/ports")) {
-      int number = 0;
-      const auto [end, error] = std::from_chars(entry.data(), entry.data() + entry.size(), number);
-      if (error != std::errc() || end != entry.data() + entry.size()) continue;
-      nic.ports.push_back(read_port(root, fmt::format("{}/ports/{}", folder, entry), number));
+      const auto number = parse_number<int>(entry);
+      if (number) nic.ports.push_back(read_port(root, fmt::format("{}/ports/{}", folder, entry), *number));
     }
     nic.capability = capability_of(nic);
     nics.push_back(std::move(nic));
   }
-  // Stable: devices without an address keep the natural order of their names.
+  // Stable: devices without an address stay in the natural order of their names.
   std::stable_sort(nics.begin(), nics.end(), [](const Nic& a, const Nic& b) {
     return std::tuple(!a.pci.address, a.pci.address) < std::tuple(!b.pci.address, b.pci.address);
   });

@@ -32,11 +32,11 @@ enum class Capability : std::uint8_t {
 
 struct Nic {
   std::string name;       ///< "mlx5_0", or whatever udev made of it
-  std::string driver;     ///< kernel driver: "mlx5_core", "bnxt_en", "rdma_rxe"; empty where unknown
+  std::string driver;     ///< kernel driver: "mlx5_core", "bnxt_en", "rdma_rxe"; empty if unknown
   std::string node_type;  ///< "CA", "RNIC", "usNIC UDP", "Unspecified"
   std::string firmware;
   std::string board;
-  std::string uverbs;       ///< "uverbs0", the character device in /dev/infiniband; empty where there is none
+  std::string uverbs;       ///< "uverbs0", the character device in /dev/infiniband; empty if there is none
   bool accessible = false;  ///< this process may open that
   bool virtual_function = false;
   topology::PciLocation pci;  ///< without an address for software NICs

@@ -1,7 +1,8 @@
-// What the operator set for RDMA: the library's own variables, and those that NVSHMEM's and NCCL's users have already.
+// What the operator set for RDMA. Which variable counts where several are set is decided by
+// csrc/support/environment.hpp; here their values are read.
 #pragma once
 
-#include <functional>
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -9,37 +10,59 @@
 
 #include "csrc/rdma/discovery/device_mapping.hpp"
 #include "csrc/rdma/discovery/gid.hpp"
+#include "csrc/support/environment.hpp"
 #include "csrc/topology/pci.hpp"
 
 namespace deep_ep::rdma {
 
-/// The value of an environment variable; nothing where it is not set or empty.
-using Environment = std::function<std::optional<std::string>(std::string_view name)>;
+/// What carries RDMA traffic.
+enum class WireKind : std::uint8_t {
+  automatic,
+  local,  ///< copies between heaps on one host, by a thread of each rank
+  verbs,  ///< a NIC
+};
+std::string_view name_of(WireKind kind);
 
-/// The variables of this process.
-std::optional<std::string> process_environment(std::string_view name);
-
-struct RdmaSettings {
-  std::vector<MappingEntry> mapping;  ///< DEEP_EP_DEVICE_TO_HCA_MAPPING
-  NicFilter nics;                     ///< DEEP_EP_HCA_LIST, else NVSHMEM_HCA_LIST, else NCCL_IB_HCA
-  GidPolicy gid;                      ///< DEEP_EP_RDMA_GID_INDEX, else NVSHMEM_IB_GID_INDEX, else NCCL_IB_GID_INDEX
-  std::string nic_handler;            ///< "gpu", "cpu" or "auto": DEEP_EP_NIC_HANDLER, else NVSHMEM_IBGDA_NIC_HANDLER
-  std::string wire;                   ///< "local", "verbs" or "auto": DEEP_EP_RDMA_WIRE
-  bool dma_buf = true;                ///< off: NVSHMEM_IB_DISABLE_DMABUF=1 or NCCL_DMABUF_ENABLE=0
-  /// A GPU whose NIC is farther away than this is warned of: NCCL_NET_GDR_LEVEL.
-  std::optional<topology::Proximity> gpu_direct_limit;
-  // Of other libraries only; the library's own variables for these win and have their defaults (queue pairs).
-  std::optional<int> traffic_class;   ///< NVSHMEM_IB_TRAFFIC_CLASS, else NCCL_IB_TC; Ethernet only
-  std::optional<int> service_level;   ///< EP_OVERRIDE_RDMA_SL, else NVSHMEM_IB_SL, else NCCL_IB_SL
-  std::optional<int> ack_timeout;     ///< NCCL_IB_TIMEOUT
-  std::optional<int> retry_count;     ///< NCCL_IB_RETRY_CNT
-  std::optional<int> pkey_index;      ///< NCCL_IB_PKEY
-  std::vector<std::string> taken;     ///< "NCCL_IB_TC=52": variables of others that are in effect
-  std::vector<std::string> warnings;  ///< variables of others that are not understood, and so are ignored
+/// Who tells the NIC of new work.
+enum class NicHandler : std::uint8_t {
+  automatic,
+  gpu,  ///< kernels ring the doorbell register of an mlx5 device
+  cpu,  ///< a thread of this process posts what kernels wrote
 };
 
-/// A wrong value of a variable of the library's own is InvalidArgument; one of another library's is a warning, because
-/// that library may accept it.
-RdmaSettings read_settings(const Environment& environment = process_environment);
+/// Where a queue pair leaves the machine, and how long it tries.
+struct PathOptions {
+  int port = 1;
+  int gid_index = 0;
+  std::uint16_t pkey_index = 0;    ///< InfiniBand partition
+  std::uint8_t traffic_class = 0;  ///< RoCE: DSCP in the upper six bits
+  std::uint8_t service_level = 0;  ///< InfiniBand service level, RoCE priority; 0 to 15
+  std::uint8_t hop_limit = 64;
+  /// An unanswered packet is sent again after 4.096 us * 2^ack_timeout, retry_count times; then the queue pair fails
+  /// with "transport retries exceeded". 0 to 31, 0 = wait for ever; 0 to 7. The defaults give up after 7.5 s; not 7
+  /// times, because soft-RoCE takes that for "for ever".
+  std::uint8_t ack_timeout = 18;
+  std::uint8_t retry_count = 6;
+  /// How often a peer that is not ready for a message is asked again; 7 = for ever. Writes and atomics never need it.
+  std::uint8_t receiver_not_ready_retries = 7;
+
+  bool operator==(const PathOptions&) const = default;
+};
+
+struct RdmaSettings {
+  std::vector<MappingEntry> mapping;
+  NicFilter nics;
+  GidPolicy gid;
+  NicHandler nic_handler = NicHandler::automatic;
+  WireKind wire = WireKind::automatic;
+  bool dma_buf = true;
+  std::optional<topology::Proximity> gpu_direct_limit;  ///< a GPU whose NIC is farther away is warned of
+  PathOptions path;                                     ///< all but port and GID index, which the map chooses
+  std::vector<std::string> taken;                       ///< "NCCL_IB_TC=52": variables of others that are in effect
+  std::vector<std::string> warnings;                    ///< variables of others that are not understood, so ignored
+};
+
+/// InvalidArgument names a variable of the library's own that is wrong.
+RdmaSettings read_settings(const environment::Source& source = environment::of_process);
 
 }  // namespace deep_ep::rdma

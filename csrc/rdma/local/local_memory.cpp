@@ -34,7 +34,7 @@ class ExecutorMemory final : public LocalMemory {
     busy_ = true;
   }
   void fetch_add(void* word, std::uint64_t add, void* before) override {
-    // Earlier copies are through before the sum is on its way: one stream, and this waits for it.
+    // Earlier copies are complete before the sum is written: there is one stream, and this waits for it.
     executor_->copy(bounce_, word, sizeof add, stream_.get());
     executor_->synchronize(stream_.get());
     bounce_[1] = bounce_[0] + add;
@@ -51,7 +51,7 @@ class ExecutorMemory final : public LocalMemory {
  private:
   std::shared_ptr<Executor> executor_;
   OwnStream stream_;
-  std::uint64_t* bounce_;  ///< read, to be written
+  std::uint64_t* bounce_;  ///< the value that was read, and the one to write
   bool busy_ = false;
 };
 

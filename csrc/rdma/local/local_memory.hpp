@@ -15,20 +15,20 @@ namespace deep_ep::rdma {
 class LocalMemory {
  public:
   virtual ~LocalMemory() = default;
-  /// May still read and write when it returns, until finish().
+  /// May go on reading and writing after it returns, until finish().
   virtual void copy(void* destination, const void* source, std::size_t bytes) = 0;
-  /// Adds to a word, releases everything copied before; the value before goes to `before`.
+  /// Adds to a word, with release of everything copied before; the old value goes to `before`.
   virtual void fetch_add(void* word, std::uint64_t add, void* before) = 0;
-  /// Waits until everything so far has happened.
+  /// Waits until all operations so far are complete.
   virtual void finish() = 0;
 };
 
 /// Heaps that this process addresses as ordinary memory. Additions are atomic among all processes.
 std::unique_ptr<LocalMemory> make_host_memory();
 
-/// Heaps that only copies of `executor` reach, on a stream of its own; host memory that the executor pinned works too.
-/// An addition reads the word, adds on the host and writes it back, so a word may have one adding wire only (every
-/// signal of this library has one producer).
+/// Heaps that only copies of `executor` reach, on a stream of its own; host memory that the executor pinned works, too.
+/// An addition reads the word, adds on the host and writes it back, so only one wire may add to a word (every signal of
+/// this library has one producer).
 std::unique_ptr<LocalMemory> make_executor_memory(std::shared_ptr<Executor> executor);
 
 }  // namespace deep_ep::rdma

@@ -29,7 +29,7 @@ std::byte* LocalWire::find(std::uint32_t key, std::uint64_t address, std::uint64
 }
 
 Syndrome LocalWire::execute(const WireOperation& operation) {
-  // A write of nothing checks nothing, as on devices.
+  // A write of no bytes is not checked, as on devices.
   if (operation.length == 0 && operation.kind != WireOperationKind::fetch_add) return Syndrome::none;
   std::byte* local = nullptr;
   if (operation.kind != WireOperationKind::write_inline) {

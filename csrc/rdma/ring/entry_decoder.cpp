@@ -82,7 +82,7 @@ DecodedEntry decode_entry(const device::rdma::WorkQueueEntry& entry, std::uint64
     decoded.mistake = decode_fetch_add(entry, segments, operation);
   } else if (decoded.opcode != kOpcodeNop) {
     decoded.mistake =
-        fmt::format("opcode {:#04x} with {} segments is none that this library writes", decoded.opcode, segments);
+        fmt::format("opcode {:#04x} with {} segments is not one that this library writes", decoded.opcode, segments);
   }
   if (!decoded.mistake.empty()) {
     operation = WireOperation{

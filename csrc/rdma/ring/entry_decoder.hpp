@@ -12,7 +12,7 @@ namespace deep_ep::rdma {
 struct DecodedEntry {
   std::uint32_t opcode = 0;
   WireOperation operation;  ///< a no-operation is a write_inline of no bytes
-  std::string mistake;      ///< not empty: no entry that a device would accept, and why. `operation` does nothing then
+  std::string mistake;      ///< not empty: why no device would accept the entry; `operation` does nothing then
 };
 
 /// Decodes the entry that must be number `index` of this queue pair. Accepted are the entries that the writers of

@@ -1,14 +1,22 @@
 #include "csrc/rdma/ring/ring_memory.hpp"
 
+#include <algorithm>
 #include <bit>
-#include <cstring>
+#include <utility>
+#include <vector>
 
-#include "csrc/executor/own_stream.hpp"
 #include "csrc/support/format.hpp"
 #include "deep_ep/error.hpp"
 #include "deep_ep/executor.hpp"
 
 namespace deep_ep::rdma {
+namespace {
+
+constexpr std::size_t kLine = 128;  // what one writes and what another writes are in lines of their own
+
+std::size_t round_up(std::size_t bytes, std::size_t to) { return (bytes + to - 1) / to * to; }
+
+}  // namespace
 
 void check_ring(std::uint32_t depth, std::uint32_t batch) {
   if (!std::has_single_bit(depth) || depth < 64 || depth > device::rdma::kMaxDepth) {
@@ -19,47 +27,87 @@ void check_ring(std::uint32_t depth, std::uint32_t batch) {
   }
 }
 
+RingLayout RingLayout::of(std::uint32_t depth, std::size_t alignment) {
+  RingLayout layout;
+  layout.depth = depth;
+  layout.completion = std::size_t{depth} * sizeof(device::rdma::WorkQueueEntry);
+  layout.doorbell = layout.completion + kLine;
+  layout.unused_record = layout.doorbell + kLine / 2;
+  layout.bytes = round_up(layout.doorbell + kLine, alignment);
+  return layout;
+}
+
 RingMemory::RingMemory(std::shared_ptr<Executor> executor, const RingOptions& options)
-    : executor_(std::move(executor)), options_(options) {
-  if (options.number == 0 || options.number >= 1u << 24) {
-    fail<InvalidArgument>("queue pair number {}, allowed: 1 to 2^24 - 1", options.number);
-  }
-  check_ring(options.depth, options.batch);
-  const std::size_t bytes = sizeof(Layout) + (options.depth - 1) * sizeof(device::rdma::WorkQueueEntry);
-  layout_ = static_cast<Layout*>(executor_->allocate_pinned(bytes));
-  // All ones: entries with no known opcode, and a completion that is not yet written.
-  std::memset(static_cast<void*>(layout_), 0xff, bytes);
-  layout_->producer_index = options.first_index;
+    : executor_(std::move(executor)), stream_(*executor_), options_(options) {
+  check_ring(options_.depth, options_.batch);
+  layout_ = RingLayout::of(options_.depth, options_.alignment);
   try {
-    state_ = static_cast<RdmaQueueState*>(executor_->allocate(sizeof(RdmaQueueState)));
-    const OwnStream stream(*executor_);
-    const RdmaQueueState state{options.first_index, options.first_index, 0};
-    executor_->copy(state_, &state, sizeof state, stream.get());
-    executor_->synchronize(stream.get());
+    const std::size_t bytes = options_.count * layout_.bytes + options_.alignment;
+    allocation_ = options_.on_gpu ? executor_->allocate(bytes) : executor_->allocate_pinned(bytes);
+    const auto address = reinterpret_cast<std::uintptr_t>(allocation_);
+    rings_ = static_cast<std::byte*>(allocation_) + (round_up(address, options_.alignment) - address);
+    states_ = static_cast<RdmaQueueState*>(executor_->allocate(options_.count * sizeof(RdmaQueueState)));
+    sinks_ = static_cast<std::uint64_t*>(executor_->allocate_pinned(sink_bytes()));
+    fill();
   } catch (...) {
-    executor_->free(state_);
-    executor_->free_pinned(layout_);
+    free();
     throw;
   }
 }
 
-RingMemory::~RingMemory() {
-  executor_->free(state_);
-  executor_->free_pinned(layout_);
+RingMemory::~RingMemory() { free(); }
+
+void RingMemory::free() noexcept {
+  executor_->free_pinned(sinks_);
+  executor_->free(states_);
+  options_.on_gpu ? executor_->free(allocation_) : executor_->free_pinned(allocation_);
 }
 
-RdmaQueuePair RingMemory::queue_pair() const {
+void RingMemory::fill() {
+  // All ones: entries with no known opcode, and a completion that is not yet written.
+  executor_->fill(rings_, 0xff, options_.count * layout_.bytes, stream_.get());
+  for (std::size_t i = 0; i < options_.count; ++i) {
+    executor_->fill(begin(i) + layout_.doorbell, 0, kLine, stream_.get());
+  }
+  const std::uint64_t first = options_.first_index;
+  const std::vector<RdmaQueueState> states(options_.count, {first, first, 0});
+  executor_->copy(states_, states.data(), states.size() * sizeof(RdmaQueueState), stream_.get());
+  executor_->synchronize(stream_.get());
+  for (std::size_t i = 0; i < options_.count && !options_.on_gpu; ++i) *producer_index(i) = first;
+}
+
+RdmaQueuePair RingMemory::queue_pair(std::size_t i, std::uint32_t number, int peer) const {
   RdmaQueuePair pair;
-  pair.ring = layout_->ring();
-  pair.completion = &layout_->completion;
-  pair.doorbell = &layout_->producer_index;
-  pair.state = state_;
+  pair.ring = ring(i);
+  pair.completion = completion(i);
+  pair.doorbell = producer_index(i);
+  pair.state = states_ + i;
   pair.kind = RdmaDoorbell::producer_index;
-  pair.number = options_.number;
+  pair.number = number;
   pair.depth = options_.depth;
   pair.batch = options_.batch;
-  pair.peer = options_.peer;
+  pair.peer = peer;
   return pair;
+}
+
+bool RingMemory::idle() const {
+  std::vector<RdmaQueueState> states(options_.count);
+  std::vector<device::rdma::CompletionEntry> completions(options_.count);
+  executor_->copy(states.data(), states_, states.size() * sizeof(RdmaQueueState), stream_.get());
+  for (std::size_t i = 0; i < options_.count; ++i) {
+    executor_->copy(&completions[i], completion(i), sizeof completions[i], stream_.get());
+  }
+  executor_->synchronize(stream_.get());
+  for (std::size_t i = 0; i < options_.count; ++i) {
+    if (states[i].posted == states[i].completed || states[i].failure != 0) continue;
+    const std::uint32_t tail = completions[i].tail;
+    const std::uint32_t opcode = device::rdma::tail_opcode(tail);
+    // The device reports the lowest 16 bits of the entry that completed last, and the last entry posted asks for that.
+    const auto last = static_cast<std::uint32_t>(states[i].posted - 1) & 0xffffu;
+    if (opcode == device::rdma::kCompletionNotYetWritten) return false;
+    if (opcode == device::rdma::kCompletionOk && device::rdma::tail_counter(tail) != last) return false;
+  }
+  return true;
 }
 
 }  // namespace deep_ep::rdma

@@ -1,59 +1,88 @@
-// The memory of a queue pair that the `cpu` handler serves: ring, completion entry and producer index in pinned host
-// memory, the owner's indices in the device's.
+// The memory of a rank's queue pairs: what kernels fill, and whoever executes reads.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 
+#include "csrc/executor/own_stream.hpp"
 #include "kernels/rdma/params.hpp"
 
-namespace deep_ep {
-class Executor;
-}
-
 namespace deep_ep::rdma {
-
-struct RingOptions {
-  std::uint32_t number = 0;       ///< of the queue pair: 1 to 2^24 - 1, as the handler and the wire know it
-  std::uint32_t depth = 1024;     ///< entries; a power of two from 64 to 32768
-  std::uint32_t batch = 32;       ///< entries after which a kernel rings unasked, 1 to depth / 2
-  int peer = -1;                  ///< rank at the other end
-  std::uint64_t first_index = 0;  ///< number of the first entry (tests of wrap-around)
-};
 
 /// InvalidArgument unless rings may have this depth and their doorbell this batch.
 void check_ring(std::uint32_t depth, std::uint32_t batch);
 
+/// Where things lie in the memory of one queue pair, in bytes from its beginning, which is where the ring is.
+struct RingLayout {
+  std::uint32_t depth = 0;
+  std::size_t completion = 0;  ///< the one completion entry
+  /// What the owner writes for the one who executes: the producer index (handler `cpu`), or the doorbell record of an
+  /// mlx5 queue pair, 4 bytes for receiving (unused), then 4 for sending.
+  std::size_t doorbell = 0;
+  std::size_t unused_record = 0;  ///< doorbell record of the completion queue, which nobody writes
+  std::size_t bytes = 0;          ///< a multiple of the alignment
+
+  static RingLayout of(std::uint32_t depth, std::size_t alignment);
+};
+
+struct RingOptions {
+  std::size_t count = 1;          ///< of queue pairs
+  std::uint32_t depth = 1024;     ///< entries; a power of two from 64 to 32768
+  std::uint32_t batch = 32;       ///< entries after which a kernel rings unasked, 1 to depth / 2
+  bool on_gpu = false;            ///< in the executor's device memory, otherwise in pinned memory of the host
+  std::size_t alignment = 64;     ///< of each queue pair's memory
+  std::uint64_t first_index = 0;  ///< number of the first entry (tests of wrap-around)
+};
+
+/// Filled in as the first kernel must find it: no completion, nothing posted. The owners' indices are in device memory
+/// wherever the rings are.
 class RingMemory {
  public:
-  /// InvalidArgument: an option outside its limits.
+  /// InvalidArgument: see check_ring().
   RingMemory(std::shared_ptr<Executor> executor, const RingOptions& options);
   ~RingMemory();
   RingMemory(const RingMemory&) = delete;
   RingMemory& operator=(const RingMemory&) = delete;
 
-  /// What kernels need; `sink` is the caller's to fill in.
-  RdmaQueuePair queue_pair() const;
-
   const RingOptions& options() const { return options_; }
-  device::rdma::WorkQueueEntry* ring() const { return layout_->ring(); }
-  device::rdma::CompletionEntry* completion() const { return &layout_->completion; }
-  std::uint64_t* producer_index() const { return &layout_->producer_index; }
+  const RingLayout& layout() const { return layout_; }
+
+  device::rdma::WorkQueueEntry* ring(std::size_t i) const {
+    return reinterpret_cast<device::rdma::WorkQueueEntry*>(begin(i));
+  }
+  device::rdma::CompletionEntry* completion(std::size_t i) const {
+    return reinterpret_cast<device::rdma::CompletionEntry*>(begin(i) + layout_.completion);
+  }
+  std::uint64_t* producer_index(std::size_t i) const {
+    return reinterpret_cast<std::uint64_t*>(begin(i) + layout_.doorbell);
+  }
+  std::uint32_t* doorbell_record(std::size_t i) const {
+    return reinterpret_cast<std::uint32_t*>(begin(i) + layout_.doorbell) + 1;
+  }
+  /// Words of pinned memory, one a queue pair, where old values of additions go.
+  std::uint64_t* sinks() const { return sinks_; }
+  std::size_t sink_bytes() const { return options_.count * sizeof(std::uint64_t); }
+
+  /// What kernels need for the handler `cpu`; the sink is the caller's to fill in.
+  RdmaQueuePair queue_pair(std::size_t i, std::uint32_t number, int peer) const;
+
+  /// Is everything complete that kernels have posted and given back, or failed? No kernel may be posting.
+  bool idle() const;
 
  private:
-  /// The pinned allocation. What the kernel writes and what the handler writes are in lines of their own.
-  struct Layout {
-    device::rdma::CompletionEntry completion;
-    alignas(64) std::uint64_t producer_index;
-    alignas(64) device::rdma::WorkQueueEntry first;
-
-    device::rdma::WorkQueueEntry* ring() { return &first; }
-  };
+  std::byte* begin(std::size_t i) const { return rings_ + i * layout_.bytes; }
+  void fill();
+  void free() noexcept;
 
   std::shared_ptr<Executor> executor_;
+  OwnStream stream_;  ///< for transfers
   RingOptions options_;
-  Layout* layout_ = nullptr;
-  RdmaQueueState* state_ = nullptr;
+  RingLayout layout_;
+  void* allocation_ = nullptr;
+  std::byte* rings_ = nullptr;
+  RdmaQueueState* states_ = nullptr;
+  std::uint64_t* sinks_ = nullptr;
 };
 
 }  // namespace deep_ep::rdma

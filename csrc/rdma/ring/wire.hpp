@@ -8,7 +8,7 @@
 #include <span>
 #include <string_view>
 
-#include "csrc/rdma/ring/syndrome.hpp"
+#include "csrc/rdma/ring/failure.hpp"
 
 namespace deep_ep::rdma {
 
@@ -16,20 +16,20 @@ enum class WireOperationKind : std::uint8_t {
   write,         ///< `length` bytes at local_address (local_key) to remote_address (remote_key)
   write_inline,  ///< the first `length` of inline_bytes to remote_address; length 0 writes nothing, but completes in
                  ///< order
-  fetch_add,     ///< adds `add` to the 8-byte word at remote_address, atomically among the adds of all queue pairs;
-                 ///< the value before goes to local_address (8 bytes, host byte order)
+  fetch_add,     ///< adds `add` to the 8-byte word at remote_address, atomically with the adds of all queue pairs;
+                 ///< the old value goes to local_address (8 bytes, host byte order)
 };
 
 /// Most bytes that one operation carries in itself: what fits into a work-queue entry of one 64-byte block.
 inline constexpr std::size_t kMaxInlineBytes = 28;
 
-/// One operation. Keys and addresses are those of the work-queue entry, in host byte order; what they mean is agreed
-/// between the wire that registered the memory and the kernel (a heap is registered with addresses that start at 0).
+/// One operation. Keys and addresses are those of the work-queue entry, in host byte order; what they mean is between
+/// the kernel and the wire that registered the memory (a heap is registered with addresses that start at 0).
 struct WireOperation {
-  std::uint32_t queue_pair = 0;  ///< the number by which the ring was made known to the wire
-  std::uint64_t id = 0;          ///< given back in the completion
+  std::uint32_t queue_pair = 0;  ///< the number by which the wire knows it
+  std::uint64_t id = 0;          ///< returned in the completion
   WireOperationKind kind = WireOperationKind::write;
-  bool signalled = false;  ///< success must be reported too; failure always is
+  bool signalled = false;  ///< success must be reported, too; failure always is
   std::uint32_t length = 0;
   std::uint32_t local_key = 0;
   std::uint32_t remote_key = 0;
@@ -46,8 +46,8 @@ struct WireCompletion {
   std::uint8_t vendor_syndrome = 0;    ///< the device's own code (ibv_wc::vendor_err), 0 where there is none
 };
 
-/// A wire belongs to one handler, whose thread alone calls `post` and `poll`; queue pairs are made known to concrete
-/// wires by functions of their own, before the handler gets the ring.
+/// A wire belongs to one handler, whose thread alone calls `post` and `poll`; concrete wires have functions
+/// that make queue pairs known to them, before the handler starts.
 ///
 /// Order, as of RC queue pairs. Of one queue pair: operations take effect at the target in the order of posting (a
 /// fetch_add is visible only after the bytes of all earlier writes), completions come in the order of posting, and a
@@ -55,7 +55,7 @@ struct WireCompletion {
 /// reported. Between queue pairs: no order.
 ///
 /// Errors. The first operation of a queue pair that fails is reported with its syndrome, signalled or not. Operations
-/// behind it are not executed (those of them already on their way may be, where hardware says so) and each of them,
+/// after it are not executed (some that were already on their way may be, depending on the hardware) and each of them,
 /// signalled or not, is reported with Syndrome::flushed. So is all that is posted to that queue pair later.
 class Wire {
  public:
@@ -66,7 +66,7 @@ class Wire {
 
   /// Takes operations from the front, as many as there is room for, and returns how many; the caller offers the rest
   /// again after polling. The operations may be of several queue pairs. Local memory must stay unchanged until the
-  /// operation is complete. An unknown queue pair, or a system error that is no completion, is an exception.
+  /// operation is complete. An unknown queue pair, or a system error that is not a completion, is an exception.
   virtual std::size_t post(std::span<const WireOperation> operations) = 0;
 
   /// Makes progress, and fills in up to completions.size() completions; returns how many. Never blocks.

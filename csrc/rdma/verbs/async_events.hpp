@@ -1,4 +1,4 @@
-// What a device reports by itself: links that go down, queue pairs and devices that fail.
+// What a device reports on its own: links that go down, queue pairs and devices that fail.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@ enum class AsyncEventKind : std::uint8_t {
   port_error,         ///< the link went down: sends are retried until their timeout
   queue_pair_failed,  ///< it is in the error state; `queue_pair` says which
   device_failed,      ///< nothing on the device completes any more
-  other,              ///< told in the log only
+  other,              ///< only logged
 };
 
 struct AsyncEvent {
@@ -28,7 +28,7 @@ struct AsyncEvent {
 };
 
 /// Reads the events of a device on a thread of its own, logs each, and hands it on. A device's events can be read
-/// once, so there is one watcher for an opened device.
+/// only once, so an opened device has one watcher.
 class AsyncEventWatcher {
  public:
   using Handler = std::function<void(const AsyncEvent&)>;

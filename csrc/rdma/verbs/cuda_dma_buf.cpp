@@ -16,7 +16,7 @@ PFN_cuMemGetHandleForAddressRange_v11070 find_export() {
   const cudaError_t result =
       cudaGetDriverEntryPointByVersion("cuMemGetHandleForAddressRange", &address, 11070, cudaEnableDefault, &status);
   if (result != cudaSuccess || status != cudaDriverEntryPointSuccess) {
-    cudaGetLastError();  // taken note of here; the next CUDA call must not report it
+    cudaGetLastError();  // the next CUDA call must not report it
     return nullptr;
   }
   return reinterpret_cast<PFN_cuMemGetHandleForAddressRange_v11070>(address);

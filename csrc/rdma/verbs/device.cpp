@@ -4,6 +4,7 @@
 #include <cerrno>
 #include <cstring>
 #include <utility>
+#include <vector>
 
 #include "csrc/rdma/verbs/functions.hpp"
 #include "csrc/support/format.hpp"
@@ -13,7 +14,7 @@
 namespace deep_ep::rdma::verbs {
 namespace {
 
-/// The list that libibverbs hands out, given back at the end of a scope.
+/// The list that libibverbs hands out, freed at the end of a scope.
 class DeviceList {
  public:
   explicit DeviceList(const VerbsFunctions& functions) : functions_(functions) {
@@ -65,12 +66,6 @@ std::string_view port_state_name(ibv_port_state state) {
 std::uint8_t clamp_to_byte(int value) { return static_cast<std::uint8_t>(std::clamp(value, 0, 255)); }
 
 }  // namespace
-
-std::string_view to_string(LinkLayer link_layer) {
-  return link_layer == LinkLayer::ethernet ? "Ethernet" : "InfiniBand";
-}
-
-std::vector<std::string> device_names(const VerbsFunctions& functions) { return DeviceList(functions).names(); }
 
 std::shared_ptr<Device> Device::open(const std::string& name) { return open(name, verbs_functions()); }
 

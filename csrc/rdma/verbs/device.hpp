@@ -1,12 +1,12 @@
-// An opened RDMA device with its protection domain, and what it says of its ports.
+// An opened RDMA device with its protection domain, and what it says about its ports.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <memory>
 #include <string>
 #include <string_view>
-#include <vector>
+
+#include "csrc/rdma/queue_pair_address.hpp"
 
 struct ibv_context;
 struct ibv_pd;
@@ -15,18 +15,12 @@ namespace deep_ep::rdma::verbs {
 
 struct VerbsFunctions;
 
-/// A GID as it travels; GidEntry has the functions on it.
-using GidBytes = std::array<std::uint8_t, 16>;
-
-enum class LinkLayer : std::uint8_t { infiniband = 1, ethernet = 2 };
-std::string_view to_string(LinkLayer link_layer);
-
 struct PortStatus {
   bool active = false;
   std::string state;  ///< "ACTIVE", "DOWN", ... for messages
   LinkLayer link_layer = LinkLayer::infiniband;
   std::uint16_t lid = 0;
-  std::uint8_t active_mtu = 0;  ///< code of the specification: 1 = 256 bytes ... 5 = 4096 bytes
+  std::uint8_t active_mtu = 0;  ///< as QueuePairAddress::mtu
   int gid_count = 0;
 };
 
@@ -39,16 +33,13 @@ struct DeviceLimits {
   bool atomics = false;                    ///< 8-byte fetch-and-add
 };
 
-/// Names of the devices that libibverbs sees, in its order.
-std::vector<std::string> device_names(const VerbsFunctions& functions);
-
-/// Shared by all that is made on it (registrations, queue pairs), so it closes last.
+/// Everything made on it (registrations, queue pairs) shares it, so it closes last.
 class Device {
  public:
   /// InvalidArgument for a name that libibverbs does not see (the text lists those it sees), SystemError when the
   /// device cannot be opened.
   static std::shared_ptr<Device> open(const std::string& name);
-  /// With functions of the caller's, which must outlive the device.
+  /// `functions` must outlive the device.
   static std::shared_ptr<Device> open(const std::string& name, const VerbsFunctions& functions);
   ~Device();
   Device(const Device&) = delete;

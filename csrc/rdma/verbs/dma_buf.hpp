@@ -1,4 +1,4 @@
-// GPU memory as a dma-buf: what lets a NIC reach it without nvidia-peermem.
+// GPU memory as a dma-buf: which lets a NIC reach it without nvidia-peermem.
 #pragma once
 
 #include "csrc/rdma/verbs/registration.hpp"

@@ -1,12 +1,14 @@
 #include "csrc/rdma/verbs/functions.hpp"
 
+#include <dlfcn.h>
+#include <link.h>
+
 #include <cstring>
 #include <filesystem>
 #include <mutex>
 #include <optional>
 #include <utility>
 
-#include "csrc/rdma/verbs/dynamic_library.hpp"
 #include "csrc/rdma/verbs/libraries.hpp"
 #include "csrc/support/format.hpp"
 #include "csrc/support/logging.hpp"
@@ -14,6 +16,34 @@
 
 namespace deep_ep::rdma::verbs {
 namespace {
+
+/// A shared library that is opened while the program runs. It stays loaded until the process ends: verbs providers
+/// leave threads and exit handlers behind.
+class DynamicLibrary {
+ public:
+  /// SystemError says what the loader answered.
+  explicit DynamicLibrary(const char* name) : handle_(::dlopen(name, RTLD_NOW | RTLD_LOCAL)) {
+    if (handle_ == nullptr) {
+      const char* reason = ::dlerror();
+      throw SystemError(reason != nullptr ? reason : fmt::format("{}: no reason given", name));
+    }
+    link_map* map = nullptr;
+    if (::dlinfo(handle_, RTLD_DI_LINKMAP, &map) == 0 && map->l_name != nullptr) {
+      std::error_code error;
+      const std::filesystem::path resolved = std::filesystem::canonical(map->l_name, error);
+      path_ = error ? std::string(map->l_name) : resolved.string();
+    }
+  }
+
+  /// The address of a symbol in its default version; null if the library has none.
+  void* find(const char* symbol) const noexcept { return ::dlsym(handle_, symbol); }
+  /// The file that was loaded, with symbolic links resolved.
+  const std::string& path() const { return path_; }
+
+ private:
+  void* handle_;
+  std::string path_;
+};
 
 /// Looks up one symbol after another and remembers what is missing.
 class SymbolReader {
@@ -100,7 +130,7 @@ Loaded<Functions> load(const char* name) {
   LoadedLibrary& report = loaded.report;
   report.name = name;
   try {
-    const DynamicLibrary library({name});
+    const DynamicLibrary library(name);
     report.path = library.path();
     const LibraryVersion version = version_of_file(report.path);
     report.version = version.version;
@@ -117,13 +147,13 @@ Loaded<Functions> load(const char* name) {
   return loaded;
 }
 
-// Loaded once; a machine does not grow libraries while a program runs.
+// Loaded once: libraries do not appear while a program runs.
 const Loaded<VerbsFunctions>& loaded_verbs() {
   static const Loaded<VerbsFunctions> loaded = load<VerbsFunctions>("libibverbs.so.1");
   return loaded;
 }
 
-// libmlx5 pulls in libibverbs, the one that is loaded already: the order keeps the report true.
+// libmlx5 loads libibverbs too. Loading libibverbs first keeps the report true.
 const Loaded<Mlx5Functions>& loaded_mlx5() {
   loaded_verbs();
   static const Loaded<Mlx5Functions> loaded = load<Mlx5Functions>("libmlx5.so.1");
@@ -177,7 +207,7 @@ std::vector<std::string> describe(const LibraryReport& report) {
       line += library->path;
       if (!library->rdma_core.empty()) line += " (rdma-core " + library->rdma_core + ")";
       if (!library->fallbacks.empty()) {
-        line += fmt::format("; without {}, so a fallback serves", fmt::join(library->fallbacks, ", "));
+        line += fmt::format("; without {}, so a fallback is used", fmt::join(library->fallbacks, ", "));
       }
     }
     lines.push_back(std::move(line));

@@ -1,5 +1,5 @@
 // The functions of libibverbs and libmlx5 as tables of pointers. Nothing links with either: the tables are filled when
-// RDMA is first asked for, and tests fill them with functions of their own.
+// RDMA is first needed, and tests fill them with functions of their own.
 #pragma once
 
 #include <infiniband/mlx5dv.h>
@@ -7,7 +7,7 @@
 
 namespace deep_ep::rdma::verbs {
 
-/// Pointers marked "or null" came after rdma-core 28 or are missing in some builds; who calls them has a fallback.
+/// Pointers marked "or null" came after rdma-core 28 or are missing in some builds; whoever calls them has a fallback.
 struct VerbsFunctions {
   decltype(&::ibv_get_device_list) get_device_list;
   decltype(&::ibv_free_device_list) free_device_list;
@@ -20,7 +20,7 @@ struct VerbsFunctions {
   decltype(&::ibv_alloc_pd) alloc_pd;
   decltype(&::ibv_dealloc_pd) dealloc_pd;
   decltype(&::ibv_reg_mr) reg_mr;
-  decltype(&::ibv_reg_mr_iova2) reg_mr_iova2;    ///< or null: then no relaxed ordering
+  decltype(&::ibv_reg_mr_iova2) reg_mr_iova2;    ///< or null: then memory is addressed by its own address only
   decltype(&::ibv_reg_dmabuf_mr) reg_dmabuf_mr;  ///< or null: then peer memory
   decltype(&::ibv_dereg_mr) dereg_mr;
   decltype(&::ibv_create_cq) create_cq;
@@ -54,8 +54,8 @@ struct Mlx5Functions {
   decltype(&::mlx5dv_devx_query_eqn) query_eqn;
 };
 
-/// The tables of the libraries on this machine, loaded at the first call. SystemError is the one clear error that a
-/// machine without RDMA libraries gives.
+/// The tables of the libraries on this machine, loaded at the first call. SystemError: the machine lacks them, with
+/// what to install.
 const VerbsFunctions& verbs_functions();
 const Mlx5Functions& mlx5_functions();
 

@@ -14,7 +14,7 @@ struct LoadedLibrary {
   std::string version;                 ///< of the file's name: "1.14.44.0" of libibverbs.so.1.14.44.0; may be empty
   std::string rdma_core;               ///< the release of rdma-core that the version names: "44.0"; may be empty
   std::string error;                   ///< why it is not usable
-  std::vector<std::string> fallbacks;  ///< functions that this release lacks; a fallback serves in their place
+  std::vector<std::string> fallbacks;  ///< functions that this release lacks; a fallback is used instead
 };
 
 struct LibraryReport {
@@ -22,16 +22,16 @@ struct LibraryReport {
   LoadedLibrary mlx5;
 };
 
-/// Opens both libraries, if that has not happened yet, and says how it went. Never throws for a missing library.
+/// Opens both libraries, unless that has happened, and says how it went. Never throws for a missing library.
 LibraryReport report_libraries();
 
-/// SystemError, the one clear error of a machine without it, unless libibverbs can be used.
+/// SystemError, with what to install, unless libibverbs can be used.
 void require_libraries();
 
 /// One line for each library, for logs and `deep_ep doctor`.
 std::vector<std::string> describe(const LibraryReport& report);
 
-/// The part of a library's file name behind ".so.", and the rdma-core release in it. Both empty where there is none.
+/// The part of a library's file name after ".so.", and the rdma-core release in it. Both empty if there is none.
 struct LibraryVersion {
   std::string version;
   std::string rdma_core;

@@ -1,48 +1,67 @@
-// The ends of a rank's queue pairs on its NIC, as one of the handlers needs them.
+// The ends of a rank's queue pairs on its NIC, for either handler.
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
+#include <functional>
 #include <memory>
-#include <optional>
 #include <string>
-#include <vector>
 
-#include "csrc/rdma/ring/failure.hpp"
-#include "csrc/rdma/verbs/nic_access.hpp"
-#include "csrc/rdma/verbs/queue_pair.hpp"
-#include "kernels/rdma/params.hpp"
+#include "csrc/memory/symmetric_heap.hpp"
+#include "csrc/rdma/discovery/machine.hpp"
+#include "csrc/rdma/ends.hpp"
+#include "csrc/rdma/verbs/devx/doorbell_pages.hpp"
+#include "csrc/rdma/verbs/registration.hpp"
+
+namespace deep_ep {
+class Executor;
+}
+namespace deep_ep::rdma {
+class RingMemory;
+}
 
 namespace deep_ep::rdma::verbs {
 
-/// Queue pairs are made by the constructor. Then all are connected, then start() is called, then kernels use them.
-class NicEnds {
- public:
-  virtual ~NicEnds() = default;
-  virtual const QueuePairAddress& address(std::size_t i) const = 0;
-  virtual void connect(std::size_t i, const QueuePairAddress& peer) = 0;
-  virtual void start() = 0;
-  /// What kernels need, but for the sink.
-  virtual RdmaQueuePair queue(std::size_t i) const = 0;
-  virtual std::optional<Failure> failure() const = 0;
-  /// See QueuePairSet.
-  virtual bool idle() const = 0;
-  virtual std::string describe() const = 0;  ///< "handler cpu, wire verbs"
+struct Mlx5Functions;
+
+/// An opened NIC, with what is needed to let it reach the rank's memory and be driven by its kernels.
+struct NicAccess {
+  std::shared_ptr<Device> device;
+  PathOptions path;
+  std::string name;         ///< "mlx5_2:1", for messages
+  bool mlx5 = false;        ///< by its kernel driver
+  bool gpu_memory = false;  ///< heap and rings are a GPU's
+  DmaBufExporter exporter;  ///< for GPU memory
+  NicHandler handler = NicHandler::automatic;
+  /// Called when the handler `gpu` is tried; may throw SystemError.
+  std::function<const Mlx5Functions&()> mlx5_functions;
+  PageMapper page_mapper;
 };
 
-struct NicEndsOptions {
-  std::vector<int> peers;  ///< of each queue pair
-  std::uint32_t depth = 0;
-  std::uint32_t batch = 0;
-};
+/// How GPU memory becomes a dma-buf; one that refuses where the settings have turned that off.
+DmaBufExporter exporter_by(const RdmaSettings& settings);
+
+/// Opens the NIC for the ranks of `executor`.
+NicAccess open_nic(const NicAssignment& assignment, const Executor& executor, const RdmaSettings& settings);
+
+/// Registers the heap, addressed from 0, and makes queue pairs for the handler that the NIC's user asks for: where any
+/// will do, `gpu` if kernels can drive the device (it is tried out), else `cpu`, with one warning that says why.
+/// SystemError: the device refuses, or `gpu` was asked for and is impossible.
+std::unique_ptr<Ends> make_nic_ends(const NicAccess& nic, const std::shared_ptr<Executor>& executor,
+                                    const SymmetricHeap& heap, const EndsOptions& options);
 
 /// Handler `cpu`: verbs queue pairs, rings in pinned memory.
-std::unique_ptr<NicEnds> make_cpu_ends(const NicAccess& nic, const std::shared_ptr<Executor>& executor,
-                                       const NicEndsOptions& options);
+std::unique_ptr<Ends> make_verbs_ends(const NicAccess& nic, const std::shared_ptr<Executor>& executor,
+                                      std::shared_ptr<Registration> heap, const EndsOptions& options);
 
-/// Handler `gpu`: DevX queue pairs. Rings lie in the GPU's memory, or in pinned memory where the device cannot use
-/// that. SystemError: kernels of this executor cannot drive this device, and why.
-std::unique_ptr<NicEnds> make_gpu_ends(const NicAccess& nic, const std::shared_ptr<Executor>& executor,
-                                       const NicEndsOptions& options);
+/// Handler `gpu`: DevX queue pairs. Rings lie in the GPU's memory, or in pinned memory if the device cannot use that.
+/// SystemError: kernels of this executor cannot drive this device, and why.
+std::unique_ptr<Ends> make_devx_ends(const NicAccess& nic, const std::shared_ptr<Executor>& executor,
+                                     std::shared_ptr<Registration> heap, const EndsOptions& options);
+
+/// The words of pinned memory where old values of additions go, at their own addresses.
+Registration register_sinks(const NicAccess& nic, const RingMemory& rings);
+
+/// What kernels need to reach `peer` by this queue pair; `sink` is its place among the sinks.
+RdmaPeerParams peer_params(RdmaQueuePair queue, const Registration& heap, const QueuePairAddress& peer,
+                           const Registration& sinks, std::size_t sink);
 
 }  // namespace deep_ep::rdma::verbs

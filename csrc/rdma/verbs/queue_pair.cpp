@@ -17,7 +17,8 @@ namespace {
 
 constexpr std::uint32_t kPacketNumberMask = 0xffffff;
 
-/// A new connection starts at a number that packets of an old one on the same queue pair number do not have.
+/// A new connection starts at a random number, so that late packets of an old one, whose queue pair had the same
+/// number, do not fit.
 std::uint32_t random_packet_number() {
   thread_local std::minstd_rand generator(std::random_device{}());
   return static_cast<std::uint32_t>(generator()) & kPacketNumberMask;
@@ -49,11 +50,6 @@ void modify(const QueuePair& pair, ibv_qp_attr& attributes, int mask, const std:
 
 }  // namespace
 
-std::string to_string(const QueuePairAddress& address) {
-  return fmt::format("queue pair {:#x} at GID {} LID {} ({})", address.queue_pair,
-                     GidEntry{.bytes = address.gid}.address(), address.lid, to_string(address.link_layer));
-}
-
 CompletionQueue::CompletionQueue(std::shared_ptr<Device> device, std::uint32_t depth) : device_(std::move(device)) {
   check_range("completion queue depth", depth, 1, device_->limits().completion_queue_depth);
   errno = 0;
@@ -66,24 +62,6 @@ CompletionQueue::CompletionQueue(std::shared_ptr<Device> device, std::uint32_t d
 CompletionQueue::~CompletionQueue() {
   const int error = device_->functions().destroy_cq(queue_);
   if (error != 0) log::warn("RDMA device {}: ibv_destroy_cq: {}", device_->name(), errno_text(error));
-}
-
-std::string_view to_string(QueuePairState state) {
-  switch (state) {
-    case QueuePairState::reset:
-      return "reset";
-    case QueuePairState::initialised:
-      return "initialised";
-    case QueuePairState::ready_to_receive:
-      return "ready to receive";
-    case QueuePairState::ready_to_send:
-      return "ready to send";
-    case QueuePairState::draining:
-      return "draining";
-    case QueuePairState::error:
-      return "error";
-  }
-  return "unknown";
 }
 
 QueuePairAddress local_address(const Device& device, const PathOptions& path) {
@@ -133,7 +111,7 @@ std::uint32_t QueuePair::number() const { return pair_->qp_num; }
 void QueuePair::create(const QueuePairOptions& options) {
   ibv_qp_init_attr attributes{};
   int first_error = 0;
-  // Without inline sends where the device has none.
+  // Without inline sends if the device has none.
   for (const std::uint32_t inline_bytes : {options.inline_bytes, 0U}) {
     attributes = {};
     attributes.send_cq = completions_->get();
@@ -166,30 +144,6 @@ void QueuePair::initialise() {
   attributes.qp_access_flags =
       IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC;
   modify(*this, attributes, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS, "to INIT");
-}
-
-void check_compatible(const std::string& device, const QueuePairAddress& own, const QueuePairAddress& peer) {
-  if (peer.format != own.format) {
-    fail<RankMismatch>(
-        "RDMA device {}: the peer's address has format {}, this library speaks {}: the ranks run "
-        "different versions",
-        device, peer.format, own.format);
-  }
-  if (peer.link_layer != own.link_layer) {
-    fail<RankMismatch>("RDMA device {} is {}, the peer is {}: give every rank a device of the same fabric", device,
-                       to_string(own.link_layer), to_string(peer.link_layer));
-  }
-  if (peer.mtu < 1 || peer.mtu > 5) {
-    fail<RankMismatch>("RDMA device {}: the peer's MTU code is {}, allowed: 1 to 5", device, peer.mtu);
-  }
-  const GidEntry own_gid{.bytes = own.gid};
-  const GidEntry peer_gid{.bytes = peer.gid};
-  if (own.link_layer == LinkLayer::ethernet && own_gid.is_ipv4_mapped() != peer_gid.is_ipv4_mapped()) {
-    fail<RankMismatch>(
-        "RDMA device {}: GID {} here and GID {} of the peer are of different families (IPv4, IPv6): "
-        "choose the same kind of GID on all ranks",
-        device, own_gid.address(), peer_gid.address());
-  }
 }
 
 void QueuePair::connect(const QueuePairAddress& peer) {
@@ -235,36 +189,6 @@ void QueuePair::become_ready_to_send(const QueuePairAddress& peer) {
   modify(*this, attributes,
          IBV_QP_STATE | IBV_QP_SQ_PSN | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_MAX_QP_RD_ATOMIC,
          "to RTS");
-}
-
-void QueuePair::fail_on_purpose() {
-  ibv_qp_attr attributes{};
-  attributes.qp_state = IBV_QPS_ERR;
-  modify(*this, attributes, IBV_QP_STATE, "to ERR");
-}
-
-QueuePairState QueuePair::state() const {
-  ibv_qp_attr attributes{};
-  ibv_qp_init_attr initial{};
-  const int error = device().functions().query_qp(pair_, &attributes, IBV_QP_STATE, &initial);
-  if (error != 0) {
-    fail<SystemError>("RDMA device {}: ibv_query_qp of queue pair {:#x}: {}", device().name(), number(),
-                      errno_text(error));
-  }
-  switch (attributes.qp_state) {
-    case IBV_QPS_RESET:
-      return QueuePairState::reset;
-    case IBV_QPS_INIT:
-      return QueuePairState::initialised;
-    case IBV_QPS_RTR:
-      return QueuePairState::ready_to_receive;
-    case IBV_QPS_RTS:
-      return QueuePairState::ready_to_send;
-    case IBV_QPS_SQD:
-      return QueuePairState::draining;
-    default:
-      return QueuePairState::error;
-  }
 }
 
 }  // namespace deep_ep::rdma::verbs

@@ -29,32 +29,19 @@ void check(const MemoryRange& range) {
   }
 }
 
-int access_flags(Ordering ordering) {
-  return ordering == Ordering::relaxed ? kAccess | IBV_ACCESS_RELAXED_ORDERING : kAccess;
-}
-
-/// What relaxed ordering becomes with libraries that do not know it: the plain call would take the flag for an error.
-Ordering possible_ordering(const Device& device, Ordering ordering) {
-  if (ordering == Ordering::relaxed && device.functions().reg_mr_iova2 == nullptr) {
-    log::info("RDMA device {}: no ibv_reg_mr_iova2, so memory is registered with strict ordering", device.name());
-    return Ordering::strict;
-  }
-  return ordering;
-}
-
 /// ibv_reg_mr, or its form that takes the first address. errno tells a failure.
-ibv_mr* register_by_address(const Device& device, const MemoryRange& range, Ordering ordering) {
+ibv_mr* register_by_address(const Device& device, const MemoryRange& range) {
   const VerbsFunctions& functions = device.functions();
   errno = 0;
   if (functions.reg_mr_iova2 != nullptr) {
     return functions.reg_mr_iova2(device.protection_domain(), range.address, range.bytes, start_of(range),
-                                  static_cast<unsigned>(access_flags(ordering)));
+                                  static_cast<unsigned>(kAccess));
   }
   if (start_of(range) != reinterpret_cast<std::uint64_t>(range.address)) {
     errno = EOPNOTSUPP;
     return nullptr;
   }
-  return functions.reg_mr(device.protection_domain(), range.address, range.bytes, access_flags(ordering));
+  return functions.reg_mr(device.protection_domain(), range.address, range.bytes, kAccess);
 }
 
 std::string locked_memory_limit() {
@@ -89,22 +76,20 @@ std::string_view to_string(RegistrationPath path) {
   return "unknown";
 }
 
-Registration Registration::of_host_memory(std::shared_ptr<Device> device, const MemoryRange& range, Ordering ordering) {
+Registration Registration::of_host_memory(std::shared_ptr<Device> device, const MemoryRange& range) {
   check(range);
-  ordering = possible_ordering(*device, ordering);
-  ibv_mr* region = register_by_address(*device, range, ordering);
+  ibv_mr* region = register_by_address(*device, range);
   if (region == nullptr) {
     const int refusal = errno;
     fail<SystemError>("RDMA device {}: ibv_reg_mr of {} of CPU memory at {}: {}", device->name(),
                       format_bytes(range.bytes), range.address, explain(refusal));
   }
-  return Registration(std::move(device), region, range, RegistrationPath::host, ordering);
+  return Registration(std::move(device), region, range, RegistrationPath::host);
 }
 
-Registration Registration::of_gpu_memory(std::shared_ptr<Device> device, const MemoryRange& range, Ordering ordering,
+Registration Registration::of_gpu_memory(std::shared_ptr<Device> device, const MemoryRange& range,
                                          const DmaBufExporter& exporter) {
   check(range);
-  ordering = possible_ordering(*device, ordering);
   const VerbsFunctions& functions = device->functions();
   std::string dma_buf;
   if (!exporter) {
@@ -117,9 +102,9 @@ Registration Registration::of_gpu_memory(std::shared_ptr<Device> device, const M
       const UniqueFd descriptor = exporter(range.address, range.bytes);
       errno = 0;
       ibv_mr* region = functions.reg_dmabuf_mr(device->protection_domain(), 0, range.bytes, start_of(range),
-                                               descriptor.get(), access_flags(ordering));
+                                               descriptor.get(), kAccess);
       if (region != nullptr) {
-        return Registration(std::move(device), region, range, RegistrationPath::dma_buf, ordering);
+        return Registration(std::move(device), region, range, RegistrationPath::dma_buf);
       }
       dma_buf = "ibv_reg_dmabuf_mr: " + explain(errno);
     } catch (const Error& error) {
@@ -128,9 +113,9 @@ Registration Registration::of_gpu_memory(std::shared_ptr<Device> device, const M
   }
   log::info("RDMA device {}: no dma-buf registration ({}), trying peer memory", device->name(), dma_buf);
 
-  ibv_mr* region = register_by_address(*device, range, ordering);
+  ibv_mr* region = register_by_address(*device, range);
   if (region != nullptr) {
-    return Registration(std::move(device), region, range, RegistrationPath::peer_memory, ordering);
+    return Registration(std::move(device), region, range, RegistrationPath::peer_memory);
   }
   const int refusal = errno;
   fail<SystemError>(
@@ -141,29 +126,20 @@ Registration Registration::of_gpu_memory(std::shared_ptr<Device> device, const M
 }
 
 Registration::Registration(std::shared_ptr<Device> device, ibv_mr* region, const MemoryRange& range,
-                           RegistrationPath path, Ordering ordering)
-    : device_(std::move(device)),
-      region_(region),
-      first_address_(start_of(range)),
-      bytes_(range.bytes),
-      path_(path),
-      ordering_(ordering) {}
+                           RegistrationPath path)
+    : device_(std::move(device)), region_(region), first_address_(start_of(range)), path_(path) {}
 
 Registration::Registration(Registration&& other) noexcept
     : device_(std::move(other.device_)),
       region_(std::exchange(other.region_, nullptr)),
       first_address_(other.first_address_),
-      bytes_(other.bytes_),
-      path_(other.path_),
-      ordering_(other.ordering_) {}
+      path_(other.path_) {}
 
 Registration& Registration::operator=(Registration&& other) noexcept {
   std::swap(device_, other.device_);
   std::swap(region_, other.region_);
   std::swap(first_address_, other.first_address_);
-  std::swap(bytes_, other.bytes_);
   std::swap(path_, other.path_);
-  std::swap(ordering_, other.ordering_);
   return *this;
 }
 

@@ -15,13 +15,7 @@ struct ibv_mr;
 
 namespace deep_ep::rdma::verbs {
 
-/// How the device's writes into the memory may be reordered on their way through PCIe.
-enum class Ordering : std::uint8_t {
-  strict,   ///< a signal behind data is seen behind the data: what memory with signals must have
-  relaxed,  ///< writes may overtake each other; only a completion orders them. Faster on some hosts
-};
-
-/// How the device came to the memory.
+/// How the device reaches the memory.
 enum class RegistrationPath : std::uint8_t {
   host,         ///< ordinary memory, pinned
   dma_buf,      ///< GPU memory that its driver exported as a dma-buf
@@ -40,15 +34,16 @@ struct MemoryRange {
 /// Makes a descriptor of the dma-buf that covers exactly the given bytes of GPU memory, or throws saying why it cannot.
 using DmaBufExporter = std::function<UniqueFd(void* address, std::size_t bytes)>;
 
-/// A registration; unregisters at its end, which must come before the memory's.
+/// A registration with strict ordering, because signals may lie anywhere in the memory: what is written after data is
+/// seen after the data. Destroying it unregisters the memory, which must still exist.
 class Registration {
  public:
   /// CPU memory. SystemError names device, bytes and the kernel's answer.
-  static Registration of_host_memory(std::shared_ptr<Device> device, const MemoryRange& range, Ordering ordering);
+  static Registration of_host_memory(std::shared_ptr<Device> device, const MemoryRange& range);
 
-  /// GPU memory: a dma-buf first, peer memory if that fails. SystemError says what was tried and what each answered.
-  /// An empty exporter counts as a failed first attempt.
-  static Registration of_gpu_memory(std::shared_ptr<Device> device, const MemoryRange& range, Ordering ordering,
+  /// GPU memory: a dma-buf first, peer memory if that fails. SystemError says what was tried and how each attempt
+  /// failed. An empty exporter counts as a failed first attempt.
+  static Registration of_gpu_memory(std::shared_ptr<Device> device, const MemoryRange& range,
                                     const DmaBufExporter& exporter);
 
   Registration(Registration&& other) noexcept;
@@ -59,21 +54,15 @@ class Registration {
   std::uint32_t remote_key() const;
   /// What work requests use for the first byte.
   std::uint64_t first_address() const { return first_address_; }
-  std::size_t bytes() const { return bytes_; }
   RegistrationPath path() const { return path_; }
-  /// Relaxed only where it was asked for and the libraries know it.
-  Ordering ordering() const { return ordering_; }
 
  private:
-  Registration(std::shared_ptr<Device> device, ibv_mr* region, const MemoryRange& range, RegistrationPath path,
-               Ordering ordering);
+  Registration(std::shared_ptr<Device> device, ibv_mr* region, const MemoryRange& range, RegistrationPath path);
 
   std::shared_ptr<Device> device_;
   ibv_mr* region_ = nullptr;
   std::uint64_t first_address_ = 0;
-  std::size_t bytes_ = 0;
   RegistrationPath path_ = RegistrationPath::host;
-  Ordering ordering_ = Ordering::strict;
 };
 
 }  // namespace deep_ep::rdma::verbs

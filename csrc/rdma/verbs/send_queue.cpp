@@ -64,8 +64,7 @@ SendQueue::SendQueue(std::shared_ptr<Device> device, std::unique_ptr<QueuePair> 
       report_every_(std::max<std::uint32_t>(pair_->send_depth() / 4, 1)) {
   if (pair_->inline_bytes() < kMaxInlineBytes) {
     bounce_.resize(kBounceSlotBytes * pair_->send_depth());
-    bounce_registration_ =
-        Registration::of_host_memory(device_, {.address = bounce_.data(), .bytes = bounce_.size()}, Ordering::strict);
+    bounce_registration_ = Registration::of_host_memory(device_, {.address = bounce_.data(), .bytes = bounce_.size()});
   }
 }
 
@@ -147,7 +146,7 @@ std::size_t SendQueue::post(std::span<const WireOperation> operations, std::dequ
       deep_ep::fail<SystemError>("RDMA device {}: ibv_post_send to queue pair {:#x}: {}", device_->name(),
                                  pair_->number(), errno_text(error));
     }
-    // Full, though it counted otherwise: whoever comes next must ask for a completion, or nothing frees room.
+    // Full, although there should be room: the next request must ask for a completion, or nothing frees room.
     since_reported_ = report_every_;
     break;
   }
@@ -155,14 +154,14 @@ std::size_t SendQueue::post(std::span<const WireOperation> operations, std::dequ
 }
 
 void SendQueue::complete(const ibv_wc& completion, std::deque<WireCompletion>& ready) {
-  // What the device still says of a failed queue pair has been told.
+  // The failure has been reported; what the device still says about this queue pair is not news.
   if (failed_) return;
   const auto behind = static_cast<std::uint32_t>(completion.wr_id) - oldest_;
   if (behind >= pending_.size()) {
     deep_ep::fail<SystemError>("RDMA device {}: queue pair {:#x} completed a request that was not posted",
                                device_->name(), pair_->number());
   }
-  // All before it succeeded: of one queue pair, requests complete in order.
+  // Everything before it succeeded: requests of one queue pair complete in order.
   for (std::uint32_t i = 0; i < behind; ++i) {
     report(pending_.front(), Syndrome::none, 0, ready);
     pending_.pop_front();

@@ -38,7 +38,7 @@ class SendQueue {
  private:
   struct Pending {
     std::uint64_t id;
-    bool report;  ///< the caller wants to know of success
+    bool report;  ///< the caller asked for a completion
   };
 
   void check(const WireOperation& operation) const;
@@ -54,12 +54,12 @@ class SendQueue {
   std::uint32_t oldest_ = 0;          ///< index of pending_.front(); indices count up and wrap at 2^32
   std::uint32_t since_reported_ = 0;  ///< operations handed over since the last one that asked for a completion
   bool failed_ = false;
-  /// Where the device has no inline sends, their bytes wait here: a slot for each place in the queue.
+  /// If the device has no inline sends, their bytes wait here: a slot for each place in the queue.
   std::vector<std::byte> bounce_;
   std::optional<Registration> bounce_registration_;
 };
 
-/// What a failed completion of verbs is called on mlx5 devices. The argument is an ibv_wc_status.
+/// What mlx5 devices call a failed verbs completion. The argument is an ibv_wc_status.
 Syndrome syndrome_of(int status);
 
 }  // namespace deep_ep::rdma::verbs

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "csrc/rdma/verbs/functions.hpp"
+#include "csrc/rdma/verbs/send_queue.hpp"
 #include "csrc/support/format.hpp"
 #include "deep_ep/error.hpp"
 

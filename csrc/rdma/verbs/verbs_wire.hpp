@@ -10,13 +10,13 @@
 
 #include "csrc/rdma/ring/wire.hpp"
 #include "csrc/rdma/verbs/async_events.hpp"
-#include "csrc/rdma/verbs/device.hpp"
 #include "csrc/rdma/verbs/queue_pair.hpp"
-#include "csrc/rdma/verbs/send_queue.hpp"
 
 struct ibv_wc;
 
 namespace deep_ep::rdma::verbs {
+
+class SendQueue;
 
 /// A wire of its own for each device. Add queue pairs, exchange their addresses, connect them; then give the wire to
 /// its handler. Queue pairs are known by the numbers that the device gave them, keys are those of registrations.
@@ -32,8 +32,8 @@ class VerbsWire final : public Wire {
 
   std::string_view name() const override { return "verbs"; }
 
-  /// SystemError for what is no completion: a device that failed, a request that the provider refuses. InvalidArgument
-  /// for a queue pair that is not known and for a length that the kind does not allow.
+  /// SystemError for failures without a completion: a device that failed, a request that the provider refuses.
+  /// InvalidArgument for a queue pair that is not known and for a length that the kind does not allow.
   std::size_t post(std::span<const WireOperation> operations) override;
   std::size_t poll(std::span<WireCompletion> completions) override;
 

@@ -1,27 +1,29 @@
-// The owner's side of combine: the rows of a token, one from each rank that has something to say, are added in fp32, by
+// The owner's side of combine: the rows of a token, one from each rank that has a part in it, are added in fp32, by
 // rank, and rounded.
 //
 // By rails each other node has one row, which the owner's rail there adds up from those of its node, in the same way.
 //
-// A block takes a token, and its warps share the token's lines. Each warp finds out for itself whose rows there
-// are, and polls its lines of all of them at once: when they are there, they are in its registers.
+// A block takes a token, and its warps share the token's lines. Each warp finds out for itself which ranks have a row,
+// and polls its lines of all those rows at once: they are in its registers as soon as they have arrived.
 #pragma once
 
-#include "kernels/low_latency/combine/choose.hpp"
-#include "kernels/low_latency/combine/wait.hpp"
+#include "kernels/common/line_poller.hpp"
+#include "kernels/low_latency/combine/announce.hpp"
 #include "kernels/low_latency/combine/wire.hpp"
+#include "kernels/low_latency/transport/reach.hpp"
+#include "kernels/primitives/bits.hpp"
 
 namespace deep_ep::device::low_latency {
 
-/// The ranks that have something to say of a token, in their order, one a lane.
+/// The ranks that have a row of a token, in their order, one in each lane.
 struct CombineSources {
   int count;
   int rank;              ///< in lane i < count the i-th
   const std::byte* row;  ///< its row
 };
 
-/// Whose tokens a rank adds up: its own; or by rails those of a rank of another node, as far as its own node has to do
-/// with them, and then that rank gets the sum.
+/// Whose tokens a rank adds up: its own, or, by rails, those of a rank of another node. Then it adds up the rows of its
+/// own node, and that rank gets the sum.
 struct CombineTask {
   int owner;
   int num_tokens;
@@ -30,68 +32,64 @@ struct CombineTask {
 
 template <bool kLogfmt, bool kRdma>
 struct CombineAdder {
-  /// Times four lines that are under way at once: of as many rows, or with LogFMT the most that a chunk has.
+  static constexpr bool kRails = kRdma && !kLogfmt;
+  using Reach = CombineReach<kRdma, kRails>;
+  /// Pieces of four lines that are polled at once: of as many rows, or with LogFMT those of the longest chunk.
   static constexpr int kTogether = kLogfmt ? 5 : 8;
-  static constexpr int kSpinsToLook = 64;  ///< polls of one row, until the others and the clock are looked at
 
   const LowLatencyCombineParams& params;
   const CombineWire& wire;
-  std::uint64_t epoch;
+  Reach reach;
   int warp;
   Divisor warps;     ///< of the block
   std::byte* stage;  ///< LogFMT only
 
-  /// Every `step`-th token from `first` on. By rails first those that this node's ranks have rows of for owners of
-  /// other nodes.
+  /// Adds up every `step`-th token from `first` on. By rails first the tokens of other nodes' ranks, whose
+  /// sums have further to go.
   DEEP_EP_DEVICE void add_all(int first, int step) const {
-    const Rails rails(params.common);
-    const int turns = kByRails && rails.used() ? rails.num_nodes : 1;
 #pragma unroll 1
-    for (int turn = 1; turn <= turns; ++turn) {  // the own node comes last
-      CombineTask task{params.common.rank, params.num_tokens, turn != turns};
-      if (task.relays) {
-        FarTokens tokens{};
-        task.owner = rails.rail_in((rails.own_node() + turn) % rails.num_nodes);
-        if (!await_far_tokens(params, epoch, task.owner, tokens)) return;
-        task.num_tokens = tokens.count;
+    for (int turn = 0; turn < reach.turns(); ++turn) {
+      CombineTask task{params.common.rank, params.num_tokens, false};
+      if constexpr (kRails) {
+        task.owner = reach.owner_of_turn(turn);
+        task.relays = task.owner != params.common.rank;
+        if (task.relays) {
+          if (!reach.await_announced(task.owner)) return;
+          task.num_tokens = FarSelections{params, reach.far_selections(task.owner)}.count(task.owner);
+        }
       }
       if (!add_tokens(task, first, step)) return;
     }
   }
 
  private:
-  /// By RDMA the pieces of a line come in any order, tag or not. Waits for such rows as a whole; false if one does not
-  /// come.
-  DEEP_EP_DEVICE bool await_far(int token, const CombineSources& sources) const {
-    const LowLatencyParams& common = params.common;
+  /// Waits for the rows whose tags cannot be trusted. False if one does not come.
+  DEEP_EP_DEVICE bool await_rows(int token, const CombineSources& sources) const {
     if (!kRdma) return true;
     bool there = true;
-    if (sources.rank >= 0 && is_far<kRdma>(common, sources.rank)) {
+    if (sources.rank >= 0) {
       const std::int64_t begin = clock_cycles();
-      there = await_word(common, progress_word(common, LowLatencyKind::combine, epoch, sources.rank),
-                         progress_value(epoch, token + 1), epoch, sources.rank, Wanted::low_latency_combine_rows);
-      if (measures(warp)) add_relaxed<Scope::gpu>(params.wait_cost + sources.rank, clock_cycles() - begin);
+      there = reach.await_row(sources.rank, token);
+      if (measures(warp) && reach.is_far(sources.rank)) {
+        add_relaxed<Scope::gpu>(params.wait_cost + sources.rank, clock_cycles() - begin);
+      }
     }
-    const bool all = warp::all(there);
-    warp::sync();  // what one lane acquired, the others may read only after this
-    return all;
+    return warp::agree(there);
   }
-
-  static constexpr bool kByRails = kRdma && !kLogfmt;
 
   DEEP_EP_DEVICE bool add_tokens(const CombineTask& task, int first, int step) const {
 #pragma unroll 1
     for (int token = first; token < task.num_tokens; token += step) {
       CombineSources sources = find_sources(task, token);
 #pragma unroll 1
-      while (!await_far(token, sources)) {
+      while (!await_rows(token, sources)) {
         if (warp::any(aborted(params.common.wait))) return false;
         sources = find_sources(task, token);  // without those that are masked now
       }
       const bool added = kLogfmt ? add_passes(token, sources) : add_lines(task, token, sources);
       if (!added) return false;
     }
-    return true;
+    return task.num_tokens >= 0;
   }
 
   /// In each lane the rank whose row the lane's selection of the token is a part of; -1: of none. By rails an owner has
@@ -99,18 +97,13 @@ struct CombineAdder {
   DEEP_EP_DEVICE int rank_of_selection(const CombineTask& task, int token) const {
     const int lane = lane_index();
     if (lane >= params.num_topk) return -1;
-    if constexpr (kByRails) {
-      const Rails rails(params.common);
+    if constexpr (kRails) {
       if (task.relays) {
-        const FarTokens tokens{far_selections(params.common, epoch, task.owner), task.num_tokens};
-        const int rank = tokens.rank_of_selection(params, token, lane);
-        return rank >= 0 && rails.node_of(rank) == rails.own_node() ? rank : -1;
+        const int rank = FarSelections{params, reach.far_selections(task.owner)}.rank_of_selection(token, lane);
+        return rank >= 0 && reach.node_of(rank) == reach.own_node() ? rank : -1;
       }
-      const int rank = rank_of(params, expert_of(params, load_index(params, token, lane)));
-      const bool of_node = rank >= 0 && rails.used() && rails.node_of(rank) != rails.own_node();
-      return of_node ? rails.rail_in(rails.node_of(rank)) : rank;
     }
-    return rank_of(params, expert_of(params, load_index(params, token, lane)));
+    return reach.speaker_of(Selections{params}.rank_of_selection(token, lane));
   }
 
   DEEP_EP_DEVICE CombineSources find_sources(const CombineTask& task, int token) const {
@@ -118,7 +111,7 @@ struct CombineAdder {
     const int lane = lane_index();
     const int rank = rank_of_selection(task, token);
 
-    // Of the selections on one rank, the first stands for it; it is in line behind those on lower ranks.
+    // Of the selections on one rank, the first stands for it; it comes after those on lower ranks.
     const bool first = lowest_bit(warp::match_any(static_cast<std::uint32_t>(rank))) == lane && rank >= 0;
     const std::uint32_t wanted = warp::ballot(first && !masked(common, rank));
     int place = 0;
@@ -133,78 +126,50 @@ struct CombineAdder {
       const int its_rank = warp::shuffle(rank, from);
       if (warp::shuffle(place, from) == lane) sources.rank = its_rank;
     }
-    if (sources.rank < 0) return sources;
-    sources.row = kByRails && task.relays
-                      ? combine_row_at_relay(params, epoch, task.owner, sources.rank, token, common.local)
-                      : common.local +
-                            common.window.row_at(LowLatencyKind::combine, epoch, sources.rank, token, params.row_bytes);
+    if (sources.rank >= 0) sources.row = reach.row_from(task.owner, sources.rank, token);
     return sources;
   }
 
   /// Lines that this warp polls, four at a time: the same ones of up to kTogether rows (bfloat16), or one behind the
-  /// other of a single row (LogFMT). Bit i of `missing`: the i-th four are not there.
-  struct Lines {
-    static constexpr std::uint32_t kStride = kLogfmt ? kWarpLines : 0;
-    LinePart part[kTogether];
-    std::uint32_t missing;
+  /// other of a single row (LogFMT).
+  using Lines = LinePoller<kTogether>;
 
-    /// Loads what is missing of the lines before `end`, of which the first is the lane's `line`; `from`: in lane i the
-    /// beginning of row `first` + i. Who has to wait polls four only, and looks at the others when they have come:
-    /// polls of all warps together would slow down what they wait for.
-    DEEP_EP_DEVICE void poll(const std::byte* from, int first, std::uint32_t line, std::uint32_t end, std::uint64_t tag,
-                             std::uint32_t polled) {
-      const std::uint32_t at = LineLane().byte_at(line);
-#pragma unroll 1
-      for (;;) {
-#pragma unroll
-        for (int i = 0; i < kTogether; ++i) {
-          if ((polled >> i & 1u) == 0) continue;
-          const auto further = static_cast<std::uint32_t>(i) * kStride;
-          const std::byte* begin = warp::shuffle(from, first + i) + at + further * kTaggedLine;
-          part[i] = load_line(begin, line + further < end);
-        }
-#pragma unroll
-        for (int i = 0; i < kTogether; ++i) {
-          const auto further = static_cast<std::uint32_t>(i) * kStride;
-          if ((polled >> i & 1u) != 0 && all_tagged(part[i], tag, line + further < end)) missing &= ~(1u << i);
-        }
-        if (missing == 0 || (polled & missing) != 0) return;
-        polled = missing;
-      }
-    }
-  };
-
-  /// Waits for `count` times four lines, see Lines; `sources` has in lane `first` + i whose the i-th are.
-  /// `lines.missing` says in the end which do not come, as their ranks are masked. False: the call is over.
+  /// Waits for `count` pieces of Lines; `sources` has in lane `first` + i whose the i-th is, `from` in the same lane
+  /// where that row begins. `line` is the lane's line of the first piece, `end` is after the last one. In the end
+  /// `lines.missing` says which do not come because their ranks are masked. False: the call is over.
   DEEP_EP_DEVICE bool await(const CombineSources& sources, int first, int count, const std::byte* from,
                             std::uint32_t line, std::uint32_t end, bool measures, Lines& lines) const {
-    const LowLatencyParams& common = params.common;
+    constexpr std::uint32_t kStride = kLogfmt ? kWarpLines : 0;
+    const auto line_of = [&](int i) { return line + static_cast<std::uint32_t>(i) * kStride; };
+    const std::uint32_t at = LineLane().byte_at(line);
     lines.missing = (1u << count) - 1;
     std::uint32_t lost = 0;
     const std::int64_t cycles = clock_cycles();
-    const std::uint64_t begin = now_ns();
-#pragma unroll 1
-    for (int spins = 1;; ++spins) {
+    const auto all_there = [&](const Poll& look) {
       const std::uint32_t before = lines.missing;
-      const std::uint32_t open = before & ~lost;
-      const bool looks_at_all = spins == 1 || spins % kSpinsToLook == 0;  // before anybody is blamed, too
-      lines.poll(from, first, line, end, epoch, looks_at_all ? open : open & (~open + 1));
+      const bool there = lines.poll(
+          ~lost, look.thorough, reach.epoch,
+          [&](int i) {
+            return warp::shuffle(from, first + i) + at + static_cast<std::uint32_t>(i) * kStride * kTaggedLine;
+          },
+          [&](int i) { return line_of(i) < end; });
       if (measures) measure(sources, first, before & ~lines.missing, cycles);
-      if ((lines.missing & ~lost) == 0) return true;
-      pause(spins);
-      if (!looks_at_all || spins == 1) continue;  // polling must stay cheap
+      return there;
+    };
+    const auto gives_up = [&](const Poll& look) {
 #pragma unroll 1
       for (std::uint32_t left = lines.missing & ~lost; left != 0; left &= left - 1) {
         const int i = lowest_bit(left);
-        const int rank = warp::shuffle(sources.rank, first + i);
-        if (lane_index() == 0 && !masked(common, rank) && is_late(common, rank, epoch, begin)) {
-          blame(common, rank, Wanted::low_latency_combine_rows, epoch, 0);
+        const Awaited row{warp::shuffle(sources.rank, first + i), Wanted::low_latency_combine_rows, reach.epoch};
+        if (lane_index() == 0 && !masked(params.common, row.peer) && reach.policy().is_late(row, look.begin)) {
+          reach.policy().blame(row, 0);
         }
         warp::sync();
-        if (warp::any(masked(common, rank))) lost |= 1u << i;
+        if (warp::any(masked(params.common, row.peer))) lost |= 1u << i;
       }
-      if (warp::any(aborted(common.wait))) return false;
-    }
+      return warp::any(aborted(params.common.wait));
+    };
+    return poll_until(all_there, gives_up);
   }
 
   /// Of the rows that have come.
@@ -243,7 +208,7 @@ struct CombineAdder {
       }
       const std::uint32_t at = lane.payload_at(line);
       const Vec16 packed = pack_sum(sum);
-      if constexpr (kByRails) {
+      if constexpr (kRails) {
         if (task.relays) {
           if (sources.count != 0) stage_line(task, token, line, packed);
           continue;
@@ -256,30 +221,21 @@ struct CombineAdder {
                      std::uint64_t{packed.word[2 * word + 1]} << 32 | packed.word[2 * word]);
       }
     }
-    if constexpr (kByRails) {
-      if (task.relays && sources.count != 0) hand_to_poster(task, token);
+    if constexpr (kRails) {
+      if (task.relays && sources.count != 0) reach.hand_over_sum(task.owner, token, warp);
     }
     return true;
   }
 
-  /// By rails: a line of what this node has to say, to where the NIC fetches it.
+  /// By rails: stores a line of the node's sum where a poster fetches it.
   DEEP_EP_DEVICE void stage_line(const CombineTask& task, int token, std::uint32_t line, const Vec16& packed) const {
     const LineLane lane;
-    const LowLatencyParams& common = params.common;
-    std::byte* to = common.local + common.rdma.staging.combine_row_at(epoch, task.owner, token, params.row_bytes);
     const LinePart part{{std::uint64_t{packed.word[1]} << 32 | packed.word[0],
-                         lane.has_tag() ? epoch : std::uint64_t{packed.word[3]} << 32 | packed.word[2]}};
-    store_line(to + lane.byte_at(line), part, line < wire.lines());
-  }
-  /// This warp's share of it is staged.
-  DEEP_EP_DEVICE void hand_to_poster(const CombineTask& task, int token) const {
-    const LowLatencyParams& common = params.common;
-    warp::sync();
-    if (lane_index() != 0) return;
-    Peer{common.local}.signal(common.rdma.staging.combine_ready_at(epoch, task.owner, token, warp), epoch);
+                         lane.has_tag() ? reach.epoch : std::uint64_t{packed.word[3]} << 32 | packed.word[2]}};
+    store_line(reach.staged_row(task.owner, token) + lane.byte_at(line), part, line < wire.lines());
   }
 
-  /// The tag is added to sums that nobody looks at.
+  /// The tag is added to a sum that nobody looks at.
   DEEP_EP_DEVICE static void add_part(float (&sum)[8], const LinePart& part) {
     add_bf16(sum, Vec16{{static_cast<std::uint32_t>(part.word[0]), static_cast<std::uint32_t>(part.word[0] >> 32),
                          static_cast<std::uint32_t>(part.word[1]), static_cast<std::uint32_t>(part.word[1] >> 32)}});

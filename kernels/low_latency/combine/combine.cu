@@ -1,15 +1,15 @@
 // Low-latency combine: for each token of this rank, the weighted sum of what the experts made of it.
 //
-// Each rank sums the rows of its own experts and sends one row a token to the token's owner, which adds up the ranks'
+// Each rank sums the rows of its own experts and sends one row per token to the token's owner, which adds up the ranks'
 // rows. Send part: owners announce their tokens' selections, expert ranks sum and push. Receive part: owners add.
 //
-// What waits for what, and so decides how long a call with few tokens takes:
+// What waits for what, which decides how long a call with few tokens takes:
 //   owner     counters, selections, acknowledgements (one load time) -> cells to the peers (one trip)
 //   expert    row table (one load time) -> rows of x (one load time), meanwhile the cells come -> lines to the owner
 //             (one trip)
 //   owner     lines, as they are polled -> result
-//   by rails  lines, as the owner's rail in this node polls and adds them -> its NIC -> owner (rails.hpp)
-// There is no barrier of the grid, nor does one rank wait for another but for these.
+//   by rails  lines, as the owner's rail in this node polls and adds them -> its NIC -> owner (rdma/reach.hpp)
+// There is no barrier of the grid, and ranks wait for each other only here.
 #include "kernels/kernel_list.hpp"
 #include "kernels/low_latency/combine/add.hpp"
 #include "kernels/low_latency/combine/post.hpp"
@@ -22,87 +22,78 @@ namespace deep_ep::device::low_latency {
 static_assert(kernels::combine_low_latency_rdma::kMaxThreads / 32 <=
               static_cast<int>(LowLatencyStaging::kMostWarpsPerRow));
 
-/// Tells the peers that are not reached by RDMA, by lane, which call this rank is done with and which it begins.
-template <bool kRdma>
-DEEP_EP_DEVICE void tell_progress(const LowLatencyCombineParams& params, const Epochs& epochs) {
-  const LowLatencyParams& common = params.common;
-  for (int peer = lane_index(); peer < common.num_ranks; peer += kWarpSize) {
-    if (masked(common, peer) || is_far<kRdma>(common, peer)) continue;
-    acknowledge(common, LowLatencyKind::combine, peer, epochs.received);
-    if (common.mask == nullptr || !sends(params.phase)) continue;
-    Peer{common.heaps[peer]}.signal(common.window.begun_at(LowLatencyKind::combine, common.rank), epochs.sent + 1);
-  }
-}
-
-/// By one warp, where ranks are masked: all that will come have begun the call.
+/// By one warp, where ranks may be masked: waits until all that will come have begun the call.
 DEEP_EP_DEVICE void watch_peers(const LowLatencyParams& common, std::uint64_t epoch) {
   for (int peer = lane_index(); peer < common.num_ranks; peer += kWarpSize) {
     if (masked(common, peer)) continue;
-    const auto* begun =
-        reinterpret_cast<const std::uint64_t*>(common.local + common.window.begun_at(LowLatencyKind::combine, peer));
-    await_word(common, begun, epoch, epoch, peer, Wanted::low_latency_combine_selection);
+    const std::uint64_t* begun = common.window.begun(LowLatencyKind::combine, peer).in(common.local);
+    wait_signal(MaskOrEndCombine{common, epoch}, begun, {peer, Wanted::low_latency_combine_selection, epoch});
   }
 }
 
-/// Which call is this? One warp, the clerk, reads the counters for all, and afterwards does what is off everybody's
-/// way: it tells the peers which call this rank is done with, and moves the counters on.
-template <bool kRdma>
-DEEP_EP_DEVICE Epochs find_epochs(const LowLatencyCombineParams& params, CombineBlockLayout::Words& shared,
-                                  bool clerk) {
+/// Which call is this? One warp, the clerk, reads the counters for all, and afterwards does what nobody waits for: it
+/// tells the peers which call this rank is done with, and moves the counters on.
+template <class Reach>
+DEEP_EP_DEVICE LowLatencyEpochs find_epochs(const LowLatencyCombineParams& params, CombineShared::Words& shared,
+                                            bool clerk) {
+  const LowLatencyParams& common = params.common;
+  LowLatencyCounters& counters = common.state->counters[static_cast<int>(LowLatencyKind::combine)];
   if (clerk && lane_index() == 0) {
-    shared.epochs = read_epochs(params.common, LowLatencyKind::combine);
-    note_masks(params.common, shared.masks);
+    shared.epochs = counters.epochs();
+    note_masks(common, shared.masks);
   }
   block::sync();
-  const Epochs epochs = shared.epochs;
+  const LowLatencyEpochs epochs = shared.epochs;
   if (!clerk) return epochs;
-  if (block_index() == 0) tell_progress<kRdma>(params, epochs);
-  if (lane_index() == 0) arrive_at_epoch(params.common, LowLatencyKind::combine, epochs, params.phase);
+  const Reach reach(common, epochs.send, params.row_bytes);
+  for (int peer = lane_index(); block_index() == 0 && peer < common.num_ranks; peer += kWarpSize) {
+    if (masked(common, peer)) continue;
+    reach.acknowledge(peer, epochs.receive - 1);
+    if (common.mask != nullptr && sends(params.phase)) reach.begin(peer);
+  }
+  if (lane_index() == 0) counters.arrive(epochs, params.phase);
   warp::sync();
   return epochs;
 }
 
-/// Rows travel as bfloat16, or in LogFMT; by NVLink alone, or to some ranks by RDMA: kernels of their own, so that
-/// their registers and instructions are not everybody's.
+/// Rows travel as bfloat16, or in LogFMT; by NVLink alone, or to some ranks by RDMA: kernels of their own, so that the
+/// others do not carry their registers and instructions.
 template <bool kLogfmt, bool kRdma>
 DEEP_EP_DEVICE void combine_body(const LowLatencyCombineParams& params, std::byte* memory) {
+  using Reach = typename CombineAdder<kLogfmt, kRdma>::Reach;
   const LowLatencyParams& common = params.common;
   const CombineWire wire{params.hidden, kLogfmt};
   const int warp = warp_index();
   const int groups = sends(params.phase) ? block_warps() / params.warps_per_row : 0;
   const int group = warp / params.warps_per_row;
   const bool pushes = group < groups;
-  const CombineBlockLayout layout =
-      CombineBlockLayout::make(wire, params.block_warps, groups, params.warps_per_row, params.rows_of_group);
-  CombineBlockLayout::Words& shared = layout.words(memory);
-  if (kRdma && is_poster(common)) return post_combine(params, wire, shared.epochs, layout.poster_words(memory));
+  const CombineShared shared(Carver(memory), wire, params.block_warps, groups, params.warps_per_row,
+                             params.rows_of_group, 0);
+  const Reach no_call(common, 0, params.row_bytes);
+  if constexpr (kRdma) {
+    if (no_call.posts()) return post_combine<Reach>(params, wire, shared);
+  }
 
   // 1. Loads under way.
-  CombinePusher<kLogfmt, kRdma> pusher{params,
-                                       wire,
-                                       group,
-                                       groups,
-                                       warp % params.warps_per_row,
-                                       layout.put_off(memory, warp),
-                                       layout.stage(memory, warp)};
+  CombinePusher<kLogfmt, Reach> pusher{
+      params, wire, group, groups, warp % params.warps_per_row, shared.put_off(warp), shared.stage(warp)};
   if (pushes) pusher.load_first();
-  const Announcer<kRdma> announcer(params, sends(params.phase));
+  const Announcer<Reach> announcer(params, no_call, sends(params.phase));
 
   // 2. Which call is this?
   const bool clerk = warp == block_warps() - 1;
-  const Epochs epochs = find_epochs<kRdma>(params, shared, clerk);
+  const LowLatencyEpochs epochs = find_epochs<Reach>(params, *shared.words, clerk);
 
   // 3. As owner, tell the expert ranks which of their rows count, and how much. As expert side, push rows.
-  announcer.announce(epochs.sent + 1);
-  if (pushes) pusher.push_all(epochs.sent + 1);
-  if (clerk && block_index() == 0 && common.mask != nullptr && sends(params.phase)) {
-    watch_peers(common, epochs.sent + 1);
-  }
+  const Reach sending(common, epochs.send, params.row_bytes);
+  announcer.announce(sending);
+  if (pushes) pusher.push_all(sending);
+  if (clerk && block_index() == 0 && common.mask != nullptr && sends(params.phase)) watch_peers(common, epochs.send);
   if (!receives(params.phase)) return;
 
   // 4. Add up the rows that come; where ranks are masked, with the same ranks in all tokens.
   const CombineAdder<kLogfmt, kRdma> adder{
-      params, wire, epochs.received + 1, warp, params.block_warps, layout.stage(memory, warp)};
+      params, wire, Reach(common, epochs.receive, params.row_bytes), warp, params.block_warps, shared.stage(warp)};
   int first = block_index();
   int step = common.working_blocks;
 #pragma unroll 1
@@ -110,14 +101,14 @@ DEEP_EP_DEVICE void combine_body(const LowLatencyCombineParams& params, std::byt
     adder.add_all(first, step);
     if (common.mask == nullptr) return;
     if (!again) {
-      finish_with_masks(common, counters_of(common, LowLatencyKind::combine), shared.masks);
+      finish_with_masks(common, LowLatencyKind::combine, shared.words->masks);
       first = 0;
       step = 1;
     } else {
       // Posters may mask ranks meanwhile, each at most once.
-      compare_masks(common, shared.masks);
+      compare_masks(common, shared.words->masks);
     }
-    if (shared.masks.again == 0) return;
+    if (shared.words->masks.again == 0) return;
   }
 }
 

@@ -1,21 +1,18 @@
-// The expert side of combine: for each row that the dispatch brought, what this rank's experts made of the token,
-// weighted, summed and rounded, goes to the token's owner as one row.
+// The expert side of combine: for each row that the dispatch brought, this rank weights, sums and rounds what its
+// experts made of the token, and sends it to the token's owner as one row.
 //
 // Groups of warps take rows in turn. Neighbouring rows belong to different owners, so that all links are busy at once,
 // and every owner's rows go in token order, so that it can begin to add. The warps of a group share a row by its lines
-// and need nothing of each other: each looks for the owner's selections, sums its channels and stores its lines. Rows
-// whose owner has not told its selections for a while are put off until all others are done: a rank that does not come
-// must not make others look late.
+// and need nothing from each other: each looks for the owner's selections, sums its channels and stores its lines. Rows
+// whose owner has not announced its selections for a while are put off until all others are done: a rank that does not
+// come must not make others look late.
 #pragma once
 
-#include "kernels/low_latency/combine/shared.hpp"
-#include "kernels/low_latency/combine/sum.hpp"
-#include "kernels/low_latency/combine/wait.hpp"
-#include "kernels/low_latency/transport/peer.hpp"
+#include "kernels/low_latency/combine/choose.hpp"
 
 namespace deep_ep::device::low_latency {
 
-template <bool kLogfmt, bool kRdma>
+template <bool kLogfmt, class Reach>
 struct CombinePusher {
   const LowLatencyCombineParams& params;
   const CombineWire& wire;
@@ -23,12 +20,11 @@ struct CombinePusher {
   int warp;                ///< in the group
   std::uint32_t* put_off;  ///< for each row that falls to this warp: has it been put off?
   std::byte* stage;
-  std::uint64_t epoch = 0;
   CombineRow next{};      ///< the next row to push
   std::int32_t most = 0;  ///< rows of any source that this lane has seen
 
   /// How long rows wait in turn for their owner, in nanoseconds. Where ranks are masked, a late one should cost little;
-  /// else the call needs all ranks anyway, and it matters only who is named in the end.
+  /// otherwise the call needs all ranks anyway, and it only matters who is blamed in the end.
   DEEP_EP_DEVICE std::uint64_t patience() const {
     const LowLatencyParams& common = params.common;
     if (common.mask != nullptr) return 50'000;
@@ -42,8 +38,7 @@ struct CombinePusher {
   }
 
   /// All rows in turn; then again and again those that were put off.
-  DEEP_EP_DEVICE void push_all(std::uint64_t of_call) {
-    epoch = of_call;
+  DEEP_EP_DEVICE void push_all(const Reach& reach) {
     const int end = warp::max(most) * params.common.num_ranks;
     const std::uint64_t start = now_ns();
     int waiting = 0;
@@ -58,8 +53,8 @@ struct CombinePusher {
         next = load_row(pass == 0 ? item + step() : item);
         if (pass > 0) row = next;
         if (row.index >= row.rows) continue;
-        const bool lost = pass == 0 ? left_out(row.source) : gives_up(row.source, start);
-        const bool late = !lost && !push(row, pass == 0 ? patience() : 0, start);
+        const bool lost = pass == 0 ? left_out(row.source) : gives_up(reach, row.source, start);
+        const bool late = !lost && !push(reach, row, pass == 0 ? patience() : 0, start);
         if (late == put_off_before) continue;
         set_bits(index, put_off[index / 32] ^ bit(index));
         waiting += late ? 1 : -1;
@@ -90,13 +85,13 @@ struct CombinePusher {
     return most;
   }
 
-  /// Loads what there may be to know of row number `item`, before it is known whether there is such a row.
+  /// Loads what the table says of row number `item`, before it is known whether there is such a row.
   DEEP_EP_DEVICE CombineRow load_row(int item) const {
     const Divisor& ranks = params.common.num_ranks;
     CombineRow row{};
     row.index = item / ranks;
     if (row.index >= params.max_tokens) return row;
-    // The sources take turns in another order each time: otherwise a group could meet the same one always.
+    // The sources take turns in a different order each time: otherwise a group could always meet the same one.
     row.source = (item + row.index + params.common.rank) % ranks;
     row.rows = load_stream(table().rows(row.source));
     row.token = load_stream(table().token(row.source, row.index));
@@ -119,21 +114,22 @@ struct CombinePusher {
   /// The same for all lanes, even while another warp masks the rank.
   DEEP_EP_DEVICE bool left_out(int source) const { return warp::any(masked(params.common, source)); }
 
-  /// Makes the choice if the owner tells its selections in a while: one that is hardly late is waited for, so that what
-  /// was loaded in advance is of use. False after a fault, too.
-  DEEP_EP_DEVICE bool choose(const CombineRow& row, std::uint64_t patience_ns, std::uint64_t start,
+  /// Makes the choice if the owner announces its selections soon: one that is only a little late is waited for, so that
+  /// what was loaded in advance is not wasted. False after a fault, too.
+  DEEP_EP_DEVICE bool choose(const Reach& reach, const CombineRow& row, std::uint64_t patience_ns, std::uint64_t start,
                              CombineChoice& choice) const {
+    const RowChooser<Reach> chooser{params, reach};
     std::int64_t begin = 0;
     bool chosen = false;
-#pragma unroll 1
-    for (int spins = 1;; ++spins) {
-      chosen = RowChooser<kRdma>{params, epoch}.choose(row, choice);
-      if (chosen || patience_ns == 0) break;
-      if (spins == 1) begin = clock_cycles();
-      pause(spins);
-      if (spins % 16 != 0) continue;
-      if (!warp::any(now_ns() - start < patience_ns) || warp::any(aborted(params.common.wait))) break;
-    }
+    const auto arrived = [&](const Poll&) {
+      chosen = chooser.choose(row, choice);
+      if (chosen || patience_ns == 0) return true;
+      if (begin == 0) begin = clock_cycles();
+      return false;
+    };
+    poll_until<16>(arrived, [&](const Poll&) {
+      return !warp::any(now_ns() - start < patience_ns) || warp::any(aborted(params.common.wait));
+    });
     if (begin != 0 && params.wait_cost != nullptr && warp == 0 && lane_index() == 0) {
       add_relaxed<Scope::gpu>(params.wait_cost + row.source, clock_cycles() - begin);
     }
@@ -141,83 +137,48 @@ struct CombinePusher {
   }
 
   /// Is `source` left out? When its time has run out, it is from now on (or the call ends).
-  DEEP_EP_DEVICE bool gives_up(int source, std::uint64_t start) const {
-    const LowLatencyParams& common = params.common;
-    if (lane_index() == 0 && !masked(common, source) && is_late(common, source, epoch, start)) {
-      blame_for(source);
+  DEEP_EP_DEVICE bool gives_up(const Reach& reach, int source, std::uint64_t start) const {
+    if (lane_index() == 0 && !masked(params.common, source) && reach.policy().is_late({source, {}, 0}, start)) {
+      reach.policy().blame(reach.missing_for(source), 0);
     }
     warp::sync();
     return left_out(source);
   }
 
-  /// Whose word has not come: the owner's, or by rails that of who adds up the rows for it.
-  DEEP_EP_DEVICE void blame_for(int source) const {
-    const LowLatencyParams& common = params.common;
-    if constexpr (kRdma) {
-      const Rails rails(common);
-      if (rails.used() && is_far(common, source) &&
-          load_relaxed<Scope::system>(progress_word(common, LowLatencyKind::combine, epoch, source)) >> 16 >= epoch) {
-        return blame(common, rails.relay_of(source), Wanted::low_latency_combine_credit, epoch - 2, 0);
-      }
-    }
-    blame(common, source, Wanted::low_latency_combine_selection, epoch, 0);
-  }
-
-  /// This warp's share of the row, to its owner. False: it has not said yet what it wants.
-  DEEP_EP_DEVICE bool push(const CombineRow& row, std::uint64_t patience_ns, std::uint64_t start) const {
-    const LowLatencyParams& common = params.common;
+  /// Sends this warp's share of the row to its owner. False: the owner has not announced its selections yet.
+  DEEP_EP_DEVICE bool push(const Reach& reach, const CombineRow& row, std::uint64_t patience_ns,
+                           std::uint64_t start) const {
     const WarpShare<kLogfmt> share{warp, params.warps_per_row};
     const RowSummer<kLogfmt> summer{reinterpret_cast<const Vec16*>(params.x), wire, share};
-    const bool far = is_far<kRdma>(common, row.source);
-    const bool by_rails = far && common.rdma.rail_width != 0;
-    std::byte* to =
-        by_rails ? at_relay(row)
-        : far    ? common.local + common.rdma.staging.combine_row_at(epoch, row.source, row.index, params.row_bytes)
-                 : common.heaps[row.source] +
-                    common.window.row_at(LowLatencyKind::combine, epoch, common.rank, row.token, params.row_bytes);
-    const auto chosen = [&](CombineChoice& choice) { return choose(row, patience_ns, start, choice); };
-    const Summed summed = summer.sum(row.position, stage, chosen, [&](int step) { store(share, step, to); });
+    std::byte* to = reach.row_to(row.source, row.index, row.token);
+    const auto chosen = [&](CombineChoice& choice) { return choose(reach, row, patience_ns, start, choice); };
+    const Summed summed =
+        summer.sum(row.position, stage, chosen, [&](int step) { store(share, step, to, reach.epoch); });
     warp::sync();  // the stage has been read
-    if (far && !by_rails && summed != Summed::not_told) {
-      hand_to_poster(row, summed == Summed::yes ? epoch : no_row_flag(epoch));
-    }
-    return summed != Summed::not_told;
+    if (summed == Summed::not_told) return false;
+    reach.hand_over(row.source, row.index, warp, summed == Summed::yes);
+    return true;
   }
 
-  /// Where the row of a far owner goes by rails: to the rank of this node that adds up what the node has to say.
-  DEEP_EP_DEVICE std::byte* at_relay(const CombineRow& row) const {
-    const LowLatencyParams& common = params.common;
-    const Rails rails(common);
-    return combine_row_at_relay(params, epoch, row.source, common.rank, row.token,
-                                common.heaps[rails.relay_of(row.source)]);
-  }
-
-  /// This warp's share of a row for a rank that is reached by RDMA is in the staging memory, or there is no such row.
-  DEEP_EP_DEVICE void hand_to_poster(const CombineRow& row, std::uint64_t flag) const {
-    const LowLatencyParams& common = params.common;
-    if (lane_index() != 0) return;
-    Peer{common.local}.signal(common.rdma.staging.combine_ready_at(epoch, row.source, row.index, warp), flag);
-  }
-
-  /// What a step has brought to an end, to the owner.
-  DEEP_EP_DEVICE void store(const WarpShare<kLogfmt>& share, int step, std::byte* to) const {
+  /// Sends the owner what a step has completed.
+  DEEP_EP_DEVICE void store(const WarpShare<kLogfmt>& share, int step, std::byte* to, std::uint64_t epoch) const {
     if constexpr (kLogfmt) {
       constexpr int kSteps = WarpShare<true>::kSteps;
       if (step % kSteps != kSteps - 1) return;
       const PassStage of_pass{wire, stage + static_cast<std::size_t>(step / kSteps) * CombineWire::kStageBytes,
                               share.pass(step)};
       of_pass.encode();
-      store_pass(of_pass, to);
+      store_pass(of_pass, to, epoch);
     } else {
       const LineLane lane;
       const auto line = static_cast<std::uint32_t>(share.unit(step) * kWarpLines + lane.line);
       const std::byte* from = stage + static_cast<std::size_t>(step) * kWarpLines * kTaggedPayload;
-      const LinePart part = staged_part(from, static_cast<std::uint32_t>(lane.line), epoch);
+      const LinePart part = tagged_part(from, static_cast<std::uint32_t>(lane.line), epoch);
       store_line(to + lane.byte_at(line), part, line < wire.lines());
     }
   }
 
-  DEEP_EP_DEVICE void store_pass(const PassStage& of_pass, std::byte* to) const {
+  DEEP_EP_DEVICE void store_pass(const PassStage& of_pass, std::byte* to, std::uint64_t epoch) const {
     const LineLane lane;
 #pragma unroll 1
     for (int chunk = of_pass.first_chunk(); chunk < of_pass.end_chunk(); ++chunk) {
@@ -227,7 +188,7 @@ struct CombinePusher {
       for (std::uint32_t first = 0; first < lines; first += kWarpLines) {
         const std::uint32_t line = first + static_cast<std::uint32_t>(lane.line);
         const bool wanted = line < lines;
-        const LinePart part = wanted ? staged_part(of_pass.chunk(chunk), line, epoch) : LinePart{};
+        const LinePart part = wanted ? tagged_part(of_pass.chunk(chunk), line, epoch) : LinePart{};
         store_line(begin + lane.byte_at(line), part, wanted);
       }
     }

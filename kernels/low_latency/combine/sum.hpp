@@ -1,14 +1,19 @@
 // The weighted sum of rows of x, by one warp for its share of the channels.
 //
-// A thread has as many loads under way at once as registers allow, whether they are many vectors of one row or few of
-// many. The first of them are on their way before the owner's word has come that these rows are wanted at all; it
-// nearly always wants what was dispatched.
+// A thread has as many loads in flight as registers allow, whether they are many vectors of one row or few of many. The
+// first ones start before the owner has announced that it wants these rows: nearly always it wants what it dispatched.
 #pragma once
 
-#include "kernels/low_latency/combine/choose.hpp"
 #include "kernels/low_latency/combine/wire.hpp"
 
 namespace deep_ep::device::low_latency {
+
+/// What is added up for the owner, in the order of the lanes.
+struct CombineChoice {
+  std::int32_t position;  ///< in each lane a row of x, negative for none
+  float weight;
+  bool as_dispatched;  ///< exactly the rows that the dispatch brought
+};
 
 DEEP_EP_DEVICE void add_weighted(float (&sum)[8], const Vec16& vector, float weight) {
 #pragma unroll

@@ -110,13 +110,6 @@ struct WarpShare<true> {
   }
 };
 
-/// The lane's part of line `line` of those that begin at `from`, where they lie without tags.
-DEEP_EP_DEVICE LinePart staged_part(const std::byte* from, std::uint32_t line, std::uint64_t tag) {
-  const LineLane lane;
-  const auto* words = reinterpret_cast<const std::uint64_t*>(from + lane.payload_at(line));
-  return {{words[0], lane.has_tag() ? tag : words[1]}};
-}
-
 /// Set in the word of a range whose chunk is encoded (magnitudes have 15 bits).
 inline constexpr std::uint32_t kEncoded = 0x80000000u;
 

@@ -6,9 +6,9 @@
 #include "kernels/primitives/numeric.hpp"
 #include "kernels/primitives/warp.hpp"
 
-namespace deep_ep::device {
+namespace deep_ep::device::low_latency {
 
-/// The row of one token, a thread a vector of eight channels at a time; the whole block takes part.
+/// The row of one token. The whole block takes part; each thread handles eight channels (a vector) at a time.
 struct RowWriter {
   const LowLatencyDispatchParams& params;
   LowLatencyRow row;
@@ -22,9 +22,9 @@ struct RowWriter {
 
   DEEP_EP_DEVICE Vec16 load(int vector) const { return vector < vectors() ? load_stream(x + vector) : Vec16{}; }
 
-  /// `first` is load(thread_index()): it can be under way early.
+  /// `first` is what load(thread_index()) returned: so that load can start early.
   DEEP_EP_DEVICE void write(Vec16 first) const {
-    // Whole warps go round, as lanes compare their channels.
+    // Whole warps stay in the loop: lanes compare their channels.
 #pragma unroll 1
     for (int base = thread_index() - lane_index(); base < vectors(); base += block_threads()) {
       const int vector = base + lane_index();
@@ -42,7 +42,7 @@ struct RowWriter {
 
  private:
   DEEP_EP_DEVICE void write_fp8(int vector, const Vec16& value) const {
-    // Magnitudes of bf16 order as their bits do.
+    // Magnitudes of bfloat16 numbers have the same order as their bits.
     std::uint32_t amax = 0;
     for (int i = 0; i < 4; ++i) {
       const std::uint32_t low = value.word[i] & 0x7fffu;
@@ -72,4 +72,4 @@ struct RowWriter {
   }
 };
 
-}  // namespace deep_ep::device
+}  // namespace deep_ep::device::low_latency

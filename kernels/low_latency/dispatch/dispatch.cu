@@ -1,57 +1,71 @@
 // Low-latency dispatch: every token goes once to each rank that has an expert of it, and from there to the experts.
 //
-// One launch. Block 0 is the clerk: it tells how many rows go where. The other blocks send a token each (or take
+// One launch. Block 0 is the clerk: it tells how many rows go where. The other blocks send one token each (or take
 // turns); then all blocks receive. Nothing waits for all blocks or all ranks.
 //
-// What a token's way takes, one after the other; whatever is not listed happens meanwhile:
+// What a token's way takes, one step after the other; whatever is not listed happens meanwhile:
 //   1. Load the row and the selections of the tokens before (both at once).         HBM or L2, once
 //   2. Count, cast, write the stage.                                                three block syncs
 //   3. Lines to the peers, seen by the receiver's polls.                            NVLink one way (+ the wire)
 //   4. Store the row to the experts.                                                HBM
-// By rails (rails.hpp) a row for another node goes by its NIC to one rank there, which hands it on before it receives.
-// Counts take steps 1 and 2 without the cast, then one way by cells; they are there before the first row.
+// By rails (rdma/reach.hpp) a row for another node goes by its NIC to one rank there, which hands it on before it
+// receives. Counts take steps 1 and 2 without the cast, then one way by cells; they are there before the first row.
 #include "kernels/kernel_list.hpp"
 #include "kernels/low_latency/dispatch/post.hpp"
 #include "kernels/low_latency/dispatch/receive.hpp"
+#include "kernels/low_latency/dispatch/relay.hpp"
 #include "kernels/primitives/launch.hpp"
 
-namespace deep_ep::device {
+namespace deep_ep::device::low_latency {
+
+constexpr LowLatencyKind kDispatch = LowLatencyKind::dispatch;
 
 /// By every block: what it must know before anything else. The block syncs after it.
-DEEP_EP_DEVICE void prepare(const LowLatencyDispatchParams& params, const LowLatencyDispatchShared& layout,
-                            std::byte* memory) {
+DEEP_EP_DEVICE void prepare(const LowLatencyDispatchParams& params, const DispatchShared& shared,
+                            const LowLatencyCounters& counters) {
   const LowLatencyParams& common = params.common;
   if (thread_index() == 0) {
-    const Epochs before = read_epochs(common, kDispatch);
-    LowLatencyDispatchShared::Words& words = layout.words(memory);
-    words.sent = before.sent;
-    words.received = before.received;
-    note_masks(common, words.masks);
+    shared.words->epochs = counters.epochs();
+    note_masks(common, shared.words->masks);
   }
   if (common.mask != nullptr) block::sync();
+  const CallReach<kDispatch, false, false> reach(common, 0);
 #pragma unroll 1
   for (int rank = thread_index(); rank < common.num_ranks; rank += block_threads()) {
-    layout.heaps(memory)[rank] = common.heaps[rank];
-    layout.left_out(memory)[rank] = masked(common, rank) ? 1 : 0;
-    if (sends(params.phase)) {
-      layout.acknowledged(memory)[rank] =
-          load_before_overwriting<Scope::system>(acknowledged_word(common, kDispatch, rank));
+    shared.heaps[rank] = common.heaps[rank];
+    shared.left_out[rank] = masked(common, rank) ? 1 : 0;
+    if (sends(params.phase)) shared.acknowledged[rank] = reach.load_acknowledged(rank);
+  }
+}
+
+/// By every warp: all rows, where it is `part` of the `group`-th of `groups` groups. By rails first those of its own
+/// node; then, when this rank has handed on what it has to, those that others hand on to it.
+template <bool kRdma>
+DEEP_EP_DEVICE void receive_rows(const DispatchReceiver<kRdma>& receiver, int group, int groups, int part) {
+  const DispatchReach<kRdma> reach = receiver.reach();
+#pragma unroll 1
+  for (int turn = 0; turn < reach.turns(); ++turn) {
+    if constexpr (kRdma) {
+      if (turn == 1) {
+        DispatchRelay{receiver.params, receiver.shared, receiver.row, reach}.relay_rows(group, groups, part);
+      }
     }
+    receiver.receive_rows_of(reach.first_of_turn(turn), reach.sources_of_turn(turn), group, groups, part);
   }
 }
 
 /// See masks.hpp: what this block is to receive again, alone.
 template <bool kRdma>
-DEEP_EP_DEVICE ReceiverRole agree_on_masks(const LowLatencyReceiver<kRdma>& receiver) {
+DEEP_EP_DEVICE ReceiverRole agree_on_masks(const DispatchReceiver<kRdma>& receiver) {
   const LowLatencyParams& common = receiver.params.common;
-  MaskWords& words = receiver.layout.words(receiver.memory).masks;
-  finish_with_masks(common, counters_of(common, kDispatch), words);
+  MaskWords& words = receiver.shared.words->masks;
+  finish_with_masks(common, kDispatch, words);
   const bool again = words.last != 0 && words.again != 0;
   const ReceiverRole role{.writes = again, .adds = words.last != 0 && receiver.params.recv_stats != nullptr};
   if (!role.writes && !role.adds) return role;
 #pragma unroll 1
   for (int rank = thread_index(); rank < common.num_ranks; rank += block_threads()) {
-    receiver.layout.left_out(receiver.memory)[rank] = masked(common, rank) ? 1 : 0;
+    receiver.shared.left_out[rank] = masked(common, rank) ? 1 : 0;
   }
   block::sync();
   return role;
@@ -59,34 +73,35 @@ DEEP_EP_DEVICE ReceiverRole agree_on_masks(const LowLatencyReceiver<kRdma>& rece
 
 /// By NVLink alone, or to some ranks by RDMA: kernels of their own, so that their instructions are not everybody's.
 template <bool kRdma>
-DEEP_EP_DEVICE void low_latency_dispatch_body(const LowLatencyDispatchParams& params, std::byte* memory) {
+DEEP_EP_DEVICE void dispatch_body(const LowLatencyDispatchParams& params, std::byte* memory) {
   const LowLatencyParams& common = params.common;
-  const LowLatencyRow row{params.hidden, params.num_topk, is_fp8(params.format), params.weights,
-                          kRdma && common.rdma.rail_width != 0};
+  const Reach<kRdma> ranks{common};
+  const LowLatencyRow row{params.hidden, params.num_topk, is_fp8(params.format), params.weights, ranks.by_rails()};
   const bool sending = sends(params.phase);
   const int num_experts = params.num_local_experts * common.num_ranks;
-  const LowLatencyDispatchShared layout{common.num_ranks, num_experts, sending ? row.stage_bytes() : 0};
-  const Routing routing{params, layout.rows(memory), layout.entries(memory)};
+  const DispatchShared shared(Carver(memory), common.num_ranks, num_experts, sending ? row.stage_bytes() : 0, 0);
   const bool is_clerk = block_index() == 0;
   const int senders = common.working_blocks > 1 ? common.working_blocks - 1 : 1;
-  LowLatencySender<kRdma> sender{params, layout, memory, row, routing, params.num_tokens, {}, -1, -1};
+  DispatchSender<kRdma> sender{params, shared, row, {params, shared.rows, shared.entries}, params.num_tokens,
+                               {},     -1,     -1};
   if constexpr (kRdma) {
-    if (is_poster(common)) return post_dispatch(sender);
+    if (ranks.posts()) return post_dispatch(sender);
   }
 
   // 1. Loads under way, and which call this is.
+  LowLatencyCounters& counters = common.state->counters[static_cast<int>(kDispatch)];
   const int first = common.working_blocks > 1 ? block_index() - 1 : 0;
   if (sending && is_clerk) sender.load_counts();
   if (sending && !is_clerk) sender.load(first, 0);
   if (sending) sender.clear_counts();
-  prepare(params, layout, memory);
+  prepare(params, shared, counters);
   block::sync();
-  const LowLatencyDispatchShared::Words& words = layout.words(memory);
+  const DispatchShared::Words& words = *shared.words;
   if (is_clerk) {
 #pragma unroll 1
     for (int peer = thread_index(); peer < common.num_ranks; peer += block_threads()) {
-      const bool left_out = load_relaxed<Scope::block>(&layout.left_out(memory)[peer]) != 0;
-      if (!left_out && !is_far<kRdma>(common, peer)) acknowledge(common, kDispatch, peer, words.received);
+      const bool left_out = load_relaxed<Scope::block>(&shared.left_out[peer]) != 0;
+      if (!left_out) sender.reach().acknowledge(peer, words.epochs.receive - 1);
     }
   }
 
@@ -102,13 +117,12 @@ DEEP_EP_DEVICE void low_latency_dispatch_body(const LowLatencyDispatchParams& pa
   }
   if (sending && first >= 0) sender.send_tokens(senders);
   const auto arrive = [&] {
-    if (thread_index() != block_threads() - 1) return;
-    arrive_at_epoch(common, kDispatch, {words.sent, words.received}, params.phase);
+    if (thread_index() == block_threads() - 1) counters.arrive(words.epochs, params.phase);
   };
   if (!receives(params.phase)) return arrive();
 
   // 3. Receive.
-  const LowLatencyReceiver<kRdma> receiver{params, layout, memory, row};
+  const DispatchReceiver<kRdma> receiver{params, shared, row};
   ReceiverRole role{.writes = is_clerk, .adds = is_clerk && common.mask == nullptr, .measures = is_clerk};
   const Divisor& parts = params.warps_per_row;
   int group = warp_index() / parts * common.working_blocks + block_index();
@@ -117,7 +131,7 @@ DEEP_EP_DEVICE void low_latency_dispatch_body(const LowLatencyDispatchParams& pa
   for (bool again = false;; again = true) {
     receiver.learn_counts(role);
     if (!again) arrive();
-    if (words.failed == 0 && (!again || role.writes)) receiver.receive_rows(group, groups, warp_index() % parts);
+    if (words.failed == 0 && (!again || role.writes)) receive_rows(receiver, group, groups, warp_index() % parts);
     if (common.mask == nullptr || again) return;
     role = agree_on_masks(receiver);
     if (!role.writes && !role.adds) return;
@@ -126,7 +140,7 @@ DEEP_EP_DEVICE void low_latency_dispatch_body(const LowLatencyDispatchParams& pa
   }
 }
 
-}  // namespace deep_ep::device
+}  // namespace deep_ep::device::low_latency
 
-DEEP_EP_DEFINE_KERNEL(dispatch_low_latency, deep_ep::device::low_latency_dispatch_body<false>)
-DEEP_EP_DEFINE_KERNEL(dispatch_low_latency_rdma, deep_ep::device::low_latency_dispatch_body<true>)
+DEEP_EP_DEFINE_KERNEL(dispatch_low_latency, deep_ep::device::low_latency::dispatch_body<false>)
+DEEP_EP_DEFINE_KERNEL(dispatch_low_latency_rdma, deep_ep::device::low_latency::dispatch_body<true>)

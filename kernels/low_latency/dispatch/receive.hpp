@@ -1,13 +1,16 @@
-// The receive part of the low-latency dispatch: rows come into [source][slot] of the window, and go from there to the
-// experts that they are for. A few warps share a row, by lines; each polls its own, and has them in registers when they
-// are there.
+// The receive part of the low-latency dispatch: rows arrive in the window at [source][slot], and are copied from there
+// to their experts. A few warps share the lines of a row. Each polls its own, and so has them in registers as soon as
+// they have arrived.
 #pragma once
 
-#include "kernels/low_latency/dispatch/relay.hpp"
+#include "kernels/common/line_poller.hpp"
+#include "kernels/low_latency/dispatch/header.hpp"
+#include "kernels/low_latency/dispatch/shared.hpp"
+#include "kernels/low_latency/transport/reach.hpp"
 
-namespace deep_ep::device {
+namespace deep_ep::device::low_latency {
 
-/// What one block does beside receiving rows.
+/// What one block does besides receiving rows.
 struct ReceiverRole {
   bool writes = false;    ///< counts and ranges, for the caller and combine
   bool adds = false;      ///< to the caller's statistics
@@ -15,35 +18,32 @@ struct ReceiverRole {
 };
 
 template <bool kRdma>
-struct LowLatencyReceiver {
+struct DispatchReceiver {
   const LowLatencyDispatchParams& params;
-  const LowLatencyDispatchShared& layout;
-  std::byte* memory;
+  const DispatchShared& shared;
   LowLatencyRow row;
 
-  static constexpr int kBatch = 4;  ///< parts of a row that a lane holds: an FP8 row of 7168 channels in four warps
+  static constexpr int kBatch = 4;  ///< line parts that a lane holds: four warps hold an FP8 row of 7168 channels
 
-  DEEP_EP_DEVICE std::uint64_t epoch() const { return layout.words(memory).received + 1; }
+  DEEP_EP_DEVICE std::uint64_t epoch() const { return shared.words->epochs.receive; }
+  DEEP_EP_DEVICE DispatchReach<kRdma> reach() const { return {params.common, epoch(), shared.heaps, row.bytes()}; }
   DEEP_EP_DEVICE int capacity() const { return params.common.num_ranks * params.max_tokens; }
   DEEP_EP_DEVICE std::uint32_t& entries(int source, int local) const {
-    return layout.entries(memory)[source * params.num_local_experts + local];
+    return shared.entries[source * params.num_local_experts + local];
   }
-  DEEP_EP_DEVICE bool left_out(int source) const {
-    return load_relaxed<Scope::block>(&layout.left_out(memory)[source]) != 0;
-  }
+  DEEP_EP_DEVICE bool left_out(int source) const { return load_relaxed<Scope::block>(&shared.left_out[source]) != 0; }
 
   // ---- Counts ----
 
-  /// Waits for one cell of `source`'s counts, and puts it into shared memory.
+  /// Waits for one cell of `source`'s counts and puts it into shared memory.
   DEEP_EP_DEVICE void learn(int source, int cell, const ReceiverRole& role) const {
     const LowLatencyParams& common = params.common;
     if (left_out(source)) return;
-    const auto* cells = reinterpret_cast<const Cell*>(common.local + common.window.counts_at(epoch(), source));
     std::uint64_t payload = 0;
     const bool costs = role.measures && cell == 0 && params.wait_cost != nullptr;
     const std::int64_t begin = costs ? clock_cycles() : 0;
-    if (!await_count(source, cells + cell, payload)) {
-      store_relaxed<Scope::block>(&layout.left_out(memory)[source], 1);
+    if (!reach().await_count(source, cell, payload)) {
+      store_relaxed<Scope::block>(&shared.left_out[source], 1);
       return;
     }
     if (costs) params.wait_cost[source] += clock_cycles() - begin;
@@ -54,25 +54,15 @@ struct LowLatencyReceiver {
       return;
     }
     const CountHead head = CountHead::unpack(payload);
-    layout.rows(memory)[source] = head.rows;
-    if (kRdma) layout.relayed(memory)[source] = head.relayed;
+    shared.rows[source] = head.rows;
+    if (kRdma) shared.relayed[source] = head.relayed;
     if (head.call_shape != params.call_shape) {
       report_fault(common.wait, FaultKind::mismatch, Wanted::low_latency_dispatch_counts, source, 0, params.call_shape,
                    head.call_shape);
     }
   }
 
-  DEEP_EP_DEVICE bool await_count(int source, const Cell* cell, std::uint64_t& payload) const {
-    const LowLatencyParams& common = params.common;
-    constexpr Wanted kWanted = Wanted::low_latency_dispatch_counts;
-    if (!is_far<kRdma>(common, source)) return wait_for_cell(common, cell, epoch(), source, kWanted, payload);
-    const std::uint64_t* progress = progress_word(common, kDispatch, epoch(), source);
-    const bool there = wait_for_signal(common, progress, progress_value(epoch(), 0), source, kWanted);
-    if (there) payload = load_cell(cell).payload;
-    return there;
-  }
-
-  /// From rows of each source to where they begin, for one of our experts.
+  /// For one of our experts: turns the number of rows of each source into where they begin.
   DEEP_EP_DEVICE void add_up(int local, const ReceiverRole& role) const {
     const int num_ranks = params.common.num_ranks;
     const auto most = static_cast<std::uint32_t>(capacity());
@@ -100,9 +90,9 @@ struct LowLatencyReceiver {
     }
   }
 
-  /// The rows of one source.
+  /// Writes down how many rows one source has.
   DEEP_EP_DEVICE void settle(int source, const ReceiverRole& role) const {
-    std::uint32_t& rows = layout.rows(memory)[source];
+    std::uint32_t& rows = shared.rows[source];
     if (left_out(source)) rows = 0;
     if (!role.writes) return;
     *table().rows(source) = static_cast<std::int32_t>(rows);
@@ -119,7 +109,7 @@ struct LowLatencyReceiver {
 #pragma unroll 1
     for (int i = thread_index(); i < cells * num_ranks; i += block_threads()) learn(i / cells, i % cells, role);
     block::sync();
-    if (thread_index() == 0) layout.words(memory).failed = aborted(params.common.wait) ? 1 : 0;
+    if (thread_index() == 0) shared.words->failed = aborted(params.common.wait) ? 1 : 0;
 #pragma unroll 1
     for (int local = thread_index(); local < params.num_local_experts; local += block_threads()) add_up(local, role);
 #pragma unroll 1
@@ -133,31 +123,13 @@ struct LowLatencyReceiver {
     return {params.row_table, params.common.num_ranks, params.max_tokens, params.num_topk};
   }
 
-  /// All rows, where this warp is `part` of the `group`-th of `groups` groups. By rails first those of the own node,
-  /// which come soonest; then, when this rank has handed on what it has to, those that others hand on to it.
-  DEEP_EP_DEVICE void receive_rows(int group, int groups, int part) const {
-    const LowLatencyParams& common = params.common;
-    const Rails rails(common);
-    const bool by_rails = kRdma && rails.used();
-    int first = by_rails ? rails.own_node() * rails.width : 0;
-    Divisor sources = by_rails ? Divisor(rails.width) : common.num_ranks;
-#pragma unroll 1
-    for (int turn = 0; turn < (by_rails ? 2 : 1); ++turn) {
-      if (turn == 1) {
-        if constexpr (kRdma) DispatchRelay{params, layout, memory, row, epoch()}.relay_rows(group, groups, part);
-        first += rails.width;
-        sources = Divisor(common.num_ranks - rails.width);
-      }
-      receive_rows_of(first, sources, group, groups, part);
-    }
-  }
-
-  /// Those of `sources` sources, from `first` on and round, in turn, as their rows come side by side.
+  /// The rows of `sources` sources from `first` on (behind the last rank comes the first). The sources take turns, as
+  /// their rows arrive at the same time.
   DEEP_EP_DEVICE void receive_rows_of(int first, const Divisor& sources, int group, int groups, int part) const {
     std::uint32_t most = 0;
 #pragma unroll 1
     for (int i = 0; i < sources; ++i) {
-      const std::uint32_t rows = layout.rows(memory)[wrapped(first + i)];
+      const std::uint32_t rows = shared.rows[wrapped(first + i)];
       most = rows > most ? rows : most;
     }
     const int all = static_cast<int>(most) * sources;
@@ -165,115 +137,85 @@ struct LowLatencyReceiver {
     for (int i = group; i < all; i += groups) {
       const int source = wrapped(first + i % sources);
       const int slot = i / sources;
-      if (static_cast<std::uint32_t>(slot) < layout.rows(memory)[source]) receive_row(source, slot, part);
+      if (static_cast<std::uint32_t>(slot) < shared.rows[source]) receive_row(source, slot, part);
     }
   }
   DEEP_EP_DEVICE int wrapped(int source) const {
     return source < params.common.num_ranks ? source : source - params.common.num_ranks;
   }
 
-  /// Lines of a row in one warp's registers, as they are polled: the first of the row, which every warp needs, and a
-  /// share of those with payload.
-  struct Lines {
-    const std::byte* row;  ///< in the window
-    std::uint64_t tag;
+  /// Lines of a row in one warp's registers: its share of those with payload, and as the last piece the row's first
+  /// lines, which every warp needs.
+  struct Lines : LinePoller<kBatch + 1> {
+    static constexpr int kHead = kBatch;
+    const std::byte* row;       ///< in the window
     std::uint32_t lines;        ///< of the row
     std::uint32_t first, step;  ///< this lane's of the payload: first, first + step ..., kBatch of them
-    LinePart head, held[kBatch];
-    std::uint32_t there = 0;  ///< a bit for each of `held`, and kHead
-    bool waiting = false;     ///< something was not there when it was looked for
 
-    static constexpr std::uint32_t kHead = 1u << kBatch;
-    static constexpr std::uint32_t kAll = 2 * kHead - 1;
-
-    DEEP_EP_DEVICE std::uint32_t line(int i) const { return first + static_cast<std::uint32_t>(i) * step; }
-    DEEP_EP_DEVICE bool is_line(int i) const { return line(i) < lines; }
-
-    /// Loads what is not there yet. True, for the whole warp, when all is. Who has to wait polls one line only, and
-    /// looks at the others when that has come: polls of all warps together would slow down what they wait for.
-    DEEP_EP_DEVICE bool poll() {
-      const LineLane lane;
-      const auto of_head = static_cast<std::uint32_t>(lane.line);
-      std::uint32_t missing = kAll & ~there;
-      std::uint32_t polled = waiting ? missing & (~missing + 1) : missing;
-      waiting = true;
-#pragma unroll 1
-      for (;;) {
-        if ((polled & kHead) != 0) head = load_line(row + lane.byte_at(of_head), of_head < lines);
-#pragma unroll
-        for (int i = 0; i < kBatch; ++i) {
-          if ((polled >> i & 1u) != 0) held[i] = load_line(row + lane.byte_at(line(i)), is_line(i));
-        }
-        if ((polled & kHead) != 0 && all_tagged(head, tag, of_head < lines)) there |= kHead;
-#pragma unroll
-        for (int i = 0; i < kBatch; ++i) {
-          if ((polled >> i & 1u) != 0 && all_tagged(held[i], tag, is_line(i))) there |= 1u << i;
-        }
-        missing = kAll & ~there;
-        if (missing == 0) return true;
-        if ((polled & missing) != 0) return false;
-        polled = missing;
-      }
+    DEEP_EP_DEVICE std::uint32_t line(int i) const {
+      return i == kHead ? static_cast<std::uint32_t>(LineLane().line) : first + static_cast<std::uint32_t>(i) * step;
     }
+    DEEP_EP_DEVICE bool is_line(int i) const { return line(i) < lines; }
+    DEEP_EP_DEVICE const LinePart& head() const { return this->part[kHead]; }
     DEEP_EP_DEVICE void next_batch() {
       first += step * kBatch;
-      there = kHead;
-      waiting = false;
+      this->missing = (1u << kHead) - 1;
     }
   };
 
-  /// Waits until `lines` are there. False: they will not come.
+  /// Waits for those that are missing. False: they will not come.
   DEEP_EP_DEVICE bool await(int source, Lines& lines) const {
-    return wait_for_peer<Waiting::whole_warp>(params.common, source, Wanted::low_latency_dispatch_rows, epoch(),
-                                              [&](std::uint64_t&) { return lines.poll(); });
+    const Awaited awaited{source, Wanted::low_latency_dispatch_rows, epoch()};
+    const LineLane lane;
+    return wait_until<WholeWarp>(reach().policy(), awaited, [&](const Poll& look) {
+      return lines.poll(
+          Lines::kAll, look.thorough, epoch(), [&](int i) { return lines.row + lane.byte_at(lines.line(i)); },
+          [&](int i) { return lines.is_line(i); });
+    });
   }
 
-  /// The row's scales to `places`. The scales of a block of recv_x lie column by column; those of
-  /// UE8M0 are the bytes of words.
-  DEEP_EP_DEVICE void store_scales(int source, Lines& lines, std::uint32_t selection, std::int32_t position,
+  /// Stores the row's scales at `places`.
+  DEEP_EP_DEVICE void store_scales(int source, const Lines& lines, std::uint32_t selection, std::int32_t position,
                                    std::uint32_t places) const {
     if (places == 0) return;
     const LineLane lane;
-    const bool packed = params.format == LowLatencyFormat::fp8_ue8m0;
-    const auto block_rows = static_cast<std::uint32_t>(params.rank_major ? params.max_tokens : capacity());
-    const std::uint32_t columns = packed ? row.num_scales() / 4 : row.num_scales();
-    LinePart part = lines.head;
+    const BlockScales scales = params.scale_layout();
+    LinePart part = lines.head();
 #pragma unroll 1
     for (std::uint32_t line = static_cast<std::uint32_t>(lane.line);;) {
 #pragma unroll 1
       for (std::uint32_t left = places; left != 0; left &= left - 1) {
-        const auto to = static_cast<std::uint32_t>(warp::shuffle(position, lowest_bit(left)));
+        const int to = warp::shuffle(position, lowest_bit(left));
         const int local = local_expert(warp::shuffle(selection, lowest_bit(left)));
-        const auto block = static_cast<std::uint32_t>(params.rank_major ? source : local);
-        const std::int64_t first_word = std::int64_t{block} * columns * block_rows + (to - block * block_rows);
+        const int block = params.rank_major ? source : local;
+        const std::int64_t first = scales.first(block, to - block * scales.rows);
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           const std::uint32_t at = lane.payload_at(line) + 4 * static_cast<std::uint32_t>(i);
           if (at < row.scales_at() || at >= row.scales_end() || (lane.has_tag() && i >= 2)) continue;
           const std::uint32_t scale = (at - row.scales_at()) / 4;
           const auto bits = static_cast<std::uint32_t>(part.word[i / 2] >> (32 * (i % 2)));
-          if (packed) {  // the exponent of a power of two
-            const std::int64_t word = first_word + std::int64_t{scale / 4} * block_rows;
+          const std::int64_t word = first + scales.behind(scale);
+          if (scales.packed) {  // the exponent of a power of two
             params.recv_scales[word * 4 + scale % 4] = static_cast<std::byte>(bits >> 23);
           } else {
-            const std::int64_t word = first_word + std::int64_t{scale} * block_rows;
             reinterpret_cast<std::uint32_t*>(params.recv_scales)[word] = bits;
           }
         }
       }
-      // Rare: more than fit into the first lines.
+      // Rare: there are more than fit into the first lines.
       if (warp::all(lane.payload_at(line + kWarpLines) >= row.scales_end())) return;
       line += kWarpLines;
-      const bool there = wait_for_peer<Waiting::whole_warp>(
-          params.common, source, Wanted::low_latency_dispatch_rows, epoch(), [&](std::uint64_t&) {
-            part = load_line(lines.row + lane.byte_at(line), line < lines.lines);
-            return all_tagged(part, epoch(), line < lines.lines);
-          });
+      const Awaited awaited{source, Wanted::low_latency_dispatch_rows, epoch()};
+      const bool there = wait_until<WholeWarp>(reach().policy(), awaited, [&](const Poll&) {
+        part = load_line(lines.row + lane.byte_at(line), line < lines.lines);
+        return all_tagged(part, epoch(), line < lines.lines);
+      });
       if (!there) return;
     }
   }
 
-  /// The payload in the lines to each place.
+  /// Stores the payload of the lines at each of the places.
   DEEP_EP_DEVICE void store_payload(const Lines& lines, std::int32_t position, std::uint32_t places) const {
     const LineLane lane;
 #pragma unroll 1
@@ -287,29 +229,22 @@ struct LowLatencyReceiver {
         for (int word = 0; word < 2; ++word) {
           const std::uint32_t word_at = at + 8 * static_cast<std::uint32_t>(word);
           if (word_at < row.payload_at() || word_at >= row.data_bytes() || (word == 1 && lane.has_tag())) continue;
-          store_stream(reinterpret_cast<std::uint64_t*>(begin + word_at), lines.held[i].word[word]);
+          store_stream(reinterpret_cast<std::uint64_t*>(begin + word_at), lines.part[i].word[word]);
         }
       }
     }
   }
 
-  /// One warp's part of a row.
+  /// Receives one warp's part of a row.
   DEEP_EP_DEVICE void receive_row(int source, int slot, int part) const {
-    const LowLatencyParams& common = params.common;
-
     // 1. The lines.
-    if (kRdma && is_far(common, source) && common.rdma.rail_width == 0 &&
-        !await_far_row(common, epoch(), source, slot)) {
-      return;
-    }
+    if (!reach().await_row(source, slot)) return;
     const int first = static_cast<int>(row.payload_at() / kTaggedPayload) + part * kWarpLines + LineLane().line;
-    Lines lines{common.local + common.window.row_at(kDispatch, epoch(), source, slot, row.bytes()),
-                epoch(),
+    Lines lines{{},
+                reach().row_from(source, slot),
                 row.lines(),
                 static_cast<std::uint32_t>(first),
-                static_cast<std::uint32_t>(params.warps_per_row * kWarpLines),
-                {},
-                {}};
+                static_cast<std::uint32_t>(params.warps_per_row * kWarpLines)};
     const int lane = lane_index();
     std::uint32_t selection = 0, places = 0;
     std::int32_t position = -1;
@@ -319,21 +254,21 @@ struct LowLatencyReceiver {
 
       // 2. Where the row goes.
       if (first_batch) {
-        selection = header_word(lines.head, row.selection_word(lane < params.num_topk ? lane : 0));
+        selection = header_word(lines.head(), row.selection_word(lane < params.num_topk ? lane : 0));
         if (lane < params.num_topk) position = place(source, slot, selection);
         places = warp::ballot(position >= 0);
         if (params.rank_major) places &= ~places + 1;  // once, whatever the number of experts
       }
 
-      // 3. To each place; and on to the next lines, if it has more.
+      // 3. Store it at each place. Then the next lines, if there are more.
       store_payload(lines, position, places);
       lines.next_batch();
       if (warp::all(!lines.is_line(0))) break;
     }
 
-    // 4. What is not payload: every warp its share of the places' scales, the last one the words.
+    // 4. The rest: every warp stores the scales at its share of the places, the last one also stores the words.
     if (row.fp8) store_scales(source, lines, selection, position, share_of(places, part));
-    if (part == params.warps_per_row - 1) note_row(lines.head, source, slot, selection, position);
+    if (part == params.warps_per_row - 1) note_row(lines.head(), source, slot, selection, position);
   }
 
   /// Of the bits of `places`, those that fall to `part`.
@@ -342,7 +277,7 @@ struct LowLatencyReceiver {
     return places & warp::ballot(before % params.warps_per_row == part);
   }
 
-  /// Where it is one of ours.
+  /// The number of the expert among those of this rank, if it is one of them.
   DEEP_EP_DEVICE int local_expert(std::uint32_t selection) const {
     return static_cast<int>(selection & 0xffffu) - params.common.rank * params.num_local_experts;
   }
@@ -356,7 +291,7 @@ struct LowLatencyReceiver {
     return index < static_cast<std::uint32_t>(capacity()) ? local * capacity() + static_cast<std::int32_t>(index) : -1;
   }
 
-  /// What the caller and combine get to know of the row.
+  /// What the caller and combine need to know of the row.
   DEEP_EP_DEVICE void note_row(const LinePart& head, int source, int slot, std::uint32_t selection,
                                std::int32_t position) const {
     const int lane = lane_index();
@@ -381,4 +316,4 @@ struct LowLatencyReceiver {
   }
 };
 
-}  // namespace deep_ep::device
+}  // namespace deep_ep::device::low_latency

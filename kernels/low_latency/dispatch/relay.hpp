@@ -1,63 +1,60 @@
-// By rails: rows that ranks of other nodes have sent to this one for its whole node, on to the ranks that have experts
-// of them, this one included. They have their tags, and say at which slot of each rank they belong: a receiver polls
-// them like those of its own node.
+// By rails: hands on the rows that ranks of other nodes have sent to this rank for its whole node, to each rank that
+// has an expert of theirs, this one included. The rows already carry their tags, and say which slot of each rank is
+// theirs: receivers poll them like rows of their own node.
 #pragma once
 
-#include "kernels/low_latency/dispatch/row.hpp"
-#include "kernels/low_latency/transport/rails.hpp"
+#include "kernels/low_latency/dispatch/header.hpp"
+#include "kernels/low_latency/dispatch/shared.hpp"
+#include "kernels/low_latency/transport/reach.hpp"
 
-namespace deep_ep::device {
+namespace deep_ep::device::low_latency {
 
 struct DispatchRelay {
   const LowLatencyDispatchParams& params;
-  const LowLatencyDispatchShared& layout;
-  std::byte* memory;
+  const DispatchShared& shared;
   LowLatencyRow row;
-  std::uint64_t epoch;
+  DispatchReach<true> reach;
 
   static constexpr int kBatch = 4;  ///< lines that a lane loads at once
 
-  /// All rows, where this warp is `part` of the `group`-th of `groups` groups. The nodes in turn, as their rows come
-  /// side by side.
+  /// All rows, where this warp is `part` of the `group`-th of `groups` groups. The nodes take turns, as their rows
+  /// arrive at the same time.
   DEEP_EP_DEVICE void relay_rows(int group, int groups, int part) const {
-    const Rails rails(params.common);
+    const int nodes = reach.num_nodes();
     std::uint32_t most = 0;
 #pragma unroll 1
-    for (int node = 0; node < rails.num_nodes; ++node) {
-      const std::uint32_t rows = rows_from(rails, node);
+    for (int node = 0; node < nodes; ++node) {
+      const std::uint32_t rows = rows_from(node);
       most = rows > most ? rows : most;
     }
-    const int all = static_cast<int>(most) * rails.num_nodes;
+    const int all = static_cast<int>(most) * nodes;
 #pragma unroll 1
     for (int i = group; i < all; i += groups) {
-      const int node = i % rails.num_nodes;
-      const int slot = i / rails.num_nodes;
-      if (static_cast<std::uint32_t>(slot) < rows_from(rails, node)) relay_row(rails, node, slot, part);
+      const int node = i % nodes;
+      const int slot = i / nodes;
+      if (static_cast<std::uint32_t>(slot) < rows_from(node)) relay_row(node, slot, part);
     }
   }
 
  private:
-  DEEP_EP_DEVICE std::uint32_t rows_from(const Rails& rails, int node) const {
-    return node == rails.own_node() ? 0 : layout.relayed(memory)[rails.rail_in(node)];
+  DEEP_EP_DEVICE std::uint32_t rows_from(int node) const {
+    return node == reach.own_node() ? 0 : shared.relayed[reach.rail_in(node)];
   }
 
-  /// One warp's part of a row.
-  DEEP_EP_DEVICE void relay_row(const Rails& rails, int node, int slot, int part) const {
-    const LowLatencyParams& common = params.common;
-    const int source = rails.rail_in(node);
-    if (!await_far_row(common, epoch, source, slot)) return;
+  /// Hands on one warp's part of a row.
+  DEEP_EP_DEVICE void relay_row(int node, int slot, int part) const {
+    const std::byte* from = reach.await_relayed(node, slot);
+    if (from == nullptr) return;
 
     // 1. Where does it go?
     const LineLane lane;
-    const std::byte* from =
-        common.local + common.rdma.staging.relayed_row_at(kDispatch, epoch, node, slot, row.bytes());
     const auto of_head = static_cast<std::uint32_t>(lane.line);
     const LinePart head = load_line(from + lane.byte_at(of_head), of_head < row.lines());
     std::byte* to = nullptr;
-    if (!find_destination(rails, source, head, to)) return;
+    if (!find_destination(reach.rail_in(node), head, to)) return;
     const std::uint32_t destinations = warp::ballot(to != nullptr);
 
-    // 2. There.
+    // 2. Store it there.
     const auto step = static_cast<std::uint32_t>(params.warps_per_row * kWarpLines);
 #pragma unroll 1
     for (std::uint32_t first = static_cast<std::uint32_t>(part * kWarpLines); first < row.lines();
@@ -84,10 +81,9 @@ struct DispatchRelay {
     return first + static_cast<std::uint32_t>(LineLane().line) + static_cast<std::uint32_t>(i) * step;
   }
 
-  /// In one lane for each rank that gets the row: where it lies in that rank's window, once there is room. False, for
-  /// the whole warp: the call is over.
-  DEEP_EP_DEVICE bool find_destination(const Rails& rails, int source, const LinePart& head, std::byte*& to) const {
-    const LowLatencyParams& common = params.common;
+  /// Sets `to` in one lane for each rank that gets the row: its place in that rank's window, once there is room. False,
+  /// for the whole warp: the call is over.
+  DEEP_EP_DEVICE bool find_destination(int source, const LinePart& head, std::byte*& to) const {
     const int lane = lane_index();
     const int k = lane < params.num_topk ? lane : 0;
     const std::uint32_t expert = header_word(head, row.selection_word(k)) & 0xffffu;
@@ -95,22 +91,18 @@ struct DispatchRelay {
     int rank = -1;
     if (lane < params.num_topk && expert != LowLatencyRow::kNoExpert) {
       const int owner = static_cast<int>(expert) / params.num_local_experts;
-      if (rails.node_of(owner) == rails.own_node()) rank = owner;
+      if (reach.node_of(owner) == reach.own_node()) rank = owner;
     }
     const bool leads = lowest_bit(warp::match_any(static_cast<std::uint32_t>(rank))) == lane && rank >= 0;
     bool room = true;
     if (leads) {
-      // Nearly always it had come before the block began.
-      room = epoch <= 2 || layout.acknowledged(memory)[rank] >= epoch - 2 ||
-             wait_for_signal(common, acknowledged_word(common, kDispatch, rank), epoch - 2, rank,
-                             Wanted::low_latency_dispatch_credit);
+      // Nearly always there was room before the block began.
+      room = reach.has_room(shared.acknowledged[rank]) || reach.await_room(rank);
       const int at = slot < static_cast<std::uint32_t>(params.max_tokens) ? static_cast<int>(slot) : 0;
-      to = common.heaps[rank] + common.window.row_at(kDispatch, epoch, source, at, row.bytes());
+      to = reach.relayed_to(rank, source, at);
     }
-    const bool all = warp::all(room);
-    warp::sync();
-    return all;
+    return warp::agree(room);
   }
 };
 
-}  // namespace deep_ep::device
+}  // namespace deep_ep::device::low_latency

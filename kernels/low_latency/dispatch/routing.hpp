@@ -1,14 +1,13 @@
-// Where a token's row goes: its slot at each destination, and its place among the rows of each expert. Both are counts
-// over the tokens before it, which every block makes for itself: a few hundred selections are read faster than blocks
-// could tell each other.
+// Where a token's row goes: its slot at each destination, and its place among the rows of each expert. Both follow from
+// counts over the tokens before it. Every block counts for itself: reading a few hundred selections takes less time
+// than exchanging results between blocks.
 #pragma once
 
-#include "kernels/low_latency/dispatch/shared.hpp"
+#include "kernels/low_latency/params.hpp"
 #include "kernels/primitives/bits.hpp"
-#include "kernels/primitives/memory.hpp"
 #include "kernels/primitives/warp.hpp"
 
-namespace deep_ep::device {
+namespace deep_ep::device::low_latency {
 
 struct Routing {
   const LowLatencyDispatchParams& params;
@@ -17,17 +16,14 @@ struct Routing {
 
   DEEP_EP_DEVICE int num_experts() const { return params.num_local_experts * params.common.num_ranks; }
 
-  /// As the caller gave it.
-  DEEP_EP_DEVICE std::int64_t selection(std::int64_t at) const {
-    return params.topk_idx_is_64_bit ? load_stream(static_cast<const std::int64_t*>(params.topk_idx) + at)
-                                     : load_stream(static_cast<const std::int32_t*>(params.topk_idx) + at);
+  /// Selection `k` of a token, as the caller gave it.
+  DEEP_EP_DEVICE std::int64_t selection(int token, int k) const {
+    return params.topk_idx.load(std::int64_t{token} * params.num_topk + k);
   }
   /// An expert, or -1 for none.
-  DEEP_EP_DEVICE int expert_of(std::int64_t selection) const {
-    return selection >= 0 && selection < num_experts() ? static_cast<int>(selection) : -1;
-  }
+  DEEP_EP_DEVICE int expert_of(std::int64_t selection) const { return deep_ep::expert_of(selection, num_experts()); }
 
-  // A warp counts whole tokens, a lane a selection.
+  // A warp counts whole tokens, each lane one selection.
 
   DEEP_EP_DEVICE int tokens_of_warp() const { return kWarpSize / params.num_topk; }
   /// The token that this lane would count, if the block's first token is `begin`; its selections are consecutive lanes.
@@ -39,7 +35,7 @@ struct Routing {
   /// can be under way early.
   DEEP_EP_DEVICE std::int64_t load(int begin, int end) const {
     const int token = token_of_lane(begin);
-    return token < end ? selection(std::int64_t{token} * params.num_topk + lane_index() % params.num_topk) : -1;
+    return token < end ? selection(token, lane_index() % params.num_topk) : -1;
   }
 
   /// Is the lane's selection, which falls to `part` (a rank, a node; negative: none), the first of its token that does?
@@ -66,16 +62,28 @@ struct Routing {
     }
   }
 
-  /// Counts the tokens that go to each node of `width` ranks, in the same manner.
-  DEEP_EP_DEVICE void count_nodes(int width, std::uint32_t* nodes) const {
+  /// Counts the tokens that go to each group of `width` ranks, in the same manner.
+  DEEP_EP_DEVICE void count_groups(int width, std::uint32_t* groups) const {
     const int step = tokens_of_warp() * block_warps();
 #pragma unroll 1
     for (int begin = 0; begin < params.num_tokens; begin += step) {
       const int expert = expert_of(load(begin, params.num_tokens));
-      const int node = expert < 0 ? -1 : expert / (width * params.num_local_experts);
-      if (is_first(node)) add_relaxed<Scope::block>(nodes + node, 1);
+      const int group = expert < 0 ? -1 : expert / (width * params.num_local_experts);
+      if (is_first(group)) add_relaxed<Scope::block>(groups + group, 1);
     }
+  }
+
+  /// Has `token` an expert on one of these ranks?
+  DEEP_EP_DEVICE bool goes_to(int token, const RankRange& ranks) const {
+    const std::int64_t first = std::int64_t{ranks.first} * params.num_local_experts;
+    const std::int64_t end = first + std::int64_t{ranks.count} * params.num_local_experts;
+    bool goes = false;
+    for (int k = 0; k < params.num_topk; ++k) {
+      const std::int64_t expert = selection(token, k);
+      goes = goes || (expert >= first && expert < end);
+    }
+    return goes;
   }
 };
 
-}  // namespace deep_ep::device
+}  // namespace deep_ep::device::low_latency

@@ -5,16 +5,11 @@
 #include "kernels/low_latency/dispatch/cast.hpp"
 #include "kernels/low_latency/dispatch/routing.hpp"
 #include "kernels/low_latency/dispatch/shared.hpp"
-#include "kernels/low_latency/transport/head.hpp"
-#include "kernels/low_latency/transport/poster.hpp"
-#include "kernels/low_latency/transport/wait.hpp"
-#include "kernels/primitives/block.hpp"
+#include "kernels/low_latency/transport/reach.hpp"
 
-namespace deep_ep::device {
+namespace deep_ep::device::low_latency {
 
-constexpr LowLatencyKind kDispatch = LowLatencyKind::dispatch;
-
-/// What the first cell of the counts says: rows, rows to hand on (by rails), and that the ranks mean the same call.
+/// The first cell of the counts: rows, rows to hand on (by rails), and a check that the ranks mean the same call.
 struct CountHead {
   std::uint32_t rows, relayed;  ///< at most kMostLowLatencyTokens
   std::uint32_t call_shape;
@@ -29,37 +24,34 @@ struct CountHead {
 };
 
 template <bool kRdma>
-struct LowLatencySender {
+struct DispatchSender {
   const LowLatencyDispatchParams& params;
-  const LowLatencyDispatchShared& layout;
-  std::byte* memory;
+  const DispatchShared& shared;
   LowLatencyRow row;
   Routing routing;
 
-  // Under way early: see load.
+  // Loaded early, see load().
   int token;
   Vec16 vector;
   std::int64_t own;    ///< of the deciding warp: the lane's selection of the token
   std::int64_t other;  ///< of the first tokens to count
 
-  DEEP_EP_DEVICE std::uint64_t epoch() const { return layout.words(memory).sent + 1; }
-  DEEP_EP_DEVICE Peer peer(int rank) const { return {layout.heaps(memory)[rank]}; }
+  DEEP_EP_DEVICE std::uint64_t epoch() const { return shared.words->epochs.send; }
+  DEEP_EP_DEVICE DispatchReach<kRdma> reach() const { return {params.common, epoch(), shared.heaps, row.bytes()}; }
 
   /// Starts all loads that the next token needs, of `counted` tokens that are counted already.
   DEEP_EP_DEVICE void load(int next, int counted) {
     token = next;
     if (token >= params.num_tokens) return;
     vector = writer(nullptr).load(thread_index());
-    own = decides() && lane_index() < params.num_topk
-              ? routing.selection(std::int64_t{token} * params.num_topk + lane_index())
-              : -1;
+    own = decides() && lane_index() < params.num_topk ? routing.selection(token, lane_index()) : -1;
     other = routing.load(counted, token);
   }
 
   /// The same for the clerk, who counts all tokens.
   DEEP_EP_DEVICE void load_counts() { other = routing.load(0, params.num_tokens); }
 
-  /// The last warp decides where rows go: it seldom has channels of the row to write.
+  /// The last warp decides where rows go: it seldom has any channels of the row to write.
   DEEP_EP_DEVICE static bool decides() { return warp_index() == block_warps() - 1; }
 
   DEEP_EP_DEVICE RowWriter writer(std::byte* stage) const {
@@ -74,26 +66,18 @@ struct LowLatencySender {
     for (int i = thread_index(); i < words; i += block_threads()) routing.rows[i] = 0;  // entries follow rows
   }
 
-  /// Waits until the peers have received the call before the last, whose places this one takes. Leaves out who does
-  /// not come. The block syncs after it.
-  DEEP_EP_DEVICE void await_credit() const {
-    const LowLatencyParams& common = params.common;
-    if (epoch() <= 2) return;
+  /// Waits until there is room at the near peers, and leaves out those that do not make any. The block syncs after it.
+  DEEP_EP_DEVICE void await_room() const {
 #pragma unroll 1
-    for (int rank = thread_index(); rank < common.num_ranks; rank += block_threads()) {
-      if (is_far<kRdma>(common, rank)) continue;  // its poster waits
-      // Nearly always it had come before the block began.
-      if (layout.left_out(memory)[rank] != 0 || layout.acknowledged(memory)[rank] >= epoch() - 2) continue;
-      if (!wait_for_signal(common, acknowledged_word(common, kDispatch, rank), epoch() - 2, rank,
-                           Wanted::low_latency_dispatch_credit)) {
-        store_relaxed<Scope::block>(&layout.left_out(memory)[rank], 1);
-      }
+    for (int rank = thread_index(); rank < params.common.num_ranks; rank += block_threads()) {
+      // Nearly always there was room before the block began.
+      if (shared.left_out[rank] != 0 || reach().has_room(shared.acknowledged[rank])) continue;
+      if (!reach().await_room(rank)) store_relaxed<Scope::block>(&shared.left_out[rank], 1);
     }
   }
 
   /// The deciding warp finds where the token's row goes, and writes its header into the stage.
   DEEP_EP_DEVICE void decide(std::byte* stage) const {
-    const LowLatencyParams& common = params.common;
     const int lane = lane_index();
     const int expert = routing.expert_of(own);
     const int rank = expert < 0 ? -1 : expert / params.num_local_experts;
@@ -102,23 +86,16 @@ struct LowLatencySender {
     const std::uint32_t unlike = 0x80000000u | static_cast<std::uint32_t>(lane);
     const std::uint32_t same_expert = warp::match_any(expert < 0 ? unlike : static_cast<std::uint32_t>(expert));
     const std::uint32_t same_rank = warp::match_any(expert < 0 ? unlike : static_cast<std::uint32_t>(rank));
-    const bool leads = expert >= 0 && lowest_bit(same_rank) == lane && layout.left_out(memory)[rank] == 0;
-    const bool far = leads && is_far<kRdma>(common, rank);
-    const std::uint32_t leaders = warp::ballot(leads && !far);
-    if (leads && !far) {
-      const int slot = static_cast<int>(routing.rows[rank]);
-      layout.destinations(memory)[count_bits(leaders & below)] =
-          layout.heaps(memory)[rank] + common.window.row_at(kDispatch, epoch(), common.rank, slot, row.bytes());
-    }
+    const bool leads = expert >= 0 && lowest_bit(same_rank) == lane && shared.left_out[rank] == 0;
+    std::byte* to = leads ? reach().row_to(rank, static_cast<int>(routing.rows[rank])) : nullptr;
+    const std::uint32_t stored = warp::ballot(to != nullptr);
+    if (to != nullptr) shared.destinations[count_bits(stored & below)] = to;
+    const bool staged = kRdma && warp::any(leads && to == nullptr);
     auto* header = reinterpret_cast<std::uint32_t*>(stage);
-    const bool staged = kRdma && warp::any(far);
     if (lane == 0) {
-      layout.words(memory).destinations = count_bits(leaders) + (staged ? 1 : 0);
-      layout.words(memory).staged = staged ? 1 : 0;
-      if (staged) {
-        layout.destinations(memory)[count_bits(leaders)] =
-            common.local + common.rdma.staging.dispatch_row_at(epoch(), token, row.bytes());
-      }
+      shared.words->destinations = count_bits(stored) + (staged ? 1 : 0);
+      shared.words->staged = staged ? 1 : 0;
+      if (staged) shared.destinations[count_bits(stored)] = reach().staged_row(token);
       header[LowLatencyRow::kToken] = static_cast<std::uint32_t>(token);
     }
 
@@ -137,50 +114,44 @@ struct LowLatencySender {
   /// Stores the stage to each destination. A warp takes a few lines of the row and stores them everywhere, so that all
   /// links are busy from the beginning.
   DEEP_EP_DEVICE void store(const std::byte* stage) const {
-    const int destinations = layout.words(memory).destinations;
+    const int destinations = shared.words->destinations;
     const LineLane lane;
 #pragma unroll 1
     for (std::uint32_t first = static_cast<std::uint32_t>(warp_index()) * kWarpLines; first < row.lines();
          first += static_cast<std::uint32_t>(block_warps()) * kWarpLines) {
       const std::uint32_t line = first + static_cast<std::uint32_t>(lane.line);
       const bool wanted = line < row.lines();
-      LinePart part{};
-      if (wanted) {
-        const auto* words = reinterpret_cast<const std::uint64_t*>(stage + lane.payload_at(line));
-        part = {{words[0], lane.has_tag() ? epoch() : words[1]}};
-      }
+      const LinePart part = wanted ? tagged_part(stage, line, epoch()) : LinePart{};
 #pragma unroll 1
       for (int i = 0; i < destinations; ++i) {
-        store_line(layout.destinations(memory)[i] + lane.byte_at(line), part, wanted);
+        store_line(shared.destinations[i] + lane.byte_at(line), part, wanted);
       }
     }
   }
 
-  /// The row is in the staging memory, for those ranks that are reached by RDMA.
-  DEEP_EP_DEVICE void hand_to_posters() const {
+  /// The row is in the staging memory, if it is for far ranks.
+  DEEP_EP_DEVICE void hand_over() const {
     block::sync();
-    if (thread_index() != 0 || layout.words(memory).staged == 0) return;
-    Peer{params.common.local}.signal(params.common.rdma.staging.dispatch_ready_at(epoch(), token), epoch());
+    if (thread_index() == 0 && shared.words->staged != 0) reach().hand_over(token);
   }
 
-  /// All tokens of this block, the first of which is loaded. Counts are zero.
+  /// Sends all tokens of this block, the first of which is loaded. The counts are zero.
   DEEP_EP_DEVICE void send_tokens(int step) {
-    std::byte* stage = layout.stage(memory);
     int counted = 0;
 #pragma unroll 1
     for (bool first = true; token < params.num_tokens; first = false) {
-      // 1. What the tokens before it chose.
+      // 1. Count what the tokens before it select.
       routing.count(counted, token, other);
       counted = token;
-      if (first) await_credit();
-      block::sync();  // the last token's row has left the stage, too
-      // 2. The row as it travels.
-      if (decides()) decide(stage);
-      writer(stage).write(vector);
+      if (first) await_room();
+      block::sync();  // the counts are complete, and the previous token's row has left the stage
+      // 2. Make the row as it travels.
+      if (decides()) decide(shared.stage);
+      writer(shared.stage).write(vector);
       block::sync();
-      // 3. Off it goes.
-      store(stage);
-      if (kRdma) hand_to_posters();
+      // 3. Send it.
+      store(shared.stage);
+      if (kRdma) hand_over();
       load(token + step, counted);
     }
   }
@@ -197,20 +168,18 @@ struct LowLatencySender {
     return payload;
   }
 
-  /// The clerk tells every rank how many rows and entries it gets. Counts are zero, the first selections loaded.
+  /// The clerk tells every rank how many rows and entries it gets. The counts are zero and the first selections loaded.
   DEEP_EP_DEVICE void send_counts() const {
-    const LowLatencyParams& common = params.common;
     routing.count(0, params.num_tokens, other);
-    await_credit();
+    await_room();
     block::sync();
     const Divisor& cells = params.count_cells;
 #pragma unroll 1
-    for (int i = thread_index(); i < cells * common.num_ranks; i += block_threads()) {
+    for (int i = thread_index(); i < cells * params.common.num_ranks; i += block_threads()) {
       const int rank = i / cells;
       const int cell = i % cells;
-      if (layout.left_out(memory)[rank] != 0 || is_far<kRdma>(common, rank)) continue;
-      peer(rank).put_cell(common.window.counts_at(epoch(), common.rank) + static_cast<std::size_t>(cell) * sizeof(Cell),
-                          count_payload(rank, cell), epoch());
+      Cell* counts = shared.left_out[rank] != 0 ? nullptr : reach().counts_to(rank);
+      if (counts != nullptr) store_cell(counts + cell, count_payload(rank, cell), epoch());
     }
     if (params.report_unknown_experts) report_unknown_experts();
   }
@@ -219,7 +188,7 @@ struct LowLatencySender {
     const std::int64_t all = std::int64_t{params.num_tokens} * params.num_topk;
 #pragma unroll 1
     for (std::int64_t i = thread_index(); i < all; i += block_threads()) {
-      const std::int64_t expert = routing.selection(i);
+      const std::int64_t expert = params.topk_idx.load(i);
       if (expert < routing.num_experts()) continue;
       note_fault(params.common.wait, FaultKind::unknown_expert, Wanted::nothing, params.common.rank,
                  static_cast<int>(i) / params.num_topk, static_cast<std::uint64_t>(expert),
@@ -228,4 +197,4 @@ struct LowLatencySender {
   }
 };
 
-}  // namespace deep_ep::device
+}  // namespace deep_ep::device::low_latency

@@ -2,67 +2,52 @@
 #pragma once
 
 #include "kernels/low_latency/transport/masks.hpp"
+#include "kernels/rdma/poster.hpp"
 
 namespace deep_ep {
 
-struct LowLatencyDispatchShared {
-  int num_ranks;
-  int num_experts;
-  std::uint32_t stage_bytes;  ///< 0: nothing is sent
-
+struct DispatchShared {
   struct Words {
-    std::uint64_t sent, received;  ///< see Epochs
-    device::MaskWords masks;
-    std::int32_t destinations;  ///< of the token under way
-    std::int32_t staged;        ///< one of them is the staging memory, for ranks that are reached by RDMA
+    LowLatencyEpochs epochs;
+    device::low_latency::MaskWords masks;
+    std::int32_t destinations;  ///< of the current token
+    std::int32_t staged;        ///< one of them is the staging memory, for far ranks
     std::int32_t failed;        ///< a wait was called off: the call is over
   };
 
-  DEEP_EP_HOST_DEVICE Words& words(std::byte* memory) const { return *reinterpret_cast<Words*>(memory); }
-  /// Where the token under way goes: its row in the window of each rank that gets it.
-  DEEP_EP_HOST_DEVICE std::byte** destinations(std::byte* memory) const {
-    return reinterpret_cast<std::byte**>(memory + sizeof(Words));
-  }
-  /// Every rank's heap.
-  DEEP_EP_HOST_DEVICE std::byte** heaps(std::byte* memory) const {
-    return destinations(memory) + LowLatencyWindow::kMostTopk;
-  }
-  /// Sending: what each rank had acknowledged when the block began.
-  DEEP_EP_HOST_DEVICE std::uint64_t* acknowledged(std::byte* memory) const {
-    return reinterpret_cast<std::uint64_t*>(heaps(memory) + num_ranks);
-  }
-  /// Not 0: nothing goes to this rank, nothing is expected of it.
-  DEEP_EP_HOST_DEVICE std::int32_t* left_out(std::byte* memory) const {
-    return reinterpret_cast<std::int32_t*>(acknowledged(memory) + num_ranks);
-  }
-  /// Sending: tokens counted so far that go to each rank. Receiving: rows of each source.
-  DEEP_EP_HOST_DEVICE std::uint32_t* rows(std::byte* memory) const {
-    return reinterpret_cast<std::uint32_t*>(left_out(memory) + num_ranks);
-  }
-  /// Sending: entries counted so far that name each expert. Receiving, [rank][local expert]: rows that each source has
-  /// for each of our experts, then where they begin.
-  DEEP_EP_HOST_DEVICE std::uint32_t* entries(std::byte* memory) const { return rows(memory) + num_ranks; }
-  /// By rails, receiving: rows of each source that this rank hands on.
-  DEEP_EP_HOST_DEVICE std::uint32_t* relayed(std::byte* memory) const { return entries(memory) + num_experts; }
-  /// By rails, in blocks that post: tokens counted so far that go to each node.
-  DEEP_EP_HOST_DEVICE std::uint32_t* to_nodes(std::byte* memory) const { return relayed(memory); }
+  Words* words;
+  std::byte** destinations;     ///< [kMaxTopk]: where the current token's row goes, in the window of each rank
+  std::byte** heaps;            ///< [ranks]
+  std::uint64_t* acknowledged;  ///< [ranks], sending: what each rank had acknowledged when the block began
+  std::int32_t* left_out;       ///< [ranks]: not 0: nothing is sent to this rank, nothing expected from it
+  /// [ranks]. Sending: tokens counted so far that go to each rank. Receiving: rows of each source.
+  std::uint32_t* rows;
+  /// [experts], behind `rows`. Sending: entries counted so far that name each expert. Receiving, [rank][local expert]:
+  /// rows that each source has for each of our experts, then where they begin.
+  std::uint32_t* entries;
+  /// [ranks], by rails. Receiving: rows of each source that this rank hands on. In blocks that post: tokens counted so
+  /// far that go to each node.
+  std::uint32_t* relayed;
+  std::byte* stage;                    ///< the row to send, without tags
+  device::rdma::PosterWords* posters;  ///< in blocks that post, instead of the stage: of each warp
+  std::size_t bytes;
 
-  /// In blocks that post, instead of a row.
-  DEEP_EP_HOST_DEVICE std::byte* poster_words(std::byte* memory) const { return memory + stage_at(); }
-  DEEP_EP_HOST_DEVICE std::size_t poster_bytes(int warps) const {
-    return stage_at() + static_cast<std::size_t>(warps) * sizeof(LowLatencyPosterWords);
-  }
-
-  /// The row to send, without tags.
-  DEEP_EP_HOST_DEVICE std::byte* stage(std::byte* memory) const { return memory + stage_at(); }
-  DEEP_EP_HOST_DEVICE std::size_t bytes() const { return stage_at() + stage_bytes; }
-
- private:
-  DEEP_EP_HOST_DEVICE std::size_t stage_at() const {
-    const std::size_t end = sizeof(Words) + LowLatencyWindow::kMostTopk * sizeof(std::byte*) +
-                            static_cast<std::size_t>(num_ranks) * (sizeof(void*) + 8 + 4 + 4 + 4) +
-                            static_cast<std::size_t>(num_experts) * 4;
-    return align_to_line(end);
+  /// `stage_bytes`: 0 where nothing is sent. `poster_warps`: 0 where nothing is posted.
+  DEEP_EP_HOST_DEVICE DispatchShared(Carver carver, int num_ranks, int num_experts, std::size_t stage_bytes,
+                                     int poster_warps) {
+    const auto ranks = static_cast<std::size_t>(num_ranks);
+    words = carver.take<Words>();
+    destinations = carver.take<std::byte*>(kMaxTopk);
+    heaps = carver.take<std::byte*>(ranks);
+    acknowledged = carver.take<std::uint64_t>(ranks);
+    left_out = carver.take<std::int32_t>(ranks);
+    rows = carver.take<std::uint32_t>(ranks);
+    entries = carver.take<std::uint32_t>(static_cast<std::size_t>(num_experts));
+    relayed = carver.take<std::uint32_t>(ranks);
+    Carver instead = carver;
+    stage = carver.take<std::byte>(stage_bytes, kLine);
+    posters = instead.take<device::rdma::PosterWords>(static_cast<std::size_t>(poster_warps), kLine);
+    bytes = carver.bytes() > instead.bytes() ? carver.bytes() : instead.bytes();
   }
 };
 

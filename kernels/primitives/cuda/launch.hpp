@@ -7,11 +7,12 @@
 
 namespace deep_ep::cuda {
 
-/// Every kernel's first instruction: waits until the kernel before it in the stream has ended and its writes are to be
-/// seen. On 4 x H200 a low-latency combine behind a dispatch takes two microseconds less than launched after all that.
+/// Every kernel's first instruction: waits until the kernel before it in the stream has ended and its writes are
+/// visible. On 4 x H200 this makes a low-latency combine after a dispatch two microseconds faster than an ordinary
+/// launch.
 __device__ __forceinline__ void begin_kernel() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
-/// How much dynamic shared memory a kernel was allowed so far, by device ordinal.
+/// How much dynamic shared memory a kernel has been allowed so far, by device ordinal.
 struct SharedMemoryLimit {
   static constexpr int kDevices = 64;
   std::atomic<std::size_t> bytes[kDevices] = {};
@@ -42,7 +43,7 @@ void launch(void (*kernel)(typename Kernel::Params), const typename Kernel::Para
       allowed.store(shape.shared_bytes, std::memory_order_relaxed);
     }
   }
-  // Programmatic dependent launch: the blocks come to their SMs while the kernel before ends, see begin_kernel.
+  // Programmatic dependent launch: the blocks get to their SMs while the kernel before is ending, see begin_kernel.
   cudaLaunchAttribute early{};
   early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   early.val.programmaticStreamSerializationAllowed = 1;

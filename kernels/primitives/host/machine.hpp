@@ -1,5 +1,5 @@
 // What the host versions of the primitives ask of the machine that runs them. The machine itself (fibers, workers,
-// delayed copies) is csrc/executor/host; here is only its face, so that kernels need not know it.
+// delayed copies) is csrc/executor/host; this is only its interface, so that kernels need not know it.
 #pragma once
 
 #include <atomic>
@@ -36,7 +36,7 @@ class Machine {
 
   /// Lets others run. `spins` counts the polls of this wait so far; 0 says that something was achieved before.
   virtual void pause(int spins) = 0;
-  /// A point where a seeded schedule may switch although nothing asks for it.
+  /// A point where a seeded schedule may switch although nothing requires it.
   virtual void interleave() = 0;
 
   /// Returns when all lanes of the warp came. Orders memory among them.
@@ -77,15 +77,15 @@ struct ThreadState {
   const void* last_relaxed_load = nullptr;
 };
 
-/// The running thread of a kernel; null in ordinary code. Fibers stay on one worker, so an ordinary thread_local does.
-/// Default visibility: kernels in a test program and the machine in a shared library mean the same variable.
+/// The running thread of a kernel; null in ordinary code. Fibers stay on one worker, so an ordinary thread_local is
+/// enough. Default visibility: kernels in a test program and the machine in a shared library mean the same variable.
 [[gnu::visibility("default")]] inline constinit thread_local ThreadState* current_thread = nullptr;
 
 inline void interleave() {
   if (current_thread != nullptr && current_thread->perturbed) current_thread->machine->interleave();
 }
 
-/// A kernel launch waiting in a stream: entry(params, shared memory) runs once a thread.
+/// A kernel launch waiting in a stream: entry(params, shared memory) runs once per thread.
 struct KernelLaunch {
   const char* name = "";
   LaunchShape shape;

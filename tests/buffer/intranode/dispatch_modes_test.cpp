@@ -57,7 +57,7 @@ TEST_P(DispatchModesTest, CombineAfterAnOverflowLeavesLostRowsOut) {
 
     const std::vector<std::uint16_t> ones(kRows * kHidden, kOne);
     const TensorView pushed = rank.upload(ones, DType::bfloat16, {kRows, kHidden});
-    const Tensor pulled = buffer.allocate_tensor(DType::bfloat16, {kRows, kHidden}, rank.call());
+    const Tensor pulled = buffer.allocate_tensor(DType::bfloat16, {kRows, kHidden}, rank.call().stream);
     rank.executor()->copy(pulled.data(), pushed.data, pushed.bytes(), rank.call().stream);
     for (const TensorView& x : {pushed, pulled.view()}) {
       CombineArguments arguments;
@@ -91,13 +91,12 @@ TEST_P(DispatchModesTest, CachedCallsMayChangeTypeAndWidth) {
       const DispatchResult original = buffer.dispatch(inputs.dispatch, rank.call());
       for (const Case& one : cases) {
         const Inputs again = upload_inputs(rank, one);
-        DispatchArguments cached;
+        CachedDispatchArguments cached;
         cached.x = again.dispatch.x;
         cached.x_scales = again.dispatch.x_scales;
         cached.handle = &original.handle;
-        const DispatchResult result = buffer.dispatch(cached, rank.call());
+        const DispatchResult result = with_handle(buffer.cached_dispatch(cached, rank.call()), original.handle);
         check_dispatch(rank, one, result, {.cached = true, .num_worst_tokens = worst});
-        // The handle that a cached call returns is as good as the first.
         Returned returned = upload_returned(rank, buffer, one, result.handle, true);
         check_combine(rank, one, buffer.combine(returned.combine, rank.call()));
       }

@@ -42,7 +42,7 @@ TEST_P(LowLatencyCombineCallsTest, HooksLateAndInAnyOrder) {
     std::vector<LowLatencyCombineArguments> arguments;
     for (const auto& one : cases) handles.push_back(dispatch_low_latency(rank, buffer, one));
     for (std::size_t i = 0; i < cases.size(); ++i) arguments.push_back(upload_combine(rank, cases[i], handles[i]));
-    const auto send = [&](std::size_t i) { return buffer.low_latency_combine(arguments[i], with_hook(rank)); };
+    const auto send = [&](std::size_t i) { return buffer.low_latency_combine(with_hook(arguments[i]), rank.call()); };
     const auto check = [&](std::size_t i, const LowLatencyCombineResult& result) {
       check_low_latency_combine(rank, cases[i], expected[i], result.combined_x.view());
     };
@@ -91,8 +91,8 @@ TEST_P(LowLatencyCombineCallsTest, BesideDispatchesInFlight) {
     LowLatencyDispatchResult before = buffer.low_latency_dispatch(dispatch, rank.call());
     const LowLatencyCombineArguments combine = upload_combine(rank, one, before.handle);
     for (int round = 0; round < 8; ++round) {
-      const LowLatencyDispatchResult next = buffer.low_latency_dispatch(dispatch, with_hook(rank));
-      const LowLatencyCombineResult result = buffer.low_latency_combine(combine, with_hook(rank));
+      const LowLatencyDispatchResult next = buffer.low_latency_dispatch(with_hook(dispatch), rank.call());
+      const LowLatencyCombineResult result = buffer.low_latency_combine(with_hook(combine), rank.call());
       if (round % 2 == rank.rank()) {
         result.hook();
         next.hook();
@@ -148,7 +148,7 @@ TEST_P(LowLatencyCombineCallsTest, StatisticsTellWhoWasLate) {
 
 BufferOptions masking_options(int ranks, double timeout_s) {
   BufferOptions options = low_latency_options(ranks, 7, 256);
-  options.low_latency_masking = true;
+  options.low_latency.masking = true;
   options.timeout_s = timeout_s;
   return options;
 }
@@ -175,7 +175,7 @@ TEST_P(LowLatencyCombineCallsTest, MaskedByHand) {
       const LowLatencyHandle handle = dispatch_low_latency(rank, buffer, one);
       const LowLatencyCombineArguments arguments = upload_combine(rank, one, handle);
       if (rank.rank() != 1) {
-        buffer.low_latency_update_mask(1, true, rank.call());
+        buffer.low_latency_update_mask(1, true, rank.call().stream);
         for (int i = 0; i < 3; ++i) {
           const auto result = buffer.low_latency_combine(arguments, rank.call());
           check_low_latency_combine(rank, one, rest, result.combined_x.view());
@@ -201,12 +201,12 @@ TEST_P(LowLatencyCombineCallsTest, ARankThatDoesNotComeIsMasked) {
       const LowLatencyCombineArguments arguments = upload_combine(rank, one, handle);
       check_low_latency_combine(rank, one, all, buffer.low_latency_combine(arguments, rank.call()).combined_x.view());
       for (int i = 0; i < 3 && rank.rank() != 2; ++i) {
-        const CallOptions options = hooks ? with_hook(rank) : rank.call();
-        const LowLatencyCombineResult a = buffer.low_latency_combine(arguments, options);
-        const LowLatencyCombineResult b = buffer.low_latency_combine(arguments, options);
+        const LowLatencyCombineArguments how = hooks ? with_hook(arguments) : arguments;
+        const LowLatencyCombineResult a = buffer.low_latency_combine(how, rank.call());
+        const LowLatencyCombineResult b = buffer.low_latency_combine(how, rank.call());
         if (hooks) b.hook();
         const TensorView status = rank.upload(std::vector<std::int32_t>(4, -7), DType::int32, {4});
-        buffer.low_latency_query_mask(status, rank.call());
+        buffer.low_latency_query_mask(status, rank.call().stream);
         require_same({0, 0, 1, 0}, rank.download<std::int32_t>(status), "only the lost rank is masked");
         check_low_latency_combine(rank, one, rest, a.combined_x.view());
         check_low_latency_combine(rank, one, rest, b.combined_x.view());
@@ -277,42 +277,28 @@ TEST_P(LowLatencyCombineCallsTest, Arguments) {
     using A = LowLatencyCombineArguments;
     using H = LowLatencyHandle;
     const CallOptions call = rank.call();
-    CallOptions both = with_hook(rank);
+    CallOptions both = call;
     both.async_finish = true;
-    refused(
-        {"async_finish", "return_recv_hook"}, [](A&, H&) {}, both);
-    refused(
-        {"handle"}, [](A& a, H&) { a.handle = nullptr; }, call);
-    refused(
-        {"handle", "low_latency_dispatch"}, [](A&, H& h) { h = {}; }, call);
-    refused(
-        {"handle.num_experts", "2 ranks"}, [](A&, H& h) { h.num_experts = 3; }, call);
-    refused(
-        {"handle.row_table"}, [](A&, H& h) { h.num_topk = 2; }, call);
-    refused(
-        {"x", "bfloat16"}, [](A& a, H&) { a.x.dtype = DType::float16; }, call);
-    refused(
-        {"x", "[3, 14, any]"}, [](A& a, H&) { a.x.shape[1] = 13; }, call);
-    refused(
-        {"hidden", "128"}, [](A& a, H&) { a.x.shape[2] = a.x.strides[1] = 64, a.x.strides[0] = 14 * 64; }, call);
-    refused(
-        {"topk_idx", "int64"}, [](A& a, H&) { a.topk_idx.dtype = DType::float32; }, call);
-    refused(
-        {"number of tokens", "7"}, [](A& a, H&) { a.topk_idx.shape[0] = 8; }, call);
-    refused(
-        {"topk_weights", "float32"}, [](A& a, H&) { a.topk_weights.dtype = DType::bfloat16; }, call);
-    refused(
-        {"out", "bfloat16"}, [](A& a, H&) { a.out = a.topk_weights; }, call);
-    refused(
-        {"wait_recv_cost_stats", "[2]"}, [](A& a, H&) { a.wait_recv_cost_stats = a.topk_idx; }, call);
-    refused(
-        {"config.warps_per_block"}, [](A& a, H&) { a.config.warps_per_block = 33; }, call);
+    refused({"async_finish", "return_recv_hook"}, [](A& a, H&) { a.return_recv_hook = true; }, both);
+    refused({"handle"}, [](A& a, H&) { a.handle = nullptr; }, call);
+    refused({"handle", "low_latency_dispatch"}, [](A&, H& h) { h = {}; }, call);
+    refused({"handle.num_experts", "2 ranks"}, [](A&, H& h) { h.num_experts = 3; }, call);
+    refused({"handle.row_table"}, [](A&, H& h) { h.num_topk = 2; }, call);
+    refused({"x", "bfloat16"}, [](A& a, H&) { a.x.dtype = DType::float16; }, call);
+    refused({"x", "[3, 14, any]"}, [](A& a, H&) { a.x.shape[1] = 13; }, call);
+    refused({"hidden", "128"}, [](A& a, H&) { a.x.shape[2] = a.x.strides[1] = 64, a.x.strides[0] = 14 * 64; }, call);
+    refused({"topk_idx", "int64"}, [](A& a, H&) { a.topk_idx.dtype = DType::float32; }, call);
+    refused({"number of tokens", "7"}, [](A& a, H&) { a.topk_idx.shape[0] = 8; }, call);
+    refused({"topk_weights", "float32"}, [](A& a, H&) { a.topk_weights.dtype = DType::bfloat16; }, call);
+    refused({"out", "bfloat16"}, [](A& a, H&) { a.out = writable(a.topk_weights); }, call);
+    refused({"wait_recv_cost_stats", "[2]"}, [](A& a, H&) { a.wait_recv_cost_stats = writable(a.topk_idx); }, call);
+    refused({"config.warps_per_block"}, [](A& a, H&) { a.config.warps_per_block = 33; }, call);
     check_low_latency_combine(rank, one, one.expected(), buffer.low_latency_combine(good, call).combined_x.view());
     buffer.destroy();
 
     Buffer& normal = rank.buffer({.heap_bytes = std::size_t{4} << 20});
     require_throws<InvalidArgument>([&] { normal.low_latency_combine(good, call); },
-                                    {"low_latency_combine", "low_latency_bytes"}, "a buffer without memory for it");
+                                    {"low_latency_combine", "low_latency.bytes"}, "a buffer without memory for it");
     normal.destroy();
   });
 }

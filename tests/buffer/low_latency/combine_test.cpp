@@ -219,6 +219,7 @@ TEST_P(LowLatencyCombineTest, IntoTheCallersTensor) {
         rank.upload(std::vector<std::uint16_t>(static_cast<std::size_t>(tokens * 256)), DType::bfloat16, {tokens, 256});
     const LowLatencyCombineResult result = buffer.low_latency_combine(arguments, rank.call());
     require(result.combined_x.data() == arguments.out->data, "combined_x is out");
+    require(result.combined_x.defined(), "combined_x is a tensor like any other");
     check_low_latency_combine(rank, one, expected, *arguments.out);
     buffer.destroy();
   });

@@ -201,7 +201,7 @@ TEST_P(LowLatencyDispatchTest, BesideNormalCalls) {
     for (int i = 0; i < 3; ++i) {
       dispatch_and_check(rank, buffer, one, {});
       run_round(rank, buffer, normal);
-      buffer.low_latency_clean(rank.call());
+      buffer.low_latency_clean(rank.call().stream);
     }
     buffer.destroy();
   });

@@ -35,7 +35,8 @@ TEST_P(LowLatencyHooksTest, ReceiveWhenCalled) {
     Buffer& buffer = rank.buffer(options_for_cases());
     for (int round = 0; round < 6; ++round) {
       const LowLatencyCase& one = cases[static_cast<std::size_t>(round) % cases.size()];
-      const LowLatencyDispatchResult result = buffer.low_latency_dispatch(upload_arguments(rank, one), with_hook(rank));
+      const LowLatencyDispatchResult result =
+          buffer.low_latency_dispatch(with_hook(upload_arguments(rank, one)), rank.call());
       require(static_cast<bool>(result.hook), "a hook was asked for");
       rank.executor()->synchronize(rank.stream());  // the send part ends by itself
       result.hook();
@@ -56,8 +57,8 @@ TEST_P(LowLatencyHooksTest, TwoInFlightInAnyOrder) {
     for (std::size_t round = 0; round < 12; ++round) {
       const LowLatencyCase& first = cases[round % 3];
       const LowLatencyCase& second = cases[(round + 1) % 3];
-      const auto a = buffer.low_latency_dispatch(upload_arguments(rank, first), with_hook(rank));
-      const auto b = buffer.low_latency_dispatch(upload_arguments(rank, second), with_hook(rank));
+      const auto a = buffer.low_latency_dispatch(with_hook(upload_arguments(rank, first)), rank.call());
+      const auto b = buffer.low_latency_dispatch(with_hook(upload_arguments(rank, second)), rank.call());
       if ((round + static_cast<std::size_t>(rank.rank())) % 2 == 0) {
         b.hook();
         check_low_latency_dispatch(rank, second, b);
@@ -83,7 +84,7 @@ TEST_P(LowLatencyHooksTest, AlwaysOneBehind) {
     Buffer& buffer = rank.buffer(options_for_cases());
     LowLatencyDispatchResult before;
     for (std::size_t round = 0; round < 20; ++round) {
-      auto now = buffer.low_latency_dispatch(upload_arguments(rank, cases[round % 3]), with_hook(rank));
+      auto now = buffer.low_latency_dispatch(with_hook(upload_arguments(rank, cases[round % 3])), rank.call());
       if (round > 0) {
         before.hook();
         // One rank looks at its results, the other runs ahead.
@@ -103,13 +104,13 @@ TEST_P(LowLatencyHooksTest, AThirdWithoutHookIsRefused) {
   const std::vector<LowLatencyCase> cases = some_cases();
   run_cluster(cluster(2), [&](Rank& rank) {
     Buffer& buffer = rank.buffer(options_for_cases());
-    const auto a = buffer.low_latency_dispatch(upload_arguments(rank, cases[0]), with_hook(rank));
-    const auto b = buffer.low_latency_dispatch(upload_arguments(rank, cases[1]), with_hook(rank));
+    const auto a = buffer.low_latency_dispatch(with_hook(upload_arguments(rank, cases[0])), rank.call());
+    const auto b = buffer.low_latency_dispatch(with_hook(upload_arguments(rank, cases[1])), rank.call());
     require_throws<InvalidArgument>(
-        [&] { buffer.low_latency_dispatch(upload_arguments(rank, cases[2]), with_hook(rank)); },
+        [&] { buffer.low_latency_dispatch(with_hook(upload_arguments(rank, cases[2])), rank.call()); },
         {"low_latency_dispatch", "2 calls", "hook"}, "a third call");
     a.hook();
-    const auto c = buffer.low_latency_dispatch(upload_arguments(rank, cases[2]), with_hook(rank));
+    const auto c = buffer.low_latency_dispatch(with_hook(upload_arguments(rank, cases[2])), rank.call());
     c.hook();  // receives b first
     check_low_latency_dispatch(rank, cases[0], a);
     check_low_latency_dispatch(rank, cases[1], b);
@@ -125,13 +126,14 @@ TEST_P(LowLatencyHooksTest, NeverCalled) {
   run_cluster(cluster(2), [&](Rank& rank) {
     Buffer& buffer = rank.buffer(options_for_cases());
     for (std::size_t round = 0; round < 6; ++round) {
-      buffer.low_latency_dispatch(upload_arguments(rank, cases[round % 3]), with_hook(rank));  // dropped, hook and all
+      buffer.low_latency_dispatch(with_hook(upload_arguments(rank, cases[round % 3])),
+                                  rank.call());  // dropped, hook and all
       if (round % 2 == 1) {
         const LowLatencyCase& one = cases[(round + 1) % 3];
         check_low_latency_dispatch(rank, one, buffer.low_latency_dispatch(upload_arguments(rank, one), rank.call()));
       }
     }
-    const auto last = buffer.low_latency_dispatch(upload_arguments(rank, cases[0]), with_hook(rank));
+    const auto last = buffer.low_latency_dispatch(with_hook(upload_arguments(rank, cases[0])), rank.call());
     buffer.check();
     buffer.destroy();
     require_throws<UseAfterDestroy>([&] { last.hook(); }, {"hook"}, "a hook after destroy");
@@ -172,7 +174,7 @@ TEST_P(LowLatencyHooksTest, BothPartsOfACallAreRecordedOrNeither) {
     Buffer buffer(rank.bootstrap(), executor, options_for_cases());
     const auto send = [&](const LowLatencyCase& one, bool recorded) {
       executor->recording = recorded;
-      return buffer.low_latency_dispatch(upload_arguments(rank, one), with_hook(rank));
+      return buffer.low_latency_dispatch(with_hook(upload_arguments(rank, one)), rank.call());
     };
     const auto receive = [&](const LowLatencyDispatchResult& result, bool recorded) {
       executor->recording = recorded;
@@ -201,9 +203,10 @@ TEST_P(LowLatencyHooksTest, TheHookKeepsTheOutputs) {
   const std::vector<LowLatencyCase> cases = some_cases();
   run_cluster(cluster(2), [&](Rank& rank) {
     Buffer& buffer = rank.buffer(options_for_cases());
-    std::function<void()> hook = buffer.low_latency_dispatch(upload_arguments(rank, cases[0]), with_hook(rank)).hook;
+    std::function<void()> hook =
+        buffer.low_latency_dispatch(with_hook(upload_arguments(rank, cases[0])), rank.call()).hook;
     // Others would get the memory now, if it were free.
-    const auto next = buffer.low_latency_dispatch(upload_arguments(rank, cases[0]), with_hook(rank));
+    const auto next = buffer.low_latency_dispatch(with_hook(upload_arguments(rank, cases[0])), rank.call());
     next.hook();
     check_low_latency_dispatch(rank, cases[0], next);
     hook();

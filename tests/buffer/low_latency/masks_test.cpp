@@ -22,7 +22,7 @@ LowLatencyCase four_ranks(std::uint64_t seed) {
 
 BufferOptions masking_options(double timeout_s) {
   BufferOptions options = low_latency_options(4, 6, 256);
-  options.low_latency_masking = true;
+  options.low_latency.masking = true;
   options.timeout_s = timeout_s;
   return options;
 }
@@ -38,7 +38,7 @@ oracle::Masks masks_of(const std::vector<int>& who, const std::vector<int>& whom
 
 std::vector<std::int32_t> query(Rank& rank, Buffer& buffer) {
   const TensorView status = rank.upload(std::vector<std::int32_t>(4, -7), DType::int32, {4});
-  buffer.low_latency_query_mask(status, rank.call());
+  buffer.low_latency_query_mask(status, rank.call().stream);
   return rank.download<std::int32_t>(status);
 }
 
@@ -56,17 +56,17 @@ TEST_P(LowLatencyMasksTest, MaskedByHand) {
     std::vector<std::int32_t> expected(4, 0);
     for (int other = 0; other < 4; ++other) {
       if ((rank.rank() == 1) == (other == 1)) continue;
-      buffer.low_latency_update_mask(other, true, rank.call());
+      buffer.low_latency_update_mask(other, true, rank.call().stream);
       expected[static_cast<std::size_t>(other)] = 1;
     }
     require_same(expected, query(rank, buffer), "masks");
     for (int i = 0; i < 3; ++i) dispatch_and_check(rank, buffer, apart);
-    buffer.low_latency_clean(rank.call());
+    buffer.low_latency_clean(rank.call().stream);
     // Everybody made the same number of calls: unmasking is enough.
     if (rank.rank() % 2 == 0) {
-      buffer.low_latency_clear_mask(rank.call());
+      buffer.low_latency_clear_mask(rank.call().stream);
     } else {
-      for (int other = 0; other < 4; ++other) buffer.low_latency_update_mask(other, false, rank.call());
+      for (int other = 0; other < 4; ++other) buffer.low_latency_update_mask(other, false, rank.call().stream);
     }
     require_same({0, 0, 0, 0}, query(rank, buffer), "unmasked");
     for (int i = 0; i < 3; ++i) dispatch_and_check(rank, buffer, all);
@@ -88,7 +88,7 @@ TEST_P(LowLatencyMasksTest, ARankThatDoesNotComeIsMaskedAndMayComeBack) {
         dispatch_and_check(rank, buffer, without);
         require_same({0, 0, 0, 1}, query(rank, buffer), "masked after the deadline");
       }
-      buffer.low_latency_clean(rank.call());
+      buffer.low_latency_clean(rank.call().stream);
       rank.executor()->synchronize(rank.stream());
       const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
       require(took.count() < 3 * short_deadline(), "the deadline is paid once, not in every call");
@@ -109,11 +109,9 @@ TEST_P(LowLatencyMasksTest, HooksWithALostRank) {
   run_cluster(cluster(4), [&](Rank& rank) {
     Buffer& buffer = rank.buffer(masking_options(short_deadline()));
     dispatch_and_check(rank, buffer, all);
-    CallOptions options = rank.call();
-    options.return_recv_hook = true;
     for (int i = 0; i < 4 && rank.rank() != 3; ++i) {
-      const auto a = buffer.low_latency_dispatch(upload_arguments(rank, all), options);
-      const auto b = buffer.low_latency_dispatch(upload_arguments(rank, all), options);
+      const auto a = buffer.low_latency_dispatch(with_hook(upload_arguments(rank, all)), rank.call());
+      const auto b = buffer.low_latency_dispatch(with_hook(upload_arguments(rank, all)), rank.call());
       b.hook();
       check_low_latency_dispatch(rank, without, a);
       check_low_latency_dispatch(rank, without, b);
@@ -128,7 +126,7 @@ TEST_P(LowLatencyMasksTest, WithoutMaskingTheRankIsNamed) {
   const LowLatencyCase all = four_ranks(4);
   run_cluster(cluster(4), [&](Rank& rank) {
     BufferOptions options = masking_options(short_deadline());
-    options.low_latency_masking = false;
+    options.low_latency.masking = false;
     Buffer& buffer = rank.buffer(options);
     dispatch_and_check(rank, buffer, all);
     if (rank.rank() == 3) return;
@@ -136,7 +134,7 @@ TEST_P(LowLatencyMasksTest, WithoutMaskingTheRankIsNamed) {
     require_throws<TimeoutError>([&] { buffer.check(); }, {"rank 3", "low-latency dispatch"}, "a rank that is lost");
     require_throws<TimeoutError>([&] { buffer.low_latency_dispatch(upload_arguments(rank, all), rank.call()); },
                                  {"rank 3"}, "every later call");
-    require_throws<InvalidArgument>([&] { buffer.low_latency_clear_mask(rank.call()); }, {"low_latency_masking"},
+    require_throws<InvalidArgument>([&] { buffer.low_latency_clear_mask(rank.call().stream); }, {"low_latency.masking"},
                                     "masks without masking");
   });
 }
@@ -212,35 +210,24 @@ TEST_P(LowLatencyMasksTest, Arguments) {
       require_throws<InvalidArgument>([&] { buffer.low_latency_dispatch(bad, call); }, words, words.front());
     };
     CallOptions both = rank.call();
-    both.async_finish = both.return_recv_hook = true;
-    refused(
-        {"async_finish", "return_recv_hook"}, [](auto&) {}, both);
-    refused(
-        {"use_ue8m0", "round_scale"}, [](auto& a) { a.use_ue8m0 = true; }, rank.call());
-    refused(
-        {"hidden", "512"}, [](auto& a) { a.use_ue8m0 = a.round_scale = true; }, rank.call());
-    refused(
-        {"rows of x", "1"}, [](auto& a) { a.max_tokens = 1; }, rank.call());
-    refused(
-        {"max_tokens", "low_latency_bytes"}, [](auto& a) { a.max_tokens = 30000; }, rank.call());
-    refused(
-        {"num_experts", "3"}, [](auto& a) { a.num_experts = 3; }, rank.call());
-    refused(
-        {"num_experts"}, [](auto& a) { a.num_experts = 400; }, rank.call());
-    refused(
-        {"topk_weights", "rank_major"}, [](auto& a) { a.topk_weights = a.x; }, rank.call());
-    refused(
-        {"topk_idx", "int32"}, [](auto& a) { a.topk_idx.dtype = DType::float32; }, rank.call());
-    refused(
-        {"x", "bfloat16"}, [](auto& a) { a.x.dtype = DType::float16; }, rank.call());
-    refused(
-        {"wait_recv_cost_stats"}, [](auto& a) { a.wait_recv_cost_stats = a.x; }, rank.call());
+    both.async_finish = true;
+    refused({"async_finish", "return_recv_hook"}, [](auto& a) { a.return_recv_hook = true; }, both);
+    refused({"use_ue8m0", "round_scale"}, [](auto& a) { a.use_ue8m0 = true; }, rank.call());
+    refused({"hidden", "512"}, [](auto& a) { a.use_ue8m0 = a.round_scale = true; }, rank.call());
+    refused({"rows of x", "1"}, [](auto& a) { a.max_tokens = 1; }, rank.call());
+    refused({"max_tokens", "low_latency.bytes"}, [](auto& a) { a.max_tokens = 30000; }, rank.call());
+    refused({"num_experts", "3"}, [](auto& a) { a.num_experts = 3; }, rank.call());
+    refused({"num_experts"}, [](auto& a) { a.num_experts = 400; }, rank.call());
+    refused({"topk_weights", "rank_major"}, [](auto& a) { a.topk_weights = a.x; }, rank.call());
+    refused({"topk_idx", "int32"}, [](auto& a) { a.topk_idx.dtype = DType::float32; }, rank.call());
+    refused({"x", "bfloat16"}, [](auto& a) { a.x.dtype = DType::float16; }, rank.call());
+    refused({"wait_recv_cost_stats"}, [](auto& a) { a.wait_recv_cost_stats = writable(a.x); }, rank.call());
     check_low_latency_dispatch(rank, one, buffer.low_latency_dispatch(good, rank.call()));
     buffer.destroy();
 
     Buffer& normal = rank.buffer({.heap_bytes = std::size_t{4} << 20});
     require_throws<InvalidArgument>([&] { normal.low_latency_dispatch(good, rank.call()); },
-                                    {"low_latency_dispatch", "low_latency_bytes"}, "a buffer without memory for it");
+                                    {"low_latency_dispatch", "low_latency.bytes"}, "a buffer without memory for it");
     normal.destroy();
   });
 }

@@ -43,7 +43,8 @@ TEST_P(LowLatencyRailCallsTest, BetweenCallsWithHooks) {
       const RailCase& first = cases[round % 3];
       const RailCase& second = cases[(round + 1) % 3];
       const auto by_rails = dispatch_and_check(rank, buffer, first.calls.before);
-      const auto waits = buffer.low_latency_dispatch(upload_arguments(rank, second.calls.before), with_hook(rank));
+      const auto waits =
+          buffer.low_latency_dispatch(with_hook(upload_arguments(rank, second.calls.before)), rank.call());
       if (round % 3 == 2) {  // received by its hook, at a different time on each rank
         if (rank.rank() % 2 == 0) rank.executor()->synchronize(rank.stream());
         waits.hook();
@@ -54,9 +55,11 @@ TEST_P(LowLatencyRailCallsTest, BetweenCallsWithHooks) {
       check_low_latency_dispatch(rank, second.calls.before, waits);
 
       const auto arguments = upload_combine(rank, first.calls, by_rails.handle);
-      const auto late = buffer.low_latency_combine(upload_combine(rank, second.calls, waits.handle), with_hook(rank));
+      const auto late =
+          buffer.low_latency_combine(with_hook(upload_combine(rank, second.calls, waits.handle)), rank.call());
       if (round % 2 == 1) {
-        const auto next = buffer.low_latency_dispatch(upload_arguments(rank, first.calls.before), with_hook(rank));
+        const auto next =
+            buffer.low_latency_dispatch(with_hook(upload_arguments(rank, first.calls.before)), rank.call());
         const auto now = buffer.low_latency_combine(arguments, rank.call());
         check_low_latency_combine(rank, first.calls, first.by_rails, now.combined_x.view());
         if (rank.rank() % 2 == 1) late.hook();
@@ -82,10 +85,10 @@ TEST_P(LowLatencyRailCallsTest, AfterTwoThatWait) {
       const RailCase& one = cases[round];
       const auto dispatched = dispatch_and_check(rank, buffer, one.calls.before);
       const auto arguments = upload_combine(rank, one.calls, dispatched.handle);
-      const auto a = buffer.low_latency_dispatch(upload_arguments(rank, one.calls.before), with_hook(rank));
-      const auto b = buffer.low_latency_dispatch(upload_arguments(rank, one.calls.before), with_hook(rank));
-      const auto c = buffer.low_latency_combine(arguments, with_hook(rank));
-      const auto d = buffer.low_latency_combine(arguments, with_hook(rank));
+      const auto a = buffer.low_latency_dispatch(with_hook(upload_arguments(rank, one.calls.before)), rank.call());
+      const auto b = buffer.low_latency_dispatch(with_hook(upload_arguments(rank, one.calls.before)), rank.call());
+      const auto c = buffer.low_latency_combine(with_hook(arguments), rank.call());
+      const auto d = buffer.low_latency_combine(with_hook(arguments), rank.call());
       const auto combined = buffer.low_latency_combine(arguments, rank.call());
       dispatch_and_check(rank, buffer, one.calls.before);
       for (const auto* const waited : {&a, &b}) check_low_latency_dispatch(rank, one.calls.before, *waited);
@@ -114,12 +117,12 @@ TEST_P(LowLatencyRailCallsTest, BetweenLogfmtBarriersAndStreams) {
       const auto dispatched = buffer.low_latency_dispatch(upload_arguments(rank, one.calls.before), asynchronous);
       rank.executor()->wait_event(rank.stream(), dispatched.event);
       check_low_latency_dispatch(rank, one.calls.before, dispatched);
-      if (round % 2 == 0) buffer.low_latency_clean(rank.call());
+      if (round % 2 == 0) buffer.low_latency_clean(rank.call().stream);
       const auto arguments = upload_combine(rank, one.calls, dispatched.handle);
       const auto lossy = buffer.low_latency_combine(upload_combine(rank, logfmt, dispatched.handle), rank.call());
       const auto combined = buffer.low_latency_combine(arguments, asynchronous);
       rank.executor()->wait_event(rank.stream(), combined.event);
-      if (round % 2 == 1) buffer.low_latency_clean(rank.call());
+      if (round % 2 == 1) buffer.low_latency_clean(rank.call().stream);
       check_low_latency_combine(rank, logfmt, logfmt.expected(), lossy.combined_x.view());
       check_low_latency_combine(rank, one.calls, one.by_rails, combined.combined_x.view());
     }
@@ -197,15 +200,15 @@ TEST(LowLatencyRailScheduleTest, EverySeedGivesTheSame) {
       for (int i = 0; i < 2; ++i) {
         dispatch_and_check(rank, buffer, other);
         const auto a = dispatch_and_check(rank, buffer, one.calls.before);
-        const auto b = buffer.low_latency_dispatch(upload_arguments(rank, other), with_hook(rank));
+        const auto b = buffer.low_latency_dispatch(with_hook(upload_arguments(rank, other)), rank.call());
         const LowLatencyCombineArguments arguments = upload_combine(rank, one.calls, a.handle);
-        const auto later = buffer.low_latency_combine(arguments, with_hook(rank));
+        const auto later = buffer.low_latency_combine(with_hook(arguments), rank.call());
         combine_both_ways(rank, buffer, one.calls, one.by_rails, a.handle);
         b.hook();
         check_low_latency_dispatch(rank, other, b);
         check_low_latency_combine(rank, one.calls, one.direct, later.combined_x.view());
       }
-      buffer.low_latency_clean(rank.call());
+      buffer.low_latency_clean(rank.call().stream);
       buffer.check();
       buffer.destroy();
     }));
@@ -248,14 +251,15 @@ TEST_P(LowLatencyRailCallsTest, OneRankAsksForAHook) {
       Buffer& buffer = rank.buffer(options);
       const auto dispatched = dispatch_and_check(rank, buffer, one.calls.before);
       const auto arguments = upload_combine(rank, one.calls, dispatched.handle);
-      const CallOptions odd = rank.rank() == 1 ? with_hook(rank) : rank.call();
+      const auto to_dispatch = upload_arguments(rank, one.calls.before);
+      const bool hook = rank.rank() == 1;
       rank.bootstrap()->barrier();
       require_disagreement(rank, {combine ? "low_latency_combine" : "low_latency_dispatch", "return_recv_hook"}, [&] {
         if (combine) {
-          const auto result = buffer.low_latency_combine(arguments, odd);
+          const auto result = buffer.low_latency_combine(hook ? with_hook(arguments) : arguments, rank.call());
           if (result.hook) result.hook();
         } else {
-          const auto result = buffer.low_latency_dispatch(upload_arguments(rank, one.calls.before), odd);
+          const auto result = buffer.low_latency_dispatch(hook ? with_hook(to_dispatch) : to_dispatch, rank.call());
           if (result.hook) result.hook();
         }
         buffer.check();
@@ -268,9 +272,9 @@ TEST_P(LowLatencyRailCallsTest, OneRankHasAnotherOption) {
   DEEP_EP_NEEDS_RANKS(4);
   run_cluster(cluster(4), [&](Rank& rank) {
     BufferOptions options = options_for_cases();
-    options.low_latency_rails = rank.rank() == 2 ? LowLatencyRails::never : LowLatencyRails::always;
-    require_throws<RankMismatch>([&] { rank.buffer(options); }, {"low_latency_rails", "rank 2"}, "the constructor");
-    options.low_latency_rails = LowLatencyRails::never;
+    options.low_latency.rails = rank.rank() == 2 ? LowLatencyRails::never : LowLatencyRails::always;
+    require_throws<RankMismatch>([&] { rank.buffer(options); }, {"low_latency.rails", "rank 2"}, "the constructor");
+    options.low_latency.rails = LowLatencyRails::never;
     rank.buffer(options).destroy();
   });
 }

@@ -203,9 +203,9 @@ TEST_P(LowLatencyRailsTest, NeverAndAlways) {
   ASSERT_TRUE(differ) << "the additional rounding shows";
   run_cluster(cluster(4), [&](Rank& rank) {
     BufferOptions options = rail_options(nodes, 8, 1024);
-    options.low_latency_rails = LowLatencyRails::never;
+    options.low_latency.rails = LowLatencyRails::never;
     Buffer& never = rank.buffer(options);
-    options.low_latency_rails = LowLatencyRails::always;
+    options.low_latency.rails = LowLatencyRails::always;
     Buffer& always = rank.buffer(options);
     for (int i = 0; i < 2; ++i) {
       const auto directly = dispatch_and_check(rank, never, one.calls.before);
@@ -228,9 +228,9 @@ TEST_P(LowLatencyRailsTest, WhereTheyAreNotPossible) {
   const RailCase one = make_rail_case({.tokens = {6, 6, 5, 6}, .max_tokens = 6, .hidden = 512}, nodes);
   run_cluster(cluster(4), [&](Rank& rank) {
     BufferOptions masking = rail_options(nodes, 6, 512);
-    masking.low_latency_masking = true;
+    masking.low_latency.masking = true;
     BufferOptions no_nvlink = rail_options(nodes, 6, 512);
-    no_nvlink.allow_nvlink_for_low_latency = false;
+    no_nvlink.low_latency.allow_nvlink = false;
     for (const BufferOptions& options :
          {masking, no_nvlink, rail_options({4, 1}, 6, 512), rail_options({4, 4}, 6, 512)}) {
       Buffer& buffer = rank.buffer(options);

@@ -5,7 +5,7 @@
 #include <thread>
 #include <vector>
 
-#include "kernels/low_latency/transport/rdma_params.hpp"
+#include "kernels/low_latency/params.hpp"
 #include "tests/cluster/counting_executor.hpp"
 #include "tests/cluster/fixture.hpp"
 #include "tests/cluster/low_latency_combine_case.hpp"
@@ -48,8 +48,8 @@ LowLatencyCase three_ranks() {
 
 BufferOptions only_rdma(bool masking) {
   BufferOptions options = low_latency_options(kRanks, 6, 256);
-  options.low_latency_masking = masking;
-  options.allow_nvlink_for_low_latency = false;
+  options.low_latency.masking = masking;
+  options.low_latency.allow_nvlink = false;
   options.timeout_s = short_deadline();
   return options;
 }
@@ -94,7 +94,7 @@ TEST_P(LowLatencyRdmaTest, WithMaskingThePeerIsMaskedAndComesBackWithNewConnecti
       rank.bootstrap()->barrier();  // a rank that has waited in vain is not late for the next call
     }
     const TensorView status = rank.upload(std::vector<std::int32_t>(kRanks, -1), DType::int32, {kRanks});
-    buffer.low_latency_query_mask(status, rank.call());
+    buffer.low_latency_query_mask(status, rank.call().stream);
     const auto masked = rank.download<std::int32_t>(status);
     const auto expected = [&]() -> std::vector<std::int32_t> {
       if (rank.rank() == 0) return {0, 0, 1};  // it cannot reach rank 2, which does not learn of it
@@ -159,23 +159,21 @@ TEST(LowLatencyRdmaScheduleTest, EverySeedGivesTheSame) {
         .multiprocessors = 2, .warps_per_block = seed % 3 == 0 ? 8 : 4, .seed = static_cast<std::uint64_t>(seed)};
     ASSERT_NO_THROW(run_cluster(options, [&](Rank& rank) {
       Buffer& buffer = rank.buffer(low_latency_options(4, 14, 256));
-      CallOptions with_hook = rank.call();
-      with_hook.return_recv_hook = true;
       for (const LowLatencyCombineCase& one : cases) {
         const auto expected = one.expected();
-        const auto a = buffer.low_latency_dispatch(upload_arguments(rank, one.before), with_hook);
-        const auto b = buffer.low_latency_dispatch(upload_arguments(rank, one.before), with_hook);
+        const auto a = buffer.low_latency_dispatch(with_hook(upload_arguments(rank, one.before)), rank.call());
+        const auto b = buffer.low_latency_dispatch(with_hook(upload_arguments(rank, one.before)), rank.call());
         b.hook();
         check_low_latency_dispatch(rank, one.before, a);
         check_low_latency_dispatch(rank, one.before, b);
         const LowLatencyCombineArguments arguments = upload_combine(rank, one, a.handle);
         const auto now = buffer.low_latency_combine(arguments, rank.call());
-        const auto later = buffer.low_latency_combine(arguments, with_hook);
+        const auto later = buffer.low_latency_combine(with_hook(arguments), rank.call());
         check_low_latency_combine(rank, one, expected, now.combined_x.view());
         later.hook();
         check_low_latency_combine(rank, one, expected, later.combined_x.view());
       }
-      buffer.low_latency_clean(rank.call());
+      buffer.low_latency_clean(rank.call().stream);
       buffer.check();
       buffer.destroy();
     }));

@@ -1,4 +1,4 @@
-// The notations of DEEP_EP_DEVICE_TO_HCA_MAPPING and of lists of NICs: what is accepted, and every refusal's text.
+// The notations of DEEP_EP_DEVICE_TO_HCA_MAPPING and of lists of NICs: what is accepted, and the text of every refusal.
 #include "csrc/rdma/discovery/device_mapping.hpp"
 
 #include <fmt/format.h>
@@ -52,9 +52,7 @@ TEST_P(RefusedMapping, SaysWhichEntryAndWhy) {
     FAIL() << "accepted";
   } catch (const InvalidArgument& error) {
     EXPECT_EQ(std::string(error.what()),
-              fmt::format("DEEP_EP_DEVICE_TO_HCA_MAPPING: {}; allowed: <CUDA id or GPU UUID>:"
-                          "<hca>[:<port>],...",
-                          GetParam().message));
+              fmt::format("{}; allowed: <CUDA id or GPU UUID>:<hca>[:<port>],...", GetParam().message));
   }
 }
 
@@ -131,16 +129,15 @@ TEST_P(RefusedList, SaysWhichEntryAndWhy) {
     NicFilter::parse(GetParam().text, "DEEP_EP_HCA_LIST", false);
     FAIL() << "accepted";
   } catch (const InvalidArgument& error) {
-    EXPECT_EQ(std::string(error.what()),
-              fmt::format("DEEP_EP_HCA_LIST: {}; allowed: [^]<hca>[:<port>],...", GetParam().message));
+    EXPECT_EQ(std::string(error.what()), fmt::format("{}; allowed: [^]<hca>[:<port>],...", GetParam().message));
   }
 }
 
 INSTANTIATE_TEST_SUITE_P(
     Lists, RefusedList,
     testing::Values(Refused{"^", "entry 1, '': it is empty"}, Refused{"mlx5_0,", "entry 2, '': it is empty"},
-                    Refused{"=mlx5_0", "entry 1, '=mlx5_0': '=' is NCCL's notation; names are always whole here"},
-                    Refused{"mlx5_0,^mlx5_1", "entry 2, '^mlx5_1': '^' stands once, in front of the whole list"},
+                    Refused{"=mlx5_0", "entry 1, '=mlx5_0': '=' is NCCL's notation; here names are always complete"},
+                    Refused{"mlx5_0,^mlx5_1", "entry 2, '^mlx5_1': '^' may appear once, at the beginning of the list"},
                     Refused{"mlx5_0:0", "entry 1, 'mlx5_0:0': the port is '0', not a number from 1 to 254"},
                     Refused{"mlx5_0:1:2", "entry 1, 'mlx5_0:1:2': it has 3 parts, at most 2 are allowed"},
                     Refused{"mlx5 0", "entry 1, 'mlx5 0': 'mlx5 0' is not the name of an HCA"},

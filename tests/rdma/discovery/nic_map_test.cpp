@@ -9,22 +9,15 @@
 
 #include "csrc/rdma/discovery/machine.hpp"
 #include "deep_ep/error.hpp"
+#include "tests/support/variables.hpp"
 #include "tests/topology/fake_machine.hpp"
 
 namespace deep_ep::rdma {
 namespace {
 
-using Variables = std::map<std::string, std::string, std::less<>>;
-
-RdmaSettings settings_of(const Variables& variables) {
-  return read_settings([&](std::string_view name) -> std::optional<std::string> {
-    const auto found = variables.find(name);
-    return found == variables.end() ? std::nullopt : std::optional(found->second);
-  });
-}
-
 NicMap map_of(const test::FakeMachine& machine, const Variables& variables = {}) {
-  return map_gpus_to_nics(topology::find_gpus(machine.root()), find_nics(machine.root()), settings_of(variables));
+  return map_gpus_to_nics(topology::find_gpus(machine.root()), find_nics(machine.root()),
+                          read_settings(source_of(variables)));
 }
 
 std::vector<std::string> nics_of(const NicMap& map) {
@@ -247,7 +240,7 @@ TEST_F(NicMapTest, RanksOnTheCpuTakeTurns) {
   write({.with_gpus = false});
   EXPECT_TRUE(map_of(machine_).rows.empty());
   const auto map = [&](int ranks, const Variables& variables) {
-    return map_gpus_to_nics(ranks_without_gpu(ranks), find_nics(machine_.root()), settings_of(variables));
+    return map_gpus_to_nics(ranks_without_gpu(ranks), find_nics(machine_.root()), read_settings(source_of(variables)));
   };
   EXPECT_EQ(nics_of(map(3, {})), (std::vector<std::string>{"mlx5_0", "mlx5_1", "mlx5_2"}));
   EXPECT_EQ(nics_of(map(2, {{"DEEP_EP_DEVICE_TO_HCA_MAPPING", "0:mlx5_5,1:mlx5_1"}})),

@@ -1,25 +1,18 @@
-// Variables of this library and of others: which counts, which is ignored and why.
+// Variables of this library and of others: which ones count, which are ignored, and why.
 #include "csrc/rdma/discovery/settings.hpp"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
-#include <map>
-
 #include "deep_ep/error.hpp"
+#include "tests/support/variables.hpp"
 
 namespace deep_ep::rdma {
 namespace {
 
-using Variables = std::map<std::string, std::string, std::less<>>;
 using Texts = std::vector<std::string>;
 
-RdmaSettings read(const Variables& variables) {
-  return read_settings([&](std::string_view name) -> std::optional<std::string> {
-    const auto found = variables.find(name);
-    return found == variables.end() ? std::nullopt : std::optional(found->second);
-  });
-}
+RdmaSettings read(const Variables& variables) { return read_settings(source_of(variables)); }
 
 std::string refusal(const Variables& variables) {
   try {
@@ -35,9 +28,10 @@ TEST(RdmaSettings, NothingIsSet) {
   EXPECT_TRUE(settings.mapping.empty());
   EXPECT_FALSE(settings.nics.is_set());
   EXPECT_FALSE(settings.gid.index);
-  EXPECT_EQ(settings.nic_handler, "auto");
-  EXPECT_EQ(settings.wire, "auto");
+  EXPECT_EQ(settings.nic_handler, NicHandler::automatic);
+  EXPECT_EQ(settings.wire, WireKind::automatic);
   EXPECT_TRUE(settings.dma_buf);
+  EXPECT_EQ(settings.path, PathOptions{}) << "two places give the defaults";
   EXPECT_TRUE(settings.taken.empty());
   EXPECT_TRUE(settings.warnings.empty());
 }
@@ -48,19 +42,25 @@ TEST(RdmaSettings, TheLibrarysOwnNamesWin) {
                                       {"DEEP_EP_RDMA_GID_INDEX", "5"},
                                       {"NVSHMEM_IB_GID_INDEX", "3"},
                                       {"DEEP_EP_NIC_HANDLER", "cpu"},
-                                      {"NVSHMEM_IBGDA_NIC_HANDLER", "gpu"}});
+                                      {"NVSHMEM_IBGDA_NIC_HANDLER", "gpu"},
+                                      {"DEEP_EP_RDMA_TRAFFIC_CLASS", "106"},
+                                      {"NCCL_IB_TC", "52"}});
   EXPECT_TRUE(settings.nics.allows("mlx5_0", 1));
   EXPECT_FALSE(settings.nics.allows("mlx5_1", 1));
   EXPECT_EQ(settings.gid.index, 5);
   EXPECT_TRUE(settings.gid.index_is_binding);
-  EXPECT_EQ(settings.nic_handler, "cpu");
+  EXPECT_EQ(settings.nic_handler, NicHandler::cpu);
+  EXPECT_EQ(settings.path.traffic_class, 106);
   EXPECT_TRUE(settings.taken.empty());
 }
 
 TEST(RdmaSettings, Wire) {
-  EXPECT_EQ(read({{"DEEP_EP_RDMA_WIRE", "verbs"}}).wire, "verbs");
+  EXPECT_EQ(read({{"DEEP_EP_RDMA_WIRE", "verbs"}}).wire, WireKind::verbs);
   EXPECT_EQ(refusal({{"DEEP_EP_RDMA_WIRE", "tcp"}}),
-            "environment variable DEEP_EP_RDMA_WIRE='tcp', allowed: auto, local or verbs");
+            "environment variable DEEP_EP_RDMA_WIRE='tcp': not one of auto|local|verbs");
+  for (const WireKind wire : {WireKind::automatic, WireKind::local, WireKind::verbs}) {
+    EXPECT_EQ(read({{"DEEP_EP_RDMA_WIRE", std::string(name_of(wire))}}).wire, wire);
+  }
 }
 
 TEST(RdmaSettings, AutoSwitchesAnAliasOff) {
@@ -74,10 +74,10 @@ TEST(RdmaSettings, OfTheSeeds) {
                                       {"NCCL_IB_TC", "52"},
                                       {"NCCL_NET_GDR_LEVEL", "PIX"},
                                       {"DEEP_EP_DEVICE_TO_HCA_MAPPING", "0:mlx5_0:1,1:mlx5_1:1"}});
-  EXPECT_EQ(settings.nic_handler, "gpu");
+  EXPECT_EQ(settings.nic_handler, NicHandler::gpu);
   EXPECT_EQ(settings.gid.index, 3);
   EXPECT_FALSE(settings.gid.index_is_binding);
-  EXPECT_EQ(settings.traffic_class, 52);
+  EXPECT_EQ(settings.path.traffic_class, 52);
   EXPECT_EQ(settings.gpu_direct_limit, topology::Proximity::same_switch);
   EXPECT_EQ(settings.mapping.size(), 2u);
   EXPECT_EQ(settings.taken, (Texts{"NVSHMEM_IB_GID_INDEX=3", "NVSHMEM_IBGDA_NIC_HANDLER=gpu", "NCCL_NET_GDR_LEVEL=PIX",
@@ -102,11 +102,11 @@ TEST(RdmaSettings, NumbersForQueuePairs) {
                                       {"NCCL_IB_TIMEOUT", "20"},
                                       {"NCCL_IB_RETRY_CNT", "8"},
                                       {"NCCL_IB_PKEY", "1"}});
-  EXPECT_EQ(settings.traffic_class, 106);
-  EXPECT_EQ(settings.service_level, 3);
-  EXPECT_EQ(settings.ack_timeout, 20);
-  EXPECT_FALSE(settings.retry_count);
-  EXPECT_EQ(settings.pkey_index, 1);
+  EXPECT_EQ(settings.path.traffic_class, 106);
+  EXPECT_EQ(settings.path.service_level, 3);
+  EXPECT_EQ(settings.path.ack_timeout, 20);
+  EXPECT_EQ(settings.path.retry_count, 6);
+  EXPECT_EQ(settings.path.pkey_index, 1);
   EXPECT_EQ(settings.warnings, (Texts{"NVSHMEM_IB_TRAFFIC_CLASS='300' is ignored: not a number from 0 to 255",
                                       "NCCL_IB_RETRY_CNT='8' is ignored: not a number from 0 to 7"}));
 }
@@ -120,31 +120,35 @@ TEST(RdmaSettings, AddressesOfOthers) {
   EXPECT_EQ(settings.gid.family, GidPolicy::Family::ipv6);
   EXPECT_EQ(settings.gid.range->text, "fd00::/8");
   EXPECT_FALSE(settings.gid.index);
-  EXPECT_EQ(settings.warnings, Texts{"NCCL_IB_ROCE_VERSION_NUM='1' is ignored: only RoCE v2 is chosen by itself; "
+  EXPECT_EQ(settings.warnings, Texts{"NCCL_IB_ROCE_VERSION_NUM='1' is ignored: only RoCE v2 is chosen automatically; "
                                      "DEEP_EP_RDMA_GID_INDEX may name another GID"});
   EXPECT_EQ(read({{"NCCL_IB_ADDR_FAMILY", "inet"}, {"NCCL_IB_ADDR_RANGE", "10.0/8"}}).warnings.size(), 2u);
 }
 
 TEST(RdmaSettings, HandlersAndMemoryOfOthers) {
-  EXPECT_EQ(read({{"NVSHMEM_IBGDA_NIC_HANDLER", "cpu_host_memory"}}).nic_handler, "cpu");
+  EXPECT_EQ(read({{"NVSHMEM_IBGDA_NIC_HANDLER", "cpu_host_memory"}}).nic_handler, NicHandler::cpu);
   EXPECT_EQ(read({{"NVSHMEM_IBGDA_NIC_HANDLER", "GPU"}}).warnings.size(), 1u);
   EXPECT_FALSE(read({{"NVSHMEM_IB_DISABLE_DMABUF", "1"}}).dma_buf);
   EXPECT_TRUE(read({{"NVSHMEM_IB_DISABLE_DMABUF", "0"}}).dma_buf);
   EXPECT_FALSE(read({{"NCCL_DMABUF_ENABLE", "0"}}).dma_buf);
   EXPECT_EQ(read({{"NCCL_NET_GDR_LEVEL", "5"}}).warnings,
-            Texts{"NCCL_NET_GDR_LEVEL='5' is ignored: not LOC, PIX, PXB, PHB, NODE or SYS"});
+            Texts{"NCCL_NET_GDR_LEVEL='5' is ignored: not one of LOC|PIX|PXB|PHB|NODE|SYS"});
 }
 
 TEST(RdmaSettings, OwnVariablesMustBeRight) {
-  for (const char* wrong : {"-1", "256", "three", "3,3", ""}) {
-    EXPECT_EQ(refusal({{"DEEP_EP_RDMA_GID_INDEX", wrong}}),
-              fmt::format("environment variable DEEP_EP_RDMA_GID_INDEX='{}', allowed: auto, or a number from 0 to 255",
-                          wrong));
+  for (const char* wrong : {"-1", "256", "three", "3,3"}) {
+    EXPECT_EQ(
+        refusal({{"DEEP_EP_RDMA_GID_INDEX", wrong}}),
+        fmt::format("environment variable DEEP_EP_RDMA_GID_INDEX='{}': not auto, nor a number from 0 to 255", wrong));
   }
   EXPECT_EQ(refusal({{"DEEP_EP_NIC_HANDLER", "nic"}}),
-            "environment variable DEEP_EP_NIC_HANDLER='nic', allowed: auto, gpu or cpu");
-  EXPECT_TRUE(refusal({{"DEEP_EP_HCA_LIST", "a,,b"}}).starts_with("DEEP_EP_HCA_LIST: entry 2, '': it is empty"));
-  EXPECT_TRUE(refusal({{"DEEP_EP_DEVICE_TO_HCA_MAPPING", "0"}}).starts_with("DEEP_EP_DEVICE_TO_HCA_MAPPING: entry 1"));
+            "environment variable DEEP_EP_NIC_HANDLER='nic': not one of auto|gpu|cpu");
+  EXPECT_EQ(refusal({{"DEEP_EP_RDMA_TRAFFIC_CLASS", "256"}}),
+            "environment variable DEEP_EP_RDMA_TRAFFIC_CLASS='256': not a number from 0 to 255");
+  EXPECT_TRUE(refusal({{"DEEP_EP_HCA_LIST", "a,,b"}})
+                  .starts_with("environment variable DEEP_EP_HCA_LIST='a,,b': entry 2, '': it is empty"));
+  EXPECT_TRUE(refusal({{"DEEP_EP_DEVICE_TO_HCA_MAPPING", "0"}})
+                  .starts_with("environment variable DEEP_EP_DEVICE_TO_HCA_MAPPING='0': entry 1"));
 }
 
 }  // namespace

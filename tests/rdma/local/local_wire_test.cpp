@@ -1,4 +1,4 @@
-// The wire between ranks of one host, and ring memory.
+// The wire between ranks of one host.
 #include "csrc/rdma/local/local_wire.hpp"
 
 #include <gtest/gtest.h>
@@ -6,7 +6,6 @@
 #include <cstring>
 #include <vector>
 
-#include "csrc/rdma/ring/ring_memory.hpp"
 #include "deep_ep/error.hpp"
 #include "deep_ep/executor.hpp"
 
@@ -129,16 +128,6 @@ TEST_P(LocalWireTest, RefusesWhatItDoesNotKnow) {
   WireOperation operation = write(0, 0, 0, 8);
   operation.queue_pair = 77;
   EXPECT_THROW(wire_.post({&operation, 1}), InvalidArgument);
-}
-
-TEST(RingMemoryTest, RefusesWhatNoQueuePairCanBe) {
-  const auto executor = make_host_executor();
-  for (const RingOptions& bad :
-       {RingOptions{.number = 0}, RingOptions{.number = 1u << 24}, RingOptions{.number = 1, .depth = 63},
-        RingOptions{.number = 1, .depth = 32}, RingOptions{.number = 1, .depth = 65536},
-        RingOptions{.number = 1, .batch = 0}, RingOptions{.number = 1, .depth = 64, .batch = 33}}) {
-    EXPECT_THROW(RingMemory(executor, bad), InvalidArgument);
-  }
 }
 
 }  // namespace

@@ -25,8 +25,8 @@ class AdversarialWire final : public rdma::Wire {
   void fail_at(std::uint32_t queue_pair, std::uint64_t id, rdma::Syndrome syndrome, std::uint8_t vendor = 0) {
     pairs_[queue_pair].planted = {{queue_pair, id, syndrome, vendor}};
   }
-  /// From now on this queue pair executes and tells nothing.
-  void silence(std::uint32_t queue_pair) { pairs_[queue_pair].silent = true; }
+  /// From now on this queue pair executes and tells nothing; or, with `silent` false, goes on.
+  void silence(std::uint32_t queue_pair, bool silent = true) { pairs_[queue_pair].silent = silent; }
   /// Called when an addition has happened, with its queue pair and the sum.
   std::function<void(std::uint32_t queue_pair, std::uint64_t sum)> on_add;
 

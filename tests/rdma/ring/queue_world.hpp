@@ -1,5 +1,5 @@
-// Several queue pairs of one sender to one receiver, filled by device code, with either way of executing them behind:
-// the software NIC (doorbell registers), or the `cpu` handler; both on the adversarial wire.
+// Several queue pairs of one sender to one receiver, filled by device code, executed in either way: by the software NIC
+// (doorbell registers) or by the `cpu` handler, both on the adversarial wire.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -7,7 +7,7 @@
 #include <memory>
 #include <vector>
 
-#include "csrc/rdma/ring/cpu_nic_handler.hpp"
+#include "csrc/rdma/ring/cpu_handler.hpp"
 #include "csrc/rdma/ring/ring_memory.hpp"
 #include "deep_ep/executor.hpp"
 #include "kernels/rdma/peer.hpp"
@@ -34,7 +34,7 @@ class QueueWorld {
  public:
   static constexpr std::uint32_t kLocalKey = 0x111;
   static constexpr std::uint32_t kRemoteKey = 0x222;
-  static constexpr std::uint32_t kSignalKey = 0x333;  ///< the remote memory once more
+  static constexpr std::uint32_t kSignalKey = 0x333;  ///< a second copy of the remote memory
   static constexpr std::size_t kHeapBytes = std::size_t{1} << 20;
 
   using Peer = device::rdma::RdmaPeer<device::OneThread>;
@@ -42,6 +42,10 @@ class QueueWorld {
   explicit QueueWorld(const QueueWorldOptions& options)
       : options_(options),
         executor_(make_host_executor()),
+        rings_(executor_, {.count = static_cast<std::size_t>(options.queue_pairs),
+                           .depth = options.depth,
+                           .batch = options.batch,
+                           .first_index = options.first_index}),
         local_(kHeapBytes / 8),
         remote_(kHeapBytes / 8),
         wire_owner_(std::make_unique<AdversarialWire>(options.seed)),
@@ -51,10 +55,13 @@ class QueueWorld {
     wire_.add_memory(kLocalKey, local_.data(), kHeapBytes);
     wire_.add_memory(kRemoteKey, remote_.data(), kHeapBytes);
     wire_.add_memory(kSignalKey, remote_.data(), kHeapBytes);
+    for (std::size_t i = 0; i < rings_.options().count; ++i) add_queue_pair(i);
     if (options.behind == Behind::cpu_handler) {
-      handler_ = std::make_unique<rdma::CpuNicHandler>(std::move(wire_owner_), /*start_thread=*/false);
+      std::vector<rdma::CpuHandler::QueuePair> pairs;
+      for (const RdmaPeerParams& peer : params_) pairs.push_back({peer.queue.number, peer.queue.peer});
+      handler_ = std::make_unique<rdma::CpuHandler>(std::move(wire_owner_), rings_, pairs, "adversarial wire",
+                                                    /*start_thread=*/false);
     }
-    for (int i = 0; i < options.queue_pairs; ++i) add_queue_pair(i);
   }
 
   std::byte* local(std::uint64_t offset) { return reinterpret_cast<std::byte*>(local_.data()) + offset; }
@@ -76,17 +83,17 @@ class QueueWorld {
   }
 
   RdmaPeerParams& params(std::size_t queue_pair) { return params_[queue_pair]; }
-  rdma::RingMemory& ring(std::size_t queue_pair) { return *rings_[queue_pair]; }
+  rdma::RingMemory& rings() { return rings_; }
   AdversarialWire& wire() { return wire_; }
   SoftwareNic& nic() { return nic_; }
-  rdma::CpuNicHandler& handler() { return *handler_; }
+  rdma::CpuHandler& handler() { return *handler_; }
   const FaultRecord& fault() const { return faults_.fault(); }
   const QueueWorldOptions& options() const { return options_; }
   static std::uint32_t number(std::size_t queue_pair) { return 0x100 + static_cast<std::uint32_t>(queue_pair); }
 
  private:
   void work(bool waited_for) {
-    // At times the device only moves when it must, so that rings fill up.
+    // Sometimes the device only moves when it must, so that rings fill up.
     if (wire_.below(300) == 0) slow_ = !slow_;
     if (slow_ && !waited_for) return;
     if (handler_) {
@@ -96,21 +103,17 @@ class QueueWorld {
     }
   }
 
-  void add_queue_pair(int i) {
-    const std::uint32_t name = number(static_cast<std::size_t>(i));
-    rings_.push_back(std::make_unique<rdma::RingMemory>(
-        executor_, rdma::RingOptions{name, options_.depth, options_.batch, /*peer=*/7, options_.first_index}));
-    RdmaPeerParams peer{rings_.back()->queue_pair(), kLocalKey, kRemoteKey, kSignalKey};
+  void add_queue_pair(std::size_t i) {
+    RdmaPeerParams peer{rings_.queue_pair(i, number(i), /*peer=*/7), kLocalKey, kRemoteKey, kSignalKey};
     peer.queue.sink = {kHeapBytes - 8 * static_cast<std::uint64_t>(i + 1), kLocalKey};
-    if (handler_) {
-      wire_.add_queue_pair(name);
-      handler_->add({name, options_.depth, rings_.back()->ring(), rings_.back()->completion(),
-                     rings_.back()->producer_index(), options_.first_index, 7, "adversarial wire"});
+    if (options_.behind == Behind::cpu_handler) {
+      wire_.add_queue_pair(number(i));
     } else {
-      *peer.queue.doorbell = 0;
+      registers_.push_back(std::make_unique<std::uint64_t>(0));
+      peer.queue.doorbell = registers_.back().get();
+      peer.queue.doorbell_record = rings_.doorbell_record(i);
+      *peer.queue.doorbell_record = device::rdma::record_word(options_.first_index);
       peer.queue.kind = RdmaDoorbell::device_register;
-      records_.push_back(std::make_unique<std::uint32_t>(device::rdma::record_word(options_.first_index)));
-      peer.queue.doorbell_record = records_.back().get();
       nic_.add(peer.queue, options_.first_index);
     }
     params_.push_back(peer);
@@ -118,17 +121,17 @@ class QueueWorld {
 
   QueueWorldOptions options_;
   std::shared_ptr<Executor> executor_;
+  rdma::RingMemory rings_;
   std::vector<std::uint64_t> local_;
   std::vector<std::uint64_t> remote_;
   Faults faults_;
   std::unique_ptr<AdversarialWire> wire_owner_;  ///< unless the handler has it
   AdversarialWire& wire_;
   SoftwareNic nic_;
-  std::unique_ptr<rdma::CpuNicHandler> handler_;
+  std::unique_ptr<rdma::CpuHandler> handler_;
   WaitContext context_;
   bool slow_ = false;
-  std::vector<std::unique_ptr<rdma::RingMemory>> rings_;
-  std::vector<std::unique_ptr<std::uint32_t>> records_;
+  std::vector<std::unique_ptr<std::uint64_t>> registers_;
   std::vector<RdmaPeerParams> params_;
 };
 

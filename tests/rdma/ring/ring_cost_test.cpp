@@ -3,95 +3,85 @@
 
 #include <cstdio>
 #include <cstring>
-#include <string>
-#include <vector>
+#include <memory>
 
+#include "csrc/executor/own_stream.hpp"
+#include "csrc/rdma/ring/ring_memory.hpp"
 #include "tests/kernels/test_kernel.hpp"
 #include "tests/rdma/ring/ring_cost_kernel.hpp"
 
 namespace deep_ep::test {
 namespace {
 
-using device::rdma::CompletionEntry;
 using device::rdma::WorkQueueEntry;
 
 constexpr std::uint32_t kDepth = 128;
 constexpr std::uint32_t kNumber = 0x1234;
 
-/// Memory of a queue pair: all of it in the GPU's, as the `gpu` handler has it, with a word there instead of the
-/// device's register; or pinned, as the `cpu` handler has it.
+/// A queue pair: all of its memory in the GPU's, as the `gpu` handler has it, with a word there instead of the device's
+/// register; or pinned, as the `cpu` handler has it.
 class Ring {
  public:
-  Ring(Executor& executor, bool pinned) : executor_(executor), pinned_(pinned) {
-    executor_.make_current();
-    stream_ = executor_.create_stream();
-    memory_ = static_cast<std::byte*>(pinned ? executor_.allocate_pinned(kBytes) : executor_.allocate(kBytes));
-    state_ = static_cast<RdmaQueueState*>(executor_.allocate(kStateBytes));
-    wait_ = static_cast<FaultRecord*>(executor_.allocate_pinned(2 * sizeof(FaultRecord)));
-    executor_.fill(memory_, 0, kBytes, stream_);
-    executor_.fill(memory_ + kCompletionAt, 0xff, sizeof(CompletionEntry), stream_);
-    executor_.fill(state_, 0, kStateBytes, stream_);
+  Ring(const std::shared_ptr<Executor>& executor, bool pinned)
+      : executor_(*executor),
+        pinned_(pinned),
+        stream_(*executor),
+        memory_(executor, {.depth = kDepth, .batch = kDepth / 2, .on_gpu = !pinned}),
+        words_(static_cast<std::uint64_t*>(executor->allocate(kWords * sizeof(std::uint64_t)))),
+        faults_(*executor, 2) {
+    executor_.fill(words_, 0, kWords * sizeof(std::uint64_t), stream_.get());
   }
   ~Ring() {
-    executor_.synchronize(stream_);
-    pinned_ ? executor_.free_pinned(memory_) : executor_.free(memory_);
-    executor_.free(state_);
-    executor_.free_pinned(wait_);
-    executor_.destroy_stream(stream_);
+    executor_.synchronize(stream_.get());
+    executor_.free(words_);
   }
 
   RingCostParams params(int rounds, bool one_thread) {
     RingCostParams params;
     RdmaQueuePair& queue = params.peer.queue;
-    queue.ring = reinterpret_cast<WorkQueueEntry*>(memory_);
-    queue.completion = reinterpret_cast<CompletionEntry*>(memory_ + kCompletionAt);
-    queue.doorbell = reinterpret_cast<std::uint64_t*>(memory_ + kDoorbellAt);
-    queue.doorbell_record = pinned_ ? nullptr : reinterpret_cast<std::uint32_t*>(memory_ + kRecordAt);
-    queue.state = state_;
-    queue.kind = pinned_ ? RdmaDoorbell::producer_index : RdmaDoorbell::device_register;
-    queue.number = kNumber;
-    queue.depth = kDepth;
-    queue.batch = kDepth / 2;
+    queue = memory_.queue_pair(0, kNumber, /*peer=*/1);
+    if (!pinned_) {
+      queue.doorbell = words_;
+      queue.doorbell_record = memory_.doorbell_record(0);
+      queue.kind = RdmaDoorbell::device_register;
+    }
     queue.system_scope = pinned_;
-    queue.peer = 1;
-    params.completion = reinterpret_cast<CompletionEntry*>(memory_ + kCompletionAt);
+    params.completion = memory_.completion(0);
     params.rounds = rounds;
     params.one_thread = one_thread;
-    params.cycles = reinterpret_cast<std::int64_t*>(state_ + 1);
-    params.wait = {wait_, reinterpret_cast<std::uint64_t*>(state_ + 1) + 3, 10'000'000'000u};
+    params.cycles = reinterpret_cast<std::int64_t*>(words_ + 1);
+    params.wait = {faults_.data(), words_ + 4, 10'000'000'000u};
     return params;
   }
 
-  StreamHandle stream() const { return stream_; }
+  StreamHandle stream() const { return stream_.get(); }
 
   template <class T>
   T read(const void* from) {
     T value;
-    executor_.copy(&value, from, sizeof value, stream_);
-    executor_.synchronize(stream_);
+    executor_.copy(&value, from, sizeof value, stream_.get());
+    executor_.synchronize(stream_.get());
     return value;
   }
 
  private:
-  static constexpr std::size_t kCompletionAt = kDepth * sizeof(WorkQueueEntry);
-  static constexpr std::size_t kDoorbellAt = kCompletionAt + 128;
-  static constexpr std::size_t kRecordAt = kDoorbellAt + 128;
-  static constexpr std::size_t kBytes = kRecordAt + 128;
-  static constexpr std::size_t kStateBytes = sizeof(RdmaQueueState) + 4 * sizeof(std::uint64_t);
+  static constexpr std::size_t kWords = 5;  // register, three counts of cycles, abort
 
   Executor& executor_;
   bool pinned_;
-  StreamHandle stream_ = nullptr;
-  std::byte* memory_ = nullptr;
-  RdmaQueueState* state_ = nullptr;
-  FaultRecord* wait_ = nullptr;
+  OwnStream stream_;
+  rdma::RingMemory memory_;
+  std::uint64_t* words_;
+  Shared<FaultRecord> faults_;
 };
 
-void measure(Executor& executor, bool pinned, bool one_thread) {
+void measure(const std::shared_ptr<Executor>& on, bool pinned, bool one_thread) {
+  Executor& executor = *on;
+  executor.make_current();
   const TestKernel<RingCostParams> kernel(DEEP_EP_TEST_LAUNCHERS(ring_cost));
   const bool gpu = executor.device().kind == Device::Kind::cuda;
   const int rounds = gpu ? 1000 : 20;
-  Ring ring(executor, pinned);
+  Ring ring(on, pinned);
   RingCostParams params = ring.params(rounds, one_thread);
   kernel(executor, ring.stream(), {1, 32, 0}, params);
 
@@ -128,7 +118,7 @@ void measure(Executor& executor, bool pinned, bool one_thread) {
 TEST(RingCost, OfARow) {
   for (const auto& executor : executors_present()) {
     for (const bool pinned : {false, true}) {
-      for (const bool one_thread : {false, true}) measure(*executor, pinned, one_thread);
+      for (const bool one_thread : {false, true}) measure(executor, pinned, one_thread);
     }
   }
 }

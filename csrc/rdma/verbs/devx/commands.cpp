@@ -144,8 +144,8 @@ Mailbox ready_to_send_command(const ConnectionCommand& command) {
   return mailbox;
 }
 
-Mailbox plain_queue_pair_command(Opcode opcode, std::uint32_t queue_pair) {
-  Mailbox mailbox = with_opcode(opcode, layout::command::short_bits);
+Mailbox query_queue_pair_command(std::uint32_t queue_pair) {
+  Mailbox mailbox = with_opcode(Opcode::query_qp, layout::command::short_bits);
   mailbox.set(layout::queue_pair::qpn, queue_pair);
   return mailbox;
 }

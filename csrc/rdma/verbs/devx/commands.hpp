@@ -18,7 +18,7 @@ struct UmemPlace {
 
 struct CompletionQueueCommand {
   UmemPlace entry;            ///< the one entry: the queue is collapsed, every completion overwrites it
-  UmemPlace doorbell_record;  ///< never written: nothing is armed and an overrun is the normal case
+  UmemPlace doorbell_record;  ///< never written: nothing is armed, and an overrun is the normal case
   std::uint32_t event_queue = 0;
   std::uint32_t uar_page = 0;
   std::uint32_t log_page_size = 0;  ///< of the UMEM's pages, above 4 KiB
@@ -51,8 +51,7 @@ Mailbox create_queue_pair_command(const QueuePairCommand& command);
 Mailbox reset_to_init_command(const ConnectionCommand& command);
 Mailbox init_to_ready_to_receive_command(const ConnectionCommand& command);
 Mailbox ready_to_send_command(const ConnectionCommand& command);
-/// Commands that carry the number alone: to_error_qp, to_reset_qp, query_qp.
-Mailbox plain_queue_pair_command(layout::Opcode opcode, std::uint32_t queue_pair);
+Mailbox query_queue_pair_command(std::uint32_t queue_pair);
 
 /// Source port of the UDP packets: the network spreads connections over its paths by it. 0xc000 to 0xffff.
 std::uint16_t udp_source_port(std::uint32_t local_queue_pair, std::uint32_t remote_queue_pair);

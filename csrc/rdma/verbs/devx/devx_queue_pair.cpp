@@ -9,13 +9,9 @@
 #include "csrc/rdma/verbs/functions.hpp"
 #include "csrc/support/format.hpp"
 #include "deep_ep/error.hpp"
-#include "kernels/rdma/formats.hpp"
 
 namespace deep_ep::rdma::verbs::devx {
 namespace {
-
-constexpr std::size_t kGpuPage = 65536;
-constexpr std::uint32_t kEntryBytes = sizeof(device::rdma::WorkQueueEntry);
 
 std::uint32_t log2_down(std::uint32_t value) { return value == 0 ? 0 : std::bit_width(value) - 1U; }
 
@@ -50,24 +46,6 @@ Context checked_context(std::shared_ptr<Device> device, const Mlx5Functions& fun
 
 }  // namespace
 
-QueuePairLayout QueuePairLayout::of(std::uint32_t depth) {
-  if (!std::has_single_bit(depth) || depth < 64 || depth > device::rdma::kMaxDepth) {
-    fail<InvalidArgument>("queue pair depth {}, allowed: powers of two from 64 to {}", depth, device::rdma::kMaxDepth);
-  }
-  QueuePairLayout layout;
-  layout.depth = depth;
-  layout.ring = 0;
-  layout.completion = std::size_t{depth} * kEntryBytes;
-  // What the device writes and what the GPU writes are in lines of their own.
-  layout.doorbell_record = layout.completion + 128;
-  layout.bytes = (layout.doorbell_record + 128 + kGpuPage - 1) / kGpuPage * kGpuPage;
-  return layout;
-}
-
-DevxQueuePair::DevxQueuePair(std::shared_ptr<Device> device, const DevxQueuePairOptions& options,
-                             const PathOptions& path)
-    : DevxQueuePair(std::move(device), mlx5_functions(), options, path) {}
-
 DevxQueuePair::DevxQueuePair(std::shared_ptr<Device> device, const Mlx5Functions& functions,
                              const DevxQueuePairOptions& options, const PathOptions& path)
     : context_(checked_context(std::move(device), functions)),
@@ -82,7 +60,7 @@ DevxQueuePair::DevxQueuePair(std::shared_ptr<Device> device, const Mlx5Functions
 
 Umem DevxQueuePair::register_memory(const DevxQueuePairOptions& options) const {
   const auto address = reinterpret_cast<std::uintptr_t>(options.memory);
-  if (options.memory == nullptr || address % kGpuPage != 0) {
+  if (options.memory == nullptr || address % kRingAlignment != 0) {
     fail<InvalidArgument>("memory of a queue pair at {}, allowed: addresses that are multiples of 64 KiB",
                           options.memory);
   }
@@ -116,17 +94,17 @@ std::uint32_t DevxQueuePair::event_queue() const {
 CompletionQueueCommand DevxQueuePair::completion_queue_command(const DevxQueuePairOptions& options) const {
   CompletionQueueCommand command;
   command.entry = {memory_.id(), options.layout.completion};
-  command.doorbell_record = {memory_.id(), options.layout.doorbell_record + 64};
+  command.doorbell_record = {memory_.id(), options.layout.unused_record};
   command.event_queue = event_queue();
   command.uar_page = doorbell_.page_id();
-  command.log_page_size = options.gpu_memory ? log2_down(kGpuPage / 4096) : 0;
+  command.log_page_size = options.gpu_memory ? log2_down(kRingAlignment / 4096) : 0;
   return command;
 }
 
 QueuePairCommand DevxQueuePair::queue_pair_command(const DevxQueuePairOptions& options) const {
   QueuePairCommand command;
-  command.ring = {memory_.id(), options.layout.ring};
-  command.doorbell_record = {memory_.id(), options.layout.doorbell_record};
+  command.ring = {memory_.id(), 0};
+  command.doorbell_record = {memory_.id(), options.layout.doorbell};
   command.log_depth = log2_down(options.layout.depth);
   command.protection_domain = protection_domain();
   command.completion_queue = completion_queue_.number();
@@ -135,7 +113,7 @@ QueuePairCommand DevxQueuePair::queue_pair_command(const DevxQueuePairOptions& o
   return command;
 }
 
-// The kernel knows how to reach a GID: an address handle that is made and dropped tells the hardware address.
+// The kernel knows how to reach a GID: an address handle that is made and dropped reveals the hardware address.
 std::array<std::uint8_t, 6> DevxQueuePair::mac_of(const QueuePairAddress& peer) const {
   const Device& device = *context_.device;
   ibv_ah_attr attributes{};
@@ -184,13 +162,9 @@ void DevxQueuePair::connect(const QueuePairAddress& peer) {
   queue_pair_.modify("RTR2RTS_QP", ready_to_send_command(command));
 }
 
-void DevxQueuePair::fail_on_purpose() {
-  queue_pair_.modify("2ERR_QP", plain_queue_pair_command(layout::Opcode::to_error_qp, number()));
-}
-
 QueuePairProgress DevxQueuePair::progress() const {
-  const Mailbox answer = queue_pair_.query("QUERY_QP", plain_queue_pair_command(layout::Opcode::query_qp, number()),
-                                           layout::command::context_bits);
+  const Mailbox answer =
+      queue_pair_.query("QUERY_QP", query_queue_pair_command(number()), layout::command::context_bits);
   const auto value = [&](Field field) { return answer.get(within(layout::queue_pair::context, field)); };
   QueuePairProgress progress;
   switch (value(layout::qpc::state)) {

@@ -5,27 +5,18 @@
 #include <cstdint>
 #include <memory>
 
+#include "csrc/rdma/ring/ring_memory.hpp"
 #include "csrc/rdma/verbs/devx/commands.hpp"
 #include "csrc/rdma/verbs/devx/objects.hpp"
 
 namespace deep_ep::rdma::verbs::devx {
 
-/// Where things lie in the memory of a queue pair, in bytes. One memory, one registration.
-struct QueuePairLayout {
-  std::uint32_t depth = 0;  ///< entries of 64 bytes
-  std::size_t ring = 0;
-  std::size_t completion = 0;       ///< the one completion entry, 64 bytes
-  std::size_t doorbell_record = 0;  ///< 4 bytes for receiving (unused), then 4 for sending
-  std::size_t bytes = 0;            ///< a multiple of 64 KiB, the page size of GPUs
-
-  /// InvalidArgument unless `depth` is a power of two from 64 to 32768.
-  static QueuePairLayout of(std::uint32_t depth);
-  std::size_t send_doorbell_record() const { return doorbell_record + 4; }
-};
+/// Of the memory of a queue pair: the page size of GPUs.
+inline constexpr std::size_t kRingAlignment = 65536;
 
 struct DevxQueuePairOptions {
-  QueuePairLayout layout;
-  /// layout.bytes of memory, aligned to 64 KiB. The completion entry in it must say "not yet written" (all bytes 0xff)
+  RingLayout layout;  ///< aligned to kRingAlignment
+  /// layout.bytes of memory, aligned likewise. The completion entry in it must say "not yet written" (all bytes 0xff)
   /// and the doorbell records must be 0 before the first kernel uses it.
   void* memory = nullptr;
   bool gpu_memory = false;
@@ -33,7 +24,9 @@ struct DevxQueuePairOptions {
   std::uint32_t user_index = 0;
 };
 
-/// Counters of the device that tell what happened to posted work.
+enum class QueuePairState : std::uint8_t { reset, initialised, ready_to_receive, ready_to_send, error };
+
+/// Counters of the device that say what happened to posted work.
 struct QueuePairProgress {
   QueuePairState state = QueuePairState::reset;
   std::uint16_t posted = 0;   ///< blocks that doorbells announced
@@ -44,8 +37,7 @@ class DevxQueuePair {
  public:
   /// Checks that the device can do what the rings need (completion format 1, 8-byte fetch-and-add), then makes memory
   /// registration, doorbell, completion queue and queue pair. SystemError says which command was refused, and how.
-  DevxQueuePair(std::shared_ptr<Device> device, const DevxQueuePairOptions& options, const PathOptions& path);
-  /// With functions of the caller's, which must outlive the queue pair.
+  /// The functions outlive the queue pair.
   DevxQueuePair(std::shared_ptr<Device> device, const Mlx5Functions& functions, const DevxQueuePairOptions& options,
                 const PathOptions& path);
 
@@ -56,7 +48,6 @@ class DevxQueuePair {
 
   /// Brings the queue pair to "ready to send". RankMismatch when the two ends cannot talk.
   void connect(const QueuePairAddress& peer);
-  void fail_on_purpose();
   QueuePairProgress progress() const;
 
  private:
@@ -67,7 +58,7 @@ class DevxQueuePair {
   CompletionQueueCommand completion_queue_command(const DevxQueuePairOptions& options) const;
   QueuePairCommand queue_pair_command(const DevxQueuePairOptions& options) const;
 
-  // In the order in which the firmware needs them; they end in the opposite one.
+  // In the order in which the firmware needs them; they are destroyed in the opposite order.
   Context context_;
   PathOptions path_;
   QueuePairAddress address_;

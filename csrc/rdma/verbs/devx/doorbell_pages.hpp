@@ -3,52 +3,69 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
-#include <memory>
-#include <mutex>
-#include <string>
+#include <utility>
 
-namespace deep_ep::rdma {
+namespace deep_ep::rdma::verbs {
 
 inline constexpr std::size_t kDoorbellPageBytes = 4096;
 
-/// Who maps a page of registers into a GPU.
-class PageRegistrar {
- public:
-  virtual ~PageRegistrar() = default;
+/// How a page of registers comes into a GPU's address space, and how it leaves.
+struct PageMapper {
   /// The address at which kernels reach the page. Throws SystemError: what was refused, and what helps.
-  virtual void* register_page(void* page) = 0;
-  virtual void unregister_page(void* page) noexcept = 0;
+  std::function<void*(void* page)> map;
+  std::function<void(void* page)> unmap;
 };
 
-/// The CUDA runtime (cudaHostRegister for I/O memory) on one GPU. Throws SystemError in builds without CUDA.
-std::unique_ptr<PageRegistrar> make_cuda_page_registrar(int device);
+/// The CUDA runtime (cudaHostRegister for I/O memory) on one GPU. Refuses everything in builds without CUDA.
+PageMapper gpu_page_mapper(int device);
 
-/// Several queue pairs have registers on one page, which may be registered once only: counts its users. Thread-safe.
+class MappedDoorbell;
+
+/// Several queue pairs have registers on one page, which may be mapped once only: counts its users.
 class DoorbellPages {
  public:
-  explicit DoorbellPages(std::unique_ptr<PageRegistrar> registrar);
-  ~DoorbellPages();
+  explicit DoorbellPages(PageMapper mapper) : mapper_(std::move(mapper)) {}
   DoorbellPages(const DoorbellPages&) = delete;
   DoorbellPages& operator=(const DoorbellPages&) = delete;
 
-  /// A register (8 bytes, aligned) as kernels address it; `reg` is how the host does. Every map() needs an unmap().
-  std::uint64_t* map(void* reg);
-  void unmap(void* reg) noexcept;
+  /// A register (8 bytes, aligned) as kernels address it; `reg` is how the host does. SystemError: kernels cannot ring
+  /// it, and why. Only a trial gives a reliable answer: what is permitted depends on both driver options and
+  /// privileges.
+  MappedDoorbell map(void* reg);
 
  private:
+  friend MappedDoorbell;
+  void unmap(void* reg);
+
   struct Page {
     std::byte* device = nullptr;
     int users = 0;
   };
 
-  std::unique_ptr<PageRegistrar> registrar_;
-  std::mutex mutex_;
+  PageMapper mapper_;
   std::map<std::byte*, Page> pages_;  ///< by the host's address
 };
 
-/// Tries to map this register and unmaps it: "" if kernels can ring it, else why not. A trial is the only reliable
-/// answer: what is permitted depends on driver options and on privileges together.
-std::string why_kernels_cannot_ring(DoorbellPages& pages, void* reg);
+/// A register that kernels ring, mapped as long as this lives. It ends before its pages do.
+class MappedDoorbell {
+ public:
+  MappedDoorbell(DoorbellPages& pages, void* reg, std::uint64_t* mapped)
+      : pages_(&pages), register_(reg), mapped_(mapped) {}
+  MappedDoorbell(MappedDoorbell&& other) noexcept
+      : pages_(std::exchange(other.pages_, nullptr)), register_(other.register_), mapped_(other.mapped_) {}
+  MappedDoorbell& operator=(MappedDoorbell&&) = delete;
+  ~MappedDoorbell() {
+    if (pages_ != nullptr) pages_->unmap(register_);
+  }
 
-}  // namespace deep_ep::rdma
+  std::uint64_t* get() const { return mapped_; }
+
+ private:
+  DoorbellPages* pages_;
+  void* register_;
+  std::uint64_t* mapped_;
+};
+
+}  // namespace deep_ep::rdma::verbs

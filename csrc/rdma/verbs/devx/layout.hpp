@@ -1,6 +1,6 @@
 // Command numbers and field places of the mlx5 programmer's reference manual, as far as this library uses them. They
 // are those of the kernel's include/linux/mlx5/mlx5_ifc.h and rdma-core's providers/mlx5/mlx5_ifc.h, whose names they
-// bear; a test compares them with the kernel's file.
+// have; a test compares them with the kernel's file.
 #pragma once
 
 #include "csrc/rdma/verbs/devx/mailbox.hpp"
@@ -14,8 +14,6 @@ enum class Opcode : std::uint16_t {
   rst2init_qp = 0x502,
   init2rtr_qp = 0x503,
   rtr2rts_qp = 0x504,
-  to_error_qp = 0x507,
-  to_reset_qp = 0x50a,
   query_qp = 0x50b,
 };
 

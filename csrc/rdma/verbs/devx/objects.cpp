@@ -31,7 +31,7 @@ constexpr std::uint64_t kUmemMaskDmabuf = 1;
   fail<SystemError>("RDMA device {}: DevX {}: {}{}{}", context.device->name(), name, errno_text(error), hint, firmware);
 }
 
-/// Success has two sides: the call's and the firmware's.
+/// Both the call and the firmware must succeed.
 void check(const Context& context, const char* name, int error, const Mailbox& answer) {
   if (error != 0 || answer.get(layout::answer::status) != 0) refuse(context, name, error, answer);
 }
@@ -179,6 +179,5 @@ DoorbellPage::~DoorbellPage() { context_.functions->free_uar(page_); }
 
 std::uint32_t DoorbellPage::page_id() const { return page_->page_id; }
 void* DoorbellPage::register_address() const { return page_->reg_addr; }
-void* DoorbellPage::page_address() const { return page_->base_addr; }
 
 }  // namespace deep_ep::rdma::verbs::devx

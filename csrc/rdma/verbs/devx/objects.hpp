@@ -1,4 +1,4 @@
-// What DevX makes on an mlx5 device, each with its end: firmware objects, registered memory, doorbell pages.
+// What DevX makes on an mlx5 device, each with its destructor: firmware objects, registered memory, doorbell pages.
 #pragma once
 
 #include <cstdint>
@@ -71,12 +71,12 @@ class Umem {
 class DoorbellPage {
  public:
   enum class Kind : std::uint8_t {
-    own_register,     ///< not cached, nobody else's (rdma-core 45 and later)
+    own_register,     ///< not cached, exclusive (rdma-core 45 and later)
     shared_register,  ///< not cached, one for the opened device: queue pairs share it, which 8-byte stores allow
     write_combining,  ///< a BlueFlame register, used as a plain one
   };
 
-  /// The first kind of these that the device gives, in this order. SystemError says what each attempt answered.
+  /// The first of these kinds that the device provides, in this order. SystemError says what each attempt answered.
   explicit DoorbellPage(Context context);
   ~DoorbellPage();
   DoorbellPage(const DoorbellPage&) = delete;
@@ -84,9 +84,7 @@ class DoorbellPage {
 
   Kind kind() const { return kind_; }
   std::uint32_t page_id() const;
-  /// The register, and the page that it lies in: what a GPU maps.
   void* register_address() const;
-  void* page_address() const;
 
  private:
   Context context_;

@@ -1,0 +1,114 @@
+#include "csrc/buffer/call_scope.hpp"
+
+#include <algorithm>
+#include <exception>
+#include <utility>
+
+#include "csrc/memory/storage.hpp"
+#include "csrc/support/logging.hpp"
+#include "kernels/common/limits.hpp"
+
+namespace deep_ep {
+namespace {
+
+std::size_t aligned_bytes(const TensorView& view) { return align_up(view.bytes(), Arena::kAlignment); }
+
+std::size_t bytes_together(std::span<const TensorView> views) {
+  std::size_t bytes = 0;
+  for (const TensorView& view : views) bytes += aligned_bytes(view);
+  return std::max<std::size_t>(bytes, 1);
+}
+
+/// The tensors one after the other.
+std::vector<Tensor> lay_out(std::span<const TensorView> views, const std::shared_ptr<StreamStorage>& storage) {
+  std::vector<Tensor> tensors;
+  tensors.reserve(views.size());
+  std::byte* at = storage->data();
+  for (TensorView view : views) {
+    view.data = at;
+    at += aligned_bytes(view);
+    tensors.emplace_back(view, storage);
+  }
+  return tensors;
+}
+
+}  // namespace
+
+CallContext::CallContext(std::shared_ptr<Executor> executor, StreamHandle comm_stream, std::shared_ptr<Arena> arena)
+    : executor_(std::move(executor)),
+      comm_stream_(comm_stream),
+      arena_(std::move(arena)),
+      home_(std::make_shared<HomeStream>(executor_, comm_stream_)),
+      cache_(std::make_shared<MemoryCache>(home_)) {}
+
+void CallContext::settle() const {
+  if (const EventHandle latest = home_->latest()) executor_->wait_event(comm_stream_, latest);
+  executor_->synchronize(comm_stream_);
+}
+
+CallScope::CallScope(const CallContext& context, const CallOptions& call)
+    : context_(context), caller_stream_(call.stream), stream_(call.stream), async_finish_(call.async_finish) {
+  Executor& executor = context_.executor();
+  executor.make_current();
+  // A call that the caller's stream waits for anyway runs there: going to another stream and back costs microseconds.
+  // In a recording it costs nothing, and the communication stream is what orders the calls of a graph.
+  const bool in_place = !call.async_finish && !call.previous_event && !executor.is_capturing(call.stream);
+  if (!in_place) stream_ = context_.comm_stream();
+  if (call.previous_event) {
+    executor.wait_event(stream_, call.previous_event);
+  } else if (call.stream != stream_) {
+    executor.wait_event(stream_, executor.record_event(call.stream));
+  }
+  // After the wait, which is what makes the stream a part of the recording.
+  recording_ = !in_place && executor.is_capturing(stream_);
+  HomeStream& home = *context_.home_;
+  if (!recording_) {
+    if (const EventHandle latest = home.latest()) executor.wait_event(stream_, latest);
+    home.work_begins();
+  }
+  home.works_on(stream_);
+}
+
+std::optional<std::vector<Tensor>> CallScope::try_heap_tensors(std::span<const TensorView> wanted) const {
+  auto storage = ArenaStorage::allocate(context_.arena_, bytes_together(wanted), context_.home_, recording_);
+  if (!storage) return std::nullopt;
+  return lay_out(wanted, std::move(storage));
+}
+
+std::vector<Tensor> CallScope::pool_tensors(std::span<const TensorView> wanted) const {
+  return lay_out(wanted, std::make_shared<PoolStorage>(context_.cache_, bytes_together(wanted), recording_));
+}
+
+void CallScope::hand_out(const Tensor& tensor) const {
+  // All our tensors have such a storage; a caller may have put together a handle with others.
+  if (auto* ours = dynamic_cast<StreamStorage*>(tensor.storage().get())) {
+    ours->record_stream(caller_stream_, recording_);
+  } else {
+    tensor.record_stream(caller_stream_);
+  }
+}
+
+EventHandle CallScope::finish() {
+  Executor& executor = context_.executor();
+  EventHandle done = executor.record_event(stream_);
+  if (!recording_) context_.home_->work_ends(done);
+  context_.home_->works_on(context_.comm_stream());
+  ended_ = true;
+  if (async_finish_) return done;
+  if (caller_stream_ != stream_) executor.wait_event(caller_stream_, done);
+  return {};
+}
+
+void CallScope::abandon() noexcept {
+  if (ended_) return;
+  ended_ = true;
+  try {
+    if (!recording_) context_.home_->work_ends(context_.executor().record_event(stream_));
+  } catch (const std::exception& error) {
+    // The device is lost. As far as memory is concerned the call never ends, so no graph gets any.
+    log::debug("buffer: a call that failed has no event behind it: {}", error.what());
+  }
+  context_.home_->works_on(context_.comm_stream());
+}
+
+}  // namespace deep_ep

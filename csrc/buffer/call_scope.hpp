@@ -1,0 +1,83 @@
+// One call on the host, from the choice of its stream to its end. All work that a buffer enqueues for callers is
+// enqueued inside such a scope.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "csrc/memory/arena.hpp"
+#include "csrc/memory/home_stream.hpp"
+#include "csrc/memory/memory_cache.hpp"
+#include "deep_ep/buffer.hpp"
+
+namespace deep_ep {
+
+/// What all calls of a buffer share: their order, the communication stream, the memory for their results.
+class CallContext {
+ public:
+  CallContext(std::shared_ptr<Executor> executor, StreamHandle comm_stream, std::shared_ptr<Arena> arena);
+
+  Executor& executor() const { return *executor_; }
+  StreamHandle comm_stream() const { return comm_stream_; }
+  /// The host waits for all calls so far.
+  void settle() const;
+
+ private:
+  friend class CallScope;
+
+  std::shared_ptr<Executor> executor_;
+  StreamHandle comm_stream_;
+  std::shared_ptr<Arena> arena_;
+  std::shared_ptr<HomeStream> home_;  ///< the calls, as their memory sees them
+  std::shared_ptr<MemoryCache> cache_;
+};
+
+/// A call that is under way; a context has one at a time. It ends with `finish`, or, if an exception comes first, with
+/// the scope: later calls, and CallContext::settle, come after whatever it has enqueued.
+class CallScope {
+ public:
+  /// Chooses the stream, which waits for what the call comes after and for the call before it. Throws before anything
+  /// has changed.
+  CallScope(const CallContext& context, const CallOptions& call);
+  ~CallScope() { abandon(); }
+  CallScope(const CallScope&) = delete;
+  CallScope& operator=(const CallScope&) = delete;
+
+  /// Where the call's work is to be enqueued: the caller's stream or the communication stream.
+  StreamHandle stream() const { return stream_; }
+  /// Is the call being recorded into a graph?
+  bool recording() const { return recording_; }
+
+  /// Tensors of these types and shapes in the heap, in one piece of memory that lives as long as any of them. Nothing
+  /// if they do not fit.
+  std::optional<std::vector<Tensor>> try_heap_tensors(std::span<const TensorView> wanted) const;
+  /// The same in the executor's pool. Throws OutOfMemory.
+  std::vector<Tensor> pool_tensors(std::span<const TensorView> wanted) const;
+  Tensor pool_tensor(const TensorView& wanted) const { return pool_tensors({&wanted, 1}).front(); }
+
+  /// The caller's stream will use the tensor, too: its memory is not reused before that work ends. One of several
+  /// tensors that share their memory is enough.
+  void hand_out(const Tensor& tensor) const;
+
+  /// The caller's stream waits for the call; with async_finish the returned event stands for it instead.
+  EventHandle finish();
+  /// What the end of the scope does for a call that has not finished.
+  void abandon() noexcept;
+
+ private:
+  const CallContext& context_;
+  StreamHandle caller_stream_;
+  StreamHandle stream_;
+  bool async_finish_;
+  bool recording_ = false;
+  bool ended_ = false;
+};
+
+/// A type and a shape, without memory.
+inline TensorView unplaced(const Device& device, DType dtype, std::initializer_list<std::int64_t> shape) {
+  return TensorView::contiguous(nullptr, dtype, shape, device);
+}
+
+}  // namespace deep_ep

@@ -1,0 +1,32 @@
+// Numbers that the library chooses if the caller does not, and the limits of those that the caller may choose.
+// Everything else takes them from here. (What kernels limit is in kernels/common/limits.hpp and
+// kernels/kernel_list.hpp.)
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+namespace deep_ep::defaults {
+
+// Tuning of calls: see Config. Few SMs saturate NVLink, on 8 H200: dispatch is as fast with 8 as with 24, combine with
+// 16. The curves are in docs/measurements/. Other numbers of ranks have not been tuned.
+constexpr int kDispatchSms = 10;
+constexpr int kCombineSms = 16;
+constexpr int kMostSms = 4096;
+constexpr int kMostLowLatencyWarps = 32;  ///< of a block; kernels may be given fewer
+
+/// Of the heap, the window takes a quarter, up to 1 GiB.
+constexpr std::size_t window_bytes(std::size_t heap_bytes) { return std::min(heap_bytes / 4, std::size_t{1} << 30); }
+/// The heap that leaves so many bytes when the window has its part.
+constexpr std::size_t heap_with_window(std::size_t bytes) { return bytes / 3 * 4; }
+
+/// Of an 8-bit row: 4 bytes for each 128 channels.
+constexpr std::int64_t scale_bytes(std::int64_t row_bytes) { return row_bytes / 32; }
+/// What a received row takes beside its own bytes and its scales, at most: indices and weights of its selections, its
+/// index at the source.
+constexpr std::int64_t row_overhead(int num_topk) { return std::int64_t{num_topk} * (8 + 4) + 4; }
+/// What hints leave for signals.
+constexpr std::size_t kSignalBytes = std::size_t{16} << 20;
+
+}  // namespace deep_ep::defaults

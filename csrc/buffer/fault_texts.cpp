@@ -1,0 +1,136 @@
+#include "csrc/buffer/fault_texts.hpp"
+
+#include <array>
+#include <cstdint>
+
+#include "csrc/rdma/ring/failure.hpp"
+#include "csrc/support/format.hpp"
+#include "deep_ep/tensor.hpp"
+#include "kernels/intranode/control_window.hpp"
+
+namespace deep_ep {
+namespace {
+
+/// Completes "without seeing ...".
+const char* text_of(Wanted wanted) {
+  switch (wanted) {
+    case Wanted::nothing:
+      return "nothing";
+    case Wanted::counts:
+      return "its token counts (dispatch, notify kernel)";
+    case Wanted::dispatch_addresses:
+      return "where it wants its rows (dispatch kernel)";
+    case Wanted::dispatch_rows:
+      return "its rows (dispatch kernel)";
+    case Wanted::dispatch_credit:
+      return "room in its window (dispatch kernel)";
+    case Wanted::combine_addresses:
+      return "where its rows are (combine kernel)";
+    case Wanted::combine_rows:
+      return "a pushed row (combine kernel)";
+    case Wanted::combine_credit:
+      return "room in its window (combine kernel)";
+    case Wanted::combine_done:
+      return "its confirmation that it has read our rows (combine kernel)";
+    case Wanted::low_latency_dispatch_credit:
+      return "its confirmation of the dispatch before the last (low-latency dispatch)";
+    case Wanted::low_latency_dispatch_counts:
+      return "its counts (low-latency dispatch)";
+    case Wanted::low_latency_dispatch_rows:
+      return "a row (low-latency dispatch)";
+    case Wanted::low_latency_combine_credit:
+      return "its confirmation of the combine before the last (low-latency combine)";
+    case Wanted::low_latency_combine_selection:
+      return "the selections of a token (low-latency combine)";
+    case Wanted::low_latency_combine_rows:
+      return "a row (low-latency combine)";
+    case Wanted::low_latency_barrier:
+      return "its arrival at the barrier (low_latency_clean)";
+    case Wanted::rdma_completion:
+      return "the NIC's report that our RDMA operations have reached it";
+  }
+  return "an unknown event";
+}
+
+constexpr std::array<const char*, CallShape::kWords> kShapeFields = {
+    "bytes of a row of x",         "bytes of a row of x_scales", "top-k",
+    "bytes of a topk_idx element", "number of experts",          "dtype of x",
+    "dtype of x_scales",           "protocol version",
+};
+
+/// A word of the CallShape as a message should show it.
+std::string describe_shape_value(int field, std::uint64_t value) {
+  const bool is_dtype = field == 5 || field == 6;
+  return is_dtype ? name_of(static_cast<DType>(value)) : std::to_string(value);
+}
+
+}  // namespace
+
+std::string describe_fault(const FaultRecord& fault, int rank, double timeout_s) {
+  switch (fault.kind) {
+    case FaultKind::timeout:
+      return fmt::format(
+          "rank {} waited {} s for rank {} without seeing {} (signal at {}, expected {}). The ranks no longer agree: "
+          "destroy the buffer",
+          rank, timeout_s, fault.peer, text_of(fault.wanted), fault.seen, fault.expected);
+    case FaultKind::mismatch:
+      if (fault.wanted == Wanted::counts) {
+        return fmt::format("dispatch: {} is {} on rank {} but {} on rank {}; it must be equal on all ranks",
+                           kShapeFields[static_cast<std::size_t>(fault.field)],
+                           describe_shape_value(fault.field, fault.expected), rank,
+                           describe_shape_value(fault.field, fault.seen), fault.peer);
+      }
+      if (fault.wanted == Wanted::low_latency_dispatch_counts) {
+        return fmt::format(
+            "low_latency_dispatch: ranks {} and {} differ in max_tokens, hidden, top-k, num_experts, use_fp8, in "
+            "whether weights travel or, between nodes, in return_recv_hook; they must be equal on all ranks. The ranks "
+            "no longer agree: destroy the buffer",
+            rank, fault.peer);
+      }
+      if (fault.wanted == Wanted::low_latency_combine_selection) {
+        return fmt::format(
+            "low_latency_combine: ranks {} and {} differ in max_tokens, hidden, top-k, num_experts, use_logfmt "
+            "or, between nodes, in return_recv_hook; they must be equal on all ranks. The ranks no longer agree: "
+            "destroy the buffer",
+            rank, fault.peer);
+      }
+      return fmt::format(
+          "{}: rows of rank {} and of rank {} differ in size, number of scales or top-k; they must be equal on all "
+          "ranks. The ranks no longer agree: destroy the buffer",
+          fault.wanted == Wanted::dispatch_addresses ? "dispatch" : "combine", rank, fault.peer);
+    case FaultKind::inconsistent_counts:
+      return fmt::format(
+          "num_tokens_per_rank of rank {} disagrees with its is_token_in_rank for destination rank {}; both must count "
+          "the same tokens",
+          fault.peer, fault.field);
+    case FaultKind::overflow:
+      if (fault.wanted == Wanted::low_latency_dispatch_rows) {
+        return fmt::format(
+            "low_latency_dispatch: tokens name local expert {} of rank {} more than once, and it got more than the {} "
+            "rows that its part of the output has; the rows beyond are lost",
+            fault.field, rank, fault.seen);
+      }
+      return fmt::format("rank {} received {} rows but num_worst_tokens leaves room for {}; the rows beyond are lost",
+                         rank, fault.expected, fault.seen);
+    case FaultKind::unknown_expert:
+      return fmt::format("topk_idx of token {} names expert {}, allowed: 0 to {}, or negative for no selection",
+                         fault.field, fault.expected, fault.seen - 1);
+    case FaultKind::rdma_failed:
+      return rdma::describe_fault(rank, fault) + ". Destroy the buffer";
+    case FaultKind::none:
+      break;
+  }
+  return "unknown fault";
+}
+
+std::string describe_masking(const FaultRecord& record, int rank, double timeout_s) {
+  if (record.kind == FaultKind::rdma_failed) {
+    return fmt::format("{}; rank {} is masked now", rdma::describe_fault(rank, record), record.peer);
+  }
+  // "At most": combine gives a rank that has begun the call half of that.
+  return fmt::format(
+      "rank {} waited for rank {} (at most {} s) without seeing {} (signal at {}, expected {}); it is masked now", rank,
+      record.peer, timeout_s, text_of(record.wanted), record.seen, record.expected);
+}
+
+}  // namespace deep_ep

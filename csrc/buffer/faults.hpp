@@ -1,0 +1,42 @@
+// What kernels have met: on record for the host to raise, and whether the buffer can go on.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "csrc/buffer/call_scope.hpp"
+#include "kernels/common/faults.hpp"
+
+namespace deep_ep {
+
+/// A fault either concerns a single call, or breaks the buffer: then ranks no longer agree on how far they got, and
+/// every later call throws.
+class Faults {
+ public:
+  Faults(const CallContext& calls, const std::shared_ptr<Executor>& executor, int rank, double timeout_s);
+
+  /// For kernels: where they put faults on record, and how long they wait.
+  WaitContext wait_context() const;
+
+  /// Throws what a kernel has met since the last look, or what broke the buffer. Cheap when there is nothing.
+  void raise();
+  /// Has a call ended early since the last look? (Notes do not count.)
+  bool met() const;
+  /// Is the buffer broken, even if only by a fault that nobody has raised yet?
+  bool broken() const;
+  /// Breaks the buffer. Every later call throws: TimeoutError, or SystemError after a failure of RDMA.
+  [[noreturn]] void break_by_timeout(const std::string& why);
+  void break_by_rdma(const std::string& why);
+
+ private:
+  const CallContext& calls_;
+  int rank_;
+  double timeout_s_;
+  /// Pinned: [0] a fault that ended a call, [1] a note that none had to end for.
+  std::shared_ptr<FaultRecord> records_;
+  std::shared_ptr<std::uint64_t> abort_;  ///< device memory: see WaitContext
+  std::string broken_;                    ///< why; empty: not broken
+  bool broken_by_rdma_ = false;
+};
+
+}  // namespace deep_ep

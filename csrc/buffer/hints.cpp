@@ -1,0 +1,59 @@
+// How much memory a buffer wants, and what a Config means by 0.
+#include <algorithm>
+
+#include "csrc/buffer/checks.hpp"
+#include "csrc/buffer/defaults.hpp"
+#include "csrc/buffer/heap_layout.hpp"
+#include "csrc/memory/arena.hpp"
+#include "deep_ep/buffer.hpp"
+#include "kernels/low_latency/combine/wire.hpp"
+#include "kernels/low_latency/params.hpp"
+
+namespace deep_ep {
+
+Config Config::dispatch_default(int /*num_ranks*/) { return Config{.num_sms = defaults::kDispatchSms}; }
+Config Config::combine_default(int /*num_ranks*/) { return Config{.num_sms = defaults::kCombineSms}; }
+
+static_assert(Buffer::kMaxTopk == kMaxTopk);
+
+std::size_t Buffer::heap_bytes_hint(int num_ranks, std::int64_t tokens, std::int64_t row_bytes, int num_topk,
+                                    std::int64_t scale_bytes) {
+  check_range("num_ranks", num_ranks, 1, kMaxRanks);
+  check_range("tokens", tokens, 0, INT32_MAX / num_ranks);
+  check_range("row_bytes", row_bytes, 0, INT32_MAX);
+  check_range("num_topk", num_topk, 0, kMaxTopk);
+  check_range("scale_bytes", scale_bytes, INT32_MIN, INT32_MAX);
+  if (scale_bytes < 0) scale_bytes = defaults::scale_bytes(row_bytes);
+  // Worst case: every rank sends all its tokens to one. Each tensor's start is aligned.
+  const std::int64_t rows = tokens * num_ranks;
+  const std::int64_t bytes_of_row = row_bytes + scale_bytes + defaults::row_overhead(num_topk);
+  const auto tensors = static_cast<std::size_t>(rows * bytes_of_row) + 8 * Arena::kAlignment;
+  return defaults::heap_with_window(tensors + defaults::kSignalBytes);
+}
+
+std::size_t Buffer::heap_bytes_for(int num_ranks, std::size_t bytes) {
+  check_range("num_ranks", num_ranks, 1, kMaxRanks);
+  return bytes + HeapLayout::most_signal_bytes(num_ranks, BufferOptions{}.max_local_experts);
+}
+
+std::size_t Buffer::low_latency_bytes_hint(int max_tokens, std::int64_t hidden, int num_ranks, int num_experts) {
+  check_range("max_tokens", max_tokens, 1, kMostLowLatencyTokens);
+  check_range("hidden", hidden, 1, std::int64_t{1} << 24);
+  check_range("num_ranks", num_ranks, 1, kMaxRanks);
+  check_range("num_experts", num_experts, 1, 1 << 20);
+  // The largest rows: bfloat16 with as many selections as there may be; LogFMT where nothing is encoded.
+  const LowLatencyRow row{static_cast<int>(hidden), kMaxTopk, false, true, true};
+  const CombineWire combine{static_cast<int>(hidden), true};
+  const std::size_t row_bytes = std::max(row.bytes(), combine.bytes());
+  const std::size_t rows_of_source = static_cast<std::size_t>(max_tokens) * row_bytes;
+  const int local_experts = std::max(BufferOptions{}.max_local_experts, num_experts / num_ranks);
+  // Signals take an eighth and a little more; they grow with the whole.
+  constexpr std::size_t kStep = std::size_t{1} << 20;
+  const std::size_t least = std::max(LowLatencyWindow::kBytesPerSlot, std::size_t{4} * row_bytes) *
+                            static_cast<std::size_t>(num_ranks) * static_cast<std::size_t>(max_tokens);
+  std::size_t bytes = (least + kStep - 1) / kStep * kStep;
+  while (LowLatencyWindow::make(0, bytes, num_ranks, local_experts).source_bytes < rows_of_source) bytes += kStep;
+  return bytes;
+}
+
+}  // namespace deep_ep

@@ -1,0 +1,127 @@
+#include <algorithm>
+
+#include "csrc/buffer/checks.hpp"
+#include "csrc/buffer/intranode/plan.hpp"
+#include "csrc/buffer/intranode/stages.hpp"
+#include "csrc/support/format.hpp"
+#include "kernels/intranode/combine_shared.hpp"
+
+namespace deep_ep {
+namespace {
+
+// About 32 pushing warps in all saturate NVLink; more get in each other's way (docs/measurements/).
+constexpr int kGpuAddingWarps = kernels::combine::kMaxThreads / 32;
+constexpr int kGpuPushingWarps = 2;
+constexpr int kGpuAddingWarpsPushing = kGpuAddingWarps - kGpuPushingWarps - 1;
+constexpr int kGpuPushingWarpsInAll = 32;
+constexpr int kPartsPerToken = 4;
+
+/// How rows that peers push go through this rank's window.
+void plan_window(CombineParams& params, const IntranodeSetup& setup) {
+  PushWindow& window = params.window;
+  window.stride = PushWindow::stride_for(params.row_bytes, params.num_topk);
+  const std::size_t bytes_of_token = static_cast<std::size_t>(setup.num_ranks) * window.stride;
+  const std::size_t fits =
+      std::min<std::size_t>(setup.window_bytes / bytes_of_token, static_cast<std::size_t>(setup.max_window_tokens));
+  if (fits < kWindowRounds) {
+    fail<OutOfMemory>(
+        "the window of {} does not hold {} rows of {} from each of the {} ranks: raise heap_bytes or "
+        "window_bytes",
+        format_bytes(setup.window_bytes), kWindowRounds, format_bytes(window.stride), setup.num_ranks);
+  }
+  if (fits >= static_cast<std::size_t>(params.num_tokens)) {
+    window.tokens = window.tokens_per_round = std::max(1, params.num_tokens);
+    return;
+  }
+  window.tokens_per_round = static_cast<int>(fits / kWindowRounds);
+  window.tokens = kWindowRounds * window.tokens_per_round;
+  check_range("rounds that the tokens take through the window (raise window_bytes)",
+              params.num_tokens / window.tokens_per_round + 1, 1, kMostRounds);
+}
+
+/// The roles of a block's warps. Where this rank pushes, one raises flags, and the others share adding and pushing.
+/// Returns how many there are.
+int plan_warps(CombineParams& params, const Config& config, const IntranodeSetup& setup) {
+  const bool gpu = setup.on_gpu();
+  const int flag_warps = params.push ? 1 : 0;
+  if (config.warps_per_block == 0 && gpu) {
+    params.adding_warps = params.push ? kGpuAddingWarpsPushing : kGpuAddingWarps;
+    params.pushing_warps = params.push ? kGpuPushingWarps : 0;
+  } else {
+    const int wanted = config.warps_per_block != 0 ? config.warps_per_block : setup.policy.warps_per_block;
+    const int rest = std::max(wanted - flag_warps, params.push ? 2 : 1);
+    params.pushing_warps = params.push ? std::max(1, rest / 3) : 0;
+    params.adding_warps = rest - params.pushing_warps;
+  }
+  params.parts_per_token = kPartsPerToken;
+  params.pushing_blocks = gpu ? std::max(1, kGpuPushingWarpsInAll / std::max(1, params.pushing_warps)) : INT32_MAX;
+  return params.adding_warps + params.pushing_warps + flag_warps;
+}
+
+LaunchShape plan_launch(CombineParams& params, const Config& config, const IntranodeSetup& setup) {
+  const LaunchPolicy& policy = setup.policy;
+  const int sms = config.num_sms != 0 ? config.num_sms : Config::combine_default(setup.num_ranks).num_sms;
+  const int warps = plan_warps(params, config, setup);
+  const auto shared_bytes = [&](int stages, std::uint32_t stage_bytes) {
+    return CombineShared(Carver::without_memory(), setup.num_ranks, params.pushing_warps, stages, stage_bytes).bytes;
+  };
+  if (params.push) {  // warps that add work in registers
+    const std::size_t per_warp =
+        (policy.max_shared_bytes - shared_bytes(RowStages::kMost, 0)) / static_cast<std::size_t>(params.pushing_warps);
+    const RowStages stages = RowStages::make(per_warp, params.row_bytes);
+    params.stages = stages.count;
+    params.stage_bytes = stages.bytes;
+  }
+  return LaunchShape{std::min(sms, policy.multiprocessors), warps * 32,
+                     shared_bytes(params.stages, params.stage_bytes)};
+}
+
+}  // namespace
+
+void check_combine(const CombineArguments& arguments, const IntranodeSetup& setup) {
+  if (arguments.handle == nullptr || !arguments.handle->destination_row.defined()) {
+    throw InvalidArgument("handle is missing: combine needs the handle of the dispatch whose rows come back");
+  }
+  const DispatchHandle& handle = *arguments.handle;
+  if (handle.destination_row.size(1) != setup.num_ranks) {
+    fail<InvalidArgument>("handle is of a buffer with {} ranks, this one has {}", handle.destination_row.size(1),
+                          setup.num_ranks);
+  }
+  const ConstTensorView& x = arguments.x;
+  check_tensor("x", x, setup.device, {DType::bfloat16}, {handle.num_recv_rows, kAnySize});
+  check_row_bytes("x", x);
+  if (arguments.topk_weights) {
+    check_tensor("topk_weights", *arguments.topk_weights, setup.device, {DType::float32},
+                 {handle.num_recv_rows, kAnySize});
+    check_range("width of topk_weights", arguments.topk_weights->size(1), 1, kMaxTopk);
+  }
+  const auto check_bias = [&](const char* name, const std::optional<ConstTensorView>& bias) {
+    if (!bias) return;
+    check_tensor(name, *bias, setup.device, {DType::bfloat16}, {handle.num_tokens, x.size(1)});
+    check_row_bytes(name, *bias);
+  };
+  check_bias("bias_0", arguments.bias_0);
+  check_bias("bias_1", arguments.bias_1);
+  check_config(arguments.config, kernels::combine::kMaxThreads / 32);
+}
+
+CombinePlan plan_combine(const CombineArguments& arguments, bool pullable, const IntranodeSetup& setup) {
+  const DispatchHandle& handle = *arguments.handle;
+  CombinePlan plan;
+  CombineParams& params = plan.params;
+  params.num_tokens = static_cast<int>(handle.num_tokens);
+  params.row_bytes = static_cast<std::uint32_t>(arguments.x.size(1) * 2);
+  params.num_topk = arguments.topk_weights ? static_cast<int>(arguments.topk_weights->size(1)) : 0;
+  params.destination_row = handle.destination_row.as<std::int32_t>();
+  params.rank_prefix_matrix = handle.rank_prefix_matrix.as<std::int32_t>();
+  params.recv_src_idx = handle.recv_src_idx.as<std::int32_t>();
+  params.bias[0] = arguments.bias_0 ? arguments.bias_0->as<std::byte>() : nullptr;
+  params.bias[1] = arguments.bias_1 ? arguments.bias_1->as<std::byte>() : nullptr;
+  params.num_rows = static_cast<std::int32_t>(handle.num_recv_rows);
+  params.push = arguments.mode == CombineMode::push || !pullable;
+  plan_window(params, setup);  // also where this rank pulls: its peers may push
+  plan.shape = plan_launch(params, arguments.config, setup);
+  return plan;
+}
+
+}  // namespace deep_ep

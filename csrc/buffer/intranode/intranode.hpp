@@ -1,0 +1,38 @@
+// Normal mode among ranks of one node, which map each other's memory.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "csrc/buffer/intranode/plan.hpp"
+#include "csrc/buffer/runtime.hpp"
+#include "deep_ep/buffer.hpp"
+#include "kernels/intranode/params.hpp"
+
+namespace deep_ep {
+
+struct DispatchOutputs;
+
+class Intranode {
+ public:
+  explicit Intranode(Runtime& runtime);
+
+  DispatchResult dispatch(const DispatchArguments& arguments, const CallOptions& call);
+  CachedDispatchResult dispatch(const CachedDispatchArguments& arguments, const CallOptions& call);
+  CombineResult combine(const CombineArguments& arguments, const CallOptions& call);
+
+ private:
+  /// Exchanges counts. Returns a handle without what only the dispatch itself knows, and, with exact sizes, the counts.
+  DispatchHandle notify(const DispatchArguments& arguments, CallScope& scope, std::vector<int>& tokens_per_expert);
+  void wait_for_counts(CallScope& scope);
+  /// Sends the rows to where the handle says, and hands out what `outputs` and the handle hold.
+  void send(DispatchPlan& plan, const DispatchHandle& handle, const DispatchOutputs& outputs, CallScope& scope);
+
+  Runtime& runtime_;
+  IntranodeSetup setup_;
+  std::shared_ptr<KernelState> state_;
+  std::shared_ptr<HostCounts> host_counts_;  ///< pinned
+  IntranodeParams common_;                   ///< what every kernel is told
+};
+
+}  // namespace deep_ep

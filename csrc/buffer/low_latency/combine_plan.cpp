@@ -1,0 +1,149 @@
+#include <algorithm>
+
+#include "csrc/buffer/checks.hpp"
+#include "csrc/buffer/defaults.hpp"
+#include "csrc/buffer/low_latency/plan_parts.hpp"
+#include "csrc/support/format.hpp"
+#include "kernels/low_latency/combine/shared.hpp"
+
+namespace deep_ep {
+namespace {
+
+/// Warps that push a row together. On GPUs so many that each has all its loads under way at once; more if no block has
+/// many rows.
+constexpr int kGpuWarpsPerRow = 8;
+constexpr int kGpuWarpsPerRowFew = 16;
+constexpr int kHostWarpsPerRow = 2;
+
+/// One of the four kernels, and the threads of its blocks at most.
+struct Kernel {
+  Launcher<LowLatencyCombineParams> KernelTable::*launcher;
+  int max_threads;
+
+  static Kernel choose(bool logfmt, bool rdma) {
+    if (logfmt && rdma) {
+      return {&KernelTable::combine_low_latency_logfmt_rdma, kernels::combine_low_latency_logfmt_rdma::kMaxThreads};
+    }
+    if (logfmt) return {&KernelTable::combine_low_latency_logfmt, kernels::combine_low_latency_logfmt::kMaxThreads};
+    if (rdma) return {&KernelTable::combine_low_latency_rdma, kernels::combine_low_latency_rdma::kMaxThreads};
+    return {&KernelTable::combine_low_latency, kernels::combine_low_latency::kMaxThreads};
+  }
+};
+
+int warps_per_row(const LowLatencyCombineParams& params, int sms, const LowLatencySetup& setup) {
+  if (!setup.on_gpu()) return std::min<int>(params.block_warps, kHostWarpsPerRow);
+  const bool few = std::int64_t{params.common.num_ranks} * params.max_tokens <= sms;
+  return std::min<int>(params.block_warps, few ? kGpuWarpsPerRowFew : kGpuWarpsPerRow);
+}
+
+/// Grid and shared memory of a part. `params`: complete but for the part's.
+LowLatencyPart plan_part(LowLatencyPhase phase, const LowLatencyCombineParams& params, int sms,
+                         const LowLatencySetup& setup) {
+  const int ranks = params.common.num_ranks;
+  const int warps = params.block_warps;
+  const int groups = sends(phase) ? warps / static_cast<int>(params.warps_per_row) : 0;
+  // As many blocks as have anything to do.
+  const int to_push = rows_of_group(ranks, params.max_tokens, groups);
+  LowLatencyPart part{.phase = phase};
+  part.working_blocks = std::clamp(std::max(to_push, params.num_tokens), 1, sms);
+  part.rows_of_group = rows_of_group(ranks, params.max_tokens, groups * part.working_blocks);
+  const int posters = poster_blocks(setup, warps);
+  const CombineShared shared(Carver::without_memory(), {params.hidden, params.use_logfmt}, warps, groups,
+                             params.warps_per_row, part.rows_of_group, posters != 0 ? warps : 0);
+  part.shape = {part.working_blocks + posters, warps * 32, shared.bytes};
+  if (part.shape.shared_bytes > setup.policy.max_shared_bytes) {
+    fail<InvalidArgument>("hidden {} and max_tokens {} need {} of shared memory in a block, there are {}",
+                          params.hidden, params.max_tokens, format_bytes(part.shape.shared_bytes),
+                          format_bytes(setup.policy.max_shared_bytes));
+  }
+  return part;
+}
+
+}  // namespace
+
+HandleRows HandleRows::of(const LowLatencyHandle& handle, int num_ranks) {
+  if (handle.layout == LowLatencyLayout::rank_major) return {num_ranks, handle.max_tokens};
+  return {handle.num_experts / num_ranks, std::int64_t{num_ranks} * handle.max_tokens};
+}
+
+void check_handle(const LowLatencyHandle& handle, const LowLatencySetup& setup) {
+  const int num_ranks = setup.common.num_ranks;
+  if (!handle.row_table.defined()) {
+    throw InvalidArgument("handle is empty: low_latency_combine needs the handle of a low_latency_dispatch");
+  }
+  check_range("handle.max_tokens", handle.max_tokens, 1, kMostLowLatencyTokens);
+  check_range("handle.num_topk", handle.num_topk, 1, kMaxTopk);
+  if (handle.num_experts < 1 || handle.num_experts % num_ranks != 0) {
+    fail<InvalidArgument>("handle.num_experts is {}, allowed: a multiple of the {} ranks", handle.num_experts,
+                          num_ranks);
+  }
+  check_tensor("handle.row_table", handle.row_table.view(), setup.device, {DType::int32},
+               {1 + std::int64_t{handle.max_tokens} * (1 + handle.num_topk), num_ranks});
+}
+
+void check_combine(const LowLatencyCombineArguments& arguments, const LowLatencySetup& setup) {
+  const Device& device = setup.device;
+  if (arguments.handle == nullptr) throw InvalidArgument("handle is missing");
+  const LowLatencyHandle& handle = *arguments.handle;
+  check_handle(handle, setup);
+  const HandleRows rows = HandleRows::of(handle, setup.common.num_ranks);
+  const ConstTensorView& x = arguments.x;
+  check_tensor("x", x, device, {DType::bfloat16}, {rows.blocks, rows.rows, kAnySize});
+  if (x.size(2) <= 0 || x.size(2) % kScaleChannels != 0 || x.size(2) > INT32_MAX / 4) {
+    fail<InvalidArgument>("x is {}, its hidden size must be a multiple of {}", x.describe(), kScaleChannels);
+  }
+  check_alignment("x", x);
+  const ConstTensorView& idx = arguments.topk_idx;
+  check_tensor("topk_idx", idx, device, {DType::int32, DType::int64}, {kAnySize, handle.num_topk});
+  check_range("number of tokens (rows of topk_idx)", idx.size(0), 0, handle.max_tokens);
+  check_tensor("topk_weights", arguments.topk_weights, device, {DType::float32}, {idx.size(0), handle.num_topk});
+  if (arguments.out) {
+    check_tensor("out", *arguments.out, device, {DType::bfloat16}, {idx.size(0), x.size(2)});
+    check_alignment("out", *arguments.out);
+  }
+  if (arguments.wait_recv_cost_stats) {
+    check_tensor("wait_recv_cost_stats", *arguments.wait_recv_cost_stats, device, {DType::int64},
+                 {setup.common.num_ranks});
+  }
+  check_config(arguments.config, defaults::kMostLowLatencyWarps);
+}
+
+LowLatencyCombinePlan plan_combine(const LowLatencyCombineArguments& arguments, const LowLatencySetup& setup) {
+  const LowLatencyHandle& handle = *arguments.handle;
+  LowLatencyCombinePlan plan;
+  LowLatencyCombineParams& params = plan.params;
+  params.common = setup.common;
+  params.max_tokens = handle.max_tokens;
+  params.num_topk = handle.num_topk;
+  params.hidden = static_cast<int>(arguments.x.size(2));
+  params.num_local_experts = handle.num_experts / setup.common.num_ranks;
+  params.rank_major = handle.layout == LowLatencyLayout::rank_major;
+  params.use_logfmt = arguments.use_logfmt;
+  params.row_bytes = CombineWire{params.hidden, params.use_logfmt}.bytes();
+  check_room(params.max_tokens, params.hidden, params.row_bytes, setup);
+  const int rail_width = params.use_logfmt ? 0
+                                           : choose_rails(arguments.return_recv_hook, params.max_tokens,
+                                                          params.num_topk, params.row_bytes, params.row_bytes, setup);
+  params.common.rail_width = rail_width;
+  params.call_shape = call_shape_of({params.max_tokens, params.num_topk, params.hidden, params.num_local_experts,
+                                     params.use_logfmt ? 1 : 0, rail_width});
+  params.x = arguments.x.as<std::byte>();
+  params.row_table = handle.row_table.as<const std::int32_t>();
+  params.num_tokens = static_cast<int>(arguments.topk_idx.size(0));
+  params.topk_idx = {arguments.topk_idx.data, arguments.topk_idx.dtype == DType::int64};
+  params.topk_weights = arguments.topk_weights.as<float>();
+  if (arguments.wait_recv_cost_stats) params.wait_cost = arguments.wait_recv_cost_stats->as<std::int64_t>();
+
+  // Memory for what posters gather is there for no more blocks than so many warps make.
+  const int least_warps = setup.rdma() ? static_cast<int>(LowLatencyStaging::kLeastCombineWarps) : 1;
+  const Kernel kernel = Kernel::choose(params.use_logfmt, setup.rdma());
+  plan.kernel = kernel.launcher;
+  params.block_warps = warps_of_block(arguments.config, setup, kernel.max_threads, least_warps);
+  const int sms = most_working_blocks(arguments.config, setup, poster_blocks(setup, params.block_warps));
+  params.warps_per_row = warps_per_row(params, sms, setup);
+  plan_parts(plan, arguments.return_recv_hook,
+             [&](LowLatencyPhase phase) { return plan_part(phase, params, sms, setup); });
+  return plan;
+}
+
+}  // namespace deep_ep

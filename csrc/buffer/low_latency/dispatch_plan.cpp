@@ -1,0 +1,163 @@
+#include <algorithm>
+
+#include "csrc/buffer/call_scope.hpp"
+#include "csrc/buffer/checks.hpp"
+#include "csrc/buffer/defaults.hpp"
+#include "csrc/buffer/low_latency/plan_parts.hpp"
+#include "csrc/support/format.hpp"
+#include "kernels/low_latency/dispatch/shared.hpp"
+
+namespace deep_ep {
+namespace {
+
+LowLatencyFormat format_of(const LowLatencyDispatchArguments& arguments) {
+  if (!arguments.use_fp8) return LowLatencyFormat::bf16;
+  if (arguments.use_ue8m0) return LowLatencyFormat::fp8_ue8m0;
+  return arguments.round_scale ? LowLatencyFormat::fp8_round_scale : LowLatencyFormat::fp8;
+}
+
+LowLatencyRow row_of(const LowLatencyDispatchParams& params, bool by_rails) {
+  return {params.hidden, params.num_topk, is_fp8(params.format), params.weights, by_rails};
+}
+
+/// Grid and shared memory of a part. `params`: complete but for the part's.
+LowLatencyPart plan_part(LowLatencyPhase phase, const LowLatencyDispatchParams& params, int warps, const Config& config,
+                         const LowLatencySetup& setup) {
+  const int ranks = params.common.num_ranks;
+  const int experts = params.num_local_experts * ranks;
+  const int posters = poster_blocks(setup, warps);
+  const std::int64_t to_send = sends(phase) ? std::int64_t{params.num_tokens} + 1 : 0;  // and the clerk
+  // Few rows are best spread over many SMs.
+  const std::int64_t to_receive = receives(phase) ? std::int64_t{ranks} * params.max_tokens : 0;
+  LowLatencyPart part{.phase = phase};
+  part.working_blocks = static_cast<int>(
+      std::clamp<std::int64_t>(std::max(to_send, to_receive), 1, most_working_blocks(config, setup, posters)));
+  const bool by_rails = params.common.rail_width != 0;
+  const DispatchShared shared(Carver::without_memory(), ranks, experts,
+                              sends(phase) ? row_of(params, by_rails).stage_bytes() : 0, posters != 0 ? warps : 0);
+  part.shape = {part.working_blocks + posters, warps * 32, shared.bytes};
+  if (part.shape.shared_bytes > setup.policy.max_shared_bytes) {
+    fail<InvalidArgument>("hidden {} and num_experts {} need {} of shared memory in a block, there are {}",
+                          params.hidden, experts, format_bytes(part.shape.shared_bytes),
+                          format_bytes(setup.policy.max_shared_bytes));
+  }
+  return part;
+}
+
+/// Warps that receive a row together.
+int warps_per_row(const LowLatencyDispatchParams& params, int warps, const Config& config,
+                  const LowLatencySetup& setup) {
+  const std::int64_t rows = std::int64_t{params.common.num_ranks} * params.max_tokens;
+  const bool few = rows <= most_working_blocks(config, setup, poster_blocks(setup, warps));
+  if (setup.on_gpu() && few) return warps;  // no block has two rows
+  if (warps % 4 == 0 && warps >= 16) return 4;
+  return warps % 2 == 0 && warps >= 8 ? 2 : 1;
+}
+
+void plan_results(LowLatencyDispatchPlan& plan, const LowLatencySetup& setup) {
+  const LowLatencyDispatchParams& params = plan.params;
+  const std::int64_t ranks = params.common.num_ranks;
+  const std::int64_t blocks = params.recv_blocks();
+  const std::int64_t rows = params.block_rows();
+  const auto of = [&](DType dtype, std::initializer_list<std::int64_t> shape) {
+    return unplaced(setup.device, dtype, shape);
+  };
+  const bool fp8 = is_fp8(params.format);
+  plan.rows = {of(fp8 ? DType::float8_e4m3 : DType::bfloat16, {blocks, rows, params.hidden})};
+  if (fp8) {
+    const BlockScales scales = params.scale_layout();
+    plan.rows.push_back(of(scales.packed ? DType::int32 : DType::float32, {blocks, scales.columns(), rows}));
+  }
+  const std::int64_t table_rows = 1 + std::int64_t{params.max_tokens} * (1 + params.num_topk);
+  plan.others = {of(DType::int32, {blocks}), of(DType::int32, {blocks, rows}),
+                 params.rank_major ? of(DType::int64, {ranks}) : of(DType::int64, {blocks, ranks}),
+                 of(DType::int32, {table_rows, ranks})};
+  if (params.rank_major) plan.others.push_back(of(DType::int32, {blocks, rows, params.num_topk}));
+  if (params.weights) plan.others.push_back(of(DType::float32, {blocks, rows, params.num_topk}));
+}
+
+}  // namespace
+
+void check_dispatch(const LowLatencyDispatchArguments& arguments, const LowLatencySetup& setup) {
+  const Device& device = setup.device;
+  const int num_ranks = setup.common.num_ranks;
+  if (arguments.use_ue8m0 && !(arguments.use_fp8 && arguments.round_scale)) {
+    throw InvalidArgument("use_ue8m0 needs use_fp8 and round_scale: packed exponents hold powers of two only");
+  }
+  const ConstTensorView& x = arguments.x;
+  check_tensor("x", x, device, {DType::bfloat16}, {kAnySize, kAnySize});
+  const int step = arguments.use_ue8m0 ? 4 * kScaleChannels : kScaleChannels;
+  if (x.size(1) <= 0 || x.size(1) % step != 0 || x.size(1) > INT32_MAX / 4) {
+    fail<InvalidArgument>("x is {}, its hidden size must be a multiple of {}", x.describe(), step);
+  }
+  check_alignment("x", x);
+  check_tensor("topk_idx", arguments.topk_idx, device, {DType::int32, DType::int64}, {x.size(0), kAnySize});
+  check_range("width of topk_idx", arguments.topk_idx.size(1), 1, kMaxTopk);
+  if (arguments.topk_weights) {
+    if (arguments.layout != LowLatencyLayout::rank_major) {
+      throw InvalidArgument("topk_weights travel in the rank_major layout only");
+    }
+    check_tensor("topk_weights", *arguments.topk_weights, device, {DType::float32},
+                 {x.size(0), arguments.topk_idx.size(1)});
+  }
+  // Counts have 16 bits: of rows, and of a selection's place among the rows of its expert.
+  check_range("max_tokens", arguments.max_tokens, 1, kMostLowLatencyTokens / arguments.topk_idx.size(1));
+  check_range("number of tokens (rows of x)", x.size(0), 0, arguments.max_tokens);
+  check_range("num_experts", arguments.num_experts, 1, 65535);
+  const int num_local_experts = arguments.num_experts / num_ranks;
+  if (arguments.num_experts % num_ranks != 0 || num_local_experts > setup.max_local_experts) {
+    fail<InvalidArgument>("num_experts is {}, allowed: a multiple of the {} ranks, at most {} a rank",
+                          arguments.num_experts, num_ranks, setup.max_local_experts);
+  }
+  check_range("rows of the output (local experts * ranks * max_tokens)",
+              std::int64_t{num_local_experts} * num_ranks * arguments.max_tokens, 1, INT32_MAX);
+  if (arguments.cumulative_local_expert_recv_stats) {
+    check_tensor("cumulative_local_expert_recv_stats", *arguments.cumulative_local_expert_recv_stats, device,
+                 {DType::int32}, {num_local_experts});
+  }
+  if (arguments.wait_recv_cost_stats) {
+    check_tensor("wait_recv_cost_stats", *arguments.wait_recv_cost_stats, device, {DType::int64}, {num_ranks});
+  }
+  check_config(arguments.config, defaults::kMostLowLatencyWarps);
+}
+
+LowLatencyDispatchPlan plan_dispatch(const LowLatencyDispatchArguments& arguments, const LowLatencySetup& setup) {
+  LowLatencyDispatchPlan plan;
+  LowLatencyDispatchParams& params = plan.params;
+  params.common = setup.common;
+  params.max_tokens = arguments.max_tokens;
+  params.num_topk = static_cast<int>(arguments.topk_idx.size(1));
+  params.hidden = static_cast<int>(arguments.x.size(1));
+  params.num_local_experts = arguments.num_experts / setup.common.num_ranks;
+  params.count_cells = 1 + (params.num_local_experts + 1) / 2;
+  params.format = format_of(arguments);
+  params.rank_major = arguments.layout == LowLatencyLayout::rank_major;
+  params.weights = arguments.topk_weights.has_value();
+  const std::size_t direct_bytes = row_of(params, false).bytes();
+  const std::size_t rail_bytes = row_of(params, true).bytes();
+  const int rail_width = choose_rails(arguments.return_recv_hook, params.max_tokens, params.num_topk, direct_bytes,
+                                      rail_bytes, setup);
+  params.common.rail_width = rail_width;
+  check_room(params.max_tokens, params.hidden, rail_width != 0 ? rail_bytes : direct_bytes, setup);
+  params.call_shape = call_shape_of({params.max_tokens, params.num_topk, params.hidden, params.num_local_experts,
+                                     is_fp8(params.format) ? 1 : 0, params.weights ? 1 : 0, rail_width});
+  params.num_tokens = static_cast<int>(arguments.x.size(0));
+  params.x = arguments.x.as<std::byte>();
+  params.topk_idx = {arguments.topk_idx.data, arguments.topk_idx.dtype == DType::int64};
+  params.report_unknown_experts = setup.reject_unknown_experts;
+  if (params.weights) params.topk_weights = arguments.topk_weights->as<float>();
+  if (arguments.cumulative_local_expert_recv_stats) {
+    params.recv_stats = arguments.cumulative_local_expert_recv_stats->as<std::int32_t>();
+  }
+  if (arguments.wait_recv_cost_stats) params.wait_cost = arguments.wait_recv_cost_stats->as<std::int64_t>();
+
+  const int warps = warps_of_block(arguments.config, setup, kernels::dispatch_low_latency::kMaxThreads, 1);
+  params.warps_per_row = warps_per_row(params, warps, arguments.config, setup);
+  plan.kernel = setup.rdma() ? &KernelTable::dispatch_low_latency_rdma : &KernelTable::dispatch_low_latency;
+  plan_parts(plan, arguments.return_recv_hook,
+             [&](LowLatencyPhase phase) { return plan_part(phase, params, warps, arguments.config, setup); });
+  plan_results(plan, setup);
+  return plan;
+}
+
+}  // namespace deep_ep

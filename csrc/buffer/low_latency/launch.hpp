@@ -1,0 +1,51 @@
+// How calls of both kinds reach the executor.
+#pragma once
+
+#include <utility>
+
+#include "csrc/buffer/low_latency/low_latency.hpp"
+#include "csrc/support/format.hpp"
+
+namespace deep_ep {
+
+/// A call ends in one way.
+inline void check_end(bool return_recv_hook, const CallOptions& call) {
+  if (!return_recv_hook || !call.async_finish) return;
+  throw InvalidArgument("return_recv_hook and async_finish are both true, allowed: at most one of them");
+}
+
+inline void take_part(const LowLatencyPart& part, LowLatencyDispatchParams& params) {
+  params.phase = part.phase;
+  params.common.working_blocks = part.working_blocks;
+}
+
+inline void take_part(const LowLatencyPart& part, LowLatencyCombineParams& params) {
+  params.phase = part.phase;
+  params.common.working_blocks = part.working_blocks;
+  params.rows_of_group = part.rows_of_group;
+}
+
+template <class Params, class Kept>
+void LowLatency::launch(LowLatencyKind kind, LowLatencyPlan<Params>& plan, const CallScope& scope,
+                        StreamHandle caller_stream, Kept kept, std::function<void()>& hook) {
+  take_part(plan.first, plan.params);
+  (runtime_.executor()->kernels().*plan.kernel)(plan.params, plan.first.shape, scope.stream());
+  if (!plan.receive) return;
+  take_part(*plan.receive, plan.params);
+  // The receive part is a call of its own, on the same stream, whenever the hook comes.
+  hook = queue(kind).add([this, kind, caller_stream, recorded = scope.recording(), kernel = plan.kernel,
+                          params = plan.params, shape = plan.receive->shape, kept = std::move(kept)] {
+    Backend& executor = *runtime_.executor();
+    if (executor.is_capturing(caller_stream) != recorded) {
+      fail<InvalidArgument>("{}: its send part was {} into a graph, so its receive part must be, too: call the hook {}",
+                            kind == LowLatencyKind::dispatch ? "low_latency_dispatch" : "low_latency_combine",
+                            recorded ? "recorded" : "not recorded",
+                            recorded ? "before the recording ends" : "before the recording begins");
+    }
+    CallScope receiving(runtime_.calls(), {.stream = caller_stream});
+    (executor.kernels().*kernel)(params, shape, receiving.stream());
+    receiving.finish();
+  });
+}
+
+}  // namespace deep_ep

@@ -1,0 +1,59 @@
+// What plans of dispatch and of combine have in common.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <initializer_list>
+
+#include "csrc/buffer/low_latency/plan.hpp"
+
+namespace deep_ep {
+
+/// A hash (FNV-1a) of what must be equal on all ranks: those that disagree would misread each other.
+inline std::uint32_t call_shape_of(std::initializer_list<int> fields) {
+  std::uint32_t hash = 2166136261u;
+  for (const int field : fields) {
+    for (int byte = 0; byte < 4; ++byte) {
+      hash = (hash ^ (static_cast<std::uint32_t>(field) >> (8 * byte) & 0xffu)) * 16777619u;
+    }
+  }
+  return hash;
+}
+
+/// Blocks of `warps` warps that post to ranks reached by RDMA: a warp for each rank.
+inline int poster_blocks(const LowLatencySetup& setup, int warps) {
+  return setup.rdma() ? (setup.common.num_ranks + warps - 1) / warps : 0;
+}
+
+/// Blocks for everything else: no more in all than there are SMs, or than the caller allows.
+inline int most_working_blocks(const Config& config, const LowLatencySetup& setup, int posters) {
+  const int all = setup.policy.multiprocessors;
+  return std::max(1, (config.num_sms != 0 ? std::min(config.num_sms, all) : all) - posters);
+}
+
+/// Of a block. `most_threads`: as many as have registers enough.
+inline int warps_of_block(const Config& config, const LowLatencySetup& setup, int most_threads, int least) {
+  const int most = std::max(std::min(most_threads, setup.policy.max_block_threads) / 32, least);
+  const int usual = setup.on_gpu() ? most : setup.policy.warps_per_block;
+  return std::clamp(config.warps_per_block != 0 ? config.warps_per_block : usual, least, most);
+}
+
+/// InvalidArgument unless `max_tokens` rows of `row_bytes` from each rank fit the window.
+void check_room(std::int64_t max_tokens, std::int64_t hidden, std::size_t row_bytes, const LowLatencySetup& setup);
+
+/// Whether the call goes by rails: the ranks of a node, else 0. Rows directly, and by rails, have so many bytes.
+int choose_rails(bool hook, int max_tokens, int num_topk, std::size_t row_bytes,
+                 std::size_t rail_row_bytes, const LowLatencySetup& setup);
+
+/// The plan's parts, each as `plan_part(phase)` says.
+template <class Plan, class PlanPart>
+void plan_parts(Plan& plan, bool hook, PlanPart&& plan_part) {
+  if (!hook) {
+    plan.first = plan_part(LowLatencyPhase::both);
+    return;
+  }
+  plan.first = plan_part(LowLatencyPhase::send);
+  plan.receive = plan_part(LowLatencyPhase::receive);
+}
+
+}  // namespace deep_ep

@@ -1,0 +1,40 @@
+// Which ranks low-latency calls leave out, in this rank's opinion: kernels mask ranks that are late, and the program
+// may mask and unmask.
+#pragma once
+
+#include <memory>
+
+#include "csrc/buffer/runtime.hpp"
+#include "kernels/low_latency/params.hpp"
+
+namespace deep_ep {
+
+class RankMasks {
+ public:
+  /// `state`: where 0 and 1 are copied from. It outlives the masks.
+  RankMasks(Runtime& runtime, const LowLatencyState* state);
+
+  /// For kernels: LowLatencyParams::mask and ::masked.
+  std::int32_t* mask() const { return mask_.get(); }
+  FaultRecord* records() const { return records_.get(); }
+
+  /// Logs which ranks kernels have masked since the last look.
+  void log_new() const;
+
+  // In the order of calls.
+  void update(int rank, bool masked, StreamHandle stream);
+  void query(const TensorView& status, StreamHandle stream);
+  void clear(StreamHandle stream);
+  /// While no call is under way; the host waits.
+  void clear_now();
+
+ private:
+  std::size_t bytes() const { return static_cast<std::size_t>(runtime_.num_ranks()) * sizeof(std::int32_t); }
+
+  Runtime& runtime_;
+  const LowLatencyState* state_;
+  std::shared_ptr<std::int32_t> mask_;    ///< device memory, [num_ranks]
+  std::shared_ptr<FaultRecord> records_;  ///< pinned, [num_ranks]
+};
+
+}  // namespace deep_ep

@@ -1,0 +1,61 @@
+#include "csrc/buffer/options.hpp"
+
+#include <array>
+#include <cstddef>
+
+#include "csrc/bootstrap/agreement.hpp"
+#include "csrc/buffer/low_latency/rails.hpp"
+#include "csrc/support/deadline.hpp"
+#include "csrc/support/format.hpp"
+#include "deep_ep/error.hpp"
+
+namespace deep_ep {
+namespace {
+
+/// Sums of such sizes do not wrap.
+void check_size(const char* name, std::size_t bytes) {
+  constexpr std::size_t kMost = std::size_t{1} << 56;
+  if (bytes > kMost) fail<InvalidArgument>("{} is {}, allowed: at most {}", name, bytes, kMost);
+}
+
+/// The heap's layout follows from these, so they must be equal.
+void check_same_options(Bootstrap& bootstrap, const BufferOptions& options) {
+  constexpr std::array kNames = {"heap_bytes",        "window_bytes",        "max_local_experts",
+                                 "low_latency.bytes", "low_latency.masking", "low_latency.allow_nvlink",
+                                 "low_latency.rails"};
+  const std::array<std::uint64_t, kNames.size()> mine = {options.heap_bytes,
+                                                         options.window_bytes,
+                                                         static_cast<std::uint64_t>(options.max_local_experts),
+                                                         options.low_latency.bytes,
+                                                         options.low_latency.masking ? std::uint64_t{1} : 0,
+                                                         options.low_latency.allow_nvlink ? std::uint64_t{1} : 0,
+                                                         static_cast<std::uint64_t>(options.low_latency.rails)};
+  const auto all = all_gather_values(bootstrap, mine);
+  for (std::size_t rank = 0; rank < all.size(); ++rank) {
+    for (std::size_t i = 0; i < mine.size(); ++i) {
+      if (all[rank][i] == mine[i]) continue;
+      fail<RankMismatch>("Buffer: {} is {} on rank {} but {} on rank {}; it must be equal on all ranks", kNames[i],
+                         mine[i], bootstrap.rank(), all[rank][i], rank);
+    }
+  }
+}
+
+}  // namespace
+
+AgreedOptions agree_on_options(Bootstrap& bootstrap, const BufferOptions& options) {
+  AgreedOptions agreed{.options = options, .timeout_s = 0};
+  agree(bootstrap, "reading the options of a Buffer", [&] {
+    check_size("heap_bytes", options.heap_bytes);
+    check_size("window_bytes", options.window_bytes);
+    check_size("low_latency.bytes", options.low_latency.bytes);
+    agreed.timeout_s = timeout_in_effect(options.timeout_s);
+    if (options.low_latency.bytes != 0) agreed.options.low_latency.rails = asked_for_rails(options.low_latency.rails);
+  });
+  check_same_options(bootstrap, agreed.options);
+  if (options.max_local_experts < 1 || options.max_local_experts > 1 << 16) {
+    fail<InvalidArgument>("max_local_experts is {}, allowed: 1 to 65536", options.max_local_experts);
+  }
+  return agreed;
+}
+
+}  // namespace deep_ep

@@ -1,0 +1,119 @@
+#include "csrc/buffer/runtime.hpp"
+
+#include <algorithm>
+#include <utility>
+
+#include "csrc/buffer/options.hpp"
+#include "csrc/support/format.hpp"
+
+namespace deep_ep {
+namespace {
+
+/// Keeps the communication stream alive as long as anything that recorded work on it: tensors may outlive the buffer.
+struct BackendWithStream {
+  BackendWithStream(std::shared_ptr<Backend> e, StreamHandle of_the_caller)
+      : executor(std::move(e)),
+        stream(of_the_caller != nullptr ? of_the_caller : executor->create_stream()),
+        owned(of_the_caller == nullptr) {}
+  ~BackendWithStream() {
+    if (owned) executor->destroy_stream(stream);
+  }
+  BackendWithStream(const BackendWithStream&) = delete;
+  std::shared_ptr<Backend> executor;
+  StreamHandle stream;
+  bool owned;
+};
+
+void check_ranks(const Bootstrap& bootstrap) {
+  const int rank = bootstrap.rank();
+  const int num_ranks = bootstrap.size();
+  if (num_ranks < 1 || num_ranks > kMaxRanks || rank < 0 || rank >= num_ranks) {
+    fail<InvalidArgument>("the bootstrap says rank {} of {}, allowed: at most {} ranks", rank, num_ranks, kMaxRanks);
+  }
+}
+
+void check_shared_memory(const Executor& executor) {
+  constexpr std::size_t kLeast = std::size_t{16} << 10;
+  const std::size_t bytes = executor.policy().max_shared_bytes;
+  if (bytes < kLeast) {
+    fail<InvalidArgument>("the executor gives a block {} of shared memory, at least {} are needed", format_bytes(bytes),
+                          format_bytes(kLeast));
+  }
+}
+
+}  // namespace
+
+Runtime::Runtime(std::shared_ptr<Bootstrap> bootstrap, std::shared_ptr<Executor> executor, const BufferOptions& options)
+    : bootstrap_(std::move(bootstrap)) {
+  if (!bootstrap_) throw InvalidArgument("bootstrap is null");
+  std::shared_ptr<Backend> backend = backend_of(executor);
+  check_ranks(*bootstrap_);
+  AgreedOptions agreed = agree_on_options(*bootstrap_, options);
+  options_ = std::move(agreed.options);
+  timeout_s_ = agreed.timeout_s;
+  check_shared_memory(*backend);
+
+  backend->make_current();
+  const auto with_stream = std::make_shared<BackendWithStream>(std::move(backend), options_.comm_stream);
+  executor_ = std::shared_ptr<Backend>(with_stream, with_stream->executor.get());
+  comm_stream_ = with_stream->stream;
+
+  layout_ = HeapLayout::make(options_, num_ranks());
+  make_heap();
+  nodes_ = find_nodes(*bootstrap_, heap_->peers(), options_.ranks_per_node);
+  reach_ = LowLatencyReach::find(options_, nodes_);
+  if (!reach_.far.empty()) {
+    // Only now do we know that there must be room for what NICs fetch.
+    layout_.add_staging(reach_.rail_width == 0 ? 0 : nodes_.num_nodes);
+    make_heap();
+  }
+  auto arena = std::make_shared<Arena>(executor_, heap_, layout_.arena_at(), heap_->bytes() - layout_.arena_at());
+  calls_.emplace(executor_, comm_stream_, std::move(arena));
+  faults_.emplace(*calls_, executor_, rank(), timeout_s_);
+}
+
+Runtime::~Runtime() { heap_->unmap_peers(); }
+
+void Runtime::make_heap() {
+  if (heap_ != nullptr) {
+    unmap_peers_together();
+    heap_.reset();
+  }
+  HeapOptions heap_options;
+  heap_options.bytes = layout_.bytes();
+  heap_options.timeout_s = timeout_s_;
+  heap_ = executor_->create_heap(*bootstrap_, heap_options);
+}
+
+void Runtime::unmap_peers_together() {
+  heap_->unmap_peers();
+  bootstrap_->barrier();
+}
+
+bool Runtime::in_heap(const ConstTensorView& tensor) const {
+  // Signals and window do not count: peers write there.
+  return tensor.device == device() && heap_->contains(tensor.data, std::max<std::size_t>(1, tensor.bytes())) &&
+         static_cast<const std::byte*>(tensor.data) >= window() + layout_.window_bytes;
+}
+
+TensorView Runtime::local_memory() const {
+  const auto bytes = static_cast<std::int64_t>(heap_->bytes() - layout_.window_at());
+  return TensorView::contiguous(window(), DType::uint8, {bytes}, device());
+}
+
+Tensor Runtime::allocate_tensor(DType dtype, std::initializer_list<std::int64_t> shape, StreamHandle stream) {
+  faults_->raise();
+  const TensorView wanted = unplaced(device(), dtype, shape);
+  // Nobody gets an event here, so the caller's stream waits until the memory is free.
+  CallScope scope(*calls_, {.stream = stream});
+  const auto made = scope.try_heap_tensors({&wanted, 1});
+  if (!made) {
+    fail<OutOfMemory>("{} does not fit the heap of {}: raise heap_bytes or drop received tensors earlier",
+                      wanted.describe(), format_bytes(options_.heap_bytes));
+  }
+  scope.hand_out(made->front());
+  scope.finish();
+  return made->front();
+}
+
+}  // namespace deep_ep

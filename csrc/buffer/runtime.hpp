@@ -1,0 +1,81 @@
+// What the modes of a buffer share: its ranks, heap, streams, order of calls, and faults.
+#pragma once
+
+#include <memory>
+#include <optional>
+
+#include "csrc/buffer/call_scope.hpp"
+#include "csrc/buffer/faults.hpp"
+#include "csrc/buffer/heap_layout.hpp"
+#include "csrc/buffer/low_latency/rails.hpp"
+#include "csrc/executor/backend.hpp"
+#include "csrc/memory/executor_memory.hpp"
+#include "csrc/memory/node_membership.hpp"
+#include "csrc/memory/symmetric_heap.hpp"
+#include "deep_ep/bootstrap.hpp"
+#include "deep_ep/buffer.hpp"
+
+namespace deep_ep {
+
+class Runtime {
+ public:
+  /// Collective.
+  Runtime(std::shared_ptr<Bootstrap> bootstrap, std::shared_ptr<Executor> executor, const BufferOptions& options);
+  /// Unmaps the peers' memory: nothing of this rank may touch it any more.
+  ~Runtime();
+  Runtime(const Runtime&) = delete;
+  Runtime& operator=(const Runtime&) = delete;
+
+  Bootstrap& bootstrap() const { return *bootstrap_; }
+  int rank() const { return bootstrap_->rank(); }
+  int num_ranks() const { return bootstrap_->size(); }
+  const BufferOptions& options() const { return options_; }
+  double timeout_s() const { return timeout_s_; }
+
+  const std::shared_ptr<Backend>& executor() const { return executor_; }
+  Device device() const { return executor_->device(); }
+  /// For set-up and tear-down, where the host waits. Calls choose their streams: see CallScope.
+  StreamHandle comm_stream() const { return comm_stream_; }
+
+  const std::shared_ptr<SymmetricHeap>& heap() const { return heap_; }
+  const HeapLayout& layout() const { return layout_; }
+  std::byte* window() const { return heap_->local() + layout_.window_at(); }
+  const NodeMembership& nodes() const { return nodes_; }
+  const LowLatencyReach& low_latency_reach() const { return reach_; }
+
+  const CallContext& calls() const { return *calls_; }
+  Faults& faults() { return *faults_; }
+
+  /// Device memory full of zeros, for the whole life of a mode.
+  template <class T>
+  std::shared_ptr<T> zeroed_memory(std::size_t bytes = sizeof(T)) const {
+    auto memory = device_memory<T>(executor_, bytes);
+    executor_->fill(memory.get(), 0, bytes, comm_stream_);
+    executor_->synchronize(comm_stream_);
+    return memory;
+  }
+
+  Tensor allocate_tensor(DType dtype, std::initializer_list<std::int64_t> shape, StreamHandle stream);
+  bool in_heap(const ConstTensorView& tensor) const;
+  TensorView local_memory() const;
+
+  /// Collective: afterwards no rank maps a peer any more.
+  void unmap_peers_together();
+
+ private:
+  void make_heap();
+
+  std::shared_ptr<Bootstrap> bootstrap_;
+  BufferOptions options_;
+  double timeout_s_ = 0;
+  std::shared_ptr<Backend> executor_;
+  StreamHandle comm_stream_ = nullptr;
+  HeapLayout layout_;
+  std::shared_ptr<SymmetricHeap> heap_;
+  NodeMembership nodes_;
+  LowLatencyReach reach_;
+  std::optional<CallContext> calls_;
+  std::optional<Faults> faults_;
+};
+
+}  // namespace deep_ep

@@ -1,0 +1,30 @@
+// An executor as the library sees it: what it needs beyond what programs may call.
+#pragma once
+
+#include <memory>
+
+#include "csrc/executor/kernel_table.hpp"
+#include "csrc/memory/symmetric_heap.hpp"
+#include "deep_ep/bootstrap.hpp"
+#include "deep_ep/error.hpp"
+#include "deep_ep/executor.hpp"
+
+namespace deep_ep {
+
+class Backend : public Executor {
+ public:
+  virtual const KernelTable& kernels() const = 0;
+  virtual std::unique_ptr<SymmetricHeap> create_heap(Bootstrap& bootstrap, const HeapOptions& options) = 0;
+};
+
+/// InvalidArgument for an executor that a program has made by itself: it has no kernels.
+inline std::shared_ptr<Backend> backend_of(const std::shared_ptr<Executor>& executor) {
+  if (executor == nullptr) throw InvalidArgument("executor is null");
+  auto backend = std::dynamic_pointer_cast<Backend>(executor);
+  if (backend == nullptr) {
+    throw InvalidArgument("executor is of the program's own making, allowed: make_cuda_executor, make_host_executor");
+  }
+  return backend;
+}
+
+}  // namespace deep_ep

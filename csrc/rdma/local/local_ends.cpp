@@ -1,0 +1,87 @@
+#include "csrc/rdma/local/local_ends.hpp"
+
+#include <utility>
+#include <vector>
+
+#include "csrc/rdma/local/local_wire.hpp"
+#include "csrc/rdma/ring/cpu_handler.hpp"
+#include "csrc/rdma/ring/ring_memory.hpp"
+#include "csrc/support/environment.hpp"
+#include "csrc/support/format.hpp"
+#include "csrc/support/logging.hpp"
+#include "deep_ep/error.hpp"
+#include "deep_ep/executor.hpp"
+
+namespace deep_ep::rdma {
+namespace {
+
+constexpr std::uint32_t kSinkKey = 1;  // below those of heaps, local_key_of_rank()
+
+/// A kernel that waits for a peer needs this wire's thread, which calls CUDA. While CUDA loads another kernel for the
+/// first time it blocks every other call and waits for the running kernel: neither goes on before the deadline.
+void warn_of_lazy_loading() {
+  if (environment::of_process("CUDA_MODULE_LOADING") == "EAGER") return;
+  log::warn(
+      "wire 'local' on GPUs: a kernel that is loaded while a low-latency call waits stops both until the deadline; set "
+      "CUDA_MODULE_LOADING=EAGER");
+}
+
+class LocalEnds final : public Ends {
+ public:
+  LocalEnds(const std::shared_ptr<Executor>& executor, const SymmetricHeap& heap, int rank, const EndsOptions& options)
+      : rank_(rank), rings_(executor, {.count = options.peers.size(), .depth = options.depth, .batch = options.batch}) {
+    const bool cuda = executor->device().kind == Device::Kind::cuda;
+    if (cuda) warn_of_lazy_loading();
+    wire_ = std::make_unique<LocalWire>(cuda ? make_executor_memory(executor) : make_host_memory());
+    wire_->add_memory(kSinkKey, rings_.sinks(), rings_.sink_bytes());
+    wire_->add_memory(local_key_of_rank(rank), heap.local(), heap.bytes());
+    for (const int peer : options.peers) {
+      std::byte* const mapped = heap.peers()[static_cast<std::size_t>(peer)];
+      if (mapped == nullptr) {
+        fail<SystemError>(
+            "rank {} reaches rank {} over the wire 'local', but has not mapped its heap: they are not on "
+            "one host",
+            rank, peer);
+      }
+      // Several ends of one peer share its heap.
+      if (!wire_->knows(local_key_of_rank(peer))) {
+        wire_->add_memory(local_key_of_rank(peer), mapped, heap.bytes());
+      }
+      pairs_.push_back({.number = static_cast<std::uint32_t>(1 + pairs_.size()), .peer = peer});
+      wire_->add_queue_pair(pairs_.back().number);
+    }
+  }
+
+  QueuePairAddress address(std::size_t end) const override {
+    return {.queue_pair = pairs_[end].number, .heap_key = local_key_of_rank(rank_)};
+  }
+
+  RdmaPeerParams connect(std::size_t end, const QueuePairAddress& peer) override {
+    RdmaPeerParams params{rings_.queue_pair(end, pairs_[end].number, pairs_[end].peer), local_key_of_rank(rank_),
+                          peer.heap_key, peer.heap_key};
+    params.queue.sink = {sizeof(std::uint64_t) * end, kSinkKey};
+    return params;
+  }
+
+  void start() override { handler_ = std::make_unique<CpuHandler>(std::move(wire_), rings_, pairs_, "wire local"); }
+
+  std::optional<Failure> failure() const override { return handler_->failure(); }
+  bool idle() const override { return handler_->idle(); }
+  std::string describe() const override { return "handler cpu, wire local"; }
+
+ private:
+  int rank_;
+  RingMemory rings_;
+  std::unique_ptr<LocalWire> wire_;  ///< until the handler has it
+  std::vector<CpuHandler::QueuePair> pairs_;
+  std::unique_ptr<CpuHandler> handler_;  ///< last: its thread uses the rest
+};
+
+}  // namespace
+
+std::unique_ptr<Ends> make_local_ends(const std::shared_ptr<Executor>& executor, const SymmetricHeap& heap, int rank,
+                                      const EndsOptions& options) {
+  return std::make_unique<LocalEnds>(executor, heap, rank, options);
+}
+
+}  // namespace deep_ep::rdma

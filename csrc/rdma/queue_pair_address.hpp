@@ -1,0 +1,48 @@
+// What the two ends of a queue pair tell each other.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <vector>
+
+#include "csrc/rdma/discovery/gid.hpp"
+
+namespace deep_ep {
+class Bootstrap;
+}
+
+namespace deep_ep::rdma {
+
+enum class LinkLayer : std::uint8_t { none, infiniband, ethernet };  ///< none: no network between the ends
+std::string_view to_string(LinkLayer link_layer);
+
+/// What one end of a queue pair must know of the other. Plain bytes in the byte order of the machine: all ranks share
+/// one.
+struct QueuePairAddress {
+  std::uint32_t format = 2;  ///< version of this struct
+  std::uint32_t queue_pair = 0;
+  std::uint32_t packet_number = 0;  ///< first one that this end sends
+  std::uint16_t lid = 0;
+  std::uint8_t mtu = 0;  ///< code of the specification: 1 = 256 bytes ... 5 = 4096 bytes
+  LinkLayer link_layer = LinkLayer::none;
+  std::uint8_t outstanding_reads_in = 0;
+  std::uint8_t padding[3] = {};
+  std::uint32_t heap_key = 0;  ///< by which the peer writes to this rank's heap
+  GidBytes gid{};
+};
+static_assert(std::is_trivially_copyable_v<QueuePairAddress> && sizeof(QueuePairAddress) == 40);
+
+std::string to_string(const QueuePairAddress& address);
+
+/// RankMismatch unless queue pairs with these addresses can be connected; `device` is the one at this end.
+void check_compatible(const std::string& device, const QueuePairAddress& own, const QueuePairAddress& peer);
+
+/// Collective. `mine`: addresses of this rank's ends, [channels][peers]. Returns those of the ends at the other sides,
+/// in the same order: end (channel, b) of rank a is connected to end (channel, a) of rank b.
+std::vector<QueuePairAddress> exchange_addresses(Bootstrap& bootstrap, int channels, std::span<const int> peers,
+                                                 std::span<const QueuePairAddress> mine);
+
+}  // namespace deep_ep::rdma

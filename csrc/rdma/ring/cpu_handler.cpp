@@ -1,0 +1,188 @@
+#include "csrc/rdma/ring/cpu_handler.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <exception>
+
+#include "csrc/rdma/ring/entry_decoder.hpp"
+#include "csrc/support/format.hpp"
+#include "csrc/support/logging.hpp"
+#include "deep_ep/error.hpp"
+
+namespace deep_ep::rdma {
+
+using device::rdma::CompletionEntry;
+
+struct CpuHandler::Ring {
+  QueuePair pair;
+  std::uint32_t depth = 0;
+  const device::rdma::WorkQueueEntry* entries = nullptr;
+  CompletionEntry* completion = nullptr;
+  const std::uint64_t* producer_index = nullptr;  ///< entries before it may be read
+  std::uint64_t taken = 0;                        ///< entries decoded
+  std::uint64_t completed = 0;                    ///< entries that completion entries have reported
+  bool failed = false;                            ///< the error entry is written; nothing more is done
+  std::uint64_t mistake = 0;  ///< index of an entry that cannot be executed, where `refusal` is not empty
+  std::string refusal;
+  std::vector<WireOperation> waiting;  ///< decoded, not yet taken by the wire: a full queue holds up no other
+
+  std::uint64_t rung() const { return __atomic_load_n(producer_index, __ATOMIC_ACQUIRE); }
+  const device::rdma::WorkQueueEntry& entry(std::uint64_t index) const { return entries[index & (depth - 1)]; }
+  std::uint32_t opcode(std::uint64_t index) const {
+    return device::rdma::swap32(entry(index).segment[0].word[0]) & 0xffu;
+  }
+};
+
+namespace {
+
+constexpr std::size_t kCompletionsAtOnce = 64;
+constexpr std::size_t kMostOperationsWaiting = 256;  ///< beyond that, entries stay in the ring
+
+/// The last word of a completion entry says that the entry is there.
+void publish(CompletionEntry& entry, std::uint64_t index, std::uint32_t opcode) {
+  __atomic_store_n(&entry.tail, device::rdma::tail_word(index, opcode), __ATOMIC_RELEASE);
+}
+
+}  // namespace
+
+CpuHandler::CpuHandler(std::unique_ptr<Wire> wire, const RingMemory& rings, const std::vector<QueuePair>& queue_pairs,
+                       std::string device, bool start_thread)
+    : wire_(std::move(wire)), device_(std::move(device)), completions_(kCompletionsAtOnce) {
+  for (std::size_t i = 0; i < queue_pairs.size(); ++i) {
+    Ring ring{.pair = queue_pairs[i],
+              .depth = rings.options().depth,
+              .entries = rings.ring(i),
+              .completion = rings.completion(i),
+              .producer_index = rings.producer_index(i)};
+    ring.taken = ring.completed = ring.rung();
+    by_number_[ring.pair.number] = i;
+    rings_.push_back(std::move(ring));
+  }
+  if (start_thread) thread_ = std::jthread([this](const std::stop_token& stop) { run(stop); });
+}
+
+CpuHandler::~CpuHandler() = default;
+
+std::optional<Failure> CpuHandler::failure() const {
+  const std::lock_guard lock(mutex_);
+  return failure_;
+}
+
+bool CpuHandler::idle() const {
+  waiting_.fetch_add(1);
+  const std::lock_guard lock(mutex_);
+  waiting_.fetch_sub(1);
+  return std::all_of(rings_.begin(), rings_.end(),
+                     [](const Ring& ring) { return ring.failed || ring.completed == ring.rung(); });
+}
+
+void CpuHandler::run(const std::stop_token& stop) {
+  using Clock = std::chrono::steady_clock;
+  constexpr auto kSpin = std::chrono::microseconds(200);  // the next rows of a call are expected within that time
+  constexpr auto kSleep = std::chrono::microseconds(50);
+  Clock::time_point last_work = Clock::now();
+  while (!stop.stop_requested()) {
+    if (step()) {
+      last_work = Clock::now();
+    } else if (Clock::now() - last_work > kSpin) {
+      std::this_thread::sleep_for(kSleep);
+    } else {
+      std::this_thread::yield();
+    }
+    while (waiting_.load() != 0) std::this_thread::yield();  // mutexes are not fair
+  }
+}
+
+bool CpuHandler::step() {
+  const std::lock_guard lock(mutex_);
+  try {
+    bool worked = false;
+    for (Ring& ring : rings_) {
+      worked |= take_entries(ring);
+      worked |= post(ring);
+    }
+    worked |= complete();
+    return worked;
+  } catch (const std::exception& e) {
+    const std::string why = fmt::format("the wire '{}' threw: {}", wire_->name(), e.what());
+    bool worked = false;
+    for (Ring& ring : rings_) {
+      worked |= !ring.failed;
+      ring.waiting.clear();
+      fail_ring(ring, {.index = ring.completed, .detail = why});
+    }
+    return worked;  // a broken wire throws each time
+  }
+}
+
+bool CpuHandler::take_entries(Ring& ring) {
+  if (ring.failed || !ring.refusal.empty()) return false;
+  const std::uint64_t end = ring.rung();
+  if (end == ring.taken) return false;
+  if (end - ring.completed > ring.depth) {
+    fail_ring(ring, {.index = ring.taken,
+                     .detail = fmt::format("the producer index is {}, at most {} is possible", end,
+                                           ring.completed + ring.depth)});
+    return true;
+  }
+  bool worked = false;
+  while (ring.taken != end && ring.refusal.empty() && ring.waiting.size() < kMostOperationsWaiting) {
+    DecodedEntry decoded = decode_entry(ring.entry(ring.taken), ring.taken, ring.pair.number);
+    if (!decoded.mistake.empty()) {
+      // An operation that does nothing takes its place, so that what was before it completes first.
+      ring.mistake = ring.taken;
+      ring.refusal = std::move(decoded.mistake);
+    }
+    ring.waiting.push_back(decoded.operation);
+    ++ring.taken;
+    worked = true;
+  }
+  return worked;
+}
+
+bool CpuHandler::post(Ring& ring) {
+  if (ring.waiting.empty()) return false;
+  const std::size_t taken = wire_->post(ring.waiting);
+  ring.waiting.erase(ring.waiting.begin(), ring.waiting.begin() + static_cast<std::ptrdiff_t>(taken));
+  return taken != 0;
+}
+
+bool CpuHandler::complete() {
+  const std::size_t count = wire_->poll(completions_);
+  for (std::size_t i = 0; i < count; ++i) apply(completions_[i]);
+  return count != 0;
+}
+
+void CpuHandler::apply(const WireCompletion& completion) {
+  Ring& ring = rings_[by_number_.at(completion.queue_pair)];
+  if (ring.failed) return;  // flushed after the failure that is known
+  if (completion.syndrome != Syndrome::none) {
+    fail_ring(ring,
+              {.index = completion.id, .syndrome = completion.syndrome, .vendor_syndrome = completion.vendor_syndrome});
+  } else if (!ring.refusal.empty() && completion.id == ring.mistake) {
+    fail_ring(ring, {.index = completion.id, .syndrome = Syndrome::local_queue_pair, .detail = ring.refusal});
+  } else {
+    ring.completed = completion.id + 1;
+    publish(*ring.completion, completion.id, device::rdma::kCompletionOk);
+  }
+}
+
+void CpuHandler::fail_ring(Ring& ring, Failure failure) {
+  if (ring.failed) return;
+  ring.failed = true;
+  failure.peer = ring.pair.peer;
+  failure.device = device_;
+  failure.queue_pair = ring.pair.number;
+  // An entry that the kernel has not rung may still be incomplete.
+  failure.opcode = failure.index < ring.taken ? ring.opcode(failure.index) : device::rdma::kOpcodeNop;
+  CompletionEntry& entry = *ring.completion;
+  const bool is_completion = failure.syndrome != Syndrome::none;
+  entry.vendor_syndrome = failure.vendor_syndrome;
+  entry.syndrome = static_cast<std::uint8_t>(is_completion ? failure.syndrome : Syndrome::local_queue_pair);
+  entry.opcode_number = device::rdma::swap32(failure.opcode << 24 | ring.pair.number);
+  publish(entry, failure.index, device::rdma::kCompletionError);
+  log::error("{}", describe(failure));
+  if (!failure_) failure_ = std::move(failure);
+}
+
+}  // namespace deep_ep::rdma

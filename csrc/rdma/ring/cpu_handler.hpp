@@ -1,0 +1,69 @@
+// The handler `cpu`: a thread that does for any wire what an mlx5 device does for its rings.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+#include "csrc/rdma/ring/failure.hpp"
+#include "csrc/rdma/ring/ring_memory.hpp"
+#include "csrc/rdma/ring/wire.hpp"
+
+namespace deep_ep::rdma {
+
+/// Reads the producer indices that kernels publish, decodes the entries behind them, posts them to its wire and writes
+/// completion entries. One thread and one wire for all rings. Functions may be called from any thread.
+class CpuHandler {
+ public:
+  struct QueuePair {
+    std::uint32_t number = 0;  ///< as the wire knows it
+    int peer = -1;             ///< rank at the other end, for messages
+  };
+
+  /// `queue_pairs`: one for each ring of `rings`, which is in host memory and outlives the handler; the wire knows
+  /// them. `device`: NIC and port, or wire, for messages. Without `start_thread` everything happens in step().
+  CpuHandler(std::unique_ptr<Wire> wire, const RingMemory& rings, const std::vector<QueuePair>& queue_pairs,
+             std::string device, bool start_thread = true);
+  ~CpuHandler();
+
+  /// The first operation that failed on any ring, if one did.
+  std::optional<Failure> failure() const;
+  /// Is everything done that kernels have rung for so far? Rings that have failed do nothing more, so they count as
+  /// done.
+  bool idle() const;
+
+  /// One round over all rings: takes new entries, posts, completes. False if there was nothing to do. Never throws:
+  /// what the wire throws becomes the failure of every ring.
+  bool step();
+
+ private:
+  struct Ring;
+
+  void run(const std::stop_token& stop);
+  bool take_entries(Ring& ring);
+  bool post(Ring& ring);
+  bool complete();
+  void apply(const WireCompletion& completion);
+  /// Writes the error entry. `failure` has index, syndrome (or only a detail, if it is not the wire's verdict) and
+  /// vendor code.
+  void fail_ring(Ring& ring, Failure failure);
+
+  mutable std::mutex mutex_;  ///< a round of the thread, and every other call
+  std::unique_ptr<Wire> wire_;
+  std::string device_;
+  std::vector<Ring> rings_;
+  std::unordered_map<std::uint32_t, std::size_t> by_number_;
+  std::vector<WireCompletion> completions_;
+  std::optional<Failure> failure_;
+  mutable std::atomic<int> waiting_ = 0;  ///< calls that want the mutex: the thread lets them in
+  std::jthread thread_;                   ///< last: uses all of the above
+};
+
+}  // namespace deep_ep::rdma

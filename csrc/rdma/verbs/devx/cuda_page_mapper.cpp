@@ -1,0 +1,41 @@
+#include "csrc/executor/cuda/check.hpp"
+#include "csrc/executor/cuda/context.hpp"
+#include "csrc/rdma/verbs/devx/doorbell_pages.hpp"
+
+namespace deep_ep::rdma::verbs {
+namespace {
+
+void unmap_page(void* page) {
+  if (cudaHostUnregister(page) != cudaSuccess) cudaGetLastError();
+}
+
+void* map_page(void* page, int device) {
+  cuda::check(cudaSetDevice(device), device, "cudaSetDevice");
+  constexpr unsigned kFlags = cudaHostRegisterPortable | cudaHostRegisterMapped | cudaHostRegisterIoMemory;
+  const cudaError_t result = cudaHostRegister(page, kDoorbellPageBytes, kFlags);
+  if (result == cudaErrorNotPermitted || result == cudaErrorNotSupported) {
+    cudaGetLastError();  // not sticky: the next caller must not find it
+    fail<SystemError>(
+        "GPU {} may not map the NIC's doorbell page ({}). Load the NVIDIA driver with "
+        "NVreg_RegistryDwords=\"PeerMappingOverride=1;\", or run with more privileges (CAP_SYS_RAWIO, a privileged "
+        "container)",
+        device, cudaGetErrorString(result));
+  }
+  cuda::check(result, device, "cudaHostRegister of a doorbell page");
+  void* address = nullptr;
+  try {
+    cuda::check(cudaHostGetDevicePointer(&address, page, 0), device, "cudaHostGetDevicePointer of a doorbell page");
+  } catch (...) {
+    unmap_page(page);
+    throw;
+  }
+  return address;
+}
+
+}  // namespace
+
+PageMapper gpu_page_mapper(int device) {
+  return {[device](void* page) { return map_page(page, device); }, unmap_page};
+}
+
+}  // namespace deep_ep::rdma::verbs

@@ -1,0 +1,128 @@
+#include <utility>
+#include <vector>
+
+#include "csrc/rdma/ring/ring_memory.hpp"
+#include "csrc/rdma/verbs/devx/devx_queue_pair.hpp"
+#include "csrc/rdma/verbs/nic_ends.hpp"
+#include "csrc/support/format.hpp"
+#include "csrc/support/logging.hpp"
+#include "deep_ep/error.hpp"
+#include "deep_ep/executor.hpp"
+
+namespace deep_ep::rdma::verbs {
+namespace {
+
+using devx::DevxQueuePair;
+
+/// Whether kernels can ring is tried on a page of its own, before anything else is made.
+void try_ringing(const NicAccess& nic, DoorbellPages& pages) {
+  const devx::DoorbellPage trial(devx::Context{nic.device, &nic.mlx5_functions()});
+  pages.map(trial.register_address());
+}
+
+class DevxEnds final : public Ends {
+ public:
+  DevxEnds(const NicAccess& nic, const std::shared_ptr<Executor>& executor, std::shared_ptr<Registration> heap,
+           const EndsOptions& options)
+      : name_(nic.name), peers_(options.peers), heap_(std::move(heap)), pages_(nic.page_mapper) {
+    try_ringing(nic, pages_);
+    try {
+      make(nic, executor, options, nic.gpu_memory);
+    } catch (const SystemError& error) {
+      if (!nic.gpu_memory) throw;
+      log::info("rdma: {}: rings lie in host memory, because: {}", name_, error.what());
+      make(nic, executor, options, false);
+    }
+    sinks_ = std::make_unique<Registration>(register_sinks(nic, *rings_));
+  }
+
+  QueuePairAddress address(std::size_t end) const override {
+    QueuePairAddress address = pairs_[end]->address();
+    address.heap_key = heap_->remote_key();
+    return address;
+  }
+
+  RdmaPeerParams connect(std::size_t end, const QueuePairAddress& peer) override {
+    pairs_[end]->connect(peer);
+    RdmaQueuePair queue = rings_->queue_pair(end, pairs_[end]->number(), peers_[end]);
+    queue.kind = RdmaDoorbell::device_register;
+    queue.doorbell = doorbells_[end].get();
+    queue.doorbell_record = rings_->doorbell_record(end);
+    // In the GPU's own memory all that the device reads is served by this GPU, see SendQueue.
+    queue.system_scope = !rings_->options().on_gpu;
+    return peer_params(queue, *heap_, peer, *sinks_, end);
+  }
+
+  void start() override {}  // the device serves the rings by itself
+
+  /// Rings in GPU memory are watched by the kernels alone, which put failures on record (FaultKind::rdma_failed).
+  std::optional<Failure> failure() const override {
+    if (rings_->options().on_gpu) return std::nullopt;
+    for (std::size_t end = 0; end < pairs_.size(); ++end) {
+      const device::rdma::CompletionEntry& completion = *rings_->completion(end);
+      const std::uint32_t tail = __atomic_load_n(&completion.tail, __ATOMIC_ACQUIRE);
+      if (device::rdma::tail_opcode(tail) != device::rdma::kCompletionError) continue;
+      // The device reports the lowest 16 bits of the index.
+      return Failure{.peer = peers_[end],
+                     .device = name_,
+                     .queue_pair = pairs_[end]->number(),
+                     .index = device::rdma::tail_counter(tail),
+                     .opcode = device::rdma::swap32(completion.opcode_number) >> 24,
+                     .syndrome = static_cast<Syndrome>(completion.syndrome),
+                     .vendor_syndrome = completion.vendor_syndrome};
+    }
+    return std::nullopt;
+  }
+
+  bool idle() const override { return rings_->idle(); }
+
+  std::string describe() const override {
+    return fmt::format("handler gpu, rings in {}, NIC {}, heap registered as {}",
+                       to_string(pairs_.front()->memory_path()), name_, to_string(heap_->path()));
+  }
+
+ private:
+  void make(const NicAccess& nic, const std::shared_ptr<Executor>& executor, const EndsOptions& options, bool on_gpu) {
+    doorbells_.clear();
+    pairs_.clear();
+    rings_.reset();
+    rings_ = std::make_unique<RingMemory>(executor, RingOptions{.count = peers_.size(),
+                                                                .depth = options.depth,
+                                                                .batch = options.batch,
+                                                                .on_gpu = on_gpu,
+                                                                .alignment = devx::kRingAlignment});
+    for (std::size_t i = 0; i < peers_.size(); ++i) {
+      const devx::DevxQueuePairOptions pair{.layout = rings_->layout(),
+                                            .memory = rings_->ring(i),
+                                            .gpu_memory = on_gpu,
+                                            .exporter = nic.exporter,
+                                            .user_index = static_cast<std::uint32_t>(i)};
+      pairs_.push_back(std::make_unique<DevxQueuePair>(nic.device, nic.mlx5_functions(), pair, nic.path));
+      doorbells_.push_back(pages_.map(pairs_.back()->doorbell().register_address()));
+    }
+  }
+
+  // In this order; they are destroyed in the opposite order: mapped registers before the pages and the queue pairs that
+  // have them, queue pairs before the memory.
+  std::string name_;
+  std::vector<int> peers_;
+  std::shared_ptr<Registration> heap_;
+  std::unique_ptr<RingMemory> rings_;
+  std::unique_ptr<Registration> sinks_;
+  DoorbellPages pages_;
+  std::vector<std::unique_ptr<DevxQueuePair>> pairs_;
+  std::vector<MappedDoorbell> doorbells_;
+};
+
+}  // namespace
+
+std::unique_ptr<Ends> make_devx_ends(const NicAccess& nic, const std::shared_ptr<Executor>& executor,
+                                     std::shared_ptr<Registration> heap, const EndsOptions& options) {
+  if (!nic.gpu_memory) throw SystemError("this rank's kernels run on the CPU");
+  if (!nic.mlx5) {
+    fail<SystemError>("NIC {} is not one of NVIDIA's ConnectX or BlueField: its rings have another format", nic.name);
+  }
+  return std::make_unique<DevxEnds>(nic, executor, std::move(heap), options);
+}
+
+}  // namespace deep_ep::rdma::verbs

@@ -1,0 +1,67 @@
+#include "csrc/rdma/verbs/nic_ends.hpp"
+
+#include <utility>
+
+#include "csrc/rdma/ring/ring_memory.hpp"
+#include "csrc/rdma/verbs/dma_buf.hpp"
+#include "csrc/rdma/verbs/functions.hpp"
+#include "csrc/support/format.hpp"
+#include "csrc/support/logging.hpp"
+#include "deep_ep/error.hpp"
+#include "deep_ep/executor.hpp"
+
+namespace deep_ep::rdma::verbs {
+
+DmaBufExporter exporter_by(const RdmaSettings& settings) {
+  if (settings.dma_buf) return gpu_dma_buf_exporter();
+  return [](void*, std::size_t) -> UniqueFd {
+    throw SystemError("turned off by NVSHMEM_IB_DISABLE_DMABUF or NCCL_DMABUF_ENABLE");
+  };
+}
+
+NicAccess open_nic(const NicAssignment& assignment, const Executor& executor, const RdmaSettings& settings) {
+  NicAccess access;
+  access.device = Device::open(assignment.nic);
+  access.path = settings.path;
+  access.path.port = assignment.port;
+  access.path.gid_index = assignment.gid_index;
+  access.name = fmt::format("{}:{}", assignment.nic, assignment.port);
+  access.mlx5 = assignment.capability == Capability::mlx5;
+  access.gpu_memory = executor.device().kind == deep_ep::Device::Kind::cuda;
+  access.handler = settings.nic_handler;
+  access.exporter = exporter_by(settings);
+  access.mlx5_functions = []() -> const Mlx5Functions& { return mlx5_functions(); };
+  access.page_mapper = gpu_page_mapper(executor.device().index);
+  return access;
+}
+
+std::unique_ptr<Ends> make_nic_ends(const NicAccess& nic, const std::shared_ptr<Executor>& executor,
+                                    const SymmetricHeap& heap, const EndsOptions& options) {
+  const MemoryRange range{.address = heap.local(), .bytes = heap.bytes(), .first_address = 0};
+  const auto registration =
+      std::make_shared<Registration>(nic.gpu_memory ? Registration::of_gpu_memory(nic.device, range, nic.exporter)
+                                                    : Registration::of_host_memory(nic.device, range));
+  // For kernels on the CPU there is nothing to try, and nothing to warn of.
+  const bool any = nic.handler == NicHandler::automatic;
+  if (nic.handler == NicHandler::gpu || (any && nic.gpu_memory)) {
+    try {
+      return make_devx_ends(nic, executor, registration, options);
+    } catch (const SystemError& error) {
+      if (!any) fail<SystemError>("DEEP_EP_NIC_HANDLER=gpu is impossible here: {}", error.what());
+      log::warn("RDMA: a CPU thread executes what kernels post (DEEP_EP_NIC_HANDLER=cpu), because: {}", error.what());
+    }
+  }
+  return make_verbs_ends(nic, executor, registration, options);
+}
+
+Registration register_sinks(const NicAccess& nic, const RingMemory& rings) {
+  return Registration::of_host_memory(nic.device, {.address = rings.sinks(), .bytes = rings.sink_bytes()});
+}
+
+RdmaPeerParams peer_params(RdmaQueuePair queue, const Registration& heap, const QueuePairAddress& peer,
+                           const Registration& sinks, std::size_t sink) {
+  queue.sink = {sinks.first_address() + sizeof(std::uint64_t) * sink, sinks.local_key()};
+  return {queue, heap.local_key(), peer.heap_key, peer.heap_key};
+}
+
+}  // namespace deep_ep::rdma::verbs

@@ -1,0 +1,116 @@
+// Arguments and results of the normal mode: dispatch and combine with exact sizes, for training and prefill, among
+// ranks of one node. Symbols as in buffer.hpp.
+//
+// Unless said otherwise a tensor is contiguous (row-major) and lies on the buffer's device.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "deep_ep/config.hpp"
+#include "deep_ep/executor.hpp"
+#include "deep_ep/tensor.hpp"
+
+namespace deep_ep {
+
+/// Result of Buffer::get_dispatch_layout.
+struct DispatchLayout {
+  Tensor num_tokens_per_rank;    ///< [R] int32: tokens with at least one expert on that rank
+  Tensor num_tokens_per_expert;  ///< [E] int32: (token, k) entries that name the expert
+  Tensor is_token_in_rank;       ///< [T, R] boolean
+  EventHandle event;             ///< set with async_finish
+};
+
+/// What a dispatch knows about where rows went. Good for any number of cached dispatches and combines, as long as the
+/// buffer lives. Copies share the tensors. recv_src_idx may lie in the symmetric heap and takes 4 bytes a row there for
+/// as long as a copy lives; the other two never do.
+struct DispatchHandle {
+  Tensor rank_prefix_matrix;    ///< [R, R] int32: [s][d] = rows that d received from ranks 0..s (end row of source s)
+  Tensor destination_row;       ///< [T, R] int32: row of token t in recv_x of rank d, -1 if not sent there
+  Tensor recv_src_idx;          ///< [rows] int32: token index at its source, for each received row
+  std::int64_t num_tokens = 0;  ///< T
+  std::int64_t num_recv_rows = 0;  ///< N, or num_worst_tokens
+  int num_experts = 0;             ///< E
+  int num_topk = 0;                ///< K, 0 where no selections were sent
+};
+
+/// A dispatch that exchanges counts. Equal on all ranks: the dtype and width of every tensor, E, K, and which of the
+/// optional tensors are given. RankMismatch, on every rank and before any row moves, where they are not.
+struct DispatchArguments {
+  /// [T, H], any dtype with rows of a multiple of 16 bytes below 2 GiB; it starts at a multiple of 16 bytes.
+  ConstTensorView x;
+  /// [T, S] float32 or int32, any strides, S any number: travels with the rows of x, usually 8-bit ones.
+  std::optional<ConstTensorView> x_scales;
+
+  // The layout, from get_dispatch_layout or made alike.
+  ConstTensorView num_tokens_per_rank;    ///< [R] int32
+  ConstTensorView is_token_in_rank;       ///< [T, R] boolean or uint8; it alone decides where rows go
+  ConstTensorView num_tokens_per_expert;  ///< [E] int32
+
+  std::optional<ConstTensorView> topk_idx;      ///< [T, K] int32 or int64, K <= 32; negative: no selection
+  std::optional<ConstTensorView> topk_weights;  ///< [T, K] float32; given with topk_idx or not at all
+  /// The counts in num_recv_tokens_per_expert are rounded up to multiples of it (0 stays 0). 1 to 2^20.
+  int expert_alignment = 1;
+  /// 0: exact sizes, for which the host waits. > 0: no host wait, and outputs have this many rows; rows beyond N hold
+  /// topk_idx -1 and are otherwise unspecified. Where more rows come than that, the next call throws OutOfMemory.
+  std::int64_t num_worst_tokens = 0;
+  Config config;
+
+  /// Takes the three tensors of the layout, which must live as long as they would by themselves.
+  void use(const DispatchLayout& layout) {
+    num_tokens_per_rank = layout.num_tokens_per_rank.view();
+    is_token_in_rank = layout.is_token_in_rank.view();
+    num_tokens_per_expert = layout.num_tokens_per_expert.view();
+  }
+};
+
+struct DispatchResult {
+  Tensor recv_x;                        ///< [rows, H], dtype of x: by source rank, then by token index at the source
+  std::optional<Tensor> recv_x_scales;  ///< [rows, S], dtype of x_scales
+  std::optional<Tensor> recv_topk_idx;  ///< [rows, K], dtype of topk_idx: index among this rank's experts, or -1
+  std::optional<Tensor> recv_topk_weights;      ///< [rows, K] float32: 0 where the index is -1
+  std::vector<int> num_recv_tokens_per_expert;  ///< [E / R], rounded up; empty with num_worst_tokens
+  DispatchHandle handle;
+  EventHandle event;  ///< set with async_finish
+};
+
+/// A dispatch whose rows go where those of an earlier one went: no counts are exchanged, and the host does not wait.
+struct CachedDispatchArguments {
+  ConstTensorView x;  ///< as DispatchArguments::x, with as many rows as then; H and dtype are free
+  std::optional<ConstTensorView> x_scales;  ///< as DispatchArguments::x_scales
+  const DispatchHandle* handle = nullptr;   ///< of the earlier dispatch, by this buffer; used during the call only
+  Config config;
+};
+
+struct CachedDispatchResult {
+  Tensor recv_x;                        ///< [rows of the handle, H]
+  std::optional<Tensor> recv_x_scales;  ///< [rows of the handle, S]
+  EventHandle event;                    ///< set with async_finish
+};
+
+/// How the rows of this rank's `x` reach the owners of the tokens. Every rank chooses for its own rows; results agree
+/// bitwise whatever the ranks choose.
+enum class CombineMode : std::uint8_t {
+  automatic,  ///< pull when x (and topk_weights) lie in the symmetric heap, push otherwise
+  pull,       ///< owners read the rows over NVLink. x must be in the heap: a received tensor or one of allocate_tensor
+  push,       ///< rows are sent to a window of their owner and added as they arrive
+};
+
+struct CombineArguments {
+  ConstTensorView x;                            ///< [rows of the handle, H] bfloat16, from a multiple of 16 bytes on
+  const DispatchHandle* handle = nullptr;       ///< of the dispatch whose rows come back; used during the call only
+  std::optional<ConstTensorView> topk_weights;  ///< [rows of the handle, K] float32, K <= 32: summed slot by slot
+  std::optional<ConstTensorView> bias_0;        ///< [T, H] bfloat16, from a multiple of 16 bytes on: added once
+  std::optional<ConstTensorView> bias_1;        ///< the same
+  CombineMode mode = CombineMode::automatic;
+  Config config;
+};
+
+struct CombineResult {
+  Tensor combined_x;  ///< [T, H] bfloat16: bias_0 + bias_1 + rows in rank order, summed in fp32, rounded once
+  std::optional<Tensor> combined_topk_weights;  ///< [T, K] float32; with topk_weights
+  EventHandle event;                            ///< set with async_finish
+};
+
+}  // namespace deep_ep

@@ -1,0 +1,70 @@
+// What is fixed when a Buffer is made, and what every call takes beside its arguments.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+
+#include "deep_ep/executor.hpp"
+#include "deep_ep/tensor.hpp"
+
+namespace deep_ep {
+
+/// How rows of low-latency calls cross the network: once for each rank that has experts of the token; or, by rails,
+/// once for each node that has, to the rank with the sender's index there, which hands the row on over NVLink. By
+/// rails, combine rounds once more, for each node.
+enum class LowLatencyRails : std::uint8_t {
+  automatic,  ///< by rails where a model of the call says that they save more than the additional hop costs
+  always,     ///< wherever possible, see LowLatencyOptions::rails
+  never,
+};
+
+/// Options of the low-latency calls, equal on all ranks.
+struct LowLatencyOptions {
+  /// Symmetric memory of each rank for them, in addition to BufferOptions::heap_bytes. 0: none, and these calls throw
+  /// InvalidArgument. See Buffer::low_latency_bytes_hint. Where ranks are reached by RDMA, memory that their NICs fetch
+  /// from is added, about half as much.
+  std::size_t bytes = 0;
+  /// A rank that does not come in time is masked instead of being an error: the call completes with the others, and
+  /// later calls leave it out.
+  bool masking = false;
+  /// False: every other rank is reached by RDMA, those of the own node too.
+  bool allow_nvlink = true;
+  /// automatic: DEEP_EP_LOW_LATENCY_RAILS, and where that is auto, the model. Rails are possible where nodes are of
+  /// equally many consecutive ranks, two or more, with NVLink in use; for calls that receive at once, on all ranks
+  /// alike (with return_recv_hook nobody would hand rows on until a hook is called); without masking (a lost rank would
+  /// take its rail along); and not for LogFMT.
+  LowLatencyRails rails = LowLatencyRails::automatic;
+};
+
+struct BufferOptions {
+  /// Symmetric memory of each rank, equal on all ranks. Received tensors live in it; what does not fit is received
+  /// through a bounded window instead (slower, same results). See Buffer::heap_bytes_hint.
+  std::size_t heap_bytes = std::size_t{1} << 30;
+  /// Part of the heap set aside as the bounded window that pushed and overflowing rows land in; equal on all ranks.
+  /// 0: a quarter of the heap, at most 1 GiB.
+  std::size_t window_bytes = 0;
+  /// Largest number of experts one rank may own, 1 to 65536; equal on all ranks.
+  int max_local_experts = 1024;
+  /// Seconds that a kernel or the host waits for a peer. Unset: default_timeout_s(). 0: for ever.
+  std::optional<double> timeout_s;
+  /// An entry of topk_idx beyond the last expert is an error. False: it selects nothing, like a negative one.
+  bool reject_unknown_experts = true;
+  /// The communication stream, for programs that manage streams themselves: it must outlive the buffer and every tensor
+  /// and event that comes from it. nullptr: the buffer makes one of high priority.
+  StreamHandle comm_stream = nullptr;
+  /// How many consecutive ranks make a node, equal on all ranks; it must divide their number. Ranks of other nodes are
+  /// reached by RDMA. 0: DEEP_EP_RANKS_PER_NODE, and where that is 0 too, ranks that map each other's memory are a
+  /// node.
+  int ranks_per_node = 0;
+  LowLatencyOptions low_latency;
+};
+
+/// Where a call stands among the caller's work. See buffer.hpp, "Ordering".
+struct CallOptions {
+  StreamHandle stream = nullptr;  ///< the caller's current stream
+  EventHandle previous_event;     ///< come after this instead of after the work of `stream`
+  bool async_finish = false;      ///< do not make `stream` wait for the call; the result carries an event
+};
+
+}  // namespace deep_ep

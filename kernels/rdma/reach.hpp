@@ -1,0 +1,86 @@
+// How a rank reaches the others: with stores over NVLink (near), through its NIC (far), or through its NIC and one more
+// rank (by rails). A family's own reach, which knows the places of its window, builds on this one; nobody else asks.
+//
+// By rails: where nodes have several ranks each, a row crosses the network once for each node, between ranks that have
+// the same index in their nodes, and is handed on over NVLink. Nodes are of equally many consecutive ranks.
+//
+//   one to many   sender -- NIC --> its rail in the other node, the relay -- NVLink --> each rank that wants the row
+//   many to one   each rank with a part -- NVLink --> the receiver's rail there, the relay, adds -- NIC --> receiver
+//
+// A relay hands on within its own call: so either all ranks of a call go by rails or none does.
+#pragma once
+
+#include "kernels/common/limits.hpp"
+#include "kernels/primitives/block.hpp"
+#include "kernels/primitives/divisor.hpp"
+#include "kernels/rdma/params.hpp"
+
+namespace deep_ep {
+
+/// What kernels are told of the ranks. Plain data, set by the host.
+struct ReachParams {
+  int rank = 0;
+  Divisor num_ranks;
+  std::byte* local = nullptr;  ///< this rank's heap
+  /// Heap of every rank as this rank maps it, nullptr for one that is far; readable by kernels.
+  std::byte* const* heaps = nullptr;
+  const RdmaPeerParams* peers = nullptr;                ///< [channel][num_ranks]; nullptr: nobody is far
+  std::uint32_t far_ranks[(kMaxRanks + 31) / 32] = {};  ///< a bit for each
+  int rail_width = 0;  ///< ranks of a node, where rows of this call go by rails; else 0
+  /// Blocks of the grid that do all but posting. Those behind them post to far ranks, one in each warp.
+  int working_blocks = 0;
+
+  void set_far(int far_rank) { far_ranks[far_rank / 32] |= 1u << far_rank % 32; }
+};
+
+namespace device {
+
+/// Consecutive ranks.
+struct RankRange {
+  int first, count;
+};
+
+/// `kRdma` false: nobody is far. `kRails` false: no call goes by rails.
+template <bool kRdma, bool kRails = kRdma>
+struct Reach {
+  const ReachParams& ranks;
+
+  /// A far rank is not mapped here, and does not map this one.
+  DEEP_EP_DEVICE bool is_far(int rank) const {
+    return kRdma && ranks.peers != nullptr &&
+           (ranks.far_ranks[static_cast<unsigned>(rank) / 32] >> static_cast<unsigned>(rank) % 32 & 1) != 0;
+  }
+  DEEP_EP_DEVICE bool by_rails() const { return kRails && ranks.rail_width != 0; }
+
+  /// Is this a block that posts?
+  DEEP_EP_DEVICE bool posts() const { return kRdma && block_index() >= ranks.working_blocks; }
+  /// In blocks that post: the far rank that this warp serves, or -1.
+  DEEP_EP_DEVICE int posted_rank() const {
+    const int rank = (block_index() - ranks.working_blocks) * block_warps() + warp_index();
+    return rank < ranks.num_ranks && is_far(rank) ? rank : -1;
+  }
+
+  // The others are for calls that go by rails.
+
+  DEEP_EP_DEVICE int num_nodes() const { return by_rails() ? ranks.num_ranks / ranks.rail_width : 1; }
+  DEEP_EP_DEVICE int node_of(int rank) const { return rank / ranks.rail_width; }
+  DEEP_EP_DEVICE int own_node() const { return node_of(ranks.rank); }
+  /// The rank of `node` that this rank exchanges rows with.
+  DEEP_EP_DEVICE int rail_in(int node) const { return node * ranks.rail_width + ranks.rank % ranks.rail_width; }
+  /// The rank of this node that exchanges rows with `far_rank`.
+  DEEP_EP_DEVICE int relay_of(int far_rank) const {
+    return own_node() * ranks.rail_width + far_rank % ranks.rail_width;
+  }
+  /// The rank whose row stands for that of `rank`: of another node, this rank's rail there. Also where no rails are.
+  DEEP_EP_DEVICE int speaker_of(int rank) const {
+    return by_rails() && rank >= 0 && node_of(rank) != own_node() ? rail_in(node_of(rank)) : rank;
+  }
+  /// The ranks that get this rank's rows through far rank `peer`. Also where no rails are: then it is itself.
+  DEEP_EP_DEVICE RankRange served_by(int peer) const {
+    if (!by_rails()) return {peer, 1};
+    return {node_of(peer) * ranks.rail_width, relay_of(peer) == ranks.rank ? ranks.rail_width : 0};
+  }
+};
+
+}  // namespace device
+}  // namespace deep_ep

@@ -1,0 +1,154 @@
+#include "csrc/buffer/call_scope.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <optional>
+
+#include "csrc/executor/own_stream.hpp"
+#include "deep_ep/error.hpp"
+#include "tests/memory/fake_executor.hpp"
+
+namespace deep_ep {
+namespace {
+
+using test::FakeExecutor;
+using test::FakeHeap;
+
+class CallScopeTest : public ::testing::Test {
+ protected:
+  static FakeExecutor::Stream& state(StreamHandle stream) { return FakeExecutor::of(stream); }
+  /// Has `stream` been made to wait for work of `other`?
+  static bool waits_for(StreamHandle stream, StreamHandle other) {
+    return std::ranges::any_of(state(stream).waited_for, [&](const EventHandle& event) {
+      return FakeExecutor::stream_of(event) == &state(other);
+    });
+  }
+  void end_all_work() {
+    for (const StreamHandle stream : {caller_, side_, comm_}) executor_->synchronize(stream);
+  }
+  bool graph_gets_memory() {
+    state(caller_).capturing = state(comm_).capturing = true;
+    CallScope scope(context_, {.stream = caller_});
+    const bool made = scope.try_heap_tensors({&wanted_, 1}).has_value();
+    scope.finish();
+    state(caller_).capturing = state(comm_).capturing = false;
+    return made;
+  }
+
+  std::shared_ptr<FakeExecutor> executor_ = std::make_shared<FakeExecutor>();
+  OwnStream streams_[3] = {OwnStream(*executor_), OwnStream(*executor_), OwnStream(*executor_)};
+  StreamHandle caller_ = streams_[0].get(), side_ = streams_[1].get(), comm_ = streams_[2].get();
+  CallContext context_{executor_, comm_,
+                       std::make_shared<Arena>(executor_, std::make_shared<FakeHeap>(1 << 20), 0, 1 << 20)};
+  TensorView wanted_ = unplaced({}, DType::uint8, {100});
+};
+
+TEST_F(CallScopeTest, RunsInPlaceWhereTheCallerWaitsAnyway) {
+  CallScope scope(context_, {.stream = caller_});
+  EXPECT_EQ(scope.stream(), caller_);
+  EXPECT_FALSE(scope.recording());
+  EXPECT_EQ(scope.finish(), nullptr);
+  EXPECT_TRUE(state(caller_).waited_for.empty()) << "there is no other stream, and no earlier call";
+}
+
+TEST_F(CallScopeTest, AsyncCallsRunOnTheCommunicationStreamBehindTheCaller) {
+  CallScope scope(context_, {.stream = caller_, .async_finish = true});
+  EXPECT_EQ(scope.stream(), comm_);
+  EXPECT_TRUE(waits_for(comm_, caller_));
+  const EventHandle done = scope.finish();
+  ASSERT_NE(done, nullptr);
+  EXPECT_EQ(FakeExecutor::stream_of(done), &state(comm_));
+  EXPECT_FALSE(waits_for(caller_, comm_));
+}
+
+TEST_F(CallScopeTest, APreviousEventStandsForTheCallersStream) {
+  const EventHandle previous = executor_->record_event(side_);
+  CallScope scope(context_, {.stream = caller_, .previous_event = previous});
+  EXPECT_EQ(scope.stream(), comm_);
+  EXPECT_TRUE(waits_for(comm_, side_));
+  EXPECT_FALSE(waits_for(comm_, caller_));
+  EXPECT_EQ(scope.finish(), nullptr);
+  EXPECT_TRUE(waits_for(caller_, comm_));
+}
+
+TEST_F(CallScopeTest, EachCallComesAfterTheOneBefore) {
+  CallScope(context_, {.stream = side_}).finish();
+  CallScope(context_, {.stream = caller_}).finish();
+  EXPECT_TRUE(waits_for(caller_, side_));
+}
+
+TEST_F(CallScopeTest, AnAbandonedCallIsWaitedForLikeAnyOther) {
+  {
+    CallScope scope(context_, {.stream = side_});
+  }
+  EXPECT_FALSE(graph_gets_memory()) << "the call's work has not ended";
+  CallScope(context_, {.stream = caller_}).finish();
+  EXPECT_TRUE(waits_for(caller_, side_));
+  end_all_work();
+  EXPECT_TRUE(graph_gets_memory());
+}
+
+TEST_F(CallScopeTest, WithoutAnEventBehindItGraphsGetNothing) {
+  {
+    CallScope scope(context_, {.stream = side_});
+    state(side_).gone = true;
+  }
+  end_all_work();
+  EXPECT_FALSE(graph_gets_memory()) << "nobody knows whether the work has ended";
+  state(side_).gone = false;
+}
+
+TEST_F(CallScopeTest, NothingIsChangedByACallThatCannotBegin) {
+  state(caller_).gone = true;
+  EXPECT_THROW(CallScope(context_, {.stream = caller_, .async_finish = true}), SystemError);
+  state(caller_).gone = false;
+  EXPECT_TRUE(graph_gets_memory());
+}
+
+TEST_F(CallScopeTest, RecordedCallsAreOrderedByTheGraphAlone) {
+  CallScope(context_, {.stream = side_}).finish();
+  state(caller_).capturing = state(comm_).capturing = true;
+  CallScope scope(context_, {.stream = caller_});
+  EXPECT_TRUE(scope.recording());
+  EXPECT_EQ(scope.stream(), comm_);
+  EXPECT_FALSE(waits_for(comm_, side_));
+  scope.finish();
+  EXPECT_TRUE(waits_for(caller_, comm_));
+  state(caller_).capturing = state(comm_).capturing = false;
+  CallScope next(context_, {.stream = side_});
+  EXPECT_FALSE(waits_for(side_, comm_)) << "what is recorded does not run now";
+}
+
+TEST_F(CallScopeTest, TensorsOfOnePieceLieBesideEachOther) {
+  CallScope scope(context_, {.stream = caller_});
+  const TensorView views[] = {unplaced({}, DType::int32, {3, 5}), unplaced({}, DType::uint8, {0, 7}),
+                              unplaced({}, DType::float32, {2})};
+  const auto made = scope.try_heap_tensors(views);
+  ASSERT_TRUE(made);
+  ASSERT_EQ(made->size(), 3u);
+  const auto* begin = (*made)[0].as<std::byte>();
+  EXPECT_EQ(reinterpret_cast<std::uintptr_t>(begin) % Arena::kAlignment, 0u);
+  EXPECT_EQ((*made)[1].as<std::byte>(), begin + Arena::kAlignment);
+  EXPECT_EQ((*made)[2].as<std::byte>(), begin + Arena::kAlignment) << "an empty tensor takes no room";
+  EXPECT_EQ((*made)[0].storage(), (*made)[2].storage());
+  EXPECT_FALSE(scope.try_heap_tensors({&(wanted_ = unplaced({}, DType::uint8, {2 << 20})), 1})) << "does not fit";
+}
+
+TEST_F(CallScopeTest, MemoryIsGivenBackBehindTheStreamItWasHandedTo) {
+  std::optional<Tensor> tensor;
+  {
+    CallScope scope(context_, {.stream = side_, .async_finish = true});
+    tensor = scope.pool_tensor(wanted_);
+    scope.hand_out(*tensor);
+    scope.finish();
+  }
+  state(comm_).waited_for.clear();
+  tensor.reset();
+  CallScope scope(context_, {.stream = caller_, .async_finish = true});
+  const Tensor next = scope.pool_tensor(wanted_);
+  EXPECT_TRUE(waits_for(comm_, side_)) << "the next user comes after the work of that stream";
+}
+
+}  // namespace
+}  // namespace deep_ep

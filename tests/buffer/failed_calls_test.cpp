@@ -1,0 +1,135 @@
+// Calls that fail on the way, at each request to the executor: afterwards the buffer is as if they had ended.
+#include <gtest/gtest.h>
+
+#include "deep_ep/bootstrap.hpp"
+#include "tests/cluster/case.hpp"
+#include "tests/cluster/counting_executor.hpp"
+#include "tests/cluster/exchange.hpp"
+#include "tests/cluster/low_latency_case.hpp"
+#include "tests/cluster/low_latency_combine_case.hpp"
+
+namespace deep_ep::test {
+namespace {
+
+/// Refuses requests, and says of every stream that it is being recorded, when it is told to.
+class FailingExecutor final : public CountingExecutor {
+ public:
+  using CountingExecutor::CountingExecutor;
+  bool recording = false;
+  bool is_capturing(StreamHandle stream) override { return CountingExecutor::is_capturing(stream) || recording; }
+};
+
+/// A buffer with a single rank, so that nobody waits for the rest of a call that failed.
+class FailedCallsTest : public ::testing::Test {
+ protected:
+  FailedCallsTest() {
+    BufferOptions options = low_latency_options(1, 8, 512);
+    options.heap_bytes = std::size_t{64} << 20;
+    options.low_latency.masking = true;
+    buffer_ = &rank_.buffer(options);
+  }
+
+  /// Lets the first request of `call` fail, then the second, ... until it succeeds.
+  template <class Call>
+  void fails_everywhere(Call&& call) {
+    int failures = 0;
+    for (bool failed = true; failed; failures += failed) {
+      auto earlier = buffer_->get_dispatch_layout(inputs_.topk_idx, case_.shape.experts(), rank_.call());
+      executor_->refused_request = failures + 1;
+      failed = false;
+      try {
+        const auto result = call();
+        executor_->refused_request = 0;  // what is returned may be dropped
+      } catch (const Refused&) {
+        failed = true;
+      }
+      ASSERT_EQ(executor_->refused_request, 0);
+      SCOPED_TRACE("request " + std::to_string(failures + 1));
+      executor_->calls = {};
+      earlier = {};
+      EXPECT_EQ(executor_->calls.record_event, 1) << "given back behind the work of the stream that it was given to";
+      for (const StreamHandle stream : {rank_.stream(), buffer_->comm_stream()}) executor_->synchronize(stream);
+      expect_memory_for_a_graph();
+      if (HasFailure()) return;
+    }
+    EXPECT_GT(failures, 2) << "the call asks the executor for more than that";
+    buffer_->check();
+    run_round(rank_, *buffer_, case_);
+  }
+
+  void expect_memory_for_a_graph() {
+    executor_->recording = true;
+    try {
+      buffer_->allocate_tensor(DType::uint8, {16}, rank_.call().stream);
+    } catch (const Error& error) {
+      ADD_FAILURE() << "all work has ended, so a graph may have the heap's memory: " << error.what();
+    }
+    executor_->recording = false;
+  }
+
+  std::shared_ptr<Bootstrap> bootstrap_ = make_thread_bootstraps(1).front();
+  std::shared_ptr<FailingExecutor> executor_ = std::make_shared<FailingExecutor>(make_host_executor());
+  Rank rank_{0, {.ranks = 1, .where = {}, .host = {}}, bootstrap_, executor_};
+  Case case_ = make_case({.tokens = {9}, .hidden = 64, .combine_hidden = 64});
+  Inputs inputs_ = upload_inputs(rank_, case_);
+  LowLatencyCombineCase low_latency_ =
+      make_low_latency_combine_case({.tokens = {3}, .max_tokens = 4, .hidden = 256, .topk = 2});
+  Buffer* buffer_ = nullptr;
+};
+
+TEST_F(FailedCallsTest, Layout) {
+  fails_everywhere([&] { return buffer_->get_dispatch_layout(inputs_.topk_idx, case_.shape.experts(), rank_.call()); });
+}
+
+TEST_F(FailedCallsTest, LayoutOnTheCommunicationStream) {
+  CallOptions call = rank_.call();
+  call.async_finish = true;
+  fails_everywhere([&] { return buffer_->get_dispatch_layout(inputs_.topk_idx, case_.shape.experts(), call); });
+}
+
+TEST_F(FailedCallsTest, Dispatch) {
+  fails_everywhere([&] { return buffer_->dispatch(inputs_.dispatch, rank_.call()); });
+}
+
+TEST_F(FailedCallsTest, Combine) {
+  const DispatchResult dispatched = buffer_->dispatch(inputs_.dispatch, rank_.call());
+  for (const bool heap : {true, false}) {
+    Returned returned = upload_returned(rank_, *buffer_, case_, dispatched.handle, heap);
+    fails_everywhere([&] { return buffer_->combine(returned.combine, rank_.call()); });
+  }
+}
+
+TEST_F(FailedCallsTest, AllocateTensor) {
+  fails_everywhere([&] { return buffer_->allocate_tensor(DType::uint8, {100}, rank_.call().stream); });
+}
+
+TEST_F(FailedCallsTest, LowLatencyDispatch) {
+  const LowLatencyDispatchArguments arguments = upload_arguments(rank_, low_latency_.before);
+  fails_everywhere([&] { return buffer_->low_latency_dispatch(arguments, rank_.call()); });
+}
+
+TEST_F(FailedCallsTest, Hook) {
+  const LowLatencyDispatchResult sent =
+      buffer_->low_latency_dispatch(with_hook(upload_arguments(rank_, low_latency_.before)), rank_.call());
+  fails_everywhere([&] { return sent.hook(), 0; });
+}
+
+TEST_F(FailedCallsTest, LowLatencyCombine) {
+  const LowLatencyHandle handle = dispatch_low_latency(rank_, *buffer_, low_latency_);
+  const LowLatencyCombineArguments arguments = upload_combine(rank_, low_latency_, handle);
+  fails_everywhere([&] { return buffer_->low_latency_combine(arguments, rank_.call()); });
+}
+
+TEST_F(FailedCallsTest, LowLatencyClean) {
+  fails_everywhere([&] { return buffer_->low_latency_clean(rank_.call().stream), 0; });
+}
+
+TEST_F(FailedCallsTest, Masks) {
+  const TensorView status = rank_.upload(std::vector<std::int32_t>(1), DType::int32, {1});
+  fails_everywhere([&] { return buffer_->low_latency_query_mask(status, rank_.call().stream), 0; });
+  fails_everywhere([&] { return buffer_->low_latency_update_mask(0, false, rank_.call().stream), 0; });
+  fails_everywhere([&] { return buffer_->low_latency_clear_mask(rank_.call().stream), 0; });
+}
+
+}  // namespace
+}  // namespace deep_ep::test

@@ -1,0 +1,178 @@
+// What low-latency calls do, worked out without an executor.
+#include "csrc/buffer/low_latency/plan.hpp"
+
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <set>
+
+#include "deep_ep/error.hpp"
+#include "tests/cluster/low_latency_case.hpp"
+
+namespace deep_ep {
+namespace {
+
+using test::with_hook;
+
+/// 8 ranks. `rdma`: that some are reached that way.
+LowLatencySetup gpu_setup(bool rdma = false) {
+  static const RdmaPeerParams kPeers{};
+  LowLatencySetup setup;
+  setup.device = {Device::Kind::cuda, 0};
+  setup.policy = {.multiprocessors = 132, .max_shared_bytes = std::size_t{227} << 10};
+  setup.max_local_experts = 64;
+  setup.low_latency_bytes = Buffer::low_latency_bytes_hint(128, 7168, 8, 256);
+  setup.common.num_ranks = 8;
+  setup.common.window = LowLatencyWindow::make(0, setup.low_latency_bytes, 8, 64);
+  if (rdma) setup.common.peers = &kPeers;
+  return setup;
+}
+
+LowLatencyDispatchArguments dispatch_of(std::int64_t tokens, const LowLatencySetup& setup) {
+  LowLatencyDispatchArguments arguments;
+  arguments.x = TensorView::contiguous(nullptr, DType::bfloat16, {tokens, 7168}, setup.device);
+  arguments.topk_idx = TensorView::contiguous(nullptr, DType::int64, {tokens, 8}, setup.device);
+  arguments.max_tokens = 128;
+  arguments.num_experts = 256;
+  return arguments;
+}
+
+struct CombineInputs {
+  explicit CombineInputs(const LowLatencySetup& setup) {
+    handle.max_tokens = 128;
+    handle.num_topk = 8;
+    handle.num_experts = 256;
+    arguments.handle = &handle;
+    arguments.x = TensorView::contiguous(nullptr, DType::bfloat16, {32, 8 * 128, 7168}, setup.device);
+    arguments.topk_idx = TensorView::contiguous(nullptr, DType::int64, {100, 8}, setup.device);
+    arguments.topk_weights = TensorView::contiguous(nullptr, DType::float32, {100, 8}, setup.device);
+  }
+  CombineInputs(const CombineInputs&) = delete;
+  LowLatencyHandle handle;
+  LowLatencyCombineArguments arguments;
+};
+
+TEST(LowLatencyPlan, OneKernelOrTwo) {
+  const LowLatencySetup setup = gpu_setup();
+  const auto at_once = plan_dispatch(dispatch_of(100, setup), setup);
+  EXPECT_EQ(at_once.first.phase, LowLatencyPhase::both);
+  EXPECT_FALSE(at_once.receive);
+  const auto hooked = plan_dispatch(with_hook(dispatch_of(100, setup)), setup);
+  EXPECT_EQ(hooked.first.phase, LowLatencyPhase::send);
+  ASSERT_TRUE(hooked.receive);
+  EXPECT_EQ(hooked.receive->phase, LowLatencyPhase::receive);
+  EXPECT_EQ(hooked.first.working_blocks, 101) << "a block for each token, and the clerk";
+  EXPECT_EQ(hooked.receive->working_blocks, 132) << "more rows may come than there are SMs";
+  EXPECT_LT(hooked.receive->shape.shared_bytes, hooked.first.shape.shared_bytes) << "no row is staged";
+}
+
+TEST(LowLatencyPlan, PostersAreBlocksOfTheirOwn) {
+  const auto near = plan_dispatch(dispatch_of(100, gpu_setup()), gpu_setup());
+  EXPECT_EQ(near.first.shape.blocks, near.first.working_blocks);
+  const LowLatencySetup setup = gpu_setup(true);
+  const auto far = plan_dispatch(dispatch_of(100, setup), setup);
+  const int warps = far.first.shape.threads / 32;
+  EXPECT_EQ(far.first.shape.blocks, far.first.working_blocks + (8 + warps - 1) / warps);
+  EXPECT_LE(far.first.shape.blocks, setup.policy.multiprocessors);
+}
+
+TEST(LowLatencyPlan, KernelsByWhatTheCallNeeds) {
+  EXPECT_EQ(plan_dispatch(dispatch_of(1, gpu_setup()), gpu_setup()).kernel, &KernelTable::dispatch_low_latency);
+  EXPECT_EQ(plan_dispatch(dispatch_of(1, gpu_setup()), gpu_setup(true)).kernel,
+            &KernelTable::dispatch_low_latency_rdma);
+  CombineInputs inputs(gpu_setup());
+  const auto combine = [&](bool logfmt, bool rdma) {
+    inputs.arguments.use_logfmt = logfmt;
+    return plan_combine(inputs.arguments, gpu_setup(rdma)).kernel;
+  };
+  EXPECT_EQ(combine(false, false), &KernelTable::combine_low_latency);
+  EXPECT_EQ(combine(false, true), &KernelTable::combine_low_latency_rdma);
+  EXPECT_EQ(combine(true, false), &KernelTable::combine_low_latency_logfmt);
+  EXPECT_EQ(combine(true, true), &KernelTable::combine_low_latency_logfmt_rdma);
+}
+
+TEST(LowLatencyPlan, CombineSharesRowsOut) {
+  const LowLatencySetup setup = gpu_setup();
+  const CombineInputs inputs(setup);
+  const auto at_once = plan_combine(inputs.arguments, setup);
+  const int groups = at_once.first.working_blocks * (at_once.params.block_warps / int{at_once.params.warps_per_row});
+  EXPECT_GE(at_once.first.rows_of_group * groups, 8 * 128) << "every row has a group";
+  EXPECT_LT((at_once.first.rows_of_group - 1) * groups, 8 * 128);
+  EXPECT_LE(at_once.first.shape.shared_bytes, setup.policy.max_shared_bytes);
+  const auto hooked = plan_combine(with_hook(inputs.arguments), setup);
+  EXPECT_EQ(hooked.first.rows_of_group, at_once.first.rows_of_group);
+  ASSERT_TRUE(hooked.receive);
+  EXPECT_EQ(hooked.receive->rows_of_group, 0) << "nothing is sent";
+  EXPECT_EQ(hooked.receive->working_blocks, 100) << "a block for each token";
+}
+
+TEST(LowLatencyPlan, ResultsOfEachLayout) {
+  const LowLatencySetup setup = gpu_setup();
+  LowLatencyDispatchArguments arguments = dispatch_of(100, setup);
+  const auto describe = [](const std::vector<TensorView>& views) {
+    std::string text;
+    for (const TensorView& view : views) text += view.describe() + " ";
+    return text;
+  };
+  auto plan = plan_dispatch(arguments, setup);
+  EXPECT_EQ(describe(plan.rows), "float8_e4m3[32, 1024, 7168] float32[32, 56, 1024] ");
+  EXPECT_EQ(describe(plan.others), "int32[32] int32[32, 1024] int64[32, 8] int32[1153, 8] ");
+  arguments.round_scale = arguments.use_ue8m0 = true;
+  plan = plan_dispatch(arguments, setup);
+  EXPECT_EQ(describe(plan.rows), "float8_e4m3[32, 1024, 7168] int32[32, 14, 1024] ");
+  arguments.use_fp8 = false;
+  arguments.layout = LowLatencyLayout::rank_major;
+  arguments.topk_weights = TensorView::contiguous(nullptr, DType::float32, {100, 8}, setup.device);
+  plan = plan_dispatch(arguments, setup);
+  EXPECT_EQ(describe(plan.rows), "bfloat16[8, 128, 7168] ");
+  EXPECT_EQ(describe(plan.others),
+            "int32[8] int32[8, 128] int64[8] int32[1153, 8] int32[8, 128, 8] float32[8, 128, 8] ");
+}
+
+TEST(LowLatencyPlan, RanksCompareWhatMustBeEqual) {
+  const LowLatencySetup setup = gpu_setup();
+  std::set<std::uint32_t> shapes;
+  LowLatencyDispatchArguments arguments = dispatch_of(100, setup);
+  const auto add = [&] { return shapes.insert(plan_dispatch(arguments, setup).params.call_shape).second; };
+  EXPECT_TRUE(add());
+  arguments = dispatch_of(7, setup);
+  EXPECT_FALSE(add()) << "ranks may have different numbers of tokens";
+  arguments.max_tokens = 127;
+  EXPECT_TRUE(add());
+  arguments.num_experts = 128;
+  EXPECT_TRUE(add());
+  arguments.use_fp8 = false;
+  EXPECT_TRUE(add());
+  arguments.topk_weights = TensorView::contiguous(nullptr, DType::float32, {7, 8}, setup.device);
+  EXPECT_TRUE(add());
+}
+
+TEST(LowLatencyPlan, RailsWhereThereAreSomeAndTheyPay) {
+  LowLatencySetup setup = gpu_setup(true);
+  const auto width = [&](bool hook = false) {
+    const auto arguments = dispatch_of(100, setup);
+    return plan_dispatch(hook ? with_hook(arguments) : arguments, setup).params.common.rail_width;
+  };
+  EXPECT_EQ(width(), 0) << "there are none";
+  setup.rail_width = 4;
+  EXPECT_EQ(width(), 4) << "128 tokens a rank are many";
+  EXPECT_EQ(width(true), 0) << "nobody would hand rows on until a hook is called";
+  LowLatencyDispatchArguments few = dispatch_of(1, setup);
+  few.max_tokens = 1;
+  EXPECT_EQ(plan_dispatch(few, setup).params.common.rail_width, 0);
+  setup.rails_always = true;
+  EXPECT_EQ(plan_dispatch(few, setup).params.common.rail_width, 4);
+}
+
+TEST(LowLatencyPlan, WhatDoesNotFitIsRefused) {
+  LowLatencySetup setup = gpu_setup();
+  LowLatencyDispatchArguments arguments = dispatch_of(100, setup);
+  arguments.max_tokens = 4000;
+  EXPECT_THROW(plan_dispatch(arguments, setup), InvalidArgument);
+  setup.policy.max_shared_bytes = 8192;
+  EXPECT_THROW(plan_dispatch(dispatch_of(100, setup), setup), InvalidArgument) << "a row is staged in shared memory";
+  EXPECT_THROW(plan_dispatch(with_hook(dispatch_of(100, setup)), setup), InvalidArgument);
+}
+
+}  // namespace
+}  // namespace deep_ep

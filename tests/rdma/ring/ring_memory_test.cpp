@@ -1,0 +1,66 @@
+// Memory of rings as kernels, handlers and devices must find it.
+#include "csrc/rdma/ring/ring_memory.hpp"
+
+#include <gtest/gtest.h>
+
+#include <cstdint>
+
+#include "deep_ep/error.hpp"
+#include "deep_ep/executor.hpp"
+#include "tests/rdma/messages.hpp"
+
+namespace deep_ep::rdma {
+namespace {
+
+using deep_ep::test::message_of;
+
+TEST(RingMemoryTest, RefusesWhatNoRingCanBe) {
+  const auto refusal = [](const RingOptions& options) {
+    return message_of<InvalidArgument>([&] { RingMemory(make_host_executor(), options); });
+  };
+  for (const std::uint32_t depth : {0u, 32u, 63u, 100u, 65536u}) {
+    EXPECT_EQ(refusal({.depth = depth}),
+              "queue pair depth " + std::to_string(depth) + ", allowed: a power of two from 64 to 32768");
+  }
+  EXPECT_EQ(refusal({.batch = 0}), "doorbell batch 0, allowed: 1 to 512 (half the depth)");
+  EXPECT_EQ(refusal({.depth = 64, .batch = 33}), "doorbell batch 33, allowed: 1 to 32 (half the depth)");
+}
+
+TEST(RingMemoryTest, IsAsTheFirstKernelMustFindIt) {
+  for (const bool on_gpu : {false, true}) {
+    const RingMemory rings(make_host_executor(),
+                           {.count = 3, .depth = 128, .batch = 16, .on_gpu = on_gpu, .alignment = 4096});
+    for (std::size_t i = 0; i < 3; ++i) {
+      const RdmaQueuePair pair = rings.queue_pair(i, 0x10, 5);
+      EXPECT_EQ(reinterpret_cast<std::uintptr_t>(pair.ring) % 4096, 0u);
+      EXPECT_EQ(pair.depth, 128u);
+      EXPECT_EQ(pair.batch, 16u);
+      EXPECT_EQ(pair.number, 0x10u);
+      EXPECT_EQ(pair.peer, 5);
+      EXPECT_EQ(device::rdma::tail_opcode(pair.completion->tail), device::rdma::kCompletionNotYetWritten);
+      EXPECT_EQ(*pair.doorbell, 0u);
+      EXPECT_EQ(*rings.doorbell_record(i), 0u);
+      EXPECT_EQ(pair.state->posted, 0u);
+      EXPECT_EQ(pair.state->completed, 0u);
+      EXPECT_EQ(pair.state->failure, 0u);
+      // What the kernel writes and what the device writes are in lines of their own, and no ring reaches into another.
+      const auto* begin = reinterpret_cast<const std::byte*>(pair.ring);
+      EXPECT_GE(reinterpret_cast<const std::byte*>(pair.doorbell) - reinterpret_cast<const std::byte*>(pair.completion),
+                64);
+      EXPECT_GE(reinterpret_cast<const std::byte*>(pair.completion) - begin, 128 * 64);
+      EXPECT_EQ(begin - reinterpret_cast<const std::byte*>(rings.ring(0)), static_cast<std::ptrdiff_t>(i * 12288));
+    }
+    EXPECT_TRUE(rings.idle());
+  }
+}
+
+TEST(RingMemoryTest, MayBeginAnywhere) {
+  const RingMemory rings(make_host_executor(), {.depth = 64, .first_index = 0x1fff0});
+  const RdmaQueuePair pair = rings.queue_pair(0, 1, 0);
+  EXPECT_EQ(*pair.doorbell, 0x1fff0u);
+  EXPECT_EQ(pair.state->posted, 0x1fff0u);
+  EXPECT_EQ(pair.state->completed, 0x1fff0u);
+}
+
+}  // namespace
+}  // namespace deep_ep::rdma

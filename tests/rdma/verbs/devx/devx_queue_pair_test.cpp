@@ -1,0 +1,317 @@
+// DevX commands as an mlx5 device would get them: every field of every mailbox, in order, and what each refusal
+// becomes.
+#include <fcntl.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdlib>
+#include <map>
+#include <memory>
+
+#include "csrc/rdma/verbs/devx/devx_queue_pair.hpp"
+#include "deep_ep/error.hpp"
+#include "tests/rdma/messages.hpp"
+#include "tests/rdma/verbs/devx/structures.hpp"
+#include "tests/rdma/verbs/fake_verbs.hpp"
+
+namespace deep_ep::rdma::verbs::devx {
+namespace {
+
+using deep_ep::test::message_of;
+using deep_ep::test::says;
+using test::FakeVerbs;
+
+// ---- What the device gets ----
+
+class DevxTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    options_.layout = RingLayout::of(1024, kRingAlignment);
+    memory_.reset(static_cast<std::byte*>(std::aligned_alloc(kRingAlignment, options_.layout.bytes)));
+    options_.memory = memory_.get();
+    options_.user_index = 5;
+    path_.gid_index = 3;
+    path_.service_level = 3;
+    path_.traffic_class = 106;
+  }
+  void TearDown() override { EXPECT_EQ(fake_.alive, 0) << "something was not given back"; }
+
+  std::unique_ptr<DevxQueuePair> make() {
+    return std::make_unique<DevxQueuePair>(Device::open("fake_0", fake_.functions), fake_.mlx5, options_, path_);
+  }
+  static QueuePairAddress peer_of(const DevxQueuePair& pair) {
+    QueuePairAddress peer = pair.address();
+    peer.queue_pair = 0x4321;
+    peer.packet_number = 0xabcdef;
+    peer.mtu = IBV_MTU_2048;
+    peer.outstanding_reads_in = 8;
+    peer.gid[15] = 2;
+    return peer;
+  }
+  /// The fields of a mailbox that are not zero, by name; everything else must be zero.
+  static std::map<std::string, std::uint64_t> nonzero(const FakeVerbs::Command& command, const std::string& outer,
+                                                      const std::string& context) {
+    std::map<std::string, std::uint64_t> result;
+    std::vector<std::uint8_t> rest = command.mailbox;
+    const auto take = [&](const std::string& name, Field field) {
+      if (field.width == 0 || field.width > 64) return;
+      const std::uint64_t value = command.get(field.bit, field.width);
+      if (value != 0) result[name] = value;
+      for (std::uint32_t bit = field.bit; bit < field.bit + field.width; ++bit) {
+        rest[bit / 8] = static_cast<std::uint8_t>(rest[bit / 8] & ~(0x80U >> bit % 8));
+      }
+    };
+    const auto base = places(outer).at("context").bit;
+    for (const auto& [name, field] : places(outer)) take(name, field);
+    for (const auto& [name, field] : places(context)) take(name, within(base, field));
+    if (context == "qpc") {
+      const auto path = base + places("qpc").at("primary_address_path").bit;
+      for (const auto& [name, field] : places("ads")) {
+        if (name == "rgid_rip") {
+          take("rgid_high", within(path, {field.bit, 64}));
+          take("rgid_low", within(path, {field.bit + 64, 64}));
+        } else {
+          take("path." + name, within(path, field));
+        }
+      }
+    }
+    EXPECT_EQ(std::count(rest.begin(), rest.end(), 0), static_cast<std::ptrdiff_t>(rest.size()))
+        << "bits outside the known fields are set";
+    return result;
+  }
+  using Fields = std::map<std::string, std::uint64_t>;
+
+  FakeVerbs fake_;
+  struct Free {
+    void operator()(std::byte* memory) const { std::free(memory); }
+  };
+  std::unique_ptr<std::byte, Free> memory_;
+  DevxQueuePairOptions options_;
+  PathOptions path_;
+};
+
+TEST_F(DevxTest, CreationSendsTheseCommands) {
+  const auto pair = make();
+  ASSERT_EQ(fake_.commands.size(), 4U);
+  EXPECT_EQ(fake_.commands[0].opcode(), 0x100);  // general capabilities
+  EXPECT_EQ(fake_.commands[0].get(0x30, 16), 0x01U);
+  EXPECT_EQ(fake_.commands[1].opcode(), 0x100);  // atomic capabilities
+  EXPECT_EQ(fake_.commands[1].get(0x30, 16), 0x07U);
+
+  const std::uint64_t completion = 1024 * 64;
+  const std::uint64_t record = completion + 128;
+  ASSERT_EQ(fake_.registered.size(), 1U);
+  EXPECT_EQ(fake_.registered[0].address, memory_.get());
+  EXPECT_EQ(fake_.registered[0].bytes, 2 * kRingAlignment);
+  EXPECT_EQ(nonzero(fake_.commands[2], "create_cq_in", "cqc"), (Fields{{"opcode", 0x400},
+                                                                       {"cq_umem_valid", 1},
+                                                                       {"cq_umem_id", 0x31},
+                                                                       {"cq_umem_offset", completion},
+                                                                       {"cc", 1},
+                                                                       {"oi", 1},
+                                                                       {"uar_page", 0x66},
+                                                                       {"c_eqn", 9},
+                                                                       {"dbr_umem_valid", 1},
+                                                                       {"dbr_umem_id", 0x31},
+                                                                       {"dbr_addr", record + 64}}));
+  EXPECT_EQ(nonzero(fake_.commands[3], "create_qp_in", "qpc"), (Fields{{"opcode", 0x500},
+                                                                       {"wq_umem_valid", 1},
+                                                                       {"wq_umem_id", 0x31},
+                                                                       {"pm_state", 3},
+                                                                       {"pd", 0x55},
+                                                                       {"uar_page", 0x66},
+                                                                       {"cqn_snd", 0x77},
+                                                                       {"cqn_rcv", 0x77},
+                                                                       {"log_sq_size", 10},
+                                                                       {"rq_type", 3},
+                                                                       {"ts_format", 1},
+                                                                       {"user_index", 5},
+                                                                       {"dbr_umem_valid", 1},
+                                                                       {"dbr_umem_id", 0x31},
+                                                                       {"dbr_addr", record}}));
+  EXPECT_EQ(pair->number(), 0x1234U);
+  EXPECT_EQ(pair->address().queue_pair, 0x1234U);
+}
+
+TEST_F(DevxTest, ConnectionOnRoce) {
+  const auto pair = make();
+  const QueuePairAddress peer = peer_of(*pair);
+  fake_.commands.clear();
+  pair->connect(peer);
+  ASSERT_EQ(fake_.commands.size(), 3U);
+  EXPECT_EQ(nonzero(fake_.commands[0], "create_qp_in", "qpc"), (Fields{{"opcode", 0x502},
+                                                                       {"qpn", 0x1234},
+                                                                       {"pm_state", 3},
+                                                                       {"rre", 1},
+                                                                       {"rwe", 1},
+                                                                       {"rae", 1},
+                                                                       {"atomic_mode", 3},
+                                                                       {"path.vhca_port_num", 1}}));
+  EXPECT_EQ(nonzero(fake_.commands[1], "create_qp_in", "qpc"),
+            (Fields{{"opcode", 0x503},
+                    {"qpn", 0x1234},
+                    {"mtu", IBV_MTU_2048},
+                    {"log_msg_max", 30},
+                    {"remote_qpn", 0x4321},
+                    {"next_rcv_psn", 0xabcdef},
+                    {"min_rnr_nak", 12},
+                    {"log_rra_max", 4},
+                    {"path.vhca_port_num", 1},
+                    {"path.rmac_47_32", 0x0211},
+                    {"path.rmac_31_0", 0x22334455},
+                    {"rgid_low", 0x0000ffff0a010002},
+                    {"path.src_addr_index", 3},
+                    {"path.hop_limit", 64},
+                    {"path.eth_prio", 3},
+                    {"path.dscp", 106 >> 2},
+                    {"path.udp_sport", udp_source_port(0x1234, 0x4321)}}));
+  Fields expected{{"opcode", 0x504},  {"qpn", 0x1234},  {"log_sra_max", 3},
+                  {"retry_count", 6}, {"rnr_retry", 7}, {"path.ack_timeout", 18}};
+  if (pair->address().packet_number != 0) expected["next_send_psn"] = pair->address().packet_number;
+  EXPECT_EQ(nonzero(fake_.commands[2], "create_qp_in", "qpc"), expected);
+}
+
+TEST_F(DevxTest, ConnectionOnInfiniBand) {
+  fake_.port.link_layer = IBV_LINK_LAYER_INFINIBAND;
+  fake_.port.lid = 7;
+  path_.pkey_index = 2;
+  const auto pair = make();
+  QueuePairAddress peer = peer_of(*pair);
+  peer.lid = 0x88;
+  fake_.commands.clear();
+  pair->connect(peer);
+  ASSERT_EQ(fake_.commands.size(), 3U);
+  EXPECT_EQ(nonzero(fake_.commands[0], "create_qp_in", "qpc").at("path.pkey_index"), 2U);
+  EXPECT_EQ(nonzero(fake_.commands[1], "create_qp_in", "qpc"), (Fields{{"opcode", 0x503},
+                                                                       {"qpn", 0x1234},
+                                                                       {"mtu", IBV_MTU_2048},
+                                                                       {"log_msg_max", 30},
+                                                                       {"remote_qpn", 0x4321},
+                                                                       {"next_rcv_psn", 0xabcdef},
+                                                                       {"min_rnr_nak", 12},
+                                                                       {"log_rra_max", 4},
+                                                                       {"path.vhca_port_num", 1},
+                                                                       {"path.rlid", 0x88},
+                                                                       {"path.sl", 3},
+                                                                       {"path.tclass", 106}}));
+}
+
+TEST_F(DevxTest, ProgressTellsPostedFromFetched) {
+  const auto pair = make();
+  fake_.commands.clear();
+  fake_.queue_pair_state = 6;
+  const QueuePairProgress progress = pair->progress();
+  EXPECT_EQ(progress.state, QueuePairState::error);
+  EXPECT_EQ(progress.posted, 42);
+  EXPECT_EQ(progress.fetched, 41);
+  ASSERT_EQ(fake_.commands.size(), 1U);
+  EXPECT_EQ(fake_.commands[0].opcode(), 0x50b);
+  EXPECT_EQ(fake_.commands[0].get(0x48, 24), 0x1234U);
+}
+
+TEST_F(DevxTest, EndsInTheOppositeOrder) {
+  make();
+  const std::vector<std::string> last(fake_.calls.end() - 4, fake_.calls.end());
+  EXPECT_EQ(last, (std::vector<std::string>{"destroy QP", "destroy CQ", "free_uar", "umem_dereg"}));
+}
+
+// ---- Refusals ----
+
+TEST_F(DevxTest, EveryCommandThatTheFirmwareRefusesIsNamedWithItsSyndrome) {
+  const std::map<std::uint16_t, std::string> creations{
+      {0x100, "QUERY_HCA_CAP"}, {0x400, "CREATE_CQ"}, {0x500, "CREATE_QP"}};
+  for (const auto& [opcode, name] : creations) {
+    fake_.firmware_refusals = {{opcode, {EREMOTEIO, 0x3, 0x12ab34}}};
+    EXPECT_TRUE(says(message_of<SystemError>([&] { make(); }),
+                     {"RDMA device fake_0: DevX " + name + ": Remote I/O error", "status 0x3, syndrome 0x12ab34"}));
+    EXPECT_EQ(fake_.alive, 0) << name;
+  }
+  fake_.firmware_refusals.clear();
+  const auto pair = make();
+  const QueuePairAddress peer = peer_of(*pair);
+  const std::map<std::uint16_t, std::string> transitions{
+      {0x502, "RST2INIT_QP"}, {0x503, "INIT2RTR_QP"}, {0x504, "RTR2RTS_QP"}};
+  for (const auto& [opcode, name] : transitions) {
+    fake_.firmware_refusals = {{opcode, {EREMOTEIO, 0x9, 0x77}}};
+    EXPECT_TRUE(
+        says(message_of<SystemError>([&] { pair->connect(peer); }), {"DevX " + name, "status 0x9, syndrome 0x77"}));
+  }
+  // Drivers before Linux 5.19 answer success and leave the refusal to the mailbox.
+  fake_.firmware_refusals = {{0x502, {0, 0x4, 0x99}}};
+  EXPECT_TRUE(
+      says(message_of<SystemError>([&] { pair->connect(peer); }), {"RST2INIT_QP", "status 0x4, syndrome 0x99"}));
+  fake_.firmware_refusals = {{0x50b, {EINVAL, 0, 0}}};
+  EXPECT_TRUE(says(message_of<SystemError>([&] { pair->progress(); }), {"QUERY_QP: Invalid argument"}));
+  fake_.firmware_refusals = {{0x50b, {EPERM, 0, 0}}};
+  EXPECT_TRUE(says(message_of<SystemError>([&] { pair->progress(); }), {"DevX is refused"}));
+}
+
+TEST_F(DevxTest, DevicesThatCannotServeAreRefusedFirst) {
+  fake_.is_mlx5 = false;
+  EXPECT_TRUE(says(message_of<InvalidArgument>([&] { make(); }), {"fake_0 is not an mlx5 device", "'cpu' can"}));
+  fake_.is_mlx5 = true;
+  fake_.completion_version = 0;
+  EXPECT_TRUE(says(message_of<SystemError>([&] { make(); }), {"completion entries of version 0"}));
+  fake_.completion_version = 1;
+  fake_.atomic_operations = 1;
+  EXPECT_TRUE(says(message_of<SystemError>([&] { make(); }), {"no 8-byte fetch-and-add", "PCI_ATOMIC_MODE"}));
+  fake_.atomic_operations = 3;
+  fake_.atomic_sizes = 4;
+  EXPECT_TRUE(says(message_of<SystemError>([&] { make(); }), {"no 8-byte fetch-and-add", "sizes 0x4"}));
+}
+
+TEST_F(DevxTest, DoorbellRegistersAreTriedFromBestToWorst) {
+  EXPECT_EQ(make()->doorbell().kind(), DoorbellPage::Kind::own_register);
+  fake_.refusals["alloc_uar dedicated"] = EOPNOTSUPP;
+  EXPECT_EQ(make()->doorbell().kind(), DoorbellPage::Kind::shared_register);
+  fake_.refusals["alloc_uar NC"] = ENOMEM;
+  EXPECT_EQ(make()->doorbell().kind(), DoorbellPage::Kind::write_combining);
+  fake_.refusals["alloc_uar BF"] = EPERM;
+  EXPECT_TRUE(says(message_of<SystemError>([&] { make(); }),
+                   {"fake_0: mlx5dv_devx_alloc_uar", "own register: Operation not supported",
+                    "shared register: Cannot allocate memory", "write-combining register: Operation not permitted"}));
+}
+
+TEST_F(DevxTest, RingsInGpuMemoryGoByDmaBufThenByPeerMemory) {
+  options_.gpu_memory = true;
+  options_.exporter = [](void*, std::size_t) { return UniqueFd(::open("/dev/null", O_RDONLY)); };
+  EXPECT_EQ(make()->memory_path(), RegistrationPath::dma_buf);
+  EXPECT_EQ(fake_.registered.back().address, nullptr) << "an offset into the dma-buf";
+  const auto create_cq = std::find_if(fake_.commands.begin(), fake_.commands.end(),
+                                      [](const auto& command) { return command.opcode() == 0x400; });
+  EXPECT_EQ(nonzero(*create_cq, "create_cq_in", "cqc").at("log_page_size"), 4U) << "64 KiB";
+  fake_.refusals["umem_reg_ex"] = EINVAL;
+  EXPECT_EQ(make()->memory_path(), RegistrationPath::peer_memory);
+  fake_.refusals["umem_reg"] = EFAULT;
+  EXPECT_TRUE(says(message_of<SystemError>([&] { make(); }),
+                   {"128.00 KiB of GPU memory", "dma-buf (needs Linux 6.1 or later): mlx5dv_devx_umem_reg_ex: Invalid",
+                    "peer memory: mlx5dv_devx_umem_reg: Bad address"}));
+  fake_.mlx5.umem_reg_ex = nullptr;
+  EXPECT_TRUE(says(message_of<SystemError>([&] { make(); }), {"libmlx5 has no mlx5dv_devx_umem_reg_ex"}));
+}
+
+TEST_F(DevxTest, OtherRefusalsOfTheSetUp) {
+  fake_.refusals = {{"umem_reg", ENOMEM}};
+  EXPECT_TRUE(says(message_of<SystemError>([&] { make(); }), {"mlx5dv_devx_umem_reg of 128.00 KiB of CPU memory"}));
+  fake_.refusals = {{"query_eqn", EINVAL}};
+  EXPECT_TRUE(says(message_of<SystemError>([&] { make(); }), {"mlx5dv_devx_query_eqn: Invalid argument"}));
+  fake_.refusals = {{"init_obj", EOPNOTSUPP}};
+  EXPECT_TRUE(says(message_of<SystemError>([&] { make(); }), {"mlx5dv_init_obj of the protection domain"}));
+  fake_.refusals = {{"create_ah", ENETUNREACH}};
+  const auto pair = make();
+  EXPECT_TRUE(says(message_of<SystemError>([&] { pair->connect(peer_of(*pair)); }),
+                   {"ibv_create_ah for queue pair 0x4321 at GID", "Network is unreachable", "no route to the peer"}));
+  fake_.refusals.clear();
+  QueuePairAddress mixed = peer_of(*pair);
+  mixed.gid[0] = 0xfd;
+  EXPECT_TRUE(says(message_of<RankMismatch>([&] { pair->connect(mixed); }), {"different families"}));
+}
+
+TEST_F(DevxTest, MemoryThatIsNotAligned) {
+  options_.memory = memory_.get() + 4096;
+  EXPECT_TRUE(says(message_of<InvalidArgument>([&] { make(); }), {"multiples of 64 KiB"}));
+}
+
+}  // namespace
+}  // namespace deep_ep::rdma::verbs::devx

@@ -1,0 +1,56 @@
+// Registers on pages that may be mapped once only.
+#include "csrc/rdma/verbs/devx/doorbell_pages.hpp"
+
+#include <optional>
+
+#include "tests/rdma/messages.hpp"
+#include "tests/rdma/verbs/devx/fake_pages.hpp"
+
+namespace deep_ep::rdma::verbs {
+namespace {
+
+using deep_ep::test::message_of;
+
+constexpr std::size_t kShift = 4 * kDoorbellPageBytes;
+
+/// Pages of registers, followed by where they are mapped.
+alignas(kDoorbellPageBytes) std::byte address_space[8 * kDoorbellPageBytes];
+void* at(std::size_t address) { return address_space + address; }
+
+TEST(DoorbellPagesTest, APageIsMappedOnceForAllItsRegisters) {
+  test::FakePages fake(kShift);
+  DoorbellPages pages(fake.mapper());
+  std::optional<MappedDoorbell> first(pages.map(at(0x0800)));
+  std::optional<MappedDoorbell> second(pages.map(at(0x0900)));
+  EXPECT_EQ(static_cast<void*>(first->get()), at(0x0800 + kShift));
+  EXPECT_EQ(static_cast<void*>(second->get()), at(0x0900 + kShift));
+  EXPECT_EQ(static_cast<void*>(pages.map(at(0x0900)).get()), at(0x0900 + kShift));
+  std::optional<MappedDoorbell> elsewhere(pages.map(at(0x1800)));
+  EXPECT_EQ(fake.mapped, (std::set<void*>{at(0x0000), at(0x1000)}));
+  first.reset();
+  EXPECT_EQ(fake.mapped.size(), 2u);
+  second.reset();
+  EXPECT_EQ(fake.mapped, (std::set<void*>{at(0x1000)}));
+  const MappedDoorbell moved(std::move(*elsewhere));
+  elsewhere.reset();
+  EXPECT_EQ(fake.mapped.size(), 1u);
+  EXPECT_THROW(pages.map(at(0x0804)), InvalidArgument);
+  EXPECT_THROW(pages.map(nullptr), InvalidArgument);
+}
+
+TEST(DoorbellPagesTest, TheReasonOfARefusalIsTold) {
+  test::FakePages fake(kShift);
+  fake.refusal = "not permitted";
+  DoorbellPages pages(fake.mapper());
+  EXPECT_EQ(message_of<SystemError>([&] { pages.map(at(0x0800)); }), "not permitted");
+}
+
+TEST(DoorbellPagesTest, ABuildWithoutAGpuSaysSo) {
+  if (DEEP_EP_HAVE_CUDA) GTEST_SKIP() << "this build has CUDA";
+  DoorbellPages pages(gpu_page_mapper(3));
+  EXPECT_EQ(message_of<SystemError>([&] { pages.map(at(0x0800)); }),
+            "GPU 3 cannot map a NIC's doorbell page: this build of the library has no CUDA");
+}
+
+}  // namespace
+}  // namespace deep_ep::rdma::verbs

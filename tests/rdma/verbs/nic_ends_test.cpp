@@ -1,0 +1,288 @@
+// What kernels are handed when the NIC does the work, and which handler that is: with a device that records what it is
+// asked, so nothing is sent.
+#include "csrc/rdma/verbs/nic_ends.hpp"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+
+#include <cerrno>
+#include <cstring>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "csrc/rdma/verbs/devx/devx_queue_pair.hpp"
+#include "deep_ep/error.hpp"
+#include "deep_ep/executor.hpp"
+#include "tests/rdma/messages.hpp"
+#include "tests/rdma/verbs/devx/fake_pages.hpp"
+#include "tests/rdma/verbs/fake_verbs.hpp"
+
+namespace deep_ep::rdma::verbs {
+namespace {
+
+using deep_ep::test::contains;
+using deep_ep::test::message_of;
+using test::FakeVerbs;
+
+constexpr std::size_t kHeapBytes = std::size_t{1} << 20;
+constexpr int kChannels = 2;
+constexpr std::uint32_t kDepth = 128;
+
+class FakeHeap final : public SymmetricHeap {
+ public:
+  std::byte* local() const override { return memory_; }
+  std::size_t bytes() const override { return kHeapBytes; }
+  HeapKind kind() const override { return HeapKind::posix_fd; }
+  std::span<std::byte* const> peers() const override { return peers_; }
+  std::byte* const* device_peers() const override { return peers_; }
+  void unmap_peers() noexcept override {}
+
+ private:
+  alignas(4096) mutable std::byte memory_[kHeapBytes]{};
+  std::byte* peers_[2] = {memory_, nullptr};  // the other rank is far away
+};
+
+/// A page of registers, followed by where it is mapped.
+alignas(kDoorbellPageBytes) std::byte registers[2 * kDoorbellPageBytes];
+constexpr std::size_t kRegister = 0x800;
+
+class NicEndsTest : public testing::Test {
+ protected:
+  NicEndsTest() {
+    fake_.uar.reg_addr = registers + kRegister;
+    fake_.uar.base_addr = registers;
+    nic_.path = {.port = 1, .gid_index = 3};
+    nic_.name = "fake_0:1";
+    nic_.mlx5 = true;
+    nic_.gpu_memory = true;
+    nic_.exporter = [](void*, std::size_t) { return UniqueFd(::open("/dev/null", O_RDONLY | O_CLOEXEC)); };
+    nic_.mlx5_functions = [this]() -> const Mlx5Functions& { return fake_.mlx5; };
+    nic_.page_mapper = pages_.mapper();
+  }
+  ~NicEndsTest() override {
+    ends_.reset();
+    EXPECT_EQ(fake_.alive, 0);
+    EXPECT_TRUE(pages_.mapped.empty());
+  }
+
+  /// One end a channel, each connected to itself: what the peer says is the same.
+  void make() {
+    NicAccess nic = nic_;
+    nic.device = Device::open("fake_0", fake_.functions);
+    ends_ = make_nic_ends(nic, executor_, *heap_, {.peers = {1, 1}, .depth = kDepth, .batch = 16});
+    table_.clear();
+    for (std::size_t end = 0; end < kChannels; ++end) table_.push_back(ends_->connect(end, ends_->address(end)));
+    ends_->start();
+  }
+  std::string refusal() {
+    return message_of<SystemError>([&] { make(); });
+  }
+  const RdmaPeerParams& peer(int channel) const { return table_[static_cast<std::size_t>(channel)]; }
+  const FakeVerbs::Registered& registered(std::size_t i) const { return fake_.registered.at(i); }
+  /// Commands with this opcode.
+  std::vector<FakeVerbs::Command> commands(std::uint16_t opcode) const {
+    std::vector<FakeVerbs::Command> found;
+    for (const auto& command : fake_.commands) {
+      if (command.opcode() == opcode) found.push_back(command);
+    }
+    return found;
+  }
+
+  FakeVerbs fake_;
+  std::shared_ptr<Executor> executor_ = make_host_executor();
+  std::shared_ptr<FakeHeap> heap_ = std::make_shared<FakeHeap>();
+  NicAccess nic_;
+  test::FakePages pages_{kDoorbellPageBytes};
+  std::vector<RdmaPeerParams> table_;
+  std::unique_ptr<Ends> ends_;
+};
+
+constexpr unsigned kStrict =
+    IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC;
+
+TEST_F(NicEndsTest, HandlerCpu) {
+  nic_.handler = NicHandler::cpu;
+  nic_.gpu_memory = false;
+  make();
+  EXPECT_EQ(ends_->describe(), "handler cpu, wire verbs, NIC fake_0:1, heap registered as host memory");
+  // The heap from address 0, strictly ordered; then the sinks at their own address.
+  EXPECT_EQ(registered(0).address, heap_->local());
+  EXPECT_EQ(registered(0).bytes, kHeapBytes);
+  EXPECT_EQ(registered(0).first_address, 0u);
+  EXPECT_EQ(registered(0).access, kStrict);
+  EXPECT_EQ(registered(1).bytes, kChannels * sizeof(std::uint64_t));
+  for (int channel = 0; channel < kChannels; ++channel) {
+    const RdmaPeerParams& params = peer(channel);
+    EXPECT_EQ(params.queue.kind, RdmaDoorbell::producer_index);
+    EXPECT_EQ(params.queue.number, 0x11u + static_cast<std::uint32_t>(channel));
+    EXPECT_EQ(params.queue.depth, kDepth);
+    EXPECT_EQ(params.queue.batch, 16u);
+    EXPECT_EQ(params.queue.peer, 1);
+    EXPECT_EQ(params.local_key, 0x100u);
+    EXPECT_EQ(params.remote_key, 0x200u);
+    EXPECT_EQ(params.signal_key, 0x200u);
+    EXPECT_EQ(params.queue.sink.key, 0x101u);
+    EXPECT_EQ(params.queue.sink.address, registered(1).first_address + 8 * static_cast<std::uint64_t>(channel));
+  }
+  // Each is connected to the one of the same channel, whose number is the same in the mirror.
+  std::vector<std::uint32_t> connected_to;
+  for (const auto& change : fake_.state_changes) {
+    if (change.attributes.qp_state == IBV_QPS_RTR) connected_to.push_back(change.attributes.dest_qp_num);
+  }
+  EXPECT_EQ(connected_to, (std::vector<std::uint32_t>{0x11, 0x12}));
+  EXPECT_FALSE(ends_->failure().has_value());
+}
+
+TEST_F(NicEndsTest, HandlerGpuWithRingsInGpuMemory) {
+  make();
+  EXPECT_EQ(ends_->describe(), "handler gpu, rings in dma-buf, NIC fake_0:1, heap registered as dma-buf");
+  const auto layout = RingLayout::of(kDepth, devx::kRingAlignment);
+  for (int channel = 0; channel < kChannels; ++channel) {
+    const RdmaPeerParams& params = peer(channel);
+    const auto base = reinterpret_cast<std::uintptr_t>(params.queue.ring);
+    EXPECT_EQ(base % 65536, 0u);
+    EXPECT_EQ(reinterpret_cast<std::uintptr_t>(params.queue.completion), base + layout.completion);
+    EXPECT_EQ(reinterpret_cast<std::uintptr_t>(params.queue.doorbell_record), base + layout.doorbell + 4);
+    EXPECT_EQ(static_cast<void*>(params.queue.doorbell), registers + kDoorbellPageBytes + kRegister);
+    EXPECT_EQ(params.queue.kind, RdmaDoorbell::device_register);
+    EXPECT_EQ(params.queue.number, 0x1234u + static_cast<std::uint32_t>(channel));
+    EXPECT_EQ(params.queue.depth, kDepth);
+    EXPECT_EQ(params.queue.batch, 16u);
+    EXPECT_FALSE(params.queue.system_scope);
+    EXPECT_EQ(params.queue.peer, 1);
+    EXPECT_EQ(params.local_key, 0x100u);
+    EXPECT_EQ(params.remote_key, 0x200u);
+    EXPECT_EQ(params.queue.sink.key, 0x101u);
+    // As the first kernel must find it.
+    EXPECT_EQ(device::rdma::tail_opcode(params.queue.completion->tail), device::rdma::kCompletionNotYetWritten);
+    EXPECT_EQ(*params.queue.doorbell_record, 0u);
+    EXPECT_EQ(params.queue.state->posted, 0u);
+    EXPECT_EQ(params.queue.state->completed, 0u);
+    EXPECT_EQ(params.queue.state->failure, 0u);
+  }
+  EXPECT_NE(peer(0).queue.ring, peer(1).queue.ring);
+  EXPECT_NE(peer(0).queue.state, peer(1).queue.state);
+  // Of each: reset to initialised, to ready to receive with the number of the other end, to ready to send.
+  EXPECT_EQ(commands(0x502).size(), 2u);
+  const auto to_receive = commands(0x503);
+  ASSERT_EQ(to_receive.size(), 2u);
+  constexpr std::uint32_t kContext = 0xc0;
+  constexpr std::uint32_t kRemoteNumber = kContext + 0xa8;
+  EXPECT_EQ(to_receive[0].get(kRemoteNumber, 24), 0x1234u);
+  EXPECT_EQ(to_receive[1].get(kRemoteNumber, 24), 0x1235u);
+  EXPECT_EQ(commands(0x504).size(), 2u);
+}
+
+TEST_F(NicEndsTest, IdleWhenTheLastEntryIsCompleteOrHasFailed) {
+  make();
+  EXPECT_TRUE(ends_->idle());
+  RdmaQueueState& state = *peer(1).queue.state;
+  auto& tail = const_cast<device::rdma::CompletionEntry*>(peer(1).queue.completion)->tail;
+  state.posted = 5;
+  EXPECT_FALSE(ends_->idle());
+  tail = device::rdma::tail_word(3, device::rdma::kCompletionOk);
+  EXPECT_FALSE(ends_->idle());
+  tail = device::rdma::tail_word(4, device::rdma::kCompletionOk);
+  EXPECT_TRUE(ends_->idle());
+  state.posted = 65536 + 5;
+  state.completed = 65536 + 3;
+  EXPECT_TRUE(ends_->idle()) << "the device tells 16 bits";
+  state.posted = 65536 + 6;
+  EXPECT_FALSE(ends_->idle());
+  state.failure = RdmaFailure{0x15, 0, device::rdma::kOpcodeWrite}.packed();
+  EXPECT_TRUE(ends_->idle()) << "a kernel has seen it fail";
+  state.failure = 0;
+  tail = device::rdma::tail_word(65536 + 4, device::rdma::kCompletionError);
+  EXPECT_TRUE(ends_->idle()) << "failed, and no kernel has seen it";
+}
+
+TEST_F(NicEndsTest, RingsInHostMemoryWhereTheDeviceCannotUseTheGpus) {
+  fake_.refusals = {{"umem_reg_ex", EOPNOTSUPP}, {"umem_reg", EFAULT}};
+  fake_.refusals_left = {{"umem_reg", 1}};
+  make();
+  EXPECT_EQ(ends_->describe(), "handler gpu, rings in host memory, NIC fake_0:1, heap registered as dma-buf");
+  EXPECT_TRUE(peer(0).queue.system_scope);
+  // There the host sees what fails.
+  auto* completion = const_cast<device::rdma::CompletionEntry*>(peer(1).queue.completion);
+  completion->syndrome = 0x15;
+  completion->opcode_number = device::rdma::swap32(device::rdma::kOpcodeWrite << 24 | peer(1).queue.number);
+  completion->tail = device::rdma::tail_word(7, device::rdma::kCompletionError);
+  const std::optional<Failure> failure = ends_->failure();
+  ASSERT_TRUE(failure.has_value());
+  EXPECT_TRUE(contains(describe(*failure), "RDMA write to rank 1 over fake_0:1 failed (queue pair 0x1235, entry 7)"));
+}
+
+TEST_F(NicEndsTest, AutoFallsBackWhereThePageMayNotBeMapped) {
+  pages_.refusal = "GPU 0 may not map the page";
+  testing::internal::CaptureStderr();
+  make();
+  const std::string said = testing::internal::GetCapturedStderr();
+  EXPECT_TRUE(contains(ends_->describe(), "handler cpu, wire verbs, NIC fake_0:1, heap registered as dma-buf"));
+  if (std::getenv("DEEP_EP_LOG") == nullptr && std::getenv("DEEP_EP_LOG_FILE") == nullptr) {
+    EXPECT_TRUE(contains(said, "because: GPU 0 may not map the page"));
+  }
+  EXPECT_EQ(peer(0).queue.kind, RdmaDoorbell::producer_index);
+  EXPECT_TRUE(commands(0x500).empty()) << "no queue pair is made before the page is tried";
+}
+
+TEST_F(NicEndsTest, AutoFallsBackWhereTheFirmwareRefuses) {
+  fake_.firmware_refusals[0x500] = {EREMOTEIO, 0x3, 0x5d7f1a};
+  make();
+  EXPECT_TRUE(contains(ends_->describe(), "handler cpu"));
+}
+
+TEST_F(NicEndsTest, GpuIsTakenAtItsWord) {
+  nic_.handler = NicHandler::gpu;
+  pages_.refusal = "GPU 0 may not map the page";
+  EXPECT_EQ(refusal(), "DEEP_EP_NIC_HANDLER=gpu is impossible here: GPU 0 may not map the page");
+  nic_.mlx5 = false;
+  EXPECT_EQ(
+      refusal(),
+      "DEEP_EP_NIC_HANDLER=gpu is impossible here: NIC fake_0:1 is not one of NVIDIA's ConnectX or BlueField: its "
+      "rings have another format");
+  nic_.mlx5 = true;
+  nic_.gpu_memory = false;
+  EXPECT_EQ(refusal(), "DEEP_EP_NIC_HANDLER=gpu is impossible here: this rank's kernels run on the CPU");
+  nic_.gpu_memory = true;
+  pages_.refusal.clear();
+  make();
+  EXPECT_TRUE(contains(ends_->describe(), "handler gpu"));
+}
+
+TEST_F(NicEndsTest, CpuIsTakenAtItsWord) {
+  nic_.handler = NicHandler::cpu;
+  make();
+  EXPECT_TRUE(contains(ends_->describe(), "handler cpu"));
+  EXPECT_TRUE(fake_.commands.empty());
+}
+
+TEST_F(NicEndsTest, DmaBufCanBeTurnedOff) {
+  RdmaSettings settings;
+  settings.dma_buf = false;
+  nic_.exporter = exporter_by(settings);
+  make();
+  EXPECT_EQ(ends_->describe(), "handler gpu, rings in peer memory, NIC fake_0:1, heap registered as peer memory");
+  EXPECT_EQ(registered(0).address, heap_->local());
+  ends_.reset();
+  fake_.refusals["reg_mr_iova2"] = EFAULT;
+  const std::string text = refusal();
+  EXPECT_TRUE(contains(text, "dma-buf: turned off by NVSHMEM_IB_DISABLE_DMABUF or NCCL_DMABUF_ENABLE"));
+  EXPECT_TRUE(contains(text, "peer memory: ibv_reg_mr: "));
+}
+
+TEST_F(NicEndsTest, TheDevicesQueuesMayBeSmallerThanTheRings) {
+  nic_.handler = NicHandler::cpu;
+  fake_.attributes.max_cqe = 80;
+  make();
+  EXPECT_EQ(peer(0).queue.depth, kDepth);
+  ends_.reset();
+  fake_.attributes.max_cqe = 20;
+  EXPECT_EQ(refusal(),
+            "RDMA device fake_0: 2 queue pairs with 16 requests each under way are too many for it (completion queues "
+            "hold 20, send queues 8192)");
+}
+
+}  // namespace
+}  // namespace deep_ep::rdma::verbs

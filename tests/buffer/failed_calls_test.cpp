@@ -32,7 +32,7 @@ class FailedCallsTest : public ::testing::Test {
       executor_->refused_request = failures + 1;
       failed = false;
       try {
-        const auto result = call();
+        [[maybe_unused]] const auto result = call();
         executor_->refused_request = 0;  // what is returned may be dropped
       } catch (const Refused&) {
         failed = true;
@@ -60,7 +60,7 @@ class FailedCallsTest : public ::testing::Test {
     executor_->refused_request = refused_request;
     bool failed = false;
     try {
-      const auto result = call();
+      [[maybe_unused]] const auto result = call();
       executor_->refused_request = 0;
     } catch (const std::exception&) {
       failed = true;

@@ -10,6 +10,17 @@
 namespace deep_ep {
 namespace {
 
+/// One of the two kernels, and the threads of its blocks at most.
+struct Kernel {
+  Launcher<LowLatencyDispatchParams> KernelTable::*launcher;
+  int max_threads;
+
+  static Kernel choose(bool rdma) {
+    if (rdma) return {&KernelTable::dispatch_low_latency_rdma, kernels::dispatch_low_latency_rdma::kMaxThreads};
+    return {&KernelTable::dispatch_low_latency, kernels::dispatch_low_latency::kMaxThreads};
+  }
+};
+
 LowLatencyFormat format_of(const LowLatencyDispatchArguments& arguments) {
   if (!arguments.use_fp8) return LowLatencyFormat::bf16;
   if (arguments.use_ue8m0) return LowLatencyFormat::fp8_ue8m0;
@@ -136,8 +147,8 @@ LowLatencyDispatchPlan plan_dispatch(const LowLatencyDispatchArguments& argument
   params.weights = arguments.topk_weights.has_value();
   const std::size_t direct_bytes = row_of(params, false).bytes();
   const std::size_t rail_bytes = row_of(params, true).bytes();
-  const int rail_width = choose_rails(arguments.return_recv_hook, params.max_tokens, params.num_topk, direct_bytes,
-                                      rail_bytes, setup);
+  const int rail_width =
+      choose_rails(arguments.return_recv_hook, params.max_tokens, params.num_topk, direct_bytes, rail_bytes, setup);
   params.common.rail_width = rail_width;
   check_room(params.max_tokens, params.hidden, rail_width != 0 ? rail_bytes : direct_bytes, setup);
   params.call_shape = call_shape_of({params.max_tokens, params.num_topk, params.hidden, params.num_local_experts,
@@ -152,9 +163,10 @@ LowLatencyDispatchPlan plan_dispatch(const LowLatencyDispatchArguments& argument
   }
   if (arguments.wait_recv_cost_stats) params.wait_cost = arguments.wait_recv_cost_stats->as<std::int64_t>();
 
-  const int warps = warps_of_block(arguments.config, setup, kernels::dispatch_low_latency::kMaxThreads, 1);
+  const Kernel kernel = Kernel::choose(setup.rdma());
+  plan.kernel = kernel.launcher;
+  const int warps = warps_of_block(arguments.config, setup, kernel.max_threads, 1);
   params.warps_per_row = warps_per_row(params, warps, arguments.config, setup);
-  plan.kernel = setup.rdma() ? &KernelTable::dispatch_low_latency_rdma : &KernelTable::dispatch_low_latency;
   plan_parts(plan, arguments.return_recv_hook,
              [&](LowLatencyPhase phase) { return plan_part(phase, params, warps, arguments.config, setup); });
   plan_results(plan, setup);

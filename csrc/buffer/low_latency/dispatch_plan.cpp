@@ -44,8 +44,9 @@ LowLatencyPart plan_part(LowLatencyPhase phase, const LowLatencyDispatchParams& 
   part.working_blocks = static_cast<int>(
       std::clamp<std::int64_t>(std::max(to_send, to_receive), 1, most_working_blocks(config, setup, posters)));
   const bool by_rails = params.common.rail_width != 0;
-  const DispatchShared shared(Carver::without_memory(), ranks, experts,
-                              sends(phase) ? row_of(params, by_rails).stage_bytes() : 0, posters != 0 ? warps : 0);
+  const device::low_latency::DispatchShared shared(Carver::without_memory(), ranks, experts,
+                                                   sends(phase) ? row_of(params, by_rails).stage_bytes() : 0,
+                                                   posters != 0 ? warps : 0);
   part.shape = {part.working_blocks + posters, warps * 32, shared.bytes};
   if (part.shape.shared_bytes > setup.policy.max_shared_bytes) {
     fail<InvalidArgument>("hidden {} and num_experts {} need {} of shared memory in a block, there are {}",
@@ -76,7 +77,7 @@ void plan_results(LowLatencyDispatchPlan& plan, const LowLatencySetup& setup) {
   const bool fp8 = is_fp8(params.format);
   plan.rows = {of(fp8 ? DType::float8_e4m3 : DType::bfloat16, {blocks, rows, params.hidden})};
   if (fp8) {
-    const BlockScales scales = params.scale_layout();
+    const LowLatencyScales scales = params.scale_layout();
     plan.rows.push_back(of(scales.packed ? DType::int32 : DType::float32, {blocks, scales.columns(), rows}));
   }
   const std::int64_t table_rows = 1 + std::int64_t{params.max_tokens} * (1 + params.num_topk);

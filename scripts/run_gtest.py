@@ -1,16 +1,18 @@
 #!/usr/bin/env python3
 """Runs the tests of one GoogleTest program in one process, and survives tests that crash or hang.
 
-usage: run_gtest.py PROGRAM RESULT [--filter FILTER] [--shard I/N] [--seconds S]
+usage: run_gtest.py PROGRAM RESULT [--filter FILTER] [--shard I/N] [--seconds S] [--deadline S]
 
-A test that ends the process, or takes longer than its limit, fails; the tests behind it go on in a new process. What
-a failed test printed is shown, and its name once more in the last lines. RESULT is a JUnit file with every test.
-Skipped tests are no failure. --shard 2/4 takes every fourth test from the second on. Without a GPU, tests whose
-parameter is a place on GPUs (".../cuda_...") are left out and counted.
+A test that ends the process, or takes longer than its limit, fails; the tests behind it go on in a new process. A
+process that ends between two tests, or a sanitizer's report anywhere, is a failure, too. At the deadline, or when this
+script is told to stop, what has not run fails. What a failed test printed is shown, and its name once more in the last
+lines. RESULT is a JUnit file with every test. Skipped tests are no failure. --shard 2/4 takes every fourth test from
+the second on. Without a GPU, tests whose parameter is a place on GPUs (".../cuda_...") are left out and counted.
 """
 
 import argparse
 import collections
+import ctypes
 import os
 import pathlib
 import re
@@ -23,8 +25,27 @@ import xml.etree.ElementTree as ElementTree
 
 EVENT = re.compile(r"\[ +(RUN|OK|FAILED|SKIPPED) +\] ([\w/]+\.[\w/]+)")
 SANITIZER = re.compile(r"(WARNING: ThreadSanitizer|ERROR: (Address|Leak)Sanitizer|: runtime error: )")
+GOOGLETEST_ENDS = re.compile(r"\[=+\] \d+ tests? from .* ran\.")
 EXHAUSTIVE_FACTOR = 4  # such a test may take that many times as long
 BROKEN_PROCESSES = 5  # after so many crashes and hangs the rest is given up
+SECONDS_TO_DIE = 10  # after SIGKILL; a process that a driver holds may take longer, and is left alone
+PR_SET_PDEATHSIG = 1
+
+
+class Deadline:
+    """When the run as a whole must end. A signal brings it forward to now."""
+
+    def __init__(self, seconds):
+        self.end = time.monotonic() + seconds
+        self.why = f"the deadline of {seconds:g} s for all tests came"
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, self.stop)
+
+    def stop(self, number, _):
+        self.end, self.why = time.monotonic(), f"{signal.Signals(number).name} came"
+
+    def came(self):
+        return time.monotonic() >= self.end
 
 
 class Case:
@@ -48,7 +69,8 @@ class Case:
 
 def list_tests(program, filter_):
     text = subprocess.run(
-        [program, "--gtest_list_tests", f"--gtest_filter={filter_}"], capture_output=True, text=True, check=True, timeout=120
+        [program, "--gtest_list_tests", f"--gtest_filter={filter_}"],
+        stdout=subprocess.PIPE, errors="replace", check=True, timeout=120, preexec_fn=die_with_parent
     ).stdout
     names, suite = [], None
     for line in text.splitlines():
@@ -67,21 +89,27 @@ def has_gpu():
         return False
 
 
-def run_process(program, cases, seconds):
+def die_with_parent():
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def run_process(program, cases, seconds, deadline):
     """Runs the cases until the process ends. Returns how the process broke off ("" if it did not), and a failed case
     for what is wrong with the process as a whole, if anything is."""
     by_name = {case.name: case for case in cases}
     whole = Case(pathlib.Path(program).name + " as a whole")
     command = [program, "--gtest_color=no", "--gtest_filter=" + ":".join(by_name)]
     # A session of its own, so that a test that hangs goes with the processes that it started.
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, start_new_session=True)
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                               stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=die_with_parent)
     os.set_blocking(process.stdout.fileno(), False)
     selector = selectors.DefaultSelector()
     selector.register(process.stdout, selectors.EVENT_READ)
-    running, began, rest, tail = None, time.monotonic(), "", collections.deque(maxlen=200)
+    running, began, rest, tail, finished = None, time.monotonic(), "", collections.deque(maxlen=200), False
 
     def take(line):
-        nonlocal running, began
+        nonlocal running, began, finished
+        finished = finished or (running is None and GOOGLETEST_ENDS.search(line) is not None)
         match = EVENT.search(line.rstrip("\n"))
         case = by_name.get(match[2]) if match else None
         if case is None or (match[1] != "RUN" and case is not running):
@@ -94,49 +122,50 @@ def run_process(program, cases, seconds):
             case.end({"OK": "passed", "FAILED": "failed", "SKIPPED": "skipped"}[match[1]])
             running, began = None, time.monotonic()
 
-    hung = False
-    while True:
+    hung = ""
+    while not hung:
         limit = seconds * (EXHAUSTIVE_FACTOR if running and "Exhaustive" in running.name else 1)
-        hung = hung or time.monotonic() - began > limit
+        if time.monotonic() - began > limit:
+            hung = f"no end after {time.monotonic() - began:.0f} s"
+        elif deadline.came():
+            hung = deadline.why
         if hung:
             kill(process)
-        if selector.select(timeout=1):
-            data = process.stdout.read()
-            if not data:  # None is "nothing yet"; the end is empty
-                if data is not None:
-                    break
-                continue
+        ended = process.poll() is not None  # asked before reading, so that nothing it wrote is missed
+        data = process.stdout.read() if selector.select(timeout=min(1, limit)) else None
+        if data:
             *lines, rest = (rest + data.decode(errors="replace")).split("\n")
             for line in lines:
                 take(line + "\n")
-        elif process.poll() is not None:
-            break  # what the process left behind holds the pipe
+        elif data is not None or ended:
+            break  # the end of the pipe, or something that the process left behind holds it
     if rest:
         take(rest)
     try:
-        status = process.wait(timeout=10)
+        status = process.wait(timeout=SECONDS_TO_DIE)
     except subprocess.TimeoutExpired:
-        hung = True
+        hung = hung or "it closed its output and did not end"
     kill(process)  # what it may have left behind goes too
-    status = process.wait()
+    try:
+        status = process.wait(timeout=SECONDS_TO_DIE)
+    except subprocess.TimeoutExpired:
+        status = -signal.SIGKILL
+
+    # A sanitizer may let the test go on after a report, and the process end well.
+    for case in cases:
+        if case.state in ("passed", "skipped") and SANITIZER.search("".join(case.output)):
+            case.end("failed", "a sanitizer's report")
+    how = hung or f"the process ended: {describe(status)}"
     if running:
         running.seconds = time.monotonic() - began
-        why = f"no end after {running.seconds:.0f} s" if hung else f"the process ended: {describe(status)}"
-        running.end("failed", why)
-        return why, []
-    if hung:
-        return "the process did not end", [whole.end("failed", "no end after its last test", tail)]
-    if any(case.state == "not run" for case in cases):
-        return f"the process ended early: {describe(status)}: " + "".join(tail), []
-    if status == 0:
-        return "", []
-    # A sanitizer that goes on after a report says so by the status at the end.
-    for case in cases:
-        if case.state == "passed" and SANITIZER.search("".join(case.output)):
-            case.end("failed", "a sanitizer's report")
-    if SANITIZER.search("".join(tail)) or not any(case.state == "failed" for case in cases):
-        return "", [whole.end("failed", describe(status), tail)]
-    return "", []
+        running.end("failed", how)
+    broke = how if hung or running or not finished or any(case.state == "not run" for case in cases) else ""
+    reported = SANITIZER.search("".join(tail)) is not None
+    unexplained = status != 0 and not any(case.state == "failed" for case in cases)
+    if reported or (not running and (broke or unexplained)):
+        why = "a sanitizer's report" if reported else how
+        return broke, [whole.end("failed", why + ", outside of tests", tail)]
+    return broke, []
 
 
 def kill(process):
@@ -150,17 +179,29 @@ def describe(status):
     return f"signal {signal.Signals(-status).name}" if status < 0 else f"status {status}"
 
 
+def printable(text):
+    """Neither XML nor a terminal takes every character."""
+    return "".join(c for c in text if c.isprintable() or c in "\n\t")
+
+
 def write(path, program, cases, left_out):
     suite = ElementTree.Element("testsuite", name=pathlib.Path(program).name, left_out=str(left_out))
     for case in cases:
         node = ElementTree.SubElement(suite, "testcase", name=case.name, time=f"{case.seconds:.3f}")
         if case.state == "skipped":
-            ElementTree.SubElement(node, "skipped", message=case.skip_reason())
+            ElementTree.SubElement(node, "skipped", message=printable(case.skip_reason()))
         elif case.state != "passed":
-            text = "".join(c for c in "".join(case.output)[-20000:] if c.isprintable() or c in "\n\t")
-            ElementTree.SubElement(node, "failure", message=case.why or case.state).text = text
+            failure = ElementTree.SubElement(node, "failure", message=printable(case.why or case.state))
+            failure.text = printable("".join(case.output)[-20000:])
     path.parent.mkdir(parents=True, exist_ok=True)
     ElementTree.ElementTree(suite).write(path)
+
+
+def share(text):
+    match = re.fullmatch(r"(\d+)/(\d+)", text)
+    if not match or not 1 <= int(match[1]) <= int(match[2]):
+        raise argparse.ArgumentTypeError(f"it is '{text}', and must be I/N with 1 <= I <= N")
+    return int(match[1]), int(match[2])
 
 
 def main():
@@ -168,12 +209,15 @@ def main():
     parser.add_argument("program")
     parser.add_argument("result", type=pathlib.Path)
     parser.add_argument("--filter", default="*")
-    parser.add_argument("--shard", default="1/1", metavar="I/N")
+    parser.add_argument("--shard", type=share, default=(1, 1), metavar="I/N")
     parser.add_argument("--seconds", type=float, default=180, help="limit for one test")
+    parser.add_argument("--deadline", type=float, default=1140, help="limit for all tests together")
     arguments = parser.parse_args()
 
+    sys.stdout.reconfigure(errors="replace")
+    deadline = Deadline(arguments.deadline)
     arguments.result.unlink(missing_ok=True)
-    shard, shards = map(int, arguments.shard.split("/"))
+    shard, shards = arguments.shard
     names = list_tests(arguments.program, arguments.filter)
     here = names if has_gpu() else [name for name in names if "/cuda_" not in name]
     left_out = len(names[shard - 1 :: shards]) - len(here[shard - 1 :: shards])
@@ -182,26 +226,26 @@ def main():
         print(f"{arguments.program} has no test to run that matches '{arguments.filter}'")
         return 1
     waiting, broken = list(cases), []
-    while waiting and len(broken) < BROKEN_PROCESSES:
-        problem, of_process = run_process(arguments.program, waiting, arguments.seconds)
+    while waiting and len(broken) < BROKEN_PROCESSES and not deadline.came():
+        problem, of_process = run_process(arguments.program, waiting, arguments.seconds, deadline)
         cases += of_process
         if problem:
             broken.append(problem)
         waiting = [case for case in waiting if case.state == "not run"]
     for case in waiting:
-        case.end("failed", "not run, after: " + "; ".join(broken))
+        case.end("failed", "not run: " + (deadline.why if deadline.came() else "; ".join(broken)))
     write(arguments.result, arguments.program, cases, left_out)
 
     states = collections.Counter(case.state for case in cases)
     failed = [case for case in cases if case.state == "failed"]
     for case in failed:
-        print(f"---- {case.name}: {case.why or 'failed'}\n{''.join(case.output)}")
+        print(printable(f"---- {case.name}: {case.why or 'failed'}\n{''.join(case.output)}"))
     print(f"{states['passed']} passed, {states['failed']} failed, {states['skipped']} skipped")
     if left_out:
         print(f"{left_out} tests on GPUs left out: there is no GPU here")
     for case in failed:
         print(f"FAILED {case.name} {case.why}".rstrip())
-    return 1 if failed else 0
+    return 1 if failed or broken else 0
 
 
 if __name__ == "__main__":

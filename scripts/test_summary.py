@@ -19,8 +19,12 @@ class Results:
         self.seconds, self.left_out = 0.0, 0
 
     def read(self, path):
-        """Adds a file of ctest, pytest or run_gtest.py. Returns how many of its tests failed."""
-        root = ElementTree.parse(path).getroot()
+        """Adds a file of ctest, pytest or run_gtest.py. Returns how many of its tests failed; an unreadable file is one."""
+        try:
+            root = ElementTree.parse(path).getroot()
+        except ElementTree.ParseError as error:
+            self.failed.append(f"{path} is not readable: {error}")
+            return 1
         failed_before = len(self.failed)
         self.left_out += int(root.get("left_out") or 0)
         for case in root.iter("testcase"):
@@ -75,7 +79,8 @@ def main():
             print(f"  skipped, {reason}: {', '.join(names[:3])}{more}")
         if not passed:
             print("  nothing passed: that is not a success")
-            broken.append(build)
+            if not failed:
+                broken.append(build)
         total.update(passed=passed, failed=failed, skipped=skipped)
     print(f"\n{total['passed']} passed, {total['failed'] + len(broken)} failed, {total['skipped']} skipped")
     return 1 if broken or total["failed"] else 0

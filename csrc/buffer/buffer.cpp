@@ -62,9 +62,7 @@ LowLatencyCombineResult Buffer::low_latency_combine(const LowLatencyCombineArgum
 TensorView Buffer::low_latency_combine_buffer(const LowLatencyHandle& handle) {
   return low_latency(implementation_, "low_latency_combine_buffer").combine_buffer(handle);
 }
-void Buffer::low_latency_clean(StreamHandle stream) {
-  low_latency(implementation_, "low_latency_clean").clean(stream);
-}
+void Buffer::low_latency_clean(StreamHandle stream) { low_latency(implementation_, "low_latency_clean").clean(stream); }
 void Buffer::low_latency_update_mask(int rank, bool masked, StreamHandle stream) {
   masks(implementation_, "low_latency_update_mask").update(rank, masked, stream);
 }
@@ -77,11 +75,7 @@ void Buffer::low_latency_clear_mask(StreamHandle stream) {
 void Buffer::low_latency_resume() { low_latency(implementation_, "low_latency_resume").resume(); }
 
 Tensor Buffer::allocate_tensor(DType dtype, std::initializer_list<std::int64_t> shape, StreamHandle stream) {
-  Implementation& buffer = alive(implementation_, "allocate_tensor");
-  for (const std::int64_t size : shape) {
-    if (size < 0) fail<InvalidArgument>("shape has a dimension of {}, allowed: 0 or more", size);
-  }
-  return buffer.runtime().allocate_tensor(dtype, shape, stream);
+  return alive(implementation_, "allocate_tensor").runtime().allocate_tensor(dtype, shape, stream);
 }
 bool Buffer::in_heap(const ConstTensorView& tensor) const {
   return alive(implementation_, "in_heap").runtime().in_heap(tensor);

@@ -23,6 +23,14 @@ std::string describe_dtypes(std::initializer_list<DType> dtypes) {
   return fmt::format("{}", fmt::join(names, " or "));
 }
 
+std::int64_t elements_of(const char* name, const ConstTensorView& tensor) {
+  try {
+    return tensor.elements();
+  } catch (const InvalidArgument&) {
+    fail<InvalidArgument>("{} is {}, which has too many elements", name, tensor.describe());
+  }
+}
+
 }  // namespace
 
 void check_strided_tensor(const char* name, const ConstTensorView& tensor, const Device& device,
@@ -40,10 +48,11 @@ void check_strided_tensor(const char* name, const ConstTensorView& tensor, const
   if (!shape_fits) {
     fail<InvalidArgument>("{} is {}, its shape must be {}", name, tensor.describe(), describe_shape(shape));
   }
+  const std::int64_t elements = elements_of(name, tensor);
   if (tensor.device != device) {
     fail<InvalidArgument>("{} lies on {}, the buffer on {}", name, to_string(tensor.device), to_string(device));
   }
-  if (tensor.data == nullptr && tensor.elements() != 0) {
+  if (tensor.data == nullptr && elements != 0) {
     fail<InvalidArgument>("{} is {} but its data pointer is null", name, tensor.describe());
   }
 }

@@ -20,6 +20,7 @@ void check(const ConstTensorView& topk_idx, int num_experts, const Runtime& runt
   const int num_ranks = runtime.num_ranks();
   check_tensor("topk_idx", topk_idx, runtime.device(), {DType::int32, DType::int64}, {kAnySize, kAnySize});
   check_token_count("number of tokens", topk_idx.size(0), num_ranks);
+  check_range("width of topk_idx", topk_idx.size(1), 0, INT32_MAX);
   check_range("num_experts", num_experts, 1, std::int64_t{num_ranks} * runtime.options().max_local_experts);
   if (num_experts % num_ranks != 0) {
     fail<InvalidArgument>("num_experts is {}, it must be a multiple of the {} ranks", num_experts, num_ranks);

@@ -4,7 +4,9 @@
 #include "csrc/buffer/checks.hpp"
 #include "csrc/buffer/defaults.hpp"
 #include "csrc/buffer/heap_layout.hpp"
+#include "csrc/buffer/options.hpp"
 #include "csrc/memory/arena.hpp"
+#include "csrc/support/format.hpp"
 #include "deep_ep/buffer.hpp"
 #include "kernels/low_latency/combine/wire.hpp"
 #include "kernels/low_latency/params.hpp"
@@ -27,12 +29,18 @@ std::size_t Buffer::heap_bytes_hint(int num_ranks, std::int64_t tokens, std::int
   // Worst case: every rank sends all its tokens to one. Each tensor's start is aligned.
   const std::int64_t rows = tokens * num_ranks;
   const std::int64_t bytes_of_row = row_bytes + scale_bytes + defaults::row_overhead(num_topk);
+  if (rows > static_cast<std::int64_t>(kMostOptionBytes / 2) / bytes_of_row) {
+    fail<InvalidArgument>("tokens is {}, allowed: at most {} for {} ranks and rows of {} bytes", tokens,
+                          static_cast<std::int64_t>(kMostOptionBytes / 2) / bytes_of_row / num_ranks, num_ranks,
+                          bytes_of_row);
+  }
   const auto tensors = static_cast<std::size_t>(rows * bytes_of_row) + 8 * Arena::kAlignment;
   return defaults::heap_with_window(tensors + defaults::kSignalBytes);
 }
 
 std::size_t Buffer::heap_bytes_for(int num_ranks, std::size_t bytes) {
   check_range("num_ranks", num_ranks, 1, kMaxRanks);
+  if (bytes > kMostOptionBytes) fail<InvalidArgument>("bytes is {}, allowed: at most {}", bytes, kMostOptionBytes);
   return bytes + HeapLayout::most_signal_bytes(num_ranks, BufferOptions{}.max_local_experts);
 }
 

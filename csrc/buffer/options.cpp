@@ -12,10 +12,8 @@
 namespace deep_ep {
 namespace {
 
-/// Sums of such sizes do not wrap.
 void check_size(const char* name, std::size_t bytes) {
-  constexpr std::size_t kMost = std::size_t{1} << 56;
-  if (bytes > kMost) fail<InvalidArgument>("{} is {}, allowed: at most {}", name, bytes, kMost);
+  if (bytes > kMostOptionBytes) fail<InvalidArgument>("{} is {}, allowed: at most {}", name, bytes, kMostOptionBytes);
 }
 
 /// The heap's layout follows from these, so they must be equal.

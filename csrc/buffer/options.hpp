@@ -1,10 +1,15 @@
 // The options of a Buffer as all ranks agree on them.
 #pragma once
 
+#include <cstddef>
+
 #include "deep_ep/bootstrap.hpp"
 #include "deep_ep/buffer.hpp"
 
 namespace deep_ep {
+
+/// The largest size that an option may have: sums of a few do not wrap.
+constexpr std::size_t kMostOptionBytes = std::size_t{1} << 56;
 
 struct AgreedOptions {
   BufferOptions options;  ///< with what the environment says if the program leaves it open

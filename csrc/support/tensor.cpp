@@ -1,10 +1,28 @@
 #include "deep_ep/tensor.hpp"
 
+#include <algorithm>
+#include <optional>
+
 #include "csrc/support/format.hpp"
 #include "deep_ep/error.hpp"
 
 namespace deep_ep {
 namespace {
+
+/// Sums and multiples of such numbers do not wrap.
+constexpr std::int64_t kMostElements = std::int64_t{1} << 56;
+
+bool dims_exist(const TensorSpec& spec) { return spec.dims >= 0 && spec.dims <= TensorSpec::kMaxDims; }
+
+/// Nothing where a size is negative, or where they are too many elements, a size of 0 being counted as 1.
+std::optional<std::int64_t> extent(const TensorSpec& spec) {
+  std::int64_t product = 1;
+  for (int dim = 0; dim < spec.dims; ++dim) {
+    if (spec.size(dim) < 0 || spec.size(dim) > kMostElements / product) return std::nullopt;
+    product *= std::max<std::int64_t>(spec.size(dim), 1);
+  }
+  return product;
+}
 
 std::string list(const std::array<std::int64_t, TensorSpec::kMaxDims>& values, int dims) {
   return fmt::format("[{}]", fmt::join(values.begin(), values.begin() + dims, ", "));
@@ -61,14 +79,18 @@ std::string to_string(const Device& device) {
 
 TensorSpec TensorSpec::contiguous(DType dtype, std::initializer_list<std::int64_t> shape, Device device) {
   if (shape.size() > kMaxDims) {
-    fail<InvalidArgument>("a tensor of {} dimensions, allowed: at most {}", shape.size(), kMaxDims);
+    fail<InvalidArgument>("shape has {} dimensions, allowed: at most {}", shape.size(), kMaxDims);
   }
   TensorSpec spec;
   spec.dtype = dtype;
   spec.device = device;
   for (const std::int64_t size : shape) {
-    if (size < 0) fail<InvalidArgument>("size {} in dimension {}, allowed: zero or more", size, spec.dims);
+    if (size < 0) fail<InvalidArgument>("shape has a size of {} in dimension {}, allowed: 0 or more", size, spec.dims);
     spec.shape[static_cast<std::size_t>(spec.dims++)] = size;
+  }
+  if (!extent(spec)) {
+    fail<InvalidArgument>("shape is {}, allowed: at most {} elements, a size of 0 being counted as 1",
+                          list(spec.shape, spec.dims), kMostElements);
   }
   std::int64_t stride = 1;
   for (int dim = spec.dims - 1; dim >= 0; --dim) {
@@ -80,12 +102,14 @@ TensorSpec TensorSpec::contiguous(DType dtype, std::initializer_list<std::int64_
 }
 
 std::int64_t TensorSpec::elements() const {
+  if (!dims_exist(*this) || !extent(*this)) fail<InvalidArgument>("{} cannot be the shape of a tensor", describe());
   std::int64_t count = 1;
   for (int dim = 0; dim < dims; ++dim) count *= size(dim);
   return count;
 }
 
 bool TensorSpec::is_contiguous() const {
+  if (!dims_exist(*this) || !extent(*this)) return false;
   if (elements() == 0) return true;
   std::int64_t expected = 1;
   for (int dim = dims - 1; dim >= 0; --dim) {
@@ -98,8 +122,9 @@ bool TensorSpec::is_contiguous() const {
 }
 
 std::string TensorSpec::describe() const {
+  if (!dims_exist(*this)) return fmt::format("{} of {} dimensions", name_of(dtype), dims);
   std::string text = name_of(dtype) + list(shape, dims);
-  if (!is_contiguous()) text += " with strides " + list(strides, dims);
+  if (extent(*this) && !is_contiguous()) text += " with strides " + list(strides, dims);
   return text;
 }
 

@@ -25,6 +25,7 @@ Bias = Union[None, torch.Tensor, Sequence[Optional[torch.Tensor]]]
 
 _SMALLEST_HEAP = 64 << 20
 _PAGE = 2 << 20
+_LARGEST_SIZE = 1 << 56
 
 
 class Buffer(LowLatencyCalls):
@@ -109,8 +110,8 @@ class Buffer(LowLatencyCalls):
             raise ValueError("neither group nor comm is given: the buffer needs one of them to find its peers")
 
         for name, value in (("num_nvl_bytes", num_nvl_bytes), ("num_rdma_bytes", num_rdma_bytes)):
-            if value < 0 or value % 128 != 0:
-                raise InvalidArgument(f"{name} is {value}, allowed: a multiple of 128, 0 or more")
+            if not 0 <= value <= _LARGEST_SIZE or value % 128 != 0:
+                raise InvalidArgument(f"{name} is {value}, allowed: multiples of 128 from 0 to 2**56")
         if enable_shrink and not (low_latency_mode and num_rdma_bytes > 0):
             raise InvalidArgument("enable_shrink is True: it needs low_latency_mode=True and num_rdma_bytes > 0")
         if self.group_size > RANKS_PER_NODE and not low_latency_mode:

@@ -56,10 +56,6 @@ void exercise(Bootstrap& bootstrap) {
   }
 }
 
-void expect_none(const std::vector<std::string>& errors) {
-  for (std::size_t rank = 0; rank < errors.size(); ++rank) EXPECT_EQ(errors[rank], "") << "rank " << rank;
-}
-
 std::string unique_name(const char* test) { return std::string(test) + "-" + std::to_string(::getpid()); }
 
 std::string path_of(const std::string& name) { return "/deep_ep." + std::to_string(::geteuid()) + "." + name; }
@@ -73,7 +69,7 @@ bool name_exists(const std::string& name) {
 TEST(ThreadBootstrap, GathersInRankOrderAnyNumberOfTimes) {
   for (const int size : {1, 2, 3, 8}) {
     const auto bootstraps = make_thread_bootstraps(size);
-    expect_none(run_threads(size, [&](int rank) {
+    expect_nothing_thrown(run_threads(size, [&](int rank) {
       Bootstrap& bootstrap = *bootstraps[static_cast<std::size_t>(rank)];
       require(bootstrap.rank() == rank && bootstrap.size() == size, "wrong rank or size");
       exercise(bootstrap);
@@ -84,7 +80,7 @@ TEST(ThreadBootstrap, GathersInRankOrderAnyNumberOfTimes) {
 TEST(ThreadBootstrap, BarrierHoldsEverybody) {
   const auto bootstraps = make_thread_bootstraps(4);
   std::atomic<int> entered = 0;
-  expect_none(run_threads(4, [&](int rank) {
+  expect_nothing_thrown(run_threads(4, [&](int rank) {
     for (int round = 1; round <= 50; ++round) {
       ++entered;
       bootstraps[static_cast<std::size_t>(rank)]->barrier();
@@ -95,7 +91,7 @@ TEST(ThreadBootstrap, BarrierHoldsEverybody) {
 
 TEST(ThreadBootstrap, UnequalSizesAreToldToEveryRankAndTheGroupGoesOn) {
   const auto bootstraps = make_thread_bootstraps(3);
-  expect_none(run_threads(3, [&](int rank) {
+  expect_nothing_thrown(run_threads(3, [&](int rank) {
     Bootstrap& bootstrap = *bootstraps[static_cast<std::size_t>(rank)];
     try {
       bootstrap.all_gather(pattern(rank, 0, rank == 2 ? 8 : 16));
@@ -157,7 +153,7 @@ TEST(ThreadBootstrap, SizeMustBePositive) { EXPECT_THROW(make_thread_bootstraps(
 TEST(SharedMemoryBootstrap, ProcessesGatherAndLeaveNoNameBehind) {
   const std::string name = unique_name("gather");
   for (const int size : {1, 2, 5}) {
-    expect_none(run_processes(size, [&](int rank) {
+    expect_nothing_thrown(run_processes(size, [&](int rank) {
       const auto bootstrap = make_shared_memory_bootstrap(name, rank, size, patience());
       require(bootstrap->rank() == rank && bootstrap->size() == size, "wrong rank or size");
       exercise(*bootstrap);
@@ -168,7 +164,7 @@ TEST(SharedMemoryBootstrap, ProcessesGatherAndLeaveNoNameBehind) {
 
 TEST(SharedMemoryBootstrap, NameMayBeUsedAgainAtOnce) {
   const std::string name = unique_name("again");
-  expect_none(run_processes(3, [&](int rank) {
+  expect_nothing_thrown(run_processes(3, [&](int rank) {
     for (int round = 0; round < 10; ++round) {
       const auto bootstrap = make_shared_memory_bootstrap(name, rank, 3, patience());
       const auto all = all_gather_values(*bootstrap, round * 10 + rank);
@@ -179,7 +175,8 @@ TEST(SharedMemoryBootstrap, NameMayBeUsedAgainAtOnce) {
 
 TEST(SharedMemoryBootstrap, ThreadsMayMeetThere) {
   const std::string name = unique_name("threads");
-  expect_none(run_threads(3, [&](int rank) { exercise(*make_shared_memory_bootstrap(name, rank, 3, patience())); }));
+  expect_nothing_thrown(
+      run_threads(3, [&](int rank) { exercise(*make_shared_memory_bootstrap(name, rank, 3, patience())); }));
 }
 
 TEST(SharedMemoryBootstrap, LeftoverOfADeadProgramDoesNotDisturb) {
@@ -199,7 +196,7 @@ TEST(SharedMemoryBootstrap, LeftoverOfADeadProgramDoesNotDisturb) {
   ::kill(child, SIGKILL);
   ::waitpid(child, nullptr, 0);
   ASSERT_TRUE(name_exists(name));
-  expect_none(run_processes(3, [&](int rank) {
+  expect_nothing_thrown(run_processes(3, [&](int rank) {
     if (rank == 0) ::usleep(50000);  // so that the others are likely to find the leftover first; right in any order
     exercise(*make_shared_memory_bootstrap(name, rank, 3, patience()));
   }));
@@ -253,7 +250,7 @@ TEST(SharedMemoryBootstrap, DeadlineInAllGatherIsToldToLateRanksAtOnce) {
 
 TEST(SharedMemoryBootstrap, UnequalSizesAreToldToEveryRank) {
   const std::string name = unique_name("unequal");
-  expect_none(run_processes(3, [&](int rank) {
+  expect_nothing_thrown(run_processes(3, [&](int rank) {
     const auto bootstrap = make_shared_memory_bootstrap(name, rank, 3, patience());
     try {
       bootstrap->all_gather(pattern(rank, 0, rank == 1 ? 40000 : 16));
@@ -313,7 +310,7 @@ TEST(SharedMemoryBootstrap, RefusesBadArguments) {
 
 TEST(CallbackBootstrap, UsesTheUsersAllGather) {
   const auto transport = make_thread_bootstraps(3);
-  expect_none(run_threads(3, [&](int rank) {
+  expect_nothing_thrown(run_threads(3, [&](int rank) {
     Bootstrap& below = *transport[static_cast<std::size_t>(rank)];
     const auto bootstrap =
         make_callback_bootstrap(rank, 3, [&](std::span<const std::byte> mine, std::span<std::byte> all) {
@@ -348,7 +345,7 @@ TEST(Agreement, AFailureOfOneRankIsEverybodys) {
   EXPECT_EQ(errors[1], "no kettle");
   EXPECT_EQ(errors[0], "boiling water failed on rank 1: no kettle");
   EXPECT_EQ(errors[2], errors[0]);
-  expect_none(
+  expect_nothing_thrown(
       run_threads(3, [&](int rank) { agree(*bootstraps[static_cast<std::size_t>(rank)], "boiling water", [] {}); }));
 }
 

@@ -27,6 +27,9 @@ using Spoil = void (*)(ConstTensorView&);
 void one_row_less(ConstTensorView& view) { --view.shape[0]; }
 void one_dimension_more(ConstTensorView& view) { view.dims = 3, view.shape[2] = 1, view.strides[2] = 1; }
 void one_dimension_less(ConstTensorView& view) { --view.dims; }
+void negative_dimensions(ConstTensorView& view) { view.dims = -1; }
+void dimensions_beyond_all(ConstTensorView& view) { view.dims = 1 << 30; }
+void elements_beyond_all(ConstTensorView& view) { view.shape[0] = view.shape[1] = std::int64_t{1} << 32; }
 void rows_apart(ConstTensorView& view) { view.strides[0] += 16; }
 void columns_apart(ConstTensorView& view) { view.strides[view.dims == 1 ? 0 : 1] = 2; }
 void elsewhere(ConstTensorView& view) { view.device = other_device(view); }
@@ -51,7 +54,7 @@ struct Wrong {
   void (*apply)(DispatchArguments&);
 };
 
-template <class Member, Member DispatchArguments::* member, Spoil spoil>
+template <class Member, Member DispatchArguments::*member, Spoil spoil>
 void with(DispatchArguments& arguments) {
   if constexpr (std::is_same_v<Member, ConstTensorView>) {
     spoil(arguments.*member);
@@ -62,11 +65,17 @@ void with(DispatchArguments& arguments) {
 using Optional = std::optional<ConstTensorView>;
 
 #define DEEP_EP_WRONG(member, spoil) \
-  {#member, #spoil, with<decltype(DispatchArguments::member), &DispatchArguments::member, spoil>}
+  { #member, #spoil, with < decltype(DispatchArguments::member), &DispatchArguments::member, spoil> }
 
 const Wrong kWrongDispatch[] = {
     DEEP_EP_WRONG(x, one_dimension_less),
     DEEP_EP_WRONG(x, one_dimension_more),
+    DEEP_EP_WRONG(x, negative_dimensions),
+    DEEP_EP_WRONG(x, dimensions_beyond_all),
+    DEEP_EP_WRONG(x, elements_beyond_all),
+    DEEP_EP_WRONG(num_tokens_per_rank, dimensions_beyond_all),
+    DEEP_EP_WRONG(topk_idx, negative_dimensions),
+    DEEP_EP_WRONG(x_scales, dimensions_beyond_all),
     DEEP_EP_WRONG(x, rows_apart),
     DEEP_EP_WRONG(x, columns_apart),
     DEEP_EP_WRONG(x, elsewhere),
@@ -217,6 +226,9 @@ TEST_P(ArgumentsTest, Layout) {
     const Spoil unspoiled = [](ConstTensorView&) {};
     refuses("topk_idx", "type", of_type<DType::float32>, 8);
     refuses("topk_idx", "dimensions", one_dimension_less, 8);
+    refuses("topk_idx", "-1 dimensions", negative_dimensions, 8);
+    refuses("topk_idx", "2^30 dimensions", dimensions_beyond_all, 8);
+    refuses("topk_idx", "too many elements", elements_beyond_all, 8);
     refuses("topk_idx", "strides", rows_apart, 8);
     refuses("topk_idx", "device", elsewhere, 8);
     refuses("topk_idx", "memory", no_memory, 8);

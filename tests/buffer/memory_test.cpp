@@ -145,8 +145,17 @@ TEST_P(MemoryTest, AllocateTensor) {
     require_throws<OutOfMemory>(
         [&] { buffer.allocate_tensor(DType::uint8, {std::int64_t{1} << 40}, rank.call().stream); }, {"1099511627776"},
         "allocate_tensor of a tebibyte");
-    require_throws<InvalidArgument>([&] { buffer.allocate_tensor(DType::uint8, {-1, 4}, rank.call().stream); },
-                                    {"shape", "-1"}, "allocate_tensor with a negative size");
+    require_throws<InvalidArgument>(
+        [&] {
+          buffer.allocate_tensor(DType::uint8, {-1, 4}, rank.call().stream);
+        },
+        {"shape", "-1"}, "allocate_tensor with a negative size");
+    constexpr std::int64_t kHuge = std::int64_t{1} << 32;
+    require_throws<InvalidArgument>(
+        [&] {
+          buffer.allocate_tensor(DType::int64, {kHuge, kHuge}, rank.call().stream);
+        },
+        {"shape", "4294967296"}, "allocate_tensor of sizes whose product wraps");
     buffer.destroy();
   });
 }

@@ -105,6 +105,16 @@ TEST(BufferHints, ScalesAndSelectionsCount) {
   EXPECT_THROW(Buffer::heap_bytes_hint(8, -1, 7168, 8), InvalidArgument);
 }
 
+TEST(BufferHints, SizesThatWouldWrapAreRefused) {
+  EXPECT_THROW(Buffer::heap_bytes_hint(1, INT32_MAX, INT32_MAX, 32, INT32_MAX), InvalidArgument);
+  EXPECT_THROW(Buffer::heap_bytes_for(2, ~std::size_t{0} - 127), InvalidArgument);
+  EXPECT_THROW(Buffer::heap_bytes_for(0, 1), InvalidArgument);
+  EXPECT_THROW(Buffer::low_latency_bytes_hint(INT32_MAX, 7168, 8, 256), InvalidArgument);
+  EXPECT_THROW(Buffer::low_latency_bytes_hint(128, std::int64_t{1} << 62, 8, 256), InvalidArgument);
+  EXPECT_THROW(Buffer::low_latency_bytes_hint(128, -7168, 8, 256), InvalidArgument);
+  EXPECT_THROW(Buffer::low_latency_bytes_hint(128, 7168, 8, -256), InvalidArgument);
+}
+
 /// A program may wrap an executor, or write one, but kernels run on the library's alone.
 TEST(Executors, OfTheProgramsOwnMakingAreRefused) {
   EXPECT_THROW(Buffer(make_thread_bootstraps(1).front(), std::make_shared<FakeExecutor>()), InvalidArgument);

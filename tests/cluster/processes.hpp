@@ -1,4 +1,4 @@
-// Ranks for tests of what connects ranks: as threads, and as processes made by fork.
+// Ranks for tests of what connects ranks: as threads, with or without a bootstrap, and as processes made by fork.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -9,9 +9,12 @@
 #include <cstdio>
 #include <exception>
 #include <functional>
+#include <memory>
 #include <string>
 #include <thread>
 #include <vector>
+
+#include "deep_ep/bootstrap.hpp"
 
 namespace deep_ep {
 
@@ -61,6 +64,22 @@ inline std::vector<std::string> run_processes(int ranks, const std::function<voi
   }
   ::munmap(texts, bytes);
   return errors;
+}
+
+/// A rank that is a thread of this process, and has a bootstrap.
+using RankBody = std::function<void(const std::shared_ptr<Bootstrap>&)>;
+
+inline std::vector<std::string> run_rank_threads(int ranks, const RankBody& body) {
+  const auto bootstraps = make_thread_bootstraps(ranks, 60);
+  return run_threads(ranks, [&](int rank) { body(bootstraps[static_cast<std::size_t>(rank)]); });
+}
+
+inline void expect_nothing_thrown(const std::vector<std::string>& texts) {
+  for (std::size_t rank = 0; rank < texts.size(); ++rank) EXPECT_EQ(texts[rank], "") << "rank " << rank;
+}
+
+inline void expect_ranks_succeed(int ranks, const RankBody& body) {
+  expect_nothing_thrown(run_rank_threads(ranks, body));
 }
 
 }  // namespace deep_ep

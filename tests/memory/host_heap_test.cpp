@@ -6,24 +6,19 @@
 #include <cstdio>
 #include <memory>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "csrc/memory/host_heap.hpp"
 #include "deep_ep/bootstrap.hpp"
 #include "deep_ep/error.hpp"
+#include "tests/cluster/processes.hpp"
 
 namespace deep_ep::test {
 namespace {
 
 template <class Rank>
 void as_threads(int ranks, Rank rank_body) {
-  const auto bootstraps = make_thread_bootstraps(ranks, 20);
-  std::vector<std::thread> threads;
-  for (int rank = 0; rank < ranks; ++rank) {
-    threads.emplace_back([&, rank] { rank_body(*bootstraps[static_cast<std::size_t>(rank)]); });
-  }
-  for (std::thread& thread : threads) thread.join();
+  expect_ranks_succeed(ranks, [&](const auto& bootstrap) { rank_body(*bootstrap); });
 }
 
 /// Every rank writes its number into every peer's heap, and finds everybody's in its own.

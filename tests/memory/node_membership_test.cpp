@@ -1,7 +1,6 @@
 #include "csrc/memory/node_membership.hpp"
 
 #include <gtest/gtest.h>
-#include <stdlib.h>
 
 #include <functional>
 #include <string>
@@ -9,6 +8,7 @@
 #include <vector>
 
 #include "deep_ep/error.hpp"
+#include "tests/support/setting.hpp"
 
 namespace deep_ep {
 namespace {
@@ -97,14 +97,13 @@ TEST(NodeMembership, RanksOfEachNodeWhereAllNodesAreAlike) {
 }
 
 TEST(NodeMembership, TheVariableCountsWhereTheProgramDoesNotSay) {
-  ASSERT_EQ(::setenv("DEEP_EP_RANKS_PER_NODE", "2", 1), 0);
+  const Setting two("DEEP_EP_RANKS_PER_NODE", "2");
   EXPECT_EQ(find(4, always(0), always(0)).memberships[0].num_nodes, 2);
   EXPECT_EQ(find(4, always(0), always(4)).memberships[0].num_nodes, 1);
-  ASSERT_EQ(::setenv("DEEP_EP_RANKS_PER_NODE", "5", 1), 0);
+  const Setting five("DEEP_EP_RANKS_PER_NODE", "5");
   EXPECT_EQ(find(4, always(0), always(0)).thrown[0],
             "environment variable DEEP_EP_RANKS_PER_NODE is 5, allowed: 0 (by host), or a number that divides the 4 "
             "ranks");
-  ::unsetenv("DEEP_EP_RANKS_PER_NODE");
 }
 
 TEST(NodeMembership, Refusals) {

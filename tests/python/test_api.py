@@ -208,7 +208,8 @@ def test_attributes_and_destroy():
     for call in (buffer.destroy, lambda: buffer.get_dispatch_layout(torch.zeros(1, 1, dtype=torch.int64), 1)):
         with pytest.raises(RuntimeError, match="destroy"):
             call()
-    for wrong in ({"num_nvl_bytes": 100}, {"num_rdma_bytes": -128}):
+    for wrong in ({"num_nvl_bytes": 100}, {"num_rdma_bytes": -128}, {"num_rdma_bytes": 2**64 - 128},
+                  {"num_nvl_bytes": 2**64 - 128}, {"num_nvl_bytes": 2**80}):  # fmt: skip
         with pytest.raises(ValueError, match=next(iter(wrong))):
             Buffer(None, comm=comm, **wrong)
 

@@ -9,9 +9,9 @@
 
 #include "deep_ep/bootstrap.hpp"
 #include "deep_ep/error.hpp"
+#include "tests/cluster/processes.hpp"
 #include "tests/rdma/member.hpp"
 #include "tests/rdma/messages.hpp"
-#include "tests/rdma/rank_threads.hpp"
 
 namespace deep_ep::test {
 namespace {

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "deep_ep/bootstrap.hpp"
-#include "tests/rdma/rank_threads.hpp"
+#include "tests/cluster/processes.hpp"
 
 namespace deep_ep::test {
 namespace {

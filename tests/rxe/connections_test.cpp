@@ -14,9 +14,9 @@
 #include "csrc/rdma/ring/failure.hpp"
 #include "csrc/support/deadline.hpp"
 #include "deep_ep/error.hpp"
+#include "tests/cluster/processes.hpp"
 #include "tests/rdma/member.hpp"
 #include "tests/rdma/messages.hpp"
-#include "tests/rdma/rank_threads.hpp"
 #include "tests/rxe/rxe_settings.hpp"
 
 namespace deep_ep::test {

@@ -6,9 +6,9 @@
 #include <string>
 
 #include "deep_ep/error.hpp"
+#include "tests/cluster/processes.hpp"
 #include "tests/rdma/member.hpp"
 #include "tests/rdma/messages.hpp"
-#include "tests/rdma/rank_threads.hpp"
 #include "tests/rxe/rxe_settings.hpp"
 
 namespace deep_ep::test {

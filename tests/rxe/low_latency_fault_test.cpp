@@ -2,7 +2,6 @@
 // have started threads before.
 #include <gtest/gtest.h>
 #include <signal.h>
-#include <stdlib.h>
 
 #include <functional>
 #include <string>
@@ -11,6 +10,7 @@
 #include "deep_ep/error.hpp"
 #include "tests/cluster/low_latency_case.hpp"
 #include "tests/cluster/processes.hpp"
+#include "tests/support/setting.hpp"
 
 namespace deep_ep::test {
 namespace {
@@ -49,13 +49,10 @@ void lose_a_rank(const char* name, bool masking, const std::function<void(Rank&,
 }
 
 class RxeLowLatencyFault : public testing::Test {
- protected:
-  RxeLowLatencyFault() {
-    ::setenv("DEEP_EP_RDMA_WIRE", "verbs", 1);
-    ::setenv("DEEP_EP_RDMA_ACK_TIMEOUT", "16", 1);
-    ::setenv("DEEP_EP_RDMA_RETRY_COUNT", "6", 1);
-    ::setenv("DEEP_EP_RANKS_PER_NODE", "1", 1);
-  }
+  Setting wire_{"DEEP_EP_RDMA_WIRE", "verbs"};
+  Setting ack_timeout_{"DEEP_EP_RDMA_ACK_TIMEOUT", "16"};
+  Setting retry_count_{"DEEP_EP_RDMA_RETRY_COUNT", "6"};
+  Setting nodes_{"DEEP_EP_RANKS_PER_NODE", "1"};
 };
 
 TEST_F(RxeLowLatencyFault, ADeadRankIsMasked) {

@@ -1,14 +1,15 @@
 // Low-latency calls whose ranks reach each other through RoCE devices.
 #include <gtest/gtest.h>
-#include <stdlib.h>
 
 #include <cstdint>
 #include <fstream>
+#include <optional>
 #include <stdexcept>
 #include <string>
 
-#include "tests/rdma/rank_threads.hpp"
+#include "tests/cluster/processes.hpp"
 #include "tests/rxe/low_latency_ranks.hpp"
+#include "tests/support/setting.hpp"
 
 namespace deep_ep::test {
 namespace {
@@ -16,18 +17,7 @@ namespace {
 /// The variables of a group of ranks on soft-RoCE devices, until the end of the test. See rxe_settings.hpp.
 class RxeLowLatency : public testing::Test {
  protected:
-  RxeLowLatency() {
-    ::setenv("DEEP_EP_RDMA_WIRE", "verbs", 1);
-    ::setenv("DEEP_EP_RDMA_ACK_TIMEOUT", "16", 1);
-    ::setenv("DEEP_EP_RDMA_RETRY_COUNT", "7", 1);
-  }
-  ~RxeLowLatency() override {
-    for (const char* name : {"DEEP_EP_RDMA_WIRE", "DEEP_EP_RDMA_ACK_TIMEOUT", "DEEP_EP_RDMA_RETRY_COUNT",
-                             "DEEP_EP_RANKS_PER_NODE", "DEEP_EP_LOW_LATENCY_RAILS"}) {
-      ::unsetenv(name);
-    }
-  }
-  static void nodes_of(int ranks) { ::setenv("DEEP_EP_RANKS_PER_NODE", std::to_string(ranks).c_str(), 1); }
+  void nodes_of(int ranks) { nodes_.emplace("DEEP_EP_RANKS_PER_NODE", std::to_string(ranks)); }
 
   /// Packets that both devices have sent.
   static std::int64_t packets() {
@@ -40,6 +30,12 @@ class RxeLowLatency : public testing::Test {
     }
     return sum;
   }
+
+ private:
+  Setting wire_{"DEEP_EP_RDMA_WIRE", "verbs"};
+  Setting ack_timeout_{"DEEP_EP_RDMA_ACK_TIMEOUT", "16"};
+  Setting retry_count_{"DEEP_EP_RDMA_RETRY_COUNT", "7"};
+  std::optional<Setting> nodes_;
 };
 
 TEST_F(RxeLowLatency, TwoNodesOfOneRank) {
@@ -58,7 +54,7 @@ TEST_F(RxeLowLatency, TwoNodesOfTwoRanks) {
 
 TEST_F(RxeLowLatency, TwoNodesOfTwoRanksByRails) {
   nodes_of(2);
-  ::setenv("DEEP_EP_LOW_LATENCY_RAILS", "always", 1);
+  const Setting rails("DEEP_EP_LOW_LATENCY_RAILS", "always");
   const std::int64_t before = packets();
   expect_ranks_succeed(4, [](const auto& bootstrap) { run_low_latency_calls(bootstrap, 2); });
   EXPECT_GT(packets(), before + 100);

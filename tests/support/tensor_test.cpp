@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <optional>
+#include <string>
 #include <type_traits>
 
 #include "deep_ep/error.hpp"
@@ -63,6 +64,28 @@ TEST(TensorView, Describe) {
   EXPECT_EQ(view.describe(), "bfloat16[4096, 7168]");
   view.strides = {1, 4096};
   EXPECT_EQ(view.describe(), "bfloat16[4096, 7168] with strides [1, 4096]");
+}
+
+TEST(TensorView, SizesWhoseProductWouldWrapAreRefused) {
+  constexpr std::int64_t kHuge = std::int64_t{1} << 32;
+  EXPECT_THROW(TensorView::contiguous(nullptr, DType::int32, {kHuge, kHuge}), InvalidArgument);
+  EXPECT_THROW(TensorView::contiguous(nullptr, DType::int32, {0, kHuge, kHuge}), InvalidArgument);
+  EXPECT_THROW(TensorView::contiguous(nullptr, DType::int64, {std::int64_t{1} << 61}), InvalidArgument);
+  TensorView view = TensorView::contiguous(nullptr, DType::int32, {1, 1});
+  view.shape = {kHuge, kHuge};
+  EXPECT_THROW(view.elements(), InvalidArgument);
+  EXPECT_FALSE(view.is_contiguous());
+  EXPECT_EQ(view.describe(), "int32[4294967296, 4294967296]");
+}
+
+TEST(TensorView, NumbersOfDimensionsThatCannotBeAreNotFollowed) {
+  TensorView view = TensorView::contiguous(nullptr, DType::int32, {2, 3});
+  for (const int dims : {-1, 5, 1 << 30}) {
+    view.dims = dims;
+    EXPECT_THROW(view.elements(), InvalidArgument);
+    EXPECT_FALSE(view.is_contiguous());
+    EXPECT_EQ(view.describe(), "int32 of " + std::to_string(dims) + " dimensions");
+  }
 }
 
 TEST(TensorView, RefusesTooManyDimensionsAndNegativeSizes) {

@@ -21,6 +21,7 @@ void check_rows(const Arguments& arguments, const IntranodeSetup& setup) {
   if (arguments.x_scales) {
     check_strided_tensor("x_scales", *arguments.x_scales, setup.device, {DType::float32, DType::int32},
                          {x.size(0), kAnySize});
+    check_range("width of x_scales", arguments.x_scales->size(1), 0, INT32_MAX / 4);
   }
   check_config(arguments.config, kernels::dispatch::kMaxThreads / 32);
 }

@@ -1,0 +1,220 @@
+#!/usr/bin/env python3
+"""scripts/run_gtest.py and scripts/test_summary.py, with programs that look like GoogleTest's and go wrong in many ways."""
+
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+import xml.etree.ElementTree as ElementTree
+
+SCRIPTS = pathlib.Path(__file__).resolve().parents[2] / "scripts"
+
+# Runs `tests`, a dictionary from the names of tests of the suite S to code, as GoogleTest would.
+PROGRAM = """#!{python}
+import os, signal, sys, time
+tests, between, after, status = {tests!r}, {between!r}, {after!r}, {status}
+def say(*text):
+    print(*text, flush=True)
+if "--gtest_list_tests" in sys.argv:
+    say("S." if tests else "", *("\\n  " + name for name in tests))
+    sys.exit(0)
+chosen = [a.split("=")[1].split(":") for a in sys.argv if a.startswith("--gtest_filter=")][0]
+mine = [name for name in tests if "S." + name in chosen]
+for name in mine:
+    say("[ RUN      ] S." + name)
+    end = "      OK"
+    exec(tests[name])
+    say(f"[ {{end}} ] S.{{name}} (0 ms)")
+    exec(between)
+say(f"[==========] {{len(mine)}} tests from 1 test suite ran. (0 ms total)")
+exec(after)
+sys.exit(status)
+"""
+FAIL = "end = ' FAILED '; status = 1"
+SKIP = "end = ' SKIPPED'; say('a_test.cpp:1: Skipped\\n' + {!r})"
+SLEEP = "time.sleep(60)"
+KILL = "os.kill(os.getpid(), signal.SIGSEGV)"
+REPORT = "say('x.cpp:1:2: runtime error: signed integer overflow')"
+
+
+class RunGtestTest(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = pathlib.Path(folder.name)
+        self.result = self.folder / "test_results" / "program.xml"
+
+    def command(self, tests, *options, between="", after="", status=0):
+        program = self.folder / "program"
+        program.write_text(
+            PROGRAM.format(python=sys.executable, tests=tests, between=between, after=after, status=status)
+        )
+        program.chmod(0o755)
+        return [sys.executable, "-B", SCRIPTS / "run_gtest.py", program, self.result, *options]
+
+    def run_it(self, *arguments, **how):
+        """Returns the exit status and {name: "passed", "skipped: why" or "failed: why"}, and keeps what was printed."""
+        process = subprocess.run(self.command(*arguments, **how), capture_output=True, text=True, timeout=60)
+        self.printed = process.stdout + process.stderr
+        return process.returncode, self.states()
+
+    def states(self):
+        states = {}
+        for case in ElementTree.parse(self.result).getroot().iter("testcase"):
+            node = next(iter(case), None)
+            states[case.get("name")] = "passed" if node is None else f"{node.tag}: {node.get('message')}"
+        return states
+
+    def test_all_pass(self):
+        self.assertEqual(self.run_it({"A": "", "B": ""}), (0, {"S.A": "passed", "S.B": "passed"}))
+
+    def test_a_failure_is_one(self):
+        self.assertEqual(self.run_it({"A": FAIL, "B": ""}), (1, {"S.A": "failure: failed", "S.B": "passed"}))
+
+    def test_all_skipped_is_no_failure(self):
+        self.assertEqual(self.run_it({"A": SKIP.format("no NIC")}), (0, {"S.A": "skipped: no NIC"}))
+
+    def test_no_test_is_a_failure(self):
+        process = subprocess.run(self.command({}), capture_output=True, text=True)
+        self.assertEqual(process.returncode, 1)
+        self.assertIn("no test to run", process.stdout)
+
+    def test_a_crash_fails_its_test_only(self):
+        status, states = self.run_it({"A": "", "B": KILL, "C": ""})
+        self.assertEqual(status, 1)
+        self.assertEqual(
+            states, {"S.A": "passed", "S.B": "failure: the process ended: signal SIGSEGV", "S.C": "passed"}
+        )
+
+    def test_exit_in_a_test_is_a_failure(self):
+        status, states = self.run_it({"A": "os._exit(0)", "B": ""})
+        self.assertEqual((status, states["S.B"]), (1, "passed"))
+        self.assertIn("status 0", states["S.A"])
+
+    def test_a_crash_between_tests_is_a_failure(self):
+        for end in KILL, "os._exit(0)", "os._exit(1)":
+            with self.subTest(end=end):
+                status, states = self.run_it({"A": "", "B": ""}, between=f"say('last words')\nif name == 'A': {end}")
+                self.assertEqual((status, states["S.A"], states["S.B"]), (1, "passed", "passed"))
+                self.assertIn("outside of tests", states["program as a whole"])
+                self.assertIn("last words", self.printed)
+
+    def test_an_end_before_googletest_s_is_a_failure(self):
+        status, states = self.run_it({"A": ""}, between="os._exit(0)")
+        self.assertEqual((status, states["S.A"]), (1, "passed"))
+        self.assertIn("status 0, outside of tests", states["program as a whole"])
+
+    def test_a_status_that_no_test_explains_is_a_failure(self):
+        status, states = self.run_it({"A": ""}, status=66)
+        self.assertEqual(status, 1)
+        self.assertEqual(states["program as a whole"], "failure: the process ended: status 66, outside of tests")
+
+    def test_a_report_fails_the_test_whatever_comes_after(self):
+        for rest in {}, {"C": KILL}, {"C": FAIL}:
+            with self.subTest(rest=rest):
+                status, states = self.run_it({"A": REPORT, "B": "", **rest})
+                self.assertEqual(
+                    (status, states["S.A"], states["S.B"]), (1, "failure: a sanitizer's report", "passed")
+                )
+
+    def test_a_report_after_the_tests_is_a_failure(self):
+        status, states = self.run_it({"A": ""}, after=REPORT)
+        self.assertEqual(status, 1)
+        self.assertEqual(states["program as a whole"], "failure: a sanitizer's report, outside of tests")
+
+    def test_a_hang_fails_its_test_only(self):
+        status, states = self.run_it({"A": SLEEP, "B": ""}, "--seconds", "1")
+        self.assertEqual((status, states["S.B"]), (1, "passed"))
+        self.assertIn("no end after 1 s", states["S.A"])
+
+    def test_a_hang_behind_the_tests_is_a_failure(self):
+        status, states = self.run_it({"A": ""}, "--seconds", "1", after=SLEEP)
+        self.assertEqual((status, states["S.A"]), (1, "passed"))
+        self.assertIn("no end after 1 s, outside of tests", states["program as a whole"])
+
+    def test_the_deadline_names_what_did_not_run(self):
+        status, states = self.run_it({"A": "", "B": SLEEP, "C": ""}, "--deadline", "2")
+        why = "the deadline of 2 s for all tests came"
+        self.assertEqual(
+            (status, states), (1, {"S.A": "passed", "S.B": f"failure: {why}", "S.C": f"failure: not run: {why}"})
+        )
+
+    def stop_while_it_runs(self, number):
+        """Sends the signal once the first test runs. Returns the exit status and the process of the tests."""
+        child = self.folder / "pid"
+        command = self.command({"A": f"open({str(child)!r}, 'w').write(f'{{os.getpid()}} '); {SLEEP}", "B": ""})
+        process = subprocess.Popen(command, stdout=subprocess.PIPE)
+        self.addCleanup(process.stdout.close)
+        while not child.exists() or not child.read_text().endswith(" "):
+            time.sleep(0.02)
+        process.send_signal(number)
+        process.communicate(timeout=30)
+        return process.returncode, int(child.read_text())
+
+    def assert_ends(self, pid):
+        for _ in range(500):
+            try:
+                state = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+            except FileNotFoundError:
+                return
+            if state == "Z":
+                return
+            time.sleep(0.02)
+        self.fail("the process of the tests outlives the script")
+
+    def test_a_signal_is_a_deadline(self):
+        status, pid = self.stop_while_it_runs(signal.SIGTERM)
+        self.assertEqual(
+            (status, self.states()), (1, {"S.A": "failure: SIGTERM came", "S.B": "failure: not run: SIGTERM came"})
+        )
+        self.assert_ends(pid)
+
+    def test_the_tests_die_with_the_script(self):
+        status, pid = self.stop_while_it_runs(signal.SIGKILL)
+        self.assertEqual(status, -signal.SIGKILL)
+        self.assert_ends(pid)
+
+    def test_control_characters_are_left_out(self):
+        tests = {"A": "say('\\x1b[1m\\x00\\x08'); " + FAIL, "B": SKIP.format("\x1bno\x00 NIC\x08"), "C": KILL}
+        status, states = self.run_it(tests, between="sys.stdout.buffer.write(b'\\xff\\x01\\n')")
+        self.assertEqual((status, states["S.A"], states["S.B"]), (1, "failure: failed", "skipped: no NIC"))
+
+    def test_shards_are_within_their_number(self):
+        tests = {"A": "", "B": "", "C": ""}
+        self.assertEqual(self.run_it(tests, "--shard", "2/2"), (0, {"S.B": "passed"}))
+        for shard in "0/2", "3/2", "-1/2", "1/0", "1", "a/b":
+            process = subprocess.run(self.command(tests, f"--shard={shard}"), capture_output=True, text=True)
+            self.assertEqual((shard, process.returncode), (shard, 2))
+            self.assertIn("1 <= I <= N", process.stderr)
+
+
+class SummaryTest(unittest.TestCase):
+    def test_an_unreadable_result_is_one_failure(self):
+        with tempfile.TemporaryDirectory() as folder:
+            for name, text in ("good", "<testsuite><testcase name='A'/></testsuite>"), ("bad", "<testsuite><testca"):
+                pathlib.Path(folder, name + ".xml").write_text(text)
+            arguments = [f"{name}={folder}/{name}.xml" for name in ("bad", "good")]
+            process = subprocess.run(
+                [sys.executable, SCRIPTS / "test_summary.py", *arguments], capture_output=True, text=True
+            )
+            details = pathlib.Path(folder, "test_results")
+            details.mkdir()
+            (details / "A.xml").write_text("<testsuite><testcase name='\x01'/></testsuite>")
+            of_ctest = pathlib.Path(folder, "tests.xml")
+            of_ctest.write_text("<t><testcase name='A' status='run'/><testcase name='B' status='run'/></t>")
+            nested = subprocess.run(
+                [sys.executable, SCRIPTS / "test_summary.py", f"host={of_ctest}"], capture_output=True, text=True
+            )
+        self.assertEqual((process.returncode, nested.returncode), (1, 1))
+        self.assertIn("is not readable", process.stdout)
+        self.assertIn("1 passed, 1 failed, 0 skipped", process.stdout)
+        self.assertIn("good: 1 passed, 0 failed", process.stdout)
+        self.assertIn("host: 1 passed, 1 failed", nested.stdout)
+
+
+if __name__ == "__main__":
+    unittest.main()

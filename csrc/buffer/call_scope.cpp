@@ -91,19 +91,25 @@ void CallScope::hand_out(const Tensor& tensor) const {
 EventHandle CallScope::finish() {
   Executor& executor = context_.executor();
   EventHandle done = executor.record_event(stream_);
+  if (!async_finish_ && caller_stream_ != stream_) executor.wait_event(caller_stream_, done);
   if (!recording_) context_.home_->work_ends(done);
   context_.home_->works_on(context_.comm_stream());
   ended_ = true;
-  if (async_finish_) return done;
-  if (caller_stream_ != stream_) executor.wait_event(caller_stream_, done);
-  return {};
+  return async_finish_ ? done : EventHandle{};
 }
 
 void CallScope::abandon() noexcept {
   if (ended_) return;
   ended_ = true;
   try {
-    if (!recording_) context_.home_->work_ends(context_.executor().record_event(stream_));
+    Executor& executor = context_.executor();
+    const EventHandle done = executor.record_event(stream_);
+    if (!recording_) {
+      context_.home_->work_ends(done);
+    } else if (caller_stream_ != stream_) {
+      // Nobody else can bring the communication stream back, and a recording with a loose end is invalid.
+      executor.wait_event(caller_stream_, done);
+    }
   } catch (const std::exception& error) {
     // The device is lost. As far as memory is concerned the call never ends, so no graph gets any.
     log::debug("buffer: a call that failed has no event behind it: {}", error.what());

@@ -35,7 +35,8 @@ class CallContext {
 };
 
 /// A call that is under way; a context has one at a time. It ends with `finish`, or, if an exception comes first, with
-/// the scope: later calls, and CallContext::settle, come after whatever it has enqueued.
+/// the scope: later calls, and CallContext::settle, come after whatever it has enqueued. While a graph is recorded, the
+/// caller's stream does, too.
 class CallScope {
  public:
   /// Chooses the stream, which waits for what the call comes after and for the call before it. Throws before anything

@@ -58,6 +58,9 @@ constexpr std::array<const char*, CallShape::kWords> kShapeFields = {
     "dtype of x_scales",           "protocol version",
 };
 
+/// See RowField.
+constexpr std::array<const char*, 3> kRowFields = {"bytes of a row of x", "number of scales of a row", "top-k"};
+
 /// A word of the CallShape as a message should show it.
 std::string describe_shape_value(int field, std::uint64_t value) {
   const bool is_dtype = field == 5 || field == 6;
@@ -95,9 +98,10 @@ std::string describe_fault(const FaultRecord& fault, int rank, double timeout_s)
             rank, fault.peer);
       }
       return fmt::format(
-          "{}: rows of rank {} and of rank {} differ in size, number of scales or top-k; they must be equal on all "
-          "ranks. The ranks no longer agree: destroy the buffer",
-          fault.wanted == Wanted::dispatch_addresses ? "dispatch" : "combine", rank, fault.peer);
+          "{}: {} is {} on rank {} but {} on rank {}; it must be equal on all ranks. The ranks no longer agree: "
+          "destroy the buffer",
+          fault.wanted == Wanted::dispatch_addresses ? "dispatch" : "combine",
+          kRowFields[static_cast<std::size_t>(fault.field)], fault.expected, rank, fault.seen, fault.peer);
     case FaultKind::inconsistent_counts:
       return fmt::format(
           "num_tokens_per_rank of rank {} disagrees with its is_token_in_rank for destination rank {}; both must count "

@@ -51,7 +51,7 @@ std::size_t Buffer::low_latency_bytes_hint(int max_tokens, std::int64_t hidden, 
   check_range("num_experts", num_experts, 1, 1 << 20);
   // The largest rows: bfloat16 with as many selections as there may be; LogFMT where nothing is encoded.
   const LowLatencyRow row{static_cast<int>(hidden), kMaxTopk, false, true, true};
-  const CombineWire combine{static_cast<int>(hidden), true};
+  const device::low_latency::CombineWire combine{static_cast<int>(hidden), true};
   const std::size_t row_bytes = std::max(row.bytes(), combine.bytes());
   const std::size_t rows_of_source = static_cast<std::size_t>(max_tokens) * row_bytes;
   const int local_experts = std::max(BufferOptions{}.max_local_experts, num_experts / num_ranks);

@@ -1,5 +1,4 @@
-// Which process, host and network namespace a rank lives in: this this this decides how ranks can hand memory to each
-// other.
+// Which process, host and network namespace a rank lives in: this decides how ranks can hand memory to each other.
 #pragma once
 
 #include <array>

@@ -114,12 +114,12 @@ WireKind agree_on_wire(Bootstrap& bootstrap, const Executor& executor, const Rdm
 }  // namespace
 
 Connections::Connections(Bootstrap& bootstrap, std::shared_ptr<Executor> executor, std::shared_ptr<SymmetricHeap> heap,
-                         ConnectionOptions options, RdmaSettings settings)
+                         ConnectionOptions options, std::optional<RdmaSettings> settings)
     : executor_(std::move(executor)),
       heap_(std::move(heap)),
       options_(std::move(options)),
-      settings_(std::move(settings)),
       num_ranks_(bootstrap.size()) {
+  agree(bootstrap, "reading the RDMA settings", [&] { settings_ = settings ? *std::move(settings) : read_settings(); });
   agree(bootstrap, "checking the RDMA connections asked for",
         [&] { check_options(options_, bootstrap.rank(), num_ranks_); });
   check_agreement(bootstrap, options_);

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -38,10 +39,11 @@ class Ends;
 /// ended. What they posted may still be under way and would be lost: see drain().
 class Connections {
  public:
-  /// InvalidArgument for options out of range, RankMismatch if the ranks do not fit together, SystemError if a NIC that
-  /// is needed is missing or refuses; on every rank if it fails on one.
+  /// `settings`: by default those of the environment, where one rank's may be wrong while the others' are not.
+  /// InvalidArgument for settings or options out of range, RankMismatch if the ranks do not fit together, SystemError
+  /// if a NIC that is needed is missing or refuses; on every rank if it fails on one.
   Connections(Bootstrap& bootstrap, std::shared_ptr<Executor> executor, std::shared_ptr<SymmetricHeap> heap,
-              ConnectionOptions options, RdmaSettings settings = read_settings());
+              ConnectionOptions options, std::optional<RdmaSettings> settings = {});
   ~Connections();
   Connections(const Connections&) = delete;
   Connections& operator=(const Connections&) = delete;

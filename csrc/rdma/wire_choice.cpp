@@ -6,6 +6,7 @@
 #include "deep_ep/error.hpp"
 
 namespace deep_ep::rdma {
+
 WireKind choose_wire(std::span<const WireFacts> ranks, std::string& why_local) {
   const WireKind wanted = ranks[0].wanted;
   const auto first = std::find_if(ranks.begin(), ranks.end(), [](const WireFacts& rank) { return rank.needs_rdma; });

@@ -84,7 +84,11 @@ class Log {
     return *log;
   }
 
-  bool enabled(Level level) const { return to_spdlog(level) >= least_.load(std::memory_order_relaxed); }
+  bool enabled(Level level) {
+    auto least = least_.load(std::memory_order_relaxed);
+    if (least == kNotRead) least = read_level();
+    return to_spdlog(level) >= least;
+  }
 
   void write(Level level, std::string_view line) {
     std::shared_ptr<const LogSink> sink;
@@ -102,29 +106,41 @@ class Log {
       (*sink)(level, line);
       return;
     }
-    if (!complaint.empty()) logger->warn("{}", complaint);
+    if (!complaint.empty() && enabled(Level::warn)) logger->warn("{}", complaint);
     logger->log(to_spdlog(level), line);
   }
 
   void set_sink(LogSink sink, std::optional<LogLevel> least) {
-    std::string complaint;
     {
       const std::lock_guard lock(mutex_);
       sink_ = sink ? std::make_shared<const LogSink>(std::move(sink)) : nullptr;
-      least_.store(least ? to_spdlog(*least) : level_of_environment(complaint), std::memory_order_relaxed);
+      least_.store(least ? to_spdlog(*least) : kNotRead, std::memory_order_relaxed);
     }
-    if (!complaint.empty()) write(Level::warn, complaint);
+    if (!least) read_level();
   }
 
  private:
-  Log() {
+  /// No level, and above all of them: the environment is asked once the first line, or the sink, is there.
+  static constexpr auto kNotRead = spdlog::level::n_levels;
+
+  Log() = default;
+
+  spdlog::level::level_enum read_level() {
     std::string complaint;
-    least_.store(level_of_environment(complaint), std::memory_order_relaxed);
+    spdlog::level::level_enum least;
+    {
+      const std::lock_guard lock(mutex_);
+      least = least_.load(std::memory_order_relaxed);
+      if (least != kNotRead) return least;
+      least = level_of_environment(complaint);
+      least_.store(least, std::memory_order_relaxed);
+    }
     // A wrong setting of the log is no reason to stop the program; it is reported where the log goes.
     if (!complaint.empty()) write(Level::warn, complaint);
+    return least;
   }
 
-  std::atomic<spdlog::level::level_enum> least_{spdlog::level::warn};
+  std::atomic<spdlog::level::level_enum> least_{kNotRead};
   std::mutex mutex_;
   std::shared_ptr<const LogSink> sink_;
   std::shared_ptr<spdlog::logger> logger_;  // made for the first line that goes to a file or to standard error

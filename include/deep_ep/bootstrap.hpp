@@ -24,9 +24,9 @@ class Bootstrap {
   virtual int size() const = 0;
 
   /// Gathers every rank's bytes.
-  /// @param mine this rank's bytes, as many on every rank; may be none.
+  /// @param mine this rank's bytes, the same number on every rank; it may be 0.
   /// @return size() * mine.size() bytes, rank 0's first.
-  /// @throws TimeoutError when a rank does not come in time. @throws RankMismatch, on every rank, for unequal sizes.
+  /// @throws TimeoutError when a rank does not arrive in time. @throws RankMismatch, on every rank, for unequal sizes.
   virtual std::vector<std::byte> all_gather(std::span<const std::byte> mine) = 0;
 
   /// Returns after every rank has entered it. Throws as all_gather does.
@@ -36,7 +36,7 @@ class Bootstrap {
 // Every `timeout_s` below is the number of seconds that a rank waits for the others, in each call and while the group
 // is being made. 0: for ever. Unset: default_timeout_s(). InvalidArgument where it is negative or not finite.
 
-/// The environment variable DEEP_EP_TIMEOUT_S, 100 where it is not set. InvalidArgument where it is no such number.
+/// The environment variable DEEP_EP_TIMEOUT_S, 100 where it is not set. InvalidArgument for anything but such a number.
 double default_timeout_s();
 
 /// Ranks are threads of this process.
@@ -44,14 +44,14 @@ double default_timeout_s();
 std::vector<std::shared_ptr<Bootstrap>> make_thread_bootstraps(int size, std::optional<double> timeout_s = {});
 
 /// Ranks are processes of one user on this host, or threads of them; they meet in POSIX shared memory. Collective.
-/// @param name what the ranks of a group have in common and other groups have not: 1 to 200 letters, digits, '-', '_'.
+/// @param name shared by the ranks of a group, and by no other group at the time: 1 to 200 letters, digits, '-', '_'.
 /// It is free again when the call has returned on all ranks.
 /// @throws SystemError where an object of that name belongs to another user.
 std::shared_ptr<Bootstrap> make_shared_memory_bootstrap(const std::string& name, int rank, int size,
                                                         std::optional<double> timeout_s = {});
 
 /// The program's own all-gather: called with this rank's bytes and the place for everybody's, rank 0's first.
-/// It reports failure by throwing. Nobody can interrupt it, so it bounds its waiting itself: default_timeout_s() says
+/// It reports failure by throwing. Nobody can interrupt it, so it must limit its own waiting: default_timeout_s() says
 /// how long the library would wait.
 using AllGatherFunction = std::function<void(std::span<const std::byte> mine, std::span<std::byte> all)>;
 /// @param all_gather called by one thread at a time, for as long as the bootstrap lives.

@@ -7,17 +7,17 @@
 // Ordering. Every call enqueues its kernels behind `CallOptions::previous_event` if given, otherwise behind all work
 // enqueued on `CallOptions::stream`, and behind the buffer's calls before it. Later work on `CallOptions::stream` comes
 // after the kernels, or, with `async_finish`, the returned event stands for them. They run on the buffer's own
-// communication stream, or on `CallOptions::stream` where that makes no difference but to be faster.
+// communication stream, or on `CallOptions::stream` where that gives the same order and is faster.
 // The host blocks only in a `dispatch` with num_worst_tokens == 0 (it must learn N). A host program may read results
-// when it has synchronised with the stream, or with the event.
-// dispatch and combine are for ranks of one node, which map each other's memory: InvalidArgument otherwise.
+// once it has synchronised with the stream or the event.
+// dispatch and combine need all ranks on one node, where they map each other's memory: InvalidArgument otherwise.
 // All ranks make the same calls in the same order. One thread at a time per Buffer.
-// The tensors given to a call must stay alive and unchanged until its kernels have ended. To replay a CUDA graph is to
-// make the calls recorded in it, on the stream it is launched on: order it against the buffer's other calls.
+// The tensors given to a call must stay alive and unchanged until its kernels have ended. Each launch of a CUDA graph
+// makes the recorded calls again, on the stream of the launch: order launches against the buffer's other calls.
 //
 // Errors. InvalidArgument names the argument, what came and what is allowed; RankMismatch is raised on every rank when
 // their arguments do not fit together; TimeoutError when a rank does not come. Faults that a kernel meets are raised by
-// the next call (or by `check`). After `destroy`, and after a move from it, calls throw UseAfterDestroy.
+// the next call (or by `check`). After `destroy`, or once the buffer has been moved from, calls throw UseAfterDestroy.
 #pragma once
 
 #include <cstddef>
@@ -58,9 +58,9 @@ class Buffer {
   int num_ranks() const;
   Executor& executor() const;
   StreamHandle comm_stream() const;
-  /// What the buffer was made with; where that left something to the environment, with what the environment says.
+  /// The options that the buffer was made with; what they left to the environment is filled in.
   const BufferOptions& options() const;
-  /// Some lines of text for people: ranks and nodes, memory and its parts, how low-latency calls reach other ranks
+  /// A few lines for people to read: ranks and nodes, memory and its parts, how low-latency calls reach other ranks
   /// (NICs, rails), the numbers of SMs that calls use by default. The wording may change.
   std::string describe() const;
 
@@ -73,7 +73,7 @@ class Buffer {
   /// @param num_experts E, a multiple of R, at most max_local_experts a rank.
   DispatchLayout get_dispatch_layout(const ConstTensorView& topk_idx, int num_experts, const CallOptions& call = {});
 
-  /// Sends every token once to each rank that is_token_in_rank says.
+  /// Sends every token once to each rank that is_token_in_rank names.
   /// @throws OutOfMemory when neither heap nor window has room. @throws InvalidArgument when num_worst_tokens is 0
   /// while the stream is being recorded into a CUDA graph.
   DispatchResult dispatch(const DispatchArguments& arguments, const CallOptions& call = {});
@@ -94,22 +94,22 @@ class Buffer {
   /// Adds up what the experts made of each token. No host wait; may be recorded into a CUDA graph.
   LowLatencyCombineResult low_latency_combine(const LowLatencyCombineArguments& arguments,
                                               const CallOptions& call = {});
-  /// Memory for the experts' output, of the shape of the handle's recv_x, bfloat16: LowLatencyCombineArguments::x may
-  /// be any tensor; this one needs no allocation. It serves all calls: use it up in stream order. It grows with the
-  /// largest handle and ends with the buffer.
+  /// Memory for the experts' output: bfloat16, shaped like the handle's recv_x. LowLatencyCombineArguments::x may be
+  /// any tensor; this one saves an allocation. All calls share it: in stream order, combine must have read it before it
+  /// is written again. It grows with the largest handle and lives as long as the buffer.
   TensorView low_latency_combine_buffer(const LowLatencyHandle& handle);
   /// Collective: a barrier of the ranks that are not masked, on `stream`. There is nothing to clean, as signals carry
   /// epochs; programs that call this between modes or shapes may go on doing so.
   void low_latency_clean(StreamHandle stream = nullptr);
 
-  // Masks: this rank's opinion of who is left out, changed in the order of calls on `stream`. InvalidArgument without
+  // Masks: which ranks this rank leaves out, changed in the order of calls on `stream`. InvalidArgument without
   // LowLatencyOptions::masking.
 
-  /// Leaves `rank` out from now on, or takes it in again.
+  /// Leaves `rank` out from now on, or includes it again.
   void low_latency_update_mask(int rank, bool masked, StreamHandle stream = nullptr);
   /// @param status [R] int32 contiguous, written: 1 where masked, else 0.
   void low_latency_query_mask(const TensorView& status, StreamHandle stream = nullptr);
-  /// Takes every rank in again.
+  /// Includes every rank again.
   void low_latency_clear_mask(StreamHandle stream = nullptr);
   /// Collective over all ranks: waits for their work, makes them agree on how many calls there were, drops receive
   /// parts that no hook has enqueued, and unmasks everybody. So ranks that were masked take part again.
@@ -119,21 +119,21 @@ class Buffer {
 
   /// BufferOptions::heap_bytes that lets one dispatch of `tokens` tokens a rank, and its combine, run without windows.
   /// @param row_bytes of a row of x. @param num_topk 0 where no selections are sent.
-  /// @param scale_bytes of a row of x_scales; negative: of 8-bit rows with a 4-byte scale for each 128 channels.
+  /// @param scale_bytes of a row of x_scales; negative: as for 8-bit rows with a 4-byte scale for each 128 channels.
   static std::size_t heap_bytes_hint(int num_ranks, std::int64_t tokens, std::int64_t row_bytes, int num_topk,
                                      std::int64_t scale_bytes = -1);
-  /// BufferOptions::heap_bytes with which local_memory() has at least `bytes` bytes, where all else is as by default.
+  /// BufferOptions::heap_bytes with which local_memory() has at least `bytes` bytes, with all other options at default.
   static std::size_t heap_bytes_for(int num_ranks, std::size_t bytes);
   /// LowLatencyOptions::bytes for calls of at most `max_tokens` tokens a rank with rows of at most `hidden` channels.
   /// Grows with each argument.
   static std::size_t low_latency_bytes_hint(int max_tokens, std::int64_t hidden, int num_ranks, int num_experts);
 
   /// A tensor in the symmetric heap, e.g. for an expert's output, so that combine can pull from it. Not collective.
-  /// @param shape up to four sizes, 0 or more. @param stream where it will be used first: its memory may have been in
-  /// use until now, and `stream` waits for that.
+  /// @param shape up to four sizes, 0 or more. @param stream the stream that will use it first: it waits until earlier
+  /// users of the memory are done.
   /// @throws OutOfMemory when it does not fit.
   Tensor allocate_tensor(DType dtype, std::initializer_list<std::int64_t> shape, StreamHandle stream = nullptr);
-  /// Does it lie where allocate_tensor and dispatch take tensors from, so that combine may pull from it?
+  /// Whether the tensor lies in the heap memory of allocate_tensor and dispatch, so that combine may pull from it.
   bool in_heap(const ConstTensorView& tensor) const;
   /// This rank's part of the symmetric heap less its signals: [bytes] uint8, window first. For diagnosis: what calls
   /// keep there has no documented layout. Valid until destroy.

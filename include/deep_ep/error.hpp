@@ -21,7 +21,7 @@ class InvalidArgument : public Error {
 
 /// Ranks called with arguments that do not fit together (another hidden size, another top-k, ...).
 /// A dispatch that exchanges counts raises it on every rank before any row moves, and the buffer stays usable. Cached
-/// dispatches and combines find it out late: peers may time out, and the text says that the buffer must go.
+/// dispatches and combines notice late: peers may time out, and the text says that the buffer must be destroyed.
 class RankMismatch : public InvalidArgument {
  public:
   using InvalidArgument::InvalidArgument;

@@ -12,7 +12,7 @@ namespace deep_ep {
 /// A point in a stream's work. Copyable; cheap. Default-constructed: no event.
 using EventHandle = std::shared_ptr<void>;
 
-/// Grid sizes an executor likes. Kernels work with any; these are what the buffer asks for.
+/// Launch sizes that suit an executor. Kernels work with any; the buffer asks for these.
 struct LaunchPolicy {
   int multiprocessors = 1;           ///< SMs of the GPU; on the host, blocks worth running at once
   int max_block_threads = 1024;      ///< upper bound for a block
@@ -20,7 +20,7 @@ struct LaunchPolicy {
   std::size_t max_shared_bytes = 0;  ///< dynamic shared memory one block may have
 };
 
-/// Made by the functions below: a Buffer takes no other. Thread-safe.
+/// Made by the functions below: a Buffer accepts no other. Thread-safe.
 class Executor {
  public:
   virtual ~Executor() = default;
@@ -47,9 +47,9 @@ class Executor {
   virtual EventHandle record_event(StreamHandle stream) = 0;                   ///< event of all work enqueued so far
   virtual void wait_event(StreamHandle stream, const EventHandle& event) = 0;  ///< later work waits; the host does not
   /// The caller's own event as an EventHandle, for CallOptions::previous_event and wait_event. CUDA: a recorded
-  /// cudaEvent_t of this device, which stays the caller's and must live until the last use of the handle; who waits
-  /// waits for what was recorded last before the wait. InvalidArgument for nullptr, and on the host executor, whose
-  /// events come from record_event alone.
+  /// cudaEvent_t of this device, which stays the caller's and must live until the last use of the handle; a wait is for
+  /// what was last recorded before it. InvalidArgument for nullptr, and on the host executor, whose events come from
+  /// record_event alone.
   virtual EventHandle adopt_event(void* native_event) = 0;
   virtual bool event_done(const EventHandle& event) = 0;
   virtual void synchronize_event(const EventHandle& event) = 0;
@@ -71,7 +71,7 @@ class Executor {
   virtual void make_current() = 0;
 };
 
-/// How the CPU plays GPU. Zero means: choose.
+/// How the CPU stands in for a GPU. Zero: the executor chooses.
 struct HostExecutorOptions {
   int multiprocessors = 0;  ///< blocks a kernel gets at most (default 4)
   int warps_per_block = 0;  ///< default 3
@@ -83,7 +83,7 @@ struct HostExecutorOptions {
 /// Kernels run as fibers on CPU threads; memory is ordinary (heaps: shared) memory. Always available.
 std::shared_ptr<Executor> make_host_executor(const HostExecutorOptions& options = {});
 
-/// The GPU with this ordinal. Throws SystemError where the library was built without CUDA or no such GPU is there.
+/// The GPU with this ordinal. Throws SystemError where the library was built without CUDA or there is no such GPU.
 std::shared_ptr<Executor> make_cuda_executor(int device);
 
 /// Number of GPUs usable by make_cuda_executor; 0 without CUDA, without driver or without GPU. Never throws.

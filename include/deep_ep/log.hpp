@@ -14,9 +14,9 @@ enum class LogLevel : std::uint8_t { trace, debug, info, warn, error };
 /// threads of the library's own; it must not block for long. What it throws is dropped.
 using LogSink = std::function<void(LogLevel level, std::string_view line)>;
 
-/// Sends all further log lines of this process to `sink`. May be called at any time, by any thread; calls of the sink
-/// before may still be under way in other threads when it returns.
-/// @param sink empty: lines go where DEEP_EP_LOG_FILE says again, by default to standard error.
+/// Sends all further log lines of this process to `sink`. May be called at any time, by any thread; when it returns,
+/// other threads may still be in the previous sink.
+/// @param sink empty: lines go back to where DEEP_EP_LOG_FILE says, by default to standard error.
 /// @param least the lowest level that is logged; unset: what DEEP_EP_LOG says.
 void set_log_sink(LogSink sink, std::optional<LogLevel> least = {});
 

@@ -9,14 +9,14 @@
 //
 // A call has two parts: *send* and *receive*. They run as one kernel, or, with `return_recv_hook`, as two: the call
 // enqueues the first, and result.hook() the second. In between no SM is taken. Outputs, counts and statistics hold only
-// behind the receive part, in stream order; inputs must stay alive and unchanged until then. Of each kind (dispatch,
-// combine) two calls may wait for their hooks at once; hooks may be called late and in any order: one enqueues the
-// receive parts of its kind that were sent before it, too. A call without a hook first enqueues those that still wait.
+// after the receive part, in stream order; inputs must stay alive and unchanged until then. Of each kind (dispatch,
+// combine) two calls may wait for their hooks at once. Hooks may be called late and in any order: each first enqueues
+// the receive parts of its kind that were sent earlier. So does a call without a hook.
 //
-// Kernels run where and when those of all calls do (buffer.hpp); a hook is a call on the stream that the send part was
-// called with. All ranks make the same calls in the same order; when hooks are called is up to each. Both parts of a
-// call are recorded into the same CUDA graph, or neither: otherwise the hook, or the next call without one, throws
-// InvalidArgument.
+// Streams and order are those of all calls (buffer.hpp); a hook is a call on the stream that its send part was called
+// with. All ranks make the same calls in the same order, but each rank calls its hooks when it likes. Both parts of a
+// call must be recorded into the same CUDA graph, or neither: otherwise the hook, or the next call without one, throws
+// InvalidArgument. Where a call throws after its send part was enqueued, it has enqueued the receive part as well.
 //
 // Unless said otherwise a tensor is contiguous (row-major) and lies on the buffer's device.
 #pragma once
@@ -62,15 +62,15 @@ struct LowLatencyDispatchArguments {
   ConstTensorView topk_idx;
   /// [T, K] float32: travels with the rows. rank_major only, InvalidArgument otherwise.
   std::optional<ConstTensorView> topk_weights;
-  int max_tokens = 0;        ///< M, 1 or more; what fits says Buffer::low_latency_bytes_hint
+  int max_tokens = 0;        ///< M, 1 or more; for what fits see Buffer::low_latency_bytes_hint
   int num_experts = 0;       ///< E, a multiple of R, at most 65535
   bool use_fp8 = true;       ///< cast each 128 channels to float8_e4m3 with a float32 scale of their own
-  bool round_scale = false;  ///< scales are powers of two; of no effect without use_fp8
+  bool round_scale = false;  ///< scales are powers of two; no effect without use_fp8
   bool use_ue8m0 = false;    ///< scales are exponents, four in an int32, the first lowest; needs round_scale
   LowLatencyLayout layout = LowLatencyLayout::expert_major;
-  /// [L] int32: the number of rows that each expert received is added.
+  /// [L] int32: each entry grows by the number of rows that the expert received.
   std::optional<TensorView> cumulative_local_expert_recv_stats;
-  /// [R] int64: clock cycles spent waiting for each source are added.
+  /// [R] int64: each entry grows by the clock cycles spent waiting for the source.
   std::optional<TensorView> wait_recv_cost_stats;
   /// Send only; the result's hook enqueues the receive part. Not with CallOptions::async_finish. InvalidArgument when
   /// two dispatches already wait for their hooks.
@@ -108,7 +108,7 @@ struct LowLatencyCombineArguments {
   bool use_logfmt = false;  ///< rows travel in LogFMT, 10 bits a value, where their range allows: smaller, less exact
   std::optional<TensorView> out;  ///< [T, H] bfloat16, from a multiple of 16 bytes on: written instead of new memory
   std::optional<TensorView> wait_recv_cost_stats;  ///< [R] int64, as for dispatch
-  bool return_recv_hook = false;                   ///< as for dispatch, of which combines are counted apart
+  bool return_recv_hook = false;                   ///< as for dispatch; combines are counted separately
   Config config;
 };
 

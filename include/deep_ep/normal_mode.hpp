@@ -38,7 +38,7 @@ struct DispatchHandle {
 /// A dispatch that exchanges counts. Equal on all ranks: the dtype and width of every tensor, E, K, and which of the
 /// optional tensors are given. RankMismatch, on every rank and before any row moves, where they are not.
 struct DispatchArguments {
-  /// [T, H], any dtype with rows of a multiple of 16 bytes below 2 GiB; it starts at a multiple of 16 bytes.
+  /// [T, H], any dtype with rows of a multiple of 16 bytes below 2 GiB; starts at a multiple of 16 bytes.
   ConstTensorView x;
   /// [T, S] float32 or int32, any strides, S any number: travels with the rows of x, usually 8-bit ones.
   std::optional<ConstTensorView> x_scales;
@@ -50,14 +50,14 @@ struct DispatchArguments {
 
   std::optional<ConstTensorView> topk_idx;      ///< [T, K] int32 or int64, K <= 32; negative: no selection
   std::optional<ConstTensorView> topk_weights;  ///< [T, K] float32; given with topk_idx or not at all
-  /// The counts in num_recv_tokens_per_expert are rounded up to multiples of it (0 stays 0). 1 to 2^20.
+  /// The counts in num_recv_tokens_per_expert are rounded up to multiples of this (0 stays 0). 1 to 2^20.
   int expert_alignment = 1;
   /// 0: exact sizes, for which the host waits. > 0: no host wait, and outputs have this many rows; rows beyond N hold
-  /// topk_idx -1 and are otherwise unspecified. Where more rows come than that, the next call throws OutOfMemory.
+  /// topk_idx -1 and are otherwise unspecified. If more rows than that arrive, the next call throws OutOfMemory.
   std::int64_t num_worst_tokens = 0;
   Config config;
 
-  /// Takes the three tensors of the layout, which must live as long as they would by themselves.
+  /// Sets the three tensors of the layout; they must stay alive as if they had been set one by one.
   void use(const DispatchLayout& layout) {
     num_tokens_per_rank = layout.num_tokens_per_rank.view();
     is_token_in_rank = layout.is_token_in_rank.view();

@@ -1,4 +1,4 @@
-// What is fixed when a Buffer is made, and what every call takes beside its arguments.
+// What is fixed when a Buffer is made, and what every call takes besides its arguments.
 #pragma once
 
 #include <cstddef>
@@ -22,18 +22,18 @@ enum class LowLatencyRails : std::uint8_t {
 /// Options of the low-latency calls, equal on all ranks.
 struct LowLatencyOptions {
   /// Symmetric memory of each rank for them, in addition to BufferOptions::heap_bytes. 0: none, and these calls throw
-  /// InvalidArgument. See Buffer::low_latency_bytes_hint. Where ranks are reached by RDMA, memory that their NICs fetch
-  /// from is added, about half as much.
+  /// InvalidArgument. See Buffer::low_latency_bytes_hint. Where ranks are reached by RDMA, about half as much is added,
+  /// for the NICs to send from.
   std::size_t bytes = 0;
   /// A rank that does not come in time is masked instead of being an error: the call completes with the others, and
   /// later calls leave it out.
   bool masking = false;
-  /// False: every other rank is reached by RDMA, those of the own node too.
+  /// False: every other rank is reached by RDMA, even one on the same node.
   bool allow_nvlink = true;
-  /// automatic: DEEP_EP_LOW_LATENCY_RAILS, and where that is auto, the model. Rails are possible where nodes are of
-  /// equally many consecutive ranks, two or more, with NVLink in use; for calls that receive at once, on all ranks
-  /// alike (with return_recv_hook nobody would hand rows on until a hook is called); without masking (a lost rank would
-  /// take its rail along); and not for LogFMT.
+  /// automatic: DEEP_EP_LOW_LATENCY_RAILS decides, and where that is auto, the model. Rails need nodes of the same
+  /// number of consecutive ranks, two or more, with NVLink in use; calls that receive at once, on all ranks (with
+  /// return_recv_hook nobody would hand rows on until a hook is called); and no masking (the rail of a lost rank would
+  /// be lost, too). LogFMT rows never go by rails.
   LowLatencyRails rails = LowLatencyRails::automatic;
 };
 
@@ -60,10 +60,10 @@ struct BufferOptions {
   LowLatencyOptions low_latency;
 };
 
-/// Where a call stands among the caller's work. See buffer.hpp, "Ordering".
+/// How a call is ordered with the caller's work. See buffer.hpp, "Ordering".
 struct CallOptions {
   StreamHandle stream = nullptr;  ///< the caller's current stream
-  EventHandle previous_event;     ///< come after this instead of after the work of `stream`
+  EventHandle previous_event;     ///< the call comes after this, not after the work of `stream`
   bool async_finish = false;      ///< do not make `stream` wait for the call; the result carries an event
 };
 

@@ -67,7 +67,7 @@ struct TensorView : TensorSpec {
   }
 };
 
-/// The same of memory that is only read: what calls take as input. A TensorView converts to it.
+/// The same for memory that is only read: what calls take as input. A TensorView converts to it.
 struct ConstTensorView : TensorSpec {
   const void* data = nullptr;
 
@@ -87,7 +87,7 @@ struct ConstTensorView : TensorSpec {
   }
 };
 
-/// A tensor whose memory the library provided. Copies share the memory; the last one to go gives it back,
+/// A tensor whose memory the library provided. Copies share the memory; the last one gives it back,
 /// in the order of the streams that used it (see `record_stream`). May outlive the Buffer that made it.
 class Tensor {
  public:
@@ -101,7 +101,7 @@ class Tensor {
 
   Tensor() = default;
   Tensor(TensorView view, std::shared_ptr<Storage> storage) : view_(view), storage_(std::move(storage)) {}
-  /// A tensor over memory that stays its owner's, who keeps it alive; record_stream does nothing.
+  /// A tensor over memory that somebody else owns and keeps alive; record_stream does nothing.
   static Tensor borrow(const TensorView& view);
 
   const TensorView& view() const { return view_; }

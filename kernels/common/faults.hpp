@@ -46,7 +46,7 @@ struct FaultRecord {
   FaultKind kind;
   Wanted wanted;
   std::int32_t peer;       ///< the rank waited for, or the one that disagrees
-  std::int32_t field;      ///< mismatch: which word of the CallShape
+  std::int32_t field;      ///< mismatch: which word of the CallShape, or which RowField
   std::uint64_t expected;  ///< timeout: signal value; mismatch: ours; overflow: rows that came;
                            ///< unknown_expert: the index found, and `field` the token;
                            ///< rdma_failed: index of the work-queue entry, and `field` an RdmaFailure

@@ -13,8 +13,6 @@ DEEP_EP_HOST_DEVICE constexpr int expert_of(std::int64_t index, int num_experts)
   return index >= 0 && index < num_experts ? static_cast<int>(index) : -1;
 }
 
-DEEP_EP_HOST_DEVICE constexpr std::size_t topk_index_bytes(bool is_64_bit) { return is_64_bit ? 8 : 4; }
-
 /// A caller's table [tokens, num_topk] of 32-bit or 64-bit indices. Plain data, set by the host.
 struct TopkIndices {
   const void* data = nullptr;  ///< nullptr: there is none

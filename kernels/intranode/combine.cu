@@ -39,11 +39,10 @@ DEEP_EP_DEVICE bool learn_rows(const CombineParams& params, std::uint64_t epoch,
   const Mailbox<CombineAddresses>& box = common.control.combine_box(common.own_heap(), rank);
   if (!wait_signal(params.wait, &box.signal, {rank, Wanted::combine_addresses, epoch})) return false;
   const CombineAddresses& told = box.message;
-  if (told.row_bytes != params.row_bytes || told.num_topk != params.num_topk) {
-    report_fault(params.wait, FaultKind::mismatch, Wanted::combine_addresses, rank, 0, params.row_bytes,
-                 told.row_bytes);
-    return false;
-  }
+  RowComparison rows_of_both;
+  rows_of_both.compare(RowField::row_bytes, params.row_bytes, told.row_bytes);
+  rows_of_both.compare(RowField::num_topk, params.num_topk, told.num_topk);
+  if (!rows_of_both.agrees(params.wait, Wanted::combine_addresses, rank)) return false;
   std::byte* heap = common.heaps[rank];
   peer = {.x = told.pulled ? heap + told.x : nullptr,
           .topk_weights = reinterpret_cast<const float*>(heap + told.topk_weights),

@@ -43,6 +43,9 @@ struct CombineAddresses {
 };
 static_assert(sizeof(Mailbox<DispatchAddresses>) == kLine && sizeof(Mailbox<CombineAddresses>) == kLine);
 
+/// What of these must agree, in the words of a fault record.
+enum class RowField : int { row_bytes, num_scales, num_topk };
+
 /// What must agree between ranks before rows may move.
 struct CallShape {
   static constexpr int kWords = 8;

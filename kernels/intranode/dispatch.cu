@@ -54,11 +54,11 @@ DEEP_EP_DEVICE bool learn_target(const DispatchParams& params, std::uint64_t epo
   if (!wait_signal(params.wait, &box.signal, {destination, Wanted::dispatch_addresses, epoch})) return false;
   const DispatchAddresses& told = box.message;
   const RowShape& shape = params.rows;
-  if (told.row_bytes != shape.row_bytes || told.num_scales != shape.num_scales || told.num_topk != shape.num_topk) {
-    report_fault(params.wait, FaultKind::mismatch, Wanted::dispatch_addresses, destination, 0, shape.row_bytes,
-                 told.row_bytes);
-    return false;
-  }
+  RowComparison rows_of_both;
+  rows_of_both.compare(RowField::row_bytes, shape.row_bytes, told.row_bytes);
+  rows_of_both.compare(RowField::num_scales, shape.num_scales, told.num_scales);
+  rows_of_both.compare(RowField::num_topk, shape.num_topk, told.num_topk);
+  if (!rows_of_both.agrees(params.wait, Wanted::dispatch_addresses, destination)) return false;
   std::byte* heap = common.heaps[destination];
   const std::int32_t rows = rows_between(params, common.rank, destination);
   target = {.rows = {heap + told.x, reinterpret_cast<std::uint32_t*>(heap + told.scales), heap + told.topk_idx,

@@ -29,8 +29,9 @@ struct LowLatencyEpochs {
 
 /// How one kind of call is counted, in this rank's device memory. Zero when the buffer is made.
 struct LowLatencyCounters {
-  CallCounter sent;        ///< calls whose send part has run; all kernels arrive here
-  CallCounter received;    ///< calls whose receive part has run
+  CallCount sent;          ///< calls whose send part has run
+  CallCount received;      ///< calls whose receive part has run
+  std::uint32_t arrived;   ///< blocks of this kernel that know which call it is; the last one resets it to zero
   std::uint32_t finished;  ///< with masking: blocks that have received; the last one resets it to zero
   /// With masking: sum of what the blocks of this kernel saw as `mask_version`; the last one resets it to zero.
   std::uint64_t versions;
@@ -40,7 +41,7 @@ struct LowLatencyCounters {
   /// By one thread of every block, after epochs() and whenever it has time: the last one counts the call.
   DEEP_EP_DEVICE void arrive(const LowLatencyEpochs& epochs, LowLatencyPhase phase) {
     const auto blocks = static_cast<std::uint32_t>(device::grid_blocks());
-    if (!device::last_to_arrive<device::Scope::gpu>(&sent.arrived, blocks)) return;
+    if (!device::last_to_arrive<device::Scope::gpu>(&arrived, blocks)) return;
     if (sends(phase)) sent.count(epochs.send);
     if (receives(phase)) received.count(epochs.receive);
   }
@@ -48,7 +49,7 @@ struct LowLatencyCounters {
 
 struct LowLatencyState {
   LowLatencyCounters counters[kLowLatencyKinds];
-  CallCounter barriers;
+  CallCount barriers;
   std::uint64_t abort;         ///< see WaitContext; of low-latency calls only
   std::uint64_t mask_version;  ///< grows with every rank that a kernel masks
   std::int32_t none, one;      ///< always 0 and 1, for the host to copy from
@@ -56,6 +57,11 @@ struct LowLatencyState {
 
 /// A rank has a queue pair for each peer and channel, so that no two kernels that may run at once share one.
 enum class LowLatencyChannel : int { dispatch, combine, barrier, count };
+DEEP_EP_HOST_DEVICE constexpr LowLatencyChannel channel_of(LowLatencyKind kind) {
+  return static_cast<LowLatencyChannel>(kind);
+}
+static_assert(channel_of(LowLatencyKind::dispatch) == LowLatencyChannel::dispatch &&
+              channel_of(LowLatencyKind::combine) == LowLatencyChannel::combine);
 
 /// What a far rank has been told: the words that this rank adds to in its window, once all that was posted has arrived.
 struct LowLatencyTold {
@@ -73,10 +79,14 @@ struct LowLatencyParams : ReachParams {
   WaitContext wait;
   std::int32_t* mask = nullptr;   ///< [num_ranks], not 0: left out. nullptr: ranks are never masked
   FaultRecord* masked = nullptr;  ///< [num_ranks]: why kernels have masked the rank; in memory that the host sees
+
+  DEEP_EP_DEVICE LowLatencyCounters& counters(LowLatencyKind kind) const {
+    return state->counters[static_cast<int>(kind)];
+  }
 };
 
 /// What a handle knows of the rows that a dispatch received: [1 + M + M * K, R] int32, in this order.
-struct RowTable {
+struct LowLatencyRowTable {
   std::int32_t* base;
   int num_ranks, max_tokens, num_topk;
 
@@ -142,7 +152,7 @@ struct LowLatencyRow {
 
 /// Scales of received rows, as grouped GEMMs load them: [blocks][columns][rows] words of 32 bits, with blocks and rows
 /// as in recv_x. A word is a float, or with UE8M0 the exponents of four neighbouring scales.
-struct BlockScales {
+struct LowLatencyScales {
   std::uint32_t scales;  ///< of a row
   int rows;              ///< of a block
   bool packed;
@@ -184,7 +194,7 @@ struct LowLatencyDispatchParams {
   // What is received: R = num_ranks, M = max_tokens, L = num_local_experts.
   DEEP_EP_HOST_DEVICE int recv_blocks() const { return rank_major ? common.num_ranks : num_local_experts; }
   DEEP_EP_HOST_DEVICE int block_rows() const { return rank_major ? max_tokens : common.num_ranks * max_tokens; }
-  DEEP_EP_HOST_DEVICE BlockScales scale_layout() const {
+  DEEP_EP_HOST_DEVICE LowLatencyScales scale_layout() const {
     return {static_cast<std::uint32_t>(hidden) / kScaleChannels, block_rows(), format == LowLatencyFormat::fp8_ue8m0};
   }
   std::byte* recv_x;            ///< [L, R * M] or [R, M] rows
@@ -192,7 +202,7 @@ struct LowLatencyDispatchParams {
   std::int32_t* recv_count;     ///< [L] or [R]
   std::int32_t* src_info;       ///< [L, R * M] or [R, M]
   std::int64_t* layout_range;   ///< [L, R] or [R]
-  std::int32_t* row_table;      ///< see RowTable
+  std::int32_t* row_table;      ///< see LowLatencyRowTable
   std::int32_t* recv_topk_idx;  ///< rank_major: [R, M, K]
   float* recv_topk_weights;     ///< rank_major with weights: [R, M, K]
   std::int32_t* recv_stats;     ///< [L], added to; nullptr: none
@@ -219,7 +229,7 @@ struct LowLatencyCombineParams {
 
   // As expert side: what is sent.
   const std::byte* x;             ///< rows as dispatch laid them out, bfloat16
-  const std::int32_t* row_table;  ///< see RowTable
+  const std::int32_t* row_table;  ///< see LowLatencyRowTable
 
   // As owner: what is added up.
   int num_tokens;

@@ -29,13 +29,13 @@ struct alignas(kLine) LowLatencyMailbox {
   /// For even and for odd epochs, of a far rank: how far its rows of the call have come, see progress_value. Takes the
   /// place of tags and flags; what is read behind it needs no cells.
   std::uint64_t progress[2];
-};
 
-/// How far a far source's rows of one call have come: `place` 0 for what precedes all rows, then for the row in slot
-/// place - 1 (dispatch) or of token place - 1 (combine) and all before it. Grows from call to call.
-DEEP_EP_HOST_DEVICE constexpr std::uint64_t progress_value(std::uint64_t epoch, int place) {
-  return epoch << 16 | static_cast<std::uint64_t>(place);
-}
+  /// How far a far source's rows of one call have come: `place` 0 for what precedes all rows, then for the row in slot
+  /// place - 1 (dispatch) or of token place - 1 (combine) and all before it. Grows from call to call.
+  DEEP_EP_HOST_DEVICE static constexpr std::uint64_t progress_value(std::uint64_t epoch, int place) {
+    return epoch << 16 | static_cast<std::uint64_t>(place);
+  }
+};
 
 /// Rows of one source (or for one rank) lie in parts of equal size, each with room for one call.
 struct LowLatencyRows {
@@ -182,6 +182,10 @@ struct LowLatencyStaging {
     const std::size_t first = (of_peer(epoch, owner) * slots_ + static_cast<std::size_t>(row)) * kMostWarpsPerRow;
     return {combine_ready_ + (first + static_cast<std::size_t>(warp)) * sizeof(std::uint64_t)};
   }
+  /// Where the epoch would say that a row of combine is staged: there is none, as none of its selections is left.
+  DEEP_EP_HOST_DEVICE static constexpr std::uint64_t no_row_flag(std::uint64_t epoch) {
+    return epoch | std::uint64_t{1} << 63;
+  }
   /// Of dispatch, for `peer`.
   DEEP_EP_HOST_DEVICE Place<Cell> counts(std::uint64_t epoch, int peer) const {
     return {counts_ + of_peer(epoch, peer) * count_bytes_};
@@ -220,8 +224,5 @@ struct LowLatencyStaging {
   std::size_t count_bytes_ = 0, dispatch_ready_ = 0, combine_ready_ = 0, counts_ = 0, selections_ = 0;
   LowLatencyRows rows_, relayed_;
 };
-
-/// Where the epoch would say that a row of combine is staged: there is none, as none of its selections is left.
-DEEP_EP_HOST_DEVICE constexpr std::uint64_t no_row_flag(std::uint64_t epoch) { return epoch | std::uint64_t{1} << 63; }
 
 }  // namespace deep_ep

@@ -8,6 +8,8 @@
 // skipped make the next addition larger, and nothing is ever reset.
 #pragma once
 
+#include <type_traits>
+
 #include "kernels/common/place.hpp"
 #include "kernels/primitives/bits.hpp"
 #include "kernels/rdma/peer.hpp"
@@ -81,6 +83,7 @@ class Poster {
   /// the lane's row.
   template <class State, class PutRows, class Progress>
   DEEP_EP_DEVICE bool post_rows(bool mine, int place, State state, PutRows put_rows, Progress progress) {
+    static_assert(std::is_same_v<Group, WholeWarp>, "every lane has a row");
     std::uint32_t left = warp::ballot(mine);
     while (left != 0) {
       StagedRow row = StagedRow::nothing;

@@ -1,5 +1,6 @@
 // How a rank reaches the others: with stores over NVLink (near), through its NIC (far), or through its NIC and one more
-// rank (by rails). A family's own reach, which knows the places of its window, builds on this one; nobody else asks.
+// rank (by rails). A family's own reach, which knows the places of its window, builds on this one and answers where
+// things lie and whether they are there. Others ask how a rank is reached only where they do different work for it.
 //
 // By rails: where nodes have several ranks each, a row crosses the network once for each node, between ranks that have
 // the same index in their nodes, and is handed on over NVLink. Nodes are of equally many consecutive ranks.
@@ -65,20 +66,23 @@ struct Reach {
   DEEP_EP_DEVICE int num_nodes() const { return by_rails() ? ranks.num_ranks / ranks.rail_width : 1; }
   DEEP_EP_DEVICE int node_of(int rank) const { return rank / ranks.rail_width; }
   DEEP_EP_DEVICE int own_node() const { return node_of(ranks.rank); }
+  DEEP_EP_DEVICE bool is_of_own_node(int rank) const { return node_of(rank) == own_node(); }
   /// The rank of `node` that this rank exchanges rows with.
   DEEP_EP_DEVICE int rail_in(int node) const { return node * ranks.rail_width + ranks.rank % ranks.rail_width; }
   /// The rank of this node that exchanges rows with `far_rank`.
   DEEP_EP_DEVICE int relay_of(int far_rank) const {
     return own_node() * ranks.rail_width + far_rank % ranks.rail_width;
   }
+  /// Are this rank and `far_rank` those that exchange the rows of their nodes? Also where no rails are: then nobody is.
+  DEEP_EP_DEVICE bool has_rail_to(int far_rank) const { return by_rails() && relay_of(far_rank) == ranks.rank; }
   /// The rank whose row stands for that of `rank`: of another node, this rank's rail there. Also where no rails are.
   DEEP_EP_DEVICE int speaker_of(int rank) const {
-    return by_rails() && rank >= 0 && node_of(rank) != own_node() ? rail_in(node_of(rank)) : rank;
+    return by_rails() && rank >= 0 && !is_of_own_node(rank) ? rail_in(node_of(rank)) : rank;
   }
   /// The ranks that get this rank's rows through far rank `peer`. Also where no rails are: then it is itself.
   DEEP_EP_DEVICE RankRange served_by(int peer) const {
     if (!by_rails()) return {peer, 1};
-    return {node_of(peer) * ranks.rail_width, relay_of(peer) == ranks.rank ? ranks.rail_width : 0};
+    return {node_of(peer) * ranks.rail_width, has_rail_to(peer) ? ranks.rail_width : 0};
   }
 };
 

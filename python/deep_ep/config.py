@@ -78,7 +78,11 @@ class Config:
         _require(hidden_bytes > 0, f"hidden_bytes is {hidden_bytes}, allowed: 1 or more")
         _require_ranks(num_ranks)
         size = _native.heap_bytes_hint(
-            min(num_ranks, RANKS_PER_NODE), _HINTED_TOKENS, hidden_bytes, _native.max_topk, 4 * _HINTED_SCALES
+            min(num_ranks, RANKS_PER_NODE),
+            _HINTED_TOKENS,
+            min(hidden_bytes, _LARGEST),  # far more than fits anyway
+            _native.max_topk,
+            4 * _HINTED_SCALES,
         )
         return min(_align(size), _LARGEST)
 

@@ -79,9 +79,7 @@ TEST_F(CallScopeTest, EachCallComesAfterTheOneBefore) {
 }
 
 TEST_F(CallScopeTest, AnAbandonedCallIsWaitedForLikeAnyOther) {
-  {
-    CallScope scope(context_, {.stream = side_});
-  }
+  { CallScope scope(context_, {.stream = side_}); }
   EXPECT_FALSE(graph_gets_memory()) << "the call's work has not ended";
   CallScope(context_, {.stream = caller_}).finish();
   EXPECT_TRUE(waits_for(caller_, side_));
@@ -118,6 +116,16 @@ TEST_F(CallScopeTest, RecordedCallsAreOrderedByTheGraphAlone) {
   state(caller_).capturing = state(comm_).capturing = false;
   CallScope next(context_, {.stream = side_});
   EXPECT_FALSE(waits_for(side_, comm_)) << "what is recorded does not run now";
+}
+
+TEST_F(CallScopeTest, ARecordedCallThatIsAbandonedLeavesNoForkBehind) {
+  for (const bool async_finish : {false, true}) {
+    state(caller_).capturing = state(comm_).capturing = true;
+    state(caller_).waited_for.clear();
+    { CallScope scope(context_, {.stream = caller_, .async_finish = async_finish}); }
+    EXPECT_TRUE(waits_for(caller_, comm_)) << "the end of the recording needs all its streams joined";
+    state(caller_).capturing = state(comm_).capturing = false;
+  }
 }
 
 TEST_F(CallScopeTest, TensorsOfOnePieceLieBesideEachOther) {

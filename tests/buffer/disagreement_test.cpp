@@ -1,5 +1,8 @@
 // Ranks that do not agree, and ranks that do not come.
+#include <atomic>
 #include <chrono>
+#include <functional>
+#include <string>
 
 #include "tests/cluster/fixture.hpp"
 
@@ -40,6 +43,23 @@ class DisagreementTest : public ClusterTest {
       buffer.destroy();
     });
   }
+
+  /// `call` fails: this rank finds the mismatch, and says `words`, or waits in vain for one that has found it.
+  void note_mismatch(const std::string& words, const std::function<void()>& call, Buffer& buffer) {
+    try {
+      call();
+      buffer.check();
+    } catch (const RankMismatch& error) {
+      require(std::string(error.what()).find(words) != std::string::npos, "'" + words + "' not in: " + error.what());
+      ++mismatches_;
+      return;
+    } catch (const TimeoutError&) {
+      return;
+    }
+    require(false, "nothing was thrown");
+  }
+
+  std::atomic<int> mismatches_ = 0;
 };
 DEEP_EP_ON_THREADS(DisagreementTest);
 
@@ -78,6 +98,47 @@ TEST_P(DisagreementTest, OnScales) {
 TEST_P(DisagreementTest, WithoutAHostWait) {
   DEEP_EP_NEEDS_RANKS(3);
   expect_mismatch({.tokens = {5, 6, 7}, .hidden = 64}, {.tokens = {5, 6, 7}, .hidden = 72}, {"rank 1"}, 32, 32);
+}
+
+// Where no counts are exchanged, ranks see it when they learn where the others want their rows, or have them.
+
+TEST_P(DisagreementTest, OnScalesOfACachedDispatch) {
+  DEEP_EP_NEEDS_RANKS(2);
+  const Case good = make_case({.tokens = {5, 6}, .scales = 2});
+  const Case odd = make_case({.tokens = {5, 6}, .scales = 3});
+  run_cluster(cluster(2), [&](Rank& rank) {
+    Buffer& buffer = rank.buffer({.heap_bytes = std::size_t{16} << 20, .timeout_s = 1.0});
+    const bool is_odd = rank.rank() == 1;
+    const DispatchResult original = buffer.dispatch(upload_inputs(rank, good).dispatch, rank.call());
+    const Inputs again = upload_inputs(rank, is_odd ? odd : good);
+    CachedDispatchArguments cached;
+    cached.x = again.dispatch.x;
+    cached.x_scales = again.dispatch.x_scales;
+    cached.handle = &original.handle;
+    note_mismatch(
+        is_odd ? "dispatch: number of scales of a row is 3 on rank 1 but 2 on rank 0"
+               : "dispatch: number of scales of a row is 2 on rank 0 but 3 on rank 1",
+        [&] { buffer.cached_dispatch(cached, rank.call()); }, buffer);
+    rank.bootstrap()->barrier();
+  });
+  EXPECT_GT(mismatches_, 0);
+}
+
+TEST_P(DisagreementTest, OnTopkOfCombine) {
+  DEEP_EP_NEEDS_RANKS(2);
+  const Case one = make_case({.tokens = {5, 6}, .topk = 4});
+  run_cluster(cluster(2), [&](Rank& rank) {
+    Buffer& buffer = rank.buffer({.heap_bytes = std::size_t{16} << 20, .timeout_s = 1.0});
+    const bool is_odd = rank.rank() == 1;
+    const DispatchResult result = buffer.dispatch(upload_inputs(rank, one).dispatch, rank.call());
+    Returned returned = upload_returned(rank, buffer, one, result.handle, true);
+    if (is_odd) returned.combine.topk_weights.reset();
+    note_mismatch(
+        is_odd ? "combine: top-k is 0 on rank 1 but 4 on rank 0" : "combine: top-k is 4 on rank 0 but 0 on rank 1",
+        [&] { buffer.combine(returned.combine, rank.call()); }, buffer);
+    rank.bootstrap()->barrier();
+  });
+  EXPECT_GT(mismatches_, 0);
 }
 
 TEST_P(DisagreementTest, CountsThatContradictTheMembership) {

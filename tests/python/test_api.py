@@ -137,6 +137,9 @@ def test_hints():
             size = config.get_nvl_buffer_size_hint(hidden_bytes, ranks)
             assert isinstance(size, int) and size > 0 and size % 128 == 0 and size < 2**31
             assert config.get_rdma_buffer_size_hint(hidden_bytes, ranks) == 0
+    largest = 2**31 - 128
+    for hidden_bytes in (2**30, 2**31 - 1, 2**31, 2**40, 2**70):
+        assert Config().get_nvl_buffer_size_hint(hidden_bytes, 8) == largest
     with pytest.raises(ValueError, match="num_ranks"):
         Config().get_nvl_buffer_size_hint(14336, 9)
     base = [128, 7168, 8, 288]

@@ -4,7 +4,9 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <cstdlib>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "deep_ep/bootstrap.hpp"
@@ -49,6 +51,27 @@ TEST(ConnectionsOfProcessesTest, TheEndDoesNotWaitForRanksThatDied) {
   });
   EXPECT_EQ(errors[0] + errors[2], "");
   EXPECT_TRUE(contains(errors[1], "process ended with status"));
+}
+
+TEST(ConnectionsOfProcessesTest, AWrongSettingOfOneRankFailsOnAllAtOnce) {
+  const std::pair<const char*, const char*> wrong_settings[] = {
+      {"DEEP_EP_RDMA_RETRY_COUNT", "9"}, {"DEEP_EP_NIC_HANDLER", "dpu"}, {"DEEP_EP_RDMA_GID_INDEX", "256"}};
+  for (const auto& [variable, value] : wrong_settings) {
+    SCOPED_TRACE(variable);
+    const std::string name = "deep_ep_connections_setting_" + std::to_string(::getpid());
+    const auto errors = run_processes(3, [&, variable = variable, value = value](int rank) {
+      if (rank == 1) ::setenv(variable, value, 1);
+      const auto bootstrap = make_shared_memory_bootstrap(name, rank, 3, 10);
+      Member member(bootstrap, make_host_executor());
+      member.connect({.peers = member.nodes(1).reached_by_rdma(true), .depth = 64});
+    });
+    EXPECT_TRUE(contains(errors[1], variable)) << errors[1];
+    for (const int other : {0, 2}) {
+      const std::string& error = errors[static_cast<std::size_t>(other)];
+      EXPECT_TRUE(contains(error, "reading the RDMA settings failed on rank 1")) << error;
+      EXPECT_TRUE(contains(error, variable)) << error;
+    }
+  }
 }
 
 enum class Where { cpu, gpu };

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <utility>
 
 #include "csrc/executor/backend.hpp"
@@ -29,7 +30,7 @@ struct Member {
   }
 
   NodeMembership nodes(int ranks_per_node) const { return find_nodes(*bootstrap, heap->peers(), ranks_per_node); }
-  void connect(rdma::ConnectionOptions options, rdma::RdmaSettings settings = rdma::read_settings()) {
+  void connect(rdma::ConnectionOptions options, std::optional<rdma::RdmaSettings> settings = {}) {
     connections =
         std::make_unique<rdma::Connections>(*bootstrap, executor, heap, std::move(options), std::move(settings));
   }

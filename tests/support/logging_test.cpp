@@ -2,7 +2,10 @@
 
 #include <gtest/gtest.h>
 
+#include <stdlib.h>
+
 #include <atomic>
+#include <cstdio>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -48,6 +51,47 @@ TEST(LogSink, AWrongSettingOfTheLevelIsTold) {
   const SinkOfTest sink([&](LogLevel level, std::string_view line) { lines.emplace_back(level, line); });
   ASSERT_EQ(lines.size(), 1u);
   EXPECT_NE(lines[0].second.find("DEEP_EP_LOG='loud'"), std::string::npos) << lines[0].second;
+}
+
+/// Runs `check` in a process of its own, where nothing has been logged yet; it gets what is written to standard error.
+template <class Act, class Check>
+[[noreturn]] void exit_with(Act&& act, Check&& check) {
+  testing::internal::CaptureStderr();
+  act();
+  const std::string text = testing::internal::GetCapturedStderr();
+  if (!check(text)) std::fprintf(stderr, "standard error was: %s\n", text.c_str());
+  std::_Exit(check(text) ? 0 : 1);
+}
+
+TEST(LogDeathTest, AWrongLevelIsToldToTheFirstSinkAlone) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  std::vector<Line> lines;
+  EXPECT_EXIT(exit_with(
+                  [&] {
+                    ::setenv("DEEP_EP_LOG", "loud", 1);
+                    ::unsetenv("DEEP_EP_LOG_FILE");
+                    set_log_sink([&](LogLevel level, std::string_view line) { lines.emplace_back(level, line); });
+                    log::error("lost");
+                  },
+                  [&](const std::string& text) { return text.empty() && lines.size() == 2; }),
+              testing::ExitedWithCode(0), "");
+}
+
+TEST(LogDeathTest, AFileThatCannotBeOpenedIsToldAtTheLevelOfAWarning) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  for (const auto& [level, told] : {std::pair("error", false), std::pair("warn", true)}) {
+    EXPECT_EXIT(exit_with(
+                    [level = level] {
+                      ::setenv("DEEP_EP_LOG", level, 1);
+                      ::setenv("DEEP_EP_LOG_FILE", "/dev/null/log", 1);
+                      log::error("lost");
+                    },
+                    [told = told](const std::string& text) {
+                      return text.find("lost") != std::string::npos &&
+                             (text.find("/dev/null/log") != std::string::npos) == told;
+                    }),
+                testing::ExitedWithCode(0), "");
+  }
 }
 
 TEST(LogSink, WhatItThrowsIsDropped) {

@@ -43,6 +43,7 @@ LowLatencyPart plan_part(LowLatencyPhase phase, const LowLatencyCombineParams& p
   const int warps = params.block_warps;
   const int groups = sends(phase) ? warps / static_cast<int>(params.warps_per_row) : 0;
   // As many blocks as have anything to do.
+  using namespace device::low_latency;
   const int to_push = rows_of_group(ranks, params.max_tokens, groups);
   LowLatencyPart part{.phase = phase};
   part.working_blocks = std::clamp(std::max(to_push, params.num_tokens), 1, sms);
@@ -119,7 +120,7 @@ LowLatencyCombinePlan plan_combine(const LowLatencyCombineArguments& arguments, 
   params.num_local_experts = handle.num_experts / setup.common.num_ranks;
   params.rank_major = handle.layout == LowLatencyLayout::rank_major;
   params.use_logfmt = arguments.use_logfmt;
-  params.row_bytes = CombineWire{params.hidden, params.use_logfmt}.bytes();
+  params.row_bytes = device::low_latency::CombineWire{params.hidden, params.use_logfmt}.bytes();
   check_room(params.max_tokens, params.hidden, params.row_bytes, setup);
   const int rail_width = params.use_logfmt ? 0
                                            : choose_rails(arguments.return_recv_hook, params.max_tokens,

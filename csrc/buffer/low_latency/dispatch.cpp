@@ -58,8 +58,8 @@ LowLatencyDispatchResult LowLatency::dispatch(const LowLatencyDispatchArguments&
   scope.hand_out(rows[0]);
   scope.hand_out(others[0]);
 
-  launch(LowLatencyKind::dispatch, plan, scope, call.stream, std::array{rows[0], others[0]}, result.hook);
-  result.event = scope.finish();
+  result.event =
+      launch(LowLatencyKind::dispatch, plan, scope, call.stream, std::array{rows[0], others[0]}, result.hook);
   return result;
 }
 

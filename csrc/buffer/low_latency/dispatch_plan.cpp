@@ -10,6 +10,17 @@
 namespace deep_ep {
 namespace {
 
+/// One of the two kernels, and the threads of its blocks at most.
+struct Kernel {
+  Launcher<LowLatencyDispatchParams> KernelTable::*launcher;
+  int max_threads;
+
+  static Kernel choose(bool rdma) {
+    if (rdma) return {&KernelTable::dispatch_low_latency_rdma, kernels::dispatch_low_latency_rdma::kMaxThreads};
+    return {&KernelTable::dispatch_low_latency, kernels::dispatch_low_latency::kMaxThreads};
+  }
+};
+
 LowLatencyFormat format_of(const LowLatencyDispatchArguments& arguments) {
   if (!arguments.use_fp8) return LowLatencyFormat::bf16;
   if (arguments.use_ue8m0) return LowLatencyFormat::fp8_ue8m0;
@@ -33,8 +44,9 @@ LowLatencyPart plan_part(LowLatencyPhase phase, const LowLatencyDispatchParams& 
   part.working_blocks = static_cast<int>(
       std::clamp<std::int64_t>(std::max(to_send, to_receive), 1, most_working_blocks(config, setup, posters)));
   const bool by_rails = params.common.rail_width != 0;
-  const DispatchShared shared(Carver::without_memory(), ranks, experts,
-                              sends(phase) ? row_of(params, by_rails).stage_bytes() : 0, posters != 0 ? warps : 0);
+  const device::low_latency::DispatchShared shared(Carver::without_memory(), ranks, experts,
+                                                   sends(phase) ? row_of(params, by_rails).stage_bytes() : 0,
+                                                   posters != 0 ? warps : 0);
   part.shape = {part.working_blocks + posters, warps * 32, shared.bytes};
   if (part.shape.shared_bytes > setup.policy.max_shared_bytes) {
     fail<InvalidArgument>("hidden {} and num_experts {} need {} of shared memory in a block, there are {}",
@@ -65,7 +77,7 @@ void plan_results(LowLatencyDispatchPlan& plan, const LowLatencySetup& setup) {
   const bool fp8 = is_fp8(params.format);
   plan.rows = {of(fp8 ? DType::float8_e4m3 : DType::bfloat16, {blocks, rows, params.hidden})};
   if (fp8) {
-    const BlockScales scales = params.scale_layout();
+    const LowLatencyScales scales = params.scale_layout();
     plan.rows.push_back(of(scales.packed ? DType::int32 : DType::float32, {blocks, scales.columns(), rows}));
   }
   const std::int64_t table_rows = 1 + std::int64_t{params.max_tokens} * (1 + params.num_topk);
@@ -135,8 +147,8 @@ LowLatencyDispatchPlan plan_dispatch(const LowLatencyDispatchArguments& argument
   params.weights = arguments.topk_weights.has_value();
   const std::size_t direct_bytes = row_of(params, false).bytes();
   const std::size_t rail_bytes = row_of(params, true).bytes();
-  const int rail_width = choose_rails(arguments.return_recv_hook, params.max_tokens, params.num_topk, direct_bytes,
-                                      rail_bytes, setup);
+  const int rail_width =
+      choose_rails(arguments.return_recv_hook, params.max_tokens, params.num_topk, direct_bytes, rail_bytes, setup);
   params.common.rail_width = rail_width;
   check_room(params.max_tokens, params.hidden, rail_width != 0 ? rail_bytes : direct_bytes, setup);
   params.call_shape = call_shape_of({params.max_tokens, params.num_topk, params.hidden, params.num_local_experts,
@@ -151,9 +163,10 @@ LowLatencyDispatchPlan plan_dispatch(const LowLatencyDispatchArguments& argument
   }
   if (arguments.wait_recv_cost_stats) params.wait_cost = arguments.wait_recv_cost_stats->as<std::int64_t>();
 
-  const int warps = warps_of_block(arguments.config, setup, kernels::dispatch_low_latency::kMaxThreads, 1);
+  const Kernel kernel = Kernel::choose(setup.rdma());
+  plan.kernel = kernel.launcher;
+  const int warps = warps_of_block(arguments.config, setup, kernel.max_threads, 1);
   params.warps_per_row = warps_per_row(params, warps, arguments.config, setup);
-  plan.kernel = setup.rdma() ? &KernelTable::dispatch_low_latency_rdma : &KernelTable::dispatch_low_latency;
   plan_parts(plan, arguments.return_recv_hook,
              [&](LowLatencyPhase phase) { return plan_part(phase, params, warps, arguments.config, setup); });
   plan_results(plan, setup);

@@ -1,10 +1,12 @@
 // How calls of both kinds reach the executor.
 #pragma once
 
+#include <exception>
 #include <utility>
 
 #include "csrc/buffer/low_latency/low_latency.hpp"
 #include "csrc/support/format.hpp"
+#include "csrc/support/logging.hpp"
 
 namespace deep_ep {
 
@@ -26,15 +28,17 @@ inline void take_part(const LowLatencyPart& part, LowLatencyCombineParams& param
 }
 
 template <class Params, class Kept>
-void LowLatency::launch(LowLatencyKind kind, LowLatencyPlan<Params>& plan, const CallScope& scope,
-                        StreamHandle caller_stream, Kept kept, std::function<void()>& hook) {
+EventHandle LowLatency::launch(LowLatencyKind kind, LowLatencyPlan<Params>& plan, CallScope& scope,
+                               StreamHandle caller_stream, Kept kept, std::function<void()>& hook) {
   take_part(plan.first, plan.params);
   (runtime_.executor()->kernels().*plan.kernel)(plan.params, plan.first.shape, scope.stream());
-  if (!plan.receive) return;
+  if (!plan.receive) return scope.finish();
   take_part(*plan.receive, plan.params);
-  // The receive part is a call of its own, on the same stream, whenever the hook comes.
+  // The receive part is a call of its own, on the same stream, whenever the hook comes. A hook that failed may come
+  // again, but the part must not.
   hook = queue(kind).add([this, kind, caller_stream, recorded = scope.recording(), kernel = plan.kernel,
-                          params = plan.params, shape = plan.receive->shape, kept = std::move(kept)] {
+                          params = plan.params, shape = plan.receive->shape, kept = std::move(kept),
+                          enqueued = false]() mutable {
     Backend& executor = *runtime_.executor();
     if (executor.is_capturing(caller_stream) != recorded) {
       fail<InvalidArgument>("{}: its send part was {} into a graph, so its receive part must be, too: call the hook {}",
@@ -43,9 +47,23 @@ void LowLatency::launch(LowLatencyKind kind, LowLatencyPlan<Params>& plan, const
                             recorded ? "before the recording ends" : "before the recording begins");
     }
     CallScope receiving(runtime_.calls(), {.stream = caller_stream});
-    (executor.kernels().*kernel)(params, shape, receiving.stream());
+    if (!enqueued) (executor.kernels().*kernel)(params, shape, receiving.stream());
+    enqueued = true;
     receiving.finish();
   });
+  try {
+    return scope.finish();
+  } catch (...) {
+    // The send part is on its way, so the receive part must follow for ranks to go on counting calls alike; but the
+    // caller gets no hook.
+    scope.abandon();
+    try {
+      hook();
+    } catch (const std::exception& error) {
+      log::debug("buffer: the receive part of a low-latency call that failed still waits: {}", error.what());
+    }
+    throw;
+  }
 }
 
 }  // namespace deep_ep

@@ -47,11 +47,11 @@ class LowLatency {
   void look_after_earlier_calls();
   /// A call that receives at once comes after those that wait for their hooks; one with a hook needs a place.
   void make_way(LowLatencyKind kind, bool hook);
-  /// Enqueues the first part of a call. If a hook enqueues the other one, sets `hook`; until then `kept` keeps what the
-  /// kernel uses.
+  /// Enqueues the first part of a call and finishes the scope. If a hook enqueues the other part, sets `hook`; until
+  /// then `kept` keeps what the kernel uses.
   template <class Params, class Kept>
-  void launch(LowLatencyKind kind, LowLatencyPlan<Params>& plan, const CallScope& scope, StreamHandle caller_stream,
-              Kept kept, std::function<void()>& hook);
+  EventHandle launch(LowLatencyKind kind, LowLatencyPlan<Params>& plan, CallScope& scope, StreamHandle caller_stream,
+                     Kept kept, std::function<void()>& hook);
   HookQueue& queue(LowLatencyKind kind) const { return *queues_[static_cast<std::size_t>(kind)]; }
   LowLatencyCounts count_together();
 

@@ -42,8 +42,8 @@ inline int warps_of_block(const Config& config, const LowLatencySetup& setup, in
 void check_room(std::int64_t max_tokens, std::int64_t hidden, std::size_t row_bytes, const LowLatencySetup& setup);
 
 /// Whether the call goes by rails: the ranks of a node, else 0. Rows directly, and by rails, have so many bytes.
-int choose_rails(bool hook, int max_tokens, int num_topk, std::size_t row_bytes,
-                 std::size_t rail_row_bytes, const LowLatencySetup& setup);
+int choose_rails(bool hook, int max_tokens, int num_topk, std::size_t row_bytes, std::size_t rail_row_bytes,
+                 const LowLatencySetup& setup);
 
 /// The plan's parts, each as `plan_part(phase)` says.
 template <class Plan, class PlanPart>

@@ -62,7 +62,8 @@ void RdmaLinks::resume(const LowLatencyCounts& counts) {
   told.barrier = counts.barriers;
   for (std::size_t kind = 0; kind < counts.calls.size(); ++kind) {
     const std::uint64_t calls = counts.calls[kind];
-    told.mailbox[kind] = {calls, calls, {progress_value(calls, 0), progress_value(calls, 0)}};
+    const std::uint64_t progress = LowLatencyMailbox::progress_value(calls, 0);
+    told.mailbox[kind] = {calls, calls, {progress, progress}};
   }
 
   // Both ends of every word: what this rank has told, and what it has been told.

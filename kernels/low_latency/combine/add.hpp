@@ -100,7 +100,7 @@ struct CombineAdder {
     if constexpr (kRails) {
       if (task.relays) {
         const int rank = FarSelections{params, reach.far_selections(task.owner)}.rank_of_selection(token, lane);
-        return rank >= 0 && reach.node_of(rank) == reach.own_node() ? rank : -1;
+        return rank >= 0 && reach.is_of_own_node(rank) ? rank : -1;
       }
     }
     return reach.speaker_of(Selections{params}.rank_of_selection(token, lane));

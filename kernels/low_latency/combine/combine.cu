@@ -37,7 +37,7 @@ template <class Reach>
 DEEP_EP_DEVICE LowLatencyEpochs find_epochs(const LowLatencyCombineParams& params, CombineShared::Words& shared,
                                             bool clerk) {
   const LowLatencyParams& common = params.common;
-  LowLatencyCounters& counters = common.state->counters[static_cast<int>(LowLatencyKind::combine)];
+  LowLatencyCounters& counters = common.counters(LowLatencyKind::combine);
   if (clerk && lane_index() == 0) {
     shared.epochs = counters.epochs();
     note_masks(common, shared.masks);

@@ -20,7 +20,7 @@ struct CombinePoster {
     if (!post_selections()) return;
     if (!reach.by_rails()) {
       post_rows();
-    } else if (reach.served_by(peer()).count != 0) {
+    } else if (reach.has_rail_to(peer())) {
       post_node_rows();
     }
   }
@@ -38,8 +38,8 @@ struct CombinePoster {
   }
 
   DEEP_EP_DEVICE void post_rows() const {
-    const RowTable table{const_cast<std::int32_t*>(params.row_table), common().num_ranks, params.max_tokens,
-                         params.num_topk};
+    const LowLatencyRowTable table{const_cast<std::int32_t*>(params.row_table), common().num_ranks, params.max_tokens,
+                                   params.num_topk};
     const std::int32_t rows = load_stream(table.rows(peer()));
     for (int begin = 0; begin < rows; begin += kWarpSize) {
       const int row = begin + lane_index();
@@ -59,7 +59,7 @@ struct CombinePoster {
       bool mine = false;
       for (int k = 0; token < count && k < params.num_topk; ++k) {
         const int rank = announced.rank_of_selection(token, k);
-        mine = mine || (rank >= 0 && reach.node_of(rank) == reach.own_node());
+        mine = mine || (rank >= 0 && reach.is_of_own_node(rank));
       }
       if (!post_batch(mine, token, token, block_warps())) return;
     }
@@ -81,12 +81,13 @@ struct CombinePoster {
 
   /// All `warps` that share a row come to the same result, though not at the same time.
   DEEP_EP_DEVICE rdma::StagedRow state_of(const std::uint64_t* ready, int warps) const {
+    const std::uint64_t no_row = LowLatencyStaging::no_row_flag(reach.epoch);
     bool there = true;
     bool nothing = false;
     for (int warp = 0; warp < warps; ++warp) {
       const std::uint64_t seen = load_before_fence<Scope::gpu>(ready + warp);
-      nothing = nothing || seen == no_row_flag(reach.epoch);
-      there = there && (seen == reach.epoch || seen == no_row_flag(reach.epoch));
+      nothing = nothing || seen == no_row;
+      there = there && (seen == reach.epoch || seen == no_row);
     }
     if (!there) return rdma::StagedRow::awaited;
     fence<Scope::gpu>();
@@ -122,7 +123,7 @@ DEEP_EP_DEVICE void post_combine(const LowLatencyCombineParams& params, const Co
   const LowLatencyParams& common = params.common;
 
   // 1. Which call is this? The selections, once for all ranks of this block.
-  LowLatencyCounters& counters = common.state->counters[static_cast<int>(LowLatencyKind::combine)];
+  LowLatencyCounters& counters = common.counters(LowLatencyKind::combine);
   if (thread_index() == 0) shared.words->epochs = counters.epochs();
   block::sync();
   const LowLatencyEpochs epochs = shared.words->epochs;

@@ -65,7 +65,7 @@ struct CombinePusher {
   }
 
  private:
-  DEEP_EP_DEVICE RowTable table() const {
+  DEEP_EP_DEVICE LowLatencyRowTable table() const {
     return {const_cast<std::int32_t*>(params.row_table), params.common.num_ranks, params.max_tokens, params.num_topk};
   }
 

@@ -5,7 +5,7 @@
 #include "kernels/low_latency/transport/masks.hpp"
 #include "kernels/rdma/poster.hpp"
 
-namespace deep_ep {
+namespace deep_ep::device::low_latency {
 
 /// The most rows that fall to each of `groups` groups of a grid.
 DEEP_EP_HOST_DEVICE constexpr int rows_of_group(int num_ranks, int max_tokens, int groups) {
@@ -17,11 +17,11 @@ DEEP_EP_HOST_DEVICE constexpr int rows_of_group(int num_ranks, int max_tokens, i
 struct CombineShared {
   struct Words {
     LowLatencyEpochs epochs;
-    device::low_latency::MaskWords masks;
+    MaskWords masks;
   };
 
   Words* words;
-  device::rdma::PosterWords* posters;  ///< in blocks that post, instead of the rest: of each warp
+  rdma::PosterWords* posters;  ///< in blocks that post, instead of the rest: of each warp
   std::uint32_t* put_off_bits;
   std::byte* stages;
   std::size_t bytes;
@@ -31,7 +31,6 @@ struct CombineShared {
   DEEP_EP_HOST_DEVICE CombineShared(Carver carver, const CombineWire& wire, int warps, int groups, int warps_per_row,
                                     int rows, int poster_warps)
       : put_off_words_((static_cast<std::size_t>(rows) + 31) / 32) {
-    using namespace device::low_latency;
     const std::size_t pushing = groups == 0   ? 0
                                 : wire.logfmt ? WarpShare<true>{0, warps_per_row}.stage_bytes(wire)
                                               : WarpShare<false>{0, warps_per_row}.stage_bytes(wire);
@@ -39,7 +38,7 @@ struct CombineShared {
     stage_bytes_ = pushing > adding ? pushing : adding;
     words = carver.take<Words>();
     Carver instead = carver;
-    posters = instead.take<device::rdma::PosterWords>(static_cast<std::size_t>(poster_warps), kLine);
+    posters = instead.take<rdma::PosterWords>(static_cast<std::size_t>(poster_warps), kLine);
     put_off_bits = carver.take<std::uint32_t>(static_cast<std::size_t>(warps) * put_off_words_, kLine);
     stages = carver.take<std::byte>(static_cast<std::size_t>(warps) * stage_bytes_, kLine);
     bytes = carver.bytes() > instead.bytes() ? carver.bytes() : instead.bytes();
@@ -55,4 +54,4 @@ struct CombineShared {
   std::size_t stage_bytes_;    ///< of a warp
 };
 
-}  // namespace deep_ep
+}  // namespace deep_ep::device::low_latency

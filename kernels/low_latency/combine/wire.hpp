@@ -12,7 +12,7 @@
 #include "kernels/primitives/memory.hpp"
 #include "kernels/primitives/warp.hpp"
 
-namespace deep_ep {
+namespace deep_ep::device::low_latency {
 
 struct CombineWire {
   int hidden;
@@ -31,14 +31,14 @@ struct CombineWire {
 
   // LogFMT.
   DEEP_EP_HOST_DEVICE int passes() const { return (hidden + kPassChannels - 1) / kPassChannels; }
-  DEEP_EP_HOST_DEVICE int chunk() const { return device::logfmt::chunk_channels(hidden); }
+  DEEP_EP_HOST_DEVICE int chunk() const { return logfmt::chunk_channels(hidden); }
   DEEP_EP_HOST_DEVICE int chunks() const { return (hidden + chunk() - 1) / chunk(); }
   DEEP_EP_HOST_DEVICE int chunk_width(int index) const {
     return hidden - index * chunk() < chunk() ? hidden - index * chunk() : chunk();
   }
   /// Bytes of a chunk before its channels.
   DEEP_EP_HOST_DEVICE std::uint32_t ranges_bytes() const {
-    return static_cast<std::uint32_t>(chunk()) / device::logfmt::kGroup * 4;
+    return static_cast<std::uint32_t>(chunk()) / logfmt::kGroup * 4;
   }
   DEEP_EP_HOST_DEVICE std::uint32_t chunk_lines() const {  ///< that there is room for
     return tagged_lines(ranges_bytes() + 2 * static_cast<std::uint32_t>(chunk()));
@@ -52,8 +52,6 @@ struct CombineWire {
     return (chunk_lines() * kTaggedPayload + 15) / 16 * 16;
   }
 };
-
-namespace device::low_latency {
 
 /// The part of a row's channels that one of `warps` warps sums: step by step, one vector per lane. The sums go into a
 /// stage of the warp's own, from where they leave in lines.
@@ -233,5 +231,4 @@ DEEP_EP_DEVICE Vec16 pack_sum(const float (&sum)[8]) {
   return packed;
 }
 
-}  // namespace device::low_latency
-}  // namespace deep_ep
+}  // namespace deep_ep::device::low_latency

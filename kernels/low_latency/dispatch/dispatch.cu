@@ -89,7 +89,7 @@ DEEP_EP_DEVICE void dispatch_body(const LowLatencyDispatchParams& params, std::b
   }
 
   // 1. Loads under way, and which call this is.
-  LowLatencyCounters& counters = common.state->counters[static_cast<int>(kDispatch)];
+  LowLatencyCounters& counters = common.counters(kDispatch);
   const int first = common.working_blocks > 1 ? block_index() - 1 : 0;
   if (sending && is_clerk) sender.load_counts();
   if (sending && !is_clerk) sender.load(first, 0);

@@ -25,8 +25,7 @@ struct DispatchPoster {
     const int peer = poster.peer();
     const int cells = params.count_cells;
     const Place<Cell> staged = common.staging.counts(reach.epoch, peer);
-    const std::uint32_t relayed =
-        reach.by_rails() && served.count != 0 ? sender.shared.relayed[reach.node_of(peer)] : 0;
+    const std::uint32_t relayed = reach.has_rail_to(peer) ? sender.shared.relayed[reach.node_of(peer)] : 0;
     for (int cell = lane_index(); cell < cells; cell += kWarpSize) {
       store_cell(staged.in(common.local) + cell, sender.count_payload(peer, cell, relayed), reach.epoch);
     }
@@ -70,7 +69,7 @@ DEEP_EP_DEVICE void post_dispatch(DispatchSender<true>& sender) {
   if (sending) sender.load_counts();
   if (sending) sender.clear_counts();
   for (int node = thread_index(); node < ranks.num_nodes(); node += block_threads()) shared.relayed[node] = 0;
-  LowLatencyCounters& counters = common.state->counters[static_cast<int>(LowLatencyKind::dispatch)];
+  LowLatencyCounters& counters = common.counters(LowLatencyKind::dispatch);
   if (thread_index() == 0) shared.words->epochs = counters.epochs();
   block::sync();
   const LowLatencyEpochs epochs = shared.words->epochs;

@@ -119,7 +119,7 @@ struct DispatchReceiver {
 
   // ---- Rows ----
 
-  DEEP_EP_DEVICE RowTable table() const {
+  DEEP_EP_DEVICE LowLatencyRowTable table() const {
     return {params.row_table, params.common.num_ranks, params.max_tokens, params.num_topk};
   }
 
@@ -179,7 +179,7 @@ struct DispatchReceiver {
                                    std::uint32_t places) const {
     if (places == 0) return;
     const LineLane lane;
-    const BlockScales scales = params.scale_layout();
+    const LowLatencyScales scales = params.scale_layout();
     LinePart part = lines.head();
 #pragma unroll 1
     for (std::uint32_t line = static_cast<std::uint32_t>(lane.line);;) {

@@ -91,7 +91,7 @@ struct DispatchRelay {
     int rank = -1;
     if (lane < params.num_topk && expert != LowLatencyRow::kNoExpert) {
       const int owner = static_cast<int>(expert) / params.num_local_experts;
-      if (reach.node_of(owner) == reach.own_node()) rank = owner;
+      if (reach.is_of_own_node(owner)) rank = owner;
     }
     const bool leads = lowest_bit(warp::match_any(static_cast<std::uint32_t>(rank))) == lane && rank >= 0;
     bool room = true;

@@ -4,12 +4,12 @@
 #include "kernels/low_latency/transport/masks.hpp"
 #include "kernels/rdma/poster.hpp"
 
-namespace deep_ep {
+namespace deep_ep::device::low_latency {
 
 struct DispatchShared {
   struct Words {
     LowLatencyEpochs epochs;
-    device::low_latency::MaskWords masks;
+    MaskWords masks;
     std::int32_t destinations;  ///< of the current token
     std::int32_t staged;        ///< one of them is the staging memory, for far ranks
     std::int32_t failed;        ///< a wait was called off: the call is over
@@ -28,8 +28,8 @@ struct DispatchShared {
   /// [ranks], by rails. Receiving: rows of each source that this rank hands on. In blocks that post: tokens counted so
   /// far that go to each node.
   std::uint32_t* relayed;
-  std::byte* stage;                    ///< the row to send, without tags
-  device::rdma::PosterWords* posters;  ///< in blocks that post, instead of the stage: of each warp
+  std::byte* stage;            ///< the row to send, without tags
+  rdma::PosterWords* posters;  ///< in blocks that post, instead of the stage: of each warp
   std::size_t bytes;
 
   /// `stage_bytes`: 0 where nothing is sent. `poster_warps`: 0 where nothing is posted.
@@ -46,9 +46,9 @@ struct DispatchShared {
     relayed = carver.take<std::uint32_t>(ranks);
     Carver instead = carver;
     stage = carver.take<std::byte>(stage_bytes, kLine);
-    posters = instead.take<device::rdma::PosterWords>(static_cast<std::size_t>(poster_warps), kLine);
+    posters = instead.take<rdma::PosterWords>(static_cast<std::size_t>(poster_warps), kLine);
     bytes = carver.bytes() > instead.bytes() ? carver.bytes() : instead.bytes();
   }
 };
 
-}  // namespace deep_ep
+}  // namespace deep_ep::device::low_latency

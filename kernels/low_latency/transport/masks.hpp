@@ -113,7 +113,7 @@ DEEP_EP_DEVICE void note_masks(const LowLatencyParams& common, MaskWords& words)
 DEEP_EP_DEVICE void finish_with_masks(const LowLatencyParams& common, LowLatencyKind kind, MaskWords& words) {
   block::sync();
   if (thread_index() == 0) {
-    LowLatencyCounters& counters = common.state->counters[static_cast<int>(kind)];
+    LowLatencyCounters& counters = common.counters(kind);
     const auto blocks = static_cast<std::uint32_t>(common.working_blocks);
     add_relaxed<Scope::gpu>(&counters.versions, words.version);
     words.last = words.again = 0;

@@ -52,7 +52,9 @@ class CallPoster : public rdma::Poster<WholeWarp, MaskOrEnd> {
     return tell(begun, reach_.epoch);
   }
   /// Tells it that everything up to `place` of the call is there: see progress_value.
-  DEEP_EP_DEVICE bool progress(int place) { return tell(progress_, progress_value(reach_.epoch, place)); }
+  DEEP_EP_DEVICE bool progress(int place) {
+    return tell(progress_, LowLatencyMailbox::progress_value(reach_.epoch, place));
+  }
 
   /// Waits for room at the peer, acquiring. What was posted is on its way meanwhile: two ranks may wait for each other.
   DEEP_EP_DEVICE bool await_room() {
@@ -67,7 +69,7 @@ class CallPoster : public rdma::Poster<WholeWarp, MaskOrEnd> {
  private:
   DEEP_EP_DEVICE static rdma::PosterWords& load(rdma::PosterWords& words, const LowLatencyParams& common, int peer) {
     if (lane_index() == 0) words.wait = begin_to_post(common, peer);
-    words.load(queue_pair(common, static_cast<LowLatencyChannel>(Reach::kCall), peer));
+    words.load(queue_pair(common, channel_of(Reach::kCall), peer));
     return words;
   }
   DEEP_EP_DEVICE const LowLatencyWindow& window() const { return reach_.common.window; }

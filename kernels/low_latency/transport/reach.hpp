@@ -56,8 +56,9 @@ struct CallReach : Reach<kRdma, kRails> {
   /// By one thread: waits until it may, acquiring. At once for a far peer, as its poster waits. False: the peer is to
   /// be left out, or the call is over.
   DEEP_EP_DEVICE bool await_room(int peer) const { return this->is_far(peer) || await_acknowledged(peer); }
-  /// The same for all peers.
+  /// The same also for a far peer.
   DEEP_EP_DEVICE bool await_acknowledged(int peer) const {
+    if (epoch <= 2) return true;
     constexpr Wanted kWanted =
         kKind == LowLatencyKind::dispatch ? Wanted::low_latency_dispatch_credit : Wanted::low_latency_combine_credit;
     return wait_signal(policy(), acknowledged(peer), {peer, kWanted, epoch - 2});
@@ -70,7 +71,8 @@ struct CallReach : Reach<kRdma, kRails> {
   /// Waits until `source`, which is far, has come to `place` of the call, acquiring what it posted up to there.
   template <class Group = OneThread>
   DEEP_EP_DEVICE bool await_progress(int source, int place, Wanted wanted) const {
-    return wait_signal<Group>(policy(), progress(source), {source, wanted, progress_value(epoch, place)});
+    return wait_signal<Group>(policy(), progress(source),
+                              {source, wanted, LowLatencyMailbox::progress_value(epoch, place)});
   }
   DEEP_EP_DEVICE std::byte* row_in(std::byte* heap, int source, int slot, std::uint32_t row_bytes) const {
     return common.window.row(kKind, epoch, source, slot, row_bytes).in(heap);
@@ -215,7 +217,7 @@ struct CombineReach : CallReach<LowLatencyKind::combine, kRdma, kRails> {
   /// Is there room for this rank's rows for a far owner, whose word has come? By rails they go to another rank, whose
   /// word has to have come, too: nearly always long ago. Acquires it.
   DEEP_EP_DEVICE bool has_room_on_way_to(int far_owner) const {
-    if (!this->by_rails() || this->relay_of(far_owner) == this->common.rank) return true;
+    if (!this->by_rails() || this->has_rail_to(far_owner)) return true;
     return this->has_room(load_acquire<Scope::system>(this->acknowledged(this->relay_of(far_owner))));
   }
   /// What is missing for rows to `owner`, when they have been put off for too long.
@@ -237,8 +239,10 @@ struct CombineReach : CallReach<LowLatencyKind::combine, kRdma, kRails> {
   /// to a poster, where one waits for it.
   DEEP_EP_DEVICE void hand_over(int owner, int index, int warp, bool any) const {
     if (!this->is_far(owner) || this->by_rails()) return;
+    warp::sync();
     if (lane_index() != 0) return;
-    store_release<Scope::system>(ready(owner, index, warp), any ? this->epoch : no_row_flag(this->epoch));
+    const std::uint64_t flag = any ? this->epoch : LowLatencyStaging::no_row_flag(this->epoch);
+    store_release<Scope::system>(ready(owner, index, warp), flag);
   }
 
   // ---- As owner, and by rails as relay ----

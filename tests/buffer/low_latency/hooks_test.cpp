@@ -1,9 +1,9 @@
 // Receive hooks of low-latency dispatch: late, in any order, two at once, never.
 #include <gtest/gtest.h>
 
-#include "tests/cluster/counting_executor.hpp"
 #include "tests/cluster/fixture.hpp"
 #include "tests/cluster/low_latency_case.hpp"
+#include "tests/cluster/recording_executor.hpp"
 
 namespace deep_ep::test {
 namespace {
@@ -139,30 +139,6 @@ TEST_P(LowLatencyHooksTest, NeverCalled) {
     require_throws<UseAfterDestroy>([&] { last.hook(); }, {"hook"}, "a hook after destroy");
   });
 }
-
-/// Claims that every stream is being recorded, when told to. What is enqueued runs all the same. Memory that is
-/// allocated meanwhile belongs to the recording.
-class RecordingExecutor final : public CountingExecutor {
- public:
-  using CountingExecutor::CountingExecutor;
-  ~RecordingExecutor() override {
-    const StreamHandle stream = create_stream();
-    for (void* memory : recorded_) free_async(memory, stream);
-    synchronize(stream);
-    destroy_stream(stream);
-  }
-
-  bool recording = false;
-  bool is_capturing(StreamHandle) override { return recording; }
-  void* allocate_async(std::size_t bytes, StreamHandle stream) override {
-    void* memory = CountingExecutor::allocate_async(bytes, stream);
-    if (recording) recorded_.push_back(memory);
-    return memory;
-  }
-
- private:
-  std::vector<void*> recorded_;
-};
 
 /// A graph with only one part of a call would wait, when replayed, for something that nobody sends.
 TEST_P(LowLatencyHooksTest, BothPartsOfACallAreRecordedOrNeither) {

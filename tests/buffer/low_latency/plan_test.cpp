@@ -80,6 +80,11 @@ TEST(LowLatencyPlan, KernelsByWhatTheCallNeeds) {
   EXPECT_EQ(plan_dispatch(dispatch_of(1, gpu_setup()), gpu_setup()).kernel, &KernelTable::dispatch_low_latency);
   EXPECT_EQ(plan_dispatch(dispatch_of(1, gpu_setup()), gpu_setup(true)).kernel,
             &KernelTable::dispatch_low_latency_rdma);
+  for (const bool rdma : {false, true}) {
+    const int most =
+        rdma ? kernels::dispatch_low_latency_rdma::kMaxThreads : kernels::dispatch_low_latency::kMaxThreads;
+    EXPECT_EQ(plan_dispatch(dispatch_of(1, gpu_setup()), gpu_setup(rdma)).first.shape.threads, most);
+  }
   CombineInputs inputs(gpu_setup());
   const auto combine = [&](bool logfmt, bool rdma) {
     inputs.arguments.use_logfmt = logfmt;

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <poll.h>
 
 #include <algorithm>
 #include <atomic>
@@ -15,11 +16,14 @@
 #include "deep_ep/error.hpp"
 #include "tests/cluster/processes.hpp"
 #include "tests/support/setting.hpp"
+#include "tests/support/time_scale.hpp"
 
 namespace deep_ep {
 namespace {
 
 using std::chrono::steady_clock;
+using test::patience;
+using test::scaled;
 
 double seconds_since(steady_clock::time_point begin) {
   return std::chrono::duration<double>(steady_clock::now() - begin).count();
@@ -100,7 +104,8 @@ TEST(ThreadBootstrap, UnequalSizesAreToldToEveryRankAndTheGroupGoesOn) {
 }
 
 TEST(ThreadBootstrap, DeadlineNamesWhoIsMissingAndEndsTheGroup) {
-  const auto bootstraps = make_thread_bootstraps(4, 0.2);
+  const double deadline = scaled(1);  // ranks 0 and 2 come within it, or one of them would be missed, too
+  const auto bootstraps = make_thread_bootstraps(4, deadline);
   const auto begin = steady_clock::now();
   const auto errors = run_threads(4, [&](int rank) {
     if (rank % 2 == 0) bootstraps[static_cast<std::size_t>(rank)]->barrier();
@@ -108,10 +113,10 @@ TEST(ThreadBootstrap, DeadlineNamesWhoIsMissingAndEndsTheGroup) {
   for (const std::size_t rank : {0u, 2u}) {
     EXPECT_NE(errors[rank].find("for ranks 1 and 3"), std::string::npos) << errors[rank];
   }
-  EXPECT_GE(seconds_since(begin), 0.19);
+  EXPECT_GE(seconds_since(begin), 0.95 * deadline);
   const auto late = steady_clock::now();
   EXPECT_THROW(bootstraps[1]->barrier(), TimeoutError);
-  EXPECT_LT(seconds_since(late), 0.15) << "a late rank is told at once";
+  EXPECT_LT(seconds_since(late), 0.5 * deadline) << "a late rank is told at once";
 }
 
 TEST(ThreadBootstrap, WaitsAsLongAsTheEnvironmentSays) {
@@ -149,7 +154,7 @@ TEST(SharedMemoryBootstrap, ProcessesGatherAndLeaveNoNameBehind) {
   const std::string name = unique_name("gather");
   for (const int size : {1, 2, 5}) {
     expect_nothing_thrown(run_processes(size, [&](int rank) {
-      const auto bootstrap = make_shared_memory_bootstrap(name, rank, size, 20);
+      const auto bootstrap = make_shared_memory_bootstrap(name, rank, size, patience());
       require(bootstrap->rank() == rank && bootstrap->size() == size, "wrong rank or size");
       exercise(*bootstrap);
     }));
@@ -161,7 +166,7 @@ TEST(SharedMemoryBootstrap, NameMayBeUsedAgainAtOnce) {
   const std::string name = unique_name("again");
   expect_nothing_thrown(run_processes(3, [&](int rank) {
     for (int round = 0; round < 10; ++round) {
-      const auto bootstrap = make_shared_memory_bootstrap(name, rank, 3, 20);
+      const auto bootstrap = make_shared_memory_bootstrap(name, rank, 3, patience());
       const auto all = all_gather_values(*bootstrap, round * 10 + rank);
       require(all == std::vector{round * 10, round * 10 + 1, round * 10 + 2}, "met another generation of the group");
     }
@@ -170,7 +175,8 @@ TEST(SharedMemoryBootstrap, NameMayBeUsedAgainAtOnce) {
 
 TEST(SharedMemoryBootstrap, ThreadsMayMeetThere) {
   const std::string name = unique_name("threads");
-  expect_nothing_thrown(run_threads(3, [&](int rank) { exercise(*make_shared_memory_bootstrap(name, rank, 3, 20)); }));
+  expect_nothing_thrown(
+      run_threads(3, [&](int rank) { exercise(*make_shared_memory_bootstrap(name, rank, 3, patience())); }));
 }
 
 TEST(SharedMemoryBootstrap, LeftoverOfADeadProgramDoesNotDisturb) {
@@ -191,8 +197,8 @@ TEST(SharedMemoryBootstrap, LeftoverOfADeadProgramDoesNotDisturb) {
   ::waitpid(child, nullptr, 0);
   ASSERT_TRUE(name_exists(name));
   expect_nothing_thrown(run_processes(3, [&](int rank) {
-    if (rank == 0) ::usleep(50000);  // the others find the leftover first
-    exercise(*make_shared_memory_bootstrap(name, rank, 3, 20));
+    if (rank == 0) ::usleep(50000);  // so that the others are likely to find the leftover first; right in any order
+    exercise(*make_shared_memory_bootstrap(name, rank, 3, patience()));
   }));
   EXPECT_FALSE(name_exists(name));
 }
@@ -200,7 +206,8 @@ TEST(SharedMemoryBootstrap, LeftoverOfADeadProgramDoesNotDisturb) {
 TEST(SharedMemoryBootstrap, DeadlineWhileJoining) {
   const std::string name = unique_name("join");
   const auto errors = run_processes(3, [&](int rank) {
-    if (rank != 2) make_shared_memory_bootstrap(name, rank, 3, 0.3);
+    // The first to give up has seen the other, which has come within the deadline.
+    if (rank != 2) make_shared_memory_bootstrap(name, rank, 3, scaled(1));
   });
   // Whoever gives up first names the missing rank; the other may only learn that the group is over.
   EXPECT_NE((errors[0] + errors[1]).find("rank 2 to join"), std::string::npos) << errors[0] << '\n' << errors[1];
@@ -212,18 +219,29 @@ TEST(SharedMemoryBootstrap, DeadlineWhileJoining) {
 
 TEST(SharedMemoryBootstrap, DeadlineInAllGatherIsToldToLateRanksAtOnce) {
   const std::string name = unique_name("late");
+  const double deadline = scaled(1);  // the ranks join within it
+  int gave_up[2];                     // a byte from each rank that has
+  ASSERT_EQ(::pipe(gave_up), 0);
   const auto errors = run_processes(3, [&](int rank) {
-    const auto bootstrap = make_shared_memory_bootstrap(name, rank, 3, 0.5);
+    const auto bootstrap = make_shared_memory_bootstrap(name, rank, 3, deadline);
     bootstrap->barrier();
-    if (rank == 1) ::usleep(900000);
+    for (int others = 2; rank == 1 && others > 0; --others) {
+      pollfd ready{.fd = gave_up[0], .events = POLLIN, .revents = 0};
+      char byte = 0;
+      require(::poll(&ready, 1, static_cast<int>(patience() * 1000)) == 1 && ::read(gave_up[0], &byte, 1) == 1,
+              "the others did not give up");
+    }
     const auto begin = steady_clock::now();
     try {
       bootstrap->barrier();
     } catch (const TimeoutError& error) {
-      require(rank != 1 || seconds_since(begin) < 0.3, "the late rank waited");
+      require(rank != 1 || seconds_since(begin) < 0.5 * deadline, "the late rank waited");
+      require(rank == 1 || ::write(gave_up[1], "", 1) == 1, "nothing could be written to the pipe");
       throw;
     }
   });
+  ::close(gave_up[0]);
+  ::close(gave_up[1]);
   const bool named = errors[0].find("for rank 1 to enter") != std::string::npos ||
                      errors[2].find("for rank 1 to enter") != std::string::npos;
   EXPECT_TRUE(named) << errors[0] << "\n" << errors[2];
@@ -233,7 +251,7 @@ TEST(SharedMemoryBootstrap, DeadlineInAllGatherIsToldToLateRanksAtOnce) {
 TEST(SharedMemoryBootstrap, UnequalSizesAreToldToEveryRank) {
   const std::string name = unique_name("unequal");
   expect_nothing_thrown(run_processes(3, [&](int rank) {
-    const auto bootstrap = make_shared_memory_bootstrap(name, rank, 3, 20);
+    const auto bootstrap = make_shared_memory_bootstrap(name, rank, 3, patience());
     try {
       bootstrap->all_gather(pattern(rank, 0, rank == 1 ? 40000 : 16));
     } catch (const RankMismatch&) {
@@ -246,7 +264,8 @@ TEST(SharedMemoryBootstrap, UnequalSizesAreToldToEveryRank) {
 
 TEST(SharedMemoryBootstrap, GroupsOfDifferentSizeAreRefused) {
   const std::string name = unique_name("sizes");
-  const auto errors = run_processes(2, [&](int rank) { make_shared_memory_bootstrap(name, rank, rank + 2, 0.5); });
+  const auto errors =
+      run_processes(2, [&](int rank) { make_shared_memory_bootstrap(name, rank, rank + 2, scaled(1)); });
   EXPECT_NE(errors[1].find("rank 1 was told of 3 ranks, rank 0 of 2"), std::string::npos) << errors[1];
   EXPECT_NE(errors[0].find("rank 1 to join"), std::string::npos) << errors[0];
 }

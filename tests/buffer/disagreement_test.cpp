@@ -13,6 +13,12 @@ using Clock = std::chrono::steady_clock;
 
 double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
 
+/// A rank that comes late waits no shorter, as each has a deadline of its own; a second deadline would show.
+void require_one_deadline(double waited) {
+  require(waited > 0.9 * short_deadline() && waited < 1.9 * short_deadline(),
+          "the deadline is " + std::to_string(short_deadline()) + " s, waited " + std::to_string(waited));
+}
+
 class DisagreementTest : public ClusterTest {
  protected:
   /// Rank 1 calls with `odd`, the others with `common`: all must learn of it, and the next round must work.
@@ -163,8 +169,9 @@ TEST_P(DisagreementTest, ARankThatNeverDispatches) {
   const Case one = make_case({.tokens = {9, 12, 3}});
   for (const std::int64_t worst : {0, 64}) {
     run_cluster(cluster(3), [&](Rank& rank) {
-      Buffer& buffer = rank.buffer({.heap_bytes = std::size_t{16} << 20, .timeout_s = 1.0});
+      Buffer& buffer = rank.buffer({.heap_bytes = std::size_t{16} << 20, .timeout_s = short_deadline()});
       if (rank.rank() != 1) {
+        // The others have come together in the constructor: what they are late by is the time of this upload.
         Inputs inputs = upload_inputs(rank, one);
         inputs.dispatch.num_worst_tokens = worst;
         const auto begin = Clock::now();
@@ -175,7 +182,7 @@ TEST_P(DisagreementTest, ARankThatNeverDispatches) {
             },
             {"rank 1"}, "dispatch without rank 1");
         const double waited = seconds_since(begin);
-        require(waited > 0.5 && waited < 15, "the deadline is a second, waited " + std::to_string(waited));
+        require_one_deadline(waited);
       }
       rank.bootstrap()->barrier();
     });
@@ -187,7 +194,7 @@ TEST_P(DisagreementTest, ARankThatNeverCombines) {
   const Case one = make_case({.tokens = {9, 12, 7}, .local_experts = 1, .topk = 3});  // every token goes everywhere
   for (const bool heap : {true, false}) {
     run_cluster(cluster(3), [&](Rank& rank) {
-      Buffer& buffer = rank.buffer({.heap_bytes = std::size_t{16} << 20, .timeout_s = 1.0});
+      Buffer& buffer = rank.buffer({.heap_bytes = std::size_t{16} << 20, .timeout_s = short_deadline()});
       const DispatchResult result = buffer.dispatch(upload_inputs(rank, one).dispatch, rank.call());
       Returned returned = upload_returned(rank, buffer, one, result.handle, heap);
       rank.bootstrap()->barrier();
@@ -200,7 +207,7 @@ TEST_P(DisagreementTest, ARankThatNeverCombines) {
             },
             {"rank 1"}, "combine without rank 1");
         const double waited = seconds_since(begin);
-        require(waited > 0.5 && waited < 15, "the deadline is a second, waited " + std::to_string(waited));
+        require_one_deadline(waited);
       }
       rank.bootstrap()->barrier();
     });
@@ -213,7 +220,7 @@ TEST_P(DisagreementTest, ARankThatIsMerelyLateIsWaitedFor) {
   run_cluster(cluster(2), [&](Rank& rank) {
     Buffer& buffer = rank.buffer();
     for (int i = 0; i < 2; ++i) {
-      const auto begin = Clock::now();
+      const auto begin = Clock::now();  // later still on a busy machine is as good, up to patience()
       while (rank.rank() == i && seconds_since(begin) < 0.2) {
       }
       run_round(rank, buffer, one);

@@ -57,8 +57,9 @@ TEST_P(ProcessesTest, ARankThatDiesIsNamed) {
   options.lost_rank = 2;
   const Case one = make_case({.tokens = {9, 12, 3}});
   run_cluster(options, [&](Rank& rank) {
-    Buffer& buffer = rank.buffer({.heap_bytes = std::size_t{16} << 20, .timeout_s = 2.0});
+    Buffer& buffer = rank.buffer({.heap_bytes = std::size_t{16} << 20, .timeout_s = short_deadline()});
     run_round(rank, buffer, one);
+    rank.bootstrap()->barrier();  // the others have nothing more to do than to upload their inputs
     if (rank.rank() == 2) _exit(1);
     const Inputs inputs = upload_inputs(rank, one);
     require_throws<TimeoutError>([&] { buffer.dispatch(inputs.dispatch, rank.call()); }, {"rank 2"},

@@ -49,7 +49,8 @@ TEST_P(StreamsTest, ManyCallsInFlightWithEvents) {
       combined.push_back(buffer.combine(returned[i].combine, call));
       require(combined.back().event != nullptr, "async_finish gives an event");
       previous = combined.back().event;
-      // One rank is always late, so the others are several calls ahead.
+      // One rank is always late, so the others are several calls ahead. The time makes that likely, and decides
+      // nothing.
       if (rank.rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(3));
     }
     for (std::size_t i = 0; i < cases.size(); ++i) {
@@ -159,6 +160,7 @@ TEST_P(StreamsTest, AQuickRankCannotOverwriteWhatASlowOneReads) {
     Buffer& buffer = rank.buffer();
     for (int i = 0; i < 6; ++i) {
       for (const Case* now : {&one, &two}) {
+        // Makes the order likely in which something could be overwritten; right results do not depend on it.
         if (rank.rank() == i % 2) std::this_thread::sleep_for(std::chrono::milliseconds(5));
         run_round(rank, buffer, *now, {.config = {}, .returned_in_heap = i % 3 == 0});
       }

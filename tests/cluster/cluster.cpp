@@ -21,6 +21,11 @@ std::shared_ptr<Executor> make_executor(const ClusterOptions& options, int rank)
   return options.where.target == Target::cuda ? make_cuda_executor(rank) : make_host_executor(options.host);
 }
 
+double timeout_of(const ClusterOptions& options) {
+  if (options.timeout_s > 0) return options.timeout_s;
+  return patience() * (options.where.target == Target::cuda ? 3 : 1);
+}
+
 /// Runs one rank, which stays in `self`, and returns what went wrong, or an empty string.
 std::string run_rank(int rank, const ClusterOptions& options, const std::shared_ptr<Bootstrap>& bootstrap,
                      const RankFunction& function, std::unique_ptr<Rank>& self) {
@@ -35,7 +40,7 @@ std::string run_rank(int rank, const ClusterOptions& options, const std::shared_
 
 std::vector<std::string> run_threads(const ClusterOptions& options, const RankFunction& function) {
   const auto ranks = static_cast<std::size_t>(options.ranks);
-  const auto bootstraps = make_thread_bootstraps(options.ranks, options.timeout_s);
+  const auto bootstraps = make_thread_bootstraps(options.ranks, timeout_of(options));
   std::vector<std::string> failures(ranks);
   std::vector<bool> ended(ranks);
   std::mutex mutex;
@@ -110,14 +115,18 @@ Buffer& Rank::buffer(const BufferOptions& options) {
 }
 
 Buffer Rank::own_buffer(BufferOptions options) const {
-  if (!options.timeout_s) options.timeout_s = options_.timeout_s;
+  if (!options.timeout_s) options.timeout_s = timeout_of(options_);
   const Topology topology = options_.where.topology;
   if (topology == Topology::only_rdma) options.low_latency.allow_nvlink = false;
   const int half = size() % 2 == 0 ? size() / 2 : 1;
-  if (topology == Topology::two_nodes) options.ranks_per_node = half;
+  LowLatencyRails& rails = options.low_latency.rails;
+  if (topology == Topology::two_nodes) {
+    options.ranks_per_node = half;
+    if (rails == LowLatencyRails::automatic) rails = LowLatencyRails::never;
+  }
   if (topology == Topology::rails) {
     if (options.ranks_per_node == 0) options.ranks_per_node = half;
-    if (options.low_latency.rails == LowLatencyRails::automatic) options.low_latency.rails = LowLatencyRails::always;
+    if (rails == LowLatencyRails::automatic) rails = LowLatencyRails::always;
   }
   return Buffer(bootstrap_, executor_, options);
 }
@@ -161,12 +170,13 @@ void Rank::release() {
 }
 
 void run_cluster(const ClusterOptions& options, const RankFunction& function) {
+  renew_time_factor();
   const bool processes = options.where.placement == Placement::processes;
   if (is_rank_process()) {
     if (!processes || !is_own_cluster()) return;
     const RankProcess self = rank_process();
     const auto bootstrap =
-        make_shared_memory_bootstrap(self.meeting_point, self.rank, options.ranks, options.timeout_s);
+        make_shared_memory_bootstrap(self.meeting_point, self.rank, options.ranks, timeout_of(options));
     std::unique_ptr<Rank> rank;
     const std::string failure = run_rank(self.rank, options, bootstrap, function, rank);
     rank.reset();
@@ -191,24 +201,6 @@ std::string missing(const Where& where, int ranks) {
   const int found = cuda_device_count();
   if (found >= ranks) return {};
   return "needs " + std::to_string(ranks) + " GPUs, found " + std::to_string(found);
-}
-
-double short_deadline() { return under_sanitizer() ? 8 : 3; }
-
-bool under_thread_sanitizer() {
-#ifdef __SANITIZE_THREAD__
-  return true;
-#else
-  return false;
-#endif
-}
-
-bool under_sanitizer() {
-#ifdef __SANITIZE_ADDRESS__
-  return true;
-#else
-  return under_thread_sanitizer();
-#endif
 }
 
 void require(bool holds, const std::string& what) {

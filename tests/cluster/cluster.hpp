@@ -21,13 +21,15 @@
 #include <vector>
 
 #include "deep_ep/buffer.hpp"
+#include "tests/support/time_scale.hpp"
 
 namespace deep_ep::test {
 
 enum class Target : std::uint8_t { host, cuda };
 enum class Placement : std::uint8_t { threads, processes };
-/// How low-latency calls reach other ranks: all by NVLink, all by RDMA, or half of them (an odd number: all) by each;
-/// the last also by rails. A test may override this, and also how many ranks make a node.
+/// How low-latency calls reach other ranks: all by NVLink, all by RDMA, or half of them (an odd number: all) by each,
+/// directly in two_nodes and by rails in rails: what combine gives differs in its last bits, so neither is left to the
+/// model. A test may override this, and also how many ranks make a node.
 enum class Topology : std::uint8_t { one_node, only_rdma, two_nodes, rails };
 
 /// Where the ranks of a test live: the parameter of the tests.
@@ -44,8 +46,9 @@ struct ClusterOptions {
   /// How the CPU executor behaves; with seed 0 the environment's DEEP_EP_HOST_SEED counts.
   HostExecutorOptions host;
   double deadline_s = 120;
-  /// Time that the bootstrap and, unless a test says otherwise, the buffers allow.
-  double timeout_s = 30;
+  /// Time that the bootstrap and, unless a test says otherwise, the buffers allow. 0 is patience(), and three times as
+  /// long on GPUs, where ranks also make their contexts meanwhile.
+  double timeout_s = 0;
   /// This rank is meant to disappear; how its process ends does not matter.
   int lost_rank = -1;
 };
@@ -116,13 +119,6 @@ bool is_rank_process();
 
 /// Why `ranks` ranks cannot run there, or an empty string when they can.
 std::string missing(const Where& where, int ranks);
-
-/// True under ThreadSanitizer, which bounds the number of fibers, and where everything is much slower.
-bool under_thread_sanitizer();
-/// Under this one or AddressSanitizer.
-bool under_sanitizer();
-/// Seconds to wait for a rank that never comes, where living ranks must not be mistaken for it on a busy machine.
-double short_deadline();
 
 struct CheckFailure : std::runtime_error {
   using std::runtime_error::runtime_error;

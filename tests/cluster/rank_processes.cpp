@@ -15,6 +15,8 @@
 #include <stdexcept>
 #include <thread>
 
+#include "tests/support/time_scale.hpp"
+
 extern char** environ;
 
 namespace deep_ep::test {
@@ -49,7 +51,8 @@ Child start(int rank, int call, const std::string& meeting_point) {
   const std::string filter = std::string("--gtest_filter=") + test->test_suite_name() + "." + test->name();
   std::vector<std::string> environment = {std::string(kRank) + "=" + std::to_string(rank),
                                           std::string(kCall) + "=" + std::to_string(call),
-                                          std::string(kMeetingPoint) + "=" + meeting_point};
+                                          std::string(kMeetingPoint) + "=" + meeting_point,
+                                          std::string(kTimeFactorVariable) + "=" + std::to_string(time_factor())};
   std::vector<char*> variables;
   for (auto& one : environment) variables.push_back(one.data());
   // gtest's own variables would make the children share an output file or run a shard of nothing.

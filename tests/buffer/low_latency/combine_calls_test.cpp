@@ -137,8 +137,13 @@ TEST_P(LowLatencyCombineCallsTest, StatisticsTellWhoWasLate) {
     const LowLatencyHandle handle = dispatch_low_latency(rank, buffer, one);
     LowLatencyCombineArguments arguments = upload_combine(rank, one, handle);
     arguments.wait_recv_cost_stats = rank.upload(std::vector<std::int64_t>{5, 5}, DType::int64, {2});
-    if (rank.rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(100));
-    buffer.low_latency_combine(arguments, rank.call());
+    // Rank 1 calls when rank 0 has, and then 0.1 s later: of that, rank 0's kernel has 0.08 s to come to its wait.
+    if (rank.rank() == 0) buffer.low_latency_combine(arguments, rank.call());
+    rank.bootstrap()->barrier();
+    if (rank.rank() == 1) {
+      std::this_thread::sleep_for(std::chrono::duration<double>(scaled(0.1)));
+      buffer.low_latency_combine(arguments, rank.call());
+    }
     const auto cost = rank.download<std::int64_t>(*arguments.wait_recv_cost_stats);
     require(cost[0] >= 5 && cost[1] >= 5, "costs are added");
     if (rank.rank() == 0) require(cost[1] > 20'000'000, "rank 1 was late, cost " + std::to_string(cost[1]));
@@ -171,7 +176,7 @@ TEST_P(LowLatencyCombineCallsTest, MaskedByHand) {
     const Expected all = one.expected();
     const Expected rest = without(one, 1);
     run_cluster(cluster(3), [&](Rank& rank) {
-      Buffer& buffer = rank.buffer(masking_options(3, 30));
+      Buffer& buffer = rank.buffer(masking_options(3, patience()));
       const LowLatencyHandle handle = dispatch_low_latency(rank, buffer, one);
       const LowLatencyCombineArguments arguments = upload_combine(rank, one, handle);
       if (rank.rank() != 1) {

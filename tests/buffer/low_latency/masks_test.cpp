@@ -50,7 +50,7 @@ TEST_P(LowLatencyMasksTest, MaskedByHand) {
   for (const std::size_t other : {0u, 2u, 3u}) masks[4 + other] = 1;
   const LowLatencyCase apart = with_masks(all, masks);
   run_cluster(cluster(4), [&](Rank& rank) {
-    Buffer& buffer = rank.buffer(masking_options(30));
+    Buffer& buffer = rank.buffer(masking_options(patience()));
     dispatch_and_check(rank, buffer, all);
     require_same({0, 0, 0, 0}, query(rank, buffer), "nobody is masked");
     std::vector<std::int32_t> expected(4, 0);

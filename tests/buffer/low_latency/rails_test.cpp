@@ -1,9 +1,11 @@
 // Low-latency calls by rails against the oracle: nodes of all kinds, shapes, selections. What they do beside other
 // calls is in low_latency_rails_calls_test.cpp.
 #include <algorithm>
+#include <optional>
 
 #include "tests/cluster/fixture.hpp"
 #include "tests/cluster/low_latency_rails_case.hpp"
+#include "tests/support/setting.hpp"
 
 namespace deep_ep::test {
 namespace {
@@ -217,6 +219,32 @@ TEST_P(LowLatencyRailsTest, NeverAndAlways) {
       buffer->check();
       buffer->destroy();
     }
+  });
+}
+
+/// The model looks at the room for tokens, which is the same on all ranks, and not at how many there are.
+TEST_P(LowLatencyRailsTest, AutomaticIsByRailsWhereTheyPay) {
+  if (under_thread_sanitizer()) GTEST_SKIP() << "has no threads that the other tests have not";
+  DEEP_EP_NEEDS_RANKS(4);
+  const Setting not_set("DEEP_EP_LOW_LATENCY_RAILS", std::nullopt);
+  const Nodes nodes{4, 2};
+  const LowLatencyCaseShape shape{
+      .tokens = {8, 6, 7, 8}, .max_tokens = 8, .hidden = 512, .local_experts = 2, .topk = 6};
+  LowLatencyCaseShape roomy = shape;
+  roomy.max_tokens = 640;
+  const RailCase few = make_rail_case(shape, nodes);
+  const RailCase many = make_rail_case(roomy, nodes);
+  bool differ = false;
+  for (std::size_t r = 0; r < few.direct.size(); ++r) differ |= few.direct[r].x != few.by_rails[r].x;
+  ASSERT_TRUE(differ) << "the additional rounding shows";
+  run_cluster(cluster(4), [&](Rank& rank) {
+    BufferOptions options = rail_options(nodes, roomy.max_tokens, shape.hidden);
+    options.timeout_s = patience();
+    Buffer buffer(rank.bootstrap(), rank.executor(), options);  // Rank::buffer would ask for rails
+    combine_both_ways(rank, buffer, few.calls, few.direct, dispatch_low_latency(rank, buffer, few.calls));
+    combine_both_ways(rank, buffer, many.calls, many.by_rails, dispatch_low_latency(rank, buffer, many.calls));
+    buffer.check();
+    buffer.destroy();
   });
 }
 

@@ -9,6 +9,7 @@
 #include "csrc/support/environment.hpp"
 #include "deep_ep/error.hpp"
 #include "tools/commands.hpp"
+#include "tools/common/json_output.hpp"
 
 namespace deep_ep::tools {
 namespace {
@@ -29,7 +30,7 @@ InEffect in_effect(const environment::Variable& variable) {
   }
 }
 
-int print_json() {
+int print_as_json() {
   nlohmann::json table = nlohmann::json::array();
   for (const environment::Variable& variable : environment::variables()) {
     const auto [value, problem] = in_effect(variable);
@@ -43,7 +44,7 @@ int print_json() {
                      {"others", variable.others()},
                      {"help", variable.help}});
   }
-  fmt::print("{}\n", table.dump(2));
+  print_json(table);
   return 0;
 }
 
@@ -68,7 +69,7 @@ void add_env_command(CLI::App& app, Action& action) {
   CLI::App* command = app.add_subcommand("env", "Print the environment variables the library reads");
   auto json = std::make_shared<bool>(false);
   command->add_flag("--json", *json, "Print JSON");
-  command->callback([json, &action] { action = [json] { return *json ? print_json() : print_table(); }; });
+  command->callback([json, &action] { action = [json] { return *json ? print_as_json() : print_table(); }; });
 }
 
 }  // namespace deep_ep::tools

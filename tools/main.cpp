@@ -1,11 +1,14 @@
-// The `deep_ep` command. Exit status: 0 well, 1 a check or the run failed, 2 the command line was wrong.
+// The `deep_ep` command. Exit status: 0 well, 1 a check or the run failed, 2 the command line or a
+// variable was wrong.
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <exception>
+#include <iostream>
 #include <string>
 
+#include "deep_ep/error.hpp"
 #include "deep_ep/version.hpp"
 #include "tools/commands.hpp"
 
@@ -18,6 +21,18 @@ void print_error(std::string text) {
   }
   while (!text.empty() && text.back() == ' ') text.pop_back();
   fmt::print(stderr, "deep_ep: {}\n", text);
+}
+
+bool is_command(const CLI::App& app, const std::string& word) {
+  return !app.get_subcommands([&](const CLI::App* command) { return command->get_name() == word; }).empty();
+}
+
+/// The status, or 1 where the output did not arrive.
+int finish(int status) {
+  std::cout.flush();
+  if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0 && std::cout.good()) return status;
+  print_error("cannot write the output");
+  return 1;
 }
 
 }  // namespace
@@ -35,16 +50,26 @@ int main(int argc, char** argv) {
   deep_ep::tools::add_env_command(app, action);
 
   try {
+    if (argc > 1 && argv[1][0] != '-' && !is_command(app, argv[1])) {
+      throw CLI::ParseError(fmt::format("'{}' is no command", argv[1]), CLI::ExitCodes::ExtrasError);
+    }
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
-    if (error.get_exit_code() == 0) return app.exit(error);  // --help, --version
+    if (error.get_exit_code() == 0) {  // --help, --version
+      app.exit(error);
+      return finish(0);
+    }
     print_error(fmt::format("{} (see --help)", error.what()));
     return 2;
   }
   try {
-    const int status = action();
-    if (std::fflush(stdout) != 0) throw std::runtime_error("cannot write the output");
-    return status;
+    return finish(action());
+  } catch (const deep_ep::RankMismatch& error) {
+    print_error(error.what());
+    return 1;
+  } catch (const deep_ep::InvalidArgument& error) {
+    print_error(error.what());
+    return 2;
   } catch (const std::exception& error) {
     print_error(error.what());
     return 1;

@@ -74,7 +74,8 @@ std::optional<fs::path> SystemRoot::place_of(std::string_view path) const {
 
 std::string SystemRoot::read_bytes(std::string_view path, std::size_t most) const {
   const auto place = place_of(path);
-  if (!place) return {};
+  std::error_code error;
+  if (!place || !fs::is_regular_file(*place, error)) return {};  // to open a FIFO would wait for a writer
   std::ifstream file(*place, std::ios::binary);
   std::string bytes;
   std::vector<char> block(std::size_t{1} << 16);
@@ -89,7 +90,7 @@ std::string SystemRoot::read_bytes(std::string_view path, std::size_t most) cons
 std::optional<std::string> SystemRoot::read(std::string_view path) const {
   const auto place = place_of(path);
   std::error_code error;
-  if (!place || fs::is_directory(*place, error)) return std::nullopt;
+  if (!place || !fs::is_regular_file(*place, error)) return std::nullopt;
   std::ifstream file(*place, std::ios::binary);
   if (!file) return std::nullopt;
   std::string text{std::istreambuf_iterator<char>(file), {}};

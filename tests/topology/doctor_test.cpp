@@ -1,6 +1,7 @@
 // What `deep_ep doctor` says about healthy machines, and about machines that each lack something.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <map>
 #include <optional>
@@ -72,6 +73,25 @@ TEST_F(Doctor, RenamedNicsAreNoTrouble) {
   EXPECT_EQ(worst_of(findings()), Verdict::note);
   EXPECT_EQ(complaints("variables"), "note: NVSHMEM_HCA_PREFIX=mlx5");
   EXPECT_EQ(complaints("map"), "");
+}
+
+TEST_F(Doctor, WrongValuesOfVariablesThatNobodyReadsHere) {
+  write_healthy_machine(machine_);
+  variables_["DEEP_EP_TIMEOUT_S"] = "soon";
+  variables_["DEEP_EP_HOST_THREADS"] = "-1";
+  variables_["DEEP_EP_LOW_LATENCY_RAILS"] = "never";
+  const std::string text = complaints("variables");
+  EXPECT_NE(text.find("error: environment variable DEEP_EP_TIMEOUT_S='soon'"), std::string::npos) << text;
+  EXPECT_NE(text.find("error: environment variable DEEP_EP_HOST_THREADS='-1'"), std::string::npos) << text;
+  EXPECT_EQ(text.find("RAILS"), std::string::npos) << text;
+}
+
+TEST_F(Doctor, AFifoInTheSysrootIsNotWaitedFor) {
+  write_healthy_machine(machine_);
+  const std::string path = "/proc/self/status";
+  machine_.remove(path);
+  ASSERT_EQ(::mkfifo((machine_.path().string() + path).c_str(), 0600), 0);
+  EXPECT_GT(findings().size(), 0u);  // hung before
 }
 
 TEST_F(Doctor, ZeroGids) {

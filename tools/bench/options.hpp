@@ -11,6 +11,7 @@
 
 #include "tools/bench/measure.hpp"
 #include "tools/bench/world.hpp"
+#include "tools/common/json_output.hpp"
 
 namespace CLI {
 class App;
@@ -84,7 +85,7 @@ void print_measurements(const BenchOptions& options, const World& world, nlohman
   });
   if (world.first_rank != 0 || !options.json) return;
   setting["measurements"] = std::move(measurements);
-  fmt::print("{}\n", setting.dump(2));
+  print_json(setting);
 }
 
 }  // namespace deep_ep::tools

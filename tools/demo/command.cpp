@@ -8,13 +8,13 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
-#include <iterator>
 #include <nlohmann/json.hpp>
 #include <string>
 
 #include "deep_ep/error.hpp"
 #include "tools/commands.hpp"
 #include "tools/common/command_line.hpp"
+#include "tools/common/json_output.hpp"
 #include "tools/common/ranks.hpp"
 #include "tools/demo/layer.hpp"
 
@@ -43,9 +43,14 @@ struct DemoReport {
 std::string read_text(const std::string& path) {
   if (std::filesystem::is_directory(path))
     throw InvalidArgument(fmt::format("--input {}: is a directory, a text file is needed", path));
+  constexpr std::size_t kMost = std::size_t{64} << 20;  // a device may never end
   std::ifstream file(path, std::ios::binary);
-  std::string text{std::istreambuf_iterator<char>(file), {}};
-  if (!file) throw InvalidArgument(fmt::format("--input {}: cannot read it: {}", path, std::strerror(errno)));
+  std::string text(kMost + 1, '\0');
+  if (!file.read(text.data(), static_cast<std::streamsize>(text.size())) && !file.eof()) {
+    throw InvalidArgument(fmt::format("--input {}: cannot read it: {}", path, std::strerror(errno)));
+  }
+  text.resize(static_cast<std::size_t>(file.gcount()));
+  if (text.size() > kMost) throw InvalidArgument(fmt::format("--input {}: is longer than 64 MiB", path));
   return text;
 }
 
@@ -88,7 +93,7 @@ std::int64_t row_bytes(const ModelShape& shape, bool as_8bit) {
                  : std::int64_t{shape.hidden} * 2;
 }
 
-void print_json(const DemoReport& report) {
+void print_as_json(const DemoReport& report) {
   const ModelShape& shape = report.options.shape;
   nlohmann::json times;
   for (int phase = 0; phase < static_cast<int>(Phase::count); ++phase) {
@@ -113,7 +118,7 @@ void print_json(const DemoReport& report) {
       {"failures", report.result.failures},
       {"correct", report.result.failures.empty()},
   };
-  fmt::print("{}\n", json.dump(2));
+  print_json(json);
 }
 
 void print_load(const std::vector<std::int64_t>& load) {
@@ -227,7 +232,7 @@ int run_demo(const DemoOptions& options) {
   report.reference = &reference;
   report.result = run_layer(options.shape, batches, reference, report.device);
   report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-  options.json ? print_json(report) : print_report(report);
+  options.json ? print_as_json(report) : print_report(report);
   return report.result.failures.empty() ? 0 : 1;
 }
 

@@ -11,6 +11,7 @@
 #include "csrc/rdma/verbs/libraries.hpp"
 #include "deep_ep/error.hpp"
 #include "tools/commands.hpp"
+#include "tools/common/json_output.hpp"
 #include "tools/doctor/checks.hpp"
 #include "tools/doctor/counters.hpp"
 #include "tools/doctor/print.hpp"
@@ -72,7 +73,7 @@ int run_doctor(const DoctorOptions& options) {
         report["traffic"].push_back({{"nic", port.nic}, {"port", port.port}, {"counters", port.values}});
       }
     }
-    fmt::print("{}\n", report.dump(2));
+    print_json(report);
   } else {
     fmt::print("{}\n", machine_text(patient));
     if (options.nic_counters) fmt::print("{}\n", to_text(traffic));

@@ -3,6 +3,7 @@
 
 #include <array>
 
+#include "deep_ep/error.hpp"
 #include "tools/doctor/checks.hpp"
 
 namespace deep_ep::tools {
@@ -67,9 +68,23 @@ void check_gib(const Patient& patient, Findings& findings) {
        "gIB refuses to start: \"NCCL/NET (shim) mismatch recommended\"", "unset TORCH_NCCL_USE_COMM_NONBLOCKING"});
 }
 
+/// Those that this machine's RDMA does not need, too: some run may. Texts are judged by whoever parses them.
+void check_own(const Patient& patient, Findings& findings) {
+  for (const environment::Variable& variable : environment::variables()) {
+    try {
+      environment::Reader(patient.environment).value(variable.name());
+    } catch (const InvalidArgument& error) {
+      if (error.what() == patient.refused) continue;  // check_map has said so
+      findings.push_back(
+          {"variables", Verdict::error, error.what(), "what reads it refuses to start", "correct or unset it"});
+    }
+  }
+}
+
 }  // namespace
 
 void check_variables(const Patient& patient, Findings& findings) {
+  check_own(patient, findings);
   for (const std::string& taken : patient.settings.taken) {
     findings.push_back({"variables", Verdict::note, taken, "in effect here too; a DEEP_EP_ variable would win", ""});
   }

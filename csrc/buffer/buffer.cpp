@@ -1,5 +1,7 @@
-// The public class: refuses use after destroy, and passes on.
+// The public class: refuses use after destroy and in forked children, and passes on.
 #include "deep_ep/buffer.hpp"
+
+#include <utility>
 
 #include "csrc/buffer/implementation.hpp"
 #include "csrc/support/format.hpp"
@@ -10,6 +12,10 @@ namespace {
 template <class Implementation>
 Implementation& alive(const std::unique_ptr<Implementation>& implementation, const char* call) {
   if (!implementation) fail<UseAfterDestroy>("Buffer::{} after destroy", call);
+  if (implementation->inherited()) {
+    fail<Error>("Buffer::{} in a child forked after the buffer was made: only the process that made it can use it",
+                call);
+  }
   return *implementation;
 }
 
@@ -23,13 +29,23 @@ RankMasks& masks(const std::unique_ptr<Implementation>& implementation, const ch
   return low_latency(implementation, call).masks(call);
 }
 
+/// A forked child has none of the threads that the end of a buffer waits for, and the memory is its parent's.
+template <class Implementation>
+void leave_to_the_parent(std::unique_ptr<Implementation>& implementation) {
+  if (implementation && implementation->inherited()) static_cast<void>(implementation.release());
+}
+
 }  // namespace
 
 Buffer::Buffer(std::shared_ptr<Bootstrap> bootstrap, std::shared_ptr<Executor> executor, const BufferOptions& options)
     : implementation_(std::make_unique<Implementation>(std::move(bootstrap), std::move(executor), options)) {}
-Buffer::~Buffer() = default;
+Buffer::~Buffer() { leave_to_the_parent(implementation_); }
 Buffer::Buffer(Buffer&&) noexcept = default;
-Buffer& Buffer::operator=(Buffer&&) noexcept = default;
+Buffer& Buffer::operator=(Buffer&& other) noexcept {
+  leave_to_the_parent(implementation_);
+  implementation_ = std::move(other.implementation_);
+  return *this;
+}
 
 int Buffer::rank() const { return alive(implementation_, "rank").runtime().rank(); }
 int Buffer::num_ranks() const { return alive(implementation_, "num_ranks").runtime().num_ranks(); }

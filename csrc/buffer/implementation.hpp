@@ -9,6 +9,7 @@
 #include "csrc/buffer/intranode/intranode.hpp"
 #include "csrc/buffer/low_latency/low_latency.hpp"
 #include "csrc/buffer/runtime.hpp"
+#include "csrc/support/home_process.hpp"
 #include "deep_ep/buffer.hpp"
 
 namespace deep_ep {
@@ -22,6 +23,8 @@ class Buffer::Implementation {
   Implementation(const Implementation&) = delete;
   Implementation& operator=(const Implementation&) = delete;
 
+  /// Are we in a child forked after this was made? Then it must not even be destroyed.
+  bool inherited() const { return home_.left(); }
   Runtime& runtime() { return runtime_; }
   DispatchLayouts& layouts() { return layouts_; }
   // Normal mode: here it is chosen by where the ranks are.
@@ -41,6 +44,7 @@ class Buffer::Implementation {
   /// The host waits for this rank's work, which may have failed.
   void settle_last_work() noexcept;
 
+  const HomeProcess home_;
   Runtime runtime_;
   DispatchLayouts layouts_;
   Intranode intranode_;

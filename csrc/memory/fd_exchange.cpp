@@ -5,6 +5,7 @@
 #include <sys/random.h>
 #include <sys/socket.h>
 #include <sys/un.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -74,6 +75,13 @@ UniqueFd listen_at(const Secret& name, int peers) {
   // Room for all: a rank connects to its peers before it accepts any of them.
   if (::listen(socket.get(), std::max(peers, 16)) != 0) fail<SystemError>("listen: {}", errno_text(errno));
   return socket;
+}
+
+/// Is the process at the other end one of this user's?
+bool of_this_user(int socket) {
+  ucred peer{};
+  socklen_t bytes = sizeof(peer);
+  return ::getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &bytes) == 0 && peer.uid == ::geteuid();
 }
 
 void send_fd(int socket, int fd) {
@@ -197,7 +205,8 @@ class Exchange {
       callers = std::move(silent);
       if (sources[0].revents != 0) {
         UniqueFd caller(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-        if (caller) callers.push_back(std::move(caller));
+        // Names of sockets are visible to every user, and whoever stays silent keeps a descriptor of this process.
+        if (caller && of_this_user(caller.get())) callers.push_back(std::move(caller));
       }
     }
   }

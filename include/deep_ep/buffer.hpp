@@ -17,7 +17,7 @@
 //
 // Errors. InvalidArgument names the argument, what came and what is allowed; RankMismatch is raised on every rank when
 // their arguments do not fit together; TimeoutError when a rank does not come. Faults that a kernel meets are raised by
-// the next call (or by `check`). After `destroy`, or once the buffer has been moved from, calls throw UseAfterDestroy.
+// the next call (or by `check`). Calls throw UseAfterDestroy after `destroy` or a move, and Error in a forked child.
 #pragma once
 
 #include <cstddef>

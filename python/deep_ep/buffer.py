@@ -151,7 +151,7 @@ class Buffer(LowLatencyCalls):
             allow_nvlink_for_low_latency_mode,
         )
         # Also runs at interpreter exit, while everything it needs is still there.
-        self._finalizer = weakref.finalize(self, _let_go, self.runtime, self.rank, explicitly_destroy)
+        self._finalizer = weakref.finalize(self, _let_go, self.runtime, self.rank, explicitly_destroy, os.getpid())
 
     def destroy(self) -> None:
         """Collective: waits for this rank's work, then for all ranks, and frees the memory. Needs
@@ -456,8 +456,8 @@ def _device_index(group: Optional[Any]) -> int:
     return -1
 
 
-def _let_go(runtime: "_native.Buffer", rank: int, explicitly_destroy: bool) -> None:
-    if explicitly_destroy:
+def _let_go(runtime: "_native.Buffer", rank: int, explicitly_destroy: bool, process: int) -> None:
+    if explicitly_destroy and os.getpid() == process:  # a forked child leaves it to its parent
         print(f"deep_ep: rank {rank}: a Buffer made with explicitly_destroy=True was never destroyed", flush=True)
     runtime.drop()
 

@@ -1,16 +1,26 @@
 #include "csrc/memory/fd_exchange.hpp"
 
+#include <dirent.h>
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <gtest/gtest.h>
+#include <poll.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/un.h>
 #include <unistd.h>
 
-#include <dirent.h>
-
 #include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <span>
 #include <stdexcept>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "csrc/bootstrap/agreement.hpp"
 #include "deep_ep/error.hpp"
@@ -90,6 +100,65 @@ TEST(FdExchange, OnlyWithinAHost) {
   const auto errors = run_processes(5, [&](int rank) {
     const auto bootstrap = make_shared_memory_bootstrap(name, rank, 5, 20);
     exchange_and_check(*bootstrap, 2);
+  });
+  for (const std::string& error : errors) EXPECT_EQ(error, "");
+}
+
+/// 0: whoever listens there hung up on another user at once.
+int connect_as_another_user(const std::array<std::uint64_t, 2>& name) {
+  if (::setresuid(65534, 65534, 65534) != 0) return 1;
+  const std::string text = fmt::format("deep_ep-{:016x}{:016x}", name[0], name[1]);
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  std::copy(text.begin(), text.end(), address.sun_path + 1);
+  const auto bytes = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + text.size());
+  const UniqueFd socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  if (::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), bytes) != 0) return 2;
+  pollfd end{.fd = socket.get(), .events = POLLIN, .revents = 0};
+  char byte = 0;
+  return ::poll(&end, 1, 5000) == 1 && ::recv(socket.get(), &byte, 1, 0) == 0 ? 0 : 3;
+}
+
+/// A rank that, between offering its descriptor and asking for those of others, lets a stranger have a go at rank 0.
+class WithAStranger final : public Bootstrap {
+ public:
+  explicit WithAStranger(std::shared_ptr<Bootstrap> bootstrap) : bootstrap_(std::move(bootstrap)) {}
+  int rank() const override { return bootstrap_->rank(); }
+  int size() const override { return bootstrap_->size(); }
+  std::vector<std::byte> all_gather(std::span<const std::byte> mine) override {
+    std::vector<std::byte> all = bootstrap_->all_gather(mine);
+    if (++calls_ == 2) {  // that of the offers, which begin with the name of the socket
+      std::array<std::uint64_t, 2> name{};
+      std::memcpy(name.data(), all.data(), sizeof(name));
+      const pid_t child = ::fork();
+      if (child == 0) ::_exit(connect_as_another_user(name));
+      ::waitpid(child, &status_, 0);
+    }
+    return all;
+  }
+  int status() const { return WIFEXITED(status_) ? WEXITSTATUS(status_) : -1; }
+
+ private:
+  std::shared_ptr<Bootstrap> bootstrap_;
+  int calls_ = 0;
+  int status_ = -1;
+};
+
+TEST(FdExchange, OtherUsersAreHungUpOn) {
+  if (::geteuid() != 0) GTEST_SKIP() << "only root can become another user";
+  const std::string name = "stranger-" + std::to_string(::getpid());
+  const auto errors = run_processes(2, [&](int rank) {
+    const auto bootstrap = make_shared_memory_bootstrap(name, rank, 2, 20);
+    const auto ranks = all_gather_values(*bootstrap, this_process());
+    const UniqueFd mine = file_that_says(rank);
+    if (rank == 0) {
+      exchange_fds(*bootstrap, mine.get(), ranks, 20);
+    } else {
+      WithAStranger with_a_stranger(bootstrap);
+      exchange_fds(with_a_stranger, mine.get(), ranks, 20);
+      const int status = with_a_stranger.status();
+      if (status != 0) throw std::runtime_error("the stranger ended with " + std::to_string(status));
+    }
   });
   for (const std::string& error : errors) EXPECT_EQ(error, "");
 }

@@ -206,3 +206,36 @@ def test_grad_of_results_is_ordinary():
         thread.join()
     for gradient, total in sums:
         assert torch.allclose(gradient, total, atol=0.2)
+
+
+def test_a_forked_child_leaves_the_buffer_alone():
+    # Collected, used, and at exit: in each case the child's threads are gone, and the child must not wait for them.
+    program = """
+import os, sys, torch, deep_ep
+class Alone:
+    Get_rank = lambda self: 0
+    Get_size = lambda self: 1
+    allgather = lambda self, value: [value]
+topk = torch.zeros(3, 2, dtype=torch.int64)
+kept = deep_ep.Buffer(None, comm=Alone(), explicitly_destroy=True)
+dropped = deep_ep.Buffer(None, comm=Alone())
+layout = kept.get_dispatch_layout(topk, 4), dropped.get_dispatch_layout(topk, 4)
+child = os.fork()
+if child == 0:
+    for call in (kept.destroy, kept.runtime.check) if len(sys.argv) > 1 else (kept.runtime.check,):
+        try:
+            call()
+            os._exit(1)
+        except RuntimeError as error:
+            assert "forked" in str(error), error
+    del dropped, layout
+    sys.exit(7)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+kept.get_dispatch_layout(topk, 4)
+kept.destroy()
+"""
+    for arguments in ([], ["destroy"]):
+        done = subprocess.run(
+            [sys.executable, "-c", program, *arguments], check=True, timeout=60, capture_output=True, text=True
+        )
+        assert done.stdout == ""

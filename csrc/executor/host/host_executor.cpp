@@ -57,6 +57,7 @@ HostExecutor::HostExecutor(const HostExecutorOptions& options)
 }
 
 HostExecutor::~HostExecutor() {
+  if (default_stream_->inherited()) return;  // nobody works here who could be waited for
   // Work under way uses memory that goes away with the owner's other parts.
   default_stream_->drain();
   for (auto& [handle, stream] : streams_) stream->drain();
@@ -69,7 +70,12 @@ void HostExecutor::free(void* memory) noexcept { std::free(memory); }
 void* HostExecutor::allocate_async(std::size_t bytes, StreamHandle) { return aligned(bytes); }
 
 void HostExecutor::free_async(void* memory, StreamHandle handle) noexcept {
-  if (memory != nullptr) stream(handle).enqueue_always([memory] { std::free(memory); });
+  if (memory == nullptr) return;
+  if (default_stream_->inherited()) {
+    std::free(memory);  // this process's copy, which no worker uses
+  } else {
+    stream(handle).enqueue_always([memory] { std::free(memory); });
+  }
 }
 
 void* HostExecutor::allocate_pinned(std::size_t bytes) {
@@ -118,7 +124,9 @@ EventHandle HostExecutor::adopt_event(void*) {
 bool HostExecutor::event_done(const EventHandle& event) { return event == nullptr || event_of(event)->done(); }
 
 void HostExecutor::synchronize_event(const EventHandle& event) {
-  if (event != nullptr) event_of(event)->wait();
+  if (event == nullptr || event_of(event)->done()) return;
+  default_stream_->require_home();
+  event_of(event)->wait();
 }
 
 void HostExecutor::synchronize(StreamHandle handle) { stream(handle).synchronize(); }

@@ -117,7 +117,13 @@ void HostStream::throw_failure() {
   if (!text.empty()) throw Error(text);
 }
 
+void HostStream::require_home() const {
+  if (!inherited()) return;
+  throw Error("an executor was used in a child forked after it was made: only the process that made it can use it");
+}
+
 void HostStream::add(Operation operation) {
+  require_home();
   auto added = std::make_unique<Operation>(std::move(operation));
   tsan::release(&added->sync_point);
   {

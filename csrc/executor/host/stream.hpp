@@ -13,6 +13,7 @@
 
 #include "csrc/executor/host/kernel.hpp"
 #include "csrc/executor/host/worker_pool.hpp"
+#include "csrc/support/home_process.hpp"
 #include "kernels/primitives/host/machine.hpp"
 
 namespace deep_ep::host_machine {
@@ -59,6 +60,10 @@ class HostStream final : public LaunchQueue, public std::enable_shared_from_this
   void drain() noexcept;
   /// Throws what failed, and forgets it.
   void throw_failure();
+  /// Are we in a child forked since? It has no workers: what is enqueued there throws.
+  bool inherited() const { return home_.left(); }
+  /// Throws there.
+  void require_home() const;
 
  private:
   struct Operation {
@@ -79,6 +84,7 @@ class HostStream final : public LaunchQueue, public std::enable_shared_from_this
   bool failed();
   void note_failure(const std::string& text);
 
+  const HomeProcess home_;
   WorkerPool& pool_;
   const std::uint64_t owner_;
   const std::uint64_t seed_;

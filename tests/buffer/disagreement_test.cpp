@@ -107,7 +107,7 @@ TEST_P(DisagreementTest, OnScalesOfACachedDispatch) {
   const Case good = make_case({.tokens = {5, 6}, .scales = 2});
   const Case odd = make_case({.tokens = {5, 6}, .scales = 3});
   run_cluster(cluster(2), [&](Rank& rank) {
-    Buffer& buffer = rank.buffer({.heap_bytes = std::size_t{16} << 20, .timeout_s = 1.0});
+    Buffer& buffer = rank.buffer({.heap_bytes = std::size_t{16} << 20, .timeout_s = short_deadline()});
     const bool is_odd = rank.rank() == 1;
     const DispatchResult original = buffer.dispatch(upload_inputs(rank, good).dispatch, rank.call());
     const Inputs again = upload_inputs(rank, is_odd ? odd : good);
@@ -128,7 +128,7 @@ TEST_P(DisagreementTest, OnTopkOfCombine) {
   DEEP_EP_NEEDS_RANKS(2);
   const Case one = make_case({.tokens = {5, 6}, .topk = 4});
   run_cluster(cluster(2), [&](Rank& rank) {
-    Buffer& buffer = rank.buffer({.heap_bytes = std::size_t{16} << 20, .timeout_s = 1.0});
+    Buffer& buffer = rank.buffer({.heap_bytes = std::size_t{16} << 20, .timeout_s = short_deadline()});
     const bool is_odd = rank.rank() == 1;
     const DispatchResult result = buffer.dispatch(upload_inputs(rank, one).dispatch, rank.call());
     Returned returned = upload_returned(rank, buffer, one, result.handle, true);

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "deep_ep/buffer.hpp"
+#include "tests/support/time_scale.hpp"
 
 namespace deep_ep {
 namespace {
@@ -59,6 +60,7 @@ int use_and_destroy(Forked& inherited) {
 }
 
 TEST(Fork, AChildIsRefusedAtOnceAndItsParentGoesOn) {
+  if (test::under_thread_sanitizer()) GTEST_SKIP() << "ThreadSanitizer ends a forked child that starts threads";
   Forked forked;
   const pid_t child = ::fork();
   ASSERT_GE(child, 0);

@@ -12,6 +12,7 @@
 #include <stdlib.h>  // getloadavg
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstdlib>
 #include <stdexcept>
@@ -59,9 +60,10 @@ inline double measured_time_factor() {
   return std::min(kMost, kBuild * seeded * std::clamp(per_core / kUsualLoad, 1.0, 4.0));
 }
 
-/// The factor in use: measured first when somebody asks, and again by renew_time_factor().
-inline double& time_factor_in_use() {
-  static double factor = measured_time_factor();
+/// The factor in use: measured first when somebody asks, and again by renew_time_factor(). Several clusters may run
+/// side by side.
+inline std::atomic<double>& time_factor_in_use() {
+  static std::atomic<double> factor = measured_time_factor();
   return factor;
 }
 inline double time_factor() { return time_factor_in_use(); }

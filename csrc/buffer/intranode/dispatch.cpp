@@ -105,7 +105,7 @@ void Intranode::wait_for_counts(CallScope& scope) {
   const double timeout_s = runtime_.timeout_s();
   // The kernel has the real deadline, and says for which rank it waited. Ours is for a kernel that never started.
   const Deadline deadline(timeout_s == 0 ? 0 : timeout_s * 2 + 10);
-  for (int spins = 1; __atomic_load_n(&host_counts_->epoch, __ATOMIC_ACQUIRE) == 0; ++spins) {
+  for (std::uint64_t spins = 1; __atomic_load_n(&host_counts_->epoch, __ATOMIC_ACQUIRE) == 0; ++spins) {
     if (spins % 64 != 0) continue;
     if (faults.met()) break;
     if (spins % 4096 == 0) {

@@ -26,7 +26,7 @@ class Bootstrap {
   /// Gathers every rank's bytes.
   /// @param mine this rank's bytes, the same number on every rank; it may be 0.
   /// @return size() * mine.size() bytes, rank 0's first.
-  /// @throws TimeoutError when a rank does not arrive in time. @throws RankMismatch, on every rank, for unequal sizes.
+  /// @throws TimeoutError when a rank does not arrive in time. @throws RankMismatch on every rank for unequal sizes.
   virtual std::vector<std::byte> all_gather(std::span<const std::byte> mine) = 0;
 
   /// Returns after every rank has entered it. Throws as all_gather does.

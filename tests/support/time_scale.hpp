@@ -73,8 +73,8 @@ inline void renew_time_factor() { time_factor_in_use() = measured_time_factor();
 /// So many seconds of a quiet machine.
 inline double scaled(double seconds) { return seconds * time_factor(); }
 
-/// Seconds to wait for a rank that never comes, where living ranks must not be mistaken for it. Under AddressSanitizer
-/// and ThreadSanitizer living ranks were once seen 4 s apart on two busy cores, and masking gives them half of this.
+/// Seconds to wait for a rank that never comes, where living ranks must not be mistaken for it. Longer with sanitizers:
+/// masking gives ranks half of this, and on two busy cores under AddressSanitizer half of 7.5 s was once too little.
 inline double short_deadline() { return scaled(under_sanitizer() ? 6 : 4); }
 
 /// Seconds to wait for what does come. Only a test that hangs waits so long.

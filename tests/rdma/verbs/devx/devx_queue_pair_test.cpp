@@ -193,6 +193,35 @@ TEST_F(DevxTest, ConnectionOnInfiniBand) {
                                                                        {"log_rra_max", 4},
                                                                        {"path.vhca_port_num", 1},
                                                                        {"path.rlid", 0x88},
+                                                                       {"path.sl", 3}}))
+      << "a traffic class without a global route is refused (syndrome 0x764216)";
+}
+
+TEST_F(DevxTest, InfiniBandWithAGlobalRoute) {
+  fake_.port.link_layer = IBV_LINK_LAYER_INFINIBAND;
+  fake_.port.flags = IBV_QPF_GRH_REQUIRED;
+  path_.gid_index = 0;
+  fake_.gids[0] = {0xfe, 0x80, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1};
+  const auto pair = make();
+  QueuePairAddress peer = peer_of(*pair);
+  peer.lid = 0x88;
+  fake_.commands.clear();
+  pair->connect(peer);
+  ASSERT_EQ(fake_.commands.size(), 3U);
+  EXPECT_EQ(nonzero(fake_.commands[1], "create_qp_in", "qpc"), (Fields{{"opcode", 0x503},
+                                                                       {"qpn", 0x1234},
+                                                                       {"mtu", IBV_MTU_2048},
+                                                                       {"log_msg_max", 30},
+                                                                       {"remote_qpn", 0x4321},
+                                                                       {"next_rcv_psn", 0xabcdef},
+                                                                       {"min_rnr_nak", 12},
+                                                                       {"log_rra_max", 4},
+                                                                       {"path.vhca_port_num", 1},
+                                                                       {"path.grh", 1},
+                                                                       {"rgid_high", 0xfe80000000000000},
+                                                                       {"rgid_low", 2},
+                                                                       {"path.hop_limit", 64},
+                                                                       {"path.rlid", 0x88},
                                                                        {"path.sl", 3},
                                                                        {"path.tclass", 106}}));
 }

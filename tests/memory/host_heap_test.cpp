@@ -108,7 +108,7 @@ TEST(HostHeap, ProcessesMapEachOther) {
     if (child == 0) {
       int status = 1;
       try {
-        const auto bootstrap = make_shared_memory_bootstrap(name, rank, kRanks, 30);
+        const auto bootstrap = make_shared_memory_bootstrap(name, rank, kRanks, long_patience());
         const auto heap = make_host_heap(*bootstrap, {.bytes = 1 << 16});
         status = exchange(*bootstrap, *heap) ? 0 : 2;
         heap->unmap_peers();

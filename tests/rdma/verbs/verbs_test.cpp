@@ -62,7 +62,10 @@ class VerbsTest : public testing::Test {
  protected:
   std::shared_ptr<Device> open() { return Device::open("fake_0", fake_.functions); }
   static PathOptions path() { return {.gid_index = 3}; }
-  void TearDown() override { EXPECT_EQ(fake_.alive, 0) << "something was not given back"; }
+  void TearDown() override {
+    EXPECT_EQ(fake_.alive, 0) << "something was not given back";
+    EXPECT_EQ(fake_.broken_rules, std::vector<std::string>{});
+  }
 
   FakeVerbs fake_;
   alignas(4096) std::array<std::byte, 8192> memory_{};

@@ -35,7 +35,10 @@ class DevxTest : public testing::Test {
     path_.service_level = 3;
     path_.traffic_class = 106;
   }
-  void TearDown() override { EXPECT_EQ(fake_.alive, 0) << "something was not given back"; }
+  void TearDown() override {
+    EXPECT_EQ(fake_.alive, 0) << "something was not given back";
+    EXPECT_EQ(fake_.broken_rules, std::vector<std::string>{});
+  }
 
   std::unique_ptr<DevxQueuePair> make() {
     return std::make_unique<DevxQueuePair>(Device::open("fake_0", fake_.functions), fake_.mlx5, options_, path_);
@@ -256,16 +259,16 @@ TEST_F(DevxTest, EveryCommandThatTheFirmwareRefusesIsNamedWithItsSyndrome) {
                      {"RDMA device fake_0: DevX " + name + ": Remote I/O error", "status 0x3, syndrome 0x12ab34"}));
     EXPECT_EQ(fake_.alive, 0) << name;
   }
-  fake_.firmware_refusals.clear();
-  const auto pair = make();
-  const QueuePairAddress peer = peer_of(*pair);
   const std::map<std::uint16_t, std::string> transitions{
       {0x502, "RST2INIT_QP"}, {0x503, "INIT2RTR_QP"}, {0x504, "RTR2RTS_QP"}};
   for (const auto& [opcode, name] : transitions) {
     fake_.firmware_refusals = {{opcode, {EREMOTEIO, 0x9, 0x77}}};
-    EXPECT_TRUE(
-        says(message_of<SystemError>([&] { pair->connect(peer); }), {"DevX " + name, "status 0x9, syndrome 0x77"}));
+    const auto pair = make();
+    EXPECT_TRUE(says(message_of<SystemError>([&] { pair->connect(peer_of(*pair)); }),
+                     {"DevX " + name, "status 0x9, syndrome 0x77"}));
   }
+  const auto pair = make();
+  const QueuePairAddress peer = peer_of(*pair);
   // Drivers before Linux 5.19 answer success and leave the refusal to the mailbox.
   fake_.firmware_refusals = {{0x502, {0, 0x4, 0x99}}};
   EXPECT_TRUE(

@@ -51,7 +51,7 @@ void check_row_table(Rank& rank, const LowLatencyCase& one, const LowLatencyDisp
   const std::int64_t ranks = shape.ranks();
   const std::int64_t topk = shape.topk;
   const TensorView table_view = result.handle.row_table.view();
-  require(table_view.size(0) == 1 + shape.max_tokens * (1 + topk) && table_view.size(1) == ranks,
+  require(table_view.size(0) == 2 + shape.max_tokens * (1 + topk) && table_view.size(1) == ranks,
           "shape of row_table: " + table_view.describe());
   const auto table = rank.download<std::int32_t>(table_view);
   for (std::int64_t source = 0; source < ranks; ++source) {

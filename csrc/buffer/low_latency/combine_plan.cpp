@@ -73,13 +73,14 @@ void check_handle(const LowLatencyHandle& handle, const LowLatencySetup& setup) 
     throw InvalidArgument("handle is empty: low_latency_combine needs the handle of a low_latency_dispatch");
   }
   check_range("handle.max_tokens", handle.max_tokens, 1, kMostLowLatencyTokens);
+  check_range("handle.num_tokens", handle.num_tokens, 0, handle.max_tokens);
   check_range("handle.num_topk", handle.num_topk, 1, kMaxTopk);
   if (handle.num_experts < 1 || handle.num_experts % num_ranks != 0) {
     fail<InvalidArgument>("handle.num_experts is {}, allowed: a multiple of the {} ranks", handle.num_experts,
                           num_ranks);
   }
   check_tensor("handle.row_table", handle.row_table.view(), setup.device, {DType::int32},
-               {1 + std::int64_t{handle.max_tokens} * (1 + handle.num_topk), num_ranks});
+               {2 + std::int64_t{handle.max_tokens} * (1 + handle.num_topk), num_ranks});
 }
 
 void check_combine(const LowLatencyCombineArguments& arguments, const LowLatencySetup& setup) {
@@ -96,7 +97,10 @@ void check_combine(const LowLatencyCombineArguments& arguments, const LowLatency
   check_alignment("x", x);
   const ConstTensorView& idx = arguments.topk_idx;
   check_tensor("topk_idx", idx, device, {DType::int32, DType::int64}, {kAnySize, handle.num_topk});
-  check_range("number of tokens (rows of topk_idx)", idx.size(0), 0, handle.max_tokens);
+  if (idx.size(0) != handle.num_tokens) {
+    fail<InvalidArgument>("topk_idx has {} rows, but the handle's dispatch sent {} tokens", idx.size(0),
+                          handle.num_tokens);
+  }
   check_tensor("topk_weights", arguments.topk_weights, device, {DType::float32}, {idx.size(0), handle.num_topk});
   if (arguments.out) {
     check_tensor("out", *arguments.out, device, {DType::bfloat16}, {idx.size(0), x.size(2)});
@@ -127,11 +131,12 @@ LowLatencyCombinePlan plan_combine(const LowLatencyCombineArguments& arguments, 
                                                           params.num_topk, params.row_bytes, params.row_bytes, setup);
   params.common.rail_width = rail_width;
   params.call_shape = call_shape_of({params.max_tokens, params.num_topk, params.hidden, params.num_local_experts,
-                                     params.use_logfmt ? 1 : 0, rail_width});
+                                     params.rank_major ? 1 : 0, params.use_logfmt ? 1 : 0, rail_width});
   params.x = arguments.x.as<std::byte>();
   params.row_table = handle.row_table.as<const std::int32_t>();
   params.num_tokens = static_cast<int>(arguments.topk_idx.size(0));
   params.topk_idx = {arguments.topk_idx.data, arguments.topk_idx.dtype == DType::int64};
+  params.report_unknown_experts = setup.reject_unknown_experts;
   params.topk_weights = arguments.topk_weights.as<float>();
   if (arguments.wait_recv_cost_stats) params.wait_cost = arguments.wait_recv_cost_stats->as<std::int64_t>();
 

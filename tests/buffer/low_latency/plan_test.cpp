@@ -39,6 +39,7 @@ LowLatencyDispatchArguments dispatch_of(std::int64_t tokens, const LowLatencySet
 
 struct CombineInputs {
   explicit CombineInputs(const LowLatencySetup& setup) {
+    handle.num_tokens = 100;
     handle.max_tokens = 128;
     handle.num_topk = 8;
     handle.num_experts = 256;

@@ -51,6 +51,7 @@ class DisagreementTest : public ClusterTest {
           buffer.check();
         },
         {words}, "the call");
+    require_throws<RankMismatch>([&] { buffer.check(); }, {words}, "every later call");
   }
 };
 DEEP_EP_ON_THREADS(DisagreementTest);
@@ -146,6 +147,30 @@ TEST_P(DisagreementTest, OnTheDispatchThatIsCombined) {
     require_mismatch(
         "the handles are of different dispatches", [&] { buffer.combine(returned.combine, rank.call()); }, buffer);
     rank.bootstrap()->barrier();
+  });
+}
+
+/// What is enqueued behind a fault that its host has not seen does nothing, and does not count: only rank 0 does it.
+TEST_P(DisagreementTest, CallsBehindAFaultDoNotCount) {
+  DEEP_EP_NEEDS_RANKS(2);
+  const Case good = make_case({.tokens = {5, 6}, .hidden = 64});
+  const Case odd = make_case({.tokens = {5, 6}, .hidden = 72});
+  run_cluster(cluster(2), [&](Rank& rank) {
+    Buffer& buffer = rank.buffer();
+    const DispatchResult earlier = buffer.dispatch(upload_inputs(rank, good).dispatch, rank.call());
+    const Returned returned = upload_returned(rank, buffer, good, earlier.handle, true);
+    Inputs inputs = upload_inputs(rank, rank.rank() == 0 ? good : odd);
+    inputs.dispatch.num_worst_tokens = 32;
+    if (rank.rank() == 1) rank.bootstrap()->barrier();  // rank 0 has enqueued all that follows
+    buffer.dispatch(inputs.dispatch, rank.call());
+    if (rank.rank() == 0) {
+      buffer.dispatch(inputs.dispatch, rank.call());
+      buffer.combine(returned.combine, rank.call());
+      rank.bootstrap()->barrier();
+    }
+    require_throws<RankMismatch>([&] { buffer.check(); }, {"rank 1"}, "check");
+    for (int i = 0; i < 2; ++i) run_round(rank, buffer, good);
+    buffer.destroy();
   });
 }
 

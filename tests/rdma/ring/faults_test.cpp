@@ -248,6 +248,14 @@ TEST_F(RdmaBadEntry, InlineBytesThatDoNotFit) {
                        "an inline RDMA write of 29 bytes in 3 segments"));
 }
 
+TEST_F(RdmaBadEntry, AdditionToFourBytes) {
+  EXPECT_TRUE(contains(failure_of([](auto& entry) {
+                         device::rdma::fetch_add_entry(entry, {2, QueueWorld::number(0), 0}, {kSignal, 2}, {0, 1}, 1);
+                         set(entry.segment[3], 0, 4);
+                       }),
+                       "a fetch-and-add of 4 bytes, expected 8"));
+}
+
 TEST(RdmaCpuHandler, AProducerIndexTooFarAheadIsAFailure) {
   QueueWorld world({.behind = Behind::cpu_handler});
   *world.rings().producer_index(0) = 129;

@@ -11,8 +11,8 @@ namespace deep_ep {
 class Bootstrap;
 
 /// Collective. Ranks of the same process see a peer's heap at the address where its owner has it (ThreadSanitizer
-/// compares addresses); other processes of the host map it through /proc/<pid>/fd; other hosts do not. Memory is
-/// allocated when it is touched. `identity` says where this rank lives.
+/// compares addresses); other processes of the host get descriptors of it, through sockets of their network namespace;
+/// other hosts do not map it. Memory is allocated when it is touched. `identity` says where this rank lives.
 std::unique_ptr<SymmetricHeap> make_host_heap(Bootstrap& bootstrap, const HeapOptions& options,
                                               const ProcessIdentity& identity = this_process());
 

@@ -5,7 +5,12 @@
 
 #include <algorithm>
 #include <fstream>
+#include <mutex>
+#include <optional>
+#include <random>
 #include <string>
+
+#include "csrc/support/home_process.hpp"
 
 namespace deep_ep {
 namespace {
@@ -13,6 +18,19 @@ namespace {
 std::uint64_t inode(const char* path) {
   struct stat status {};
   return ::stat(path, &status) == 0 ? static_cast<std::uint64_t>(status.st_ino) : 0;
+}
+
+std::uint64_t process_token() {
+  static std::mutex mutex;
+  static std::optional<HomeProcess> drawn_in;
+  static std::uint64_t token = 0;
+  const std::lock_guard lock(mutex);
+  if (!drawn_in || drawn_in->left()) {  // a forked child is another process
+    drawn_in.emplace();
+    std::random_device random;
+    token = static_cast<std::uint64_t>(random()) << 32 | random();
+  }
+  return token;
 }
 
 }  // namespace
@@ -25,9 +43,8 @@ ProcessIdentity this_process() {
   // Without a boot id, fall back on the name: wrong only where hosts share one.
   if (boot_id.empty()) boot_id = identity.host.data();
   std::copy_n(boot_id.begin(), std::min(boot_id.size(), identity.boot_id.size() - 1), identity.boot_id.begin());
-  identity.pid_namespace = inode("/proc/self/ns/pid");
   identity.network_namespace = inode("/proc/self/ns/net");
-  identity.pid = ::getpid();
+  identity.token = process_token();
   return identity;
 }
 

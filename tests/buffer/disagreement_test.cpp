@@ -52,6 +52,7 @@ class DisagreementTest : public ClusterTest {
     } catch (const RankMismatch& error) {
       require(std::string(error.what()).find(words) != std::string::npos, "'" + words + "' not in: " + error.what());
       ++mismatches_;
+      require_throws<Error>([&] { buffer.check(); }, {words}, "every later call");
       return;
     } catch (const TimeoutError&) {
       return;
@@ -106,7 +107,7 @@ TEST_P(DisagreementTest, OnScalesOfACachedDispatch) {
   DEEP_EP_NEEDS_RANKS(2);
   const Case good = make_case({.tokens = {5, 6}, .scales = 2});
   const Case odd = make_case({.tokens = {5, 6}, .scales = 3});
-  run_cluster(cluster(2), [&](Rank& rank) {
+  run_cluster(cluster_with_absentees(2), [&](Rank& rank) {
     Buffer& buffer = rank.buffer({.heap_bytes = std::size_t{16} << 20, .timeout_s = short_deadline()});
     const bool is_odd = rank.rank() == 1;
     const DispatchResult original = buffer.dispatch(upload_inputs(rank, good).dispatch, rank.call());
@@ -127,7 +128,7 @@ TEST_P(DisagreementTest, OnScalesOfACachedDispatch) {
 TEST_P(DisagreementTest, OnTopkOfCombine) {
   DEEP_EP_NEEDS_RANKS(2);
   const Case one = make_case({.tokens = {5, 6}, .topk = 4});
-  run_cluster(cluster(2), [&](Rank& rank) {
+  run_cluster(cluster_with_absentees(2), [&](Rank& rank) {
     Buffer& buffer = rank.buffer({.heap_bytes = std::size_t{16} << 20, .timeout_s = short_deadline()});
     const bool is_odd = rank.rank() == 1;
     const DispatchResult result = buffer.dispatch(upload_inputs(rank, one).dispatch, rank.call());
@@ -139,6 +140,30 @@ TEST_P(DisagreementTest, OnTopkOfCombine) {
     rank.bootstrap()->barrier();
   });
   EXPECT_GT(mismatches_, 0);
+}
+
+/// What is enqueued behind a fault that its host has not seen does nothing, and does not count: only rank 0 does it.
+TEST_P(DisagreementTest, CallsBehindAFaultDoNotCount) {
+  DEEP_EP_NEEDS_RANKS(2);
+  const Case good = make_case({.tokens = {5, 6}, .hidden = 64});
+  const Case odd = make_case({.tokens = {5, 6}, .hidden = 72});
+  run_cluster(cluster(2), [&](Rank& rank) {
+    Buffer& buffer = rank.buffer();
+    const DispatchResult earlier = buffer.dispatch(upload_inputs(rank, good).dispatch, rank.call());
+    const Returned returned = upload_returned(rank, buffer, good, earlier.handle, true);
+    Inputs inputs = upload_inputs(rank, rank.rank() == 0 ? good : odd);
+    inputs.dispatch.num_worst_tokens = 32;
+    if (rank.rank() == 1) rank.bootstrap()->barrier();  // rank 0 has enqueued all that follows
+    buffer.dispatch(inputs.dispatch, rank.call());
+    if (rank.rank() == 0) {
+      buffer.dispatch(inputs.dispatch, rank.call());
+      buffer.combine(returned.combine, rank.call());
+      rank.bootstrap()->barrier();
+    }
+    require_throws<RankMismatch>([&] { buffer.check(); }, {"rank 1"}, "check");
+    for (int i = 0; i < 2; ++i) run_round(rank, buffer, good);
+    buffer.destroy();
+  });
 }
 
 TEST_P(DisagreementTest, CountsThatContradictTheMembership) {
@@ -168,7 +193,7 @@ TEST_P(DisagreementTest, ARankThatNeverDispatches) {
   DEEP_EP_NEEDS_RANKS(3);
   const Case one = make_case({.tokens = {9, 12, 3}});
   for (const std::int64_t worst : {0, 64}) {
-    run_cluster(cluster(3), [&](Rank& rank) {
+    run_cluster(cluster_with_absentees(3), [&](Rank& rank) {
       Buffer& buffer = rank.buffer({.heap_bytes = std::size_t{16} << 20, .timeout_s = short_deadline()});
       if (rank.rank() != 1) {
         // The others have come together in the constructor: what they are late by is the time of this upload.
@@ -193,7 +218,7 @@ TEST_P(DisagreementTest, ARankThatNeverCombines) {
   DEEP_EP_NEEDS_RANKS(3);
   const Case one = make_case({.tokens = {9, 12, 7}, .local_experts = 1, .topk = 3});  // every token goes everywhere
   for (const bool heap : {true, false}) {
-    run_cluster(cluster(3), [&](Rank& rank) {
+    run_cluster(cluster_with_absentees(3), [&](Rank& rank) {
       Buffer& buffer = rank.buffer({.heap_bytes = std::size_t{16} << 20, .timeout_s = short_deadline()});
       const DispatchResult result = buffer.dispatch(upload_inputs(rank, one).dispatch, rank.call());
       Returned returned = upload_returned(rank, buffer, one, result.handle, heap);

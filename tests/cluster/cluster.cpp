@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <chrono>
 #include <condition_variable>
 #include <cstdio>
@@ -26,6 +27,10 @@ double timeout_of(const ClusterOptions& options) {
   return patience() * (options.where.target == Target::cuda ? 3 : 1);
 }
 
+double bootstrap_timeout_of(const ClusterOptions& options) {
+  return options.sits_out ? std::max(long_patience(), timeout_of(options)) : timeout_of(options);
+}
+
 /// Runs one rank, which stays in `self`, and returns what went wrong, or an empty string.
 std::string run_rank(int rank, const ClusterOptions& options, const std::shared_ptr<Bootstrap>& bootstrap,
                      const RankFunction& function, std::unique_ptr<Rank>& self) {
@@ -40,7 +45,7 @@ std::string run_rank(int rank, const ClusterOptions& options, const std::shared_
 
 std::vector<std::string> run_threads(const ClusterOptions& options, const RankFunction& function) {
   const auto ranks = static_cast<std::size_t>(options.ranks);
-  const auto bootstraps = make_thread_bootstraps(options.ranks, timeout_of(options));
+  const auto bootstraps = make_thread_bootstraps(options.ranks, bootstrap_timeout_of(options));
   std::vector<std::string> failures(ranks);
   std::vector<bool> ended(ranks);
   std::mutex mutex;
@@ -176,7 +181,7 @@ void run_cluster(const ClusterOptions& options, const RankFunction& function) {
     if (!processes || !is_own_cluster()) return;
     const RankProcess self = rank_process();
     const auto bootstrap =
-        make_shared_memory_bootstrap(self.meeting_point, self.rank, options.ranks, timeout_of(options));
+        make_shared_memory_bootstrap(self.meeting_point, self.rank, options.ranks, bootstrap_timeout_of(options));
     std::unique_ptr<Rank> rank;
     const std::string failure = run_rank(self.rank, options, bootstrap, function, rank);
     rank.reset();

@@ -49,6 +49,8 @@ struct ClusterOptions {
   /// Time that the bootstrap and, unless a test says otherwise, the buffers allow. 0 is patience(), and three times as
   /// long on GPUs, where ranks also make their contexts meanwhile.
   double timeout_s = 0;
+  /// A rank waits in the bootstrap while others go through deadlines: there long_patience() is allowed.
+  bool sits_out = false;
   /// This rank is meant to disappear; how its process ends does not matter.
   int lost_rank = -1;
 };

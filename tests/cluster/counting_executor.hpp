@@ -7,8 +7,8 @@
 #include <stdexcept>
 #include <string>
 
-#include "csrc/memory/symmetric_heap.hpp"
 #include "csrc/executor/backend.hpp"
+#include "csrc/memory/symmetric_heap.hpp"
 
 namespace deep_ep::test {
 

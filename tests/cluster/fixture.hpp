@@ -14,6 +14,12 @@ namespace deep_ep::test {
 class ClusterTest : public testing::TestWithParam<Where> {
  protected:
   ClusterOptions cluster(int ranks) const { return {.ranks = ranks, .where = GetParam(), .host = {}}; }
+  /// Where some ranks wait in the bootstrap while others go through deadlines.
+  ClusterOptions cluster_with_absentees(int ranks) const {
+    ClusterOptions options = cluster(ranks);
+    options.sits_out = true;
+    return options;
+  }
 };
 
 /// Skips, with the reason, if so many ranks cannot run.

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "deep_ep/bootstrap.hpp"
+#include "tests/support/time_scale.hpp"
 
 namespace deep_ep {
 
@@ -70,7 +71,7 @@ inline std::vector<std::string> run_processes(int ranks, const std::function<voi
 using RankBody = std::function<void(const std::shared_ptr<Bootstrap>&)>;
 
 inline std::vector<std::string> run_rank_threads(int ranks, const RankBody& body) {
-  const auto bootstraps = make_thread_bootstraps(ranks, 60);
+  const auto bootstraps = make_thread_bootstraps(ranks, test::long_patience());
   return run_threads(ranks, [&](int rank) { body(bootstraps[static_cast<std::size_t>(rank)]); });
 }
 

@@ -59,7 +59,7 @@ void exchange_and_check(Bootstrap& bootstrap, int ranks_per_host = 100) {
   std::vector<UniqueFd> received;
   {
     const UniqueFd mine = file_that_says(1000 + bootstrap.rank());
-    received = exchange_fds(bootstrap, mine.get(), ranks, 20);
+    received = exchange_fds(bootstrap, mine.get(), ranks, test::long_patience());
   }
   for (int peer = 0; peer < bootstrap.size(); ++peer) {
     const UniqueFd& fd = received[static_cast<std::size_t>(peer)];
@@ -74,7 +74,7 @@ void exchange_and_check(Bootstrap& bootstrap, int ranks_per_host = 100) {
 TEST(FdExchange, BetweenThreads) {
   const int before = open_descriptors();
   for (const int size : {1, 2, 8}) {
-    const auto bootstraps = make_thread_bootstraps(size);
+    const auto bootstraps = make_thread_bootstraps(size, test::long_patience());
     const auto errors =
         run_threads(size, [&](int rank) { exchange_and_check(*bootstraps[static_cast<std::size_t>(rank)]); });
     for (const std::string& error : errors) EXPECT_EQ(error, "");
@@ -86,7 +86,7 @@ TEST(FdExchange, BetweenProcesses) {
   for (const int size : {2, 8}) {
     const std::string name = "fds-" + std::to_string(::getpid());
     const auto errors = run_processes(size, [&](int rank) {
-      const auto bootstrap = make_shared_memory_bootstrap(name, rank, size, 20);
+      const auto bootstrap = make_shared_memory_bootstrap(name, rank, size, test::long_patience());
       const int before = open_descriptors();
       for (int round = 0; round < 5; ++round) exchange_and_check(*bootstrap);
       if (open_descriptors() != before) throw std::runtime_error("descriptors were left open");
@@ -98,7 +98,7 @@ TEST(FdExchange, BetweenProcesses) {
 TEST(FdExchange, OnlyWithinAHost) {
   const std::string name = "hosts-" + std::to_string(::getpid());
   const auto errors = run_processes(5, [&](int rank) {
-    const auto bootstrap = make_shared_memory_bootstrap(name, rank, 5, 20);
+    const auto bootstrap = make_shared_memory_bootstrap(name, rank, 5, test::long_patience());
     exchange_and_check(*bootstrap, 2);
   });
   for (const std::string& error : errors) EXPECT_EQ(error, "");
@@ -148,14 +148,14 @@ TEST(FdExchange, OtherUsersAreHungUpOn) {
   if (::geteuid() != 0) GTEST_SKIP() << "only root can become another user";
   const std::string name = "stranger-" + std::to_string(::getpid());
   const auto errors = run_processes(2, [&](int rank) {
-    const auto bootstrap = make_shared_memory_bootstrap(name, rank, 2, 20);
+    const auto bootstrap = make_shared_memory_bootstrap(name, rank, 2, test::long_patience());
     const auto ranks = all_gather_values(*bootstrap, this_process());
     const UniqueFd mine = file_that_says(rank);
     if (rank == 0) {
-      exchange_fds(*bootstrap, mine.get(), ranks, 20);
+      exchange_fds(*bootstrap, mine.get(), ranks, test::long_patience());
     } else {
       WithAStranger with_a_stranger(bootstrap);
-      exchange_fds(with_a_stranger, mine.get(), ranks, 20);
+      exchange_fds(with_a_stranger, mine.get(), ranks, test::long_patience());
       const int status = with_a_stranger.status();
       if (status != 0) throw std::runtime_error("the stranger ended with " + std::to_string(status));
     }
@@ -166,7 +166,7 @@ TEST(FdExchange, OtherUsersAreHungUpOn) {
 TEST(FdExchange, ARankThatCannotOfferFailsEverybody) {
   const std::string name = "bad-fd-" + std::to_string(::getpid());
   const auto errors = run_processes(3, [&](int rank) {
-    const auto bootstrap = make_shared_memory_bootstrap(name, rank, 3, 20);
+    const auto bootstrap = make_shared_memory_bootstrap(name, rank, 3, test::long_patience());
     const auto ranks = all_gather_values(*bootstrap, this_process());
     const UniqueFd mine = file_that_says(rank);
     exchange_fds(*bootstrap, rank == 1 ? 9999 : mine.get(), ranks, 1);

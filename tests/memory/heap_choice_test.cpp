@@ -3,11 +3,13 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <stdexcept>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "deep_ep/error.hpp"
+#include "tests/cluster/processes.hpp"
 
 namespace deep_ep {
 namespace {
@@ -24,7 +26,7 @@ std::vector<HeapCapabilities> ranks_on_one_host(int count) {
     write(ranks[rank].process.boot_id, "boot-a");
     write(ranks[rank].process.host, "alpha");
     ranks[rank].process.network_namespace = 7;
-    ranks[rank].process.pid = static_cast<std::int64_t>(100 + rank);
+    ranks[rank].process.token = 100 + rank;
     ranks[rank].device = static_cast<std::int32_t>(rank);
     ranks[rank].posix_fd = true;
     ranks[rank].bytes = 1000;
@@ -130,9 +132,16 @@ TEST(ProcessIdentity, ThreadsShareItAndItNamesThisHost) {
   EXPECT_TRUE(here.same_process(this_process()));
   EXPECT_NE(here.boot_id[0], '\0');
   ProcessIdentity other = here;
-  other.pid += 1;
+  other.token += 1;
   EXPECT_FALSE(here.same_process(other));
   EXPECT_TRUE(here.same_network(other));
+}
+
+TEST(ProcessIdentity, AForkedChildIsAnotherProcess) {
+  const ProcessIdentity parent = this_process();
+  expect_nothing_thrown(run_processes(1, [&](int) {
+    if (this_process().same_process(parent)) throw std::runtime_error("the child takes itself for its parent");
+  }));
 }
 
 }  // namespace

@@ -1,10 +1,10 @@
 // The symmetric heap on the host: ranks as threads and as processes.
 #include <gtest/gtest.h>
-#include <sys/wait.h>
+#include <sched.h>
 #include <unistd.h>
 
-#include <cstdio>
 #include <memory>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -98,32 +98,50 @@ TEST(HostHeap, DifferentSizesAreAMismatchOnEveryRank) {
   EXPECT_EQ(mismatch, std::vector<int>(3, 1));
 }
 
+void map_and_exchange(const std::string& name, int rank, int ranks) {
+  const auto bootstrap = make_shared_memory_bootstrap(name, rank, ranks, long_patience());
+  const auto heap = make_host_heap(*bootstrap, {.bytes = 1 << 16});
+  if (!exchange(*bootstrap, *heap)) throw std::runtime_error("a heap is not that of its rank");
+  heap->unmap_peers();
+  bootstrap->barrier();
+}
+
 TEST(HostHeap, ProcessesMapEachOther) {
-  constexpr int kRanks = 3;
-  const std::string name = "deep_ep_heap_test_" + std::to_string(getpid());
-  std::vector<pid_t> children;
-  for (int rank = 0; rank < kRanks; ++rank) {
-    const pid_t child = fork();
-    ASSERT_GE(child, 0);
-    if (child == 0) {
-      int status = 1;
-      try {
-        const auto bootstrap = make_shared_memory_bootstrap(name, rank, kRanks, 30);
-        const auto heap = make_host_heap(*bootstrap, {.bytes = 1 << 16});
-        status = exchange(*bootstrap, *heap) ? 0 : 2;
-        heap->unmap_peers();
-        bootstrap->barrier();
-      } catch (const std::exception& e) {
-        std::fprintf(stderr, "rank %d: %s\n", rank, e.what());
-      }
-      _exit(status);
-    }
-    children.push_back(child);
+  const std::string name = "heap-" + std::to_string(getpid());
+  expect_nothing_thrown(run_processes(3, [&](int rank) { map_and_exchange(name, rank, 3); }));
+}
+
+// As in containers: both ranks are process 1, of a namespace of their own.
+TEST(HostHeap, ProcessesOfOtherPidNamespacesMapEachOther) {
+  const std::string name = "heap-pid-" + std::to_string(getpid());
+  if (!run_processes(1,
+                     [](int) {
+                       if (unshare(CLONE_NEWPID) != 0) throw std::runtime_error("not permitted");
+                     })[0]
+           .empty()) {
+    GTEST_SKIP() << "this user may not make PID namespaces";
   }
-  for (const pid_t child : children) {
-    int status = 0;
-    ASSERT_EQ(waitpid(child, &status, 0), child);
-    EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
+  expect_nothing_thrown(run_processes(2, [&](int rank) {
+    if (unshare(CLONE_NEWPID) != 0) throw std::runtime_error("unshare failed");
+    const auto inside = run_processes(1, [&](int) {
+      if (getpid() != 1) throw std::runtime_error("not the first process of its namespace");
+      map_and_exchange(name, rank, 2);
+    });
+    if (!inside[0].empty()) throw std::runtime_error(inside[0]);
+  }));
+}
+
+TEST(HostHeap, OtherNetworkNamespacesAreAnErrorOnEveryRank) {
+  const std::string name = "heap-net-" + std::to_string(getpid());
+  const auto errors = run_processes(2, [&](int rank) {
+    const auto bootstrap = make_shared_memory_bootstrap(name, rank, 2, 30);
+    ProcessIdentity identity = this_process();
+    identity.network_namespace += static_cast<std::uint64_t>(rank);
+    make_host_heap(*bootstrap, {.bytes = 1 << 16}, identity);
+  });
+  for (const std::string& error : errors) {
+    EXPECT_NE(error.find("rank 1 and rank 0"), std::string::npos) << error;
+    EXPECT_NE(error.find("are not in one network namespace"), std::string::npos) << error;
   }
 }
 

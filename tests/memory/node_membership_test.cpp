@@ -9,6 +9,7 @@
 
 #include "deep_ep/error.hpp"
 #include "tests/support/setting.hpp"
+#include "tests/support/time_scale.hpp"
 
 namespace deep_ep {
 namespace {
@@ -26,7 +27,7 @@ Found find(int ranks, const PerRank& host, const PerRank& ranks_per_node) {
   Found found{std::vector<NodeMembership>(static_cast<std::size_t>(ranks)),
               std::vector<std::string>(static_cast<std::size_t>(ranks))};
   std::vector<std::jthread> threads;
-  for (const auto& bootstrap : make_thread_bootstraps(ranks, 30)) {
+  for (const auto& bootstrap : make_thread_bootstraps(ranks, test::long_patience())) {
     threads.emplace_back([&, bootstrap] {
       const int rank = bootstrap->rank();
       std::byte memory{};

@@ -25,7 +25,7 @@ using rdma::ConnectionOptions;
 TEST(ConnectionsOfProcessesTest, ReachHeapsThatAreMappedElsewhere) {
   const std::string name = "deep_ep_connections_" + std::to_string(::getpid());
   expect_nothing_thrown(run_processes(3, [&](int rank) {
-    const auto bootstrap = make_shared_memory_bootstrap(name, rank, 3, 60);
+    const auto bootstrap = make_shared_memory_bootstrap(name, rank, 3, long_patience());
     Member member(bootstrap, make_host_executor());
     member.connect({.peers = member.nodes(1).reached_by_rdma(true), .channels = 2, .depth = 64});
     member.exchange_rows(0);
@@ -37,7 +37,7 @@ TEST(ConnectionsOfProcessesTest, ReachHeapsThatAreMappedElsewhere) {
 TEST(ConnectionsOfProcessesTest, TheEndDoesNotWaitForRanksThatDied) {
   const std::string name = "deep_ep_connections_dead_" + std::to_string(::getpid());
   const auto errors = run_processes(3, [&](int rank) {
-    const auto bootstrap = make_shared_memory_bootstrap(name, rank, 3, 60);
+    const auto bootstrap = make_shared_memory_bootstrap(name, rank, 3, long_patience());
     Member member(bootstrap, make_host_executor());
     member.connect({.peers = member.nodes(1).reached_by_rdma(true), .channels = 2, .depth = 64});
     if (rank == 1) ::_exit(3);
@@ -46,7 +46,8 @@ TEST(ConnectionsOfProcessesTest, TheEndDoesNotWaitForRanksThatDied) {
     hopeless.launch(*member.connections, 0, 1);
     hopeless.synchronize();
     if (hopeless.fault().kind != FaultKind::timeout) throw std::runtime_error("a row came from a dead rank");
-    if (!member.connections->drain(60)) throw std::runtime_error("what was sent to the dead rank is not done");
+    if (!member.connections->drain(long_patience()))
+      throw std::runtime_error("what was sent to the dead rank is not done");
     member.connections->check();
   });
   EXPECT_EQ(errors[0] + errors[2], "");
@@ -61,7 +62,7 @@ TEST(ConnectionsOfProcessesTest, AWrongSettingOfOneRankFailsOnAllAtOnce) {
     const std::string name = "deep_ep_connections_setting_" + std::to_string(::getpid());
     const auto errors = run_processes(3, [&, variable = variable, value = value](int rank) {
       if (rank == 1) ::setenv(variable, value, 1);
-      const auto bootstrap = make_shared_memory_bootstrap(name, rank, 3, 10);
+      const auto bootstrap = make_shared_memory_bootstrap(name, rank, 3, patience());
       Member member(bootstrap, make_host_executor());
       member.connect({.peers = member.nodes(1).reached_by_rdma(true), .depth = 64});
     });

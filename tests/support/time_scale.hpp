@@ -80,4 +80,8 @@ inline double short_deadline() { return scaled(under_sanitizer() ? 6 : 4); }
 /// Seconds to wait for what does come. Only a test that hangs waits so long.
 inline double patience() { return scaled(10); }
 
+/// The same for a rank that sits out while others go through several deadlines, on a machine that may become busy only
+/// meanwhile; and for processes that start. Below the deadline of a cluster.
+inline double long_patience() { return std::min(scaled(40), 100.0); }
+
 }  // namespace deep_ep::test

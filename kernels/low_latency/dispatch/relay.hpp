@@ -50,8 +50,7 @@ struct DispatchRelay {
     const LineLane lane;
     const auto of_head = static_cast<std::uint32_t>(lane.line);
     const LinePart head = load_line(from + lane.byte_at(of_head), of_head < row.lines());
-    std::byte* to = nullptr;
-    if (!find_destination(reach.rail_in(node), head, to)) return;
+    std::byte* const to = destination(reach.rail_in(node), head);
     const std::uint32_t destinations = warp::ballot(to != nullptr);
 
     // 2. Store it there.
@@ -81,9 +80,9 @@ struct DispatchRelay {
     return first + static_cast<std::uint32_t>(LineLane().line) + static_cast<std::uint32_t>(i) * step;
   }
 
-  /// Sets `to` in one lane for each rank that gets the row: its place in that rank's window, once there is room. False,
-  /// for the whole warp: the call is over.
-  DEEP_EP_DEVICE bool find_destination(int source, const LinePart& head, std::byte*& to) const {
+  /// In one lane for each rank that gets the row: its place in that rank's window; else nullptr. There is room: the
+  /// block has the rank's counts of this call, and by rails a rank sends none before it has received the calls before.
+  DEEP_EP_DEVICE std::byte* destination(int source, const LinePart& head) const {
     const int lane = lane_index();
     const int k = lane < params.num_topk ? lane : 0;
     const std::uint32_t expert = header_word(head, row.selection_word(k)) & 0xffffu;
@@ -94,14 +93,8 @@ struct DispatchRelay {
       if (reach.is_of_own_node(owner)) rank = owner;
     }
     const bool leads = lowest_bit(warp::match_any(static_cast<std::uint32_t>(rank))) == lane && rank >= 0;
-    bool room = true;
-    if (leads) {
-      // Nearly always there was room before the block began.
-      room = reach.has_room(shared.acknowledged[rank]) || reach.await_room(rank);
-      const int at = slot < static_cast<std::uint32_t>(params.max_tokens) ? static_cast<int>(slot) : 0;
-      to = reach.relayed_to(rank, source, at);
-    }
-    return warp::agree(room);
+    const int at = slot < static_cast<std::uint32_t>(params.max_tokens) ? static_cast<int>(slot) : 0;
+    return leads ? reach.relayed_to(rank, source, at) : nullptr;
   }
 };
 

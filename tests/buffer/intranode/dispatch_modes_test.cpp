@@ -42,6 +42,36 @@ TEST_P(DispatchModesTest, WorstCaseOverflowIsRaisedByTheNextCall) {
   });
 }
 
+// Both ranks send all their tokens to both, 25 rows in all; there is room for 24. What lies behind the room of one
+// output is the next one.
+TEST_P(DispatchModesTest, TheFirstRowThatDoesNotFitIsWrittenNowhere) {
+  DEEP_EP_NEEDS_RANKS(2);
+  const Case one = make_case({.tokens = {12, 13}, .local_experts = 2, .topk = 4});
+  run_cluster(cluster(2), [&](Rank& rank) {
+    constexpr std::int64_t kRows = 24;
+    Buffer& buffer = rank.buffer();
+    std::vector<Tensor> hoard;
+    for (const bool window : {false, true}) {
+      if (window) hoard = take_whole_heap(rank, buffer);
+      Inputs inputs = upload_inputs(rank, one);
+      inputs.dispatch.num_worst_tokens = kRows;
+      const DispatchResult result = buffer.dispatch(inputs.dispatch, rank.call());
+      require_throws<OutOfMemory>([&] { buffer.check(); }, {"num_worst_tokens", "24", "25"}, "check");
+      const auto fits = [](auto all, std::size_t width) {
+        all.resize(kRows * width);
+        return all;
+      };
+      const oracle::Received& wanted = one.dispatched.received[static_cast<std::size_t>(rank.rank())];
+      const std::size_t bytes = one.shape.row_bytes();
+      require_same(fits(wanted.x, bytes), rank.download<std::byte>(result.recv_x.view()), "recv_x");
+      require_same(fits(wanted.topk_idx, 4), rank.download<std::int64_t>(result.recv_topk_idx->view()),
+                   "recv_topk_idx");
+      require_same(fits(wanted.topk_weights, 4), rank.download<float>(result.recv_topk_weights->view()), "weights");
+      require_same(fits(wanted.src_idx, 1), rank.download<std::int32_t>(result.handle.recv_src_idx.view()), "src_idx");
+    }
+  });
+}
+
 // Each of two ranks sends all its 12 tokens to both; each has room for 23 rows, so the last token of rank 1 is lost.
 TEST_P(DispatchModesTest, CombineAfterAnOverflowLeavesLostRowsOut) {
   DEEP_EP_NEEDS_RANKS(2);

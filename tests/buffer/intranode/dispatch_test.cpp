@@ -59,6 +59,15 @@ TEST_P(DispatchTest, ManyScalesAndScalesOfOtherTypes) {
   run_rounds(cluster(2), shapes);
 }
 
+/// Each has scales of its own, up to numbers that small tests never reach.
+TEST_P(DispatchTest, ThousandsOfTokens) {
+  DEEP_EP_NEEDS_RANKS(2);
+  const std::vector<Shape> shapes = {
+      {.tokens = {2100, 40}, .topk = 1, .dtype = DType::uint8, .hidden = 16, .scales = 2},
+      {.tokens = {1100, 0}, .dtype = DType::uint8, .hidden = 16, .scales = 130}};
+  run_rounds(cluster(2), shapes);
+}
+
 TEST_P(DispatchTest, EveryTopkWidth) {
   DEEP_EP_NEEDS_RANKS(2);
   std::vector<Shape> shapes;

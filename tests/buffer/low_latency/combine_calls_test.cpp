@@ -200,7 +200,7 @@ TEST_P(LowLatencyCombineCallsTest, ARankThatDoesNotComeIsMasked) {
     const LowLatencyCombineCase one = small_case(4, 8);
     const Expected all = one.expected();
     const Expected rest = without(one, 2);
-    run_cluster(cluster(4), [&](Rank& rank) {
+    run_cluster(cluster_with_absentees(4), [&](Rank& rank) {
       Buffer& buffer = rank.buffer(masking_options(4, short_deadline()));
       const LowLatencyHandle handle = dispatch_low_latency(rank, buffer, one);
       const LowLatencyCombineArguments arguments = upload_combine(rank, one, handle);
@@ -229,7 +229,7 @@ TEST_P(LowLatencyCombineCallsTest, WithoutMaskingTheRankIsNamed) {
   // Every rank has rows of every other, so all of them wait for rank 2 itself.
   const LowLatencyCombineCase one = make_low_latency_combine_case(
       {.tokens = {4, 4, 4}, .max_tokens = 4, .hidden = 128, .local_experts = 1, .topk = 3});
-  run_cluster(cluster(3), [&](Rank& rank) {
+  run_cluster(cluster_with_absentees(3), [&](Rank& rank) {
     BufferOptions options = low_latency_options(3, 4, 128);
     options.timeout_s = short_deadline();
     Buffer& buffer = rank.buffer(options);

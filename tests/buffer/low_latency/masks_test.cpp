@@ -79,7 +79,7 @@ TEST_P(LowLatencyMasksTest, ARankThatDoesNotComeIsMaskedAndMayComeBack) {
   DEEP_EP_NEEDS_RANKS(4);
   const LowLatencyCase all = four_ranks(2);
   const LowLatencyCase without = with_masks(all, masks_of({0, 1, 2}, {3}));
-  run_cluster(cluster(4), [&](Rank& rank) {
+  run_cluster(cluster_with_absentees(4), [&](Rank& rank) {
     Buffer& buffer = rank.buffer(masking_options(short_deadline()));
     for (int i = 0; i < 3; ++i) dispatch_and_check(rank, buffer, all);
     if (rank.rank() != 3) {
@@ -106,7 +106,7 @@ TEST_P(LowLatencyMasksTest, HooksWithALostRank) {
   DEEP_EP_NEEDS_RANKS(4);
   const LowLatencyCase all = four_ranks(3);
   const LowLatencyCase without = with_masks(all, masks_of({0, 1, 2}, {3}));
-  run_cluster(cluster(4), [&](Rank& rank) {
+  run_cluster(cluster_with_absentees(4), [&](Rank& rank) {
     Buffer& buffer = rank.buffer(masking_options(short_deadline()));
     dispatch_and_check(rank, buffer, all);
     for (int i = 0; i < 4 && rank.rank() != 3; ++i) {

@@ -39,6 +39,12 @@ TEST(Assignment, TheGreedyChoiceIsNotTaken) {
   EXPECT_EQ(cheapest_assignment({{1, 2}, {1, 100}}), (std::vector<std::size_t>{1, 0}));
 }
 
+TEST(Assignment, OfEqualColumnsTheFirstAreTaken) {
+  EXPECT_EQ(cheapest_assignment({{1, 1, 1}, {1, 1, 1}}), (std::vector<std::size_t>{0, 1}));
+  EXPECT_EQ(cheapest_assignment({{2, 1, 1, 1}, {1, 2, 2, 1}}), (std::vector<std::size_t>{1, 0}));
+  EXPECT_EQ(cheapest_assignment({{1, 1}, {1, 2}}), (std::vector<std::size_t>{1, 0})) << "unless that costs more";
+}
+
 TEST(Assignment, IsAsCheapAsTryingAll) {
   constexpr std::uint64_t kSeed = 20261121;
   std::mt19937_64 random(kSeed);

@@ -67,6 +67,13 @@ TEST(RdmaFormats, InlineBytes) {
   EXPECT_EQ(bytes(&entry, 64),
             "00000508 00123404 00000008 00000000 00007f11 22334400 00abcdef 00000000 "
             "8000001c 00010203 04050607 08090a0b 0c0d0e0f 10111213 14151617 18191a1b");
+  std::array<std::uint8_t, 12> fits_one_segment;
+  fits_one_segment.fill(0x11);
+  entry = stale();
+  write_inline_entry(entry, kHeader, kRemote, fits_one_segment);
+  EXPECT_EQ(bytes(&entry, 64),
+            "00000508 00123403 00000008 00000000 00007f11 22334400 00abcdef 00000000 "
+            "8000000c 11111111 11111111 11111111 a5a5a5a5 a5a5a5a5 a5a5a5a5 a5a5a5a5");
   std::array<std::uint8_t, 13> odd{};
   odd[12] = 0x77;
   write_inline_entry(entry, kHeader, kRemote, odd);

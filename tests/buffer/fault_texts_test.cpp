@@ -1,0 +1,74 @@
+// Who is named in the text of a fault, and with which of its numbers.
+#include "csrc/buffer/fault_texts.hpp"
+
+#include <gtest/gtest.h>
+
+namespace deep_ep {
+namespace {
+
+constexpr int kSelf = 2;
+
+FaultRecord record(FaultKind kind, Wanted wanted, int field = 0) {
+  FaultRecord fault{};
+  fault.kind = kind;
+  fault.wanted = wanted;
+  fault.peer = 5;
+  fault.field = field;
+  fault.expected = 17;
+  fault.seen = 13;
+  return fault;
+}
+
+std::string text_of(FaultKind kind, Wanted wanted, int field = 0) {
+  return describe_fault(record(kind, wanted, field), kSelf, 1.5);
+}
+
+TEST(FaultTexts, ATimeoutNamesWhoWaitedAndForWhom) {
+  const std::string waited = "rank 2 waited 1.5 s for rank 5 without seeing ";
+  const std::string words = " (signal at 13, expected 17). The ranks no longer agree: destroy the buffer";
+  EXPECT_EQ(text_of(FaultKind::timeout, Wanted::combine_rows), waited + "a pushed row (combine kernel)" + words);
+  EXPECT_EQ(text_of(FaultKind::timeout, Wanted::counts), waited + "its token counts (dispatch, notify kernel)" + words);
+}
+
+TEST(FaultTexts, MaskingNamesWhoWaitedAndWhoIsMasked) {
+  const FaultRecord masked = record(FaultKind::timeout, Wanted::low_latency_combine_rows);
+  EXPECT_EQ(
+      describe_masking(masked, kSelf, 1.5),
+      "rank 2 waited for rank 5 (at most 1.5 s) without seeing a row (low-latency combine) (signal at 13, expected "
+      "17); it is masked now");
+}
+
+TEST(FaultTexts, AMismatchGivesEachRankItsValue) {
+  EXPECT_EQ(text_of(FaultKind::mismatch, Wanted::counts, 4),
+            "dispatch: number of experts is 17 on rank 2 but 13 on rank 5; it must be equal on all ranks");
+  const std::string late =
+      "is 17 on rank 2 but 13 on rank 5; it must be equal on all ranks. The ranks no longer agree: "
+      "destroy the buffer";
+  EXPECT_EQ(text_of(FaultKind::mismatch, Wanted::dispatch_addresses, 1), "dispatch: number of scales of a row " + late);
+  EXPECT_EQ(text_of(FaultKind::mismatch, Wanted::combine_addresses, 2), "combine: top-k " + late);
+  const std::string dtypes = text_of(FaultKind::mismatch, Wanted::counts, 5);
+  EXPECT_EQ(dtypes.find("17"), std::string::npos) << "types have names: " << dtypes;
+  EXPECT_EQ(
+      text_of(FaultKind::mismatch, Wanted::low_latency_dispatch_counts).find("low_latency_dispatch: ranks 2 and 5"),
+      0u);
+  EXPECT_EQ(
+      text_of(FaultKind::mismatch, Wanted::low_latency_combine_selection).find("low_latency_combine: ranks 2 and 5"),
+      0u);
+}
+
+TEST(FaultTexts, Counts) {
+  EXPECT_EQ(text_of(FaultKind::inconsistent_counts, Wanted::counts, 1),
+            "num_tokens_per_rank of rank 5 disagrees with its is_token_in_rank for destination rank 1; both must count "
+            "the same tokens");
+  EXPECT_EQ(text_of(FaultKind::overflow, Wanted::dispatch_rows),
+            "rank 2 received 17 rows but num_worst_tokens leaves room for 13; the rows beyond are lost");
+  EXPECT_EQ(
+      text_of(FaultKind::overflow, Wanted::low_latency_dispatch_rows, 3),
+      "low_latency_dispatch: tokens name local expert 3 of rank 2 more than once, and it got more than the 13 rows "
+      "that its part of the output has; the rows beyond are lost");
+  EXPECT_EQ(text_of(FaultKind::unknown_expert, Wanted::nothing, 3),
+            "topk_idx of token 3 names expert 17, allowed: 0 to 12, or negative for no selection");
+}
+
+}  // namespace
+}  // namespace deep_ep

@@ -1,0 +1,108 @@
+// When low-latency calls may use the places of an earlier call, and what becomes of rows that never came into theirs.
+#include <chrono>
+#include <cstring>
+#include <thread>
+
+#include "csrc/buffer/heap_layout.hpp"
+#include "kernels/low_latency/params.hpp"
+#include "kernels/low_latency/transport/masks.hpp"
+#include "tests/cluster/fixture.hpp"
+#include "tests/cluster/low_latency_case.hpp"
+
+namespace deep_ep::test {
+namespace {
+
+class LowLatencyPlacesTest : public ClusterTest {};
+DEEP_EP_LOW_LATENCY_ON_THREADS(LowLatencyPlacesTest);
+
+/// Rank 1 has received neither of two calls when rank 0 sends the third, whose rows take the places of the first.
+TEST_P(LowLatencyPlacesTest, ACallWaitsForTheReceiverOfTheCallBeforeTheLast) {
+  DEEP_EP_NEEDS_RANKS(2);
+  std::vector<LowLatencyCase> cases;
+  for (std::uint64_t seed = 1; seed <= 4; ++seed) {
+    cases.push_back(make_low_latency_case({.tokens = {6, 5}, .max_tokens = 6, .hidden = 512, .topk = 4, .seed = seed}));
+  }
+  run_cluster(cluster(2), [&](Rank& rank) {
+    Buffer& buffer = rank.buffer(low_latency_options(2, 6, 512));
+    const auto send = [&](std::size_t call) {
+      return buffer.low_latency_dispatch(with_hook(upload_arguments(rank, cases[call])), rank.call());
+    };
+    std::vector<LowLatencyDispatchResult> results = {send(0), send(1)};
+    rank.executor()->synchronize(rank.stream());
+    if (rank.rank() == 0) {
+      for (const auto& result : results) result.hook();
+      rank.executor()->synchronize(rank.stream());
+      const LowLatencyDispatchArguments third = with_hook(upload_arguments(rank, cases[2]));
+      results.push_back(buffer.low_latency_dispatch(third, rank.call()));
+      // Time enough to write where it must not. Less of it hides a mistake, and harms nothing.
+      std::this_thread::sleep_for(std::chrono::milliseconds(300));
+    }
+    rank.bootstrap()->barrier();
+    if (rank.rank() == 1) {
+      results[0].hook();
+      results[1].hook();
+      results.push_back(send(2));
+    }
+    results[2].hook();
+    results.push_back(send(3));
+    results[3].hook();
+    for (std::size_t call = 0; call < results.size(); ++call) {
+      check_low_latency_dispatch(rank, cases[call], results[call]);
+    }
+    buffer.check();
+    buffer.destroy();
+  });
+}
+
+/// Rank 1 announces its rows and is lost before the first of them comes. Some blocks of rank 0 have received with it by
+/// then, its counts among what they wrote; in the end all is as if it had sent nothing.
+TEST(LowLatencyMissingRowTest, AllIsReceivedAgainWithoutTheRank) {
+  const LowLatencyCase all = make_low_latency_case(
+      {.tokens = {5, 6}, .max_tokens = 6, .hidden = 256, .local_experts = 2, .topk = 3, .seed = 7});
+  const LowLatencyCase without = with_masks(all, {0, 1, 0, 0});
+  run_cluster({.ranks = 2, .where = {}, .host = {}}, [&](Rank& rank) {
+    BufferOptions options = low_latency_options(2, 6, 256);
+    options.low_latency.masking = true;
+    options.timeout_s = short_deadline();
+    Buffer& buffer = rank.buffer(options);
+    if (rank.rank() == 1) {
+      buffer.low_latency_dispatch(with_hook(upload_arguments(rank, all)), rank.call());
+      rank.executor()->synchronize(rank.stream());
+    }
+    rank.bootstrap()->barrier();
+    if (rank.rank() != 0) return;
+    const HeapLayout layout = HeapLayout::make(options, 2);
+    const LowLatencyRow row{256, 3, /*fp8=*/true, /*weights=*/false, /*by_rails=*/false};
+    std::byte* heap = static_cast<std::byte*>(buffer.local_memory().data) - layout.window_at();
+    std::byte* first = layout.low_latency.row(LowLatencyKind::dispatch, 1, 1, 0, row.bytes()).in(heap);
+    require(*reinterpret_cast<const std::uint64_t*>(first) != 0 || first[8] != std::byte{}, "there is a row");
+    std::memset(first, 0, row.bytes());
+    check_low_latency_dispatch(rank, without, buffer.low_latency_dispatch(upload_arguments(rank, all), rank.call()));
+  });
+}
+
+/// Combine gives a rank that has begun the call half a deadline, and one that has not the whole.
+TEST(LowLatencyDeadlinesTest, WhoHasBegunACombineIsLateSooner) {
+  constexpr std::uint64_t kSecond = 1'000'000'000;
+  constexpr std::uint64_t kEpoch = 7;
+  LowLatencyWindow window = LowLatencyWindow::make(0, std::size_t{1} << 20, 2, 4);
+  std::vector<std::uint64_t> heap(window.bytes / sizeof(std::uint64_t));
+  LowLatencyParams params;
+  params.local = reinterpret_cast<std::byte*>(heap.data());
+  params.window = window;
+  params.wait.timeout_ns = 1000 * kSecond;
+  const device::low_latency::MaskOrEndCombine policy(params, kEpoch);
+  const auto is_late = [&](std::uint64_t seconds) {
+    return policy.is_late({1, Wanted::low_latency_combine_rows, 0}, device::now_ns() - seconds * kSecond);
+  };
+  std::uint64_t* begun = window.begun(LowLatencyKind::combine, 1).in(params.local);
+  for (const std::uint64_t epoch : {kEpoch - 1, kEpoch}) {
+    *begun = epoch;
+    EXPECT_FALSE(is_late(400));
+    EXPECT_EQ(is_late(600), epoch == kEpoch);
+    EXPECT_TRUE(is_late(1100));
+  }
+}
+
+}  // namespace
+}  // namespace deep_ep::test

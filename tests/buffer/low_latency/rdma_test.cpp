@@ -93,7 +93,7 @@ TEST_P(LowLatencyRdmaTest, WithMaskingThePeerIsMaskedAndComesBackWithNewConnecti
       rank.executor()->synchronize(rank.stream());
       rank.bootstrap()->barrier();  // a rank that has waited in vain is not late for the next call
     }
-    const TensorView status = rank.upload(std::vector<std::int32_t>(kFarRanks, -1), DType::int32, {kRanks});
+    const TensorView status = rank.upload(std::vector<std::int32_t>(kFarRanks, -1), DType::int32, {kFarRanks});
     buffer.low_latency_query_mask(status, rank.call().stream);
     const auto masked = rank.download<std::int32_t>(status);
     const auto expected = [&]() -> std::vector<std::int32_t> {

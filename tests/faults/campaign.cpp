@@ -63,8 +63,10 @@ struct Runner {
     ++result.outcomes[fault][verdict.summary];
     result.slowest[fault] = std::max(result.slowest[fault], verdict.slowest);
     for (const Violation& violation : found) {
-      result.failures.push_back(
-          {plan.fault, seed, {violation.kind, violation.text + "; " + plan.describe()}, again.contains(violation.kind)});
+      result.failures.push_back({plan.fault,
+                                 seed,
+                                 {violation.kind, violation.text + "; " + plan.describe()},
+                                 again.contains(violation.kind)});
     }
   }
 };
@@ -110,7 +112,8 @@ Campaign run_campaign(const CampaignOptions& options) {
   Runner runner{campaign, {}};
   const int at_once = options.at_once > 0 ? options.at_once : test::under_thread_sanitizer() ? 2 : 24;
   std::atomic<int> next = 0;
-  for (int end = std::min(kRunsBetweenLooks, options.runs); next < options.runs; end = std::min(end + kRunsBetweenLooks, options.runs)) {
+  for (int end = std::min(kRunsBetweenLooks, options.runs); next < options.runs;
+       end = std::min(end + kRunsBetweenLooks, options.runs)) {
     std::vector<std::thread> threads;
     for (int t = 0; t < at_once; ++t) {
       threads.emplace_back([&] {
@@ -127,7 +130,8 @@ Campaign run_campaign(const CampaignOptions& options) {
       campaign.leaks += fmt::format("after {} runs from seed {}: {}\n", end, options.first_seed, more);
     }
     if (options.progress) {
-      const auto again = std::count_if(campaign.failures.begin(), campaign.failures.end(), [](auto& f) { return f.again; });
+      const auto again =
+          std::count_if(campaign.failures.begin(), campaign.failures.end(), [](auto& f) { return f.again; });
       std::fprintf(stderr, "%d of %d runs, %zu findings, %ld of them again; %s\n", end, options.runs,
                    campaign.failures.size(), static_cast<long>(again), campaign.end.describe().c_str());
     }
@@ -146,7 +150,8 @@ std::string Campaign::verdict() const {
 }
 
 std::string Campaign::report() const {
-  std::string text = fmt::format("{} runs in {:.0f} s, deadline {:.2f} s\n\n| fault | runs |", runs, seconds, deadline_s);
+  std::string text =
+      fmt::format("{} runs in {:.0f} s, deadline {:.2f} s\n\n| fault | runs |", runs, seconds, deadline_s);
   std::set<std::string> kinds;
   for (const auto& of_fault : outcomes) {
     for (const auto& [kind, count] : of_fault) kinds.insert(kind);

@@ -18,11 +18,11 @@ inline constexpr bool kBlameCounts = false;
 struct CampaignOptions {
   std::uint64_t first_seed = 1;
   int runs = 1000;
-  int at_once = 0;         ///< 0: what suits the build
-  bool processes = true;   ///< also faults that need ranks as processes
+  int at_once = 0;            ///< 0: what suits the build
+  bool processes = true;      ///< also faults that need ranks as processes
   std::optional<Fault> only;  ///< this kind alone
-  bool blame = true;       ///< also repeat runs that only name, or mask, a wrong rank
-  bool progress = false;   ///< to standard error
+  bool blame = true;          ///< also repeat runs that only name, or mask, a wrong rank
+  bool progress = false;      ///< to standard error
 };
 
 /// What the process holds when no run is under way.

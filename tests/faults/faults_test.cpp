@@ -15,16 +15,17 @@ INSTANTIATE_TEST_SUITE_P(Part, FaultsTest, testing::Range(0, kParts));
 
 TEST_P(FaultsTest, EveryRunEndsAsSpecified) {
   // Sanitizers see in few runs what they can see, and ThreadSanitizer has no fibers for many at once.
-  const int all = static_cast<int>(test::environment_number(
-      "DEEP_EP_TEST_FAULTS", test::under_thread_sanitizer() ? 60 : test::under_sanitizer() ? 150 : 1000));
+  const int all = static_cast<int>(test::environment_number("DEEP_EP_TEST_FAULTS", test::under_thread_sanitizer() ? 60
+                                                                                   : test::under_sanitizer()      ? 150
+                                                                                                             : 1000));
   const Campaign campaign = run_campaign({.first_seed = 1 + static_cast<std::uint64_t>(GetParam()) * 1000000,
                                           .runs = std::max(1, all / kParts),
                                           .blame = kBlameCounts});
   EXPECT_EQ(campaign.verdict(), "") << campaign.report();
 }
 
-/// Each allocation that a rank makes while it makes its buffer fails in turn: everybody learns of it, nothing leaks, and
-/// the next buffer works.
+/// Each allocation that a rank makes while it makes its buffer fails in turn: everybody learns of it, nothing leaks,
+/// and the next buffer works.
 TEST(FaultsInSetUpTest, EveryAllocation) {
   for (const test::Topology topology : {test::Topology::one_node, test::Topology::only_rdma}) {
     bool reached = true;

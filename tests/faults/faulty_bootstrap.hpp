@@ -13,7 +13,8 @@ namespace deep_ep::faults {
 
 class FaultyBootstrap final : public Bootstrap {
  public:
-  FaultyBootstrap(std::shared_ptr<Bootstrap> inner, double timeout_s) : inner_(std::move(inner)), timeout_s_(timeout_s) {}
+  FaultyBootstrap(std::shared_ptr<Bootstrap> inner, double timeout_s)
+      : inner_(std::move(inner)), timeout_s_(timeout_s) {}
 
   int lost_message = 0;  ///< counts down with every all-gather; the one that makes it zero never reaches the others
   bool lost() const { return lost_; }

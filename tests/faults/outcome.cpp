@@ -44,8 +44,7 @@ class Judge {
   const Outcome& outcome(int rank) const { return outcomes_[static_cast<std::size_t>(rank)]; }
 
   void blame(Violation::Kind kind, const std::string& what) {
-    result_.violations.push_back(
-        {kind, fmt::format("rank {}: {} ({})", rank_, what, outcome(rank_).describe())});
+    result_.violations.push_back({kind, fmt::format("rank {}: {} ({})", rank_, what, outcome(rank_).describe())});
   }
 
   void judge_rank() {
@@ -62,7 +61,8 @@ class Judge {
     }
     if (plan_.fault == Fault::mismatch) return;  // all ranks end at different moments then
     for (const int masked : mine.masked) {
-      if (own ? !lone() : !has(guilty(), masked)) blame(Violation::Kind::blame, fmt::format("rank {} is masked", masked));
+      if (own ? !lone() : !has(guilty(), masked))
+        blame(Violation::Kind::blame, fmt::format("rank {} is masked", masked));
     }
   }
 
@@ -153,7 +153,8 @@ class Judge {
         if (!outcome(r).error.empty() && outcome(r).step < mine.step) who.push_back(r);
       }
       const bool right = !named.empty() && std::all_of(named.begin(), named.end(), [&](int r) { return has(who, r); });
-      if (!right) blame(Violation::Kind::blame, fmt::format("names {}, not {}", fmt::join(named, " "), fmt::join(who, " ")));
+      if (!right)
+        blame(Violation::Kind::blame, fmt::format("names {}, not {}", fmt::join(named, " "), fmt::join(who, " ")));
     } else if (mine.error == "SystemError" && !(own && plan_.fault == Fault::heap)) {
       const int rank = plan_.fault == Fault::nic ? plan_.peer : plan_.rank;
       if (mine.text.find(fmt::format("rank {}", rank)) == std::string::npos) {
@@ -190,7 +191,8 @@ std::string one_line(std::string text) {
 }  // namespace
 
 const char* name_of(Violation::Kind kind) {
-  constexpr const char* kNames[kViolations] = {"wrong result", "wrong error", "wrong rank", "late", "leak", "next buffer"};
+  constexpr const char* kNames[kViolations] = {"wrong result", "wrong error", "wrong rank",
+                                               "late",         "leak",        "next buffer"};
   return kNames[static_cast<std::size_t>(kind)];
 }
 
@@ -210,8 +212,8 @@ std::string Outcome::describe() const {
 }
 
 std::string Outcome::write() const {
-  return fmt::format("{} {} {} {} {} {}\n{}\n{}\n{}\n{}\n{}\n", reached ? 1 : 0, completed ? 1 : 0, mismatch ? 1 : 0, step,
-                     waited, masked.size(), fmt::join(masked, " "), error, one_line(text), one_line(wrong),
+  return fmt::format("{} {} {} {} {} {}\n{}\n{}\n{}\n{}\n{}\n", reached ? 1 : 0, completed ? 1 : 0, mismatch ? 1 : 0,
+                     step, waited, masked.size(), fmt::join(masked, " "), error, one_line(text), one_line(wrong),
                      one_line(left_over));
 }
 

@@ -18,7 +18,9 @@ constexpr std::int64_t kMostTokens = 5;
 constexpr std::int64_t kHidden = 256;
 
 /// Numbers of very different size, all equally likely in size.
-int of_any_size(oracle::Random& random, double most) { return static_cast<int>(std::exp(random.unit() * std::log(most))); }
+int of_any_size(oracle::Random& random, double most) {
+  return static_cast<int>(std::exp(random.unit() * std::log(most)));
+}
 
 std::vector<Step> make_steps(oracle::Random& random, bool normal, bool hooks) {
   std::vector<Step> steps;
@@ -42,8 +44,9 @@ std::vector<Step> make_steps(oracle::Random& random, bool normal, bool hooks) {
 }  // namespace
 
 const char* name_of(Fault fault) {
-  constexpr const char* kNames[kFaults] = {"none",  "delay", "stop", "freeze", "pause", "refuse",    "mismatch", "options",
-                                           "memory", "set_up", "heap", "arena",  "nic",   "bootstrap", "kill",     "suspend"};
+  constexpr const char* kNames[kFaults] = {"none",     "delay",     "stop",   "freeze", "pause", "refuse",
+                                           "mismatch", "options",   "memory", "set_up", "heap",  "arena",
+                                           "nic",      "bootstrap", "kill",   "suspend"};
   return kNames[static_cast<std::size_t>(fault)];
 }
 
@@ -145,8 +148,9 @@ Data make_data(const Plan& plan) {
     oracle::Random random(seed);
     static constexpr oracle::Routing kRoutings[] = {oracle::Routing::uniform, oracle::Routing::some_dropped,
                                                     oracle::Routing::one_hot_expert};
-    const auto counts = oracle::make_token_counts(
-        random.chance(0.7) ? oracle::TokenCounts::equal : oracle::TokenCounts::different, plan.ranks, kMostTokens, seed);
+    const auto counts =
+        oracle::make_token_counts(random.chance(0.7) ? oracle::TokenCounts::equal : oracle::TokenCounts::different,
+                                  plan.ranks, kMostTokens, seed);
     data.normal[i] = test::make_case({.tokens = counts,
                                       .local_experts = 2,
                                       .topk = 2,
@@ -176,7 +180,8 @@ void fill_by_token(test::LowLatencyCombineCase& one) {
       const std::size_t expert = i / static_cast<std::size_t>(shape.ranks);
       const std::int64_t range = received.layout_range[i];
       for (std::int64_t n = 0; n < (range & 0xffffffff); ++n) {
-        const auto row = expert * static_cast<std::size_t>(shape.expert_rows()) + static_cast<std::size_t>((range >> 32) + n);
+        const auto row =
+            expert * static_cast<std::size_t>(shape.expert_rows()) + static_cast<std::size_t>((range >> 32) + n);
         const auto token = static_cast<std::uint64_t>(received.src_info[row]);
         const std::uint64_t key = ((static_cast<std::uint64_t>(rank) << 8 | i) << 16) | token;
         const auto values = test::random_bf16(one.hidden, oracle::derive_seed(one.before.shape.seed, 1000 + key));

@@ -55,12 +55,12 @@ struct Plan {
   std::vector<Step> steps;
 
   Fault fault = Fault::none;
-  int rank = 0;         ///< whose fault it is
-  int step = 0;         ///< in which call
-  int event = 1;        ///< within it: which event of a kernel, allocation, or message; 0: before the call
-  int peer = 0;         ///< nic: to whom
-  double hold = 0;      ///< delay, pause, suspend: how long, in deadlines
-  int what = 0;         ///< mismatch, options: which argument
+  int rank = 0;     ///< whose fault it is
+  int step = 0;     ///< in which call
+  int event = 1;    ///< within it: which event of a kernel, allocation, or message; 0: before the call
+  int peer = 0;     ///< nic: to whom
+  double hold = 0;  ///< delay, pause, suspend: how long, in deadlines
+  int what = 0;     ///< mismatch, options: which argument
 
   std::string describe() const;
 };

@@ -100,8 +100,7 @@ Verdict run_processes(const Plan& plan, double deadline_s) {
   std::vector<Child> children;
   for (int r = 0; r < plan.ranks; ++r) children.push_back(start(plan, r, deadline_s, meeting_point));
   const double limit_s = 4 * static_cast<double>(plan.steps.size() + 4) * deadline_s + 6 * test::patience();
-  const auto limit =
-      Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(limit_s));
+  const auto limit = Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(limit_s));
   bool running = true;
   while (running && Clock::now() < limit) {
     running = false;

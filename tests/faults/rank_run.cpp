@@ -160,8 +160,7 @@ struct RankRun::Calls {
     test::LowLatencyCombineCase one = low_latency(step);
     if (!masked_at_dispatch.empty()) {
       const auto options = one.options;
-      one = make_combine_case_after(
-          with_masks(one.before, masks_of(plan.ranks, rank.rank(), masked_at_dispatch)));
+      one = make_combine_case_after(with_masks(one.before, masks_of(plan.ranks, rank.rank(), masked_at_dispatch)));
       one.options = options;
       fill_by_token(one);
     }
@@ -344,8 +343,7 @@ void run_clean_round(const std::shared_ptr<Bootstrap>& bootstrap, const std::sha
   Rank rank(bootstrap->rank(), {.ranks = plan.ranks, .where = {}, .host = {}}, bootstrap, executor);
   Buffer& buffer = rank.buffer(test::low_latency_options(plan.ranks, 8, 256));
   run_round(rank, buffer, data.normal[0]);
-  const LowLatencyHandle handle =
-      dispatch_and_check(rank, buffer, data.low_latency[0].before).handle;
+  const LowLatencyHandle handle = dispatch_and_check(rank, buffer, data.low_latency[0].before).handle;
   const LowLatencyCombineResult result =
       buffer.low_latency_combine(upload_combine(rank, data.low_latency[0], handle), rank.call());
   check_low_latency_combine(rank, data.low_latency[0], data.low_latency[0].expected(), result.combined_x.view());

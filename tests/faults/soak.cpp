@@ -34,8 +34,7 @@ void run_buffer(std::uint64_t seed) {
       }
       const test::LowLatencyCombineCase& one = data.low_latency[i];
       const LowLatencyHandle handle = dispatch_and_check(rank, buffer, one.before).handle;
-      const LowLatencyCombineResult result =
-          buffer.low_latency_combine(upload_combine(rank, one, handle), rank.call());
+      const LowLatencyCombineResult result = buffer.low_latency_combine(upload_combine(rank, one, handle), rank.call());
       check_low_latency_combine(rank, one, one.expected(), result.combined_x.view());
       rank.release();
     }
@@ -52,7 +51,9 @@ int soak(double minutes) {
   Holdings now;
   long buffers = 0;
   double shown = 0;
-  std::printf("| minutes | rounds | resident MiB | threads | file descriptors | heaps |\n| --- | --- | --- | --- | --- | --- |\n");
+  std::printf(
+      "| minutes | rounds | resident MiB | threads | file descriptors | heaps |\n| --- | --- | --- | --- | --- | --- "
+      "|\n");
   do {
     try {
       run_buffer(static_cast<std::uint64_t>(++buffers));

@@ -9,8 +9,6 @@
 namespace deep_ep::test {
 namespace {
 
-std::size_t index(std::int64_t i) { return static_cast<std::size_t>(i); }
-
 /// The first `count[place]` rows of every place, one after the other; `width` elements per row.
 template <class T>
 std::vector<T> valid_rows(const std::vector<T>& all, const std::vector<std::int32_t>& count, std::int64_t width) {

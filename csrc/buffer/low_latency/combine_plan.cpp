@@ -16,11 +16,11 @@ constexpr int kGpuWarpsPerRowFew = 16;
 constexpr int kHostWarpsPerRow = 2;
 
 /// One of the four kernels, and the threads of its blocks at most.
-struct Kernel {
+struct CombineKernel {
   Launcher<LowLatencyCombineParams> KernelTable::*launcher;
   int max_threads;
 
-  static Kernel choose(bool logfmt, bool rdma) {
+  static CombineKernel choose(bool logfmt, bool rdma) {
     if (logfmt && rdma) {
       return {&KernelTable::combine_low_latency_logfmt_rdma, kernels::combine_low_latency_logfmt_rdma::kMaxThreads};
     }
@@ -49,8 +49,9 @@ LowLatencyPart plan_part(LowLatencyPhase phase, const LowLatencyCombineParams& p
   part.working_blocks = std::clamp(std::max(to_push, params.num_tokens), 1, sms);
   part.rows_of_group = rows_of_group(ranks, params.max_tokens, groups * part.working_blocks);
   const int posters = poster_blocks(setup, warps);
-  const CombineShared shared(Carver::without_memory(), {params.hidden, params.use_logfmt}, warps, groups,
-                             params.warps_per_row, part.rows_of_group, posters != 0 ? warps : 0);
+  const device::low_latency::CombineShared shared(Carver::without_memory(), {params.hidden, params.use_logfmt}, warps,
+                                                  groups, params.warps_per_row, part.rows_of_group,
+                                                  posters != 0 ? warps : 0);
   part.shape = {part.working_blocks + posters, warps * 32, shared.bytes};
   if (part.shape.shared_bytes > setup.policy.max_shared_bytes) {
     fail<InvalidArgument>("hidden {} and max_tokens {} need {} of shared memory in a block, there are {}",
@@ -137,7 +138,7 @@ LowLatencyCombinePlan plan_combine(const LowLatencyCombineArguments& arguments, 
 
   // Memory for what posters gather is there for no more blocks than so many warps make.
   const int least_warps = setup.rdma() ? static_cast<int>(LowLatencyStaging::kLeastCombineWarps) : 1;
-  const Kernel kernel = Kernel::choose(params.use_logfmt, setup.rdma());
+  const CombineKernel kernel = CombineKernel::choose(params.use_logfmt, setup.rdma());
   plan.kernel = kernel.launcher;
   params.block_warps = warps_of_block(arguments.config, setup, kernel.max_threads, least_warps);
   const int sms = most_working_blocks(arguments.config, setup, poster_blocks(setup, params.block_warps));

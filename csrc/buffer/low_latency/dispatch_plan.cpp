@@ -11,11 +11,11 @@ namespace deep_ep {
 namespace {
 
 /// One of the two kernels, and the threads of its blocks at most.
-struct Kernel {
+struct DispatchKernel {
   Launcher<LowLatencyDispatchParams> KernelTable::*launcher;
   int max_threads;
 
-  static Kernel choose(bool rdma) {
+  static DispatchKernel choose(bool rdma) {
     if (rdma) return {&KernelTable::dispatch_low_latency_rdma, kernels::dispatch_low_latency_rdma::kMaxThreads};
     return {&KernelTable::dispatch_low_latency, kernels::dispatch_low_latency::kMaxThreads};
   }
@@ -163,7 +163,7 @@ LowLatencyDispatchPlan plan_dispatch(const LowLatencyDispatchArguments& argument
   }
   if (arguments.wait_recv_cost_stats) params.wait_cost = arguments.wait_recv_cost_stats->as<std::int64_t>();
 
-  const Kernel kernel = Kernel::choose(setup.rdma());
+  const DispatchKernel kernel = DispatchKernel::choose(setup.rdma());
   plan.kernel = kernel.launcher;
   const int warps = warps_of_block(arguments.config, setup, kernel.max_threads, 1);
   params.warps_per_row = warps_per_row(params, warps, arguments.config, setup);

@@ -29,8 +29,11 @@ RdmaLinks::RdmaLinks(Runtime& runtime)
   heaps_ = device_memory<std::byte*>(runtime.executor(), ranks * sizeof(std::byte*));
   runtime.executor()->copy(heaps_.get(), heaps.data(), ranks * sizeof(std::byte*), runtime.comm_stream());
   runtime.executor()->synchronize(runtime.comm_stream());
+  runtime.faults().explain_timeouts_by([this] { return connections_.health(); });
   log::info("buffer: rank {} in low-latency calls: {}", runtime.rank(), describe());
 }
+
+RdmaLinks::~RdmaLinks() { runtime_.faults().explain_timeouts_by({}); }
 
 std::string RdmaLinks::describe() const {
   return fmt::format("{} of {} ranks are reached by RDMA, {}: {}", far_.size(), runtime_.num_ranks(),

@@ -126,9 +126,9 @@ Connections::Connections(Bootstrap& bootstrap, std::shared_ptr<Executor> executo
         [&] { check_options(options_, bootstrap.rank(), num_ranks_); });
   check_agreement(bootstrap, options_);
   const std::size_t count = static_cast<std::size_t>(options_.channels) * static_cast<std::size_t>(num_ranks_);
-  agree(bootstrap, "allocating the table of RDMA connections",
-        [&] { device_peers_ = static_cast<RdmaPeerParams*>(executor_->allocate(count * sizeof(RdmaPeerParams))); });
   try {
+    agree(bootstrap, "allocating the table of RDMA connections",
+          [&] { device_peers_ = static_cast<RdmaPeerParams*>(executor_->allocate(count * sizeof(RdmaPeerParams))); });
     peers_.resize(count);
     connect(bootstrap);
   } catch (...) {

@@ -39,14 +39,14 @@ class FakeEnds final : public rdma::Ends {
   std::function<void()> refusal_;
 };
 
-struct Case {
+struct ConnectingCase {
   std::vector<NicHandler> wanted;  ///< of each rank
   int refused = -1;                ///< the rank whose device refuses kernels' ends
   std::function<void()> refusal = [] { throw SystemError("INIT2RTR_QP: syndrome 0x764216"); };
 };
 
 /// What each rank got, "gpu to the peer's 1", or threw.
-std::vector<std::string> connect(const Case& given) {
+std::vector<std::string> connect(const ConnectingCase& given) {
   const auto ranks = static_cast<int>(given.wanted.size());
   std::vector<std::string> results(given.wanted.size());
   const auto errors = run_rank_threads(ranks, [&](const auto& bootstrap) {

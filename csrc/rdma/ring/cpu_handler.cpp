@@ -94,7 +94,7 @@ bool CpuHandler::idle() const {
 void CpuHandler::run(const std::stop_token& stop) {
   using Clock = std::chrono::steady_clock;
   constexpr auto kSpin = std::chrono::microseconds(200);  // the next rows of a call are expected within that time
-  constexpr auto kPause = std::chrono::milliseconds(20);  // the next call, while an engine works
+  constexpr auto kPause = std::chrono::milliseconds(2);   // the next call, while an engine works
   keep_to(cpus_);
   ::prctl(PR_SET_TIMERSLACK, 1000UL, 0UL, 0UL, 0UL);  // else every sleep takes 50 us more
   Clock::time_point last_work = Clock::now();
@@ -104,7 +104,7 @@ void CpuHandler::run(const std::stop_token& stop) {
     } else if (const auto idle = Clock::now() - last_work; idle <= kSpin) {
       std::this_thread::yield();
     } else {
-      std::this_thread::sleep_for(std::chrono::microseconds(idle <= kPause ? 2 : 50));
+      std::this_thread::sleep_for(std::chrono::microseconds(idle <= kPause ? 5 : 50));
     }
     while (waiting_.load() != 0) std::this_thread::yield();  // mutexes are not fair
   }

@@ -95,8 +95,10 @@ void CpuHandler::run(const std::stop_token& stop) {
   using Clock = std::chrono::steady_clock;
   constexpr auto kSpin = std::chrono::microseconds(200);  // the next rows of a call are expected within that time
   constexpr auto kPause = std::chrono::milliseconds(2);   // the next call, while an engine works
+  const bool serves_nic = !cpus_.empty();                 // on a machine that has CPUs to spare
+  const auto nap = std::chrono::microseconds(serves_nic ? 5 : 50);
   keep_to(cpus_);
-  ::prctl(PR_SET_TIMERSLACK, 1000UL, 0UL, 0UL, 0UL);  // else every sleep takes 50 us more
+  if (serves_nic) ::prctl(PR_SET_TIMERSLACK, 1000UL, 0UL, 0UL, 0UL);  // else every sleep takes 50 us more
   Clock::time_point last_work = Clock::now();
   while (!stop.stop_requested()) {
     if (step()) {
@@ -104,7 +106,7 @@ void CpuHandler::run(const std::stop_token& stop) {
     } else if (const auto idle = Clock::now() - last_work; idle <= kSpin) {
       std::this_thread::yield();
     } else {
-      std::this_thread::sleep_for(std::chrono::microseconds(idle <= kPause ? 5 : 50));
+      std::this_thread::sleep_for(idle <= kPause ? nap : std::chrono::microseconds(50));
     }
     while (waiting_.load() != 0) std::this_thread::yield();  // mutexes are not fair
   }

@@ -37,6 +37,7 @@ endfunction()
 function(deep_ep_add_host_kernels target)
   set_source_files_properties(${ARGN} PROPERTIES LANGUAGE CXX)
   add_library(${target} OBJECT ${ARGN})
+  set_target_properties(${target} PROPERTIES UNITY_BUILD OFF)  # each is long, and two compile at once
   deep_ep_configure(${target})
 endfunction()
 

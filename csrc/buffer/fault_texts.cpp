@@ -3,6 +3,7 @@
 #include <array>
 #include <cstdint>
 
+#include "csrc/buffer/low_latency/call_shape.hpp"
 #include "csrc/rdma/ring/failure.hpp"
 #include "csrc/support/format.hpp"
 #include "deep_ep/tensor.hpp"
@@ -84,18 +85,36 @@ std::string describe_fault(const FaultRecord& fault, int rank, double timeout_s)
                            describe_shape_value(fault.field, fault.seen), fault.peer);
       }
       if (fault.wanted == Wanted::low_latency_dispatch_counts) {
+        return describe_difference(static_cast<std::uint32_t>(fault.expected), rank,
+                                   static_cast<std::uint32_t>(fault.seen), fault.peer);
+      }
+      if (fault.wanted == Wanted::low_latency_combine_selection && fault.field != 0) {
         return fmt::format(
-            "low_latency_dispatch: ranks {} and {} differ in max_tokens, hidden, top-k, num_experts, use_fp8, in "
-            "whether weights travel or, between nodes, in return_recv_hook; they must be equal on all ranks. The ranks "
-            "no longer agree: destroy the buffer",
-            rank, fault.peer);
+            "low_latency_combine: topk_idx of rank {} selects expert {} (rank {}) for token {}, but the dispatch "
+            "brought "
+            "no row of the token for this expert. The ranks no longer agree: destroy the buffer",
+            fault.peer, fault.expected, rank, fault.seen);
       }
       if (fault.wanted == Wanted::low_latency_combine_selection) {
         return fmt::format(
-            "low_latency_combine: ranks {} and {} differ in max_tokens, hidden, top-k, num_experts, use_logfmt "
-            "or, between nodes, in return_recv_hook; they must be equal on all ranks. The ranks no longer agree: "
-            "destroy the buffer",
+            "low_latency_combine: ranks {} and {} differ in the dispatch that their handles are of, in its layout, "
+            "max_tokens, hidden, top-k, num_experts, use_logfmt or, between nodes, in return_recv_hook; they must be "
+            "equal on all ranks. The ranks no longer agree: destroy the buffer",
             rank, fault.peer);
+      }
+      if (fault.wanted == Wanted::low_latency_combine_rows) {
+        return fmt::format(
+            "low_latency_combine: rank {} has ended the call, as the ranks disagree; its own error says in what. The "
+            "ranks no longer agree: destroy the buffer",
+            fault.peer);
+      }
+      if (fault.wanted == Wanted::combine_addresses && fault.field >= static_cast<int>(RowField::rows_to_peer)) {
+        const bool to_peer = fault.field == static_cast<int>(RowField::rows_to_peer);
+        return fmt::format(
+            "combine: rank {} has sent {} rows to rank {} by the handle of rank {}, but {} by the handle of rank {}: "
+            "the "
+            "handles are of different dispatches. The ranks no longer agree: destroy the buffer",
+            to_peer ? rank : fault.peer, fault.expected, to_peer ? fault.peer : rank, rank, fault.seen, fault.peer);
       }
       return fmt::format(
           "{}: {} is {} on rank {} but {} on rank {}; it must be equal on all ranks. The ranks no longer agree: "

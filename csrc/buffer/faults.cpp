@@ -39,16 +39,18 @@ bool Faults::broken() const { return !broken_.empty() || (met() && breaks(record
 
 void Faults::break_by_timeout(const std::string& why) {
   broken_ = why;
+  broken_by_ = FaultKind::timeout;
   throw TimeoutError(why);
 }
 
 void Faults::break_by_rdma(const std::string& why) {
   broken_ = why;
-  broken_by_rdma_ = true;
+  broken_by_ = FaultKind::rdma_failed;
 }
 
 void Faults::raise() {
-  if (!broken_.empty() && broken_by_rdma_) throw SystemError(broken_);
+  if (!broken_.empty() && broken_by_ == FaultKind::rdma_failed) throw SystemError(broken_);
+  if (!broken_.empty() && broken_by_ == FaultKind::mismatch) throw RankMismatch(broken_);
   if (!broken_.empty()) throw TimeoutError(broken_);
   FaultRecord& fault = records_.get()[0];
   FaultRecord& note = records_.get()[1];
@@ -62,6 +64,7 @@ void Faults::raise() {
     }
     if (breaks(fault)) {
       broken_ = text;
+      broken_by_ = FaultKind::mismatch;
       throw RankMismatch(text);
     }
     Executor& executor = calls_.executor();

@@ -24,7 +24,8 @@ class Faults {
   bool met() const;
   /// Is the buffer broken, even if only by a fault that nobody has raised yet?
   bool broken() const;
-  /// Breaks the buffer. Every later call throws: TimeoutError, or SystemError after a failure of RDMA.
+  /// Breaks the buffer. Every later call throws: TimeoutError, or SystemError after a failure of RDMA. (After a
+  /// mismatch that breaks it, RankMismatch.)
   [[noreturn]] void break_by_timeout(const std::string& why);
   void break_by_rdma(const std::string& why);
 
@@ -36,7 +37,7 @@ class Faults {
   std::shared_ptr<FaultRecord> records_;
   std::shared_ptr<std::uint64_t> abort_;  ///< device memory: see WaitContext
   std::string broken_;                    ///< why; empty: not broken
-  bool broken_by_rdma_ = false;
+  FaultKind broken_by_ = FaultKind::none;
 };
 
 }  // namespace deep_ep

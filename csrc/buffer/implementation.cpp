@@ -3,6 +3,7 @@
 #include <exception>
 #include <utility>
 
+#include "csrc/bootstrap/agreement.hpp"
 #include "csrc/support/format.hpp"
 #include "csrc/support/logging.hpp"
 
@@ -10,7 +11,11 @@ namespace deep_ep {
 
 Buffer::Implementation::Implementation(std::shared_ptr<Bootstrap> bootstrap, std::shared_ptr<Executor> executor,
                                        const BufferOptions& options)
-    : runtime_(std::move(bootstrap), std::move(executor), options), layouts_(runtime_), intranode_(runtime_) {
+    : runtime_(std::move(bootstrap), std::move(executor), options) {
+  agree(runtime_.bootstrap(), "allocating memory for the calls of a Buffer", [&] {
+    layouts_.emplace(runtime_);
+    intranode_.emplace(runtime_);
+  });
   if (runtime_.options().low_latency.bytes != 0) low_latency_.emplace(runtime_);
   runtime_.bootstrap().barrier();  // nobody signals before everybody is ready
   log::info("buffer: rank {} of {} on {}, heap {}, of which window {}", runtime_.rank(), runtime_.num_ranks(),
@@ -25,18 +30,18 @@ Buffer::Implementation::~Implementation() {
 
 DispatchResult Buffer::Implementation::dispatch(const DispatchArguments& arguments, const CallOptions& call) {
   require_one_node("dispatch");
-  return intranode_.dispatch(arguments, call);
+  return intranode_->dispatch(arguments, call);
 }
 
 CachedDispatchResult Buffer::Implementation::cached_dispatch(const CachedDispatchArguments& arguments,
                                                              const CallOptions& call) {
   require_one_node("cached_dispatch");
-  return intranode_.dispatch(arguments, call);
+  return intranode_->dispatch(arguments, call);
 }
 
 CombineResult Buffer::Implementation::combine(const CombineArguments& arguments, const CallOptions& call) {
   require_one_node("combine");
-  return intranode_.combine(arguments, call);
+  return intranode_->combine(arguments, call);
 }
 
 void Buffer::Implementation::require_one_node(const char* call) const {

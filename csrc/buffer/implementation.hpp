@@ -26,7 +26,7 @@ class Buffer::Implementation {
   /// Are we in a child forked after this was made? Then it must not even be destroyed.
   bool inherited() const { return home_.left(); }
   Runtime& runtime() { return runtime_; }
-  DispatchLayouts& layouts() { return layouts_; }
+  DispatchLayouts& layouts() { return *layouts_; }
   // Normal mode: here it is chosen by where the ranks are.
   DispatchResult dispatch(const DispatchArguments& arguments, const CallOptions& call);
   CachedDispatchResult cached_dispatch(const CachedDispatchArguments& arguments, const CallOptions& call);
@@ -46,8 +46,8 @@ class Buffer::Implementation {
 
   const HomeProcess home_;
   Runtime runtime_;
-  DispatchLayouts layouts_;
-  Intranode intranode_;
+  std::optional<DispatchLayouts> layouts_;
+  std::optional<Intranode> intranode_;
   std::optional<LowLatency> low_latency_;
 };
 

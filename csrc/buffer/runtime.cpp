@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "csrc/bootstrap/agreement.hpp"
 #include "csrc/buffer/options.hpp"
 #include "csrc/support/format.hpp"
 
@@ -67,9 +68,11 @@ Runtime::Runtime(std::shared_ptr<Bootstrap> bootstrap, std::shared_ptr<Executor>
     layout_.add_staging(reach_.rail_width == 0 ? 0 : nodes_.num_nodes);
     make_heap();
   }
-  auto arena = std::make_shared<Arena>(executor_, heap_, layout_.arena_at(), heap_->bytes() - layout_.arena_at());
-  calls_.emplace(executor_, comm_stream_, std::move(arena));
-  faults_.emplace(*calls_, executor_, rank(), timeout_s_);
+  agree(*bootstrap_, "allocating memory for a Buffer", [&] {
+    auto arena = std::make_shared<Arena>(executor_, heap_, layout_.arena_at(), heap_->bytes() - layout_.arena_at());
+    calls_.emplace(executor_, comm_stream_, std::move(arena));
+    faults_.emplace(*calls_, executor_, rank(), timeout_s_);
+  });
 }
 
 Runtime::~Runtime() { heap_->unmap_peers(); }

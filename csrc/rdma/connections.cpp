@@ -10,6 +10,7 @@
 
 #include "csrc/bootstrap/agreement.hpp"
 #include "csrc/executor/own_stream.hpp"
+#include "csrc/rdma/connecting.hpp"
 #include "csrc/rdma/discovery/machine.hpp"
 #include "csrc/rdma/local/local_ends.hpp"
 #include "csrc/rdma/ring/ring_memory.hpp"
@@ -124,9 +125,9 @@ Connections::Connections(Bootstrap& bootstrap, std::shared_ptr<Executor> executo
         [&] { check_options(options_, bootstrap.rank(), num_ranks_); });
   check_agreement(bootstrap, options_);
   const std::size_t count = static_cast<std::size_t>(options_.channels) * static_cast<std::size_t>(num_ranks_);
-  agree(bootstrap, "allocating the table of RDMA connections",
-        [&] { device_peers_ = static_cast<RdmaPeerParams*>(executor_->allocate(count * sizeof(RdmaPeerParams))); });
   try {
+    agree(bootstrap, "allocating the table of RDMA connections",
+          [&] { device_peers_ = static_cast<RdmaPeerParams*>(executor_->allocate(count * sizeof(RdmaPeerParams))); });
     peers_.resize(count);
     connect(bootstrap);
   } catch (...) {
@@ -141,52 +142,29 @@ Connections::~Connections() {
   executor_->free(device_peers_);
 }
 
-std::unique_ptr<Ends> Connections::make_ends(Bootstrap& bootstrap) const {
+void Connections::connect(Bootstrap& bootstrap) {
+  executor_->make_current();
   std::optional<NicAssignment> nic;
   const WireKind wire = agree_on_wire(bootstrap, *executor_, settings_, !options_.peers.empty(), nic);
-  std::unique_ptr<Ends> ends;
-  agree(bootstrap, "making RDMA queue pairs", [&] {
-    if (options_.peers.empty()) return;
+  const auto make = [&](NicHandler handler) -> std::unique_ptr<Ends> {
+    if (options_.peers.empty()) return nullptr;
     EndsOptions options{.peers = {}, .depth = options_.depth, .batch = options_.batch};
     for (int channel = 0; channel < options_.channels; ++channel) {
       options.peers.insert(options.peers.end(), options_.peers.begin(), options_.peers.end());
     }
-    ends = wire == WireKind::local
-               ? make_local_ends(executor_, *heap_, bootstrap.rank(), options)
-               : verbs::make_nic_ends(verbs::open_nic(*nic, *executor_, settings_), executor_, *heap_, options);
-  });
-  return ends;
-}
-
-void Connections::connect_ends(Bootstrap& bootstrap, Ends* ends) {
-  std::vector<QueuePairAddress> mine(
-      ends == nullptr ? 0 : options_.peers.size() * static_cast<std::size_t>(options_.channels));
-  for (std::size_t end = 0; end < mine.size(); ++end) mine[end] = ends->address(end);
-  const auto theirs = exchange_addresses(bootstrap, options_.channels, options_.peers, mine);
-  agree(bootstrap, "connecting RDMA queue pairs", [&] {
-    if (ends == nullptr) return;
-    std::size_t end = 0;
-    for (int channel = 0; channel < options_.channels; ++channel) {
-      for (const int peer : options_.peers) {
-        peers_[static_cast<std::size_t>(channel * num_ranks_ + peer)] = ends->connect(end, theirs[end]);
-        ++end;
-      }
-    }
-    ends->start();
-  });
-}
-
-void Connections::connect(Bootstrap& bootstrap) {
-  executor_->make_current();
-  std::fill(peers_.begin(), peers_.end(), RdmaPeerParams{});
-  std::unique_ptr<Ends> ends = make_ends(bootstrap);
-  connect_ends(bootstrap, ends.get());
+    if (wire == WireKind::local) return make_local_ends(executor_, *heap_, bootstrap.rank(), options);
+    verbs::NicAccess access = verbs::open_nic(*nic, *executor_, settings_);
+    access.handler = handler;
+    return verbs::make_nic_ends(access, executor_, *heap_, options);
+  };
+  ConnectedEnds connected = make_connected_ends(bootstrap, options_, settings_.nic_handler, make);
+  peers_ = std::move(connected.peers);
   agree(bootstrap, "copying the table of RDMA connections", [&] {
     const OwnStream stream(*executor_);
     executor_->copy(device_peers_, peers_.data(), peers_.size() * sizeof(RdmaPeerParams), stream.get());
     executor_->synchronize(stream.get());
   });
-  ends_ = std::move(ends);
+  ends_ = std::move(connected.ends);
   connected_ = true;
   log::info("rdma: rank {}: {}", bootstrap.rank(), describe());
 }

@@ -72,8 +72,6 @@ class Connections {
 
  private:
   void connect(Bootstrap& bootstrap);
-  std::unique_ptr<Ends> make_ends(Bootstrap& bootstrap) const;
-  void connect_ends(Bootstrap& bootstrap, Ends* ends);
 
   std::shared_ptr<Executor> executor_;
   std::shared_ptr<SymmetricHeap> heap_;

@@ -32,6 +32,8 @@ class Ends {
   virtual RdmaPeerParams connect(std::size_t end, const QueuePairAddress& peer) = 0;
   virtual void start() = 0;
 
+  /// Do kernels ring a device by themselves (handler `gpu`)?
+  virtual bool rung_by_kernels() const { return false; }
   /// The first failure that was found, if there is one.
   virtual std::optional<Failure> failure() const = 0;
   /// Has everything that kernels have posted happened at the peers? What failed never will, and counts as done. No

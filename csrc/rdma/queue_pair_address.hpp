@@ -22,14 +22,15 @@ std::string_view to_string(LinkLayer link_layer);
 /// What one end of a queue pair must know of the other. Plain bytes in the byte order of the machine: all ranks share
 /// one.
 struct QueuePairAddress {
-  std::uint32_t format = 2;  ///< version of this struct
+  std::uint32_t format = 3;  ///< version of this struct
   std::uint32_t queue_pair = 0;
   std::uint32_t packet_number = 0;  ///< first one that this end sends
   std::uint16_t lid = 0;
   std::uint8_t mtu = 0;  ///< code of the specification: 1 = 256 bytes ... 5 = 4096 bytes
   LinkLayer link_layer = LinkLayer::none;
   std::uint8_t outstanding_reads_in = 0;
-  std::uint8_t padding[3] = {};
+  std::uint8_t needs_global_route = 0;  ///< InfiniBand: 1 where the port takes no packets without a global route header
+  std::uint8_t padding[2] = {};
   std::uint32_t heap_key = 0;  ///< by which the peer writes to this rank's heap
   GidBytes gid{};
 };
@@ -39,6 +40,14 @@ std::string to_string(const QueuePairAddress& address);
 
 /// RankMismatch unless queue pairs with these addresses can be connected; `device` is the one at this end.
 void check_compatible(const std::string& device, const QueuePairAddress& own, const QueuePairAddress& peer);
+
+/// Do packets between the two carry a global route header (GRH)? On RoCE all do; on InfiniBand where a port asks for
+/// it, and between subnets.
+bool has_global_route(const QueuePairAddress& own, const QueuePairAddress& peer);
+
+/// The LID that packets to the peer go to: its own, or between subnets the one of the router, where its GID names it
+/// (fec0::, "floating LID").
+std::uint16_t destination_lid(const QueuePairAddress& own, const QueuePairAddress& peer);
 
 /// Collective. `mine`: addresses of this rank's ends, [channels][peers]. Returns those of the ends at the other sides,
 /// in the same order: end (channel, b) of rank a is connected to end (channel, a) of rank b.

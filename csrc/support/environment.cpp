@@ -112,7 +112,8 @@ constexpr std::array kVariables = {
              .type = Type::unsigned_integer,
              .default_value = "0",
              .allowed = "0 to 255",
-             .help = "traffic class of RDMA packets; the DSCP is its upper six bits",
+             .help = "traffic class of RDMA packets on Ethernet, where the DSCP is its upper six bits; on InfiniBand "
+                     "only packets with a global route have one",
              .most = 255},
     Variable{.names = {"DEEP_EP_RDMA_SERVICE_LEVEL", "EP_OVERRIDE_RDMA_SL", "NVSHMEM_IB_SL", "NCCL_IB_SL"},
              .type = Type::unsigned_integer,

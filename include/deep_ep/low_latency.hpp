@@ -44,10 +44,12 @@ struct LowLatencyHandle {
   /// Which rows of recv_x come from which source, as (first row << 32) | number of rows. expert_major: [L, R] int64;
   /// rank_major: [R] int64, the first row being 0.
   Tensor layout_range;
-  /// [1 + M + M * K, R] int32, a column for each source: how many tokens it sent; their indices at the source (M
-  /// places); and for each of those tokens where the rows of its K selections lie in recv_x (-1: on another rank).
+  /// [2 + M + M * K, R] int32, a column for each source: how many tokens it sent; their indices at the source (M
+  /// places); and for each of those tokens where the rows of its K selections lie in recv_x (-1: on another rank). Last,
+  /// in the first column, the dispatch's number, by which combine finds out that ranks use handles of different ones.
   Tensor row_table;
   LowLatencyLayout layout = LowLatencyLayout::expert_major;
+  int num_tokens = 0;       ///< T, of this rank
   int max_tokens = 0;       ///< M
   int num_topk = 0;         ///< K
   int num_experts = 0;      ///< E
@@ -96,13 +98,17 @@ struct LowLatencyDispatchResult {
   std::function<void()> hook;  ///< set with return_recv_hook: enqueues the receive part; a second call does nothing
 };
 
-/// Equal on all ranks: H, use_logfmt, and what the handle's dispatch had in common.
+/// Equal on all ranks: H, use_logfmt, the dispatch that the handle is of, and what that had in common. RankMismatch
+/// where they are not.
 struct LowLatencyCombineArguments {
   /// The experts' output, bfloat16, rows where the dispatch's recv_x had them, from a multiple of 16 bytes on. Only
   /// valid rows are read. H may differ from the dispatch's. rank_major: each row already is the weighted sum over its
   /// local experts.
   ConstTensorView x;
-  ConstTensorView topk_idx;      ///< [T, K]: as dispatched; a selection that has since become negative is left out
+  /// [T, K]: as dispatched, in any order; a selection that has since become negative is left out. RankMismatch where a
+  /// token selects an expert that the dispatch brought no row of it to. (Where its rank got no row of the token at all,
+  /// TimeoutError names that rank.)
+  ConstTensorView topk_idx;
   ConstTensorView topk_weights;  ///< [T, K] float32; expert_major: rows are multiplied by them
   const LowLatencyHandle* handle = nullptr;  ///< of the dispatch; any number of combines; used during the call only
   bool use_logfmt = false;  ///< rows travel in LogFMT, 10 bits a value, where their range allows: smaller, less exact

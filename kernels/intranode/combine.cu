@@ -4,13 +4,24 @@
 // The owner adds in rank order either way, so the result does not depend on it.
 #include "kernels/intranode/combine_add.hpp"
 #include "kernels/intranode/combine_push.hpp"
+#include "kernels/intranode/row_comparison.hpp"
 #include "kernels/kernel_list.hpp"
 #include "kernels/primitives/launch.hpp"
 
 namespace deep_ep::device {
 
+/// What the handle says of the rows between this rank and `peer`: equal at both, unless their handles are of different
+/// dispatches.
+struct RowsWithPeer {
+  std::int32_t to_peer, from_peer;
+
+  DEEP_EP_DEVICE RowsWithPeer(const CombineParams& params, int peer)
+      : to_peer(rows_between(params.rank_prefix_matrix, params.common.num_ranks, params.common.rank, peer)),
+        from_peer(rows_between(params.rank_prefix_matrix, params.common.num_ranks, peer, params.common.rank)) {}
+};
+
 /// Tells `peer` where our rows are, and where it may put its own.
-DEEP_EP_DEVICE void publish_rows(const CombineParams& params, std::uint64_t epoch, int peer) {
+DEEP_EP_DEVICE void publish_rows(const CombineParams& params, std::uint64_t epoch, int peer, const RowsWithPeer& rows) {
   const IntranodeParams& common = params.common;
   const std::byte* heap = common.own_heap();
   const auto offset = [&](const void* address) {
@@ -29,20 +40,27 @@ DEEP_EP_DEVICE void publish_rows(const CombineParams& params, std::uint64_t epoc
                  .num_rows = params.num_rows,
                  .pulled = !params.push,
                  .row_bytes = params.row_bytes,
-                 .num_topk = params.num_topk};
+                 .num_topk = params.num_topk,
+                 .rows_to_reader = rows.to_peer,
+                 .rows_from_reader = rows.from_peer};
   store_release<Scope::system>(&box.signal, epoch);
 }
 
 /// Waits for what `rank` says. False after a fault.
-DEEP_EP_DEVICE bool learn_rows(const CombineParams& params, std::uint64_t epoch, int rank, CombinePeer& peer) {
+DEEP_EP_DEVICE bool learn_rows(const CombineParams& params, std::uint64_t epoch, int rank, const RowsWithPeer& rows,
+                               CombinePeer& peer) {
   const IntranodeParams& common = params.common;
   const Mailbox<CombineAddresses>& box = common.control.combine_box(common.own_heap(), rank);
-  if (!wait_signal(params.wait, &box.signal, {rank, Wanted::combine_addresses, epoch})) return false;
+  const Awaited addresses{rank, Wanted::combine_addresses, epoch};
+  if (!wait_signal(params.wait, &box.signal, addresses)) return false;
   const CombineAddresses& told = box.message;
   RowComparison rows_of_both;
   rows_of_both.compare(RowField::row_bytes, params.row_bytes, told.row_bytes);
   rows_of_both.compare(RowField::num_topk, params.num_topk, told.num_topk);
-  if (!rows_of_both.agrees(params.wait, Wanted::combine_addresses, rank)) return false;
+  rows_of_both.compare(RowField::rows_to_peer, rows.to_peer, told.rows_from_reader);
+  rows_of_both.compare(RowField::rows_from_peer, rows.from_peer, told.rows_to_reader);
+  const std::uint64_t* own = &common.control.combine_box(common.own_heap(), common.rank).signal;
+  if (!rows_of_both.agrees(params.wait, own, common.rank, addresses)) return false;
   std::byte* heap = common.heaps[rank];
   peer = {.x = told.pulled ? heap + told.x : nullptr,
           .topk_weights = reinterpret_cast<const float*>(heap + told.topk_weights),
@@ -97,20 +115,25 @@ DEEP_EP_DEVICE void initialise(const CombineShared& shared) {
 DEEP_EP_DEVICE void combine_body(const CombineParams& params, std::byte* memory) {
   const IntranodeParams& common = params.common;
   const CombineShared shared(Carver(memory), common.num_ranks, params.pushing_warps, params.stages, params.stage_bytes);
+  // Loaded while the block finds out which call it is.
+  const RowsWithPeer rows_with_first(params, thread_index() < common.num_ranks ? thread_index() : 0);
+  const auto rows_with = [&](int peer) {
+    return peer == thread_index() ? rows_with_first : RowsWithPeer(params, peer);
+  };
   const Call call = Call::begin(common.state->combine, params.wait, shared.scratch);
   bool good = call.begun;
   if (good) {
     // 1. Say where our rows are. That we are here also says that they are written, and that our window is free.
     if (block_index() == 0) {
       for (int peer = thread_index(); peer < common.num_ranks; peer += block_threads()) {
-        publish_rows(params, call.epoch, peer);
+        publish_rows(params, call.epoch, peer, rows_with(peer));
       }
     }
     initialise(shared);
 
     // 2. Learn the same of the others.
     for (int peer = thread_index(); peer < common.num_ranks; peer += block_threads()) {
-      good = learn_rows(params, call.epoch, peer, shared.peers[peer]) && good;
+      good = learn_rows(params, call.epoch, peer, rows_with(peer), shared.peers[peer]) && good;
     }
     good = whole_block(good, shared.scratch);
   }

@@ -40,11 +40,12 @@ struct CombineAddresses {
   // Must agree.
   std::uint32_t row_bytes;
   std::int32_t num_topk;
+  std::int32_t rows_to_reader, rows_from_reader;  ///< as the handle has it
 };
 static_assert(sizeof(Mailbox<DispatchAddresses>) == kLine && sizeof(Mailbox<CombineAddresses>) == kLine);
 
 /// What of these must agree, in the words of a fault record.
-enum class RowField : int { row_bytes, num_scales, num_topk };
+enum class RowField : int { row_bytes, num_scales, num_topk, rows_to_peer, rows_from_peer };
 
 /// What must agree between ranks before rows may move.
 struct CallShape {

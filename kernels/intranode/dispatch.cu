@@ -5,6 +5,7 @@
 #include "kernels/common/tickets.hpp"
 #include "kernels/common/wait.hpp"
 #include "kernels/intranode/dispatch_send.hpp"
+#include "kernels/intranode/row_comparison.hpp"
 #include "kernels/kernel_list.hpp"
 #include "kernels/primitives/block.hpp"
 #include "kernels/primitives/launch.hpp"
@@ -42,8 +43,7 @@ DEEP_EP_DEVICE std::uint32_t rounds_for(std::int32_t rows, std::uint32_t window_
 
 /// Rows that `destination` gets from `source`.
 DEEP_EP_DEVICE std::int32_t rows_between(const DispatchParams& params, int source, int destination) {
-  const std::int32_t* end = params.rank_prefix_matrix + source * params.common.num_ranks + destination;
-  return source == 0 ? *end : *end - *(end - params.common.num_ranks);
+  return deep_ep::rows_between(params.rank_prefix_matrix, params.common.num_ranks, source, destination);
 }
 
 /// Waits for the addresses of `destination`. False after a fault.
@@ -51,14 +51,16 @@ DEEP_EP_DEVICE bool learn_target(const DispatchParams& params, std::uint64_t epo
                                  DispatchTarget& target) {
   const IntranodeParams& common = params.common;
   const Mailbox<DispatchAddresses>& box = common.control.dispatch_box(common.own_heap(), destination);
-  if (!wait_signal(params.wait, &box.signal, {destination, Wanted::dispatch_addresses, epoch})) return false;
+  const Awaited addresses{destination, Wanted::dispatch_addresses, epoch};
+  if (!wait_signal(params.wait, &box.signal, addresses)) return false;
   const DispatchAddresses& told = box.message;
   const RowShape& shape = params.rows;
   RowComparison rows_of_both;
   rows_of_both.compare(RowField::row_bytes, shape.row_bytes, told.row_bytes);
   rows_of_both.compare(RowField::num_scales, shape.num_scales, told.num_scales);
   rows_of_both.compare(RowField::num_topk, shape.num_topk, told.num_topk);
-  if (!rows_of_both.agrees(params.wait, Wanted::dispatch_addresses, destination)) return false;
+  const std::uint64_t* own = &common.control.dispatch_box(common.own_heap(), common.rank).signal;
+  if (!rows_of_both.agrees(params.wait, own, common.rank, addresses)) return false;
   std::byte* heap = common.heaps[destination];
   const std::int32_t rows = rows_between(params, common.rank, destination);
   target = {.rows = {heap + told.x, reinterpret_cast<std::uint32_t*>(heap + told.scales), heap + told.topk_idx,

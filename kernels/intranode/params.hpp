@@ -54,6 +54,12 @@ struct IntranodeParams {
   }
 };
 
+/// By a rank_prefix_matrix: rows that `destination` has from `source`.
+DEEP_EP_DEVICE std::int32_t rows_between(const std::int32_t* ends, int num_ranks, int source, int destination) {
+  const std::int32_t* end = ends + source * num_ranks + destination;
+  return source == 0 ? *end : *end - *(end - num_ranks);
+}
+
 /// What the host waits for in a dispatch with exact sizes. In memory that host and kernel share.
 struct HostCounts {
   std::uint64_t epoch;  ///< stored last, with release order
@@ -82,28 +88,6 @@ struct NotifyShared {
   std::int32_t failed;  ///< not 0: a fault was met
   std::int32_t scratch;
 };
-
-namespace device {
-
-/// Compares the rows of two ranks.
-struct RowComparison {
-  int field = -1;  ///< the first RowField in which they differ; negative: they agree
-  std::uint64_t ours = 0, theirs = 0;
-
-  DEEP_EP_DEVICE void compare(RowField which, std::int64_t our_value, std::int64_t their_value) {
-    if (field >= 0 || our_value == their_value) return;
-    field = static_cast<int>(which);
-    ours = static_cast<std::uint64_t>(our_value);
-    theirs = static_cast<std::uint64_t>(their_value);
-  }
-  /// Do they agree? Ends the call otherwise.
-  DEEP_EP_DEVICE bool agrees(const WaitContext& wait, Wanted wanted, int peer) const {
-    if (field >= 0) report_fault(wait, FaultKind::mismatch, wanted, peer, field, ours, theirs);
-    return field < 0;
-  }
-};
-
-}  // namespace device
 
 /// Sizes of a row of dispatch and of what travels beside it.
 struct RowShape {

@@ -85,7 +85,7 @@ struct LowLatencyParams : ReachParams {
   }
 };
 
-/// What a handle knows of the rows that a dispatch received: [1 + M + M * K, R] int32, in this order.
+/// What a handle knows of a dispatch and the rows that it received: [2 + M + M * K, R] int32, in this order.
 struct LowLatencyRowTable {
   std::int32_t* base;
   int num_ranks, max_tokens, num_topk;
@@ -99,6 +99,8 @@ struct LowLatencyRowTable {
   DEEP_EP_HOST_DEVICE std::int32_t* position(int source, int row, int k) const {
     return base + num_ranks + std::int64_t{num_ranks} * max_tokens + at(source, row) * num_topk + k;
   }
+  /// The low half of the dispatch's number, which is the same on all ranks.
+  DEEP_EP_HOST_DEVICE std::int32_t* epoch() const { return position(0, num_ranks * max_tokens, 0); }
 
  private:
   DEEP_EP_HOST_DEVICE std::int64_t at(int source, int row) const { return std::int64_t{source} * max_tokens + row; }
@@ -221,7 +223,7 @@ struct LowLatencyCombineParams {
   bool rank_major;
   bool use_logfmt;
   std::uint32_t row_bytes;   ///< of a row as it travels
-  std::uint32_t call_shape;  ///< a hash of the above: ranks that disagree and are reached by RDMA find out
+  std::uint32_t call_shape;  ///< a hash of the above: ranks that disagree find out
 
   Divisor block_warps;
   Divisor warps_per_row;  ///< that push a row together
@@ -234,6 +236,7 @@ struct LowLatencyCombineParams {
   // As owner: what is added up.
   int num_tokens;
   TopkIndices topk_idx;       ///< [num_tokens, num_topk]
+  bool report_unknown_experts;
   const float* topk_weights;  ///< [num_tokens, num_topk]
   std::byte* combined_x;      ///< [num_tokens, hidden] bfloat16
   std::int64_t* wait_cost;    ///< [R], added to; nullptr: none

@@ -3,11 +3,12 @@
 #include <gtest/gtest.h>
 
 #include "deep_ep/error.hpp"
+#include "tests/support/bytes.hpp"
 
 namespace deep_ep {
 namespace {
 
-constexpr std::size_t kMiB = std::size_t{1} << 20;
+using test::kMiB;
 
 TEST(HeapLayout, PartsFollowEachOther) {
   HeapLayout layout = HeapLayout::make({.heap_bytes = 64 * kMiB, .low_latency = {.bytes = 32 * kMiB}}, 8);

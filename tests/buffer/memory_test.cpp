@@ -1,12 +1,10 @@
 // Too little memory, and more than 32 bits can count: windows with credits, received tensors outside the heap, offsets
 // beyond 4 GiB.
 #include "tests/cluster/fixture.hpp"
+#include "tests/support/bytes.hpp"
 
 namespace deep_ep::test {
 namespace {
-
-constexpr std::size_t kKiB = 1024;
-constexpr std::size_t kMiB = 1024 * kKiB;
 
 class MemoryTest : public ClusterTest {};
 DEEP_EP_ON_THREADS(MemoryTest);

@@ -9,8 +9,6 @@
 namespace deep_ep::test {
 namespace {
 
-std::size_t index(std::int64_t i) { return static_cast<std::size_t>(i); }
-
 /// The first `count[place]` rows of every place, one after the other; `width` elements per row.
 template <class T>
 std::vector<T> valid_rows(const std::vector<T>& all, const std::vector<std::int32_t>& count, std::int64_t width) {
@@ -51,7 +49,7 @@ void check_row_table(Rank& rank, const LowLatencyCase& one, const LowLatencyDisp
   const std::int64_t ranks = shape.ranks();
   const std::int64_t topk = shape.topk;
   const TensorView table_view = result.handle.row_table.view();
-  require(table_view.size(0) == 1 + shape.max_tokens * (1 + topk) && table_view.size(1) == ranks,
+  require(table_view.size(0) == 2 + shape.max_tokens * (1 + topk) && table_view.size(1) == ranks,
           "shape of row_table: " + table_view.describe());
   const auto table = rank.download<std::int32_t>(table_view);
   for (std::int64_t source = 0; source < ranks; ++source) {

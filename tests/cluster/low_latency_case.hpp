@@ -10,6 +10,8 @@
 
 namespace deep_ep::test {
 
+inline std::size_t index(std::int64_t i) { return static_cast<std::size_t>(i); }
+
 struct LowLatencyCaseShape {
   std::vector<std::int64_t> tokens = {4, 4};  ///< one entry per rank
   std::int64_t max_tokens = 4;

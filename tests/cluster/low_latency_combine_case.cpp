@@ -8,8 +8,6 @@
 namespace deep_ep::test {
 namespace {
 
-std::size_t index(std::int64_t i) { return static_cast<std::size_t>(i); }
-
 constexpr std::uint16_t kNan = 0x7fc1;
 
 /// How far two vectors point in different directions: what frameworks compare results by.

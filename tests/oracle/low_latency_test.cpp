@@ -140,7 +140,7 @@ TEST(OracleLogfmt, AChunkIsEncodedAsAWholeOrNotAtAll) {
 // Two ranks, four experts, H = 128, M = 2. Rank 0: token 0 -> {0, 3}, token 1 -> {2, 2}. Rank 1: token 0 -> {-1, 3}.
 constexpr LowLatencyShape kShape{.ranks = 2, .experts = 4, .hidden = 128, .max_tokens = 2};
 
-std::vector<LowLatencyInput> two_ranks() {
+std::vector<LowLatencyInput> inputs_of_two_ranks() {
   const auto rows = [](std::initializer_list<float> values) {
     std::vector<std::uint16_t> x;
     for (const float value : values) x.insert(x.end(), 128, bf16_bits(value));
@@ -156,7 +156,7 @@ float value_at(const LowLatencyReceived& received, std::int64_t row) {
 }
 
 TEST(OracleLowLatencyDispatch, ExpertsGetTheirRowsBySourceAndToken) {
-  const auto result = low_latency_dispatch(kShape, two_ranks(), RowFormat::bf16);
+  const auto result = low_latency_dispatch(kShape, inputs_of_two_ranks(), RowFormat::bf16);
   const LowLatencyReceived& first = result.received[0];
   EXPECT_EQ(first.count, (std::vector<std::int32_t>{1, 0}));
   EXPECT_EQ(first.layout_range, (std::vector<std::int64_t>{range(0, 1), range(1, 0), range(0, 0), range(0, 0)}));
@@ -175,7 +175,7 @@ TEST(OracleLowLatencyDispatch, ExpertsGetTheirRowsBySourceAndToken) {
 }
 
 TEST(OracleLowLatencyDispatch, RankMajorHasARowForEachToken) {
-  const auto result = low_latency_dispatch(kShape, two_ranks(), RowFormat::bf16, true);
+  const auto result = low_latency_dispatch(kShape, inputs_of_two_ranks(), RowFormat::bf16, true);
   const LowLatencyReceived& second = result.received[1];
   EXPECT_EQ(second.count, (std::vector<std::int32_t>{2, 1}));
   EXPECT_EQ(second.layout_range, (std::vector<std::int64_t>{range(0, 2), range(0, 1)}));
@@ -189,8 +189,8 @@ TEST(OracleLowLatencyDispatch, RankMajorHasARowForEachToken) {
 TEST(OracleLowLatencyDispatch, AHiddenSizeOfZeroGivesTheSameRoutes) {
   LowLatencyShape shape = kShape;
   shape.hidden = 0;
-  const auto whole = low_latency_dispatch(kShape, two_ranks(), RowFormat::bf16);
-  const auto routes = low_latency_dispatch(shape, two_ranks(), RowFormat::bf16);
+  const auto whole = low_latency_dispatch(kShape, inputs_of_two_ranks(), RowFormat::bf16);
+  const auto routes = low_latency_dispatch(shape, inputs_of_two_ranks(), RowFormat::bf16);
   EXPECT_EQ(routes.selection_row, whole.selection_row);
   for (std::size_t rank = 0; rank < 2; ++rank) {
     EXPECT_EQ(routes.received[rank].count, whole.received[rank].count);
@@ -202,7 +202,7 @@ TEST(OracleLowLatencyDispatch, AHiddenSizeOfZeroGivesTheSameRoutes) {
 
 TEST(OracleLowLatencyDispatch, MaskedSourcesLeaveEmptyBlocks) {
   const Masks masks = {0, 0, 1, 0};  // rank 1 has masked rank 0
-  const auto result = low_latency_dispatch(kShape, two_ranks(), RowFormat::bf16, false, masks);
+  const auto result = low_latency_dispatch(kShape, inputs_of_two_ranks(), RowFormat::bf16, false, masks);
   EXPECT_EQ(result.received[1].count, (std::vector<std::int32_t>{0, 1}));
   EXPECT_EQ(result.received[1].layout_range, (std::vector<std::int64_t>{0, 0, 0, range(0, 1)}));
   EXPECT_EQ(result.received[0].count, (std::vector<std::int32_t>{1, 0})) << "rank 0 still has its own";
@@ -241,7 +241,7 @@ std::vector<LowLatencyCombineInput> expert_rows(const std::vector<LowLatencyInpu
 }
 
 TEST(OracleLowLatencyCombine, WeighsAndAdds) {
-  const auto inputs = two_ranks();
+  const auto inputs = inputs_of_two_ranks();
   const auto plan = low_latency_dispatch(kShape, inputs, RowFormat::bf16);
   const auto result = low_latency_combine(plan, expert_rows(inputs));
   EXPECT_EQ(bf16_value(result[0].x[0]), 0.5f * 10 + 0.25f * 40);
@@ -253,7 +253,7 @@ TEST(OracleLowLatencyCombine, WeighsAndAdds) {
 }
 
 TEST(OracleLowLatencyCombine, LeavesOutWhatWasRemovedOrMasked) {
-  const auto inputs = two_ranks();
+  const auto inputs = inputs_of_two_ranks();
   const auto plan = low_latency_dispatch(kShape, inputs, RowFormat::bf16);
   auto rows = expert_rows(inputs);
   rows[0].selection.idx = {0, -1, 2, -5};
@@ -335,14 +335,14 @@ TEST(OracleLowLatencyCombine, ByRailsAnotherNodesPartIsAddedOnItsOwn) {
 TEST(OracleLowLatencyCombine, ByRailsNodesAreEqualAndLogfmtDoesNotGo) {
   EXPECT_THROW(combine_parts({1, 1, 1, 1}, 0, 3), std::invalid_argument);
   EXPECT_THROW(combine_parts({1, 1, 1, 1}, 0, -2), std::invalid_argument);
-  const auto inputs = two_ranks();
+  const auto inputs = inputs_of_two_ranks();
   const auto plan = low_latency_dispatch(kShape, inputs, RowFormat::bf16);
   EXPECT_THROW(low_latency_combine(plan, expert_rows(inputs), {.logfmt = true, .ranks_per_node = 1}),
                std::invalid_argument);
 }
 
 TEST(OracleLowLatencyCombine, RankMajorRowsAreParts) {
-  const auto inputs = two_ranks();
+  const auto inputs = inputs_of_two_ranks();
   const auto plan = low_latency_dispatch(kShape, inputs, RowFormat::bf16, true);
   std::vector<LowLatencyCombineInput> rows(2);
   for (std::size_t r = 0; r < 2; ++r) {

@@ -89,19 +89,19 @@ class Rank {
   std::unique_ptr<rdma::CpuHandler> handler_;
 };
 
-enum class Where { cpu, gpu };
+enum class ExchangeOn { cpu, gpu };
 
-class RdmaExchange : public testing::TestWithParam<Where> {
+class RdmaExchange : public testing::TestWithParam<ExchangeOn> {
  protected:
   void SetUp() override {
-    if (GetParam() == Where::gpu && cuda_device_count() == 0) GTEST_SKIP() << "no GPU";
+    if (GetParam() == ExchangeOn::gpu && cuda_device_count() == 0) GTEST_SKIP() << "no GPU";
   }
 
   static std::vector<std::unique_ptr<Rank>> make_ranks(const Settings& settings, std::uint64_t seed = 0) {
     std::vector<std::unique_ptr<Rank>> ranks;
     std::shared_ptr<Executor> executor;
     for (int r = 0; r < settings.ranks; ++r) {
-      if (GetParam() == Where::cpu) {
+      if (GetParam() == ExchangeOn::cpu) {
         executor = make_host_executor({.seed = seed == 0 ? 0 : seed + static_cast<std::uint64_t>(r)});
       } else if (executor == nullptr) {
         executor = make_cuda_executor(0);
@@ -125,8 +125,8 @@ class RdmaExchange : public testing::TestWithParam<Where> {
     }
   }
 };
-INSTANTIATE_TEST_SUITE_P(, RdmaExchange, testing::Values(Where::cpu, Where::gpu),
-                         [](const auto& info) { return info.param == Where::cpu ? "Cpu" : "Gpu"; });
+INSTANTIATE_TEST_SUITE_P(, RdmaExchange, testing::Values(ExchangeOn::cpu, ExchangeOn::gpu),
+                         [](const auto& info) { return info.param == ExchangeOn::cpu ? "Cpu" : "Gpu"; });
 
 TEST_P(RdmaExchange, AWarpPostsTogether) { expect_all_arrives({}); }
 
@@ -141,7 +141,7 @@ TEST_P(RdmaExchange, RingsWrap) {
 TEST_P(RdmaExchange, FourRanksAndFewRows) { expect_all_arrives({.ranks = 4, .rows = 3, .batch = 1}); }
 
 TEST_P(RdmaExchange, UnderManySchedules) {
-  if (GetParam() == Where::gpu) GTEST_SKIP() << "a GPU has no seed";
+  if (GetParam() == ExchangeOn::gpu) GTEST_SKIP() << "a GPU has no seed";
   for (std::uint64_t seed = 10; seed < (DEEP_EP_TSAN ? 40u : 100u); seed += 10) {
     expect_all_arrives({.ranks = 2, .rows = 40, .one_thread = seed % 20 == 0}, seed);
   }

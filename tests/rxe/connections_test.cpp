@@ -14,6 +14,7 @@
 #include "csrc/rdma/ring/failure.hpp"
 #include "csrc/support/deadline.hpp"
 #include "deep_ep/error.hpp"
+#include "tests/cluster/cluster.hpp"
 #include "tests/cluster/processes.hpp"
 #include "tests/rdma/member.hpp"
 #include "tests/rdma/messages.hpp"
@@ -21,10 +22,6 @@
 
 namespace deep_ep::test {
 namespace {
-
-void require(bool condition, const std::string& what) {
-  if (!condition) throw std::runtime_error(what);
-}
 
 /// The text of the SystemError that the connections report.
 std::string reported(const rdma::Connections& connections) {

@@ -19,14 +19,14 @@ namespace {
 
 constexpr std::uint16_t kPort = 18601;
 
-void require(bool condition, const char* what) {
+void expect(bool condition, const char* what) {
   if (!condition) throw std::runtime_error(std::string("socket bootstrap: ") + what);
 }
 
 void send_all(const UniqueFd& to, std::span<const std::byte> bytes) {
   while (!bytes.empty()) {
     const ssize_t sent = ::send(to.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
-    require(sent > 0, "a rank went away (send)");
+    expect(sent > 0, "a rank went away (send)");
     bytes = bytes.subspan(static_cast<std::size_t>(sent));
   }
 }
@@ -34,14 +34,14 @@ void send_all(const UniqueFd& to, std::span<const std::byte> bytes) {
 void receive_all(const UniqueFd& from, std::span<std::byte> bytes) {
   if (bytes.empty()) return;
   const ssize_t received = ::recv(from.get(), bytes.data(), bytes.size(), MSG_WAITALL);
-  require(received == static_cast<ssize_t>(bytes.size()), "a rank went away (recv)");
+  expect(received == static_cast<ssize_t>(bytes.size()), "a rank went away (recv)");
 }
 
 sockaddr_in address_of(const char* address) {
   sockaddr_in result{};
   result.sin_family = AF_INET;
   result.sin_port = htons(kPort);
-  require(::inet_pton(AF_INET, address, &result.sin_addr) == 1, "the hub's IPv4 address is wrong");
+  expect(::inet_pton(AF_INET, address, &result.sin_addr) == 1, "the hub's IPv4 address is wrong");
   return result;
 }
 
@@ -71,8 +71,8 @@ class Sockets {
     const int yes = 1;
     ::setsockopt(listener.get(), SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes));
     const sockaddr_in address = address_of("0.0.0.0");
-    require(::bind(listener.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0, "bind");
-    require(::listen(listener.get(), static_cast<int>(peers_.size())) == 0, "listen");
+    expect(::bind(listener.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0, "bind");
+    expect(::listen(listener.get(), static_cast<int>(peers_.size())) == 0, "listen");
     for (std::size_t i = 1; i < peers_.size(); ++i) {
       UniqueFd caller(::accept(listener.get(), nullptr, nullptr));
       std::int32_t who = 0;

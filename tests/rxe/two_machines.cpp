@@ -16,20 +16,19 @@
 
 #include "csrc/support/deadline.hpp"
 #include "csrc/support/unique_fd.hpp"
+#include "tests/cluster/cluster.hpp"
 #include "tests/rxe/ends.hpp"
 #include "tests/rxe/machine_ranks.hpp"
 
 namespace deep_ep::rdma::verbs::test {
 namespace {
 
+using deep_ep::test::require;
+
 constexpr std::uint16_t kPort = 18600;
 constexpr std::uint32_t kBytes = 512 << 10;
 constexpr std::uint64_t kSignal = std::uint64_t{2} << 20;
 constexpr std::uint64_t kOldValue = kSignal + 8;
-
-void require(bool condition, const std::string& what) {
-  if (!condition) throw std::runtime_error(what);
-}
 
 sockaddr_in socket_address(const char* address) {
   sockaddr_in result{};

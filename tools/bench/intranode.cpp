@@ -6,19 +6,19 @@
 #include <string_view>
 #include <utility>
 
-#include "tools/bench/check.hpp"
-#include "bench_support/peers.hpp"
 #include "bench_support/intranode_rank.hpp"
+#include "bench_support/peers.hpp"
+#include "tools/bench/check.hpp"
 
 namespace deep_ep::tools {
 namespace {
 
 /// One rank's part in the measurements for one number of tokens.
-class Measurer {
+class IntranodeMeasurer {
  public:
-  Measurer(const IntranodeOptions& options, const WorkloadShape& shape, const Routes& routes,
-           const std::shared_ptr<Bootstrap>& bootstrap, const std::shared_ptr<Executor>& executor,
-           const std::function<void(const Measurement&)>& report)
+  IntranodeMeasurer(const IntranodeOptions& options, const WorkloadShape& shape, const Routes& routes,
+                    const std::shared_ptr<Bootstrap>& bootstrap, const std::shared_ptr<Executor>& executor,
+                    const std::function<void(const Measurement&)>& report)
       : options_(options),
         shape_(shape),
         routes_(routes),
@@ -161,7 +161,7 @@ void run_intranode(const IntranodeOptions& options, const World& world, Device::
   run_workloads(world, device, shapes,
                 [&](const WorkloadShape& shape, const Routes& routes, const std::shared_ptr<Bootstrap>& bootstrap,
                     const std::shared_ptr<Executor>& executor) {
-                  Measurer(options, shape, routes, bootstrap, executor, report).run();
+                  IntranodeMeasurer(options, shape, routes, bootstrap, executor, report).run();
                 });
 }
 

@@ -39,7 +39,7 @@ nlohmann::json to_json(const Measurement& m) {
   return json;
 }
 
-constexpr const char* kLine = "{:>7} {:<23}{:<6}{:<12}{:<15}{:>5}{:>11}{:>10}{:>10}{:>11}{:>11}{:>10}{:>10}\n";
+constexpr const char* kIntranodeLine = "{:>7} {:<23}{:<6}{:<12}{:<15}{:>5}{:>11}{:>10}{:>10}{:>11}{:>11}{:>10}{:>10}\n";
 
 void print_head() {
   fmt::print(
@@ -47,21 +47,21 @@ void print_head() {
       "aligned;\n");
   fmt::print("wall: the same rounds by the host's clock; pipelined: median of rounds enqueued back to back.\n");
   fmt::print("logical: bytes of all rows a rank receives; NVLink: without those from itself.\n\n");
-  fmt::print(kLine, "tokens", "operation", "dtype", "mode", "by", "SMs", "median us", "min", "max", "wall us",
+  fmt::print(kIntranodeLine, "tokens", "operation", "dtype", "mode", "by", "SMs", "median us", "min", "max", "wall us",
              "pipelined", "logical", "NVLink");
-  fmt::print(kLine, "", "", "", "", "", "", "", "", "", "", "us", "GB/s", "GB/s");
+  fmt::print(kIntranodeLine, "", "", "", "", "", "", "", "", "", "", "us", "GB/s", "GB/s");
 }
 
 void print_line(const Measurement& m) {
   clear_progress();
-  fmt::print(kLine, m.tokens, m.operation, m.dtype, m.mode, m.transport, m.sms > 0 ? fmt::format("{}", m.sms) : "-",
-             show_microseconds(m.timing.median), show_microseconds(m.timing.fastest),
-             show_microseconds(m.timing.slowest), show_microseconds(m.timing.wall),
+  fmt::print(kIntranodeLine, m.tokens, m.operation, m.dtype, m.mode, m.transport,
+             m.sms > 0 ? fmt::format("{}", m.sms) : "-", show_microseconds(m.timing.median),
+             show_microseconds(m.timing.fastest), show_microseconds(m.timing.slowest), show_microseconds(m.timing.wall),
              show_microseconds(m.timing.back_to_back), show_rate(m.logical_gb_per_s()), show_rate(m.wire_gb_per_s()));
   std::fflush(stdout);
 }
 
-int run_command(IntranodeOptions options) {
+int run_intranode_bench(IntranodeOptions options) {
   const World world = make_world(options.ranks, options.device);
   const Device::Kind device = choose_device(options.device, world.separate_processes() ? 1 : world.size);
   complete(kIntranode, options, device, world.size);
@@ -71,8 +71,8 @@ int run_command(IntranodeOptions options) {
     print_setting(options, world, device);
     print_head();
   }
-  print_measurements(options, world, setting_json(kIntranode, options, world, device), print_line, to_json,
-                     [&](const auto& report) { run_intranode(options, world, device, report); });
+  print_measurements<Measurement>(options, world, setting_json(kIntranode, options, world, device), print_line, to_json,
+                                  [&](const auto& report) { run_intranode(options, world, device, report); });
   if (prints_text && options.check) fmt::print("\nEvery checked result is exact.\n");
   return 0;
 }
@@ -99,7 +99,7 @@ void add_intranode(CLI::App& bench, Action& action) {
       ->capture_default_str();
   command->add_flag("!--no-peers", o.peers, "Leave out NCCL and the copy engines");
   command->add_flag("!--cached-only", o.uncached, "Leave out layout and dispatches that exchange counts");
-  command->callback([options, &action] { action = [options] { return run_command(*options); }; });
+  command->callback([options, &action] { action = [options] { return run_intranode_bench(*options); }; });
 }
 
 }  // namespace

@@ -21,11 +21,11 @@ LowLatencyRails rails_of(const std::string& word) {
 }
 
 /// One rank's part in the measurements for one number of tokens.
-class Measurer {
+class LowLatencyMeasurer {
  public:
-  Measurer(const LowLatencyOptions& options, const WorkloadShape& shape, const Routes& routes,
-           const std::shared_ptr<Bootstrap>& bootstrap, const std::shared_ptr<Executor>& executor,
-           const std::function<void(const LowLatencyMeasurement&)>& report)
+  LowLatencyMeasurer(const LowLatencyOptions& options, const WorkloadShape& shape, const Routes& routes,
+                     const std::shared_ptr<Bootstrap>& bootstrap, const std::shared_ptr<Executor>& executor,
+                     const std::function<void(const LowLatencyMeasurement&)>& report)
       : options_(options),
         shape_(shape),
         routes_(routes),
@@ -204,7 +204,7 @@ void run_low_latency(const LowLatencyOptions& options, const World& world, Devic
   run_workloads(world, device, shapes,
                 [&](const WorkloadShape& shape, const Routes& routes, const std::shared_ptr<Bootstrap>& bootstrap,
                     const std::shared_ptr<Executor>& executor) {
-                  Measurer(options, shape, routes, bootstrap, executor, report).run();
+                  LowLatencyMeasurer(options, shape, routes, bootstrap, executor, report).run();
                 });
 }
 

@@ -36,7 +36,7 @@ nlohmann::json to_json(const LowLatencyMeasurement& m) {
   return json;
 }
 
-constexpr const char* kLine = "{:>7} {:<17}{:<11}{:<9}{:>10}{:>9}{:>9}{:>11}{:>9}{:>11}{:>9}\n";
+constexpr const char* kLowLatencyLine = "{:>7} {:<17}{:<11}{:<9}{:>10}{:>9}{:>9}{:>11}{:>9}{:>11}{:>9}\n";
 
 void print_head(const LowLatencyOptions& options, Device::Kind device) {
   if (options.nodes > 1) fmt::print("The ranks play {} nodes, and reach other nodes by RDMA.\n", options.nodes);
@@ -47,15 +47,15 @@ void print_head(const LowLatencyOptions& options, Device::Kind device) {
   fmt::print("pipelined: median of rounds enqueued back to back. host: what a call keeps the host.\n");
   fmt::print(
       "selected: bytes with a row for every selection, as DeepEP's test counts; NVLink: rows between ranks.\n\n");
-  fmt::print(kLine, "tokens", "operation", "variant", "part", "median us", "min", "max", "pipelined", "host us",
-             "selected", "NVLink");
-  fmt::print(kLine, "", "", "", "", "", "", "", "us", "", "GB/s", "GB/s");
+  fmt::print(kLowLatencyLine, "tokens", "operation", "variant", "part", "median us", "min", "max", "pipelined",
+             "host us", "selected", "NVLink");
+  fmt::print(kLowLatencyLine, "", "", "", "", "", "", "", "us", "", "GB/s", "GB/s");
 }
 
 void print_line(const LowLatencyMeasurement& m) {
   const bool part = m.part == "send" || m.part == "receive";
   clear_progress();
-  fmt::print(kLine, m.tokens, m.operation, m.variant, m.part, show_microseconds(m.timing.median),
+  fmt::print(kLowLatencyLine, m.tokens, m.operation, m.variant, m.part, show_microseconds(m.timing.median),
              show_microseconds(m.timing.fastest), show_microseconds(m.timing.slowest),
              show_microseconds(m.timing.back_to_back), show_microseconds(m.host),
              part ? "-" : show_rate(m.selected_gb_per_s()), part ? "-" : show_rate(m.wire_gb_per_s()));
@@ -66,7 +66,7 @@ void print_line(const LowLatencyMeasurement& m) {
   std::fflush(stdout);
 }
 
-int run_command(LowLatencyOptions options) {
+int run_low_latency_bench(LowLatencyOptions options) {
   const World world = make_world(options.ranks, options.device);
   const Device::Kind device = choose_device(options.device, world.separate_processes() ? 1 : world.size);
   complete(kLowLatency, options, device, world.size);
@@ -80,8 +80,9 @@ int run_command(LowLatencyOptions options) {
   }
   nlohmann::json setting = setting_json(kLowLatency, options, world, device);
   setting.update({{"nodes", options.nodes}, {"nvlink", options.nvlink}, {"rails", options.rails}});
-  print_measurements(options, world, std::move(setting), print_line, to_json,
-                     [&](const auto& report) { run_low_latency(options, world, device, report); });
+  print_measurements<LowLatencyMeasurement>(
+      options, world, std::move(setting), print_line, to_json,
+      [&](const auto& report) { run_low_latency(options, world, device, report); });
   if (prints_text && options.check) fmt::print("\nEvery checked result is right.\n");
   return 0;
 }
@@ -104,7 +105,7 @@ void add_bench_low_latency(CLI::App& bench, Action& action) {
       ->capture_default_str();
   command->add_flag("!--no-hooks", o.hooks, "Leave out send and receive parts by themselves");
   command->add_flag("!--no-graphs", o.graphs, "Leave out replays of CUDA graphs");
-  command->callback([options, &action] { action = [options] { return run_command(*options); }; });
+  command->callback([options, &action] { action = [options] { return run_low_latency_bench(*options); }; });
 }
 
 }  // namespace deep_ep::tools

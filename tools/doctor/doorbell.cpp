@@ -17,13 +17,13 @@ constexpr int kSysRawio = 17;
 constexpr int kSysAdmin = 21;
 
 // Drivers from 510.40.3 on map the registers of other PCI devices into a GPU's address space.
-constexpr int kFirstDriver = 510;
+constexpr int kFirstDoorbellDriver = 510;
 
 bool driver_is_too_old(const Patient& patient, std::string& version) {
   version = patient.root.read("/sys/module/nvidia/version").value_or("");
   int major = 0;
   std::from_chars(version.data(), version.data() + version.size(), major);
-  return !version.empty() && major < kFirstDriver;
+  return !version.empty() && major < kFirstDoorbellDriver;
 }
 
 bool peer_mapping_override(const Patient& patient) {

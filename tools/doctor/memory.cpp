@@ -33,7 +33,7 @@ Version parse_version(const std::string& text) {
 
 // Kernels from 5.12 on register dma-bufs, NVIDIA's driver exports them from 515 on, the open kernel modules alone.
 constexpr Version kFirstKernel = {5, 12};
-constexpr Version kFirstDriver = {515, 0};
+constexpr Version kFirstDmaBufDriver = {515, 0};
 
 // Empty: it should work.
 std::string why_no_dma_buf(const Patient& patient) {
@@ -42,7 +42,7 @@ std::string why_no_dma_buf(const Patient& patient) {
   const std::string description = patient.root.read("/proc/driver/nvidia/version").value_or("");
   if (!kernel.empty() && parse_version(kernel) < kFirstKernel)
     return fmt::format("kernel {} is older than 5.12", kernel);
-  if (!driver.empty() && parse_version(driver) < kFirstDriver)
+  if (!driver.empty() && parse_version(driver) < kFirstDmaBufDriver)
     return fmt::format("driver {} is older than 515", driver);
   if (!description.empty() && description.find("Open Kernel Module") == std::string::npos) {
     return "the driver is not the one with open kernel modules";

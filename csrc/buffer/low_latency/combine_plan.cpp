@@ -16,11 +16,11 @@ constexpr int kGpuWarpsPerRowFew = 16;
 constexpr int kHostWarpsPerRow = 2;
 
 /// One of the four kernels, and the threads of its blocks at most.
-struct Kernel {
+struct CombineKernel {
   Launcher<LowLatencyCombineParams> KernelTable::*launcher;
   int max_threads;
 
-  static Kernel choose(bool logfmt, bool rdma) {
+  static CombineKernel choose(bool logfmt, bool rdma) {
     if (logfmt && rdma) {
       return {&KernelTable::combine_low_latency_logfmt_rdma, kernels::combine_low_latency_logfmt_rdma::kMaxThreads};
     }
@@ -49,8 +49,9 @@ LowLatencyPart plan_part(LowLatencyPhase phase, const LowLatencyCombineParams& p
   part.working_blocks = std::clamp(std::max(to_push, params.num_tokens), 1, sms);
   part.rows_of_group = rows_of_group(ranks, params.max_tokens, groups * part.working_blocks);
   const int posters = poster_blocks(setup, warps);
-  const CombineShared shared(Carver::without_memory(), {params.hidden, params.use_logfmt}, warps, groups,
-                             params.warps_per_row, part.rows_of_group, posters != 0 ? warps : 0);
+  const device::low_latency::CombineShared shared(Carver::without_memory(), {params.hidden, params.use_logfmt}, warps,
+                                                  groups, params.warps_per_row, part.rows_of_group,
+                                                  posters != 0 ? warps : 0);
   part.shape = {part.working_blocks + posters, warps * 32, shared.bytes};
   if (part.shape.shared_bytes > setup.policy.max_shared_bytes) {
     fail<InvalidArgument>("hidden {} and max_tokens {} need {} of shared memory in a block, there are {}",
@@ -73,13 +74,14 @@ void check_handle(const LowLatencyHandle& handle, const LowLatencySetup& setup) 
     throw InvalidArgument("handle is empty: low_latency_combine needs the handle of a low_latency_dispatch");
   }
   check_range("handle.max_tokens", handle.max_tokens, 1, kMostLowLatencyTokens);
+  check_range("handle.num_tokens", handle.num_tokens, 0, handle.max_tokens);
   check_range("handle.num_topk", handle.num_topk, 1, kMaxTopk);
   if (handle.num_experts < 1 || handle.num_experts % num_ranks != 0) {
     fail<InvalidArgument>("handle.num_experts is {}, allowed: a multiple of the {} ranks", handle.num_experts,
                           num_ranks);
   }
   check_tensor("handle.row_table", handle.row_table.view(), setup.device, {DType::int32},
-               {1 + std::int64_t{handle.max_tokens} * (1 + handle.num_topk), num_ranks});
+               {2 + std::int64_t{handle.max_tokens} * (1 + handle.num_topk), num_ranks});
 }
 
 void check_combine(const LowLatencyCombineArguments& arguments, const LowLatencySetup& setup) {
@@ -96,7 +98,10 @@ void check_combine(const LowLatencyCombineArguments& arguments, const LowLatency
   check_alignment("x", x);
   const ConstTensorView& idx = arguments.topk_idx;
   check_tensor("topk_idx", idx, device, {DType::int32, DType::int64}, {kAnySize, handle.num_topk});
-  check_range("number of tokens (rows of topk_idx)", idx.size(0), 0, handle.max_tokens);
+  if (idx.size(0) != handle.num_tokens) {
+    fail<InvalidArgument>("topk_idx has {} rows, but the handle's dispatch sent {} tokens", idx.size(0),
+                          handle.num_tokens);
+  }
   check_tensor("topk_weights", arguments.topk_weights, device, {DType::float32}, {idx.size(0), handle.num_topk});
   if (arguments.out) {
     check_tensor("out", *arguments.out, device, {DType::bfloat16}, {idx.size(0), x.size(2)});
@@ -127,17 +132,18 @@ LowLatencyCombinePlan plan_combine(const LowLatencyCombineArguments& arguments, 
                                                           params.num_topk, params.row_bytes, params.row_bytes, setup);
   params.common.rail_width = rail_width;
   params.call_shape = call_shape_of({params.max_tokens, params.num_topk, params.hidden, params.num_local_experts,
-                                     params.use_logfmt ? 1 : 0, rail_width});
+                                     params.rank_major ? 1 : 0, params.use_logfmt ? 1 : 0, rail_width});
   params.x = arguments.x.as<std::byte>();
   params.row_table = handle.row_table.as<const std::int32_t>();
   params.num_tokens = static_cast<int>(arguments.topk_idx.size(0));
   params.topk_idx = {arguments.topk_idx.data, arguments.topk_idx.dtype == DType::int64};
+  params.report_unknown_experts = setup.reject_unknown_experts;
   params.topk_weights = arguments.topk_weights.as<float>();
   if (arguments.wait_recv_cost_stats) params.wait_cost = arguments.wait_recv_cost_stats->as<std::int64_t>();
 
   // Memory for what posters gather is there for no more blocks than so many warps make.
   const int least_warps = setup.rdma() ? static_cast<int>(LowLatencyStaging::kLeastCombineWarps) : 1;
-  const Kernel kernel = Kernel::choose(params.use_logfmt, setup.rdma());
+  const CombineKernel kernel = CombineKernel::choose(params.use_logfmt, setup.rdma());
   plan.kernel = kernel.launcher;
   params.block_warps = warps_of_block(arguments.config, setup, kernel.max_threads, least_warps);
   const int sms = most_working_blocks(arguments.config, setup, poster_blocks(setup, params.block_warps));

@@ -40,6 +40,7 @@ LowLatencyDispatchResult LowLatency::dispatch(const LowLatencyDispatchArguments&
                    .layout_range = others[2],
                    .row_table = others[3],
                    .layout = arguments.layout,
+                   .num_tokens = params.num_tokens,
                    .max_tokens = params.max_tokens,
                    .num_topk = params.num_topk,
                    .num_experts = arguments.num_experts,

@@ -11,11 +11,11 @@ namespace deep_ep {
 namespace {
 
 /// One of the two kernels, and the threads of its blocks at most.
-struct Kernel {
+struct DispatchKernel {
   Launcher<LowLatencyDispatchParams> KernelTable::*launcher;
   int max_threads;
 
-  static Kernel choose(bool rdma) {
+  static DispatchKernel choose(bool rdma) {
     if (rdma) return {&KernelTable::dispatch_low_latency_rdma, kernels::dispatch_low_latency_rdma::kMaxThreads};
     return {&KernelTable::dispatch_low_latency, kernels::dispatch_low_latency::kMaxThreads};
   }
@@ -80,7 +80,7 @@ void plan_results(LowLatencyDispatchPlan& plan, const LowLatencySetup& setup) {
     const LowLatencyScales scales = params.scale_layout();
     plan.rows.push_back(of(scales.packed ? DType::int32 : DType::float32, {blocks, scales.columns(), rows}));
   }
-  const std::int64_t table_rows = 1 + std::int64_t{params.max_tokens} * (1 + params.num_topk);
+  const std::int64_t table_rows = 2 + std::int64_t{params.max_tokens} * (1 + params.num_topk);
   plan.others = {of(DType::int32, {blocks}), of(DType::int32, {blocks, rows}),
                  params.rank_major ? of(DType::int64, {ranks}) : of(DType::int64, {blocks, ranks}),
                  of(DType::int32, {table_rows, ranks})};
@@ -151,8 +151,13 @@ LowLatencyDispatchPlan plan_dispatch(const LowLatencyDispatchArguments& argument
       choose_rails(arguments.return_recv_hook, params.max_tokens, params.num_topk, direct_bytes, rail_bytes, setup);
   params.common.rail_width = rail_width;
   check_room(params.max_tokens, params.hidden, rail_width != 0 ? rail_bytes : direct_bytes, setup);
-  params.call_shape = call_shape_of({params.max_tokens, params.num_topk, params.hidden, params.num_local_experts,
-                                     is_fp8(params.format) ? 1 : 0, params.weights ? 1 : 0, rail_width});
+  const DispatchShape shape{.format = static_cast<int>(params.format),
+                            .weights = params.weights,
+                            .rank_major = params.rank_major,
+                            .by_rails = rail_width != 0,
+                            .num_topk = params.num_topk};
+  params.call_shape =
+      shape.packed(call_shape_of({params.max_tokens, params.hidden, params.num_local_experts, rail_width}));
   params.num_tokens = static_cast<int>(arguments.x.size(0));
   params.x = arguments.x.as<std::byte>();
   params.topk_idx = {arguments.topk_idx.data, arguments.topk_idx.dtype == DType::int64};
@@ -163,7 +168,7 @@ LowLatencyDispatchPlan plan_dispatch(const LowLatencyDispatchArguments& argument
   }
   if (arguments.wait_recv_cost_stats) params.wait_cost = arguments.wait_recv_cost_stats->as<std::int64_t>();
 
-  const Kernel kernel = Kernel::choose(setup.rdma());
+  const DispatchKernel kernel = DispatchKernel::choose(setup.rdma());
   plan.kernel = kernel.launcher;
   const int warps = warps_of_block(arguments.config, setup, kernel.max_threads, 1);
   params.warps_per_row = warps_per_row(params, warps, arguments.config, setup);

@@ -7,14 +7,16 @@
 
 namespace deep_ep {
 
-LowLatency::LowLatency(Runtime& runtime)
-    : runtime_(runtime), state_(device_memory<LowLatencyState>(runtime.executor())) {
+LowLatency::LowLatency(Runtime& runtime) : runtime_(runtime) {
   Executor& executor = *runtime.executor();
-  LowLatencyState initial{};
-  initial.one = 1;
-  executor.copy(state_.get(), &initial, sizeof initial, runtime.comm_stream());
-  executor.synchronize(runtime.comm_stream());
-  if (runtime.options().low_latency.masking) masks_.emplace(runtime, state_.get());
+  agree(runtime.bootstrap(), "allocating memory for low-latency calls", [&] {
+    state_ = device_memory<LowLatencyState>(runtime.executor());
+    LowLatencyState initial{};
+    initial.one = 1;
+    executor.copy(state_.get(), &initial, sizeof initial, runtime.comm_stream());
+    executor.synchronize(runtime.comm_stream());
+    if (runtime.options().low_latency.masking) masks_.emplace(runtime, state_.get());
+  });
   if (!runtime.low_latency_reach().far.empty()) links_.emplace(runtime);
   queues_ = {std::make_shared<HookQueue>("low_latency_dispatch"), std::make_shared<HookQueue>("low_latency_combine")};
 

@@ -17,8 +17,8 @@ void check_room(std::int64_t max_tokens, std::int64_t hidden, std::size_t row_by
       format_bytes(row_bytes), format_bytes(needed));
 }
 
-int choose_rails(bool hook, int max_tokens, int num_topk, std::size_t row_bytes,
-                 std::size_t rail_row_bytes, const LowLatencySetup& setup) {
+int choose_rails(bool hook, int max_tokens, int num_topk, std::size_t row_bytes, std::size_t rail_row_bytes,
+                 const LowLatencySetup& setup) {
   const std::size_t needed = static_cast<std::size_t>(max_tokens) * rail_row_bytes;
   if (setup.rail_width == 0 || hook || needed > setup.common.window.source_bytes) return 0;
   const RailTraffic traffic{.ranks = setup.common.num_ranks,

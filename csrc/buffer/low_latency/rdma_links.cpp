@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <exception>
 
+#include "csrc/bootstrap/agreement.hpp"
 #include "csrc/support/logging.hpp"
 
 namespace deep_ep {
@@ -25,10 +26,12 @@ RdmaLinks::RdmaLinks(Runtime& runtime)
   const auto mapped = runtime.heap()->peers();
   std::vector<std::byte*> heaps(mapped.begin(), mapped.end());
   for (const int far : far_) heaps[static_cast<std::size_t>(far)] = nullptr;
-  told_ = runtime.zeroed_memory<LowLatencyTold>(ranks * sizeof(LowLatencyTold));
-  heaps_ = device_memory<std::byte*>(runtime.executor(), ranks * sizeof(std::byte*));
-  runtime.executor()->copy(heaps_.get(), heaps.data(), ranks * sizeof(std::byte*), runtime.comm_stream());
-  runtime.executor()->synchronize(runtime.comm_stream());
+  agree(runtime.bootstrap(), "allocating memory for low-latency calls between nodes", [&] {
+    told_ = runtime.zeroed_memory<LowLatencyTold>(ranks * sizeof(LowLatencyTold));
+    heaps_ = device_memory<std::byte*>(runtime.executor(), ranks * sizeof(std::byte*));
+    runtime.executor()->copy(heaps_.get(), heaps.data(), ranks * sizeof(std::byte*), runtime.comm_stream());
+    runtime.executor()->synchronize(runtime.comm_stream());
+  });
   log::info("buffer: rank {} in low-latency calls: {}", runtime.rank(), describe());
 }
 

@@ -35,7 +35,8 @@ struct PathOptions {
   int port = 1;
   int gid_index = 0;
   std::uint16_t pkey_index = 0;    ///< InfiniBand partition
-  std::uint8_t traffic_class = 0;  ///< RoCE: DSCP in the upper six bits
+  /// Of packets with a global route, so of all on RoCE, where the DSCP is its upper six bits; no others have one.
+  std::uint8_t traffic_class = 0;
   std::uint8_t service_level = 0;  ///< InfiniBand service level, RoCE priority; 0 to 15
   std::uint8_t hop_limit = 64;
   /// An unanswered packet is sent again after 4.096 us * 2^ack_timeout, retry_count times; then the queue pair fails

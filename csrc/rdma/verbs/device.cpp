@@ -136,6 +136,7 @@ PortStatus Device::port(int port) const {
   status.lid = attributes.lid;
   status.active_mtu = static_cast<std::uint8_t>(attributes.active_mtu);
   status.gid_count = attributes.gid_tbl_len;
+  status.needs_global_route = (attributes.flags & IBV_QPF_GRH_REQUIRED) != 0;
   return status;
 }
 

@@ -22,6 +22,7 @@ struct PortStatus {
   std::uint16_t lid = 0;
   std::uint8_t active_mtu = 0;  ///< as QueuePairAddress::mtu
   int gid_count = 0;
+  bool needs_global_route = false;  ///< InfiniBand: packets without a global route header get nowhere
 };
 
 /// Limits that queue pairs must respect.

@@ -75,10 +75,12 @@ QueuePairAddress local_address(const Device& device, const PathOptions& path) {
   address.lid = port.lid;
   address.mtu = port.active_mtu;
   address.link_layer = port.link_layer;
+  address.needs_global_route = port.needs_global_route ? 1 : 0;
   address.gid = device.gid(path.port, path.gid_index);
   address.packet_number = random_packet_number();
   address.outstanding_reads_in = device.limits().outstanding_reads_in;
-  if (port.link_layer == LinkLayer::ethernet && GidEntry{.bytes = address.gid}.is_zero()) {
+  const bool needs_gid = port.link_layer == LinkLayer::ethernet || port.needs_global_route;
+  if (needs_gid && GidEntry{.bytes = address.gid}.is_zero()) {
     fail<InvalidArgument>(
         "GID index {} of RDMA device {} port {} is empty (0 to {} exist; an address is missing on "
         "its network interface, or the index is wrong)",
@@ -161,11 +163,10 @@ void QueuePair::become_ready_to_receive(const QueuePairAddress& peer) {
   attributes.max_dest_rd_atomic = address_.outstanding_reads_in;
   attributes.min_rnr_timer = 12;  // 0.64 ms
   ibv_ah_attr& route = attributes.ah_attr;
-  route.dlid = peer.lid;
+  route.dlid = destination_lid(address_, peer);
   route.sl = path_.service_level;
   route.port_num = static_cast<std::uint8_t>(path_.port);
-  // RoCE always has a global route. On InfiniBand the LID is enough within a subnet.
-  if (address_.link_layer == LinkLayer::ethernet) {
+  if (has_global_route(address_, peer)) {
     route.is_global = 1;
     std::memcpy(route.grh.dgid.raw, peer.gid.data(), peer.gid.size());
     route.grh.sgid_index = static_cast<std::uint8_t>(path_.gid_index);

@@ -55,7 +55,7 @@ struct CombineAdder {
         task.relays = task.owner != params.common.rank;
         if (task.relays) {
           if (!reach.await_announced(task.owner)) return;
-          task.num_tokens = FarSelections{params, reach.far_selections(task.owner)}.count(task.owner);
+          task.num_tokens = FarSelections{params, reach.far_selections(task.owner)}.count(reach, task.owner);
         }
       }
       if (!add_tokens(task, first, step)) return;

@@ -7,17 +7,43 @@
 
 namespace deep_ep::device::low_latency {
 
-/// A selection at the time of combine: in the payload of a cell.
+/// What ranks mean by the call: its shape, and the dispatch that the handle is of.
+DEEP_EP_DEVICE std::uint32_t call_of(const LowLatencyCombineParams& params) {
+  const LowLatencyRowTable table{const_cast<std::int32_t*>(params.row_table), params.common.num_ranks,
+                                 params.max_tokens, params.num_topk};
+  return params.call_shape ^ static_cast<std::uint32_t>(load_stream(table.epoch()));
+}
+
+/// Ends the call, as `peer` means another one, or selects what was not dispatched (`field` 1). Tells the near ranks, so
+/// that they need not find out by their deadlines.
+template <class Reach>
+DEEP_EP_DEVICE void refuse_call(const Reach& reach, int peer, int field, std::uint64_t ours, std::uint64_t theirs) {
+  const LowLatencyParams& common = reach.common;
+  report_fault(common.wait, FaultKind::mismatch, Wanted::low_latency_combine_selection, peer, field, ours, theirs);
+  if (common.mask != nullptr) return;
+#pragma unroll 1
+  for (int rank = 0; rank < common.num_ranks; ++rank) {
+    if (reach.is_far(rank)) continue;
+    std::uint64_t* word = common.window.begun(LowLatencyKind::combine, common.rank).in(common.heaps[rank]);
+    store_relaxed<Scope::system>(word, kRefused | reach.epoch);
+  }
+}
+
+/// A selection at the time of combine. In the payload of a cell: the expert, the lower half of call_of(), the weight.
 struct Selection {
-  std::int32_t expert;  ///< negative: none
+  std::int32_t expert;  ///< below 65535; negative: none
   float weight;
 
-  DEEP_EP_DEVICE std::uint64_t packed() const {
-    return std::uint64_t{bits_of(weight)} << 32 | static_cast<std::uint32_t>(expert);
+  DEEP_EP_DEVICE std::uint64_t packed(std::uint32_t call) const {
+    return std::uint64_t{bits_of(weight)} << 32 | call << 16 | (static_cast<std::uint32_t>(expert) & 0xffffu);
   }
   DEEP_EP_DEVICE static Selection unpack(std::uint64_t payload) {
-    return {static_cast<std::int32_t>(static_cast<std::uint32_t>(payload)),
-            float_from_bits(static_cast<std::uint32_t>(payload >> 32))};
+    const auto expert = static_cast<std::int32_t>(payload & 0xffffu);
+    return {expert == 0xffff ? -1 : expert, float_from_bits(static_cast<std::uint32_t>(payload >> 32))};
+  }
+  /// The lower half of the `call` that it was packed with.
+  DEEP_EP_DEVICE static std::uint32_t call_in(std::uint64_t payload) {
+    return static_cast<std::uint32_t>(payload) >> 16;
   }
 };
 
@@ -42,6 +68,13 @@ struct Selections {
   DEEP_EP_DEVICE Selection packed(const LoadedSelection& loaded) const {
     return {expert_of(loaded.index), loaded.weight};
   }
+  /// By one thread for each selection.
+  DEEP_EP_DEVICE void report_unknown(const LoadedSelection& loaded, int token) const {
+    const int experts = params.num_local_experts * params.common.num_ranks;
+    if (loaded.index < experts || !params.report_unknown_experts) return;
+    note_fault(params.common.wait, FaultKind::unknown_expert, Wanted::nothing, params.common.rank, token,
+               static_cast<std::uint64_t>(loaded.index), static_cast<std::uint64_t>(experts));
+  }
   /// The rank of an expert, negative for none.
   DEEP_EP_DEVICE int rank_of(int expert) const { return expert < 0 ? -1 : expert / params.num_local_experts; }
   /// The rank that selection `k` of this rank's token names, negative for none.
@@ -56,7 +89,7 @@ struct FarSelections {
   const std::uint64_t* words;  ///< of a far owner that has announced them
 
   DEEP_EP_DEVICE static std::uint64_t head(const LowLatencyCombineParams& params) {
-    return std::uint64_t{params.call_shape} << 32 | static_cast<std::uint32_t>(params.num_tokens);
+    return std::uint64_t{call_of(params)} << 32 | static_cast<std::uint32_t>(params.num_tokens);
   }
   DEEP_EP_DEVICE static std::uint32_t bytes(const LowLatencyCombineParams& params) {
     return (1 + static_cast<std::uint32_t>(params.num_tokens * params.num_topk)) * sizeof(std::uint64_t);
@@ -70,15 +103,16 @@ struct FarSelections {
     return Selections{params}.rank_of(selection(token, k).expert);
   }
   /// Does the owner mean the same call? Ends it otherwise.
-  DEEP_EP_DEVICE void check_shape(int owner) const {
-    const std::uint64_t shape = load_weak(words) >> 32;
-    if (shape == params.call_shape) return;
-    report_fault(params.common.wait, FaultKind::mismatch, Wanted::low_latency_combine_selection, owner, 0,
-                 params.call_shape, shape);
+  template <class Reach>
+  DEEP_EP_DEVICE void check_call(const Reach& reach, int owner) const {
+    const std::uint64_t theirs = load_weak(words) >> 32;
+    const std::uint32_t ours = call_of(params);
+    if (theirs != ours) refuse_call(reach, owner, 0, ours, theirs);
   }
   /// By a whole warp: of how many tokens. Negative: the call is over, as the owner means another one.
-  DEEP_EP_DEVICE int count(int owner) const {
-    if (lane_index() == 0) check_shape(owner);
+  template <class Reach>
+  DEEP_EP_DEVICE int count(const Reach& reach, int owner) const {
+    if (lane_index() == 0) check_call(reach, owner);
     const auto count = static_cast<std::uint32_t>(load_weak(words));
     return warp::all(count <= static_cast<std::uint32_t>(params.max_tokens)) ? static_cast<int>(count) : -1;
   }
@@ -105,7 +139,7 @@ struct Announcer {
 
   /// A peer's cells are free once it has said that it is done with the call before the last. We wait for peers that
   /// have not said so only when all others have been told: they must not suffer from one that does not come.
-  DEEP_EP_DEVICE void announce(const Reach& reach) const {
+  DEEP_EP_DEVICE void announce(const Reach& reach, std::uint32_t call) const {
     if (!any) return;
     const Selections selections{params};
     bool late = true;
@@ -125,8 +159,9 @@ struct Announcer {
             late = round == 0 || late;
             if (round == 0 || !reach.await_room(peer)) continue;
           }
-          const Selection selection = selections.packed(is_first ? first : selections.load(token, k));
-          store_cell(to + k, selection.packed(), reach.epoch);
+          const LoadedSelection loaded = is_first ? first : selections.load(token, k);
+          store_cell(to + k, selections.packed(loaded).packed(call), reach.epoch);
+          if (peer == params.common.rank) selections.report_unknown(loaded, token);
         }
       }
     }

@@ -19,15 +19,17 @@ template <class Reach>
 struct RowChooser {
   const LowLatencyCombineParams& params;
   const Reach& reach;
+  const std::uint32_t& call;  ///< see call_of()
 
-  /// Finds the rows that the owner's selections mean. False: it has not said yet.
+  /// Finds the rows that the owner's selections mean. False: it has not said yet, or the call is over.
   DEEP_EP_DEVICE bool choose(const CombineRow& row, CombineChoice& choice) const {
     Selection now{-1, 0.0f};
     if (!warp::all(lane_index() >= params.num_topk || load_selection(row, now))) return false;
     const int first_expert = params.common.rank * params.num_local_experts;
     const int expert = now.expert - first_expert;  // local
     const bool here = now.expert >= first_expert && expert < params.num_local_experts;
-    choice = params.rank_major ? choose_sum(row, warp::any(here)) : choose_experts(row, here ? expert : -1, now.weight);
+    if (!params.rank_major) return choose_experts(row, here ? expert : -1, now.weight, choice);
+    choice = choose_sum(row, warp::any(here));
     return true;
   }
 
@@ -37,11 +39,15 @@ struct RowChooser {
     if (!reach.is_far(row.source)) {
       const Cell cell = load_cell(reach.selections_from(row.source, row.token) + lane_index());
       now = Selection::unpack(cell.payload);
-      return cell.epoch >= reach.epoch;
+      if (cell.epoch < reach.epoch) return false;
+      const std::uint32_t theirs = Selection::call_in(cell.payload);
+      if (theirs == (call & 0xffffu)) return true;
+      refuse_call(reach, row.source, 0, call, theirs);
+      return false;
     }
     if (!reach.has_announced(row.source)) return false;
     const FarSelections announced{params, reach.far_selections(row.source)};
-    if (row.index == 0 && lane_index() == 0) announced.check_shape(row.source);
+    if (row.index == 0 && lane_index() == 0) announced.check_call(reach, row.source);
     if (!reach.has_room_on_way_to(row.source)) return false;
     now = announced.selection(row.token, lane_index());
     return true;
@@ -53,8 +59,9 @@ struct RowChooser {
   }
 
   /// `expert`: in each lane the local expert of a selection, or -1. Each means the row that the dispatch brought for
-  /// the same selection if that named the same expert, else the first that the dispatch brought for this expert.
-  DEEP_EP_DEVICE CombineChoice choose_experts(const CombineRow& row, int expert, float weight) const {
+  /// the same selection if that named the same expert, else the first that the dispatch brought for this expert. If
+  /// there is none, the call is over.
+  DEEP_EP_DEVICE bool choose_experts(const CombineRow& row, int expert, float weight, CombineChoice& choice) const {
     const int expert_rows = params.common.num_ranks * params.max_tokens;
     const std::int32_t in_expert = row.position - expert * expert_rows;  // if it is the row of that expert
     const bool as_dispatched = expert < 0 ? row.position < 0 : in_expert >= 0 && in_expert < expert_rows;
@@ -68,8 +75,15 @@ struct RowChooser {
         const std::int32_t its_row = warp::shuffle(row.position, k);
         if (position < 0 && expert >= 0 && candidate == expert) position = its_row;
       }
+      const bool unknown = expert >= 0 && position < 0;
+      if (unknown) {
+        const int global = params.common.rank * params.num_local_experts + expert;
+        refuse_call(reach, row.source, 1, static_cast<std::uint64_t>(global), static_cast<std::uint64_t>(row.token));
+      }
+      if (warp::any(unknown)) return false;
     }
-    return {position, weight, same};
+    choice = {position, weight, same};
+    return true;
   }
 };
 

@@ -40,6 +40,7 @@ DEEP_EP_DEVICE LowLatencyEpochs find_epochs(const LowLatencyCombineParams& param
   LowLatencyCounters& counters = common.counters(LowLatencyKind::combine);
   if (clerk && lane_index() == 0) {
     shared.epochs = counters.epochs();
+    if (sends(params.phase)) shared.call = call_of(params);
     note_masks(common, shared.masks);
   }
   block::sync();
@@ -75,8 +76,14 @@ DEEP_EP_DEVICE void combine_body(const LowLatencyCombineParams& params, std::byt
   }
 
   // 1. Loads under way.
-  CombinePusher<kLogfmt, Reach> pusher{
-      params, wire, group, groups, warp % params.warps_per_row, shared.put_off(warp), shared.stage(warp)};
+  CombinePusher<kLogfmt, Reach> pusher{params,
+                                       wire,
+                                       group,
+                                       groups,
+                                       warp % params.warps_per_row,
+                                       shared.words->call,
+                                       shared.put_off(warp),
+                                       shared.stage(warp)};
   if (pushes) pusher.load_first();
   const Announcer<Reach> announcer(params, no_call, sends(params.phase));
 
@@ -86,7 +93,7 @@ DEEP_EP_DEVICE void combine_body(const LowLatencyCombineParams& params, std::byt
 
   // 3. As owner, tell the expert ranks which of their rows count, and how much. As expert side, push rows.
   const Reach sending(common, epochs.send, params.row_bytes);
-  announcer.announce(sending);
+  announcer.announce(sending, shared.words->call);
   if (pushes) pusher.push_all(sending);
   if (clerk && block_index() == 0 && common.mask != nullptr && sends(params.phase)) watch_peers(common, epochs.send);
   if (!receives(params.phase)) return;

@@ -53,7 +53,7 @@ struct CombinePoster {
   DEEP_EP_DEVICE void post_node_rows() const {
     if (!reach.await_announced(peer())) return;
     const FarSelections announced{params, reach.far_selections(peer())};
-    const int count = announced.count(peer());
+    const int count = announced.count(reach, peer());
     for (int begin = 0; begin < count; begin += kWarpSize) {
       const int token = begin + lane_index();
       bool mine = false;
@@ -134,7 +134,7 @@ DEEP_EP_DEVICE void post_combine(const LowLatencyCombineParams& params, const Co
     std::uint64_t* staged = reach.staged_selections().in(common.local);
     if (thread_index() == 0) staged[0] = FarSelections::head(params);
     for (int i = thread_index(); i < params.num_tokens * params.num_topk; i += block_threads()) {
-      staged[1 + i] = selections.packed(selections.load(i / params.num_topk, i % params.num_topk)).packed();
+      staged[1 + i] = selections.packed(selections.load(i / params.num_topk, i % params.num_topk)).packed(0);
     }
   }
   block::sync();

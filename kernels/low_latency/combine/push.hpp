@@ -16,9 +16,10 @@ template <bool kLogfmt, class Reach>
 struct CombinePusher {
   const LowLatencyCombineParams& params;
   const CombineWire& wire;
-  int group, groups;       ///< in the block
-  int warp;                ///< in the group
-  std::uint32_t* put_off;  ///< for each row that falls to this warp: has it been put off?
+  int group, groups;          ///< in the block
+  int warp;                   ///< in the group
+  const std::uint32_t& call;  ///< see call_of()
+  std::uint32_t* put_off;     ///< for each row that falls to this warp: has it been put off?
   std::byte* stage;
   CombineRow next{};      ///< the next row to push
   std::int32_t most = 0;  ///< rows of any source that this lane has seen
@@ -118,7 +119,7 @@ struct CombinePusher {
   /// what was loaded in advance is not wasted. False after a fault, too.
   DEEP_EP_DEVICE bool choose(const Reach& reach, const CombineRow& row, std::uint64_t patience_ns, std::uint64_t start,
                              CombineChoice& choice) const {
-    const RowChooser<Reach> chooser{params, reach};
+    const RowChooser<Reach> chooser{params, reach, call};
     std::int64_t begin = 0;
     bool chosen = false;
     const auto arrived = [&](const Poll&) {

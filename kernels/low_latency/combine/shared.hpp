@@ -17,6 +17,7 @@ DEEP_EP_HOST_DEVICE constexpr int rows_of_group(int num_ranks, int max_tokens, i
 struct CombineShared {
   struct Words {
     LowLatencyEpochs epochs;
+    std::uint32_t call;  ///< see call_of()
     MaskWords masks;
   };
 

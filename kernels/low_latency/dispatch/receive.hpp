@@ -114,6 +114,7 @@ struct DispatchReceiver {
     for (int local = thread_index(); local < params.num_local_experts; local += block_threads()) add_up(local, role);
 #pragma unroll 1
     for (int source = thread_index(); source < num_ranks; source += block_threads()) settle(source, role);
+    if (role.writes && thread_index() == 0) *table().epoch() = static_cast<std::int32_t>(epoch());
     block::sync();
   }
 

@@ -72,6 +72,10 @@ struct MaskOrEnd {
   }
 };
 
+/// Where ranks are not masked, nobody tells that it has begun a combine. Then `begun` says something else, with this
+/// bit: that the rank has ended the call, as it disagrees with somebody (refuse_call).
+constexpr std::uint64_t kRefused = std::uint64_t{1} << 63;
+
 /// The same with the deadlines of combine.
 struct MaskOrEndCombine : MaskOrEnd {
   std::uint64_t epoch;
@@ -80,13 +84,23 @@ struct MaskOrEndCombine : MaskOrEnd {
       : MaskOrEnd{params}, epoch(call) {}
 
   DEEP_EP_DEVICE bool is_late(const Awaited& awaited, std::uint64_t begin) const {
+    if (refused(awaited.peer)) return true;
     const std::uint64_t deadline = common.wait.timeout_ns;
     if (deadline == 0) return false;
     const std::uint64_t waited = now_ns() - begin;
     return waited > deadline || (waited > deadline / 2 && has_begun(awaited.peer));
   }
+  DEEP_EP_DEVICE void blame(const Awaited& awaited, std::uint64_t seen) const {
+    if (!refused(awaited.peer)) return MaskOrEnd::blame(awaited, seen);
+    report_fault(common.wait, FaultKind::mismatch, Wanted::low_latency_combine_rows, awaited.peer, 0, 0, 0);
+  }
 
  private:
+  DEEP_EP_DEVICE bool refused(int peer) const {
+    return common.mask == nullptr &&
+           load_relaxed<Scope::system>(common.window.begun(LowLatencyKind::combine, peer).in(common.local)) ==
+               (kRefused | epoch);
+  }
   /// Has `peer` begun the send part of the call? Told with masking only.
   DEEP_EP_DEVICE bool has_begun(int peer) const {
     return load_relaxed<Scope::system>(common.window.begun(LowLatencyKind::combine, peer).in(common.local)) >= epoch;

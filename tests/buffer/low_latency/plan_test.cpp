@@ -15,7 +15,7 @@ namespace {
 using test::with_hook;
 
 /// 8 ranks. `rdma`: that some are reached that way.
-LowLatencySetup gpu_setup(bool rdma = false) {
+LowLatencySetup low_latency_setup(bool rdma = false) {
   static const RdmaPeerParams kPeers{};
   LowLatencySetup setup;
   setup.device = {Device::Kind::cuda, 0};
@@ -37,8 +37,9 @@ LowLatencyDispatchArguments dispatch_of(std::int64_t tokens, const LowLatencySet
   return arguments;
 }
 
-struct CombineInputs {
-  explicit CombineInputs(const LowLatencySetup& setup) {
+struct LowLatencyCombineInputs {
+  explicit LowLatencyCombineInputs(const LowLatencySetup& setup) {
+    handle.num_tokens = 100;
     handle.max_tokens = 128;
     handle.num_topk = 8;
     handle.num_experts = 256;
@@ -47,13 +48,13 @@ struct CombineInputs {
     arguments.topk_idx = TensorView::contiguous(nullptr, DType::int64, {100, 8}, setup.device);
     arguments.topk_weights = TensorView::contiguous(nullptr, DType::float32, {100, 8}, setup.device);
   }
-  CombineInputs(const CombineInputs&) = delete;
+  LowLatencyCombineInputs(const CombineInputs&) = delete;
   LowLatencyHandle handle;
   LowLatencyCombineArguments arguments;
 };
 
 TEST(LowLatencyPlan, OneKernelOrTwo) {
-  const LowLatencySetup setup = gpu_setup();
+  const LowLatencySetup setup = low_latency_setup();
   const auto at_once = plan_dispatch(dispatch_of(100, setup), setup);
   EXPECT_EQ(at_once.first.phase, LowLatencyPhase::both);
   EXPECT_FALSE(at_once.receive);
@@ -67,9 +68,9 @@ TEST(LowLatencyPlan, OneKernelOrTwo) {
 }
 
 TEST(LowLatencyPlan, PostersAreBlocksOfTheirOwn) {
-  const auto near = plan_dispatch(dispatch_of(100, gpu_setup()), gpu_setup());
+  const auto near = plan_dispatch(dispatch_of(100, low_latency_setup()), low_latency_setup());
   EXPECT_EQ(near.first.shape.blocks, near.first.working_blocks);
-  const LowLatencySetup setup = gpu_setup(true);
+  const LowLatencySetup setup = low_latency_setup(true);
   const auto far = plan_dispatch(dispatch_of(100, setup), setup);
   const int warps = far.first.shape.threads / 32;
   EXPECT_EQ(far.first.shape.blocks, far.first.working_blocks + (8 + warps - 1) / warps);
@@ -77,18 +78,19 @@ TEST(LowLatencyPlan, PostersAreBlocksOfTheirOwn) {
 }
 
 TEST(LowLatencyPlan, KernelsByWhatTheCallNeeds) {
-  EXPECT_EQ(plan_dispatch(dispatch_of(1, gpu_setup()), gpu_setup()).kernel, &KernelTable::dispatch_low_latency);
-  EXPECT_EQ(plan_dispatch(dispatch_of(1, gpu_setup()), gpu_setup(true)).kernel,
+  EXPECT_EQ(plan_dispatch(dispatch_of(1, low_latency_setup()), low_latency_setup()).kernel,
+            &KernelTable::dispatch_low_latency);
+  EXPECT_EQ(plan_dispatch(dispatch_of(1, low_latency_setup()), low_latency_setup(true)).kernel,
             &KernelTable::dispatch_low_latency_rdma);
   for (const bool rdma : {false, true}) {
     const int most =
         rdma ? kernels::dispatch_low_latency_rdma::kMaxThreads : kernels::dispatch_low_latency::kMaxThreads;
-    EXPECT_EQ(plan_dispatch(dispatch_of(1, gpu_setup()), gpu_setup(rdma)).first.shape.threads, most);
+    EXPECT_EQ(plan_dispatch(dispatch_of(1, low_latency_setup()), low_latency_setup(rdma)).first.shape.threads, most);
   }
-  CombineInputs inputs(gpu_setup());
+  LowLatencyCombineInputs inputs(low_latency_setup());
   const auto combine = [&](bool logfmt, bool rdma) {
     inputs.arguments.use_logfmt = logfmt;
-    return plan_combine(inputs.arguments, gpu_setup(rdma)).kernel;
+    return plan_combine(inputs.arguments, low_latency_setup(rdma)).kernel;
   };
   EXPECT_EQ(combine(false, false), &KernelTable::combine_low_latency);
   EXPECT_EQ(combine(false, true), &KernelTable::combine_low_latency_rdma);
@@ -97,8 +99,8 @@ TEST(LowLatencyPlan, KernelsByWhatTheCallNeeds) {
 }
 
 TEST(LowLatencyPlan, CombineSharesRowsOut) {
-  const LowLatencySetup setup = gpu_setup();
-  const CombineInputs inputs(setup);
+  const LowLatencySetup setup = low_latency_setup();
+  const LowLatencyCombineInputs inputs(setup);
   const auto at_once = plan_combine(inputs.arguments, setup);
   const int groups = at_once.first.working_blocks * (at_once.params.block_warps / int{at_once.params.warps_per_row});
   EXPECT_GE(at_once.first.rows_of_group * groups, 8 * 128) << "every row has a group";
@@ -112,7 +114,7 @@ TEST(LowLatencyPlan, CombineSharesRowsOut) {
 }
 
 TEST(LowLatencyPlan, ResultsOfEachLayout) {
-  const LowLatencySetup setup = gpu_setup();
+  const LowLatencySetup setup = low_latency_setup();
   LowLatencyDispatchArguments arguments = dispatch_of(100, setup);
   const auto describe = [](const std::vector<TensorView>& views) {
     std::string text;
@@ -135,7 +137,7 @@ TEST(LowLatencyPlan, ResultsOfEachLayout) {
 }
 
 TEST(LowLatencyPlan, RanksCompareWhatMustBeEqual) {
-  const LowLatencySetup setup = gpu_setup();
+  const LowLatencySetup setup = low_latency_setup();
   std::set<std::uint32_t> shapes;
   LowLatencyDispatchArguments arguments = dispatch_of(100, setup);
   const auto add = [&] { return shapes.insert(plan_dispatch(arguments, setup).params.call_shape).second; };
@@ -153,7 +155,7 @@ TEST(LowLatencyPlan, RanksCompareWhatMustBeEqual) {
 }
 
 TEST(LowLatencyPlan, RailsWhereThereAreSomeAndTheyPay) {
-  LowLatencySetup setup = gpu_setup(true);
+  LowLatencySetup setup = low_latency_setup(true);
   const auto width = [&](bool hook = false) {
     const auto arguments = dispatch_of(100, setup);
     return plan_dispatch(hook ? with_hook(arguments) : arguments, setup).params.common.rail_width;
@@ -170,7 +172,7 @@ TEST(LowLatencyPlan, RailsWhereThereAreSomeAndTheyPay) {
 }
 
 TEST(LowLatencyPlan, WhatDoesNotFitIsRefused) {
-  LowLatencySetup setup = gpu_setup();
+  LowLatencySetup setup = low_latency_setup();
   LowLatencyDispatchArguments arguments = dispatch_of(100, setup);
   arguments.max_tokens = 4000;
   EXPECT_THROW(plan_dispatch(arguments, setup), InvalidArgument);

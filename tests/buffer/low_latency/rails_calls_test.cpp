@@ -11,15 +11,15 @@ namespace {
 
 using oracle::RowFormat;
 
-constexpr Nodes kNodes{4, 2};
+constexpr Nodes kTwoNodes{4, 2};
 
 class LowLatencyRailCallsTest : public ClusterTest {};
 DEEP_EP_BY_RAILS(LowLatencyRailCallsTest);
 
 /// Cases that differ in everything that decides where rows lie.
-std::vector<RailCase> some_cases() {
-  return {make_rail_case({.tokens = {5, 3, 0, 6}, .max_tokens = 6, .hidden = 512, .topk = 3, .seed = 1}, kNodes),
-          make_rail_case({.tokens = {2, 4, 4, 1}, .max_tokens = 4, .hidden = 1024, .topk = 5, .seed = 2}, kNodes),
+std::vector<RailCase> rail_cases() {
+  return {make_rail_case({.tokens = {5, 3, 0, 6}, .max_tokens = 6, .hidden = 512, .topk = 3, .seed = 1}, kTwoNodes),
+          make_rail_case({.tokens = {2, 4, 4, 1}, .max_tokens = 4, .hidden = 1024, .topk = 5, .seed = 2}, kTwoNodes),
           make_rail_case({.tokens = {0, 7, 2, 3},
                           .max_tokens = 7,
                           .hidden = 128,
@@ -27,18 +27,18 @@ std::vector<RailCase> some_cases() {
                           .layout = LowLatencyLayout::rank_major,
                           .weights = true,
                           .seed = 3},
-                         kNodes)};
+                         kTwoNodes)};
 }
 
-BufferOptions options_for_cases() { return rail_options(kNodes, 8, 1024); }
+BufferOptions options_for_rails() { return rail_options(kTwoNodes, 8, 1024); }
 
 /// Calls with hooks go directly. They wait while calls by rails come, which receive them first.
 TEST_P(LowLatencyRailCallsTest, BetweenCallsWithHooks) {
   DEEP_EP_NEEDS_RANKS(4);
-  const std::vector<RailCase> cases = some_cases();
+  const std::vector<RailCase> cases = rail_cases();
   const std::size_t rounds = under_thread_sanitizer() ? 3 : 6;
   run_cluster(cluster(4), [&](Rank& rank) {
-    Buffer& buffer = rank.buffer(options_for_cases());
+    Buffer& buffer = rank.buffer(options_for_rails());
     for (std::size_t round = 0; round < rounds; ++round) {
       const RailCase& first = cases[round % 3];
       const RailCase& second = cases[(round + 1) % 3];
@@ -78,9 +78,9 @@ TEST_P(LowLatencyRailCallsTest, BetweenCallsWithHooks) {
 /// Two with hooks wait, a call by rails receives both.
 TEST_P(LowLatencyRailCallsTest, AfterTwoThatWait) {
   DEEP_EP_NEEDS_RANKS(4);
-  const std::vector<RailCase> cases = some_cases();
+  const std::vector<RailCase> cases = rail_cases();
   run_cluster(cluster(4), [&](Rank& rank) {
-    Buffer& buffer = rank.buffer(options_for_cases());
+    Buffer& buffer = rank.buffer(options_for_rails());
     for (std::size_t round = 0; round < 3; ++round) {
       const RailCase& one = cases[round];
       const auto dispatched = dispatch_and_check(rank, buffer, one.calls.before);
@@ -105,9 +105,9 @@ TEST_P(LowLatencyRailCallsTest, AfterTwoThatWait) {
 /// LogFMT goes directly; barriers go their own way; a communication stream receives at once, so by rails.
 TEST_P(LowLatencyRailCallsTest, BetweenLogfmtBarriersAndStreams) {
   DEEP_EP_NEEDS_RANKS(4);
-  const std::vector<RailCase> cases = some_cases();
+  const std::vector<RailCase> cases = rail_cases();
   run_cluster(cluster(4), [&](Rank& rank) {
-    Buffer& buffer = rank.buffer(options_for_cases());
+    Buffer& buffer = rank.buffer(options_for_rails());
     CallOptions asynchronous = rank.call();
     asynchronous.async_finish = true;
     for (std::size_t round = 0; round < 6; ++round) {
@@ -144,12 +144,12 @@ TEST_P(LowLatencyRailCallsTest, ManyTinyCalls) {
                               .topk = 2 + static_cast<int>(seed % 4),
                               .seed = seed};
     for (std::int64_t& tokens : shape.tokens) tokens = std::min(tokens, shape.max_tokens);
-    cases.push_back(make_rail_case(shape, kNodes));
+    cases.push_back(make_rail_case(shape, kTwoNodes));
   }
   ClusterOptions options = cluster(4);
   options.host = {.multiprocessors = 2, .warps_per_block = 2};
   run_cluster(options, [&](Rank& rank) {
-    Buffer& buffer = rank.buffer(options_for_cases());
+    Buffer& buffer = rank.buffer(options_for_rails());
     std::vector<LowLatencyDispatchArguments> dispatches;
     std::vector<LowLatencyHandle> handles;
     std::vector<LowLatencyCombineArguments> combines;
@@ -179,7 +179,7 @@ TEST(LowLatencyRailScheduleTest, EverySeedGivesTheSame) {
   const std::int64_t count = environment_number("DEEP_EP_TEST_SCHEDULES", under_thread_sanitizer() ? 2 : 8);
   for (std::int64_t seed = first; seed < first + count; ++seed) {
     SCOPED_TRACE("DEEP_EP_TEST_FIRST_SCHEDULE=" + std::to_string(seed));
-    const Nodes nodes = seed % 3 == 0 ? Nodes{6, 2} : kNodes;
+    const Nodes nodes = seed % 3 == 0 ? Nodes{6, 2} : kTwoNodes;
     LowLatencyCaseShape shape{.tokens = {9, 0, 11, 2},
                               .max_tokens = 11,
                               .hidden = 256,
@@ -240,13 +240,13 @@ void require_disagreement(Rank& rank, const std::vector<std::string>& words, con
 TEST_P(LowLatencyRailCallsTest, OneRankAsksForAHook) {
   DEEP_EP_NEEDS_RANKS(4);
   // Every token goes everywhere, so every rank waits for something of every other.
-  const RailCase one =
-      make_rail_case({.tokens = {4, 4, 4, 4}, .max_tokens = 4, .hidden = 256, .local_experts = 1, .topk = 4}, kNodes);
+  const RailCase one = make_rail_case(
+      {.tokens = {4, 4, 4, 4}, .max_tokens = 4, .hidden = 256, .local_experts = 1, .topk = 4}, kTwoNodes);
   for (const bool combine : {false, true}) {
     // Rows of combine that go directly, and rows that do not, may take the same place: no rank returns the outcome.
     if (combine && under_thread_sanitizer()) continue;
     run_cluster(cluster_with_absentees(4), [&](Rank& rank) {
-      BufferOptions options = options_for_cases();
+      BufferOptions options = options_for_rails();
       options.timeout_s = short_deadline();
       Buffer& buffer = rank.buffer(options);
       const auto dispatched = dispatch_and_check(rank, buffer, one.calls.before);
@@ -271,7 +271,7 @@ TEST_P(LowLatencyRailCallsTest, OneRankAsksForAHook) {
 TEST_P(LowLatencyRailCallsTest, OneRankHasAnotherOption) {
   DEEP_EP_NEEDS_RANKS(4);
   run_cluster(cluster(4), [&](Rank& rank) {
-    BufferOptions options = options_for_cases();
+    BufferOptions options = options_for_rails();
     options.low_latency.rails = rank.rank() == 2 ? LowLatencyRails::never : LowLatencyRails::always;
     require_throws<RankMismatch>([&] { rank.buffer(options); }, {"low_latency.rails", "rank 2"}, "the constructor");
     options.low_latency.rails = LowLatencyRails::never;

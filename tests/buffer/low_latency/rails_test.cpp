@@ -13,7 +13,7 @@ namespace {
 using oracle::Routing;
 using oracle::RowFormat;
 
-constexpr Nodes kNodes[] = {{4, 2}, {6, 3}, {6, 2}, {8, 4}, {8, 2}};
+constexpr Nodes kSeveralNodes[] = {{4, 2}, {6, 3}, {6, 2}, {8, 4}, {8, 2}};
 
 class LowLatencyRailsTest : public ClusterTest {
  protected:
@@ -63,7 +63,7 @@ class LowLatencyRailsTest : public ClusterTest {
 };
 DEEP_EP_BY_RAILS(LowLatencyRailsTest);
 
-LowLatencyCaseShape random_shape(int ranks, std::uint64_t seed) {
+LowLatencyCaseShape random_rail_shape(int ranks, std::uint64_t seed) {
   return random_low_latency_shape(ranks, seed, {.tokens = 7, .many_tokens = 24, .hidden = 2560, .local_experts = 5});
 }
 
@@ -73,7 +73,7 @@ bool too_many(const Nodes& nodes) { return under_thread_sanitizer() && nodes.ran
 
 TEST_P(LowLatencyRailsTest, DispatchOfRandomShapes) {
   oracle::Random random(test_seed());
-  for (const Nodes& nodes : kNodes) {
+  for (const Nodes& nodes : kSeveralNodes) {
     // The most words that there may be before the row.
     LowLatencyCaseShape longest{.tokens = std::vector<std::int64_t>(static_cast<std::size_t>(nodes.ranks), 2),
                                 .max_tokens = 2,
@@ -84,17 +84,18 @@ TEST_P(LowLatencyRailsTest, DispatchOfRandomShapes) {
                                 .layout = LowLatencyLayout::rank_major,
                                 .weights = true};
     std::vector<LowLatencyCase> cases = {make_low_latency_case(longest)};
-    for (int i = 0; i < rounds(); ++i) cases.push_back(make_low_latency_case(random_shape(nodes.ranks, random.next())));
+    for (int i = 0; i < rounds(); ++i)
+      cases.push_back(make_low_latency_case(random_rail_shape(nodes.ranks, random.next())));
     if (missing(GetParam(), nodes.ranks).empty() && !too_many(nodes)) dispatch(nodes, cases);
   }
 }
 
 TEST_P(LowLatencyRailsTest, CombineOfRandomShapes) {
   oracle::Random random(test_seed());
-  for (const Nodes& nodes : kNodes) {
+  for (const Nodes& nodes : kSeveralNodes) {
     std::vector<LowLatencyCombineCase> cases;
     for (int i = 0; i < rounds(); ++i) {
-      const LowLatencyCaseShape shape = random_shape(nodes.ranks, random.next());
+      const LowLatencyCaseShape shape = random_rail_shape(nodes.ranks, random.next());
       cases.push_back(make_low_latency_combine_case(shape, random.chance(0.2) ? 128 * (1 + random.below(9)) : 0));
     }
     if (missing(GetParam(), nodes.ranks).empty() && !too_many(nodes)) combine(nodes, cases);

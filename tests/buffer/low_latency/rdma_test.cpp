@@ -13,16 +13,16 @@
 namespace deep_ep::test {
 namespace {
 
-constexpr int kRanks = 3;
+constexpr int kFarRanks = 3;
 
 /// Gives kernels a wrong key for one peer's heap the first time they get any.
 class SpoilingExecutor final : public CountingExecutor {
  public:
   SpoilingExecutor(std::shared_ptr<Executor> inner, LowLatencyChannel channel, int peer)
-      : CountingExecutor(std::move(inner)), entry_(static_cast<std::size_t>(channel) * kRanks + peer) {}
+      : CountingExecutor(std::move(inner)), entry_(static_cast<std::size_t>(channel) * kFarRanks + peer) {}
 
   void copy(void* destination, const void* source, std::size_t bytes, StreamHandle stream) override {
-    constexpr std::size_t kEntries = static_cast<std::size_t>(LowLatencyChannel::count) * kRanks;
+    constexpr std::size_t kEntries = static_cast<std::size_t>(LowLatencyChannel::count) * kFarRanks;
     if (spoiled_ || bytes != kEntries * sizeof(RdmaPeerParams)) {
       return CountingExecutor::copy(destination, source, bytes, stream);
     }
@@ -47,7 +47,7 @@ LowLatencyCase three_ranks() {
 }
 
 BufferOptions only_rdma(bool masking) {
-  BufferOptions options = low_latency_options(kRanks, 6, 256);
+  BufferOptions options = low_latency_options(kFarRanks, 6, 256);
   options.low_latency.masking = masking;
   options.low_latency.allow_nvlink = false;
   options.timeout_s = short_deadline();
@@ -62,9 +62,9 @@ Buffer spoiled_buffer(const Rank& rank, bool masking) {
 }
 
 TEST_P(LowLatencyRdmaTest, AFailedOperationNamesThePeer) {
-  DEEP_EP_NEEDS_RANKS(kRanks);
+  DEEP_EP_NEEDS_RANKS(kFarRanks);
   const LowLatencyCase all = three_ranks();
-  run_cluster(cluster_with_absentees(kRanks), [&](Rank& rank) {
+  run_cluster(cluster_with_absentees(kFarRanks), [&](Rank& rank) {
     Buffer buffer = spoiled_buffer(rank, false);
     buffer.low_latency_dispatch(upload_arguments(rank, all), rank.call());
     if (rank.rank() == 0) {
@@ -84,16 +84,16 @@ TEST_P(LowLatencyRdmaTest, AFailedOperationNamesThePeer) {
 }
 
 TEST_P(LowLatencyRdmaTest, WithMaskingThePeerIsMaskedAndComesBackWithNewConnections) {
-  DEEP_EP_NEEDS_RANKS(kRanks);
+  DEEP_EP_NEEDS_RANKS(kFarRanks);
   const LowLatencyCase all = three_ranks();
-  run_cluster(cluster_with_absentees(kRanks), [&](Rank& rank) {
+  run_cluster(cluster_with_absentees(kFarRanks), [&](Rank& rank) {
     Buffer buffer = spoiled_buffer(rank, true);
     for (int call = 0; call < 3; ++call) {
       buffer.low_latency_dispatch(upload_arguments(rank, all), rank.call());
       rank.executor()->synchronize(rank.stream());
       rank.bootstrap()->barrier();  // a rank that has waited in vain is not late for the next call
     }
-    const TensorView status = rank.upload(std::vector<std::int32_t>(kRanks, -1), DType::int32, {kRanks});
+    const TensorView status = rank.upload(std::vector<std::int32_t>(kFarRanks, -1), DType::int32, {kFarRanks});
     buffer.low_latency_query_mask(status, rank.call().stream);
     const auto masked = rank.download<std::int32_t>(status);
     const auto expected = [&]() -> std::vector<std::int32_t> {
@@ -122,9 +122,9 @@ class PoorExecutor final : public CountingExecutor {
 };
 
 TEST_P(LowLatencyRdmaTest, AResumeThatFailsEndsTheBuffer) {
-  DEEP_EP_NEEDS_RANKS(kRanks);
+  DEEP_EP_NEEDS_RANKS(kFarRanks);
   const LowLatencyCase all = three_ranks();
-  run_cluster(cluster(kRanks), [&](Rank& rank) {
+  run_cluster(cluster(kFarRanks), [&](Rank& rank) {
     const auto executor = std::make_shared<PoorExecutor>(rank.executor());
     Buffer buffer(rank.bootstrap(), executor, only_rdma(true));
     check_low_latency_dispatch(rank, all, buffer.low_latency_dispatch(upload_arguments(rank, all), rank.call()));

@@ -20,7 +20,7 @@ constexpr const char* kUnique = "fd00:0000:0000:0001:0000:0000:0000:0007";
 constexpr const char* kV1 = "IB/RoCE v1";
 constexpr const char* kV2 = "RoCE v2";
 
-struct Case {
+struct GidCase {
   const char* name;
   std::vector<test::FakeGid> gids;
   GidPolicy policy;
@@ -36,11 +36,11 @@ GidPolicy index(int value, bool binding) {
 GidPolicy family(GidPolicy::Family value) { return {.family = value}; }
 GidPolicy range(const char* text) { return {.range = parse_address_range(text)}; }
 
-class GidSelection : public testing::TestWithParam<Case> {};
+class GidSelection : public testing::TestWithParam<GidCase> {};
 
 // Through sysfs, so that reading the table is under test as well.
 TEST_P(GidSelection, Chooses) {
-  const Case& test = GetParam();
+  const GidCase& test = GetParam();
   const test::FakeMachine machine;
   test::FakeNic nic;
   nic.name = "nic";
@@ -61,68 +61,70 @@ const auto kTable = test::roce_gids("0a01:0203");
 INSTANTIATE_TEST_SUITE_P(
     Gids, GidSelection,
     testing::Values(
-        Case{"TheUsualTable", kTable, {}, 3}, Case{"Ipv4BeforeAnEarlierIpv6", {{kGlobal, kV2}, {kIpv4, kV2}}, {}, 1},
-        Case{"GlobalIpv6WithoutIpv4", {{kLocal, kV2}, {kIpv4, kV1}, {kGlobal, kV2}}, {}, 2},
-        Case{"UniqueLocalIpv6", {{kLocal, kV2}, {kUnique, kV2}}, {}, 1},
-        Case{"SelfAssignedIpv4AfterGlobalIpv6", {{kSelfAssigned, kV2}, {kGlobal, kV2}}, {}, 1},
-        Case{"SelfAssignedIpv4Alone", {{kLocal, kV2}, {kSelfAssigned, kV1}, {kSelfAssigned, kV2}}, {}, 2},
-        Case{"TheLowestOfSeveral", {{kIpv4b, kV2}, {kIpv4, kV2}}, {}, 0},
-        Case{"HolesInTheTable", {{kZero, ""}, {kZero, ""}, {kZero, ""}, {kZero, ""}, {kIpv4, kV2}}, {}, 4},
-        Case{"NoGidAtAll", {}, {}, {}, "all GIDs are zero"},
-        Case{"ZeroGids", {{kZero, ""}, {kZero, kV2}, {kEmptySlot, kV2}}, {}, {}, "all GIDs are zero"},
-        Case{"LinkLocalOnly",
-             {{kLocal, kV1}, {kLocal, kV2}},
-             {},
-             {},
-             "no RoCE v2 GID with a routable address; there is GID 0 (RoCE v1, fe80::4201:aff:fe00:1), GID 1 (RoCE v2, "
-             "fe80::4201:aff:fe00:1)"},
-        Case{"Version1Only",
-             {{kIpv4, kV1}},
-             {},
-             {},
-             "no RoCE v2 GID with a routable address; there is GID 0 (RoCE v1, 10.1.2.3)"},
-        Case{"TypeNotVisibleInAContainer",
-             {{kIpv4, ""}},
-             {},
-             {},
-             "no RoCE v2 GID with a routable address; there is GID 0 (unknown type, 10.1.2.3)"},
-        Case{"TheIndexWins", kTable, index(2, true), 2, "", "GID_INDEX=2 is RoCE v1, which routers do not forward"},
-        Case{"AnIndexMayBeLinkLocal", kTable, index(1, true), 1, "",
-             "GID_INDEX=1 is link-local (fe80::4201:aff:fe00:1), which reaches no other network"},
-        Case{"AnIndexOfAGoodGid", kTable, index(3, false), 3},
-        Case{"AnIndexOfAZeroGid",
-             kTable,
-             index(4, true),
-             {},
-             "GID_INDEX=4: no GID is there (zero, or beyond the table)"},
-        Case{"AnIndexBeyondTheTable",
-             kTable,
-             index(77, true),
-             {},
-             "GID_INDEX=77: no GID is there (zero, or beyond the table)"},
-        Case{"AnAliasThatDoesNotFit", kTable, index(77, false), 3, "",
-             "GID_INDEX=77: no GID is there (zero, or beyond the table); GID 3 is used instead"},
-        Case{"AnAliasThatDoesNotFitAndNothingElse",
-             {{kLocal, kV1}},
-             index(3, false),
-             {},
-             "no RoCE v2 GID with a routable address; there is GID 0 (RoCE v1, fe80::4201:aff:fe00:1)"},
-        Case{"Ipv6Wanted", {{kIpv4, kV2}, {kGlobal, kV2}}, family(GidPolicy::Family::ipv6), 1},
-        Case{"Ipv4WantedButMissing",
-             {{kGlobal, kV2}},
-             family(GidPolicy::Family::ipv4),
-             {},
-             "no RoCE v2 GID with a routable address, IPv4; there is GID 0 (RoCE v2, 2001:db8::1)"},
-        Case{"InARange", {{kIpv4, kV2}, {kIpv4b, kV2}}, range("192.168.0.0/16"), 1},
-        Case{"InARangeOfIpv6", {{kIpv4, kV2}, {kUnique, kV2}}, range("fd00::/8"), 1},
-        Case{"InNoRange",
-             {{kIpv4, kV2}},
-             range("192.168.0.0/16"),
-             {},
-             "no RoCE v2 GID with a routable address, in 192.168.0.0/16; there is GID 0 (RoCE v2, 10.1.2.3)"},
-        Case{"InfiniBandUsesItsFirst", {{kLocal, kV1}, {kGlobal, kV1}}, {}, 0, "", "", "InfiniBand"},
-        Case{"InfiniBandWithoutSubnetManager", {{kZero, ""}}, {}, {}, "all GIDs are zero", "", "InfiniBand"},
-        Case{"InfiniBandByIndex", {{kLocal, kV1}, {kGlobal, kV1}}, index(1, true), 1, "", "", "InfiniBand"}),
+        GidCase{"TheUsualTable", kTable, {}, 3},
+        GidCase{"Ipv4BeforeAnEarlierIpv6", {{kGlobal, kV2}, {kIpv4, kV2}}, {}, 1},
+        GidCase{"GlobalIpv6WithoutIpv4", {{kLocal, kV2}, {kIpv4, kV1}, {kGlobal, kV2}}, {}, 2},
+        GidCase{"UniqueLocalIpv6", {{kLocal, kV2}, {kUnique, kV2}}, {}, 1},
+        GidCase{"SelfAssignedIpv4AfterGlobalIpv6", {{kSelfAssigned, kV2}, {kGlobal, kV2}}, {}, 1},
+        GidCase{"SelfAssignedIpv4Alone", {{kLocal, kV2}, {kSelfAssigned, kV1}, {kSelfAssigned, kV2}}, {}, 2},
+        GidCase{"TheLowestOfSeveral", {{kIpv4b, kV2}, {kIpv4, kV2}}, {}, 0},
+        GidCase{"HolesInTheTable", {{kZero, ""}, {kZero, ""}, {kZero, ""}, {kZero, ""}, {kIpv4, kV2}}, {}, 4},
+        GidCase{"NoGidAtAll", {}, {}, {}, "all GIDs are zero"},
+        GidCase{"ZeroGids", {{kZero, ""}, {kZero, kV2}, {kEmptySlot, kV2}}, {}, {}, "all GIDs are zero"},
+        GidCase{
+            "LinkLocalOnly",
+            {{kLocal, kV1}, {kLocal, kV2}},
+            {},
+            {},
+            "no RoCE v2 GID with a routable address; there is GID 0 (RoCE v1, fe80::4201:aff:fe00:1), GID 1 (RoCE v2, "
+            "fe80::4201:aff:fe00:1)"},
+        GidCase{"Version1Only",
+                {{kIpv4, kV1}},
+                {},
+                {},
+                "no RoCE v2 GID with a routable address; there is GID 0 (RoCE v1, 10.1.2.3)"},
+        GidCase{"TypeNotVisibleInAContainer",
+                {{kIpv4, ""}},
+                {},
+                {},
+                "no RoCE v2 GID with a routable address; there is GID 0 (unknown type, 10.1.2.3)"},
+        GidCase{"TheIndexWins", kTable, index(2, true), 2, "", "GID_INDEX=2 is RoCE v1, which routers do not forward"},
+        GidCase{"AnIndexMayBeLinkLocal", kTable, index(1, true), 1, "",
+                "GID_INDEX=1 is link-local (fe80::4201:aff:fe00:1), which reaches no other network"},
+        GidCase{"AnIndexOfAGoodGid", kTable, index(3, false), 3},
+        GidCase{"AnIndexOfAZeroGid",
+                kTable,
+                index(4, true),
+                {},
+                "GID_INDEX=4: no GID is there (zero, or beyond the table)"},
+        GidCase{"AnIndexBeyondTheTable",
+                kTable,
+                index(77, true),
+                {},
+                "GID_INDEX=77: no GID is there (zero, or beyond the table)"},
+        GidCase{"AnAliasThatDoesNotFit", kTable, index(77, false), 3, "",
+                "GID_INDEX=77: no GID is there (zero, or beyond the table); GID 3 is used instead"},
+        GidCase{"AnAliasThatDoesNotFitAndNothingElse",
+                {{kLocal, kV1}},
+                index(3, false),
+                {},
+                "no RoCE v2 GID with a routable address; there is GID 0 (RoCE v1, fe80::4201:aff:fe00:1)"},
+        GidCase{"Ipv6Wanted", {{kIpv4, kV2}, {kGlobal, kV2}}, family(GidPolicy::Family::ipv6), 1},
+        GidCase{"Ipv4WantedButMissing",
+                {{kGlobal, kV2}},
+                family(GidPolicy::Family::ipv4),
+                {},
+                "no RoCE v2 GID with a routable address, IPv4; there is GID 0 (RoCE v2, 2001:db8::1)"},
+        GidCase{"InARange", {{kIpv4, kV2}, {kIpv4b, kV2}}, range("192.168.0.0/16"), 1},
+        GidCase{"InARangeOfIpv6", {{kIpv4, kV2}, {kUnique, kV2}}, range("fd00::/8"), 1},
+        GidCase{"InNoRange",
+                {{kIpv4, kV2}},
+                range("192.168.0.0/16"),
+                {},
+                "no RoCE v2 GID with a routable address, in 192.168.0.0/16; there is GID 0 (RoCE v2, 10.1.2.3)"},
+        GidCase{"InfiniBandUsesItsFirst", {{kLocal, kV1}, {kGlobal, kV1}}, {}, 0, "", "", "InfiniBand"},
+        GidCase{"InfiniBandWithoutSubnetManager", {{kZero, ""}}, {}, {}, "all GIDs are zero", "", "InfiniBand"},
+        GidCase{"InfiniBandByIndex", {{kLocal, kV1}, {kGlobal, kV1}}, index(1, true), 1, "", "", "InfiniBand"}),
     [](const auto& test) { return std::string(test.param.name); });
 
 TEST(Gid, AddressesAreReadAndShown) {

@@ -23,7 +23,7 @@ RdmaFailure recorded(const QueueWorld& world) {
   return RdmaFailure::unpack(static_cast<std::uint32_t>(world.fault().field));
 }
 
-struct Case {
+struct FaultCase {
   const char* name;
   Syndrome syndrome;
   std::uint32_t opcode;
@@ -31,7 +31,7 @@ struct Case {
   const char* text;
 };
 
-const Case kCases[] = {
+const FaultCase kCases[] = {
     {"LocalBounds", Syndrome::local_protection, device::rdma::kOpcodeWrite,
      [](QueueWorld&, QueueWorld::Peer& peer) { peer.put(0, QueueWorld::kHeapBytes - 4, 8); },
      "syndrome 0x04, local protection error"},
@@ -54,7 +54,7 @@ const Case kCases[] = {
      "(vendor code 0x88)"},
 };
 
-class RdmaFaults : public testing::TestWithParam<Case> {
+class RdmaFaults : public testing::TestWithParam<FaultCase> {
  protected:
   /// Three good entries, the bad one, two after it.
   static void post_all(QueueWorld& world) {

@@ -12,6 +12,7 @@ namespace deep_ep::rdma::verbs::test {
 namespace {
 
 FakeVerbs* fake = nullptr;
+constexpr std::uint32_t kFirstQueuePair = 0x1000;  // completion queues have lower numbers
 
 int post_send(ibv_qp*, ibv_send_wr* requests, ibv_send_wr** refused) {
   for (ibv_send_wr* request = requests; request != nullptr; request = request->next) {
@@ -106,13 +107,22 @@ void fill(VerbsFunctions& f) {
       errno = EINVAL;
       return nullptr;
     }
+    if (static_cast<int>(attributes->cap.max_send_wr) > fake->attributes.max_qp_wr) {
+      errno = EINVAL;
+      return nullptr;
+    }
     ibv_qp& pair = fake->queue_pairs.emplace_back();
     pair.context = &fake->context;
     pair.qp_num = 0x10 + static_cast<std::uint32_t>(fake->queue_pairs.size());
     return made(&pair);
   };
-  f.modify_qp = [](ibv_qp*, ibv_qp_attr* attributes, int mask) {
+  f.modify_qp = [](ibv_qp* pair, ibv_qp_attr* attributes, int mask) {
     if (fake->refuses("modify_qp")) return errno;
+    if (auto rule = fake->firmware.refuse(fake->facts(), pair, *attributes, mask); !rule.empty()) {
+      fake->broken_rules.push_back(rule);
+      return EINVAL;
+    }
+    fake->firmware.set_state(pair, attributes->qp_state);
     fake->state_changes.push_back({*attributes, mask});
     return 0;
   };
@@ -144,16 +154,29 @@ void put(void* mailbox, std::uint32_t bit, std::uint32_t width, std::uint64_t va
   }
 }
 
-/// Records the command; writes the firmware's refusal into the answer, if it has one for this opcode.
+/// Records the command; writes the firmware's refusal into the answer, if it has one for this opcode or by its rules.
 int command(const char* call, const void* in, std::size_t bytes, void* out, std::size_t out_bytes) {
   const auto* begin = static_cast<const std::uint8_t*>(in);
   fake->commands.push_back({call, {begin, begin + bytes}});
   std::memset(out, 0, out_bytes);
   const auto refusal = fake->firmware_refusals.find(fake->commands.back().opcode());
-  if (refusal == fake->firmware_refusals.end()) return 0;
+  if (refusal == fake->firmware_refusals.end()) {
+    const auto broken = fake->firmware.refuse(fake->facts(), MailboxView(fake->commands.back().mailbox));
+    if (!broken) return 0;
+    fake->broken_rules.push_back(broken->rule);
+    put(out, 0x00, 8, broken->status);
+    put(out, 0x20, 32, broken->syndrome);
+    return EREMOTEIO;
+  }
   put(out, 0x00, 8, refusal->second.status);
   put(out, 0x20, 32, refusal->second.syndrome);
   return refusal->second.error;
+}
+
+mlx5dv_devx_umem* memory(std::uint32_t first_id, std::uint64_t bytes) {
+  const auto id = first_id + 0x100 * static_cast<std::uint32_t>(fake->umems.size());
+  fake->firmware.add_memory(id, bytes);
+  return &fake->umems.emplace_back(mlx5dv_devx_umem{.umem_id = id});
 }
 
 /// A handle that names its number.
@@ -163,7 +186,7 @@ void fill(Mlx5Functions& f) {
   f.is_supported = [](ibv_device*) { return fake->is_mlx5; };
   f.init_obj = [](mlx5dv_obj* objects, std::uint64_t types) {
     if (fake->refuses("init_obj")) return errno;
-    if ((types & MLX5DV_OBJ_PD) != 0) objects->pd.out->pdn = 0x55;
+    if ((types & MLX5DV_OBJ_PD) != 0) objects->pd.out->pdn = kProtectionDomain;
     if ((types & MLX5DV_OBJ_AH) != 0) objects->ah.out->av = &fake->address_vector;
     return 0;
   };
@@ -185,12 +208,19 @@ void fill(Mlx5Functions& f) {
       errno = error;
       return nullptr;
     }
-    const std::uint32_t number = fake->commands.back().opcode() == 0x400 ? 0x77 : fake->next_queue_pair++;
+    const bool queue = fake->commands.back().opcode() == 0x400;
+    const std::uint32_t number = queue ? fake->next_completion_queue++ : fake->next_queue_pair++;
+    queue ? fake->firmware.add_completion_queue(number) : fake->firmware.add_queue_pair(number);
     put(out, 0x48, 24, number);
     return made(object(number));
   };
   f.obj_modify = [](mlx5dv_devx_obj*, const void* in, std::size_t bytes, void* out, std::size_t out_bytes) {
-    return command("obj_modify", in, bytes, out, out_bytes);
+    const int error = command("obj_modify", in, bytes, out, out_bytes);
+    const FakeVerbs::Command& change = fake->commands.back();
+    if (error == 0) {
+      fake->firmware.set_state(static_cast<std::uint32_t>(change.get(0x48, 24)), change.opcode() - 0x501);
+    }
+    return error;
   };
   f.obj_query = [](mlx5dv_devx_obj*, const void* in, std::size_t bytes, void* out, std::size_t out_bytes) {
     const int error = command("obj_query", in, bytes, out, out_bytes);
@@ -202,33 +232,39 @@ void fill(Mlx5Functions& f) {
     return error;
   };
   f.obj_destroy = [](mlx5dv_devx_obj* handle) {
-    fake->calls.push_back(reinterpret_cast<std::uintptr_t>(handle) == 0x77 ? "destroy CQ" : "destroy QP");
+    const auto number = static_cast<std::uint32_t>(reinterpret_cast<std::uintptr_t>(handle));
+    fake->calls.push_back(number < kFirstQueuePair ? "destroy CQ" : "destroy QP");
+    fake->firmware.remove_object(number);
     return ended();
   };
   f.umem_reg = [](ibv_context*, void* address, std::size_t bytes, std::uint32_t access) -> mlx5dv_devx_umem* {
     if (fake->refuses("umem_reg")) return nullptr;
     fake->registered.push_back({address, bytes, 0, access});
-    return made(&fake->umems.emplace_back(mlx5dv_devx_umem{.umem_id = 0x31}));
+    return made(memory(0x31, bytes));
   };
   f.umem_reg_ex = [](ibv_context*, mlx5dv_devx_umem_in* request) -> mlx5dv_devx_umem* {
     if (fake->refuses("umem_reg_ex")) return nullptr;
     fake->registered.push_back({request->addr, request->size, 0, request->access});
-    return made(&fake->umems.emplace_back(mlx5dv_devx_umem{.umem_id = 0x32}));
+    return made(memory(0x32, request->size));
   };
-  f.umem_dereg = [](mlx5dv_devx_umem*) {
+  f.umem_dereg = [](mlx5dv_devx_umem* memory) {
+    fake->firmware.remove_memory(memory->umem_id);
     fake->calls.emplace_back("umem_dereg");
     return ended();
   };
   f.alloc_uar = [](ibv_context*, std::uint32_t flags) -> mlx5dv_devx_uar* {
     const char* kind = flags == 1U << 31 ? "alloc_uar dedicated" : flags == 1 ? "alloc_uar NC" : "alloc_uar BF";
-    return fake->refuses(kind) ? nullptr : made(&fake->uar);
+    if (fake->refuses(kind)) return nullptr;
+    fake->firmware.add_register(fake->uar.page_id);
+    return made(&fake->uar);
   };
-  f.free_uar = [](mlx5dv_devx_uar*) {
+  f.free_uar = [](mlx5dv_devx_uar* page) {
+    fake->firmware.remove_register(page->page_id);
     fake->calls.emplace_back("free_uar");
     ended();
   };
   f.query_eqn = [](ibv_context*, std::uint32_t, std::uint32_t* number) {
-    *number = 0x9;
+    *number = kEventQueue;
     return fake->refuses("query_eqn") ? errno : 0;
   };
 }
@@ -248,6 +284,7 @@ FakeVerbs::FakeVerbs() : event_count_(::eventfd(0, EFD_CLOEXEC | EFD_SEMAPHORE))
   context.ops.poll_cq = poll_cq;
   completion_queue.context = &context;
   attributes.max_qp_wr = 8192;
+  attributes.phys_port_cnt = 1;
   attributes.max_cqe = 65536;
   attributes.max_qp_init_rd_atom = 16;
   attributes.max_qp_rd_atom = 16;
@@ -303,10 +340,10 @@ ibv_async_event FakeVerbs::take_event() {
   return event;
 }
 
-std::uint64_t FakeVerbs::Command::get(std::uint32_t bit, std::uint32_t width) const {
-  std::uint64_t value = 0;
-  for (std::uint32_t i = bit; i < bit + width; ++i) value = value << 1 | (mailbox.at(i / 8) >> (7 - i % 8) & 1);
-  return value;
+FirmwareFacts FakeVerbs::facts() const {
+  FirmwareFacts facts{.attributes = attributes, .port = port, .gid_indices = {}};
+  for (const auto& [index, gid] : gids) facts.gid_indices.insert(index);
+  return facts;
 }
 
 }  // namespace deep_ep::rdma::verbs::test

@@ -1,5 +1,5 @@
-// A device without hardware behind tables of verbs and mlx5 functions: it records what it is asked, and answers as
-// told.
+// A device without hardware behind tables of verbs and mlx5 functions: it records what it is asked, refuses what
+// devices refuse (Firmware), and answers as told.
 #pragma once
 
 #include <array>
@@ -12,6 +12,7 @@
 
 #include "csrc/rdma/verbs/functions.hpp"
 #include "csrc/support/unique_fd.hpp"
+#include "tests/rdma/verbs/firmware.hpp"
 
 namespace deep_ep::rdma::verbs::test {
 
@@ -69,7 +70,7 @@ class FakeVerbs {
   struct Command {
     std::string call;
     std::vector<std::uint8_t> mailbox;
-    std::uint64_t get(std::uint32_t bit, std::uint32_t width) const;
+    std::uint64_t get(std::uint32_t bit, std::uint32_t width) const { return MailboxView(mailbox).get(bit, width); }
     std::uint16_t opcode() const { return static_cast<std::uint16_t>(get(0, 16)); }
   };
   std::vector<Command> commands;
@@ -79,11 +80,15 @@ class FakeVerbs {
     std::uint32_t syndrome;
   };
   std::map<std::uint16_t, FirmwareRefusal> firmware_refusals;  ///< by opcode
+  Firmware firmware;
+  std::vector<std::string> broken_rules;  ///< of the firmware, by refused commands
+  FirmwareFacts facts() const;
   std::uint64_t completion_version = 1;
   std::uint64_t atomic_operations = 0xf;
   std::uint64_t atomic_sizes = 0xc;
   std::uint8_t queue_pair_state = 3;
-  std::uint32_t next_queue_pair = 0x1234;  ///< its number
+  std::uint32_t next_queue_pair = 0x1234;      ///< its number
+  std::uint32_t next_completion_queue = 0x77;  ///< its number
 
   /// True, with errno set, where `function` is to be refused. Records the call.
   bool refuses(const std::string& function);

@@ -64,6 +64,7 @@ class NicEndsTest : public testing::Test {
   ~NicEndsTest() override {
     ends_.reset();
     EXPECT_EQ(fake_.alive, 0);
+    EXPECT_EQ(fake_.broken_rules, std::vector<std::string>{});
     EXPECT_TRUE(pages_.mapped.empty());
   }
 

@@ -62,7 +62,10 @@ class VerbsTest : public testing::Test {
  protected:
   std::shared_ptr<Device> open() { return Device::open("fake_0", fake_.functions); }
   static PathOptions path() { return {.gid_index = 3}; }
-  void TearDown() override { EXPECT_EQ(fake_.alive, 0) << "something was not given back"; }
+  void TearDown() override {
+    EXPECT_EQ(fake_.alive, 0) << "something was not given back";
+    EXPECT_EQ(fake_.broken_rules, std::vector<std::string>{});
+  }
 
   FakeVerbs fake_;
   alignas(4096) std::array<std::byte, 8192> memory_{};
@@ -189,6 +192,22 @@ TEST_F(VerbsTest, InfiniBandGoesByLid) {
   pair.connect(peer);
   EXPECT_EQ(fake_.state_changes[1].attributes.ah_attr.dlid, 8);
   EXPECT_EQ(fake_.state_changes[1].attributes.ah_attr.is_global, 0);
+}
+
+TEST_F(VerbsTest, InfiniBandPortsThatNeedAGlobalRouteGetOne) {
+  fake_.port.link_layer = IBV_LINK_LAYER_INFINIBAND;
+  fake_.port.flags = IBV_QPF_GRH_REQUIRED;
+  auto completions = std::make_shared<CompletionQueue>(open(), 64);
+  QueuePair pair(completions, {}, path());
+  const QueuePairAddress peer = pair.address();
+  pair.connect(peer);
+  const ibv_ah_attr& route = fake_.state_changes[1].attributes.ah_attr;
+  EXPECT_EQ(route.is_global, 1);
+  EXPECT_EQ(route.grh.sgid_index, 3);
+  EXPECT_EQ(route.grh.hop_limit, 64);
+  EXPECT_EQ(std::memcmp(route.grh.dgid.raw, peer.gid.data(), 16), 0);
+  EXPECT_TRUE(says(message_of<InvalidArgument>([&] { QueuePair(completions, {}, {.gid_index = 1}); }),
+                   {"GID index 1 of RDMA device fake_0 port 1 is empty"}));
 }
 
 TEST_F(VerbsTest, EndsThatCannotTalkAreTold) {

@@ -30,9 +30,17 @@ void set_route(Mailbox& mailbox, const ConnectionCommand& command) {
   namespace ads = layout::ads;
   const PathOptions& path = command.path;
   mailbox.set(of_path(ads::vhca_port_num), static_cast<std::uint64_t>(path.port));
+  const bool global = has_global_route(command.own, command.peer);
+  if (global) {
+    mailbox.set_bytes(kPath + ads::rgid_rip, command.peer.gid)
+        .set(of_path(ads::src_addr_index), static_cast<std::uint64_t>(path.gid_index))
+        .set(of_path(ads::hop_limit), path.hop_limit);
+  }
   if (command.own.link_layer == LinkLayer::infiniband) {
-    mailbox.set(of_path(ads::tclass), path.traffic_class)
-        .set(of_path(ads::rlid), command.peer.lid)
+    // The firmware refuses a traffic class without the header that carries it.
+    mailbox.set(of_path(ads::grh), global ? 1 : 0)
+        .set(of_path(ads::tclass), global ? path.traffic_class : 0)
+        .set(of_path(ads::rlid), destination_lid(command.own, command.peer))
         .set(of_path(ads::sl), path.service_level);
     return;
   }
@@ -40,9 +48,6 @@ void set_route(Mailbox& mailbox, const ConnectionCommand& command) {
   mailbox.set(of_path(ads::rmac_47_32), std::uint64_t{mac[0]} << 8 | mac[1])
       .set(of_path(ads::rmac_31_0),
            std::uint64_t{mac[2]} << 24 | std::uint64_t{mac[3]} << 16 | std::uint64_t{mac[4]} << 8 | mac[5])
-      .set_bytes(kPath + ads::rgid_rip, command.peer.gid)
-      .set(of_path(ads::src_addr_index), static_cast<std::uint64_t>(path.gid_index))
-      .set(of_path(ads::hop_limit), path.hop_limit)
       .set(of_path(ads::eth_prio), path.service_level & 7U)
       .set(of_path(ads::dscp), path.traffic_class >> 2)
       .set(of_path(ads::udp_sport), udp_source_port(command.own.queue_pair, command.peer.queue_pair));

@@ -53,6 +53,7 @@ class DevxEnds final : public Ends {
     return peer_params(queue, *heap_, peer, *sinks_, end);
   }
 
+  bool rung_by_kernels() const override { return true; }
   void start() override {}  // the device serves the rings by itself
 
   /// Rings in GPU memory are watched by the kernels alone, which put failures on record (FaultKind::rdma_failed).

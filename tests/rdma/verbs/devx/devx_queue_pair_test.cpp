@@ -35,7 +35,10 @@ class DevxTest : public testing::Test {
     path_.service_level = 3;
     path_.traffic_class = 106;
   }
-  void TearDown() override { EXPECT_EQ(fake_.alive, 0) << "something was not given back"; }
+  void TearDown() override {
+    EXPECT_EQ(fake_.alive, 0) << "something was not given back";
+    EXPECT_EQ(fake_.broken_rules, std::vector<std::string>{});
+  }
 
   std::unique_ptr<DevxQueuePair> make() {
     return std::make_unique<DevxQueuePair>(Device::open("fake_0", fake_.functions), fake_.mlx5, options_, path_);
@@ -193,6 +196,35 @@ TEST_F(DevxTest, ConnectionOnInfiniBand) {
                                                                        {"log_rra_max", 4},
                                                                        {"path.vhca_port_num", 1},
                                                                        {"path.rlid", 0x88},
+                                                                       {"path.sl", 3}}))
+      << "a traffic class without a global route is refused (syndrome 0x764216)";
+}
+
+TEST_F(DevxTest, InfiniBandWithAGlobalRoute) {
+  fake_.port.link_layer = IBV_LINK_LAYER_INFINIBAND;
+  fake_.port.flags = IBV_QPF_GRH_REQUIRED;
+  path_.gid_index = 0;
+  fake_.gids[0] = {0xfe, 0x80, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1};
+  const auto pair = make();
+  QueuePairAddress peer = peer_of(*pair);
+  peer.lid = 0x88;
+  fake_.commands.clear();
+  pair->connect(peer);
+  ASSERT_EQ(fake_.commands.size(), 3U);
+  EXPECT_EQ(nonzero(fake_.commands[1], "create_qp_in", "qpc"), (Fields{{"opcode", 0x503},
+                                                                       {"qpn", 0x1234},
+                                                                       {"mtu", IBV_MTU_2048},
+                                                                       {"log_msg_max", 30},
+                                                                       {"remote_qpn", 0x4321},
+                                                                       {"next_rcv_psn", 0xabcdef},
+                                                                       {"min_rnr_nak", 12},
+                                                                       {"log_rra_max", 4},
+                                                                       {"path.vhca_port_num", 1},
+                                                                       {"path.grh", 1},
+                                                                       {"rgid_high", 0xfe80000000000000},
+                                                                       {"rgid_low", 2},
+                                                                       {"path.hop_limit", 64},
+                                                                       {"path.rlid", 0x88},
                                                                        {"path.sl", 3},
                                                                        {"path.tclass", 106}}));
 }
@@ -227,16 +259,16 @@ TEST_F(DevxTest, EveryCommandThatTheFirmwareRefusesIsNamedWithItsSyndrome) {
                      {"RDMA device fake_0: DevX " + name + ": Remote I/O error", "status 0x3, syndrome 0x12ab34"}));
     EXPECT_EQ(fake_.alive, 0) << name;
   }
-  fake_.firmware_refusals.clear();
-  const auto pair = make();
-  const QueuePairAddress peer = peer_of(*pair);
   const std::map<std::uint16_t, std::string> transitions{
       {0x502, "RST2INIT_QP"}, {0x503, "INIT2RTR_QP"}, {0x504, "RTR2RTS_QP"}};
   for (const auto& [opcode, name] : transitions) {
     fake_.firmware_refusals = {{opcode, {EREMOTEIO, 0x9, 0x77}}};
-    EXPECT_TRUE(
-        says(message_of<SystemError>([&] { pair->connect(peer); }), {"DevX " + name, "status 0x9, syndrome 0x77"}));
+    const auto pair = make();
+    EXPECT_TRUE(says(message_of<SystemError>([&] { pair->connect(peer_of(*pair)); }),
+                     {"DevX " + name, "status 0x9, syndrome 0x77"}));
   }
+  const auto pair = make();
+  const QueuePairAddress peer = peer_of(*pair);
   // Drivers before Linux 5.19 answer success and leave the refusal to the mailbox.
   fake_.firmware_refusals = {{0x502, {0, 0x4, 0x99}}};
   EXPECT_TRUE(

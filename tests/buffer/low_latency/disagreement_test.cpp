@@ -1,0 +1,164 @@
+// Low-latency calls that ranks mean in different ways end in RankMismatch on each of them.
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "tests/cluster/fixture.hpp"
+#include "tests/cluster/low_latency_combine_case.hpp"
+
+namespace deep_ep::test {
+namespace {
+
+class LowLatencyDisagreementTest : public ClusterTest {
+ protected:
+  static constexpr int kRanks = 3;
+
+  /// All tokens go to all ranks.
+  static LowLatencyCaseShape shape() {
+    return {.tokens = {4, 4, 4}, .max_tokens = 4, .hidden = 512, .local_experts = 2, .topk = 6};
+  }
+
+  using Words = std::vector<std::string>;
+
+  /// Each rank calls; rank 1 is the odd one.
+  void expect_mismatch(const std::function<void(Rank&, Buffer&, bool odd)>& call, const Words& words,
+                       const Words& words_of_odd) {
+    run_cluster(cluster_with_absentees(kRanks), [&](Rank& rank) {
+      BufferOptions options = low_latency_options(kRanks, 4, 1024);
+      options.timeout_s = patience();
+      Buffer& buffer = rank.buffer(options);
+      const bool odd = rank.rank() == 1;
+      require_throws<RankMismatch>(
+          [&] {
+            call(rank, buffer, odd);
+            buffer.check();
+          },
+          odd ? words_of_odd : words, "the call");
+      rank.bootstrap()->barrier();
+    });
+  }
+
+  void expect_dispatch_mismatch(const std::function<void(LowLatencyDispatchArguments&)>& change, const Words& words) {
+    const LowLatencyCase one = make_low_latency_case(shape());
+    expect_mismatch(
+        [&](Rank& rank, Buffer& buffer, bool odd) {
+          LowLatencyDispatchArguments arguments = upload_arguments(rank, one);
+          if (odd) change(arguments);
+          buffer.low_latency_dispatch(arguments, rank.call());
+        },
+        words, words);
+  }
+
+  /// `change` may choose between the handles of two dispatches.
+  using Change = std::function<void(LowLatencyCombineArguments&, const LowLatencyHandle& other)>;
+  void expect_combine_mismatch(const Change& change, const Words& words, const Words& words_of_odd,
+                               LowLatencyLayout layout = LowLatencyLayout::expert_major) {
+    LowLatencyCaseShape dispatched = shape();
+    dispatched.layout = layout;
+    const LowLatencyCombineCase one = make_low_latency_combine_case(dispatched);
+    expect_mismatch(
+        [&](Rank& rank, Buffer& buffer, bool odd) {
+          const LowLatencyHandle handle = dispatch_low_latency(rank, buffer, one);
+          const LowLatencyHandle other = dispatch_low_latency(rank, buffer, one);
+          LowLatencyCombineArguments arguments = upload_combine(rank, one, handle);
+          if (odd) change(arguments, other);
+          buffer.low_latency_combine(arguments, rank.call());
+        },
+        words, words_of_odd);
+  }
+};
+DEEP_EP_LOW_LATENCY_ON_THREADS(LowLatencyDisagreementTest);
+
+TEST_P(LowLatencyDisagreementTest, OnTheFormatOfRows) {
+  DEEP_EP_NEEDS_RANKS(kRanks);
+  expect_dispatch_mismatch([](auto& arguments) { arguments.round_scale = arguments.use_ue8m0 = true; },
+                           {"low_latency_dispatch", "use_ue8m0", "UE8M0 scales", "float32 scales", "rank 1"});
+}
+
+TEST_P(LowLatencyDisagreementTest, OnTheLayout) {
+  DEEP_EP_NEEDS_RANKS(kRanks);
+  expect_dispatch_mismatch([](auto& arguments) { arguments.layout = LowLatencyLayout::rank_major; },
+                           {"layout", "rank_major", "expert_major", "rank 1"});
+}
+
+TEST_P(LowLatencyDisagreementTest, OnExperts) {
+  DEEP_EP_NEEDS_RANKS(kRanks);
+  expect_dispatch_mismatch([](auto& arguments) { arguments.num_experts = 9; }, {"num_experts", "1"});
+}
+
+TEST_P(LowLatencyDisagreementTest, OnTheDispatchThatIsCombined) {
+  DEEP_EP_NEEDS_RANKS(kRanks);
+  const Words words = {"the dispatch that their handles are of"};
+  const auto other_handle = [](LowLatencyCombineArguments& arguments, const LowLatencyHandle& other) {
+    arguments.handle = &other;
+  };
+  expect_combine_mismatch(other_handle, words, words);
+  expect_combine_mismatch(other_handle, words, words, LowLatencyLayout::rank_major);
+}
+
+TEST_P(LowLatencyDisagreementTest, OnLogfmt) {
+  DEEP_EP_NEEDS_RANKS(kRanks);
+  const Words words = {"low_latency_combine", "use_logfmt"};
+  expect_combine_mismatch([](auto& arguments, const auto&) { arguments.use_logfmt = true; }, words, words);
+}
+
+/// Combines what experts 0, 3 and 6 made of four tokens, one expert of each rank; what selections it asks for, `change`
+/// says.
+void combine_own_choice(Rank& rank, Buffer& buffer, const std::function<void(std::vector<std::int64_t>&)>& change) {
+  const LowLatencyCase one = make_low_latency_case({.tokens = {4, 4, 4}, .max_tokens = 4, .hidden = 512, .topk = 3});
+  LowLatencyDispatchArguments dispatch = upload_arguments(rank, one);
+  std::vector<std::int64_t> experts = {0, 3, 6, 0, 3, 6, 0, 3, 6, 0, 3, 6};
+  dispatch.topk_idx = rank.upload(experts, DType::int64, {4, 3});
+  const LowLatencyDispatchResult dispatched = buffer.low_latency_dispatch(dispatch, rank.call());
+  change(experts);
+  LowLatencyCombineArguments combine;
+  combine.handle = &dispatched.handle;
+  combine.x = buffer.low_latency_combine_buffer(dispatched.handle);
+  combine.topk_idx = rank.upload(experts, DType::int64, {4, 3});
+  combine.topk_weights = rank.upload(std::vector<float>(12, 1.0f), DType::float32, {4, 3});
+  buffer.low_latency_combine(combine, rank.call());
+  buffer.check();
+}
+
+TEST_P(LowLatencyDisagreementTest, OnWhatATokenSelected) {
+  DEEP_EP_NEEDS_RANKS(kRanks);
+  if (GetParam().topology != Topology::one_node) GTEST_SKIP() << "far ranks wait for their deadline";
+  run_cluster(cluster_with_absentees(kRanks), [&](Rank& rank) {
+    BufferOptions options = low_latency_options(kRanks, 4, 512);
+    options.timeout_s = patience();
+    Buffer& buffer = rank.buffer(options);
+    const auto call = [&] {
+      combine_own_choice(rank, buffer, [&](auto& experts) { experts[6] = rank.rank() == 1 ? 1 : experts[6]; });
+    };
+    if (rank.rank() == 0) {
+      require_throws<RankMismatch>(call, {"topk_idx of rank 1 selects expert 1 (rank 0) for token 2"}, "the finder");
+    } else if (rank.rank() == 1) {
+      require_throws<RankMismatch>(call, {"rank 0 has ended the call, as the ranks disagree"}, "the cause");
+    } else {
+      try {  // it may have all of its rows already
+        call();
+      } catch (const RankMismatch&) {
+      }
+    }
+    rank.bootstrap()->barrier();
+  });
+}
+
+TEST_P(LowLatencyDisagreementTest, AnUnknownExpertInCombineIsToldToItsRank) {
+  DEEP_EP_NEEDS_RANKS(kRanks);
+  run_cluster(cluster(kRanks), [&](Rank& rank) {
+    Buffer& buffer = rank.buffer(low_latency_options(kRanks, 4, 512));
+    const auto call = [&] {
+      combine_own_choice(rank, buffer, [&](auto& experts) { experts[4] = rank.rank() == 1 ? 99 : experts[4]; });
+    };
+    if (rank.rank() == 1) {
+      require_throws<InvalidArgument>(call, {"token 1", "expert 99", "0 to 8"}, "an unknown expert");
+    } else {
+      call();
+    }
+    buffer.destroy();
+  });
+}
+
+}  // namespace
+}  // namespace deep_ep::test

@@ -1,0 +1,191 @@
+#include "tests/faults/campaign.hpp"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <mutex>
+#include <set>
+#include <thread>
+
+#include "csrc/support/format.hpp"
+#include "tests/faults/runs.hpp"
+#include "tests/support/time_scale.hpp"
+
+namespace deep_ep::faults {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr double kDeadline_s = 0.3;
+/// A rank may be late on a busy machine without being at fault: what is found is looked at again, with more time.
+constexpr int kRepetitions = 3;
+constexpr double kLonger = 6;
+/// Between these, nothing runs, and what the process holds is compared.
+constexpr int kRunsBetweenLooks = 200;
+
+long entries(const char* folder, const std::string& beginning = {}) {
+  std::error_code error;
+  long count = 0;
+  for (fs::directory_iterator it(folder, error), end; !error && it != end; it.increment(error)) {
+    count += it->path().filename().string().starts_with(beginning);
+  }
+  return count;
+}
+
+struct Runner {
+  Campaign& result;
+  std::mutex mutex;
+
+  void one(std::uint64_t seed, const CampaignOptions& options) {
+    const Plan plan = make_plan(seed, options.only ? *options.only : pick_fault(seed, options.processes));
+    Verdict verdict = run(plan, result.deadline_s);
+    std::set<Violation::Kind> again;
+    std::vector<Violation> found = verdict.violations;
+    const bool suspicious = std::any_of(found.begin(), found.end(), [&](const Violation& one) {
+      return options.blame || one.kind != Violation::Kind::blame;
+    });
+    for (int i = 0; suspicious && again.empty() && i < kRepetitions; ++i) {
+      for (const Violation& one : run(plan, kLonger * result.deadline_s).violations) {
+        again.insert(one.kind);
+        if (std::none_of(found.begin(), found.end(), [&](const Violation& v) { return v.kind == one.kind; })) {
+          found.push_back(one);
+        }
+      }
+    }
+    const std::lock_guard lock(mutex);
+    ++result.runs;
+    const auto fault = static_cast<std::size_t>(plan.fault);
+    ++result.outcomes[fault][verdict.summary];
+    result.slowest[fault] = std::max(result.slowest[fault], verdict.slowest);
+    for (const Violation& violation : found) {
+      result.failures.push_back({plan.fault,
+                                 seed,
+                                 {violation.kind, violation.text + "; " + plan.describe()},
+                                 again.contains(violation.kind)});
+    }
+  }
+};
+
+}  // namespace
+
+Holdings Holdings::now() {
+  Holdings held{.threads = entries("/proc/self/task"),
+                .files = entries("/proc/self/fd"),
+                .segments = entries("/dev/shm", "deep_ep." + std::to_string(::geteuid()) + ".deep-ep-faults-" +
+                                                    std::to_string(::getpid()))};
+  std::ifstream maps("/proc/self/maps");
+  for (std::string line; std::getline(maps, line);) held.heaps += line.find("deep_ep_heap") != std::string::npos;
+  std::ifstream status("/proc/self/status");
+  for (std::string line; std::getline(status, line);) {
+    if (line.starts_with("VmRSS:")) held.resident_kib = std::stol(line.substr(6));
+  }
+  return held;
+}
+
+std::string Holdings::more_than(const Holdings& before) const {
+  std::string text;
+  const auto compare = [&](const char* what, long now, long then) {
+    if (now > then) text += fmt::format("{} {}, before {}; ", now, what, then);
+  };
+  compare("threads", threads, before.threads);
+  compare("file descriptors", files, before.files);
+  compare("mapped heaps", heaps, before.heaps);
+  compare("segments in /dev/shm", segments, before.segments);
+  return text;
+}
+
+std::string Holdings::describe() const {
+  return fmt::format("{} threads, {} file descriptors, {} heaps, {} segments, {} MiB resident", threads, files, heaps,
+                     segments, resident_kib / 1024);
+}
+
+Campaign run_campaign(const CampaignOptions& options) {
+  const auto began = std::chrono::steady_clock::now();
+  test::renew_time_factor();
+  Campaign campaign;
+  campaign.deadline_s = test::scaled(kDeadline_s);
+  Runner runner{campaign, {}};
+  const int at_once = options.at_once > 0 ? options.at_once : test::under_thread_sanitizer() ? 2 : 24;
+  std::atomic<int> next = 0;
+  for (int end = std::min(kRunsBetweenLooks, options.runs); next < options.runs;
+       end = std::min(end + kRunsBetweenLooks, options.runs)) {
+    std::vector<std::thread> threads;
+    for (int t = 0; t < at_once; ++t) {
+      threads.emplace_back([&] {
+        for (int i = next++; i < end; i = next++) {
+          runner.one(options.first_seed + static_cast<std::uint64_t>(i), options);
+        }
+      });
+    }
+    for (auto& thread : threads) thread.join();
+    next = end;
+    campaign.end = Holdings::now();
+    if (campaign.begin.threads == 0) campaign.begin = campaign.end;  // the first runs start the worker threads
+    if (const std::string more = campaign.end.more_than(campaign.begin); !more.empty()) {
+      campaign.leaks += fmt::format("after {} runs from seed {}: {}\n", end, options.first_seed, more);
+    }
+    if (options.progress) {
+      const auto again =
+          std::count_if(campaign.failures.begin(), campaign.failures.end(), [](auto& f) { return f.again; });
+      std::fprintf(stderr, "%d of %d runs, %zu findings, %ld of them again; %s\n", end, options.runs,
+                   campaign.failures.size(), static_cast<long>(again), campaign.end.describe().c_str());
+    }
+  }
+  campaign.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
+  return campaign;
+}
+
+std::string Campaign::verdict() const {
+  std::string text = leaks;
+  for (const Failure& failure : failures) {
+    if (!failure.again || (failure.violation.kind == Violation::Kind::blame && !kBlameCounts)) continue;
+    text += fmt::format("{}: {}\n", name_of(failure.violation.kind), failure.violation.text);
+  }
+  return text;
+}
+
+std::string Campaign::report() const {
+  std::string text =
+      fmt::format("{} runs in {:.0f} s, deadline {:.2f} s\n\n| fault | runs |", runs, seconds, deadline_s);
+  std::set<std::string> kinds;
+  for (const auto& of_fault : outcomes) {
+    for (const auto& [kind, count] : of_fault) kinds.insert(kind);
+  }
+  for (const std::string& kind : kinds) text += fmt::format(" {} |", kind);
+  text += " slowest error, deadlines | findings | of them again |\n|";
+  for (std::size_t i = 0; i < kinds.size() + 5; ++i) text += " --- |";
+  for (int f = 0; f < kFaults; ++f) {
+    const auto& of_fault = outcomes[static_cast<std::size_t>(f)];
+    int all = 0;
+    for (const auto& [kind, count] : of_fault) all += count;
+    text += fmt::format("\n| {} | {} |", name_of(static_cast<Fault>(f)), all);
+    for (const std::string& kind : kinds) {
+      const auto found = of_fault.find(kind);
+      text += fmt::format(" {} |", found == of_fault.end() ? 0 : found->second);
+    }
+    std::set<std::uint64_t> seeds, again;
+    for (const Failure& failure : failures) {
+      if (failure.fault != static_cast<Fault>(f)) continue;
+      seeds.insert(failure.seed);
+      if (failure.again) again.insert(failure.seed);
+    }
+    text += fmt::format(" {:.2f} | {} | {} |", slowest[static_cast<std::size_t>(f)], seeds.size(), again.size());
+  }
+  text += fmt::format("\n\nAfter the first runs: {}. At the end: {}.\nLeaks: {}\n", begin.describe(), end.describe(),
+                      leaks.empty() ? "none" : leaks);
+  for (const bool came_again : {true, false}) {
+    for (const Failure& failure : failures) {
+      if (failure.again != came_again) continue;
+      text += fmt::format("\n- {}{}: {}", name_of(failure.violation.kind),
+                          came_again ? "" : " (not again with longer deadlines)", failure.violation.text);
+    }
+  }
+  return text + "\n";
+}
+
+}  // namespace deep_ep::faults

@@ -1,0 +1,61 @@
+// Many runs, side by side: waiting for deadlines costs little.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tests/faults/outcome.hpp"
+
+namespace deep_ep::faults {
+
+/// Whether a wrong rank that is named, or masked, fails a test. Reports count them in any case.
+inline constexpr bool kBlameCounts = false;
+
+struct CampaignOptions {
+  std::uint64_t first_seed = 1;
+  int runs = 1000;
+  int at_once = 0;            ///< 0: what suits the build
+  bool processes = true;      ///< also faults that need ranks as processes
+  std::optional<Fault> only;  ///< this kind alone
+  bool blame = true;          ///< also repeat runs that only name, or mask, a wrong rank
+  bool progress = false;      ///< to standard error
+};
+
+/// What the process holds when no run is under way.
+struct Holdings {
+  long threads = 0, files = 0, heaps = 0, segments = 0, resident_kib = 0;
+  static Holdings now();
+  /// More than before of what must not grow; empty if nothing.
+  std::string more_than(const Holdings& before) const;
+  std::string describe() const;
+};
+
+struct Campaign {
+  struct Failure {
+    Fault fault;
+    std::uint64_t seed;
+    Violation violation;
+    bool again;  ///< also when it was repeated with much longer deadlines
+  };
+  int runs = 0;
+  double seconds = 0;
+  double deadline_s = 0;
+  std::array<std::map<std::string, int>, kFaults> outcomes;  ///< by what happened
+  std::array<double, kFaults> slowest{};                     ///< time to an error, in deadlines
+  std::vector<Failure> failures;
+  Holdings begin, end;
+  std::string leaks;
+
+  /// What fails a test: what came again, and leaks.
+  std::string verdict() const;
+  /// Markdown.
+  std::string report() const;
+};
+
+Campaign run_campaign(const CampaignOptions& options);
+
+}  // namespace deep_ep::faults

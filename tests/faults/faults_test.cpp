@@ -1,0 +1,49 @@
+// A first thousand runs, in parts. scripts/faults makes any number of others.
+#include <gtest/gtest.h>
+
+#include "tests/cluster/fixture.hpp"
+#include "tests/faults/campaign.hpp"
+#include "tests/faults/runs.hpp"
+
+namespace deep_ep::faults {
+namespace {
+
+constexpr int kParts = 10;
+
+class FaultsTest : public testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(Part, FaultsTest, testing::Range(0, kParts));
+
+TEST_P(FaultsTest, EveryRunEndsAsSpecified) {
+  // Sanitizers see in few runs what they can see, and ThreadSanitizer has no fibers for many at once.
+  const int all = static_cast<int>(test::environment_number("DEEP_EP_TEST_FAULTS", test::under_thread_sanitizer() ? 60
+                                                                                   : test::under_sanitizer()      ? 150
+                                                                                                             : 1000));
+  const Campaign campaign = run_campaign({.first_seed = 1 + static_cast<std::uint64_t>(GetParam()) * 1000000,
+                                          .runs = std::max(1, all / kParts),
+                                          .blame = kBlameCounts});
+  EXPECT_EQ(campaign.verdict(), "") << campaign.report();
+}
+
+/// Each allocation that a rank makes while it makes its buffer fails in turn: everybody learns of it, nothing leaks,
+/// and the next buffer works.
+TEST(FaultsInSetUpTest, EveryAllocation) {
+  for (const test::Topology topology : {test::Topology::one_node, test::Topology::only_rdma}) {
+    bool reached = true;
+    for (int event = 1; reached; ++event) {
+      const Plan plan{.ranks = 2,
+                      .topology = topology,
+                      .masking = true,
+                      .steps = {{.kind = Step::Kind::low_latency_dispatch}},
+                      .fault = Fault::set_up,
+                      .rank = 1,
+                      .event = event};
+      const Verdict verdict = run(plan, test::scaled(1));
+      for (const Violation& one : verdict.violations) ADD_FAILURE() << plan.describe() << ": " << one.text;
+      reached = verdict.summary != "completed";
+      EXPECT_TRUE(reached || event > 8) << "a buffer allocates more often than " << event << " times";
+    }
+  }
+}
+
+}  // namespace
+}  // namespace deep_ep::faults

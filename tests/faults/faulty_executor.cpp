@@ -1,0 +1,78 @@
+#include "tests/faults/faulty_executor.hpp"
+
+#include "csrc/support/format.hpp"
+
+namespace deep_ep::faults {
+namespace {
+
+[[noreturn]] void no_memory(std::size_t bytes) { fail<OutOfMemory>("no {} of memory left", format_bytes(bytes)); }
+
+constexpr std::uint32_t kUnknownKey = 0xdead;
+
+}  // namespace
+
+void* FaultyExecutor::allocated(std::size_t bytes, void* memory) {
+  if (fails()) {
+    CountingExecutor::free(memory);
+    no_memory(bytes);
+  }
+  ++live_;
+  return memory;
+}
+
+void* FaultyExecutor::allocated(std::size_t bytes, void* memory, StreamHandle stream) {
+  if (fails()) {
+    CountingExecutor::free_async(memory, of(stream));
+    no_memory(bytes);
+  }
+  ++live_;
+  return memory;
+}
+
+void* FaultyExecutor::allocate_pinned(std::size_t bytes) {
+  if (fails()) no_memory(bytes);
+  ++live_;
+  return CountingExecutor::allocate_pinned(bytes);
+}
+
+StreamHandle FaultyExecutor::create_stream() {
+  auto stream = std::make_unique<Stream>();
+  stream->inner = CountingExecutor::create_stream();
+  stream->freezer = freezer;
+  const StreamHandle handle = static_cast<host_machine::LaunchQueue*>(stream.get());
+  const std::lock_guard lock(mutex_);
+  streams_.emplace(handle, std::move(stream));
+  return handle;
+}
+
+void FaultyExecutor::destroy_stream(StreamHandle stream) noexcept {
+  const std::lock_guard lock(mutex_);
+  const auto found = streams_.find(stream);
+  if (found == streams_.end()) return;
+  CountingExecutor::destroy_stream(found->second->inner);
+  streams_.erase(found);
+}
+
+std::unique_ptr<SymmetricHeap> FaultyExecutor::create_heap(Bootstrap& bootstrap, const HeapOptions& options) {
+  HeapOptions wanted = options;
+  if (std::exchange(heap_too_large, false)) wanted.bytes = std::size_t{1} << 62;
+  return CountingExecutor::create_heap(bootstrap, wanted);
+}
+
+bool FaultyExecutor::break_key(LowLatencyChannel channel, int peer, int ranks, StreamHandle stream) {
+  if (peer_table_ == nullptr) return false;
+  RdmaPeerParams& params = peer_table_[static_cast<int>(channel) * ranks + peer];
+  if (params.queue.ring == nullptr) return false;
+  for (std::uint32_t* key : {&params.remote_key, &params.signal_key}) {
+    CountingExecutor::copy(key, &kUnknownKey, sizeof kUnknownKey, of(stream));
+  }
+  return true;
+}
+
+std::string FaultyExecutor::left_over() const {
+  const std::lock_guard lock(mutex_);
+  if (live_ == 0 && streams_.empty()) return {};
+  return fmt::format("{} pieces of memory and {} streams were not given back", live_.load(), streams_.size());
+}
+
+}  // namespace deep_ep::faults

@@ -1,0 +1,99 @@
+// A CPU executor that fails on purpose, and knows what has not been given back.
+#pragma once
+
+#include <atomic>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "deep_ep/error.hpp"
+#include "kernels/low_latency/params.hpp"
+#include "kernels/rdma/params.hpp"
+#include "tests/cluster/counting_executor.hpp"
+#include "tests/faults/freezer.hpp"
+
+namespace deep_ep::faults {
+
+class FaultyExecutor final : public test::CountingExecutor {
+ public:
+  FaultyExecutor(const HostExecutorOptions& options, int ranks)
+      : CountingExecutor(make_host_executor(options)),
+        peer_table_bytes_(static_cast<std::size_t>(LowLatencyChannel::count) * static_cast<std::size_t>(ranks) *
+                          sizeof(RdmaPeerParams)) {}
+
+  const std::shared_ptr<Freezer> freezer = std::make_shared<Freezer>();
+  int failing_allocation = 0;   ///< counts down with every allocation; the one that makes it zero fails
+  bool heap_too_large = false;  ///< the next heap is more than the machine can give
+
+  /// From here on in the stream's order, what this rank sends to `peer` names memory that the peer has not registered.
+  /// False where it sends nothing by RDMA.
+  bool break_key(LowLatencyChannel channel, int peer, int ranks, StreamHandle stream);
+
+  /// What has been allocated or made, and not given back; empty if nothing.
+  std::string left_over() const;
+
+  void* allocate(std::size_t bytes) override { return allocated(bytes, CountingExecutor::allocate(bytes)); }
+  void free(void* memory) noexcept override {
+    live_ -= memory != nullptr;
+    CountingExecutor::free(memory);
+  }
+  void* allocate_async(std::size_t bytes, StreamHandle stream) override {
+    return allocated(bytes, CountingExecutor::allocate_async(bytes, of(stream)), stream);
+  }
+  void free_async(void* memory, StreamHandle stream) noexcept override {
+    live_ -= memory != nullptr;
+    CountingExecutor::free_async(memory, of(stream));
+  }
+  void* allocate_pinned(std::size_t bytes) override;
+  void free_pinned(void* memory) noexcept override {
+    live_ -= memory != nullptr;
+    CountingExecutor::free_pinned(memory);
+  }
+
+  StreamHandle create_stream() override;
+  void destroy_stream(StreamHandle stream) noexcept override;
+  EventHandle record_event(StreamHandle stream) override { return CountingExecutor::record_event(of(stream)); }
+  EventHandle record_timed_event(StreamHandle stream) override {
+    return CountingExecutor::record_timed_event(of(stream));
+  }
+  void wait_event(StreamHandle stream, const EventHandle& event) override {
+    CountingExecutor::wait_event(of(stream), event);
+  }
+  void synchronize(StreamHandle stream) override { CountingExecutor::synchronize(of(stream)); }
+  bool is_capturing(StreamHandle stream) override { return CountingExecutor::is_capturing(of(stream)); }
+  void copy(void* destination, const void* source, std::size_t bytes, StreamHandle stream) override {
+    if (bytes == peer_table_bytes_) peer_table_ = static_cast<RdmaPeerParams*>(destination);
+    CountingExecutor::copy(destination, source, bytes, of(stream));
+  }
+  void fill(void* destination, int byte, std::size_t bytes, StreamHandle stream) override {
+    CountingExecutor::fill(destination, byte, bytes, of(stream));
+  }
+  std::unique_ptr<SymmetricHeap> create_heap(Bootstrap& bootstrap, const HeapOptions& options) override;
+
+ private:
+  /// A stream whose kernels the freezer watches while it is armed.
+  struct Stream final : host_machine::LaunchQueue {
+    void launch(host_machine::KernelLaunch kernel) override {
+      if (freezer->armed()) kernel = watched(std::move(kernel), freezer);
+      static_cast<LaunchQueue*>(inner)->launch(std::move(kernel));
+    }
+    StreamHandle inner = nullptr;
+    std::shared_ptr<Freezer> freezer;
+  };
+
+  static StreamHandle of(StreamHandle stream) {
+    return stream == nullptr ? nullptr : static_cast<Stream&>(*static_cast<host_machine::LaunchQueue*>(stream)).inner;
+  }
+  void* allocated(std::size_t bytes, void* memory);
+  void* allocated(std::size_t bytes, void* memory, StreamHandle stream);
+  bool fails() { return failing_allocation != 0 && --failing_allocation == 0; }
+
+  const std::size_t peer_table_bytes_;
+  std::atomic<int> live_ = 0;
+  RdmaPeerParams* peer_table_ = nullptr;  ///< device memory: the table of queue pairs made last
+  mutable std::mutex mutex_;
+  std::map<StreamHandle, std::unique_ptr<Stream>> streams_;
+};
+
+}  // namespace deep_ep::faults

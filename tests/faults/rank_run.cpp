@@ -1,0 +1,354 @@
+#include "tests/faults/rank_run.hpp"
+
+#include <utility>
+
+#include "csrc/support/format.hpp"
+#include "tests/cluster/exchange.hpp"
+
+namespace deep_ep::faults {
+namespace {
+
+using test::Rank;
+using test::require;
+using Kind = Step::Kind;
+
+oracle::Masks masks_of(int ranks, int rank, const std::vector<int>& masked) {
+  if (masked.empty()) return {};
+  oracle::Masks masks(static_cast<std::size_t>(ranks * ranks), 0);
+  for (const int peer : masked) masks[static_cast<std::size_t>(rank * ranks + peer)] = 1;
+  return masks;
+}
+
+/// The same calls with an argument that does not fit those of the other ranks.
+test::Case odd_case(const test::Case& one) {
+  test::Shape shape = one.shape;
+  shape.hidden += 8;
+  shape.combine_hidden += 8;
+  return test::make_case(shape);
+}
+test::LowLatencyCombineCase odd_case(const test::LowLatencyCombineCase& one, int what) {
+  test::LowLatencyCaseShape shape = one.before.shape;
+  if (what % 2 == 0) shape.hidden /= 2;
+  if (what % 2 == 1) ++shape.max_tokens;
+  return test::make_low_latency_combine_case(shape);
+}
+
+}  // namespace
+
+/// The calls of a plan, on one buffer.
+struct RankRun::Calls {
+  Calls(RankRun& its_run, Rank& its_rank) : run(its_run), plan(its_run.plan_), rank(its_rank) {
+    BufferOptions options = test::low_latency_options(plan.ranks, 8, 256);
+    options.low_latency.masking = plan.masking;
+    if (plan.fault == Fault::options && own()) {
+      if (plan.what % 3 == 0) options.heap_bytes *= 2;
+      if (plan.what % 3 == 1) options.max_local_experts *= 2;
+      if (plan.what % 3 == 2) options.low_latency.masking = !options.low_latency.masking;
+    }
+    buffer = &rank.buffer(options);
+  }
+
+  bool own() const { return rank.rank() == plan.rank; }
+  const test::LowLatencyCombineCase& low_latency(const Step& step) const { return run.data_.low_latency[step.data]; }
+
+  /// The call of a step, and everything about its result. `odd`: with another argument than the other ranks.
+  void make(const Step& step, bool odd = false) {
+    switch (step.kind) {
+      case Kind::dispatch:
+        return dispatch(step, odd);
+      case Kind::cached:
+        return cached(step, odd);
+      case Kind::combine:
+        return combine(step, odd);
+      case Kind::low_latency_dispatch:
+        return dispatch_low_latency(step, odd);
+      case Kind::low_latency_combine:
+        return combine_low_latency(step, odd);
+    }
+  }
+
+  /// The same call with an argument that no rank may give.
+  void make_invalid(const Step& step) {
+    try {
+      switch (step.kind) {
+        case Kind::dispatch: {
+          test::Inputs inputs = upload_inputs(rank, run.data_.normal[step.data]);
+          inputs.dispatch.topk_idx->dtype = DType::float32;
+          buffer->dispatch(inputs.dispatch, rank.call());
+          break;
+        }
+        case Kind::cached:
+          buffer->cached_dispatch({}, rank.call());
+          break;
+        case Kind::combine:
+          buffer->combine({}, rank.call());
+          break;
+        case Kind::low_latency_dispatch: {
+          LowLatencyDispatchArguments arguments = upload_arguments(rank, low_latency(step).before);
+          ++arguments.num_experts;
+          buffer->low_latency_dispatch(arguments, rank.call());
+          break;
+        }
+        case Kind::low_latency_combine:
+          buffer->low_latency_combine({}, rank.call());
+          break;
+      }
+    } catch (const InvalidArgument&) {
+      return;
+    }
+    require(false, "an argument that is not allowed was taken");
+  }
+
+  void dispatch(const Step& step, bool odd) {
+    const test::Case& one = run.data_.normal[step.data];
+    const test::Inputs inputs = upload_inputs(rank, odd ? odd_case(one) : one);
+    begin_call();
+    dispatched = buffer->dispatch(inputs.dispatch, rank.call());
+    end_call();
+    check_dispatch(rank, one, dispatched);
+  }
+
+  void cached(const Step& step, bool odd) {
+    const test::Case& one = run.data_.normal[step.data];
+    const test::Inputs inputs = upload_inputs(rank, odd ? odd_case(one) : one);
+    begin_call();
+    const CachedDispatchResult result =
+        buffer->cached_dispatch({.x = inputs.dispatch.x, .x_scales = {}, .handle = &dispatched.handle}, rank.call());
+    end_call();
+    check_dispatch(rank, one, test::with_handle(result, dispatched.handle), {.cached = true});
+  }
+
+  void combine(const Step& step, bool odd) {
+    const test::Case& one = run.data_.normal[step.data];
+    const test::Returned returned =
+        upload_returned(rank, *buffer, odd ? odd_case(one) : one, dispatched.handle, step.heap);
+    begin_call();
+    const CombineResult result = buffer->combine(returned.combine, rank.call());
+    end_call();
+    check_combine(rank, one, result);
+  }
+
+  void dispatch_low_latency(const Step& step, bool odd) {
+    const test::LowLatencyCombineCase& one = low_latency(step);
+    LowLatencyDispatchArguments arguments = upload_arguments(rank, odd ? odd_case(one, plan.what).before : one.before);
+    arguments.return_recv_hook = step.hook;
+    begin_call();
+    LowLatencyDispatchResult result = buffer->low_latency_dispatch(arguments, rank.call());
+    if (step.hook) result.hook();
+    end_call();
+    const std::vector<int> before = masked;
+    look_at_masks();
+    if (odd) return;  // it fits nobody's: what such a rank gets is its own experts' at best
+    masked_at_dispatch = masked;
+    handle = result.handle;
+    const auto check = [&](const std::vector<int>& left_out) {
+      check_low_latency_dispatch(rank, with_masks(one.before, masks_of(plan.ranks, rank.rank(), left_out)), result);
+    };
+    try {
+      check(masked);
+    } catch (const test::CheckFailure&) {
+      // A rank whose NIC reports a failure late has received from the peer that it masks then.
+      if (plan.fault != Fault::nic || before == masked) throw;
+      masked_at_dispatch = before;
+      check(before);
+    }
+  }
+
+  void combine_low_latency(const Step& step, bool odd) {
+    // What this rank's experts got depends on who was left out; so does what the others' got, which fill_by_token()
+    // makes irrelevant.
+    test::LowLatencyCombineCase one = low_latency(step);
+    if (!masked_at_dispatch.empty()) {
+      const auto options = one.options;
+      one = make_combine_case_after(with_masks(one.before, masks_of(plan.ranks, rank.rank(), masked_at_dispatch)));
+      one.options = options;
+      fill_by_token(one);
+    }
+    test::LowLatencyCombineCase given = one;
+    if (odd) given = make_combine_case_after(one.before, one.hidden / 2);
+    LowLatencyCombineArguments arguments = upload_combine(rank, given, handle);
+    arguments.return_recv_hook = step.hook;
+    begin_call();
+    const LowLatencyCombineResult result = buffer->low_latency_combine(arguments, rank.call());
+    if (step.hook) result.hook();
+    end_call();
+    const std::vector<int> before = masked;
+    look_at_masks();
+    if (odd) return;
+    const auto check = [&](const std::vector<int>& left_out) {
+      one.options.masks = masks_of(plan.ranks, rank.rank(), left_out);
+      check_low_latency_combine(rank, one, one.expected(), result.combined_x.view());
+    };
+    try {
+      check(masked);
+    } catch (const test::CheckFailure&) {
+      if (plan.fault != Fault::nic || before == masked) throw;
+      check(before);
+    }
+  }
+
+  /// Everything is uploaded: from here on the fault may strike.
+  void begin_call() {
+    began = FaultTime::Clock::now();
+    if (!due) return;
+    due = false;
+    FaultyExecutor& executor = *run.parts_.executor;
+    const bool whole_call = plan.event == 0;
+    const auto strike = [this] {
+      run.parts_.time->now();
+      if (run.parts_.strike) run.parts_.strike();
+    };
+    switch (plan.fault) {
+      case Fault::kill:
+      case Fault::suspend:
+        if (whole_call) {
+          outcome.reached = true;
+          strike();
+          break;
+        }
+        [[fallthrough]];
+      case Fault::delay:
+      case Fault::freeze:
+      case Fault::pause:
+        executor.freezer->arm(plan.event, hold(), strike);
+        break;
+      case Fault::memory:
+        executor.failing_allocation = plan.event;
+        break;
+      case Fault::nic: {
+        const Step& step = plan.steps[static_cast<std::size_t>(plan.step)];
+        const auto channel =
+            step.kind == Kind::low_latency_combine ? LowLatencyChannel::combine : LowLatencyChannel::dispatch;
+        outcome.reached = executor.break_key(channel, plan.peer, plan.ranks, rank.stream());
+        run.parts_.time->now();
+        break;
+      }
+      default:
+        break;
+    }
+  }
+
+  /// A process is stopped by a signal, which the thread that sends it does not notice.
+  double hold() const { return plan.fault == Fault::suspend ? 1e-6 : plan.hold * run.deadline_s_; }
+
+  void end_call() {
+    buffer->check();
+    run.parts_.executor->failing_allocation = 0;
+  }
+
+  void look_at_masks() {
+    if (!plan.masking) return;
+    const TensorView status =
+        rank.upload(std::vector<std::int32_t>(static_cast<std::size_t>(plan.ranks), -1), DType::int32, {plan.ranks});
+    buffer->low_latency_query_mask(status, rank.stream());
+    const auto seen = rank.download<std::int32_t>(status);
+    masked.clear();
+    for (int r = 0; r < plan.ranks; ++r) {
+      if (seen[static_cast<std::size_t>(r)] != 0) masked.push_back(r);
+    }
+  }
+
+  /// After a rank was away: everybody comes back, and calls are as before.
+  void resume() {
+    buffer->low_latency_resume();
+    make({.kind = Kind::low_latency_dispatch});
+    require(masked.empty(), "low_latency_resume left a rank masked");
+    make({.kind = Kind::low_latency_combine});
+  }
+
+  RankRun& run;
+  const Plan& plan;
+  Rank& rank;
+  Buffer* buffer = nullptr;
+  bool due = false;  ///< the fault strikes in the next call
+  FaultTime::Clock::time_point began = FaultTime::Clock::now();
+  Outcome outcome;
+  DispatchResult dispatched;
+  LowLatencyHandle handle;
+  std::vector<int> masked, masked_at_dispatch;
+  std::vector<Tensor> taken;  ///< what fills the arena
+};
+
+RankRun::RankRun(const Plan& plan, const Data& data, RankParts parts, double deadline_s)
+    : plan_(plan), data_(data), parts_(std::move(parts)), deadline_s_(deadline_s) {}
+
+RankRun::~RankRun() {
+  calls_.reset();
+  rank_.reset();
+}
+
+Outcome RankRun::run() {
+  const bool own = parts_.rank == plan_.rank;
+  Outcome outcome;
+  FaultTime::Clock::time_point began = FaultTime::Clock::now();
+  const auto note_error = [&](const std::exception& error) {
+    const auto since = calls_ ? calls_->began : began;
+    if (calls_) outcome.reached = calls_->outcome.reached;
+    outcome.error = class_of(error);
+    outcome.text = error.what();
+    outcome.waited = parts_.time->seconds_since(since);
+  };
+  try {
+    const test::ClusterOptions cluster{
+        .ranks = plan_.ranks, .where = {.topology = plan_.topology}, .host = plan_.host, .timeout_s = deadline_s_};
+    rank_ = std::make_unique<Rank>(parts_.rank, cluster, parts_.bootstrap, parts_.executor);
+    if (own && plan_.fault == Fault::bootstrap) parts_.bootstrap->lost_message = plan_.event;
+    if (own && plan_.fault == Fault::set_up) parts_.executor->failing_allocation = plan_.event;
+    if (own && plan_.fault == Fault::heap) parts_.executor->heap_too_large = true;
+    calls_ = std::make_unique<Calls>(*this, *rank_);
+    parts_.executor->failing_allocation = 0;
+    parts_.bootstrap->lost_message = 0;
+    for (int i = 0; i < static_cast<int>(plan_.steps.size()); ++i) {
+      const Step& step = plan_.steps[static_cast<std::size_t>(i)];
+      outcome.step = i;
+      const bool here = own && i == plan_.step;
+      if (here && plan_.fault == Fault::stop) {
+        outcome.reached = true;
+        parts_.time->now();
+        return outcome;
+      }
+      if (here && plan_.fault == Fault::arena) calls_->taken = take_whole_heap(*rank_, *calls_->buffer);
+      if (here && plan_.fault == Fault::refuse) calls_->make_invalid(step);
+      calls_->due = here;
+      try {
+        calls_->make(step, here && plan_.fault == Fault::mismatch);
+      } catch (const RankMismatch& error) {
+        // Counts are compared before rows move: the call can be made again, with what fits.
+        const std::string text = error.what();
+        if (step.kind != Kind::dispatch || text.find("destroy the buffer") != std::string::npos) throw;
+        outcome.mismatch = true;
+        calls_->make(step);
+      }
+      if (here) parts_.executor->freezer->disarm();
+    }
+    if (plan_.masking && plan_.fault == Fault::pause) calls_->resume();
+    outcome.completed = true;
+  } catch (const test::CheckFailure& failure) {
+    outcome.wrong = failure.what();
+  } catch (const std::exception& error) {
+    note_error(error);
+  }
+  if (calls_) {
+    outcome.masked = calls_->masked;
+    outcome.reached |= calls_->outcome.reached;
+  }
+  const bool lost = plan_.fault == Fault::bootstrap && parts_.bootstrap->lost();
+  outcome.reached |= own && (parts_.executor->freezer->reached() || lost || outcome.error == "OutOfMemory");
+  return outcome;
+}
+
+void run_clean_round(const std::shared_ptr<Bootstrap>& bootstrap, const std::shared_ptr<Executor>& executor) {
+  Plan plan{.seed = 1, .ranks = bootstrap->size()};
+  const Data data = make_data(plan);
+  Rank rank(bootstrap->rank(), {.ranks = plan.ranks, .where = {}, .host = {}}, bootstrap, executor);
+  Buffer& buffer = rank.buffer(test::low_latency_options(plan.ranks, 8, 256));
+  run_round(rank, buffer, data.normal[0]);
+  const LowLatencyHandle handle = dispatch_and_check(rank, buffer, data.low_latency[0].before).handle;
+  const LowLatencyCombineResult result =
+      buffer.low_latency_combine(upload_combine(rank, data.low_latency[0], handle), rank.call());
+  check_low_latency_combine(rank, data.low_latency[0], data.low_latency[0].expected(), result.combined_x.view());
+  buffer.check();
+  buffer.destroy();
+}
+
+}  // namespace deep_ep::faults

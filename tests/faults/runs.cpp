@@ -1,0 +1,120 @@
+#include "tests/faults/runs.hpp"
+
+#include <condition_variable>
+#include <cstdio>
+#include <cstdlib>
+#include <mutex>
+#include <thread>
+
+#include "csrc/support/format.hpp"
+#include "tests/faults/rank_run.hpp"
+#include "tests/support/time_scale.hpp"
+
+namespace deep_ep::faults {
+namespace {
+
+/// Ranks that wait for those that are later by several deadlines.
+double bootstrap_timeout(const Plan& plan, double deadline_s) {
+  const bool never_come = plan.fault == Fault::bootstrap || plan.fault == Fault::set_up;
+  return never_come ? deadline_s : test::patience() + 8 * deadline_s;
+}
+
+double hang_after(const Plan& plan, double deadline_s) {
+  return 3 * static_cast<double>(plan.steps.size() + 3) * deadline_s + 2 * bootstrap_timeout(plan, deadline_s) +
+         test::scaled(20);
+}
+
+/// Threads that must all come to an end.
+class Threads {
+ public:
+  template <class Body>
+  void add(Body body) {
+    ++running_;
+    threads_.emplace_back([this, body = std::move(body)] {
+      body();
+      const std::lock_guard lock(mutex_);
+      --running_;
+      changed_.notify_all();
+    });
+  }
+  /// False when more than `left` still run after so many seconds.
+  bool wait(int left, double seconds) {
+    std::unique_lock lock(mutex_);
+    return changed_.wait_for(lock, std::chrono::duration<double>(seconds), [&] { return running_ <= left; });
+  }
+  void join() {
+    for (auto& thread : threads_) thread.join();
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  int running_ = 0;
+  std::vector<std::thread> threads_;
+};
+
+[[noreturn]] void hang(const Plan& plan, const char* what) {
+  std::fprintf(stderr, "faults: %s hangs: %s\n", what, plan.describe().c_str());
+  std::abort();  // a thread cannot be ended from outside; a debugger or a core file shows where it is
+}
+
+std::string clean_round(const std::vector<std::shared_ptr<FaultyExecutor>>& executors) {
+  const int ranks = static_cast<int>(executors.size());
+  const auto bootstraps = make_thread_bootstraps(ranks, 2 * test::patience());
+  std::mutex mutex;
+  std::string failures;
+  std::vector<std::thread> threads;
+  for (std::size_t r = 0; r < executors.size(); ++r) {
+    threads.emplace_back([&, r] {
+      try {
+        run_clean_round(bootstraps[r], executors[r]);
+      } catch (const std::exception& error) {
+        const std::lock_guard lock(mutex);
+        failures += fmt::format("rank {} on a new buffer: {}; ", r, error.what());
+      }
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  return failures;
+}
+
+}  // namespace
+
+Verdict run_threads(const Plan& plan, double deadline_s) {
+  const auto ranks = static_cast<std::size_t>(plan.ranks);
+  const double patience_s = bootstrap_timeout(plan, deadline_s);
+  const Data data = make_data(plan);
+  const auto bootstraps = make_thread_bootstraps(plan.ranks, patience_s);
+  FaultTime time;
+  std::vector<std::shared_ptr<FaultyExecutor>> executors;
+  std::vector<std::unique_ptr<RankRun>> selves;
+  std::vector<Outcome> outcomes(ranks);
+  for (std::size_t r = 0; r < ranks; ++r) {
+    executors.push_back(std::make_shared<FaultyExecutor>(plan.host, plan.ranks));
+    RankParts parts{.rank = static_cast<int>(r),
+                    .executor = executors[r],
+                    .bootstrap = std::make_shared<FaultyBootstrap>(bootstraps[r], patience_s),
+                    .time = &time};
+    selves.push_back(std::make_unique<RankRun>(plan, data, std::move(parts), deadline_s));
+  }
+  Threads threads;
+  for (std::size_t r = 0; r < ranks; ++r) {
+    threads.add([&, r] { outcomes[r] = selves[r]->run(); });
+  }
+  const double limit_s = hang_after(plan, deadline_s);
+  if (!threads.wait(plan.fault == Fault::freeze ? 1 : 0, limit_s)) hang(plan, "a rank");
+  for (auto& executor : executors) executor->freezer->release();
+  if (!threads.wait(0, limit_s)) hang(plan, "the rank that stood still");
+  threads.join();
+
+  selves.clear();
+  const std::string next = clean_round(executors);
+  for (std::size_t r = 0; r < ranks; ++r) outcomes[r].left_over = executors[r]->left_over();
+  return judge(plan, outcomes, next, deadline_s);
+}
+
+Verdict run(const Plan& plan, double deadline_s) {
+  return of_processes(plan.fault) ? run_processes(plan, deadline_s) : run_threads(plan, deadline_s);
+}
+
+}  // namespace deep_ep::faults

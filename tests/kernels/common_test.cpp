@@ -95,6 +95,16 @@ TEST(Wait, WithoutDeadlineLeavesWhenTheCallIsCalledOff) {
   });
 }
 
+TEST(Faults, TheFirstOneIsKept) {
+  FaultRecord record{};
+  for (const int peer : {3, 5}) {
+    device::write_record(record, FaultKind::timeout, Wanted::counts, peer, 0, 17, static_cast<std::uint64_t>(peer));
+  }
+  EXPECT_EQ(record.peer, 3);
+  EXPECT_EQ(record.seen, 3u);
+  EXPECT_EQ(record.written, 1u);
+}
+
 TEST(Call, CountsUnlessItIsCalledOff) {
   const TestKernel<CallParams> kernel(DEEP_EP_TEST_LAUNCHERS(call_probe));
   on_every_executor([&](Executor& executor) {

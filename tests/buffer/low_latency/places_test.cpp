@@ -55,9 +55,8 @@ TEST_P(LowLatencyPlacesTest, ACallWaitsForTheReceiverOfTheCallBeforeTheLast) {
   });
 }
 
-/// Rank 1 is lost after it has sent nearly everything: what is missing at rank 0 is a row. Some blocks of rank 0 have
-/// received with it by then; in the end all is as if it had sent nothing.
-class LowLatencyMissingRowTest : public testing::Test {
+/// With a look into the window of rank 0, and a hand in it.
+class LowLatencyWindowTest : public testing::Test {
  protected:
   static void on_two_ranks(const std::function<void(Rank&, Buffer&)>& body) {
     run_cluster({.ranks = 2, .where = {}, .host = {}}, [&](Rank& rank) { body(rank, rank.buffer(options())); });
@@ -67,10 +66,13 @@ class LowLatencyMissingRowTest : public testing::Test {
     rank.executor()->synchronize(rank.stream());
     rank.bootstrap()->barrier();
     if (rank.rank() != 0) return false;
-    const HeapLayout layout = HeapLayout::make(options(), 2);
-    std::byte* heap = static_cast<std::byte*>(buffer.local_memory().data) - layout.window_at();
-    std::memset(layout.low_latency.row(kind, 1, 1, 0, row_bytes).in(heap), 0, row_bytes);
+    std::memset(window().row(kind, 1, 1, 0, row_bytes).in(heap_of(buffer)), 0, row_bytes);
     return true;
+  }
+
+  static LowLatencyWindow window() { return HeapLayout::make(options(), 2).low_latency; }
+  static std::byte* heap_of(const Buffer& buffer) {
+    return static_cast<std::byte*>(buffer.local_memory().data) - HeapLayout::make(options(), 2).window_at();
   }
 
  private:
@@ -82,7 +84,10 @@ class LowLatencyMissingRowTest : public testing::Test {
   }
 };
 
-TEST_F(LowLatencyMissingRowTest, AllIsReceivedAgainWithoutTheRank) {
+// Rank 1 is lost after it has sent nearly everything: what is missing at rank 0 is a row. Some blocks of rank 0 have
+// received with it by then; in the end all is as if it had sent nothing.
+
+TEST_F(LowLatencyWindowTest, AllIsReceivedAgainWithoutTheRank) {
   const LowLatencyCase all = make_low_latency_case(
       {.tokens = {5, 6}, .max_tokens = 6, .hidden = 256, .local_experts = 2, .topk = 3, .seed = 7});
   const LowLatencyCase without = with_masks(all, {0, 1, 0, 0});
@@ -94,7 +99,7 @@ TEST_F(LowLatencyMissingRowTest, AllIsReceivedAgainWithoutTheRank) {
   });
 }
 
-TEST_F(LowLatencyMissingRowTest, AllIsAddedAgainWithoutTheRank) {
+TEST_F(LowLatencyWindowTest, AllIsAddedAgainWithoutTheRank) {
   const LowLatencyCombineCase all = make_low_latency_combine_case(
       {.tokens = {6, 5}, .max_tokens = 6, .hidden = 256, .local_experts = 1, .topk = 2, .seed = 8});
   LowLatencyCombineCase without = all;
@@ -106,6 +111,23 @@ TEST_F(LowLatencyMissingRowTest, AllIsAddedAgainWithoutTheRank) {
     if (!lose_row(rank, buffer, LowLatencyKind::combine, tagged_lines(2 * 256) * kTaggedLine)) return;
     result.hook();
     check_low_latency_combine(rank, all, expected, result.combined_x.view());
+  });
+}
+
+/// While it receives a call, it has finished the one before.
+TEST_F(LowLatencyWindowTest, WhatIsAcknowledgedHasBeenReceived) {
+  const LowLatencyCase one = make_low_latency_case({.tokens = {2, 3}, .max_tokens = 6, .hidden = 256, .topk = 2});
+  on_two_ranks([&](Rank& rank, Buffer& buffer) {
+    const auto send = [&] { return buffer.low_latency_dispatch(with_hook(upload_arguments(rank, one)), rank.call()); };
+    const std::vector<LowLatencyDispatchResult> results = {send(), send()};
+    for (std::uint64_t received = 0; received < results.size(); ++received) {
+      if (rank.rank() == 1) results[received].hook();
+      rank.executor()->synchronize(rank.stream());
+      rank.bootstrap()->barrier();
+      const std::uint64_t told = *window().acknowledged(LowLatencyKind::dispatch, 1).in(heap_of(buffer));
+      require(rank.rank() == 1 || told == received, "acknowledged: call " + std::to_string(told));
+      rank.bootstrap()->barrier();
+    }
   });
 }
 

@@ -69,7 +69,7 @@ bool name_exists(const std::string& name) {
 
 TEST(ThreadBootstrap, GathersInRankOrderAnyNumberOfTimes) {
   for (const int size : {1, 2, 3, 8}) {
-    const auto bootstraps = make_thread_bootstraps(size);
+    const auto bootstraps = make_thread_bootstraps(size, patience());
     expect_nothing_thrown(run_threads(size, [&](int rank) {
       Bootstrap& bootstrap = *bootstraps[static_cast<std::size_t>(rank)];
       require(bootstrap.rank() == rank && bootstrap.size() == size, "wrong rank or size");
@@ -79,7 +79,7 @@ TEST(ThreadBootstrap, GathersInRankOrderAnyNumberOfTimes) {
 }
 
 TEST(ThreadBootstrap, BarrierHoldsEverybody) {
-  const auto bootstraps = make_thread_bootstraps(4);
+  const auto bootstraps = make_thread_bootstraps(4, patience());
   std::atomic<int> entered = 0;
   expect_nothing_thrown(run_threads(4, [&](int rank) {
     for (int round = 1; round <= 50; ++round) {
@@ -91,7 +91,7 @@ TEST(ThreadBootstrap, BarrierHoldsEverybody) {
 }
 
 TEST(ThreadBootstrap, UnequalSizesAreToldToEveryRankAndTheGroupGoesOn) {
-  const auto bootstraps = make_thread_bootstraps(3);
+  const auto bootstraps = make_thread_bootstraps(3, patience());
   expect_nothing_thrown(run_threads(3, [&](int rank) {
     Bootstrap& bootstrap = *bootstraps[static_cast<std::size_t>(rank)];
     try {
@@ -319,13 +319,13 @@ TEST(SharedMemoryBootstrap, RefusesBadArguments) {
   for (const char* name : {"", "a/b", "dot.dot", "sp ace"}) {
     EXPECT_THROW(make_shared_memory_bootstrap(name, 0, 1), InvalidArgument) << name;
   }
-  EXPECT_THROW(make_shared_memory_bootstrap("x", 2, 2), InvalidArgument);
-  EXPECT_THROW(make_shared_memory_bootstrap("x", -1, 2), InvalidArgument);
+  EXPECT_THROW(make_shared_memory_bootstrap("x", 2, 2, patience()), InvalidArgument);
+  EXPECT_THROW(make_shared_memory_bootstrap("x", -1, 2, patience()), InvalidArgument);
   EXPECT_THROW(make_shared_memory_bootstrap("x", 0, 0), InvalidArgument);
 }
 
 TEST(CallbackBootstrap, UsesTheUsersAllGather) {
-  const auto transport = make_thread_bootstraps(3);
+  const auto transport = make_thread_bootstraps(3, patience());
   expect_nothing_thrown(run_threads(3, [&](int rank) {
     Bootstrap& below = *transport[static_cast<std::size_t>(rank)];
     const auto bootstrap =
@@ -361,7 +361,7 @@ TEST(CallbackBootstrap, ItsExceptionsReachTheCaller) {
 }
 
 TEST(Agreement, AFailureOfOneRankIsEverybodys) {
-  const auto bootstraps = make_thread_bootstraps(3);
+  const auto bootstraps = make_thread_bootstraps(3, patience());
   const auto errors = run_threads(3, [&](int rank) {
     agree(*bootstraps[static_cast<std::size_t>(rank)], "boiling water", [&] {
       if (rank == 1) throw OutOfMemory("no kettle");

@@ -3,6 +3,7 @@
 
 #include "kernels/common/carver.hpp"
 #include "kernels/common/topk.hpp"
+#include "kernels/common/wait.hpp"
 #include "tests/kernels/probes/common_probe.hpp"
 #include "tests/kernels/test_kernel.hpp"
 
@@ -93,6 +94,13 @@ TEST(Wait, WithoutDeadlineLeavesWhenTheCallIsCalledOff) {
     for (std::size_t thread = 0; thread <= 32; ++thread) ASSERT_EQ(wait.returned[thread], 1u) << "thread " << thread;
     EXPECT_EQ(wait.faults[0].written, 0u);
   });
+}
+
+TEST(Wait, ZeroIsNoDeadline) {
+  WaitContext context;
+  EXPECT_FALSE(device::ReportLate{context}.is_late({}, 0));
+  context.timeout_ns = 1;
+  EXPECT_TRUE(device::ReportLate{context}.is_late({}, 0));
 }
 
 TEST(Faults, TheFirstOneIsKept) {

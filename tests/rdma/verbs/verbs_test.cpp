@@ -15,6 +15,7 @@
 #include "deep_ep/error.hpp"
 #include "tests/rdma/messages.hpp"
 #include "tests/rdma/verbs/fake_verbs.hpp"
+#include "tests/support/time_scale.hpp"
 
 namespace deep_ep::rdma::verbs::test {
 namespace {
@@ -416,7 +417,7 @@ TEST_F(VerbsWireTest, MisuseIsNamed) {
 
 TEST_F(VerbsWireTest, DeviceThatFailsIsAnException) {
   fake_.raise(IBV_EVENT_DEVICE_FATAL);
-  const Deadline deadline(30);
+  const Deadline deadline(deep_ep::test::patience());
   std::array<WireCompletion, 4> some;
   EXPECT_TRUE(says(message_of<SystemError>([&] {
                      while (!deadline.expired()) wire_->poll(some);

@@ -61,6 +61,7 @@ class QueueWorld {
       std::vector<rdma::CpuHandler::QueuePair> pairs;
       for (const RdmaPeerParams& peer : params_) pairs.push_back({peer.queue.number, peer.queue.peer});
       handler_ = std::make_unique<rdma::CpuHandler>(std::move(wire_owner_), rings_, pairs, "adversarial wire",
+                                                    std::vector<int>{},
                                                     /*start_thread=*/false);
     }
   }

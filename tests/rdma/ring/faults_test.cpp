@@ -241,16 +241,25 @@ TEST_F(RdmaBadEntry, OtherQueuePair) {
                        "the entry names queue pair 0x101"));
 }
 TEST_F(RdmaBadEntry, WrongSegments) {
-  EXPECT_TRUE(contains(failure_of([](auto& entry) { set(entry.segment[0], 1, 0x100 << 8 | 5); }), "5 segments"));
+  EXPECT_TRUE(contains(failure_of([](auto& entry) { set(entry.segment[0], 1, 0x100 << 8 | 5); }), "opcode modifier 0 and 5 segments"));
 }
 TEST_F(RdmaBadEntry, DataSegmentOfNothing) {
   EXPECT_TRUE(contains(failure_of([](auto& entry) { set(entry.segment[2], 0, 0); }), "0 bytes, which means 2^31"));
 }
 TEST_F(RdmaBadEntry, InlineBytesThatDoNotFit) {
-  EXPECT_TRUE(contains(failure_of([](auto& entry) { set(entry.segment[2], 0, 0x80000000u | 29); }),
-                       "an inline RDMA write of 29 bytes in 3 segments"));
+  EXPECT_TRUE(contains(failure_of([](auto& entry) {
+                         set(entry.segment[0], 1, 0x100 << 8 | 4);
+                         set(entry.segment[2], 0, 0x80000000u | 29);
+                       }),
+                       "an inline RDMA write of 29 bytes in 4 segments"));
 }
-
+TEST_F(RdmaBadEntry, InlineBytesInMoreSegmentsThanTheyNeed) {
+  EXPECT_TRUE(contains(failure_of([](auto& entry) {
+                         set(entry.segment[0], 1, 0x100 << 8 | 4);
+                         set(entry.segment[2], 0, 0x80000000u | 12);
+                       }),
+                       "an inline RDMA write of 12 bytes in 4 segments"));
+}
 TEST_F(RdmaBadEntry, AdditionToFourBytes) {
   EXPECT_TRUE(contains(failure_of([](auto& entry) {
                          device::rdma::fetch_add_entry(entry, {2, QueueWorld::number(0), 0}, {kSignal, 2}, {0, 1}, 1);

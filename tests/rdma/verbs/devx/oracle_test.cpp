@@ -8,11 +8,11 @@
 
 #include "csrc/rdma/verbs/devx/commands.hpp"
 
-#if __has_include("build/rdma-core/providers/mlx5/mlx5_ifc.h")
+#if __has_include(<build/rdma-core/providers/mlx5/mlx5_ifc.h>)
 #define DEEP_EP_HAS_MLX5_IFC 1
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wpedantic"
-#include "build/rdma-core/providers/mlx5/mlx5_ifc.h"
+#include <build/rdma-core/providers/mlx5/mlx5_ifc.h>
 #pragma GCC diagnostic pop
 #undef u8
 #endif

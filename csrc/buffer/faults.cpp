@@ -76,7 +76,10 @@ void Faults::raise() {
   if (met()) {
     calls_.settle();  // other threads of the kernels may still want to write the record, or look at the abort word
     const std::string text = describe_fault(fault, rank_, timeout_s_);
-    if (fault.kind == FaultKind::timeout) break_by_timeout(text);
+    if (fault.kind == FaultKind::timeout) {
+      const std::string more = explain_ ? explain_() : std::string();
+      break_by_timeout(more.empty() ? text : text + ". " + more);
+    }
     if (fault.kind == FaultKind::rdma_failed) {
       break_by_rdma(text);
       throw SystemError(text);

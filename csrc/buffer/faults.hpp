@@ -1,8 +1,10 @@
 // What kernels have met: on record for the host to raise, and whether the buffer can go on.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "csrc/buffer/call_scope.hpp"
 #include "kernels/common/faults.hpp"
@@ -17,6 +19,9 @@ class Faults {
 
   /// For kernels: where they put faults on record, and how long they wait.
   WaitContext wait_context() const;
+
+  /// What else a TimeoutError says: it is asked once, when all calls have ended.
+  void explain_timeouts_by(std::function<std::string()> explain) { explain_ = std::move(explain); }
 
   /// Throws what a kernel has met since the last look, or what broke the buffer. Cheap when there is nothing.
   void raise();
@@ -40,6 +45,7 @@ class Faults {
   /// Pinned: [0] a fault that ended a call, [1] a note that none had to end for.
   std::shared_ptr<FaultRecord> records_;
   std::shared_ptr<std::uint64_t> abort_;  ///< device memory: see WaitContext
+  std::function<std::string()> explain_;  ///< may be empty
   std::string broken_;                    ///< why; empty: not broken
   FaultKind broken_by_ = FaultKind::none;
 };

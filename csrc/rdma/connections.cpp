@@ -120,6 +120,7 @@ Connections::Connections(Bootstrap& bootstrap, std::shared_ptr<Executor> executo
       heap_(std::move(heap)),
       options_(std::move(options)),
       num_ranks_(bootstrap.size()) {
+  if (options_.batch == 0) options_.batch = std::min(options_.depth / 2, 64U);
   agree(bootstrap, "reading the RDMA settings", [&] { settings_ = settings ? *std::move(settings) : read_settings(); });
   agree(bootstrap, "checking the RDMA connections asked for",
         [&] { check_options(options_, bootstrap.rank(), num_ranks_); });
@@ -187,6 +188,15 @@ void Connections::check() const {
   if (!connected_) throw SystemError("the RDMA connections are gone: making new ones has failed");
   if (ends_ == nullptr) return;
   if (const std::optional<Failure> seen = ends_->failure()) throw SystemError(rdma::describe(*seen));
+}
+
+std::string Connections::health() const {
+  if (!connected_ || ends_ == nullptr) return {};
+  try {
+    return fmt::format("RDMA ({}): {}", ends_->describe(), ends_->health());
+  } catch (const std::exception& error) {
+    return fmt::format("RDMA ({}) does not say how it is: {}", ends_->describe(), error.what());
+  }
 }
 
 bool Connections::drain(double most_s) const {

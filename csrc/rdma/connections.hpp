@@ -25,7 +25,9 @@ struct ConnectionOptions {
   /// Queue pairs per peer, equal on all ranks: kernels that run at the same time use different channels.
   int channels = 1;
   std::uint32_t depth = 1024;  ///< entries of each queue pair; a power of two from 64 to 32768
-  std::uint32_t batch = 32;    ///< entries after which a kernel rings unasked, 1 to depth / 2
+  /// Entries after which a kernel rings unasked, 1 to depth / 2. 0: half the depth, at most 64, so that the rows of a
+  /// warp and the word behind them go by one doorbell.
+  std::uint32_t batch = 0;
 };
 
 class Ends;
@@ -58,6 +60,10 @@ class Connections {
   /// Throws SystemError for the first operation that failed, as far as the host sees it: the `cpu` handler sees all,
   /// the `gpu` handler those of rings in host memory (kernels put the others on record).
   void check() const;
+
+  /// One sentence for whoever waits in vain: what the NIC says of all that was posted. Empty where nobody is reached.
+  /// No kernel may be posting.
+  std::string health() const;
 
   /// Waits until all that kernels have posted has happened at the peers or has failed. Kernels that use the connections
   /// must have ended. False, and a warning, if it takes more than `most_s` seconds.

@@ -39,6 +39,11 @@ class Ends {
   /// Has everything that kernels have posted happened at the peers? What failed never will, and counts as done. No
   /// kernel may be posting.
   virtual bool idle() const = 0;
+  /// What has become of all that was posted, for whoever waits in vain. No kernel may be posting.
+  virtual std::string health() const {
+    if (const std::optional<Failure> seen = failure()) return rdma::describe(*seen);
+    return idle() ? "all that was posted has arrived" : "what was posted has not all arrived";
+  }
   /// "handler cpu, wire local".
   virtual std::string describe() const = 0;
 };

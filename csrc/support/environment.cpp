@@ -117,7 +117,7 @@ constexpr std::array kVariables = {
              .default_value = "0",
              .allowed = "0 to 255",
              .help = "traffic class of RDMA packets on Ethernet, where the DSCP is its upper six bits; on InfiniBand "
-                     "only packets with a global route have one",
+                     "only packets with a global route have one. If not set: what the administrator set for the port",
              .most = 255},
     Variable{.names = {"DEEP_EP_RDMA_SERVICE_LEVEL", "EP_OVERRIDE_RDMA_SL", "NVSHMEM_IB_SL", "NCCL_IB_SL"},
              .type = Type::unsigned_integer,
@@ -316,6 +316,14 @@ std::uint64_t Reader::unsigned_integer(std::string_view name) {
 }
 
 std::string Reader::choice(std::string_view name) { return find(row(name, Type::choice)).text; }
+
+bool Reader::is_set(std::string_view name) const {
+  const Variable& variable = row(name);
+  for (std::size_t i = 0; const std::optional<Value> set = next(variable, i);) {
+    if (why_wrong(variable, set->text).empty()) return true;
+  }
+  return false;
+}
 
 Value Reader::value(std::string_view name) { return find(row(name)); }
 

@@ -75,6 +75,8 @@ class Reader {
   double number(std::string_view name);
   std::uint64_t unsigned_integer(std::string_view name);
   std::string choice(std::string_view name);
+  /// Does a variable decide it, and not the default? Of a text, only that it is set is looked at.
+  bool is_set(std::string_view name) const;
   /// Of any type, and where it comes from. Of a text, only that it is set is looked at.
   Value value(std::string_view name);
 

@@ -123,11 +123,12 @@ struct CombinePusher {
     if (peer.num_tokens <= peer.window.tokens || round < kWindowRounds) return true;
     const std::uint64_t* signal = params.common.signal_from(owner, IntranodeSignal::combine_credit);
     const std::uint64_t wanted = round_signal(epoch, round - kWindowRounds + 1);
-    if (load_acquire<Scope::system>(signal) < wanted) {
-      stages.flush();  // rows under way may be what the owner waits for
-      if (!wait_signal(params.wait, signal, {owner, Wanted::combine_credit, wanted})) return false;
-    }
+    const bool has_room = load_acquire<Scope::system>(signal) >= wanted;
     bulk::fence_global();  // what the owner has read may be overwritten by bulk stores
+    if (has_room) return true;
+    stages.flush();  // rows under way may be what the owner waits for
+    if (!wait_signal(params.wait, signal, {owner, Wanted::combine_credit, wanted})) return false;
+    bulk::fence_global();
     return true;
   }
 
@@ -171,6 +172,7 @@ struct CombinePusher {
     const int num_ranks = params.common.num_ranks;
     for (int turn = lane_index(); turn - lane_index() < num_ranks; turn += kWarpSize) cursors[turn] = first_row(turn);
     const std::uint64_t rounds = most_rounds();
+    bulk::fence_global();  // the owners' addresses also say that their windows are free for our bulk stores
     bool good = true;
     for (std::uint64_t round = 0; good && round < rounds; ++round) {
       for (int first_turn = 0; good && first_turn < num_ranks; first_turn += kWarpSize) {

@@ -1,14 +1,24 @@
 // Bulk copies between global and shared memory by the copy engine (TMA, one dimension). Issued by one thread, done in
 // the background. Addresses are 16-byte aligned; sizes are multiples of 16 and not zero.
 //
-// The engine accesses memory by another path ("proxy") than ordinary loads and stores:
+// The engine accesses memory by another path ("proxy") than ordinary loads and stores, so that what orders those does
+// not order its copies. What must lie between:
 //   ordinary write to shared -> bulk store of it:  publish() by the writers, then a sync, then store()
+//   mbarrier::init -> bulk load that it counts:    mbarrier::fence_init(), then a sync
 //   bulk load -> ordinary read of shared:          wait for the mbarrier, nothing else
 //   bulk store read a stage -> stage is reused:    wait_read<N>() by the issuing thread, then a sync
+//   signal acquired -> bulk copy:                  fence_global() by whoever acquired, or by whoever copies. Without
+//                                                  it, the copy may come before what the signal stands for: read what
+//                                                  was there before, or overwrite what is still being read
 //   bulk store -> signal to a peer:                wait<0>() by the issuing thread, fence_global(), then a release at
 //                                                  system scope: completion says that this thread sees the bytes, not
 //                                                  that they have reached the peer. A relaxed store overtakes them on
 //                                                  NVLink, which shows as rows of an earlier call.
+//
+// These are rules of the PTX ISA: sections "Async proxy", "cp.async.bulk.wait_group", and, for fences between proxies,
+// "Causality Order" of the memory model. The fence in the last one goes further: PTX lets the completion imply it, but
+// promises that the bytes are visible to "the executing thread" only. On the CPU a missing one of all these shows;
+// csrc/executor/host/README.md says how.
 #pragma once
 
 #include "kernels/primitives/mbarrier.hpp"
@@ -62,8 +72,8 @@ DEEP_EP_DEVICE void wait_read() {
 #endif
 }
 
-/// Waits until all but this thread's latest `kGroupsLeft` groups are complete: their writes are visible to this thread,
-/// and, once it has called fence_global(), to whoever acquires a signal that it releases afterwards.
+/// Waits until all but this thread's latest `kGroupsLeft` groups are complete. Once it has called fence_global(), their
+/// writes are visible to this thread and to whoever acquires a signal that it releases afterwards.
 template <int kGroupsLeft>
 DEEP_EP_DEVICE void wait() {
 #if DEEP_EP_TARGET_CUDA
@@ -78,6 +88,8 @@ DEEP_EP_DEVICE void wait() {
 DEEP_EP_DEVICE void fence_global() {
 #if DEEP_EP_TARGET_CUDA
   asm volatile("fence.proxy.async.global;" ::: "memory");
+#else
+  host_machine::current_thread->machine->bulk_fence_global();
 #endif
 }
 

@@ -52,6 +52,8 @@ class RdmaPeer {
   /// Number of what was posted so far; wait_for() it later to reuse the local bytes of that much.
   DEEP_EP_DEVICE std::uint64_t posted() const { return queue_.written(); }
   DEEP_EP_DEVICE bool wait_for(std::uint64_t posted) { return queue_.wait_for(posted); }
+  /// Has that much happened at the peer? Looks once; true also when the queue pair has failed.
+  DEEP_EP_DEVICE bool reached(std::uint64_t posted) { return queue_.reached(posted); }
   /// Waits until everything posted so far has happened at the peer.
   DEEP_EP_DEVICE bool quiet() { return queue_.quiet(); }
 

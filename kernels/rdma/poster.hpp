@@ -81,6 +81,9 @@ class Poster {
   /// ready with all before it. `state()` says whether the lane's row is staged; `put_rows(posts)` puts those of the
   /// lanes with `posts`; `progress(place)` tells the peer that all rows up to `place` are posted, which is a number of
   /// the lane's row.
+  ///
+  /// Where an addition waits for the writes before it, each costs a round trip, in series. So the peer is told again
+  /// only when what it was told before has arrived; call tell_rest() behind the last rows.
   template <class State, class PutRows, class Progress>
   DEEP_EP_DEVICE bool post_rows(bool mine, int place, State state, PutRows put_rows, Progress progress) {
     static_assert(std::is_same_v<Group, WholeWarp>, "every lane has a row");
@@ -88,18 +91,35 @@ class Poster {
     while (left != 0) {
       StagedRow row = StagedRow::nothing;
       std::uint32_t now = 0;
-      const auto some_ready = [&](Poll&) {
+      const auto some_news = [&](Poll&) {
         row = (left >> lane_index() & 1) != 0 ? state() : StagedRow::nothing;
         const std::uint32_t awaited = warp::ballot(row == StagedRow::awaited);
         now = awaited == 0 ? left : left & ((1u << lowest_bit(awaited)) - 1);
-        return now != 0;
+        return now != 0 || may_tell();
       };
-      if (!poll_until(some_ready, [&](const Poll&) { return leaves(); })) return false;
-      const bool mine_now = (now >> lane_index() & 1) != 0;
-      if (!put_rows(mine_now && row == StagedRow::staged) || !progress(warp::max(mine_now ? place : 0))) return false;
-      flush();
-      left &= ~now;
+      if (!poll_until(some_news, [&](const Poll&) { return leaves(); })) return false;
+      if (now != 0) {
+        const bool mine_now = (now >> lane_index() & 1) != 0;
+        if (!put_rows(mine_now && row == StagedRow::staged)) return false;
+        untold_ = warp::max(mine_now ? place : 0);
+        left &= ~now;
+      }
+      if (may_tell()) {
+        if (!tell_rest(progress)) return false;
+      } else {
+        flush();
+      }
     }
+    return true;
+  }
+  /// Tells the peer of the rows that it has not been told of.
+  template <class Progress>
+  DEEP_EP_DEVICE bool tell_rest(Progress progress) {
+    if (untold_ == 0) return true;
+    if (!progress(untold_)) return false;
+    flush();
+    untold_ = 0;
+    last_told_ = queue_.posted();
     return true;
   }
 
@@ -112,6 +132,7 @@ class Poster {
   DEEP_EP_DEVICE void close() { held(queue_.close()); }
 
  private:
+  DEEP_EP_DEVICE bool may_tell() { return untold_ != 0 && queue_.reached(last_told_); }
   DEEP_EP_DEVICE bool leaves() const { return Group::any(policy_.gives_up(peer())); }
   DEEP_EP_DEVICE bool held(bool good) const {
     if (good) return true;
@@ -124,6 +145,8 @@ class Poster {
   Policy policy_;
   RdmaPeer<Group> queue_;
   std::uint64_t found_posted_;
+  std::uint64_t last_told_ = 0;  ///< ticket of the last progress
+  int untold_ = 0;               ///< place up to which rows are posted; 0: the peer has been told of all
 };
 
 }  // namespace deep_ep::device::rdma

@@ -89,6 +89,17 @@ class SendQueue {
     return good_;
   }
 
+  /// Are the entries before `ticket`, which have been rung, complete? Looks once. Also true when the queue pair has
+  /// failed, which the next call finds.
+  DEEP_EP_DEVICE bool reached(std::uint64_t ticket) {
+    if (!good_ || completed_ >= ticket) return true;
+    bool good = true;
+    if (Group::leads()) good = poll() != Poll::failed;
+    good_ = Group::from_leader(good);
+    completed_ = Group::from_leader(completed_);
+    return !good_ || completed_ >= ticket;
+  }
+
   /// Waits until everything written so far is complete.
   DEEP_EP_DEVICE bool quiet() { return wait_for(written_); }
 

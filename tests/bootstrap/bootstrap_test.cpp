@@ -13,6 +13,7 @@
 #include <stdexcept>
 
 #include "csrc/bootstrap/agreement.hpp"
+#include "csrc/support/deadline.hpp"
 #include "deep_ep/error.hpp"
 #include "tests/cluster/processes.hpp"
 #include "tests/support/setting.hpp"
@@ -68,7 +69,7 @@ bool name_exists(const std::string& name) {
 
 TEST(ThreadBootstrap, GathersInRankOrderAnyNumberOfTimes) {
   for (const int size : {1, 2, 3, 8}) {
-    const auto bootstraps = make_thread_bootstraps(size);
+    const auto bootstraps = make_thread_bootstraps(size, patience());
     expect_nothing_thrown(run_threads(size, [&](int rank) {
       Bootstrap& bootstrap = *bootstraps[static_cast<std::size_t>(rank)];
       require(bootstrap.rank() == rank && bootstrap.size() == size, "wrong rank or size");
@@ -78,7 +79,7 @@ TEST(ThreadBootstrap, GathersInRankOrderAnyNumberOfTimes) {
 }
 
 TEST(ThreadBootstrap, BarrierHoldsEverybody) {
-  const auto bootstraps = make_thread_bootstraps(4);
+  const auto bootstraps = make_thread_bootstraps(4, patience());
   std::atomic<int> entered = 0;
   expect_nothing_thrown(run_threads(4, [&](int rank) {
     for (int round = 1; round <= 50; ++round) {
@@ -90,7 +91,7 @@ TEST(ThreadBootstrap, BarrierHoldsEverybody) {
 }
 
 TEST(ThreadBootstrap, UnequalSizesAreToldToEveryRankAndTheGroupGoesOn) {
-  const auto bootstraps = make_thread_bootstraps(3);
+  const auto bootstraps = make_thread_bootstraps(3, patience());
   expect_nothing_thrown(run_threads(3, [&](int rank) {
     Bootstrap& bootstrap = *bootstraps[static_cast<std::size_t>(rank)];
     try {
@@ -108,7 +109,9 @@ TEST(ThreadBootstrap, DeadlineNamesWhoIsMissingAndEndsTheGroup) {
   const auto bootstraps = make_thread_bootstraps(4, deadline);
   const auto begin = steady_clock::now();
   const auto errors = run_threads(4, [&](int rank) {
-    if (rank % 2 == 0) bootstraps[static_cast<std::size_t>(rank)]->barrier();
+    Bootstrap& bootstrap = *bootstraps[static_cast<std::size_t>(rank)];
+    bootstrap.barrier();  // all of them
+    if (rank % 2 == 0) bootstrap.barrier();
   });
   for (const std::size_t rank : {0u, 2u}) {
     EXPECT_NE(errors[rank].find("for ranks 1 and 3"), std::string::npos) << errors[rank];
@@ -137,6 +140,11 @@ TEST(Bootstrap, RefusesATimeoutThatIsNone) {
       }
     }
   }
+}
+
+TEST(Bootstrap, ATimeoutBelowTheLeastIsNotForEver) {
+  EXPECT_EQ(timeout_in_effect(1e-10), 1e-6);
+  EXPECT_EQ(timeout_in_effect(0.0), 0);
 }
 
 TEST(Bootstrap, DefaultTimeoutIsTheEnvironments) {
@@ -270,6 +278,14 @@ TEST(SharedMemoryBootstrap, GroupsOfDifferentSizeAreRefused) {
   EXPECT_NE(errors[0].find("rank 1 to join"), std::string::npos) << errors[0];
 }
 
+TEST(SharedMemoryBootstrap, ARankJoinsOnce) {
+  const std::string name = unique_name("twice");
+  const auto errors =
+      run_threads(3, [&](int thread) { make_shared_memory_bootstrap(name, std::min(thread, 1), 3, scaled(1)); });
+  const auto refused = [](const std::string& error) { return error.find("rank 1 joined twice") != std::string::npos; };
+  EXPECT_EQ(std::count_if(errors.begin(), errors.end(), refused), 1) << errors[1] << "\n" << errors[2];
+}
+
 TEST(SharedMemoryBootstrap, WaitsAsLongAsTheEnvironmentSays) {
   const Setting timeout("DEEP_EP_TIMEOUT_S", "0.2");
   const auto begin = steady_clock::now();
@@ -303,13 +319,13 @@ TEST(SharedMemoryBootstrap, RefusesBadArguments) {
   for (const char* name : {"", "a/b", "dot.dot", "sp ace"}) {
     EXPECT_THROW(make_shared_memory_bootstrap(name, 0, 1), InvalidArgument) << name;
   }
-  EXPECT_THROW(make_shared_memory_bootstrap("x", 2, 2), InvalidArgument);
-  EXPECT_THROW(make_shared_memory_bootstrap("x", -1, 2), InvalidArgument);
+  EXPECT_THROW(make_shared_memory_bootstrap("x", 2, 2, patience()), InvalidArgument);
+  EXPECT_THROW(make_shared_memory_bootstrap("x", -1, 2, patience()), InvalidArgument);
   EXPECT_THROW(make_shared_memory_bootstrap("x", 0, 0), InvalidArgument);
 }
 
 TEST(CallbackBootstrap, UsesTheUsersAllGather) {
-  const auto transport = make_thread_bootstraps(3);
+  const auto transport = make_thread_bootstraps(3, patience());
   expect_nothing_thrown(run_threads(3, [&](int rank) {
     Bootstrap& below = *transport[static_cast<std::size_t>(rank)];
     const auto bootstrap =
@@ -328,6 +344,15 @@ TEST(CallbackBootstrap, UsesTheUsersAllGather) {
   }));
 }
 
+TEST(CallbackBootstrap, UnequalSizesAreSeenBeforeAnythingElseIsGathered) {
+  const auto bootstrap = make_callback_bootstrap(0, 2, [](std::span<const std::byte> mine, std::span<std::byte> all) {
+    require(all.size() == 2 * sizeof(std::uint64_t), "only the sizes are gathered");
+    std::copy(mine.begin(), mine.end(), all.begin());
+    all[mine.size()] = std::byte{3};  // what rank 1 brings
+  });
+  EXPECT_THROW(bootstrap->all_gather(pattern(0, 0, 5)), RankMismatch);
+}
+
 TEST(CallbackBootstrap, ItsExceptionsReachTheCaller) {
   const auto bootstrap = make_callback_bootstrap(
       0, 2, [](std::span<const std::byte>, std::span<std::byte>) { throw std::domain_error("cable unplugged"); });
@@ -336,7 +361,7 @@ TEST(CallbackBootstrap, ItsExceptionsReachTheCaller) {
 }
 
 TEST(Agreement, AFailureOfOneRankIsEverybodys) {
-  const auto bootstraps = make_thread_bootstraps(3);
+  const auto bootstraps = make_thread_bootstraps(3, patience());
   const auto errors = run_threads(3, [&](int rank) {
     agree(*bootstraps[static_cast<std::size_t>(rank)], "boiling water", [&] {
       if (rank == 1) throw OutOfMemory("no kettle");

@@ -158,5 +158,20 @@ TEST_F(CallScopeTest, MemoryIsGivenBackBehindTheStreamItWasHandedTo) {
   EXPECT_TRUE(waits_for(comm_, side_)) << "the next user comes after the work of that stream";
 }
 
+TEST_F(CallScopeTest, MemoryOfACallInPlaceIsGivenBackBehindWhatTheCallerDidWithIt) {
+  std::optional<Tensor> tensor;
+  {
+    CallScope scope(context_, {.stream = side_});
+    tensor = scope.pool_tensor(wanted_);
+    scope.hand_out(*tensor);
+    scope.finish();
+  }
+  tensor.reset();  // when the caller's stream has used it
+  CallScope scope(context_, {.stream = caller_, .async_finish = true});
+  state(comm_).waited_for.clear();  // of which the call's own end is one
+  const Tensor next = scope.pool_tensor(wanted_);
+  EXPECT_TRUE(waits_for(comm_, side_));
+}
+
 }  // namespace
 }  // namespace deep_ep

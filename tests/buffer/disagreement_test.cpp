@@ -1,4 +1,5 @@
 // Ranks that do not agree, and ranks that do not come.
+#include <array>
 #include <chrono>
 #include <functional>
 #include <string>
@@ -40,6 +41,34 @@ class DisagreementTest : public ClusterTest {
         run_round(rank, buffer, good);
       }
       buffer.destroy();
+    });
+  }
+
+  /// Both ranks dispatch `good`. Then comes `call`, in which `what` has these values on them.
+  void expect_late_mismatch(const Case& good, const std::string& what, const std::array<int, 2>& values,
+                            const std::function<void(Rank&, Buffer&, const DispatchResult&)>& call) {
+    run_cluster(cluster_with_absentees(2), [&](Rank& rank) {
+      Buffer& buffer = rank.buffer({.heap_bytes = std::size_t{16} << 20, .timeout_s = short_deadline()});
+      const DispatchResult result = buffer.dispatch(upload_inputs(rank, good).dispatch, rank.call());
+      const auto mine = static_cast<std::size_t>(rank.rank());
+      const std::string words = what + " is " + std::to_string(values[mine]) + " on rank " + std::to_string(mine) +
+                                " but " + std::to_string(values[1 - mine]) + " on rank " + std::to_string(1 - mine);
+      require_mismatch(
+          words, [&] { call(rank, buffer, result); }, buffer);
+      rank.bootstrap()->barrier();
+    });
+  }
+  /// The same in a cached dispatch, for which rank 1 has rows as in `odd`.
+  void expect_cached_mismatch(const Shape& good, const Shape& odd, const std::string& what,
+                              const std::array<int, 2>& values) {
+    const Case cases[] = {make_case(good), make_case(odd)};
+    expect_late_mismatch(cases[0], what, values, [&](Rank& rank, Buffer& buffer, const DispatchResult& result) {
+      const Inputs again = upload_inputs(rank, cases[rank.rank()]);
+      CachedDispatchArguments cached;
+      cached.x = again.dispatch.x;
+      cached.x_scales = again.dispatch.x_scales;
+      cached.handle = &result.handle;
+      buffer.cached_dispatch(cached, rank.call());
     });
   }
 
@@ -97,39 +126,36 @@ TEST_P(DisagreementTest, WithoutAHostWait) {
 
 TEST_P(DisagreementTest, OnScalesOfACachedDispatch) {
   DEEP_EP_NEEDS_RANKS(2);
-  const Case good = make_case({.tokens = {5, 6}, .scales = 2});
-  const Case odd = make_case({.tokens = {5, 6}, .scales = 3});
-  run_cluster(cluster_with_absentees(2), [&](Rank& rank) {
-    Buffer& buffer = rank.buffer({.heap_bytes = std::size_t{16} << 20, .timeout_s = short_deadline()});
-    const bool is_odd = rank.rank() == 1;
-    const DispatchResult original = buffer.dispatch(upload_inputs(rank, good).dispatch, rank.call());
-    const Inputs again = upload_inputs(rank, is_odd ? odd : good);
-    CachedDispatchArguments cached;
-    cached.x = again.dispatch.x;
-    cached.x_scales = again.dispatch.x_scales;
-    cached.handle = &original.handle;
-    require_mismatch(
-        is_odd ? "dispatch: number of scales of a row is 3 on rank 1 but 2 on rank 0"
-               : "dispatch: number of scales of a row is 2 on rank 0 but 3 on rank 1",
-        [&] { buffer.cached_dispatch(cached, rank.call()); }, buffer);
-    rank.bootstrap()->barrier();
-  });
+  expect_cached_mismatch({.tokens = {5, 6}, .scales = 2}, {.tokens = {5, 6}, .scales = 3},
+                         "dispatch: number of scales of a row", {2, 3});
+}
+
+TEST_P(DisagreementTest, OnHiddenOfACachedDispatch) {
+  DEEP_EP_NEEDS_RANKS(2);
+  expect_cached_mismatch({.tokens = {5, 6}, .hidden = 64}, {.tokens = {5, 6}, .hidden = 72},
+                         "dispatch: bytes of a row of x", {128, 144});
 }
 
 TEST_P(DisagreementTest, OnTopkOfCombine) {
   DEEP_EP_NEEDS_RANKS(2);
   const Case one = make_case({.tokens = {5, 6}, .topk = 4});
-  run_cluster(cluster_with_absentees(2), [&](Rank& rank) {
-    Buffer& buffer = rank.buffer({.heap_bytes = std::size_t{16} << 20, .timeout_s = short_deadline()});
-    const bool is_odd = rank.rank() == 1;
-    const DispatchResult result = buffer.dispatch(upload_inputs(rank, one).dispatch, rank.call());
+  expect_late_mismatch(one, "combine: top-k", {4, 0}, [&](Rank& rank, Buffer& buffer, const DispatchResult& result) {
     Returned returned = upload_returned(rank, buffer, one, result.handle, true);
-    if (is_odd) returned.combine.topk_weights.reset();
-    require_mismatch(
-        is_odd ? "combine: top-k is 0 on rank 1 but 4 on rank 0" : "combine: top-k is 4 on rank 0 but 0 on rank 1",
-        [&] { buffer.combine(returned.combine, rank.call()); }, buffer);
-    rank.bootstrap()->barrier();
+    if (rank.rank() == 1) returned.combine.topk_weights.reset();
+    buffer.combine(returned.combine, rank.call());
   });
+}
+
+TEST_P(DisagreementTest, OnHiddenOfCombine) {
+  DEEP_EP_NEEDS_RANKS(2);
+  const Case good = make_case({.tokens = {5, 6}, .combine_hidden = 64});
+  const Case odd = make_case({.tokens = {5, 6}, .combine_hidden = 72});
+  expect_late_mismatch(good, "combine: bytes of a row of x", {128, 144},
+                       [&](Rank& rank, Buffer& buffer, const DispatchResult& result) {
+                         const Case& one = rank.rank() == 1 ? odd : good;
+                         const Returned returned = upload_returned(rank, buffer, one, result.handle, true);
+                         buffer.combine(returned.combine, rank.call());
+                       });
 }
 
 // The ranks' rows belong to different calls: nobody may read those of another.

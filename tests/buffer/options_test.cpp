@@ -76,6 +76,15 @@ TEST_P(OptionsTest, DescriptionSaysWhatTheBufferIsMadeOf) {
   });
 }
 
+TEST_P(OptionsTest, RanksMustAgree) {
+  DEEP_EP_NEEDS_RANKS(2);
+  run_cluster(cluster(2), [](Rank& rank) {
+    const std::size_t bytes = (rank.rank() == 0 ? std::size_t{16} : std::size_t{17}) << 20;
+    require_throws<RankMismatch>([&] { rank.own_buffer({.heap_bytes = bytes}); },
+                                 {"heap_bytes is", "on rank 0", "on rank 1"}, "other heaps");
+  });
+}
+
 TEST_P(OptionsTest, SizesThatWouldWrapAreRefused) {
   DEEP_EP_NEEDS_RANKS(1);
   run_cluster(cluster(1), [](Rank& rank) {

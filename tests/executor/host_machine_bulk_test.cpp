@@ -1,6 +1,7 @@
 // Bulk copies of the host machine come as late as a program allows; shared memory is poisoned.
 #include <gtest/gtest.h>
 
+#include <set>
 #include <vector>
 
 #include "kernels/primitives/block.hpp"
@@ -126,29 +127,119 @@ TEST(HostBulk, TestMakesLoadsArriveToo) {
   }
 }
 
-TEST(HostBulk, StoreIsWrittenAtWaitAndReadAtWaitRead) {
+TEST(HostBulk, StoreIsReadAtWaitReadAndWrittenAtTheFence) {
   Row global = row_of(kOld);
-  std::uint32_t after_commit = 0, after_wait_read = 0, after_wait = 0;
+  std::vector<std::uint32_t> seen;
   const std::string text = run_lane(
       0,
       [&](Mbarrier&, Row* stage, Row* destination) {
+        const auto look = [&] { seen.push_back(destination->word[0]); };
         *stage = row_of(kNew);
         bulk::publish(stage, sizeof(Row));
         bulk::store(destination, stage, sizeof(Row));
         bulk::commit();
-        after_commit = destination->word[0];
+        bulk::fence_global();  // too early to concern this store
+        look();
         bulk::wait_read<0>();
-        after_wait_read = destination->word[0];
+        look();
         *stage = row_of(99);  // the stage is free
         bulk::publish(stage, sizeof(Row));
         bulk::wait<0>();
-        after_wait = destination->word[0];
+        look();
+        bulk::fence_global();
+        look();
       },
       &global);
   EXPECT_EQ(text, "");
-  EXPECT_EQ(after_commit, kOld);
-  EXPECT_EQ(after_wait_read, kOld);
-  EXPECT_EQ(after_wait, kNew);
+  EXPECT_EQ(seen, (std::vector<std::uint32_t>{kOld, kOld, kOld, kNew}));
+}
+
+TEST(HostBulk, SeedsMakeStoresEarlyOrLate) {
+  std::set<int> moments;
+  for (std::uint64_t seed = 1; seed <= 100; ++seed) {
+    Row global = row_of(kOld);
+    int late = 0;
+    EXPECT_EQ(run_lane(
+                  seed,
+                  [&](Mbarrier&, Row* stage, Row* destination) {
+                    const auto look = [&] { late += destination->word[0] == kOld; };
+                    *stage = row_of(kNew);
+                    bulk::publish(stage, sizeof(Row));
+                    bulk::store(destination, stage, sizeof(Row));
+                    look();
+                    bulk::commit();
+                    bulk::wait_read<0>();
+                    look();
+                    bulk::wait<0>();
+                    look();
+                    bulk::fence_global();
+                    look();
+                  },
+                  &global),
+              "");
+    moments.insert(late);
+  }
+  EXPECT_EQ(moments, (std::set<int>{0, 1, 2, 3}));
+}
+
+/// Thread 0 acquires a word, thread 32 copies; `fence` says which threads fence, and when.
+enum class Fences { none, before_the_acquire, by_the_acquirer, by_the_copier, before_they_meet };
+std::string copy_after_acquire(std::uint64_t seed, Fences fences, bool loads) {
+  Machine machine(seed);
+  Row global = row_of(kOld);
+  const std::uint64_t word = 1;
+  return machine.failure_of({1, 64, 1024}, [&](std::byte* shared) {
+    auto& barrier = *reinterpret_cast<Mbarrier*>(shared);
+    if (thread_index() == 0) {
+      mbarrier::init(barrier, 1);
+      mbarrier::fence_init();
+      if (fences == Fences::before_the_acquire) bulk::fence_global();
+      load_acquire<Scope::system>(&word);
+      if (fences == Fences::by_the_acquirer) bulk::fence_global();
+    }
+    if (thread_index() == 32 && fences == Fences::before_they_meet) bulk::fence_global();
+    warp::sync();
+    block::sync();
+    if (thread_index() != 32) return;
+    if (fences == Fences::by_the_copier) bulk::fence_global();
+    if (loads) {
+      mbarrier::arrive_expect_bytes(barrier, sizeof(Row));
+      bulk::load(shared + 128, &global, sizeof(Row), barrier);
+      mbarrier::wait(barrier, 0);
+    } else {
+      bulk::store(&global, shared + 128, sizeof(Row));
+      bulk::commit();
+      bulk::wait<0>();
+    }
+  });
+}
+
+TEST(HostBulk, CopiesBehindAnAcquireNeedAFenceBetween) {
+  for (std::uint64_t seed = 0; seed < 20; ++seed) {
+    for (const bool loads : {false, true}) {
+      for (const auto fences : {Fences::none, Fences::before_the_acquire, Fences::before_they_meet}) {
+        EXPECT_NE(copy_after_acquire(seed, fences, loads).find("without bulk::fence_global"), std::string::npos);
+      }
+      EXPECT_EQ(copy_after_acquire(seed, Fences::by_the_acquirer, loads), "");
+      EXPECT_EQ(copy_after_acquire(seed, Fences::by_the_copier, loads), "");
+    }
+  }
+}
+
+TEST(HostBulk, WhoHasNotMetTheAcquirerNeedsNoFence) {
+  Machine machine;
+  Row global = row_of(kOld);
+  const std::uint64_t word = 1;
+  EXPECT_EQ(machine.failure_of({1, 64, 1024},
+                               [&](std::byte* shared) {
+                                 if (warp_index() == 0) load_acquire<Scope::system>(&word);
+                                 warp::sync();
+                                 if (thread_index() != 32) return;
+                                 bulk::store(&global, shared, sizeof(Row));
+                                 bulk::commit();
+                                 bulk::wait<0>();
+                               }),
+            "");
 }
 
 TEST(HostBulk, StageReusedWithoutWaitReadSendsTheNewContents) {
@@ -208,6 +299,7 @@ TEST(HostBulk, GroupsAreWaitedForInOrder) {
                 0,
                 [&](Mbarrier&, Row* stage, Row* global) {
                   const auto look = [&] {
+                    bulk::fence_global();
                     for (int i = 0; i < 3; ++i) seen.push_back(global[i].word[0]);
                   };
                   for (int i = 0; i < 3; ++i) {

@@ -92,7 +92,7 @@ Plan make_plan(std::uint64_t seed, Fault fault) {
   if (refuses_normal) plan.masking = false;
   plan.host = {.multiprocessors = static_cast<int>(1 + random.below(2)),
                .warps_per_block = 2,
-               .seed = random.chance(0.15) ? random.next() | 1 : 0};
+               .seed = random.chance(0.1) ? random.next() | 1 : 0};
   plan.steps = make_steps(random, normal, plan.topology != Topology::rails);
   if (refuses_normal) plan.steps = {{.kind = Kind::dispatch}, {.kind = Kind::cached}, {.kind = Kind::combine}};
 

@@ -272,7 +272,9 @@ struct RankRun::Calls {
 RankRun::RankRun(const Plan& plan, const Data& data, RankParts parts, double deadline_s)
     : plan_(plan), data_(data), parts_(std::move(parts)), deadline_s_(deadline_s) {}
 
-RankRun::~RankRun() {
+RankRun::~RankRun() { drop_buffer(); }
+
+void RankRun::drop_buffer() {
   calls_.reset();
   rank_.reset();
 }
@@ -298,6 +300,7 @@ Outcome RankRun::run() {
     calls_ = std::make_unique<Calls>(*this, *rank_);
     parts_.executor->failing_allocation = 0;
     parts_.bootstrap->lost_message = 0;
+    keeps_heap_ = calls_->buffer->allocate_tensor(DType::uint8, {1}, calls_->buffer->comm_stream());
     for (int i = 0; i < static_cast<int>(plan_.steps.size()); ++i) {
       const Step& step = plan_.steps[static_cast<std::size_t>(i)];
       outcome.step = i;
@@ -318,8 +321,14 @@ Outcome RankRun::run() {
         if (step.kind != Kind::dispatch || text.find("destroy the buffer") != std::string::npos) throw;
         outcome.mismatch = true;
         calls_->make(step);
+      } catch (const TimeoutError& error) {
+        // Given up by the others: it comes back with them.
+        const bool comes_back = own && plan_.masking && plan_.fault == Fault::pause;
+        if (!comes_back || std::string(error.what()).find("low_latency_resume") == std::string::npos) throw;
+        parts_.executor->freezer->disarm();
+        break;
       }
-      if (here) parts_.executor->freezer->disarm();
+      parts_.executor->freezer->disarm();
     }
     if (plan_.masking && plan_.fault == Fault::pause) calls_->resume();
     outcome.completed = true;

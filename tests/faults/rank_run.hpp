@@ -45,6 +45,8 @@ class RankRun {
   RankRun& operator=(const RankRun&) = delete;
 
   Outcome run();
+  /// Ends the buffer. Its heap lives on: another rank's NIC may still write there.
+  void drop_buffer();
 
  private:
   struct Calls;
@@ -52,6 +54,7 @@ class RankRun {
   const Data& data_;
   RankParts parts_;
   double deadline_s_;
+  Tensor keeps_heap_;
   std::unique_ptr<test::Rank> rank_;
   std::unique_ptr<Calls> calls_;
 };

@@ -107,6 +107,7 @@ Verdict run_threads(const Plan& plan, double deadline_s) {
   if (!threads.wait(0, limit_s)) hang(plan, "the rank that stood still");
   threads.join();
 
+  for (const auto& self : selves) self->drop_buffer();
   selves.clear();
   const std::string next = clean_round(executors);
   for (std::size_t r = 0; r < ranks; ++r) outcomes[r].left_over = executors[r]->left_over();

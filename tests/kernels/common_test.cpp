@@ -3,6 +3,7 @@
 
 #include "kernels/common/carver.hpp"
 #include "kernels/common/topk.hpp"
+#include "kernels/common/wait.hpp"
 #include "tests/kernels/probes/common_probe.hpp"
 #include "tests/kernels/test_kernel.hpp"
 
@@ -93,6 +94,23 @@ TEST(Wait, WithoutDeadlineLeavesWhenTheCallIsCalledOff) {
     for (std::size_t thread = 0; thread <= 32; ++thread) ASSERT_EQ(wait.returned[thread], 1u) << "thread " << thread;
     EXPECT_EQ(wait.faults[0].written, 0u);
   });
+}
+
+TEST(Wait, ZeroIsNoDeadline) {
+  WaitContext context;
+  EXPECT_FALSE(device::ReportLate{context}.is_late({}, 0));
+  context.timeout_ns = 1;
+  EXPECT_TRUE(device::ReportLate{context}.is_late({}, 0));
+}
+
+TEST(Faults, TheFirstOneIsKept) {
+  FaultRecord record{};
+  for (const int peer : {3, 5}) {
+    device::write_record(record, FaultKind::timeout, Wanted::counts, peer, 0, 17, static_cast<std::uint64_t>(peer));
+  }
+  EXPECT_EQ(record.peer, 3);
+  EXPECT_EQ(record.seen, 3u);
+  EXPECT_EQ(record.written, 1u);
 }
 
 TEST(Call, CountsUnlessItIsCalledOff) {

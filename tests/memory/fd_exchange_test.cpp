@@ -104,9 +104,8 @@ TEST(FdExchange, OnlyWithinAHost) {
   for (const std::string& error : errors) EXPECT_EQ(error, "");
 }
 
-/// 0: whoever listens there hung up on another user at once.
-int connect_as_another_user(const std::array<std::uint64_t, 2>& name) {
-  if (::setresuid(65534, 65534, 65534) != 0) return 1;
+/// Connects to the socket of that name. 0: whoever listens there hung up.
+int connect_and_say(const std::array<std::uint64_t, 2>& name, std::span<const std::byte> says) {
   const std::string text = fmt::format("deep_ep-{:016x}{:016x}", name[0], name[1]);
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
@@ -114,15 +113,31 @@ int connect_as_another_user(const std::array<std::uint64_t, 2>& name) {
   const auto bytes = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + text.size());
   const UniqueFd socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
   if (::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), bytes) != 0) return 2;
+  if (!says.empty() && ::send(socket.get(), says.data(), says.size(), MSG_NOSIGNAL) < 0) return 4;
   pollfd end{.fd = socket.get(), .events = POLLIN, .revents = 0};
   char byte = 0;
   return ::poll(&end, 1, 5000) == 1 && ::recv(socket.get(), &byte, 1, 0) == 0 ? 0 : 3;
 }
 
+int another_user(const std::array<std::uint64_t, 2>& name) {
+  return ::setresuid(65534, 65534, 65534) != 0 ? 1 : connect_and_say(name, {});
+}
+
+/// Says that it is rank 1, but does not know the secret.
+int an_impostor(const std::array<std::uint64_t, 2>& name) {
+  const struct {
+    std::array<std::uint64_t, 2> secret{};
+    std::int32_t rank = 1, padding = 0;
+  } request;
+  return connect_and_say(name, std::as_bytes(std::span(&request, 1)));
+}
+
 /// A rank that, between offering its descriptor and asking for those of others, lets a stranger have a go at rank 0.
 class WithAStranger final : public Bootstrap {
  public:
-  explicit WithAStranger(std::shared_ptr<Bootstrap> bootstrap) : bootstrap_(std::move(bootstrap)) {}
+  using Stranger = int(const std::array<std::uint64_t, 2>& name);
+  WithAStranger(std::shared_ptr<Bootstrap> bootstrap, Stranger* stranger)
+      : bootstrap_(std::move(bootstrap)), stranger_(stranger) {}
   int rank() const override { return bootstrap_->rank(); }
   int size() const override { return bootstrap_->size(); }
   std::vector<std::byte> all_gather(std::span<const std::byte> mine) override {
@@ -131,7 +146,7 @@ class WithAStranger final : public Bootstrap {
       std::array<std::uint64_t, 2> name{};
       std::memcpy(name.data(), all.data(), sizeof(name));
       const pid_t child = ::fork();
-      if (child == 0) ::_exit(connect_as_another_user(name));
+      if (child == 0) ::_exit(stranger_(name));
       ::waitpid(child, &status_, 0);
     }
     return all;
@@ -140,12 +155,12 @@ class WithAStranger final : public Bootstrap {
 
  private:
   std::shared_ptr<Bootstrap> bootstrap_;
+  Stranger* stranger_;
   int calls_ = 0;
   int status_ = -1;
 };
 
-TEST(FdExchange, OtherUsersAreHungUpOn) {
-  if (::geteuid() != 0) GTEST_SKIP() << "only root can become another user";
+void expect_hung_up_on(WithAStranger::Stranger* stranger) {
   const std::string name = "stranger-" + std::to_string(::getpid());
   const auto errors = run_processes(2, [&](int rank) {
     const auto bootstrap = make_shared_memory_bootstrap(name, rank, 2, test::long_patience());
@@ -154,7 +169,7 @@ TEST(FdExchange, OtherUsersAreHungUpOn) {
     if (rank == 0) {
       exchange_fds(*bootstrap, mine.get(), ranks, test::long_patience());
     } else {
-      WithAStranger with_a_stranger(bootstrap);
+      WithAStranger with_a_stranger(bootstrap, stranger);
       exchange_fds(with_a_stranger, mine.get(), ranks, test::long_patience());
       const int status = with_a_stranger.status();
       if (status != 0) throw std::runtime_error("the stranger ended with " + std::to_string(status));
@@ -162,6 +177,13 @@ TEST(FdExchange, OtherUsersAreHungUpOn) {
   });
   for (const std::string& error : errors) EXPECT_EQ(error, "");
 }
+
+TEST(FdExchange, OtherUsersAreHungUpOn) {
+  if (::geteuid() != 0) GTEST_SKIP() << "only root can become another user";
+  expect_hung_up_on(another_user);
+}
+
+TEST(FdExchange, WhoDoesNotKnowTheSecretIsHungUpOn) { expect_hung_up_on(an_impostor); }
 
 TEST(FdExchange, ARankThatCannotOfferFailsEverybody) {
   const std::string name = "bad-fd-" + std::to_string(::getpid());

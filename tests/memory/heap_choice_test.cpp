@@ -53,6 +53,9 @@ TEST(HeapChoice, OneHostSharesFileDescriptors) {
   const HeapPlan plan = plan_heap(ranks_on_one_host(8));
   EXPECT_EQ(plan.kind, HeapKind::posix_fd);
   EXPECT_EQ(plan.bytes, 1024u);
+  auto with_fabric = ranks_on_one_host(8);
+  for (auto& rank : with_fabric) rank.fabric = true;
+  EXPECT_EQ(plan_heap(with_fabric).kind, HeapKind::posix_fd) << "whether or not there is anything else";
 }
 
 TEST(HeapChoice, TheCoarsestGranularityCounts) {

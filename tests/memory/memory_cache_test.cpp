@@ -52,6 +52,7 @@ TEST_F(MemoryCacheTest, MemoryThatTheHomeAloneUsedComesBackAtOnce) {
   cache_->release(block, {});
   EXPECT_EQ(cache_->unused_bytes(), 1024u);
   EXPECT_EQ(cache_->allocate(600).memory, block.memory);
+  EXPECT_EQ(cache_->unused_bytes(), 0u);
   EXPECT_EQ(executor_->allocated_async, 1);
   EXPECT_TRUE(at_home().waited_for.empty());
   cache_->release(block, {});

@@ -7,10 +7,11 @@ import traceback
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from time_scale import scaled
 
 
 def _serve(rank, size, store, connection):
-    os.environ.setdefault("DEEP_EP_TIMEOUT_S", "60")
+    os.environ.setdefault("DEEP_EP_TIMEOUT_S", str(scaled(20)))
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size)
     group = dist.new_group(list(range(size)))
@@ -42,9 +43,10 @@ class Cluster:
             self.connections.append(here)
             self.processes.append(process)
 
-    def run(self, function, *arguments, ranks=None, timeout=90):
+    def run(self, function, *arguments, ranks=None):
         """Results of all ranks (``ranks``: only of these). AssertionError with every rank's trace if one fails."""
         ranks = range(self.size) if ranks is None else ranks
+        timeout = scaled(60)
         for rank in ranks:
             self.connections[rank].send((function, arguments))
         results, failures = [], []
@@ -71,7 +73,7 @@ class Cluster:
             elif process.is_alive():
                 connection.send(None)
         for process in self.processes:
-            process.join(30)
+            process.join(scaled(15))
             if process.is_alive():
                 process.kill()
                 process.join()

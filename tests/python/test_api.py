@@ -8,6 +8,7 @@ import sys
 
 import pytest
 import torch
+from time_scale import scaled
 
 import deep_ep
 import deep_ep.buffer
@@ -109,7 +110,7 @@ if child == 0:
     os._exit(7)
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
 """
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=scaled(60))
 
 
 def test_config():

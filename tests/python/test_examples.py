@@ -8,6 +8,7 @@ import sys
 
 import pytest
 import torch
+from time_scale import scaled
 
 from deep_ep import Buffer
 
@@ -29,6 +30,6 @@ def test_with_mpi():
     if shutil.which("mpirun") is None or importlib.util.find_spec("mpi4py") is None:
         pytest.skip("no mpirun, or no mpi4py")
     command = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "2", sys.executable, str(FOLDER / "mpi_moe_layer.py")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=scaled(120))
     assert done.returncode == 0, done.stdout + done.stderr
     assert "2 ranks: output and gradients agree" in done.stdout

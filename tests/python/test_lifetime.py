@@ -13,6 +13,7 @@ import reference
 import torch
 from reference import make_case
 from test_calls import CONFIG, check_received, equal, send
+from time_scale import scaled
 
 from deep_ep import Buffer
 
@@ -126,9 +127,9 @@ class Threads:
 
             def allgather(self, value):
                 threads.values[rank] = value
-                threads.barrier.wait(60)
+                threads.barrier.wait(scaled(60))
                 gathered = list(threads.values)
-                threads.barrier.wait(60)
+                threads.barrier.wait(scaled(60))
                 return gathered
 
         return Rank()
@@ -181,7 +182,7 @@ print("leaving", results[0][0].shape[0] > 0)
 @pytest.mark.parametrize("explicitly", [True, False])
 def test_exit_with_live_buffers(explicitly):
     program = EXIT.format(folder=str(pathlib.Path(__file__).parent), explicitly=explicitly)
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=scaled(60))
     assert done.returncode == 0, done.stderr
     assert "leaving True" in done.stdout
     assert ("never destroyed" in done.stdout) == explicitly
@@ -236,6 +237,6 @@ kept.destroy()
 """
     for arguments in ([], ["destroy"]):
         done = subprocess.run(
-            [sys.executable, "-c", program, *arguments], check=True, timeout=60, capture_output=True, text=True
+            [sys.executable, "-c", program, *arguments], check=True, timeout=scaled(60), capture_output=True, text=True
         )
         assert done.stdout == ""

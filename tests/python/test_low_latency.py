@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from common import bench, bench_kineto, calc_diff, hash_tensor, init_dist, per_token_cast_back
+from time_scale import scaled
 
 import deep_ep
 
@@ -336,7 +337,7 @@ def test_low_latency_with_logfmt_on_cpu_ranks(monkeypatch):
 
 
 def test_shrink_on_cpu_ranks(monkeypatch):
-    on_cpu_ranks(monkeypatch, "--num-processes", "6", "--shrink-test", "--shrink-timeout", "6")
+    on_cpu_ranks(monkeypatch, "--num-processes", "6", "--shrink-test", "--shrink-timeout", str(scaled(6)))
 
 
 if __name__ == "__main__":

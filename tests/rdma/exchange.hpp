@@ -10,6 +10,7 @@
 #include "deep_ep/executor.hpp"
 #include "tests/kernels/test_kernel.hpp"
 #include "tests/rdma/exchange_kernel.hpp"
+#include "tests/support/time_scale.hpp"
 
 namespace deep_ep::test {
 
@@ -18,7 +19,7 @@ class Exchange {
  public:
   /// `heap`: this rank's, with heap_bytes() of zeros.
   Exchange(std::shared_ptr<Executor> executor, std::byte* heap, int rank, int num_ranks, int rows,
-           double timeout_s = 60);
+           double timeout_s = patience());
   ~Exchange();
   Exchange(const Exchange&) = delete;
   Exchange& operator=(const Exchange&) = delete;

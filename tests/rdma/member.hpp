@@ -10,6 +10,7 @@
 #include "csrc/rdma/connections.hpp"
 #include "deep_ep/bootstrap.hpp"
 #include "tests/rdma/exchange.hpp"
+#include "tests/support/time_scale.hpp"
 
 namespace deep_ep::test {
 
@@ -17,7 +18,7 @@ namespace deep_ep::test {
 inline constexpr int kMemberRows = 70;
 
 struct Member {
-  Member(std::shared_ptr<Bootstrap> its_bootstrap, std::shared_ptr<Executor> its_executor, double timeout_s = 60)
+  Member(std::shared_ptr<Bootstrap> its_bootstrap, std::shared_ptr<Executor> its_executor, double timeout_s = patience())
       : bootstrap(std::move(its_bootstrap)),
         executor(std::move(its_executor)),
         heap(backend_of(executor)->create_heap(*bootstrap,

@@ -19,6 +19,7 @@
 #include "tests/rdma/member.hpp"
 #include "tests/rdma/messages.hpp"
 #include "tests/rxe/rxe_settings.hpp"
+#include "tests/support/time_scale.hpp"
 
 namespace deep_ep::test {
 namespace {
@@ -41,7 +42,7 @@ std::string told(const Member& member, int rank) {
 }
 
 void wait_until_dead(std::int64_t process) {
-  const Deadline deadline(30);
+  const Deadline deadline(long_patience());
   while (!deadline.expired()) {
     std::ifstream file("/proc/" + std::to_string(process) + "/stat");
     std::string line;
@@ -55,8 +56,8 @@ void wait_until_dead(std::int64_t process) {
 TEST(RxeConnectionsFault, PeerThatIsKilledIsNamed) {
   const std::string name = "deep_ep_rxe_killed";
   const auto errors = run_processes(2, [&](int rank) {
-    const auto bootstrap = make_shared_memory_bootstrap(name, rank, 2, 60);
-    Member member(bootstrap, make_host_executor(), /*timeout_s=*/10);
+    const auto bootstrap = make_shared_memory_bootstrap(name, rank, 2, long_patience());
+    Member member(bootstrap, make_host_executor(), /*timeout_s=*/patience());
     member.connect({.peers = {1 - rank}, .depth = 64}, quick_settings());
     member.exchange_rows(0, 1);
     const auto processes = all_gather_values(*bootstrap, std::int64_t{::getpid()});
@@ -81,7 +82,7 @@ void expect_refusal(const std::function<void(Member& member)>& launch_of_rank_0,
                     const std::function<void(Member& member)>& afterwards) {
   expect_ranks_succeed(2, [&](const auto& bootstrap) {
     const bool wrong = bootstrap->rank() == 0;
-    Member member(bootstrap, make_host_executor(), /*timeout_s=*/wrong ? 60 : 2);
+    Member member(bootstrap, make_host_executor(), /*timeout_s=*/wrong ? long_patience() : scaled(2));
     member.connect({.peers = {1 - bootstrap->rank()}, .channels = 2, .depth = 64}, patient_settings());
     wrong ? launch_of_rank_0(member) : member.exchange->launch(*member.connections, 0, 1);
     member.exchange->synchronize();

@@ -11,6 +11,7 @@
 #include <thread>
 
 #include "csrc/support/deadline.hpp"
+#include "tests/support/time_scale.hpp"
 
 namespace deep_ep::rdma::verbs::test {
 
@@ -85,7 +86,7 @@ WireOperation Ends::fetch_add(std::uint64_t id, std::uint64_t to, std::uint64_t 
 }
 
 std::vector<WireCompletion> run(Wire& wire, std::span<const WireOperation> operations, std::size_t completions) {
-  const Deadline deadline(60);
+  const Deadline deadline(deep_ep::test::long_patience());
   std::vector<WireCompletion> result;
   std::size_t posted = 0;
   while (posted < operations.size() || result.size() < completions) {

@@ -76,7 +76,7 @@ struct Ends {
 };
 
 /// Posts all operations, as there is room, and polls until `completions` of them have been reported.
-/// std::runtime_error after 60 seconds, with what was reported.
+/// std::runtime_error after long_patience(), with what was reported.
 std::vector<WireCompletion> run(Wire& wire, std::span<const WireOperation> operations, std::size_t completions);
 
 /// Bytes that differ from their neighbours and from those of another seed.

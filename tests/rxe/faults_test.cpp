@@ -15,6 +15,7 @@
 #include "deep_ep/error.hpp"
 #include "tests/rdma/messages.hpp"
 #include "tests/rxe/ends.hpp"
+#include "tests/support/time_scale.hpp"
 
 namespace deep_ep::rdma::verbs::test {
 namespace {
@@ -238,7 +239,7 @@ TEST_F(RxeLink, LinkThatStaysDownEndsInRetriesExceededAndAnEvent) {
     const std::string message = message_of<SystemError>([] { End("rxe1", 4096, 1, 16, quick_path(1)); });
     EXPECT_TRUE(contains(message, "rxe1 port 1 is DOWN, not ACTIVE")) << message;
     shell("cable_up");
-    const Deadline deadline(30);
+    const Deadline deadline(deep_ep::test::long_patience());
     while (!deadline.expired()) {
       const std::lock_guard lock(mutex);
       if (!events.empty() && events.back().kind == AsyncEventKind::port_active) break;

@@ -11,6 +11,7 @@
 #include "tests/cluster/low_latency_case.hpp"
 #include "tests/cluster/processes.hpp"
 #include "tests/support/setting.hpp"
+#include "tests/support/time_scale.hpp"
 
 namespace deep_ep::test {
 namespace {
@@ -31,12 +32,12 @@ LowLatencyCase without_the_dead() {
 /// All ranks make a call, then one dies, then the others go on with `afterwards`. Whatever they throw fails the test.
 void lose_a_rank(const char* name, bool masking, const std::function<void(Rank&, Buffer&)>& afterwards) {
   const std::vector<std::string> errors = run_processes(kRanks, [&](int r) {
-    const auto bootstrap = make_shared_memory_bootstrap(name, r, kRanks, 60);
-    const ClusterOptions cluster{.ranks = kRanks, .where = {}, .host = {.multiprocessors = 2}, .timeout_s = 60};
+    const auto bootstrap = make_shared_memory_bootstrap(name, r, kRanks, long_patience());
+    const ClusterOptions cluster{.ranks = kRanks, .where = {}, .host = {.multiprocessors = 2}, .timeout_s = long_patience()};
     Rank rank(r, cluster, bootstrap, make_host_executor(cluster.host));
     BufferOptions options = low_latency_options(kRanks, 5, 256);
     options.low_latency.masking = masking;
-    options.timeout_s = 6.0;
+    options.timeout_s = scaled(6);
     Buffer& buffer = rank.buffer(options);
     dispatch_and_check(rank, buffer, three_ranks());
     bootstrap->barrier();

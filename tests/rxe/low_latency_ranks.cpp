@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "tests/cluster/low_latency_combine_case.hpp"
+#include "tests/support/time_scale.hpp"
 
 namespace deep_ep::test {
 namespace {
@@ -43,7 +44,7 @@ void dispatch_and_combine(Rank& rank, Buffer& buffer, std::uint64_t seed, int ra
 
 void run_low_latency_calls(const std::shared_ptr<Bootstrap>& bootstrap, int rails_of) {
   const ClusterOptions options{
-      .ranks = bootstrap->size(), .where = {}, .host = {.multiprocessors = 2}, .timeout_s = 60};
+      .ranks = bootstrap->size(), .where = {}, .host = {.multiprocessors = 2}, .timeout_s = long_patience()};
   Rank rank(bootstrap->rank(), options, bootstrap, make_host_executor(options.host));
   Buffer& buffer = rank.buffer(low_latency_options(rank.size(), kTokens, kHidden));
   for (std::uint64_t seed = 1; seed <= 3; ++seed) {

@@ -13,6 +13,7 @@
 
 #include "csrc/support/deadline.hpp"
 #include "csrc/support/unique_fd.hpp"
+#include "tests/support/time_scale.hpp"
 
 namespace deep_ep::test {
 namespace {
@@ -83,7 +84,7 @@ class Sockets {
 
   void call(const std::string& hub) {
     const sockaddr_in address = address_of(hub.c_str());
-    const Deadline deadline(60);
+    const Deadline deadline(long_patience());
     while (!deadline.expired()) {
       UniqueFd socket(::socket(AF_INET, SOCK_STREAM, 0));
       if (::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0) {

@@ -11,6 +11,7 @@
 #include "csrc/support/deadline.hpp"
 #include "deep_ep/error.hpp"
 #include "tests/rxe/ends.hpp"
+#include "tests/support/time_scale.hpp"
 
 namespace deep_ep::rdma::verbs::test {
 namespace {
@@ -84,7 +85,7 @@ TEST_P(RxeTransport, SignalIsSeenBehindItsData) {
     signal.local_address = kSignal;
     ASSERT_EQ(ends.first.wire().post(std::array{data, signal}), 2U);
     // The receiver watches its memory; no completion has been looked at yet.
-    const Deadline deadline(60);
+    const Deadline deadline(deep_ep::test::long_patience());
     while (ends.second.word(kSignal) != round) ASSERT_FALSE(deadline.expired());
     ASSERT_EQ(std::memcmp(ends.second.memory().data(), ends.first.memory().data(), kBytes), 0) << round;
     EXPECT_EQ(run(ends.first.wire(), {}, 1)[0].id, 2 * round + 1);

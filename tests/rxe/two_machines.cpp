@@ -19,6 +19,7 @@
 #include "tests/cluster/cluster.hpp"
 #include "tests/rxe/ends.hpp"
 #include "tests/rxe/machine_ranks.hpp"
+#include "tests/support/time_scale.hpp"
 
 namespace deep_ep::rdma::verbs::test {
 namespace {
@@ -42,7 +43,7 @@ sockaddr_in socket_address(const char* address) {
 UniqueFd meet(int id, const char* peer) {
   const sockaddr_in address = socket_address(id == 0 ? "0.0.0.0" : peer);
   const auto* raw = reinterpret_cast<const sockaddr*>(&address);
-  const Deadline deadline(60);
+  const Deadline deadline(deep_ep::test::long_patience());
   while (!deadline.expired()) {
     UniqueFd descriptor(::socket(AF_INET, SOCK_STREAM, 0));
     if (id == 0) {
@@ -98,7 +99,7 @@ void run_machine(int id, const char* peer) {
   for (std::uint64_t round = 1; round <= 5; ++round) {
     fill_pattern(end.memory().first(kBytes), 2 * round + static_cast<std::uint64_t>(id));
     require(end.wire().post(std::array{data, signal}) == 2, "room for two operations");
-    const Deadline deadline(60);
+    const Deadline deadline(deep_ep::test::long_patience());
     while (end.word(kSignal) != round) {
       require(!deadline.expired(), fmt::format("round {}: the signal is {}", round, end.word(kSignal)));
       std::this_thread::sleep_for(std::chrono::microseconds(200));

@@ -32,8 +32,11 @@ RdmaLinks::RdmaLinks(Runtime& runtime)
     runtime.executor()->copy(heaps_.get(), heaps.data(), ranks * sizeof(std::byte*), runtime.comm_stream());
     runtime.executor()->synchronize(runtime.comm_stream());
   });
+  runtime.faults().explain_timeouts_by([this] { return connections_.health(); });
   log::info("buffer: rank {} in low-latency calls: {}", runtime.rank(), describe());
 }
+
+RdmaLinks::~RdmaLinks() { runtime_.faults().explain_timeouts_by({}); }
 
 std::string RdmaLinks::describe() const {
   return fmt::format("{} of {} ranks are reached by RDMA, {}: {}", far_.size(), runtime_.num_ranks(),

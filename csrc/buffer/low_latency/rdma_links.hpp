@@ -23,6 +23,9 @@ class RdmaLinks {
  public:
   /// Collective.
   explicit RdmaLinks(Runtime& runtime);
+  ~RdmaLinks();
+  RdmaLinks(const RdmaLinks&) = delete;
+  RdmaLinks& operator=(const RdmaLinks&) = delete;
 
   /// Tells kernels of the far ranks.
   void add_to(LowLatencyParams& params) const;

@@ -25,6 +25,7 @@ Block::Block(std::shared_ptr<Kernel> kernel, int index, FiberPool& fibers)
       random_(kernel_->seed == 0 ? 0 : mix(kernel_->seed, static_cast<std::uint64_t>(index))),
       shared_(kernel_->launch.shape.shared_bytes),
       bulk_(shared_, random_, kernel_->launch.shape.threads),
+      proxies_(kernel_->launch.shape.threads),
       mbarriers_(shared_),
       warps_(static_cast<std::size_t>(kernel_->launch.shape.threads / Warp::kLanes)),
       ready_(kernel_->launch.shape.threads) {

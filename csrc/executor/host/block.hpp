@@ -12,6 +12,7 @@
 #include "csrc/executor/host/fiber.hpp"
 #include "csrc/executor/host/kernel.hpp"
 #include "csrc/executor/host/mbarrier_table.hpp"
+#include "csrc/executor/host/proxy_order.hpp"
 #include "csrc/executor/host/random.hpp"
 #include "csrc/executor/host/ready_queue.hpp"
 #include "csrc/executor/host/shared_memory.hpp"
@@ -49,6 +50,7 @@ class Block final : public Machine {
   void bulk_commit() override;
   void bulk_wait_read(int groups_left) override;
   void bulk_wait(int groups_left) override;
+  void bulk_fence_global() override;
   void publish(const void* shared, std::uint32_t bytes) override;
 
  private:
@@ -64,11 +66,15 @@ class Block final : public Machine {
   Warp& current_warp();
 
   // Meeting points: block_sync.cpp.
+  void release(MeetingPoint& point);
   const std::byte* meet(WarpOp op, const void* value, int bytes);
   void arrive(Barrier& barrier, int id, int threads, bool waits);
   Barrier& barrier(int id) { return barriers_[static_cast<std::size_t>(id)]; }
   void run_loads(MbarrierState& state, bool all);
   void advance(MbarrierState& state);
+
+  // Bulk copies: block_bulk.cpp.
+  void check_copy(const char* what, const void* shared, const void* global, std::uint32_t bytes);
 
   // What to say when no thread can run: block_report.cpp.
   std::string describe_deadlock() const;
@@ -80,6 +86,7 @@ class Block final : public Machine {
   Random random_;
   SharedMemory shared_;
   BulkEngine bulk_;
+  ProxyOrder proxies_;
   MbarrierTable mbarriers_;
   std::vector<std::unique_ptr<Fiber>> fibers_;  ///< by thread index
   std::vector<Warp> warps_;

@@ -1,7 +1,7 @@
-// What the threads of a block wait for: warps, barriers, mbarriers and bulk copies.
+// What the threads of a block wait for: warps, barriers and mbarriers.
 //
-// For ThreadSanitizer every meeting point has two sync points, used in turn. A thread releases the point before it
-// arrives and acquires it when it may go on, in its own context: outside MachineScope.
+// Whatever they meet at has two meeting points, used in turn. A thread releases the point before it arrives and
+// acquires it when it may go on; for ThreadSanitizer in its own context: outside MachineScope.
 #include <cstring>
 
 #include "csrc/executor/host/block.hpp"
@@ -41,6 +41,12 @@ const char* name_of(WarpOp op) {
 
 }  // namespace
 
+/// What the current thread did comes before whoever acquires the point.
+void Block::release(MeetingPoint& point) {
+  proxies_.release(*current_, point);
+  tsan::release_as(current_->tsan_context, &point);
+}
+
 // ---- Warps ----
 
 /// Returns when all lanes came, with what they gave.
@@ -71,17 +77,15 @@ const std::byte* Block::meet(WarpOp op, const void* value, int bytes) {
 }
 
 void Block::warp_sync() {
-  const char* point = nullptr;
+  MeetingPoint* point = nullptr;
   {
     const MachineScope scope(current_->tsan_context, worker_tsan_context_);
     maybe_interleave();
-    const Warp& warp = current_warp();
+    Warp& warp = current_warp();
     point = &warp.sync_point[warp.generation & 1u];
-    {
-      const tsan::Scope as_thread(current_->tsan_context);
-      tsan::release(point);
-    }
+    release(*point);
     meet(WarpOp::sync, nullptr, 0);
+    proxies_.acquire(*current_, *point);
   }
   tsan::acquire(point);
 }
@@ -123,17 +127,15 @@ void Block::arrive(Barrier& barrier, int id, int threads, bool waits) {
 }
 
 void Block::barrier_sync(int id, int threads) {
-  const char* point = nullptr;
+  MeetingPoint* point = nullptr;
   {
     const MachineScope scope(current_->tsan_context, worker_tsan_context_);
     maybe_interleave();
     Barrier& b = barrier(id);
     point = &b.sync_point[b.generation & 1u];
-    {
-      const tsan::Scope as_thread(current_->tsan_context);
-      tsan::release(point);
-    }
+    release(*point);
     arrive(b, id, threads, /*waits=*/true);
+    proxies_.acquire(*current_, *point);
   }
   tsan::acquire(point);
 }
@@ -142,10 +144,7 @@ void Block::barrier_arrive(int id, int threads) {
   const MachineScope scope(current_->tsan_context, worker_tsan_context_);
   maybe_interleave();
   Barrier& b = barrier(id);
-  {
-    const tsan::Scope as_thread(current_->tsan_context);
-    tsan::release(&b.sync_point[b.generation & 1u]);
-  }
+  release(b.sync_point[b.generation & 1u]);
   arrive(b, id, threads, /*waits=*/false);
 }
 
@@ -174,10 +173,7 @@ void Block::mbarrier_arrive(std::uint64_t& word, std::uint32_t expected_bytes) {
     fail<Error>("one arrival too many at an mbarrier: {}", mbarriers_.describe(state));
   }
   shared_.flush();
-  {
-    const tsan::Scope as_thread(current_->tsan_context);
-    tsan::release(&state.sync_point[state.phase & 1u]);
-  }
+  release(state.sync_point[state.phase & 1u]);
   --state.missing;
   state.expected_bytes += expected_bytes;
   advance(state);
@@ -208,7 +204,7 @@ void Block::run_loads(MbarrierState& state, bool all) {
 
 bool Block::mbarrier_test(std::uint64_t& word, std::uint32_t parity) {
   const std::uint64_t ticket = word;
-  const char* point = nullptr;
+  MeetingPoint* point = nullptr;
   bool ended = false;
   {
     const MachineScope scope(current_->tsan_context, worker_tsan_context_);
@@ -218,6 +214,7 @@ bool Block::mbarrier_test(std::uint64_t& word, std::uint32_t parity) {
     if (!state.ended(parity)) run_loads(state, /*all=*/false);
     ended = state.ended(parity);
     point = &state.sync_point[parity];
+    if (ended) proxies_.acquire(*current_, *point);
   }
   if (ended) tsan::acquire(point);
   return ended;
@@ -225,7 +222,7 @@ bool Block::mbarrier_test(std::uint64_t& word, std::uint32_t parity) {
 
 void Block::mbarrier_wait(std::uint64_t& word, std::uint32_t parity) {
   const std::uint64_t ticket = word;
-  const char* point = nullptr;
+  MeetingPoint* point = nullptr;
   {
     const MachineScope scope(current_->tsan_context, worker_tsan_context_);
     maybe_interleave();
@@ -239,6 +236,7 @@ void Block::mbarrier_wait(std::uint64_t& word, std::uint32_t parity) {
       park(Fiber::Wait::mbarrier, &state, parity);
     }
     point = &state.sync_point[parity];
+    proxies_.acquire(*current_, *point);
   }
   tsan::acquire(point);
 }
@@ -251,60 +249,6 @@ void Block::mbarrier_invalidate(std::uint64_t& word) {
     dead = mbarriers_.invalidate(word, ticket);
   }
   word = dead;
-}
-
-// ---- Bulk copies ----
-
-void Block::bulk_load(void* shared, const void* global, std::uint32_t bytes, std::uint64_t& mbarrier) {
-  const std::uint64_t ticket = mbarrier;
-  const MachineScope scope(current_->tsan_context, worker_tsan_context_);
-  maybe_interleave();
-  bulk_.check("bulk::load", shared, global, bytes);
-  MbarrierState& state = mbarriers_.find(mbarrier, ticket);
-  if (!state.fenced)
-    fail<Error>("bulk::load with a barrier that mbarrier::fence_init has not made known: {}",
-                mbarriers_.describe(state));
-  state.loads.push_back({current_, static_cast<std::byte*>(shared), static_cast<const std::byte*>(global), bytes});
-  if (random_.chance(4)) run_loads(state, /*all=*/false);
-  // Whoever waits already does the load when its turn comes.
-  for (Fiber* fiber : state.waiting) wake(*fiber);
-  state.waiting.clear();
-}
-
-void Block::bulk_store(void* global, const void* shared, std::uint32_t bytes) {
-  const MachineScope scope(current_->tsan_context, worker_tsan_context_);
-  maybe_interleave();
-  bulk_.check("bulk::store", shared, global, bytes);
-  shared_.flush();
-  bulk_.store(*current_, static_cast<std::byte*>(global), static_cast<const std::byte*>(shared), bytes);
-}
-
-void Block::bulk_commit() {
-  const MachineScope scope(current_->tsan_context, worker_tsan_context_);
-  bulk_.commit(*current_);
-}
-
-void Block::bulk_wait_read(int groups_left) {
-  const MachineScope scope(current_->tsan_context, worker_tsan_context_);
-  maybe_interleave();
-  shared_.flush();
-  bulk_.wait_read(*current_, groups_left);
-}
-
-void Block::bulk_wait(int groups_left) {
-  const MachineScope scope(current_->tsan_context, worker_tsan_context_);
-  maybe_interleave();
-  shared_.flush();
-  bulk_.wait(*current_, groups_left);
-}
-
-void Block::publish(const void* shared, std::uint32_t bytes) {
-  const MachineScope scope(current_->tsan_context, worker_tsan_context_);
-  if (!shared_.contains(shared, bytes)) {
-    fail<Error>("bulk::publish of {} bytes at {}, which is not inside the block's shared memory", bytes,
-                shared_.name(shared));
-  }
-  shared_.publish(shared, bytes);
 }
 
 }  // namespace deep_ep::host_machine

@@ -33,6 +33,7 @@ void BulkEngine::store(Fiber& fiber, std::byte* global, const std::byte* shared,
   Thread& t = thread(fiber);
   t.stores.push_back({global, shared, bytes, t.open_group, false, false, {}});
   if (random_.chance(4)) read(fiber, t.stores.back());
+  if (random_.chance(8)) write_first(fiber, t.stores.size());
 }
 
 void BulkEngine::wait_read(Fiber& fiber, int groups_left) {
@@ -40,19 +41,28 @@ void BulkEngine::wait_read(Fiber& fiber, int groups_left) {
   for (Store& store : t.stores) {
     if (store.group + static_cast<std::uint64_t>(groups_left) >= t.open_group) break;
     store.waited = true;
-    if (!store.read) read(fiber, store);
+    read(fiber, store);
   }
+  if (random_.chance(4)) write_first(fiber, random_.below(static_cast<std::uint32_t>(t.stores.size()) + 1));
 }
 
 void BulkEngine::wait(Fiber& fiber, int groups_left) {
   Thread& t = thread(fiber);
-  std::size_t done = 0;
-  for (; done < t.stores.size(); ++done) {
-    Store& store = t.stores[done];
+  for (; t.complete < t.stores.size(); ++t.complete) {
+    Store& store = t.stores[t.complete];
     if (store.group + static_cast<std::uint64_t>(groups_left) >= t.open_group) break;
-    write(fiber, store);
+    store.waited = true;
+    read(fiber, store);
   }
-  t.stores.erase(t.stores.begin(), t.stores.begin() + static_cast<std::ptrdiff_t>(done));
+  if (random_.chance(2)) write_first(fiber, t.complete);
+}
+
+void BulkEngine::fence(Fiber& fiber) {
+  Thread& t = thread(fiber);
+  write_first(fiber, t.complete);
+  t.stores.erase(t.stores.begin(), t.stores.begin() + static_cast<std::ptrdiff_t>(t.complete));
+  t.written -= t.complete;
+  t.complete = 0;
 }
 
 void BulkEngine::finish(Fiber& fiber) {
@@ -65,11 +75,12 @@ void BulkEngine::finish(Fiber& fiber) {
         "bulk::commit and bulk::wait_read or bulk::wait are missing",
         unread, shared_.name(t.stores.back().shared));
   }
-  for (Store& store : t.stores) write(fiber, store);  // the end of a kernel makes them visible
-  t.stores.clear();
+  write_first(fiber, t.stores.size());  // the end of a kernel makes them visible
+  t = {};
 }
 
 void BulkEngine::read(Fiber& fiber, Store& store) {
+  if (store.read) return;
   if (!spare_buffers_.empty()) {
     store.buffer = std::move(spare_buffers_.back());
     spare_buffers_.pop_back();
@@ -81,14 +92,19 @@ void BulkEngine::read(Fiber& fiber, Store& store) {
   tsan::read(store.shared, store.bytes);
 }
 
+/// The engine writes in the order of issue.
+void BulkEngine::write_first(Fiber& fiber, std::size_t stores) {
+  Thread& t = thread(fiber);
+  for (; t.written < stores; ++t.written) write(fiber, t.stores[t.written]);
+}
+
 void BulkEngine::write(Fiber& fiber, Store& store) {
-  const std::byte* source = store.read ? store.buffer.data() : shared_.shadow_of(store.shared);
+  read(fiber, store);
   {
     const tsan::Scope as_issuer(fiber.tsan_context);
-    if (!store.read) tsan::read(store.shared, store.bytes);
-    std::memcpy(store.global, source, store.bytes);
+    std::memcpy(store.global, store.buffer.data(), store.bytes);
   }
-  if (store.read) spare_buffers_.push_back(std::move(store.buffer));
+  spare_buffers_.push_back(std::move(store.buffer));
 }
 
 }  // namespace deep_ep::host_machine

@@ -35,8 +35,10 @@ class BulkEngine {
   /// Reads the source of all but the latest `groups_left` committed groups: a late reader sees what came into a stage
   /// that was reused too early.
   void wait_read(Fiber& fiber, int groups_left);
-  /// Writes the destinations too.
+  /// They are complete: the stage is read, and the bytes are on their way to memory. They get there at the fence, or
+  /// when the kernel ends.
   void wait(Fiber& fiber, int groups_left);
+  void fence(Fiber& fiber);
   /// The thread ends: stores whose source was not waited for are an error, the others are completed.
   void finish(Fiber& fiber);
 
@@ -46,18 +48,21 @@ class BulkEngine {
     const std::byte* shared;
     std::uint32_t bytes;
     std::uint64_t group;
-    bool waited = false;  ///< the program waited for the read (a seeded schedule may read unasked)
+    bool waited = false;  ///< the program waited for the read (a seeded schedule may read and write unasked)
     bool read = false;
     std::vector<std::byte> buffer;  ///< what was read, until it is written
   };
   struct Thread {
     std::vector<Store> stores;  ///< in the order of issue
+    std::size_t complete = 0;   ///< so many, from the first, have been waited for
+    std::size_t written = 0;    ///< so many are in memory
     std::uint64_t open_group = 0;
   };
 
   Thread& thread(const Fiber& fiber) { return threads_[static_cast<std::size_t>(fiber.state.thread)]; }
   void read(Fiber& fiber, Store& store);
   void write(Fiber& fiber, Store& store);
+  void write_first(Fiber& fiber, std::size_t stores);
 
   SharedMemory& shared_;
   Random& random_;

@@ -8,6 +8,7 @@
 
 #include "csrc/executor/host/bulk_engine.hpp"
 #include "csrc/executor/host/fiber.hpp"
+#include "csrc/executor/host/proxy_order.hpp"
 
 namespace deep_ep::host_machine {
 
@@ -21,7 +22,7 @@ struct MbarrierState {
   bool alive = true;
   std::vector<BulkLoad> loads;  ///< issued, not done
   std::vector<Fiber*> waiting;
-  char sync_point[2] = {};  ///< one for each parity, for ThreadSanitizer
+  MeetingPoint sync_point[2];  ///< one for each parity
 
   bool ended(std::uint32_t parity) const { return (phase & 1u) != parity; }
   /// Ends the phase if nothing is missing. Returns whether it did.

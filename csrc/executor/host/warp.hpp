@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "csrc/executor/host/fiber.hpp"
+#include "csrc/executor/host/proxy_order.hpp"
 #include "kernels/primitives/host/machine.hpp"
 
 namespace deep_ep::host_machine {
@@ -20,7 +21,7 @@ struct Warp {
   /// Two generations: a fast lane may bring its next value while a slow one still reads. It cannot be further ahead,
   /// because the next-but-one exchange needs the slow lane.
   alignas(16) std::byte slots[2][kLanes * kExchangeSlot];
-  char sync_point[2] = {};  ///< for ThreadSanitizer
+  MeetingPoint sync_point[2];
 };
 
 /// A barrier of the block: number 0 or a named one.
@@ -29,7 +30,7 @@ struct Barrier {
   int expected = 0;
   unsigned generation = 0;
   std::vector<Fiber*> waiting;
-  char sync_point[2] = {};
+  MeetingPoint sync_point[2];
 };
 
 }  // namespace deep_ep::host_machine

@@ -3,7 +3,9 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <string>
+#include <vector>
 
 #include "csrc/rdma/discovery/nic_map.hpp"
 #include "csrc/topology/system_root.hpp"
@@ -20,6 +22,8 @@ struct NicAssignment {
   double rate_gbps = 0;
   Capability capability = Capability::verbs;
   topology::Distance distance;
+  std::optional<std::uint8_t> traffic_class;  ///< see NicPort
+  std::vector<int> cpus;                      ///< see Nic
 };
 
 /// The map of this machine and environment; worked out and logged at the first call. A wrong variable: InvalidArgument.

@@ -37,6 +37,14 @@ GidType gid_type(const std::string& text, bool ethernet) {
   return ethernet ? GidType::unknown : GidType::infiniband;
 }
 
+// 106 of "106" or "Global tclass=106", the first line; others are rules for some connections.
+std::optional<std::uint8_t> traffic_class(const SystemRoot& root, const std::string& nic, int port) {
+  const std::string text = text_of(root, fmt::format("{}/{}/tc/{}/traffic_class", kClass, nic, port));
+  const std::string line = text.substr(0, text.find('\n'));
+  const std::size_t equals = line.find('=');
+  return parse_number<std::uint8_t>(trim(equals == std::string::npos ? line : line.substr(equals + 1)));
+}
+
 NicPort read_port(const SystemRoot& root, const std::string& folder, int number) {
   NicPort port;
   port.number = number;
@@ -73,6 +81,22 @@ Capability capability_of(const Nic& nic) {
   return nic.driver == "mlx5_core" ? Capability::mlx5 : Capability::verbs;
 }
 
+// "0-3,8" as numbers.
+std::vector<int> cpus_near(const SystemRoot& root, int numa_node) {
+  std::vector<int> cpus;
+  if (numa_node < 0) return cpus;
+  const std::string text = text_of(root, fmt::format("/sys/devices/system/node/node{}/cpulist", numa_node));
+  for (std::string_view rest = text; !rest.empty();) {
+    const std::string_view range = rest.substr(0, rest.find(','));
+    rest.remove_prefix(std::min(range.size() + 1, rest.size()));
+    const std::size_t dash = range.find('-');
+    const auto first = parse_number<int>(range.substr(0, dash));
+    const auto last = dash == std::string_view::npos ? first : parse_number<int>(range.substr(dash + 1));
+    for (int cpu = first.value_or(0); first && last && cpu <= *last; ++cpu) cpus.push_back(cpu);
+  }
+  return cpus;
+}
+
 std::string uverbs_of(const SystemRoot& root, const std::string& name) {
   for (const std::string& node : root.list("/sys/class/infiniband_verbs")) {
     if (text_of(root, fmt::format("/sys/class/infiniband_verbs/{}/ibdev", node)) == name) return node;
@@ -104,8 +128,11 @@ std::vector<Nic> find_nics(const SystemRoot& root) {
     nic.pci = topology::pci_location(root, folder + "/device");
     for (const std::string& entry : root.list(folder + "/ports")) {
       const auto number = parse_number<int>(entry);
-      if (number) nic.ports.push_back(read_port(root, fmt::format("{}/ports/{}", folder, entry), *number));
+      if (!number) continue;
+      nic.ports.push_back(read_port(root, fmt::format("{}/ports/{}", folder, entry), *number));
+      if (nic.ports.back().ethernet()) nic.ports.back().traffic_class = traffic_class(root, name, *number);
     }
+    nic.cpus = cpus_near(root, nic.pci.numa_node);
     nic.capability = capability_of(nic);
     nics.push_back(std::move(nic));
   }

@@ -1,6 +1,7 @@
 // The RDMA devices of a machine as the kernel shows them in sysfs: no RDMA library needed, no name expected.
 #pragma once
 
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
@@ -18,6 +19,9 @@ struct NicPort {
   double rate_gbps = 0;        ///< bits; 0: the kernel does not say
   std::string link_layer;      ///< "Ethernet" or "InfiniBand"
   std::vector<GidEntry> gids;  ///< those that are not zero
+  /// RoCE: what the administrator set for all connections, where NVIDIA's driver has such a setting. Queue pairs made
+  /// by DevX do not get it by themselves.
+  std::optional<std::uint8_t> traffic_class;
 
   bool active() const { return state == "ACTIVE"; }
   bool ethernet() const { return link_layer == "Ethernet"; }
@@ -39,6 +43,7 @@ struct Nic {
   std::string uverbs;       ///< "uverbs0", the character device in /dev/infiniband; empty if there is none
   bool accessible = false;  ///< this process may open that
   bool virtual_function = false;
+  std::vector<int> cpus;      ///< those of its NUMA node; empty if unknown
   topology::PciLocation pci;  ///< without an address for software NICs
   std::vector<NicPort> ports;
   Capability capability = Capability::unsupported;

@@ -89,6 +89,7 @@ RdmaSettings read_settings(const environment::Source& source) {
   settings.dma_buf = reader.choice("NVSHMEM_IB_DISABLE_DMABUF") == "on";
   settings.gpu_direct_limit = topology::parse_proximity(reader.choice("NCCL_NET_GDR_LEVEL"));
   settings.path = read_path(reader);
+  settings.has_traffic_class = reader.is_set("DEEP_EP_RDMA_TRAFFIC_CLASS");
   settings.taken = reader.taken();
   settings.warnings = reader.ignored();
   return settings;

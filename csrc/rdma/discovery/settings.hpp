@@ -34,7 +34,7 @@ enum class NicHandler : std::uint8_t {
 struct PathOptions {
   int port = 1;
   int gid_index = 0;
-  std::uint16_t pkey_index = 0;    ///< InfiniBand partition
+  std::uint16_t pkey_index = 0;  ///< InfiniBand partition
   /// Of packets with a global route, so of all on RoCE, where the DSCP is its upper six bits; no others have one.
   std::uint8_t traffic_class = 0;
   std::uint8_t service_level = 0;  ///< InfiniBand service level, RoCE priority; 0 to 15
@@ -58,6 +58,7 @@ struct RdmaSettings {
   WireKind wire = WireKind::automatic;
   bool dma_buf = true;
   std::optional<topology::Proximity> gpu_direct_limit;  ///< a GPU whose NIC is farther away is warned of
+  bool has_traffic_class = false;                       ///< a variable set path.traffic_class
   PathOptions path;                                     ///< all but port and GID index, which the map chooses
   std::vector<std::string> taken;                       ///< "NCCL_IB_TC=52": variables of others that are in effect
   std::vector<std::string> warnings;                    ///< variables of others that are not understood, so ignored

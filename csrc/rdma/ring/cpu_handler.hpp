@@ -28,9 +28,10 @@ class CpuHandler {
   };
 
   /// `queue_pairs`: one for each ring of `rings`, which is in host memory and outlives the handler; the wire knows
-  /// them. `device`: NIC and port, or wire, for messages. Without `start_thread` everything happens in step().
+  /// them. `device`: NIC and port, or wire, for messages. `cpus`: where its thread is to run, of those that this
+  /// process may use; empty: anywhere. Without `start_thread` everything happens in step().
   CpuHandler(std::unique_ptr<Wire> wire, const RingMemory& rings, const std::vector<QueuePair>& queue_pairs,
-             std::string device, bool start_thread = true);
+             std::string device, std::vector<int> cpus = {}, bool start_thread = true);
   ~CpuHandler();
 
   /// The first operation that failed on any ring, if one did.
@@ -58,6 +59,7 @@ class CpuHandler {
   mutable std::mutex mutex_;  ///< a round of the thread, and every other call
   std::unique_ptr<Wire> wire_;
   std::string device_;
+  std::vector<int> cpus_;
   std::vector<Ring> rings_;
   std::unordered_map<std::uint32_t, std::size_t> by_number_;
   std::vector<WireCompletion> completions_;

@@ -43,7 +43,8 @@ struct Failure {
   std::uint32_t opcode = 0;            ///< of the entry
   Syndrome syndrome = Syndrome::none;  ///< none: no completion said so, but `detail` does
   std::uint8_t vendor_syndrome = 0;
-  std::string detail;  ///< more about the cause; may be empty
+  std::string detail;      ///< more about the cause; may be empty
+  bool of_device = false;  ///< no operation has failed but the device: only `device` and `detail` count
 };
 
 /// "RDMA write", "RDMA fetch-and-add", "operation with unknown opcode 0x2a".

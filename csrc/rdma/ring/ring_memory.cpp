@@ -90,24 +90,32 @@ RdmaQueuePair RingMemory::queue_pair(std::size_t i, std::uint32_t number, int pe
   return pair;
 }
 
-bool RingMemory::idle() const {
-  std::vector<RdmaQueueState> states(options_.count);
-  std::vector<device::rdma::CompletionEntry> completions(options_.count);
-  executor_->copy(states.data(), states_, states.size() * sizeof(RdmaQueueState), stream_.get());
+bool RingStatus::failed() const {
+  return state.failure != 0 || (state.posted != state.completed &&
+                                device::rdma::tail_opcode(completion.tail) == device::rdma::kCompletionError);
+}
+
+std::uint32_t RingStatus::outstanding() const {
+  const auto all = static_cast<std::uint32_t>(state.posted - state.completed);
+  if (all == 0 || device::rdma::tail_opcode(completion.tail) != device::rdma::kCompletionOk) return all;
+  // The device reports the lowest 16 bits of the entry that completed last, and the last entry posted asks for that.
+  return static_cast<std::uint32_t>(state.posted - 1 - device::rdma::tail_counter(completion.tail)) & 0xffffu;
+}
+
+std::vector<RingStatus> RingMemory::status() const {
+  std::vector<RingStatus> status(options_.count);
   for (std::size_t i = 0; i < options_.count; ++i) {
-    executor_->copy(&completions[i], completion(i), sizeof completions[i], stream_.get());
+    executor_->copy(&status[i].state, states_ + i, sizeof(RdmaQueueState), stream_.get());
+    executor_->copy(&status[i].completion, completion(i), sizeof status[i].completion, stream_.get());
   }
   executor_->synchronize(stream_.get());
-  for (std::size_t i = 0; i < options_.count; ++i) {
-    if (states[i].posted == states[i].completed || states[i].failure != 0) continue;
-    const std::uint32_t tail = completions[i].tail;
-    const std::uint32_t opcode = device::rdma::tail_opcode(tail);
-    // The device reports the lowest 16 bits of the entry that completed last, and the last entry posted asks for that.
-    const auto last = static_cast<std::uint32_t>(states[i].posted - 1) & 0xffffu;
-    if (opcode == device::rdma::kCompletionNotYetWritten) return false;
-    if (opcode == device::rdma::kCompletionOk && device::rdma::tail_counter(tail) != last) return false;
-  }
-  return true;
+  return status;
+}
+
+bool RingMemory::idle() const {
+  const std::vector<RingStatus> all = status();
+  return std::all_of(all.begin(), all.end(),
+                     [](const RingStatus& ring) { return ring.failed() || ring.outstanding() == 0; });
 }
 
 }  // namespace deep_ep::rdma

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "csrc/executor/own_stream.hpp"
 #include "kernels/rdma/params.hpp"
@@ -33,6 +34,17 @@ struct RingOptions {
   bool on_gpu = false;            ///< in the executor's device memory, otherwise in pinned memory of the host
   std::size_t alignment = 64;     ///< of each queue pair's memory
   std::uint64_t first_index = 0;  ///< number of the first entry (tests of wrap-around)
+};
+
+/// What the memory of one queue pair says of its work.
+struct RingStatus {
+  RdmaQueueState state{};
+  device::rdma::CompletionEntry completion{};
+
+  /// A kernel, or the completion entry, says that it has failed.
+  bool failed() const;
+  /// Entries posted that are not known to be complete.
+  std::uint32_t outstanding() const;
 };
 
 /// Filled in as the first kernel must find it: no completion, nothing posted. The owners' indices are in device memory
@@ -67,6 +79,8 @@ class RingMemory {
   /// What kernels need for the handler `cpu`; the sink is the caller's to fill in.
   RdmaQueuePair queue_pair(std::size_t i, std::uint32_t number, int peer) const;
 
+  /// Of all queue pairs. No kernel may be posting.
+  std::vector<RingStatus> status() const;
   /// Is everything complete that kernels have posted and given back, or failed? No kernel may be posting.
   bool idle() const;
 

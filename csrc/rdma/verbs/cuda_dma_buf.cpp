@@ -2,6 +2,7 @@
 #include <cudaTypedefs.h>
 #include <cuda_runtime_api.h>
 
+#include "csrc/executor/cuda/check.hpp"
 #include "csrc/executor/cuda/driver.hpp"
 #include "csrc/rdma/verbs/dma_buf.hpp"
 #include "csrc/support/format.hpp"
@@ -42,6 +43,14 @@ UniqueFd export_dma_buf(void* address, std::size_t bytes) {
 }
 
 }  // namespace
+
+WritesOrdering gpu_writes_ordering(int device) {
+  int value = 0;
+  cuda::check(cudaDeviceGetAttribute(&value, cudaDevAttrGPUDirectRDMAWritesOrdering, device), device,
+              "cudaDeviceGetAttribute of the ordering of GPUDirect RDMA writes");
+  if (value >= cudaGPUDirectRDMAWritesOrderingAllDevices) return WritesOrdering::all;
+  return value >= cudaGPUDirectRDMAWritesOrderingOwner ? WritesOrdering::owner : WritesOrdering::none;
+}
 
 DmaBufExporter gpu_dma_buf_exporter() { return export_dma_buf; }
 

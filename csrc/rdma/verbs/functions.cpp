@@ -110,6 +110,7 @@ void read_symbols(Mlx5Functions& f, SymbolReader& symbols) {
   symbols.need(f.obj_modify, "mlx5dv_devx_obj_modify");
   symbols.need(f.obj_query, "mlx5dv_devx_obj_query");
   symbols.need(f.obj_destroy, "mlx5dv_devx_obj_destroy");
+  symbols.prefer(f.qp_query, "mlx5dv_devx_qp_query");
   symbols.need(f.umem_reg, "mlx5dv_devx_umem_reg");
   symbols.prefer(f.umem_reg_ex, "mlx5dv_devx_umem_reg_ex");
   symbols.need(f.umem_dereg, "mlx5dv_devx_umem_dereg");

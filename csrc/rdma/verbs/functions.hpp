@@ -46,6 +46,7 @@ struct Mlx5Functions {
   decltype(&::mlx5dv_devx_obj_modify) obj_modify;
   decltype(&::mlx5dv_devx_obj_query) obj_query;
   decltype(&::mlx5dv_devx_obj_destroy) obj_destroy;
+  decltype(&::mlx5dv_devx_qp_query) qp_query;  ///< or null: no counters
   decltype(&::mlx5dv_devx_umem_reg) umem_reg;
   decltype(&::mlx5dv_devx_umem_reg_ex) umem_reg_ex;  ///< or null (before 35): no UMEM over a dma-buf
   decltype(&::mlx5dv_devx_umem_dereg) umem_dereg;

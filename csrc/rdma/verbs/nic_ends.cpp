@@ -19,16 +19,24 @@ DmaBufExporter exporter_by(const RdmaSettings& settings) {
   };
 }
 
+PathOptions path_by(const RdmaSettings& settings, const NicAssignment& assignment) {
+  PathOptions path = settings.path;
+  path.port = assignment.port;
+  path.gid_index = assignment.gid_index;
+  if (!settings.has_traffic_class) path.traffic_class = assignment.traffic_class.value_or(path.traffic_class);
+  return path;
+}
+
 NicAccess open_nic(const NicAssignment& assignment, const Executor& executor, const RdmaSettings& settings) {
   NicAccess access;
   access.device = Device::open(assignment.nic);
-  access.path = settings.path;
-  access.path.port = assignment.port;
-  access.path.gid_index = assignment.gid_index;
+  access.path = path_by(settings, assignment);
   access.name = fmt::format("{}:{}", assignment.nic, assignment.port);
   access.mlx5 = assignment.capability == Capability::mlx5;
   access.gpu_memory = executor.device().kind == deep_ep::Device::Kind::cuda;
+  access.cpus = assignment.cpus;
   access.handler = settings.nic_handler;
+  if (access.gpu_memory) access.writes_ordering = gpu_writes_ordering(executor.device().index);
   access.exporter = exporter_by(settings);
   access.mlx5_functions = []() -> const Mlx5Functions& { return mlx5_functions(); };
   access.page_mapper = gpu_page_mapper(executor.device().index);
@@ -37,6 +45,12 @@ NicAccess open_nic(const NicAssignment& assignment, const Executor& executor, co
 
 std::unique_ptr<Ends> make_nic_ends(const NicAccess& nic, const std::shared_ptr<Executor>& executor,
                                     const SymmetricHeap& heap, const EndsOptions& options) {
+  if (nic.gpu_memory && nic.writes_ordering == WritesOrdering::none) {
+    fail<SystemError>(
+        "NIC {} cannot serve this GPU: the GPU does not keep the order of what NICs write (attribute "
+        "GPU_DIRECT_RDMA_WRITES_ORDERING is 0), so that a signal could be seen before its data",
+        nic.name);
+  }
   const MemoryRange range{.address = heap.local(), .bytes = heap.bytes(), .first_address = 0};
   const auto registration =
       std::make_shared<Registration>(nic.gpu_memory ? Registration::of_gpu_memory(nic.device, range, nic.exporter)
@@ -46,7 +60,7 @@ std::unique_ptr<Ends> make_nic_ends(const NicAccess& nic, const std::shared_ptr<
   if (nic.handler == NicHandler::gpu || (any && nic.gpu_memory)) {
     try {
       return make_devx_ends(nic, executor, registration, options);
-    } catch (const SystemError& error) {
+    } catch (const Error& error) {
       if (!any) fail<SystemError>("DEEP_EP_NIC_HANDLER=gpu is impossible here: {}", error.what());
       log::warn("RDMA: a CPU thread executes what kernels post (DEEP_EP_NIC_HANDLER=cpu), because: {}", error.what());
     }

@@ -4,11 +4,13 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "csrc/memory/symmetric_heap.hpp"
 #include "csrc/rdma/discovery/machine.hpp"
 #include "csrc/rdma/ends.hpp"
 #include "csrc/rdma/verbs/devx/doorbell_pages.hpp"
+#include "csrc/rdma/verbs/dma_buf.hpp"
 #include "csrc/rdma/verbs/registration.hpp"
 
 namespace deep_ep {
@@ -30,6 +32,8 @@ struct NicAccess {
   bool mlx5 = false;        ///< by its kernel driver
   bool gpu_memory = false;  ///< heap and rings are a GPU's
   DmaBufExporter exporter;  ///< for GPU memory
+  WritesOrdering writes_ordering = WritesOrdering::all;
+  std::vector<int> cpus;  ///< near the NIC, for threads that serve it; empty: any
   NicHandler handler = NicHandler::automatic;
   /// Called when the handler `gpu` is tried; may throw SystemError.
   std::function<const Mlx5Functions&()> mlx5_functions;
@@ -38,6 +42,10 @@ struct NicAccess {
 
 /// How GPU memory becomes a dma-buf; one that refuses where the settings have turned that off.
 DmaBufExporter exporter_by(const RdmaSettings& settings);
+
+/// The path of the settings, from the port that was assigned. Without a variable, the traffic class is what the
+/// administrator set for that port.
+PathOptions path_by(const RdmaSettings& settings, const NicAssignment& assignment);
 
 /// Opens the NIC for the ranks of `executor`.
 NicAccess open_nic(const NicAssignment& assignment, const Executor& executor, const RdmaSettings& settings);

@@ -2,6 +2,8 @@
 
 namespace deep_ep::rdma::verbs {
 
+WritesOrdering gpu_writes_ordering(int) { return WritesOrdering::none; }
+
 DmaBufExporter gpu_dma_buf_exporter() { return {}; }
 
 }  // namespace deep_ep::rdma::verbs

@@ -33,6 +33,7 @@ class VerbsEnds final : public Ends {
   VerbsEnds(const NicAccess& nic, const std::shared_ptr<Executor>& executor, std::shared_ptr<Registration> heap,
             const EndsOptions& options)
       : name_(nic.name),
+        cpus_(nic.cpus),
         heap_(std::move(heap)),
         rings_(executor, {.count = options.peers.size(), .depth = options.depth, .batch = options.batch}),
         sinks_(register_sinks(nic, rings_)) {
@@ -55,7 +56,7 @@ class VerbsEnds final : public Ends {
     return peer_params(rings_.queue_pair(end, served_[end].number, served_[end].peer), *heap_, peer, sinks_, end);
   }
 
-  void start() override { handler_ = std::make_unique<CpuHandler>(std::move(wire_), rings_, served_, name_); }
+  void start() override { handler_ = std::make_unique<CpuHandler>(std::move(wire_), rings_, served_, name_, cpus_); }
 
   std::optional<Failure> failure() const override { return handler_->failure(); }
   bool idle() const override { return handler_->idle(); }
@@ -65,6 +66,7 @@ class VerbsEnds final : public Ends {
 
  private:
   std::string name_;
+  std::vector<int> cpus_;
   std::shared_ptr<Registration> heap_;
   RingMemory rings_;
   Registration sinks_;

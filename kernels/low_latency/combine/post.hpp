@@ -18,10 +18,8 @@ struct CombinePoster {
   /// By one warp: posts all that the peer gets from this rank in one call.
   DEEP_EP_DEVICE void post_all() const {
     if (!post_selections()) return;
-    if (!reach.by_rails()) {
-      post_rows();
-    } else if (reach.has_rail_to(peer())) {
-      post_node_rows();
+    if (reach.by_rails() ? !reach.has_rail_to(peer()) || post_node_rows() : post_rows()) {
+      poster.tell_rest([&](int place) { return poster.progress(place); });
     }
   }
 
@@ -37,7 +35,7 @@ struct CombinePoster {
     return true;
   }
 
-  DEEP_EP_DEVICE void post_rows() const {
+  DEEP_EP_DEVICE bool post_rows() const {
     const LowLatencyRowTable table{const_cast<std::int32_t*>(params.row_table), common().num_ranks, params.max_tokens,
                                    params.num_topk};
     const std::int32_t rows = load_stream(table.rows(peer()));
@@ -45,13 +43,14 @@ struct CombinePoster {
       const int row = begin + lane_index();
       const bool mine = row < rows;
       const std::int32_t token = mine ? load_stream(table.token(peer(), row)) : 0;
-      if (!post_batch(mine, row, token, params.warps_per_row)) return;
+      if (!post_batch(mine, row, token, params.warps_per_row)) return false;
     }
+    return true;
   }
 
   /// By rails: the sums of this node for the peer's tokens, each added up by the warps of a block.
-  DEEP_EP_DEVICE void post_node_rows() const {
-    if (!reach.await_announced(peer())) return;
+  DEEP_EP_DEVICE bool post_node_rows() const {
+    if (!reach.await_announced(peer())) return false;
     const FarSelections announced{params, reach.far_selections(peer())};
     const int count = announced.count(reach, peer());
     for (int begin = 0; begin < count; begin += kWarpSize) {
@@ -61,8 +60,9 @@ struct CombinePoster {
         const int rank = announced.rank_of_selection(token, k);
         mine = mine || (rank >= 0 && reach.is_of_own_node(rank));
       }
-      if (!post_batch(mine, token, token, block_warps())) return;
+      if (!post_batch(mine, token, token, block_warps())) return false;
     }
+    return true;
   }
 
   /// For each lane with `mine`: posts row `row` of the staging memory, for the peer's token `token`, once the `warps`

@@ -16,7 +16,9 @@ struct DispatchPoster {
 
   /// By one warp: posts all that the peer gets from this rank in one call.
   DEEP_EP_DEVICE void post_all() const {
-    if (post_counts() && served.count != 0) post_rows();
+    if (!post_counts() || (served.count != 0 && !post_rows())) return;
+    // The peer learns of the counts with the first rows, or here.
+    if (poster.progress(0)) poster.flush();
   }
 
  private:
@@ -31,13 +33,14 @@ struct DispatchPoster {
     }
     const auto bytes = static_cast<std::uint32_t>(cells) * static_cast<std::uint32_t>(sizeof(Cell));
     const Place<Cell> to = common.window.counts(reach.epoch, common.rank);
-    if (!poster.put(to, staged, bytes, lane_index() == 0) || !poster.progress(0)) return false;
+    if (!poster.put(to, staged, bytes, lane_index() == 0)) return false;
     poster.flush();
     return true;
   }
 
   /// Rows go in the order of their slots.
-  DEEP_EP_DEVICE void post_rows() const {
+  DEEP_EP_DEVICE bool post_rows() const {
+    const auto progress = [&](int place) { return poster.progress(place); };
     int slots = 0;
     for (int begin = 0; begin < params.num_tokens; begin += kWarpSize) {
       const int token = begin + lane_index();
@@ -50,10 +53,11 @@ struct DispatchPoster {
           [&](bool posts) {
             return poster.put(reach.posted_to(slot), reach.staged_place(token), reach.row_bytes, posts);
           },
-          [&](int place) { return poster.progress(place); });
-      if (!on) return;
+          progress);
+      if (!on) return false;
       slots += count_bits(all);
     }
+    return poster.tell_rest(progress);
   }
 };
 

@@ -4,8 +4,10 @@
 //   poster, for one peer                                receiver
 //   add: calls received so far                          (its next call but one may use our window)
 //   wait until the peer has received call n - 2
-//   put counts or selections, add: progress n, 0        reads them
-//   as rows become ready, in order: put, add: n, i      reads row i - 1
+//   put counts or selections                            reads them with the first rows; after the selections, for
+//                                                       which rows wait, comes: add n, 0
+//   as rows become ready, in order: put                 reads rows up to i - 1
+//   add: progress n, i, one under way at a time
 //   see the completions of the call before              (nothing: this frees staging memory for the next call)
 //
 // A rank that is masked is not waited for, so a NIC may still read for it what is written again. It has to be a NIC

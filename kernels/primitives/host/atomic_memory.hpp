@@ -43,6 +43,11 @@ inline void note_load(const void*, int) {}
 inline void fence() { std::atomic_thread_fence(std::memory_order_acq_rel); }
 #endif
 
+/// Bulk copies that come after an acquire need a proxy fence behind it.
+inline void note_acquire() {
+  if (current_thread != nullptr) current_thread->acquired = true;
+}
+
 // A perturbed schedule may switch to another thread at every flag, where the order is decided.
 
 template <class T>
@@ -50,7 +55,9 @@ T load(const T* p, int order) {
   interleave();
   note_load(p, order);
   // Constants, because the builtins take nothing else without falling back to the strongest order.
-  return order == __ATOMIC_ACQUIRE ? __atomic_load_n(p, __ATOMIC_ACQUIRE) : __atomic_load_n(p, __ATOMIC_RELAXED);
+  if (order != __ATOMIC_ACQUIRE) return __atomic_load_n(p, __ATOMIC_RELAXED);
+  note_acquire();
+  return __atomic_load_n(p, __ATOMIC_ACQUIRE);
 }
 
 template <class T>
@@ -76,6 +83,7 @@ T fetch_add(T* p, T value, int order) {
       old = __atomic_fetch_add(p, value, __ATOMIC_RELEASE);
       break;
     default:
+      note_acquire();
       old = __atomic_fetch_add(p, value, __ATOMIC_ACQ_REL);
       break;
   }

@@ -61,6 +61,7 @@ class Machine {
   virtual void bulk_commit() = 0;
   virtual void bulk_wait_read(int groups_left) = 0;
   virtual void bulk_wait(int groups_left) = 0;
+  virtual void bulk_fence_global() = 0;
   virtual void publish(const void* shared, std::uint32_t bytes) = 0;
 };
 
@@ -72,6 +73,7 @@ struct ThreadState {
   int block_threads = 0;
   int grid_blocks = 0;
   bool perturbed = false;  ///< a seeded schedule: interleave() does something
+  bool acquired = false;   ///< since it met others or fenced: its bulk copies need a proxy fence
   // For ThreadSanitizer, which does not know fences: see atomic_memory.hpp.
   bool fenced = false;
   const void* last_relaxed_load = nullptr;

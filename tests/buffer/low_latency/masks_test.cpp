@@ -2,6 +2,7 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <thread>
 
 #include "tests/cluster/fixture.hpp"
 #include "tests/cluster/low_latency_case.hpp"
@@ -94,6 +95,7 @@ TEST_P(LowLatencyMasksTest, ARankThatDoesNotComeIsMaskedAndMayComeBack) {
       require(took.count() < 3 * short_deadline(), "the deadline is paid once, not in every call");
     }
     buffer.low_latency_resume();
+    buffer.low_latency_clean(rank.call().stream);  // of which rank 3 has missed one
     require_same({0, 0, 0, 0}, query(rank, buffer), "unmasked");
     for (int i = 0; i < 3; ++i) dispatch_and_check(rank, buffer, all);
     buffer.check();
@@ -179,19 +181,43 @@ TEST_P(LowLatencyMasksTest, ExpertsThatDoNotExist) {
   });
 }
 
-/// More rows than there is room for, as every token names the same expert twice.
+/// More rows than there is room for, as tokens name the same expert twice. What lies behind that room is the next
+/// expert's.
 TEST_P(LowLatencyMasksTest, TooManyRowsForAnExpert) {
   DEEP_EP_NEEDS_RANKS(1);
   run_cluster(cluster(1), [&](Rank& rank) {
     Buffer& buffer = rank.buffer(low_latency_options(1, 4, 128));
     LowLatencyDispatchArguments arguments;
     arguments.x = rank.upload(std::vector<std::uint16_t>(4 * 128, 0x3f80), DType::bfloat16, {4, 128});
-    arguments.topk_idx = rank.upload(std::vector<std::int64_t>(8, 1), DType::int64, {4, 2});
+    arguments.topk_idx = rank.upload(std::vector<std::int64_t>{0, 0, 0, 0, 1, -1, 0, -1}, DType::int64, {4, 2});
     arguments.max_tokens = 4;
     arguments.num_experts = 2;
-    const LowLatencyDispatchResult result = buffer.low_latency_dispatch(arguments, rank.call());
-    require_same({0, 4}, rank.download<std::int32_t>(result.recv_count.view()), "no more than there is room for");
-    require_throws<OutOfMemory>([&] { buffer.check(); }, {"expert 1", "4"}, "too many rows");
+    for (int i = 0; i < 8; ++i) {  // rows come in any order
+      const LowLatencyDispatchResult result = buffer.low_latency_dispatch(arguments, rank.call());
+      require_same({4, 1}, rank.download<std::int32_t>(result.recv_count.view()), "no more than there is room for");
+      auto tokens = rank.download<std::int32_t>(result.handle.src_info.view());
+      tokens.resize(5);
+      require_same({0, 0, 1, 1, 2}, tokens, "tokens of the first expert's rows, then the second's");
+      require_throws<OutOfMemory>([&] { buffer.check(); }, {"expert 0", "4"}, "too many rows");
+    }
+    buffer.destroy();
+  });
+}
+
+TEST_P(LowLatencyMasksTest, ABarrierHoldsEverybody) {
+  DEEP_EP_NEEDS_RANKS(2);
+  run_cluster(cluster(2), [&](Rank& rank) {
+    Buffer& buffer = rank.buffer(low_latency_options(2, 4, 128));
+    Executor& executor = *rank.executor();
+    if (rank.rank() == 0) {
+      buffer.low_latency_clean(rank.call().stream);
+      const EventHandle passed = executor.record_event(rank.stream());
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));  // less of it would only hide a mistake
+      require(!executor.event_done(passed), "rank 1 has not come yet");
+    }
+    rank.bootstrap()->barrier();
+    if (rank.rank() == 1) buffer.low_latency_clean(rank.call().stream);
+    buffer.check();
     buffer.destroy();
   });
 }
@@ -211,17 +237,28 @@ TEST_P(LowLatencyMasksTest, Arguments) {
     };
     CallOptions both = rank.call();
     both.async_finish = true;
-    refused({"async_finish", "return_recv_hook"}, [](auto& a) { a.return_recv_hook = true; }, both);
-    refused({"use_ue8m0", "round_scale"}, [](auto& a) { a.use_ue8m0 = true; }, rank.call());
-    refused({"hidden", "512"}, [](auto& a) { a.use_ue8m0 = a.round_scale = true; }, rank.call());
-    refused({"rows of x", "1"}, [](auto& a) { a.max_tokens = 1; }, rank.call());
-    refused({"max_tokens", "low_latency.bytes"}, [](auto& a) { a.max_tokens = 30000; }, rank.call());
-    refused({"num_experts", "3"}, [](auto& a) { a.num_experts = 3; }, rank.call());
-    refused({"num_experts"}, [](auto& a) { a.num_experts = 400; }, rank.call());
-    refused({"topk_weights", "rank_major"}, [](auto& a) { a.topk_weights = a.x; }, rank.call());
-    refused({"topk_idx", "int32"}, [](auto& a) { a.topk_idx.dtype = DType::float32; }, rank.call());
-    refused({"x", "bfloat16"}, [](auto& a) { a.x.dtype = DType::float16; }, rank.call());
-    refused({"wait_recv_cost_stats"}, [](auto& a) { a.wait_recv_cost_stats = writable(a.x); }, rank.call());
+    refused(
+        {"async_finish", "return_recv_hook"}, [](auto& a) { a.return_recv_hook = true; }, both);
+    refused(
+        {"use_ue8m0", "round_scale"}, [](auto& a) { a.use_ue8m0 = true; }, rank.call());
+    refused(
+        {"hidden", "512"}, [](auto& a) { a.use_ue8m0 = a.round_scale = true; }, rank.call());
+    refused(
+        {"rows of x", "1"}, [](auto& a) { a.max_tokens = 1; }, rank.call());
+    refused(
+        {"max_tokens", "low_latency.bytes"}, [](auto& a) { a.max_tokens = 30000; }, rank.call());
+    refused(
+        {"num_experts", "3"}, [](auto& a) { a.num_experts = 3; }, rank.call());
+    refused(
+        {"num_experts"}, [](auto& a) { a.num_experts = 400; }, rank.call());
+    refused(
+        {"topk_weights", "rank_major"}, [](auto& a) { a.topk_weights = a.x; }, rank.call());
+    refused(
+        {"topk_idx", "int32"}, [](auto& a) { a.topk_idx.dtype = DType::float32; }, rank.call());
+    refused(
+        {"x", "bfloat16"}, [](auto& a) { a.x.dtype = DType::float16; }, rank.call());
+    refused(
+        {"wait_recv_cost_stats"}, [](auto& a) { a.wait_recv_cost_stats = writable(a.x); }, rank.call());
     check_low_latency_dispatch(rank, one, buffer.low_latency_dispatch(good, rank.call()));
     buffer.destroy();
 

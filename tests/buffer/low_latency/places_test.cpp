@@ -1,13 +1,14 @@
 // When low-latency calls may use the places of an earlier call, and what becomes of rows that never came into theirs.
 #include <chrono>
 #include <cstring>
+#include <functional>
 #include <thread>
 
 #include "csrc/buffer/heap_layout.hpp"
 #include "kernels/low_latency/params.hpp"
 #include "kernels/low_latency/transport/masks.hpp"
 #include "tests/cluster/fixture.hpp"
-#include "tests/cluster/low_latency_case.hpp"
+#include "tests/cluster/low_latency_combine_case.hpp"
 
 namespace deep_ep::test {
 namespace {
@@ -54,30 +55,79 @@ TEST_P(LowLatencyPlacesTest, ACallWaitsForTheReceiverOfTheCallBeforeTheLast) {
   });
 }
 
-/// Rank 1 announces its rows and is lost before the first of them comes. Some blocks of rank 0 have received with it by
-/// then, its counts among what they wrote; in the end all is as if it had sent nothing.
-TEST(LowLatencyMissingRowTest, AllIsReceivedAgainWithoutTheRank) {
-  const LowLatencyCase all = make_low_latency_case(
-      {.tokens = {5, 6}, .max_tokens = 6, .hidden = 256, .local_experts = 2, .topk = 3, .seed = 7});
-  const LowLatencyCase without = with_masks(all, {0, 1, 0, 0});
-  run_cluster({.ranks = 2, .where = {}, .host = {}}, [&](Rank& rank) {
+/// With a look into the window of rank 0, and a hand in it.
+class LowLatencyWindowTest : public testing::Test {
+ protected:
+  static void on_two_ranks(const std::function<void(Rank&, Buffer&)>& body) {
+    run_cluster({.ranks = 2, .where = {}, .host = {}}, [&](Rank& rank) { body(rank, rank.buffer(options())); });
+  }
+  /// By both ranks, when rank 1 has sent: takes the first row that rank 0 has of it in the first call of that kind.
+  static bool lose_row(Rank& rank, const Buffer& buffer, LowLatencyKind kind, std::size_t row_bytes) {
+    rank.executor()->synchronize(rank.stream());
+    rank.bootstrap()->barrier();
+    if (rank.rank() != 0) return false;
+    std::memset(window().row(kind, 1, 1, 0, row_bytes).in(heap_of(buffer)), 0, row_bytes);
+    return true;
+  }
+
+  static LowLatencyWindow window() { return HeapLayout::make(options(), 2).low_latency; }
+  static std::byte* heap_of(const Buffer& buffer) {
+    return static_cast<std::byte*>(buffer.local_memory().data) - HeapLayout::make(options(), 2).window_at();
+  }
+
+ private:
+  static BufferOptions options() {
     BufferOptions options = low_latency_options(2, 6, 256);
     options.low_latency.masking = true;
     options.timeout_s = short_deadline();
-    Buffer& buffer = rank.buffer(options);
-    if (rank.rank() == 1) {
-      buffer.low_latency_dispatch(with_hook(upload_arguments(rank, all)), rank.call());
-      rank.executor()->synchronize(rank.stream());
-    }
-    rank.bootstrap()->barrier();
-    if (rank.rank() != 0) return;
-    const HeapLayout layout = HeapLayout::make(options, 2);
-    const LowLatencyRow row{256, 3, /*fp8=*/true, /*weights=*/false, /*by_rails=*/false};
-    std::byte* heap = static_cast<std::byte*>(buffer.local_memory().data) - layout.window_at();
-    std::byte* first = layout.low_latency.row(LowLatencyKind::dispatch, 1, 1, 0, row.bytes()).in(heap);
-    require(*reinterpret_cast<const std::uint64_t*>(first) != 0 || first[8] != std::byte{}, "there is a row");
-    std::memset(first, 0, row.bytes());
+    return options;
+  }
+};
+
+// Rank 1 is lost after it has sent nearly everything: what is missing at rank 0 is a row. Some blocks of rank 0 have
+// received with it by then; in the end all is as if it had sent nothing.
+
+TEST_F(LowLatencyWindowTest, AllIsReceivedAgainWithoutTheRank) {
+  const LowLatencyCase all = make_low_latency_case(
+      {.tokens = {5, 6}, .max_tokens = 6, .hidden = 256, .local_experts = 2, .topk = 3, .seed = 7});
+  const LowLatencyCase without = with_masks(all, {0, 1, 0, 0});
+  const LowLatencyRow row{.hidden = 256, .num_topk = 3, .fp8 = true, .weights = false};
+  on_two_ranks([&](Rank& rank, Buffer& buffer) {
+    if (rank.rank() == 1) buffer.low_latency_dispatch(with_hook(upload_arguments(rank, all)), rank.call());
+    if (!lose_row(rank, buffer, LowLatencyKind::dispatch, row.bytes())) return;
     check_low_latency_dispatch(rank, without, buffer.low_latency_dispatch(upload_arguments(rank, all), rank.call()));
+  });
+}
+
+TEST_F(LowLatencyWindowTest, AllIsAddedAgainWithoutTheRank) {
+  const LowLatencyCombineCase all = make_low_latency_combine_case(
+      {.tokens = {6, 5}, .max_tokens = 6, .hidden = 256, .local_experts = 1, .topk = 2, .seed = 8});
+  LowLatencyCombineCase without = all;
+  without.options.masks = {0, 1, 0, 0};
+  const auto expected = without.expected();
+  on_two_ranks([&](Rank& rank, Buffer& buffer) {
+    const LowLatencyHandle handle = dispatch_low_latency(rank, buffer, all);
+    const auto result = buffer.low_latency_combine(with_hook(upload_combine(rank, all, handle)), rank.call());
+    if (!lose_row(rank, buffer, LowLatencyKind::combine, tagged_lines(2 * 256) * kTaggedLine)) return;
+    result.hook();
+    check_low_latency_combine(rank, all, expected, result.combined_x.view());
+  });
+}
+
+/// While it receives a call, it has finished the one before.
+TEST_F(LowLatencyWindowTest, WhatIsAcknowledgedHasBeenReceived) {
+  const LowLatencyCase one = make_low_latency_case({.tokens = {2, 3}, .max_tokens = 6, .hidden = 256, .topk = 2});
+  on_two_ranks([&](Rank& rank, Buffer& buffer) {
+    const auto send = [&] { return buffer.low_latency_dispatch(with_hook(upload_arguments(rank, one)), rank.call()); };
+    const std::vector<LowLatencyDispatchResult> results = {send(), send()};
+    for (std::uint64_t received = 0; received < results.size(); ++received) {
+      if (rank.rank() == 1) results[received].hook();
+      rank.executor()->synchronize(rank.stream());
+      rank.bootstrap()->barrier();
+      const std::uint64_t told = *window().acknowledged(LowLatencyKind::dispatch, 1).in(heap_of(buffer));
+      require(rank.rank() == 1 || told == received, "acknowledged: call " + std::to_string(told));
+      rank.bootstrap()->barrier();
+    }
   });
 }
 

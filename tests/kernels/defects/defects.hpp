@@ -24,12 +24,15 @@ struct Params {
 // Between blocks: signal_defects.cu. Block 0 sends, block 1 receives; one warp each.
 DEEP_EP_DECLARE_KERNEL(defect_relaxed_flag, deep_ep::defects::Params, 32)
 DEEP_EP_DECLARE_KERNEL(defect_signal_before_completion, deep_ep::defects::Params, 32)
+DEEP_EP_DECLARE_KERNEL(defect_load_without_fence, deep_ep::defects::Params, 32)
 DEEP_EP_DECLARE_KERNEL(defect_wrong_epoch, deep_ep::defects::Params, 32)
 DEEP_EP_DECLARE_KERNEL(defect_signal_without_warp_sync, deep_ep::defects::Params, 32)
 
 // Calls that take turns: low_latency_defects.cu.
 DEEP_EP_DECLARE_KERNEL(defect_flag_without_epoch, deep_ep::defects::Params, 32)
 DEEP_EP_DECLARE_KERNEL(defect_credit_ignored, deep_ep::defects::Params, 32)
+DEEP_EP_DECLARE_KERNEL(defect_credit_without_fence, deep_ep::defects::Params, 32)
+DEEP_EP_DECLARE_KERNEL(defect_signal_without_fence, deep_ep::defects::Params, 32)
 
 // Bulk copies of one warp: bulk_defects.cu. Rows of source go to destination.
 DEEP_EP_DECLARE_KERNEL(defect_stage_reused, deep_ep::defects::Params, 32)

@@ -51,9 +51,33 @@ DEEP_EP_DEVICE void signal_before_completion(const Params& p, std::byte* shared)
     bulk::wait_read<0>();
   } else {
     bulk::wait<0>();
+    bulk::fence_global();
   }
   store_release<Scope::system>(p.signal, p.epoch);
   wait_for(p.signal + 1, p.epoch);
+}
+
+/// Planted: the receiver's bulk load may come before the signal that it has acquired.
+DEEP_EP_DEVICE void load_without_fence(const Params& p, std::byte* shared) {
+  if (block_index() == 0) {
+    store_stream(p.destination + lane_index(), p.source[lane_index()]);
+    warp::sync();
+    if (lane_index() == 0) store_release<Scope::system>(p.signal, p.epoch);
+    return;
+  }
+  auto& barrier = *reinterpret_cast<Mbarrier*>(shared);
+  auto* stage = reinterpret_cast<Vec16*>(shared + 128);
+  if (lane_index() == 0) {
+    mbarrier::init(barrier, 1);
+    mbarrier::fence_init();
+    wait_for(p.signal, p.epoch);
+    if (!p.planted) bulk::fence_global();
+    mbarrier::arrive_expect_bytes(barrier, kRowWords * sizeof(Vec16));
+    bulk::load(stage, p.destination, kRowWords * sizeof(Vec16), barrier);
+  }
+  warp::sync();
+  mbarrier::wait(barrier, 0);
+  p.result[lane_index()] = stage[lane_index()].word[0];
 }
 
 /// Planted: the receiver counts from the epoch before, whose signal has come long ago.
@@ -83,5 +107,6 @@ DEEP_EP_DEVICE void signal_without_warp_sync(const Params& p, std::byte*) {
 
 DEEP_EP_DEFINE_KERNEL(defect_relaxed_flag, deep_ep::device::relaxed_flag)
 DEEP_EP_DEFINE_KERNEL(defect_signal_before_completion, deep_ep::device::signal_before_completion)
+DEEP_EP_DEFINE_KERNEL(defect_load_without_fence, deep_ep::device::load_without_fence)
 DEEP_EP_DEFINE_KERNEL(defect_wrong_epoch, deep_ep::device::wrong_epoch)
 DEEP_EP_DEFINE_KERNEL(defect_signal_without_warp_sync, deep_ep::device::signal_without_warp_sync)

@@ -67,6 +67,26 @@ TEST_F(NicMapTest, EveryGpuOfTheSeedsMachineGetsItsOwnNicWithoutAnyVariable) {
   EXPECT_EQ(assignment.capability, Capability::mlx5);
 }
 
+TEST_F(NicMapTest, PortsHaveTheAdministratorsTrafficClassAndNicsTheirCpus) {
+  write();
+  const auto set = [&](const std::string& nic, std::string_view text) {
+    const auto folder = machine_.root().resolve("/sys/class/infiniband/" + nic);
+    machine_.write(folder.value() + "/tc/1/traffic_class", text);
+  };
+  set("mlx5_0", "Global tclass=106\ntclass=3,src_ip=10.0.0.1\n");
+  set("mlx5_1", "52\n");
+  const std::vector<Nic> nics = find_nics(machine_.root());
+  EXPECT_EQ(nics[0].port(1)->traffic_class, 106);
+  EXPECT_EQ(nics[1].port(1)->traffic_class, 52);
+  EXPECT_EQ(nics[2].port(1)->traffic_class, std::nullopt);
+  EXPECT_TRUE(nics[0].cpus.empty()) << "this machine has no list of them";
+  machine_.write(fmt::format("/sys/devices/system/node/node{}/cpulist", nics[0].pci.numa_node), "0-2,8,10-11\n");
+  EXPECT_EQ(find_nics(machine_.root())[0].cpus, (std::vector<int>{0, 1, 2, 8, 10, 11}));
+  const NicAssignment assigned = assignment_of(map_of(machine_), 0);
+  EXPECT_EQ(assigned.traffic_class, 106);
+  EXPECT_EQ(assigned.cpus.size(), 6u);
+}
+
 TEST_F(NicMapTest, NamesMeanNothing) {
   // Names in the reverse of the order in which the NICs are plugged in.
   const std::vector<std::string> names = {"roce_rail7",   "rocep9s0", "mlx5_bond_0", "ibp12s0",

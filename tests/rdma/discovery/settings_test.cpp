@@ -51,6 +51,9 @@ TEST(RdmaSettings, TheLibrarysOwnNamesWin) {
   EXPECT_TRUE(settings.gid.index_is_binding);
   EXPECT_EQ(settings.nic_handler, NicHandler::cpu);
   EXPECT_EQ(settings.path.traffic_class, 106);
+  EXPECT_TRUE(settings.has_traffic_class);
+  EXPECT_FALSE(read({{"NCCL_IB_TC", "x"}}).has_traffic_class);
+  EXPECT_TRUE(read({{"NCCL_IB_TC", "0"}}).has_traffic_class);
   EXPECT_TRUE(settings.taken.empty());
 }
 

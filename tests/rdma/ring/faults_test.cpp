@@ -1,8 +1,11 @@
 // Every way in which a queue pair can fail, and what is said about it.
 #include <gtest/gtest.h>
+#include <sched.h>
 
 #include <algorithm>
+#include <future>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "deep_ep/error.hpp"
@@ -238,16 +241,25 @@ TEST_F(RdmaBadEntry, OtherQueuePair) {
                        "the entry names queue pair 0x101"));
 }
 TEST_F(RdmaBadEntry, WrongSegments) {
-  EXPECT_TRUE(contains(failure_of([](auto& entry) { set(entry.segment[0], 1, 0x100 << 8 | 5); }), "5 segments"));
+  EXPECT_TRUE(contains(failure_of([](auto& entry) { set(entry.segment[0], 1, 0x100 << 8 | 5); }), "opcode modifier 0 and 5 segments"));
 }
 TEST_F(RdmaBadEntry, DataSegmentOfNothing) {
   EXPECT_TRUE(contains(failure_of([](auto& entry) { set(entry.segment[2], 0, 0); }), "0 bytes, which means 2^31"));
 }
 TEST_F(RdmaBadEntry, InlineBytesThatDoNotFit) {
-  EXPECT_TRUE(contains(failure_of([](auto& entry) { set(entry.segment[2], 0, 0x80000000u | 29); }),
-                       "an inline RDMA write of 29 bytes in 3 segments"));
+  EXPECT_TRUE(contains(failure_of([](auto& entry) {
+                         set(entry.segment[0], 1, 0x100 << 8 | 4);
+                         set(entry.segment[2], 0, 0x80000000u | 29);
+                       }),
+                       "an inline RDMA write of 29 bytes in 4 segments"));
 }
-
+TEST_F(RdmaBadEntry, InlineBytesInMoreSegmentsThanTheyNeed) {
+  EXPECT_TRUE(contains(failure_of([](auto& entry) {
+                         set(entry.segment[0], 1, 0x100 << 8 | 4);
+                         set(entry.segment[2], 0, 0x80000000u | 12);
+                       }),
+                       "an inline RDMA write of 12 bytes in 4 segments"));
+}
 TEST_F(RdmaBadEntry, AdditionToFourBytes) {
   EXPECT_TRUE(contains(failure_of([](auto& entry) {
                          device::rdma::fetch_add_entry(entry, {2, QueueWorld::number(0), 0}, {kSignal, 2}, {0, 1}, 1);
@@ -266,12 +278,51 @@ TEST(RdmaCpuHandler, AProducerIndexTooFarAheadIsAFailure) {
 
 TEST(RdmaCpuHandler, WhatTheWireThrowsIsTheFailureOfItsRings) {
   rdma::RingMemory rings(make_host_executor(), {.depth = 64});
-  rdma::CpuHandler handler(std::make_unique<AdversarialWire>(1), rings, {{0x999, 3}}, "nowhere", false);
+  rdma::CpuHandler handler(std::make_unique<AdversarialWire>(1), rings, {{0x999, 3}}, "nowhere", {}, false);
   device::rdma::nop_entry(rings.ring(0)[0], {0, 0x999, 0});
   *rings.producer_index(0) = 1;
   for (int i = 0; i < 50; ++i) handler.step();
   EXPECT_EQ(device::rdma::tail_opcode(rings.completion(0)->tail), device::rdma::kCompletionError);
   EXPECT_TRUE(contains(rdma::describe(handler.failure().value()), "the wire 'adversarial' threw: unknown queue pair"));
+}
+
+/// Tells where the handler's thread may run.
+class PlaceWire final : public rdma::Wire {
+ public:
+  explicit PlaceWire(std::promise<std::vector<int>>& place) : place_(place) {}
+  std::string_view name() const override { return "place"; }
+  std::size_t post(std::span<const rdma::WireOperation> operations) override { return operations.size(); }
+  std::size_t poll(std::span<rdma::WireCompletion>) override {
+    if (!std::exchange(told_, true)) place_.set_value(allowed_cpus());
+    return 0;
+  }
+  static std::vector<int> allowed_cpus() {
+    cpu_set_t set;
+    EXPECT_EQ(::sched_getaffinity(0, sizeof set, &set), 0);
+    std::vector<int> cpus;
+    for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
+      if (CPU_ISSET(cpu, &set)) cpus.push_back(cpu);
+    }
+    return cpus;
+  }
+
+ private:
+  std::promise<std::vector<int>>& place_;
+  bool told_ = false;
+};
+
+std::vector<int> place_of_handler(std::vector<int> near) {
+  std::promise<std::vector<int>> place;
+  rdma::RingMemory rings(make_host_executor(), {.depth = 64});
+  const rdma::CpuHandler handler(std::make_unique<PlaceWire>(place), rings, {{1, 3}}, "nowhere", std::move(near));
+  return place.get_future().get();
+}
+
+TEST(RdmaCpuHandler, RunsNearItsNicWhereThisProcessMayRunThere) {
+  const std::vector<int> all = PlaceWire::allowed_cpus();
+  EXPECT_EQ(place_of_handler({}), all);
+  EXPECT_EQ(place_of_handler({all.back(), CPU_SETSIZE - 1, CPU_SETSIZE}), std::vector<int>{all.back()});
+  EXPECT_EQ(place_of_handler({CPU_SETSIZE - 1}), all) << "none of these is this process's";
 }
 
 TEST(RdmaSyndromes, HaveTexts) {
@@ -338,7 +389,8 @@ class RdmaHandler : public testing::Test {
     auto wire = std::make_unique<FullWire>();
     wire_ = wire.get();
     const std::vector<rdma::CpuHandler::QueuePair> pairs = {{1, 7}, {2, 7}};
-    handler_ = std::make_unique<rdma::CpuHandler>(std::move(wire), rings_, pairs, "full wire", /*start_thread=*/false);
+    handler_ = std::make_unique<rdma::CpuHandler>(std::move(wire), rings_, pairs, "full wire", std::vector<int>{},
+                                                  /*start_thread=*/false);
   }
 
   /// As many entries as there is room for.

@@ -14,6 +14,7 @@
 #include "tests/rdma/ring/adversarial_wire.hpp"
 #include "tests/rdma/ring/simulation.hpp"
 #include "tests/rdma/ring/software_nic.hpp"
+#include "tests/support/time_scale.hpp"
 
 namespace deep_ep::test {
 
@@ -26,7 +27,7 @@ struct QueueWorldOptions {
   std::uint32_t depth = 128;
   std::uint32_t batch = 32;
   std::uint64_t first_index = 0;
-  std::uint64_t timeout_ns = 60'000'000'000;
+  std::uint64_t timeout_ns = static_cast<std::uint64_t>(patience() * 1e9);
   SoftwareNicOptions nic = {};
 };
 
@@ -60,6 +61,7 @@ class QueueWorld {
       std::vector<rdma::CpuHandler::QueuePair> pairs;
       for (const RdmaPeerParams& peer : params_) pairs.push_back({peer.queue.number, peer.queue.peer});
       handler_ = std::make_unique<rdma::CpuHandler>(std::move(wire_owner_), rings_, pairs, "adversarial wire",
+                                                    std::vector<int>{},
                                                     /*start_thread=*/false);
     }
   }

@@ -195,6 +195,12 @@ void fill(Mlx5Functions& f) {
     if (error != 0) return error;
     const std::uint64_t what = fake->commands.back().get(0x30, 16);
     if (what == 0x01) put(out, 0x80 + 0x1fc, 4, fake->completion_version);
+    if (fake->commands.back().opcode() == 0x842) {
+      put(out, 0x55, 3, fake->port_select_mode);
+      put(out, 0x5d, 3, fake->lag_state);
+      return 0;
+    }
+    if (what == 0x01) put(out, 0x80 + 0x27c, 4, 2);
     if (what == 0x07) {
       put(out, 0x80 + 0x90, 16, fake->atomic_operations);
       put(out, 0x80 + 0xb0, 16, fake->atomic_sizes);
@@ -226,8 +232,8 @@ void fill(Mlx5Functions& f) {
     const int error = command("obj_query", in, bytes, out, out_bytes);
     if (error == 0) {
       put(out, 0xc0, 4, fake->queue_pair_state);
-      put(out, 0xc0 + 0x5a0, 16, 41);
-      put(out, 0xc0 + 0x5b0, 16, 42);
+      put(out, 0xc0 + 0x5a0, 16, fake->fetched);
+      put(out, 0xc0 + 0x5b0, 16, fake->told);
     }
     return error;
   };
@@ -236,6 +242,11 @@ void fill(Mlx5Functions& f) {
     fake->calls.push_back(number < kFirstQueuePair ? "destroy CQ" : "destroy QP");
     fake->firmware.remove_object(number);
     return ended();
+  };
+  f.qp_query = [](ibv_qp*, const void* in, std::size_t bytes, void* out, std::size_t out_bytes) {
+    const int error = command("qp_query", in, bytes, out, out_bytes);
+    if (error == 0) put(out, 0xc0 + 0x60, 8, fake->counter_set);
+    return error;
   };
   f.umem_reg = [](ibv_context*, void* address, std::size_t bytes, std::uint32_t access) -> mlx5dv_devx_umem* {
     if (fake->refuses("umem_reg")) return nullptr;

@@ -87,6 +87,11 @@ class FakeVerbs {
   std::uint64_t atomic_operations = 0xf;
   std::uint64_t atomic_sizes = 0xc;
   std::uint8_t queue_pair_state = 3;
+  std::uint16_t told = 0;     ///< entries that doorbells announced
+  std::uint16_t fetched = 0;  ///< of these, read
+  std::uint8_t counter_set = 0;
+  std::uint8_t lag_state = 0;
+  std::uint8_t port_select_mode = 0;
   std::uint32_t next_queue_pair = 0x1234;      ///< its number
   std::uint32_t next_completion_queue = 0x77;  ///< its number
 

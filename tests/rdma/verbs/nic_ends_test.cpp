@@ -10,9 +10,11 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "csrc/rdma/verbs/devx/devx_queue_pair.hpp"
+#include "csrc/support/deadline.hpp"
 #include "deep_ep/error.hpp"
 #include "deep_ep/executor.hpp"
 #include "tests/rdma/messages.hpp"
@@ -79,6 +81,13 @@ class NicEndsTest : public testing::Test {
   }
   std::string refusal() {
     return message_of<SystemError>([&] { make(); });
+  }
+  /// Always true where the log goes elsewhere, or is turned down.
+  static testing::AssertionResult warned(const std::string& said, const std::string& text) {
+    if (std::getenv("DEEP_EP_LOG") != nullptr || std::getenv("DEEP_EP_LOG_FILE") != nullptr) {
+      return testing::AssertionSuccess();
+    }
+    return contains(said, text);
   }
   const RdmaPeerParams& peer(int channel) const { return table_[static_cast<std::size_t>(channel)]; }
   const FakeVerbs::Registered& registered(std::size_t i) const { return fake_.registered.at(i); }
@@ -202,7 +211,10 @@ TEST_F(NicEndsTest, IdleWhenTheLastEntryIsCompleteOrHasFailed) {
 TEST_F(NicEndsTest, RingsInHostMemoryWhereTheDeviceCannotUseTheGpus) {
   fake_.refusals = {{"umem_reg_ex", EOPNOTSUPP}, {"umem_reg", EFAULT}};
   fake_.refusals_left = {{"umem_reg", 1}};
+  testing::internal::CaptureStderr();
   make();
+  EXPECT_TRUE(warned(testing::internal::GetCapturedStderr(),
+                     "rings lie in host memory, which makes every message slower, because: RDMA device fake_0"));
   EXPECT_EQ(ends_->describe(), "handler gpu, rings in host memory, NIC fake_0:1, heap registered as dma-buf");
   EXPECT_TRUE(peer(0).queue.system_scope);
   // There the host sees what fails.
@@ -221,9 +233,7 @@ TEST_F(NicEndsTest, AutoFallsBackWhereThePageMayNotBeMapped) {
   make();
   const std::string said = testing::internal::GetCapturedStderr();
   EXPECT_TRUE(contains(ends_->describe(), "handler cpu, wire verbs, NIC fake_0:1, heap registered as dma-buf"));
-  if (std::getenv("DEEP_EP_LOG") == nullptr && std::getenv("DEEP_EP_LOG_FILE") == nullptr) {
-    EXPECT_TRUE(contains(said, "because: GPU 0 may not map the page"));
-  }
+  EXPECT_TRUE(warned(said, "because: GPU 0 may not map the page"));
   EXPECT_EQ(peer(0).queue.kind, RdmaDoorbell::producer_index);
   EXPECT_TRUE(commands(0x500).empty()) << "no queue pair is made before the page is tried";
 }
@@ -232,6 +242,69 @@ TEST_F(NicEndsTest, AutoFallsBackWhereTheFirmwareRefuses) {
   fake_.firmware_refusals[0x500] = {EREMOTEIO, 0x3, 0x5d7f1a};
   make();
   EXPECT_TRUE(contains(ends_->describe(), "handler cpu"));
+}
+
+TEST_F(NicEndsTest, AutoFallsBackWhateverTheGpuAnswers) {
+  nic_.page_mapper.map = [](void*) -> void* { throw OutOfMemory("cudaHostRegister: out of memory"); };
+  make();
+  EXPECT_TRUE(contains(ends_->describe(), "handler cpu"));
+}
+
+TEST_F(NicEndsTest, AGpuThatReordersWhatNicsWriteIsRefused) {
+  nic_.writes_ordering = WritesOrdering::none;
+  EXPECT_TRUE(contains(refusal(), "NIC fake_0:1 cannot serve this GPU"));
+  nic_.writes_ordering = WritesOrdering::owner;
+  make();
+}
+
+TEST_F(NicEndsTest, HealthSaysWhatTheDeviceHasDoneWithAllThatWasPosted) {
+  make();
+  EXPECT_FALSE(ends_->failure().has_value());
+  EXPECT_EQ(ends_->health(), "all that was posted has arrived");
+  RdmaQueueState& state = *peer(0).queue.state;
+  auto& completion = const_cast<device::rdma::CompletionEntry&>(*peer(0).queue.completion);
+  state.posted = 10;
+  fake_.told = 9;
+  fake_.fetched = 7;
+  EXPECT_EQ(ends_->health(),
+            "queue pair 0x1234 to rank 1: of 10 entries under way the device was not told of 1 and has not fetched 2");
+  completion.tail = device::rdma::tail_word(9, device::rdma::kCompletionOk);
+  EXPECT_EQ(ends_->health(), "all that was posted has arrived");
+  completion.syndrome = 0x15;
+  completion.opcode_number = device::rdma::swap32(device::rdma::kOpcodeWrite << 24 | peer(0).queue.number);
+  completion.tail = device::rdma::tail_word(7, device::rdma::kCompletionError);
+  EXPECT_TRUE(contains(ends_->health(), "RDMA write to rank 1 over fake_0:1 failed (queue pair 0x1234, entry 7)"));
+  fake_.queue_pair_state = 6;
+  EXPECT_TRUE(contains(ends_->health(), "; queue pair 0x1235 to rank 1 is in the state 'error'"));
+  fake_.port.state = IBV_PORT_DOWN;
+  EXPECT_TRUE(contains(ends_->health(), "port 1 is DOWN; "));
+}
+
+TEST_F(NicEndsTest, ADeviceThatFailsIsNoLatePeer) {
+  make();
+  fake_.raise(IBV_EVENT_DEVICE_FATAL);
+  const Deadline deadline(30);
+  while (!ends_->failure() && !deadline.expired()) std::this_thread::yield();
+  EXPECT_EQ(ends_->health(), "RDMA device fake_0:1 reported a fatal error: nothing on it completes any more");
+}
+
+TEST_F(NicEndsTest, QueuePairsCountWithTheCountersOfTheirPort) {
+  fake_.counter_set = 7;
+  make();
+  for (const auto& command : commands(0x502)) EXPECT_EQ(command.get(0xc0 + 0x60, 8), 7u);
+}
+
+TEST_F(NicEndsTest, TheAdministratorsTrafficClassCountsWhereNoVariableIsSet) {
+  RdmaSettings settings;
+  NicAssignment assignment{.nic = "mlx5_0", .port = 2, .gid_index = 3, .traffic_class = 106};
+  EXPECT_EQ(path_by(settings, assignment).traffic_class, 106);
+  EXPECT_EQ(path_by(settings, assignment).port, 2);
+  EXPECT_EQ(path_by(settings, assignment).gid_index, 3);
+  settings.has_traffic_class = true;
+  EXPECT_EQ(path_by(settings, assignment).traffic_class, 0) << "0 is a value too";
+  settings.has_traffic_class = false;
+  assignment.traffic_class.reset();
+  EXPECT_EQ(path_by(settings, assignment).traffic_class, 0);
 }
 
 TEST_F(NicEndsTest, GpuIsTakenAtItsWord) {

@@ -15,6 +15,7 @@
 #include "deep_ep/error.hpp"
 #include "tests/rdma/messages.hpp"
 #include "tests/rdma/verbs/fake_verbs.hpp"
+#include "tests/support/time_scale.hpp"
 
 namespace deep_ep::rdma::verbs::test {
 namespace {
@@ -223,9 +224,11 @@ TEST_F(VerbsTest, EndsThatCannotTalkAreTold) {
   peer = pair.address();
   peer.format = 1;
   EXPECT_TRUE(says(message_of<RankMismatch>([&] { pair.connect(peer); }), {"different versions"}));
-  peer = pair.address();
-  peer.mtu = 0;
-  EXPECT_TRUE(says(message_of<RankMismatch>([&] { pair.connect(peer); }), {"MTU code is 0"}));
+  for (const std::uint8_t mtu : {0, 6}) {
+    peer = pair.address();
+    peer.mtu = mtu;
+    EXPECT_TRUE(says(message_of<RankMismatch>([&] { pair.connect(peer); }), {"MTU code is " + std::to_string(mtu)}));
+  }
   EXPECT_EQ(fake_.state_changes.size(), 1U) << "nothing was changed after INIT";
   fake_.refusals["modify_qp"] = ENETUNREACH;
   EXPECT_TRUE(says(message_of<SystemError>([&] { pair.connect(pair.address()); }),
@@ -403,13 +406,18 @@ TEST_F(VerbsWireTest, MisuseIsNamed) {
   operation.queue_pair = 0x999;
   EXPECT_EQ(message_of<InvalidArgument>([&] { wire_->post(std::array{operation}); }),
             "queue pair 0x999 is not one of this wire's on RDMA device fake_0");
+  WireOperation addition = write(1);
+  addition.kind = WireOperationKind::fetch_add;
+  addition.length = 4;
+  EXPECT_EQ(message_of<InvalidArgument>([&] { wire_->post(std::array{addition}); }),
+            "a fetch-and-add of 4 bytes, allowed: 8");
   EXPECT_TRUE(says(message_of<InvalidArgument>([&] { wire_->add_queue_pair({.send_depth = 49}, path()); }),
                    {"send queue depth 49", "allowed: 48"}));
 }
 
 TEST_F(VerbsWireTest, DeviceThatFailsIsAnException) {
   fake_.raise(IBV_EVENT_DEVICE_FATAL);
-  const Deadline deadline(30);
+  const Deadline deadline(deep_ep::test::patience());
   std::array<WireCompletion, 4> some;
   EXPECT_TRUE(says(message_of<SystemError>([&] {
                      while (!deadline.expired()) wire_->poll(some);

@@ -1,6 +1,9 @@
 #include "csrc/rdma/verbs/devx/commands.hpp"
 
 #include <algorithm>
+#include <stdexcept>
+
+#include "csrc/support/format.hpp"
 
 namespace deep_ep::rdma::verbs::devx {
 namespace {
@@ -68,6 +71,10 @@ Mailbox query_capabilities_command(std::uint16_t op_mod) {
 
 Mailbox create_completion_queue_command(const CompletionQueueCommand& command) {
   namespace cqc = layout::cqc;
+  if (command.entry.offset % 64 != 0) {
+    throw std::logic_error(
+        fmt::format("a completion queue at offset {}, allowed: multiples of 64", command.entry.offset));
+  }
   const auto of_queue = [](Field field) { return within(layout::create_cq::context, field); };
   Mailbox mailbox = with_opcode(Opcode::create_cq, layout::command::context_bits);
   mailbox.set(layout::create_cq::cq_umem_valid, 1)
@@ -77,7 +84,7 @@ Mailbox create_completion_queue_command(const CompletionQueueCommand& command) {
       .set(of_queue(cqc::cc), 1)
       .set(of_queue(cqc::oi), 1)
       .set(of_queue(cqc::log_cq_size), 0)
-      .set(of_queue(cqc::log_page_size), command.log_page_size)
+      .set(of_queue(cqc::log_page_size), 0)  // 4 KiB, whatever the UMEM has: the unit of offsets is 1/64 of it
       .set(of_queue(cqc::uar_page), command.uar_page)
       .set(of_queue(cqc::c_eqn), command.event_queue)
       .set(of_queue(cqc::dbr_umem_valid), 1)
@@ -115,6 +122,8 @@ Mailbox reset_to_init_command(const ConnectionCommand& command) {
   namespace qpc = layout::qpc;
   Mailbox mailbox = state_change(Opcode::rst2init_qp, command.queue_pair);
   mailbox.set(of_context(qpc::pm_state), qpc::pm_state_migrated)
+      .set(of_context(qpc::counter_set_id), command.counter_set)
+      .set(of_context(qpc::lag_tx_port_affinity), command.physical_port)
       .set(of_context(qpc::rre), 1)
       .set(of_context(qpc::rwe), 1)
       .set(of_context(qpc::rae), 1)
@@ -148,6 +157,8 @@ Mailbox ready_to_send_command(const ConnectionCommand& command) {
       .set(of_path(layout::ads::ack_timeout), command.path.ack_timeout);
   return mailbox;
 }
+
+Mailbox query_lag_command() { return with_opcode(Opcode::query_lag, layout::command::short_bits); }
 
 Mailbox query_queue_pair_command(std::uint32_t queue_pair) {
   Mailbox mailbox = with_opcode(Opcode::query_qp, layout::command::short_bits);

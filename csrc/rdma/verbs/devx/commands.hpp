@@ -21,7 +21,6 @@ struct CompletionQueueCommand {
   UmemPlace doorbell_record;  ///< never written: nothing is armed, and an overrun is the normal case
   std::uint32_t event_queue = 0;
   std::uint32_t uar_page = 0;
-  std::uint32_t log_page_size = 0;  ///< of the UMEM's pages, above 4 KiB
 };
 
 struct QueuePairCommand {
@@ -43,6 +42,8 @@ struct ConnectionCommand {
   std::array<std::uint8_t, 6> peer_mac{};  ///< RoCE
   std::uint32_t log_outstanding_out = 0;   ///< atomics and reads under way, as a power of two
   std::uint32_t log_outstanding_in = 0;
+  std::uint8_t counter_set = 0;    ///< see PortTraits
+  std::uint8_t physical_port = 0;  ///< of bonded ports, from 1; 0: not bonded
 };
 
 Mailbox query_capabilities_command(std::uint16_t op_mod);
@@ -52,6 +53,7 @@ Mailbox reset_to_init_command(const ConnectionCommand& command);
 Mailbox init_to_ready_to_receive_command(const ConnectionCommand& command);
 Mailbox ready_to_send_command(const ConnectionCommand& command);
 Mailbox query_queue_pair_command(std::uint32_t queue_pair);
+Mailbox query_lag_command();
 
 /// Source port of the UDP packets: the network spreads connections over its paths by it. 0xc000 to 0xffff.
 std::uint16_t udp_source_port(std::uint32_t local_queue_pair, std::uint32_t remote_queue_pair);

@@ -10,7 +10,8 @@ void unmap_page(void* page) {
 }
 
 void* map_page(void* page, int device) {
-  cuda::check(cudaSetDevice(device), device, "cudaSetDevice");
+  const cuda::Context context(device);
+  const cuda::CurrentContext current(context);
   constexpr unsigned kFlags = cudaHostRegisterPortable | cudaHostRegisterMapped | cudaHostRegisterIoMemory;
   const cudaError_t result = cudaHostRegister(page, kDoorbellPageBytes, kFlags);
   if (result == cudaErrorNotPermitted || result == cudaErrorNotSupported) {
@@ -21,7 +22,12 @@ void* map_page(void* page, int device) {
         "container)",
         device, cudaGetErrorString(result));
   }
-  cuda::check(result, device, "cudaHostRegister of a doorbell page");
+  if (result != cudaSuccess) {
+    cudaGetLastError();
+    // Not OutOfMemory, which this is not about: the driver answers with it where it finds no place for I/O memory.
+    fail<SystemError>("GPU {} cannot map the NIC's doorbell page: cudaHostRegister: {}", device,
+                      cudaGetErrorString(result));
+  }
   void* address = nullptr;
   try {
     cuda::check(cudaHostGetDevicePointer(&address, page, 0), device, "cudaHostGetDevicePointer of a doorbell page");

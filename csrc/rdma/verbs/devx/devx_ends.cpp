@@ -1,7 +1,9 @@
+#include <atomic>
 #include <utility>
 #include <vector>
 
 #include "csrc/rdma/ring/ring_memory.hpp"
+#include "csrc/rdma/verbs/async_events.hpp"
 #include "csrc/rdma/verbs/devx/devx_queue_pair.hpp"
 #include "csrc/rdma/verbs/nic_ends.hpp"
 #include "csrc/support/format.hpp"
@@ -24,16 +26,25 @@ class DevxEnds final : public Ends {
  public:
   DevxEnds(const NicAccess& nic, const std::shared_ptr<Executor>& executor, std::shared_ptr<Registration> heap,
            const EndsOptions& options)
-      : name_(nic.name), peers_(options.peers), heap_(std::move(heap)), pages_(nic.page_mapper) {
+      : name_(nic.name),
+        peers_(options.peers),
+        heap_(std::move(heap)),
+        pages_(nic.page_mapper),
+        device_(nic.device),
+        port_(nic.path.port) {
     try_ringing(nic, pages_);
     try {
       make(nic, executor, options, nic.gpu_memory);
-    } catch (const SystemError& error) {
+    } catch (const Error& error) {
       if (!nic.gpu_memory) throw;
-      log::info("rdma: {}: rings lie in host memory, because: {}", name_, error.what());
+      log::warn("rdma: {}: rings lie in host memory, which makes every message slower, because: {}", name_,
+                error.what());
       make(nic, executor, options, false);
     }
     sinks_ = std::make_unique<Registration>(register_sinks(nic, *rings_));
+    events_ = std::make_unique<AsyncEventWatcher>(device_, [this](const AsyncEvent& event) {
+      if (event.kind == AsyncEventKind::device_failed) device_failed_ = true;
+    });
   }
 
   QueuePairAddress address(std::size_t end) const override {
@@ -58,21 +69,36 @@ class DevxEnds final : public Ends {
 
   /// Rings in GPU memory are watched by the kernels alone, which put failures on record (FaultKind::rdma_failed).
   std::optional<Failure> failure() const override {
+    if (device_failed_) {
+      return Failure{
+          .device = name_, .detail = "reported a fatal error: nothing on it completes any more", .of_device = true};
+    }
     if (rings_->options().on_gpu) return std::nullopt;
     for (std::size_t end = 0; end < pairs_.size(); ++end) {
       const device::rdma::CompletionEntry& completion = *rings_->completion(end);
       const std::uint32_t tail = __atomic_load_n(&completion.tail, __ATOMIC_ACQUIRE);
-      if (device::rdma::tail_opcode(tail) != device::rdma::kCompletionError) continue;
-      // The device reports the lowest 16 bits of the index.
-      return Failure{.peer = peers_[end],
-                     .device = name_,
-                     .queue_pair = pairs_[end]->number(),
-                     .index = device::rdma::tail_counter(tail),
-                     .opcode = device::rdma::swap32(completion.opcode_number) >> 24,
-                     .syndrome = static_cast<Syndrome>(completion.syndrome),
-                     .vendor_syndrome = completion.vendor_syndrome};
+      if (device::rdma::tail_opcode(tail) == device::rdma::kCompletionError) return failure_of(end, completion, tail);
     }
     return std::nullopt;
+  }
+
+  /// Asks the device about every queue pair.
+  std::string health() const override {
+    if (device_failed_) return rdma::describe(*failure());
+    std::vector<std::string> troubles;
+    if (const PortStatus port = device_->port(port_); !port.active) {
+      troubles.push_back(fmt::format("port {} is {}", port_, port.state));
+    }
+    const std::vector<RingStatus> rings = rings_->status();
+    for (std::size_t end = 0; end < pairs_.size(); ++end) {
+      std::string trouble = trouble_of(end, rings[end]);
+      if (!trouble.empty()) troubles.push_back(std::move(trouble));
+    }
+    constexpr std::size_t kMost = 4;
+    const std::size_t more = troubles.size() > kMost ? troubles.size() - kMost : 0;
+    if (troubles.empty()) return "all that was posted has arrived";
+    if (more != 0) troubles.resize(kMost);
+    return fmt::format("{}{}", fmt::join(troubles, "; "), more != 0 ? fmt::format("; and {} more", more) : "");
   }
 
   bool idle() const override { return rings_->idle(); }
@@ -83,6 +109,34 @@ class DevxEnds final : public Ends {
   }
 
  private:
+  Failure failure_of(std::size_t end, const device::rdma::CompletionEntry& completion, std::uint32_t tail) const {
+    // The device reports the lowest 16 bits of the index.
+    return {.peer = peers_[end],
+            .device = name_,
+            .queue_pair = pairs_[end]->number(),
+            .index = device::rdma::tail_counter(tail),
+            .opcode = device::rdma::swap32(completion.opcode_number) >> 24,
+            .syndrome = static_cast<Syndrome>(completion.syndrome),
+            .vendor_syndrome = completion.vendor_syndrome};
+  }
+
+  /// Empty where all that was posted is complete.
+  std::string trouble_of(std::size_t end, const RingStatus& ring) const {
+    if (device::rdma::tail_opcode(ring.completion.tail) == device::rdma::kCompletionError) {
+      return rdma::describe(failure_of(end, ring.completion, ring.completion.tail));
+    }
+    const devx::QueuePairProgress progress = pairs_[end]->progress();
+    const std::string name = fmt::format("queue pair {:#x} to rank {}", pairs_[end]->number(), peers_[end]);
+    if (progress.state != devx::QueuePairState::ready_to_send) {
+      return fmt::format("{} is in the state '{}'", name, to_string(progress.state));
+    }
+    if (ring.outstanding() == 0) return {};
+    const auto unseen = static_cast<std::uint16_t>(ring.state.posted - progress.posted);
+    const auto unfetched = static_cast<std::uint16_t>(progress.posted - progress.fetched);
+    return fmt::format("{}: of {} entries under way the device was not told of {} and has not fetched {}", name,
+                       ring.outstanding(), unseen, unfetched);
+  }
+
   void make(const NicAccess& nic, const std::shared_ptr<Executor>& executor, const EndsOptions& options, bool on_gpu) {
     doorbells_.clear();
     pairs_.clear();
@@ -92,12 +146,14 @@ class DevxEnds final : public Ends {
                                                                 .batch = options.batch,
                                                                 .on_gpu = on_gpu,
                                                                 .alignment = devx::kRingAlignment});
+    const devx::PortTraits traits = devx::port_traits({nic.device, &nic.mlx5_functions()}, nic.path);
     for (std::size_t i = 0; i < peers_.size(); ++i) {
       const devx::DevxQueuePairOptions pair{.layout = rings_->layout(),
                                             .memory = rings_->ring(i),
                                             .gpu_memory = on_gpu,
                                             .exporter = nic.exporter,
-                                            .user_index = static_cast<std::uint32_t>(i)};
+                                            .user_index = static_cast<std::uint32_t>(i),
+                                            .traits = traits};
       pairs_.push_back(std::make_unique<DevxQueuePair>(nic.device, nic.mlx5_functions(), pair, nic.path));
       doorbells_.push_back(pages_.map(pairs_.back()->doorbell().register_address()));
     }
@@ -113,6 +169,10 @@ class DevxEnds final : public Ends {
   DoorbellPages pages_;
   std::vector<std::unique_ptr<DevxQueuePair>> pairs_;
   std::vector<MappedDoorbell> doorbells_;
+  std::shared_ptr<Device> device_;
+  int port_;
+  std::atomic<bool> device_failed_{false};
+  std::unique_ptr<AsyncEventWatcher> events_;  ///< last: its thread uses the rest
 };
 
 }  // namespace

@@ -46,10 +46,28 @@ Context checked_context(std::shared_ptr<Device> device, const Mlx5Functions& fun
 
 }  // namespace
 
+std::string_view to_string(QueuePairState state) {
+  switch (state) {
+    case QueuePairState::reset:
+      return "reset";
+    case QueuePairState::initialised:
+      return "initialised";
+    case QueuePairState::ready_to_receive:
+      return "ready to receive";
+    case QueuePairState::ready_to_send:
+      return "ready to send";
+    case QueuePairState::error:
+      break;
+  }
+  return "error";
+}
+
 DevxQueuePair::DevxQueuePair(std::shared_ptr<Device> device, const Mlx5Functions& functions,
                              const DevxQueuePairOptions& options, const PathOptions& path)
     : context_(checked_context(std::move(device), functions)),
       path_(path),
+      traits_(options.traits),
+      user_index_(options.user_index),
       address_(local_address(*context_.device, path)),
       memory_(register_memory(options)),
       doorbell_(context_),
@@ -97,7 +115,6 @@ CompletionQueueCommand DevxQueuePair::completion_queue_command(const DevxQueuePa
   command.doorbell_record = {memory_.id(), options.layout.unused_record};
   command.event_queue = event_queue();
   command.uar_page = doorbell_.page_id();
-  command.log_page_size = options.gpu_memory ? log2_down(kRingAlignment / 4096) : 0;
   return command;
 }
 
@@ -157,6 +174,10 @@ void DevxQueuePair::connect(const QueuePairAddress& peer) {
   const DeviceLimits& limits = context_.device->limits();
   command.log_outstanding_out = log2_down(std::min(limits.outstanding_reads_out, peer.outstanding_reads_in));
   command.log_outstanding_in = log2_down(limits.outstanding_reads_in);
+  command.counter_set = traits_.counter_set;
+  // Queue pairs of one peer have neighbouring numbers or numbers far apart: either way both ports get some.
+  if (traits_.bonded_ports > 1)
+    command.physical_port = static_cast<std::uint8_t>(1 + user_index_ % traits_.bonded_ports);
   queue_pair_.modify("RST2INIT_QP", reset_to_init_command(command));
   queue_pair_.modify("INIT2RTR_QP", init_to_ready_to_receive_command(command));
   queue_pair_.modify("RTR2RTS_QP", ready_to_send_command(command));
@@ -167,23 +188,10 @@ QueuePairProgress DevxQueuePair::progress() const {
       queue_pair_.query("QUERY_QP", query_queue_pair_command(number()), layout::command::context_bits);
   const auto value = [&](Field field) { return answer.get(within(layout::queue_pair::context, field)); };
   QueuePairProgress progress;
-  switch (value(layout::qpc::state)) {
-    case 0:
-      progress.state = QueuePairState::reset;
-      break;
-    case 1:
-      progress.state = QueuePairState::initialised;
-      break;
-    case 2:
-      progress.state = QueuePairState::ready_to_receive;
-      break;
-    case 3:
-      progress.state = QueuePairState::ready_to_send;
-      break;
-    default:
-      progress.state = QueuePairState::error;
-      break;
-  }
+  const auto state = value(layout::qpc::state);
+  progress.state = state <= static_cast<std::uint64_t>(QueuePairState::ready_to_send)
+                       ? static_cast<QueuePairState>(state)
+                       : QueuePairState::error;
   progress.posted = static_cast<std::uint16_t>(value(layout::qpc::sw_sq_wqebb_counter));
   progress.fetched = static_cast<std::uint16_t>(value(layout::qpc::hw_sq_wqebb_counter));
   return progress;

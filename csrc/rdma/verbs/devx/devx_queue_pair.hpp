@@ -8,6 +8,7 @@
 #include "csrc/rdma/ring/ring_memory.hpp"
 #include "csrc/rdma/verbs/devx/commands.hpp"
 #include "csrc/rdma/verbs/devx/objects.hpp"
+#include "csrc/rdma/verbs/devx/port_traits.hpp"
 
 namespace deep_ep::rdma::verbs::devx {
 
@@ -22,9 +23,13 @@ struct DevxQueuePairOptions {
   bool gpu_memory = false;
   DmaBufExporter exporter;  ///< for GPU memory; may be empty
   std::uint32_t user_index = 0;
+  PortTraits traits;
 };
 
+/// As the firmware numbers them; what is not one of the first four counts as error.
 enum class QueuePairState : std::uint8_t { reset, initialised, ready_to_receive, ready_to_send, error };
+
+std::string_view to_string(QueuePairState state);
 
 /// Counters of the device that say what happened to posted work.
 struct QueuePairProgress {
@@ -61,6 +66,8 @@ class DevxQueuePair {
   // In the order in which the firmware needs them; they are destroyed in the opposite order.
   Context context_;
   PathOptions path_;
+  PortTraits traits_;
+  std::uint32_t user_index_;
   QueuePairAddress address_;
   Umem memory_;
   DoorbellPage doorbell_;

@@ -15,6 +15,7 @@ enum class Opcode : std::uint16_t {
   init2rtr_qp = 0x503,
   rtr2rts_qp = 0x504,
   query_qp = 0x50b,
+  query_lag = 0x842,
 };
 
 /// What every command begins with, and every answer.
@@ -66,6 +67,7 @@ inline constexpr Field wq_umem_valid{0x860, 1};
 /// Context of a queue pair.
 namespace qpc {
 inline constexpr Field state{0x00, 4};
+inline constexpr Field lag_tx_port_affinity{0x04, 4};
 inline constexpr Field st{0x08, 8};
 inline constexpr Field pm_state{0x13, 2};
 inline constexpr Field pd{0x28, 24};
@@ -74,6 +76,7 @@ inline constexpr Field log_msg_max{0x43, 5};
 inline constexpr Field log_rq_size{0x49, 4};
 inline constexpr Field log_sq_size{0x51, 4};
 inline constexpr Field ts_format{0x58, 2};
+inline constexpr Field counter_set_id{0x60, 8};
 inline constexpr Field uar_page{0x68, 24};
 inline constexpr Field user_index{0x88, 24};
 inline constexpr Field log_page_size{0xa3, 5};
@@ -136,7 +139,15 @@ inline constexpr Field log_max_ra_req_qp{0x14a, 6};
 inline constexpr Field log_max_ra_res_qp{0x15a, 6};
 inline constexpr Field cqe_version{0x1fc, 4};
 inline constexpr Field log_bf_reg_size{0x26b, 5};
+inline constexpr Field num_lag_ports{0x27c, 4};
 }  // namespace cmd_hca_cap
+
+/// Answer of QUERY_LAG.
+namespace query_lag {
+inline constexpr std::uint32_t bits = 0x80;
+inline constexpr Field port_select_mode{0x55, 3};  ///< 0: by queue pair
+inline constexpr Field lag_state{0x5d, 3};         ///< 0: not bonded
+}  // namespace query_lag
 
 /// Capabilities of atomics (op_mod 3 << 1 | 1).
 namespace atomic_caps {

@@ -26,7 +26,9 @@ struct Named {
 std::vector<Named> library_fields() {
   namespace l = layout;
   return {{"qpc", "state", l::qpc::state},
+          {"qpc", "lag_tx_port_affinity", l::qpc::lag_tx_port_affinity},
           {"qpc", "st", l::qpc::st},
+          {"qpc", "counter_set_id", l::qpc::counter_set_id},
           {"qpc", "pm_state", l::qpc::pm_state},
           {"qpc", "pd", l::qpc::pd},
           {"qpc", "mtu", l::qpc::mtu},
@@ -195,8 +197,12 @@ TEST(DevxLayout, PlacesAreThoseOfTheKernelsHeader) {
   const auto& general = header.fields("cmd_hca_cap");
   EXPECT_EQ(general.at("cqe_version").bit, l::cmd_hca_cap::cqe_version.bit);
   EXPECT_EQ(general.at("log_bf_reg_size").bit, l::cmd_hca_cap::log_bf_reg_size.bit);
+  EXPECT_EQ(general.at("num_lag_ports").bit, l::cmd_hca_cap::num_lag_ports.bit);
   EXPECT_EQ(general.at("log_max_ra_req_qp").bit, l::cmd_hca_cap::log_max_ra_req_qp.bit);
   EXPECT_EQ(general.at("log_max_ra_res_qp").bit, l::cmd_hca_cap::log_max_ra_res_qp.bit);
+  constexpr std::uint32_t kLag = 0x40;  // where QUERY_LAG's answer has it
+  EXPECT_EQ(kLag + header.fields("lagc").at("port_select_mode").bit, l::query_lag::port_select_mode.bit);
+  EXPECT_EQ(kLag + header.fields("lagc").at("lag_state").bit, l::query_lag::lag_state.bit);
   EXPECT_EQ(header.fields("atomic_caps").at("atomic_operations").bit, l::atomic_caps::atomic_operations.bit);
   EXPECT_EQ(header.fields("atomic_caps").at("atomic_size_qp").bit, l::atomic_caps::atomic_size_qp.bit);
 }

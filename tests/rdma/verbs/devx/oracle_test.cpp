@@ -45,6 +45,8 @@ ConnectionCommand connection(LinkLayer link_layer, bool needs_global_route) {
   command.peer_mac = {1, 2, 3, 4, 5, 6};
   command.log_outstanding_out = 3;
   command.log_outstanding_in = 4;
+  command.counter_set = 7;
+  command.physical_port = 2;
   return command;
 }
 
@@ -100,6 +102,8 @@ TEST(DevxOracle, OtherStateChanges) {
   SET(opcode, MLX5_CMD_OP_RST2INIT_QP);
   SET(qpn, 0x1234);
   SET(qpc.pm_state, 3);
+  SET(qpc.counter_set_id, 7);
+  SET(qpc.lag_tx_port_affinity, 2);
   SET(qpc.rre, 1);
   SET(qpc.rwe, 1);
   SET(qpc.rae, 1);
@@ -154,6 +158,15 @@ TEST(DevxOracle, CreationAndQuery) {
   DEVX_SET(query_qp_in, query.data(), opcode, MLX5_CMD_OP_QUERY_QP);
   DEVX_SET(query_qp_in, query.data(), qpn, 0x1234);
   EXPECT_EQ(bytes_of(query_queue_pair_command(0x1234)), query);
+
+  Bytes lag(DEVX_ST_SZ_BYTES(query_lag_in));
+  DEVX_SET(query_lag_in, lag.data(), opcode, MLX5_CMD_OP_QUERY_LAG);
+  EXPECT_EQ(bytes_of(query_lag_command()), lag);
+  Bytes bonded(DEVX_ST_SZ_BYTES(query_lag_out));
+  DEVX_SET(query_lag_out, bonded.data(), ctx.lag_state, 3);
+  Mailbox answer(layout::query_lag::bits);
+  answer.set(layout::query_lag::lag_state, 3);
+  EXPECT_EQ(bytes_of(answer), bonded);
 }
 
 #else

@@ -13,8 +13,9 @@ namespace deep_ep::rdma::verbs::devx {
 /// follow by adding up, independently of the library's constants.
 inline const std::map<std::string, std::string> kStructures{
     {"qpc",
-     "state:4 lag:4 st:8 :3 pm_state:2 :11 :8 pd:24 mtu:3 log_msg_max:5 :1 log_rq_size:4 log_rq_stride:3 no_sq:1 "
-     "log_sq_size:4 :3 ts_format:2 :6 counter_set:8 uar_page:24 :8 user_index:24 :3 log_page_size:5 remote_qpn:24 "
+     "state:4 lag_tx_port_affinity:4 st:8 :3 pm_state:2 :11 :8 pd:24 mtu:3 log_msg_max:5 :1 log_rq_size:4 "
+     "log_rq_stride:3 no_sq:1 "
+     "log_sq_size:4 :3 ts_format:2 :6 counter_set_id:8 uar_page:24 :8 user_index:24 :3 log_page_size:5 remote_qpn:24 "
      "primary_address_path:352 secondary_address_path:352 log_ack_req_freq:4 :4 log_sra_max:3 :2 retry_count:3 "
      "rnr_retry:3 :13 :32 :8 next_send_psn:24 :8 cqn_snd:24 :8 deth:24 :32 :8 last_acked:24 :8 ssn:24 :8 "
      "log_rra_max:3 :1 atomic_mode:4 rre:1 rwe:1 rae:1 :13 :3 min_rnr_nak:5 next_rcv_psn:24 :8 xrcd:24 :8 cqn_rcv:24 "

@@ -3,8 +3,11 @@
 #include <algorithm>
 
 #include "csrc/buffer/fault_texts.hpp"
+#include "csrc/executor/own_stream.hpp"
 #include "csrc/memory/executor_memory.hpp"
+#include "csrc/support/format.hpp"
 #include "deep_ep/error.hpp"
+#include "deep_ep/interrupt.hpp"
 
 namespace deep_ep {
 namespace {
@@ -48,9 +51,25 @@ void Faults::break_by_rdma(const std::string& why) {
   broken_by_ = FaultKind::rdma_failed;
 }
 
+void Faults::break_by_interruption() {
+  broken_ = fmt::format(
+      "rank {}: a call was interrupted while it waited. The ranks no longer agree: destroy the buffer", rank_);
+  broken_by_ = FaultKind::none;
+  end_waits(calls_.executor(), abort_.get());
+  throw Interrupted(broken_);
+}
+
+void Faults::end_waits(Executor& executor, std::uint64_t* abort) {
+  if (executor.device().kind == Device::Kind::cpu) return __atomic_store_n(abort, std::uint64_t{1}, __ATOMIC_RELEASE);
+  const OwnStream beside(executor);  // the kernel that waits is on the call's
+  executor.fill(abort, 1, sizeof *abort, beside.get());
+  executor.synchronize(beside.get());
+}
+
 void Faults::raise() {
   if (!broken_.empty() && broken_by_ == FaultKind::rdma_failed) throw SystemError(broken_);
   if (!broken_.empty() && broken_by_ == FaultKind::mismatch) throw RankMismatch(broken_);
+  if (!broken_.empty() && broken_by_ == FaultKind::none) throw Interrupted(broken_);
   if (!broken_.empty()) throw TimeoutError(broken_);
   FaultRecord& fault = records_.get()[0];
   FaultRecord& note = records_.get()[1];

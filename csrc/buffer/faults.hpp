@@ -33,6 +33,10 @@ class Faults {
   /// mismatch that breaks it, RankMismatch.)
   [[noreturn]] void break_by_timeout(const std::string& why);
   void break_by_rdma(const std::string& why);
+  /// The caller does not want to wait any longer: kernels leave their waits, and this and every later call throws.
+  [[noreturn]] void break_by_interruption();
+  /// Makes kernels that look at this abort word leave, though nothing is on record.
+  static void end_waits(Executor& executor, std::uint64_t* abort);
 
  private:
   const CallContext& calls_;

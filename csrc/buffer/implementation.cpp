@@ -6,6 +6,7 @@
 #include "csrc/bootstrap/agreement.hpp"
 #include "csrc/support/format.hpp"
 #include "csrc/support/logging.hpp"
+#include "deep_ep/interrupt.hpp"
 
 namespace deep_ep {
 
@@ -61,7 +62,12 @@ LowLatency& Buffer::Implementation::low_latency(const char* call) {
 
 void Buffer::Implementation::check() {
   runtime_.executor()->make_current();
-  runtime_.calls().settle();
+  try {
+    runtime_.calls().settle();
+  } catch (const Interrupted&) {
+    if (low_latency_) low_latency_->end_waits();
+    runtime_.faults().break_by_interruption();
+  }
   runtime_.faults().raise();
   if (low_latency_) low_latency_->check();
 }

@@ -3,9 +3,12 @@
 #include <fmt/format.h>
 
 #include <cstring>
+#include <optional>
 #include <string>
 #include <utility>
 
+#include "deep_ep/error.hpp"
+#include "deep_ep/interrupt.hpp"
 #include "python/bindings/executors.hpp"
 #include "python/bindings/framework.hpp"
 
@@ -89,10 +92,22 @@ void NativeBuffer::complete(CallOptions& options) const {
 
 template <class Work>
 auto NativeBuffer::without_gil(Work&& work) {
+  std::optional<py::error_already_set> raised;
   const py::gil_scoped_release released;
-  auto result = work();
-  if (device_.kind == Device::Kind::cpu) buffer_->check();
-  return result;
+  const InterruptScope interruptible([&] {
+    const py::gil_scoped_acquire gil;
+    if (PyErr_CheckSignals() == 0) return false;
+    raised.emplace();  // KeyboardInterrupt, or what another handler of signals raised
+    return true;
+  });
+  try {
+    auto result = work();
+    if (device_.kind == Device::Kind::cpu) buffer_->check();
+    return result;
+  } catch (const Interrupted&) {
+    if (!raised) throw;
+    throw py::error_already_set(*raised);
+  }
 }
 
 DispatchHandle NativeBuffer::borrow_handle(const py::tuple& handle) const {

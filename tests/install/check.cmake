@@ -18,18 +18,27 @@ run(${CMAKE_COMMAND} -S "${SOURCE_DIR}" -B "${WORK_DIR}/by_cmake" -G "${GENERATO
     "-DCMAKE_PREFIX_PATH=${WORK_DIR}/prefix")
 run(${CMAKE_COMMAND} --build "${WORK_DIR}/by_cmake")
 run("${WORK_DIR}/by_cmake/consumer")
+if(EXISTS "${WORK_DIR}/by_cmake/mpi_consumer")
+  run("${WORK_DIR}/by_cmake/mpi_consumer")
+endif()
 
 find_program(pkg_config NAMES pkg-config pkgconf)
 if(NOT pkg_config)
   message(FATAL_ERROR "pkg-config is not installed (scripts/setup installs it)")
 endif()
 set(ENV{PKG_CONFIG_PATH} "${WORK_DIR}/prefix/${LIBDIR}/pkgconfig")
-execute_process(COMMAND "${pkg_config}" --cflags --libs --static deep_ep OUTPUT_VARIABLE flags COMMAND_ERROR_IS_FATAL ANY
-                OUTPUT_STRIP_TRAILING_WHITESPACE)
-separate_arguments(flags UNIX_COMMAND "${flags}")
-run("${CXX}" -std=c++20 "${SOURCE_DIR}/consumer.cpp" -o "${WORK_DIR}/by_pkg_config" ${flags}
-    "-Wl,-rpath,${WORK_DIR}/prefix/${LIBDIR}")
-run("${WORK_DIR}/by_pkg_config")
+# The module's flags are all that a program needs to be built and to run.
+function(build_by_pkg_config module source)
+  execute_process(COMMAND "${pkg_config}" --cflags --libs --static ${module} OUTPUT_VARIABLE flags
+                  COMMAND_ERROR_IS_FATAL ANY OUTPUT_STRIP_TRAILING_WHITESPACE)
+  separate_arguments(flags UNIX_COMMAND "${flags}")
+  run("${CXX}" -std=c++20 "${SOURCE_DIR}/${source}" -o "${WORK_DIR}/by_${module}" ${flags})
+  run("${WORK_DIR}/by_${module}")
+endfunction()
+build_by_pkg_config(deep_ep consumer.cpp)
+if(EXISTS "${WORK_DIR}/prefix/${LIBDIR}/pkgconfig/deep_ep-mpi.pc")
+  build_by_pkg_config(deep_ep-mpi mpi_consumer.cpp)
+endif()
 
 if(EXISTS "${WORK_DIR}/prefix/bin/deep_ep")
   run("${WORK_DIR}/prefix/bin/deep_ep" --help)

@@ -6,6 +6,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "deep_ep/error.hpp"
 #include "tests/support/variables.hpp"
@@ -19,7 +20,11 @@ namespace {
 
 class Doctor : public testing::Test {
  protected:
-  Patient patient() const { return examine(machine_.root(), source_of(variables_)); }
+  Patient patient() const {
+    std::vector<std::string> names;
+    for (const auto& [name, value] : variables_) names.push_back(name);
+    return examine(machine_.root(), source_of(variables_), names);
+  }
   Findings findings() const { return check_everything(patient()); }
 
   /// The findings of one check that are worse than `ok`, one per line: "error: ...".
@@ -73,6 +78,16 @@ TEST_F(Doctor, RenamedNicsAreNoTrouble) {
   EXPECT_EQ(worst_of(findings()), Verdict::note);
   EXPECT_EQ(complaints("variables"), "note: NVSHMEM_HCA_PREFIX=mlx5");
   EXPECT_EQ(complaints("map"), "");
+}
+
+TEST_F(Doctor, NamesThatNobodyReadsAreListedWithTheNearestThatIsRead) {
+  variables_ = {{"DEEP_EP_TIMEOUT", "5"}, {"DEEP_EP_NIC_HANDLERS", ""}, {"DEEP_EP_TEST_SEED", "1"}, {"DEEP", "1"}};
+  EXPECT_EQ(complaints("variables"),
+            "warning: DEEP_EP_NIC_HANDLERS is set, but there is no such variable\n"
+            "warning: DEEP_EP_TIMEOUT is set, but there is no such variable");
+  const std::string text = to_text(findings());
+  EXPECT_NE(text.find("did you mean DEEP_EP_TIMEOUT_S?"), std::string::npos) << text;
+  EXPECT_NE(text.find("did you mean DEEP_EP_NIC_HANDLER?"), std::string::npos) << text;
 }
 
 TEST_F(Doctor, WrongValuesOfVariablesThatNobodyReadsHere) {

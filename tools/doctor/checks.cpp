@@ -8,10 +8,11 @@
 
 namespace deep_ep::tools {
 
-Patient examine(topology::SystemRoot root, environment::Source variables) {
+Patient examine(topology::SystemRoot root, environment::Source variables, const std::vector<std::string>& names) {
   Patient patient;
   patient.root = std::move(root);
   patient.environment = std::move(variables);
+  patient.unknown_variables = environment::unknown_of(names);
   patient.gpus = topology::find_gpus(patient.root);
   patient.nics = rdma::find_nics(patient.root);
   try {

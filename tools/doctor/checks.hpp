@@ -20,13 +20,15 @@ namespace deep_ep::tools {
 struct Patient {
   topology::SystemRoot root;
   deep_ep::environment::Source environment;
+  std::vector<environment::Unknown> unknown_variables;
   std::vector<topology::Gpu> gpus;
   std::vector<rdma::Nic> nics;
   rdma::RdmaSettings settings;
   rdma::NicMap map;
   std::string refused;  ///< a wrong variable of the library's own: settings are the defaults then
 };
-Patient examine(topology::SystemRoot root, environment::Source variables);
+/// `names`: of the variables that are set.
+Patient examine(topology::SystemRoot root, environment::Source variables, const std::vector<std::string>& names);
 
 /// Devices and ports: driver, state, device file, GIDs.
 void check_nics(const Patient& patient, Findings& findings);

@@ -47,7 +47,7 @@ int run_doctor(const DoctorOptions& options) {
   }
   const Patient patient =
       examine(options.sysroot.empty() ? topology::SystemRoot() : topology::SystemRoot(options.sysroot),
-              environment::of_process);
+              environment::of_process, environment::names_of_process());
   Findings findings = check_everything(patient);
   if (patient.root.is_this_machine()) check_loaded_libraries(patient, findings);
   std::vector<PortCounters> traffic;

@@ -85,6 +85,11 @@ void check_own(const Patient& patient, Findings& findings) {
 
 void check_variables(const Patient& patient, Findings& findings) {
   check_own(patient, findings);
+  for (const environment::Unknown& unknown : patient.unknown_variables) {
+    findings.push_back({"variables", Verdict::warning,
+                        fmt::format("{} is set, but there is no such variable", unknown.name), "nothing reads it",
+                        fmt::format("did you mean {}? See deep_ep env", unknown.nearest)});
+  }
   for (const std::string& taken : patient.settings.taken) {
     findings.push_back({"variables", Verdict::note, taken, "in effect here too; a DEEP_EP_ variable would win", ""});
   }

@@ -6,6 +6,7 @@
 #include "csrc/executor/kernel_table.hpp"
 #include "csrc/support/deadline.hpp"
 #include "csrc/support/format.hpp"
+#include "deep_ep/interrupt.hpp"
 
 namespace deep_ep {
 
@@ -110,6 +111,7 @@ void Intranode::wait_for_counts(CallScope& scope) {
     if (faults.met()) break;
     if (spins % 4096 == 0) {
       if (!setup_.on_gpu()) std::this_thread::yield();
+      if (InterruptScope::wanted()) faults.break_by_interruption();
       if (deadline.expired()) {
         faults.break_by_timeout(
             fmt::format("rank {}: no counts of a dispatch arrived within {} s, and no kernel says why: "

@@ -78,6 +78,8 @@ void LowLatency::check() const {
   if (links_ && !masks_) links_->check();
 }
 
+void LowLatency::end_waits() { Faults::end_waits(*runtime_.executor(), &state_->abort); }
+
 void LowLatency::drain() noexcept {
   if (links_) links_->drain();
 }

@@ -17,6 +17,16 @@ void check_room(std::int64_t max_tokens, std::int64_t hidden, std::size_t row_by
       format_bytes(row_bytes), format_bytes(needed));
 }
 
+void check_resident(int posters, const LowLatencySetup& setup) {
+  const int room = setup.policy.multiprocessors;
+  if (!setup.on_gpu() || posters < room) return;
+  fail<InvalidArgument>(
+      "a low-latency call to {} ranks by RDMA needs {} blocks side by side, but this process has {} multiprocessors of "
+      "the "
+      "GPU: raise CUDA_MPS_ACTIVE_THREAD_PERCENTAGE, or config.warps_per_block",
+      setup.common.num_ranks, posters + 1, room);
+}
+
 int choose_rails(bool hook, int max_tokens, int num_topk, std::size_t row_bytes, std::size_t rail_row_bytes,
                  const LowLatencySetup& setup) {
   const std::size_t needed = static_cast<std::size_t>(max_tokens) * rail_row_bytes;

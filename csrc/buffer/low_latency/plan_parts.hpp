@@ -14,8 +14,12 @@ inline int poster_blocks(const LowLatencySetup& setup, int warps) {
   return setup.rdma() ? (setup.common.num_ranks + warps - 1) / warps : 0;
 }
 
+/// InvalidArgument where the blocks that post, and one more, cannot run side by side: on a GPU they wait for each other.
+void check_resident(int posters, const LowLatencySetup& setup);
+
 /// Blocks for everything else: no more in all than there are SMs, or than the caller allows.
 inline int most_working_blocks(const Config& config, const LowLatencySetup& setup, int posters) {
+  check_resident(posters, setup);
   const int all = setup.policy.multiprocessors;
   return std::max(1, (config.num_sms != 0 ? std::min(config.num_sms, all) : all) - posters);
 }

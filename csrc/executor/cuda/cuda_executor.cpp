@@ -7,6 +7,7 @@
 #include "csrc/executor/backend.hpp"
 #include "csrc/executor/cuda/check.hpp"
 #include "csrc/executor/cuda/context.hpp"
+#include "csrc/executor/cuda/driver.hpp"
 #include "csrc/executor/cuda/event_pool.hpp"
 #include "csrc/executor/cuda/stream_memory.hpp"
 #include "csrc/memory/cuda_heap.hpp"
@@ -25,9 +26,22 @@ int attribute(cudaDeviceAttr which, int device) {
   return value;
 }
 
-LaunchPolicy make_policy(int device) {
+/// Kernels wait for each other, so all blocks of a grid must run side by side. Every kernel is built to have one block
+/// on an SM, whatever its shape; so what counts is how many SMs the context has: with CUDA MPS, where
+/// CUDA_MPS_ACTIVE_THREAD_PERCENTAGE is set, only a part of the GPU's.
+int multiprocessors_of(const Context& context) {
+  const int of_device = attribute(cudaDevAttrMultiProcessorCount, context.device());
+  const CurrentContext current(context);
+  CUexecAffinityParam affinity{};
+  if (driver().context_affinity(&affinity, CU_EXEC_AFFINITY_TYPE_SM_COUNT) != CUDA_SUCCESS) return of_device;
+  const auto of_context = static_cast<int>(affinity.param.smCount.val);
+  return of_context > 0 ? std::min(of_device, of_context) : of_device;
+}
+
+LaunchPolicy make_policy(const Context& context) {
+  const int device = context.device();
   LaunchPolicy policy;
-  policy.multiprocessors = attribute(cudaDevAttrMultiProcessorCount, device);
+  policy.multiprocessors = multiprocessors_of(context);
   policy.max_block_threads = attribute(cudaDevAttrMaxThreadsPerBlock, device);
   policy.warps_per_block = kWarpsPerBlock;
   policy.max_shared_bytes = static_cast<std::size_t>(attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
@@ -40,8 +54,8 @@ class CudaExecutor final : public Backend {
  public:
   explicit CudaExecutor(int device)
       : device_(device),
-        policy_(make_policy(device)),
         context_(std::make_shared<Context>(device)),
+        policy_(make_policy(*context_)),
         events_(std::make_shared<EventPool>(context_, false)),
         timed_events_(std::make_shared<EventPool>(context_, true)),
         stream_memory_(context_) {}
@@ -190,8 +204,8 @@ class CudaExecutor final : public Backend {
 
  private:
   int device_;
-  LaunchPolicy policy_;
   std::shared_ptr<const Context> context_;
+  LaunchPolicy policy_;
   std::shared_ptr<EventPool> events_;
   std::shared_ptr<EventPool> timed_events_;
   StreamMemory stream_memory_;

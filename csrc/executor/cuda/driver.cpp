@@ -37,6 +37,7 @@ Driver load() {
   find(driver.context_get_current, "cuCtxGetCurrent", 4000);
   find(driver.context_push, "cuCtxPushCurrent", 4000);
   find(driver.context_pop, "cuCtxPopCurrent", 4000);
+  find(driver.context_affinity, "cuCtxGetExecAffinity", 11040);
   find(driver.mem_get_granularity, "cuMemGetAllocationGranularity", 10020);
   find(driver.mem_create, "cuMemCreate", 10020);
   find(driver.mem_release, "cuMemRelease", 10020);

@@ -19,6 +19,7 @@ struct Driver {
   PFN_cuCtxGetCurrent_v4000 context_get_current;
   PFN_cuCtxPushCurrent_v4000 context_push;
   PFN_cuCtxPopCurrent_v4000 context_pop;
+  PFN_cuCtxGetExecAffinity_v11040 context_affinity;
 
   PFN_cuMemGetAllocationGranularity_v10020 mem_get_granularity;
   PFN_cuMemCreate_v10020 mem_create;

@@ -5,8 +5,14 @@
 
 #include "csrc/support/format.hpp"
 #include "deep_ep/error.hpp"
+#include "deep_ep/interrupt.hpp"
 
 namespace deep_ep::host_machine {
+namespace {
+
+constexpr auto kInterruptPeriod = std::chrono::milliseconds(50);
+
+}  // namespace
 
 // ---- HostEvent ----
 
@@ -37,6 +43,11 @@ void HostEvent::wait() {
     completed_.wait(lock, [this] { return done_; });
   }
   tsan::acquire(&sync_point);
+}
+
+bool HostEvent::wait_for(Clock::duration most) {
+  std::unique_lock lock(mutex_);
+  return completed_.wait_for(lock, most, [this] { return done_; });
 }
 
 HostEvent::Clock::time_point HostEvent::time() const {
@@ -102,7 +113,13 @@ void HostStream::wait(std::shared_ptr<HostEvent> event) {
 }
 
 void HostStream::synchronize() {
-  record()->wait();
+  const auto end = record();
+  if (InterruptScope::any()) {
+    while (!end->wait_for(kInterruptPeriod)) {
+      if (InterruptScope::wanted()) throw Interrupted("a wait for the CPU executor was interrupted");
+    }
+  }
+  end->wait();
   throw_failure();
 }
 

@@ -26,6 +26,7 @@ class HostEvent {
   void complete();
   bool done() const;
   void wait();
+  bool wait_for(Clock::duration most);  ///< false: not yet
   Clock::time_point time() const;
   /// Calls `then` when the event completes. False, without a call, if it has completed already.
   bool on_completion(std::function<void()> then);

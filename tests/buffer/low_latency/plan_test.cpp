@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <set>
+#include <string>
 
 #include "deep_ep/error.hpp"
 #include "tests/cluster/low_latency_case.hpp"
@@ -179,6 +180,39 @@ TEST(LowLatencyPlan, WhatDoesNotFitIsRefused) {
   setup.policy.max_shared_bytes = 8192;
   EXPECT_THROW(plan_dispatch(dispatch_of(100, setup), setup), InvalidArgument) << "a row is staged in shared memory";
   EXPECT_THROW(plan_dispatch(with_hook(dispatch_of(100, setup)), setup), InvalidArgument);
+}
+
+TEST(LowLatencyPlan, NoMoreBlocksThanTheContextRuns) {
+  // As under MPS with a quarter of the GPU, and with a single SM.
+  for (const int multiprocessors : {33, 3, 1}) {
+    for (const bool rdma : {false, true}) {
+      LowLatencySetup setup = low_latency_setup(rdma);
+      setup.policy.multiprocessors = multiprocessors;
+      const LowLatencyCombineInputs inputs(setup);
+      if (rdma && multiprocessors == 1) {
+        EXPECT_THROW(plan_dispatch(dispatch_of(100, setup), setup), InvalidArgument);
+        EXPECT_THROW(plan_combine(inputs.arguments, setup), InvalidArgument);
+        continue;
+      }
+      const auto dispatch = plan_dispatch(with_hook(dispatch_of(100, setup)), setup);
+      const auto combine = plan_combine(with_hook(inputs.arguments), setup);
+      for (const LowLatencyPart& part : {dispatch.first, *dispatch.receive, combine.first, *combine.receive}) {
+        EXPECT_LE(part.shape.blocks, multiprocessors);
+        EXPECT_GE(part.working_blocks, 1);
+      }
+    }
+  }
+  LowLatencySetup setup = low_latency_setup(true);
+  setup.policy.multiprocessors = 1;
+  try {
+    plan_dispatch(dispatch_of(100, setup), setup);
+    FAIL() << "a block that posts and one that works do not fit";
+  } catch (const InvalidArgument& error) {
+    const std::string text = error.what();
+    EXPECT_NE(text.find("needs 2 blocks side by side, but this process has 1 multiprocessors"), std::string::npos)
+        << text;
+    EXPECT_NE(text.find("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"), std::string::npos) << text;
+  }
 }
 
 }  // namespace

@@ -1,0 +1,33 @@
+// Waits of the host that whoever called may end: Python, where Ctrl-C is pressed.
+#pragma once
+
+#include <functional>
+
+#include "deep_ep/error.hpp"
+
+namespace deep_ep {
+
+/// The caller ended the call's wait. Destroy the buffer and make a new one.
+class Interrupted : public Error {
+ public:
+  using Error::Error;
+};
+
+/// While it lives, waits of this thread for kernels ask `wanted` a few times a second whether to give up. If so, the
+/// call throws Interrupted. (On GPUs that is a dispatch that waits for counts; on the CPU also check.)
+class InterruptScope {
+ public:
+  explicit InterruptScope(std::function<bool()> wanted);
+  ~InterruptScope();
+  InterruptScope(const InterruptScope&) = delete;
+  InterruptScope& operator=(const InterruptScope&) = delete;
+
+  static bool any();     ///< is there one in this thread?
+  static bool wanted();  ///< false where there is none
+
+ private:
+  std::function<bool()> wanted_;
+  InterruptScope* outer_;
+};
+
+}  // namespace deep_ep

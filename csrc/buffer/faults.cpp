@@ -27,7 +27,8 @@ Faults::Faults(const CallContext& calls, const std::shared_ptr<Executor>& execut
       rank_(rank),
       timeout_s_(timeout_s),
       records_(pinned_memory<FaultRecord>(executor, 2 * sizeof(FaultRecord))),
-      abort_(device_memory<std::uint64_t>(executor)) {
+      abort_(device_memory<std::uint64_t>(executor)),
+      abort_words_{abort_.get()} {
   executor->fill(abort_.get(), 0, sizeof *abort_, calls_.comm_stream());
   executor->synchronize(calls_.comm_stream());
 }
@@ -55,14 +56,20 @@ void Faults::break_by_interruption() {
   broken_ = fmt::format(
       "rank {}: a call was interrupted while it waited. The ranks no longer agree: destroy the buffer", rank_);
   broken_by_ = FaultKind::none;
-  end_waits(calls_.executor(), abort_.get());
+  end_waits();
   throw Interrupted(broken_);
 }
 
-void Faults::end_waits(Executor& executor, std::uint64_t* abort) {
-  if (executor.device().kind == Device::Kind::cpu) return __atomic_store_n(abort, std::uint64_t{1}, __ATOMIC_RELEASE);
+void Faults::end_waits() const {
+  Executor& executor = calls_.executor();
+  if (executor.device().kind == Device::Kind::cpu) {
+    for (std::uint64_t* abort : abort_words_) __atomic_store_n(abort, std::uint64_t{1}, __ATOMIC_RELEASE);
+    const InterruptScope ends_anyway([] { return false; });
+    calls_.settle();
+    return;
+  }
   const OwnStream beside(executor);  // the kernel that waits is on the call's
-  executor.fill(abort, 1, sizeof *abort, beside.get());
+  for (std::uint64_t* abort : abort_words_) executor.fill(abort, 1, sizeof *abort, beside.get());
   executor.synchronize(beside.get());
 }
 

@@ -5,6 +5,7 @@
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "csrc/buffer/call_scope.hpp"
 #include "kernels/common/faults.hpp"
@@ -33,18 +34,22 @@ class Faults {
   /// mismatch that breaks it, RankMismatch.)
   [[noreturn]] void break_by_timeout(const std::string& why);
   void break_by_rdma(const std::string& why);
-  /// The caller does not want to wait any longer: kernels leave their waits, and this and every later call throws.
+  /// The caller does not want to wait any longer: kernels leave their waits, and this and every later call throws. On
+  /// the CPU they have ended then: the caller's tensors may go away.
   [[noreturn]] void break_by_interruption();
-  /// Makes kernels that look at this abort word leave, though nothing is on record.
-  static void end_waits(Executor& executor, std::uint64_t* abort);
+  /// In device memory: another word that ends waits, though nothing is on record.
+  void add_abort_word(std::uint64_t* abort) { abort_words_.push_back(abort); }
 
  private:
+  void end_waits() const;
+
   const CallContext& calls_;
   int rank_;
   double timeout_s_;
   /// Pinned: [0] a fault that ended a call, [1] a note that none had to end for.
   std::shared_ptr<FaultRecord> records_;
   std::shared_ptr<std::uint64_t> abort_;  ///< device memory: see WaitContext
+  std::vector<std::uint64_t*> abort_words_;
   std::function<std::string()> explain_;  ///< may be empty
   std::string broken_;                    ///< why; empty: not broken
   FaultKind broken_by_ = FaultKind::none;

@@ -65,7 +65,6 @@ void Buffer::Implementation::check() {
   try {
     runtime_.calls().settle();
   } catch (const Interrupted&) {
-    if (low_latency_) low_latency_->end_waits();
     runtime_.faults().break_by_interruption();
   }
   runtime_.faults().raise();

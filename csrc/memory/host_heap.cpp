@@ -6,6 +6,9 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
 #include <span>
 #include <string>
 #include <utility>
@@ -48,6 +51,30 @@ Mapping map_shared(int fd, std::size_t bytes, const std::string& what) {
   return {address, bytes};
 }
 
+/// Heaps of this process, by address. Threads that are ranks use a peer's heap where its owner has it, and keep it as
+/// long as another process would keep its own mapping: a NIC of theirs may still write there when the owner has left.
+class HeapsHere {
+ public:
+  static std::shared_ptr<Mapping> add(Mapping mapping) {
+    auto kept = std::make_shared<Mapping>(std::move(mapping));
+    const std::lock_guard lock(mutex_);
+    std::erase_if(heaps_, [](const auto& heap) { return heap.second.expired(); });
+    heaps_[reinterpret_cast<std::uintptr_t>(kept->address())] = kept;
+    return kept;
+  }
+  static std::shared_ptr<Mapping> find(std::uint64_t address) {
+    const std::lock_guard lock(mutex_);
+    const auto found = heaps_.find(address);
+    auto kept = found == heaps_.end() ? nullptr : found->second.lock();
+    if (kept == nullptr) throw SystemError("a heap of this process is gone before its peers have seen it");
+    return kept;
+  }
+
+ private:
+  inline static std::mutex mutex_;
+  inline static std::map<std::uint64_t, std::weak_ptr<Mapping>> heaps_;
+};
+
 /// What a rank tells the others about its heap.
 struct Export {
   ProcessIdentity process;
@@ -63,8 +90,7 @@ class HostHeap final : public SymmetricHeap {
     UniqueFd fd;
     agree(bootstrap, "allocating the heap", [&] { fd = create(); });
     const auto own_rank = static_cast<std::size_t>(bootstrap.rank());
-    const auto all =
-        all_gather_values(bootstrap, Export{identity, reinterpret_cast<std::uintptr_t>(local_.address()), bytes_});
+    const auto all = all_gather_values(bootstrap, Export{identity, reinterpret_cast<std::uintptr_t>(local()), bytes_});
     check(all, own_rank);
     std::vector<ProcessIdentity> takers;
     for (const Export& rank : all) {
@@ -77,7 +103,7 @@ class HostHeap final : public SymmetricHeap {
     agree(bootstrap, "mapping the heaps of peers", [&] { map_peers(all, identity, fds); });
   }
 
-  std::byte* local() const override { return local_.address(); }
+  std::byte* local() const override { return local_->address(); }
   std::size_t bytes() const override { return bytes_; }
   HeapKind kind() const override { return HeapKind::posix_fd; }
   std::span<std::byte* const> peers() const override { return peers_; }
@@ -91,7 +117,7 @@ class HostHeap final : public SymmetricHeap {
     if (ftruncate(fd.get(), static_cast<off_t>(bytes_)) != 0) {
       fail<SystemError>("ftruncate to {}: {}", format_bytes(bytes_), errno_text(errno));
     }
-    local_ = map_shared(fd.get(), bytes_, "its own heap");
+    local_ = HeapsHere::add(map_shared(fd.get(), bytes_, "its own heap"));
     return fd;
   }
 
@@ -119,19 +145,21 @@ class HostHeap final : public SymmetricHeap {
   void map_peers(const std::vector<Export>& all, const ProcessIdentity& identity, const std::vector<UniqueFd>& fds) {
     for (std::size_t peer = 0; peer < all.size(); ++peer) {
       if (all[peer].process.same_process(identity)) {
-        peers_.push_back(reinterpret_cast<std::byte*>(all[peer].address));
+        mappings_.push_back(HeapsHere::find(all[peer].address));
       } else if (fds[peer]) {
-        mappings_.push_back(map_shared(fds[peer].get(), bytes_, fmt::format("the heap of rank {}", peer)));
-        peers_.push_back(mappings_.back().address());
+        mappings_.push_back(
+            std::make_shared<Mapping>(map_shared(fds[peer].get(), bytes_, fmt::format("the heap of rank {}", peer))));
       } else {
         peers_.push_back(nullptr);  // on another host
+        continue;
       }
+      peers_.push_back(mappings_.back()->address());
     }
   }
 
   std::size_t bytes_ = 0;
-  Mapping local_;
-  std::vector<Mapping> mappings_;  ///< of other processes' heaps
+  std::shared_ptr<Mapping> local_;
+  std::vector<std::shared_ptr<Mapping>> mappings_;  ///< of the heaps of all ranks on this host
   std::vector<std::byte*> peers_;
 };
 

@@ -16,7 +16,7 @@ bool has_floating_lid(const GidBytes& gid) { return gid[0] == 0xfe && gid[1] == 
 // The prefix names the subnet, but for the two bytes of a floating LID.
 bool same_subnet(const GidBytes& a, const GidBytes& b) {
   return std::equal(a.begin(), a.begin() + 4, b.begin()) && std::equal(a.begin() + 6, a.begin() + 8, b.begin() + 6) &&
-         (has_floating_lid(a) || std::equal(a.begin() + 4, a.begin() + 6, b.begin() + 4));
+         (has_floating_lid(a) || has_floating_lid(b) || std::equal(a.begin() + 4, a.begin() + 6, b.begin() + 4));
 }
 
 bool both_have_gids(const QueuePairAddress& own, const QueuePairAddress& peer) {

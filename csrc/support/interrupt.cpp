@@ -7,15 +7,26 @@ namespace {
 
 thread_local InterruptScope* current = nullptr;
 
+// Python wants its lock for an answer, which another thread may hold for long: a wait that is soon over must not ask.
+constexpr std::chrono::milliseconds kBetweenQuestions{100};
+
 }  // namespace
 
 InterruptScope::InterruptScope(std::function<bool()> wanted)
-    : wanted_(std::move(wanted)), outer_(std::exchange(current, this)) {}
+    : wanted_(std::move(wanted)),
+      next_(std::chrono::steady_clock::now() + kBetweenQuestions),
+      outer_(std::exchange(current, this)) {}
 
 InterruptScope::~InterruptScope() { current = outer_; }
 
 bool InterruptScope::any() { return current != nullptr; }
 
-bool InterruptScope::wanted() { return current != nullptr && current->wanted_(); }
+bool InterruptScope::wanted() {
+  if (current == nullptr) return false;
+  const auto now = std::chrono::steady_clock::now();
+  if (now < current->next_) return false;
+  current->next_ = now + kBetweenQuestions;
+  return current->wanted_();
+}
 
 }  // namespace deep_ep

@@ -1,6 +1,7 @@
 // Waits of the host that whoever called may end: Python, where Ctrl-C is pressed.
 #pragma once
 
+#include <chrono>
 #include <functional>
 
 #include "deep_ep/error.hpp"
@@ -23,10 +24,11 @@ class InterruptScope {
   InterruptScope& operator=(const InterruptScope&) = delete;
 
   static bool any();     ///< is there one in this thread?
-  static bool wanted();  ///< false where there is none
+  static bool wanted();  ///< asks, if the last time was a tenth of a second ago; false where there is none
 
  private:
   std::function<bool()> wanted_;
+  std::chrono::steady_clock::time_point next_;  ///< when it may be asked
   InterruptScope* outer_;
 };
 

@@ -11,7 +11,8 @@
 
 namespace deep_ep {
 
-constexpr int kMostLowLatencyTokens = 65535;  ///< what a selection's place can count
+constexpr int kMostLowLatencyTokens = 65535;   ///< what a selection's place can count
+constexpr int kMostLowLatencyExperts = 65535;  ///< what a selection can name; 0xffff is none
 
 // The largest numbers that kernels divide count the rows of all ranks, a few more than there are: see Divisor.
 static_assert(std::uint64_t{kMaxRanks} * kMaxRanks * (kMostLowLatencyTokens + 1) < std::uint64_t{1} << 31);
@@ -87,6 +88,8 @@ struct LowLatencyParams : ReachParams {
 
 /// What a handle knows of a dispatch and the rows that it received: [2 + M + M * K, R] int32, in this order.
 struct LowLatencyRowTable {
+  static constexpr std::int32_t kNoRoom = -2;
+
   std::int32_t* base;
   int num_ranks, max_tokens, num_topk;
 
@@ -94,7 +97,8 @@ struct LowLatencyRowTable {
   DEEP_EP_HOST_DEVICE std::int32_t* rows(int source) const { return base + source; }
   /// The row's token at its source.
   DEEP_EP_HOST_DEVICE std::int32_t* token(int source, int row) const { return base + num_ranks + at(source, row); }
-  /// Where in recv_x, counted in rows, selection `k` of the row lies; -1: on another rank. expert_major: in block
+  /// Where in recv_x, counted in rows, selection `k` of the row lies; -1: on another rank;
+  /// kNoRoom: the expert has more rows than fit. expert_major: in block
   /// position / (R * M), which is the local expert. rank_major: the same row for every selection.
   DEEP_EP_HOST_DEVICE std::int32_t* position(int source, int row, int k) const {
     return base + num_ranks + std::int64_t{num_ranks} * max_tokens + at(source, row) * num_topk + k;
@@ -235,7 +239,7 @@ struct LowLatencyCombineParams {
 
   // As owner: what is added up.
   int num_tokens;
-  TopkIndices topk_idx;       ///< [num_tokens, num_topk]
+  TopkIndices topk_idx;  ///< [num_tokens, num_topk]
   bool report_unknown_experts;
   const float* topk_weights;  ///< [num_tokens, num_topk]
   std::byte* combined_x;      ///< [num_tokens, hidden] bfloat16

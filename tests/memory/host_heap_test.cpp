@@ -52,6 +52,16 @@ TEST(HostHeap, RanksOfOtherHostsAreNotMapped) {
   EXPECT_EQ(right, std::vector<int>(4, 1));
 }
 
+TEST(HostHeap, AHeapStaysForThePeersWhenItsThreadHasLeft) {
+  as_threads(2, [&](Bootstrap& bootstrap) {
+    auto heap = make_host_heap(bootstrap, {.bytes = 10000});
+    if (bootstrap.rank() == 0) heap.reset();
+    bootstrap.barrier();
+    if (bootstrap.rank() == 1) *heap->peers()[0] = std::byte{1};  // a page that nobody has crashes
+    bootstrap.barrier();
+  });
+}
+
 TEST(HostHeap, ThreadsShareAddresses) {
   std::vector<std::byte*> locals(3);
   std::vector<int> right(3);

@@ -87,6 +87,8 @@ void check_combine(const CombineArguments& arguments, const IntranodeSetup& setu
     fail<InvalidArgument>("handle is of a buffer with {} ranks, this one has {}", handle.destination_row.size(1),
                           setup.num_ranks);
   }
+  check_tensor("handle.rank_prefix_matrix", handle.rank_prefix_matrix.view(), setup.device, {DType::int32},
+               {setup.num_ranks, setup.num_ranks});
   const ConstTensorView& x = arguments.x;
   check_tensor("x", x, setup.device, {DType::bfloat16}, {handle.num_recv_rows, kAnySize});
   check_row_bytes("x", x);

@@ -111,7 +111,10 @@ void Intranode::wait_for_counts(CallScope& scope) {
     if (faults.met()) break;
     if (spins % 4096 == 0) {
       if (!setup_.on_gpu()) std::this_thread::yield();
-      if (InterruptScope::wanted()) faults.break_by_interruption();
+      if (InterruptScope::wanted()) {
+        scope.abandon();  // so that its kernel is waited for
+        faults.break_by_interruption();
+      }
       if (deadline.expired()) {
         faults.break_by_timeout(
             fmt::format("rank {}: no counts of a dispatch arrived within {} s, and no kernel says why: "

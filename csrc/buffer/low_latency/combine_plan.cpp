@@ -75,8 +75,9 @@ void check_handle(const LowLatencyHandle& handle, const LowLatencySetup& setup) 
   }
   check_range("handle.max_tokens", handle.max_tokens, 1, kMostLowLatencyTokens);
   check_range("handle.num_tokens", handle.num_tokens, 0, handle.max_tokens);
+  check_range("handle.num_experts", handle.num_experts, 1, kMostLowLatencyExperts);
   check_range("handle.num_topk", handle.num_topk, 1, kMaxTopk);
-  if (handle.num_experts < 1 || handle.num_experts % num_ranks != 0) {
+  if (handle.num_experts % num_ranks != 0) {
     fail<InvalidArgument>("handle.num_experts is {}, allowed: a multiple of the {} ranks", handle.num_experts,
                           num_ranks);
   }

@@ -115,7 +115,7 @@ void check_dispatch(const LowLatencyDispatchArguments& arguments, const LowLaten
   // Counts have 16 bits: of rows, and of a selection's place among the rows of its expert.
   check_range("max_tokens", arguments.max_tokens, 1, kMostLowLatencyTokens / arguments.topk_idx.size(1));
   check_range("number of tokens (rows of x)", x.size(0), 0, arguments.max_tokens);
-  check_range("num_experts", arguments.num_experts, 1, 65535);
+  check_range("num_experts", arguments.num_experts, 1, kMostLowLatencyExperts);
   const int num_local_experts = arguments.num_experts / num_ranks;
   if (arguments.num_experts % num_ranks != 0 || num_local_experts > setup.max_local_experts) {
     fail<InvalidArgument>("num_experts is {}, allowed: a multiple of the {} ranks, at most {} a rank",

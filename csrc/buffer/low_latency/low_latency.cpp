@@ -15,6 +15,7 @@ LowLatency::LowLatency(Runtime& runtime) : runtime_(runtime) {
     initial.one = 1;
     executor.copy(state_.get(), &initial, sizeof initial, runtime.comm_stream());
     executor.synchronize(runtime.comm_stream());
+    runtime.faults().add_abort_word(&state_->abort);
     if (runtime.options().low_latency.masking) masks_.emplace(runtime, state_.get());
   });
   if (!runtime.low_latency_reach().far.empty()) links_.emplace(runtime);
@@ -77,8 +78,6 @@ void LowLatency::clean(StreamHandle stream) {
 void LowLatency::check() const {
   if (links_ && !masks_) links_->check();
 }
-
-void LowLatency::end_waits() { Faults::end_waits(*runtime_.executor(), &state_->abort); }
 
 void LowLatency::drain() noexcept {
   if (links_) links_->drain();

@@ -38,8 +38,6 @@ class LowLatency {
   /// Throws what an operation of the NIC met, unless that masks a rank.
   void check() const;
   /// After the last call: waits until the peers have got all.
-  /// Kernels leave their waits: the buffer is of no use any more.
-  void end_waits();
   void drain() noexcept;
   /// Nothing of this rank touches a peer any more.
   void disconnect() { links_.reset(); }

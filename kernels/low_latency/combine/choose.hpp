@@ -55,12 +55,12 @@ struct RowChooser {
 
   /// The row is the sum already: all of it, or nothing.
   DEEP_EP_DEVICE CombineChoice choose_sum(const CombineRow& row, bool wanted) const {
-    return {wanted ? row.position : -1, 1.0f, wanted};
+    return {wanted ? row.position : -1, 1.0f, wanted, false};
   }
 
   /// `expert`: in each lane the local expert of a selection, or -1. Each means the row that the dispatch brought for
   /// the same selection if that named the same expert, else the first that the dispatch brought for this expert. If
-  /// there is none, the call is over.
+  /// there is none, the call is over; but rows for which the dispatch had no room are left out.
   DEEP_EP_DEVICE bool choose_experts(const CombineRow& row, int expert, float weight, CombineChoice& choice) const {
     const int expert_rows = params.common.num_ranks * params.max_tokens;
     const std::int32_t in_expert = row.position - expert * expert_rows;  // if it is the row of that expert
@@ -75,14 +75,15 @@ struct RowChooser {
         const std::int32_t its_row = warp::shuffle(row.position, k);
         if (position < 0 && expert >= 0 && candidate == expert) position = its_row;
       }
-      const bool unknown = expert >= 0 && position < 0;
+      const bool all_had_room = !warp::any(row.position == LowLatencyRowTable::kNoRoom);
+      const bool unknown = expert >= 0 && position < 0 && all_had_room;
       if (unknown) {
         const int global = params.common.rank * params.num_local_experts + expert;
         refuse_call(reach, row.source, 1, static_cast<std::uint64_t>(global), static_cast<std::uint64_t>(row.token));
       }
       if (warp::any(unknown)) return false;
     }
-    choice = {position, weight, same};
+    choice = {position, weight, same, !same && warp::any(expert >= 0)};
     return true;
   }
 };

@@ -39,8 +39,11 @@ DEEP_EP_DEVICE LowLatencyEpochs find_epochs(const LowLatencyCombineParams& param
   const LowLatencyParams& common = params.common;
   LowLatencyCounters& counters = common.counters(LowLatencyKind::combine);
   if (clerk && lane_index() == 0) {
-    shared.epochs = counters.epochs();
-    if (sends(params.phase)) shared.call = call_of(params);
+    // Loaded before the first of them is stored, so that the block waits once.
+    const std::uint32_t call = sends(params.phase) ? call_of(params) : 0;
+    const LowLatencyEpochs epochs = counters.epochs();
+    shared.call = call;
+    shared.epochs = epochs;
     note_masks(common, shared.masks);
   }
   block::sync();

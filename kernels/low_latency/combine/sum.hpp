@@ -13,6 +13,7 @@ struct CombineChoice {
   std::int32_t position;  ///< in each lane a row of x, negative for none
   float weight;
   bool as_dispatched;  ///< exactly the rows that the dispatch brought
+  bool owed;           ///< the owner waits for a row, even if it is the sum of none
 };
 
 DEEP_EP_DEVICE void add_weighted(float (&sum)[8], const Vec16& vector, float weight) {
@@ -68,7 +69,7 @@ struct RowSummer {
         if (!chosen) {
           chosen = true;
           if (!choose(choice)) return Summed::not_told;
-          if (!warp::any(choice.position >= 0)) return Summed::nothing_chosen;
+          if (!warp::any(choice.position >= 0)) return choice.owed ? zero(stage, flush) : Summed::nothing_chosen;
           again = !choice.as_dispatched;
           if (again) break;
         }
@@ -91,6 +92,18 @@ struct RowSummer {
       if (!again) return Summed::yes;
       position = choice.position;
     }
+  }
+
+ private:
+  template <class Flush>
+  DEEP_EP_DEVICE Summed zero(std::byte* stage, Flush flush) const {
+#pragma unroll 1
+    for (int step = 0; step < share.steps(wire); ++step) {
+      if (share.vector(wire, step) >= 0) *share.staged(wire, stage, step) = Vec16{};
+      warp::sync();
+      flush(step);
+    }
+    return Summed::yes;
   }
 };
 

@@ -283,13 +283,14 @@ struct DispatchReceiver {
     return static_cast<int>(selection & 0xffffu) - params.common.rank * params.num_local_experts;
   }
 
-  /// The row of recv_x that belongs to the lane's selection; -1: on another rank, or there is no room.
+  /// The row of recv_x that belongs to the lane's selection; -1: on another rank; kNoRoom: there is none.
   DEEP_EP_DEVICE std::int32_t place(int source, int slot, std::uint32_t selection) const {
     const int local = local_expert(selection);
     if ((selection & 0xffffu) == LowLatencyRow::kNoExpert || local < 0 || local >= params.num_local_experts) return -1;
     if (params.rank_major) return source * params.max_tokens + slot;
     const std::uint32_t index = entries(source, local) + (selection >> 16);
-    return index < static_cast<std::uint32_t>(capacity()) ? local * capacity() + static_cast<std::int32_t>(index) : -1;
+    if (index >= static_cast<std::uint32_t>(capacity())) return LowLatencyRowTable::kNoRoom;
+    return local * capacity() + static_cast<std::int32_t>(index);
   }
 
   /// What the caller and combine need to know of the row.

@@ -103,7 +103,8 @@ struct MaskOrEndCombine : MaskOrEnd {
   }
   /// Has `peer` begun the send part of the call? Told with masking only.
   DEEP_EP_DEVICE bool has_begun(int peer) const {
-    return load_relaxed<Scope::system>(common.window.begun(LowLatencyKind::combine, peer).in(common.local)) >= epoch;
+    return common.mask != nullptr &&
+           load_relaxed<Scope::system>(common.window.begun(LowLatencyKind::combine, peer).in(common.local)) >= epoch;
   }
 };
 

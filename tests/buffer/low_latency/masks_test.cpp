@@ -186,9 +186,10 @@ TEST_P(LowLatencyMasksTest, ExpertsThatDoNotExist) {
 TEST_P(LowLatencyMasksTest, TooManyRowsForAnExpert) {
   DEEP_EP_NEEDS_RANKS(1);
   run_cluster(cluster(1), [&](Rank& rank) {
+    constexpr std::uint16_t kOne = 0x3f80, kTwo = 0x4000;  // bfloat16
     Buffer& buffer = rank.buffer(low_latency_options(1, 4, 128));
     LowLatencyDispatchArguments arguments;
-    arguments.x = rank.upload(std::vector<std::uint16_t>(4 * 128, 0x3f80), DType::bfloat16, {4, 128});
+    arguments.x = rank.upload(std::vector<std::uint16_t>(4 * 128, kOne), DType::bfloat16, {4, 128});
     arguments.topk_idx = rank.upload(std::vector<std::int64_t>{0, 0, 0, 0, 1, -1, 0, -1}, DType::int64, {4, 2});
     arguments.max_tokens = 4;
     arguments.num_experts = 2;
@@ -199,6 +200,15 @@ TEST_P(LowLatencyMasksTest, TooManyRowsForAnExpert) {
       tokens.resize(5);
       require_same({0, 0, 1, 1, 2}, tokens, "tokens of the first expert's rows, then the second's");
       require_throws<OutOfMemory>([&] { buffer.check(); }, {"expert 0", "4"}, "too many rows");
+      LowLatencyCombineArguments combine;
+      combine.handle = &result.handle;
+      combine.x = rank.upload(std::vector<std::uint16_t>(2 * 4 * 128, kOne), DType::bfloat16, {2, 4, 128});
+      combine.topk_idx = arguments.topk_idx;
+      combine.topk_weights = rank.upload(std::vector<float>(8, 1.0f), DType::float32, {4, 2});
+      const auto sums =
+          rank.download<std::uint16_t>(buffer.low_latency_combine(combine, rank.call()).combined_x.view());
+      const std::vector<std::uint16_t> of_tokens = {sums[0], sums[128], sums[2 * 128], sums[3 * 128]};
+      require_same({kTwo, kTwo, kOne, 0}, of_tokens, "what had no room is left out of the sum");
     }
     buffer.destroy();
   });

@@ -16,8 +16,10 @@ struct DispatchPoster {
 
   /// By one warp: posts all that the peer gets from this rank in one call.
   DEEP_EP_DEVICE void post_all() const {
-    if (!post_counts() || (served.count != 0 && !post_rows())) return;
-    // The peer learns of the counts with the first rows, or here.
+    if (!post_counts()) return;
+    if (served.count != 0) post_rows();
+    // The peer learns of the counts with the first rows, or here: also when the call is over for this rank, as ranks
+    // that disagree find that out by each other's counts.
     if (poster.progress(0)) poster.flush();
   }
 
@@ -39,7 +41,7 @@ struct DispatchPoster {
   }
 
   /// Rows go in the order of their slots.
-  DEEP_EP_DEVICE bool post_rows() const {
+  DEEP_EP_DEVICE void post_rows() const {
     const auto progress = [&](int place) { return poster.progress(place); };
     int slots = 0;
     for (int begin = 0; begin < params.num_tokens; begin += kWarpSize) {
@@ -54,10 +56,10 @@ struct DispatchPoster {
             return poster.put(reach.posted_to(slot), reach.staged_place(token), reach.row_bytes, posts);
           },
           progress);
-      if (!on) return false;
+      if (!on) return;
       slots += count_bits(all);
     }
-    return poster.tell_rest(progress);
+    poster.tell_rest(progress);
   }
 };
 

@@ -80,7 +80,7 @@ DEEP_EP_DEVICE void store_sidecar(const InternodeDispatchParams& params, const S
     store_topk_index(row.topk_idx(), shape.topk_idx_is_64_bit, lane_index(), here ? local : -1);
     row.topk_weights()[lane_index()] = here ? from.weight : 0.0f;
   }
-  if (params.first_time && lane_index() == 0) *row.src_idx() = from.src_idx;
+  if (params.send_src_idx && lane_index() == 0) *row.src_idx() = from.src_idx;
 }
 
 }  // namespace device::internode

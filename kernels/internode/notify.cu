@@ -123,12 +123,25 @@ struct Notify {
     }
   }
 
+  DEEP_EP_DEVICE const std::uint64_t* counts_there(int source) const {
+    return common().window.counts_there(common().own_heap(), source);
+  }
+  /// Whoever hands on counts and has not come itself is the one that is late.
+  struct BlameTheRelay : ReportLate {
+    const Notify& notify;
+
+    DEEP_EP_DEVICE void blame(Awaited awaited, std::uint64_t seen) const {
+      const int relay = notify.grid().first_of_node() + awaited.peer % notify.grid().width;
+      if (load_relaxed<Scope::system>(notify.counts_there(relay)) < awaited.expected) awaited.peer = relay;
+      ReportLate::blame(awaited, seen);
+    }
+  };
   /// Waits until every rank's counts are here. False after a fault.
   DEEP_EP_DEVICE bool await_counts() const {
     bool good = true;
+    const BlameTheRelay policy{{params.wait}, *this};
     for (int source = thread_index(); source < grid().num_ranks; source += block_threads()) {
-      good = wait_signal(params.wait, common().window.counts_there(common().own_heap(), source),
-                         {source, Wanted::counts, epoch}) && good;
+      good = wait_signal(policy, counts_there(source), {source, Wanted::counts, epoch}) && good;
     }
     return whole_block(good, &shared.scratch);
   }

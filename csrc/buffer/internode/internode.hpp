@@ -1,11 +1,12 @@
 // Normal mode between nodes of equally many consecutive ranks.
 #pragma once
 
+#include <initializer_list>
 #include <memory>
 #include <string>
 #include <vector>
 
-#include "csrc/buffer/dispatch_outputs.hpp"
+#include "csrc/buffer/normal_mode.hpp"
 #include "csrc/buffer/intranode/plan.hpp"
 #include "csrc/buffer/runtime.hpp"
 #include "csrc/rdma/connections.hpp"
@@ -38,6 +39,8 @@ class Internode {
   void send(const DispatchPlan& plan, const Config& config, const DispatchHandle& handle,
             const DispatchOutputs& outputs, CallScope& scope);
   TransferParams transfer(const DispatchHandle& handle, const Rings& rings) const;
+  /// TransferParams::shape, of a kind of call and of what its rows are made of.
+  static std::uint32_t shape_of(std::initializer_list<std::uint32_t> numbers);
   /// The rings for rows of so many bytes, all included. OutOfMemory where the window is too small.
   Rings rings_for(std::size_t row_bytes) const;
   /// Shares the warps of a block out among the roles; returns how many there are.

@@ -98,9 +98,9 @@ struct CachedDispatchResult {
 /// How the rows of this rank's `x` reach the owners of the tokens. Every rank chooses for its own rows; results agree
 /// bitwise whatever the ranks choose.
 enum class CombineMode : std::uint8_t {
-  automatic,  ///< pull when x (and topk_weights) lie in the symmetric heap, push otherwise
+  automatic,  ///< pull when x (and topk_weights) lie in the symmetric heap, push otherwise (between nodes: pull a copy)
   pull,       ///< owners read the rows over NVLink. x must be in the heap: a received tensor or one of allocate_tensor
-  push,       ///< rows are sent to a window of their owner and added as they arrive
+  push,       ///< rows are sent to a window of their owner and added as they arrive; between nodes the same as automatic
 };
 
 struct CombineArguments {
@@ -115,6 +115,7 @@ struct CombineArguments {
 
 struct CombineResult {
   Tensor combined_x;  ///< [T, H] bfloat16: bias_0 + bias_1 + rows in rank order, summed in fp32, rounded once
+                      ///< (between nodes once more on the way: see docs/internode.md)
   std::optional<Tensor> combined_topk_weights;  ///< [T, K] float32; with topk_weights
   EventHandle event;                            ///< set with async_finish
 };

@@ -4,6 +4,7 @@
 
 #include "csrc/buffer/intranode/intranode.hpp"
 #include "csrc/executor/kernel_table.hpp"
+#include "csrc/support/backoff.hpp"
 #include "csrc/support/deadline.hpp"
 #include "csrc/support/format.hpp"
 #include "deep_ep/interrupt.hpp"
@@ -106,11 +107,12 @@ void Intranode::wait_for_counts(CallScope& scope) {
   const double timeout_s = runtime_.timeout_s();
   // The kernel has the real deadline, and says for which rank it waited. Ours is for a kernel that never started.
   const Deadline deadline(timeout_s == 0 ? 0 : timeout_s * 2 + 10);
+  const Backoff backoff;
   for (std::uint64_t spins = 1; __atomic_load_n(&host_counts_->epoch, __ATOMIC_ACQUIRE) == 0; ++spins) {
     if (spins % 64 != 0) continue;
     if (faults.met()) break;
     if (spins % 4096 == 0) {
-      if (!setup_.on_gpu()) std::this_thread::yield();
+      if (!setup_.on_gpu()) std::this_thread::sleep_for(backoff.nap());  // the kernel needs the CPU
       if (InterruptScope::wanted()) {
         scope.abandon();  // so that its kernel is waited for
         faults.break_by_interruption();

@@ -29,10 +29,10 @@ struct Hello {
   std::int32_t size = 0;
 };
 
-using Addresses = std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)>;
+using AddressList = std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)>;
 
 /// Of `host`; empty: this machine's, to listen on.
-Addresses find_addresses(const std::string& host, std::uint16_t port) {
+AddressList find_addresses(const std::string& host, std::uint16_t port) {
   addrinfo hints{};
   hints.ai_socktype = SOCK_STREAM;
   hints.ai_flags = AI_NUMERICSERV | (host.empty() ? AI_PASSIVE : 0);
@@ -108,7 +108,7 @@ class Sockets {
 
   static UniqueFd open_listener(std::uint16_t port) {
     int refusal = 0;
-    const Addresses addresses = find_addresses("", port);
+    const AddressList addresses = find_addresses("", port);
     // IPv6 first: such a socket takes calls by IPv4, too.
     for (const int family : {AF_INET6, AF_INET}) {
       for (const addrinfo* one = addresses.get(); one != nullptr; one = one->ai_next) {
@@ -147,7 +147,7 @@ class Sockets {
 
   void call(const std::string& hub, std::uint16_t port) {
     const Deadline deadline(timeout_s_);
-    const Addresses addresses = find_addresses(hub, port);
+    const AddressList addresses = find_addresses(hub, port);
     for (int refusal = 0;; std::this_thread::sleep_for(std::chrono::milliseconds(100))) {
       for (const addrinfo* one = addresses.get(); one != nullptr; one = one->ai_next) {
         UniqueFd socket(::socket(one->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));

@@ -4,6 +4,7 @@
 #include <thread>
 #include <vector>
 
+#include "csrc/support/backoff.hpp"
 #include "csrc/support/deadline.hpp"
 #include "csrc/support/format.hpp"
 #include "deep_ep/interrupt.hpp"
@@ -56,11 +57,13 @@ void wait_for_counts(Runtime& runtime, const HostCounts& counts, CallScope& scop
   const double timeout_s = runtime.timeout_s();
   // The kernel has the real deadline, and says for which rank it waited. Ours is for a kernel that never started.
   const Deadline deadline(timeout_s == 0 ? 0 : timeout_s * 2 + 10);
+  const Backoff backoff;
   for (std::uint64_t spins = 1; __atomic_load_n(&counts.epoch, __ATOMIC_ACQUIRE) == 0; ++spins) {
     if (spins % 64 != 0) continue;
     if (faults.met()) break;
     if (spins % 4096 == 0) {
-      if (runtime.device().kind != Device::Kind::cuda) std::this_thread::yield();
+      // On the CPU, the kernel needs it.
+      if (runtime.device().kind != Device::Kind::cuda) std::this_thread::sleep_for(backoff.nap());
       if (InterruptScope::wanted()) {
         scope.abandon();  // so that its kernel is waited for
         faults.break_by_interruption();

@@ -30,7 +30,8 @@ struct DispatchOutputs {
 DispatchOutputs make_outputs(const ConstTensorView& x, const std::optional<ConstTensorView>& x_scales,
                              const DispatchArguments* fresh, std::int64_t rows, const CallScope& scope);
 
-/// Waits until the kernel of an exchange has stored `counts.epoch`, which was 0. Throws what the kernel has met instead.
+/// Waits until the kernel of an exchange has stored `counts.epoch`, which was 0. Throws what the kernel has met
+/// instead.
 void wait_for_counts(Runtime& runtime, const HostCounts& counts, CallScope& scope);
 
 /// InvalidArgument for a dispatch with exact sizes that is being recorded.

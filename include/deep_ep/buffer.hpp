@@ -75,8 +75,8 @@ class Buffer {
 
   /// Sends every token once to each rank that is_token_in_rank names.
   /// @throws OutOfMemory when neither heap nor window has room (between nodes: when the heap has none, for this rank's
-  /// rows, which are lost; or the window none for two rows from and to each). @throws InvalidArgument when num_worst_tokens is 0
-  /// while the stream is being recorded into a CUDA graph.
+  /// rows, which are lost; or the window none for two rows from and to each). @throws InvalidArgument when
+  /// num_worst_tokens is 0 while the stream is being recorded into a CUDA graph.
   DispatchResult dispatch(const DispatchArguments& arguments, const CallOptions& call = {});
 
   /// Sends rows where those of an earlier dispatch went. No host wait.

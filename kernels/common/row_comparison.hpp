@@ -1,8 +1,8 @@
 // Do two ranks mean rows of the same kind?
 #pragma once
 
-#include "kernels/common/wait.hpp"
 #include "kernels/common/rows.hpp"
+#include "kernels/common/wait.hpp"
 
 namespace deep_ep::device {
 

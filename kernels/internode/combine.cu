@@ -22,9 +22,8 @@ DEEP_EP_DEVICE std::int32_t rows_between(const InternodeCombineParams& params, i
 DEEP_EP_DEVICE void publish_rows(const InternodeCombineParams& params, std::uint64_t epoch, int index) {
   const InternodeParams& common = params.transfer.common;
   const auto offset = [&](const void* address) {
-    return address == nullptr
-               ? 0
-               : static_cast<std::uint64_t>(static_cast<const std::byte*>(address) - common.own_heap());
+    return address == nullptr ? 0
+                              : static_cast<std::uint64_t>(static_cast<const std::byte*>(address) - common.own_heap());
   };
   Mailbox<CombineAddresses>& box = common.window.combine_box(common.heap_of(index), common.grid.index());
   box.message = {.x = offset(params.x),

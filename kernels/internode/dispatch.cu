@@ -2,7 +2,8 @@
 // index there, which hands it on.
 //
 //   row -- NVLink --> final place on each rank of this node that wants it                  (sending warps)
-//       -- staging ring -- NIC --> landing ring of the rail -- NVLink --> final places     (posting lanes, forwarding warps)
+//       -- staging ring -- NIC --> landing ring of the rail -- NVLink --> final places     (posting lanes, forwarding
+//       warps)
 //
 // Where a row's final places are travels with it, so the relay needs no table.
 #include "kernels/common/row_comparison.hpp"

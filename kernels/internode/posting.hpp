@@ -184,11 +184,11 @@ class RailPoster {
   int rows_out_, rows_in_;
   std::uint64_t told_;  ///< head that the rail has been told
   rdma::RdmaPeer<OneThread> rows_, credit_;
-  int posted_ = 0;           ///< chunks
-  int sent_ = 0;             ///< of these, whose staging memory is free again
-  int looked_at_ = 0;        ///< the look under way: `ticket_` stands for so many
+  int posted_ = 0;     ///< chunks
+  int sent_ = 0;       ///< of these, whose staging memory is free again
+  int looked_at_ = 0;  ///< the look under way: `ticket_` stands for so many
   std::uint64_t ticket_ = 0;
-  int given_ = 0;            ///< landed chunks that are read
+  int given_ = 0;  ///< landed chunks that are read
   bool greeted_ = false;
   bool failed_ = false;
 };

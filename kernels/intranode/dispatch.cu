@@ -2,11 +2,11 @@
 //
 // A receiver whose heap had no room for that tensor offers a bounded window instead. Then its rows come in rounds: as
 // many as the window holds, a drain by the receiver's blocks, a credit to the senders, the next ones.
+#include "kernels/common/row_comparison.hpp"
+#include "kernels/common/row_tail.hpp"
 #include "kernels/common/tickets.hpp"
 #include "kernels/common/wait.hpp"
 #include "kernels/intranode/dispatch_send.hpp"
-#include "kernels/common/row_comparison.hpp"
-#include "kernels/common/row_tail.hpp"
 #include "kernels/kernel_list.hpp"
 #include "kernels/primitives/block.hpp"
 #include "kernels/primitives/launch.hpp"

@@ -20,9 +20,9 @@ namespace {
 
 using rdma::ConnectionOptions;
 
-// First in the program: it forks processes, which must happen before this one has threads.
+// They fork processes, which must happen before this one has threads: GoogleTest runs suites of this ending first.
 
-TEST(ConnectionsOfProcessesTest, ReachHeapsThatAreMappedElsewhere) {
+TEST(ConnectionsOfProcessesDeathTest, ReachHeapsThatAreMappedElsewhere) {
   const std::string name = "deep_ep_connections_" + std::to_string(::getpid());
   expect_nothing_thrown(run_processes(3, [&](int rank) {
     const auto bootstrap = make_shared_memory_bootstrap(name, rank, 3, long_patience());
@@ -34,7 +34,7 @@ TEST(ConnectionsOfProcessesTest, ReachHeapsThatAreMappedElsewhere) {
   }));
 }
 
-TEST(ConnectionsOfProcessesTest, TheEndDoesNotWaitForRanksThatDied) {
+TEST(ConnectionsOfProcessesDeathTest, TheEndDoesNotWaitForRanksThatDied) {
   const std::string name = "deep_ep_connections_dead_" + std::to_string(::getpid());
   const auto errors = run_processes(3, [&](int rank) {
     const auto bootstrap = make_shared_memory_bootstrap(name, rank, 3, long_patience());
@@ -54,7 +54,7 @@ TEST(ConnectionsOfProcessesTest, TheEndDoesNotWaitForRanksThatDied) {
   EXPECT_TRUE(contains(errors[1], "process ended with status"));
 }
 
-TEST(ConnectionsOfProcessesTest, AWrongSettingOfOneRankFailsOnAllAtOnce) {
+TEST(ConnectionsOfProcessesDeathTest, AWrongSettingOfOneRankFailsOnAllAtOnce) {
   const std::pair<const char*, const char*> wrong_settings[] = {
       {"DEEP_EP_RDMA_RETRY_COUNT", "9"}, {"DEEP_EP_NIC_HANDLER", "dpu"}, {"DEEP_EP_RDMA_GID_INDEX", "256"}};
   for (const auto& [variable, value] : wrong_settings) {

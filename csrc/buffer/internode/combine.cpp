@@ -9,8 +9,7 @@
 namespace deep_ep {
 
 Tensor Internode::in_heap(const ConstTensorView& tensor, const char* name, const CallScope& scope) const {
-  const TensorView wanted =
-      unplaced(setup_.device, tensor.dtype, {tensor.size(0), tensor.size(1)});
+  const TensorView wanted = unplaced(setup_.device, tensor.dtype, {tensor.size(0), tensor.size(1)});
   const auto made = scope.try_heap_tensors({&wanted, 1});
   if (!made) {
     fail<OutOfMemory>(
@@ -77,10 +76,9 @@ CombineResult Internode::combine(const CombineArguments& arguments, const CallOp
   const int sms = config.num_sms != 0 ? config.num_sms : Config::combine_default(setup_.num_ranks).num_sms;
   const int blocks = std::min(sms, setup_.policy.multiprocessors);
   const int warps = plan_warps(params.transfer, config, blocks, kernels::combine_internode::kMaxThreads / 32);
-  const std::size_t shared_bytes =
-      InternodeCombineShared(Carver::without_memory(), grid_,
-                             params.transfer.first_warps + params.transfer.second_warps)
-          .bytes;
+  const std::size_t shared_bytes = InternodeCombineShared(Carver::without_memory(), grid_,
+                                                          params.transfer.first_warps + params.transfer.second_warps)
+                                       .bytes;
   runtime_.executor()->kernels().combine_internode(params, {blocks, warps * 32, shared_bytes}, scope.stream());
   result.event = scope.finish();
   return result;

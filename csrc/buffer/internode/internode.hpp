@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "csrc/buffer/normal_mode.hpp"
 #include "csrc/buffer/intranode/plan.hpp"
+#include "csrc/buffer/normal_mode.hpp"
 #include "csrc/buffer/runtime.hpp"
 #include "csrc/rdma/connections.hpp"
 #include "deep_ep/buffer.hpp"
@@ -34,8 +34,8 @@ class Internode {
  private:
   /// Exchanges counts. Returns a handle without what only the dispatch itself knows, and, with exact sizes, the counts.
   DispatchHandle notify(const DispatchArguments& arguments, CallScope& scope, std::vector<int>& tokens_per_expert);
-  /// Sends the rows to where the handle says, and hands out what `outputs` and the handle hold. `plan` says what is sent.
-  /// OutOfMemory, after a call that drops the rows of this rank, where `outputs` do not lie in the heap.
+  /// Sends the rows to where the handle says, and hands out what `outputs` and the handle hold. `plan` says what is
+  /// sent. OutOfMemory, after a call that drops the rows of this rank, where `outputs` do not lie in the heap.
   void send(const DispatchPlan& plan, const Config& config, const DispatchHandle& handle,
             const DispatchOutputs& outputs, CallScope& scope);
   TransferParams transfer(const DispatchHandle& handle, const Rings& rings) const;

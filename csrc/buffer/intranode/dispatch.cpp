@@ -1,8 +1,8 @@
 // dispatch: exchange counts (unless a handle knows them), make room, send.
 #include <array>
 
-#include "csrc/buffer/normal_mode.hpp"
 #include "csrc/buffer/intranode/intranode.hpp"
+#include "csrc/buffer/normal_mode.hpp"
 #include "csrc/executor/kernel_table.hpp"
 
 namespace deep_ep {

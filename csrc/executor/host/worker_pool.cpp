@@ -5,7 +5,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <chrono>
 #include <utility>
 
 #include "csrc/executor/host/sanitizers.hpp"
@@ -16,7 +15,6 @@ namespace deep_ep::host_machine {
 namespace {
 
 constexpr int kPatientRounds = 64;  ///< rounds of mere polling before the worker sleeps
-constexpr auto kLongestNap = std::chrono::microseconds(50);
 
 /// The bounds of the calling thread's stack: AddressSanitizer wants them when a fiber switches back.
 void describe_own_stack(Context& context) {
@@ -75,6 +73,7 @@ void Worker::loop() {
   for (int idle_rounds = 0;;) {
     take_tasks(idle_rounds);
     idle_rounds = run_blocks() ? 0 : idle_rounds + 1;
+    if (idle_rounds == kPatientRounds) backoff_.restart();
   }
 }
 
@@ -92,7 +91,7 @@ void Worker::take_tasks(int idle_rounds) {
     take_all();
   } else if (idle_rounds > kPatientRounds) {
     std::unique_lock lock(mutex_);
-    wake_.wait_for(lock, std::min(kLongestNap, std::chrono::microseconds(idle_rounds - kPatientRounds)), mail);
+    wake_.wait_for(lock, backoff_.nap(), mail);
     take_all();
   } else {
     if (idle_rounds > 0) sched_yield();

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "csrc/executor/host/block.hpp"
+#include "csrc/support/backoff.hpp"
 
 namespace deep_ep::host_machine {
 
@@ -39,6 +40,7 @@ class Worker {
   // Only the worker's own thread touches these.
   Context context_;
   FiberPool fibers_;
+  Backoff backoff_;  ///< since all blocks merely poll
   struct Resident {
     std::shared_ptr<Kernel> kernel;
     std::unique_ptr<Block> block;

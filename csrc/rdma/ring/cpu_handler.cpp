@@ -8,6 +8,7 @@
 #include <exception>
 
 #include "csrc/rdma/ring/entry_decoder.hpp"
+#include "csrc/support/backoff.hpp"
 #include "csrc/support/format.hpp"
 #include "csrc/support/logging.hpp"
 #include "deep_ep/error.hpp"
@@ -92,21 +93,21 @@ bool CpuHandler::idle() const {
 }
 
 void CpuHandler::run(const std::stop_token& stop) {
-  using Clock = std::chrono::steady_clock;
   constexpr auto kSpin = std::chrono::microseconds(200);  // the next rows of a call are expected within that time
   constexpr auto kPause = std::chrono::milliseconds(2);   // the next call, while an engine works
   const bool serves_nic = !cpus_.empty();                 // on a machine that has CPUs to spare
-  const auto nap = std::chrono::microseconds(serves_nic ? 5 : 50);
   keep_to(cpus_);
   if (serves_nic) ::prctl(PR_SET_TIMERSLACK, 1000UL, 0UL, 0UL, 0UL);  // else every sleep takes 50 us more
-  Clock::time_point last_work = Clock::now();
+  Backoff idle;
   while (!stop.stop_requested()) {
     if (step()) {
-      last_work = Clock::now();
-    } else if (const auto idle = Clock::now() - last_work; idle <= kSpin) {
+      idle.restart();
+    } else if (const auto time = idle.time(); time <= kSpin) {
       std::this_thread::yield();
+    } else if (serves_nic) {
+      std::this_thread::sleep_for(std::chrono::microseconds(time <= kPause ? 5 : 50));
     } else {
-      std::this_thread::sleep_for(idle <= kPause ? nap : std::chrono::microseconds(50));
+      std::this_thread::sleep_for(idle.nap());
     }
     while (waiting_.load() != 0) std::this_thread::yield();  // mutexes are not fair
   }

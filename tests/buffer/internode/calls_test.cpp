@@ -200,8 +200,8 @@ TEST(InternodeScheduleTest, EverySeedGivesTheSame) {
     ClusterOptions options{.ranks = 4, .where = {}, .host = {}};
     options.host = {.multiprocessors = 2, .warps_per_block = 3, .seed = static_cast<std::uint64_t>(seed)};
     ASSERT_NO_THROW(run_cluster(options, [&](Rank& rank) {
-      Buffer& buffer = rank.buffer(
-          {.heap_bytes = kHeap, .window_bytes = kSmallWindow, .max_local_experts = 8, .ranks_per_node = 2});
+      Buffer& buffer =
+          rank.buffer({.heap_bytes = kHeap, .window_bytes = kSmallWindow, .max_local_experts = 8, .ranks_per_node = 2});
       for (const Case& one : cases) {
         run_round(rank, buffer, one, {.num_worst_tokens = &one == cases ? 0 : 128, .returned_in_heap = seed % 2 == 0});
         rank.release();

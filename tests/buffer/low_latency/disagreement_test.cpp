@@ -3,6 +3,7 @@
 #include <string>
 #include <vector>
 
+#include "tests/cluster/disagreement.hpp"
 #include "tests/cluster/fixture.hpp"
 #include "tests/cluster/low_latency_combine_case.hpp"
 
@@ -21,20 +22,16 @@ class LowLatencyDisagreementTest : public ClusterTest {
   using Words = std::vector<std::string>;
 
   /// Each rank calls; rank 1 is the odd one.
-  void expect_mismatch(const std::function<void(Rank&, Buffer&, bool odd)>& call, const Words& words,
-                       const Words& words_of_odd) {
+  void expect_mismatch(const std::function<void(Rank&, Buffer&, bool odd)>& call, const Words& words) {
     run_cluster(cluster_with_absentees(kRanks), [&](Rank& rank) {
       BufferOptions options = low_latency_options(kRanks, 4, 1024);
       options.timeout_s = patience();
       Buffer& buffer = rank.buffer(options);
       const bool odd = rank.rank() == 1;
-      require_throws<RankMismatch>(
-          [&] {
-            call(rank, buffer, odd);
-            buffer.check();
-          },
-          odd ? words_of_odd : words, "the call");
-      rank.bootstrap()->barrier();
+      require_disagreement(rank, words, WhoFindsOut::everybody, [&] {
+        call(rank, buffer, odd);
+        buffer.check();
+      });
     });
   }
 
@@ -46,12 +43,12 @@ class LowLatencyDisagreementTest : public ClusterTest {
           if (odd) change(arguments);
           buffer.low_latency_dispatch(arguments, rank.call());
         },
-        words, words);
+        words);
   }
 
   /// `change` may choose between the handles of two dispatches.
   using Change = std::function<void(LowLatencyCombineArguments&, const LowLatencyHandle& other)>;
-  void expect_combine_mismatch(const Change& change, const Words& words, const Words& words_of_odd,
+  void expect_combine_mismatch(const Change& change, const Words& words,
                                LowLatencyLayout layout = LowLatencyLayout::expert_major) {
     LowLatencyCaseShape dispatched = shape();
     dispatched.layout = layout;
@@ -64,7 +61,7 @@ class LowLatencyDisagreementTest : public ClusterTest {
           if (odd) change(arguments, other);
           buffer.low_latency_combine(arguments, rank.call());
         },
-        words, words_of_odd);
+        words);
   }
 };
 DEEP_EP_LOW_LATENCY_ON_THREADS(LowLatencyDisagreementTest);
@@ -92,14 +89,14 @@ TEST_P(LowLatencyDisagreementTest, OnTheDispatchThatIsCombined) {
   const auto other_handle = [](LowLatencyCombineArguments& arguments, const LowLatencyHandle& other) {
     arguments.handle = &other;
   };
-  expect_combine_mismatch(other_handle, words, words);
-  expect_combine_mismatch(other_handle, words, words, LowLatencyLayout::rank_major);
+  expect_combine_mismatch(other_handle, words);
+  expect_combine_mismatch(other_handle, words, LowLatencyLayout::rank_major);
 }
 
 TEST_P(LowLatencyDisagreementTest, OnLogfmt) {
   DEEP_EP_NEEDS_RANKS(kRanks);
   const Words words = {"low_latency_combine", "use_logfmt"};
-  expect_combine_mismatch([](auto& arguments, const auto&) { arguments.use_logfmt = true; }, words, words);
+  expect_combine_mismatch([](auto& arguments, const auto&) { arguments.use_logfmt = true; }, words);
 }
 
 /// Combines what experts 0, 3 and 6 made of four tokens, one expert of each rank; what selections it asks for, `change`

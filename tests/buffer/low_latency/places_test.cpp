@@ -1,4 +1,5 @@
 // When low-latency calls may use the places of an earlier call, and what becomes of rows that never came into theirs.
+#include <array>
 #include <chrono>
 #include <cstring>
 #include <functional>
@@ -141,6 +142,8 @@ TEST(LowLatencyDeadlinesTest, WhoHasBegunACombineIsLateSooner) {
   params.local = reinterpret_cast<std::byte*>(heap.data());
   params.window = window;
   params.wait.timeout_ns = 1000 * kSecond;
+  std::array<std::int32_t, 2> mask{};
+  params.mask = mask.data();
   const device::low_latency::MaskOrEndCombine policy(params, kEpoch);
   const auto is_late = [&](std::uint64_t seconds) {
     return policy.is_late({1, Wanted::low_latency_combine_rows, 0}, device::now_ns() - seconds * kSecond);

@@ -1,8 +1,7 @@
 // Low-latency calls by rails together with others: hooks, LogFMT, barriers, many calls, schedules; ranks that disagree.
-#include <algorithm>
 #include <functional>
-#include <span>
 
+#include "tests/cluster/disagreement.hpp"
 #include "tests/cluster/fixture.hpp"
 #include "tests/cluster/low_latency_rails_case.hpp"
 
@@ -215,28 +214,6 @@ TEST(LowLatencyRailScheduleTest, EverySeedGivesTheSame) {
   }
 }
 
-/// How a call of ranks that disagree ends: at least one of them names the mismatch, and none gets a result.
-void require_disagreement(Rank& rank, const std::vector<std::string>& words, const std::function<void()>& call) {
-  std::string text;
-  char mismatch = 0;
-  try {
-    call();
-    text = "nothing was thrown";
-  } catch (const RankMismatch& error) {
-    mismatch = 1;
-    for (const std::string& word : words) {
-      if (std::string(error.what()).find(word) == std::string::npos) text = "'" + word + "' not in: " + error.what();
-    }
-  } catch (const TimeoutError&) {  // it waited for a rank that had found out
-  } catch (const std::exception& error) {
-    text = error.what();
-  }
-  // Everybody comes here before anybody gives up, so that failures are reported as they are.
-  const std::vector<std::byte> all = rank.bootstrap()->all_gather(std::as_bytes(std::span(&mismatch, 1)));
-  require(text.empty(), text);
-  require(std::ranges::count(all, std::byte{1}) > 0, "no rank found the mismatch");
-}
-
 TEST_P(LowLatencyRailCallsTest, OneRankAsksForAHook) {
   DEEP_EP_NEEDS_RANKS(4);
   // Every token goes everywhere, so every rank waits for something of every other.
@@ -254,7 +231,9 @@ TEST_P(LowLatencyRailCallsTest, OneRankAsksForAHook) {
       const auto to_dispatch = upload_arguments(rank, one.calls.before);
       const bool hook = rank.rank() == 1;
       rank.bootstrap()->barrier();
-      require_disagreement(rank, {combine ? "low_latency_combine" : "low_latency_dispatch", "return_recv_hook"}, [&] {
+      const std::vector<std::string> words = {combine ? "low_latency_combine" : "low_latency_dispatch",
+                                              "return_recv_hook"};
+      require_disagreement(rank, words, WhoFindsOut::somebody, [&] {
         if (combine) {
           const auto result = buffer.low_latency_combine(hook ? with_hook(arguments) : arguments, rank.call());
           if (result.hook) result.hook();

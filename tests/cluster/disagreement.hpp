@@ -1,0 +1,45 @@
+// How a call ends that ranks mean in different ways.
+#pragma once
+
+#include <algorithm>
+#include <functional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "tests/cluster/cluster.hpp"
+
+namespace deep_ep::test {
+
+/// Whether a rank may still wait, until its deadline, for one that has found out and ended the call.
+enum class WhoFindsOut { everybody, somebody };
+
+/// On every rank: none gets a result, at least one says `words` in a RankMismatch, and who does not has heard of it
+/// from one that does.
+inline void require_disagreement(Rank& rank, const std::vector<std::string>& words, WhoFindsOut who,
+                                 const std::function<void()>& call) {
+  std::string wrong;
+  char named = 0;
+  try {
+    call();
+    wrong = "nothing was thrown";
+  } catch (const RankMismatch& error) {
+    const std::string text = error.what();
+    if (text.find("has ended the call, as the ranks disagree") == std::string::npos) {
+      named = 1;
+      for (const std::string& word : words) {
+        if (text.find(word) == std::string::npos) wrong = "'" + word + "' not in: " + text;
+      }
+    }
+  } catch (const TimeoutError& error) {
+    if (who == WhoFindsOut::everybody) wrong = error.what();
+  } catch (const std::exception& error) {
+    wrong = error.what();
+  }
+  // Everybody comes here before anybody gives up, so that failures are reported as they are.
+  const std::vector<std::byte> all = rank.bootstrap()->all_gather(std::as_bytes(std::span(&named, 1)));
+  require(wrong.empty(), wrong);
+  require(std::ranges::count(all, std::byte{1}) > 0, "no rank found the mismatch");
+}
+
+}  // namespace deep_ep::test

@@ -36,6 +36,7 @@ TEST(NicTestReport, SaysOfFailuresWhatTheyMean) {
                          {{"entries", Outcome::pass, "all right", "", ""},
                           {"litmus", Outcome::fail, "found", "meant", "do"},
                           {"query_qp", Outcome::skip, "cannot", "", ""}}});
+  report.log = {"info: heap", "warn: rings in host memory", "error: on purpose", "warn: rings in host memory"};
   const std::string text = report.text();
   EXPECT_NE(text.find("\nmlx5_0:1, rung by GPU 0\n"
                       "  PASS entries     all right\n"
@@ -43,6 +44,7 @@ TEST(NicTestReport, SaysOfFailuresWhatTheyMean) {
                       "       meaning: meant\n"
                       "       to do:   do\n"
                       "  SKIP query_qp    cannot\n"
+                      "\nwarn: rings in host memory\n"
                       "\n1 passed, 1 failed, 1 skipped\n"),
             std::string::npos)
       << text;

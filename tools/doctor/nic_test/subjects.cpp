@@ -63,9 +63,11 @@ Subject nic_subject(const rdma::NicAssignment& nic, const std::shared_ptr<Execut
                   .others = {},
                   .no_others = "handler cpu: there is no doorbell register, and rings lie in host memory",
                   .link_gbps = nic.rate_gbps};
+  const bool has_registers = executor->device().kind == Device::Kind::cuda && nic.capability == rdma::Capability::mlx5;
+  subject.wants_gpu_handler = has_registers && settings.nic_handler != rdma::NicHandler::cpu;
   if (between_machines) {
     subject.no_others = "a NIC's doorbells and rings are tested without --listen and --peer";
-  } else if (executor->device().kind == Device::Kind::cuda && nic.capability == rdma::Capability::mlx5) {
+  } else if (has_registers) {
     for (const Adjustment& way : kAdjustments) {
       subject.others.push_back({way.name, on_nic(nic, executor, settings, way.adjust)});
     }

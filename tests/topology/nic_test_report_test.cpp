@@ -67,5 +67,19 @@ TEST(NicTestSubjects, WithoutANicTheLocalWireIsTestedAndThatIsSaid) {
   EXPECT_NE(found.left_out[0].found.find("has no RDMA device"), std::string::npos);
 }
 
+TEST(NicTestSubjects, EveryNicThatCanBeUsedIsTestedAndTheOthersAreNamed) {
+  test::FakeMachine machine;
+  write_healthy_machine(machine);
+  machine.write("/sys/class/infiniband/mlx5_3/ports/1/state", "1: DOWN\n");
+  const Patient patient = examine(machine.root(), source_of(Variables{}), {});
+  const Subjects found = find_subjects(patient, {.device = "cpu"});
+  EXPECT_EQ(found.subjects.size(), 7u);
+  EXPECT_EQ(found.subjects[0].name, "mlx5_0:1, rung by the CPU");
+  EXPECT_TRUE(found.subjects[0].others.empty());
+  EXPECT_FALSE(found.subjects[0].wants_gpu_handler);
+  ASSERT_EQ(found.left_out.size(), 1u);
+  EXPECT_EQ(found.left_out[0].found.substr(0, 6), "mlx5_3");
+}
+
 }  // namespace
 }  // namespace deep_ep::tools

@@ -9,7 +9,6 @@
 #include "csrc/rdma/discovery/machine.hpp"
 #include "csrc/rdma/local/local_ends.hpp"
 #include "csrc/rdma/nic_test/judge.hpp"
-#include "csrc/rdma/verbs/libraries.hpp"
 #include "csrc/rdma/verbs/nic_ends.hpp"
 #include "deep_ep/error.hpp"
 #include "tools/common/ranks.hpp"
@@ -75,6 +74,10 @@ Subject nic_subject(const rdma::NicAssignment& nic, const std::shared_ptr<Execut
   return subject;
 }
 
+void leave_out(const std::vector<std::string>& nics, Subjects& found) {
+  for (const std::string& nic : nics) found.left_out.push_back(rdma::nic_test::skipped("nics", nic));
+}
+
 void add_nics_of_gpus(const Patient& patient, const SubjectChoice& choice, Subjects& found) {
   std::set<std::string> names;
   for (int gpu = 0; gpu < cuda_device_count(); ++gpu) {
@@ -88,6 +91,7 @@ void add_nics_of_gpus(const Patient& patient, const SubjectChoice& choice, Subje
       found.left_out.push_back(rdma::nic_test::skipped(by, error.what()));
     }
   }
+  leave_out(patient.map.unused, found);
 }
 
 void add_nics_of_cpu(const Patient& patient, const SubjectChoice& choice, Subjects& found) {
@@ -102,6 +106,7 @@ void add_nics_of_cpu(const Patient& patient, const SubjectChoice& choice, Subjec
     found.subjects.push_back(
         nic_subject(nic, make_host_executor(), "the CPU", patient.settings, choice.between_machines));
   }
+  leave_out(map.unused, found);
 }
 
 }  // namespace
@@ -127,11 +132,7 @@ Subjects find_subjects(const Patient& patient, const SubjectChoice& choice) {
          .no_others = "there is no NIC, so no doorbell register"});
     return found;
   }
-  rdma::verbs::require_libraries();
   kind == Device::Kind::cuda ? add_nics_of_gpus(patient, choice, found) : add_nics_of_cpu(patient, choice, found);
-  for (const std::string& unused : patient.map.unused) {
-    if (kind == Device::Kind::cuda) found.left_out.push_back(rdma::nic_test::skipped("nics", unused));
-  }
   if (found.subjects.empty()) {
     const std::string why = rdma::why_no_rdma(patient.map);
     found.left_out.push_back({"nics", rdma::nic_test::Outcome::fail,

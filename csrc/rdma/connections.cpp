@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <exception>
 #include <optional>
 #include <span>
 #include <thread>
@@ -211,6 +212,16 @@ bool Connections::drain(double most_s) const {
     std::this_thread::sleep_for(std::chrono::microseconds(50));
   }
   return true;
+}
+
+void Connections::drain_at_end(int rank, double timeout_s) const noexcept {
+  // Longer than a NIC takes to give up a peer that is gone (about 7 s, see QueuePairOptions).
+  constexpr double kLongest_s = 10;
+  try {
+    drain(timeout_s == 0 ? kLongest_s : std::min(timeout_s, kLongest_s));
+  } catch (const std::exception& error) {
+    log::warn("buffer: rank {} cannot tell whether its peers have got all that it sent: {}", rank, error.what());
+  }
 }
 
 std::string Connections::describe() const {

@@ -68,6 +68,9 @@ class Connections {
   /// Waits until all that kernels have posted has happened at the peers or has failed. Kernels that use the connections
   /// must have ended. False, and a warning, if it takes more than `most_s` seconds.
   bool drain(double most_s) const;
+  /// The same before a buffer ends whose calls wait `timeout_s` (0: for ever): at most 10 s, and no exception. `rank` is
+  /// named where that cannot be told.
+  void drain_at_end(int rank, double timeout_s) const noexcept;
 
   /// Collective, while no kernel of any rank uses the connections: destroys all queue pairs and makes new ones. Failed
   /// ones work again; nothing is outstanding. Throws like the constructor; kernels must not use the connections then.

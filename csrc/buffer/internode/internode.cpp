@@ -1,7 +1,6 @@
 #include "csrc/buffer/internode/internode.hpp"
 
 #include <algorithm>
-#include <exception>
 
 #include "csrc/bootstrap/agreement.hpp"
 #include "csrc/support/format.hpp"
@@ -58,18 +57,6 @@ Internode::Internode(Runtime& runtime)
     common_.read = counters_.get() + counters;
   });
   log::info("buffer: rank {} in normal mode between nodes: {}", runtime.rank(), describe());
-}
-
-void Internode::drain() noexcept {
-  // Longer than a NIC takes to give up a peer that is gone (about 7 s, see QueuePairOptions).
-  constexpr double kLongest_s = 10;
-  const double timeout_s = runtime_.timeout_s();
-  try {
-    connections_.drain(timeout_s == 0 ? kLongest_s : std::min(timeout_s, kLongest_s));
-  } catch (const std::exception& error) {
-    log::warn("buffer: rank {} cannot tell whether its rails have got all that it sent: {}", runtime_.rank(),
-              error.what());
-  }
 }
 
 Rings Internode::rings_for(std::size_t row_bytes) const {

@@ -29,7 +29,7 @@ class Internode {
   /// Throws SystemError for an operation that has failed.
   void check() const { connections_.check(); }
   /// After the last call. Its kernels have ended, but the last credit that they posted may not have reached the rails.
-  void drain() noexcept;
+  void drain() noexcept { connections_.drain_at_end(runtime_.rank(), runtime_.timeout_s()); }
 
  private:
   /// Exchanges counts. Returns a handle without what only the dispatch itself knows, and, with exact sizes, the counts.

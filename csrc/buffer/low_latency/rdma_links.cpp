@@ -1,7 +1,5 @@
 #include "csrc/buffer/low_latency/rdma_links.hpp"
 
-#include <algorithm>
-#include <exception>
 
 #include "csrc/bootstrap/agreement.hpp"
 #include "csrc/support/logging.hpp"
@@ -48,18 +46,6 @@ void RdmaLinks::add_to(LowLatencyParams& params) const {
   params.told = told_.get();
   params.staging = runtime_.layout().staging;
   for (const int far : far_) params.set_far(far);
-}
-
-void RdmaLinks::drain() noexcept {
-  // Longer than a NIC takes to give up a peer that is gone (about 7 s, see QueuePairOptions).
-  constexpr double kLongest_s = 10;
-  const double timeout_s = runtime_.timeout_s();
-  try {
-    connections_.drain(timeout_s == 0 ? kLongest_s : std::min(timeout_s, kLongest_s));
-  } catch (const std::exception& error) {
-    log::warn("buffer: rank {} cannot tell whether its peers have got all that it sent: {}", runtime_.rank(),
-              error.what());
-  }
 }
 
 void RdmaLinks::resume(const LowLatencyCounts& counts) {

@@ -36,7 +36,7 @@ class RdmaLinks {
   /// Throws SystemError for an operation that has failed.
   void check() const { connections_.check(); }
   /// After the last call. Its kernels have ended, but what they posted may not have reached the peers, who wait for it.
-  void drain() noexcept;
+  void drain() noexcept { connections_.drain_at_end(runtime_.rank(), runtime_.timeout_s()); }
   /// After all ranks have ended their work: new queue pairs, and all that was told over the old ones as it would be
   /// after so many calls.
   void resume(const LowLatencyCounts& counts);

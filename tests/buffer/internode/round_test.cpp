@@ -80,5 +80,15 @@ TEST_P(InternodeRoundTest, RandomRoundsMatchTheOracle) {
   }
 }
 
+class InternodeProcessesTest : public InternodeRoundTest {};
+DEEP_EP_ON_PROCESSES(InternodeProcessesTest);
+
+TEST_P(InternodeProcessesTest, TwoNodesOfTwo) {
+  DEEP_EP_NEEDS_RANKS(4);
+  const NodesAndWidth grid{2, 2};
+  run_rounds(cluster_of(grid), std::vector{shape_of(grid, 16, 1), shape_of(grid, 70, 2)}, {},
+             buffer_of(grid, 48 << 10));
+}
+
 }  // namespace
 }  // namespace deep_ep::test

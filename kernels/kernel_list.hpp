@@ -11,6 +11,9 @@
   KERNEL(notify,                          deep_ep::NotifyParams,              768)      \
   KERNEL(dispatch,                        deep_ep::DispatchParams,            512)      \
   KERNEL(combine,                         deep_ep::CombineParams,             512)      \
+  KERNEL(notify_internode,                deep_ep::InternodeNotifyParams,     512)      \
+  KERNEL(dispatch_internode,              deep_ep::InternodeDispatchParams,   384)      \
+  KERNEL(combine_internode,               deep_ep::InternodeCombineParams,    384)      \
   KERNEL(dispatch_low_latency,            deep_ep::LowLatencyDispatchParams,  512)      \
   KERNEL(dispatch_low_latency_rdma,       deep_ep::LowLatencyDispatchParams,  512)      \
   KERNEL(combine_low_latency,             deep_ep::LowLatencyCombineParams,   512)      \
@@ -25,6 +28,9 @@ struct LayoutParams;
 struct NotifyParams;
 struct DispatchParams;
 struct CombineParams;
+struct InternodeNotifyParams;
+struct InternodeDispatchParams;
+struct InternodeCombineParams;
 struct LowLatencyDispatchParams;
 struct LowLatencyCombineParams;
 struct LowLatencyBarrierParams;

@@ -105,30 +105,51 @@ CombinedRow combine_row(std::span<const Row> rows, std::int64_t hidden, Row bias
 }
 
 std::vector<Combined> combine(const Dispatched& dispatched, std::span<const CombineInput> inputs, std::int64_t hidden,
-                              int topk) {
+                              int topk, int ranks_per_node) {
   const auto ranks = static_cast<std::int64_t>(inputs.size());
+  const std::int64_t width = ranks_per_node == 0 ? ranks : ranks_per_node;
   const auto row_of = [hidden](const std::vector<std::uint16_t>& x, std::int64_t row) {
     return x.empty() ? Row() : Row(x).subspan(index(row, hidden, 0), static_cast<std::size_t>(hidden));
   };
   std::vector<Combined> results(inputs.size());
-  for (std::size_t owner = 0; owner < inputs.size(); ++owner) {
-    const auto& destination_row = dispatched.destination_row[owner];
-    const CombineInput& own = inputs[owner];
+  for (std::int64_t owner = 0; owner < ranks; ++owner) {
+    const auto& destination_row = dispatched.destination_row[static_cast<std::size_t>(owner)];
+    const CombineInput& own = inputs[static_cast<std::size_t>(owner)];
     const std::int64_t tokens = static_cast<std::int64_t>(destination_row.size()) / ranks;
-    Combined& result = results[owner];
+    Combined& result = results[static_cast<std::size_t>(owner)];
     for (std::int64_t t = 0; t < tokens; ++t) {
-      std::vector<Row> rows;
+      std::vector<Row> all, rows;  // what the ranks hold; and what comes in
+      std::vector<CombinedRow> sums(static_cast<std::size_t>(ranks / width));
       std::vector<float> weights(static_cast<std::size_t>(topk), 0.0f);
-      for (std::int64_t d = 0; d < ranks; ++d) {
-        const std::int32_t row = destination_row[index(t, ranks, d)];
-        if (row < 0) continue;
-        const CombineInput& from = inputs[static_cast<std::size_t>(d)];
-        rows.push_back(row_of(from.x, row));
-        for (int k = 0; k < topk; ++k) weights[static_cast<std::size_t>(k)] += from.topk_weights[index(row, topk, k)];
+      for (std::int64_t node = 0; node < ranks / width; ++node) {
+        const bool own_node = node == owner / width;
+        std::vector<Row> of_node;
+        std::vector<float> node_weights(static_cast<std::size_t>(topk), 0.0f);
+        std::vector<float>& weights_to = own_node ? weights : node_weights;
+        for (std::int64_t d = node * width; d < (node + 1) * width; ++d) {
+          const std::int32_t row = destination_row[index(t, ranks, d)];
+          if (row < 0) continue;
+          const CombineInput& from = inputs[static_cast<std::size_t>(d)];
+          of_node.push_back(row_of(from.x, row));
+          for (std::size_t k = 0; k < weights.size(); ++k) {
+            weights_to[k] += from.topk_weights[index(row, topk, static_cast<std::int64_t>(k))];
+          }
+        }
+        all.insert(all.end(), of_node.begin(), of_node.end());
+        if (own_node) {
+          rows.insert(rows.end(), of_node.begin(), of_node.end());
+        } else if (!of_node.empty()) {
+          CombinedRow& sum = sums[static_cast<std::size_t>(node)];
+          sum = combine_row(of_node, hidden);
+          rows.emplace_back(sum.x);
+          for (std::size_t k = 0; k < weights.size(); ++k) weights[k] += node_weights[k];
+        }
       }
-      const CombinedRow row = combine_row(rows, hidden, row_of(own.bias_0, t), row_of(own.bias_1, t));
+      const Row bias_0 = row_of(own.bias_0, t), bias_1 = row_of(own.bias_1, t);
+      const CombinedRow row = combine_row(rows, hidden, bias_0, bias_1);
+      const CombinedRow exact = combine_row(all, hidden, bias_0, bias_1);
       result.x.insert(result.x.end(), row.x.begin(), row.x.end());
-      result.sum.insert(result.sum.end(), row.sum.begin(), row.sum.end());
+      result.sum.insert(result.sum.end(), exact.sum.begin(), exact.sum.end());
       result.topk_weights.insert(result.topk_weights.end(), weights.begin(), weights.end());
     }
   }

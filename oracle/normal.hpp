@@ -70,14 +70,16 @@ struct CombineInput {
 };
 
 struct Combined {
-  std::vector<std::uint16_t> x;     ///< [tokens, hidden]: fp32 sum in rank order, rounded once; exact bits
+  std::vector<std::uint16_t> x;     ///< [tokens, hidden]: fp32 sum in rank order, rounded as combine says; exact bits
   std::vector<double> sum;          ///< [tokens, hidden]: the same sum in double precision
   std::vector<float> topk_weights;  ///< [tokens, topk] or empty
 };
 
-/// `topk`: of the weights that come back, 0 = none do.
+/// `topk`: of the weights that come back, 0 = none do. `ranks_per_node`: 0 = all ranks are of one node. Otherwise what
+/// another node holds of a token is added up first, in rank order and rounded to bfloat16 (weights: in fp32), and comes
+/// in at the place of the node, as one row; rows of the owner's node come in one by one.
 std::vector<Combined> combine(const Dispatched& dispatched, std::span<const CombineInput> inputs, std::int64_t hidden,
-                              int topk);
+                              int topk, int ranks_per_node = 0);
 
 /// bfloat16 bits of one row, or none.
 using Row = std::span<const std::uint16_t>;

@@ -32,7 +32,6 @@ std::string describe_heap(const Runtime& runtime) {
 }
 
 std::string describe_normal_mode(const Runtime& runtime) {
-  if (runtime.nodes().num_nodes != 1) return "normal mode: not between nodes";
   const LaunchPolicy& policy = runtime.executor()->policy();
   const auto sms = [&](const Config& config) { return std::min(config.num_sms, policy.multiprocessors); };
   return fmt::format("normal mode: dispatch on {} SMs, combine on {}, of {}, where a call does not say",
@@ -49,11 +48,17 @@ std::string LowLatency::describe() const {
   return text + (links_ ? links_->describe() : "NVLink reaches every rank");
 }
 
+std::string Buffer::Implementation::describe_normal_mode() const {
+  if (runtime_.nodes().num_nodes == 1) return deep_ep::describe_normal_mode(runtime_);
+  if (!internode_) return "normal mode: not between nodes that are not all of equally many consecutive ranks";
+  return fmt::format("{}, between nodes by {}", deep_ep::describe_normal_mode(runtime_), internode_->describe());
+}
+
 std::string Buffer::Implementation::describe() const {
   const double timeout_s = runtime_.timeout_s();
   return fmt::format("rank {} of {} on {}, {}\n{}\n{}\n{}\ntime-out: {}\n", runtime_.rank(), runtime_.num_ranks(),
                      to_string(runtime_.device()), describe_nodes(runtime_), describe_heap(runtime_),
-                     describe_normal_mode(runtime_), low_latency_ ? low_latency_->describe() : "low latency: no memory",
+                     describe_normal_mode(), low_latency_ ? low_latency_->describe() : "low latency: no memory",
                      timeout_s == 0 ? "none" : fmt::format("{} s", timeout_s));
 }
 

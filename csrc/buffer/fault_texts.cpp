@@ -7,7 +7,7 @@
 #include "csrc/rdma/ring/failure.hpp"
 #include "csrc/support/format.hpp"
 #include "deep_ep/tensor.hpp"
-#include "kernels/intranode/control_window.hpp"
+#include "kernels/common/messages.hpp"
 
 namespace deep_ep {
 namespace {
@@ -47,6 +47,12 @@ const char* text_of(Wanted wanted) {
       return "a row (low-latency combine)";
     case Wanted::low_latency_barrier:
       return "its arrival at the barrier (low_latency_clean)";
+    case Wanted::internode_rows:
+      return "its rows over the network (dispatch or combine between nodes)";
+    case Wanted::internode_credit:
+      return "room in its landing ring (dispatch or combine between nodes)";
+    case Wanted::internode_done:
+      return "its end of the call (dispatch or combine between nodes)";
     case Wanted::rdma_completion:
       return "the NIC's report that our RDMA operations have reached it";
   }

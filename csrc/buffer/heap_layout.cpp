@@ -50,4 +50,8 @@ void HeapLayout::add_staging(int rail_nodes) {
   staging = LowLatencyStaging::make(staging_at(), low_latency, rail_nodes);
 }
 
+void HeapLayout::add_internode(const NodeGrid& grid, int max_local_experts) {
+  internode = InternodeWindow::make(internode_at(), grid, max_local_experts);
+}
+
 }  // namespace deep_ep

@@ -17,6 +17,7 @@ Buffer::Implementation::Implementation(std::shared_ptr<Bootstrap> bootstrap, std
     layouts_.emplace(runtime_);
     intranode_.emplace(runtime_);
   });
+  if (runtime_.layout().internode.bytes != 0) internode_.emplace(runtime_);
   if (runtime_.options().low_latency.bytes != 0) low_latency_.emplace(runtime_);
   runtime_.bootstrap().barrier();  // nobody signals before everybody is ready
   log::info("buffer: rank {} of {} on {}, heap {}, of which window {}", runtime_.rank(), runtime_.num_ranks(),
@@ -26,32 +27,33 @@ Buffer::Implementation::Implementation(std::shared_ptr<Bootstrap> bootstrap, std
 
 Buffer::Implementation::~Implementation() {
   settle_last_work();
+  drain();
+}
+
+void Buffer::Implementation::drain() noexcept {
+  if (internode_) internode_->drain();
   if (low_latency_) low_latency_->drain();
 }
 
 DispatchResult Buffer::Implementation::dispatch(const DispatchArguments& arguments, const CallOptions& call) {
-  require_one_node("dispatch");
-  return intranode_->dispatch(arguments, call);
+  return inside_one_node("dispatch") ? intranode_->dispatch(arguments, call) : internode_->dispatch(arguments, call);
 }
 
 CachedDispatchResult Buffer::Implementation::cached_dispatch(const CachedDispatchArguments& arguments,
                                                              const CallOptions& call) {
-  require_one_node("cached_dispatch");
-  return intranode_->dispatch(arguments, call);
+  return inside_one_node("cached_dispatch") ? intranode_->dispatch(arguments, call) : internode_->dispatch(arguments, call);
 }
 
 CombineResult Buffer::Implementation::combine(const CombineArguments& arguments, const CallOptions& call) {
-  require_one_node("combine");
-  return intranode_->combine(arguments, call);
+  return inside_one_node("combine") ? intranode_->combine(arguments, call) : internode_->combine(arguments, call);
 }
 
-void Buffer::Implementation::require_one_node(const char* call) const {
+bool Buffer::Implementation::inside_one_node(const char* call) const {
   const NodeMembership& nodes = runtime_.nodes();
-  if (nodes.num_nodes == 1) return;
+  if (nodes.num_nodes == 1 || internode_) return nodes.num_nodes == 1;
   fail<InvalidArgument>(
-      "Buffer::{} is for ranks of one node, but there are {} nodes, and rank {} is on another one than rank {}: "
-      "between nodes there are the low-latency calls",
-      call, nodes.num_nodes, nodes.reached_by_rdma(true).front(), runtime_.rank());
+      "Buffer::{} needs nodes of equally many consecutive ranks, but the {} ranks are of {} nodes that are not",
+      call, runtime_.num_ranks(), nodes.num_nodes);
 }
 
 LowLatency& Buffer::Implementation::low_latency(const char* call) {
@@ -68,6 +70,7 @@ void Buffer::Implementation::check() {
     runtime_.faults().break_by_interruption();
   }
   runtime_.faults().raise();
+  if (internode_) internode_->check();
   if (low_latency_) low_latency_->check();
 }
 
@@ -85,8 +88,9 @@ void Buffer::Implementation::destroy_collectively() {
   // After a fault that breaks the buffer, a rank may never come. Any other fault may be known to this rank alone, and
   // its peers would wait for it.
   if (runtime_.faults().broken()) return;
-  if (low_latency_) low_latency_->drain();
+  drain();
   runtime_.bootstrap().barrier();  // nobody writes to a peer any more
+  internode_.reset();
   if (low_latency_) low_latency_->disconnect();
   runtime_.unmap_peers_together();
 }

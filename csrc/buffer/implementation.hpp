@@ -6,6 +6,7 @@
 #include <string>
 
 #include "csrc/buffer/dispatch_layout.hpp"
+#include "csrc/buffer/internode/internode.hpp"
 #include "csrc/buffer/intranode/intranode.hpp"
 #include "csrc/buffer/low_latency/low_latency.hpp"
 #include "csrc/buffer/runtime.hpp"
@@ -39,8 +40,11 @@ class Buffer::Implementation {
   void destroy_collectively();
 
  private:
-  /// InvalidArgument, which names `call`, unless all ranks are of one node.
-  void require_one_node(const char* call) const;
+  /// Among ranks of one node? If not, there are calls between nodes, or InvalidArgument, which names `call`.
+  bool inside_one_node(const char* call) const;
+  std::string describe_normal_mode() const;
+  /// What this rank has posted has reached its peers.
+  void drain() noexcept;
   /// The host waits for this rank's work, which may have failed.
   void settle_last_work() noexcept;
 
@@ -48,6 +52,7 @@ class Buffer::Implementation {
   Runtime runtime_;
   std::optional<DispatchLayouts> layouts_;
   std::optional<Intranode> intranode_;
+  std::optional<Internode> internode_;
   std::optional<LowLatency> low_latency_;
 };
 

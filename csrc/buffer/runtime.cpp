@@ -63,17 +63,18 @@ Runtime::Runtime(std::shared_ptr<Bootstrap> bootstrap, std::shared_ptr<Executor>
   make_heap();
   nodes_ = find_nodes(*bootstrap_, heap_->peers(), options_.ranks_per_node);
   reach_ = LowLatencyReach::find(options_, nodes_);
-  if (!reach_.far.empty()) {
-    // Only now do we know that there must be room for what NICs fetch.
-    layout_.add_staging(reach_.rail_width == 0 ? 0 : nodes_.num_nodes);
-    make_heap();
-  }
+  // Only now do we know that there must be room for what NICs fetch and write.
+  if (!reach_.far.empty()) layout_.add_staging(reach_.rail_width == 0 ? 0 : nodes_.num_nodes);
+  if (const NodeGrid grid = node_grid(); grid.width != 0) layout_.add_internode(grid, options_.max_local_experts);
+  if (layout_.bytes() > heap_->bytes()) make_heap();
   agree(*bootstrap_, "allocating memory for a Buffer", [&] {
     auto arena = std::make_shared<Arena>(executor_, heap_, layout_.arena_at(), heap_->bytes() - layout_.arena_at());
     calls_.emplace(executor_, comm_stream_, std::move(arena));
     faults_.emplace(*calls_, executor_, rank(), timeout_s_);
   });
 }
+
+NodeGrid Runtime::node_grid() const { return {rank(), num_ranks(), nodes_.ranks_of_each_node()}; }
 
 Runtime::~Runtime() { heap_->unmap_peers(); }
 

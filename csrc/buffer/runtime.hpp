@@ -41,6 +41,9 @@ class Runtime {
   const HeapLayout& layout() const { return layout_; }
   std::byte* window() const { return heap_->local() + layout_.window_at(); }
   const NodeMembership& nodes() const { return nodes_; }
+  /// For calls of normal mode between nodes; width 0 where there is one node, or where nodes are not of equally many
+  /// consecutive ranks.
+  NodeGrid node_grid() const;
   const LowLatencyReach& low_latency_reach() const { return reach_; }
 
   const CallContext& calls() const { return *calls_; }

@@ -1,5 +1,5 @@
-// Arguments and results of the normal mode: dispatch and combine with exact sizes, for training and prefill, among
-// ranks of one node. Symbols as in buffer.hpp.
+// Arguments and results of the normal mode: dispatch and combine with exact sizes, for training and prefill. Symbols as
+// in buffer.hpp; besides, P nodes of R / P consecutive ranks, where there are several.
 //
 // Unless said otherwise a tensor is contiguous (row-major) and lies on the buffer's device.
 #pragma once
@@ -26,11 +26,17 @@ struct DispatchLayout {
 
 /// What a dispatch knows about where rows went. Good for any number of cached dispatches and combines, as long as the
 /// buffer lives. Copies share the tensors. recv_src_idx may lie in the symmetric heap and takes 4 bytes a row there for
-/// as long as a copy lives; the other two never do.
+/// as long as a copy lives; the others never do.
 struct DispatchHandle {
   Tensor rank_prefix_matrix;    ///< [R, R] int32: [s][d] = rows that d received from ranks 0..s (end row of source s)
   Tensor destination_row;       ///< [T, R] int32: row of token t in recv_x of rank d, -1 if not sent there
   Tensor recv_src_idx;          ///< [rows] int32: token index at its source, for each received row
+  // Between nodes only. A token crosses the network once for each other node that wants it, to the rank with the
+  // sender's index in its node, the rail.
+  Tensor node_row;     ///< [T, P] int32: number of token t among this rank's tokens for node n, -1 if not sent there
+  Tensor node_counts;  ///< [2, P] int32: this rank's tokens for each node; its rail's tokens there for this node
+  Tensor relay_rows;   ///< [relayed, R / P] int32: of each token of its rails, by node and number, its row at each rank
+                       ///< of this node, -1 if not sent there
   std::int64_t num_tokens = 0;  ///< T
   std::int64_t num_recv_rows = 0;  ///< N, or num_worst_tokens
   int num_experts = 0;             ///< E

@@ -25,6 +25,9 @@ enum class Wanted : std::uint32_t {
   low_latency_combine_selection,  ///< a token's selections at that call
   low_latency_combine_rows,       ///< a row
   low_latency_barrier,            ///< its arrival at the barrier
+  internode_rows,                 ///< rows from the rail in another node (normal mode)
+  internode_credit,               ///< room in its landing ring
+  internode_done,                 ///< the word of a rank of this node that it has ended the call
   rdma_completion,                ///< the NIC's word that our operations have reached the peer
 };
 

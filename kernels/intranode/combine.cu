@@ -4,7 +4,7 @@
 // The owner adds in rank order either way, so the result does not depend on it.
 #include "kernels/intranode/combine_add.hpp"
 #include "kernels/intranode/combine_push.hpp"
-#include "kernels/intranode/row_comparison.hpp"
+#include "kernels/common/row_comparison.hpp"
 #include "kernels/kernel_list.hpp"
 #include "kernels/primitives/launch.hpp"
 

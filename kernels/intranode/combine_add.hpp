@@ -3,58 +3,19 @@
 // SMs differ in speed. It fetches what it needs for the next part while it works on the current one.
 //
 // Where a row comes from makes no difference to the sum: a peer that has its rows in the heap is read over NVLink, one
-// that pushes is read from our window once the row's flag is up. A lane loads its vectors of all rows before it adds
-// the first: a peer's memory is far away, and only loads under way at once hide that. Ordinary loads: bulk loads from a
-// peer's memory were slower on H200, however many SMs issued them.
+// that pushes is read from our window once the row's flag is up.
 #pragma once
 
+#include "kernels/common/row_sum.hpp"
 #include "kernels/common/tickets.hpp"
 #include "kernels/intranode/combine_rows.hpp"
-#include "kernels/primitives/bits.hpp"
-#include "kernels/primitives/numeric.hpp"
 #include "kernels/primitives/warp.hpp"
 
 namespace deep_ep::device {
 
 struct CombineAdder {
-  /// 16-byte vectors of a row that a lane works on at once. Two would spill on sm_100a.
-  static constexpr int kVectors = kBlackwell ? 1 : 2;
-  static constexpr int kTogether = 8;  ///< rows whose loads are under way at once: all of a token, in one domain of 8
-  static constexpr std::uint32_t kPieceBytes = kVectors * kWarpSize * sizeof(Vec16);
-
   CombineRows rows;
   bool gives_credit;  ///< peers push more than our window holds, so they wait for finished rounds
-
-  DEEP_EP_DEVICE static void add(float (&sum)[kVectors][8], int v, const Vec16& vector) {
-    for (int i = 0; i < 4; ++i) {
-      sum[v][2 * i] += bf16_low(vector.word[i]);
-      sum[v][2 * i + 1] += bf16_high(vector.word[i]);
-    }
-  }
-
-  /// Adds `vectors` vectors, beginning `offset` bytes into each row whose address a lane of `holders` holds.
-  DEEP_EP_DEVICE void add_rows(float (&sum)[kVectors][8], std::uint64_t address, std::uint32_t holders,
-                               std::uint32_t offset, int vectors) const {
-    while (holders != 0) {
-      Vec16 loaded[kTogether][kVectors];
-      int rows = 0;
-      for (int i = 0; i < kTogether; ++i) {
-        if (holders == 0) continue;
-        const auto* from = reinterpret_cast<const Vec16*>(warp::shuffle(address, lowest_bit(holders)) + offset);
-        holders &= holders - 1;
-        ++rows;
-        for (int v = 0; v < kVectors; ++v) {
-          const int at = lane_index() + v * kWarpSize;
-          if (at < vectors) loaded[i][v] = load_weak(from + at);
-        }
-      }
-      for (int i = 0; i < kTogether; ++i) {
-        for (int v = 0; v < kVectors; ++v) {
-          if (i < rows && lane_index() + v * kWarpSize < vectors) add(sum, v, loaded[i][v]);
-        }
-      }
-    }
-  }
 
   /// Adds the weights that the token's destination ranks hold, slot by slot, in rank order.
   DEEP_EP_DEVICE void add_weights(int token) const {
@@ -64,19 +25,7 @@ struct CombineAdder {
       const int rank = first_rank + lane_index();
       const std::int32_t row = rows.row_held(rows.planned_row(token, rank), rank);
       const std::uint64_t at = row < 0 ? 0 : reinterpret_cast<std::uint64_t>(rows.weights(token, rank, row));
-      constexpr int kTogether = 8;  // loads under way at once: a peer's memory is far away
-      for (std::uint32_t left = warp::ballot(row >= 0); left != 0;) {
-        float values[kTogether];
-        for (int i = 0; i < kTogether; ++i) {
-          values[i] = 0;
-          if (left == 0) continue;
-          const std::uint64_t from = warp::shuffle(at, lowest_bit(left));
-          left &= left - 1;
-          if (lane_index() < params.num_topk)
-            values[i] = load_weak(reinterpret_cast<const float*>(from) + lane_index());
-        }
-        for (int i = 0; i < kTogether; ++i) sum += values[i];
-      }
+      sum = device::add_weights(sum, at, warp::ballot(row >= 0), params.num_topk);
     }
     if (lane_index() < params.num_topk) {
       params.combined_weights[std::int64_t{token} * params.num_topk + lane_index()] = sum;
@@ -101,34 +50,25 @@ struct CombineAdder {
     std::uint64_t address = 0;
     const std::uint32_t holders = find_rows(token, 0, planned, address, good);
     if (!good) return false;
-    const auto step = static_cast<std::uint32_t>(params.parts_per_token) * kPieceBytes;
-    for (std::uint32_t offset = static_cast<std::uint32_t>(part) * kPieceBytes; offset < params.row_bytes;
+    const auto step = static_cast<std::uint32_t>(params.parts_per_token) * RowSum::kPieceBytes;
+    for (std::uint32_t offset = static_cast<std::uint32_t>(part) * RowSum::kPieceBytes; offset < params.row_bytes;
          offset += step) {
       const std::uint32_t rest = params.row_bytes - offset;
-      const int vectors = static_cast<int>((rest < kPieceBytes ? rest : kPieceBytes) / sizeof(Vec16));
+      const int vectors = static_cast<int>((rest < RowSum::kPieceBytes ? rest : RowSum::kPieceBytes) / sizeof(Vec16));
       const std::int64_t at = std::int64_t{token} * params.row_bytes + offset;
-      float sum[kVectors][8] = {};
+      RowSum sum;
       for (const std::byte* bias : params.bias) {
-        for (int v = 0; bias != nullptr && v < kVectors; ++v) {
-          const int vector = lane_index() + v * kWarpSize;
-          if (vector < vectors) add(sum, v, load_stream(reinterpret_cast<const Vec16*>(bias + at) + vector));
-        }
+        if (bias != nullptr) sum.add_stream(bias + at, vectors);
       }
-      add_rows(sum, address, holders, offset, vectors);
+      sum.add_rows(address, holders, offset, vectors);
       for (int first_rank = kWarpSize; first_rank < params.common.num_ranks; first_rank += kWarpSize) {
         std::uint64_t later_address = 0;
         const std::uint32_t later =
             find_rows(token, first_rank, rows.planned_row(token, first_rank + lane_index()), later_address, good);
         if (!good) return false;
-        add_rows(sum, later_address, later, offset, vectors);
+        sum.add_rows(later_address, later, offset, vectors);
       }
-      for (int v = 0; v < kVectors; ++v) {
-        const int vector = lane_index() + v * kWarpSize;
-        if (vector >= vectors) continue;
-        Vec16 packed;
-        for (int i = 0; i < 4; ++i) packed.word[i] = pack_bf16(sum[v][2 * i], sum[v][2 * i + 1]);
-        store_stream(reinterpret_cast<Vec16*>(params.combined_x + at) + vector, packed);
-      }
+      sum.store(params.combined_x + at, vectors);
     }
     if (part == 0 && params.combined_weights != nullptr) add_weights(token);
     return true;

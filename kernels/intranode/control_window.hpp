@@ -8,52 +8,9 @@
 #include <cstdint>
 
 #include "kernels/common/carver.hpp"
+#include "kernels/common/messages.hpp"
 
 namespace deep_ep {
-
-/// A message, and the signal that says to which call it belongs.
-template <class Message>
-struct alignas(kLine) Mailbox {
-  std::uint64_t signal;
-  Message message;
-};
-
-/// Where a rank wants its rows of a dispatch: offsets in its heap, in its window those of the sender's part.
-struct DispatchAddresses {
-  std::uint64_t x, scales, topk_idx, topk_weights, src_idx;
-  std::int64_t capacity;      ///< rows it has room for in all
-  std::uint32_t window_rows;  ///< 0: the addresses are final places. Else rows that the part of the window holds
-  // Must agree, even where no counts are exchanged (cached calls).
-  std::uint32_t row_bytes;
-  std::int32_t num_scales, num_topk;
-};
-
-/// Where a rank's rows of a combine are, and where others may put theirs: offsets in its heap.
-struct CombineAddresses {
-  std::uint64_t x, topk_weights;
-  std::uint64_t window;  ///< the reader's part
-  std::uint32_t window_stride;
-  std::int32_t window_tokens, tokens_per_round;
-  std::int32_t num_tokens;
-  std::int32_t num_rows;
-  bool pulled;  ///< others read its rows at x; else it pushes them into the owners' windows
-  // Must agree.
-  std::uint32_t row_bytes;
-  std::int32_t num_topk;
-  std::int32_t rows_to_reader, rows_from_reader;  ///< as the handle has it
-};
-static_assert(sizeof(Mailbox<DispatchAddresses>) == kLine && sizeof(Mailbox<CombineAddresses>) == kLine);
-
-/// What of these must agree, in the words of a fault record.
-enum class RowField : int { row_bytes, num_scales, num_topk, rows_to_peer, rows_from_peer };
-
-/// What must agree between ranks before rows may move.
-struct CallShape {
-  static constexpr int kWords = 8;
-  /// x row bytes, bytes of a row's scales, top-k, bytes of a top-k index (0: none), experts, dtypes of x and of its
-  /// scales, version
-  std::int64_t word[kWords];
-};
 
 /// One source's counts, as notify leaves them at every rank.
 struct NotifySlot {

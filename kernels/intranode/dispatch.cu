@@ -5,7 +5,7 @@
 #include "kernels/common/tickets.hpp"
 #include "kernels/common/wait.hpp"
 #include "kernels/intranode/dispatch_send.hpp"
-#include "kernels/intranode/row_comparison.hpp"
+#include "kernels/common/row_comparison.hpp"
 #include "kernels/kernel_list.hpp"
 #include "kernels/primitives/block.hpp"
 #include "kernels/primitives/launch.hpp"

@@ -3,37 +3,22 @@
 // Rows lie in a receiver's output by source rank, then by token index at the source. So the place of token t at rank d
 // is: rows that d gets from the ranks before us, plus our tokens before t that also go to d. The first number comes
 // from the peers, the second from a scan of the membership. Blocks share the destinations, on a GPU one each.
+#include "kernels/common/numbering.hpp"
 #include "kernels/common/wait.hpp"
 #include "kernels/intranode/params.hpp"
 #include "kernels/kernel_list.hpp"
-#include "kernels/primitives/bits.hpp"
 #include "kernels/primitives/block.hpp"
 #include "kernels/primitives/launch.hpp"
 #include "kernels/primitives/thread.hpp"
-#include "kernels/primitives/warp.hpp"
 
 namespace deep_ep::device {
 
 /// Numbers the members of column `destination` in token order; returns how many there are. -1 for the others.
 DEEP_EP_DEVICE int number_members(const NotifyParams& params, int destination, NotifyShared& shared) {
-  const int num_ranks = params.common.num_ranks;
-  int before_block = 0;
-  for (int first = 0; first < params.num_tokens; first += block_threads()) {
-    const int token = first + thread_index();
-    const std::int64_t at = std::int64_t{token} * num_ranks + destination;
-    const bool member = token < params.num_tokens && params.is_token_in_rank[at] != 0;
-    const std::uint32_t members = warp::ballot(member);
-    if (lane_index() == 0) shared.members_in_warp[warp_index()] = count_bits(members);
-    block::sync();
-    int before = before_block + count_bits(members & ((1u << lane_index()) - 1));
-    for (int warp = 0; warp < block_warps(); ++warp) {
-      if (warp < warp_index()) before += shared.members_in_warp[warp];
-      before_block += shared.members_in_warp[warp];
-    }
-    if (token < params.num_tokens) params.destination_row[at] = member ? before : -1;
-    block::sync();  // the next turn writes members_in_warp again
-  }
-  return before_block;
+  const auto at = [&](int token) { return std::int64_t{token} * params.common.num_ranks + destination; };
+  return number_members(
+      params.num_tokens, shared.members_in_warp, [&](int token) { return params.is_token_in_rank[at(token)] != 0; },
+      [&](int token, int number) { params.destination_row[at(token)] = number; });
 }
 
 /// Writes this block's share of our counts into every peer's slot, then raises the peers' signals.

@@ -5,6 +5,7 @@
 
 #include "kernels/common/call.hpp"
 #include "kernels/common/faults.hpp"
+#include "kernels/common/rows.hpp"
 #include "kernels/common/topk.hpp"
 #include "kernels/intranode/control_window.hpp"
 
@@ -54,19 +55,6 @@ struct IntranodeParams {
   }
 };
 
-/// By a rank_prefix_matrix: rows that `destination` has from `source`.
-DEEP_EP_DEVICE std::int32_t rows_between(const std::int32_t* ends, int num_ranks, int source, int destination) {
-  const std::int32_t* end = ends + source * num_ranks + destination;
-  return source == 0 ? *end : *end - *(end - num_ranks);
-}
-
-/// What the host waits for in a dispatch with exact sizes. In memory that host and kernel share.
-struct HostCounts {
-  std::uint64_t epoch;  ///< stored last, with release order
-  std::int32_t num_recv_tokens;
-  std::int32_t tokens_per_expert[1];  ///< [local experts], aligned as asked; allocated behind the struct
-};
-
 struct NotifyParams {
   IntranodeParams common;
   WaitContext wait;
@@ -87,64 +75,6 @@ struct NotifyShared {
   std::int32_t members_in_warp[32];
   std::int32_t failed;  ///< not 0: a fault was met
   std::int32_t scratch;
-};
-
-/// Sizes of a row of dispatch and of what travels beside it.
-struct RowShape {
-  std::uint32_t row_bytes;  ///< multiple of 16
-  std::int32_t num_scales;  ///< 4-byte words
-  std::int32_t num_topk;
-  bool topk_idx_is_64_bit;
-
-  DEEP_EP_HOST_DEVICE std::uint32_t scale_bytes() const { return static_cast<std::uint32_t>(num_scales) * 4; }
-  DEEP_EP_HOST_DEVICE std::uint32_t topk_idx_bytes() const {
-    return static_cast<std::uint32_t>(num_topk) * (topk_idx_is_64_bit ? 8 : 4);
-  }
-  DEEP_EP_HOST_DEVICE std::uint32_t topk_weight_bytes() const { return static_cast<std::uint32_t>(num_topk) * 4; }
-  DEEP_EP_HOST_DEVICE std::uint32_t all_bytes() const {
-    return row_bytes + scale_bytes() + topk_idx_bytes() + topk_weight_bytes() + sizeof(std::int32_t);
-  }
-};
-
-/// Where a rank wants its rows: in the heap (final place or window), or, for draining, in its own memory.
-struct RowTargets {
-  std::byte* x;
-  std::uint32_t* scales;
-  std::byte* topk_idx;
-  float* topk_weights;
-  std::int32_t* src_idx;
-
-  static constexpr std::size_t kParts = 5;
-  /// Room for `rows` rows in a window. Each part begins a line.
-  static RowTargets carve(Carver carver, const RowShape& shape, std::size_t rows) {
-    return {carver.take<std::byte>(rows * shape.row_bytes, kLine),
-            carver.take<std::uint32_t>(rows * static_cast<std::size_t>(shape.num_scales), kLine),
-            carver.take<std::byte>(rows * shape.topk_idx_bytes(), kLine),
-            carver.take<float>(rows * static_cast<std::size_t>(shape.num_topk), kLine),
-            carver.take<std::int32_t>(rows, kLine)};
-  }
-
-  /// Where row `i` and all that belongs to it lie.
-  struct Row {
-    const RowTargets& in;
-    const RowShape& shape;
-    std::int64_t i;
-
-    DEEP_EP_DEVICE std::byte* x() const { return in.x + i * shape.row_bytes; }
-    DEEP_EP_DEVICE std::uint32_t* scales() const { return in.scales + i * shape.num_scales; }
-    DEEP_EP_DEVICE std::byte* topk_idx() const { return in.topk_idx + i * shape.topk_idx_bytes(); }
-    DEEP_EP_DEVICE float* topk_weights() const { return in.topk_weights + i * shape.num_topk; }
-    DEEP_EP_DEVICE std::int32_t* src_idx() const { return in.src_idx + i; }
-  };
-  DEEP_EP_DEVICE Row row(const RowShape& shape, std::int64_t i) const { return {*this, shape, i}; }
-};
-
-/// The scales of the rows that are sent, as the caller laid them out. Strides in words.
-struct ScaleLayout {
-  const std::uint32_t* words;
-  std::int64_t token_stride, stride;
-
-  DEEP_EP_DEVICE const std::uint32_t* at(int token, int i) const { return words + token * token_stride + i * stride; }
 };
 
 struct DispatchParams {

@@ -61,7 +61,8 @@ Case complete(Case one) {
     one.returned.push_back(make_returned(shape, one.rows(r), static_cast<std::uint64_t>(r)));
   }
   const bool weights = shape.with_topk && shape.combine_weights;
-  one.combined = oracle::combine(one.dispatched, one.returned, shape.combine_hidden, weights ? shape.topk : 0);
+  one.combined = oracle::combine(one.dispatched, one.returned, shape.combine_hidden, weights ? shape.topk : 0,
+                                 shape.ranks_per_node);
   return one;
 }
 
@@ -95,7 +96,8 @@ const char* name_of(ScaleLayout layout) {
 std::int64_t Shape::max_tokens() const { return *std::max_element(tokens.begin(), tokens.end()); }
 
 std::string Shape::describe() const {
-  std::string text = "seed=" + std::to_string(seed) + " ranks=" + std::to_string(ranks()) + " tokens=";
+  std::string text = "seed=" + std::to_string(seed) + " ranks=" + std::to_string(ranks()) +
+                     (ranks_per_node != 0 ? " ranks_per_node=" + std::to_string(ranks_per_node) : "") + " tokens=";
   for (const auto count : tokens) text += std::to_string(count) + ",";
   text.back() = ' ';
   text += "local_experts=" + std::to_string(local_experts) + " topk=" + std::to_string(topk) +
@@ -123,6 +125,31 @@ Case make_case(const Shape& shape, const std::vector<std::vector<std::uint8_t>>&
     }
   }
   return complete(std::move(one));
+}
+
+Shape random_shape(oracle::Random& random, int ranks) {
+  Shape shape;
+  shape.seed = random.next();
+  shape.tokens =
+      oracle::make_token_counts(random.pick(oracle::kTokenCounts), ranks, 1 + random.below(40), random.next());
+  shape.local_experts = static_cast<int>(1 + random.below(9));
+  shape.topk = random.chance(0.1) ? 32 : static_cast<int>(1 + random.below(9));
+  shape.with_topk = random.chance(0.8);
+  shape.idx_dtype = random.chance(0.5) ? DType::int32 : DType::int64;
+  shape.routing = random.pick(oracle::kRoutings);
+  const DType types[] = {DType::bfloat16, DType::float8_e4m3, DType::uint8, DType::float32};
+  shape.dtype = random.pick(types);
+  const std::int64_t row_bytes = 16 * (random.chance(0.2) ? 1 + random.below(256) : 1 + random.below(40));
+  shape.hidden = row_bytes / static_cast<std::int64_t>(size_of(shape.dtype));
+  shape.scales = random.chance(0.5) ? 0 : static_cast<int>(1 + random.below(20));
+  shape.scale_dtype = random.chance(0.5) ? DType::float32 : DType::int32;
+  shape.scale_layout = random.pick(kScaleLayouts);
+  shape.alignment = static_cast<int>(1 + random.below(20));
+  shape.combine_hidden = 8 * (1 + random.below(60));
+  shape.combine_weights = random.chance(0.5);
+  shape.bias_0 = random.chance(0.4);
+  shape.bias_1 = random.chance(0.3);
+  return shape;
 }
 
 std::vector<std::int64_t> equal_tokens(int ranks, std::int64_t tokens) {

@@ -7,6 +7,7 @@
 
 #include "deep_ep/tensor.hpp"
 #include "oracle/normal.hpp"
+#include "oracle/random.hpp"
 #include "oracle/routing.hpp"
 
 namespace deep_ep::test {
@@ -39,6 +40,7 @@ struct Shape {
   bool combine_weights = true;  ///< only where with_topk
   bool bias_0 = false;
   bool bias_1 = false;
+  int ranks_per_node = 0;  ///< 0: one node
   std::uint64_t seed = 1;
 
   int ranks() const { return static_cast<int>(tokens.size()); }
@@ -63,6 +65,9 @@ Case make_case(const Shape& shape);
 /// The same tokens and routing, where `membership` (one per rank, [tokens, ranks]) instead of the top-k decides who
 /// gets a row.
 Case make_case(const Shape& shape, const std::vector<std::vector<std::uint8_t>>& membership);
+
+/// Anything that a call may bring.
+Shape random_shape(oracle::Random& random, int ranks);
 
 /// The same number of tokens everywhere.
 std::vector<std::int64_t> equal_tokens(int ranks, std::int64_t tokens);

@@ -24,7 +24,6 @@ class Intranode {
  private:
   /// Exchanges counts. Returns a handle without what only the dispatch itself knows, and, with exact sizes, the counts.
   DispatchHandle notify(const DispatchArguments& arguments, CallScope& scope, std::vector<int>& tokens_per_expert);
-  void wait_for_counts(CallScope& scope);
   /// Sends the rows to where the handle says, and hands out what `outputs` and the handle hold.
   void send(DispatchPlan& plan, const DispatchHandle& handle, const DispatchOutputs& outputs, CallScope& scope);
 

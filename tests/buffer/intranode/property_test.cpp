@@ -10,31 +10,6 @@ class PropertyTest : public ClusterTest {
 };
 DEEP_EP_ON_THREADS(PropertyTest);
 
-Shape random_shape(oracle::Random& random, int ranks) {
-  Shape shape;
-  shape.seed = random.next();
-  shape.tokens =
-      oracle::make_token_counts(random.pick(oracle::kTokenCounts), ranks, 1 + random.below(40), random.next());
-  shape.local_experts = static_cast<int>(1 + random.below(9));
-  shape.topk = random.chance(0.1) ? 32 : static_cast<int>(1 + random.below(9));
-  shape.with_topk = random.chance(0.8);
-  shape.idx_dtype = random.chance(0.5) ? DType::int32 : DType::int64;
-  shape.routing = random.pick(oracle::kRoutings);
-  const DType types[] = {DType::bfloat16, DType::float8_e4m3, DType::uint8, DType::float32};
-  shape.dtype = random.pick(types);
-  const std::int64_t row_bytes = 16 * (random.chance(0.2) ? 1 + random.below(256) : 1 + random.below(40));
-  shape.hidden = row_bytes / static_cast<std::int64_t>(size_of(shape.dtype));
-  shape.scales = random.chance(0.5) ? 0 : static_cast<int>(1 + random.below(20));
-  shape.scale_dtype = random.chance(0.5) ? DType::float32 : DType::int32;
-  shape.scale_layout = random.pick(kScaleLayouts);
-  shape.alignment = static_cast<int>(1 + random.below(20));
-  shape.combine_hidden = 8 * (1 + random.below(60));
-  shape.combine_weights = random.chance(0.5);
-  shape.bias_0 = random.chance(0.4);
-  shape.bias_1 = random.chance(0.3);
-  return shape;
-}
-
 RoundOptions random_round(oracle::Random& random, const Shape& shape) {
   RoundOptions round;
   round.config = {.num_sms = static_cast<int>(random.below(5)), .warps_per_block = static_cast<int>(random.below(4))};

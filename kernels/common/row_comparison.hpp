@@ -2,7 +2,7 @@
 #pragma once
 
 #include "kernels/common/wait.hpp"
-#include "kernels/intranode/control_window.hpp"
+#include "kernels/common/messages.hpp"
 
 namespace deep_ep::device {
 

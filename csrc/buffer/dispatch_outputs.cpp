@@ -1,0 +1,84 @@
+#include "csrc/buffer/dispatch_outputs.hpp"
+
+#include <array>
+#include <thread>
+#include <vector>
+
+#include "csrc/support/backoff.hpp"
+#include "csrc/support/deadline.hpp"
+#include "csrc/support/format.hpp"
+#include "deep_ep/interrupt.hpp"
+
+namespace deep_ep {
+
+DispatchOutputs make_outputs(const ConstTensorView& x, const std::optional<ConstTensorView>& x_scales,
+                             const DispatchArguments* fresh, std::int64_t rows, const CallScope& scope) {
+  const Device& device = x.device;
+  // The rows by themselves, as they are large and often dropped early; so is what a handle keeps, which lives long. The
+  // others share one piece of memory.
+  enum Piece : std::size_t { kRows, kOthers, kKept, kPieces };
+  std::array<std::vector<TensorView>, kPieces> wanted;
+  DispatchOutputs outputs;
+  std::vector<Tensor*> others;
+  const auto want_beside = [&](Tensor& tensor, DType dtype, std::int64_t width) {
+    others.push_back(&tensor);
+    wanted[kOthers].push_back(unplaced(device, dtype, {rows, width}));
+  };
+  wanted[kRows] = {unplaced(device, x.dtype, {rows, x.size(1)})};
+  if (x_scales) want_beside(outputs.scales, x_scales->dtype, x_scales->size(1));
+  if (fresh != nullptr) {
+    wanted[kKept] = {unplaced(device, DType::int32, {rows})};
+    if (fresh->topk_idx) {
+      want_beside(outputs.topk_idx, fresh->topk_idx->dtype, fresh->topk_idx->size(1));
+      want_beside(outputs.topk_weights, DType::float32, fresh->topk_idx->size(1));
+    }
+  }
+
+  std::array<std::vector<Tensor>, kPieces> made;
+  for (std::size_t piece = 0; piece < kPieces && outputs.in_heap; ++piece) {
+    if (wanted[piece].empty()) continue;
+    if (auto tensors = scope.try_heap_tensors(wanted[piece])) {
+      made[piece] = *std::move(tensors);
+    } else {
+      outputs.in_heap = false;
+    }
+  }
+  for (std::size_t piece = 0; piece < kPieces && !outputs.in_heap; ++piece) {
+    if (!wanted[piece].empty()) made[piece] = scope.pool_tensors(wanted[piece]);
+  }
+  outputs.x = made[kRows].front();
+  if (!made[kKept].empty()) outputs.src_idx = made[kKept].front();
+  for (std::size_t i = 0; i < others.size(); ++i) *others[i] = made[kOthers][i];
+  return outputs;
+}
+
+void wait_for_counts(Runtime& runtime, const HostCounts& counts, CallScope& scope) {
+  Faults& faults = runtime.faults();
+  const double timeout_s = runtime.timeout_s();
+  // The kernel has the real deadline, and says for which rank it waited. Ours is for a kernel that never started.
+  const Deadline deadline(timeout_s == 0 ? 0 : timeout_s * 2 + 10);
+  const Backoff backoff;
+  for (std::uint64_t spins = 1; __atomic_load_n(&counts.epoch, __ATOMIC_ACQUIRE) == 0; ++spins) {
+    if (spins % 64 != 0) continue;
+    if (faults.met()) break;
+    if (spins % 4096 == 0) {
+      if (runtime.device().kind != Device::Kind::cuda) std::this_thread::sleep_for(backoff.nap());  // the kernel needs the CPU
+      if (InterruptScope::wanted()) {
+        scope.abandon();  // so that its kernel is waited for
+        faults.break_by_interruption();
+      }
+      if (deadline.expired()) {
+        faults.break_by_timeout(
+            fmt::format("rank {}: no counts of a dispatch arrived within {} s, and no kernel says why: "
+                        "earlier work on the stream has not ended, or the GPU is lost",
+                        runtime.rank(), deadline.seconds()));
+      }
+    }
+  }
+  // Notes wait for the next call: the counts are exchanged, and the peers expect our rows.
+  if (!faults.met()) return;
+  scope.abandon();  // so that raise waits for the kernel
+  faults.raise();
+}
+
+}  // namespace deep_ep

@@ -1,0 +1,153 @@
+// dispatch between nodes: exchange counts (unless a handle knows them), make room, send.
+#include <array>
+
+#include "csrc/buffer/internode/internode.hpp"
+#include "csrc/buffer/intranode/stages.hpp"
+#include "csrc/executor/kernel_table.hpp"
+#include "csrc/support/format.hpp"
+#include "kernels/internode/dispatch_shared.hpp"
+
+namespace deep_ep {
+
+DispatchHandle Internode::notify(const DispatchArguments& arguments, CallScope& scope,
+                                 std::vector<int>& tokens_per_expert) {
+  const NotifyPlan plan = plan_notify(arguments, setup_);
+  const int nodes = grid_.nodes();
+  DispatchHandle handle;
+  handle.num_tokens = arguments.x.size(0);
+  handle.num_experts = static_cast<int>(arguments.num_tokens_per_expert.size(0));
+  handle.num_topk = arguments.topk_idx ? static_cast<int>(arguments.topk_idx->size(1)) : 0;
+  const std::array wanted = {unplaced(setup_.device, DType::int32, {setup_.num_ranks, setup_.num_ranks}),
+                             unplaced(setup_.device, DType::int32, {handle.num_tokens, setup_.num_ranks}),
+                             unplaced(setup_.device, DType::int32, {handle.num_tokens, nodes}),
+                             unplaced(setup_.device, DType::int32, {2, nodes})};
+  const std::vector<Tensor> tables = scope.pool_tensors(wanted);
+  handle.rank_prefix_matrix = tables[0];
+  handle.destination_row = tables[1];
+  handle.node_row = tables[2];
+  handle.node_counts = tables[3];
+
+  const bool exact = arguments.num_worst_tokens == 0;
+  HostCounts& counts = *host_counts_;
+  const InternodeNotifyParams params{.common = common_,
+                                     .wait = runtime_.faults().wait_context(),
+                                     .shape = plan.params.shape,
+                                     .num_tokens = plan.params.num_tokens,
+                                     .num_local_experts = plan.params.num_local_experts,
+                                     .expert_alignment = plan.params.expert_alignment,
+                                     .is_token_in_rank = plan.params.is_token_in_rank,
+                                     .num_tokens_per_rank = plan.params.num_tokens_per_rank,
+                                     .num_tokens_per_expert = plan.params.num_tokens_per_expert,
+                                     .destination_row = handle.destination_row.as<std::int32_t>(),
+                                     .rank_prefix_matrix = handle.rank_prefix_matrix.as<std::int32_t>(),
+                                     .node_row = handle.node_row.as<std::int32_t>(),
+                                     .node_counts = handle.node_counts.as<std::int32_t>(),
+                                     .host_counts = exact ? &counts : nullptr};
+  if (exact) __atomic_store_n(&counts.epoch, 0, __ATOMIC_RELEASE);
+  const LaunchShape shape{std::min(setup_.num_ranks + nodes, setup_.policy.multiprocessors),
+                          std::min(plan.shape.threads, kernels::notify_internode::kMaxThreads),
+                          sizeof(InternodeNotifyShared)};
+  runtime_.executor()->kernels().notify_internode(params, shape, scope.stream());
+
+  std::int64_t relayed = arguments.num_worst_tokens * grid_.width;
+  handle.num_recv_rows = arguments.num_worst_tokens;
+  if (exact) {
+    wait_for_counts(runtime_, counts, scope);
+    handle.num_recv_rows = counts.num_recv_tokens;
+    relayed = counts.num_relay_rows;
+    tokens_per_expert.assign(counts.tokens_per_expert, counts.tokens_per_expert + plan.params.num_local_experts);
+  }
+  handle.relay_rows = scope.pool_tensor(unplaced(setup_.device, DType::int32, {relayed, grid_.width}));
+  return handle;
+}
+
+void Internode::send(const DispatchPlan& plan, const Config& config, const DispatchHandle& handle,
+                     const DispatchOutputs& outputs, CallScope& scope) {
+  InternodeDispatchParams params{};
+  params.rows = plan.params.rows;
+  params.transfer = transfer(handle, rings_for(PackedRow::bytes(params.rows, grid_.width)));
+  params.x = plan.params.x;
+  params.scales = plan.params.scales;
+  params.topk_idx = plan.params.topk_idx;
+  params.topk_weights = plan.params.topk_weights;
+  params.num_local_experts = plan.params.num_local_experts;
+  params.rank_prefix_matrix = handle.rank_prefix_matrix.as<std::int32_t>();
+  params.first_time = plan.params.send_src_idx;
+  params.relay_rows = handle.relay_rows.as<std::int32_t>();
+  if (outputs.in_heap) {
+    params.output = outputs.targets();
+    params.output_rows = handle.num_recv_rows;
+    params.fill_tail = plan.params.fill_tail;
+  }
+
+  const LaunchPolicy& policy = setup_.policy;
+  const int sms = config.num_sms != 0 ? config.num_sms : Config::dispatch_default(setup_.num_ranks).num_sms;
+  const int blocks = std::min(sms, policy.multiprocessors);
+  const int warps = plan_warps(params.transfer, config, blocks, kernels::dispatch_internode::kMaxThreads / 32);
+  const int moving_warps = params.transfer.first_warps + params.transfer.second_warps;
+  const auto shared_bytes = [&](int stages, std::uint32_t stage_bytes) {
+    return InternodeDispatchShared(Carver::without_memory(), grid_, moving_warps, stages, stage_bytes).bytes;
+  };
+  const RowStages stages = RowStages::make(
+      (policy.max_shared_bytes - shared_bytes(RowStages::kMost, 0)) / static_cast<std::size_t>(moving_warps),
+      params.rows.row_bytes);
+  params.stages = stages.count;
+  params.stage_bytes = stages.bytes;
+  runtime_.executor()->kernels().dispatch_internode(
+      params, {blocks, warps * 32, shared_bytes(stages.count, stages.bytes)}, scope.stream());
+  const Tensor* const used[] = {&outputs.x,       &outputs.scales,         &outputs.topk_idx, &outputs.topk_weights,
+                                &outputs.src_idx, &handle.destination_row, &handle.relay_rows};
+  for (const Tensor* tensor : used) scope.hand_out(*tensor);
+  if (outputs.in_heap) return;
+  fail<OutOfMemory>(
+      "a heap of {} has no room for the {} rows of this dispatch between nodes: raise heap_bytes or drop received "
+      "tensors earlier",
+      format_bytes(setup_.heap_bytes), handle.num_recv_rows);
+}
+
+DispatchResult Internode::dispatch(const DispatchArguments& arguments, const CallOptions& call) {
+  check_dispatch(arguments, setup_);
+  runtime_.faults().raise();
+  const DispatchPlan plan = plan_dispatch(arguments, setup_);
+  rings_for(PackedRow::bytes(plan.params.rows, grid_.width));
+  CallScope scope(runtime_.calls(), call);
+  if (scope.recording() && arguments.num_worst_tokens == 0) {
+    throw InvalidArgument(
+        "num_worst_tokens is 0, but the stream records a CUDA graph: the host cannot wait for sizes then (a cached "
+        "dispatch needs none)");
+  }
+
+  // Who gets what? Then room for it in the heap, where peers write the rows into place.
+  DispatchResult result;
+  result.handle = notify(arguments, scope, result.num_recv_tokens_per_expert);
+  const DispatchOutputs outputs =
+      make_outputs(arguments.x, arguments.x_scales, &arguments, result.handle.num_recv_rows, scope);
+  result.handle.recv_src_idx = outputs.src_idx;
+  send(plan, arguments.config, result.handle, outputs, scope);
+  result.recv_x = outputs.x;
+  if (arguments.x_scales) result.recv_x_scales = outputs.scales;
+  if (arguments.topk_idx) {
+    result.recv_topk_idx = outputs.topk_idx;
+    result.recv_topk_weights = outputs.topk_weights;
+  }
+  result.event = scope.finish();
+  return result;
+}
+
+CachedDispatchResult Internode::dispatch(const CachedDispatchArguments& arguments, const CallOptions& call) {
+  check_dispatch(arguments, setup_);
+  check_handle(*arguments.handle);
+  runtime_.faults().raise();
+  const DispatchPlan plan = plan_dispatch(arguments, setup_);
+  CallScope scope(runtime_.calls(), call);
+  const DispatchHandle& handle = *arguments.handle;
+  const DispatchOutputs outputs = make_outputs(arguments.x, arguments.x_scales, nullptr, handle.num_recv_rows, scope);
+  send(plan, arguments.config, handle, outputs, scope);
+  CachedDispatchResult result;
+  result.recv_x = outputs.x;
+  if (arguments.x_scales) result.recv_x_scales = outputs.scales;
+  result.event = scope.finish();
+  return result;
+}
+
+}  // namespace deep_ep

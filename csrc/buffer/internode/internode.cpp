@@ -1,0 +1,119 @@
+#include "csrc/buffer/internode/internode.hpp"
+
+#include <algorithm>
+#include <exception>
+
+#include "csrc/bootstrap/agreement.hpp"
+#include "csrc/support/format.hpp"
+#include "csrc/support/logging.hpp"
+
+namespace deep_ep {
+namespace {
+
+rdma::ConnectionOptions connections_to_rails(const NodeGrid& grid) {
+  rdma::ConnectionOptions options;
+  for (int number = 0; number < grid.others(); ++number) options.peers.push_back(grid.rail_in(grid.other(number)));
+  options.channels = static_cast<int>(InternodeChannel::count);
+  return options;
+}
+
+}  // namespace
+
+Internode::Internode(Runtime& runtime)
+    : runtime_(runtime),
+      grid_(runtime.node_grid()),
+      setup_{.num_ranks = runtime.num_ranks(),
+             .max_local_experts = runtime.options().max_local_experts,
+             .device = runtime.device(),
+             .policy = runtime.executor()->policy(),
+             .heap_bytes = runtime.heap()->bytes(),
+             .window_bytes = runtime.layout().window_bytes},
+      connections_(runtime.bootstrap(), runtime.executor(), runtime.heap(), connections_to_rails(grid_)) {
+  const auto ranks = static_cast<std::size_t>(grid_.num_ranks);
+  const auto others = static_cast<std::size_t>(grid_.others());
+  const auto mapped = runtime.heap()->peers();
+  std::vector<std::byte*> heaps(ranks, nullptr);
+  for (int index = 0; index < grid_.width; ++index) {
+    const auto rank = static_cast<std::size_t>(grid_.first_of_node() + index);
+    heaps[rank] = mapped[rank];
+  }
+  agree(runtime.bootstrap(), "allocating memory for calls of normal mode between nodes", [&] {
+    const std::size_t counters = others * Rings::kMostChunks;
+    state_ = runtime.zeroed_memory<InternodeState>();
+    rails_ = runtime.zeroed_memory<RailState>(others * sizeof(RailState));
+    counters_ = runtime.zeroed_memory<std::uint32_t>(2 * counters * sizeof(std::uint32_t));
+    heaps_ = device_memory<std::byte*>(runtime.executor(), ranks * sizeof(std::byte*));
+    host_counts_ = pinned_memory<HostCounts>(
+        runtime.executor(),
+        sizeof(HostCounts) + sizeof(std::int32_t) * static_cast<std::size_t>(setup_.max_local_experts));
+    runtime.executor()->copy(heaps_.get(), heaps.data(), ranks * sizeof(std::byte*), runtime.comm_stream());
+    runtime.executor()->synchronize(runtime.comm_stream());
+    common_.grid = grid_;
+    common_.heaps = heaps_.get();
+    common_.window = runtime.layout().internode;
+    common_.peers = connections_.device_peers();
+    common_.state = state_.get();
+    common_.rails = rails_.get();
+    common_.staged = counters_.get();
+    common_.read = counters_.get() + counters;
+  });
+  log::info("buffer: rank {} in normal mode between nodes: {}", runtime.rank(), describe());
+}
+
+void Internode::drain() noexcept {
+  // Longer than a NIC takes to give up a peer that is gone (about 7 s, see QueuePairOptions).
+  constexpr double kLongest_s = 10;
+  const double timeout_s = runtime_.timeout_s();
+  try {
+    connections_.drain(timeout_s == 0 ? kLongest_s : std::min(timeout_s, kLongest_s));
+  } catch (const std::exception& error) {
+    log::warn("buffer: rank {} cannot tell whether its rails have got all that it sent: {}", runtime_.rank(),
+              error.what());
+  }
+}
+
+Rings Internode::rings_for(std::size_t row_bytes) const {
+  const Rings rings = Rings::make(runtime_.layout().window_at(), setup_.window_bytes, grid_.others(), row_bytes);
+  if (rings.chunks == 0) {
+    fail<OutOfMemory>(
+        "the window of {} does not hold two rows of {} to and from each of the {} other nodes: raise heap_bytes or "
+        "window_bytes",
+        format_bytes(setup_.window_bytes), format_bytes(row_bytes), grid_.others());
+  }
+  return rings;
+}
+
+TransferParams Internode::transfer(const DispatchHandle& handle, const Rings& rings) const {
+  TransferParams params{};
+  params.common = common_;
+  params.wait = runtime_.faults().wait_context();
+  params.rings = rings;
+  const auto* counts = handle.node_counts.as<std::int32_t>();
+  params.counts = {counts, counts + grid_.nodes()};
+  params.destination_row = handle.destination_row.as<std::int32_t>();
+  params.node_row = handle.node_row.as<std::int32_t>();
+  params.num_tokens = static_cast<int>(handle.num_tokens);
+  params.relay_rows_room = handle.relay_rows.view().size(0);
+  return params;
+}
+
+int Internode::plan_warps(TransferParams& params, const Config& config, int blocks, int most) const {
+  const int wanted = config.warps_per_block != 0 ? config.warps_per_block
+                     : setup_.on_gpu()           ? most
+                                                 : setup_.policy.warps_per_block;
+  params.poster_warps = (grid_.others() + 32 * blocks - 1) / (32 * blocks);
+  const int rest = std::max(2, std::min(wanted, most) - params.poster_warps);
+  params.first_warps = rest / 2;
+  params.second_warps = rest - params.first_warps;
+  return rest + params.poster_warps;
+}
+
+void Internode::check_handle(const DispatchHandle& handle) const {
+  if (handle.node_row.defined() && handle.node_counts.defined() && handle.relay_rows.defined() &&
+      handle.node_row.size(1) == grid_.nodes()) {
+    return;
+  }
+  fail<InvalidArgument>("handle is not of a dispatch between {} nodes", grid_.nodes());
+}
+
+}  // namespace deep_ep

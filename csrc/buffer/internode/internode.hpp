@@ -1,0 +1,61 @@
+// Normal mode between nodes of equally many consecutive ranks.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "csrc/buffer/dispatch_outputs.hpp"
+#include "csrc/buffer/intranode/plan.hpp"
+#include "csrc/buffer/runtime.hpp"
+#include "csrc/rdma/connections.hpp"
+#include "deep_ep/buffer.hpp"
+#include "kernels/internode/params.hpp"
+
+namespace deep_ep {
+
+class Internode {
+ public:
+  /// Collective. The runtime's layout has signals for it.
+  explicit Internode(Runtime& runtime);
+
+  DispatchResult dispatch(const DispatchArguments& arguments, const CallOptions& call);
+  CachedDispatchResult dispatch(const CachedDispatchArguments& arguments, const CallOptions& call);
+  CombineResult combine(const CombineArguments& arguments, const CallOptions& call);
+
+  /// For people: over which NIC.
+  std::string describe() const { return connections_.describe(); }
+  /// Throws SystemError for an operation that has failed.
+  void check() const { connections_.check(); }
+  /// After the last call. Its kernels have ended, but the last credit that they posted may not have reached the rails.
+  void drain() noexcept;
+
+ private:
+  /// Exchanges counts. Returns a handle without what only the dispatch itself knows, and, with exact sizes, the counts.
+  DispatchHandle notify(const DispatchArguments& arguments, CallScope& scope, std::vector<int>& tokens_per_expert);
+  /// Sends the rows to where the handle says, and hands out what `outputs` and the handle hold. `plan` says what is sent.
+  /// OutOfMemory, after a call that drops the rows of this rank, where `outputs` do not lie in the heap.
+  void send(const DispatchPlan& plan, const Config& config, const DispatchHandle& handle,
+            const DispatchOutputs& outputs, CallScope& scope);
+  TransferParams transfer(const DispatchHandle& handle, const Rings& rings) const;
+  /// The rings for rows of so many bytes, all included. OutOfMemory where the window is too small.
+  Rings rings_for(std::size_t row_bytes) const;
+  /// Shares the warps of a block out among the roles; returns how many there are.
+  int plan_warps(TransferParams& params, const Config& config, int blocks, int most) const;
+  void check_handle(const DispatchHandle& handle) const;
+  /// The tensor itself where it lies in the heap, else a copy that does.
+  Tensor in_heap(const ConstTensorView& tensor, const char* name, const CallScope& scope) const;
+
+  Runtime& runtime_;
+  NodeGrid grid_;
+  IntranodeSetup setup_;  ///< what checks of arguments ask for
+  rdma::Connections connections_;
+  std::shared_ptr<InternodeState> state_;
+  std::shared_ptr<RailState> rails_;
+  std::shared_ptr<std::uint32_t> counters_;
+  std::shared_ptr<std::byte*> heaps_;        ///< device memory, [num_ranks]
+  std::shared_ptr<HostCounts> host_counts_;  ///< pinned
+  InternodeParams common_;                   ///< what every kernel is told
+};
+
+}  // namespace deep_ep

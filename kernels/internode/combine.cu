@@ -1,0 +1,99 @@
+// Combine between nodes: for each token of this rank, the sum of the rows that its destination ranks hold.
+//
+//   rows of this node's ranks -- NVLink --> sum for a rail -- staging ring -- NIC --> its landing ring --> its sum
+//                             (relaying warps)            (posting lanes)            (adding warps)
+//
+// Rows are read where they are, in the heap. What counts as sent in dispatch comes in here, and the other way round.
+#include "kernels/common/row_comparison.hpp"
+#include "kernels/internode/combine_add.hpp"
+#include "kernels/internode/combine_relay.hpp"
+#include "kernels/internode/posting.hpp"
+#include "kernels/kernel_list.hpp"
+#include "kernels/primitives/launch.hpp"
+
+namespace deep_ep::device::internode {
+
+/// Tells rank `index` of this node where our rows are.
+DEEP_EP_DEVICE void publish_rows(const InternodeCombineParams& params, std::uint64_t epoch, int index) {
+  const InternodeParams& common = params.transfer.common;
+  const auto offset = [&](const void* address) {
+    return address == nullptr
+               ? 0
+               : static_cast<std::uint64_t>(static_cast<const std::byte*>(address) - common.own_heap());
+  };
+  Mailbox<CombineAddresses>& box = common.window.combine_box(common.heap_of(index), common.grid.index());
+  box.message = {.x = offset(params.x),
+                 .topk_weights = offset(params.topk_weights),
+                 .num_rows = params.num_rows,
+                 .pulled = true,
+                 .row_bytes = params.row_bytes,
+                 .num_topk = params.num_topk};
+  store_release<Scope::system>(&box.signal, epoch);
+}
+
+/// Waits for what rank `index` of this node says. False after a fault.
+DEEP_EP_DEVICE bool learn_rows(const InternodeCombineParams& params, std::uint64_t epoch, int index, NodeRows& rank) {
+  const TransferParams& transfer = params.transfer;
+  const InternodeParams& common = transfer.common;
+  const Mailbox<CombineAddresses>& box = common.window.combine_box(common.own_heap(), index);
+  const Awaited addresses{common.grid.first_of_node() + index, Wanted::combine_addresses, epoch};
+  if (!wait_signal(transfer.wait, &box.signal, addresses)) return false;
+  const CombineAddresses& told = box.message;
+  RowComparison rows_of_both;
+  rows_of_both.compare(RowField::row_bytes, params.row_bytes, told.row_bytes);
+  rows_of_both.compare(RowField::num_topk, params.num_topk, told.num_topk);
+  const std::uint64_t* own = &common.window.combine_box(common.own_heap(), common.grid.index()).signal;
+  if (!rows_of_both.agrees(transfer.wait, own, common.grid.rank, addresses)) return false;
+  const std::byte* heap = common.heap_of(index);
+  rank = {.x = heap + told.x,
+          .topk_weights = reinterpret_cast<const float*>(heap + told.topk_weights),
+          .num_rows = told.num_rows};
+  return true;
+}
+
+DEEP_EP_DEVICE void combine_body(const InternodeCombineParams& params, std::byte* memory) {
+  const TransferParams& transfer = params.transfer;
+  const InternodeParams& common = transfer.common;
+  const NodeGrid& grid = common.grid;
+  const int adding_warps = transfer.first_warps + transfer.second_warps;
+  const InternodeCombineShared shared(Carver(memory), grid, adding_warps);
+  const Call call = Call::begin(common.state->transfer, transfer.wait, shared.scratch);
+  const std::uint64_t number = call.epoch - 1;
+  bool good = call.begun;
+  if (good) {
+    // 1. Say where our rows are. That we are here also says that they are written.
+    if (block_index() == 0) {
+      for (int index = thread_index(); index < grid.width; index += block_threads()) {
+        publish_rows(params, call.epoch, index);
+      }
+    }
+    // 2. Learn the same of the others of this node.
+    for (int index = thread_index(); index < grid.width; index += block_threads()) {
+      good = learn_rows(params, call.epoch, index, shared.ranks[index]) && good;
+    }
+    good = whole_block(good, shared.scratch);
+  }
+
+  // 3. Add for ourselves, add for our rails, post.
+  if (good) {
+    if (warp_index() < transfer.first_warps) {
+      good = CombineAdder{params, shared.ranks, number}.add_all();
+    } else if (warp_index() < adding_warps) {
+      const int warp = (warp_index() - transfer.first_warps) * grid_blocks() + block_index();
+      const CombineRelay relay{params, shared.ranks, number, shared.next + warp_index() * grid.others()};
+      good = relay.stage_all(warp, transfer.second_warps * grid_blocks());
+    } else {
+      good = post_all(transfer, number, warp_index() - adding_warps);
+    }
+    good = whole_block(good, shared.scratch);
+  }
+
+  // 4. The last block tells the node that its rows have been read, and waits for the same word.
+  call.end([&] {
+    if (good) end_together(transfer, call.epoch);
+  });
+}
+
+}  // namespace deep_ep::device::internode
+
+DEEP_EP_DEFINE_KERNEL(combine_internode, deep_ep::device::internode::combine_body)

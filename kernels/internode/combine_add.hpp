@@ -1,0 +1,92 @@
+// The adding warps of combine. Each takes the next of this rank's tokens and adds, in fp32 and in this order: the
+// biases; then node by node, for this node the rows that its ranks hold, by rank, and for another one the sum that has
+// landed from there. Rounded once more at the end.
+//
+// Tokens are taken in order, and a rail stages the rows of its node in the same order. So the oldest token that waits
+// for a row waits for one that there is room for.
+#pragma once
+
+#include "kernels/internode/combine_rows.hpp"
+
+namespace deep_ep::device::internode {
+
+struct CombineAdder {
+  const InternodeCombineParams& params;
+  const NodeRows* ranks;
+  std::uint64_t call;
+
+  DEEP_EP_DEVICE const NodeGrid& grid() const { return params.transfer.common.grid; }
+  DEEP_EP_DEVICE const Rings& rings() const { return params.transfer.rings; }
+
+  // Contributions to a token, in the order in which they are added: a node's sum each, for this node its ranks' rows.
+
+  DEEP_EP_DEVICE int contributions() const { return grid().others() + grid().width; }
+  DEEP_EP_DEVICE bool is_near(int at) const { return at >= grid().node() && at < grid().node() + grid().width; }
+  DEEP_EP_DEVICE int node_of(int at) const { return at < grid().node() ? at : at - grid().width + 1; }
+
+  /// The rank's row, or the number of the landed row; -1: none.
+  DEEP_EP_DEVICE std::int32_t place_at(int token, int at) const {
+    if (at >= contributions()) return -1;
+    if (!is_near(at)) return load_stream(params.transfer.node_row + std::int64_t{token} * grid().nodes() + node_of(at));
+    return load_stream(params.transfer.destination_row + std::int64_t{token} * grid().num_ranks +
+                       grid().first_of_node() + at - grid().node());
+  }
+
+  /// Waits until all that other nodes have of the token has landed. False after a fault.
+  DEEP_EP_DEVICE bool await(int token) const {
+    bool good = true;
+    for (int at = lane_index(); at < contributions(); at += kWarpSize) {
+      const std::int32_t place = is_near(at) ? -1 : place_at(token, at);
+      if (place < 0) continue;
+      const int node = node_of(at);
+      good = wait_signal(params.transfer.wait, tail_of(params.transfer, grid().number_of(node)),
+                         {grid().rail_in(node), Wanted::internode_rows,
+                          Rings::progress(call, rings().chunk_of(place) + 1)}) && good;
+    }
+    return warp::agree(good);
+  }
+
+  DEEP_EP_DEVICE void add(int token) const {
+    const RowAdder adder{params};
+    const auto find = [&](int at) {
+      const std::int32_t place = place_at(token, at);
+      if (place < 0) return FoundRow{};
+      if (is_near(at)) return adder.row_of(ranks[at - grid().node()], place);
+      const std::byte* row = rings().landing(grid().number_of(node_of(at)), place).in(params.transfer.common.own_heap());
+      return FoundRow{row, reinterpret_cast<const float*>(row + params.row_bytes)};
+    };
+    const std::int64_t at = std::int64_t{token} * params.row_bytes;
+    float* weights =
+        params.combined_weights == nullptr ? nullptr : params.combined_weights + std::int64_t{token} * params.num_topk;
+    adder.add(params.combined_x + at, weights, contributions(), find,
+              [&](RowSum& sum, std::uint32_t offset, int vectors) {
+                for (const std::byte* bias : params.bias) {
+                  if (bias != nullptr) sum.add_stream(bias + at + offset, vectors);
+                }
+              });
+  }
+
+  /// The token's landed rows are read: counts them in their chunks.
+  DEEP_EP_DEVICE void count_read(int token) const {
+    warp::sync();  // by all lanes
+    for (int at = lane_index(); at < contributions(); at += kWarpSize) {
+      const std::int32_t place = is_near(at) ? -1 : place_at(token, at);
+      if (place < 0) continue;
+      const int counter = rings().counter(grid().number_of(node_of(at)), rings().chunk_of(place));
+      fetch_add_release<Scope::gpu>(params.transfer.common.read + counter, std::uint32_t{1});
+    }
+  }
+
+  /// Adds tokens until none is left. False after a fault.
+  DEEP_EP_DEVICE bool add_all() const {
+    for (;;) {
+      const std::uint32_t token = take_next(&params.transfer.common.state->next_token);
+      if (token >= static_cast<std::uint32_t>(params.transfer.num_tokens)) return true;
+      if (!await(static_cast<int>(token))) return false;
+      add(static_cast<int>(token));
+      count_read(static_cast<int>(token));
+    }
+  }
+};
+
+}  // namespace deep_ep::device::internode

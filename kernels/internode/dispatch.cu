@@ -1,0 +1,131 @@
+// Dispatch between nodes: a token crosses the network once for each node that wants it, to the rank with the sender's
+// index there, which hands it on.
+//
+//   row -- NVLink --> final place on each rank of this node that wants it                  (sending warps)
+//       -- staging ring -- NIC --> landing ring of the rail -- NVLink --> final places     (posting lanes, forwarding warps)
+//
+// Where a row's final places are travels with it, so the relay needs no table.
+#include "kernels/common/row_comparison.hpp"
+#include "kernels/common/tickets.hpp"
+#include "kernels/internode/dispatch_forward.hpp"
+#include "kernels/internode/dispatch_send.hpp"
+#include "kernels/internode/posting.hpp"
+#include "kernels/kernel_list.hpp"
+#include "kernels/primitives/launch.hpp"
+
+namespace deep_ep::device::internode {
+
+/// Tells rank `index` of this node where this rank wants its rows.
+DEEP_EP_DEVICE void publish_targets(const InternodeDispatchParams& params, std::uint64_t epoch, int index) {
+  const InternodeParams& common = params.transfer.common;
+  const auto offset = [&](const void* address) {
+    return address == nullptr
+               ? 0
+               : static_cast<std::uint64_t>(static_cast<const std::byte*>(address) - common.own_heap());
+  };
+  Mailbox<DispatchAddresses>& box = common.window.dispatch_box(common.heap_of(index), common.grid.index());
+  box.message = {.x = offset(params.output.x),
+                 .scales = offset(params.output.scales),
+                 .topk_idx = offset(params.output.topk_idx),
+                 .topk_weights = offset(params.output.topk_weights),
+                 .src_idx = offset(params.output.src_idx),
+                 .capacity = params.output_rows,
+                 .window_rows = 0,
+                 .row_bytes = params.rows.row_bytes,
+                 .num_scales = params.rows.num_scales,
+                 .num_topk = params.rows.num_topk};
+  store_release<Scope::system>(&box.signal, epoch);
+}
+
+/// Waits for the addresses of rank `index` of this node. False after a fault.
+DEEP_EP_DEVICE bool learn_target(const InternodeDispatchParams& params, std::uint64_t epoch, int index,
+                                 NodeTarget& target) {
+  const TransferParams& transfer = params.transfer;
+  const InternodeParams& common = transfer.common;
+  const Mailbox<DispatchAddresses>& box = common.window.dispatch_box(common.own_heap(), index);
+  const Awaited addresses{common.grid.first_of_node() + index, Wanted::dispatch_addresses, epoch};
+  if (!wait_signal(transfer.wait, &box.signal, addresses)) return false;
+  const DispatchAddresses& told = box.message;
+  RowComparison rows_of_both;
+  rows_of_both.compare(RowField::row_bytes, params.rows.row_bytes, told.row_bytes);
+  rows_of_both.compare(RowField::num_scales, params.rows.num_scales, told.num_scales);
+  rows_of_both.compare(RowField::num_topk, params.rows.num_topk, told.num_topk);
+  const std::uint64_t* own = &common.window.dispatch_box(common.own_heap(), common.grid.index()).signal;
+  if (!rows_of_both.agrees(transfer.wait, own, common.grid.rank, addresses)) return false;
+  std::byte* heap = common.heap_of(index);
+  target = {.rows = {heap + told.x, reinterpret_cast<std::uint32_t*>(heap + told.scales), heap + told.topk_idx,
+                     reinterpret_cast<float*>(heap + told.topk_weights),
+                     reinterpret_cast<std::int32_t*>(heap + told.src_idx)},
+            .capacity = told.capacity};
+  return true;
+}
+
+/// Worst-case sizes: the rows that nobody fills have no experts.
+DEEP_EP_DEVICE void fill_tail(const InternodeDispatchParams& params, std::int64_t received) {
+  const std::int64_t end = params.output_rows * params.rows.num_topk;
+  for (std::int64_t i = received * params.rows.num_topk + block_index() * block_threads() + thread_index(); i < end;
+       i += grid_blocks() * block_threads()) {
+    store_topk_index(params.output.topk_idx, params.rows.topk_idx_is_64_bit, i, -1);
+  }
+}
+
+DEEP_EP_DEVICE void dispatch_body(const InternodeDispatchParams& params, std::byte* memory) {
+  const TransferParams& transfer = params.transfer;
+  const InternodeParams& common = transfer.common;
+  const NodeGrid& grid = common.grid;
+  const int moving_warps = transfer.first_warps + transfer.second_warps;
+  const InternodeDispatchShared shared(Carver(memory), grid, moving_warps, params.stages, params.stage_bytes);
+  const Call call = Call::begin(common.state->transfer, transfer.wait, shared.scratch);
+  const std::uint64_t number = call.epoch - 1;
+  const auto stages = static_cast<std::uint32_t>(params.stages);
+  const RowPipe pipe{shared.barriers + warp_index() * params.stages,
+                     shared.stages + static_cast<std::size_t>(warp_index()) * stages * params.stage_bytes, stages,
+                     params.stage_bytes};
+  bool good = call.begun;
+  const std::int64_t received = good ? params.rank_prefix_matrix[(grid.num_ranks - 1) * grid.num_ranks + grid.rank] : 0;
+  if (good) {
+    // 1. Say where our rows are to go. That we are here also says that nobody uses that memory any more.
+    if (block_index() == 0) {
+      for (int index = thread_index(); index < grid.width; index += block_threads()) {
+        publish_targets(params, call.epoch, index);
+      }
+    }
+    if (warp_index() < moving_warps && lane_index() == 0) pipe.init();
+    if (params.fill_tail) fill_tail(params, received);
+
+    // 2. Learn where the others of this node want theirs.
+    for (int index = thread_index(); index < grid.width; index += block_threads()) {
+      good = learn_target(params, call.epoch, index, shared.targets[index]) && good;
+    }
+    bulk::fence_global();  // the addresses also say that the memory is free for our bulk stores
+    good = whole_block(good, shared.scratch);
+  }
+
+  // 3. Send, forward, post.
+  if (good) {
+    if (warp_index() < transfer.first_warps) {
+      good = DispatchSender{params, shared.targets, number, pipe}.send_all();
+    } else if (warp_index() < moving_warps) {
+      const int warp = (warp_index() - transfer.first_warps) * grid_blocks() + block_index();
+      DispatchForwarder forwarder{params, shared.targets, number, pipe, shared.next + warp_index() * grid.others()};
+      good = forwarder.forward_all(warp, transfer.second_warps * grid_blocks());
+    } else {
+      good = post_all(transfer, number, warp_index() - moving_warps);
+    }
+    good = whole_block(good, shared.scratch);
+  }
+
+  // 4. The last block says so to the node, and waits until its ranks have stored all our rows.
+  call.end([&] {
+    if (!good) return;
+    end_together(transfer, call.epoch);
+    if (thread_index() == 0 && received > params.output_rows) {
+      note_fault(transfer.wait, FaultKind::overflow, Wanted::dispatch_rows, grid.rank, 0,
+                 static_cast<std::uint64_t>(received), static_cast<std::uint64_t>(params.output_rows));
+    }
+  });
+}
+
+}  // namespace deep_ep::device::internode
+
+DEEP_EP_DEFINE_KERNEL(dispatch_internode, deep_ep::device::internode::dispatch_body)

@@ -1,0 +1,133 @@
+// The forwarding warps of dispatch: they load rows that have landed from other nodes, each once, and store them into
+// their final places on the ranks of this node.
+#pragma once
+
+#include "kernels/internode/dispatch_shared.hpp"
+#include "kernels/internode/row_pipe.hpp"
+#include "kernels/internode/serving.hpp"
+#include "kernels/primitives/bits.hpp"
+
+namespace deep_ep::device::internode {
+
+struct DispatchForwarder {
+  const InternodeDispatchParams& params;
+  const NodeTarget* targets;
+  std::uint64_t call;
+  RowPipe pipe;
+  std::int32_t* next;  ///< [other nodes], of the warp
+
+  DEEP_EP_DEVICE const NodeGrid& grid() const { return params.transfer.common.grid; }
+  DEEP_EP_DEVICE const Rings& rings() const { return params.transfer.rings; }
+  DEEP_EP_DEVICE int rows_from(int number) const { return params.transfer.counts.from_node[grid().other(number)]; }
+  DEEP_EP_DEVICE std::byte* slot(int number, int row) const {
+    return rings().landing(number, row).in(params.transfer.common.own_heap());
+  }
+
+  struct Unit {
+    int row;  ///< of its node
+    std::uint32_t offset;
+  };
+
+  DEEP_EP_DEVICE std::uint32_t bytes_of(const Unit& unit) const {
+    const std::uint32_t left = params.rows.row_bytes - unit.offset;
+    return left < pipe.stage_bytes ? left : pipe.stage_bytes;
+  }
+  DEEP_EP_DEVICE Unit after(const Unit& unit) const {
+    const std::uint32_t offset = unit.offset + pipe.stage_bytes;
+    return offset < params.rows.row_bytes ? Unit{unit.row, offset} : Unit{unit.row + 1, 0};
+  }
+  DEEP_EP_DEVICE void load(int number, const Unit& unit) {
+    pipe.load(slot(number, unit.row) + unit.offset, bytes_of(unit));
+  }
+
+  /// Where the row goes at rank `index` of this node; -1: nowhere, or there is no room for it.
+  DEEP_EP_DEVICE std::int32_t place_at(const PackedRow& packed, int index) const {
+    if (index >= grid().width) return -1;
+    const std::int32_t row = load_weak(packed.rows() + index);
+    return row < targets[index].capacity ? row : -1;
+  }
+
+  DEEP_EP_DEVICE void store_sidecars(const PackedRow& packed, int row, std::int64_t relayed) const {
+    const RowShape& shape = params.rows;
+    const auto scale = [&](int at) { return load_weak(packed.scales() + at); };
+    Sidecar sidecar;
+    for (int i = 0; i < Sidecar::kHeld; ++i) {
+      const int at = lane_index() + i * kWarpSize;
+      if (at < shape.num_scales) sidecar.scales[i] = scale(at);
+    }
+    if (lane_index() < shape.num_topk) {
+      sidecar.expert = load_weak(packed.experts() + lane_index());
+      sidecar.weight = load_weak(packed.weights() + lane_index());
+    }
+    sidecar.src_idx = load_weak(packed.src_idx());
+    for (int first = 0; first < grid().width; first += kWarpSize) {
+      const int index = first + lane_index();
+      const std::int32_t mine = place_at(packed, index);
+      if (params.first_time && relayed + row < params.transfer.relay_rows_room && index < grid().width) {
+        params.relay_rows[(relayed + row) * grid().width + index] = mine;
+      }
+      for (std::uint32_t left = warp::ballot(mine >= 0); left != 0; left &= left - 1) {
+        const int to = first + lowest_bit(left);
+        const RowTargets rows = targets[to].rows;  // a copy, see DispatchSender
+        store_sidecar(params, sidecar, rows.row(shape, warp::shuffle(mine, lowest_bit(left))),
+                      grid().first_of_node() + to, scale);
+      }
+    }
+  }
+
+  /// Tokens that come from the nodes before: where this one's begin in relay_rows, which goes by node.
+  DEEP_EP_DEVICE std::int64_t rows_before(int number) const {
+    std::int64_t before = 0;
+    for (int node = 0; node < grid().other(number); ++node) {
+      if (node != grid().node()) before += params.transfer.counts.from_node[node];
+    }
+    return before;
+  }
+
+  DEEP_EP_DEVICE bool forward(int number, int chunk) {
+    bulk::fence_global();  // the chunk has landed: bulk loads may read it
+    const std::int64_t relayed = rows_before(number);
+    const int rows = rings().rows_in(chunk, rows_from(number));
+    const int begin = chunk * rings().chunk_rows;
+    Unit unit{begin, 0};
+    load(number, unit);
+    while (unit.row < begin + rows) {
+      const Unit following = after(unit);
+      if (following.row < begin + rows) load(number, following);
+      const PackedRow packed{slot(number, unit.row), params.rows};
+      if (unit.offset == 0) store_sidecars(packed, unit.row, relayed);
+      pipe.store(bytes_of(unit), [&](auto store) {
+        for (int index = lane_index(); index < grid().width; index += kWarpSize) {
+          const std::int32_t place = place_at(packed, index);
+          if (place >= 0) store(targets[index].rows.row(params.rows, place).x() + unit.offset);
+        }
+      });
+      unit = following;
+    }
+    // All of it is in shared memory or in registers: the slot may be written again.
+    warp::sync();
+    if (lane_index() == 0) {
+      fetch_add_release<Scope::gpu>(params.transfer.common.read + rings().counter(number, chunk),
+                                    static_cast<std::uint32_t>(rows));
+    }
+    return true;
+  }
+
+  /// Forwards this warp's share, which is every `step`th chunk. False after a fault.
+  DEEP_EP_DEVICE bool forward_all(int first, int step) {
+    const bool good = serve_chunks(
+        params.transfer, next, first, step, [&](int number) { return rings().chunks_for(rows_from(number)); },
+        [&](int number) { return landed_chunks(params.transfer, call, number); },
+        [&](int number, int chunk) { return forward(number, chunk); },
+        [&](int number, int chunk) {
+          report_fault(params.transfer.wait, FaultKind::timeout, Wanted::internode_rows,
+                       grid().rail_in(grid().other(number)), 0, Rings::progress(call, chunk + 1),
+                       load_relaxed<Scope::system>(tail_of(params.transfer, number)));
+        });
+    bulk::wait<0>();
+    bulk::fence_global();
+    return good;
+  }
+};
+
+}  // namespace deep_ep::device::internode

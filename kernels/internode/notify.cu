@@ -1,0 +1,237 @@
+// Notify between nodes: ranks exchange how many rows they will send, and every row's final place becomes known.
+//
+//   source -- NIC --> its rail in each other node -- NVLink --> each rank there        (in its own node directly)
+//
+// Rows lie in a receiver's output by source rank, then by token index at the source, as inside a node. Besides, a
+// source numbers its tokens for each node: in that order they cross the network.
+#include "kernels/common/numbering.hpp"
+#include "kernels/common/tickets.hpp"
+#include "kernels/common/wait.hpp"
+#include "kernels/internode/params.hpp"
+#include "kernels/kernel_list.hpp"
+#include "kernels/primitives/launch.hpp"
+#include "kernels/rdma/peer.hpp"
+
+namespace deep_ep::device::internode {
+
+struct Notify {
+  const InternodeNotifyParams& params;
+  InternodeNotifyShared& shared;
+  std::uint64_t epoch;
+
+  DEEP_EP_DEVICE const InternodeParams& common() const { return params.common; }
+  DEEP_EP_DEVICE const NodeGrid& grid() const { return params.common.grid; }
+  DEEP_EP_DEVICE SourceCounts staged() const {
+    return common().window.counts_at(common().window.staged_counts().in(common().own_heap()), grid().num_ranks);
+  }
+  DEEP_EP_DEVICE SourceCounts counts_of(int source) const {
+    return common().window.counts(common().own_heap(), epoch, source);
+  }
+  DEEP_EP_DEVICE void fail() const { store_relaxed<Scope::block>(&shared.failed, 1); }
+
+  /// Numbers our tokens for rank `rank`. Counts that the caller got wrong travel as -1, so that all ranks know.
+  DEEP_EP_DEVICE void number_for_rank(int rank) const {
+    const auto at = [&](int token) { return std::int64_t{token} * grid().num_ranks + rank; };
+    const int count = number_members(
+        params.num_tokens, shared.members_in_warp, [&](int token) { return params.is_token_in_rank[at(token)] != 0; },
+        [&](int token, int number) { params.destination_row[at(token)] = number; });
+    if (thread_index() == 0) staged().tokens_per_rank[rank] = count == params.num_tokens_per_rank[rank] ? count : -1;
+  }
+  /// The same for node `node`: a token goes there once, however many of its ranks want it.
+  DEEP_EP_DEVICE void number_for_node(int node) const {
+    const auto is_member = [&](int token) {
+      const std::uint8_t* in_rank =
+          params.is_token_in_rank + std::int64_t{token} * grid().num_ranks + node * grid().width;
+      bool member = false;
+      for (int index = 0; index < grid().width; ++index) member = member || in_rank[index] != 0;
+      return member;
+    };
+    const int count =
+        number_members(params.num_tokens, shared.members_in_warp, is_member, [&](int token, int number) {
+          params.node_row[std::int64_t{token} * grid().nodes() + node] = number;
+        });
+    if (thread_index() == 0) staged().tokens_per_node[node] = count;
+  }
+
+  /// By a whole warp: copies a source's counts to rank `index` of this node, and says so.
+  DEEP_EP_DEVICE void hand_on(const SourceCounts& from, const std::int32_t* experts, int source, int index) const {
+    const SourceCounts to = common().window.counts(common().heap_of(index), epoch, source);
+    const auto copy = [](auto* into, const auto* out_of, int words) {
+      for (int i = lane_index(); i < words; i += kWarpSize) into[i] = load_weak(out_of + i);
+    };
+    copy(to.shape->word, from.shape->word, CallShape::kWords);
+    copy(to.tokens_per_rank, from.tokens_per_rank, grid().num_ranks);
+    copy(to.tokens_per_node, from.tokens_per_node, grid().nodes());
+    copy(to.tokens_per_expert, experts + index * params.num_local_experts, params.num_local_experts);
+    warp::sync();  // the lanes' stores come before the signal
+    if (lane_index() == 0) {
+      store_release<Scope::system>(common().window.counts_there(common().heap_of(index), source), epoch);
+    }
+  }
+
+  /// Sends our counts to the rail in node `node`.
+  DEEP_EP_DEVICE void send_to(int node) const {
+    RailState& rail = common().rails[grid().number_of(node)];
+    rdma::RdmaPeer<OneThread> peer(common().queue_pair(InternodeChannel::rows, node), params.wait);
+    const std::size_t from = common().window.staged_counts().offset;
+    const std::size_t to = common().window.landed_counts(epoch, grid().node()).offset;
+    const std::size_t head_bytes = staged().head_bytes;
+    const auto expert_bytes = static_cast<std::uint32_t>(grid().width * params.num_local_experts) * 4;
+    bool good = peer.put(to, from, static_cast<std::uint32_t>(head_bytes));
+    good = good && peer.put(to + head_bytes, from + head_bytes + std::size_t{expert_bytes} * static_cast<unsigned>(node),
+                            expert_bytes);
+    const std::uint64_t news = epoch - rail.told_notified;
+    good = good && peer.signal_add(common().window.rail_word(InternodeWindow::notified, grid().node()).offset, news);
+    if (good) rail.told_notified = epoch;
+    // The next notify stages its counts at the same place.
+    good = good && peer.quiet();
+    peer.close();
+  }
+
+  /// By a whole warp: waits for the counts of our rail in node `node`, and hands them on.
+  DEEP_EP_DEVICE void relay_from(int node) const {
+    const int rail = grid().rail_in(node);
+    const std::uint64_t* landed =
+        common().window.rail_word(InternodeWindow::notified, node).in(common().own_heap());
+    if (!wait_signal<WholeWarp>(params.wait, landed, {rail, Wanted::counts, epoch})) return;
+    warp::sync();
+    const SourceCounts counts = common().window.counts_at(
+        common().window.landed_counts(epoch, node).in(common().own_heap()), grid().width);
+    for (int index = 0; index < grid().width; ++index) hand_on(counts, counts.tokens_per_expert, rail, index);
+  }
+
+  /// By one block, when all counts are staged.
+  DEEP_EP_DEVICE void exchange() const {
+    const SourceCounts own = staged();
+    const int experts = grid().num_ranks * params.num_local_experts;
+    if (thread_index() == 0) *own.shape = params.shape;
+    for (int i = thread_index(); i < experts; i += block_threads()) {
+      own.tokens_per_expert[i] = params.num_tokens_per_expert[i];
+    }
+    block::sync();
+    // A warp for a rank of this node; a warp for a rail, whose first lane posts. Everything is posted, or has its warp,
+    // before anybody waits for others.
+    for (int index = warp_index(); index < grid().width; index += block_warps()) {
+      hand_on(own, own.tokens_per_expert + grid().first_of_node() * params.num_local_experts, grid().rank, index);
+    }
+    for (int number = warp_index(); number < grid().others(); number += block_warps()) {
+      if (lane_index() == 0) send_to(grid().other(number));
+      warp::sync();
+    }
+    for (int number = warp_index(); number < grid().others(); number += block_warps()) {
+      relay_from(grid().other(number));
+    }
+  }
+
+  /// Waits until every rank's counts are here. False after a fault.
+  DEEP_EP_DEVICE bool await_counts() const {
+    bool good = true;
+    for (int source = thread_index(); source < grid().num_ranks; source += block_threads()) {
+      good = wait_signal(params.wait, common().window.counts_there(common().own_heap(), source),
+                         {source, Wanted::counts, epoch}) && good;
+    }
+    return whole_block(good, &shared.scratch);
+  }
+
+  /// Do all ranks mean the same call, and do their counts make sense? A fault, seen by every rank, if not.
+  DEEP_EP_DEVICE void compare_calls() const {
+    for (int source = thread_index(); source < grid().num_ranks; source += block_threads()) {
+      const SourceCounts counts = counts_of(source);
+      for (int field = 0; field < CallShape::kWords; ++field) {
+        if (counts.shape->word[field] == params.shape.word[field]) continue;
+        report_fault(params.wait, FaultKind::mismatch, Wanted::counts, source, field,
+                     static_cast<std::uint64_t>(params.shape.word[field]),
+                     static_cast<std::uint64_t>(counts.shape->word[field]));
+        fail();
+        break;
+      }
+      for (int rank = 0; rank < grid().num_ranks; ++rank) {
+        if (counts.tokens_per_rank[rank] >= 0) continue;
+        report_fault(params.wait, FaultKind::inconsistent_counts, Wanted::counts, source, rank, 0, 0);
+        fail();
+        break;
+      }
+    }
+    block::sync();
+  }
+
+  /// The tables that outlive the call, and what the host waits for.
+  DEEP_EP_DEVICE void write_results() const {
+    for (int rank = thread_index(); rank < grid().num_ranks; rank += block_threads()) {
+      std::int32_t end = 0;
+      for (int source = 0; source < grid().num_ranks; ++source) {
+        end += counts_of(source).tokens_per_rank[rank];
+        params.rank_prefix_matrix[source * grid().num_ranks + rank] = end;
+      }
+      if (rank == grid().rank && params.host_counts != nullptr) params.host_counts->num_recv_tokens = end;
+    }
+    for (int node = thread_index(); node < grid().nodes(); node += block_threads()) {
+      params.node_counts[node] = counts_of(grid().rank).tokens_per_node[node];
+      params.node_counts[grid().nodes() + node] = counts_of(grid().rail_in(node)).tokens_per_node[grid().node()];
+    }
+    if (params.host_counts == nullptr) return;
+    if (thread_index() == 0) {
+      std::int32_t relayed = 0;
+      for (int number = 0; number < grid().others(); ++number) {
+        relayed += counts_of(grid().rail_in(grid().other(number))).tokens_per_node[grid().node()];
+      }
+      params.host_counts->num_relay_rows = relayed;
+    }
+    for (int expert = thread_index(); expert < params.num_local_experts; expert += block_threads()) {
+      std::int32_t count = 0;
+      for (int source = 0; source < grid().num_ranks; ++source) count += counts_of(source).tokens_per_expert[expert];
+      const std::int32_t alignment = params.expert_alignment;
+      params.host_counts->tokens_per_expert[expert] = (count + alignment - 1) / alignment * alignment;
+    }
+  }
+};
+
+DEEP_EP_DEVICE void notify_body(const InternodeNotifyParams& params, std::byte* memory) {
+  auto& shared = *reinterpret_cast<InternodeNotifyShared*>(memory);
+  const InternodeParams& common = params.common;
+  const NodeGrid& grid = common.grid;
+  const Call call = Call::begin(common.state->notify, params.wait, &shared.scratch);
+  const Notify notify{params, shared, call.epoch};
+  if (thread_index() == 0) shared.failed = 0;
+
+  if (call.begun) {
+    // 1. Number our tokens for each rank and each node; the blocks share them.
+    for (int column = block_index(); column < grid.num_ranks + grid.nodes(); column += grid_blocks()) {
+      if (column < grid.num_ranks) {
+        notify.number_for_rank(column);
+      } else {
+        notify.number_for_node(column - grid.num_ranks);
+      }
+    }
+
+    // 2. The last block exchanges counts, and hands on those of its rails.
+    if (last_block_to_arrive(&common.state->notify_ticket, &shared.scratch)) notify.exchange();
+
+    // 3. Add the rows of the ranks before us. Each thread meets the tokens that it numbered itself.
+    const bool arrived = notify.await_counts();
+    for (int rank = block_index(); arrived && rank < grid.num_ranks; rank += grid_blocks()) {
+      std::int32_t first_row = 0;
+      for (int source = 0; source < grid.rank; ++source) first_row += notify.counts_of(source).tokens_per_rank[rank];
+      for (int token = thread_index(); token < params.num_tokens; token += block_threads()) {
+        std::int32_t& row = params.destination_row[std::int64_t{token} * grid.num_ranks + rank];
+        if (row >= 0) row += first_row;
+      }
+    }
+
+    // 4. One block writes the tables and wakes the host.
+    if (arrived && block_index() == 0) {
+      notify.compare_calls();
+      if (shared.failed == 0) notify.write_results();
+      block::sync();
+      if (thread_index() == 0 && params.host_counts != nullptr) {
+        store_release<Scope::system>(&params.host_counts->epoch, call.epoch);
+      }
+    }
+  }
+
+  call.end([] {});
+}
+
+}  // namespace deep_ep::device::internode
+
+DEEP_EP_DEFINE_KERNEL(notify_internode, deep_ep::device::internode::notify_body)

@@ -1,0 +1,137 @@
+// Arguments of the internode kernels. Plain data: host code fills it, kernels read it.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/common/call.hpp"
+#include "kernels/common/faults.hpp"
+#include "kernels/common/rows.hpp"
+#include "kernels/common/topk.hpp"
+#include "kernels/internode/rings.hpp"
+#include "kernels/internode/window.hpp"
+#include "kernels/rdma/params.hpp"
+
+namespace deep_ep {
+
+/// Queue pairs to a rail. Credit has its own, so that it does not wait behind rows.
+enum class InternodeChannel : int { rows, credit, count };
+
+/// What this rank remembers of its rail in another node: what it has told it, and how much it may stage.
+struct alignas(kLine) RailState {
+  std::uint64_t told_notified, told_tail, told_head;
+  std::uint64_t sent;  ///< Rings::progress: chunks whose staging memory the NIC has read
+};
+
+/// This rank's own counters, in device memory. Zero when the buffer is made.
+struct InternodeState {
+  CallCounter notify, transfer;  ///< transfer: dispatches and combines, which share the rings
+  std::uint32_t notify_ticket;
+  std::uint32_t next_token;  ///< that a warp may take; zero between calls
+};
+
+/// What every kernel of the family gets.
+struct InternodeParams {
+  NodeGrid grid;
+  std::byte* const* heaps = nullptr;  ///< of every rank of this node as this rank maps it; nullptr for the others
+  InternodeWindow window;
+  const RdmaPeerParams* peers = nullptr;  ///< [InternodeChannel][num_ranks]
+  InternodeState* state = nullptr;
+  RailState* rails = nullptr;  ///< [other nodes], by number
+  /// [other nodes][Rings::kMostChunks]: rows of a chunk that are staged, and rows of a landed chunk that are read. Set
+  /// back to zero when the chunk has been sent, or given back.
+  std::uint32_t* staged = nullptr;
+  std::uint32_t* read = nullptr;
+
+  DEEP_EP_DEVICE std::byte* own_heap() const { return heaps[grid.rank]; }
+  DEEP_EP_DEVICE std::byte* heap_of(int index) const { return heaps[grid.first_of_node() + index]; }
+  DEEP_EP_DEVICE const RdmaPeerParams& queue_pair(InternodeChannel channel, int node) const {
+    return peers[static_cast<int>(channel) * grid.num_ranks + grid.rail_in(node)];
+  }
+};
+
+struct InternodeNotifyParams {
+  InternodeParams common;
+  WaitContext wait;
+  CallShape shape;
+  int num_tokens;
+  int num_local_experts;
+  int expert_alignment;
+  const std::uint8_t* is_token_in_rank;       ///< [num_tokens, num_ranks]
+  const std::int32_t* num_tokens_per_rank;    ///< [num_ranks], checked against the membership
+  const std::int32_t* num_tokens_per_expert;  ///< [num_experts]
+  std::int32_t* destination_row;              ///< out, [num_tokens, num_ranks]
+  std::int32_t* rank_prefix_matrix;           ///< out, [num_ranks, num_ranks]
+  std::int32_t* node_row;                     ///< out, [num_tokens, nodes]
+  std::int32_t* node_counts;                  ///< out, [2, nodes]: see NodeCounts
+  HostCounts* host_counts;                    ///< out, nullptr when the host does not wait
+};
+
+struct InternodeNotifyShared {
+  std::int32_t members_in_warp[32];
+  std::int32_t failed;  ///< not 0: a fault was met
+  std::int32_t scratch;
+};
+
+/// Rows that cross the network in a call, by nodes: what the handle's node_counts say.
+struct NodeCounts {
+  const std::int32_t* to_node;    ///< tokens of this rank for each node
+  const std::int32_t* from_node;  ///< tokens of this rank's rail in each node for this one
+};
+
+/// What both kinds of calls that move rows have in common.
+struct TransferParams {
+  InternodeParams common;
+  WaitContext wait;
+  Rings rings;
+  NodeCounts counts;
+  const std::int32_t* destination_row;  ///< [num_tokens, num_ranks]
+  const std::int32_t* node_row;         ///< [num_tokens, nodes]
+  int num_tokens;
+  std::int64_t relay_rows_room;  ///< rows of relay_rows
+  // Roles of a block's warps, in this order.
+  int first_warps;   ///< dispatch: send; combine: add this rank's tokens
+  int second_warps;  ///< dispatch: forward; combine: add for other nodes
+  int poster_warps;  ///< a lane posts to one rail
+};
+
+struct InternodeDispatchParams {
+  TransferParams transfer;
+  RowShape rows;
+
+  // What is sent.
+  const std::byte* x;  ///< [num_tokens] rows
+  ScaleLayout scales;
+  TopkIndices topk_idx;
+  const float* topk_weights;
+  int num_local_experts;
+  const std::int32_t* rank_prefix_matrix;  ///< [num_ranks, num_ranks]
+  bool first_time;                         ///< false when a handle already knows src_idx and relay_rows
+
+  // Where this rank receives.
+  RowTargets output;         ///< final places, in the heap
+  std::int64_t output_rows;  ///< rows there is room for
+  bool fill_tail;            ///< worst case: topk_idx of the rows beyond the last one becomes -1
+  std::int32_t* relay_rows;  ///< out, [relay_rows_room, width]
+
+  std::uint32_t stage_bytes;  ///< a row travels in pieces of at most this size, multiple of 128
+  int stages;                 ///< of a warp, 2..8
+};
+
+struct InternodeCombineParams {
+  TransferParams transfer;
+
+  // As owner: what is added up.
+  std::uint32_t row_bytes;   ///< 2 * hidden, multiple of 16
+  const std::byte* bias[2];  ///< nullptr: none
+  std::byte* combined_x;     ///< out, [num_tokens] rows
+  float* combined_weights;   ///< out, [num_tokens, num_topk], nullptr: none
+  int num_topk;
+
+  // As expert side: where the rows are, in the heap.
+  std::int32_t num_rows;
+  const std::byte* x;
+  const float* topk_weights;
+  const std::int32_t* relay_rows;  ///< [relay_rows_room, width]
+};
+
+}  // namespace deep_ep

@@ -1,0 +1,166 @@
+// The posting lanes: each serves one rail, the rank with our index in another node. It sends the chunks that other
+// warps have staged, in their order, and gives the rail credit for the chunks that others have read.
+//
+//   this rank                                              the rail
+//   warps stage the rows of a chunk, count them
+//   lane: the chunk is whole, and there is room (head)
+//         write the chunk; add: tail is that chunk         warps that see the tail read the chunk, count its rows
+//   lane: the NIC has read it: it may be staged again      lane: the chunk is read; add: head is that chunk
+//
+// An addition becomes visible behind the bytes posted before it. Words at the rail only grow, and what is posted is the
+// difference to what it has been told.
+#pragma once
+
+#include "kernels/common/wait.hpp"
+#include "kernels/internode/params.hpp"
+#include "kernels/rdma/peer.hpp"
+
+namespace deep_ep::device::internode {
+
+/// One rail in one call, by one thread.
+class RailPoster {
+ public:
+  DEEP_EP_DEVICE RailPoster(const TransferParams& params, std::uint64_t call, int number)
+      : params_(params),
+        rings_(params.rings),
+        state_(params.common.rails[number]),
+        call_(call),
+        number_(number),
+        node_(params.common.grid.other(number)),
+        rows_out_(params.counts.to_node[node_]),
+        rows_in_(params.counts.from_node[node_]),
+        told_(Rings::progress(call, 0)),
+        rows_(params.common.queue_pair(InternodeChannel::rows, node_), params.wait),
+        credit_(params.common.queue_pair(InternodeChannel::credit, node_), params.wait) {}
+
+  /// Until everything is sent and its memory free again, and everything that came is given back. False after a fault.
+  DEEP_EP_DEVICE bool serve() {
+    bool good = true;
+    while (good && !ended()) {
+      // A new wait after each step: the time runs while nothing happens.
+      good = poll_until([&](Poll&) { return step(); }, [&](const Poll& poll) { return gives_up(poll); }) && !failed_;
+    }
+    rows_.close();
+    credit_.close();
+    return good;
+  }
+
+ private:
+  DEEP_EP_DEVICE bool ended() const {
+    return sent_ == rings_.chunks_for(rows_out_) && told_ == Rings::progress(call_ + 1, 0);
+  }
+  /// Whatever can be done now. True if there was something.
+  DEEP_EP_DEVICE bool step() {
+    const bool posted = post_chunk();
+    const bool freed = free_chunks();
+    return give_back() || posted || freed || failed_;
+  }
+
+  DEEP_EP_DEVICE std::uint32_t* staged(int chunk) const {
+    return params_.common.staged + rings_.counter(number_, chunk);
+  }
+  DEEP_EP_DEVICE std::uint32_t* read(int chunk) const { return params_.common.read + rings_.counter(number_, chunk); }
+  DEEP_EP_DEVICE const std::uint64_t* head() const {
+    return params_.common.window.rail_word(InternodeWindow::head, node_).in(params_.common.own_heap());
+  }
+  /// The next chunk is staged. (Until the chunk that had its place is free, the counter is that one's.)
+  DEEP_EP_DEVICE bool is_staged() const {
+    return posted_ < rings_.chunks_for(rows_out_) && posted_ < sent_ + rings_.chunks &&
+           load_acquire<Scope::gpu>(staged(posted_)) == static_cast<std::uint32_t>(rings_.rows_in(posted_, rows_out_));
+  }
+  DEEP_EP_DEVICE bool post_chunk() {
+    if (!is_staged() || load_acquire<Scope::system>(head()) < rings_.room_for(call_, posted_)) return false;
+    const NodeGrid& grid = params_.common.grid;
+    const int row = posted_ * rings_.chunk_rows;
+    const std::size_t to = rings_.landing(grid.number_at(node_), row).offset;
+    const auto bytes = static_cast<std::uint32_t>(rings_.rows_in(posted_, rows_out_)) * rings_.slot_bytes;
+    const std::uint64_t tail = Rings::progress(call_, posted_ + 1);
+    const std::size_t word = params_.common.window.rail_word(InternodeWindow::tail, grid.node()).offset;
+    if (!rows_.put(to, rings_.staging(number_, row).offset, bytes) ||
+        !rows_.signal_add(word, tail - state_.told_tail)) {
+      failed_ = true;
+      return true;
+    }
+    state_.told_tail = tail;
+    rows_.flush();
+    ++posted_;
+    return true;
+  }
+
+  /// Chunks whose writes are complete may be staged again. One look is under way at a time.
+  DEEP_EP_DEVICE bool free_chunks() {
+    if (sent_ == posted_) return false;
+    if (looked_at_ == sent_) {
+      looked_at_ = posted_;
+      ticket_ = rows_.posted();
+    }
+    if (!rows_.reached(ticket_)) return false;
+    for (; sent_ < looked_at_; ++sent_) store_relaxed<Scope::gpu>(staged(sent_), 0);
+    store_release<Scope::gpu>(&state_.sent, Rings::progress(call_, sent_));
+    return true;
+  }
+
+  /// Gives the rail credit, for a quarter of the ring at once; at the end of the call for all that is still to come.
+  DEEP_EP_DEVICE bool give_back() {
+    const int chunks = rings_.chunks_for(rows_in_);
+    while (given_ < chunks &&
+           load_acquire<Scope::gpu>(read(given_)) == static_cast<std::uint32_t>(rings_.rows_in(given_, rows_in_))) {
+      store_relaxed<Scope::gpu>(read(given_), 0);
+      ++given_;
+    }
+    const bool last = given_ == chunks;
+    const std::uint64_t head = last ? Rings::progress(call_ + 1, 0) : Rings::progress(call_, given_);
+    const std::uint64_t step = last ? 1 : static_cast<std::uint64_t>((rings_.chunks + 3) / 4);
+    if (head < told_ + step) return false;
+    const std::size_t word = params_.common.window.rail_word(InternodeWindow::head, params_.common.grid.node()).offset;
+    if (!credit_.signal_add(word, head - state_.told_head)) {
+      failed_ = true;
+      return true;
+    }
+    state_.told_head = told_ = head;
+    credit_.flush();
+    return true;
+  }
+
+  DEEP_EP_DEVICE bool gives_up(const Poll& poll) {
+    const ReportLate policy{params_.wait};
+    const int rail = params_.common.grid.rail_in(node_);
+    if (policy.called_off({})) return true;
+    if (!policy.is_late({}, poll.begin)) return false;
+    if (is_staged()) {
+      const std::uint64_t seen = load_acquire<Scope::system>(head());
+      policy.blame({rail, Wanted::internode_credit, rings_.room_for(call_, posted_)}, seen);
+      return true;
+    }
+    if (sent_ < posted_) {
+      policy.blame({rail, Wanted::rdma_completion, ticket_}, 0);
+      return true;
+    }
+    return false;  // others of this rank are late, who know for whom they wait
+  }
+
+  const TransferParams& params_;
+  const Rings& rings_;
+  RailState& state_;
+  std::uint64_t call_;
+  int number_, node_;
+  int rows_out_, rows_in_;
+  std::uint64_t told_;  ///< head that the rail has been told
+  rdma::RdmaPeer<OneThread> rows_, credit_;
+  int posted_ = 0;           ///< chunks
+  int sent_ = 0;             ///< of these, whose staging memory is free again
+  int looked_at_ = 0;        ///< the look under way: `ticket_` stands for so many
+  std::uint64_t ticket_ = 0;
+  int given_ = 0;            ///< landed chunks that are read
+  bool failed_ = false;
+};
+
+/// By the posting warps of all blocks: a lane for a rail, all blocks in turn. False after a fault.
+DEEP_EP_DEVICE bool post_all(const TransferParams& params, std::uint64_t call, int poster_warp) {
+  const int number = (poster_warp * kWarpSize + lane_index()) * grid_blocks() + block_index();
+  bool good = true;
+  if (number < params.common.grid.others()) good = RailPoster(params, call, number).serve();
+  return warp::agree(good);
+}
+
+}  // namespace deep_ep::device::internode

@@ -1,0 +1,72 @@
+// The rings that rows cross the network through: for each other node a landing ring, which this rank's rail there
+// writes, and a staging ring, which this rank's NIC reads.
+//
+// A ring is a row of equal chunks, a chunk a few slots, a slot one row with all that belongs to it. Chunk c of a call
+// takes the place of chunk c - chunks; none wraps, so a chunk is one RDMA write. Every call divides the same memory by
+// its own row size: a ring is written in a call only when its reader has ended the call before.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/common/place.hpp"
+#include "kernels/common/limits.hpp"
+
+namespace deep_ep {
+
+struct Rings {
+  static constexpr int kMostChunks = 256;  ///< of a ring: each has counters
+  static constexpr int kRows = 16;         ///< of a chunk, where there is room
+
+  std::size_t begin = 0;       ///< offset in the heap: landing rings, then staging rings
+  std::size_t ring_bytes = 0;  ///< whole lines
+  int others = 0;              ///< other nodes
+  std::uint32_t slot_bytes = 0;
+  int chunk_rows = 0;
+  int chunks = 0;
+
+  /// For rows of `row_bytes`, all included, in memory of `bytes` bytes. chunks is 0 where two do not fit.
+  static Rings make(std::size_t begin, std::size_t bytes, int others, std::size_t row_bytes) {
+    Rings rings;
+    rings.begin = begin;
+    rings.others = others;
+    rings.ring_bytes = bytes / static_cast<std::size_t>(2 * others) / kLine * kLine;
+    rings.slot_bytes = static_cast<std::uint32_t>(align_to_line(row_bytes));
+    const std::size_t slots = rings.ring_bytes / rings.slot_bytes;
+    constexpr std::size_t kFewChunks = 4;
+    rings.chunk_rows = slots >= kFewChunks * kRows ? kRows : slots < kFewChunks ? 1 : static_cast<int>(slots / kFewChunks);
+    const std::size_t fit = slots / static_cast<std::size_t>(rings.chunk_rows);
+    rings.chunks = fit < 2 ? 0 : fit > kMostChunks ? kMostChunks : static_cast<int>(fit);
+    return rings;
+  }
+
+  DEEP_EP_HOST_DEVICE int chunk_of(int row) const { return row / chunk_rows; }
+  DEEP_EP_HOST_DEVICE int chunks_for(int rows) const { return (rows + chunk_rows - 1) / chunk_rows; }
+  /// Rows of chunk `chunk` where there are `rows` in all.
+  DEEP_EP_HOST_DEVICE int rows_in(int chunk, int rows) const {
+    const int rest = rows - chunk * chunk_rows;
+    return rest < chunk_rows ? rest : chunk_rows;
+  }
+  /// The counter of a chunk, of one node's.
+  DEEP_EP_HOST_DEVICE int counter(int number, int chunk) const { return number * kMostChunks + chunk % chunks; }
+
+  /// Of other node `number`.
+  DEEP_EP_HOST_DEVICE Place<std::byte> landing(int number, int row) const { return slot(number, row); }
+  DEEP_EP_HOST_DEVICE Place<std::byte> staging(int number, int row) const { return slot(others + number, row); }
+
+  /// How far a ring has come: `chunks` chunks of call number `call` (from 0), and all of the calls before.
+  DEEP_EP_HOST_DEVICE static constexpr std::uint64_t progress(std::uint64_t call, int chunks) {
+    return call << 32 | static_cast<std::uint64_t>(chunks);
+  }
+  /// What must have been read before chunk `chunk` may be written.
+  DEEP_EP_HOST_DEVICE std::uint64_t room_for(std::uint64_t call, int chunk) const {
+    return progress(call, chunk < chunks ? 0 : chunk + 1 - chunks);
+  }
+
+ private:
+  DEEP_EP_HOST_DEVICE Place<std::byte> slot(int ring, int row) const {
+    const int at = chunk_of(row) % chunks * chunk_rows + row % chunk_rows;
+    return {begin + static_cast<std::size_t>(ring) * ring_bytes + static_cast<std::size_t>(at) * slot_bytes};
+  }
+};
+
+}  // namespace deep_ep

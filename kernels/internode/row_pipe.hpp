@@ -1,0 +1,49 @@
+// A warp's pipeline through shared memory: pieces of rows are loaded by bulk copies and stored from there, the next one
+// loading while the one before is stored.
+#pragma once
+
+#include "kernels/primitives/bulk.hpp"
+#include "kernels/primitives/thread.hpp"
+#include "kernels/primitives/warp.hpp"
+
+namespace deep_ep::device::internode {
+
+struct RowPipe {
+  Mbarrier* barriers;  ///< [stages]
+  std::byte* memory;
+  std::uint32_t stages, stage_bytes;
+  std::uint32_t loaded = 0, stored = 0;  ///< pieces so far
+
+  /// By one lane, before the block's first sync.
+  DEEP_EP_DEVICE void init() const {
+    for (std::uint32_t stage = 0; stage < stages; ++stage) mbarrier::init(barriers[stage], 1);
+    mbarrier::fence_init();
+  }
+
+  /// Begins to load a piece. At most one more may be under way.
+  DEEP_EP_DEVICE void load(const std::byte* from, std::uint32_t bytes) {
+    // Every lane that stored from this stage must have seen its stores read it: all but the latest stages - 2, or - 1
+    // where nothing is under way.
+    bulk::wait_read_pending(static_cast<int>(stages - 1 - (loaded - stored)));
+    warp::sync();
+    if (lane_index() == 0) {
+      Mbarrier& barrier = barriers[loaded % stages];
+      mbarrier::arrive_expect_bytes(barrier, bytes);
+      bulk::load(memory + loaded % stages * stage_bytes, from, bytes, barrier);
+    }
+    ++loaded;
+  }
+
+  /// Waits for the oldest piece that is loading, and begins to store it wherever `to_each(store)` calls
+  /// `store(address)`; lanes do so for themselves.
+  template <class ToEach>
+  DEEP_EP_DEVICE void store(std::uint32_t bytes, ToEach to_each) {
+    mbarrier::wait(barriers[stored % stages], stored / stages & 1);
+    const std::byte* from = memory + stored % stages * stage_bytes;
+    to_each([&](std::byte* to) { bulk::store(to, from, bytes); });
+    bulk::commit();
+    ++stored;
+  }
+};
+
+}  // namespace deep_ep::device::internode

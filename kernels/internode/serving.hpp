@@ -1,0 +1,93 @@
+// Warps that work off chunks of all nodes. Each has its share of every node's chunks, and takes whichever it can work
+// on: to wait for one node would hold up the others, and in a circle of nodes all of them.
+#pragma once
+
+#include "kernels/common/wait.hpp"
+#include "kernels/internode/params.hpp"
+#include "kernels/primitives/bits.hpp"
+
+namespace deep_ep::device::internode {
+
+/// By a whole warp. `next`: a word for each other node, of the warp. The warp works on chunks `first`, `first + step`
+/// and so on of each node, in their order. `chunks(number)`: how many there are. `ready(number)`: how many may be worked
+/// on so far, acquiring what they are. `work(number, chunk)`: false after a fault. `awaited(number, chunk)`: what a
+/// fault says is missing. False after a fault.
+template <class Chunks, class Ready, class Work, class Missing>
+DEEP_EP_DEVICE bool serve_chunks(const TransferParams& params, std::int32_t* next, int first, int step, Chunks chunks,
+                                 Ready ready, Work work, Missing awaited) {
+  const int others = params.common.grid.others();
+  const ReportLate policy{params.wait};
+  // A lane looks after the nodes of its index and multiples of 32 behind.
+  for (int number = lane_index(); number < others; number += kWarpSize) next[number] = first;
+  int group = 0;  // of 32 nodes, and where in it the warp looks first: nobody is served twice in a row where others wait
+  int turn = 0;
+  for (;;) {
+    std::uint32_t found = 0;
+    bool left = true;
+    const auto some = [&](Poll&) {
+      left = false;
+      for (int groups = 0; groups < others; groups += kWarpSize) {
+        group = group + kWarpSize < others ? group + kWarpSize : 0;
+        const int number = group + lane_index();
+        const bool wants = number < others && next[number] < chunks(number);
+        found = warp::ballot(wants && next[number] < ready(number));
+        left = warp::any(wants) || left;
+        if (found != 0) return true;
+      }
+      return !left;
+    };
+    const auto gives_up = [&](const Poll& poll) {
+      const bool over = policy.called_off({});
+      const bool late = !over && policy.is_late({}, poll.begin);
+      if (!warp::any(over || late)) return false;
+      for (int number = lane_index(); late && number < others; number += kWarpSize) {
+        if (next[number] < chunks(number)) awaited(number, next[number]);
+      }
+      return true;
+    };
+    if (!poll_until(some, gives_up)) return false;
+    if (found == 0) return true;
+    const std::uint32_t behind = found & ~((1u << turn) - 1);
+    const int lane = lowest_bit(behind != 0 ? behind : found);
+    turn = (lane + 1) % kWarpSize;
+    const int number = group + lane;
+    warp::sync();  // what the lane acquired, the others may use
+    const std::int32_t chunk = warp::shuffle(lane == lane_index() ? next[number] : 0, lane);
+    if (lane == lane_index()) next[number] += step;
+    if (!work(number, chunk)) return false;
+  }
+}
+
+/// By one thread, or by each that reads: waits until the rail of other node `number` has delivered `chunk`, acquiring.
+DEEP_EP_DEVICE const std::uint64_t* tail_of(const TransferParams& params, int number) {
+  return params.common.window.rail_word(InternodeWindow::tail, params.common.grid.other(number))
+      .in(params.common.own_heap());
+}
+/// Chunks of this call that have landed.
+DEEP_EP_DEVICE int landed_chunks(const TransferParams& params, std::uint64_t call, int number) {
+  const std::uint64_t tail = load_acquire<Scope::system>(tail_of(params, number));
+  return tail < Rings::progress(call, 0) ? 0 : static_cast<int>(tail - Rings::progress(call, 0));
+}
+/// Chunks of this call that may be staged.
+DEEP_EP_DEVICE int stageable_chunks(const TransferParams& params, std::uint64_t call, int number) {
+  const std::uint64_t sent = load_acquire<Scope::gpu>(&params.common.rails[number].sent);
+  const std::uint64_t of_call = Rings::progress(call, 0);
+  return params.rings.chunks + (sent < of_call ? 0 : static_cast<int>(sent - of_call));
+}
+
+/// Tells the ranks of this node that this rank has ended the call, and waits for the same word: their rows are here, and
+/// ours are read. By the threads of one block, when all blocks have done their work.
+DEEP_EP_DEVICE void end_together(const TransferParams& params, std::uint64_t epoch) {
+  const InternodeParams& common = params.common;
+  if (aborted(params.wait)) return;  // a block has failed: nobody may take its rows for stored
+  for (int index = thread_index(); index < common.grid.width; index += block_threads()) {
+    store_release<Scope::system>(common.window.done(common.heap_of(index), common.grid.index()), epoch);
+  }
+  for (int index = thread_index(); index < common.grid.width; index += block_threads()) {
+    wait_signal(params.wait, common.window.done(common.own_heap(), index),
+                {common.grid.first_of_node() + index, Wanted::internode_done, epoch});
+  }
+  if (thread_index() == 0) store_relaxed<Scope::gpu>(&common.state->next_token, std::uint32_t{0});
+}
+
+}  // namespace deep_ep::device::internode

@@ -20,7 +20,8 @@
   KERNEL(combine_low_latency_logfmt,      deep_ep::LowLatencyCombineParams,   384)      \
   KERNEL(combine_low_latency_rdma,        deep_ep::LowLatencyCombineParams,   384)      \
   KERNEL(combine_low_latency_logfmt_rdma, deep_ep::LowLatencyCombineParams,   384)      \
-  KERNEL(barrier_low_latency,             deep_ep::LowLatencyBarrierParams,   128)
+  KERNEL(barrier_low_latency,             deep_ep::LowLatencyBarrierParams,   128)      \
+  KERNEL(nic_test,                        deep_ep::NicTestParams,             512)
 // clang-format on
 
 namespace deep_ep {
@@ -34,6 +35,7 @@ struct InternodeCombineParams;
 struct LowLatencyDispatchParams;
 struct LowLatencyCombineParams;
 struct LowLatencyBarrierParams;
+struct NicTestParams;
 }  // namespace deep_ep
 
 DEEP_EP_KERNELS(DEEP_EP_DECLARE_KERNEL)

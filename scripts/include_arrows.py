@@ -23,7 +23,7 @@ MAY_INCLUDE = {
     "include": [],
     "kernels/primitives": ["include"],
     "kernels/common": ["include", "kernels/primitives"],
-    "kernels/rdma": ["include", "kernels/primitives", "kernels/common"],
+    "kernels/rdma": ["include", "kernels/primitives", "kernels/common", "kernels/kernel_list.hpp"],
     "kernels": ["include", "kernels/primitives", "kernels/common", "kernels/rdma", "kernels/kernel_list.hpp"],
     "csrc/support": ["include"],
     "csrc/bootstrap": ["include", "csrc/support"],

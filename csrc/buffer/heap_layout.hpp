@@ -10,8 +10,8 @@
 
 namespace deep_ep {
 
-/// In this order: signals of normal mode, memory of low-latency calls (signals, then rows), what NICs fetch from, signals
-/// of normal mode between nodes, the bounded window, and up to the end the arena for received tensors.
+/// In this order: signals of normal mode, memory of low-latency calls (signals, then rows), what NICs fetch from,
+/// signals of normal mode between nodes, the bounded window, and up to the end the arena for received tensors.
 struct HeapLayout {
   ControlWindow control;
   LowLatencyWindow low_latency;  ///< bytes 0: none

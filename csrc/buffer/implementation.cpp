@@ -41,7 +41,8 @@ DispatchResult Buffer::Implementation::dispatch(const DispatchArguments& argumen
 
 CachedDispatchResult Buffer::Implementation::cached_dispatch(const CachedDispatchArguments& arguments,
                                                              const CallOptions& call) {
-  return inside_one_node("cached_dispatch") ? intranode_->dispatch(arguments, call) : internode_->dispatch(arguments, call);
+  return inside_one_node("cached_dispatch") ? intranode_->dispatch(arguments, call)
+                                            : internode_->dispatch(arguments, call);
 }
 
 CombineResult Buffer::Implementation::combine(const CombineArguments& arguments, const CallOptions& call) {
@@ -52,8 +53,8 @@ bool Buffer::Implementation::inside_one_node(const char* call) const {
   const NodeMembership& nodes = runtime_.nodes();
   if (nodes.num_nodes == 1 || internode_) return nodes.num_nodes == 1;
   fail<InvalidArgument>(
-      "Buffer::{} needs nodes of equally many consecutive ranks, but the {} ranks are of {} nodes that are not",
-      call, runtime_.num_ranks(), nodes.num_nodes);
+      "Buffer::{} needs nodes of equally many consecutive ranks, but the {} ranks are of {} nodes that are not", call,
+      runtime_.num_ranks(), nodes.num_nodes);
 }
 
 LowLatency& Buffer::Implementation::low_latency(const char* call) {

@@ -19,6 +19,11 @@ struct EndsOptions {
   std::uint32_t batch = 0;  ///< entries after which a kernel rings unasked, 1 to depth / 2
 };
 
+struct QueuePairReport {
+  std::string text;   ///< number, state, counters
+  bool well = false;  ///< it can send, and all that was posted is complete
+};
+
 /// Made for a list of peers, then all are connected, then start() is called, then kernels use them. The heap and its
 /// mappings outlive them. Destroying them stops whoever executes first.
 class Ends {
@@ -44,6 +49,8 @@ class Ends {
     if (const std::optional<Failure> seen = failure()) return rdma::describe(*seen);
     return idle() ? "all that was posted has arrived" : "what was posted has not all arrived";
   }
+  /// What the device says of each queue pair; empty where there is none to ask. No kernel may be posting.
+  virtual std::vector<QueuePairReport> report() const { return {}; }
   /// "handler cpu, wire local".
   virtual std::string describe() const = 0;
 };

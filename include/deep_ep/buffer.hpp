@@ -10,7 +10,7 @@
 // communication stream, or on `CallOptions::stream` where that gives the same order and is faster.
 // The host blocks only in a `dispatch` with num_worst_tokens == 0 (it must learn N). A host program may read results
 // once it has synchronised with the stream or the event.
-// dispatch and combine need all ranks on one node, where they map each other's memory: InvalidArgument otherwise.
+// Between nodes, dispatch and combine need nodes of equally many consecutive ranks: InvalidArgument otherwise.
 // All ranks make the same calls in the same order. One thread at a time per Buffer.
 // The tensors given to a call must stay alive and unchanged until its kernels have ended. Each launch of a CUDA graph
 // makes the recorded calls again, on the stream of the launch: order launches against the buffer's other calls.
@@ -76,16 +76,18 @@ class Buffer {
   DispatchLayout get_dispatch_layout(const ConstTensorView& topk_idx, int num_experts, const CallOptions& call = {});
 
   /// Sends every token once to each rank that is_token_in_rank names.
-  /// @throws OutOfMemory when neither heap nor window has room. @throws InvalidArgument when num_worst_tokens is 0
-  /// while the stream is being recorded into a CUDA graph.
+  /// @throws OutOfMemory when neither heap nor window has room (between nodes: when the heap has none, for this rank's
+  /// rows, which are lost; or the window none for two rows from and to each). @throws InvalidArgument when
+  /// num_worst_tokens is 0 while the stream is being recorded into a CUDA graph.
   DispatchResult dispatch(const DispatchArguments& arguments, const CallOptions& call = {});
 
   /// Sends rows where those of an earlier dispatch went. No host wait.
-  /// @throws OutOfMemory when neither heap nor window has room.
+  /// @throws OutOfMemory as dispatch.
   CachedDispatchResult cached_dispatch(const CachedDispatchArguments& arguments, const CallOptions& call = {});
 
   /// Adds up what the destination ranks hold for each token of the original dispatch. No host wait.
-  /// @throws OutOfMemory when the window has no room for two rows of each rank.
+  /// @throws OutOfMemory when the window has no room for two rows of each rank, or, between nodes, the heap none for a
+  /// copy of x that lies outside.
   CombineResult combine(const CombineArguments& arguments, const CallOptions& call = {});
 
   // ------------------------------------------------------------------- low-latency mode: see low_latency.hpp

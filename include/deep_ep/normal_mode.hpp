@@ -28,16 +28,16 @@ struct DispatchLayout {
 /// buffer lives. Copies share the tensors. recv_src_idx may lie in the symmetric heap and takes 4 bytes a row there for
 /// as long as a copy lives; the others never do.
 struct DispatchHandle {
-  Tensor rank_prefix_matrix;    ///< [R, R] int32: [s][d] = rows that d received from ranks 0..s (end row of source s)
-  Tensor destination_row;       ///< [T, R] int32: row of token t in recv_x of rank d, -1 if not sent there
-  Tensor recv_src_idx;          ///< [rows] int32: token index at its source, for each received row
+  Tensor rank_prefix_matrix;  ///< [R, R] int32: [s][d] = rows that d received from ranks 0..s (end row of source s)
+  Tensor destination_row;     ///< [T, R] int32: row of token t in recv_x of rank d, -1 if not sent there
+  Tensor recv_src_idx;        ///< [rows] int32: token index at its source, for each received row
   // Between nodes only. A token crosses the network once for each other node that wants it, to the rank with the
   // sender's index in its node, the rail.
   Tensor node_row;     ///< [T, P] int32: number of token t among this rank's tokens for node n, -1 if not sent there
   Tensor node_counts;  ///< [2, P] int32: this rank's tokens for each node; its rail's tokens there for this node
   Tensor relay_rows;   ///< [relayed, R / P] int32: of each token of its rails, by node and number, its row at each rank
                        ///< of this node, -1 if not sent there
-  std::int64_t num_tokens = 0;  ///< T
+  std::int64_t num_tokens = 0;     ///< T
   std::int64_t num_recv_rows = 0;  ///< N, or num_worst_tokens
   int num_experts = 0;             ///< E
   int num_topk = 0;                ///< K, 0 where no selections were sent
@@ -100,9 +100,9 @@ struct CachedDispatchResult {
 /// How the rows of this rank's `x` reach the owners of the tokens. Every rank chooses for its own rows; results agree
 /// bitwise whatever the ranks choose.
 enum class CombineMode : std::uint8_t {
-  automatic,  ///< pull when x (and topk_weights) lie in the symmetric heap, push otherwise
+  automatic,  ///< pull when x (and topk_weights) lie in the symmetric heap, push otherwise (between nodes: pull a copy)
   pull,       ///< owners read the rows over NVLink. x must be in the heap: a received tensor or one of allocate_tensor
-  push,       ///< rows are sent to a window of their owner and added as they arrive
+  push,  ///< rows are sent to a window of their owner and added as they arrive; between nodes the same as automatic
 };
 
 struct CombineArguments {
@@ -117,6 +117,7 @@ struct CombineArguments {
 
 struct CombineResult {
   Tensor combined_x;  ///< [T, H] bfloat16: bias_0 + bias_1 + rows in rank order, summed in fp32, rounded once
+                      ///< (between nodes once more on the way: see docs/internode.md)
   std::optional<Tensor> combined_topk_weights;  ///< [T, K] float32; with topk_weights
   EventHandle event;                            ///< set with async_finish
 };

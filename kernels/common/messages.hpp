@@ -55,7 +55,7 @@ struct CallShape {
 struct HostCounts {
   std::uint64_t epoch;  ///< stored last, with release order
   std::int32_t num_recv_tokens;
-  std::int32_t num_relay_rows;            ///< between nodes: tokens that come through this rank from other nodes
+  std::int32_t num_relay_rows;        ///< between nodes: tokens that come through this rank from other nodes
   std::int32_t tokens_per_expert[1];  ///< [local experts], aligned as asked; allocated behind the struct
 };
 

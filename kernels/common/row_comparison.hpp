@@ -1,8 +1,8 @@
 // Do two ranks mean rows of the same kind?
 #pragma once
 
+#include "kernels/common/rows.hpp"
 #include "kernels/common/wait.hpp"
-#include "kernels/common/messages.hpp"
 
 namespace deep_ep::device {
 
@@ -16,6 +16,11 @@ struct RowComparison {
     field = static_cast<int>(which);
     ours = static_cast<std::uint64_t>(our_value);
     theirs = static_cast<std::uint64_t>(their_value);
+  }
+  DEEP_EP_DEVICE void compare(const RowShape& ours_is, const DispatchAddresses& theirs_is) {
+    compare(RowField::row_bytes, ours_is.row_bytes, theirs_is.row_bytes);
+    compare(RowField::num_scales, ours_is.num_scales, theirs_is.num_scales);
+    compare(RowField::num_topk, ours_is.num_topk, theirs_is.num_topk);
   }
   /// Do they agree with what `told` has brought? Ends the call otherwise: but not before this rank's own word, which
   /// `own` signals, is on its way to all. It comes from another block, which would not begin any more, and peers would

@@ -4,6 +4,9 @@
 #include <cstdint>
 
 #include "kernels/common/carver.hpp"
+#include "kernels/common/faults.hpp"
+#include "kernels/common/messages.hpp"
+#include "kernels/common/topk.hpp"
 
 namespace deep_ep {
 
@@ -70,5 +73,56 @@ DEEP_EP_DEVICE std::int32_t rows_between(const std::int32_t* ends, int num_ranks
   const std::int32_t* end = ends + source * num_ranks + destination;
   return source == 0 ? *end : *end - *(end - num_ranks);
 }
+
+/// Offsets, in the heap at `heap`, of the rows that begin with `first`; what is not there has offset 0.
+DEEP_EP_DEVICE DispatchAddresses addresses_in(const std::byte* heap, const RowTargets::Row& first,
+                                              std::int64_t capacity, std::uint32_t window_rows) {
+  const auto offset = [&](const void* address) {
+    return address == nullptr ? 0 : static_cast<std::uint64_t>(static_cast<const std::byte*>(address) - heap);
+  };
+  return {.x = offset(first.x()),
+          .scales = offset(first.scales()),
+          .topk_idx = offset(first.topk_idx()),
+          .topk_weights = offset(first.topk_weights()),
+          .src_idx = offset(first.src_idx()),
+          .capacity = capacity,
+          .window_rows = window_rows,
+          .row_bytes = first.shape.row_bytes,
+          .num_scales = first.shape.num_scales,
+          .num_topk = first.shape.num_topk};
+}
+/// The same rows as another rank maps them.
+DEEP_EP_DEVICE RowTargets targets_in(std::byte* heap, const DispatchAddresses& told) {
+  return {heap + told.x, reinterpret_cast<std::uint32_t*>(heap + told.scales), heap + told.topk_idx,
+          reinterpret_cast<float*>(heap + told.topk_weights), reinterpret_cast<std::int32_t*>(heap + told.src_idx)};
+}
+
+/// What a notify is given, and what it finds out. Plain data, set by the host.
+struct NotifyCall {
+  WaitContext wait;
+  CallShape shape;
+  int num_tokens;
+  int num_local_experts;
+  int expert_alignment;
+  const std::uint8_t* is_token_in_rank;       ///< [num_tokens, num_ranks]
+  const std::int32_t* num_tokens_per_rank;    ///< [num_ranks], checked against the membership
+  const std::int32_t* num_tokens_per_expert;  ///< [num_experts]
+  std::int32_t* destination_row;              ///< out, [num_tokens, num_ranks]
+  std::int32_t* rank_prefix_matrix;           ///< out, [num_ranks, num_ranks]
+  HostCounts* host_counts;                    ///< out, nullptr when the host does not wait
+};
+
+/// What a dispatch sends. Plain data, set by the host.
+struct SentRows {
+  RowShape rows;
+  int num_tokens;
+  const std::byte* x;  ///< [num_tokens] rows
+  ScaleLayout scales;
+  TopkIndices topk_idx;
+  const float* topk_weights;
+  int num_local_experts;
+  bool send_src_idx;  ///< false when a handle already knows it
+  bool fill_tail;     ///< worst case: topk_idx of the rows beyond the last one becomes -1
+};
 
 }  // namespace deep_ep

@@ -13,13 +13,17 @@
 
 namespace deep_ep::device::internode {
 
+/// What the handle says of the rows from `source` to `destination`: equal at both, unless their handles differ.
+DEEP_EP_DEVICE std::int32_t rows_between(const InternodeCombineParams& params, int source, int destination) {
+  return deep_ep::rows_between(params.rank_prefix_matrix, params.transfer.common.grid.num_ranks, source, destination);
+}
+
 /// Tells rank `index` of this node where our rows are.
 DEEP_EP_DEVICE void publish_rows(const InternodeCombineParams& params, std::uint64_t epoch, int index) {
   const InternodeParams& common = params.transfer.common;
   const auto offset = [&](const void* address) {
-    return address == nullptr
-               ? 0
-               : static_cast<std::uint64_t>(static_cast<const std::byte*>(address) - common.own_heap());
+    return address == nullptr ? 0
+                              : static_cast<std::uint64_t>(static_cast<const std::byte*>(address) - common.own_heap());
   };
   Mailbox<CombineAddresses>& box = common.window.combine_box(common.heap_of(index), common.grid.index());
   box.message = {.x = offset(params.x),
@@ -27,7 +31,9 @@ DEEP_EP_DEVICE void publish_rows(const InternodeCombineParams& params, std::uint
                  .num_rows = params.num_rows,
                  .pulled = true,
                  .row_bytes = params.row_bytes,
-                 .num_topk = params.num_topk};
+                 .num_topk = params.num_topk,
+                 .rows_to_reader = rows_between(params, common.grid.rank, common.grid.first_of_node() + index),
+                 .rows_from_reader = rows_between(params, common.grid.first_of_node() + index, common.grid.rank)};
   store_release<Scope::system>(&box.signal, epoch);
 }
 
@@ -42,6 +48,10 @@ DEEP_EP_DEVICE bool learn_rows(const InternodeCombineParams& params, std::uint64
   RowComparison rows_of_both;
   rows_of_both.compare(RowField::row_bytes, params.row_bytes, told.row_bytes);
   rows_of_both.compare(RowField::num_topk, params.num_topk, told.num_topk);
+  rows_of_both.compare(RowField::rows_to_peer, rows_between(params, common.grid.rank, addresses.peer),
+                       told.rows_from_reader);
+  rows_of_both.compare(RowField::rows_from_peer, rows_between(params, addresses.peer, common.grid.rank),
+                       told.rows_to_reader);
   const std::uint64_t* own = &common.window.combine_box(common.own_heap(), common.grid.index()).signal;
   if (!rows_of_both.agrees(transfer.wait, own, common.grid.rank, addresses)) return false;
   const std::byte* heap = common.heap_of(index);

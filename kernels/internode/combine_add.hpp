@@ -39,9 +39,10 @@ struct CombineAdder {
       const std::int32_t place = is_near(at) ? -1 : place_at(token, at);
       if (place < 0) continue;
       const int node = node_of(at);
-      good = wait_signal(params.transfer.wait, tail_of(params.transfer, grid().number_of(node)),
-                         {grid().rail_in(node), Wanted::internode_rows,
-                          Rings::progress(call, rings().chunk_of(place) + 1)}) && good;
+      good = wait_signal(
+                 params.transfer.wait, tail_of(params.transfer, grid().number_of(node)),
+                 {grid().rail_in(node), Wanted::internode_rows, Rings::progress(call, rings().chunk_of(place) + 1)}) &&
+             good;
     }
     return warp::agree(good);
   }
@@ -52,7 +53,8 @@ struct CombineAdder {
       const std::int32_t place = place_at(token, at);
       if (place < 0) return FoundRow{};
       if (is_near(at)) return adder.row_of(ranks[at - grid().node()], place);
-      const std::byte* row = rings().landing(grid().number_of(node_of(at)), place).in(params.transfer.common.own_heap());
+      const std::byte* row =
+          rings().landing(grid().number_of(node_of(at)), place).in(params.transfer.common.own_heap());
       return FoundRow{row, reinterpret_cast<const float*>(row + params.row_bytes)};
     };
     const std::int64_t at = std::int64_t{token} * params.row_bytes;

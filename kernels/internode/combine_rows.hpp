@@ -1,5 +1,5 @@
-// Where the rows of a combine are: at the ranks of this node, which let us read them, and, summed up by each other node,
-// in the landing rings.
+// Where the rows of a combine are: at the ranks of this node, which let us read them, and, summed up by each other
+// node, in the landing rings.
 #pragma once
 
 #include "kernels/common/row_sum.hpp"

@@ -2,10 +2,12 @@
 // index there, which hands it on.
 //
 //   row -- NVLink --> final place on each rank of this node that wants it                  (sending warps)
-//       -- staging ring -- NIC --> landing ring of the rail -- NVLink --> final places     (posting lanes, forwarding warps)
+//       -- staging ring -- NIC --> landing ring of the rail -- NVLink --> final places     (posting lanes, forwarding
+//       warps)
 //
 // Where a row's final places are travels with it, so the relay needs no table.
 #include "kernels/common/row_comparison.hpp"
+#include "kernels/common/row_tail.hpp"
 #include "kernels/common/tickets.hpp"
 #include "kernels/internode/dispatch_forward.hpp"
 #include "kernels/internode/dispatch_send.hpp"
@@ -18,22 +20,8 @@ namespace deep_ep::device::internode {
 /// Tells rank `index` of this node where this rank wants its rows.
 DEEP_EP_DEVICE void publish_targets(const InternodeDispatchParams& params, std::uint64_t epoch, int index) {
   const InternodeParams& common = params.transfer.common;
-  const auto offset = [&](const void* address) {
-    return address == nullptr
-               ? 0
-               : static_cast<std::uint64_t>(static_cast<const std::byte*>(address) - common.own_heap());
-  };
   Mailbox<DispatchAddresses>& box = common.window.dispatch_box(common.heap_of(index), common.grid.index());
-  box.message = {.x = offset(params.output.x),
-                 .scales = offset(params.output.scales),
-                 .topk_idx = offset(params.output.topk_idx),
-                 .topk_weights = offset(params.output.topk_weights),
-                 .src_idx = offset(params.output.src_idx),
-                 .capacity = params.output_rows,
-                 .window_rows = 0,
-                 .row_bytes = params.rows.row_bytes,
-                 .num_scales = params.rows.num_scales,
-                 .num_topk = params.rows.num_topk};
+  box.message = addresses_in(common.own_heap(), params.output.row(params.rows, 0), params.output_rows, 0);
   store_release<Scope::system>(&box.signal, epoch);
 }
 
@@ -47,26 +35,11 @@ DEEP_EP_DEVICE bool learn_target(const InternodeDispatchParams& params, std::uin
   if (!wait_signal(transfer.wait, &box.signal, addresses)) return false;
   const DispatchAddresses& told = box.message;
   RowComparison rows_of_both;
-  rows_of_both.compare(RowField::row_bytes, params.rows.row_bytes, told.row_bytes);
-  rows_of_both.compare(RowField::num_scales, params.rows.num_scales, told.num_scales);
-  rows_of_both.compare(RowField::num_topk, params.rows.num_topk, told.num_topk);
+  rows_of_both.compare(params.rows, told);
   const std::uint64_t* own = &common.window.dispatch_box(common.own_heap(), common.grid.index()).signal;
   if (!rows_of_both.agrees(transfer.wait, own, common.grid.rank, addresses)) return false;
-  std::byte* heap = common.heap_of(index);
-  target = {.rows = {heap + told.x, reinterpret_cast<std::uint32_t*>(heap + told.scales), heap + told.topk_idx,
-                     reinterpret_cast<float*>(heap + told.topk_weights),
-                     reinterpret_cast<std::int32_t*>(heap + told.src_idx)},
-            .capacity = told.capacity};
+  target = {.rows = targets_in(common.heap_of(index), told), .capacity = told.capacity};
   return true;
-}
-
-/// Worst-case sizes: the rows that nobody fills have no experts.
-DEEP_EP_DEVICE void fill_tail(const InternodeDispatchParams& params, std::int64_t received) {
-  const std::int64_t end = params.output_rows * params.rows.num_topk;
-  for (std::int64_t i = received * params.rows.num_topk + block_index() * block_threads() + thread_index(); i < end;
-       i += grid_blocks() * block_threads()) {
-    store_topk_index(params.output.topk_idx, params.rows.topk_idx_is_64_bit, i, -1);
-  }
 }
 
 DEEP_EP_DEVICE void dispatch_body(const InternodeDispatchParams& params, std::byte* memory) {
@@ -91,7 +64,7 @@ DEEP_EP_DEVICE void dispatch_body(const InternodeDispatchParams& params, std::by
       }
     }
     if (warp_index() < moving_warps && lane_index() == 0) pipe.init();
-    if (params.fill_tail) fill_tail(params, received);
+    if (params.fill_tail) fill_tail(params.output, params.rows, received, params.output_rows);
 
     // 2. Learn where the others of this node want theirs.
     for (int index = thread_index(); index < grid.width; index += block_threads()) {
@@ -119,7 +92,8 @@ DEEP_EP_DEVICE void dispatch_body(const InternodeDispatchParams& params, std::by
   call.end([&] {
     if (!good) return;
     end_together(transfer, call.epoch);
-    if (thread_index() == 0 && received > params.output_rows) {
+    // (Where there is no memory for any row, the host has said so.)
+    if (thread_index() == 0 && received > params.output_rows && params.output.x != nullptr) {
       note_fault(transfer.wait, FaultKind::overflow, Wanted::dispatch_rows, grid.rank, 0,
                  static_cast<std::uint64_t>(received), static_cast<std::uint64_t>(params.output_rows));
     }

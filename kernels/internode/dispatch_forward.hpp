@@ -63,7 +63,7 @@ struct DispatchForwarder {
     for (int first = 0; first < grid().width; first += kWarpSize) {
       const int index = first + lane_index();
       const std::int32_t mine = place_at(packed, index);
-      if (params.first_time && relayed + row < params.transfer.relay_rows_room && index < grid().width) {
+      if (params.send_src_idx && relayed + row < params.transfer.relay_rows_room && index < grid().width) {
         params.relay_rows[(relayed + row) * grid().width + index] = mine;
       }
       for (std::uint32_t left = warp::ballot(mine >= 0); left != 0; left &= left - 1) {

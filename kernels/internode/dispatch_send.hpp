@@ -1,8 +1,8 @@
 // The sending warps of dispatch. Each takes the next token, loads its row once, and stores it to every rank of this
 // node that wants it, straight into its final place, and into the staging ring of every other node that does.
 //
-// Tokens are taken in order, and a ring's chunks are freed in order. So the oldest token that waits for room finds some,
-// whatever the others wait for.
+// Tokens are taken in order, and a ring's chunks are freed in order. So the oldest token that waits for room finds
+// some, whatever the others wait for.
 #pragma once
 
 #include "kernels/common/tickets.hpp"
@@ -94,9 +94,9 @@ struct DispatchSender {
       if (!is_node(destination) || chunk < rings().chunks) return;
       const int number = destination - grid().width;
       // The posting lane knows whom it waits for.
-      good = poll_until(
-                 [&](Poll&) { return chunk < stageable_chunks(params.transfer, call, number); },
-                 [&](const Poll&) { return aborted(params.transfer.wait); }) && good;
+      good = poll_until([&](Poll&) { return chunk < stageable_chunks(params.transfer, call, number); },
+                        [&](const Poll&) { return aborted(params.transfer.wait); }) &&
+             good;
       bulk::fence_global();  // what the NIC has read may be overwritten by bulk stores
     });
     return warp::agree(good);
@@ -147,8 +147,8 @@ struct DispatchSender {
       packed.weights()[lane_index()] = sidecar.weight;
     }
     if (lane_index() == 0) *packed.src_idx() = token;
-    const std::int32_t* rows = params.transfer.destination_row + std::int64_t{token} * grid().num_ranks +
-                               grid().other(number) * grid().width;
+    const std::int32_t* rows =
+        params.transfer.destination_row + std::int64_t{token} * grid().num_ranks + grid().other(number) * grid().width;
     for (int index = lane_index(); index < grid().width; index += kWarpSize) {
       packed.rows()[index] = load_stream(rows + index);
     }

@@ -44,9 +44,9 @@ struct PackedRow {
   DEEP_EP_DEVICE std::int32_t* rows() const { return src_idx() + 1; }
 
   static std::size_t bytes(const RowShape& shape, int width) {
-    return shape.row_bytes +
-           (static_cast<std::size_t>(shape.num_scales) + 2 * static_cast<std::size_t>(shape.num_topk) + 1 +
-            static_cast<std::size_t>(width)) * 4;
+    return shape.row_bytes + (static_cast<std::size_t>(shape.num_scales) +
+                              2 * static_cast<std::size_t>(shape.num_topk) + 1 + static_cast<std::size_t>(width)) *
+                                 4;
   }
 };
 
@@ -64,8 +64,8 @@ struct Sidecar {
 
 /// By a whole warp: writes it to `row` of rank `rank`. `scale(i)` reads scale i again.
 template <class Scale>
-DEEP_EP_DEVICE void store_sidecar(const InternodeDispatchParams& params, const Sidecar& from, const RowTargets::Row& row,
-                                  int rank, Scale scale) {
+DEEP_EP_DEVICE void store_sidecar(const InternodeDispatchParams& params, const Sidecar& from,
+                                  const RowTargets::Row& row, int rank, Scale scale) {
   const RowShape& shape = params.rows;
   for (int i = 0; i < Sidecar::kHeld; ++i) {
     const int at = lane_index() + i * kWarpSize;
@@ -80,7 +80,7 @@ DEEP_EP_DEVICE void store_sidecar(const InternodeDispatchParams& params, const S
     store_topk_index(row.topk_idx(), shape.topk_idx_is_64_bit, lane_index(), here ? local : -1);
     row.topk_weights()[lane_index()] = here ? from.weight : 0.0f;
   }
-  if (params.first_time && lane_index() == 0) *row.src_idx() = from.src_idx;
+  if (params.send_src_idx && lane_index() == 0) *row.src_idx() = from.src_idx;
 }
 
 }  // namespace device::internode

@@ -46,10 +46,9 @@ struct Notify {
       for (int index = 0; index < grid().width; ++index) member = member || in_rank[index] != 0;
       return member;
     };
-    const int count =
-        number_members(params.num_tokens, shared.members_in_warp, is_member, [&](int token, int number) {
-          params.node_row[std::int64_t{token} * grid().nodes() + node] = number;
-        });
+    const int count = number_members(params.num_tokens, shared.members_in_warp, is_member, [&](int token, int number) {
+      params.node_row[std::int64_t{token} * grid().nodes() + node] = number;
+    });
     if (thread_index() == 0) staged().tokens_per_node[node] = count;
   }
 
@@ -78,8 +77,8 @@ struct Notify {
     const std::size_t head_bytes = staged().head_bytes;
     const auto expert_bytes = static_cast<std::uint32_t>(grid().width * params.num_local_experts) * 4;
     bool good = peer.put(to, from, static_cast<std::uint32_t>(head_bytes));
-    good = good && peer.put(to + head_bytes, from + head_bytes + std::size_t{expert_bytes} * static_cast<unsigned>(node),
-                            expert_bytes);
+    good = good && peer.put(to + head_bytes,
+                            from + head_bytes + std::size_t{expert_bytes} * static_cast<unsigned>(node), expert_bytes);
     const std::uint64_t news = epoch - rail.told_notified;
     good = good && peer.signal_add(common().window.rail_word(InternodeWindow::notified, grid().node()).offset, news);
     if (good) rail.told_notified = epoch;
@@ -91,12 +90,11 @@ struct Notify {
   /// By a whole warp: waits for the counts of our rail in node `node`, and hands them on.
   DEEP_EP_DEVICE void relay_from(int node) const {
     const int rail = grid().rail_in(node);
-    const std::uint64_t* landed =
-        common().window.rail_word(InternodeWindow::notified, node).in(common().own_heap());
+    const std::uint64_t* landed = common().window.rail_word(InternodeWindow::notified, node).in(common().own_heap());
     if (!wait_signal<WholeWarp>(params.wait, landed, {rail, Wanted::counts, epoch})) return;
     warp::sync();
-    const SourceCounts counts = common().window.counts_at(
-        common().window.landed_counts(epoch, node).in(common().own_heap()), grid().width);
+    const SourceCounts counts =
+        common().window.counts_at(common().window.landed_counts(epoch, node).in(common().own_heap()), grid().width);
     for (int index = 0; index < grid().width; ++index) hand_on(counts, counts.tokens_per_expert, rail, index);
   }
 
@@ -123,12 +121,25 @@ struct Notify {
     }
   }
 
+  DEEP_EP_DEVICE const std::uint64_t* counts_there(int source) const {
+    return common().window.counts_there(common().own_heap(), source);
+  }
+  /// Whoever hands on counts and has not come itself is the one that is late.
+  struct BlameTheRelay : ReportLate {
+    const Notify& notify;
+
+    DEEP_EP_DEVICE void blame(Awaited awaited, std::uint64_t seen) const {
+      const int relay = notify.grid().first_of_node() + awaited.peer % notify.grid().width;
+      if (load_relaxed<Scope::system>(notify.counts_there(relay)) < awaited.expected) awaited.peer = relay;
+      ReportLate::blame(awaited, seen);
+    }
+  };
   /// Waits until every rank's counts are here. False after a fault.
   DEEP_EP_DEVICE bool await_counts() const {
     bool good = true;
+    const BlameTheRelay policy{{params.wait}, *this};
     for (int source = thread_index(); source < grid().num_ranks; source += block_threads()) {
-      good = wait_signal(params.wait, common().window.counts_there(common().own_heap(), source),
-                         {source, Wanted::counts, epoch}) && good;
+      good = wait_signal(policy, counts_there(source), {source, Wanted::counts, epoch}) && good;
     }
     return whole_block(good, &shared.scratch);
   }

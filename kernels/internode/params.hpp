@@ -18,7 +18,7 @@ enum class InternodeChannel : int { rows, credit, count };
 
 /// What this rank remembers of its rail in another node: what it has told it, and how much it may stage.
 struct alignas(kLine) RailState {
-  std::uint64_t told_notified, told_tail, told_head;
+  std::uint64_t told_notified, told_shape, told_tail, told_head;
   std::uint64_t sent;  ///< Rings::progress: chunks whose staging memory the NIC has read
 };
 
@@ -49,21 +49,10 @@ struct InternodeParams {
   }
 };
 
-struct InternodeNotifyParams {
+struct InternodeNotifyParams : NotifyCall {
   InternodeParams common;
-  WaitContext wait;
-  CallShape shape;
-  int num_tokens;
-  int num_local_experts;
-  int expert_alignment;
-  const std::uint8_t* is_token_in_rank;       ///< [num_tokens, num_ranks]
-  const std::int32_t* num_tokens_per_rank;    ///< [num_ranks], checked against the membership
-  const std::int32_t* num_tokens_per_expert;  ///< [num_experts]
-  std::int32_t* destination_row;              ///< out, [num_tokens, num_ranks]
-  std::int32_t* rank_prefix_matrix;           ///< out, [num_ranks, num_ranks]
-  std::int32_t* node_row;                     ///< out, [num_tokens, nodes]
-  std::int32_t* node_counts;                  ///< out, [2, nodes]: see NodeCounts
-  HostCounts* host_counts;                    ///< out, nullptr when the host does not wait
+  std::int32_t* node_row;     ///< out, [num_tokens, nodes]
+  std::int32_t* node_counts;  ///< out, [2, nodes]: see NodeCounts
 };
 
 struct InternodeNotifyShared {
@@ -78,6 +67,11 @@ struct NodeCounts {
   const std::int32_t* from_node;  ///< tokens of this rank's rail in each node for this one
 };
 
+/// A number that differs, almost always, where one of the numbers that it is made of does.
+DEEP_EP_HOST_DEVICE constexpr std::uint32_t combine_shapes(std::uint32_t first, std::uint32_t second) {
+  return (first ^ second) * 0x9e3779b1u ^ first >> 15;
+}
+
 /// What both kinds of calls that move rows have in common.
 struct TransferParams {
   InternodeParams common;
@@ -87,6 +81,7 @@ struct TransferParams {
   const std::int32_t* destination_row;  ///< [num_tokens, num_ranks]
   const std::int32_t* node_row;         ///< [num_tokens, nodes]
   int num_tokens;
+  std::uint32_t shape;           ///< of the rows, as combine_shapes() makes it: must be equal on all ranks
   std::int64_t relay_rows_room;  ///< rows of relay_rows
   // Roles of a block's warps, in this order.
   int first_warps;   ///< dispatch: send; combine: add this rank's tokens
@@ -94,23 +89,14 @@ struct TransferParams {
   int poster_warps;  ///< a lane posts to one rail
 };
 
-struct InternodeDispatchParams {
+/// With send_src_idx, relays also note where the rows go.
+struct InternodeDispatchParams : SentRows {
   TransferParams transfer;
-  RowShape rows;
-
-  // What is sent.
-  const std::byte* x;  ///< [num_tokens] rows
-  ScaleLayout scales;
-  TopkIndices topk_idx;
-  const float* topk_weights;
-  int num_local_experts;
   const std::int32_t* rank_prefix_matrix;  ///< [num_ranks, num_ranks]
-  bool first_time;                         ///< false when a handle already knows src_idx and relay_rows
 
   // Where this rank receives.
   RowTargets output;         ///< final places, in the heap
   std::int64_t output_rows;  ///< rows there is room for
-  bool fill_tail;            ///< worst case: topk_idx of the rows beyond the last one becomes -1
   std::int32_t* relay_rows;  ///< out, [relay_rows_room, width]
 
   std::uint32_t stage_bytes;  ///< a row travels in pieces of at most this size, multiple of 128
@@ -131,7 +117,8 @@ struct InternodeCombineParams {
   std::int32_t num_rows;
   const std::byte* x;
   const float* topk_weights;
-  const std::int32_t* relay_rows;  ///< [relay_rows_room, width]
+  const std::int32_t* relay_rows;          ///< [relay_rows_room, width]
+  const std::int32_t* rank_prefix_matrix;  ///< [num_ranks, num_ranks]
 };
 
 }  // namespace deep_ep

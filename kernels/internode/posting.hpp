@@ -2,6 +2,7 @@
 // warps have staged, in their order, and gives the rail credit for the chunks that others have read.
 //
 //   this rank                                              the rail
+//   lane: add: shape of the rows of this call              lane: compare
 //   warps stage the rows of a chunk, count them
 //   lane: the chunk is whole, and there is room (head)
 //         write the chunk; add: tail is that chunk         warps that see the tail read the chunk, count its rows
@@ -35,7 +36,7 @@ class RailPoster {
 
   /// Until everything is sent and its memory free again, and everything that came is given back. False after a fault.
   DEEP_EP_DEVICE bool serve() {
-    bool good = true;
+    bool good = greet();
     while (good && !ended()) {
       // A new wait after each step: the time runs while nothing happens.
       good = poll_until([&](Poll&) { return step(); }, [&](const Poll& poll) { return gives_up(poll); }) && !failed_;
@@ -47,13 +48,45 @@ class RailPoster {
 
  private:
   DEEP_EP_DEVICE bool ended() const {
-    return sent_ == rings_.chunks_for(rows_out_) && told_ == Rings::progress(call_ + 1, 0);
+    return greeted_ && sent_ == rings_.chunks_for(rows_out_) && told_ == Rings::progress(call_ + 1, 0);
+  }
+  /// The shape of this call's rows, for one direction: the same at both ends, unless the ranks disagree.
+  DEEP_EP_DEVICE std::uint64_t shape(int rows_to_rail, int rows_from_rail) const {
+    const std::uint32_t rows = combine_shapes(params_.shape, static_cast<std::uint32_t>(rows_to_rail));
+    return (call_ + 1) << 32 | combine_shapes(rows, static_cast<std::uint32_t>(rows_from_rail));
+  }
+  /// Tells the rail the shape, ahead of all rows.
+  DEEP_EP_DEVICE bool greet() {
+    const std::uint64_t ours = shape(rows_out_, rows_in_);
+    const std::size_t word = params_.common.window.rail_word(InternodeWindow::shape, params_.common.grid.node()).offset;
+    if (!rows_.signal_add(word, ours - state_.told_shape)) return false;
+    state_.told_shape = ours;
+    rows_.flush();
+    return true;
+  }
+  /// Looks for the rail's.
+  DEEP_EP_DEVICE bool compare() {
+    if (greeted_) return false;
+    const std::uint64_t* word =
+        params_.common.window.rail_word(InternodeWindow::shape, node_).in(params_.common.own_heap());
+    const std::uint64_t theirs = load_acquire<Scope::system>(word);
+    const std::uint64_t expected = shape(rows_in_, rows_out_);
+    if (theirs >> 32 < expected >> 32) return false;
+    greeted_ = true;
+    // The rail may have ended this call, in which it has found the same, and begun the next.
+    if (theirs >> 32 == expected >> 32 && theirs != expected) {
+      report_fault(params_.wait, FaultKind::mismatch, Wanted::internode_rows, params_.common.grid.rail_in(node_), 0,
+                   expected, theirs);
+      failed_ = true;
+    }
+    return true;
   }
   /// Whatever can be done now. True if there was something.
   DEEP_EP_DEVICE bool step() {
+    const bool compared = compare();
     const bool posted = post_chunk();
     const bool freed = free_chunks();
-    return give_back() || posted || freed || failed_;
+    return give_back() || compared || posted || freed || failed_;
   }
 
   DEEP_EP_DEVICE std::uint32_t* staged(int chunk) const {
@@ -136,6 +169,10 @@ class RailPoster {
       policy.blame({rail, Wanted::rdma_completion, ticket_}, 0);
       return true;
     }
+    if (!greeted_) {
+      policy.blame({rail, Wanted::internode_rows, (call_ + 1) << 32}, 0);
+      return true;
+    }
     return false;  // others of this rank are late, who know for whom they wait
   }
 
@@ -147,11 +184,12 @@ class RailPoster {
   int rows_out_, rows_in_;
   std::uint64_t told_;  ///< head that the rail has been told
   rdma::RdmaPeer<OneThread> rows_, credit_;
-  int posted_ = 0;           ///< chunks
-  int sent_ = 0;             ///< of these, whose staging memory is free again
-  int looked_at_ = 0;        ///< the look under way: `ticket_` stands for so many
+  int posted_ = 0;     ///< chunks
+  int sent_ = 0;       ///< of these, whose staging memory is free again
+  int looked_at_ = 0;  ///< the look under way: `ticket_` stands for so many
   std::uint64_t ticket_ = 0;
-  int given_ = 0;            ///< landed chunks that are read
+  int given_ = 0;  ///< landed chunks that are read
+  bool greeted_ = false;
   bool failed_ = false;
 };
 

@@ -8,8 +8,8 @@
 
 #include <cstdint>
 
-#include "kernels/common/place.hpp"
 #include "kernels/common/limits.hpp"
+#include "kernels/common/place.hpp"
 
 namespace deep_ep {
 
@@ -33,7 +33,9 @@ struct Rings {
     rings.slot_bytes = static_cast<std::uint32_t>(align_to_line(row_bytes));
     const std::size_t slots = rings.ring_bytes / rings.slot_bytes;
     constexpr std::size_t kFewChunks = 4;
-    rings.chunk_rows = slots >= kFewChunks * kRows ? kRows : slots < kFewChunks ? 1 : static_cast<int>(slots / kFewChunks);
+    rings.chunk_rows = slots >= kFewChunks * kRows ? kRows
+                       : slots < kFewChunks        ? 1
+                                                   : static_cast<int>(slots / kFewChunks);
     const std::size_t fit = slots / static_cast<std::size_t>(rings.chunk_rows);
     rings.chunks = fit < 2 ? 0 : fit > kMostChunks ? kMostChunks : static_cast<int>(fit);
     return rings;

@@ -9,9 +9,9 @@
 namespace deep_ep::device::internode {
 
 /// By a whole warp. `next`: a word for each other node, of the warp. The warp works on chunks `first`, `first + step`
-/// and so on of each node, in their order. `chunks(number)`: how many there are. `ready(number)`: how many may be worked
-/// on so far, acquiring what they are. `work(number, chunk)`: false after a fault. `awaited(number, chunk)`: what a
-/// fault says is missing. False after a fault.
+/// and so on of each node, in their order. `chunks(number)`: how many there are. `ready(number)`: how many may be
+/// worked on so far, acquiring what they are. `work(number, chunk)`: false after a fault. `awaited(number, chunk)`:
+/// what a fault says is missing. False after a fault.
 template <class Chunks, class Ready, class Work, class Missing>
 DEEP_EP_DEVICE bool serve_chunks(const TransferParams& params, std::int32_t* next, int first, int step, Chunks chunks,
                                  Ready ready, Work work, Missing awaited) {
@@ -19,7 +19,8 @@ DEEP_EP_DEVICE bool serve_chunks(const TransferParams& params, std::int32_t* nex
   const ReportLate policy{params.wait};
   // A lane looks after the nodes of its index and multiples of 32 behind.
   for (int number = lane_index(); number < others; number += kWarpSize) next[number] = first;
-  int group = 0;  // of 32 nodes, and where in it the warp looks first: nobody is served twice in a row where others wait
+  int group =
+      0;  // of 32 nodes, and where in it the warp looks first: nobody is served twice in a row where others wait
   int turn = 0;
   for (;;) {
     std::uint32_t found = 0;
@@ -75,8 +76,8 @@ DEEP_EP_DEVICE int stageable_chunks(const TransferParams& params, std::uint64_t 
   return params.rings.chunks + (sent < of_call ? 0 : static_cast<int>(sent - of_call));
 }
 
-/// Tells the ranks of this node that this rank has ended the call, and waits for the same word: their rows are here, and
-/// ours are read. By the threads of one block, when all blocks have done their work.
+/// Tells the ranks of this node that this rank has ended the call, and waits for the same word: their rows are here,
+/// and ours are read. By the threads of one block, when all blocks have done their work.
 DEEP_EP_DEVICE void end_together(const TransferParams& params, std::uint64_t epoch) {
   const InternodeParams& common = params.common;
   if (aborted(params.wait)) return;  // a block has failed: nobody may take its rows for stored

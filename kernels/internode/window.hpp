@@ -99,8 +99,8 @@ struct InternodeWindow {
 
   // By this rank's rails: by their nodes.
 
-  enum RailWord : int { notified, tail, head };
-  static constexpr std::size_t kRailWords = 3;
+  enum RailWord : int { notified, shape, tail, head };
+  static constexpr std::size_t kRailWords = 4;
   DEEP_EP_DEVICE Place<std::uint64_t> rail_word(RailWord which, int node) const {
     return {rail_words_ + static_cast<std::size_t>(which * grid_.nodes() + node) * kLine};
   }

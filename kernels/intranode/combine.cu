@@ -2,9 +2,9 @@
 //
 // Every rank says whether the owners may read its rows where they are (pull), or pushes them into the owners' windows.
 // The owner adds in rank order either way, so the result does not depend on it.
+#include "kernels/common/row_comparison.hpp"
 #include "kernels/intranode/combine_add.hpp"
 #include "kernels/intranode/combine_push.hpp"
-#include "kernels/common/row_comparison.hpp"
 #include "kernels/kernel_list.hpp"
 #include "kernels/primitives/launch.hpp"
 

@@ -2,10 +2,11 @@
 //
 // A receiver whose heap had no room for that tensor offers a bounded window instead. Then its rows come in rounds: as
 // many as the window holds, a drain by the receiver's blocks, a credit to the senders, the next ones.
+#include "kernels/common/row_comparison.hpp"
+#include "kernels/common/row_tail.hpp"
 #include "kernels/common/tickets.hpp"
 #include "kernels/common/wait.hpp"
 #include "kernels/intranode/dispatch_send.hpp"
-#include "kernels/common/row_comparison.hpp"
 #include "kernels/kernel_list.hpp"
 #include "kernels/primitives/block.hpp"
 #include "kernels/primitives/launch.hpp"
@@ -15,24 +16,11 @@ namespace deep_ep::device {
 /// Tells `source` where this rank wants its rows.
 DEEP_EP_DEVICE void publish_targets(const DispatchParams& params, std::uint64_t epoch, int source) {
   const IntranodeParams& common = params.common;
-  const std::byte* heap = common.own_heap();
   const RowTargets::Row rows = params.window_rows != 0
                                    ? params.window.row(params.rows, std::int64_t{source} * params.window_rows)
                                    : params.output.row(params.rows, 0);
-  const auto offset = [&](const void* address) {
-    return address == nullptr ? 0 : static_cast<std::uint64_t>(static_cast<const std::byte*>(address) - heap);
-  };
   Mailbox<DispatchAddresses>& box = common.control.dispatch_box(common.heaps[source], common.rank);
-  box.message = {.x = offset(rows.x()),
-                 .scales = offset(rows.scales()),
-                 .topk_idx = offset(rows.topk_idx()),
-                 .topk_weights = offset(rows.topk_weights()),
-                 .src_idx = offset(rows.src_idx()),
-                 .capacity = params.output_rows,
-                 .window_rows = params.window_rows,
-                 .row_bytes = params.rows.row_bytes,
-                 .num_scales = params.rows.num_scales,
-                 .num_topk = params.rows.num_topk};
+  box.message = addresses_in(common.own_heap(), rows, params.output_rows, params.window_rows);
   store_release<Scope::system>(&box.signal, epoch);
 }
 
@@ -54,18 +42,12 @@ DEEP_EP_DEVICE bool learn_target(const DispatchParams& params, std::uint64_t epo
   const Awaited addresses{destination, Wanted::dispatch_addresses, epoch};
   if (!wait_signal(params.wait, &box.signal, addresses)) return false;
   const DispatchAddresses& told = box.message;
-  const RowShape& shape = params.rows;
   RowComparison rows_of_both;
-  rows_of_both.compare(RowField::row_bytes, shape.row_bytes, told.row_bytes);
-  rows_of_both.compare(RowField::num_scales, shape.num_scales, told.num_scales);
-  rows_of_both.compare(RowField::num_topk, shape.num_topk, told.num_topk);
+  rows_of_both.compare(params.rows, told);
   const std::uint64_t* own = &common.control.dispatch_box(common.own_heap(), common.rank).signal;
   if (!rows_of_both.agrees(params.wait, own, common.rank, addresses)) return false;
-  std::byte* heap = common.heaps[destination];
   const std::int32_t rows = rows_between(params, common.rank, destination);
-  target = {.rows = {heap + told.x, reinterpret_cast<std::uint32_t*>(heap + told.scales), heap + told.topk_idx,
-                     reinterpret_cast<float*>(heap + told.topk_weights),
-                     reinterpret_cast<std::int32_t*>(heap + told.src_idx)},
+  target = {.rows = targets_in(common.heaps[destination], told),
             .capacity = told.capacity,
             .window_rows = told.window_rows,
             .first_row = params.rank_prefix_matrix[common.rank * common.num_ranks + destination] - rows,
@@ -122,15 +104,6 @@ DEEP_EP_DEVICE void drain_rows(const DispatchParams& params, std::uint32_t round
     copy_words(to.topk_idx(), from.topk_idx(), shape.topk_idx_bytes());
     copy_words(to.topk_weights(), from.topk_weights(), shape.topk_weight_bytes());
     if (params.send_src_idx) copy_words(to.src_idx(), from.src_idx(), sizeof(std::int32_t));
-  }
-}
-
-/// Worst-case sizes: the rows that nobody fills have no experts.
-DEEP_EP_DEVICE void fill_tail(const DispatchParams& params, std::int64_t received) {
-  const std::int64_t end = params.output_rows * params.rows.num_topk;
-  for (std::int64_t i = received * params.rows.num_topk + block_index() * block_threads() + thread_index(); i < end;
-       i += grid_blocks() * block_threads()) {
-    store_topk_index(params.output.topk_idx, params.rows.topk_idx_is_64_bit, i, -1);
   }
 }
 
@@ -210,7 +183,7 @@ DEEP_EP_DEVICE void dispatch_body(const DispatchParams& params, std::byte* memor
       for (int stage = 0; stage < params.stages; ++stage) mbarrier::init(shared.barrier(warp_index(), stage), 1);
       mbarrier::fence_init();
     }
-    if (params.fill_tail) fill_tail(params, received);
+    if (params.fill_tail) fill_tail(params.output, params.rows, received, params.output_rows);
 
     // 2. Learn where the others want theirs.
     for (int peer = thread_index(); peer < common.num_ranks; peer += block_threads()) {

@@ -55,19 +55,8 @@ struct IntranodeParams {
   }
 };
 
-struct NotifyParams {
+struct NotifyParams : NotifyCall {
   IntranodeParams common;
-  WaitContext wait;
-  CallShape shape;
-  int num_tokens;
-  int num_local_experts;
-  int expert_alignment;
-  const std::uint8_t* is_token_in_rank;       ///< [num_tokens, num_ranks]
-  const std::int32_t* num_tokens_per_rank;    ///< [num_ranks], checked against the membership
-  const std::int32_t* num_tokens_per_expert;  ///< [num_experts]
-  std::int32_t* destination_row;              ///< out, [num_tokens, num_ranks]
-  std::int32_t* rank_prefix_matrix;           ///< out, [num_ranks, num_ranks]
-  HostCounts* host_counts;                    ///< out, nullptr when the host does not wait
 };
 
 /// Shared memory of a notify block.
@@ -77,26 +66,15 @@ struct NotifyShared {
   std::int32_t scratch;
 };
 
-struct DispatchParams {
+struct DispatchParams : SentRows {
   IntranodeParams common;
   WaitContext wait;
-  RowShape rows;
-
-  // What is sent.
-  int num_tokens;
-  const std::byte* x;  ///< [num_tokens] rows
-  ScaleLayout scales;
-  TopkIndices topk_idx;
-  const float* topk_weights;
-  int num_local_experts;
   const std::int32_t* destination_row;     ///< [num_tokens, num_ranks]
   const std::int32_t* rank_prefix_matrix;  ///< [num_ranks, num_ranks]
-  bool send_src_idx;                       ///< false when a handle already knows it
 
   // Where this rank receives.
   RowTargets output;          ///< final places
   std::int64_t output_rows;   ///< rows there is room for
-  bool fill_tail;             ///< worst case: topk_idx of the rows beyond the last one becomes -1
   std::uint32_t window_rows;  ///< 0: output lies in the heap, peers write there. Otherwise, how many rows a source may
                               ///< have in the window at once
   RowTargets window;          ///< parts of the window, [num_ranks * window_rows] rows each

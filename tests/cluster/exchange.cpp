@@ -257,9 +257,9 @@ void check_combine(Rank& rank, const Case& one, const CombineResult& result) {
   const double slack = shape.ranks_per_node == 0 ? 1e-2 : 0.5;
   for (std::size_t i = 0; i < x.size(); ++i) {
     const double error = std::abs(static_cast<double>(oracle::bf16_value(x[i])) - expected.sum[i]);
-    require(error <= std::abs(expected.sum[i]) / 128 + slack, "combined_x: element " + std::to_string(i) +
-                                                                 " should be about " + std::to_string(expected.sum[i]) +
-                                                                 ", is " + std::to_string(oracle::bf16_value(x[i])));
+    require(error <= std::abs(expected.sum[i]) / 128 + slack,
+            "combined_x: element " + std::to_string(i) + " should be about " + std::to_string(expected.sum[i]) +
+                ", is " + std::to_string(oracle::bf16_value(x[i])));
   }
   require_same(expected.x, x, "combined_x", shape.combine_hidden);
   const bool weights = shape.with_topk && shape.combine_weights;

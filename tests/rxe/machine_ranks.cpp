@@ -6,15 +6,17 @@
 #include <string>
 #include <vector>
 
+#include "csrc/bootstrap/socket.hpp"
 #include "deep_ep/buffer.hpp"
 #include "tests/cluster/processes.hpp"
 #include "tests/rdma/member.hpp"
 #include "tests/rxe/low_latency_ranks.hpp"
-#include "tests/rxe/socket_bootstrap.hpp"
+#include "tests/support/time_scale.hpp"
 
 namespace deep_ep::test {
 namespace {
 
+constexpr std::uint16_t kPort = 18601;
 constexpr int kHere = 2;  // ranks on a machine
 constexpr int kRanks = 2 * kHere;
 
@@ -67,8 +69,9 @@ void run_rank(const std::shared_ptr<Bootstrap>& bootstrap) {
 
 void run_machine_ranks(int machine, const std::string& other_machine) {
   const std::string hub = machine == 0 ? "127.0.0.1" : other_machine;
-  const std::vector<std::string> thrown =
-      run_threads(kHere, [&](int local) { run_rank(make_socket_bootstrap(machine * kHere + local, kRanks, hub)); });
+  const std::vector<std::string> thrown = run_threads(kHere, [&](int local) {
+    run_rank(make_socket_bootstrap(machine * kHere + local, kRanks, hub, kPort, long_patience()));
+  });
   for (int local = 0; local < kHere; ++local) {
     const std::string& text = thrown[static_cast<std::size_t>(local)];
     if (!text.empty()) throw std::runtime_error(fmt::format("rank {}: {}", machine * kHere + local, text));

@@ -14,6 +14,7 @@
 #include "tools/common/json_output.hpp"
 #include "tools/doctor/checks.hpp"
 #include "tools/doctor/counters.hpp"
+#include "tools/doctor/nic_test/nic_test.hpp"
 #include "tools/doctor/print.hpp"
 
 namespace deep_ep::tools {
@@ -24,6 +25,8 @@ struct DoctorOptions {
   bool nic_counters = false;
   std::vector<std::string> command;
   bool json = false;
+  bool nic_test = false;
+  NicTestOptions test;
 };
 
 /// On this machine the libraries can be opened, which is more than their files can tell.
@@ -40,7 +43,23 @@ void check_loaded_libraries(const Patient& patient, Findings& findings) {
                       usable || patient.nics.empty() ? "" : "see the findings of the check `libraries`"});
 }
 
+int run_nic_test(const DoctorOptions& options) {
+  if (!options.sysroot.empty() || options.nic_counters) {
+    throw InvalidArgument("--nic-test is about this machine, and goes without --sysroot and --nic-counters");
+  }
+  const Patient patient = examine(topology::SystemRoot(), environment::of_process, environment::names_of_process());
+  const NicTestReport report = test_nics(patient, options.test);
+  if (!options.test.bundle.empty()) write_bundle(options.test.bundle, patient, report);
+  if (options.json) {
+    print_json(report.json());
+  } else {
+    fmt::print("{}", report.text());
+  }
+  return report.well() ? 0 : 1;
+}
+
 int run_doctor(const DoctorOptions& options) {
+  if (options.nic_test) return run_nic_test(options);
   if (options.nic_counters == options.command.empty()) {
     throw InvalidArgument(options.nic_counters ? "--nic-counters: the command to run is missing (-- COMMAND ...)"
                                                : "a command goes with --nic-counters");
@@ -93,7 +112,27 @@ void add_doctor_command(CLI::App& app, Action& action) {
                     "Run the command after -- and report what each NIC carried meanwhile");
   command->add_option("command", options->command, "With --nic-counters: the command, after --");
   command->add_flag("--json", options->json, "Print JSON");
-  command->footer("Exit status: 0 if nothing is wrong (warnings aside), otherwise 1.");
+  CLI::Option* test = command->add_flag("--nic-test", options->nic_test,
+                                        "Test what this machine's NICs have to do, in less than a minute");
+  NicTestOptions& nic_test = options->test;
+  const auto add = [&](const char* name, auto& value, const char* help) {
+    return command->add_option(name, value, help)->needs(test);
+  };
+  add("--wire", nic_test.wire, "auto: NICs, or copies within this machine (local) where there is none")
+      ->check(CLI::IsMember({"auto", "verbs", "local"}))
+      ->capture_default_str();
+  add("--device", nic_test.device, "Who rings: auto, cpu or cuda")
+      ->check(CLI::IsMember({"auto", "cpu", "cuda"}))
+      ->capture_default_str();
+  command->add_flag("--listen", nic_test.listen, "Test with the machine that names this one as its --peer")
+      ->needs(test);
+  add("--port", nic_test.port, "With --listen: where to listen (TCP)")
+      ->check(CLI::Range(1, 65535))
+      ->capture_default_str();
+  add("--peer", nic_test.peer, "HOST[:PORT]: test with the machine that listens there");
+  add("--seconds", nic_test.seconds, "What all tests may take")->check(CLI::Range(1.0, 3600.0))->capture_default_str();
+  add("--bundle", nic_test.bundle, "Also write a tar file to attach to a report");
+  command->footer("Exit status: 0 if nothing is wrong (warnings aside) and no test has failed, otherwise 1.");
   command->callback([options, &action] { action = [options] { return run_doctor(*options); }; });
 }
 

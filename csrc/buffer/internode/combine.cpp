@@ -9,8 +9,7 @@
 namespace deep_ep {
 
 Tensor Internode::in_heap(const ConstTensorView& tensor, const char* name, const CallScope& scope) const {
-  const TensorView wanted =
-      unplaced(setup_.device, tensor.dtype, {tensor.size(0), tensor.size(1)});
+  const TensorView wanted = unplaced(setup_.device, tensor.dtype, {tensor.size(0), tensor.size(1)});
   const auto made = scope.try_heap_tensors({&wanted, 1});
   if (!made) {
     fail<OutOfMemory>(
@@ -28,26 +27,21 @@ CombineResult Internode::combine(const CombineArguments& arguments, const CallOp
   check_handle(handle);
   const ConstTensorView& x = arguments.x;
   const auto& weights = arguments.topk_weights;
-  // A rank that received nothing has nothing to read; frameworks give its empty tensors no address.
-  const bool empty = x.size(0) == 0;
-  const bool pullable = empty || (runtime_.in_heap(x) && (!weights || runtime_.in_heap(*weights)));
-  if (arguments.mode == CombineMode::pull && !pullable) {
-    throw InvalidArgument(
-        "mode is pull but x or topk_weights does not lie in the symmetric heap: use received tensors, "
-        "allocate_tensor, or another mode");
-  }
+  pullable(runtime_, arguments);
   runtime_.faults().raise();
 
   InternodeCombineParams params{};
   params.row_bytes = static_cast<std::uint32_t>(x.size(1) * 2);
   params.num_topk = weights ? static_cast<int>(weights->size(1)) : 0;
   params.transfer = transfer(handle, rings_for(params.row_bytes + static_cast<std::size_t>(params.num_topk) * 4));
+  params.transfer.shape = shape_of({1, params.row_bytes, static_cast<std::uint32_t>(params.num_topk)});
   // What came from a node goes back to it.
   std::swap(params.transfer.counts.to_node, params.transfer.counts.from_node);
   params.bias[0] = arguments.bias_0 ? arguments.bias_0->as<std::byte>() : nullptr;
   params.bias[1] = arguments.bias_1 ? arguments.bias_1->as<std::byte>() : nullptr;
   params.num_rows = static_cast<std::int32_t>(handle.num_recv_rows);
   params.relay_rows = handle.relay_rows.as<std::int32_t>();
+  params.rank_prefix_matrix = handle.rank_prefix_matrix.as<std::int32_t>();
 
   CallScope scope(runtime_.calls(), call);
   const auto make = [&](DType dtype, std::int64_t width) {
@@ -63,7 +57,7 @@ CombineResult Internode::combine(const CombineArguments& arguments, const CallOp
     params.combined_weights = result.combined_topk_weights->as<float>();
   }
   Tensor x_copy, weights_copy;  // until the call is enqueued: their memory is reused behind it
-  if (empty) {
+  if (x.size(0) == 0) {
     params.x = runtime_.heap()->local();
   } else {
     params.x = x.as<std::byte>();
@@ -82,10 +76,9 @@ CombineResult Internode::combine(const CombineArguments& arguments, const CallOp
   const int sms = config.num_sms != 0 ? config.num_sms : Config::combine_default(setup_.num_ranks).num_sms;
   const int blocks = std::min(sms, setup_.policy.multiprocessors);
   const int warps = plan_warps(params.transfer, config, blocks, kernels::combine_internode::kMaxThreads / 32);
-  const std::size_t shared_bytes =
-      InternodeCombineShared(Carver::without_memory(), grid_,
-                             params.transfer.first_warps + params.transfer.second_warps)
-          .bytes;
+  const std::size_t shared_bytes = InternodeCombineShared(Carver::without_memory(), grid_,
+                                                          params.transfer.first_warps + params.transfer.second_warps)
+                                       .bytes;
   runtime_.executor()->kernels().combine_internode(params, {blocks, warps * 32, shared_bytes}, scope.stream());
   result.event = scope.finish();
   return result;

@@ -29,20 +29,14 @@ DispatchHandle Internode::notify(const DispatchArguments& arguments, CallScope& 
 
   const bool exact = arguments.num_worst_tokens == 0;
   HostCounts& counts = *host_counts_;
-  const InternodeNotifyParams params{.common = common_,
-                                     .wait = runtime_.faults().wait_context(),
-                                     .shape = plan.params.shape,
-                                     .num_tokens = plan.params.num_tokens,
-                                     .num_local_experts = plan.params.num_local_experts,
-                                     .expert_alignment = plan.params.expert_alignment,
-                                     .is_token_in_rank = plan.params.is_token_in_rank,
-                                     .num_tokens_per_rank = plan.params.num_tokens_per_rank,
-                                     .num_tokens_per_expert = plan.params.num_tokens_per_expert,
-                                     .destination_row = handle.destination_row.as<std::int32_t>(),
-                                     .rank_prefix_matrix = handle.rank_prefix_matrix.as<std::int32_t>(),
-                                     .node_row = handle.node_row.as<std::int32_t>(),
-                                     .node_counts = handle.node_counts.as<std::int32_t>(),
-                                     .host_counts = exact ? &counts : nullptr};
+  InternodeNotifyParams params{plan.params};
+  params.common = common_;
+  params.wait = runtime_.faults().wait_context();
+  params.destination_row = handle.destination_row.as<std::int32_t>();
+  params.rank_prefix_matrix = handle.rank_prefix_matrix.as<std::int32_t>();
+  params.node_row = handle.node_row.as<std::int32_t>();
+  params.node_counts = handle.node_counts.as<std::int32_t>();
+  params.host_counts = exact ? &counts : nullptr;
   if (exact) __atomic_store_n(&counts.epoch, 0, __ATOMIC_RELEASE);
   const LaunchShape shape{std::min(setup_.num_ranks + nodes, setup_.policy.multiprocessors),
                           std::min(plan.shape.threads, kernels::notify_internode::kMaxThreads),
@@ -63,22 +57,17 @@ DispatchHandle Internode::notify(const DispatchArguments& arguments, CallScope& 
 
 void Internode::send(const DispatchPlan& plan, const Config& config, const DispatchHandle& handle,
                      const DispatchOutputs& outputs, CallScope& scope) {
-  InternodeDispatchParams params{};
-  params.rows = plan.params.rows;
+  InternodeDispatchParams params{plan.params};
   params.transfer = transfer(handle, rings_for(PackedRow::bytes(params.rows, grid_.width)));
-  params.x = plan.params.x;
-  params.scales = plan.params.scales;
-  params.topk_idx = plan.params.topk_idx;
-  params.topk_weights = plan.params.topk_weights;
-  params.num_local_experts = plan.params.num_local_experts;
+  params.transfer.shape = shape_of({0, params.rows.row_bytes, static_cast<std::uint32_t>(params.rows.num_scales),
+                                    static_cast<std::uint32_t>(params.rows.num_topk)});
   params.rank_prefix_matrix = handle.rank_prefix_matrix.as<std::int32_t>();
-  params.first_time = plan.params.send_src_idx;
   params.relay_rows = handle.relay_rows.as<std::int32_t>();
   if (outputs.in_heap) {
     params.output = outputs.targets();
     params.output_rows = handle.num_recv_rows;
-    params.fill_tail = plan.params.fill_tail;
   }
+  params.fill_tail = params.fill_tail && outputs.in_heap;
 
   const LaunchPolicy& policy = setup_.policy;
   const int sms = config.num_sms != 0 ? config.num_sms : Config::dispatch_default(setup_.num_ranks).num_sms;
@@ -111,11 +100,7 @@ DispatchResult Internode::dispatch(const DispatchArguments& arguments, const Cal
   const DispatchPlan plan = plan_dispatch(arguments, setup_);
   rings_for(PackedRow::bytes(plan.params.rows, grid_.width));
   CallScope scope(runtime_.calls(), call);
-  if (scope.recording() && arguments.num_worst_tokens == 0) {
-    throw InvalidArgument(
-        "num_worst_tokens is 0, but the stream records a CUDA graph: the host cannot wait for sizes then (a cached "
-        "dispatch needs none)");
-  }
+  check_recording(scope, arguments);
 
   // Who gets what? Then room for it in the heap, where peers write the rows into place.
   DispatchResult result;
@@ -124,12 +109,7 @@ DispatchResult Internode::dispatch(const DispatchArguments& arguments, const Cal
       make_outputs(arguments.x, arguments.x_scales, &arguments, result.handle.num_recv_rows, scope);
   result.handle.recv_src_idx = outputs.src_idx;
   send(plan, arguments.config, result.handle, outputs, scope);
-  result.recv_x = outputs.x;
-  if (arguments.x_scales) result.recv_x_scales = outputs.scales;
-  if (arguments.topk_idx) {
-    result.recv_topk_idx = outputs.topk_idx;
-    result.recv_topk_weights = outputs.topk_weights;
-  }
+  outputs.give_to(result, arguments);
   result.event = scope.finish();
   return result;
 }
@@ -144,8 +124,7 @@ CachedDispatchResult Internode::dispatch(const CachedDispatchArguments& argument
   const DispatchOutputs outputs = make_outputs(arguments.x, arguments.x_scales, nullptr, handle.num_recv_rows, scope);
   send(plan, arguments.config, handle, outputs, scope);
   CachedDispatchResult result;
-  result.recv_x = outputs.x;
-  if (arguments.x_scales) result.recv_x_scales = outputs.scales;
+  outputs.give_to(result, arguments);
   result.event = scope.finish();
   return result;
 }

@@ -97,6 +97,12 @@ TransferParams Internode::transfer(const DispatchHandle& handle, const Rings& ri
   return params;
 }
 
+std::uint32_t Internode::shape_of(std::initializer_list<std::uint32_t> numbers) {
+  std::uint32_t shape = 1;
+  for (const std::uint32_t number : numbers) shape = combine_shapes(shape, number);
+  return shape;
+}
+
 int Internode::plan_warps(TransferParams& params, const Config& config, int blocks, int most) const {
   const int wanted = config.warps_per_block != 0 ? config.warps_per_block
                      : setup_.on_gpu()           ? most

@@ -1,12 +1,13 @@
 // Normal mode between nodes of equally many consecutive ranks.
 #pragma once
 
+#include <initializer_list>
 #include <memory>
 #include <string>
 #include <vector>
 
-#include "csrc/buffer/dispatch_outputs.hpp"
 #include "csrc/buffer/intranode/plan.hpp"
+#include "csrc/buffer/normal_mode.hpp"
 #include "csrc/buffer/runtime.hpp"
 #include "csrc/rdma/connections.hpp"
 #include "deep_ep/buffer.hpp"
@@ -33,11 +34,13 @@ class Internode {
  private:
   /// Exchanges counts. Returns a handle without what only the dispatch itself knows, and, with exact sizes, the counts.
   DispatchHandle notify(const DispatchArguments& arguments, CallScope& scope, std::vector<int>& tokens_per_expert);
-  /// Sends the rows to where the handle says, and hands out what `outputs` and the handle hold. `plan` says what is sent.
-  /// OutOfMemory, after a call that drops the rows of this rank, where `outputs` do not lie in the heap.
+  /// Sends the rows to where the handle says, and hands out what `outputs` and the handle hold. `plan` says what is
+  /// sent. OutOfMemory, after a call that drops the rows of this rank, where `outputs` do not lie in the heap.
   void send(const DispatchPlan& plan, const Config& config, const DispatchHandle& handle,
             const DispatchOutputs& outputs, CallScope& scope);
   TransferParams transfer(const DispatchHandle& handle, const Rings& rings) const;
+  /// TransferParams::shape, of a kind of call and of what its rows are made of.
+  static std::uint32_t shape_of(std::initializer_list<std::uint32_t> numbers);
   /// The rings for rows of so many bytes, all included. OutOfMemory where the window is too small.
   Rings rings_for(std::size_t row_bytes) const;
   /// Shares the warps of a block out among the roles; returns how many there are.

@@ -1,5 +1,6 @@
 // combine: the sum of what the destination ranks hold for each token.
 #include "csrc/buffer/intranode/intranode.hpp"
+#include "csrc/buffer/normal_mode.hpp"
 #include "csrc/executor/kernel_table.hpp"
 
 namespace deep_ep {
@@ -8,16 +9,9 @@ CombineResult Intranode::combine(const CombineArguments& arguments, const CallOp
   check_combine(arguments, setup_);
   const ConstTensorView& x = arguments.x;
   const auto& weights = arguments.topk_weights;
-  // A rank that received nothing has nothing to read; frameworks give its empty tensors no address.
-  const bool empty = x.size(0) == 0;
-  const bool pullable = empty || (runtime_.in_heap(x) && (!weights || runtime_.in_heap(*weights)));
-  if (arguments.mode == CombineMode::pull && !pullable) {
-    throw InvalidArgument(
-        "mode is pull but x or topk_weights does not lie in the symmetric heap: use received tensors, "
-        "allocate_tensor, or another mode");
-  }
+  const bool pulled = pullable(runtime_, arguments);
   runtime_.faults().raise();
-  CombinePlan plan = plan_combine(arguments, pullable, setup_);
+  CombinePlan plan = plan_combine(arguments, pulled, setup_);
   CombineParams& params = plan.params;
 
   CallScope scope(runtime_.calls(), call);
@@ -32,11 +26,11 @@ CombineResult Intranode::combine(const CombineArguments& arguments, const CallOp
   if (weights) {
     result.combined_topk_weights = make(DType::float32, params.num_topk);
     params.combined_weights = result.combined_topk_weights->as<float>();
-    if (!empty) params.topk_weights = weights->as<float>();
+    if (x.size(0) != 0) params.topk_weights = weights->as<float>();
   }
   params.common = common_;
   params.wait = runtime_.faults().wait_context();
-  params.x = empty ? runtime_.heap()->local() : x.as<std::byte>();
+  params.x = x.size(0) == 0 ? runtime_.heap()->local() : x.as<std::byte>();
   params.window.rows = runtime_.window();
   runtime_.executor()->kernels().combine(params, plan.shape, scope.stream());
   result.event = scope.finish();

@@ -1,8 +1,8 @@
 // dispatch: exchange counts (unless a handle knows them), make room, send.
 #include <array>
 
-#include "csrc/buffer/dispatch_outputs.hpp"
 #include "csrc/buffer/intranode/intranode.hpp"
+#include "csrc/buffer/normal_mode.hpp"
 #include "csrc/executor/kernel_table.hpp"
 
 namespace deep_ep {
@@ -62,11 +62,7 @@ DispatchResult Intranode::dispatch(const DispatchArguments& arguments, const Cal
   runtime_.faults().raise();
   DispatchPlan plan = plan_dispatch(arguments, setup_);
   CallScope scope(runtime_.calls(), call);
-  if (scope.recording() && arguments.num_worst_tokens == 0) {
-    throw InvalidArgument(
-        "num_worst_tokens is 0, but the stream records a CUDA graph: the host cannot wait for sizes then (a cached "
-        "dispatch needs none)");
-  }
+  check_recording(scope, arguments);
 
   // Who gets what? Then room for it: in the heap, where peers write the rows into place, or else behind the window.
   DispatchResult result;
@@ -75,12 +71,7 @@ DispatchResult Intranode::dispatch(const DispatchArguments& arguments, const Cal
       make_outputs(arguments.x, arguments.x_scales, &arguments, result.handle.num_recv_rows, scope);
   result.handle.recv_src_idx = outputs.src_idx;
   send(plan, result.handle, outputs, scope);
-  result.recv_x = outputs.x;
-  if (arguments.x_scales) result.recv_x_scales = outputs.scales;
-  if (arguments.topk_idx) {
-    result.recv_topk_idx = outputs.topk_idx;
-    result.recv_topk_weights = outputs.topk_weights;
-  }
+  outputs.give_to(result, arguments);
   result.event = scope.finish();
   return result;
 }
@@ -94,8 +85,7 @@ CachedDispatchResult Intranode::dispatch(const CachedDispatchArguments& argument
   const DispatchOutputs outputs = make_outputs(arguments.x, arguments.x_scales, nullptr, handle.num_recv_rows, scope);
   send(plan, handle, outputs, scope);
   CachedDispatchResult result;
-  result.recv_x = outputs.x;
-  if (arguments.x_scales) result.recv_x_scales = outputs.scales;
+  outputs.give_to(result, arguments);
   result.event = scope.finish();
   return result;
 }

@@ -28,13 +28,14 @@ void warn_of_lazy_loading() {
 
 class LocalEnds final : public Ends {
  public:
-  LocalEnds(const std::shared_ptr<Executor>& executor, const SymmetricHeap& heap, int rank, const EndsOptions& options)
+  LocalEnds(const std::shared_ptr<Executor>& executor, const SymmetricHeap& heap, int rank, const EndsOptions& options,
+            const WrapWire& wrap)
       : rank_(rank), rings_(executor, {.count = options.peers.size(), .depth = options.depth, .batch = options.batch}) {
     const bool cuda = executor->device().kind == Device::Kind::cuda;
     if (cuda) warn_of_lazy_loading();
-    wire_ = std::make_unique<LocalWire>(cuda ? make_executor_memory(executor) : make_host_memory());
-    wire_->add_memory(kSinkKey, rings_.sinks(), rings_.sink_bytes());
-    wire_->add_memory(local_key_of_rank(rank), heap.local(), heap.bytes());
+    auto wire = std::make_unique<LocalWire>(cuda ? make_executor_memory(executor) : make_host_memory());
+    wire->add_memory(kSinkKey, rings_.sinks(), rings_.sink_bytes());
+    wire->add_memory(local_key_of_rank(rank), heap.local(), heap.bytes());
     for (const int peer : options.peers) {
       std::byte* const mapped = heap.peers()[static_cast<std::size_t>(peer)];
       if (mapped == nullptr) {
@@ -44,12 +45,13 @@ class LocalEnds final : public Ends {
             rank, peer);
       }
       // Several ends of one peer share its heap.
-      if (!wire_->knows(local_key_of_rank(peer))) {
-        wire_->add_memory(local_key_of_rank(peer), mapped, heap.bytes());
+      if (!wire->knows(local_key_of_rank(peer))) {
+        wire->add_memory(local_key_of_rank(peer), mapped, heap.bytes());
       }
       pairs_.push_back({.number = static_cast<std::uint32_t>(1 + pairs_.size()), .peer = peer});
-      wire_->add_queue_pair(pairs_.back().number);
+      wire->add_queue_pair(pairs_.back().number);
     }
+    wire_ = wrap ? wrap(std::move(wire)) : std::move(wire);
   }
 
   QueuePairAddress address(std::size_t end) const override {
@@ -72,7 +74,7 @@ class LocalEnds final : public Ends {
  private:
   int rank_;
   RingMemory rings_;
-  std::unique_ptr<LocalWire> wire_;  ///< until the handler has it
+  std::unique_ptr<Wire> wire_;  ///< until the handler has it
   std::vector<CpuHandler::QueuePair> pairs_;
   std::unique_ptr<CpuHandler> handler_;  ///< last: its thread uses the rest
 };
@@ -80,8 +82,8 @@ class LocalEnds final : public Ends {
 }  // namespace
 
 std::unique_ptr<Ends> make_local_ends(const std::shared_ptr<Executor>& executor, const SymmetricHeap& heap, int rank,
-                                      const EndsOptions& options) {
-  return std::make_unique<LocalEnds>(executor, heap, rank, options);
+                                      const EndsOptions& options, const WrapWire& wrap) {
+  return std::make_unique<LocalEnds>(executor, heap, rank, options, wrap);
 }
 
 }  // namespace deep_ep::rdma

@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -10,6 +11,7 @@
 #include "csrc/rdma/discovery/machine.hpp"
 #include "csrc/rdma/ends.hpp"
 #include "csrc/rdma/verbs/devx/doorbell_pages.hpp"
+#include "csrc/rdma/verbs/devx/objects.hpp"
 #include "csrc/rdma/verbs/dma_buf.hpp"
 #include "csrc/rdma/verbs/registration.hpp"
 
@@ -35,6 +37,9 @@ struct NicAccess {
   WritesOrdering writes_ordering = WritesOrdering::all;
   std::vector<int> cpus;  ///< near the NIC, for threads that serve it; empty: any
   NicHandler handler = NicHandler::automatic;
+  /// Handler `gpu`: which of the device's doorbells, and rings in host memory though kernels run on a GPU. For tests.
+  std::optional<devx::DoorbellPage::Kind> doorbell;
+  bool rings_in_host_memory = false;
   /// Called when the handler `gpu` is tried; may throw SystemError.
   std::function<const Mlx5Functions&()> mlx5_functions;
   PageMapper page_mapper;

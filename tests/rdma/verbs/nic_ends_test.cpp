@@ -288,6 +288,30 @@ TEST_F(NicEndsTest, ADeviceThatFailsIsNoLatePeer) {
   EXPECT_EQ(ends_->health(), "RDMA device fake_0:1 reported a fatal error: nothing on it completes any more");
 }
 
+TEST_F(NicEndsTest, TestsMayChooseTheDoorbellAndWhereRingsLie) {
+  nic_.doorbell = devx::DoorbellPage::Kind::write_combining;
+  nic_.rings_in_host_memory = true;
+  make();
+  EXPECT_EQ(ends_->describe(), "handler gpu, rings in host memory, NIC fake_0:1, heap registered as dma-buf");
+  const std::vector<QueuePairReport> report = ends_->report();
+  ASSERT_EQ(report.size(), 2u);
+  EXPECT_EQ(report[0].text,
+            "queue pair 0x1234 (write-combining register): ready to send; posted 0, device told of 0, fetched 0, "
+            "completion 0xffffffff");
+  EXPECT_TRUE(report[0].well);
+  peer(1).queue.state->posted = 3;
+  fake_.told = 2;
+  fake_.fetched = 1;
+  EXPECT_FALSE(ends_->report()[1].well);
+  EXPECT_TRUE(contains(ends_->report()[1].text, "posted 3, device told of 2, fetched 1"));
+  ends_.reset();
+  fake_.refusals = {{"alloc_uar BF", EOPNOTSUPP}};
+  nic_.handler = NicHandler::gpu;
+  const std::string text = refusal();
+  EXPECT_TRUE(contains(text, "Tried: write-combining register")) << text;
+  EXPECT_FALSE(contains(text, "shared register")) << "only what was asked for";
+}
+
 TEST_F(NicEndsTest, QueuePairsCountWithTheCountersOfTheirPort) {
   fake_.counter_set = 7;
   make();

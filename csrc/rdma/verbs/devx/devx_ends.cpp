@@ -18,7 +18,7 @@ using devx::DevxQueuePair;
 
 /// Whether kernels can ring is tried on a page of its own, before anything else is made.
 void try_ringing(const NicAccess& nic, DoorbellPages& pages) {
-  const devx::DoorbellPage trial(devx::Context{nic.device, &nic.mlx5_functions()});
+  const devx::DoorbellPage trial(devx::Context{nic.device, &nic.mlx5_functions()}, nic.doorbell);
   pages.map(trial.register_address());
 }
 
@@ -33,10 +33,11 @@ class DevxEnds final : public Ends {
         device_(nic.device),
         port_(nic.path.port) {
     try_ringing(nic, pages_);
+    const bool on_gpu = nic.gpu_memory && !nic.rings_in_host_memory;
     try {
-      make(nic, executor, options, nic.gpu_memory);
+      make(nic, executor, options, on_gpu);
     } catch (const Error& error) {
-      if (!nic.gpu_memory) throw;
+      if (!on_gpu) throw;
       log::warn("rdma: {}: rings lie in host memory, which makes every message slower, because: {}", name_,
                 error.what());
       make(nic, executor, options, false);
@@ -101,6 +102,23 @@ class DevxEnds final : public Ends {
     return fmt::format("{}{}", fmt::join(troubles, "; "), more != 0 ? fmt::format("; and {} more", more) : "");
   }
 
+  std::vector<QueuePairReport> report() const override {
+    std::vector<QueuePairReport> reports;
+    const std::vector<RingStatus> rings = rings_->status();
+    for (std::size_t end = 0; end < pairs_.size(); ++end) {
+      const devx::QueuePairProgress progress = pairs_[end]->progress();
+      const std::string trouble = trouble_of(end, rings[end]);
+      reports.push_back(
+          {fmt::format("queue pair {:#x} ({}): {}; posted {}, device told of {}, fetched {}, completion "
+                       "{:#010x}{}{}",
+                       pairs_[end]->number(), to_string(pairs_[end]->doorbell().kind()), to_string(progress.state),
+                       rings[end].state.posted, progress.posted, progress.fetched, rings[end].completion.tail,
+                       trouble.empty() ? "" : "; ", trouble),
+           trouble.empty()});
+    }
+    return reports;
+  }
+
   bool idle() const override { return rings_->idle(); }
 
   std::string describe() const override {
@@ -153,7 +171,8 @@ class DevxEnds final : public Ends {
                                             .gpu_memory = on_gpu,
                                             .exporter = nic.exporter,
                                             .user_index = static_cast<std::uint32_t>(i),
-                                            .traits = traits};
+                                            .traits = traits,
+                                            .doorbell = nic.doorbell};
       pairs_.push_back(std::make_unique<DevxQueuePair>(nic.device, nic.mlx5_functions(), pair, nic.path));
       doorbells_.push_back(pages_.map(pairs_.back()->doorbell().register_address()));
     }

@@ -70,7 +70,7 @@ DevxQueuePair::DevxQueuePair(std::shared_ptr<Device> device, const Mlx5Functions
       user_index_(options.user_index),
       address_(local_address(*context_.device, path)),
       memory_(register_memory(options)),
-      doorbell_(context_),
+      doorbell_(context_, options.doorbell),
       completion_queue_(context_, "CREATE_CQ", create_completion_queue_command(completion_queue_command(options))),
       queue_pair_(context_, "CREATE_QP", create_queue_pair_command(queue_pair_command(options))) {
   address_.queue_pair = queue_pair_.number();

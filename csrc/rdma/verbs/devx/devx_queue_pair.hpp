@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 
 #include "csrc/rdma/ring/ring_memory.hpp"
 #include "csrc/rdma/verbs/devx/commands.hpp"
@@ -24,6 +25,7 @@ struct DevxQueuePairOptions {
   DmaBufExporter exporter;  ///< for GPU memory; may be empty
   std::uint32_t user_index = 0;
   PortTraits traits;
+  std::optional<DoorbellPage::Kind> doorbell;  ///< nothing: the best that there is
 };
 
 /// As the firmware numbers them; what is not one of the first four counts as error.

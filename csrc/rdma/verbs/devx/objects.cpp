@@ -154,7 +154,7 @@ std::string_view to_string(DoorbellPage::Kind kind) {
   return "unknown";
 }
 
-DoorbellPage::DoorbellPage(Context context) : context_(std::move(context)) {
+DoorbellPage::DoorbellPage(Context context, std::optional<Kind> wanted) : context_(std::move(context)) {
   struct Attempt {
     std::uint32_t flags;
     Kind kind;
@@ -163,6 +163,7 @@ DoorbellPage::DoorbellPage(Context context) : context_(std::move(context)) {
   for (const Attempt attempt :
        {Attempt{kUarNcDedicated, Kind::own_register}, Attempt{MLX5DV_UAR_ALLOC_TYPE_NC, Kind::shared_register},
         Attempt{MLX5DV_UAR_ALLOC_TYPE_BF, Kind::write_combining}}) {
+    if (wanted && attempt.kind != *wanted) continue;
     errno = 0;
     page_ = context_.functions->alloc_uar(context_.device->context(), attempt.flags);
     if (page_ != nullptr) {

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "csrc/rdma/verbs/device.hpp"
@@ -76,8 +77,9 @@ class DoorbellPage {
     write_combining,  ///< a BlueFlame register, used as a plain one
   };
 
-  /// The first of these kinds that the device provides, in this order. SystemError says what each attempt answered.
-  explicit DoorbellPage(Context context);
+  /// The first of these kinds that the device provides, in this order, or the one that is `wanted`. SystemError says
+  /// what each attempt answered.
+  explicit DoorbellPage(Context context, std::optional<Kind> wanted = {});
   ~DoorbellPage();
   DoorbellPage(const DoorbellPage&) = delete;
   DoorbellPage& operator=(const DoorbellPage&) = delete;

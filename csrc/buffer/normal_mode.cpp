@@ -1,4 +1,4 @@
-#include "csrc/buffer/dispatch_outputs.hpp"
+#include "csrc/buffer/normal_mode.hpp"
 
 #include <array>
 #include <thread>
@@ -62,7 +62,8 @@ void wait_for_counts(Runtime& runtime, const HostCounts& counts, CallScope& scop
     if (spins % 64 != 0) continue;
     if (faults.met()) break;
     if (spins % 4096 == 0) {
-      if (runtime.device().kind != Device::Kind::cuda) std::this_thread::sleep_for(backoff.nap());  // the kernel needs the CPU
+      // On the CPU, the kernel needs it.
+      if (runtime.device().kind != Device::Kind::cuda) std::this_thread::sleep_for(backoff.nap());
       if (InterruptScope::wanted()) {
         scope.abandon();  // so that its kernel is waited for
         faults.break_by_interruption();
@@ -79,6 +80,39 @@ void wait_for_counts(Runtime& runtime, const HostCounts& counts, CallScope& scop
   if (!faults.met()) return;
   scope.abandon();  // so that raise waits for the kernel
   faults.raise();
+}
+
+void DispatchOutputs::give_to(DispatchResult& result, const DispatchArguments& arguments) const {
+  result.recv_x = x;
+  if (arguments.x_scales) result.recv_x_scales = scales;
+  if (!arguments.topk_idx) return;
+  result.recv_topk_idx = topk_idx;
+  result.recv_topk_weights = topk_weights;
+}
+
+void DispatchOutputs::give_to(CachedDispatchResult& result, const CachedDispatchArguments& arguments) const {
+  result.recv_x = x;
+  if (arguments.x_scales) result.recv_x_scales = scales;
+}
+
+void check_recording(const CallScope& scope, const DispatchArguments& arguments) {
+  if (!scope.recording() || arguments.num_worst_tokens != 0) return;
+  throw InvalidArgument(
+      "num_worst_tokens is 0, but the stream records a CUDA graph: the host cannot wait for sizes then (a cached "
+      "dispatch needs none)");
+}
+
+bool pullable(const Runtime& runtime, const CombineArguments& arguments) {
+  const ConstTensorView& x = arguments.x;
+  const auto& weights = arguments.topk_weights;
+  // A rank that received nothing has nothing to read; frameworks give its empty tensors no address.
+  const bool readable = x.size(0) == 0 || (runtime.in_heap(x) && (!weights || runtime.in_heap(*weights)));
+  if (arguments.mode == CombineMode::pull && !readable) {
+    throw InvalidArgument(
+        "mode is pull but x or topk_weights does not lie in the symmetric heap: use received tensors, "
+        "allocate_tensor, or another mode");
+  }
+  return readable;
 }
 
 }  // namespace deep_ep

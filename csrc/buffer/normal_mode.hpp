@@ -1,4 +1,4 @@
-// What every dispatch of normal mode does on the host: room for the rows that come, and the wait for their number.
+// What calls of normal mode do on the host, inside a node and between nodes.
 #pragma once
 
 #include <optional>
@@ -20,6 +20,9 @@ struct DispatchOutputs {
     return {x.as<std::byte>(), scales.as<std::uint32_t>(), topk_idx.as<std::byte>(), topk_weights.as<float>(),
             src_idx.as<std::int32_t>()};
   }
+  /// Of a dispatch with these arguments.
+  void give_to(DispatchResult& result, const DispatchArguments& arguments) const;
+  void give_to(CachedDispatchResult& result, const CachedDispatchArguments& arguments) const;
 };
 
 /// In the heap, or, when that has no room for all, in the executor's pool. `fresh`: the arguments of a dispatch that is
@@ -27,7 +30,14 @@ struct DispatchOutputs {
 DispatchOutputs make_outputs(const ConstTensorView& x, const std::optional<ConstTensorView>& x_scales,
                              const DispatchArguments* fresh, std::int64_t rows, const CallScope& scope);
 
-/// Waits until the kernel of an exchange has stored `counts.epoch`, which was 0. Throws what the kernel has met instead.
+/// Waits until the kernel of an exchange has stored `counts.epoch`, which was 0. Throws what the kernel has met
+/// instead.
 void wait_for_counts(Runtime& runtime, const HostCounts& counts, CallScope& scope);
+
+/// InvalidArgument for a dispatch with exact sizes that is being recorded.
+void check_recording(const CallScope& scope, const DispatchArguments& arguments);
+
+/// Can owners read the rows where they are? InvalidArgument where they must and cannot.
+bool pullable(const Runtime& runtime, const CombineArguments& arguments);
 
 }  // namespace deep_ep

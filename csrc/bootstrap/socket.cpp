@@ -1,0 +1,186 @@
+#include "csrc/bootstrap/socket.hpp"
+
+#include <netdb.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <sys/socket.h>
+
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <memory>
+#include <span>
+#include <thread>
+#include <vector>
+
+#include "csrc/bootstrap/agreement.hpp"
+#include "csrc/support/deadline.hpp"
+#include "csrc/support/format.hpp"
+#include "csrc/support/unique_fd.hpp"
+#include "deep_ep/error.hpp"
+
+namespace deep_ep {
+namespace {
+
+/// The first thing that a caller says.
+struct Hello {
+  std::uint64_t magic = 0x64656570'65702031;
+  std::int32_t rank = 0;
+  std::int32_t size = 0;
+};
+
+using AddressList = std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)>;
+
+/// Of `host`; empty: this machine's, to listen on.
+AddressList find_addresses(const std::string& host, std::uint16_t port) {
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = AI_NUMERICSERV | (host.empty() ? AI_PASSIVE : 0);
+  addrinfo* found = nullptr;
+  const int error = ::getaddrinfo(host.empty() ? nullptr : host.c_str(), std::to_string(port).c_str(), &hints, &found);
+  if (error != 0) fail<SystemError>("bootstrap over TCP: '{}' is not an address: {}", host, ::gai_strerror(error));
+  return {found, &::freeaddrinfo};
+}
+
+/// [rank]: who rank 0 talks to; the others know rank 0 alone.
+class Sockets {
+ public:
+  Sockets(int rank, int size, const std::string& hub, std::uint16_t port, double timeout_s)
+      : rank_(rank), timeout_s_(timeout_s), peers_(static_cast<std::size_t>(size)) {
+    if (size == 1) return;
+    rank == 0 ? listen(port) : call(hub, port);
+  }
+
+  void all_gather(std::span<const std::byte> mine, std::span<std::byte> all) const {
+    const Deadline deadline(timeout_s_);
+    const std::size_t bytes = mine.size();
+    if (bytes == 0) return;
+    if (rank_ != 0) {
+      send(0, mine, deadline);
+      receive(0, all, deadline);
+      return;
+    }
+    std::memcpy(all.data(), mine.data(), bytes);
+    for (std::size_t peer = 1; peer < peers_.size(); ++peer) receive(peer, all.subspan(peer * bytes, bytes), deadline);
+    for (std::size_t peer = 1; peer < peers_.size(); ++peer) send(peer, all, deadline);
+  }
+
+ private:
+  void wait(int descriptor, short events, const char* what, const Deadline& deadline) const {
+    pollfd ready{.fd = descriptor, .events = events, .revents = 0};
+    while (::poll(&ready, 1, 50) <= 0) {
+      if (!deadline.expired()) continue;
+      fail<TimeoutError>("bootstrap over TCP: rank {} waited {} s for {}", rank_, deadline.seconds(), what);
+    }
+  }
+
+  void send(std::size_t to, std::span<const std::byte> bytes, const Deadline& deadline) const {
+    send_to(peers_[to].get(), bytes, deadline);
+  }
+  void receive(std::size_t from, std::span<std::byte> bytes, const Deadline& deadline) const {
+    receive_from(peers_[from].get(), bytes, deadline);
+  }
+
+  void send_to(int descriptor, std::span<const std::byte> bytes, const Deadline& deadline) const {
+    while (!bytes.empty()) {
+      wait(descriptor, POLLOUT, "a rank to listen", deadline);
+      const ssize_t sent = ::send(descriptor, bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+      if (sent > 0) {
+        bytes = bytes.subspan(static_cast<std::size_t>(sent));
+      } else if (errno != EAGAIN && errno != EINTR) {
+        fail<SystemError>("bootstrap over TCP: a rank went away: {}", errno_text(errno));
+      }
+    }
+  }
+
+  void receive_from(int descriptor, std::span<std::byte> bytes, const Deadline& deadline) const {
+    while (!bytes.empty()) {
+      wait(descriptor, POLLIN, "a rank's word", deadline);
+      const ssize_t received = ::recv(descriptor, bytes.data(), bytes.size(), MSG_DONTWAIT);
+      if (received == 0) throw SystemError("bootstrap over TCP: a rank went away: it closed the connection");
+      if (received > 0) {
+        bytes = bytes.subspan(static_cast<std::size_t>(received));
+      } else if (errno != EAGAIN && errno != EINTR) {
+        fail<SystemError>("bootstrap over TCP: a rank went away: {}", errno_text(errno));
+      }
+    }
+  }
+
+  static UniqueFd open_listener(std::uint16_t port) {
+    int refusal = 0;
+    const AddressList addresses = find_addresses("", port);
+    // IPv6 first: such a socket takes calls by IPv4, too.
+    for (const int family : {AF_INET6, AF_INET}) {
+      for (const addrinfo* one = addresses.get(); one != nullptr; one = one->ai_next) {
+        if (one->ai_family != family) continue;
+        UniqueFd listener(::socket(family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+        const int yes = 1;
+        const int no = 0;
+        ::setsockopt(listener.get(), SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
+        if (family == AF_INET6) ::setsockopt(listener.get(), IPPROTO_IPV6, IPV6_V6ONLY, &no, sizeof no);
+        if (::bind(listener.get(), one->ai_addr, one->ai_addrlen) == 0 && ::listen(listener.get(), 16) == 0) {
+          return listener;
+        }
+        refusal = errno;
+      }
+    }
+    fail<SystemError>("bootstrap over TCP: cannot listen on port {}: {}", port, errno_text(refusal));
+  }
+
+  void listen(std::uint16_t port) {
+    const Deadline deadline(timeout_s_);
+    const UniqueFd listener = open_listener(port);
+    for (std::size_t missing = peers_.size() - 1; missing != 0;) {
+      wait(listener.get(), POLLIN, "the others to call", deadline);
+      UniqueFd caller(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
+      if (!caller) continue;
+      Hello hello{.magic = 0};
+      receive_from(caller.get(), std::as_writable_bytes(std::span(&hello, 1)), deadline);
+      const auto who = static_cast<std::size_t>(hello.rank);
+      const bool ours = hello.magic == Hello{}.magic && hello.size == static_cast<std::int32_t>(peers_.size()) &&
+                        hello.rank > 0 && who < peers_.size() && !peers_[who];
+      if (!ours) fail<SystemError>("bootstrap over TCP: whoever called on port {} is no rank of this group", port);
+      peers_[who] = std::move(caller);
+      --missing;
+    }
+  }
+
+  void call(const std::string& hub, std::uint16_t port) {
+    const Deadline deadline(timeout_s_);
+    const AddressList addresses = find_addresses(hub, port);
+    for (int refusal = 0;; std::this_thread::sleep_for(std::chrono::milliseconds(100))) {
+      for (const addrinfo* one = addresses.get(); one != nullptr; one = one->ai_next) {
+        UniqueFd socket(::socket(one->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+        const timeval most{.tv_sec = 2, .tv_usec = 0};  // an address that nobody has does not answer at all
+        ::setsockopt(socket.get(), SOL_SOCKET, SO_SNDTIMEO, &most, sizeof most);
+        if (::connect(socket.get(), one->ai_addr, one->ai_addrlen) == 0) {
+          const Hello hello{.rank = rank_, .size = static_cast<std::int32_t>(peers_.size())};
+          send_to(socket.get(), std::as_bytes(std::span(&hello, 1)), deadline);
+          peers_[0] = std::move(socket);
+          return;
+        }
+        refusal = errno;
+      }
+      if (!deadline.expired()) continue;
+      fail<TimeoutError>("bootstrap over TCP: rank {} called rank 0 at {} port {} for {} s: {}", rank_, hub, port,
+                         deadline.seconds(), errno_text(refusal));
+    }
+  }
+
+  int rank_;
+  double timeout_s_;
+  std::vector<UniqueFd> peers_;
+};
+
+}  // namespace
+
+std::shared_ptr<Bootstrap> make_socket_bootstrap(int rank, int size, const std::string& hub, std::uint16_t port,
+                                                 double timeout_s) {
+  require_rank(rank, size);
+  const auto sockets = std::make_shared<Sockets>(rank, size, hub, port, timeout_s);
+  return make_callback_bootstrap(rank, size, [sockets](std::span<const std::byte> mine, std::span<std::byte> all) {
+    sockets->all_gather(mine, all);
+  });
+}
+
+}  // namespace deep_ep

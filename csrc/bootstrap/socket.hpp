@@ -1,0 +1,18 @@
+// Ranks of several machines meet over TCP: no launcher, no shared file system. For tests and tools.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "deep_ep/bootstrap.hpp"
+
+namespace deep_ep {
+
+/// Collective. Rank 0 listens on all its addresses; the others call it at `hub`, a name or address, until it answers.
+/// @param timeout_s seconds for the others to come, and in each call. @throws TimeoutError when they do not,
+/// SystemError where the network refuses or a rank went away.
+std::shared_ptr<Bootstrap> make_socket_bootstrap(int rank, int size, const std::string& hub, std::uint16_t port,
+                                                 double timeout_s);
+
+}  // namespace deep_ep

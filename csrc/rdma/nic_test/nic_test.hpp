@@ -1,0 +1,39 @@
+// Everything that a NIC has to do for this library, done once: `deep_ep doctor --nic-test`.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "csrc/rdma/nic_test/bench.hpp"
+#include "csrc/rdma/nic_test/outcome.hpp"
+#include "csrc/support/deadline.hpp"
+
+namespace deep_ep::rdma::nic_test {
+
+/// A way to drive the NIC.
+struct Way {
+  std::string name;  ///< "handler gpu, own register, rings in GPU memory"
+  MakeEnds make;
+};
+
+struct Subject {
+  std::string name;  ///< "mlx5_0:1, rung by GPU 0"
+  std::shared_ptr<Executor> executor;
+  MakeEnds make;            ///< as a run would
+  std::vector<Way> others;  ///< tried briefly, one line each; none between machines
+  std::string no_others;    ///< why there are none
+  double link_gbps = 0;
+};
+
+struct Limits {
+  double wait_s = 5;              ///< for what must come
+  std::uint64_t entries = 70000;  ///< more than the 16-bit index counts
+  double entries_s = 10;          ///< time for them
+  double phase_s = 0.3;           ///< of each measurement
+};
+
+/// Collective. Lines of all checks; never throws for what the NIC does. Checks that begin after `deadline` are skipped.
+Lines test_nic(Bootstrap& bootstrap, const Subject& subject, const Limits& limits, const Deadline& deadline);
+
+}  // namespace deep_ep::rdma::nic_test

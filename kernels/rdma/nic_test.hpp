@@ -1,0 +1,78 @@
+// What the kernel of `deep_ep doctor --nic-test` needs: queue pairs to itself or to another machine, memory that looks
+// the same on both sides, and what is to be done.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/common/faults.hpp"
+#include "kernels/rdma/params.hpp"
+
+namespace deep_ep {
+
+enum class NicTestTask : std::uint32_t {
+  entries,    ///< rounds of entries of every kind; the receiver looks at each round's data
+  litmus,     ///< rounds of data and, posted right behind it, a flag; the receiver looks as soon as it sees the flag
+  writes,     ///< long writes, as fast as they go
+  additions,  ///< fetch-adds, as fast as they go
+  wrong_key,  ///< one write by a key that the peer has not given; nobody receives
+};
+
+/// Kinds of entries of NicTestTask::entries, in turn.
+enum class NicTestEntry : std::uint32_t { write, inline_short, inline_long, fetch_add, nop };
+
+/// What one warp has done and seen.
+struct NicTestResult {
+  std::uint64_t operations = 0;   ///< posted and complete
+  std::uint64_t bytes = 0;        ///< that they carried
+  std::uint64_t nanoseconds = 0;  ///< from the first posted to the last complete
+  std::uint64_t wrong = 0;        ///< words that were not what was sent; the rest is about the first of them
+  std::uint64_t round = 0;
+  std::uint64_t place = 0;  ///< slot (entries) or word
+  std::uint64_t expected = 0;
+  std::uint64_t found = 0;
+};
+
+/// Memory of one pair of queue pairs, in bytes from its beginning; the heap has one after the other.
+namespace nic_test {
+inline constexpr int kKinds = 5;
+inline constexpr int kSlots = 1024;  ///< entries of a round
+inline constexpr int kSlotWords = 16;
+inline constexpr int kLongWords = 7;  ///< of an inline write: as much as an entry holds
+inline constexpr int kLitmusWords = 4096;
+inline constexpr std::uint32_t kMessageBytes = 32768;
+inline constexpr int kMessages = 16;
+
+inline constexpr std::uint64_t kSignal = 0;   ///< rounds that the sender has sent; kStop: no more come
+inline constexpr std::uint64_t kAnswer = 8;   ///< rounds that the receiver has seen
+inline constexpr std::uint64_t kReport = 16;  ///< operations that the sender has made
+inline constexpr std::uint64_t kCounters = 64;
+inline constexpr std::uint64_t kIncomingSlots = kCounters + 8 * kSlots;
+inline constexpr std::uint64_t kIncoming = 80 << 10;  ///< messages
+inline constexpr std::uint64_t kOutgoing = kIncoming + std::uint64_t{kMessages} * kMessageBytes;
+inline constexpr std::uint64_t kOutgoingSlots = kOutgoing + std::uint64_t{kMessages} * kMessageBytes;
+inline constexpr std::uint64_t kPairBytes = kOutgoingSlots + (80 << 10);
+static_assert(kIncomingSlots + 4 * kSlots * kSlotWords <= kIncoming);
+
+inline constexpr std::uint64_t kStop = std::uint64_t{1} << 32;
+
+/// A word that is sent: differs with round and place.
+DEEP_EP_HOST_DEVICE constexpr std::uint32_t word_of(std::uint64_t round, int place) {
+  return (static_cast<std::uint32_t>(round) * 0x9e3779b9u) ^ (static_cast<std::uint32_t>(place) * 0x85ebca6bu) ^
+         0x5bd1u;
+}
+}  // namespace nic_test
+
+/// One block; warps 2i and 2i + 1 send and receive over queue pairs 2i and 2i + 1.
+struct NicTestParams {
+  NicTestTask task = NicTestTask::entries;
+  const RdmaPeerParams* queues = nullptr;
+  std::byte* heap = nullptr;         ///< this side's; all but the outgoing messages is 0
+  std::uint64_t operations = 0;      ///< enough of them
+  std::uint64_t budget_ns = 0;       ///< enough time
+  NicTestResult* results = nullptr;  ///< [warps], of zeros
+  /// Of senders and of receivers, which wait longer: what keeps a sender waiting is the cause of what they miss, so it
+  /// is put on record first. A signal or answer that did not come is there with the warp as its peer.
+  const WaitContext* waits = nullptr;
+};
+
+}  // namespace deep_ep

@@ -1,0 +1,215 @@
+// Calls of normal mode between nodes that are not a plain round: cached ones, many on their way, under many schedules;
+// ranks that do not agree or do not come; too little memory.
+#include "tests/cluster/fixture.hpp"
+
+namespace deep_ep::test {
+namespace {
+
+constexpr std::size_t kHeap = std::size_t{8} << 20;
+constexpr std::size_t kSmallWindow = std::size_t{24} << 10;
+
+/// Four ranks on two nodes.
+Shape four_ranks(std::uint64_t seed) {
+  return {.tokens = {13, 0, 30, 9}, .local_experts = 2, .ranks_per_node = 2, .seed = seed};
+}
+
+class InternodeCallsTest : public ClusterTest {
+ protected:
+  static BufferOptions options(std::size_t window_bytes = 0) {
+    return {.heap_bytes = kHeap, .window_bytes = window_bytes, .ranks_per_node = 2};
+  }
+  static CachedDispatchArguments again(const Inputs& inputs, const DispatchHandle& handle) {
+    CachedDispatchArguments cached;
+    cached.x = inputs.dispatch.x;
+    cached.x_scales = inputs.dispatch.x_scales;
+    cached.handle = &handle;
+    return cached;
+  }
+};
+DEEP_EP_ON_THREADS(InternodeCallsTest);
+
+TEST_P(InternodeCallsTest, HandlesServeManyCalls) {
+  DEEP_EP_NEEDS_RANKS(4);
+  const Case one = make_case(four_ranks(1));
+  Shape wide = four_ranks(1);  // the same routing, other rows
+  wide.dtype = DType::float8_e4m3;
+  wide.hidden = 256;
+  wide.scales = 2;
+  const Case other = make_case(wide);
+  for (const std::int64_t worst : {0, 128}) {
+    run_cluster(cluster(4), [&](Rank& rank) {
+      Buffer& buffer = rank.buffer(options(kSmallWindow));
+      Inputs inputs = upload_inputs(rank, one);
+      inputs.dispatch.num_worst_tokens = worst;
+      const DispatchResult first = buffer.dispatch(inputs.dispatch, rank.call());
+      run_round(rank, buffer, make_case(four_ranks(2)));
+      const Inputs later = upload_inputs(rank, other);
+      for (int i = 0; i < 2; ++i) {
+        const CachedDispatchResult cached = buffer.cached_dispatch(again(later, first.handle), rank.call());
+        check_dispatch(rank, other, with_handle(cached, first.handle), {.cached = true, .num_worst_tokens = worst});
+        for (const CombineMode mode : {CombineMode::automatic, CombineMode::push}) {
+          const Returned returned = upload_returned(rank, buffer, one, first.handle, i == 0, mode);
+          check_combine(rank, one, buffer.combine(returned.combine, rank.call()));
+        }
+      }
+      check_dispatch(rank, one, first, {.cached = false, .num_worst_tokens = worst});
+      buffer.destroy();
+    });
+  }
+}
+
+/// Nobody waits between calls, so ranks run ahead of each other as far as they may.
+TEST_P(InternodeCallsTest, ManyOnTheirWay) {
+  DEEP_EP_NEEDS_RANKS(4);
+  const Case one = make_case(four_ranks(3));
+  run_cluster(cluster(4), [&](Rank& rank) {
+    Buffer& buffer = rank.buffer(options(kSmallWindow));
+    const Inputs inputs = upload_inputs(rank, one);
+    const DispatchResult first = buffer.dispatch(inputs.dispatch, rank.call());
+    const Returned returned = upload_returned(rank, buffer, one, first.handle, true);
+    std::vector<CachedDispatchResult> dispatched;
+    std::vector<CombineResult> combined;
+    for (int i = 0; i < 8; ++i) {
+      dispatched.push_back(buffer.cached_dispatch(again(inputs, first.handle), rank.call()));
+      combined.push_back(buffer.combine(returned.combine, rank.call()));
+      if (i % 3 == 0) combined.push_back(buffer.combine(returned.combine, rank.call()));
+    }
+    for (const auto& result : dispatched) {
+      check_dispatch(rank, one, with_handle(result, first.handle), {.cached = true});
+    }
+    for (const auto& result : combined) check_combine(rank, one, result);
+    buffer.destroy();
+  });
+}
+
+TEST_P(InternodeCallsTest, TheLayoutMustAgree) {
+  DEEP_EP_NEEDS_RANKS(4);
+  const Case good = make_case(four_ranks(4));
+  Shape odd_shape = four_ranks(4);
+  odd_shape.hidden = 72;
+  const Case odd = make_case(odd_shape);
+  run_cluster(cluster(4), [&](Rank& rank) {
+    Buffer& buffer = rank.buffer(options());
+    for (const std::int64_t worst : {0, 128}) {
+      Inputs inputs = upload_inputs(rank, rank.rank() == 3 ? odd : good);
+      inputs.dispatch.num_worst_tokens = worst;
+      require_throws<RankMismatch>(
+          [&] {
+            buffer.dispatch(inputs.dispatch, rank.call());
+            buffer.check();
+          },
+          {"bytes of a row of x", "rank 3"}, "dispatch");
+      run_round(rank, buffer, good);
+    }
+    buffer.destroy();
+  });
+}
+
+/// Where no counts are exchanged, rails tell each other of what shape their rows are.
+TEST_P(InternodeCallsTest, CachedCallsMustAgreeBetweenNodes) {
+  DEEP_EP_NEEDS_RANKS(4);
+  const Case one = make_case(four_ranks(5));
+  Shape wide = four_ranks(5);
+  wide.hidden = 128;
+  const Case other = make_case(wide);
+  run_cluster(cluster_with_absentees(4), [&](Rank& rank) {
+    BufferOptions short_wait = options();
+    short_wait.timeout_s = short_deadline();
+    Buffer& buffer = rank.buffer(short_wait);
+    const DispatchResult first = buffer.dispatch(upload_inputs(rank, one).dispatch, rank.call());
+    const Inputs inputs = upload_inputs(rank, rank.rank() < 2 ? one : other);
+    require_throws<RankMismatch>(
+        [&] {
+          buffer.cached_dispatch(again(inputs, first.handle), rank.call());
+          buffer.check();
+        },
+        {"rank", "bytes of a row of x"}, "cached dispatch");
+    rank.bootstrap()->barrier();
+  });
+}
+
+TEST_P(InternodeCallsTest, ARankThatDoesNotComeIsNamed) {
+  DEEP_EP_NEEDS_RANKS(4);
+  const Case one = make_case(four_ranks(6));
+  for (const bool cached : {false, true}) {
+    run_cluster(cluster_with_absentees(4), [&](Rank& rank) {
+      BufferOptions short_wait = options();
+      short_wait.timeout_s = short_deadline();
+      Buffer& buffer = rank.buffer(short_wait);
+      const Inputs inputs = upload_inputs(rank, one);
+      const DispatchResult first = buffer.dispatch(inputs.dispatch, rank.call());
+      if (rank.rank() != 2) {
+        // Its node and its rail miss it at the same time. Without an exchange of counts, rank 1 misses nobody else.
+        const bool names_it = !cached || rank.rank() == 0 || rank.rank() == 3;
+        require_throws<TimeoutError>(
+            [&] {
+              if (cached) {
+                buffer.cached_dispatch(again(inputs, first.handle), rank.call());
+              } else {
+                buffer.dispatch(inputs.dispatch, rank.call());
+              }
+              buffer.check();
+            },
+            {names_it ? "for rank 2" : "for rank"}, "dispatch");
+      }
+      rank.bootstrap()->barrier();
+    });
+  }
+}
+
+/// A rank without room for its rows drops them, and the others get theirs.
+TEST_P(InternodeCallsTest, AFullHeapConcernsItsRankOnly) {
+  DEEP_EP_NEEDS_RANKS(4);
+  const Case one = make_case(four_ranks(7));
+  run_cluster(cluster(4), [&](Rank& rank) {
+    Buffer& buffer = rank.buffer(options());
+    const Inputs inputs = upload_inputs(rank, one);
+    if (rank.rank() == 1) {
+      const std::vector<Tensor> hoard = take_whole_heap(rank, buffer);
+      require_throws<OutOfMemory>([&] { buffer.dispatch(inputs.dispatch, rank.call()); },
+                                  {"has no room for the", "raise heap_bytes"}, "dispatch");
+    } else {
+      check_dispatch(rank, one, buffer.dispatch(inputs.dispatch, rank.call()));
+    }
+    run_round(rank, buffer, one);
+    buffer.destroy();
+  });
+}
+
+TEST_P(InternodeCallsTest, AWindowMustHoldTwoRows) {
+  DEEP_EP_NEEDS_RANKS(2);
+  const Case one = make_case({.tokens = {3, 4}, .hidden = 2048, .ranks_per_node = 1});
+  run_cluster(cluster(2), [&](Rank& rank) {
+    Buffer& buffer = rank.buffer({.heap_bytes = kHeap, .window_bytes = std::size_t{8} << 10, .ranks_per_node = 1});
+    const Inputs inputs = upload_inputs(rank, one);
+    require_throws<OutOfMemory>([&] { buffer.dispatch(inputs.dispatch, rank.call()); },
+                                {"does not hold two rows", "window_bytes"}, "dispatch");
+    buffer.destroy();
+  });
+}
+
+TEST(InternodeScheduleTest, EverySeedGivesTheSame) {
+  Shape eight_bits = four_ranks(8);
+  eight_bits.dtype = DType::float8_e4m3;
+  eight_bits.scales = 2;
+  const Case cases[] = {make_case(four_ranks(9)), make_case(eight_bits)};
+  const auto first = environment_number("DEEP_EP_TEST_FIRST_SCHEDULE", 1);
+  const auto count = environment_number("DEEP_EP_TEST_SCHEDULES", under_thread_sanitizer() ? 5 : 20);
+  for (std::int64_t seed = first; seed < first + count; ++seed) {
+    SCOPED_TRACE("DEEP_EP_TEST_FIRST_SCHEDULE=" + std::to_string(seed));
+    ClusterOptions options{.ranks = 4, .where = {}, .host = {}};
+    options.host = {.multiprocessors = 2, .warps_per_block = 3, .seed = static_cast<std::uint64_t>(seed)};
+    ASSERT_NO_THROW(run_cluster(options, [&](Rank& rank) {
+      Buffer& buffer =
+          rank.buffer({.heap_bytes = kHeap, .window_bytes = kSmallWindow, .max_local_experts = 8, .ranks_per_node = 2});
+      for (const Case& one : cases) {
+        run_round(rank, buffer, one, {.num_worst_tokens = &one == cases ? 0 : 128, .returned_in_heap = seed % 2 == 0});
+        rank.release();
+      }
+      buffer.destroy();
+    }));
+  }
+}
+
+}  // namespace
+}  // namespace deep_ep::test

@@ -1,0 +1,200 @@
+// The NIC test on wires that are well and on wires with one mistake each: each mistake must give a line that says so.
+#include "csrc/rdma/nic_test/nic_test.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "csrc/rdma/local/local_ends.hpp"
+#include "csrc/rdma/nic_test/judge.hpp"
+#include "deep_ep/error.hpp"
+#include "deep_ep/log.hpp"
+#include "tests/cluster/processes.hpp"
+#include "tests/rdma/messages.hpp"
+#include "tests/rdma/nic_test/faulty_wire.hpp"
+#include "tests/support/time_scale.hpp"
+
+namespace deep_ep::test {
+namespace {
+
+using rdma::nic_test::Line;
+using rdma::nic_test::Lines;
+using rdma::nic_test::MakeEnds;
+using rdma::nic_test::Outcome;
+
+MakeEnds with_mistake(const std::shared_ptr<Executor>& executor, Mistake mistake, int rank = 0) {
+  return [=](const SymmetricHeap& heap, const rdma::EndsOptions& options) {
+    return rdma::make_local_ends(executor, heap, rank, options, [=](std::unique_ptr<rdma::Wire> wire) {
+      return std::make_unique<FaultyWire>(std::move(wire), mistake);
+    });
+  };
+}
+
+rdma::nic_test::Subject subject_of(Mistake mistake, int rank = 0) {
+  const std::shared_ptr<Executor> executor = make_host_executor();
+  return {.name = "faulty",
+          .executor = executor,
+          .make = with_mistake(executor, mistake, rank),
+          .others = {},
+          .no_others = "none"};
+}
+
+/// Failures on purpose need not be in the log.
+class NicTest : public testing::Test {
+ protected:
+  NicTest() {
+    set_log_sink([](LogLevel, std::string_view) {}, LogLevel::error);
+  }
+  ~NicTest() override { set_log_sink({}); }
+
+  rdma::nic_test::Limits limits_{.wait_s = patience(), .entries = 2000, .entries_s = scaled(20), .phase_s = 0.02};
+
+  Lines run(const rdma::nic_test::Subject& subject, double seconds = 0) const {
+    return rdma::nic_test::test_nic(*make_thread_bootstraps(1).front(), subject, limits_, Deadline(seconds));
+  }
+  static std::string outcomes(const Lines& lines) {
+    std::string text;
+    for (const Line& line : lines) {
+      if (!text.empty()) text += ' ';
+      text += line.check + (line.outcome == Outcome::pass ? "+" : line.outcome == Outcome::fail ? "-" : "?");
+    }
+    return text;
+  }
+  static const Line& line_of(const Lines& lines, const std::string& check) {
+    return *std::find_if(lines.begin(), lines.end(), [&](const Line& line) { return line.check == check; });
+  }
+  /// The check must fail, say `found`, what it means and what to do.
+  void expect_failure(Mistake mistake, const std::string& check, const std::string& found, const std::string& meaning) {
+    const Lines lines = run(subject_of(mistake));
+    const Line& line = line_of(lines, check);
+    EXPECT_EQ(line.outcome, Outcome::fail) << outcomes(lines);
+    EXPECT_TRUE(contains(line.found, found)) << line.found;
+    EXPECT_TRUE(contains(line.meaning, meaning)) << line.meaning;
+    EXPECT_FALSE(line.action.empty());
+  }
+};
+
+TEST_F(NicTest, AWireThatIsWell) {
+  if (!under_sanitizer()) {
+    limits_.entries = 70000;
+    limits_.entries_s = scaled(60);
+  }
+  const Lines lines = run(subject_of(Mistake::none));
+  EXPECT_EQ(outcomes(lines),
+            under_sanitizer() ? "queue_pairs+ entries? litmus+ atomics+ bandwidth+ query_qp? wrong_key+ other_ways?"
+                              : "queue_pairs+ entries+ litmus+ atomics+ bandwidth+ query_qp? wrong_key+ other_ways?");
+  EXPECT_TRUE(
+      contains(line_of(lines, "entries").found, under_sanitizer() ? "did not wrap" : "the 16-bit index wrapped"));
+  EXPECT_TRUE(contains(line_of(lines, "bandwidth").found, "with 8 queue pairs"));
+}
+
+TEST_F(NicTest, AWriteThatIsLost) {
+  expect_failure(Mistake::drops_a_write, "entries", "it was a write", "results would be wrong without any error");
+}
+
+TEST_F(NicTest, AnAdditionThatIsLost) {
+  expect_failure(Mistake::drops_an_addition, "atomics", "additions", "additions get lost");
+}
+
+TEST_F(NicTest, AFlagBeforeItsData) {
+  expect_failure(Mistake::flag_before_data, "litmus",
+                 "the flag was seen before the data: ", "signals overtake what they announce");
+  const Lines lines = run(subject_of(Mistake::flag_before_data));
+  EXPECT_EQ(line_of(lines, "entries").outcome, Outcome::skip) << line_of(lines, "entries").found;
+}
+
+TEST_F(NicTest, AnotherSyndrome) {
+  expect_failure(Mistake::wrong_syndrome, "wrong_key", "fails with syndrome 0x15",
+                 "errors of a run would name a wrong cause");
+}
+
+TEST_F(NicTest, AKeyThatNobodyChecks) {
+  expect_failure(Mistake::takes_any_key, "wrong_key", "a write by a wrong key succeeded",
+                 "a stray write would destroy");
+}
+
+TEST_F(NicTest, NoCompletions) {
+  limits_.wait_s = short_deadline() / 4;
+  const Lines lines = run(subject_of(Mistake::never_completes), 2 * short_deadline());
+  EXPECT_TRUE(contains(line_of(lines, "entries").found, "no completion of entry")) << line_of(lines, "entries").found;
+  EXPECT_TRUE(contains(line_of(lines, "entries").action, "DEEP_EP_NIC_HANDLER=cpu"));
+}
+
+TEST_F(NicTest, NothingIsBegunWhenTheTimeIsOver) {
+  const Lines lines = run(subject_of(Mistake::none), 1e-6);
+  EXPECT_EQ(outcomes(lines), "queue_pairs?");
+  EXPECT_TRUE(contains(lines[0].found, "no time was left of"));
+}
+
+TEST_F(NicTest, OtherWaysToDriveTheNic) {
+  rdma::nic_test::Subject subject = subject_of(Mistake::none);
+  subject.others = {{"well", with_mistake(subject.executor, Mistake::none)},
+                    {"missing",
+                     [](const SymmetricHeap&, const rdma::EndsOptions&) -> std::unique_ptr<rdma::Ends> {
+                       throw SystemError("no such register");
+                     }},
+                    {"bad", with_mistake(subject.executor, Mistake::drops_a_write)}};
+  const Lines lines = run(subject);
+  EXPECT_TRUE(contains(outcomes(lines), "way: well+ way: missing? way: bad-")) << outcomes(lines);
+  EXPECT_EQ(line_of(lines, "way: missing").found, "no such register");
+}
+
+TEST_F(NicTest, ADeviceThatRefusesIsALineToo) {
+  rdma::nic_test::Subject subject = subject_of(Mistake::none);
+  subject.make = [](const SymmetricHeap&, const rdma::EndsOptions&) -> std::unique_ptr<rdma::Ends> {
+    throw SystemError("ibv_create_qp: no memory");
+  };
+  const Lines lines = run(subject);
+  EXPECT_EQ(outcomes(lines), "queue_pairs-");
+  EXPECT_EQ(lines[0].found, "ibv_create_qp: no memory");
+}
+
+/// Both sides, each with a wire of its own; [side].
+std::vector<Lines> run_both(const rdma::nic_test::Limits& limits, Mistake first, Mistake second) {
+  const auto bootstraps = make_thread_bootstraps(2, long_patience());
+  std::vector<Lines> lines(2);
+  expect_nothing_thrown(run_threads(2, [&](int rank) {
+    lines[static_cast<std::size_t>(rank)] = rdma::nic_test::test_nic(
+        *bootstraps[static_cast<std::size_t>(rank)], subject_of(rank == 0 ? first : second, rank), limits, Deadline(0));
+  }));
+  return lines;
+}
+
+TEST_F(NicTest, TwoSidesThatAreWell) {
+  for (const Lines& lines : run_both(limits_, Mistake::none, Mistake::none)) {
+    EXPECT_EQ(outcomes(lines), "queue_pairs+ entries? litmus+ atomics+ bandwidth+ query_qp? wrong_key+ other_ways?");
+  }
+}
+
+TEST_F(NicTest, TheSideThatReceivesSeesWhatTheOtherOneDid) {
+  const std::vector<Lines> lines = run_both(limits_, Mistake::drops_a_write, Mistake::none);
+  EXPECT_EQ(line_of(lines[0], "entries").outcome, Outcome::skip) << "its own wire is good to it";
+  EXPECT_EQ(line_of(lines[1], "entries").outcome, Outcome::fail);
+  EXPECT_TRUE(contains(line_of(lines[1], "entries").found, "it was a write"));
+}
+
+TEST(NicTestJudge, WhatTheDeviceCountsMustBeWhatWasPosted) {
+  EXPECT_EQ(rdma::nic_test::judge_report({{"queue pair 0x1", true}}).outcome, Outcome::pass);
+  const Line line = rdma::nic_test::judge_report({{"queue pair 0x1", true}, {"queue pair 0x2: error", false}});
+  EXPECT_EQ(line.outcome, Outcome::fail);
+  EXPECT_EQ(line.found, "queue pair 0x1; queue pair 0x2: error");
+}
+
+TEST(NicTestJudge, WhatDoesNotComeIsNamed) {
+  rdma::nic_test::Run run;
+  run.fault = FaultRecord{.claimed = 1, .kind = FaultKind::timeout, .peer = 1, .expected = 7, .seen = 6};
+  run.health = "all is quiet";
+  EXPECT_EQ(rdma::nic_test::judge_litmus(run, 5).found, "the signal 7 did not come within 10 s (it is 6); all is quiet");
+  run.fault->peer = 0;
+  EXPECT_TRUE(contains(rdma::nic_test::judge_additions(run, 5).found, "the receiver's answer 7"));
+  run.fault->kind = FaultKind::rdma_failed;
+  run.fault->field = static_cast<std::int32_t>(RdmaFailure{0x15, 0, device::rdma::kOpcodeWrite}.packed());
+  EXPECT_TRUE(contains(rdma::nic_test::judge_bandwidth({{1, run}}, 400, 5).action, "UDP port 4791"));
+}
+
+}  // namespace
+}  // namespace deep_ep::test

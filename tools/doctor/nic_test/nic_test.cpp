@@ -1,0 +1,176 @@
+#include "tools/doctor/nic_test/nic_test.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <memory>
+#include <mutex>
+
+#include "csrc/bootstrap/agreement.hpp"
+#include "csrc/bootstrap/socket.hpp"
+#include "csrc/rdma/nic_test/judge.hpp"
+#include "csrc/rdma/nic_test/nic_test.hpp"
+#include "deep_ep/error.hpp"
+#include "deep_ep/log.hpp"
+#include "deep_ep/version.hpp"
+#include "tools/doctor/nic_test/subjects.hpp"
+
+namespace deep_ep::tools {
+namespace {
+
+using rdma::nic_test::Line;
+using rdma::nic_test::Outcome;
+
+const char* word_of(Outcome outcome) {
+  switch (outcome) {
+    case Outcome::pass:
+      return "PASS";
+    case Outcome::skip:
+      return "SKIP";
+    case Outcome::fail:
+      break;
+  }
+  return "FAIL";
+}
+
+/// Takes the library's log lines: failures on purpose are not for the terminal.
+class LogTaker {
+ public:
+  LogTaker() {
+    set_log_sink(
+        [lines = lines_](LogLevel level, std::string_view line) {
+          const std::lock_guard lock(lines->mutex);
+          constexpr const char* kNames[] = {"trace", "debug", "info", "warn", "error"};
+          lines->all.push_back(fmt::format("{}: {}", kNames[static_cast<std::size_t>(level)], line));
+        },
+        LogLevel::info);
+  }
+  ~LogTaker() { set_log_sink({}); }
+  LogTaker(const LogTaker&) = delete;
+  LogTaker& operator=(const LogTaker&) = delete;
+
+  std::vector<std::string> take() {
+    const std::lock_guard lock(lines_->mutex);
+    return std::move(lines_->all);
+  }
+
+ private:
+  struct Lines {
+    std::mutex mutex;
+    std::vector<std::string> all;
+  };
+  std::shared_ptr<Lines> lines_ = std::make_shared<Lines>();
+};
+
+rdma::WireKind wire_of(const std::string& word) {
+  if (word == "local") return rdma::WireKind::local;
+  return word == "verbs" ? rdma::WireKind::verbs : rdma::WireKind::automatic;
+}
+
+/// Time for each of `nics`, so that all of them take about as long as was allowed.
+rdma::nic_test::Limits limits_of(double seconds, std::size_t nics) {
+  const double share = seconds / static_cast<double>(nics);
+  rdma::nic_test::Limits limits;
+  limits.wait_s = seconds / 5;  // by default longer than a NIC tries to reach a peer (7.5 s)
+  limits.entries_s = share / 3;
+  limits.phase_s = std::min(0.3, share / 20);
+  return limits;
+}
+
+}  // namespace
+
+int NicTestReport::count(Outcome outcome) const {
+  std::ptrdiff_t found = 0;
+  for (const TestedNic& nic : nics) {
+    found +=
+        std::count_if(nic.lines.begin(), nic.lines.end(), [&](const Line& line) { return line.outcome == outcome; });
+  }
+  return static_cast<int>(found);
+}
+
+std::string NicTestReport::text() const {
+  std::string text = fmt::format("NIC test of deep_ep {}\n", DEEP_EP_VERSION);
+  for (const TestedNic& nic : nics) {
+    text += fmt::format("\n{}\n", nic.name);
+    for (const Line& line : nic.lines) {
+      text += fmt::format("  {} {:<11} {}\n", word_of(line.outcome), line.check, line.found);
+      if (!line.meaning.empty()) text += fmt::format("       meaning: {}\n", line.meaning);
+      if (!line.action.empty()) text += fmt::format("       to do:   {}\n", line.action);
+    }
+  }
+  return text + fmt::format("\n{} passed, {} failed, {} skipped\n", count(Outcome::pass), count(Outcome::fail),
+                            count(Outcome::skip));
+}
+
+nlohmann::json NicTestReport::json() const {
+  nlohmann::json all = nlohmann::json::array();
+  for (const TestedNic& nic : nics) {
+    nlohmann::json lines = nlohmann::json::array();
+    for (const Line& line : nic.lines) {
+      lines.push_back({{"check", line.check},
+                       {"verdict", word_of(line.outcome)},
+                       {"found", line.found},
+                       {"meaning", line.meaning},
+                       {"action", line.action}});
+    }
+    all.push_back({{"nic", nic.name}, {"lines", lines}});
+  }
+  return {{"version", DEEP_EP_VERSION},      {"nics", all},
+          {"passed", count(Outcome::pass)},  {"failed", count(Outcome::fail)},
+          {"skipped", count(Outcome::skip)}, {"well", well()}};
+}
+
+PeerAddress parse_peer(const std::string& text) {
+  PeerAddress peer{.host = text};
+  const std::size_t colon = text.rfind(':');
+  const bool bracketed = text.starts_with('[');
+  // Several colons without brackets are an IPv6 address.
+  const bool has_port = colon != std::string::npos && (bracketed ? text[colon - 1] == ']' : text.find(':') == colon);
+  bool good = !text.empty();
+  if (has_port) {
+    peer.host = text.substr(0, colon);
+    const char* const end = text.data() + text.size();
+    const auto [stop, error] = std::from_chars(text.data() + colon + 1, end, peer.port);
+    good = error == std::errc() && stop == end && peer.port != 0;
+  }
+  if (bracketed && peer.host.ends_with(']')) peer.host = peer.host.substr(1, peer.host.size() - 2);
+  if (!good || peer.host.empty()) throw InvalidArgument(fmt::format("--peer {}: allowed: HOST, HOST:PORT", text));
+  return peer;
+}
+
+NicTestReport test_nics(const Patient& patient, const NicTestOptions& options) {
+  if (options.listen && !options.peer.empty()) {
+    throw InvalidArgument("--listen and --peer: one machine listens, the other one names it as its peer");
+  }
+  LogTaker log;
+  std::shared_ptr<Bootstrap> bootstrap = make_thread_bootstraps(1).front();
+  if (options.listen) bootstrap = make_socket_bootstrap(0, 2, "", options.port, options.seconds);
+  if (!options.peer.empty()) {
+    const PeerAddress peer = parse_peer(options.peer);
+    bootstrap = make_socket_bootstrap(1, 2, peer.host, peer.port, options.seconds);
+  }
+  const Subjects found = find_subjects(patient, {.wire = wire_of(options.wire),
+                                                 .device = options.device,
+                                                 .between_machines = bootstrap->size() > 1,
+                                                 .rank = bootstrap->rank()});
+  // Between machines the first NIC meets the first, and so on.
+  std::size_t count = found.subjects.size();
+  for (const std::size_t theirs : all_gather_values(*bootstrap, count)) count = std::min(count, theirs);
+  NicTestReport report;
+  const double share = options.seconds / static_cast<double>(std::max<std::size_t>(count, 1));
+  for (std::size_t i = 0; i < count; ++i) {
+    const rdma::nic_test::Subject& subject = found.subjects[i];
+    report.nics.push_back({subject.name, rdma::nic_test::test_nic(*bootstrap, subject,
+                                                                  limits_of(options.seconds, count), Deadline(share))});
+  }
+  rdma::nic_test::Lines left_out = found.left_out;
+  for (std::size_t i = count; i < found.subjects.size(); ++i) {
+    left_out.push_back(rdma::nic_test::skipped(found.subjects[i].name, "the other machine has fewer NICs"));
+  }
+  if (!left_out.empty()) report.nics.push_back({"not tested", left_out});
+  report.log = log.take();
+  return report;
+}
+
+}  // namespace deep_ep::tools

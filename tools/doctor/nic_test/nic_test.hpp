@@ -1,0 +1,54 @@
+// `deep_ep doctor --nic-test`: tests the NICs of this machine, alone or with those of another one, and reports.
+#pragma once
+
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "csrc/rdma/nic_test/outcome.hpp"
+#include "tools/doctor/checks.hpp"
+
+namespace deep_ep::tools {
+
+inline constexpr std::uint16_t kNicTestPort = 18650;
+
+struct NicTestOptions {
+  std::string wire = "auto";
+  std::string device = "auto";
+  bool listen = false;  ///< for the other machine's --peer
+  std::string peer;     ///< HOST[:PORT] that listens
+  std::uint16_t port = kNicTestPort;
+  double seconds = 45;  ///< for all of it, and as long again for the other machine to come
+  std::string bundle;   ///< a tar file
+};
+
+struct TestedNic {
+  std::string name;
+  rdma::nic_test::Lines lines;
+};
+
+struct NicTestReport {
+  std::vector<TestedNic> nics;
+  std::vector<std::string> log;  ///< what the library said meanwhile
+
+  int count(rdma::nic_test::Outcome outcome) const;
+  bool well() const { return count(rdma::nic_test::Outcome::fail) == 0; }
+  std::string text() const;
+  nlohmann::json json() const;
+};
+
+/// "HOST", "HOST:PORT", "[IPv6]:PORT". InvalidArgument.
+struct PeerAddress {
+  std::string host;
+  std::uint16_t port = kNicTestPort;
+};
+PeerAddress parse_peer(const std::string& text);
+
+/// InvalidArgument for options that make no sense; failures of NICs are in the report.
+NicTestReport test_nics(const Patient& patient, const NicTestOptions& options);
+
+/// Writes a tar file with the report and everything that helps to understand it. SystemError.
+void write_bundle(const std::string& file, const Patient& patient, const NicTestReport& report);
+
+}  // namespace deep_ep::tools

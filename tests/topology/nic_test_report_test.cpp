@@ -36,6 +36,7 @@ TEST(NicTestReport, SaysOfFailuresWhatTheyMean) {
                          {{"entries", Outcome::pass, "all right", "", ""},
                           {"litmus", Outcome::fail, "found", "meant", "do"},
                           {"query_qp", Outcome::skip, "cannot", "", ""}}});
+  report.log = {"info: heap", "warn: rings in host memory", "error: on purpose", "warn: rings in host memory"};
   const std::string text = report.text();
   EXPECT_NE(text.find("\nmlx5_0:1, rung by GPU 0\n"
                       "  PASS entries     all right\n"
@@ -43,6 +44,7 @@ TEST(NicTestReport, SaysOfFailuresWhatTheyMean) {
                       "       meaning: meant\n"
                       "       to do:   do\n"
                       "  SKIP query_qp    cannot\n"
+                      "\nwarn: rings in host memory\n"
                       "\n1 passed, 1 failed, 1 skipped\n"),
             std::string::npos)
       << text;
@@ -63,6 +65,20 @@ TEST(NicTestSubjects, WithoutANicTheLocalWireIsTestedAndThatIsSaid) {
   ASSERT_EQ(found.left_out.size(), 1u);
   EXPECT_EQ(found.left_out[0].outcome, Outcome::skip);
   EXPECT_NE(found.left_out[0].found.find("has no RDMA device"), std::string::npos);
+}
+
+TEST(NicTestSubjects, EveryNicThatCanBeUsedIsTestedAndTheOthersAreNamed) {
+  test::FakeMachine machine;
+  write_healthy_machine(machine);
+  machine.write("/sys/class/infiniband/mlx5_3/ports/1/state", "1: DOWN\n");
+  const Patient patient = examine(machine.root(), source_of(Variables{}), {});
+  const Subjects found = find_subjects(patient, {.device = "cpu"});
+  EXPECT_EQ(found.subjects.size(), 7u);
+  EXPECT_EQ(found.subjects[0].name, "mlx5_0:1, rung by the CPU");
+  EXPECT_TRUE(found.subjects[0].others.empty());
+  EXPECT_FALSE(found.subjects[0].wants_gpu_handler);
+  ASSERT_EQ(found.left_out.size(), 1u);
+  EXPECT_EQ(found.left_out[0].found.substr(0, 6), "mlx5_3");
 }
 
 }  // namespace

@@ -24,6 +24,7 @@ class Examination {
                   fmt::format("{} connected: {}", 2 * kMostPairs, bench_.ends().describe()), "", ""};
     });
     if (!connected_) return std::move(lines_);
+    if (subject_.wants_gpu_handler) check_connected("handler", [&] { return handler(); });
     check_connected("entries", [&] {
       return judge_entries("entries", bench_.run({NicTestTask::entries, 1, limits_.entries, limits_.entries_s}),
                            limits_.wait_s, /*must_wrap=*/true);
@@ -71,6 +72,13 @@ class Examination {
       if (!connected_) connect();
       return examine();
     });
+  }
+
+  Line handler() {
+    if (bench_.ends().rung_by_kernels()) return {"handler", Outcome::pass, "kernels ring the NIC", "", ""};
+    return {"handler", Outcome::fail, "kernels cannot ring this NIC, so a CPU thread does (handler cpu)",
+            "every message takes some microseconds more, and CPU time",
+            "the lines `way: handler gpu` say why; if it is meant to be so, set DEEP_EP_NIC_HANDLER=cpu"};
   }
 
   Line bandwidth() {

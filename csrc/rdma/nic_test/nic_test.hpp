@@ -24,6 +24,7 @@ struct Subject {
   std::vector<Way> others;  ///< tried briefly, one line each; none between machines
   std::string no_others;    ///< why there are none
   double link_gbps = 0;
+  bool wants_gpu_handler = false;  ///< kernels are to ring the NIC; that they cannot is a failure
 };
 
 struct Limits {

@@ -5,18 +5,18 @@
 namespace deep_ep::test {
 namespace {
 
-constexpr std::size_t kHeap = std::size_t{8} << 20;
-constexpr std::size_t kSmallWindow = std::size_t{24} << 10;
+constexpr std::size_t kCallsHeap = std::size_t{8} << 20;
+constexpr std::size_t kCallsWindow = std::size_t{24} << 10;
 
 /// Four ranks on two nodes.
-Shape four_ranks(std::uint64_t seed) {
+Shape four_ranks_of_two_nodes(std::uint64_t seed) {
   return {.tokens = {13, 0, 30, 9}, .local_experts = 2, .ranks_per_node = 2, .seed = seed};
 }
 
 class InternodeCallsTest : public ClusterTest {
  protected:
   static BufferOptions options(std::size_t window_bytes = 0) {
-    return {.heap_bytes = kHeap, .window_bytes = window_bytes, .ranks_per_node = 2};
+    return {.heap_bytes = kCallsHeap, .window_bytes = window_bytes, .ranks_per_node = 2};
   }
   static CachedDispatchArguments again(const Inputs& inputs, const DispatchHandle& handle) {
     CachedDispatchArguments cached;
@@ -30,19 +30,19 @@ DEEP_EP_ON_THREADS(InternodeCallsTest);
 
 TEST_P(InternodeCallsTest, HandlesServeManyCalls) {
   DEEP_EP_NEEDS_RANKS(4);
-  const Case one = make_case(four_ranks(1));
-  Shape wide = four_ranks(1);  // the same routing, other rows
+  const Case one = make_case(four_ranks_of_two_nodes(1));
+  Shape wide = four_ranks_of_two_nodes(1);  // the same routing, other rows
   wide.dtype = DType::float8_e4m3;
   wide.hidden = 256;
   wide.scales = 2;
   const Case other = make_case(wide);
   for (const std::int64_t worst : {0, 128}) {
     run_cluster(cluster(4), [&](Rank& rank) {
-      Buffer& buffer = rank.buffer(options(kSmallWindow));
+      Buffer& buffer = rank.buffer(options(kCallsWindow));
       Inputs inputs = upload_inputs(rank, one);
       inputs.dispatch.num_worst_tokens = worst;
       const DispatchResult first = buffer.dispatch(inputs.dispatch, rank.call());
-      run_round(rank, buffer, make_case(four_ranks(2)));
+      run_round(rank, buffer, make_case(four_ranks_of_two_nodes(2)));
       const Inputs later = upload_inputs(rank, other);
       for (int i = 0; i < 2; ++i) {
         const CachedDispatchResult cached = buffer.cached_dispatch(again(later, first.handle), rank.call());
@@ -61,9 +61,9 @@ TEST_P(InternodeCallsTest, HandlesServeManyCalls) {
 /// Nobody waits between calls, so ranks run ahead of each other as far as they may.
 TEST_P(InternodeCallsTest, ManyOnTheirWay) {
   DEEP_EP_NEEDS_RANKS(4);
-  const Case one = make_case(four_ranks(3));
+  const Case one = make_case(four_ranks_of_two_nodes(3));
   run_cluster(cluster(4), [&](Rank& rank) {
-    Buffer& buffer = rank.buffer(options(kSmallWindow));
+    Buffer& buffer = rank.buffer(options(kCallsWindow));
     const Inputs inputs = upload_inputs(rank, one);
     const DispatchResult first = buffer.dispatch(inputs.dispatch, rank.call());
     const Returned returned = upload_returned(rank, buffer, one, first.handle, true);
@@ -84,8 +84,8 @@ TEST_P(InternodeCallsTest, ManyOnTheirWay) {
 
 TEST_P(InternodeCallsTest, TheLayoutMustAgree) {
   DEEP_EP_NEEDS_RANKS(4);
-  const Case good = make_case(four_ranks(4));
-  Shape odd_shape = four_ranks(4);
+  const Case good = make_case(four_ranks_of_two_nodes(4));
+  Shape odd_shape = four_ranks_of_two_nodes(4);
   odd_shape.hidden = 72;
   const Case odd = make_case(odd_shape);
   run_cluster(cluster(4), [&](Rank& rank) {
@@ -108,8 +108,8 @@ TEST_P(InternodeCallsTest, TheLayoutMustAgree) {
 /// Where no counts are exchanged, rails tell each other of what shape their rows are.
 TEST_P(InternodeCallsTest, CachedCallsMustAgreeBetweenNodes) {
   DEEP_EP_NEEDS_RANKS(4);
-  const Case one = make_case(four_ranks(5));
-  Shape wide = four_ranks(5);
+  const Case one = make_case(four_ranks_of_two_nodes(5));
+  Shape wide = four_ranks_of_two_nodes(5);
   wide.hidden = 128;
   const Case other = make_case(wide);
   run_cluster(cluster_with_absentees(4), [&](Rank& rank) {
@@ -130,7 +130,7 @@ TEST_P(InternodeCallsTest, CachedCallsMustAgreeBetweenNodes) {
 
 TEST_P(InternodeCallsTest, ARankThatDoesNotComeIsNamed) {
   DEEP_EP_NEEDS_RANKS(4);
-  const Case one = make_case(four_ranks(6));
+  const Case one = make_case(four_ranks_of_two_nodes(6));
   for (const bool cached : {false, true}) {
     run_cluster(cluster_with_absentees(4), [&](Rank& rank) {
       BufferOptions short_wait = options();
@@ -160,7 +160,7 @@ TEST_P(InternodeCallsTest, ARankThatDoesNotComeIsNamed) {
 /// A rank without room for its rows drops them, and the others get theirs.
 TEST_P(InternodeCallsTest, AFullHeapConcernsItsRankOnly) {
   DEEP_EP_NEEDS_RANKS(4);
-  const Case one = make_case(four_ranks(7));
+  const Case one = make_case(four_ranks_of_two_nodes(7));
   run_cluster(cluster(4), [&](Rank& rank) {
     Buffer& buffer = rank.buffer(options());
     const Inputs inputs = upload_inputs(rank, one);
@@ -180,7 +180,7 @@ TEST_P(InternodeCallsTest, AWindowMustHoldTwoRows) {
   DEEP_EP_NEEDS_RANKS(2);
   const Case one = make_case({.tokens = {3, 4}, .hidden = 2048, .ranks_per_node = 1});
   run_cluster(cluster(2), [&](Rank& rank) {
-    Buffer& buffer = rank.buffer({.heap_bytes = kHeap, .window_bytes = std::size_t{8} << 10, .ranks_per_node = 1});
+    Buffer& buffer = rank.buffer({.heap_bytes = kCallsHeap, .window_bytes = std::size_t{8} << 10, .ranks_per_node = 1});
     const Inputs inputs = upload_inputs(rank, one);
     require_throws<OutOfMemory>([&] { buffer.dispatch(inputs.dispatch, rank.call()); },
                                 {"does not hold two rows", "window_bytes"}, "dispatch");
@@ -189,10 +189,10 @@ TEST_P(InternodeCallsTest, AWindowMustHoldTwoRows) {
 }
 
 TEST(InternodeScheduleTest, EverySeedGivesTheSame) {
-  Shape eight_bits = four_ranks(8);
+  Shape eight_bits = four_ranks_of_two_nodes(8);
   eight_bits.dtype = DType::float8_e4m3;
   eight_bits.scales = 2;
-  const Case cases[] = {make_case(four_ranks(9)), make_case(eight_bits)};
+  const Case cases[] = {make_case(four_ranks_of_two_nodes(9)), make_case(eight_bits)};
   const auto first = environment_number("DEEP_EP_TEST_FIRST_SCHEDULE", 1);
   const auto count = environment_number("DEEP_EP_TEST_SCHEDULES", under_thread_sanitizer() ? 5 : 20);
   for (std::int64_t seed = first; seed < first + count; ++seed) {
@@ -200,8 +200,8 @@ TEST(InternodeScheduleTest, EverySeedGivesTheSame) {
     ClusterOptions options{.ranks = 4, .where = {}, .host = {}};
     options.host = {.multiprocessors = 2, .warps_per_block = 3, .seed = static_cast<std::uint64_t>(seed)};
     ASSERT_NO_THROW(run_cluster(options, [&](Rank& rank) {
-      Buffer& buffer =
-          rank.buffer({.heap_bytes = kHeap, .window_bytes = kSmallWindow, .max_local_experts = 8, .ranks_per_node = 2});
+      Buffer& buffer = rank.buffer(
+          {.heap_bytes = kCallsHeap, .window_bytes = kCallsWindow, .max_local_experts = 8, .ranks_per_node = 2});
       for (const Case& one : cases) {
         run_round(rank, buffer, one, {.num_worst_tokens = &one == cases ? 0 : 128, .returned_in_heap = seed % 2 == 0});
         rank.release();

@@ -4,10 +4,10 @@
 namespace deep_ep::test {
 namespace {
 
-constexpr std::size_t kHeap = std::size_t{16} << 20;
+constexpr std::size_t kRoundHeap = std::size_t{16} << 20;
 
 /// Nodes times ranks of a node.
-struct Grid {
+struct NodesAndWidth {
   int nodes, width;
   int ranks() const { return nodes * width; }
 };
@@ -15,15 +15,15 @@ struct Grid {
 class InternodeRoundTest : public ClusterTest {
  protected:
   /// Few blocks and warps: many ranks share the CPUs.
-  ClusterOptions cluster_of(const Grid& grid, std::uint64_t seed = 0) const {
+  ClusterOptions cluster_of(const NodesAndWidth& grid, std::uint64_t seed = 0) const {
     ClusterOptions options = cluster(grid.ranks());
     options.host = {.multiprocessors = 2, .warps_per_block = 3, .seed = seed};
     return options;
   }
-  static BufferOptions buffer_of(const Grid& grid, std::size_t window_bytes = 0) {
-    return {.heap_bytes = kHeap, .window_bytes = window_bytes, .ranks_per_node = grid.width};
+  static BufferOptions buffer_of(const NodesAndWidth& grid, std::size_t window_bytes = 0) {
+    return {.heap_bytes = kRoundHeap, .window_bytes = window_bytes, .ranks_per_node = grid.width};
   }
-  static Shape shape_of(const Grid& grid, std::int64_t tokens, std::uint64_t seed) {
+  static Shape shape_of(const NodesAndWidth& grid, std::int64_t tokens, std::uint64_t seed) {
     return {.tokens = equal_tokens(grid.ranks(), tokens), .ranks_per_node = grid.width, .seed = seed};
   }
   std::uint64_t seed_ = test_seed();
@@ -32,22 +32,22 @@ DEEP_EP_ON_THREADS(InternodeRoundTest);
 
 TEST_P(InternodeRoundTest, TwoNodesOfOne) {
   DEEP_EP_NEEDS_RANKS(2);
-  const Grid grid{2, 1};
+  const NodesAndWidth grid{2, 1};
   run_rounds(cluster_of(grid), std::vector{shape_of(grid, 16, 1), shape_of(grid, 40, 2)}, {}, buffer_of(grid));
 }
 
 TEST_P(InternodeRoundTest, TwoNodesOfTwo) {
   DEEP_EP_NEEDS_RANKS(4);
-  const Grid grid{2, 2};
+  const NodesAndWidth grid{2, 2};
   run_rounds(cluster_of(grid), std::vector{shape_of(grid, 16, 1), shape_of(grid, 70, 2)}, {}, buffer_of(grid));
 }
 
 TEST_P(InternodeRoundTest, RandomRoundsMatchTheOracle) {
   oracle::Random random(seed_);
-  const Grid grids[] = {{2, 1}, {2, 2}, {2, 4}, {4, 2}, {3, 3}, {5, 1}, {2, 3}};
+  const NodesAndWidth grids[] = {{2, 1}, {2, 2}, {2, 4}, {4, 2}, {3, 3}, {5, 1}, {2, 3}};
   const auto buffers = environment_number("DEEP_EP_TEST_ROUNDS", under_thread_sanitizer() ? 2 : 14);
   for (std::int64_t i = 0; i < buffers; ++i) {
-    const Grid grid = grids[static_cast<std::size_t>(i) % std::size(grids)];
+    const NodesAndWidth grid = grids[static_cast<std::size_t>(i) % std::size(grids)];
     DEEP_EP_NEEDS_RANKS(grid.ranks());
     ClusterOptions options = cluster_of(grid, random.chance(0.3) ? 0 : random.next());
     options.host.multiprocessors = static_cast<int>(1 + random.below(3));

@@ -19,6 +19,7 @@
 #include "deep_ep/executor.hpp"
 #include "tests/rdma/messages.hpp"
 #include "tests/rdma/verbs/devx/fake_pages.hpp"
+#include "tests/rdma/verbs/fake_heap.hpp"
 #include "tests/rdma/verbs/fake_verbs.hpp"
 
 namespace deep_ep::rdma::verbs {
@@ -26,25 +27,11 @@ namespace {
 
 using deep_ep::test::contains;
 using deep_ep::test::message_of;
+using test::FakeHeap;
 using test::FakeVerbs;
 
-constexpr std::size_t kHeapBytes = std::size_t{1} << 20;
 constexpr int kChannels = 2;
 constexpr std::uint32_t kDepth = 128;
-
-class FakeHeap final : public SymmetricHeap {
- public:
-  std::byte* local() const override { return memory_; }
-  std::size_t bytes() const override { return kHeapBytes; }
-  HeapKind kind() const override { return HeapKind::posix_fd; }
-  std::span<std::byte* const> peers() const override { return peers_; }
-  std::byte* const* device_peers() const override { return peers_; }
-  void unmap_peers() noexcept override {}
-
- private:
-  alignas(4096) mutable std::byte memory_[kHeapBytes]{};
-  std::byte* peers_[2] = {memory_, nullptr};  // the other rank is far away
-};
 
 /// A page of registers, followed by where it is mapped.
 alignas(kDoorbellPageBytes) std::byte registers[2 * kDoorbellPageBytes];
@@ -119,7 +106,7 @@ TEST_F(NicEndsTest, HandlerCpu) {
   EXPECT_EQ(ends_->describe(), "handler cpu, wire verbs, NIC fake_0:1, heap registered as host memory");
   // The heap from address 0, strictly ordered; then the sinks at their own address.
   EXPECT_EQ(registered(0).address, heap_->local());
-  EXPECT_EQ(registered(0).bytes, kHeapBytes);
+  EXPECT_EQ(registered(0).bytes, FakeHeap::kBytes);
   EXPECT_EQ(registered(0).first_address, 0u);
   EXPECT_EQ(registered(0).access, kStrict);
   EXPECT_EQ(registered(1).bytes, kChannels * sizeof(std::uint64_t));

@@ -6,6 +6,7 @@
 #include <charconv>
 #include <memory>
 #include <mutex>
+#include <set>
 
 #include "csrc/bootstrap/agreement.hpp"
 #include "csrc/bootstrap/socket.hpp"
@@ -98,6 +99,11 @@ std::string NicTestReport::text() const {
       if (!line.meaning.empty()) text += fmt::format("       meaning: {}\n", line.meaning);
       if (!line.action.empty()) text += fmt::format("       to do:   {}\n", line.action);
     }
+  }
+  // Errors were made on purpose; warnings say what the library had to make do with.
+  std::set<std::string> warnings;
+  for (const std::string& line : log) {
+    if (line.starts_with("warn: ") && warnings.insert(line).second) text += fmt::format("\n{}\n", line);
   }
   return text + fmt::format("\n{} passed, {} failed, {} skipped\n", count(Outcome::pass), count(Outcome::fail),
                             count(Outcome::skip));

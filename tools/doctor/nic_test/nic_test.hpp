@@ -30,7 +30,7 @@ struct TestedNic {
 
 struct NicTestReport {
   std::vector<TestedNic> nics;
-  std::vector<std::string> log;  ///< what the library said meanwhile
+  std::vector<std::string> log;  ///< what the library said meanwhile, warnings as "warn: ..."
 
   int count(rdma::nic_test::Outcome outcome) const;
   bool well() const { return count(rdma::nic_test::Outcome::fail) == 0; }

@@ -9,7 +9,6 @@
 #include "csrc/rdma/discovery/machine.hpp"
 #include "csrc/rdma/local/local_ends.hpp"
 #include "csrc/rdma/nic_test/judge.hpp"
-#include "csrc/rdma/verbs/libraries.hpp"
 #include "csrc/rdma/verbs/nic_ends.hpp"
 #include "deep_ep/error.hpp"
 #include "tools/common/ranks.hpp"
@@ -63,14 +62,20 @@ Subject nic_subject(const rdma::NicAssignment& nic, const std::shared_ptr<Execut
                   .others = {},
                   .no_others = "handler cpu: there is no doorbell register, and rings lie in host memory",
                   .link_gbps = nic.rate_gbps};
+  const bool has_registers = executor->device().kind == Device::Kind::cuda && nic.capability == rdma::Capability::mlx5;
+  subject.wants_gpu_handler = has_registers && settings.nic_handler != rdma::NicHandler::cpu;
   if (between_machines) {
     subject.no_others = "a NIC's doorbells and rings are tested without --listen and --peer";
-  } else if (executor->device().kind == Device::Kind::cuda && nic.capability == rdma::Capability::mlx5) {
+  } else if (has_registers) {
     for (const Adjustment& way : kAdjustments) {
       subject.others.push_back({way.name, on_nic(nic, executor, settings, way.adjust)});
     }
   }
   return subject;
+}
+
+void leave_out(const std::vector<std::string>& nics, Subjects& found) {
+  for (const std::string& nic : nics) found.left_out.push_back(rdma::nic_test::skipped("nics", nic));
 }
 
 void add_nics_of_gpus(const Patient& patient, const SubjectChoice& choice, Subjects& found) {
@@ -86,6 +91,7 @@ void add_nics_of_gpus(const Patient& patient, const SubjectChoice& choice, Subje
       found.left_out.push_back(rdma::nic_test::skipped(by, error.what()));
     }
   }
+  leave_out(patient.map.unused, found);
 }
 
 void add_nics_of_cpu(const Patient& patient, const SubjectChoice& choice, Subjects& found) {
@@ -100,6 +106,7 @@ void add_nics_of_cpu(const Patient& patient, const SubjectChoice& choice, Subjec
     found.subjects.push_back(
         nic_subject(nic, make_host_executor(), "the CPU", patient.settings, choice.between_machines));
   }
+  leave_out(map.unused, found);
 }
 
 }  // namespace
@@ -125,11 +132,7 @@ Subjects find_subjects(const Patient& patient, const SubjectChoice& choice) {
          .no_others = "there is no NIC, so no doorbell register"});
     return found;
   }
-  rdma::verbs::require_libraries();
   kind == Device::Kind::cuda ? add_nics_of_gpus(patient, choice, found) : add_nics_of_cpu(patient, choice, found);
-  for (const std::string& unused : patient.map.unused) {
-    if (kind == Device::Kind::cuda) found.left_out.push_back(rdma::nic_test::skipped("nics", unused));
-  }
   if (found.subjects.empty()) {
     const std::string why = rdma::why_no_rdma(patient.map);
     found.left_out.push_back({"nics", rdma::nic_test::Outcome::fail,

@@ -164,16 +164,18 @@ class DevxEnds final : public Ends {
                                                                 .batch = options.batch,
                                                                 .on_gpu = on_gpu,
                                                                 .alignment = devx::kRingAlignment});
-    const devx::PortTraits traits = devx::port_traits({nic.device, &nic.mlx5_functions()}, nic.path);
+    const auto device = std::make_shared<devx::DevxDevice>(nic.device, nic.mlx5_functions());
+    const std::size_t bytes = rings_->layout().bytes;
+    const auto memory = std::make_shared<const devx::Umem>(device->register_memory(
+        {.address = rings_->ring(0), .bytes = bytes * peers_.size(), .first_address = {}}, on_gpu, nic.exporter));
+    const devx::PortTraits traits = devx::port_traits(device->context(), nic.path);
     for (std::size_t i = 0; i < peers_.size(); ++i) {
       const devx::DevxQueuePairOptions pair{.layout = rings_->layout(),
-                                            .memory = rings_->ring(i),
-                                            .gpu_memory = on_gpu,
-                                            .exporter = nic.exporter,
+                                            .offset = i * bytes,
                                             .user_index = static_cast<std::uint32_t>(i),
                                             .traits = traits,
                                             .doorbell = nic.doorbell};
-      pairs_.push_back(std::make_unique<DevxQueuePair>(nic.device, nic.mlx5_functions(), pair, nic.path));
+      pairs_.push_back(std::make_unique<DevxQueuePair>(device, memory, pair, nic.path));
       doorbells_.push_back(pages_.map(pairs_.back()->doorbell().register_address()));
     }
   }

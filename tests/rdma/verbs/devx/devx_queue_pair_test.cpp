@@ -29,7 +29,6 @@ class DevxTest : public testing::Test {
   void SetUp() override {
     options_.layout = RingLayout::of(1024, kRingAlignment);
     memory_.reset(static_cast<std::byte*>(std::aligned_alloc(kRingAlignment, options_.layout.bytes)));
-    options_.memory = memory_.get();
     options_.user_index = 5;
     path_.gid_index = 3;
     path_.service_level = 3;
@@ -41,7 +40,11 @@ class DevxTest : public testing::Test {
   }
 
   std::unique_ptr<DevxQueuePair> make() {
-    return std::make_unique<DevxQueuePair>(Device::open("fake_0", fake_.functions), fake_.mlx5, options_, path_);
+    const auto device = std::make_shared<DevxDevice>(Device::open("fake_0", fake_.functions), fake_.mlx5);
+    const MemoryRange range{
+        .address = memory_.get() + misplaced_by_, .bytes = options_.layout.bytes, .first_address = {}};
+    const auto memory = std::make_shared<const Umem>(device->register_memory(range, gpu_memory_, exporter_));
+    return std::make_unique<DevxQueuePair>(device, memory, options_, path_);
   }
   static QueuePairAddress peer_of(const DevxQueuePair& pair) {
     QueuePairAddress peer = pair.address();
@@ -90,6 +93,9 @@ class DevxTest : public testing::Test {
     void operator()(std::byte* memory) const { std::free(memory); }
   };
   std::unique_ptr<std::byte, Free> memory_;
+  std::size_t misplaced_by_ = 0;
+  bool gpu_memory_ = false;
+  DmaBufExporter exporter_;
   DevxQueuePairOptions options_;
   PathOptions path_;
 };
@@ -331,8 +337,8 @@ TEST_F(DevxTest, DoorbellRegistersAreTriedFromBestToWorst) {
 }
 
 TEST_F(DevxTest, RingsInGpuMemoryGoByDmaBufThenByPeerMemory) {
-  options_.gpu_memory = true;
-  options_.exporter = [](void*, std::size_t) { return UniqueFd(::open("/dev/null", O_RDONLY)); };
+  gpu_memory_ = true;
+  exporter_ = [](void*, std::size_t) { return UniqueFd(::open("/dev/null", O_RDONLY)); };
   EXPECT_EQ(make()->memory_path(), RegistrationPath::dma_buf);
   EXPECT_EQ(fake_.registered.back().address, nullptr) << "an offset into the dma-buf";
   fake_.refusals["umem_reg_ex"] = EINVAL;
@@ -363,7 +369,7 @@ TEST_F(DevxTest, OtherRefusalsOfTheSetUp) {
 }
 
 TEST_F(DevxTest, MemoryThatIsNotAligned) {
-  options_.memory = memory_.get() + 4096;
+  misplaced_by_ = 4096;
   EXPECT_TRUE(says(message_of<InvalidArgument>([&] { make(); }), {"multiples of 64 KiB"}));
 }
 

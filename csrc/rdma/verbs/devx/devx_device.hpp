@@ -1,0 +1,43 @@
+// What the queue pairs of an opened mlx5 device share. A large job makes hundreds of them at its start, so it is asked
+// for and registered once.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+
+#include "csrc/rdma/discovery/settings.hpp"
+#include "csrc/rdma/verbs/devx/objects.hpp"
+
+namespace deep_ep::rdma::verbs::devx {
+
+/// Of the memory of queue pairs: the page size of GPUs.
+inline constexpr std::size_t kRingAlignment = 65536;
+
+using MacAddress = std::array<std::uint8_t, 6>;
+
+class DevxDevice {
+ public:
+  /// Checks that the device can do what the rings need (completion format 1, 8-byte fetch-and-add). SystemError says
+  /// which command was refused, and how. The functions outlive it.
+  DevxDevice(std::shared_ptr<Device> device, const Mlx5Functions& functions);
+
+  const Context& context() const { return context_; }
+  std::uint32_t protection_domain() const { return protection_domain_; }
+  std::uint32_t event_queue() const { return event_queue_; }
+  /// The hardware address behind a peer's GID. Queue pairs of one device have one path.
+  MacAddress mac_of(const QueuePairAddress& peer, const PathOptions& path);
+
+  /// Memory of queue pairs, aligned to kRingAlignment. `exporter`: for GPU memory; may be empty.
+  Umem register_memory(const MemoryRange& range, bool gpu_memory, const DmaBufExporter& exporter) const;
+
+ private:
+  Context context_;
+  std::uint32_t protection_domain_;
+  std::uint32_t event_queue_;
+  std::map<GidBytes, MacAddress> macs_;
+};
+
+}  // namespace deep_ep::rdma::verbs::devx

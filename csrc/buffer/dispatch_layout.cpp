@@ -13,7 +13,7 @@ namespace {
 std::size_t work_bytes(const Runtime& runtime) {
   const auto ranks = static_cast<std::size_t>(runtime.num_ranks());
   const auto experts = ranks * static_cast<std::size_t>(runtime.options().max_local_experts);
-  return sizeof(LayoutWork) + sizeof(std::int32_t) * (ranks + experts);
+  return sizeof(LayoutWork) + sizeof(std::int32_t) * (ranks + experts + ranks);  // nodes are at most ranks
 }
 
 void check(const ConstTensorView& topk_idx, int num_experts, const Runtime& runtime) {
@@ -30,7 +30,7 @@ void check(const ConstTensorView& topk_idx, int num_experts, const Runtime& runt
 LaunchShape plan_launch(const LayoutParams& params, const LaunchPolicy& policy) {
   const int threads = std::min(128, policy.warps_per_block * 32);
   return {std::clamp((params.num_tokens + threads - 1) / threads, 1, policy.multiprocessors), threads,
-          LayoutShared(Carver::without_memory(), params.num_ranks, params.num_experts).bytes};
+          LayoutShared(Carver::without_memory(), params.num_ranks, params.num_experts, params.num_nodes).bytes};
 }
 
 }  // namespace
@@ -52,22 +52,27 @@ DispatchLayout DispatchLayouts::count(const ConstTensorView& topk_idx, int num_e
   params.num_topk = static_cast<int>(topk_idx.size(1));
   params.num_experts = num_experts;
   params.num_ranks = runtime_.num_ranks();
+  params.ranks_per_node = runtime_.nodes().ranks_of_each_node();
+  params.num_nodes = params.ranks_per_node == 0 ? 0 : runtime_.nodes().num_nodes;
   params.work = work_.get();
   const LaunchShape shape = plan_launch(params, executor.policy());
 
   CallScope scope(runtime_.calls(), call);
   const std::array wanted = {unplaced(device, DType::int32, {params.num_ranks}),
                              unplaced(device, DType::int32, {num_experts}),
+                             unplaced(device, DType::int32, {params.num_nodes}),
                              unplaced(device, DType::boolean, {params.num_tokens, params.num_ranks})};
   const std::vector<Tensor> made = scope.pool_tensors(wanted);
   params.num_tokens_per_rank = made[0].as<std::int32_t>();
   params.num_tokens_per_expert = made[1].as<std::int32_t>();
-  params.is_token_in_rank = made[2].as<std::uint8_t>();
+  params.num_tokens_per_node = made[2].as<std::int32_t>();
+  params.is_token_in_rank = made[3].as<std::uint8_t>();
   executor.kernels().layout(params, shape, scope.stream());
-  scope.hand_out(made[0]);  // the three share their memory
+  scope.hand_out(made[0]);  // they share their memory
   return {.num_tokens_per_rank = made[0],
           .num_tokens_per_expert = made[1],
-          .is_token_in_rank = made[2],
+          .num_tokens_per_node = params.num_nodes == 0 ? Tensor{} : made[2],
+          .is_token_in_rank = made[3],
           .event = scope.finish()};
 }
 

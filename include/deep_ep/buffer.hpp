@@ -56,6 +56,8 @@ class Buffer {
 
   int rank() const;
   int num_ranks() const;
+  /// P: the nodes of the ranks. Ranks of one node map each other's memory; see BufferOptions::ranks_per_node.
+  int num_nodes() const;
   Executor& executor() const;
   StreamHandle comm_stream() const;
   /// The options that the buffer was made with; what they left to the environment is filled in.

@@ -18,6 +18,8 @@ namespace deep_ep {
 struct DispatchLayout {
   Tensor num_tokens_per_rank;    ///< [R] int32: tokens with at least one expert on that rank
   Tensor num_tokens_per_expert;  ///< [E] int32: (token, k) entries that name the expert
+  Tensor num_tokens_per_node;    ///< [P] int32: tokens with at least one expert on that node; undefined where there is
+                                 ///< one node, or where nodes are not of equally many consecutive ranks
   Tensor is_token_in_rank;       ///< [T, R] boolean
   EventHandle event;             ///< set with async_finish
 };

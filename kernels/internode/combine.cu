@@ -106,4 +106,4 @@ DEEP_EP_DEVICE void combine_body(const InternodeCombineParams& params, std::byte
 
 }  // namespace deep_ep::device::internode
 
-DEEP_EP_DEFINE_KERNEL(combine_internode, deep_ep::device::internode::combine_body)
+DEEP_EP_DEFINE_KERNEL(combine_and_notify_internode, deep_ep::device::internode::combine_body)

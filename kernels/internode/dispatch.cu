@@ -102,4 +102,4 @@ DEEP_EP_DEVICE void dispatch_body(const InternodeDispatchParams& params, std::by
 
 }  // namespace deep_ep::device::internode
 
-DEEP_EP_DEFINE_KERNEL(dispatch_internode, deep_ep::device::internode::dispatch_body)
+DEEP_EP_DEFINE_KERNEL(dispatch_and_notify_internode, deep_ep::device::internode::dispatch_body)

@@ -1,4 +1,4 @@
-// Layout: which ranks does each token go to, and how many tokens go to each rank and expert?
+// Layout: which ranks does each token go to, and how many tokens go to each rank, expert and node?
 //
 // A thread takes a token. Blocks count in shared memory first, so that global memory sees one addition a block and
 // counter instead of one a token. The totals add up in memory that is kept for that, which the last block clears: to
@@ -28,19 +28,24 @@ DEEP_EP_DEVICE int expert_at(const LayoutParams& params, int token, int k) {
 struct RankSet {
   std::uint64_t low = 0, high = 0;
   DEEP_EP_DEVICE void insert(int rank) { (rank < 64 ? low : high) |= std::uint64_t{1} << (rank & 63); }
+  DEEP_EP_DEVICE bool any_from(int first, int count) const {
+    bool any = false;
+    for (int rank = first; rank < first + count; ++rank) any |= contains(rank);
+    return any;
+  }
   DEEP_EP_DEVICE bool contains(int rank) const { return ((rank < 64 ? low : high) >> (rank & 63) & 1) != 0; }
 };
 
 DEEP_EP_DEVICE void layout_body(const LayoutParams& params, std::byte* memory) {
-  const LayoutShared shared(Carver(memory), params.num_ranks, params.num_experts);
-  const int num_counters = params.num_ranks + params.num_experts;
+  const LayoutShared shared(Carver(memory), params.num_ranks, params.num_experts, params.num_nodes);
+  const int num_counters = params.num_ranks + params.num_experts + params.num_nodes;
   const int experts_per_rank = params.num_experts / params.num_ranks;
 
   // 1. Clear the block's counters.
   for (int i = thread_index(); i < num_counters; i += block_threads()) shared.rank_counts[i] = 0;
   block::sync();
 
-  // 2. Count. A token counts once per rank, however many of its experts live there.
+  // 2. Count. A token counts once per rank and once per node, however many of its experts live there.
   for (int token = block_index() * block_threads() + thread_index(); token < params.num_tokens;
        token += grid_blocks() * block_threads()) {
     RankSet ranks;
@@ -56,6 +61,11 @@ DEEP_EP_DEVICE void layout_body(const LayoutParams& params, std::byte* memory) {
       in_rank[rank] = member ? 1 : 0;
       if (member) fetch_add_relaxed<Scope::block>(&shared.rank_counts[rank], 1);
     }
+    for (int node = 0; node < params.num_nodes; ++node) {
+      if (ranks.any_from(node * params.ranks_per_node, params.ranks_per_node)) {
+        fetch_add_relaxed<Scope::block>(&shared.node_counts[node], 1);
+      }
+    }
   }
   block::sync();
 
@@ -67,8 +77,11 @@ DEEP_EP_DEVICE void layout_body(const LayoutParams& params, std::byte* memory) {
   // 4. The last block hands the totals out.
   if (!last_block_to_arrive(&params.work->ticket, shared.rank_counts)) return;
   for (int i = thread_index(); i < num_counters; i += block_threads()) {
-    std::int32_t* out =
-        i < params.num_ranks ? params.num_tokens_per_rank + i : params.num_tokens_per_expert + (i - params.num_ranks);
+    const int expert = i - params.num_ranks;
+    const int node = expert - params.num_experts;
+    std::int32_t* out = node >= 0     ? params.num_tokens_per_node + node
+                        : expert >= 0 ? params.num_tokens_per_expert + expert
+                                      : params.num_tokens_per_rank + i;
     *out = load_relaxed<Scope::gpu>(&params.work->totals[i]);
     store_relaxed<Scope::gpu>(&params.work->totals[i], 0);
   }

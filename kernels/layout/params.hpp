@@ -1,4 +1,4 @@
-// Arguments of the layout kernel: counts tokens per rank and per expert.
+// Arguments of the layout kernel: counts tokens per rank, per expert and per node.
 #pragma once
 
 #include <cstdint>
@@ -12,18 +12,20 @@ namespace deep_ep {
 /// Where blocks add up their counts, in device memory of the buffer. Zero when it is made, and left zero by each call.
 struct LayoutWork {
   std::uint32_t ticket;    ///< blocks that have added theirs
-  std::int32_t totals[1];  ///< [num_ranks + num_experts]; allocated behind the struct
+  std::int32_t totals[1];  ///< [num_ranks + num_experts + num_nodes]; allocated behind the struct
 };
 
 /// Shared memory of a block: its own counts.
 struct LayoutShared {
   std::int32_t* rank_counts;    ///< [num_ranks]
   std::int32_t* expert_counts;  ///< [num_experts], right behind them
+  std::int32_t* node_counts;    ///< [num_nodes], right behind these
   std::size_t bytes;
 
-  DEEP_EP_HOST_DEVICE LayoutShared(Carver carver, int num_ranks, int num_experts)
+  DEEP_EP_HOST_DEVICE LayoutShared(Carver carver, int num_ranks, int num_experts, int num_nodes)
       : rank_counts(carver.take<std::int32_t>(static_cast<std::size_t>(num_ranks))),
         expert_counts(carver.take<std::int32_t>(static_cast<std::size_t>(num_experts))),
+        node_counts(carver.take<std::int32_t>(static_cast<std::size_t>(num_nodes))),
         bytes(carver.bytes()) {}
 };
 
@@ -35,9 +37,12 @@ struct LayoutParams {
   int num_topk;
   int num_experts;
   int num_ranks;
+  int ranks_per_node;  ///< divides num_ranks
+  int num_nodes;       ///< 0 where nobody asks for them: there is one
   LayoutWork* work;
   std::int32_t* num_tokens_per_rank;    ///< [num_ranks]
   std::int32_t* num_tokens_per_expert;  ///< [num_experts]
+  std::int32_t* num_tokens_per_node;    ///< [num_nodes]
   std::uint8_t* is_token_in_rank;       ///< [num_tokens, num_ranks]
 };
 

@@ -85,6 +85,7 @@ void define_buffer(py::module_& module) {
                return std::make_shared<NativeBuffer>(read_call<BufferSetup>("Buffer", given));
              }),
              signature_of_call<BufferSetup>("__init__", "None").c_str());
+  define(buffer, "num_nodes", &NativeBuffer::num_nodes);
   define_call(buffer, "get_dispatch_layout", &NativeBuffer::get_dispatch_layout);
   define_call(buffer, "dispatch", &NativeBuffer::dispatch);
   define_call(buffer, "cached_dispatch", &NativeBuffer::cached_dispatch);

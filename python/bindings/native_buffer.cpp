@@ -15,11 +15,20 @@
 namespace deep_ep::bindings {
 namespace {
 
-/// Elements of the handle tuple. Those between are upstream's bookkeeping, which nothing here needs.
-constexpr std::size_t kHandleLength = 6;
-constexpr std::size_t kRankPrefixMatrix = 0;
-constexpr std::size_t kRecvSrcIdx = 3;
-constexpr std::size_t kDestinationRow = 5;
+/// Where in the handle tuple things lie. What is between them is upstream's bookkeeping, which nothing here needs.
+struct HandleElements {
+  std::size_t length, rank_prefix_matrix, recv_src_idx, destination_row;
+  std::size_t node_row = 0, node_counts = 0, relay_rows = 0;  ///< 0: not there
+};
+constexpr HandleElements kInsideANode{
+    .length = 6, .rank_prefix_matrix = 0, .recv_src_idx = 3, .destination_row = 5};
+constexpr HandleElements kBetweenNodes{.length = 10,
+                                       .rank_prefix_matrix = 5,
+                                       .recv_src_idx = 7,
+                                       .destination_row = 2,
+                                       .node_row = 8,
+                                       .node_counts = 1,
+                                       .relay_rows = 9};
 
 /// A Python all-gather as the library's. The GIL is taken for the call, and to release the object.
 AllGatherFunction wrap_all_gather(const py::function& all_gather) {
@@ -61,6 +70,20 @@ Tensor handle_tensor(const py::tuple& handle, std::size_t index, const Device& d
                     name, view.describe(), to_string(view.device), dims, to_string(device)));
   }
   return Tensor::borrow(view);
+}
+
+py::tuple hand_out_handle(const DispatchHandle& handle, py::handle is_token_in_rank) {
+  const Framework& framework = Framework::instance();
+  const py::object prefix = framework.hand_out(handle.rank_prefix_matrix);
+  const py::object recv_src_idx = framework.hand_out(handle.recv_src_idx);
+  const py::object destination_row = framework.hand_out(handle.destination_row);
+  if (!handle.node_row.defined()) {
+    return py::make_tuple(prefix, prefix, prefix, recv_src_idx, is_token_in_rank, destination_row);
+  }
+  const py::object node_counts = framework.hand_out(handle.node_counts);
+  // The end of each source's rows on this rank is a column of the matrix: the caller puts it at index 6.
+  return py::make_tuple(is_token_in_rank, node_counts, destination_row, node_counts, node_counts, prefix, prefix,
+                        recv_src_idx, framework.hand_out(handle.node_row), framework.hand_out(handle.relay_rows));
 }
 
 }  // namespace
@@ -111,14 +134,21 @@ auto NativeBuffer::without_gil(Work&& work) {
 }
 
 DispatchHandle NativeBuffer::borrow_handle(const py::tuple& handle) const {
-  if (handle.size() != kHandleLength) {
-    throw InvalidArgument(fmt::format("handle has {} elements, expected the tuple of {} that dispatch returned",
-                                      handle.size(), kHandleLength));
+  const HandleElements at = buffer_->num_nodes() == 1 ? kInsideANode : kBetweenNodes;
+  if (handle.size() != at.length) {
+    throw InvalidArgument(
+        fmt::format("handle has {} elements, expected the tuple of {} that dispatch returned", handle.size(), at.length));
   }
+  const auto tensor = [&](std::size_t index, int dims) { return handle_tensor(handle, index, device_, dims); };
   DispatchHandle result;
-  result.rank_prefix_matrix = handle_tensor(handle, kRankPrefixMatrix, device_, 2);
-  result.recv_src_idx = handle_tensor(handle, kRecvSrcIdx, device_, 1);
-  result.destination_row = handle_tensor(handle, kDestinationRow, device_, 2);
+  result.rank_prefix_matrix = tensor(at.rank_prefix_matrix, 2);
+  result.recv_src_idx = tensor(at.recv_src_idx, 1);
+  result.destination_row = tensor(at.destination_row, 2);
+  if (at.node_row != 0) {
+    result.node_row = tensor(at.node_row, 2);
+    result.node_counts = tensor(at.node_counts, 2);
+    result.relay_rows = tensor(at.relay_rows, 2);
+  }
   result.num_tokens = result.destination_row.size(0);
   result.num_recv_rows = result.recv_src_idx.size(0);
   return result;
@@ -131,6 +161,7 @@ py::tuple NativeBuffer::get_dispatch_layout(LayoutCall& call) {
   const DispatchLayout layout =
       without_gil([&] { return buffer.get_dispatch_layout(call.topk_idx, call.num_experts, call.options); });
   return py::make_tuple(framework.hand_out(layout.num_tokens_per_rank),
+                        layout.num_tokens_per_node.defined() ? framework.hand_out(layout.num_tokens_per_node) : py::none(),
                         framework.hand_out(layout.num_tokens_per_expert), framework.hand_out(layout.is_token_in_rank),
                         event_object(call.options, layout.event, layout.num_tokens_per_rank, layout.is_token_in_rank));
 }
@@ -143,15 +174,12 @@ py::tuple NativeBuffer::dispatch(DispatchCall& call) {
   complete(call.options);
   const DispatchResult result = without_gil([&] { return buffer.dispatch(call.arguments, call.options); });
 
-  const py::object prefix = framework.hand_out(result.handle.rank_prefix_matrix);
-  const py::object recv_src_idx = framework.hand_out(result.handle.recv_src_idx);
-  const py::object destination_row = framework.hand_out(result.handle.destination_row);
   py::list counts(result.num_recv_tokens_per_expert.size());
   for (std::size_t i = 0; i < counts.size(); ++i) counts[i] = py::int_(result.num_recv_tokens_per_expert[i]);
   return py::make_tuple(
       framework.hand_out(result.recv_x, &call.x.dtype), framework.hand_out(result.recv_x_scales),
       framework.hand_out(result.recv_topk_idx), framework.hand_out(result.recv_topk_weights), counts,
-      py::make_tuple(prefix, prefix, prefix, recv_src_idx, call.is_token_in_rank.object, destination_row),
+      hand_out_handle(result.handle, call.is_token_in_rank.object),
       event_object(call.options, result.event, result.recv_x, result.recv_x_scales, result.recv_topk_idx,
                    result.recv_topk_weights, result.handle.rank_prefix_matrix));
 }

@@ -27,7 +27,8 @@ class NativeBuffer : public std::enable_shared_from_this<NativeBuffer> {
 
   // Results that do not exist are None.
 
-  /// (num_tokens_per_rank, num_tokens_per_expert, is_token_in_rank, event)
+  int num_nodes() const { return alive().num_nodes(); }
+  /// (num_tokens_per_rank, num_tokens_per_node, num_tokens_per_expert, is_token_in_rank, event)
   py::tuple get_dispatch_layout(LayoutCall& call);
   /// (recv_x, recv_scales, recv_topk_idx, recv_topk_weights, counts per expert, handle, event). The handle is a tuple
   /// of tensors, see deep_ep/buffer.py.

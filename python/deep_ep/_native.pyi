@@ -34,6 +34,7 @@ class Buffer:
         allow_nvlink_for_low_latency: bool,
         /,
     ) -> None: ...
+    def num_nodes(self, /) -> int: ...
     def get_dispatch_layout(
         self,
         topk_idx: torch.Tensor,
@@ -41,7 +42,7 @@ class Buffer:
         previous_event: Optional[EventHandle],
         async_finish: bool,
         /,
-    ) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor, Optional[EventHandle]]: ...
+    ) -> Tuple[torch.Tensor, Optional[torch.Tensor], torch.Tensor, torch.Tensor, Optional[EventHandle]]: ...
     def dispatch(
         self,
         x: torch.Tensor,

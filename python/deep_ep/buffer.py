@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import os
 import weakref
-from typing import Any, Callable, List, NoReturn, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, List, Optional, Sequence, Tuple, Union
 
 import torch
 import torch.distributed as dist
 
 from . import _native
-from .config import COMBINE_CHUNKS, DISPATCH_CHUNKS, RANKS_PER_NODE, Config, low_latency_size
+from .config import COMBINE_CHUNKS, DISPATCH_CHUNKS, Config, low_latency_size
 from .errors import InvalidArgument
 from .low_latency import LowLatencyCalls
 from .utils import EventHandle, EventOverlap, check_nvlink_connections
 
 __all__ = ["Buffer", "Config", "EventHandle", "EventOverlap"]
 
-#: Opaque but for ``handle[0]``, see ``Buffer.dispatch``.
+#: Opaque but for where rows of each source end, see ``Buffer.dispatch``.
 Handle = Tuple[torch.Tensor, ...]
 #: A tensor of rows, or (8-bit rows, their scales).
 Rows = Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor]]
@@ -31,7 +31,7 @@ _LARGEST_SIZE = 1 << 56
 class Buffer(LowLatencyCalls):
     """Expert-parallel communication of one rank with the other ranks of its group.
 
-    Symbols: R ranks, r this rank, E experts of which rank q owns ``[q*E/R, (q+1)*E/R)``, T tokens on this rank (may
+    Symbols: R ranks, r this rank, P nodes, E experts of which rank q owns ``[q*E/R, (q+1)*E/R)``, T tokens on this rank (may
     differ between ranks, may be 0), K top-k, H hidden size, N rows that this rank receives.
 
     Streams. On GPUs a call runs behind ``previous_event`` if one is given, *else* behind the work of the current
@@ -114,10 +114,6 @@ class Buffer(LowLatencyCalls):
                 raise InvalidArgument(f"{name} is {value}, allowed: multiples of 128 from 0 to 2**56")
         if enable_shrink and not (low_latency_mode and num_rdma_bytes > 0):
             raise InvalidArgument("enable_shrink is True: it needs low_latency_mode=True and num_rdma_bytes > 0")
-        if self.group_size > RANKS_PER_NODE and not low_latency_mode:
-            raise NotImplementedError(
-                f"{self.group_size} ranks: the normal mode is not built for more than 8 yet, only low_latency_mode is"
-            )
 
         self.num_nvl_bytes: int = num_nvl_bytes
         self.num_rdma_bytes: int = num_rdma_bytes
@@ -150,6 +146,7 @@ class Buffer(LowLatencyCalls):
             enable_shrink,
             allow_nvlink_for_low_latency_mode,
         )
+        self._num_nodes: int = self.runtime.num_nodes()
         # Also runs at interpreter exit, while everything it needs is still there.
         self._finalizer = weakref.finalize(self, _let_go, self.runtime, self.rank, explicitly_destroy, os.getpid())
 
@@ -250,16 +247,17 @@ class Buffer(LowLatencyCalls):
 
         Returns:
             ``num_tokens_per_rank`` ``[R]`` int32, tokens with at least one expert on that rank;
-            ``num_tokens_per_rdma_rank``, ``None`` within a node;
+            ``num_tokens_per_rdma_rank`` ``[P]`` int32, tokens with at least one expert on that node, ``None`` where
+            there is one node;
             ``num_tokens_per_expert`` ``[E]`` int32, entries that name the expert;
             ``is_token_in_rank`` ``[T, R]`` bool; the event.
         """
         runtime = self._alive()
         previous = self._previous(previous_event, async_finish, allocate_on_comm_stream)
-        per_rank, per_expert, in_rank, event = runtime.get_dispatch_layout(topk_idx, num_experts, previous, async_finish)
+        *counts, event = runtime.get_dispatch_layout(topk_idx, num_experts, previous, async_finish)
         if async_finish:
             self._record(topk_idx)
-        return per_rank, None, per_expert, in_rank, EventOverlap(event)
+        return (*counts, EventOverlap(event))
 
     def dispatch(
         self,
@@ -295,7 +293,7 @@ class Buffer(LowLatencyCalls):
             num_worst_tokens: if positive, results have this many rows and the host does not wait to learn N (CUDA
                 graphs can hold the call). A safe value is the largest T times R. If more rows come, the next call
                 raises ``OutOfMemory``.
-            num_tokens_per_rdma_rank: ignored within a node.
+            num_tokens_per_rdma_rank: ignored; the library counts by ``is_token_in_rank``.
             allocate_on_comm_stream: needs ``previous_event`` and ``async_finish``. Changes nothing here: results never
                 belong to the current stream alone.
 
@@ -303,8 +301,9 @@ class Buffer(LowLatencyCalls):
             ``recv_x`` ``[N, H]`` in the form of ``x`` (scales ``[N, S]`` contiguous), ordered by source rank, then by
             token index; ``recv_topk_idx`` ``[N, K]``, indices among this rank's experts or -1; ``recv_topk_weights``
             ``[N, K]``, 0 where the index is -1; a list with this rank's counts per expert (empty with
-            ``num_worst_tokens``); the handle, a tuple whose element 0 is ``[R, R]`` int32 with ``[i][r]`` the end of
-            rank i's rows in ``recv_x``; the event. With a handle, the four results in the middle are ``None``.
+            ``num_worst_tokens``); the handle; the event. With a handle, the four results in the middle are ``None``.
+            The handle is a tuple. Within a node its element 0 is ``[R, R]`` int32 with ``[i][r]`` the end of rank i's
+            rows in ``recv_x``; between nodes its element -4 is ``[R]`` int32 with the ends of this rank's sources.
         """
         runtime = self._alive()
         if config is None:
@@ -342,6 +341,8 @@ class Buffer(LowLatencyCalls):
             previous,
             async_finish,
         )
+        if self._num_nodes > 1:
+            new_handle = (*new_handle[:6], new_handle[5][:, self.rank], *new_handle[7:])
         if async_finish:
             self._record(
                 rows, scales, num_tokens_per_rank, is_token_in_rank, num_tokens_per_expert, topk_idx, topk_weights
@@ -370,7 +371,8 @@ class Buffer(LowLatencyCalls):
             bias: ``[T, H]`` bfloat16, added once; or two such, each of which may be ``None``.
 
         Returns:
-            ``combined_x`` ``[T, H]`` bfloat16, summed in float32 (biases, then ranks in order) and rounded once;
+            ``combined_x`` ``[T, H]`` bfloat16, summed in float32 (biases, then ranks in order) and rounded once; what
+            another node gives is summed there, rounded once, and added in the order of nodes;
             ``combined_topk_weights`` ``[T, K]`` float32 or ``None``; the event.
         """
         runtime = self._alive()
@@ -404,45 +406,9 @@ class Buffer(LowLatencyCalls):
             if tensor is not None:
                 tensor.record_stream(stream)
 
-    # -------------------------------------------------------------------------------------------- not built yet
-
-    def internode_dispatch(
-        self,
-        x: Rows,
-        handle: Optional[Handle] = None,
-        num_tokens_per_rank: Optional[torch.Tensor] = None,
-        num_tokens_per_rdma_rank: Optional[torch.Tensor] = None,
-        is_token_in_rank: Optional[torch.Tensor] = None,
-        num_tokens_per_expert: Optional[torch.Tensor] = None,
-        topk_idx: Optional[torch.Tensor] = None,
-        topk_weights: Optional[torch.Tensor] = None,
-        expert_alignment: int = 1,
-        num_worst_tokens: int = 0,
-        config: Optional[Config] = None,
-        previous_event: Optional[EventOverlap] = None,
-        async_finish: bool = False,
-        allocate_on_comm_stream: bool = False,
-    ) -> NoReturn:
-        """Not built yet."""
-        raise _not_built("internode_dispatch", "communication between nodes")
-
-    def internode_combine(
-        self,
-        x: torch.Tensor,
-        handle: Handle,
-        topk_weights: Optional[torch.Tensor] = None,
-        bias: Bias = None,
-        config: Optional[Config] = None,
-        previous_event: Optional[EventOverlap] = None,
-        async_finish: bool = False,
-        allocate_on_comm_stream: bool = False,
-    ) -> NoReturn:
-        """Not built yet."""
-        raise _not_built("internode_combine", "communication between nodes")
-
-
-def _not_built(name: str, what: str) -> NotImplementedError:
-    return NotImplementedError(f"{name}: {what} is not built yet")
+    # Upstream's names for calls between nodes: the same as ``dispatch`` and ``combine``, which know where ranks are.
+    internode_dispatch = dispatch
+    internode_combine = combine
 
 
 def _device_index(group: Optional[Any]) -> int:

@@ -78,7 +78,7 @@ class Config:
         _require(hidden_bytes > 0, f"hidden_bytes is {hidden_bytes}, allowed: 1 or more")
         _require_ranks(num_ranks)
         size = _native.heap_bytes_hint(
-            min(num_ranks, RANKS_PER_NODE),
+            num_ranks,
             _HINTED_TOKENS,
             min(hidden_bytes, _LARGEST),  # far more than fits anyway
             _native.max_topk,
@@ -87,12 +87,11 @@ class Config:
         return min(_align(size), _LARGEST)
 
     def get_rdma_buffer_size_hint(self, hidden_bytes: int, num_ranks: int) -> int:
-        """Bytes of ``num_rdma_bytes``: 0 within a node (up to 8 ranks). Between nodes: not built yet."""
+        """Bytes of ``num_rdma_bytes`` for the normal mode: 0. Rows pass from node to node through a window that every
+        buffer's heap has besides ``num_nvl_bytes``."""
         _require(hidden_bytes > 0, f"hidden_bytes is {hidden_bytes}, allowed: 1 or more")
         _require_ranks(num_ranks)
-        if num_ranks <= RANKS_PER_NODE:
-            return 0
-        raise NotImplementedError("communication between nodes (more than 8 ranks) is not built yet")
+        return 0
 
     def __repr__(self) -> str:
         return f"Config({', '.join(f'{name}={getattr(self, name)}' for name in self.__slots__)})"

@@ -1,6 +1,8 @@
 #include "tests/cluster/exchange.hpp"
 
+#include <algorithm>
 #include <cmath>
+#include <span>
 
 namespace deep_ep::test {
 namespace {
@@ -150,6 +152,19 @@ void check_layout(Rank& rank, const Case& one, const DispatchLayout& layout) {
                "num_tokens_per_expert");
   require_same(expected.token_in_rank, rank.download<std::uint8_t>(layout.is_token_in_rank.view()), "is_token_in_rank",
                shape.ranks());
+}
+
+void check_node_counts(Rank& rank, const Case& one, int nodes, const DispatchLayout& layout) {
+  const auto& selection = one.selections[static_cast<std::size_t>(rank.rank())];
+  const auto in_rank = oracle::layout(selection, one.shape.ranks(), one.shape.experts()).token_in_rank;
+  const auto per_node = static_cast<std::size_t>(one.shape.ranks() / nodes);
+  std::vector<std::int32_t> expected(static_cast<std::size_t>(nodes));
+  for (std::size_t first = 0; first < in_rank.size(); first += per_node) {  // a token's ranks of one node
+    const auto ranks = std::span(in_rank).subspan(first, per_node);
+    expected[first / per_node % expected.size()] += std::ranges::count(ranks, 0) < std::ssize(ranks) ? 1 : 0;
+  }
+  require_shape(layout.num_tokens_per_node.view(), DType::int32, {nodes}, "num_tokens_per_node");
+  require_same(expected, rank.download<std::int32_t>(layout.num_tokens_per_node.view()), "num_tokens_per_node");
 }
 
 void check_dispatch(Rank& rank, const Case& one, const DispatchResult& result, DispatchExpectations expected) {

@@ -20,6 +20,8 @@ Inputs upload_inputs(Rank& rank, const Case& one);
 TensorView upload_scales(Rank& rank, const oracle::DispatchInput& input, DType dtype, ScaleLayout layout);
 
 void check_layout(Rank& rank, const Case& one, const DispatchLayout& layout);
+/// What it says of nodes, of which there are several.
+void check_node_counts(Rank& rank, const Case& one, int nodes, const DispatchLayout& layout);
 
 struct DispatchExpectations {
   bool cached = false;

@@ -8,9 +8,16 @@ import torch
 import torch.distributed as dist
 
 
+def launched_by_torchrun():
+    """Then WORLD_SIZE and RANK count ranks; otherwise they count nodes."""
+    return "LOCAL_RANK" in os.environ and "LOCAL_WORLD_SIZE" in os.environ
+
+
 def init_dist(local_rank, num_local_ranks):
     """One process a rank. With GPUs: NCCL, bfloat16 and CUDA as defaults, as engines have it. Without: gloo."""
     nodes, node = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
+    if launched_by_torchrun():
+        nodes, node = nodes // num_local_ranks, node // num_local_ranks
     address, port = os.environ.get("MASTER_ADDR", "127.0.0.1"), int(os.environ.get("MASTER_PORT", "8361"))
     gpu = torch.cuda.is_available()
     if gpu:

@@ -231,16 +231,11 @@ def test_local_buffer_tensor():
         buffer.get_local_buffer_tensor(torch.int8, torch.Size((1 << 17,)))
 
 
-def test_what_is_not_built_says_so():
-    buffer = Buffer(None, comm=Alone())
-    tensor = torch.zeros(1)
-    for call in (
-        lambda: buffer.internode_dispatch(tensor),
-        lambda: buffer.internode_combine(tensor, ()),
-        lambda: Config().get_rdma_buffer_size_hint(128, 16),
-    ):
-        with pytest.raises(NotImplementedError, match="not built yet"):
-            call()
+def test_names_of_calls_between_nodes():
+    assert Buffer.internode_dispatch is Buffer.dispatch and Buffer.internode_combine is Buffer.combine
+    assert [Config().get_rdma_buffer_size_hint(14336, ranks) for ranks in (4, 8, 16, 64)] == [0, 0, 0, 0]
+    with pytest.raises(ValueError, match="num_ranks is 12"):
+        Config().get_rdma_buffer_size_hint(14336, 12)
 
 
 def test_module_needs_no_torch_library():

@@ -75,11 +75,13 @@ CombineResult Internode::combine(const CombineArguments& arguments, const CallOp
   const Config& config = arguments.config;
   const int sms = config.num_sms != 0 ? config.num_sms : Config::combine_default(setup_.num_ranks).num_sms;
   const int blocks = std::min(sms, setup_.policy.multiprocessors);
-  const int warps = plan_warps(params.transfer, config, blocks, kernels::combine_internode::kMaxThreads / 32);
+  const int warps =
+      plan_warps(params.transfer, config, blocks, kernels::combine_and_notify_internode::kMaxThreads / 32);
   const std::size_t shared_bytes = InternodeCombineShared(Carver::without_memory(), grid_,
                                                           params.transfer.first_warps + params.transfer.second_warps)
                                        .bytes;
-  runtime_.executor()->kernels().combine_internode(params, {blocks, warps * 32, shared_bytes}, scope.stream());
+  runtime_.executor()->kernels().combine_and_notify_internode(params, {blocks, warps * 32, shared_bytes},
+                                                              scope.stream());
   result.event = scope.finish();
   return result;
 }

@@ -72,7 +72,8 @@ void Internode::send(const DispatchPlan& plan, const Config& config, const Dispa
   const LaunchPolicy& policy = setup_.policy;
   const int sms = config.num_sms != 0 ? config.num_sms : Config::dispatch_default(setup_.num_ranks).num_sms;
   const int blocks = std::min(sms, policy.multiprocessors);
-  const int warps = plan_warps(params.transfer, config, blocks, kernels::dispatch_internode::kMaxThreads / 32);
+  const int warps =
+      plan_warps(params.transfer, config, blocks, kernels::dispatch_and_notify_internode::kMaxThreads / 32);
   const int moving_warps = params.transfer.first_warps + params.transfer.second_warps;
   const auto shared_bytes = [&](int stages, std::uint32_t stage_bytes) {
     return InternodeDispatchShared(Carver::without_memory(), grid_, moving_warps, stages, stage_bytes).bytes;
@@ -82,7 +83,7 @@ void Internode::send(const DispatchPlan& plan, const Config& config, const Dispa
       params.rows.row_bytes);
   params.stages = stages.count;
   params.stage_bytes = stages.bytes;
-  runtime_.executor()->kernels().dispatch_internode(
+  runtime_.executor()->kernels().dispatch_and_notify_internode(
       params, {blocks, warps * 32, shared_bytes(stages.count, stages.bytes)}, scope.stream());
   const Tensor* const used[] = {&outputs.x,       &outputs.scales,         &outputs.topk_idx, &outputs.topk_weights,
                                 &outputs.src_idx, &handle.destination_row, &handle.relay_rows};

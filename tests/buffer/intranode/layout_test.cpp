@@ -66,6 +66,32 @@ TEST_P(LayoutTest, ManyTokens) {
   run_layouts({{.tokens = {3001}, .local_experts = 256, .topk = 8, .routing = oracle::Routing::skewed, .hidden = 8}});
 }
 
+/// Ranks of one host that play nodes; there need not be a way between these.
+TEST_P(LayoutTest, CountsPerNode) {
+  DEEP_EP_NEEDS_RANKS(6);
+  std::vector<Case> cases;
+  for (const auto routing : oracle::kRoutings) {
+    cases.push_back(make_case({.tokens = {37, 0, 40, 5, 1, 9}, .topk = 3, .routing = routing, .hidden = 8}));
+  }
+  run_cluster(cluster(6), [&](Rank& rank) {
+    for (const int per_node : {6, 3, 2, 1}) {
+      Buffer& buffer = rank.buffer({.ranks_per_node = per_node});
+      require(buffer.num_nodes() == 6 / per_node, "num_nodes: " + std::to_string(buffer.num_nodes()));
+      for (const Case& one : cases) {
+        const Inputs inputs = upload_inputs(rank, one);
+        const DispatchLayout layout = buffer.get_dispatch_layout(inputs.topk_idx, one.shape.experts(), rank.call());
+        check_layout(rank, one, layout);
+        if (per_node == 6) {
+          require(!layout.num_tokens_per_node.defined(), "num_tokens_per_node of one node");
+        } else {
+          check_node_counts(rank, one, 6 / per_node, layout);
+        }
+        rank.release();
+      }
+    }
+  });
+}
+
 TEST_P(LayoutTest, AnExpertThatDoesNotExistIsCountedNowhereAndReported) {
   DEEP_EP_NEEDS_RANKS(1);
   Case one = make_case({.tokens = {9}, .local_experts = 4, .topk = 2});

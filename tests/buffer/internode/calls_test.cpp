@@ -176,6 +176,26 @@ TEST_P(InternodeCallsTest, AFullHeapConcernsItsRankOnly) {
   });
 }
 
+/// Rows beyond num_worst_tokens are lost; nobody waits for them, in combine either.
+TEST_P(InternodeCallsTest, TooSmallAWorstCaseIsRaised) {
+  DEEP_EP_NEEDS_RANKS(4);
+  constexpr std::int64_t kRoom = 5;
+  const Case one = make_case(four_ranks_of_two_nodes(10));
+  run_cluster(cluster(4), [&](Rank& rank) {
+    Buffer& buffer = rank.buffer(options(kCallsWindow));
+    Inputs inputs = upload_inputs(rank, one);
+    inputs.dispatch.num_worst_tokens = kRoom;
+    const DispatchResult result = buffer.dispatch(inputs.dispatch, rank.call());
+    const CombineArguments back{.x = result.recv_x.view(), .handle = &result.handle};
+    require(one.rows(rank.rank()) > kRoom, "the case is too small");
+    require_throws<OutOfMemory>([&] { buffer.check(); }, {"num_worst_tokens leaves room for 5"}, "the next call");
+    buffer.combine(back, rank.call());
+    buffer.check();
+    run_round(rank, buffer, one);
+    buffer.destroy();
+  });
+}
+
 TEST_P(InternodeCallsTest, AWindowMustHoldTwoRows) {
   DEEP_EP_NEEDS_RANKS(2);
   const Case one = make_case({.tokens = {3, 4}, .hidden = 2048, .ranks_per_node = 1});

@@ -20,7 +20,7 @@
 namespace deep_ep::rdma::verbs {
 namespace {
 
-constexpr int kChannels = 3;
+constexpr int kChannelsAPeer = 3;
 constexpr int kRanksPerNode = 8;
 
 /// Calls of the device, by name; firmware commands by their opcode.
@@ -53,7 +53,7 @@ TEST(StartCost, OfAQueuePairIsSixCallsOfTheDeviceAndNoMore) {
     const auto heap = std::make_unique<test::FakeHeap>();
     const long far = ranks - kRanksPerNode;
     EndsOptions options{.peers = {}, .depth = 64, .batch = 32};
-    for (int channel = 0; channel < kChannels; ++channel) {
+    for (int channel = 0; channel < kChannelsAPeer; ++channel) {
       for (int peer = kRanksPerNode; peer < ranks; ++peer) options.peers.push_back(peer);
     }
 
@@ -68,7 +68,7 @@ TEST(StartCost, OfAQueuePairIsSixCallsOfTheDeviceAndNoMore) {
     const std::chrono::duration<double, std::milli> took = std::chrono::steady_clock::now() - begin;
 
     EXPECT_EQ(ends->describe(), "handler gpu, rings in dma-buf, NIC fake_0:1, heap registered as dma-buf");
-    const long pairs = far * kChannels;
+    const long pairs = far * kChannelsAPeer;
     std::map<std::string, long> calls = calls_of(fake);
     for (const char* each : {"0x400", "0x500", "0x502", "0x503", "0x504"}) EXPECT_EQ(calls[each], pairs) << each;
     EXPECT_EQ(calls["alloc_uar dedicated"], pairs + 1) << "one to try whether kernels can ring";

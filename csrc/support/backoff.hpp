@@ -8,7 +8,7 @@ namespace deep_ep {
 
 /// How long one who polls may sleep before the next look: an eighth of the time waited so far, so no wait becomes much
 /// longer by it, and one that lasts leaves the processor to others. Threads of ranks wait for each other on few
-/// processors, and for a rank that is lost until the deadline.
+/// processors, and until the deadline for a rank that is lost. Not for a thread that serves others, whose wait it is not.
 class Backoff {
  public:
   using Clock = std::chrono::steady_clock;

@@ -39,7 +39,8 @@ struct LowLatencyOptions {
 
 struct BufferOptions {
   /// Symmetric memory of each rank, equal on all ranks. Received tensors live in it; what does not fit is received
-  /// through a bounded window instead (slower, same results). See Buffer::heap_bytes_hint.
+  /// through a bounded window instead (slower, same results); between nodes it is OutOfMemory. See
+  /// Buffer::heap_bytes_hint.
   std::size_t heap_bytes = std::size_t{1} << 30;
   /// Part of the heap set aside as the bounded window that pushed and overflowing rows land in; equal on all ranks.
   /// 0: a quarter of the heap, at most 1 GiB.

@@ -17,25 +17,21 @@ struct CombineRelay {
   /// In combine, what came from a node goes back to it.
   DEEP_EP_DEVICE int rows_for(int number) const { return params.transfer.counts.to_node[grid().other(number)]; }
 
-  DEEP_EP_DEVICE bool stage(int number, int chunk) const {
-    const int rows = rings().rows_in(chunk, rows_for(number));
+  DEEP_EP_DEVICE void stage(int number, int row) const {
     const RowAdder adder{params};
-    for (int row = chunk * rings().chunk_rows; row < chunk * rings().chunk_rows + rows; ++row) {
-      const std::int64_t relayed = rows_before(number) + row;
-      const auto find = [&](int index) {
-        if (index >= grid().width || relayed >= params.transfer.relay_rows_room) return FoundRow{};
-        return adder.row_of(ranks[index], load_stream(params.relay_rows + relayed * grid().width + index));
-      };
-      std::byte* to = rings().staging(number, row).in(params.transfer.common.own_heap());
-      auto* weights = params.num_topk != 0 ? reinterpret_cast<float*>(to + params.row_bytes) : nullptr;
-      adder.add(to, weights, grid().width, find, [](RowSum&, std::uint32_t, int) {});
-    }
+    const std::int64_t relayed = rows_before(number) + row;
+    const auto find = [&](int index) {
+      if (index >= grid().width || relayed >= params.transfer.relay_rows_room) return FoundRow{};
+      return adder.row_of(ranks[index], load_stream(params.relay_rows + relayed * grid().width + index));
+    };
+    std::byte* to = rings().staging(number, row).in(params.transfer.common.own_heap());
+    auto* weights = params.num_topk != 0 ? reinterpret_cast<float*>(to + params.row_bytes) : nullptr;
+    adder.add(to, weights, grid().width, find, [](RowSum&, std::uint32_t, int) {});
     warp::sync();  // the lanes' stores come before the count
     if (lane_index() == 0) {
-      fetch_add_release<Scope::system>(params.transfer.common.staged + rings().counter(number, chunk),
-                                       static_cast<std::uint32_t>(rows));
+      fetch_add_release<Scope::gpu>(params.transfer.common.staged + rings().counter(number, rings().chunk_of(row)),
+                                    std::uint32_t{1});
     }
-    return true;
   }
 
   /// Tokens that came from the nodes before.
@@ -47,13 +43,19 @@ struct CombineRelay {
     return before;
   }
 
-  /// Stages this warp's share, which is every `step`th chunk. False after a fault.
+  /// Stages this warp's share, which is every `step`th row: so the first chunks are whole soon. False after a fault.
+  /// The warp waits for the posting lanes only, which know for whom they wait, and for how long.
   DEEP_EP_DEVICE bool stage_all(int first, int step) const {
-    return serve_chunks(
-        params.transfer, next, first, step, [&](int number) { return rings().chunks_for(rows_for(number)); },
-        [&](int number) { return stageable_chunks(params.transfer, call, number); },
-        [&](int number, int chunk) { return stage(number, chunk); },
-        [](int, int) {});  // the posting lane knows whom it waits for
+    WaitContext without_end = params.transfer.wait;
+    without_end.timeout_ns = 0;
+    return serve(
+        grid(), without_end, next, first, step, [&](int number) { return rows_for(number); },
+        [&](int number) { return stageable_chunks(params.transfer, call, number) * rings().chunk_rows; },
+        [&](int number, int row) {
+          stage(number, row);
+          return true;
+        },
+        [](int, int) {});
   }
 };
 

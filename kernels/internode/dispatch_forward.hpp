@@ -115,8 +115,9 @@ struct DispatchForwarder {
 
   /// Forwards this warp's share, which is every `step`th chunk. False after a fault.
   DEEP_EP_DEVICE bool forward_all(int first, int step) {
-    const bool good = serve_chunks(
-        params.transfer, next, first, step, [&](int number) { return rings().chunks_for(rows_from(number)); },
+    const bool good = serve(
+        grid(), params.transfer.wait, next, first, step,
+        [&](int number) { return rings().chunks_for(rows_from(number)); },
         [&](int number) { return landed_chunks(params.transfer, call, number); },
         [&](int number, int chunk) { return forward(number, chunk); },
         [&](int number, int chunk) {

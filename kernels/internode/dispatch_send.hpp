@@ -161,7 +161,7 @@ struct DispatchSender {
     for_each(unit, [&](int destination, std::int32_t place) {
       if (!is_node(destination)) return;
       const int counter = rings().counter(destination - grid().width, rings().chunk_of(place));
-      fetch_add_release<Scope::system>(params.transfer.common.staged + counter, std::uint32_t{1});
+      fetch_add_release<Scope::gpu>(params.transfer.common.staged + counter, std::uint32_t{1});
     });
   }
 

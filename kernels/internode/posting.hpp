@@ -41,9 +41,9 @@ class RailPoster {
       // A new wait after each step: the time runs while nothing happens.
       good = poll_until([&](Poll&) { return step(); }, [&](const Poll& poll) { return gives_up(poll); }) && !failed_;
     }
-    rows_.close();
-    credit_.close();
-    return good;
+    const bool rows_closed = rows_.close();
+    const bool credit_closed = credit_.close();
+    return good && rows_closed && credit_closed;
   }
 
  private:
@@ -84,7 +84,9 @@ class RailPoster {
   /// Whatever can be done now. True if there was something.
   DEEP_EP_DEVICE bool step() {
     const bool compared = compare();
-    const bool posted = post_chunk();
+    bool posted = false;
+    while (!failed_ && post_chunk()) posted = true;
+    if (posted) rows_.flush();
     const bool freed = free_chunks();
     return give_back() || compared || posted || freed || failed_;
   }
@@ -101,6 +103,7 @@ class RailPoster {
     return posted_ < rings_.chunks_for(rows_out_) && posted_ < sent_ + rings_.chunks &&
            load_acquire<Scope::gpu>(staged(posted_)) == static_cast<std::uint32_t>(rings_.rows_in(posted_, rows_out_));
   }
+  /// Leaves it to the caller to flush.
   DEEP_EP_DEVICE bool post_chunk() {
     if (!is_staged() || load_acquire<Scope::system>(head()) < rings_.room_for(call_, posted_)) return false;
     const NodeGrid& grid = params_.common.grid;
@@ -115,7 +118,6 @@ class RailPoster {
       return true;
     }
     state_.told_tail = tail;
-    rows_.flush();
     ++posted_;
     return true;
   }

@@ -3,7 +3,7 @@
 //
 // A ring is a row of equal chunks, a chunk a few slots, a slot one row with all that belongs to it. Chunk c of a call
 // takes the place of chunk c - chunks; none wraps, so a chunk is one RDMA write. Every call divides the same memory by
-// its own row size: a ring is written in a call only when its reader has ended the call before.
+// its own row size: a ring is written in a call only when its reader has read all rows of the call before.
 #pragma once
 
 #include <cstdint>
@@ -14,8 +14,9 @@
 namespace deep_ep {
 
 struct Rings {
-  static constexpr int kMostChunks = 256;  ///< of a ring: each has counters
-  static constexpr int kRows = 16;         ///< of a chunk, where there is room
+  static constexpr int kMostChunks = 256;                          ///< of a ring: each has counters
+  static constexpr int kRows = 16;                                 ///< of a chunk, where there is room
+  static constexpr std::size_t kMostBytes = std::size_t{1} << 30;  ///< of a chunk of several rows: one RDMA write
 
   std::size_t begin = 0;       ///< offset in the heap: landing rings, then staging rings
   std::size_t ring_bytes = 0;  ///< whole lines
@@ -36,6 +37,9 @@ struct Rings {
     rings.chunk_rows = slots >= kFewChunks * kRows ? kRows
                        : slots < kFewChunks        ? 1
                                                    : static_cast<int>(slots / kFewChunks);
+    while (rings.chunk_rows > 1 && rings.slot_bytes * static_cast<std::size_t>(rings.chunk_rows) > kMostBytes) {
+      rings.chunk_rows /= 2;
+    }
     const std::size_t fit = slots / static_cast<std::size_t>(rings.chunk_rows);
     rings.chunks = fit < 2 ? 0 : fit > kMostChunks ? kMostChunks : static_cast<int>(fit);
     return rings;

@@ -1,4 +1,4 @@
-// Warps that work off chunks of all nodes. Each has its share of every node's chunks, and takes whichever it can work
+// Warps that work off chunks or rows of all nodes. Each has its share of every node's, and takes whichever it can work
 // on: to wait for one node would hold up the others, and in a circle of nodes all of them.
 #pragma once
 
@@ -8,20 +8,19 @@
 
 namespace deep_ep::device::internode {
 
-/// By a whole warp. `next`: a word for each other node, of the warp. The warp works on chunks `first`, `first + step`
-/// and so on of each node, in their order. `chunks(number)`: how many there are. `ready(number)`: how many may be
-/// worked on so far, acquiring what they are. `work(number, chunk)`: false after a fault. `awaited(number, chunk)`:
-/// what a fault says is missing. False after a fault.
-template <class Chunks, class Ready, class Work, class Missing>
-DEEP_EP_DEVICE bool serve_chunks(const TransferParams& params, std::int32_t* next, int first, int step, Chunks chunks,
-                                 Ready ready, Work work, Missing awaited) {
-  const int others = params.common.grid.others();
-  const ReportLate policy{params.wait};
+/// By a whole warp. `next`: a word for each other node, of the warp. The warp works on parts `first`, `first + step`
+/// and so on of each node, in their order. `parts(number)`: how many there are. `ready(number)`: how many may be worked
+/// on so far, acquiring what they are. `work(number, part)`: false after a fault. `report_late(number, part)`: puts on
+/// record what is missing, when the warp has waited as long as `wait` allows. False after a fault.
+template <class Parts, class Ready, class Work, class Late>
+DEEP_EP_DEVICE bool serve(const NodeGrid& grid, const WaitContext& wait, std::int32_t* next, int first, int step,
+                          Parts parts, Ready ready, Work work, Late report_late) {
+  const int others = grid.others();
+  const ReportLate policy{wait};
   // A lane looks after the nodes of its index and multiples of 32 behind.
   for (int number = lane_index(); number < others; number += kWarpSize) next[number] = first;
-  int group =
-      0;  // of 32 nodes, and where in it the warp looks first: nobody is served twice in a row where others wait
-  int turn = 0;
+  int group = 0;  // of 32 nodes
+  int turn = 0;   // where in it the warp looks first: nobody is served twice in a row where others wait
   for (;;) {
     std::uint32_t found = 0;
     bool left = true;
@@ -30,7 +29,7 @@ DEEP_EP_DEVICE bool serve_chunks(const TransferParams& params, std::int32_t* nex
       for (int groups = 0; groups < others; groups += kWarpSize) {
         group = group + kWarpSize < others ? group + kWarpSize : 0;
         const int number = group + lane_index();
-        const bool wants = number < others && next[number] < chunks(number);
+        const bool wants = number < others && next[number] < parts(number);
         found = warp::ballot(wants && next[number] < ready(number));
         left = warp::any(wants) || left;
         if (found != 0) return true;
@@ -42,7 +41,7 @@ DEEP_EP_DEVICE bool serve_chunks(const TransferParams& params, std::int32_t* nex
       const bool late = !over && policy.is_late({}, poll.begin);
       if (!warp::any(over || late)) return false;
       for (int number = lane_index(); late && number < others; number += kWarpSize) {
-        if (next[number] < chunks(number)) awaited(number, next[number]);
+        if (next[number] < parts(number)) report_late(number, next[number]);
       }
       return true;
     };
@@ -53,9 +52,9 @@ DEEP_EP_DEVICE bool serve_chunks(const TransferParams& params, std::int32_t* nex
     turn = (lane + 1) % kWarpSize;
     const int number = group + lane;
     warp::sync();  // what the lane acquired, the others may use
-    const std::int32_t chunk = warp::shuffle(lane == lane_index() ? next[number] : 0, lane);
+    const std::int32_t part = warp::shuffle(lane == lane_index() ? next[number] : 0, lane);
     if (lane == lane_index()) next[number] += step;
-    if (!work(number, chunk)) return false;
+    if (!work(number, part)) return false;
   }
 }
 

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from . import _native
-from .config import COMBINE_CHUNKS, DISPATCH_CHUNKS, Config, low_latency_size
+from .config import COMBINE_CHUNKS, DISPATCH_CHUNKS, RANKS_PER_NODE, Config, low_latency_size
 from .errors import InvalidArgument
 from .low_latency import LowLatencyCalls
 from .utils import EventHandle, EventOverlap, check_nvlink_connections
@@ -76,7 +76,8 @@ class Buffer(LowLatencyCalls):
             group: a ``torch.distributed`` group of any backend. The buffer is on the current CUDA device if the backend
                 is NCCL, CUDA is in use in this process, or the default device is CUDA; otherwise on the CPU.
             num_nvl_bytes: memory for received tensors; what does not fit is received through a window, more slowly.
-                See ``Config.get_nvl_buffer_size_hint``.
+                With more than 8 ranks the buffer takes twice as much, because between nodes there is no such window:
+                ``OutOfMemory``. See ``Config.get_nvl_buffer_size_hint``.
             explicitly_destroy: memory is freed by ``destroy``, which is collective, instead of when the object goes.
             comm: an mpi4py communicator (anything with ``Get_rank``, ``Get_size`` and ``allgather``) if ``group`` is
                 ``None``.
@@ -120,14 +121,17 @@ class Buffer(LowLatencyCalls):
         self.low_latency_mode: bool = low_latency_mode
         self.explicitly_destroy: bool = explicitly_destroy
         self.enable_shrink: bool = enable_shrink
-        if low_latency_mode:
+        if low_latency_mode or self.group_size > RANKS_PER_NODE:
             self.nvshmem_qp_depth: int = int(os.environ.get("NVSHMEM_QP_DEPTH", "1024"))
 
         device = _device_index(group)
         self._on_gpu: bool = device >= 0
         if self._on_gpu and group is not None:
             check_nvlink_connections(group)
-        heap_bytes = _native.heap_bytes_for(self.group_size, max(num_nvl_bytes, _SMALLEST_HEAP))
+        memory = max(num_nvl_bytes, _SMALLEST_HEAP)
+        if self.group_size > RANKS_PER_NODE:  # between nodes, what does not fit is lost
+            memory = 2 * memory + (0 if low_latency_mode else num_rdma_bytes)
+        heap_bytes = _native.heap_bytes_for(self.group_size, memory)
         heap_bytes = -(-heap_bytes // _PAGE) * _PAGE
         # A stream of the framework: it is never destroyed, so tensors may be recorded on it for any time.
         self._comm_stream: Optional[torch.cuda.Stream] = None

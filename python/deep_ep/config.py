@@ -73,7 +73,8 @@ class Config:
     def get_nvl_buffer_size_hint(self, hidden_bytes: int, num_ranks: int) -> int:
         """Bytes of ``num_nvl_bytes`` with which rows of ``hidden_bytes`` travel at full speed, for usual token counts.
 
-        Any token count works with any buffer; what does not fit is received through a window, more slowly.
+        Within a node any token count works with any buffer: what does not fit is received through a window, more slowly.
+        Between nodes all received tensors that live at a time must fit.
         """
         _require(hidden_bytes > 0, f"hidden_bytes is {hidden_bytes}, allowed: 1 or more")
         _require_ranks(num_ranks)

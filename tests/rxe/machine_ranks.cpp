@@ -7,10 +7,10 @@
 #include <vector>
 
 #include "csrc/bootstrap/socket.hpp"
-#include "deep_ep/buffer.hpp"
 #include "tests/cluster/processes.hpp"
 #include "tests/rdma/member.hpp"
 #include "tests/rxe/low_latency_ranks.hpp"
+#include "tests/rxe/normal_mode_ranks.hpp"
 #include "tests/support/time_scale.hpp"
 
 namespace deep_ep::test {
@@ -20,34 +20,7 @@ constexpr std::uint16_t kPort = 18601;
 constexpr int kHere = 2;  // ranks on a machine
 constexpr int kRanks = 2 * kHere;
 
-/// A buffer can be made over both machines, but its normal mode is for one.
-void expect_normal_mode_is_refused(const std::shared_ptr<Bootstrap>& bootstrap) {
-  const auto executor = make_host_executor();
-  const StreamHandle stream = executor->create_stream();
-  Buffer buffer(bootstrap, executor, {.heap_bytes = std::size_t{16} << 20});
-  std::vector<std::uint16_t> rows(64);
-  std::vector<std::int64_t> experts{0};
-  const auto topk_idx = TensorView::contiguous(experts.data(), DType::int64, {1, 1}, executor->device());
-  DispatchArguments arguments;
-  arguments.x = TensorView::contiguous(rows.data(), DType::bfloat16, {1, 64}, executor->device());
-  arguments.use(buffer.get_dispatch_layout(topk_idx, 2 * kRanks, {.stream = stream, .previous_event = {}}));
-  std::string refusal = "nothing";
-  try {
-    buffer.dispatch(arguments, {.stream = stream, .previous_event = {}});
-  } catch (const InvalidArgument& error) {
-    refusal = error.what();
-  }
-  const int far = bootstrap->rank() < kHere ? kHere : 0;
-  const std::string expected = fmt::format(
-      "Buffer::dispatch is for ranks of one node, but there are 2 nodes, and rank {} is on another one than rank {}",
-      far, bootstrap->rank());
-  if (!refusal.starts_with(expected)) throw std::runtime_error("dispatch threw: " + refusal);
-  buffer.destroy();
-  executor->destroy_stream(stream);
-}
-
 void run_rank(const std::shared_ptr<Bootstrap>& bootstrap) {
-  expect_normal_mode_is_refused(bootstrap);
   Member member(bootstrap, make_host_executor());
   const NodeMembership nodes = member.nodes(0);
   if (nodes.node != std::vector<int>{0, 0, 1, 1}) {
@@ -63,6 +36,7 @@ void run_rank(const std::shared_ptr<Bootstrap>& bootstrap) {
   }
   bootstrap->barrier();  // nobody's memory goes away while somebody writes to it
   run_low_latency_calls(bootstrap);
+  run_normal_mode(bootstrap, kHere);
 }
 
 }  // namespace

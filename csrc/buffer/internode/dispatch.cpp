@@ -28,6 +28,10 @@ DispatchHandle Internode::notify(const DispatchArguments& arguments, CallScope& 
   handle.node_counts = tables[3];
 
   const bool exact = arguments.num_worst_tokens == 0;
+  const auto make_relay_rows = [&](std::int64_t relayed) {
+    handle.relay_rows = scope.pool_tensor(unplaced(setup_.device, DType::int32, {relayed, grid_.width}));
+  };
+  if (!exact) make_relay_rows(arguments.num_worst_tokens * grid_.width);  // it may throw: before the peers count on us
   HostCounts& counts = *host_counts_;
   InternodeNotifyParams params{plan.params};
   params.common = common_;
@@ -43,15 +47,13 @@ DispatchHandle Internode::notify(const DispatchArguments& arguments, CallScope& 
                           sizeof(InternodeNotifyShared)};
   runtime_.executor()->kernels().notify_internode(params, shape, scope.stream());
 
-  std::int64_t relayed = arguments.num_worst_tokens * grid_.width;
   handle.num_recv_rows = arguments.num_worst_tokens;
   if (exact) {
     wait_for_counts(runtime_, counts, scope);
     handle.num_recv_rows = counts.num_recv_tokens;
-    relayed = counts.num_relay_rows;
+    make_relay_rows(counts.num_relay_rows);
     tokens_per_expert.assign(counts.tokens_per_expert, counts.tokens_per_expert + plan.params.num_local_experts);
   }
-  handle.relay_rows = scope.pool_tensor(unplaced(setup_.device, DType::int32, {relayed, grid_.width}));
   return handle;
 }
 
@@ -106,8 +108,8 @@ DispatchResult Internode::dispatch(const DispatchArguments& arguments, const Cal
   // Who gets what? Then room for it in the heap, where peers write the rows into place.
   DispatchResult result;
   result.handle = notify(arguments, scope, result.num_recv_tokens_per_expert);
-  const DispatchOutputs outputs =
-      make_outputs(arguments.x, arguments.x_scales, &arguments, result.handle.num_recv_rows, scope);
+  const DispatchOutputs outputs = make_outputs(arguments.x, arguments.x_scales, &arguments, result.handle.num_recv_rows,
+                                               WithoutRoom::nowhere, scope);
   result.handle.recv_src_idx = outputs.src_idx;
   send(plan, arguments.config, result.handle, outputs, scope);
   outputs.give_to(result, arguments);
@@ -122,7 +124,8 @@ CachedDispatchResult Internode::dispatch(const CachedDispatchArguments& argument
   const DispatchPlan plan = plan_dispatch(arguments, setup_);
   CallScope scope(runtime_.calls(), call);
   const DispatchHandle& handle = *arguments.handle;
-  const DispatchOutputs outputs = make_outputs(arguments.x, arguments.x_scales, nullptr, handle.num_recv_rows, scope);
+  const DispatchOutputs outputs =
+      make_outputs(arguments.x, arguments.x_scales, nullptr, handle.num_recv_rows, WithoutRoom::nowhere, scope);
   send(plan, arguments.config, handle, outputs, scope);
   CachedDispatchResult result;
   outputs.give_to(result, arguments);

@@ -104,8 +104,8 @@ void CpuHandler::run(const std::stop_token& stop) {
       idle.restart();
     } else if (const auto time = idle.time(); time <= kSpin) {
       std::this_thread::yield();
-    } else if (serves_nic) {
-      std::this_thread::sleep_for(std::chrono::microseconds(time <= kPause ? 5 : 50));
+    } else if (wire_->has_device()) {
+      std::this_thread::sleep_for(std::chrono::microseconds(serves_nic && time <= kPause ? 5 : 50));
     } else {
       std::this_thread::sleep_for(idle.nap());
     }

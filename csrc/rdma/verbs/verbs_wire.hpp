@@ -31,6 +31,7 @@ class VerbsWire final : public Wire {
   QueuePair& add_queue_pair(const QueuePairOptions& options, const PathOptions& path);
 
   std::string_view name() const override { return "verbs"; }
+  bool has_device() const override { return true; }
 
   /// SystemError for failures without a completion: a device that failed, a request that the provider refuses.
   /// InvalidArgument for a queue pair that is not known and for a length that the kind does not allow.

@@ -42,6 +42,16 @@ TEST_P(InternodeRoundTest, TwoNodesOfTwo) {
   run_rounds(cluster_of(grid), std::vector{shape_of(grid, 16, 1), shape_of(grid, 70, 2)}, {}, buffer_of(grid));
 }
 
+/// More nodes than a warp has lanes.
+TEST_P(InternodeRoundTest, ManyNodes) {
+  DEEP_EP_NEEDS_RANKS(34);
+  if (under_thread_sanitizer()) GTEST_SKIP() << "too many fibers";
+  const NodesAndWidth grid{34, 1};
+  ClusterOptions options = cluster_of(grid);
+  options.host.multiprocessors = 1;
+  run_rounds(options, std::vector{shape_of(grid, 3, 1)}, {}, buffer_of(grid));
+}
+
 TEST_P(InternodeRoundTest, RandomRoundsMatchTheOracle) {
   oracle::Random random(seed_);
   const NodesAndWidth grids[] = {{2, 1}, {2, 2}, {2, 4}, {4, 2}, {3, 3}, {5, 1}, {2, 3}};

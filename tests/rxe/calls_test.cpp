@@ -1,4 +1,4 @@
-// Low-latency calls whose ranks reach each other through RoCE devices.
+// Calls of both modes whose ranks reach each other through RoCE devices.
 #include <gtest/gtest.h>
 
 #include <cstdint>
@@ -9,13 +9,14 @@
 
 #include "tests/cluster/processes.hpp"
 #include "tests/rxe/low_latency_ranks.hpp"
+#include "tests/rxe/normal_mode_ranks.hpp"
 #include "tests/support/setting.hpp"
 
 namespace deep_ep::test {
 namespace {
 
 /// The variables of a group of ranks on soft-RoCE devices, until the end of the test. See rxe_settings.hpp.
-class RxeLowLatency : public testing::Test {
+class RxeCalls : public testing::Test {
  protected:
   void nodes_of(int ranks) { nodes_.emplace("DEEP_EP_RANKS_PER_NODE", std::to_string(ranks)); }
 
@@ -38,25 +39,32 @@ class RxeLowLatency : public testing::Test {
   std::optional<Setting> nodes_;
 };
 
-TEST_F(RxeLowLatency, TwoNodesOfOneRank) {
+TEST_F(RxeCalls, LowLatencyOfTwoNodesOfOneRank) {
   nodes_of(1);
   const std::int64_t before = packets();
   expect_ranks_succeed(2, [](const auto& bootstrap) { run_low_latency_calls(bootstrap); });
   EXPECT_GT(packets(), before + 100);
 }
 
-TEST_F(RxeLowLatency, TwoNodesOfTwoRanks) {
+TEST_F(RxeCalls, LowLatencyOfTwoNodesOfTwoRanks) {
   nodes_of(2);
   const std::int64_t before = packets();
   expect_ranks_succeed(4, [](const auto& bootstrap) { run_low_latency_calls(bootstrap); });
   EXPECT_GT(packets(), before + 100);
 }
 
-TEST_F(RxeLowLatency, TwoNodesOfTwoRanksByRails) {
+TEST_F(RxeCalls, LowLatencyOfTwoNodesOfTwoRanksByRails) {
   nodes_of(2);
   const Setting rails("DEEP_EP_LOW_LATENCY_RAILS", "always");
   const std::int64_t before = packets();
   expect_ranks_succeed(4, [](const auto& bootstrap) { run_low_latency_calls(bootstrap, 2); });
+  EXPECT_GT(packets(), before + 100);
+}
+
+TEST_F(RxeCalls, NormalModeOfTwoNodesOfTwoRanks) {
+  nodes_of(2);
+  const std::int64_t before = packets();
+  expect_ranks_succeed(4, [](const auto& bootstrap) { run_normal_mode(bootstrap, 2); });
   EXPECT_GT(packets(), before + 100);
 }
 

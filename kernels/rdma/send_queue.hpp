@@ -28,7 +28,9 @@ class SendQueue {
         written_(pair.state->posted),
         rung_(written_),
         completed_(pair.state->completed),
-        good_(pair.state->failure == 0) {}
+        good_(pair.state->failure == 0) {
+    Group::sync();  // everybody has read the state, which the leader may write from now on
+  }
 
   /// Writes one entry for each member that wants one, in the order of the members. `write(entry, header)` fills it in.
   /// The entries are rung when a batch is full, or by ring().

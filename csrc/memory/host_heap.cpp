@@ -76,7 +76,7 @@ class HeapsHere {
 };
 
 /// What a rank tells the others about its heap.
-struct Export {
+struct HostExport {
   ProcessIdentity process;
   std::uint64_t address = 0;
   std::uint64_t bytes = 0;
@@ -90,10 +90,11 @@ class HostHeap final : public SymmetricHeap {
     UniqueFd fd;
     agree(bootstrap, "allocating the heap", [&] { fd = create(); });
     const auto own_rank = static_cast<std::size_t>(bootstrap.rank());
-    const auto all = all_gather_values(bootstrap, Export{identity, reinterpret_cast<std::uintptr_t>(local()), bytes_});
+    const auto all =
+        all_gather_values(bootstrap, HostExport{identity, reinterpret_cast<std::uintptr_t>(local()), bytes_});
     check(all, own_rank);
     std::vector<ProcessIdentity> takers;
-    for (const Export& rank : all) {
+    for (const HostExport& rank : all) {
       takers.push_back(rank.process);
       // Threads of this process need no descriptor, and would use up the many that it may have open.
       const bool takes = takers.size() == own_rank + 1 || !rank.process.same_process(identity);
@@ -122,7 +123,7 @@ class HostHeap final : public SymmetricHeap {
   }
 
   /// Throws the same on every rank that it concerns.
-  void check(const std::vector<Export>& all, std::size_t own_rank) const {
+  void check(const std::vector<HostExport>& all, std::size_t own_rank) const {
     for (std::size_t rank = 0; rank < all.size(); ++rank) {
       if (all[rank].bytes != bytes_) {
         fail<RankMismatch>("symmetric heap: rank {} asks for {} bytes, rank {} for {}; they must be equal", rank,
@@ -142,7 +143,8 @@ class HostHeap final : public SymmetricHeap {
     }
   }
 
-  void map_peers(const std::vector<Export>& all, const ProcessIdentity& identity, const std::vector<UniqueFd>& fds) {
+  void map_peers(const std::vector<HostExport>& all, const ProcessIdentity& identity,
+                 const std::vector<UniqueFd>& fds) {
     for (std::size_t peer = 0; peer < all.size(); ++peer) {
       if (all[peer].process.same_process(identity)) {
         mappings_.push_back(HeapsHere::find(all[peer].address));

@@ -117,8 +117,8 @@ std::string describe_fault(const FaultRecord& fault, int rank, double timeout_s)
       if (fault.wanted == Wanted::internode_rows) {
         return fmt::format(
             "dispatch or combine between nodes: ranks {} and {} differ in bytes of a row of x, number of scales of a "
-            "row, "
-            "top-k, or in the dispatch that their handles are of; they must be equal on all ranks. The ranks no longer "
+            "row, top-k, or in the dispatch that their handles are of; they must be equal on all ranks. The ranks no "
+            "longer "
             "agree: destroy the buffer",
             rank, fault.peer);
       }

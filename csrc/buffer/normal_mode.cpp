@@ -104,6 +104,18 @@ void check_recording(const CallScope& scope, const DispatchArguments& arguments)
       "dispatch needs none)");
 }
 
+CombineResult make_sums(const CombineArguments& arguments, std::int64_t tokens, const CallScope& scope) {
+  const auto make = [&](DType dtype, std::int64_t width) {
+    const Tensor tensor = scope.pool_tensor(unplaced(arguments.x.device, dtype, {tokens, width}));
+    scope.hand_out(tensor);
+    return tensor;
+  };
+  CombineResult result;
+  result.combined_x = make(DType::bfloat16, arguments.x.size(1));
+  if (arguments.topk_weights) result.combined_topk_weights = make(DType::float32, arguments.topk_weights->size(1));
+  return result;
+}
+
 bool pullable(const Runtime& runtime, const CombineArguments& arguments) {
   const ConstTensorView& x = arguments.x;
   const auto& weights = arguments.topk_weights;

@@ -40,6 +40,9 @@ void wait_for_counts(Runtime& runtime, const HostCounts& counts, CallScope& scop
 /// InvalidArgument for a dispatch with exact sizes that is being recorded.
 void check_recording(const CallScope& scope, const DispatchArguments& arguments);
 
+/// Memory for the sums of `tokens` tokens, handed out to the caller.
+CombineResult make_sums(const CombineArguments& arguments, std::int64_t tokens, const CallScope& scope);
+
 /// Can owners read the rows where they are? InvalidArgument where they must and cannot.
 bool pullable(const Runtime& runtime, const CombineArguments& arguments);
 

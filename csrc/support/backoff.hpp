@@ -8,7 +8,9 @@ namespace deep_ep {
 
 /// How long one who polls may sleep before the next look: an eighth of the time waited so far, so no wait becomes much
 /// longer by it, and one that lasts leaves the processor to others. Threads of ranks wait for each other on few
-/// processors, and until the deadline for a rank that is lost. Not for a thread that serves others, whose wait it is not.
+/// processors, and until the deadline for a rank that is lost. Waits of kernels look at the clock at every 64th look
+/// only, so a deadline or an abort may be noticed some 64 ms late. Who is served by the poller waits up to a nap: good
+/// enough between ranks that share the processors, not in front of a device.
 class Backoff {
  public:
   using Clock = std::chrono::steady_clock;

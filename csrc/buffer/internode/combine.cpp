@@ -44,18 +44,9 @@ CombineResult Internode::combine(const CombineArguments& arguments, const CallOp
   params.rank_prefix_matrix = handle.rank_prefix_matrix.as<std::int32_t>();
 
   CallScope scope(runtime_.calls(), call);
-  const auto make = [&](DType dtype, std::int64_t width) {
-    const Tensor tensor = scope.pool_tensor(unplaced(setup_.device, dtype, {handle.num_tokens, width}));
-    scope.hand_out(tensor);
-    return tensor;
-  };
-  CombineResult result;
-  result.combined_x = make(DType::bfloat16, x.size(1));
+  CombineResult result = make_sums(arguments, handle.num_tokens, scope);
   params.combined_x = result.combined_x.as<std::byte>();
-  if (weights) {
-    result.combined_topk_weights = make(DType::float32, params.num_topk);
-    params.combined_weights = result.combined_topk_weights->as<float>();
-  }
+  if (weights) params.combined_weights = result.combined_topk_weights->as<float>();
   Tensor x_copy, weights_copy;  // until the call is enqueued: their memory is reused behind it
   if (x.size(0) == 0) {
     params.x = runtime_.heap()->local();

@@ -15,16 +15,9 @@ CombineResult Intranode::combine(const CombineArguments& arguments, const CallOp
   CombineParams& params = plan.params;
 
   CallScope scope(runtime_.calls(), call);
-  const auto make = [&](DType dtype, std::int64_t width) {
-    const Tensor tensor = scope.pool_tensor(unplaced(setup_.device, dtype, {params.num_tokens, width}));
-    scope.hand_out(tensor);
-    return tensor;
-  };
-  CombineResult result;
-  result.combined_x = make(DType::bfloat16, x.size(1));
+  CombineResult result = make_sums(arguments, params.num_tokens, scope);
   params.combined_x = result.combined_x.as<std::byte>();
   if (weights) {
-    result.combined_topk_weights = make(DType::float32, params.num_topk);
     params.combined_weights = result.combined_topk_weights->as<float>();
     if (x.size(0) != 0) params.topk_weights = weights->as<float>();
   }

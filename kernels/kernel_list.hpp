@@ -2,8 +2,9 @@
 // Declarations, the launchers of every executor and the limits that host code keeps to come from this list; to add a
 // kernel is to write its file and its line here.
 //
-// Upstream's test of normal mode between nodes looks for one kernel "dispatch" (or "combine") and one "notify" in what a
-// profiler recorded of a cached call. Here that is one kernel, which also tells its node where rows are: hence its name.
+// Upstream's test of normal mode between nodes looks for one kernel "dispatch" (or "combine") and one "notify" in what
+// a profiler recorded of a cached call. Here that is one kernel, which also tells its node where rows are: hence its
+// name.
 #pragma once
 
 #include "kernels/primitives/declare_kernel.hpp"
@@ -24,7 +25,8 @@
   KERNEL(combine_low_latency_rdma,        deep_ep::LowLatencyCombineParams,   384)      \
   KERNEL(combine_low_latency_logfmt_rdma, deep_ep::LowLatencyCombineParams,   384)      \
   KERNEL(barrier_low_latency,             deep_ep::LowLatencyBarrierParams,   128)      \
-  KERNEL(nic_test,                        deep_ep::NicTestParams,             512)
+  KERNEL(nic_test,                        deep_ep::NicTestParams,             512)      \
+  KERNEL(simulated_nic,                   deep_ep::SimulatedNicParams,        896)
 // clang-format on
 
 namespace deep_ep {
@@ -39,6 +41,7 @@ struct LowLatencyDispatchParams;
 struct LowLatencyCombineParams;
 struct LowLatencyBarrierParams;
 struct NicTestParams;
+struct SimulatedNicParams;
 }  // namespace deep_ep
 
 DEEP_EP_KERNELS(DEEP_EP_DECLARE_KERNEL)

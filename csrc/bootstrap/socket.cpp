@@ -5,29 +5,38 @@
 #include <poll.h>
 #include <sys/socket.h>
 
+#include <array>
 #include <cerrno>
 #include <chrono>
 #include <cstring>
+#include <exception>
 #include <memory>
 #include <span>
+#include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "csrc/bootstrap/agreement.hpp"
 #include "csrc/support/deadline.hpp"
 #include "csrc/support/format.hpp"
+#include "csrc/support/logging.hpp"
 #include "csrc/support/unique_fd.hpp"
 #include "deep_ep/error.hpp"
+#include "deep_ep/version.hpp"
 
 namespace deep_ep {
 namespace {
 
-/// The first thing that a caller says.
+/// The first thing that both sides of a connection say.
 struct Hello {
-  std::uint64_t magic = 0x64656570'65702031;
+  std::uint64_t magic = 0x64656570'65702032;
   std::int32_t rank = 0;
   std::int32_t size = 0;
+  std::array<char, 32> version = {DEEP_EP_VERSION};
 };
+
+constexpr double kMostOfACaller = 2;  ///< seconds for a caller to say who it is, as others wait behind it
 
 using AddressList = std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)>;
 
@@ -51,7 +60,19 @@ class Sockets {
     rank == 0 ? listen(port) : call(hub, port);
   }
 
-  void all_gather(std::span<const std::byte> mine, std::span<std::byte> all) const {
+  void all_gather(std::span<const std::byte> mine, std::span<std::byte> all) {
+    // After a failure nobody knows where in the conversation the others are.
+    if (broken_) std::rethrow_exception(broken_);
+    try {
+      exchange(mine, all);
+    } catch (...) {
+      broken_ = std::current_exception();
+      throw;
+    }
+  }
+
+ private:
+  void exchange(std::span<const std::byte> mine, std::span<std::byte> all) const {
     const Deadline deadline(timeout_s_);
     const std::size_t bytes = mine.size();
     if (bytes == 0) return;
@@ -65,10 +86,12 @@ class Sockets {
     for (std::size_t peer = 1; peer < peers_.size(); ++peer) send(peer, all, deadline);
   }
 
- private:
   void wait(int descriptor, short events, const char* what, const Deadline& deadline) const {
     pollfd ready{.fd = descriptor, .events = events, .revents = 0};
-    while (::poll(&ready, 1, 50) <= 0) {
+    bool there = false;
+    while (!there) {
+      there = ::poll(&ready, 1, 50) > 0;
+      // Also where something is there: a peer that says a byte now and then is late, too.
       if (!deadline.expired()) continue;
       fail<TimeoutError>("bootstrap over TCP: rank {} waited {} s for {}", rank_, deadline.seconds(), what);
     }
@@ -133,16 +156,44 @@ class Sockets {
     for (std::size_t missing = peers_.size() - 1; missing != 0;) {
       wait(listener.get(), POLLIN, "the others to call", deadline);
       UniqueFd caller(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
-      if (!caller) continue;
-      Hello hello{.magic = 0};
-      receive_from(caller.get(), std::as_writable_bytes(std::span(&hello, 1)), deadline);
+      if (!caller) {
+        if (errno == EINTR || errno == EAGAIN || errno == ECONNABORTED) continue;
+        fail<SystemError>("bootstrap over TCP: cannot take a call on port {}: {}", port, errno_text(errno));
+      }
+      if (welcome(std::move(caller), port)) --missing;
+    }
+  }
+
+  /// Is it a rank of this group? Strangers, and who says nothing, must not end or hold up what others wait for.
+  bool welcome(UniqueFd caller, std::uint16_t port) {
+    Hello hello{.magic = 0};
+    try {
+      const Deadline brief(kMostOfACaller);
+      receive_from(caller.get(), std::as_writable_bytes(std::span(&hello, 1)), brief);
       const auto who = static_cast<std::size_t>(hello.rank);
       const bool ours = hello.magic == Hello{}.magic && hello.size == static_cast<std::int32_t>(peers_.size()) &&
                         hello.rank > 0 && who < peers_.size() && !peers_[who];
       if (!ours) fail<SystemError>("bootstrap over TCP: whoever called on port {} is no rank of this group", port);
-      peers_[who] = std::move(caller);
-      --missing;
+      greet(caller.get(), brief);
+    } catch (const Error& error) {
+      log::warn("{}; waiting for another caller", error.what());
+      return false;
     }
+    require_version(hello);
+    peers_[static_cast<std::size_t>(hello.rank)] = std::move(caller);
+    return true;
+  }
+
+  void greet(int descriptor, const Deadline& deadline) const {
+    const Hello hello{.rank = rank_, .size = static_cast<std::int32_t>(peers_.size())};
+    send_to(descriptor, std::as_bytes(std::span(&hello, 1)), deadline);
+  }
+
+  /// What they exchange later differs from version to version.
+  void require_version(const Hello& other) const {
+    if (other.version == Hello{}.version) return;
+    fail<RankMismatch>("bootstrap over TCP: rank {} runs deep_ep {}, rank {} runs {}", rank_, DEEP_EP_VERSION,
+                       other.rank, std::string(other.version.data(), ::strnlen(other.version.data(), 32)));
   }
 
   void call(const std::string& hub, std::uint16_t port) {
@@ -154,12 +205,18 @@ class Sockets {
         const timeval most{.tv_sec = 2, .tv_usec = 0};  // an address that nobody has does not answer at all
         ::setsockopt(socket.get(), SOL_SOCKET, SO_SNDTIMEO, &most, sizeof most);
         if (::connect(socket.get(), one->ai_addr, one->ai_addrlen) == 0) {
-          const Hello hello{.rank = rank_, .size = static_cast<std::int32_t>(peers_.size())};
-          send_to(socket.get(), std::as_bytes(std::span(&hello, 1)), deadline);
+          greet(socket.get(), deadline);
+          Hello hello{.magic = 0};
+          receive_from(socket.get(), std::as_writable_bytes(std::span(&hello, 1)), deadline);
+          if (hello.magic != Hello{}.magic || hello.rank != 0) {
+            fail<SystemError>("bootstrap over TCP: whoever listens at {} port {} is not rank 0 of this group", hub,
+                              port);
+          }
+          require_version(hello);
           peers_[0] = std::move(socket);
           return;
         }
-        refusal = errno;
+        refusal = errno == EINPROGRESS ? ETIMEDOUT : errno;  // the first is what SO_SNDTIMEO gives
       }
       if (!deadline.expired()) continue;
       fail<TimeoutError>("bootstrap over TCP: rank {} called rank 0 at {} port {} for {} s: {}", rank_, hub, port,
@@ -170,6 +227,7 @@ class Sockets {
   int rank_;
   double timeout_s_;
   std::vector<UniqueFd> peers_;
+  std::exception_ptr broken_;  ///< the first failure
 };
 
 }  // namespace

@@ -10,8 +10,9 @@
 namespace deep_ep {
 
 /// Collective. Rank 0 listens on all its addresses; the others call it at `hub`, a name or address, until it answers.
+/// Other callers are logged and left out. After a call has failed, all further ones fail likewise.
 /// @param timeout_s seconds for the others to come, and in each call. @throws TimeoutError when they do not,
-/// SystemError where the network refuses or a rank went away.
+/// SystemError where the network refuses or a rank went away, RankMismatch for another version of the library.
 std::shared_ptr<Bootstrap> make_socket_bootstrap(int rank, int size, const std::string& hub, std::uint16_t port,
                                                  double timeout_s);
 

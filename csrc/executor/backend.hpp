@@ -1,6 +1,8 @@
 // An executor as the library sees it: what it needs beyond what programs may call.
 #pragma once
 
+#include <array>
+#include <cstdint>
 #include <memory>
 
 #include "csrc/executor/kernel_table.hpp"
@@ -11,9 +13,20 @@
 
 namespace deep_ep {
 
+/// Tells ranks that share a GPU. Plain data, exchanged between ranks.
+struct DeviceIdentity {
+  std::array<std::uint8_t, 16> uuid{};
+  std::int32_t multiprocessors = 0;  ///< of the whole device; 0: one that ranks share as the operating system lets them
+  std::int32_t kept = 0;            ///< of a rank's share, what kernels that play its NICs take
+};
+
 class Backend : public Executor {
  public:
   virtual const KernelTable& kernels() const = 0;
+  /// Loads all kernels of the library that are not. A kernel that is loaded at its first launch waits for those that
+  /// run, and these may wait for what only that launch would do.
+  virtual void load_kernels() const = 0;
+  virtual DeviceIdentity identity() const { return {}; }
   virtual std::unique_ptr<SymmetricHeap> create_heap(Bootstrap& bootstrap, const HeapOptions& options) = 0;
 };
 

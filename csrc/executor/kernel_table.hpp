@@ -19,5 +19,7 @@ struct KernelTable {
 /// Defined by csrc/executor/host/kernel_table.cpp and csrc/executor/cuda/kernel_table.cpp.
 const KernelTable& host_kernels();
 const KernelTable& cuda_kernels();
+/// All of them, for the current device.
+void load_cuda_kernels();
 
 }  // namespace deep_ep

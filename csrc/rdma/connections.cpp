@@ -15,6 +15,7 @@
 #include "csrc/rdma/discovery/machine.hpp"
 #include "csrc/rdma/local/local_ends.hpp"
 #include "csrc/rdma/ring/ring_memory.hpp"
+#include "csrc/rdma/simulated/simulated_ends.hpp"
 #include "csrc/rdma/verbs/libraries.hpp"
 #include "csrc/rdma/verbs/nic_ends.hpp"
 #include "csrc/rdma/wire_choice.hpp"
@@ -92,12 +93,11 @@ std::optional<NicAssignment> find_nic(std::span<const ProcessIdentity> processes
 WireKind agree_on_wire(Bootstrap& bootstrap, const Executor& executor, const RdmaSettings& settings, bool needs_rdma,
                        std::optional<NicAssignment>& nic) {
   const std::vector<ProcessIdentity> processes = all_gather_values(bootstrap, this_process());
-  WireFacts mine{.process = this_process(),
-                 .wanted = settings.wire,
-                 .needs_rdma = needs_rdma,
-                 .needs_nic = settings.nic_handler == NicHandler::gpu};
+  WireFacts mine{
+      .process = this_process(), .wanted = settings.wire, .needs_rdma = needs_rdma, .handler = settings.nic_handler};
   agree(bootstrap, "looking for the NIC", [&] {
-    if (!needs_rdma || settings.wire == WireKind::local) return;
+    const WireKind wanted = mine.wanted.kind;
+    if (!needs_rdma || wanted == WireKind::local || wanted == WireKind::simulated) return;
     std::string why_not;
     nic = find_nic(processes, bootstrap.rank(), executor.device(), why_not);
     why_not.copy(mine.why_no_nic.data(), mine.why_no_nic.size() - 1);
@@ -155,11 +155,15 @@ void Connections::connect(Bootstrap& bootstrap) {
       options.peers.insert(options.peers.end(), options_.peers.begin(), options_.peers.end());
     }
     if (wire == WireKind::local) return make_local_ends(executor_, *heap_, bootstrap.rank(), options);
+    if (wire == WireKind::simulated) {
+      return make_simulated_ends(executor_, *heap_, bootstrap.rank(), options, settings_.wire.nic);
+    }
     verbs::NicAccess access = verbs::open_nic(*nic, *executor_, settings_);
     access.handler = handler;
     return verbs::make_nic_ends(access, executor_, *heap_, options);
   };
-  ConnectedEnds connected = make_connected_ends(bootstrap, options_, settings_.nic_handler, make);
+  const NicHandler handler = wire == WireKind::simulated ? NicHandler::gpu : settings_.nic_handler;
+  ConnectedEnds connected = make_connected_ends(bootstrap, options_, handler, make);
   peers_ = std::move(connected.peers);
   agree(bootstrap, "copying the table of RDMA connections", [&] {
     const OwnStream stream(*executor_);

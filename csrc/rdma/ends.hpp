@@ -21,7 +21,7 @@ struct EndsOptions {
 
 struct QueuePairReport {
   std::string text;   ///< number, state, counters
-  bool well = false;  ///< it can send, and all that was posted is complete
+  bool well = false;  ///< it can send, and all that was posted is complete and counted by the device
 };
 
 /// Made for a list of peers, then all are connected, then start() is called, then kernels use them. The heap and its

@@ -13,9 +13,9 @@ namespace deep_ep::rdma {
 /// What one rank knows; all-gathered, so that every rank decides on the same facts.
 struct WireFacts {
   ProcessIdentity process;
-  WireKind wanted = WireKind::automatic;
-  bool needs_rdma = false;             ///< it reaches at least one rank by RDMA
-  bool needs_nic = false;              ///< its NIC handler must be `gpu`
+  WireSetting wanted;
+  bool needs_rdma = false;  ///< it reaches at least one rank by RDMA
+  NicHandler handler = NicHandler::automatic;
   std::array<char, 400> why_no_nic{};  ///< empty: it has one
 };
 

@@ -72,11 +72,11 @@ constexpr std::array kVariables = {
              .help = "low-latency calls between nodes: whether a row crosses once for each node and goes on by NVLink, "
                      "unless the program says"},
     Variable{.names = {"DEEP_EP_RDMA_WIRE"},
-             .type = Type::choice,
              .default_value = "auto",
-             .allowed = "auto|local|verbs",
-             .help = "what carries RDMA: NICs (verbs), or copies on one host (local); auto = NICs where ranks have "
-                     "them"},
+             .allowed = "auto|local|verbs|simulated[:key=value,...]",
+             .help = "what carries RDMA: NICs (verbs), copies on one host (local), a kernel that plays the NIC on "
+                     "one host (simulated; keys: rate, latency, atomics, overhead, reorder, completion); auto = NICs "
+                     "where ranks have them"},
     Variable{.names = {"DEEP_EP_NIC_HANDLER", "NVSHMEM_IBGDA_NIC_HANDLER"},
              .type = Type::choice,
              .default_value = "auto",

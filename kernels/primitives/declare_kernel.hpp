@@ -5,6 +5,7 @@
 // outside any namespace (those of the library in kernels/kernel_list.hpp). This declares its launchers
 //   deep_ep::cuda::launch_scale(const ScaleParams&, const LaunchShape&, void* stream)
 //   deep_ep::host::launch_scale(...)
+//   deep_ep::cuda::load_scale(), which makes sure that no launch has to load it
 // and deep_ep::kernels::scale, which says what its parameters and its largest block are. See launch.hpp for the rest.
 #pragma once
 
@@ -31,6 +32,7 @@ struct LaunchShape {
   }                                                                                     \
   namespace deep_ep::cuda {                                                             \
   void launch_##name(const ParamsType& params, const LaunchShape& shape, void* stream); \
+  void load_##name();                                                                   \
   }                                                                                     \
   namespace deep_ep::host {                                                             \
   void launch_##name(const ParamsType& params, const LaunchShape& shape, void* stream); \

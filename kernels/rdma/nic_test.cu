@@ -5,7 +5,7 @@
 #include "kernels/kernel_list.hpp"
 #include "kernels/primitives/launch.hpp"
 #include "kernels/primitives/warp.hpp"
-#include "kernels/rdma/send_queue.hpp"
+#include "kernels/rdma/poster.hpp"
 
 namespace deep_ep::device::nic_test {
 
@@ -14,14 +14,17 @@ using rdma::EntryHeader;
 using rdma::KeyedAddress;
 using rdma::WorkQueueEntry;
 
+static_assert(sizeof(rdma::PosterWords) <= layout::kSharedBytesPerWarp);
+
 /// A warp, its queue pair and its pair's memory.
 class Side {
  public:
-  DEEP_EP_DEVICE explicit Side(const NicTestParams& params)
+  /// `words`: of this warp, in shared memory.
+  DEEP_EP_DEVICE Side(const NicTestParams& params, rdma::PosterWords& words)
       : params_(params),
-        peer_(params.queues[warp_index()]),
+        peer_(load(params, words).pair),
         base_(static_cast<std::uint64_t>(warp_index() / 2) * layout::kPairBytes),
-        wait_(params.waits[warp_index() % 2]),
+        wait_(words.wait),
         queue_(peer_.queue, wait_) {}
 
   DEEP_EP_DEVICE rdma::SendQueue<WholeWarp>& queue() { return queue_; }
@@ -66,6 +69,12 @@ class Side {
   }
 
  private:
+  DEEP_EP_DEVICE static rdma::PosterWords& load(const NicTestParams& params, rdma::PosterWords& words) {
+    if (lane_index() == 0) words.wait = warp_index() % 2 == 0 ? params.senders_wait : params.receivers_wait;
+    words.load(params.queues[warp_index()]);
+    return words;
+  }
+
   const NicTestParams& params_;
   const RdmaPeerParams& peer_;
   std::uint64_t base_;
@@ -165,8 +174,12 @@ DEEP_EP_DEVICE void write_slot_entry(const Side& side, WorkQueueEntry& entry, co
 }
 
 DEEP_EP_DEVICE void send_entries(const NicTestParams& params, Side& side) {
+  // One write alone: of several that fail, the last one's completion is seen, which says only that it was flushed.
+  bool good = side.queue().post(lane_index() == 0, [&](WorkQueueEntry& entry, const EntryHeader& header) {
+    write_entry(entry, header, side.remote(layout::kIncoming), side.local(layout::kOutgoing), 64);
+  });
+  good = good && side.queue().quiet();
   Work work(params);
-  bool good = true;
   for (std::uint64_t round = 1; good && !work.enough(); ++round) {
     for (int slot = lane_index(); slot < layout::kSlots; slot += kWarpSize) {
       std::uint32_t* words = side.words(layout::kOutgoingSlots + slot_bytes(slot));
@@ -286,10 +299,10 @@ DEEP_EP_DEVICE void send_by_wrong_key(Side& side) {
   if (side.queue().quiet() && lane_index() == 0) side.result().operations = 1;
 }
 
-DEEP_EP_DEVICE void body(const NicTestParams& params, std::byte*) {
+DEEP_EP_DEVICE void body(const NicTestParams& params, std::byte* shared) {
   const bool sends = warp_index() % 2 == 0;
   if (params.task == NicTestTask::wrong_key && !sends) return;
-  Side side(params);
+  Side side(params, reinterpret_cast<rdma::PosterWords*>(shared)[warp_index()]);
   switch (params.task) {
     case NicTestTask::entries:
       sends ? send_entries(params, side) : receive_rounds(params, side);

@@ -2,6 +2,7 @@
 // the same on both sides, and what is to be done.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 #include "kernels/common/faults.hpp"
@@ -55,6 +56,8 @@ static_assert(kIncomingSlots + 4 * kSlots * kSlotWords <= kIncoming);
 
 inline constexpr std::uint64_t kStop = std::uint64_t{1} << 32;
 
+inline constexpr std::size_t kSharedBytesPerWarp = 256;
+
 /// A word that is sent: differs with round and place.
 DEEP_EP_HOST_DEVICE constexpr std::uint32_t word_of(std::uint64_t round, int place) {
   return (static_cast<std::uint32_t>(round) * 0x9e3779b9u) ^ (static_cast<std::uint32_t>(place) * 0x85ebca6bu) ^
@@ -70,9 +73,9 @@ struct NicTestParams {
   std::uint64_t operations = 0;      ///< enough of them
   std::uint64_t budget_ns = 0;       ///< enough time
   NicTestResult* results = nullptr;  ///< [warps], of zeros
-  /// Of senders and of receivers, which wait longer: what keeps a sender waiting is the cause of what they miss, so it
-  /// is put on record first. A signal or answer that did not come is there with the warp as its peer.
-  const WaitContext* waits = nullptr;
+  /// Receivers wait longer: what keeps a sender waiting is the cause of what they miss, so it is put on record first. A
+  /// signal or answer that did not come is there with the warp as its peer.
+  WaitContext senders_wait, receivers_wait;
 };
 
 }  // namespace deep_ep

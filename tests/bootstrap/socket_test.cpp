@@ -3,17 +3,26 @@
 #include <arpa/inet.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
+#include <atomic>
+#include <chrono>
 #include <cstdint>
+#include <latch>
+#include <mutex>
 #include <numeric>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "csrc/bootstrap/agreement.hpp"
+#include "csrc/support/deadline.hpp"
 #include "csrc/support/unique_fd.hpp"
 #include "deep_ep/error.hpp"
+#include "deep_ep/log.hpp"
+#include "deep_ep/version.hpp"
 #include "tests/cluster/processes.hpp"
 #include "tests/support/time_scale.hpp"
 
@@ -73,25 +82,125 @@ TEST(SocketBootstrap, ARankThatGoesAwayIsNoticed) {
   EXPECT_EQ(errors[1], "");
 }
 
-TEST(SocketBootstrap, AStrangerIsRefused) {
+/// Calls rank 0 as soon as it listens, and says `words`.
+UniqueFd call_and_say(std::uint16_t port, const std::string& words) {
+  const sockaddr_in address = loopback(port);
+  UniqueFd socket(::socket(AF_INET, SOCK_STREAM, 0));
+  while (::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0) {
+    std::this_thread::yield();
+    socket = UniqueFd(::socket(AF_INET, SOCK_STREAM, 0));
+  }
+  ::send(socket.get(), words.data(), words.size(), MSG_NOSIGNAL);
+  return socket;
+}
+
+TEST(SocketBootstrap, StrangersAreRefusedAndHoldNobodyUp) {
+  const std::uint16_t port = free_port();
+  std::mutex mutex;
+  std::vector<std::string> said;
+  set_log_sink([&](LogLevel, std::string_view line) {
+    const std::lock_guard lock(mutex);
+    said.emplace_back(line);
+  });
+  expect_nothing_thrown(run_threads(2, [&](int rank) {
+    std::vector<UniqueFd> strangers;
+    if (rank == 1) {  // in front of this rank: one that talks, and one that does not
+      strangers.push_back(call_and_say(port, "GET / HTTP/1.1\r\n" + std::string(100, ' ')));
+      strangers.push_back(call_and_say(port, ""));
+    }
+    make_socket_bootstrap(rank, 2, "127.0.0.1", port, long_patience())->barrier();
+  }));
+  set_log_sink({});
+  ASSERT_EQ(said.size(), 2u);
+  EXPECT_NE(said[0].find("is no rank of this group; waiting for another caller"), std::string::npos) << said[0];
+  EXPECT_NE(said[1].find("waited 2 s for a rank's word"), std::string::npos) << said[1];
+}
+
+/// What a rank says first.
+struct Words {
+  std::uint64_t magic = 0x64656570'65702032;
+  std::int32_t rank = 1;
+  std::int32_t size = 2;
+  char version[32] = DEEP_EP_VERSION;
+};
+
+TEST(SocketBootstrap, AnotherVersionIsNamed) {
+  const Words hello{.version = "0.0.7"};
   const std::uint16_t port = free_port();
   const auto errors = run_threads(2, [&](int rank) {
     if (rank == 0) {
       make_socket_bootstrap(0, 2, "", port, long_patience());
       return;
     }
-    const sockaddr_in address = loopback(port);
-    UniqueFd socket(::socket(AF_INET, SOCK_STREAM, 0));
-    while (::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0) {
-      std::this_thread::yield();
-      socket = UniqueFd(::socket(AF_INET, SOCK_STREAM, 0));
-    }
-    const std::string words = "GET / HTTP/1.1\r\n\r\n";
-    ::send(socket.get(), words.data(), words.size(), MSG_NOSIGNAL);
-    char byte = 0;
-    ::recv(socket.get(), &byte, 1, 0);  // until it is closed
+    const UniqueFd socket = call_and_say(port, {reinterpret_cast<const char*>(&hello), sizeof hello});
+    Words answer;
+    ::recv(socket.get(), &answer, sizeof answer, MSG_WAITALL);
+    if (std::string(answer.version) != DEEP_EP_VERSION) throw std::runtime_error("rank 0 did not tell its version");
   });
-  EXPECT_NE(errors[0].find("is no rank of this group"), std::string::npos) << errors[0];
+  EXPECT_EQ(errors[0], "bootstrap over TCP: rank 0 runs deep_ep " DEEP_EP_VERSION ", rank 1 runs 0.0.7");
+  EXPECT_EQ(errors[1], "");
+}
+
+TEST(SocketBootstrap, AfterATimeoutTheFirstFailureIsRepeated) {
+  const std::uint16_t port = free_port();
+  std::latch late{1};
+  const auto errors = run_threads(2, [&](int rank) {
+    const auto bootstrap = make_socket_bootstrap(rank, 2, "127.0.0.1", port, short_deadline());
+    if (rank == 1) {
+      late.wait();
+      bootstrap->barrier();  // its word comes now, but for a call that is over
+      return;
+    }
+    EXPECT_THROW(bootstrap->barrier(), TimeoutError);
+    late.count_down();
+    bootstrap->barrier();
+  });
+  EXPECT_NE(errors[0].find("s for a rank's word"), std::string::npos) << errors[0];
+  EXPECT_NE(errors[1], "");
+}
+
+TEST(SocketBootstrap, APeerThatSaysAByteNowAndThenIsLateToo) {
+  constexpr std::uint64_t kBytes = std::uint64_t{1} << 20;
+  const std::uint16_t port = free_port();
+  std::atomic<bool> over{false};
+  const auto errors = run_threads(2, [&](int rank) {
+    if (rank == 0) {
+      const auto bootstrap = make_socket_bootstrap(0, 2, "", port, short_deadline() / 2);
+      EXPECT_THROW(bootstrap->all_gather(std::vector<std::byte>(kBytes)), TimeoutError);
+      over = true;
+      return;
+    }
+    const Words hello;
+    const UniqueFd socket = call_and_say(port, {reinterpret_cast<const char*>(&hello), sizeof hello});
+    ::send(socket.get(), &kBytes, sizeof kBytes, MSG_NOSIGNAL);
+    const Deadline deadline(long_patience());
+    while (!over && !deadline.expired()) {
+      ::send(socket.get(), "x", 1, MSG_NOSIGNAL);
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+  });
+  EXPECT_EQ(errors[0], "");
+}
+
+TEST(SocketBootstrap, WhoMayNotTakeACallSaysSo) {
+  const std::uint16_t port = free_port();
+  const sockaddr_in address = loopback(port);
+  const UniqueFd caller(::socket(AF_INET, SOCK_STREAM, 0));
+  const int next = UniqueFd(::dup(caller.get())).get();
+  rlimit before{};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
+  const rlimit scarce{static_cast<rlim_t>(next) + 1, before.rlim_max};  // one more file: who listens
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &scarce), 0);
+  const auto errors = run_threads(2, [&](int rank) {
+    if (rank == 0) make_socket_bootstrap(0, 2, "", port, long_patience());
+    const Deadline deadline(long_patience());
+    while (rank == 1 && !deadline.expired() &&
+           ::connect(caller.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0) {
+      std::this_thread::yield();
+    }
+  });
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
+  EXPECT_NE(errors[0].find("cannot take a call on port"), std::string::npos) << errors[0];
 }
 
 }  // namespace

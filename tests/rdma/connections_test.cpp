@@ -14,6 +14,7 @@
 #include "tests/cluster/processes.hpp"
 #include "tests/rdma/member.hpp"
 #include "tests/rdma/messages.hpp"
+#include "tests/support/setting.hpp"
 
 namespace deep_ep::test {
 namespace {
@@ -75,20 +76,30 @@ TEST(ConnectionsOfProcessesDeathTest, AWrongSettingOfOneRankFailsOnAllAtOnce) {
   }
 }
 
-enum class Where { cpu, gpu };
+struct Where {
+  const char* name;
+  bool gpu;
+  const char* wire;
+};
 
-std::shared_ptr<Executor> executor_at(Where where, int rank) {
-  return where == Where::cpu ? make_host_executor() : make_cuda_executor(rank % cuda_device_count());
+std::shared_ptr<Executor> executor_at(const Where& where, int rank) {
+  return where.gpu ? make_cuda_executor(rank % cuda_device_count()) : make_host_executor();
 }
 
 class ConnectionsTest : public testing::TestWithParam<Where> {
  protected:
   void SetUp() override {
-    if (GetParam() == Where::gpu && cuda_device_count() == 0) GTEST_SKIP() << "no GPU";
+    if (GetParam().gpu && cuda_device_count() == 0) GTEST_SKIP() << "no GPU";
   }
+
+ private:
+  Setting wire_{"DEEP_EP_RDMA_WIRE", GetParam().wire};
 };
-INSTANTIATE_TEST_SUITE_P(, ConnectionsTest, testing::Values(Where::cpu, Where::gpu),
-                         [](const auto& info) { return info.param == Where::cpu ? "Cpu" : "Gpu"; });
+INSTANTIATE_TEST_SUITE_P(, ConnectionsTest,
+                         testing::Values(Where{"Cpu", false, "local"}, Where{"Gpu", true, "local"},
+                                         Where{"CpuSimulated", false, "simulated"},
+                                         Where{"GpuSimulated", true, "simulated"}),
+                         [](const auto& info) { return info.param.name; });
 
 TEST_P(ConnectionsTest, EveryRankReachesAllOthersOnEveryChannel) {
   expect_ranks_succeed(4, [](const auto& bootstrap) {
@@ -153,7 +164,8 @@ TEST_P(ConnectionsTest, FailedQueuePairsWorkAgainAfterReconnect) {
       member.connections->check();
       throw std::runtime_error("nothing was reported");
     } catch (const SystemError& error) {
-      const std::string expected = "to rank " + std::to_string(1 - bootstrap->rank()) + " over wire local failed";
+      const std::string expected =
+          "to rank " + std::to_string(1 - bootstrap->rank()) + " over wire " + GetParam().wire + " failed";
       if (!contains(error.what(), expected)) throw;
     }
     member.connections->reconnect(*bootstrap);

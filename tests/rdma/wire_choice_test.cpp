@@ -45,7 +45,7 @@ std::string refusal(const std::vector<WireFacts>& facts) {
   return message_of<SystemError>([&] { choose(facts); });
 }
 void want(std::vector<WireFacts>& facts, WireKind wire) {
-  for (WireFacts& rank : facts) rank.wanted = wire;
+  for (WireFacts& rank : facts) rank.wanted.kind = wire;
 }
 
 TEST(WireChoice, NicsWhereAllHaveThem) {
@@ -80,27 +80,37 @@ TEST(WireChoice, WhatWasAskedForIsDoneOrRefused) {
   auto facts = ranks("aa");
   want(facts, WireKind::local);
   EXPECT_EQ(choose(facts).wire, WireKind::local);
-  facts[0].needs_nic = true;
+  facts[0].handler = NicHandler::gpu;
   EXPECT_EQ(refusal(facts), "DEEP_EP_NIC_HANDLER=gpu is impossible with DEEP_EP_RDMA_WIRE=local: no NIC");
-  facts = ranks("aab");
-  want(facts, WireKind::local);
-  EXPECT_EQ(refusal(facts),
-            "DEEP_EP_RDMA_WIRE=local is impossible: rank 0 (host host-a) and rank 2 (host host-b) are not on one host");
+  want(facts, WireKind::simulated);
+  EXPECT_EQ(choose(facts).wire, WireKind::simulated);
+  facts[0].handler = NicHandler::cpu;
+  EXPECT_EQ(refusal(facts), "DEEP_EP_NIC_HANDLER=cpu is impossible with DEEP_EP_RDMA_WIRE=simulated: kernels ring it");
+  for (const WireKind wire : {WireKind::local, WireKind::simulated}) {
+    facts = ranks("aab");
+    want(facts, wire);
+    EXPECT_EQ(refusal(facts), "DEEP_EP_RDMA_WIRE=" + std::string(name_of(wire)) +
+                                  " is impossible: rank 0 (host host-a) and rank 2 (host host-b) are not on one host");
+  }
   facts = ranks("aa");
   want(facts, WireKind::verbs);
   EXPECT_EQ(choose(facts).wire, WireKind::verbs);
   write(facts[0].why_no_nic, "no device");
   EXPECT_EQ(refusal(facts), "rank 0 (host host-a): no device");
   want(facts, WireKind::automatic);
-  facts[1].needs_nic = true;
+  facts[1].handler = NicHandler::gpu;
   EXPECT_EQ(refusal(facts), "rank 0 (host host-a): no device") << "a handler `gpu` has nothing to ring otherwise";
 }
 
 TEST(WireChoice, RanksMustAgree) {
   auto facts = ranks("aaa");
-  facts[2].wanted = WireKind::local;
+  facts[2].wanted.kind = WireKind::local;
   EXPECT_EQ(message_of<RankMismatch>([&] { choose(facts); }),
             "DEEP_EP_RDMA_WIRE is auto on rank 0 but local on rank 2; it must be equal on all ranks");
+  want(facts, WireKind::simulated);
+  facts[1].wanted.nic.latency_us = 5;
+  EXPECT_EQ(message_of<RankMismatch>([&] { choose(facts); }),
+            "DEEP_EP_RDMA_WIRE is simulated with other keys on rank 0 than on rank 1; they must be equal");
 }
 
 }  // namespace

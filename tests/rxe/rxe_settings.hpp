@@ -8,7 +8,7 @@ namespace deep_ep::test {
 /// Sends a packet again after 0.27 s as often as it takes, so that a busy machine does not look like a dead peer.
 inline rdma::RdmaSettings patient_settings() {
   rdma::RdmaSettings settings = rdma::read_settings();
-  settings.wire = rdma::WireKind::verbs;
+  settings.wire.kind = rdma::WireKind::verbs;
   settings.path.ack_timeout = 16;
   settings.path.retry_count = 7;  // what soft-RoCE takes for "for ever"
   return settings;

@@ -2,7 +2,9 @@
 #include <gtest/gtest.h>
 
 #include <string>
+#include <vector>
 
+#include "csrc/rdma/nic_test/judge.hpp"
 #include "deep_ep/error.hpp"
 #include "tests/support/variables.hpp"
 #include "tests/topology/fake_machine.hpp"
@@ -25,6 +27,8 @@ TEST(NicTestPeer, IsAHostAndMayHaveAPort) {
   EXPECT_EQ(peer_text("10.0.0.7:123"), "10.0.0.7 123");
   EXPECT_EQ(peer_text("fe80::1"), "fe80::1" + port);
   EXPECT_EQ(peer_text("[fe80::1]:123"), "fe80::1 123");
+  EXPECT_EQ(parse_peer("node7", 99).port, 99);
+  EXPECT_EQ(parse_peer("node7:5", 99).port, 5);
   for (const char* wrong : {"", ":1", "node7:", "node7:0", "node7:65536", "node7:1x", "[]:1"}) {
     EXPECT_THROW(parse_peer(wrong), InvalidArgument) << wrong;
   }
@@ -54,6 +58,41 @@ TEST(NicTestReport, SaysOfFailuresWhatTheyMean) {
   EXPECT_EQ(json["well"], false);
   EXPECT_EQ(json["nics"][0]["lines"][1]["verdict"], "FAIL");
   EXPECT_EQ(json["nics"][0]["lines"][1]["action"], "do");
+  EXPECT_EQ(json["warnings"], (nlohmann::json{"warn: rings in host memory"}));
+}
+
+TEST(NicTestReport, WithNothingTestedIsNotWell) {
+  NicTestReport report;
+  report.nics.push_back({"not tested", {rdma::nic_test::skipped("nic", "the other machine has fewer NICs")}});
+  EXPECT_FALSE(report.well());
+  EXPECT_NE(report.text().find("0 passed, 0 failed, 1 skipped: nothing was tested\n"), std::string::npos);
+}
+
+TEST(NicTestReport, DoesNotWarnOfFailuresOnPurpose) {
+  NicTestReport report;
+  report.log = {"warn: before", "info: " + std::string(rdma::nic_test::kFailuresBegin), "warn: queue pair failed",
+                "info: " + std::string(rdma::nic_test::kFailuresEnd), "warn: behind"};
+  EXPECT_EQ(report.warnings(), (std::vector<std::string>{"warn: before", "warn: behind"}));
+}
+
+TEST(NicTestLimits, EightNicsThatDoNotAnswerTakeLessThanAMinute) {
+  const double seconds = NicTestOptions{}.seconds;
+  for (const std::size_t nics : {1, 2, 8}) {
+    const double a_nic = seconds / static_cast<double>(nics) + limits_of(seconds, nics).wait_s;  // begun at the end
+    EXPECT_LT(a_nic * static_cast<double>(nics), 60) << nics;
+  }
+  EXPECT_GT(limits_of(600, 1).wait_s, 10) << "more time is also more patience";
+}
+
+TEST(NicTestLimits, NicsGiveUpBeforeTheTestDoes) {
+  const auto tries_for = [](const rdma::PathOptions& path) {
+    return 4.096e-6 * static_cast<double>(1L << path.ack_timeout) * (path.retry_count + 1);
+  };
+  const rdma::PathOptions usual = giving_up_within({}, 0.5);
+  EXPECT_LT(tries_for(usual), 0.5);
+  EXPECT_GT(tries_for(usual), 0.2);
+  EXPECT_EQ(giving_up_within({}, 100), rdma::PathOptions{}) << "never longer than a run does";
+  EXPECT_LT(tries_for(giving_up_within({.ack_timeout = 0}, 0.5)), 0.5) << "0 would be for ever";
 }
 
 TEST(NicTestSubjects, WithoutANicTheLocalWireIsTestedAndThatIsSaid) {
@@ -65,6 +104,15 @@ TEST(NicTestSubjects, WithoutANicTheLocalWireIsTestedAndThatIsSaid) {
   ASSERT_EQ(found.left_out.size(), 1u);
   EXPECT_EQ(found.left_out[0].outcome, Outcome::skip);
   EXPECT_NE(found.left_out[0].found.find("has no RDMA device"), std::string::npos);
+}
+
+TEST(NicTestSubjects, TheVariableCountsWhereNoOptionSaysOtherwise) {
+  test::FakeMachine machine;
+  write_healthy_machine(machine);
+  const Variables variables{{"DEEP_EP_RDMA_WIRE", "local"}};
+  const Patient patient = examine(machine.root(), source_of(variables), {});
+  EXPECT_EQ(find_subjects(patient, {.device = "cpu"}).subjects.at(0).name, "wire local (no NIC), CPU");
+  EXPECT_EQ(find_subjects(patient, {.wire = {.kind = rdma::WireKind::verbs, .nic = {}}, .device = "cpu"}).subjects.size(), 8u);
 }
 
 TEST(NicTestSubjects, EveryNicThatCanBeUsedIsTestedAndTheOthersAreNamed) {

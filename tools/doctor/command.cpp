@@ -49,12 +49,12 @@ int run_nic_test(const DoctorOptions& options) {
   }
   const Patient patient = examine(topology::SystemRoot(), environment::of_process, environment::names_of_process());
   const NicTestReport report = test_nics(patient, options.test);
-  if (!options.test.bundle.empty()) write_bundle(options.test.bundle, patient, report);
   if (options.json) {
     print_json(report.json());
   } else {
     fmt::print("{}", report.text());
   }
+  if (!options.test.bundle.empty()) write_bundle(options.test.bundle, patient, report);
   return report.well() ? 0 : 1;
 }
 
@@ -113,24 +113,28 @@ void add_doctor_command(CLI::App& app, Action& action) {
   command->add_option("command", options->command, "With --nic-counters: the command, after --");
   command->add_flag("--json", options->json, "Print JSON");
   CLI::Option* test = command->add_flag("--nic-test", options->nic_test,
-                                        "Test what this machine's NICs have to do, in less than a minute");
+                                        "Test all that this machine's NICs have to do, in less than a minute");
   NicTestOptions& nic_test = options->test;
   const auto add = [&](const char* name, auto& value, const char* help) {
     return command->add_option(name, value, help)->needs(test);
   };
-  add("--wire", nic_test.wire, "auto: NICs, or copies within this machine (local) where there is none")
-      ->check(CLI::IsMember({"auto", "verbs", "local"}))
+  add("--wire", nic_test.wire,
+      "verbs: NICs; local: copies within this machine; simulated[:key=value,...]: a kernel that plays a NIC; auto: "
+      "DEEP_EP_RDMA_WIRE, otherwise NICs where there are any")
       ->capture_default_str();
   add("--device", nic_test.device, "Who rings: auto, cpu or cuda")
       ->check(CLI::IsMember({"auto", "cpu", "cuda"}))
       ->capture_default_str();
-  command->add_flag("--listen", nic_test.listen, "Test with the machine that names this one as its --peer")
+  command
+      ->add_flag("--listen", nic_test.listen, "Test together with another machine, which names this one as its --peer")
       ->needs(test);
-  add("--port", nic_test.port, "With --listen: where to listen (TCP)")
+  add("--port", nic_test.port, "TCP port to listen on, or to call with --peer HOST")
       ->check(CLI::Range(1, 65535))
       ->capture_default_str();
-  add("--peer", nic_test.peer, "HOST[:PORT]: test with the machine that listens there");
-  add("--seconds", nic_test.seconds, "What all tests may take")->check(CLI::Range(1.0, 3600.0))->capture_default_str();
+  add("--peer", nic_test.peer, "HOST[:PORT]: test together with the machine that listens there");
+  add("--seconds", nic_test.seconds, "How long all tests may take; a larger number also makes each wait longer")
+      ->check(CLI::Range(1.0, 3600.0))
+      ->capture_default_str();
   add("--bundle", nic_test.bundle, "Also write a tar file to attach to a report");
   command->footer("Exit status: 0 if nothing is wrong (warnings aside) and no test has failed, otherwise 1.");
   command->callback([options, &action] { action = [options] { return run_doctor(*options); }; });

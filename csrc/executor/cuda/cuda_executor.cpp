@@ -11,6 +11,7 @@
 #include "csrc/executor/cuda/event_pool.hpp"
 #include "csrc/executor/cuda/stream_memory.hpp"
 #include "csrc/memory/cuda_heap.hpp"
+#include "csrc/support/environment.hpp"
 #include "deep_ep/error.hpp"
 
 namespace deep_ep {
@@ -38,14 +39,30 @@ int multiprocessors_of(const Context& context) {
   return of_context > 0 ? std::min(of_device, of_context) : of_device;
 }
 
+/// Kernels that play NICs stay on multiprocessors of their own, one for each mode that reaches other nodes. They must
+/// find one even while all other kernels wait for them.
+int kept_for_simulated_nics() {
+  return environment::Reader().value("DEEP_EP_RDMA_WIRE").text.starts_with("simulated") ? 2 : 0;
+}
+
 LaunchPolicy make_policy(const Context& context) {
   const int device = context.device();
   LaunchPolicy policy;
-  policy.multiprocessors = multiprocessors_of(context);
+  policy.multiprocessors = std::max(1, multiprocessors_of(context) - kept_for_simulated_nics());
   policy.max_block_threads = attribute(cudaDevAttrMaxThreadsPerBlock, device);
   policy.warps_per_block = kWarpsPerBlock;
   policy.max_shared_bytes = static_cast<std::size_t>(attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
   return policy;
+}
+
+DeviceIdentity identity_of(int device) {
+  cudaDeviceProp properties{};
+  check(cudaGetDeviceProperties(&properties, device), device, "cudaGetDeviceProperties");
+  DeviceIdentity identity;
+  std::memcpy(identity.uuid.data(), properties.uuid.bytes, identity.uuid.size());
+  identity.multiprocessors = properties.multiProcessorCount;
+  identity.kept = kept_for_simulated_nics();
+  return identity;
 }
 
 cudaStream_t native(StreamHandle stream) { return static_cast<cudaStream_t>(stream); }
@@ -62,6 +79,7 @@ class CudaExecutor final : public Backend {
 
   Device device() const override { return {Device::Kind::cuda, device_}; }
   const LaunchPolicy& policy() const override { return policy_; }
+  DeviceIdentity identity() const override { return identity_of(device_); }
 
   void* allocate(std::size_t bytes) override {
     const CurrentContext current(*context_);
@@ -197,6 +215,10 @@ class CudaExecutor final : public Backend {
   }
 
   const KernelTable& kernels() const override { return cuda_kernels(); }
+  void load_kernels() const override {
+    const CurrentContext current(*context_);
+    load_cuda_kernels();
+  }
 
   std::unique_ptr<SymmetricHeap> create_heap(Bootstrap& bootstrap, const HeapOptions& options) override {
     return make_cuda_heap(context_, bootstrap, options);

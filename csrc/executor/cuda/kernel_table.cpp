@@ -10,4 +10,10 @@ const KernelTable& cuda_kernels() {
   return table;
 }
 
+void load_cuda_kernels() {
+#define DEEP_EP_LOAD(name, Params, max_threads) cuda::load_##name();
+  DEEP_EP_KERNELS(DEEP_EP_LOAD)
+#undef DEEP_EP_LOAD
+}
+
 }  // namespace deep_ep

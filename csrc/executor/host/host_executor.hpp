@@ -46,6 +46,7 @@ class HostExecutor final : public Backend {
   void make_current() override;
 
   const KernelTable& kernels() const override;
+  void load_kernels() const override {}
   std::unique_ptr<SymmetricHeap> create_heap(Bootstrap& bootstrap, const HeapOptions& options) override;
 
  private:

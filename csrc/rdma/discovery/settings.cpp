@@ -1,7 +1,5 @@
 #include "csrc/rdma/discovery/settings.hpp"
 
-#include <array>
-
 #include "csrc/support/format.hpp"
 #include "csrc/support/text.hpp"
 #include "deep_ep/error.hpp"
@@ -14,13 +12,6 @@ using environment::Value;
 
 // The kernel's GID tables have 256 entries at most on today's devices; indices are 8 bits in address handles.
 constexpr int kHighestGidIndex = 255;
-
-constexpr std::array<std::string_view, 3> kWireNames = {"auto", "local", "verbs"};
-
-WireKind read_wire(Reader& reader) {
-  const std::string word = reader.choice("DEEP_EP_RDMA_WIRE");
-  return word == "auto" ? WireKind::automatic : word == "local" ? WireKind::local : WireKind::verbs;
-}
 
 NicHandler read_handler(Reader& reader) {
   const std::string word = reader.choice("DEEP_EP_NIC_HANDLER");
@@ -74,8 +65,6 @@ PathOptions read_path(Reader& reader) {
 
 }  // namespace
 
-std::string_view name_of(WireKind kind) { return kWireNames[static_cast<std::size_t>(kind)]; }
-
 RdmaSettings read_settings(const environment::Source& source) {
   Reader reader(source);
   RdmaSettings settings;
@@ -85,7 +74,8 @@ RdmaSettings read_settings(const environment::Source& source) {
   settings.nics = reader.read("DEEP_EP_HCA_LIST", parse_filter).value_or(NicFilter());
   settings.gid = read_gid(reader);
   settings.nic_handler = read_handler(reader);
-  settings.wire = read_wire(reader);
+  settings.wire = reader.read("DEEP_EP_RDMA_WIRE", [](const Value& value) { return parse_wire(value.text); })
+                      .value_or(WireSetting{});
   settings.dma_buf = reader.choice("NVSHMEM_IB_DISABLE_DMABUF") == "on";
   settings.gpu_direct_limit = topology::parse_proximity(reader.choice("NCCL_NET_GDR_LEVEL"));
   settings.path = read_path(reader);

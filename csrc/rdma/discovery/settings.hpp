@@ -10,18 +10,11 @@
 
 #include "csrc/rdma/discovery/device_mapping.hpp"
 #include "csrc/rdma/discovery/gid.hpp"
+#include "csrc/rdma/discovery/wire_setting.hpp"
 #include "csrc/support/environment.hpp"
 #include "csrc/topology/pci.hpp"
 
 namespace deep_ep::rdma {
-
-/// What carries RDMA traffic.
-enum class WireKind : std::uint8_t {
-  automatic,
-  local,  ///< copies between heaps on one host, by a thread of each rank
-  verbs,  ///< a NIC
-};
-std::string_view name_of(WireKind kind);
 
 /// Who tells the NIC of new work.
 enum class NicHandler : std::uint8_t {
@@ -55,7 +48,7 @@ struct RdmaSettings {
   NicFilter nics;
   GidPolicy gid;
   NicHandler nic_handler = NicHandler::automatic;
-  WireKind wire = WireKind::automatic;
+  WireSetting wire;
   bool dma_buf = true;
   std::optional<topology::Proximity> gpu_direct_limit;  ///< a GPU whose NIC is farther away is warned of
   bool has_traffic_class = false;                       ///< a variable set path.traffic_class

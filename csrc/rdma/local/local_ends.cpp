@@ -3,6 +3,7 @@
 #include <utility>
 #include <vector>
 
+#include "csrc/executor/backend.hpp"
 #include "csrc/rdma/local/local_wire.hpp"
 #include "csrc/rdma/ring/cpu_handler.hpp"
 #include "csrc/rdma/ring/ring_memory.hpp"
@@ -18,12 +19,14 @@ namespace {
 constexpr std::uint32_t kSinkKey = 1;  // below those of heaps, local_key_of_rank()
 
 /// A kernel that waits for a peer needs this wire's thread, which calls CUDA. While CUDA loads another kernel for the
-/// first time it blocks every other call and waits for the running kernel: neither goes on before the deadline.
+/// first time it blocks every other call and waits for the running kernel: neither goes on before the deadline. The
+/// library's kernels are loaded by then; those of others may not be.
 void warn_of_lazy_loading() {
   if (environment::of_process("CUDA_MODULE_LOADING") == "EAGER") return;
   log::warn(
-      "wire 'local' on GPUs: a kernel that is loaded while a low-latency call waits stops both until the deadline; set "
-      "CUDA_MODULE_LOADING=EAGER");
+      "wire 'local' on GPUs: a kernel of another library that is loaded while a low-latency call waits stops both "
+      "until "
+      "the deadline; set CUDA_MODULE_LOADING=EAGER");
 }
 
 class LocalEnds final : public Ends {
@@ -32,7 +35,10 @@ class LocalEnds final : public Ends {
             const WrapWire& wrap)
       : rank_(rank), rings_(executor, {.count = options.peers.size(), .depth = options.depth, .batch = options.batch}) {
     const bool cuda = executor->device().kind == Device::Kind::cuda;
-    if (cuda) warn_of_lazy_loading();
+    if (cuda) {
+      backend_of(executor)->load_kernels();
+      warn_of_lazy_loading();
+    }
     auto wire = std::make_unique<LocalWire>(cuda ? make_executor_memory(executor) : make_host_memory());
     wire->add_memory(kSinkKey, rings_.sinks(), rings_.sink_bytes());
     wire->add_memory(local_key_of_rank(rank), heap.local(), heap.bytes());

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "csrc/bootstrap/agreement.hpp"
+#include "csrc/memory/executor_memory.hpp"
 #include "csrc/rdma/queue_pair_address.hpp"
 
 namespace deep_ep::rdma::nic_test {
@@ -47,25 +48,22 @@ const NicTestResult* Run::wrong() const {
   return first == received.end() ? nullptr : &*first;
 }
 
-Bench::Bench(Bootstrap& bootstrap, const std::shared_ptr<Executor>& executor, double wait_s)
-    : bootstrap_(bootstrap), executor_(backend_of(executor)), wait_s_(wait_s), stream_(*executor_) {
+Bench::Bench(Bootstrap& bootstrap, const std::shared_ptr<Executor>& executor)
+    : bootstrap_(bootstrap), executor_(backend_of(executor)), stream_(*executor_) {
+  constexpr double kSlowStart = 60;  // seconds, of processes that share a GPU, say
   executor_->make_current();
-  heap_ = executor_->create_heap(bootstrap, {.bytes = kMostPairs * layout::kPairBytes, .timeout_s = wait_s});
-  queues_ = static_cast<RdmaPeerParams*>(executor_->allocate_pinned(kWarps * sizeof(RdmaPeerParams)));
-  results_ = static_cast<NicTestResult*>(executor_->allocate_pinned(kWarps * sizeof(NicTestResult)));
-  faults_ = static_cast<FaultRecord*>(executor_->allocate_pinned(2 * sizeof(FaultRecord)));
-  waits_ = static_cast<WaitContext*>(executor_->allocate_pinned(2 * sizeof(WaitContext)));
-  abort_ = static_cast<std::uint64_t*>(executor_->allocate(sizeof(std::uint64_t)));
+  heap_ = executor_->create_heap(bootstrap, {.bytes = kMostPairs * layout::kPairBytes, .timeout_s = kSlowStart});
+  agree(bootstrap, "preparing the NIC test", [&] {
+    queues_ = pinned_memory<RdmaPeerParams>(executor_, kWarps * sizeof(RdmaPeerParams));
+    results_ = pinned_memory<NicTestResult>(executor_, kWarps * sizeof(NicTestResult));
+    faults_ = pinned_memory<FaultRecord>(executor_, 2 * sizeof(FaultRecord));
+    abort_ = device_memory<std::uint64_t>(executor_);
+  });
 }
 
 Bench::~Bench() {
   ends_.reset();
   heap_->unmap_peers();
-  executor_->free(abort_);
-  executor_->free_pinned(waits_);
-  executor_->free_pinned(faults_);
-  executor_->free_pinned(results_);
-  executor_->free_pinned(queues_);
 }
 
 void Bench::connect(const MakeEnds& make, int pairs) {
@@ -85,16 +83,16 @@ void Bench::connect(const MakeEnds& make, int pairs) {
               count * sizeof(QueuePairAddress));
   agree(bootstrap_, "connecting queue pairs", [&] {
     // A sender's end is connected to the receiver's of the same pair, and the other way round.
-    for (std::size_t end = 0; end < count; ++end) queues_[end] = ends_->connect(end, theirs[end ^ 1]);
+    for (std::size_t end = 0; end < count; ++end) queues_.get()[end] = ends_->connect(end, theirs[end ^ 1]);
     ends_->start();
   });
 }
 
 void Bench::clear(const Task& task) {
   const StreamHandle stream = stream_.get();
-  std::fill_n(results_, kWarps, NicTestResult{});
-  std::fill_n(faults_, 2, FaultRecord{});
-  executor_->fill(abort_, 0, sizeof *abort_, stream);
+  std::fill_n(results_.get(), kWarps, NicTestResult{});
+  std::fill_n(faults_.get(), 2, FaultRecord{});
+  executor_->fill(abort_.get(), 0, sizeof *abort_, stream);
   const std::vector<std::uint32_t> sent = messages();
   for (int pair = 0; pair < task.pairs; ++pair) {
     std::byte* memory = heap_->local() + static_cast<std::uint64_t>(pair) * layout::kPairBytes;
@@ -110,27 +108,28 @@ Run Bench::run(const Task& task) {
   agree(bootstrap_, "preparing a test", [&] { clear(task); });
   NicTestParams params;
   params.task = task.what;
-  params.queues = queues_;
+  params.queues = queues_.get();
   params.heap = heap_->local();
   params.operations = task.operations;
   params.budget_ns = static_cast<std::uint64_t>(task.seconds * 1e9);
-  params.results = results_;
+  params.results = results_.get();
   // Receivers of a stream see nothing before its end.
   const bool streams = task.what == NicTestTask::writes || task.what == NicTestTask::additions;
-  const double wait_s = wait_s_ + (streams ? task.seconds : 0);
-  waits_[0] = {faults_, abort_, static_cast<std::uint64_t>(wait_s * 1e9)};
-  waits_[1] = {faults_, abort_, static_cast<std::uint64_t>(2 * wait_s * 1e9)};
-  params.waits = waits_;
-  Run run;
+  const double wait_s = task.wait_s + (streams ? task.seconds : 0);
+  params.senders_wait = {faults_.get(), abort_.get(), static_cast<std::uint64_t>(wait_s * 1e9)};
+  params.receivers_wait = {faults_.get(), abort_.get(), static_cast<std::uint64_t>(2 * wait_s * 1e9)};
+  Run run{.rank = bootstrap_.rank(), .wait_s = wait_s};
   agree(bootstrap_, "running a test", [&] {
-    executor_->kernels().nic_test(params, {1, 64 * task.pairs, 0}, stream_.get());
+    executor_->kernels().nic_test(
+        params, {1, 64 * task.pairs, 2 * static_cast<std::size_t>(task.pairs) * layout::kSharedBytesPerWarp},
+        stream_.get());
     executor_->synchronize(stream_.get());
     for (int pair = 0; pair < task.pairs; ++pair) {
-      run.sent.push_back(results_[2 * pair]);
-      run.received.push_back(results_[2 * pair + 1]);
+      run.sent.push_back(results_.get()[2 * pair]);
+      run.received.push_back(results_.get()[2 * pair + 1]);
     }
-    if (faults_[0].claimed == 0) return;
-    run.fault = faults_[0];
+    if (faults_->claimed == 0) return;
+    run.fault = *faults_;
     try {
       run.health = ends_->health();
     } catch (const std::exception& error) {
@@ -138,11 +137,6 @@ Run Bench::run(const Task& task) {
     }
   });
   return run;
-}
-
-bool Bench::anywhere(bool mine) const {
-  const std::vector<std::uint8_t> all = all_gather_values(bootstrap_, static_cast<std::uint8_t>(mine));
-  return std::any_of(all.begin(), all.end(), [](std::uint8_t one) { return one != 0; });
 }
 
 }  // namespace deep_ep::rdma::nic_test

@@ -29,6 +29,7 @@ struct Task {
   int pairs = 1;
   std::uint64_t operations = UINT64_MAX;  ///< enough of them
   double seconds = 0;                     ///< enough time
+  double wait_s = 5;                      ///< of a sender, for what must come; a receiver waits twice as long
 };
 
 /// What came of a task.
@@ -37,6 +38,8 @@ struct Run {
   std::vector<NicTestResult> received;  ///< by its receiver
   std::optional<FaultRecord> fault;     ///< what ended the task early, if something did
   std::string health;                   ///< with a fault: what the device says
+  int rank = 0;                         ///< this side's
+  double wait_s = 0;                    ///< how long senders waited; with streams the time of these included
 
   std::uint64_t operations() const;
   std::uint64_t bytes() const;
@@ -47,8 +50,8 @@ struct Run {
 
 class Bench {
  public:
-  /// Collective. `wait_s`: how long a sender waits for what must come; a receiver waits twice as long.
-  Bench(Bootstrap& bootstrap, const std::shared_ptr<Executor>& executor, double wait_s);
+  /// Collective.
+  Bench(Bootstrap& bootstrap, const std::shared_ptr<Executor>& executor);
   ~Bench();
   Bench(const Bench&) = delete;
   Bench& operator=(const Bench&) = delete;
@@ -58,26 +61,23 @@ class Bench {
   void connect(const MakeEnds& make, int pairs);
   /// Collective.
   Run run(const Task& task);
-  /// Collective. Is it true on any rank?
-  bool anywhere(bool mine) const;
+  /// Ends the queue pairs, and with them who hears of their failures.
+  void disconnect() { ends_.reset(); }
 
-  const Ends& ends() const { return *ends_; }
-  bool alone() const { return bootstrap_.size() == 1; }
-  double wait_s() const { return wait_s_; }
+  /// Null where there are none.
+  const Ends* ends() const { return ends_.get(); }
 
  private:
   void clear(const Task& task);
 
   Bootstrap& bootstrap_;
   std::shared_ptr<Backend> executor_;
-  double wait_s_;
   OwnStream stream_;
   std::unique_ptr<SymmetricHeap> heap_;
-  RdmaPeerParams* queues_ = nullptr;  ///< pinned
-  NicTestResult* results_ = nullptr;  ///< pinned
-  FaultRecord* faults_ = nullptr;     ///< pinned
-  WaitContext* waits_ = nullptr;      ///< pinned
-  std::uint64_t* abort_ = nullptr;
+  std::shared_ptr<RdmaPeerParams> queues_;  ///< pinned
+  std::shared_ptr<NicTestResult> results_;  ///< pinned
+  std::shared_ptr<FaultRecord> faults_;     ///< pinned
+  std::shared_ptr<std::uint64_t> abort_;
   std::unique_ptr<Ends> ends_;  ///< last: uses the rest
 };
 

@@ -22,7 +22,7 @@ Advice advice_of(Syndrome syndrome) {
   switch (syndrome) {
     case Syndrome::transport_retries_exceeded:
     case Syndrome::receiver_not_ready_retries_exceeded:
-      return {"packets do not come through, so no run between machines would",
+      return {"packets do not get through, so no run on several machines will work",
               "check link, GID and routes (deep_ep doctor); on RoCE also the firewall: UDP port 4791"};
     case Syndrome::remote_access:
     case Syndrome::remote_invalid_request:
@@ -30,6 +30,12 @@ Advice advice_of(Syndrome syndrome) {
       return {
           "the NIC that received the operation refused what is right: memory is not registered as it should be",
           "update firmware and driver; try without dma-buf (NVSHMEM_IB_DISABLE_DMABUF=1) and report which one works"};
+    case Syndrome::flushed:
+      return {"an operation before this one had failed, and its completion was overwritten by this one's",
+              "the line query_qp, or the log in the bundle, may have the cause: make a report with --bundle FILE"};
+    case Syndrome::none:
+      return {"what stands in the completion entry was not written by the NIC, or not as this library reads it",
+              kReport};
     default:
       return {"the NIC does not take entries as this library writes them, or cannot read the memory they name",
               kReport};
@@ -37,13 +43,13 @@ Advice advice_of(Syndrome syndrome) {
 }
 
 /// Completions and signals that did not come within the time.
-Line late(const std::string& name, const Run& run, double wait_s) {
+Line late(const std::string& name, const Run& run) {
   const FaultRecord& fault = *run.fault;
   if (fault.wanted == Wanted::rdma_completion) {
     return {
         name, Outcome::fail,
-        fmt::format("no completion of entry {} within {} s ({} are complete); {}", fault.expected, wait_s, fault.seen,
-                    run.health),
+        fmt::format("no completion of entry {} within {} s ({} are complete); {}", fault.expected, run.wait_s,
+                    fault.seen, run.health),
         "the NIC did not see the doorbell, cannot read the ring, or its completion does not reach the GPU: a run would "
         "wait until its deadline",
         "try DEEP_EP_NIC_HANDLER=cpu: if that works, the GPU's way to the NIC is at fault (PeerMappingOverride, IOMMU, "
@@ -52,19 +58,22 @@ Line late(const std::string& name, const Run& run, double wait_s) {
   const bool answer = fault.peer % 2 == 0;
   return {name, Outcome::fail,
           fmt::format("{} {} did not come within {} s (it is {}); {}", answer ? "the receiver's answer" : "the signal",
-                      fault.expected, answer ? wait_s : 2 * wait_s, fault.seen, run.health),
+                      fault.expected, answer ? run.wait_s : 2 * run.wait_s, fault.seen, run.health),
           "an addition that was posted is not visible in the memory it went to, or the other side has given up: a run "
           "would wait until its deadline",
           "the other lines, and the other machine's, may have the cause; PCI atomics must be on in the NIC's firmware"};
 }
 
 /// The line where a run did not come to its end.
-std::optional<Line> broken(const std::string& name, const Run& run, double wait_s) {
+std::optional<Line> broken(const std::string& name, const Run& run) {
   if (!run.fault) return std::nullopt;
-  if (run.fault->kind == FaultKind::timeout) return late(name, run, wait_s);
+  if (run.fault->kind == FaultKind::timeout) return late(name, run);
   const RdmaFailure failure = RdmaFailure::unpack(static_cast<std::uint32_t>(run.fault->field));
   const Advice advice = advice_of(static_cast<Syndrome>(failure.syndrome));
-  return Line{name, Outcome::fail, run.health, advice.meaning, advice.action};
+  // Without a syndrome only the kernel knows of a failure.
+  const std::string found =
+      failure.syndrome != 0 ? run.health : fmt::format("{}; {}", describe_fault(run.rank, *run.fault), run.health);
+  return Line{name, Outcome::fail, found, advice.meaning, advice.action};
 }
 
 std::string first_wrong(const NicTestResult& seen) {
@@ -85,8 +94,8 @@ std::string rate_text(double bytes_per_second) {
 
 }  // namespace
 
-Line judge_entries(const std::string& name, const Run& run, double wait_s, bool must_wrap) {
-  if (auto line = broken(name, run, wait_s)) return *line;
+Line judge_entries(const std::string& name, const Run& run, bool must_wrap) {
+  if (auto line = broken(name, run)) return *line;
   if (const NicTestResult* seen = run.wrong()) {
     return {name, Outcome::fail, fmt::format("{}; it was {}", first_wrong(*seen), kind_name(*seen)),
             "an operation that the NIC calls complete was lost, came twice or went elsewhere: results would be wrong "
@@ -103,8 +112,8 @@ Line judge_entries(const std::string& name, const Run& run, double wait_s, bool 
           "", ""};
 }
 
-Line judge_litmus(const Run& run, double wait_s) {
-  if (auto line = broken("litmus", run, wait_s)) return *line;
+Line judge_litmus(const Run& run) {
+  if (auto line = broken("litmus", run)) return *line;
   if (const NicTestResult* seen = run.wrong()) {
     return {
         "litmus", Outcome::fail, fmt::format("the flag was seen before the data: {}", first_wrong(*seen)),
@@ -119,8 +128,8 @@ Line judge_litmus(const Run& run, double wait_s) {
           "", ""};
 }
 
-Line judge_additions(const Run& run, double wait_s) {
-  if (auto line = broken("atomics", run, wait_s)) return *line;
+Line judge_additions(const Run& run) {
+  if (auto line = broken("atomics", run)) return *line;
   if (const NicTestResult* seen = run.wrong()) {
     return {"atomics", Outcome::fail, fmt::format("the counter is {} after {} additions", seen->found, seen->expected),
             "additions get lost, or are done twice: signals would never reach their value, or reach it too early",
@@ -133,13 +142,13 @@ Line judge_additions(const Run& run, double wait_s) {
           "", ""};
 }
 
-Line judge_wrong_key(const Run& run, double wait_s) {
+Line judge_wrong_key(const Run& run) {
   constexpr const char* kName = "wrong_key";
   if (!run.fault) {
     return {kName, Outcome::fail, "a write by a wrong key succeeded",
             "the NIC does not check keys: a stray write would destroy memory without any error", kReport};
   }
-  if (run.fault->kind == FaultKind::timeout) return late(kName, run, wait_s);
+  if (run.fault->kind == FaultKind::timeout) return late(kName, run);
   const auto syndrome =
       static_cast<Syndrome>(RdmaFailure::unpack(static_cast<std::uint32_t>(run.fault->field)).syndrome);
   if (syndrome != Syndrome::remote_access) {
@@ -153,10 +162,10 @@ Line judge_wrong_key(const Run& run, double wait_s) {
   return {kName, Outcome::pass, "a write by a wrong key fails with syndrome 0x13, as it must", "", ""};
 }
 
-Line judge_bandwidth(const std::vector<Rate>& rates, double link_gbps, double wait_s) {
+Line judge_bandwidth(const std::vector<Rate>& rates, double link_gbps) {
   std::string figures;
   for (const Rate& rate : rates) {
-    if (auto line = broken("bandwidth", rate.run, wait_s)) return *line;
+    if (auto line = broken("bandwidth", rate.run)) return *line;
     if (const NicTestResult* seen = rate.run.wrong()) {
       return {"bandwidth", Outcome::fail, fmt::format("with {} queue pairs {}", rate.pairs, first_wrong(*seen)),
               "bytes that the NIC calls written are not there: results would be wrong under load", kReport};
@@ -170,15 +179,22 @@ Line judge_bandwidth(const std::vector<Rate>& rates, double link_gbps, double wa
 }
 
 Line judge_report(const std::vector<QueuePairReport>& report) {
-  std::string all;
-  bool well = true;
+  constexpr std::size_t kMost = 4;
+  std::vector<std::string> unwell;
   for (const QueuePairReport& pair : report) {
-    all += fmt::format("{}{}", all.empty() ? "" : "; ", pair.text);
-    well = well && pair.well;
+    if (!pair.well) unwell.push_back(pair.text);
   }
-  if (well) return {"query_qp", Outcome::pass, all, "", ""};
-  return {"query_qp", Outcome::fail, all,
-          "what the device counts is not what was posted: it misses doorbells, or cannot read the ring", kReport};
+  if (unwell.empty()) {
+    return {"query_qp", Outcome::pass,
+            fmt::format("{} queue pairs can send; the device was told of all that was posted, and has fetched it",
+                        report.size()),
+            "", ""};
+  }
+  const std::size_t more = unwell.size() - std::min(unwell.size(), kMost);
+  unwell.resize(unwell.size() - more);
+  return {"query_qp", Outcome::fail,
+          fmt::format("{}{}", fmt::join(unwell, "; "), more == 0 ? "" : fmt::format("; and {} more", more)),
+          "the device counts something else than was posted: it misses doorbells, or cannot read the ring", kReport};
 }
 
 Line skipped(const std::string& name, const std::string& why) { return {name, Outcome::skip, why, "", ""}; }

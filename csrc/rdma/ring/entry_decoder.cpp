@@ -5,88 +5,65 @@
 #include "csrc/support/format.hpp"
 
 namespace deep_ep::rdma {
-namespace {
 
-using device::rdma::kOpcodeFetchAdd;
-using device::rdma::kOpcodeNop;
-using device::rdma::kOpcodeWrite;
-using device::rdma::swap32;
+using device::rdma::Mistake;
+using device::rdma::Operation;
 
-std::uint64_t wide(std::uint32_t high, std::uint32_t low) {
-  return static_cast<std::uint64_t>(swap32(high)) << 32 | swap32(low);
-}
-
-/// A local address, and how many bytes there.
-void take_data_segment(const device::Vec16& segment, WireOperation& operation) {
-  operation.length = swap32(segment.word[0]);
-  operation.local_key = swap32(segment.word[1]);
-  operation.local_address = wide(segment.word[2], segment.word[3]);
-}
-
-std::string decode_write(const device::rdma::WorkQueueEntry& entry, std::uint32_t segments, WireOperation& operation) {
-  if (segments == 2) return {};
-  const std::uint32_t first = swap32(entry.segment[2].word[0]);
-  if ((first & device::rdma::kInlineBit) == 0) {
-    if (segments != 3) return fmt::format("an RDMA write of {} segments, expected 3", segments);
-    operation.kind = WireOperationKind::write;
-    take_data_segment(entry.segment[2], operation);
-    if (operation.length == 0) return "an RDMA write whose data segment has 0 bytes, which means 2^31";
-    return {};
+std::string describe_mistake(const Operation& operation, std::uint64_t index) {
+  switch (operation.mistake) {
+    case Mistake::none:
+      break;
+    case Mistake::index:
+      return fmt::format("the entry says that it is number {}, not {}", operation.counter, index & 0xffffu);
+    case Mistake::queue_pair:
+      return fmt::format("the entry names queue pair {:#x}", operation.queue_pair);
+    case Mistake::form:
+      return fmt::format("opcode modifier {} and {} segments, expected 0 and 1 to 4", operation.modifier,
+                         operation.segments);
+    case Mistake::opcode:
+      return fmt::format("opcode {:#04x} with {} segments is not one that this library writes", operation.opcode,
+                         operation.segments);
+    case Mistake::write_segments:
+      return fmt::format("an RDMA write of {} segments, expected 3", operation.segments);
+    case Mistake::write_bytes:
+      return "an RDMA write whose data segment has 0 bytes, which means 2^31";
+    case Mistake::inline_bytes:
+      return fmt::format("an inline RDMA write of {} bytes in {} segments", operation.length, operation.segments);
+    case Mistake::add_segments:
+      return fmt::format("a fetch-and-add of {} segments, expected 4", operation.segments);
+    case Mistake::add_bytes:
+      return fmt::format("a fetch-and-add of {} bytes, expected 8", operation.length);
+    case Mistake::doorbell_queue_pair:
+      return "the doorbell names another queue pair";
+    case Mistake::doorbell_beyond:
+      return "the doorbell announces more entries than the ring has";
+    case Mistake::doorbell_record:
+      return "the doorbell was rung before its record was written";
   }
-  operation.length = first & ~device::rdma::kInlineBit;
-  const std::uint32_t needed = operation.length <= 12 ? 3 : 4;
-  if (operation.length > kMaxInlineBytes || segments != needed) {
-    return fmt::format("an inline RDMA write of {} bytes in {} segments", operation.length, segments);
-  }
-  std::memcpy(operation.inline_bytes.data(), &entry.segment[2].word[1], 12);
-  if (segments == 4) std::memcpy(operation.inline_bytes.data() + 12, &entry.segment[3], 16);
   return {};
 }
-
-std::string decode_fetch_add(const device::rdma::WorkQueueEntry& entry, std::uint32_t segments,
-                             WireOperation& operation) {
-  if (segments != 4) return fmt::format("a fetch-and-add of {} segments, expected 4", segments);
-  operation.kind = WireOperationKind::fetch_add;
-  operation.add = wide(entry.segment[2].word[0], entry.segment[2].word[1]);
-  take_data_segment(entry.segment[3], operation);
-  if (operation.length != 8) return fmt::format("a fetch-and-add of {} bytes, expected 8", operation.length);
-  return {};
-}
-
-}  // namespace
 
 DecodedEntry decode_entry(const device::rdma::WorkQueueEntry& entry, std::uint64_t index, std::uint32_t queue_pair) {
-  const std::uint32_t first = swap32(entry.segment[0].word[0]);
-  const std::uint32_t second = swap32(entry.segment[0].word[1]);
-  const std::uint32_t segments = second & 0xffu;
-  DecodedEntry decoded{.opcode = first & 0xffu};
+  const Operation read = device::rdma::decode(entry, index, queue_pair);
+  DecodedEntry decoded{.opcode = read.opcode, .operation = {}, .mistake = describe_mistake(read, index)};
   WireOperation& operation = decoded.operation;
   operation.queue_pair = queue_pair;
   operation.id = index;
   operation.kind = WireOperationKind::write_inline;
-  operation.signalled = (entry.segment[0].word[2] >> 24 & device::rdma::kFlagSignalled) != 0;
-  if (segments >= 2) {
-    operation.remote_address = wide(entry.segment[1].word[0], entry.segment[1].word[1]);
-    operation.remote_key = swap32(entry.segment[1].word[2]);
-  }
-
-  if ((first >> 8 & 0xffffu) != (index & 0xffffu)) {
-    decoded.mistake = fmt::format("the entry says that it is number {}, not {}", first >> 8 & 0xffffu, index & 0xffffu);
-  } else if (second >> 8 != queue_pair) {
-    decoded.mistake = fmt::format("the entry names queue pair {:#x}", second >> 8);
-  } else if (first >> 24 != 0 || segments < 1 || segments > 4) {
-    decoded.mistake = fmt::format("opcode modifier {} and {} segments, expected 0 and 1 to 4", first >> 24, segments);
-  } else if (decoded.opcode == kOpcodeWrite && segments >= 2) {
-    decoded.mistake = decode_write(entry, segments, operation);
-  } else if (decoded.opcode == kOpcodeFetchAdd) {
-    decoded.mistake = decode_fetch_add(entry, segments, operation);
-  } else if (decoded.opcode != kOpcodeNop) {
-    decoded.mistake =
-        fmt::format("opcode {:#04x} with {} segments is not one that this library writes", decoded.opcode, segments);
-  }
-  if (!decoded.mistake.empty()) {
-    operation = WireOperation{
-        .queue_pair = queue_pair, .id = index, .kind = WireOperationKind::write_inline, .signalled = true};
+  operation.signalled = read.signalled || !decoded.mistake.empty();
+  if (!decoded.mistake.empty()) return decoded;
+  operation.length = read.length;
+  operation.local_key = read.local.key;
+  operation.local_address = read.local.address;
+  operation.remote_key = read.remote.key;
+  operation.remote_address = read.remote.address;
+  operation.add = read.add;
+  if (read.opcode == device::rdma::kOpcodeFetchAdd) {
+    operation.kind = WireOperationKind::fetch_add;
+  } else if (read.is_inline) {
+    std::memcpy(operation.inline_bytes.data(), device::rdma::inline_bytes_of(entry), read.length);
+  } else if (read.length != 0) {
+    operation.kind = WireOperationKind::write;
   }
   return decoded;
 }

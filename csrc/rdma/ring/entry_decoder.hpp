@@ -5,7 +5,7 @@
 #include <string>
 
 #include "csrc/rdma/ring/wire.hpp"
-#include "kernels/rdma/formats.hpp"
+#include "kernels/rdma/decode.hpp"
 
 namespace deep_ep::rdma {
 
@@ -15,8 +15,10 @@ struct DecodedEntry {
   std::string mistake;      ///< not empty: why no device would accept the entry; `operation` does nothing then
 };
 
-/// Decodes the entry that must be number `index` of this queue pair. Accepted are the entries that the writers of
-/// kernels/rdma/formats.hpp make: RDMA write, inline or not, 8-byte fetch-and-add, no-operation.
+/// Decodes the entry that must be number `index` of this queue pair, see kernels/rdma/decode.hpp.
 DecodedEntry decode_entry(const device::rdma::WorkQueueEntry& entry, std::uint64_t index, std::uint32_t queue_pair);
+
+/// What is wrong with an entry or doorbell, in words; empty where nothing is. Of the operation, what it says counts.
+std::string describe_mistake(const device::rdma::Operation& operation, std::uint64_t index);
 
 }  // namespace deep_ep::rdma

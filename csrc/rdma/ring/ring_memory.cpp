@@ -102,13 +102,22 @@ std::uint32_t RingStatus::outstanding() const {
   return static_cast<std::uint32_t>(state.posted - 1 - device::rdma::tail_counter(completion.tail)) & 0xffffu;
 }
 
+bool RingMemory::host_reads_rings() const { return !options_.on_gpu || executor_->device().kind == Device::Kind::cpu; }
+
 std::vector<RingStatus> RingMemory::status() const {
   std::vector<RingStatus> status(options_.count);
   for (std::size_t i = 0; i < options_.count; ++i) {
     executor_->copy(&status[i].state, states_ + i, sizeof(RdmaQueueState), stream_.get());
-    executor_->copy(&status[i].completion, completion(i), sizeof status[i].completion, stream_.get());
+    if (!host_reads_rings()) {
+      executor_->copy(&status[i].completion, completion(i), sizeof status[i].completion, stream_.get());
+    }
   }
   executor_->synchronize(stream_.get());
+  for (std::size_t i = 0; i < options_.count && host_reads_rings(); ++i) {
+    // Its last word says that it is there, and may be written at this moment.
+    status[i].completion.tail = __atomic_load_n(&completion(i)->tail, __ATOMIC_ACQUIRE);
+    if (status[i].failed()) status[i].completion = *completion(i);
+  }
   return status;
 }
 

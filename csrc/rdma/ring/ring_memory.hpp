@@ -86,6 +86,7 @@ class RingMemory {
 
  private:
   std::byte* begin(std::size_t i) const { return rings_ + i * layout_.bytes; }
+  bool host_reads_rings() const;
   void fill();
   void free() noexcept;
 

@@ -37,9 +37,10 @@ struct NicAccess {
   WritesOrdering writes_ordering = WritesOrdering::all;
   std::vector<int> cpus;  ///< near the NIC, for threads that serve it; empty: any
   NicHandler handler = NicHandler::automatic;
-  /// Handler `gpu`: which of the device's doorbells, and rings in host memory though kernels run on a GPU. For tests.
+  /// For tests of the handler `gpu` on a GPU: which of the device's doorbells, and whether rings lie in host memory.
+  /// Nothing: what works best.
   std::optional<devx::DoorbellPage::Kind> doorbell;
-  bool rings_in_host_memory = false;
+  std::optional<bool> rings_in_host_memory;
   /// Called when the handler `gpu` is tried; may throw SystemError.
   std::function<const Mlx5Functions&()> mlx5_functions;
   PageMapper page_mapper;

@@ -57,6 +57,16 @@ void launch(void (*kernel)(typename Kernel::Params), const typename Kernel::Para
   check_launch(cudaLaunchKernelEx(&config, kernel, params), Kernel::kName, shape);
 }
 
+/// Asking for a function's attributes loads it.
+template <class Params>
+void load(void (*kernel)(Params), const char* name) {
+  cudaFuncAttributes attributes{};
+  const cudaError_t status = cudaFuncGetAttributes(&attributes, kernel);
+  if (status == cudaSuccess) return;
+  cudaGetLastError();
+  throw SystemError("loading kernel " + std::string(name) + ": " + cudaGetErrorString(status));
+}
+
 }  // namespace deep_ep::cuda
 
 #define DEEP_EP_DEFINE_KERNEL(name, body)                                                           \
@@ -70,4 +80,5 @@ void launch(void (*kernel)(typename Kernel::Params), const typename Kernel::Para
   void launch_##name(const kernels::name::Params& params, const LaunchShape& shape, void* stream) { \
     launch<kernels::name>(name##_kernel, params, shape, stream);                                    \
   }                                                                                                 \
+  void load_##name() { load(name##_kernel, kernels::name::kName); }                                 \
   }

@@ -29,7 +29,7 @@ TEST(RdmaSettings, NothingIsSet) {
   EXPECT_FALSE(settings.nics.is_set());
   EXPECT_FALSE(settings.gid.index);
   EXPECT_EQ(settings.nic_handler, NicHandler::automatic);
-  EXPECT_EQ(settings.wire, WireKind::automatic);
+  EXPECT_EQ(settings.wire.kind, WireKind::automatic);
   EXPECT_TRUE(settings.dma_buf);
   EXPECT_EQ(settings.path, PathOptions{}) << "two places give the defaults";
   EXPECT_TRUE(settings.taken.empty());
@@ -58,12 +58,40 @@ TEST(RdmaSettings, TheLibrarysOwnNamesWin) {
 }
 
 TEST(RdmaSettings, Wire) {
-  EXPECT_EQ(read({{"DEEP_EP_RDMA_WIRE", "verbs"}}).wire, WireKind::verbs);
   EXPECT_EQ(refusal({{"DEEP_EP_RDMA_WIRE", "tcp"}}),
-            "environment variable DEEP_EP_RDMA_WIRE='tcp': not one of auto|local|verbs");
-  for (const WireKind wire : {WireKind::automatic, WireKind::local, WireKind::verbs}) {
-    EXPECT_EQ(read({{"DEEP_EP_RDMA_WIRE", std::string(name_of(wire))}}).wire, wire);
+            "environment variable DEEP_EP_RDMA_WIRE='tcp': not one of auto, local, verbs, simulated[:key=value,...]");
+  for (const WireKind wire : {WireKind::automatic, WireKind::local, WireKind::verbs, WireKind::simulated}) {
+    EXPECT_EQ(read({{"DEEP_EP_RDMA_WIRE", std::string(name_of(wire))}}).wire.kind, wire);
   }
+}
+
+TEST(RdmaSettings, SimulatedWire) {
+  const SimulatedNic nothing_said = parse_wire("simulated").nic;
+  EXPECT_FALSE(nothing_said.gb_per_s || nothing_said.latency_us);
+  const SimulatedNic nic =
+      parse_wire("simulated:rate=12.5, latency = 4,atomics=8,overhead=0,reorder=1.5,completion=2").nic;
+  EXPECT_EQ(nic.gb_per_s, 12.5);
+  EXPECT_EQ(nic.latency_us, 4);
+  EXPECT_EQ(nic.most_adds, 8u);
+  EXPECT_EQ(nic.overhead_bytes, 0u);
+  EXPECT_EQ(nic.reorder_us, 1.5);
+  EXPECT_EQ(nic.completion_us, 2);
+  const auto why = [](const std::string& text) { return refusal({{"DEEP_EP_RDMA_WIRE", text}}); };
+  EXPECT_EQ(why("simulated:rate=-1"),
+            "environment variable DEEP_EP_RDMA_WIRE='simulated:rate=-1': simulated: 'rate=-1', allowed: rate= a number "
+            "from 0.01 to 1000 (GB/s; or 0, no limit)");
+  EXPECT_EQ(parse_wire("simulated:rate=0").nic.gb_per_s, 0);
+  EXPECT_TRUE(why("simulated:rate=1, rate=50").ends_with("simulated: 'rate' comes twice, allowed: once"));
+  EXPECT_TRUE(
+      why("simulated:speed=1")
+          .ends_with("simulated has no 'speed', allowed: rate, latency, atomics, overhead, reorder, completion"));
+  for (const char* const wrong :
+       {"simulated:rate", "simulated:latency=nan", "simulated:atomics=0", "simulated:atomics=33",
+        "simulated:atomics=1.5", "simulated:rate=5x", "simulated:rate=0.009", "simulated:rate=1e-320"}) {
+    EXPECT_NE(why(wrong).find("allowed: "), std::string::npos) << wrong;
+  }
+  EXPECT_TRUE(why("simulated:").ends_with("completion"));
+  EXPECT_TRUE(why("local:rate=5").ends_with("not one of auto, local, verbs, simulated[:key=value,...]"));
 }
 
 TEST(RdmaSettings, AutoSwitchesAnAliasOff) {

@@ -4,9 +4,11 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <map>
 #include <memory>
+#include <mutex>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "csrc/rdma/local/local_ends.hpp"
@@ -32,6 +34,11 @@ MakeEnds with_mistake(const std::shared_ptr<Executor>& executor, Mistake mistake
       return std::make_unique<FaultyWire>(std::move(wire), mistake);
     });
   };
+}
+
+template <class Thrown>
+MakeEnds throwing(const std::string& text) {
+  return [text](const SymmetricHeap&, const rdma::EndsOptions&) -> std::unique_ptr<rdma::Ends> { throw Thrown(text); };
 }
 
 rdma::nic_test::Subject subject_of(Mistake mistake, int rank = 0) {
@@ -84,9 +91,9 @@ TEST_F(NicTest, AWireThatIsWell) {
     limits_.entries_s = scaled(60);
   }
   const Lines lines = run(subject_of(Mistake::none));
-  EXPECT_EQ(outcomes(lines),
-            under_sanitizer() ? "queue_pairs+ entries? litmus+ atomics+ bandwidth+ query_qp? wrong_key+ other_ways?"
-                              : "queue_pairs+ entries+ litmus+ atomics+ bandwidth+ query_qp? wrong_key+ other_ways?");
+  EXPECT_EQ(outcomes(lines), under_sanitizer()
+                                 ? "queue_pairs+ entries? litmus+ atomics+ bandwidth+ query_qp? wrong_key+ way?"
+                                 : "queue_pairs+ entries+ litmus+ atomics+ bandwidth+ query_qp? wrong_key+ way?");
   EXPECT_TRUE(
       contains(line_of(lines, "entries").found, under_sanitizer() ? "did not wrap" : "the 16-bit index wrapped"));
   EXPECT_TRUE(contains(line_of(lines, "bandwidth").found, "with 8 queue pairs"));
@@ -120,28 +127,86 @@ TEST_F(NicTest, AKeyThatNobodyChecks) {
 
 TEST_F(NicTest, NoCompletions) {
   limits_.wait_s = short_deadline() / 4;
-  const Lines lines = run(subject_of(Mistake::never_completes), 2 * short_deadline());
+  rdma::nic_test::Subject subject = subject_of(Mistake::never_completes);
+  subject.others = {{"another", with_mistake(subject.executor, Mistake::none)}};
+  const Lines lines = run(subject);
+  // Who does not complete one entry need not be waited for again; the other ways say what does work.
+  EXPECT_EQ(outcomes(lines), "queue_pairs+ entries- litmus? atomics? bandwidth? query_qp? wrong_key? way+");
   EXPECT_TRUE(contains(line_of(lines, "entries").found, "no completion of entry")) << line_of(lines, "entries").found;
   EXPECT_TRUE(contains(line_of(lines, "entries").action, "DEEP_EP_NIC_HANDLER=cpu"));
 }
 
+/// Ends that can be asked; the text says which ones they are.
+class EndsWithReport final : public rdma::Ends {
+ public:
+  EndsWithReport(std::unique_ptr<rdma::Ends> ends, int number, bool well)
+      : ends_(std::move(ends)), number_(number), well_(well) {}
+  rdma::QueuePairAddress address(std::size_t end) const override { return ends_->address(end); }
+  RdmaPeerParams connect(std::size_t end, const rdma::QueuePairAddress& peer) override {
+    return ends_->connect(end, peer);
+  }
+  void start() override { ends_->start(); }
+  std::optional<rdma::Failure> failure() const override { return ends_->failure(); }
+  bool idle() const override { return ends_->idle(); }
+  std::string describe() const override { return ends_->describe(); }
+  std::vector<rdma::QueuePairReport> report() const override { return {{"ends " + std::to_string(number_), well_}}; }
+
+ private:
+  std::unique_ptr<rdma::Ends> ends_;
+  int number_;
+  bool well_;
+};
+
+TEST_F(NicTest, TheDeviceIsAskedAboutTheQueuePairsThatFailed) {
+  limits_.wait_s = short_deadline() / 4;
+  for (const Mistake mistake : {Mistake::never_completes, Mistake::drops_an_addition, Mistake::none}) {
+    const bool well = mistake == Mistake::none;
+    rdma::nic_test::Subject subject = subject_of(mistake);
+    subject.make = [make = subject.make, well, made = std::make_shared<int>(0)](const SymmetricHeap& heap,
+                                                                                const rdma::EndsOptions& options) {
+      ++*made;
+      return std::make_unique<EndsWithReport>(make(heap, options), *made, well || *made > 1);
+    };
+    const Lines lines = run(subject);
+    EXPECT_EQ(line_of(lines, "query_qp").outcome, well ? Outcome::pass : Outcome::fail);
+    EXPECT_EQ(line_of(lines, "query_qp").found == "ends 1", !well) << line_of(lines, "query_qp").found;
+  }
+}
+
+TEST_F(NicTest, FailuresOnPurposeAreMarkedInTheLog) {
+  std::mutex mutex;
+  std::vector<std::string> said;
+  set_log_sink(
+      [&](LogLevel, std::string_view line) {
+        const std::lock_guard lock(mutex);
+        said.emplace_back(line);
+      },
+      LogLevel::info);
+  run(subject_of(Mistake::none));
+  const auto begin = std::find(said.begin(), said.end(), rdma::nic_test::kFailuresBegin);
+  const auto end = std::find(begin, said.end(), rdma::nic_test::kFailuresEnd);
+  ASSERT_NE(end, said.end());
+  const auto failure = [](const std::string& line) { return contains(line, "syndrome 0x13"); };
+  EXPECT_EQ(std::count_if(said.begin(), said.end(), failure), 1);
+  EXPECT_EQ(std::count_if(begin, end, failure), 1);
+}
+
 TEST_F(NicTest, NothingIsBegunWhenTheTimeIsOver) {
   const Lines lines = run(subject_of(Mistake::none), 1e-6);
-  EXPECT_EQ(outcomes(lines), "queue_pairs?");
+  EXPECT_EQ(outcomes(lines), "queue_pairs? way?");
   EXPECT_TRUE(contains(lines[0].found, "no time was left of"));
 }
 
 TEST_F(NicTest, OtherWaysToDriveTheNic) {
   rdma::nic_test::Subject subject = subject_of(Mistake::none);
   subject.others = {{"well", with_mistake(subject.executor, Mistake::none)},
-                    {"missing",
-                     [](const SymmetricHeap&, const rdma::EndsOptions&) -> std::unique_ptr<rdma::Ends> {
-                       throw SystemError("no such register");
-                     }},
+                    {"missing", throwing<rdma::nic_test::Missing>("no such register")},
+                    {"refused", throwing<SystemError>("ibv_reg_mr: no memory")},
                     {"bad", with_mistake(subject.executor, Mistake::drops_a_write)}};
   const Lines lines = run(subject);
-  EXPECT_TRUE(contains(outcomes(lines), "way: well+ way: missing? way: bad-")) << outcomes(lines);
-  EXPECT_EQ(line_of(lines, "way: missing").found, "no such register");
+  EXPECT_TRUE(contains(outcomes(lines), "wrong_key+ way+ way? way- way-")) << outcomes(lines);
+  EXPECT_EQ((lines.end() - 3)->found, "missing: no such register");
+  EXPECT_EQ((lines.end() - 2)->found, "refused: ibv_reg_mr: no memory");
 }
 
 TEST_F(NicTest, AHandlerThatIsNotTheOneWanted) {
@@ -154,56 +219,77 @@ TEST_F(NicTest, AHandlerThatIsNotTheOneWanted) {
 
 TEST_F(NicTest, ADeviceThatRefusesIsALineToo) {
   rdma::nic_test::Subject subject = subject_of(Mistake::none);
-  subject.make = [](const SymmetricHeap&, const rdma::EndsOptions&) -> std::unique_ptr<rdma::Ends> {
-    throw SystemError("ibv_create_qp: no memory");
-  };
+  subject.make = throwing<SystemError>("ibv_create_qp: no memory");
+  subject.others = {{"another", with_mistake(subject.executor, Mistake::none)}};
   const Lines lines = run(subject);
-  EXPECT_EQ(outcomes(lines), "queue_pairs-");
+  EXPECT_EQ(outcomes(lines), "queue_pairs- way+") << "another way may work, and a run may take it";
   EXPECT_EQ(lines[0].found, "ibv_create_qp: no memory");
 }
 
 /// Both sides, each with a wire of its own; [side].
-std::vector<Lines> run_both(const rdma::nic_test::Limits& limits, Mistake first, Mistake second) {
+std::vector<Lines> run_both(const rdma::nic_test::Limits& limits, const std::vector<rdma::nic_test::Subject>& sides) {
   const auto bootstraps = make_thread_bootstraps(2, long_patience());
   std::vector<Lines> lines(2);
   expect_nothing_thrown(run_threads(2, [&](int rank) {
     lines[static_cast<std::size_t>(rank)] = rdma::nic_test::test_nic(
-        *bootstraps[static_cast<std::size_t>(rank)], subject_of(rank == 0 ? first : second, rank), limits, Deadline(0));
+        *bootstraps[static_cast<std::size_t>(rank)], sides[static_cast<std::size_t>(rank)], limits, Deadline(0));
   }));
   return lines;
 }
 
 TEST_F(NicTest, TwoSidesThatAreWell) {
-  for (const Lines& lines : run_both(limits_, Mistake::none, Mistake::none)) {
-    EXPECT_EQ(outcomes(lines), "queue_pairs+ entries? litmus+ atomics+ bandwidth+ query_qp? wrong_key+ other_ways?");
+  for (const Lines& lines : run_both(limits_, {subject_of(Mistake::none, 0), subject_of(Mistake::none, 1)})) {
+    EXPECT_EQ(outcomes(lines), "queue_pairs+ entries? litmus+ atomics+ bandwidth+ query_qp? wrong_key+ way?");
   }
 }
 
 TEST_F(NicTest, TheSideThatReceivesSeesWhatTheOtherOneDid) {
-  const std::vector<Lines> lines = run_both(limits_, Mistake::drops_a_write, Mistake::none);
-  EXPECT_EQ(line_of(lines[0], "entries").outcome, Outcome::skip) << "its own wire is good to it";
+  const std::vector<Lines> lines =
+      run_both(limits_, {subject_of(Mistake::drops_a_write, 0), subject_of(Mistake::none, 1)});
+  EXPECT_EQ(line_of(lines[0], "entries").outcome, Outcome::fail) << "it has seen nothing, but is told";
+  EXPECT_TRUE(contains(line_of(lines[0], "entries").found, "all data is right")) << line_of(lines[0], "entries").found;
+  EXPECT_TRUE(contains(line_of(lines[0], "entries").found, "; but on the other machine: "));
   EXPECT_EQ(line_of(lines[1], "entries").outcome, Outcome::fail);
   EXPECT_TRUE(contains(line_of(lines[1], "entries").found, "it was a write"));
 }
 
+TEST_F(NicTest, OneSideAloneMayWantKernelsToRing) {
+  std::vector<rdma::nic_test::Subject> sides = {subject_of(Mistake::none, 0), subject_of(Mistake::none, 1)};
+  sides[1].wants_gpu_handler = true;
+  const std::vector<Lines> lines = run_both(limits_, sides);
+  EXPECT_TRUE(contains(line_of(lines[0], "handler").found, "kernels are not to ring this machine's NIC; but on the"));
+  EXPECT_TRUE(contains(line_of(lines[1], "handler").found, "kernels cannot ring this NIC"));
+  EXPECT_EQ(line_of(lines[0], "litmus").outcome, Outcome::pass);
+}
+
 TEST(NicTestJudge, WhatTheDeviceCountsMustBeWhatWasPosted) {
-  EXPECT_EQ(rdma::nic_test::judge_report({{"queue pair 0x1", true}}).outcome, Outcome::pass);
-  const Line line = rdma::nic_test::judge_report({{"queue pair 0x1", true}, {"queue pair 0x2: error", false}});
+  EXPECT_TRUE(contains(rdma::nic_test::judge_report({{"a", true}, {"b", true}}).found, "2 queue pairs can send"));
+  std::vector<rdma::QueuePairReport> report(7, {"bad", false});
+  report[0] = {"good", true};
+  const Line line = rdma::nic_test::judge_report(report);
   EXPECT_EQ(line.outcome, Outcome::fail);
-  EXPECT_EQ(line.found, "queue pair 0x1; queue pair 0x2: error");
+  EXPECT_EQ(line.found, "bad; bad; bad; bad; and 2 more");
 }
 
 TEST(NicTestJudge, WhatDoesNotComeIsNamed) {
   rdma::nic_test::Run run;
   run.fault = FaultRecord{.claimed = 1, .kind = FaultKind::timeout, .peer = 1, .expected = 7, .seen = 6};
   run.health = "all is quiet";
-  EXPECT_EQ(rdma::nic_test::judge_litmus(run, 5).found,
-            "the signal 7 did not come within 10 s (it is 6); all is quiet");
+  run.rank = 1;
+  run.wait_s = 5;
+  EXPECT_EQ(rdma::nic_test::judge_litmus(run).found, "the signal 7 did not come within 10 s (it is 6); all is quiet");
   run.fault->peer = 0;
-  EXPECT_TRUE(contains(rdma::nic_test::judge_additions(run, 5).found, "the receiver's answer 7"));
+  EXPECT_TRUE(contains(rdma::nic_test::judge_additions(run).found, "the receiver's answer 7"));
   run.fault->kind = FaultKind::rdma_failed;
   run.fault->field = static_cast<std::int32_t>(RdmaFailure{0x15, 0, device::rdma::kOpcodeWrite}.packed());
-  EXPECT_TRUE(contains(rdma::nic_test::judge_bandwidth({{1, run}}, 400, 5).action, "UDP port 4791"));
+  EXPECT_TRUE(contains(rdma::nic_test::judge_bandwidth({{1, run}}, 400).action, "UDP port 4791"));
+  run.fault->field = static_cast<std::int32_t>(RdmaFailure{0x05, 0, device::rdma::kOpcodeWrite}.packed());
+  EXPECT_TRUE(contains(rdma::nic_test::judge_litmus(run).meaning, "an operation before this one had failed"));
+  run.fault->field = static_cast<std::int32_t>(RdmaFailure{0, 0, 9}.packed());
+  EXPECT_TRUE(
+      contains(rdma::nic_test::judge_litmus(run).found,
+               "rank 1: the completion entry of the queue pair to rank 0 makes no sense (opcode 9, entry 7 of 6"));
+  EXPECT_TRUE(contains(rdma::nic_test::judge_litmus(run).found, "; all is quiet"));
 }
 
 }  // namespace

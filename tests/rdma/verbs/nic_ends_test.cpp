@@ -289,6 +289,7 @@ TEST_F(NicEndsTest, TestsMayChooseTheDoorbellAndWhereRingsLie) {
   peer(1).queue.state->posted = 3;
   fake_.told = 2;
   fake_.fetched = 1;
+  EXPECT_FALSE(ends_->report()[0].well) << "complete, but the device counts more than was posted";
   EXPECT_FALSE(ends_->report()[1].well);
   EXPECT_TRUE(contains(ends_->report()[1].text, "posted 3, device told of 2, fetched 1"));
   ends_.reset();
@@ -297,6 +298,10 @@ TEST_F(NicEndsTest, TestsMayChooseTheDoorbellAndWhereRingsLie) {
   const std::string text = refusal();
   EXPECT_TRUE(contains(text, "Tried: write-combining register")) << text;
   EXPECT_FALSE(contains(text, "shared register")) << "only what was asked for";
+  fake_.refusals = {{"umem_reg_ex", EOPNOTSUPP}, {"umem_reg", EFAULT}};
+  nic_.doorbell.reset();
+  nic_.rings_in_host_memory = false;
+  EXPECT_TRUE(contains(refusal(), "DEEP_EP_NIC_HANDLER=gpu is impossible here: RDMA device fake_0")) << "no fallback";
 }
 
 TEST_F(NicEndsTest, QueuePairsCountWithTheCountersOfTheirPort) {

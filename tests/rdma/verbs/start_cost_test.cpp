@@ -76,6 +76,7 @@ TEST(StartCost, OfAQueuePairIsSixCallsOfTheDeviceAndNoMore) {
     EXPECT_EQ(calls["0x100"], 2) << "capabilities";
     EXPECT_EQ(calls["query_eqn"], 1);
     EXPECT_EQ(calls["umem_reg_ex"], 1) << "rings are registered together";
+    EXPECT_EQ(static_cast<long>(fake.commands.size()), 5 * pairs + 4) << "nothing else is asked";
     std::printf(
         "%d ranks, %ld queue pairs: %zu firmware commands; the library itself took %.0f ms, with a device that "
         "takes no time\n",

@@ -6,14 +6,12 @@
 #include <charconv>
 #include <memory>
 #include <mutex>
-#include <set>
 
 #include "csrc/bootstrap/agreement.hpp"
 #include "csrc/bootstrap/socket.hpp"
 #include "csrc/rdma/nic_test/judge.hpp"
-#include "csrc/rdma/nic_test/nic_test.hpp"
+#include "csrc/support/logging.hpp"
 #include "deep_ep/error.hpp"
-#include "deep_ep/log.hpp"
 #include "deep_ep/version.hpp"
 #include "tools/doctor/nic_test/subjects.hpp"
 
@@ -45,7 +43,9 @@ class LogTaker {
           constexpr const char* kNames[] = {"trace", "debug", "info", "warn", "error"};
           lines->all.push_back(fmt::format("{}: {}", kNames[static_cast<std::size_t>(level)], line));
         },
-        LogLevel::info);
+        log::enabled(LogLevel::trace)   ? LogLevel::trace
+        : log::enabled(LogLevel::debug) ? LogLevel::debug
+                                        : LogLevel::info);
   }
   ~LogTaker() { set_log_sink({}); }
   LogTaker(const LogTaker&) = delete;
@@ -64,22 +64,24 @@ class LogTaker {
   std::shared_ptr<Lines> lines_ = std::make_shared<Lines>();
 };
 
-rdma::WireKind wire_of(const std::string& word) {
-  if (word == "local") return rdma::WireKind::local;
-  return word == "verbs" ? rdma::WireKind::verbs : rdma::WireKind::automatic;
+rdma::WireSetting wire_of(const std::string& text) {
+  try {
+    return rdma::parse_wire(text);
+  } catch (const InvalidArgument& error) {
+    throw InvalidArgument(fmt::format("--wire {}: {}", text, error.what()));
+  }
 }
 
-/// Time for each of `nics`, so that all of them take about as long as was allowed.
+}  // namespace
+
 rdma::nic_test::Limits limits_of(double seconds, std::size_t nics) {
   const double share = seconds / static_cast<double>(nics);
   rdma::nic_test::Limits limits;
-  limits.wait_s = seconds / 5;  // by default longer than a NIC tries to reach a peer (7.5 s)
+  limits.wait_s = std::max(1.5, share / 22);
   limits.entries_s = share / 3;
   limits.phase_s = std::min(0.3, share / 20);
   return limits;
 }
-
-}  // namespace
 
 int NicTestReport::count(Outcome outcome) const {
   std::ptrdiff_t found = 0;
@@ -88,6 +90,18 @@ int NicTestReport::count(Outcome outcome) const {
         std::count_if(nic.lines.begin(), nic.lines.end(), [&](const Line& line) { return line.outcome == outcome; });
   }
   return static_cast<int>(found);
+}
+
+std::vector<std::string> NicTestReport::warnings() const {
+  std::vector<std::string> found;
+  bool on_purpose = false;
+  for (const std::string& line : log) {
+    if (line.ends_with(rdma::nic_test::kFailuresBegin)) on_purpose = true;
+    if (line.ends_with(rdma::nic_test::kFailuresEnd)) on_purpose = false;
+    const bool counts = !on_purpose && line.starts_with("warn: ");
+    if (counts && std::find(found.begin(), found.end(), line) == found.end()) found.push_back(line);
+  }
+  return found;
 }
 
 std::string NicTestReport::text() const {
@@ -100,13 +114,10 @@ std::string NicTestReport::text() const {
       if (!line.action.empty()) text += fmt::format("       to do:   {}\n", line.action);
     }
   }
-  // Errors were made on purpose; warnings say what the library had to make do with.
-  std::set<std::string> warnings;
-  for (const std::string& line : log) {
-    if (line.starts_with("warn: ") && warnings.insert(line).second) text += fmt::format("\n{}\n", line);
-  }
-  return text + fmt::format("\n{} passed, {} failed, {} skipped\n", count(Outcome::pass), count(Outcome::fail),
-                            count(Outcome::skip));
+  for (const std::string& line : warnings()) text += fmt::format("\n{}\n", line);
+  const bool nothing = count(Outcome::pass) + count(Outcome::fail) == 0;
+  return text + fmt::format("\n{} passed, {} failed, {} skipped{}\n", count(Outcome::pass), count(Outcome::fail),
+                            count(Outcome::skip), nothing ? ": nothing was tested" : "");
 }
 
 nlohmann::json NicTestReport::json() const {
@@ -124,11 +135,12 @@ nlohmann::json NicTestReport::json() const {
   }
   return {{"version", DEEP_EP_VERSION},      {"nics", all},
           {"passed", count(Outcome::pass)},  {"failed", count(Outcome::fail)},
-          {"skipped", count(Outcome::skip)}, {"well", well()}};
+          {"skipped", count(Outcome::skip)}, {"well", well()},
+          {"warnings", warnings()}};
 }
 
-PeerAddress parse_peer(const std::string& text) {
-  PeerAddress peer{.host = text};
+PeerAddress parse_peer(const std::string& text, std::uint16_t port) {
+  PeerAddress peer{text, port};
   const std::size_t colon = text.rfind(':');
   const bool bracketed = text.starts_with('[');
   // Several colons without brackets are an IPv6 address.
@@ -153,26 +165,35 @@ NicTestReport test_nics(const Patient& patient, const NicTestOptions& options) {
   std::shared_ptr<Bootstrap> bootstrap = make_thread_bootstraps(1).front();
   if (options.listen) bootstrap = make_socket_bootstrap(0, 2, "", options.port, options.seconds);
   if (!options.peer.empty()) {
-    const PeerAddress peer = parse_peer(options.peer);
+    const PeerAddress peer = parse_peer(options.peer, options.port);
     bootstrap = make_socket_bootstrap(1, 2, peer.host, peer.port, options.seconds);
   }
   const Subjects found = find_subjects(patient, {.wire = wire_of(options.wire),
                                                  .device = options.device,
                                                  .between_machines = bootstrap->size() > 1,
-                                                 .rank = bootstrap->rank()});
+                                                 .rank = bootstrap->rank(),
+                                                 .retry_s = options.seconds / 90});
   // Between machines the first NIC meets the first, and so on.
   std::size_t count = found.subjects.size();
   for (const std::size_t theirs : all_gather_values(*bootstrap, count)) count = std::min(count, theirs);
   NicTestReport report;
   const double share = options.seconds / static_cast<double>(std::max<std::size_t>(count, 1));
+  rdma::nic_test::Lines left_out = found.left_out;
   for (std::size_t i = 0; i < count; ++i) {
     const rdma::nic_test::Subject& subject = found.subjects[i];
-    report.nics.push_back({subject.name, rdma::nic_test::test_nic(*bootstrap, subject,
-                                                                  limits_of(options.seconds, count), Deadline(share))});
+    TestedNic& tested = report.nics.emplace_back(TestedNic{subject.name, {}});
+    try {
+      tested.lines = rdma::nic_test::test_nic(*bootstrap, subject, limits_of(options.seconds, count), Deadline(share));
+    } catch (const Error& error) {
+      tested.lines.push_back({"nic", Outcome::fail, error.what(), "this NIC's test did not come to its end",
+                              "as the text says; between machines, also what the other one reports"});
+      // The other machine may be anywhere.
+      if (bootstrap->size() > 1) count = i + 1;
+    }
   }
-  rdma::nic_test::Lines left_out = found.left_out;
   for (std::size_t i = count; i < found.subjects.size(); ++i) {
-    left_out.push_back(rdma::nic_test::skipped(found.subjects[i].name, "the other machine has fewer NICs"));
+    left_out.push_back(rdma::nic_test::skipped(
+        "nic", fmt::format("{}: the other machine has fewer NICs, or is gone", found.subjects[i].name)));
   }
   if (!left_out.empty()) report.nics.push_back({"not tested", left_out});
   report.log = log.take();

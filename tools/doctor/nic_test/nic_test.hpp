@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "csrc/rdma/nic_test/outcome.hpp"
+#include "csrc/rdma/nic_test/nic_test.hpp"
 #include "tools/doctor/checks.hpp"
 
 namespace deep_ep::tools {
@@ -33,17 +33,23 @@ struct NicTestReport {
   std::vector<std::string> log;  ///< what the library said meanwhile, warnings as "warn: ..."
 
   int count(rdma::nic_test::Outcome outcome) const;
-  bool well() const { return count(rdma::nic_test::Outcome::fail) == 0; }
+  /// Nothing has failed, and something has been tested.
+  bool well() const { return count(rdma::nic_test::Outcome::fail) == 0 && count(rdma::nic_test::Outcome::pass) != 0; }
+  /// What the library had to make do with, each once; failures on purpose are none.
+  std::vector<std::string> warnings() const;
   std::string text() const;
   nlohmann::json json() const;
 };
 
-/// "HOST", "HOST:PORT", "[IPv6]:PORT". InvalidArgument.
 struct PeerAddress {
   std::string host;
   std::uint16_t port = kNicTestPort;
 };
-PeerAddress parse_peer(const std::string& text);
+/// "HOST", "HOST:PORT", "[IPv6]:PORT". InvalidArgument. `port`: where the text names none.
+PeerAddress parse_peer(const std::string& text, std::uint16_t port = kNicTestPort);
+
+/// So that with the default of `seconds` even eight NICs that do not answer at all take less than a minute.
+rdma::nic_test::Limits limits_of(double seconds, std::size_t nics);
 
 /// InvalidArgument for options that make no sense; failures of NICs are in the report.
 NicTestReport test_nics(const Patient& patient, const NicTestOptions& options);

@@ -3,12 +3,16 @@
 #include <fmt/format.h>
 
 #include <array>
+#include <cmath>
+#include <map>
 #include <set>
+#include <string>
 #include <utility>
 
 #include "csrc/rdma/discovery/machine.hpp"
 #include "csrc/rdma/local/local_ends.hpp"
 #include "csrc/rdma/nic_test/judge.hpp"
+#include "csrc/rdma/simulated/simulated_ends.hpp"
 #include "csrc/rdma/verbs/nic_ends.hpp"
 #include "deep_ep/error.hpp"
 #include "tools/common/ranks.hpp"
@@ -30,6 +34,7 @@ template <DoorbellKind kind>
 void ring_by(rdma::verbs::NicAccess& access) {
   access.handler = rdma::NicHandler::gpu;
   access.doorbell = kind;
+  access.rings_in_host_memory = false;
 }
 
 constexpr std::array kAdjustments = {
@@ -39,56 +44,71 @@ constexpr std::array kAdjustments = {
     Adjustment{"handler gpu, rings in host memory",
                [](rdma::verbs::NicAccess& access) {
                  access.handler = rdma::NicHandler::gpu;
-                 access.rings_in_host_memory = true;
+                 access.rings_in_host_memory = true;  // with the best register
                }},
     Adjustment{"handler cpu", [](rdma::verbs::NicAccess& access) { access.handler = rdma::NicHandler::cpu; }},
 };
 
+/// A register that the device does not have is no failure; whatever else goes wrong is.
+void require_register(const rdma::verbs::NicAccess& nic) {
+  try {
+    const rdma::verbs::devx::DoorbellPage trial({nic.device, &nic.mlx5_functions()}, nic.doorbell);
+  } catch (const Error& error) {
+    throw rdma::nic_test::Missing(error.what());
+  }
+}
+
 /// Opens the NIC, changed by `adjust` where given, and makes queue pairs on it.
 rdma::nic_test::MakeEnds on_nic(const rdma::NicAssignment& nic, const std::shared_ptr<Executor>& executor,
-                                const rdma::RdmaSettings& settings, Adjust adjust) {
+                                const rdma::RdmaSettings& settings, double retry_s, Adjust adjust) {
   return [=](const SymmetricHeap& heap, const rdma::EndsOptions& options) {
     rdma::verbs::NicAccess access = rdma::verbs::open_nic(nic, *executor, settings);
+    access.path = giving_up_within(access.path, retry_s);
     if (adjust != nullptr) adjust(access);
+    if (access.doorbell) require_register(access);
     return rdma::verbs::make_nic_ends(access, executor, heap, options);
   };
 }
 
 Subject nic_subject(const rdma::NicAssignment& nic, const std::shared_ptr<Executor>& executor, const std::string& by,
-                    const rdma::RdmaSettings& settings, bool between_machines) {
+                    const rdma::RdmaSettings& settings, const SubjectChoice& choice) {
   Subject subject{.name = fmt::format("{}:{}, rung by {}", nic.nic, nic.port, by),
                   .executor = executor,
-                  .make = on_nic(nic, executor, settings, nullptr),
+                  .make = on_nic(nic, executor, settings, choice.retry_s, nullptr),
                   .others = {},
                   .no_others = "handler cpu: there is no doorbell register, and rings lie in host memory",
                   .link_gbps = nic.rate_gbps};
   const bool has_registers = executor->device().kind == Device::Kind::cuda && nic.capability == rdma::Capability::mlx5;
   subject.wants_gpu_handler = has_registers && settings.nic_handler != rdma::NicHandler::cpu;
-  if (between_machines) {
+  if (choice.between_machines) {
     subject.no_others = "a NIC's doorbells and rings are tested without --listen and --peer";
-  } else if (has_registers) {
+  } else if (subject.wants_gpu_handler) {
     for (const Adjustment& way : kAdjustments) {
-      subject.others.push_back({way.name, on_nic(nic, executor, settings, way.adjust)});
+      subject.others.push_back({way.name, on_nic(nic, executor, settings, choice.retry_s, way.adjust)});
     }
   }
   return subject;
 }
 
 void leave_out(const std::vector<std::string>& nics, Subjects& found) {
-  for (const std::string& nic : nics) found.left_out.push_back(rdma::nic_test::skipped("nics", nic));
+  for (const std::string& nic : nics) found.left_out.push_back(rdma::nic_test::skipped("nic", nic));
 }
 
 void add_nics_of_gpus(const Patient& patient, const SubjectChoice& choice, Subjects& found) {
-  std::set<std::string> names;
+  std::map<std::string, std::string> rung_by;
   for (int gpu = 0; gpu < cuda_device_count(); ++gpu) {
     const std::string by = fmt::format("GPU {}", gpu);
     try {
       const rdma::NicAssignment nic = rdma::nic_of_cuda_device(gpu);
-      if (!names.insert(fmt::format("{}:{}", nic.nic, nic.port)).second) continue;
-      found.subjects.push_back(
-          nic_subject(nic, make_executor(Device::Kind::cuda, gpu), by, patient.settings, choice.between_machines));
-    } catch (const SystemError& error) {
-      found.left_out.push_back(rdma::nic_test::skipped(by, error.what()));
+      const auto [first, is_new] = rung_by.emplace(fmt::format("{}:{}", nic.nic, nic.port), by);
+      if (!is_new) {
+        found.left_out.push_back(rdma::nic_test::skipped(
+            "nic", fmt::format("{} has {}, which {} has tested", by, first->first, first->second)));
+        continue;
+      }
+      found.subjects.push_back(nic_subject(nic, make_executor(Device::Kind::cuda, gpu), by, patient.settings, choice));
+    } catch (const Error& error) {
+      found.left_out.push_back(rdma::nic_test::skipped("nic", fmt::format("{}: {}", by, error.what())));
     }
   }
   leave_out(patient.map.unused, found);
@@ -103,31 +123,41 @@ void add_nics_of_cpu(const Patient& patient, const SubjectChoice& choice, Subjec
     if (!map.rows[rank].port) continue;
     const rdma::NicAssignment nic = rdma::assignment_of(map, rank);
     if (!names.insert(fmt::format("{}:{}", nic.nic, nic.port)).second) continue;
-    found.subjects.push_back(
-        nic_subject(nic, make_host_executor(), "the CPU", patient.settings, choice.between_machines));
+    found.subjects.push_back(nic_subject(nic, make_host_executor(), "the CPU", patient.settings, choice));
   }
   leave_out(map.unused, found);
 }
 
 }  // namespace
 
+rdma::PathOptions giving_up_within(rdma::PathOptions path, double seconds) {
+  const auto tries_for = [&](int timeout) { return 4.096e-6 * std::exp2(timeout) * (path.retry_count + 1); };
+  if (path.ack_timeout == 0) path.ack_timeout = 31;  // for ever
+  while (path.ack_timeout > 1 && tries_for(path.ack_timeout) > seconds) --path.ack_timeout;
+  return path;
+}
+
 Subjects find_subjects(const Patient& patient, const SubjectChoice& choice) {
   if (!patient.refused.empty()) throw InvalidArgument(patient.refused);
   const Device::Kind kind = choose_device(choice.device, 1);
   Subjects found;
-  const bool local =
-      choice.wire == rdma::WireKind::local || (choice.wire == rdma::WireKind::automatic && patient.nics.empty());
-  if (local) {
-    if (choice.wire == rdma::WireKind::automatic) {
-      found.left_out.push_back(rdma::nic_test::skipped("nics", rdma::why_no_rdma(patient.map)));
-    }
+  const rdma::WireSetting& wanted = choice.wire.kind == rdma::WireKind::automatic ? patient.settings.wire : choice.wire;
+  rdma::WireKind wire = wanted.kind;
+  if (wire == rdma::WireKind::automatic && patient.nics.empty()) {
+    wire = rdma::WireKind::local;
+    found.left_out.push_back(rdma::nic_test::skipped("nic", rdma::why_no_rdma(patient.map)));
+  }
+  if (wire == rdma::WireKind::local || wire == rdma::WireKind::simulated) {
     const std::shared_ptr<Executor> executor = make_executor(kind, 0);
+    const bool simulated = wire == rdma::WireKind::simulated;
     found.subjects.push_back(
-        {.name = fmt::format("wire local (no NIC), {}", kind == Device::Kind::cuda ? "GPU 0" : "CPU"),
+        {.name = fmt::format("wire {} (no NIC), {}", rdma::name_of(wire), kind == Device::Kind::cuda ? "GPU 0" : "CPU"),
          .executor = executor,
-         .make = [executor, rank = choice.rank](
-                     const SymmetricHeap& heap,
-                     const rdma::EndsOptions& options) { return rdma::make_local_ends(executor, heap, rank, options); },
+         .make =
+             [=, rank = choice.rank, nic = wanted.nic](const SymmetricHeap& heap, const rdma::EndsOptions& options) {
+               return simulated ? rdma::make_simulated_ends(executor, heap, rank, options, nic)
+                                : rdma::make_local_ends(executor, heap, rank, options);
+             },
          .others = {},
          .no_others = "there is no NIC, so no doorbell register"});
     return found;
@@ -135,7 +165,7 @@ Subjects find_subjects(const Patient& patient, const SubjectChoice& choice) {
   kind == Device::Kind::cuda ? add_nics_of_gpus(patient, choice, found) : add_nics_of_cpu(patient, choice, found);
   if (found.subjects.empty()) {
     const std::string why = rdma::why_no_rdma(patient.map);
-    found.left_out.push_back({"nics", rdma::nic_test::Outcome::fail,
+    found.left_out.push_back({"nic", rdma::nic_test::Outcome::fail,
                               why.empty() ? "no NIC of this machine can be tested" : why,
                               "RDMA does not work here at all", "see the findings of deep_ep doctor"});
   }

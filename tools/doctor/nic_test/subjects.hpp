@@ -10,10 +10,12 @@
 namespace deep_ep::tools {
 
 struct SubjectChoice {
-  rdma::WireKind wire = rdma::WireKind::automatic;
+  rdma::WireSetting wire;
   std::string device = "auto";  ///< see choose_device
   bool between_machines = false;
   int rank = 0;  ///< of this side
+  /// Seconds that NICs try to reach a peer, so that they say why they cannot before this test is tired of waiting.
+  double retry_s = 7.5;
 };
 
 struct Subjects {
@@ -21,8 +23,12 @@ struct Subjects {
   rdma::nic_test::Lines left_out;  ///< NICs and GPUs that cannot be tested, with the reason
 };
 
-/// automatic: the NICs, or the wire `local` where there is none. GPUs ring the NICs that the map gives them, each NIC
-/// once; without GPUs the CPU does.
+/// The path with a time-out by which a NIC that gets no answer gives up within `seconds`, if it is not shorter anyway.
+rdma::PathOptions giving_up_within(rdma::PathOptions path, double seconds);
+
+/// automatic: what DEEP_EP_RDMA_WIRE says; where that is automatic, too, the NICs, or the wire `local` where there is
+/// none. `local` and `simulated`: the first GPU, or the CPU. GPUs ring the NICs that the map gives them, each NIC once;
+/// without GPUs the CPU does.
 Subjects find_subjects(const Patient& patient, const SubjectChoice& choice);
 
 }  // namespace deep_ep::tools

@@ -33,11 +33,11 @@ class DevxEnds final : public Ends {
         device_(nic.device),
         port_(nic.path.port) {
     try_ringing(nic, pages_);
-    const bool on_gpu = nic.gpu_memory && !nic.rings_in_host_memory;
+    const bool on_gpu = nic.gpu_memory && !nic.rings_in_host_memory.value_or(false);
     try {
       make(nic, executor, options, on_gpu);
     } catch (const Error& error) {
-      if (!on_gpu) throw;
+      if (!on_gpu || nic.rings_in_host_memory) throw;
       log::warn("rdma: {}: rings lie in host memory, which makes every message slower, because: {}", name_,
                 error.what());
       make(nic, executor, options, false);
@@ -92,7 +92,7 @@ class DevxEnds final : public Ends {
     }
     const std::vector<RingStatus> rings = rings_->status();
     for (std::size_t end = 0; end < pairs_.size(); ++end) {
-      std::string trouble = trouble_of(end, rings[end]);
+      std::string trouble = trouble_of(end, rings[end], pairs_[end]->progress());
       if (!trouble.empty()) troubles.push_back(std::move(trouble));
     }
     constexpr std::size_t kMost = 4;
@@ -107,14 +107,15 @@ class DevxEnds final : public Ends {
     const std::vector<RingStatus> rings = rings_->status();
     for (std::size_t end = 0; end < pairs_.size(); ++end) {
       const devx::QueuePairProgress progress = pairs_[end]->progress();
-      const std::string trouble = trouble_of(end, rings[end]);
+      const std::string trouble = trouble_of(end, rings[end], progress);
+      const auto posted = static_cast<std::uint16_t>(rings[end].state.posted);  // the device counts in 16 bits
       reports.push_back(
           {fmt::format("queue pair {:#x} ({}): {}; posted {}, device told of {}, fetched {}, completion "
                        "{:#010x}{}{}",
                        pairs_[end]->number(), to_string(pairs_[end]->doorbell().kind()), to_string(progress.state),
                        rings[end].state.posted, progress.posted, progress.fetched, rings[end].completion.tail,
                        trouble.empty() ? "" : "; ", trouble),
-           trouble.empty()});
+           trouble.empty() && progress.posted == posted && progress.fetched == posted});
     }
     return reports;
   }
@@ -139,11 +140,10 @@ class DevxEnds final : public Ends {
   }
 
   /// Empty where all that was posted is complete.
-  std::string trouble_of(std::size_t end, const RingStatus& ring) const {
+  std::string trouble_of(std::size_t end, const RingStatus& ring, const devx::QueuePairProgress& progress) const {
     if (device::rdma::tail_opcode(ring.completion.tail) == device::rdma::kCompletionError) {
       return rdma::describe(failure_of(end, ring.completion, ring.completion.tail));
     }
-    const devx::QueuePairProgress progress = pairs_[end]->progress();
     const std::string name = fmt::format("queue pair {:#x} to rank {}", pairs_[end]->number(), peers_[end]);
     if (progress.state != devx::QueuePairState::ready_to_send) {
       return fmt::format("{} is in the state '{}'", name, to_string(progress.state));

@@ -1,0 +1,21 @@
+// Queue pairs between ranks of one host whose NICs are played by a kernel on each rank's device: handler `gpu`, with
+// the rings, records, doorbells and completions of an mlx5 device.
+#pragma once
+
+#include <memory>
+
+#include "csrc/memory/symmetric_heap.hpp"
+#include "csrc/rdma/discovery/wire_setting.hpp"
+#include "csrc/rdma/ends.hpp"
+
+namespace deep_ep {
+class Executor;
+}
+
+namespace deep_ep::rdma {
+
+/// SystemError where a peer's heap is not mapped, or there are more queue pairs than the kernel can serve.
+std::unique_ptr<Ends> make_simulated_ends(const std::shared_ptr<Executor>& executor, const SymmetricHeap& heap,
+                                          int rank, const EndsOptions& options, const SimulatedNic& nic);
+
+}  // namespace deep_ep::rdma

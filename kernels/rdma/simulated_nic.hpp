@@ -1,0 +1,77 @@
+// What the kernel that plays a NIC needs: the queue pairs that it serves, the memory that keys stand for, and how fast
+// it is to be.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/rdma/decode.hpp"
+
+namespace deep_ep {
+
+/// A queue pair as its device sees it.
+struct SimulatedQueue {
+  const device::rdma::WorkQueueEntry* ring = nullptr;  ///< [depth]
+  device::rdma::CompletionEntry* completion = nullptr;
+  const std::uint32_t* doorbell_record = nullptr;
+  std::uint32_t number = 0;
+  std::uint32_t depth = 0;
+  std::uint32_t remote_key = 0;  ///< of the one heap that it may write to
+};
+
+/// What the NIC knows of a queue pair from one launch to the next.
+struct SimulatedQueueState {
+  std::uint64_t taken = 0;     ///< entries
+  std::uint64_t failed = 0;    ///< 1: nothing is executed any more
+  std::uint64_t late_end = 0;  ///< entries that a delayed completion will report; 0: there is none
+  std::uint64_t late_at = 0;   ///< when
+};
+
+/// Why a queue pair failed, for the host.
+struct SimulatedFailure {
+  std::uint64_t claimed = 0;  ///< written last
+  std::uint64_t index = 0;    ///< of the entry
+  std::uint64_t header = 0;   ///< its first two words, in host byte order, the first one high
+  std::uint32_t length = 0;   ///< as the entry says it
+  std::uint32_t syndrome = 0;
+  device::rdma::Mistake mistake = device::rdma::Mistake::none;
+};
+
+/// Memory that a key stands for; addresses start at 0.
+struct SimulatedRegion {
+  std::byte* base = nullptr;  ///< null: nobody has this key
+  std::uint64_t bytes = 0;
+};
+
+struct SimulatedSpeed {
+  double ns_per_byte = 0;            ///< 0: as fast as it goes
+  std::uint32_t overhead_bytes = 0;  ///< of a message
+  std::uint32_t most_adds = 16;      ///< of a queue pair under way, 1 to 32
+  double latency_ns = 0;             ///< from the last byte sent to what the peer sees
+  std::uint64_t reorder_ns = 0;      ///< pieces of payload are held up for different times below this
+  std::uint64_t completion_ns = 0;   ///< completions are held up for different times below this
+};
+
+/// One block, of kFewestThreads threads at least.
+struct SimulatedNicParams {
+  static constexpr int kFewestThreads = 128;  ///< a warp takes entries, one finishes them, one watches, others move
+
+  const SimulatedQueue* queues = nullptr;    ///< [num_queues]
+  const std::uint64_t* doorbells = nullptr;  ///< [num_queues]: what kernels ring
+  SimulatedQueueState* states = nullptr;     ///< [num_queues]
+  SimulatedFailure* failures = nullptr;      ///< [num_queues], in host memory
+  const SimulatedRegion* regions = nullptr;  ///< [num_regions]: those of first_key, first_key + 1, ...
+  int num_queues = 0;
+  int num_regions = 0;
+  std::uint32_t first_key = 0;  ///< of the words for old values
+  std::uint32_t heap_key = 0;   ///< of this rank's heap: with first_key, what may be named as local
+  SimulatedSpeed speed;
+  /// In host memory; not 0: no more is taken, and what was taken is finished at once.
+  const std::uint64_t* stop = nullptr;
+  std::uint64_t* serving = nullptr;  ///< in host memory: `launch` is stored there when the NIC begins to serve
+  std::uint64_t launch = 0;
+  std::uint64_t idle_ns = 0;  ///< ends after so long without work; 0: never
+  std::uint64_t most_ns = 0;  ///< takes no more after so long, and after twice as long waits for nothing; 0: never
+};
+
+}  // namespace deep_ep

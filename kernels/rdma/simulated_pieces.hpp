@@ -1,0 +1,103 @@
+// Between the warps of a simulated NIC: a queue of pieces in shared memory. The taker puts them in, movers copy their
+// bytes, the finisher takes them out in the same order.
+#pragma once
+
+#include "kernels/primitives/memory.hpp"
+#include "kernels/primitives/warp.hpp"
+#include "kernels/rdma/simulated_nic.hpp"
+
+namespace deep_ep::device::simulated {
+
+inline constexpr std::uint32_t kPieceBytes = 4096;  ///< what a warp copies at once
+inline constexpr std::uint32_t kPieces = 256;       ///< under way; a power of two
+
+/// What is behind a piece, in Piece::what.
+inline constexpr std::uint32_t kAdds = 1;       ///< an addition to `to`; the value before goes to `from`
+inline constexpr std::uint32_t kCompletes = 2;  ///< its entry asks for a completion
+inline constexpr std::uint32_t kFails = 4;      ///< its entry fails: `add` is the syndrome, `to` header, `from` length
+
+struct Piece {
+  std::byte* to;
+  const std::byte* from;
+  std::uint64_t add;
+  std::uint64_t index;  ///< of the entry
+  std::uint64_t due;    ///< when the peer may see what is behind the piece
+  std::uint32_t bytes;
+  std::uint32_t queue;
+  std::uint32_t what;
+  std::uint32_t mistake;  ///< of a failure, an rdma::Mistake
+};
+
+/// The taker's notes of a queue pair, near at hand: loads from memory come one after the other until a message leaves.
+struct Served {
+  static constexpr int kMostAdds = 32;
+
+  SimulatedQueue pair;
+  std::uint64_t taken;
+  bool failed;
+  std::uint32_t adds;             ///< taken in this launch
+  std::uint64_t over[kMostAdds];  ///< when the last of these are over, in ns from the beginning of the launch
+};
+
+struct PieceQueue {
+  static constexpr std::uint64_t kEnd = std::uint64_t{1} << 63;
+
+  std::uint64_t head;            ///< pieces put in; with kEnd, the last ones
+  std::uint64_t tail;            ///< pieces finished
+  std::uint64_t found;           ///< rounds in which the taker has found something
+  std::uint64_t stopped;         ///< not 0: nothing is taken any more, and nothing waits for its time
+  std::uint64_t moved[kPieces];  ///< number + 1 of the piece that lies in memory
+  Piece pieces[kPieces];
+
+  DEEP_EP_DEVICE Piece& piece(std::uint64_t number) { return pieces[number % kPieces]; }
+  DEEP_EP_DEVICE std::uint64_t& moved_of(std::uint64_t number) { return moved[number % kPieces]; }
+  DEEP_EP_DEVICE bool is_stopped() const { return load_relaxed<Scope::block>(&stopped) != 0; }
+  DEEP_EP_DEVICE void stop() { store_relaxed<Scope::block>(&stopped, 1); }
+};
+
+/// Shared memory of the block.
+struct Shared {
+  PieceQueue& queue;
+  Served* served;            ///< [num_queues]
+  SimulatedRegion* regions;  ///< [num_regions]
+
+  DEEP_EP_DEVICE Shared(const SimulatedNicParams& params, std::byte* memory)
+      : queue(*reinterpret_cast<PieceQueue*>(memory)),
+        served(reinterpret_cast<Served*>(memory + sizeof(PieceQueue))),
+        regions(reinterpret_cast<SimulatedRegion*>(served + params.num_queues)) {}
+  static constexpr std::size_t bytes(std::size_t queues, std::size_t regions) {
+    return sizeof(PieceQueue) + queues * sizeof(Served) + regions * sizeof(SimulatedRegion);
+  }
+
+  /// By all threads of the block, before a sync.
+  DEEP_EP_DEVICE void fill(const SimulatedNicParams& params) const {
+    if (thread_index() == 0) queue.head = queue.tail = queue.found = queue.stopped = 0;
+    for (int i = thread_index(); i < static_cast<int>(kPieces); i += block_threads()) queue.moved[i] = 0;
+    for (int i = thread_index(); i < params.num_regions; i += block_threads()) regions[i] = params.regions[i];
+    for (int i = thread_index(); i < params.num_queues; i += block_threads()) {
+      served[i].pair = params.queues[i];
+      served[i].taken = params.states[i].taken;
+      served[i].failed = params.states[i].failed != 0;
+      served[i].adds = 0;
+    }
+  }
+};
+
+/// Below `below`, differently for each number.
+DEEP_EP_DEVICE std::uint64_t scattered(std::uint64_t number, std::uint64_t below) {
+  return ((number + 1) * 0x9e3779b97f4a7c15u >> 20) % below;
+}
+
+/// One lane polls, all of them have acquired.
+template <class Word, class Enough>
+DEEP_EP_DEVICE std::uint64_t wait_for_word(const Word* word, Enough enough) {
+  std::uint64_t seen = 0;
+  if (lane_index() == 0) {
+    for (int spins = 0; !enough(seen = load_acquire<Scope::block>(word)); ++spins) pause(spins);
+  }
+  seen = warp::shuffle(seen, 0);
+  warp::sync();
+  return seen;
+}
+
+}  // namespace deep_ep::device::simulated

@@ -1,0 +1,277 @@
+// What a simulated NIC does with entries and doorbells written by hand: also those that no device accepts.
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "csrc/executor/backend.hpp"
+#include "csrc/rdma/ring/failure.hpp"
+#include "csrc/rdma/simulated/nic_runner.hpp"
+#include "csrc/rdma/simulated/simulated_ends.hpp"
+#include "csrc/support/deadline.hpp"
+#include "kernels/rdma/simulated_pieces.hpp"
+#include "tests/cluster/counting_executor.hpp"
+#include "tests/kernels/test_kernel.hpp"
+#include "tests/support/time_scale.hpp"
+
+namespace deep_ep::test {
+namespace {
+
+using device::rdma::EntryHeader;
+using device::rdma::WorkQueueEntry;
+
+/// A rank with two queue pairs to itself.
+class HandWritten : public testing::Test {
+ protected:
+  static constexpr std::uint64_t kBytes = 4096;
+  static constexpr std::uint32_t kDepth = 64;
+
+  explicit HandWritten(const rdma::SimulatedNic& nic = {})
+      : heap_(backend_of(executor_)->create_heap(*bootstrap_, {.bytes = kBytes})),
+        ends_(rdma::make_simulated_ends(executor_, *heap_, 0, {.peers = {0, 0}, .depth = kDepth, .batch = 16}, nic)) {
+    for (std::size_t end = 0; end < 2; ++end) peers_.push_back(ends_->connect(end, ends_->address(end)));
+    ends_->start();
+  }
+  ~HandWritten() override { ends_.reset(); }
+
+  const RdmaQueuePair& pair(std::size_t end = 0) const { return peers_[end].queue; }
+  std::uint64_t* words() const { return reinterpret_cast<std::uint64_t*>(heap_->local()); }
+
+  template <class Write>
+  void post(std::size_t end, Write write) {
+    WorkQueueEntry& entry = pair(end).ring[posted_[end] % kDepth];
+    write(entry, EntryHeader{posted_[end]++, pair(end).number, device::rdma::kFlagSignalled});
+  }
+  void put(std::uint64_t to, std::uint32_t bytes, std::size_t end = 0) {
+    put(to, bytes, peers_[end].local_key, peers_[end].remote_key, end);
+  }
+  void put(std::uint64_t to, std::uint32_t bytes, std::uint32_t local_key, std::uint32_t remote_key,
+           std::size_t end = 0) {
+    post(end, [&](auto& entry, const auto& header) {
+      write_entry(entry, header, {to, remote_key}, {0, local_key}, bytes);
+    });
+  }
+  void add(std::uint64_t to, std::size_t end = 0) {
+    post(end, [&](auto& entry, const auto& header) {
+      fetch_add_entry(entry, header, {to, peers_[end].signal_key}, pair(end).sink, 5);
+    });
+  }
+  void ring(std::size_t end = 0) { ring(end, posted_[end], posted_[end], pair(end).number); }
+  void ring(std::size_t end, std::uint64_t record, std::uint64_t rung, std::uint32_t number) {
+    __atomic_store_n(pair(end).doorbell_record, device::rdma::record_word(record), __ATOMIC_RELEASE);
+    __atomic_store_n(pair(end).doorbell, device::rdma::doorbell_word(rung, number), __ATOMIC_RELEASE);
+  }
+  /// Until the completion has this opcode and is that of the entry before `count`.
+  void wait_for(std::uint32_t opcode, std::uint64_t count, std::size_t end = 0) const {
+    const Deadline deadline(patience());
+    for (;;) {
+      const std::uint32_t tail = __atomic_load_n(&pair(end).completion->tail, __ATOMIC_ACQUIRE);
+      if (device::rdma::tail_opcode(tail) == opcode && device::rdma::tail_counter(tail) == ((count - 1) & 0xffffu)) {
+        return;
+      }
+      if (deadline.expired()) throw std::runtime_error("no completion of entry " + std::to_string(count - 1));
+      std::this_thread::yield();
+    }
+  }
+  void wait_until_all_is_done(std::size_t end = 0) const { wait_for(device::rdma::kCompletionOk, posted_[end], end); }
+
+  std::shared_ptr<Bootstrap> bootstrap_ = make_thread_bootstraps(1).front();
+  std::shared_ptr<Executor> executor_ = make_host_executor();
+  std::shared_ptr<SymmetricHeap> heap_;
+  std::unique_ptr<rdma::Ends> ends_;
+  std::vector<RdmaPeerParams> peers_;
+  std::uint64_t posted_[2] = {};
+};
+
+TEST_F(HandWritten, NothingFails) {
+  words()[0] = 7;
+  put(64, 8);
+  add(72);
+  ring();
+  wait_until_all_is_done();
+  EXPECT_EQ(words()[8], 7u);
+  EXPECT_EQ(words()[9], 5u);
+  EXPECT_FALSE(ends_->failure().has_value());
+}
+
+TEST_F(HandWritten, TheSixteenBitIndexWraps) {
+  if (under_sanitizer() || std::getenv("DEEP_EP_HOST_SEED") != nullptr) GTEST_SKIP() << "takes half a minute";
+  std::uint64_t additions = 0;
+  while (posted_[0] < 0x10000 + 2 * kDepth) {
+    for (std::uint32_t i = 1; i < kDepth; ++i) {
+      post(0, [](auto& entry, const auto& header) { nop_entry(entry, header); });
+    }
+    add(72);
+    ring();
+    wait_until_all_is_done();
+    ASSERT_EQ(words()[9], 5 * ++additions);
+  }
+  EXPECT_FALSE(ends_->failure().has_value());
+}
+
+class SlowHandWritten : public HandWritten {
+ protected:
+  SlowHandWritten() : HandWritten({.latency_us = 100000, .most_adds = 1}) {}
+};
+TEST_F(SlowHandWritten, TheEndWaitsForNothing) {
+  for (int i = 0; i < 32; ++i) add(72);
+  const auto begin = std::chrono::steady_clock::now();
+  ring();
+  const Deadline deadline(patience());
+  while (__atomic_load_n(&words()[9], __ATOMIC_ACQUIRE) == 0 && !deadline.expired()) std::this_thread::yield();
+  ends_.reset();
+  EXPECT_EQ(words()[9], 5u * 32) << "what was taken is finished";
+  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
+  EXPECT_LT(took.count(), scaled(2.5)) << "one behind the other they take 3.2 s";
+}
+
+/// With completions at once, and delayed ones.
+class SimulatedFailures : public HandWritten, public testing::WithParamInterface<double> {
+ protected:
+  SimulatedFailures() : HandWritten({.completion_us = GetParam()}) {}
+
+  /// The last entry fails, what comes behind it does nothing, and the other queue pair is well.
+  void expect_failure(rdma::Syndrome syndrome, const std::string& detail = {}) {
+    const std::uint64_t failing = posted_[0] - 1;
+    add(800);
+    put(808, 8, 1);
+    add(816, 1);
+    words()[0] = 7;
+    ring(1);
+    ring();
+    wait_for(device::rdma::kCompletionError, failing + 1);
+    wait_until_all_is_done(1);
+    EXPECT_EQ(pair().completion->syndrome, static_cast<std::uint8_t>(syndrome));
+    const std::optional<rdma::Failure> failure = ends_->failure();
+    ASSERT_TRUE(failure.has_value());
+    EXPECT_EQ(failure->syndrome, syndrome);
+    EXPECT_EQ(failure->index, failing);
+    EXPECT_EQ(failure->queue_pair, pair().number);
+    EXPECT_EQ(failure->detail, detail);
+    ends_.reset();  // whatever was taken is finished now
+    EXPECT_EQ(words()[100], 0u) << "an entry behind the failed one was executed";
+    EXPECT_EQ(words()[101], 7u);
+    EXPECT_EQ(words()[102], 5u);
+  }
+  void expect_bad_doorbell(const std::string& detail) {
+    wait_for(device::rdma::kCompletionError, 1);
+    expect_failure(rdma::Syndrome::local_queue_pair, detail);
+  }
+  /// Of the last entry posted.
+  std::uint32_t& word(int segment, int word) { return pair().ring[posted_[0] - 1].segment[segment].word[word]; }
+};
+INSTANTIATE_TEST_SUITE_P(, SimulatedFailures, testing::Values(0.0, 20000.0),
+                         [](const auto& info) { return info.param == 0 ? "Prompt" : "Delayed"; });
+
+TEST_P(SimulatedFailures, WrongRemoteKey) {
+  put(64, 8, peers_[0].local_key, peers_[0].remote_key ^ 0x80);
+  expect_failure(rdma::Syndrome::remote_access);
+}
+
+TEST_P(SimulatedFailures, AKeyOfThisNicThatIsNotTheQueuePairs) {
+  put(0, 8, peers_[0].local_key, pair().sink.key);
+  expect_failure(rdma::Syndrome::remote_access);
+}
+
+TEST_P(SimulatedFailures, WrongLocalKey) {
+  put(64, 8);
+  put(64, 8, peers_[0].local_key ^ 0x80, peers_[0].remote_key);
+  expect_failure(rdma::Syndrome::local_protection);
+}
+
+TEST_P(SimulatedFailures, BeyondTheHeap) {
+  put(8, 8);
+  put(kBytes * 1024, 1);
+  expect_failure(rdma::Syndrome::remote_access);
+}
+
+TEST_P(SimulatedFailures, AdditionToTheMiddleOfAWord) {
+  add(68);
+  expect_failure(rdma::Syndrome::remote_invalid_request);
+}
+
+TEST_P(SimulatedFailures, UnknownOpcode) {
+  put(64, 8);
+  word(0, 0) ^= device::rdma::swap32(0x04);
+  expect_failure(rdma::Syndrome::local_queue_pair, "opcode 0x0c with 3 segments is not one that this library writes");
+}
+
+TEST_P(SimulatedFailures, AnotherIndex) {
+  put(64, 8);
+  put(64, 8);
+  word(0, 0) ^= device::rdma::swap32(0x10 << 8);
+  expect_failure(rdma::Syndrome::local_queue_pair, "the entry says that it is number 17, not 1");
+}
+
+TEST_P(SimulatedFailures, AnotherQueuePair) {
+  put(64, 8);
+  word(0, 1) ^= device::rdma::swap32(0x40 << 8);
+  expect_failure(rdma::Syndrome::local_queue_pair, "the entry names queue pair 0x41");
+}
+
+TEST_P(SimulatedFailures, AdditionOfFourBytes) {
+  add(72);
+  word(3, 0) = device::rdma::swap32(4);
+  expect_failure(rdma::Syndrome::local_queue_pair, "a fetch-and-add of 4 bytes, expected 8");
+}
+
+TEST_P(SimulatedFailures, DoorbellBeforeItsRecord) {
+  put(64, 8);
+  ring(0, 0, 1, pair().number);
+  expect_bad_doorbell("the doorbell was rung before its record was written");
+}
+
+TEST_P(SimulatedFailures, DoorbellOfAnotherQueuePair) {
+  put(64, 8);
+  ring(0, 1, 1, pair().number + 1);
+  expect_bad_doorbell("the doorbell names another queue pair");
+}
+
+TEST_P(SimulatedFailures, DoorbellBeyondTheRing) {
+  put(64, 8);
+  ring(0, kDepth + 1, kDepth + 1, pair().number);
+  expect_bad_doorbell("the doorbell announces more entries than the ring has");
+}
+
+/// Its first NIC does not say that it serves and ends only when it is told to; a second one cannot be launched.
+class SecondLaunchFails final : public CountingExecutor {
+ public:
+  SecondLaunchFails() : CountingExecutor(make_host_executor()) { launches = 0; }
+
+  const KernelTable& kernels() const override {
+    static const KernelTable table = [] {
+      KernelTable all = host_kernels();
+      all.simulated_nic = [](const SimulatedNicParams& params, const LaunchShape& shape, void* stream) {
+        if (++launches > 1) throw SystemError("no second one");
+        static std::uint64_t nobody_looks;
+        SimulatedNicParams endless = params;
+        endless.serving = &nobody_looks;
+        endless.idle_ns = endless.most_ns = 0;
+        host_kernels().simulated_nic(endless, shape, stream);
+      };
+      return all;
+    }();
+    return table;
+  }
+  void synchronize(StreamHandle stream) override {
+    CountingExecutor::synchronize(stream);
+    synchronized = true;
+  }
+
+  static inline int launches = 0;
+  bool synchronized = false;
+};
+
+TEST(NicRunner, IsOverBeforeItsMemoryGoesWhereItCannotStart) {
+  const auto executor = std::make_shared<SecondLaunchFails>();
+  const LaunchShape shape{1, SimulatedNicParams::kFewestThreads, device::simulated::Shared::bytes(0, 0)};
+  EXPECT_THROW(rdma::NicRunner(executor, SimulatedNicParams{}, shape), SystemError);
+  EXPECT_TRUE(executor->synchronized);
+}
+
+}  // namespace
+}  // namespace deep_ep::test

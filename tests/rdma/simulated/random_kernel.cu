@@ -1,0 +1,217 @@
+#include "tests/rdma/simulated/random_kernel.hpp"
+
+#include "kernels/primitives/warp.hpp"
+#include "kernels/rdma/send_queue.hpp"
+
+namespace deep_ep::device {
+namespace {
+
+using rdma::EntryHeader;
+using rdma::WorkQueueEntry;
+using test::RandomParams;
+using test::RandomTask;
+
+constexpr std::uint64_t kSignal = 0;
+constexpr std::uint64_t kAnswer = 8;
+constexpr std::uint64_t kCounters = 64;
+constexpr std::uint64_t kAhead = RandomParams::kSlots;  ///< rounds of the litmus that nobody has answered
+
+template <int N>
+struct Bytes {
+  std::byte byte[N];
+};
+
+DEEP_EP_DEVICE std::uint64_t mixed(std::uint64_t a, std::uint64_t b) {
+  std::uint64_t x = a * 0x9e3779b97f4a7c15u + b * 0xd1b54a32d192ed03u + 0x8cb92ba72f3d8dd7u;
+  x = (x ^ x >> 31) * 0xff51afd7ed558ccdu;
+  return x ^ x >> 29;
+}
+
+/// What one lane does in one round; both sides know it.
+struct Choice {
+  enum Kind { write, add, nop, empty, inline_1, inline_8, inline_12, inline_28 };
+  Kind kind;
+  std::uint32_t bytes;
+  std::uint32_t from;  ///< in the pattern
+  std::uint64_t to;    ///< in the area
+  std::uint64_t value;
+
+  DEEP_EP_DEVICE Choice(std::uint64_t seed, std::uint64_t round, int slot) {
+    const std::uint64_t dice = mixed(seed + round * RandomParams::kSlots, static_cast<std::uint64_t>(slot));
+    const auto draw = static_cast<std::uint32_t>(dice & 15u);
+    kind = draw < 8 ? write : static_cast<Kind>(draw - 8);
+    const std::uint32_t limit = 1u << (dice >> 4) % 15u;  // small sizes are as likely as large ones
+    bytes = kind == write       ? 1 + static_cast<std::uint32_t>(dice >> 8) % limit
+            : kind == inline_1  ? 1
+            : kind == inline_8  ? 8
+            : kind == inline_12 ? 12
+            : kind == inline_28 ? 28
+                                : 0;
+    from = static_cast<std::uint32_t>(dice >> 24) % (RandomParams::kPattern - RandomParams::kMost);
+    // Half of all can be moved by whole words.
+    const std::uint32_t shift = static_cast<std::uint32_t>(dice >> 40) % 32u;
+    to = RandomParams::kIncoming +
+         ((round % 2) * RandomParams::kSlots + static_cast<std::uint64_t>(slot)) * RandomParams::kSlotBytes +
+         ((dice >> 50 & 1u) != 0 ? from % 16u : shift);
+    value = dice >> 16;
+  }
+};
+
+/// A warp's side of a queue pair.
+struct Side {
+  const RandomParams& p;
+  const RdmaPeerParams& peer;
+  std::uint64_t mine;    ///< area of what comes
+  std::uint64_t theirs;  ///< area of what goes, in the peer's heap
+
+  DEEP_EP_DEVICE std::uint64_t counter(std::uint64_t at) const {
+    return load_acquire<Scope::system>(reinterpret_cast<const std::uint64_t*>(p.heap + mine + at));
+  }
+  DEEP_EP_DEVICE bool wait(std::uint64_t at, std::uint64_t value) const {
+    return wait_signal<WholeWarp>(p.wait, reinterpret_cast<const std::uint64_t*>(p.heap + mine + at),
+                                  {peer.queue.peer, Wanted::counts, value});
+  }
+  DEEP_EP_DEVICE void count_wrong(bool wrong) const {
+    if (wrong) add_relaxed<Scope::system>(p.wrong, 1);
+  }
+};
+
+template <int N>
+DEEP_EP_DEVICE void write_inline(const Side& side, WorkQueueEntry& entry, const EntryHeader& header,
+                                 const Choice& choice) {
+  Bytes<N> value;
+  for (int i = 0; i < N; ++i) value.byte[i] = side.p.heap[choice.from + static_cast<std::uint32_t>(i)];
+  write_inline_entry(entry, header, {side.theirs + choice.to, side.peer.remote_key}, value);
+}
+
+DEEP_EP_DEVICE void write_choice(const Side& side, WorkQueueEntry& entry, const EntryHeader& header,
+                                 const Choice& choice) {
+  switch (choice.kind) {
+    case Choice::write:
+    case Choice::empty:
+      return write_entry(entry, header, {side.theirs + choice.to, side.peer.remote_key},
+                         {choice.from, side.peer.local_key}, choice.bytes);
+    case Choice::add: {
+      const std::uint64_t at = kCounters + 8 * static_cast<std::uint64_t>(lane_index());
+      return fetch_add_entry(entry, header, {side.theirs + at, side.peer.signal_key}, side.peer.queue.sink,
+                             choice.value);
+    }
+    case Choice::nop:
+      return nop_entry(entry, header);
+    case Choice::inline_1:
+      return write_inline<1>(side, entry, header, choice);
+    case Choice::inline_8:
+      return write_inline<8>(side, entry, header, choice);
+    case Choice::inline_12:
+      return write_inline<12>(side, entry, header, choice);
+    case Choice::inline_28:
+      return write_inline<28>(side, entry, header, choice);
+  }
+}
+
+DEEP_EP_DEVICE bool add(const Side& side, rdma::SendQueue<WholeWarp>& queue, std::uint64_t at, std::uint64_t value) {
+  return queue.post(lane_index() == 0, [&](WorkQueueEntry& entry, const EntryHeader& header) {
+    fetch_add_entry(entry, header, {side.theirs + at, side.peer.signal_key}, side.peer.queue.sink, value);
+  });
+}
+
+DEEP_EP_DEVICE void send(const Side& side) {
+  const RandomParams& p = side.p;
+  rdma::SendQueue<WholeWarp> queue(side.peer.queue, p.wait);
+  const std::uint64_t begin = now_ns();
+  bool good = true;
+  for (std::uint64_t round = p.first_round; good && round < p.first_round + p.rounds; ++round) {
+    if (p.task != RandomTask::operations) {
+      const std::uint64_t answered = p.task == RandomTask::ping ? round - 1
+                                     : round <= kAhead          ? 0
+                                                                : (round - kAhead + kAhead / 2 - 1) / (kAhead / 2);
+      good = side.wait(kAnswer, answered);
+      const std::uint64_t slot = RandomParams::kIncoming + round % kAhead * RandomParams::kLitmusBytes;
+      // What is sent lies where nothing comes: behind the slots of what comes.
+      const std::uint64_t out = slot + kAhead * RandomParams::kLitmusBytes;
+      reinterpret_cast<std::uint32_t*>(p.heap + side.mine + out)[lane_index()] = static_cast<std::uint32_t>(round);
+      warp::sync();
+      good = good && queue.post(lane_index() == 0, [&](WorkQueueEntry& entry, const EntryHeader& header) {
+        write_entry(entry, header, {side.theirs + slot, side.peer.remote_key}, {side.mine + out, side.peer.local_key},
+                    RandomParams::kLitmusBytes);
+      });
+    } else {
+      good = round < 3 || side.wait(kAnswer, round - 2);
+      const Choice choice(p.seed, round, lane_index());
+      good = good && queue.post(true, [&](WorkQueueEntry& entry, const EntryHeader& header) {
+        write_choice(side, entry, header, choice);
+      });
+      if (mixed(p.seed, round) % 4 == 0) queue.ring();
+      if (mixed(p.seed, round) % 16 == 0) good = good && queue.quiet();
+    }
+    good = good && add(side, queue, kSignal, 1);
+    queue.ring();
+  }
+  queue.quiet();
+  queue.close();
+  if (lane_index() == 0) store_relaxed<Scope::system>(p.nanoseconds, now_ns() - begin);
+}
+
+DEEP_EP_DEVICE void check_choice(const Side& side, const Choice& choice) {
+  constexpr std::uint32_t kAround = 16;  // bytes before and behind that nobody writes
+  std::byte* const begin = side.p.heap + side.mine + choice.to - kAround;
+  const std::uint32_t end = kAround + choice.bytes;
+  for (std::uint32_t i = static_cast<std::uint32_t>(lane_index()); i < end + kAround; i += kWarpSize) {
+    const bool inside = i >= kAround && i < end;
+    side.count_wrong(begin[i] != (inside ? side.p.heap[choice.from + i - kAround] : std::byte{}));
+    if (inside) begin[i] = std::byte{};  // for what comes to this slot next
+  }
+}
+
+DEEP_EP_DEVICE void receive(const Side& side) {
+  const RandomParams& p = side.p;
+  rdma::SendQueue<WholeWarp> queue(side.peer.queue, p.wait);
+  const std::uint64_t counter = kCounters + 8 * static_cast<std::uint64_t>(lane_index());
+  for (std::uint64_t round = p.first_round; round < p.first_round + p.rounds; ++round) {
+    if (!side.wait(kSignal, round)) break;
+    if (p.task != RandomTask::operations) {
+      const std::uint64_t slot = RandomParams::kIncoming + round % kAhead * RandomParams::kLitmusBytes;
+      const auto* words = reinterpret_cast<const std::uint32_t*>(p.heap + side.mine + slot);
+      side.count_wrong(load_weak(words + lane_index()) != static_cast<std::uint32_t>(round));
+    } else {
+      for (int slot = 0; slot < static_cast<int>(RandomParams::kSlots); ++slot) {
+        const Choice choice(p.seed, round, slot);
+        check_choice(side, choice);
+      }
+    }
+    warp::sync();
+    if (p.task == RandomTask::litmus && round % (kAhead / 2) != 0) continue;
+    if (!add(side, queue, kAnswer, 1)) break;
+    queue.ring();
+  }
+  // Sums of the lanes' additions: all of them have come.
+  if (p.task == RandomTask::operations) {
+    std::uint64_t expected = 0;
+    for (std::uint64_t round = 1; round < p.first_round + p.rounds; ++round) {
+      const Choice choice(p.seed, round, lane_index());
+      if (choice.kind == Choice::add) expected += choice.value;
+    }
+    side.count_wrong(side.counter(counter) != expected);
+  }
+  queue.quiet();
+  queue.close();
+}
+
+DEEP_EP_DEVICE void random_body(const RandomParams& p, std::byte*) {
+  const int pair = block_index() / p.num_ranks;
+  const int other = block_index() % p.num_ranks;
+  const int channel = 2 * pair + warp_index();
+  const RdmaPeerParams& peer = p.peers[channel * p.num_ranks + other];
+  if (other == p.rank || peer.queue.depth == 0) return;
+  const Side side{p, peer, p.area(pair, other), p.area(pair, p.rank)};
+  if (warp_index() == 0) {
+    send(side);
+  } else {
+    receive(side);
+  }
+}
+
+}  // namespace
+}  // namespace deep_ep::device
+
+DEEP_EP_DEFINE_KERNEL(random_operations, deep_ep::device::random_body)

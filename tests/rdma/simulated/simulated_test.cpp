@@ -1,0 +1,213 @@
+// The NIC that a kernel plays, on the CPU and, where there is one, on GPUs. Longer runs on GPUs:
+//   DEEP_EP_TEST_SIMULATED_OPERATIONS=10000000 DEEP_EP_TEST_SIMULATED_ROUNDS=100000000 (of the litmus)
+//   DEEP_EP_TEST_SIMULATED_PAIRS=8 (queue pairs to each rank that send) deep_ep_rdma_tests --gtest_filter='*Simulated*'
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <memory>
+#include <set>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "csrc/executor/backend.hpp"
+#include "csrc/executor/own_stream.hpp"
+#include "csrc/rdma/connections.hpp"
+#include "csrc/rdma/nic_test/nic_test.hpp"
+#include "csrc/rdma/simulated/simulated_ends.hpp"
+#include "csrc/support/deadline.hpp"
+#include "tests/cluster/processes.hpp"
+#include "tests/kernels/test_kernel.hpp"
+#include "tests/rdma/simulated/random_kernel.hpp"
+#include "tests/support/time_scale.hpp"
+
+namespace deep_ep::test {
+namespace {
+
+const TestKernel<RandomParams> kRandom(DEEP_EP_TEST_LAUNCHERS(random_operations));
+
+std::uint64_t number(const char* variable, std::uint64_t otherwise) {
+  const char* const text = std::getenv(variable);
+  return text == nullptr ? otherwise : std::strtoull(text, nullptr, 0);
+}
+
+/// A rank with queue pairs over a simulated NIC, and the kernel that uses them.
+class RandomMember {
+ public:
+  RandomMember(const std::shared_ptr<Bootstrap>& bootstrap, std::shared_ptr<Executor> executor, int pairs,
+               const std::string& wire)
+      : bootstrap_(*bootstrap),
+        executor_(std::move(executor)),
+        stream_(*executor_),
+        pairs_(pairs),
+        heap_(backend_of(executor_)->create_heap(
+            *bootstrap, {.bytes = RandomParams::heap_bytes(pairs, bootstrap->size()), .timeout_s = long_patience()})),
+        faults_(*executor_, 2),
+        numbers_(*executor_, 3) {
+    std::vector<std::byte> pattern(RandomParams::kPattern);
+    std::uint32_t state = 1;
+    for (std::byte& byte : pattern) byte = static_cast<std::byte>((state = state * 1664525u + 1013904223u) >> 24);
+    executor_->copy(heap_->local(), pattern.data(), pattern.size(), stream_.get());
+    executor_->synchronize(stream_.get());
+    rdma::RdmaSettings settings;
+    settings.wire = rdma::parse_wire(wire);
+    rdma::ConnectionOptions options{.peers = {}, .channels = 2 * pairs, .depth = 128, .batch = 48};
+    for (int rank = 0; rank < bootstrap->size(); ++rank) {
+      if (rank != bootstrap->rank()) options.peers.push_back(rank);
+    }
+    connections_ = std::make_unique<rdma::Connections>(*bootstrap, executor_, heap_, options, settings);
+    params_.rank = bootstrap->rank();
+    params_.num_ranks = bootstrap->size();
+    params_.peers = connections_->device_peers();
+    params_.heap = heap_->local();
+    params_.wrong = &numbers_[0];
+    params_.nanoseconds = &numbers_[1];
+    params_.wait = {faults_.data(), &numbers_[2], static_cast<std::uint64_t>(patience() * 1e9)};
+  }
+  ~RandomMember() {
+    connections_.reset();
+    heap_->unmap_peers();
+  }
+
+  /// Throws unless all goes well. Returns the seconds it took. Every task needs a member of its own.
+  double run(RandomTask task, std::uint64_t rounds, std::uint64_t seed = 1) {
+    params_.task = task;
+    params_.seed = seed;
+    // Launches are short enough for displays and for the deadline of what waits for the end of one.
+    constexpr std::uint64_t kMostAtOnce = 2000000;
+    double seconds = 0;
+    while (rounds != 0) {
+      params_.rounds = std::min(rounds, kMostAtOnce);
+      bootstrap_.barrier();
+      kRandom(*executor_, stream_.get(), {pairs_ * params_.num_ranks, 64, 0}, params_);
+      executor_->synchronize(stream_.get());
+      params_.first_round += params_.rounds;
+      rounds -= params_.rounds;
+      seconds += static_cast<double>(numbers_[1]) * 1e-9;
+      if (faults_[0].claimed != 0) {
+        throw std::runtime_error(rdma::describe_fault(params_.rank, faults_[0]) + "; " + connections_->health());
+      }
+      if (numbers_[0] != 0) throw std::runtime_error(std::to_string(numbers_[0]) + " bytes, words or sums are wrong");
+    }
+    connections_->check();
+    if (!connections_->drain(patience())) throw std::runtime_error("not idle at the end");
+    bootstrap_.barrier();
+    return seconds;
+  }
+
+ private:
+  Bootstrap& bootstrap_;
+  std::shared_ptr<Executor> executor_;
+  OwnStream stream_;
+  int pairs_;
+  std::shared_ptr<SymmetricHeap> heap_;
+  Shared<FaultRecord> faults_;
+  Shared<std::uint64_t> numbers_;  ///< wrong, nanoseconds, abort
+  RandomParams params_;
+  std::unique_ptr<rdma::Connections> connections_;
+};
+
+enum class SimulatedOn { cpu, gpu };
+
+class SimulatedWire : public testing::TestWithParam<SimulatedOn> {
+ protected:
+  void SetUp() override {
+    if (gpu() && cuda_device_count() == 0) GTEST_SKIP() << "no GPU";
+  }
+
+  static bool gpu() { return GetParam() == SimulatedOn::gpu; }
+  static std::shared_ptr<Executor> executor(int rank, std::uint64_t seed) {
+    return gpu() ? make_cuda_executor(rank % cuda_device_count()) : make_host_executor({.seed = seed});
+  }
+  static int pairs() { return static_cast<int>(number("DEEP_EP_TEST_SIMULATED_PAIRS", gpu() ? 8 : 1)); }
+
+  /// The slowest rank's seconds.
+  static double run(RandomTask task, std::uint64_t rounds, const std::string& wire, int pairs, int ranks = 2,
+                    std::uint64_t seed = 0) {
+    std::vector<double> seconds(static_cast<std::size_t>(ranks));
+    expect_ranks_succeed(ranks, [&](const auto& bootstrap) {
+      const int rank = bootstrap->rank();
+      RandomMember member(bootstrap, executor(rank, seed == 0 ? 0 : seed + static_cast<std::uint64_t>(rank)), pairs,
+                          wire);
+      seconds[static_cast<std::size_t>(rank)] = member.run(task, rounds, seed + 1);
+      bootstrap->barrier();
+    });
+    return *std::max_element(seconds.begin(), seconds.end());
+  }
+};
+INSTANTIATE_TEST_SUITE_P(, SimulatedWire, testing::Values(SimulatedOn::cpu, SimulatedOn::gpu),
+                         [](const auto& info) { return info.param == SimulatedOn::cpu ? "Cpu" : "Gpu"; });
+
+TEST_P(SimulatedWire, OperationsOfRandomKindsAndSizes) {
+  const std::uint64_t operations = number("DEEP_EP_TEST_SIMULATED_OPERATIONS", gpu()               ? 3000000
+                                                                               : under_sanitizer() ? 2000
+                                                                                                   : 20000);
+  const std::uint64_t rounds = 1 + operations / (RandomParams::kSlots * 2 * static_cast<std::uint64_t>(pairs()));
+  const double seconds = run(RandomTask::operations, rounds, "simulated", pairs());
+  std::printf("%llu operations in %.2f s\n",
+              static_cast<unsigned long long>(rounds * RandomParams::kSlots * 2 * static_cast<std::uint64_t>(pairs())),
+              seconds);
+}
+
+TEST_P(SimulatedWire, DisorderAndDelaysAreAllowed) {
+  const std::uint64_t rounds = gpu() ? 2000 : 20;
+  run(RandomTask::operations, rounds, "simulated:rate=5,latency=10,reorder=20,completion=30", pairs());
+  run(RandomTask::litmus, rounds, "simulated:reorder=20,completion=20", pairs());
+  run(RandomTask::litmus, rounds, "simulated:atomics=1,latency=5", 1, 3);
+}
+
+TEST_P(SimulatedWire, FlagsNeverOvertakeData) {
+  const std::uint64_t all = number("DEEP_EP_TEST_SIMULATED_ROUNDS", gpu() ? 1000000 : under_sanitizer() ? 500 : 5000);
+  const std::uint64_t rounds = 1 + all / (2 * static_cast<std::uint64_t>(pairs()));
+  const double seconds = run(RandomTask::litmus, rounds, "simulated:rate=0,latency=0", pairs());
+  std::printf("%llu rounds in %.2f s\n",
+              static_cast<unsigned long long>(rounds * 2 * static_cast<std::uint64_t>(pairs())), seconds);
+}
+
+TEST_P(SimulatedWire, UnderManySchedules) {
+  if (gpu()) GTEST_SKIP() << "a GPU has no seed";
+  for (std::uint64_t seed = 10; seed < (under_sanitizer() ? 40u : 100u) && !HasFailure(); seed += 10) {
+    run(seed % 20 == 0 ? RandomTask::operations : RandomTask::litmus, 8, "simulated:reorder=3,completion=3", 1, 2,
+        seed);
+  }
+}
+
+TEST_P(SimulatedWire, TakesAsLongAsItWasTold) {
+  const std::uint64_t rounds = gpu() ? 2000 : 20;
+  for (const double latency_us : {0.0, 3.0, 5.0, 10.0, 2000.0}) {
+    if (latency_us > 1000 && gpu()) continue;
+    const std::string wire = "simulated:rate=0,latency=" + std::to_string(latency_us);
+    const double one_way_us = run(RandomTask::ping, rounds, wire, 1) / static_cast<double>(2 * rounds) * 1e6;
+    std::printf("%s: %.2f us one way\n", wire.c_str(), one_way_us);
+    EXPECT_GT(one_way_us, latency_us) << "never sooner";
+  }
+}
+
+TEST_P(SimulatedWire, PassesTheNicTest) {
+  const std::shared_ptr<Executor> here = executor(0, 0);
+  const rdma::nic_test::Subject subject{
+      .name = "simulated",
+      .executor = here,
+      .make = [&](const SymmetricHeap& heap,
+                  const rdma::EndsOptions& options) { return rdma::make_simulated_ends(here, heap, 0, options, {}); },
+      .others = {},
+      .no_others = "none",
+      .link_gbps = 0,
+      .wants_gpu_handler = true};
+  const rdma::nic_test::Limits limits{
+      .wait_s = patience(), .entries = gpu() ? 70000u : 2000u, .entries_s = scaled(10), .phase_s = gpu() ? 0.3 : 0.02};
+  std::set<std::string> right;
+  for (const auto& line : rdma::nic_test::test_nic(*make_thread_bootstraps(1).front(), subject, limits, Deadline(0))) {
+    std::printf("%s: %s\n", line.check.c_str(), line.found.c_str());
+    EXPECT_NE(line.outcome, rdma::nic_test::Outcome::fail) << line.check << ": " << line.found;
+    const bool all_right = line.found.find("all data is right") != std::string::npos;  // skipped where too few to wrap
+    if (line.outcome == rdma::nic_test::Outcome::pass || all_right) right.insert(line.check);
+  }
+  for (const char* const check : {"queue_pairs", "entries", "litmus", "atomics", "bandwidth", "wrong_key"}) {
+    EXPECT_TRUE(right.contains(check)) << check;
+  }
+}
+
+}  // namespace
+}  // namespace deep_ep::test

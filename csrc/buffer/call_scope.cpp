@@ -34,12 +34,15 @@ std::vector<Tensor> lay_out(std::span<const TensorView> views, const std::shared
 
 }  // namespace
 
-CallContext::CallContext(std::shared_ptr<Executor> executor, StreamHandle comm_stream, std::shared_ptr<Arena> arena)
+CallContext::CallContext(std::shared_ptr<Executor> executor, StreamHandle comm_stream, std::shared_ptr<Arena> arena,
+                         std::shared_ptr<ResultAllocator> allocator)
     : executor_(std::move(executor)),
       comm_stream_(comm_stream),
       arena_(std::move(arena)),
       home_(std::make_shared<HomeStream>(executor_, comm_stream_)),
-      cache_(std::make_shared<MemoryCache>(home_)) {}
+      cache_(std::make_shared<MemoryCache>(home_)) {
+  if (allocator != nullptr) program_memory_ = std::make_shared<ProgramMemory>(executor_, std::move(allocator));
+}
 
 void CallContext::settle() const {
   if (const EventHandle latest = home_->latest()) executor_->wait_event(comm_stream_, latest);
@@ -47,7 +50,11 @@ void CallContext::settle() const {
 }
 
 CallScope::CallScope(const CallContext& context, const CallOptions& call)
-    : context_(context), caller_stream_(call.stream), stream_(call.stream), async_finish_(call.async_finish) {
+    : context_(context),
+      caller_stream_(call.stream),
+      stream_(call.stream),
+      async_finish_(call.async_finish),
+      after_caller_(call.previous_event == nullptr) {
   Executor& executor = context_.executor();
   executor.make_current();
   // A call that the caller's stream waits for anyway runs there: going to another stream and back costs microseconds.
@@ -76,6 +83,10 @@ std::optional<std::vector<Tensor>> CallScope::try_heap_tensors(std::span<const T
 }
 
 std::vector<Tensor> CallScope::pool_tensors(std::span<const TensorView> wanted) const {
+  if (context_.program_memory_ != nullptr && after_caller_) {
+    return lay_out(wanted, std::make_shared<ProgramStorage>(context_.program_memory_, bytes_together(wanted),
+                                                            caller_stream_, context_.home_, recording_));
+  }
   return lay_out(wanted, std::make_shared<PoolStorage>(context_.cache_, bytes_together(wanted), recording_));
 }
 

@@ -10,6 +10,7 @@
 #include "csrc/memory/arena.hpp"
 #include "csrc/memory/home_stream.hpp"
 #include "csrc/memory/memory_cache.hpp"
+#include "csrc/memory/program_memory.hpp"
 #include "deep_ep/buffer.hpp"
 
 namespace deep_ep {
@@ -17,7 +18,9 @@ namespace deep_ep {
 /// What all calls of a buffer share: their order, the communication stream, the memory for their results.
 class CallContext {
  public:
-  CallContext(std::shared_ptr<Executor> executor, StreamHandle comm_stream, std::shared_ptr<Arena> arena);
+  /// `allocator`: of results; nullptr: the executor's pool.
+  CallContext(std::shared_ptr<Executor> executor, StreamHandle comm_stream, std::shared_ptr<Arena> arena,
+              std::shared_ptr<ResultAllocator> allocator = nullptr);
 
   Executor& executor() const { return *executor_; }
   StreamHandle comm_stream() const { return comm_stream_; }
@@ -32,6 +35,7 @@ class CallContext {
   std::shared_ptr<Arena> arena_;
   std::shared_ptr<HomeStream> home_;  ///< the calls, as their memory sees them
   std::shared_ptr<MemoryCache> cache_;
+  std::shared_ptr<ProgramMemory> program_memory_;  ///< instead of the cache, if there is one
 };
 
 /// A call that is under way; a context has one at a time. It ends with `finish`, or, if an exception comes first, with
@@ -54,7 +58,7 @@ class CallScope {
   /// Tensors of these types and shapes in the heap, in one piece of memory that lives as long as any of them. Nothing
   /// if they do not fit.
   std::optional<std::vector<Tensor>> try_heap_tensors(std::span<const TensorView> wanted) const;
-  /// The same in the executor's pool. Throws OutOfMemory.
+  /// The same in the executor's pool, or from the program's allocator. Throws OutOfMemory.
   std::vector<Tensor> pool_tensors(std::span<const TensorView> wanted) const;
   Tensor pool_tensor(const TensorView& wanted) const { return pool_tensors({&wanted, 1}).front(); }
 
@@ -72,6 +76,7 @@ class CallScope {
   StreamHandle caller_stream_;
   StreamHandle stream_;
   bool async_finish_;
+  bool after_caller_;  ///< the call comes after what the caller's stream has been given so far
   bool recording_ = false;
   bool ended_ = false;
 };

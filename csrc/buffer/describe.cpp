@@ -32,7 +32,7 @@ std::string describe_heap(const Runtime& runtime) {
 }
 
 std::string describe_normal_mode(const Runtime& runtime) {
-  const LaunchPolicy& policy = runtime.executor()->policy();
+  const LaunchPolicy& policy = runtime.policy();
   const auto sms = [&](const Config& config) { return std::min(config.num_sms, policy.multiprocessors); };
   return fmt::format("normal mode: dispatch on {} SMs, combine on {}, of {}, where a call does not say",
                      sms(Config::dispatch_default(runtime.num_ranks())),

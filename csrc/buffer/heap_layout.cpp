@@ -34,7 +34,6 @@ HeapLayout HeapLayout::make(const BufferOptions& options, int num_ranks) {
                       layout.control.bytes() + window);
   }
   layout.window_bytes = window / kLine * kLine;
-  layout.asked_bytes = options.heap_bytes + options.low_latency.bytes;
   layout.low_latency =
       LowLatencyWindow::make(layout.control.bytes(), options.low_latency.bytes, num_ranks, options.max_local_experts);
   if (options.low_latency.bytes != 0 && (layout.low_latency.slots == 0 || layout.low_latency.source_bytes == 0)) {
@@ -43,6 +42,7 @@ HeapLayout HeapLayout::make(const BufferOptions& options, int num_ranks) {
         "Buffer::low_latency_bytes_hint",
         options.low_latency.bytes, num_ranks, options.max_local_experts);
   }
+  layout.asked_bytes = options.heap_bytes + layout.low_latency.bytes;
   return layout;
 }
 

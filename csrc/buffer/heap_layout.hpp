@@ -18,7 +18,7 @@ struct HeapLayout {
   LowLatencyStaging staging;     ///< bytes 0: none
   InternodeWindow internode;     ///< bytes 0: none
   std::size_t window_bytes = 0;
-  std::size_t asked_bytes = 0;  ///< heap_bytes and low_latency.bytes of the options
+  std::size_t asked_bytes = 0;  ///< heap_bytes of the options, and what low_latency.bytes takes
 
   /// Without staging. OutOfMemory and InvalidArgument where the options leave too little room.
   static HeapLayout make(const BufferOptions& options, int num_ranks);

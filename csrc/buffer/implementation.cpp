@@ -19,6 +19,7 @@ Buffer::Implementation::Implementation(std::shared_ptr<Bootstrap> bootstrap, std
   });
   if (runtime_.layout().internode.bytes != 0) internode_.emplace(runtime_);
   if (runtime_.options().low_latency.bytes != 0) low_latency_.emplace(runtime_);
+  runtime_.faults().explain_timeouts_by([this] { return describe_health(); });
   runtime_.bootstrap().barrier();  // nobody signals before everybody is ready
   log::info("buffer: rank {} of {} on {}, heap {}, of which window {}", runtime_.rank(), runtime_.num_ranks(),
             to_string(runtime_.device()), format_bytes(runtime_.heap()->bytes()),
@@ -28,6 +29,13 @@ Buffer::Implementation::Implementation(std::shared_ptr<Bootstrap> bootstrap, std
 Buffer::Implementation::~Implementation() {
   settle_last_work();
   drain();
+}
+
+std::string Buffer::Implementation::describe_health() const {
+  const std::string normal = internode_ ? internode_->health() : std::string();
+  const std::string low_latency = low_latency_ ? low_latency_->health() : std::string();
+  if (normal.empty() || normal == low_latency) return low_latency;
+  return low_latency.empty() ? normal : fmt::format("{}. Low-latency calls: {}", normal, low_latency);
 }
 
 void Buffer::Implementation::drain() noexcept {

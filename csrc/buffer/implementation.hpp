@@ -43,6 +43,8 @@ class Buffer::Implementation {
   /// Among ranks of one node? If not, there are calls between nodes, or InvalidArgument, which names `call`.
   bool inside_one_node(const char* call) const;
   std::string describe_normal_mode() const;
+  /// For whoever waits in vain: what has become of all that was posted to NICs. Empty where there is none.
+  std::string describe_health() const;
   /// What this rank has posted has reached its peers.
   void drain() noexcept;
   /// The host waits for this rank's work, which may have failed.

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "csrc/bootstrap/agreement.hpp"
+#include "csrc/buffer/device_share.hpp"
 #include "csrc/buffer/options.hpp"
 #include "csrc/support/format.hpp"
 
@@ -58,23 +59,21 @@ Runtime::Runtime(std::shared_ptr<Bootstrap> bootstrap, std::shared_ptr<Executor>
   const auto with_stream = std::make_shared<BackendWithStream>(std::move(backend), options_.comm_stream);
   executor_ = std::shared_ptr<Backend>(with_stream, with_stream->executor.get());
   comm_stream_ = with_stream->stream;
+  policy_ = agree_on_share(*bootstrap_, *executor_);
 
-  layout_ = HeapLayout::make(options_, num_ranks());
+  plan_.layout = HeapLayout::make(options_, num_ranks());
   make_heap();
   nodes_ = find_nodes(*bootstrap_, heap_->peers(), options_.ranks_per_node);
-  reach_ = LowLatencyReach::find(options_, nodes_);
   // Only now do we know that there must be room for what NICs fetch and write.
-  if (!reach_.far.empty()) layout_.add_staging(reach_.rail_width == 0 ? 0 : nodes_.num_nodes);
-  if (const NodeGrid grid = node_grid(); grid.width != 0) layout_.add_internode(grid, options_.max_local_experts);
-  if (layout_.bytes() > heap_->bytes()) make_heap();
+  plan_ = BufferPlan::make(options_, nodes_);
+  if (layout().bytes() > heap_->bytes()) make_heap();
   agree(*bootstrap_, "allocating memory for a Buffer", [&] {
-    auto arena = std::make_shared<Arena>(executor_, heap_, layout_.arena_at(), heap_->bytes() - layout_.arena_at());
-    calls_.emplace(executor_, comm_stream_, std::move(arena));
+    auto arena = std::make_shared<Arena>(executor_, heap_, layout().arena_at(), heap_->bytes() - layout().arena_at());
+    const bool on_gpu = device().kind == Device::Kind::cuda;
+    calls_.emplace(executor_, comm_stream_, std::move(arena), on_gpu ? options_.result_allocator : nullptr);
     faults_.emplace(*calls_, executor_, rank(), timeout_s_);
   });
 }
-
-NodeGrid Runtime::node_grid() const { return {rank(), num_ranks(), nodes_.ranks_of_each_node()}; }
 
 Runtime::~Runtime() { heap_->unmap_peers(); }
 
@@ -84,7 +83,7 @@ void Runtime::make_heap() {
     heap_.reset();
   }
   HeapOptions heap_options;
-  heap_options.bytes = layout_.bytes();
+  heap_options.bytes = layout().bytes();
   heap_options.timeout_s = timeout_s_;
   heap_ = executor_->create_heap(*bootstrap_, heap_options);
 }
@@ -97,11 +96,11 @@ void Runtime::unmap_peers_together() {
 bool Runtime::in_heap(const ConstTensorView& tensor) const {
   // Signals and window do not count: peers write there.
   return tensor.device == device() && heap_->contains(tensor.data, std::max<std::size_t>(1, tensor.bytes())) &&
-         static_cast<const std::byte*>(tensor.data) >= window() + layout_.window_bytes;
+         static_cast<const std::byte*>(tensor.data) >= window() + layout().window_bytes;
 }
 
 TensorView Runtime::local_memory() const {
-  const auto bytes = static_cast<std::int64_t>(heap_->bytes() - layout_.window_at());
+  const auto bytes = static_cast<std::int64_t>(heap_->bytes() - layout().window_at());
   return TensorView::contiguous(window(), DType::uint8, {bytes}, device());
 }
 

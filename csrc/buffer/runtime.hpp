@@ -4,10 +4,9 @@
 #include <memory>
 #include <optional>
 
+#include "csrc/buffer/buffer_plan.hpp"
 #include "csrc/buffer/call_scope.hpp"
 #include "csrc/buffer/faults.hpp"
-#include "csrc/buffer/heap_layout.hpp"
-#include "csrc/buffer/low_latency/rails.hpp"
 #include "csrc/executor/backend.hpp"
 #include "csrc/memory/executor_memory.hpp"
 #include "csrc/memory/node_membership.hpp"
@@ -34,17 +33,17 @@ class Runtime {
 
   const std::shared_ptr<Backend>& executor() const { return executor_; }
   Device device() const { return executor_->device(); }
+  /// The executor's, for this rank's part of the device.
+  const LaunchPolicy& policy() const { return policy_; }
   /// For set-up and tear-down, where the host waits. Calls choose their streams: see CallScope.
   StreamHandle comm_stream() const { return comm_stream_; }
 
   const std::shared_ptr<SymmetricHeap>& heap() const { return heap_; }
-  const HeapLayout& layout() const { return layout_; }
-  std::byte* window() const { return heap_->local() + layout_.window_at(); }
+  const HeapLayout& layout() const { return plan_.layout; }
+  std::byte* window() const { return heap_->local() + layout().window_at(); }
   const NodeMembership& nodes() const { return nodes_; }
-  /// For calls of normal mode between nodes; width 0 where there is one node, or where nodes are not of equally many
-  /// consecutive ranks.
-  NodeGrid node_grid() const;
-  const LowLatencyReach& low_latency_reach() const { return reach_; }
+  const NodeGrid& node_grid() const { return plan_.grid; }
+  const LowLatencyReach& low_latency_reach() const { return plan_.reach; }
 
   const CallContext& calls() const { return *calls_; }
   Faults& faults() { return *faults_; }
@@ -72,11 +71,11 @@ class Runtime {
   BufferOptions options_;
   double timeout_s_ = 0;
   std::shared_ptr<Backend> executor_;
+  LaunchPolicy policy_;
   StreamHandle comm_stream_ = nullptr;
-  HeapLayout layout_;
+  BufferPlan plan_;
   std::shared_ptr<SymmetricHeap> heap_;
   NodeMembership nodes_;
-  LowLatencyReach reach_;
   std::optional<CallContext> calls_;
   std::optional<Faults> faults_;
 };

@@ -32,12 +32,18 @@ class HomeStream {
   void work_ends(EventHandle behind) {
     const std::lock_guard lock(mutex_);
     latest_ = std::move(behind);
+    latest_on_ = handle();
     open_ = false;
   }
   /// Behind all work that has ended; null when there was none. The next work has to wait for it.
   EventHandle latest() {
     const std::lock_guard lock(mutex_);
     return latest_;
+  }
+  /// The same; null, too, when the latest work was on `stream` itself, whose order covers it.
+  EventHandle latest_unless_on(StreamHandle stream) {
+    const std::lock_guard lock(mutex_);
+    return latest_on_ == stream ? nullptr : latest_;
   }
   /// True when all work that was begun is known to have ended. Needed for graphs: their replays do not wait for the
   /// stream, so they may only use memory that it has finished with.
@@ -52,6 +58,7 @@ class HomeStream {
   std::mutex mutex_;
   bool open_ = false;
   EventHandle latest_;
+  StreamHandle latest_on_ = nullptr;
 };
 
 }  // namespace deep_ep

@@ -35,6 +35,12 @@ int wanted_ranks_per_node(int asked, int num_ranks) {
 
 }  // namespace
 
+NodeMembership NodeMembership::of_consecutive(int rank, int num_ranks, int ranks_per_node) {
+  NodeMembership membership{.rank = rank, .node = {}, .num_nodes = num_ranks / ranks_per_node};
+  for (int other = 0; other < num_ranks; ++other) membership.node.push_back(other / ranks_per_node);
+  return membership;
+}
+
 std::vector<int> NodeMembership::reached_by_rdma(bool use_nvlink) const {
   std::vector<int> ranks;
   for (int other = 0; other < static_cast<int>(node.size()); ++other) {

@@ -14,6 +14,9 @@ struct NodeMembership {
   std::vector<int> node;  ///< of each rank; nodes count in the order of their lowest ranks
   int num_nodes = 1;
 
+  /// Nodes of so many consecutive ranks, which divides `num_ranks`.
+  static NodeMembership of_consecutive(int rank, int num_ranks, int ranks_per_node);
+
   bool same_node(int other) const {
     return node[static_cast<std::size_t>(other)] == node[static_cast<std::size_t>(rank)];
   }

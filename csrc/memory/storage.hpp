@@ -1,5 +1,5 @@
 // The memory behind the tensors that the library returns: memory of the arena, or of the executor's stream-ordered
-// pool.
+// pool; or, see program_memory.hpp, of the program's allocator.
 //
 // Both keep everything alive that their memory needs, so a tensor may outlive the Buffer. Both give the memory back
 // without waiting, behind the work of all streams that were recorded; those streams must still exist then (as for any
@@ -38,6 +38,8 @@ class StreamStorage : public Tensor::Storage {
   StreamStorage(std::shared_ptr<HomeStream> home, bool recording) : home_(std::move(home)), in_graph_(recording) {}
 
   HomeStream& home() const { return *home_; }
+  /// The streams that were recorded. For destructors: nobody records any more.
+  const std::vector<StreamHandle>& users() const { return streams_; }
   /// Events behind what the streams have enqueued so far, without those of `skip`. Nothing if a graph may use the
   /// memory again: a stream was recording one when it was named, or is recording now.
   std::optional<std::vector<EventHandle>> end_of_use(const StreamHandle* skip = nullptr);

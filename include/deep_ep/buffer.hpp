@@ -142,8 +142,8 @@ class Buffer {
   /// This rank's part of the symmetric heap less its signals: [bytes] uint8, window first. For diagnosis: what calls
   /// keep there has no documented layout. Valid until destroy.
   TensorView local_memory() const;
-  /// The same for the memory of low-latency calls: [LowLatencyOptions::bytes] uint8. A program may fill it with zeros
-  /// while no such call is under way on any rank.
+  /// The same for the memory of low-latency calls: [LowLatencyOptions::bytes, in whole lines of 128] uint8. A program
+  /// may fill it with zeros while no such call is under way on any rank.
   TensorView low_latency_memory() const;
 
   // --------------------------------------------------------------------------------------------------------- end

@@ -3,9 +3,11 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 
 #include "deep_ep/executor.hpp"
+#include "deep_ep/result_allocator.hpp"
 #include "deep_ep/tensor.hpp"
 
 namespace deep_ep {
@@ -58,6 +60,11 @@ struct BufferOptions {
   /// reached by RDMA. 0: DEEP_EP_RANKS_PER_NODE, and where that is 0 too, ranks that map each other's memory are a
   /// node.
   int ranks_per_node = 0;
+  /// On a GPU, where memory for results comes from that need not lie in the heap: all results of low latency, and in
+  /// normal mode layouts, handles, what combine returns, and rows that the heap has no room for. nullptr: the buffer's
+  /// own pool, which keeps what graphs were recorded with. Calls with a previous_event always use the pool: they do not
+  /// come after the work of the caller's stream.
+  std::shared_ptr<ResultAllocator> result_allocator;
   LowLatencyOptions low_latency;
 };
 

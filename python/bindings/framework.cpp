@@ -108,7 +108,39 @@ void release(HandedOut* handed_out) noexcept {
   }
 }
 
+/// Asks for bytes: several tensors of a call share them.
+class FrameworkAllocator final : public ResultAllocator {
+ public:
+  explicit FrameworkAllocator(const dlpack::ExchangeApi& api) : api_(api) {}
+
+  Memory allocate(std::size_t bytes, const deep_ep::Device& device, StreamHandle /*the current one*/) override {
+    std::int64_t shape = static_cast<std::int64_t>(bytes);
+    dlpack::TensorInfo wanted{nullptr, {dlpack::kCuda, device.index}, 1, {dlpack::kUInt, 8, 1}, &shape, nullptr, 0};
+    dlpack::ManagedTensorVersioned* made = nullptr;
+    std::string error;
+    const auto tell = [](void* text, const char*, const char* message) {
+      *static_cast<std::string*>(text) = message;
+    };
+    if (api_.allocate(&wanted, &made, &error, tell) != 0 || made == nullptr) {
+      throw OutOfMemory(fmt::format("the framework has no {} bytes for the results of a call: {}", bytes, error));
+    }
+    return {static_cast<std::byte*>(made->tensor.data) + made->tensor.byte_offset,
+            std::shared_ptr<void>(made, [](void* memory) {
+              auto* managed = static_cast<dlpack::ManagedTensorVersioned*>(memory);
+              managed->deleter(managed);
+            })};
+  }
+
+ private:
+  const dlpack::ExchangeApi& api_;
+};
+
 }  // namespace
+
+std::shared_ptr<ResultAllocator> Framework::allocator() const {
+  if (exchange_ == nullptr || exchange_->allocate == nullptr) return nullptr;
+  return std::make_shared<FrameworkAllocator>(*exchange_);
+}
 
 Framework& Framework::instance() {
   static auto* framework = new Framework;

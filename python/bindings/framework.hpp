@@ -6,9 +6,11 @@
 
 #include <pybind11/pybind11.h>
 
+#include <memory>
 #include <optional>
 #include <vector>
 
+#include "deep_ep/result_allocator.hpp"
 #include "deep_ep/tensor.hpp"
 #include "python/bindings/dlpack.hpp"
 
@@ -43,6 +45,9 @@ class Framework {
 
   /// The stream that the calling thread's work for this device goes to; nullptr on the CPU.
   StreamHandle current_stream(const Device& device) const;
+
+  /// The framework's caching allocator for results on GPUs; nullptr where it cannot be reached from C.
+  std::shared_ptr<ResultAllocator> allocator() const;
 
   /// For tests: from now on work as with an older PyTorch. Returns whether the newer way was in use.
   bool use_exchange_api(bool use);

@@ -58,8 +58,8 @@ AllGatherFunction wrap_all_gather(const py::function& all_gather) {
   };
 }
 
-/// Kernels use it on the communication stream only, in whose order the library's tensors are freed, and those of the
-/// framework are recorded by the caller.
+/// Borrowed for a call. The library's tensors are given back after the buffer's calls, and those of the framework are
+/// recorded by the caller.
 Tensor handle_tensor(const py::tuple& handle, std::size_t index, const Device& device, int dims) {
   const std::string name = fmt::format("handle[{}]", index);
   const TensorView view = Framework::instance().borrow(handle[index], name.c_str()).view;
@@ -94,6 +94,7 @@ NativeBuffer::NativeBuffer(const BufferSetup& setup)
   BufferOptions options = setup.options;
   options.reject_unknown_experts = false;
   options.comm_stream = reinterpret_cast<StreamHandle>(setup.comm_stream);
+  if (setup.device >= 0) options.result_allocator = Framework::instance().allocator();
   const py::gil_scoped_release released;
   executor_ = setup.device < 0 ? make_host_executor() : gpu_executor(setup.device);
   buffer_ = std::make_unique<Buffer>(make_callback_bootstrap(setup.rank, setup.num_ranks, std::move(all_gather)),

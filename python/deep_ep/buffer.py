@@ -221,9 +221,13 @@ class Buffer(LowLatencyCalls):
             offset: in **bytes**, as upstream does it; the view ends where the memory ends.
             size: the view's shape; by default everything, in one dimension.
             use_rdma_buffer: the memory of low-latency calls (``num_rdma_bytes``). It may be filled with zeros while no
-                such call is under way on any rank.
+                such call is under way on any rank. Without ``low_latency_mode``, between nodes, ``num_rdma_bytes`` have
+                become memory for received tensors; that is what is shown then, only for looking.
         """
-        if use_rdma_buffer:
+        if use_rdma_buffer and self._num_nodes > 1 and not self.low_latency_mode:
+            everything = self._alive().local_memory()
+            memory = everything[max(0, everything.numel() - self.num_rdma_bytes) :][offset:]
+        elif use_rdma_buffer:
             memory = self._low_latency().low_latency_memory()[offset:]
         else:
             memory = self._alive().local_memory()[offset : self.num_nvl_bytes]

@@ -91,6 +91,7 @@ class CountingExecutor : public Backend {
   }
   void make_current() override { count(calls.make_current), inner_->make_current(); }
   const KernelTable& kernels() const override { return may_refuse(), inner_->kernels(); }
+  void load_kernels() const override { inner_->load_kernels(); }
   std::unique_ptr<SymmetricHeap> create_heap(Bootstrap& bootstrap, const HeapOptions& options) override {
     return inner_->create_heap(bootstrap, options);
   }

@@ -1,16 +1,23 @@
 // An executor that acts as if streams were recorded into a CUDA graph.
 #pragma once
 
+#include <functional>
 #include <map>
 #include <set>
 #include <vector>
 
+#include "kernels/internode/params.hpp"
+#include "kernels/intranode/params.hpp"
+#include "kernels/layout/params.hpp"
+#include "kernels/low_latency/params.hpp"
+#include "kernels/rdma/nic_test.hpp"
+#include "kernels/rdma/simulated_nic.hpp"
 #include "tests/cluster/counting_executor.hpp"
 
 namespace deep_ep::test {
 
-/// While `recording`, says of every stream that it is being recorded. What is enqueued runs all the same. Memory that
-/// is allocated meanwhile belongs to the recording.
+/// While `recording`, says of every stream that it is being recorded. What is enqueued runs all the same, and kernels
+/// and copies run again with replay(). Memory that is allocated meanwhile belongs to the recording.
 class RecordingExecutor final : public CountingExecutor {
  public:
   using CountingExecutor::CountingExecutor;
@@ -26,11 +33,33 @@ class RecordingExecutor final : public CountingExecutor {
   /// recording that ends with any but the first stream here is invalid.
   std::set<StreamHandle> unjoined;
 
+  /// Nothing else may be under way; the kernels and copies of a recording must all be on one stream.
+  void replay() {
+    for (const auto& work : work_) work();
+  }
+
   bool is_capturing(StreamHandle stream) override { return recording || CountingExecutor::is_capturing(stream); }
   void* allocate_async(std::size_t bytes, StreamHandle stream) override {
     void* memory = CountingExecutor::allocate_async(bytes, stream);
     if (recording) recorded_.push_back(memory);
     return memory;
+  }
+  void copy(void* destination, const void* source, std::size_t bytes, StreamHandle stream) override {
+    CountingExecutor::copy(destination, source, bytes, stream);
+    if (recording) work_.push_back([=, this] { CountingExecutor::copy(destination, source, bytes, stream); });
+  }
+  const KernelTable& kernels() const override {
+    static const KernelTable noting = [] {
+      KernelTable table;
+#define DEEP_EP_MEMBER(name, Params, max_threads) table.name = &note<&KernelTable::name, Params>;
+      DEEP_EP_KERNELS(DEEP_EP_MEMBER)
+#undef DEEP_EP_MEMBER
+      return table;
+    }();
+    const KernelTable& inner = CountingExecutor::kernels();
+    if (!recording) return inner;
+    launching_ = {&inner, &work_};
+    return noting;
   }
   EventHandle record_event(StreamHandle stream) override {
     EventHandle event = CountingExecutor::record_event(stream);
@@ -45,6 +74,23 @@ class RecordingExecutor final : public CountingExecutor {
   }
 
  private:
+  using Work = std::vector<std::function<void()>>;
+
+  /// What is to be launched next: a launcher is only told its arguments.
+  struct Launching {
+    const KernelTable* kernels;
+    Work* work;
+  };
+  static inline thread_local Launching launching_;
+
+  template <auto kMember, class Params>
+  static void note(const Params& params, const LaunchShape& shape, void* stream) {
+    const auto launch = [kernel = launching_.kernels->*kMember, params, shape, stream] { kernel(params, shape, stream); };
+    launch();
+    launching_.work->push_back(launch);
+  }
+
+  mutable Work work_;
   std::vector<void*> recorded_;
   std::map<EventHandle, StreamHandle> recorded_on_;
 };

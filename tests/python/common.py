@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import tempfile
 
 import torch
@@ -11,6 +12,13 @@ import torch.distributed as dist
 def launched_by_torchrun():
     """Then WORLD_SIZE and RANK count ranks; otherwise they count nodes."""
     return "LOCAL_RANK" in os.environ and "LOCAL_WORLD_SIZE" in os.environ
+
+
+def free_port():
+    """A port of this host that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
 
 
 def init_dist(local_rank, num_local_ranks):

@@ -7,13 +7,12 @@ this name means WORLD_SIZE (nodes) and RANK (of the node); or torchrun, which is
 
 import argparse
 import os
-import socket
 import sys
 
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from common import bench, hash_tensor, init_dist, launched_by_torchrun, per_token_cast_to_fp8
+from common import bench, free_port, hash_tensor, init_dist, launched_by_torchrun, per_token_cast_to_fp8
 from normal_mode import InsideANode, column_major, print_once, run_cases
 
 import deep_ep
@@ -114,6 +113,7 @@ def run_rank(local_rank, args):
     tune(rank, num_ranks, buffer, num_sms, nodes, inputs)
     if args.test_ll_compatibility:
         low_latency_beside(rank, num_ranks, buffer)
+    assert buffer.get_local_buffer_tensor(torch.uint8, use_rdma_buffer=True).numel() == int(1e9)
     buffer.destroy()
     dist.barrier()
     dist.destroy_process_group()
@@ -153,9 +153,7 @@ def parse(arguments=None):
 
 def test_internode_on_cpu_ranks(monkeypatch):
     monkeypatch.setattr(sys.modules[__name__], "GPU", False)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        monkeypatch.setenv("MASTER_PORT", str(probe.getsockname()[1]))
+    monkeypatch.setenv("MASTER_PORT", str(free_port()))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.setenv("DEEP_EP_RANKS_PER_NODE", "2")  # parse sets it: it goes with the test
     args = parse(

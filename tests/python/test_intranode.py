@@ -5,13 +5,12 @@ shapes. MASTER_ADDR, MASTER_PORT, WORLD_SIZE (nodes) and RANK (of the node) as f
 """
 
 import argparse
-import socket
 import sys
 
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from common import bench, init_dist
+from common import bench, free_port, init_dist
 from normal_mode import InsideANode, make_inputs, print_once, run_cases
 
 import deep_ep
@@ -173,9 +172,7 @@ def parse(arguments=None):
 
 def test_intranode_on_cpu_ranks(monkeypatch):
     monkeypatch.setattr(sys.modules[__name__], "GPU", False)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        monkeypatch.setenv("MASTER_PORT", str(probe.getsockname()[1]))
+    monkeypatch.setenv("MASTER_PORT", str(free_port()))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     args = parse(["--num-processes", "4", "--num-tokens", "32", "--hidden", "256", "--num-topk", "4", "--num-experts", "16"])
     mp.spawn(run_rank, args=(args,), nprocs=args.num_processes)

@@ -7,13 +7,12 @@ shapes. MASTER_ADDR, MASTER_PORT, WORLD_SIZE (nodes) and RANK (of the node) as f
 import argparse
 import functools
 import os
-import socket
 import sys
 
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from common import bench, bench_kineto, calc_diff, hash_tensor, init_dist, per_token_cast_back
+from common import bench, bench_kineto, calc_diff, free_port, hash_tensor, init_dist, per_token_cast_back
 from time_scale import scaled
 
 import deep_ep
@@ -320,9 +319,7 @@ def parse(arguments=None):
 
 def on_cpu_ranks(monkeypatch, *arguments):
     monkeypatch.setattr(sys.modules[__name__], "GPU", False)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        monkeypatch.setenv("MASTER_PORT", str(probe.getsockname()[1]))
+    monkeypatch.setenv("MASTER_PORT", str(free_port()))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     args = parse(["--num-tokens", "8", "--hidden", "512", "--num-topk", "3", "--num-experts", "12", *arguments])
     mp.spawn(run_rank, args=(args,), nprocs=args.num_processes)

@@ -14,8 +14,8 @@ Tensor Internode::in_heap(const ConstTensorView& tensor, const char* name, const
   if (!made) {
     fail<OutOfMemory>(
         "{} lies outside the heap, where ranks of the node cannot read it, and a heap of {} has no room for a copy of "
-        "{}: raise heap_bytes, or make {} by allocate_tensor",
-        name, format_bytes(setup_.heap_bytes), format_bytes(tensor.bytes()), name);
+        "{}: raise heap_bytes, or make {} by allocate_tensor{}",
+        name, format_bytes(setup_.heap_bytes), format_bytes(tensor.bytes()), name, room_for_graphs(scope));
   }
   runtime_.executor()->copy(made->front().view().data, tensor.data, tensor.bytes(), scope.stream());
   return made->front();
@@ -68,9 +68,8 @@ CombineResult Internode::combine(const CombineArguments& arguments, const CallOp
   const int blocks = std::min(sms, setup_.policy.multiprocessors);
   const int warps =
       plan_warps(params.transfer, config, blocks, kernels::combine_and_notify_internode::kMaxThreads / 32);
-  const std::size_t shared_bytes = InternodeCombineShared(Carver::without_memory(), grid_,
-                                                          params.transfer.first_warps + params.transfer.second_warps)
-                                       .bytes;
+  const int adding_warps = params.transfer.first_warps + params.transfer.second_warps;
+  const std::size_t shared_bytes = InternodeCombineShared(Carver::without_memory(), grid_, blocks, adding_warps).bytes;
   runtime_.executor()->kernels().combine_and_notify_internode(params, {blocks, warps * 32, shared_bytes},
                                                               scope.stream());
   result.event = scope.finish();

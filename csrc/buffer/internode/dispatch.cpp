@@ -2,7 +2,7 @@
 #include <array>
 
 #include "csrc/buffer/internode/internode.hpp"
-#include "csrc/buffer/intranode/stages.hpp"
+#include "csrc/buffer/row_stages.hpp"
 #include "csrc/executor/kernel_table.hpp"
 #include "csrc/support/format.hpp"
 #include "kernels/internode/dispatch_shared.hpp"
@@ -11,7 +11,6 @@ namespace deep_ep {
 
 DispatchHandle Internode::notify(const DispatchArguments& arguments, CallScope& scope,
                                  std::vector<int>& tokens_per_expert) {
-  const NotifyPlan plan = plan_notify(arguments, setup_);
   const int nodes = grid_.nodes();
   DispatchHandle handle;
   handle.num_tokens = arguments.x.size(0);
@@ -33,7 +32,7 @@ DispatchHandle Internode::notify(const DispatchArguments& arguments, CallScope& 
   };
   if (!exact) make_relay_rows(arguments.num_worst_tokens * grid_.width);  // it may throw: before the peers count on us
   HostCounts& counts = *host_counts_;
-  InternodeNotifyParams params{plan.params};
+  InternodeNotifyParams params{notify_call(arguments, setup_)};
   params.common = common_;
   params.wait = runtime_.faults().wait_context();
   params.destination_row = handle.destination_row.as<std::int32_t>();
@@ -42,8 +41,9 @@ DispatchHandle Internode::notify(const DispatchArguments& arguments, CallScope& 
   params.node_counts = handle.node_counts.as<std::int32_t>();
   params.host_counts = exact ? &counts : nullptr;
   if (exact) __atomic_store_n(&counts.epoch, 0, __ATOMIC_RELEASE);
+  constexpr int kMost = kernels::notify_internode::kMaxThreads;
   const LaunchShape shape{std::min(setup_.num_ranks + nodes, setup_.policy.multiprocessors),
-                          std::min(plan.shape.threads, kernels::notify_internode::kMaxThreads),
+                          setup_.on_gpu() ? kMost : std::min(setup_.policy.warps_per_block * 32, kMost),
                           sizeof(InternodeNotifyShared)};
   runtime_.executor()->kernels().notify_internode(params, shape, scope.stream());
 
@@ -52,14 +52,14 @@ DispatchHandle Internode::notify(const DispatchArguments& arguments, CallScope& 
     wait_for_counts(runtime_, counts, scope);
     handle.num_recv_rows = counts.num_recv_tokens;
     make_relay_rows(counts.num_relay_rows);
-    tokens_per_expert.assign(counts.tokens_per_expert, counts.tokens_per_expert + plan.params.num_local_experts);
+    tokens_per_expert.assign(counts.tokens_per_expert, counts.tokens_per_expert + params.num_local_experts);
   }
   return handle;
 }
 
-void Internode::send(const DispatchPlan& plan, const Config& config, const DispatchHandle& handle,
+void Internode::send(const SentRows& rows, const Config& config, const DispatchHandle& handle,
                      const DispatchOutputs& outputs, CallScope& scope) {
-  InternodeDispatchParams params{plan.params};
+  InternodeDispatchParams params{rows};
   params.transfer = transfer(handle, rings_for(PackedRow::bytes(params.rows, grid_.width)));
   params.transfer.shape = shape_of({0, params.rows.row_bytes, static_cast<std::uint32_t>(params.rows.num_scales),
                                     static_cast<std::uint32_t>(params.rows.num_topk)});
@@ -78,7 +78,7 @@ void Internode::send(const DispatchPlan& plan, const Config& config, const Dispa
       plan_warps(params.transfer, config, blocks, kernels::dispatch_and_notify_internode::kMaxThreads / 32);
   const int moving_warps = params.transfer.first_warps + params.transfer.second_warps;
   const auto shared_bytes = [&](int stages, std::uint32_t stage_bytes) {
-    return InternodeDispatchShared(Carver::without_memory(), grid_, moving_warps, stages, stage_bytes).bytes;
+    return InternodeDispatchShared(Carver::without_memory(), grid_, blocks, moving_warps, stages, stage_bytes).bytes;
   };
   const RowStages stages = RowStages::make(
       (policy.max_shared_bytes - shared_bytes(RowStages::kMost, 0)) / static_cast<std::size_t>(moving_warps),
@@ -90,28 +90,44 @@ void Internode::send(const DispatchPlan& plan, const Config& config, const Dispa
   const Tensor* const used[] = {&outputs.x,       &outputs.scales,         &outputs.topk_idx, &outputs.topk_weights,
                                 &outputs.src_idx, &handle.destination_row, &handle.relay_rows};
   for (const Tensor* tensor : used) scope.hand_out(*tensor);
-  if (outputs.in_heap) return;
+  if (!outputs.in_heap) fail_without_room(handle.num_recv_rows, scope);
+}
+
+void Internode::fail_without_room(std::int64_t rows, const CallScope& scope) const {
   fail<OutOfMemory>(
       "a heap of {} has no room for the {} rows of this dispatch between nodes: raise heap_bytes or drop received "
-      "tensors earlier",
-      format_bytes(setup_.heap_bytes), handle.num_recv_rows);
+      "tensors earlier{}",
+      format_bytes(setup_.heap_bytes), rows, room_for_graphs(scope));
+}
+
+DispatchOutputs Internode::make_outputs(const ConstTensorView& x, const std::optional<ConstTensorView>& x_scales,
+                                        const DispatchArguments* fresh, std::int64_t rows,
+                                        const CallScope& scope) const {
+  DispatchOutputs outputs = deep_ep::make_outputs(x, x_scales, fresh, rows, WithoutRoom::nowhere, scope);
+  // Every launch of the graph would drop the rows.
+  if (!outputs.in_heap && scope.recording()) fail_without_room(rows, scope);
+  return outputs;
 }
 
 DispatchResult Internode::dispatch(const DispatchArguments& arguments, const CallOptions& call) {
   check_dispatch(arguments, setup_);
   runtime_.faults().raise();
-  const DispatchPlan plan = plan_dispatch(arguments, setup_);
-  rings_for(PackedRow::bytes(plan.params.rows, grid_.width));
+  const SentRows rows = sent_rows(arguments, setup_);
+  rings_for(PackedRow::bytes(rows.rows, grid_.width));
   CallScope scope(runtime_.calls(), call);
   check_recording(scope, arguments);
 
-  // Who gets what? Then room for it in the heap, where peers write the rows into place.
+  // Who gets what? And room for it in the heap, where peers write the rows into place.
+  const auto make_room = [&](std::int64_t rows) {
+    return make_outputs(arguments.x, arguments.x_scales, &arguments, rows, scope);
+  };
+  DispatchOutputs outputs;
+  if (arguments.num_worst_tokens != 0) outputs = make_room(arguments.num_worst_tokens);
   DispatchResult result;
   result.handle = notify(arguments, scope, result.num_recv_tokens_per_expert);
-  const DispatchOutputs outputs = make_outputs(arguments.x, arguments.x_scales, &arguments, result.handle.num_recv_rows,
-                                               WithoutRoom::nowhere, scope);
+  if (arguments.num_worst_tokens == 0) outputs = make_room(result.handle.num_recv_rows);
   result.handle.recv_src_idx = outputs.src_idx;
-  send(plan, arguments.config, result.handle, outputs, scope);
+  send(rows, arguments.config, result.handle, outputs, scope);
   outputs.give_to(result, arguments);
   result.event = scope.finish();
   return result;
@@ -121,12 +137,11 @@ CachedDispatchResult Internode::dispatch(const CachedDispatchArguments& argument
   check_dispatch(arguments, setup_);
   check_handle(*arguments.handle);
   runtime_.faults().raise();
-  const DispatchPlan plan = plan_dispatch(arguments, setup_);
   CallScope scope(runtime_.calls(), call);
   const DispatchHandle& handle = *arguments.handle;
   const DispatchOutputs outputs =
-      make_outputs(arguments.x, arguments.x_scales, nullptr, handle.num_recv_rows, WithoutRoom::nowhere, scope);
-  send(plan, arguments.config, handle, outputs, scope);
+      make_outputs(arguments.x, arguments.x_scales, nullptr, handle.num_recv_rows, scope);
+  send(sent_rows(arguments, setup_), arguments.config, handle, outputs, scope);
   CachedDispatchResult result;
   outputs.give_to(result, arguments);
   result.event = scope.finish();

@@ -7,16 +7,6 @@
 #include "csrc/support/logging.hpp"
 
 namespace deep_ep {
-namespace {
-
-rdma::ConnectionOptions connections_to_rails(const NodeGrid& grid) {
-  rdma::ConnectionOptions options;
-  for (int number = 0; number < grid.others(); ++number) options.peers.push_back(grid.rail_in(grid.other(number)));
-  options.channels = static_cast<int>(InternodeChannel::count);
-  return options;
-}
-
-}  // namespace
 
 Internode::Internode(Runtime& runtime)
     : runtime_(runtime),
@@ -24,10 +14,10 @@ Internode::Internode(Runtime& runtime)
       setup_{.num_ranks = runtime.num_ranks(),
              .max_local_experts = runtime.options().max_local_experts,
              .device = runtime.device(),
-             .policy = runtime.executor()->policy(),
+             .policy = runtime.policy(),
              .heap_bytes = runtime.heap()->bytes(),
              .window_bytes = runtime.layout().window_bytes},
-      connections_(runtime.bootstrap(), runtime.executor(), runtime.heap(), connections_to_rails(grid_)) {
+      connections_(runtime.bootstrap(), runtime.executor(), runtime.heap(), internode_connections(grid_)) {
   const auto ranks = static_cast<std::size_t>(grid_.num_ranks);
   const auto others = static_cast<std::size_t>(grid_.others());
   const auto mapped = runtime.heap()->peers();

@@ -3,17 +3,25 @@
 
 #include <initializer_list>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
-#include "csrc/buffer/intranode/plan.hpp"
 #include "csrc/buffer/normal_mode.hpp"
+#include "csrc/buffer/normal_mode_arguments.hpp"
 #include "csrc/buffer/runtime.hpp"
 #include "csrc/rdma/connections.hpp"
 #include "deep_ep/buffer.hpp"
 #include "kernels/internode/params.hpp"
 
 namespace deep_ep {
+
+/// What an error for want of room in the heap adds for a call that is being recorded.
+inline const char* room_for_graphs(const CallScope& scope) {
+  return scope.recording() ? ". While a CUDA graph is recorded, memory counts as free only when all work on it has "
+                             "ended: synchronize before the recording"
+                           : "";
+}
 
 class Internode {
  public:
@@ -26,6 +34,8 @@ class Internode {
 
   /// For people: over which NIC.
   std::string describe() const { return connections_.describe(); }
+  /// What has become of all that was posted.
+  std::string health() const { return connections_.health(); }
   /// Throws SystemError for an operation that has failed.
   void check() const { connections_.check(); }
   /// After the last call. Its kernels have ended, but the last credit that they posted may not have reached the rails.
@@ -34,10 +44,14 @@ class Internode {
  private:
   /// Exchanges counts. Returns a handle without what only the dispatch itself knows, and, with exact sizes, the counts.
   DispatchHandle notify(const DispatchArguments& arguments, CallScope& scope, std::vector<int>& tokens_per_expert);
-  /// Sends the rows to where the handle says, and hands out what `outputs` and the handle hold. `plan` says what is
-  /// sent. OutOfMemory, after a call that drops the rows of this rank, where `outputs` do not lie in the heap.
-  void send(const DispatchPlan& plan, const Config& config, const DispatchHandle& handle,
+  /// Sends the rows to where the handle says, and hands out what `outputs` and the handle hold.
+  /// OutOfMemory, after a call that drops the rows of this rank, where `outputs` do not lie in the heap.
+  void send(const SentRows& rows, const Config& config, const DispatchHandle& handle,
             const DispatchOutputs& outputs, CallScope& scope);
+  /// In the heap, or none. OutOfMemory for a call that is being recorded, before anything of it is.
+  DispatchOutputs make_outputs(const ConstTensorView& x, const std::optional<ConstTensorView>& x_scales,
+                               const DispatchArguments* fresh, std::int64_t rows, const CallScope& scope) const;
+  [[noreturn]] void fail_without_room(std::int64_t rows, const CallScope& scope) const;
   TransferParams transfer(const DispatchHandle& handle, const Rings& rings) const;
   /// TransferParams::shape, of a kind of call and of what its rows are made of.
   static std::uint32_t shape_of(std::initializer_list<std::uint32_t> numbers);
@@ -46,12 +60,12 @@ class Internode {
   /// Shares the warps of a block out among the roles; returns how many there are.
   int plan_warps(TransferParams& params, const Config& config, int blocks, int most) const;
   void check_handle(const DispatchHandle& handle) const;
-  /// The tensor itself where it lies in the heap, else a copy that does.
+  /// A copy in the heap.
   Tensor in_heap(const ConstTensorView& tensor, const char* name, const CallScope& scope) const;
 
   Runtime& runtime_;
   NodeGrid grid_;
-  IntranodeSetup setup_;  ///< what checks of arguments ask for
+  NormalModeSetup setup_;  ///< what checks of arguments ask for
   rdma::Connections connections_;
   std::shared_ptr<InternodeState> state_;
   std::shared_ptr<RailState> rails_;

@@ -2,7 +2,7 @@
 
 #include "csrc/buffer/checks.hpp"
 #include "csrc/buffer/intranode/plan.hpp"
-#include "csrc/buffer/intranode/stages.hpp"
+#include "csrc/buffer/row_stages.hpp"
 #include "csrc/support/format.hpp"
 #include "kernels/intranode/combine_shared.hpp"
 
@@ -17,7 +17,7 @@ constexpr int kGpuPushingWarpsInAll = 32;
 constexpr int kPartsPerToken = 4;
 
 /// How rows that peers push go through this rank's window.
-void plan_window(CombineParams& params, const IntranodeSetup& setup) {
+void plan_window(CombineParams& params, const NormalModeSetup& setup) {
   PushWindow& window = params.window;
   window.stride = PushWindow::stride_for(params.row_bytes, params.num_topk);
   const std::size_t bytes_of_token = static_cast<std::size_t>(setup.num_ranks) * window.stride;
@@ -41,7 +41,7 @@ void plan_window(CombineParams& params, const IntranodeSetup& setup) {
 
 /// The roles of a block's warps. Where this rank pushes, one raises flags, and the others share adding and pushing.
 /// Returns how many there are.
-int plan_warps(CombineParams& params, const Config& config, const IntranodeSetup& setup) {
+int plan_warps(CombineParams& params, const Config& config, const NormalModeSetup& setup) {
   const bool gpu = setup.on_gpu();
   const int flag_warps = params.push ? 1 : 0;
   if (config.warps_per_block == 0 && gpu) {
@@ -58,7 +58,7 @@ int plan_warps(CombineParams& params, const Config& config, const IntranodeSetup
   return params.adding_warps + params.pushing_warps + flag_warps;
 }
 
-LaunchShape plan_launch(CombineParams& params, const Config& config, const IntranodeSetup& setup) {
+LaunchShape plan_launch(CombineParams& params, const Config& config, const NormalModeSetup& setup) {
   const LaunchPolicy& policy = setup.policy;
   const int sms = config.num_sms != 0 ? config.num_sms : Config::combine_default(setup.num_ranks).num_sms;
   const int warps = plan_warps(params, config, setup);
@@ -78,36 +78,7 @@ LaunchShape plan_launch(CombineParams& params, const Config& config, const Intra
 
 }  // namespace
 
-void check_combine(const CombineArguments& arguments, const IntranodeSetup& setup) {
-  if (arguments.handle == nullptr || !arguments.handle->destination_row.defined()) {
-    throw InvalidArgument("handle is missing: combine needs the handle of the dispatch whose rows come back");
-  }
-  const DispatchHandle& handle = *arguments.handle;
-  if (handle.destination_row.size(1) != setup.num_ranks) {
-    fail<InvalidArgument>("handle is of a buffer with {} ranks, this one has {}", handle.destination_row.size(1),
-                          setup.num_ranks);
-  }
-  check_tensor("handle.rank_prefix_matrix", handle.rank_prefix_matrix.view(), setup.device, {DType::int32},
-               {setup.num_ranks, setup.num_ranks});
-  const ConstTensorView& x = arguments.x;
-  check_tensor("x", x, setup.device, {DType::bfloat16}, {handle.num_recv_rows, kAnySize});
-  check_row_bytes("x", x);
-  if (arguments.topk_weights) {
-    check_tensor("topk_weights", *arguments.topk_weights, setup.device, {DType::float32},
-                 {handle.num_recv_rows, kAnySize});
-    check_range("width of topk_weights", arguments.topk_weights->size(1), 1, kMaxTopk);
-  }
-  const auto check_bias = [&](const char* name, const std::optional<ConstTensorView>& bias) {
-    if (!bias) return;
-    check_tensor(name, *bias, setup.device, {DType::bfloat16}, {handle.num_tokens, x.size(1)});
-    check_row_bytes(name, *bias);
-  };
-  check_bias("bias_0", arguments.bias_0);
-  check_bias("bias_1", arguments.bias_1);
-  check_config(arguments.config, kernels::combine::kMaxThreads / 32);
-}
-
-CombinePlan plan_combine(const CombineArguments& arguments, bool pullable, const IntranodeSetup& setup) {
+CombinePlan plan_combine(const CombineArguments& arguments, bool pullable, const NormalModeSetup& setup) {
   const DispatchHandle& handle = *arguments.handle;
   CombinePlan plan;
   CombineParams& params = plan.params;

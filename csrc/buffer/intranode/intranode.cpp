@@ -7,7 +7,7 @@ Intranode::Intranode(Runtime& runtime)
       setup_{.num_ranks = runtime.num_ranks(),
              .max_local_experts = runtime.options().max_local_experts,
              .device = runtime.device(),
-             .policy = runtime.executor()->policy(),
+             .policy = runtime.policy(),
              .heap_bytes = runtime.heap()->bytes(),
              .window_bytes = runtime.layout().window_bytes,
              .max_window_tokens = runtime.layout().control.max_window_tokens()},

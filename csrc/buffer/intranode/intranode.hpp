@@ -28,7 +28,7 @@ class Intranode {
   void send(DispatchPlan& plan, const DispatchHandle& handle, const DispatchOutputs& outputs, CallScope& scope);
 
   Runtime& runtime_;
-  IntranodeSetup setup_;
+  NormalModeSetup setup_;
   std::shared_ptr<KernelState> state_;
   std::shared_ptr<HostCounts> host_counts_;  ///< pinned
   IntranodeParams common_;                   ///< what every kernel is told

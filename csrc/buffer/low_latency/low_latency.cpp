@@ -22,7 +22,7 @@ LowLatency::LowLatency(Runtime& runtime) : runtime_(runtime) {
   queues_ = {std::make_shared<HookQueue>("low_latency_dispatch"), std::make_shared<HookQueue>("low_latency_combine")};
 
   setup_.device = runtime.device();
-  setup_.policy = executor.policy();
+  setup_.policy = runtime.policy();
   setup_.max_local_experts = runtime.options().max_local_experts;
   setup_.reject_unknown_experts = runtime.options().reject_unknown_experts;
   setup_.low_latency_bytes = runtime.options().low_latency.bytes;
@@ -46,8 +46,8 @@ LowLatency::LowLatency(Runtime& runtime) : runtime_(runtime) {
 
 TensorView LowLatency::memory() const {
   const LowLatencyWindow& window = runtime_.layout().low_latency;
-  return TensorView::contiguous(runtime_.heap()->local() + window.begin, DType::uint8,
-                                {static_cast<std::int64_t>(window.bytes)}, runtime_.device());
+  return TensorView::contiguous(window.of_calls().in(runtime_.heap()->local()), DType::uint8,
+                                {static_cast<std::int64_t>(window.bytes_of_calls())}, runtime_.device());
 }
 
 RankMasks& LowLatency::masks(const char* call) {

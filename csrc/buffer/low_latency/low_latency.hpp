@@ -35,6 +35,8 @@ class LowLatency {
   TensorView memory() const;
   /// A line for Buffer::describe.
   std::string describe() const;
+  /// What has become of all that was posted; empty where no rank is reached by RDMA.
+  std::string health() const { return links_ ? links_->health() : std::string(); }
   /// Throws what an operation of the NIC met, unless that masks a rank.
   void check() const;
   /// After the last call: waits until the peers have got all.

@@ -1,25 +1,14 @@
 #include "csrc/buffer/low_latency/rdma_links.hpp"
 
-
 #include "csrc/bootstrap/agreement.hpp"
 #include "csrc/support/logging.hpp"
 
 namespace deep_ep {
-namespace {
-
-rdma::ConnectionOptions connections_to(const std::vector<int>& far) {
-  rdma::ConnectionOptions options;
-  options.peers = far;
-  options.channels = static_cast<int>(LowLatencyChannel::count);
-  return options;
-}
-
-}  // namespace
 
 RdmaLinks::RdmaLinks(Runtime& runtime)
     : runtime_(runtime),
       far_(runtime.low_latency_reach().far),
-      connections_(runtime.bootstrap(), runtime.executor(), runtime.heap(), connections_to(far_)) {
+      connections_(runtime.bootstrap(), runtime.executor(), runtime.heap(), low_latency_connections(far_)) {
   const auto ranks = static_cast<std::size_t>(runtime.num_ranks());
   const auto mapped = runtime.heap()->peers();
   std::vector<std::byte*> heaps(mapped.begin(), mapped.end());
@@ -30,11 +19,8 @@ RdmaLinks::RdmaLinks(Runtime& runtime)
     runtime.executor()->copy(heaps_.get(), heaps.data(), ranks * sizeof(std::byte*), runtime.comm_stream());
     runtime.executor()->synchronize(runtime.comm_stream());
   });
-  runtime.faults().explain_timeouts_by([this] { return connections_.health(); });
   log::info("buffer: rank {} in low-latency calls: {}", runtime.rank(), describe());
 }
-
-RdmaLinks::~RdmaLinks() { runtime_.faults().explain_timeouts_by({}); }
 
 std::string RdmaLinks::describe() const {
   return fmt::format("{} of {} ranks are reached by RDMA, {}: {}", far_.size(), runtime_.num_ranks(),

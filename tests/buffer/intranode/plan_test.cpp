@@ -15,7 +15,7 @@ namespace {
 
 using test::kMiB;
 
-IntranodeSetup intranode_setup() {
+NormalModeSetup intranode_setup() {
   return {.num_ranks = 8,
           .max_local_experts = 64,
           .device = {Device::Kind::cuda, 0},
@@ -26,7 +26,7 @@ IntranodeSetup intranode_setup() {
 }
 
 /// Arguments without memory: a plan does not look at it.
-DispatchArguments dispatch_of(std::int64_t tokens, std::int64_t hidden, const IntranodeSetup& setup) {
+DispatchArguments dispatch_of(std::int64_t tokens, std::int64_t hidden, const NormalModeSetup& setup) {
   const auto view = [&](DType dtype, std::initializer_list<std::int64_t> shape) {
     return TensorView::contiguous(nullptr, dtype, shape, setup.device);
   };
@@ -41,7 +41,7 @@ DispatchArguments dispatch_of(std::int64_t tokens, std::int64_t hidden, const In
 }
 
 struct CombineInputs {
-  CombineInputs(std::int64_t tokens, std::int64_t rows, const IntranodeSetup& setup) {
+  CombineInputs(std::int64_t tokens, std::int64_t rows, const NormalModeSetup& setup) {
     handle.num_tokens = tokens;
     handle.num_recv_rows = rows;
     arguments.handle = &handle;
@@ -53,7 +53,7 @@ struct CombineInputs {
 };
 
 TEST(IntranodePlan, BlocksOfDispatch) {
-  const IntranodeSetup setup = intranode_setup();
+  const NormalModeSetup setup = intranode_setup();
   DispatchArguments arguments = dispatch_of(4096, 7168, setup);
   const auto blocks = [&] { return plan_dispatch(arguments, setup).shape.blocks; };
   EXPECT_EQ(blocks(), Config::dispatch_default(8).num_sms);
@@ -68,7 +68,7 @@ TEST(IntranodePlan, BlocksOfDispatch) {
 }
 
 TEST(IntranodePlan, StagesFitSharedMemory) {
-  const IntranodeSetup setup = intranode_setup();
+  const NormalModeSetup setup = intranode_setup();
   for (const std::int64_t hidden : {8, 512, 7168, 1 << 20}) {
     SCOPED_TRACE(hidden);
     const DispatchPlan plan = plan_dispatch(dispatch_of(64, hidden, setup), setup);
@@ -82,7 +82,7 @@ TEST(IntranodePlan, StagesFitSharedMemory) {
 }
 
 TEST(IntranodePlan, ACachedDispatchSendsRowsOnly) {
-  const IntranodeSetup setup = intranode_setup();
+  const NormalModeSetup setup = intranode_setup();
   DispatchHandle handle;
   handle.num_experts = 256;
   DispatchArguments arguments = dispatch_of(64, 512, setup);
@@ -99,7 +99,7 @@ TEST(IntranodePlan, ACachedDispatchSendsRowsOnly) {
 }
 
 TEST(IntranodePlan, RanksCompareWhatTheySend) {
-  const IntranodeSetup setup = intranode_setup();
+  const NormalModeSetup setup = intranode_setup();
   DispatchArguments arguments = dispatch_of(64, 512, setup);
   arguments.x_scales = TensorView::contiguous(nullptr, DType::float32, {64, 4}, setup.device);
   const CallShape shape = plan_notify(arguments, setup).params.shape;
@@ -109,7 +109,7 @@ TEST(IntranodePlan, RanksCompareWhatTheySend) {
 }
 
 TEST(IntranodePlan, PartsOfTheWindowDoNotOverlap) {
-  IntranodeSetup setup = intranode_setup();
+  NormalModeSetup setup = intranode_setup();
   setup.window_bytes = 100000;
   DispatchArguments arguments = dispatch_of(64, 512, setup);
   arguments.x_scales = TensorView::contiguous(nullptr, DType::float32, {64, 4}, setup.device);
@@ -136,7 +136,7 @@ TEST(IntranodePlan, PartsOfTheWindowDoNotOverlap) {
 }
 
 TEST(IntranodePlan, CombinePushesWhatPeersCannotRead) {
-  const IntranodeSetup setup = intranode_setup();
+  const NormalModeSetup setup = intranode_setup();
   CombineInputs inputs(4096, 5000, setup);
   const CombinePlan pull = plan_combine(inputs.arguments, true, setup);
   EXPECT_FALSE(pull.params.push);
@@ -152,7 +152,7 @@ TEST(IntranodePlan, CombinePushesWhatPeersCannotRead) {
 }
 
 TEST(IntranodePlan, RoundsOfCombine) {
-  IntranodeSetup setup = intranode_setup();
+  NormalModeSetup setup = intranode_setup();
   CombineInputs inputs(1000, 5000, setup);
   const CombineParams whole = plan_combine(inputs.arguments, true, setup).params;
   EXPECT_EQ(whole.window.tokens, 1000) << "also where this rank pulls, as its peers may push";

@@ -1,43 +1,18 @@
 // Low-latency calls over RDMA: operations that fail, and many schedules. What they share with calls over NVLink is
 // tested there, in every topology; ThreadSanitizer sees it here.
 #include <chrono>
-#include <cstring>
 #include <thread>
 #include <vector>
 
 #include "kernels/low_latency/params.hpp"
-#include "tests/cluster/counting_executor.hpp"
 #include "tests/cluster/fixture.hpp"
 #include "tests/cluster/low_latency_combine_case.hpp"
+#include "tests/cluster/spoiling_executor.hpp"
 
 namespace deep_ep::test {
 namespace {
 
 constexpr int kFarRanks = 3;
-
-/// Gives kernels a wrong key for one peer's heap the first time they get any.
-class SpoilingExecutor final : public CountingExecutor {
- public:
-  SpoilingExecutor(std::shared_ptr<Executor> inner, LowLatencyChannel channel, int peer)
-      : CountingExecutor(std::move(inner)), entry_(static_cast<std::size_t>(channel) * kFarRanks + peer) {}
-
-  void copy(void* destination, const void* source, std::size_t bytes, StreamHandle stream) override {
-    constexpr std::size_t kEntries = static_cast<std::size_t>(LowLatencyChannel::count) * kFarRanks;
-    if (spoiled_ || bytes != kEntries * sizeof(RdmaPeerParams)) {
-      return CountingExecutor::copy(destination, source, bytes, stream);
-    }
-    spoiled_ = true;
-    std::vector<RdmaPeerParams> table(kEntries);
-    std::memcpy(table.data(), source, bytes);
-    table[entry_].remote_key ^= 0xffu;
-    CountingExecutor::copy(destination, table.data(), bytes, stream);
-    synchronize(stream);
-  }
-
- private:
-  std::size_t entry_;
-  bool spoiled_ = false;
-};
 
 class LowLatencyRdmaTest : public ClusterTest {};
 INSTANTIATE_TEST_SUITE_P(On, LowLatencyRdmaTest, testing::ValuesIn(kThreads), name_of_place);
@@ -57,7 +32,9 @@ BufferOptions only_rdma(bool masking) {
 /// A buffer whose dispatches from rank 0 to rank 2 fail.
 Buffer spoiled_buffer(const Rank& rank, bool masking) {
   std::shared_ptr<Executor> executor = rank.executor();
-  if (rank.rank() == 0) executor = std::make_shared<SpoilingExecutor>(executor, LowLatencyChannel::dispatch, 2);
+  if (rank.rank() == 0) {
+    executor = std::make_shared<SpoilingExecutor>(executor, kFarRanks, LowLatencyChannel::dispatch, 2);
+  }
   return Buffer(rank.bootstrap(), executor, only_rdma(masking));
 }
 

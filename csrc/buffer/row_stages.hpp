@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "kernels/intranode/control_window.hpp"
+#include "kernels/common/limits.hpp"
 
 namespace deep_ep {
 

@@ -1,0 +1,31 @@
+// What a buffer allocates for what its ranks exchange, and how many queue pairs it makes: follows from its options and
+// from who is on which node, before anything is allocated.
+#pragma once
+
+#include <cstddef>
+#include <vector>
+
+#include "csrc/buffer/heap_layout.hpp"
+#include "csrc/buffer/low_latency/rails.hpp"
+#include "csrc/memory/node_membership.hpp"
+#include "csrc/rdma/connections.hpp"
+
+namespace deep_ep {
+
+/// Queue pairs of low-latency calls to the ranks that they reach by RDMA.
+rdma::ConnectionOptions low_latency_connections(const std::vector<int>& far);
+/// Queue pairs of normal mode to the rails in other nodes; none in a grid of width 0.
+rdma::ConnectionOptions internode_connections(const NodeGrid& grid);
+
+struct BufferPlan {
+  HeapLayout layout;
+  LowLatencyReach reach;      ///< of low-latency calls
+  NodeGrid grid{.width = 0};  ///< of normal mode between nodes; width 0: one node, or nodes that are not alike
+
+  /// `options`: as all ranks agree on them. OutOfMemory and InvalidArgument where they leave too little room.
+  static BufferPlan make(const BufferOptions& options, const NodeMembership& nodes);
+
+  std::size_t queue_pairs() const;
+};
+
+}  // namespace deep_ep

@@ -1,0 +1,170 @@
+#include "csrc/buffer/normal_mode_arguments.hpp"
+
+#include "csrc/buffer/checks.hpp"
+#include "csrc/executor/kernel_table.hpp"
+#include "csrc/support/format.hpp"
+
+namespace deep_ep {
+namespace {
+
+constexpr std::int64_t kProtocolVersion = 1;
+
+/// What every dispatch brings: rows, and maybe scales.
+template <class Arguments>
+void check_rows(const Arguments& arguments, const NormalModeSetup& setup) {
+  const ConstTensorView& x = arguments.x;
+  check_tensor("x", x, setup.device, {}, {kAnySize, kAnySize});
+  check_row_bytes("x", x);
+  check_token_count("number of tokens", x.size(0), setup.num_ranks);
+  if (arguments.x_scales) {
+    check_strided_tensor("x_scales", *arguments.x_scales, setup.device, {DType::float32, DType::int32},
+                         {x.size(0), kAnySize});
+    check_range("width of x_scales", arguments.x_scales->size(1), 0, INT32_MAX / 4);
+  }
+  check_config(arguments.config, kernels::dispatch::kMaxThreads / 32);
+}
+
+void check_layout(const DispatchArguments& arguments, const NormalModeSetup& setup) {
+  const auto given = [](const char* name, const ConstTensorView& tensor) {
+    if (tensor.dims == 0) fail<InvalidArgument>("{} is missing: dispatch needs the layout", name);
+  };
+  given("num_tokens_per_rank", arguments.num_tokens_per_rank);
+  given("is_token_in_rank", arguments.is_token_in_rank);
+  given("num_tokens_per_expert", arguments.num_tokens_per_expert);
+  const std::int64_t tokens = arguments.x.size(0);
+  check_tensor("num_tokens_per_rank", arguments.num_tokens_per_rank, setup.device, {DType::int32}, {setup.num_ranks});
+  check_tensor("is_token_in_rank", arguments.is_token_in_rank, setup.device, {DType::boolean, DType::uint8},
+               {tokens, setup.num_ranks});
+  check_tensor("num_tokens_per_expert", arguments.num_tokens_per_expert, setup.device, {DType::int32}, {kAnySize});
+  const std::int64_t experts = arguments.num_tokens_per_expert.size(0);
+  if (experts == 0 || experts % setup.num_ranks != 0 || experts / setup.num_ranks > setup.max_local_experts) {
+    fail<InvalidArgument>(
+        "num_tokens_per_expert counts {} experts, allowed: a multiple of the {} ranks, at most {} a rank", experts,
+        setup.num_ranks, setup.max_local_experts);
+  }
+  if (arguments.topk_idx.has_value() != arguments.topk_weights.has_value()) {
+    throw InvalidArgument("topk_idx and topk_weights come together: one of them is missing");
+  }
+  if (arguments.topk_idx) {
+    check_tensor("topk_idx", *arguments.topk_idx, setup.device, {DType::int32, DType::int64}, {tokens, kAnySize});
+    check_range("width of topk_idx", arguments.topk_idx->size(1), 1, kMaxTopk);
+    check_tensor("topk_weights", *arguments.topk_weights, setup.device, {DType::float32},
+                 {tokens, arguments.topk_idx->size(1)});
+  }
+  check_range("expert_alignment", arguments.expert_alignment, 1, 1 << 20);
+  check_range("num_worst_tokens", arguments.num_worst_tokens, 0, INT32_MAX);
+}
+
+std::int64_t row_bytes(const ConstTensorView& rows) {
+  return rows.size(1) * static_cast<std::int64_t>(size_of(rows.dtype));
+}
+
+/// What all ranks must agree on before rows may move.
+CallShape call_shape(const DispatchArguments& arguments) {
+  const auto& scales = arguments.x_scales;
+  const auto& topk_idx = arguments.topk_idx;
+  return {{row_bytes(arguments.x), scales ? row_bytes(*scales) : 0, topk_idx ? topk_idx->size(1) : 0,
+           topk_idx ? static_cast<std::int64_t>(size_of(topk_idx->dtype)) : 0, arguments.num_tokens_per_expert.size(0),
+           static_cast<std::int64_t>(arguments.x.dtype), scales ? static_cast<std::int64_t>(scales->dtype) : 0,
+           kProtocolVersion}};
+}
+
+/// What follows from the rows and their scales.
+template <class Arguments>
+SentRows rows_of(const Arguments& arguments) {
+  SentRows params{};
+  params.num_tokens = static_cast<int>(arguments.x.size(0));
+  params.x = arguments.x.template as<std::byte>();
+  params.rows.row_bytes = static_cast<std::uint32_t>(row_bytes(arguments.x));
+  if (arguments.x_scales) {
+    const ConstTensorView& scales = *arguments.x_scales;
+    params.rows.num_scales = static_cast<int>(scales.size(1));
+    params.scales = {scales.as<std::uint32_t>(), scales.stride(0), scales.stride(1)};
+  }
+  return params;
+}
+
+}  // namespace
+
+void check_dispatch(const DispatchArguments& arguments, const NormalModeSetup& setup) {
+  check_rows(arguments, setup);
+  check_layout(arguments, setup);
+}
+
+void check_dispatch(const CachedDispatchArguments& arguments, const NormalModeSetup& setup) {
+  check_rows(arguments, setup);
+  if (arguments.handle == nullptr || !arguments.handle->destination_row.defined()) {
+    throw InvalidArgument("handle is missing: cached_dispatch needs the handle of an earlier dispatch");
+  }
+  const DispatchHandle& handle = *arguments.handle;
+  if (handle.destination_row.size(1) != setup.num_ranks) {
+    fail<InvalidArgument>("handle is of a buffer with {} ranks, this one has {}", handle.destination_row.size(1),
+                          setup.num_ranks);
+  }
+  if (handle.num_tokens != arguments.x.size(0)) {
+    fail<InvalidArgument>("x has {} rows, the handle's dispatch had {}", arguments.x.size(0), handle.num_tokens);
+  }
+}
+
+void check_combine(const CombineArguments& arguments, const NormalModeSetup& setup) {
+  if (arguments.handle == nullptr || !arguments.handle->destination_row.defined()) {
+    throw InvalidArgument("handle is missing: combine needs the handle of the dispatch whose rows come back");
+  }
+  const DispatchHandle& handle = *arguments.handle;
+  if (handle.destination_row.size(1) != setup.num_ranks) {
+    fail<InvalidArgument>("handle is of a buffer with {} ranks, this one has {}", handle.destination_row.size(1),
+                          setup.num_ranks);
+  }
+  check_tensor("handle.rank_prefix_matrix", handle.rank_prefix_matrix.view(), setup.device, {DType::int32},
+               {setup.num_ranks, setup.num_ranks});
+  const ConstTensorView& x = arguments.x;
+  check_tensor("x", x, setup.device, {DType::bfloat16}, {handle.num_recv_rows, kAnySize});
+  check_row_bytes("x", x);
+  if (arguments.topk_weights) {
+    check_tensor("topk_weights", *arguments.topk_weights, setup.device, {DType::float32},
+                 {handle.num_recv_rows, kAnySize});
+    check_range("width of topk_weights", arguments.topk_weights->size(1), 1, kMaxTopk);
+  }
+  const auto check_bias = [&](const char* name, const std::optional<ConstTensorView>& bias) {
+    if (!bias) return;
+    check_tensor(name, *bias, setup.device, {DType::bfloat16}, {handle.num_tokens, x.size(1)});
+    check_row_bytes(name, *bias);
+  };
+  check_bias("bias_0", arguments.bias_0);
+  check_bias("bias_1", arguments.bias_1);
+  check_config(arguments.config, kernels::combine::kMaxThreads / 32);
+}
+
+NotifyCall notify_call(const DispatchArguments& arguments, const NormalModeSetup& setup) {
+  NotifyCall call{};
+  call.shape = call_shape(arguments);
+  call.num_tokens = static_cast<int>(arguments.x.size(0));
+  call.num_local_experts = static_cast<int>(arguments.num_tokens_per_expert.size(0)) / setup.num_ranks;
+  call.expert_alignment = arguments.expert_alignment;
+  call.is_token_in_rank = arguments.is_token_in_rank.as<std::uint8_t>();
+  call.num_tokens_per_rank = arguments.num_tokens_per_rank.as<std::int32_t>();
+  call.num_tokens_per_expert = arguments.num_tokens_per_expert.as<std::int32_t>();
+  return call;
+}
+
+SentRows sent_rows(const DispatchArguments& arguments, const NormalModeSetup& setup) {
+  SentRows params = rows_of(arguments);
+  if (arguments.topk_idx) {
+    params.topk_idx = {arguments.topk_idx->data, arguments.topk_idx->dtype == DType::int64};
+    params.topk_weights = arguments.topk_weights->as<float>();
+    params.rows.num_topk = static_cast<int>(arguments.topk_idx->size(1));
+    params.rows.topk_idx_is_64_bit = params.topk_idx.is_64_bit;
+  }
+  params.num_local_experts = static_cast<int>(arguments.num_tokens_per_expert.size(0)) / setup.num_ranks;
+  params.send_src_idx = true;
+  params.fill_tail = arguments.num_worst_tokens > 0 && arguments.topk_idx.has_value();
+  return params;
+}
+
+SentRows sent_rows(const CachedDispatchArguments& arguments, const NormalModeSetup& setup) {
+  SentRows params = rows_of(arguments);
+  params.num_local_experts = arguments.handle->num_experts / setup.num_ranks;
+  return params;
+}
+
+}  // namespace deep_ep

@@ -1,0 +1,34 @@
+// The arguments of calls of normal mode, inside a node and between nodes: checked, and as kernels are told of them.
+#pragma once
+
+#include <cstddef>
+
+#include "deep_ep/buffer.hpp"
+#include "kernels/common/rows.hpp"
+
+namespace deep_ep {
+
+/// Fixed when the buffer is made.
+struct NormalModeSetup {
+  int num_ranks = 1;
+  int max_local_experts = 1;
+  Device device;
+  LaunchPolicy policy;
+  std::size_t heap_bytes = 0;
+  std::size_t window_bytes = 0;
+  int max_window_tokens = 0;  ///< in a node: of tokens whose rows are pushed
+
+  bool on_gpu() const { return device.kind == Device::Kind::cuda; }
+};
+
+// Throw InvalidArgument.
+void check_dispatch(const DispatchArguments& arguments, const NormalModeSetup& setup);
+void check_dispatch(const CachedDispatchArguments& arguments, const NormalModeSetup& setup);
+void check_combine(const CombineArguments& arguments, const NormalModeSetup& setup);
+
+// Without what is only known later: memory that the call is given, and where it puts faults on record.
+NotifyCall notify_call(const DispatchArguments& arguments, const NormalModeSetup& setup);
+SentRows sent_rows(const DispatchArguments& arguments, const NormalModeSetup& setup);
+SentRows sent_rows(const CachedDispatchArguments& arguments, const NormalModeSetup& setup);
+
+}  // namespace deep_ep

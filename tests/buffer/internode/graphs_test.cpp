@@ -1,0 +1,112 @@
+// Calls between nodes in CUDA graphs, which the CPU plays.
+#include "tests/cluster/fixture.hpp"
+#include "tests/cluster/recording_executor.hpp"
+
+namespace deep_ep::test {
+namespace {
+
+constexpr int kGraphRanks = 4;
+constexpr std::int64_t kWorstTokens = 128;
+
+Case two_nodes_of_two(std::uint64_t seed) {
+  return make_case({.tokens = {13, 0, 30, 9}, .local_experts = 2, .ranks_per_node = 2, .seed = seed});
+}
+
+template <class T>
+void overwrite(Rank& rank, const ConstTensorView& view, const std::vector<T>& values) {
+  TensorView to;
+  to.data = const_cast<void*>(view.data);
+  rank.write(to, std::as_bytes(std::span<const T>(values)));
+}
+
+class InternodeGraphTest : public ClusterTest {
+ protected:
+  /// `ranks` do their part with a buffer that can be recorded.
+  void run(const std::function<void(Rank&, Buffer&, RecordingExecutor&)>& part) {
+    if (GetParam().target != Target::host) GTEST_SKIP() << "recordings are played by the CPU";
+    run_cluster(cluster(kGraphRanks), [&](Rank& rank) {
+      const auto executor = std::make_shared<RecordingExecutor>(rank.executor());
+      Buffer buffer(rank.bootstrap(), executor,
+                    {.heap_bytes = std::size_t{8} << 20, .window_bytes = std::size_t{24} << 10, .ranks_per_node = 2});
+      part(rank, buffer, *executor);
+      executor->unjoined.erase(rank.stream());
+      require(executor->unjoined.empty(), "a stream has not come back to the recording");
+      buffer.destroy();
+    });
+  }
+  static void settle(const Rank& rank, const Buffer& buffer) {
+    for (const StreamHandle stream : {rank.stream(), buffer.comm_stream()}) rank.executor()->synchronize(stream);
+  }
+};
+DEEP_EP_ON_THREADS(InternodeGraphTest);
+
+/// Each launch has other inputs, and calls that are not recorded come between.
+TEST_P(InternodeGraphTest, LaunchesTakeTheInputsOfTheirTime) {
+  const Case cases[] = {two_nodes_of_two(1), two_nodes_of_two(2), two_nodes_of_two(3)};
+  for (const bool in_heap : {true, false}) {
+    run([&](Rank& rank, Buffer& buffer, RecordingExecutor& executor) {
+      run_round(rank, buffer, cases[2]);
+      Inputs inputs = upload_inputs(rank, cases[0]);
+      inputs.dispatch.num_worst_tokens = kWorstTokens;
+      settle(rank, buffer);
+      executor.recording = true;
+      const DispatchLayout layout = buffer.get_dispatch_layout(inputs.topk_idx, cases[0].shape.experts(), rank.call());
+      inputs.dispatch.use(layout);
+      const DispatchResult received = buffer.dispatch(inputs.dispatch, rank.call());
+      const Returned returned = upload_returned(rank, buffer, cases[0], received.handle, in_heap);
+      const CombineResult combined = buffer.combine(returned.combine, rank.call());
+      executor.recording = false;
+
+      const auto me = static_cast<std::size_t>(rank.rank());
+      for (const Case& one : cases) {
+        settle(rank, buffer);
+        if (&one != cases) {
+          overwrite(rank, inputs.dispatch.x, one.inputs[me].x);
+          overwrite(rank, inputs.topk_idx, one.selections[me].idx);
+          overwrite(rank, *inputs.dispatch.topk_weights, one.selections[me].weights);
+          overwrite(rank, returned.combine.x, one.returned[me].x);
+          overwrite(rank, *returned.combine.topk_weights, one.returned[me].topk_weights);
+          executor.replay();
+          settle(rank, buffer);
+        }
+        check_dispatch(rank, one, received, {.cached = false, .num_worst_tokens = kWorstTokens});
+        check_combine(rank, one, combined);
+        run_round(rank, buffer, cases[1]);
+      }
+    });
+  }
+}
+
+/// Memory that work under way may still use is not for graphs. Nothing must have been recorded when a call finds that.
+TEST_P(InternodeGraphTest, CallsUnderWayAreNamed) {
+  const Case one = two_nodes_of_two(4);
+  run([&](Rank& rank, Buffer& buffer, RecordingExecutor& executor) {
+    Inputs inputs = upload_inputs(rank, one);
+    const DispatchResult first = buffer.dispatch(inputs.dispatch, rank.call());
+    const Returned returned = upload_returned(rank, buffer, one, first.handle, false);
+    CachedDispatchArguments again;
+    again.x = inputs.dispatch.x;
+    again.handle = &first.handle;
+    settle(rank, buffer);
+    rank.bootstrap()->barrier();
+    if (rank.rank() == 0) rank.bootstrap()->barrier();  // until then the others' calls cannot end
+    const CachedDispatchResult cached = buffer.cached_dispatch(again, rank.call());
+    if (rank.rank() != 0) {
+      inputs.dispatch.num_worst_tokens = kWorstTokens;
+      executor.recording = true;
+      const auto refused = [&](const auto& call) {
+        require_throws<OutOfMemory>(call, {"synchronize before the recording"}, "a recorded call");
+      };
+      refused([&] { buffer.dispatch(inputs.dispatch, rank.call()); });
+      refused([&] { buffer.cached_dispatch(again, rank.call()); });
+      if (first.handle.num_recv_rows > 0) refused([&] { buffer.combine(returned.combine, rank.call()); });
+      executor.recording = false;
+      rank.bootstrap()->barrier();
+    }
+    check_dispatch(rank, one, with_handle(cached, first.handle), {.cached = true});
+    run_round(rank, buffer, one);
+  });
+}
+
+}  // namespace
+}  // namespace deep_ep::test

@@ -1,0 +1,47 @@
+// What a plan says before anything is allocated, and what a buffer then takes.
+#include "csrc/buffer/buffer_plan.hpp"
+
+#include <regex>
+
+#include "tests/cluster/fixture.hpp"
+#include "tests/support/bytes.hpp"
+
+namespace deep_ep::test {
+namespace {
+
+/// As a buffer's description tells them: "2 peers x 3 channels".
+std::size_t described_queue_pairs(const std::string& text) {
+  static const std::regex kPairs("([0-9]+) peers? x ([0-9]+) channels");
+  std::size_t pairs = 0;
+  for (std::sregex_iterator found(text.begin(), text.end(), kPairs), end; found != end; ++found) {
+    pairs += std::stoul((*found)[1]) * std::stoul((*found)[2]);
+  }
+  return pairs;
+}
+
+class BufferPlanTest : public ClusterTest {};
+DEEP_EP_ON_THREADS(BufferPlanTest);
+
+TEST_P(BufferPlanTest, IsWhatABufferTakes) {
+  DEEP_EP_NEEDS_RANKS(4);
+  run_cluster(cluster(4), [](Rank& rank) {
+    std::size_t least = 0;
+    for (const int ranks_per_node : {4, 2, 1}) {
+      const Buffer& buffer = rank.buffer({.heap_bytes = 16 * kMiB,
+                                          .ranks_per_node = ranks_per_node,
+                                          .low_latency = {.bytes = 8 * kMiB, .rails = LowLatencyRails::always}});
+      const BufferPlan plan =
+          BufferPlan::make(buffer.options(), NodeMembership::of_consecutive(rank.rank(), rank.size(), ranks_per_node));
+      const std::size_t planned = plan.layout.bytes() - plan.layout.window_at();
+      constexpr std::size_t kPage = 2 * kMiB;  // of GPUs
+      require(buffer.local_memory().bytes() >= planned && buffer.local_memory().bytes() < planned + kPage,
+              "the heap is as large as planned: " + buffer.describe());
+      require(described_queue_pairs(buffer.describe()) == plan.queue_pairs(), "queue pairs: " + buffer.describe());
+      require(plan.queue_pairs() >= least, "smaller nodes need more queue pairs");
+      least = plan.queue_pairs() + 1;
+    }
+  });
+}
+
+}  // namespace
+}  // namespace deep_ep::test

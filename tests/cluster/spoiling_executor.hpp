@@ -1,0 +1,39 @@
+// An executor with which what is posted to one peer fails.
+#pragma once
+
+#include <cstring>
+#include <vector>
+
+#include "kernels/rdma/params.hpp"
+#include "tests/cluster/counting_executor.hpp"
+
+namespace deep_ep::test {
+
+/// Gives kernels a wrong key for one peer's heap, over one channel of a mode, the first time they get any.
+class SpoilingExecutor final : public CountingExecutor {
+ public:
+  template <class Channel>
+  SpoilingExecutor(const std::shared_ptr<Executor>& inner, int ranks, Channel channel, int peer)
+      : CountingExecutor(inner),
+        entries_(static_cast<std::size_t>(Channel::count) * static_cast<std::size_t>(ranks)),
+        entry_(static_cast<std::size_t>(static_cast<int>(channel) * ranks + peer)) {}
+
+  void copy(void* destination, const void* source, std::size_t bytes, StreamHandle stream) override {
+    if (spoiled_ || bytes != entries_ * sizeof(RdmaPeerParams)) {
+      return CountingExecutor::copy(destination, source, bytes, stream);
+    }
+    spoiled_ = true;
+    std::vector<RdmaPeerParams> table(entries_);
+    std::memcpy(table.data(), source, bytes);
+    table[entry_].remote_key ^= 0xffu;
+    table[entry_].signal_key ^= 0xffu;
+    CountingExecutor::copy(destination, table.data(), bytes, stream);
+    synchronize(stream);
+  }
+
+ private:
+  std::size_t entries_, entry_;
+  bool spoiled_ = false;
+};
+
+}  // namespace deep_ep::test

@@ -66,7 +66,7 @@ DEEP_EP_DEVICE void combine_body(const InternodeCombineParams& params, std::byte
   const InternodeParams& common = transfer.common;
   const NodeGrid& grid = common.grid;
   const int adding_warps = transfer.first_warps + transfer.second_warps;
-  const InternodeCombineShared shared(Carver(memory), grid, adding_warps);
+  const InternodeCombineShared shared(Carver(memory), grid, grid_blocks(), adding_warps);
   const Call call = Call::begin(common.state->transfer, transfer.wait, shared.scratch);
   const std::uint64_t number = call.epoch - 1;
   bool good = call.begun;
@@ -93,7 +93,7 @@ DEEP_EP_DEVICE void combine_body(const InternodeCombineParams& params, std::byte
       const CombineRelay relay{params, shared.ranks, number, shared.next + warp_index() * grid.others()};
       good = relay.stage_all(warp, transfer.second_warps * grid_blocks());
     } else {
-      good = post_all(transfer, number, warp_index() - adding_warps);
+      good = post_all(transfer, number, warp_index() - adding_warps, shared.pairs);
     }
     good = whole_block(good, shared.scratch);
   }

@@ -19,12 +19,14 @@ struct InternodeCombineShared {
   std::int32_t* scratch;
   NodeRows* ranks;     ///< [width]
   std::int32_t* next;  ///< [warps][other nodes]
+  RailPairs* pairs;    ///< [rails of the block]
   std::size_t bytes;
 
-  DEEP_EP_HOST_DEVICE InternodeCombineShared(Carver carver, const NodeGrid& grid, int warps)
+  DEEP_EP_HOST_DEVICE InternodeCombineShared(Carver carver, const NodeGrid& grid, int blocks, int warps)
       : scratch(carver.take<std::int32_t>()),
         ranks(carver.take<NodeRows>(static_cast<std::size_t>(grid.width), kLine)),
         next(carver.take<std::int32_t>(static_cast<std::size_t>(warps * grid.others()))),
+        pairs(carver.take<RailPairs>(RailPairs::of_block(grid, blocks), kLine)),
         bytes(carver.bytes()) {}
 };
 

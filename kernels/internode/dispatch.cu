@@ -47,7 +47,8 @@ DEEP_EP_DEVICE void dispatch_body(const InternodeDispatchParams& params, std::by
   const InternodeParams& common = transfer.common;
   const NodeGrid& grid = common.grid;
   const int moving_warps = transfer.first_warps + transfer.second_warps;
-  const InternodeDispatchShared shared(Carver(memory), grid, moving_warps, params.stages, params.stage_bytes);
+  const InternodeDispatchShared shared(Carver(memory), grid, grid_blocks(), moving_warps, params.stages,
+                                       params.stage_bytes);
   const Call call = Call::begin(common.state->transfer, transfer.wait, shared.scratch);
   const std::uint64_t number = call.epoch - 1;
   const auto stages = static_cast<std::uint32_t>(params.stages);
@@ -83,7 +84,7 @@ DEEP_EP_DEVICE void dispatch_body(const InternodeDispatchParams& params, std::by
       DispatchForwarder forwarder{params, shared.targets, number, pipe, shared.next + warp_index() * grid.others()};
       good = forwarder.forward_all(warp, transfer.second_warps * grid_blocks());
     } else {
-      good = post_all(transfer, number, warp_index() - moving_warps);
+      good = post_all(transfer, number, warp_index() - moving_warps, shared.pairs);
     }
     good = whole_block(good, shared.scratch);
   }

@@ -182,7 +182,10 @@ struct DispatchSender {
           count_staged(stored);
           stored.token = end;
         }
-        if (!await_room(unit)) return false;
+        if (!await_room(unit)) {
+          pipe.drop();
+          return false;
+        }
         store_sidecars(unit);
       }
       pipe.store(bytes_of(unit), [&](auto store) {

@@ -16,15 +16,17 @@ struct InternodeDispatchShared {
   std::int32_t* scratch;
   NodeTarget* targets;         ///< [width]
   std::int32_t* next;          ///< [warps][other nodes]
+  RailPairs* pairs;            ///< [rails of the block]
   device::Mbarrier* barriers;  ///< [warps][stages]
   std::byte* stages;
   std::size_t bytes;
 
-  DEEP_EP_HOST_DEVICE InternodeDispatchShared(Carver carver, const NodeGrid& grid, int warps, int num_stages,
-                                              std::uint32_t stage_bytes)
+  DEEP_EP_HOST_DEVICE InternodeDispatchShared(Carver carver, const NodeGrid& grid, int blocks, int warps,
+                                              int num_stages, std::uint32_t stage_bytes)
       : scratch(carver.take<std::int32_t>()),
         targets(carver.take<NodeTarget>(static_cast<std::size_t>(grid.width), kLine)),
         next(carver.take<std::int32_t>(static_cast<std::size_t>(warps * grid.others()))),
+        pairs(carver.take<RailPairs>(RailPairs::of_block(grid, blocks), kLine)),
         barriers(carver.take<device::Mbarrier>(static_cast<std::size_t>(warps * num_stages), kLine)),
         stages(carver.take<std::byte>(static_cast<std::size_t>(warps * num_stages) * stage_bytes, kLine)),
         bytes(carver.bytes()) {}

@@ -89,6 +89,17 @@ struct TransferParams {
   int poster_warps;  ///< a lane posts to one rail
 };
 
+/// Queue pairs to a rail, copied into shared memory: a posting lane needs them for every entry.
+struct RailPairs {
+  RdmaPeerParams channel[static_cast<int>(InternodeChannel::count)];
+
+  DEEP_EP_DEVICE const RdmaPeerParams& operator[](InternodeChannel at) const { return channel[static_cast<int>(at)]; }
+  /// Rails that a block posts to, at most.
+  DEEP_EP_HOST_DEVICE static std::size_t of_block(const NodeGrid& grid, int blocks) {
+    return static_cast<std::size_t>((grid.others() + blocks - 1) / blocks);
+  }
+};
+
 /// With send_src_idx, relays also note where the rows go.
 struct InternodeDispatchParams : SentRows {
   TransferParams transfer;

@@ -21,7 +21,8 @@ namespace deep_ep::device::internode {
 /// One rail in one call, by one thread.
 class RailPoster {
  public:
-  DEEP_EP_DEVICE RailPoster(const TransferParams& params, std::uint64_t call, int number)
+  /// `pairs` stay where they are.
+  DEEP_EP_DEVICE RailPoster(const TransferParams& params, std::uint64_t call, int number, const RailPairs& pairs)
       : params_(params),
         rings_(params.rings),
         state_(params.common.rails[number]),
@@ -31,31 +32,10 @@ class RailPoster {
         rows_out_(params.counts.to_node[node_]),
         rows_in_(params.counts.from_node[node_]),
         told_(Rings::progress(call, 0)),
-        rows_(params.common.queue_pair(InternodeChannel::rows, node_), params.wait),
-        credit_(params.common.queue_pair(InternodeChannel::credit, node_), params.wait) {}
+        rows_(pairs[InternodeChannel::rows], params.wait),
+        credit_(pairs[InternodeChannel::credit], params.wait) {}
 
-  /// Until everything is sent and its memory free again, and everything that came is given back. False after a fault.
-  DEEP_EP_DEVICE bool serve() {
-    bool good = greet();
-    while (good && !ended()) {
-      // A new wait after each step: the time runs while nothing happens.
-      good = poll_until([&](Poll&) { return step(); }, [&](const Poll& poll) { return gives_up(poll); }) && !failed_;
-    }
-    const bool rows_closed = rows_.close();
-    const bool credit_closed = credit_.close();
-    return good && rows_closed && credit_closed;
-  }
-
- private:
-  DEEP_EP_DEVICE bool ended() const {
-    return greeted_ && sent_ == rings_.chunks_for(rows_out_) && told_ == Rings::progress(call_ + 1, 0);
-  }
-  /// The shape of this call's rows, for one direction: the same at both ends, unless the ranks disagree.
-  DEEP_EP_DEVICE std::uint64_t shape(int rows_to_rail, int rows_from_rail) const {
-    const std::uint32_t rows = combine_shapes(params_.shape, static_cast<std::uint32_t>(rows_to_rail));
-    return (call_ + 1) << 32 | combine_shapes(rows, static_cast<std::uint32_t>(rows_from_rail));
-  }
-  /// Tells the rail the shape, ahead of all rows.
+  /// Tells the rail the shape, ahead of all rows. False after a fault.
   DEEP_EP_DEVICE bool greet() {
     const std::uint64_t ours = shape(rows_out_, rows_in_);
     const std::size_t word = params_.common.window.rail_word(InternodeWindow::shape, params_.common.grid.node()).offset;
@@ -64,7 +44,57 @@ class RailPoster {
     rows_.flush();
     return true;
   }
-  /// Looks for the rail's.
+  /// Everything is sent and its memory free again, and everything that came is given back.
+  DEEP_EP_DEVICE bool ended() const {
+    return greeted_ && sent_ == rings_.chunks_for(rows_out_) && told_ == Rings::progress(call_ + 1, 0);
+  }
+  /// Whatever can be done now. True if there was something.
+  DEEP_EP_DEVICE bool step() {
+    const bool compared = compare();
+    bool posted = false;
+    while (!failed_ && post_chunk()) posted = true;
+    if (posted) rows_.flush();
+    const bool freed = free_chunks();
+    return give_back() || compared || posted || freed || failed_;
+  }
+  DEEP_EP_DEVICE bool failed() const { return failed_; }
+
+  /// Asked now and then while nothing happens.
+  DEEP_EP_DEVICE bool gives_up(const Poll& poll) {
+    const ReportLate policy{params_.wait};
+    const int rail = params_.common.grid.rail_in(node_);
+    credit_.reached(credit_.posted());  // puts a failure on record, which no other look would find before the end
+    if (policy.called_off({})) return true;
+    if (!policy.is_late({}, poll.begin)) return false;
+    if (is_staged()) {
+      const std::uint64_t seen = load_acquire<Scope::system>(head());
+      policy.blame({rail, Wanted::internode_credit, rings_.room_for(call_, posted_)}, seen);
+      return true;
+    }
+    if (sent_ < posted_) {
+      policy.blame({rail, Wanted::rdma_completion, ticket_}, 0);
+      return true;
+    }
+    if (!greeted_) {
+      policy.blame({rail, Wanted::internode_rows, (call_ + 1) << 32}, 0);
+      return true;
+    }
+    return false;  // others of this rank are late, who know for whom they wait
+  }
+  /// Gives the queue pairs back. False where one has failed.
+  DEEP_EP_DEVICE bool close() {
+    const bool rows_closed = rows_.close();
+    const bool credit_closed = credit_.close();
+    return rows_closed && credit_closed;
+  }
+
+ private:
+  /// The shape of this call's rows, for one direction: the same at both ends, unless the ranks disagree.
+  DEEP_EP_DEVICE std::uint64_t shape(int rows_to_rail, int rows_from_rail) const {
+    const std::uint32_t rows = combine_shapes(params_.shape, static_cast<std::uint32_t>(rows_to_rail));
+    return (call_ + 1) << 32 | combine_shapes(rows, static_cast<std::uint32_t>(rows_from_rail));
+  }
+  /// Looks for the rail's shape.
   DEEP_EP_DEVICE bool compare() {
     if (greeted_) return false;
     const std::uint64_t* word =
@@ -80,15 +110,6 @@ class RailPoster {
       failed_ = true;
     }
     return true;
-  }
-  /// Whatever can be done now. True if there was something.
-  DEEP_EP_DEVICE bool step() {
-    const bool compared = compare();
-    bool posted = false;
-    while (!failed_ && post_chunk()) posted = true;
-    if (posted) rows_.flush();
-    const bool freed = free_chunks();
-    return give_back() || compared || posted || freed || failed_;
   }
 
   DEEP_EP_DEVICE std::uint32_t* staged(int chunk) const {
@@ -157,27 +178,6 @@ class RailPoster {
     return true;
   }
 
-  DEEP_EP_DEVICE bool gives_up(const Poll& poll) {
-    const ReportLate policy{params_.wait};
-    const int rail = params_.common.grid.rail_in(node_);
-    if (policy.called_off({})) return true;
-    if (!policy.is_late({}, poll.begin)) return false;
-    if (is_staged()) {
-      const std::uint64_t seen = load_acquire<Scope::system>(head());
-      policy.blame({rail, Wanted::internode_credit, rings_.room_for(call_, posted_)}, seen);
-      return true;
-    }
-    if (sent_ < posted_) {
-      policy.blame({rail, Wanted::rdma_completion, ticket_}, 0);
-      return true;
-    }
-    if (!greeted_) {
-      policy.blame({rail, Wanted::internode_rows, (call_ + 1) << 32}, 0);
-      return true;
-    }
-    return false;  // others of this rank are late, who know for whom they wait
-  }
-
   const TransferParams& params_;
   const Rings& rings_;
   RailState& state_;
@@ -195,12 +195,31 @@ class RailPoster {
   bool failed_ = false;
 };
 
-/// By the posting warps of all blocks: a lane for a rail, all blocks in turn. False after a fault.
-DEEP_EP_DEVICE bool post_all(const TransferParams& params, std::uint64_t call, int poster_warp) {
-  const int number = (poster_warp * kWarpSize + lane_index()) * grid_blocks() + block_index();
-  bool good = true;
-  if (number < params.common.grid.others()) good = RailPoster(params, call, number).serve();
-  return warp::agree(good);
+/// By the posting warps of all blocks: a lane for a rail, all blocks in turn. The lanes of a warp go round together: a
+/// lane that waited by itself could keep the others from what its rail waits for. `pairs`: in shared memory, for each
+/// rail of this block. False after a fault.
+DEEP_EP_DEVICE bool post_all(const TransferParams& params, std::uint64_t call, int poster_warp, RailPairs* pairs) {
+  const int others = params.common.grid.others();
+  const int first = poster_warp * kWarpSize * grid_blocks() + block_index();
+  if (first >= others) return true;
+  const int number = first + lane_index() * grid_blocks();
+  const bool mine = number < others;
+  RailPairs* const own = pairs + poster_warp * kWarpSize + (mine ? lane_index() : 0);
+  for (int channel = 0; mine && channel < static_cast<int>(InternodeChannel::count); ++channel) {
+    const int node = params.common.grid.other(number);
+    own->channel[channel] = params.common.queue_pair(static_cast<InternodeChannel>(channel), node);
+  }
+  warp::sync();
+  RailPoster poster(params, call, mine ? number : first, *own);  // (a lane without a rail only looks on)
+  bool good = warp::agree(!mine || poster.greet());
+  while (good && warp::any(mine && !poster.ended())) {
+    // A new wait after each step: the time runs while nothing happens.
+    good = poll_until([&](Poll&) { return warp::any(mine && !poster.ended() && poster.step()); },
+                      [&](const Poll& poll) { return warp::any(mine && !poster.ended() && poster.gives_up(poll)); });
+    good = warp::agree(good && !(mine && poster.failed()));
+  }
+  const bool closed = !mine || poster.close();
+  return warp::agree(good && closed);
 }
 
 }  // namespace deep_ep::device::internode

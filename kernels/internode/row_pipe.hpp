@@ -44,6 +44,12 @@ struct RowPipe {
     bulk::commit();
     ++stored;
   }
+
+  /// Where pieces are given up: none may arrive when the memory is no longer the block's.
+  DEEP_EP_DEVICE void drop() {
+    for (; stored != loaded; ++stored) mbarrier::wait(barriers[stored % stages], stored / stages & 1);
+    bulk::wait<0>();
+  }
 };
 
 }  // namespace deep_ep::device::internode

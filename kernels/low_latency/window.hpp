@@ -7,7 +7,8 @@
 // always in tagged lines (line.hpp), so that the tags of all calls lie at the same places.
 //
 // Everything in it is written by one source (by rails, rdma/reach.hpp, by another rank in its stead) and read by the
-// rank whose heap it is. Signals hold 64-bit epochs; all are zero when the buffer is made and never reset.
+// rank whose heap it is. Signals hold 64-bit epochs; all are zero when the buffer is made and never reset. Those that a
+// far rank adds to, and those that stand from call to call, come first: programs may fill with zeros what is behind them.
 #pragma once
 
 #include <cstddef>
@@ -54,25 +55,27 @@ struct LowLatencyWindow {
   std::size_t begin = 0;  ///< offset in the heap
   int num_ranks = 0;
   std::uint32_t slots = 0;       ///< tokens that a rank may send in one call
-  std::size_t bytes = 0;         ///< 0: there is no window
+  std::size_t bytes = 0;         ///< 0: there is no window. A little more than was asked for
   std::size_t source_bytes = 0;  ///< room for the rows of one source in one call
   std::size_t count_bytes = 0;   ///< of one source's counts: whole lines, so that no two sources write to the same one
 
-  /// A window of about `bytes` bytes at `begin` of the heap. Where it is too small even for signals, source_bytes is 0.
+  /// A window at `begin` of the heap in which calls have `bytes` bytes. Where that is too small even for signals,
+  /// source_bytes is 0.
   static LowLatencyWindow make(std::size_t begin, std::size_t bytes, int num_ranks, int max_local_experts) {
     const auto ranks = static_cast<std::size_t>(num_ranks);
     const std::size_t parts = 2 * ranks;  // one for each source, for even and for odd epochs
     LowLatencyWindow window;
     window.begin = begin;
     window.num_ranks = num_ranks;
-    window.bytes = bytes / kLine * kLine;
-    window.slots = static_cast<std::uint32_t>(window.bytes / (ranks * kBytesPerSlot));
+    if (bytes / kLine == 0) return window;
+    window.slots = static_cast<std::uint32_t>(bytes / kLine * kLine / (ranks * kBytesPerSlot));
     window.count_bytes = align_to_line((1 + (static_cast<std::size_t>(max_local_experts) + 1) / 2) * sizeof(Cell));
     Carver carver = Carver::without_memory();
     carver.place<std::byte>(begin);
     window.mailboxes_ = carver.place<LowLatencyMailbox>(kLowLatencyKinds * ranks);
     window.barriers_ = carver.place<std::byte>(ranks * kLine, kLine);
     window.counts_ = carver.place<std::byte>(parts * window.count_bytes, kLine);
+    window.bytes = window.counts_ - begin + bytes / kLine * kLine;
     window.selections_ = carver.place<Cell>(parts * window.slots * kMaxTopk);
     window.rows_.begin = carver.place<std::byte>(0, kLine);
     const std::size_t control = carver.bytes() - begin;
@@ -82,6 +85,10 @@ struct LowLatencyWindow {
     window.rows_.part_bytes = window.source_bytes;
     return window;
   }
+
+  /// What only the call under way needs. Zeros stand for nothing there.
+  Place<std::byte> of_calls() const { return {counts_}; }
+  std::size_t bytes_of_calls() const { return begin + bytes - counts_; }
 
   /// What `source` tells the rank whose heap it is.
   DEEP_EP_HOST_DEVICE Place<LowLatencyMailbox> mailbox(LowLatencyKind kind, int source) const {

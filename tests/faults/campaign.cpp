@@ -38,19 +38,55 @@ long entries(const char* folder, const std::string& beginning = {}) {
 }
 
 struct Runner {
+  struct Finding {
+    std::uint64_t seed;
+    Plan plan;
+    std::vector<Violation> found;
+  };
   Campaign& result;
-  std::mutex mutex;
+  const CampaignOptions& options;
+  std::mutex mutex{};
+  std::vector<Finding> findings{};
 
-  void one(std::uint64_t seed, const CampaignOptions& options) {
+  /// Calls work(i) for each i below `end`, from `next` on, in so many threads.
+  template <class Work>
+  static void run_all(int at_once, std::atomic<int>& next, int end, Work work) {
+    std::vector<std::thread> threads;
+    for (int t = 0; t < at_once; ++t) {
+      threads.emplace_back([&] {
+        for (int i = next++; i < end; i = next++) work(i);
+      });
+    }
+    for (auto& thread : threads) thread.join();
+  }
+
+  void one(std::uint64_t seed) {
     const Plan plan = make_plan(seed, options.only ? *options.only : pick_fault(seed, options.processes));
     Verdict verdict = run(plan, result.deadline_s);
+    const std::lock_guard lock(mutex);
+    ++result.runs;
+    const auto fault = static_cast<std::size_t>(plan.fault);
+    ++result.outcomes[fault][verdict.summary];
+    result.slowest[fault] = std::max(result.slowest[fault], verdict.slowest);
+    if (!verdict.violations.empty()) findings.push_back({seed, plan, std::move(verdict.violations)});
+  }
+
+  /// Looks again at what was found, when few runs are under way: a moment in which the machine stood still is over.
+  void look_again() {
+    std::atomic<int> next = 0;
+    run_all(2, next, static_cast<int>(findings.size()), [&](int i) { repeat(findings[static_cast<std::size_t>(i)]); });
+    findings.clear();
+  }
+
+ private:
+  void repeat(Finding& finding) {
     std::set<Violation::Kind> again;
-    std::vector<Violation> found = verdict.violations;
+    std::vector<Violation>& found = finding.found;
     const bool suspicious = std::any_of(found.begin(), found.end(), [&](const Violation& one) {
       return options.blame || one.kind != Violation::Kind::blame;
     });
     for (int i = 0; suspicious && again.empty() && i < kRepetitions; ++i) {
-      for (const Violation& one : run(plan, kLonger * result.deadline_s).violations) {
+      for (const Violation& one : run(finding.plan, kLonger * result.deadline_s).violations) {
         again.insert(one.kind);
         if (std::none_of(found.begin(), found.end(), [&](const Violation& v) { return v.kind == one.kind; })) {
           found.push_back(one);
@@ -58,14 +94,10 @@ struct Runner {
       }
     }
     const std::lock_guard lock(mutex);
-    ++result.runs;
-    const auto fault = static_cast<std::size_t>(plan.fault);
-    ++result.outcomes[fault][verdict.summary];
-    result.slowest[fault] = std::max(result.slowest[fault], verdict.slowest);
     for (const Violation& violation : found) {
-      result.failures.push_back({plan.fault,
-                                 seed,
-                                 {violation.kind, violation.text + "; " + plan.describe()},
+      result.failures.push_back({finding.plan.fault,
+                                 finding.seed,
+                                 {violation.kind, violation.text + "; " + finding.plan.describe()},
                                  again.contains(violation.kind)});
     }
   }
@@ -109,22 +141,16 @@ Campaign run_campaign(const CampaignOptions& options) {
   test::renew_time_factor();
   Campaign campaign;
   campaign.deadline_s = test::scaled(kDeadline_s);
-  Runner runner{campaign, {}};
+  Runner runner{campaign, options};
   // Threads that wait poll: on a busy machine, many runs would take each other's time until deadlines mean nothing.
   const int suitable = test::under_thread_sanitizer() ? 2 : std::max(4, static_cast<int>(24 / test::time_factor()));
   const int at_once = options.at_once > 0 ? options.at_once : suitable;
   std::atomic<int> next = 0;
   for (int end = std::min(kRunsBetweenLooks, options.runs); next < options.runs;
        end = std::min(end + kRunsBetweenLooks, options.runs)) {
-    std::vector<std::thread> threads;
-    for (int t = 0; t < at_once; ++t) {
-      threads.emplace_back([&] {
-        for (int i = next++; i < end; i = next++) {
-          runner.one(options.first_seed + static_cast<std::uint64_t>(i), options);
-        }
-      });
-    }
-    for (auto& thread : threads) thread.join();
+    Runner::run_all(at_once, next, end,
+                    [&](int i) { runner.one(options.first_seed + static_cast<std::uint64_t>(i)); });
+    runner.look_again();
     next = end;
     campaign.end = Holdings::now();
     if (campaign.begin.threads == 0) campaign.begin = campaign.end;  // the first runs start the worker threads

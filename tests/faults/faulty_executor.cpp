@@ -59,9 +59,9 @@ std::unique_ptr<SymmetricHeap> FaultyExecutor::create_heap(Bootstrap& bootstrap,
   return CountingExecutor::create_heap(bootstrap, wanted);
 }
 
-bool FaultyExecutor::break_key(LowLatencyChannel channel, int peer, int ranks, StreamHandle stream) {
-  if (peer_table_ == nullptr) return false;
-  RdmaPeerParams& params = peer_table_[static_cast<int>(channel) * ranks + peer];
+bool FaultyExecutor::break_key(RdmaPeerParams* table, int channel, int peer, StreamHandle stream) {
+  if (table == nullptr) return false;
+  RdmaPeerParams& params = table[channel * ranks_ + peer];
   if (params.queue.ring == nullptr) return false;
   for (std::uint32_t* key : {&params.remote_key, &params.signal_key}) {
     CountingExecutor::copy(key, &kUnknownKey, sizeof kUnknownKey, of(stream));

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "deep_ep/error.hpp"
+#include "kernels/internode/params.hpp"
 #include "kernels/low_latency/params.hpp"
 #include "kernels/rdma/params.hpp"
 #include "tests/cluster/counting_executor.hpp"
@@ -18,9 +19,7 @@ namespace deep_ep::faults {
 class FaultyExecutor final : public test::CountingExecutor {
  public:
   FaultyExecutor(const HostExecutorOptions& options, int ranks)
-      : CountingExecutor(make_host_executor(options)),
-        peer_table_bytes_(static_cast<std::size_t>(LowLatencyChannel::count) * static_cast<std::size_t>(ranks) *
-                          sizeof(RdmaPeerParams)) {}
+      : CountingExecutor(make_host_executor(options)), ranks_(ranks) {}
 
   const std::shared_ptr<Freezer> freezer = std::make_shared<Freezer>();
   int failing_allocation = 0;   ///< counts down with every allocation; the one that makes it zero fails
@@ -28,7 +27,12 @@ class FaultyExecutor final : public test::CountingExecutor {
 
   /// From here on in the stream's order, what this rank sends to `peer` names memory that the peer has not registered.
   /// False where it sends nothing by RDMA.
-  bool break_key(LowLatencyChannel channel, int peer, int ranks, StreamHandle stream);
+  bool break_key(LowLatencyChannel channel, int peer, StreamHandle stream) {
+    return break_key(low_latency_, static_cast<int>(channel), peer, stream);
+  }
+  bool break_key(InternodeChannel channel, int peer, StreamHandle stream) {
+    return break_key(internode_, static_cast<int>(channel), peer, stream);
+  }
 
   /// What has been allocated or made, and not given back; empty if nothing.
   std::string left_over() const;
@@ -63,7 +67,8 @@ class FaultyExecutor final : public test::CountingExecutor {
   void synchronize(StreamHandle stream) override { CountingExecutor::synchronize(of(stream)); }
   bool is_capturing(StreamHandle stream) override { return CountingExecutor::is_capturing(of(stream)); }
   void copy(void* destination, const void* source, std::size_t bytes, StreamHandle stream) override {
-    if (bytes == peer_table_bytes_) peer_table_ = static_cast<RdmaPeerParams*>(destination);
+    note_table(LowLatencyChannel::count, low_latency_, destination, source, bytes);
+    note_table(InternodeChannel::count, internode_, destination, source, bytes);
     CountingExecutor::copy(destination, source, bytes, of(stream));
   }
   void fill(void* destination, int byte, std::size_t bytes, StreamHandle stream) override {
@@ -87,11 +92,26 @@ class FaultyExecutor final : public test::CountingExecutor {
   }
   void* allocated(std::size_t bytes, void* memory);
   void* allocated(std::size_t bytes, void* memory, StreamHandle stream);
+  bool break_key(RdmaPeerParams* table, int channel, int peer, StreamHandle stream);
+  /// Is that a table of queue pairs, and not a tensor of the same size?
+  template <class Channel>
+  void note_table(Channel channels, RdmaPeerParams*& table, void* to, const void* from, std::size_t bytes) const {
+    const int entries = static_cast<int>(channels) * ranks_;
+    if (bytes != static_cast<std::size_t>(entries) * sizeof(RdmaPeerParams)) return;
+    const auto* pairs = static_cast<const RdmaPeerParams*>(from);
+    for (int i = 0; i < entries; ++i) {
+      const RdmaQueuePair& pair = pairs[i].queue;
+      if (pair.ring != nullptr ? pair.peer != i % ranks_ : pair.peer != -1) return;
+    }
+    table = static_cast<RdmaPeerParams*>(to);
+  }
   bool fails() { return failing_allocation != 0 && --failing_allocation == 0; }
 
-  const std::size_t peer_table_bytes_;
+  const int ranks_;
   std::atomic<int> live_ = 0;
-  RdmaPeerParams* peer_table_ = nullptr;  ///< device memory: the table of queue pairs made last
+  /// Device memory: the tables of queue pairs made last.
+  RdmaPeerParams* low_latency_ = nullptr;
+  RdmaPeerParams* internode_ = nullptr;
   mutable std::mutex mutex_;
   std::map<StreamHandle, std::unique_ptr<Stream>> streams_;
 };

@@ -87,8 +87,8 @@ Plan make_plan(std::uint64_t seed, Fault fault) {
   plan.masking = plan.topology != Topology::rails && random.chance(0.4);
   const bool refuses_normal = fault == Fault::arena;
   if (refuses_normal) plan.topology = Topology::one_node;
-  // Nodes are what normal mode cannot cross; calls with masks end without an error, calls of normal mode do not.
-  const bool normal = plan.topology == Topology::one_node && (!plan.masking || refuses_normal);
+  // Calls with masks end without an error, calls of normal mode do not.
+  const bool normal = plan.topology != Topology::only_rdma && (!plan.masking || refuses_normal);
   if (refuses_normal) plan.masking = false;
   plan.host = {.multiprocessors = static_cast<int>(1 + random.below(2)),
                .warps_per_block = 2,
@@ -99,6 +99,9 @@ Plan make_plan(std::uint64_t seed, Fault fault) {
   plan.rank = static_cast<int>(random.below(plan.ranks));
   plan.step = static_cast<int>(random.below(static_cast<std::int64_t>(plan.steps.size())));
   plan.peer = static_cast<int>((plan.rank + 1 + random.below(plan.ranks - 1)) % plan.ranks);
+  // Normal mode sends to rails only.
+  const bool to_rail = fault == Fault::nic && !plan.steps[static_cast<std::size_t>(plan.step)].low_latency();
+  if (to_rail) plan.peer = (plan.rank + plan.ranks_per_node()) % plan.ranks;
   plan.what = static_cast<int>(random.below(1000));
   switch (fault) {
     case Fault::delay:
@@ -156,6 +159,7 @@ Data make_data(const Plan& plan) {
                                       .topk = 2,
                                       .routing = random.pick(kRoutings),
                                       .combine_hidden = 64,
+                                      .ranks_per_node = plan.ranks_per_node(),
                                       .seed = seed});
     data.low_latency[i] = test::make_low_latency_combine_case({.tokens = counts,
                                                                .max_tokens = kMostTokens,

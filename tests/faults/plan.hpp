@@ -62,6 +62,11 @@ struct Plan {
   double hold = 0;  ///< delay, pause, suspend: how long, in deadlines
   int what = 0;     ///< mismatch, options: which argument
 
+  /// 0: all ranks are of one node.
+  int ranks_per_node() const {
+    const bool nodes = topology == test::Topology::two_nodes || topology == test::Topology::rails;
+    return !nodes ? 0 : ranks % 2 == 0 ? ranks / 2 : 1;
+  }
   std::string describe() const;
 };
 

@@ -40,6 +40,8 @@ struct RankRun::Calls {
   Calls(RankRun& its_run, Rank& its_rank) : run(its_run), plan(its_run.plan_), rank(its_rank) {
     BufferOptions options = test::low_latency_options(plan.ranks, 8, 256);
     options.low_latency.masking = plan.masking;
+    // So that rows between nodes wait for credit.
+    if (plan.ranks_per_node() != 0) options.window_bytes = std::size_t{4} << 10;
     if (plan.fault == Fault::options && own()) {
       if (plan.what % 3 == 0) options.heap_bytes *= 2;
       if (plan.what % 3 == 1) options.max_local_experts *= 2;
@@ -217,9 +219,14 @@ struct RankRun::Calls {
         break;
       case Fault::nic: {
         const Step& step = plan.steps[static_cast<std::size_t>(plan.step)];
-        const auto channel =
-            step.kind == Kind::low_latency_combine ? LowLatencyChannel::combine : LowLatencyChannel::dispatch;
-        outcome.reached = executor.break_key(channel, plan.peer, plan.ranks, rank.stream());
+        if (step.low_latency()) {
+          const bool combines = step.kind == Kind::low_latency_combine;
+          outcome.reached = executor.break_key(combines ? LowLatencyChannel::combine : LowLatencyChannel::dispatch,
+                                               plan.peer, rank.stream());
+        } else {
+          outcome.reached = executor.break_key(plan.what % 2 == 0 ? InternodeChannel::rows : InternodeChannel::credit,
+                                               plan.peer, rank.stream());
+        }
         run.parts_.time->now();
         break;
       }

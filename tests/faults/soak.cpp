@@ -29,7 +29,7 @@ void run_buffer(std::uint64_t seed) {
     Buffer& buffer = rank.buffer(test::low_latency_options(kRanks, 8, 256));
     for (int round = 0; round < kRoundsOfABuffer; ++round) {
       const auto i = static_cast<std::size_t>(round % 2);
-      if (plan.topology == test::Topology::one_node) {
+      if (plan.topology != test::Topology::only_rdma) {
         run_round(rank, buffer, data.normal[i], {.config = {}, .returned_in_heap = round % 4 < 2});
       }
       const test::LowLatencyCombineCase& one = data.low_latency[i];

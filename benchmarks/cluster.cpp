@@ -36,7 +36,7 @@ void Cluster::rank_main(int rank) {
   try {
     const auto& bootstrap = bootstraps_[static_cast<std::size_t>(rank)];
     const auto executor = tools::make_executor(device_, rank);
-    tools::IntranodeBench bench(shape_, routes_, bootstrap, executor);
+    tools::NormalModeBench bench(shape_, routes_, bootstrap, executor);
     RankContext context{bootstrap, executor, bench, nullptr, {}, nullptr};
     serve(context);
     context.transport.reset();

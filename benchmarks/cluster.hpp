@@ -9,7 +9,7 @@
 #include <thread>
 #include <vector>
 
-#include "bench_support/intranode_rank.hpp"
+#include "bench_support/normal_mode_rank.hpp"
 #include "bench_support/low_latency_rank.hpp"
 #include "bench_support/peers.hpp"
 
@@ -19,7 +19,7 @@ namespace deep_ep::benchmarks {
 struct RankContext {
   const std::shared_ptr<Bootstrap>& bootstrap;
   const std::shared_ptr<Executor>& executor;
-  tools::IntranodeBench& bench;
+  tools::NormalModeBench& bench;
   std::unique_ptr<tools::PeerTransport> transport;      ///< of the benchmarks that measure another means
   CachedDispatchResult dispatched;                      ///< the rows of the latest round
   std::unique_ptr<tools::LowLatencyBench> low_latency;  ///< of the benchmarks of that mode

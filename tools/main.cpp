@@ -48,6 +48,8 @@ int main(int argc, char** argv) {
   deep_ep::tools::add_bench_command(app, action);
   deep_ep::tools::add_doctor_command(app, action);
   deep_ep::tools::add_env_command(app, action);
+  deep_ep::tools::add_size_command(app, action);
+  deep_ep::tools::add_launch_command(app, action);
 
   try {
     if (argc > 1 && argv[1][0] != '-' && !is_command(app, argv[1])) {

@@ -56,7 +56,18 @@ void check_combined(const CheckedRank& rank, const CombineResult& result) {
   std::vector<std::uint16_t> row(hidden);
   for (std::int64_t token = 0; token < rank.shape.tokens; ++token) {
     fill_row_bf16(rank.rank, token, row);
-    const std::vector<oracle::Row> rows(static_cast<std::size_t>(rank.routes.fan_out(rank.rank, token)), row);
+    std::vector<oracle::Row> rows;
+    std::vector<oracle::CombinedRow> of_nodes;  // sums of other nodes, each of which comes back as one row
+    of_nodes.reserve(static_cast<std::size_t>(rank.shape.nodes));
+    for (int node = 0; node < rank.shape.nodes; ++node) {
+      const auto count = static_cast<std::size_t>(rank.routes.fan_out(rank.rank, token, node));
+      if (node == rank.rank / rank.shape.ranks_per_node()) {
+        rows.insert(rows.end(), count, row);
+      } else if (count != 0) {
+        of_nodes.push_back(oracle::combine_row(std::vector<oracle::Row>(count, row), rank.shape.hidden));
+        rows.emplace_back(of_nodes.back().x);
+      }
+    }
     const oracle::CombinedRow expected = oracle::combine_row(rows, rank.shape.hidden);
     for (std::size_t h = 0; h < hidden; ++h) {
       const float sum = oracle::bf16_value(sums[static_cast<std::size_t>(token) * hidden + h]);

@@ -2,10 +2,10 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <memory>
 #include <nlohmann/json.hpp>
 
-#include "deep_ep/error.hpp"
 #include "tools/bench/commands.hpp"
 #include "tools/bench/low_latency.hpp"
 #include "tools/common/command_line.hpp"
@@ -70,9 +70,7 @@ int run_low_latency_bench(LowLatencyOptions options) {
   const World world = make_world(options.ranks, options.device);
   const Device::Kind device = choose_device(options.device, world.separate_processes() ? 1 : world.size);
   complete(kLowLatency, options, device, world.size);
-  if (options.nodes != 0 && world.size % options.nodes != 0) {
-    throw InvalidArgument(fmt::format("--nodes {}: must divide the {} ranks", options.nodes, world.size));
-  }
+  check_nodes(world.size, options.topk, options.experts, std::max(1, options.nodes), 0);
   const bool prints_text = world.first_rank == 0 && !options.json;
   if (prints_text) {
     print_setting(options, world, device);

@@ -44,6 +44,17 @@ void check_workload(int ranks, int topk, int experts) {
   }
 }
 
+void check_nodes(int ranks, int topk, int experts, int nodes, int groups) {
+  if (nodes > ranks || ranks % nodes != 0) {
+    throw InvalidArgument(fmt::format("--nodes {}: must divide the {} ranks", nodes, ranks));
+  }
+  if (groups > nodes) throw InvalidArgument(fmt::format("--groups {}: allowed: at most the {} nodes", groups, nodes));
+  if (groups != 0 && topk > experts / nodes * groups) {
+    throw InvalidArgument(fmt::format("--topk {}: {} of the {} nodes have only {} of the {} experts", topk, groups,
+                                      nodes, experts / nodes * groups, experts));
+  }
+}
+
 std::vector<std::int64_t> make_selection(const WorkloadShape& shape, int rank) {
   const auto topk = static_cast<std::size_t>(shape.topk);
   std::vector<std::int64_t> selection;
@@ -51,12 +62,23 @@ std::vector<std::int64_t> make_selection(const WorkloadShape& shape, int rank) {
   std::vector<std::int64_t> experts(static_cast<std::size_t>(shape.experts));
   std::iota(experts.begin(), experts.end(), 0);
   RowBytes random(kSelectionSeed, rank, 0);
+  const auto choose = [&](std::vector<std::int64_t>& of, std::size_t count) {
+    for (std::size_t k = 0; k < count; ++k) std::swap(of[k], of[k + (random.next() >> 16) % (of.size() - k)]);
+  };
+  std::vector<std::int64_t> nodes(static_cast<std::size_t>(shape.nodes));
+  std::iota(nodes.begin(), nodes.end(), 0);
+  const auto per_node = static_cast<std::size_t>(shape.experts / shape.nodes);
   for (std::int64_t token = 0; token < shape.tokens; ++token) {
-    for (std::size_t k = 0; k < topk; ++k) {
-      const std::size_t other = k + (random.next() >> 16) % (experts.size() - k);
-      std::swap(experts[k], experts[other]);
-      selection.push_back(experts[k]);
+    if (shape.groups != 0) {
+      choose(nodes, static_cast<std::size_t>(shape.groups));
+      experts.resize(per_node * static_cast<std::size_t>(shape.groups));
+      for (std::size_t i = 0; i < experts.size(); ++i) {
+        experts[i] =
+            nodes[i / per_node] * static_cast<std::int64_t>(per_node) + static_cast<std::int64_t>(i % per_node);
+      }
     }
+    choose(experts, topk);
+    selection.insert(selection.end(), experts.begin(), experts.begin() + shape.topk);
   }
   return selection;
 }
@@ -120,11 +142,33 @@ std::int64_t Routes::total_between_ranks() const {
   return count;
 }
 
-int Routes::fan_out(int source, std::int64_t token) const {
-  const auto ranks = static_cast<std::size_t>(shape_.ranks);
-  const auto rows = std::span(dispatched_.destination_row[static_cast<std::size_t>(source)])
-                        .subspan(static_cast<std::size_t>(token) * ranks, ranks);
-  return static_cast<int>(std::ranges::count_if(rows, [](std::int32_t row) { return row >= 0; }));
+std::span<const std::int32_t> Routes::rows_on_node(int source, std::int64_t token, int node) const {
+  const int width = shape_.ranks_per_node();
+  return std::span(dispatched_.destination_row[static_cast<std::size_t>(source)])
+      .subspan(static_cast<std::size_t>(token * shape_.ranks + node * width), static_cast<std::size_t>(width));
+}
+
+int Routes::fan_out(int source, std::int64_t token, int node) const {
+  return static_cast<int>(
+      std::ranges::count_if(rows_on_node(source, token, node), [](std::int32_t row) { return row >= 0; }));
+}
+
+Routes::Crossings Routes::crossings() const {
+  Crossings all;
+  for (int source = 0; source < shape_.ranks; ++source) {
+    const int index = source % shape_.ranks_per_node();  // in the source's own node, and of its rails
+    for (std::int64_t token = 0; token < shape_.tokens; ++token) {
+      for (int node = 0; node < shape_.nodes; ++node) {
+        const int rows = fan_out(source, token, node);
+        if (rows == 0) continue;
+        const bool to_holder = rows_on_node(source, token, node)[static_cast<std::size_t>(index)] >= 0;
+        all.over_nvlink += rows - (to_holder ? 1 : 0);
+        all.between_nodes += node != source / shape_.ranks_per_node() ? 1 : 0;
+        ++all.to_nodes;
+      }
+    }
+  }
+  return all;
 }
 
 }  // namespace deep_ep::tools

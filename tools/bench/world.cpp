@@ -5,10 +5,12 @@
 #include <algorithm>
 #include <cctype>
 #include <charconv>
+#include <cstdint>
 #include <cstdlib>
 #include <optional>
 #include <string_view>
 
+#include "csrc/bootstrap/socket.hpp"
 #include "deep_ep/error.hpp"
 #include "deep_ep/executor.hpp"
 #include "tools/common/ranks.hpp"
@@ -24,6 +26,8 @@ struct Launcher {
   const char* job;
 };
 constexpr Launcher kLaunchers[] = {
+    // torchrun and `deep_ep launch`: ranks of several hosts meet at an address.
+    {"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR"},
     {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "PMIX_NAMESPACE"},
     {"PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "PMI_JOBID"},
     {"SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_JOB_ID"},
@@ -42,9 +46,19 @@ std::optional<int> number_in_environment(const char* name) {
 const Launcher* find_launcher() {
   for (const Launcher& launcher : kLaunchers) {
     const auto size = number_in_environment(launcher.size);
-    if (size && *size > 1 && number_in_environment(launcher.rank)) return &launcher;
+    // RANK without LOCAL_RANK may be upstream's scripts', where it is a node's.
+    const bool is_complete =
+        &launcher != kLaunchers || (number_in_environment(launcher.local_rank) && std::getenv(launcher.job) != nullptr);
+    if (size && *size > 1 && number_in_environment(launcher.rank) && is_complete) return &launcher;
   }
   return nullptr;
+}
+
+/// At the port behind MASTER_PORT, where torchrun itself listens.
+std::shared_ptr<Bootstrap> meet_by_address(const Launcher& launcher, int rank, int size) {
+  constexpr double kSlowStart = 300;  // seconds, on file systems that all hosts share
+  const int port = number_in_environment("MASTER_PORT").value_or(29500) + 1;
+  return make_socket_bootstrap(rank, size, std::getenv(launcher.job), static_cast<std::uint16_t>(port), kSlowStart);
 }
 
 #if !DEEP_EP_HAVE_MPI
@@ -71,15 +85,21 @@ int World::device_of(int local_rank) const {
 
 World make_world(int ranks, const std::string& device) {
   World world;
-  if ([[maybe_unused]] const Launcher* launcher = find_launcher()) {
+  if (const Launcher* launcher = find_launcher()) {
+    const int rank = *number_in_environment(launcher->rank);
+    const int size = *number_in_environment(launcher->size);
+    if (launcher == &kLaunchers[0]) {
+      world.kind = "processes, TCP";
+      world.bootstraps.push_back(meet_by_address(*launcher, rank, size));
+    } else {
 #if DEEP_EP_HAVE_MPI
-    world.kind = "processes, MPI";
-    world.bootstraps.push_back(make_mpi_bootstrap());
+      world.kind = "processes, MPI";
+      world.bootstraps.push_back(make_mpi_bootstrap());
 #else
-    world.kind = "processes, shared memory";
-    world.bootstraps.push_back(make_shared_memory_bootstrap(job_name(*launcher), *number_in_environment(launcher->rank),
-                                                            *number_in_environment(launcher->size)));
+      world.kind = "processes, shared memory";
+      world.bootstraps.push_back(make_shared_memory_bootstrap(job_name(*launcher), rank, size));
 #endif
+    }
     world.size = world.bootstraps.front()->size();
     world.first_rank = world.bootstraps.front()->rank();
     if (ranks != 0 && ranks != world.size) {

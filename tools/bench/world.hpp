@@ -1,4 +1,4 @@
-// Who takes part in a benchmark: all ranks as threads of this process, or one rank of several processes of this host.
+// Who takes part in a benchmark: all ranks as threads of this process, or one rank of several processes.
 #pragma once
 
 #include <functional>
@@ -25,7 +25,7 @@ struct World {
   int device_of(int local_rank) const;
 };
 
-/// Started by mpirun (or srun) with several processes: this process is one rank. Otherwise `ranks` threads; 0 chooses
+/// Started with several processes by mpirun, srun, torchrun or `deep_ep launch`: this process is one rank. Otherwise `ranks` threads; 0 chooses
 /// as many as there are GPUs, or 4 on the CPU.
 World make_world(int ranks, const std::string& device);
 

@@ -17,7 +17,10 @@ struct WorkloadShape {
   int topk = 8;
   int experts = 256;
   std::size_t window_bytes = 0;  ///< of the buffer, 0 = the library's default
+  int nodes = 1;                 ///< of equally many ranks
+  int groups = 0;                ///< nodes that a token's experts may be on, 0 = all
 
+  int ranks_per_node() const { return ranks / nodes; }
   int local_experts() const { return experts / ranks; }
   int scales() const { return (hidden + 127) / 128; }  ///< float32 scales of an 8-bit row
   std::int64_t row_bytes_8bit() const { return hidden + std::int64_t{scales()} * 4; }
@@ -27,8 +30,10 @@ struct WorkloadShape {
 
 /// InvalidArgument, in terms of the command line, when `ranks` ranks cannot share the experts.
 void check_workload(int ranks, int topk, int experts);
+/// The same for `nodes` nodes and experts of `groups` of them.
+void check_nodes(int ranks, int topk, int experts, int nodes, int groups);
 
-/// [tokens, topk] distinct experts of each token, uniformly random.
+/// [tokens, topk] distinct experts of each token, uniformly random (those of `groups` nodes, which are, too).
 std::vector<std::int64_t> make_selection(const WorkloadShape& shape, int rank);
 
 /// The rows of `rank`. Values of BF16 rows are small whole numbers, so that sums of a few are exact in fp32.
@@ -47,10 +52,21 @@ class Routes {
   std::int64_t total_between_ranks() const;
   /// Which rows a rank receives, without their bytes.
   const oracle::Received& received_by(int rank) const { return dispatched_.received[static_cast<std::size_t>(rank)]; }
-  /// On how many ranks the token has experts.
-  int fan_out(int source, std::int64_t token) const;
+  /// On how many ranks of a node the token has experts.
+  int fan_out(int source, std::int64_t token, int node) const;
+
+  /// Rows on their way, of all ranks.
+  struct Crossings {
+    std::int64_t over_nvlink = 0;    ///< between ranks of a node: from the source, or from its rail in another node
+    std::int64_t between_nodes = 0;  ///< one for each token and other node with experts of it
+    std::int64_t to_nodes = 0;       ///< the same with the own node, as upstream's test counts
+  };
+  Crossings crossings() const;
 
  private:
+  /// The token's rows on the ranks of a node, -1 where it has none.
+  std::span<const std::int32_t> rows_on_node(int source, std::int64_t token, int node) const;
+
   WorkloadShape shape_;
   oracle::Dispatched dispatched_;
 };

@@ -1,8 +1,8 @@
-#include "bench_support/intranode_rank.hpp"
+#include "bench_support/normal_mode_rank.hpp"
 
 namespace deep_ep::tools {
 
-IntranodeBench::IntranodeBench(const WorkloadShape& shape, const Routes& routes, const std::shared_ptr<Bootstrap>& bootstrap,
+NormalModeBench::NormalModeBench(const WorkloadShape& shape, const Routes& routes, const std::shared_ptr<Bootstrap>& bootstrap,
                      const std::shared_ptr<Executor>& executor)
     : shape_(shape),
       routes_(routes),
@@ -20,23 +20,23 @@ IntranodeBench::IntranodeBench(const WorkloadShape& shape, const Routes& routes,
   handle_ = dispatch(false, Config{}).handle;
 }
 
-DispatchLayout IntranodeBench::layout() { return buffer_.get_dispatch_layout(selection_.view(), shape_.experts, call_); }
+DispatchLayout NormalModeBench::layout() { return buffer_.get_dispatch_layout(selection_.view(), shape_.experts, call_); }
 
 template <class Arguments>
-void IntranodeBench::set_rows(Arguments& arguments, bool as_8bit, const Config& config) const {
+void NormalModeBench::set_rows(Arguments& arguments, bool as_8bit, const Config& config) const {
   arguments.x = as_8bit ? x_8bit_.view() : x_bf16_.view();
   if (as_8bit) arguments.x_scales = scales_.view();
   arguments.config = config;
 }
 
-CachedDispatchResult IntranodeBench::cached_dispatch(bool as_8bit, const Config& config) {
+CachedDispatchResult NormalModeBench::cached_dispatch(bool as_8bit, const Config& config) {
   CachedDispatchArguments arguments;
   set_rows(arguments, as_8bit, config);
   arguments.handle = &handle_;
   return buffer_.cached_dispatch(arguments, call_);
 }
 
-DispatchResult IntranodeBench::dispatch(bool as_8bit, const Config& config) {
+DispatchResult NormalModeBench::dispatch(bool as_8bit, const Config& config) {
   const DispatchLayout counts = layout();
   DispatchArguments arguments;
   set_rows(arguments, as_8bit, config);
@@ -46,7 +46,7 @@ DispatchResult IntranodeBench::dispatch(bool as_8bit, const Config& config) {
   return buffer_.dispatch(arguments, call_);
 }
 
-CombineResult IntranodeBench::combine(CombineMode mode, const Config& config) {
+CombineResult NormalModeBench::combine(CombineMode mode, const Config& config) {
   CombineArguments arguments;
   arguments.x = mode == CombineMode::push ? ordinary_rows_->view() : received_.recv_x.view();
   arguments.handle = &handle_;
@@ -55,7 +55,7 @@ CombineResult IntranodeBench::combine(CombineMode mode, const Config& config) {
   return buffer_.combine(arguments, call_);
 }
 
-void IntranodeBench::receive_for_combine(CombineMode mode) {
+void NormalModeBench::receive_for_combine(CombineMode mode) {
   received_ = cached_dispatch(false, Config{});
   if (mode != CombineMode::push) return;
   const TensorView rows = received_.recv_x.view();
@@ -63,39 +63,40 @@ void IntranodeBench::receive_for_combine(CombineMode mode) {
   if (rows.bytes() > 0) executor_.copy(ordinary_rows_->view().data, rows.data, rows.bytes(), stream_);
 }
 
-void IntranodeBench::release_rows() {
+void NormalModeBench::release_rows() {
   executor_.synchronize(stream_);
   received_ = {};
   ordinary_rows_.reset();
 }
 
-std::vector<std::int64_t> IntranodeBench::bytes_to_peers(std::int64_t row_bytes) const {
+std::vector<std::int64_t> NormalModeBench::bytes_to_peers(std::int64_t row_bytes) const {
   std::vector<std::int64_t> bytes;
   for (int peer = 0; peer < shape_.ranks; ++peer) bytes.push_back(routes_.rows(rank_, peer) * row_bytes);
   return bytes;
 }
 
-std::vector<std::int64_t> IntranodeBench::bytes_from_peers(std::int64_t row_bytes) const {
+std::vector<std::int64_t> NormalModeBench::bytes_from_peers(std::int64_t row_bytes) const {
   std::vector<std::int64_t> bytes;
   for (int peer = 0; peer < shape_.ranks; ++peer) bytes.push_back(routes_.rows(peer, rank_) * row_bytes);
   return bytes;
 }
 
-void IntranodeBench::destroy() {
+void NormalModeBench::destroy() {
   release_rows();
   handle_ = {};
   buffer_.destroy();
 }
 
-BufferOptions IntranodeBench::buffer_options(const WorkloadShape& shape) {
+BufferOptions NormalModeBench::buffer_options(const WorkloadShape& shape) {
   BufferOptions options;
   // The rows of one round may still be held while the next one asks for its own.
   options.heap_bytes = 3 * Buffer::heap_bytes_hint(shape.ranks, shape.tokens, shape.row_bytes_bf16(), shape.topk);
   options.window_bytes = shape.window_bytes;
+  if (shape.nodes > 1) options.ranks_per_node = shape.ranks_per_node();
   return options;
 }
 
-void IntranodeBench::fill_inputs() {
+void NormalModeBench::fill_inputs() {
   const auto tokens = static_cast<std::size_t>(shape_.tokens);
   const auto hidden = static_cast<std::size_t>(shape_.hidden);
   const auto blocks = static_cast<std::size_t>(shape_.scales());

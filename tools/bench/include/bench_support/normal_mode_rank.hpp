@@ -1,4 +1,4 @@
-// One rank of a benchmark: its buffer, its inputs, and the calls that are measured.
+// One rank of a benchmark of normal mode: its buffer, its inputs, and the calls that are measured.
 #pragma once
 
 #include <memory>
@@ -11,10 +11,10 @@
 
 namespace deep_ep::tools {
 
-class IntranodeBench {
+class NormalModeBench {
  public:
   /// Collective. `shape` and `routes` must outlive the object.
-  IntranodeBench(const WorkloadShape& shape, const Routes& routes, const std::shared_ptr<Bootstrap>& bootstrap,
+  NormalModeBench(const WorkloadShape& shape, const Routes& routes, const std::shared_ptr<Bootstrap>& bootstrap,
                  const std::shared_ptr<Executor>& executor);
 
   StreamHandle stream() const { return stream_; }
@@ -26,8 +26,9 @@ class IntranodeBench {
   CachedDispatchResult cached_dispatch(bool as_8bit, const Config& config);
   /// Layout, exchange of counts (the host waits for them) and dispatch.
   DispatchResult dispatch(bool as_8bit, const Config& config);
-  /// Brings back the rows that `receive_for_combine` put in place. `pull` takes them from the heap; what is pushed lies
-  /// in ordinary memory, like the output of experts that do not know of the heap.
+  /// Brings back the rows that `receive_for_combine` put in place. `pull` takes them from the heap; what is pushed
+  /// (between nodes: copied into the heap first) lies in ordinary memory, like the output of experts that do not know of
+  /// the heap.
   CombineResult combine(CombineMode mode, const Config& config);
   void receive_for_combine(CombineMode mode);
   void release_rows();

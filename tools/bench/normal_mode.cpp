@@ -1,4 +1,4 @@
-#include "tools/bench/intranode.hpp"
+#include "tools/bench/normal_mode.hpp"
 
 #include <fmt/format.h>
 
@@ -6,7 +6,7 @@
 #include <string_view>
 #include <utility>
 
-#include "bench_support/intranode_rank.hpp"
+#include "bench_support/normal_mode_rank.hpp"
 #include "bench_support/peers.hpp"
 #include "tools/bench/check.hpp"
 
@@ -14,11 +14,11 @@ namespace deep_ep::tools {
 namespace {
 
 /// One rank's part in the measurements for one number of tokens.
-class IntranodeMeasurer {
+class NormalModeMeasurer {
  public:
-  IntranodeMeasurer(const IntranodeOptions& options, const WorkloadShape& shape, const Routes& routes,
-                    const std::shared_ptr<Bootstrap>& bootstrap, const std::shared_ptr<Executor>& executor,
-                    const std::function<void(const Measurement&)>& report)
+  NormalModeMeasurer(const NormalModeOptions& options, const WorkloadShape& shape, const Routes& routes,
+                     const std::shared_ptr<Bootstrap>& bootstrap, const std::shared_ptr<Executor>& executor,
+                     const std::function<void(const Measurement&)>& report)
       : options_(options),
         shape_(shape),
         routes_(routes),
@@ -26,6 +26,7 @@ class IntranodeMeasurer {
         executor_(*executor),
         rank_(bootstrap->rank()),
         report_(report),
+        crossings_(routes.crossings()),
         bench_(shape, routes, bootstrap, executor),
         meter_(*bootstrap, *executor, bench_.stream()) {}
 
@@ -82,8 +83,9 @@ class IntranodeMeasurer {
     bench_.buffer().check();
     if (options_.check) check_combined(checked_rank(), result);
     bench_.release_rows();
-    Measurement measurement{
-        .operation = "combine", .dtype = "bf16", .mode = mode == CombineMode::pull ? "pull" : "push"};
+    const bool pull = mode == CombineMode::pull;
+    Measurement measurement{.operation = "combine", .dtype = "bf16", .mode = pull ? "pull" : "push"};
+    if (shape_.nodes > 1) measurement.mode = pull ? "in heap" : "copied";
     measurement.warps = config.warps_per_block;
     measurement.sms = sms_used(config, Config::combine_default(shape_.ranks));
     set_bytes(measurement, shape_.row_bytes_bf16());
@@ -128,7 +130,9 @@ class IntranodeMeasurer {
   void set_bytes(Measurement& measurement, std::int64_t row_bytes) const {
     const double bytes_a_rank = static_cast<double>(row_bytes) / shape_.ranks;
     measurement.logical_bytes = static_cast<double>(routes_.total()) * bytes_a_rank;
-    measurement.wire_bytes = static_cast<double>(routes_.total_between_ranks()) * bytes_a_rank;
+    measurement.wire_bytes = static_cast<double>(crossings_.over_nvlink) * bytes_a_rank;
+    measurement.rdma_bytes = static_cast<double>(crossings_.between_nodes) * bytes_a_rank;
+    measurement.to_nodes_bytes = static_cast<double>(crossings_.to_nodes) * bytes_a_rank;
   }
 
   void add(Measurement measurement, const Timing& timing) {
@@ -138,30 +142,31 @@ class IntranodeMeasurer {
     if (rank_ == 0) report_(measurement);
   }
 
-  const IntranodeOptions& options_;
+  const NormalModeOptions& options_;
   const WorkloadShape& shape_;
   const Routes& routes_;
   Bootstrap& bootstrap_;
   Executor& executor_;
   int rank_;
   const std::function<void(const Measurement&)>& report_;
-  IntranodeBench bench_;
+  Routes::Crossings crossings_;
+  NormalModeBench bench_;
   Meter meter_;
 };
 
 }  // namespace
 
-void run_intranode(const IntranodeOptions& options, const World& world, Device::Kind device,
-                   const std::function<void(const Measurement&)>& report) {
+void run_normal_mode(const NormalModeOptions& options, const World& world, Device::Kind device,
+                     const std::function<void(const Measurement&)>& report) {
   std::vector<WorkloadShape> shapes;
   for (const std::int64_t tokens : options.tokens) {
     shapes.push_back({world.size, tokens, options.hidden, options.topk, options.experts,
-                      static_cast<std::size_t>(options.window_mib) << 20});
+                      static_cast<std::size_t>(options.window_mib) << 20, options.nodes, options.groups});
   }
   run_workloads(world, device, shapes,
                 [&](const WorkloadShape& shape, const Routes& routes, const std::shared_ptr<Bootstrap>& bootstrap,
                     const std::shared_ptr<Executor>& executor) {
-                  IntranodeMeasurer(options, shape, routes, bootstrap, executor, report).run();
+                  NormalModeMeasurer(options, shape, routes, bootstrap, executor, report).run();
                 });
 }
 

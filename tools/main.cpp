@@ -49,6 +49,7 @@ int main(int argc, char** argv) {
   deep_ep::tools::add_doctor_command(app, action);
   deep_ep::tools::add_env_command(app, action);
   deep_ep::tools::add_size_command(app, action);
+  deep_ep::tools::add_model_command(app, action);
   deep_ep::tools::add_launch_command(app, action);
 
   try {

@@ -8,7 +8,6 @@
 #include <utility>
 
 #include "deep_ep/error.hpp"
-#include "deep_ep/interrupt.hpp"
 #include "python/bindings/executors.hpp"
 #include "python/bindings/framework.hpp"
 
@@ -95,6 +94,7 @@ NativeBuffer::NativeBuffer(const BufferSetup& setup)
   options.reject_unknown_experts = false;
   options.comm_stream = reinterpret_cast<StreamHandle>(setup.comm_stream);
   if (setup.device >= 0) options.result_allocator = Framework::instance().allocator();
+  if (setup.timeout_s >= 0) options.timeout_s = setup.timeout_s;
   const py::gil_scoped_release released;
   executor_ = setup.device < 0 ? make_host_executor() : gpu_executor(setup.device);
   buffer_ = std::make_unique<Buffer>(make_callback_bootstrap(setup.rank, setup.num_ranks, std::move(all_gather)),
@@ -112,26 +112,6 @@ void NativeBuffer::complete(CallOptions& options) const {
   options.stream = Framework::instance().current_stream(device_);
   // An event given to a buffer on the CPU has happened.
   if (device_.kind == Device::Kind::cpu) options.previous_event = nullptr;
-}
-
-template <class Work>
-auto NativeBuffer::without_gil(Work&& work) {
-  std::optional<py::error_already_set> raised;
-  const py::gil_scoped_release released;
-  const InterruptScope interruptible([&] {
-    const py::gil_scoped_acquire gil;
-    if (PyErr_CheckSignals() == 0) return false;
-    raised.emplace();  // KeyboardInterrupt, or what another handler of signals raised
-    return true;
-  });
-  try {
-    auto result = work();
-    if (device_.kind == Device::Kind::cpu) buffer_->check();
-    return result;
-  } catch (const Interrupted&) {
-    if (!raised) throw;
-    throw py::error_already_set(*raised);
-  }
 }
 
 DispatchHandle NativeBuffer::borrow_handle(const py::tuple& handle) const {
@@ -214,8 +194,10 @@ py::object NativeBuffer::local_memory() const { return lend(alive().local_memory
 
 void NativeBuffer::check() {
   Buffer& buffer = alive();
-  const py::gil_scoped_release released;
-  buffer.check();
+  without_gil([&] {
+    buffer.check();
+    return true;
+  });
 }
 
 void NativeBuffer::destroy() {

@@ -32,8 +32,7 @@ void ArgumentReader::wrong_type(py::handle object, const char* name, const char*
   if (PyLong_Check(object.ptr())) {
     throw InvalidArgument(fmt::format("{} is {}, which is out of range", name, std::string(py::str(object))));
   }
-  throw py::type_error(
-      fmt::format("{} is of type {}, expected {}", name, Py_TYPE(object.ptr())->tp_name, expected));
+  throw py::type_error(fmt::format("{} is of type {}, expected {}", name, Py_TYPE(object.ptr())->tp_name, expected));
 }
 
 void ArgumentReader::wrong_number() const {

@@ -38,12 +38,12 @@ class ArgumentReader {
   static void read(py::handle object, const char* name, TensorArgument& place);
   static void read(py::handle object, const char* name, std::optional<TensorArgument>& place);
   template <class View>
-    requires std::is_base_of_v<TensorSpec, View>
+  requires std::is_base_of_v<TensorSpec, View>
   static void read(py::handle object, const char* name, View& place) {
     place = Framework::instance().borrow(object, name).view;
   }
   template <class View>
-    requires std::is_base_of_v<TensorSpec, View>
+  requires std::is_base_of_v<TensorSpec, View>
   static void read(py::handle object, const char* name, std::optional<View>& place) {
     if (!object.is_none()) place = Framework::instance().borrow(object, name).view;
   }

@@ -31,7 +31,8 @@ struct BufferSetup {
 };
 
 struct LayoutCall {
-  static constexpr const char* kReturns = "Tuple[torch.Tensor, Optional[torch.Tensor], torch.Tensor, torch.Tensor, Optional[EventHandle]]";
+  static constexpr const char* kReturns =
+      "Tuple[torch.Tensor, Optional[torch.Tensor], torch.Tensor, torch.Tensor, Optional[EventHandle]]";
   ConstTensorView topk_idx;
   int num_experts = 0;
   CallOptions options;

@@ -128,9 +128,7 @@ class FrameworkAllocator final : public ResultAllocator {
     dlpack::TensorInfo wanted{nullptr, {dlpack::kCuda, device.index}, 1, {dlpack::kUInt, 8, 1}, &shape, nullptr, 0};
     dlpack::ManagedTensorVersioned* made = nullptr;
     std::string error;
-    const auto tell = [](void* text, const char*, const char* message) {
-      *static_cast<std::string*>(text) = message;
-    };
+    const auto tell = [](void* text, const char*, const char* message) { *static_cast<std::string*>(text) = message; };
     if (api_.allocate(&wanted, &made, &error, tell) != 0 || made == nullptr) {
       throw OutOfMemory(fmt::format("the framework has no {} bytes for the results of a call: {}", bytes, error));
     }

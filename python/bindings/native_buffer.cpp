@@ -19,8 +19,7 @@ struct HandleElements {
   std::size_t length, rank_prefix_matrix, recv_src_idx, destination_row;
   std::size_t node_row = 0, node_counts = 0, relay_rows = 0;  ///< 0: not there
 };
-constexpr HandleElements kInsideANode{
-    .length = 6, .rank_prefix_matrix = 0, .recv_src_idx = 3, .destination_row = 5};
+constexpr HandleElements kInsideANode{.length = 6, .rank_prefix_matrix = 0, .recv_src_idx = 3, .destination_row = 5};
 constexpr HandleElements kBetweenNodes{.length = 10,
                                        .rank_prefix_matrix = 5,
                                        .recv_src_idx = 7,
@@ -117,8 +116,8 @@ void NativeBuffer::complete(CallOptions& options) const {
 DispatchHandle NativeBuffer::borrow_handle(const py::tuple& handle) const {
   const HandleElements at = buffer_->num_nodes() == 1 ? kInsideANode : kBetweenNodes;
   if (handle.size() != at.length) {
-    throw InvalidArgument(
-        fmt::format("handle has {} elements, expected the tuple of {} that dispatch returned", handle.size(), at.length));
+    throw InvalidArgument(fmt::format("handle has {} elements, expected the tuple of {} that dispatch returned",
+                                      handle.size(), at.length));
   }
   const auto tensor = [&](std::size_t index, int dims) { return handle_tensor(handle, index, device_, dims); };
   DispatchHandle result;
@@ -141,10 +140,11 @@ py::tuple NativeBuffer::get_dispatch_layout(LayoutCall& call) {
   complete(call.options);
   const DispatchLayout layout =
       without_gil([&] { return buffer.get_dispatch_layout(call.topk_idx, call.num_experts, call.options); });
-  return py::make_tuple(framework.hand_out(layout.num_tokens_per_rank),
-                        layout.num_tokens_per_node.defined() ? framework.hand_out(layout.num_tokens_per_node) : py::none(),
-                        framework.hand_out(layout.num_tokens_per_expert), framework.hand_out(layout.is_token_in_rank),
-                        event_object(call.options, layout.event, layout.num_tokens_per_rank, layout.is_token_in_rank));
+  return py::make_tuple(
+      framework.hand_out(layout.num_tokens_per_rank),
+      layout.num_tokens_per_node.defined() ? framework.hand_out(layout.num_tokens_per_node) : py::none(),
+      framework.hand_out(layout.num_tokens_per_expert), framework.hand_out(layout.is_token_in_rank),
+      event_object(call.options, layout.event, layout.num_tokens_per_rank, layout.is_token_in_rank));
 }
 
 py::tuple NativeBuffer::dispatch(DispatchCall& call) {
@@ -157,12 +157,11 @@ py::tuple NativeBuffer::dispatch(DispatchCall& call) {
 
   py::list counts(result.num_recv_tokens_per_expert.size());
   for (std::size_t i = 0; i < counts.size(); ++i) counts[i] = py::int_(result.num_recv_tokens_per_expert[i]);
-  return py::make_tuple(
-      framework.hand_out(result.recv_x, &call.x.dtype), framework.hand_out(result.recv_x_scales),
-      framework.hand_out(result.recv_topk_idx), framework.hand_out(result.recv_topk_weights), counts,
-      hand_out_handle(result.handle, call.is_token_in_rank.object),
-      event_object(call.options, result.event, result.recv_x, result.recv_x_scales, result.recv_topk_idx,
-                   result.recv_topk_weights, result.handle.rank_prefix_matrix));
+  return py::make_tuple(framework.hand_out(result.recv_x, &call.x.dtype), framework.hand_out(result.recv_x_scales),
+                        framework.hand_out(result.recv_topk_idx), framework.hand_out(result.recv_topk_weights), counts,
+                        hand_out_handle(result.handle, call.is_token_in_rank.object),
+                        event_object(call.options, result.event, result.recv_x, result.recv_x_scales,
+                                     result.recv_topk_idx, result.recv_topk_weights, result.handle.rank_prefix_matrix));
 }
 
 py::tuple NativeBuffer::cached_dispatch(CachedDispatchCall& call) {

@@ -25,7 +25,7 @@ class Peers:
         if group is not None:
             if not hasattr(group, "rank") or not hasattr(group, "size"):
                 if group is getattr(dist.GroupMember, "NON_GROUP_MEMBER", None):
-                    raise InvalidArgument("group is one without this process, allowed: a group that it is a member of")
+                    raise InvalidArgument(f"group is {group}, allowed: a group with this process")
                 raise TypeError(f"group is of type {type_name(group)}, expected a torch.distributed process group")
             self.group: Any = group
             self.rank: int = group.rank()

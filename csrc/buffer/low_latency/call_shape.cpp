@@ -33,7 +33,8 @@ std::string text_of(const Field& field, std::uint32_t value) {
 }  // namespace
 
 std::uint32_t DispatchShape::packed(std::uint32_t hash_of_rest) const {
-  const std::array values = {too_many_tokens ? 1 : 0, format, weights ? 1 : 0, rank_major ? 1 : 0, by_rails ? 1 : 0, num_topk - 1};
+  const std::array values = {too_many_tokens ? 1 : 0, format,           weights ? 1 : 0,
+                             rank_major ? 1 : 0,      by_rails ? 1 : 0, num_topk - 1};
   std::uint32_t fields = 0;
   for (std::size_t i = 0; i < kFields.size(); ++i)
     fields = fields << kFields[i].bits | static_cast<unsigned>(values[i]);

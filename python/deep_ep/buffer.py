@@ -13,7 +13,7 @@ from .arguments import event_of, integer, type_name
 from .config import COMBINE_CHUNKS, DISPATCH_CHUNKS, Config, default_config, low_latency_size, sms_of
 from .errors import InvalidArgument
 from .low_latency import LowLatencyCalls
-from .peers import Peers, device_index, native_buffer
+from .peers import Peers, device_index, let_go, native_buffer
 from .utils import EventHandle, EventOverlap, check_nvlink_connections
 
 __all__ = ["Buffer", "Config", "EventHandle", "EventOverlap"]
@@ -112,7 +112,7 @@ class Buffer(LowLatencyCalls):
         if self._on_gpu and group is not None:
             check_nvlink_connections(group)
         memory = max(num_nvl_bytes, _SMALLEST_HEAP)
-        if peers.several_nodes(device):  # between nodes, what does not fit is lost
+        if peers.num_nodes(device) > 1:  # between nodes, what does not fit is lost
             memory = 2 * memory + (0 if low_latency_mode else num_rdma_bytes)
         self.runtime: Optional[_native.Buffer]
         self.runtime, self._comm_stream = native_buffer(
@@ -127,7 +127,9 @@ class Buffer(LowLatencyCalls):
         if low_latency_mode or self._num_nodes > 1:
             self.nvshmem_qp_depth: int = int(os.environ.get("NVSHMEM_QP_DEPTH", "1024"))
         # Also runs at interpreter exit, while everything it needs is still there.
-        self._finalizer = weakref.finalize(self, _let_go, self.runtime, self.rank, explicitly_destroy, os.getpid())
+        self._finalizer = weakref.finalize(
+            self, let_go, self.runtime, self.rank, "a Buffer", explicitly_destroy, os.getpid()
+        )
 
     def destroy(self) -> None:
         """Collective: waits for this rank's work, then for all ranks, and frees the memory. Needs
@@ -389,12 +391,6 @@ class Buffer(LowLatencyCalls):
     # Upstream's names for calls between nodes: the same as ``dispatch`` and ``combine``, which know where ranks are.
     internode_dispatch = dispatch
     internode_combine = combine
-
-
-def _let_go(runtime: "_native.Buffer", rank: int, explicitly_destroy: bool, process: int) -> None:
-    if explicitly_destroy and os.getpid() == process:  # a forked child leaves it to its parent
-        print(f"deep_ep: rank {rank}: a Buffer made with explicitly_destroy=True was never destroyed", flush=True)
-    runtime.drop()
 
 
 def _split(x: Any) -> Tuple[torch.Tensor, Optional[torch.Tensor]]:

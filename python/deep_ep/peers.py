@@ -49,21 +49,21 @@ class Peers:
         dist.all_gather_object(gathered, mine, self.group)
         return gathered
 
-    def several_nodes(self, device: int) -> bool:
-        """Collective: whether some ranks reach each other by RDMA only. Ranks of one host share a node, unless
-        DEEP_EP_RANKS_PER_NODE divides them; about ranks of several hosts (one NVLink domain may span them) a small
-        native buffer is asked."""
+    def num_nodes(self, device: int) -> int:
+        """Collective: how many groups of ranks there are that reach each other by RDMA only. Ranks of one host share a
+        node, unless DEEP_EP_RANKS_PER_NODE divides them; about ranks of several hosts (one NVLink domain may span
+        them) a small native buffer is asked."""
         by_hand = os.environ.get("DEEP_EP_RANKS_PER_NODE", "")
         mine = f"{by_hand}/{socket.gethostname()}/{_boot_id()}"
         everybody = self.all_gather(mine.encode())
         if by_hand.isdigit() and int(by_hand) > 0:
-            return int(by_hand) < self.size
+            return -(-self.size // int(by_hand))
         if len(set(everybody)) == 1:
-            return False
+            return 1
         probe, _ = native_buffer(self, device, _PROBE_BYTES)
-        several = probe.num_nodes() > 1
+        nodes = probe.num_nodes()
         probe.destroy()
-        return several
+        return nodes
 
 
 def _boot_id() -> str:
@@ -113,3 +113,10 @@ def native_buffer(
         timeout_s,
     )
     return native, stream
+
+
+def let_go(runtime: "_native.Buffer", rank: int, kind: str, explicitly_destroy: bool, process: int) -> None:
+    """What happens to a buffer that nobody destroyed: its memory goes, no other rank is talked to."""
+    if explicitly_destroy and os.getpid() == process:  # a forked child leaves it to its parent
+        print(f"deep_ep: rank {rank}: {kind} made with explicitly_destroy=True was never destroyed", flush=True)
+    runtime.drop()

@@ -1,0 +1,25 @@
+// How the launchers of several nodes find each other over TCP.
+#pragma once
+
+#include <functional>
+#include <string>
+
+#include "csrc/support/unique_fd.hpp"
+
+namespace deep_ep::tools {
+
+/// On all addresses of this host. SystemError where the port cannot be had.
+UniqueFd listen_on(int port);
+
+/// A caller, if one is there.
+UniqueFd accept_caller(const UniqueFd& listener);
+
+/// Calls until somebody answers: the name may be unknown yet, and who it names may start later. `note(why)` is told now
+/// and then what it waits for. Nothing when `give_up()` says so; TimeoutError after `timeout_s`.
+UniqueFd call_until_answered(const std::string& host, int port, double timeout_s, const std::function<bool()>& give_up,
+                             const std::function<void(const std::string& why)>& note);
+
+/// What this host calls itself.
+std::string own_host_name();
+
+}  // namespace deep_ep::tools

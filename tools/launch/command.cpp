@@ -4,6 +4,7 @@
 // With a list of hosts a launcher on each of them is started by ssh. Otherwise a scheduler has started one on each
 // node. Either way the launchers are connected, and the first one decides (coordinator.hpp); the others follow
 // (follower.hpp).
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <unistd.h>
 
@@ -45,7 +46,15 @@ constexpr int kUsualPort = 29500;
   fail<SystemError>("launch: cannot start '{}': {}", options.command[0], errno_text(errno));
 }
 
+/// What is closed stays so in effect, but its number must not become that of anything else.
+void occupy_standard_descriptors() {
+  for (const int fd : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
+    if (::fcntl(fd, F_GETFD) < 0) ::open("/dev/null", fd == STDIN_FILENO ? O_WRONLY : O_RDONLY);
+  }
+}
+
 int run_launch(LaunchOptions options) {
+  occupy_standard_descriptors();
   if (options.command.empty()) throw InvalidArgument("launch: the command is missing (-- COMMAND ...)");
   if (!options.hostfile.empty()) {
     if (options.logs.empty()) options.logs = "deep_ep_logs";
@@ -61,8 +70,6 @@ int run_launch(LaunchOptions options) {
   if (!options.master.empty()) place.master = options.master;
   if (options.port != 0 || place.port == 0) place.port = options.port != 0 ? options.port : kUsualPort;
   if (options.ranks == 0) options.ranks = std::max(1, cuda_device_count());
-  // It is about this process; to the library it would be a variable that nobody knows.
-  ::unsetenv("DEEP_EP_NODES");
   if (options.follow) return follow_by_ssh(options);
   if (place.node != 0) return follow_by_tcp(options, place);
   if (!options.scheduler.empty()) return launch_as_first(options, place);

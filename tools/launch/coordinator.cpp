@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <filesystem>
 #include <memory>
 #include <optional>
@@ -97,6 +98,9 @@ class Coordinator {
     add_caller(static_cast<int>(i), std::move(from.out), std::move(to.in));
   }
 
+  /// Ranks of this node that look for the name would not wait for it to become known.
+  void await_name(const std::string& master) { master_known_ = watch_for_name(master); }
+
   int run(const std::string& master, int port) {
     master_ = master;
     port_ = port;
@@ -183,6 +187,7 @@ class Coordinator {
 
   void begin_if_all_are_here() {
     if (started_ || verdict_ || !std::ranges::all_of(nodes_, &Node::joined)) return;
+    if (master_known_ && !*master_known_) return;
     started_ = true;
     try {
       number_ranks();
@@ -317,6 +322,7 @@ class Coordinator {
       const int status = 128 + crew_.interrupted_by();
       verdict_ ? hurry() : decide(status, fmt::format("launch was asked to end by {}", describe_status(status)));
     }
+    begin_if_all_are_here();
     if (!started_ && !verdict_ && join_deadline_.expired()) give_up_joining();
     for (const auto& caller : callers_) look_at(*caller);
     if (!pause_ || pause_->expired()) {
@@ -342,6 +348,7 @@ class Coordinator {
     for (std::size_t i = 0; i < nodes_.size(); ++i) {
       if (!nodes_[i].joined) missing.push_back(nodes_[i].name.empty() ? std::to_string(i) : nodes_[i].name);
     }
+    if (missing.empty()) return decide(1, fmt::format("the first node does not know its own name '{}'", master_));
     decide(1, fmt::format("{} of {} nodes did not join within {} s: {}", missing.size(), nodes_.size(),
                           options_.join_timeout, fmt::join(missing, ", ")));
   }
@@ -384,6 +391,7 @@ class Coordinator {
   std::vector<Node> nodes_;
   Deadline join_deadline_;
   std::string master_;
+  std::shared_ptr<const std::atomic<bool>> master_known_;  ///< null: not waited for
   int port_ = 0;
   int world_size_ = 0;
   bool started_ = false;
@@ -404,7 +412,10 @@ int launch_here(const LaunchOptions& options) {
 int launch_as_first(const LaunchOptions& options, const Place& place) {
   Coordinator coordinator(options, place.nodes);
   coordinator.add_local(fmt::format("node 0 ({})", own_host_name()));
-  if (place.nodes > 1) coordinator.expect_callers(place.port + 2);
+  if (place.nodes > 1) {
+    coordinator.expect_callers(place.port + 2);
+    coordinator.await_name(place.master);
+  }
   return coordinator.run(place.master, place.port);
 }
 

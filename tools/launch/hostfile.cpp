@@ -19,12 +19,6 @@
 namespace deep_ep::tools {
 namespace {
 
-std::ifstream open_lines(std::string_view option, const std::string& file) {
-  std::ifstream in(file);
-  if (!in) throw InvalidArgument(fmt::format("{} {}: cannot read it", option, file));
-  return in;
-}
-
 /// The words of the next line that has any; none at the end.
 std::vector<std::string> next_words(std::ifstream& in, std::string& line) {
   while (std::getline(in, line)) {
@@ -79,7 +73,8 @@ std::vector<std::string> parts_of(const std::string& label) {
 }  // namespace
 
 std::vector<Host> read_hosts(const std::string& file, const std::string& range) {
-  std::ifstream in = open_lines("--hostfile", file);
+  std::ifstream in(file);
+  if (!in) throw InvalidArgument(fmt::format("--hostfile {}: cannot read it", file));
   std::vector<Host> hosts;
   std::string line;
   for (auto words = next_words(in, line); !words.empty(); words = next_words(in, line)) {
@@ -96,7 +91,8 @@ std::vector<Host> read_hosts(const std::string& file, const std::string& range) 
 }
 
 void read_topology(const std::string& file, std::vector<Host>& hosts) {
-  std::ifstream in = open_lines("--order-by", file);
+  std::ifstream in(file);
+  if (!in) throw InvalidArgument(fmt::format("--order-by {}: cannot read it", file));
   std::map<std::string, std::string> labels;
   std::string line;
   for (auto words = next_words(in, line); !words.empty(); words = next_words(in, line)) {

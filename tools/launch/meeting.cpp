@@ -10,6 +10,7 @@
 #include <array>
 #include <atomic>
 #include <cerrno>
+#include <chrono>
 #include <memory>
 #include <optional>
 #include <thread>
@@ -151,6 +152,20 @@ UniqueFd call_until_answered(const std::string& host, int port, double timeout_s
     ::poll(nullptr, 0, 100);
   }
   return {};
+}
+
+std::shared_ptr<const std::atomic<bool>> watch_for_name(const std::string& host) {
+  auto known = std::make_shared<std::atomic<bool>>(false);
+  std::thread([known, host] {
+    constexpr auto kPause = std::chrono::milliseconds(100);
+    for (int error = 1; known.use_count() > 1;) {
+      const AddressList addresses = find_addresses(host, 1, error);
+      if (error == 0) break;
+      std::this_thread::sleep_for(kPause);
+    }
+    *known = true;
+  }).detach();
+  return known;
 }
 
 std::string own_host_name() {

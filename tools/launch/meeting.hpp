@@ -1,7 +1,9 @@
 // How the launchers of several nodes find each other over TCP.
 #pragma once
 
+#include <atomic>
 #include <functional>
+#include <memory>
 #include <string>
 
 #include "csrc/support/unique_fd.hpp"
@@ -18,6 +20,9 @@ UniqueFd accept_caller(const UniqueFd& listener);
 /// and then what it waits for. Nothing when `give_up()` says so; TimeoutError after `timeout_s`.
 UniqueFd call_until_answered(const std::string& host, int port, double timeout_s, const std::function<bool()>& give_up,
                              const std::function<void(const std::string& why)>& note);
+
+/// Looks a name up again and again, until it is known or nobody else holds the answer any more.
+std::shared_ptr<const std::atomic<bool>> watch_for_name(const std::string& host);
 
 /// What this host calls itself.
 std::string own_host_name();

@@ -14,6 +14,8 @@ GPU = "nvidia.com/gpu"
 A4_GPU = "nvidia-b200"
 HOST_FOLDERS = {
     "/dev/infiniband",
+    "/dev/nvidiactl",
+    "/dev/nvidia-uvm",
     "/home/kubernetes/bin/nvidia",
     "/home/kubernetes/bin/deep_ep",
 }

@@ -127,8 +127,16 @@ class Testbed(unittest.TestCase):
             (self.results / "node-map.txt").read_text(),
             "# node 1 testbed-workload-0-1.testbed b/1\n# node 0 testbed-workload-0-0.testbed b/2\n",
         )
-        self.assertIn("-np 16", (self.top / "mpirun").read_text())
-        self.assertIn("/opt/nccl-tests/build/all_reduce_perf -b 2M", (self.top / "mpirun").read_text())
+        words = (self.top / "mpirun").read_text()
+        self.assertIn("-np 16", words)
+        self.assertIn("/opt/nccl-tests/build/all_reduce_perf -b 2M", words)
+
+    def test_what_mpirun_is_told(self):
+        (self.top / "routes").write_text("Iface Destination\neth2 0001A8C0\neth0 00000000\n")
+        self.start("nccl", NCCL_DEBUG="INFO", TESTBED_ROUTES=self.top / "routes")
+        words = (self.top / "mpirun").read_text()
+        for part in ("oob_tcp_if_include eth0", "btl_tcp_if_include eth0", "-x NCCL_DEBUG ", "-x NCCL_SOCKET_IFNAME "):
+            self.assertIn(part, words)
 
     def test_keys_stay_private(self):
         self.start("nccl")

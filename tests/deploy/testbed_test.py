@@ -21,6 +21,7 @@ case "$1 $2" in
   "bench nccl-parse") grep -q algbw "$3" && exit "${PARSE:-0}" ;;
   "bench internode") echo "Best dispatch" && exit "${BENCH:-0}" ;;
   launch*)
+    mkdir -p "$TESTBED_WORK/launch-logs" && echo "$*" >"$TESTBED_WORK/launch-logs/rank-map.txt"
     while [ "$1" != -- ]; do shift; done
     shift
     RANK=$JOB_COMPLETION_INDEX "$@"
@@ -110,8 +111,10 @@ class Testbed(unittest.TestCase):
         names = sorted(str(path.relative_to(self.results)) for path in self.results.rglob("*") if path.is_file())
         self.assertEqual(
             names,
-            ["connectivity-test.log", "nccl-test-results.txt", "node-map.txt", "pod-logs/coordinator.log", "pod-logs/worker-1.log"],
-        )
+            ["connectivity-test.log", "nccl-test-results.txt", "node-map.txt", "pod-logs/coordinator.log", "pod-logs/worker-1.log",
+             "rank-map.txt"],
+        )  # fmt: skip
+        self.assertIn("--topology b/2 -- ", (self.results / "rank-map.txt").read_text())
         self.assertEqual((self.results / "nccl-test-results.txt").read_text(), SAMPLE)
         # Who has only the log gets the same out of it.
         inside = text.split("=== begin nccl-test-results.txt\n")[1].split("=== end nccl-test-results.txt")[0]

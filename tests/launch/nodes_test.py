@@ -360,26 +360,36 @@ class Nodes(unittest.TestCase):
 
     def test_output_that_nobody_reads(self):
         # Far more than a pipe and the launcher hold; the ranks end all the same.
-        script = "import sys; sys.stdout.write('x' * 99 + '\\n'); [print('y' * 99) for _ in range(79999)]; open('up.' + \
-            __import__('os').environ['RANK'], 'w')"
-        words = ("--ranks", "2", "--logs", "logs", "--", "python3", "-c", script)
-        with open("/dev/full", "w") as full:
-            into_full = self.start(*words, stdout=full)
-            status, _, err = self.end(into_full)
-        self.assertEqual(status, 1)
-        self.assertIn("of standard output were not written: No space left on device", err)
-        for file in self.folder.glob("up.*"):
-            file.unlink()
+        script = "import os; print(('y' * 99 + '\\n') * 60000, end='', flush=True); open('up.' + str(os.getpid()), 'w')"
+        command = ("--", "python3", "-c", script)
         reader, writer = os.pipe()
-        blocked = self.start(*words, stdout=writer)
+        blocked = self.start("--ranks", "2", "--logs", "logs", *command, stdout=writer)
         os.close(writer)
-        self.wait_for_ranks(2)
-        status = blocked.wait(timeout=PATIENCE)
-        self.assertEqual(status, 1)
-        self.assertIn("of standard output were not written: nobody reads it", blocked.stderr.read())
+        with open("/dev/full", "w") as full:
+            into_full = self.start("--ranks", "1", *command, stdout=full)
+        self.wait_for_ranks(3)
+        for process, why in ((into_full, "No space left on device"), (blocked, "nobody reads it")):
+            self.assertEqual(process.wait(timeout=PATIENCE), 1)
+            self.assertIn(f"of standard output were not written: {why}", process.stderr.read())
         os.close(reader)
         for rank in range(2):
-            self.assertEqual(len(self.log(rank).split("\n", 1)[1]), 80000 * 100)
+            self.assertEqual(len(self.log(rank).split("\n", 1)[1]), 60000 * 100)
+
+    def test_output_is_complete(self):
+        # More than any pipe or launcher holds, from all hosts at once, and read slowly.
+        lines = 15000
+        process = self.start_on_hosts("--", "sh", "-c", f"yes $RANK$RANK | head -c {lines * 100}; echo end of $RANK >&2")
+        text = ""
+        while piece := process.stdout.read(1 << 20):
+            text += piece
+            time.sleep(0.01)
+        status, _, err = self.end(process)
+        self.assertEqual(status, 0, err)
+        self.assertEqual(len(text), 2 * lines * 100)
+        for rank in range(6):
+            log = self.log(rank).split("\n", 1)[1]
+            self.assertIn(f"end of {rank}\n", log)
+            self.assertEqual(log.count(str(rank)), lines * 100 - lines * 100 // 3 + 1)
 
     def test_a_full_disk_is_reported(self):
         self.logs.mkdir()

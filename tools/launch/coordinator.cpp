@@ -31,7 +31,8 @@
 namespace deep_ep::tools {
 namespace {
 
-constexpr int kTick = 200;               ///< ms
+constexpr int kTick = 200;  ///< ms
+constexpr int kBriefTick = 10;
 constexpr double kMostOfAStranger = 10;  ///< seconds for a caller to say who it is
 constexpr double kMostOfAnEnd = 20;      ///< seconds for a node to end, once told to
 
@@ -106,7 +107,10 @@ class Coordinator {
     port_ = port;
     begin_if_all_are_here();
     while (!is_over()) {
-      loop_.wait(kTick);
+      const bool behind = output_.is_behind();
+      crew_.set_reading(!behind);
+      for (const auto& caller : callers_) caller->link->set_reading(!behind);
+      loop_.wait(behind ? kBriefTick : kTick);
       look_around();
     }
     crew_.kill_orphans();
@@ -244,15 +248,12 @@ class Coordinator {
          .on_end = [this](int rank, int status) { take_end_of_local(rank, status); }});
   }
 
-  /// "RANK STREAM TEXT", or "RANK l BYTES" of what was lost.
+  /// "RANK STREAM TEXT".
   void take_output(std::string_view body) {
     const std::size_t space = body.find(' ');
     const auto rank = parse_number<int>(body.substr(0, space));
     if (!rank || body.size() < space + 3) return;
-    const char stream = body[space + 1];
-    const std::string_view text = body.substr(space + 3);
-    if (stream == 'l') return output_.note_loss(*rank, parse_number<std::size_t>(text).value_or(0));
-    output_.take(*rank, stream == 'e' ? Stream::err : Stream::out, text);
+    output_.take(*rank, body[space + 1] == 'e' ? Stream::err : Stream::out, body.substr(space + 3));
   }
 
   void take_end_of_local(int rank, int status) {

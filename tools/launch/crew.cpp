@@ -171,12 +171,31 @@ void Crew::start(const std::string& name, const std::vector<std::string>& comman
   ++running_;
   if (!one.ended)
     fail<SystemError>("launch: cannot watch {}: {} (Linux 5.3 or later is needed)", name, errno_text(errno));
-  for (auto [from, stream] : {std::pair(&one.out, Stream::out), std::pair(&one.err, Stream::err)}) {
-    if (!*from) continue;
-    ::fcntl(from->get(), F_SETFL, O_NONBLOCK);
-    loop_.watch(from->get(), [this, &one, from, stream] { read(one, *from, stream); });
+  for (UniqueFd* from : {&one.out, &one.err}) {
+    if (*from) ::fcntl(from->get(), F_SETFL, O_NONBLOCK);
   }
+  if (reading_) watch_output(one);
   loop_.watch(one.ended.get(), [this, &one] { take_end(one); });
+}
+
+void Crew::watch_output(Member& member) {
+  for (auto [from, stream] : {std::pair(&member.out, Stream::out), std::pair(&member.err, Stream::err)}) {
+    if (*from) loop_.watch(from->get(), [this, &member, from, stream] { read(member, *from, stream); });
+  }
+}
+
+void Crew::set_reading(bool on) {
+  if (on == reading_) return;
+  reading_ = on;
+  for (const auto& member : members_) {
+    if (on) {
+      watch_output(*member);
+      continue;
+    }
+    for (const UniqueFd* from : {&member->out, &member->err}) {
+      if (*from) loop_.forget(from->get());
+    }
+  }
 }
 
 void Crew::read(Member& member, UniqueFd& from, Stream stream) {

@@ -45,6 +45,9 @@ class Crew {
   void start(const std::string& name, const std::vector<std::string>& command,
              const std::vector<std::string>& variables, int input, int output, Handlers handlers);
 
+  /// Whether to read what the members print. Off, a pipe holds some of it, and who prints more waits.
+  void set_reading(bool on);
+
   /// To the groups of all that still run.
   void signal_all(int signal) const;
   int running() const { return running_; }
@@ -69,6 +72,7 @@ class Crew {
   [[noreturn]] static void become(const std::vector<std::string>& command, std::vector<std::string> variables,
                                   int input, int output, int error);
   void read(Member& member, UniqueFd& from, Stream stream);
+  void watch_output(Member& member);
   void take_end(Member& member);
   void tell_guard(pid_t group) const;
 
@@ -77,6 +81,7 @@ class Crew {
   UniqueFd to_guard_;
   pid_t guard_ = -1;
   int running_ = 0;
+  bool reading_ = true;
 };
 
 }  // namespace deep_ep::tools

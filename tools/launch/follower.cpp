@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
-#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -20,6 +19,7 @@ namespace deep_ep::tools {
 namespace {
 
 constexpr int kTick = 200;  ///< ms
+constexpr int kBriefTick = 10;
 
 class Follower {
  public:
@@ -35,7 +35,10 @@ class Follower {
     link_ = &link;
     link.send(Word::hello, to_words(hello));
     while (!verdict_ || crew_.running() != 0) {
-      loop_.wait(kTick);
+      // A rank waits for a network or a reader that is slow, but not for one that stands still.
+      const bool behind = link.is_behind() || (output_ != nullptr && output_->is_behind());
+      crew_.set_reading(!behind);
+      loop_.wait(behind ? kBriefTick : kTick);
       look_around();
       if (crew_.running() != 0 && !ending_.go_on()) {
         say("some ranks do not die; they are left alone");
@@ -79,13 +82,7 @@ class Follower {
 
   void print(int rank, Stream stream, std::string_view text) {
     if (output_ != nullptr) return output_->take(rank, stream, text);
-    // The rank never waits for the network. What is lost is counted, and told when there is room again.
-    std::size_t& lost = lost_[rank];
-    if (lost != 0 && link_->send_if_room(Word::output, fmt::format("{} l {}", rank, lost))) lost = 0;
-    if (lost != 0 ||
-        !link_->send_if_room(Word::output, fmt::format("{} {} {}", rank, static_cast<char>(stream), text))) {
-      lost += text.size();
-    }
+    link_->send(Word::output, fmt::format("{} {} {}", rank, static_cast<char>(stream), text));
   }
 
   void take_end(int rank, int status) {
@@ -144,7 +141,6 @@ class Follower {
   std::optional<int> failure_;
   std::optional<Verdict> verdict_;
   std::optional<Deadline> pause_;
-  std::map<int, std::size_t> lost_;
 };
 
 }  // namespace

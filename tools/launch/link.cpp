@@ -17,7 +17,6 @@ namespace {
 constexpr std::string_view kGreeting = "\ndeep_ep launch 1\n";
 constexpr std::size_t kHeader = 1 + sizeof(std::uint32_t);
 constexpr std::size_t kMostBytesOfWord = 1U << 20;
-constexpr std::size_t kMostUnsent = 16U << 20;
 
 }  // namespace
 
@@ -55,27 +54,33 @@ void Link::send(Word word, std::string_view body) {
   flush();
 }
 
-bool Link::send_if_room(Word word, std::string_view body) {
-  if (unsent_.size() > kMostUnsent) return false;
-  send(word, body);
-  return true;
+void Link::set_reading(bool on) {
+  if (!in_ || on == reading_) return;
+  reading_ = on;
+  heard_ = Clock::now();
+  if (on) {
+    loop_.watch(in_.get(), [this] { receive(); });
+  } else {
+    loop_.forget(in_.get());
+  }
 }
 
 void Link::flush() {
-  while (out_ && !unsent_.empty()) {
-    const ssize_t count = ::write(out_.get(), unsent_.data(), unsent_.size());
+  std::size_t sent = 0;
+  while (out_ && sent < unsent_.size()) {
+    const ssize_t count = ::write(out_.get(), unsent_.data() + sent, unsent_.size() - sent);
     if (count > 0) {
-      unsent_.erase(0, static_cast<std::size_t>(count));
+      sent += static_cast<std::size_t>(count);
     } else if (errno == EAGAIN) {
+      unsent_.erase(0, sent);
       return loop_.watch_room(out_.get(), [this] { flush(); });
     } else if (errno != EINTR) {
       // What the other side has said is still there to be read: receive() will meet the end.
       loop_.forget(out_.get());
       out_ = UniqueFd();
-      unsent_.clear();
-      return;
     }
   }
+  unsent_.clear();
   if (out_) loop_.watch_room(out_.get(), nullptr);
 }
 

@@ -41,15 +41,19 @@ class Link {
   Link& operator=(const Link&) = delete;
 
   void send(Word word, std::string_view body = {});
-  /// Unless more than some MiB wait already: false, and nothing is sent.
-  bool send_if_room(Word word, std::string_view body);
+  /// More waits to be sent than should.
+  bool is_behind() const { return unsent_.size() > kManyUnsent; }
+  /// Whether to read what the other side says. Off, its silence does not count.
+  void set_reading(bool on);
 
   bool is_open() const { return static_cast<bool>(in_); }
   bool has_sent_all() const { return !out_ || unsent_.empty(); }
-  double silent_for() const { return std::chrono::duration<double>(Clock::now() - heard_).count(); }
+  double silent_for() const { return reading_ ? std::chrono::duration<double>(Clock::now() - heard_).count() : 0; }
   void close();
 
  private:
+  static constexpr std::size_t kManyUnsent = 4U << 20;
+
   void receive();
   void flush();
   void take_words();
@@ -60,6 +64,7 @@ class Link {
   Handlers handlers_;
   std::string received_, unsent_;
   bool greeted_ = false;
+  bool reading_ = true;
   Clock::time_point heard_ = Clock::now();
 };
 

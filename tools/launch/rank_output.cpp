@@ -74,13 +74,6 @@ void RankOutput::take(int rank, Stream stream, std::string_view text) {
   line.erase(0, ready);
 }
 
-void RankOutput::note_loss(int rank, std::size_t bytes) {
-  const std::string text =
-      fmt::format("{} of rank {}'s output were lost: its host sent more than could be read", format_bytes(bytes), rank);
-  write_log(rank, "\n# " + text + "\n");
-  if (problem_.empty()) problem_ = text;
-}
-
 void RankOutput::write_file(const std::string& name, const std::string& text) {
   if (folder_.empty()) return;
   const std::string path = folder_ + "/" + name;

@@ -21,8 +21,8 @@ class RankOutput {
   /// Begins a rank's log with `header`; `shows`: the terminal shows the rank, too.
   void open(int rank, const std::string& header, bool shows);
   void take(int rank, Stream stream, std::string_view text);
-  /// Some output of this rank was lost on its way.
-  void note_loss(int rank, std::size_t bytes);
+  /// Ranks should wait a little: who reads the terminal is slower than they are.
+  bool is_behind() const { return out_.is_behind() || err_.is_behind(); }
   /// A file beside the logs, in one piece; nothing without logs.
   void write_file(const std::string& name, const std::string& text);
   /// A line of the launcher's own, on standard error.

@@ -17,7 +17,11 @@
 namespace deep_ep::tools {
 namespace {
 
+using Clock = std::chrono::steady_clock;
+
 constexpr std::size_t kMostKept = 4U << 20;
+constexpr std::size_t kManyKept = 1U << 20;
+constexpr auto kStandstill = std::chrono::seconds(2);  ///< who reads nothing so long, reads nothing any more
 constexpr std::size_t kPiece = 4096;
 
 }  // namespace
@@ -32,6 +36,7 @@ struct Terminal::State {
   std::condition_variable changed;
   std::string kept;
   std::size_t written = 0;  ///< of all time, so that progress can be seen
+  Clock::time_point moved = Clock::now();
   std::size_t dropped = 0;
   int error = 0;
   bool is_writing = false;
@@ -50,6 +55,7 @@ struct Terminal::State {
       lock.lock();
       is_writing = false;
       written += piece.size();
+      moved = Clock::now();
       if (failure != 0) {
         error = failure;
         dropped += piece.size() + std::exchange(kept, {}).size();
@@ -95,8 +101,14 @@ void Terminal::write(std::string_view text) {
     state_->dropped += text.size();
     return;
   }
+  if (state_->kept.empty() && !state_->is_writing) state_->moved = Clock::now();
   state_->kept += text;
   state_->changed.notify_all();
+}
+
+bool Terminal::is_behind() const {
+  const std::lock_guard lock(state_->mutex);
+  return state_->kept.size() > kManyKept && Clock::now() - state_->moved < kStandstill;
 }
 
 std::string Terminal::finish(double seconds) {

@@ -19,6 +19,9 @@ class Terminal {
   /// Kept until it is written; dropped where too much is kept.
   void write(std::string_view text);
 
+  /// Whoever reads is slower than what comes, but reads: what is to come should wait.
+  bool is_behind() const;
+
   /// Waits until all is written, at most so long while nothing moves. What went wrong, empty if nothing did.
   std::string finish(double seconds);
 

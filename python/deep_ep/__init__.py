@@ -6,10 +6,14 @@ run on the CPU. Importing starts neither CUDA nor a thread.
 
 import torch
 
-from .utils import EventOverlap  # isort: skip  (buffer needs it)
+from .utils import EventHandle, EventOverlap  # isort: skip  (buffer needs it)
+from . import legacy
 from .buffer import Buffer, Config
+from .version import __version__
 
 #: dtype of expert indices. Calls accept ``torch.int32`` as well.
 topk_idx_t: torch.dtype = torch.int64
 
-__all__ = ["Buffer", "EventOverlap", "Config", "topk_idx_t"]
+# Not here: deep_ep.buffers.elastic.ElasticBuffer. Engines take its presence in this module for the wish to use it, and it
+# has not run on GPUs yet.
+__all__ = ["Buffer", "Config", "EventHandle", "EventOverlap", "__version__", "legacy", "topk_idx_t"]

@@ -14,9 +14,12 @@ GPU = "nvidia.com/gpu"
 A4_GPU = "nvidia-b200"
 HOST_FOLDERS = {
     "/dev/infiniband",
+    "/dev/nvidiactl",
+    "/dev/nvidia-uvm",
     "/home/kubernetes/bin/nvidia",
     "/home/kubernetes/bin/deep_ep",
 }
+SSHD_NEEDS = {"SETUID", "SETGID", "SYS_CHROOT"}
 # The launcher reads these; they are no variables of the library.
 LAUNCHER_VARIABLES = {"DEEP_EP_NODES"}
 
@@ -67,8 +70,8 @@ def runs_deep_ep(spec):
     return any(word in ("bench", "launch") or word.endswith("/run.sh") for word in words)
 
 
-def problems_of(objects, variables=None):
-    """All problems of a set of objects. variables: what `deep_ep env --list` knows."""
+def problems_of(objects, variables=None, accounts=()):
+    """All problems of a set of objects. variables: what `deep_ep env` knows; accounts: ServiceAccounts that others make."""
     for document in objects:
         name = name_of(document)
         if KEYS.search(json.dumps(document)):
@@ -82,7 +85,7 @@ def problems_of(objects, variables=None):
             yield from job_problems(name, job)
         for metadata, spec in templates(document):
             yield from pod_problems(name, document, metadata, spec, variables)
-    yield from reference_problems(objects)
+    yield from reference_problems(objects, set(accounts))
 
 
 def job_problems(name, job):
@@ -201,7 +204,9 @@ def container_problems(where, container, variables):
     security = container.get("securityContext", {})
     if not security.get("privileged") and security.get("capabilities", {}).get("drop") != ["ALL"]:
         yield f"{where}: it keeps capabilities"
-    if set(security.get("capabilities", {}).get("add", [])) - {"IPC_LOCK"}:
+    mounts = {mount["mountPath"] for mount in container.get("volumeMounts", [])}
+    allowed = {"IPC_LOCK"} | (SSHD_NEEDS if "/etc/testbed-ssh" in mounts else set())
+    if set(security.get("capabilities", {}).get("add", [])) - allowed:
         yield f"{where}: it adds capabilities other than IPC_LOCK"
     text = "\n".join(str(word) for word in container.get("command", []) + container.get("args", []))
     found = AT_RUN_TIME.search(text)
@@ -220,7 +225,7 @@ def container_problems(where, container, variables):
             yield f"{where}: {name} is written out"
 
 
-def reference_problems(objects):
+def reference_problems(objects, accounts):
     def named(kind):
         return {document["metadata"]["name"]: document for document in objects if document["kind"] == kind}
 
@@ -251,7 +256,7 @@ def reference_problems(objects):
             if claim and not claim.get("claimName"):
                 yield f"{name}: the volume '{volume['name']}' names no claim"
         account = spec.get("serviceAccountName")
-        if account is not None and document["metadata"].get("namespace") and account not in named("ServiceAccount"):
+        if account is not None and document["metadata"].get("namespace") and account not in accounts | set(named("ServiceAccount")):
             yield f"{name}: there is no ServiceAccount '{account}'"
         templates_named = set(named("ResourceClaimTemplate"))
         for claim in spec.get("resourceClaims", []):

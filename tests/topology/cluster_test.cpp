@@ -96,8 +96,7 @@ TEST_F(DoctorCluster, AFailingKubectlIsQuoted) {
   kubectl("echo no json");
   EXPECT_EQ(found(), "error: kubectl get nodes: the answer is no list of objects\n");
   kubectl(R"(echo '{"items":[1,null,{"metadata":7},{"status":{"conditions":[3],"allocatable":[]}}]}')");
-  EXPECT_TRUE(found().starts_with("error: none of 4 nodes has GPUs
-")) << found();
+  EXPECT_TRUE(found().starts_with("error: none of 4 nodes has GPUs\n")) << found();
 }
 
 TEST_F(DoctorCluster, AHangingKubectlIsEnded) {

@@ -118,7 +118,7 @@ machine, it decides about NCCL, and the shell form calls it.
 | --- | --- | --- | --- |
 )";
 
-constexpr std::string_view kOthers =
+constexpr std::string_view kOtherLibraries =
     R"(
 ## Variables of other libraries, engines and launchers
 
@@ -161,7 +161,7 @@ std::string reference_page() {
         fmt::format("| `{}` | {} | {} | {}{} |\n", profile.name, cell(profile.help), settings(profile.own),
                     settings(profile.nccl), profile.nccl_nics ? ", `NCCL_IB_HCA` with the NICs that were found" : "");
   }
-  text += kOthers;
+  text += kOtherLibraries;
   for (const Other& other : others()) {
     text += fmt::format("| `{}` | {} |\n", other.name, cell(fate_of(other).text));
   }

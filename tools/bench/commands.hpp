@@ -6,5 +6,6 @@
 namespace deep_ep::tools {
 
 void add_bench_low_latency(CLI::App& bench, Action& action);
+void add_bench_selftest(CLI::App& bench, Action& action);
 
 }  // namespace deep_ep::tools

@@ -234,6 +234,10 @@ void add_bench_command(CLI::App& app, Action& action) {
   add_internode(*bench, action);
   add_bench_low_latency(*bench, action);
   add_bench_selftest(*bench, action);
+  add_bench_wire(*bench, action);
+  add_bench_sweep(*bench, action);
+  add_bench_nccl_parse(*bench, action);
+  add_bench_plot(*bench, action);
 }
 
 }  // namespace deep_ep::tools

@@ -23,13 +23,13 @@ std::vector<std::string> words_of(const std::string& line) {
 }
 
 /// Where in the text something stands, for messages.
-struct Place {
+struct NcclPlace {
   const std::string& name;
   int line;
   std::string text() const { return fmt::format("{} line {}", name, line); }
 };
 
-std::optional<double> number_of(const std::string& word, const Place& place, const char* column) {
+std::optional<double> number_of(const std::string& word, const NcclPlace& place, const char* column) {
   if (word == kNotThere) return std::nullopt;
   double value = 0;
   const char* const end = word.data() + word.size();
@@ -41,31 +41,31 @@ std::optional<double> number_of(const std::string& word, const Place& place, con
 }
 
 /// Four columns: time, algbw, busbw, #wrong.
-struct Half {
+struct NcclHalf {
   std::optional<double> time, algbw, busbw, wrong;
 };
 
-struct Row {
+struct NcclRow {
   int line;
   std::int64_t bytes;
   std::string type, redop;
-  Half out_of_place, in_place;
+  NcclHalf out_of_place, in_place;
 };
 
-struct Table {
+struct NcclTable {
   int line = 0;  ///< of its head
   std::string collective;
   int ranks = 0;  ///< 0: not known
-  std::vector<Row> rows{};
+  std::vector<NcclRow> rows{};
   std::optional<double> average{};
   bool out_of_bounds = false;
 };
 
-class Parser {
+class NcclParser {
  public:
-  Parser(const std::string& name, const NcclOptions& options) : name_(name), options_(options) {}
+  NcclParser(const std::string& name, const NcclOptions& options) : name_(name), options_(options) {}
 
-  std::vector<Table> parse(const std::string& text) {
+  std::vector<NcclTable> parse(const std::string& text) {
     std::istringstream in(text);
     int number = 0;
     for (std::string line; std::getline(in, line);) take(without_mark(line), {name_, ++number});
@@ -85,7 +85,7 @@ class Parser {
     return std::regex_replace(line, mark, "", std::regex_constants::format_first_only);
   }
 
-  void take(const std::string& line, const Place& place) {
+  void take(const std::string& line, const NcclPlace& place) {
     static const std::regex head(R"(^\s*#\s*size\s+count\s+type\b)");
     static const std::regex program(R"(\b([a-z_]+)_perf\b)");
     static const std::regex rank(R"(^\s*#\s+Rank\s+[0-9]+\b)");
@@ -100,8 +100,8 @@ class Parser {
     words.front().starts_with('#') ? take_comment(line, place) : take_row(line, words, place);
   }
 
-  void begin_table(const Place& place) {
-    Table table{.line = place.line, .collective = options_.collective, .ranks = options_.ranks};
+  void begin_table(const NcclPlace& place) {
+    NcclTable table{.line = place.line, .collective = options_.collective, .ranks = options_.ranks};
     if (table.collective.empty()) table.collective = collective_.empty() ? "all_reduce" : collective_;
     if (table.ranks == 0) table.ranks = ranks_;
     tables_.push_back(table);
@@ -109,7 +109,7 @@ class Parser {
     ranks_ = 0;
   }
 
-  void take_comment(const std::string& line, const Place& place) {
+  void take_comment(const std::string& line, const NcclPlace& place) {
     static const std::regex average(R"(Avg bus bandwidth\s*:\s*(\S+))");
     std::smatch found;
     if (line.find("Out of bounds") != std::string::npos) {
@@ -120,15 +120,15 @@ class Parser {
     }
   }
 
-  void take_row(const std::string& line, const std::vector<std::string>& words, const Place& place) {
+  void take_row(const std::string& line, const std::vector<std::string>& words, const NcclPlace& place) {
     constexpr std::size_t kColumns = 13;
     if (words.size() != kColumns) {
       throw InvalidArgument(fmt::format("{}: '{}' is no row of nccl-tests' table: {} columns, expected {}",
                                         place.text(), line.substr(0, 60), words.size(), kColumns));
     }
     const auto half = [&](std::size_t at) {
-      return Half{number_of(words[at], place, "time"), number_of(words[at + 1], place, "algbw"),
-                  number_of(words[at + 2], place, "busbw"), number_of(words[at + 3], place, "#wrong")};
+      return NcclHalf{number_of(words[at], place, "time"), number_of(words[at + 1], place, "algbw"),
+                      number_of(words[at + 2], place, "busbw"), number_of(words[at + 3], place, "#wrong")};
     };
     const double bytes = number_of(words[0], place, "size").value_or(0);
     tables_.back().rows.push_back({place.line, static_cast<std::int64_t>(bytes), words[2], words[3], half(5), half(9)});
@@ -136,16 +136,16 @@ class Parser {
 
   const std::string& name_;
   const NcclOptions& options_;
-  std::vector<Table> tables_;
+  std::vector<NcclTable> tables_;
   bool inside_ = false;
   std::string collective_;
   int ranks_ = 0;
 };
 
 /// How many ranks would have that ratio of the two bandwidths: where they are largest, rounding matters least.
-int ranks_by_bandwidth(const Table& table) {
-  const Half* best = nullptr;
-  for (const Row& row : table.rows) {
+int ranks_by_bandwidth(const NcclTable& table) {
+  const NcclHalf* best = nullptr;
+  for (const NcclRow& row : table.rows) {
     if (row.out_of_place.algbw && row.out_of_place.busbw &&
         (best == nullptr || *row.out_of_place.algbw > *best->algbw)) {
       best = &row.out_of_place;
@@ -159,12 +159,12 @@ int ranks_by_bandwidth(const Table& table) {
   return ranks >= 2 && ranks < kMost ? static_cast<int>(std::lround(ranks)) : 0;
 }
 
-class Judge {
+class NcclJudge {
  public:
-  Judge(const std::string& name, const NcclOptions& options, NcclReport& report)
+  NcclJudge(const std::string& name, const NcclOptions& options, NcclReport& report)
       : name_(name), options_(options), report_(report) {}
 
-  void judge(Table table) {
+  void judge(NcclTable table) {
     const bool counted = table.ranks != 0;
     const bool has_ratio = bus_factor(table.collective, 2) != bus_factor(table.collective, 4);
     if (!counted && has_ratio) table.ranks = ranks_by_bandwidth(table);
@@ -175,9 +175,9 @@ class Judge {
     double sum = 0;
     int count = 0;
     double largest = 0;
-    for (const Row& row : table.rows) {
+    for (const NcclRow& row : table.rows) {
       for (const bool in_place : {false, true}) {
-        const Half& half = in_place ? row.in_place : row.out_of_place;
+        const NcclHalf& half = in_place ? row.in_place : row.out_of_place;
         if (!half.busbw || !half.algbw) continue;
         judge_half(table, row, half, in_place ? "in place" : "out of place");
         sum += *half.busbw;
@@ -194,7 +194,7 @@ class Judge {
   }
 
  private:
-  void judge_half(const Table& table, const Row& row, const Half& half, const char* place) {
+  void judge_half(const NcclTable& table, const NcclRow& row, const NcclHalf& half, const char* place) {
     checked_ = checked_ || half.wrong.has_value();
     if (half.wrong.value_or(0) != 0) {
       report_.mistakes.push_back(fmt::format("{} line {}: {} wrong values {}", name_, row.line, *half.wrong, place));
@@ -225,7 +225,7 @@ class Judge {
     report_.figures.push_back(figure);
   }
 
-  void judge_end(const Table& table, double mean) {
+  void judge_end(const NcclTable& table, double mean) {
     if (table.out_of_bounds) {
       report_.mistakes.push_back(fmt::format("{}: nccl-tests itself reports values out of bounds", name_));
     }
@@ -270,7 +270,8 @@ double bus_factor(const std::string& collective, int ranks) {
 
 NcclReport parse_nccl_tests(const std::string& text, const std::string& name, const NcclOptions& options) {
   NcclReport report;
-  for (Table& table : Parser(name, options).parse(text)) Judge(name, options, report).judge(std::move(table));
+  for (NcclTable& table : NcclParser(name, options).parse(text))
+    NcclJudge(name, options, report).judge(std::move(table));
   return report;
 }
 

@@ -37,14 +37,14 @@ WorkloadShape small_shape(int ranks, int nodes) {
 }
 
 /// How a case went on one rank; all-gathered.
-struct Verdict {
+struct CaseVerdict {
   bool failed = false;
   std::array<char, 300> reason{};
 };
 
 /// Runs `work` on this rank; throws on all ranks what one of them throws.
 void together(Bootstrap& bootstrap, const std::function<void()>& work) {
-  Verdict mine;
+  CaseVerdict mine;
   try {
     work();
   } catch (const std::exception& error) {
@@ -52,9 +52,9 @@ void together(Bootstrap& bootstrap, const std::function<void()>& work) {
     std::string_view(error.what()).copy(mine.reason.data(), mine.reason.size() - 1);
   }
   const std::vector<std::byte> bytes = bootstrap.all_gather(std::as_bytes(std::span(&mine, 1)));
-  std::vector<Verdict> all(bytes.size() / sizeof(Verdict));
+  std::vector<CaseVerdict> all(bytes.size() / sizeof(CaseVerdict));
   std::memcpy(static_cast<void*>(all.data()), bytes.data(), bytes.size());
-  for (const Verdict& one : all) {
+  for (const CaseVerdict& one : all) {
     if (one.failed) throw Error(one.reason.data());
   }
 }

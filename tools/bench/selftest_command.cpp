@@ -6,12 +6,12 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
-#include "deep_ep/version.hpp"
 #include "tools/bench/commands.hpp"
 #include "tools/bench/selftest.hpp"
 #include "tools/common/command_line.hpp"
 #include "tools/common/json_output.hpp"
 #include "tools/common/ranks.hpp"
+#include "tools/common/version.hpp"
 
 namespace deep_ep::tools {
 namespace {
@@ -45,7 +45,7 @@ int run_selftest_command(const SelftestCommand& command) {
   const bool well =
       std::ranges::none_of(stages, [](const SelftestStage& stage) { return stage.outcome == SelftestOutcome::fail; });
   if (speaks && command.json) {
-    nlohmann::json document = {{"version", DEEP_EP_VERSION}, {"well", well}, {"stages", nlohmann::json::array()}};
+    nlohmann::json document = {{"version", full_version()}, {"well", well}, {"stages", nlohmann::json::array()}};
     for (const SelftestStage& stage : stages) document["stages"].push_back(stage.json());
     print_json(document);
   } else if (speaks) {

@@ -9,11 +9,11 @@
 
 #include "bench_support/workload.hpp"
 #include "deep_ep/error.hpp"
-#include "deep_ep/version.hpp"
 #include "tools/bench/child.hpp"
 #include "tools/bench/output/csv.hpp"
 #include "tools/bench/output/results.hpp"
 #include "tools/common/ranks.hpp"
+#include "tools/common/version.hpp"
 
 namespace deep_ep::tools {
 namespace {
@@ -30,7 +30,7 @@ std::string new_file(const SweepOptions& options) {
              "sweep, device {}\n# gb_per_s: as DeepEP's tests count, see docs/benchmarks.md\n",
              date,
              options.device == "cpu" || cuda_device_count() == 0 ? "CPU, not a measure of speed" : "GPUs of this host",
-             DEEP_EP_VERSION, options.device) +
+             full_version(), options.device) +
          figure_csv_header();
 }
 

@@ -26,13 +26,13 @@ using rdma::nic_test::Subject;
 /// "mlx5_0:1" of "mlx5_0:1, rung by GPU 0"; "wire local" of one without a NIC.
 std::string nic_of(const Subject& subject) { return subject.name.substr(0, subject.name.find_first_of(",(")); }
 
-std::string trimmed(std::string text) {
+std::string without_blanks_behind(std::string text) {
   while (text.ends_with(' ')) text.pop_back();
   return text;
 }
 
 bool is_wanted(const Subject& subject, const std::vector<std::string>& nics) {
-  const std::string nic = trimmed(nic_of(subject));
+  const std::string nic = without_blanks_behind(nic_of(subject));
   return nics.empty() || std::ranges::any_of(nics, [&](const std::string& name) {
            return name == nic || name == nic.substr(0, nic.rfind(':'));
          });
@@ -44,9 +44,9 @@ void require(const Subject& subject, const Line& line) {
 }
 
 /// One NIC, with queue pairs to itself.
-class Wire {
+class OneWire {
  public:
-  explicit Wire(const Subject& subject)
+  explicit OneWire(const Subject& subject)
       : subject_(subject), bootstrap_(make_thread_bootstraps(1).front()), bench_(*bootstrap_, subject.executor) {
     try {
       bench_.connect(subject.make, kMostPairs);
@@ -97,7 +97,7 @@ class Wire {
     figure.operation = operation;
     figure.by = "deep_ep";
     figure.device = name_of(subject_.executor->device().kind);
-    figure.nic = trimmed(nic_of(subject_));
+    figure.nic = without_blanks_behind(nic_of(subject_));
     figure.bytes = bytes;
     if (subject_.link_gbps > 0) figure.nominal_gb_per_s = subject_.link_gbps / 8;
     return figure;
@@ -116,7 +116,7 @@ void run_at_once(const std::vector<Subject>& subjects, double seconds,
   run_ranks(static_cast<int>(subjects.size()), [&](int i) {
     const auto at = static_cast<std::size_t>(i);
     subjects[at].executor->make_current();
-    Wire wire(subjects[at]);
+    OneWire wire(subjects[at]);
     barriers[at]->barrier();
     figures[at] = wire.writes(kMostPairs, seconds);
     barriers[at]->barrier();  // nobody stops driving its NIC's queue pairs before the others have measured
@@ -168,7 +168,7 @@ void run_wire(const std::vector<Subject>& subjects, double seconds, const std::f
   for (const Subject& subject : subjects) {
     show_progress(fmt::format("{}", subject.name));
     subject.executor->make_current();
-    Wire wire(subject);
+    OneWire wire(subject);
     report(wire.round_trips(seconds));
     report(wire.additions(seconds));
     for (int pairs = 1; pairs <= kMostPairs; pairs *= 2) report(wire.writes(pairs, seconds));

@@ -24,7 +24,7 @@ struct WireCommand {
   bool quick = false;
 };
 
-constexpr const char* kLine = "{:<16}{:<20}{:<15}{:>10}{:>10}{:>9}{:>12}\n";
+constexpr const char* kWireLine = "{:<16}{:<20}{:<15}{:>10}{:>10}{:>9}{:>12}\n";
 
 void print_line(const Figure& m) {
   const auto show = [](const Figure::Number& number, const char* format) {
@@ -32,7 +32,7 @@ void print_line(const Figure& m) {
   };
   const bool has_share = m.gb_per_s && m.nominal_gb_per_s;
   clear_progress();
-  fmt::print(kLine, m.nic, m.operation, m.mode, show(m.mean_us, "{:.2f}"), show(m.gb_per_s, "{:.4g}"),
+  fmt::print(kWireLine, m.nic, m.operation, m.mode, show(m.mean_us, "{:.2f}"), show(m.gb_per_s, "{:.4g}"),
              show(m.nominal_gb_per_s, "{:.4g}"),
              has_share ? fmt::format("{:.1f} %", *m.gb_per_s / *m.nominal_gb_per_s * 100) : "-");
   std::fflush(stdout);
@@ -57,7 +57,7 @@ int run_wire_command(WireCommand command) {
     fmt::print("Each NIC writes to itself by this library's queue pairs, 32 KiB a message, {} s each.\n",
                command.wire.seconds);
     fmt::print("mean: of a round trip of 16 KiB and a flag, or of a fetch-add among many. nominal: of the link.\n\n");
-    fmt::print(kLine, "NIC", "operation", "by", "mean us", "GB/s", "nominal", "share");
+    fmt::print(kWireLine, "NIC", "operation", "by", "mean us", "GB/s", "nominal", "share");
   }
   nlohmann::json document = {{"benchmark", "wire"}, {"measurements", nlohmann::json::array()}};
   run_wire(subjects, command.wire.seconds, [&](const Figure& figure) {

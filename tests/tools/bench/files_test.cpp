@@ -17,7 +17,7 @@ namespace deep_ep::tools {
 namespace {
 
 template <class Call>
-std::string error_of(Call&& call) {
+std::string error_in(Call&& call) {
   try {
     call();
   } catch (const Error& error) {
@@ -115,15 +115,15 @@ TEST(NcclTable, MissingRowsAndEndsAreMistakes) {
 }
 
 TEST(NcclTable, GarbageIsRefusedWithItsLine) {
-  EXPECT_NE(error_of([] { parse_nccl_tests("hello\n", "log", {}); }).find("no table of nccl-tests in its 1 lines"),
+  EXPECT_NE(error_in([] { parse_nccl_tests("hello\n", "log", {}); }).find("no table of nccl-tests in its 1 lines"),
             std::string::npos);
-  EXPECT_EQ(error_of([] { parse_nccl_tests(nccl_log("Segmentation fault (core dumped)\n", kEnd), "log", {}); }),
+  EXPECT_EQ(error_in([] { parse_nccl_tests(nccl_log("Segmentation fault (core dumped)\n", kEnd), "log", {}); }),
             "log line 6: 'Segmentation fault (core dumped)' is no row of nccl-tests' table: 4 columns, expected 13");
   std::string rows = kRows;
   rows.replace(rows.find("16.00"), 5, "16,00");
-  EXPECT_EQ(error_of([&] { parse_nccl_tests(nccl_log(rows, kEnd), "log", {}); }),
+  EXPECT_EQ(error_in([&] { parse_nccl_tests(nccl_log(rows, kEnd), "log", {}); }),
             "log line 6: algbw is '16,00', expected a number");
-  EXPECT_NE(error_of([] {
+  EXPECT_NE(error_in([] {
               parse_nccl_tests(nccl_log(kRows, kEnd), "log", {.collective = "gossip"});
             }).find("--collective gossip: allowed: all_reduce"),
             std::string::npos);
@@ -174,7 +174,7 @@ TEST(SweepFile, AShapeThatWasCutShortIsMeasuredAgain) {
     EXPECT_TRUE(file.repaired);
     EXPECT_EQ(file.text, saved.head + saved.lines[0]) << missing;
   }
-  EXPECT_NE(error_of([] { resume_sweep("what,is,this\n", "f"); }).find("f line 1"), std::string::npos);
+  EXPECT_NE(error_in([] { resume_sweep("what,is,this\n", "f"); }).find("f line 1"), std::string::npos);
 }
 
 TEST(Sweep, KnowsWhatCannotBe) {
@@ -232,7 +232,7 @@ TEST(Selftest, NoticesRowsThatAreOthers) {
   for (const SelftestCase& one : selftest_cases(1)) EXPECT_NO_THROW(rank.run(one)) << one.name();
   rank.destroy();
   SelftestRank mistaken(shape, wrong, bootstrap, executor);
-  EXPECT_NE(error_of([&] { mistaken.run({.topk = true}); }).find("selections"), std::string::npos);
+  EXPECT_NE(error_in([&] { mistaken.run({.topk = true}); }).find("selections"), std::string::npos);
   mistaken.destroy();
 }
 

@@ -11,14 +11,14 @@
 namespace deep_ep::tools {
 namespace {
 
-constexpr double kWidth = 860;
-constexpr double kLeft = 74;
-constexpr double kRight = 26;
-constexpr double kTop = 48;
+constexpr double kChartWidth = 860;
+constexpr double kChartLeft = 74;
+constexpr double kChartRight = 26;
+constexpr double kChartTop = 48;
 constexpr double kPlotHeight = 360;
 constexpr double kAxisRoom = 58;    ///< below the plot: marks and label
 constexpr double kLegendLine = 18;  ///< each line has one, below that
-constexpr double kPlotWidth = kWidth - kLeft - kRight;
+constexpr double kPlotWidth = kChartWidth - kChartLeft - kChartRight;
 constexpr std::size_t kMostMarks = 14;  ///< of the x axis
 
 /// Colours that people who see colours differently can tell apart.
@@ -56,9 +56,9 @@ std::string style_of(std::size_t line) {
 }
 
 /// From values to places in the picture.
-class Scale {
+class ChartScale {
  public:
-  explicit Scale(const Chart& chart) {
+  explicit ChartScale(const Chart& chart) {
     std::set<double> all;
     double largest_y = 0;
     for (const ChartLine& line : chart.lines) {
@@ -79,9 +79,9 @@ class Scale {
     const double to = place(xs_.back());
     constexpr double kEdge = 0.04;  // room between axis and first point
     const double share = to > from ? (place(value) - from) / (to - from) : 0.5;
-    return kLeft + kPlotWidth * (kEdge + (1 - 2 * kEdge) * share);
+    return kChartLeft + kPlotWidth * (kEdge + (1 - 2 * kEdge) * share);
   }
-  double y(double value) const { return kTop + kPlotHeight * (1 - value / y_ticks_.back()); }
+  double y(double value) const { return kChartTop + kPlotHeight * (1 - value / y_ticks_.back()); }
 
   const std::vector<double>& y_ticks() const { return y_ticks_; }
   /// Where there were measurements; of many, some.
@@ -106,12 +106,12 @@ class Scale {
   bool logarithmic_ = false;
 };
 
-std::string label(double x, double y, const char* anchor, const std::string& content, const char* more = "") {
+std::string text_at(double x, double y, const char* anchor, const std::string& content, const char* more = "") {
   return fmt::format("<text x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"{}\"{}>{}</text>\n", x, y, anchor, more,
                      escaped(content));
 }
 
-std::string rule(double x1, double y1, double x2, double y2, const char* colour) {
+std::string straight_line(double x1, double y1, double x2, double y2, const char* colour) {
   return fmt::format("<line x1=\"{:.1f}\" y1=\"{:.1f}\" x2=\"{:.1f}\" y2=\"{:.1f}\" stroke=\"{}\"/>\n", x1, y1, x2, y2,
                      colour);
 }
@@ -126,26 +126,27 @@ std::string show_x(double value) {
   return fmt::format("{:g}", value);
 }
 
-std::string axes(const Chart& chart, const Scale& scale) {
+std::string axes_svg(const Chart& chart, const ChartScale& scale) {
   std::string svg;
   for (const double tick : scale.y_ticks()) {
-    svg += rule(kLeft, scale.y(tick), kLeft + kPlotWidth, scale.y(tick), tick == 0 ? "#333" : "#ddd");
-    svg += label(kLeft - 8, scale.y(tick) + 4, "end", fmt::format("{:g}", tick), " class=\"y-tick\"");
+    svg +=
+        straight_line(kChartLeft, scale.y(tick), kChartLeft + kPlotWidth, scale.y(tick), tick == 0 ? "#333" : "#ddd");
+    svg += text_at(kChartLeft - 8, scale.y(tick) + 4, "end", fmt::format("{:g}", tick), " class=\"y-tick\"");
   }
-  const double bottom = kTop + kPlotHeight;
-  svg += rule(kLeft, kTop, kLeft, bottom, "#333");
+  const double bottom = kChartTop + kPlotHeight;
+  svg += straight_line(kChartLeft, kChartTop, kChartLeft, bottom, "#333");
   for (const double tick : scale.x_ticks()) {
-    svg += rule(scale.x(tick), bottom, scale.x(tick), bottom + 5, "#333");
-    svg += label(scale.x(tick), bottom + 20, "middle", show_x(tick), " class=\"x-tick\"");
+    svg += straight_line(scale.x(tick), bottom, scale.x(tick), bottom + 5, "#333");
+    svg += text_at(scale.x(tick), bottom + 20, "middle", show_x(tick), " class=\"x-tick\"");
   }
-  svg += label(kLeft + kPlotWidth / 2, bottom + 42, "middle", chart.x_label);
-  const double middle = kTop + kPlotHeight / 2;
+  svg += text_at(kChartLeft + kPlotWidth / 2, bottom + 42, "middle", chart.x_label);
+  const double middle = kChartTop + kPlotHeight / 2;
   svg +=
-      label(18, middle, "middle", chart.y_label, fmt::format(" transform=\"rotate(-90 18 {:.1f})\"", middle).c_str());
-  return svg + label(kWidth / 2, 26, "middle", chart.title, " font-size=\"17\" font-weight=\"bold\"");
+      text_at(18, middle, "middle", chart.y_label, fmt::format(" transform=\"rotate(-90 18 {:.1f})\"", middle).c_str());
+  return svg + text_at(kChartWidth / 2, 26, "middle", chart.title, " font-size=\"17\" font-weight=\"bold\"");
 }
 
-std::string line_svg(const ChartLine& line, std::size_t number, const Scale& scale) {
+std::string line_svg(const ChartLine& line, std::size_t number, const ChartScale& scale) {
   std::string places;
   for (const auto& [x, y] : line.points) places += fmt::format(" {:.1f},{:.1f}", scale.x(x), scale.y(y));
   std::string svg = "<g class=\"line\">\n";
@@ -161,13 +162,13 @@ std::string line_svg(const ChartLine& line, std::size_t number, const Scale& sca
   return svg + "</g>\n";
 }
 
-std::string legend(const Chart& chart) {
+std::string legend_svg(const Chart& chart) {
   std::string svg;
-  double y = kTop + kPlotHeight + kAxisRoom + kLegendLine / 2;
+  double y = kChartTop + kPlotHeight + kAxisRoom + kLegendLine / 2;
   for (std::size_t i = 0; i < chart.lines.size(); ++i, y += kLegendLine) {
-    svg += fmt::format("<line x1=\"{:.1f}\" y1=\"{:.1f}\" x2=\"{:.1f}\" y2=\"{:.1f}\" stroke-width=\"2\" {}/>\n", kLeft,
-                       y - 4, kLeft + 30, y - 4, style_of(i));
-    svg += label(kLeft + 38, y, "start", chart.lines[i].name, " class=\"legend\"");
+    svg += fmt::format("<line x1=\"{:.1f}\" y1=\"{:.1f}\" x2=\"{:.1f}\" y2=\"{:.1f}\" stroke-width=\"2\" {}/>\n",
+                       kChartLeft, y - 4, kChartLeft + 30, y - 4, style_of(i));
+    svg += text_at(kChartLeft + 38, y, "start", chart.lines[i].name, " class=\"legend\"");
   }
   return svg;
 }
@@ -188,16 +189,17 @@ std::vector<double> ticks_up_to(double largest) {
 }
 
 std::string to_svg(const Chart& chart) {
-  const double height = kTop + kPlotHeight + kAxisRoom + kLegendLine * (static_cast<double>(chart.lines.size()) + 1);
-  const Scale scale(chart);
+  const double height =
+      kChartTop + kPlotHeight + kAxisRoom + kLegendLine * (static_cast<double>(chart.lines.size()) + 1);
+  const ChartScale scale(chart);
   std::string svg = fmt::format(
       "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{0:g}\" height=\"{1:g}\" viewBox=\"0 0 {0:g} {1:g}\" "
       "font-family=\"sans-serif\" font-size=\"13\" fill=\"#222\">\n<rect width=\"{0:g}\" height=\"{1:g}\" "
       "fill=\"#fff\"/>\n",
-      kWidth, height);
-  svg += axes(chart, scale);
+      kChartWidth, height);
+  svg += axes_svg(chart, scale);
   for (std::size_t i = 0; i < chart.lines.size(); ++i) svg += line_svg(chart.lines[i], i, scale);
-  return svg + legend(chart) + "</svg>\n";
+  return svg + legend_svg(chart) + "</svg>\n";
 }
 
 }  // namespace deep_ep::tools

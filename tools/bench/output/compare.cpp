@@ -56,15 +56,15 @@ bool same_shape(const Figure& ours, const Figure& theirs) {
   });
 }
 
-std::string show(const Figure::Count& count) { return count ? fmt::format("{}", *count) : "not given"; }
+std::string show_count(const Figure::Count& count) { return count ? fmt::format("{}", *count) : "not given"; }
 
 /// "tokens 2048 there, 4096 here; nodes 2 there, 1 here"
 std::string difference(const Figure& ours, const Figure& theirs) {
   std::string text;
   for (const auto& [name, member] : kShape) {
     if (!(theirs.*member) || theirs.*member == ours.*member) continue;
-    text +=
-        fmt::format("{}{} {} there, {} here", text.empty() ? "" : "; ", name, show(theirs.*member), show(ours.*member));
+    text += fmt::format("{}{} {} there, {} here", text.empty() ? "" : "; ", name, show_count(theirs.*member),
+                        show_count(ours.*member));
   }
   return text;
 }
@@ -77,7 +77,7 @@ bool is_better(const Figure& one, const Figure& other) {
   return false;
 }
 
-std::string how(const Figure& figure) {
+std::string how_done(const Figure& figure) {
   std::string text = figure.sms ? fmt::format("{} SMs", *figure.sms) : "";
   const auto add = [&](const std::string& more) { text += (text.empty() ? "" : ", ") + more; };
   if (figure.nvl_chunk) add(fmt::format("NVL chunk {}", *figure.nvl_chunk));
@@ -129,7 +129,7 @@ void add_figures(Comparison& comparison, const Figure& ours, const Figure& their
                                   .ours = mine,
                                   .theirs = other,
                                   .ratio = more_is_better ? mine / other : other / mine,
-                                  .how = fmt::format("{} / {}", how(ours), how(theirs)),
+                                  .how = fmt::format("{} / {}", how_done(ours), how_done(theirs)),
                                   .note = note_of(ours, theirs)});
   }
 }

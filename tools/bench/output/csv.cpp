@@ -20,9 +20,9 @@ std::string quoted_if_needed(const std::string& field) {
 }
 
 /// Goes through a text row by row.
-class Parser {
+class CsvParser {
  public:
-  Parser(std::string_view text, const std::string& name) : text_(text), name_(name) {}
+  CsvParser(std::string_view text, const std::string& name) : text_(text), name_(name) {}
 
   CsvText parse() {
     CsvText result;
@@ -102,6 +102,6 @@ std::string csv_line(const std::vector<std::string>& fields) {
   return line + '\n';
 }
 
-CsvText parse_csv(std::string_view text, const std::string& name) { return Parser(text, name).parse(); }
+CsvText parse_csv(std::string_view text, const std::string& name) { return CsvParser(text, name).parse(); }
 
 }  // namespace deep_ep::tools

@@ -18,7 +18,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-std::string trimmed(const std::string& text) {
+std::string without_blanks(const std::string& text) {
   const std::size_t begin = text.find_first_not_of(" \t");
   if (begin == std::string::npos) return "";
   return text.substr(begin, text.find_last_not_of(" \t") - begin + 1);
@@ -27,12 +27,12 @@ std::string trimmed(const std::string& text) {
 /// "# key: value"; a comment without a colon goes on with the value before it.
 void add_provenance(ResultFile& file, const std::string& comment) {
   const std::size_t colon = comment.find(": ");
-  const std::string key = colon == std::string::npos ? "" : trimmed(comment.substr(0, colon));
+  const std::string key = colon == std::string::npos ? "" : without_blanks(comment.substr(0, colon));
   const bool is_key = !key.empty() && key.find(' ') == std::string::npos;
   if (is_key) {
-    file.provenance.emplace_back(key, trimmed(comment.substr(colon + 1)));
+    file.provenance.emplace_back(key, without_blanks(comment.substr(colon + 1)));
   } else if (!file.provenance.empty()) {
-    file.provenance.back().second += ' ' + trimmed(comment);
+    file.provenance.back().second += ' ' + without_blanks(comment);
   }
 }
 

@@ -18,6 +18,14 @@ install(
 install(DIRECTORY "${PROJECT_SOURCE_DIR}/include/deep_ep" "${PROJECT_BINARY_DIR}/include/deep_ep"
         DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}" FILES_MATCHING PATTERN "*.hpp")
 install(FILES "${PROJECT_SOURCE_DIR}/LICENSE" DESTINATION "${CMAKE_INSTALL_DOCDIR}")
+if(DEEP_EP_BUILD_TOOL)
+  install(PROGRAMS "${PROJECT_SOURCE_DIR}/scripts/deep_ep-host-tune" DESTINATION "${CMAKE_INSTALL_BINDIR}")
+  # It also uninstalls, so an installed tree carries its own.
+  install(PROGRAMS "${PROJECT_SOURCE_DIR}/install.sh" DESTINATION "${CMAKE_INSTALL_DATADIR}/deep_ep")
+  # Measurements to compare with: deep_ep bench --compare.
+  file(GLOB results CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/results/*.csv")
+  install(FILES ${results} DESTINATION "${CMAKE_INSTALL_DATADIR}/deep_ep/results")
+endif()
 install(EXPORT deep_ep-targets NAMESPACE deep_ep:: DESTINATION "${config_dir}")
 
 # A static library leaves its dependencies to whoever links it.
@@ -74,4 +82,23 @@ if(TARGET deep_ep_mpi)
 endif()
 if(TARGET deep_ep_nccl)
   deep_ep_install_bootstrap_pc(nccl "${NCCL_INCLUDE_DIR}" "${NCCL_LIBRARY}")
+endif()
+
+# fmt, spdlog and Boost.Context have another version in every distribution. With them beside it, an installed tree runs
+# wherever the C library is new enough. MPI is the cluster's own, and in /usr packages depend on each other instead.
+if(DEEP_EP_BUNDLE)
+  set(programs "")
+  if(DEEP_EP_BUILD_TOOL)
+    set(programs "EXECUTABLES [[$<TARGET_FILE:deep_ep_tool>]]")
+  endif()
+  install(
+    CODE "set(libdir [[${CMAKE_INSTALL_LIBDIR}]])
+if(NOT CMAKE_INSTALL_PREFIX MATCHES \"^/usr(/local)?/?$\")
+  file(GET_RUNTIME_DEPENDENCIES LIBRARIES [[$<TARGET_FILE:deep_ep>]] ${programs}
+    RESOLVED_DEPENDENCIES_VAR found UNRESOLVED_DEPENDENCIES_VAR missing CONFLICTING_DEPENDENCIES_PREFIX several
+    PRE_INCLUDE_REGEXES \"^lib(fmt|spdlog|boost_context)[.-]\" PRE_EXCLUDE_REGEXES \".*\")
+  foreach(library IN LISTS found)
+    file(INSTALL \"\${library}\" DESTINATION \"\${CMAKE_INSTALL_PREFIX}/\${libdir}\" FOLLOW_SYMLINK_CHAIN)
+  endforeach()
+endif()")
 endif()

@@ -8,6 +8,9 @@ process that ends between two tests, or a sanitizer's report anywhere, is a fail
 script is told to stop, what has not run fails. What a failed test printed is shown, and its name once more in the last
 lines. RESULT is a JUnit file with every test. Skipped tests are no failure. --shard 2/4 takes every fourth test from
 the second on. Without a GPU, tests whose parameter is a place on GPUs (".../cuda_...") are left out and counted.
+
+A test whose expectations fail while the whole machine stands still (a virtual machine that is not scheduled for half a
+second) says nothing of the code that waits: it runs once more at the end, and that result holds. It is printed which.
 """
 
 import argparse
@@ -20,6 +23,7 @@ import selectors
 import signal
 import subprocess
 import sys
+import threading
 import time
 import xml.etree.ElementTree as ElementTree
 
@@ -30,6 +34,7 @@ EXHAUSTIVE_FACTOR = 4  # such a test may take that many times as long
 BROKEN_PROCESSES = 5  # after so many crashes and hangs the rest is given up
 SECONDS_TO_DIE = 10  # after SIGKILL; a process that a driver holds may take longer, and is left alone
 PR_SET_PDEATHSIG = 1
+STANDSTILL = 0.5  # seconds in which not even a thread that only sleeps was woken
 
 
 class Deadline:
@@ -48,6 +53,27 @@ class Deadline:
         return time.monotonic() >= self.end
 
 
+class Standstills:
+    """When this machine, or at least this process, did not run. Deadlines in tests come from how busy the machine is;
+    no load average shows a pause of it all."""
+
+    def __init__(self):
+        self.seen = []  # (end, seconds)
+        threading.Thread(target=self.watch, daemon=True).start()
+
+    def watch(self):
+        while True:
+            before = time.monotonic()
+            time.sleep(0.02)
+            now = time.monotonic()
+            if now - before > STANDSTILL:
+                self.seen.append((now, now - before))
+
+    def longest_since(self, began):
+        time.sleep(0.05)  # the watch may just be waking up
+        return max((seconds for end, seconds in self.seen if end > began), default=0.0)
+
+
 class Case:
     def __init__(self, name):
         self.name = name
@@ -55,11 +81,17 @@ class Case:
         self.why = ""
         self.output = []
         self.seconds = 0.0
+        self.stood_still = 0.0
 
     def end(self, state, why="", output=()):
         self.state, self.why = state, why
         self.output += output
         return self
+
+    def failed_in_a_standstill(self):
+        """Expectations failed, nothing crashed, hung or was reported by a sanitizer, and the machine did not run."""
+        failed = self.state == "failed" and not self.why and not SANITIZER.search("".join(self.output))
+        return failed and self.stood_still > 0
 
     def skip_reason(self):
         """The text of GTEST_SKIP() << "...": the line after "FILE:LINE: Skipped"."""
@@ -93,7 +125,7 @@ def die_with_parent():
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def run_process(program, cases, seconds, deadline):
+def run_process(program, cases, seconds, deadline, standstills):
     """Runs the cases until the process ends. Returns how the process broke off ("" if it did not), and a failed case
     for what is wrong with the process as a whole, if anything is."""
     by_name = {case.name: case for case in cases}
@@ -106,20 +138,23 @@ def run_process(program, cases, seconds, deadline):
     selector = selectors.DefaultSelector()
     selector.register(process.stdout, selectors.EVENT_READ)
     running, began, rest, tail, finished = None, time.monotonic(), "", collections.deque(maxlen=200), False
+    ready = began  # the end of the test before: that one began is only known when its line has been read
 
     def take(line):
-        nonlocal running, began, finished
+        nonlocal running, began, ready, finished
         finished = finished or (running is None and GOOGLETEST_ENDS.search(line) is not None)
         match = EVENT.search(line.rstrip("\n"))
         case = by_name.get(match[2]) if match else None
         if case is None or (match[1] != "RUN" and case is not running):
             (running.output if running else tail).append(line)
         elif match[1] == "RUN":
-            running, began, case.state = case, time.monotonic(), "running"
+            ready, running, began, case.state = began, case, time.monotonic(), "running"
         else:
             case.output.append(line[: match.start()])
             case.seconds = time.monotonic() - began
             case.end({"OK": "passed", "FAILED": "failed", "SKIPPED": "skipped"}[match[1]])
+            if case.state == "failed":
+                case.stood_still = standstills.longest_since(ready)
             running, began = None, time.monotonic()
 
     hung = ""
@@ -226,12 +261,24 @@ def main():
         print(f"{arguments.program} has no test to run that matches '{arguments.filter}'")
         return 1
     waiting, broken = list(cases), []
+    standstills = Standstills()
     while waiting and len(broken) < BROKEN_PROCESSES and not deadline.came():
-        problem, of_process = run_process(arguments.program, waiting, arguments.seconds, deadline)
+        problem, of_process = run_process(arguments.program, waiting, arguments.seconds, deadline, standstills)
         cases += of_process
         if problem:
             broken.append(problem)
         waiting = [case for case in waiting if case.state == "not run"]
+    over = bool(broken) or deadline.came()
+    again = [case for case in cases if case.failed_in_a_standstill() and not over]
+    if again:
+        for case in again:
+            print(printable(f"---- {case.name}: failed while the machine stood still for {case.stood_still:.1f} s\n"
+                            f"{''.join(case.output)}"))
+            case.__init__(case.name)
+        problem, of_process = run_process(arguments.program, again, arguments.seconds, deadline, standstills)
+        cases += of_process
+        broken += [problem] if problem else []
+        waiting = [case for case in again if case.state == "not run"]
     for case in waiting:
         case.end("failed", "not run: " + (deadline.why if deadline.came() else "; ".join(broken)))
     write(arguments.result, arguments.program, cases, left_out)
@@ -241,6 +288,8 @@ def main():
     for case in failed:
         print(printable(f"---- {case.name}: {case.why or 'failed'}\n{''.join(case.output)}"))
     print(f"{states['passed']} passed, {states['failed']} failed, {states['skipped']} skipped")
+    if again:
+        print(f"{len(again)} of them ran once more, as the machine stood still: {', '.join(case.name for case in again)}")
     if left_out:
         print(f"{left_out} tests on GPUs left out: there is no GPU here")
     for case in failed:

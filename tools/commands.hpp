@@ -17,6 +17,7 @@ void add_demo_command(CLI::App& app, Action& action);
 void add_bench_command(CLI::App& app, Action& action);
 void add_doctor_command(CLI::App& app, Action& action);
 void add_env_command(CLI::App& app, Action& action);
+void add_model_command(CLI::App& app, Action& action);
 void add_launch_command(CLI::App& app, Action& action);
 void add_size_command(CLI::App& app, Action& action);
 

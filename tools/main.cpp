@@ -9,8 +9,8 @@
 #include <string>
 
 #include "deep_ep/error.hpp"
-#include "deep_ep/version.hpp"
 #include "tools/commands.hpp"
+#include "tools/common/version.hpp"
 
 namespace {
 
@@ -40,7 +40,7 @@ int finish(int status) {
 int main(int argc, char** argv) {
   CLI::App app{"Expert-parallel dispatch and combine for Mixture-of-Experts models"};
   app.name("deep_ep");
-  app.set_version_flag("--version", DEEP_EP_VERSION);
+  app.set_version_flag("--version", deep_ep::tools::version_text());
   app.require_subcommand(1);
 
   deep_ep::tools::Action action;
@@ -49,6 +49,7 @@ int main(int argc, char** argv) {
   deep_ep::tools::add_doctor_command(app, action);
   deep_ep::tools::add_env_command(app, action);
   deep_ep::tools::add_size_command(app, action);
+  deep_ep::tools::add_model_command(app, action);
   deep_ep::tools::add_launch_command(app, action);
 
   try {

@@ -82,6 +82,12 @@ std::optional<std::vector<Tensor>> CallScope::try_heap_tensors(std::span<const T
   return lay_out(wanted, std::move(storage));
 }
 
+void CallScope::take_back(std::vector<Tensor> unused) const {
+  for (const Tensor& tensor : unused) {
+    if (auto* ours = dynamic_cast<StreamStorage*>(tensor.storage().get())) ours->never_used();
+  }
+}
+
 std::vector<Tensor> CallScope::pool_tensors(std::span<const TensorView> wanted) const {
   if (context_.program_memory_ != nullptr && after_caller_) {
     return lay_out(wanted, std::make_shared<ProgramStorage>(context_.program_memory_, bytes_together(wanted),

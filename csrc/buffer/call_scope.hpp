@@ -58,6 +58,9 @@ class CallScope {
   /// Tensors of these types and shapes in the heap, in one piece of memory that lives as long as any of them. Nothing
   /// if they do not fit.
   std::optional<std::vector<Tensor>> try_heap_tensors(std::span<const TensorView> wanted) const;
+  /// Takes tensors back that the call will not use after all. Otherwise a graph that is being recorded keeps their
+  /// memory.
+  void take_back(std::vector<Tensor> unused) const;
   /// The same in the executor's pool, or from the program's allocator. Throws OutOfMemory.
   std::vector<Tensor> pool_tensors(std::span<const TensorView> wanted) const;
   Tensor pool_tensor(const TensorView& wanted) const { return pool_tensors({&wanted, 1}).front(); }

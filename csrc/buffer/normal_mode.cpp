@@ -44,7 +44,10 @@ DispatchOutputs make_outputs(const ConstTensorView& x, const std::optional<Const
       outputs.in_heap = false;
     }
   }
-  if (!outputs.in_heap && without_room == WithoutRoom::nowhere) return {.in_heap = false};
+  if (!outputs.in_heap) {
+    for (std::vector<Tensor>& piece : made) scope.take_back(std::move(piece));
+    if (without_room == WithoutRoom::nowhere) return {.in_heap = false};
+  }
   for (std::size_t piece = 0; piece < kPieces && !outputs.in_heap; ++piece) {
     if (!wanted[piece].empty()) made[piece] = scope.pool_tensors(wanted[piece]);
   }

@@ -18,6 +18,12 @@ void StreamStorage::record_stream(StreamHandle stream, bool recording) {
   if (std::find(streams_.begin(), streams_.end(), stream) == streams_.end()) streams_.push_back(stream);
 }
 
+void StreamStorage::never_used() {
+  const std::lock_guard lock(mutex_);
+  in_graph_ = false;
+  streams_.clear();
+}
+
 std::optional<std::vector<EventHandle>> StreamStorage::end_of_use(const StreamHandle* skip) {
   Executor& executor = home_->executor();
   const std::lock_guard lock(mutex_);

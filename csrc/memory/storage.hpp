@@ -31,6 +31,8 @@ class StreamStorage : public Tensor::Storage {
   void record_stream(StreamHandle stream) override;
   /// The same for a caller who knows whether the stream is recording a graph.
   void record_stream(StreamHandle stream, bool recording);
+  /// Nothing enqueued or recorded so far touches the memory: it goes back like that, and no graph keeps it.
+  void never_used();
 
   virtual std::byte* data() const = 0;
 

@@ -37,6 +37,16 @@ constexpr std::string_view dma_buf(std::string_view name, std::string_view value
   return off ? "off" : kNothing;
 }
 
+// NVSHMEM's value may be a list, of which the most talkative counts. DeepEP's switch is a number.
+constexpr std::string_view log_level(std::string_view name, std::string_view value) {
+  if (name == "EP_BUFFER_DEBUG") return value == "0" ? kNothing : "debug";
+  const auto has = [&](std::string_view word) { return value.find(word) != std::string_view::npos; };
+  if (has("TRACE") || has("trace")) return "trace";
+  if (has("INFO") || has("info")) return "info";
+  if (has("WARN") || has("warn")) return "warn";
+  return value == "VERSION" || value == "version" || value == "NONE" ? kNothing : value;
+}
+
 constexpr std::array kVariables = {
     Variable{.names = {"DEEP_EP_TIMEOUT_S"},
              .type = Type::number,
@@ -155,11 +165,17 @@ constexpr std::array kVariables = {
              .default_value = "",
              .allowed = "LOC|PIX|PXB|PHB|NODE|SYS",
              .help = "a GPU whose NIC is farther away is warned of"},
-    Variable{.names = {"DEEP_EP_LOG"},
+    Variable{.names = {"DEEP_EP_NODES"},
+             .type = Type::unsigned_integer,
+             .default_value = "0",
+             .allowed = "0 = as the scheduler says",
+             .help = "number of nodes of a run that deep_ep launch starts in a Job of Kubernetes; manifests set it"},
+    Variable{.names = {"DEEP_EP_LOG", "NVSHMEM_DEBUG", "NCCL_DEBUG", "EP_BUFFER_DEBUG"},
              .type = Type::choice,
              .default_value = "warn",
              .allowed = "trace|debug|info|warn|error|off",
-             .help = "how much the library logs"},
+             .help = "how much the library logs",
+             .translate = log_level},
     Variable{.names = {"DEEP_EP_LOG_FILE"},
              .default_value = "",
              .allowed = "%h = host name, %p = process id",

@@ -19,6 +19,8 @@ namespace {
 
 // As many as the kernel follows.
 constexpr int kMostLinks = 40;
+// No text about a machine is longer; a damaged copy of one may have files without end.
+constexpr std::size_t kMostText = std::size_t{8} << 20;
 
 }  // namespace
 
@@ -72,30 +74,30 @@ std::optional<fs::path> SystemRoot::place_of(std::string_view path) const {
   return prefix_ / fs::path(*resolved).relative_path();
 }
 
-std::string SystemRoot::read_bytes(std::string_view path, std::size_t most) const {
+std::optional<std::string> SystemRoot::read_at_most(std::string_view path, std::size_t most) const {
   const auto place = place_of(path);
   std::error_code error;
-  if (!place || !fs::is_regular_file(*place, error)) return {};  // to open a FIFO would wait for a writer
+  if (!place || !fs::is_regular_file(*place, error)) return std::nullopt;  // to open a FIFO would wait for a writer
   std::ifstream file(*place, std::ios::binary);
+  if (!file) return std::nullopt;
   std::string bytes;
-  std::vector<char> block(std::size_t{1} << 16);
+  std::vector<char> block(std::min(std::size_t{1} << 16, most));
   while (bytes.size() < most) {
     file.read(block.data(), static_cast<std::streamsize>(std::min(block.size(), most - bytes.size())));
+    if (file.bad()) return std::nullopt;
     if (file.gcount() <= 0) break;
     bytes.append(block.data(), static_cast<std::size_t>(file.gcount()));
   }
   return bytes;
 }
 
+std::string SystemRoot::read_bytes(std::string_view path, std::size_t most) const {
+  return read_at_most(path, most).value_or("");
+}
+
 std::optional<std::string> SystemRoot::read(std::string_view path) const {
-  const auto place = place_of(path);
-  std::error_code error;
-  if (!place || !fs::is_regular_file(*place, error)) return std::nullopt;
-  std::ifstream file(*place, std::ios::binary);
-  if (!file) return std::nullopt;
-  std::string text{std::istreambuf_iterator<char>(file), {}};
-  if (file.bad()) return std::nullopt;
-  text.erase(text.find_last_not_of(kWhiteSpace) + 1);
+  auto text = read_at_most(path, kMostText);
+  if (text) text->erase(text->find_last_not_of(kWhiteSpace) + 1);
   return text;
 }
 

@@ -20,7 +20,7 @@ class SystemRoot {
 
   bool is_this_machine() const { return prefix_ == "/"; }
 
-  /// What a file holds, without white space at its end; nothing if it cannot be read (sysfs refuses some files with
+  /// What a file holds (its first 8 MiB), without white space at its end; nothing if it cannot be read (sysfs refuses some files with
   /// EINVAL, which also means "not there").
   std::optional<std::string> read(std::string_view path) const;
   /// The same, byte for byte: for libraries. At most `most` bytes.
@@ -37,6 +37,7 @@ class SystemRoot {
   std::string link_name(std::string_view path) const;
 
  private:
+  std::optional<std::string> read_at_most(std::string_view path, std::size_t most) const;
   /// Where to open `path`; nothing if it leads nowhere.
   std::optional<std::filesystem::path> place_of(std::string_view path) const;
 

@@ -28,11 +28,11 @@ void ArgumentReader::read(py::handle object, const char* name, EventHandle& plac
   place = object.cast<const Event&>().event();
 }
 
-void ArgumentReader::wrong_type(py::handle object, const char* name) {
+void ArgumentReader::wrong_type(py::handle object, const char* name, const char* expected) {
   if (PyLong_Check(object.ptr())) {
     throw InvalidArgument(fmt::format("{} is {}, which is out of range", name, std::string(py::str(object))));
   }
-  throw py::type_error(fmt::format("{} is of type {}, which does not fit here", name, Py_TYPE(object.ptr())->tp_name));
+  throw py::type_error(fmt::format("{} is of type {}, expected {}", name, Py_TYPE(object.ptr())->tp_name, expected));
 }
 
 void ArgumentReader::wrong_number() const {

@@ -38,12 +38,12 @@ class ArgumentReader {
   static void read(py::handle object, const char* name, TensorArgument& place);
   static void read(py::handle object, const char* name, std::optional<TensorArgument>& place);
   template <class View>
-    requires std::is_base_of_v<TensorSpec, View>
+  requires std::is_base_of_v<TensorSpec, View>
   static void read(py::handle object, const char* name, View& place) {
     place = Framework::instance().borrow(object, name).view;
   }
   template <class View>
-    requires std::is_base_of_v<TensorSpec, View>
+  requires std::is_base_of_v<TensorSpec, View>
   static void read(py::handle object, const char* name, std::optional<View>& place) {
     if (!object.is_none()) place = Framework::instance().borrow(object, name).view;
   }
@@ -53,10 +53,19 @@ class ArgumentReader {
   template <class T>
   static void read(py::handle object, const char* name, T& place) {
     py::detail::make_caster<T> caster;
-    if (!caster.load(object, true)) wrong_type(object, name);
+    if (!caster.load(object, true)) wrong_type(object, name, expected_text<T>());
     place = py::detail::cast_op<T>(std::move(caster));
   }
-  [[noreturn]] static void wrong_type(py::handle object, const char* name);
+  /// What a value of type T may be given as, in words.
+  template <class T>
+  static constexpr const char* expected_text() {
+    if constexpr (std::is_same_v<T, bool>) return "True or False";
+    if constexpr (std::is_integral_v<T>) return "an integer";
+    if constexpr (std::is_floating_point_v<T>) return "a number";
+    if constexpr (std::is_same_v<T, py::tuple>) return "a tuple";
+    return "a function";
+  }
+  [[noreturn]] static void wrong_type(py::handle object, const char* name, const char* expected);
   [[noreturn]] void wrong_number() const;
 
   const char* call_;
@@ -71,6 +80,7 @@ std::string python_type() {
   if constexpr (std::is_void_v<Plain>) return "None";
   if constexpr (std::is_same_v<Plain, bool>) return "bool";
   if constexpr (std::is_integral_v<Plain>) return "int";
+  if constexpr (std::is_floating_point_v<Plain>) return "float";
   if constexpr (std::is_same_v<Plain, EventHandle>) return "Optional[EventHandle]";
   if constexpr (std::is_same_v<Plain, py::tuple>) return "Tuple[Any, ...]";
   if constexpr (std::is_same_v<Plain, py::function>) return "Callable[[bytes], Sequence[bytes]]";

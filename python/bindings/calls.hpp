@@ -12,6 +12,7 @@ struct BufferSetup {
   py::function all_gather;         ///< (bytes) -> list of bytes, one for each rank
   int device = -1;                 ///< a GPU's ordinal, -1 for the CPU
   std::uintptr_t comm_stream = 0;  ///< of the framework, lives as long as the process; 0 on the CPU
+  double timeout_s = -1;           ///< below 0: DEEP_EP_TIMEOUT_S
   BufferOptions options;
 
   template <class With>
@@ -25,11 +26,13 @@ struct BufferSetup {
     with("low_latency_bytes", options.low_latency.bytes);
     with("low_latency_masking", options.low_latency.masking);
     with("allow_nvlink_for_low_latency", options.low_latency.allow_nvlink);
+    with("timeout_s", timeout_s);
   }
 };
 
 struct LayoutCall {
-  static constexpr const char* kReturns = "Tuple[torch.Tensor, Optional[torch.Tensor], torch.Tensor, torch.Tensor, Optional[EventHandle]]";
+  static constexpr const char* kReturns =
+      "Tuple[torch.Tensor, Optional[torch.Tensor], torch.Tensor, torch.Tensor, Optional[EventHandle]]";
   ConstTensorView topk_idx;
   int num_experts = 0;
   CallOptions options;

@@ -67,6 +67,16 @@ std::optional<DType> type_of_size(const dlpack::DataType& dtype) {
   }
 }
 
+/// A tensor that has no memory to send from: on another kind of device, sparse, or only a shape ("meta").
+[[noreturn]] void refuse_storage(py::handle object, const char* name) {
+  const std::string device = py::str(object.attr("device"));
+  const std::string layout = py::str(object.attr("layout"));
+  if (object.attr("is_cuda").cast<bool>() || object.attr("is_cpu").cast<bool>()) {
+    throw InvalidArgument(fmt::format("{} has layout {}, allowed: torch.strided", name, layout));
+  }
+  throw InvalidArgument(fmt::format("{} lies on a device that is neither CPU nor CUDA: {}", name, device));
+}
+
 /// A reference that is never given back.
 PyObject* kept(const py::object& object) { return py::object(object).release().ptr(); }
 
@@ -118,9 +128,7 @@ class FrameworkAllocator final : public ResultAllocator {
     dlpack::TensorInfo wanted{nullptr, {dlpack::kCuda, device.index}, 1, {dlpack::kUInt, 8, 1}, &shape, nullptr, 0};
     dlpack::ManagedTensorVersioned* made = nullptr;
     std::string error;
-    const auto tell = [](void* text, const char*, const char* message) {
-      *static_cast<std::string*>(text) = message;
-    };
+    const auto tell = [](void* text, const char*, const char* message) { *static_cast<std::string*>(text) = message; };
     if (api_.allocate(&wanted, &made, &error, tell) != 0 || made == nullptr) {
       throw OutOfMemory(fmt::format("the framework has no {} bytes for the results of a call: {}", bytes, error));
     }
@@ -199,14 +207,17 @@ TensorArgument Framework::borrow(py::handle object, const char* name, Accept acc
   TensorArgument argument;
   if (exchange_ != nullptr) {
     dlpack::TensorInfo info{};
-    if (exchange_->info_from_object(object.ptr(), &info) != 0) throw py::error_already_set();
+    if (exchange_->info_from_object(object.ptr(), &info) != 0) {
+      PyErr_Clear();  // the framework's text is a dump of its C++ stack
+      refuse_storage(object, name);
+    }
     argument.dtype = info.dtype;
     TensorView& view = argument.view;
     view.data = static_cast<std::byte*>(info.data) + info.byte_offset;
     if (info.data == nullptr) view.data = nullptr;
     const bool gpu = info.device.type == dlpack::kCuda;
     if (!gpu && info.device.type != dlpack::kCpu && info.device.type != dlpack::kCudaHost) {
-      throw InvalidArgument(fmt::format("{} lies on a device that is neither CPU nor CUDA", name));
+      refuse_storage(object, name);
     }
     view.device = {gpu ? deep_ep::Device::Kind::cuda : deep_ep::Device::Kind::cpu, gpu ? info.device.index : 0};
     view.dims = info.dims;
@@ -235,11 +246,11 @@ TensorArgument Framework::borrow_by_attributes(py::handle object, const char* na
   TensorArgument argument;
   TensorView& view = argument.view;
   argument.dtype = dtype_of(object, name);
+  const bool gpu_or_cpu = object.attr("is_cuda").cast<bool>() || object.attr("is_cpu").cast<bool>();
+  if (!gpu_or_cpu || object.attr("is_sparse").cast<bool>()) refuse_storage(object, name);
   view.data = reinterpret_cast<void*>(object.attr("data_ptr")().cast<std::uintptr_t>());
   if (object.attr("is_cuda").cast<bool>()) {
     view.device = {deep_ep::Device::Kind::cuda, object.attr("get_device")().cast<int>()};
-  } else if (object.attr("device").attr("type").cast<std::string>() != "cpu") {
-    throw InvalidArgument(fmt::format("{} lies on a device that is neither CPU nor CUDA", name));
   }
   const auto shape = py::reinterpret_borrow<py::tuple>(object.attr("shape"));
   const auto strides = py::tuple(object.attr("stride")());

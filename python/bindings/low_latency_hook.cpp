@@ -11,7 +11,6 @@ void ReceiveHook::call() {
   if (!receive_) return;
   const std::function<void()> receive = std::exchange(receive_, nullptr);
   const py::tuple needed = std::exchange(needed_, py::tuple());
-  const py::gil_scoped_release released;
   receive();
 }
 

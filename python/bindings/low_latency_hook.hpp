@@ -13,7 +13,7 @@ namespace py = pybind11;
 /// may let go of everything else.
 class ReceiveHook {
  public:
-  /// `receive` is called without the GIL. `needed`: the buffer and tensors of the caller.
+  /// `receive` is called with the GIL. `needed`: the buffer and tensors of the caller.
   ReceiveHook(std::function<void()> receive, py::tuple needed);
   void call();
 

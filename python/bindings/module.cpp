@@ -114,6 +114,7 @@ PYBIND11_MODULE(_native, module) {
   py::options options;
   options.disable_function_signatures();  // ours say more
   register_errors();
+  module.attr("version") = DEEP_EP_VERSION;
   module.attr("has_cuda") = DEEP_EP_HAVE_CUDA != 0;
   define(module, "use_exchange_api", &use_exchange_api, {"use"});
   module.attr("max_topk") = deep_ep::Buffer::kMaxTopk;

@@ -8,7 +8,6 @@
 #include <utility>
 
 #include "deep_ep/error.hpp"
-#include "deep_ep/interrupt.hpp"
 #include "python/bindings/executors.hpp"
 #include "python/bindings/framework.hpp"
 
@@ -20,8 +19,7 @@ struct HandleElements {
   std::size_t length, rank_prefix_matrix, recv_src_idx, destination_row;
   std::size_t node_row = 0, node_counts = 0, relay_rows = 0;  ///< 0: not there
 };
-constexpr HandleElements kInsideANode{
-    .length = 6, .rank_prefix_matrix = 0, .recv_src_idx = 3, .destination_row = 5};
+constexpr HandleElements kInsideANode{.length = 6, .rank_prefix_matrix = 0, .recv_src_idx = 3, .destination_row = 5};
 constexpr HandleElements kBetweenNodes{.length = 10,
                                        .rank_prefix_matrix = 5,
                                        .recv_src_idx = 7,
@@ -95,6 +93,7 @@ NativeBuffer::NativeBuffer(const BufferSetup& setup)
   options.reject_unknown_experts = false;
   options.comm_stream = reinterpret_cast<StreamHandle>(setup.comm_stream);
   if (setup.device >= 0) options.result_allocator = Framework::instance().allocator();
+  if (setup.timeout_s >= 0) options.timeout_s = setup.timeout_s;
   const py::gil_scoped_release released;
   executor_ = setup.device < 0 ? make_host_executor() : gpu_executor(setup.device);
   buffer_ = std::make_unique<Buffer>(make_callback_bootstrap(setup.rank, setup.num_ranks, std::move(all_gather)),
@@ -114,31 +113,11 @@ void NativeBuffer::complete(CallOptions& options) const {
   if (device_.kind == Device::Kind::cpu) options.previous_event = nullptr;
 }
 
-template <class Work>
-auto NativeBuffer::without_gil(Work&& work) {
-  std::optional<py::error_already_set> raised;
-  const py::gil_scoped_release released;
-  const InterruptScope interruptible([&] {
-    const py::gil_scoped_acquire gil;
-    if (PyErr_CheckSignals() == 0) return false;
-    raised.emplace();  // KeyboardInterrupt, or what another handler of signals raised
-    return true;
-  });
-  try {
-    auto result = work();
-    if (device_.kind == Device::Kind::cpu) buffer_->check();
-    return result;
-  } catch (const Interrupted&) {
-    if (!raised) throw;
-    throw py::error_already_set(*raised);
-  }
-}
-
 DispatchHandle NativeBuffer::borrow_handle(const py::tuple& handle) const {
   const HandleElements at = buffer_->num_nodes() == 1 ? kInsideANode : kBetweenNodes;
   if (handle.size() != at.length) {
-    throw InvalidArgument(
-        fmt::format("handle has {} elements, expected the tuple of {} that dispatch returned", handle.size(), at.length));
+    throw InvalidArgument(fmt::format("handle has {} elements, expected the tuple of {} that dispatch returned",
+                                      handle.size(), at.length));
   }
   const auto tensor = [&](std::size_t index, int dims) { return handle_tensor(handle, index, device_, dims); };
   DispatchHandle result;
@@ -161,10 +140,11 @@ py::tuple NativeBuffer::get_dispatch_layout(LayoutCall& call) {
   complete(call.options);
   const DispatchLayout layout =
       without_gil([&] { return buffer.get_dispatch_layout(call.topk_idx, call.num_experts, call.options); });
-  return py::make_tuple(framework.hand_out(layout.num_tokens_per_rank),
-                        layout.num_tokens_per_node.defined() ? framework.hand_out(layout.num_tokens_per_node) : py::none(),
-                        framework.hand_out(layout.num_tokens_per_expert), framework.hand_out(layout.is_token_in_rank),
-                        event_object(call.options, layout.event, layout.num_tokens_per_rank, layout.is_token_in_rank));
+  return py::make_tuple(
+      framework.hand_out(layout.num_tokens_per_rank),
+      layout.num_tokens_per_node.defined() ? framework.hand_out(layout.num_tokens_per_node) : py::none(),
+      framework.hand_out(layout.num_tokens_per_expert), framework.hand_out(layout.is_token_in_rank),
+      event_object(call.options, layout.event, layout.num_tokens_per_rank, layout.is_token_in_rank));
 }
 
 py::tuple NativeBuffer::dispatch(DispatchCall& call) {
@@ -177,12 +157,11 @@ py::tuple NativeBuffer::dispatch(DispatchCall& call) {
 
   py::list counts(result.num_recv_tokens_per_expert.size());
   for (std::size_t i = 0; i < counts.size(); ++i) counts[i] = py::int_(result.num_recv_tokens_per_expert[i]);
-  return py::make_tuple(
-      framework.hand_out(result.recv_x, &call.x.dtype), framework.hand_out(result.recv_x_scales),
-      framework.hand_out(result.recv_topk_idx), framework.hand_out(result.recv_topk_weights), counts,
-      hand_out_handle(result.handle, call.is_token_in_rank.object),
-      event_object(call.options, result.event, result.recv_x, result.recv_x_scales, result.recv_topk_idx,
-                   result.recv_topk_weights, result.handle.rank_prefix_matrix));
+  return py::make_tuple(framework.hand_out(result.recv_x, &call.x.dtype), framework.hand_out(result.recv_x_scales),
+                        framework.hand_out(result.recv_topk_idx), framework.hand_out(result.recv_topk_weights), counts,
+                        hand_out_handle(result.handle, call.is_token_in_rank.object),
+                        event_object(call.options, result.event, result.recv_x, result.recv_x_scales,
+                                     result.recv_topk_idx, result.recv_topk_weights, result.handle.rank_prefix_matrix));
 }
 
 py::tuple NativeBuffer::cached_dispatch(CachedDispatchCall& call) {
@@ -214,8 +193,10 @@ py::object NativeBuffer::local_memory() const { return lend(alive().local_memory
 
 void NativeBuffer::check() {
   Buffer& buffer = alive();
-  const py::gil_scoped_release released;
-  buffer.check();
+  without_gil([&] {
+    buffer.check();
+    return true;
+  });
 }
 
 void NativeBuffer::destroy() {

@@ -5,9 +5,11 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <utility>
 
 #include "deep_ep/buffer.hpp"
+#include "deep_ep/interrupt.hpp"
 #include "python/bindings/calls.hpp"
 #include "python/bindings/event.hpp"
 #include "python/bindings/low_latency_handle.hpp"
@@ -77,8 +79,17 @@ class NativeBuffer : public std::enable_shared_from_this<NativeBuffer> {
   /// are ready afterwards.
   template <class Work>
   auto without_gil(Work&& work);
-  /// On the CPU: waits for what a low-latency call enqueued, and raises what it met.
-  void complete_on_cpu();
+  /// The same for what works on the caller's stream: on the CPU it has ended afterwards, too.
+  template <class Work>
+  auto on_stream(Work&& work) {
+    return without_gil([&] {
+      auto result = work();
+      settle_on_cpu();
+      return result;
+    });
+  }
+  /// On the CPU: waits for what is enqueued, or until somebody wants to interrupt it.
+  void settle_on_cpu();
   /// None without `receive`. It keeps `given`, the arguments of the call, until it has run.
   py::object hook_object(std::function<void()> receive, const py::args& given);
   /// A tensor of memory that ends with the buffer.
@@ -89,5 +100,26 @@ class NativeBuffer : public std::enable_shared_from_this<NativeBuffer> {
   std::unique_ptr<Buffer> buffer_;
   LowLatencyHandles handles_;
 };
+
+template <class Work>
+auto NativeBuffer::without_gil(Work&& work) {
+  std::optional<py::error_already_set> raised;
+  const py::gil_scoped_release released;
+  const InterruptScope interruptible([&] {
+    if (raised) return true;
+    const py::gil_scoped_acquire gil;
+    if (PyErr_CheckSignals() == 0) return false;
+    raised.emplace();  // KeyboardInterrupt, or what another handler of signals raised
+    return true;
+  });
+  try {
+    auto result = work();
+    if (device_.kind == Device::Kind::cpu) buffer_->check();
+    return result;
+  } catch (const Interrupted&) {
+    if (!raised) throw;
+    throw py::error_already_set(*raised);
+  }
+}
 
 }  // namespace deep_ep::bindings

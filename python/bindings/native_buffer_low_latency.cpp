@@ -21,10 +21,13 @@ void check_zero_copy(const ConstTensorView& x, const TensorView& buffer) {
 
 }  // namespace
 
-void NativeBuffer::complete_on_cpu() {
+void NativeBuffer::settle_on_cpu() {
   if (device_.kind != Device::Kind::cpu) return;
-  executor_->synchronize(nullptr);
-  alive().check();
+  try {
+    executor_->synchronize(nullptr);
+  } catch (const Interrupted&) {
+    // The check that follows ends the call.
+  }
 }
 
 py::object NativeBuffer::hook_object(std::function<void()> receive, const py::args& given) {
@@ -32,8 +35,10 @@ py::object NativeBuffer::hook_object(std::function<void()> receive, const py::ar
   return py::cast(ReceiveHook(
       [self = shared_from_this(), receive = std::move(receive)] {
         self->alive();  // the buffer may have been destroyed since the send part
-        receive();
-        self->complete_on_cpu();
+        self->on_stream([&] {
+          receive();
+          return true;
+        });
       },
       given));
 }
@@ -43,12 +48,8 @@ py::tuple NativeBuffer::low_latency_dispatch(LowLatencyDispatchCall& call) {
   const Framework& framework = Framework::instance();
   call.arguments.layout = call.rank_major ? LowLatencyLayout::rank_major : LowLatencyLayout::expert_major;
   complete(call.options);
-  LowLatencyDispatchResult result;
-  {
-    const py::gil_scoped_release released;
-    result = buffer.low_latency_dispatch(call.arguments, call.options);
-    complete_on_cpu();
-  }
+  const LowLatencyDispatchResult result =
+      on_stream([&] { return buffer.low_latency_dispatch(call.arguments, call.options); });
   py::object rows = framework.hand_out(result.recv_x);
   if (result.recv_x_scales) rows = py::make_tuple(rows, framework.hand_out(*result.recv_x_scales));
   const py::object event =
@@ -56,7 +57,7 @@ py::tuple NativeBuffer::low_latency_dispatch(LowLatencyDispatchCall& call) {
                    result.recv_topk_idx, result.recv_topk_weights, result.handle.src_info);
   return py::make_tuple(std::move(rows), framework.hand_out(result.recv_count),
                         framework.hand_out(result.recv_topk_idx), framework.hand_out(result.recv_topk_weights),
-                        handles_.hand_out(result.handle), event, hook_object(std::move(result.hook), call.given));
+                        handles_.hand_out(result.handle), event, hook_object(result.hook, call.given));
 }
 
 py::tuple NativeBuffer::low_latency_combine(LowLatencyCombineCall& call) {
@@ -74,16 +75,12 @@ py::tuple NativeBuffer::low_latency_combine(LowLatencyCombineCall& call) {
   call.arguments.handle = &dispatched;
   if (call.out) call.arguments.out = call.out->view;
   complete(call.options);
-  LowLatencyCombineResult result;
-  {
-    const py::gil_scoped_release released;
-    result = buffer.low_latency_combine(call.arguments, call.options);
-    complete_on_cpu();
-  }
+  const LowLatencyCombineResult result =
+      on_stream([&] { return buffer.low_latency_combine(call.arguments, call.options); });
   const py::object combined =
       call.out ? py::reinterpret_borrow<py::object>(call.out->object) : framework.hand_out(result.combined_x);
   return py::make_tuple(combined, event_object(call.options, result.event, result.combined_x),
-                        hook_object(std::move(result.hook), call.given));
+                        hook_object(result.hook, call.given));
 }
 
 py::object NativeBuffer::low_latency_combine_buffer(const py::tuple& handle) {
@@ -95,40 +92,46 @@ py::object NativeBuffer::low_latency_memory() const { return lend(alive().low_la
 void NativeBuffer::low_latency_clean() {
   Buffer& buffer = alive();
   const StreamHandle stream = Framework::instance().current_stream(device_);
-  const py::gil_scoped_release released;
-  buffer.low_latency_clean(stream);
-  complete_on_cpu();
+  on_stream([&] {
+    buffer.low_latency_clean(stream);
+    return true;
+  });
 }
 
 void NativeBuffer::low_latency_update_mask(int rank, bool masked) {
   Buffer& buffer = alive();
   const StreamHandle stream = Framework::instance().current_stream(device_);
-  const py::gil_scoped_release released;
-  buffer.low_latency_update_mask(rank, masked, stream);
-  complete_on_cpu();
+  on_stream([&] {
+    buffer.low_latency_update_mask(rank, masked, stream);
+    return true;
+  });
 }
 
 void NativeBuffer::low_latency_query_mask(py::handle mask_status) {
   Buffer& buffer = alive();
   const StreamHandle stream = Framework::instance().current_stream(device_);
   const TensorView status = Framework::instance().borrow(mask_status, "mask_status").view;
-  const py::gil_scoped_release released;
-  buffer.low_latency_query_mask(status, stream);
-  complete_on_cpu();
+  on_stream([&] {
+    buffer.low_latency_query_mask(status, stream);
+    return true;
+  });
 }
 
 void NativeBuffer::low_latency_clear_mask() {
   Buffer& buffer = alive();
   const StreamHandle stream = Framework::instance().current_stream(device_);
-  const py::gil_scoped_release released;
-  buffer.low_latency_clear_mask(stream);
-  complete_on_cpu();
+  on_stream([&] {
+    buffer.low_latency_clear_mask(stream);
+    return true;
+  });
 }
 
 void NativeBuffer::low_latency_resume() {
   Buffer& buffer = alive();
-  const py::gil_scoped_release released;
-  buffer.low_latency_resume();
+  without_gil([&] {
+    buffer.low_latency_resume();
+    return true;
+  });
 }
 
 }  // namespace deep_ep::bindings

@@ -6,10 +6,12 @@ run on the CPU. Importing starts neither CUDA nor a thread.
 
 import torch
 
-from .utils import EventOverlap  # isort: skip  (buffer needs it)
+from .utils import EventHandle, EventOverlap  # isort: skip  (buffer needs it)
+from . import legacy
 from .buffer import Buffer, Config
+from .version import __version__
 
 #: dtype of expert indices. Calls accept ``torch.int32`` as well.
 topk_idx_t: torch.dtype = torch.int64
 
-__all__ = ["Buffer", "EventOverlap", "Config", "topk_idx_t"]
+__all__ = ["Buffer", "EventHandle", "EventOverlap", "Config", "legacy", "topk_idx_t", "__version__"]

@@ -4,6 +4,7 @@ from typing import Any, Callable, List, Optional, Sequence, Tuple, Union
 
 import torch
 
+version: str
 has_cuda: bool
 max_topk: int
 def use_exchange_api(use: bool, /) -> bool: ...
@@ -32,6 +33,7 @@ class Buffer:
         low_latency_bytes: int,
         low_latency_masking: bool,
         allow_nvlink_for_low_latency: bool,
+        timeout_s: float,
         /,
     ) -> None: ...
     def num_nodes(self, /) -> int: ...

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import os
 import weakref
-from typing import Any, Callable, List, Optional, Sequence, Tuple, Union
+from typing import Any, List, Optional, Sequence, Tuple, Union
 
 import torch
-import torch.distributed as dist
 
 from . import _native
-from .config import COMBINE_CHUNKS, DISPATCH_CHUNKS, RANKS_PER_NODE, Config, low_latency_size
+from .arguments import event_of, integer, type_name
+from .config import COMBINE_CHUNKS, DISPATCH_CHUNKS, Config, default_config, low_latency_size, sms_of
 from .errors import InvalidArgument
 from .low_latency import LowLatencyCalls
+from .peers import Peers, device_index, let_go, native_buffer
 from .utils import EventHandle, EventOverlap, check_nvlink_connections
 
 __all__ = ["Buffer", "Config", "EventHandle", "EventOverlap"]
@@ -24,7 +25,6 @@ Rows = Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor]]
 Bias = Union[None, torch.Tensor, Sequence[Optional[torch.Tensor]]]
 
 _SMALLEST_HEAP = 64 << 20
-_PAGE = 2 << 20
 _LARGEST_SIZE = 1 << 56
 
 
@@ -76,7 +76,7 @@ class Buffer(LowLatencyCalls):
             group: a ``torch.distributed`` group of any backend. The buffer is on the current CUDA device if the backend
                 is NCCL, CUDA is in use in this process, or the default device is CUDA; otherwise on the CPU.
             num_nvl_bytes: memory for received tensors; what does not fit is received through a window, more slowly.
-                With more than 8 ranks the buffer takes twice as much, because between nodes there is no such window:
+                With several nodes the buffer takes twice as much, because between nodes there is no such window:
                 ``OutOfMemory``. See ``Config.get_nvl_buffer_size_hint``.
             explicitly_destroy: memory is freed by ``destroy``, which is collective, instead of when the object goes.
             comm: an mpi4py communicator (anything with ``Get_rank``, ``Get_size`` and ``allgather``) if ``group`` is
@@ -90,28 +90,13 @@ class Buffer(LowLatencyCalls):
             num_qps_per_rank, allow_mnnvl, use_fabric: accepted without effect. Low-latency calls have a queue pair for
                 each peer and kind of call; GPU memory that other nodes can map is used wherever all ranks support it.
         """
-        all_gather: Callable[[bytes], Sequence[bytes]]
-        if group is not None:
-            self.rank: int = group.rank()
-            self.group_size: int = group.size()
-            self.group: Any = group
-            size = self.group_size
-
-            def all_gather(mine: bytes) -> Sequence[bytes]:
-                gathered: List[Any] = [None] * size
-                dist.all_gather_object(gathered, mine, group)
-                return gathered
-
-        elif comm is not None:
-            self.rank = comm.Get_rank()
-            self.group_size = comm.Get_size()
-            self.group = comm
-            all_gather = comm.allgather
-        else:
-            raise ValueError("neither group nor comm is given: the buffer needs one of them to find its peers")
+        peers = Peers(group, comm)
+        self.rank: int = peers.rank
+        self.group_size: int = peers.size
+        self.group: Any = peers.group
 
         for name, value in (("num_nvl_bytes", num_nvl_bytes), ("num_rdma_bytes", num_rdma_bytes)):
-            if not 0 <= value <= _LARGEST_SIZE or value % 128 != 0:
+            if not 0 <= integer(name, value) <= _LARGEST_SIZE or value % 128 != 0:
                 raise InvalidArgument(f"{name} is {value}, allowed: multiples of 128 from 0 to 2**56")
         if enable_shrink and not (low_latency_mode and num_rdma_bytes > 0):
             raise InvalidArgument("enable_shrink is True: it needs low_latency_mode=True and num_rdma_bytes > 0")
@@ -121,38 +106,30 @@ class Buffer(LowLatencyCalls):
         self.low_latency_mode: bool = low_latency_mode
         self.explicitly_destroy: bool = explicitly_destroy
         self.enable_shrink: bool = enable_shrink
-        if low_latency_mode or self.group_size > RANKS_PER_NODE:
-            self.nvshmem_qp_depth: int = int(os.environ.get("NVSHMEM_QP_DEPTH", "1024"))
 
-        device = _device_index(group)
+        device = device_index(group)
         self._on_gpu: bool = device >= 0
         if self._on_gpu and group is not None:
             check_nvlink_connections(group)
         memory = max(num_nvl_bytes, _SMALLEST_HEAP)
-        if self.group_size > RANKS_PER_NODE:  # between nodes, what does not fit is lost
+        if peers.num_nodes(device) > 1:  # between nodes, what does not fit is lost
             memory = 2 * memory + (0 if low_latency_mode else num_rdma_bytes)
-        heap_bytes = _native.heap_bytes_for(self.group_size, memory)
-        heap_bytes = -(-heap_bytes // _PAGE) * _PAGE
-        # A stream of the framework: it is never destroyed, so tensors may be recorded on it for any time.
-        self._comm_stream: Optional[torch.cuda.Stream] = None
-        stream = 0
-        if self._on_gpu:
-            self._comm_stream = torch.cuda.Stream(device=device, priority=-1)
-            stream = self._comm_stream.cuda_stream
-        self.runtime: Optional[_native.Buffer] = _native.Buffer(
-            self.rank,
-            self.group_size,
-            all_gather,
+        self.runtime: Optional[_native.Buffer]
+        self.runtime, self._comm_stream = native_buffer(
+            peers,
             device,
-            heap_bytes,
-            stream,
-            num_rdma_bytes if low_latency_mode else 0,
-            enable_shrink,
-            allow_nvlink_for_low_latency_mode,
+            memory,
+            low_latency_bytes=num_rdma_bytes if low_latency_mode else 0,
+            masking=enable_shrink,
+            allow_nvlink=allow_nvlink_for_low_latency_mode,
         )
         self._num_nodes: int = self.runtime.num_nodes()
+        if low_latency_mode or self._num_nodes > 1:
+            self.nvshmem_qp_depth: int = int(os.environ.get("NVSHMEM_QP_DEPTH", "1024"))
         # Also runs at interpreter exit, while everything it needs is still there.
-        self._finalizer = weakref.finalize(self, _let_go, self.runtime, self.rank, explicitly_destroy, os.getpid())
+        self._finalizer = weakref.finalize(
+            self, let_go, self.runtime, self.rank, "a Buffer", explicitly_destroy, os.getpid()
+        )
 
     def destroy(self) -> None:
         """Collective: waits for this rank's work, then for all ranks, and frees the memory. Needs
@@ -173,7 +150,7 @@ class Buffer(LowLatencyCalls):
     @staticmethod
     def set_num_sms(new_num_sms: int) -> None:
         """Sets the number of SMs, an even one, that later default configurations use."""
-        assert new_num_sms % 2 == 0, f"new_num_sms is {new_num_sms}, allowed: even numbers"
+        assert integer("new_num_sms", new_num_sms) % 2 == 0, f"new_num_sms is {new_num_sms}, allowed: even numbers"
         Buffer.num_sms = new_num_sms
 
     @staticmethod
@@ -191,15 +168,15 @@ class Buffer(LowLatencyCalls):
 
     @staticmethod
     def get_dispatch_config(num_ranks: int) -> Config:
-        """What ``dispatch`` uses without ``config``. ``AssertionError`` for numbers of ranks without a default."""
-        assert num_ranks in DISPATCH_CHUNKS, f"num_ranks is {num_ranks}, allowed: {sorted(DISPATCH_CHUNKS)}"
-        return Config(Buffer.num_sms, *DISPATCH_CHUNKS[num_ranks])
+        """What ``dispatch`` uses without ``config``. A number of ranks that upstream does not list gets the values of the
+        nearest smaller one."""
+        return default_config(DISPATCH_CHUNKS, Buffer.num_sms, num_ranks)
 
     @staticmethod
     def get_combine_config(num_ranks: int) -> Config:
-        """What ``combine`` uses without ``config``. ``AssertionError`` for numbers of ranks without a default."""
-        assert num_ranks in COMBINE_CHUNKS, f"num_ranks is {num_ranks}, allowed: {sorted(COMBINE_CHUNKS)}"
-        return Config(Buffer.num_sms, *COMBINE_CHUNKS[num_ranks])
+        """What ``combine`` uses without ``config``. A number of ranks that upstream does not list gets the values of the
+        nearest smaller one."""
+        return default_config(COMBINE_CHUNKS, Buffer.num_sms, num_ranks)
 
     def get_comm_stream(self) -> torch.cuda.Stream:
         """The communication stream. A buffer on the CPU has none."""
@@ -224,6 +201,9 @@ class Buffer(LowLatencyCalls):
                 such call is under way on any rank. Without ``low_latency_mode``, between nodes, ``num_rdma_bytes`` have
                 become memory for received tensors; that is what is shown then, only for looking.
         """
+        if not isinstance(dtype, torch.dtype):
+            raise TypeError(f"dtype is of type {type_name(dtype)}, expected a torch.dtype")
+        offset = integer("offset", offset, 0)
         if use_rdma_buffer and self._num_nodes > 1 and not self.low_latency_mode:
             everything = self._alive().local_memory()
             memory = everything[max(0, everything.numel() - self.num_rdma_bytes) :][offset:]
@@ -234,6 +214,8 @@ class Buffer(LowLatencyCalls):
         view = memory[: memory.numel() // dtype.itemsize * dtype.itemsize].view(dtype)
         if size is None:
             return view
+        if not isinstance(size, torch.Size):
+            raise TypeError(f"size is of type {type_name(size)}, expected a torch.Size or None")
         assert view.numel() >= size.numel(), f"size is {tuple(size)}, but the buffer holds {view.numel()} elements"
         return view[: size.numel()].view(size)
 
@@ -243,7 +225,7 @@ class Buffer(LowLatencyCalls):
         self,
         topk_idx: torch.Tensor,
         num_experts: int,
-        previous_event: Optional[EventOverlap] = None,
+        previous_event: Union[None, EventOverlap, EventHandle] = None,
         async_finish: bool = False,
         allocate_on_comm_stream: bool = False,
     ) -> Tuple[torch.Tensor, Optional[torch.Tensor], torch.Tensor, torch.Tensor, EventOverlap]:
@@ -280,7 +262,7 @@ class Buffer(LowLatencyCalls):
         expert_alignment: int = 1,
         num_worst_tokens: int = 0,
         config: Optional[Config] = None,
-        previous_event: Optional[EventOverlap] = None,
+        previous_event: Union[None, EventOverlap, EventHandle] = None,
         async_finish: bool = False,
         allocate_on_comm_stream: bool = False,
     ) -> Tuple[
@@ -314,11 +296,7 @@ class Buffer(LowLatencyCalls):
             rows in ``recv_x``; between nodes its element -4 is ``[R]`` int32 with the ends of this rank's sources.
         """
         runtime = self._alive()
-        if config is None:
-            assert self.group_size in DISPATCH_CHUNKS, f"no default config for {self.group_size} ranks: give one"
-            num_sms = Buffer.num_sms
-        else:
-            num_sms = config.num_sms
+        num_sms = sms_of(config, Buffer.num_sms)
         previous = self._previous(previous_event, async_finish, allocate_on_comm_stream)
         rows, scales = _split(x)
 
@@ -365,7 +343,7 @@ class Buffer(LowLatencyCalls):
         topk_weights: Optional[torch.Tensor] = None,
         bias: Bias = None,
         config: Optional[Config] = None,
-        previous_event: Optional[EventOverlap] = None,
+        previous_event: Union[None, EventOverlap, EventHandle] = None,
         async_finish: bool = False,
         allocate_on_comm_stream: bool = False,
     ) -> Tuple[torch.Tensor, Optional[torch.Tensor], EventOverlap]:
@@ -384,11 +362,7 @@ class Buffer(LowLatencyCalls):
             ``combined_topk_weights`` ``[T, K]`` float32 or ``None``; the event.
         """
         runtime = self._alive()
-        if config is None:
-            assert self.group_size in COMBINE_CHUNKS, f"no default config for {self.group_size} ranks: give one"
-            num_sms = Buffer.num_sms
-        else:
-            num_sms = config.num_sms
+        num_sms = sms_of(config, Buffer.num_sms)
         previous = self._previous(previous_event, async_finish, allocate_on_comm_stream)
         bias_0, bias_1 = _biases(bias)
         combined_x, combined_weights, event = runtime.combine(
@@ -399,7 +373,7 @@ class Buffer(LowLatencyCalls):
         return combined_x, combined_weights, EventOverlap(event)
 
     def _previous(self, previous_event: Any, async_finish: bool, allocate_on_comm_stream: bool) -> Optional[EventHandle]:
-        event = getattr(previous_event, "event", None)
+        event = event_of("previous_event", previous_event)
         if allocate_on_comm_stream and (event is None or not async_finish):
             missing = "previous_event" if event is None else "async_finish"
             raise InvalidArgument(f"allocate_on_comm_stream needs previous_event and async_finish: {missing} is missing")
@@ -417,23 +391,6 @@ class Buffer(LowLatencyCalls):
     # Upstream's names for calls between nodes: the same as ``dispatch`` and ``combine``, which know where ranks are.
     internode_dispatch = dispatch
     internode_combine = combine
-
-
-def _device_index(group: Optional[Any]) -> int:
-    """The current CUDA device, or -1 where the program does not use CUDA."""
-    backend = ""
-    if isinstance(group, dist.ProcessGroup):
-        backend = str(dist.get_backend(group))
-    nccl = "nccl" in backend and torch.cuda.is_available()
-    if nccl or torch.cuda.is_initialized() or torch.empty(0).is_cuda:
-        return torch.cuda.current_device()
-    return -1
-
-
-def _let_go(runtime: "_native.Buffer", rank: int, explicitly_destroy: bool, process: int) -> None:
-    if explicitly_destroy and os.getpid() == process:  # a forked child leaves it to its parent
-        print(f"deep_ep: rank {rank}: a Buffer made with explicitly_destroy=True was never destroyed", flush=True)
-    runtime.drop()
 
 
 def _split(x: Any) -> Tuple[torch.Tensor, Optional[torch.Tensor]]:

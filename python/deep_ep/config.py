@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from . import _native
-from .errors import InvalidArgument
+from typing import Any, Dict, Tuple
 
-RANKS_PER_NODE = 8
+from . import _native
+from .arguments import integer, require, type_name
+
 ALIGNMENT = 128
 _LARGEST = 2**31 - ALIGNMENT
 # What a buffer of hinted size receives without its slower window: every rank's tokens on one rank.
 _HINTED_TOKENS = 4096
 _HINTED_SCALES = 128  # of a row, 4 bytes each
-
-
-def _require(condition: bool, text: str) -> None:
-    if not condition:
-        raise InvalidArgument(text)
 
 
 class Config:
@@ -44,7 +40,7 @@ class Config:
         num_max_rdma_chunked_send_tokens: int = 6,
         num_max_rdma_chunked_recv_tokens: int = 256,
     ) -> None:
-        _require(num_sms >= 0, f"num_sms is {num_sms}, allowed: 0 or more")
+        num_sms = integer("num_sms", num_sms, 0)
         chunks = {
             "num_max_nvl_chunked_send_tokens": num_max_nvl_chunked_send_tokens,
             "num_max_nvl_chunked_recv_tokens": num_max_nvl_chunked_recv_tokens,
@@ -52,13 +48,13 @@ class Config:
             "num_max_rdma_chunked_recv_tokens": num_max_rdma_chunked_recv_tokens,
         }
         for name, value in chunks.items():
-            _require(value > 0, f"{name} is {value}, allowed: 1 or more")
-        _require(
+            integer(name, value, 1)
+        require(
             num_max_nvl_chunked_send_tokens < num_max_nvl_chunked_recv_tokens,
             f"num_max_nvl_chunked_send_tokens is {num_max_nvl_chunked_send_tokens}, allowed: less than "
             f"num_max_nvl_chunked_recv_tokens, which is {num_max_nvl_chunked_recv_tokens}",
         )
-        _require(
+        require(
             num_max_rdma_chunked_send_tokens <= num_max_rdma_chunked_recv_tokens // 2,
             f"num_max_rdma_chunked_send_tokens is {num_max_rdma_chunked_send_tokens}, allowed: at most half of "
             f"num_max_rdma_chunked_recv_tokens, which is {num_max_rdma_chunked_recv_tokens}",
@@ -76,8 +72,8 @@ class Config:
         Within a node any token count works with any buffer: what does not fit is received through a window, more slowly.
         Between nodes all received tensors that live at a time must fit.
         """
-        _require(hidden_bytes > 0, f"hidden_bytes is {hidden_bytes}, allowed: 1 or more")
-        _require_ranks(num_ranks)
+        hidden_bytes = integer("hidden_bytes", hidden_bytes, 1)
+        num_ranks = integer("num_ranks", num_ranks, 1)
         size = _native.heap_bytes_hint(
             num_ranks,
             _HINTED_TOKENS,
@@ -90,8 +86,8 @@ class Config:
     def get_rdma_buffer_size_hint(self, hidden_bytes: int, num_ranks: int) -> int:
         """Bytes of ``num_rdma_bytes`` for the normal mode: 0. Rows pass from node to node through a window that every
         buffer's heap has besides ``num_nvl_bytes``."""
-        _require(hidden_bytes > 0, f"hidden_bytes is {hidden_bytes}, allowed: 1 or more")
-        _require_ranks(num_ranks)
+        hidden_bytes = integer("hidden_bytes", hidden_bytes, 1)
+        num_ranks = integer("num_ranks", num_ranks, 1)
         return 0
 
     def __repr__(self) -> str:
@@ -102,21 +98,31 @@ def _align(size: int) -> int:
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 
-def _require_ranks(num_ranks: int) -> None:
-    allowed = 0 < num_ranks < RANKS_PER_NODE or (num_ranks > 0 and num_ranks % RANKS_PER_NODE == 0)
-    _require(allowed, f"num_ranks is {num_ranks}, allowed: below 8, or a multiple of 8")
-
-
 def low_latency_size(num_max_tokens: int, hidden: int, num_ranks: int, num_experts: int) -> int:
     """Monotone in each argument."""
-    for name, value in (
-        ("num_max_dispatch_tokens_per_rank", num_max_tokens),
-        ("hidden", hidden),
-        ("num_ranks", num_ranks),
-        ("num_experts", num_experts),
-    ):
-        _require(value > 0, f"{name} is {value}, allowed: 1 or more")
-    return _align(_native.low_latency_bytes_hint(num_max_tokens, hidden, num_ranks, num_experts))
+    sizes = (
+        integer("num_max_dispatch_tokens_per_rank", num_max_tokens, 1),
+        integer("hidden", hidden, 1),
+        integer("num_ranks", num_ranks, 1),
+        integer("num_experts", num_experts, 1),
+    )
+    return _align(_native.low_latency_bytes_hint(*sizes))
+
+
+def sms_of(config: Any, default: int) -> int:
+    """The number of SMs that a call's ``config`` grants."""
+    if config is None:
+        return default
+    if not isinstance(config, Config):
+        raise TypeError(f"config is of type {type_name(config)}, expected a deep_ep.Config or None")
+    return config.num_sms
+
+
+def default_config(chunks: Dict[int, Tuple[int, ...]], num_sms: int, num_ranks: Any) -> Config:
+    """The entry of ``num_ranks``, or of the largest number below it that has one."""
+    num_ranks = integer("num_ranks", num_ranks, 1)
+    known = max((entry for entry in chunks if entry <= num_ranks), default=min(chunks))
+    return Config(num_sms, *chunks[known])
 
 
 # (send, receive) of NVLink, (send, receive) of RDMA, for dispatch and for combine, by number of ranks.

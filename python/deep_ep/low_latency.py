@@ -7,6 +7,7 @@ from typing import Callable, Optional, Tuple, Union
 import torch
 
 from . import _native
+from .arguments import integer, type_name
 from .errors import InvalidArgument, UseAfterDestroy
 from .utils import EventOverlap
 
@@ -220,6 +221,8 @@ class LowLatencyCalls:
     def get_next_low_latency_combine_buffer(self, handle: LowLatencyHandle) -> torch.Tensor:
         """The tensor ``[L, R * M, H]`` bfloat16, contiguous, whose rows a combine with ``zero_copy=True`` sends. Fill
         it between dispatch and combine, on the combine's stream. Its memory ends with the buffer."""
+        if not isinstance(handle, tuple):
+            raise TypeError(f"handle is of type {type_name(handle)}, expected the tuple that low_latency_dispatch returned")
         return self._low_latency().low_latency_combine_buffer(handle)
 
     def clean_low_latency_buffer(self, num_max_dispatch_tokens_per_rank: int, hidden: int, num_experts: int) -> None:
@@ -230,8 +233,7 @@ class LowLatencyCalls:
             ("hidden", hidden),
             ("num_experts", num_experts),
         ):
-            if value <= 0:
-                raise InvalidArgument(f"{name} is {value}, allowed: 1 or more")
+            integer(name, value, 1)
         self._low_latency().low_latency_clean()
 
     # Ranks that died. Every rank has its own opinion of the others, and nothing is propagated: sends go to ranks that
@@ -239,7 +241,7 @@ class LowLatencyCalls:
 
     def low_latency_update_mask_buffer(self, rank_to_mask: int, mask: bool = False) -> None:
         """Masks a rank, or, **by default, unmasks** it; on the current stream. Needs ``enable_shrink``."""
-        self._masks().low_latency_update_mask(rank_to_mask, mask)
+        self._masks().low_latency_update_mask(integer("rank_to_mask", rank_to_mask), bool(mask))
 
     def low_latency_query_mask_buffer(self, mask_status: torch.Tensor) -> None:
         """Writes 1 for masked ranks and 0 for others to ``mask_status`` ``[R]`` int32, on the current stream. Needs

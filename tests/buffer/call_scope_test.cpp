@@ -129,6 +129,19 @@ TEST_F(CallScopeTest, ARecordedCallThatIsAbandonedLeavesNoForkBehind) {
   }
 }
 
+TEST_F(CallScopeTest, WhatARecordedCallTakesBackIsFreeAgain) {
+  const TensorView most = unplaced({}, DType::uint8, {900 << 10});
+  state(caller_).capturing = state(comm_).capturing = true;
+  CallScope scope(context_, {.stream = caller_});
+  for (const bool taken_back : {true, false}) {
+    auto tensors = scope.try_heap_tensors({&most, 1});
+    ASSERT_TRUE(tensors.has_value()) << "nothing has used the memory";
+    if (taken_back) scope.take_back(*std::move(tensors));
+  }
+  EXPECT_FALSE(scope.try_heap_tensors({&most, 1}).has_value()) << "a tensor that a graph may use keeps its memory";
+  scope.finish();
+}
+
 TEST_F(CallScopeTest, TensorsOfOnePieceLieBesideEachOther) {
   CallScope scope(context_, {.stream = caller_});
   const TensorView views[] = {unplaced({}, DType::int32, {3, 5}), unplaced({}, DType::uint8, {0, 7}),

@@ -1,7 +1,7 @@
 """Every error text of the sources, found where it is thrown.
 
 An error is a `fail<Type>("...")` or a `throw Type("...")` in csrc/, kernels/, python/bindings/ or tools/; a
-`raise Type("...")`, an `assert ..., "..."` or a `_require(..., "...")` in python/deep_ep/; or a text of the files that
+`raise Type("...")`, an `assert ..., "..."` or a `require(..., "...")` in python/deep_ep/; or a text of the files that
 put what a kernel met, or what a NIC answered, into words (DESCRIBED).
 """
 
@@ -75,14 +75,14 @@ def thrown():
             for run in literals(source):
                 if weight(normal(run)) >= 14 and " " in run:  # others are pieces
                     yield where, "described", normal(run)
-    for path in sorted((ROOT / "python/deep_ep").glob("*.py")):
+    for path in sorted((ROOT / "python/deep_ep").rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             text, name = "", ""
             if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call) and node.exc.args:
                 text, name = text_of(node.exc.args[0]), ast.unparse(node.exc.func)
             elif isinstance(node, ast.Assert) and node.msg is not None:
                 text, name = text_of(node.msg), "AssertionError"
-            elif isinstance(node, ast.Call) and ast.unparse(node.func) == "_require":
+            elif isinstance(node, ast.Call) and ast.unparse(node.func) == "require":
                 text, name = text_of(node.args[1]), "InvalidArgument"
             if text.strip("{}. "):
                 yield str(path.relative_to(ROOT)), name, normal(text)
@@ -102,7 +102,7 @@ def everything():
     """Every string of the sources: what may be quoted."""
     for path in sources():
         yield from map(normal, literals(path.read_text()))
-    for path in sorted((ROOT / "python/deep_ep").glob("*.py")):
+    for path in sorted((ROOT / "python/deep_ep").rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, (ast.Constant, ast.JoinedStr)):
                 yield normal(text_of(node))

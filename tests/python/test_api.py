@@ -82,12 +82,29 @@ def test_signature(function):
 
 
 def test_names():
-    assert sorted(deep_ep.__all__) == ["Buffer", "Config", "EventOverlap", "topk_idx_t"]
+    assert {"Buffer", "Config", "EventOverlap", "EventHandle", "topk_idx_t", "__version__"} <= set(deep_ep.__all__)
+    assert all(hasattr(deep_ep, name) for name in deep_ep.__all__)
     assert isinstance(deep_ep.topk_idx_t, torch.dtype)
     assert deep_ep.buffer.Buffer is Buffer and deep_ep.buffer.Config is Config
     assert deep_ep.buffer.EventHandle is deep_ep.utils.EventHandle
     assert callable(deep_ep.utils.check_nvlink_connections)
     assert Buffer.is_sm90_compiled() is True
+
+
+def test_other_names_of_the_first_interface():
+    import deep_ep.buffers.legacy
+    import deep_ep.legacy
+    import deep_ep.utils.event
+
+    for module in (deep_ep.legacy, deep_ep.buffers.legacy):
+        assert module.Buffer is Buffer and module.Config is Config
+    assert deep_ep.utils.event.EventOverlap is EventOverlap is deep_ep.utils.EventOverlap
+    assert deep_ep.utils.event.EventHandle is EventHandle is deep_ep.EventHandle
+
+
+def test_version():
+    project = (pathlib.Path(__file__).resolve().parents[2] / "pyproject.toml").read_text()
+    assert f'version = "{deep_ep.__version__}"' in project
 
 
 def test_import_is_quiet():
@@ -141,8 +158,10 @@ def test_hints():
     largest = 2**31 - 128
     for hidden_bytes in (2**30, 2**31 - 1, 2**31, 2**40, 2**70):
         assert Config().get_nvl_buffer_size_hint(hidden_bytes, 8) == largest
+    for ranks in (9, 12, 72, 100):
+        assert Config().get_nvl_buffer_size_hint(14336, ranks) > 0
     with pytest.raises(ValueError, match="num_ranks"):
-        Config().get_nvl_buffer_size_hint(14336, 9)
+        Config().get_nvl_buffer_size_hint(14336, 0)
     base = [128, 7168, 8, 288]
     size = Buffer.get_low_latency_rdma_size_hint(*base)
     assert isinstance(size, int) and size % 128 == 0 and 0 < size < 256e6
@@ -170,11 +189,12 @@ def test_default_configs():
         assert Buffer.get_combine_config(144).num_max_nvl_chunked_recv_tokens == 720
     finally:
         Buffer.set_num_sms(20)
-    for ranks in (0, 1, 3, 5, 12):
-        with pytest.raises(AssertionError):
-            Buffer.get_dispatch_config(ranks)
-        with pytest.raises(AssertionError):
-            Buffer.get_combine_config(ranks)
+    for get in (Buffer.get_dispatch_config, Buffer.get_combine_config):
+        for ranks, like in ((1, 2), (3, 2), (5, 4), (7, 4), (12, 8), (72, 64), (100, 96), (500, 160)):
+            assert repr(get(ranks)) == repr(get(like))
+        for wrong, kind in ((0, ValueError), (-8, ValueError), (8.0, TypeError), ("8", TypeError), (True, TypeError)):
+            with pytest.raises(kind, match="num_ranks"):
+                get(wrong)
 
 
 def test_event_overlap():
@@ -184,6 +204,18 @@ def test_event_overlap():
         assert entered is event
     with pytest.raises(AssertionError):
         event.current_stream_wait()
+    calls = []
+    captured = Buffer.capture()
+    captured.register_hook_after_wait(lambda: calls.append(1))
+    with pytest.raises(AssertionError, match="hook"):
+        captured.register_hook_after_wait(print)
+    captured.current_stream_wait()
+    captured.current_stream_wait()
+    assert calls == [1]
+    captured.extra_tensors = [torch.zeros(1)]
+    with captured(release_handle=True) as entered:
+        assert entered is captured and captured.event is not None
+    assert captured.event is None and captured.extra_tensors is None
     captured = Buffer.capture()
     assert isinstance(captured.event, EventHandle)
     captured.current_stream_wait()
@@ -233,9 +265,9 @@ def test_local_buffer_tensor():
 
 def test_names_of_calls_between_nodes():
     assert Buffer.internode_dispatch is Buffer.dispatch and Buffer.internode_combine is Buffer.combine
-    assert [Config().get_rdma_buffer_size_hint(14336, ranks) for ranks in (4, 8, 16, 64)] == [0, 0, 0, 0]
-    with pytest.raises(ValueError, match="num_ranks is 12"):
-        Config().get_rdma_buffer_size_hint(14336, 12)
+    assert [Config().get_rdma_buffer_size_hint(14336, ranks) for ranks in (4, 8, 12, 16, 64, 72)] == [0] * 6
+    with pytest.raises(ValueError, match="num_ranks is 0"):
+        Config().get_rdma_buffer_size_hint(14336, 0)
 
 
 def test_module_needs_no_torch_library():

@@ -229,8 +229,9 @@ def events(group):
             pass
         result[5].current_stream_wait()
         check_received(result, mine, buffer.rank)
-    result = send(buffer, case, previous_event=buffer.capture(), async_finish=True, allocate_on_comm_stream=True)
-    check_received(result, mine, buffer.rank)
+    for previous in (buffer.capture(), buffer.capture().event):
+        result = send(buffer, case, previous_event=previous, async_finish=True, allocate_on_comm_stream=True)
+        check_received(result, mine, buffer.rank)
     for wrong in ({"async_finish": True}, {"previous_event": buffer.capture()}):
         with pytest.raises(ValueError, match="allocate_on_comm_stream"):
             send(buffer, case, allocate_on_comm_stream=True, **wrong)

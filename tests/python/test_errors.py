@@ -13,8 +13,135 @@ from reference import make_case
 from test_calls import CONFIG, check_received, send
 from time_scale import scaled
 
-from deep_ep import Buffer
+from deep_ep import Buffer, Config
 from deep_ep.errors import RankMismatch
+
+
+def plain_sentence(text):
+    """No stack of C++ and no signature of a binding."""
+    for trace in ("frame #", "Exception raised from", "incompatible function arguments", "Invoked with"):
+        assert trace not in text, text
+
+
+class Alone:
+    """A communicator of one."""
+
+    Get_rank = staticmethod(lambda: 0)
+    Get_size = staticmethod(lambda: 1)
+    allgather = staticmethod(lambda value: [value])
+
+
+def test_wrong_types_before_any_call():
+    buffer = Buffer(None, 0, 1 << 22, low_latency_mode=True, enable_shrink=True, comm=Alone)
+    x, idx = torch.zeros(3, 128, dtype=torch.bfloat16), torch.zeros(3, 2, dtype=torch.int64)
+    hint, masked = Buffer.get_low_latency_rdma_size_hint, buffer.low_latency_update_mask_buffer
+    outside = type("Outside", (Alone,), {"Get_rank": staticmethod(lambda: -1)})
+    calls = [
+        (TypeError, "num_nvl_bytes is 1000000.0", lambda: Buffer(None, 1e6, comm=Alone)),
+        (TypeError, "num_nvl_bytes is 1024.0", lambda: Buffer(None, 1024.0, comm=Alone)),
+        (TypeError, "num_rdma_bytes is '1024'", lambda: Buffer(None, 0, "1024", comm=Alone)),
+        (TypeError, "group is of type str", lambda: Buffer("group")),
+        (TypeError, "comm is of type int", lambda: Buffer(None, comm=3)),
+        (ValueError, "rank of this process in group is -1, allowed: 0 to 0", lambda: Buffer(None, comm=outside)),
+        (TypeError, "num_sms is 20.0", lambda: Config(20.0)),
+        (TypeError, "num_max_nvl_chunked_send_tokens is '6'", lambda: Config(20, "6")),
+        (TypeError, "hidden_bytes is 14336.0", lambda: Config().get_nvl_buffer_size_hint(14336.0, 8)),
+        (TypeError, "num_ranks is None", lambda: Config().get_rdma_buffer_size_hint(14336, None)),
+        (TypeError, "num_max_dispatch_tokens_per_rank is 128.0", lambda: hint(128.0, 7168, 8, 256)),
+        (TypeError, "num_experts is 2.5", lambda: hint(128, 7168, 8, 2.5)),
+        (TypeError, "rank_to_mask is 0.5", lambda: masked(0.5, True)),
+        (TypeError, "mask_status is of type int", lambda: buffer.low_latency_query_mask_buffer(3)),
+        (TypeError, "handle is of type int", lambda: buffer.get_next_low_latency_combine_buffer(3)),
+        (TypeError, "hidden is 2.5", lambda: buffer.clean_low_latency_buffer(8, 2.5, 4)),
+        (TypeError, "max_tokens is of type float, expected an integer", lambda: buffer.low_latency_dispatch(x, idx, 8.0, 4)),
+        (ValueError, "^x lies on a device .*: meta", lambda: buffer.low_latency_dispatch(x.to("meta"), idx, 8, 4)),
+        (TypeError, "dtype is of type str", lambda: buffer.get_local_buffer_tensor("int8")),
+        (TypeError, "offset is 1.5", lambda: buffer.get_local_buffer_tensor(torch.int8, offset=1.5)),
+        (TypeError, "size is of type int", lambda: buffer.get_local_buffer_tensor(torch.int8, 3)),
+    ]
+    for number, (kind, text, call) in enumerate(calls):
+        with pytest.raises(kind, match=text) as raised:
+            call()
+            raise RuntimeError(f"call {number}, about {text}, went through")
+        plain_sentence(str(raised.value))
+
+
+def outside_of_the_group(group):
+    import torch.distributed as dist
+
+    part = dist.new_group([0, 1])
+    if dist.get_rank() == 2:
+        with pytest.raises(ValueError, match="group is .*, allowed: a group with this process"):
+            Buffer(part)
+    else:
+        Buffer(part)
+
+
+def test_rank_outside_of_the_group(ranks):
+    ranks(3).run(outside_of_the_group)
+
+
+def interrupted(group, call):
+    """Ctrl-C while a call waits for a rank that does not come."""
+    import threading
+
+    from test_low_latency_calls import M, dispatch, ll_case, make_buffer
+
+    buffer = make_buffer(group) if call == "low latency" else Buffer(group, 1 << 22)
+    case = ll_case([M] * 2) if call == "low latency" else make_case([6] * 2)
+    handle = send(buffer, case)[4] if call == "cached dispatch" else None
+    torch.distributed.barrier(group)
+    if buffer.rank == 1:
+        torch.distributed.barrier(group)
+        return 0.0
+    was = signal.signal(signal.SIGINT, signal.default_int_handler)
+    times = []
+
+    def press():
+        times.append(time.monotonic())
+        os.kill(os.getpid(), signal.SIGINT)
+
+    timer = threading.Timer(0.3, press)
+    timer.start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            if call == "low latency":
+                dispatch(buffer, case)
+            elif handle is not None:
+                buffer.dispatch(case.x[0], handle=handle, config=CONFIG)
+            else:
+                send(buffer, case)
+        seconds = time.monotonic() - times[0]
+    finally:
+        timer.join()
+        signal.signal(signal.SIGINT, was)
+    torch.distributed.barrier(group)
+    return seconds
+
+
+@pytest.mark.parametrize("call", ["dispatch", "cached dispatch", "low latency"])
+def test_interrupt_ends_a_call(ranks, call):
+    assert max(ranks(2).run(interrupted, call)) < scaled(1)
+
+
+def too_many_tokens(group):
+    from test_low_latency_calls import M, dispatch, ll_case, make_buffer
+
+    buffer = make_buffer(group)
+    tokens = [M] * buffer.group_size
+    tokens[1] += 1
+    begin = time.monotonic()
+    if buffer.rank == 1:
+        with pytest.raises(ValueError, match=rf"number of tokens \(rows of x\) is {M + 1}"):
+            dispatch(buffer, ll_case(tokens))
+    else:
+        with pytest.raises(RankMismatch, match="at most max_tokens on rank . but more than max_tokens on rank 1"):
+            dispatch(buffer, ll_case(tokens))
+    return time.monotonic() - begin
+
+
+def test_too_many_tokens_on_one_rank(ranks):
+    assert max(ranks(3).run(too_many_tokens)) < scaled(3)
 
 
 def wrong_use(group):
@@ -64,11 +191,21 @@ def wrong_use(group):
         (ValueError, "expert_alignment", dispatch(expert_alignment=0)),
         (ValueError, "num_worst_tokens", dispatch(num_worst_tokens=-1)),
         (TypeError, "previous_event", dispatch(previous_event=type("Event", (), {"event": 3})())),
+        (TypeError, "previous_event is of type int", dispatch(previous_event=3)),
+        (TypeError, "previous_event is of type str", combine(rows, handle, previous_event="event")),
+        (TypeError, "config is of type int", dispatch(config=24)),
+        (TypeError, "config is of type dict", lambda: buffer.combine(rows, handle, config={"num_sms": 24})),
+        (TypeError, "expert_alignment is of type float, expected an integer", dispatch(expert_alignment=2.0)),
+        (TypeError, "num_worst_tokens is of type float, expected an integer", dispatch(num_worst_tokens=64.0)),
+        (ValueError, "^x lies on a device .*: meta", dispatch(x=x.to("meta"))),
+        (ValueError, "^topk_idx lies on a device .*: meta", lambda: buffer.get_dispatch_layout(idx.to("meta"), 12)),
+        (ValueError, "^topk_weights has layout torch.sparse_coo", dispatch(topk_weights=weights.to_sparse())),
+        (ValueError, "^topk_idx ", dispatch(topk_idx=idx.to(torch.int16))),
+        (TypeError, "num_experts is of type float, expected an integer", lambda: buffer.get_dispatch_layout(idx, 12.0)),
         (AssertionError, "num_tokens_per_rank", dispatch(num_tokens_per_rank=None)),
         (AssertionError, "is_token_in_rank", dispatch(is_token_in_rank=None)),
         (AssertionError, "num_tokens_per_expert", dispatch(num_tokens_per_expert=None)),
         (AssertionError, "topk_idx", lambda: buffer.dispatch(x, handle=handle, topk_idx=idx, config=CONFIG)),
-        (AssertionError, "ranks", lambda: buffer.dispatch(x, handle=handle)),
         (ValueError, "^x ", cached(x[1:])),
         (TypeError, "handle", cached(x, handle[0])),
         (ValueError, "handle", cached(x, handle[:3])),
@@ -84,9 +221,10 @@ def wrong_use(group):
         (TypeError, "bias", combine(rows, handle, bias=1.0)),
     ]
     for number, (kind, text, call) in enumerate(calls):
-        with pytest.raises(kind, match=text):
+        with pytest.raises(kind, match=text) as raised:
             call()
             raise RuntimeError(f"call {number}, about {text}, went through")
+        plain_sentence(str(raised.value))
     check_received(send(buffer, case), reference.dispatched(case, rank), rank)
 
 

@@ -39,6 +39,13 @@ SKIP = "end = ' SKIPPED'; say('a_test.cpp:1: Skipped\\n' + {!r})"
 SLEEP = "time.sleep(60)"
 KILL = "os.kill(os.getpid(), signal.SIGSEGV)"
 REPORT = "say('x.cpp:1:2: runtime error: signed integer overflow')"
+# The script's watch sees itself stopped, as it would see a machine that stands still.
+PAUSE = """os.kill(os.getppid(), signal.SIGSTOP)
+time.sleep(0.8)
+os.kill(os.getppid(), signal.SIGCONT)
+time.sleep(0.2)
+"""
+FAIL_ONCE = "import pathlib\nif not pathlib.Path({0!r}).exists(): pathlib.Path({0!r}).touch(); " + FAIL
 
 
 class RunGtestTest(unittest.TestCase):
@@ -182,6 +189,25 @@ class RunGtestTest(unittest.TestCase):
         tests = {"A": "say('\\x1b[1m\\x00\\x08'); " + FAIL, "B": SKIP.format("\x1bno\x00 NIC\x08"), "C": KILL}
         status, states = self.run_it(tests, between="sys.stdout.buffer.write(b'\\xff\\x01\\n')")
         self.assertEqual((status, states["S.A"], states["S.B"]), (1, "failure: failed", "skipped: no NIC"))
+
+    def test_what_fails_while_the_machine_stands_still_runs_again(self):
+        mark = str(self.folder / "mark")
+        status, states = self.run_it({"A": PAUSE + FAIL_ONCE.format(mark), "B": ""})
+        self.assertEqual((status, states), (0, {"S.A": "passed", "S.B": "passed"}))
+        self.assertIn("S.A: failed while the machine stood still for 0.", self.printed)
+        self.assertIn("2 passed, 0 failed, 0 skipped\n1 of them ran once more, as the machine stood still: S.A", self.printed)
+
+    def test_once_more_is_once(self):
+        self.assertEqual(self.run_it({"A": PAUSE + FAIL, "B": ""}), (1, {"S.A": "failure: failed", "S.B": "passed"}))
+
+    def test_a_failure_on_a_machine_that_runs_stays_one(self):
+        mark = str(self.folder / "mark")
+        status, states = self.run_it({"A": PAUSE, "B": FAIL_ONCE.format(mark)})
+        self.assertEqual((status, states), (1, {"S.A": "passed", "S.B": "failure: failed"}))
+
+    def test_a_report_while_the_machine_stands_still_stays_one(self):
+        status, states = self.run_it({"A": PAUSE + REPORT + "\n" + FAIL, "B": ""})
+        self.assertEqual((status, states["S.A"]), (1, "failure: failed"))
 
     def test_shards_are_within_their_number(self):
         tests = {"A": "", "B": "", "C": ""}

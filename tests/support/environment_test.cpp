@@ -85,6 +85,22 @@ TEST(Environment, ValuesOfOthersAreTranslated) {
   EXPECT_EQ(nothing.value("DEEP_EP_RDMA_GID_INDEX").name, "NCCL_IB_GID_INDEX");
 }
 
+TEST(Environment, HowMuchOthersLogIsUnderstood) {
+  const auto level = [](Variables variables) {
+    return environment::Reader(source_of(variables)).choice("DEEP_EP_LOG");
+  };
+  EXPECT_EQ(level({{"NCCL_DEBUG", "INFO"}}), "info");
+  EXPECT_EQ(level({{"NCCL_DEBUG", "VERSION"}}), "warn") << "the default: it asks for a version only";
+  EXPECT_EQ(level({{"NVSHMEM_DEBUG", "WARN,INFO"}, {"NCCL_DEBUG", "TRACE"}}), "info");
+  EXPECT_EQ(level({{"NCCL_DEBUG", "TRACE"}}), "trace");
+  EXPECT_EQ(level({{"EP_BUFFER_DEBUG", "1"}}), "debug");
+  EXPECT_EQ(level({{"EP_BUFFER_DEBUG", "0"}}), "warn");
+  EXPECT_EQ(level({{"DEEP_EP_LOG", "error"}, {"NCCL_DEBUG", "INFO"}}), "error");
+  environment::Reader odd(source_of({{"NCCL_DEBUG", "loud"}}));
+  EXPECT_EQ(odd.choice("DEEP_EP_LOG"), "warn");
+  EXPECT_EQ(odd.ignored().size(), 1U);
+}
+
 TEST(Environment, NumbersAreReadAsWritten) {
   {
     const Setting unset("DEEP_EP_TIMEOUT_S", std::nullopt);

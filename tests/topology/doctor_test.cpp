@@ -10,7 +10,7 @@
 
 #include "deep_ep/error.hpp"
 #include "tests/support/variables.hpp"
-#include "tests/topology/fake_machine.hpp"
+#include "tests/topology/doctor_fixture.hpp"
 #include "tools/doctor/checks.hpp"
 #include "tools/doctor/counters.hpp"
 #include "tools/doctor/print.hpp"
@@ -18,36 +18,18 @@
 namespace deep_ep::tools {
 namespace {
 
-class Doctor : public testing::Test {
- protected:
-  Patient patient() const {
-    std::vector<std::string> names;
-    for (const auto& [name, value] : variables_) names.push_back(name);
-    return examine(machine_.root(), source_of(variables_), names);
-  }
-  Findings findings() const { return check_everything(patient()); }
-
-  /// The findings of one check that are worse than `ok`, one per line: "error: ...".
-  std::string complaints(const std::string& check) const {
-    std::string text;
-    for (const Finding& finding : findings()) {
-      if (finding.check != check || finding.verdict == Verdict::ok) continue;
-      text += fmt::format("{}{}: {}", text.empty() ? "" : "\n", name_of(finding.verdict), finding.found);
-    }
-    return text;
-  }
-
-  test::FakeMachine machine_;
-  Variables variables_;
-};
-
 TEST_F(Doctor, AHealthyMachineHasNothingWorseThanOk) {
   write_healthy_machine(machine_);
   const Findings found = findings();
   EXPECT_EQ(worst_of(found), Verdict::ok) << to_text(found);
   std::string checks;
-  for (const Finding& finding : found) checks += finding.check + " ";
-  EXPECT_EQ(checks, "nic map registration locked_memory doorbell libraries ");
+  for (const Finding& finding : found) {
+    if (finding.verdict != Verdict::skip) checks += finding.id + ":" + finding.check + " ";
+  }
+  EXPECT_EQ(
+      checks,
+      "D1:driver D2:gpu D3:locked_memory D3:open_files D4:nic D5:gid D6:map D7:libraries D8:registration D9:doorbell "
+      "D10:device_file ");
   EXPECT_TRUE(to_text(found).ends_with("0 errors, 0 warnings\n")) << to_text(found);
   const std::string text = machine_text(patient());
   EXPECT_NE(text.find("GPU 7 (0000:44:00.0) -> mlx5_7 port 1, 400 Gb/s, GID 3 (RoCE v2, 10.0.7.1, eth8), PIX"),
@@ -67,7 +49,8 @@ TEST_F(Doctor, JsonHasTheWholeMachine) {
   EXPECT_EQ(report["map"][5]["distance"], "PIX");
   EXPECT_EQ(report["map"][5]["gid_index"], 3);
   const nlohmann::json list = findings_json(findings());
-  EXPECT_EQ(list[0]["check"], "nic");
+  EXPECT_EQ(list[0]["check"], "driver");
+  EXPECT_EQ(list[0]["id"], "D1");
   EXPECT_EQ(list[0]["verdict"], "ok");
 }
 

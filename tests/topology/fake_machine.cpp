@@ -124,6 +124,7 @@ void write_software(const FakeMachine& machine) {
   machine.write("/sys/module/nvidia_peermem/version", "580.126.09");
   machine.write("/proc/driver/nvidia/params",
                 "ResmanDebugLevel: 4294967295\nRegistryDwords: \"PeerMappingOverride=1;\"");
+  for (const char* file : {"nvidiactl", "nvidia-uvm"}) machine.write(std::string("/dev/") + file, "");
   machine.write("/proc/self/status", "Name:\tdeep_ep\nUid:\t0\t0\t0\t0\nCapEff:\t000001ffffffffff");
   machine.write("/proc/self/limits",
                 "Limit                     Soft Limit           Hard Limit           Units     \n"

@@ -112,7 +112,9 @@ TEST(NicTestSubjects, TheVariableCountsWhereNoOptionSaysOtherwise) {
   const Variables variables{{"DEEP_EP_RDMA_WIRE", "local"}};
   const Patient patient = examine(machine.root(), source_of(variables), {});
   EXPECT_EQ(find_subjects(patient, {.device = "cpu"}).subjects.at(0).name, "wire local (no NIC), CPU");
-  EXPECT_EQ(find_subjects(patient, {.wire = {.kind = rdma::WireKind::verbs, .nic = {}}, .device = "cpu"}).subjects.size(), 8u);
+  EXPECT_EQ(
+      find_subjects(patient, {.wire = {.kind = rdma::WireKind::verbs, .nic = {}}, .device = "cpu"}).subjects.size(),
+      8u);
 }
 
 TEST(NicTestSubjects, EveryNicThatCanBeUsedIsTestedAndTheOthersAreNamed) {

@@ -1,10 +1,9 @@
 #include "tools/doctor/checks.hpp"
 
-#include <fmt/format.h>
-
 #include <utility>
 
 #include "deep_ep/error.hpp"
+#include "tools/doctor/catalogue.hpp"
 
 namespace deep_ep::tools {
 
@@ -24,15 +23,6 @@ Patient examine(topology::SystemRoot root, environment::Source variables, const 
   return patient;
 }
 
-Findings check_everything(const Patient& patient) {
-  Findings findings;
-  check_nics(patient, findings);
-  check_map(patient, findings);
-  check_registration(patient, findings);
-  check_doorbell(patient, findings);
-  check_libraries(patient, findings);
-  check_variables(patient, findings);
-  return findings;
-}
+Findings check_everything(const Patient& patient) { return run_checks(patient, Check::Cost::deep); }
 
 }  // namespace deep_ep::tools

@@ -12,6 +12,8 @@
 #include "csrc/support/environment.hpp"
 #include "csrc/topology/gpus.hpp"
 #include "csrc/topology/system_root.hpp"
+#include "tools/doctor/build.hpp"
+#include "tools/doctor/nvml.hpp"
 #include "tools/doctor/report.hpp"
 
 namespace deep_ep::tools {
@@ -25,24 +27,40 @@ struct Patient {
   std::vector<rdma::Nic> nics;
   rdma::RdmaSettings settings;
   rdma::NicMap map;
+  BuiltFor build = built_for();
+  std::optional<std::vector<LiveGpu>> live_gpus;  ///< where the driver was asked: on this machine, and not in a hurry
   std::string refused;  ///< a wrong variable of the library's own: settings are the defaults then
 };
 /// `names`: of the variables that are set.
 Patient examine(topology::SystemRoot root, environment::Source variables, const std::vector<std::string>& names);
 
-/// Devices and ports: driver, state, device file, GIDs.
+// The checks, by the numbers of all_checks() (catalogue.hpp).
+
+/// D1. Driver against the GPUs and against what this program is built for.
+void check_driver(const Patient& patient, Findings& findings);
+/// D2. GPUs, NVSwitches, NVLink within and between nodes.
+void check_gpus(const Patient& patient, Findings& findings);
+void check_nvlink(const Patient& patient, Findings& findings);
+/// D3. Locked memory, open files, /dev/shm, huge pages.
+void check_limits(const Patient& patient, Findings& findings);
+/// D4. Devices and ports: driver, kind, state.
 void check_nics(const Patient& patient, Findings& findings);
-/// The GPU→NIC map, what shares a NIC, what is far from it, and CUDA_VISIBLE_DEVICES.
+/// D5. The GID of every port.
+void check_gids(const Patient& patient, Findings& findings);
+/// D6. The GPU→NIC map, what shares a NIC, what is far from it, and CUDA_VISIBLE_DEVICES.
 void check_map(const Patient& patient, Findings& findings);
-/// How the NIC reaches GPU memory: dma-buf, peer memory, and how much memory may be pinned.
-void check_registration(const Patient& patient, Findings& findings);
-/// Whether a GPU may ring a NIC's doorbell: driver option, privileges, driver version.
-void check_doorbell(const Patient& patient, Findings& findings);
-/// Copies of libibverbs and libmlx5, and whether those that load fit together.
+/// D7. Copies of libibverbs and libmlx5, and whether those that load fit together.
 void check_libraries(const Patient& patient, Findings& findings);
-/// Variables of this library and of others: which are in effect, which are not, which are harmful.
+/// D8. How the NIC reaches GPU memory: dma-buf, peer memory.
+void check_registration(const Patient& patient, Findings& findings);
+/// D9. Whether a GPU may ring a NIC's doorbell: driver option, privileges, driver version.
+void check_doorbell(const Patient& patient, Findings& findings);
+/// D10. Whether this process may open the device files of NICs and GPUs.
+void check_device_files(const Patient& patient, Findings& findings);
+/// D12. Variables of this library and of others: which are in effect, which are not, which are harmful.
 void check_variables(const Patient& patient, Findings& findings);
 
+/// All of them.
 Findings check_everything(const Patient& patient);
 
 /// What this process may do; nothing if /proc/self/status does not say.

@@ -4,6 +4,7 @@
 #include <CLI/CLI.hpp>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -12,10 +13,13 @@
 #include "deep_ep/error.hpp"
 #include "tools/commands.hpp"
 #include "tools/common/json_output.hpp"
+#include "tools/doctor/catalogue.hpp"
 #include "tools/doctor/checks.hpp"
 #include "tools/doctor/counters.hpp"
+#include "tools/doctor/explain/explain.hpp"
 #include "tools/doctor/nic_test/nic_test.hpp"
 #include "tools/doctor/print.hpp"
+#include "tools/doctor/quick.hpp"
 
 namespace deep_ep::tools {
 namespace {
@@ -25,6 +29,10 @@ struct DoctorOptions {
   bool nic_counters = false;
   std::vector<std::string> command;
   bool json = false;
+  std::optional<std::string> explain;
+  bool list_checks = false;
+  bool quick = false;
+  QuickOptions expected;
   bool nic_test = false;
   NicTestOptions test;
 };
@@ -40,7 +48,7 @@ void check_loaded_libraries(const Patient& patient, Findings& findings) {
                                              : Verdict::error,
                       fmt::format("{}", fmt::join(lines, "; ")),
                       usable ? "" : "what cannot be opened here cannot be opened by a run with the same variables",
-                      usable || patient.nics.empty() ? "" : "see the findings of the check `libraries`"});
+                      usable || patient.nics.empty() ? "" : "see the findings of the check `libraries`", "D7"});
 }
 
 int run_nic_test(const DoctorOptions& options) {
@@ -59,14 +67,20 @@ int run_nic_test(const DoctorOptions& options) {
 }
 
 int run_doctor(const DoctorOptions& options) {
+  if (options.list_checks) {
+    fmt::print("{}", list_of_checks());
+    return 0;
+  }
+  if (options.explain) return run_explain(*options.explain, options.json);
   if (options.nic_test) return run_nic_test(options);
   if (options.nic_counters == options.command.empty()) {
     throw InvalidArgument(options.nic_counters ? "--nic-counters: the command to run is missing (-- COMMAND ...)"
                                                : "a command goes with --nic-counters");
   }
-  const Patient patient =
-      examine(options.sysroot.empty() ? topology::SystemRoot() : topology::SystemRoot(options.sysroot),
-              environment::of_process, environment::names_of_process());
+  Patient patient = examine(options.sysroot.empty() ? topology::SystemRoot() : topology::SystemRoot(options.sysroot),
+                            environment::of_process, environment::names_of_process());
+  if (options.quick) return run_quick(patient, options.expected, options.json);
+  if (patient.root.is_this_machine()) patient.live_gpus = ask_nvml();
   Findings findings = check_everything(patient);
   if (patient.root.is_this_machine()) check_loaded_libraries(patient, findings);
   std::vector<PortCounters> traffic;
@@ -84,6 +98,7 @@ int run_doctor(const DoctorOptions& options) {
   const bool healthy = worst_of(findings) < Verdict::error;
   if (options.json) {
     nlohmann::json report = machine_json(patient);
+    report["checks"] = checks_json(findings);
     report["findings"] = findings_json(findings);
     report["healthy"] = healthy;
     if (options.nic_counters) {
@@ -94,9 +109,9 @@ int run_doctor(const DoctorOptions& options) {
     }
     print_json(report);
   } else {
-    fmt::print("{}\n", machine_text(patient));
-    if (options.nic_counters) fmt::print("{}\n", to_text(traffic));
-    fmt::print("Findings\n{}", to_text(findings));
+    fmt::print("{}\n", printable(machine_text(patient)));
+    if (options.nic_counters) fmt::print("{}\n", printable(to_text(traffic)));
+    fmt::print("Checks\n{}\nFindings\n{}", checks_text(findings), printable(to_text(findings)));
   }
   return healthy ? 0 : 1;
 }
@@ -112,6 +127,19 @@ void add_doctor_command(CLI::App& app, Action& action) {
                     "Run the command after -- and report what each NIC carried meanwhile");
   command->add_option("command", options->command, "With --nic-counters: the command, after --");
   command->add_flag("--json", options->json, "Print JSON");
+  command->add_option(
+      "--explain", options->explain,
+      "Explain an error message of this library, NCCL, NVSHMEM, libibverbs, CUDA or Kubernetes: its cause "
+      "and what to do; - reads it from standard input");
+  command->add_flag("--list-checks", options->list_checks, "List the checks: number, title, and why it matters");
+  CLI::Option* quick = command->add_flag("--quick", options->quick,
+                                         "One line, from files alone: is this machine usable? For readiness probes");
+  command->add_option("--gpus", options->expected.gpus, "With --quick: not usable with fewer GPUs")
+      ->check(CLI::Range(0, 1024))
+      ->needs(quick);
+  command->add_option("--nics", options->expected.nics, "With --quick: not usable with fewer usable RDMA devices")
+      ->check(CLI::Range(0, 1024))
+      ->needs(quick);
   CLI::Option* test = command->add_flag("--nic-test", options->nic_test,
                                         "Test all that this machine's NICs have to do, in less than a minute");
   NicTestOptions& nic_test = options->test;
@@ -136,7 +164,9 @@ void add_doctor_command(CLI::App& app, Action& action) {
       ->check(CLI::Range(1.0, 3600.0))
       ->capture_default_str();
   add("--bundle", nic_test.bundle, "Also write a tar file to attach to a report");
-  command->footer("Exit status: 0 if nothing is wrong (warnings aside) and no test has failed, otherwise 1.");
+  command->footer(
+      "Exit status: 0 if nothing is wrong (warnings aside), no test has failed, the machine is usable (--quick), the "
+      "text is known (--explain); otherwise 1.");
   command->callback([options, &action] { action = [options] { return run_doctor(*options); }; });
 }
 

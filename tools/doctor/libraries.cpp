@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <regex>
 #include <set>
 #include <sstream>
 
@@ -57,17 +56,42 @@ Search search_of(const Patient& patient) {
   return search;
 }
 
-std::string first_match(const std::string& bytes, const std::regex& pattern) {
-  std::smatch match;
-  return std::regex_search(bytes, match, pattern) ? match[match.size() > 1 ? 1 : 0].str() : "";
+bool is_digit(char c) { return c >= '0' && c <= '9'; }
+
+// The digits behind the first IBVERBS_PRIVATE_ that has some. By hand: a file may be damaged, or no library at all, and
+// regular expressions recurse.
+std::string private_abi_of(std::string_view bytes) {
+  constexpr std::string_view kName = "IBVERBS_PRIVATE_";
+  for (std::size_t at = bytes.find(kName); at != std::string_view::npos; at = bytes.find(kName, at + 1)) {
+    std::size_t end = at + kName.size();
+    while (end < bytes.size() && is_digit(bytes[end]) && end - at < kName.size() + 4) ++end;
+    if (end > at + kName.size()) return std::string(bytes.substr(at + kName.size(), end - at - kName.size()));
+  }
+  return {};
+}
+
+// The path with "/lib%s-rdmav<n>.so" at its end, a text of its own in the file.
+std::string provider_files_of(std::string_view bytes) {
+  constexpr std::string_view kName = "/lib%s-rdmav";
+  constexpr std::size_t kLongestPath = 4096;
+  const std::size_t at = bytes.find(kName);
+  if (at == std::string_view::npos) return {};
+  const auto of_a_path = [](char c) {
+    return is_digit(c) || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') ||
+           std::string_view("_./+-").find(c) != std::string_view::npos;
+  };
+  std::size_t begin = at;
+  while (begin > 0 && at - begin < kLongestPath && of_a_path(bytes[begin - 1])) --begin;
+  std::size_t end = at + kName.size();
+  while (end < bytes.size() && is_digit(bytes[end])) ++end;
+  if (bytes[begin] != '/' || bytes.substr(end, 3) != ".so") return {};
+  return std::string(bytes.substr(begin, end + 3 - begin));
 }
 
 LibraryCopy read_copy(const topology::SystemRoot& root, const std::string& folder, const std::string& resolved) {
-  static const std::regex kPrivate("IBVERBS_PRIVATE_([0-9]+)");
-  static const std::regex kProviders("/[A-Za-z0-9_./+-]*/lib%s-rdmav[0-9]+\\.so");
   // The text within the file, not the ELF tables: names of versions are plain strings in both.
   const std::string bytes = root.read_bytes(resolved);
-  return {folder, fs::path(resolved).filename().string(), first_match(bytes, kPrivate), first_match(bytes, kProviders)};
+  return {folder, fs::path(resolved).filename().string(), private_abi_of(bytes), provider_files_of(bytes)};
 }
 
 std::string show(const LibraryCopy& copy) {

@@ -39,16 +39,7 @@ bool all_equally_far(const rdma::NicMap& map) {
 }  // namespace
 
 void check_map(const Patient& patient, Findings& findings) {
-  if (!patient.refused.empty()) {
-    findings.push_back({"variables", Verdict::error, patient.refused,
-                        "every call that needs RDMA fails with this text; the rest of this report ignores it",
-                        "correct the variable, or unset it: the map is then found automatically"});
-  }
-  if (patient.gpus.empty()) {
-    findings.push_back({"gpu", Verdict::note, "there is no NVIDIA GPU (or no driver for it)",
-                        "ranks run on the CPU; each takes a NIC in turn", ""});
-    return;
-  }
+  if (patient.gpus.empty()) return;
   check_visible(patient, findings);
   if (patient.nics.empty()) return;
   const rdma::NicMap& map = patient.map;

@@ -1,16 +1,10 @@
-// `deep_ep doctor`: how NICs come to memory.
+// `deep_ep doctor`: how NICs come to the memory of GPUs.
 #include <fmt/format.h>
 
 #include <charconv>
 #include <compare>
-#include <cstdint>
-#include <optional>
-#include <sstream>
 #include <string>
-#include <string_view>
 
-#include "csrc/support/format.hpp"
-#include "csrc/support/text.hpp"
 #include "tools/doctor/checks.hpp"
 
 namespace deep_ep::tools {
@@ -78,47 +72,10 @@ void check_gpu_memory(const Patient& patient, Findings& findings) {
   }
 }
 
-// The soft limit in bytes; -1: unlimited; nothing where the file does not say.
-std::optional<std::int64_t> locked_memory_limit(const Patient& patient) {
-  std::istringstream limits(patient.root.read("/proc/self/limits").value_or(""));
-  constexpr std::string_view kName = "Max locked memory";
-  for (std::string line; std::getline(limits, line);) {
-    if (!line.starts_with(kName)) continue;
-    const std::string_view rest = trim(std::string_view(line).substr(kName.size()));
-    if (rest.starts_with("unlimited")) return -1;
-    std::int64_t bytes = 0;
-    if (std::from_chars(rest.data(), rest.data() + rest.size(), bytes).ec == std::errc()) return bytes;
-  }
-  return std::nullopt;
-}
-
-void check_locked_memory(const Patient& patient, Findings& findings) {
-  const auto limit = locked_memory_limit(patient);
-  if (!limit) return;
-  const auto privileges = read_privileges(patient.root);
-  const bool may_lock_anyway = privileges && privileges->ipc_lock;
-  if (*limit < 0 || may_lock_anyway) {
-    findings.push_back(
-        {"locked_memory", Verdict::ok,
-         *limit < 0 ? "locked memory is not limited" : "locked memory is limited, but CAP_IPC_LOCK lifts the limit", "",
-         ""});
-    return;
-  }
-  // Rings and staging areas of 64 peers; heaps are far larger where ranks run on the CPU.
-  constexpr std::int64_t kEnough = std::int64_t{1} << 30;
-  const std::string size = format_bytes(static_cast<std::uint64_t>(*limit));
-  findings.push_back({"locked_memory", *limit < kEnough ? Verdict::error : Verdict::warning,
-                      fmt::format("locked memory is limited to {}", size),
-                      "registrations of host memory beyond it fail with ENOMEM",
-                      "ulimit -l unlimited; in a container, the capability IPC_LOCK or the runtime's memlock limit"});
-}
-
 }  // namespace
 
 void check_registration(const Patient& patient, Findings& findings) {
-  if (patient.nics.empty()) return;
-  if (!patient.gpus.empty()) check_gpu_memory(patient, findings);
-  check_locked_memory(patient, findings);
+  if (!patient.nics.empty() && !patient.gpus.empty()) check_gpu_memory(patient, findings);
 }
 
 }  // namespace deep_ep::tools

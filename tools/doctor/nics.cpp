@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <set>
 
 #include "tools/doctor/checks.hpp"
 
@@ -27,7 +28,22 @@ void check_device_file(const Patient& patient, const Nic& nic, Findings& finding
                       "give the container /dev/infiniband (read and write), or the user the group that owns it"});
 }
 
-void check_gids(const Patient& patient, const Nic& nic, const NicPort& port, Findings& findings) {
+// Where the driver runs GPUs for this container, CUDA opens these.
+void check_gpu_device_files(const Patient& patient, Findings& findings) {
+  const bool any = std::any_of(patient.gpus.begin(), patient.gpus.end(), [](const auto& gpu) { return gpu.cuda_id; });
+  if (!any || !patient.root.exists("/dev")) return;
+  for (const char* file : {"/dev/nvidiactl", "/dev/nvidia-uvm"}) {
+    if (patient.root.writable(file)) continue;
+    findings.push_back(
+        {"device_file", Verdict::error,
+         fmt::format("{} {}", file, patient.root.exists(file) ? "may not be opened by this user" : "is missing"),
+         "CUDA does not start in this process",
+         "let the container runtime add the GPUs (resources.limits nvidia.com/gpu, --gpus all); on a "
+         "host, nvidia-modprobe -u -c 0"});
+  }
+}
+
+void check_port_gids(const Patient& patient, const Nic& nic, const NicPort& port, Findings& findings) {
   const rdma::GidChoice choice = rdma::choose_gid(port.gids, port.ethernet(), patient.settings.gid);
   const std::string name = fmt::format("{} port {}", nic.name, port.number);
   if (choice.gid) {
@@ -49,8 +65,8 @@ void check_gids(const Patient& patient, const Nic& nic, const NicPort& port, Fin
                        : "start a subnet manager on this fabric"});
 }
 
-void check_port(const Patient& patient, const Nic& nic, const NicPort& port, Findings& findings) {
-  if (port.active()) return check_gids(patient, nic, port, findings);
+void check_port(const Nic& nic, const NicPort& port, Findings& findings) {
+  if (port.active()) return;
   const bool switched_off = port.physical_state == "Disabled";
   findings.push_back(
       {"port", Verdict::error,
@@ -82,8 +98,7 @@ void check_nics(const Patient& patient, Findings& findings) {
       continue;
     }
     for_gpus += nic.capability == Capability::mlx5 ? 1 : 0;
-    check_device_file(patient, nic, findings);
-    for (const NicPort& port : nic.ports) check_port(patient, nic, port, findings);
+    for (const NicPort& port : nic.ports) check_port(nic, port, findings);
   }
   const std::size_t supported = patient.nics.size() - unsupported;
   if (supported == 0) {
@@ -94,6 +109,43 @@ void check_nics(const Patient& patient, Findings& findings) {
         {"nic", Verdict::ok,
          fmt::format("{} RDMA device{}, {} of them mlx5", supported, supported == 1 ? "" : "s", for_gpus),
          for_gpus == supported ? "" : "GPUs can ring the doorbells of mlx5 alone; others need the handler cpu", ""});
+  }
+}
+
+void check_gids(const Patient& patient, Findings& findings) {
+  const std::size_t before = findings.size();
+  std::size_t ports = 0;
+  std::set<int> indices;
+  for (const Nic& nic : patient.nics) {
+    if (nic.capability == Capability::unsupported) continue;
+    for (const NicPort& port : nic.ports) {
+      if (!port.active()) continue;
+      ++ports;
+      check_port_gids(patient, nic, port, findings);
+      const rdma::GidChoice choice = rdma::choose_gid(port.gids, port.ethernet(), patient.settings.gid);
+      if (choice.gid) indices.insert(choice.gid->index);
+    }
+  }
+  if (ports == 0 || findings.size() != before) return;
+  findings.push_back(
+      {"gid", Verdict::ok,
+       indices.size() == 1 ? fmt::format("each of the {} active ports has an address, GID {}", ports, *indices.begin())
+                           : fmt::format("each of the {} active ports has an address, under GID indices {}", ports,
+                                         fmt::join(indices, ", ")),
+       indices.size() == 1 ? "" : "the library chooses for each port; one index for all would fail", ""});
+}
+
+void check_device_files(const Patient& patient, Findings& findings) {
+  const std::size_t before = findings.size();
+  std::size_t devices = 0;
+  for (const Nic& nic : patient.nics) {
+    if (nic.capability == Capability::unsupported) continue;
+    ++devices;
+    check_device_file(patient, nic, findings);
+  }
+  check_gpu_device_files(patient, findings);
+  if (devices + patient.gpus.size() > 0 && findings.size() == before) {
+    findings.push_back({"device_file", Verdict::ok, "the device files of all NICs and GPUs can be opened", "", ""});
   }
 }
 

@@ -141,13 +141,22 @@ json machine_json(const Patient& patient) {
 json findings_json(const Findings& findings) {
   json list = json::array();
   for (const Finding& finding : findings) {
-    list.push_back({{"check", finding.check},
+    list.push_back({{"id", finding.id},
+                    {"check", finding.check},
                     {"verdict", name_of(finding.verdict)},
                     {"found", finding.found},
                     {"meaning", finding.meaning},
                     {"action", finding.action}});
   }
   return list;
+}
+
+std::string printable(std::string text) {
+  for (char& c : text) {
+    const auto code = static_cast<unsigned char>(c);
+    if ((code < 0x20 && c != '\n' && c != '\t') || code == 0x7f) c = '?';
+  }
+  return text;
 }
 
 }  // namespace deep_ep::tools

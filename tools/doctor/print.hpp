@@ -12,4 +12,7 @@ std::string machine_text(const Patient& patient);
 nlohmann::json machine_json(const Patient& patient);
 nlohmann::json findings_json(const Findings& findings);
 
+/// For a terminal: control characters, which other machines' files may hold, become '?'.
+std::string printable(std::string text);
+
 }  // namespace deep_ep::tools

@@ -8,6 +8,8 @@ namespace deep_ep::tools {
 
 const char* name_of(Verdict verdict) {
   switch (verdict) {
+    case Verdict::skip:
+      return "skip";
     case Verdict::ok:
       return "ok";
     case Verdict::note:
@@ -18,6 +20,21 @@ const char* name_of(Verdict verdict) {
       break;
   }
   return "error";
+}
+
+const char* word_of(Verdict verdict) {
+  switch (verdict) {
+    case Verdict::skip:
+      return "skip";
+    case Verdict::ok:
+    case Verdict::note:
+      return "ok";
+    case Verdict::warning:
+      return "warn";
+    case Verdict::error:
+      break;
+  }
+  return "fail";
 }
 
 Verdict worst_of(const Findings& findings) {
@@ -37,7 +54,9 @@ std::string to_text(const Findings& findings) {
   for (const Finding* finding : order) {
     errors += finding->verdict == Verdict::error ? 1 : 0;
     warnings += finding->verdict == Verdict::warning ? 1 : 0;
-    text += fmt::format("[{}] {}: {}\n", name_of(finding->verdict), finding->check, finding->found);
+    if (finding->verdict == Verdict::skip) continue;  // the list of checks has them
+    text += fmt::format("[{}] {}{}{}: {}\n", name_of(finding->verdict), finding->id, finding->id.empty() ? "" : " ",
+                        finding->check, finding->found);
     if (!finding->meaning.empty()) text += fmt::format("    meaning: {}\n", finding->meaning);
     if (!finding->action.empty()) text += fmt::format("    to do:   {}\n", finding->action);
   }

@@ -9,6 +9,7 @@
 namespace deep_ep::tools {
 
 enum class Verdict : std::uint8_t {
+  skip,  ///< there is nothing here that the check is about, or it was not asked for
   ok,
   note,     ///< worth knowing
   warning,  ///< works, but slower or more fragile than it could
@@ -16,6 +17,7 @@ enum class Verdict : std::uint8_t {
 };
 
 const char* name_of(Verdict verdict);  ///< "warning"
+const char* word_of(Verdict verdict);  ///< of a whole check: "ok", "warn", "fail" or "skip"
 
 /// Each says what was found, what that means for a run, and what to do about it. The last is empty where nothing is to
 /// be done.
@@ -25,6 +27,7 @@ struct Finding {
   std::string found;
   std::string meaning;
   std::string action;
+  std::string id = {};  ///< of the check that it belongs to: "D5"
 };
 
 using Findings = std::vector<Finding>;

@@ -74,7 +74,7 @@ void check_own(const Patient& patient, Findings& findings) {
     try {
       environment::Reader(patient.environment).value(variable.name());
     } catch (const InvalidArgument& error) {
-      if (error.what() == patient.refused) continue;  // check_map has said so
+      if (error.what() == patient.refused) continue;  // said already
       findings.push_back(
           {"variables", Verdict::error, error.what(), "what reads it refuses to start", "correct or unset it"});
     }
@@ -84,6 +84,11 @@ void check_own(const Patient& patient, Findings& findings) {
 }  // namespace
 
 void check_variables(const Patient& patient, Findings& findings) {
+  if (!patient.refused.empty()) {
+    findings.push_back({"variables", Verdict::error, patient.refused,
+                        "every call that needs RDMA fails with this text; the rest of this report ignores it",
+                        "correct the variable, or unset it: the map is then found automatically"});
+  }
   check_own(patient, findings);
   for (const environment::Unknown& unknown : patient.unknown_variables) {
     findings.push_back({"variables", Verdict::warning,

@@ -15,6 +15,7 @@ struct Field {
 
 /// From the highest bits down.
 constexpr std::array kFields = {
+    Field{"the number of tokens (rows of x)", 1, {"at most max_tokens", "more than max_tokens"}},
     Field{"the format of rows (use_fp8, round_scale, use_ue8m0)",
           2,
           {"bfloat16", "FP8 with float32 scales", "FP8 with scales of powers of two", "FP8 with UE8M0 scales"}},
@@ -23,7 +24,7 @@ constexpr std::array kFields = {
     Field{"the way between nodes (return_recv_hook)", 1, {"direct", "by rails"}},
     Field{"top-k", 5, {}},
 };
-constexpr int kBits = 10;
+constexpr int kBits = 11;
 
 std::string text_of(const Field& field, std::uint32_t value) {
   return field.values[0] == nullptr ? std::to_string(value + 1) : field.values[value];
@@ -32,7 +33,8 @@ std::string text_of(const Field& field, std::uint32_t value) {
 }  // namespace
 
 std::uint32_t DispatchShape::packed(std::uint32_t hash_of_rest) const {
-  const std::array values = {format, weights ? 1 : 0, rank_major ? 1 : 0, by_rails ? 1 : 0, num_topk - 1};
+  const std::array values = {too_many_tokens ? 1 : 0, format,           weights ? 1 : 0,
+                             rank_major ? 1 : 0,      by_rails ? 1 : 0, num_topk - 1};
   std::uint32_t fields = 0;
   for (std::size_t i = 0; i < kFields.size(); ++i)
     fields = fields << kFields[i].bits | static_cast<unsigned>(values[i]);

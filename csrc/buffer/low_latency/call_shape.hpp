@@ -19,11 +19,13 @@ inline std::uint32_t call_shape_of(std::initializer_list<int> fields) {
   return hash;
 }
 
-/// Of a dispatch: ten bits for what has few values, so that a message can say what differs, above a hash of the rest.
+/// Of a dispatch: eleven bits for what has few values, so that a message can say what differs, above a hash of the
+/// rest.
 struct DispatchShape {
   int format;  ///< LowLatencyFormat
   bool weights, rank_major, by_rails;
   int num_topk;
+  bool too_many_tokens = false;  ///< this rank will raise: peers must hear of it
 
   std::uint32_t packed(std::uint32_t hash_of_rest) const;
 };

@@ -1,4 +1,5 @@
 // low_latency_dispatch: room for what comes, launch.
+#include "csrc/buffer/checks.hpp"
 #include "csrc/buffer/low_latency/launch.hpp"
 #include "csrc/buffer/low_latency/low_latency.hpp"
 
@@ -61,6 +62,10 @@ LowLatencyDispatchResult LowLatency::dispatch(const LowLatencyDispatchArguments&
 
   result.event =
       launch(LowLatencyKind::dispatch, plan, scope, call.stream, std::array{rows[0], others[0]}, result.hook);
+  if (too_many_tokens(arguments)) {
+    if (result.hook) result.hook();
+    check_range("number of tokens (rows of x)", arguments.x.size(0), 0, arguments.max_tokens);
+  }
   return result;
 }
 

@@ -114,7 +114,6 @@ void check_dispatch(const LowLatencyDispatchArguments& arguments, const LowLaten
   }
   // Counts have 16 bits: of rows, and of a selection's place among the rows of its expert.
   check_range("max_tokens", arguments.max_tokens, 1, kMostLowLatencyTokens / arguments.topk_idx.size(1));
-  check_range("number of tokens (rows of x)", x.size(0), 0, arguments.max_tokens);
   check_range("num_experts", arguments.num_experts, 1, kMostLowLatencyExperts);
   const int num_local_experts = arguments.num_experts / num_ranks;
   if (arguments.num_experts % num_ranks != 0 || num_local_experts > setup.max_local_experts) {
@@ -155,10 +154,11 @@ LowLatencyDispatchPlan plan_dispatch(const LowLatencyDispatchArguments& argument
                             .weights = params.weights,
                             .rank_major = params.rank_major,
                             .by_rails = rail_width != 0,
-                            .num_topk = params.num_topk};
+                            .num_topk = params.num_topk,
+                            .too_many_tokens = too_many_tokens(arguments)};
   params.call_shape =
       shape.packed(call_shape_of({params.max_tokens, params.hidden, params.num_local_experts, rail_width}));
-  params.num_tokens = static_cast<int>(arguments.x.size(0));
+  params.num_tokens = too_many_tokens(arguments) ? 0 : static_cast<int>(arguments.x.size(0));
   params.x = arguments.x.as<std::byte>();
   params.topk_idx = {arguments.topk_idx.data, arguments.topk_idx.dtype == DType::int64};
   params.report_unknown_experts = setup.reject_unknown_experts;

@@ -65,6 +65,12 @@ void check_dispatch(const LowLatencyDispatchArguments& arguments, const LowLaten
 void check_combine(const LowLatencyCombineArguments& arguments, const LowLatencySetup& setup);
 void check_handle(const LowLatencyHandle& handle, const LowLatencySetup& setup);
 
+/// Then the call is made all the same, without tokens, and raises afterwards: peers, who wait for this rank, learn from
+/// its call shape what is wrong, instead of waiting until the deadline.
+inline bool too_many_tokens(const LowLatencyDispatchArguments& arguments) {
+  return arguments.x.size(0) > arguments.max_tokens;
+}
+
 /// InvalidArgument when the call does not fit the window, or a block.
 LowLatencyDispatchPlan plan_dispatch(const LowLatencyDispatchArguments& arguments, const LowLatencySetup& setup);
 LowLatencyCombinePlan plan_combine(const LowLatencyCombineArguments& arguments, const LowLatencySetup& setup);

@@ -1,0 +1,102 @@
+#!/usr/bin/env bash
+# NCCL's all-reduce over all nodes by mpirun, which starts on the first node and reaches the others by ssh, with the key of
+# the release's Secret. RANK is the node's number. Every node stays until the first has finished.
+set -uo pipefail
+work=$TESTBED_WORK/nccl
+keys=${TESTBED_KEYS:-/etc/testbed-ssh}
+port=${TESTBED_SSH_PORT:-2222}
+user=$(id -un)
+rm -rf "$work"
+mkdir -p "$work"
+chmod 700 "$work"
+name_of() {
+  # shellcheck disable=SC2059
+  printf "$TESTBED_NODE_NAME" "$1"
+}
+
+# What sshd needs, all of it here.
+install -m 600 "$keys/id" "$work/id" || exit 1
+install -m 600 "$keys/id.pub" "$work/authorized_keys" || exit 1
+[ "$(id -u)" -ne 0 ] || mkdir -p /run/sshd
+cat >"$work/sshd_config" <<END
+Port $port
+HostKey $work/id
+AuthorizedKeysFile $work/authorized_keys
+PidFile $work/sshd.pid
+StrictModes no
+PasswordAuthentication no
+KbdInteractiveAuthentication no
+AllowUsers $user
+MaxStartups 100
+END
+"$(command -v sshd || echo /usr/sbin/sshd)" -D -e -f "$work/sshd_config" 2>"$work/sshd.log" &
+sshd=$!
+trap 'kill $sshd 2>/dev/null' EXIT
+# All nodes have one key, so its public half is every host's too.
+echo "* $(cut -d ' ' -f 1,2 "$keys/id.pub")" >"$work/known_hosts"
+cat >"$work/ssh_config" <<END
+Host *
+  Port $port
+  User $user
+  IdentityFile $work/id
+  IdentitiesOnly yes
+  UserKnownHostsFile $work/known_hosts
+  StrictHostKeyChecking yes
+  CheckHostIP no
+  BatchMode yes
+  ConnectTimeout 5
+  LogLevel ERROR
+END
+on() {
+  ssh -F "$work/ssh_config" "$@"
+}
+
+if [ "$RANK" != 0 ]; then
+  until [ -e "$work/done" ]; do
+    if ! kill -0 $sshd 2>/dev/null; then
+      echo "node $RANK: sshd ended: $(tail -n 1 "$work/sshd.log")"
+      exit 1
+    fi
+    sleep 1
+  done
+  exit "$(cat "$work/done")"
+fi
+
+finish() {
+  local node
+  for ((node = 1; node < DEEP_EP_NODES; ++node)); do
+    on "$(name_of "$node")" "echo $1 > $work/done.new && mv $work/done.new $work/done"
+  done
+  exit "$1"
+}
+# Neighbours of the fabric are neighbours in the list: NCCL's rings follow it. Nodes whose place is unknown keep their order.
+for ((node = 0; node < DEEP_EP_NODES; ++node)); do
+  end=$((SECONDS + TESTBED_CONNECT_SECONDS))
+  until place=$(on "$(name_of "$node")" cat "$TESTBED_WORK/topology" 2>"$work/error"); do
+    if [ $SECONDS -ge $end ]; then
+      echo "node $node $(name_of "$node"): no ssh after $TESTBED_CONNECT_SECONDS s: $(cat "$work/error")"
+      exit 1
+    fi
+    sleep 1
+  done
+  printf '%s\t%d\t%s\n' "${place:--}" "$node" "$(name_of "$node")"
+done | sort -t "$(printf '\t')" -k 1,1 -k 2,2n >"$work/map" || exit 1
+while IFS=$'\t' read -r place node name; do
+  echo "# node $node $name $place"
+  echo "$name slots=8" >&3
+done <"$work/map" 3>"$work/hosts" | tee "$TESTBED_RESULTS/node-map.txt"
+
+mapfile -t command < <(grep -v '^$' "$(dirname "${BASH_SOURCE[0]}")/nccl.args")
+# The settings of NCCL's plugin for this network, where the node brings them.
+gib=/usr/local/gib/scripts/set_nccl_env.sh
+root=()
+[ "$(id -u)" -ne 0 ] || root=(--allow-run-as-root)
+results=$TESTBED_RESULTS/nccl-test-results.txt
+# shellcheck disable=SC2016
+mpirun "${root[@]}" --hostfile "$work/hosts" -np $((DEEP_EP_NODES * 8)) \
+  --mca plm_rsh_agent "ssh -F $work/ssh_config" --mca plm_rsh_no_tree_spawn 1 --mca orte_keep_fqdn_hostnames 1 \
+  -x LD_LIBRARY_PATH bash -c '[ ! -r "$0" ] || . "$0"; exec "$@"' "$gib" "${command[@]}" 2>&1 | tee "$results"
+status=${PIPESTATUS[0]}
+# Wrong sums are a failure, though the program ends well.
+[ "$status" -ne 0 ] || "${TESTBED_DEEP_EP:-/opt/deep_ep/bin/deep_ep}" bench nccl-parse "$results" || status=$?
+finish "$status"

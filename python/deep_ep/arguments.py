@@ -1,0 +1,46 @@
+"""Checks of what callers give: each failure is a sentence that names the argument, what came and what is allowed."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any, Optional
+
+from ._native import EventHandle
+from .errors import InvalidArgument
+
+
+def type_name(value: Any) -> str:
+    return type(value).__name__
+
+
+def require(condition: bool, text: str) -> None:
+    if not condition:
+        raise InvalidArgument(text)
+
+
+def integer(name: str, value: Any, least: Optional[int] = None) -> int:
+    """``value`` as an int, also where it is one of another library."""
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} is {value!r} of type {type_name(value)}, expected an integer") from None
+    if least is not None and number < least:
+        raise InvalidArgument(f"{name} is {number}, allowed: {least} or more")
+    return number
+
+
+def event_of(name: str, given: Any) -> Optional[EventHandle]:
+    """The event behind ``None``, an ``EventHandle``, or anything with ``.event``, such as an ``EventOverlap``."""
+    if given is None or isinstance(given, EventHandle):
+        return given
+    try:
+        event = given.event
+    except AttributeError:
+        raise TypeError(
+            f"{name} is of type {type_name(given)}, expected None, an EventOverlap or an EventHandle"
+        ) from None
+    if event is None or isinstance(event, EventHandle):
+        return event
+    raise TypeError(f"{name}.event is of type {type_name(event)}, expected None or an EventHandle")

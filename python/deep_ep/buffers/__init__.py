@@ -1,0 +1,1 @@
+"""The interfaces by generation: ``legacy`` is the first, ``elastic`` the second."""

@@ -1,0 +1,122 @@
+"""How ranks find each other, and the native buffer that they share."""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import Any, Callable, List, Optional, Sequence, Tuple
+
+import torch
+import torch.distributed as dist
+
+from . import _native
+from .arguments import type_name
+from .errors import InvalidArgument
+
+_PAGE = 2 << 20
+_PROBE_BYTES = 64 << 20
+
+
+class Peers:
+    """The ranks of a ``torch.distributed`` group, or of a communicator with mpi4py's methods."""
+
+    def __init__(self, group: Optional[Any], comm: Optional[Any] = None) -> None:
+        self.all_gather: Callable[[bytes], Sequence[bytes]]
+        if group is not None:
+            if not hasattr(group, "rank") or not hasattr(group, "size"):
+                if group is getattr(dist.GroupMember, "NON_GROUP_MEMBER", None):
+                    raise InvalidArgument(f"group is {group}, allowed: a group with this process")
+                raise TypeError(f"group is of type {type_name(group)}, expected a torch.distributed process group")
+            self.group: Any = group
+            self.rank: int = group.rank()
+            self.size: int = group.size()
+            self.all_gather = self._gather_by_group
+        elif comm is not None:
+            for method in ("Get_rank", "Get_size", "allgather"):
+                if not hasattr(comm, method):
+                    raise TypeError(f"comm is of type {type_name(comm)}, expected an mpi4py communicator: {method} is missing")
+            self.group = comm
+            self.rank = comm.Get_rank()
+            self.size = comm.Get_size()
+            self.all_gather = comm.allgather
+        else:
+            raise ValueError("neither group nor comm is given: the buffer needs one of them to find its peers")
+        if not 0 <= self.rank < self.size:
+            raise InvalidArgument(f"the rank of this process in group is {self.rank}, allowed: 0 to {self.size - 1}")
+
+    def _gather_by_group(self, mine: bytes) -> Sequence[bytes]:
+        gathered: List[Any] = [None] * self.size
+        dist.all_gather_object(gathered, mine, self.group)
+        return gathered
+
+    def num_nodes(self, device: int) -> int:
+        """Collective: how many groups of ranks there are that reach each other by RDMA only. Ranks of one host share a
+        node, unless DEEP_EP_RANKS_PER_NODE divides them; about ranks of several hosts (one NVLink domain may span
+        them) a small native buffer is asked."""
+        by_hand = os.environ.get("DEEP_EP_RANKS_PER_NODE", "")
+        mine = f"{by_hand}/{socket.gethostname()}/{_boot_id()}"
+        everybody = self.all_gather(mine.encode())
+        if by_hand.isdigit() and int(by_hand) > 0:
+            return -(-self.size // int(by_hand))
+        if len(set(everybody)) == 1:
+            return 1
+        probe, _ = native_buffer(self, device, _PROBE_BYTES)
+        nodes = probe.num_nodes()
+        probe.destroy()
+        return nodes
+
+
+def _boot_id() -> str:
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            return file.read().strip()
+    except OSError:
+        return ""
+
+
+def device_index(group: Optional[Any]) -> int:
+    """The current CUDA device, or -1 where the program does not use CUDA."""
+    backend = ""
+    if isinstance(group, dist.ProcessGroup):
+        backend = str(dist.get_backend(group))
+    nccl = "nccl" in backend and torch.cuda.is_available()
+    if nccl or torch.cuda.is_initialized() or torch.empty(0).is_cuda:
+        return torch.cuda.current_device()
+    return -1
+
+
+def native_buffer(
+    peers: Peers,
+    device: int,
+    memory: int,
+    low_latency_bytes: int = 0,
+    masking: bool = False,
+    allow_nvlink: bool = True,
+    timeout_s: float = -1.0,
+) -> Tuple["_native.Buffer", Optional[torch.cuda.Stream]]:
+    """Collective: a buffer with ``memory`` bytes for received tensors, and its communication stream. ``timeout_s`` below
+    0: DEEP_EP_TIMEOUT_S."""
+    heap_bytes = _native.heap_bytes_for(peers.size, memory)
+    heap_bytes = -(-heap_bytes // _PAGE) * _PAGE
+    # A stream of the framework: it is never destroyed, so tensors may be recorded on it for any time.
+    stream = torch.cuda.Stream(device=device, priority=-1) if device >= 0 else None
+    native = _native.Buffer(
+        peers.rank,
+        peers.size,
+        peers.all_gather,
+        device,
+        heap_bytes,
+        0 if stream is None else stream.cuda_stream,
+        low_latency_bytes,
+        masking,
+        allow_nvlink,
+        timeout_s,
+    )
+    return native, stream
+
+
+def let_go(runtime: "_native.Buffer", rank: int, kind: str, explicitly_destroy: bool, process: int) -> None:
+    """What happens to a buffer that nobody destroyed: its memory goes, no other rank is talked to."""
+    if explicitly_destroy and os.getpid() == process:  # a forked child leaves it to its parent
+        print(f"deep_ep: rank {rank}: {kind} made with explicitly_destroy=True was never destroyed", flush=True)
+    runtime.drop()

@@ -1,0 +1,80 @@
+"""Every script of deploy/, those inside manifests and the chart included, by shellcheck and shfmt; every YAML by yamllint."""
+
+import importlib.util
+import re
+import sys
+import unittest
+
+from support import DEPLOY, ROOT, main, needs, run
+
+import kustomize
+
+YAMLLINT = "{extends: default, rules: {document-start: disable, line-length: {max: 130}, braces: {max-spaces-inside: 1}, comments: {min-spaces-from-content: 1}}}"
+
+
+def scripts():
+    """(name, text) of all, with the files as they are and those of manifests taken out."""
+    for path in sorted(DEPLOY.rglob("*")):
+        if not path.is_file():
+            continue
+        name = str(path.relative_to(ROOT))
+        if path.suffix in (".sh", ".sbatch") or path.read_text().startswith("#!"):
+            yield name, path.read_text()
+        elif path.suffix == ".yaml" and "templates" not in path.parts:
+            for document in kustomize.documents(path):
+                yield from inside(name, document)
+
+
+def inside(name, document):
+    if document.get("kind") == "ConfigMap":
+        for key, text in document["data"].items():
+            if text.startswith("#!"):
+                yield f"{name}:{key}", text
+    for container in containers(document):
+        words = container.get("command", []) + container.get("args", [])
+        for first, second in zip(words, words[1:]):
+            if re.fullmatch(r"-[a-z]*c", str(first)):
+                shell = "bash" if "bash" in str(words[0]) else "sh"
+                yield f"{name}:{container['name']}", f"#!/bin/{shell}\n{second}\n"
+
+
+def containers(value):
+    """All objects of lists named containers or initContainers, wherever they are; and steps of Cloud Build."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            if key in ("containers", "initContainers") and isinstance(inner, list):
+                yield from inner
+            yield from containers(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from containers(inner)
+
+
+class Scripts(unittest.TestCase):
+    def test_there_are_some(self):
+        names = [name for name, _ in scripts()]
+        self.assertIn("deploy/k8s/base/installer-daemonset.yaml:install.sh", names)
+        self.assertIn("deploy/k8s/base/installer-daemonset.yaml:ready", names)
+        self.assertIn("deploy/k8s/collect-logs.sh", names)
+
+    def test_shellcheck(self):
+        needs("shellcheck")
+        for name, text in scripts():
+            with self.subTest(name):
+                self.assertEqual(run(["shellcheck", "-"], input=text), (0, "", ""))
+
+    def test_shfmt(self):
+        needs("shfmt")
+        for name, text in scripts():
+            if name.endswith((".sh", ".sbatch")):
+                with self.subTest(name):
+                    self.assertEqual(run(["shfmt", "-i", "2", "-ci", "-d"], input=text), (0, "", ""))
+
+    def test_yamllint(self):
+        if importlib.util.find_spec("yamllint") is None:
+            self.skipTest("there is no yamllint: scripts/setup --deploy installs it")
+        files = [p for p in sorted(DEPLOY.rglob("*.yaml")) if "templates" not in p.parts]
+        self.assertEqual(run([sys.executable, "-m", "yamllint", "-s", "-d", YAMLLINT, *files]), (0, "", ""))
+
+
+main()

@@ -1,0 +1,74 @@
+"""What the tests of deploy/ share: where things are, stand-ins for programs, and when to skip."""
+
+import functools
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import unittest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+DEPLOY = ROOT / "deploy"
+SKIPPED = 77
+
+try:
+    import jsonschema  # noqa: F401
+    import kubernetes  # noqa: F401
+    import yaml  # noqa: F401
+except ImportError as missing:
+    print(f"skipped: {missing}: scripts/setup --deploy installs it")
+    sys.exit(SKIPPED)
+
+
+def tool():
+    """The built `deep_ep`."""
+    path = os.environ.get("DEEP_EP_TOOL")
+    if not path:
+        raise unittest.SkipTest("DEEP_EP_TOOL does not name the built deep_ep")
+    return path
+
+
+def needs(*programs):
+    for program in programs:
+        if shutil.which(program) is None:
+            raise unittest.SkipTest(f"there is no {program}: scripts/setup --deploy installs what the distribution has")
+
+
+@functools.cache
+def variables():
+    """The names of the library's variables."""
+    if not os.environ.get("DEEP_EP_TOOL"):
+        return None
+    table = json.loads(subprocess.run([tool(), "env", "--json"], capture_output=True, text=True, check=True).stdout)
+    return {entry["name"] for entry in table}
+
+
+def run(command, **arguments):
+    """status, what it wrote to stdout and stderr."""
+    arguments.setdefault("timeout", 60)
+    done = subprocess.run([str(word) for word in command], capture_output=True, text=True, check=False, **arguments)
+    return done.returncode, done.stdout, done.stderr
+
+
+def stand_in(folder, name, script):
+    """A program of that name, first in the PATH of what is run with environment(folder)."""
+    folder.mkdir(exist_ok=True)
+    path = folder / name
+    path.write_text("#!/bin/bash\n" + script)
+    path.chmod(0o755)
+    return path
+
+
+def environment(folder, **extra):
+    return {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}", **extra}
+
+
+def main():
+    program = unittest.main(exit=False, verbosity=1)
+    for test, reason in program.result.skipped:
+        print(f"skipped: {test.id()}: {reason}")
+    if not program.result.wasSuccessful():
+        sys.exit(1)
+    sys.exit(SKIPPED if program.result.testsRun == len(program.result.skipped) else 0)

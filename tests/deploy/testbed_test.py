@@ -1,0 +1,173 @@
+"""The chart's scripts on two "nodes" of this machine, with stand-ins for deep_ep, ssh, sshd, mpirun and getent."""
+
+import pathlib
+import subprocess
+import tempfile
+import time
+import unittest
+
+from support import environment, main, stand_in
+
+import charts
+
+SAMPLE = """#       size         count      type   redop    root     time   algbw   busbw #wrong     time   algbw   busbw #wrong
+     2097152        524288     float     sum      -1    123.4   17.01   31.89      0    123.4   17.01   31.89      0
+"""
+# The real launcher waits for all nodes and gives all the status of the worst; this one meets the others in a folder.
+DEEP_EP = r"""
+echo "deep_ep $* (port $MASTER_PORT)" >>"$TEST/calls$JOB_COMPLETION_INDEX"
+case "$1 $2" in
+  "doctor --quick") exit "${DOCTOR:-0}" ;;
+  "bench nccl-parse") grep -q algbw "$3" && exit "${PARSE:-0}" ;;
+  "bench internode") echo "Best dispatch" && exit "${BENCH:-0}" ;;
+  launch*)
+    while [ "$1" != -- ]; do shift; done
+    shift
+    RANK=$JOB_COMPLETION_INDEX "$@"
+    status=$?
+    echo $status >"$TEST/$MASTER_PORT.$JOB_COMPLETION_INDEX.new"
+    mv "$TEST/$MASTER_PORT.$JOB_COMPLETION_INDEX.new" "$TEST/$MASTER_PORT.$JOB_COMPLETION_INDEX"
+    until [ -e "$TEST/$MASTER_PORT.0" ] && [ -e "$TEST/$MASTER_PORT.1" ]; do sleep 0.1; done
+    worst=$(cat "$TEST/$MASTER_PORT.0" "$TEST/$MASTER_PORT.1" | sort -n | tail -n 1)
+    exit "$worst"
+    ;;
+esac
+"""
+# Both nodes' folders are on this machine; a path of the caller's becomes the other's.
+SSH = r"""
+[ "$1" = -F ] && [ -r "$2" ] || exit 9
+node=${3#testbed-workload-0-}
+node=${node%%.*}
+shift 3
+exec sh -c "$(echo "$*" | sed "s,/work[01]/,/work$node/,g")"
+"""
+MPIRUN = r"""
+while [ "$1" != --hostfile ]; do shift; done
+cp "$2" "$TEST/hosts"
+echo "$*" >"$TEST/mpirun"
+cat "$TEST/sample"
+exit "${MPIRUN:-0}"
+"""
+
+
+class Testbed(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.top = pathlib.Path(folder.name)
+        self.results = self.top / "results"
+        programs = self.top / "bin"
+        for name, script in (
+            ("deep_ep", DEEP_EP),
+            ("ssh", SSH),
+            ("sshd", "exec sleep 60\n"),
+            ("mpirun", MPIRUN),
+            ("getent", '[ -n "$NO_NAMES" ] && exit 2; echo "10.0.0.1 $2"\n'),
+            ("hostname", "echo here\n"),
+        ):
+            stand_in(programs, name, script)
+        (self.top / "sample").write_text(SAMPLE)
+        keys = self.top / "keys"
+        keys.mkdir()
+        (keys / "id").write_text("private\n")
+        (keys / "id.pub").write_text("ssh-ed25519 public testbed\n")
+        scripts = self.top / "scripts"
+        scripts.mkdir()
+        for path in (charts.CHART / "scripts").iterdir():
+            (scripts / path.name).write_text(path.read_text())
+        (scripts / "nccl.args").write_text("/opt/nccl-tests/build/all_reduce_perf\n-b\n2M\n")
+        (scripts / "internode.args").write_text("\n")
+        (scripts / "launcher.sh").write_text("echo mine; exit 5\n")
+
+    def start(self, stages="connectivity nccl internode", **extra):
+        """Both nodes: their statuses, and what the first printed."""
+        running = []
+        for node in range(2):
+            settings = {
+                "TEST": self.top, "JOB_COMPLETION_INDEX": node, "DEEP_EP_NODES": 2, "MASTER_PORT": 29500,
+                "MASTER_ADDR": "testbed-workload-0-0.testbed", "TESTBED_SCHEDULER": "jobset",
+                "TESTBED_NODE_NAME": "testbed-workload-0-%d.testbed", "TESTBED_STAGES": stages,
+                "TESTBED_CONNECT_SECONDS": 20, "TESTBED_RESULTS": self.results, "TESTBED_WORK": self.top / f"work{node}",
+                "TESTBED_DEEP_EP": self.top / "bin/deep_ep", "TESTBED_KEYS": self.top / "keys",
+                "TESTBED_TOPOLOGY": ("b/2", "b/1")[node], **extra,
+            }
+            if node == 1:
+                settings.update({key[:-2]: value for key, value in extra.items() if key.endswith("_1")})
+            running.append(
+                subprocess.Popen(
+                    ["bash", self.top / "scripts/run.sh"], text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                    env=environment(self.top / "bin", **{key: str(value) for key, value in settings.items()}),
+                )
+            )  # fmt: skip
+        texts = [one.communicate(timeout=60)[0] for one in running]
+        return [one.returncode for one in running], texts[0]
+
+    def test_all_stages(self):
+        statuses, text = self.start()
+        self.assertEqual(statuses, [0, 0], text)
+        for stage in ("connectivity", "nccl", "internode"):
+            self.assertIn(f"stage {stage} passed", text)
+        names = sorted(str(path.relative_to(self.results)) for path in self.results.rglob("*") if path.is_file())
+        self.assertEqual(
+            names,
+            ["connectivity-test.log", "nccl-test-results.txt", "node-map.txt", "pod-logs/coordinator.log", "pod-logs/worker-1.log"],
+        )
+        self.assertEqual((self.results / "nccl-test-results.txt").read_text(), SAMPLE)
+        # Who has only the log gets the same out of it.
+        inside = text.split("=== begin nccl-test-results.txt\n")[1].split("=== end nccl-test-results.txt")[0]
+        self.assertEqual(inside, SAMPLE)
+        self.assertIn("all 16 processes of 2 nodes met", (self.results / "connectivity-test.log").read_text())
+
+    def test_nodes_are_ordered_by_their_place(self):
+        self.start("nccl")
+        self.assertEqual(
+            (self.top / "hosts").read_text(), "testbed-workload-0-1.testbed slots=8\ntestbed-workload-0-0.testbed slots=8\n"
+        )
+        self.assertEqual(
+            (self.results / "node-map.txt").read_text(),
+            "# node 1 testbed-workload-0-1.testbed b/1\n# node 0 testbed-workload-0-0.testbed b/2\n",
+        )
+        self.assertIn("-np 16", (self.top / "mpirun").read_text())
+        self.assertIn("/opt/nccl-tests/build/all_reduce_perf -b 2M", (self.top / "mpirun").read_text())
+
+    def test_keys_stay_private(self):
+        self.start("nccl")
+        self.assertEqual((self.top / "work0/nccl/id").stat().st_mode & 0o777, 0o600)
+        self.assertEqual((self.top / "work0/nccl/known_hosts").read_text(), "* ssh-ed25519 public\n")
+
+    def test_every_stage_can_fail(self):
+        for setting, status, words in (
+            ({"DOCTOR_1": 1}, 1, "stage connectivity failed with status 1"),
+            ({"MPIRUN": 3}, 3, "stage nccl failed with status 3"),
+            ({"PARSE": 1}, 1, "stage nccl failed with status 1"),
+            ({"BENCH_1": 7}, 7, "stage internode failed with status 7"),
+        ):
+            with self.subTest(setting):
+                for left in self.top.glob("295*"):
+                    left.unlink()
+                statuses, text = self.start(**setting)
+                self.assertEqual(statuses, [status, status], text)
+                self.assertTrue(text.rstrip().endswith(words), text)
+
+    def test_a_pod_that_never_comes(self):
+        start = time.monotonic()
+        statuses, text = self.start(NO_NAMES=1, TESTBED_CONNECT_SECONDS=1)
+        self.assertEqual(statuses, [1, 1])
+        self.assertIn("testbed-workload-0-0.testbed has no address after 1 s", text)
+        self.assertLess(time.monotonic() - start, 60)
+
+    def test_launcher_and_unknown_stage(self):
+        self.assertEqual(self.start("launcher")[0], [5, 5])
+        statuses, text = self.start("sleep")
+        self.assertEqual(statuses, [2, 2])
+        self.assertIn("'sleep' is unknown, allowed: ", text)
+
+    def test_ports_differ_from_stage_to_stage(self):
+        self.start()
+        calls = (self.top / "calls0").read_text().splitlines()
+        ports = [line.rsplit("port ", 1)[1] for line in calls if line.startswith("deep_ep launch")]
+        self.assertEqual(len(ports), 4)
+        self.assertEqual(len(set(ports)), 4)
+
+
+main()

@@ -1,0 +1,151 @@
+#!/usr/bin/env bash
+# install.sh with packages that are a few lines of shell: idempotent, atomic, and nothing left behind.
+# usage: install_script_test.sh SOURCE_DIR
+# shellcheck disable=SC2016 # what is in single quotes is for the scripts that are written
+set -euo pipefail
+install=$1/install.sh
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+trap 'echo "FAILED at line $LINENO; the last output was:" >&3; cat "$work/out" >&3' ERR
+cd "$work"
+export HOME=$work/home TMPDIR=$work
+mkdir home
+
+exec 3>&2
+fail() {
+  echo "FAILED: $1" >&3
+  exit 1
+}
+expect() { grep -Eq -- "$2" "$1" || { cat "$1" && fail "no line in $1 matches '$2'"; }; }
+refuses() { # STATUS PATTERN ARGUMENT...
+  local status=0 wanted=$1 pattern=$2
+  shift 2
+  "$install" "$@" >out 2>&1 || status=$?
+  [ "$status" -eq "$wanted" ] || { cat out && fail "'$*' ended with $status, not $wanted"; }
+  expect out "$pattern"
+}
+tree() { (cd "$1" && find . -printf '%p %l\n' | sort && find . -type f -print0 | sort -z | xargs -0 -r sha256sum); }
+
+# package NAME VERSION [BODY]: a tarball whose deep_ep is a script.
+package() {
+  mkdir -p "$1/bin" "$1/lib/pkgconfig" "$1/include/deep_ep" "$1/share/deep_ep"
+  printf '#!/bin/sh\nif [ "$1" = --version ]; then echo %s; echo "  more"; fi\n%s\n' "$2" "${3:-exit 0}" >"$1/bin/deep_ep"
+  printf '#!/bin/sh\n' >"$1/bin/deep_ep-host-tune"
+  chmod +x "$1"/bin/*
+  echo "$2" >"$1/lib/a file with spaces.so.1"
+  ln -s "a file with spaces.so.1" "$1/lib/libx.so"
+  echo "of $2" >"$1/include/deep_ep/only-in-$2.hpp"
+  cp "$install" "$1/share/deep_ep/install.sh"
+  tar -czf "$1.tar.gz" "$1"
+}
+package one 1.0-gabc
+package two 2.0-gdef
+package broken 3.0-gbad '[ "$1" != demo ] || { echo "wrong sums"; exit 1; }'
+package halfway 4.0-gbad 'case "$0" in */.staging.*) exit 0 ;; esac; [ "$1" != demo ] || { echo "not here"; exit 1; }'
+echo nonsense >nonsense.tar.gz
+
+# The command line.
+refuses 2 "unknown argument '--x'" --x
+refuses 2 "--gpu is 'maybe', allowed: auto, yes, no" --gpu maybe
+refuses 2 "--from /nonexistent: there is no such file" --from /nonexistent
+refuses 2 "--prefix: its value is missing" --prefix
+refuses 2 "whole machine" --prefix // --from one.tar.gz
+refuses 1 "stage: failed: .*nonsense.tar.gz is no package" --from nonsense.tar.gz --prefix "$work/p"
+[ ! -e p ] || fail "a failed installation leaves a folder"
+
+# A dry run says every step and changes nothing.
+"$install" --dry-run --from one.tar.gz --prefix "$work/p" >out
+[ ! -e p ] || fail "--dry-run made something"
+for n in 1 2 3 4 5 6; do expect out "^\[$n/6\] "; done
+"$install" --dry-run --gpu no --prefix "$work/p" >out
+expect out '^\[2/8\] packages to build with: would run: scripts/setup --install-only$'
+expect out '^\[3/8\] build \(preset package\): would run: scripts/build package$'
+[ ! -e p ] || fail "--dry-run made something"
+
+# Twice the same: the second changes nothing, and says so.
+"$install" --from one.tar.gz --prefix "$work/p" >out
+expect out "^\[6/6\] clear away older versions: ok$"
+expect out 'export PATH='
+[ "$(p/bin/deep_ep --version | sed -n 1p)" = 1.0-gabc ] || fail "it does not run"
+tree p >first
+"$install" --from one.tar.gz --prefix "$work/p" >out
+expect out "installed already, and unchanged"
+tree p | diff first - || fail "the second time changed something"
+
+# A damaged installation is made whole by the same package.
+echo damage >>p/lib/libx.so
+"$install" --from one.tar.gz --prefix "$work/p" >out
+[ "$(cat p/lib/libx.so)" = 1.0-gabc ] || fail "the damage is still there"
+
+# An upgrade replaces all; what is wrong with a new version leaves the old one in use.
+"$install" --from two.tar.gz --prefix "$work/p" >out
+[ "$(p/bin/deep_ep --version | sed -n 1p)" = 2.0-gdef ] || fail "the new version is not in use"
+[ ! -e p/include/deep_ep/only-in-1.0-gabc.hpp ] || fail "a file of the old version is still there"
+[ "$(find p/versions -mindepth 1 -maxdepth 1 | wc -l)" = 1 ] || fail "an old version is still there"
+tree p >second
+refuses 1 "check what is staged: failed: .*wrong sums" --from broken.tar.gz --prefix "$work/p"
+tree p | diff second - || fail "a broken package changed the installation"
+refuses 1 "check what is installed: failed: .*not here; 2.0-gdef is in use again" --from halfway.tar.gz --prefix "$work/p"
+[ "$(p/bin/deep_ep --version | sed -n 1p)" = 2.0-gdef ] || fail "the old version is not back"
+
+# Killed before each of its commands: the old version runs, and the next run leaves the same tree as if nothing had been.
+mkdir stubs
+for command in mkdir mktemp tar chmod find sort sha256sum cp mv ln rm cmp readlink; do
+  real=$(command -v $command)
+  cat >stubs/$command <<STUB
+#!/bin/sh
+echo "$command \$*" >>"$work/count"
+if [ "\$(wc -l <"$work/count")" -ge "\$KILL_AT" ]; then kill -KILL "\$(cat "$work/pid")"; exit 1; fi
+exec $real "\$@"
+STUB
+  chmod +x stubs/$command
+done
+"$install" --uninstall --prefix "$work/p" >out
+"$install" --from one.tar.gz --prefix "$work/p" >out
+tree p >first
+kills=0
+for ((at = 1; ; ++at)); do
+  : >count
+  status=0
+  (
+    export KILL_AT=$at PATH="$work/stubs:$PATH"
+    exec sh -c 'echo $$ >"$0"; exec "$@"' "$work/pid" "$install" --from two.tar.gz --prefix "$work/p"
+  ) >out 2>&1 || status=$?
+  version=$(p/bin/deep_ep --version | sed -n 1p) || fail "killed at command $at, nothing runs"
+  case $version in 1.0-gabc | 2.0-gdef) ;; *) fail "killed at command $at, it says '$version'" ;; esac
+  [ -e p/include/deep_ep/only-in-"$version".hpp ] || fail "killed at command $at, versions are mixed"
+  [ $status -ne 0 ] || break
+  kills=$((kills + 1))
+  # Every run starts from the old version, and from what the one before left.
+  [ "$version" = 1.0-gabc ] || "$install" --from one.tar.gz --prefix "$work/p" >out
+done 2>/dev/null
+[ $kills -gt 20 ] || fail "only $kills commands were cut off"
+"$install" --from one.tar.gz --prefix "$work/p" >out
+tree p | diff first - || fail "something of the killed runs is left"
+
+# Uninstalling removes what was installed, and no more; by the installed copy as well, and as often as one likes.
+echo mine >p/lib/mine.txt
+"$install" --dry-run --uninstall --prefix "$work/p" >out
+[ -x p/bin/deep_ep ] || fail "--dry-run --uninstall removed something"
+p/share/deep_ep/install.sh --uninstall >out
+expect out "these are not deep_ep's and stay: .*mine.txt"
+[ "$(find p ! -type d)" = p/versions/1.0-gabc/lib/mine.txt ] || fail "more or less than mine.txt is left"
+rm -r p
+"$install" --uninstall --prefix "$work/p" >out
+expect out "nothing is installed there"
+
+# A folder of others is refused and stays.
+mkdir -p shared/bin
+echo other >shared/bin/tool
+refuses 1 "shared/bin is not deep_ep's" --from one.tar.gz --prefix "$work/shared"
+[ "$(find shared ! -type d)" = shared/bin/tool ] || fail "it left something in another's folder"
+
+# Defaults: a user's own folder needs no root.
+if [ "$(id -u)" -eq 0 ] && command -v setpriv >/dev/null; then
+  chmod 755 "$work" && chmod 777 "$HOME"
+  setpriv --reuid 65534 --regid 65534 --clear-groups env TMPDIR="$HOME" "$install" --from one.tar.gz >out
+  expect out "^\[1/6\] choose $HOME/.local/deep_ep \(the default for a user\): ok$"
+  setpriv --reuid 65534 --regid 65534 --clear-groups env TMPDIR="$HOME" "$install" --uninstall >out
+  [ ! -e "$HOME/.local/deep_ep" ] || fail "something is left of the user's"
+fi
+echo "install.sh: killed at $kills commands, always one whole version"

@@ -1,0 +1,152 @@
+// `deep_ep env` as a script: on machines that exist as files, against files of what must come out, in golden/.
+// With DEEP_EP_TEST_WRITE_GOLDEN=1 the files are written anew: look at what changed.
+#include "tools/env/assignments.hpp"
+
+#include <gtest/gtest.h>
+#include <stdlib.h>
+
+#include <filesystem>
+#include <fstream>
+#include <set>
+#include <sstream>
+#include <string>
+
+#include "deep_ep/error.hpp"
+#include "tests/support/variables.hpp"
+#include "tests/topology/fake_machine.hpp"
+#include "tools/env/print.hpp"
+#include "tools/env/reference.hpp"
+
+namespace deep_ep::tools {
+namespace {
+
+Patient patient_of(const test::FakeMachine& machine, const Variables& variables = {}) {
+  std::vector<std::string> names;
+  for (const auto& [name, value] : variables) names.push_back(name);
+  return examine(machine.root(), source_of(variables), names);
+}
+
+void compare(const std::string& name, const std::string& text) {
+  const std::filesystem::path file = std::filesystem::path(DEEP_EP_GOLDEN_FOLDER) / name;
+  if (::getenv("DEEP_EP_TEST_WRITE_GOLDEN") != nullptr) std::ofstream(file) << text;
+  std::stringstream expected;
+  expected << std::ifstream(file).rdbuf();
+  EXPECT_EQ(text, expected.str()) << "compare with " << file;
+}
+
+void compare_all(const std::string& name, const Environment& environment, const Profile* profile) {
+  compare(name + ".sh", to_shell(environment, profile));
+  compare(name + ".yaml", to_yaml(environment, profile));
+  compare(name + ".helm.yaml", to_helm(environment, profile));
+}
+
+const Assignment& row(const Environment& environment, std::string_view name) {
+  for (const Assignment& assignment : environment.own) {
+    if (assignment.name == name) return assignment;
+  }
+  throw std::runtime_error("no row " + std::string(name));
+}
+
+TEST(EnvScript, OfGoogleA4) {
+  test::FakeMachine machine;
+  test::write_healthy_machine(machine);
+  const Profile& profile = profile_of("gke-a4");
+  compare_all("env_a4", environment_of(patient_of(machine), &profile, true), &profile);
+}
+
+TEST(EnvScript, TheScriptOfThePluginWins) {
+  test::FakeMachine machine;
+  test::write_healthy_machine(machine);
+  machine.write("/usr/local/gib/scripts/set_nccl_env.sh", "export NCCL_NET=gIB");
+  const Profile& profile = profile_of("gke-a4");
+  compare_all("env_a4_gib", environment_of(patient_of(machine, {{"NCCL_CROSS_NIC", "2"}}), &profile, true), &profile);
+}
+
+TEST(EnvScript, OfRoceWithVariables) {
+  test::FakeMachine machine;
+  test::write_healthy_machine(machine, {.nic_names = {"roce_rail0", "rocep1", "a", "b", "c", "d", "e", "f"}});
+  const Profile& profile = profile_of("generic-roce");
+  const Variables variables = {{"NCCL_IB_TC", "104"},       {"NCCL_IB_GID_INDEX", "3"},
+                               {"DEEP_EP_TIMEOUT_S", "30"}, {"NVSHMEM_IB_SL", "seventeen"},
+                               {"NCCL_DEBUG", "INFO"},      {"DEEP_EP_LOG_FILE", "/tmp/it's $HOME"}};
+  compare_all("env_roce", environment_of(patient_of(machine, variables), &profile, true), &profile);
+}
+
+TEST(EnvScript, OfAMachineWithoutAnything) {
+  test::FakeMachine machine;
+  compare_all("env_nothing", environment_of(patient_of(machine), nullptr, false), nullptr);
+  const Profile& profile = profile_of("infiniband");
+  compare_all("env_infiniband", environment_of(patient_of(machine), &profile, true), &profile);
+}
+
+TEST(EnvScript, AGpuWithoutANicLeavesNoMapping) {
+  test::FakeMachine machine;
+  test::write_healthy_machine(machine, {.with_nics = false});
+  const Environment environment = environment_of(patient_of(machine), nullptr, false);
+  EXPECT_EQ(row(environment, "DEEP_EP_DEVICE_TO_HCA_MAPPING").origin, Origin::standard);
+  EXPECT_FALSE(environment.notes.empty());
+}
+
+TEST(EnvScript, WhatIsSetWinsOverTheProfile) {
+  test::FakeMachine machine;
+  const Profile& profile = profile_of("gke-a4");
+  const Variables own = {{"DEEP_EP_RDMA_TRAFFIC_CLASS", "7"}, {"NCCL_IB_TC", "8"}};
+  EXPECT_EQ(row(environment_of(patient_of(machine, own), &profile, false), "DEEP_EP_RDMA_TRAFFIC_CLASS").value, "7");
+  EXPECT_EQ(row(environment_of(patient_of(machine, {{"NCCL_IB_TC", "8"}}), &profile, false), "NCCL_IB_TC").value, "8");
+  EXPECT_EQ(row(environment_of(patient_of(machine), &profile, false), "DEEP_EP_RDMA_TRAFFIC_CLASS").value, "52");
+}
+
+TEST(EnvScript, EveryValueIsExplained) {
+  test::FakeMachine machine;
+  test::write_healthy_machine(machine);
+  machine.write("/usr/local/gib/scripts/set_nccl_env.sh", "");
+  const Profile& profile = profile_of("gke-a4");
+  const std::string text = explain(environment_of(
+      patient_of(machine, {{"NCCL_IB_SL", "3"}, {"DEEP_EP_TIMEOUT_S", "9"}, {"NCCL_IB_TC", "many"}}), &profile, true));
+  for (const char* part :
+       {"DEEP_EP_TIMEOUT_S = 9\n    set\n", "DEEP_EP_HEAP = auto\n    default\n",
+        "NCCL_IB_SL = 3\n    stands for DEEP_EP_RDMA_SERVICE_LEVEL\n",
+        "DEEP_EP_RDMA_TRAFFIC_CLASS = 52\n    profile gke-a4: ",
+        "0:mlx5_0:1,1:mlx5_1:1,2:mlx5_2:1,3:mlx5_3:1,4:mlx5_4:1,5:mlx5_5:1,6:mlx5_6:1,7:mlx5_7:1\n    detected: ",
+        "NCCL_NET = gIB\n    profile gke-a4: ", "set_nccl_env.sh is there and wins",
+        "note: NCCL_IB_TC='many' is ignored: "}) {
+    EXPECT_NE(text.find(part), std::string::npos) << part << "\n" << text;
+  }
+}
+
+TEST(EnvScript, AWrongVariableIsNotPassedOn) {
+  test::FakeMachine machine;
+  for (const char* name : {"DEEP_EP_RDMA_TRAFFIC_CLASS", "DEEP_EP_TIMEOUT_S", "DEEP_EP_DEVICE_TO_HCA_MAPPING"}) {
+    try {
+      environment_of(patient_of(machine, {{name, "nonsense"}}), nullptr, false);
+      ADD_FAILURE() << name << " was accepted";
+    } catch (const InvalidArgument& error) {
+      EXPECT_NE(std::string(error.what()).find(name), std::string::npos) << error.what();
+    }
+  }
+}
+
+TEST(EnvScript, TextsAreQuoted) {
+  EXPECT_EQ(quoted_for_shell("it's $HOME"), R"('it'\''s $HOME')");
+  EXPECT_EQ(quoted_for_shell(""), "''");
+}
+
+TEST(EnvReference, EveryVariableOfOthersHasAFate) {
+  std::set<std::string_view> seen;
+  for (const Other& other : others()) {
+    SCOPED_TRACE(other.name);
+    EXPECT_TRUE(seen.insert(other.name).second) << "listed twice";
+    EXPECT_FALSE(fate_of(other).text.empty()) << "neither read, nor known to the doctor, nor explained";
+  }
+}
+
+TEST(EnvReference, EveryNameOfTheTableIsThere) {
+  const std::string page = reference_page();
+  for (const environment::Variable& variable : environment::variables()) {
+    for (const std::string_view name : variable.names) EXPECT_NE(page.find(name), std::string::npos) << name;
+  }
+  EXPECT_NE(page.find("DEEP\\_EP\\_RDMA\\_TRAFFIC\\_CLASS"), std::string::npos) << "what NCCL_IB_TC stands for";
+}
+
+}  // namespace
+}  // namespace deep_ep::tools

@@ -1,0 +1,114 @@
+// `deep_ep doctor --explain`: messages of others and of the library, as users paste them.
+#include <gtest/gtest.h>
+
+#include <set>
+#include <string>
+
+#include "tools/doctor/explain/explain.hpp"
+
+namespace deep_ep::tools {
+namespace {
+
+std::string first(std::string_view text) {
+  const auto explanations = explain(text);
+  return explanations.empty() ? "nothing" : explanations[0].origin + ": " + explanations[0].pattern;
+}
+
+TEST(Explain, MessagesOfOthersAsTheyAreSeen) {
+  EXPECT_EQ(first("NCCL WARN NET/Plugin: Failed to initialize any NET plugin"),
+            "NCCL: Failed to initialize any NET plugin");
+  EXPECT_EQ(first("ImportError: /usr/lib/x86_64-linux-gnu/libmlx5.so.1: version `IBVERBS_PRIVATE_34' not found "
+                  "(required by /usr/local/nvidia/lib64/libmlx5.so)"),
+            "libibverbs: version 'IBVERBS_PRIVATE_...' not found");
+  EXPECT_EQ(first("NCCL/NET (shim) mismatch  recommended:\n TORCH_NCCL_USE_COMM_NONBLOCKING unset"),
+            "NCCL: NCCL/NET (shim) mismatch");
+  EXPECT_EQ(first("libibverbs: Warning: couldn't load driver 'libmlx5-rdmav57.so': libmlx5-rdmav57.so: cannot open "
+                  "shared object file"),
+            "libibverbs: lib...-rdmav....so: cannot open shared object file");
+  EXPECT_EQ(first("RuntimeError: DeepEP error: timeout (dispatch CPU)"), "DeepEP: timeout (dispatch CPU)");
+  EXPECT_EQ(first("Global rank: 3, num_recv_tokens: -1, moe_recv_expert_counter[0]: -1"),
+            "DeepEP: moe_recv_expert_counter");
+  EXPECT_EQ(first("cudaHostRegister with IoMemory failed with error=800. We may need to use a fallback path."),
+            "NVSHMEM: cudaHostRegister with IoMemory failed");
+  EXPECT_EQ(first("ibv_modify_qp failed with 110 Connection timed out, on dev mlx5_0:1"),
+            "libibverbs: ibv_modify_qp ... Connection timed out");
+  EXPECT_EQ(first("NET/IB : Got completion from peer 10.0.0.3<41244> with status=12 opcode=0 len=0 vendor err 129"),
+            "NCCL: Got completion from peer ... status=12");
+  EXPECT_EQ(first("NVRM: Xid (PCI:0000:18:00): 79, pid=1234, GPU has fallen off the bus."),
+            "NVIDIA driver: Xid (PCI:...): 79");
+  EXPECT_EQ(first("mlx5_core 0000:18:00.0: cmd_work_handler:890:(pid 7): ALLOC_UAR(0x802) timeout"),
+            "mlx5_core: mlx5_core ... cmd_work_handler ... timeout");
+  EXPECT_EQ(first("0/4 nodes are available: 4 Insufficient networking.gke.io.networks/rdma-3."),
+            "Kubernetes: Insufficient networking.gke.io.networks/rdma");
+}
+
+TEST(Explain, WhiteSpaceCaseAndQuotesDoNotMatter) {
+  EXPECT_EQ(first("failed to  initialize\n\tANY net plugin"), "NCCL: Failed to initialize any NET plugin");
+  EXPECT_EQ(first("version \"IBVERBS_PRIVATE_58\" not found"), "libibverbs: version 'IBVERBS_PRIVATE_...' not found");
+}
+
+TEST(Explain, UnknownTextsAreNotExplained) {
+  for (const char* text :
+       {"hello", "Segmentation fault (core dumped)", "the lamp is green", "...", "rank 3 (host b): x"}) {
+    EXPECT_TRUE(explain(text).empty()) << text << " -> " << first(text);
+  }
+  EXPECT_NE(to_text({}).find("Nothing is known"), std::string::npos);
+  EXPECT_NE(to_text({}).find("--bundle"), std::string::npos);
+}
+
+// What the page quotes, a user will paste, with something in the place of "...".
+TEST(Explain, KnowsEveryMessageOfThePage) {
+  ASSERT_GT(own_errors().size(), 60u);
+  std::size_t texts = 0;
+  for (const OwnError& error : own_errors()) {
+    EXPECT_FALSE(error.cause.empty() && error.remedy.empty()) << error.patterns[0];
+    EXPECT_EQ(error.cause.find("]("), std::string::npos) << error.cause;
+    for (const std::string& pattern : error.patterns) {
+      if (weight_of(pattern) < kLeastWeight) continue;
+      ++texts;
+      std::string text = "deep_ep: " + pattern;
+      for (std::size_t at = text.find("..."); at != std::string::npos; at = text.find("...", at))
+        text.replace(at, 3, "17");
+      EXPECT_TRUE(ErrorText(text).is_like(pattern)) << text;
+      EXPECT_FALSE(explain(text).empty()) << text;
+    }
+  }
+  EXPECT_GT(texts, 200u);
+}
+
+TEST(Explain, EveryPatternSaysEnoughAndComesOnce) {
+  std::set<std::string_view> patterns;
+  ASSERT_GT(foreign_errors().size(), 80u);
+  for (const ForeignError& error : foreign_errors()) {
+    EXPECT_GE(weight_of(error.pattern), 6u) << error.pattern;
+    EXPECT_TRUE(patterns.insert(error.pattern).second) << error.pattern;
+    EXPECT_FALSE(error.cause.empty()) << error.pattern;
+    EXPECT_FALSE(error.remedy.empty()) << error.pattern;
+    EXPECT_FALSE(explain(error.pattern).empty()) << error.pattern;
+  }
+}
+
+TEST(Explain, ReadsTablesOfMessagesOnly) {
+  const std::string_view lines[] = {"| exception | Python |",
+                                    "| --- | --- |",
+                                    "| `no message` | x |",
+                                    "",
+                                    "| text | cause | remedy |",
+                                    "| --- | --- | --- |",
+                                    "| `first ... | with a bar`, `second` | [why](a.md#b) | see [x](#y) |",
+                                    "| `third` | why |",
+                                    "text",
+                                    "| `not in a table` | x | y |"};
+  const auto errors = read_error_page(lines);
+  ASSERT_EQ(errors.size(), 1u) << "a bar between spaces divides cells, even within quotes";
+}
+
+TEST(Explain, LongAndOddTextsAreNoTrouble) {
+  EXPECT_TRUE(explain(std::string(4 << 20, 'a')).empty());
+  EXPECT_TRUE(explain(std::string("\xff\xfe\0\x01", 4)).empty());
+  EXPECT_NO_THROW((void)to_json("\xff", explain("\xff timeout (dispatch CPU)"))
+                      .dump(2, ' ', false, nlohmann::json::error_handler_t::replace));
+}
+
+}  // namespace
+}  // namespace deep_ep::tools

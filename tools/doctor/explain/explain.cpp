@@ -1,0 +1,170 @@
+#include "tools/doctor/explain/explain.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cctype>
+#include <cstdio>
+#include <optional>
+
+#include "csrc/support/text.hpp"
+#include "deep_ep/error.hpp"
+#include "tools/common/json_output.hpp"
+
+namespace deep_ep::tools {
+namespace {
+
+/// Of a log that somebody pastes: enough for the errors of a run.
+constexpr std::size_t kMostText = std::size_t{1} << 20;
+/// Pieces of one message are not farther apart.
+constexpr std::size_t kMostBetween = 400;
+
+/// Lower case, white space single, one kind of quotes.
+std::string normal(std::string_view text) {
+  std::string result;
+  for (const char c : text) {
+    if (kWhiteSpace.find(c) != std::string_view::npos) {
+      if (!result.empty() && result.back() != ' ') result += ' ';
+    } else if (c == '`' || c == '"') {
+      result += '\'';
+    } else {
+      result += static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+    }
+  }
+  return result;
+}
+
+std::vector<std::string> pieces_of(std::string_view pattern) {
+  std::vector<std::string> pieces;
+  while (true) {
+    const std::size_t dots = pattern.find("...");
+    std::string piece = normal(trim(pattern.substr(0, dots)));
+    if (!piece.empty()) pieces.push_back(std::move(piece));
+    if (dots == std::string_view::npos) return pieces;
+    pattern.remove_prefix(dots + 3);
+  }
+}
+
+struct Candidate {
+  Explanation explanation;
+  std::size_t weight = 0;
+};
+
+void add_own(const ErrorText& text, std::vector<Candidate>& candidates) {
+  for (const OwnError& error : own_errors()) {
+    const std::string* best = nullptr;
+    for (const std::string& pattern : error.patterns) {
+      if (weight_of(pattern) < kLeastWeight || !text.is_like(pattern)) continue;
+      if (best == nullptr || weight_of(pattern) > weight_of(*best)) best = &pattern;
+    }
+    if (best != nullptr) candidates.push_back({{"deep_ep", *best, error.cause, error.remedy}, weight_of(*best)});
+  }
+}
+
+void add_foreign(const ErrorText& text, std::vector<Candidate>& candidates) {
+  for (const ForeignError& error : foreign_errors()) {
+    if (!text.is_like(error.pattern)) continue;
+    candidates.push_back(
+        {{std::string(error.origin), std::string(error.pattern), std::string(error.cause), std::string(error.remedy)},
+         weight_of(error.pattern)});
+  }
+}
+
+std::string read_standard_input() {
+  std::string text;
+  std::array<char, 4096> block{};
+  while (text.size() < kMostText) {
+    const std::size_t count = std::fread(block.data(), 1, block.size(), stdin);
+    if (count == 0) break;
+    text.append(block.data(), count);
+  }
+  return text;
+}
+
+}  // namespace
+
+std::size_t weight_of(std::string_view pattern) {
+  return static_cast<std::size_t>(std::count_if(
+      pattern.begin(), pattern.end(), [](char c) { return std::isalnum(static_cast<unsigned char>(c)) != 0; }));
+}
+
+ErrorText::ErrorText(std::string_view text) : text_(normal(text.substr(0, kMostText))) {}
+
+bool ErrorText::is_like(std::string_view pattern) const {
+  const std::vector<std::string> pieces = pieces_of(pattern);
+  if (pieces.empty()) return false;
+  for (std::size_t first = text_.find(pieces[0]); first != std::string::npos;
+       first = text_.find(pieces[0], first + 1)) {
+    std::size_t end = first + pieces[0].size();
+    const bool rest = std::all_of(pieces.begin() + 1, pieces.end(), [&](const std::string& piece) {
+      const std::size_t at = std::string_view(text_).substr(0, end + kMostBetween + piece.size()).find(piece, end);
+      if (at == std::string_view::npos) return false;
+      end = at + piece.size();
+      return true;
+    });
+    if (rest) return true;
+  }
+  return false;
+}
+
+std::vector<Explanation> explain(std::string_view text, std::size_t most) {
+  const ErrorText error(text);
+  std::vector<Candidate> candidates;
+  add_own(error, candidates);
+  add_foreign(error, candidates);
+  std::stable_sort(candidates.begin(), candidates.end(),
+                   [](const Candidate& a, const Candidate& b) { return a.weight > b.weight; });
+  std::vector<Explanation> explanations;
+  for (Candidate& candidate : candidates) {
+    if (explanations.size() == most) break;
+    const std::string& pattern = candidate.explanation.pattern;
+    const bool told = std::any_of(explanations.begin(), explanations.end(), [&](const Explanation& better) {
+      return ErrorText(better.pattern).is_like(pattern);
+    });
+    if (told) continue;  // the same message, recognised by less of it
+    explanations.push_back(std::move(candidate.explanation));
+  }
+  return explanations;
+}
+
+std::string to_text(const std::vector<Explanation>& explanations) {
+  if (explanations.empty()) {
+    return "Nothing is known about this text.\n"
+           "  to do:  look at the first error of all ranks (DEEP_EP_LOG=info), run `deep_ep doctor`; if that does not\n"
+           "          help, open an issue with the text and the file of `deep_ep doctor --bundle report.tar`\n";
+  }
+  std::string text;
+  for (const Explanation& explanation : explanations) {
+    text += fmt::format("{}{} says: {}\n  cause:  {}\n", text.empty() ? "" : "\n", explanation.origin,
+                        explanation.pattern, explanation.cause);
+    if (!explanation.remedy.empty()) text += fmt::format("  to do:  {}\n", explanation.remedy);
+  }
+  return text;
+}
+
+nlohmann::json to_json(std::string_view text, const std::vector<Explanation>& explanations) {
+  nlohmann::json list = nlohmann::json::array();
+  for (const Explanation& explanation : explanations) {
+    list.push_back({{"origin", explanation.origin},
+                    {"pattern", explanation.pattern},
+                    {"cause", explanation.cause},
+                    {"remedy", explanation.remedy}});
+  }
+  return {{"text", text}, {"known", !explanations.empty()}, {"explanations", list}};
+}
+
+int run_explain(const std::string& argument, bool json) {
+  const std::string text = argument == "-" ? read_standard_input() : argument;
+  if (trim(text).empty())
+    throw InvalidArgument("--explain: the text is empty, allowed: an error message, or - to read it");
+  const std::vector<Explanation> explanations = explain(text);
+  if (json) {
+    print_json(to_json(text, explanations));
+  } else {
+    fmt::print("{}", to_text(explanations));
+  }
+  return explanations.empty() ? 1 : 0;
+}
+
+}  // namespace deep_ep::tools

@@ -1,0 +1,63 @@
+// `deep_ep doctor --explain TEXT`: what an error message means, whoever wrote it, and what to do about it.
+#pragma once
+
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace deep_ep::tools {
+
+/// A message of another program. `...` in a pattern stands for whatever varies.
+struct ForeignError {
+  std::string_view origin;  ///< who says it: "NCCL", "libibverbs", ...
+  std::string_view pattern;
+  std::string_view cause;
+  std::string_view remedy;
+};
+std::span<const ForeignError> foreign_errors();
+
+/// A message of this library: a row of the tables of docs/troubleshooting.md.
+struct OwnError {
+  std::vector<std::string> patterns;
+  std::string cause;
+  std::string remedy;
+};
+const std::vector<OwnError>& own_errors();
+/// Reads such a page; rows of other tables than those of messages are left out.
+std::vector<OwnError> read_error_page(std::span<const std::string_view> lines);
+
+/// How much a pattern says: its letters and digits.
+std::size_t weight_of(std::string_view pattern);
+/// Patterns of the page that say less than this are pieces of longer messages, and would explain anything.
+inline constexpr std::size_t kLeastWeight = 10;
+
+/// Whether the pieces between the `...` of a pattern follow one another in a text, however it is spaced, whatever its
+/// case and kind of quotes.
+class ErrorText {
+ public:
+  explicit ErrorText(std::string_view text);
+  bool is_like(std::string_view pattern) const;
+
+ private:
+  std::string text_;
+};
+
+struct Explanation {
+  std::string origin;   ///< "deep_ep" for the library's own
+  std::string pattern;  ///< what was recognised
+  std::string cause;
+  std::string remedy;
+};
+/// At most `most`, what says most first; empty if nothing is known of the text.
+std::vector<Explanation> explain(std::string_view text, std::size_t most = 3);
+
+std::string to_text(const std::vector<Explanation>& explanations);
+nlohmann::json to_json(std::string_view text, const std::vector<Explanation>& explanations);
+
+/// The command; `text` "-" means standard input. Exit status: 1 where nothing is known.
+int run_explain(const std::string& text, bool json);
+
+}  // namespace deep_ep::tools

@@ -1,0 +1,83 @@
+// The library's own messages: the tables of docs/troubleshooting.md, which the build puts into the program.
+#include <array>
+#include <string>
+
+#include "csrc/support/text.hpp"
+#include "tools/doctor/explain/explain.hpp"
+
+namespace deep_ep::tools {
+namespace {
+
+constexpr std::string_view kPage[] = {
+#include <troubleshooting_page.inc>  // made by the build: embed_table.cmake
+};
+
+/// The texts between backquotes of a table's cell.
+std::vector<std::string> quoted(std::string_view cell) {
+  std::vector<std::string> texts;
+  while (true) {
+    const std::size_t begin = cell.find('`');
+    if (begin == std::string_view::npos) return texts;
+    const std::size_t end = cell.find('`', begin + 1);
+    if (end == std::string_view::npos) return texts;
+    texts.emplace_back(cell.substr(begin + 1, end - begin - 1));
+    cell.remove_prefix(end + 1);
+  }
+}
+
+/// "[RDMA](rdma.md#x)" becomes "RDMA (docs/rdma.md#x)"; a link within the page loses its address.
+std::string without_links(std::string_view cell) {
+  std::string text;
+  while (true) {
+    const std::size_t open = cell.find('[');
+    const std::size_t middle = open == std::string_view::npos ? open : cell.find("](", open);
+    const std::size_t close = middle == std::string_view::npos ? middle : cell.find(')', middle);
+    if (close == std::string_view::npos) return text + std::string(cell);
+    const std::string_view target = cell.substr(middle + 2, close - middle - 2);
+    text += cell.substr(0, open);
+    text += cell.substr(open + 1, middle - open - 1);
+    if (!target.starts_with('#')) text += " (docs/" + std::string(target) + ")";
+    cell.remove_prefix(close + 1);
+  }
+}
+
+/// Cells are divided by " | ": messages have bars of their own.
+std::vector<std::string_view> cells_of(std::string_view row) {
+  row = trim(row);
+  row.remove_prefix(1);
+  if (row.ends_with('|')) row.remove_suffix(1);
+  std::vector<std::string_view> cells;
+  while (true) {
+    const std::size_t bar = row.find(" | ");
+    cells.push_back(trim(row.substr(0, bar)));
+    if (bar == std::string_view::npos) return cells;
+    row.remove_prefix(bar + 2);
+  }
+}
+
+}  // namespace
+
+std::vector<OwnError> read_error_page(std::span<const std::string_view> lines) {
+  std::vector<OwnError> errors;
+  bool in_table = false;
+  for (const std::string_view line : lines) {
+    if (line.starts_with("| text |")) {
+      in_table = true;
+    } else if (!line.starts_with('|')) {
+      in_table = false;
+    } else if (in_table && !line.starts_with("| ---")) {
+      const std::vector<std::string_view> cells = cells_of(line);
+      if (cells.size() < 2) continue;
+      OwnError error{quoted(cells[0]), without_links(cells[1]), cells.size() > 2 ? without_links(cells[2]) : ""};
+      if (!error.patterns.empty()) errors.push_back(std::move(error));
+    }
+  }
+  return errors;
+}
+
+const std::vector<OwnError>& own_errors() {
+  static const std::vector<OwnError> kErrors = read_error_page(kPage);
+  return kErrors;
+}
+
+}  // namespace deep_ep::tools

@@ -1,0 +1,170 @@
+// `deep_ep doctor`: GPUs, their driver, and the NVLink between them.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <set>
+#include <string>
+
+#include "tools/doctor/checks.hpp"
+#include "tools/doctor/gpu_models.hpp"
+
+namespace deep_ep::tools {
+namespace {
+
+constexpr int kHopper = 90;
+
+int major_of(const std::string& version) {
+  int major = 0;
+  std::from_chars(version.data(), version.data() + version.size(), major);
+  return major;
+}
+
+std::string capability_text(int capability) { return fmt::format("{}.{}", capability / 10, capability % 10); }
+
+// The first driver of each release of CUDA that runs its programs; within a major release older ones do.
+int least_driver_for_cuda(const std::string& cuda) {
+  const int major = major_of(cuda);
+  return major >= 13 ? 580 : major == 12 ? 525 : 450;
+}
+
+// Code for exactly this GPU, or PTX that the driver translates for it.
+enum class Code : std::uint8_t { none, translated, exact };
+
+Code code_for(const BuiltFor& build, int capability) {
+  Code best = Code::none;
+  for (const std::string& architecture : build.architectures) {
+    const int number = major_of(architecture);
+    const std::size_t end = std::to_string(number).size();
+    // Code of "90a" runs on 9.0 alone, PTX of "90a" as well; plain PTX on everything later.
+    const bool specific = end < architecture.size() && (architecture[end] == 'a' || architecture[end] == 'f');
+    const bool ptx = !architecture.ends_with("-real");
+    if (number == capability && !architecture.ends_with("-virtual")) best = Code::exact;
+    if (ptx && !specific && number <= capability) best = std::max(best, Code::translated);
+  }
+  return best;
+}
+
+void check_code(const Patient& patient, const std::string& name, const GpuModel& model, Findings& findings) {
+  if (model.capability < kHopper) {
+    findings.push_back({"driver", Verdict::error,
+                        fmt::format("{} has compute capability {}", name, capability_text(model.capability)),
+                        "the kernels need 9.0 (Hopper) or later; on this machine ranks can only run on the CPU",
+                        "use machines with H100, H200, B200 or later"});
+    return;
+  }
+  if (patient.build.cuda.empty()) return;
+  const Code code = code_for(patient.build, model.capability);
+  if (code == Code::exact) return;
+  findings.push_back({"driver", code == Code::none ? Verdict::error : Verdict::note,
+                      fmt::format("this build has {} {} (compute capability {}), only for {}",
+                                  code == Code::none ? "no code for" : "no code of its own for", name,
+                                  capability_text(model.capability), fmt::join(patient.build.architectures, ", ")),
+                      code == Code::none
+                          ? "kernels do not load: \"no kernel image is available\""
+                          : "the driver translates the kernels when they are first used, which takes a while",
+                      code == Code::none ? "a build with -D CMAKE_CUDA_ARCHITECTURES of this GPU" : ""});
+}
+
+std::set<std::string> names_of(const Patient& patient) {
+  std::set<std::string> names;
+  for (const topology::Gpu& gpu : patient.gpus) {
+    if (!gpu.model.empty()) names.insert(gpu.model);
+  }
+  return names;
+}
+
+std::size_t count_switches(const Patient& patient) {
+  const std::size_t known = patient.root.list("/proc/driver/nvidia-nvswitch/devices").size();
+  if (known > 0) return known;
+  std::size_t count = 0;
+  for (const std::string& address : patient.root.list("/sys/bus/pci/devices")) {
+    const std::string folder = "/sys/bus/pci/devices/" + address;
+    if (patient.root.read(folder + "/class").value_or("").starts_with("0x0680") &&
+        patient.root.read(folder + "/vendor") == "0x10de") {
+      ++count;
+    }
+  }
+  return count;
+}
+
+void check_multi_node(const Patient& patient, Findings& findings) {
+  const std::set<std::string> names = names_of(patient);
+  const bool multi_node = std::any_of(names.begin(), names.end(), [](const std::string& name) {
+    const GpuModel* model = model_of(name);
+    return model != nullptr && model->multi_node;
+  });
+  if (!multi_node) return;
+  const std::string folder = "/dev/nvidia-caps-imex-channels";
+  const auto channels = patient.root.list(folder);
+  if (!channels.empty()) {
+    findings.push_back({"imex", Verdict::ok,
+                        fmt::format("{} IMEX channels, first {}/{}", channels.size(), folder, channels[0]),
+                        "memory can be shared by NVLink between nodes of one domain (DEEP_EP_HEAP=fabric, auto)", ""});
+    return;
+  }
+  findings.push_back(
+      {"imex", Verdict::warning, fmt::format("{} is missing or empty", folder),
+       "NVLink joins several nodes here, but memory cannot be shared over it: NICs carry that traffic",
+       "start nvidia-imex on all nodes, and give the container a channel (in Kubernetes a ComputeDomain)"});
+}
+
+}  // namespace
+
+void check_driver(const Patient& patient, Findings& findings) {
+  const std::string driver = patient.root.read("/sys/module/nvidia/version").value_or("");
+  if (patient.gpus.empty()) return;
+  const std::size_t before = findings.size();
+  if (driver.empty()) {
+    findings.push_back({"driver", Verdict::warning, "the version of NVIDIA's driver is not known",
+                        "/sys/module/nvidia/version is missing", "is the driver loaded? nvidia-smi must work"});
+    return;
+  }
+  int least = patient.build.cuda.empty() ? 0 : least_driver_for_cuda(patient.build.cuda);
+  std::string why = fmt::format("CUDA {}", patient.build.cuda);
+  for (const std::string& name : names_of(patient)) {
+    const GpuModel* model = model_of(name);
+    if (model == nullptr) continue;
+    check_code(patient, name, *model, findings);
+    if (model->least_driver > least) {
+      least = model->least_driver;
+      why = name;
+    }
+  }
+  if (major_of(driver) < least) {
+    findings.push_back({"driver", Verdict::error,
+                        fmt::format("driver {} is older than {}, the first for {}", driver, least, why),
+                        "CUDA does not start, or kernels do not load", "update the driver"});
+  }
+  if (findings.size() != before) return;
+  findings.push_back({"driver", Verdict::ok, fmt::format("driver {}", driver),
+                      patient.build.cuda.empty() ? "this build has no CUDA: ranks run on the CPU here"
+                                                 : fmt::format("this build is of CUDA {} for {}", patient.build.cuda,
+                                                               fmt::join(patient.build.architectures, ", ")),
+                      ""});
+}
+
+void check_gpus(const Patient& patient, Findings& findings) {
+  if (patient.gpus.empty()) {
+    findings.push_back({"gpu", Verdict::note, "there is no NVIDIA GPU (or no driver for it)",
+                        "ranks run on the CPU; each takes a NIC in turn", ""});
+    return;
+  }
+  const std::set<std::string> names = names_of(patient);
+  const auto ours =
+      std::count_if(patient.gpus.begin(), patient.gpus.end(), [](const auto& gpu) { return gpu.cuda_id; });
+  const std::size_t switches = count_switches(patient);
+  findings.push_back({"gpu", names.size() > 1 ? Verdict::warning : Verdict::ok,
+                      fmt::format("{} GPU{} ({}){}{}", ours, ours == 1 ? "" : "s",
+                                  names.empty() ? "model not known" : fmt::format("{}", fmt::join(names, ", ")),
+                                  switches == 0 ? "" : fmt::format(", {} NVSwitches", switches),
+                                  static_cast<std::size_t>(ours) == patient.gpus.size()
+                                      ? ""
+                                      : fmt::format("; {} more belong to other containers",
+                                                    patient.gpus.size() - static_cast<std::size_t>(ours))),
+                      names.size() > 1 ? "ranks wait for the slowest GPU" : "", ""});
+  check_multi_node(patient, findings);
+  check_nvlink(patient, findings);
+}
+
+}  // namespace deep_ep::tools

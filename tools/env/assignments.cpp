@@ -1,0 +1,126 @@
+#include "tools/env/assignments.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <optional>
+
+#include "csrc/support/environment.hpp"
+#include "csrc/support/format.hpp"
+#include "deep_ep/error.hpp"
+
+namespace deep_ep::tools {
+namespace {
+
+constexpr std::string_view kMapping = "DEEP_EP_DEVICE_TO_HCA_MAPPING";
+
+/// "0:mlx5_0:1,1:mlx5_1:1", what the automatic choice amounts to; empty if some GPU has no NIC: a mapping must not
+/// leave one out.
+std::string mapping_of(const Patient& patient) {
+  std::string text;
+  for (std::size_t i = 0; i < patient.map.rows.size(); ++i) {
+    const auto& gpu = patient.map.gpus[i];
+    const auto& port = patient.map.rows[i].port;
+    if (!gpu.cuda_id) continue;
+    if (!port) return "";
+    text +=
+        fmt::format("{}{}:{}:{}", text.empty() ? "" : ",", *gpu.cuda_id, patient.map.nics[port->nic].name, port->port);
+  }
+  return text;
+}
+
+/// "=mlx5_0:1,mlx5_1:1" for NCCL: the ports of the map, each once.
+std::string nics_for_nccl(const Patient& patient) {
+  std::vector<std::string> names;
+  for (const auto& row : patient.map.rows) {
+    if (!row.port) continue;
+    std::string name = fmt::format("{}:{}", patient.map.nics[row.port->nic].name, row.port->port);
+    if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(std::move(name));
+  }
+  return names.empty() ? "" : fmt::format("={}", fmt::join(names, ","));
+}
+
+const Setting* find(const std::vector<Setting>& settings, std::string_view name) {
+  const auto found = std::find_if(settings.begin(), settings.end(), [&](const Setting& s) { return s.name == name; });
+  return found == settings.end() ? nullptr : &*found;
+}
+
+Assignment own(const environment::Variable& variable, const Patient& patient, const Profile* profile,
+               std::vector<std::string>& notes) {
+  const std::string name(variable.name());
+  environment::Reader reader(patient.environment);
+  const environment::Value value = reader.value(name);
+  for (const std::string& ignored : reader.ignored()) notes.push_back(ignored);
+  if (value.name == name) return {name, value.text, Origin::variable, "set"};
+  if (!value.name.empty()) {
+    // In its own words: what is translated may mean less (an index of NCCL's binds no NIC that lacks that GID).
+    const std::string text = patient.environment(value.name).value_or("");
+    return {std::string(value.name), text, Origin::alias, fmt::format("stands for {}", name)};
+  }
+  const Setting* setting = profile == nullptr ? nullptr : find(profile->own, name);
+  if (setting != nullptr) {
+    return {name, std::string(setting->value), Origin::profile,
+            fmt::format("profile {}: {}", profile->name, setting->why)};
+  }
+  if (name == kMapping) {
+    std::string mapping = mapping_of(patient);
+    if (!mapping.empty()) {
+      return {name, std::move(mapping), Origin::detected,
+              "detected: the automatic choice for this machine's GPUs and NICs"};
+    }
+  }
+  return {name, value.text, Origin::standard, "default"};
+}
+
+std::vector<Assignment> for_nccl(const Patient& patient, const Profile& profile) {
+  std::vector<Assignment> result;
+  const auto add = [&](std::string_view name, std::string value, Origin origin, std::string source) {
+    if (const auto set = patient.environment(name)) {
+      result.push_back({std::string(name), *set, Origin::other, "set"});
+    } else if (!value.empty()) {
+      result.push_back({std::string(name), std::move(value), origin, std::move(source)});
+    }
+  };
+  for (const Setting& setting : profile.nccl) {
+    add(setting.name, std::string(setting.value), Origin::profile,
+        fmt::format("profile {}: {}", profile.name, setting.why));
+  }
+  if (profile.nccl_nics) add("NCCL_IB_HCA", nics_for_nccl(patient), Origin::detected, "detected: the NICs of the map");
+  return result;
+}
+
+}  // namespace
+
+Environment environment_of(const Patient& patient, const Profile* profile, bool nccl) {
+  if (!patient.refused.empty()) throw InvalidArgument(patient.refused);
+  Environment result;
+  for (const environment::Variable& variable : environment::variables()) {
+    result.own.push_back(own(variable, patient, profile, result.notes));
+  }
+  for (std::size_t i = 0; i < patient.map.rows.size(); ++i) {
+    const auto& row = patient.map.rows[i];
+    if (!row.port && patient.map.gpus[i].cuda_id) {
+      result.notes.push_back(fmt::format("{}: no NIC: {}", patient.map.gpus[i].text(), row.problem));
+    }
+  }
+  if (nccl) {
+    result.nccl = for_nccl(patient, *profile);
+    if (!profile->nccl_script.empty() && patient.root.exists(profile->nccl_script))
+      result.nccl_script = profile->nccl_script;
+  }
+  return result;
+}
+
+std::vector<Assignment> to_set(const Environment& environment) {
+  std::vector<Assignment> result;
+  for (const auto* part : {&environment.own, &environment.nccl}) {
+    for (const Assignment& assignment : *part) {
+      const bool known = std::any_of(result.begin(), result.end(),
+                                     [&](const Assignment& other) { return other.name == assignment.name; });
+      if (assignment.origin != Origin::standard && !known) result.push_back(assignment);
+    }
+  }
+  return result;
+}
+
+}  // namespace deep_ep::tools

@@ -1,0 +1,66 @@
+#include "tools/env/profiles.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <string>
+
+#include "csrc/support/format.hpp"
+#include "deep_ep/error.hpp"
+
+namespace deep_ep::tools {
+namespace {
+
+// GKE's A4 machines: 8 x B200, 8 x ConnectX-7 with RoCE. What NCCL gets there is what Google's plug-in gIB wants on
+// this machine type; the plug-in checks it when it starts.
+const Profile kGkeA4{
+    .name = "gke-a4",
+    .help = "Google's A4 machines: 8 B200, 8 RoCE NICs, NCCL with the plug-in gIB",
+    .own = {{"DEEP_EP_RDMA_TRAFFIC_CLASS", "52", "the class that this network carries RDMA in, gIB's NCCL_IB_TC"}},
+    .nccl = {{"NCCL_NET", "gIB", "Google's plug-in"},
+             {"NCCL_CROSS_NIC", "0", "rails: NIC i talks to NIC i"},
+             {"NCCL_NET_GDR_LEVEL", "PIX", "a GPU and its NIC share a PCIe switch"},
+             {"NCCL_P2P_NET_CHUNKSIZE", "131072", "gIB's value for A4"},
+             {"NCCL_NVLS_CHUNKSIZE", "524288", "gIB's value for A4"},
+             {"NCCL_IB_ADAPTIVE_ROUTING", "1", "gIB's value for A4"},
+             {"NCCL_IB_QPS_PER_CONNECTION", "4", "several paths through the network"},
+             {"NCCL_IB_TC", "52", "traffic class of data"},
+             {"NCCL_IB_FIFO_TC", "84", "traffic class of NCCL's control messages"},
+             {"NCCL_TUNER_CONFIG_PATH", "/usr/local/gib/configs/tuner_config_a4.txtpb", "gIB's tuner for A4"}},
+    .nccl_script = "/usr/local/gib/scripts/set_nccl_env.sh"};
+
+// Any machines with RoCE NICs. Traffic class and priority are the network's affair: nothing fits all of them.
+const Profile kGenericRoce{
+    .name = "generic-roce",
+    .help = "machines with RoCE NICs; the traffic class is the network's affair, so it is not set",
+    .own = {{"DEEP_EP_RDMA_WIRE", "verbs", "a run that finds no NIC fails instead of copying within one host"}},
+    .nccl = {{"NCCL_IB_ADDR_FAMILY", "AF_INET", "RoCE v2 over IPv4, as deep_ep prefers, too"},
+             {"NCCL_IB_ROCE_VERSION_NUM", "2", "RoCE v2"},
+             {"NCCL_NET_GDR_LEVEL", "PIX", "GPUs use NICs of their own PCIe switch directly"}},
+    .nccl_nics = true};
+
+const Profile kInfiniBand{
+    .name = "infiniband",
+    .help = "machines with InfiniBand NICs",
+    .own = {{"DEEP_EP_RDMA_WIRE", "verbs", "a run that finds no NIC fails instead of copying within one host"}},
+    .nccl = {{"NCCL_NET_GDR_LEVEL", "PIX", "GPUs use NICs of their own PCIe switch directly"}},
+    .nccl_nics = true};
+
+const std::vector<Profile>& all() {
+  static const std::vector<Profile> profiles = {kGkeA4, kGenericRoce, kInfiniBand};
+  return profiles;
+}
+
+}  // namespace
+
+std::span<const Profile> profiles() { return all(); }
+
+const Profile& profile_of(std::string_view name) {
+  const auto found = std::find_if(all().begin(), all().end(), [&](const Profile& p) { return p.name == name; });
+  if (found != all().end()) return *found;
+  std::string names;
+  for (const Profile& profile : all()) names += fmt::format("{}{}", names.empty() ? "" : ", ", profile.name);
+  fail<InvalidArgument>("--profile {}: there is no such profile, allowed: {}", name, names);
+}
+
+}  // namespace deep_ep::tools

@@ -143,7 +143,7 @@ std::string axes_svg(const Chart& chart, const ChartScale& scale) {
   const double middle = kChartTop + kPlotHeight / 2;
   svg +=
       text_at(18, middle, "middle", chart.y_label, fmt::format(" transform=\"rotate(-90 18 {:.1f})\"", middle).c_str());
-  return svg + text_at(kChartWidth / 2, 26, "middle", chart.title, " font-size=\"17\" font-weight=\"bold\"");
+  return svg + text_at(kChartWidth / 2, 26, "middle", chart.title, " font-size=\"15\" font-weight=\"bold\"");
 }
 
 std::string line_svg(const ChartLine& line, std::size_t number, const ChartScale& scale) {

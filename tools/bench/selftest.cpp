@@ -144,13 +144,13 @@ int free_port() {
   return ntohs(address.sin_port);
 }
 
-SelftestStage run_processes(const SelftestOptions& options) {
+SelftestStage run_processes(const SelftestOptions& options, Device::Kind device) {
   SelftestStage stage{.name = "two processes"};
   const auto begin = Clock::now();
   const int port = free_port() - 1;  // ranks meet at the port behind MASTER_PORT
   std::vector<ChildCommand> commands;
   for (const char* rank : {"0", "1"}) {
-    commands.push_back({.words = {own_program(), "bench", "selftest", "--device", options.device},
+    commands.push_back({.words = {own_program(), "bench", "selftest", "--device", name_of(device)},
                         .variables = {{"RANK", rank},
                                       {"LOCAL_RANK", rank},
                                       {"WORLD_SIZE", "2"},
@@ -225,7 +225,7 @@ std::vector<SelftestStage> run_selftest(const SelftestOptions& options, const Se
   const Device::Kind device = choose_device(options.device, 2);
   stages.push_back(run_selftest_stage("two ranks", threads(2), 1, device, print));
   stages.push_back(run_selftest_stage("two nodes", threads(2), 2, device, print));
-  stages.push_back(run_processes(options));
+  stages.push_back(run_processes(options, device));
   return stages;
 }
 

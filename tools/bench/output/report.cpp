@@ -50,10 +50,14 @@ Report::Report(const OutputOptions& options, bool speaks) : options_(options), s
 
 void Report::add(const Figure& figure) {
   figures_.push_back(figure);
-  if (!speaks_ || !options_.csv) return;
+  if (!speaks_ || options_.text()) return;  // a table shows what has been measured
   clear_progress();
-  fmt::print("{}", figure_csv_line(figure));
-  std::fflush(stdout);
+  if (options_.csv) {
+    fmt::print("{}", figure_csv_line(figure));
+    std::fflush(stdout);
+  }
+  show_progress(fmt::format("measured: {} {} {}{}", figure.operation, figure.dtype, figure.mode,
+                            figure.tokens ? fmt::format(", {} tokens", *figure.tokens) : ""));
 }
 
 int Report::finish_comparison(nlohmann::json* document) {
@@ -73,6 +77,7 @@ int Report::finish_comparison(nlohmann::json* document) {
 
 int Report::finish(nlohmann::json* document) {
   if (!speaks_) return 0;
+  clear_progress();
   if (!options_.plot.empty()) write_text(options_.plot, to_svg(plot_bandwidth(figures_, options_.plot_over)));
   return reference_ ? finish_comparison(document) : 0;
 }

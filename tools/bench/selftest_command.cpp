@@ -66,7 +66,7 @@ void add_bench_selftest(CLI::App& bench, Action& action) {
   auto options = std::make_shared<SelftestCommand>();
   add_device_option(*command, options->test.device);
   command->add_option("--seconds", options->test.seconds, "How long the stage of two processes may take")
-      ->check(CLI::Range(1.0, 3600.0))
+      ->check(CLI::Range(0.01, 3600.0))
       ->capture_default_str();
   command->add_flag("--quick", options->quick, "As it is anyway; for scripts that give it to every benchmark");
   command->add_flag("--json", options->json, "Print JSON");

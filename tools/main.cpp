@@ -3,10 +3,13 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cstdio>
 #include <exception>
 #include <iostream>
 #include <string>
+#include <string_view>
+#include <vector>
 
 #include "deep_ep/error.hpp"
 #include "tools/commands.hpp"
@@ -27,6 +30,18 @@ bool is_command(const CLI::App& app, const std::string& word) {
   return !app.get_subcommands([&](const CLI::App* command) { return command->get_name() == word; }).empty();
 }
 
+/// What `launch` starts: the words behind --, which are nothing for the parser to take apart; it does not get them.
+std::vector<std::string> take_words_to_launch(int& argc, char** argv) {
+  std::vector<std::string> words;
+  if (argc < 2 || std::string_view(argv[1]) != "launch") return words;
+  char** const end = argv + argc;
+  char** const dashes = std::find_if(argv, end, [](const char* word) { return std::string_view(word) == "--"; });
+  if (dashes == end) return words;
+  words.assign(dashes + 1, end);
+  argc = static_cast<int>(dashes - argv);
+  return words;
+}
+
 /// The status, or 1 where the output did not arrive.
 int finish(int status) {
   std::cout.flush();
@@ -38,6 +53,7 @@ int finish(int status) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  const std::vector<std::string> words_to_launch = take_words_to_launch(argc, argv);
   CLI::App app{"Expert-parallel dispatch and combine for Mixture-of-Experts models"};
   app.name("deep_ep");
   app.set_version_flag("--version", deep_ep::tools::version_text());
@@ -50,7 +66,7 @@ int main(int argc, char** argv) {
   deep_ep::tools::add_env_command(app, action);
   deep_ep::tools::add_size_command(app, action);
   deep_ep::tools::add_model_command(app, action);
-  deep_ep::tools::add_launch_command(app, action);
+  deep_ep::tools::add_launch_command(app, action, words_to_launch);
 
   try {
     if (argc > 1 && argv[1][0] != '-' && !is_command(app, argv[1])) {

@@ -14,4 +14,6 @@ from .version import __version__
 #: dtype of expert indices. Calls accept ``torch.int32`` as well.
 topk_idx_t: torch.dtype = torch.int64
 
-__all__ = ["Buffer", "EventHandle", "EventOverlap", "Config", "legacy", "topk_idx_t", "__version__"]
+# Not here: deep_ep.buffers.elastic.ElasticBuffer. Engines take its presence in this module for the wish to use it, and it
+# has not run on GPUs yet.
+__all__ = ["Buffer", "Config", "EventHandle", "EventOverlap", "__version__", "legacy", "topk_idx_t"]

@@ -102,9 +102,12 @@ class Overlays(unittest.TestCase):
 
 class Base(unittest.TestCase):
     def test_readiness_is_the_doctor(self):
-        spec = rendered("gke-a4")["DaemonSet", "deep-ep-installer"]["spec"]["template"]["spec"]
-        probe = spec["containers"][0]["readinessProbe"]["exec"]["command"]
-        self.assertEqual(probe, ["/host/deep_ep/current/bin/deep_ep", "doctor", "--quick"])
+        for overlay, more in (("hostnetwork", []), ("gke-a4", ["--gpus", "8", "--nics", "8"])):
+            spec = rendered(overlay)["DaemonSet", "deep-ep-installer"]["spec"]["template"]["spec"]
+            probe = spec["containers"][0]["readinessProbe"]["exec"]["command"]
+            self.assertEqual(probe, ["/host/deep_ep/current/bin/deep_ep", "doctor", "--quick", *more])
+            # The annotation says the same.
+            self.assertEqual(lint.variable(spec["initContainers"][0], "EXPECT") or "", " ".join(more))
 
     def test_pods_end_with_the_status_of_the_run(self):
         for key in (("Pod", "deep-ep-intranode"), ("Job", "deep-ep-internode")):

@@ -184,7 +184,7 @@ class Planted(unittest.TestCase):
         self.assertGreater(len(texts), 45)
         for text in texts:
             longest = max((part.strip() for part in re.split(r"\{[^}]*\}", text)), key=len)
-            if longest not in ELSEWHERE:
+            if longest not in ELSEWHERE and (variables() is not None or "the variable" not in longest):
                 self.assertTrue([p for p in said if longest in p], longest)
 
 

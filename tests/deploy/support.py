@@ -1,6 +1,7 @@
 """What the tests of deploy/ share: where things are, stand-ins for programs, and when to skip."""
 
 import functools
+import importlib.util
 import json
 import os
 import pathlib
@@ -13,13 +14,10 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
 SKIPPED = 77
 
-try:
-    import jsonschema  # noqa: F401
-    import kubernetes  # noqa: F401
-    import yaml  # noqa: F401
-except ImportError as missing:
-    print(f"skipped: {missing}: scripts/setup --deploy installs it")
-    sys.exit(SKIPPED)
+for module in ("jsonschema", "kubernetes", "yaml"):
+    if importlib.util.find_spec(module) is None:
+        print(f"skipped: there is no Python module {module}: scripts/setup --deploy installs it")
+        sys.exit(SKIPPED)
 
 
 def tool():
@@ -54,7 +52,7 @@ def run(command, **arguments):
 
 def stand_in(folder, name, script):
     """A program of that name, first in the PATH of what is run with environment(folder)."""
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     path = folder / name
     path.write_text("#!/bin/bash\n" + script)
     path.chmod(0o755)

@@ -21,6 +21,7 @@ case "$1 $2" in
   "bench nccl-parse") grep -q algbw "$3" && exit "${PARSE:-0}" ;;
   "bench internode") echo "Best dispatch" && exit "${BENCH:-0}" ;;
   launch*)
+    mkdir -p "$TESTBED_WORK/launch-logs" && echo "$*" >"$TESTBED_WORK/launch-logs/rank-map.txt"
     while [ "$1" != -- ]; do shift; done
     shift
     RANK=$JOB_COMPLETION_INDEX "$@"
@@ -110,8 +111,10 @@ class Testbed(unittest.TestCase):
         names = sorted(str(path.relative_to(self.results)) for path in self.results.rglob("*") if path.is_file())
         self.assertEqual(
             names,
-            ["connectivity-test.log", "nccl-test-results.txt", "node-map.txt", "pod-logs/coordinator.log", "pod-logs/worker-1.log"],
-        )
+            ["connectivity-test.log", "nccl-test-results.txt", "node-map.txt", "pod-logs/coordinator.log", "pod-logs/worker-1.log",
+             "rank-map.txt"],
+        )  # fmt: skip
+        self.assertIn("--topology b/2 -- ", (self.results / "rank-map.txt").read_text())
         self.assertEqual((self.results / "nccl-test-results.txt").read_text(), SAMPLE)
         # Who has only the log gets the same out of it.
         inside = text.split("=== begin nccl-test-results.txt\n")[1].split("=== end nccl-test-results.txt")[0]
@@ -127,8 +130,16 @@ class Testbed(unittest.TestCase):
             (self.results / "node-map.txt").read_text(),
             "# node 1 testbed-workload-0-1.testbed b/1\n# node 0 testbed-workload-0-0.testbed b/2\n",
         )
-        self.assertIn("-np 16", (self.top / "mpirun").read_text())
-        self.assertIn("/opt/nccl-tests/build/all_reduce_perf -b 2M", (self.top / "mpirun").read_text())
+        words = (self.top / "mpirun").read_text()
+        self.assertIn("-np 16", words)
+        self.assertIn("/opt/nccl-tests/build/all_reduce_perf -b 2M", words)
+
+    def test_what_mpirun_is_told(self):
+        (self.top / "routes").write_text("Iface Destination\neth2 0001A8C0\neth0 00000000\n")
+        self.start("nccl", NCCL_DEBUG="INFO", TESTBED_ROUTES=self.top / "routes")
+        words = (self.top / "mpirun").read_text()
+        for part in ("oob_tcp_if_include eth0", "btl_tcp_if_include eth0", "-x NCCL_DEBUG ", "-x NCCL_SOCKET_IFNAME "):
+            self.assertIn(part, words)
 
     def test_keys_stay_private(self):
         self.start("nccl")

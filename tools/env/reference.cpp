@@ -106,7 +106,7 @@ constexpr std::string_view kScripts =
 ```sh
 deep_ep env --format shell > deep_ep_env.sh      # what is set or found here, to source; any number of times
 deep_ep env --profile gke-a4 --nccl --format yaml   # for the `env` of a container; NCCL's variables as well
-deep_ep env --profile infiniband --format helm   # for the values of a chart
+deep_ep env --profile infiniband --format helm   # values for deploy/helm/deep-ep-testbed: helm install -f
 deep_ep env --profile gke-a4 --explain           # every value, and where it comes from
 ```
 
@@ -118,7 +118,7 @@ machine, it decides about NCCL, and the shell form calls it.
 | --- | --- | --- | --- |
 )";
 
-constexpr std::string_view kOthers =
+constexpr std::string_view kOtherLibraries =
     R"(
 ## Variables of other libraries, engines and launchers
 
@@ -161,7 +161,7 @@ std::string reference_page() {
         fmt::format("| `{}` | {} | {} | {}{} |\n", profile.name, cell(profile.help), settings(profile.own),
                     settings(profile.nccl), profile.nccl_nics ? ", `NCCL_IB_HCA` with the NICs that were found" : "");
   }
-  text += kOthers;
+  text += kOtherLibraries;
   for (const Other& other : others()) {
     text += fmt::format("| `{}` | {} |\n", other.name, cell(fate_of(other).text));
   }

@@ -14,4 +14,4 @@ for ((node = 0; node < DEEP_EP_NODES; ++node)); do
   done
   echo "node $RANK: $name is ${address%% *}"
 done
-"${TESTBED_DEEP_EP:-/opt/deep_ep/bin/deep_ep}" doctor --quick
+"${TESTBED_DEEP_EP:-/opt/deep_ep/bin/deep_ep}" doctor --quick --gpus 8

@@ -89,13 +89,24 @@ done <"$work/map" 3>"$work/hosts" | tee "$TESTBED_RESULTS/node-map.txt"
 mapfile -t command < <(grep -v '^$' "$(dirname "${BASH_SOURCE[0]}")/nccl.args")
 # The settings of NCCL's plugin for this network, where the node brings them.
 gib=/usr/local/gib/scripts/set_nccl_env.sh
-root=()
-[ "$(id -u)" -ne 0 ] || root=(--allow-run-as-root)
+options=()
+[ "$(id -u)" -ne 0 ] || options+=(--allow-run-as-root)
+# Networks for RoCE carry nothing else: MPI and NCCL's bootstrap keep to the interface of the default route.
+interface=$(awk '$2 == "00000000" { print $1; exit }' "${TESTBED_ROUTES:-/proc/net/route}")
+if [ -n "$interface" ]; then
+  options+=(--mca oob_tcp_if_include "$interface" --mca btl_tcp_if_include "$interface")
+  export NCCL_SOCKET_IFNAME=${NCCL_SOCKET_IFNAME:-$interface}
+fi
+# Programs that ssh starts have none of the pod's variables.
+for name in $(compgen -e | grep -E '^(NCCL_|CUDA_|LD_LIBRARY_PATH$)'); do
+  options+=(-x "$name")
+done
 results=$TESTBED_RESULTS/nccl-test-results.txt
+# By its path, so that it is found on the other nodes too.
 # shellcheck disable=SC2016
-mpirun "${root[@]}" --hostfile "$work/hosts" -np $((DEEP_EP_NODES * 8)) \
+"$(command -v mpirun)" --hostfile "$work/hosts" -np $((DEEP_EP_NODES * 8)) "${options[@]}" \
   --mca plm_rsh_agent "ssh -F $work/ssh_config" --mca plm_rsh_no_tree_spawn 1 --mca orte_keep_fqdn_hostnames 1 \
-  -x LD_LIBRARY_PATH bash -c '[ ! -r "$0" ] || . "$0"; exec "$@"' "$gib" "${command[@]}" 2>&1 | tee "$results"
+  bash -c '[ ! -r "$0" ] || . "$0"; exec "$@"' "$gib" "${command[@]}" 2>&1 | tee "$results"
 status=${PIPESTATUS[0]}
 # Wrong sums are a failure, though the program ends well.
 [ "$status" -ne 0 ] || "${TESTBED_DEEP_EP:-/opt/deep_ep/bin/deep_ep}" bench nccl-parse "$results" || status=$?

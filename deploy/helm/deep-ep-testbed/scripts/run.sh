@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # The testbed, on every node: its stages one after the other, all nodes together. The first that fails ends the testbed,
-# with its status. Logs: $TESTBED_RESULTS/connectivity-test.log, nccl-test-results.txt, node-map.txt, pod-logs/.
+# with its status. Logs: $TESTBED_RESULTS/connectivity-test.log, nccl-test-results.txt, node-map.txt, rank-map.txt,
+# pod-logs/.
 set -uo pipefail
 scripts=$(dirname "${BASH_SOURCE[0]}")
 deep_ep=${TESTBED_DEEP_EP:-/opt/deep_ep/bin/deep_ep}
@@ -9,13 +10,14 @@ export TESTBED_WORK=${TESTBED_WORK:-/tmp/testbed}
 
 # Stages use ports of their own: what the one before leaves in the kernel is in nobody's way.
 port=$MASTER_PORT
+launch_options=()
 # together RANKS-A-NODE COMMAND...: on all nodes; the status is the same everywhere.
 together() {
   local ranks=$1
   shift
   port=$((port + 20))
   MASTER_PORT=$port "$deep_ep" launch --scheduler "$TESTBED_SCHEDULER" --ranks "$ranks" \
-    --logs "$TESTBED_WORK/launch-logs" -- "$@"
+    --logs "$TESTBED_WORK/launch-logs" "${launch_options[@]}" -- "$@"
 }
 
 # Where this node is, as block/subblock/host, if somebody says so.
@@ -64,7 +66,7 @@ repeat() {
 }
 
 stages() {
-  local stage status
+  local stage status place
   topology >"$TESTBED_WORK/topology"
   wait_for_first || return
   for stage in $TESTBED_STAGES; do
@@ -86,8 +88,12 @@ stages() {
         ;;
       internode)
         lines_of "$scripts/internode.args"
+        # Ranks of neighbours in the fabric are neighbours, where nodes know their place.
+        place=$(cat "$TESTBED_WORK/topology")
+        launch_options=(${place:+--topology "$place"})
         together 8 "$deep_ep" bench internode --nodes "$DEEP_EP_NODES" --check "${arguments[@]}"
         status=$?
+        [ "$index" != 0 ] || cp "$TESTBED_WORK/launch-logs/rank-map.txt" "$TESTBED_RESULTS/" || true
         ;;
       launcher)
         bash "$scripts/launcher.sh"

@@ -1,0 +1,73 @@
+"""What a dispatch of the second interface leaves for later calls."""
+
+from __future__ import annotations
+
+from typing import Any, List, Optional, Tuple
+
+import torch
+
+__all__ = ["EPHandle"]
+
+
+class EPHandle:
+    """Where the rows of a dispatch went. All attributes may be written; calls use what they find.
+
+    Symbols as in ``ElasticBuffer``. Without a host wait, sizes are the largest possible ones.
+
+    Attributes:
+        do_expand, num_experts, expert_alignment, num_max_tokens_per_rank, num_sms: of the dispatch.
+        topk_idx: ``[T, K]``, the dispatched selections: a copy, or with ``do_handle_copy=False`` the very tensor.
+        num_recv_tokens, num_expanded_tokens: received rows N, and rows of the expanded layout with their padding.
+        num_recv_tokens_per_expert_list: rows of each local expert, rounded up to the alignment; empty without host wait.
+        psum_num_recv_tokens_per_scaleup_rank: ``[R]`` int32, where the rows of each source end; the last one is N.
+        psum_num_recv_tokens_per_expert: ``[L]`` int32. Non-expanded: inclusive sums of the rounded counts. Expanded:
+            where each expert's rows end, without its padding.
+        num_unaligned_recv_tokens_per_expert: ``[L]`` int32, counts as they are.
+        recv_src_metadata: ``[N, K + 2]`` int32. Column 0: source rank * M + token; column 1: source rank * K + the last
+            selection with an expert of this rank; others: the expanded row of each selection, -1 for none.
+        dst_buffer_slot_idx: ``[T, K]`` int32, the row of each selection's token at the rank that owns the expert, or -1.
+        token_metadata_at_forward, channel_linked_list: ``None``.
+    """
+
+    def __init__(
+        self,
+        do_expand: bool,
+        num_experts: int,
+        expert_alignment: int,
+        num_max_tokens_per_rank: int,
+        num_sms: int,
+        topk_idx: torch.Tensor,
+        num_recv_tokens: int,
+        num_expanded_tokens: int,
+        num_recv_tokens_per_expert_list: List[int],
+        psum_num_recv_tokens_per_scaleup_rank: torch.Tensor,
+        psum_num_recv_tokens_per_expert: torch.Tensor,
+        num_unaligned_recv_tokens_per_expert: torch.Tensor,
+        recv_src_metadata: torch.Tensor,
+        dst_buffer_slot_idx: torch.Tensor,
+        token_metadata_at_forward: Optional[torch.Tensor] = None,
+        channel_linked_list: Optional[torch.Tensor] = None,
+    ) -> None:
+        self.do_expand = do_expand
+        self.num_experts = num_experts
+        self.expert_alignment = expert_alignment
+        self.num_max_tokens_per_rank = num_max_tokens_per_rank
+        self.num_sms = num_sms
+        self.topk_idx = topk_idx
+        self.num_recv_tokens = num_recv_tokens
+        self.num_expanded_tokens = num_expanded_tokens
+        self.num_recv_tokens_per_expert_list = num_recv_tokens_per_expert_list
+        self.psum_num_recv_tokens_per_scaleup_rank = psum_num_recv_tokens_per_scaleup_rank
+        self.psum_num_recv_tokens_per_expert = psum_num_recv_tokens_per_expert
+        self.num_unaligned_recv_tokens_per_expert = num_unaligned_recv_tokens_per_expert
+        self.recv_src_metadata = recv_src_metadata
+        self.dst_buffer_slot_idx = dst_buffer_slot_idx
+        self.token_metadata_at_forward = token_metadata_at_forward
+        self.channel_linked_list = channel_linked_list
+        # The native handle, for cached dispatches. A function of the inputs alone, so that the other attributes may be
+        # replaced by those of another dispatch of the same inputs.
+        self._route: Optional[Tuple[Any, ...]] = None
+
+    def _tensors(self) -> List[torch.Tensor]:
+        mine = [value for value in vars(self).values() if isinstance(value, torch.Tensor)]
+        return mine + [value for value in self._route or () if isinstance(value, torch.Tensor)]

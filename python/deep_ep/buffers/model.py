@@ -1,0 +1,72 @@
+"""How much memory a buffer of the second interface takes, and how many SMs its calls."""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Tuple
+
+import torch
+
+from .. import _native
+from ..arguments import integer
+from ..errors import InvalidArgument
+from ..utils import envs
+
+_PAGE = 2 << 20
+_FEWEST_SMS = 4
+_FEWEST_SMS_ALONE = 64
+_HEADROOM = 1.25
+
+
+def buffer_bytes(
+    num_ranks: int, num_max_tokens: int, hidden: int, num_topk: int, use_fp8_dispatch: bool, multiple_reduction: bool
+) -> int:
+    """Room for the largest dispatch and its combine at full speed: R * M rows come, and for each of M tokens a row from
+    each rank that has one, or from each selection. 8-bit rows may be sent in any case: bfloat16 ones are larger."""
+    topk = integer("num_topk", num_topk, 0) or _native.max_topk
+    if topk > _native.max_topk:
+        raise InvalidArgument(f"num_topk is {topk}, allowed: at most {_native.max_topk}")
+    back = num_max_tokens * (min(num_ranks, topk) if multiple_reduction else topk)
+    tokens = num_max_tokens + -(-back // num_ranks)
+    scale_bytes = 4 * (-(-hidden // 32)) + 4 * topk
+    size = _native.heap_bytes_hint(num_ranks, tokens, 2 * hidden, topk, scale_bytes)
+    return -(-size // _PAGE) * _PAGE
+
+
+def default_qps(allow_hybrid_mode: bool) -> int:
+    """What upstream allocates where nobody says how many."""
+    return 129 if allow_hybrid_mode else 17
+
+
+def expected_ranks(num_ranks: int, num_experts: int, num_topk: int) -> float:
+    """How many ranks a token goes to if its experts are chosen at random."""
+    local = num_experts // num_ranks
+    topk = min(num_topk, num_experts)
+    return num_ranks * (1 - math.comb(num_experts - local, topk) / math.comb(num_experts, topk))
+
+
+@functools.lru_cache(maxsize=None)
+def num_sms(
+    num_ranks: int,
+    num_nodes: int,
+    num_experts: int,
+    num_topk: int,
+    rates: Tuple[float, float, float, float],
+    device: torch.device,
+    overlaps: bool,
+) -> int:
+    """As many SMs as it takes to read each token once and write it to its ranks as fast as the links carry it."""
+    if device.type != "cuda":
+        return _FEWEST_SMS
+    rdma, nvlink, sm_read, sm_write = rates
+    ranks = expected_ranks(num_ranks, num_experts, num_topk)
+    per_sm = 1 / (1 / sm_read + ranks / sm_write)  # tokens of a GB, each second
+    share = ranks * (num_ranks - 1) / num_ranks  # of a token, over NVLink
+    links = (nvlink or envs.get_nvlink_gbs()) / share if share else per_sm
+    if num_nodes > 1:
+        nodes = expected_ranks(num_nodes, num_experts, num_topk) * (num_nodes - 1) / num_nodes
+        links = min(links, (rdma or envs.get_rdma_gbs()) / nodes)
+    wanted = max(math.ceil(_HEADROOM * links / per_sm), _FEWEST_SMS if overlaps else _FEWEST_SMS_ALONE)
+    most = torch.cuda.get_device_properties(device).multi_processor_count
+    return max(min(wanted + wanted % 2, most - most % 2), _FEWEST_SMS)

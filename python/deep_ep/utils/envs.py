@@ -1,0 +1,127 @@
+"""What test scripts in the manner of upstream's start with: processes, seeds, and facts about the machine."""
+
+from __future__ import annotations
+
+import os
+import random
+from typing import Any, Optional, Tuple
+
+import torch
+import torch.distributed as dist
+
+from .nvlink import check_nvlink_connections
+
+__all__ = [
+    "check_fast_rdma_atomic_support",
+    "check_nvlink_connections",
+    "check_torch_deterministic",
+    "dist_print",
+    "get_global_seed",
+    "get_local_seed",
+    "get_logical_domain_size",
+    "get_nvlink_gbs",
+    "get_physical_domain_size",
+    "get_rdma_gbs",
+    "init_dist",
+    "init_seed",
+]
+
+_seeds = [0, 0]  # of all ranks, of this one
+_local_rank = 0
+# One direction, in GB/s, by the major number of the GPU's compute capability.
+_NVLINK_GBS = {8: 300.0, 9: 450.0, 10: 900.0}
+_DEFAULT_NVLINK_GBS = 450.0
+
+
+def init_seed(seed: int = 0) -> None:
+    """Seeds of PyTorch and Python: ``seed`` plus the rank."""
+    rank = dist.get_rank() if dist.is_initialized() else 0
+    _seeds[:] = seed, seed + rank
+    torch.manual_seed(_seeds[1])
+    random.seed(_seeds[1])
+
+
+def get_global_seed() -> int:
+    """The seed that all ranks share."""
+    return _seeds[0]
+
+
+def get_local_seed() -> int:
+    """The seed of this rank."""
+    return _seeds[1]
+
+
+def init_dist(local_rank: int, num_local_ranks: int, seed: int = 0) -> Tuple[int, int, Any]:
+    """One process a rank: rank, number of ranks, group. ``WORLD_SIZE`` and ``RANK`` count nodes. With GPUs: NCCL, with
+    bfloat16 and CUDA as defaults; without: gloo on the CPU."""
+    global _local_rank
+    _local_rank = local_rank
+    address, port = os.environ.get("MASTER_ADDR", "127.0.0.1"), os.environ.get("MASTER_PORT", "8361")
+    nodes, node = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
+    gpu = torch.cuda.is_available()
+    options = {}
+    if gpu:
+        torch.cuda.set_device(local_rank)
+        options["device_id"] = torch.device("cuda", local_rank)
+    dist.init_process_group(
+        "nccl" if gpu else "gloo",
+        init_method=f"tcp://{address}:{port}",
+        world_size=nodes * num_local_ranks,
+        rank=node * num_local_ranks + local_rank,
+        **options,
+    )
+    torch.set_default_dtype(torch.bfloat16)
+    torch.set_default_device("cuda" if gpu else "cpu")
+    if not gpu:
+        torch.set_num_threads(1)
+    init_seed(seed)
+    return dist.get_rank(), dist.get_world_size(), dist.new_group(list(range(nodes * num_local_ranks)))
+
+
+def dist_print(text: str = "", once_in_node: bool = False) -> None:
+    """Prints (``once_in_node``: on the first rank of each node only), and waits for all ranks."""
+    if not once_in_node or _local_rank == 0:
+        print(text, flush=True)
+    dist.barrier()
+
+
+def get_physical_domain_size(group: Any) -> Tuple[int, int]:
+    """Collective: (nodes, ranks of each), where ranks of a node reach each other's memory."""
+    from ..peers import Peers, device_index
+
+    peers = Peers(group)
+    nodes = peers.num_nodes(device_index(group))
+    return nodes, peers.size // nodes
+
+
+def get_logical_domain_size(group: Any, allow_hybrid_mode: bool = True) -> Tuple[int, int]:
+    """(1, R): this library gives the results of one domain, also between nodes."""
+    return 1, group.size()
+
+
+def check_torch_deterministic() -> None:
+    """AssertionError where PyTorch fills every new tensor, which makes benchmarks meaningless."""
+    filling = torch.are_deterministic_algorithms_enabled() and torch.utils.deterministic.fill_uninitialized_memory
+    assert not filling, "PyTorch fills new tensors: set torch.utils.deterministic.fill_uninitialized_memory to False"
+
+
+def get_nvlink_gbs(factor: float = 0.9) -> float:
+    """GB/s of a GPU's NVLinks in one direction, times what of it can be used."""
+    if not torch.cuda.is_available():
+        return factor * _DEFAULT_NVLINK_GBS
+    return factor * _NVLINK_GBS.get(torch.cuda.get_device_capability()[0], _DEFAULT_NVLINK_GBS)
+
+
+def get_rdma_gbs(nic: Optional[str] = None) -> float:
+    """GB/s of a NIC's first port, by default of EP_NIC_NAME or mlx5_0; 0 where the system knows none."""
+    nic = nic or os.environ.get("EP_NIC_NAME", "mlx5_0")
+    try:
+        with open(f"/sys/class/infiniband/{nic}/ports/1/rate") as file:
+            return float(file.read().split()[0]) / 8
+    except (OSError, ValueError, IndexError):
+        return 0.0
+
+
+def check_fast_rdma_atomic_support(nic: Optional[str] = None) -> bool:
+    """Whether the NIC is there: this library's signals are atomics of 8 bytes, which every mlx5 NIC has."""
+    return get_rdma_gbs(nic) > 0

@@ -1,0 +1,104 @@
+"""Numbers: rounding, comparing, 8-bit rows."""
+
+from __future__ import annotations
+
+from typing import Any, Tuple
+
+import torch
+
+__all__ = [
+    "align",
+    "calc_diff",
+    "ceil_div",
+    "count_bytes",
+    "create_grouped_scores",
+    "hash_tensor",
+    "hash_tensors",
+    "inplace_unique",
+    "per_token_cast_back",
+    "per_token_cast_to_fp8",
+    "safe_div",
+]
+
+_CHANNELS = 128  # of a scale
+_LARGEST_FP8 = 448.0
+_SMALLEST_AMAX = 1e-4
+
+
+def ceil_div(x: int, y: int) -> int:
+    return -(-x // y)
+
+
+def align(x: int, y: int) -> int:
+    """``x`` rounded up to a multiple of ``y``."""
+    return ceil_div(x, y) * y
+
+
+def safe_div(x: float, y: float) -> float:
+    """0 where both are 0."""
+    return 0.0 if x == 0 and y == 0 else x / y
+
+
+def count_bytes(nested: Any) -> int:
+    """Bytes of all tensors in tuples and lists, however deep."""
+    if isinstance(nested, (tuple, list)):
+        return sum(map(count_bytes, nested))
+    return nested.numel() * nested.element_size() if isinstance(nested, torch.Tensor) else 0
+
+
+def calc_diff(x: torch.Tensor, y: torch.Tensor) -> float:
+    """Relative squared difference of the values shifted by one; 0 for equal tensors."""
+    if x.numel() == 0:
+        return 0.0
+    a, b = x.double() + 1, y.double() + 1
+    return (1 - 2 * (a * b).sum() / (a * a + b * b).sum()).item()
+
+
+def per_token_cast_to_fp8(x: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
+    """8-bit rows, and a float32 scale for each 128 channels (the last may be fewer)."""
+    tokens, hidden = x.shape
+    padded = torch.nn.functional.pad(x.float(), (0, align(hidden, _CHANNELS) - hidden))
+    blocks = padded.view(tokens, -1, _CHANNELS)
+    amax = blocks.abs().amax(dim=2).clamp(min=_SMALLEST_AMAX)
+    rows = (blocks * (_LARGEST_FP8 / amax).unsqueeze(2)).to(torch.float8_e4m3fn)
+    return rows.view(tokens, -1)[:, :hidden].contiguous(), amax / _LARGEST_FP8
+
+
+def per_token_cast_back(x: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """bfloat16 rows from 8-bit ones; scales of any strides, float32, or int32 with an exponent in each byte."""
+    tokens, hidden = x.shape
+    if x.numel() == 0:
+        return x.to(torch.bfloat16)
+    if scales.dtype == torch.int32:
+        exponents = scales.contiguous().view(torch.uint8).to(torch.int32).view(tokens, -1)
+        scales = (exponents << 23).view(torch.float32)
+    blocks = ceil_div(hidden, scales.size(1))
+    factors = scales.float().repeat_interleave(blocks, dim=1)[:, :hidden]
+    return (x.float() * factors).to(torch.bfloat16)
+
+
+def hash_tensor(x: torch.Tensor) -> int:
+    """The sum of the tensor's 32-bit words: the order of rows does not matter."""
+    return x.contiguous().flatten().view(torch.int32).to(torch.int64).sum().item()  # type: ignore[return-value]
+
+
+def hash_tensors(*tensors: torch.Tensor) -> int:
+    return sum(map(hash_tensor, tensors))
+
+
+def inplace_unique(x: torch.Tensor, num_slots: int) -> None:
+    """Each row of ``x``: its different values that are not negative, most frequent first, then -1."""
+    counts = torch.zeros((x.size(0), num_slots + 1), dtype=torch.int64, device=x.device)
+    counts.scatter_add_(1, torch.where(x < 0, num_slots, x).to(torch.int64), torch.ones_like(x, dtype=torch.int64))
+    best, values = counts[:, :num_slots].sort(dim=1, descending=True, stable=True)
+    width = min(x.size(1), num_slots)
+    x.fill_(-1)
+    x[:, :width] = torch.where(best > 0, values, -1)[:, :width].to(x.dtype)
+
+
+def create_grouped_scores(scores: torch.Tensor, group_idx: torch.Tensor, num_groups: int) -> torch.Tensor:
+    """``scores`` with 0 for experts of groups that the row of ``group_idx`` does not name."""
+    tokens, experts = scores.shape
+    chosen = torch.zeros((tokens, num_groups), dtype=torch.bool, device=scores.device)
+    chosen.scatter_(1, group_idx.to(torch.int64), True)
+    return scores * chosen.repeat_interleave(experts // num_groups, dim=1)

@@ -1,0 +1,213 @@
+"""deploy/gke: what the scripts would do, what they refuse, and the objects of the networks."""
+
+import importlib.util
+import os
+import pathlib
+import re
+import shlex
+import shutil
+import tempfile
+import unittest
+
+from support import DEPLOY, ROOT, environment, main, run, stand_in
+
+import kustomize
+import strict
+
+GKE = DEPLOY / "gke"
+SETTINGS = dict(
+    line.split("=", 1) for line in (GKE / "env.example").read_text().splitlines() if line and not line.startswith("#")
+)
+
+
+def start(script, *arguments, **changes):
+    settings = {**os.environ, **SETTINGS, **changes}
+    return run([GKE / script, *arguments], env={key: value for key, value in settings.items() if value is not None})
+
+
+def command_of(text):
+    """The words of a printed command, and its flags with their values."""
+    words = shlex.split(text.replace("\\\n", " "))
+    flags = {}
+    for index, word in enumerate(words):
+        if word.startswith("--"):
+            value = words[index + 1] if index + 1 < len(words) and not words[index + 1].startswith("--") else ""
+            flags.setdefault(word, []).append(value)
+    return words, flags
+
+
+class NodePool(unittest.TestCase):
+    def command(self, *arguments, **changes):
+        status, text, errors = start("create-nodepool.sh", "--dry-run", *arguments, **changes)
+        self.assertEqual((status, errors), (0, ""))
+        return command_of(text)
+
+    def test_what_it_asks_for(self):
+        words, flags = self.command()
+        self.assertEqual(words[:6], ["gcloud", "beta", "container", "node-pools", "create", "a4"])
+        self.assertEqual(flags["--machine-type"], ["a4-highgpu-8g"])
+        self.assertEqual(flags["--accelerator"], ["type=nvidia-b200,count=8,gpu-driver-version=default"])
+        self.assertEqual(flags["--num-nodes"], ["2"])
+        self.assertIn("--no-enable-autoupgrade", flags)
+        self.assertEqual(
+            flags["--additional-node-network"],
+            ["network=my-cluster-net-1,subnetwork=my-cluster-sub-1"]
+            + [f"network=my-cluster-rdma-net,subnetwork=my-cluster-rdma-sub-{nic}" for nic in range(8)],
+        )
+
+    def test_flags_win(self):
+        words, flags = self.command("--name", "b", "--nodes", "4", "--image-type", "COS_CONTAINERD", "--autoupgrade")
+        self.assertEqual(words[5], "b")
+        self.assertEqual((flags["--num-nodes"], flags["--image-type"]), (["4"], ["COS_CONTAINERD"]))
+        self.assertIn("--enable-autoupgrade", flags)
+
+    def test_provisioning(self):
+        self.assertIn("--spot", self.command()[1])
+        flags = self.command("--provisioning", "reservation", RESERVATION_NAME="mine")[1]
+        self.assertEqual(flags["--reservation"], ["mine"])
+        self.assertNotIn("--placement-type", flags)
+        self.assertNotIn("--spot", self.command("--provisioning", "on-demand")[1])
+
+    def test_wrong_settings_are_all_said_at_once(self):
+        status, text, errors = start("create-nodepool.sh", "--dry-run", NODES="0", REGION=None, PROVISIONING="free")
+        self.assertEqual((status, text), (2, ""))
+        self.assertIn("create-nodepool.sh: NODES is '0', allowed: such as 2\n", errors)
+        self.assertIn("REGION is not set", errors)
+        self.assertIn("PROVISIONING is 'free', allowed: such as spot, on-demand, reservation", errors)
+        for changes, words in (
+            ({"ZONE": "us-central1-a"}, "is not in REGION"),
+            ({"NODE_VERSION": "1.31.7-gke.1265000"}, "1.32 or later"),
+            ({"PROVISIONING": "reservation"}, "RESERVATION_NAME names none"),
+            ({"CLUSTER_NAME": "a b; reboot"}, "CLUSTER_NAME is 'a b; reboot'"),
+        ):
+            with self.subTest(changes):
+                status, _, errors = start("create-nodepool.sh", "--dry-run", **changes)
+                self.assertEqual(status, 2)
+                self.assertIn(words, errors)
+
+    def test_unknown_arguments(self):
+        for script in ("create-nodepool.sh", "delete-nodepool.sh", "create-networks.sh"):
+            status, _, errors = start(script, "--wrong")
+            self.assertEqual(status, 2)
+            self.assertRegex(errors, rf"^{script}: '--wrong' is unknown, allowed: ")
+        self.assertEqual(start("create-nodepool.sh", "--nodes")[0], 2)
+
+    def test_gcloud_knows_every_flag(self):
+        if shutil.which("gcloud") is None:
+            self.skipTest("there is no gcloud to ask")
+        words, _ = command_of(start("create-nodepool.sh", "--dry-run")[1])
+        # It understands --flag=value only.
+        text = re.sub(r"(--[-a-z]+) (?!--)(\S+)", r"\1=\2", " ".join(words))
+        status, answer, _ = run(["gcloud", "meta", "lint-gcloud-commands", "--command-string", text])
+        found = re.search(r'"success": (\w+)', answer)
+        if status != 0 or not found:
+            self.skipTest("this gcloud does not check commands")
+        self.assertEqual(found[1], "true", answer[-2000:])
+
+    def test_delete(self):
+        words, flags = command_of(start("delete-nodepool.sh", "--yes", "--dry-run")[1])
+        self.assertEqual(words[:5], ["gcloud", "container", "node-pools", "delete", "a4"])
+        self.assertIn("--quiet", flags)
+        self.assertNotIn("--quiet", start("delete-nodepool.sh", "--dry-run")[1])
+
+
+class Networks(unittest.TestCase):
+    def test_the_file_is_what_the_script_prints(self):
+        self.assertEqual(start("networks.sh"), (0, (GKE / "networks.yaml").read_text(), ""))
+
+    def test_valid_and_fitting(self):
+        objects = kustomize.documents(GKE / "networks.yaml")
+        self.assertEqual([p for d in objects for p in strict.problems_of(d)], [])
+        names = {kind: [d["metadata"]["name"] for d in objects if d["kind"] == kind] for kind in ("Network", "GKENetworkParamSet")}
+        self.assertEqual(names["Network"], ["gvnic-1"] + [f"rdma-{nic}" for nic in range(8)])
+        self.assertEqual(names["Network"], names["GKENetworkParamSet"])
+        for document in objects:
+            if document["kind"] == "Network":
+                self.assertEqual(document["spec"]["parametersRef"]["name"], document["metadata"]["name"])
+        # The same subnets as the node pool's.
+        _, flags = command_of(start("create-nodepool.sh", "--dry-run")[1])
+        pairs = [f"network={d['spec']['vpc']},subnetwork={d['spec']['vpcSubnet']}" for d in objects if d["kind"] != "Network"]
+        self.assertEqual(pairs, flags["--additional-node-network"])
+
+    def test_creation_makes_what_the_pool_names(self):
+        text = start("create-networks.sh", "--dry-run")[1]
+        for kind in ("net-1", "rdma-net"):
+            self.assertIn(f"networks create my-cluster-{kind}", text)
+        for subnet in ["sub-1"] + [f"rdma-sub-{nic}" for nic in range(8)]:
+            self.assertIn(f"subnets create my-cluster-{subnet} ", text)
+        ranges = re.findall(r"--range (\S+)", text)
+        self.assertEqual((len(ranges), len(set(ranges))), (9, 9))
+
+    def test_creation_leaves_what_is_there(self):
+        with tempfile.TemporaryDirectory() as folder:
+            folder = pathlib.Path(folder)
+            stand_in(folder / "bin", "gcloud", f'echo "$*" >>{folder}/calls\n[[ "$*" != *describe*rdma-sub-3* ]]\n')
+            status, text, _ = run([GKE / "create-networks.sh"], env=environment(folder / "bin", **SETTINGS))
+            self.assertEqual(status, 0)
+            created = [line for line in (folder / "calls").read_text().splitlines() if " create " in line]
+            self.assertEqual(len(created), 1)
+            self.assertIn("my-cluster-rdma-sub-3", created[0])
+            self.assertIn("subnets my-cluster-rdma-sub-2: it is there", text)
+
+
+class Environment(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.bin = pathlib.Path(folder.name) / "bin"
+        for name in ("gcloud", "kubectl"):
+            stand_in(self.bin, name, "")
+
+    def check(self, **changes):
+        settings = {**SETTINGS, **changes}
+        return run([GKE / "check-env.sh"], env=environment(self.bin, **settings))
+
+    def test_the_example_passes(self):
+        status, text, errors = self.check()
+        self.assertEqual((status, errors), (0, ""))
+        self.assertIn("2 nodes a4-highgpu-8g as pool a4", text)
+
+    def test_each_variable_is_checked(self):
+        optional = {"RESERVATION_NAME", "GCS_BUCKET"}
+        for name in SETTINGS:
+            with self.subTest(name):
+                wrong = self.check(**{name: "NO GOOD"})
+                missing = self.check(**{name: ""})
+                if name != "RESERVATION_NAME":
+                    self.assertEqual(wrong[0], 2)
+                    self.assertIn(name, wrong[2])
+                self.assertEqual(missing[0], 0 if name in optional else 2)
+        self.assertIn("allowed: one that stays", self.check(IMAGE_TAG="latest")[2])
+
+
+class CloudBuild(unittest.TestCase):
+    def test_it_fits_the_project(self):
+        [config] = kustomize.documents(GKE / "cloudbuild.yaml")
+        self.assertEqual(set(config), {"steps", "images", "substitutions", "timeout", "options"})
+        self.assertEqual((config["timeout"], config["options"]["machineType"]), ("7200s", "E2_HIGHCPU_32"))
+        text = (GKE / "cloudbuild.yaml").read_text()
+        used = set(re.findall(r"\$\{(_[A-Z]+)\}", text))
+        self.assertEqual(used, set(config["substitutions"]))
+        for step in config["steps"]:
+            self.assertLessEqual(set(step), {"id", "name", "entrypoint", "args"})
+            self.assertTrue(all(isinstance(word, str) for word in step["args"]))
+            self.assertTrue((ROOT / step["args"][0]).exists(), step["args"][0])
+
+    def test_as_gcloud_reads_it(self):
+        library = pathlib.Path("/usr/lib/google-cloud-sdk/lib")
+        if not library.exists() or importlib.util.find_spec("googlecloudsdk"):
+            self.skipTest("there is no gcloud to read it with")
+        program = (
+            "import sys; sys.path[:0] = sys.argv[1:3]\n"
+            "from googlecloudsdk.api_lib.cloudbuild import config\n"
+            "from googlecloudsdk.api_lib.cloudbuild import cloudbuild_util\n"
+            "build = config.LoadCloudbuildConfigFromPath(sys.argv[3], cloudbuild_util.GetMessagesModule(), params={'_TAG': 'v9'})\n"
+            "print(len(build.steps), build.images[0], build.timeout)\n"
+        )
+        status, text, errors = run(["python3", "-c", program, library, library / "third_party", GKE / "cloudbuild.yaml"])
+        if status != 0:
+            self.skipTest(f"this gcloud's library does not load: {errors.splitlines()[-1]}")
+        self.assertEqual(text.split(), ["2", "${_REGISTRY}/deep-ep:${_TAG}", "7200s"])
+
+
+main()

@@ -1,0 +1,60 @@
+// The contents of what launchers tell each other.
+#pragma once
+
+#include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
+
+namespace deep_ep::tools {
+
+/// A node's launcher about itself.
+struct Hello {
+  std::string version;
+  int node = 0;   ///< as the scheduler says
+  int nodes = 0;  ///< 0: started by ssh, and told nothing
+  int ranks = 0;
+  std::string host;
+  std::string topology;
+};
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Hello, version, node, nodes, ranks, host, topology)
+
+/// To a node: the ranks it shall start.
+struct Assignment {
+  int node = 0;
+  int nodes = 1;
+  int first_rank = 0;
+  int ranks = 0;
+  int world_size = 0;
+  std::string master;
+  int port = 0;
+};
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Assignment, node, nodes, first_rank, ranks, world_size, master, port)
+
+/// From a node: what ended badly. Rank -1: all of the node, for a reason in words.
+struct Failure {
+  int status = 1;
+  int rank = -1;
+  std::string text;
+};
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Failure, status, rank, text)
+
+/// To a node: how the run has ended.
+struct Verdict {
+  int status = 0;
+  std::string text;
+  bool at_once = false;  ///< nobody wants to wait for ranks that end in their own time
+};
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Verdict, status, text, at_once)
+
+template <class T>
+std::string to_words(const T& value) {
+  return nlohmann::json(value).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+}
+
+/// Throws nlohmann::json::exception where it is not a T.
+template <class T>
+T from_words(std::string_view text) {
+  return nlohmann::json::parse(text).get<T>();
+}
+
+}  // namespace deep_ep::tools

@@ -20,8 +20,6 @@ HOST_FOLDERS = {
     "/home/kubernetes/bin/deep_ep",
 }
 SSHD_NEEDS = {"SETUID", "SETGID", "SYS_CHROOT"}
-# The launcher reads these; they are no variables of the library.
-LAUNCHER_VARIABLES = {"DEEP_EP_NODES"}
 
 
 def name_of(document):
@@ -219,7 +217,7 @@ def container_problems(where, container, variables):
         name = item["name"]
         if names.count(name) > 1:
             yield f"{where}: {name} is set twice"
-        if name.startswith("DEEP_EP_") and variables is not None and name not in variables | LAUNCHER_VARIABLES:
+        if name.startswith("DEEP_EP_") and variables is not None and name not in variables:
             yield f"{where}: the variable {name} is unknown"
         if re.search(r"TOKEN|PASSWORD|SECRET", name) and "value" in item:
             yield f"{where}: {name} is written out"

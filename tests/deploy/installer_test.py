@@ -3,10 +3,11 @@
 import json
 import os
 import pathlib
+import shutil
 import tempfile
 import unittest
 
-from support import DEPLOY, main, run
+from support import DEPLOY, main, run, tool
 
 import kustomize
 
@@ -110,6 +111,16 @@ class Installer(unittest.TestCase):
         self.assertEqual(status, 1)
         self.assertIn("[1/5] image: fail:", text)
         self.assertEqual(self.names(), [])
+
+    def test_the_real_program(self):
+        """Its version is one that the script finds, and its doctor answers."""
+        link = self.top / "bundle/bin/deep_ep"
+        link.unlink()
+        shutil.copy(tool(), link)
+        status, text, errors = self.start()
+        self.assertEqual((status, errors), (0, ""), text)
+        self.assertRegex(text, r"(?m)^\[1/5\] image holds \d+\.\d+\.\d+\S*: ok$")
+        self.assertRegex(self.annotations()["deep-ep/verdict"], r"^(usable|not usable: .*\w.*)$")
 
     def test_unwritable_folder(self):
         self.host.rmdir()

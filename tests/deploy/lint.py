@@ -17,11 +17,10 @@ HOST_FOLDERS = {
     "/dev/nvidiactl",
     "/dev/nvidia-uvm",
     "/home/kubernetes/bin/nvidia",
+    "/home/kubernetes/bin/gib",
     "/home/kubernetes/bin/deep_ep",
 }
 SSHD_NEEDS = {"SETUID", "SETGID", "SYS_CHROOT"}
-# The launcher reads these; they are no variables of the library.
-LAUNCHER_VARIABLES = {"DEEP_EP_NODES"}
 
 
 def name_of(document):
@@ -186,7 +185,7 @@ def volume_problems(name, spec):
                 yield f"{name}: container {container['name']} mounts two volumes at {mount['mountPath']}"
             paths.add(mount["mountPath"])
             host = volumes[mount["name"]].get("hostPath", {}).get("path")
-            if host == "/home/kubernetes/bin/nvidia" and not mount.get("readOnly"):
+            if host in ("/home/kubernetes/bin/nvidia", "/home/kubernetes/bin/gib") and not mount.get("readOnly"):
                 yield f"{name}: container {container['name']} can write the driver's folder"
     for volume in volumes:
         if volume not in mounted:
@@ -219,7 +218,7 @@ def container_problems(where, container, variables):
         name = item["name"]
         if names.count(name) > 1:
             yield f"{where}: {name} is set twice"
-        if name.startswith("DEEP_EP_") and variables is not None and name not in variables | LAUNCHER_VARIABLES:
+        if name.startswith("DEEP_EP_") and variables is not None and name not in variables:
             yield f"{where}: the variable {name} is unknown"
         if re.search(r"TOKEN|PASSWORD|SECRET", name) and "value" in item:
             yield f"{where}: {name} is written out"

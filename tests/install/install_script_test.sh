@@ -88,9 +88,9 @@ tree p | diff second - || fail "a broken package changed the installation"
 refuses 1 "check what is installed: failed: .*not here; 2.0-gdef is in use again" --from halfway.tar.gz --prefix "$work/p"
 [ "$(p/bin/deep_ep --version | sed -n 1p)" = 2.0-gdef ] || fail "the old version is not back"
 
-# Killed before each of its commands: the old version runs, and the next run leaves the same tree as if nothing had been.
+# Killed before each command that changes something: the old version runs, and the next run leaves the same tree as if nothing had been.
 mkdir stubs
-for command in mkdir mktemp tar chmod find sort sha256sum cp mv ln rm cmp readlink; do
+for command in mkdir mktemp tar chmod cp mv ln rm; do
   real=$(command -v $command)
   cat >stubs/$command <<STUB
 #!/bin/sh
@@ -119,7 +119,7 @@ for ((at = 1; ; ++at)); do
   # Every run starts from the old version, and from what the one before left.
   [ "$version" = 1.0-gabc ] || "$install" --from one.tar.gz --prefix "$work/p" >out
 done 2>/dev/null
-[ $kills -gt 20 ] || fail "only $kills commands were cut off"
+[ $kills -gt 12 ] || fail "only $kills commands were cut off"
 "$install" --from one.tar.gz --prefix "$work/p" >out
 tree p | diff first - || fail "something of the killed runs is left"
 

@@ -124,7 +124,7 @@ class Nodes(unittest.TestCase):
         self.started = []
         Nodes.port += 10
         ssh = self.folder / "ssh"
-        ssh.write_text('#!/bin/sh\necho "welcome to $1"\nexec ip netns exec "$1" sh -c "$2"\n')
+        ssh.write_text('#!/bin/sh\nhost=$1; shift\necho "welcome to $host"\nexec ip netns exec "$host" sh -c "$*"\n')
         ssh.chmod(0o755)
         (self.folder / "meet.py").write_text(MEET)
 
@@ -318,6 +318,21 @@ class Nodes(unittest.TestCase):
         status, _, err = self.end(self.start_pod(1, "--join-timeout", "0.3", "--", "true"))
         self.assertEqual(status, 1, err)
         self.assertIn(f"called the first node at {ADDRESS(1)} port {self.port + 2} for 0.3 s: Connection refused", err)
+
+    @unittest.skipUnless(shutil.which("mpirun"), "there is no mpirun")
+    def test_mpirun_starts_the_launchers(self):
+        (self.folder / "agent").symlink_to("ssh")  # to what is called ssh, mpirun gives an option of ssh
+        for command, expected in ((("python3", "meet.py"), 0), (("sh", "-c", "exit $((20 + RANK))"), None)):
+            mpirun = ["mpirun", "--allow-run-as-root", "--host", f"{ADDRESS(1)},{ADDRESS(2)}", "--map-by", "ppr:1:node",
+                      "--mca", "plm_rsh_agent", str(self.folder / "agent"), "-x", f"MASTER_ADDR={ADDRESS(1)}", "-x",
+                      f"MASTER_PORT={self.port}", TOOL, "launch", "--scheduler", "auto", "--ranks", "2", "--", *command]
+            result = subprocess.run(["ip", "netns", "exec", ADDRESS(1), *mpirun], cwd=self.folder, capture_output=True,
+                                    text=True, timeout=PATIENCE, stdin=subprocess.DEVNULL)
+            if expected == 0:
+                self.assertEqual(result.returncode, 0, result.stderr)
+                self.assertEqual(result.stdout.count("has met 3 others"), 4, result.stdout)
+            else:
+                self.assertIn(result.returncode, range(20, 24), result.stderr)
 
     def test_benchmarks_under_two_launchers(self):
         # Side by side, as they take a few seconds each; see above why on one network.

@@ -101,10 +101,10 @@ std::string to_helm(const Environment& environment, const Profile* profile) {
   std::string text = heading(environment, profile);
   if (const std::string note = script_note(environment); !note.empty()) text += fmt::format("# {}\n", note);
   const std::vector<Assignment> assignments = to_set(environment);
-  if (assignments.empty()) return text + "env: {}\n";
-  text += "env:\n";
+  if (assignments.empty()) return text + "workload:\n  env: {}\n";
+  text += "workload:\n  env:\n";
   for (const Assignment& assignment : assignments) {
-    text += fmt::format("  # {}\n  {}: {}\n", one_line(assignment.source), assignment.name,
+    text += fmt::format("    # {}\n    {}: {}\n", one_line(assignment.source), assignment.name,
                         quoted_for_yaml(assignment.value));
   }
   return text;

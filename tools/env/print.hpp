@@ -11,7 +11,7 @@ namespace deep_ep::tools {
 std::string to_shell(const Environment& environment, const Profile* profile);
 /// Items of the list `env` of a container.
 std::string to_yaml(const Environment& environment, const Profile* profile);
-/// Values of a chart: a map `env`.
+/// Values of the chart deploy/helm/deep-ep-testbed: the map `workload.env`.
 std::string to_helm(const Environment& environment, const Profile* profile);
 /// Every variable with its value and where that comes from, defaults as well.
 std::string explain(const Environment& environment);

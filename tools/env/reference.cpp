@@ -52,6 +52,7 @@ std::optional<Finding> diagnosis(const Other& other) {
   patient.environment = [&](std::string_view name) -> std::optional<std::string> {
     return name == other.name ? std::optional<std::string>(other.value) : std::nullopt;
   };
+  patient.variable_names = {std::string(other.name)};
   Findings findings;
   check_variables(patient, findings);
   for (const Finding& finding : findings) {
@@ -106,7 +107,7 @@ constexpr std::string_view kScripts =
 ```sh
 deep_ep env --format shell > deep_ep_env.sh      # what is set or found here, to source; any number of times
 deep_ep env --profile gke-a4 --nccl --format yaml   # for the `env` of a container; NCCL's variables as well
-deep_ep env --profile infiniband --format helm   # for the values of a chart
+deep_ep env --profile infiniband --format helm   # values for deploy/helm/deep-ep-testbed: helm install -f
 deep_ep env --profile gke-a4 --explain           # every value, and where it comes from
 ```
 

@@ -1,0 +1,12 @@
+#!/usr/bin/env bash
+# Scripts that users run, by shellcheck and shfmt.
+# usage: lint_test.sh SOURCE_DIR
+set -euo pipefail
+cd "$1"
+for tool in shellcheck shfmt; do
+  command -v $tool >/dev/null || { echo "SKIPPED: $tool is not installed (scripts/setup --deploy)" && exit 77; }
+done
+files=(install.sh scripts/deep_ep-host-tune scripts/package image/build image/rootfs tests/install/*.sh)
+shellcheck "${files[@]}"
+shfmt -i 2 -ci -d "${files[@]}"
+echo "${#files[@]} scripts"

@@ -8,85 +8,23 @@
 #include <string>
 #include <vector>
 
-#include "csrc/buffer/buffer_plan.hpp"
-#include "csrc/rdma/ring/ring_memory.hpp"
-#include "csrc/rdma/verbs/devx/devx_device.hpp"
 #include "csrc/support/format.hpp"
 #include "deep_ep/buffer.hpp"
 #include "deep_ep/error.hpp"
 #include "kernels/common/limits.hpp"
 #include "tools/commands.hpp"
+#include "tools/common/buffer_sizes.hpp"
 #include "tools/common/json_output.hpp"
 
 namespace deep_ep::tools {
 namespace {
 
-struct SizeOptions {
-  int ranks = 8;
-  int ranks_per_node = 8;
-  std::int64_t tokens = 4096;
-  int low_latency_tokens = 128;
-  std::int64_t hidden = 7168;
-  int topk = 8;
-  int experts = 256;
-  std::string dtype = "bf16";
+struct SizeCommand : BufferSizes {
   int sms = 0;
   bool json = false;
-
-  int nodes() const { return ranks / ranks_per_node; }
 };
 
-/// A buffer that a program may make.
-struct SizedBuffer {
-  std::string mode;
-  BufferOptions options;
-  BufferPlan plan;
-
-  /// Bytes that NICs read and write: the heap, where there is a NIC to use.
-  std::size_t registered_bytes() const { return plan.queue_pairs() == 0 ? 0 : plan.layout.bytes(); }
-  /// Of the rings of queue pairs, as the handler `gpu` has them; others take less.
-  std::size_t ring_bytes() const {
-    const auto depth = rdma::ConnectionOptions{}.depth;
-    return plan.queue_pairs() * rdma::RingLayout::of(depth, rdma::verbs::devx::kRingAlignment).bytes;
-  }
-  std::size_t received_bytes() const { return plan.layout.bytes() - plan.layout.arena_at(); }
-  std::size_t signal_bytes() const { return plan.layout.control.bytes() + plan.layout.internode.bytes; }
-};
-
-SizedBuffer sized(const std::string& mode, const BufferOptions& options, int ranks, int ranks_per_node) {
-  return {mode, options, BufferPlan::make(options, NodeMembership::of_consecutive(0, ranks, ranks_per_node))};
-}
-
-std::vector<SizedBuffer> size_buffers(const SizeOptions& size) {
-  const bool wide = size.dtype == "bf16";
-  BufferOptions none;
-  none.max_local_experts = std::max(none.max_local_experts, size.experts / size.ranks);
-  none.low_latency.rails = asked_for_rails(none.low_latency.rails);
-  const auto normal_mode = [&](int ranks) {
-    BufferOptions options = none;
-    options.heap_bytes =
-        Buffer::heap_bytes_hint(ranks, size.tokens, wide ? 2 * size.hidden : size.hidden, size.topk, wide ? 0 : -1);
-    return options;
-  };
-  const auto with_low_latency = [&](BufferOptions options) {
-    options.low_latency.bytes =
-        Buffer::low_latency_bytes_hint(size.low_latency_tokens, size.hidden, size.ranks, size.experts);
-    return options;
-  };
-
-  std::vector<SizedBuffer> buffers;
-  buffers.push_back(sized("intranode", normal_mode(size.ranks_per_node), size.ranks_per_node, size.ranks_per_node));
-  if (size.nodes() > 1) buffers.push_back(sized("internode", normal_mode(size.ranks), size.ranks, size.ranks_per_node));
-  if (size.low_latency_tokens == 0) return buffers;
-  // Its calls need nothing of the heap beside their own part.
-  BufferOptions smallest = none;
-  smallest.heap_bytes = Buffer::heap_bytes_for(size.ranks, 0);
-  buffers.push_back(sized("low_latency", with_low_latency(smallest), size.ranks, size.ranks_per_node));
-  buffers.push_back(sized("all", with_low_latency(normal_mode(size.ranks)), size.ranks, size.ranks_per_node));
-  return buffers;
-}
-
-int sms_of(const SizeOptions& size, const Config& config) { return size.sms != 0 ? size.sms : config.num_sms; }
+int sms_of(const SizeCommand& size, const Config& config) { return size.sms != 0 ? size.sms : config.num_sms; }
 
 nlohmann::json buffer_json(const SizedBuffer& buffer) {
   const HeapLayout& layout = buffer.plan.layout;
@@ -107,7 +45,7 @@ nlohmann::json buffer_json(const SizedBuffer& buffer) {
           {"ring_bytes", buffer.ring_bytes()}};
 }
 
-void print_as_json(const SizeOptions& size, const std::vector<SizedBuffer>& buffers) {
+void print_as_json(const SizeCommand& size, const std::vector<SizedBuffer>& buffers) {
   nlohmann::json all = nlohmann::json::array();
   for (const SizedBuffer& buffer : buffers) all.push_back(buffer_json(buffer));
   print_json({{"ranks", size.ranks},
@@ -125,7 +63,7 @@ void print_as_json(const SizeOptions& size, const std::vector<SizedBuffer>& buff
               {"buffers", all}});
 }
 
-void print_as_table(const SizeOptions& size, const std::vector<SizedBuffer>& buffers) {
+void print_as_table(const SizeCommand& size, const std::vector<SizedBuffer>& buffers) {
   fmt::print("On each of {} ranks, {} a node: {} tokens of {} channels ({}), top-{} of {} experts", size.ranks,
              size.ranks_per_node, size.tokens, size.hidden, size.dtype, size.topk, size.experts);
   fmt::print("; low-latency calls of {} tokens\n\n", size.low_latency_tokens);
@@ -148,7 +86,7 @@ void print_as_table(const SizeOptions& size, const std::vector<SizedBuffer>& buf
              sms_of(size, Config::dispatch_default(size.ranks)), sms_of(size, Config::combine_default(size.ranks)));
 }
 
-int run_size(SizeOptions size) {
+int run_size(SizeCommand size) {
   size.ranks_per_node = std::min(size.ranks_per_node, size.ranks);
   if (size.ranks % size.ranks_per_node != 0) {
     throw InvalidArgument(
@@ -166,7 +104,7 @@ int run_size(SizeOptions size) {
 
 void add_size_command(CLI::App& app, Action& action) {
   CLI::App* command = app.add_subcommand("size", "Print what buffers take, before anything is allocated");
-  auto size = std::make_shared<SizeOptions>();
+  auto size = std::make_shared<SizeCommand>();
   const auto add = [&](const char* name, auto& value, const char* help) {
     return command->add_option(name, value, help)->capture_default_str();
   };

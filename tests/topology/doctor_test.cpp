@@ -26,10 +26,10 @@ TEST_F(Doctor, AHealthyMachineHasNothingWorseThanOk) {
   for (const Finding& finding : found) {
     if (finding.verdict != Verdict::skip) checks += finding.id + ":" + finding.check + " ";
   }
-  EXPECT_EQ(
-      checks,
-      "D1:driver D2:gpu D3:locked_memory D3:open_files D4:nic D5:gid D6:map D7:libraries D8:registration D9:doorbell "
-      "D10:device_file ");
+  EXPECT_EQ(checks,
+            "D1:driver D2:gpu D3:locked_memory D3:open_files D3:shared_memory D4:nic D5:gid D6:map D7:libraries "
+            "D8:registration D9:doorbell "
+            "D10:device_file D11:google D17:losses D19:queue_pairs D20:buffers D23:compiler D24:known_bad ");
   EXPECT_TRUE(to_text(found).ends_with("0 errors, 0 warnings\n")) << to_text(found);
   const std::string text = machine_text(patient());
   EXPECT_NE(text.find("GPU 7 (0000:44:00.0) -> mlx5_7 port 1, 400 Gb/s, GID 3 (RoCE v2, 10.0.7.1, eth8), PIX"),
@@ -326,6 +326,7 @@ TEST_F(DoctorCounters, OnlyNicsOfVisibleGpusCount) {
 }
 
 TEST_F(DoctorCounters, OneLagsBehindAndOneLosesPackets) {
+  count(4, "counters/port_xmit_discards", 9);
   const auto before = read_counters(patient());
   for (int nic = 0; nic < 7; ++nic) count(nic, "counters/port_rcv_data", 1000 + 262144);
   count(7, "counters/port_rcv_data", 1000 + 65536);

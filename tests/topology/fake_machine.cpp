@@ -62,14 +62,13 @@ std::string FakeMachine::add_pci(const std::string& parent, const std::string& a
 }
 
 void FakeMachine::add_gpu(const std::string& parent, const std::string& address, int index, int numa_node,
-                          bool known_to_driver) const {
+                          bool known_to_driver, const std::string& model) const {
   add_pci(parent, address, "0x10de", "0x030200", "nvidia", numa_node);
   if (!known_to_driver) return;
   write("/proc/driver/nvidia/gpus/" + address + "/information",
-        fmt::format(
-            "Model: \t\t NVIDIA B200\nIRQ:   \t\t 16\nGPU UUID: \t {}\nVideo BIOS: \t 97.00\nBus Location: \t {}\n"
-            "Device Minor: \t {}",
-            gpu_uuid(index), address, index));
+        fmt::format("Model: \t\t {}\nIRQ:   \t\t 16\nGPU UUID: \t {}\nVideo BIOS: \t 97.00\nBus Location: \t {}\n"
+                    "Device Minor: \t {}",
+                    model, gpu_uuid(index), address, index));
 }
 
 void FakeMachine::add_nic(const FakeNic& nic) const {
@@ -86,9 +85,10 @@ void FakeMachine::add_nic(const FakeNic& nic) const {
   write(port + "/phys_state", nic.physical_state);
   write(port + "/rate", nic.rate);
   write(port + "/link_layer", nic.link_layer);
-  for (const char* counter : {"port_xmit_data", "port_rcv_data", "port_xmit_discards"}) {
+  for (const char* counter : {"port_xmit_data", "port_rcv_data", "port_rcv_packets"}) {
     write(fmt::format("{}/counters/{}", port, counter), "1000");
   }
+  write(port + "/counters/port_xmit_discards", "0");
   write(port + "/hw_counters/out_of_sequence", "0");
   for (std::size_t i = 0; i < nic.gids.size(); ++i) {
     write(fmt::format("{}/gids/{}", port, i), nic.gids[i].gid);
@@ -118,6 +118,11 @@ namespace {
 
 void write_software(const FakeMachine& machine) {
   machine.write("/proc/sys/kernel/osrelease", "6.14.0-1021-gcp");
+  machine.write("/proc/sys/kernel/hostname", "node-0");
+  machine.write("/proc/sys/kernel/random/boot_id", "11111111-2222-3333-4444-555555555555");
+  machine.write("/etc/os-release", "NAME=Ubuntu\nPRETTY_NAME=\"Ubuntu 24.04.3 LTS\"");
+  machine.write("/sys/class/dmi/id/product_name", "Google Compute Engine");
+  machine.write("/proc/mounts", "tmpfs / tmpfs rw 0 0\ntmpfs /dev/shm tmpfs rw,nosuid,size=263192576k 0 0");
   machine.write("/proc/driver/nvidia/version",
                 "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.126.09  Release Build\nGCC version: 13");
   machine.write("/sys/module/nvidia/version", "580.126.09");
@@ -143,7 +148,7 @@ void write_software(const FakeMachine& machine) {
 
 void write_healthy_machine(const FakeMachine& machine, const MachineOptions& options) {
   write_software(machine);
-  for (int pair = 0; pair < 4; ++pair) {
+  for (int pair = 0; pair < options.pairs; ++pair) {
     const int bus = 0x10 * (pair + 1);
     // Below the switch's upstream port: a downstream port for every device.
     const auto port = [&](int number) {
@@ -152,7 +157,7 @@ void write_healthy_machine(const FakeMachine& machine, const MachineOptions& opt
     const auto address = [&](int number) { return fmt::format("0000:{:02x}:00.0", bus + 3 + number); };
     for (int i = 0; i < 2; ++i) {
       const int index = 2 * pair + i;
-      if (options.with_gpus) machine.add_gpu(port(i), address(i), index, pair / 2);
+      if (options.with_gpus) machine.add_gpu(port(i), address(i), index, pair / 2, true, options.model);
       const auto at = static_cast<std::size_t>(index);
       if (!options.with_nics || at >= options.nic_names.size()) continue;
       FakeNic nic;
@@ -161,9 +166,26 @@ void write_healthy_machine(const FakeMachine& machine, const MachineOptions& opt
       nic.uverbs = fmt::format("uverbs{}", index);
       nic.netdev = fmt::format("eth{}", index + 1);
       nic.gids = roce_gids(fmt::format("0a00:{:02x}01", index));
+      if (options.infiniband) {
+        nic.link_layer = "InfiniBand";
+        nic.gids = {{fmt::format("fe80:0000:0000:0000:a088:c203:00f0:{:04x}", index + 1), "IB/RoCE v1"}};
+      }
       machine.add_nic(nic);
     }
   }
+}
+
+void write_gb200_machine(const FakeMachine& machine) {
+  write_healthy_machine(machine, {.pairs = 2, .model = "NVIDIA GB200"});
+  machine.write("/dev/nvidia-caps-imex-channels/channel0", "");
+}
+
+void write_h200_machine(const FakeMachine& machine) {
+  write_healthy_machine(machine, {.model = "NVIDIA H200", .infiniband = true});
+  machine.remove("/sys/class/dmi");
+  machine.write("/etc/os-release", "PRETTY_NAME=\"Debian GNU/Linux 12 (bookworm)\"");
+  machine.write("/proc/sys/kernel/osrelease", "6.1.0-18-amd64");
+  for (int i = 0; i < 4; ++i) machine.write(fmt::format("/proc/driver/nvidia-nvswitch/devices/0000:0{}:00.0", i), "");
 }
 
 }  // namespace deep_ep::test

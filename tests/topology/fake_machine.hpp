@@ -49,7 +49,7 @@ class FakeMachine {
                       const std::string& device_class, const std::string& driver, int numa_node) const;
   /// `known_to_driver`: false for a GPU of another container, which only sysfs shows.
   void add_gpu(const std::string& parent, const std::string& address, int index, int numa_node,
-               bool known_to_driver = true) const;
+               bool known_to_driver = true, const std::string& model = "NVIDIA B200") const;
   void add_nic(const FakeNic& nic) const;
 
  private:
@@ -67,11 +67,20 @@ struct MachineOptions {
   std::vector<std::string> nic_names = {"mlx5_0", "mlx5_1", "mlx5_2", "mlx5_3", "mlx5_4", "mlx5_5", "mlx5_6", "mlx5_7"};
   bool with_gpus = true;
   bool with_nics = true;
+  int pairs = 4;  ///< PCIe switches
+  std::string model = "NVIDIA B200";
+  bool infiniband = false;
 };
 
 /// 8 GPUs and 8 RoCE NICs of 400 Gb/s; pairs of GPUs share a PCIe switch with a pair of NICs, two pairs per NUMA node.
 /// With a driver, libraries, limits and privileges that let everything work.
 void write_healthy_machine(const FakeMachine& machine, const MachineOptions& options = {});
+
+/// 4 GB200 and 4 RoCE NICs of 400 Gb/s on an Arm machine, with an IMEX channel.
+void write_gb200_machine(const FakeMachine& machine);
+
+/// 8 H200 and 8 InfiniBand NICs of 400 Gb/s on a bare machine, with NVSwitches.
+void write_h200_machine(const FakeMachine& machine);
 
 /// The folder in sysfs of the PCIe switch of pair 0 to 3.
 std::string switch_folder(int pair);

@@ -12,6 +12,7 @@
 #include "csrc/support/environment.hpp"
 #include "csrc/topology/gpus.hpp"
 #include "csrc/topology/system_root.hpp"
+#include "tools/common/buffer_sizes.hpp"
 #include "tools/doctor/build.hpp"
 #include "tools/doctor/nvml.hpp"
 #include "tools/doctor/report.hpp"
@@ -22,6 +23,7 @@ namespace deep_ep::tools {
 struct Patient {
   topology::SystemRoot root;
   deep_ep::environment::Source environment;
+  std::vector<std::string> variable_names;  ///< of those that are set
   std::vector<environment::Unknown> unknown_variables;
   std::vector<topology::Gpu> gpus;
   std::vector<rdma::Nic> nics;
@@ -29,6 +31,8 @@ struct Patient {
   rdma::NicMap map;
   BuiltFor build = built_for();
   std::optional<std::vector<LiveGpu>> live_gpus;  ///< where the driver was asked: on this machine, and not in a hurry
+  BufferSizes run;                                ///< what memory and queues are counted for
+  int pid = 0;                                    ///< of a process whose libraries are looked at; 0: none
   std::string refused;  ///< a wrong variable of the library's own: settings are the defaults then
 };
 /// `names`: of the variables that are set.
@@ -59,6 +63,29 @@ void check_doorbell(const Patient& patient, Findings& findings);
 void check_device_files(const Patient& patient, Findings& findings);
 /// D12. Variables of this library and of others: which are in effect, which are not, which are harmful.
 void check_variables(const Patient& patient, Findings& findings);
+
+/// D11. Google's plugin for NCCL, and the pod's RDMA networks.
+void check_gke(const Patient& patient, Findings& findings);
+/// D13. RANK, WORLD_SIZE, ...: do they fit together, and do they mean nodes or processes?
+void check_ranks(const Patient& patient, Findings& findings);
+/// D14. Does MASTER_ADDR resolve, and answer? Of this machine only; waits for 4 s at most.
+void check_master(const Patient& patient, Findings& findings);
+/// D17. What NICs have counted since their driver was loaded that should not happen.
+void check_counters(const Patient& patient, Findings& findings);
+/// D18. Libraries of which the process has two copies.
+void check_process(const Patient& patient, Findings& findings);
+/// D19. Queue pairs and doorbell pages that the run needs of each NIC.
+void check_queues(const Patient& patient, Findings& findings);
+/// D20. Buffers of the run against the memory of a GPU.
+void check_memory(const Patient& patient, Findings& findings);
+/// D21. Where the node is, in the words of the cluster.
+void check_node_labels(const Patient& patient, Findings& findings);
+/// D23. Nothing is compiled at run time.
+void check_compiler(const Patient& patient, Findings& findings);
+/// D24. Releases known for trouble.
+void check_known_bad(const Patient& patient, Findings& findings);
+/// A part of D6: PCIe bridges that redirect what passes between GPU and NIC.
+void check_acs(const Patient& patient, Findings& findings);
 
 /// All of them.
 Findings check_everything(const Patient& patient);

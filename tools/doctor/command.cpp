@@ -11,15 +11,21 @@
 
 #include "csrc/rdma/verbs/libraries.hpp"
 #include "deep_ep/error.hpp"
+#include "kernels/common/limits.hpp"
 #include "tools/commands.hpp"
 #include "tools/common/json_output.hpp"
+#include "tools/common/version.hpp"
+#include "tools/doctor/bundle.hpp"
 #include "tools/doctor/catalogue.hpp"
 #include "tools/doctor/checks.hpp"
+#include "tools/doctor/cluster/cluster.hpp"
 #include "tools/doctor/counters.hpp"
 #include "tools/doctor/explain/explain.hpp"
+#include "tools/doctor/machine_report.hpp"
 #include "tools/doctor/nic_test/nic_test.hpp"
 #include "tools/doctor/print.hpp"
 #include "tools/doctor/quick.hpp"
+#include "tools/doctor/tar.hpp"
 
 namespace deep_ep::tools {
 namespace {
@@ -31,6 +37,13 @@ struct DoctorOptions {
   bool json = false;
   std::optional<std::string> explain;
   bool list_checks = false;
+  bool report = false;
+  std::vector<std::string> compare;
+  bool cluster = false;
+  ClusterOptions cluster_options;
+  int pid = 0;
+  int ranks = 0;
+  std::int64_t tokens = -1;
   bool quick = false;
   QuickOptions expected;
   bool nic_test = false;
@@ -71,6 +84,8 @@ int run_doctor(const DoctorOptions& options) {
     fmt::print("{}", list_of_checks());
     return 0;
   }
+  if (!options.compare.empty()) return run_compare(options.compare, options.json);
+  if (options.cluster) return run_cluster(options.cluster_options, options.json);
   if (options.explain) return run_explain(*options.explain, options.json);
   if (options.nic_test) return run_nic_test(options);
   if (options.nic_counters == options.command.empty()) {
@@ -79,8 +94,16 @@ int run_doctor(const DoctorOptions& options) {
   }
   Patient patient = examine(options.sysroot.empty() ? topology::SystemRoot() : topology::SystemRoot(options.sysroot),
                             environment::of_process, environment::names_of_process());
+  patient.pid = options.pid;
+  if (options.ranks > 0) patient.run.ranks = options.ranks;
+  if (options.tokens >= 0) patient.run.tokens = options.tokens;
   if (options.quick) return run_quick(patient, options.expected, options.json);
   if (patient.root.is_this_machine()) patient.live_gpus = ask_nvml();
+  const MachineReport machine = report_machine(patient, full_version());
+  if (options.report) {
+    options.json ? print_json(to_json(machine)) : fmt::print("{}", printable(to_text(machine)));
+    return 0;
+  }
   Findings findings = check_everything(patient);
   if (patient.root.is_this_machine()) check_loaded_libraries(patient, findings);
   std::vector<PortCounters> traffic;
@@ -90,14 +113,19 @@ int run_doctor(const DoctorOptions& options) {
     traffic = difference(before, read_counters(patient));
     if (status != 0) {
       findings.push_back({"command", Verdict::error, fmt::format("the command ended with status {}", status),
-                          "what was counted may be only a part of its traffic", ""});
+                          "what was counted may be only a part of its traffic", "", "D15"});
     }
+    const std::size_t counted = findings.size();
     check_traffic(patient, traffic, findings);
+    for (std::size_t i = counted; i < findings.size(); ++i)
+      findings[i].id = findings[i].check == "losses" ? "D17" : "D15";
   }
 
+  if (!options.test.bundle.empty()) write_tar(options.test.bundle, "deep_ep_doctor", bundle_of(patient, findings));
   const bool healthy = worst_of(findings) < Verdict::error;
   if (options.json) {
     nlohmann::json report = machine_json(patient);
+    report["report"] = to_json(machine);
     report["checks"] = checks_json(findings);
     report["findings"] = findings_json(findings);
     report["healthy"] = healthy;
@@ -132,6 +160,26 @@ void add_doctor_command(CLI::App& app, Action& action) {
       "Explain an error message of this library, NCCL, NVSHMEM, libibverbs, CUDA or Kubernetes: its cause "
       "and what to do; - reads it from standard input");
   command->add_flag("--list-checks", options->list_checks, "List the checks: number, title, and why it matters");
+  command->add_flag("--report", options->report, "The machine in a dozen lines: GPUs, NICs, driver, versions");
+  command
+      ->add_option("--compare", options->compare, "What nodes differ in: two files or more, each the JSON of one node")
+      ->check(CLI::ExistingFile);
+  CLI::Option* cluster = command->add_flag(
+      "--cluster", options->cluster, "Ask a Kubernetes cluster, by kubectl: nodes, GPUs, RDMA networks, JobSet, Kueue");
+  command
+      ->add_option("--kubectl-seconds", options->cluster_options.seconds,
+                   "With --cluster: how long each question may take")
+      ->check(CLI::Range(0.1, 600.0))
+      ->capture_default_str()
+      ->needs(cluster);
+  options->cluster_options.path = environment::of_process("PATH").value_or("");
+  command->add_option("--pid", options->pid, "Also look for libraries that this process has twice")
+      ->check(CLI::Range(1, 1 << 30));
+  command
+      ->add_option("--ranks", options->ranks,
+                   "Ranks of the run that queues and memory are counted for; two nodes if not given")
+      ->check(CLI::Range(1, kMaxRanks));
+  command->add_option("--tokens", options->tokens, "Tokens of each rank of that run")->check(CLI::Range(0, 1 << 20));
   CLI::Option* quick = command->add_flag("--quick", options->quick,
                                          "One line, from files alone: is this machine usable? For readiness probes");
   command->add_option("--gpus", options->expected.gpus, "With --quick: not usable with fewer GPUs")
@@ -163,7 +211,7 @@ void add_doctor_command(CLI::App& app, Action& action) {
   add("--seconds", nic_test.seconds, "How long all tests may take; a larger number also makes each wait longer")
       ->check(CLI::Range(1.0, 3600.0))
       ->capture_default_str();
-  add("--bundle", nic_test.bundle, "Also write a tar file to attach to a report");
+  command->add_option("--bundle", nic_test.bundle, "Also write a tar file to attach to a report of a problem");
   command->footer(
       "Exit status: 0 if nothing is wrong (warnings aside), no test has failed, the machine is usable (--quick), the "
       "text is known (--explain); otherwise 1.");

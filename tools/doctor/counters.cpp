@@ -29,13 +29,18 @@ struct Counter {
 constexpr std::array kCounters = {
     Counter{"sent_bytes", "counters/port_xmit_data", 4, ""},
     Counter{"received_bytes", "counters/port_rcv_data", 4, ""},
+    Counter{"received_packets", "counters/port_rcv_packets", 1, ""},
     Counter{"discarded", "counters/port_xmit_discards", 1, "packets were dropped on their way out"},
     Counter{"received_errors", "counters/port_rcv_errors", 1, "damaged packets arrived: cable or connector"},
+    Counter{"overruns", "counters/excessive_buffer_overrun_errors", 1,
+            "the port's buffer ran over: flow control fails"},
     Counter{"out_of_sequence", "hw_counters/out_of_sequence", 1, "packets were lost or overtaken in the network"},
     Counter{"sequence_errors", "hw_counters/packet_seq_err", 1, "a peer asked for packets again"},
     Counter{"ack_timeouts", "hw_counters/local_ack_timeout_err", 1, "a peer did not answer in time"},
     Counter{"not_ready_retries", "hw_counters/rnr_nak_retry_err", 1, "a peer was not ready to receive"},
     Counter{"congestion_seen", "hw_counters/np_ecn_marked_roce_packets", 1, "switches marked packets: congestion"},
+    Counter{"congestion_reported", "hw_counters/np_cnp_sent", 1, "this port told peers to send more slowly"},
+    Counter{"resent_after_timeout", "hw_counters/roce_adp_retrans", 1, "packets were sent again, as no answer came"},
     Counter{"congestion_told", "hw_counters/rp_cnp_handled", 1, "peers told this port to send more slowly"},
 };
 
@@ -129,6 +134,36 @@ std::vector<PortCounters> difference(const std::vector<PortCounters>& before, co
     result.push_back(std::move(port));
   }
   return result;
+}
+
+// What should not happen at all; congestion is a matter of degree.
+void check_counters(const Patient& patient, Findings& findings) {
+  const std::vector<PortCounters> ports = read_counters(patient);
+  if (ports.empty()) return;
+  constexpr std::uint64_t kRare = 100'000;  // one in as many packets
+  const std::size_t before = findings.size();
+  for (const PortCounters& port : ports) {
+    const std::uint64_t packets = value_of(port, "received_packets");
+    std::string text;
+    bool often = false;
+    for (const Counter& counter : kCounters) {
+      const std::uint64_t value = value_of(port, counter.name);
+      if (*counter.trouble == '\0' || value == 0) continue;
+      text += fmt::format("{}{} {}", text.empty() ? "" : ", ", counter.name, value);
+      const bool loss = std::string_view(counter.name).find("congestion") == std::string_view::npos;
+      often = often || (loss && packets > 0 && value > packets / kRare);
+    }
+    if (text.empty()) continue;
+    findings.push_back(
+        {"losses", often ? Verdict::warning : Verdict::note, fmt::format("{} port {}: {}", port.nic, port.port, text),
+         fmt::format("counted since the driver was loaded, in {} packets that arrived", packets),
+         "deep_ep doctor --nic-counters -- COMMAND shows whether it still happens; then flow control (PFC) and "
+         "congestion control (ECN) of NICs and switches"});
+  }
+  if (findings.size() == before) {
+    findings.push_back(
+        {"losses", Verdict::ok, fmt::format("no losses and no congestion on {} ports", ports.size()), "", ""});
+  }
 }
 
 void check_traffic(const Patient& patient, const std::vector<PortCounters>& traffic, Findings& findings) {

@@ -2,6 +2,8 @@
 #include <fmt/format.h>
 
 #include <array>
+#include <optional>
+#include <string_view>
 
 #include "deep_ep/error.hpp"
 #include "tools/doctor/checks.hpp"
@@ -56,10 +58,75 @@ constexpr std::array kKnown = {
           "this library needs no preloading: unset it unless you know why it is there"},
 };
 
-// Folders that scripts export; a wrong one means that the script was written for another place.
-constexpr std::array kFolders = {"GDRCOPY_HOME", "NVSHMEM_HOME", "NVSHMEM_DIR", "CUDA_HOME"};
+/// Several that mean nothing here, for one reason.
+struct Group {
+  const char* meaning;
+  std::array<std::string_view, 12> names;  ///< unused places are empty
+};
 
-void check_gib(const Patient& patient, Findings& findings) {
+constexpr std::array kGroups = {
+    Group{"not read: NCCL's GPU-initiated networking is not used; DEEP_EP_NIC_HANDLER says who rings",
+          {"NCCL_GIN_TYPE", "NCCL_GIN_ENABLE", "EP_DISABLE_GIN"}},
+    Group{"not read: BufferOptions::allow_nvlink switches NVLink off", {"NVSHMEM_DISABLE_P2P", "NCCL_P2P_DISABLE"}},
+    Group{"not read: DEEP_EP_HEAP decides how GPUs share memory",
+          {"NVSHMEM_DISABLE_MNNVL", "NCCL_MNNVL_ENABLE", "NCCL_CUMEM_ENABLE", "NVSHMEM_CUMEM_HANDLE_TYPE",
+           "NVSHMEM_CUMEM_GRANULARITY"}},
+    Group{"not read: the bootstrap over TCP listens on every interface, and the route to MASTER_ADDR decides",
+          {"NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME", "NVSHMEM_BOOTSTRAP_UID_SOCK_FAMILY", "NCCL_SOCKET_IFNAME",
+           "NCCL_SOCKET_FAMILY", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME"}},
+    Group{"NCCL's traffic only",
+          {"NCCL_NVLS_ENABLE", "NCCL_TUNER_CONFIG_PATH", "NCCL_SHIMNET_GUEST_CONFIG_CHECKER_CONFIG_FILE",
+           "NCCL_TUNER_PLUGIN", "NCCL_NET_PLUGIN", "NCCL_P2P_NET_CHUNKSIZE", "NCCL_NVLS_CHUNKSIZE", "NCCL_PXN_C2C"}},
+    Group{"not read: DEEP_EP_LOG and DEEP_EP_LOG_FILE are for the whole library",
+          {"NVSHMEM_DEBUG_SUBSYS", "NVSHMEM_DEBUG_FILE", "NCCL_DEBUG_SUBSYS", "NCCL_DEBUG_FILE"}},
+    Group{"not read: there are no NVTX ranges", {"NVSHMEM_NVTX"}},
+    Group{"not needed: every call is checked always", {"NVSHMEM_ENABLE_ERROR_CHECKS"}},
+    Group{"an option of DeepEP: nothing is compiled at run time here, and there is no such limit",
+          {"EP_JIT_CACHE_DIR", "EP_NCCL_ROOT_DIR", "EP_NVSHMEM_ROOT_DIR", "EP_NUM_TOPK_IDX_BITS", "TOPK_IDX_BITS",
+           "EP_REUSE_NCCL_COMM", "EP_AVOID_RECORD_STREAM", "EP_NUM_MAX_LOCAL_RANKS", "DISABLE_SM90_FEATURES",
+           "DISABLE_AGGRESSIVE_PTX_INSTRS"}},
+    Group{"not read: DEEP_EP_HCA_LIST and DEEP_EP_DEVICE_TO_HCA_MAPPING name NICs", {"EP_NIC_NAME"}},
+    Group{"the engine's own",
+          {"VLLM_ALL2ALL_BACKEND", "VLLM_DEEPEP_LOW_LATENCY_ALLOW_NVLINK", "VLLM_DEEPEP_LOW_LATENCY_USE_MNNVL",
+           "VLLM_DEEPEP_HIGH_THROUGHPUT_FORCE_INTRA_NODE"}},
+    Group{"the engine's own; deep_ep size says what it costs", {"SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK"}},
+    Group{"libibverbs' own", {"RDMAV_FORK_SAFE", "RDMAV_HUGEPAGES_SAFE"}},
+    Group{"CUDA's own: calls that wait for another rank hold up the host, so ranks in one process block each other",
+          {"CUDA_LAUNCH_BLOCKING"}},
+    Group{"CUDA's own", {"CUDA_DEVICE_MAX_CONNECTIONS"}},
+};
+
+void check_groups(const Patient& patient, Findings& findings) {
+  for (const Group& group : kGroups) {
+    for (const std::string_view name : group.names) {
+      const auto value = name.empty() ? std::nullopt : patient.environment(name);
+      if (!value) continue;
+      findings.push_back({"variables", Verdict::note, fmt::format("{}={}", name, *value), group.meaning, ""});
+    }
+  }
+}
+
+/// NVSHMEM_HOME, CUDA_HOME, EP_NCCL_ROOT_DIR, ...: a wrong one means that the script was written for another place.
+bool names_a_folder(std::string_view name) {
+  if (!name.ends_with("_HOME") && !name.ends_with("_DIR")) return false;
+  for (const char* word :
+       {"CUDA", "NVSHMEM", "GDRCOPY", "NCCL", "DEEPEP", "DEEP_EP", "RDMA", "OFED", "DOCA", "UCX", "GIB"}) {
+    if (name.find(word) != std::string_view::npos) return true;
+  }
+  return false;
+}
+
+void check_folders(const Patient& patient, Findings& findings) {
+  for (const std::string& name : patient.variable_names) {
+    const auto folder = names_a_folder(name) ? patient.environment(name) : std::nullopt;
+    if (!folder || !folder->starts_with('/') || patient.root.exists(*folder)) continue;
+    findings.push_back({"variables", Verdict::warning, fmt::format("{}={}: there is no such folder", name, *folder),
+                        "the library does not need it, but what sets it was written for another machine or image",
+                        "correct or unset it"});
+  }
+}
+
+void check_nonblocking(const Patient& patient, Findings& findings) {
   const auto net = patient.environment("NCCL_NET");
   const auto blocking = patient.environment("TORCH_NCCL_USE_COMM_NONBLOCKING");
   if (net != "gIB" || !blocking) return;
@@ -104,14 +171,9 @@ void check_variables(const Patient& patient, Findings& findings) {
           {"variables", known.verdict, fmt::format("{}={}", known.name, *value), known.meaning, known.action});
     }
   }
-  for (const char* name : kFolders) {
-    const auto folder = patient.environment(name);
-    if (!folder || patient.root.exists(*folder)) continue;
-    findings.push_back({"variables", Verdict::warning, fmt::format("{}={}: there is no such folder", name, *folder),
-                        "the library does not need it, but what sets it was written for another machine or image",
-                        "correct or unset it"});
-  }
-  check_gib(patient, findings);
+  check_groups(patient, findings);
+  check_folders(patient, findings);
+  check_nonblocking(patient, findings);
 }
 
 }  // namespace deep_ep::tools

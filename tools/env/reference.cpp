@@ -52,6 +52,7 @@ std::optional<Finding> diagnosis(const Other& other) {
   patient.environment = [&](std::string_view name) -> std::optional<std::string> {
     return name == other.name ? std::optional<std::string>(other.value) : std::nullopt;
   };
+  patient.variable_names = {std::string(other.name)};
   Findings findings;
   check_variables(patient, findings);
   for (const Finding& finding : findings) {

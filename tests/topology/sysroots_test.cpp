@@ -1,0 +1,362 @@
+// Whole machines as files: the verdict of every check, whether the machine is usable, and what --report says of it.
+#include <sys/stat.h>
+
+#include <filesystem>
+#include <fstream>
+#include <functional>
+
+#include "tests/topology/doctor_fixture.hpp"
+#include "tools/doctor/catalogue.hpp"
+#include "tools/doctor/machine_report.hpp"
+#include "tools/doctor/print.hpp"
+#include "tools/doctor/quick.hpp"
+
+namespace deep_ep::tools {
+namespace {
+
+class Sysroot : public Doctor {
+ protected:
+  /// "D4 fail, D6 warn": all checks that are neither ok nor skipped.
+  std::string verdicts() const {
+    const Findings found = findings();
+    std::string text;
+    for (const Check& check : all_checks()) {
+      const Verdict verdict = verdict_of(check, found);
+      if (verdict < Verdict::warning) continue;
+      text += fmt::format("{}{} {}", text.empty() ? "" : ", ", check.id, word_of(verdict));
+    }
+    return text.empty() ? "all ok" : text;
+  }
+  std::string skipped() const {
+    const Findings found = findings();
+    std::string text;
+    for (const Check& check : all_checks()) {
+      if (verdict_of(check, found) == Verdict::skip) text += fmt::format("{}{}", text.empty() ? "" : " ", check.id);
+    }
+    return text;
+  }
+  bool usable() const { return answer_quickly(patient(), {}).usable; }
+  std::string report() const { return to_text(report_machine(patient(), "1.2.3")); }
+};
+
+TEST_F(Sysroot, HealthyA4) {
+  write_healthy_machine(machine_);
+  EXPECT_EQ(verdicts(), "all ok");
+  EXPECT_EQ(skipped(), "D12 D13 D14 D15 D16 D18 D21 D22");
+  EXPECT_TRUE(usable());
+  EXPECT_EQ(report(),
+            "deep_ep           1.2.3\n"
+            "Host              node-0\n"
+            "Boot              11111111-2222-3333-4444-555555555555\n"
+            "Machine           Google Compute Engine\n"
+            "GPUs              8 x NVIDIA B200\n"
+            "GPU memory        8 x 180 GB (as sold)\n"
+            "NVIDIA driver     580.126.09\n"
+            "NICs              8 x 400 Gb/s RoCE (mlx5_core)\n"
+            "NIC firmware      8 x 28.41.1000\n"
+            "GIDs              8 x RoCE v2\n"
+            "Operating system  Ubuntu 24.04.3 LTS\n"
+            "Kernel            6.14.0-1021-gcp\n"
+            "RDMA driver       the kernel's own\n"
+            "libibverbs        libibverbs.so.1.14.50.0 (private ABI 34)\n"
+            "libmlx5           libmlx5.so.1.24.50.0 (private ABI 34)\n"
+            "nvidia-peermem    580.126.09\n");
+}
+
+TEST_F(Sysroot, ZeroGids) {
+  write_healthy_machine(machine_);
+  for (int nic = 0; nic < 8; ++nic) {
+    for (int gid = 0; gid < 4; ++gid) {
+      machine_.write(fmt::format("/sys/class/infiniband/mlx5_{}/ports/1/gids/{}", nic, gid),
+                     "0000:0000:0000:0000:0000:0000:0000:0000");
+    }
+  }
+  EXPECT_EQ(verdicts(), "D5 fail, D6 fail");
+  EXPECT_FALSE(usable());
+  EXPECT_NE(report().find("GIDs              8 x no GID\n"), std::string::npos) << report();
+}
+
+TEST_F(Sysroot, RenamedNics) {
+  write_healthy_machine(machine_, {.nic_names = {"roce_rail0", "roce_rail1", "roce_rail2", "roce_rail3", "roce_rail4",
+                                                 "roce_rail5", "roce_rail6", "roce_rail7"}});
+  EXPECT_EQ(verdicts(), "all ok");
+  EXPECT_TRUE(usable());
+  EXPECT_NE(report().find("NICs              8 x 400 Gb/s RoCE (mlx5_core)\n"), std::string::npos) << report();
+}
+
+TEST_F(Sysroot, TwoReleasesOfRdmaCore) {
+  write_healthy_machine(machine_);
+  machine_.write("/usr/local/nvidia/lib64/libibverbs.so.1",
+                 "IBVERBS_PRIVATE_57 /usr/lib/x86_64-linux-gnu/libibverbs/lib%s-rdmav57.so");
+  variables_["LD_LIBRARY_PATH"] = "/usr/local/nvidia/lib64";
+  EXPECT_EQ(verdicts(), "D7 fail");
+  EXPECT_TRUE(usable()) << "--quick reads no libraries";
+  EXPECT_NE(report().find("libibverbs        libibverbs.so.1 (private ABI 57)\n"), std::string::npos) << report();
+}
+
+TEST_F(Sysroot, OneNicDown) {
+  write_healthy_machine(machine_);
+  machine_.write("/sys/class/infiniband/mlx5_5/ports/1/state", "1: DOWN");
+  EXPECT_EQ(verdicts(), "D4 fail, D6 warn");
+  EXPECT_FALSE(usable());
+}
+
+TEST_F(Sysroot, NoPrivilege) {
+  write_healthy_machine(machine_);
+  machine_.remove("/dev/infiniband");
+  machine_.write("/proc/driver/nvidia/params", "RegistryDwords: \"\"");
+  machine_.write("/proc/self/status", "Name:\tdeep_ep\nCapEff:\t00000000a80425fb");
+  machine_.write("/proc/self/limits", "Max locked memory         8388608              8388608              bytes     ");
+  machine_.write("/proc/mounts", "shm /dev/shm tmpfs rw,size=65536k 0 0");
+  EXPECT_EQ(verdicts(), "D3 fail, D6 fail, D9 warn, D10 fail");
+  EXPECT_FALSE(usable());
+}
+
+TEST_F(Sysroot, Gb200) {
+  write_gb200_machine(machine_);
+  EXPECT_EQ(verdicts(), "all ok");
+  EXPECT_TRUE(usable());
+  EXPECT_NE(report().find("GPUs              4 x NVIDIA GB200\nGPU memory        4 x 192 GB (as sold)\n"),
+            std::string::npos)
+      << report();
+  machine_.remove("/dev/nvidia-caps-imex-channels");
+  EXPECT_EQ(verdicts(), "D2 warn");
+}
+
+TEST_F(Sysroot, H200WithInfiniBand) {
+  write_h200_machine(machine_);
+  EXPECT_EQ(verdicts(), "all ok");
+  EXPECT_EQ(complaints("known_bad"), "note: NVIDIA driver 580.126.09");
+  EXPECT_TRUE(usable());
+  EXPECT_NE(report().find("GPUs              8 x NVIDIA H200\nGPU memory        8 x 141 GB (as sold)\n"),
+            std::string::npos)
+      << report();
+  EXPECT_NE(report().find("NICs              8 x 400 Gb/s InfiniBand (mlx5_core)\n"), std::string::npos) << report();
+}
+
+TEST_F(Sysroot, NoRdma) {
+  write_healthy_machine(machine_, {.with_nics = false});
+  EXPECT_EQ(verdicts(), "D4 warn");
+  EXPECT_TRUE(usable()) << "for runs of one machine; --nics says otherwise";
+  EXPECT_FALSE(answer_quickly(patient(), {.nics = 1}).usable);
+  EXPECT_NE(report().find("NICs              none\n"), std::string::npos) << report();
+}
+
+// --- single checks ---
+
+TEST_F(Sysroot, TheBuildMustFitTheGpu) {
+  write_healthy_machine(machine_, {.model = "NVIDIA B300"});
+  Findings found;
+  Patient b300 = patient();
+  check_driver(b300, found);
+  EXPECT_EQ(found.at(0).verdict, Verdict::note) << "PTX of 9.0 is translated: " << found[0].found;
+  b300.build.architectures = {"90a-real", "100a-real"};
+  found.clear();
+  check_driver(b300, found);
+  EXPECT_EQ(found.at(0).found,
+            "this build has no code for NVIDIA B300 (compute capability 10.3), only for 90a-real, 100a-real");
+  machine_.write("/sys/module/nvidia/version", "550.54.15");
+  EXPECT_EQ(complaints("driver").substr(0, 5), "note:");
+  EXPECT_NE(complaints("driver").find("error: driver 550.54.15 is older than 575, the first for NVIDIA B300"),
+            std::string::npos);
+}
+
+TEST_F(Sysroot, OldGpusAreRefused) {
+  write_healthy_machine(machine_, {.model = "NVIDIA A100-SXM4-80GB"});
+  EXPECT_EQ(complaints("driver"), "error: NVIDIA A100-SXM4-80GB has compute capability 8.0");
+}
+
+TEST_F(Sysroot, NvLinksThatAreDown) {
+  write_healthy_machine(machine_);
+  Patient live = patient();
+  live.live_gpus = {{"0000:13:00.0", "NVIDIA B200", 1, 1, 100, 18, 0},
+                    {"0000:14:00.0", "NVIDIA B200", 1, 1, 100, 17, 1}};
+  Findings found;
+  check_nvlink(live, found);
+  EXPECT_EQ(found.at(0).found, "18 NVLinks of a GPU are up, but 0000:14:00.0 has 17");
+  for (LiveGpu& gpu : *live.live_gpus) gpu.links = 0;
+  found.clear();
+  check_nvlink(live, found);
+  EXPECT_EQ(found.at(0).found, "no GPU has an NVLink that is up");
+  EXPECT_FALSE(ask_nvml("/no/such/library.so"));
+}
+
+TEST_F(Sysroot, SmallSharedMemory) {
+  write_healthy_machine(machine_);
+  machine_.write("/proc/mounts", "tmpfs /dev/shm tmpfs rw,size=64m 0 0");
+  EXPECT_EQ(complaints("shared_memory"), "warning: /dev/shm has 64.00 MiB");
+  machine_.write("/proc/self/limits", "Max open files            1024                 524288               files     ");
+  EXPECT_EQ(complaints("open_files"), "warning: a process may have 1024 open files");
+}
+
+TEST_F(Sysroot, BridgesThatRedirect) {
+  write_healthy_machine(machine_);
+  std::string config(4096, '\0');
+  config[0x100] = 0x0d;  // ACS, no other capability
+  config[0x106] = 0x1d;
+  machine_.write("/sys/bus/pci/devices/0000:11:00.0/config", config);
+  std::filesystem::create_directories(machine_.path() / "sys/bus/pci/devices");
+  EXPECT_EQ(complaints("acs"), "warning: ACS redirects transfers at 0000:11:00.0");
+  config[0x106] = 0;
+  machine_.write("/sys/bus/pci/devices/0000:11:00.0/config", config);
+  EXPECT_EQ(complaints("acs"), "");
+  config[0x100] = 1;
+  config[0x103] = 0x10;  // the next capability is this one: a loop
+  machine_.write("/sys/bus/pci/devices/0000:11:00.0/config", config);
+  EXPECT_EQ(complaints("acs"), "");
+}
+
+TEST_F(Sysroot, Gib) {
+  write_healthy_machine(machine_);
+  variables_["NCCL_NET"] = "gIB";
+  EXPECT_EQ(complaints("gib"), "error: NCCL_NET=gIB, but there is no /usr/local/gib");
+  machine_.write("/usr/local/gib/lib64/libnccl.so.2.27.5", "");
+  machine_.link("/usr/local/gib/lib64/libnccl.so.2", "libnccl.so.2.27.5");
+  EXPECT_EQ(complaints("gib"), "error: NCCL_NET=gIB, but /usr/local/gib/lib64 has no libnccl-net*.so");
+  machine_.write("/usr/local/gib/lib64/libnccl-net_internal.so", "");
+  EXPECT_EQ(complaints("gib"), "warning: NCCL_NET=gIB, but LD_LIBRARY_PATH lacks /usr/local/gib/lib64");
+  variables_["LD_LIBRARY_PATH"] = "/usr/local/gib/lib64";
+  EXPECT_EQ(complaints("gib"), "");
+  variables_["NCCL_TUNER_CONFIG_PATH"] = "/usr/local/gib/configs/tuner_config_a4.txtpb";
+  EXPECT_EQ(complaints("gib"),
+            "warning: NCCL_TUNER_CONFIG_PATH=/usr/local/gib/configs/tuner_config_a4.txtpb: there is no such file");
+}
+
+TEST_F(Sysroot, NetworksOfThePod) {
+  write_healthy_machine(machine_);
+  machine_.write("/etc/podinfo/annotations",
+                 "a=\"b\"\nnetworking.gke.io/interfaces=\"[\\n "
+                 "{\\\"interfaceName\\\":\\\"eth0\\\",\\\"network\\\":\\\"default\\\"},"
+                 "{\\\"interfaceName\\\":\\\"gpu0rdma0\\\",\\\"network\\\":\\\"rdma-0\\\"}]\"\nbroken line");
+  machine_.write("/sys/class/net/eth0/mtu", "1460");
+  EXPECT_EQ(complaints("pod_networks"),
+            "error: the annotation networking.gke.io/interfaces asks for interfaces that are not there: gpu0rdma0");
+  machine_.write("/sys/class/net/gpu0rdma0/mtu", "8896");
+  EXPECT_EQ(complaints("pod_networks"), "");
+  machine_.write("/etc/podinfo/annotations", "networking.gke.io/interfaces=\"[{,,\"");
+  EXPECT_EQ(complaints("pod_networks"), "warning: the annotation networking.gke.io/interfaces names no interface");
+}
+
+TEST_F(Sysroot, RanksOfLaunchers) {
+  variables_ = {
+      {"RANK", "3"}, {"WORLD_SIZE", "16"}, {"LOCAL_RANK", "3"}, {"LOCAL_WORLD_SIZE", "8"}, {"MASTER_ADDR", "a"}};
+  EXPECT_EQ(complaints("ranks"), "");
+  variables_ = {{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "a"}};
+  EXPECT_EQ(complaints("ranks"), "warning: WORLD_SIZE=2 and RANK=0 without LOCAL_RANK: nodes or processes?");
+  variables_ = {
+      {"RANK", "2"}, {"WORLD_SIZE", "2"}, {"LOCAL_RANK", "0"}, {"OMPI_COMM_WORLD_SIZE", "16"}, {"MASTER_PORT", "0"}};
+  EXPECT_EQ(complaints("ranks"),
+            "error: RANK=2 is not below WORLD_SIZE=2\nwarning: WORLD_SIZE=2 beside OMPI_COMM_WORLD_SIZE=16\n"
+            "warning: WORLD_SIZE=2 without MASTER_ADDR\nerror: MASTER_PORT=0 is no TCP port");
+  variables_ = {{"RANK", "first"}};
+  EXPECT_EQ(complaints("ranks"), "error: RANK='first' is not a number");
+}
+
+TEST_F(Sysroot, LibrariesOfAProcess) {
+  Patient patient = this->patient();
+  patient.pid = 42;
+  machine_.write("/proc/42/maps",
+                 "7f00-7f01 r-xp 00000000 08:01 1    /usr/lib/libnccl.so.2.27.5\n7f01-7f02 r--p 00000000 08:01 1    "
+                 "/usr/lib/libnccl.so.2.27.5\n7f03-7f04 r-xp 00000000 08:01 2    /opt/torch/libnccl.so.2\n7f05-7f06 "
+                 "rw-p 0 0 0 [heap]");
+  Findings found;
+  check_process(patient, found);
+  EXPECT_EQ(found.at(0).found,
+            "process 42 has 2 copies of libnccl.so: /opt/torch/libnccl.so.2, /usr/lib/libnccl.so.2.27.5");
+  patient.pid = 43;
+  found.clear();
+  check_process(patient, found);
+  EXPECT_EQ(found.at(0).found, "/proc/43/maps cannot be read");
+}
+
+TEST_F(Sysroot, QueuesAndBuffersOfManyRanks) {
+  write_healthy_machine(machine_);
+  machine_.write("/sys/class/infiniband/mlx5_0/device/resource",
+                 "0x0000000094000000 0x0000000094003fff 0x0000000000140204");
+  Patient patient = this->patient();
+  patient.run.ranks = 128;
+  Findings found;
+  check_queues(patient, found);
+  ASSERT_EQ(found.size(), 1u);
+  EXPECT_TRUE(found[0].found.starts_with("mlx5_0: ")) << found[0].found;
+  EXPECT_TRUE(found[0].found.ends_with("and 4 doorbell pages")) << found[0].found;
+  patient.run.tokens = 1 << 20;
+  found.clear();
+  check_memory(patient, found);
+  EXPECT_EQ(found.at(0).verdict, Verdict::error) << found[0].found;
+  patient.run.tokens = 128;
+  found.clear();
+  check_memory(patient, found);
+  EXPECT_EQ(found.at(0).verdict, Verdict::ok) << found[0].found;
+}
+
+TEST_F(Sysroot, LossesSinceTheDriverWasLoaded) {
+  write_healthy_machine(machine_);
+  machine_.write("/sys/class/infiniband/mlx5_3/ports/1/counters/port_rcv_packets", "100000000");
+  machine_.write("/sys/class/infiniband/mlx5_3/ports/1/hw_counters/out_of_sequence", "7");
+  EXPECT_EQ(complaints("losses"), "note: mlx5_3 port 1: out_of_sequence 7");
+  machine_.write("/sys/class/infiniband/mlx5_3/ports/1/hw_counters/out_of_sequence", "70000");
+  EXPECT_EQ(complaints("losses"), "warning: mlx5_3 port 1: out_of_sequence 70000");
+}
+
+TEST_F(Sysroot, NodesAreCompared) {
+  write_healthy_machine(machine_);
+  const NodeReport a{"a.json", to_json(report_machine(patient(), "1.2.3"))};
+  NodeReport b = a;
+  b.file = "b.json";
+  b.report["host"] = "node-1";
+  b.report["boot_id"] = "x";
+  EXPECT_EQ(compare_nodes({a, b}).at(0).found, "2 nodes are equal");
+  b.report["deep_ep"] = "1.2.4";
+  b.report["kernel"] = "5.4";
+  const Findings found = compare_nodes({a, b});
+  ASSERT_EQ(found.size(), 2u);
+  EXPECT_EQ(found[0].found, "deep_ep differs: 1.2.3 (a.json); 1.2.4 (b.json)");
+  EXPECT_EQ(found[0].verdict, Verdict::error);
+  EXPECT_EQ(found[1].verdict, Verdict::warning);
+  EXPECT_EQ(compare_nodes({a, a}).at(0).found, "boot_id is 11111111-2222-3333-4444-555555555555 in a.json, a.json");
+}
+
+// --- damaged copies of machines ---
+
+TEST_F(Sysroot, OddFilesNeitherHangNorCrashIt) {
+  write_healthy_machine(machine_);
+  const auto place = [&](const char* path) { return machine_.path() / std::filesystem::path(path).relative_path(); };
+  const auto replace_by = [&](const char* path, const std::function<void(const std::filesystem::path&)>& make) {
+    std::filesystem::remove_all(place(path));
+    std::filesystem::create_directories(place(path).parent_path());
+    make(place(path));
+  };
+  for (const char* path :
+       {"/proc/self/limits", "/proc/mounts", "/sys/module/nvidia/version", "/etc/podinfo/annotations", "/proc/meminfo",
+        "/etc/os-release", "/proc/driver/nvidia/gpus/0000:13:00.0/information"}) {
+    replace_by(path, [](const auto& file) { ASSERT_EQ(::mkfifo(file.c_str(), 0600), 0); });
+  }
+  // Files without end, as far as anyone can read: only their beginning is.
+  for (const char* path : {"/usr/lib/x86_64-linux-gnu/libibverbs.so.1.14.50.0", "/proc/sys/kernel/osrelease"}) {
+    replace_by(path, [](const auto& file) {
+      std::ofstream(file) << std::string(1 << 20, '/');
+      std::filesystem::resize_file(file, std::uintmax_t{1} << 36);
+    });
+  }
+  replace_by("/proc/driver/nvidia/version", [](const auto& file) { std::filesystem::create_directories(file); });
+  replace_by("/dev/nvidiactl", [](const auto& file) { std::filesystem::create_symlink("nvidiactl", file); });
+  EXPECT_GT(findings().size(), 10u);
+  EXPECT_FALSE(report().empty());
+  EXPECT_FALSE(machine_text(patient()).empty());
+}
+
+TEST_F(Sysroot, TextsThatAreNoUtf8AreStillJson) {
+  write_healthy_machine(machine_);
+  machine_.write("/sys/class/infiniband/mlx5_0/fw_ver", "28.\xff\xfe");
+  machine_.write("/etc/os-release", "PRETTY_NAME=\"\xc3\x28\x1b[31m\"");
+  variables_["NCCL_NET"] = "\xff";
+  const nlohmann::json json = {{"report", to_json(report_machine(patient(), "1"))},
+                               {"findings", findings_json(findings())}};
+  const std::string text = json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace);
+  EXPECT_FALSE(nlohmann::json::parse(text, nullptr, false).is_discarded());
+  EXPECT_EQ(printable("a\x1b[31m\n"), "a?[31m\n");
+}
+
+}  // namespace
+}  // namespace deep_ep::tools

@@ -1,0 +1,80 @@
+#include "tools/doctor/bundle.hpp"
+
+#include <fmt/format.h>
+
+#include <nlohmann/json.hpp>
+
+#include "csrc/rdma/verbs/libraries.hpp"
+#include "tools/common/version.hpp"
+#include "tools/doctor/catalogue.hpp"
+#include "tools/doctor/machine_report.hpp"
+#include "tools/doctor/print.hpp"
+
+namespace deep_ep::tools {
+namespace {
+
+constexpr std::size_t kMostLog = std::size_t{256} << 10;
+
+std::string json_text(const nlohmann::json& value) {
+  return value.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
+}
+
+/// Files of the machine, by their paths.
+std::string files_text(const Patient& patient) {
+  std::vector<std::string> files = {"/proc/sys/kernel/osrelease",
+                                    "/proc/driver/nvidia/version",
+                                    "/proc/driver/nvidia/params",
+                                    "/sys/module/nvidia/version",
+                                    "/sys/module/mlx5_core/version",
+                                    "/sys/module/nvidia_peermem/version",
+                                    "/etc/os-release",
+                                    "/etc/podinfo/labels",
+                                    "/proc/self/limits",
+                                    "/proc/cmdline"};
+  for (const rdma::Nic& nic : patient.nics) {
+    for (const rdma::NicPort& port : nic.ports) {
+      const std::string folder = fmt::format("/sys/class/infiniband/{}/ports/{}", nic.name, port.number);
+      for (const char* counters : {"counters", "hw_counters"}) {
+        for (const std::string& name : patient.root.list(folder + "/" + counters)) {
+          files.push_back(fmt::format("{}/{}/{}", folder, counters, name));
+        }
+      }
+    }
+  }
+  std::string text;
+  for (const std::string& file : files) {
+    if (const auto content = patient.root.read(file)) text += fmt::format("{}: {}\n", file, content->substr(0, 16384));
+  }
+  return text;
+}
+
+/// The end of the file that this process's variables name, if they name one.
+std::string log_text(const Patient& patient) {
+  const auto file = patient.environment("DEEP_EP_LOG_FILE");
+  if (!file || file->find('%') != std::string::npos || !patient.root.is_this_machine()) return {};
+  const std::string text = patient.root.read_bytes(*file);
+  return text.substr(text.size() - std::min(text.size(), kMostLog));
+}
+
+}  // namespace
+
+TarMembers bundle_of(const Patient& patient, const Findings& findings) {
+  const MachineReport report = report_machine(patient, full_version());
+  nlohmann::json doctor = machine_json(patient);
+  doctor["report"] = to_json(report);
+  doctor["checks"] = checks_json(findings);
+  doctor["findings"] = findings_json(findings);
+  std::string versions = version_text() + "\n";
+  for (const std::string& line : rdma::verbs::describe(rdma::verbs::report_libraries())) versions += line + "\n";
+  TarMembers members = {
+      {"machine.txt", to_text(report)},
+      {"doctor.txt", machine_text(patient) + "\nChecks\n" + checks_text(findings) + "\nFindings\n" + to_text(findings)},
+      {"doctor.json", json_text(doctor)},
+      {"variables.txt", variables_for_reports()},
+      {"versions.txt", versions},
+      {"files.txt", files_text(patient)}};
+  if (const std::string log = log_text(patient); !log.empty()) members.emplace_back("library.log", log);
+  return members;
+}
+
+}  // namespace deep_ep::tools

@@ -1,0 +1,191 @@
+#include "tools/doctor/cluster/cluster.hpp"
+
+#include <fmt/format.h>
+
+#include <map>
+#include <set>
+#include <vector>
+
+#include "csrc/support/text.hpp"
+#include "tools/common/json_output.hpp"
+#include "tools/doctor/cluster/kubectl.hpp"
+#include "tools/doctor/print.hpp"
+
+namespace deep_ep::tools {
+namespace {
+
+using nlohmann::json;
+
+constexpr int kRdmaNetworks = 8;
+constexpr const char* kAccelerator = "cloud.google.com/gke-accelerator";
+constexpr const char* kVerdict = "deep-ep/verdict";  // of deploy/k8s/base/installer-daemonset.yaml
+
+/// A text below an object, whatever is missing on the way; empty then.
+std::string text_at(const json& object, std::initializer_list<const char*> way) {
+  const json* at = &object;
+  for (const char* key : way) {
+    if (!at->is_object() || !at->contains(key)) return {};
+    at = &(*at)[key];
+  }
+  return at->is_string() ? at->get<std::string>() : at->is_number_integer() ? std::to_string(at->get<long>()) : "";
+}
+
+std::string name_of(const json& object) { return text_at(object, {"metadata", "name"}); }
+
+bool is_ready(const json& object) {
+  if (!object.is_object() || !object.contains("status") || !object["status"].is_object()) return false;
+  const json conditions = object["status"].value("conditions", json::array());
+  for (const json& condition : conditions) {
+    if (text_at(condition, {"type"}) == "Ready") return text_at(condition, {"status"}) == "True";
+  }
+  return false;
+}
+
+Finding problem_of(const Answer& answer) {
+  return {"cluster", Verdict::error, answer.problem, "what the cluster has is not known",
+          "kubectl get nodes must work: gcloud container clusters get-credentials, a kubeconfig, or permissions"};
+}
+
+void check_nodes(const Answer& nodes, Findings& findings) {
+  if (!nodes.problem.empty()) {
+    findings.push_back(problem_of(nodes));
+    return;
+  }
+  std::size_t with_gpus = 0;
+  std::set<std::string> blocks;
+  std::map<std::string, int> kinds;
+  for (const json& node : nodes.items) {
+    const std::string gpus = text_at(node, {"status", "allocatable", "nvidia.com/gpu"});
+    const std::string accelerator = text_at(node, {"metadata", "labels", kAccelerator});
+    if ((gpus.empty() || gpus == "0") && accelerator.empty()) continue;
+    ++with_gpus;
+    ++kinds[fmt::format("{} x {}", gpus.empty() ? "0" : gpus,
+                        accelerator.empty() ? "GPUs without a label" : accelerator)];
+    if (!is_ready(node)) {
+      findings.push_back({"node", Verdict::error, fmt::format("node {} is not Ready", name_of(node)),
+                          "no pod starts there", fmt::format("kubectl describe node {}", name_of(node))});
+    }
+    if (gpus.empty() || gpus == "0") {
+      findings.push_back({"node", Verdict::error,
+                          fmt::format("node {} has {} but offers no nvidia.com/gpu", name_of(node), accelerator),
+                          "the driver or the device plugin does not run there",
+                          "gpu-driver-version=default for the node pool, or an installer of the driver"});
+    }
+    const std::string block = text_at(node, {"metadata", "labels", "cloud.google.com/gce-topology-block"});
+    if (!block.empty()) blocks.insert(block);
+    const std::string verdict = text_at(node, {"metadata", "annotations", kVerdict});
+    if (!verdict.empty() && !verdict.starts_with("ok") && !verdict.starts_with("usable")) {
+      findings.push_back({"node", Verdict::error, fmt::format("node {}: deep_ep says {}", name_of(node), verdict),
+                          "the doctor that ran on that node found it unusable",
+                          "deep_ep doctor there names cause and remedy"});
+    }
+  }
+  if (with_gpus == 0) {
+    findings.push_back({"node", Verdict::error, fmt::format("none of {} nodes has GPUs", nodes.items.size()),
+                        "no rank can be placed", "a node pool with GPUs: deploy/gke"});
+    return;
+  }
+  std::string text;
+  for (const auto& [kind, count] : kinds)
+    text += fmt::format("{}{} nodes of {}", text.empty() ? "" : ", ", count, kind);
+  findings.push_back(
+      {"node", Verdict::ok, text,
+       blocks.empty() ? "" : fmt::format("in {} blocks of the network: {}", blocks.size(), fmt::join(blocks, ", ")),
+       ""});
+}
+
+// GKE joins a pod to the network of a NIC by two objects of the same name.
+void check_networks(const Answer& answer, const char* kind, Findings& findings) {
+  if (answer.unknown_kind) {
+    findings.push_back({"networks", Verdict::note, fmt::format("the cluster has no objects of kind {}", kind),
+                        "it is not GKE, or not made for several networks: pods need hostNetwork to use RDMA", ""});
+    return;
+  }
+  if (!answer.problem.empty()) {
+    findings.push_back(problem_of(answer));
+    return;
+  }
+  std::set<std::string> ready;
+  std::set<std::string> there;
+  for (const json& object : answer.items) {
+    there.insert(name_of(object));
+    if (is_ready(object)) ready.insert(name_of(object));
+  }
+  std::vector<std::string> missing;
+  std::vector<std::string> not_ready;
+  for (int i = 0; i < kRdmaNetworks; ++i) {
+    const std::string name = fmt::format("rdma-{}", i);
+    if (!there.contains(name)) {
+      missing.push_back(name);
+    } else if (!ready.contains(name)) {
+      not_ready.push_back(name);
+    }
+  }
+  if (missing.empty() && not_ready.empty()) {
+    findings.push_back(
+        {"networks", Verdict::ok, fmt::format("{} rdma-0 to rdma-{} are Ready", kind, kRdmaNetworks - 1), "", ""});
+    return;
+  }
+  std::string text;
+  if (!missing.empty()) text += fmt::format("missing: {}", fmt::join(missing, ", "));
+  if (!not_ready.empty()) text += fmt::format("{}not Ready: {}", text.empty() ? "" : "; ", fmt::join(not_ready, ", "));
+  findings.push_back({"networks", missing.size() == kRdmaNetworks ? Verdict::warning : Verdict::error,
+                      fmt::format("{} {}", kind, text),
+                      "pods that ask for these networks stay Pending; pods with hostNetwork do not need them",
+                      "deploy/gke makes them; `kubectl describe` says why one is not Ready"});
+}
+
+void check_kinds(const Answer& answer, Findings& findings) {
+  if (!answer.problem.empty()) {
+    findings.push_back(problem_of(answer));
+    return;
+  }
+  std::set<std::string> names;
+  for (const json& object : answer.items) names.insert(name_of(object));
+  const auto look = [&](const char* name, const char* product, const char* without) {
+    const bool there = names.contains(name);
+    findings.push_back({"kinds", there ? Verdict::ok : Verdict::note,
+                        fmt::format("{} is {}installed", product, there ? "" : "not "), there ? "" : without, ""});
+  };
+  look("jobsets.jobset.x-k8s.io", "JobSet", "the chart with JobSet does not work here; the Indexed Job does");
+  look("clusterqueues.kueue.x-k8s.io", "Kueue",
+       "no queues, and no topology-aware scheduling: nodes may be far from each other");
+}
+
+}  // namespace
+
+Findings check_cluster(const ClusterOptions& options) {
+  Findings findings;
+  const std::string kubectl = find_program("kubectl", options.path);
+  if (kubectl.empty()) {
+    findings.push_back(
+        {"kubectl", Verdict::error, "kubectl is not on PATH", "the cluster cannot be asked", "install kubectl"});
+    return findings;
+  }
+  findings.push_back({"kubectl", Verdict::ok, kubectl, "", ""});
+  const std::string gcloud = find_program("gcloud", options.path);
+  findings.push_back({"gcloud", gcloud.empty() ? Verdict::note : Verdict::ok,
+                      gcloud.empty() ? "gcloud is not on PATH" : gcloud,
+                      gcloud.empty() ? "node pools and credentials of GKE are made elsewhere" : "", ""});
+  const Answer nodes = ask_cluster(kubectl, {"nodes"}, options.seconds);
+  check_nodes(nodes, findings);
+  if (!nodes.problem.empty()) return findings;  // the others would fail alike
+  check_networks(ask_cluster(kubectl, {"networks.networking.gke.io"}, options.seconds), "Network", findings);
+  check_networks(ask_cluster(kubectl, {"gkenetworkparamsets.networking.gke.io"}, options.seconds), "GKENetworkParamSet",
+                 findings);
+  check_kinds(ask_cluster(kubectl, {"customresourcedefinitions"}, options.seconds), findings);
+  return findings;
+}
+
+int run_cluster(const ClusterOptions& options, bool json_output) {
+  const Findings findings = check_cluster(options);
+  const bool healthy = worst_of(findings) < Verdict::error;
+  if (json_output) {
+    print_json({{"findings", findings_json(findings)}, {"healthy", healthy}});
+  } else {
+    fmt::print("{}", printable(to_text(findings)));
+  }
+  return healthy ? 0 : 1;
+}
+
+}  // namespace deep_ep::tools

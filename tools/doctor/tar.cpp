@@ -1,0 +1,96 @@
+#include "tools/doctor/tar.hpp"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cctype>
+#include <cstring>
+#include <ctime>
+#include <filesystem>
+#include <fstream>
+#include <system_error>
+
+#include "csrc/support/environment.hpp"
+#include "deep_ep/error.hpp"
+
+namespace deep_ep::tools {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::size_t kBlock = 512;
+constexpr std::size_t kLongestName = 99;
+
+/// A file of a tar archive, in the format that POSIX calls ustar.
+std::string tar_member(const std::string& name, const std::string& content) {
+  std::array<char, kBlock> header{};
+  const auto put = [&](std::size_t at, const std::string& text) {
+    std::memcpy(header.data() + at, text.data(), text.size());
+  };
+  put(0, name.substr(0, kLongestName));
+  put(100, "0000644");
+  put(108, "0000000");
+  put(116, "0000000");
+  put(124, fmt::format("{:011o}", content.size()));
+  put(136, fmt::format("{:011o}", std::time(nullptr)));
+  put(148, "        ");  // the checksum counts itself as spaces
+  put(156, "0");
+  put(257, std::string("ustar\00000", 8));
+  unsigned sum = 0;
+  for (const char byte : header) sum += static_cast<unsigned char>(byte);
+  put(148, fmt::format("{:06o}", sum));
+  header[154] = '\0';
+  const std::size_t padding = (kBlock - content.size() % kBlock) % kBlock;
+  return std::string(header.data(), kBlock) + content + std::string(padding, '\0');
+}
+
+bool holds_a_secret(std::string name) {
+  std::transform(name.begin(), name.end(), name.begin(),
+                 [](unsigned char c) { return static_cast<char>(std::toupper(c)); });
+  for (const char* word : {"TOKEN", "SECRET", "PASSWORD", "PASSWD", "KEY", "CREDENTIAL", "AUTH", "COOKIE"}) {
+    if (name.find(word) != std::string::npos && name != "NCCL_IB_PKEY") return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+void write_tar(const std::string& file, const std::string& folder, const TarMembers& members) {
+  std::error_code error;
+  const fs::file_status status = fs::status(file, error);
+  const bool in_place = fs::exists(status) && !fs::is_regular_file(status);
+  const std::string place = in_place ? file : fmt::format("{}.{}.part", file, ::getpid());
+  std::ofstream out(place, std::ios::binary);
+  for (const auto& [name, content] : members) out << tar_member(folder + "/" + name, content);
+  out << std::string(2 * kBlock, '\0');
+  out.close();
+  bool written = static_cast<bool>(out);
+  if (written && !in_place) {
+    fs::rename(place, file, error);
+    written = !error;
+  }
+  if (written) return;
+  if (!in_place) fs::remove(place, error);
+  throw SystemError(fmt::format("--bundle {}: cannot write it", file));
+}
+
+std::string variables_for_reports() {
+  std::string text;
+  for (const std::string& name : environment::names_of_process()) {
+    for (const char* prefix : {"DEEP_EP_",    "NVSHMEM_", "NCCL_",      "UCX_", "CUDA_",
+                               "MLX5_",       "RDMAV_",   "IBV_",       "EP_",  "NVIDIA_",
+                               "TORCH_NCCL_", "LD_",      "MASTER_",    "RANK", "WORLD_SIZE",
+                               "LOCAL_",      "SLURM_",   "OMPI_COMM_", "PMI_", "JOB_COMPLETION_INDEX",
+                               "VLLM_",       "SGLANG_"}) {
+      if (!name.starts_with(prefix)) continue;
+      text += fmt::format("{}={}\n", name,
+                          holds_a_secret(name) ? "(left out)" : environment::of_process(name.c_str()).value_or(""));
+      break;
+    }
+  }
+  return text;
+}
+
+}  // namespace deep_ep::tools

@@ -48,7 +48,7 @@ py::tuple NativeBuffer::low_latency_dispatch(LowLatencyDispatchCall& call) {
   const Framework& framework = Framework::instance();
   call.arguments.layout = call.rank_major ? LowLatencyLayout::rank_major : LowLatencyLayout::expert_major;
   complete(call.options);
-  const LowLatencyDispatchResult result =
+  LowLatencyDispatchResult result =
       on_stream([&] { return buffer.low_latency_dispatch(call.arguments, call.options); });
   py::object rows = framework.hand_out(result.recv_x);
   if (result.recv_x_scales) rows = py::make_tuple(rows, framework.hand_out(*result.recv_x_scales));
@@ -57,7 +57,7 @@ py::tuple NativeBuffer::low_latency_dispatch(LowLatencyDispatchCall& call) {
                    result.recv_topk_idx, result.recv_topk_weights, result.handle.src_info);
   return py::make_tuple(std::move(rows), framework.hand_out(result.recv_count),
                         framework.hand_out(result.recv_topk_idx), framework.hand_out(result.recv_topk_weights),
-                        handles_.hand_out(result.handle), event, hook_object(result.hook, call.given));
+                        handles_.hand_out(result.handle), event, hook_object(std::move(result.hook), call.given));
 }
 
 py::tuple NativeBuffer::low_latency_combine(LowLatencyCombineCall& call) {
@@ -75,12 +75,12 @@ py::tuple NativeBuffer::low_latency_combine(LowLatencyCombineCall& call) {
   call.arguments.handle = &dispatched;
   if (call.out) call.arguments.out = call.out->view;
   complete(call.options);
-  const LowLatencyCombineResult result =
+  LowLatencyCombineResult result =
       on_stream([&] { return buffer.low_latency_combine(call.arguments, call.options); });
   const py::object combined =
       call.out ? py::reinterpret_borrow<py::object>(call.out->object) : framework.hand_out(result.combined_x);
   return py::make_tuple(combined, event_object(call.options, result.event, result.combined_x),
-                        hook_object(result.hook, call.given));
+                        hook_object(std::move(result.hook), call.given));
 }
 
 py::object NativeBuffer::low_latency_combine_buffer(const py::tuple& handle) {

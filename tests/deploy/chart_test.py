@@ -5,7 +5,7 @@ import json
 import shutil
 import unittest
 
-from support import DEPLOY, main, run, variables
+from support import DEPLOY, main, run, tool, variables
 
 import charts
 import kustomize
@@ -90,6 +90,18 @@ class Chart(unittest.TestCase):
         self.assertNotIn("nodeSelector", spec)
         self.assertNotIn("driver", {volume["name"] for volume in spec["volumes"]})
 
+    def test_values_that_deep_ep_env_prints(self):
+        status, text, errors = run([tool(), "env", "--profile", "gke-a4", "--nccl", "--format", "helm"])
+        self.assertEqual((status, errors), (0, ""))
+        [printed] = kustomize.load_all(text)
+        objects = charts.render(charts.values(IMAGE, {"workload": {"gibFolder": "/home/kubernetes/bin/gib"}}, printed))
+        self.assertEqual(problems(objects), [])
+        container = pod_of(main_object(objects))[1]["containers"][0]
+        self.assertEqual(lint.variable(container, "DEEP_EP_RDMA_TRAFFIC_CLASS"), str(charts.values()["network"]["trafficClass"]))
+        self.assertEqual(lint.variable(container, "NCCL_NET"), "gIB")
+        mounts = {mount["mountPath"]: mount for mount in container["volumeMounts"]}
+        self.assertTrue(mounts["/usr/local/gib"]["readOnly"])
+
     def test_no_key_and_no_sshd_without_nccl(self):
         without = charts.render(charts.values(IMAGE, {"tests": {"nccl": {"enabled": False}}}))
         self.assertNotIn("ssh", {volume["name"] for volume in pod_of(main_object(without))[1]["volumes"]})
@@ -123,6 +135,7 @@ class Chart(unittest.TestCase):
             ({**IMAGE, "topology": {"mode": "near"}}, "topology.mode: 'near' is not one of"),
             ({**IMAGE, "topology": {"level": "kubernetes.io/hostname"}}, "topology.level: 'kubernetes.io/hostname'"),
             ({**IMAGE, "workload": {"env": {"HF_TOKEN": "x"}}}, "'HF_TOKEN'"),
+            ({**IMAGE, "workload": {"env": {"MASTER_PORT": "1"}}}, "'MASTER_PORT'"),
             ({**IMAGE, "results": {"kind": "claim"}}, "results.claim names none"),
             ({**IMAGE, "results": {"kind": "bucket", "bucket": "b"}}, "workload.serviceAccount names none"),
             ({**IMAGE, "results": {"kind": "bucket"}, "workload": {"serviceAccount": "s"}}, "results.bucket names none"),

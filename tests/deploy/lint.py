@@ -17,6 +17,7 @@ HOST_FOLDERS = {
     "/dev/nvidiactl",
     "/dev/nvidia-uvm",
     "/home/kubernetes/bin/nvidia",
+    "/home/kubernetes/bin/gib",
     "/home/kubernetes/bin/deep_ep",
 }
 SSHD_NEEDS = {"SETUID", "SETGID", "SYS_CHROOT"}
@@ -184,7 +185,7 @@ def volume_problems(name, spec):
                 yield f"{name}: container {container['name']} mounts two volumes at {mount['mountPath']}"
             paths.add(mount["mountPath"])
             host = volumes[mount["name"]].get("hostPath", {}).get("path")
-            if host == "/home/kubernetes/bin/nvidia" and not mount.get("readOnly"):
+            if host in ("/home/kubernetes/bin/nvidia", "/home/kubernetes/bin/gib") and not mount.get("readOnly"):
                 yield f"{name}: container {container['name']} can write the driver's folder"
     for volume in volumes:
         if volume not in mounted:

@@ -13,7 +13,6 @@
 #include <cerrno>
 #include <memory>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "csrc/support/format.hpp"

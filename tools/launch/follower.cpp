@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
-#include <memory>
 #include <optional>
 #include <string>
 #include <utility>

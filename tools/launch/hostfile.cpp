@@ -8,7 +8,6 @@
 #include <numeric>
 #include <optional>
 #include <sstream>
-#include <tuple>
 #include <utility>
 
 #include "csrc/support/format.hpp"

@@ -14,7 +14,6 @@
 #include <memory>
 #include <optional>
 #include <thread>
-#include <vector>
 
 #include "csrc/support/deadline.hpp"
 #include "csrc/support/format.hpp"

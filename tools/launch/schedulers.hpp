@@ -1,7 +1,6 @@
 // Which node of a run this is, where a scheduler has started one launcher on each of its nodes.
 #pragma once
 
-#include <span>
 #include <string>
 #include <string_view>
 

@@ -78,10 +78,10 @@ def init_dist(local_rank: int, num_local_ranks: int, seed: int = 0) -> Tuple[int
     return dist.get_rank(), dist.get_world_size(), dist.new_group(list(range(nodes * num_local_ranks)))
 
 
-def dist_print(text: str = "", once_in_node: bool = False) -> None:
+def dist_print(s: str = "", once_in_node: bool = False) -> None:
     """Prints (``once_in_node``: on the first rank of each node only), and waits for all ranks."""
     if not once_in_node or _local_rank == 0:
-        print(text, flush=True)
+        print(s, flush=True)
     dist.barrier()
 
 

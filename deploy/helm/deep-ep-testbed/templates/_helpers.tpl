@@ -147,12 +147,14 @@ containers:
         value: {{ .Values.workload.sleepSeconds | quote }}
       - name: TESTBED_RESULTS
         value: /results/{{ .Values.results.directory }}
-      {{- if .Values.workload.driverFolder }}
+      {{- if and .Values.workload.driverFolder (not (hasKey .Values.workload.env "LD_LIBRARY_PATH")) }}
       - name: LD_LIBRARY_PATH
         value: /usr/local/nvidia/lib64
       {{- end }}
+      {{- if not (hasKey .Values.workload.env "DEEP_EP_RDMA_TRAFFIC_CLASS") }}
       - name: DEEP_EP_RDMA_TRAFFIC_CLASS
         value: {{ .Values.network.trafficClass | quote }}
+      {{- end }}
       {{- range $name, $value := .Values.workload.env }}
       - name: {{ $name }}
         value: {{ $value | quote }}
@@ -195,6 +197,11 @@ containers:
         mountPath: /usr/local/nvidia
         readOnly: true
       {{- end }}
+      {{- if .Values.workload.gibFolder }}
+      - name: gib
+        mountPath: /usr/local/gib
+        readOnly: true
+      {{- end }}
       {{- if .Values.tests.nccl.enabled }}
       - name: ssh
         mountPath: /etc/testbed-ssh
@@ -228,6 +235,12 @@ volumes:
   - name: driver
     hostPath:
       path: {{ .Values.workload.driverFolder }}
+      type: Directory
+  {{- end }}
+  {{- if .Values.workload.gibFolder }}
+  - name: gib
+    hostPath:
+      path: {{ .Values.workload.gibFolder }}
       type: Directory
   {{- end }}
   {{- if .Values.tests.nccl.enabled }}

@@ -275,6 +275,15 @@ TEST(BenchPlot, BetweenNodesHasTwoLines) {
   EXPECT_EQ(chart.lines[1].points.front().second, 40);
 }
 
+TEST(BenchPlot, TakesWhatCrossesWhereThereIsNothingElse) {
+  Figure figure = dispatch(128, 0);
+  figure.gb_per_s.reset();
+  figure.rdma_wire_gb_per_s = 24;
+  const Chart chart = plot_bandwidth({figure}, "tokens");
+  ASSERT_EQ(chart.lines.size(), 1u);
+  EXPECT_EQ(chart.lines[0].name, "dispatch fp8 cached (RDMA wire)");
+}
+
 TEST(BenchPlot, WideAxesAreLogarithmic) {
   const Picture picture(to_svg(plot_bandwidth({dispatch(1, 1), dispatch(64, 2), dispatch(4096, 3)}, "tokens")));
   EXPECT_NEAR(picture.x_ticks.at("64") - picture.x_ticks.at("1"), picture.x_ticks.at("4096") - picture.x_ticks.at("64"),

@@ -28,8 +28,14 @@ constexpr Axis kAxes[] = {{"tokens", "tokens per rank"},
                           {"groups", "nodes that a token's experts are on"},
                           {"bytes", "bytes of a message"}};
 
+/// Files of older measurements may have no other rate than that of what really crosses.
+bool has_wire_only(const Figure& figure) {
+  return !figure.gb_per_s && !figure.rdma_gb_per_s && figure.rdma_wire_gb_per_s.value_or(0) > 0;
+}
+
 bool has_rate(const Figure& figure) {
-  return figure.status == "ok" && (figure.gb_per_s.value_or(0) > 0 || figure.rdma_gb_per_s.value_or(0) > 0);
+  const bool any = figure.gb_per_s.value_or(0) > 0 || figure.rdma_gb_per_s.value_or(0) > 0 || has_wire_only(figure);
+  return figure.status == "ok" && any;
 }
 
 /// Which columns do not say the same of all measurements.
@@ -116,6 +122,7 @@ Chart plot_bandwidth(const std::vector<Figure>& figures, const std::string& over
     const bool both = figure.rdma_gb_per_s.has_value();
     add(both ? name + " (NVLink)" : name, *x, figure.gb_per_s);
     add(name + " (RDMA)", *x, figure.rdma_gb_per_s);
+    if (has_wire_only(figure)) add(name + " (RDMA wire)", *x, figure.rdma_wire_gb_per_s);
   }
   if (lines.empty()) {
     throw InvalidArgument(fmt::format("there is nothing to plot: no measurement has a bandwidth and {}", axis.label));

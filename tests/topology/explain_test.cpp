@@ -3,6 +3,7 @@
 
 #include <set>
 #include <string>
+#include <vector>
 
 #include "tools/doctor/explain/explain.hpp"
 
@@ -52,8 +53,9 @@ TEST(Explain, UnknownTextsAreNotExplained) {
        {"hello", "Segmentation fault (core dumped)", "the lamp is green", "...", "rank 3 (host b): x"}) {
     EXPECT_TRUE(explain(text).empty()) << text << " -> " << first(text);
   }
-  EXPECT_NE(to_text({}).find("Nothing is known"), std::string::npos);
-  EXPECT_NE(to_text({}).find("--bundle"), std::string::npos);
+  const std::string none = to_text(std::vector<Explanation>{});
+  EXPECT_NE(none.find("Nothing is known"), std::string::npos);
+  EXPECT_NE(none.find("--bundle"), std::string::npos);
 }
 
 // What the page quotes, a user will paste, with something in the place of "...".

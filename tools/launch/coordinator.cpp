@@ -29,13 +29,11 @@
 namespace deep_ep::tools {
 namespace {
 
-constexpr int kTick = 200;  ///< ms
-constexpr int kBriefTick = 10;
 constexpr double kMostOfAStranger = 10;  ///< seconds for a caller to say who it is
 constexpr double kMostOfAnEnd = 20;      ///< seconds for a node to end, once told to
 
 /// Somebody who has called, or whom ssh leads to.
-struct Caller {
+struct JoiningNode {
   int node = -1;  ///< -1: has not said who it is
   std::unique_ptr<Link> link;
 };
@@ -45,7 +43,7 @@ struct Node {
   std::string topology;  ///< where it stands, if anybody says
   int ranks = 0;
   bool is_local = false;
-  Caller* caller = nullptr;  ///< null: has not joined; of the local node always
+  JoiningNode* caller = nullptr;  ///< null: has not joined; of the local node always
   bool joined = false;
   bool done = false;  ///< all its ranks have ended well
   int number = 0;     ///< in the order of ranks
@@ -108,7 +106,7 @@ class Coordinator {
       const bool behind = output_.is_behind();
       crew_.set_reading(!behind);
       for (const auto& caller : callers_) caller->link->set_reading(!behind);
-      loop_.wait(behind ? kBriefTick : kTick);
+      loop_.wait(behind ? Loop::kBriefTick : Loop::kTick);
       look_around();
     }
     crew_.kill_orphans();
@@ -117,7 +115,7 @@ class Coordinator {
 
  private:
   void add_caller(int node, UniqueFd in, UniqueFd out) {
-    Caller& caller = *callers_.emplace_back(std::make_unique<Caller>());
+    JoiningNode& caller = *callers_.emplace_back(std::make_unique<JoiningNode>());
     caller.node = node;
     caller.link = std::make_unique<Link>(
         loop_, std::move(in), std::move(out),
@@ -133,12 +131,12 @@ class Coordinator {
       if (!line.empty()) output_.say(fmt::format("{}: {}", name, line));
     }
   }
-  void take_noise(const Caller& caller, std::string_view text) {
+  void take_noise(const JoiningNode& caller, std::string_view text) {
     if (caller.node >= 0) return show_noise(nodes_[static_cast<std::size_t>(caller.node)].name, text);
     caller.link->close();  // a stranger
   }
 
-  void take(Caller& caller, Word word, std::string_view body) {
+  void take(JoiningNode& caller, Word word, std::string_view body) {
     try {
       if (word == Word::hello) return welcome(caller, from_words<Hello>(body));
       if (caller.node < 0) return caller.link->close();
@@ -152,7 +150,7 @@ class Coordinator {
     }
   }
 
-  void welcome(Caller& caller, const Hello& hello) {
+  void welcome(JoiningNode& caller, const Hello& hello) {
     if (caller.node < 0 && !let_in(caller, hello)) return;
     Node& node = nodes_[static_cast<std::size_t>(caller.node)];
     if (node.joined) return;
@@ -168,7 +166,7 @@ class Coordinator {
   }
 
   /// A caller says which node it is. One that cannot be is sent away, and the others go on waiting.
-  bool let_in(Caller& caller, const Hello& hello) {
+  bool let_in(JoiningNode& caller, const Hello& hello) {
     std::string why;
     const int nodes = static_cast<int>(nodes_.size());
     if (hello.nodes != nodes) {
@@ -267,7 +265,7 @@ class Coordinator {
                                        describe_status(failure.status), log.empty() ? "" : fmt::format(" ({})", log)));
   }
 
-  void take_end(const Caller& caller, const std::string& why) {
+  void take_end(const JoiningNode& caller, const std::string& why) {
     if (caller.node < 0) return;
     const Node& node = nodes_[static_cast<std::size_t>(caller.node)];
     // Of one that did not join, ssh's status says more.
@@ -331,7 +329,7 @@ class Coordinator {
     if (!verdict_ && std::ranges::all_of(nodes_, &Node::done)) decide(0, "");
   }
 
-  void look_at(const Caller& caller) {
+  void look_at(const JoiningNode& caller) {
     if (!caller.link->is_open()) return;
     const double silence = caller.link->silent_for();
     if (caller.node < 0 && silence > kMostOfAStranger) caller.link->close();
@@ -386,7 +384,7 @@ class Coordinator {
   Ending ending_;
   bool by_ssh_ = false;
   UniqueFd listener_;
-  std::vector<std::unique_ptr<Caller>> callers_;
+  std::vector<std::unique_ptr<JoiningNode>> callers_;
   std::vector<Node> nodes_;
   Deadline join_deadline_;
   std::string master_;

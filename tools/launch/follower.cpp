@@ -17,9 +17,6 @@
 namespace deep_ep::tools {
 namespace {
 
-constexpr int kTick = 200;  ///< ms
-constexpr int kBriefTick = 10;
-
 class Follower {
  public:
   /// `output`: null where the first launcher gets it all.
@@ -37,7 +34,7 @@ class Follower {
       // A rank waits for a network or a reader that is slow, but not for one that stands still.
       const bool behind = link.is_behind() || (output_ != nullptr && output_->is_behind());
       crew_.set_reading(!behind);
-      loop_.wait(behind ? kBriefTick : kTick);
+      loop_.wait(behind ? Loop::kBriefTick : Loop::kTick);
       look_around();
       if (crew_.running() != 0 && !ending_.go_on()) {
         say("some ranks do not die; they are left alone");
@@ -45,7 +42,8 @@ class Follower {
       }
     }
     // The orphans' pipes may hold up nobody, and the first launcher shall read what there is.
-    for (const Deadline patience(options_.silence); !link.has_sent_all() && !patience.expired();) loop_.wait(kTick);
+    for (const Deadline patience(options_.silence); !link.has_sent_all() && !patience.expired();)
+      loop_.wait(Loop::kTick);
     return verdict_->status;
   }
 

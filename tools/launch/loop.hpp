@@ -13,6 +13,9 @@ namespace deep_ep::tools {
 class Loop {
  public:
   using Action = std::function<void()>;
+  /// How long to wait in one go, ms: where nothing is known to come, and where ranks' output waits to be written.
+  static constexpr int kTick = 200;
+  static constexpr int kBriefTick = 10;
 
   Loop();
   Loop(const Loop&) = delete;

@@ -15,7 +15,7 @@ namespace deep_ep::tools {
 namespace {
 
 constexpr std::size_t kLongestLine = 65536;
-constexpr double kPatience = 3;  ///< seconds in which a terminal that is read takes something
+constexpr double kReaderPatience = 3;  ///< seconds in which a terminal that is read takes something
 
 int write_all(int fd, std::string_view text) {
   while (!text.empty()) {
@@ -89,9 +89,9 @@ void RankOutput::say(const std::string& line) { err_.write("deep_ep: " + line + 
 std::string RankOutput::finish() {
   for (auto& [which, line] : unfinished_) show(which.second, line);
   unfinished_.clear();
-  if (problem_.empty()) problem_ = out_.finish(kPatience);
+  if (problem_.empty()) problem_ = out_.finish(kReaderPatience);
   if (!problem_.empty()) say(problem_);
-  const std::string of_errors = err_.finish(kPatience);
+  const std::string of_errors = err_.finish(kReaderPatience);
   return problem_.empty() ? of_errors : problem_;
 }
 

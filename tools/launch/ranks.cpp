@@ -7,8 +7,8 @@
 namespace deep_ep::tools {
 namespace {
 
-constexpr double kGrace = 5;      ///< seconds between the request to end and the end
-constexpr double kPatience = 10;  ///< for a killed process: a driver may hold it
+constexpr double kGrace = 5;            ///< seconds between the request to end and the end
+constexpr double kKilledPatience = 10;  ///< for a killed process: a driver may hold it
 
 }  // namespace
 
@@ -42,7 +42,7 @@ void Ending::begin() {
 void Ending::kill() {
   begin();
   if (patience_) return;
-  patience_.emplace(kPatience);
+  patience_.emplace(kKilledPatience);
   crew_.signal_all(SIGKILL);
 }
 

@@ -189,6 +189,15 @@ TEST_F(Sysroot, SmallSharedMemory) {
   EXPECT_EQ(complaints("open_files"), "warning: a process may have 1024 open files");
 }
 
+TEST_F(Sysroot, ShortPacketsAndDifferentFirmware) {
+  write_healthy_machine(machine_);
+  machine_.write("/sys/class/net/eth1/mtu", "9000");
+  machine_.write("/sys/class/net/eth2/mtu", "1500");
+  machine_.write("/sys/class/infiniband/mlx5_7/fw_ver", "28.43.1014");
+  EXPECT_EQ(complaints("mtu"), "warning: mlx5_1 port 1: the MTU of eth2 is 1500");
+  EXPECT_EQ(complaints("firmware"), "note: NICs differ in their firmware: 28.41.1000, 28.43.1014");
+}
+
 TEST_F(Sysroot, BridgesThatRedirect) {
   write_healthy_machine(machine_);
   std::string config(4096, '\0');

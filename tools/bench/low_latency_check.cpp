@@ -25,8 +25,8 @@ oracle::LowLatencyReceived routes_to(const WorkloadShape& shape, int rank) {
   for (int source = 0; source < shape.ranks; ++source) {
     inputs.push_back({{shape.tokens, shape.topk, make_selection(shape, source), {}}, {}});
   }
-  auto routes = oracle::low_latency_dispatch({shape.ranks, shape.experts, 0, shape.tokens}, inputs,
-                                             oracle::RowFormat::bf16);
+  auto routes =
+      oracle::low_latency_dispatch({shape.ranks, shape.experts, 0, shape.tokens}, inputs, oracle::RowFormat::bf16);
   return std::move(routes.received[at(rank, 1)]);
 }
 
@@ -106,7 +106,8 @@ void check_low_latency_combine(const CheckedRank& rank, LowLatencyCombine kind, 
   const WorkloadShape& shape = rank.shape;
   const auto sums = to_host<std::uint16_t>(rank.executor, result.combined_x.view(), rank.stream);
   const std::vector<std::int64_t> selection = make_selection(shape, rank.rank);
-  const bool exact = kind != LowLatencyCombine::logfmt;  // sums of small whole numbers: only the roundings to BF16 count
+  const bool exact =
+      kind != LowLatencyCombine::logfmt;  // sums of small whole numbers: only the roundings to BF16 count
   const std::vector<int> widths = rail_widths(shape.ranks, kind, reach);
   std::vector<std::uint16_t> x(static_cast<std::size_t>(shape.hidden));
   for (std::int64_t token = 0; token < shape.tokens; ++token) {

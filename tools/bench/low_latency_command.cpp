@@ -8,6 +8,7 @@
 
 #include "tools/bench/commands.hpp"
 #include "tools/bench/low_latency.hpp"
+#include "tools/bench/upstream_lines.hpp"
 #include "tools/common/command_line.hpp"
 #include "tools/common/ranks.hpp"
 
@@ -18,6 +19,8 @@ constexpr BenchKind kLowLatency = {
     .name = "low-latency",
     .gpu = {.tokens = 128, .hidden = 7168, .experts = 288, .rounds = 100, .warmup = 20},
     .cpu = {.tokens = 16, .hidden = 1024, .experts = 288, .rounds = 10, .warmup = 2},
+    .quick_gpu = {.tokens = 32, .hidden = 7168, .experts = 288, .rounds = 10, .warmup = 3},
+    .quick_cpu = {.tokens = 4, .hidden = 256, .experts = 16, .rounds = 2, .warmup = 1},
     .limits = {.fewest_tokens = 1, .most_tokens = 8192, .hidden_multiple = 128, .most_experts = 65535},
     .dtype_help = "Dispatched rows: fp8 (cast by the call), bf16 or both",
 };
@@ -59,30 +62,51 @@ void print_line(const LowLatencyMeasurement& m) {
              show_microseconds(m.timing.fastest), show_microseconds(m.timing.slowest),
              show_microseconds(m.timing.back_to_back), show_microseconds(m.host),
              part ? "-" : show_rate(m.selected_gb_per_s()), part ? "-" : show_rate(m.wire_gb_per_s()));
-  if (m.operation == "dispatch+combine" && m.part == "whole") {
-    fmt::print("Dispatch + combine bandwidth: {:.2f} GB/s, avg_t={:.2f} us\n", m.selected_gb_per_s(),
-               m.seconds() * 1e6);
-  }
   std::fflush(stdout);
 }
 
+void fill_figure(Figure& figure, const LowLatencyMeasurement& m) {
+  const bool is_dispatch = m.operation == "dispatch";
+  figure.operation = m.operation;
+  figure.dtype = is_dispatch || m.operation == "dispatch+combine" ? m.variant : "bf16";
+  figure.mode = m.operation == "combine" ? m.variant : "-";
+  figure.part = m.part;
+  figure.tokens = m.tokens;
+  set_times(figure, m.timing);
+  if (m.host > 0) figure.host_us = m.host * 1e6;
+  if (m.part == "send" || m.part == "receive") return;  // the bytes are the whole call's
+  if (m.selected_gb_per_s() > 0) figure.gb_per_s = m.selected_gb_per_s();
+  if (m.wire_gb_per_s() > 0) figure.nvlink_wire_gb_per_s = m.wire_gb_per_s();
+}
+
 int run_low_latency_bench(LowLatencyOptions options) {
-  const World world = make_world(options.ranks, options.device);
-  const Device::Kind device = choose_device(options.device, world.separate_processes() ? 1 : world.size);
+  int nodes = std::max(1, options.nodes);
+  const World world = make_world(options, nodes);
+  if (options.nodes != 0) options.nodes = nodes;
+  const Device::Kind device = choose_device(options.device, world.local_ranks());
   complete(kLowLatency, options, device, world.size);
-  check_nodes(world.size, options.topk, options.experts, std::max(1, options.nodes), 0);
-  const bool prints_text = world.first_rank == 0 && !options.json;
+  check_nodes(world.size, options.topk, options.experts, nodes, 0);
+  const bool prints_text = world.first_rank == 0 && options.output.text();
+  nlohmann::json setting = setting_json(kLowLatency, options, world, device);
+  setting.update({{"nodes", options.nodes}, {"nvlink", options.nvlink}, {"rails", options.rails}});
+  Figure figure = setting_figure(kLowLatency, options, world, device);
+  figure.nodes = nodes;
+  Measurements<LowLatencyMeasurement> measurements(options, world, std::move(setting), std::move(figure),
+                                                   {.line = print_line, .json = to_json, .fill = fill_figure});
   if (prints_text) {
     print_setting(options, world, device);
     print_head(options, device);
   }
-  nlohmann::json setting = setting_json(kLowLatency, options, world, device);
-  setting.update({{"nodes", options.nodes}, {"nvlink", options.nvlink}, {"rails", options.rails}});
-  print_measurements<LowLatencyMeasurement>(
-      options, world, std::move(setting), print_line, to_json,
-      [&](const auto& report) { run_low_latency(options, world, device, report); });
-  if (prints_text && options.check) fmt::print("\nEvery checked result is right.\n");
-  return 0;
+  LowLatencyLines lines(options, world.size);
+  run_low_latency(options, world, device, [&](const LowLatencyMeasurement& measurement) {
+    measurements.add(measurement);
+    lines.add(measurement);
+  });
+  if (prints_text) {
+    lines.print();
+    if (options.check) fmt::print("\nEvery checked result is right.\n");
+  }
+  return measurements.finish();
 }
 
 }  // namespace
@@ -95,7 +119,7 @@ void add_bench_low_latency(CLI::App& bench, Action& action) {
   add_options(*command, kLowLatency, o);
   command->add_option("--nodes", o.nodes, "Nodes that the ranks play; they reach other nodes by RDMA")
       ->check(CLI::Range(1, kMostRanks));
-  command->add_flag("!--no-nvlink", o.nvlink, "Reach all ranks by RDMA");
+  command->add_flag("!--no-nvlink,!--disable-nvlink", o.nvlink, "Reach all ranks by RDMA");
   command
       ->add_option("--rails", o.rails,
                    "Send rows once for each node, not for each rank: where it should pay, always, or never")

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <numeric>
 #include <span>
 
 namespace deep_ep::tools {
@@ -99,6 +100,7 @@ Timing Meter::summarise(const std::vector<Round>& rounds) {
   timing.median = median(device_rounds);
   timing.fastest = *std::ranges::min_element(device_rounds);
   timing.slowest = *std::ranges::max_element(device_rounds);
+  timing.mean = std::accumulate(device_rounds.begin(), device_rounds.end(), 0.0) / static_cast<double>(rounds.size());
   timing.wall = median(slowest(wall));
   return timing;
 }

@@ -15,6 +15,7 @@ struct Timing {
   double median = 0;  ///< of aligned rounds: from an event before the call to one after its last kernel
   double fastest = 0;
   double slowest = 0;
+  double mean = 0;
   double wall = 0;          ///< median of the same rounds by the host's clock: from the call to the end of its kernels
   double back_to_back = 0;  ///< mean of rounds enqueued one after the other, without the host waiting in between
 };

@@ -18,6 +18,7 @@ struct NormalModeOptions : BenchOptions {
   int nodes = 1;              ///< of equally many ranks; several: ranks of this host play them
   int groups = 0;             ///< nodes that a token's experts may be on, 0 = all
   bool peers = true;          ///< inside a node
+  bool tune = false;          ///< several numbers of SMs
   bool uncached = true;       ///< also layout, and dispatch that exchanges counts
 };
 

@@ -11,6 +11,7 @@
 
 #include "tools/bench/commands.hpp"
 #include "tools/bench/normal_mode.hpp"
+#include "tools/bench/upstream_lines.hpp"
 #include "tools/commands.hpp"
 #include "tools/common/command_line.hpp"
 #include "tools/common/ranks.hpp"
@@ -22,6 +23,8 @@ constexpr BenchKind kIntranode = {
     .name = "intranode",
     .gpu = {.tokens = 4096, .hidden = 7168, .experts = 256, .rounds = 50, .warmup = 10},
     .cpu = {.tokens = 128, .hidden = 2048, .experts = 256, .rounds = 30, .warmup = 2},
+    .quick_gpu = {.tokens = 256, .hidden = 7168, .experts = 256, .rounds = 10, .warmup = 3},
+    .quick_cpu = {.tokens = 8, .hidden = 256, .experts = 16, .rounds = 2, .warmup = 1},
     .limits = {.fewest_tokens = 0, .most_tokens = 1 << 20, .hidden_multiple = 16, .most_experts = 65536},
     .dtype_help = "Dispatched rows: fp8 (with a scale for every 128 channels), bf16 or both",
 };
@@ -29,6 +32,8 @@ constexpr BenchKind kInternode = {
     .name = "internode",
     .gpu = kIntranode.gpu,
     .cpu = {.tokens = 64, .hidden = 1024, .experts = 256, .rounds = 10, .warmup = 2},
+    .quick_gpu = kIntranode.quick_gpu,
+    .quick_cpu = kIntranode.quick_cpu,
     .limits = kIntranode.limits,
     .dtype_help = kIntranode.dtype_help,
 };
@@ -109,63 +114,61 @@ void print_internode_line(const Measurement& m) {
   std::fflush(stdout);
 }
 
-/// What upstream's test prints in the end, and as it counts: over RDMA also what stays in the node, over NVLink all
-/// that is received. A cached dispatch has no time before it; chunks are of 16 rows, and inside a node there are none.
-class BestLines {
- public:
-  void add(const Measurement& m) {
-    if (m.timing.median <= 0 || (m.mode != "cached" && m.mode != "in heap")) return;
-    const auto same = std::ranges::find_if(best_, [&](const Measurement& other) {
-      return other.tokens == m.tokens && other.operation == m.operation && other.dtype == m.dtype;
-    });
-    if (same == best_.end()) {
-      best_.push_back(m);
-    } else if (m.timing.median < same->timing.median) {
-      *same = m;
-    }
-  }
-  void print() const {
-    fmt::print("\n");
-    for (const Measurement& m : best_) {
-      const double seconds = m.timing.median;
-      const char* name = m.operation == "combine" ? "combine" : m.dtype == "fp8" ? "dispatch (FP8)" : "dispatch (BF16)";
-      fmt::print(
-          "[tuning] Best {}: SMs {}, NVL chunk 1, RDMA chunk 16: 0 + {:.2f} us, {:.2f} GB/s (RDMA), {:.2f} GB/s "
-          "(NVL)\n",
-          name, m.sms, seconds * 1e6, m.to_nodes_bytes / seconds * 1e-9, m.logical_bytes / seconds * 1e-9);
-    }
-  }
+void fill_figure(Figure& figure, const Measurement& m) {
+  figure.operation = m.operation;
+  figure.dtype = m.dtype;
+  figure.mode = m.mode;
+  figure.by = m.transport;
+  figure.tokens = m.tokens;
+  if (m.sms > 0) figure.sms = m.sms;
+  set_times(figure, m.timing);
+  const auto set = [&](Figure::Number& rate, double bytes) {
+    if (bytes > 0 && m.timing.median > 0) rate = bytes / m.timing.median * 1e-9;
+  };
+  set(figure.gb_per_s, m.logical_bytes);
+  set(figure.nvlink_wire_gb_per_s, m.wire_bytes);
+  if (*figure.nodes == 1) return;
+  set(figure.rdma_gb_per_s, m.to_nodes_bytes);
+  set(figure.rdma_wire_gb_per_s, m.rdma_bytes);
+}
 
- private:
-  std::vector<Measurement> best_;
-};
+std::vector<int> sms_to_try(bool tune, Device::Kind device) {
+  if (!tune) return {device == Device::Kind::cuda ? kSmsOfGpu : 0};
+  return device == Device::Kind::cuda ? std::vector<int>{4, 8, 12, 16, 20, 24, 32} : std::vector<int>{1, 2, 4};
+}
 
 int run_normal_mode_bench(const BenchKind& kind, NormalModeOptions options) {
-  const World world = make_world(options.ranks, options.device);
-  const Device::Kind device = choose_device(options.device, world.separate_processes() ? 1 : world.size);
+  const World world = make_world(options, options.nodes);
+  const Device::Kind device = choose_device(options.device, world.local_ranks());
   complete(kind, options, device, world.size);
   check_nodes(world.size, options.topk, options.experts, options.nodes, options.groups);
-  if (options.sms.empty()) options.sms = {device == Device::Kind::cuda ? kSmsOfGpu : 0};
-  const bool prints_text = world.first_rank == 0 && !options.json;
+  if (options.sms.empty()) options.sms = sms_to_try(options.tune, device);
+  options.peers = options.peers && !options.quick;
+  const bool prints_text = world.first_rank == 0 && options.output.text();
   const bool one_node = options.nodes == 1;
+  nlohmann::json setting = setting_json(kind, options, world, device);
+  if (!one_node) setting.update({{"nodes", options.nodes}, {"groups", options.groups}});
+  Figure figure = setting_figure(kind, options, world, device);
+  figure.nodes = options.nodes;
+  figure.groups = options.groups;
+  Measurements<Measurement> measurements(options, world, std::move(setting), std::move(figure),
+                                         {.line = one_node ? print_intranode_line : print_internode_line,
+                                          .json = one_node ? intranode_json : internode_json,
+                                          .fill = fill_figure});
   if (prints_text) {
     print_setting(options, world, device);
     one_node ? print_intranode_head() : print_internode_head(options);
   }
-  nlohmann::json setting = setting_json(kind, options, world, device);
-  if (!one_node) setting.update({{"nodes", options.nodes}, {"groups", options.groups}});
-  BestLines best;
-  print_measurements<Measurement>(options, world, std::move(setting),
-                                  one_node ? print_intranode_line : print_internode_line,
-                                  one_node ? intranode_json : internode_json, [&](const auto& report) {
-                                    run_normal_mode(options, world, device, [&](const Measurement& measurement) {
-                                      report(measurement);
-                                      best.add(measurement);
-                                    });
-                                  });
-  if (prints_text && !one_node) best.print();
-  if (prints_text && options.check) fmt::print("\nEvery checked result is exact.\n");
-  return 0;
+  NormalModeLines lines(options, options.tune);
+  run_normal_mode(options, world, device, [&](const Measurement& measurement) {
+    measurements.add(measurement);
+    lines.add(measurement);
+  });
+  if (prints_text) {
+    lines.print();
+    if (options.check) fmt::print("\nEvery checked result is exact.\n");
+  }
+  return measurements.finish();
 }
 
 /// A command with the options that both have.
@@ -181,6 +184,7 @@ CLI::App* add_normal_mode(CLI::App& bench, Action& action, const BenchKind& kind
                                kSmsOfGpu))
       ->delimiter(',')
       ->check(CLI::Range(0, 1024));
+  command->add_flag("--tune", o.tune, "Try several numbers of SMs, and print a line for each as DeepEP's tests do");
   command->add_option("--warps", o.warps, "Warps of a block, one or several numbers; 0 = the library's default")
       ->check(CLI::Range(0, 16));
   command->add_option("--window-mib", o.window_mib, "MiB of the buffer's window; 0 = the library's default")
@@ -216,7 +220,7 @@ void add_internode(CLI::App& bench, Action& action) {
   command->add_option("--nodes", options->nodes, "Nodes that the ranks play; they reach other nodes by RDMA")
       ->check(CLI::Range(2, kMostRanks))
       ->capture_default_str();
-  command->add_option("--groups", options->groups, "Nodes that a token's experts are on; 0 = any")
+  command->add_option("--groups,--num-topk-groups", options->groups, "Nodes that a token's experts are on; 0 = any")
       ->check(CLI::Range(0, kMostRanks))
       ->capture_default_str();
 }
@@ -229,6 +233,11 @@ void add_bench_command(CLI::App& app, Action& action) {
   add_intranode(*bench, action);
   add_internode(*bench, action);
   add_bench_low_latency(*bench, action);
+  add_bench_selftest(*bench, action);
+  add_bench_wire(*bench, action);
+  add_bench_sweep(*bench, action);
+  add_bench_nccl_parse(*bench, action);
+  add_bench_plot(*bench, action);
 }
 
 }  // namespace deep_ep::tools

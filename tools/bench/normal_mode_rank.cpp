@@ -2,8 +2,8 @@
 
 namespace deep_ep::tools {
 
-NormalModeBench::NormalModeBench(const WorkloadShape& shape, const Routes& routes, const std::shared_ptr<Bootstrap>& bootstrap,
-                     const std::shared_ptr<Executor>& executor)
+NormalModeBench::NormalModeBench(const WorkloadShape& shape, const Routes& routes,
+                                 const std::shared_ptr<Bootstrap>& bootstrap, const std::shared_ptr<Executor>& executor)
     : shape_(shape),
       routes_(routes),
       executor_(*executor),
@@ -20,7 +20,9 @@ NormalModeBench::NormalModeBench(const WorkloadShape& shape, const Routes& route
   handle_ = dispatch(false, Config{}).handle;
 }
 
-DispatchLayout NormalModeBench::layout() { return buffer_.get_dispatch_layout(selection_.view(), shape_.experts, call_); }
+DispatchLayout NormalModeBench::layout() {
+  return buffer_.get_dispatch_layout(selection_.view(), shape_.experts, call_);
+}
 
 template <class Arguments>
 void NormalModeBench::set_rows(Arguments& arguments, bool as_8bit, const Config& config) const {

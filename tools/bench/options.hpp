@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "tools/bench/measure.hpp"
+#include "tools/bench/output/report.hpp"
 #include "tools/bench/world.hpp"
 #include "tools/common/json_output.hpp"
 
@@ -20,7 +21,8 @@ class App;
 namespace deep_ep::tools {
 
 struct BenchOptions {
-  int ranks = 0;
+  int ranks = 0;           ///< 0: not given
+  int ranks_per_node = 0;  ///< instead of it
   std::string device = "auto";
   std::vector<std::int64_t> tokens;
   int hidden = 0;
@@ -29,7 +31,8 @@ struct BenchOptions {
   std::string dtype = "both";  ///< of dispatched rows: fp8, bf16, both
   Rounds rounds{-1, 0};
   bool check = false;  ///< compare every result with what it must be
-  bool json = false;
+  bool quick = false;  ///< small sizes, few rounds, and the check
+  OutputOptions output{};
 };
 
 /// Sizes that suit a device, where the user gives none.
@@ -53,11 +56,17 @@ struct BenchKind {
   const char* name;
   BenchSizes gpu;
   BenchSizes cpu;
+  BenchSizes quick_gpu;
+  BenchSizes quick_cpu;
   BenchLimits limits;
   const char* dtype_help;
 };
 
 void add_options(CLI::App& command, const BenchKind& kind, BenchOptions& options);
+
+/// The world of --ranks or --num-processes. `nodes`: as the user gave it; becomes the number of processes where each of
+/// them is a node.
+World make_world(const BenchOptions& options, int& nodes);
 
 /// Fills in what the user left out, then throws InvalidArgument, in words of the command line, if it does not fit.
 void complete(const BenchKind& kind, BenchOptions& options, Device::Kind device, int ranks);
@@ -68,24 +77,58 @@ void print_setting(const BenchOptions& options, const World& world, Device::Kind
 nlohmann::json setting_json(const BenchKind& kind, const BenchOptions& options, const World& world,
                             Device::Kind device);
 nlohmann::json timing_json(const Timing& timing);
+/// The setting as a figure, and its times.
+Figure setting_figure(const BenchKind& kind, const BenchOptions& options, const World& world, Device::Kind device);
+void set_times(Figure& figure, const Timing& timing);
 
 /// "12.3", or "-" where nothing was measured.
 std::string show_microseconds(double seconds);
 std::string show_rate(double gb_per_s);
 
-/// Calls run(report) and prints what is reported: at once with `print_line`, or at the end one JSON document with
-/// `to_json` of each.
-template <class Measurement, class Run>
-void print_measurements(const BenchOptions& options, const World& world, nlohmann::json setting,
-                        void (*print_line)(const Measurement&), nlohmann::json (*to_json)(const Measurement&),
-                        Run&& run) {
-  nlohmann::json measurements = nlohmann::json::array();
-  run([&](const Measurement& measurement) {
-    options.json ? measurements.push_back(to_json(measurement)) : print_line(measurement);
-  });
-  if (world.first_rank != 0 || !options.json) return;
-  setting["measurements"] = std::move(measurements);
-  print_json(setting);
-}
+/// Brings measurements to all outputs that the user wants: a table's line at once, or a line of CSV, or at the end one
+/// JSON document.
+template <class Measurement>
+class Measurements {
+ public:
+  struct Forms {
+    void (*line)(const Measurement&);
+    nlohmann::json (*json)(const Measurement&);
+    void (*fill)(Figure& figure, const Measurement&);
+  };
+
+  Measurements(const BenchOptions& options, const World& world, nlohmann::json setting, Figure figure,
+               const Forms& forms)
+      : options_(options),
+        speaks_(world.first_rank == 0),
+        document_(std::move(setting)),
+        setting_(std::move(figure)),
+        forms_(forms),
+        report_(options.output, speaks_) {
+    document_["measurements"] = nlohmann::json::array();
+  }
+
+  void add(const Measurement& measurement) {
+    if (options_.output.text()) forms_.line(measurement);
+    if (options_.output.json) document_["measurements"].push_back(forms_.json(measurement));
+    Figure figure = setting_;
+    forms_.fill(figure, measurement);
+    report_.add(figure);
+  }
+
+  /// Returns the exit status.
+  int finish() {
+    const int status = report_.finish(options_.output.json ? &document_ : nullptr);
+    if (speaks_ && options_.output.json) print_json(document_);
+    return status;
+  }
+
+ private:
+  const BenchOptions& options_;
+  bool speaks_;
+  nlohmann::json document_;
+  Figure setting_;
+  Forms forms_;
+  Report report_;
+};
 
 }  // namespace deep_ep::tools

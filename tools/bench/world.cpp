@@ -46,7 +46,7 @@ std::optional<int> number_in_environment(const char* name) {
 const Launcher* find_launcher() {
   for (const Launcher& launcher : kLaunchers) {
     const auto size = number_in_environment(launcher.size);
-    // RANK without LOCAL_RANK may be upstream's scripts', where it is a node's.
+    // RANK without LOCAL_RANK is a node's: see node_of_environment.
     const bool is_complete =
         &launcher != kLaunchers || (number_in_environment(launcher.local_rank) && std::getenv(launcher.job) != nullptr);
     if (size && *size > 1 && number_in_environment(launcher.rank) && is_complete) return &launcher;
@@ -54,9 +54,34 @@ const Launcher* find_launcher() {
   return nullptr;
 }
 
+struct NodeOfSeveral {
+  int node;
+  int nodes;
+};
+
+/// Variables as DeepEP's tests read them: RANK and WORLD_SIZE number nodes, and nothing numbers processes.
+std::optional<NodeOfSeveral> node_of_environment() {
+  const auto nodes = number_in_environment("WORLD_SIZE");
+  if (!nodes || *nodes <= 1 || std::getenv("LOCAL_RANK") != nullptr) return std::nullopt;
+  const auto node = number_in_environment("RANK");
+  if (!node || *node >= *nodes) {
+    throw InvalidArgument(fmt::format(
+        "WORLD_SIZE={} without LOCAL_RANK counts nodes, so RANK must be this node's number, 0 to {}; it is {}", *nodes,
+        *nodes - 1, node ? fmt::format("{}", *node) : "not such a number"));
+  }
+  if (std::getenv("MASTER_ADDR") == nullptr) {
+    throw InvalidArgument(
+        fmt::format("WORLD_SIZE={} and RANK={} are set, but MASTER_ADDR is not: set it to the address of node 0, or "
+                    "unset the others to run on this host alone",
+                    *nodes, *node));
+  }
+  return NodeOfSeveral{*node, *nodes};
+}
+
+constexpr double kSlowStart = 300;  // seconds, on file systems that all hosts share
+
 /// At the port behind MASTER_PORT, where torchrun itself listens.
 std::shared_ptr<Bootstrap> meet_by_address(const Launcher& launcher, int rank, int size) {
-  constexpr double kSlowStart = 300;  // seconds, on file systems that all hosts share
   const int port = number_in_environment("MASTER_PORT").value_or(29500) + 1;
   return make_socket_bootstrap(rank, size, std::getenv(launcher.job), static_cast<std::uint16_t>(port), kSlowStart);
 }
@@ -72,10 +97,27 @@ std::string job_name(const Launcher& launcher) {
 }
 #endif
 
+/// The ranks of this node as threads.
+World world_of_node(const NodeOfSeveral& place, int ranks_per_node) {
+  World world;
+  world.kind = fmt::format("threads of {} processes, TCP", place.nodes);
+  world.nodes = place.nodes;
+  world.size = place.nodes * ranks_per_node;
+  world.first_rank = place.node * ranks_per_node;
+  world.bootstraps.resize(static_cast<std::size_t>(ranks_per_node));
+  run_ranks(ranks_per_node, [&](int local) {
+    world.bootstraps[static_cast<std::size_t>(local)] =
+        meet_by_address(kLaunchers[0], world.first_rank + local, world.size);
+  });
+  return world;
+}
+
 }  // namespace
 
+bool World::several_processes() { return find_launcher() != nullptr || node_of_environment(); }
+
 int World::device_of(int local_rank) const {
-  if (!separate_processes()) return local_rank;
+  if (local_ranks() > 1 || !separate_processes()) return local_rank;
   const Launcher* launcher = find_launcher();
   const int on_host =
       launcher != nullptr ? number_in_environment(launcher->local_rank).value_or(first_rank) : first_rank;
@@ -83,7 +125,8 @@ int World::device_of(int local_rank) const {
   return on_host % std::max(1, cuda_device_count());
 }
 
-World make_world(int ranks, const std::string& device) {
+World make_world(int ranks, int ranks_per_node, const std::string& device) {
+  const int usual = device != "cpu" && cuda_device_count() > 0 ? cuda_device_count() : 4;
   World world;
   if (const Launcher* launcher = find_launcher()) {
     const int rank = *number_in_environment(launcher->rank);
@@ -108,7 +151,14 @@ World make_world(int ranks, const std::string& device) {
     }
     return world;
   }
-  if (ranks == 0) ranks = device != "cpu" && cuda_device_count() > 0 ? cuda_device_count() : 4;
+  if (const auto place = node_of_environment()) {
+    if (ranks_per_node == 0 && ranks % place->nodes != 0) {
+      throw InvalidArgument(fmt::format("--ranks {}: {} nodes cannot share them evenly", ranks, place->nodes));
+    }
+    if (ranks_per_node == 0) ranks_per_node = ranks != 0 ? ranks / place->nodes : usual;
+    return world_of_node(*place, ranks_per_node);
+  }
+  if (ranks == 0) ranks = usual;
   world.kind = "threads";
   world.size = ranks;
   world.bootstraps = make_thread_bootstraps(ranks);

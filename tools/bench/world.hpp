@@ -6,10 +6,10 @@
 #include <string>
 #include <vector>
 
+#include "bench_support/workload.hpp"
 #include "deep_ep/bootstrap.hpp"
 #include "deep_ep/executor.hpp"
 #include "deep_ep/tensor.hpp"
-#include "bench_support/workload.hpp"
 
 namespace deep_ep::tools {
 
@@ -18,16 +18,21 @@ struct World {
   int first_rank = 0;                                  ///< of this process
   std::vector<std::shared_ptr<Bootstrap>> bootstraps;  ///< one for every rank of this process
   std::string kind;                                    ///< "threads", "processes (MPI)", ...
+  int nodes = 0;                                       ///< where each process is a node, how many; else 0
 
   int local_ranks() const { return static_cast<int>(bootstraps.size()); }
   bool separate_processes() const { return local_ranks() != size; }
+  /// Whether make_world will make this process one of several.
+  static bool several_processes();
   /// The GPU of a rank of this process.
   int device_of(int local_rank) const;
 };
 
-/// Started with several processes by mpirun, srun, torchrun or `deep_ep launch`: this process is one rank. Otherwise `ranks` threads; 0 chooses
-/// as many as there are GPUs, or 4 on the CPU.
-World make_world(int ranks, const std::string& device);
+/// Started with several processes by mpirun, srun, torchrun or `deep_ep launch` this process is one rank. Started once
+/// on each node with RANK, WORLD_SIZE (of nodes) and MASTER_ADDR, as DeepEP's tests are, its threads are the ranks of
+/// the node: `ranks_per_node`. Otherwise `ranks` threads. 0 chooses as many as there are GPUs, or 4 on the CPU.
+/// @throws InvalidArgument for variables that may mean either, or neither.
+World make_world(int ranks, int ranks_per_node, const std::string& device);
 
 /// One rank's part in the measurements of one workload.
 using RankWork =

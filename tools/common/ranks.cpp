@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstdio>
@@ -100,9 +101,18 @@ void download(Executor& executor, const TensorView& tensor, void* destination, S
   executor.synchronize(stream);
 }
 
+namespace {
+std::atomic<bool> shows_progress_always{false};
+}
+
+void always_show_progress(bool always) { shows_progress_always = always; }
+
 void show_progress(const std::string& text) {
-  if (isatty(STDERR_FILENO) == 0) return;
-  fmt::print(stderr, "\r\033[K{}", text);
+  if (isatty(STDERR_FILENO) != 0) {
+    fmt::print(stderr, "\r\033[K{}", text);
+  } else if (shows_progress_always) {
+    fmt::print(stderr, "{}\n", text);
+  }
   std::fflush(stderr);
 }
 

@@ -70,6 +70,8 @@ std::vector<T> to_host(Executor& executor, const TensorView& tensor, StreamHandl
 
 /// One line on the terminal that shows progress; nothing if stderr is not a terminal.
 void show_progress(const std::string& text);
+/// Elsewhere, too: each as a line of its own.
+void always_show_progress(bool always);
 /// Removes that line.
 void clear_progress();
 

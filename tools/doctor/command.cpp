@@ -79,7 +79,29 @@ int run_nic_test(const DoctorOptions& options) {
   return report.well() ? 0 : 1;
 }
 
+/// What was asked for, where that is not the whole examination.
+std::vector<std::string> modes_of(const DoctorOptions& options) {
+  std::vector<std::string> modes;
+  const auto add = [&](bool asked, const char* name) {
+    if (asked) modes.emplace_back(name);
+  };
+  add(options.list_checks, "--list-checks");
+  add(options.explain.has_value(), "--explain");
+  add(options.quick, "--quick");
+  add(options.report, "--report");
+  add(!options.compare.empty(), "--compare");
+  add(options.cluster, "--cluster");
+  add(options.nic_test, "--nic-test");
+  add(options.nic_counters, "--nic-counters");
+  const bool makes_bundles = modes.empty() || options.nic_test || options.nic_counters;
+  add(!options.test.bundle.empty() && !makes_bundles, "--bundle");
+  return modes;
+}
+
 int run_doctor(const DoctorOptions& options) {
+  const std::vector<std::string> modes = modes_of(options);
+  if (options.nic_test && options.nic_counters) return run_nic_test(options);  // which says what it goes without
+  if (modes.size() > 1) throw InvalidArgument(fmt::format("{} and {}: one at a time", modes[0], modes[1]));
   if (options.list_checks) {
     fmt::print("{}", list_of_checks());
     return 0;

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <set>
 
+#include "csrc/support/text.hpp"
 #include "tools/doctor/checks.hpp"
 
 namespace deep_ep::tools {
@@ -65,8 +66,33 @@ void check_port_gids(const Patient& patient, const Nic& nic, const NicPort& port
                        : "start a subnet manager on this fabric"});
 }
 
-void check_port(const Nic& nic, const NicPort& port, Findings& findings) {
-  if (port.active()) return;
+// RoCE's packets have 4096 bytes of data at most, and some 60 of headers.
+constexpr int kRoceMtu = 4200;
+
+void check_mtu(const Patient& patient, const Nic& nic, const NicPort& port, Findings& findings) {
+  if (!port.ethernet() || port.gids.empty() || port.gids.front().netdev.empty()) return;
+  const std::string& netdev = port.gids.front().netdev;
+  const auto mtu = parse_number<int>(patient.root.read(fmt::format("/sys/class/net/{}/mtu", netdev)).value_or(""));
+  if (!mtu || *mtu >= kRoceMtu) return;
+  findings.push_back({"mtu", Verdict::warning,
+                      fmt::format("{} port {}: the MTU of {} is {}", nic.name, port.number, netdev, *mtu),
+                      "RDMA packets are a quarter as long as they could be, which costs some of the bandwidth",
+                      fmt::format("ip link set {} mtu 9000, if all switches and peers have it", netdev)});
+}
+
+void check_firmware(const Patient& patient, Findings& findings) {
+  std::set<std::string> versions;
+  for (const Nic& nic : patient.nics) {
+    if (nic.capability == Capability::mlx5 && !nic.firmware.empty()) versions.insert(nic.firmware);
+  }
+  if (versions.size() < 2) return;
+  findings.push_back({"firmware", Verdict::note,
+                      fmt::format("NICs differ in their firmware: {}", fmt::join(versions, ", ")),
+                      "if one NIC is slower than the others, this may be why", ""});
+}
+
+void check_port(const Patient& patient, const Nic& nic, const NicPort& port, Findings& findings) {
+  if (port.active()) return check_mtu(patient, nic, port, findings);
   const bool switched_off = port.physical_state == "Disabled";
   findings.push_back(
       {"port", Verdict::error,
@@ -98,8 +124,9 @@ void check_nics(const Patient& patient, Findings& findings) {
       continue;
     }
     for_gpus += nic.capability == Capability::mlx5 ? 1 : 0;
-    for (const NicPort& port : nic.ports) check_port(nic, port, findings);
+    for (const NicPort& port : nic.ports) check_port(patient, nic, port, findings);
   }
+  check_firmware(patient, findings);
   const std::size_t supported = patient.nics.size() - unsupported;
   if (supported == 0) {
     findings.push_back({"nic", Verdict::error, "no RDMA device here has reliable connections over InfiniBand or RoCE",

@@ -44,7 +44,8 @@ QuickAnswer answer_quickly(const Patient& patient, const QuickOptions& options) 
         fmt::format("{}{}{}{}", errors.empty() ? "" : "; ", finding.id, finding.id.empty() ? "" : " ", finding.found);
   }
   answer.usable = errors.empty();
-  answer.line = answer.usable ? fmt::format("usable: {} GPUs, {} RDMA devices, {} warnings", gpus, nics, warnings)
+  answer.line = answer.usable ? fmt::format("usable: {} GPUs, {} RDMA devices, {} warning{}", gpus, nics, warnings,
+                                            warnings == 1 ? "" : "s")
                               : fmt::format("not usable: {}", errors);
   return answer;
 }

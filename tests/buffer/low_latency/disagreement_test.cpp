@@ -72,6 +72,32 @@ TEST_P(LowLatencyDisagreementTest, OnTheFormatOfRows) {
                            {"low_latency_dispatch", "use_ue8m0", "UE8M0 scales", "float32 scales", "rank 1"});
 }
 
+TEST_P(LowLatencyDisagreementTest, OnWhetherTokensAreTooMany) {
+  DEEP_EP_NEEDS_RANKS(kRanks);
+  LowLatencyCaseShape too_many = shape();
+  too_many.tokens[1] = 5;
+  too_many.max_tokens = 5;
+  const LowLatencyCase one = make_low_latency_case(too_many);
+  for (const bool hook : {false, true}) {
+    expect_mismatch(
+        [&](Rank& rank, Buffer& buffer, bool odd) {
+          LowLatencyDispatchArguments arguments = upload_arguments(rank, one);
+          arguments.max_tokens = 4;
+          arguments.return_recv_hook = hook;
+          const auto call = [&] {
+            const LowLatencyDispatchResult result = buffer.low_latency_dispatch(arguments, rank.call());
+            if (result.hook) result.hook();
+          };
+          if (odd) {
+            require_throws<InvalidArgument>(call, {"rows of x", "5"}, "too many tokens");
+          } else {
+            call();
+          }
+        },
+        {"low_latency_dispatch", "more than max_tokens", "rank 1"});
+  }
+}
+
 TEST_P(LowLatencyDisagreementTest, OnTheLayout) {
   DEEP_EP_NEEDS_RANKS(kRanks);
   expect_dispatch_mismatch([](auto& arguments) { arguments.layout = LowLatencyLayout::rank_major; },

@@ -1,0 +1,53 @@
+// Stands in for libnvidia-ml.so.1: two GPUs, of which the second has lost an NVLink.
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+
+namespace {
+
+constexpr int kSuccess = 0;
+constexpr int kNotSupported = 3;
+constexpr int kInvalid = 2;
+std::uintptr_t number_of(void* device) { return reinterpret_cast<std::uintptr_t>(device) - 1; }
+
+}  // namespace
+
+extern "C" {
+
+int nvmlInit_v2() { return kSuccess; }
+int nvmlShutdown() { return kSuccess; }
+int nvmlDeviceGetCount_v2(unsigned* count) {
+  *count = 2;
+  return kSuccess;
+}
+int nvmlDeviceGetHandleByIndex_v2(unsigned index, void** device) {
+  *device = reinterpret_cast<void*>(std::uintptr_t{index} + 1);
+  return kSuccess;
+}
+int nvmlDeviceGetName(void*, char* name, unsigned length) {
+  std::snprintf(name, length, "NVIDIA B200");
+  return kSuccess;
+}
+int nvmlDeviceGetMemoryInfo(void* device, unsigned long long* total_free_used) {
+  total_free_used[0] = 192'000'000'000;
+  total_free_used[1] = 190'000'000'000 - number_of(device);
+  total_free_used[2] = 2'000'000'000;
+  return kSuccess;
+}
+// 16 characters, five numbers, then 32 characters.
+int nvmlDeviceGetPciInfo_v3(void* device, char* info) {
+  std::snprintf(info + 36, 32, "00000000:%02X:00.0", static_cast<unsigned>(0x1a + number_of(device)));
+  return kSuccess;
+}
+int nvmlDeviceGetCudaComputeCapability(void*, int* major, int* minor) {
+  *major = 10;
+  *minor = 0;
+  return kSuccess;
+}
+int nvmlDeviceGetNvLinkState(void* device, unsigned link, int* active) {
+  if (link > 18) return kInvalid;
+  if (link >= 4) return kNotSupported;
+  *active = number_of(device) == 1 && link == 2 ? 0 : 1;
+  return kSuccess;
+}
+}

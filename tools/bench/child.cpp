@@ -1,0 +1,187 @@
+#include "tools/bench/child.hpp"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <poll.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <chrono>
+#include <csignal>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <memory>
+
+#include "deep_ep/error.hpp"
+
+extern char** environ;
+
+namespace deep_ep::tools {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+/// Variables of a child as execve wants them.
+std::vector<std::string> environment_for(const ChildCommand& command) {
+  std::vector<std::string> all;
+  for (char** entry = environ; *entry != nullptr; ++entry) {
+    const std::string text = *entry;
+    const bool replaced = std::ranges::any_of(
+        command.variables, [&](const auto& variable) { return text.starts_with(variable.first + '='); });
+    if (!replaced) all.push_back(text);
+  }
+  for (const auto& [name, value] : command.variables) all.push_back(name + '=' + value);
+  return all;
+}
+
+std::vector<char*> pointers(std::vector<std::string>& words) {
+  std::vector<char*> all;
+  for (std::string& word : words) all.push_back(word.data());
+  all.push_back(nullptr);
+  return all;
+}
+
+class Child {
+ public:
+  explicit Child(const ChildCommand& command) {
+    // Everything that allocates comes before the fork: this process may have threads.
+    std::vector<std::string> words = command.words;
+    std::vector<std::string> variables = environment_for(command);
+    const std::vector<char*> arguments = pointers(words);
+    const std::vector<char*> environment = pointers(variables);
+    for (auto& pipe_ends : pipes_) {
+      if (pipe2(pipe_ends.data(), O_CLOEXEC) != 0) {
+        throw SystemError(fmt::format("cannot make a pipe for {}: {}", words.front(), std::strerror(errno)));
+      }
+    }
+    const pid_t parent = getpid();
+    process_ = fork();
+    if (process_ < 0) throw SystemError(fmt::format("cannot start {}: {}", words.front(), std::strerror(errno)));
+    if (process_ == 0) become(arguments, environment, parent);
+    setpgid(process_, process_);  // here as well, so that it is done when this process wants to kill the group
+    for (auto& pipe_ends : pipes_) close_end(pipe_ends[1]);
+  }
+  ~Child() {
+    kill_all();
+    if (!ended_) waitpid(process_, nullptr, 0);
+    for (auto& pipe_ends : pipes_) {
+      for (int& end : pipe_ends) close_end(end);
+    }
+  }
+  Child(const Child&) = delete;
+  Child& operator=(const Child&) = delete;
+
+  /// Waits for output for at most a moment, and takes it.
+  void take_output(ChildResult& result) {
+    std::array<pollfd, 2> polled{pollfd{pipes_[0][0], POLLIN, 0}, pollfd{pipes_[1][0], POLLIN, 0}};
+    constexpr int kMoment = 20;  // ms
+    if (poll(polled.data(), polled.size(), kMoment) <= 0) return;
+    for (std::size_t i = 0; i < polled.size(); ++i) {
+      if (polled[i].revents == 0) continue;
+      std::array<char, 4096> bytes{};
+      const ssize_t count = read(pipes_[i][0], bytes.data(), bytes.size());
+      if (count > 0) {
+        (i == 0 ? result.output : result.errors).append(bytes.data(), static_cast<std::size_t>(count));
+      } else if (count == 0 || errno != EINTR) {
+        close_end(pipes_[i][0]);
+      }
+    }
+  }
+  bool is_silent() const { return pipes_[0][0] < 0 && pipes_[1][0] < 0; }
+
+  /// Whether it has ended; then `result` has its status.
+  bool has_ended(ChildResult& result) {
+    if (ended_) return true;
+    int status = 0;
+    if (waitpid(process_, &status, WNOHANG) != process_) return false;
+    ended_ = true;
+    result.status = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+    return true;
+  }
+  void kill_all() const { kill(-process_, SIGKILL); }
+
+ private:
+  [[noreturn]] void become(const std::vector<char*>& arguments, const std::vector<char*>& environment, pid_t parent) {
+    setpgid(0, 0);
+    prctl(PR_SET_PDEATHSIG, SIGTERM);
+    if (getppid() != parent) _exit(127);
+    const int nothing = open("/dev/null", O_RDONLY);
+    dup2(nothing, STDIN_FILENO);
+    dup2(pipes_[0][1], STDOUT_FILENO);
+    dup2(pipes_[1][1], STDERR_FILENO);
+    execvpe(arguments.front(), arguments.data(), environment.data());
+    const char* what = std::strerror(errno);
+    for (const char* text : {static_cast<const char*>(arguments.front()), ": ", what}) {
+      if (write(STDERR_FILENO, text, std::strlen(text)) < 0) break;
+    }
+    _exit(127);
+  }
+  static void close_end(int& end) {
+    if (end >= 0) close(end);
+    end = -1;
+  }
+
+  pid_t process_ = -1;
+  bool ended_ = false;
+  std::array<std::array<int, 2>, 2> pipes_{{{-1, -1}, {-1, -1}}};  ///< of output and errors: to read, to write
+};
+
+}  // namespace
+
+std::string ChildResult::reason() const {
+  if (timed_out) return "it took too long";
+  std::string line;
+  std::size_t end = errors.find_last_not_of(" \n\r");
+  if (end != std::string::npos) {
+    const std::size_t begin = errors.find_last_of('\n', end);
+    line = errors.substr(begin == std::string::npos ? 0 : begin + 1,
+                         end - (begin == std::string::npos ? 0 : begin + 1) + 1);
+  }
+  constexpr const char* kPrefix = "deep_ep: ";
+  if (line.starts_with(kPrefix)) line = line.substr(std::strlen(kPrefix));
+  if (!line.empty()) return line;
+  return status > 128 ? fmt::format("it was ended by signal {}", status - 128)
+                      : fmt::format("it ended with status {}", status);
+}
+
+std::vector<ChildResult> run_children(const std::vector<ChildCommand>& commands, double seconds) {
+  const auto deadline = Clock::now() + std::chrono::duration<double>(seconds);
+  std::vector<std::unique_ptr<Child>> children;
+  for (const ChildCommand& command : commands) children.push_back(std::make_unique<Child>(command));
+  std::vector<ChildResult> results(commands.size());
+  // What a child has started may keep its pipes open after it has ended: that is not waited for for long.
+  std::size_t running = children.size();
+  int silent_rounds = 0;
+  constexpr int kSilence = 25;
+  while (running > 0 || silent_rounds < kSilence) {
+    running = 0;
+    bool all_silent = true;
+    bool failed = false;
+    for (std::size_t i = 0; i < children.size(); ++i) {
+      children[i]->take_output(results[i]);
+      if (!children[i]->has_ended(results[i]))
+        ++running;
+      else if (results[i].status != 0)
+        failed = true;
+      all_silent = all_silent && children[i]->is_silent();
+    }
+    if (running == 0 && all_silent) break;
+    silent_rounds = running == 0 ? silent_rounds + 1 : 0;
+    const bool late = Clock::now() > deadline;
+    if (!late && !(failed && running > 0)) continue;
+    for (std::size_t i = 0; i < children.size(); ++i) {
+      if (late && !children[i]->has_ended(results[i])) results[i].timed_out = true;
+      if (late || running > 0) children[i]->kill_all();
+    }
+  }
+  return results;
+}
+
+std::string own_program() { return std::filesystem::read_symlink("/proc/self/exe").string(); }
+
+}  // namespace deep_ep::tools

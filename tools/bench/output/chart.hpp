@@ -1,0 +1,28 @@
+// Line charts as SVG.
+#pragma once
+
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace deep_ep::tools {
+
+struct ChartLine {
+  std::string name;
+  std::vector<std::pair<double, double>> points;  ///< by x
+};
+
+struct Chart {
+  std::string title;
+  std::string x_label;
+  std::string y_label;
+  std::vector<ChartLine> lines;
+};
+
+/// Numbers at which an axis that has to show 0 to `largest` has its marks; the last is `largest` or more.
+std::vector<double> ticks_up_to(double largest);
+
+/// The y axis begins at 0. Where x spans more than a factor of 16 (tokens, bytes), its axis is logarithmic.
+std::string to_svg(const Chart& chart);
+
+}  // namespace deep_ep::tools

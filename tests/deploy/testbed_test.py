@@ -1,7 +1,9 @@
 """The chart's scripts on two "nodes" of this machine, with stand-ins for deep_ep, ssh, sshd, mpirun and getent."""
 
+import os
 import pathlib
 import shutil
+import signal
 import subprocess
 import tempfile
 import unittest
@@ -52,6 +54,14 @@ exit "${MPIRUN:-0}"
 """
 
 
+def end_group(process):
+    """Whatever a run that hung has left."""
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+
+
 class Testbed(unittest.TestCase):
     def setUp(self):
         folder = tempfile.TemporaryDirectory()
@@ -97,10 +107,12 @@ class Testbed(unittest.TestCase):
                 settings.update({key[:-2]: value for key, value in extra.items() if key.endswith("_1")})
             running.append(
                 subprocess.Popen(
-                    ["bash", self.top / "scripts/run.sh"], text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                    ["bash", self.top / "scripts/run.sh"], start_new_session=True, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                     env=environment(self.top / "bin", **{key: str(value) for key, value in settings.items()}),
                 )
             )  # fmt: skip
+        for one in running:
+            self.addCleanup(end_group, one)
         texts = [one.communicate(timeout=150)[0] for one in running]
         return [one.returncode for one in running], texts[0]
 

@@ -9,7 +9,7 @@ import sys
 import tempfile
 import unittest
 
-from support import DEPLOY, ROOT, environment, main, run, stand_in, variables
+from support import DEPLOY, ROOT, environment, main, run, stand_in, tool, variables
 
 import charts
 import kustomize
@@ -154,6 +154,33 @@ class Names(unittest.TestCase):
         for guide in GUIDES.values():
             for name in re.findall(r"\bDEEP_EP_[A-Z_]+", guide):
                 self.assertIn(name, variables())
+
+    def test_commands_and_flags_of_deep_ep(self):
+        """In the guides, the manifests and the scripts of the chart."""
+        program = tool()
+        texts = list(GUIDES.values())
+        for document in kustomize.render(DEPLOY / "k8s/overlays/gke-a4"):
+            for found in re.findall(r'"command": (\[[^\]]*\])', json.dumps(document)):
+                words = json.loads(found)
+                if words[0].endswith("bin/deep_ep"):
+                    texts.append("deep_ep " + " ".join(words[1:]).replace("/opt/deep_ep/bin/deep_ep", "\ndeep_ep"))
+        for path in [*(charts.CHART / "scripts").iterdir(), *(DEPLOY / "slurm").iterdir()]:
+            texts.append(re.sub(r'"\$\{?(?:deep_ep|TESTBED_DEEP_EP)[^"]*"', "\ndeep_ep", path.read_text().replace("\\\n", " ")))
+        seen = set()
+        for text in texts:
+            for line in re.findall(r"\bdeep_ep ((?:doctor|bench|launch|env|size)\b[^\n`|]*)", text):
+                words = line.split(" -- ")[0].split()
+                command = [words[0]]
+                if words[0] == "bench" and len(words) > 1:
+                    command.append(words[1])
+                seen.add((tuple(command), tuple(re.findall(r"(?<!\S)(--[a-z][a-z-]*)", " ".join(words)))))
+        self.assertIn((("bench", "internode"), ("--nodes", "--check")), seen)
+        for command, flags in seen:
+            status, text, _ = run([program, *command, "--help"])
+            self.assertEqual(status, 0, command)
+            self.assertIn("Usage: deep_ep " + " ".join(command), text)
+            for flag in flags:
+                self.assertRegex(text, rf"(?m)^\s+(-\w,)?{flag}\b", f"{command} {flag}")
 
 
 main()

@@ -1,9 +1,11 @@
 """The chart's scripts on two "nodes" of this machine, with stand-ins for deep_ep, ssh, sshd, mpirun and getent."""
 
+import os
 import pathlib
+import shutil
+import signal
 import subprocess
 import tempfile
-import time
 import unittest
 
 from support import environment, main, stand_in
@@ -39,6 +41,7 @@ SSH = r"""
 [ "$1" = -F ] && [ -r "$2" ] || exit 9
 node=${3#testbed-workload-0-}
 node=${node%%.*}
+[ -e "$TEST/work$node/nccl/ssh_config" ] || { echo "nobody listens" >&2; exit 255; }
 shift 3
 exec sh -c "$(echo "$*" | sed "s,/work[01]/,/work$node/,g")"
 """
@@ -51,6 +54,14 @@ exit "${MPIRUN:-0}"
 """
 
 
+def end_group(process):
+    """Whatever a run that hung has left."""
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+
+
 class Testbed(unittest.TestCase):
     def setUp(self):
         folder = tempfile.TemporaryDirectory()
@@ -61,7 +72,7 @@ class Testbed(unittest.TestCase):
         for name, script in (
             ("deep_ep", DEEP_EP),
             ("ssh", SSH),
-            ("sshd", "exec sleep 60\n"),
+            ("sshd", "exec sleep 150\n"),
             ("mpirun", MPIRUN),
             ("getent", '[ -n "$NO_NAMES" ] && exit 2; echo "10.0.0.1 $2"\n'),
             ("hostname", "echo here\n"),
@@ -88,7 +99,7 @@ class Testbed(unittest.TestCase):
                 "TEST": self.top, "JOB_COMPLETION_INDEX": node, "DEEP_EP_NODES": 2, "MASTER_PORT": 29500,
                 "MASTER_ADDR": "testbed-workload-0-0.testbed", "TESTBED_SCHEDULER": "jobset",
                 "TESTBED_NODE_NAME": "testbed-workload-0-%d.testbed", "TESTBED_STAGES": stages,
-                "TESTBED_CONNECT_SECONDS": 20, "TESTBED_RESULTS": self.results, "TESTBED_WORK": self.top / f"work{node}",
+                "TESTBED_CONNECT_SECONDS": 120, "TESTBED_RESULTS": self.results, "TESTBED_WORK": self.top / f"work{node}",
                 "TESTBED_DEEP_EP": self.top / "bin/deep_ep", "TESTBED_KEYS": self.top / "keys",
                 "TESTBED_TOPOLOGY": ("b/2", "b/1")[node], **extra,
             }
@@ -96,11 +107,13 @@ class Testbed(unittest.TestCase):
                 settings.update({key[:-2]: value for key, value in extra.items() if key.endswith("_1")})
             running.append(
                 subprocess.Popen(
-                    ["bash", self.top / "scripts/run.sh"], text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                    ["bash", self.top / "scripts/run.sh"], start_new_session=True, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                     env=environment(self.top / "bin", **{key: str(value) for key, value in settings.items()}),
                 )
             )  # fmt: skip
-        texts = [one.communicate(timeout=60)[0] for one in running]
+        for one in running:
+            self.addCleanup(end_group, one)
+        texts = [one.communicate(timeout=150)[0] for one in running]
         return [one.returncode for one in running], texts[0]
 
     def test_all_stages(self):
@@ -156,16 +169,17 @@ class Testbed(unittest.TestCase):
             with self.subTest(setting):
                 for left in self.top.glob("295*"):
                     left.unlink()
+                # What ssh finds must be of this run.
+                for node in range(2):
+                    shutil.rmtree(self.top / f"work{node}", ignore_errors=True)
                 statuses, text = self.start(**setting)
                 self.assertEqual(statuses, [status, status], text)
                 self.assertTrue(text.rstrip().endswith(words), text)
 
     def test_a_pod_that_never_comes(self):
-        start = time.monotonic()
         statuses, text = self.start(NO_NAMES=1, TESTBED_CONNECT_SECONDS=1)
         self.assertEqual(statuses, [1, 1])
         self.assertIn("testbed-workload-0-0.testbed has no address after 1 s", text)
-        self.assertLess(time.monotonic() - start, 60)
 
     def test_launcher_and_unknown_stage(self):
         self.assertEqual(self.start("launcher")[0], [5, 5])

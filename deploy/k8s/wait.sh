@@ -12,7 +12,7 @@ usage() {
 }
 object=
 namespace=deep-ep
-timeout=1800
+timeout=1900 # a little more than the Job's own deadline
 every=5
 while [ $# -gt 0 ]; do
   case $1 in
@@ -49,9 +49,10 @@ esac
 # What holds of it, a word a line.
 state() {
   if [[ $object == pod/* ]]; then
-    kubectl get "$object" -n "$namespace" -o 'jsonpath={.status.phase}'
+    kubectl get "$object" -n "$namespace" --request-timeout 30s -o 'jsonpath={.status.phase}'
   else
-    kubectl get "$object" -n "$namespace" -o 'jsonpath={range .status.conditions[?(@.status=="True")]}{.type}{"\n"}{end}'
+    kubectl get "$object" -n "$namespace" --request-timeout 30s \
+      -o 'jsonpath={range .status.conditions[?(@.status=="True")]}{.type}{"\n"}{end}'
   fi
 }
 status=

@@ -227,6 +227,8 @@ class Kueue(unittest.TestCase):
         self.assertIn(charts.values()["topology"]["level"], levels)
         example = kustomize.documents(charts.CHART / "examples/four-nodes.yaml")[0]
         self.assertEqual(example["queue"], objects["LocalQueue"]["metadata"]["name"])
+        settings = (DEPLOY / "gke/env.example").read_text()
+        self.assertIn(f"\nKUEUE_NAME={example['queue']}\n", settings)
         self.assertEqual(flavor["spec"]["nodeLabels"]["cloud.google.com/gke-accelerator"], lint.A4_GPU)
 
 

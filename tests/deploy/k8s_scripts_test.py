@@ -14,9 +14,10 @@ KUBECTL = r"""
 echo "$*" >>"$CALLS"
 case "$*" in
   "get "*"/run "*) # the next of the states, a line each; the last stays
-    tr ' ' '\n' <"$STATES" | head -n 1
-    [ "$(wc -w <"$STATES")" = 1 ] || sed -i 's/^[^ ]* //' "$STATES"
-    [ "$(cat "$STATES")" != gone ]
+    read -r state more <"$STATES"
+    [ -z "$more" ] || echo "$more" >"$STATES"
+    [ "$state" != gone ] || exit 1
+    echo "$state"
     ;;
   "get pods"*jsonpath*) printf 'deep-ep-internode-0-aaaaa 0\ndeep-ep-internode-1-bbbbb 1\ndeep-ep-intranode \n' ;;
   "get pods"*) echo 'NAME READY' ;;
@@ -116,7 +117,7 @@ class Scripts(unittest.TestCase):
             self.assertEqual(self.start("set-image.sh", "--kubectl", wrong)[0], 2)
 
     def wait(self, states, *words, **extra):
-        (self.top / "states").write_text(states)
+        (self.top / "states").write_text(states + "\n")
         self.calls.write_text("")
         return self.start("wait.sh", *words, "--every", "1", STATES=str(self.top / "states"), **extra)
 
@@ -124,6 +125,7 @@ class Scripts(unittest.TestCase):
         for words, states, wanted in (
             (["job/run"], "Suspended Complete", 0),
             (["job/run"], "Failed", 1),
+            (["job/run"], "Suspended gone gone Complete", 0),
             (["jobset/run"], "Completed", 0),
             (["jobset/run"], "Failed", 1),
             (["pod/run"], "Running Succeeded", 0),

@@ -58,7 +58,7 @@ def key_of(document):
 
 def kubectl(state, words):
     flags = {"-k": 1, "-f": 1, "-l": 1, "-n": 1, "-L": 1, "-o": 1, "-c": 1, "--timeout": 1, "--for": 1, "--tail": 1, "--ignore-not-found": 0,
-             "--sort-by": 1, "--all-containers": 0, "--cascade": 1}  # fmt: skip
+             "--sort-by": 1, "--all-containers": 0, "--cascade": 1, "--request-timeout": 1}  # fmt: skip
     if words[0] == "logs":
         flags["-f"] = 0
     rest, options = options_of(words, flags)

@@ -255,6 +255,14 @@ class Nodes(unittest.TestCase):
         self.assertIn(f"{ADDRESS(2)}: no route", err)
         self.assertIn(f"{ADDRESS(2)}: './ssh' ended with status 255 before", err)
 
+    def test_a_launcher_behind_ssh_that_wants_no_ranks(self):
+        hello = self.hello_of(node=0, nodes=0, ranks=0)
+        (self.folder / "hello").write_bytes(hello)
+        (self.folder / "ssh").write_text("#!/bin/sh\ncat hello; exec sleep 1000\n")
+        status, _, err = self.end(self.start_on_hosts("--", "true", lines=[ADDRESS(1)]))
+        self.assertEqual(status, 1, err)
+        self.assertIn(f"{ADDRESS(1)}: it wants to start 0 ranks, allowed: 1 to 128", err)
+
     # Under a scheduler.
 
     def test_pods_wait_for_the_first_one(self):
@@ -353,11 +361,16 @@ class Nodes(unittest.TestCase):
         return self.start("--scheduler", "nodes", "--ranks", "2", "--logs", "logs", "--", "true",
                           variables=variables)
 
-    def say_hello(self, **changes):
-        """As a launcher of node 1 would, but for the changes; what the first launcher answers until it hangs up."""
-        version = subprocess.run([TOOL, "--version"], capture_output=True, text=True, timeout=PATIENCE).stdout.split()[0]
-        hello = {"version": version, "node": 1, "nodes": 2, "ranks": 2, "host": "test", "topology": ""} | changes
+    def hello_of(self, **changes):
+        """What a launcher of node 1 says first, but for the changes; None leaves something out."""
+        version = subprocess.run([TOOL, "--version"], capture_output=True, text=True, timeout=PATIENCE).stdout.split()
+        hello = {"version": version[0], "node": 1, "nodes": 2, "ranks": 2, "host": "test", "topology": ""} | changes
         body = json.dumps({name: value for name, value in hello.items() if value is not None}).encode()
+        return b"\ndeep_ep launch 1\nh" + struct.pack("<I", len(body)) + body
+
+    def say_hello(self, **changes):
+        """Calls the first launcher, which starts; what it answers, until the verdict."""
+        hello = self.hello_of(**changes)
         end = time.monotonic() + PATIENCE
         while True:
             try:
@@ -367,7 +380,7 @@ class Nodes(unittest.TestCase):
                 self.assertLess(time.monotonic(), end)
                 time.sleep(0.02)
         with caller:
-            caller.sendall(b"\ndeep_ep launch 1\nh" + struct.pack("<I", len(body)) + body)
+            caller.sendall(hello)
             text = b""
             while b'"status":' not in text:
                 piece = caller.recv(65536)

@@ -11,7 +11,7 @@
 namespace deep_ep::tools {
 namespace {
 
-constexpr std::size_t kMostNodes = 65536;
+constexpr std::size_t kMostNodesOfList = 65536;
 
 class Expansion {
  public:
@@ -51,7 +51,7 @@ class Expansion {
   void append(std::vector<std::string>& names, std::string_view rest, const std::string& done) const {
     const std::size_t open = rest.find('[');
     if (open == std::string_view::npos) {
-      if (names.size() == kMostNodes) refuse();
+      if (names.size() == kMostNodesOfList) refuse();
       names.push_back(done + std::string(rest));
       return;
     }
@@ -61,7 +61,7 @@ class Expansion {
       const std::string_view last = first.size() == range.size() ? first : range.substr(first.size() + 1);
       const auto from = parse_number<unsigned>(first);
       const auto to = parse_number<unsigned>(last);
-      if (!from || !to || *from > *to || *to - *from >= kMostNodes || first.size() > 9) refuse();
+      if (!from || !to || *from > *to || *to - *from >= kMostNodesOfList || first.size() > 9) refuse();
       for (unsigned number = *from; number <= *to; ++number) {
         append(names, rest.substr(close + 1),
                done + std::string(rest.substr(0, open)) + fmt::format("{:0{}}", number, first.size()));

@@ -30,7 +30,7 @@ constexpr Launcher kLaunchers[] = {
     {"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR"},
     {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "PMIX_NAMESPACE"},
     {"PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "PMI_JOBID"},
-    {"SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_JOB_ID"},
+    {"SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_JOB_ID"},  // of srun, not of its batch script
 };
 
 std::optional<int> number_in_environment(const char* name) {
@@ -49,7 +49,9 @@ const Launcher* find_launcher() {
     // RANK without LOCAL_RANK is a node's: see node_of_environment.
     const bool is_complete =
         &launcher != kLaunchers || (number_in_environment(launcher.local_rank) && std::getenv(launcher.job) != nullptr);
-    if (size && *size > 1 && number_in_environment(launcher.rank) && is_complete) return &launcher;
+    if (!size || !number_in_environment(launcher.rank) || !is_complete) continue;
+    if (*size > 1) return &launcher;
+    if (&launcher == kLaunchers) return nullptr;  // one rank, whatever started its launcher
   }
   return nullptr;
 }

@@ -29,8 +29,7 @@ std::string files_text(const Patient& patient) {
                                     "/sys/module/nvidia_peermem/version",
                                     "/etc/os-release",
                                     "/etc/podinfo/labels",
-                                    "/proc/self/limits",
-                                    "/proc/cmdline"};
+                                    "/proc/self/limits"};
   for (const rdma::Nic& nic : patient.nics) {
     for (const rdma::NicPort& port : nic.ports) {
       const std::string folder = fmt::format("/sys/class/infiniband/{}/ports/{}", nic.name, port.number);

@@ -80,12 +80,12 @@ void check_ranks(const Patient& patient, Findings& findings) {
                         "the same number of processes on every node"});
   }
   if (!local_rank && world && rank) {
-    // DeepEP's tests count nodes in these two, PyTorch and this library's command processes.
+    // DeepEP's tests, deep_ep launch and deep_ep bench count nodes in these two, PyTorch processes.
     findings.push_back(
         {"ranks", Verdict::warning,
          fmt::format("WORLD_SIZE={} and RANK={} without LOCAL_RANK: nodes or processes?", *world, *rank),
-         "DeepEP's tests take them for nodes, PyTorch for processes; a wrong guess waits for ever",
-         "deep_ep launch, or torchrun, set all of them for processes; for nodes, use NNODES and NODE_RANK"});
+         "DeepEP's tests and deep_ep take them for nodes, PyTorch for processes; a wrong guess waits for ever",
+         "for nodes nothing; for processes, start them by deep_ep launch or torchrun, which set LOCAL_RANK, too"});
   }
   if (!variables.is_set("MASTER_ADDR") && world && *world > 1) {
     findings.push_back({"ranks", Verdict::warning, fmt::format("WORLD_SIZE={} without MASTER_ADDR", *world),

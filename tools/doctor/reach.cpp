@@ -77,8 +77,18 @@ Reach try_to_reach(const std::string& host, const std::string& port, double seco
     reach.problem = ::gai_strerror(resolved.error);
     return reach;
   }
-  reach.address = text_of(*resolved.addresses);
-  reach.outcome = call(*resolved.addresses, seconds);
+  // One that answers will do: names often have IPv6 addresses that lead nowhere.
+  int addresses = 0;
+  for (const ::addrinfo* one = resolved.addresses.get(); one != nullptr; one = one->ai_next) ++addresses;
+  for (const ::addrinfo* one = resolved.addresses.get(); one != nullptr; one = one->ai_next) {
+    const Reach::Outcome outcome = call(*one, seconds / addresses);
+    const bool is_better = outcome == Reach::Outcome::reached ||
+                           (outcome == Reach::Outcome::refused && reach.outcome != Reach::Outcome::refused);
+    if (!is_better && !reach.address.empty()) continue;
+    reach.address = text_of(*one);
+    reach.outcome = outcome;
+    if (outcome == Reach::Outcome::reached) break;
+  }
   return reach;
 }
 

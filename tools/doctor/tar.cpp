@@ -46,13 +46,22 @@ std::string tar_member(const std::string& name, const std::string& content) {
   return std::string(header.data(), kBlock) + content + std::string(padding, '\0');
 }
 
-bool holds_a_secret(std::string name) {
+bool names_a_secret(std::string name) {
   std::transform(name.begin(), name.end(), name.begin(),
                  [](unsigned char c) { return static_cast<char>(std::toupper(c)); });
-  for (const char* word : {"TOKEN", "SECRET", "PASSWORD", "PASSWD", "KEY", "CREDENTIAL", "AUTH", "COOKIE"}) {
+  for (const char* word : {"TOKEN", "SECRET", "PASSWORD", "PASSWD", "KEY", "CREDENTIAL", "AUTH", "COOKIE", "JWT",
+                           "BEARER", "PASSPHRASE", "SIGNATURE"}) {
     if (name.find(word) != std::string::npos && name != "NCCL_IB_PKEY") return true;
   }
   return false;
+}
+
+/// scheme://user:password@host
+bool has_a_password(const std::string& value) {
+  const std::size_t begin = value.find("://");
+  if (begin == std::string::npos) return false;
+  const std::size_t at = value.find('@', begin);
+  return at != std::string::npos && value.find(':', begin + 3) < at;
 }
 
 }  // namespace
@@ -85,8 +94,8 @@ std::string variables_for_reports() {
                                "LOCAL_",      "SLURM_",   "OMPI_COMM_", "PMI_", "JOB_COMPLETION_INDEX",
                                "VLLM_",       "SGLANG_"}) {
       if (!name.starts_with(prefix)) continue;
-      text += fmt::format("{}={}\n", name,
-                          holds_a_secret(name) ? "(left out)" : environment::of_process(name.c_str()).value_or(""));
+      const std::string value = environment::of_process(name.c_str()).value_or("");
+      text += fmt::format("{}={}\n", name, names_a_secret(name) || has_a_password(value) ? "(left out)" : value);
       break;
     }
   }

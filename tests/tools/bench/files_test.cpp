@@ -108,10 +108,21 @@ TEST(NcclTable, MissingRowsAndEndsAreMistakes) {
   EXPECT_NE(cut.mistakes[0].find("line 4 has no line '# Avg bus bandwidth'"), std::string::npos);
   EXPECT_TRUE(parse_nccl_tests(nccl_log(kRows, ""), "log", {.allow_partial = true}).mistakes.empty());
   const std::string rows = kRows;
+  const std::string in_a_row = rows.substr(0, rows.size() - 20) + "\n";
+  EXPECT_TRUE(parse_nccl_tests(nccl_log(in_a_row, ""), "log", {.allow_partial = true}).mistakes.empty());
+  EXPECT_NE(error_in([&] {
+              parse_nccl_tests(nccl_log(in_a_row + rows, ""), "log", {.allow_partial = true});
+            }).find("is no row"),
+            std::string::npos);
   const NcclReport missing = parse_nccl_tests(nccl_log(rows.substr(0, rows.find('\n') + 1), kEnd), "log", {});
   ASSERT_EQ(missing.mistakes.size(), 1u);
   EXPECT_NE(missing.mistakes[0].find("rows are missing"), std::string::npos);
   EXPECT_FALSE(parse_nccl_tests(nccl_log("", kEnd), "log", {}).mistakes.empty());
+}
+
+TEST(NcclTable, LongLinesAreNoTrouble) {
+  const std::string logged = std::string(1 << 20, 'a') + "\n" + nccl_log(kRows, kEnd);
+  EXPECT_TRUE(parse_nccl_tests(logged, "log", {}).mistakes.empty());
 }
 
 TEST(NcclTable, GarbageIsRefusedWithItsLine) {

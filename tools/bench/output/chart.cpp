@@ -42,7 +42,7 @@ std::string escaped(const std::string& text) {
         result += "&quot;";
         break;
       default:
-        result += c;
+        result += static_cast<unsigned char>(c) < ' ' ? ' ' : c;  // XML has no other control characters
     }
   }
   return result;
@@ -118,7 +118,7 @@ std::string straight_line(double x1, double y1, double x2, double y2, const char
 
 /// 1048576 as 1M: of powers of two, which sizes are.
 std::string show_x(double value) {
-  const auto whole = static_cast<std::int64_t>(value);
+  const auto whole = static_cast<std::int64_t>(std::clamp(value, -1e15, 1e15));
   if (static_cast<double>(whole) == value && whole >= 16384 && whole % 1024 == 0) {
     if (whole % (1 << 30) == 0) return fmt::format("{}G", whole >> 30);
     return whole % (1 << 20) == 0 ? fmt::format("{}M", whole >> 20) : fmt::format("{}k", whole >> 10);
@@ -184,6 +184,7 @@ std::vector<double> ticks_up_to(double largest) {
     if (factor * power >= rough) step = factor * power;
   }
   std::vector<double> ticks{0};
+  if (!(step > 0)) return {0, 1};  // too small for any step
   while (ticks.back() < largest || ticks.size() < 2) ticks.push_back(static_cast<double>(ticks.size()) * step);
   return ticks;
 }

@@ -74,11 +74,12 @@ void add_foreign(const ErrorText& text, std::vector<Candidate>& candidates) {
 std::string read_standard_input() {
   std::string text;
   std::array<char, 4096> block{};
-  while (text.size() < kMostText) {
-    const std::size_t count = std::fread(block.data(), 1, block.size(), stdin);
-    if (count == 0) break;
+  while (const std::size_t count = std::fread(block.data(), 1, block.size(), stdin)) {
     text.append(block.data(), count);
+    // Of a long log the beginning and, above all, the end.
+    if (text.size() > 2 * kMostText) text.erase(kMostText / 2, text.size() - kMostText);
   }
+  if (text.size() > kMostText) text.erase(kMostText / 2, text.size() - kMostText);
   return text;
 }
 

@@ -39,8 +39,11 @@ wants_pool() {
 
 wants_nodes() {
   wants NODES '[1-9][0-9]{0,2}' 2
-  wants NODE_VERSION '1\.[0-9]+\.[0-9]+-gke\.[0-9]+' 1.33.5-gke.1162000
+  # May be empty: the cluster's own.
+  [ -z "${NODE_VERSION:-}" ] || wants NODE_VERSION '1\.[0-9]+\.[0-9]+-gke\.[0-9]+' 1.33.5-gke.1162000
   wants IMAGE_TYPE 'COS_CONTAINERD|UBUNTU_CONTAINERD' 'COS_CONTAINERD, UBUNTU_CONTAINERD'
+  GPU_DRIVER_VERSION=${GPU_DRIVER_VERSION:-latest}
+  wants GPU_DRIVER_VERSION 'latest|default' 'latest, default'
   wants PROVISIONING 'spot|on-demand|reservation' 'spot, on-demand, reservation'
   if [ "${PROVISIONING:-}" = reservation ] && [ -z "${RESERVATION_NAME:-}" ]; then
     problem "PROVISIONING is reservation, and RESERVATION_NAME names none"

@@ -3,7 +3,8 @@
 #
 #   deploy/gke/create-nodepool.sh [--name POOL] [--nodes N] [--image-type TYPE] [--provisioning KIND] [--autoupgrade] [--dry-run]
 #
-# Nodes are not upgraded by themselves unless --autoupgrade is given: an upgrade makes new nodes, in the middle of a run.
+# Nodes are not upgraded by themselves unless --autoupgrade is given: an upgrade makes new nodes, in the middle of a run. GKE
+# refuses that in a cluster that is in a release channel: there, give --autoupgrade, and the cluster a maintenance exclusion.
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 upgrade=--no-enable-autoupgrade
@@ -43,6 +44,8 @@ wants_pool
 wants_nodes
 stop_if_wrong
 
+version=()
+[ -z "${NODE_VERSION:-}" ] || version=(--node-version "$NODE_VERSION")
 provisioning=()
 case $PROVISIONING in
   spot) provisioning=(--spot) ;;
@@ -61,9 +64,9 @@ do_or_print gcloud beta container node-pools create "$NODE_POOL" \
   --cluster "$CLUSTER_NAME" \
   --region "$REGION" \
   --node-locations "$ZONE" \
-  --node-version "$NODE_VERSION" \
+  "${version[@]}" \
   --machine-type a4-highgpu-8g \
-  --accelerator type=nvidia-b200,count=8,gpu-driver-version=default \
+  --accelerator "type=nvidia-b200,count=8,gpu-driver-version=$GPU_DRIVER_VERSION" \
   --image-type "$IMAGE_TYPE" \
   --num-nodes "$NODES" \
   --disk-type hyperdisk-balanced \

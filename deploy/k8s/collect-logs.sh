@@ -32,16 +32,23 @@ done
 [ -n "$out" ] || usage "the folder is missing"
 mkdir -p "$out/pod-logs"
 
-kubectl get pods -n "$namespace" -l "$selector" -o wide >"$out/pods.txt"
-kubectl get events -n "$namespace" --sort-by=.metadata.creationTimestamp >"$out/events.txt"
-kubectl get nodes -L cloud.google.com/gce-topology-block,cloud.google.com/gce-topology-subblock,cloud.google.com/gce-topology-host >"$out/nodes.txt"
+failed=0
+# states FILE ARGUMENT...: what kubectl get says, into a file. Who may not see it still gets the rest.
+states() {
+  if ! kubectl get "${@:2}" >"$out/$1"; then
+    echo "collect-logs: kubectl get $2 failed, so $1 is not whole" >&2
+    failed=1
+  fi
+}
+states pods.txt pods -n "$namespace" -l "$selector" -o wide
+states events.txt events -n "$namespace" --sort-by=.metadata.creationTimestamp
+states nodes.txt nodes -L cloud.google.com/gce-topology-block,cloud.google.com/gce-topology-subblock,cloud.google.com/gce-topology-host
 
 # Prints what the log on standard input has between the lines "=== begin NAME" and "=== end NAME".
 section() {
   awk -v name="$1" '$0 == "=== end " name { on = 0 } on { print } $0 == "=== begin " name { on = 1 }'
 }
 
-failed=0
 declare -A taken=()
 pods=$(kubectl get pods -n "$namespace" -l "$selector" \
   -o 'jsonpath={range .items[*]}{.metadata.name} {.metadata.annotations.batch\.kubernetes\.io/job-completion-index}{"\n"}{end}')

@@ -66,6 +66,13 @@ class Chart(unittest.TestCase):
             self.assertEqual((job["parallelism"], job["completions"]), (nodes, nodes))
             self.assertEqual(lint.variable(pod_of(document)[1]["containers"][0], "DEEP_EP_NODES"), str(nodes))
 
+    def test_pods_end_before_their_job_deletes_them(self):
+        for controller in ("job", "jobset"):
+            objects = charts.render(charts.values(IMAGE, {"workload": {"deadlineSeconds": 600, "controller": controller}}))
+            [job] = lint.job_specs(main_object(objects))
+            self.assertEqual((job["activeDeadlineSeconds"], job["template"]["spec"]["activeDeadlineSeconds"]), (600, 540))
+            self.assertEqual((job["backoffLimitPerIndex"], job.get("backoffLimit")), (0, None))
+
     def test_kueue_and_topology(self):
         def annotated(extra):
             document = main_object(charts.render(charts.values(IMAGE, extra)))
@@ -127,6 +134,7 @@ class Chart(unittest.TestCase):
             ({"image": "a/b"}, "image: 'a/b'"),
             ({**IMAGE, "workload": {"gpus": 12}}, "workload.gpus: 12 is not a multiple of 8"),
             ({**IMAGE, "workload": {"gpus": 0}}, "workload.gpus: 0 is less than the minimum of 8"),
+            ({**IMAGE, "workload": {"deadlineSeconds": 60}}, "workload.deadlineSeconds: 60 is less than the minimum of 120"),
             ({**IMAGE, "workload": {"gpus": "16"}}, "workload.gpus: '16' is not of type 'integer'"),
             ({**IMAGE, "workload": {"gpu": 16}}, "workload: Additional properties are not allowed ('gpu' was unexpected)"),
             ({**IMAGE, "subnetworks[]": []}, "'subnetworks[]' was unexpected"),
@@ -195,7 +203,8 @@ class Hooks(unittest.TestCase):
             if "helm.sh/hook" in annotations:
                 weights[key] = (int(annotations.get("helm.sh/hook-weight", 0)), annotations["helm.sh/hook"])
         self.assertLess(weights["Role", "testbed-ssh"][0], weights["Job", "testbed-ssh"][0])
-        self.assertEqual(weights["Job", "testbed-ssh"][1], "pre-install,pre-upgrade")
+        # Not at an upgrade: pods of a Job that runs have the key already.
+        self.assertEqual(weights["Job", "testbed-ssh"][1], "pre-install")
         self.assertEqual(weights["Job", "testbed-ssh-remove"][1], "post-delete")
         self.assertIn("post-delete", weights["ServiceAccount", "testbed-ssh"][1])
         pod = pod_of(objects["JobSet", "testbed"])[1]
@@ -218,6 +227,8 @@ class Kueue(unittest.TestCase):
         self.assertIn(charts.values()["topology"]["level"], levels)
         example = kustomize.documents(charts.CHART / "examples/four-nodes.yaml")[0]
         self.assertEqual(example["queue"], objects["LocalQueue"]["metadata"]["name"])
+        settings = (DEPLOY / "gke/env.example").read_text()
+        self.assertIn(f"\nKUEUE_NAME={example['queue']}\n", settings)
         self.assertEqual(flavor["spec"]["nodeLabels"]["cloud.google.com/gke-accelerator"], lint.A4_GPU)
 
 

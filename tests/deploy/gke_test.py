@@ -20,6 +20,14 @@ SETTINGS = dict(
 )
 
 
+# What everyone must change in the example.
+EDITED = {
+    "PROJECT_ID": "our-project",
+    "ARTIFACT_REGISTRY": SETTINGS["ARTIFACT_REGISTRY"].replace("my-project", "our-project"),
+    "BASE_IMAGE": "docker.io/library/debian@sha256:" + "12" * 32,
+}
+
+
 def start(script, *arguments, **changes):
     settings = {**os.environ, **SETTINGS, **changes}
     return run([GKE / script, *arguments], env={key: value for key, value in settings.items() if value is not None})
@@ -46,7 +54,8 @@ class NodePool(unittest.TestCase):
         words, flags = self.command()
         self.assertEqual(words[:6], ["gcloud", "beta", "container", "node-pools", "create", "a4"])
         self.assertEqual(flags["--machine-type"], ["a4-highgpu-8g"])
-        self.assertEqual(flags["--accelerator"], ["type=nvidia-b200,count=8,gpu-driver-version=default"])
+        self.assertEqual(flags["--accelerator"], ["type=nvidia-b200,count=8,gpu-driver-version=latest"])
+        self.assertNotIn("--node-version", flags)
         self.assertEqual(flags["--num-nodes"], ["2"])
         self.assertIn("--no-enable-autoupgrade", flags)
         self.assertEqual(
@@ -54,6 +63,12 @@ class NodePool(unittest.TestCase):
             ["network=my-cluster-net-1,subnetwork=my-cluster-sub-1"]
             + [f"network=my-cluster-rdma-net,subnetwork=my-cluster-rdma-sub-{nic}" for nic in range(8)],
         )
+
+    def test_versions(self):
+        flags = self.command(NODE_VERSION="1.33.5-gke.1162000", GPU_DRIVER_VERSION="default")[1]
+        self.assertEqual(flags["--node-version"], ["1.33.5-gke.1162000"])
+        self.assertTrue(flags["--accelerator"][0].endswith(",gpu-driver-version=default"))
+        self.assertTrue(self.command(GPU_DRIVER_VERSION="")[1]["--accelerator"][0].endswith("=latest"))
 
     def test_flags_win(self):
         words, flags = self.command("--name", "b", "--nodes", "4", "--image-type", "COS_CONTAINERD", "--autoupgrade")
@@ -159,16 +174,21 @@ class Environment(unittest.TestCase):
             stand_in(self.bin, name, "")
 
     def check(self, **changes):
-        settings = {**SETTINGS, **changes}
+        settings = {**SETTINGS, **EDITED, **changes}
         return run([GKE / "check-env.sh"], env=environment(self.bin, **settings))
 
-    def test_the_example_passes(self):
+    def test_the_example_alone_does_not_pass(self):
+        status, _, errors = self.check(**SETTINGS)
+        self.assertEqual(status, 2)
+        self.assertEqual([line.split()[1] for line in errors.splitlines()], ["PROJECT_ID", "ARTIFACT_REGISTRY", "BASE_IMAGE"])
+
+    def test_the_edited_example_passes(self):
         status, text, errors = self.check()
         self.assertEqual((status, errors), (0, ""))
         self.assertIn("2 nodes a4-highgpu-8g as pool a4", text)
 
     def test_each_variable_is_checked(self):
-        optional = {"RESERVATION_NAME", "GCS_BUCKET"}
+        optional = {"RESERVATION_NAME", "GCS_BUCKET", "NODE_VERSION", "GPU_DRIVER_VERSION"}
         for name in SETTINGS:
             with self.subTest(name):
                 wrong = self.check(**{name: "NO GOOD"})

@@ -31,6 +31,11 @@ def blocks(guide):
     return re.findall(r"^```sh\n(.*?)^```", GUIDES[guide], re.M | re.S)
 
 
+def edited(text):
+    """The example of the settings as a user changes it."""
+    return text.replace("my-project", "our-project").replace("0" * 64, "12" * 32)
+
+
 def commands(text):
     return [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
 
@@ -46,8 +51,8 @@ class Run(unittest.TestCase):
         for name in ("kubectl", "helm"):
             stand_in(self.top / "bin", name, f'exec {sys.executable} -B {stub} {name} "$@"\n')
 
-    def start(self, script):
-        settings = {"CLUSTER": str(self.top / "cluster.json"), "DEPLOY_TESTS": str(pathlib.Path(__file__).parent), "USER": "me"}
+    def start(self, script, **extra):
+        settings = {**extra, "CLUSTER": str(self.top / "cluster.json"), "DEPLOY_TESTS": str(pathlib.Path(__file__).parent), "USER": "me"}
         return run(["bash", "-c", "set -euo pipefail\n" + script], cwd=self.top, env=environment(self.top / "bin", **settings), timeout=280)
 
     def state(self):
@@ -55,13 +60,23 @@ class Run(unittest.TestCase):
 
     def test_gke(self):
         parts = blocks("gke.md")
-        status, text, errors = self.start("".join(parts[:5]))
+        copied, read_in = parts[0].split("\n", 1)
+        self.assertEqual(self.start(copied)[0], 0)
+        settings = self.top / "deploy/gke/.env"
+        settings.write_text(edited(settings.read_text()))
+        status, text, errors = self.start(read_in + "".join(parts[1:5]))
         self.assertEqual((status, errors), (0, ""), text)
+        # Again: it runs again, and what comes out is of the second run.
+        status, text, errors = self.start(parts[4], RUN="Failed")
+        self.assertEqual(status, 1, text)
+        self.assertIn("job/deep-ep-internode: it failed", errors)
+        status, _, errors = self.start(parts[4])
+        self.assertEqual((status, errors), (0, ""))
         self.assertIn("Every checked result is exact", text)
         objects = self.state()["objects"]
         pod = objects["Job/deep-ep-internode"]["spec"]["template"]["spec"]
         self.assertEqual(
-            pod["containers"][0]["image"], "asia-southeast1-docker.pkg.dev/my-project/images/deep-ep@sha256:" + "ab" * 32
+            pod["containers"][0]["image"], "asia-southeast1-docker.pkg.dev/our-project/images/deep-ep@sha256:" + "ab" * 32
         )
         # The pods' interfaces are on networks that were made.
         annotations = objects["Job/deep-ep-internode"]["spec"]["template"]["metadata"]["annotations"]
@@ -86,11 +101,14 @@ class Run(unittest.TestCase):
     def test_testbed(self):
         if charts.mini_helm() is None:
             self.skipTest("there is no Go with sprig to render the chart: scripts/setup --deploy installs it")
-        (self.top / "deploy/gke/.env").write_text((DEPLOY / "gke/env.example").read_text())
+        (self.top / "deploy/gke/.env").write_text(edited((DEPLOY / "gke/env.example").read_text()))
         status, text, errors = self.start("".join(blocks("testbed.md")))
         self.assertEqual((status, errors), (0, ""), text)
         self.assertTrue((self.top / "testbed-logs/pod-logs/coordinator.log").exists())
         self.assertEqual(self.state()["releases"], {})
+        status, _, errors = self.start("".join(blocks("testbed.md")), RUN="Failed")
+        self.assertEqual(status, 1)
+        self.assertIn("jobset/me-testbed: it failed", errors)
 
     def test_the_stand_in_refuses(self):
         """It would notice a guide that is wrong."""
@@ -102,6 +120,11 @@ class Run(unittest.TestCase):
             ("kubectl apply -k deploy/k8s/overlays/gke-a4; kubectl wait --for=condition=done job/deep-ep-internode -n deep-ep", "never has"),
             ("kubectl apply -k deploy/k8s/overlays/gke-a4; kubectl logs job/deep-ep-internode", "is in namespace deep-ep"),
             ("kubectl apply --what x", "unknown flag"),
+            (
+                "kubectl apply -k deploy/k8s/overlays/gke-a4; kubectl apply -k deploy/k8s/overlays/gke-a4-privileged",
+                "Job/deep-ep-internode is invalid: spec.template: field is immutable",
+            ),
+            ("kubectl apply -k deploy/k8s/overlays/gke-a4; RUN=Failed deploy/k8s/wait.sh job/internode --every 1", "not found"),
             ("helm install t deploy/helm/deep-ep-testbed --set workload.gpus=12", "multiple of 8"),
             ("helm uninstall t", "not found"),
         ):

@@ -13,9 +13,17 @@ DIGEST = "sha256:" + "a1" * 32
 KUBECTL = r"""
 echo "$*" >>"$CALLS"
 case "$*" in
+  "get "*"/run "*) # the next of the states, a line each; the last stays
+    read -r state more <"$STATES"
+    [ -z "$more" ] || echo "$more" >"$STATES"
+    [ "$state" != gone ] || exit 1
+    echo "$state"
+    ;;
   "get pods"*jsonpath*) printf 'deep-ep-internode-0-aaaaa 0\ndeep-ep-internode-1-bbbbb 1\ndeep-ep-intranode \n' ;;
   "get pods"*) echo 'NAME READY' ;;
   "logs "*"-0-aaaaa "*) printf 'hello\n=== begin connectivity-test.log\n2 nodes\n=== end connectivity-test.log\n=== begin nccl-test-results.txt\n# nccl\n8 2\n=== end nccl-test-results.txt\nbye\n' ;;
+  "get $REFUSED "*) echo Forbidden >&2; exit 1 ;;
+  "get pvc "*) echo "$CLAIM" ;;
   "logs "*"$BROKEN"*) exit 1 ;;
   "logs "*) echo "log of $4" ;;
 esac
@@ -32,7 +40,7 @@ class Scripts(unittest.TestCase):
         self.calls = self.top / "calls"
 
     def start(self, script, *arguments, **extra):
-        extra = {"CALLS": str(self.calls), "BROKEN": "none", **extra}
+        extra = {"CALLS": str(self.calls), "BROKEN": "none", "REFUSED": "none", "CLAIM": "", **extra}
         return run([self.top / "k8s" / script, *arguments], env=environment(self.top / "bin", **extra))
 
     def images(self):
@@ -81,16 +89,106 @@ class Scripts(unittest.TestCase):
         self.assertEqual((status, errors), (1, "collect-logs: pod deep-ep-internode-1-bbbbb gave no log\n"))
         self.assertTrue((self.top / "out/pod-logs/deep-ep-intranode.log").exists())
 
+    def test_collect_logs_of_who_may_not_see_all(self):
+        for what, file in (("nodes", "nodes.txt"), ("events", "events.txt")):
+            with self.subTest(what):
+                status, text, errors = self.start("collect-logs.sh", self.top / what, REFUSED=what)
+                self.assertEqual(status, 1)
+                self.assertIn(f"collect-logs: kubectl get {what} failed, so {file} is not whole\n", errors)
+                self.assertIn(f"{what}/pod-logs/coordinator.log", text)
+
     def test_collect_logs_wrong(self):
         for words in ([], ["a", "b"], ["--selector"], ["--what", "x"]):
             with self.subTest(words):
                 self.assertEqual(self.start("collect-logs.sh", *words)[0], 2)
 
+    def test_set_image_of_kubectl(self):
+        before = self.images()
+        for image in ("eu.pkg.dev/p/r/kubectl:v1.33.5", "eu.pkg.dev/p/r/kubectl@" + DIGEST, "localhost:5000/kubectl:v1.33.5"):
+            with self.subTest(image):
+                status, _, errors = self.start("set-image.sh", "--kubectl", image)
+                self.assertEqual((status, errors), (0, ""))
+                objects = kustomize.render(self.top / "k8s/overlays/gke-a4")
+                pods = [spec for d in objects for spec in kustomize.pod_specs(d)]
+                images = {c["image"] for spec in pods for c in spec["containers"] + spec.get("initContainers", []) if c["command"][0] == "kubectl"}
+                self.assertEqual(images, {image})
+        self.assertEqual({**self.images(), "kubectl": ""}, {**before, "kubectl": ""})
+        for wrong in ("r/kubectl", "r/kubectl:latest"):
+            self.assertEqual(self.start("set-image.sh", "--kubectl", wrong)[0], 2)
+
+    def wait(self, states, *words, **extra):
+        (self.top / "states").write_text(states + "\n")
+        self.calls.write_text("")
+        return self.start("wait.sh", *words, "--every", "1", STATES=str(self.top / "states"), **extra)
+
+    def test_wait(self):
+        for words, states, wanted in (
+            (["job/run"], "Suspended Complete", 0),
+            (["job/run"], "Failed", 1),
+            (["job/run"], "Suspended gone gone Complete", 0),
+            (["jobset/run"], "Completed", 0),
+            (["jobset/run"], "Failed", 1),
+            (["pod/run"], "Running Succeeded", 0),
+            (["pod/run"], "Failed", 1),
+        ):
+            with self.subTest(words=words, states=states):
+                status, text, errors = self.wait(states, *words, "--namespace", "n")
+                self.assertEqual(status, wanted, errors)
+                self.assertIn(f"{words[0]}: it {'failed' if wanted else 'passed'}", text + errors)
+                log = self.calls.read_text().splitlines()[-1]
+                kind = words[0].split("/")[0]
+                pods = {"job": "-l batch.kubernetes.io/job-name=run,", "jobset": "-l jobset.sigs.k8s.io/jobset-name=run,", "pod": "run "}[kind]
+                self.assertTrue(log.startswith("logs -n n " + pods), log)
+                self.assertIn("--tail=-1", log)
+                self.assertEqual("batch.kubernetes.io/job-completion-index=0" in log, kind != "pod")
+
+    def test_wait_for_ever(self):
+        status, _, errors = self.wait("Running", "pod/run", "--timeout", "1")
+        self.assertEqual(status, 1)
+        self.assertIn("wait: pod/run in namespace deep-ep has not ended after 1 s\n", errors)
+
+    def test_wait_for_nothing(self):
+        status, _, errors = self.wait("gone", "job/run")
+        self.assertEqual((status, errors), (1, "wait: job/run in namespace deep-ep cannot be looked at\n"))
+
+    def test_wait_wrong(self):
+        for words in ([], ["run"], ["job/"], ["job/a", "job/b"], ["job/a", "--timeout"], ["job/a", "--timeout", "1m"], ["--what"]):
+            with self.subTest(words):
+                status, _, errors = self.start("wait.sh", *words)
+                self.assertEqual(status, 2)
+                self.assertRegex(errors, r"^wait: .*allowed: .*\n$")
+
+    def uninstall(self, *words, **extra):
+        self.calls.write_text("")
+        status, text, errors = self.start("uninstall.sh", *words, **extra)
+        calls = [call.replace(str(self.top / "k8s/"), "") for call in self.calls.read_text().splitlines()]
+        return status, text + errors, calls
+
     def test_uninstall(self):
-        self.assertEqual(self.start("uninstall.sh")[0], 0)
-        calls = self.calls.read_text().splitlines()
-        self.assertEqual([call.split()[0] for call in calls], ["delete", "apply", "rollout", "delete"])
-        self.assertEqual(self.start("uninstall.sh", "now")[0], 2)
+        self.start("set-image.sh", "eu.pkg.dev/p/r/deep_ep@" + DIGEST)
+        first = [
+            "delete -k /overlays/uninstall -l app.kubernetes.io/component in (intranode,internode,collect-logs),!deep-ep/keep --ignore-not-found",
+            "apply -k /overlays/uninstall -l app.kubernetes.io/component=installer",
+            "rollout status daemonset/deep-ep-installer -n deep-ep --timeout 300s",
+        ]
+        asked = "get pvc deep-ep-logs -n deep-ep --ignore-not-found -o name"
+        everything = "delete -k /overlays/uninstall --ignore-not-found"
+        self.assertEqual(self.uninstall()[2], [*first, asked, everything])
+        self.assertEqual(self.uninstall("--logs", CLAIM="pvc/deep-ep-logs")[2], [*first, everything])
+        status, text, calls = self.uninstall(CLAIM="pvc/deep-ep-logs")
+        self.assertEqual(calls, [*first, asked, "delete -k /overlays/uninstall -l !deep-ep/keep --ignore-not-found"])
+        self.assertEqual(status, 0)
+        self.assertIn("The claim deep-ep-logs of namespace deep-ep stays", text)
+        kept = {d["kind"] for d in kustomize.render(self.top / "k8s/overlays/uninstall") if "deep-ep/keep" in d["metadata"]["labels"]}
+        self.assertEqual(kept, {"Namespace", "PersistentVolumeClaim"})
+
+    def test_uninstall_refuses_at_the_start(self):
+        status, text, calls = self.uninstall()
+        self.assertEqual((status, calls), (2, []))
+        self.assertIn("uninstall: no image is set", text)
+        self.start("set-image.sh", "eu.pkg.dev/p/r/deep_ep@" + DIGEST)
+        self.assertEqual(self.uninstall("now")[0], 2)
+        self.assertEqual(self.uninstall("--logs", "now")[0], 2)
 
 
 main()

@@ -1,7 +1,9 @@
 """deploy/k8s: every overlay is rendered, and what comes out is valid, fits together, and differs where it should."""
 
 import functools
+import pathlib
 import shutil
+import tempfile
 import unittest
 
 from support import DEPLOY, main, run, variables
@@ -26,7 +28,7 @@ def job_pod(name):
 
 class Manifests(unittest.TestCase):
     def test_all_overlays_are_there(self):
-        wanted = {"gke-a4", "gke-a4-cos", "unprivileged", "hostnetwork", "privileged", "ngc", "distroless", "dra", "uninstall"}
+        wanted = {"gke-a4", "gke-a4-cos", "gke-a4-privileged", "unprivileged", "hostnetwork", "privileged", "ngc", "distroless", "dra", "uninstall"}
         self.assertEqual({path.name for path in OVERLAYS}, wanted)
 
     def test_valid_and_fitting(self):
@@ -63,15 +65,53 @@ class Overlays(unittest.TestCase):
         for overlay in OVERLAYS:
             with self.subTest(overlay.name):
                 security = job_pod(overlay.name)["spec"]["containers"][0]["securityContext"]
-                self.assertEqual(security.get("privileged", False), overlay.name in ("privileged", "gke-a4-cos"))
+                self.assertEqual(security.get("privileged", False), overlay.name in ("privileged", "gke-a4-privileged", "gke-a4-cos"))
                 network = job_pod(overlay.name)["spec"].get("hostNetwork", False)
                 self.assertEqual(network, overlay.name in ("hostnetwork", "gke-a4-cos"))
 
     def test_unprivileged_touches_no_folder_of_the_node(self):
         for key, document in rendered("unprivileged").items():
-            if document["kind"] in ("Job", "Pod"):
+            if document["kind"] in ("Job", "Pod", "DaemonSet"):
                 volumes = [volume for _, spec in lint.templates(document) for volume in spec["volumes"]]
                 self.assertFalse([volume for volume in volumes if "hostPath" in volume], key)
+        self.assertNotIn(("DaemonSet", "deep-ep-installer"), rendered("unprivileged"))
+
+    def test_unprivileged_asks_for_nothing_that_does_not_reach_it(self):
+        for key in (("Pod", "deep-ep-intranode"), ("Job", "deep-ep-internode")):
+            [(_, spec)] = lint.templates(rendered("unprivileged")[key])
+            self.assertTrue(spec["securityContext"]["runAsNonRoot"])
+            self.assertEqual(spec["containers"][0]["securityContext"]["capabilities"], {"drop": ["ALL"]})
+
+    def test_a4_means_b200(self):
+        for overlay in ("gke-a4", "gke-a4-cos", "gke-a4-privileged"):
+            for key in (("DaemonSet", "deep-ep-installer"), ("Pod", "deep-ep-intranode"), ("Job", "deep-ep-internode")):
+                [(_, spec)] = lint.templates(rendered(overlay)[key])
+                self.assertEqual(spec["nodeSelector"]["cloud.google.com/gke-accelerator"], lint.A4_GPU, (overlay, key))
+
+    def test_uninstall_gets_everywhere(self):
+        spec = rendered("uninstall")["DaemonSet", "deep-ep-installer"]["spec"]["template"]["spec"]
+        self.assertNotIn("nodeSelector", spec)
+        self.assertEqual([v["hostPath"]["path"] for v in spec["volumes"] if "hostPath" in v], ["/home/kubernetes/bin/deep_ep"])
+
+    def test_gke_a4_goes_with_one_more_component(self):
+        with tempfile.TemporaryDirectory() as folder:
+            shutil.copytree(DEPLOY / "k8s", pathlib.Path(folder) / "k8s")
+            mine = pathlib.Path(folder) / "k8s/overlays/gke-a4-privileged/kustomization.yaml"
+            text = mine.read_text()
+            for component in ("privileged", "ngc", "distroless", "dra"):
+                with self.subTest(component):
+                    mine.write_text(text.replace("components/privileged", f"components/{component}"))
+                    objects = kustomize.render(mine.parent)
+                    self.assertEqual([p for d in objects for p in strict.problems_of(d)] + list(lint.problems_of(objects, variables())), [])
+                    [spec] = [s for d in objects if d["metadata"]["name"] == "deep-ep-internode" for _, s in lint.templates(d)]
+                    self.assertIn("driver", {volume["name"] for volume in spec["volumes"]})
+
+    def test_the_doctor_sees_labels_and_annotations(self):
+        for key in (("Pod", "deep-ep-intranode"), ("Job", "deep-ep-internode")):
+            [(_, spec)] = lint.templates(rendered("gke-a4")[key])
+            [volume] = [volume for volume in spec["volumes"] if "downwardAPI" in volume]
+            self.assertEqual([item["path"] for item in volume["downwardAPI"]["items"]], ["annotations", "labels"])
+            self.assertIn((volume["name"], "/etc/podinfo"), {(m["name"], m["mountPath"]) for m in spec["containers"][0]["volumeMounts"]})
 
     def test_the_driver_of_gke_is_mounted_for_reading(self):
         mounts = {m["mountPath"]: m for m in job_pod("gke-a4")["spec"]["containers"][0]["volumeMounts"]}

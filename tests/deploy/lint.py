@@ -88,13 +88,19 @@ def problems_of(objects, variables=None, accounts=()):
 
 
 def job_problems(name, job):
-    if job.get("backoffLimit") != 0:
-        yield f"{name}: backoffLimit is not 0: the other pods would wait for one that starts again"
+    if job.get("completionMode") != "Indexed" and job.get("backoffLimit") != 0:
+        yield f"{name}: backoffLimit is not 0: what failed would be tried again"
     if not job.get("activeDeadlineSeconds"):
         yield f"{name}: there is no activeDeadlineSeconds"
     if job["template"]["spec"].get("restartPolicy") != "Never":
         yield f"{name}: restartPolicy is not Never"
     if job.get("completionMode") == "Indexed":
+        if job.get("backoffLimitPerIndex") != 0:
+            yield f"{name}: backoffLimitPerIndex is not 0: the other pods would wait for one that starts again"
+        if "backoffLimit" in job or "maxFailedIndexes" in job:
+            yield f"{name}: a pod that fails makes the controller delete the others with their logs: no backoffLimit, no maxFailedIndexes"
+        if not job["template"]["spec"].get("activeDeadlineSeconds", 10**9) <= job.get("activeDeadlineSeconds", 0) - 30:
+            yield f"{name}: its pods have no activeDeadlineSeconds before the Job's, which deletes them with their logs"
         if job.get("parallelism") != job.get("completions"):
             yield f"{name}: parallelism {job.get('parallelism')} is not completions {job.get('completions')}"
         for container in job["template"]["spec"]["containers"]:
@@ -107,6 +113,8 @@ def job_problems(name, job):
 
 
 def pod_problems(name, document, metadata, spec, variables):
+    if spec.get("priorityClassName", "").startswith("system-") and document["metadata"].get("namespace") != "kube-system":
+        yield f"{name}: GKE refuses priorityClassName {spec['priorityClassName']} outside of kube-system"
     if document["kind"] == "Pod":
         if spec.get("restartPolicy") != "Never":
             yield f"{name}: restartPolicy is not Never"
@@ -185,8 +193,8 @@ def volume_problems(name, spec):
                 yield f"{name}: container {container['name']} mounts two volumes at {mount['mountPath']}"
             paths.add(mount["mountPath"])
             host = volumes[mount["name"]].get("hostPath", {}).get("path")
-            if host in ("/home/kubernetes/bin/nvidia", "/home/kubernetes/bin/gib") and not mount.get("readOnly"):
-                yield f"{name}: container {container['name']} can write the driver's folder"
+            if host is not None and host != "/home/kubernetes/bin/deep_ep" and not mount.get("readOnly"):
+                yield f"{name}: container {container['name']} can write the node's folder {host}"
     for volume in volumes:
         if volume not in mounted:
             yield f"{name}: nothing mounts the volume '{volume}'"

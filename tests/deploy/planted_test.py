@@ -45,7 +45,18 @@ MISTAKES = {
     ),
     "nodes_hardcoded": (lambda o, j, p, c: j.update(completions=4, parallelism=4), "DEEP_EP_NODES 2 is not completions 4"),
     "parallelism": (lambda o, j, p, c: j.update(parallelism=1), "parallelism 1 is not completions 2"),
-    "backoff": (lambda o, j, p, c: j.update(backoffLimit=6), "backoffLimit is not 0"),
+    "tried_again": (lambda o, j, p, c: j.update(backoffLimitPerIndex=1), "backoffLimitPerIndex is not 0"),
+    "logs_deleted": (lambda o, j, p, c: j.update(backoffLimit=0), "no backoffLimit, no maxFailedIndexes"),
+    "logs_deleted_at_the_deadline": (lambda o, j, p, c: p.pop("activeDeadlineSeconds"), "no activeDeadlineSeconds before the Job's"),
+    "deadlines_are_one": (
+        lambda o, j, p, c: p.update(activeDeadlineSeconds=j["activeDeadlineSeconds"]),
+        "no activeDeadlineSeconds before the Job's",
+    ),
+    "backoff": (lambda o, j, p, c: o["Job/deep-ep-collect-logs"]["spec"].pop("backoffLimit"), "backoffLimit is not 0"),
+    "priority": (
+        lambda o, j, p, c: o["DaemonSet/deep-ep-installer"]["spec"]["template"]["spec"].update(priorityClassName="system-node-critical"),
+        "GKE refuses priorityClassName system-node-critical",
+    ),
     "no_deadline": (lambda o, j, p, c: j.pop("activeDeadlineSeconds"), "no activeDeadlineSeconds"),
     "restarts": (lambda o, j, p, c: p.update(restartPolicy="OnFailure"), "restartPolicy is not Never"),
     "pod_restarts": (lambda o, j, p, c: o["Pod/deep-ep-intranode"]["spec"].pop("restartPolicy"), "restartPolicy is not Never"),
@@ -104,7 +115,11 @@ MISTAKES = {
     ),
     "driver_writable": (
         lambda o, j, p, c: next(m for m in c["volumeMounts"] if m["name"] == "driver").pop("readOnly"),
-        "can write the driver's folder",
+        "can write the node's folder /home/kubernetes/bin/nvidia",
+    ),
+    "devices_writable": (
+        lambda o, j, p, c: next(m for m in c["volumeMounts"] if m["name"] == "infiniband").pop("readOnly"),
+        "can write the node's folder /dev/infiniband",
     ),
     "volume_missing": (lambda o, j, p, c: p["volumes"].pop(), "which is no volume"),
     "volume_unused": (lambda o, j, p, c: p["volumes"].append({"name": "x", "emptyDir": {}}), "nothing mounts the volume 'x'"),

@@ -76,7 +76,7 @@ void check_nodes(const Answer& nodes, Findings& findings) {
     const std::string verdict = text_at(node, {"metadata", "annotations", kVerdict});
     if (!verdict.empty() && !verdict.starts_with("ok") && !verdict.starts_with("usable")) {
       findings.push_back({"node", Verdict::error, fmt::format("node {}: deep_ep says {}", name_of(node), verdict),
-                          "the doctor that ran on that node found it unusable",
+                          "the doctor found it unusable when the installer started there",
                           "deep_ep doctor there names cause and remedy"});
     }
   }

@@ -35,12 +35,16 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- if gt (len .Release.Name) 40 }}{{ fail (printf "the release's name %s is too long for names of pods: at most 40 letters" .Release.Name) }}{{ end -}}
 {{- end -}}
 
-{{/* An Indexed Job's specification: a JobSet's, or a Job's own. */}}
+{{/*
+An Indexed Job's specification: a JobSet's, or a Job's own. A pod that fails is not started again, and does not make the
+controller delete the others: all end by themselves, and their logs stay. So does the pods' deadline, which comes before the
+Job's.
+*/}}
 {{- define "testbed.job" -}}
 completionMode: Indexed
 parallelism: {{ include "testbed.nodes" . }}
 completions: {{ include "testbed.nodes" . }}
-backoffLimit: 0
+backoffLimitPerIndex: 0
 activeDeadlineSeconds: {{ int .Values.workload.deadlineSeconds }}
 template:
   metadata:
@@ -77,6 +81,7 @@ gke-gcsfuse/volumes: "true"
 
 {{- define "testbed.pod" -}}
 restartPolicy: Never
+activeDeadlineSeconds: {{ sub (int .Values.workload.deadlineSeconds) 60 }}
 terminationGracePeriodSeconds: 30
 automountServiceAccountToken: {{ eq .Values.results.kind "bucket" }}
 {{- if .Values.workload.serviceAccount }}
@@ -192,6 +197,10 @@ containers:
         mountPath: /results
       - name: infiniband
         mountPath: /dev/infiniband
+        readOnly: true
+      - name: podinfo
+        mountPath: /etc/podinfo
+        readOnly: true
       {{- if .Values.workload.driverFolder }}
       - name: driver
         mountPath: /usr/local/nvidia
@@ -231,6 +240,15 @@ volumes:
     hostPath:
       path: /dev/infiniband
       type: Directory
+  - name: podinfo
+    downwardAPI:
+      items:
+        - path: annotations
+          fieldRef:
+            fieldPath: metadata.annotations
+        - path: labels
+          fieldRef:
+            fieldPath: metadata.labels
   {{- if .Values.workload.driverFolder }}
   - name: driver
     hostPath:

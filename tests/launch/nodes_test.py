@@ -13,10 +13,13 @@ one network namespace into another; so the benchmarks run under two launchers on
 namespaces meet over TCP (MEET below).
 """
 
+import json
 import os
 import pathlib
 import shutil
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -156,15 +159,16 @@ class Nodes(unittest.TestCase):
         out, err = process.communicate(timeout=PATIENCE)
         return process.returncode, out, err
 
-    def start_on_hosts(self, *words, lines=None):
+    def start_on_hosts(self, *words, lines=None, **arguments):
         (self.folder / "hosts").write_text("\n".join(lines or (f"{ADDRESS(i)} slots=2" for i in range(1, NODES + 1))))
-        return self.start("--hostfile", "hosts", "--ssh", "./ssh", "--logs", "logs", "--port", str(self.port), *words)
+        return self.start("--hostfile", "hosts", "--ssh", "./ssh", "--logs", "logs", "--port", str(self.port), *words,
+                          **arguments)
 
-    def start_pod(self, index, *words, nodes=NODES, master=ADDRESS(1)):
+    def start_pod(self, index, *words, nodes=NODES, master=ADDRESS(1), **arguments):
         variables = {"JOB_COMPLETION_INDEX": str(index), "DEEP_EP_NODES": str(nodes), "MASTER_ADDR": master,
                      "MASTER_PORT": str(self.port)}
         return self.start("--scheduler", "auto", "--ranks", "2", "--logs", "logs", *words, node=index + 1,
-                          variables=variables)
+                          variables=variables, **arguments)
 
     def log(self, rank):
         return (self.logs / f"rank-{rank}.log").read_text()
@@ -178,6 +182,9 @@ class Nodes(unittest.TestCase):
     def wait_for_ranks(self, count):
         """Until so many ranks have made a file of their number in the folder of this test."""
         self.wait_for(lambda: len(list(self.folder.glob("up.*"))) == count)
+
+    def wait_for_text(self, file, text):
+        self.wait_for(lambda: text in file.read_text())
 
     def launcher_on(self, node, first):
         """The process that has been ssh, and then became the launcher there."""
@@ -256,16 +263,20 @@ class Nodes(unittest.TestCase):
         hosts.write_text("127.0.0.1 localhost\n")
         run("mount", "--bind", str(hosts), "/etc/hosts")
         self.addCleanup(run, "umount", "/etc/hosts")
-        pods = [self.start_pod(index, "--", "python3", "meet.py", master="ep-0.ep") for index in (2, 1)]
-        time.sleep(0.4)
-        hosts.write_text(f"127.0.0.1 localhost\n{ADDRESS(1)} ep-0.ep\n")
-        time.sleep(0.4)
-        pods.append(self.start_pod(0, "--", "python3", "meet.py", master="ep-0.ep"))
-        for pod in pods:
-            status, out, err = self.end(pod)
-            self.assertEqual(status, 0, err)
+        said = {index: self.folder / f"said.{index}" for index in (2, 1, 0)}
+        pods = []
+        for index, file in said.items():
+            if index == 0:
+                for other in (2, 1):
+                    self.wait_for_text(said[other], "waits for the first node at ep-0.ep port")
+                hosts.write_text(f"127.0.0.1 localhost\n{ADDRESS(1)} ep-0.ep\n")
+                time.sleep(0.4)  # in which they find the name, but nobody there
+            with file.open("w") as err:
+                pods.append(self.start_pod(index, "--", "python3", "meet.py", master="ep-0.ep", stderr=err))
+        for pod, file in zip(pods, said.values()):
+            status, out, _ = self.end(pod)
+            self.assertEqual(status, 0, file.read_text())
             self.assertEqual(out.count("has met 5 others"), 2)
-            self.assertTrue(pod is pods[2] or "waits for the first node at ep-0.ep port" in err, err)
         for rank in range(6):
             self.assertIn(f"rank {rank} has met 5 others on {rank % 2} of {rank // 2}", self.log(rank))
 
@@ -295,29 +306,98 @@ class Nodes(unittest.TestCase):
                         self.assertRegex(err, message)
 
     def test_a_cut_link_ends_both_sides(self):
-        words = ("--lost-after", "2", "--", "sh", "-c", "touch up.$RANK; sleep 1000")
+        words = ("--lost-after", "5", "--", "sh", "-c", "touch up.$RANK; sleep 1000")
         pods = [self.start_pod(index, *words) for index in range(NODES)]
         self.wait_for_ranks(6)
         run("ip", "link", "set", "port3", "down")
         self.addCleanup(run, "ip", "link", "set", "port3", "up")
-        for pod, message in zip(pods, (r"nothing was heard of node 2 \(.*\) for 2 s", r"nothing was heard of node 2",
-                                       "first node went away: nothing was heard of it for 2 s")):
+        for pod, message in zip(pods, (r"nothing was heard of node 2 \(.*\) for 5 s", r"nothing was heard of node 2",
+                                       "first node went away: nothing was heard of it for 5 s")):
             status, _, err = self.end(pod)
             self.assertEqual(status, 1, err)
             self.assertRegex(err, message)
 
     def test_who_does_not_come_and_who_does_not_belong(self):
-        first = self.start_pod(0, "--join-timeout", "1", "--", "true")
-        other = self.start_pod(1, "--", "true", nodes=2)
-        status, _, err = self.end(other)
+        said = self.folder / "said"
+        with said.open("w") as err:
+            other = self.start_pod(1, "--", "true", nodes=2, stderr=err)
+        self.wait_for_text(said, "waits for the first node")
+        first = self.start_pod(0, "--join-timeout", "5", "--", "true")
+        status, _, _ = self.end(other)
+        err = said.read_text()
         self.assertEqual(status, 2, err)
         self.assertIn("it is told of 2 nodes, the first node of 3", err)
         status, _, err = self.end(first)
         self.assertEqual(status, 1, err)
-        self.assertIn("2 of 3 nodes did not join within 1 s: 1, 2", err)
-        status, _, err = self.end(self.start_pod(1, "--join-timeout", "0.3", "--", "true"))
+        self.assertIn("2 of 3 nodes did not join within 5 s: 1, 2", err)
+        status, _, err = self.end(self.start_pod(1, "--join-timeout", "2", "--", "true"))
         self.assertEqual(status, 1, err)
-        self.assertIn(f"called the first node at {ADDRESS(1)} port {self.port + 2} for 0.3 s: Connection refused", err)
+        self.assertIn(f"called the first node at {ADDRESS(1)} port {self.port + 2} for 2 s: Connection refused", err)
+
+    def test_a_call_does_not_meet_itself(self):
+        # The only port from which calls are made here is the one that is called.
+        port = self.port + 2
+        lines = [f"echo {port} {port} > /proc/sys/net/ipv4/ip_local_port_range", 'exec "$@"']
+        variables = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(self.port)}
+        words = ["--scheduler", "nodes", "--ranks", "1", "--join-timeout", "2", "--", "true"]
+        process = subprocess.run(["unshare", "--net", "sh", "-ec", f"ip link set lo up; {'; '.join(lines)}", "sh", TOOL,
+                                  "launch", *words], env=os.environ | variables, capture_output=True, text=True,
+                                 timeout=PATIENCE, stdin=subprocess.DEVNULL)
+        self.assertEqual(process.returncode, 1, process.stderr)
+        # Nor does such a call leave the port in use, where the first node shall listen.
+        self.assertIn(f"called the first node at 127.0.0.1 port {port} for 2 s: Connection refused", process.stderr)
+
+    def start_first_of_two(self):
+        """Of a run on this network; the test itself is the second."""
+        variables = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(self.port)}
+        return self.start("--scheduler", "nodes", "--ranks", "2", "--logs", "logs", "--", "true",
+                          variables=variables)
+
+    def say_hello(self, **changes):
+        """As a launcher of node 1 would, but for the changes; what the first launcher answers until it hangs up."""
+        version = subprocess.run([TOOL, "--version"], capture_output=True, text=True, timeout=PATIENCE).stdout.split()[0]
+        hello = {"version": version, "node": 1, "nodes": 2, "ranks": 2, "host": "test", "topology": ""} | changes
+        body = json.dumps({name: value for name, value in hello.items() if value is not None}).encode()
+        end = time.monotonic() + PATIENCE
+        while True:
+            try:
+                caller = socket.create_connection(("127.0.0.1", self.port + 2), timeout=PATIENCE)
+                break
+            except ConnectionRefusedError:
+                self.assertLess(time.monotonic(), end)
+                time.sleep(0.02)
+        with caller:
+            caller.sendall(b"\ndeep_ep launch 1\nh" + struct.pack("<I", len(body)) + body)
+            text = b""
+            while b'"status":' not in text:
+                piece = caller.recv(65536)
+                if not piece:
+                    break
+                text += piece
+        return text.decode(errors="replace")
+
+    def test_a_hello_that_cannot_be(self):
+        first = self.start_first_of_two()
+        for ranks in (0, -1, 129, 30_000_000):
+            answer = self.say_hello(ranks=ranks)
+            self.assertIn(f"node 1 (test) cannot join: it wants to start {ranks} ranks, allowed: 1 to 128", answer)
+        # Of another layout: what is missing, of another type, or no int at all.
+        for changes in ({"ranks": None}, {"node": "1"}, {"ranks": 1e30}):
+            self.assertIn("a caller cannot join: it says what no launcher of deep_ep", self.say_hello(**changes))
+        self.assertIsNone(first.poll())  # it goes on waiting
+        first.terminate()
+        status, _, err = self.end(first)
+        self.assertEqual(status, 143, err)
+        self.assertEqual(err.count("cannot join"), 7, err)
+
+    def test_too_many_ranks_and_another_version(self):
+        first = self.start_first_of_two()
+        self.assertIn("launch: 130 ranks on 2 nodes, allowed: at most 128 ranks", self.say_hello(ranks=128))
+        self.assertEqual(self.end(first)[0], 2)
+        first = self.start_first_of_two()
+        version = "0.2.0-g0000000000"
+        self.assertIn(f"node 1 (test) runs deep_ep {version}, the first node", self.say_hello(version=version))
+        self.assertEqual(self.end(first)[0], 1)
 
     @unittest.skipUnless(shutil.which("mpirun"), "there is no mpirun")
     def test_mpirun_starts_the_launchers(self):
@@ -359,19 +439,48 @@ class Nodes(unittest.TestCase):
     def test_a_second_interrupt_kills(self):
         for on_hosts in (False, True):
             with self.subTest(on_hosts=on_hosts):
-                words = ("--", "sh", "-c", "trap '' TERM INT; touch up.$RANK; while true; do sleep 0.05; done")
-                process = self.start_on_hosts(*words) if on_hosts else self.start("--ranks", "2", *words)
-                self.wait_for_ranks(6 if on_hosts else 2)
-                process.send_signal(signal.SIGINT)
-                time.sleep(0.3)
-                begin = time.monotonic()
-                process.send_signal(signal.SIGINT)
-                status, _, err = self.end(process)
-                self.assertEqual(status, 130, err)
-                self.assertLess(time.monotonic() - begin, 4.5, "it waited for ranks that do not want to end")
-                self.assertIn("asked to end by signal 2", err)
+                # Side by side with a run that is interrupted once, and waits for ranks that do not want to end.
+                words = ("--", "sh", "-c", "trap '' TERM INT; touch up.$$; while true; do sleep 0.05; done")
+                said = [self.folder / name for name in ("patient", "killed")]
+                runs = []
+                for file in said:
+                    with file.open("w") as err:
+                        runs.append(self.start_on_hosts(*words, stderr=err) if on_hosts else
+                                    self.start("--ranks", "2", *words, stderr=err))
+                self.wait_for_ranks(12 if on_hosts else 4)
+                for process, file in zip(runs, said):
+                    process.send_signal(signal.SIGINT)
+                    self.wait_for_text(file, "asked to end by signal 2")
+                patient, killed = runs
+                # Not behind the end of the other's 5 seconds, which began first.
+                killed.send_signal(signal.SIGINT)
+                self.assertEqual(killed.wait(timeout=PATIENCE), 130)
+                self.assertIsNone(patient.poll(), "it waited for ranks that do not want to end")
+                patient.send_signal(signal.SIGINT)
+                self.assertEqual(patient.wait(timeout=PATIENCE), 130)
                 for file in self.folder.glob("up.*"):
                     file.unlink()
+
+    def test_what_is_older_than_the_launcher_lives_on(self):
+        script = 'sleep 1000 & echo $! > sidecar; exec "$@"'
+        command = "setsid sleep 1000 & echo $! > orphan"
+        status = subprocess.run(["sh", "-c", script, "sh", TOOL, "launch", "--ranks", "1", "--", "sh", "-c", command],
+                                cwd=self.folder, timeout=PATIENCE, stdin=subprocess.DEVNULL).returncode
+        self.assertEqual(status, 0)
+        sidecar, orphan = (int((self.folder / name).read_text()) for name in ("sidecar", "orphan"))
+        left = children()
+        self.assertIn(sidecar, left)
+        os.kill(sidecar, signal.SIGKILL)
+        self.assertNotIn(orphan, left)
+
+    def test_a_command_that_cannot_be_started(self):
+        (self.folder / "text").write_text("no program")
+        torchrun = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
+        for command, expected in (("./nothing", 127), ("./text", 126)):
+            for words in (("--ranks", "2"), ("--scheduler", "torchrun")):
+                status, _, err = self.end(self.start(*words, "--", command, variables=torchrun))
+                self.assertEqual(status, expected, err)
+                self.assertIn(f"cannot start '{command}'", err)
 
     def test_output_that_nobody_reads(self):
         # Far more than a pipe and the launcher hold; the ranks end all the same.
@@ -405,6 +514,51 @@ class Nodes(unittest.TestCase):
             log = self.log(rank).split("\n", 1)[1]
             self.assertIn(f"end of {rank}\n", log)
             self.assertEqual(log.count(str(rank)), lines * 100 - lines * 100 // 3 + 1)
+
+    def read_slowly(self, reader, pause):
+        size = 0
+        while piece := os.read(reader, 1 << 16):
+            size += len(piece)
+            time.sleep(pause)
+        os.close(reader)
+        return size
+
+    def test_output_of_many_ranks_is_complete(self):
+        # One look at so many pipes brings more than is kept of what nobody reads.
+        ranks, size = 64, 200_000
+        reader, writer = os.pipe()
+        process = self.start("--ranks", str(ranks), "--", "sh", "-c",
+                             f"touch up.$RANK; while ! [ -e go ]; do sleep 0.1; done; yes $RANK | head -c {size}",
+                             stdout=writer)
+        os.close(writer)
+        self.wait_for_ranks(ranks)
+        (self.folder / "go").touch()
+        self.assertEqual(self.read_slowly(reader, 0.004), ranks * size)
+        status, _, err = self.end(process)
+        self.assertEqual((status, err), (0, ""))
+
+    def test_a_log_that_fails_costs_no_output(self):
+        self.logs.mkdir()
+        (self.logs / "rank-0.log").symlink_to("/dev/full")
+        reader, writer = os.pipe()
+        process = self.start("--ranks", "1", "--logs", "logs", "--", "seq", "200000", stdout=writer)
+        os.close(writer)
+        self.assertEqual(self.read_slowly(reader, 0.02), len("".join(f"{i}\n" for i in range(1, 200001))))
+        status, _, err = self.end(process)
+        self.assertEqual(status, 1, err)
+        self.assertIn("logs/rank-0.log is not complete: No space left on device", err)
+
+    def test_logs_of_a_larger_run_are_removed(self):
+        self.logs.mkdir()
+        kept = ["rank-2.log.old", "rank-02.log", "rank-x.log", "rank-.log", "my-rank-2.log", "rank--2.log"]
+        for name in (*kept, "rank-0.log", "rank-2.log", "rank-17.log"):
+            (self.logs / name).write_text("old\n")
+        (self.logs / "rank-3.log").mkdir()
+        status, _, err = self.end(self.start("--ranks", "2", "--logs", "logs", "--", "echo", "new"))
+        self.assertEqual(status, 0, err)
+        self.assertEqual(sorted(os.listdir(self.logs)),
+                         sorted([*kept, "rank-0.log", "rank-1.log", "rank-3.log", "rank-map.txt"]))
+        self.assertTrue(self.log(0).endswith("\nnew\n"))
 
     def test_a_full_disk_is_reported(self):
         self.logs.mkdir()

@@ -47,9 +47,9 @@ void expect_refusal(const std::string& scheduler, const Variables& variables,
 
 const Variables kJob = {
     {"JOB_COMPLETION_INDEX", "1"}, {"DEEP_EP_NODES", "2"}, {"MASTER_ADDR", "ep-0.ep"}, {"MASTER_PORT", "29400"}};
-const Variables kSlurm = {{"SLURM_NODEID", "2"}, {"SLURM_NNODES", "3"},
-                          {"SLURM_NTASKS", "3"}, {"SLURM_JOB_NODELIST", "gpu[07-08],gpu11"},
-                          {"SLURM_PROCID", "2"}, {"SLURM_LOCALID", "0"}};
+const Variables kSlurm = {{"SLURM_NODEID", "2"}, {"SLURM_NNODES", "3"}, {"SLURM_STEP_NUM_NODES", "3"},
+                          {"SLURM_NTASKS", "3"}, {"SLURM_PROCID", "2"}, {"SLURM_JOB_NODELIST", "gpu[07-08],gpu11"},
+                          {"SLURM_LOCALID", "0"}};
 const Variables kOpenMpi = {{"OMPI_COMM_WORLD_RANK", "1"},
                             {"OMPI_COMM_WORLD_SIZE", "2"},
                             {"OMPI_COMM_WORLD_LOCAL_SIZE", "1"},
@@ -112,6 +112,14 @@ TEST(Schedulers, WhatIsMissingIsNamed) {
   expect_refusal("torchrun", without(kTorchrun, "LOCAL_RANK"), {"LOCAL_RANK is not set"});
 }
 
+TEST(Schedulers, ABatchScriptStartsNoLaunchersByItself) {
+  const Variables batch = with(without(kSlurm, "SLURM_STEP_NUM_NODES"), "SLURM_NODEID", "0");
+  for (const char* word : {"slurm", "auto"})
+    expect_refusal(word, batch, {"3 nodes", "SLURM_STEP_NUM_NODES", "by srun"});
+  const Variables alone = both(batch, {{"SLURM_NNODES", "1"}, {"SLURM_NTASKS", "1"}, {"SLURM_JOB_NODELIST", "gpu07"}});
+  expect_place(find("slurm", alone), "slurm", 0, 1, "gpu07", 0);
+}
+
 TEST(Schedulers, WrongNumbersAreRefused) {
   expect_refusal("auto", with(kJob, "JOB_COMPLETION_INDEX", "2"), {"JOB_COMPLETION_INDEX='2', allowed: 0 to 1"});
   expect_refusal("auto", with(kJob, "DEEP_EP_NODES", "two"), {"DEEP_EP_NODES='two', allowed: 1 to"});
@@ -138,8 +146,10 @@ TEST(Schedulers, RanksOrNodes) {
 TEST(Schedulers, SeveralThatAgreeAreOne) {
   const Variables pytorch_job = {{"RANK", "1"}, {"WORLD_SIZE", "2"}};
   expect_place(find("auto", both(kJob, pytorch_job)), "indexed-job", 1, 2, "ep-0.ep", 29400);
-  expect_place(find("auto", both(kSlurm, {{"PMI_RANK", "2"}, {"PMI_SIZE", "3"}, {"MASTER_ADDR", "x"}})), "slurm", 2, 3,
-               "x", 0);
+  // srun --mpi=pmi2: of the others only the counts are asked, not how they would find the first node.
+  const Variables pmi2 = both(kSlurm, {{"PMI_RANK", "2"}, {"PMI_SIZE", "3"}});
+  expect_place(find("auto", pmi2), "slurm", 2, 3, "gpu07", 0);
+  expect_place(find("auto", with(pmi2, "MASTER_ADDR", "x")), "slurm", 2, 3, "x", 0);
   EXPECT_TRUE(find("auto", both(kSlurm, kTorchrun)).is_rank);  // torchrun under srun
 }
 

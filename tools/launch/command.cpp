@@ -11,6 +11,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cerrno>
+#include <cstdio>
 #include <memory>
 #include <string>
 #include <vector>
@@ -30,8 +31,9 @@ namespace {
 
 constexpr int kUsualPort = 29500;
 
-/// The process that torchrun has started is a rank: nothing is left to do.
-[[noreturn]] void become(const LaunchOptions& options) {
+/// The process that torchrun has started is a rank: nothing is left to do. Returns, as a shell would, where the command
+/// cannot be started.
+int become(const LaunchOptions& options) {
   if (options.ranks != 0 || !options.logs.empty()) {
     throw InvalidArgument(
         "--scheduler torchrun: each process that torchrun has started is one rank, with an output of its own; leave "
@@ -42,7 +44,9 @@ constexpr int kUsualPort = 29500;
   for (const std::string& word : options.command) words.push_back(const_cast<char*>(word.c_str()));
   words.push_back(nullptr);
   ::execvp(words[0], words.data());
-  fail<SystemError>("launch: cannot start '{}': {}", options.command[0], errno_text(errno));
+  const int error = errno;
+  fmt::print(stderr, "deep_ep: cannot start '{}': {}\n", options.command[0], errno_text(error));
+  return error == ENOENT ? 127 : 126;
 }
 
 /// What is closed stays so in effect, but its number must not become that of anything else.
@@ -65,7 +69,7 @@ int run_launch(LaunchOptions options) {
   }
   Place place{.scheduler = {}, .master = "127.0.0.1", .seen = {}};
   if (!options.scheduler.empty() && !options.follow) place = find_place(options.scheduler);
-  if (place.is_rank) become(options);
+  if (place.is_rank) return become(options);
   if (!options.master.empty()) place.master = options.master;
   if (options.port != 0 || place.port == 0) place.port = options.port != 0 ? options.port : kUsualPort;
   if (options.ranks == 0) options.ranks = std::max(1, cuda_device_count());

@@ -18,8 +18,8 @@
 #include "csrc/support/format.hpp"
 #include "csrc/support/text.hpp"
 #include "deep_ep/error.hpp"
-#include "deep_ep/version.hpp"
 #include "kernels/common/limits.hpp"
+#include "tools/common/version.hpp"
 #include "tools/launch/hostfile.hpp"
 #include "tools/launch/link.hpp"
 #include "tools/launch/meeting.hpp"
@@ -144,8 +144,11 @@ class Coordinator {
       if (word == Word::output) return take_output(body);
       if (word == Word::failed) return take_failure(node, from_words<Failure>(body));
       if (word == Word::done) node.done = true;
-    } catch (const nlohmann::json::exception&) {
-      if (caller.node < 0) return caller.link->close();
+    } catch (const nlohmann::json::exception& error) {
+      if (caller.node < 0) {
+        return send_away(caller, fmt::format("a caller cannot join: it says what no launcher of deep_ep {} says: {}",
+                                             full_version(), error.what()));
+      }
       decide(1, fmt::format("{} says what makes no sense", nodes_[static_cast<std::size_t>(caller.node)].name));
     }
   }
@@ -159,10 +162,23 @@ class Coordinator {
     node.joined = true;
     node.ranks = hello.ranks;
     if (!by_ssh_) node.topology = hello.topology;
-    if (hello.version != DEEP_EP_VERSION) {
-      return decide(1, fmt::format("{} runs deep_ep {}, the first node {}", node.name, hello.version, DEEP_EP_VERSION));
+    if (hello.version != full_version()) {
+      return decide(1, fmt::format("{} runs deep_ep {}, the first node {}", node.name, hello.version, full_version()));
+    }
+    if (const std::string why = objection_to(hello); !why.empty()) {
+      return decide(1, fmt::format("{}: {}", node.name, why));
     }
     begin_if_all_are_here();
+  }
+
+  static std::string objection_to(const Hello& hello) {
+    if (hello.ranks >= 1 && hello.ranks <= kMaxRanks) return {};
+    return fmt::format("it wants to start {} ranks, allowed: 1 to {}", hello.ranks, kMaxRanks);
+  }
+
+  void send_away(const JoiningNode& caller, const std::string& why) {
+    output_.say(why);
+    caller.link->send(Word::end, to_words(Verdict{.status = 2, .text = why, .at_once = false}));
   }
 
   /// A caller says which node it is. One that cannot be is sent away, and the others go on waiting.
@@ -176,12 +192,13 @@ class Coordinator {
     } else if (nodes_[static_cast<std::size_t>(hello.node)].joined) {
       why = fmt::format("{} is there already", nodes_[static_cast<std::size_t>(hello.node)].name);
     } else {
+      why = objection_to(hello);
+    }
+    if (why.empty()) {
       caller.node = hello.node;
       return true;
     }
-    why = fmt::format("node {} ({}) cannot join: {}", hello.node, hello.host, why);
-    output_.say(why);
-    caller.link->send(Word::end, to_words(Verdict{.status = 2, .text = why, .at_once = false}));
+    send_away(caller, fmt::format("node {} ({}) cannot join: {}", hello.node, hello.host, why));
     return false;
   }
 
@@ -206,6 +223,11 @@ class Coordinator {
       labels.push_back(node.topology);
       names.push_back(node.name);
     }
+    int ranks = 0;  // of at most kMaxRanks each
+    for (const Node& node : nodes_) ranks += node.ranks;
+    if (ranks > kMaxRanks) {
+      fail<InvalidArgument>("launch: {} ranks on {} nodes, allowed: at most {} ranks", ranks, nodes_.size(), kMaxRanks);
+    }
     std::string map = "# rank host node local_rank topology\n";
     int number = 0;
     for (const int i : near_order(labels, names)) {
@@ -218,10 +240,7 @@ class Coordinator {
                            node.topology.empty() ? "-" : node.topology);
       }
     }
-    if (world_size_ > kMaxRanks) {
-      fail<InvalidArgument>("launch: {} ranks on {} nodes, allowed: at most {} ranks", world_size_, nodes_.size(),
-                            kMaxRanks);
-    }
+    output_.remove_logs_from(world_size_);
     output_.write_file("rank-map.txt", map);
   }
 

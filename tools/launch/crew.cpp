@@ -37,7 +37,9 @@ bool is_there(pid_t group) { return ::kill(-group, 0) == 0 || errno == EPERM; }
   ::setpgid(0, 0);
   for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGPIPE}) ::signal(signal, SIG_IGN);
   ::dup2(from, 0);
-  ::close_range(1, ~0U, 0);
+  if (::close_range(1, ~0U, 0) != 0) {  // Linux before 5.9; it is started early, when little is open
+    for (int fd = 1; fd < 1024; ++fd) ::close(fd);
+  }
   std::array<pid_t, 4096> groups{};
   std::size_t count = 0;
   for (pid_t word = 0; ::read(0, &word, sizeof word) == ssize_t{sizeof word};) {
@@ -93,7 +95,7 @@ std::string describe_status(int status) {
   return fmt::format("signal {} ({})", status - 128, name != nullptr ? name : "?");
 }
 
-Crew::Crew(Loop& loop) : loop_(loop) {
+Crew::Crew(Loop& loop) : loop_(loop), strangers_(children_of_this_process()) {
   Pipe pipe;
   const pid_t self = ::fork();
   if (self < 0) fail<SystemError>("launch: cannot start ranks: {}", errno_text(errno));
@@ -234,13 +236,14 @@ void Crew::signal_all(int signal) const {
   }
 }
 
-void Crew::reap_orphans() const {
+void Crew::reap_orphans() {
   while (true) {
     siginfo_t ended{};
     if (::waitid(P_ALL, 0, &ended, WEXITED | WNOHANG | WNOWAIT) != 0 || ended.si_pid == 0) return;
     const auto is_it = [&](const auto& member) { return member->running && member->process == ended.si_pid; };
     if (ended.si_pid == guard_ || std::ranges::any_of(members_, is_it)) return;  // whoever waits for it is told
     ::waitpid(ended.si_pid, nullptr, 0);
+    std::erase(strangers_, ended.si_pid);  // its number may be given again
   }
 }
 
@@ -249,7 +252,7 @@ void Crew::kill_orphans() const {
   while (!deadline.expired()) {  // the children of an orphan become orphans
     bool some = false;
     for (const pid_t child : children_of_this_process()) {
-      if (child == guard_) continue;
+      if (child == guard_ || std::ranges::find(strangers_, child) != strangers_.end()) continue;
       ::kill(child, SIGKILL);
       ::waitpid(child, nullptr, WNOHANG);
       some = true;

@@ -57,8 +57,9 @@ class Crew {
   int interrupted_by() const;
 
   /// Once in a while: takes leave of orphans that have ended.
-  void reap_orphans() const;
-  /// Ends whatever members have left behind, in process groups of its own as well.
+  void reap_orphans();
+  /// Ends whatever members have left behind, in process groups of its own as well; not what this process had started
+  /// before it became a launcher (`sidecar & exec deep_ep launch`).
   void kill_orphans() const;
 
  private:
@@ -77,6 +78,7 @@ class Crew {
   void tell_guard(pid_t group) const;
 
   Loop& loop_;
+  std::vector<pid_t> strangers_;  ///< children of this process that are older than this
   std::vector<std::unique_ptr<Member>> members_;
   UniqueFd to_guard_;
   pid_t guard_ = -1;

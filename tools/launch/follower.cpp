@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "deep_ep/error.hpp"
-#include "deep_ep/version.hpp"
+#include "tools/common/version.hpp"
 #include "tools/launch/link.hpp"
 #include "tools/launch/meeting.hpp"
 #include "tools/launch/ranks.hpp"
@@ -44,7 +44,8 @@ class Follower {
     // The orphans' pipes may hold up nobody, and the first launcher shall read what there is.
     for (const Deadline patience(options_.silence); !link.has_sent_all() && !patience.expired();)
       loop_.wait(Loop::kTick);
-    return verdict_->status;
+    // There is none where the ranks did not die before it came.
+    return verdict_ ? verdict_->status : failure_.value_or(1);
   }
 
  private:
@@ -65,6 +66,7 @@ class Follower {
     if (started_ || ending_.has_begun()) return;
     started_ = true;
     try {
+      if (output_ != nullptr) output_->remove_logs_from(assignment.world_size);
       for (int i = 0; output_ != nullptr && i < assignment.ranks; ++i) {
         const int rank = assignment.first_rank + i;
         output_->open(rank, header_of(rank, assignment, own_host_name(), options_.command), true);
@@ -156,7 +158,7 @@ int follow_by_tcp(const LaunchOptions& options, const Place& place) {
   UniqueFd copy(::fcntl(socket.get(), F_DUPFD_CLOEXEC, 0));
   int status = Follower(options, loop, crew, &output)
                    .run(std::move(socket), std::move(copy),
-                        {.version = DEEP_EP_VERSION,
+                        {.version = full_version(),
                          .node = place.node,
                          .nodes = place.nodes,
                          .ranks = options.ranks,
@@ -176,7 +178,7 @@ int follow_by_ssh(const LaunchOptions& options) {
   ::dup2(STDERR_FILENO, STDOUT_FILENO);
   return Follower(options, loop, crew, nullptr)
       .run(std::move(in), std::move(out),
-           {.version = DEEP_EP_VERSION,
+           {.version = full_version(),
             .node = 0,
             .nodes = 0,
             .ranks = options.ranks,

@@ -6,9 +6,12 @@
 
 #include <cerrno>
 #include <filesystem>
+#include <optional>
 #include <system_error>
+#include <vector>
 
 #include "csrc/support/format.hpp"
+#include "csrc/support/text.hpp"
 #include "deep_ep/error.hpp"
 
 namespace deep_ep::tools {
@@ -29,6 +32,16 @@ int write_all(int fd, std::string_view text) {
   return 0;
 }
 
+/// N of "rank-N.log", nothing for any other name.
+std::optional<int> rank_of_log(const std::string& name) {
+  constexpr std::string_view kBegin = "rank-";
+  constexpr std::string_view kEnd = ".log";
+  if (!name.starts_with(kBegin) || !name.ends_with(kEnd) || name.size() <= kBegin.size() + kEnd.size()) return {};
+  const std::string number = name.substr(kBegin.size(), name.size() - kBegin.size() - kEnd.size());
+  const auto rank = parse_number<int>(number);
+  return rank && *rank >= 0 && std::to_string(*rank) == number ? rank : std::nullopt;
+}
+
 }  // namespace
 
 RankOutput::RankOutput(std::string folder)
@@ -43,6 +56,17 @@ RankOutput::RankOutput(std::string folder)
 
 std::string RankOutput::log_of(int rank) const {
   return folder_.empty() ? std::string() : fmt::format("{}/rank-{}.log", folder_, rank);
+}
+
+void RankOutput::remove_logs_from(int world_size) const {
+  if (folder_.empty()) return;
+  std::error_code refused;
+  std::vector<std::filesystem::path> old;
+  for (std::filesystem::directory_iterator it(folder_, refused), end; !refused && it != end; it.increment(refused)) {
+    if (!std::filesystem::is_regular_file(it->symlink_status(refused))) continue;
+    if (rank_of_log(it->path().filename()).value_or(-1) >= world_size) old.push_back(it->path());
+  }
+  for (const auto& path : old) std::filesystem::remove(path, refused);
 }
 
 void RankOutput::open(int rank, const std::string& header, bool shows) {
@@ -89,7 +113,8 @@ void RankOutput::say(const std::string& line) { err_.write("deep_ep: " + line + 
 std::string RankOutput::finish() {
   for (auto& [which, line] : unfinished_) show(which.second, line);
   unfinished_.clear();
-  if (problem_.empty()) problem_ = out_.finish(kReaderPatience);
+  const std::string of_output = out_.finish(kReaderPatience);  // waited for whatever became of the logs
+  if (problem_.empty()) problem_ = of_output;
   if (!problem_.empty()) say(problem_);
   const std::string of_errors = err_.finish(kReaderPatience);
   return problem_.empty() ? of_errors : problem_;

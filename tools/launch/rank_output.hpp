@@ -18,6 +18,9 @@ class RankOutput {
   /// `folder`: for the logs, made where it is not there; empty: no logs. SystemError where it cannot be written.
   explicit RankOutput(std::string folder);
 
+  /// Removes the logs of a larger run before this one: ranks 0 to world_size - 1 write theirs anew, wherever they are.
+  void remove_logs_from(int world_size) const;
+
   /// Begins a rank's log with `header`; `shows`: the terminal shows the rank, too.
   void open(int rank, const std::string& header, bool shows);
   void take(int rank, Stream stream, std::string_view text);

@@ -64,6 +64,9 @@ class Variables {
   std::string seen_;
 };
 
+/// How much of what a scheduler says is asked for.
+enum class Extent { all, counts };
+
 /// Node and number of nodes; why each is needed.
 void read_counts(Place& place, Variables& variables, std::initializer_list<std::string_view> node,
                  std::initializer_list<std::string_view> nodes, std::string_view why) {
@@ -90,16 +93,28 @@ void read_meeting(Place& place, Variables& variables, std::string_view how) {
   }
 }
 
-void read_indexed_job(Place& place, Variables& variables) {
+void read_indexed_job(Place& place, Variables& variables, Extent extent) {
   read_counts(place, variables, {"JOB_COMPLETION_INDEX"}, {"DEEP_EP_NODES"},
               "Kubernetes sets JOB_COMPLETION_INDEX in pods of an Indexed Job, and the manifest the number of pods as "
               "DEEP_EP_NODES");
+  if (extent == Extent::counts) return;
   read_meeting(place, variables, "the stable name of pod 0: JOB-0.SERVICE");
 }
 
-void read_slurm(Place& place, Variables& variables) {
+/// A batch script has Slurm's variables, too, but is one process: nobody would start the launchers of the other nodes.
+void require_step(const Place& place, Variables& variables) {
+  if (place.nodes == 1 || variables.text({"SLURM_STEP_NUM_NODES"})) return;
+  fail<InvalidArgument>(
+      "--scheduler {}: {} nodes, but SLURM_STEP_NUM_NODES is not set: start it on each of them by srun "
+      "--ntasks-per-node=1, also in a batch script (or name --scheduler mpi, if mpirun has started it)",
+      place.scheduler, place.nodes);
+}
+
+void read_slurm(Place& place, Variables& variables, Extent extent) {
   read_counts(place, variables, {"SLURM_NODEID"}, {"SLURM_STEP_NUM_NODES", "SLURM_NNODES", "SLURM_JOB_NUM_NODES"},
               "srun sets it for what it starts");
+  if (extent == Extent::counts) return;
+  require_step(place, variables);
   const auto tasks = variables.number({"SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"}, 1, kMostNodes);
   require_one_launcher(place, tasks, place.nodes, variables.last_name(), "srun --ntasks-per-node=1");
   if (const auto list = variables.text({"SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST"})) {
@@ -108,17 +123,19 @@ void read_slurm(Place& place, Variables& variables) {
   read_meeting(place, variables, "if there is no SLURM_JOB_NODELIST");
 }
 
-void read_mpi(Place& place, Variables& variables) {
+void read_mpi(Place& place, Variables& variables, Extent extent) {
   read_counts(place, variables, {"OMPI_COMM_WORLD_RANK", "PMI_RANK"}, {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE"},
               "mpirun sets it for what it starts");
+  if (extent == Extent::counts) return;
   const auto local = variables.number({"OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"}, 1, kMostNodes);
   require_one_launcher(place, local, 1, variables.last_name(), "mpirun --map-by ppr:1:node");
   read_meeting(place, variables, "as MPI does not: mpirun -x MASTER_ADDR=NAME");
 }
 
 /// As the test scripts of DeepEP are started by hand.
-void read_nodes(Place& place, Variables& variables) {
+void read_nodes(Place& place, Variables& variables, Extent extent) {
   read_counts(place, variables, {"RANK"}, {"WORLD_SIZE"}, "it counts nodes here");
+  if (extent == Extent::counts) return;
   if (const auto local = variables.text({"LOCAL_RANK", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID"})) {
     fail<InvalidArgument>(
         "--scheduler {}: {}: RANK and WORLD_SIZE may count ranks, because of {}, or nodes: unset {} or use "
@@ -136,19 +153,19 @@ void read_torchrun(Place& place, Variables& variables) {
   place.is_rank = true;
 }
 
-Place read(const std::string& scheduler, const environment::Source& source) {
+Place read(const std::string& scheduler, const environment::Source& source, Extent extent = Extent::all) {
   Place place{.scheduler = scheduler};
   Variables variables(scheduler, source);
   if (scheduler == "slurm") {
-    read_slurm(place, variables);
+    read_slurm(place, variables, extent);
   } else if (scheduler == "mpi") {
-    read_mpi(place, variables);
+    read_mpi(place, variables, extent);
   } else if (scheduler == "nodes") {
-    read_nodes(place, variables);
+    read_nodes(place, variables, extent);
   } else if (scheduler == "torchrun") {
     read_torchrun(place, variables);
   } else {
-    read_indexed_job(place, variables);
+    read_indexed_job(place, variables, extent);
   }
   place.seen = variables.seen();
   return place;
@@ -179,7 +196,8 @@ Place find_place(const std::string& scheduler, const environment::Source& variab
   if (found.back() == "torchrun" && variables("TORCHELASTIC_RUN_ID")) return read("torchrun", variables);
   std::optional<Place> first;
   for (const std::string& one : found) {
-    Place place = read(one, variables);
+    // The first is believed. Of the others, which may well know less, only what would contradict it is asked.
+    Place place = read(one, variables, first ? Extent::counts : Extent::all);
     if (!first) {
       first = std::move(place);
     } else if (place.node != first->node || place.nodes != first->nodes || place.is_rank != first->is_rank) {

@@ -18,7 +18,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr std::size_t kMostKept = 4U << 20;
+constexpr std::size_t kMostKept = 4U << 20;  ///< of what nobody reads
 constexpr std::size_t kManyKept = 1U << 20;
 constexpr auto kStandstill = std::chrono::seconds(2);  ///< who reads nothing so long, reads nothing any more
 constexpr std::size_t kPiece = 4096;
@@ -96,11 +96,13 @@ Terminal::~Terminal() {
 
 void Terminal::write(std::string_view text) {
   const std::lock_guard lock(state_->mutex);
-  if (state_->error != 0 || state_->kept.size() + text.size() > kMostKept) {
+  if (state_->kept.empty() && !state_->is_writing) state_->moved = Clock::now();
+  // One round of the loop brings more than this where many ranks print; what is being read waits all the same.
+  const bool is_too_much = state_->kept.size() + text.size() > kMostKept && Clock::now() - state_->moved >= kStandstill;
+  if (state_->error != 0 || is_too_much) {
     state_->dropped += text.size();
     return;
   }
-  if (state_->kept.empty() && !state_->is_writing) state_->moved = Clock::now();
   state_->kept += text;
   state_->changed.notify_all();
 }

@@ -16,7 +16,7 @@ class Terminal {
   Terminal(const Terminal&) = delete;
   Terminal& operator=(const Terminal&) = delete;
 
-  /// Kept until it is written; dropped where too much is kept.
+  /// Kept until it is written; dropped where much is kept and nobody reads it.
   void write(std::string_view text);
 
   /// Whoever reads is slower than what comes, but reads: what is to come should wait.

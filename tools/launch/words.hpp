@@ -9,9 +9,9 @@ namespace deep_ep::tools {
 
 /// A node's launcher about itself.
 struct Hello {
-  std::string version;
-  int node = 0;   ///< as the scheduler says
-  int nodes = 0;  ///< 0: started by ssh, and told nothing
+  std::string version;  ///< with the commit it was built from
+  int node = 0;         ///< as the scheduler says
+  int nodes = 0;        ///< 0: started by ssh, and told nothing
   int ranks = 0;
   std::string host;
   std::string topology;
@@ -51,10 +51,14 @@ std::string to_words(const T& value) {
   return nlohmann::json(value).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
-/// Throws nlohmann::json::exception where it is not a T.
+/// Throws nlohmann::json::exception where it is not a T. No T has numbers with a fraction, which might be no int.
 template <class T>
 T from_words(std::string_view text) {
-  return nlohmann::json::parse(text).get<T>();
+  const nlohmann::json value = nlohmann::json::parse(text);
+  for (const nlohmann::json& one : value) {
+    if (one.is_number_float()) throw nlohmann::json::type_error::create(302, "a number is not whole", &value);
+  }
+  return value.get<T>();
 }
 
 }  // namespace deep_ep::tools

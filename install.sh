@@ -12,7 +12,7 @@
 # that is installed it is where that lies. Every installation is a
 # folder PREFIX/versions/VERSION; PREFIX/current names the one in use, and PREFIX/bin, lib, include and share lead
 # through it. A new one is put there, checked, and then takes over by one rename: a run that ends anywhere leaves the
-# old one as it was, and the next run clears away what it left.
+# old one as it was, and the next run clears away what it left. The version before it stays, until the next one comes.
 #
 # Exit status: 0 well, 1 a step failed, 2 wrong command line.
 set -euo pipefail
@@ -84,6 +84,7 @@ while [ "$prefix" != / ] && [ "${prefix%/}" != "$prefix" ]; do prefix=${prefix%/
 links=(bin lib include share)
 staging=
 log=
+made=()
 versions=$prefix/versions
 
 # [n/N] step: ok | failed: reason
@@ -105,7 +106,7 @@ failed() {
 clear_staging() {
   [ -z "$staging" ] || rm -rf "$staging"
   [ -z "$log" ] || rm -f "$log"
-  rmdir "$versions" "$prefix" 2>/dev/null || true # those that nothing got into
+  [ ${#made[@]} -eq 0 ] || rmdir "${made[@]}" 2>/dev/null || true # those that nothing got into
 }
 # Runs a command; what it says shows only if it fails.
 quietly() {
@@ -132,25 +133,32 @@ lock() {
 
 # Removes the files of a manifest, then folders that are empty. What somebody else put there stays.
 remove_version() {
-  local folder=$1 line file
-  if [ -f "$folder/.manifest" ]; then
-    while IFS= read -r line; do
-      file=${line#*  }
-      case "$file" in ./*) rm -f "$folder/${file#./}" ;; esac
-    done <"$folder/.manifest"
+  local folder=$1 line file gone=$versions/.staging.deep_ep.gone.$$
+  while IFS= read -r line; do
+    file=${line#*  }
+    case "$file" in ./*) rm -f "$folder/${file#./}" ;; esac
+  done <"$folder/.manifest"
+  find "$folder" -mindepth 1 -depth -type d -empty -delete
+  if [ "$(ls -A "$folder")" = .manifest ]; then
+    # Away with its manifest: without one, the next run would take the folder for somebody else's.
+    mv -T "$folder" "$gone"
+    rm -rf "$gone"
+  else
     rm -f "$folder/.manifest"
   fi
-  find "$folder" -depth -type d -empty -delete
 }
 
-# Whatever is not in use: older versions, and what an interrupted run left. A version without a manifest was never whole.
-remove_all_but() {
-  local folder
-  for folder in "$versions"/* "$versions"/.staging.*; do
-    if [ ! -d "$folder" ] || [ "${folder##*/}" = "$1" ]; then continue; fi
+# Whatever is not in use: older versions, and what an interrupted run left. A folder without a manifest is not ours.
+remove_all_but() { # VERSION...
+  local folder keep=" $* "
+  for folder in "$versions"/* "$versions"/.staging.deep_ep.*; do
+    if [ ! -d "$folder" ] || [ -L "$folder" ]; then continue; fi
     case "${folder##*/}" in
       .staging.*) rm -rf "$folder" ;;
-      *) remove_version "$folder" ;;
+      *)
+        case "$keep" in *" ${folder##*/} "*) continue ;; esac
+        [ ! -f "$folder/.manifest" ] || remove_version "$folder"
+        ;;
     esac
   done
 }
@@ -160,17 +168,41 @@ current_version() {
   target=$(readlink "$prefix/current" 2>/dev/null) || return 0
   case "$target" in versions/*) echo "${target#versions/}" ;; esac
 }
+# The one that was in use before: ranks that run on other machines may have its files open, or open them yet.
+previous_version() { readlink "$versions/.previous" 2>/dev/null || true; }
+
+# Other programs have a link `current`, too. Ours leads to a version with a manifest, unless somebody removed that.
+refuse_foreign_current() {
+  local version
+  if [ ! -e "$prefix/current" ] && [ ! -L "$prefix/current" ]; then return 0; fi
+  version=$(current_version)
+  case "$version" in
+    "" | */* | .*) ;;
+    *) if [ ! -e "$versions/$version" ] || [ -f "$versions/$version/.manifest" ]; then return 0; fi ;;
+  esac
+  failed "$prefix/current is not deep_ep's: give it a folder of its own by --prefix"
+}
 
 # A link in one rename, whatever was there: versions/X for `current`, current/bin for `bin`.
 set_link() {
-  ln -sfn "$1" "$prefix/.link.$$"
-  mv -fT "$prefix/.link.$$" "$prefix/$2"
+  ln -sfn "$1" "$prefix/.link.deep_ep.$$"
+  mv -fT "$prefix/.link.deep_ep.$$" "$prefix/$2"
+}
+
+# Is there anything of deep_ep's below the prefix?
+is_installed() {
+  local file
+  for file in "$prefix/current" "$versions"/*/.manifest "$versions"/.staging.deep_ep.*; do
+    if [ -e "$file" ] || [ -L "$file" ]; then return 0; fi
+  done
+  return 1
 }
 
 uninstall() {
   total=3
   step "look for an installation in $prefix ($chosen)"
-  if [ ! -d "$versions" ] && [ ! -L "$prefix/current" ]; then
+  refuse_foreign_current
+  if ! is_installed; then
     ok "nothing is installed there"
     exit 0
   fi
@@ -188,8 +220,9 @@ uninstall() {
   for link in "${links[@]}"; do
     [ "$(readlink "$prefix/$link" || true)" != "current/$link" ] || rm -f "$prefix/$link"
   done
-  rm -f "$prefix/current" "$prefix"/.link.*
-  remove_all_but ""
+  rm -f "$prefix/current" "$prefix"/.link.deep_ep.*
+  remove_all_but
+  rm -f "$versions/.previous"
   rmdir "$versions" 2>/dev/null || true
   rmdir "$prefix" 2>/dev/null || true
   ok
@@ -231,6 +264,7 @@ for link in "${links[@]}"; do
       failed "$prefix/$link is not deep_ep's: give it a folder of its own by --prefix"
   fi
 done
+refuse_foreign_current
 parent=$prefix
 while [ ! -d "$parent" ]; do parent=$(dirname "$parent"); done
 [ -w "$parent" ] || failed "$parent may not be written by $(id -un): be root, or choose another --prefix"
@@ -254,19 +288,28 @@ if [ -n "$source_dir" ]; then
   fi
 fi
 
+# cpack puts the checksum of a package beside it.
 step "stage"
+if [ -n "$from" ] && [ -f "$from.sha256" ]; then
+  read -r wanted _ <"$from.sha256" || true
+  [ "$(sha256sum <"$from")" = "${wanted:-}  -" ] || failed "$from does not have the checksum that $from.sha256 names: copy it again"
+fi
 if [ $dry_run -eq 1 ]; then
   if [ -n "$from" ]; then
-    would "tar -xzf $from into $versions/.staging.*"
+    would "tar -xzf $from into $versions/.staging.deep_ep.*"
   else
-    would "cmake --install $build_dir --strip --prefix $versions/.staging.*"
+    would "cmake --install $build_dir --strip --prefix $versions/.staging.deep_ep.*"
   fi
 else
+  for folder in "$versions" "$prefix"; do
+    [ -e "$folder" ] || made+=("$folder")
+  done
   mkdir -p "$versions" || failed "cannot make $versions"
   lock
   before=$(current_version)
-  remove_all_but "$before"
-  staging=$(mktemp -d "$versions/.staging.XXXXXX") || failed "cannot write into $versions"
+  previous=$(previous_version)
+  remove_all_but "$before" "$previous"
+  staging=$(mktemp -d "$versions/.staging.deep_ep.XXXXXX") || failed "cannot write into $versions"
   chmod 755 "$staging"
   if [ -n "$from" ]; then
     quietly tar -xzf "$from" --no-same-owner --strip-components=1 -C "$staging" || failed "$from is no package of deep_ep"
@@ -301,22 +344,33 @@ else
   ok "$version${said:+; $said}"
 fi
 
+# Does this version, or the empty word, hold what is staged, and undamaged?
+same_as_staged() {
+  [ -n "$1" ] && cmp -s "$log" "$versions/$1/.manifest" && (cd "$versions/$1" && manifest_of . | cmp -s - .manifest)
+}
+
 step "take over"
 if [ $dry_run -eq 1 ]; then
   would "mv the staged folder to $versions/VERSION, and $prefix/current to it"
 else
   manifest_of "$staging" >"$log"
-  if [ -n "$before" ] && cmp -s "$log" "$versions/$before/.manifest" && (cd "$versions/$before" && manifest_of . | cmp -s - .manifest); then
+  if same_as_staged "$before"; then
     rm -rf "$staging"
     ok "$version is installed already, and unchanged"
   else
-    cp "$log" "$staging/.manifest"
-    id=$version
-    for ((i = 2; ; ++i)); do
-      [ -e "$versions/$id" ] || break
-      id=$version.$i
-    done
-    mv -T "$staging" "$versions/$id"
+    id=$previous
+    if same_as_staged "$previous"; then
+      rm -rf "$staging"
+    else
+      cp "$log" "$staging/.manifest"
+      id=$version
+      for ((i = 2; ; ++i)); do
+        [ -e "$versions/$id" ] || break
+        id=$version.$i
+      done
+      mv -T "$staging" "$versions/$id"
+    fi
+    [ -z "$before" ] || set_link "$before" versions/.previous
     set_link "versions/$id" current
     ok "$id"
   fi
@@ -332,6 +386,7 @@ if [ $dry_run -eq 1 ]; then
 else
   if ! said=$(check "$prefix"); then
     [ -z "$before" ] || set_link "versions/$before" current
+    [ -z "$previous" ] || set_link "$previous" versions/.previous
     failed "$said${before:+; $before is in use again}"
   fi
   ok "$prefix/bin/deep_ep"
@@ -342,9 +397,10 @@ if [ $dry_run -eq 1 ]; then
   would "rm the files that the other $versions/*/.manifest name"
   echo "Nothing was changed (--dry-run)."
 else
-  remove_all_but "$(current_version)"
-  rm -f "$prefix"/.link.*
-  ok
+  previous=$(previous_version)
+  remove_all_but "$(current_version)" "$previous"
+  rm -f "$prefix"/.link.deep_ep.*
+  ok "${previous:+$previous stays for what still runs from it}"
   case ":$PATH:" in
     *":$prefix/bin:"*) ;;
     *) echo "To have the command at hand: export PATH=\"$prefix/bin:\$PATH\"" ;;

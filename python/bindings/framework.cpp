@@ -67,11 +67,17 @@ std::optional<DType> type_of_size(const dlpack::DataType& dtype) {
   }
 }
 
+[[noreturn]] void refuse_dtype(py::handle object, const char* name) {
+  const std::string dtype = py::str(object.attr("dtype"));
+  throw InvalidArgument(fmt::format("{} has dtype {}, which does not fit here", name, dtype));
+}
+
 /// A tensor that has no memory to send from: on another kind of device, sparse, or only a shape ("meta").
 [[noreturn]] void refuse_storage(py::handle object, const char* name) {
   const std::string device = py::str(object.attr("device"));
   const std::string layout = py::str(object.attr("layout"));
   if (object.attr("is_cuda").cast<bool>() || object.attr("is_cpu").cast<bool>()) {
+    if (layout == "torch.strided") refuse_dtype(object, name);  // bits, quantized: DLPack has no word for them
     throw InvalidArgument(fmt::format("{} has layout {}, allowed: torch.strided", name, layout));
   }
   throw InvalidArgument(fmt::format("{} lies on a device that is neither CPU nor CUDA: {}", name, device));
@@ -233,10 +239,7 @@ TensorArgument Framework::borrow(py::handle object, const char* name, Accept acc
   }
   std::optional<DType> dtype = library_type(argument.dtype);
   if (!dtype && accept == Accept::any_type) dtype = type_of_size(argument.dtype);
-  if (!dtype) {
-    const std::string text = py::str(object.attr("dtype"));
-    throw InvalidArgument(fmt::format("{} has dtype {}, which does not fit here", name, text));
-  }
+  if (!dtype) refuse_dtype(object, name);
   argument.view.dtype = *dtype;
   argument.object = object;
   return argument;
@@ -267,7 +270,7 @@ dlpack::DataType Framework::dtype_of(py::handle object, const char* name) const 
   for (const NamedType& type : types_) {
     if (type.object == dtype.ptr()) return type.dtype;
   }
-  throw InvalidArgument(fmt::format("{} has dtype {}, which does not fit here", name, std::string(py::str(dtype))));
+  refuse_dtype(object, name);
 }
 
 py::object Framework::hand_out(const Tensor& tensor, const dlpack::DataType* as) const {

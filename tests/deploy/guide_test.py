@@ -48,6 +48,7 @@ class Run(unittest.TestCase):
         shutil.copytree(DEPLOY, self.top / "deploy")
         stub = pathlib.Path(__file__).parent / "stub_cluster.py"
         stand_in(self.top / "bin", "gcloud", GCLOUD)
+        stand_in(self.top / "bin", "git", "echo 0123456789\n")
         for name in ("kubectl", "helm"):
             stand_in(self.top / "bin", name, f'exec {sys.executable} -B {stub} {name} "$@"\n')
 
@@ -85,6 +86,8 @@ class Run(unittest.TestCase):
                 self.assertIn(f"Network/{interface['network']}", objects)
         created = [line for line in (self.top / "cluster.json.gcloud").read_text().splitlines() if " create " in line]
         self.assertEqual(len(created), 3 + 1 + 8 + 1)
+        # The image knows its commit, although the sources are sent without .git.
+        self.assertIn(",_COMMIT=0123456789", (self.top / "cluster.json.gcloud").read_text())
         # The rest, with the settings read in again as in the same shell.
         status, text, errors = self.start("set -a; . deploy/gke/.env; set +a\n" + "".join(parts[5:]))
         self.assertEqual((status, errors), (0, ""), text)

@@ -17,18 +17,35 @@ class Slurm(unittest.TestCase):
 
     def start(self, script, *arguments, **extra):
         settings = {"CALLS": self.top / "calls", "STATUS": 0, "DEEP_EP_HOME": self.top / "prefix", "SLURM_NNODES": 4, "SLURM_JOB_ID": 7}
-        settings = {key: str(value) for key, value in {**settings, **extra}.items()}
-        return run(["bash", DEPLOY / "slurm" / script, *arguments], env=environment(self.top / "bin", **settings))
+        settings = {key: str(value) for key, value in {**settings, **extra}.items() if value is not None}
+        inherited = environment(self.top / "bin")
+        inherited = {key: value for key, value in inherited.items() if not key.startswith(("DEEP_EP_", "SLURM_"))}
+        return run(["bash", DEPLOY / "slurm" / script, *arguments], env={**inherited, **settings})
 
     def test_internode(self):
         self.assertEqual(self.start("internode.sbatch", "--tokens", "128"), (0, "", ""))
         program = self.top / "prefix/bin/deep_ep"
         self.assertEqual(
             (self.top / "calls").read_text(),
-            f"--kill-on-bad-exit=1 {program} launch --scheduler slurm --ranks 8 --logs deep-ep-7 -- "
+            f"--kill-on-bad-exit=1 --cpu-bind=none {program} launch --scheduler slurm --ranks 8 --logs deep-ep-7 -- "
             f"{program} bench internode --nodes 4 --check --tokens 128\n",
         )
         self.assertEqual(self.start("internode.sbatch", STATUS=9)[0], 9)
+
+    def test_gpus_with_their_type(self):
+        for given, ranks in (("4", "4"), ("h200:8", "8"), ("nvidia:b200:2", "2")):
+            self.assertEqual(self.start("internode.sbatch", SLURM_GPUS_PER_NODE=given), (0, "", ""))
+            self.assertIn(f" --ranks {ranks} ", (self.top / "calls").read_text())
+        for given in ("h200:", "h200", "h200:4,b200:4"):
+            status, _, errors = self.start("internode.sbatch", SLURM_GPUS_PER_NODE=given)
+            self.assertEqual(status, 2)
+            self.assertIn(f"SLURM_GPUS_PER_NODE is '{given}', allowed: NUMBER, or TYPE:NUMBER", errors)
+
+    def test_where_install_sh_puts_it_for_a_user(self):
+        stand_in(self.top / "home/.local/deep_ep/bin", "deep_ep", "")
+        for script in ("internode.sbatch", "doctor.sbatch"):
+            self.assertEqual(self.start(script, DEEP_EP_HOME=None, HOME=self.top / "home"), (0, "", ""))
+            self.assertIn(f" {self.top}/home/.local/deep_ep/bin/deep_ep ", (self.top / "calls").read_text())
 
     def test_doctor(self):
         self.assertEqual(self.start("doctor.sbatch", STATUS=1)[0], 1)

@@ -49,8 +49,30 @@ grep -qx '\* hard memlock unlimited' "$root/etc/security/limits.d/deep_ep.conf"
 # Written, not in effect yet: nothing more to do, and doing it again does nothing.
 run 0
 expect '^note    PeerMappingOverride is written, and takes effect with the next reboot'
+# Who reads the limits, and who does not.
+expect '^ok      memlock: .* for new sessions of PAM'
+expect '^note    memlock: slurmd, containerd and other services do not read it: LimitMEMLOCK=infinity'
 run 0 --apply --yes
 ! grep -E '^wrote|Reboot' "$work/out" || fail "it wrote again"
+# Booted since, and still not in effect: that is said, and the initial RAM disk is made once more.
+written=$(stat -c %Y "$root/etc/modprobe.d/deep_ep.conf")
+printf 'cpu 1 2 3\nbtime %s\n' $((written - 60)) >"$root/proc/stat"
+run 0
+expect '^note    PeerMappingOverride is written, and takes effect with the next reboot'
+printf 'cpu 1 2 3\nbtime %s\n' $((written + 60)) >"$root/proc/stat"
+echo 'options nvidia NVreg_RegistryDwords=""' >"$root/etc/modprobe.d/nvidia.conf"
+run 1
+expect '^change  PeerMappingOverride was written before the last boot, and is not in effect: another file'
+expect '^change  EnableStreamMemOPs was written before the last boot'
+expect 'one of them wins: /etc/modprobe.d/nvidia.conf$'
+rm "$root/etc/modprobe.d/nvidia.conf"
+touch -d "@$((written - 60))" "$root/etc/modprobe.d/deep_ep.conf"
+run 0 --apply --yes
+expect 'initial RAM disk'
+expect '^Reboot'
+printf 'cpu 1 2 3\nbtime %s\n' $((written - 60)) >"$root/proc/stat"
+run 0
+expect 'takes effect with the next reboot'
 run 0 --revert --yes
 expect '^removed /etc/modprobe.d/deep_ep.conf'
 [ -z "$(files)" ] || fail "left: $(files)"
@@ -103,6 +125,23 @@ if unshare -rm mount -t tmpfs none /mnt 2>/dev/null; then
   [ "$(grep -c '^update-initramfs -u$' "$work/out")" = 2 ] || fail "the initial RAM disk was not made twice"
   [ "$(grep -c '^deep_ep.conf$' "$work/out")" = 2 ] || fail "the files were not written"
   ! grep '^left' "$work/out" || fail "files are left"
+  # One that fails: the file is as it was, so that the next call does it all again.
+  # shellcheck disable=SC2016
+  printf '#!/bin/sh\n[ -e /etc/works ] || { echo "no space left"; exit 1; }\necho made\n' >"$work/stubs/update-initramfs"
+  # shellcheck disable=SC2016
+  PATH=$work/stubs:$PATH TMPDIR=$work unshare -rm sh -ec 'mount -t tmpfs none /etc
+    status=0; "$0" --apply --yes || status=$?; echo "apply $status"; find /etc -type f -printf "after apply %p\n"
+    mkdir -p /etc/modprobe.d; echo "# older" >/etc/modprobe.d/deep_ep.conf
+    status=0; "$0" --apply --yes || status=$?; echo "again $status: $(cat /etc/modprobe.d/*)"
+    : >/etc/works; "$0" --apply --yes; rm /etc/works
+    status=0; "$0" --revert --yes || status=$?; echo "revert $status: $(head -n 1 /etc/modprobe.d/deep_ep.conf)"' "$tune" >"$work/out" 2>&1
+  for wanted in '^apply 1$' '^again 1: # older$' '^made$' '^revert 1: # Written by deep_ep-host-tune' \
+    'was not made again, so /etc/modprobe.d/deep_ep.conf is as it was'; do
+    expect "$wanted"
+  done
+  ! grep '^after apply' "$work/out" || fail "files are left where the initial RAM disk was not made"
+  [ "$(grep -c '^no space left$' "$work/out")" = 3 ] || fail "the initial RAM disk was not tried three times"
+  [ "$(find "$work" -mindepth 1 -maxdepth 1 -name 'tmp.*')" = "" ] || fail "temporary files are left"
 else
   echo "left out: no namespace with an /etc of its own can be made here"
 fi

@@ -35,12 +35,41 @@ refuses '--base is missing' runtime --package "$package"
 refuses '--base debian:bookworm: name it by digest' runtime --package "$package" --base debian:bookworm
 refuses "--wheel '': there is no such file" ngc --package "$package" --base localhost/base
 refuses '--package /nonexistent: there is no such file' distroless --package /nonexistent
+refuses '--without-rdma is for distroless' runtime --without-rdma --package "$package" --base localhost/base
 touch "$work/deep_ep-1-py3-none-any.whl"
 "$build" ngc --dry-run --package "$package" --base "x@sha256:0" --wheel "$work/deep_ep-1-py3-none-any.whl" >"$work/out"
 grep -q -- '--build-arg BASE=x@sha256:0 --build-arg BUNDLE=deep_ep-.*tar.gz --build-arg WHEEL=deep_ep-1-py3-none-any.whl .*-t deep-ep-ngc:' "$work/out" ||
   fail "the command for ngc"
 # What no image may have: another user's compiler run, keys, a download when it starts.
 ! grep -nE '^(ENTRYPOINT|CMD).*(sh|apt|pip|curl|wget)|ssh-keygen|gcc|nvcc|:latest' "$source_dir"/image/Dockerfile.* | grep -v ':#' || fail "see above"
+
+# The root file system takes this machine's libraries. One that is too old, or no driver for RDMA, is no image.
+rootfs=$source_dir/image/rootfs
+rejects() { # PATTERN COMMAND...
+  local pattern=$1
+  shift
+  ! "$@" >"$work/out" 2>&1 || fail "'$*' went well"
+  grep -Eq -- "$pattern" "$work/out" || fail "no line matches '$pattern'"
+  [ ! -e "$work/rootfs.tar" ] || fail "'$*' made a file"
+}
+mkdir "$work/newer"
+tar -xzf "$package" -C "$work/newer"
+sed -i 's/\x00GLIBC_2\.34\x00/\x00GLIBC_9.99\x00/g' "$work"/newer/*/bin/deep_ep
+tar -czf "$work/newer.tar.gz" -C "$work/newer" "$(ls "$work/newer")"
+rejects "version .GLIBC_9.99' not found" "$rootfs" --without-rdma "$work/newer.tar.gz" "$work/rootfs.tar"
+rejects "does not run with this machine's libraries" "$rootfs" "$work/newer.tar.gz" "$work/rootfs.tar"
+without=()
+library=$(find /usr/lib/"$(uname -m)"-linux-gnu /usr/lib64 -maxdepth 1 -name libibverbs.so.1 2>/dev/null | head -n 1)
+if [ -z "$library" ]; then
+  without=(--without-rdma)
+  rejects 'libibverbs or its mlx5 driver is not on this machine' "$rootfs" "$package" "$work/rootfs.tar"
+elif unshare -rm mount -t tmpfs none /mnt 2>/dev/null; then
+  # shellcheck disable=SC2016 # of the inner shell
+  rejects 'libibverbs or its mlx5 driver is not on this machine' unshare -rm sh -ec 'mount -t tmpfs none "$0"; exec "$@"' \
+    "${library%.so.1}" "$rootfs" "$package" "$work/rootfs.tar"
+fi
+"$rootfs" --without-rdma "$package" "$work/rootfs.tar"
+! tar -tf "$work/rootfs.tar" | grep -E 'libibverbs|libmlx5' || fail "--without-rdma has libibverbs"
 
 command -v buildah >/dev/null || skip "buildah is not installed (scripts/setup --deploy)"
 [ "$(id -u)" -eq 0 ] || skip "buildah's isolation by chroot needs root here"
@@ -85,7 +114,7 @@ PYTHON
 }
 
 # From nothing: the command, its libraries, and nobody's shell.
-"$build" distroless --package "$package" --tag distroless --build-arg RUN_AS=65532 >"$work/out" 2>&1 || fail "distroless"
+"$build" distroless "${without[@]}" --package "$package" --tag distroless --build-arg RUN_AS=65532 >"$work/out" 2>&1 || fail "distroless"
 check_image distroless 65532
 container=$("${buildah[@]}" from --pull-never distroless)
 root=$("${buildah[@]}" mount "$container")
@@ -103,7 +132,7 @@ printf 'FROM scratch\nCOPY . /\n' >"$work/Dockerfile.base"
 check_image runtime 0
 inside runtime /bin/sh -c 'deep_ep --version && test -x /opt/deep_ep/bin/deep_ep-host-tune && test -d /opt/deep_ep/include'
 # The same package gives the same files: the image can be compared by digest.
-"$source_dir/image/rootfs" "$package" "$work/again.tar"
-"$source_dir/image/rootfs" "$package" "$work/once-more.tar"
+"$rootfs" "${without[@]}" "$package" "$work/again.tar"
+"$rootfs" "${without[@]}" "$package" "$work/once-more.tar"
 tar -tvf "$work/again.tar" | awk '{$4 = $5 = ""; print}' | cmp - <(tar -tvf "$work/once-more.tar" | awk '{$4 = $5 = ""; print}')
 echo "distroless and runtime were built, and run"

@@ -38,6 +38,7 @@ package() {
   cp "$install" "$1/share/deep_ep/install.sh"
   tar -czf "$1.tar.gz" "$1"
 }
+package zero 0.9-gaaa
 package one 1.0-gabc
 package two 2.0-gdef
 package broken 3.0-gbad '[ "$1" != demo ] || { echo "wrong sums"; exit 1; }'
@@ -52,6 +53,14 @@ refuses 2 "--prefix: its value is missing" --prefix
 refuses 2 "whole machine" --prefix // --from one.tar.gz
 refuses 1 "stage: failed: .*nonsense.tar.gz is no package" --from nonsense.tar.gz --prefix "$work/p"
 [ ! -e p ] || fail "a failed installation leaves a folder"
+
+# The checksum that lies beside a package is compared; a package without one is taken as it is.
+(cd "$work" && sha256sum nonsense.tar.gz | sed 's/nonsense/one/' >one.tar.gz.sha256)
+refuses 1 "stage: failed: one.tar.gz does not have the checksum that one.tar.gz.sha256 names" --from one.tar.gz --prefix "$work/p"
+: >one.tar.gz.sha256
+refuses 1 "stage: failed: one.tar.gz does not have the checksum" --from one.tar.gz --prefix "$work/p"
+[ ! -e p ] || fail "a package with another checksum was installed"
+sha256sum one.tar.gz >one.tar.gz.sha256
 
 # A dry run says every step and changes nothing.
 "$install" --dry-run --from one.tar.gz --prefix "$work/p" >out
@@ -77,16 +86,28 @@ echo damage >>p/lib/libx.so
 "$install" --from one.tar.gz --prefix "$work/p" >out
 [ "$(cat p/lib/libx.so)" = 1.0-gabc ] || fail "the damage is still there"
 
-# An upgrade replaces all; what is wrong with a new version leaves the old one in use.
+# An upgrade replaces all; what is wrong with a new version leaves the old one in use. The version before it stays, whole,
+# for ranks that still run from it; older ones go.
+versions() { find p/versions -mindepth 1 -maxdepth 1 -printf '%f ' | tr ' ' '\n' | sort | tr '\n' ' '; }
 "$install" --from two.tar.gz --prefix "$work/p" >out
 [ "$(p/bin/deep_ep --version | sed -n 1p)" = 2.0-gdef ] || fail "the new version is not in use"
 [ ! -e p/include/deep_ep/only-in-1.0-gabc.hpp ] || fail "a file of the old version is still there"
-[ "$(find p/versions -mindepth 1 -maxdepth 1 | wc -l)" = 1 ] || fail "an old version is still there"
+[ "$(versions)" = ".previous 1.0-gabc.2 2.0-gdef " ] || fail "these versions are there: $(versions)"
+[ "$(readlink p/versions/.previous)" = 1.0-gabc.2 ] || fail "another one is the previous one"
+[ "$(p/versions/1.0-gabc.2/bin/deep_ep --version | sed -n 1p)" = 1.0-gabc ] || fail "the previous version is not whole"
+expect out "clear away older versions: ok: 1.0-gabc.2 stays"
 tree p >second
 refuses 1 "check what is staged: failed: .*wrong sums" --from broken.tar.gz --prefix "$work/p"
 tree p | diff second - || fail "a broken package changed the installation"
 refuses 1 "check what is installed: failed: .*not here; 2.0-gdef is in use again" --from halfway.tar.gz --prefix "$work/p"
 [ "$(p/bin/deep_ep --version | sed -n 1p)" = 2.0-gdef ] || fail "the old version is not back"
+"$install" --from two.tar.gz --prefix "$work/p" >out
+tree p | diff second - || fail "the same again removed the previous version, or kept the one that failed"
+# Back to the previous one: it is still there, and nothing is copied.
+inode=$(stat -c %i p/versions/1.0-gabc.2/bin/deep_ep)
+"$install" --from one.tar.gz --prefix "$work/p" >out
+[ "$(stat -Lc %i p/bin/deep_ep)" = "$inode" ] || fail "it was copied again"
+[ "$(readlink p/versions/.previous)" = 2.0-gdef ] || fail "another one is the previous one"
 
 # Killed before each command that changes something: the old version runs, and the next run leaves the same tree as if nothing had been.
 mkdir stubs
@@ -100,8 +121,13 @@ exec $real "\$@"
 STUB
   chmod +x stubs/$command
 done
+# Killed while it takes over: one is in use, zero was before.
+afresh() {
+  for name in zero one; do "$install" --from $name.tar.gz --prefix "$work/p" >out; done
+}
 "$install" --uninstall --prefix "$work/p" >out
-"$install" --from one.tar.gz --prefix "$work/p" >out
+[ ! -e p ] || fail "the previous version is left"
+afresh
 tree p >first
 kills=0
 for ((at = 1; ; ++at)); do
@@ -117,10 +143,11 @@ for ((at = 1; ; ++at)); do
   [ $status -ne 0 ] || break
   kills=$((kills + 1))
   # Every run starts from the old version, and from what the one before left.
-  [ "$version" = 1.0-gabc ] || "$install" --from one.tar.gz --prefix "$work/p" >out
+  [ "$version" = 1.0-gabc ] || afresh
 done 2>/dev/null
 [ $kills -gt 12 ] || fail "only $kills commands were cut off"
-"$install" --from one.tar.gz --prefix "$work/p" >out
+[ "$(versions)" = ".previous 1.0-gabc 2.0-gdef " ] || fail "these versions are there: $(versions)"
+afresh
 tree p | diff first - || fail "something of the killed runs is left"
 
 # Uninstalling removes what was installed, and no more; by the installed copy as well, and as often as one likes.
@@ -139,6 +166,27 @@ mkdir -p shared/bin
 echo other >shared/bin/tool
 refuses 1 "shared/bin is not deep_ep's" --from one.tar.gz --prefix "$work/shared"
 [ "$(find shared ! -type d)" = shared/bin/tool ] || fail "it left something in another's folder"
+
+# So are a link `current` that leads elsewhere, and folders in a `versions` that others made.
+mkdir -p app/releases/7 app/versions
+ln -s releases/7 app/current
+mkdir -p app2/versions/1/empty app2/versions/.staging.x app2/versions/none
+ln -s versions/1 app2/current
+mkdir -p app3/versions/1/empty app3/versions/.staging.x
+ln -s 1 app3/versions/latest
+for app in app app2 app3; do tree $app >$app.before; done
+for app in app app2; do
+  refuses 1 "$app/current is not deep_ep's" --from one.tar.gz --prefix "$work/$app"
+  refuses 1 "$app/current is not deep_ep's" --uninstall --prefix "$work/$app"
+  tree $app | diff $app.before - || fail "it changed another's folder"
+done
+"$install" --uninstall --prefix "$work/app3" >out
+expect out "nothing is installed there"
+tree app3 | diff app3.before - || fail "it changed another's folder"
+"$install" --from one.tar.gz --prefix "$work/app3" >out
+"$install" --from two.tar.gz --prefix "$work/app3" >out
+"$install" --uninstall --prefix "$work/app3" >out
+tree app3 | diff app3.before - || fail "it removed folders of others"
 
 # Defaults: a user's own folder needs no root.
 if [ "$(id -u)" -eq 0 ] && command -v setpriv >/dev/null; then

@@ -18,6 +18,40 @@ fail() {
   exit 1
 }
 
+# scripts/package hands the commit of sources without .git to CMake, before it builds; stand-ins build nothing here.
+tree=$work/tree
+mkdir -p "$tree/scripts" "$tree/stubs"
+cp "$source_dir/scripts/package" "$tree/scripts/"
+printf '#!/bin/sh\n' >"$tree/scripts/setup"
+printf '#!/bin/sh\nexit 1\n' >"$tree/scripts/cuda_environment"
+cat >"$tree/scripts/build" <<'STUB'
+#!/bin/sh
+echo "build $*" >>calls
+mkdir -p "build/$1"
+[ -e "build/$1/CMakeCache.txt" ] || echo DEEP_EP_GIT_HASH:STRING= >"build/$1/CMakeCache.txt"
+STUB
+printf '#!/bin/sh\necho "cmake $*" >>calls\n' >"$tree/stubs/cmake"
+printf '#!/bin/sh\nmkdir -p build/packages.new && touch build/packages.new/x.tar.gz build/packages.new/x.deb\n' >"$tree/stubs/cpack"
+chmod +x "$tree"/scripts/* "$tree"/stubs/*
+calls_of() { # ARGUMENT...
+  rm -f "$tree/calls"
+  PATH=$tree/stubs:$PATH "$tree/scripts/package" "$@" >"$work/log" 2>&1 || { cat "$work/log" && fail "scripts/package $*"; }
+  tr '\n' ';' <"$tree/calls"
+}
+plain="build package deep_ep_build_info;build package;"
+with_commit="build package deep_ep_build_info;cmake -DDEEP_EP_GIT_HASH=0123abc build/package;build package;"
+[ "$(calls_of)" = "$plain" ] || fail "scripts/package: $(calls_of)"
+[ "$(calls_of --gpu no --commit "")" = "$plain" ] || fail "without a commit: $(calls_of --gpu no --commit "")"
+[ "$(calls_of --commit 0123abc)" = "$with_commit" ] || fail "with a commit: $(calls_of --commit 0123abc)"
+for arguments in "--commit" "--commit a;b" "--gpu maybe" "-x"; do
+  status=0
+  IFS=' ' read -r -a words <<<"$arguments"
+  "$tree/scripts/package" "${words[@]}" >"$work/log" 2>&1 || status=$?
+  [ $status -eq 2 ] || fail "scripts/package $arguments ended with $status"
+done
+cmake -D GIVEN=0123abc -D "SOURCE_DIR=$tree" -D "OUTPUT=$work/info.hpp" -P "$source_dir/cmake/build_info.cmake"
+grep -qx '#define DEEP_EP_GIT_HASH "0123abc"' "$work/info.hpp" || fail "the commit is not in the header"
+
 cpack --config "$build_dir/CPackConfig.cmake" -B "$work/packages" >"$work/log" 2>&1 || { cat "$work/log" && exit 1; }
 tarball=$(echo "$work"/packages/*.tar.gz)
 deb=$(echo "$work"/packages/*.deb)
@@ -37,7 +71,9 @@ done
 
 # Dependencies are those of the files, by dpkg-shlibdeps; rdma-core is opened at run time.
 dpkg-deb -f "$deb" >"$work/control"
-grep -qx "Version: $version" "$work/control" || fail "the version of the .deb"
+commit=$("$build_dir/bin/deep_ep" --version | sed -n '1s/.*-g\(.*\)/+g\1/p')
+grep -qx "Version: $version${commit//-/.}" "$work/control" || { cat "$work/control" && fail "the version of the .deb is not $version${commit//-/.}"; }
+case "${deb##*/}" in deep-ep_"$version"_*.deb) ;; *) fail "the .deb is called $deb" ;; esac
 for package in libc6 libstdc++6 libgcc-s1; do
   sed -n 's/^Depends: //p' "$work/control" | sed 's/, /\n/g; s/ ([^)]*)//g' | grep -Fqx "$package" || { cat "$work/control" && fail "no dependency on $package"; }
 done

@@ -15,9 +15,12 @@ from test_errors import Alone, plain_sentence
 import deep_ep
 from deep_ep import Buffer, EventHandle, EventOverlap
 from deep_ep.buffers.elastic import ElasticBuffer, EPHandle
+from deep_ep.buffers.streams import CallStream
+from deep_ep.errors import RankMismatch
 
 H = 64
 M = 24
+HELD = 16384
 
 
 def make_buffer(group, **options):
@@ -322,6 +325,102 @@ def duplicates(group):
 
 def test_duplicates(ranks):
     ranks(2).run(duplicates)
+
+
+def tail_of_anything(group):
+    """Rows of the metadata behind the received ones hold anything, and x has a row for each received one only."""
+    buffers = {multiple: make_buffer(group, allow_multiple_reduction=multiple) for multiple in (True, False)}
+    case = make_case([9, 14], hidden=H, num_topk=4, drop=0.2)
+    per_selection = reference.selection_values(case, H)
+    for multiple, buffer in buffers.items():
+        rank = buffer.rank_idx
+        want = reference.expected(case, rank, M, 1)
+        handle = send(buffer, case, do_cpu_sync=False, do_expand=True)[3]
+        for tail in (2**30, -(2**30)):
+            handle.recv_src_metadata[len(want.ids) :] = tail
+            weights = spread_weights(want, want.weights) if multiple else None
+            x = reference.rows_of_selections(want, per_selection, M)
+            back, back_weights, _ = buffer.combine(x, handle, weights)
+            equal(back, reference.combined(case, rank, (), per_selection=per_selection, multiple=multiple), "combined rows")
+            if multiple:
+                equal(back_weights, torch.where(case.topk_idx[rank] >= 0, case.topk_weights[rank], 0.0), "weights")
+            again = buffer.dispatch(case.x[rank], handle=handle, do_expand=True, do_zero_padding=True)
+            check_rows(want, again, True, zeroed=True, with_weights=False)
+
+
+def test_tail_of_anything(ranks):
+    ranks(2).run(tail_of_anything)
+
+
+@pytest.mark.parametrize("width", [1, 2, 4])
+def test_one_row_with_scales(width):
+    """What travels beside a single row is cut out of a wider one."""
+    buffer = ElasticBuffer(Alone, num_max_tokens_per_rank=M, hidden=H, num_topk=3)
+    x, idx = torch.ones(1, H).to(torch.float8_e4m3fn), torch.tensor([[0, 2, -1]])
+    row_scales, weights = torch.rand(1, width), torch.rand(1, 3)
+    handle = buffer.dispatch((x, row_scales), idx, num_experts=4, do_expand=True)[3]
+    for options, wanted in (({}, None), ({"topk_weights": weights}, weights[0, :2].tolist())):
+        result = buffer.dispatch((x, row_scales), handle=handle, do_expand=True, **options)
+        (rows, scales_of_rows), _, weights_of_rows = result[:3]
+        assert torch.equal(scales_of_rows, row_scales.expand(2, -1)) and rows.shape == (2, H)
+        assert (weights_of_rows is None) if wanted is None else (weights_of_rows.tolist() == wanted)
+
+
+def test_streams_that_use_a_handle(monkeypatch):
+    """A call that reads a given handle does so on its own stream."""
+    seen = {}
+
+    def finish(self, inputs, outputs):
+        seen.update(inputs=[id(each) for each in inputs], outputs=[id(each) for each in outputs])
+        return EventOverlap()
+
+    buffer = ElasticBuffer(Alone, num_max_tokens_per_rank=M, hidden=H, num_topk=2)
+    x = torch.ones(3, H, dtype=torch.bfloat16)
+    handle = buffer.dispatch(x, torch.zeros(3, 2, dtype=torch.int64), num_experts=2)[3]
+    held = handle._tensors()
+    assert len(held) > 5 and handle.recv_src_metadata is not None
+    monkeypatch.setattr(CallStream, "finish", finish)
+    rows = buffer.dispatch(x, handle=handle)[0]
+    for name in ("inputs", "outputs"):
+        assert {id(each) for each in held} <= set(seen[name])
+    assert id(x) in seen["inputs"] and id(rows) in seen["outputs"]
+    buffer.combine(rows, handle)
+    assert {id(each) for each in held} <= set(seen["inputs"])
+
+
+def held_between_nodes(group):
+    """Rows that programs keep, many times the size of the buffer."""
+    with two_ranks_a_node():
+        buffer = make_buffer(group, num_bytes=16 << 20, hidden=HELD, num_max_tokens_per_rank=64)
+    x = torch.full((64, HELD), float(buffer.rank_idx), dtype=torch.bfloat16)
+    idx = torch.arange(4).expand(64, 4).contiguous()  # every rank gets every token
+    kept = []
+    for _ in range(12):
+        rows, local, weights, handle, _ = buffer.dispatch(x, idx, torch.ones(64, 4), num_experts=4)
+        kept.append((rows, local, weights))
+        kept.append(buffer.dispatch(x, handle=handle)[:1])
+    for rows, *_ in kept:
+        assert rows[::64, 0].tolist() == [0.0, 1.0, 2.0, 3.0]
+    assert sum(each[0].numel() * 2 for each in kept) > 190 << 20 > 2 * buffer.num_bytes
+
+
+def test_held_between_nodes(ranks):
+    ranks(4).run(held_between_nodes)
+
+
+def other_settings(group):
+    rank = dist.get_rank(group)
+    try:
+        os.environ["DEEP_EP_RANKS_PER_NODE"] = "1" if rank else "0"
+        with pytest.raises(RankMismatch, match="DEEP_EP_RANKS_PER_NODE is '.?' here and '.?' on rank .*allowed") as raised:
+            make_buffer(group)
+        plain_sentence(str(raised.value))
+    finally:
+        del os.environ["DEEP_EP_RANKS_PER_NODE"]
+
+
+def test_ranks_with_other_settings(ranks):
+    ranks(2).run(other_settings)
 
 
 def backward(group):

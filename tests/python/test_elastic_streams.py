@@ -1,8 +1,6 @@
 """The order of streams and events in calls of the second interface, with stand-ins that write down what happens: this
 needs no GPU, and does not replace one."""
 
-import contextlib
-
 import pytest
 
 from deep_ep.buffers import streams
@@ -33,18 +31,20 @@ class World:
             def current_stream_wait(self):
                 world.log.append(f"{world.current} waits for {self.of}")
 
-        @contextlib.contextmanager
-        def enter(stream):
-            before, world.current = world.current, stream.name
-            try:
-                yield
-            finally:
-                world.current = before
+        class Enter:  # no generator: that would leave by itself where it is forgotten
+            def __init__(self, stream):
+                self.stream = stream
+
+            def __enter__(self):
+                self.before, world.current = world.current, self.stream.name
+
+            def __exit__(self, *_):
+                world.current = self.before
 
         self.Event, self.communication = Event, Stream("comm")
         monkeypatch.setattr(streams, "EventHandle", Event)
         monkeypatch.setattr(streams.torch.cuda, "current_stream", lambda device: Stream(world.current))
-        monkeypatch.setattr(streams.torch.cuda, "stream", enter)
+        monkeypatch.setattr(streams.torch.cuda, "stream", Enter)
 
     def tensor(self, name):
         world = self
@@ -108,10 +108,41 @@ def test_asynchronous_call_behind_an_event_does_not_wait_for_the_caller(world):
     assert world.log[:2] == ["comm waits for input", "works on comm"]
 
 
-def test_the_event_keeps_inputs_instead(world, monkeypatch):
+def test_the_event_keeps_tensors_instead(world, monkeypatch):
     monkeypatch.setenv("EP_AVOID_RECORD_STREAM", "1")
     event = world.call(asynchronous=True)
-    assert len(event.extra_tensors) == 1 and "input is used on comm" not in world.log
+    assert len(event.extra_tensors) == 2 and not [line for line in world.log if "is used on" in line]
+    world.call(previous=world.Event("input"))  # no event would keep them
+    assert "output is used on caller" in world.log
+
+
+def test_the_hook_comes_behind_all_waits(world):
+    event = world.call(asynchronous=True)
+    event.register_hook_after_wait(lambda: world.log.append("hook"))
+    del world.log[:]
+    event.current_stream_wait()
+    assert sorted(world.log[:2]) == ["caller waits for end of comm", "caller waits for rows"] and world.log[2:] == ["hook"]
+
+
+def test_a_wait_that_fails_gives_the_stream_back(world):
+    class Broken(world.Event):
+        def current_stream_wait(self):
+            raise RuntimeError("no such event")
+
+    for events in ({"previous": Broken("input")}, {"before": Broken("output")}):
+        with pytest.raises(RuntimeError, match="no such event"):
+            world.call(**events)
+        assert world.current == "caller" and "works on comm" not in world.log
+
+
+def test_an_end_that_fails_gives_the_stream_back(world, monkeypatch):
+    def broken():
+        raise RuntimeError("no event")
+
+    call = streams.CallStream(world.communication, None, None, True)
+    with pytest.raises(RuntimeError, match="no event"), call:
+        monkeypatch.setattr(streams, "EventHandle", broken)
+    assert world.current == "caller"
 
 
 def test_a_call_that_fails_gives_the_stream_back(world):

@@ -7,6 +7,7 @@ import pathlib
 import re
 
 import low_latency_reference
+import pytest
 import reference
 import torch
 import torch.distributed as dist
@@ -93,6 +94,20 @@ def wait(event, asynchronous=True):
     if asynchronous:
         assert event.event is not None
         event.current_stream_wait()
+
+
+def test_results_cannot_be_resized():
+    """What Megatron does to free received rows early. If it goes through one day, docs/engines.md is to say so."""
+    buffer = Buffer(None, 1 << 22, comm=Alone)
+    idx, weights = torch.zeros(3, 2, dtype=torch.int64), torch.ones(3, 2)
+    per_rank, _, per_expert, in_rank, _ = buffer.get_dispatch_layout(idx, 2)
+    rows = buffer.dispatch(
+        torch.ones(3, 64, dtype=torch.bfloat16), num_tokens_per_rank=per_rank, is_token_in_rank=in_rank,
+        num_tokens_per_expert=per_expert, topk_idx=idx, topk_weights=weights,
+    )[0]  # fmt: skip
+    with pytest.raises(RuntimeError, match="not resizable"):
+        rows.untyped_storage().resize_(0)
+    assert rows.tolist() == [[1.0] * 64] * 3
 
 
 def vllm_high_throughput(group):

@@ -200,6 +200,7 @@ def wrong_use(group):
         (ValueError, "^x lies on a device .*: meta", dispatch(x=x.to("meta"))),
         (ValueError, "^topk_idx lies on a device .*: meta", lambda: buffer.get_dispatch_layout(idx.to("meta"), 12)),
         (ValueError, "^topk_weights has layout torch.sparse_coo", dispatch(topk_weights=weights.to_sparse())),
+        (ValueError, "^topk_idx has dtype torch.bits8", lambda: buffer.get_dispatch_layout(torch.empty(3, 2, dtype=torch.bits8), 12)),
         (ValueError, "^topk_idx ", dispatch(topk_idx=idx.to(torch.int16))),
         (TypeError, "num_experts is of type float, expected an integer", lambda: buffer.get_dispatch_layout(idx, 12.0)),
         (AssertionError, "num_tokens_per_rank", dispatch(num_tokens_per_rank=None)),

@@ -54,9 +54,16 @@ def test_eight_bits():
         back = numbers.per_token_cast_back(rows, given)
         assert back.dtype == torch.bfloat16 and numbers.calc_diff(back, x) < 1e-3
         assert (back[1] == 0).all() and (back[2] == 3).all()
-    exponents = torch.tensor([[127 + 1, 127]] * 5, dtype=torch.uint8).repeat(1, 2).contiguous().view(torch.int32)
-    packed = numbers.per_token_cast_back(rows.float().sign().to(torch.float8_e4m3fn), exponents)
-    assert packed[0, :64].abs().amax() == 2 and packed[0, 64:128].abs().amax() == 1
+    exponents = torch.tensor([[127 + 1, 127, 7, 7]] * 5, dtype=torch.uint8).view(torch.int32)  # two of them are padding
+    signs = rows.float().sign().to(torch.float8_e4m3fn)
+    packed = numbers.per_token_cast_back(signs, exponents)
+    assert packed[0, :128].abs().amax() == 2 and packed[0, 128:].abs().amax() == packed[3, 128:].abs().amax() == 1
+    packed = numbers.per_token_cast_back(signs, exponents.repeat(1, 2))  # of 32 channels each
+    assert packed[0, :32].abs().amax() == 2 and packed[0, 32:64].abs().amax() == 1
+    odd = x[:, :200].contiguous()
+    assert numbers.calc_diff(numbers.per_token_cast_back(*numbers.per_token_cast_to_fp8(odd)), odd) < 1e-3
+    odd[:, 128:] *= 1000  # the scales are of 128 channels, and of 72
+    assert torch.allclose(numbers.per_token_cast_back(*numbers.per_token_cast_to_fp8(odd)), odd, rtol=0.1, atol=1e-2 * 448)
     assert numbers.per_token_cast_back(rows[:0], scales[:0]).shape == (0, 256)
 
 
@@ -100,8 +107,16 @@ def exchanged(group):
     assert weights.shape == local.shape
 
 
+def nothing_exchanged(group):
+    idx = torch.tensor([[0, 1]]) if dist.get_rank() == 0 else torch.zeros(0, 2, dtype=torch.int64)
+    idx = idx if dist.get_rank() else -torch.ones_like(idx)
+    rows, local, weights, ids, sources = refs.dispatch(torch.ones(idx.size(0), 4), idx, idx.float(), 10, 4)
+    assert rows.shape == (0, 4) and local.shape == weights.shape == (0, 2) and ids.shape == (0,) and sources.tolist() == [0, 0]
+
+
 def test_exchange(ranks):
     ranks(2).run(exchanged)
+    ranks(2).run(nothing_exchanged)
 
 
 def test_timing_without_gpu():

@@ -14,11 +14,17 @@ def expected(x, topk_idx, topk_weights):
     return x.float() * share.sum(dim=1, keepdim=True)
 
 
+def random_numbers(function, rows, columns, generator):
+    """The same on GPUs as on the CPU, where the generator is; they lie on the default device."""
+    numbers = function(rows, columns, generator=generator, dtype=torch.float32, device="cpu")
+    return numbers.to(torch.get_default_device())
+
+
 def random_tokens(buffer, tokens, hidden, num_experts, num_topk, seed):
     """x ``[tokens, hidden]`` bfloat16, topk_idx ``[tokens, num_topk]``, topk_weights float32; the last selection is left out."""
     generator = torch.Generator().manual_seed(1000 * seed + buffer.rank)
-    x = torch.randn(tokens, hidden, generator=generator, dtype=torch.float32).to(torch.bfloat16)
-    scores = torch.rand(tokens, num_experts, generator=generator, dtype=torch.float32)
+    x = random_numbers(torch.randn, tokens, hidden, generator).to(torch.bfloat16)
+    scores = random_numbers(torch.rand, tokens, num_experts, generator)
     topk_weights, topk_idx = scores.topk(num_topk, dim=1)
     topk_idx = topk_idx.clone()
     topk_idx[:, -1] = -1

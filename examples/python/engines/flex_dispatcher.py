@@ -114,8 +114,8 @@ def run(buffer, num_experts):
         tokens = 20 + 5 * buffer.rank if seed else 0 if buffer.rank else 12  # once a rank without tokens
         x, _, _ = experts.random_tokens(buffer, tokens, 128, num_experts, num_topk, seed)
         generator = torch.Generator().manual_seed(seed)
-        scores = torch.rand(tokens, num_experts, generator=generator, dtype=torch.float32)
-        target = torch.randn(tokens, 128, generator=generator, dtype=torch.float32)
+        scores = experts.random_numbers(torch.rand, tokens, num_experts, generator)
+        target = experts.random_numbers(torch.randn, tokens, 128, generator)
 
         def here(given, given_scores):
             dispatcher.dispatch_preprocess(given_scores)

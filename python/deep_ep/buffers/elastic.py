@@ -335,9 +335,10 @@ class ElasticBuffer(OptionalCalls):
                     bool(use_tma_aligned_col_major_sf),
                 )  # fmt: skip
         recv_x, recv_scales, recv_topk_idx, recv_topk_weights, handle = result
+        kept = handle._tensors()  # with a handle that was given, the call reads them, too
         event = stream.finish(
-            (rows, scales, topk_idx, topk_weights, cumulative_local_expert_recv_stats),
-            (recv_x, recv_scales, recv_topk_idx, recv_topk_weights, *handle._tensors()),
+            (rows, scales, topk_idx, topk_weights, cumulative_local_expert_recv_stats, *kept),
+            (recv_x, recv_scales, recv_topk_idx, recv_topk_weights, *kept),
         )
         received: Rows = recv_x if recv_scales is None else (recv_x, recv_scales)
         return received, recv_topk_idx, recv_topk_weights, handle, event
@@ -495,18 +496,20 @@ class ElasticBuffer(OptionalCalls):
         recv_scales = recv_weights = None
         if scales is not None:
             at = scales.size(1)
-            recv_scales = together[:, :at].contiguous().view(scales.dtype)
+            # Copies: one row of a wider tensor counts as contiguous, but has that tensor's stride.
+            recv_scales = together[:, :at].clone(memory_format=torch.contiguous_format).view(scales.dtype)
         named = together[:, -topk:].to(topk_idx.dtype) - self.rank_idx * local_experts
         here = valid.unsqueeze(1) & (together[:, -topk:] >= 0) & (named >= 0) & (named < local_experts)
         local = torch.where(here, named, -1)
         if topk_weights is not None:
-            recv_weights = together[:, at : at + topk].contiguous().view(torch.float32).masked_fill_(~here, 0.0)
+            bits = together[:, at : at + topk].clone(memory_format=torch.contiguous_format)
+            recv_weights = bits.view(torch.float32).masked_fill_(~here, 0.0)
         return self._arranged(recv_x, recv_scales, local, recv_weights, handle, expand, zero_padding, column_major)
 
     def _arranged(self, recv_x, recv_scales, local, recv_weights, handle, expand, zero_padding, column_major):
         """What ``dispatch`` returns but for the event, in the layout that is wanted."""
         if expand:
-            slots = handle.recv_src_metadata[:, 2:]
+            slots = self._valid_slots(handle, self._valid_rows(handle))
             topk = slots.size(1)
             rows = handle.num_expanded_tokens
             selection = expanded.selection_of_rows(slots, rows)
@@ -524,6 +527,11 @@ class ElasticBuffer(OptionalCalls):
                 for tensor in (recv_x, recv_scales, recv_weights):
                     if tensor is not None:
                         expanded.zero_rows(tensor, gap)
+        elif self.num_rdma_ranks > 1:
+            # Between nodes what does not fit into the buffer is lost: what programs hold must not fill it.
+            recv_x, recv_scales, local, recv_weights = (
+                None if tensor is None else tensor.clone() for tensor in (recv_x, recv_scales, local, recv_weights)
+            )
         if recv_scales is not None and column_major:
             recv_scales = expanded.column_major(recv_scales)
         return recv_x, recv_scales, local, recv_weights, handle
@@ -533,14 +541,14 @@ class ElasticBuffer(OptionalCalls):
         tokens, topk = topk_idx.shape
         local_experts, most = handle.num_experts // self.num_ranks, handle.num_max_tokens_per_rank
         single = bool(handle.do_expand) and not self.allow_multiple_reduction
-        slots = metadata[:, 2:]
+        real = self._valid_rows(handle)
+        slots = self._valid_slots(handle, real)
 
         # For each row that travels: which token of which rank, and under which of its selections.
-        real = torch.arange(metadata.size(0), device=self._device) < handle.psum_num_recv_tokens_per_scaleup_rank[-1]
         source = torch.div(metadata[:, 0], most, rounding_mode="floor")
         token = metadata[:, 0] - source * most
         if single:
-            selection = expanded.selection_of_rows(torch.where(real.unsqueeze(1), slots, -1), x.size(0))
+            selection = expanded.selection_of_rows(slots, x.size(0))
             row = torch.div(selection, topk, rounding_mode="floor").clamp(min=0)
             real = selection >= 0
             number = selection - row * topk
@@ -589,6 +597,15 @@ class ElasticBuffer(OptionalCalls):
         )
         stream.part(event)
         return recv, recv_beside, self._ends(route)[-1]
+
+    def _valid_rows(self, handle: EPHandle) -> torch.Tensor:
+        """``[N]`` bool: which rows of ``recv_src_metadata`` stand for a token. The others may hold anything."""
+        rows = torch.arange(handle.recv_src_metadata.size(0), device=self._device)
+        return rows < handle.psum_num_recv_tokens_per_scaleup_rank[-1]
+
+    def _valid_slots(self, handle: EPHandle, valid: torch.Tensor) -> torch.Tensor:
+        """``[N, K]``: the expanded row of each selection, -1 for none and in rows that are not valid."""
+        return torch.where(valid.unsqueeze(1), handle.recv_src_metadata[:, 2:], -1)
 
     def _ends(self, route: Tuple[Any, ...]) -> torch.Tensor:
         """``[R]`` int32: where each source's rows end on this rank."""

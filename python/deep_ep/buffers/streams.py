@@ -18,10 +18,9 @@ class CallEvent(EventOverlap):
     _parts: Iterable[EventHandle] = ()
 
     def current_stream_wait(self, release_handle: bool = False) -> None:
-        parts = self._parts
-        super().current_stream_wait(release_handle)
-        for part in parts:
+        for part in self._parts:  # first: the hook comes behind all of them
             part.current_stream_wait()
+        super().current_stream_wait(release_handle)
         if release_handle:
             self._parts = ()
 
@@ -59,9 +58,13 @@ class CallStream:
             self._context = torch.cuda.stream(self._communication)
             self._context.__enter__()
             # Rows arrive in what the call returns, so whatever outputs must wait for is waited for at the start.
-            for event in (self._previous, self._before_epilogue):
-                if event is not None:
-                    event.current_stream_wait()
+            try:
+                for event in (self._previous, self._before_epilogue):
+                    if event is not None:
+                        event.current_stream_wait()
+            except BaseException:  # __exit__ does not come then
+                self._context.__exit__(None, None, None)
+                raise
         return self
 
     def part(self, event: Optional[EventHandle]) -> None:
@@ -71,8 +74,10 @@ class CallStream:
 
     def __exit__(self, exc_type: Any, exc_value: Any, traceback: Any) -> None:
         if self._context is not None:
-            self._end = EventHandle()
-            self._context.__exit__(exc_type, exc_value, traceback)
+            try:
+                self._end = EventHandle()
+            finally:
+                self._context.__exit__(exc_type, exc_value, traceback)
             if exc_type is not None:
                 self._end.current_stream_wait()
 
@@ -83,16 +88,17 @@ class CallStream:
             return EventOverlap(EventHandle()) if self._asynchronous else EventOverlap()
         given = [tensor for tensor in inputs if tensor is not None and tensor.is_cuda]
         made = [tensor for tensor in outputs if tensor is not None and tensor.is_cuda]
-        for tensor in made:
-            tensor.record_stream(self._caller)
+        held = None
+        if self._asynchronous and os.environ.get("EP_AVOID_RECORD_STREAM", "0") == "1":
+            held = given + made
+        else:
+            for tensor in made:
+                tensor.record_stream(self._caller)
         if not self._asynchronous:
             for event in (*self._parts, self._end):
                 event.current_stream_wait()
             return EventOverlap()
-        held = None
-        if os.environ.get("EP_AVOID_RECORD_STREAM", "0") == "1":
-            held = given
-        else:
+        if held is None:
             for tensor in given:
                 tensor.record_stream(self._communication)
         result = CallEvent(self._end, held)

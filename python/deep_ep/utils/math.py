@@ -65,15 +65,20 @@ def per_token_cast_to_fp8(x: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
 
 
 def per_token_cast_back(x: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    """bfloat16 rows from 8-bit ones; scales of any strides, float32, or int32 with an exponent in each byte."""
+    """bfloat16 rows from 8-bit ones; scales of any strides, float32, or int32 with an exponent in each byte: of 128
+    channels each, the last of fewer, or else of equally many."""
     tokens, hidden = x.shape
     if x.numel() == 0:
         return x.to(torch.bfloat16)
-    if scales.dtype == torch.int32:
+    packed = scales.dtype == torch.int32
+    if packed:
         exponents = scales.contiguous().view(torch.uint8).to(torch.int32).view(tokens, -1)
         scales = (exponents << 23).view(torch.float32)
-    blocks = ceil_div(hidden, scales.size(1))
-    factors = scales.float().repeat_interleave(blocks, dim=1)[:, :hidden]
+    blocks = ceil_div(hidden, _CHANNELS)
+    whole = align(blocks, 4)  # an int32 has exponents for channels that do not exist, too
+    known = scales.size(1) in ((blocks, whole) if packed else (blocks,))
+    channels = _CHANNELS if known else ceil_div(hidden, scales.size(1))
+    factors = scales.float().repeat_interleave(channels, dim=1)[:, :hidden]
     return (x.float() * factors).to(torch.bfloat16)
 
 

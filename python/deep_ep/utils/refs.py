@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Optional, Sequence, Tuple
 
 import torch
@@ -14,7 +15,7 @@ __all__ = ["combine", "dispatch", "generate_pre_combine_data", "ordered_accumula
 
 def _exchange(rows: torch.Tensor, sent: Sequence[int], received: Sequence[int]) -> torch.Tensor:
     """Rows for each rank in turn, against the rows that the ranks have for this one; as bytes, of any type."""
-    flat = rows.contiguous().view(rows.size(0), -1)
+    flat = rows.contiguous().view(rows.size(0), math.prod(rows.shape[1:]))  # not -1: there may be no row
     mine = flat.view(torch.uint8)
     theirs = torch.empty((sum(received), mine.size(1)), dtype=torch.uint8, device=rows.device)
     dist.all_to_all_single(theirs, mine, list(received), list(sent))

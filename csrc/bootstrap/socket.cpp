@@ -26,6 +26,17 @@
 #include "deep_ep/version.hpp"
 
 namespace deep_ep {
+
+bool has_called_itself(int socket) {
+  sockaddr_storage own{};
+  sockaddr_storage other{};
+  socklen_t own_size = sizeof own;
+  socklen_t other_size = sizeof other;
+  return ::getsockname(socket, reinterpret_cast<sockaddr*>(&own), &own_size) == 0 &&
+         ::getpeername(socket, reinterpret_cast<sockaddr*>(&other), &other_size) == 0 && own_size == other_size &&
+         std::memcmp(&own, &other, own_size) == 0;
+}
+
 namespace {
 
 /// The first thing that both sides of a connection say.
@@ -205,6 +216,12 @@ class Sockets {
         const timeval most{.tv_sec = 2, .tv_usec = 0};  // an address that nobody has does not answer at all
         ::setsockopt(socket.get(), SOL_SOCKET, SO_SNDTIMEO, &most, sizeof most);
         if (::connect(socket.get(), one->ai_addr, one->ai_addrlen) == 0) {
+          if (has_called_itself(socket.get())) {
+            const linger at_once{.l_onoff = 1, .l_linger = 0};  // rank 0 must get the port
+            ::setsockopt(socket.get(), SOL_SOCKET, SO_LINGER, &at_once, sizeof at_once);
+            refusal = ECONNREFUSED;
+            continue;
+          }
           greet(socket.get(), deadline);
           Hello hello{.magic = 0};
           receive_from(socket.get(), std::as_writable_bytes(std::span(&hello, 1)), deadline);

@@ -16,4 +16,8 @@ namespace deep_ep {
 std::shared_ptr<Bootstrap> make_socket_bootstrap(int rank, int size, const std::string& hub, std::uint16_t port,
                                                  double timeout_s);
 
+/// Whether a connected socket is its own peer: a call to a port of this host that nobody listens on meets itself if the
+/// system has given it that very port to call from.
+bool has_called_itself(int socket);
+
 }  // namespace deep_ep

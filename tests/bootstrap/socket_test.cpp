@@ -11,8 +11,10 @@
 #include <chrono>
 #include <cstdint>
 #include <latch>
+#include <memory>
 #include <mutex>
 #include <numeric>
+#include <stdexcept>
 #include <string>
 #include <thread>
 #include <vector>
@@ -37,14 +39,15 @@ sockaddr_in loopback(std::uint16_t port) {
   return address;
 }
 
-/// One that nobody listens on.
+/// One that nobody listens on, and that no outgoing call of this machine gets: those are from 32768 on.
 std::uint16_t free_port() {
-  const UniqueFd socket(::socket(AF_INET, SOCK_STREAM, 0));
-  sockaddr_in address = loopback(0);
-  socklen_t size = sizeof address;
-  EXPECT_EQ(::bind(socket.get(), reinterpret_cast<sockaddr*>(&address), size), 0);
-  EXPECT_EQ(::getsockname(socket.get(), reinterpret_cast<sockaddr*>(&address), &size), 0);
-  return ntohs(address.sin_port);
+  static std::atomic<int> next = 0;
+  for (;;) {
+    const auto port = static_cast<std::uint16_t>(10000 + (static_cast<int>(::getpid()) * 37 + 7 * next++) % 20000);
+    const UniqueFd socket(::socket(AF_INET, SOCK_STREAM, 0));
+    const sockaddr_in address = loopback(port);
+    if (::bind(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0) return port;
+  }
 }
 
 TEST(SocketBootstrap, GathersInRankOrder) {
@@ -63,6 +66,16 @@ TEST(SocketBootstrap, GathersInRankOrder) {
       if (all[i] != static_cast<std::byte>(i / large.size())) throw std::runtime_error("wrong bytes");
     }
   }));
+}
+
+/// With a single port to call from, a call to it that nobody takes meets itself.
+TEST(SocketBootstrap, ACallDoesNotMeetItself) {
+  const std::uint16_t port = free_port();
+  const sockaddr_in address = loopback(port);
+  const UniqueFd socket(::socket(AF_INET, SOCK_STREAM, 0));
+  ASSERT_EQ(::bind(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
+  ASSERT_EQ(::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
+  EXPECT_TRUE(has_called_itself(socket.get()));
 }
 
 TEST(SocketBootstrap, NobodyComes) {
@@ -85,9 +98,11 @@ TEST(SocketBootstrap, ARankThatGoesAwayIsNoticed) {
 /// Calls rank 0 as soon as it listens, and says `words`.
 UniqueFd call_and_say(std::uint16_t port, const std::string& words) {
   const sockaddr_in address = loopback(port);
+  const Deadline deadline(patience());
   UniqueFd socket(::socket(AF_INET, SOCK_STREAM, 0));
   while (::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0) {
-    std::this_thread::yield();
+    if (deadline.expired()) throw std::runtime_error("nobody listens");
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
     socket = UniqueFd(::socket(AF_INET, SOCK_STREAM, 0));
   }
   ::send(socket.get(), words.data(), words.size(), MSG_NOSIGNAL);
@@ -165,9 +180,9 @@ TEST(SocketBootstrap, APeerThatSaysAByteNowAndThenIsLateToo) {
   std::atomic<bool> over{false};
   const auto errors = run_threads(2, [&](int rank) {
     if (rank == 0) {
-      const auto bootstrap = make_socket_bootstrap(0, 2, "", port, short_deadline() / 2);
+      const std::shared_ptr<void> at_the_end(nullptr, [&](void*) { over = true; });  // however it ends
+      const auto bootstrap = make_socket_bootstrap(0, 2, "", port, short_deadline());
       EXPECT_THROW(bootstrap->all_gather(std::vector<std::byte>(kBytes)), TimeoutError);
-      over = true;
       return;
     }
     const Words hello;
@@ -175,7 +190,7 @@ TEST(SocketBootstrap, APeerThatSaysAByteNowAndThenIsLateToo) {
     ::send(socket.get(), &kBytes, sizeof kBytes, MSG_NOSIGNAL);
     const Deadline deadline(long_patience());
     while (!over && !deadline.expired()) {
-      ::send(socket.get(), "x", 1, MSG_NOSIGNAL);
+      ::send(socket.get(), "x", 1, MSG_NOSIGNAL | MSG_DONTWAIT);
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
   });

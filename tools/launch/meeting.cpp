@@ -11,11 +11,11 @@
 #include <atomic>
 #include <cerrno>
 #include <chrono>
-#include <cstring>
 #include <memory>
 #include <optional>
 #include <thread>
 
+#include "csrc/bootstrap/socket.hpp"
 #include "csrc/support/deadline.hpp"
 #include "csrc/support/format.hpp"
 #include "deep_ep/error.hpp"
@@ -38,17 +38,6 @@ AddressList find_addresses(const std::string& host, int port, int& error) {
   addrinfo* found = nullptr;
   error = ::getaddrinfo(host.empty() ? nullptr : host.c_str(), std::to_string(port).c_str(), &hints, &found);
   return {error == 0 ? found : nullptr, &::freeaddrinfo};
-}
-
-/// Where nobody listens on a port of this host from which calls are made as well, a call may meet itself.
-bool is_own_end(const UniqueFd& socket) {
-  sockaddr_storage here{};
-  sockaddr_storage there{};
-  socklen_t here_length = sizeof here;
-  socklen_t there_length = sizeof there;
-  return ::getsockname(socket.get(), reinterpret_cast<sockaddr*>(&here), &here_length) == 0 &&
-         ::getpeername(socket.get(), reinterpret_cast<sockaddr*>(&there), &there_length) == 0 &&
-         here_length == there_length && std::memcmp(&here, &there, here_length) == 0;
 }
 
 /// One round over all addresses of a host, so that neither a slow name server nor a silent host keeps this process from
@@ -101,7 +90,7 @@ class Caller {
       error = ETIMEDOUT;
       if (ready.revents != 0) ::getsockopt(socket.get(), SOL_SOCKET, SO_ERROR, &error, &length);
     }
-    if (error == 0 && is_own_end(socket)) {
+    if (error == 0 && has_called_itself(socket.get())) {
       // Closed without a trace, which would keep the port from whoever shall listen there.
       const linger none{.l_onoff = 1, .l_linger = 0};
       ::setsockopt(socket.get(), SOL_SOCKET, SO_LINGER, &none, sizeof none);

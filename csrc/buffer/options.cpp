@@ -7,7 +7,9 @@
 #include "csrc/buffer/low_latency/lanes.hpp"
 #include "csrc/buffer/low_latency/rails.hpp"
 #include "csrc/support/deadline.hpp"
+#include "csrc/support/environment.hpp"
 #include "csrc/support/format.hpp"
+#include "csrc/support/logging.hpp"
 #include "deep_ep/error.hpp"
 
 namespace deep_ep {
@@ -15,6 +17,16 @@ namespace {
 
 void check_size(const char* name, std::size_t bytes) {
   if (bytes > kMostOptionBytes) fail<InvalidArgument>("{} is {}, allowed: at most {}", name, bytes, kMostOptionBytes);
+}
+
+/// Where another library's variable switches it off, its user may not have thought of this one.
+bool may_use_nvlink() {
+  const environment::Value word = environment::Reader().value("DEEP_EP_NVLINK");
+  if (word.text != "off") return true;
+  if (!environment::is_own(word.name)) {
+    log::warn("{} is set: low-latency calls do not use NVLink (DEEP_EP_NVLINK=on: they do)", word.name);
+  }
+  return false;
 }
 
 /// The heap's layout follows from these, so they must be equal.
@@ -52,6 +64,7 @@ AgreedOptions agree_on_options(Bootstrap& bootstrap, const BufferOptions& option
     if (options.low_latency.bytes == 0) return;
     agreed.options.low_latency.rails = asked_for_rails(options.low_latency.rails);
     agreed.options.low_latency.lanes = asked_for_lanes(options.low_latency.lanes);
+    agreed.options.low_latency.allow_nvlink = options.low_latency.allow_nvlink && may_use_nvlink();
   });
   check_same_options(bootstrap, agreed.options);
   if (options.max_local_experts < 1 || options.max_local_experts > 1 << 16) {

@@ -86,6 +86,11 @@ void check_fabric(const std::vector<LiveGpu>& gpus, Findings& findings) {
   }
 }
 
+char mark_of(const std::vector<std::optional<bool>>& reaches, std::size_t to) {
+  if (to >= reaches.size() || !reaches[to].has_value()) return '?';
+  return *reaches[to] ? '+' : '-';
+}
+
 }  // namespace
 
 NvLinkPairs count_pairs(const std::vector<LiveGpu>& gpus) {
@@ -110,8 +115,7 @@ std::string nvlink_table(const std::vector<LiveGpu>& gpus) {
   for (std::size_t from = 0; from < gpus.size(); ++from) {
     text += fmt::format("  {:>2} ", from);
     for (std::size_t to = 0; to < gpus.size(); ++to) {
-      const auto reached = to < gpus[from].reaches.size() ? gpus[from].reaches[to] : std::nullopt;
-      text += from == to ? "  ." : !reached ? "  ?" : *reached ? "  +" : "  -";
+      text += fmt::format("  {}", from == to ? '.' : mark_of(gpus[from].reaches, to));
     }
     text += '\n';
   }

@@ -97,11 +97,11 @@ NvLinkPairs count_pairs(const std::vector<LiveGpu>& gpus) {
   NvLinkPairs pairs;
   for (std::size_t a = 0; a < gpus.size(); ++a) {
     for (std::size_t b = a + 1; b < gpus.size(); ++b) {
-      const auto there = b < gpus[a].reaches.size() ? gpus[a].reaches[b] : std::nullopt;
-      const auto back = a < gpus[b].reaches.size() ? gpus[b].reaches[a] : std::nullopt;
-      if (!there && !back) continue;
+      const char there = mark_of(gpus[a].reaches, b);
+      const char back = mark_of(gpus[b].reaches, a);
+      if (there == '?' && back == '?') continue;
       ++pairs.known;
-      if (!there.value_or(true) || !back.value_or(true)) pairs.missing.push_back(fmt::format("{}-{}", a, b));
+      if (there == '-' || back == '-') pairs.missing.push_back(fmt::format("{}-{}", a, b));
     }
   }
   return pairs;

@@ -52,8 +52,9 @@ NicAssignment assignment_of(const NicMap& map, std::size_t gpu) {
   }
   const Nic& nic = map.nics[row.port->nic];
   const NicPort& port = *nic.port(row.port->port);
-  return {nic.name,       row.port->port, row.port->gid.index, row.port->gid.bytes, port.ethernet(),
-          port.rate_gbps, nic.capability, row.distance,        port.traffic_class,  nic.cpus};
+  return {nic.name,           row.port->port, row.port->gid.index, row.port->gid.bytes,
+          port.ethernet(),    port.rate_gbps, nic.capability,      row.distance,
+          port.traffic_class, nic.cpus,       nic.pci.numa_node};
 }
 
 NicAssignment nic_of_cuda_device(int ordinal) {
@@ -71,6 +72,21 @@ NicAssignment nic_of_cuda_device(int ordinal) {
                               : fmt::format("CUDA does not say where its device {} is", ordinal));
   }
   return assignment_of(map, static_cast<std::size_t>(gpu - map.gpus.begin()));
+}
+
+bool nics_are_on_ethernet(const topology::SystemRoot& root, const environment::Source& source) noexcept {
+  try {
+    const WireKind wire = read_settings(source).wire.kind;
+    if (wire != WireKind::automatic && wire != WireKind::verbs) return false;
+    const std::vector<Nic> nics = find_nics(root);
+    return std::any_of(nics.begin(), nics.end(), [](const Nic& nic) {
+      return nic.pci.address && nic.capability != Capability::unsupported &&
+             std::any_of(nic.ports.begin(), nic.ports.end(),
+                         [](const NicPort& port) { return port.active() && port.ethernet(); });
+    });
+  } catch (const std::exception&) {
+    return false;
+  }
 }
 
 NicAssignment nic_of_host_rank(int local_rank, int local_ranks) {

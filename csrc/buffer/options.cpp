@@ -4,6 +4,7 @@
 #include <cstddef>
 
 #include "csrc/bootstrap/agreement.hpp"
+#include "csrc/buffer/low_latency/lanes.hpp"
 #include "csrc/buffer/low_latency/rails.hpp"
 #include "csrc/support/deadline.hpp"
 #include "csrc/support/environment.hpp"
@@ -32,14 +33,15 @@ bool may_use_nvlink() {
 void check_same_options(Bootstrap& bootstrap, const BufferOptions& options) {
   constexpr std::array kNames = {"heap_bytes",        "window_bytes",        "max_local_experts",
                                  "low_latency.bytes", "low_latency.masking", "low_latency.allow_nvlink",
-                                 "low_latency.rails"};
+                                 "low_latency.rails", "low_latency.lanes"};
   const std::array<std::uint64_t, kNames.size()> mine = {options.heap_bytes,
                                                          options.window_bytes,
                                                          static_cast<std::uint64_t>(options.max_local_experts),
                                                          options.low_latency.bytes,
                                                          options.low_latency.masking ? std::uint64_t{1} : 0,
                                                          options.low_latency.allow_nvlink ? std::uint64_t{1} : 0,
-                                                         static_cast<std::uint64_t>(options.low_latency.rails)};
+                                                         static_cast<std::uint64_t>(options.low_latency.rails),
+                                                         static_cast<std::uint64_t>(options.low_latency.lanes)};
   const auto all = all_gather_values(bootstrap, mine);
   for (std::size_t rank = 0; rank < all.size(); ++rank) {
     for (std::size_t i = 0; i < mine.size(); ++i) {
@@ -61,6 +63,7 @@ AgreedOptions agree_on_options(Bootstrap& bootstrap, const BufferOptions& option
     agreed.timeout_s = timeout_in_effect(options.timeout_s);
     if (options.low_latency.bytes == 0) return;
     agreed.options.low_latency.rails = asked_for_rails(options.low_latency.rails);
+    agreed.options.low_latency.lanes = asked_for_lanes(options.low_latency.lanes);
     agreed.options.low_latency.allow_nvlink = options.low_latency.allow_nvlink && may_use_nvlink();
   });
   check_same_options(bootstrap, agreed.options);

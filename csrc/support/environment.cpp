@@ -120,6 +120,12 @@ constexpr std::array kVariables = {
              .allowed = "auto|always|never",
              .help = "low-latency calls between nodes: whether a row crosses once for each node and goes on by NVLink, "
                      "unless the program says"},
+    Variable{.names = {"DEEP_EP_LOW_LATENCY_LANES"},
+             .type = Type::choice,
+             .default_value = "auto",
+             .allowed = "auto|1|2|4",
+             .help = "low-latency calls between nodes: connections that rows take in turn to each rank, unless the "
+                     "program says; auto = 1, more on Ethernet where ranks are few"},
     Variable{.names = {"DEEP_EP_RDMA_WIRE"},
              .default_value = "auto",
              .allowed = "auto|local|verbs|simulated[:key=value,...]",

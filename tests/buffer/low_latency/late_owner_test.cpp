@@ -9,7 +9,7 @@
 namespace deep_ep::test {
 namespace {
 
-constexpr int kRanks = 3;
+constexpr int kLateOwnerRanks = 3;
 
 class LowLatencyLateOwnerTest : public ClusterTest {
  protected:
@@ -24,7 +24,7 @@ class LowLatencyLateOwnerTest : public ClusterTest {
       int late = 0;
       for (std::size_t i = 0; i < cases.size(); ++i) {
         const LowLatencyHandle handle = dispatch_low_latency(rank, buffer, cases[i]);
-        for (int round = 0; round < 3; ++round, late = (late + 1) % kRanks) {
+        for (int round = 0; round < 3; ++round, late = (late + 1) % kLateOwnerRanks) {
           const LowLatencyCombineArguments arguments = upload_combine(rank, cases[i], handle);
           const auto send = [&] { return buffer.low_latency_combine(with_hook(arguments), rank.call()); };
           LowLatencyCombineResult result;
@@ -80,17 +80,17 @@ class LowLatencyLateOwnerTest : public ClusterTest {
 DEEP_EP_LOW_LATENCY_ON_THREADS(LowLatencyLateOwnerTest);
 
 TEST_P(LowLatencyLateOwnerTest, NobodyWaitsForItToSend) {
-  DEEP_EP_NEEDS_RANKS(kRanks);
+  DEEP_EP_NEEDS_RANKS(kLateOwnerRanks);
   if (GetParam().topology != Topology::one_node) GTEST_SKIP() << "rows for far owners wait";
-  run_with_late_ranks(cluster(kRanks), cases(640, 6), low_latency_options(kRanks, 42, 640));
+  run_with_late_ranks(cluster(kLateOwnerRanks), cases(640, 6), low_latency_options(kLateOwnerRanks, 42, 640));
 }
 
 TEST_P(LowLatencyLateOwnerTest, WithMasks) {
-  DEEP_EP_NEEDS_RANKS(kRanks);
+  DEEP_EP_NEEDS_RANKS(kLateOwnerRanks);
   if (GetParam().topology != Topology::one_node) GTEST_SKIP() << "rows for far owners wait";
-  BufferOptions options = low_latency_options(kRanks, 21, 128);
+  BufferOptions options = low_latency_options(kLateOwnerRanks, 21, 128);
   options.low_latency.masking = true;
-  run_with_late_ranks(cluster(kRanks), cases(128, 3), options);
+  run_with_late_ranks(cluster(kLateOwnerRanks), cases(128, 3), options);
 }
 
 /// Rank 1 has received neither of two calls when rank 0 sends the third, whose rows take the places of the first.
@@ -159,17 +159,17 @@ TEST_P(LowLatencyLateOwnerTest, WhereThereAreFewPlaces) {
 }
 
 TEST_P(LowLatencyLateOwnerTest, EverySeedGivesTheSame) {
-  DEEP_EP_NEEDS_RANKS(kRanks);
+  DEEP_EP_NEEDS_RANKS(kLateOwnerRanks);
   if (GetParam().target != Target::host) GTEST_SKIP() << "GPUs have schedules of their own";
   if (GetParam().topology != Topology::one_node) GTEST_SKIP() << "rows for far owners wait";
   const std::int64_t first = environment_number("DEEP_EP_TEST_FIRST_SCHEDULE", 1);
   const std::int64_t count = environment_number("DEEP_EP_TEST_SCHEDULES", under_thread_sanitizer() ? 2 : 4);
   for (std::int64_t seed = first; seed < first + count; ++seed) {
     SCOPED_TRACE("DEEP_EP_TEST_FIRST_SCHEDULE=" + std::to_string(seed));
-    ClusterOptions options = cluster(kRanks);
+    ClusterOptions options = cluster(kLateOwnerRanks);
     options.host = {
         .multiprocessors = 3, .warps_per_block = seed % 2 == 0 ? 4 : 8, .seed = static_cast<std::uint64_t>(seed)};
-    ASSERT_NO_THROW(run_with_late_ranks(options, cases(256, 4), low_latency_options(kRanks, 28, 256), true));
+    ASSERT_NO_THROW(run_with_late_ranks(options, cases(256, 4), low_latency_options(kLateOwnerRanks, 28, 256), true));
   }
 }
 

@@ -161,11 +161,15 @@ std::string describe_fault(const FaultRecord& fault, int rank, double timeout_s)
     case FaultKind::rdma_failed:
       return rdma::describe_fault(rank, fault) + ". Destroy the buffer";
     case FaultKind::given_up:
-      return fmt::format("the others have given rank {} up: rank {} waited {} s for it without seeing {}. {}", rank,
-                         fault.peer, timeout_s, text_of(fault.wanted),
-                         fault.field != 0
-                             ? "They have masked it; it comes back with low_latency_resume, which all ranks call"
-                             : "The ranks no longer agree: destroy the buffer");
+      if (fault.field != 0) {
+        return fmt::format(
+            "rank {} waited {} s for rank {} without seeing {}, and all have masked it: it comes back with "
+            "low_latency_resume, which all ranks call",
+            fault.peer, timeout_s, rank, text_of(fault.wanted));
+      }
+      return fmt::format(
+          "rank {} waited {} s for this rank, {}, without seeing {}. The ranks no longer agree: destroy the buffer",
+          fault.peer, timeout_s, rank, text_of(fault.wanted));
     case FaultKind::none:
       break;
   }

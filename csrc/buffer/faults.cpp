@@ -81,12 +81,11 @@ void Faults::end_waits() const {
 }
 
 void Faults::come_back() {
-  FaultRecord& fault = records_.get()[0];
-  if (!broken_.empty() || !met() || !may_come_back(fault)) return;
+  if (!broken_.empty() || !met() || !may_come_back(records_.get()[0])) return;
   Executor& executor = calls_.executor();
   for (std::uint64_t* abort : abort_words_) executor.fill(abort, 0, sizeof *abort, calls_.comm_stream());
   executor.synchronize(calls_.comm_stream());
-  fault = FaultRecord{};
+  records_.get()[0] = {};
 }
 
 void Faults::raise() {

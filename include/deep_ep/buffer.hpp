@@ -102,8 +102,8 @@ class Buffer {
   /// any tensor; this one saves an allocation. All calls share it: in stream order, combine must have read it before it
   /// is written again. It grows with the largest handle and lives as long as the buffer.
   TensorView low_latency_combine_buffer(const LowLatencyHandle& handle);
-  /// Collective: a barrier of the ranks that are not masked, on `stream`. There is nothing to clean, as signals carry
-  /// epochs; programs that call this between modes or shapes may go on doing so.
+  /// Collective: a barrier of the ranks that are not masked, on `stream`. Signals carry epochs, so there is nothing to
+  /// clean, unless the program has asked for low_latency_memory: then this zeroes it first.
   void low_latency_clean(StreamHandle stream = nullptr);
 
   // Masks: which ranks this rank leaves out, changed in the order of calls on `stream`. InvalidArgument without
@@ -143,7 +143,8 @@ class Buffer {
   /// keep there has no documented layout. Valid until destroy.
   TensorView local_memory() const;
   /// The same for the memory of low-latency calls: [LowLatencyOptions::bytes, in whole lines of 128] uint8. A program
-  /// may fill it with zeros while no such call is under way on any rank.
+  /// may fill it with zeros while no such call is under way on any rank. From one low_latency_clean to the next it may
+  /// write anything.
   TensorView low_latency_memory() const;
 
   // --------------------------------------------------------------------------------------------------------- end

@@ -10,7 +10,7 @@
 
 #include "deep_ep/error.hpp"
 #include "deep_ep/executor.hpp"
-#include "python/bindings/executors.hpp"
+#include "python/bindings/handed_out.hpp"
 
 namespace deep_ep::bindings {
 namespace {
@@ -85,44 +85,6 @@ std::optional<DType> type_of_size(const dlpack::DataType& dtype) {
 
 /// A reference that is never given back.
 PyObject* kept(const py::object& object) { return py::object(object).release().ptr(); }
-
-/// A tensor in the hands of the framework.
-struct HandedOut {
-  dlpack::ManagedTensorVersioned versioned;
-  dlpack::ManagedTensor plain;
-  Tensor tensor;
-  std::array<std::int64_t, kMaxDims> shape;
-  std::array<std::int64_t, kMaxDims> strides;
-  int (*current_stream)(dlpack::DeviceType, std::int32_t, void**);  // nullptr: cannot be asked without the GIL
-
-  void fill(dlpack::TensorInfo& info, const dlpack::DataType& dtype) {
-    const TensorView& view = tensor.view();
-    const bool gpu = view.device.kind == deep_ep::Device::Kind::cuda;
-    info = {view.data,
-            {gpu ? dlpack::kCuda : dlpack::kCpu, gpu ? view.device.index : 0},
-            view.dims,
-            dtype,
-            shape.data(),
-            strides.data(),
-            0};
-  }
-};
-
-void release(HandedOut* handed_out) noexcept {
-  const std::unique_ptr<HandedOut> owner(handed_out);
-  const deep_ep::Device device = owner->tensor.view().device;
-  if (device.kind != deep_ep::Device::Kind::cuda || owner->current_stream == nullptr) return;
-  // The stream on which a program drops a tensor is often one that used it.
-  try {
-    void* stream = nullptr;
-    if (owner->current_stream(dlpack::kCuda, device.index, &stream) == 0 &&
-        !gpu_executor(device.index)->is_capturing(stream)) {
-      owner->tensor.record_stream(stream);
-    }
-  } catch (const std::exception&) {
-    // At exit the driver may be gone; the memory goes with it.
-  }
-}
 
 /// Asks for bytes: several tensors of a call share them.
 class FrameworkAllocator final : public ResultAllocator {
@@ -275,36 +237,26 @@ dlpack::DataType Framework::dtype_of(py::handle object, const char* name) const 
 
 py::object Framework::hand_out(const Tensor& tensor, const dlpack::DataType* as) const {
   const dlpack::DataType dtype = as != nullptr ? *as : dlpack_type(tensor.view().dtype);
-  auto handed_out = std::make_unique<HandedOut>();
-  handed_out->tensor = tensor;
-  handed_out->shape = tensor.view().shape;
-  handed_out->strides = tensor.view().strides;
-  handed_out->current_stream = exchange_ != nullptr ? exchange_->current_stream : nullptr;
+  auto owner = std::make_unique<HandedOut>(tensor, exchange_ != nullptr ? exchange_->current_stream : nullptr);
+  HandedOut& handed_out = *owner;
+  HandedOutTable& table = HandedOutTable::instance();
 
   if (exchange_ != nullptr) {
-    dlpack::ManagedTensorVersioned& managed = handed_out->versioned;
-    managed.version = {1, 0};
-    managed.context = handed_out.get();
-    managed.deleter = [](dlpack::ManagedTensorVersioned* self) { release(static_cast<HandedOut*>(self->context)); };
-    managed.flags = 0;
-    handed_out->fill(managed.tensor, dtype);
+    handed_out.fill(handed_out.versioned.tensor, dtype);
     void* object = nullptr;
     // The framework takes it over only when this succeeds.
-    if (exchange_->managed_to_object(&managed, &object) != 0) throw py::error_already_set();
-    handed_out.release();
+    if (exchange_->managed_to_object(&handed_out.versioned, &object) != 0) throw py::error_already_set();
+    table.add(*owner.release());
     return py::reinterpret_steal<py::object>(static_cast<PyObject*>(object));
   }
 
   // Older versions do not know 8-bit floating point in DLPack: it leaves as bytes and is renamed.
   const bool renamed = dtype.bits == 8 && dtype.code != dlpack::kBool;
-  dlpack::ManagedTensor& managed = handed_out->plain;
-  managed.context = handed_out.get();
-  managed.deleter = [](dlpack::ManagedTensor* self) { release(static_cast<HandedOut*>(self->context)); };
-  handed_out->fill(managed.tensor, renamed ? dlpack::DataType{dlpack::kUInt, 8, 1} : dtype);
-  const auto capsule = py::reinterpret_steal<py::object>(PyCapsule_New(&managed, "dltensor", nullptr));
+  handed_out.fill(handed_out.plain.tensor, renamed ? dlpack::DataType{dlpack::kUInt, 8, 1} : dtype);
+  const auto capsule = py::reinterpret_steal<py::object>(PyCapsule_New(&handed_out.plain, "dltensor", nullptr));
   if (!capsule) throw py::error_already_set();
   py::object object = py::reinterpret_borrow<py::object>(from_capsule_)(capsule);
-  handed_out.release();
+  table.add(*owner.release());
   if (renamed) {
     for (const NamedType& type : types_) {
       if (type.dtype == dtype) return object.attr("view")(py::handle(type.object));

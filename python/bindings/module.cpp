@@ -11,6 +11,7 @@
 #include "python/bindings/errors.hpp"
 #include "python/bindings/event.hpp"
 #include "python/bindings/framework.hpp"
+#include "python/bindings/handed_out.hpp"
 #include "python/bindings/low_latency_hook.hpp"
 #include "python/bindings/native_buffer.hpp"
 
@@ -59,6 +60,10 @@ void define(py::module_& module, const char* name, Result (*function)(Parameters
   module.def(name, function, signature_of<Result, Parameters...>(name, names, false).c_str());
 }
 
+bool record_stream(std::uintptr_t address, std::uintptr_t stream) {
+  return HandedOutTable::instance().record_stream(reinterpret_cast<void*>(address), reinterpret_cast<void*>(stream));
+}
+bool free_result(std::uintptr_t address) { return HandedOutTable::instance().free(reinterpret_cast<void*>(address)); }
 bool use_exchange_api(bool use) { return Framework::instance().use_exchange_api(use); }
 
 void define_events(py::module_& module) {
@@ -117,6 +122,8 @@ PYBIND11_MODULE(_native, module) {
   module.attr("version") = DEEP_EP_VERSION;
   module.attr("has_cuda") = DEEP_EP_HAVE_CUDA != 0;
   define(module, "use_exchange_api", &use_exchange_api, {"use"});
+  define(module, "record_stream", &record_stream, {"address", "stream"});
+  define(module, "free_result", &free_result, {"address"});
   module.attr("max_topk") = deep_ep::Buffer::kMaxTopk;
   define(module, "heap_bytes_hint", &deep_ep::Buffer::heap_bytes_hint,
          {"num_ranks", "tokens", "row_bytes", "num_topk", "scale_bytes"});

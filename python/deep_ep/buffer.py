@@ -14,6 +14,7 @@ from .config import COMBINE_CHUNKS, DISPATCH_CHUNKS, Config, default_config, low
 from .errors import InvalidArgument
 from .low_latency import LowLatencyCalls
 from .peers import Peers, device_index, let_go, native_buffer
+from .results import resizable
 from .utils import EventHandle, EventOverlap, check_nvlink_connections
 
 __all__ = ["Buffer", "Config", "EventHandle", "EventOverlap"]
@@ -198,8 +199,9 @@ class Buffer(LowLatencyCalls):
             offset: in **bytes**, as upstream does it; the view ends where the memory ends.
             size: the view's shape; by default everything, in one dimension.
             use_rdma_buffer: the memory of low-latency calls (``num_rdma_bytes``). It may be filled with zeros while no
-                such call is under way on any rank. Without ``low_latency_mode``, between nodes, ``num_rdma_bytes`` have
-                become memory for received tensors; that is what is shown then, only for looking.
+                such call is under way on any rank, and hold anything from one ``clean_low_latency_buffer`` to the next.
+                Without ``low_latency_mode``, between nodes, ``num_rdma_bytes`` have become memory for received tensors;
+                that is what is shown then, only for looking.
         """
         if not isinstance(dtype, torch.dtype):
             raise TypeError(f"dtype is of type {type_name(dtype)}, expected a torch.dtype")
@@ -307,7 +309,7 @@ class Buffer(LowLatencyCalls):
             )
             if async_finish:
                 self._record(rows, scales, *handle)
-            cached: Rows = recv_x if recv_scales is None else (recv_x, recv_scales)
+            cached: Rows = resizable(recv_x) if recv_scales is None else (resizable(recv_x), resizable(recv_scales))
             return cached, None, None, None, None, EventOverlap(event)
 
         assert num_tokens_per_rank is not None, "num_tokens_per_rank is missing: without a handle the layout is needed"
@@ -333,7 +335,7 @@ class Buffer(LowLatencyCalls):
             self._record(
                 rows, scales, num_tokens_per_rank, is_token_in_rank, num_tokens_per_expert, topk_idx, topk_weights
             )
-        result: Rows = recv_x if recv_scales is None else (recv_x, recv_scales)
+        result: Rows = resizable(recv_x) if recv_scales is None else (resizable(recv_x), resizable(recv_scales))
         return result, recv_topk_idx, recv_topk_weights, counts, new_handle, EventOverlap(event)
 
     def combine(
@@ -370,7 +372,7 @@ class Buffer(LowLatencyCalls):
         )
         if async_finish:
             self._record(x, topk_weights, bias_0, bias_1, *handle)
-        return combined_x, combined_weights, EventOverlap(event)
+        return resizable(combined_x), combined_weights, EventOverlap(event)
 
     def _previous(self, previous_event: Any, async_finish: bool, allocate_on_comm_stream: bool) -> Optional[EventHandle]:
         event = event_of("previous_event", previous_event)

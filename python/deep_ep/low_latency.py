@@ -227,7 +227,8 @@ class LowLatencyCalls:
 
     def clean_low_latency_buffer(self, num_max_dispatch_tokens_per_rank: int, hidden: int, num_experts: int) -> None:
         """Collective: waits, on the current stream, for all ranks that are not masked. Kept for programs that call it:
-        calls are numbered, so nothing needs cleaning when shapes or modes change, or after an abandoned call."""
+        calls are numbered, so nothing needs cleaning when shapes or modes change, or after an abandoned call. If the
+        program has asked for the memory of low-latency calls (``get_local_buffer_tensor``), that is zeroed first."""
         for name, value in (
             ("num_max_dispatch_tokens_per_rank", num_max_dispatch_tokens_per_rank),
             ("hidden", hidden),

@@ -96,20 +96,6 @@ def wait(event, asynchronous=True):
         event.current_stream_wait()
 
 
-def test_results_cannot_be_resized():
-    """What Megatron does to free received rows early. If it goes through one day, docs/engines.md is to say so."""
-    buffer = Buffer(None, 1 << 22, comm=Alone)
-    idx, weights = torch.zeros(3, 2, dtype=torch.int64), torch.ones(3, 2)
-    per_rank, _, per_expert, in_rank, _ = buffer.get_dispatch_layout(idx, 2)
-    rows = buffer.dispatch(
-        torch.ones(3, 64, dtype=torch.bfloat16), num_tokens_per_rank=per_rank, is_token_in_rank=in_rank,
-        num_tokens_per_expert=per_expert, topk_idx=idx, topk_weights=weights,
-    )[0]  # fmt: skip
-    with pytest.raises(RuntimeError, match="not resizable"):
-        rows.untyped_storage().resize_(0)
-    assert rows.tolist() == [[1.0] * 64] * 3
-
-
 def vllm_high_throughput(group):
     """Everything by keyword; empty results of experts; combine without weights."""
     buffer = Buffer(group=group, num_nvl_bytes=1 << 22, num_rdma_bytes=0, low_latency_mode=False, num_qps_per_rank=1,

@@ -1,6 +1,7 @@
 """Low-latency dispatch and combine on CPU ranks, against the reference."""
 
 import gc
+import os
 
 import low_latency_reference as reference
 import pytest
@@ -462,6 +463,38 @@ def zeroed(group):
 
 def test_zeroed_memory(ranks):
     ranks(3).run(zeroed)
+
+
+def scratched(group, ranks_per_node, shrink):
+    """LightLLM keeps values of its own there, from one cleaning to the next."""
+    if ranks_per_node:
+        os.environ["DEEP_EP_RANKS_PER_NODE"] = str(ranks_per_node)
+    try:
+        buffer = make_buffer(group, experts=16, enable_shrink=shrink)
+    finally:
+        os.environ.pop("DEEP_EP_RANKS_PER_NODE", None)
+    rank = buffer.rank
+    case = ll_case([M] * buffer.group_size)
+    outputs = outputs_of(case)
+    memory = buffer.get_local_buffer_tensor(torch.int64, use_rdma_buffer=True)
+    for calls in range(1, 7):
+        result = dispatch(buffer, case, use_fp8=False)
+        reference.check_dispatched(case, rank, M, result)
+        reference.close(combine(buffer, case, outputs[rank], result[2])[0], reference.combined(case, rank, outputs))
+        buffer.clean_low_latency_buffer(M, 512, case.num_experts)
+        if calls % 3 == 0:
+            memory.zero_()
+        elif calls % 3 == 1:
+            memory.fill_(calls + 1)  # the number of the next call: what arrives there carries it
+        else:
+            memory.random_()
+        buffer.clean_low_latency_buffer(M, 512, case.num_experts)
+
+
+@pytest.mark.parametrize("shrink", [False, True])
+@pytest.mark.parametrize("ranks_per_node", [0, 2])
+def test_memory_with_anything(ranks, ranks_per_node, shrink):
+    ranks(4).run(scratched, ranks_per_node, shrink)
 
 
 def test_masking(ranks):

@@ -44,7 +44,8 @@ LowLatency::LowLatency(Runtime& runtime) : runtime_(runtime) {
   if (links_) links_->add_to(common);
 }
 
-TensorView LowLatency::memory() const {
+TensorView LowLatency::memory() {
+  shown_ = true;
   const LowLatencyWindow& window = runtime_.layout().low_latency;
   return TensorView::contiguous(window.of_calls().in(runtime_.heap()->local()), DType::uint8,
                                 {static_cast<std::int64_t>(window.bytes_of_calls())}, runtime_.device());
@@ -70,7 +71,15 @@ void LowLatency::make_way(LowLatencyKind kind, bool hook) {
 
 void LowLatency::clean(StreamHandle stream) {
   look_after_earlier_calls();
+  if (shown_) {  // what waits for its hook lies in the memory that is cleaned
+    for (const auto& queue : queues_) queue->receive_all();
+  }
   CallScope scope(runtime_.calls(), {.stream = stream});
+  if (shown_) {
+    // Before this rank comes to the barrier: peers send rows of later calls behind it.
+    const LowLatencyWindow& window = setup_.common.window;
+    runtime_.executor()->fill(window.of_calls().in(setup_.common.local), 0, window.bytes_of_calls(), scope.stream());
+  }
   runtime_.executor()->kernels().barrier_low_latency({.common = setup_.common}, LaunchShape{1, 64, 0}, scope.stream());
   scope.finish();
 }

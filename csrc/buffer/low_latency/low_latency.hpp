@@ -32,7 +32,8 @@ class LowLatency {
   /// Collective, with masks.
   void resume();
 
-  TensorView memory() const;
+  /// From now on the program may write there, and `clean` cleans it.
+  TensorView memory();
   /// A line for Buffer::describe.
   std::string describe() const;
   /// What has become of all that was posted; empty where no rank is reached by RDMA.
@@ -62,6 +63,7 @@ class LowLatency {
   std::optional<RankMasks> masks_;
   std::optional<RdmaLinks> links_;  ///< none: no rank is reached by RDMA
   LowLatencySetup setup_;
+  bool shown_ = false;  ///< has the program been given `memory`?
   std::array<std::shared_ptr<HookQueue>, static_cast<std::size_t>(LowLatencyKind::count)> queues_;
   /// Device memory; the last is the largest. Those before stay: views and recorded graphs may still name them.
   std::vector<std::shared_ptr<std::byte>> combine_buffers_;

@@ -13,6 +13,9 @@ namespace {
 
 constexpr int kSwitchesPerSlice = 4096;
 constexpr std::uint32_t kLongestHoldNs = 60000;
+/// So often may a thread meet its warp after a pause and still be taken to do nothing but poll: a warp that waits as a
+/// whole asks its lanes between two looks. More than any such loop needs; who works meets more often.
+constexpr int kMeetingsOfAPoll = 64;
 
 std::int64_t clock_ns() { return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1); }
 
@@ -48,7 +51,7 @@ Block::Slice Block::run(Context& worker) {
     if (clock_ns() < hold_until_ns_) return Slice::idle;
     hold_until_ns_ = 0;
   }
-  if (random_.chance(4)) return Slice::progressed;  // a late block
+  if (random_.chance(4)) return Slice::idle;  // a late block
   worker_ = &worker;
   worker_tsan_context_ = tsan::current_context();
   quiet_ = 0;
@@ -96,8 +99,6 @@ void Block::yield() {
 }
 
 void Block::park(Fiber::Wait wait, const void* object, std::uint32_t parity) {
-  progressed_ = true;
-  quiet_ = 0;
   current_->wait = wait;
   current_->wait_object = object;
   current_->wait_parity = parity;
@@ -106,8 +107,20 @@ void Block::park(Fiber::Wait wait, const void* object, std::uint32_t parity) {
 
 void Block::wake(Fiber& fiber) {
   fiber.wait = Fiber::Wait::nothing;
-  quiet_ = 0;
   ready_.push(fiber);
+}
+
+void Block::progress() {
+  progressed_ = true;
+  quiet_ = 0;
+}
+
+/// The running thread meets its warp: that is progress, unless it does so between two looks at what it waits for.
+void Block::count_meeting() {
+  if (current_->meetings_of_poll == 0 || ++current_->meetings_of_poll > kMeetingsOfAPoll) {
+    current_->meetings_of_poll = 0;
+    progress();
+  }
 }
 
 /// In a seeded schedule: perhaps another thread goes first, perhaps the whole block stands still for a while, like a
@@ -158,8 +171,7 @@ DEEP_EP_NO_TSAN void Block::run_thread(Fiber& fiber) {
   }
   fiber.wait = Fiber::Wait::finished;
   --live_;
-  progressed_ = true;
-  quiet_ = 0;
+  progress();
   if (kernel_->failed() && !aborting_) abort();
   Fiber* successor = next();
   current_ = successor;
@@ -184,6 +196,7 @@ Warp& Block::current_warp() { return warps_[static_cast<std::size_t>(current_->s
 void Block::pause(int spins) {
   const MachineScope scope(current_->tsan_context, worker_tsan_context_);
   if (spins == 0) progressed_ = true;
+  current_->meetings_of_poll = 1;
   ++quiet_;
   yield();
 }

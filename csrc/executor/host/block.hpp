@@ -61,6 +61,8 @@ class Block final : public Machine {
   void yield();
   void park(Fiber::Wait wait, const void* object, std::uint32_t parity = 0);
   void wake(Fiber& fiber);
+  void progress();
+  void count_meeting();
   void abort();
   void finish();
   Warp& current_warp();

@@ -27,6 +27,7 @@ void Block::bulk_load(void* shared, const void* global, std::uint32_t bytes, std
                 mbarriers_.describe(state));
   state.loads.push_back({current_, static_cast<std::byte*>(shared), static_cast<const std::byte*>(global), bytes});
   if (random_.chance(4)) run_loads(state, /*all=*/false);
+  progress();
   // Whoever waits already does the load when its turn comes.
   for (Fiber* fiber : state.waiting) wake(*fiber);
   state.waiting.clear();

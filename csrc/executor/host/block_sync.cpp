@@ -59,6 +59,7 @@ const std::byte* Block::meet(WarpOp op, const void* value, int bytes) {
     fail<Error>("lanes of a warp are at different operations: warp::{} of {} bytes here, warp::{} of {} bytes there",
                 name_of(op), bytes, name_of(warp.op), warp.bytes);
   }
+  count_meeting();
   std::byte* slots = warp.slots[warp.generation & 1u];
   if (bytes > 0) {
     std::memcpy(slots + current_->state.thread % Warp::kLanes * kExchangeSlot, value, static_cast<std::size_t>(bytes));
@@ -70,7 +71,6 @@ const std::byte* Block::meet(WarpOp op, const void* value, int bytes) {
     for (int i = 0; i < warp.arrived; ++i) wake(*warp.waiting[i]);
     warp.arrived = 0;
     ++warp.generation;
-    progressed_ = true;
     if (op == WarpOp::sync) shared_.flush();
   }
   return slots;
@@ -105,6 +105,7 @@ void Block::arrive(Barrier& barrier, int id, int threads, bool waits) {
     fail<Error>("barrier {} for {} threads; allowed: barriers 1 to 15 and multiples of 32 up to the block's {} threads",
                 id, threads, block_threads);
   }
+  progress();
   if (barrier.arrived == 0) {
     barrier.expected = threads;
   } else if (barrier.expected != threads) {
@@ -117,7 +118,6 @@ void Block::arrive(Barrier& barrier, int id, int threads, bool waits) {
     barrier.waiting.clear();
     barrier.arrived = 0;
     ++barrier.generation;
-    progressed_ = true;
   } else if (waits) {
     barrier.waiting.push_back(current_);
     park(Fiber::Wait::barrier, &barrier);
@@ -181,6 +181,7 @@ void Block::mbarrier_arrive(std::uint64_t& word, std::uint32_t expected_bytes) {
 
 void Block::advance(MbarrierState& state) {
   if (!state.advance()) return;
+  progress();
   for (Fiber* fiber : state.waiting) wake(*fiber);
   state.waiting.clear();
 }
@@ -233,6 +234,7 @@ void Block::mbarrier_wait(std::uint64_t& word, std::uint32_t parity) {
       run_loads(state, /*all=*/true);
       if (state.ended(parity)) break;
       state.waiting.push_back(current_);
+      progress();
       park(Fiber::Wait::mbarrier, &state, parity);
     }
     point = &state.sync_point[parity];

@@ -66,6 +66,7 @@ void Fiber::prepare(Block& owner, const ThreadState& thread) {
   block = &owner;
   state = thread;
   wait = Wait::nothing;
+  meetings_of_poll = 0;
   host_machine::prepare(*this, &Fiber::enter);
 }
 
@@ -94,6 +95,7 @@ void FiberPool::forget(std::uint64_t owner) {
   if (found == free_.end()) return;
   auto fibers = std::move(found->second);
   free_.erase(found);
+  if (DEEP_EP_TSAN) return;
   for (auto& fiber : fibers) free_[kNobody].push_back(std::move(fiber));
 }
 

@@ -32,6 +32,8 @@ class Fiber : public Context {
   Wait wait = Wait::nothing;
   const void* wait_object = nullptr;  ///< the Warp, Barrier or MbarrierState
   std::uint32_t wait_parity = 0;
+  int meetings_of_poll =
+      0;  ///< 0: it works; otherwise it polls, and one less than this is how often it met its warp since its last pause
   void* tsan_context = nullptr;
 
  private:
@@ -47,7 +49,8 @@ class FiberPool {
  public:
   std::unique_ptr<Fiber> take(std::uint64_t owner);
   void give_back(std::uint64_t owner, std::unique_ptr<Fiber> fiber);
-  /// The owner is gone: others may have its fibers.
+  /// The owner is gone: others may have its fibers. Under ThreadSanitizer they go, too: its clocks are as long as there
+  /// are contexts, and every later test would carry those of the largest before it.
   void forget(std::uint64_t owner);
 
   /// By the worker's thread, at its start: fibers may touch what the thread had initialised by then.

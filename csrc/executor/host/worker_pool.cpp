@@ -15,6 +15,8 @@ namespace deep_ep::host_machine {
 namespace {
 
 constexpr int kPatientRounds = 64;  ///< rounds of mere polling before the worker sleeps
+constexpr int kNapsPerRound = 2;
+constexpr std::chrono::nanoseconds kLongestNap = std::chrono::milliseconds(8);
 
 /// The bounds of the calling thread's stack: AddressSanitizer wants them when a fiber switches back.
 void describe_own_stack(Context& context) {
@@ -73,8 +75,18 @@ void Worker::loop() {
   for (int idle_rounds = 0;;) {
     take_tasks(idle_rounds);
     idle_rounds = run_blocks() ? 0 : idle_rounds + 1;
-    if (idle_rounds == kPatientRounds) backoff_.restart();
+    if (idle_rounds == kPatientRounds) {
+      backoff_.restart();
+      woke_ = Backoff::Clock::now();
+    }
   }
+}
+
+/// Where a round through many threads takes longer than the longest nap of Backoff, the processor would do little else
+/// than poll: so a nap may be as long as a few rounds.
+std::chrono::nanoseconds Worker::nap() const {
+  const std::chrono::nanoseconds rounds = kNapsPerRound * (Backoff::Clock::now() - woke_);
+  return std::max(backoff_.nap(), std::min({rounds, backoff_.time() / 8, kLongestNap}));
 }
 
 /// Runs what came into the inbox. Without blocks it waits there; if its blocks only poll, it naps.
@@ -91,7 +103,8 @@ void Worker::take_tasks(int idle_rounds) {
     take_all();
   } else if (idle_rounds > kPatientRounds) {
     std::unique_lock lock(mutex_);
-    wake_.wait_for(lock, backoff_.nap(), mail);
+    wake_.wait_for(lock, nap(), mail);
+    woke_ = Backoff::Clock::now();
     take_all();
   } else {
     if (idle_rounds > 0) sched_yield();

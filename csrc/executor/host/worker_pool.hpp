@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <functional>
 #include <memory>
@@ -31,6 +32,7 @@ class Worker {
   [[noreturn]] void loop();
   void take_tasks(int idle_rounds);
   bool run_blocks();
+  std::chrono::nanoseconds nap() const;
 
   std::mutex mutex_;
   std::condition_variable wake_;
@@ -40,7 +42,8 @@ class Worker {
   // Only the worker's own thread touches these.
   Context context_;
   FiberPool fibers_;
-  Backoff backoff_;  ///< since all blocks merely poll
+  Backoff backoff_;                  ///< since all blocks merely poll
+  Backoff::Clock::time_point woke_;  ///< from the last nap
   struct Resident {
     std::shared_ptr<Kernel> kernel;
     std::unique_ptr<Block> block;

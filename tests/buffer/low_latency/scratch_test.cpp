@@ -1,4 +1,4 @@
-// Engines fill the memory of low-latency calls with zeros between calls.
+// Engines fill the memory of low-latency calls with zeros between calls, or use it for values of their own.
 #include "tests/cluster/fixture.hpp"
 #include "tests/cluster/low_latency_rails_case.hpp"
 
@@ -31,8 +31,9 @@ BufferOptions scratch_options(const ScratchWay& way) {
   return options;
 }
 
-TEST_P(LowLatencyScratchTest, MayBeZeroedBetweenCalls) {
-  DEEP_EP_NEEDS_RANKS(kScratchRanks);
+/// In every way: five rounds of calls; after each but the last, `between(rank, buffer, memory, rounds so far)`.
+template <class Between>
+void calls_with_scratch(const ClusterOptions& cluster, const Between& between) {
   const RailCase one =
       make_rail_case({.tokens = {5, 0, 3, 6}, .max_tokens = 6, .hidden = 256, .local_experts = 2, .topk = 3, .seed = 5},
                      kScratchNodes);
@@ -41,7 +42,7 @@ TEST_P(LowLatencyScratchTest, MayBeZeroedBetweenCalls) {
     // A NIC may still write what nobody waits for, as selections of tokens that have no expert here: no harm, but a
     // race.
     if (under_thread_sanitizer() && way.ranks_per_node != kScratchRanks) continue;
-    run_cluster(cluster(kScratchRanks), [&](Rank& rank) {
+    run_cluster(cluster, [&](Rank& rank) {
       Buffer& buffer = rank.buffer(scratch_options(way));
       const TensorView memory = buffer.low_latency_memory();
       require(memory.shape[0] == static_cast<std::int64_t>(buffer.options().low_latency.bytes / 128 * 128), "bytes");
@@ -52,19 +53,56 @@ TEST_P(LowLatencyScratchTest, MayBeZeroedBetweenCalls) {
         check_low_latency_combine(rank, one.calls, way.rails == LowLatencyRails::always ? one.by_rails : one.direct,
                                   combined.combined_x.view());
       };
-      for (int i = 0; i < 4; ++i) {
+      for (std::uint64_t rounds = 1; rounds < 5; ++rounds) {
         round();
-        rank.executor()->synchronize(rank.stream());
-        rank.bootstrap()->barrier();  // no call is under way
-        rank.executor()->fill(memory.data, 0, static_cast<std::size_t>(memory.shape[0]), rank.stream());
-        rank.executor()->synchronize(rank.stream());
-        rank.bootstrap()->barrier();
+        between(rank, buffer, memory, rounds);
       }
       round();
       buffer.check();
       buffer.destroy();
     });
   }
+}
+
+TEST_P(LowLatencyScratchTest, MayBeZeroedBetweenCalls) {
+  DEEP_EP_NEEDS_RANKS(kScratchRanks);
+  calls_with_scratch(cluster(kScratchRanks), [](Rank& rank, Buffer&, const TensorView& memory, std::uint64_t) {
+    rank.executor()->synchronize(rank.stream());
+    rank.bootstrap()->barrier();  // no call is under way
+    rank.executor()->fill(memory.data, 0, static_cast<std::size_t>(memory.shape[0]), rank.stream());
+    rank.executor()->synchronize(rank.stream());
+    rank.bootstrap()->barrier();
+  });
+}
+
+TEST_P(LowLatencyScratchTest, IsTheProgramsFromCleaningToCleaning) {
+  DEEP_EP_NEEDS_RANKS(kScratchRanks);
+  const auto between = [](Rank& rank, Buffer& buffer, const TensorView& memory, std::uint64_t rounds) {
+    // The number of the next call everywhere: signals, counts and rows seem to have come.
+    const std::vector<std::uint64_t> anything(static_cast<std::size_t>(memory.shape[0]) / sizeof(std::uint64_t),
+                                              rounds + 1);
+    buffer.low_latency_clean(rank.stream());
+    rank.executor()->copy(memory.data, anything.data(), anything.size() * sizeof(std::uint64_t), rank.stream());
+    rank.executor()->synchronize(rank.stream());  // of memory that ends here
+    buffer.low_latency_clean(rank.stream());
+  };
+  calls_with_scratch(cluster(kScratchRanks), between);
+}
+
+TEST_P(LowLatencyScratchTest, CleaningReceivesWhatWaitsForItsHook) {
+  DEEP_EP_NEEDS_RANKS(2);
+  const LowLatencyCase one = make_low_latency_case({.tokens = {5, 3}, .max_tokens = 6, .hidden = 256, .topk = 3});
+  run_cluster(cluster(2), [&](Rank& rank) {
+    Buffer& buffer = rank.buffer(low_latency_options(2, 6, 256));
+    buffer.low_latency_memory();
+    for (int i = 0; i < 3; ++i) {
+      const auto result = buffer.low_latency_dispatch(with_hook(upload_arguments(rank, one)), rank.call());
+      buffer.low_latency_clean(rank.stream());
+      result.hook();
+      check_low_latency_dispatch(rank, one, result);
+    }
+    buffer.destroy();
+  });
 }
 
 }  // namespace

@@ -1,0 +1,59 @@
+"""The checks of elastic_checks.py: those that need no GPU on CPU ranks, all of them where there are GPUs."""
+
+import os
+import subprocess
+import sys
+
+import elastic_checks
+import pytest
+import torch
+import torch.distributed as dist
+
+
+def on_cpu_ranks(group):
+    lines = []
+    parts = ("barrier", "with_host_wait", "no_tokens", "graph")
+    device = torch.device("cpu")
+    return elastic_checks.run_checks(group, group, device, parts, 1000.0, lines.append), lines, dist.get_rank(group)
+
+
+def test_on_cpu_ranks(ranks):
+    for results, lines, rank in ranks(2).run(on_cpu_ranks):
+        assert {name for name, result in results.items() if result == "PASS"} == {
+            "values_with_host_wait", "no_tokens_at_all", "barrier_waits_for_the_last",
+        }  # fmt: skip
+        assert {result for name, result in results.items() if "graph" in name} == {"SKIP"}
+        assert len(lines) == (0 if rank else len(results))
+
+
+def failing(group):
+    """One check fails on a rank: its line says where and why, and the next one runs."""
+    kept = elastic_checks._checks[:]
+
+    def wrong(ranks):
+        assert ranks.rank == 0, "as planned"
+
+    def right(ranks):
+        return "after it"
+
+    elastic_checks._checks[:] = [("wrong", wrong, False, True), ("right", right, False, True)]
+    try:
+        lines = []
+        elastic_checks.run_checks(group, group, torch.device("cpu"), say=lines.append)
+        return lines
+    finally:
+        elastic_checks._checks[:] = kept
+
+
+def test_a_failing_check(ranks):
+    first, second = ranks(2).run(failing)
+    assert len(first) == 2 and not second
+    assert first[0].startswith("FAIL wrong") and "rank 1: AssertionError in line" in first[0] and "as planned" in first[0]
+    assert first[1].startswith("PASS right") and first[1].endswith("after it")
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_on_gpus():
+    script = os.path.join(os.path.dirname(os.path.abspath(__file__)), "elastic_checks.py")
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr

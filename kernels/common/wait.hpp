@@ -94,6 +94,17 @@ struct ReportLate {
   }
 };
 
+/// Where a kernel has no registers to spare: such a wait does not say that it lasts, and hears of nobody else's
+/// finding.
+struct ReportLateAlone : ReportLate {
+  DEEP_EP_DEVICE bool is_late(const Awaited&, std::uint64_t begin) const {
+    return context.timeout_ns != 0 && now_ns() - begin > context.timeout_ns;
+  }
+  DEEP_EP_DEVICE void blame(const Awaited& awaited, std::uint64_t seen) const {
+    report_fault(context, FaultKind::timeout, awaited.wanted, awaited.peer, 0, awaited.expected, seen);
+  }
+};
+
 /// Waits until `*signal >= awaited.expected`, acquiring at system scope.
 template <class Group = OneThread, class Policy>
 DEEP_EP_DEVICE bool wait_signal(const Policy& policy, const std::uint64_t* signal, const Awaited& awaited) {

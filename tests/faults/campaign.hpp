@@ -12,9 +12,11 @@
 
 namespace deep_ep::faults {
 
-/// Whether a wrong rank that is named, or masked, fails a test: where all ranks see each other's boards
+/// Whether a wrong rank that is named, or masked, fails a test: with masks, where all ranks see one board
 /// (kernels/common/watch.hpp). Reports count them in any case.
-inline bool blame_counts(const Plan& plan) { return plan.ranks_per_node() == 0 && plan.fault != Fault::nic; }
+inline bool blame_counts(const Plan& plan) {
+  return plan.masking && plan.ranks_per_node() == 0 && plan.fault != Fault::nic;
+}
 
 struct CampaignOptions {
   std::uint64_t first_seed = 1;

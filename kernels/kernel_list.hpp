@@ -26,7 +26,7 @@
   KERNEL(combine_low_latency_logfmt_rdma, deep_ep::LowLatencyCombineParams,   384)      \
   KERNEL(barrier_low_latency,             deep_ep::LowLatencyBarrierParams,   128)      \
   KERNEL(nic_test,                        deep_ep::NicTestParams,             512)      \
-  KERNEL(simulated_nic,                   deep_ep::SimulatedNicParams,        896)
+  KERNEL(simulated_nic,                   deep_ep::SimulatedNicParams,        512)
 // clang-format on
 
 namespace deep_ep {

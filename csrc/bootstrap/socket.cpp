@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "csrc/bootstrap/agreement.hpp"
+#include "csrc/bootstrap/interfaces.hpp"
 #include "csrc/support/deadline.hpp"
 #include "csrc/support/format.hpp"
 #include "csrc/support/logging.hpp"
@@ -52,8 +53,9 @@ constexpr double kMostOfACaller = 2;  ///< seconds for a caller to say who it is
 using AddressList = std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)>;
 
 /// Of `host`; empty: this machine's, to listen on.
-AddressList find_addresses(const std::string& host, std::uint16_t port) {
+AddressList find_addresses(const std::string& host, std::uint16_t port, int family = AF_UNSPEC) {
   addrinfo hints{};
+  hints.ai_family = family;
   hints.ai_socktype = SOCK_STREAM;
   hints.ai_flags = AI_NUMERICSERV | (host.empty() ? AI_PASSIVE : 0);
   addrinfo* found = nullptr;
@@ -209,12 +211,14 @@ class Sockets {
 
   void call(const std::string& hub, std::uint16_t port) {
     const Deadline deadline(timeout_s_);
-    const AddressList addresses = find_addresses(hub, port);
+    const SocketChoice choice = read_socket_choice();
+    const AddressList addresses = find_addresses(hub, port, choice.family);
     for (int refusal = 0;; std::this_thread::sleep_for(std::chrono::milliseconds(100))) {
       for (const addrinfo* one = addresses.get(); one != nullptr; one = one->ai_next) {
         UniqueFd socket(::socket(one->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
         const timeval most{.tv_sec = 2, .tv_usec = 0};  // an address that nobody has does not answer at all
         ::setsockopt(socket.get(), SOL_SOCKET, SO_SNDTIMEO, &most, sizeof most);
+        leave_by_chosen_interface(socket.get(), one->ai_family, choice);
         if (::connect(socket.get(), one->ai_addr, one->ai_addrlen) == 0) {
           if (has_called_itself(socket.get())) {
             const linger at_once{.l_onoff = 1, .l_linger = 0};  // rank 0 must get the port

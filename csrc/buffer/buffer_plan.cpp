@@ -5,10 +5,10 @@
 
 namespace deep_ep {
 
-rdma::ConnectionOptions low_latency_connections(const std::vector<int>& far) {
+rdma::ConnectionOptions low_latency_connections(const LowLatencyReach& reach) {
   rdma::ConnectionOptions options;
-  options.peers = far;
-  options.channels = static_cast<int>(LowLatencyChannel::count);
+  options.peers = reach.far;
+  options.channels = low_latency_channels(reach.lanes);
   return options;
 }
 
@@ -33,7 +33,7 @@ BufferPlan BufferPlan::make(const BufferOptions& options, const NodeMembership& 
 
 std::size_t BufferPlan::queue_pairs() const {
   std::size_t pairs = 0;
-  for (const rdma::ConnectionOptions& options : {low_latency_connections(reach.far), internode_connections(grid)}) {
+  for (const rdma::ConnectionOptions& options : {low_latency_connections(reach), internode_connections(grid)}) {
     pairs += options.peers.size() * static_cast<std::size_t>(options.channels);
   }
   return pairs;

@@ -13,7 +13,7 @@
 namespace deep_ep {
 
 /// Queue pairs of low-latency calls to the ranks that they reach by RDMA.
-rdma::ConnectionOptions low_latency_connections(const std::vector<int>& far);
+rdma::ConnectionOptions low_latency_connections(const LowLatencyReach& reach);
 /// Queue pairs of normal mode to the rails in other nodes; none in a grid of width 0.
 rdma::ConnectionOptions internode_connections(const NodeGrid& grid);
 

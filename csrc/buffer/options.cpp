@@ -4,9 +4,12 @@
 #include <cstddef>
 
 #include "csrc/bootstrap/agreement.hpp"
+#include "csrc/buffer/low_latency/lanes.hpp"
 #include "csrc/buffer/low_latency/rails.hpp"
 #include "csrc/support/deadline.hpp"
+#include "csrc/support/environment.hpp"
 #include "csrc/support/format.hpp"
+#include "csrc/support/logging.hpp"
 #include "deep_ep/error.hpp"
 
 namespace deep_ep {
@@ -16,18 +19,29 @@ void check_size(const char* name, std::size_t bytes) {
   if (bytes > kMostOptionBytes) fail<InvalidArgument>("{} is {}, allowed: at most {}", name, bytes, kMostOptionBytes);
 }
 
+/// Where another library's variable switches it off, its user may not have thought of this one.
+bool may_use_nvlink() {
+  const environment::Value word = environment::Reader().value("DEEP_EP_NVLINK");
+  if (word.text != "off") return true;
+  if (!environment::is_own(word.name)) {
+    log::warn("{} is set: low-latency calls do not use NVLink (DEEP_EP_NVLINK=on: they do)", word.name);
+  }
+  return false;
+}
+
 /// The heap's layout follows from these, so they must be equal.
 void check_same_options(Bootstrap& bootstrap, const BufferOptions& options) {
   constexpr std::array kNames = {"heap_bytes",        "window_bytes",        "max_local_experts",
                                  "low_latency.bytes", "low_latency.masking", "low_latency.allow_nvlink",
-                                 "low_latency.rails"};
+                                 "low_latency.rails", "low_latency.lanes"};
   const std::array<std::uint64_t, kNames.size()> mine = {options.heap_bytes,
                                                          options.window_bytes,
                                                          static_cast<std::uint64_t>(options.max_local_experts),
                                                          options.low_latency.bytes,
                                                          options.low_latency.masking ? std::uint64_t{1} : 0,
                                                          options.low_latency.allow_nvlink ? std::uint64_t{1} : 0,
-                                                         static_cast<std::uint64_t>(options.low_latency.rails)};
+                                                         static_cast<std::uint64_t>(options.low_latency.rails),
+                                                         static_cast<std::uint64_t>(options.low_latency.lanes)};
   const auto all = all_gather_values(bootstrap, mine);
   for (std::size_t rank = 0; rank < all.size(); ++rank) {
     for (std::size_t i = 0; i < mine.size(); ++i) {
@@ -47,7 +61,10 @@ AgreedOptions agree_on_options(Bootstrap& bootstrap, const BufferOptions& option
     check_size("window_bytes", options.window_bytes);
     check_size("low_latency.bytes", options.low_latency.bytes);
     agreed.timeout_s = timeout_in_effect(options.timeout_s);
-    if (options.low_latency.bytes != 0) agreed.options.low_latency.rails = asked_for_rails(options.low_latency.rails);
+    if (options.low_latency.bytes == 0) return;
+    agreed.options.low_latency.rails = asked_for_rails(options.low_latency.rails);
+    agreed.options.low_latency.lanes = asked_for_lanes(options.low_latency.lanes);
+    agreed.options.low_latency.allow_nvlink = options.low_latency.allow_nvlink && may_use_nvlink();
   });
   check_same_options(bootstrap, agreed.options);
   if (options.max_local_experts < 1 || options.max_local_experts > 1 << 16) {

@@ -5,6 +5,7 @@
 
 #include "csrc/bootstrap/agreement.hpp"
 #include "csrc/buffer/device_share.hpp"
+#include "csrc/buffer/low_latency/lanes.hpp"
 #include "csrc/buffer/options.hpp"
 #include "csrc/support/format.hpp"
 
@@ -64,6 +65,9 @@ Runtime::Runtime(std::shared_ptr<Bootstrap> bootstrap, std::shared_ptr<Executor>
   plan_.layout = HeapLayout::make(options_, num_ranks());
   make_heap();
   nodes_ = find_nodes(*bootstrap_, heap_->peers(), options_.ranks_per_node);
+  if (options_.low_latency.bytes != 0 && options_.low_latency.lanes == 0) {
+    options_.low_latency.lanes = agree_on_lanes(*bootstrap_, options_.low_latency, nodes_);
+  }
   // Only now do we know that there must be room for what NICs fetch and write.
   plan_ = BufferPlan::make(options_, nodes_);
   if (layout().bytes() > heap_->bytes()) make_heap();

@@ -85,7 +85,7 @@ HeapCapabilities query(const cuda::Context& context, const HeapOptions& options)
   mine.requested =
       options.kind != HeapKind::automatic ? options.kind : heap_kind_from_name(environment::choice("DEEP_EP_HEAP"));
   mine.posix_fd = cuda::supports_posix_fd(context);
-  mine.fabric = cuda::supports_fabric(context);
+  mine.fabric = environment::choice("DEEP_EP_MNNVL") != "off" && cuda::supports_fabric(context);
   mine.bytes = options.bytes;
   // Also for cudaIpc, which shares whole allocations: a smaller heap would take its neighbours along.
   mine.granularity = std::size_t{2} << 20;

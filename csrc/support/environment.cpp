@@ -37,6 +37,18 @@ constexpr std::string_view dma_buf(std::string_view name, std::string_view value
   return off ? "off" : kNothing;
 }
 
+// Two that disable and one that enables, each of which can only switch it off.
+constexpr std::string_view switched_off(std::string_view name, std::string_view value) {
+  const bool is_no = value == "0" || value == "false" || value == "no" || value == "off";
+  const bool enables = name == "NCCL_MNNVL_ENABLE";
+  return enables == is_no ? "off" : kNothing;
+}
+
+// "AF_UNSPEC" is NVSHMEM's word for both.
+constexpr std::string_view socket_family(std::string_view, std::string_view value) {
+  return value == "AF_UNSPEC" ? kNothing : value;
+}
+
 // NVSHMEM's value may be a list, of which the most talkative counts. DeepEP's switch is a number.
 constexpr std::string_view log_level(std::string_view name, std::string_view value) {
   if (name == "EP_BUFFER_DEBUG") return value == "0" ? kNothing : "debug";
@@ -58,6 +70,33 @@ constexpr std::array kVariables = {
              .default_value = "auto",
              .allowed = "auto|posix_fd|fabric|cuda_ipc",
              .help = "how GPUs share their symmetric heaps; auto takes the best kind that all ranks support"},
+    Variable{.names = {"DEEP_EP_NVLINK", "NVSHMEM_DISABLE_P2P", "NCCL_P2P_DISABLE"},
+             .type = Type::choice,
+             .default_value = "on",
+             .allowed = "on|off",
+             .help = "off (NVSHMEM_DISABLE_P2P=1 or NCCL_P2P_DISABLE=1): low-latency calls reach all other ranks by "
+                     "RDMA, as if the program had switched allow_nvlink off; normal mode within a node needs NVLink",
+             .translate = switched_off},
+    Variable{.names = {"DEEP_EP_MNNVL", "NVSHMEM_DISABLE_MNNVL", "NCCL_MNNVL_ENABLE"},
+             .type = Type::choice,
+             .default_value = "auto",
+             .allowed = "auto|off",
+             .help = "off (NVSHMEM_DISABLE_MNNVL=1 or NCCL_MNNVL_ENABLE=0): heaps are not shared by fabric handles, so "
+                     "ranks of different machines reach each other by RDMA even where NVLink joins the machines",
+             .translate = switched_off},
+    Variable{.names = {"DEEP_EP_SOCKET_IFNAME", "NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME", "NCCL_SOCKET_IFNAME",
+                       "GLOO_SOCKET_IFNAME"},
+             .default_value = "",
+             .allowed = "[^][=]<interface>,...; ^ = all but these; empty = the route decides",
+             .help =
+                 "network interfaces that calls by TCP to rank 0 leave by, the first that fits; names are beginnings "
+                 "of names unless = stands in front (in GLOO_SOCKET_IFNAME they are whole). Rank 0 listens on all"},
+    Variable{.names = {"DEEP_EP_SOCKET_FAMILY", "NVSHMEM_BOOTSTRAP_UID_SOCK_FAMILY", "NCCL_SOCKET_FAMILY"},
+             .type = Type::choice,
+             .default_value = "",
+             .allowed = "AF_INET|AF_INET6",
+             .help = "which addresses of rank 0 are called by TCP, where its name has both",
+             .translate = socket_family},
     Variable{.names = {"DEEP_EP_HOST_SEED"},
              .type = Type::unsigned_integer,
              .default_value = "0",
@@ -81,6 +120,12 @@ constexpr std::array kVariables = {
              .allowed = "auto|always|never",
              .help = "low-latency calls between nodes: whether a row crosses once for each node and goes on by NVLink, "
                      "unless the program says"},
+    Variable{.names = {"DEEP_EP_LOW_LATENCY_LANES"},
+             .type = Type::choice,
+             .default_value = "auto",
+             .allowed = "auto|1|2|4",
+             .help = "low-latency calls between nodes: connections that rows take in turn to each rank, unless the "
+                     "program says; auto = 1, more on Ethernet where ranks are few"},
     Variable{.names = {"DEEP_EP_RDMA_WIRE"},
              .default_value = "auto",
              .allowed = "auto|local|verbs|simulated[:key=value,...]",

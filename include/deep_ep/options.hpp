@@ -38,6 +38,10 @@ struct LowLatencyOptions {
   /// return_recv_hook nobody would hand rows on until a hook is called); and no masking (the rail of a lost rank would
   /// be lost, too). LogFMT rows never go by rails.
   LowLatencyRails rails = LowLatencyRails::automatic;
+  /// Connections that the rows of a call take in turn to a rank that is reached by RDMA: 1, 2 or 4. A network that
+  /// keeps a connection on one path gets more paths so. 0: DEEP_EP_LOW_LATENCY_LANES decides, and where that is auto,
+  /// 1, or more where NICs are on Ethernet and there are few such ranks.
+  int lanes = 0;
 };
 
 struct BufferOptions {

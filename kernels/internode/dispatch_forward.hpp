@@ -2,8 +2,8 @@
 // their final places on the ranks of this node.
 #pragma once
 
+#include "kernels/common/row_pipe.hpp"
 #include "kernels/internode/dispatch_shared.hpp"
-#include "kernels/internode/row_pipe.hpp"
 #include "kernels/internode/serving.hpp"
 #include "kernels/primitives/bits.hpp"
 
@@ -84,11 +84,21 @@ struct DispatchForwarder {
     return before;
   }
 
-  DEEP_EP_DEVICE bool forward(int number, int chunk) {
+  // A warp takes a few rows at a time: with whole chunks, the last one would be in the hands of one warp.
+
+  static constexpr int kShareRows = 2;
+
+  DEEP_EP_DEVICE int shares_of_chunk() const { return (rings().chunk_rows + kShareRows - 1) / kShareRows; }
+
+  DEEP_EP_DEVICE bool forward(int number, int share) {
+    const int chunk = share / shares_of_chunk();
+    const int in_chunk = share % shares_of_chunk() * kShareRows;
+    const int left = rings().rows_in(chunk, rows_from(number)) - in_chunk;
+    if (left <= 0) return true;  // of a last chunk that is not full
+    const int rows = left < kShareRows ? left : kShareRows;
     bulk::fence_global();  // the chunk has landed: bulk loads may read it
     const std::int64_t relayed = rows_before(number);
-    const int rows = rings().rows_in(chunk, rows_from(number));
-    const int begin = chunk * rings().chunk_rows;
+    const int begin = chunk * rings().chunk_rows + in_chunk;
     Unit unit{begin, 0};
     load(number, unit);
     while (unit.row < begin + rows) {
@@ -113,16 +123,16 @@ struct DispatchForwarder {
     return true;
   }
 
-  /// Forwards this warp's share, which is every `step`th chunk. False after a fault.
+  /// Forwards this warp's shares, which are every `step`th one. False after a fault.
   DEEP_EP_DEVICE bool forward_all(int first, int step) {
     const bool good = serve(
         grid(), params.transfer.wait, next, first, step,
-        [&](int number) { return rings().chunks_for(rows_from(number)); },
-        [&](int number) { return landed_chunks(params.transfer, call, number); },
-        [&](int number, int chunk) { return forward(number, chunk); },
-        [&](int number, int chunk) {
+        [&](int number) { return rings().chunks_for(rows_from(number)) * shares_of_chunk(); },
+        [&](int number) { return landed_chunks(params.transfer, call, number) * shares_of_chunk(); },
+        [&](int number, int share) { return forward(number, share); },
+        [&](int number, int share) {
           report_fault(params.transfer.wait, FaultKind::timeout, Wanted::internode_rows,
-                       grid().rail_in(grid().other(number)), 0, Rings::progress(call, chunk + 1),
+                       grid().rail_in(grid().other(number)), 0, Rings::progress(call, share / shares_of_chunk() + 1),
                        load_relaxed<Scope::system>(tail_of(params.transfer, number)));
         });
     bulk::wait<0>();

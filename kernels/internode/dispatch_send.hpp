@@ -5,9 +5,9 @@
 // some, whatever the others wait for.
 #pragma once
 
+#include "kernels/common/row_pipe.hpp"
 #include "kernels/common/tickets.hpp"
 #include "kernels/internode/dispatch_shared.hpp"
-#include "kernels/internode/row_pipe.hpp"
 #include "kernels/internode/serving.hpp"
 #include "kernels/primitives/bits.hpp"
 

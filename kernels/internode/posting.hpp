@@ -53,7 +53,7 @@ class RailPoster {
     const bool compared = compare();
     bool posted = false;
     while (!failed_ && post_chunk()) posted = true;
-    if (posted) rows_.flush();
+    if (rung_ != posted_) ring();
     const bool freed = free_chunks();
     return give_back() || compared || posted || freed || failed_;
   }
@@ -89,6 +89,8 @@ class RailPoster {
   }
 
  private:
+  static constexpr int kRungTogether = 4;  ///< chunks
+
   /// The shape of this call's rows, for one direction: the same at both ends, unless the ranks disagree.
   DEEP_EP_DEVICE std::uint64_t shape(int rows_to_rail, int rows_from_rail) const {
     const std::uint32_t rows = combine_shapes(params_.shape, static_cast<std::uint32_t>(rows_to_rail));
@@ -124,9 +126,15 @@ class RailPoster {
     return posted_ < rings_.chunks_for(rows_out_) && posted_ < sent_ + rings_.chunks &&
            load_acquire<Scope::gpu>(staged(posted_)) == static_cast<std::uint32_t>(rings_.rows_in(posted_, rows_out_));
   }
-  /// Leaves it to the caller to flush.
+  /// The rail has read what is in the place of the next chunk.
+  DEEP_EP_DEVICE bool has_room() {
+    const std::uint64_t needed = rings_.room_for(call_, posted_);
+    if (seen_head_ < needed) seen_head_ = load_acquire<Scope::system>(head());
+    return seen_head_ >= needed;
+  }
+  /// Rings now and then: a doorbell takes as long as a chunk, and a chunk that waits for the next ones comes late.
   DEEP_EP_DEVICE bool post_chunk() {
-    if (!is_staged() || load_acquire<Scope::system>(head()) < rings_.room_for(call_, posted_)) return false;
+    if (!is_staged() || !has_room()) return false;
     const NodeGrid& grid = params_.common.grid;
     const int row = posted_ * rings_.chunk_rows;
     const std::size_t to = rings_.landing(grid.number_at(node_), row).offset;
@@ -140,7 +148,14 @@ class RailPoster {
     }
     state_.told_tail = tail;
     ++posted_;
+    const bool busy = posted_ - sent_ > 2;  // the NIC has something to do, as far as is known
+    if (!busy || posted_ - rung_ == kRungTogether) ring();
     return true;
+  }
+
+  DEEP_EP_DEVICE void ring() {
+    rows_.flush();
+    rung_ = posted_;
   }
 
   /// Chunks whose writes are complete may be staged again. One look is under way at a time.
@@ -184,9 +199,11 @@ class RailPoster {
   std::uint64_t call_;
   int number_, node_;
   int rows_out_, rows_in_;
-  std::uint64_t told_;  ///< head that the rail has been told
+  std::uint64_t told_;           ///< head that the rail has been told
+  std::uint64_t seen_head_ = 0;  ///< head that the rail has told, as last looked at
   rdma::RdmaPeer<OneThread> rows_, credit_;
   int posted_ = 0;     ///< chunks
+  int rung_ = 0;       ///< of these, whose doorbell has been rung
   int sent_ = 0;       ///< of these, whose staging memory is free again
   int looked_at_ = 0;  ///< the look under way: `ticket_` stands for so many
   std::uint64_t ticket_ = 0;

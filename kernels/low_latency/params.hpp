@@ -56,19 +56,24 @@ struct LowLatencyState {
   std::int32_t none, one;      ///< always 0 and 1, for the host to copy from
 };
 
-/// A rank has a queue pair for each peer and channel, so that no two kernels that may run at once share one.
+/// A rank has a queue pair for each peer and channel, so that no two kernels that may run at once share one: these,
+/// then for each further lane one of each kind of calls.
 enum class LowLatencyChannel : int { dispatch, combine, barrier, count };
-DEEP_EP_HOST_DEVICE constexpr LowLatencyChannel channel_of(LowLatencyKind kind) {
-  return static_cast<LowLatencyChannel>(kind);
+DEEP_EP_HOST_DEVICE constexpr int channel_of(LowLatencyKind kind, int lane) {
+  if (lane == 0) return static_cast<int>(kind);
+  return static_cast<int>(LowLatencyChannel::count) + (lane - 1) * static_cast<int>(kLowLatencyKinds) +
+         static_cast<int>(kind);
 }
-static_assert(channel_of(LowLatencyKind::dispatch) == LowLatencyChannel::dispatch &&
-              channel_of(LowLatencyKind::combine) == LowLatencyChannel::combine);
+constexpr int low_latency_channels(int lanes) { return channel_of(LowLatencyKind::dispatch, lanes); }
+static_assert(channel_of(LowLatencyKind::combine, 0) == static_cast<int>(LowLatencyChannel::combine) &&
+              low_latency_channels(1) == static_cast<int>(LowLatencyChannel::count));
 
 /// What a far rank has been told: the words that this rank adds to in its window, once all that was posted has arrived.
 struct LowLatencyTold {
   LowLatencyMailbox mailbox[kLowLatencyKinds];
   std::uint64_t barrier;
-  std::uint64_t stopped;  ///< with masking: the abort word of waits for the rank's queue pairs
+  /// With masking, for each lane: the abort word of waits for the rank's queue pairs.
+  std::uint64_t stopped[kMostLowLatencyLanes];
 };
 
 /// What every kernel of the family gets.

@@ -8,7 +8,8 @@
 //
 // Everything in it is written by one source (by rails, rdma/reach.hpp, by another rank in its stead) and read by the
 // rank whose heap it is. Signals hold 64-bit epochs; all are zero when the buffer is made and never reset. Those that a
-// far rank adds to, and those that stand from call to call, come first: programs may fill with zeros what is behind them.
+// far rank adds to, and those that stand from call to call, come first: programs may fill with zeros what is behind
+// them.
 #pragma once
 
 #include <cstddef>
@@ -23,16 +24,20 @@ namespace deep_ep {
 enum class LowLatencyKind : int { dispatch, combine, count };
 constexpr std::size_t kLowLatencyKinds = static_cast<std::size_t>(LowLatencyKind::count);
 
+/// To a far rank, a call's rows take so many queue pairs in turn at most: row i lane i modulo the lanes.
+constexpr int kMostLowLatencyLanes = 4;
+
 /// What one rank tells another about its calls of one kind. Words only grow. A far rank adds to them.
 struct alignas(kLine) LowLatencyMailbox {
   std::uint64_t acknowledged;  ///< the last call whose receive part it has finished
   std::uint64_t begun;         ///< with masking: the last combine whose send part it has begun
-  /// For even and for odd epochs, of a far rank: how far its rows of the call have come, see progress_value. Takes the
-  /// place of tags and flags; what is read behind it needs no cells.
-  std::uint64_t progress[2];
+  /// For each lane, for even and for odd epochs, of a far rank: how far its rows of the call have come over this lane,
+  /// see progress_value. Takes the place of tags and flags; what is read behind it needs no cells.
+  std::uint64_t progress[kMostLowLatencyLanes][2];
 
-  /// How far a far source's rows of one call have come: `place` 0 for what precedes all rows, then for the row in slot
-  /// place - 1 (dispatch) or of token place - 1 (combine) and all before it. Grows from call to call.
+  /// How far a far source's rows of one call have come: `place` 0 for what precedes all rows and goes by the first
+  /// lane, then for the row in slot place - 1 (dispatch) or of token place - 1 (combine) and those before it on its
+  /// lane. Grows from call to call.
   DEEP_EP_HOST_DEVICE static constexpr std::uint64_t progress_value(std::uint64_t epoch, int place) {
     return epoch << 16 | static_cast<std::uint64_t>(place);
   }
@@ -100,8 +105,10 @@ struct LowLatencyWindow {
   DEEP_EP_HOST_DEVICE Place<std::uint64_t> begun(LowLatencyKind kind, int source) const {
     return {mailbox(kind, source).offset + offsetof(LowLatencyMailbox, begun)};
   }
-  DEEP_EP_HOST_DEVICE Place<std::uint64_t> progress(LowLatencyKind kind, std::uint64_t epoch, int source) const {
-    return {mailbox(kind, source).offset + offsetof(LowLatencyMailbox, progress) + (epoch & 1) * sizeof(std::uint64_t)};
+  DEEP_EP_HOST_DEVICE Place<std::uint64_t> progress(LowLatencyKind kind, std::uint64_t epoch, int source,
+                                                    int lane) const {
+    const std::size_t word = 2 * static_cast<std::size_t>(lane) + (epoch & 1);
+    return {mailbox(kind, source).offset + offsetof(LowLatencyMailbox, progress) + word * sizeof(std::uint64_t)};
   }
   /// How many barriers `source` has come to.
   DEEP_EP_HOST_DEVICE Place<std::uint64_t> barrier(int source) const { return {barriers_ + index(0, source) * kLine}; }

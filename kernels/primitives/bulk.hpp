@@ -21,6 +21,8 @@
 // csrc/executor/host/README.md says how.
 #pragma once
 
+#include <type_traits>
+
 #include "kernels/primitives/mbarrier.hpp"
 #include "kernels/primitives/memory.hpp"
 #include "kernels/primitives/target.hpp"
@@ -93,30 +95,38 @@ DEEP_EP_DEVICE void fence_global() {
 #endif
 }
 
-/// wait_read for a number that is only known at run time, 0 to 7 (larger numbers wait like 7).
-DEEP_EP_DEVICE void wait_read_pending(int groups_left) {
-#if DEEP_EP_TARGET_CUDA
+namespace detail {
+/// Calls `wait(n)` with a constant, 0 to 7; larger numbers are taken for 7.
+template <class Wait>
+DEEP_EP_DEVICE void with_constant(int groups_left, Wait wait) {
   switch (groups_left) {
     case 0:
-      return wait_read<0>();
+      return wait(std::integral_constant<int, 0>{});
     case 1:
-      return wait_read<1>();
+      return wait(std::integral_constant<int, 1>{});
     case 2:
-      return wait_read<2>();
+      return wait(std::integral_constant<int, 2>{});
     case 3:
-      return wait_read<3>();
+      return wait(std::integral_constant<int, 3>{});
     case 4:
-      return wait_read<4>();
+      return wait(std::integral_constant<int, 4>{});
     case 5:
-      return wait_read<5>();
+      return wait(std::integral_constant<int, 5>{});
     case 6:
-      return wait_read<6>();
+      return wait(std::integral_constant<int, 6>{});
     default:
-      return wait_read<7>();
+      return wait(std::integral_constant<int, 7>{});
   }
-#else
-  host_machine::current_thread->machine->bulk_wait_read(groups_left < 7 ? groups_left : 7);
-#endif
+}
+}  // namespace detail
+
+/// wait_read for a number that is only known at run time, 0 to 7 (larger numbers wait like 7).
+DEEP_EP_DEVICE void wait_read_pending(int groups_left) {
+  detail::with_constant(groups_left, [](auto constant) { wait_read<decltype(constant)::value>(); });
+}
+/// The same of wait.
+DEEP_EP_DEVICE void wait_pending(int groups_left) {
+  detail::with_constant(groups_left, [](auto constant) { wait<decltype(constant)::value>(); });
 }
 
 /// Orders this thread's earlier ordinary writes to the range before bulk copies that read it. The issuing thread must

@@ -12,6 +12,7 @@
 #pragma once
 
 #include "kernels/common/limits.hpp"
+#include "kernels/primitives/bits.hpp"
 #include "kernels/primitives/block.hpp"
 #include "kernels/primitives/divisor.hpp"
 #include "kernels/rdma/params.hpp"
@@ -27,11 +28,16 @@ struct ReachParams {
   std::byte* const* heaps = nullptr;
   const RdmaPeerParams* peers = nullptr;                ///< [channel][num_ranks]; nullptr: nobody is far
   std::uint32_t far_ranks[(kMaxRanks + 31) / 32] = {};  ///< a bit for each
+  int num_far = 0;
+  int lanes = 1;       ///< to each far rank: queue pairs that rows take in turn, a power of two
   int rail_width = 0;  ///< ranks of a node, where rows of this call go by rails; else 0
-  /// Blocks of the grid that do all but posting. Those behind them post to far ranks, one in each warp.
+  /// Blocks of the grid that do all but posting. Those behind them post to far ranks, over one lane in each warp.
   int working_blocks = 0;
 
-  void set_far(int far_rank) { far_ranks[far_rank / 32] |= 1u << far_rank % 32; }
+  void set_far(int far_rank) {
+    far_ranks[far_rank / 32] |= 1u << far_rank % 32;
+    ++num_far;
+  }
 };
 
 namespace device {
@@ -39,6 +45,11 @@ namespace device {
 /// Consecutive ranks.
 struct RankRange {
   int first, count;
+};
+
+/// What a warp posts to.
+struct PostedLane {
+  int rank, lane;
 };
 
 /// `kRdma` false: nobody is far. `kRails` false: no call goes by rails.
@@ -55,11 +66,17 @@ struct Reach {
 
   /// Is this a block that posts?
   DEEP_EP_DEVICE bool posts() const { return kRdma && block_index() >= ranks.working_blocks; }
-  /// In blocks that post: the far rank that this warp serves, or -1.
-  DEEP_EP_DEVICE int posted_rank() const {
-    const int rank = (block_index() - ranks.working_blocks) * block_warps() + warp_index();
-    return rank < ranks.num_ranks && is_far(rank) ? rank : -1;
+  /// In blocks that post: the far rank that this warp serves, or -1, and over which lane. The first lanes of all ranks
+  /// come first.
+  DEEP_EP_DEVICE PostedLane posted() const {
+    const int index = first_posted() + warp_index();
+    if (index >= ranks.num_far * ranks.lanes) return {-1, 0};
+    return {far_rank(index % ranks.num_far), index / ranks.num_far};
   }
+  /// Has a warp of this block a first lane?
+  DEEP_EP_DEVICE bool posts_first_lanes() const { return first_posted() < ranks.num_far; }
+  /// The lane that row `number` takes.
+  DEEP_EP_DEVICE int lane_of(int number) const { return number & (ranks.lanes - 1); }
 
   // The others are for calls that go by rails.
 
@@ -83,6 +100,17 @@ struct Reach {
   DEEP_EP_DEVICE RankRange served_by(int peer) const {
     if (!by_rails()) return {peer, 1};
     return {node_of(peer) * ranks.rail_width, has_rail_to(peer) ? ranks.rail_width : 0};
+  }
+
+ private:
+  DEEP_EP_DEVICE int first_posted() const { return (block_index() - ranks.working_blocks) * block_warps(); }
+  /// The far rank with so many others below it.
+  DEEP_EP_DEVICE int far_rank(int number) const {
+    int word = 0;
+    while (number >= count_bits(ranks.far_ranks[word])) number -= count_bits(ranks.far_ranks[word++]);
+    std::uint32_t bits = ranks.far_ranks[word];
+    for (; number != 0; --number) bits &= bits - 1;
+    return word * 32 + lowest_bit(bits);
   }
 };
 

@@ -54,26 +54,64 @@ class Finisher {
   /// Pieces that have been moved are put behind a fence, as many at once as there are: it waits for all that this SM
   /// has under way.
   DEEP_EP_DEVICE void fence_moved(std::uint64_t known) {
-    const std::uint64_t number = mine(fenced_);
-    const bool there = number < known && load_acquire<Scope::block>(&queue_.moved_of(number)) == number + 1;
-    const int count = leading(there);
-    if (count == 0) return;
+    std::uint64_t moved = fenced_;
+    for (int count = kWarpSize; count == kWarpSize; moved += static_cast<std::uint64_t>(count)) {
+      const std::uint64_t number = mine(moved);
+      const bool there = number < known && load_acquire<Scope::block>(&queue_.moved_of(number)) == number + 1;
+      count = leading(there);
+    }
+    if (moved == fenced_) return;
     warp::sync();  // what the lanes acquired is behind every lane's fence
     fence<Scope::system>();
-    fenced_ += static_cast<std::uint64_t>(count);
+    fenced_ = moved;
   }
 
-  /// Of the pieces behind a fence, finishes those whose time has come.
+  /// Pieces that are to be finished at once.
+  struct Batch {
+    std::uint64_t end = 0;    ///< behind the last one
+    std::uint64_t other = 0;  ///< of those that are more than bytes, this lane's
+    int others = 0;           ///< how many lanes have one
+  };
+
+  /// Of the pieces behind a fence, those whose time has come. Most are nothing but bytes of long messages; the others,
+  /// a lane's each, may come from many messages: an addition is a way to the peer and back.
+  DEEP_EP_DEVICE Batch due_by(std::uint64_t time) const {
+    Batch batch{tail_};
+    for (int count = kWarpSize; count == kWarpSize;) {
+      const std::uint64_t number = mine(batch.end);
+      const Piece& piece = queue_.piece(number);
+      const bool ready = number < fenced_ && (piece.due <= time || queue_.is_stopped());
+      count = leading(ready);
+      std::uint32_t found = warp::ballot(lane_index() < count && piece.what != 0);
+      if (batch.others + count_bits(found) > kWarpSize) break;
+      for (; found != 0; found &= found - 1, ++batch.others) {
+        if (lane_index() == batch.others) batch.other = batch.end + static_cast<std::uint64_t>(lowest_bit(found));
+      }
+      batch.end += static_cast<std::uint64_t>(count);
+    }
+    return batch;
+  }
+
+  /// Finishes what is due.
   DEEP_EP_DEVICE void finish_due() {
-    const std::uint64_t number = mine(tail_);
     const std::uint64_t time = warp::shuffle(now_ns(), 0);
-    const Piece& piece = queue_.piece(number);
-    const bool ready = number < fenced_ && (piece.due <= time || queue_.is_stopped());
-    int count = leading(ready);
-    if (count == 0) return;
-    std::uint32_t what = lane_index() < count ? piece.what : 0;
-    count = together(what, what == 0 ? 0 : piece.queue, what == 0 ? nullptr : piece.to, count);
-    if (lane_index() >= count) what = 0;
+    const Batch batch = due_by(time);
+    if (batch.end == tail_) return;
+    std::uint64_t end = batch.end;
+    if (batch.others != 0) {
+      const Piece& piece = queue_.piece(batch.other);
+      std::uint32_t what = lane_index() < batch.others ? piece.what : 0;
+      const int count = together(what, what == 0 ? 0 : piece.queue, what == 0 ? nullptr : piece.to, batch.others);
+      if (count != batch.others) end = warp::shuffle(batch.other, count);
+      if (lane_index() >= count) what = 0;
+      finish(piece, what, time);
+    }
+    tail_ = end;
+    if (lane_index() == 0) store_release<Scope::block>(&queue_.tail, tail_);
+  }
+
+  /// A piece of each lane, in the order of the lanes; `what` is 0 for lanes that have none.
+  DEEP_EP_DEVICE void finish(const Piece& piece, std::uint32_t what, std::uint64_t time) const {
     if ((what & kAdds) != 0) {
       // The fence is before it, so this releases what the pieces brought.
       const std::uint64_t before =
@@ -82,14 +120,11 @@ class Finisher {
     }
     warp::sync();  // additions are at their places before a completion says so
     const std::uint32_t completing = warp::ballot((what & kCompletes) != 0);
-    if (completing != 0) {
-      const std::uint32_t same = warp::match_any(what != 0 ? piece.queue : ~0u) & completing;
-      const bool last = (what & kCompletes) != 0 && (same >> lane_index()) == 1;  // one entry: the last is left
-      if (last) complete(piece, time);
-      warp::sync();
-    }
-    tail_ += static_cast<std::uint64_t>(count);
-    if (lane_index() == 0) store_release<Scope::block>(&queue_.tail, tail_);
+    if (completing == 0) return;
+    const std::uint32_t same = warp::match_any(what != 0 ? piece.queue : ~0u) & completing;
+    const bool last = (what & kCompletes) != 0 && (same >> lane_index()) == 1;  // one entry: the last is left
+    if (last) complete(piece, time);
+    warp::sync();
   }
 
   /// Additions at once are in no order, so those of one queue pair to different words are not done together: how many

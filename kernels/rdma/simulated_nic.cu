@@ -6,8 +6,7 @@
 //   2  movers    copy the bytes of pieces, many at once
 //   3  finisher  fences what was moved; when the time has come, adds, then writes the completion
 //
-// A fourth warp watches for the host's stop word, which is slow to read, and sees to it that a launch ends. All loads
-// and stores are ordinary ones of up to 16 bytes, no bulk copies: no proxy fence is due.
+// A fourth warp watches for the host's stop word, which is slow to read, and sees to it that a launch ends.
 //
 // Order, as of a reliable connection: pieces are finished in the order in which entries were taken, so an addition is
 // visible only behind the bytes before it, and a completion behind both. Bytes may come earlier, and in any order.
@@ -22,6 +21,8 @@
 
 namespace deep_ep::device::simulated {
 
+constexpr int kOtherWarps = SimulatedNicParams::kFewestThreads / kWarpSize - 1;  ///< that do not move
+
 /// By one lane, until all is finished. What was taken has as long again as the launch; then nothing waits any more.
 DEEP_EP_DEVICE void watch(const SimulatedNicParams& params, PieceQueue& queue) {
   if (lane_index() != 0) return;
@@ -34,8 +35,14 @@ DEEP_EP_DEVICE void watch(const SimulatedNicParams& params, PieceQueue& queue) {
 }
 
 DEEP_EP_DEVICE void body(const SimulatedNicParams& params, std::byte* shared) {
-  const Shared all(params, shared);
+  const int mover = warp_index() - kOtherWarps;
+  const int movers = block_warps() - kOtherWarps;
+  const Shared all(Carver(shared), static_cast<std::size_t>(params.num_queues),
+                   static_cast<std::size_t>(params.num_regions), static_cast<std::size_t>(movers));
   all.fill(params);
+  const std::size_t stage = mover < 0 ? 0 : static_cast<std::size_t>(mover) * kMoverStages;
+  const RowPipe pipe{all.barriers + stage, all.stages + stage * kPieceBytes, kMoverStages, kPieceBytes};
+  if (mover >= 0 && lane_index() == 0) pipe.init();
   block::sync();
   if (warp_index() == 0) {
     if (lane_index() == 0) store_release<Scope::system>(params.serving, params.launch);
@@ -45,7 +52,7 @@ DEEP_EP_DEVICE void body(const SimulatedNicParams& params, std::byte* shared) {
   } else if (warp_index() == 2) {
     watch(params, all.queue);
   } else {
-    move_pieces(params, all.queue, warp_index() - 3, block_warps() - 3);
+    Mover(params, all.queue, pipe, mover, movers).run();
   }
 }
 

@@ -2,6 +2,8 @@
 // bytes, the finisher takes them out in the same order.
 #pragma once
 
+#include "kernels/common/carver.hpp"
+#include "kernels/primitives/mbarrier.hpp"
 #include "kernels/primitives/memory.hpp"
 #include "kernels/primitives/warp.hpp"
 #include "kernels/rdma/simulated_nic.hpp"
@@ -10,6 +12,7 @@ namespace deep_ep::device::simulated {
 
 inline constexpr std::uint32_t kPieceBytes = 4096;  ///< what a warp copies at once
 inline constexpr std::uint32_t kPieces = 256;       ///< under way; a power of two
+inline constexpr std::uint32_t kMoverStages = 3;    ///< pieces of a warp in shared memory
 
 /// What is behind a piece, in Piece::what.
 inline constexpr std::uint32_t kAdds = 1;       ///< an addition to `to`; the value before goes to `from`
@@ -60,14 +63,17 @@ struct Shared {
   PieceQueue& queue;
   Served* served;            ///< [num_queues]
   SimulatedRegion* regions;  ///< [num_regions]
+  Mbarrier* barriers;        ///< [movers][kMoverStages]
+  std::byte* stages;         ///< [movers][kMoverStages], kPieceBytes each
+  std::size_t bytes;
 
-  DEEP_EP_DEVICE Shared(const SimulatedNicParams& params, std::byte* memory)
-      : queue(*reinterpret_cast<PieceQueue*>(memory)),
-        served(reinterpret_cast<Served*>(memory + sizeof(PieceQueue))),
-        regions(reinterpret_cast<SimulatedRegion*>(served + params.num_queues)) {}
-  static constexpr std::size_t bytes(std::size_t queues, std::size_t regions) {
-    return sizeof(PieceQueue) + queues * sizeof(Served) + regions * sizeof(SimulatedRegion);
-  }
+  DEEP_EP_HOST_DEVICE Shared(Carver carver, std::size_t num_queues, std::size_t num_regions, std::size_t movers)
+      : queue(*carver.take<PieceQueue>()),
+        served(carver.take<Served>(num_queues)),
+        regions(carver.take<SimulatedRegion>(num_regions)),
+        barriers(carver.take<Mbarrier>(movers * kMoverStages)),
+        stages(carver.take<std::byte>(movers * kMoverStages * kPieceBytes, kLine)),
+        bytes(carver.bytes()) {}
 
   /// By all threads of the block, before a sync.
   DEEP_EP_DEVICE void fill(const SimulatedNicParams& params) const {

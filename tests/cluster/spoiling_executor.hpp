@@ -14,9 +14,12 @@ class SpoilingExecutor final : public CountingExecutor {
  public:
   template <class Channel>
   SpoilingExecutor(const std::shared_ptr<Executor>& inner, int ranks, Channel channel, int peer)
+      : SpoilingExecutor(inner, ranks, static_cast<int>(Channel::count), static_cast<int>(channel), peer) {}
+  /// Where a mode has so many channels.
+  SpoilingExecutor(const std::shared_ptr<Executor>& inner, int ranks, int channels, int channel, int peer)
       : CountingExecutor(inner),
-        entries_(static_cast<std::size_t>(Channel::count) * static_cast<std::size_t>(ranks)),
-        entry_(static_cast<std::size_t>(static_cast<int>(channel) * ranks + peer)) {}
+        entries_(static_cast<std::size_t>(channels) * static_cast<std::size_t>(ranks)),
+        entry_(static_cast<std::size_t>(channel * ranks + peer)) {}
 
   void copy(void* destination, const void* source, std::size_t bytes, StreamHandle stream) override {
     if (spoiled_ || bytes != entries_ * sizeof(RdmaPeerParams)) {

@@ -9,4 +9,6 @@ done
 files=(install.sh scripts/deep_ep-host-tune scripts/package image/build image/rootfs tests/install/*.sh)
 shellcheck "${files[@]}"
 shfmt -i 2 -ci -d "${files[@]}"
+# What wheels alone hold is in no package.
+if grep -n "COMPONENT python" python/bindings/CMakeLists.txt | grep -v EXCLUDE_FROM_ALL; then exit 1; fi
 echo "${#files[@]} scripts"

@@ -409,8 +409,12 @@ class Nodes(unittest.TestCase):
         self.assertEqual(self.end(first)[0], 2)
         first = self.start_first_of_two()
         version = "0.2.0-g0000000000"
-        self.assertIn(f"node 1 (test) runs deep_ep {version}, the first node", self.say_hello(version=version))
-        self.assertEqual(self.end(first)[0], 1)
+        an_hour_ago = int((time.time() - 3600) * 1000)
+        answer = self.say_hello(version=version, clock_ms=an_hour_ago)
+        self.assertIn(f"node 1 (test) runs deep_ep {version}, the first node", answer)
+        status, _, err = self.end(first)
+        self.assertEqual(status, 1)
+        self.assertRegex(err, r"the clock of node 1 \(test\) is 36\d\d s behind that of the first node")
 
     @unittest.skipUnless(shutil.which("mpirun"), "there is no mpirun")
     def test_mpirun_starts_the_launchers(self):

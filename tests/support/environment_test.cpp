@@ -85,6 +85,19 @@ TEST(Environment, ValuesOfOthersAreTranslated) {
   EXPECT_EQ(nothing.value("DEEP_EP_RDMA_GID_INDEX").name, "NCCL_IB_GID_INDEX");
 }
 
+TEST(Environment, WhatOthersSwitchOff) {
+  const auto word = [](const char* name, Variables variables) {
+    return environment::Reader(source_of(variables)).choice(name);
+  };
+  EXPECT_EQ(word("DEEP_EP_NVLINK", {{"NVSHMEM_DISABLE_P2P", "1"}}), "off");
+  EXPECT_EQ(word("DEEP_EP_NVLINK", {{"NVSHMEM_DISABLE_P2P", "false"}}), "on");
+  EXPECT_EQ(word("DEEP_EP_NVLINK", {{"NVSHMEM_DISABLE_P2P", "0"}, {"NCCL_P2P_DISABLE", "1"}}), "off");
+  EXPECT_EQ(word("DEEP_EP_NVLINK", {{"DEEP_EP_NVLINK", "on"}, {"NCCL_P2P_DISABLE", "1"}}), "on");
+  EXPECT_EQ(word("DEEP_EP_MNNVL", {{"NVSHMEM_DISABLE_MNNVL", "yes"}}), "off");
+  EXPECT_EQ(word("DEEP_EP_MNNVL", {{"NCCL_MNNVL_ENABLE", "2"}}), "auto");
+  EXPECT_EQ(word("DEEP_EP_MNNVL", {{"NCCL_MNNVL_ENABLE", "0"}}), "off");
+}
+
 TEST(Environment, HowMuchOthersLogIsUnderstood) {
   const auto level = [](Variables variables) {
     return environment::Reader(source_of(variables)).choice("DEEP_EP_LOG");

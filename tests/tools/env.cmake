@@ -4,7 +4,7 @@ target_link_libraries(deep_ep_env_tests PRIVATE deep_ep_env_support)
 target_compile_definitions(deep_ep_env_tests PRIVATE DEEP_EP_GOLDEN_FOLDER="${CMAKE_CURRENT_SOURCE_DIR}/golden")
 
 deep_ep_add_tool_test(env_list STATUS 0 PATTERN "^(DEEP_EP_[A-Z_]+\n)+$" TIMEOUT 10 ARGUMENTS env --list)
-deep_ep_add_tool_test(env_unknown_profile STATUS 2 PATTERN "^deep_ep: --profile [^\n]*gke-a4, generic-roce, infiniband\n$" TIMEOUT 10
+deep_ep_add_tool_test(env_unknown_profile STATUS 2 PATTERN "^deep_ep: --profile [^\n]*gke-a4, gke-a3u, generic-roce, infiniband\n$" TIMEOUT 10
                       ARGUMENTS env --profile a4)
 deep_ep_add_tool_test(env_nccl_alone STATUS 2 PATTERN "^deep_ep: --nccl: [^\n]*--profile[^\n]*\n$" TIMEOUT 10 ARGUMENTS env --nccl)
 deep_ep_add_tool_test(env_unknown_format STATUS 2 PATTERN "^deep_ep: --format[^\n]*toml[^\n]*\n$" TIMEOUT 10

@@ -62,6 +62,19 @@ TEST(EnvScript, TheScriptOfThePluginWins) {
   compare_all("env_a4_gib", environment_of(patient_of(machine, {{"NCCL_CROSS_NIC", "2"}}), &profile, true), &profile);
 }
 
+TEST(EnvScript, OfGoogleA3Ultra) {
+  test::FakeMachine machine;
+  test::write_healthy_machine(machine, {.model = "NVIDIA H200"});
+  const Profile& profile = profile_of("gke-a3u");
+  const auto names = [&] {
+    std::string text;
+    for (const Assignment& one : environment_of(patient_of(machine), &profile, true).nccl) text += one.name + " ";
+    return text;
+  };
+  EXPECT_EQ(names(), "NCCL_NET NCCL_CROSS_NIC NCCL_NET_GDR_LEVEL ");
+  EXPECT_EQ(row(environment_of(patient_of(machine), &profile, true), "DEEP_EP_RDMA_WIRE").value, "verbs");
+}
+
 TEST(EnvScript, OfRoceWithVariables) {
   test::FakeMachine machine;
   test::write_healthy_machine(machine, {.nic_names = {"roce_rail0", "rocep1", "a", "b", "c", "d", "e", "f"}});

@@ -124,7 +124,9 @@ TEST_F(Doctor, NoPrivilege) {
                  "Limit                     Soft Limit           Hard Limit           Units     \n"
                  "Max locked memory         8388608              8388608              bytes     ");
   EXPECT_EQ(complaints("doorbell"), "warning: PeerMappingOverride is not set, and this process is not privileged");
-  EXPECT_EQ(complaints("locked_memory"), "error: locked memory is limited to 8.00 MiB");
+  const std::string locked = complaints("locked_memory");
+  EXPECT_TRUE(locked.starts_with("warning: locked memory is limited to 8.00 MiB; a rank registers ")) << locked;
+  EXPECT_TRUE(locked.ends_with(" (16 ranks, 8 a node, 4096 tokens of 7168 channels)")) << locked;
   variables_["NVSHMEM_IBGDA_NIC_HANDLER"] = "gpu";
   EXPECT_EQ(complaints("doorbell"), "error: PeerMappingOverride is not set, and this process is not privileged")
       << "asked for, so it must work";
@@ -256,6 +258,16 @@ TEST_F(Doctor, VariablesOfOthers) {
             "note: NCCL_NET=gIB\nwarning: GDRCOPY_HOME=/opt/deepep/gdrcopy: there is no such folder\n"
             "error: TORCH_NCCL_USE_COMM_NONBLOCKING=0 beside NCCL_NET=gIB");
   EXPECT_EQ(complaints("map"), "warning: NCCL_IB_TIMEOUT='99' is ignored: not a number from 0 to 31");
+}
+
+TEST_F(Doctor, VariablesOfOthersThatSwitchOffOrNameInterfaces) {
+  variables_ = {{"NCCL_P2P_DISABLE", "1"},      {"NVSHMEM_DISABLE_P2P", "0"}, {"NCCL_MNNVL_ENABLE", "0"},
+                {"NCCL_SOCKET_IFNAME", "eth0"}, {"TP_SOCKET_IFNAME", "eth0"}, {"NCCL_SOCKET_FAMILY", "IPv4"}};
+  EXPECT_EQ(complaints("variables"),
+            "note: NCCL_P2P_DISABLE=1\nnote: NCCL_MNNVL_ENABLE=0\nnote: NCCL_SOCKET_IFNAME=eth0\n"
+            "note: TP_SOCKET_IFNAME=eth0");
+  variables_ = {{"DEEP_EP_NVLINK", "no"}};
+  EXPECT_EQ(complaints("variables"), "error: environment variable DEEP_EP_NVLINK='no': not one of on|off");
 }
 
 TEST_F(Doctor, AMalformedMapping) {

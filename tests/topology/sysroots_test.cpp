@@ -6,8 +6,13 @@
 #include <functional>
 
 #include "tests/topology/doctor_fixture.hpp"
+#include "tools/doctor/bundle.hpp"
 #include "tools/doctor/catalogue.hpp"
+#include "tools/doctor/cgroup.hpp"
+#include "tools/doctor/clock.hpp"
+#include "tools/doctor/ethtool.hpp"
 #include "tools/doctor/machine_report.hpp"
+#include "tools/doctor/needs.hpp"
 #include "tools/doctor/print.hpp"
 #include "tools/doctor/quick.hpp"
 
@@ -108,7 +113,7 @@ TEST_F(Sysroot, NoPrivilege) {
   machine_.write("/proc/self/status", "Name:\tdeep_ep\nCapEff:\t00000000a80425fb");
   machine_.write("/proc/self/limits", "Max locked memory         8388608              8388608              bytes     ");
   machine_.write("/proc/mounts", "shm /dev/shm tmpfs rw,size=65536k 0 0");
-  EXPECT_EQ(verdicts(), "D3 fail, D6 fail, D9 warn, D10 fail");
+  EXPECT_EQ(verdicts(), "D3 warn, D6 fail, D9 warn, D10 fail");
   EXPECT_FALSE(usable());
 }
 
@@ -181,12 +186,143 @@ TEST_F(Sysroot, NvLinksThatAreDown) {
   EXPECT_FALSE(ask_nvml("/no/such/library.so"));
 }
 
+TEST_F(Sysroot, GpusThatDoNotReachEachOther) {
+  write_healthy_machine(machine_);
+  Patient live = patient();
+  const auto gpu = [](const char* pci, std::vector<std::optional<bool>> reaches) {
+    return LiveGpu{pci, "NVIDIA B200", 1, 1, 100, 18, 0, std::move(reaches), {}};
+  };
+  live.live_gpus = {gpu("0000:13:00.0", {std::nullopt, true, true}), gpu("0000:14:00.0", {true, std::nullopt, false}),
+                    gpu("0000:23:00.0", {true, std::nullopt, std::nullopt})};
+  Findings found;
+  check_nvlink(live, found);
+  ASSERT_EQ(found.size(), 2u);
+  EXPECT_EQ(found[1].found, "1 of 3 pairs of GPUs do not reach each other by NVLink: 1-2");
+  EXPECT_EQ(found[1].verdict, Verdict::error);
+  EXPECT_NE(machine_text(live).find("   1   +  .  -\n"), std::string::npos) << machine_text(live);
+  EXPECT_EQ(machine_json(live)["nvlink"][1]["reaches"].dump(), "[true,null,false]");
+  EXPECT_NE(to_text(report_machine(live, "1")).find("NVLink            2 of 3 pairs of GPUs\n"), std::string::npos);
+}
+
+TEST_F(Sysroot, DomainsOfSeveralMachines) {
+  write_gb200_machine(machine_);
+  Patient live = patient();
+  NvLinkFabric fabric{.state = NvLinkFabric::State::completed, .cluster = "c0ffee", .clique = 3};
+  live.live_gpus = {{"0000:13:00.0", "NVIDIA GB200", 1, 1, 100, 18, 0, {}, fabric},
+                    {"0000:14:00.0", "NVIDIA GB200", 1, 1, 100, 18, 0, {}, fabric}};
+  const auto domain = [&] {
+    Findings found;
+    check_nvlink(live, found);
+    std::string text;
+    for (const Finding& finding : found) {
+      if (finding.check == "nvlink_domain") text += fmt::format("{}: {}\n", name_of(finding.verdict), finding.found);
+    }
+    return text;
+  };
+  EXPECT_EQ(domain(), "ok: NVLink domain c0ffee, clique 3\n");
+  const NodeReport a{"a.json", to_json(report_machine(live, "1.2.3"))};
+  EXPECT_EQ(a.report["nvlink_domain"], "c0ffee, clique 3");
+  (*live.live_gpus)[1].fabric->clique = 4;
+  EXPECT_EQ(domain(), "error: GPUs of this machine are in 2 NVLink domains: c0ffee, clique 3; c0ffee, clique 4\n");
+  (*live.live_gpus)[0].fabric->clique = 4;
+  NodeReport b{"b.json", to_json(report_machine(live, "1.2.3"))};
+  b.report["boot_id"] = "another";
+  b.report["host"] = "node-1";
+  const Findings found = compare_nodes({a, b});
+  ASSERT_EQ(found.size(), 1u);
+  EXPECT_EQ(found[0].meaning, "ranks of these nodes reach each other by NICs, not by NVLink");
+  (*live.live_gpus)[0].fabric->slow_links = true;
+  (*live.live_gpus)[1].fabric->state = NvLinkFabric::State::in_progress;
+  EXPECT_EQ(domain(),
+            "error: not registered with the NVLink fabric: 0000:14:00.0\n"
+            "warning: the NVLink bandwidth of 0000:13:00.0 is degraded\nok: NVLink domain c0ffee, clique 4\n");
+}
+
 TEST_F(Sysroot, SmallSharedMemory) {
   write_healthy_machine(machine_);
   machine_.write("/proc/mounts", "tmpfs /dev/shm tmpfs rw,size=64m 0 0");
   EXPECT_EQ(complaints("shared_memory"), "warning: /dev/shm has 64.00 MiB");
-  machine_.write("/proc/self/limits", "Max open files            1024                 524288               files     ");
-  EXPECT_EQ(complaints("open_files"), "warning: a process may have 1024 open files");
+}
+
+TEST_F(Sysroot, LimitsAgainstWhatTheRunNeeds) {
+  write_healthy_machine(machine_);
+  const auto limit = [&](const char* name, const char* soft, const char* hard) {
+    machine_.write("/proc/self/limits", fmt::format("{:<25} {:<20} {:<20} files     ", name, soft, hard));
+  };
+  limit("Max open files", "1024", "524288");
+  EXPECT_EQ(complaints("open_files"), "") << "enough for 16 ranks";
+  limit("Max open files", "256", "524288");
+  EXPECT_EQ(
+      complaints("open_files"),
+      "warning: a process may have 256 open files, rank 0 needs about 304 (16 ranks, 8 a node, 4096 tokens of 7168 "
+      "channels)");
+  limit("Max open files", "256", "256");
+  EXPECT_TRUE(complaints("open_files").starts_with("error: ")) << "nobody can raise it";
+  machine_.write("/proc/self/status", "Name:\tdeep_ep\nCapEff:\t00000000a80425fb");
+  const auto locked = [&](std::uint64_t bytes) {
+    limit("Max locked memory", std::to_string(bytes).c_str(), "unlimited");
+    return complaints("locked_memory").substr(0, 5);
+  };
+  const std::uint64_t needed = needs_of(patient()).locked_bytes;
+  EXPECT_GT(needed, 0u);
+  EXPECT_EQ(locked(needed - 1), "error");
+  EXPECT_EQ(locked(needed), "warni");
+  EXPECT_EQ(locked(needed + (std::uint64_t{64} << 20)), "");
+}
+
+TEST_F(Sysroot, ControlGroups) {
+  write_healthy_machine(machine_);
+  EXPECT_EQ(complaints("control_group"), "");
+  machine_.write("/proc/self/cgroup", "0::/jobs/one");
+  machine_.write("/sys/fs/cgroup/jobs/one/memory.max", "max");
+  machine_.write("/sys/fs/cgroup/jobs/memory.max", "1048576");
+  machine_.write("/sys/fs/cgroup/jobs/one/cpu.max", "150000 100000");
+  machine_.write("/sys/fs/cgroup/jobs/one/pids.max", "64");
+  machine_.write("/sys/fs/cgroup/rdma.max", "mlx5_0 hca_handle=0 hca_object=max\nmlx5_1 hca_handle=max hca_object=9");
+  const std::string text = complaints("control_group");
+  EXPECT_NE(text.find("error: the control group may use 1.00 MiB of memory, the ranks of a node need "),
+            std::string::npos)
+      << text;
+  EXPECT_NE(text.find("warning: the control group has 1.5 CPUs for 8 ranks"), std::string::npos) << text;
+  EXPECT_NE(text.find("warning: the control group may have 64 threads, 8 ranks have about 256"), std::string::npos)
+      << text;
+  const std::string queues = complaints("queue_pairs");
+  EXPECT_NE(queues.find("error: mlx5_0: the control group may open the device 0 times, 1 ranks use it"),
+            std::string::npos)
+      << queues;
+  EXPECT_NE(queues.find("error: mlx5_1: the control group may make 9 RDMA objects, 16 ranks"), std::string::npos)
+      << queues;
+}
+
+TEST_F(Sysroot, ControlGroupsOfTheFirstVersion) {
+  machine_.write("/proc/self/cgroup", "4:memory:/docker/7\n1:cpu,cpuacct:/docker/7\n8:pids:/\nbroken");
+  machine_.write("/sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712");
+  machine_.write("/sys/fs/cgroup/cpu/docker/7/cpu.cfs_quota_us", "-1");
+  machine_.write("/sys/fs/cgroup/cpu/cpu.cfs_quota_us", "400000");
+  machine_.write("/sys/fs/cgroup/cpu/cpu.cfs_period_us", "100000");
+  machine_.write("/sys/fs/cgroup/pids/pids.max", "1000");
+  const CgroupLimits limits = read_cgroup(machine_.root());
+  EXPECT_FALSE(limits.memory) << "that is no limit";
+  EXPECT_EQ(limits.cpus, 4.0);
+  EXPECT_EQ(limits.processes, 1000u);
+}
+
+TEST_F(Sysroot, QueuePairsThatTheNicsHave) {
+  write_healthy_machine(machine_);
+  Patient patient = this->patient();
+  Findings found;
+  check_queues(patient, found);
+  EXPECT_EQ(found.at(0).meaning, "far below what such NICs usually have");
+  for (int i = 0; i < 8; ++i) patient.live_queue_pairs[fmt::format("mlx5_{}", i)] = 1 << 17;
+  found.clear();
+  check_queues(patient, found);
+  EXPECT_EQ(found.at(0).meaning, "far below what the NICs say they have");
+  patient.live_queue_pairs["mlx5_3"] = 4;
+  found.clear();
+  check_queues(patient, found);
+  ASSERT_EQ(found.size(), 1u);
+  EXPECT_EQ(found[0].verdict, Verdict::error);
+  EXPECT_TRUE(found[0].found.ends_with("the device has 4")) << found[0].found;
 }
 
 TEST_F(Sysroot, ShortPacketsAndDifferentFirmware) {
@@ -242,6 +378,14 @@ TEST_F(Sysroot, NetworksOfThePod) {
             "error: the annotation networking.gke.io/interfaces asks for interfaces that are not there: gpu0rdma0");
   machine_.write("/sys/class/net/gpu0rdma0/mtu", "8896");
   EXPECT_EQ(complaints("pod_networks"), "");
+  machine_.write("/sys/class/net/gpu0rdma0/device/infiniband/mlx5_2/node_type", "1: CA");
+  EXPECT_EQ(complaints("pod_networks"), "");
+  for (int gid = 0; gid < 4; ++gid) {
+    machine_.write(fmt::format("/sys/class/infiniband/mlx5_2/ports/1/gids/{}", gid),
+                   "0000:0000:0000:0000:0000:0000:0000:0000");
+  }
+  EXPECT_EQ(complaints("pod_networks"),
+            "error: interfaces of the annotation networking.gke.io/interfaces that have no address: gpu0rdma0");
   machine_.write("/etc/podinfo/annotations", "networking.gke.io/interfaces=\"[{,,\"");
   EXPECT_EQ(complaints("pod_networks"), "warning: the annotation networking.gke.io/interfaces names no interface");
 }
@@ -324,6 +468,42 @@ TEST_F(Sysroot, NodesAreCompared) {
   EXPECT_EQ(found[0].verdict, Verdict::error);
   EXPECT_EQ(found[1].verdict, Verdict::warning);
   EXPECT_EQ(compare_nodes({a, a}).at(0).found, "boot_id is 11111111-2222-3333-4444-555555555555 in a.json, a.json");
+}
+
+TEST_F(Sysroot, PausesOfTheSwitch) {
+  write_healthy_machine(machine_);
+  machine_.write("/ethtool/eth4",
+                 "NIC statistics:\n     rx_packets: 12\n     rx_prio0_pause: 0\n     rx_prio3_pause: 40\n"
+                 "     rx_prio3_pause_duration: 900\n     rx_pause_ctrl_phy: 41\n     tx_prio3_pause: 2\n"
+                 "     tx_prio5_pause: 3\n     rx_discards_phy: 0\n     tx_pause_storm_error_events: 0\nbroken: line");
+  EXPECT_EQ(complaints("losses"), "note: mlx5_3 port 1: pauses_received 41, paused_us 900, pauses_sent 5");
+  machine_.write("/sys/class/infiniband/mlx5_3/ports/1/counters/port_rcv_packets", "1000000");
+  machine_.write("/ethtool/eth4", "     rx_discards_phy: 700\n     rx_prio3_buf_discard: 650\n");
+  EXPECT_EQ(complaints("losses"), "warning: mlx5_3 port 1: dropped_on_arrival 700");
+  EXPECT_EQ(pauses_of({{"rx_pfc_ena_frames_pri3", 5}, {"rx_pause_frames", 0}, {"tx_pfc_ena_frames_pri12", 9}}),
+            (std::map<std::string, std::uint64_t>{{"pauses_received", 5}}));
+}
+
+TEST_F(Sysroot, TheEndOfALongLog) {
+  machine_.write("/log", "begin");
+  const std::filesystem::path file = machine_.path() / "log";
+  std::filesystem::resize_file(file, std::uintmax_t{100} << 20);  // with a hole: takes no space
+  std::ofstream(file, std::ios::app) << "the end";
+  EXPECT_EQ(end_of_file(file, 7), "the end");
+  EXPECT_EQ(end_of_file(file, 4096).size(), 4096u);
+  machine_.write("/log", "short");
+  EXPECT_EQ(end_of_file(file, 4096), "short\n");
+  EXPECT_EQ(end_of_file(machine_.path() / "none", 7), "");
+}
+
+TEST_F(Sysroot, ClockOfACopy) {
+  write_healthy_machine(machine_);
+  Findings found;
+  check_clock(patient(), found);
+  EXPECT_TRUE(found.empty());
+  machine_.write("/run/systemd/timesync/synchronized", "");
+  check_clock(patient(), found);
+  EXPECT_EQ(found.at(0).verdict, Verdict::ok);
 }
 
 // --- damaged copies of machines ---

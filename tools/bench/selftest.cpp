@@ -15,8 +15,8 @@
 #include "bench_support/low_latency_rank.hpp"
 #include "deep_ep/error.hpp"
 #include "tools/bench/check.hpp"
-#include "tools/bench/child.hpp"
 #include "tools/bench/selftest_rank.hpp"
+#include "tools/common/child.hpp"
 
 namespace deep_ep::tools {
 namespace {

@@ -9,9 +9,9 @@
 
 #include "bench_support/workload.hpp"
 #include "deep_ep/error.hpp"
-#include "tools/bench/child.hpp"
 #include "tools/bench/output/csv.hpp"
 #include "tools/bench/output/results.hpp"
+#include "tools/common/child.hpp"
 #include "tools/common/ranks.hpp"
 #include "tools/common/version.hpp"
 
@@ -129,7 +129,7 @@ std::string why_impossible(const SweepCell& cell) {
   return "";
 }
 
-SweepFile resume_sweep(const std::string& text, const std::string& name) {
+SweepFile resume_sweep(const std::string& text, const std::string& name, const std::string& device) {
   SweepFile file;
   std::string whole = text;
   const bool torn = !text.empty() && text.back() != '\n';
@@ -147,6 +147,7 @@ SweepFile resume_sweep(const std::string& text, const std::string& name) {
   for (const Figure& figure : results.figures) {
     file.text += figure_csv_line(figure);
     const SweepCell cell = cell_of(figure);
+    if (!figure.device.empty() && figure.device != device) continue;
     if (std::ranges::find(file.done, cell) == file.done.end()) file.done.push_back(cell);
   }
   return file;
@@ -155,7 +156,8 @@ SweepFile resume_sweep(const std::string& text, const std::string& name) {
 SweepCounts run_sweep(const SweepOptions& options) {
   SweepFile before;
   if (std::filesystem::exists(options.file)) {
-    before = resume_sweep(read_text(options.file, "--out"), options.file);
+    const bool on_cpu = options.device == "cpu" || (options.device == "auto" && cuda_device_count() == 0);
+    before = resume_sweep(read_text(options.file, "--out"), options.file, on_cpu ? "cpu" : "cuda");
   } else {
     before.text = new_file(options);
   }

@@ -45,8 +45,9 @@ struct SweepFile {
   std::vector<SweepCell> done;  ///< measured, or impossible
   bool repaired = false;        ///< something was left out
 };
+/// What was measured on another device than `device` ("cuda", "cpu") stays in the text and is not done.
 /// @throws InvalidArgument for a file that is no sweep's.
-SweepFile resume_sweep(const std::string& text, const std::string& name);
+SweepFile resume_sweep(const std::string& text, const std::string& name, const std::string& device);
 
 struct SweepCounts {
   int measured = 0, impossible = 0, failed = 0, there = 0;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "csrc/buffer/low_latency/lanes.hpp"
 #include "csrc/rdma/ring/ring_memory.hpp"
 #include "csrc/rdma/verbs/devx/devx_device.hpp"
 
@@ -24,6 +25,7 @@ std::vector<SizedBuffer> size_buffers(const BufferSizes& size) {
   BufferOptions none;
   none.max_local_experts = std::max(none.max_local_experts, size.experts / size.ranks);
   none.low_latency.rails = asked_for_rails(none.low_latency.rails);
+  none.low_latency.lanes = asked_for_lanes(none.low_latency.lanes);
   const auto normal_mode = [&](int ranks) {
     BufferOptions options = none;
     options.heap_bytes =

@@ -11,27 +11,13 @@
 #include <string>
 
 #include "csrc/support/format.hpp"
-#include "kernels/common/limits.hpp"
+#include "tools/doctor/cgroup.hpp"
 #include "tools/doctor/checks.hpp"
 #include "tools/doctor/gpu_models.hpp"
+#include "tools/doctor/needs.hpp"
 
 namespace deep_ep::tools {
 namespace {
-
-/// A run that can be sized: whole nodes, experts shared out evenly.
-BufferSizes fitting(const Patient& patient) {
-  BufferSizes run = patient.run;
-  run.ranks = std::clamp(run.ranks, 1, kMaxRanks);
-  run.ranks_per_node = std::clamp(run.ranks_per_node, 1, run.ranks);
-  while (run.ranks % run.ranks_per_node != 0) --run.ranks_per_node;
-  run.experts = (run.experts + run.ranks - 1) / run.ranks * run.ranks;
-  return run;
-}
-
-std::string text_of(const BufferSizes& run) {
-  return fmt::format("{} ranks, {} a node, {} tokens of {} channels", run.ranks, run.ranks_per_node, run.tokens,
-                     run.hidden);
-}
 
 /// How many GPUs use a NIC.
 std::map<std::string, std::size_t> users_of_nics(const Patient& patient) {
@@ -90,38 +76,59 @@ std::optional<std::uint64_t> available_memory(const Patient& patient) {
 void check_queues(const Patient& patient, Findings& findings) {
   const auto users = users_of_nics(patient);
   if (users.empty()) return;
-  // What mlx5 devices are made with; virtual functions often have less. `ibv_devinfo -v` says max_qp.
+  // Where the device is not asked: what mlx5 devices are made with; virtual functions often have less.
   constexpr std::uint64_t kUsualQueuePairs = 131072;
   constexpr std::uint64_t kUsualOfVirtualFunctions = 16384;
-  const BufferSizes run = fitting(patient);
-  const std::uint64_t a_rank = size_buffers(run).back().plan.queue_pairs();
+  const Needs needs = needs_of(patient);
+  const CgroupLimits groups = read_cgroup(patient.root);
+  const std::size_t before = findings.size();
+  bool asked = true;
   for (const auto& [name, gpus] : users) {
-    const std::uint64_t needed = a_rank * gpus;
+    const std::uint64_t needed = needs.queue_pairs * gpus;
     const auto nic =
         std::find_if(patient.nics.begin(), patient.nics.end(), [&](const auto& n) { return n.name == name; });
     const bool is_virtual = nic != patient.nics.end() && nic->virtual_function;
-    const std::uint64_t usual = is_virtual ? kUsualOfVirtualFunctions : kUsualQueuePairs;
+    const auto live = patient.live_queue_pairs.find(name);
+    const bool known = live != patient.live_queue_pairs.end();
+    asked = asked && known;
+    const std::uint64_t most = known ? live->second : is_virtual ? kUsualOfVirtualFunctions : kUsualQueuePairs;
     const auto pages = doorbell_pages(patient, name);
-    const bool many = needed > usual / 2 || (pages && needed > *pages / 2);
-    if (!many) continue;
-    findings.push_back({"queue_pairs", Verdict::warning,
-                        fmt::format("{}: {} queue pairs for {}; such devices usually have {}{}", name, needed,
-                                    text_of(run), usual, pages ? fmt::format(", and {} doorbell pages", *pages) : ""),
-                        "connections may fail with ENOMEM when other programs use the device, too",
-                        "fewer queue pairs for each peer, or one GPU for each NIC"});
+    if (needed > most / 2 || (pages && needed > *pages / 2)) {
+      findings.push_back({"queue_pairs", known && needed > most ? Verdict::error : Verdict::warning,
+                          fmt::format("{}: {} queue pairs for {}; {} {}{}", name, needed, needs.text(),
+                                      known ? "the device has" : "such devices usually have", most,
+                                      pages ? fmt::format(", and {} doorbell pages", *pages) : ""),
+                          "connections may fail with ENOMEM when other programs use the device, too",
+                          "fewer queue pairs for each peer, or one GPU for each NIC"});
+    }
+    const auto group = groups.nics.find(name);
+    if (group == groups.nics.end()) continue;
+    const std::uint64_t objects = needs.rdma_objects * gpus;
+    if (group->second.objects && *group->second.objects < objects) {
+      findings.push_back({"queue_pairs", Verdict::error,
+                          fmt::format("{}: the control group may make {} RDMA objects, {} need {}", name,
+                                      *group->second.objects, needs.text(), objects),
+                          "connections fail with EAGAIN", "a higher hca_object in rdma.max of the control group"});
+    }
+    if (group->second.handles && *group->second.handles < gpus) {
+      findings.push_back({"queue_pairs", Verdict::error,
+                          fmt::format("{}: the control group may open the device {} times, {} ranks use it", name,
+                                      *group->second.handles, gpus),
+                          "the device cannot be opened: EAGAIN",
+                          "a higher hca_handle in rdma.max of the control group"});
+    }
   }
-  if (findings.empty() || findings.back().check != "queue_pairs") {
+  if (findings.size() == before) {
     findings.push_back({"queue_pairs", Verdict::ok,
-                        fmt::format("{} queue pairs for each rank: {}", a_rank, text_of(run)),
-                        "far below what NICs have", ""});
+                        fmt::format("{} queue pairs for each rank: {}", needs.queue_pairs, needs.text()),
+                        asked ? "far below what the NICs say they have" : "far below what such NICs usually have", ""});
   }
 }
 
 void check_memory(const Patient& patient, Findings& findings) {
-  const BufferSizes run = fitting(patient);
-  const SizedBuffer buffer = size_buffers(run).back();
-  const std::uint64_t needed = buffer.plan.layout.bytes() + buffer.ring_bytes();
-  const std::string what = fmt::format("a buffer for all modes takes {} ({})", format_bytes(needed), text_of(run));
+  const Needs needs = needs_of(patient);
+  const std::uint64_t needed = needs.buffer_bytes;
+  const std::string what = fmt::format("a buffer for all modes takes {} ({})", format_bytes(needed), needs.text());
   const auto gpu = memory_of_gpus(patient);
   if (gpu) {
     const std::string have =
@@ -140,7 +147,7 @@ void check_memory(const Patient& patient, Findings& findings) {
   }
   const auto host = available_memory(patient);
   if (!host || !patient.gpus.empty()) return;
-  const std::uint64_t all = needed * static_cast<std::uint64_t>(run.ranks_per_node);
+  const std::uint64_t all = needed * static_cast<std::uint64_t>(needs.run.ranks_per_node);
   findings.push_back({"buffers", all < *host ? Verdict::ok : Verdict::note,
                       fmt::format("{}; {} for all ranks of the node on the CPU, {} are available", what,
                                   format_bytes(all), format_bytes(*host)),

@@ -2,6 +2,8 @@
 // examine machines that exist only as files.
 #pragma once
 
+#include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -31,8 +33,10 @@ struct Patient {
   rdma::NicMap map;
   BuiltFor build = built_for();
   std::optional<std::vector<LiveGpu>> live_gpus;  ///< where the driver was asked: on this machine, and not in a hurry
-  BufferSizes run;                                ///< what memory and queues are counted for
-  int pid = 0;                                    ///< of a process whose libraries are looked at; 0: none
+  /// Queue pairs that each NIC has, where it was asked: on this machine, and not in a hurry.
+  std::map<std::string, std::uint64_t> live_queue_pairs;
+  BufferSizes run;      ///< what memory and queues are counted for
+  int pid = 0;          ///< of a process whose libraries are looked at; 0: none
   std::string refused;  ///< a wrong variable of the library's own: settings are the defaults then
 };
 /// `names`: of the variables that are set.
@@ -68,7 +72,9 @@ void check_variables(const Patient& patient, Findings& findings);
 void check_gke(const Patient& patient, Findings& findings);
 /// D13. RANK, WORLD_SIZE, ...: do they fit together, and do they mean nodes or processes?
 void check_ranks(const Patient& patient, Findings& findings);
-/// D14. Does MASTER_ADDR resolve, and answer? Of this machine only; waits for 4 s at most.
+/// D14. Both of these: where ranks meet, and by which clock.
+void check_meeting(const Patient& patient, Findings& findings);
+/// Does MASTER_ADDR resolve, and answer? Of this machine only; waits for 4 s at most.
 void check_master(const Patient& patient, Findings& findings);
 /// D17. What NICs have counted since their driver was loaded that should not happen.
 void check_counters(const Patient& patient, Findings& findings);

@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -9,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "csrc/rdma/verbs/device.hpp"
 #include "csrc/rdma/verbs/libraries.hpp"
 #include "deep_ep/error.hpp"
 #include "kernels/common/limits.hpp"
@@ -62,6 +64,20 @@ void check_loaded_libraries(const Patient& patient, Findings& findings) {
                       fmt::format("{}", fmt::join(lines, "; ")),
                       usable ? "" : "what cannot be opened here cannot be opened by a run with the same variables",
                       usable || patient.nics.empty() ? "" : "see the findings of the check `libraries`", "D7"});
+}
+
+/// Queue pairs that the NICs say they have. What cannot be opened is said by other checks.
+std::map<std::string, std::uint64_t> ask_nics(const Patient& patient) {
+  std::map<std::string, std::uint64_t> result;
+  for (const rdma::Nic& nic : patient.nics) {
+    if (nic.capability == rdma::Capability::unsupported || !nic.accessible) continue;
+    try {
+      result[nic.name] = rdma::verbs::Device::open(nic.name)->limits().queue_pairs;
+    } catch (const Error&) {
+      continue;
+    }
+  }
+  return result;
 }
 
 int run_nic_test(const DoctorOptions& options) {
@@ -126,6 +142,7 @@ int run_doctor(const DoctorOptions& options) {
     options.json ? print_json(to_json(machine)) : fmt::print("{}", printable(to_text(machine)));
     return 0;
   }
+  if (patient.root.is_this_machine()) patient.live_queue_pairs = ask_nics(patient);
   Findings findings = check_everything(patient);
   if (patient.root.is_this_machine()) check_loaded_libraries(patient, findings);
   std::vector<PortCounters> traffic;

@@ -14,6 +14,7 @@
 
 #include "csrc/support/format.hpp"
 #include "deep_ep/error.hpp"
+#include "tools/doctor/ethtool.hpp"
 
 namespace deep_ep::tools {
 namespace {
@@ -42,7 +43,19 @@ constexpr std::array kCounters = {
     Counter{"congestion_reported", "hw_counters/np_cnp_sent", 1, "this port told peers to send more slowly"},
     Counter{"resent_after_timeout", "hw_counters/roce_adp_retrans", 1, "packets were sent again, as no answer came"},
     Counter{"congestion_told", "hw_counters/rp_cnp_handled", 1, "peers told this port to send more slowly"},
+    // By ethtool.
+    Counter{"dropped_on_arrival", "", 1, "the port had no room for packets: flow control (PFC) does not hold"},
+    Counter{"pause_storms", "", 1, "the port paused the switch for so long that the NIC gave it up"},
+    Counter{"pauses_received", "", 1, "the switch paused this port: congestion behind it"},
+    Counter{"paused_us", "", 1, "so long the switch paused this port, in microseconds"},
+    Counter{"pauses_sent", "", 1, "this port paused the switch: the host, or PCIe, does not take packets fast enough"},
 };
+
+/// What comes and goes with the load, and costs bandwidth alone; the rest is loss.
+bool is_a_matter_of_degree(std::string_view counter) {
+  return counter.find("congestion") != std::string_view::npos || counter.starts_with("pauses") ||
+         counter == "paused_us";
+}
 
 std::uint64_t value_of(const PortCounters& port, const std::string& name) {
   const auto found = port.values.find(name);
@@ -107,11 +120,15 @@ std::vector<PortCounters> read_counters(const Patient& patient) {
     for (const rdma::NicPort& port : nic.ports) {
       PortCounters counters{nic.name, port.number, {}};
       for (const Counter& counter : kCounters) {
+        if (*counter.file == '\0') continue;
         const auto text =
             patient.root.read(fmt::format("/sys/class/infiniband/{}/ports/{}/{}", nic.name, port.number, counter.file));
         std::uint64_t value = 0;
         if (!text || std::from_chars(text->data(), text->data() + text->size(), value).ec != std::errc()) continue;
         counters.values[counter.name] = value * counter.unit;
+      }
+      if (!port.gids.empty() && !port.gids.front().netdev.empty()) {
+        counters.values.merge(pauses_of(read_ethtool(patient.root, port.gids.front().netdev)));
       }
       result.push_back(std::move(counters));
     }
@@ -150,8 +167,7 @@ void check_counters(const Patient& patient, Findings& findings) {
       const std::uint64_t value = value_of(port, counter.name);
       if (*counter.trouble == '\0' || value == 0) continue;
       text += fmt::format("{}{} {}", text.empty() ? "" : ", ", counter.name, value);
-      const bool loss = std::string_view(counter.name).find("congestion") == std::string_view::npos;
-      often = often || (loss && packets > 0 && value > packets / kRare);
+      often = often || (!is_a_matter_of_degree(counter.name) && packets > 0 && value > packets / kRare);
     }
     if (text.empty()) continue;
     findings.push_back(
@@ -161,8 +177,8 @@ void check_counters(const Patient& patient, Findings& findings) {
          "congestion control (ECN) of NICs and switches"});
   }
   if (findings.size() == before) {
-    findings.push_back(
-        {"losses", Verdict::ok, fmt::format("no losses and no congestion on {} ports", ports.size()), "", ""});
+    findings.push_back({"losses", Verdict::ok,
+                        fmt::format("no losses, no congestion and no pauses on {} ports", ports.size()), "", ""});
   }
 }
 

@@ -89,6 +89,25 @@ std::vector<std::string> interfaces_asked_for(const std::string& annotation) {
   return names;
 }
 
+/// Interfaces that RDMA devices belong to and that have no address their GIDs could come from.
+std::vector<std::string> without_address(const Patient& patient, const std::vector<std::string>& names) {
+  std::vector<std::string> result;
+  for (const std::string& name : names) {
+    const std::vector<std::string> devices =
+        patient.root.list(fmt::format("/sys/class/net/{}/device/infiniband", name));
+    const bool has_one = std::any_of(devices.begin(), devices.end(), [&](const std::string& device) {
+      const auto nic =
+          std::find_if(patient.nics.begin(), patient.nics.end(), [&](const auto& one) { return one.name == device; });
+      if (nic == patient.nics.end()) return false;
+      return std::any_of(nic->ports.begin(), nic->ports.end(), [&](const rdma::NicPort& port) {
+        return rdma::choose_gid(port.gids, port.ethernet(), {}).gid.has_value();
+      });
+    });
+    if (!devices.empty() && !has_one) result.push_back(name);
+  }
+  return result;
+}
+
 void check_networks(const Patient& patient, Findings& findings) {
   const auto annotations = read_pod_info(patient.root, "annotations");
   const auto found = annotations.find(kInterfaces);
@@ -103,6 +122,17 @@ void check_networks(const Patient& patient, Findings& findings) {
   std::vector<std::string> missing;
   for (const std::string& name : names) {
     if (!patient.root.exists("/sys/class/net/" + name)) missing.push_back(name);
+  }
+  const std::vector<std::string> bare = without_address(patient, names);
+  if (missing.empty() && !bare.empty()) {
+    findings.push_back(
+        {"pod_networks", Verdict::error,
+         fmt::format("interfaces of the annotation {} that have no address: {}", kInterfaces, fmt::join(bare, ", ")),
+         "the pod got the device of the network, networking.gke.io.networks/rdma-N, but none of its addresses, "
+         "networking.gke.io.networks/rdma-N.IP: its NIC has no GID that peers could answer to",
+         "does the node still have addresses of that network? deep_ep doctor --cluster; the range of the subnet of "
+         "rdma-N must hold all pods"});
+    return;
   }
   if (missing.empty()) {
     findings.push_back({"pod_networks", Verdict::ok,

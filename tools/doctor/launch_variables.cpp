@@ -8,6 +8,7 @@
 
 #include "csrc/support/text.hpp"
 #include "tools/doctor/checks.hpp"
+#include "tools/doctor/clock.hpp"
 #include "tools/doctor/reach.hpp"
 
 namespace deep_ep::tools {
@@ -101,6 +102,11 @@ void check_ranks(const Patient& patient, Findings& findings) {
        fmt::format("rank {} of {} processes{}", rank ? *rank : 0, world ? *world : 1,
                    local_rank && local_world ? fmt::format(", {} of {} on this node", *local_rank, *local_world) : ""),
        "", ""});
+}
+
+void check_meeting(const Patient& patient, Findings& findings) {
+  check_master(patient, findings);
+  check_clock(patient, findings);
 }
 
 void check_master(const Patient& patient, Findings& findings) {

@@ -42,6 +42,25 @@ std::string gpu_memory(const Patient& patient) {
   return counted(sizes);
 }
 
+/// What the driver says of NVLink; of a copy of files nothing is known.
+void add_nvlink(const Patient& patient, MachineReport& report) {
+  if (!patient.live_gpus || patient.live_gpus->empty()) return;
+  const std::vector<LiveGpu>& gpus = *patient.live_gpus;
+  const NvLinkPairs pairs = count_pairs(gpus);
+  if (pairs.known > 0) {
+    report.push_back(
+        {"nvlink", "NVLink", fmt::format("{} of {} pairs of GPUs", pairs.known - pairs.missing.size(), pairs.known)});
+  }
+  std::vector<std::string> domains;
+  for (const LiveGpu& gpu : gpus) {
+    const std::string domain = gpu.fabric ? gpu.fabric->text() : "";
+    if (!domain.empty() && std::find(domains.begin(), domains.end(), domain) == domains.end())
+      domains.push_back(domain);
+  }
+  if (!domains.empty())
+    report.push_back({"nvlink_domain", "NVLink domain", fmt::format("{}", fmt::join(domains, "; "))});
+}
+
 std::string os_of(const Patient& patient) {
   std::istringstream lines(patient.root.read("/etc/os-release").value_or(""));
   for (std::string line; std::getline(lines, line);) {
@@ -91,7 +110,7 @@ MachineReport report_machine(const Patient& patient, const std::string& version)
   }
   const auto read = [&](const char* file) { return patient.root.read(file); };
   const auto peermem = read("/sys/module/nvidia_peermem/version");
-  return {
+  MachineReport report = {
       {"deep_ep", "deep_ep", version},
       {"host", "Host", or_else(read("/proc/sys/kernel/hostname"), "not known")},
       {"boot_id", "Boot", or_else(read("/proc/sys/kernel/random/boot_id"), "not known")},
@@ -110,6 +129,8 @@ MachineReport report_machine(const Patient& patient, const std::string& version)
       {"libmlx5", "libmlx5", first_copy(patient, "libmlx5.so.1")},
       {"peermem", "nvidia-peermem", or_else(peermem, "none")},
   };
+  add_nvlink(patient, report);
+  return report;
 }
 
 std::string to_text(const MachineReport& report) {
@@ -171,8 +192,11 @@ Findings compare_nodes(const std::vector<NodeReport>& nodes) {
     findings.push_back({"nodes", must_be_equal(key) ? Verdict::error : Verdict::warning,
                         fmt::format("{} differs: {}", key, text),
                         must_be_equal(key) ? "ranks of these nodes cannot run together, or are refused when they meet"
-                                           : "works, but one node may behave otherwise than the rest",
-                        "the same image, driver and firmware on all nodes", "D22"});
+                        : key == "nvlink_domain" ? "ranks of these nodes reach each other by NICs, not by NVLink"
+                                                 : "works, but one node may behave otherwise than the rest",
+                        key == "nvlink_domain" ? "nodes of one NVLink partition, if the run counts on it"
+                                               : "the same image, driver and firmware on all nodes",
+                        "D22"});
   }
   if (findings.empty()) {
     findings.push_back({"nodes", Verdict::ok, fmt::format("{} nodes are equal", nodes.size()), "", "", "D22"});

@@ -1,11 +1,122 @@
-// `deep_ep doctor`: NVLinks, where the driver was asked.
+// `deep_ep doctor`: NVLinks, where the driver was asked: how many are up, which GPUs reach which, and the domain of
+// several machines that they belong to.
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <set>
 
 #include "tools/doctor/checks.hpp"
 
 namespace deep_ep::tools {
+namespace {
+
+void check_links(const std::vector<LiveGpu>& gpus, int most, Findings& findings) {
+  std::string fewer;
+  for (const LiveGpu& gpu : gpus) {
+    if (gpu.links == most) continue;
+    fewer += fmt::format("{}{} has {}", fewer.empty() ? "" : ", ", gpu.pci, gpu.links);
+  }
+  findings.push_back({"nvlink", fewer.empty() ? Verdict::ok : Verdict::error,
+                      fewer.empty() ? fmt::format("{} NVLinks of each GPU are up", most)
+                                    : fmt::format("{} NVLinks of a GPU are up, but {}", most, fewer),
+                      fewer.empty() ? "" : "ranks of these GPUs are slower, or cannot reach the others",
+                      fewer.empty() ? "" : "dmesg (Xid 74); reset the GPU, then the fabric manager; drain the node"});
+}
+
+void check_pairs(const std::vector<LiveGpu>& gpus, Findings& findings) {
+  const NvLinkPairs pairs = count_pairs(gpus);
+  if (pairs.known == 0) return;
+  if (pairs.missing.empty()) {
+    findings.push_back({"nvlink_pairs", Verdict::ok,
+                        fmt::format("all {} pairs of {} GPUs reach each other by NVLink", pairs.known, gpus.size()), "",
+                        ""});
+    return;
+  }
+  constexpr std::size_t kMost = 8;
+  const std::size_t named = std::min(pairs.missing.size(), kMost);
+  findings.push_back(
+      {"nvlink_pairs", Verdict::error,
+       fmt::format("{} of {} pairs of GPUs do not reach each other by NVLink: {}{}", pairs.missing.size(), pairs.known,
+                   fmt::join(pairs.missing.begin(), pairs.missing.begin() + static_cast<std::ptrdiff_t>(named), ", "),
+                   named < pairs.missing.size() ? ", ..." : ""),
+       "one NVLink domain of all ranks cannot be made: they use PCIe, or a buffer refuses to start",
+       "on machines with NVSwitches, nvidia-fabricmanager of the driver's release; with bridges, only the ranks of "
+       "bridged GPUs in one buffer"});
+}
+
+void check_fabric(const std::vector<LiveGpu>& gpus, Findings& findings) {
+  using State = NvLinkFabric::State;
+  std::set<std::string> domains;
+  std::vector<std::string> waiting;
+  std::vector<std::string> slow;
+  bool known = false;
+  for (const LiveGpu& gpu : gpus) {
+    if (!gpu.fabric || gpu.fabric->state == State::not_supported) continue;
+    known = true;
+    if (gpu.fabric->state != State::completed || gpu.fabric->error != 0) {
+      waiting.push_back(gpu.fabric->error == 0 ? gpu.pci : fmt::format("{} (error {})", gpu.pci, gpu.fabric->error));
+    } else {
+      domains.insert(gpu.fabric->text());
+    }
+    if (gpu.fabric->slow_links) slow.push_back(gpu.pci);
+  }
+  if (!known) return;
+  if (!waiting.empty()) {
+    findings.push_back({"nvlink_domain", Verdict::error,
+                        fmt::format("not registered with the NVLink fabric: {}", fmt::join(waiting, ", ")),
+                        "CUDA does not start on these GPUs, or they reach no other one",
+                        "systemctl status nvidia-fabricmanager (nvidia-imex between machines); nvidia-smi -q shows "
+                        "the state under Fabric"});
+  }
+  if (!slow.empty()) {
+    findings.push_back({"nvlink_domain", Verdict::warning,
+                        fmt::format("the NVLink bandwidth of {} is degraded", fmt::join(slow, ", ")),
+                        "all ranks wait for these GPUs", "dmesg (Xid 74, SXid); drain the node"});
+  }
+  if (domains.size() > 1) {
+    findings.push_back(
+        {"nvlink_domain", Verdict::error,
+         fmt::format("GPUs of this machine are in {} NVLink domains: {}", domains.size(), fmt::join(domains, "; ")),
+         "GPUs of different cliques do not reach each other by NVLink",
+         "the partition of the fabric must hold whole machines"});
+  } else if (domains.size() == 1 && !domains.begin()->empty()) {
+    findings.push_back({"nvlink_domain", Verdict::ok, fmt::format("NVLink domain {}", *domains.begin()),
+                        "ranks of all machines of this clique reach each other by NVLink (DEEP_EP_HEAP=fabric, auto)",
+                        ""});
+  }
+}
+
+}  // namespace
+
+NvLinkPairs count_pairs(const std::vector<LiveGpu>& gpus) {
+  NvLinkPairs pairs;
+  for (std::size_t a = 0; a < gpus.size(); ++a) {
+    for (std::size_t b = a + 1; b < gpus.size(); ++b) {
+      const auto there = b < gpus[a].reaches.size() ? gpus[a].reaches[b] : std::nullopt;
+      const auto back = a < gpus[b].reaches.size() ? gpus[b].reaches[a] : std::nullopt;
+      if (!there && !back) continue;
+      ++pairs.known;
+      if (!there.value_or(true) || !back.value_or(true)) pairs.missing.push_back(fmt::format("{}-{}", a, b));
+    }
+  }
+  return pairs;
+}
+
+std::string nvlink_table(const std::vector<LiveGpu>& gpus) {
+  if (count_pairs(gpus).known == 0) return {};
+  std::string text = "\nNVLink between GPUs (+ reached, - not reached, ? not known)\n     ";
+  for (std::size_t to = 0; to < gpus.size(); ++to) text += fmt::format(" {:>2}", to);
+  text += '\n';
+  for (std::size_t from = 0; from < gpus.size(); ++from) {
+    text += fmt::format("  {:>2} ", from);
+    for (std::size_t to = 0; to < gpus.size(); ++to) {
+      const auto reached = to < gpus[from].reaches.size() ? gpus[from].reaches[to] : std::nullopt;
+      text += from == to ? "  ." : !reached ? "  ?" : *reached ? "  +" : "  -";
+    }
+    text += '\n';
+  }
+  return text;
+}
 
 void check_nvlink(const Patient& patient, Findings& findings) {
   if (!patient.live_gpus || patient.live_gpus->empty()) return;
@@ -20,18 +131,11 @@ void check_nvlink(const Patient& patient, Findings& findings) {
            "nvidia-smi nvlink -s; on machines with NVSwitches, start nvidia-fabricmanager of the driver's "
            "release"});
     }
-    return;
+  } else {
+    check_links(gpus, most, findings);
+    check_pairs(gpus, findings);
   }
-  std::string fewer;
-  for (const LiveGpu& gpu : gpus) {
-    if (gpu.links == most) continue;
-    fewer += fmt::format("{}{} has {}", fewer.empty() ? "" : ", ", gpu.pci, gpu.links);
-  }
-  findings.push_back({"nvlink", fewer.empty() ? Verdict::ok : Verdict::error,
-                      fewer.empty() ? fmt::format("{} NVLinks of each GPU are up", most)
-                                    : fmt::format("{} NVLinks of a GPU are up, but {}", most, fewer),
-                      fewer.empty() ? "" : "ranks of these GPUs are slower, or cannot reach the others",
-                      fewer.empty() ? "" : "dmesg (Xid 74); reset the GPU, then the fabric manager; drain the node"});
+  check_fabric(gpus, findings);
 }
 
 }  // namespace deep_ep::tools

@@ -1,7 +1,9 @@
 #include "tools/doctor/nvml.hpp"
 
 #include <dlfcn.h>
+#include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 
 #include "csrc/topology/pci.hpp"
@@ -30,6 +32,37 @@ struct PciInfo {
   char bus_id[32];
 };
 
+// What GPUs can do with each other: whether this one is there, 0 says yes.
+constexpr int kByNvLink = 2;
+
+struct FabricInfo {
+  unsigned version;
+  unsigned char cluster[16];
+  int status;
+  unsigned clique;
+  unsigned char state;
+  unsigned health;
+};
+constexpr unsigned kFabricVersion = static_cast<unsigned>(sizeof(FabricInfo)) | (2U << 24);
+
+NvLinkFabric fabric_of(const FabricInfo& info) {
+  NvLinkFabric fabric;
+  fabric.state = static_cast<NvLinkFabric::State>(std::min<unsigned>(info.state, 3));
+  fabric.error = info.status;
+  fabric.clique = info.clique;
+  constexpr unsigned kDegradedBandwidth = 1;  // of the two lowest bits: 0 not known, 1 yes, 2 no
+  fabric.slow_links = (info.health & 3) == kDegradedBandwidth;
+  std::string text;
+  bool any = false;
+  for (std::size_t i = 0; i < sizeof info.cluster; ++i) {
+    if (i == 4 || i == 6 || i == 8 || i == 10) text += '-';
+    text += fmt::format("{:02x}", info.cluster[i]);
+    any = any || info.cluster[i] != 0;
+  }
+  if (any) fabric.cluster = text;
+  return fabric;
+}
+
 class Nvml {
  public:
   explicit Nvml(const char* file) : library_(::dlopen(file, RTLD_NOW | RTLD_LOCAL)) {
@@ -43,6 +76,9 @@ class Nvml {
     find(pci_, "nvmlDeviceGetPciInfo_v3");
     find(capability_, "nvmlDeviceGetCudaComputeCapability");
     find(link_, "nvmlDeviceGetNvLinkState");
+    // Later drivers' alone.
+    pair_ = reinterpret_cast<decltype(pair_)>(::dlsym(library_, "nvmlDeviceGetP2PStatus"));
+    fabric_ = reinterpret_cast<decltype(fabric_)>(::dlsym(library_, "nvmlDeviceGetGpuFabricInfoV"));
     started_ = complete_ && init_() == kSuccess;
   }
   Nvml(const Nvml&) = delete;
@@ -57,10 +93,15 @@ class Nvml {
   std::vector<LiveGpu> gpus() const {
     unsigned count = 0;
     std::vector<LiveGpu> result;
+    std::vector<Device> devices;
     if (count_(&count) != kSuccess) return result;
     for (unsigned i = 0; i < count; ++i) {
       Device device = nullptr;
-      if (handle_(i, &device) == kSuccess) result.push_back(describe(device));
+      if (handle_(i, &device) == kSuccess) devices.push_back(device);
+    }
+    for (const Device device : devices) {
+      LiveGpu& gpu = result.emplace_back(describe(device));
+      for (const Device other : devices) gpu.reaches.push_back(reaches(device, other));
     }
     return result;
   }
@@ -70,6 +111,12 @@ class Nvml {
   void find(Function& function, const char* name) {
     function = reinterpret_cast<Function>(::dlsym(library_, name));
     complete_ = complete_ && function != nullptr;
+  }
+
+  std::optional<bool> reaches(Device device, Device other) const {
+    int status = -1;
+    if (device == other || pair_ == nullptr || pair_(device, other, kByNvLink, &status) != kSuccess) return {};
+    return status == 0;
   }
 
   LiveGpu describe(Device device) const {
@@ -95,6 +142,9 @@ class Nvml {
       if (link_(device, link, &active) != kSuccess) continue;
       (active == 1 ? gpu.links : gpu.links_down) += 1;
     }
+    FabricInfo info{};
+    info.version = kFabricVersion;
+    if (fabric_ != nullptr && fabric_(device, &info) == kSuccess) gpu.fabric = fabric_of(info);
     return gpu;
   }
 
@@ -110,9 +160,13 @@ class Nvml {
   int (*pci_)(Device, PciInfo*) = nullptr;
   int (*capability_)(Device, int*, int*) = nullptr;
   int (*link_)(Device, unsigned, int*) = nullptr;
+  int (*pair_)(Device, Device, int, int*) = nullptr;
+  int (*fabric_)(Device, FabricInfo*) = nullptr;
 };
 
 }  // namespace
+
+std::string NvLinkFabric::text() const { return cluster.empty() ? "" : fmt::format("{}, clique {}", cluster, clique); }
 
 std::optional<std::vector<LiveGpu>> ask_nvml(const char* library) {
   const Nvml nvml(library);

@@ -81,6 +81,22 @@ json nic_json(const Patient& patient, const rdma::Nic& nic) {
           {"ports", ports}};
 }
 
+/// For each GPU which others it reaches by NVLink, and its domain; null where that is not known.
+json nvlink_json(const Patient& patient) {
+  json list = json::array();
+  if (!patient.live_gpus) return list;
+  for (const LiveGpu& gpu : *patient.live_gpus) {
+    json reaches = json::array();
+    for (const auto& reached : gpu.reaches) reaches.push_back(reached ? json(*reached) : json());
+    list.push_back({{"pci", gpu.pci},
+                    {"links_up", gpu.links},
+                    {"links_down", gpu.links_down},
+                    {"reaches", reaches},
+                    {"domain", gpu.fabric && !gpu.fabric->cluster.empty() ? json(gpu.fabric->text()) : json()}});
+  }
+  return list;
+}
+
 json row_json(const rdma::NicMap& map, std::size_t gpu) {
   const rdma::NicMapRow& row = map.rows[gpu];
   json result = {{"gpu", map.gpus[gpu].cuda_id ? json(*map.gpus[gpu].cuda_id) : json()},
@@ -106,6 +122,7 @@ std::string machine_text(const Patient& patient) {
     text += fmt::format("  {}: {}, {}, {}\n", gpu.text(), or_else(gpu.model, "model not known"),
                         or_else(gpu.uuid, "UUID not known"), numa(gpu.pci));
   }
+  if (patient.live_gpus) text += nvlink_table(*patient.live_gpus);
   text += fmt::format("\nNICs: {}\n", patient.nics.empty() ? "none" : "");
   for (const rdma::Nic& nic : patient.nics) add_nic(patient, nic, text);
   if (!patient.map.rows.empty()) {
@@ -133,9 +150,13 @@ json machine_json(const Patient& patient) {
   for (const rdma::Nic& nic : patient.nics) nics.push_back(nic_json(patient, nic));
   json map = json::array();
   for (std::size_t gpu = 0; gpu < patient.map.rows.size(); ++gpu) map.push_back(row_json(patient.map, gpu));
-  return {
-      {"kernel", kernel_of(patient)},     {"driver", driver_of(patient)}, {"gpus", gpus}, {"nics", nics}, {"map", map},
-      {"unused_nics", patient.map.unused}};
+  return {{"kernel", kernel_of(patient)},
+          {"driver", driver_of(patient)},
+          {"gpus", gpus},
+          {"nics", nics},
+          {"map", map},
+          {"unused_nics", patient.map.unused},
+          {"nvlink", nvlink_json(patient)}};
 }
 
 json findings_json(const Findings& findings) {

@@ -65,15 +65,13 @@ struct Group {
 };
 
 constexpr std::array kGroups = {
-    Group{"not read: NCCL's GPU-initiated networking is not used; DEEP_EP_NIC_HANDLER says who rings",
+    Group{"not read: they are about NCCL's own kernels, which are not used, and number what depends on NCCL's release; "
+          "whether a GPU can ring is tried here (DEEP_EP_NIC_HANDLER)",
           {"NCCL_GIN_TYPE", "NCCL_GIN_ENABLE", "EP_DISABLE_GIN"}},
-    Group{"not read: BufferOptions::allow_nvlink switches NVLink off", {"NVSHMEM_DISABLE_P2P", "NCCL_P2P_DISABLE"}},
     Group{"not read: DEEP_EP_HEAP decides how GPUs share memory",
-          {"NVSHMEM_DISABLE_MNNVL", "NCCL_MNNVL_ENABLE", "NCCL_CUMEM_ENABLE", "NVSHMEM_CUMEM_HANDLE_TYPE",
-           "NVSHMEM_CUMEM_GRANULARITY"}},
-    Group{"not read: the bootstrap over TCP listens on every interface, and the route to MASTER_ADDR decides",
-          {"NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME", "NVSHMEM_BOOTSTRAP_UID_SOCK_FAMILY", "NCCL_SOCKET_IFNAME",
-           "NCCL_SOCKET_FAMILY", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME"}},
+          {"NCCL_CUMEM_ENABLE", "NVSHMEM_CUMEM_HANDLE_TYPE", "NVSHMEM_CUMEM_GRANULARITY"}},
+    Group{"not read: PyTorch's RPC alone uses TensorPipe; for this library DEEP_EP_SOCKET_IFNAME",
+          {"TP_SOCKET_IFNAME"}},
     Group{"NCCL's traffic only",
           {"NCCL_NVLS_ENABLE", "NCCL_TUNER_CONFIG_PATH", "NCCL_SHIMNET_GUEST_CONFIG_CHECKER_CONFIG_FILE",
            "NCCL_TUNER_PLUGIN", "NCCL_NET_PLUGIN", "NCCL_P2P_NET_CHUNKSIZE", "NCCL_NVLS_CHUNKSIZE", "NCCL_PXN_C2C"}},
@@ -149,6 +147,21 @@ void check_own(const Patient& patient, Findings& findings) {
   }
 }
 
+/// Those of other libraries that are in effect here: what RDMA reads, and the rest of the table.
+std::vector<std::string> taken_variables(const Patient& patient) {
+  std::vector<std::string> taken = patient.settings.taken;
+  for (const char* name : {"DEEP_EP_NVLINK", "DEEP_EP_MNNVL", "DEEP_EP_SOCKET_IFNAME", "DEEP_EP_SOCKET_FAMILY"}) {
+    environment::Reader reader(patient.environment);
+    try {
+      reader.value(name);
+    } catch (const InvalidArgument&) {
+      continue;  // check_own() says it
+    }
+    taken.insert(taken.end(), reader.taken().begin(), reader.taken().end());
+  }
+  return taken;
+}
+
 }  // namespace
 
 void check_variables(const Patient& patient, Findings& findings) {
@@ -163,7 +176,7 @@ void check_variables(const Patient& patient, Findings& findings) {
                         fmt::format("{} is set, but there is no such variable", unknown.name), "nothing reads it",
                         fmt::format("did you mean {}? See deep_ep env", unknown.nearest)});
   }
-  for (const std::string& taken : patient.settings.taken) {
+  for (const std::string& taken : taken_variables(patient)) {
     findings.push_back({"variables", Verdict::note, taken, "in effect here too; a DEEP_EP_ variable would win", ""});
   }
   for (const Known& known : kKnown) {

@@ -29,6 +29,18 @@ const Profile kGkeA4{
              {"NCCL_TUNER_CONFIG_PATH", "/usr/local/gib/configs/tuner_config_a4.txtpb", "gIB's tuner for A4"}},
     .nccl_script = "/usr/local/gib/scripts/set_nccl_env.sh"};
 
+// GKE's A3 Ultra machines. The network and the plug-in are those of A4; the plug-in's own script knows this machine's
+// values, its traffic class included, which then counts here, too (NCCL_IB_TC).
+const Profile kGkeA3Ultra{
+    .name = "gke-a3u",
+    .help =
+        "Google's A3 Ultra machines: 8 H200, 8 RoCE NICs, NCCL with the plug-in gIB, whose script knows their values",
+    .own = {{"DEEP_EP_RDMA_WIRE", "verbs", "a run that finds no NIC fails instead of copying within one host"}},
+    .nccl = {{"NCCL_NET", "gIB", "Google's plug-in"},
+             {"NCCL_CROSS_NIC", "0", "rails: NIC i talks to NIC i"},
+             {"NCCL_NET_GDR_LEVEL", "PIX", "a GPU and its NIC share a PCIe switch"}},
+    .nccl_script = "/usr/local/gib/scripts/set_nccl_env.sh"};
+
 // Any machines with RoCE NICs. Traffic class and priority are the network's affair: nothing fits all of them.
 const Profile kGenericRoce{
     .name = "generic-roce",
@@ -47,7 +59,7 @@ const Profile kInfiniBand{
     .nccl_nics = true};
 
 const std::vector<Profile>& all() {
-  static const std::vector<Profile> profiles = {kGkeA4, kGenericRoce, kInfiniBand};
+  static const std::vector<Profile> profiles = {kGkeA4, kGkeA3Ultra, kGenericRoce, kInfiniBand};
   return profiles;
 }
 

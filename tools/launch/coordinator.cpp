@@ -9,6 +9,8 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cmath>
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
@@ -86,8 +88,8 @@ class Coordinator {
     nodes_[i].name = host.name;
     nodes_[i].topology = host.topology;
     by_ssh_ = true;
-    Pipe to;
-    Pipe from;
+    Pipe to("launch: cannot start ranks");
+    Pipe from("launch: cannot start ranks");
     crew_.start(fmt::format("'{}' for {}", options_.ssh, host.name), remote_shell(options_, host), {}, to.out.get(),
                 from.in.get(),
                 {.on_output = [this, name = host.name](Stream, std::string_view text) { show_noise(name, text); },
@@ -162,6 +164,7 @@ class Coordinator {
     node.joined = true;
     node.ranks = hello.ranks;
     if (!by_ssh_) node.topology = hello.topology;
+    compare_clocks(node.name, hello);
     if (hello.version != full_version()) {
       return decide(1, fmt::format("{} runs deep_ep {}, the first node {}", node.name, hello.version, full_version()));
     }
@@ -169,6 +172,19 @@ class Coordinator {
       return decide(1, fmt::format("{}: {}", node.name, why));
     }
     begin_if_all_are_here();
+  }
+
+  /// Runs do not depend on clocks; who reads the logs of several nodes does. A word that was long on its way looks like
+  /// a clock that is behind, so that more of that is let pass.
+  void compare_clocks(const std::string& name, const Hello& hello) {
+    constexpr std::int64_t kMostAhead = 2'000;
+    constexpr std::int64_t kMostBehind = 15'000;
+    const std::int64_t ahead = hello.clock_ms - milliseconds_since_1970();
+    if (-kMostBehind <= ahead && ahead <= kMostAhead) return;
+    output_.say(
+        fmt::format("the clock of {} is {:.0f} s {} that of the first node: times in logs do not compare "
+                    "(chrony or systemd-timesyncd must run on both)",
+                    name, std::fabs(static_cast<double>(ahead)) / 1000, ahead > 0 ? "ahead of" : "behind"));
   }
 
   static std::string objection_to(const Hello& hello) {

@@ -82,13 +82,6 @@ std::vector<pid_t> children_of_this_process() {
 
 }  // namespace
 
-Pipe::Pipe() {
-  int ends[2];
-  if (::pipe2(ends, O_CLOEXEC) != 0) fail<SystemError>("launch: cannot start ranks: {}", errno_text(errno));
-  out = UniqueFd(ends[0]);
-  in = UniqueFd(ends[1]);
-}
-
 std::string describe_status(int status) {
   if (status <= 128 || status > 128 + 64) return fmt::format("status {}", status);
   const char* name = ::strsignal(status - 128);
@@ -96,7 +89,7 @@ std::string describe_status(int status) {
 }
 
 Crew::Crew(Loop& loop) : loop_(loop), strangers_(children_of_this_process()) {
-  Pipe pipe;
+  Pipe pipe("launch: cannot start ranks");
   const pid_t self = ::fork();
   if (self < 0) fail<SystemError>("launch: cannot start ranks: {}", errno_text(errno));
   if (self == 0) {
@@ -156,8 +149,8 @@ void Crew::start(const std::string& name, const std::vector<std::string>& comman
   const UniqueFd nothing(::open("/dev/null", O_RDONLY | O_CLOEXEC));
   auto member = std::make_unique<Member>();
   member->handlers = std::move(handlers);
-  Pipe err;
-  Pipe out;
+  Pipe err("launch: cannot start " + name);
+  Pipe out("launch: cannot start " + name);
   const pid_t process = ::fork();
   if (process < 0) fail<SystemError>("launch: cannot start {}: {}", name, errno_text(errno));
   if (process == 0) {

@@ -11,16 +11,11 @@
 #include <vector>
 
 #include "csrc/support/unique_fd.hpp"
+#include "tools/common/pipe.hpp"
 #include "tools/launch/loop.hpp"
 #include "tools/launch/rank_output.hpp"
 
 namespace deep_ep::tools {
-
-/// A pipe whose ends no program inherits.
-struct Pipe {
-  Pipe();
-  UniqueFd out, in;
-};
 
 /// "status 3", "signal 9 (Killed)": what waitpid() has said, as a shell's number.
 std::string describe_status(int status);

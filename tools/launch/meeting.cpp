@@ -15,30 +15,14 @@
 #include <optional>
 #include <thread>
 
-#include "csrc/bootstrap/socket.hpp"
+#include "csrc/bootstrap/interfaces.hpp"
 #include "csrc/support/deadline.hpp"
 #include "csrc/support/format.hpp"
 #include "deep_ep/error.hpp"
+#include "tools/common/calling.hpp"
 
 namespace deep_ep::tools {
 namespace {
-
-using AddressList = std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)>;
-
-struct Lookup {
-  AddressList addresses{nullptr, &::freeaddrinfo};
-  int error = 0;
-  std::atomic<bool> over = false;
-};
-
-AddressList find_addresses(const std::string& host, int port, int& error) {
-  addrinfo hints{};
-  hints.ai_socktype = SOCK_STREAM;
-  hints.ai_flags = AI_NUMERICSERV | (host.empty() ? AI_PASSIVE : 0);
-  addrinfo* found = nullptr;
-  error = ::getaddrinfo(host.empty() ? nullptr : host.c_str(), std::to_string(port).c_str(), &hints, &found);
-  return {error == 0 ? found : nullptr, &::freeaddrinfo};
-}
 
 /// One round over all addresses of a host, so that neither a slow name server nor a silent host keeps this process from
 /// being ended.
@@ -48,63 +32,29 @@ class Caller {
       : host_(host), port_(port), deadline_(deadline), give_up_(give_up) {}
 
   UniqueFd call() {
-    const auto lookup = look_up();
+    const std::function<bool()> go_on = [this] { return !give_up_() && !deadline_.expired(); };
+    const auto lookup = look_up(host_, std::to_string(port_), choice_.family, go_on);
     if (!lookup) return {};
     if (lookup->error != 0) {
       why_ = fmt::format("'{}' is not known: {}", host_, ::gai_strerror(lookup->error));
       return {};
     }
     for (const addrinfo* one = lookup->addresses.get(); one != nullptr; one = one->ai_next) {
-      if (UniqueFd socket = connect_to(*one)) return socket;
+      constexpr double kPatience = 2;  // seconds: an address that nobody has does not answer at all
+      int error = 0;
+      if (UniqueFd socket = connect_to(*one, choice_, kPatience, go_on, error)) return socket;
+      why_ = errno_text(error);
     }
     return {};
   }
   const std::string& why() const { return why_; }
 
  private:
-  bool is_over() const { return give_up_() || deadline_.expired(); }
-
-  std::shared_ptr<Lookup> look_up() const {
-    auto lookup = std::make_shared<Lookup>();
-    std::thread([lookup, host = host_, port = port_] {
-      lookup->addresses = find_addresses(host, port, lookup->error);
-      lookup->over = true;
-    }).detach();
-    while (!lookup->over) {
-      if (is_over()) return nullptr;
-      ::poll(nullptr, 0, 5);
-    }
-    return lookup;
-  }
-
-  UniqueFd connect_to(const addrinfo& address) {
-    UniqueFd socket(::socket(address.ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-    int error = 0;
-    if (::connect(socket.get(), address.ai_addr, address.ai_addrlen) != 0) error = errno;
-    if (error == EINPROGRESS) {
-      const Deadline patience(2);  // an address that nobody has does not answer at all
-      pollfd ready{.fd = socket.get(), .events = POLLOUT, .revents = 0};
-      while (::poll(&ready, 1, 50) <= 0 && !is_over() && !patience.expired()) {
-      }
-      socklen_t length = sizeof error;
-      error = ETIMEDOUT;
-      if (ready.revents != 0) ::getsockopt(socket.get(), SOL_SOCKET, SO_ERROR, &error, &length);
-    }
-    if (error == 0 && has_called_itself(socket.get())) {
-      // Closed without a trace, which would keep the port from whoever shall listen there.
-      const linger none{.l_onoff = 1, .l_linger = 0};
-      ::setsockopt(socket.get(), SOL_SOCKET, SO_LINGER, &none, sizeof none);
-      error = ECONNREFUSED;
-    }
-    if (error == 0) return socket;
-    why_ = errno_text(error);
-    return {};
-  }
-
   const std::string& host_;
   int port_;
   const Deadline& deadline_;
   const std::function<bool()>& give_up_;
+  SocketChoice choice_ = read_socket_choice();
   std::string why_;
 };
 
@@ -112,7 +62,7 @@ class Caller {
 
 UniqueFd listen_on(int port) {
   int refusal = 0;
-  const AddressList addresses = find_addresses("", port, refusal);
+  const AddressList addresses = find_addresses("", std::to_string(port), AF_UNSPEC, refusal);
   // IPv6 first: such a socket takes calls by IPv4, too.
   for (const int family : {AF_INET6, AF_INET}) {
     for (const addrinfo* one = addresses.get(); one != nullptr; one = one->ai_next) {
@@ -165,7 +115,7 @@ std::shared_ptr<const std::atomic<bool>> watch_for_name(const std::string& host)
   std::thread([known, host] {
     constexpr auto kPause = std::chrono::milliseconds(100);
     for (int error = 1; known.use_count() > 1;) {
-      const AddressList addresses = find_addresses(host, 1, error);
+      const AddressList addresses = find_addresses(host, "1", AF_UNSPEC, error);
       if (error == 0) break;
       std::this_thread::sleep_for(kPause);
     }

@@ -1,11 +1,18 @@
 // The contents of what launchers tell each other.
 #pragma once
 
+#include <chrono>
+#include <cstdint>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
 
 namespace deep_ep::tools {
+
+inline std::int64_t milliseconds_since_1970() {
+  const auto now = std::chrono::system_clock::now().time_since_epoch();
+  return std::chrono::duration_cast<std::chrono::milliseconds>(now).count();
+}
 
 /// A node's launcher about itself.
 struct Hello {
@@ -15,8 +22,22 @@ struct Hello {
   int ranks = 0;
   std::string host;
   std::string topology;
+  std::int64_t clock_ms = milliseconds_since_1970();  ///< when it said this
 };
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Hello, version, node, nodes, ranks, host, topology)
+inline void to_json(nlohmann::json& json, const Hello& hello) {
+  json = {{"version", hello.version}, {"node", hello.node},         {"nodes", hello.nodes},      {"ranks", hello.ranks},
+          {"host", hello.host},       {"topology", hello.topology}, {"clock_ms", hello.clock_ms}};
+}
+/// Of an older launcher without a clock, too, so that it is told which version it is.
+inline void from_json(const nlohmann::json& json, Hello& hello) {
+  json.at("version").get_to(hello.version);
+  json.at("node").get_to(hello.node);
+  json.at("nodes").get_to(hello.nodes);
+  json.at("ranks").get_to(hello.ranks);
+  json.at("host").get_to(hello.host);
+  json.at("topology").get_to(hello.topology);
+  hello.clock_ms = json.value("clock_ms", milliseconds_since_1970());
+}
 
 /// To a node: the ranks it shall start.
 struct Assignment {

@@ -24,7 +24,7 @@ void check_resident(int posters, const LowLatencySetup& setup) {
       "a low-latency call to {} ranks by RDMA needs {} blocks side by side, but this process has {} multiprocessors of "
       "the "
       "GPU: raise CUDA_MPS_ACTIVE_THREAD_PERCENTAGE, or config.warps_per_block",
-      setup.common.num_ranks, posters + 1, room);
+      setup.common.num_far, posters + 1, room);
 }
 
 int choose_rails(bool hook, int max_tokens, int num_topk, std::size_t row_bytes, std::size_t rail_row_bytes,

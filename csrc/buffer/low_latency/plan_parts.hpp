@@ -9,9 +9,9 @@
 
 namespace deep_ep {
 
-/// Blocks of `warps` warps that post to ranks reached by RDMA: a warp for each rank.
+/// Blocks of `warps` warps that post to ranks reached by RDMA: a warp for each lane to each such rank.
 inline int poster_blocks(const LowLatencySetup& setup, int warps) {
-  return setup.rdma() ? (setup.common.num_ranks + warps - 1) / warps : 0;
+  return setup.rdma() ? (setup.common.num_far * setup.common.lanes + warps - 1) / warps : 0;
 }
 
 /// InvalidArgument where the blocks that post, and one more, cannot run side by side: on a GPU they wait for each other.

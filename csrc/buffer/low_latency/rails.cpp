@@ -20,6 +20,7 @@ LowLatencyReach LowLatencyReach::find(const BufferOptions& options, const NodeMe
   if (options.low_latency.bytes == 0) return reach;
   reach.far = nodes.reached_by_rdma(options.low_latency.allow_nvlink);
   reach.rails_always = options.low_latency.rails == LowLatencyRails::always;
+  if (options.low_latency.lanes != 0) reach.lanes = options.low_latency.lanes;
   if (options.low_latency.rails == LowLatencyRails::never) {
     reach.why_no_rails = "as asked for";
   } else if (!options.low_latency.allow_nvlink) {

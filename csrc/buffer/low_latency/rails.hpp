@@ -19,8 +19,9 @@ struct LowLatencyReach {
   int rail_width = 0;             ///< ranks of a node, where calls may go by rails; else 0
   bool rails_always = false;      ///< wherever they may; else where they pay
   const char* why_no_rails = "";  ///< where they may not
+  int lanes = 1;                  ///< see LowLatencyOptions::lanes
 
-  /// `options` with the rails that were asked for (asked_for_rails).
+  /// `options` with the rails and lanes that were asked for (asked_for_rails, asked_for_lanes); lanes 0 count as 1.
   static LowLatencyReach find(const BufferOptions& options, const NodeMembership& nodes);
   /// For the log: "by rails ..." or "not by rails, ...".
   std::string describe_rails() const;

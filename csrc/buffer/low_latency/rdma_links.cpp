@@ -8,7 +8,8 @@ namespace deep_ep {
 RdmaLinks::RdmaLinks(Runtime& runtime)
     : runtime_(runtime),
       far_(runtime.low_latency_reach().far),
-      connections_(runtime.bootstrap(), runtime.executor(), runtime.heap(), low_latency_connections(far_)) {
+      connections_(runtime.bootstrap(), runtime.executor(), runtime.heap(),
+                   low_latency_connections(runtime.low_latency_reach())) {
   const auto ranks = static_cast<std::size_t>(runtime.num_ranks());
   const auto mapped = runtime.heap()->peers();
   std::vector<std::byte*> heaps(mapped.begin(), mapped.end());
@@ -31,6 +32,7 @@ void RdmaLinks::add_to(LowLatencyParams& params) const {
   params.peers = connections_.device_peers();
   params.told = told_.get();
   params.staging = runtime_.layout().staging;
+  params.lanes = runtime_.low_latency_reach().lanes;
   for (const int far : far_) params.set_far(far);
 }
 
@@ -41,7 +43,8 @@ void RdmaLinks::resume(const LowLatencyCounts& counts) {
   for (std::size_t kind = 0; kind < counts.calls.size(); ++kind) {
     const std::uint64_t calls = counts.calls[kind];
     const std::uint64_t progress = LowLatencyMailbox::progress_value(calls, 0);
-    told.mailbox[kind] = {calls, calls, {progress, progress}};
+    told.mailbox[kind] = {.acknowledged = calls, .begun = calls, .progress = {}};
+    for (auto& of_lane : told.mailbox[kind].progress) of_lane[0] = of_lane[1] = progress;
   }
 
   // Both ends of every word: what this rank has told, and what it has been told.

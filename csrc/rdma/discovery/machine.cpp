@@ -73,6 +73,21 @@ NicAssignment nic_of_cuda_device(int ordinal) {
   return assignment_of(map, static_cast<std::size_t>(gpu - map.gpus.begin()));
 }
 
+bool nics_are_on_ethernet(const topology::SystemRoot& root, const environment::Source& source) noexcept {
+  try {
+    const WireKind wire = read_settings(source).wire.kind;
+    if (wire != WireKind::automatic && wire != WireKind::verbs) return false;
+    const std::vector<Nic> nics = find_nics(root);
+    return std::any_of(nics.begin(), nics.end(), [](const Nic& nic) {
+      return nic.pci.address && nic.capability != Capability::unsupported &&
+             std::any_of(nic.ports.begin(), nic.ports.end(),
+                         [](const NicPort& port) { return port.active() && port.ethernet(); });
+    });
+  } catch (const std::exception&) {
+    return false;
+  }
+}
+
 NicAssignment nic_of_host_rank(int local_rank, int local_ranks) {
   if (local_rank < 0 || local_rank >= local_ranks) {
     fail<InvalidArgument>("local rank is {}, allowed: 0 to {}", local_rank, local_ranks - 1);

@@ -36,6 +36,11 @@ NicAssignment nic_of_cuda_device(int ordinal);
 /// NIC of one of `local_ranks` ranks that run on the CPU of this machine. Errors as above.
 NicAssignment nic_of_host_rank(int local_rank, int local_ranks);
 
+/// Does RDMA of this machine go by NICs of its own on Ethernet? No for software NICs, and where the wire is no NIC.
+/// Wrong variables are for others to report.
+bool nics_are_on_ethernet(const topology::SystemRoot& root = {},
+                          const environment::Source& source = environment::of_process) noexcept;
+
 /// The same over any map, for tests.
 NicAssignment assignment_of(const NicMap& map, std::size_t gpu);
 

@@ -101,8 +101,10 @@ class SimulatedEnds final : public Ends {
     params_.num_regions = static_cast<int>(regions_.size());
     params_.first_key = kFirstSimulatedKey;
     params_.heap_key = simulated_key_of_rank(rank_);
-    const int threads = on_gpu_ ? kernels::simulated_nic::kMaxThreads : SimulatedNicParams::kFewestThreads;
-    runner_ = std::make_unique<NicRunner>(executor_, params_, LaunchShape{1, threads, shared_bytes()});
+    // As many warps that move as there is room for.
+    int threads = on_gpu_ ? kernels::simulated_nic::kMaxThreads : SimulatedNicParams::kFewestThreads;
+    while (shared_bytes(threads) > executor_->policy().max_shared_bytes) threads -= 32;
+    runner_ = std::make_unique<NicRunner>(executor_, params_, LaunchShape{1, threads, shared_bytes(threads)});
   }
 
   bool rung_by_kernels() const override { return true; }
@@ -138,7 +140,12 @@ class SimulatedEnds final : public Ends {
 
   std::size_t count() const { return peers_.size(); }
   std::uint32_t number_of(std::size_t end) const { return 1 + static_cast<std::uint32_t>(end); }
-  std::size_t shared_bytes() const { return device::simulated::Shared::bytes(count(), regions_.size()); }
+  std::size_t shared_bytes(int threads = SimulatedNicParams::kFewestThreads) const {
+    const int movers = 1 + (threads - SimulatedNicParams::kFewestThreads) / 32;
+    return device::simulated::Shared(Carver::without_memory(), count(), regions_.size(),
+                                     static_cast<std::size_t>(movers))
+        .bytes;
+  }
 
   void check_room() const {
     const std::size_t room = executor_->policy().max_shared_bytes;

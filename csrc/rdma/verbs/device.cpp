@@ -118,6 +118,7 @@ void Device::read_limits() {
   ibv_device_attr attributes{};
   const int error = functions_.query_device(context_, &attributes);
   if (error != 0) fail<SystemError>("RDMA device {}: ibv_query_device: {}", name_, errno_text(error));
+  limits_.queue_pairs = static_cast<std::uint32_t>(std::max(attributes.max_qp, 0));
   limits_.queue_pair_depth = static_cast<std::uint32_t>(std::max(attributes.max_qp_wr, 0));
   limits_.completion_queue_depth = static_cast<std::uint32_t>(std::max(attributes.max_cqe, 0));
   limits_.outstanding_reads_out = clamp_to_byte(attributes.max_qp_init_rd_atom);

@@ -27,6 +27,7 @@ struct PortStatus {
 
 /// Limits that queue pairs must respect.
 struct DeviceLimits {
+  std::uint32_t queue_pairs = 0;
   std::uint32_t queue_pair_depth = 0;
   std::uint32_t completion_queue_depth = 0;
   std::uint8_t outstanding_reads_out = 0;  ///< RDMA reads and atomics that a queue pair may have under way

@@ -15,9 +15,9 @@ struct CombinePoster {
   const Reach& reach;
   CallPoster<Reach>& poster;
 
-  /// By one warp: posts all that the peer gets from this rank in one call.
+  /// By one warp: posts all that the peer gets from this rank by one lane in one call.
   DEEP_EP_DEVICE void post_all() const {
-    if (!post_selections()) return;
+    if (poster.is_first_lane() && !post_selections()) return;
     if (reach.by_rails() ? !reach.has_rail_to(peer()) || post_node_rows() : post_rows()) {
       poster.tell_rest([&](int place) { return poster.progress(place); });
     }
@@ -43,7 +43,7 @@ struct CombinePoster {
       const int row = begin + lane_index();
       const bool mine = row < rows;
       const std::int32_t token = mine ? load_stream(table.token(peer(), row)) : 0;
-      if (!post_batch(mine, row, token, params.warps_per_row)) return false;
+      if (!post_batch(mine && poster.takes(token), row, token, params.warps_per_row)) return false;
     }
     return true;
   }
@@ -60,7 +60,7 @@ struct CombinePoster {
         const int rank = announced.rank_of_selection(token, k);
         mine = mine || (rank >= 0 && reach.is_of_own_node(rank));
       }
-      if (!post_batch(mine, token, token, block_warps())) return false;
+      if (!post_batch(mine && poster.takes(token), token, token, block_warps())) return false;
     }
     return true;
   }
@@ -129,7 +129,7 @@ DEEP_EP_DEVICE void post_combine(const LowLatencyCombineParams& params, const Co
   const LowLatencyEpochs epochs = shared.words->epochs;
   if (thread_index() == 0) counters.arrive(epochs, params.phase);
   const Reach reach(common, epochs.send, params.row_bytes);
-  if (sends(params.phase)) {
+  if (sends(params.phase) && reach.posts_first_lanes()) {
     const Selections selections{params};
     std::uint64_t* staged = reach.staged_selections().in(common.local);
     if (thread_index() == 0) staged[0] = FarSelections::head(params);
@@ -139,13 +139,13 @@ DEEP_EP_DEVICE void post_combine(const LowLatencyCombineParams& params, const Co
   }
   block::sync();
 
-  // 2. Each warp serves one rank.
-  const int peer = reach.posted_rank();
-  if (peer < 0 || warp::any(masked(common, peer))) return;
-  CallPoster poster(reach, peer, shared.posters[warp_index()]);
-  bool on = poster.acknowledge(epochs.receive - 1);
+  // 2. Each warp serves one rank, or one lane to it.
+  const PostedLane to = reach.posted();
+  if (to.rank < 0 || warp::any(masked(common, to.rank))) return;
+  CallPoster poster(reach, to, shared.posters[warp_index()]);
+  bool on = !poster.is_first_lane() || poster.acknowledge(epochs.receive - 1);
   if (sends(params.phase)) {
-    on = on && (common.mask == nullptr || poster.begin());
+    on = on && (common.mask == nullptr || !poster.is_first_lane() || poster.begin());
     if (on && poster.await_room()) CombinePoster<Reach>{params, wire, reach, poster}.post_all();
   }
   poster.await_earlier();

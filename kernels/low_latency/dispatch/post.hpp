@@ -1,5 +1,5 @@
 // The blocks of the low-latency dispatch that post to far ranks. Senders stage the row of a token once for all of them;
-// here each warp posts the rows that one rank gets, and counts them by itself.
+// here each warp posts the rows that one rank gets over one lane, and counts them by itself.
 #pragma once
 
 #include "kernels/low_latency/dispatch/send.hpp"
@@ -14,13 +14,14 @@ struct DispatchPoster {
   CallPoster<DispatchReach<true>>& poster;
   RankRange served;  ///< the ranks whose rows the peer gets
 
-  /// By one warp: posts all that the peer gets from this rank in one call.
+  /// By one warp: posts all that the peer gets from this rank by one lane in one call.
   DEEP_EP_DEVICE void post_all() const {
-    if (!post_counts()) return;
+    const bool counts = poster.is_first_lane();
+    if (counts && !post_counts()) return;
     if (served.count != 0) post_rows();
     // The peer learns of the counts with the first rows, or here: also when the call is over for this rank, as ranks
     // that disagree find that out by each other's counts.
-    if (poster.progress(0)) poster.flush();
+    if (counts && poster.progress(0)) poster.flush();
   }
 
  private:
@@ -50,7 +51,7 @@ struct DispatchPoster {
       const std::uint32_t all = warp::ballot(mine);
       const int slot = slots + count_bits(all & ((1u << lane_index()) - 1));
       const bool on = poster.post_rows(
-          mine, slot + 1,
+          mine && poster.takes(slot), slot + 1,
           [&] { return reach.is_staged(mine ? token : 0) ? rdma::StagedRow::staged : rdma::StagedRow::awaited; },
           [&](bool posts) {
             return poster.put(reach.posted_to(slot), reach.staged_place(token), reach.row_bytes, posts);
@@ -84,14 +85,14 @@ DEEP_EP_DEVICE void post_dispatch(DispatchSender<true>& sender) {
   if (sending && ranks.by_rails()) sender.routing.count_groups(common.rail_width, shared.relayed);
   block::sync();
 
-  // 2. Each warp serves one rank.
-  const int peer = ranks.posted_rank();
-  if (peer < 0 || warp::any(masked(common, peer))) return;
+  // 2. Each warp serves one rank, or one lane to it.
+  const PostedLane to = ranks.posted();
+  if (to.rank < 0 || warp::any(masked(common, to.rank))) return;
   const DispatchReach<true> reach = sender.reach();
-  CallPoster poster(reach, peer, shared.posters[warp_index()]);
-  const bool told = poster.acknowledge(epochs.receive - 1);
+  CallPoster poster(reach, to, shared.posters[warp_index()]);
+  const bool told = !poster.is_first_lane() || poster.acknowledge(epochs.receive - 1);
   if (sending && told && poster.await_room()) {
-    DispatchPoster{sender, params, reach, poster, ranks.served_by(peer)}.post_all();
+    DispatchPoster{sender, params, reach, poster, ranks.served_by(to.rank)}.post_all();
   }
   poster.await_earlier();
   poster.close();

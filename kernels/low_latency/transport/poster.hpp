@@ -1,6 +1,9 @@
 // How a call's rows and words get to a far rank: one warp, the only owner of the queue pair of its channel, posts what
 // other blocks have staged, in the order of slots (dispatch) or tokens (combine).
 //
+// With several lanes there are as many such warps, each with a queue pair of its own, which are not ordered among each
+// other. Row i goes by lane i modulo the lanes, and each lane says how far it has come; all else goes by the first one.
+//
 //   poster, for one peer                                receiver
 //   add: calls received so far                          (its next call but one may use our window)
 //   wait until the peer has received call n - 2
@@ -22,26 +25,33 @@ namespace deep_ep::device::low_latency {
 
 /// By one thread, before it or its warp posts to `peer`: where waits for the rank's queue pairs put a fault. With
 /// masking it is that rank's record, and an abort word that concerns nobody else: the call goes on.
-DEEP_EP_DEVICE WaitContext begin_to_post(const LowLatencyParams& common, int peer) {
+DEEP_EP_DEVICE WaitContext begin_to_post(const LowLatencyParams& common, int peer, int lane = 0) {
   if (common.mask == nullptr) return common.wait;
-  std::uint64_t* stopped = &common.told[peer].stopped;
+  std::uint64_t* stopped = &common.told[peer].stopped[lane];
   store_relaxed<Scope::gpu>(stopped, 0);
   return {common.masked + peer, stopped, common.wait.timeout_ns, common.wait.watch, true};
 }
 
-DEEP_EP_DEVICE const RdmaPeerParams& queue_pair(const LowLatencyParams& common, LowLatencyChannel channel, int peer) {
-  return common.peers[static_cast<int>(channel) * common.num_ranks + peer];
+DEEP_EP_DEVICE const RdmaPeerParams& queue_pair(const LowLatencyParams& common, int channel, int peer) {
+  return common.peers[channel * common.num_ranks + peer];
 }
 
-/// One far rank in one call, by a whole warp: see rdma::Poster.
+/// One lane to one far rank in one call, by a whole warp: see rdma::Poster.
 template <class Reach>
 class CallPoster : public rdma::Poster<WholeWarp, MaskOrEnd> {
  public:
   /// `words`: of the warp.
-  DEEP_EP_DEVICE CallPoster(const Reach& reach, int peer, rdma::PosterWords& words)
-      : Poster(load(words, reach.common, peer).pair, words.wait, MaskOrEnd{reach.common}),
+  DEEP_EP_DEVICE CallPoster(const Reach& reach, const PostedLane& to, rdma::PosterWords& words)
+      : Poster(load(words, reach.common, to).pair, words.wait, MaskOrEnd{reach.common}),
         reach_(reach),
-        progress_(word(window().progress(Reach::kCall, reach.epoch, rank()), told().progress[reach.epoch & 1])) {}
+        lane_(to.lane),
+        progress_(word(window().progress(Reach::kCall, reach.epoch, rank(), to.lane),
+                       told().progress[to.lane][reach.epoch & 1])) {}
+
+  /// What precedes all rows, and words that no row waits for, go by the first lane.
+  DEEP_EP_DEVICE bool is_first_lane() const { return lane_ == 0; }
+  /// Does row `number` go by this lane?
+  DEEP_EP_DEVICE bool takes(int number) const { return reach_.lane_of(number) == lane_; }
 
   /// Tells the peer up to which call this rank has received.
   DEEP_EP_DEVICE bool acknowledge(std::uint64_t received) {
@@ -53,7 +63,7 @@ class CallPoster : public rdma::Poster<WholeWarp, MaskOrEnd> {
     rdma::ToldWord begun = word(window().begun(Reach::kCall, rank()), told().begun);
     return tell(begun, reach_.epoch);
   }
-  /// Tells it that everything up to `place` of the call is there: see progress_value.
+  /// Tells it that everything of this lane up to `place` of the call is there: see progress_value.
   DEEP_EP_DEVICE bool progress(int place) {
     return tell(progress_, LowLatencyMailbox::progress_value(reach_.epoch, place));
   }
@@ -69,9 +79,10 @@ class CallPoster : public rdma::Poster<WholeWarp, MaskOrEnd> {
   }
 
  private:
-  DEEP_EP_DEVICE static rdma::PosterWords& load(rdma::PosterWords& words, const LowLatencyParams& common, int peer) {
-    if (lane_index() == 0) words.wait = begin_to_post(common, peer);
-    words.load(queue_pair(common, channel_of(Reach::kCall), peer));
+  DEEP_EP_DEVICE static rdma::PosterWords& load(rdma::PosterWords& words, const LowLatencyParams& common,
+                                                const PostedLane& to) {
+    if (lane_index() == 0) words.wait = begin_to_post(common, to.rank, to.lane);
+    words.load(queue_pair(common, channel_of(Reach::kCall, to.lane), to.rank));
     return words;
   }
   DEEP_EP_DEVICE const LowLatencyWindow& window() const { return reach_.common.window; }
@@ -81,6 +92,7 @@ class CallPoster : public rdma::Poster<WholeWarp, MaskOrEnd> {
   }
 
   const Reach& reach_;
+  int lane_;
   rdma::ToldWord progress_;
 };
 

@@ -65,13 +65,15 @@ struct CallReach : Reach<kRdma, kRails> {
   }
 
  protected:
-  DEEP_EP_DEVICE const std::uint64_t* progress(int source) const {
-    return common.window.progress(kKind, epoch, source).in(common.local);
+  DEEP_EP_DEVICE const std::uint64_t* progress(int source, int lane) const {
+    return common.window.progress(kKind, epoch, source, lane).in(common.local);
   }
-  /// Waits until `source`, which is far, has come to `place` of the call, acquiring what it posted up to there.
+  /// Waits until `source`, which is far, has come to `place` of the call, acquiring what it posted up to there by the
+  /// lane of that place.
   template <class Group = OneThread>
   DEEP_EP_DEVICE bool await_progress(int source, int place, Wanted wanted) const {
-    return wait_signal<Group>(policy(), progress(source),
+    const int lane = place == 0 ? 0 : this->lane_of(place - 1);
+    return wait_signal<Group>(policy(), progress(source, lane),
                               {source, wanted, LowLatencyMailbox::progress_value(epoch, place)});
   }
   DEEP_EP_DEVICE std::byte* row_in(std::byte* heap, int source, int slot, std::uint32_t row_bytes) const {
@@ -205,7 +207,7 @@ struct CombineReach : CallReach<LowLatencyKind::combine, kRdma, kRails> {
   }
   /// Acquires them.
   DEEP_EP_DEVICE bool has_announced(int far_owner) const {
-    return load_acquire<Scope::system>(this->progress(far_owner)) >> 16 >= this->epoch;
+    return load_acquire<Scope::system>(this->progress(far_owner, 0)) >> 16 >= this->epoch;
   }
   /// By a whole warp: waits for that. False: they do not come.
   DEEP_EP_DEVICE bool await_announced(int far_owner) const {

@@ -15,7 +15,7 @@ namespace {
 
 using test::with_hook;
 
-/// 8 ranks. `rdma`: that some are reached that way.
+/// 8 ranks. `rdma`: that half of them are reached that way.
 LowLatencySetup low_latency_setup(bool rdma = false) {
   static const RdmaPeerParams kPeers{};
   LowLatencySetup setup;
@@ -26,6 +26,7 @@ LowLatencySetup low_latency_setup(bool rdma = false) {
   setup.common.num_ranks = 8;
   setup.common.window = LowLatencyWindow::make(0, setup.low_latency_bytes, 8, 64);
   if (rdma) setup.common.peers = &kPeers;
+  for (int far = 4; rdma && far < 8; ++far) setup.common.set_far(far);
   return setup;
 }
 
@@ -74,8 +75,19 @@ TEST(LowLatencyPlan, PostersAreBlocksOfTheirOwn) {
   const LowLatencySetup setup = low_latency_setup(true);
   const auto far = plan_dispatch(dispatch_of(100, setup), setup);
   const int warps = far.first.shape.threads / 32;
-  EXPECT_EQ(far.first.shape.blocks, far.first.working_blocks + (8 + warps - 1) / warps);
+  EXPECT_EQ(far.first.shape.blocks, far.first.working_blocks + (4 + warps - 1) / warps);
   EXPECT_LE(far.first.shape.blocks, setup.policy.multiprocessors);
+  // A warp for each lane to a far rank, and none for near ones.
+  LowLatencySetup with_lanes = low_latency_setup(true);
+  with_lanes.common.lanes = 4;
+  LowLatencyDispatchArguments narrow = dispatch_of(100, with_lanes);
+  narrow.config.warps_per_block = 1;
+  const auto posters = [&](const LowLatencySetup& chosen) {
+    const LowLatencyPart part = plan_dispatch(narrow, chosen).first;
+    return part.shape.blocks - part.working_blocks;
+  };
+  EXPECT_EQ(posters(setup), 4);
+  EXPECT_EQ(posters(with_lanes), 16);
 }
 
 TEST(LowLatencyPlan, KernelsByWhatTheCallNeeds) {

@@ -87,6 +87,23 @@ TEST_F(NicMapTest, PortsHaveTheAdministratorsTrafficClassAndNicsTheirCpus) {
   EXPECT_EQ(assigned.cpus.size(), 6u);
 }
 
+TEST_F(NicMapTest, NetworksThatKeepAConnectionOnOnePath) {
+  const auto on_ethernet = [&](const Variables& variables = {}) {
+    return nics_are_on_ethernet(machine_.root(), source_of(variables));
+  };
+  machine_.add_nic({.name = "rxe0", .folder = "", .driver = "", .gids = {}});
+  EXPECT_FALSE(on_ethernet()) << "a software NIC only";
+  write();
+  EXPECT_TRUE(on_ethernet());
+  EXPECT_TRUE(on_ethernet({{"DEEP_EP_RDMA_WIRE", "verbs"}}));
+  EXPECT_FALSE(on_ethernet({{"DEEP_EP_RDMA_WIRE", "local"}}));
+  EXPECT_FALSE(on_ethernet({{"DEEP_EP_RDMA_WIRE", "simulated"}}));
+  EXPECT_FALSE(on_ethernet({{"DEEP_EP_RDMA_WIRE", "wrong"}})) << "which is told elsewhere";
+  const test::FakeMachine infiniband;
+  test::write_h200_machine(infiniband);
+  EXPECT_FALSE(nics_are_on_ethernet(infiniband.root(), source_of({})));
+}
+
 TEST_F(NicMapTest, NamesMeanNothing) {
   // Names in the reverse of the order in which the NICs are plugged in.
   const std::vector<std::string> names = {"roce_rail7",   "rocep9s0", "mlx5_bond_0", "ibp12s0",

@@ -7,11 +7,11 @@
 #include <string>
 
 #include "deep_ep/error.hpp"
-#include "tools/bench/child.hpp"
 #include "tools/bench/nccl_table.hpp"
 #include "tools/bench/output/results.hpp"
 #include "tools/bench/selftest_rank.hpp"
 #include "tools/bench/sweep.hpp"
+#include "tools/common/child.hpp"
 
 namespace deep_ep::tools {
 namespace {
@@ -163,15 +163,26 @@ struct SavedSweep {
 
 TEST(SweepFile, GoesOnBehindWhatIsThere) {
   const SavedSweep saved;
-  const SweepFile file = resume_sweep(saved.head + saved.lines[0] + saved.lines[1], "f");
+  const SweepFile file = resume_sweep(saved.head + saved.lines[0] + saved.lines[1], "f", "cpu");
   EXPECT_FALSE(file.repaired);
   EXPECT_EQ(file.text, saved.head + saved.lines[0] + saved.lines[1]);
   EXPECT_EQ(file.done, (std::vector<SweepCell>{saved.cells[0], saved.cells[1]}));
 }
 
+TEST(SweepFile, WhatAnotherDeviceDidIsMeasuredHere) {
+  const SavedSweep saved;
+  Figure figure = saved.cells[0].figure();
+  figure.device = "cuda";
+  const std::string text = saved.head + figure_csv_line(figure) + saved.lines[1];
+  EXPECT_EQ(resume_sweep(text, "f", "cuda").done, (std::vector<SweepCell>{saved.cells[0], saved.cells[1]}));
+  const SweepFile file = resume_sweep(text, "f", "cpu");
+  EXPECT_EQ(file.done, std::vector<SweepCell>{saved.cells[1]}) << "of the other shape it is not known";
+  EXPECT_EQ(file.text, text) << "nothing is lost";
+}
+
 TEST(SweepFile, FailuresAreTriedAgain) {
   const SavedSweep saved;
-  const SweepFile file = resume_sweep(saved.head + saved.lines[0] + saved.lines[2], "f");
+  const SweepFile file = resume_sweep(saved.head + saved.lines[0] + saved.lines[2], "f", "cpu");
   EXPECT_TRUE(file.repaired);
   EXPECT_EQ(file.text, saved.head + saved.lines[0]);
 }
@@ -181,11 +192,11 @@ TEST(SweepFile, AShapeThatWasCutShortIsMeasuredAgain) {
   const std::string whole = saved.head + saved.lines[0] + saved.lines[1];
   const std::size_t last_line = whole.size() - 1 - whole.rfind('\n', whole.size() - 2);
   for (std::size_t missing = 1; missing < last_line; ++missing) {
-    const SweepFile file = resume_sweep(whole.substr(0, whole.size() - missing), "f");
+    const SweepFile file = resume_sweep(whole.substr(0, whole.size() - missing), "f", "cpu");
     EXPECT_TRUE(file.repaired);
     EXPECT_EQ(file.text, saved.head + saved.lines[0]) << missing;
   }
-  EXPECT_NE(error_in([] { resume_sweep("what,is,this\n", "f"); }).find("f line 1"), std::string::npos);
+  EXPECT_NE(error_in([] { resume_sweep("what,is,this\n", "f", "cpu"); }).find("f line 1"), std::string::npos);
 }
 
 TEST(Sweep, KnowsWhatCannotBe) {
@@ -217,6 +228,14 @@ TEST(Children, GiveOutputStatusAndReason) {
   const ChildResult absent = run_children({{.words = {"/nonexistent/program"}}}, 60)[0];
   EXPECT_EQ(absent.status, 127);
   EXPECT_EQ(absent.reason(), "/nonexistent/program: No such file or directory");
+}
+
+TEST(Children, WhoPrintsTooMuchIsEnded) {
+  const ChildResult endless = run_children({{.words = {"yes"}, .most_output = 1 << 20}}, 600)[0];
+  EXPECT_TRUE(endless.too_long);
+  EXPECT_FALSE(endless.well());
+  EXPECT_LT(endless.output.size(), std::size_t{2} << 20);
+  EXPECT_EQ(endless.reason(), "it printed too much");
 }
 
 TEST(Children, EndTogether) {

@@ -2,11 +2,17 @@
 
 #include <fmt/format.h>
 
+#include <chrono>
+#include <ctime>
+#include <iomanip>
 #include <map>
+#include <optional>
 #include <set>
+#include <sstream>
 #include <vector>
 
 #include "csrc/support/text.hpp"
+#include "tools/common/child.hpp"
 #include "tools/common/json_output.hpp"
 #include "tools/doctor/cluster/kubectl.hpp"
 #include "tools/doctor/print.hpp"
@@ -94,6 +100,94 @@ void check_nodes(const Answer& nodes, Findings& findings) {
        ""});
 }
 
+/// What GKE gives pods of its networks are two resources of a node: the device, and an address. Nodes without any of
+/// them have no networks for pods, which need hostNetwork then.
+void check_network_resources(const Answer& nodes, Findings& findings) {
+  std::size_t whole = 0;
+  for (const json& node : nodes.items) {
+    std::vector<std::string> missing;
+    bool any = false;
+    for (int i = 0; i < kRdmaNetworks; ++i) {
+      for (const char* kind : {"", ".IP"}) {
+        const std::string name = fmt::format("networking.gke.io.networks/rdma-{}{}", i, kind);
+        const std::string count = text_at(node, {"status", "allocatable", name.c_str()});
+        const bool there = !count.empty() && count != "0";
+        any = any || there;
+        if (!there) missing.push_back(fmt::format("rdma-{}{}", i, kind));
+      }
+    }
+    if (!any) continue;
+    if (missing.empty()) {
+      ++whole;
+      continue;
+    }
+    findings.push_back(
+        {"networks", Verdict::error,
+         fmt::format("node {} does not offer networking.gke.io.networks/ {}", name_of(node), fmt::join(missing, ", ")),
+         "rdma-N is the device of a network, rdma-N.IP its addresses: a pod with the annotation needs both, and stays "
+         "Pending or gets an interface without an address",
+         "the node pool must be made with all additional node networks and pod networks (deploy/gke); pods that are "
+         "gone give addresses back after a while"});
+  }
+  if (whole > 0) {
+    findings.push_back(
+        {"networks", Verdict::ok,
+         fmt::format("{} nodes offer devices and addresses of all {} RDMA networks", whole, kRdmaNetworks), "", ""});
+  }
+}
+
+/// Seconds since 1970 of "2026-11-22T14:13:11.123456Z"; nothing for other texts.
+std::optional<double> time_of(const std::string& text) {
+  std::tm parts{};
+  std::istringstream in(text);
+  in >> std::get_time(&parts, "%Y-%m-%dT%H:%M:%S");
+  if (!in) return std::nullopt;
+  double fraction = 0;
+  if (in.peek() == '.') in >> fraction;
+  return static_cast<double>(::timegm(&parts)) + fraction;
+}
+
+/// Each node renews its lease about every 10 s, by its own clock.
+void check_clocks(const Answer& nodes, const Answer& leases, double now, Findings& findings) {
+  if (!leases.problem.empty()) {
+    findings.push_back({"clocks", Verdict::note, leases.problem, "whether the nodes' clocks agree is not known", ""});
+    return;
+  }
+  std::set<std::string> with_gpus;
+  for (const json& node : nodes.items) {
+    if (is_ready(node) && !text_at(node, {"status", "allocatable", "nvidia.com/gpu"}).empty())
+      with_gpus.insert(name_of(node));
+  }
+  std::map<std::string, double> renewed;
+  double newest = 0;
+  for (const json& lease : leases.items) {
+    const auto time = time_of(text_at(lease, {"spec", "renewTime"}));
+    if (!time || !with_gpus.contains(name_of(lease))) continue;
+    renewed[name_of(lease)] = *time;
+    newest = std::max(newest, *time);
+  }
+  constexpr double kLease = 40;  // seconds that one holds: a Ready node has renewed it since
+  constexpr double kAhead = 5;
+  const std::size_t before = findings.size();
+  for (const auto& [name, time] : renewed) {
+    const bool behind = newest - time > kLease;
+    const bool ahead = time - now > kAhead;
+    if (!behind && !ahead) continue;
+    findings.push_back(
+        {"clocks", Verdict::warning,
+         behind ? fmt::format("the clock of node {} is {:.0f} s behind that of another node, or more", name,
+                              newest - time - kLease)
+                : fmt::format("the clock of node {} is {:.0f} s ahead of this machine's, or more", name, time - now),
+         "logs of several nodes cannot be put in order, and certificates and tokens may count as expired",
+         "chronyc tracking or timedatectl on the node: it must reach its time server"});
+  }
+  if (!renewed.empty() && findings.size() == before) {
+    findings.push_back({"clocks", Verdict::ok,
+                        fmt::format("the clocks of {} nodes agree, as far as their leases tell", renewed.size()),
+                        "to some 40 s; deep_ep launch and deep_ep doctor --nic-test --peer measure", ""});
+  }
+}
+
 // GKE joins a pod to the network of a NIC by two objects of the same name.
 void check_networks(const Answer& answer, const char* kind, Findings& findings) {
   if (answer.unknown_kind) {
@@ -170,6 +264,10 @@ Findings check_cluster(const ClusterOptions& options) {
   const Answer nodes = ask_cluster(kubectl, {"nodes"}, options.seconds);
   check_nodes(nodes, findings);
   if (!nodes.problem.empty()) return findings;  // the others would fail alike
+  check_network_resources(nodes, findings);
+  const Answer leases = ask_cluster(kubectl, {"leases.coordination.k8s.io", "-n", "kube-node-lease"}, options.seconds);
+  const std::chrono::duration<double> now = std::chrono::system_clock::now().time_since_epoch();
+  check_clocks(nodes, leases, now.count(), findings);
   check_networks(ask_cluster(kubectl, {"networks.networking.gke.io"}, options.seconds), "Network", findings);
   check_networks(ask_cluster(kubectl, {"gkenetworkparamsets.networking.gke.io"}, options.seconds), "GKENetworkParamSet",
                  findings);

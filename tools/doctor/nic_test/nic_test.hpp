@@ -3,11 +3,13 @@
 
 #include <cstdint>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "csrc/rdma/nic_test/nic_test.hpp"
 #include "tools/doctor/checks.hpp"
+#include "tools/doctor/clock.hpp"
 
 namespace deep_ep::tools {
 
@@ -30,7 +32,8 @@ struct TestedNic {
 
 struct NicTestReport {
   std::vector<TestedNic> nics;
-  std::vector<std::string> log;  ///< what the library said meanwhile, warnings as "warn: ..."
+  std::optional<ClockOffset> clock;  ///< of the other machine, where there is one
+  std::vector<std::string> log;      ///< what the library said meanwhile, warnings as "warn: ..."
 
   int count(rdma::nic_test::Outcome outcome) const;
   /// Nothing has failed, and something has been tested.

@@ -1,4 +1,4 @@
-#include "tools/bench/child.hpp"
+#include "tools/common/child.hpp"
 
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -17,7 +17,10 @@
 #include <filesystem>
 #include <memory>
 
+#include "csrc/support/format.hpp"
+#include "csrc/support/text.hpp"
 #include "deep_ep/error.hpp"
+#include "tools/common/pipe.hpp"
 
 extern char** environ;
 
@@ -48,51 +51,55 @@ std::vector<char*> pointers(std::vector<std::string>& words) {
 
 class Child {
  public:
-  explicit Child(const ChildCommand& command) {
+  explicit Child(const ChildCommand& command)
+      : most_output_(command.most_output),
+        output_("cannot start " + command.words.front()),
+        errors_("cannot start " + command.words.front()) {
     // Everything that allocates comes before the fork: this process may have threads.
     std::vector<std::string> words = command.words;
     std::vector<std::string> variables = environment_for(command);
     const std::vector<char*> arguments = pointers(words);
     const std::vector<char*> environment = pointers(variables);
-    for (auto& pipe_ends : pipes_) {
-      if (pipe2(pipe_ends.data(), O_CLOEXEC) != 0) {
-        throw SystemError(fmt::format("cannot make a pipe for {}: {}", words.front(), std::strerror(errno)));
-      }
-    }
     const pid_t parent = getpid();
     process_ = fork();
-    if (process_ < 0) throw SystemError(fmt::format("cannot start {}: {}", words.front(), std::strerror(errno)));
+    if (process_ < 0) fail<SystemError>("cannot start {}: {}", words.front(), errno_text(errno));
     if (process_ == 0) become(arguments, environment, parent);
     setpgid(process_, process_);  // here as well, so that it is done when this process wants to kill the group
-    for (auto& pipe_ends : pipes_) close_end(pipe_ends[1]);
+    output_.in = UniqueFd();
+    errors_.in = UniqueFd();
   }
   ~Child() {
     kill_all();
-    if (!ended_) waitpid(process_, nullptr, 0);
-    for (auto& pipe_ends : pipes_) {
-      for (int& end : pipe_ends) close_end(end);
-    }
+    // A driver may hold a process in a call that no signal ends: then it is left to init.
+    const Clock::time_point end = Clock::now() + std::chrono::seconds(5);
+    while (!ended_ && waitpid(process_, nullptr, WNOHANG) == 0 && Clock::now() < end) poll(nullptr, 0, 2);
   }
   Child(const Child&) = delete;
   Child& operator=(const Child&) = delete;
 
   /// Waits for output for at most a moment, and takes it.
   void take_output(ChildResult& result) {
-    std::array<pollfd, 2> polled{pollfd{pipes_[0][0], POLLIN, 0}, pollfd{pipes_[1][0], POLLIN, 0}};
+    std::array<pollfd, 2> polled{pollfd{output_.out.get(), POLLIN, 0}, pollfd{errors_.out.get(), POLLIN, 0}};
     constexpr int kMoment = 20;  // ms
     if (poll(polled.data(), polled.size(), kMoment) <= 0) return;
     for (std::size_t i = 0; i < polled.size(); ++i) {
       if (polled[i].revents == 0) continue;
-      std::array<char, 4096> bytes{};
-      const ssize_t count = read(pipes_[i][0], bytes.data(), bytes.size());
+      UniqueFd& from = i == 0 ? output_.out : errors_.out;
+      std::string& text = i == 0 ? result.output : result.errors;
+      const ssize_t count = read(from.get(), bytes_.data(), bytes_.size());
       if (count > 0) {
-        (i == 0 ? result.output : result.errors).append(bytes.data(), static_cast<std::size_t>(count));
+        text.append(bytes_.data(), static_cast<std::size_t>(count));
       } else if (count == 0 || errno != EINTR) {
-        close_end(pipes_[i][0]);
+        from = UniqueFd();
       }
     }
+    if (result.output.size() <= most_output_ && result.errors.size() <= most_output_) return;
+    result.too_long = true;
+    kill_all();
+    output_.out = UniqueFd();
+    errors_.out = UniqueFd();
   }
-  bool is_silent() const { return pipes_[0][0] < 0 && pipes_[1][0] < 0; }
+  bool is_silent() const { return !output_.out && !errors_.out; }
 
   /// Whether it has ended; then `result` has its status.
   bool has_ended(ChildResult& result) {
@@ -112,8 +119,8 @@ class Child {
     if (getppid() != parent) _exit(127);
     const int nothing = open("/dev/null", O_RDONLY);
     dup2(nothing, STDIN_FILENO);
-    dup2(pipes_[0][1], STDOUT_FILENO);
-    dup2(pipes_[1][1], STDERR_FILENO);
+    dup2(output_.in.get(), STDOUT_FILENO);
+    dup2(errors_.in.get(), STDERR_FILENO);
     execvpe(arguments.front(), arguments.data(), environment.data());
     const char* what = std::strerror(errno);
     for (const char* text : {static_cast<const char*>(arguments.front()), ": ", what}) {
@@ -121,20 +128,20 @@ class Child {
     }
     _exit(127);
   }
-  static void close_end(int& end) {
-    if (end >= 0) close(end);
-    end = -1;
-  }
 
+  std::size_t most_output_;
+  Pipe output_;
+  Pipe errors_;
+  std::array<char, 65536> bytes_;
   pid_t process_ = -1;
   bool ended_ = false;
-  std::array<std::array<int, 2>, 2> pipes_{{{-1, -1}, {-1, -1}}};  ///< of output and errors: to read, to write
 };
 
 }  // namespace
 
 std::string ChildResult::reason() const {
   if (timed_out) return "it took too long";
+  if (too_long) return "it printed too much";
   std::string line;
   std::size_t end = errors.find_last_not_of(" \n\r");
   if (end != std::string::npos) {
@@ -173,6 +180,8 @@ std::vector<ChildResult> run_children(const std::vector<ChildCommand>& commands,
     if (running == 0 && all_silent) break;
     silent_rounds = running == 0 ? silent_rounds + 1 : 0;
     const bool late = Clock::now() > deadline;
+    // Killed, and still not gone: see ~Child().
+    if (Clock::now() > deadline + std::chrono::seconds(5)) break;
     if (!late && !(failed && running > 0)) continue;
     for (std::size_t i = 0; i < children.size(); ++i) {
       if (late && !children[i]->has_ended(results[i])) results[i].timed_out = true;
@@ -180,6 +189,15 @@ std::vector<ChildResult> run_children(const std::vector<ChildCommand>& commands,
     }
   }
   return results;
+}
+
+std::string find_program(const std::string& name, const std::string& path) {
+  for (const std::string_view folder : split(path, ':')) {
+    if (folder.empty()) continue;
+    std::string file = fmt::format("{}/{}", folder, name);
+    if (access(file.c_str(), X_OK) == 0) return file;
+  }
+  return {};
 }
 
 std::string own_program() { return std::filesystem::read_symlink("/proc/self/exe").string(); }

@@ -6,7 +6,7 @@
 #include "kernels/primitives/thread.hpp"
 #include "kernels/primitives/warp.hpp"
 
-namespace deep_ep::device::internode {
+namespace deep_ep::device {
 
 struct RowPipe {
   Mbarrier* barriers;  ///< [stages]
@@ -52,4 +52,4 @@ struct RowPipe {
   }
 };
 
-}  // namespace deep_ep::device::internode
+}  // namespace deep_ep::device

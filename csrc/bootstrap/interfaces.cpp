@@ -1,0 +1,94 @@
+#include "csrc/bootstrap/interfaces.hpp"
+
+#include <ifaddrs.h>
+#include <net/if.h>
+#include <netinet/in.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <memory>
+
+#include "csrc/support/format.hpp"
+#include "csrc/support/logging.hpp"
+#include "csrc/support/text.hpp"
+#include "deep_ep/error.hpp"
+
+namespace deep_ep {
+
+InterfaceFilter::InterfaceFilter(std::string_view text, bool exact) : exact_(exact), excludes_(false) {
+  text = trim(text);
+  if (text.starts_with('^')) {
+    excludes_ = true;
+    text.remove_prefix(1);
+  }
+  if (text.starts_with('=')) {
+    exact_ = true;
+    text.remove_prefix(1);
+  }
+  for (const std::string_view name : split(text, ',')) {
+    if (name.empty()) throw InvalidArgument("there is an empty name; allowed: [^][=]<interface>,...");
+    names_.emplace_back(name);
+  }
+}
+
+bool InterfaceFilter::matches(std::string_view interface) const {
+  const bool named = std::ranges::any_of(
+      names_, [&](const std::string& name) { return exact_ ? interface == name : interface.starts_with(name); });
+  return named != excludes_;
+}
+
+std::vector<InterfaceAddress> interface_addresses() {
+  ifaddrs* list = nullptr;
+  if (::getifaddrs(&list) != 0) return {};
+  const std::unique_ptr<ifaddrs, decltype(&::freeifaddrs)> all(list, &::freeifaddrs);
+  std::vector<InterfaceAddress> found;
+  std::vector<InterfaceAddress> loopback;
+  for (const ifaddrs* one = list; one != nullptr; one = one->ifa_next) {
+    if (one->ifa_addr == nullptr || (one->ifa_flags & IFF_UP) == 0) continue;
+    const int family = one->ifa_addr->sa_family;
+    if (family != AF_INET && family != AF_INET6) continue;
+    InterfaceAddress address{.interface = one->ifa_name};
+    address.size = family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6);
+    std::memcpy(&address.address, one->ifa_addr, address.size);
+    ((one->ifa_flags & IFF_LOOPBACK) != 0 ? loopback : found).push_back(std::move(address));
+  }
+  found.insert(found.end(), loopback.begin(), loopback.end());
+  return found;
+}
+
+const InterfaceAddress* SocketChoice::find(std::span<const InterfaceAddress> addresses, int wanted) const {
+  if (!interfaces) return nullptr;
+  const auto one = std::ranges::find_if(addresses, [&](const InterfaceAddress& address) {
+    return address.address.ss_family == wanted && interfaces->matches(address.interface);
+  });
+  return one == addresses.end() ? nullptr : &*one;
+}
+
+SocketChoice read_socket_choice(const environment::Source& source) {
+  SocketChoice choice;
+  environment::Reader reader(source);
+  choice.interfaces = reader.read("DEEP_EP_SOCKET_IFNAME", [&](const environment::Value& value) {
+    choice.variable = fmt::format("{}={}", value.name, value.text);
+    return InterfaceFilter(value.text, value.name == "GLOO_SOCKET_IFNAME");
+  });
+  const std::string family = reader.choice("DEEP_EP_SOCKET_FAMILY");
+  if (family == "AF_INET") choice.family = AF_INET;
+  if (family == "AF_INET6") choice.family = AF_INET6;
+  for (const std::string& text : reader.ignored()) log::warn("{}", text);
+  return choice;
+}
+
+void leave_by_chosen_interface(int socket, int family, const SocketChoice& choice) {
+  if (!choice.interfaces) return;
+  const std::vector<InterfaceAddress> addresses = interface_addresses();
+  const InterfaceAddress* from = choice.find(addresses, family);
+  // The port is the system's choice, as without this.
+  if (from != nullptr && ::bind(socket, reinterpret_cast<const sockaddr*>(&from->address), from->size) == 0) return;
+  static std::atomic<bool> said = false;
+  if (said.exchange(true)) return;
+  log::warn("{}: no interface of that name has an {} address to call from; the route to the other side decides",
+            choice.variable, family == AF_INET6 ? "IPv6" : "IPv4");
+}
+
+}  // namespace deep_ep

@@ -1,0 +1,56 @@
+// Which network interface and which kind of address the library's own TCP connections take: DEEP_EP_SOCKET_IFNAME,
+// DEEP_EP_SOCKET_FAMILY and those of other libraries that stand for them.
+#pragma once
+
+#include <sys/socket.h>
+
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "csrc/support/environment.hpp"
+
+namespace deep_ep {
+
+/// A list of interfaces in NCCL's grammar: "eth,ib" beginnings of names, "=eth0" whole names, "^docker" all but these,
+/// "^=lo".
+class InterfaceFilter {
+ public:
+  InterfaceFilter() = default;
+  /// `exact`: names are whole ones without a `=`, as Gloo has them. InvalidArgument where a name is empty.
+  explicit InterfaceFilter(std::string_view text, bool exact = false);
+  bool matches(std::string_view interface) const;
+
+ private:
+  std::vector<std::string> names_;
+  bool exact_ = false;
+  bool excludes_ = true;  ///< with no names: all match
+};
+
+/// An address of this machine.
+struct InterfaceAddress {
+  std::string interface;
+  sockaddr_storage address{};
+  socklen_t size = 0;
+};
+/// Of all interfaces that are up, in the order of the system; loopback last.
+std::vector<InterfaceAddress> interface_addresses();
+
+struct SocketChoice {
+  std::optional<InterfaceFilter> interfaces;
+  std::string variable;    ///< that names them, "NCCL_SOCKET_IFNAME=eth0", for messages
+  int family = AF_UNSPEC;  ///< of addresses to call
+
+  /// The first address of this family on an interface that may be used; null: the system decides.
+  const InterfaceAddress* find(std::span<const InterfaceAddress> addresses, int family) const;
+};
+/// InvalidArgument where an own variable is wrong.
+SocketChoice read_socket_choice(const environment::Source& source = environment::of_process);
+
+/// So that a call leaves by an interface that may be used. Where none has such an address, that is logged once, and the
+/// system decides.
+void leave_by_chosen_interface(int socket, int family, const SocketChoice& choice);
+
+}  // namespace deep_ep

@@ -1,0 +1,43 @@
+#include "csrc/buffer/low_latency/lanes.hpp"
+
+#include <algorithm>
+
+#include "csrc/bootstrap/agreement.hpp"
+#include "csrc/rdma/discovery/machine.hpp"
+#include "csrc/support/environment.hpp"
+#include "csrc/support/format.hpp"
+#include "csrc/support/text.hpp"
+#include "deep_ep/error.hpp"
+#include "kernels/low_latency/window.hpp"
+
+namespace deep_ep {
+
+int asked_for_lanes(int asked) {
+  if (asked == 0) {
+    const std::string word = environment::choice("DEEP_EP_LOW_LATENCY_LANES");
+    return parse_number<int>(word).value_or(0);  // auto
+  }
+  if (asked != 1 && asked != 2 && asked != kMostLowLatencyLanes) {
+    fail<InvalidArgument>("low_latency.lanes is {}, allowed: 1, 2, {}, or 0 for DEEP_EP_LOW_LATENCY_LANES", asked,
+                          kMostLowLatencyLanes);
+  }
+  return asked;
+}
+
+int lanes_for(const LaneFacts& facts) {
+  constexpr int kWantedFlows = 32;
+  int lanes = 1;
+  while (facts.keeps_to_path && facts.far != 0 && lanes < kMostLowLatencyLanes && facts.far * lanes < kWantedFlows) {
+    lanes *= 2;
+  }
+  return lanes;
+}
+
+int agree_on_lanes(Bootstrap& bootstrap, const LowLatencyOptions& options, const NodeMembership& nodes) {
+  LaneFacts facts{.far = static_cast<int>(nodes.reached_by_rdma(options.allow_nvlink).size())};
+  if (facts.far != 0) facts.keeps_to_path = rdma::nics_are_on_ethernet();
+  const std::vector<int> all = all_gather_values(bootstrap, lanes_for(facts));
+  return *std::max_element(all.begin(), all.end());
+}
+
+}  // namespace deep_ep

@@ -1,0 +1,110 @@
+// Which interface calls leave by: the grammar of NCCL, NVSHMEM and Gloo, and a call on this machine.
+#include "csrc/bootstrap/interfaces.hpp"
+
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+
+#include <thread>
+
+#include "csrc/bootstrap/agreement.hpp"
+#include "csrc/bootstrap/socket.hpp"
+#include "csrc/support/unique_fd.hpp"
+#include "tests/support/setting.hpp"
+#include "tests/support/variables.hpp"
+
+namespace deep_ep {
+namespace {
+
+InterfaceAddress at(const std::string& interface, int family) {
+  InterfaceAddress address{.interface = interface};
+  address.address.ss_family = static_cast<sa_family_t>(family);
+  return address;
+}
+
+const std::vector<InterfaceAddress> kHost = {at("docker0", AF_INET), at("eth0", AF_INET), at("eth0", AF_INET6),
+                                             at("eth1", AF_INET),    at("ib0", AF_INET6), at("lo", AF_INET)};
+
+/// "eth0", of the address that a call by IPv4 leaves from; "-" where the system decides.
+std::string leaves_by(const Variables& variables, int family = AF_INET) {
+  const InterfaceAddress* address = read_socket_choice(source_of(variables)).find(kHost, family);
+  return address == nullptr ? "-" : address->interface;
+}
+
+TEST(Interfaces, NamesAreBeginningsUnlessExact) {
+  EXPECT_EQ(leaves_by({}), "-");
+  EXPECT_EQ(leaves_by({{"DEEP_EP_SOCKET_IFNAME", "eth"}}), "eth0");
+  EXPECT_EQ(leaves_by({{"DEEP_EP_SOCKET_IFNAME", "=eth"}}), "-");
+  EXPECT_EQ(leaves_by({{"DEEP_EP_SOCKET_IFNAME", "=eth1"}}), "eth1");
+  EXPECT_EQ(leaves_by({{"DEEP_EP_SOCKET_IFNAME", "wlan,ib"}}), "-");
+  EXPECT_EQ(leaves_by({{"DEEP_EP_SOCKET_IFNAME", "wlan, ib"}}, AF_INET6), "ib0");
+  EXPECT_EQ(leaves_by({{"DEEP_EP_SOCKET_IFNAME", "^docker"}}), "eth0");
+  EXPECT_EQ(leaves_by({{"DEEP_EP_SOCKET_IFNAME", "^=docker,eth0"}}), "docker0");
+  EXPECT_EQ(leaves_by({{"DEEP_EP_SOCKET_IFNAME", "^docker,eth"}}), "lo");
+}
+
+TEST(Interfaces, TheFirstVariableCounts) {
+  Variables variables = {{"GLOO_SOCKET_IFNAME", "eth1"}};
+  EXPECT_EQ(leaves_by(variables), "eth1");
+  variables["GLOO_SOCKET_IFNAME"] = "eth";
+  EXPECT_EQ(leaves_by(variables), "-") << "Gloo's names are whole";
+  variables["NCCL_SOCKET_IFNAME"] = "docker";
+  EXPECT_EQ(leaves_by(variables), "docker0");
+  variables["NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME"] = "lo";
+  EXPECT_EQ(leaves_by(variables), "lo");
+  variables["DEEP_EP_SOCKET_IFNAME"] = "eth1";
+  EXPECT_EQ(leaves_by(variables), "eth1");
+  EXPECT_EQ(read_socket_choice(source_of(variables)).variable, "DEEP_EP_SOCKET_IFNAME=eth1");
+}
+
+TEST(Interfaces, WrongListsAreRefusedOrIgnored) {
+  EXPECT_THROW(leaves_by({{"DEEP_EP_SOCKET_IFNAME", "eth0,,eth1"}}), InvalidArgument);
+  EXPECT_THROW(leaves_by({{"DEEP_EP_SOCKET_FAMILY", "IPv4"}}), InvalidArgument);
+  EXPECT_EQ(leaves_by({{"NCCL_SOCKET_IFNAME", "^"}, {"GLOO_SOCKET_IFNAME", "eth1"}}), "eth1");
+}
+
+TEST(Interfaces, Families) {
+  EXPECT_EQ(read_socket_choice(source_of({})).family, AF_UNSPEC);
+  EXPECT_EQ(read_socket_choice(source_of({{"NCCL_SOCKET_FAMILY", "AF_INET6"}})).family, AF_INET6);
+  EXPECT_EQ(read_socket_choice(source_of({{"NVSHMEM_BOOTSTRAP_UID_SOCK_FAMILY", "AF_UNSPEC"}})).family, AF_UNSPEC);
+}
+
+TEST(Interfaces, ASocketIsBoundToTheAddress) {
+  const UniqueFd socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  leave_by_chosen_interface(socket.get(), AF_INET, read_socket_choice(source_of({{"NCCL_SOCKET_IFNAME", "=lo"}})));
+  sockaddr_in bound{};
+  socklen_t size = sizeof bound;
+  ASSERT_EQ(::getsockname(socket.get(), reinterpret_cast<sockaddr*>(&bound), &size), 0);
+  EXPECT_EQ(ntohl(bound.sin_addr.s_addr), INADDR_LOOPBACK);
+}
+
+/// A free port of loopback, as far as that can be known.
+std::uint16_t free_port() {
+  const UniqueFd socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof address;
+  ::bind(socket.get(), reinterpret_cast<sockaddr*>(&address), size);
+  ::getsockname(socket.get(), reinterpret_cast<sockaddr*>(&address), &size);
+  return ntohs(address.sin_port);
+}
+
+TEST(Interfaces, RanksMeetWhateverIsNamed) {
+  for (const char* value : {"=lo", "no_such_interface"}) {
+    const Setting setting("NCCL_SOCKET_IFNAME", value);
+    const Setting family("DEEP_EP_SOCKET_FAMILY", "AF_INET");
+    const std::uint16_t port = free_port();
+    int sum = 0;
+    std::thread other([&] {
+      const auto bootstrap = make_socket_bootstrap(1, 2, "127.0.0.1", port, 120);
+      all_gather_values(*bootstrap, 2);
+    });
+    const auto bootstrap = make_socket_bootstrap(0, 2, "", port, 120);
+    for (const int one : all_gather_values(*bootstrap, 1)) sum += one;
+    other.join();
+    EXPECT_EQ(sum, 3) << value;
+  }
+}
+
+}  // namespace
+}  // namespace deep_ep

@@ -28,7 +28,7 @@ Arena::Arena(std::shared_ptr<Executor> executor, std::shared_ptr<SymmetricHeap> 
   const std::uint64_t end = (offset + bytes) / kAlignment * kAlignment;
   if (begin >= end) return;
   total_ = end - begin;
-  insert_free(begin, {.bytes = total_, .events = {}});
+  free_.insert(begin, {.bytes = total_, .events = {}});
 }
 
 std::optional<Arena::Allocation> Arena::allocate(std::size_t bytes, bool capturing) {
@@ -36,50 +36,65 @@ std::optional<Arena::Allocation> Arena::allocate(std::size_t bytes, bool capturi
   // Empty tensors get a block too: distinct addresses, and no special case.
   const std::size_t wanted = round_up(std::max<std::size_t>(bytes, 1));
   const std::lock_guard lock(mutex_);
-  const auto found = find_fit(wanted, capturing);
-  if (found == free_.end()) return std::nullopt;
-  const std::uint64_t offset = found->first;
-  Free piece = std::move(found->second);
-  erase_free(found);
-  if (piece.bytes > wanted) insert_free(offset + wanted, {.bytes = piece.bytes - wanted, .events = {}});
-  used_.emplace(offset, wanted);
-  used_bytes_ += wanted;
-  return Allocation{.block = {.offset = offset, .bytes = wanted}, .wait_for = std::move(piece.events)};
+  if (capturing) {
+    if (auto again = allocate_from(graphs_, wanted, true)) return again;
+  }
+  return allocate_from(free_, wanted, capturing);
 }
 
-Arena::FreeBlocks::iterator Arena::find_fit(std::size_t bytes, bool capturing) {
-  for (auto candidate = by_size_.lower_bound({bytes, 0}); candidate != by_size_.end(); ++candidate) {
-    const auto block = free_.find(candidate->second);
+std::optional<Arena::Allocation> Arena::allocate_from(FreeBlocks& from, std::size_t bytes, bool capturing) {
+  const auto found = find_fit(from, bytes, capturing);
+  if (found == from.by_offset.end()) return std::nullopt;
+  const std::uint64_t offset = found->first;
+  Free piece = from.take(found);
+  if (piece.bytes > bytes) from.insert(offset + bytes, {.bytes = piece.bytes - bytes, .events = {}});
+  used_.emplace(offset, bytes);
+  used_bytes_ += bytes;
+  return Allocation{.block = {.offset = offset, .bytes = bytes}, .wait_for = std::move(piece.events)};
+}
+
+Arena::FreeBlocks::Iterator Arena::find_fit(FreeBlocks& from, std::size_t bytes, bool capturing) const {
+  for (auto candidate = from.by_size.lower_bound({bytes, 0}); candidate != from.by_size.end(); ++candidate) {
+    const auto block = from.by_offset.find(candidate->second);
     if (!capturing) return block;
     drop_done(block->second.events);
     if (block->second.events.empty()) return block;
   }
-  return free_.end();
+  return from.by_offset.end();
 }
 
 void Arena::release(const Block& block, std::vector<EventHandle> events) {
   const std::lock_guard lock(mutex_);
+  give_back(free_, block, std::move(events));
+}
+
+void Arena::release_to_graphs(const Block& block, std::vector<EventHandle> events) {
+  const std::lock_guard lock(mutex_);
+  give_back(graphs_, block, std::move(events));
+}
+
+void Arena::give_back(FreeBlocks& to, const Block& block, std::vector<EventHandle> events) {
   take_used(block);
   used_bytes_ -= block.bytes;
   Free piece{.bytes = block.bytes, .events = std::move(events)};
   std::uint64_t offset = block.offset;
-  const auto absorb = [&](FreeBlocks::iterator neighbour) {
-    piece.bytes += neighbour->second.bytes;
-    piece.events.insert(piece.events.end(), neighbour->second.events.begin(), neighbour->second.events.end());
-    erase_free(neighbour);
+  const auto absorb = [&](FreeBlocks::Iterator neighbour) {
+    const Free other = to.take(neighbour);
+    piece.bytes += other.bytes;
+    piece.events.insert(piece.events.end(), other.events.begin(), other.events.end());
   };
-  auto next = free_.lower_bound(offset);
-  if (next != free_.begin()) {
+  auto next = to.by_offset.lower_bound(offset);
+  if (next != to.by_offset.begin()) {
     const auto previous = std::prev(next);
     if (previous->first + previous->second.bytes == offset) {
       offset = previous->first;
       absorb(previous);
-      next = free_.lower_bound(offset);
+      next = to.by_offset.lower_bound(offset);
     }
   }
-  if (next != free_.end() && next->first == block.offset + block.bytes) absorb(next);
+  if (next != to.by_offset.end() && next->first == block.offset + block.bytes) absorb(next);
   thin_out(piece.events);
-  insert_free(offset, std::move(piece));
+  to.insert(offset, std::move(piece));
 }
 
 void Arena::pin(const Block& block) {
@@ -90,20 +105,25 @@ void Arena::pin(const Block& block) {
 
 Arena::Usage Arena::usage() const {
   const std::lock_guard lock(mutex_);
+  std::size_t for_graphs = 0;
+  for (const auto& [bytes, offset] : graphs_.by_size) for_graphs += bytes;
   return {.total = total_,
           .used = used_bytes_,
           .pinned = pinned_bytes_,
-          .largest_free = by_size_.empty() ? 0 : by_size_.rbegin()->first};
+          .for_graphs = for_graphs,
+          .largest_free = free_.by_size.empty() ? 0 : free_.by_size.rbegin()->first};
 }
 
-void Arena::insert_free(std::uint64_t offset, Free block) {
-  by_size_.emplace(block.bytes, offset);
-  free_.emplace(offset, std::move(block));
+void Arena::FreeBlocks::insert(std::uint64_t offset, Free block) {
+  by_size.emplace(block.bytes, offset);
+  by_offset.emplace(offset, std::move(block));
 }
 
-void Arena::erase_free(FreeBlocks::iterator block) {
-  by_size_.erase({block->second.bytes, block->first});
-  free_.erase(block);
+Arena::Free Arena::FreeBlocks::take(Iterator block) {
+  by_size.erase({block->second.bytes, block->first});
+  Free taken = std::move(block->second);
+  by_offset.erase(block);
+  return taken;
 }
 
 void Arena::take_used(const Block& block) {

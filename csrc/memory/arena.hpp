@@ -22,9 +22,11 @@ namespace deep_ep {
 /// still use it, together with events behind that use. Whoever gets the memory next lets the home wait for them; the
 /// host never waits. After that the rest of the free piece needs no events any more: all its users come after the wait.
 ///
-/// Blocks that a CUDA graph may touch are pinned: replays write them at any later time, so they are not handed out
-/// again as long as the arena lives. For the same reason a home that records gets only memory without pending events:
-/// its replays could not wait for them. That the home itself has finished with the memory is up to the caller.
+/// Memory that was handed out to a CUDA graph is from then on for graphs alone: replays write it at any later time, but
+/// those of an arena's graphs run one after the other, as their calls do. So what a graph gives back is the next one's,
+/// or a later call's of the same graph. Other blocks that a graph may touch are pinned: they are not handed out again
+/// as long as the arena lives. A home that records gets only memory without pending events: its replays could not wait
+/// for them. That the home itself has finished with the memory is up to the caller.
 class Arena {
  public:
   /// Starts and sizes of blocks are multiples of this. More than the 128 bytes that rows need, so that tensors start as
@@ -42,8 +44,9 @@ class Arena {
   };
   struct Usage {
     std::size_t total = 0;
-    std::size_t used = 0;    ///< handed out, pinned ones included
-    std::size_t pinned = 0;  ///< lost to CUDA graphs
+    std::size_t used = 0;        ///< handed out, pinned ones included
+    std::size_t pinned = 0;      ///< lost to CUDA graphs
+    std::size_t for_graphs = 0;  ///< free, but only for a home that records
     std::size_t largest_free = 0;
   };
 
@@ -56,6 +59,8 @@ class Arena {
 
   /// Takes a block back; `events` are behind its last uses on other streams. Error if the block is not handed out.
   void release(const Block& block, std::vector<EventHandle> events);
+  /// Takes a block back that a graph goes on using: only a home that records gets it again.
+  void release_to_graphs(const Block& block, std::vector<EventHandle> events);
   /// Takes a block back for good.
   void pin(const Block& block);
 
@@ -68,11 +73,18 @@ class Arena {
     std::size_t bytes = 0;
     std::vector<EventHandle> events;
   };
-  using FreeBlocks = std::map<std::uint64_t, Free>;
+  struct FreeBlocks {
+    std::map<std::uint64_t, Free> by_offset;                  ///< neighbours are always merged
+    std::set<std::pair<std::size_t, std::uint64_t>> by_size;  ///< the same blocks as (bytes, offset)
 
-  FreeBlocks::iterator find_fit(std::size_t bytes, bool capturing);
-  void insert_free(std::uint64_t offset, Free block);
-  void erase_free(FreeBlocks::iterator block);
+    using Iterator = std::map<std::uint64_t, Free>::iterator;
+    void insert(std::uint64_t offset, Free block);
+    Free take(Iterator block);
+  };
+
+  FreeBlocks::Iterator find_fit(FreeBlocks& from, std::size_t bytes, bool capturing) const;
+  std::optional<Allocation> allocate_from(FreeBlocks& from, std::size_t bytes, bool capturing);
+  void give_back(FreeBlocks& to, const Block& block, std::vector<EventHandle> events);
   void take_used(const Block& block);
   void drop_done(std::vector<EventHandle>& events) const noexcept;
   void thin_out(std::vector<EventHandle>& events) const;
@@ -82,8 +94,8 @@ class Arena {
   std::size_t total_ = 0;
 
   mutable std::mutex mutex_;
-  FreeBlocks free_;                                          ///< by offset; neighbours are always merged
-  std::set<std::pair<std::size_t, std::uint64_t>> by_size_;  ///< the same blocks as (bytes, offset)
+  FreeBlocks free_;
+  FreeBlocks graphs_;
   std::map<std::uint64_t, std::size_t> used_;
   std::size_t used_bytes_ = 0;
   std::size_t pinned_bytes_ = 0;

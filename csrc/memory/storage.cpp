@@ -38,15 +38,34 @@ std::optional<std::vector<EventHandle>> StreamStorage::end_of_use(const StreamHa
   return events;
 }
 
+std::optional<std::vector<EventHandle>> StreamStorage::end_of_recorded_use() {
+  Executor& executor = home_->executor();
+  const std::lock_guard lock(mutex_);
+  const StreamHandle at_home = home_->handle();
+  std::vector<EventHandle> events;
+  for (const StreamHandle stream : streams_) {
+    if (!executor.is_capturing(stream)) {
+      events.push_back(executor.record_event(stream));
+    } else if (!executor.is_capturing(at_home)) {
+      return std::nullopt;
+    } else if (stream != at_home) {
+      executor.wait_event(at_home, executor.record_event(stream));
+    }
+  }
+  return events;
+}
+
 ArenaStorage::ArenaStorage(std::shared_ptr<Arena> arena, const Arena::Block& block, std::shared_ptr<HomeStream> home,
                            bool recording)
-    : StreamStorage(std::move(home), recording), arena_(std::move(arena)), block_(block) {}
+    : StreamStorage(std::move(home), recording), arena_(std::move(arena)), block_(block), for_graph_(recording) {}
 
 ArenaStorage::~ArenaStorage() {
   try {
     // Whoever named the home stream itself did work there that HomeStream::idle does not know of, so it is not skipped.
     if (auto events = end_of_use()) {
       arena_->release(block_, *std::move(events));
+    } else if (auto recorded = for_graph_ ? end_of_recorded_use() : std::nullopt) {
+      arena_->release_to_graphs(block_, *std::move(recorded));
     } else {
       arena_->pin(block_);
     }

@@ -4,7 +4,7 @@
 // Both keep everything alive that their memory needs, so a tensor may outlive the Buffer. Both give the memory back
 // without waiting, behind the work of all streams that were recorded; those streams must still exist then (as for any
 // GPU tensor). The home stream needs no recording: memory is given back to it. Memory that was used by a stream while
-// it recorded a CUDA graph is not reused, see Arena.
+// it recorded a CUDA graph is reused by graphs at most, see Arena.
 //
 // Requests to the executor are what makes a call slow on the host, so there are few: one storage serves several tensors
 // of a call, the call says once whether it is being recorded, and the end of a storage costs one query and one event
@@ -45,6 +45,10 @@ class StreamStorage : public Tensor::Storage {
   /// Events behind what the streams have enqueued so far, without those of `skip`. Nothing if a graph may use the
   /// memory again: a stream was recording one when it was named, or is recording now.
   std::optional<std::vector<EventHandle>> end_of_use(const StreamHandle* skip = nullptr);
+  /// The same for memory that was allocated for a graph, and that only graphs will get again. What streams are
+  /// recording now is no event: the home, which records with them, waits for it in the graph. Nothing if it does not
+  /// record.
+  std::optional<std::vector<EventHandle>> end_of_recorded_use();
 
  private:
   std::shared_ptr<HomeStream> home_;
@@ -73,6 +77,7 @@ class ArenaStorage final : public StreamStorage {
  private:
   std::shared_ptr<Arena> arena_;
   Arena::Block block_;
+  bool for_graph_;  ///< it was allocated for one
 };
 
 class PoolStorage final : public StreamStorage {

@@ -191,9 +191,51 @@ TEST_F(ArenaTest, StorageUsedByAGraphIsNeverReused) {
   state(stream).capturing = false;
   named_inside.reset();
   by_call.reset();
+  EXPECT_EQ(arena->usage().pinned, 1536u);
+  EXPECT_EQ(arena->usage().for_graphs, 0u);
   inside.reset();
-  EXPECT_EQ(arena->usage().pinned, 2048u);
-  EXPECT_FALSE(arena->allocate(1));
+  EXPECT_EQ(arena->usage().pinned, 1536u);
+  EXPECT_EQ(arena->usage().for_graphs, 512u);
+  EXPECT_FALSE(arena->allocate(1)) << "outside of graphs";
+  EXPECT_NE(ArenaStorage::allocate(arena, 512, home_, true), nullptr) << "graphs may";
+}
+
+TEST_F(ArenaTest, GraphsShareWhatTheyGiveBack) {
+  const auto arena = make_arena(0, 4096);
+  FakeExecutor::Stream& home = state(home_->handle());
+  const StreamHandle caller = make_stream();
+  const auto layer = [&] {
+    auto storage = ArenaStorage::allocate(arena, 1024, home_, true);
+    if (storage != nullptr) storage->record_stream(caller, true);
+    return storage;
+  };
+  for (int graph = 0; graph < 8; ++graph) {
+    executor_->synchronize(caller);  // as PyTorch does before it records
+    home.capturing = state(caller).capturing = true;
+    home.waited_for.clear();
+    for (int i = 0; i < 5; ++i) {
+      ASSERT_NE(layer(), nullptr) << "layer " << i << " of graph " << graph;
+      ASSERT_EQ(home.waited_for.size(), i + 1u) << "the next layer comes behind what its memory was used for";
+      EXPECT_EQ(FakeExecutor::stream_of(home.waited_for.back()), &state(caller));
+    }
+    auto kept = layer();  // until after the recording
+    ASSERT_NE(kept, nullptr);
+    home.capturing = state(caller).capturing = false;
+  }
+  // In use outside of a recording: the next graph cannot wait, and takes other memory.
+  EXPECT_EQ(arena->usage().for_graphs, 1024u);
+  EXPECT_FALSE(arena->allocate(1024, true)->block.offset == 0);
+  EXPECT_EQ(arena->usage().pinned, 0u);
+}
+
+TEST_F(ArenaTest, MemoryOfAGraphThatARecordingAloneUsesIsPinned) {
+  const auto arena = make_arena(0, 1024);
+  const StreamHandle other = make_stream();
+  auto storage = ArenaStorage::allocate(arena, 512, home_, true);
+  state(other).capturing = true;  // a graph without calls of the buffer reads it: nobody can wait there
+  storage->record_stream(other);
+  storage.reset();
+  EXPECT_EQ(arena->usage().pinned, 512u);
 }
 
 TEST_F(ArenaTest, GraphsGetMemoryOnlyWhenTheHomeIsIdle) {

@@ -52,8 +52,9 @@ NicAssignment assignment_of(const NicMap& map, std::size_t gpu) {
   }
   const Nic& nic = map.nics[row.port->nic];
   const NicPort& port = *nic.port(row.port->port);
-  return {nic.name,       row.port->port, row.port->gid.index, row.port->gid.bytes, port.ethernet(),
-          port.rate_gbps, nic.capability, row.distance,        port.traffic_class,  nic.cpus};
+  return {nic.name,           row.port->port, row.port->gid.index, row.port->gid.bytes,
+          port.ethernet(),    port.rate_gbps, nic.capability,      row.distance,
+          port.traffic_class, nic.cpus,       nic.pci.numa_node};
 }
 
 NicAssignment nic_of_cuda_device(int ordinal) {

@@ -24,6 +24,7 @@ struct NicAssignment {
   topology::Distance distance;
   std::optional<std::uint8_t> traffic_class;  ///< see NicPort
   std::vector<int> cpus;                      ///< see Nic
+  int numa_node = -1;                         ///< -1: not known
 };
 
 /// The map of this machine and environment; worked out and logged at the first call. A wrong variable: InvalidArgument.

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "csrc/support/format.hpp"
+#include "csrc/topology/memory_place.hpp"
 #include "deep_ep/error.hpp"
 #include "deep_ep/executor.hpp"
 
@@ -42,6 +43,7 @@ RingMemory::RingMemory(std::shared_ptr<Executor> executor, const RingOptions& op
   check_ring(options_.depth, options_.batch);
   layout_ = RingLayout::of(options_.depth, options_.alignment);
   try {
+    const topology::MemoryNear near(options_.numa_node);
     const std::size_t bytes = options_.count * layout_.bytes + options_.alignment;
     allocation_ = options_.on_gpu ? executor_->allocate(bytes) : executor_->allocate_pinned(bytes);
     const auto address = reinterpret_cast<std::uintptr_t>(allocation_);

@@ -35,6 +35,7 @@ NicAccess open_nic(const NicAssignment& assignment, const Executor& executor, co
   access.mlx5 = assignment.capability == Capability::mlx5;
   access.gpu_memory = executor.device().kind == deep_ep::Device::Kind::cuda;
   access.cpus = assignment.cpus;
+  access.numa_node = assignment.numa_node;
   access.handler = settings.nic_handler;
   if (access.gpu_memory) access.writes_ordering = gpu_writes_ordering(executor.device().index);
   access.exporter = exporter_by(settings);

@@ -35,7 +35,10 @@ class VerbsEnds final : public Ends {
       : name_(nic.name),
         cpus_(nic.cpus),
         heap_(std::move(heap)),
-        rings_(executor, {.count = options.peers.size(), .depth = options.depth, .batch = options.batch}),
+        rings_(executor, {.count = options.peers.size(),
+                          .depth = options.depth,
+                          .batch = options.batch,
+                          .numa_node = nic.numa_node}),
         sinks_(register_sinks(nic, rings_)) {
     const std::uint32_t depth = send_depth(*nic.device, options);
     wire_ = std::make_unique<VerbsWire>(nic.device, static_cast<std::uint32_t>(options.peers.size()) * depth);

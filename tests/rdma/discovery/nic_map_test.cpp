@@ -85,6 +85,7 @@ TEST_F(NicMapTest, PortsHaveTheAdministratorsTrafficClassAndNicsTheirCpus) {
   const NicAssignment assigned = assignment_of(map_of(machine_), 0);
   EXPECT_EQ(assigned.traffic_class, 106);
   EXPECT_EQ(assigned.cpus.size(), 6u);
+  EXPECT_EQ(assigned.numa_node, nics[0].pci.numa_node);
 }
 
 TEST_F(NicMapTest, NetworksThatKeepAConnectionOnOnePath) {

@@ -163,7 +163,8 @@ class DevxEnds final : public Ends {
                                                                 .depth = options.depth,
                                                                 .batch = options.batch,
                                                                 .on_gpu = on_gpu,
-                                                                .alignment = devx::kRingAlignment});
+                                                                .alignment = devx::kRingAlignment,
+                                                                .numa_node = nic.numa_node});
     const auto device = std::make_shared<devx::DevxDevice>(nic.device, nic.mlx5_functions());
     const std::size_t bytes = rings_->layout().bytes;
     const auto memory = std::make_shared<const devx::Umem>(device->register_memory(

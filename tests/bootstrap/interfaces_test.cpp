@@ -78,7 +78,7 @@ TEST(Interfaces, ASocketIsBoundToTheAddress) {
 }
 
 /// A free port of loopback, as far as that can be known.
-std::uint16_t free_port() {
+std::uint16_t unused_port() {
   const UniqueFd socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   sockaddr_in address{};
   address.sin_family = AF_INET;
@@ -93,7 +93,7 @@ TEST(Interfaces, RanksMeetWhateverIsNamed) {
   for (const char* value : {"=lo", "no_such_interface"}) {
     const Setting setting("NCCL_SOCKET_IFNAME", value);
     const Setting family("DEEP_EP_SOCKET_FAMILY", "AF_INET");
-    const std::uint16_t port = free_port();
+    const std::uint16_t port = unused_port();
     int sum = 0;
     std::thread other([&] {
       const auto bootstrap = make_socket_bootstrap(1, 2, "127.0.0.1", port, 120);

@@ -19,15 +19,15 @@ void tighten(std::optional<T>& limit, std::optional<T> other) {
 }
 
 // "max" is no limit; nor are the numbers near 2^63 that version 1 has in its place.
-std::optional<std::uint64_t> limit_of(std::string_view text) {
+std::optional<std::uint64_t> cgroup_limit_of(std::string_view text) {
   const auto value = parse_number<std::uint64_t>(trim(text));
   return value && *value < (std::uint64_t{1} << 60) ? value : std::nullopt;
 }
-std::optional<std::uint64_t> read_limit(const SystemRoot& root, const std::string& file) {
-  return limit_of(root.read(file).value_or(""));
+std::optional<std::uint64_t> read_cgroup_limit(const SystemRoot& root, const std::string& file) {
+  return cgroup_limit_of(root.read(file).value_or(""));
 }
 
-std::optional<double> share(std::string_view quota, std::string_view period) {
+std::optional<double> cpu_share(std::string_view quota, std::string_view period) {
   const auto time = parse_number<double>(quota);
   const auto of = parse_number<double>(period);
   return time && of && *time > 0 && *of > 0 ? std::optional(*time / *of) : std::nullopt;
@@ -51,20 +51,20 @@ void read_rdma(const SystemRoot& root, const std::string& file, CgroupLimits& li
     const std::vector<std::string_view> words = split(line, ' ');
     CgroupLimits::Rdma& nic = limits.nics[std::string(words[0])];
     for (const std::string_view word : words) {
-      if (word.starts_with("hca_handle=")) tighten(nic.handles, limit_of(word.substr(11)));
-      if (word.starts_with("hca_object=")) tighten(nic.objects, limit_of(word.substr(11)));
+      if (word.starts_with("hca_handle=")) tighten(nic.handles, cgroup_limit_of(word.substr(11)));
+      if (word.starts_with("hca_object=")) tighten(nic.objects, cgroup_limit_of(word.substr(11)));
     }
   }
 }
 
 void read_group(const SystemRoot& root, const std::string& folder, CgroupLimits& limits) {
-  tighten(limits.memory, read_limit(root, folder + "/memory.max"));
-  tighten(limits.memory, read_limit(root, folder + "/memory.limit_in_bytes"));
-  tighten(limits.processes, read_limit(root, folder + "/pids.max"));
+  tighten(limits.memory, read_cgroup_limit(root, folder + "/memory.max"));
+  tighten(limits.memory, read_cgroup_limit(root, folder + "/memory.limit_in_bytes"));
+  tighten(limits.processes, read_cgroup_limit(root, folder + "/pids.max"));
   const std::string text = root.read(folder + "/cpu.max").value_or("");
-  if (const auto words = split(text, ' '); words.size() == 2) tighten(limits.cpus, share(words[0], words[1]));
-  tighten(limits.cpus, share(root.read(folder + "/cpu.cfs_quota_us").value_or(""),
-                             root.read(folder + "/cpu.cfs_period_us").value_or("")));
+  if (const auto words = split(text, ' '); words.size() == 2) tighten(limits.cpus, cpu_share(words[0], words[1]));
+  tighten(limits.cpus, cpu_share(root.read(folder + "/cpu.cfs_quota_us").value_or(""),
+                                 root.read(folder + "/cpu.cfs_period_us").value_or("")));
   read_rdma(root, folder + "/rdma.max", limits);
 }
 

@@ -12,9 +12,11 @@
 namespace deep_ep::tools {
 namespace {
 
-constexpr double kMost = 1;  ///< seconds
+constexpr double kMostOff = 1;  ///< seconds
 
-double now() { return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count(); }
+double clock_now() {
+  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+}
 
 }  // namespace
 
@@ -31,7 +33,7 @@ void check_clock(const Patient& patient, Findings& findings) {
     if (state < 0) return;
     const double error = static_cast<double>(kernel.maxerror) * 1e-6;
     const bool synchronised = state != TIME_ERROR && (kernel.status & STA_UNSYNC) == 0;
-    if (synchronised && error < kMost) {
+    if (synchronised && error < kMostOff) {
       findings.push_back({"clock", Verdict::ok, fmt::format("the clock is right to {:.0f} ms", error * 1e3), "", ""});
     } else {
       findings.push_back({"clock", Verdict::note, "the kernel's clock is not synchronised by anybody",
@@ -49,7 +51,7 @@ std::string ClockOffset::text() const {
   return fmt::format("{:.3f} s {} (+- {:.3f} s)", std::fabs(seconds), seconds < 0 ? "behind" : "ahead", error);
 }
 
-bool ClockOffset::matters() const { return std::fabs(seconds) - error > kMost; }
+bool ClockOffset::matters() const { return std::fabs(seconds) - error > kMostOff; }
 
 ClockOffset compare_clocks(Bootstrap& bootstrap) {
   constexpr int kRounds = 8;
@@ -57,10 +59,10 @@ ClockOffset compare_clocks(Bootstrap& bootstrap) {
   ClockOffset best{0, INFINITY};
   for (int round = 0; round < kRounds; ++round) {
     // The other looks at its clock between these: it waits for this side before, and is waited for behind.
-    const double before = now();
+    const double before = clock_now();
     all_gather_values(bootstrap, round);
-    const double theirs = all_gather_values(bootstrap, now())[other];
-    const double after = now();
+    const double theirs = all_gather_values(bootstrap, clock_now())[other];
+    const double after = clock_now();
     const double error = (after - before) / 2;
     if (error < best.error) best = {theirs - before - error, error};
   }

@@ -28,17 +28,18 @@ Release parse_release(std::string_view text) {
 constexpr Release kAny{};
 
 /// What has the release: each is a file of the machine.
-struct Subject {
+struct KnownSubject {
   const char* name;
   const char* file;
 };
-constexpr Subject kKernel = {"kernel", "/proc/sys/kernel/osrelease"};
-constexpr Subject kDriver = {"NVIDIA driver", "/sys/module/nvidia/version"};
-constexpr Subject kOfed = {"OFED (mlx5_core)", "/sys/module/mlx5_core/version"};  // the kernel's own has no version
+constexpr KnownSubject kKernel = {"kernel", "/proc/sys/kernel/osrelease"};
+constexpr KnownSubject kDriver = {"NVIDIA driver", "/sys/module/nvidia/version"};
+constexpr KnownSubject kOfed = {"OFED (mlx5_core)",
+                                "/sys/module/mlx5_core/version"};  // the kernel's own has no version
 
 /// From `first` up to, but not including, `fixed` (any later one, where that is 0.0).
 struct KnownBad {
-  Subject subject;
+  KnownSubject subject;
   Release first;
   Release fixed;
   const char* only_with_gpu;  ///< a part of the model's name; empty: any

@@ -86,17 +86,22 @@ void check_fabric(const std::vector<LiveGpu>& gpus, Findings& findings) {
   }
 }
 
+char mark_of(const std::vector<std::optional<bool>>& reaches, std::size_t to) {
+  if (to >= reaches.size() || !reaches[to].has_value()) return '?';
+  return *reaches[to] ? '+' : '-';
+}
+
 }  // namespace
 
 NvLinkPairs count_pairs(const std::vector<LiveGpu>& gpus) {
   NvLinkPairs pairs;
   for (std::size_t a = 0; a < gpus.size(); ++a) {
     for (std::size_t b = a + 1; b < gpus.size(); ++b) {
-      const auto there = b < gpus[a].reaches.size() ? gpus[a].reaches[b] : std::nullopt;
-      const auto back = a < gpus[b].reaches.size() ? gpus[b].reaches[a] : std::nullopt;
-      if (!there && !back) continue;
+      const char there = mark_of(gpus[a].reaches, b);
+      const char back = mark_of(gpus[b].reaches, a);
+      if (there == '?' && back == '?') continue;
       ++pairs.known;
-      if (!there.value_or(true) || !back.value_or(true)) pairs.missing.push_back(fmt::format("{}-{}", a, b));
+      if (there == '-' || back == '-') pairs.missing.push_back(fmt::format("{}-{}", a, b));
     }
   }
   return pairs;
@@ -110,8 +115,7 @@ std::string nvlink_table(const std::vector<LiveGpu>& gpus) {
   for (std::size_t from = 0; from < gpus.size(); ++from) {
     text += fmt::format("  {:>2} ", from);
     for (std::size_t to = 0; to < gpus.size(); ++to) {
-      const auto reached = to < gpus[from].reaches.size() ? gpus[from].reaches[to] : std::nullopt;
-      text += from == to ? "  ." : !reached ? "  ?" : *reached ? "  +" : "  -";
+      text += fmt::format("  {}", from == to ? '.' : mark_of(gpus[from].reaches, to));
     }
     text += '\n';
   }

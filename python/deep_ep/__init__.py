@@ -4,16 +4,42 @@ On CUDA tensors everything runs on GPUs; on CPU tensors, with a process group of
 run on the CPU. Importing starts neither CUDA nor a thread.
 """
 
-import torch
+import sys as _sys
 
-from .utils import EventHandle, EventOverlap  # isort: skip  (buffer needs it)
-from . import legacy
-from .buffer import Buffer, Config
-from .version import __version__
 
-#: dtype of expert indices. Calls accept ``torch.int32`` as well.
-topk_idx_t: torch.dtype = torch.int64
 
-# Not here: deep_ep.buffers.elastic.ElasticBuffer. Engines take its presence in this module for the wish to use it, and it
-# has not run on GPUs yet.
-__all__ = ["Buffer", "Config", "EventHandle", "EventOverlap", "__version__", "legacy", "topk_idx_t"]
+def _for_the_command() -> bool:
+    """``python -m deep_ep`` imports this first; the command needs none of it, and no PyTorch."""
+    if not _sys.argv or _sys.argv[0] != "-m":  # which it is while Python looks for the module
+        return False
+    if _sys.version_info < (3, 10):  # it may be any module whose package imports deep_ep
+        from importlib.util import find_spec
+
+        return find_spec("torch") is None
+    given = " ".join(_sys.orig_argv) + " "
+    return "-m deep_ep " in given or "-mdeep_ep " in given
+
+
+if not _for_the_command():
+    try:
+        import torch
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise ModuleNotFoundError(
+            "deep_ep needs PyTorch 2.4 or later, which is not installed here: install the build of it that fits your "
+            "GPUs first, as pip does not do that for deep_ep (the command deep_ep works without)",
+            name="torch",
+        ) from None
+
+    from .utils import EventHandle, EventOverlap  # isort: skip  (buffer needs it)
+    from . import legacy
+    from .buffer import Buffer, Config
+    from .version import __version__
+
+    #: dtype of expert indices. Calls accept ``torch.int32`` as well.
+    topk_idx_t: torch.dtype = torch.int64
+
+    # Not here: deep_ep.buffers.elastic.ElasticBuffer. Engines take its presence in this module for the wish to use it,
+    # and it has not run on GPUs yet.
+    __all__ = ["Buffer", "Config", "EventHandle", "EventOverlap", "__version__", "legacy", "topk_idx_t"]

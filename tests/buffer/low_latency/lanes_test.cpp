@@ -164,6 +164,7 @@ TEST(LowLatencyLanes, UnderManySchedules) {
 }
 
 TEST(LowLatencyLanes, AFailureOfASecondLaneMasksItsPeerWhichComesBack) {
+  if (under_sanitizer()) GTEST_SKIP() << "ranks wait for a deadline, and rdma_test.cpp has the same with one lane";
   constexpr int kRanks = 3;
   const LowLatencyCase all =
       make_low_latency_case({.tokens = {9, 8, 7}, .max_tokens = 9, .hidden = 256, .local_experts = 2, .topk = 3});

@@ -25,6 +25,8 @@
   KERNEL(combine_low_latency_rdma,        deep_ep::LowLatencyCombineParams,   384)      \
   KERNEL(combine_low_latency_logfmt_rdma, deep_ep::LowLatencyCombineParams,   384)      \
   KERNEL(barrier_low_latency,             deep_ep::LowLatencyBarrierParams,   128)      \
+  KERNEL(sum_rows,                        deep_ep::SumRowsParams,             256)      \
+  KERNEL(gather_rows,                     deep_ep::GatherRowsParams,          256)      \
   KERNEL(nic_test,                        deep_ep::NicTestParams,             512)      \
   KERNEL(simulated_nic,                   deep_ep::SimulatedNicParams,        512)
 // clang-format on
@@ -40,6 +42,8 @@ struct InternodeCombineParams;
 struct LowLatencyDispatchParams;
 struct LowLatencyCombineParams;
 struct LowLatencyBarrierParams;
+struct SumRowsParams;
+struct GatherRowsParams;
 struct NicTestParams;
 struct SimulatedNicParams;
 }  // namespace deep_ep

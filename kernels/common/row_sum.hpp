@@ -20,6 +20,12 @@ struct RowSum {
 
   float sum[kVectors][8] = {};
 
+  DEEP_EP_DEVICE void begin_with(float value) {
+    for (auto& of_vector : sum) {
+      for (float& element : of_vector) element = value;
+    }
+  }
+
   DEEP_EP_DEVICE void add(int v, const Vec16& vector) {
     for (int i = 0; i < 4; ++i) {
       sum[v][2 * i] += bf16_low(vector.word[i]);

@@ -109,6 +109,35 @@ struct CombineCall {
   }
 };
 
+struct SumRowsCall {
+  static constexpr const char* kReturns = "None";
+  ConstTensorView rows, index;
+  std::optional<ConstTensorView> bias_0, bias_1;
+  TensorView sums;
+
+  template <class With>
+  void list(With& with) {
+    with("rows", rows);
+    with("index", index);
+    with("bias_0", bias_0);
+    with("bias_1", bias_1);
+    with("sums", sums);
+  }
+};
+
+struct GatherRowsCall {
+  static constexpr const char* kReturns = "None";
+  ConstTensorView rows, index;
+  TensorView gathered;
+
+  template <class With>
+  void list(With& with) {
+    with("rows", rows);
+    with("index", index);
+    with("gathered", gathered);
+  }
+};
+
 struct LowLatencyDispatchCall {
   static constexpr const char* kReturns =
       "Tuple[Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor]], torch.Tensor, Optional[torch.Tensor], "

@@ -32,8 +32,8 @@ Call read_call(const char* name, const py::args& given) {
 }
 
 /// A method whose arguments a Call lists.
-template <class Call>
-void define_call(BufferClass& buffer, const char* name, py::tuple (NativeBuffer::*method)(Call&)) {
+template <class Result, class Call>
+void define_call(BufferClass& buffer, const char* name, Result (NativeBuffer::*method)(Call&)) {
   buffer.def(
       name,
       [name, method](NativeBuffer& self, const py::args& given) {
@@ -95,6 +95,8 @@ void define_buffer(py::module_& module) {
   define_call(buffer, "dispatch", &NativeBuffer::dispatch);
   define_call(buffer, "cached_dispatch", &NativeBuffer::cached_dispatch);
   define_call(buffer, "combine", &NativeBuffer::combine);
+  define_call(buffer, "sum_rows", &NativeBuffer::sum_rows);
+  define_call(buffer, "gather_rows", &NativeBuffer::gather_rows);
   define(buffer, "local_memory", &NativeBuffer::local_memory);
   define(buffer, "check", &NativeBuffer::check);
   define(buffer, "destroy", &NativeBuffer::destroy);

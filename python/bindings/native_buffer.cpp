@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "deep_ep/error.hpp"
+#include "deep_ep/rows.hpp"
 #include "python/bindings/executors.hpp"
 #include "python/bindings/framework.hpp"
 
@@ -145,6 +146,22 @@ py::tuple NativeBuffer::get_dispatch_layout(LayoutCall& call) {
       layout.num_tokens_per_node.defined() ? framework.hand_out(layout.num_tokens_per_node) : py::none(),
       framework.hand_out(layout.num_tokens_per_expert), framework.hand_out(layout.is_token_in_rank),
       event_object(call.options, layout.event, layout.num_tokens_per_rank, layout.is_token_in_rank));
+}
+
+void NativeBuffer::sum_rows(SumRowsCall& call) {
+  const StreamHandle stream = Framework::instance().current_stream(device_);
+  on_stream([&] {
+    deep_ep::sum_rows(executor_, call.rows, call.index, call.bias_0, call.bias_1, call.sums, stream);
+    return true;
+  });
+}
+
+void NativeBuffer::gather_rows(GatherRowsCall& call) {
+  const StreamHandle stream = Framework::instance().current_stream(device_);
+  on_stream([&] {
+    deep_ep::gather_rows(executor_, call.rows, call.index, call.gathered, stream);
+    return true;
+  });
 }
 
 py::tuple NativeBuffer::dispatch(DispatchCall& call) {

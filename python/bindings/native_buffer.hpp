@@ -40,6 +40,10 @@ class NativeBuffer : public std::enable_shared_from_this<NativeBuffer> {
   /// (combined_x, combined_topk_weights, event)
   py::tuple combine(CombineCall& call);
 
+  /// deep_ep/rows.hpp, on the current stream.
+  void sum_rows(SumRowsCall& call);
+  void gather_rows(GatherRowsCall& call);
+
   /// (rows or (rows, scales), recv_count, recv_topk_idx, recv_topk_weights, handle, event, hook): see
   /// deep_ep/low_latency.py.
   py::tuple low_latency_dispatch(LowLatencyDispatchCall& call);

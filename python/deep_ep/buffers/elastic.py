@@ -514,20 +514,19 @@ class ElasticBuffer(OptionalCalls):
             topk = slots.size(1)
             rows = handle.num_expanded_tokens
             selection = expanded.selection_of_rows(slots, rows)
-            token = torch.div(selection, topk, rounding_mode="floor")
-            recv_x = expanded.gathered(recv_x, token)
-            if recv_scales is not None:
-                recv_scales = expanded.gathered(recv_scales, token)
-            if recv_weights is not None:
-                recv_weights = expanded.gathered(recv_weights.flatten(), selection)
-            local = None
+            token = torch.div(selection, topk, rounding_mode="floor")  # -1 stays -1
             if zero_padding:
                 step = handle.expert_alignment
                 padded = (handle.num_unaligned_recv_tokens_per_expert.to(torch.int64) + (step - 1)) // step * step
                 gap = (selection < 0) & (torch.arange(rows, device=self._device) < padded.sum())
-                for tensor in (recv_x, recv_scales, recv_weights):
-                    if tensor is not None:
-                        expanded.zero_rows(tensor, gap)
+                token = torch.where(gap, expanded.ZERO_ROW, token)
+                selection = torch.where(gap, expanded.ZERO_ROW, selection)
+            recv_x = self._gathered(recv_x, token)
+            if recv_scales is not None:
+                recv_scales = self._gathered(recv_scales, token)
+            if recv_weights is not None:
+                recv_weights = self._gathered(recv_weights.flatten(), selection)
+            local = None
         elif self.num_rdma_ranks > 1:
             # Between nodes what does not fit into the buffer is lost: what programs hold must not fill it.
             recv_x, recv_scales, local, recv_weights = (
@@ -563,7 +562,7 @@ class ElasticBuffer(OptionalCalls):
                 if topk_weights is not None:
                     found = expanded.gathered(topk_weights, slots.flatten()).view(slots.shape)
                     topk_weights = torch.where(slots >= 0, found, 0.0)
-                x = expanded.sum_of_selections(x, slots)
+                x = self._sums(x, slots, ())
         ids = (token * topk + number).to(torch.int32).unsqueeze(1)
         if topk_weights is not None:
             ids = torch.cat([ids, expanded.as_bits(topk_weights)], dim=1)
@@ -578,7 +577,7 @@ class ElasticBuffer(OptionalCalls):
             travelled = chosen
         else:
             travelled = chosen & (last == torch.arange(topk, device=self._device))
-        combined_x = expanded.sum_at_owner(recv, row_of, travelled, biases, torch.bfloat16)
+        combined_x = self._sums(recv, torch.where(travelled, row_of, expanded.NO_ROW), biases)
         combined_weights = None
         if topk_weights is not None:
             carrier = row_of.gather(1, last)
@@ -586,6 +585,20 @@ class ElasticBuffer(OptionalCalls):
             bits = beside[carrier, columns.expand(tokens, topk)]
             combined_weights = torch.where(chosen, bits.view(torch.float32), 0.0)
         return combined_x, combined_weights
+
+    def _gathered(self, rows: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        """``rows[index]``; zeros for ``ZERO_ROW``, and anything for ``NO_ROW``."""
+        result = torch.empty((index.numel(), *rows.shape[1:]), dtype=rows.dtype, device=self._device)
+        self._alive().gather_rows(rows.contiguous().view(torch.int32), index.contiguous(), result.view(torch.int32))
+        return result
+
+    def _sums(self, rows: torch.Tensor, index: torch.Tensor, biases: Sequence[torch.Tensor]) -> torch.Tensor:
+        """``[T, H]`` bfloat16: biases, then ``rows[index[t, k]]`` for ascending k, in float32, rounded once. Where
+        ``index`` is ``NO_ROW`` there is nothing to add."""
+        result = torch.empty((index.size(0), rows.size(1)), dtype=torch.bfloat16, device=self._device)
+        first, second = (*biases, None, None)[:2]
+        self._alive().sum_rows(rows, index.to(torch.int64).contiguous(), first, second, result)
+        return result
 
     def _send_rows(self, stream, rows, beside, destination, real, most_rows, sms):
         """Sends each row for which ``real`` holds to one rank, with what is beside it. Returns what came, and how many

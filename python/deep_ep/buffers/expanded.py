@@ -1,5 +1,5 @@
-"""Where rows lie in the expanded layout, and the sums of combine: PyTorch operations only, none of which makes the host
-wait, so that all of it can be recorded into CUDA graphs.
+"""Where rows lie in the expanded layout: PyTorch operations only, none of which makes the host wait, so that all of it
+can be recorded into CUDA graphs. The rows themselves are moved and added up by the library's kernels.
 
 Symbols as in ``ElasticBuffer``: N received rows, K top-k, L local experts, A alignment of an expert's rows.
 """
@@ -10,8 +10,9 @@ from typing import NamedTuple, Optional
 
 import torch
 
-# The neutral element of addition: x + -0.0 is x for every x, which +0.0 is not.
-_NOTHING = -0.0
+# What an index says where no row is wanted (see include/deep_ep/rows.hpp).
+NO_ROW = -1
+ZERO_ROW = -2
 
 
 def align(value: int, step: int) -> int:
@@ -69,14 +70,6 @@ def gathered(rows: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
     return words.index_select(0, index.clamp(min=0)).view(rows.dtype)
 
 
-def zero_rows(rows: torch.Tensor, which: torch.Tensor) -> None:
-    """Sets the rows for which ``which`` holds to zero bytes."""
-    if rows.dim() == 1:
-        rows.masked_fill_(which, 0)
-    else:
-        rows.view(torch.uint8).masked_fill_(which.unsqueeze(1), 0)
-
-
 def column_major(scales: torch.Tensor) -> torch.Tensor:
     """The same values with strides (1, rows rounded up to 4), as TMA loads want scales."""
     rows, width = scales.shape
@@ -100,38 +93,6 @@ def last_of_owner(topk_idx: torch.Tensor, num_local_experts: int) -> torch.Tenso
     for k in range(idx.size(1)):  # K passes instead of [T, K, K] memory
         result = torch.where(owner == owner[:, k : k + 1], numbers[k], result)
     return result
-
-
-def sum_of_selections(x: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
-    """``[N, H]`` of x's type: of each received row, its expanded rows added in float32, selections ascending, rounded
-    once."""
-    if x.size(0) == 0:
-        return torch.zeros((slots.size(0), x.size(1)), dtype=x.dtype, device=x.device)
-    total = torch.full((slots.size(0), x.size(1)), _NOTHING, dtype=torch.float32, device=x.device)
-    for k in range(slots.size(1)):
-        add_rows(total, x, slots[:, k].to(torch.int64), slots[:, k] >= 0)
-    return total.to(x.dtype)
-
-
-def add_rows(total: torch.Tensor, rows: torch.Tensor, index: torch.Tensor, which: torch.Tensor) -> None:
-    """total += rows[index] where ``which`` holds; what other rows hold does not matter, not even NaN."""
-    values = rows.index_select(0, index.clamp(min=0)).to(torch.float32)
-    total += values.masked_fill_(~which.unsqueeze(1), _NOTHING)
-
-
-def sum_at_owner(
-    rows: torch.Tensor, row_of: torch.Tensor, which: torch.Tensor, biases: tuple, dtype: torch.dtype
-) -> torch.Tensor:
-    """``[T, H]``: biases, then ``rows[row_of[t, k]]`` for ascending k where ``which[t, k]``, in float32, rounded once."""
-    tokens, topk = row_of.shape
-    total = torch.full((tokens, rows.size(1)), _NOTHING, dtype=torch.float32, device=rows.device)
-    for bias in biases:
-        total += bias
-    for k in range(topk):
-        add_rows(total, rows, row_of[:, k], which[:, k])
-    if not biases:
-        total.masked_fill_(~which.any(dim=1, keepdim=True), 0.0)
-    return total.to(dtype)
 
 
 def row_numbers(ids: torch.Tensor, num_valid: torch.Tensor, num_ids: int) -> torch.Tensor:

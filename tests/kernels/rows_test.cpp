@@ -1,0 +1,172 @@
+// sum_rows and gather_rows: what an engine's layout of rows needs, on every executor present.
+#include "deep_ep/rows.hpp"
+
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "deep_ep/error.hpp"
+#include "tests/kernels/test_kernel.hpp"
+
+namespace deep_ep::test {
+namespace {
+
+constexpr std::uint16_t kPoison = 0xdead;
+
+std::uint16_t bf16_of(float value) {
+  const auto bits = std::bit_cast<std::uint32_t>(value);
+  return static_cast<std::uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+float float_of(std::uint16_t value) { return std::bit_cast<float>(std::uint32_t{value} << 16); }
+
+/// Memory of an executor that begins with `values`.
+template <class T>
+class OnDevice {
+ public:
+  OnDevice(Executor& executor, const std::vector<T>& values)
+      : executor_(executor), count_(values.size()), memory_(executor.allocate(bytes())) {
+    executor.copy(memory_, values.data(), values.size() * sizeof(T), nullptr);
+    executor.synchronize(nullptr);
+  }
+  ~OnDevice() { executor_.free(memory_); }
+  OnDevice(const OnDevice&) = delete;
+  OnDevice& operator=(const OnDevice&) = delete;
+
+  TensorView view(DType dtype, std::initializer_list<std::int64_t> shape) const {
+    return TensorView::contiguous(memory_, dtype, shape, executor_.device());
+  }
+  std::vector<T> read() const {
+    std::vector<T> values(count_);
+    executor_.copy(values.data(), memory_, count_ * sizeof(T), nullptr);
+    executor_.synchronize(nullptr);
+    return values;
+  }
+
+ private:
+  std::size_t bytes() const { return std::max<std::size_t>(count_ * sizeof(T), 16); }
+  Executor& executor_;
+  std::size_t count_;
+  void* memory_;
+};
+
+std::vector<std::uint16_t> numbers(std::size_t count, std::uint32_t seed) {
+  std::vector<std::uint16_t> values(count);
+  for (auto& value : values) {
+    seed = seed * 1664525u + 1013904223u;
+    value =
+        bf16_of((static_cast<float>(seed >> 8) / 16777216.0f - 0.5f) * std::ldexp(1.0f, static_cast<int>(seed % 9)));
+  }
+  return values;
+}
+
+TEST(SumRows, AddsInOrderAndRoundsOnce) {
+  constexpr std::int64_t kRows = 7, kSums = 13, kTerms = 5;
+  for (const auto& executor : executors_present(3)) {
+    for (const std::int64_t width : {8, 520, 2056}) {
+      for (const int biases : {0, 1, 2}) {
+        std::vector<std::uint16_t> rows = numbers(kRows * width, 1);
+        rows[0] = bf16_of(-0.0f);
+        std::vector<std::int64_t> index(kSums * kTerms, kNoRow);
+        for (std::int64_t i = 0; i < kSums * kTerms; ++i) {
+          if (i >= 2 * kTerms && i % 3 != 0) index[static_cast<std::size_t>(i)] = i * 5 % kRows;
+        }
+        index[3] = 0;  // sum 0: row 0 alone, and nothing for sum 1
+        const std::vector<std::uint16_t> bias[2] = {numbers(kSums * width, 2), numbers(kSums * width, 3)};
+        const OnDevice<std::uint16_t> x(*executor, rows), bias_0(*executor, bias[0]), bias_1(*executor, bias[1]);
+        const OnDevice<std::uint16_t> sums(*executor, std::vector<std::uint16_t>(kSums * width, kPoison));
+        const OnDevice<std::int64_t> which(*executor, index);
+        const auto of_sums = [&](const auto& memory) { return memory.view(DType::bfloat16, {kSums, width}); };
+        const auto optional = [&](bool there, const auto& memory) {
+          return there ? std::optional<ConstTensorView>(of_sums(memory)) : std::nullopt;
+        };
+        sum_rows(executor, x.view(DType::bfloat16, {kRows, width}), which.view(DType::int64, {kSums, kTerms}),
+                 optional(biases > 0, bias_0), optional(biases > 1, bias_1), of_sums(sums), nullptr);
+        const std::vector<std::uint16_t> got = sums.read();
+        for (std::int64_t i = 0; i < kSums * width; ++i) {
+          float sum = -0.0f;
+          bool any = false;
+          for (int b = 0; b < biases; ++b, any = true) sum += float_of(bias[b][static_cast<std::size_t>(i)]);
+          for (std::int64_t k = 0; k < kTerms; ++k) {
+            const std::int64_t row = index[static_cast<std::size_t>(i / width * kTerms + k)];
+            if (row < 0) continue;
+            sum += float_of(rows[static_cast<std::size_t>(row * width + i % width)]);
+            any = true;
+          }
+          ASSERT_EQ(got[static_cast<std::size_t>(i)], bf16_of(any ? sum : 0.0f)) << "element " << i << ", " << biases;
+        }
+      }
+    }
+  }
+}
+
+TEST(GatherRows, MovesZeroesAndLeavesAlone) {
+  for (const auto& executor : executors_present(4)) {
+    for (const std::int64_t width : {1, 3, 4, 1000, 3584}) {  // of 4-byte elements: rows of 4 to 14336 bytes
+      constexpr std::int64_t kRows = 6;
+      std::vector<std::int32_t> rows(static_cast<std::size_t>(kRows * width));
+      for (std::size_t i = 0; i < rows.size(); ++i) rows[i] = static_cast<std::int32_t>(i + 1);
+      const std::vector<std::int64_t> index = {5, kNoRow, 0, 0, kZeroRow, 3, kNoRow, kZeroRow, 2};
+      const auto count = static_cast<std::int64_t>(index.size());
+      const OnDevice<std::int32_t> from(*executor, rows);
+      const OnDevice<std::int32_t> to(*executor, std::vector<std::int32_t>(index.size() * std::size_t(width), -7));
+      const OnDevice<std::int64_t> which(*executor, index);
+      gather_rows(executor, from.view(DType::int32, {kRows, width}), which.view(DType::int64, {count}),
+                  to.view(DType::int32, {count, width}), nullptr);
+      const std::vector<std::int32_t> got = to.read();
+      for (std::int64_t i = 0; i < count * width; ++i) {
+        const std::int64_t row = index[static_cast<std::size_t>(i / width)];
+        const std::int32_t wanted = row == kNoRow     ? -7
+                                    : row == kZeroRow ? 0
+                                                      : rows[static_cast<std::size_t>(row * width + i % width)];
+        ASSERT_EQ(got[static_cast<std::size_t>(i)], wanted) << "element " << i << " of rows of " << width;
+      }
+    }
+  }
+}
+
+/// What the call throws, or nothing.
+template <class Call>
+std::string refusal(Call call) {
+  try {
+    call();
+  } catch (const InvalidArgument& error) {
+    return error.what();
+  }
+  return "";
+}
+
+TEST(SumRows, NamesWhatIsWrong) {
+  const auto executor = make_host_executor();
+  std::vector<std::uint16_t> memory(1024);
+  const auto view = [&](DType dtype, std::initializer_list<std::int64_t> shape) {
+    return TensorView::contiguous(memory.data(), dtype, shape);
+  };
+  const auto sum = [&](const TensorView& rows, const TensorView& index, const TensorView& sums) {
+    return refusal([&] { sum_rows(executor, rows, index, std::nullopt, std::nullopt, sums, nullptr); });
+  };
+  const TensorView rows = view(DType::bfloat16, {4, 16});
+  EXPECT_NE(sum(view(DType::float32, {4, 16}), view(DType::int64, {2, 2}), rows).find("rows has dtype float32"),
+            std::string::npos);
+  EXPECT_NE(sum(view(DType::bfloat16, {4, 12}), view(DType::int64, {2, 2}), rows).find("multiple of 16"),
+            std::string::npos);
+  EXPECT_NE(sum(rows, view(DType::int64, {2, 33}), rows).find("width of index is 33, allowed: 0 to 32"),
+            std::string::npos);
+  EXPECT_NE(sum(rows, view(DType::int64, {2, 2}), rows).find("sums is bfloat16[4, 16]"), std::string::npos);
+  EXPECT_NE(refusal([&] {
+              gather_rows(executor, rows, view(DType::int64, {3}), view(DType::bfloat16, {4, 16}), nullptr);
+            }).find("gathered has 4 rows, allowed: the 3 of index"),
+            std::string::npos);
+  EXPECT_NE(refusal([&] {
+              gather_rows(executor, rows, view(DType::int64, {4}), view(DType::bfloat16, {4, 8}), nullptr);
+            }).find("rows like those of"),
+            std::string::npos);
+  EXPECT_NE(
+      refusal([&] {
+        gather_rows(executor, view(DType::uint8, {4, 3}), view(DType::int64, {4}), view(DType::uint8, {4, 3}), nullptr);
+      }).find("multiples of 4 bytes"),
+      std::string::npos);
+}
+
+}  // namespace
+}  // namespace deep_ep::test

@@ -39,8 +39,9 @@ template <bool kLogfmt, bool kRdma>
 struct CombineAdder {
   static constexpr bool kRails = kRdma && !kLogfmt;
   using Reach = CombineReach<kRdma, kRails>;
-  /// Pieces of four lines that are polled at once: of as many rows, or with LogFMT those of the longest chunk.
-  static constexpr int kTogether = kLogfmt ? 5 : 8;
+  /// Pieces of four lines that are polled at once: of as many rows, or with LogFMT those of the longest chunk. For more
+  /// rows there are no registers.
+  static constexpr int kTogether = kLogfmt ? 5 : 6;
 
   const LowLatencyCombineParams& params;
   const CombineWire& wire;
@@ -279,6 +280,23 @@ struct CombineAdder {
     return true;
   }
 
+  /// For what follows within microseconds of what has come, where there are no registers to spare for a board: usually
+  /// it masks nobody. Other waits of the call for the same rank do so long before.
+  struct EndLate {
+    const LowLatencyParams& common;
+
+    DEEP_EP_DEVICE bool called_off(const Awaited& awaited) const {
+      return aborted(common.wait) || masked(common, awaited.peer);
+    }
+    DEEP_EP_DEVICE bool is_late(const Awaited&, std::uint64_t begin) const {
+      const std::uint64_t timeout = common.wait.timeout_ns;
+      return timeout != 0 && now_ns() - begin > 5 * timeout;
+    }
+    DEEP_EP_DEVICE void blame(const Awaited& awaited, std::uint64_t seen) const {
+      report_fault(common.wait, FaultKind::timeout, awaited.wanted, awaited.peer, 0, awaited.expected, seen);
+    }
+  };
+
   /// Adds up a line of the unreduced rows that `rank` has sent for the token. False: it needs something that does not
   /// come, or the ranks mean different calls, and this one is over.
   DEEP_EP_DEVICE bool sum_terms(int token, int rank, const std::byte* row, std::uint32_t line, float (&sum)[8]) const {
@@ -304,7 +322,7 @@ struct CombineAdder {
         return all_tagged(part, tag, wanted);
       };
       const Awaited awaited{rank, Wanted::low_latency_combine_rows, reach.epoch};
-      if (!wait_until<WholeWarp>(reach.policy(), awaited, arrived)) return false;
+      if (!wait_until<WholeWarp>(EndLate{params.common}, awaited, arrived)) return false;
       if (noted) {
         add_weighted(sum, vector_of(part), terms.take());
       } else if (!terms.find(params, UnreducedNote::read(part), token, rank)) {

@@ -12,6 +12,7 @@
 #include "kernels/low_latency/params.hpp"
 #include "kernels/rdma/nic_test.hpp"
 #include "kernels/rdma/simulated_nic.hpp"
+#include "kernels/rows/params.hpp"
 #include "tests/cluster/counting_executor.hpp"
 
 namespace deep_ep::test {

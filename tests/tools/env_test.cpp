@@ -151,7 +151,9 @@ TEST(EnvReference, EveryVariableOfOthersHasAFate) {
     EXPECT_TRUE(seen.insert(other.name).second) << "listed twice";
     const Fate fate = fate_of(other);
     EXPECT_FALSE(fate.text.empty()) << "neither read, nor known to the doctor, nor explained";
-    if (fate.kind != Fate::Kind::left_alone) EXPECT_EQ(other.reason, "") << "said twice";
+    if (fate.kind != Fate::Kind::left_alone) {
+      EXPECT_EQ(other.reason, "") << "said twice";
+    }
   }
 }
 

@@ -51,17 +51,14 @@ std::size_t Buffer::low_latency_bytes_hint(int max_tokens, std::int64_t hidden, 
   check_range("num_experts", num_experts, 1, 1 << 20);
   // The largest rows: bfloat16 with as many selections as there may be; LogFMT where nothing is encoded.
   const LowLatencyRow row{static_cast<int>(hidden), kMaxTopk, false, true, true};
-  const device::low_latency::CombineWire combine{static_cast<int>(hidden), false};
-  const device::low_latency::CombineWire logfmt{static_cast<int>(hidden), true};
-  const std::size_t row_bytes = std::max({row.bytes(), combine.place_bytes(), logfmt.place_bytes()});
+  const device::low_latency::CombineWire combine{static_cast<int>(hidden), true};
+  const std::size_t row_bytes = std::max(row.bytes(), combine.bytes());
   const std::size_t rows_of_source = static_cast<std::size_t>(max_tokens) * row_bytes;
   const int local_experts = std::max(BufferOptions{}.max_local_experts, num_experts / num_ranks);
   // Signals take an eighth and a little more; they grow with the whole.
   constexpr std::size_t kStep = std::size_t{1} << 20;
-  const auto ranks = static_cast<std::size_t>(num_ranks);
-  const std::size_t parts = 2 * kLowLatencyKinds * ranks + 2 * LowLatencyWindow::kUnreducedParts;
-  const std::size_t least =
-      std::max(LowLatencyWindow::kBytesPerSlot * ranks, parts * row_bytes) * static_cast<std::size_t>(max_tokens);
+  const std::size_t least = std::max(LowLatencyWindow::kBytesPerSlot, std::size_t{4} * row_bytes) *
+                            static_cast<std::size_t>(num_ranks) * static_cast<std::size_t>(max_tokens);
   std::size_t bytes = (least + kStep - 1) / kStep * kStep;
   while (LowLatencyWindow::make(0, bytes, num_ranks, local_experts).source_bytes < rows_of_source) bytes += kStep;
   return bytes;

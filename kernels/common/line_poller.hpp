@@ -6,9 +6,8 @@
 namespace deep_ep::device {
 
 /// Pieces of rows that a warp polls into its registers. A piece is up to kWarpLines lines, of which each lane has its
-/// part; pieces may belong to one row or to several. `kMarks`: tags with a mark (kLineMark) are as good as those
-/// without.
-template <int kPieces, bool kMarks = false>
+/// part; pieces may belong to one row or to several.
+template <int kPieces>
 struct LinePoller {
   static constexpr std::uint32_t kAll = (1u << kPieces) - 1;
 
@@ -31,7 +30,7 @@ struct LinePoller {
       }
 #pragma unroll
       for (int i = 0; i < kPieces; ++i) {
-        if ((polled >> i & 1u) != 0 && all_tagged<kMarks>(part[i], tag, is_line(i))) missing &= ~(1u << i);
+        if ((polled >> i & 1u) != 0 && all_tagged(part[i], tag, is_line(i))) missing &= ~(1u << i);
       }
       open &= missing;
       if (open == 0) return true;

@@ -237,7 +237,6 @@ struct LowLatencyCombineParams {
   Divisor block_warps;
   Divisor warps_per_row;  ///< that push a row together
   int rows_of_group;      ///< of so many warps, at most; 0 without a send part
-  int unreduced_places;   ///< for selections whose rows may come unreduced; those of later tokens wait for their owner
 
   // As expert side: what is sent.
   const std::byte* x;             ///< rows as dispatch laid them out, bfloat16

@@ -4,13 +4,11 @@
 // The window has the same layout on every rank. First comes a control part, whose layout does not depend on any call,
 // so that rows of one call can never be read as signals of another; then rows, in equal parts: of dispatch and of
 // combine, for even and for odd epochs, for each source. Within a part, a call lays its rows out by its own row size,
-// always in tagged lines (line.hpp), so that the tags of all calls lie at the same places. Last come rows of combine
-// that nobody has added up (combine/unreduced.hpp), one for each selection, whichever source they come from.
+// always in tagged lines (line.hpp), so that the tags of all calls lie at the same places.
 //
-// Everything else in it is written by one source (by rails, rdma/reach.hpp, by another rank in its stead) and read by
-// the rank whose heap it is. Signals hold 64-bit epochs; all are zero when the buffer is made and never reset. Those
-// that a far rank adds to, and those that stand from call to call, come first: programs may fill with zeros what is
-// behind them.
+// Everything in it is written by one source (by rails, rdma/reach.hpp, by another rank in its stead) and read by the
+// rank whose heap it is. Signals hold 64-bit epochs; all are zero when the buffer is made and never reset. Those that a
+// far rank adds to, and those that stand from call to call, come first: programs may fill with zeros what is behind them.
 #pragma once
 
 #include <cstddef>
@@ -57,17 +55,13 @@ struct LowLatencyRows {
 
 struct LowLatencyWindow {
   static constexpr std::size_t kBytesPerSlot = 8192;  ///< of the window, for each source: decides the slots
-  /// How many parts the rows take of which nobody has added up any: as many selections a token have room there, where
-  /// its rows fill a part.
-  static constexpr std::size_t kUnreducedParts = 8;
 
   std::size_t begin = 0;  ///< offset in the heap
   int num_ranks = 0;
-  std::uint32_t slots = 0;          ///< tokens that a rank may send in one call
-  std::size_t bytes = 0;            ///< 0: there is no window. A little more than was asked for
-  std::size_t source_bytes = 0;     ///< room for the rows of one source in one call
-  std::size_t unreduced_bytes = 0;  ///< room for the unreduced rows of one combine
-  std::size_t count_bytes = 0;  ///< of one source's counts: whole lines, so that no two sources write to the same one
+  std::uint32_t slots = 0;       ///< tokens that a rank may send in one call
+  std::size_t bytes = 0;         ///< 0: there is no window. A little more than was asked for
+  std::size_t source_bytes = 0;  ///< room for the rows of one source in one call
+  std::size_t count_bytes = 0;   ///< of one source's counts: whole lines, so that no two sources write to the same one
 
   /// A window at `begin` of the heap in which calls have `bytes` bytes. Where that is too small even for signals,
   /// source_bytes is 0.
@@ -90,11 +84,9 @@ struct LowLatencyWindow {
     window.rows_.begin = carver.place<std::byte>(0, kLine);
     const std::size_t control = carver.bytes() - begin;
     if (control < window.bytes) {
-      window.source_bytes = (window.bytes - control) / (kLowLatencyKinds * parts + 2 * kUnreducedParts) / kLine * kLine;
+      window.source_bytes = (window.bytes - control) / (kLowLatencyKinds * parts) / kLine * kLine;
     }
     window.rows_.part_bytes = window.source_bytes;
-    window.unreduced_.begin = window.rows_.begin + kLowLatencyKinds * parts * window.source_bytes;
-    window.unreduced_.part_bytes = window.unreduced_bytes = kUnreducedParts * window.source_bytes;
     return window;
   }
 
@@ -138,11 +130,6 @@ struct LowLatencyWindow {
     return rows_.row(index(static_cast<int>(kind) * 2 + static_cast<int>(epoch & 1), source), slot, row_bytes);
   }
 
-  /// Of a combine: unreduced row `index`.
-  DEEP_EP_HOST_DEVICE Place<std::byte> unreduced_row(std::uint64_t epoch, int index, std::size_t row_bytes) const {
-    return unreduced_.row(epoch & 1, index, row_bytes);
-  }
-
  private:
   DEEP_EP_HOST_DEVICE std::size_t index(int which, int source) const {
     return static_cast<std::size_t>(which * num_ranks + source);
@@ -152,7 +139,7 @@ struct LowLatencyWindow {
   }
 
   std::size_t mailboxes_ = 0, barriers_ = 0, counts_ = 0, selections_ = 0;
-  LowLatencyRows rows_, unreduced_;
+  LowLatencyRows rows_;
 };
 
 /// What this rank's NIC fetches; and by rails, where rows wait that this rank hands on. All of it is double, like the

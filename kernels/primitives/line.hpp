@@ -18,8 +18,6 @@ namespace deep_ep {
 /// Bytes of a line, and of its payload.
 constexpr std::uint32_t kTaggedLine = 128;
 constexpr std::uint32_t kTaggedPayload = 120;
-/// A bit of a tag that says something about its line. The number of a call never grows into it.
-constexpr std::uint64_t kLineMark = std::uint64_t{1} << 63;
 
 /// Lines that a row of `bytes` bytes takes.
 DEEP_EP_HOST_DEVICE constexpr std::uint32_t tagged_lines(std::uint32_t bytes) {
@@ -110,11 +108,9 @@ DEEP_EP_DEVICE LinePart load_line(const std::byte* from, bool wanted) {
   return part;
 }
 
-/// Do all the warp's lines that are wanted carry the tag, `kMarks`: with a mark or without? By whole warps.
-template <bool kMarks = false>
+/// Do all the warp's lines that are wanted carry the tag? By whole warps.
 DEEP_EP_DEVICE bool all_tagged(const LinePart& part, std::uint64_t tag, bool wanted) {
-  const std::uint64_t seen = kMarks ? part.word[1] & ~kLineMark : part.word[1];
-  return warp::all(!wanted || !LineLane().has_tag() || seen == tag);
+  return warp::all(!wanted || !LineLane().has_tag() || part.word[1] == tag);
 }
 
 }  // namespace device

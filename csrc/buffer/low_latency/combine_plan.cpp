@@ -5,7 +5,6 @@
 #include "csrc/buffer/low_latency/plan_parts.hpp"
 #include "csrc/support/format.hpp"
 #include "kernels/low_latency/combine/shared.hpp"
-#include "kernels/low_latency/combine/unreduced.hpp"
 
 namespace deep_ep {
 namespace {
@@ -30,12 +29,6 @@ struct CombineKernel {
     return {&KernelTable::combine_low_latency, kernels::combine_low_latency::kMaxThreads};
   }
 };
-
-int unreduced_places(const LowLatencyCombineParams& params) {
-  if (params.use_logfmt || params.num_local_experts > device::low_latency::UnreducedNote::kMostExperts) return 0;
-  const std::size_t places = params.common.window.unreduced_bytes / params.row_bytes;
-  return static_cast<int>(std::min<std::size_t>(places, INT32_MAX));
-}
 
 int warps_per_row(const LowLatencyCombineParams& params, int sms, const LowLatencySetup& setup) {
   if (!setup.on_gpu()) return std::min<int>(params.block_warps, kHostWarpsPerRow);
@@ -133,13 +126,11 @@ LowLatencyCombinePlan plan_combine(const LowLatencyCombineArguments& arguments, 
   params.num_local_experts = handle.num_experts / setup.common.num_ranks;
   params.rank_major = handle.layout == LowLatencyLayout::rank_major;
   params.use_logfmt = arguments.use_logfmt;
-  const device::low_latency::CombineWire wire{params.hidden, params.use_logfmt};
-  params.row_bytes = wire.place_bytes();
-  params.unreduced_places = unreduced_places(params);
+  params.row_bytes = device::low_latency::CombineWire{params.hidden, params.use_logfmt}.bytes();
   check_room(params.max_tokens, params.hidden, params.row_bytes, setup);
   const int rail_width = params.use_logfmt ? 0
                                            : choose_rails(arguments.return_recv_hook, params.max_tokens,
-                                                          params.num_topk, wire.bytes(), wire.bytes(), setup);
+                                                          params.num_topk, params.row_bytes, params.row_bytes, setup);
   params.common.rail_width = rail_width;
   params.call_shape = call_shape_of({params.max_tokens, params.num_topk, params.hidden, params.num_local_experts,
                                      params.rank_major ? 1 : 0, params.use_logfmt ? 1 : 0, rail_width});

@@ -9,8 +9,6 @@
 
 #include "kernels/common/line_poller.hpp"
 #include "kernels/low_latency/combine/announce.hpp"
-#include "kernels/low_latency/combine/sum.hpp"
-#include "kernels/low_latency/combine/unreduced.hpp"
 #include "kernels/low_latency/combine/wire.hpp"
 #include "kernels/low_latency/transport/reach.hpp"
 #include "kernels/primitives/bits.hpp"
@@ -32,16 +30,12 @@ struct CombineTask {
   bool relays;
 };
 
-/// What has become of a token.
-enum class Added { all, not_reduced, not_any_more };
-
 template <bool kLogfmt, bool kRdma>
 struct CombineAdder {
   static constexpr bool kRails = kRdma && !kLogfmt;
   using Reach = CombineReach<kRdma, kRails>;
-  /// Pieces of four lines that are polled at once: of as many rows, or with LogFMT those of the longest chunk. For more
-  /// rows there are no registers.
-  static constexpr int kTogether = kLogfmt ? 5 : 6;
+  /// Pieces of four lines that are polled at once: of as many rows, or with LogFMT those of the longest chunk.
+  static constexpr int kTogether = kLogfmt ? 5 : 8;
 
   const LowLatencyCombineParams& params;
   const CombineWire& wire;
@@ -92,17 +86,8 @@ struct CombineAdder {
         if (warp::any(aborted(params.common.wait))) return false;
         sources = find_sources(task, token);  // without those that are masked now
       }
-      if constexpr (kLogfmt) {
-        if (!add_passes(token, sources)) return false;
-      } else {
-#pragma unroll 1
-        for (;;) {
-          const Added added = add_lines(task, token, sources);
-          if (added == Added::not_any_more) return false;
-          if (added == Added::all) break;
-          if (!reduce_lines(token, sources)) return false;
-        }
-      }
+      const bool added = kLogfmt ? add_passes(token, sources) : add_lines(task, token, sources);
+      if (!added) return false;
     }
     return task.num_tokens >= 0;
   }
@@ -147,7 +132,7 @@ struct CombineAdder {
 
   /// Lines that this warp polls, four at a time: the same ones of up to kTogether rows (bfloat16), or one behind the
   /// other of a single row (LogFMT).
-  using Lines = LinePoller<kTogether, !kLogfmt>;
+  using Lines = LinePoller<kTogether>;
 
   /// Waits for `count` pieces of Lines; `sources` has in lane `first` + i whose the i-th is, `from` in the same lane
   /// where that row begins. `line` is the lane's line of the first piece, `end` is after the last one. In the end
@@ -201,7 +186,7 @@ struct CombineAdder {
 
   // ---- bfloat16 ----
 
-  DEEP_EP_DEVICE Added add_lines(const CombineTask& task, int token, const CombineSources& sources) const {
+  DEEP_EP_DEVICE bool add_lines(const CombineTask& task, int token, const CombineSources& sources) const {
     const LineLane lane;
     const WarpShare<false> share{warp, warps};
 #pragma unroll 1
@@ -214,20 +199,11 @@ struct CombineAdder {
         Lines lines;
         const int count = sources.count - first < kTogether ? sources.count - first : kTogether;
         if (!await(sources, first, count, sources.row, line, wire.lines(), measures(share.unit(step)), lines)) {
-          return Added::not_any_more;
-        }
-        std::uint32_t marks = 0;
-#pragma unroll
-        for (int i = 0; i < kTogether; ++i) {
-          if (i < count && (lines.missing >> i & 1u) == 0)
-            marks |= static_cast<std::uint32_t>(lines.part[i].word[1] >> 32);
-        }
-        if (warp::any(wanted && lane.has_tag() && (std::uint64_t{marks} << 32 & kLineMark) != 0)) {
-          return Added::not_reduced;
+          return false;
         }
 #pragma unroll
         for (int i = 0; i < kTogether; ++i) {
-          if (i < count && (lines.missing >> i & 1u) == 0) add_part(sum, lines.part[i]);
+          if (first + i < sources.count && (lines.missing >> i & 1u) == 0) add_part(sum, lines.part[i]);
         }
       }
       const std::uint32_t at = lane.payload_at(line);
@@ -248,88 +224,7 @@ struct CombineAdder {
     if constexpr (kRails) {
       if (task.relays && sources.count != 0) reach.hand_over_sum(task.owner, token, warp);
     }
-    return Added::all;
-  }
-
-  // Rare: rows that have come unreduced.
-
-  /// Makes of this warp's lines of unreduced rows what their ranks would have sent if they had known the selections
-  /// (RowChooser), and leaves them in their places, so that they can be polled like any other. False: the call is over.
-  DEEP_EP_DEVICE bool reduce_lines(int token, const CombineSources& sources) const {
-    const LineLane lane;
-    const WarpShare<false> share{warp, warps};
-#pragma unroll 1
-    for (int piece = 0; piece < share.steps(wire) * sources.count; ++piece) {
-      const auto line = static_cast<std::uint32_t>(share.unit(piece / sources.count) * kWarpLines + lane.line);
-      const bool wanted = line < wire.lines();
-      const int source = piece % sources.count;
-      const int rank = warp::shuffle(sources.rank, source);
-      auto* row = const_cast<std::byte*>(warp::shuffle(sources.row, source));
-      // Lines that a warp adds together come from one warp, so they are all marked or none. Others come later.
-      if (!all_tagged(load_line(row + lane.byte_at(line), wanted), marked_tag(reach.epoch), wanted)) continue;
-      float sum[8] = {};
-      if (!sum_terms(token, rank, row, line, sum)) {
-        if (warp::any(aborted(params.common.wait))) return false;
-        for (float& part : sum) part = 0.0f;  // the rank is left out
-      }
-      const Vec16 packed = pack_sum(sum);
-      const LinePart part{{std::uint64_t{packed.word[1]} << 32 | packed.word[0],
-                           lane.has_tag() ? reach.epoch : std::uint64_t{packed.word[3]} << 32 | packed.word[2]}};
-      store_line(row + lane.byte_at(line), part, wanted);
-    }
     return true;
-  }
-
-  /// For what follows within microseconds of what has come, where there are no registers to spare for a board: usually
-  /// it masks nobody. Other waits of the call for the same rank do so long before.
-  struct EndLate {
-    const LowLatencyParams& common;
-
-    DEEP_EP_DEVICE bool called_off(const Awaited& awaited) const {
-      return aborted(common.wait) || masked(common, awaited.peer);
-    }
-    DEEP_EP_DEVICE bool is_late(const Awaited&, std::uint64_t begin) const {
-      const std::uint64_t timeout = common.wait.timeout_ns;
-      return timeout != 0 && now_ns() - begin > 5 * timeout;
-    }
-    DEEP_EP_DEVICE void blame(const Awaited& awaited, std::uint64_t seen) const {
-      report_fault(common.wait, FaultKind::timeout, awaited.wanted, awaited.peer, 0, awaited.expected, seen);
-    }
-  };
-
-  /// Adds up a line of the unreduced rows that `rank` has sent for the token. False: it needs something that does not
-  /// come, or the ranks mean different calls, and this one is over.
-  DEEP_EP_DEVICE bool sum_terms(int token, int rank, const std::byte* row, std::uint32_t line, float (&sum)[8]) const {
-    const LineLane lane;
-    UnreducedTerms terms;
-#pragma unroll 1
-    for (bool noted = false;; noted = true) {
-      // First the note, then what it says has to be added.
-      const std::byte* from = row + wire.bytes() + lane.byte_at(0);
-      bool wanted = lane.line == 0;
-      std::uint64_t tag = reach.epoch;
-      if (noted) {
-        if (terms.left == 0) return true;
-        const int k = terms.next();
-        const bool own_place = k == terms.first;
-        from = (own_place ? row : reach.unreduced_row_from(token * params.num_topk + k)) + lane.byte_at(line);
-        tag = own_place ? marked_tag(reach.epoch) : unreduced_tag(reach.epoch, terms.call);
-        wanted = line < wire.lines();
-      }
-      LinePart part;
-      const auto arrived = [&](const Poll&) {
-        part = load_line(from, wanted);
-        return all_tagged(part, tag, wanted);
-      };
-      const Awaited awaited{rank, Wanted::low_latency_combine_rows, reach.epoch};
-      if (!wait_until<WholeWarp>(EndLate{params.common}, awaited, arrived)) return false;
-      if (noted) {
-        add_weighted(sum, vector_of(part), terms.take());
-      } else if (!terms.find(params, UnreducedNote::read(part), token, rank)) {
-        terms.refuse(reach, params, rank, token);
-        return false;
-      }
-    }
   }
 
   /// By rails: stores a line of the node's sum where a poster fetches it.
@@ -341,10 +236,9 @@ struct CombineAdder {
   }
 
   /// The tag is added to a sum that nobody looks at.
-  DEEP_EP_DEVICE static void add_part(float (&sum)[8], const LinePart& part) { add_bf16(sum, vector_of(part)); }
-  DEEP_EP_DEVICE static Vec16 vector_of(const LinePart& part) {
-    return {{static_cast<std::uint32_t>(part.word[0]), static_cast<std::uint32_t>(part.word[0] >> 32),
-             static_cast<std::uint32_t>(part.word[1]), static_cast<std::uint32_t>(part.word[1] >> 32)}};
+  DEEP_EP_DEVICE static void add_part(float (&sum)[8], const LinePart& part) {
+    add_bf16(sum, Vec16{{static_cast<std::uint32_t>(part.word[0]), static_cast<std::uint32_t>(part.word[0] >> 32),
+                         static_cast<std::uint32_t>(part.word[1]), static_cast<std::uint32_t>(part.word[1] >> 32)}});
   }
 
   // ---- LogFMT ----

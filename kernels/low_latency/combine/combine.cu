@@ -9,8 +9,7 @@
 //             (one trip)
 //   owner     lines, as they are polled -> result
 //   by rails  lines, as the owner's rail in this node polls and adds them -> its NIC -> owner (rdma/reach.hpp)
-// There is no barrier of the grid, and ranks wait for each other only here. A send part of its own waits for no
-// selections of near owners: what they would have told, it leaves to them (unreduced.hpp).
+// There is no barrier of the grid, and ranks wait for each other only here.
 #include "kernels/kernel_list.hpp"
 #include "kernels/low_latency/combine/add.hpp"
 #include "kernels/low_latency/combine/post.hpp"
@@ -99,11 +98,7 @@ DEEP_EP_DEVICE void combine_body(const LowLatencyCombineParams& params, std::byt
   const Reach sending(common, epochs.send, params.row_bytes);
   announcer.announce(sending, shared.words->call);
   if (pushes) pusher.push_all(sending);
-  // Where some send parts wait for far owners all of them do: a rank that was held up alone would be blamed by the
-  // others.
-  const bool watches =
-      clerk && block_index() == 0 && common.mask != nullptr && (kRdma ? sends(params.phase) : receives(params.phase));
-  if (watches) watch_peers(common, kRdma ? epochs.send : epochs.receive);
+  if (clerk && block_index() == 0 && common.mask != nullptr && sends(params.phase)) watch_peers(common, epochs.send);
   if (!receives(params.phase)) return;
 
   // 4. Add up the rows that come; where ranks are masked, with the same ranks in all tokens.

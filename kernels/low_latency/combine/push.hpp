@@ -5,11 +5,10 @@
 // and every owner's rows go in token order, so that it can begin to add. The warps of a group share a row by its lines
 // and need nothing from each other: each looks for the owner's selections, sums its channels and stores its lines. Rows
 // whose owner has not announced its selections for a while are put off until all others are done: a rank that does not
-// come must not make others look late. A send part of its own does not wait for it even then (unreduced.hpp).
+// come must not make others look late.
 #pragma once
 
 #include "kernels/low_latency/combine/choose.hpp"
-#include "kernels/low_latency/combine/unreduced.hpp"
 
 namespace deep_ep::device::low_latency {
 
@@ -25,12 +24,10 @@ struct CombinePusher {
   CombineRow next{};      ///< the next row to push
   std::int32_t most = 0;  ///< rows of any source that this lane has seen
 
-  /// How long rows wait in turn for their owner, in nanoseconds. A row that may go unreduced waits a little, for owners
-  /// that begin at nearly the same time, as it is smaller by then. Where ranks are masked, a late one should cost
-  /// little; otherwise the call needs all ranks anyway, and it only matters who is blamed in the end.
-  DEEP_EP_DEVICE std::uint64_t patience(const Reach& reach, const CombineRow& row) const {
+  /// How long rows wait in turn for their owner, in nanoseconds. Where ranks are masked, a late one should cost little;
+  /// otherwise the call needs all ranks anyway, and it only matters who is blamed in the end.
+  DEEP_EP_DEVICE std::uint64_t patience() const {
     const LowLatencyParams& common = params.common;
-    if (may_go_unreduced(reach, row)) return 5'000;
     if (common.mask != nullptr) return 50'000;
     return common.wait.timeout_ns == 0 ? ~std::uint64_t{0} : common.wait.timeout_ns / 4;
   }
@@ -57,10 +54,8 @@ struct CombinePusher {
         next = load_row(pass == 0 ? item + step() : item);
         if (pass > 0) row = next;
         if (row.index >= row.rows) continue;
-        const bool lost = pass == 0 ? left_out(row.source) : gives_up(reach, row, start);
-        const bool late = !lost && !push(reach, row, pass == 0 ? patience(reach, row) : 0, start) &&
-
-                          !(pass > 0 && may_go_unreduced(reach, row) && push_unreduced(reach, row));
+        const bool lost = pass == 0 ? left_out(row.source) : gives_up(reach, row.source, start);
+        const bool late = !lost && !push(reach, row, pass == 0 ? patience() : 0, start);
         if (late == put_off_before) continue;
         set_bits(index, put_off[index / 32] ^ bit(index));
         waiting += late ? 1 : -1;
@@ -142,17 +137,13 @@ struct CombinePusher {
     return chosen;
   }
 
-  /// Is the row's source left out? When its time has run out, it is from now on (or the call ends).
-  DEEP_EP_DEVICE bool gives_up(const Reach& reach, const CombineRow& row, std::uint64_t start) const {
-    if (lane_index() == 0) {
-      const Awaited missing =
-          may_go_unreduced(reach, row) ? reach.missing_for_unreduced() : reach.missing_for(row.source);
-      if (missing.peer >= 0 && !masked(params.common, missing.peer) && reach.policy().is_late(missing, start)) {
-        reach.policy().blame(missing, 0);
-      }
+  /// Is `source` left out? When its time has run out, it is from now on (or the call ends).
+  DEEP_EP_DEVICE bool gives_up(const Reach& reach, int source, std::uint64_t start) const {
+    if (lane_index() == 0 && !masked(params.common, source) && reach.policy().is_late({source, {}, 0}, start)) {
+      reach.policy().blame(reach.missing_for(source), 0);
     }
     warp::sync();
-    return left_out(row.source);
+    return left_out(source);
   }
 
   /// Sends this warp's share of the row to its owner. False: the owner has not announced its selections yet.
@@ -168,61 +159,6 @@ struct CombinePusher {
     if (summed == Summed::not_told) return false;
     reach.hand_over(row.source, row.index, warp, summed == Summed::yes);
     return true;
-  }
-
-  /// In a call that receives as well, the owner's rows are waited for anyway, and so are its selections.
-  DEEP_EP_DEVICE bool may_go_unreduced(const Reach& reach, const CombineRow& row) const {
-    if constexpr (kLogfmt) return false;
-    return !receives(params.phase) && !reach.is_far(row.source) &&
-           (row.token + 1) * params.num_topk <= params.unreduced_places;
-  }
-
-  /// Sends this warp's share of the row as several, whatever the owner selects. False: there is no room for them yet.
-  DEEP_EP_DEVICE bool push_unreduced(const Reach& reach, const CombineRow& row) const {
-    if constexpr (!kLogfmt) {
-      if (!reach.has_room_unreduced()) return false;
-      std::byte* to = reach.row_to(row.source, row.index, row.token);
-      const int rows_of_expert = params.common.num_ranks * params.max_tokens;
-      UnreducedNote::of(row.position, rows_of_expert, call)
-          .store(to + wire.bytes() + LineLane().byte_at(0), stage, reach.epoch);
-      const std::uint32_t rows = warp::ballot(row.position >= 0);
-      std::uint32_t left = rows;
-#pragma unroll 1
-      do {  // at least one row, which the owner may wait for
-        const int k = left != 0 ? lowest_bit(left) : 0;
-        const std::int64_t position = warp::shuffle(row.position, k);
-        const Vec16* from = left != 0 ? reinterpret_cast<const Vec16*>(params.x) + position * wire.vectors() : nullptr;
-        const bool first = left == rows;
-        store_unreduced(from, first ? to : reach.unreduced_row_to(row.source, row.token * params.num_topk + k),
-                        first ? marked_tag(reach.epoch) : unreduced_tag(reach.epoch, call));
-        left &= left - 1;
-      } while (left != 0);
-    }
-    return true;
-  }
-
-  /// Stores this warp's share of a row as it is; of zeros where `from` is nullptr.
-  DEEP_EP_DEVICE void store_unreduced(const Vec16* from, std::byte* to, std::uint64_t tag) const {
-    constexpr int kTogether = 4;  ///< loads of a thread that are under way at once
-    const WarpShare<kLogfmt> share{warp, params.warps_per_row};
-    const int steps = share.steps(wire);
-#pragma unroll 1
-    for (int first = 0; first < steps; first += kTogether) {
-      Vec16 loaded[kTogether] = {};
-#pragma unroll
-      for (int i = 0; i < kTogether; ++i) {
-        const int vector = first + i < steps && from != nullptr ? share.vector(wire, first + i) : -1;
-        if (vector >= 0) loaded[i] = load_stream(from + vector);
-      }
-#pragma unroll
-      for (int i = 0; i < kTogether; ++i) {
-        if (first + i < steps && share.vector(wire, first + i) >= 0) *share.staged(wire, stage, first + i) = loaded[i];
-      }
-      warp::sync();
-#pragma unroll 1
-      for (int step = first; step < steps && step < first + kTogether; ++step) store(share, step, to, tag);
-      warp::sync();  // the stage has been read
-    }
   }
 
   /// Sends the owner what a step has completed.

@@ -26,10 +26,8 @@ struct CombineWire {
     return logfmt ? static_cast<std::uint32_t>(chunks()) * chunk_lines()
                   : tagged_lines(2 * static_cast<std::uint32_t>(hidden));
   }
-  /// As it is posted.
+  /// In the window.
   DEEP_EP_HOST_DEVICE std::uint32_t bytes() const { return lines() * kTaggedLine; }
-  /// In the window: behind a row of bfloat16 there may be a line about it (unreduced.hpp).
-  DEEP_EP_HOST_DEVICE std::uint32_t place_bytes() const { return bytes() + (logfmt ? 0 : kTaggedLine); }
 
   // LogFMT.
   DEEP_EP_HOST_DEVICE int passes() const { return (hidden + kPassChannels - 1) / kPassChannels; }

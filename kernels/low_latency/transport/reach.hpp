@@ -237,28 +237,6 @@ struct CombineReach : CallReach<LowLatencyKind::combine, kRdma, kRails> {
     if (!this->by_rails()) return staged_row(owner, index);
     return row_at_relay(common.heaps[this->relay_of(owner)], owner, common.rank, token);
   }
-  /// By a whole warp: may it write unreduced rows to near owners? Their places are for all ranks, and an owner does not
-  /// wait for rows that it no longer selects: so nobody may still send the call before the last.
-  DEEP_EP_DEVICE bool has_room_unreduced() const {
-    bool room = true;
-#pragma unroll 1
-    for (int peer = lane_index(); peer < this->common.num_ranks; peer += kWarpSize) room = room && !lacks_room(peer);
-    return warp::agree(room);
-  }
-  /// Whose word is missing for that; a negative peer: nobody's.
-  DEEP_EP_DEVICE Awaited missing_for_unreduced() const {
-    int peer = this->common.num_ranks - 1;
-#pragma unroll 1
-    while (peer >= 0 && !lacks_room(peer)) --peer;
-    return {peer, Wanted::low_latency_combine_credit, this->epoch - 2};
-  }
-  /// Where an unreduced row of a selection of a near owner goes.
-  DEEP_EP_DEVICE std::byte* unreduced_row_to(int owner, int selection) const {
-    return this->common.window.unreduced_row(this->epoch, selection, row_bytes).in(this->common.heaps[owner]);
-  }
-  DEEP_EP_DEVICE const std::byte* unreduced_row_from(int selection) const {
-    return this->common.window.unreduced_row(this->epoch, selection, row_bytes).in(this->common.local);
-  }
   /// By each warp that shares the row: its part of it is at row_to, or there is no such row (`any` false). Releases it
   /// to a poster, where one waits for it.
   DEEP_EP_DEVICE void hand_over(int owner, int index, int warp, bool any) const {
@@ -309,9 +287,6 @@ struct CombineReach : CallReach<LowLatencyKind::combine, kRdma, kRails> {
   }
 
  private:
-  DEEP_EP_DEVICE bool lacks_room(int peer) const {
-    return !this->is_far(peer) && !masked(this->common, peer) && !this->has_room(this->load_acknowledged(peer));
-  }
   /// By rails: where in the relay's heap the row of `member` of its node lies. A relay does not put its own into the
   /// window: that place is for the rows that the owner has for it.
   DEEP_EP_DEVICE std::byte* row_at_relay(std::byte* heap, int owner, int member, int token) const {

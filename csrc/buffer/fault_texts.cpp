@@ -79,12 +79,6 @@ std::string describe_shape_value(int field, std::uint64_t value) {
 std::string describe_fault(const FaultRecord& fault, int rank, double timeout_s) {
   switch (fault.kind) {
     case FaultKind::timeout:
-      if (fault.field != 0) {
-        return fmt::format(
-            "rank {} has ended a call because rank {} waited {} s for rank {} without seeing {}. The ranks no longer "
-            "agree: destroy the buffer",
-            rank, fault.field - 1, timeout_s, fault.peer, text_of(fault.wanted));
-      }
       return fmt::format(
           "rank {} waited {} s for rank {} without seeing {} (signal at {}, expected {}). The ranks no longer agree: "
           "destroy the buffer",
@@ -160,16 +154,6 @@ std::string describe_fault(const FaultRecord& fault, int rank, double timeout_s)
                          fault.field, fault.expected, fault.seen - 1);
     case FaultKind::rdma_failed:
       return rdma::describe_fault(rank, fault) + ". Destroy the buffer";
-    case FaultKind::given_up:
-      if (fault.field != 0) {
-        return fmt::format(
-            "rank {} waited {} s for rank {} without seeing {}, and all have masked it: it comes back with "
-            "low_latency_resume, which all ranks call",
-            fault.peer, timeout_s, rank, text_of(fault.wanted));
-      }
-      return fmt::format(
-          "rank {} waited {} s for this rank, {}, without seeing {}. The ranks no longer agree: destroy the buffer",
-          fault.peer, timeout_s, rank, text_of(fault.wanted));
     case FaultKind::none:
       break;
   }
@@ -180,12 +164,10 @@ std::string describe_masking(const FaultRecord& record, int rank, double timeout
   if (record.kind == FaultKind::rdma_failed) {
     return fmt::format("{}; rank {} is masked now", rdma::describe_fault(rank, record), record.peer);
   }
-  if (record.field != 0) {
-    return fmt::format("rank {} waited {} s for rank {} without seeing {}; rank {} masks it, too", record.field - 1,
-                       timeout_s, record.peer, text_of(record.wanted), rank);
-  }
-  return fmt::format("rank {} waited {} s for rank {} without seeing {} (signal at {}, expected {}); it is masked now",
-                     rank, timeout_s, record.peer, text_of(record.wanted), record.seen, record.expected);
+  // "At most": combine gives a rank that has begun the call half of that.
+  return fmt::format(
+      "rank {} waited for rank {} (at most {} s) without seeing {} (signal at {}, expected {}); it is masked now", rank,
+      record.peer, timeout_s, text_of(record.wanted), record.seen, record.expected);
 }
 
 }  // namespace deep_ep

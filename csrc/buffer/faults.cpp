@@ -14,24 +14,18 @@ namespace {
 
 bool written(const FaultRecord& record) { return __atomic_load_n(&record.written, __ATOMIC_ACQUIRE) != 0; }
 
-/// Until then, every call throws.
-bool may_come_back(const FaultRecord& fault) { return fault.kind == FaultKind::given_up && fault.field != 0; }
-
 /// Counts are compared before any row moves, and by all ranks: they still agree on what has happened.
 bool breaks(const FaultRecord& fault) {
   return fault.kind == FaultKind::timeout || fault.kind == FaultKind::rdma_failed ||
-         (fault.kind == FaultKind::given_up && !may_come_back(fault)) ||
          (fault.kind == FaultKind::mismatch && fault.wanted != Wanted::counts);
 }
 
 }  // namespace
 
-Faults::Faults(const CallContext& calls, const std::shared_ptr<Executor>& executor, int rank, double timeout_s,
-               WaitWatch* watch)
+Faults::Faults(const CallContext& calls, const std::shared_ptr<Executor>& executor, int rank, double timeout_s)
     : calls_(calls),
       rank_(rank),
       timeout_s_(timeout_s),
-      watch_(watch),
       records_(pinned_memory<FaultRecord>(executor, 2 * sizeof(FaultRecord))),
       abort_(device_memory<std::uint64_t>(executor)),
       abort_words_{abort_.get()} {
@@ -40,8 +34,7 @@ Faults::Faults(const CallContext& calls, const std::shared_ptr<Executor>& execut
 }
 
 WaitContext Faults::wait_context() const {
-  const auto timeout_ns = static_cast<std::uint64_t>(std::min(timeout_s_, 1e9) * 1e9);
-  return {.fault = records_.get(), .abort = abort_.get(), .timeout_ns = timeout_ns, .watch = watch_};
+  return WaitContext{records_.get(), abort_.get(), static_cast<std::uint64_t>(std::min(timeout_s_, 1e9) * 1e9)};
 }
 
 bool Faults::met() const { return written(records_.get()[0]); }
@@ -80,14 +73,6 @@ void Faults::end_waits() const {
   executor.synchronize(beside.get());
 }
 
-void Faults::come_back() {
-  if (!broken_.empty() || !met() || !may_come_back(records_.get()[0])) return;
-  Executor& executor = calls_.executor();
-  for (std::uint64_t* abort : abort_words_) executor.fill(abort, 0, sizeof *abort, calls_.comm_stream());
-  executor.synchronize(calls_.comm_stream());
-  records_.get()[0] = {};
-}
-
 void Faults::raise() {
   if (!broken_.empty() && broken_by_ == FaultKind::rdma_failed) throw SystemError(broken_);
   if (!broken_.empty() && broken_by_ == FaultKind::mismatch) throw RankMismatch(broken_);
@@ -98,8 +83,7 @@ void Faults::raise() {
   if (met()) {
     calls_.settle();  // other threads of the kernels may still want to write the record, or look at the abort word
     const std::string text = describe_fault(fault, rank_, timeout_s_);
-    if (may_come_back(fault)) throw TimeoutError(text);
-    if (fault.kind == FaultKind::timeout || fault.kind == FaultKind::given_up) {
+    if (fault.kind == FaultKind::timeout) {
       const std::string more = explain_ ? explain_() : std::string();
       break_by_timeout(more.empty() ? text : text + ". " + more);
     }

@@ -16,9 +16,7 @@ namespace deep_ep {
 /// every later call throws.
 class Faults {
  public:
-  /// `watch`: see LostRanks.
-  Faults(const CallContext& calls, const std::shared_ptr<Executor>& executor, int rank, double timeout_s,
-         WaitWatch* watch);
+  Faults(const CallContext& calls, const std::shared_ptr<Executor>& executor, int rank, double timeout_s);
 
   /// For kernels: where they put faults on record, and how long they wait.
   WaitContext wait_context() const;
@@ -28,8 +26,6 @@ class Faults {
 
   /// Throws what a kernel has met since the last look, or what broke the buffer. Cheap when there is nothing.
   void raise();
-  /// Forgets that the others have given this rank up: it comes back. After the end of all calls.
-  void come_back();
   /// Has a call ended early since the last look? (Notes do not count.)
   bool met() const;
   /// Is the buffer broken, even if only by a fault that nobody has raised yet?
@@ -50,7 +46,6 @@ class Faults {
   const CallContext& calls_;
   int rank_;
   double timeout_s_;
-  WaitWatch* watch_;
   /// Pinned: [0] a fault that ended a call, [1] a note that none had to end for.
   std::shared_ptr<FaultRecord> records_;
   std::shared_ptr<std::uint64_t> abort_;  ///< device memory: see WaitContext

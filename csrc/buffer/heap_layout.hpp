@@ -4,7 +4,6 @@
 #include <cstddef>
 
 #include "deep_ep/buffer.hpp"
-#include "kernels/common/watch.hpp"
 #include "kernels/internode/window.hpp"
 #include "kernels/intranode/control_window.hpp"
 #include "kernels/low_latency/window.hpp"
@@ -12,8 +11,7 @@
 namespace deep_ep {
 
 /// In this order: signals of normal mode, memory of low-latency calls (signals, then rows), what NICs fetch from,
-/// signals of normal mode between nodes, the board of lost ranks, the bounded window, and up to the end the arena for
-/// received tensors.
+/// signals of normal mode between nodes, the bounded window, and up to the end the arena for received tensors.
 struct HeapLayout {
   ControlWindow control;
   LowLatencyWindow low_latency;  ///< bytes 0: none
@@ -31,10 +29,9 @@ struct HeapLayout {
   /// Adds signals of normal mode between nodes; after staging.
   void add_internode(const NodeGrid& grid, int max_local_experts);
 
-  Place<WaitBoard> board() const { return {align_to_line(internode_at() + internode.bytes)}; }
-  std::size_t window_at() const { return board().offset + sizeof(WaitBoard); }
+  std::size_t window_at() const { return internode_at() + internode.bytes; }
   std::size_t arena_at() const { return window_at() + window_bytes; }
-  std::size_t bytes() const { return asked_bytes + staging.bytes + internode.bytes + kLine + sizeof(WaitBoard); }
+  std::size_t bytes() const { return asked_bytes + staging.bytes + internode.bytes; }
 
  private:
   std::size_t staging_at() const { return control.bytes() + low_latency.bytes; }

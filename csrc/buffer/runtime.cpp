@@ -75,8 +75,7 @@ Runtime::Runtime(std::shared_ptr<Bootstrap> bootstrap, std::shared_ptr<Executor>
     auto arena = std::make_shared<Arena>(executor_, heap_, layout().arena_at(), heap_->bytes() - layout().arena_at());
     const bool on_gpu = device().kind == Device::Kind::cuda;
     calls_.emplace(executor_, comm_stream_, std::move(arena), on_gpu ? options_.result_allocator : nullptr);
-    lost_ranks_.emplace(executor_, comm_stream_, *heap_, layout().board(), nodes_, options_.low_latency.masking);
-    faults_.emplace(*calls_, executor_, rank(), timeout_s_, lost_ranks_->watch());
+    faults_.emplace(*calls_, executor_, rank(), timeout_s_);
   });
 }
 

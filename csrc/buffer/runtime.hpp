@@ -7,7 +7,6 @@
 #include "csrc/buffer/buffer_plan.hpp"
 #include "csrc/buffer/call_scope.hpp"
 #include "csrc/buffer/faults.hpp"
-#include "csrc/buffer/lost_ranks.hpp"
 #include "csrc/executor/backend.hpp"
 #include "csrc/memory/executor_memory.hpp"
 #include "csrc/memory/node_membership.hpp"
@@ -48,7 +47,6 @@ class Runtime {
 
   const CallContext& calls() const { return *calls_; }
   Faults& faults() { return *faults_; }
-  const LostRanks& lost_ranks() const { return *lost_ranks_; }
 
   /// Device memory full of zeros, for the whole life of a mode.
   template <class T>
@@ -79,7 +77,6 @@ class Runtime {
   std::shared_ptr<SymmetricHeap> heap_;
   NodeMembership nodes_;
   std::optional<CallContext> calls_;
-  std::optional<LostRanks> lost_ranks_;
   std::optional<Faults> faults_;
 };
 

@@ -28,8 +28,7 @@ struct LowLatencyOptions {
   /// for the NICs to send from.
   std::size_t bytes = 0;
   /// A rank that does not come in time is masked instead of being an error: the call completes with the others, and
-  /// later calls leave it out. All ranks of a node mask the same ones. The rank itself, if it is alive, gets
-  /// TimeoutError from then on, until Buffer::low_latency_resume.
+  /// later calls leave it out.
   bool masking = false;
   /// False: every other rank is reached by RDMA, even one on the same node.
   bool allow_nvlink = true;

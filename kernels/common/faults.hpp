@@ -38,8 +38,7 @@ enum class FaultKind : std::uint32_t {
   overflow,
   inconsistent_counts,
   unknown_expert,
-  rdma_failed,
-  given_up  ///< the others have given this rank up: see WaitWatch
+  rdma_failed
 };
 
 /// Written by the first thread that meets a fault; lies in memory that the host sees. A rank has two, side by side: one
@@ -50,8 +49,7 @@ struct FaultRecord {
   FaultKind kind;
   Wanted wanted;
   std::int32_t peer;       ///< the rank waited for, or the one that disagrees
-  std::int32_t field;      ///< mismatch: which word of the CallShape, or which RowField; timeout: 1 + the rank that
-                           ///< waited, 0: this one; given_up: 1 if it may come back (low_latency_resume)
+  std::int32_t field;      ///< mismatch: which word of the CallShape, or which RowField
   std::uint64_t expected;  ///< timeout: signal value; mismatch: ours; overflow: rows that came;
                            ///< unknown_expert: the index found, and `field` the token;
                            ///< rdma_failed: index of the work-queue entry, and `field` an RdmaFailure
@@ -59,16 +57,12 @@ struct FaultRecord {
                            ///< unknown_expert: how many experts there are
 };
 
-struct WaitWatch;
-
 /// What a thread that waits needs to know; see wait.hpp. `abort` is a word in this rank's device memory: non-zero once
 /// any wait of this rank has failed, so that the others give up, too.
 struct WaitContext {
   FaultRecord* fault = nullptr;  ///< [2]: the fault, the note
   std::uint64_t* abort = nullptr;
   std::uint64_t timeout_ns = 0;  ///< 0: for ever
-  WaitWatch* watch = nullptr;    ///< see watch.hpp; nullptr: whoever is late is at fault
-  bool of_one_peer = false;      ///< the fault concerns one peer, which is masked then
 };
 
 namespace device {

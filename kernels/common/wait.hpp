@@ -7,7 +7,6 @@
 #include <cstdint>
 
 #include "kernels/common/faults.hpp"
-#include "kernels/common/watch.hpp"
 #include "kernels/primitives/cell.hpp"
 #include "kernels/primitives/group.hpp"
 #include "kernels/primitives/memory.hpp"
@@ -16,9 +15,9 @@ namespace deep_ep::device {
 
 /// What is waited for, as a fault record names it.
 struct Awaited {
-  int peer = -1;  ///< negative: nobody in particular
-  Wanted wanted = Wanted::nothing;
-  std::uint64_t expected = 0;
+  int peer;
+  Wanted wanted;
+  std::uint64_t expected;
 };
 
 /// A wait under way.
@@ -51,9 +50,7 @@ DEEP_EP_DEVICE bool poll_until(Arrived arrived, GivesUp gives_up) {
 
 /// poll_until with a deadline. A policy decides about a wait:
 ///   bool called_off(const Awaited&)           nobody needs to wait for this any more
-///   bool is_late(const Awaited&, begin)       the time that began at `begin` (of now_ns) has run out; also where a
-///   long
-///                                             wait hears of others' findings: see watch.hpp
+///   bool is_late(const Awaited&, begin)       the time that began at `begin` (of now_ns) has run out
 ///   void blame(const Awaited&, seen)          puts it on record: ends the call, or goes on without the peer
 /// They are asked in one thread of the group. False: what was waited for must not be touched.
 template <class Group = OneThread, class Policy, class Arrived>
@@ -76,27 +73,6 @@ struct ReportLate {
   const WaitContext& context;
 
   DEEP_EP_DEVICE bool called_off(const Awaited&) const { return aborted(context); }
-  DEEP_EP_DEVICE bool is_late(const Awaited& awaited, std::uint64_t begin) const {
-    const WaitFinding found = look_up(context, awaited.peer, begin);
-    if (!found.news) return found.late;
-    if (context.of_one_peer) return found.accusation.accused == awaited.peer;
-    end_by_accusation(context, found.accusation);
-    return false;
-  }
-  DEEP_EP_DEVICE void blame(const Awaited& awaited, std::uint64_t seen) const {
-    if (context.watch != nullptr && !context.of_one_peer) {
-      // The first accusation is what all name.
-      const Accusation mine{context.watch->rank, awaited.peer, awaited.wanted};
-      const Accusation first = accuse(*context.watch, load_relaxed<Scope::gpu>(&context.watch->read), mine);
-      if (first != mine) return end_by_accusation(context, first);
-    }
-    report_fault(context, FaultKind::timeout, awaited.wanted, awaited.peer, 0, awaited.expected, seen);
-  }
-};
-
-/// Where a kernel has no registers to spare: such a wait does not say that it lasts, and hears of nobody else's
-/// finding.
-struct ReportLateAlone : ReportLate {
   DEEP_EP_DEVICE bool is_late(const Awaited&, std::uint64_t begin) const {
     return context.timeout_ns != 0 && now_ns() - begin > context.timeout_ns;
   }

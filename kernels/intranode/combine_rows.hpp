@@ -34,8 +34,7 @@ struct CombineRows {
     if (peers[rank].x != nullptr) return true;
     const std::uint64_t* flag = params.common.flag_from(rank, params.window.slot(token));
     const std::uint64_t round = params.window.round_of(token);
-    return wait_signal(ReportLateAlone{{params.wait}}, flag,
-                       {rank, Wanted::combine_rows, round_signal(epoch, round + 1)});
+    return wait_signal(params.wait, flag, {rank, Wanted::combine_rows, round_signal(epoch, round + 1)});
   }
 };
 

@@ -15,19 +15,17 @@ TEST(HeapLayout, PartsFollowEachOther) {
   EXPECT_EQ(layout.window_bytes, 16 * kMiB) << "a quarter";
   EXPECT_EQ(layout.low_latency.begin, layout.control.bytes());
   EXPECT_EQ(layout.low_latency.bytes_of_calls(), 32 * kMiB) << "all of what was asked for is the calls'";
-  EXPECT_EQ(layout.board().offset, layout.control.bytes() + layout.low_latency.bytes);
-  EXPECT_EQ(layout.window_at(), layout.board().offset + sizeof(WaitBoard));
+  EXPECT_EQ(layout.window_at(), layout.control.bytes() + layout.low_latency.bytes);
   EXPECT_EQ(layout.arena_at(), layout.window_at() + 16 * kMiB);
-  EXPECT_GE(layout.bytes(), 64 * kMiB + layout.low_latency.bytes + sizeof(WaitBoard));
-  const std::size_t bytes = layout.bytes();
+  EXPECT_EQ(layout.bytes(), 64 * kMiB + layout.low_latency.bytes);
   EXPECT_EQ(layout.window_at() % kLine, 0u);
 
-  const std::size_t before = layout.board().offset;
+  const std::size_t before = layout.window_at();
   layout.add_staging(0);
   EXPECT_EQ(layout.staging.begin, before);
   EXPECT_GT(layout.staging.bytes, 0u);
-  EXPECT_EQ(layout.board().offset, align_to_line(before + layout.staging.bytes));
-  EXPECT_EQ(layout.bytes(), bytes + layout.staging.bytes) << "the arena keeps its size";
+  EXPECT_EQ(layout.window_at(), before + layout.staging.bytes);
+  EXPECT_EQ(layout.bytes(), 64 * kMiB + layout.low_latency.bytes + layout.staging.bytes) << "the arena keeps its size";
   HeapLayout by_rails = HeapLayout::make({.heap_bytes = 64 * kMiB, .low_latency = {.bytes = 32 * kMiB}}, 8);
   by_rails.add_staging(2);
   EXPECT_GT(by_rails.staging.bytes, layout.staging.bytes) << "with rows to hand on";
@@ -36,7 +34,7 @@ TEST(HeapLayout, PartsFollowEachOther) {
 TEST(HeapLayout, WithoutLowLatencyMemoryThereIsNone) {
   const HeapLayout layout = HeapLayout::make({.heap_bytes = 8 * kMiB, .window_bytes = kMiB + 1}, 2);
   EXPECT_EQ(layout.low_latency.bytes, 0u);
-  EXPECT_EQ(layout.board().offset, align_to_line(layout.control.bytes()));
+  EXPECT_EQ(layout.window_at(), layout.control.bytes());
   EXPECT_EQ(layout.window_bytes, kMiB) << "whole lines";
 }
 

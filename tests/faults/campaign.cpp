@@ -83,7 +83,7 @@ struct Runner {
     std::set<Violation::Kind> again;
     std::vector<Violation>& found = finding.found;
     const bool suspicious = std::any_of(found.begin(), found.end(), [&](const Violation& one) {
-      return options.blame || one.kind != Violation::Kind::blame || blame_counts(finding.plan);
+      return options.blame || one.kind != Violation::Kind::blame;
     });
     for (int i = 0; suspicious && again.empty() && i < kRepetitions; ++i) {
       for (const Violation& one : run(finding.plan, kLonger * result.deadline_s).violations) {
@@ -98,8 +98,7 @@ struct Runner {
       result.failures.push_back({finding.plan.fault,
                                  finding.seed,
                                  {violation.kind, violation.text + "; " + finding.plan.describe()},
-                                 again.contains(violation.kind),
-                                 violation.kind != Violation::Kind::blame || blame_counts(finding.plan)});
+                                 again.contains(violation.kind)});
     }
   }
 };
@@ -149,7 +148,8 @@ Campaign run_campaign(const CampaignOptions& options) {
   std::atomic<int> next = 0;
   for (int end = std::min(kRunsBetweenLooks, options.runs); next < options.runs;
        end = std::min(end + kRunsBetweenLooks, options.runs)) {
-    Runner::run_all(at_once, next, end, [&](int i) { runner.one(options.first_seed + static_cast<std::uint64_t>(i)); });
+    Runner::run_all(at_once, next, end,
+                    [&](int i) { runner.one(options.first_seed + static_cast<std::uint64_t>(i)); });
     runner.look_again();
     next = end;
     campaign.end = Holdings::now();
@@ -171,7 +171,7 @@ Campaign run_campaign(const CampaignOptions& options) {
 std::string Campaign::verdict() const {
   std::string text = leaks;
   for (const Failure& failure : failures) {
-    if (!failure.again || !failure.counts) continue;
+    if (!failure.again || (failure.violation.kind == Violation::Kind::blame && !kBlameCounts)) continue;
     text += fmt::format("{}: {}\n", name_of(failure.violation.kind), failure.violation.text);
   }
   return text;

@@ -12,11 +12,8 @@
 
 namespace deep_ep::faults {
 
-/// Whether a wrong rank that is named, or masked, fails a test: with masks, where all ranks see one board
-/// (kernels/common/watch.hpp). Reports count them in any case.
-inline bool blame_counts(const Plan& plan) {
-  return plan.masking && plan.ranks_per_node() == 0 && plan.fault != Fault::nic;
-}
+/// Whether a wrong rank that is named, or masked, fails a test. Reports count them in any case.
+inline constexpr bool kBlameCounts = false;
 
 struct CampaignOptions {
   std::uint64_t first_seed = 1;
@@ -24,7 +21,7 @@ struct CampaignOptions {
   int at_once = 0;            ///< 0: what suits the build
   bool processes = true;      ///< also faults that need ranks as processes
   std::optional<Fault> only;  ///< this kind alone
-  bool blame = true;          ///< also repeat runs of which only the blame is wrong, and it does not count
+  bool blame = true;          ///< also repeat runs that only name, or mask, a wrong rank
   bool progress = false;      ///< to standard error
 };
 
@@ -42,8 +39,7 @@ struct Campaign {
     Fault fault;
     std::uint64_t seed;
     Violation violation;
-    bool again;   ///< also when it was repeated with much longer deadlines
-    bool counts;  ///< see blame_counts
+    bool again;  ///< also when it was repeated with much longer deadlines
   };
   int runs = 0;
   double seconds = 0;

@@ -36,7 +36,6 @@ class Judge {
 
   Verdict verdict() {
     for (rank_ = 0; rank_ < plan_.ranks; ++rank_) judge_rank();
-    judge_masks();
     result_.summary = summary();
     return std::move(result_);
   }
@@ -64,25 +63,6 @@ class Judge {
     for (const int masked : mine.masked) {
       if (own ? !lone() : !has(guilty(), masked))
         blame(Violation::Kind::blame, fmt::format("rank {} is masked", masked));
-    }
-  }
-
-  /// Survivors mask the lost rank and nobody else, all alike, and a rank that comes back is told.
-  void judge_masks() {
-    if (!plan_.masking || !loses_a_rank(plan_.fault) || !reached_) return;
-    const Outcome& own = outcome(plan_.rank);
-    const bool gone = plan_.fault != Fault::pause && plan_.fault != Fault::suspend;
-    const Outcome* first = nullptr;
-    for (rank_ = 0; rank_ < plan_.ranks; ++rank_) {
-      const Outcome& mine = outcome(rank_);
-      if (rank_ == plan_.rank || !mine.completed) continue;
-      if (first == nullptr) first = &mine;
-      if (mine.masked != first->masked) blame(Violation::Kind::blame, "masks differ from another survivor's");
-      if (gone && !has(mine.masked, plan_.rank)) blame(Violation::Kind::blame, "the lost rank is not masked");
-    }
-    rank_ = plan_.rank;
-    if (!gone && first != nullptr && !first->masked.empty() && !own.told) {
-      blame(Violation::Kind::blame, "the others have masked it, and it was not told");
     }
   }
 
@@ -232,16 +212,16 @@ std::string Outcome::describe() const {
 }
 
 std::string Outcome::write() const {
-  return fmt::format("{} {} {} {} {} {} {}\n{}\n{}\n{}\n{}\n{}\n", reached ? 1 : 0, completed ? 1 : 0, mismatch ? 1 : 0,
-                     told ? 1 : 0, step, waited, masked.size(), fmt::join(masked, " "), error, one_line(text),
-                     one_line(wrong), one_line(left_over));
+  return fmt::format("{} {} {} {} {} {}\n{}\n{}\n{}\n{}\n{}\n", reached ? 1 : 0, completed ? 1 : 0, mismatch ? 1 : 0,
+                     step, waited, masked.size(), fmt::join(masked, " "), error, one_line(text), one_line(wrong),
+                     one_line(left_over));
 }
 
 Outcome Outcome::read(const std::string& lines) {
   std::istringstream in(lines);
   Outcome one;
   std::size_t masks = 0;
-  in >> one.reached >> one.completed >> one.mismatch >> one.told >> one.step >> one.waited >> masks;
+  in >> one.reached >> one.completed >> one.mismatch >> one.step >> one.waited >> masks;
   for (int rank; masks > 0 && in >> rank; --masks) one.masked.push_back(rank);
   std::string rest;
   if (one.masked.empty()) std::getline(in, rest);

@@ -36,11 +36,6 @@ Fault fault_of(const std::string& name);
 /// Needs ranks that are processes.
 constexpr bool of_processes(Fault fault) { return fault == Fault::kill || fault == Fault::suspend; }
 
-/// A rank is lost, for good or for longer than the deadline.
-constexpr bool loses_a_rank(Fault fault) {
-  return fault == Fault::stop || fault == Fault::freeze || fault == Fault::pause || of_processes(fault);
-}
-
 struct Step {
   enum class Kind : std::uint8_t { dispatch, cached, combine, low_latency_dispatch, low_latency_combine };
   Kind kind = Kind::dispatch;

@@ -19,11 +19,6 @@ oracle::Masks masks_of(int ranks, int rank, const std::vector<int>& masked) {
   return masks;
 }
 
-/// Is that the error of a rank that the others have given up?
-bool tells_to_resume(const std::exception& error) {
-  return std::string(error.what()).find("low_latency_resume") != std::string::npos;
-}
-
 /// The same calls with an argument that does not fit those of the other ranks.
 test::Case odd_case(const test::Case& one) {
   test::Shape shape = one.shape;
@@ -260,13 +255,6 @@ struct RankRun::Calls {
     }
   }
 
-  /// Two more calls with masks, in which everybody waits for everybody: whoever is lost, all have found out.
-  void close() {
-    if (!plan.masking || !loses_a_rank(plan.fault)) return;
-    make({.kind = Kind::low_latency_dispatch});
-    make({.kind = Kind::low_latency_combine});
-  }
-
   /// After a rank was away: everybody comes back, and calls are as before.
   void resume() {
     buffer->low_latency_resume();
@@ -320,7 +308,6 @@ Outcome RankRun::run() {
     parts_.executor->failing_allocation = 0;
     parts_.bootstrap->lost_message = 0;
     keeps_heap_ = calls_->buffer->allocate_tensor(DType::uint8, {1}, calls_->buffer->comm_stream());
-    const bool resumes = plan_.masking && plan_.fault == Fault::pause;
     for (int i = 0; i < static_cast<int>(plan_.steps.size()); ++i) {
       const Step& step = plan_.steps[static_cast<std::size_t>(i)];
       outcome.step = i;
@@ -342,29 +329,23 @@ Outcome RankRun::run() {
         outcome.mismatch = true;
         calls_->make(step);
       } catch (const TimeoutError& error) {
-        if (!own || !resumes || !tells_to_resume(error)) throw;
-        outcome.told = true;
+        // Given up by the others: it comes back with them.
+        const bool comes_back = own && plan_.masking && plan_.fault == Fault::pause;
+        if (!comes_back || std::string(error.what()).find("low_latency_resume") == std::string::npos) throw;
+        parts_.executor->freezer->disarm();
+        break;
       }
       parts_.executor->freezer->disarm();
-      if (outcome.told) break;
     }
-    try {
-      if (!outcome.told) calls_->close();
-    } catch (const TimeoutError& error) {
-      if (!own || !resumes || !tells_to_resume(error)) throw;
-      outcome.told = true;
-    }
-    outcome.masked = calls_->masked;
-    if (resumes) calls_->resume();  // given up by the others, it comes back with them
+    if (plan_.masking && plan_.fault == Fault::pause) calls_->resume();
     outcome.completed = true;
   } catch (const test::CheckFailure& failure) {
     outcome.wrong = failure.what();
   } catch (const std::exception& error) {
-    outcome.told = tells_to_resume(error);
     note_error(error);
   }
   if (calls_) {
-    if (!outcome.completed) outcome.masked = calls_->masked;
+    outcome.masked = calls_->masked;
     outcome.reached |= calls_->outcome.reached;
   }
   const bool lost = plan_.fault == Fault::bootstrap && parts_.bootstrap->lost();

@@ -121,7 +121,6 @@ void LowLatency::resume() {
   RankMasks& to_clear = masks("low_latency_resume");
   runtime_.executor()->make_current();
   runtime_.calls().settle();
-  runtime_.faults().come_back();
   look_after_earlier_calls();
   for (const auto& queue : queues_) queue->drop_all();
   const LowLatencyCounts counts = count_together();
@@ -135,7 +134,6 @@ void LowLatency::resume() {
     }
   }
   to_clear.clear_now();
-  runtime_.lost_ranks().forget();
   runtime_.bootstrap().barrier();
 }
 

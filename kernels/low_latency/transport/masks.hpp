@@ -6,9 +6,11 @@
 //
 //   - Nobody is held up by somebody else's lateness: selections are told to those who are ready first, and rows whose
 //     selections are late are put off. So a rank waits for nobody but those that it names.
-//   - Who waits for a lost rank says so, and all learn from one board who is lost: common/watch.hpp.
+//   - With masking, a rank that has not even begun the call is given the whole deadline, one that has begun it half of
+//     that: who finds a rank lost in the middle of a call is late for the next one by half a deadline, and the others
+//     bear that.
 //   - With masking, each rank waits for all others to begin, whether it has to do with them or not. So all find out at
-//     once that a rank has not come.
+//     once that a rank has not come. Without it, nobody tells that it has begun, and all deadlines are whole.
 //
 // By rails (never with masking) an owner waits for a relay, which waits for the ranks of its node: if one of these is
 // lost in the middle of a call, the owner may name the relay. So may a receiver of dispatch name a source whose rows a
@@ -32,22 +34,16 @@ struct MaskOrEnd {
 
   DEEP_EP_DEVICE bool gives_up(int peer) const { return aborted(common.wait) || masked(common, peer); }
   DEEP_EP_DEVICE bool called_off(const Awaited& awaited) const { return gives_up(awaited.peer); }
-  DEEP_EP_DEVICE bool is_late(const Awaited& awaited, std::uint64_t begin) const {
-    const WaitFinding found = look_up(common.wait, awaited.peer, begin);
-    if (found.news) act_upon(found.entry, found.accusation);
-    return found.late;
+  DEEP_EP_DEVICE bool is_late(const Awaited&, std::uint64_t begin) const {
+    const std::uint64_t timeout = common.wait.timeout_ns;
+    return timeout != 0 && now_ns() - begin > timeout;
   }
   /// Masks a rank that is late, or ends the call.
   DEEP_EP_DEVICE void blame(const Awaited& awaited, std::uint64_t seen) const {
-    if (common.mask == nullptr) return ReportLate{common.wait}.blame(awaited, seen);
-    if (common.wait.watch == nullptr) return mask_rank(awaited, seen, 0);
-    const Accusation mine{common.rank, awaited.peer, awaited.wanted};
-#pragma unroll 1
-    for (std::uint32_t entry = 0; entry < kMaxRanks; ++entry) {
-      const Accusation found = accuse(*common.wait.watch, entry, mine);
-      if (found == mine) mask_rank(awaited, seen, 0);
-      act_upon(entry, found);
-      if (found.accused == awaited.peer || found.accused == common.rank) return;
+    if (common.mask != nullptr) {
+      mask_rank(awaited, seen);
+    } else {
+      report_fault(common.wait, FaultKind::timeout, awaited.wanted, awaited.peer, 0, awaited.expected, seen);
     }
   }
   /// Masks the rank of a queue pair that has failed, or ends the call.
@@ -60,22 +56,15 @@ struct MaskOrEnd {
     } else {
       // Nothing new where the failed wait has filled the record.
       write_record(common.masked[queue.peer], FaultKind::rdma_failed, kWanted, queue.peer, failure, 0, 0);
-      blame({queue.peer, kWanted, 0}, 0);
+      mask_rank({queue.peer, kWanted, 0}, 0);
     }
   }
 
  private:
-  /// Does what an accusation on the board asks for.
-  DEEP_EP_DEVICE void act_upon(std::uint32_t entry, const Accusation& found) const {
-    if (common.mask == nullptr || found.accused == common.rank) return end_by_accusation(common.wait, found);
-    if (!masked(common, found.accused)) mask_rank({found.accused, found.wanted, 0}, 0, 1 + found.accuser);
-    std::uint32_t* read = &common.wait.watch->read;
-    if (load_relaxed<Scope::gpu>(read) <= entry) store_relaxed<Scope::gpu>(read, entry + 1);
-  }
-  /// Leaves a rank out from now on, and tells the host (`who`: FaultRecord::field). The version moves on both before
-  /// and after: whoever begins in between has seen an old one, and whoever has seen the mask finds a new one.
-  DEEP_EP_DEVICE void mask_rank(const Awaited& awaited, std::uint64_t seen, int who) const {
-    write_record(common.masked[awaited.peer], FaultKind::timeout, awaited.wanted, awaited.peer, who, awaited.expected,
+  /// Leaves a rank out from now on, and tells the host. The version moves on both before and after: whoever begins in
+  /// between has seen an old one, and whoever has seen the mask finds a new one.
+  DEEP_EP_DEVICE void mask_rank(const Awaited& awaited, std::uint64_t seen) const {
+    write_record(common.masked[awaited.peer], FaultKind::timeout, awaited.wanted, awaited.peer, 0, awaited.expected,
                  seen);
     add_relaxed<Scope::gpu>(&common.state->mask_version, std::uint64_t{1});
     store_release<Scope::gpu>(common.mask + awaited.peer, 1);
@@ -87,7 +76,7 @@ struct MaskOrEnd {
 /// bit: that the rank has ended the call, as it disagrees with somebody (refuse_call).
 constexpr std::uint64_t kRefused = std::uint64_t{1} << 63;
 
-/// The same in combine.
+/// The same with the deadlines of combine.
 struct MaskOrEndCombine : MaskOrEnd {
   std::uint64_t epoch;
 
@@ -95,7 +84,11 @@ struct MaskOrEndCombine : MaskOrEnd {
       : MaskOrEnd{params}, epoch(call) {}
 
   DEEP_EP_DEVICE bool is_late(const Awaited& awaited, std::uint64_t begin) const {
-    return refused(awaited.peer) || MaskOrEnd::is_late(awaited, begin);
+    if (refused(awaited.peer)) return true;
+    const std::uint64_t deadline = common.wait.timeout_ns;
+    if (deadline == 0) return false;
+    const std::uint64_t waited = now_ns() - begin;
+    return waited > deadline || (waited > deadline / 2 && has_begun(awaited.peer));
   }
   DEEP_EP_DEVICE void blame(const Awaited& awaited, std::uint64_t seen) const {
     if (!refused(awaited.peer)) return MaskOrEnd::blame(awaited, seen);
@@ -107,6 +100,11 @@ struct MaskOrEndCombine : MaskOrEnd {
     return common.mask == nullptr &&
            load_relaxed<Scope::system>(common.window.begun(LowLatencyKind::combine, peer).in(common.local)) ==
                (kRefused | epoch);
+  }
+  /// Has `peer` begun the send part of the call? Told with masking only.
+  DEEP_EP_DEVICE bool has_begun(int peer) const {
+    return common.mask != nullptr &&
+           load_relaxed<Scope::system>(common.window.begun(LowLatencyKind::combine, peer).in(common.local)) >= epoch;
   }
 };
 

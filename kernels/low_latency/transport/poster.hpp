@@ -29,7 +29,7 @@ DEEP_EP_DEVICE WaitContext begin_to_post(const LowLatencyParams& common, int pee
   if (common.mask == nullptr) return common.wait;
   std::uint64_t* stopped = &common.told[peer].stopped[lane];
   store_relaxed<Scope::gpu>(stopped, 0);
-  return {common.masked + peer, stopped, common.wait.timeout_ns, common.wait.watch, true};
+  return {common.masked + peer, stopped, common.wait.timeout_ns};
 }
 
 DEEP_EP_DEVICE const RdmaPeerParams& queue_pair(const LowLatencyParams& common, int channel, int peer) {

@@ -132,5 +132,30 @@ TEST_F(LowLatencyWindowTest, WhatIsAcknowledgedHasBeenReceived) {
   });
 }
 
+/// Combine gives a rank that has begun the call half a deadline, and one that has not the whole.
+TEST(LowLatencyDeadlinesTest, WhoHasBegunACombineIsLateSooner) {
+  constexpr std::uint64_t kSecond = 1'000'000'000;
+  constexpr std::uint64_t kEpoch = 7;
+  LowLatencyWindow window = LowLatencyWindow::make(0, std::size_t{1} << 20, 2, 4);
+  std::vector<std::uint64_t> heap(window.bytes / sizeof(std::uint64_t));
+  LowLatencyParams params;
+  params.local = reinterpret_cast<std::byte*>(heap.data());
+  params.window = window;
+  params.wait.timeout_ns = 1000 * kSecond;
+  std::array<std::int32_t, 2> mask{};
+  params.mask = mask.data();
+  const device::low_latency::MaskOrEndCombine policy(params, kEpoch);
+  const auto is_late = [&](std::uint64_t seconds) {
+    return policy.is_late({1, Wanted::low_latency_combine_rows, 0}, device::now_ns() - seconds * kSecond);
+  };
+  std::uint64_t* begun = window.begun(LowLatencyKind::combine, 1).in(params.local);
+  for (const std::uint64_t epoch : {kEpoch - 1, kEpoch}) {
+    *begun = epoch;
+    EXPECT_FALSE(is_late(400));
+    EXPECT_EQ(is_late(600), epoch == kEpoch);
+    EXPECT_TRUE(is_late(1100));
+  }
+}
+
 }  // namespace
 }  // namespace deep_ep::test

@@ -81,7 +81,7 @@ class Case:
         self.why = ""
         self.output = []
         self.seconds = 0.0
-        self.cpu_seconds = 0.0  # of all its threads, and of processes that it waited for
+        self.cpu_seconds = None  # where it is known: of all its threads, and of processes that it waited for
         self.stood_still = 0.0
 
     def end(self, state, why="", output=()):
@@ -164,7 +164,8 @@ def run_process(program, cases, seconds, deadline, standstills):
         else:
             case.output.append(line[: match.start()])
             case.seconds = time.monotonic() - began
-            case.cpu_seconds = max(0.0, cpu_seconds(process.pid) - used)
+            now = cpu_seconds(process.pid)
+            case.cpu_seconds = now - used if now >= used else None  # its process has gone already
             case.end({"OK": "passed", "FAILED": "failed", "SKIPPED": "skipped"}[match[1]])
             if case.state == "failed":
                 case.stood_still = standstills.longest_since(ready)
@@ -235,8 +236,9 @@ def printable(text):
 def write(path, program, cases, left_out):
     suite = ElementTree.Element("testsuite", name=pathlib.Path(program).name, left_out=str(left_out))
     for case in cases:
-        node = ElementTree.SubElement(suite, "testcase", name=case.name, time=f"{case.seconds:.3f}",
-                                      cpu=f"{case.cpu_seconds:.2f}")
+        node = ElementTree.SubElement(suite, "testcase", name=case.name, time=f"{case.seconds:.3f}")
+        if case.cpu_seconds is not None:
+            node.set("cpu", f"{case.cpu_seconds:.2f}")
         if case.state == "skipped":
             ElementTree.SubElement(node, "skipped", message=printable(case.skip_reason()))
         elif case.state != "passed":

@@ -218,7 +218,7 @@ class Sockets {
         UniqueFd socket(::socket(one->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
         const timeval most{.tv_sec = 2, .tv_usec = 0};  // an address that nobody has does not answer at all
         ::setsockopt(socket.get(), SOL_SOCKET, SO_SNDTIMEO, &most, sizeof most);
-        leave_by_chosen_interface(socket.get(), one->ai_family, choice);
+        leave_by_chosen_interface(socket.get(), *one, choice);
         if (::connect(socket.get(), one->ai_addr, one->ai_addrlen) == 0) {
           if (has_called_itself(socket.get())) {
             const linger at_once{.l_onoff = 1, .l_linger = 0};  // rank 0 must get the port

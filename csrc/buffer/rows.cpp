@@ -41,6 +41,7 @@ void sum_rows(const std::shared_ptr<Executor>& executor, const ConstTensorView& 
 
   SumRowsParams params{};
   params.rows = rows.as<std::byte>();
+  params.num_rows = rows.size(0);
   params.index = index.as<std::int64_t>();
   params.bias[0] = bias_0 ? bias_0->as<std::byte>() : nullptr;
   params.bias[1] = bias_1 ? bias_1->as<std::byte>() : nullptr;
@@ -98,11 +99,12 @@ void gather_rows(const std::shared_ptr<Executor>& executor, const ConstTensorVie
   params.rows = rows.as<std::byte>();
   params.index = index.as<std::int64_t>();
   params.gathered = gathered.as<std::byte>();
-  params.num_rows = index.size(0);
+  params.num_rows = rows.size(0);
+  params.num_gathered = index.size(0);
   params.row_bytes = static_cast<std::uint32_t>(row_bytes);
   params.unit_bytes = all % 16 == 0 ? 16 : 4;
   backend->kernels().gather_rows(
-      params, shape_for(params.num_rows, backend->policy(), kernels::gather_rows::kMaxThreads), stream);
+      params, shape_for(params.num_gathered, backend->policy(), kernels::gather_rows::kMaxThreads), stream);
 }
 
 }  // namespace deep_ep

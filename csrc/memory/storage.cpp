@@ -84,8 +84,12 @@ std::shared_ptr<ArenaStorage> ArenaStorage::allocate(const std::shared_ptr<Arena
     for (const EventHandle& event : allocation->wait_for) home->executor().wait_event(home->handle(), event);
     return std::make_shared<ArenaStorage>(arena, allocation->block, home, recording);
   } catch (...) {
-    // Nothing has used the block yet, so it is free as soon as it would have been.
-    arena->release(allocation->block, allocation->wait_for);
+    // Nothing has used the block yet, so it is free as soon as it would have been, for those who might have it.
+    if (recording) {
+      arena->release_to_graphs(allocation->block, allocation->wait_for);
+    } else {
+      arena->release(allocation->block, allocation->wait_for);
+    }
     throw;
   }
 }

@@ -89,8 +89,8 @@ constexpr std::array kVariables = {
              .default_value = "",
              .allowed = "[^][=]<interface>,...; ^ = all but these; empty = the route decides",
              .help =
-                 "network interfaces that calls by TCP to rank 0 leave by, the first that fits; names are beginnings "
-                 "of names unless = stands in front (in GLOO_SOCKET_IFNAME they are whole). Rank 0 listens on all"},
+                 "network interfaces from whose addresses calls by TCP to rank 0 come: the route's own if it fits, else "
+                 "the first that does; names are beginnings of names unless = stands in front (in GLOO_SOCKET_IFNAME they are whole). Rank 0 listens on all"},
     Variable{.names = {"DEEP_EP_SOCKET_FAMILY", "NVSHMEM_BOOTSTRAP_UID_SOCK_FAMILY", "NCCL_SOCKET_FAMILY"},
              .type = Type::choice,
              .default_value = "",

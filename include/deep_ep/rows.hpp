@@ -15,7 +15,7 @@ namespace deep_ep {
 ///
 /// \param executor  of make_cuda_executor or make_host_executor; all tensors are on its device, and contiguous
 /// \param rows      [N, H] bfloat16; H is a multiple of 8, rows begin at multiples of 16 bytes
-/// \param index     [T, K] int64, K 0 to 32: below N, which is not checked; negative: no term
+/// \param index     [T, K] int64, K 0 to 32: rows; where it is negative, or not below N, there is no term
 /// \param bias_0    [T, H] bfloat16, or nothing; the same for bias_1
 /// \param sums      [T, H] bfloat16; may not overlap the others
 /// \param stream    the work is enqueued there; the host does not wait
@@ -28,7 +28,7 @@ void sum_rows(const std::shared_ptr<Executor>& executor, const ConstTensorView& 
 ///
 /// \param executor  of make_cuda_executor or make_host_executor; all tensors are on its device, and contiguous
 /// \param rows      [N, ...] of any dtype; a row is a multiple of 4 bytes, and begins at one
-/// \param index     [T] int64: below N, which is not checked, kZeroRow or kNoRow
+/// \param index     [T] int64: rows, kZeroRow or kNoRow; what is not below N counts as kNoRow
 /// \param gathered  [T, ...] of the dtype and shape of `rows` otherwise; may not overlap it
 /// \param stream    the work is enqueued there; the host does not wait
 /// \throws InvalidArgument  naming the argument

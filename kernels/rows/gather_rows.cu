@@ -27,10 +27,10 @@ DEEP_EP_DEVICE void move_row(std::byte* to, const std::byte* from, std::uint32_t
 
 DEEP_EP_DEVICE void gather_rows_body(const GatherRowsParams& params, std::byte* /*shared*/) {
   const std::int64_t warps = std::int64_t{grid_blocks()} * block_warps();
-  for (std::int64_t row = std::int64_t{block_index()} * block_warps() + warp_index(); row < params.num_rows;
+  for (std::int64_t row = std::int64_t{block_index()} * block_warps() + warp_index(); row < params.num_gathered;
        row += warps) {
     const std::int64_t wanted = load_weak(params.index + row);
-    if (wanted == -1) continue;
+    if (wanted == -1 || wanted >= params.num_rows) continue;
     std::byte* const to = params.gathered + row * params.row_bytes;
     const std::byte* const from = wanted < 0 ? nullptr : params.rows + wanted * params.row_bytes;
     if (params.unit_bytes == static_cast<int>(sizeof(Vec16))) {

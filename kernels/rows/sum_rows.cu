@@ -18,7 +18,7 @@ DEEP_EP_DEVICE void sum_rows_body(const SumRowsParams& params, std::byte* /*shar
     const int vectors = static_cast<int>((rest < RowSum::kPieceBytes ? rest : RowSum::kPieceBytes) / sizeof(Vec16));
     const std::int64_t term =
         lane_index() < params.terms ? load_weak(params.index + row * params.terms + lane_index()) : -1;
-    const std::uint32_t found = warp::ballot(term >= 0);
+    const std::uint32_t found = warp::ballot(term >= 0 && term < params.num_rows);
 
     RowSum sum;
     const bool any = found != 0 || params.bias[0] != nullptr || params.bias[1] != nullptr;

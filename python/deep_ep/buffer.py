@@ -48,7 +48,7 @@ class Buffer(LowLatencyCalls):
     Returned tensors are ordinary tensors; they may outlive the buffer. Their memory belongs to the library: it is
     reused when the tensor is gone, behind the work of the communication stream, of the stream that was current at the
     call, of every stream that waited for the call's event, and of the stream that was current when the tensor went.
-    ``Tensor.record_stream`` has no effect on them.
+    ``Tensor.record_stream`` adds another one.
 
     Exceptions are those of ``deep_ep.errors``: ``ValueError`` for arguments, ``TimeoutError`` when a rank does not
     come within ``DEEP_EP_TIMEOUT_S`` seconds, ``MemoryError``; all are ``RuntimeError`` too.

@@ -67,6 +67,10 @@ def watch_record_stream() -> None:
 
 def _record_stream(self: torch.Tensor, s: Any) -> None:
     assert _of_pytorch is not None
-    if type(self) is torch.Tensor and self.is_cuda:
-        _native.record_stream(self.untyped_storage().data_ptr(), s.cuda_stream)
     _of_pytorch(self, s)
+    if type(self) is torch.Tensor and self.is_cuda:
+        stream = getattr(s, "cuda_stream", None)
+        if stream is None:  # a torch.Stream, which does not tell its handle
+            same = {"stream_id": s.stream_id, "device_index": s.device_index, "device_type": s.device_type}
+            stream = torch.cuda.Stream(**same).cuda_stream
+        _native.record_stream(self.untyped_storage().data_ptr(), stream)

@@ -68,13 +68,29 @@ TEST(Interfaces, Families) {
   EXPECT_EQ(read_socket_choice(source_of({{"NVSHMEM_BOOTSTRAP_UID_SOCK_FAMILY", "AF_UNSPEC"}})).family, AF_UNSPEC);
 }
 
-TEST(Interfaces, ASocketIsBoundToTheAddress) {
+/// The source address that a call to `to` is given before it is made; 0: the system decides.
+std::uint32_t source_of_call(std::uint32_t to, const char* interfaces) {
   const UniqueFd socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  leave_by_chosen_interface(socket.get(), AF_INET, read_socket_choice(source_of({{"NCCL_SOCKET_IFNAME", "=lo"}})));
+  sockaddr_in target{};
+  target.sin_family = AF_INET;
+  target.sin_port = htons(9);
+  target.sin_addr.s_addr = htonl(to);
+  addrinfo call{};
+  call.ai_family = AF_INET;
+  call.ai_addr = reinterpret_cast<sockaddr*>(&target);
+  call.ai_addrlen = sizeof target;
+  leave_by_chosen_interface(socket.get(), call, read_socket_choice(source_of({{"NCCL_SOCKET_IFNAME", interfaces}})));
   sockaddr_in bound{};
   socklen_t size = sizeof bound;
-  ASSERT_EQ(::getsockname(socket.get(), reinterpret_cast<sockaddr*>(&bound), &size), 0);
-  EXPECT_EQ(ntohl(bound.sin_addr.s_addr), INADDR_LOOPBACK);
+  EXPECT_EQ(::getsockname(socket.get(), reinterpret_cast<sockaddr*>(&bound), &size), 0);
+  return ntohl(bound.sin_addr.s_addr);
+}
+
+TEST(Interfaces, ASocketIsBoundToTheAddressUnlessTheRouteIsAllowedAnyway) {
+  constexpr std::uint32_t kElsewhere = 0xc0000201;  // 192.0.2.1, of no network: no route to it begins at loopback
+  EXPECT_EQ(source_of_call(kElsewhere, "=lo"), std::uint32_t{INADDR_LOOPBACK});
+  EXPECT_EQ(source_of_call(INADDR_LOOPBACK, "=lo"), 0u);
+  EXPECT_EQ(source_of_call(INADDR_LOOPBACK, "^no_such_interface"), 0u);
 }
 
 /// A free port of loopback, as far as that can be known.

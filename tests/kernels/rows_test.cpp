@@ -71,7 +71,8 @@ TEST(SumRows, AddsInOrderAndRoundsOnce) {
         for (std::int64_t i = 0; i < kSums * kTerms; ++i) {
           if (i >= 2 * kTerms && i % 3 != 0) index[static_cast<std::size_t>(i)] = i * 5 % kRows;
         }
-        index[3] = 0;  // sum 0: row 0 alone, and nothing for sum 1
+        index[3] = 0;           // sum 0: row 0 alone, and nothing for sum 1
+        index[kTerms] = kRows;  // is not there
         const std::vector<std::uint16_t> bias[2] = {numbers(kSums * width, 2), numbers(kSums * width, 3)};
         const OnDevice<std::uint16_t> x(*executor, rows), bias_0(*executor, bias[0]), bias_1(*executor, bias[1]);
         const OnDevice<std::uint16_t> sums(*executor, std::vector<std::uint16_t>(kSums * width, kPoison));
@@ -89,7 +90,7 @@ TEST(SumRows, AddsInOrderAndRoundsOnce) {
           for (int b = 0; b < biases; ++b, any = true) sum += float_of(bias[b][static_cast<std::size_t>(i)]);
           for (std::int64_t k = 0; k < kTerms; ++k) {
             const std::int64_t row = index[static_cast<std::size_t>(i / width * kTerms + k)];
-            if (row < 0) continue;
+            if (row < 0 || row >= kRows) continue;
             sum += float_of(rows[static_cast<std::size_t>(row * width + i % width)]);
             any = true;
           }
@@ -106,7 +107,7 @@ TEST(GatherRows, MovesZeroesAndLeavesAlone) {
       constexpr std::int64_t kRows = 6;
       std::vector<std::int32_t> rows(static_cast<std::size_t>(kRows * width));
       for (std::size_t i = 0; i < rows.size(); ++i) rows[i] = static_cast<std::int32_t>(i + 1);
-      const std::vector<std::int64_t> index = {5, kNoRow, 0, 0, kZeroRow, 3, kNoRow, kZeroRow, 2};
+      const std::vector<std::int64_t> index = {5, kNoRow, 0, 0, kZeroRow, 3, kNoRow, kZeroRow, kRows, 2};
       const auto count = static_cast<std::int64_t>(index.size());
       const OnDevice<std::int32_t> from(*executor, rows);
       const OnDevice<std::int32_t> to(*executor, std::vector<std::int32_t>(index.size() * std::size_t(width), -7));
@@ -116,8 +117,8 @@ TEST(GatherRows, MovesZeroesAndLeavesAlone) {
       const std::vector<std::int32_t> got = to.read();
       for (std::int64_t i = 0; i < count * width; ++i) {
         const std::int64_t row = index[static_cast<std::size_t>(i / width)];
-        const std::int32_t wanted = row == kNoRow     ? -7
-                                    : row == kZeroRow ? 0
+        const std::int32_t wanted = row == kNoRow || row >= kRows ? -7
+                                    : row == kZeroRow             ? 0
                                                       : rows[static_cast<std::size_t>(row * width + i % width)];
         ASSERT_EQ(got[static_cast<std::size_t>(i)], wanted) << "element " << i << " of rows of " << width;
       }

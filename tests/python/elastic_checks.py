@@ -706,9 +706,10 @@ def run_checks(group, agreement, device, only=(), seconds=85.0, say=print):
         elif any(late):
             reason = "no time is left"
         if reason:
-            results[name] = "SKIP"
+            word = "FAIL" if reason == "no time is left" else "SKIP"
+            results[name] = word
             if ranks.rank == 0:
-                say(f"SKIP {name}: {reason}")
+                say(f"{word} {name}: {reason}")
             continue
         started, broken = time.monotonic(), False
         try:

@@ -38,7 +38,7 @@ std::shared_ptr<Lookup> look_up(const std::string& host, const std::string& port
 UniqueFd connect_to(const addrinfo& address, const SocketChoice& choice, double seconds,
                     const std::function<bool()>& go_on, int& error) {
   UniqueFd socket(::socket(address.ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  leave_by_chosen_interface(socket.get(), address.ai_family, choice);
+  leave_by_chosen_interface(socket.get(), address, choice);
   error = ::connect(socket.get(), address.ai_addr, address.ai_addrlen) == 0 ? 0 : errno;
   if (error == EINPROGRESS) {
     const Deadline patience(seconds);

@@ -181,7 +181,12 @@ std::vector<ChildResult> run_children(const std::vector<ChildCommand>& commands,
     silent_rounds = running == 0 ? silent_rounds + 1 : 0;
     const bool late = Clock::now() > deadline;
     // Killed, and still not gone: see ~Child().
-    if (Clock::now() > deadline + std::chrono::seconds(5)) break;
+    if (Clock::now() > deadline + std::chrono::seconds(5)) {
+      for (std::size_t i = 0; i < children.size(); ++i) {
+        if (!children[i]->has_ended(results[i])) results[i].timed_out = true;
+      }
+      break;
+    }
     if (!late && !(failed && running > 0)) continue;
     for (std::size_t i = 0; i < children.size(); ++i) {
       if (late && !children[i]->has_ended(results[i])) results[i].timed_out = true;

@@ -168,7 +168,8 @@ void check_control_groups(const Patient& patient, const Needs& needs, Findings& 
   const std::size_t before = findings.size();
   const auto ranks = static_cast<double>(needs.run.ranks_per_node);
   if (limits.memory && *limits.memory < needs.host_bytes) {
-    findings.push_back({"control_group", Verdict::error,
+    // Without a GPU the ranks' sizes are a guess: it may be a small machine that runs something small.
+    findings.push_back({"control_group", patient.gpus.empty() ? Verdict::note : Verdict::error,
                         fmt::format("the control group may use {} of memory, the ranks of a node need {} ({})",
                                     format_bytes(*limits.memory), format_bytes(needs.host_bytes), needs.text()),
                         "the kernel ends a rank (OOMKilled, exit status 137)",

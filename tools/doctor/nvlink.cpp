@@ -23,6 +23,16 @@ void check_links(const std::vector<LiveGpu>& gpus, int most, Findings& findings)
                       fewer.empty() ? "" : "dmesg (Xid 74); reset the GPU, then the fabric manager; drain the node"});
 }
 
+/// GPUs of machines with NVSwitches register with a fabric, and each reaches all others. Bridges join a few GPUs, and
+/// those that they do not join are not broken.
+bool has_switches(const std::vector<LiveGpu>& gpus) {
+  return std::ranges::any_of(gpus, [&](const LiveGpu& gpu) {
+    const bool registers = gpu.fabric && gpu.fabric->state != NvLinkFabric::State::not_supported;
+    const auto reached = std::ranges::count(gpu.reaches, std::optional<bool>(true));
+    return registers || (gpus.size() > 2 && static_cast<std::size_t>(reached) + 1 == gpus.size());
+  });
+}
+
 void check_pairs(const std::vector<LiveGpu>& gpus, Findings& findings) {
   const NvLinkPairs pairs = count_pairs(gpus);
   if (pairs.known == 0) return;
@@ -35,7 +45,7 @@ void check_pairs(const std::vector<LiveGpu>& gpus, Findings& findings) {
   constexpr std::size_t kMost = 8;
   const std::size_t named = std::min(pairs.missing.size(), kMost);
   findings.push_back(
-      {"nvlink_pairs", Verdict::error,
+      {"nvlink_pairs", has_switches(gpus) ? Verdict::error : Verdict::warning,
        fmt::format("{} of {} pairs of GPUs do not reach each other by NVLink: {}{}", pairs.missing.size(), pairs.known,
                    fmt::join(pairs.missing.begin(), pairs.missing.begin() + static_cast<std::ptrdiff_t>(named), ", "),
                    named < pairs.missing.size() ? ", ..." : ""),

@@ -382,6 +382,9 @@ class ElasticBuffer(OptionalCalls):
         _check_tensor("x", x, (torch.bfloat16,), 2)
         if not handle.do_expand and x.size(0) != metadata.size(0):
             raise InvalidArgument(f"x has {x.size(0)} rows, allowed: the {metadata.size(0)} of handle.recv_src_metadata")
+        if handle.do_expand and x.size(0) < handle.num_expanded_tokens:
+            wanted = f"at least handle.num_expanded_tokens, which is {handle.num_expanded_tokens}"
+            raise InvalidArgument(f"x has {x.size(0)} rows, allowed: {wanted}")
         topk = handle.topk_idx.size(1)
         if topk_weights is not None:
             if handle.do_expand and not self.allow_multiple_reduction:

@@ -51,6 +51,7 @@ void sum_rows(const std::shared_ptr<Executor>& executor, const ConstTensorView& 
   params.row_bytes = static_cast<std::uint32_t>(rows.size(1) * 2);
   constexpr std::int64_t kBytesOfWarp = 512;
   const std::int64_t units = params.num_sums * ((params.row_bytes + kBytesOfWarp - 1) / kBytesOfWarp);
+  backend->make_current();
   backend->kernels().sum_rows(params, shape_for(units, backend->policy(), kernels::sum_rows::kMaxThreads), stream);
 }
 
@@ -103,6 +104,7 @@ void gather_rows(const std::shared_ptr<Executor>& executor, const ConstTensorVie
   params.num_gathered = index.size(0);
   params.row_bytes = static_cast<std::uint32_t>(row_bytes);
   params.unit_bytes = all % 16 == 0 ? 16 : 4;
+  backend->make_current();
   backend->kernels().gather_rows(
       params, shape_for(params.num_gathered, backend->policy(), kernels::gather_rows::kMaxThreads), stream);
 }

@@ -2,6 +2,7 @@
 
 import gc
 import pickle
+import types
 
 import pytest
 import torch
@@ -255,7 +256,12 @@ def test_record_stream_is_passed_on(monkeypatch):
     del seen[:]
     monkeypatch.setattr(torch.Tensor, "is_cuda", True)
     tensor[1:].record_stream(stream)
-    assert seen[0] == (tensor.data_ptr(), 5) and seen[1][1] is stream
+    assert seen[0][1] is stream and seen[1] == (tensor.untyped_storage().data_ptr(), 5)
+    del seen[:]
+    monkeypatch.setattr(torch.cuda, "Stream", lambda **same: Stream() if same["stream_id"] == 7 else None)
+    plain = types.SimpleNamespace(stream_id=7, device_index=0, device_type=1)  # as torch.Stream, which has no handle
+    tensor.record_stream(plain)
+    assert seen[1] == (tensor.data_ptr(), 5)
     del seen[:]
     parameter = torch.nn.Parameter(torch.ones(2))  # results are none, and others may have no storage
     parameter.record_stream(stream)

@@ -362,7 +362,8 @@ class ElasticBuffer(OptionalCalls):
 
         Args:
             x: bfloat16 contiguous. Non-expanded: ``[N, H]``, a row for each received one. Expanded (by
-                ``handle.do_expand``): rows where ``handle.recv_src_metadata`` says; no other is read.
+                ``handle.do_expand``): rows where ``handle.recv_src_metadata`` says; no other is read, and one that ``x`` does not
+                have counts as none.
             topk_weights: float32 contiguous; ``[N, K]``, or, expanded, one for each row of ``x``.
             bias: ``[T, H]`` bfloat16, or a tuple of two such, each of which may be ``None``.
 
@@ -382,9 +383,6 @@ class ElasticBuffer(OptionalCalls):
         _check_tensor("x", x, (torch.bfloat16,), 2)
         if not handle.do_expand and x.size(0) != metadata.size(0):
             raise InvalidArgument(f"x has {x.size(0)} rows, allowed: the {metadata.size(0)} of handle.recv_src_metadata")
-        if handle.do_expand and x.size(0) < handle.num_expanded_tokens:
-            wanted = f"at least handle.num_expanded_tokens, which is {handle.num_expanded_tokens}"
-            raise InvalidArgument(f"x has {x.size(0)} rows, allowed: {wanted}")
         topk = handle.topk_idx.size(1)
         if topk_weights is not None:
             if handle.do_expand and not self.allow_multiple_reduction:

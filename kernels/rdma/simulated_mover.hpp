@@ -43,8 +43,8 @@ DEEP_EP_DEVICE void copy_piece(std::byte* to, const std::byte* from, std::uint32
 }
 
 /// A warp that moves the pieces mover, mover + movers, mover + 2 * movers, ... until the last one: large ones by bulk
-/// copies, of which several are under way, others at once by its lanes. (With loads and stores alone one SM moves 33
-/// GB/s to another GPU.)
+/// copies, of which several are under way, others at once by its lanes. (Loads and stores move as much, but need twice
+/// as many warps.)
 class Mover {
  public:
   DEEP_EP_DEVICE Mover(const SimulatedNicParams& params, PieceQueue& queue, const RowPipe& pipe, int mover, int movers)

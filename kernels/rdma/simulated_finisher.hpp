@@ -107,6 +107,7 @@ class Finisher {
       finish(piece, what, time);
     }
     tail_ = end;
+    warp::sync();  // every lane has read its pieces: their places may be used again
     if (lane_index() == 0) store_release<Scope::block>(&queue_.tail, tail_);
   }
 

@@ -75,12 +75,19 @@ void LowLatency::clean(StreamHandle stream) {
     for (const auto& queue : queues_) queue->receive_all();
   }
   CallScope scope(runtime_.calls(), {.stream = stream});
+  const auto barrier = [&] {
+    runtime_.executor()->kernels().barrier_low_latency({.common = setup_.common}, LaunchShape{1, 64, 0},
+                                                       scope.stream());
+  };
+  // Memory is cleaned behind a barrier, as peers may still write what this rank did not wait for (selections of tokens
+  // that have no expert here), and before another one, behind which they send rows of later calls. Two on every rank:
+  // whether memory was shown is its own affair.
+  barrier();
   if (shown_) {
-    // Before this rank comes to the barrier: peers send rows of later calls behind it.
     const LowLatencyWindow& window = setup_.common.window;
     runtime_.executor()->fill(window.of_calls().in(setup_.common.local), 0, window.bytes_of_calls(), scope.stream());
   }
-  runtime_.executor()->kernels().barrier_low_latency({.common = setup_.common}, LaunchShape{1, 64, 0}, scope.stream());
+  barrier();
   scope.finish();
 }
 

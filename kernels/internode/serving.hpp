@@ -8,14 +8,14 @@
 
 namespace deep_ep::device::internode {
 
-/// By a whole warp. `next`: a word for each other node, of the warp. The warp works on parts `first`, `first + step`
-/// and so on of each node, in their order. `parts(number)`: how many there are. `ready(number)`: how many may be worked
-/// on so far, acquiring what they are. `work(number, part)`: false after a fault. `report_late(number, part)`: puts on
-/// record what is missing, when the warp has waited as long as `wait` allows. False after a fault.
+/// By a whole warp. `next`: a word for each node (or whatever else has parts), of the warp. The warp works on parts
+/// `first`, `first + step` and so on of each, in their order. `parts(number)`: how many there are. `ready(number)`: how
+/// many may be worked on so far, acquiring what they are. `work(number, part)`: false after a fault.
+/// `report_late(number, part)`: puts on record what is missing, when the warp has waited as long as `wait` allows.
+/// False after a fault.
 template <class Parts, class Ready, class Work, class Late>
-DEEP_EP_DEVICE bool serve(const NodeGrid& grid, const WaitContext& wait, std::int32_t* next, int first, int step,
-                          Parts parts, Ready ready, Work work, Late report_late) {
-  const int others = grid.others();
+DEEP_EP_DEVICE bool serve(int others, const WaitContext& wait, std::int32_t* next, int first, int step, Parts parts,
+                          Ready ready, Work work, Late report_late) {
   const ReportLate policy{wait};
   // A lane looks after the nodes of its index and multiples of 32 behind.
   for (int number = lane_index(); number < others; number += kWarpSize) next[number] = first;
@@ -88,6 +88,9 @@ DEEP_EP_DEVICE void end_together(const TransferParams& params, std::uint64_t epo
                 {common.grid.first_of_node() + index, Wanted::internode_done, epoch});
   }
   if (thread_index() == 0) store_relaxed<Scope::gpu>(&common.state->next_token, std::uint32_t{0});
+  for (int index = thread_index(); index < common.grid.width; index += block_threads()) {
+    store_relaxed<Scope::gpu>(common.near_tickets + index, std::uint32_t{0});
+  }
 }
 
 }  // namespace deep_ep::device::internode

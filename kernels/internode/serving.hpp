@@ -67,14 +67,12 @@ DEEP_EP_DEVICE const std::uint64_t* tail_of(const TransferParams& params, int nu
 }
 /// Chunks of this call that have landed.
 DEEP_EP_DEVICE int landed_chunks(const TransferParams& params, std::uint64_t call, int number) {
-  const std::uint64_t tail = load_acquire<Scope::system>(tail_of(params, number));
-  return tail < Rings::progress(call, 0) ? 0 : static_cast<int>(tail - Rings::progress(call, 0));
+  return Rings::chunks_of_call(call, load_acquire<Scope::system>(tail_of(params, number)));
 }
 /// Chunks of this call that may be staged.
 DEEP_EP_DEVICE int stageable_chunks(const TransferParams& params, std::uint64_t call, int number) {
   const std::uint64_t sent = load_acquire<Scope::gpu>(&params.common.rails[number].sent);
-  const std::uint64_t of_call = Rings::progress(call, 0);
-  return params.rings.chunks + (sent < of_call ? 0 : static_cast<int>(sent - of_call));
+  return params.rings.chunks + Rings::chunks_of_call(call, sent);
 }
 
 /// Tells the ranks of this node that this rank has ended the call, and waits for the same word: their rows are here,

@@ -128,7 +128,7 @@ TEST_P(InternodeNearWindowTest, AMissingRankEndsTheWaits) {
             buffer.combine(returned.combine, rank.call());
             buffer.check();
           },
-          {"for rank"}, "combine");
+          {"for rank 3"}, "combine");
     }
     rank.bootstrap()->barrier();
   });

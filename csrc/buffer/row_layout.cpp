@@ -10,6 +10,7 @@ namespace deep_ep {
 namespace {
 
 constexpr int kWarp = 32;
+constexpr int kMostAlignment = 1 << 20;  // as Buffer::dispatch has it
 
 bool is_4_bytes(const TensorSpec& tensor) { return size_of(tensor.dtype) == 4; }
 
@@ -88,7 +89,7 @@ void number_rows(const std::shared_ptr<Executor>& executor, const RowNumbering& 
   check_range("rank", call.rank, 0, ranks - 1);
   check_range("num_local_experts", experts, 1, INT32_MAX / ranks);
   check_range("max_tokens", call.max_tokens, 1, INT32_MAX);
-  check_range("alignment", call.alignment, 1, INT32_MAX);
+  check_range("alignment", call.alignment, 1, kMostAlignment);
   const auto check = [&](const char* name, const ConstTensorView& tensor, std::initializer_list<std::int64_t> shape) {
     check_tensor(name, tensor, device, {DType::int32}, shape);
   };
@@ -218,7 +219,7 @@ void spread_rows(const std::shared_ptr<Executor>& executor, const RowSpreading& 
   if (call.expert_counts) {
     if (!params.expand) fail<InvalidArgument>("expert_counts is given, allowed: only with metadata");
     check_tensor("expert_counts", *call.expert_counts, device, {DType::int32}, {kAnySize});
-    check_range("alignment", call.alignment, 1, INT32_MAX);
+    check_range("alignment", call.alignment, 1, kMostAlignment);
     params.expert_counts = call.expert_counts->as<std::int32_t>();
     params.num_experts = static_cast<int>(call.expert_counts->size(0));
     params.alignment = call.alignment;
@@ -242,6 +243,7 @@ void sum_expanded_rows(const std::shared_ptr<Executor>& executor, const ConstTen
   const RowMetadata slots = metadata_of(metadata, source_ends, device);
   check_tensor("sums", sums, device, {DType::bfloat16}, {slots.num_rows, rows.size(1)});
   check_alignment("sums", sums);
+  if (slots.num_rows == 0) return;
 
   SumRowsParams params{};
   params.rows = rows.as<std::byte>();
@@ -253,7 +255,6 @@ void sum_expanded_rows(const std::shared_ptr<Executor>& executor, const ConstTen
   params.num_wanted = slots.num_valid;
   params.terms = slots.num_topk;
   params.row_bytes = static_cast<std::uint32_t>(rows.size(1) * 2);
-  if (slots.num_rows == 0) return;
   backend->make_current();
   backend->kernels().sum_rows(params,
                               shape_for_warps(pieces_of_sums(params.num_sums, params.row_bytes), backend->policy(),

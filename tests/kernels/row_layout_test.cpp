@@ -149,7 +149,7 @@ TEST(NumberRows, ByExpertThenRowThenSelection) {
 }
 
 /// Numbers that say where they come from.
-Ints counted(std::int64_t count, std::int32_t first) {
+Ints numbered(std::int64_t count, std::int32_t first) {
   Ints values(static_cast<std::size_t>(count));
   for (std::size_t i = 0; i < values.size(); ++i) values[i] = first + static_cast<std::int32_t>(i);
   return values;
@@ -159,11 +159,11 @@ TEST(SpreadRows, ToEverySelectionAndZeroInTheGaps) {
   constexpr std::int64_t kScales = 37;
   for (const auto& executor : executors_present(5)) {
     for (const std::int64_t width : {4, 520, 1028}) {  // of 4 bytes: up to three pieces
-      Received want(40, 31, 5, 3, 6, 16);            
+      Received want(40, 31, 5, 3, 6, 16);
       const std::int64_t spread = want.expanded + 3;
       want.slot(2, 0) = static_cast<std::int32_t>(spread);  // is not there
-      const Ints rows = counted(want.rows * width, 1), scales = counted(want.rows * kScales, 2);
-      const Ints weights = counted(want.rows * want.topk, 3);
+      const Ints rows = numbered(want.rows * width, 1), scales = numbered(want.rows * kScales, 2);
+      const Ints weights = numbered(want.rows * want.topk, 3);
       const OnDevice<std::int32_t> ends(*executor, want.ends), metadata(*executor, want.metadata),
           counts(*executor, want.counts), from(*executor, rows), from_scales(*executor, scales),
           from_weights(*executor, weights), to(*executor, Ints(std::size_t(spread * width), kUntouched)),
@@ -215,7 +215,7 @@ TEST(SpreadRows, ToEverySelectionAndZeroInTheGaps) {
 TEST(SpreadRows, OrLeavesThemWhereTheyAre) {
   for (const auto& executor : executors_present(6)) {
     const Received want(9, 6, 3, 2, 4, 1);
-    const Ints rows = counted(want.rows * 8, 1), together = counted(want.rows * 7, 100);
+    const Ints rows = numbered(want.rows * 8, 1), together = numbered(want.rows * 7, 100);
     const OnDevice<std::int32_t> ends(*executor, want.ends), local(*executor, want.local), from(*executor, rows),
         beside(*executor, together), to(*executor, Ints(rows.size(), kUntouched)),
         weights(*executor, Ints(want.local.size(), kUntouched));

@@ -15,6 +15,9 @@ struct DispatchForwarder {
   std::uint64_t call;
   RowPipe pipe;
   std::int32_t* next;  ///< [other nodes], of the warp
+  /// The rows in hand are laid out as this rank takes them to be. Where they are not, a posting lane puts it on record,
+  /// and they go nowhere: read as something else, they would name places of other rows.
+  bool understood = true;
 
   DEEP_EP_DEVICE const NodeGrid& grid() const { return params.transfer.common.grid; }
   DEEP_EP_DEVICE const Rings& rings() const { return params.transfer.rings; }
@@ -40,11 +43,11 @@ struct DispatchForwarder {
     pipe.load(slot(number, unit.row) + unit.offset, bytes_of(unit));
   }
 
-  /// Where the row goes at rank `index` of this node; -1: nowhere, or there is no room for it.
+  /// Where the row goes at rank `index` of this node; -1: nowhere, there is no room for it, or it is unknown.
   DEEP_EP_DEVICE std::int32_t place_at(const PackedRow& packed, int index) const {
     if (index >= grid().width) return -1;
     const std::int32_t row = load_weak(packed.rows() + index);
-    return row < targets[index].capacity ? row : -1;
+    return understood && row < targets[index].capacity ? row : -1;
   }
 
   DEEP_EP_DEVICE void store_sidecars(const PackedRow& packed, int row, std::int64_t relayed) const {
@@ -101,6 +104,9 @@ struct DispatchForwarder {
     const int begin = chunk * rings().chunk_rows + in_chunk;
     Unit unit{begin, 0};
     load(number, unit);
+    // While the row comes. The shape arrived before any row; all warps look for themselves.
+    understood = shapes_agree(expected_shape(params.transfer, call, number),
+                              load_relaxed<Scope::system>(shape_of(params.transfer, number)));
     while (unit.row < begin + rows) {
       const Unit following = after(unit);
       if (following.row < begin + rows) load(number, following);

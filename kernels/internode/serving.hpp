@@ -70,6 +70,26 @@ DEEP_EP_DEVICE int landed_chunks(const TransferParams& params, std::uint64_t cal
   const std::uint64_t tail = load_acquire<Scope::system>(tail_of(params, number));
   return tail < Rings::progress(call, 0) ? 0 : static_cast<int>(tail - Rings::progress(call, 0));
 }
+/// What the ends of a rail tell each other of a call, for one direction: the same at both, unless the ranks disagree.
+DEEP_EP_DEVICE std::uint64_t rail_shape(const TransferParams& params, std::uint64_t call, int rows_to_rail,
+                                        int rows_from_rail) {
+  const std::uint32_t rows = combine_shapes(params.shape, static_cast<std::uint32_t>(rows_to_rail));
+  return (call + 1) << 32 | combine_shapes(rows, static_cast<std::uint32_t>(rows_from_rail));
+}
+/// The word in which other node `number`'s rail says it, and what it must say.
+DEEP_EP_DEVICE const std::uint64_t* shape_of(const TransferParams& params, int number) {
+  return params.common.window.rail_word(InternodeWindow::shape, params.common.grid.other(number))
+      .in(params.common.own_heap());
+}
+DEEP_EP_DEVICE std::uint64_t expected_shape(const TransferParams& params, std::uint64_t call, int number) {
+  const int node = params.common.grid.other(number);
+  return rail_shape(params, call, params.counts.from_node[node], params.counts.to_node[node]);
+}
+/// Does the rail mean what we mean? Once it has said so; if it has ended the call and begun the next, it has found the
+/// same.
+DEEP_EP_DEVICE bool shapes_agree(std::uint64_t expected, std::uint64_t theirs) {
+  return theirs >> 32 != expected >> 32 || theirs == expected;
+}
 /// Chunks of this call that may be staged.
 DEEP_EP_DEVICE int stageable_chunks(const TransferParams& params, std::uint64_t call, int number) {
   const std::uint64_t sent = load_acquire<Scope::gpu>(&params.common.rails[number].sent);

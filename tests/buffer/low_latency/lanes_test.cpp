@@ -125,43 +125,53 @@ TEST(LowLatencyLanes, RowsTakeThemInTurn) {
 struct LanesOver {
   const char* wire;
   Topology topology;
+  std::uint64_t seed;
 };
+class LowLatencyLanesOver : public testing::TestWithParam<LanesOver> {};
 
 /// Nothing completes or arrives in the order of posting across lanes: by schedules, and by a NIC that delays pieces of
 /// payload and completions by different times.
-TEST(LowLatencyLanes, UnderManySchedules) {
+TEST_P(LowLatencyLanesOver, ManySchedules) {
   const RailCase rail_case =
       make_rail_case({.tokens = {9, 0, 14, 5}, .max_tokens = 14, .hidden = 256, .local_experts = 2, .topk = 3}, {4, 2});
   const LowLatencyCombineCase& one = rail_case.calls;
-  std::uint64_t seed = 0;
-  for (const LanesOver& over : {LanesOver{"local", Topology::only_rdma}, LanesOver{"local", Topology::rails},
-                                LanesOver{"simulated:reorder=30,completion=30", Topology::only_rdma},
-                                LanesOver{"simulated:reorder=30,completion=30", Topology::rails}}) {
-    for (const int lanes : {2, 4}) {
-      if (under_sanitizer() && lanes == 4) continue;
-      SCOPED_TRACE(std::string(over.wire) + ", lanes " + std::to_string(lanes));
-      const Setting wire("DEEP_EP_RDMA_WIRE", over.wire);
-      const Combined& expected = over.topology == Topology::rails ? rail_case.by_rails : rail_case.direct;
-      ClusterOptions options{.ranks = 4, .where = {}, .host = {}};
-      options.where.topology = over.topology;
-      options.host = {.multiprocessors = 2, .warps_per_block = 4, .seed = ++seed};
-      ASSERT_NO_THROW(run_cluster(options, [&](Rank& rank) {
-        BufferOptions buffer_options = low_latency_options(4, 14, 256);
-        buffer_options.low_latency.lanes = lanes;
-        Buffer& buffer = rank.buffer(buffer_options);
-        for (int call = 0; call < (under_sanitizer() ? 1 : 2); ++call) {
-          dispatch_and_check(rank, buffer, one.before);
-          const LowLatencyHandle handle = dispatch_low_latency(rank, buffer, one);
-          const Tensor combined = buffer.low_latency_combine(upload_combine(rank, one, handle), rank.call()).combined_x;
-          check_low_latency_combine(rank, one, expected, combined.view());
-        }
-        buffer.low_latency_clean(rank.call().stream);
-        buffer.check();
-        buffer.destroy();
-      }));
-    }
+  const LanesOver& over = GetParam();
+  std::uint64_t seed = over.seed;
+  for (const int lanes : {2, 4}) {
+    if (under_sanitizer() && lanes == 4) continue;
+    SCOPED_TRACE(std::string(over.wire) + ", lanes " + std::to_string(lanes));
+    const Setting wire("DEEP_EP_RDMA_WIRE", over.wire);
+    const Combined& expected = over.topology == Topology::rails ? rail_case.by_rails : rail_case.direct;
+    ClusterOptions options{.ranks = 4, .where = {}, .host = {}};
+    options.where.topology = over.topology;
+    options.host = {.multiprocessors = 2, .warps_per_block = 4, .seed = ++seed};
+    ASSERT_NO_THROW(run_cluster(options, [&](Rank& rank) {
+      BufferOptions buffer_options = low_latency_options(4, 14, 256);
+      buffer_options.low_latency.lanes = lanes;
+      Buffer& buffer = rank.buffer(buffer_options);
+      for (int call = 0; call < (under_sanitizer() ? 1 : 2); ++call) {
+        dispatch_and_check(rank, buffer, one.before);
+        const LowLatencyHandle handle = dispatch_low_latency(rank, buffer, one);
+        const Tensor combined = buffer.low_latency_combine(upload_combine(rank, one, handle), rank.call()).combined_x;
+        check_low_latency_combine(rank, one, expected, combined.view());
+      }
+      buffer.low_latency_clean(rank.call().stream);
+      buffer.check();
+      buffer.destroy();
+    }));
   }
 }
+
+constexpr const char* kDisorder = "simulated:reorder=30,completion=30";
+INSTANTIATE_TEST_SUITE_P(On, LowLatencyLanesOver,
+                         testing::Values(LanesOver{"local", Topology::only_rdma, 0},
+                                         LanesOver{"local", Topology::rails, 10},
+                                         LanesOver{kDisorder, Topology::only_rdma, 20},
+                                         LanesOver{kDisorder, Topology::rails, 30}),
+                         [](const auto& info) {
+                           return std::string(info.param.wire).substr(0, info.param.wire[0] == 'l' ? 5 : 9) +
+                                  (info.param.topology == Topology::rails ? "_rails" : "_only_rdma");
+                         });
 
 TEST(LowLatencyLanes, AFailureOfASecondLaneMasksItsPeerWhichComesBack) {
   if (under_sanitizer()) GTEST_SKIP() << "ranks wait for a deadline, and rdma_test.cpp has the same with one lane";

@@ -76,13 +76,17 @@ std::string describe_shape_value(int field, std::uint64_t value) {
 
 }  // namespace
 
-std::string describe_fault(const FaultRecord& fault, int rank, double timeout_s) {
+std::string describe_fault(const FaultRecord& fault, int rank, double timeout_s, std::optional<int> lost) {
   switch (fault.kind) {
-    case FaultKind::timeout:
+    case FaultKind::timeout: {
+      const int named = lost.value_or(fault.peer);
+      const std::string relay =
+          named == fault.peer ? std::string() : fmt::format(", which rank {} waits for, too,", fault.peer);
       return fmt::format(
-          "rank {} waited {} s for rank {} without seeing {} (signal at {}, expected {}). The ranks no longer agree: "
+          "rank {} waited {} s for rank {}{} without seeing {} (signal at {}, expected {}). The ranks no longer agree: "
           "destroy the buffer",
-          rank, timeout_s, fault.peer, text_of(fault.wanted), fault.seen, fault.expected);
+          rank, timeout_s, named, relay, text_of(fault.wanted), fault.seen, fault.expected);
+    }
     case FaultKind::mismatch:
       if (fault.wanted == Wanted::counts) {
         return fmt::format("dispatch: {} is {} on rank {} but {} on rank {}; it must be equal on all ranks",

@@ -82,7 +82,9 @@ void Faults::raise() {
   FaultRecord& note = records_.get()[1];
   if (met()) {
     calls_.settle();  // other threads of the kernels may still want to write the record, or look at the abort word
-    const std::string text = describe_fault(fault, rank_, timeout_s_);
+    const bool asks = fault.kind == FaultKind::timeout && find_lost_;
+    const std::string text =
+        describe_fault(fault, rank_, timeout_s_, asks ? std::optional(find_lost_(fault.peer)) : std::nullopt);
     if (fault.kind == FaultKind::timeout) {
       const std::string more = explain_ ? explain_() : std::string();
       break_by_timeout(more.empty() ? text : text + ". " + more);

@@ -24,6 +24,10 @@ class Faults {
   /// What else a TimeoutError says: it is asked once, when all calls have ended.
   void explain_timeouts_by(std::function<std::string()> explain) { explain_ = std::move(explain); }
 
+  /// Of a rank that was waited for in vain, asked once before a TimeoutError: whom does it wait for itself? Takes its
+  /// time. Collective among those who have waited in vain, as far as they live.
+  void find_lost_by(std::function<int(int waited_for)> find) { find_lost_ = std::move(find); }
+
   /// Throws what a kernel has met since the last look, or what broke the buffer. Cheap when there is nothing.
   void raise();
   /// Has a call ended early since the last look? (Notes do not count.)
@@ -51,6 +55,7 @@ class Faults {
   std::shared_ptr<std::uint64_t> abort_;  ///< device memory: see WaitContext
   std::vector<std::uint64_t*> abort_words_;
   std::function<std::string()> explain_;  ///< may be empty
+  std::function<int(int)> find_lost_;     ///< may be empty
   std::string broken_;                    ///< why; empty: not broken
   FaultKind broken_by_ = FaultKind::none;
 };

@@ -37,6 +37,11 @@ constexpr std::string_view dma_buf(std::string_view name, std::string_view value
   return off ? "off" : kNothing;
 }
 
+// Above 0, NCCL's variable chooses among devices that it makes of such a NIC.
+constexpr std::string_view data_direct(std::string_view, std::string_view value) {
+  return value == "0" ? "off" : kNothing;
+}
+
 // Two that disable and one that enables, each of which can only switch it off.
 constexpr std::string_view switched_off(std::string_view name, std::string_view value) {
   const bool is_no = value == "0" || value == "false" || value == "no" || value == "off";
@@ -84,13 +89,14 @@ constexpr std::array kVariables = {
              .help = "off (NVSHMEM_DISABLE_MNNVL=1 or NCCL_MNNVL_ENABLE=0): heaps are not shared by fabric handles, so "
                      "ranks of different machines reach each other by RDMA even where NVLink joins the machines",
              .translate = switched_off},
-    Variable{.names = {"DEEP_EP_SOCKET_IFNAME", "NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME", "NCCL_SOCKET_IFNAME",
-                       "GLOO_SOCKET_IFNAME"},
-             .default_value = "",
-             .allowed = "[^][=]<interface>,...; ^ = all but these; empty = the route decides",
-             .help =
-                 "network interfaces from whose addresses calls by TCP to rank 0 come: the route's own if it fits, else "
-                 "the first that does; names are beginnings of names unless = stands in front (in GLOO_SOCKET_IFNAME they are whole). Rank 0 listens on all"},
+    Variable{
+        .names = {"DEEP_EP_SOCKET_IFNAME", "NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME", "NCCL_SOCKET_IFNAME",
+                  "GLOO_SOCKET_IFNAME"},
+        .default_value = "",
+        .allowed = "[^][=]<interface>,...; ^ = all but these; empty = the route decides",
+        .help = "network interfaces from whose addresses calls by TCP to rank 0 come: the route's own if it fits, else "
+                "the first that does; names are beginnings of names unless = stands in front (in GLOO_SOCKET_IFNAME "
+                "they are whole). Rank 0 listens on all"},
     Variable{.names = {"DEEP_EP_SOCKET_FAMILY", "NVSHMEM_BOOTSTRAP_UID_SOCK_FAMILY", "NCCL_SOCKET_FAMILY"},
              .type = Type::choice,
              .default_value = "",
@@ -205,6 +211,13 @@ constexpr std::array kVariables = {
              .help = "off (NVSHMEM_IB_DISABLE_DMABUF=1 or NCCL_DMABUF_ENABLE=0): NICs reach GPU memory by peer memory "
                      "only",
              .translate = dma_buf},
+    Variable{.names = {"DEEP_EP_DATA_DIRECT", "NCCL_IB_DATA_DIRECT"},
+             .type = Type::choice,
+             .default_value = "auto",
+             .allowed = "auto|off",
+             .help = "off (NCCL_IB_DATA_DIRECT=0): a NIC with a data-direct function reaches GPU memory by its own all "
+                     "the same",
+             .translate = data_direct},
     Variable{.names = {"NCCL_NET_GDR_LEVEL"},
              .type = Type::choice,
              .default_value = "",

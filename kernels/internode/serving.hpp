@@ -37,9 +37,11 @@ DEEP_EP_DEVICE bool serve(const NodeGrid& grid, const WaitContext& wait, std::in
       return !left;
     };
     const auto gives_up = [&](const Poll& poll) {
-      const bool over = policy.called_off({});
-      const bool late = !over && policy.is_late({}, poll.begin);
-      if (!warp::any(over || late)) return false;
+      // Lanes look at the clock one after the other, and only those with a node have something to report: whoever finds
+      // that the time is over finds it for all. A warp that left without a record would leave the others waiting.
+      const bool over = warp::any(policy.called_off({}));
+      const bool late = !over && warp::any(policy.is_late({}, poll.begin));
+      if (!over && !late) return false;
       for (int number = lane_index(); late && number < others; number += kWarpSize) {
         if (next[number] < parts(number)) report_late(number, next[number]);
       }

@@ -30,6 +30,14 @@ TEST(FaultTexts, ATimeoutNamesWhoWaitedAndForWhom) {
   EXPECT_EQ(text_of(FaultKind::timeout, Wanted::counts), waited + "its token counts (dispatch, notify kernel)" + words);
 }
 
+TEST(FaultTexts, ATimeoutNamesWhomARelayWaitsFor) {
+  const FaultRecord fault = record(FaultKind::timeout, Wanted::combine_rows);
+  EXPECT_EQ(describe_fault(fault, kSelf, 1.5, 7),
+            "rank 2 waited 1.5 s for rank 7, which rank 5 waits for, too, without seeing a pushed row (combine kernel) "
+            "(signal at 13, expected 17). The ranks no longer agree: destroy the buffer");
+  EXPECT_EQ(describe_fault(fault, kSelf, 1.5, 5), describe_fault(fault, kSelf, 1.5));
+}
+
 TEST(FaultTexts, MaskingNamesWhoWaitedAndWhoIsMasked) {
   const FaultRecord masked = record(FaultKind::timeout, Wanted::low_latency_combine_rows);
   EXPECT_EQ(

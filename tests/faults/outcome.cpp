@@ -62,7 +62,7 @@ class Judge {
     if (plan_.fault == Fault::mismatch) return;  // all ranks end at different moments then
     for (const int masked : mine.masked) {
       if (own ? !lone() : !has(guilty(), masked))
-        blame(Violation::Kind::blame, fmt::format("rank {} is masked", masked));
+        blame(Violation::Kind::mask, fmt::format("rank {} is masked", masked));
     }
   }
 
@@ -191,7 +191,7 @@ std::string one_line(std::string text) {
 }  // namespace
 
 const char* name_of(Violation::Kind kind) {
-  constexpr const char* kNames[kViolations] = {"wrong result", "wrong error", "wrong rank",
+  constexpr const char* kNames[kViolations] = {"wrong result", "wrong error", "wrong rank", "wrong mask",
                                                "late",         "leak",        "next buffer"};
   return kNames[static_cast<std::size_t>(kind)];
 }

@@ -31,7 +31,15 @@ struct Outcome {
 std::string class_of(const std::exception& error);
 
 struct Violation {
-  enum class Kind { wrong, error, blame, late, leak, next };
+  enum class Kind {
+    wrong,
+    error,
+    blame,  ///< names a rank that is not at fault
+    mask,   ///< masks one
+    late,
+    leak,
+    next,
+  };
   Kind kind = Kind::wrong;
   std::string text;
 };

@@ -96,6 +96,31 @@ TEST(Wait, WithoutDeadlineLeavesWhenTheCallIsCalledOff) {
   });
 }
 
+/// Whichever lane is the first to find that the time is over, what is missing is on record: who ends a wait without
+/// that leaves all others of the rank waiting for ever.
+TEST(Wait, AWarpThatServesNodesEndsWithARecord) {
+  const TestKernel<probes::ServeParams> kernel(DEEP_EP_TEST_LAUNCHERS(serve_probe));
+  on_every_executor([&](Executor& executor) {
+    const Wait wait(executor);
+    run(executor, kernel, {1, 32, 64}, {wait.params(50'000).wait, wait.returned.data()});
+    for (std::size_t lane = 0; lane < 32; ++lane) ASSERT_EQ(wait.returned[lane], 1u) << "lane " << lane;
+    EXPECT_EQ(wait.faults[0].written, 1u);
+    EXPECT_EQ(wait.faults[0].kind, FaultKind::timeout);
+    EXPECT_NE(wait.abort[0], 0u);
+  });
+}
+
+TEST(Wait, AWarpThatServesNodesIsCalledOff) {
+  const TestKernel<probes::ServeParams> kernel(DEEP_EP_TEST_LAUNCHERS(serve_probe));
+  for (const auto& executor : executors_present()) {
+    const Wait wait(*executor);
+    wait.abort[0] = 1;
+    run(*executor, kernel, {1, 32, 64}, {wait.params(0).wait, wait.returned.data()});
+    for (std::size_t lane = 0; lane < 32; ++lane) ASSERT_EQ(wait.returned[lane], 1u) << "lane " << lane;
+    EXPECT_EQ(wait.faults[0].written, 0u);
+  }
+}
+
 TEST(Wait, ZeroIsNoDeadline) {
   WaitContext context;
   EXPECT_FALSE(device::ReportLate{context}.is_late({}, 0));

@@ -78,7 +78,8 @@ class Run(unittest.TestCase):
         self.addCleanup(self.folder.cleanup)
         root = pathlib.Path(self.folder.name)
         mutate.ROOT, mutate.WORK, mutate.SOURCE = root, root, root
-        mutate.RESULTS, mutate.TABLE, mutate.LEAST_LIMIT = root / "results.json", root / "table.md", 2
+        mutate.RESULTS, mutate.TABLE = root / "results.json", root / "table.md"
+        mutate.LEAST_LIMIT, mutate.LEAST_SILENCE = 60, 2
         self.mutants = [mutant("a", "b", id=id) for id in ("fail", "crash", "hang", "nothing")]
         program = root / "build/host/bin/deep_ep_unit_tests"
         program.parent.mkdir(parents=True)
@@ -90,6 +91,7 @@ class Run(unittest.TestCase):
     def test_what_is_caught_and_how(self):
         self.assertFalse(mutate.run(self.mutants, [], 4))
         results = json.loads(mutate.RESULTS.read_text())
+        self.assertLess(results["hang"]["seconds"], 30, "it is silent, and may take 60 s")
         self.assertEqual({id: (result["state"], result["how"]) for id, result in results.items()},
                          {"fail": ("caught", "failed: S.Test"), "crash": ("caught", "SIGSEGV: S.Test"),
                           "hang": ("caught", "no end: S.Test"), "nothing": ("survived", "")})

@@ -55,6 +55,7 @@ constexpr std::array kOthers = {
     Other{"NVSHMEM_CUMEM_GRANULARITY", "536870912", ""},
     Other{"NVSHMEM_IB_DISABLE_DMABUF", "1", ""},
     Other{"NCCL_DMABUF_ENABLE", "1", ""},
+    Other{"NCCL_IB_DATA_DIRECT", "1", ""},
     Other{"NCCL_NET_GDR_LEVEL", "PIX", ""},
     Other{"NVSHMEM_SYMMETRIC_SIZE", "2g", ""},
     Other{"NVSHMEM_MAX_TEAMS", "7", ""},

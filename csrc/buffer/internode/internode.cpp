@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "csrc/bootstrap/agreement.hpp"
+#include "csrc/executor/kernel_table.hpp"
 #include "csrc/support/format.hpp"
 #include "csrc/support/logging.hpp"
 
@@ -35,6 +36,8 @@ Internode::Internode(Runtime& runtime)
     host_counts_ = pinned_memory<HostCounts>(
         runtime.executor(),
         sizeof(HostCounts) + sizeof(std::int32_t) * static_cast<std::size_t>(setup_.max_local_experts));
+    lost_ = pinned_memory<LostRankMemory>(runtime.executor(), sizeof(LostRankMemory));
+    lost_abort_ = runtime.zeroed_memory<std::uint64_t>();
     runtime.executor()->copy(heaps_.get(), heaps.data(), ranks * sizeof(std::byte*), runtime.comm_stream());
     runtime.executor()->synchronize(runtime.comm_stream());
     common_.grid = grid_;
@@ -47,6 +50,24 @@ Internode::Internode(Runtime& runtime)
     common_.read = counters_.get() + counters;
   });
   log::info("buffer: rank {} in normal mode between nodes: {}", runtime.rank(), describe());
+}
+
+int Internode::find_lost_rank(int waited_for) {
+  if (grid_.width == 1) return waited_for;  // nobody relays
+  // Ranks that wait for each other begin at about the same time, and find out at about the same time.
+  const double for_s = std::min(runtime_.timeout_s() / 4, 5.0);
+  lost_->lost = waited_for;
+  InternodeLostRankParams params{};
+  params.common = common_;
+  params.wait = {lost_->faults, lost_abort_.get(), static_cast<std::uint64_t>(for_s * 1e9)};
+  params.waited_for = waited_for;
+  params.for_ns = params.wait.timeout_ns;
+  params.lost = &lost_->lost;
+  Backend& executor = *runtime_.executor();
+  executor.kernels().find_lost_rank_internode(
+      params, {1, 32, static_cast<std::size_t>(grid_.width) * sizeof(std::uint64_t)}, runtime_.comm_stream());
+  executor.synchronize(runtime_.comm_stream());
+  return lost_->lost;
 }
 
 Rings Internode::rings_for(std::size_t row_bytes) const {

@@ -23,6 +23,12 @@ inline const char* room_for_graphs(const CallScope& scope) {
                            : "";
 }
 
+/// What find_lost_rank() needs beside the words of the window.
+struct LostRankMemory {
+  FaultRecord faults[2];  ///< of its own posts
+  std::int32_t lost;
+};
+
 class Internode {
  public:
   /// Collective. The runtime's layout has signals for it.
@@ -38,6 +44,9 @@ class Internode {
   std::string health() const { return connections_.health(); }
   /// Throws SystemError for an operation that has failed.
   void check() const { connections_.check(); }
+  /// After a call of any kind that has waited for a rank in vain: who is lost? That rank, or the one that it waits for
+  /// itself. Takes some of the time that calls wait, for the others to find out the same.
+  int find_lost_rank(int waited_for);
   /// After the last call. Its kernels have ended, but the last credit that they posted may not have reached the rails.
   void drain() noexcept { connections_.drain_at_end(runtime_.rank(), runtime_.timeout_s()); }
 
@@ -46,8 +55,8 @@ class Internode {
   DispatchHandle notify(const DispatchArguments& arguments, CallScope& scope, std::vector<int>& tokens_per_expert);
   /// Sends the rows to where the handle says, and hands out what `outputs` and the handle hold.
   /// OutOfMemory, after a call that drops the rows of this rank, where `outputs` do not lie in the heap.
-  void send(const SentRows& rows, const Config& config, const DispatchHandle& handle,
-            const DispatchOutputs& outputs, CallScope& scope);
+  void send(const SentRows& rows, const Config& config, const DispatchHandle& handle, const DispatchOutputs& outputs,
+            CallScope& scope);
   /// In the heap, or none. OutOfMemory for a call that is being recorded, before anything of it is.
   DispatchOutputs make_outputs(const ConstTensorView& x, const std::optional<ConstTensorView>& x_scales,
                                const DispatchArguments* fresh, std::int64_t rows, const CallScope& scope) const;
@@ -72,7 +81,9 @@ class Internode {
   std::shared_ptr<std::uint32_t> counters_;
   std::shared_ptr<std::byte*> heaps_;        ///< device memory, [num_ranks]
   std::shared_ptr<HostCounts> host_counts_;  ///< pinned
-  InternodeParams common_;                   ///< what every kernel is told
+  std::shared_ptr<LostRankMemory> lost_;     ///< pinned
+  std::shared_ptr<std::uint64_t> lost_abort_;
+  InternodeParams common_;  ///< what every kernel is told
 };
 
 }  // namespace deep_ep

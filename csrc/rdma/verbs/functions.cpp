@@ -60,6 +60,11 @@ class SymbolReader {
     find(function, name);
     if (function == nullptr) report_.fallbacks.emplace_back(name);
   }
+  /// What few machines have a use for, so that its absence is nothing to report.
+  template <class Function>
+  void may(Function& function, const char* name) {
+    find(function, name);
+  }
   const std::vector<std::string>& missing() const { return missing_; }
 
  private:
@@ -117,6 +122,8 @@ void read_symbols(Mlx5Functions& f, SymbolReader& symbols) {
   symbols.need(f.alloc_uar, "mlx5dv_devx_alloc_uar");
   symbols.need(f.free_uar, "mlx5dv_devx_free_uar");
   symbols.need(f.query_eqn, "mlx5dv_devx_query_eqn");
+  symbols.may(f.reg_dmabuf_mr, "mlx5dv_reg_dmabuf_mr");
+  symbols.may(f.get_data_direct_sysfs_path, "mlx5dv_get_data_direct_sysfs_path");
 }
 
 template <class Functions>

@@ -5,6 +5,9 @@
 #include <infiniband/mlx5dv.h>
 #include <infiniband/verbs.h>
 
+#include <cstddef>
+#include <cstdint>
+
 namespace deep_ep::rdma::verbs {
 
 /// Pointers marked "or null" came after rdma-core 28 or are missing in some builds; whoever calls them has a fallback.
@@ -53,7 +56,13 @@ struct Mlx5Functions {
   decltype(&::mlx5dv_devx_alloc_uar) alloc_uar;
   decltype(&::mlx5dv_devx_free_uar) free_uar;
   decltype(&::mlx5dv_devx_query_eqn) query_eqn;
+  // Of rdma-core 54, so in no header that may be older; or null: no NIC has a data-direct function.
+  ibv_mr* (*reg_dmabuf_mr)(ibv_pd* domain, std::uint64_t offset, std::size_t bytes, std::uint64_t first_address,
+                           int descriptor, int access, int mlx5_access);
+  int (*get_data_direct_sysfs_path)(ibv_context* context, char* path, std::size_t bytes);
 };
+/// Of reg_dmabuf_mr's `mlx5_access`: by the data-direct function (MLX5DV_REG_DMABUF_ACCESS_DATA_DIRECT).
+constexpr int kAccessDataDirect = 1;
 
 /// The tables of the libraries on this machine, loaded at the first call. SystemError: the machine lacks them, with
 /// what to install.

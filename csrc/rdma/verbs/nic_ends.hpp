@@ -34,6 +34,7 @@ struct NicAccess {
   bool mlx5 = false;        ///< by its kernel driver
   bool gpu_memory = false;  ///< heap and rings are a GPU's
   DmaBufExporter exporter;  ///< for GPU memory
+  std::optional<DataDirect> data_direct;
   WritesOrdering writes_ordering = WritesOrdering::all;
   std::vector<int> cpus;  ///< near the NIC, for threads that serve it; empty: any
   int numa_node = -1;     ///< of the NIC, for memory that it reads; -1: any

@@ -4,6 +4,6 @@ namespace deep_ep::rdma::verbs {
 
 WritesOrdering gpu_writes_ordering(int) { return WritesOrdering::none; }
 
-DmaBufExporter gpu_dma_buf_exporter() { return {}; }
+DmaBufExporter gpu_dma_buf_exporter(DmaBufMapping) { return {}; }
 
 }  // namespace deep_ep::rdma::verbs

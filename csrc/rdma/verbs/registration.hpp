@@ -15,10 +15,13 @@ struct ibv_mr;
 
 namespace deep_ep::rdma::verbs {
 
+struct Mlx5Functions;
+
 /// How the device reaches the memory.
 enum class RegistrationPath : std::uint8_t {
   host,         ///< ordinary memory, pinned
   dma_buf,      ///< GPU memory that its driver exported as a dma-buf
+  data_direct,  ///< the same, by the NIC's data-direct function
   peer_memory,  ///< GPU memory by its address, through nvidia-peermem
 };
 std::string_view to_string(RegistrationPath path);
@@ -34,6 +37,12 @@ struct MemoryRange {
 /// Makes a descriptor of the dma-buf that covers exactly the given bytes of GPU memory, or throws saying why it cannot.
 using DmaBufExporter = std::function<UniqueFd(void* address, std::size_t bytes)>;
 
+/// The data-direct function of a NIC: see data_direct.hpp.
+struct DataDirect {
+  const Mlx5Functions* functions = nullptr;
+  DmaBufExporter exporter;  ///< of dma-bufs that lead over PCIe
+};
+
 /// A registration with strict ordering, because signals may lie anywhere in the memory: what is written after data is
 /// seen after the data. Destroying it unregisters the memory, which must still exist.
 class Registration {
@@ -41,10 +50,10 @@ class Registration {
   /// CPU memory. SystemError names device, bytes and the kernel's answer.
   static Registration of_host_memory(std::shared_ptr<Device> device, const MemoryRange& range);
 
-  /// GPU memory: a dma-buf first, peer memory if that fails. SystemError says what was tried and how each attempt
-  /// failed. An empty exporter counts as a failed first attempt.
+  /// GPU memory: by the NIC's data-direct function where there is one, else as a dma-buf, else as peer memory.
+  /// SystemError says what was tried and how each attempt failed. An empty exporter counts as a failed attempt.
   static Registration of_gpu_memory(std::shared_ptr<Device> device, const MemoryRange& range,
-                                    const DmaBufExporter& exporter);
+                                    const DmaBufExporter& exporter, const DataDirect* data_direct = nullptr);
 
   Registration(Registration&& other) noexcept;
   Registration& operator=(Registration&& other) noexcept;

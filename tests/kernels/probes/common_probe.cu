@@ -1,6 +1,7 @@
 #include "tests/kernels/probes/common_probe.hpp"
 
 #include "kernels/common/wait.hpp"
+#include "kernels/internode/serving.hpp"
 #include "kernels/primitives/block.hpp"
 #include "kernels/primitives/memory.hpp"
 
@@ -33,8 +34,20 @@ DEEP_EP_DEVICE void call_probe(const probes::CallParams& p, std::byte* shared) {
   });
 }
 
+DEEP_EP_DEVICE void serve_probe(const probes::ServeParams& p, std::byte* shared) {
+  const NodeGrid grid{.rank = 0, .num_ranks = 3, .width = 1};
+  const bool good = internode::serve(
+      grid, p.wait, reinterpret_cast<std::int32_t*>(shared), 0, 1, [](int) { return 1; }, [](int) { return 0; },
+      [](int, int) { return true; },
+      [&](int number, int) {
+        report_fault(p.wait, FaultKind::timeout, Wanted::internode_rows, grid.other(number), 0, 1, 0);
+      });
+  p.returned[lane_index()] = good ? 2 : 1;
+}
+
 }  // namespace
 }  // namespace deep_ep::device
 
 DEEP_EP_DEFINE_KERNEL(wait_probe, deep_ep::device::wait_probe)
 DEEP_EP_DEFINE_KERNEL(call_probe, deep_ep::device::call_probe)
+DEEP_EP_DEFINE_KERNEL(serve_probe, deep_ep::device::serve_probe)

@@ -24,7 +24,14 @@ struct CallParams {
   std::uint32_t* finished;  ///< [1]: how often a call was ended
 };
 
+/// A warp serves the nodes of a grid of three, from none of which anything comes.
+struct ServeParams {
+  WaitContext wait;
+  std::uint32_t* returned;  ///< [32]: one per lane; 1: false, 2: true
+};
+
 }  // namespace deep_ep::probes
 
 DEEP_EP_DECLARE_KERNEL(wait_probe, deep_ep::probes::WaitParams, 96)
 DEEP_EP_DECLARE_KERNEL(call_probe, deep_ep::probes::CallParams, 64)
+DEEP_EP_DECLARE_KERNEL(serve_probe, deep_ep::probes::ServeParams, 32)

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdio>
 #include <cstring>
 #include <stdexcept>
 
@@ -257,6 +258,18 @@ void fill(Mlx5Functions& f) {
     if (fake->refuses("umem_reg_ex")) return nullptr;
     fake->registered.push_back({request->addr, request->size, 0, request->access});
     return made(memory(0x32, request->size));
+  };
+  f.reg_dmabuf_mr = [](ibv_pd*, std::uint64_t, std::size_t bytes, std::uint64_t first, int, int access,
+                       int mlx5_access) -> ibv_mr* {
+    if (fake->refuses("mlx5 reg_dmabuf_mr")) return nullptr;
+    ibv_mr* made = region(nullptr, bytes, first, static_cast<unsigned>(access));
+    fake->registered.back().data_direct = mlx5_access == kAccessDataDirect;
+    return made;
+  };
+  f.get_data_direct_sysfs_path = [](ibv_context*, char* path, std::size_t bytes) {
+    if (!fake->has_data_direct) return ENODEV;
+    std::snprintf(path, bytes, "/sys/devices/pci0018:00/0018:06:00.0");
+    return 0;
   };
   f.umem_dereg = [](mlx5dv_devx_umem* memory) {
     fake->firmware.remove_memory(memory->umem_id);

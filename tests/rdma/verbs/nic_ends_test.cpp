@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <memory>
@@ -193,6 +194,16 @@ TEST_F(NicEndsTest, IdleWhenTheLastEntryIsCompleteOrHasFailed) {
   state.failure = 0;
   tail = device::rdma::tail_word(65536 + 4, device::rdma::kCompletionError);
   EXPECT_TRUE(ends_->idle()) << "failed, and no kernel has seen it";
+}
+
+TEST_F(NicEndsTest, TheHeapGoesByTheDataDirectFunctionAndRingsDoNot) {
+  nic_.data_direct = DataDirect{&fake_.mlx5, nic_.exporter};
+  make();
+  EXPECT_EQ(ends_->describe(),
+            "handler gpu, rings in dma-buf, NIC fake_0:1, heap registered as dma-buf by data-direct");
+  EXPECT_EQ(std::count_if(fake_.registered.begin(), fake_.registered.end(),
+                          [](const FakeVerbs::Registered& one) { return one.data_direct; }),
+            1);
 }
 
 TEST_F(NicEndsTest, RingsInHostMemoryWhereTheDeviceCannotUseTheGpus) {

@@ -7,6 +7,7 @@
 #include <array>
 #include <cstring>
 
+#include "csrc/rdma/verbs/data_direct.hpp"
 #include "csrc/rdma/verbs/libraries.hpp"
 #include "csrc/rdma/verbs/registration.hpp"
 #include "csrc/rdma/verbs/send_queue.hpp"
@@ -140,6 +141,35 @@ TEST_F(VerbsTest, GpuMemoryGoesByDmaBufThenByPeerMemory) {
   fake_.functions.reg_dmabuf_mr = nullptr;
   EXPECT_TRUE(says(message_of<SystemError>([&] { Registration::of_gpu_memory(device, range, exporter); }),
                    {"libibverbs has no ibv_reg_dmabuf_mr"}));
+}
+
+TEST_F(VerbsTest, ADataDirectFunctionComesFirst) {
+  auto device = open();
+  const MemoryRange range{.address = memory_.data(), .bytes = 8192, .first_address = 0};
+  const auto null_file = [](void*, std::size_t) { return UniqueFd(::open("/dev/null", O_RDONLY)); };
+  EXPECT_FALSE(find_data_direct(*device, fake_.mlx5, null_file).has_value()) << "the device has none";
+  fake_.has_data_direct = true;
+  EXPECT_FALSE(find_data_direct(*device, fake_.mlx5, {}).has_value()) << "no GPU to export from";
+  std::optional<DataDirect> found = find_data_direct(*device, fake_.mlx5, null_file);
+  ASSERT_TRUE(found.has_value());
+
+  const auto registered = [&] { return Registration::of_gpu_memory(device, range, null_file, &*found).path(); };
+  EXPECT_EQ(registered(), RegistrationPath::data_direct);
+  EXPECT_TRUE(fake_.registered.back().data_direct);
+  EXPECT_EQ(fake_.registered.back().access & IBV_ACCESS_RELAXED_ORDERING, 0U);
+  EXPECT_NE(fake_.registered.back().access & IBV_ACCESS_REMOTE_ATOMIC, 0U);
+
+  fake_.refusals["mlx5 reg_dmabuf_mr"] = EOPNOTSUPP;
+  EXPECT_EQ(registered(), RegistrationPath::dma_buf);
+  EXPECT_FALSE(fake_.registered.back().data_direct);
+  found->exporter = [](void*, std::size_t) -> UniqueFd { throw SystemError("no mapping over PCIe"); };
+  fake_.refusals = {{"reg_dmabuf_mr", EINVAL}, {"reg_mr_iova2", EFAULT}};
+  EXPECT_TRUE(says(message_of<SystemError>(registered),
+                   {"Tried: data-direct: no mapping over PCIe; dma-buf: ibv_reg_dmabuf_mr: Invalid argument",
+                    "; peer memory: ibv_reg_mr: Bad address", "nvidia-peermem is"}));
+
+  fake_.mlx5.reg_dmabuf_mr = nullptr;
+  EXPECT_FALSE(find_data_direct(*device, fake_.mlx5, null_file).has_value()) << "libmlx5 before rdma-core 54";
 }
 
 // ---- Queue pairs ----

@@ -187,3 +187,12 @@ def test_addresses_and_other_wheels(tmp_path):
         assert email.message_from_bytes(wheel.read(metadata))["Project-URL"] == "Source, https://example.org/deep_ep"
     done = run(sys.executable, script, FILE, out)
     assert done.returncode == 1 and "has its name already" in done.stderr
+
+
+@pytest.mark.parametrize("cuda, kind", [("13.0.88", "cu13"), ("12.8.61", "cu12"), ("none: kernels run on the CPU", "cpu")])
+def test_kind_is_what_the_command_says(tmp_path, cuda, kind):
+    with zipfile.ZipFile(tmp_path / "deep_ep-9.9-cp311-cp311-linux_x86_64.whl", "w") as wheel:
+        wheel.writestr("deep_ep/bin/deep_ep", f"#!/bin/sh\necho '9.9-g0123abc'\necho '  cuda        {cuda}'\n")
+        wheel.writestr("deep_ep-9.9.dist-info/METADATA", "Metadata-Version: 2.4\nName: deep_ep\nVersion: 9.9\n\nText\n")
+    done = run(sys.executable, ROOT / "scripts" / "name_wheel.py", wheel.filename, tmp_path)
+    assert os.path.basename(done.stdout.strip()) == f"deep_ep_{kind}-9.9-cp311-cp311-linux_x86_64.whl", done.stderr

@@ -28,6 +28,12 @@
   KERNEL(barrier_low_latency,             deep_ep::LowLatencyBarrierParams,   128)      \
   KERNEL(sum_rows,                        deep_ep::SumRowsParams,             256)      \
   KERNEL(gather_rows,                     deep_ep::GatherRowsParams,          256)      \
+  KERNEL(count_selections,                deep_ep::NumberRowsParams,          512)      \
+  KERNEL(number_selections,               deep_ep::NumberRowsParams,          512)      \
+  KERNEL(spread_rows,                     deep_ep::SpreadRowsParams,          256)      \
+  KERNEL(address_rows,                    deep_ep::AddressRowsParams,         512)      \
+  KERNEL(find_returned_rows,              deep_ep::ReturnedRowsParams,        256)      \
+  KERNEL(sum_returned_rows,               deep_ep::ReturnedRowsParams,        256)      \
   KERNEL(nic_test,                        deep_ep::NicTestParams,             512)      \
   KERNEL(simulated_nic,                   deep_ep::SimulatedNicParams,        512)
 // clang-format on
@@ -46,6 +52,10 @@ struct LowLatencyCombineParams;
 struct LowLatencyBarrierParams;
 struct SumRowsParams;
 struct GatherRowsParams;
+struct NumberRowsParams;
+struct SpreadRowsParams;
+struct AddressRowsParams;
+struct ReturnedRowsParams;
 struct NicTestParams;
 struct SimulatedNicParams;
 }  // namespace deep_ep

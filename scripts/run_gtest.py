@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
 """Runs the tests of one GoogleTest program in one process, and survives tests that crash or hang.
 
-usage: run_gtest.py PROGRAM RESULT [--filter FILTER] [--shard I/N] [--seconds S] [--deadline S]
+usage: run_gtest.py PROGRAM RESULT [--filter FILTER] [--shard I/N] [--at-once N] [--seconds S] [--deadline S]
 
 A test that ends the process, or takes longer than its limit, fails; the tests behind it go on in a new process. A
 process that ends between two tests, or a sanitizer's report anywhere, is a failure, too. At the deadline, or when this
 script is told to stop, what has not run fails. What a failed test printed is shown, and its name once more in the last
 lines. RESULT is a JUnit file with every test. Skipped tests are no failure. --shard 2/4 takes every fourth test from
-the second on. Without a GPU, tests whose parameter is a place on GPUs (".../cuda_...") are left out and counted.
+the second on. --at-once 8 gives no process more than 8 tests: ThreadSanitizer never gives back all that it took for
+threads that have ended, until the kernel has no mapping left for the process. Without a GPU, tests whose parameter is a place on GPUs (".../cuda_...") are left out and counted.
 
 A test whose expectations fail while the whole machine stands still (a virtual machine that is not scheduled for half a
 second) says nothing of the code that waits: it runs once more at the end, and that result holds. It is printed which.
@@ -261,6 +262,7 @@ def main():
     parser.add_argument("result", type=pathlib.Path)
     parser.add_argument("--filter", default="*")
     parser.add_argument("--shard", type=share, default=(1, 1), metavar="I/N")
+    parser.add_argument("--at-once", type=int, default=sys.maxsize, metavar="N")
     parser.add_argument("--seconds", type=float, default=180, help="limit for one test")
     parser.add_argument("--deadline", type=float, default=1140, help="limit for all tests together")
     arguments = parser.parse_args()
@@ -279,7 +281,8 @@ def main():
     waiting, broken = list(cases), []
     standstills = Standstills()
     while waiting and len(broken) < BROKEN_PROCESSES and not deadline.came():
-        problem, of_process = run_process(arguments.program, waiting, arguments.seconds, deadline, standstills)
+        problem, of_process = run_process(arguments.program, waiting[: arguments.at_once], arguments.seconds, deadline,
+                                          standstills)
         cases += of_process
         if problem:
             broken.append(problem)

@@ -51,6 +51,10 @@ const char* text_of(Wanted wanted) {
       return "its rows over the network (dispatch or combine between nodes)";
     case Wanted::internode_credit:
       return "room in its landing ring (dispatch or combine between nodes)";
+    case Wanted::internode_near_rows:
+      return "a row in our window (dispatch or combine between nodes, rows outside the heap)";
+    case Wanted::internode_near_room:
+      return "room in its window (dispatch or combine between nodes, rows outside the heap)";
     case Wanted::internode_done:
       return "its end of the call (dispatch or combine between nodes)";
     case Wanted::rdma_completion:

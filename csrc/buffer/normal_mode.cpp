@@ -12,8 +12,7 @@
 namespace deep_ep {
 
 DispatchOutputs make_outputs(const ConstTensorView& x, const std::optional<ConstTensorView>& x_scales,
-                             const DispatchArguments* fresh, std::int64_t rows, WithoutRoom without_room,
-                             const CallScope& scope) {
+                             const DispatchArguments* fresh, std::int64_t rows, const CallScope& scope) {
   const Device& device = x.device;
   // The rows by themselves, as they are large and often dropped early; so is what a handle keeps, which lives long. The
   // others share one piece of memory.
@@ -46,7 +45,6 @@ DispatchOutputs make_outputs(const ConstTensorView& x, const std::optional<Const
   }
   if (!outputs.in_heap) {
     for (std::vector<Tensor>& piece : made) scope.take_back(std::move(piece));
-    if (without_room == WithoutRoom::nowhere) return {.in_heap = false};
   }
   for (std::size_t piece = 0; piece < kPieces && !outputs.in_heap; ++piece) {
     if (!wanted[piece].empty()) made[piece] = scope.pool_tensors(wanted[piece]);

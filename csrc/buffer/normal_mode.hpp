@@ -25,13 +25,10 @@ struct DispatchOutputs {
   void give_to(CachedDispatchResult& result, const CachedDispatchArguments& arguments) const;
 };
 
-/// What becomes of outputs for which the heap has no room: they lie in the executor's pool, or there are none.
-enum class WithoutRoom { in_pool, nowhere };
-
-/// In the heap, where that has room for all. `fresh`: the arguments of a dispatch that is not cached.
+/// In the heap, where that has room for all; else in the executor's pool. `fresh`: the arguments of a dispatch that is
+/// not cached.
 DispatchOutputs make_outputs(const ConstTensorView& x, const std::optional<ConstTensorView>& x_scales,
-                             const DispatchArguments* fresh, std::int64_t rows, WithoutRoom without_room,
-                             const CallScope& scope);
+                             const DispatchArguments* fresh, std::int64_t rows, const CallScope& scope);
 
 /// Waits until the kernel of an exchange has stored `counts.epoch`, which was 0. Throws what the kernel has met
 /// instead.

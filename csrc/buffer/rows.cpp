@@ -1,25 +1,12 @@
 #include "deep_ep/rows.hpp"
 
-#include <algorithm>
-
 #include "csrc/buffer/checks.hpp"
+#include "csrc/buffer/row_launch.hpp"
 #include "csrc/executor/backend.hpp"
 #include "csrc/support/format.hpp"
 #include "kernels/rows/params.hpp"
 
 namespace deep_ep {
-namespace {
-
-/// A warp for each unit of work, as far as the device has room for warps that have no shared memory.
-LaunchShape shape_for(std::int64_t units, const LaunchPolicy& policy, int most_threads) {
-  constexpr int kBlocksOfMultiprocessor = 8;
-  const int warps = std::min(policy.warps_per_block, most_threads / 32);
-  const std::int64_t blocks = std::min<std::int64_t>((units + warps - 1) / warps,
-                                                     std::int64_t{policy.multiprocessors} * kBlocksOfMultiprocessor);
-  return {static_cast<int>(std::max<std::int64_t>(blocks, 1)), warps * 32, 0};
-}
-
-}  // namespace
 
 void sum_rows(const std::shared_ptr<Executor>& executor, const ConstTensorView& rows, const ConstTensorView& index,
               const std::optional<ConstTensorView>& bias_0, const std::optional<ConstTensorView>& bias_1,
@@ -42,17 +29,19 @@ void sum_rows(const std::shared_ptr<Executor>& executor, const ConstTensorView& 
   SumRowsParams params{};
   params.rows = rows.as<std::byte>();
   params.num_rows = rows.size(0);
-  params.index = index.as<std::int64_t>();
+  params.index = {index.data, true};
+  params.index_stride = index.size(1);
   params.bias[0] = bias_0 ? bias_0->as<std::byte>() : nullptr;
   params.bias[1] = bias_1 ? bias_1->as<std::byte>() : nullptr;
   params.sums = sums.as<std::byte>();
   params.num_sums = index.size(0);
   params.terms = static_cast<int>(index.size(1));
   params.row_bytes = static_cast<std::uint32_t>(rows.size(1) * 2);
-  constexpr std::int64_t kBytesOfWarp = 512;
-  const std::int64_t units = params.num_sums * ((params.row_bytes + kBytesOfWarp - 1) / kBytesOfWarp);
   backend->make_current();
-  backend->kernels().sum_rows(params, shape_for(units, backend->policy(), kernels::sum_rows::kMaxThreads), stream);
+  backend->kernels().sum_rows(params,
+                              shape_for_warps(pieces_of_sums(params.num_sums, params.row_bytes), backend->policy(),
+                                              kernels::sum_rows::kMaxThreads),
+                              stream);
 }
 
 void gather_rows(const std::shared_ptr<Executor>& executor, const ConstTensorView& rows, const ConstTensorView& index,
@@ -106,7 +95,7 @@ void gather_rows(const std::shared_ptr<Executor>& executor, const ConstTensorVie
   params.unit_bytes = all % 16 == 0 ? 16 : 4;
   backend->make_current();
   backend->kernels().gather_rows(
-      params, shape_for(params.num_gathered, backend->policy(), kernels::gather_rows::kMaxThreads), stream);
+      params, shape_for_warps(params.num_gathered, backend->policy(), kernels::gather_rows::kMaxThreads), stream);
 }
 
 }  // namespace deep_ep

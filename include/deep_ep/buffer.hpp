@@ -76,9 +76,9 @@ class Buffer {
   DispatchLayout get_dispatch_layout(const ConstTensorView& topk_idx, int num_experts, const CallOptions& call = {});
 
   /// Sends every token once to each rank that is_token_in_rank names.
-  /// @throws OutOfMemory when neither heap nor window has room (between nodes: when the heap has none, for this rank's
-  /// rows, which are lost; or the window none for two rows from and to each). @throws InvalidArgument when
-  /// num_worst_tokens is 0 while the stream is being recorded into a CUDA graph.
+  /// @throws OutOfMemory when neither heap nor window has room (between nodes: when the window has none for two rows
+  /// from and to each, and one from each rank of the node). @throws InvalidArgument when num_worst_tokens is 0 while
+  /// the stream is being recorded into a CUDA graph.
   DispatchResult dispatch(const DispatchArguments& arguments, const CallOptions& call = {});
 
   /// Sends rows where those of an earlier dispatch went. No host wait.
@@ -87,7 +87,7 @@ class Buffer {
 
   /// Adds up what the destination ranks hold for each token of the original dispatch. No host wait.
   /// @throws OutOfMemory when the window has no room for two rows of each rank, or, between nodes, the heap none for a
-  /// copy of x that lies outside.
+  /// copy of x that lies outside, and the window none for a row of each rank.
   CombineResult combine(const CombineArguments& arguments, const CallOptions& call = {});
 
   // ------------------------------------------------------------------- low-latency mode: see low_latency.hpp

@@ -27,6 +27,8 @@ enum class Wanted : std::uint32_t {
   low_latency_barrier,            ///< its arrival at the barrier
   internode_rows,                 ///< rows from the rail in another node (normal mode)
   internode_credit,               ///< room in its landing ring
+  internode_near_rows,            ///< a row that a rank of this node stores in our near window
+  internode_near_room,            ///< room in the near window of a rank of this node
   internode_done,                 ///< the word of a rank of this node that it has ended the call
   rdma_completion,                ///< the NIC's word that our operations have reached the peer
 };

@@ -3,9 +3,11 @@
 //   rows of this node's ranks -- NVLink --> sum for a rail -- staging ring -- NIC --> its landing ring --> its sum
 //                             (relaying warps)            (posting lanes)            (adding warps)
 //
-// Rows are read where they are, in the heap. What counts as sent in dispatch comes in here, and the other way round.
+// Rows are read where they are, in the heap. A rank whose rows lie elsewhere pushes them through the near windows of
+// its node. What counts as sent in dispatch comes in here, and the other way round.
 #include "kernels/common/row_comparison.hpp"
 #include "kernels/internode/combine_add.hpp"
+#include "kernels/internode/combine_push.hpp"
 #include "kernels/internode/combine_relay.hpp"
 #include "kernels/internode/posting.hpp"
 #include "kernels/kernel_list.hpp"
@@ -25,11 +27,12 @@ DEEP_EP_DEVICE void publish_rows(const InternodeCombineParams& params, std::uint
     return address == nullptr ? 0
                               : static_cast<std::uint64_t>(static_cast<const std::byte*>(address) - common.own_heap());
   };
+  const bool pushed = params.transfer.near_warps != 0;
   Mailbox<CombineAddresses>& box = common.window.combine_box(common.heap_of(index), common.grid.index());
-  box.message = {.x = offset(params.x),
-                 .topk_weights = offset(params.topk_weights),
+  box.message = {.x = pushed ? 0 : offset(params.x),
+                 .topk_weights = pushed ? 0 : offset(params.topk_weights),
                  .num_rows = params.num_rows,
-                 .pulled = true,
+                 .pulled = !pushed,
                  .row_bytes = params.row_bytes,
                  .num_topk = params.num_topk,
                  .rows_to_reader = rows_between(params, common.grid.rank, common.grid.first_of_node() + index),
@@ -57,7 +60,8 @@ DEEP_EP_DEVICE bool learn_rows(const InternodeCombineParams& params, std::uint64
   const std::byte* heap = common.heap_of(index);
   rank = {.x = heap + told.x,
           .topk_weights = reinterpret_cast<const float*>(heap + told.topk_weights),
-          .num_rows = told.num_rows};
+          .num_rows = told.num_rows,
+          .pushed = !told.pulled};
   return true;
 }
 
@@ -66,9 +70,12 @@ DEEP_EP_DEVICE void combine_body(const InternodeCombineParams& params, std::byte
   const InternodeParams& common = transfer.common;
   const NodeGrid& grid = common.grid;
   const int adding_warps = transfer.first_warps + transfer.second_warps;
-  const InternodeCombineShared shared(Carver(memory), grid, grid_blocks(), adding_warps);
+  const InternodeCombineShared shared(Carver(memory), grid, grid_blocks(), adding_warps, transfer.near_warps);
   const Call call = Call::begin(common.state->transfer, transfer.wait, shared.scratch);
   const std::uint64_t number = call.epoch - 1;
+  const PushedRows pushed{params, {transfer, number}};
+  const int near_warp = warp_index() - adding_warps;
+  const CombinePusher pusher{params, pushed, shared.near_rows, shared.near_next + near_warp * grid.num_ranks};
   bool good = call.begun;
   if (good) {
     // 1. Say where our rows are. That we are here also says that they are written.
@@ -81,19 +88,29 @@ DEEP_EP_DEVICE void combine_body(const InternodeCombineParams& params, std::byte
     for (int index = thread_index(); index < grid.width; index += block_threads()) {
       good = learn_rows(params, call.epoch, index, shared.ranks[index]) && good;
     }
+    for (int queue = thread_index(); transfer.near_warps != 0 && queue < grid.num_ranks; queue += block_threads()) {
+      shared.near_rows[queue] = pusher.rows_of(queue);
+    }
     good = whole_block(good, shared.scratch);
   }
 
   // 3. Add for ourselves, add for our rails, post.
   if (good) {
     if (warp_index() < transfer.first_warps) {
-      good = CombineAdder{params, shared.ranks, number}.add_all();
+      good = CombineAdder{params, shared.ranks, pushed, number, any_pushed(shared.ranks, grid.width)}.add_all();
     } else if (warp_index() < adding_warps) {
       const int warp = (warp_index() - transfer.first_warps) * grid_blocks() + block_index();
-      const CombineRelay relay{params, shared.ranks, number, shared.next + warp_index() * grid.others()};
+      const CombineRelay relay{params,
+                               shared.ranks,
+                               pushed,
+                               number,
+                               shared.next + warp_index() * grid.others(),
+                               any_pushed(shared.ranks, grid.width)};
       good = relay.stage_all(warp, transfer.second_warps * grid_blocks());
+    } else if (near_warp < transfer.near_warps) {
+      good = pusher.push_all(near_warp * grid_blocks() + block_index(), transfer.near_warps * grid_blocks());
     } else {
-      good = post_all(transfer, number, warp_index() - adding_warps, shared.pairs);
+      good = post_all(transfer, number, near_warp - transfer.near_warps, shared.pairs);
     }
     good = whole_block(good, shared.scratch);
   }

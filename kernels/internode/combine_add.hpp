@@ -13,7 +13,9 @@ namespace deep_ep::device::internode {
 struct CombineAdder {
   const InternodeCombineParams& params;
   const NodeRows* ranks;
+  PushedRows pushed;
   std::uint64_t call;
+  bool near;  ///< some rank of this node pushes its rows
 
   DEEP_EP_DEVICE const NodeGrid& grid() const { return params.transfer.common.grid; }
   DEEP_EP_DEVICE const Rings& rings() const { return params.transfer.rings; }
@@ -32,10 +34,20 @@ struct CombineAdder {
                        grid().first_of_node() + at - grid().node());
   }
 
-  /// Waits until all that other nodes have of the token has landed. False after a fault.
+  /// Of a contribution that a rank of this node pushes: the row's number in its queue. -1 for any other.
+  DEEP_EP_DEVICE std::int32_t pushed_at(int token, int at) const {
+    if (!near || at >= contributions() || !is_near(at)) return -1;
+    return pushed.number_of(ranks, at - grid().node(), grid().node(), place_at(token, at));
+  }
+
+  /// Waits until all that other nodes have of the token has landed, and all that is pushed is there. False after a
+  /// fault.
   DEEP_EP_DEVICE bool await(int token) const {
     bool good = true;
     for (int at = lane_index(); at < contributions(); at += kWarpSize) {
+      if (const std::int32_t n = pushed_at(token, at); n >= 0) {
+        good = pushed.await(at - grid().node(), grid().node(), n) && good;
+      }
       const std::int32_t place = is_near(at) ? -1 : place_at(token, at);
       if (place < 0) continue;
       const int node = node_of(at);
@@ -52,10 +64,11 @@ struct CombineAdder {
     const auto find = [&](int at) {
       const std::int32_t place = place_at(token, at);
       if (place < 0) return FoundRow{};
+      if (const std::int32_t n = pushed_at(token, at); n >= 0) {
+        return adder.in_slot(pushed.row(at - grid().node(), grid().node(), n));
+      }
       if (is_near(at)) return adder.row_of(ranks[at - grid().node()], place);
-      const std::byte* row =
-          rings().landing(grid().number_of(node_of(at)), place).in(params.transfer.common.own_heap());
-      return FoundRow{row, reinterpret_cast<const float*>(row + params.row_bytes)};
+      return adder.in_slot(rings().landing(grid().number_of(node_of(at)), place).in(params.transfer.common.own_heap()));
     };
     const std::int64_t at = std::int64_t{token} * params.row_bytes;
     float* weights =
@@ -68,10 +81,13 @@ struct CombineAdder {
               });
   }
 
-  /// The token's landed rows are read: counts them in their chunks.
+  /// The token's rows are read: counts those that have landed in their chunks, and gives back those that were pushed.
   DEEP_EP_DEVICE void count_read(int token) const {
     warp::sync();  // by all lanes
     for (int at = lane_index(); at < contributions(); at += kWarpSize) {
+      if (const std::int32_t n = pushed_at(token, at); n >= 0) {
+        pushed.give_back(at - grid().node(), grid().node(), n);
+      }
       const std::int32_t place = is_near(at) ? -1 : place_at(token, at);
       if (place < 0) continue;
       const int counter = rings().counter(grid().number_of(node_of(at)), rings().chunk_of(place));

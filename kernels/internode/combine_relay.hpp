@@ -9,20 +9,57 @@ namespace deep_ep::device::internode {
 struct CombineRelay {
   const InternodeCombineParams& params;
   const NodeRows* ranks;
+  PushedRows pushed;
   std::uint64_t call;
   std::int32_t* next;  ///< [other nodes], of the warp
+  bool near;           ///< some rank of this node pushes its rows
 
   DEEP_EP_DEVICE const NodeGrid& grid() const { return params.transfer.common.grid; }
   DEEP_EP_DEVICE const Rings& rings() const { return params.transfer.rings; }
   /// In combine, what came from a node goes back to it.
   DEEP_EP_DEVICE int rows_for(int number) const { return params.transfer.counts.to_node[grid().other(number)]; }
 
+  /// The row that rank `index` of this node has of row number `relayed`; -1: none.
+  DEEP_EP_DEVICE std::int32_t place_at(std::int64_t relayed, int index) const {
+    if (index >= grid().width || relayed >= params.transfer.relay_rows_room) return -1;
+    return load_stream(params.relay_rows + relayed * grid().width + index);
+  }
+  /// If the rank pushes it: its number in its queue. -1 if not.
+  DEEP_EP_DEVICE std::int32_t pushed_at(int number, std::int64_t relayed, int index) const {
+    if (!near || index >= grid().width) return -1;
+    return pushed.number_of(ranks, index, grid().other(number), place_at(relayed, index));
+  }
+  /// By one lane: the first rank whose part of the row it pushes and has not yet, -1 if there is none; acquires.
+  DEEP_EP_DEVICE int missing_from(int number, int row) const {
+    const std::int64_t relayed = rows_before(number) + row;
+    for (int index = 0; index < grid().width; ++index) {
+      const std::int32_t n = pushed_at(number, relayed, index);
+      if (n >= 0 && !pushed.is_there(index, grid().other(number), n)) return index;
+    }
+    return -1;
+  }
+  /// By one lane: the row has been waited for too long.
+  DEEP_EP_DEVICE void report_late(int number, int row) const {
+    const int from = missing_from(number, row);
+    const int node = grid().other(number);
+    if (from >= 0) {
+      const std::int32_t n = pushed_at(number, rows_before(number) + row, from);
+      pushed.report_late(from, node, n);
+    } else {
+      report_fault(params.transfer.wait, FaultKind::timeout, Wanted::internode_credit, grid().rail_in(node), 0,
+                   rings().room_for(call, rings().chunk_of(row)), 0);
+    }
+  }
+
   DEEP_EP_DEVICE void stage(int number, int row) const {
     const RowAdder adder{params};
     const std::int64_t relayed = rows_before(number) + row;
     const auto find = [&](int index) {
-      if (index >= grid().width || relayed >= params.transfer.relay_rows_room) return FoundRow{};
-      return adder.row_of(ranks[index], load_stream(params.relay_rows + relayed * grid().width + index));
+      if (const std::int32_t n = pushed_at(number, relayed, index); n >= 0) {
+        return adder.in_slot(pushed.row(index, grid().other(number), n));
+      }
+      const std::int32_t place = place_at(relayed, index);
+      return place < 0 ? FoundRow{} : adder.row_of(ranks[index], place);
     };
     std::byte* to = rings().staging(number, row).in(params.transfer.common.own_heap());
     auto* weights = params.num_topk != 0 ? reinterpret_cast<float*>(to + params.row_bytes) : nullptr;
@@ -31,6 +68,10 @@ struct CombineRelay {
     if (lane_index() == 0) {
       fetch_add_release<Scope::gpu>(params.transfer.common.staged + rings().counter(number, rings().chunk_of(row)),
                                     std::uint32_t{1});
+    }
+    for (int index = lane_index(); near && index < grid().width; index += kWarpSize) {
+      const std::int32_t n = pushed_at(number, relayed, index);
+      if (n >= 0) pushed.give_back(index, grid().other(number), n);
     }
   }
 
@@ -44,18 +85,21 @@ struct CombineRelay {
   }
 
   /// Stages this warp's share, which is every `step`th row: so the first chunks are whole soon. False after a fault.
-  /// The warp waits for the posting lanes only, which know for whom they wait, and for how long.
+  /// Where nobody pushes, the warp waits for the posting lanes only, which know for whom they wait, and for how long.
   DEEP_EP_DEVICE bool stage_all(int first, int step) const {
-    WaitContext without_end = params.transfer.wait;
-    without_end.timeout_ns = 0;
+    WaitContext wait = params.transfer.wait;
+    if (!near) wait.timeout_ns = 0;
     return serve(
-        grid(), without_end, next, first, step, [&](int number) { return rows_for(number); },
-        [&](int number) { return stageable_chunks(params.transfer, call, number) * rings().chunk_rows; },
+        grid().others(), wait, next, first, step, [&](int number) { return rows_for(number); },
+        [&](int number) {
+          const int ready = stageable_chunks(params.transfer, call, number) * rings().chunk_rows;
+          return near && next[number] < ready && missing_from(number, next[number]) >= 0 ? 0 : ready;
+        },
         [&](int number, int row) {
           stage(number, row);
           return true;
         },
-        [](int, int) {});
+        [&](int number, int row) { report_late(number, row); });
   }
 };
 

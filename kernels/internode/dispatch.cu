@@ -5,10 +5,13 @@
 //       -- staging ring -- NIC --> landing ring of the rail -- NVLink --> final places     (posting lanes, forwarding
 //       warps)
 //
+// A rank whose output does not lie in the heap gets its rows by its near window instead.
+//
 // Where a row's final places are travels with it, so the relay needs no table.
 #include "kernels/common/row_comparison.hpp"
 #include "kernels/common/row_tail.hpp"
 #include "kernels/common/tickets.hpp"
+#include "kernels/internode/dispatch_fetch.hpp"
 #include "kernels/internode/dispatch_forward.hpp"
 #include "kernels/internode/dispatch_send.hpp"
 #include "kernels/internode/posting.hpp"
@@ -21,7 +24,10 @@ namespace deep_ep::device::internode {
 DEEP_EP_DEVICE void publish_targets(const InternodeDispatchParams& params, std::uint64_t epoch, int index) {
   const InternodeParams& common = params.transfer.common;
   Mailbox<DispatchAddresses>& box = common.window.dispatch_box(common.heap_of(index), common.grid.index());
-  box.message = addresses_in(common.own_heap(), params.output.row(params.rows, 0), params.output_rows, 0);
+  const bool near = params.transfer.near_warps != 0;
+  const RowTargets places = near ? RowTargets{} : params.output;
+  const auto window_rows = static_cast<std::uint32_t>(near ? params.transfer.near.slots : 0);
+  box.message = addresses_in(common.own_heap(), places.row(params.rows, 0), params.output_rows, window_rows);
   store_release<Scope::system>(&box.signal, epoch);
 }
 
@@ -38,7 +44,10 @@ DEEP_EP_DEVICE bool learn_target(const InternodeDispatchParams& params, std::uin
   rows_of_both.compare(params.rows, told);
   const std::uint64_t* own = &common.window.dispatch_box(common.own_heap(), common.grid.index()).signal;
   if (!rows_of_both.agrees(transfer.wait, own, common.grid.rank, addresses)) return false;
-  target = {.rows = targets_in(common.heap_of(index), told), .capacity = told.capacity};
+  const bool near = told.window_rows != 0;
+  target = {.rows = targets_in(common.heap_of(index), told),
+            .capacity = near ? 0 : told.capacity,
+            .near_capacity = near ? told.capacity : 0};
   return true;
 }
 
@@ -47,8 +56,8 @@ DEEP_EP_DEVICE void dispatch_body(const InternodeDispatchParams& params, std::by
   const InternodeParams& common = transfer.common;
   const NodeGrid& grid = common.grid;
   const int moving_warps = transfer.first_warps + transfer.second_warps;
-  const InternodeDispatchShared shared(Carver(memory), grid, grid_blocks(), moving_warps, params.stages,
-                                       params.stage_bytes);
+  const InternodeDispatchShared shared(Carver(memory), grid, grid_blocks(), moving_warps, transfer.near_warps,
+                                       params.stages, params.stage_bytes);
   const Call call = Call::begin(common.state->transfer, transfer.wait, shared.scratch);
   const std::uint64_t number = call.epoch - 1;
   const auto stages = static_cast<std::uint32_t>(params.stages);
@@ -71,6 +80,9 @@ DEEP_EP_DEVICE void dispatch_body(const InternodeDispatchParams& params, std::by
     for (int index = thread_index(); index < grid.width; index += block_threads()) {
       good = learn_target(params, call.epoch, index, shared.targets[index]) && good;
     }
+    for (int index = thread_index(); transfer.near_warps != 0 && index < grid.width; index += block_threads()) {
+      shared.near_rows[index] = DispatchFetcher::rows_by(params, index);
+    }
     bulk::fence_global();  // the addresses also say that the memory is free for our bulk stores
     good = whole_block(good, shared.scratch);
   }
@@ -78,13 +90,23 @@ DEEP_EP_DEVICE void dispatch_body(const InternodeDispatchParams& params, std::by
   // 3. Send, forward, post.
   if (good) {
     if (warp_index() < transfer.first_warps) {
-      good = DispatchSender{params, shared.targets, number, pipe}.send_all();
+      good = DispatchSender{params, shared.targets, number, pipe, any_near(shared.targets, grid.width)}.send_all();
     } else if (warp_index() < moving_warps) {
       const int warp = (warp_index() - transfer.first_warps) * grid_blocks() + block_index();
-      DispatchForwarder forwarder{params, shared.targets, number, pipe, shared.next + warp_index() * grid.others()};
+      DispatchForwarder forwarder{params,
+                                  shared.targets,
+                                  number,
+                                  pipe,
+                                  shared.next + warp_index() * grid.others(),
+                                  any_near(shared.targets, grid.width)};
       good = forwarder.forward_all(warp, transfer.second_warps * grid_blocks());
+    } else if (warp_index() < moving_warps + transfer.near_warps) {
+      const int near_warp = warp_index() - moving_warps;
+      const DispatchFetcher fetcher{
+          params, {transfer, number}, shared.near_rows, shared.near_next + near_warp * grid.width};
+      good = fetcher.fetch_all(near_warp * grid_blocks() + block_index(), transfer.near_warps * grid_blocks());
     } else {
-      good = post_all(transfer, number, warp_index() - moving_warps, shared.pairs);
+      good = post_all(transfer, number, warp_index() - moving_warps - transfer.near_warps, shared.pairs);
     }
     good = whole_block(good, shared.scratch);
   }
@@ -93,8 +115,7 @@ DEEP_EP_DEVICE void dispatch_body(const InternodeDispatchParams& params, std::by
   call.end([&] {
     if (!good) return;
     end_together(transfer, call.epoch);
-    // (Where there is no memory for any row, the host has said so.)
-    if (thread_index() == 0 && received > params.output_rows && params.output.x != nullptr) {
+    if (thread_index() == 0 && received > params.output_rows) {
       note_fault(transfer.wait, FaultKind::overflow, Wanted::dispatch_rows, grid.rank, 0,
                  static_cast<std::uint64_t>(received), static_cast<std::uint64_t>(params.output_rows));
     }

@@ -15,6 +15,10 @@ struct DispatchForwarder {
   std::uint64_t call;
   RowPipe pipe;
   std::int32_t* next;  ///< [other nodes], of the warp
+  bool near;           ///< some rank of this node gets its rows by its near window
+  /// The rows in hand are laid out as this rank takes them to be. Where they are not, a posting lane puts it on record,
+  /// and they go nowhere: read as something else, they would name places of other rows.
+  bool understood = true;
 
   DEEP_EP_DEVICE const NodeGrid& grid() const { return params.transfer.common.grid; }
   DEEP_EP_DEVICE const Rings& rings() const { return params.transfer.rings; }
@@ -40,31 +44,30 @@ struct DispatchForwarder {
     pipe.load(slot(number, unit.row) + unit.offset, bytes_of(unit));
   }
 
-  /// Where the row goes at rank `index` of this node; -1: nowhere, or there is no room for it.
+  /// Where the row goes at rank `index` of this node; -1: nowhere, there is no room for it, or it is unknown.
   DEEP_EP_DEVICE std::int32_t place_at(const PackedRow& packed, int index) const {
     if (index >= grid().width) return -1;
     const std::int32_t row = load_weak(packed.rows() + index);
-    return row < targets[index].capacity ? row : -1;
+    return understood && row < targets[index].capacity ? row : -1;
+  }
+
+  /// The same where it goes by the rank's near window.
+  DEEP_EP_DEVICE std::int32_t near_place_at(const PackedRow& packed, int index) const {
+    if (index >= grid().width) return -1;
+    const std::int32_t row = load_weak(packed.rows() + index);
+    return understood && row < targets[index].near_capacity ? row : -1;
   }
 
   DEEP_EP_DEVICE void store_sidecars(const PackedRow& packed, int row, std::int64_t relayed) const {
     const RowShape& shape = params.rows;
     const auto scale = [&](int at) { return load_weak(packed.scales() + at); };
-    Sidecar sidecar;
-    for (int i = 0; i < Sidecar::kHeld; ++i) {
-      const int at = lane_index() + i * kWarpSize;
-      if (at < shape.num_scales) sidecar.scales[i] = scale(at);
-    }
-    if (lane_index() < shape.num_topk) {
-      sidecar.expert = load_weak(packed.experts() + lane_index());
-      sidecar.weight = load_weak(packed.weights() + lane_index());
-    }
-    sidecar.src_idx = load_weak(packed.src_idx());
+    const Sidecar sidecar = unpack_sidecar(packed);
     for (int first = 0; first < grid().width; first += kWarpSize) {
       const int index = first + lane_index();
       const std::int32_t mine = place_at(packed, index);
       if (params.send_src_idx && relayed + row < params.transfer.relay_rows_room && index < grid().width) {
-        params.relay_rows[(relayed + row) * grid().width + index] = mine;
+        params.relay_rows[(relayed + row) * grid().width + index] =
+            near && mine < 0 ? near_place_at(packed, index) : mine;
       }
       for (std::uint32_t left = warp::ballot(mine >= 0); left != 0; left &= left - 1) {
         const int to = first + lowest_bit(left);
@@ -73,6 +76,13 @@ struct DispatchForwarder {
                       grid().first_of_node() + to, scale);
       }
     }
+  }
+
+  /// By the whole warp: to the near windows that the row goes by. False after a fault.
+  DEEP_EP_DEVICE bool send_to_near_windows(const PackedRow& packed) const {
+    return send_near(
+        params.transfer, call, [&](int index) { return near_place_at(packed, index) >= 0; },
+        [&](std::byte* slot) { copy_row(slot, packed.at, rings().slot_bytes); });
   }
 
   /// Tokens that come from the nodes before: where this one's begin in relay_rows, which goes by node.
@@ -101,11 +111,20 @@ struct DispatchForwarder {
     const int begin = chunk * rings().chunk_rows + in_chunk;
     Unit unit{begin, 0};
     load(number, unit);
+    // While the row comes. The shape arrived before any row; all warps look for themselves.
+    understood = shapes_agree(expected_shape(params.transfer, call, number),
+                              load_relaxed<Scope::system>(shape_of(params.transfer, number)));
     while (unit.row < begin + rows) {
       const Unit following = after(unit);
       if (following.row < begin + rows) load(number, following);
       const PackedRow packed{slot(number, unit.row), params.rows};
-      if (unit.offset == 0) store_sidecars(packed, unit.row, relayed);
+      if (unit.offset == 0) {
+        store_sidecars(packed, unit.row, relayed);
+        if (near && !send_to_near_windows(packed)) {
+          pipe.drop();
+          return false;
+        }
+      }
       pipe.store(bytes_of(unit), [&](auto store) {
         for (int index = lane_index(); index < grid().width; index += kWarpSize) {
           const std::int32_t place = place_at(packed, index);
@@ -126,7 +145,7 @@ struct DispatchForwarder {
   /// Forwards this warp's shares, which are every `step`th one. False after a fault.
   DEEP_EP_DEVICE bool forward_all(int first, int step) {
     const bool good = serve(
-        grid(), params.transfer.wait, next, first, step,
+        grid().others(), params.transfer.wait, next, first, step,
         [&](int number) { return rings().chunks_for(rows_from(number)) * shares_of_chunk(); },
         [&](int number) { return landed_chunks(params.transfer, call, number) * shares_of_chunk(); },
         [&](int number, int share) { return forward(number, share); },

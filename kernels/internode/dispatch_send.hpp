@@ -18,6 +18,7 @@ struct DispatchSender {
   const NodeTarget* targets;
   std::uint64_t call;
   RowPipe pipe;
+  bool near;  ///< some rank of this node gets its rows by its near window
 
   // Destinations of a token: the ranks of this node, by index, then the other nodes, by number.
 
@@ -36,6 +37,13 @@ struct DispatchSender {
     const std::int32_t row = load_stream(params.transfer.destination_row + std::int64_t{token} * grid().num_ranks +
                                          grid().first_of_node() + destination);
     return row < targets[destination].capacity ? row : -1;
+  }
+  /// The row's final place at rank `index` of this node, if it goes there by its near window; -1 if not.
+  DEEP_EP_DEVICE std::int32_t near_place_at(int token, int index) const {
+    if (index >= grid().width) return -1;
+    const std::int32_t row = load_stream(params.transfer.destination_row + std::int64_t{token} * grid().num_ranks +
+                                         grid().first_of_node() + index);
+    return row < targets[index].near_capacity ? row : -1;
   }
   DEEP_EP_DEVICE std::byte* slot(int number, std::int32_t row) const {
     return rings().staging(number, row).in(params.transfer.common.own_heap());
@@ -60,6 +68,9 @@ struct DispatchSender {
       bool wanted = place >= 0;
       for (int at = lane_index() + kWarpSize; at < destinations(); at += kWarpSize) {
         wanted = wanted || place_at(token, at) >= 0;
+      }
+      for (int index = lane_index(); near && index < grid().width; index += kWarpSize) {
+        wanted = wanted || near_place_at(token, index) >= 0;
       }
       if (warp::any(wanted)) return {token, 0, place};
     }
@@ -102,28 +113,35 @@ struct DispatchSender {
     return warp::agree(good);
   }
 
-  /// By the whole warp: what travels beside the row.
-  DEEP_EP_DEVICE void store_sidecars(const Unit& unit) const {
-    const RowShape& shape = params.rows;
-    const auto scale = [&](int at) { return load_stream(params.scales.at(unit.token, at)); };
+  DEEP_EP_DEVICE std::uint32_t scale_of(int token, int at) const { return load_stream(params.scales.at(token, at)); }
+  DEEP_EP_DEVICE Sidecar sidecar_of(int token) const {
     Sidecar sidecar;
     for (int i = 0; i < Sidecar::kHeld; ++i) {
       const int at = lane_index() + i * kWarpSize;
-      if (at < shape.num_scales) sidecar.scales[i] = scale(at);
+      if (at < params.rows.num_scales) sidecar.scales[i] = scale_of(token, at);
     }
-    if (lane_index() < shape.num_topk) {
-      const std::int64_t at = std::int64_t{unit.token} * shape.num_topk + lane_index();
+    if (lane_index() < params.rows.num_topk) {
+      const std::int64_t at = std::int64_t{token} * params.rows.num_topk + lane_index();
       sidecar.expert = expert_of(params.topk_idx.load(at), params.num_local_experts * grid().num_ranks);
       sidecar.weight = load_stream(params.topk_weights + at);
     }
-    sidecar.src_idx = unit.token;
+    sidecar.src_idx = token;
+    return sidecar;
+  }
+
+  /// By the whole warp: what travels beside the row.
+  DEEP_EP_DEVICE void store_sidecars(const Unit& unit) const {
+    const RowShape& shape = params.rows;
+    const auto scale = [&](int at) { return scale_of(unit.token, at); };
+    const Sidecar sidecar = sidecar_of(unit.token);
     for (int first = 0; first < destinations(); first += kWarpSize) {
       const std::int32_t mine = first == 0 ? unit.place : place_at(unit.token, first + lane_index());
       for (std::uint32_t left = warp::ballot(mine >= 0); left != 0; left &= left - 1) {
         const int destination = first + lowest_bit(left);
         const std::int32_t place = warp::shuffle(mine, lowest_bit(left));
         if (is_node(destination)) {
-          pack(unit.token, destination - grid().width, place, sidecar, scale);
+          const int number = destination - grid().width;
+          pack(unit.token, grid().other(number), {slot(number, place), shape}, sidecar);
         } else {
           // A copy: the original is in shared memory, and for all the compiler knows each store here changes it.
           const RowTargets rows = targets[destination].rows;
@@ -132,15 +150,14 @@ struct DispatchSender {
       }
     }
   }
-  template <class Scale>
-  DEEP_EP_DEVICE void pack(int token, int number, std::int32_t place, const Sidecar& sidecar, Scale scale) const {
-    const PackedRow packed{slot(number, place), params.rows};
+  /// Into a slot for a rank of `node`.
+  DEEP_EP_DEVICE void pack(int token, int node, const PackedRow& packed, const Sidecar& sidecar) const {
     for (int i = 0; i < Sidecar::kHeld; ++i) {
       const int at = lane_index() + i * kWarpSize;
       if (at < params.rows.num_scales) packed.scales()[at] = sidecar.scales[i];
     }
     for (int at = lane_index() + Sidecar::kHeld * kWarpSize; at < params.rows.num_scales; at += kWarpSize) {
-      packed.scales()[at] = scale(at);
+      packed.scales()[at] = scale_of(token, at);
     }
     if (lane_index() < params.rows.num_topk) {
       packed.experts()[lane_index()] = sidecar.expert;
@@ -148,10 +165,20 @@ struct DispatchSender {
     }
     if (lane_index() == 0) *packed.src_idx() = token;
     const std::int32_t* rows =
-        params.transfer.destination_row + std::int64_t{token} * grid().num_ranks + grid().other(number) * grid().width;
+        params.transfer.destination_row + std::int64_t{token} * grid().num_ranks + node * grid().width;
     for (int index = lane_index(); index < grid().width; index += kWarpSize) {
       packed.rows()[index] = load_stream(rows + index);
     }
+  }
+
+  /// By the whole warp: to the near windows that the row goes by. False after a fault.
+  DEEP_EP_DEVICE bool send_to_near_windows(int token) const {
+    return send_near(
+        params.transfer, call, [&](int index) { return near_place_at(token, index) >= 0; },
+        [&](std::byte* slot) {
+          copy_row(slot, params.x + std::int64_t{token} * params.rows.row_bytes, params.rows.row_bytes);
+          pack(token, grid().node(), {slot, params.rows}, sidecar_of(token));
+        });
   }
 
   /// The token's row is stored, as this warp has made sure: counts it in the chunks that it belongs to.
@@ -182,7 +209,7 @@ struct DispatchSender {
           count_staged(stored);
           stored.token = end;
         }
-        if (!await_room(unit)) {
+        if (!await_room(unit) || (near && !send_to_near_windows(unit.token))) {
           pipe.drop();
           return false;
         }

@@ -7,6 +7,7 @@
 #include "kernels/common/faults.hpp"
 #include "kernels/common/rows.hpp"
 #include "kernels/common/topk.hpp"
+#include "kernels/internode/near_window.hpp"
 #include "kernels/internode/rings.hpp"
 #include "kernels/internode/window.hpp"
 #include "kernels/rdma/params.hpp"
@@ -41,6 +42,7 @@ struct InternodeParams {
   /// back to zero when the chunk has been sent, or given back.
   std::uint32_t* staged = nullptr;
   std::uint32_t* read = nullptr;
+  std::uint32_t* near_tickets = nullptr;  ///< [width]: rows of a dispatch for a near window; zero between calls
 
   DEEP_EP_DEVICE std::byte* own_heap() const { return heaps[grid.rank]; }
   DEEP_EP_DEVICE std::byte* heap_of(int index) const { return heaps[grid.first_of_node() + index]; }
@@ -86,6 +88,7 @@ struct TransferParams {
   InternodeParams common;
   WaitContext wait;
   Rings rings;
+  NearWindow near;
   NodeCounts counts;
   const std::int32_t* destination_row;  ///< [num_tokens, num_ranks]
   const std::int32_t* node_row;         ///< [num_tokens, nodes]
@@ -95,6 +98,7 @@ struct TransferParams {
   // Roles of a block's warps, in this order.
   int first_warps;   ///< dispatch: send; combine: add this rank's tokens
   int second_warps;  ///< dispatch: forward; combine: add for other nodes
+  int near_warps;    ///< 0 where this rank's rows lie in the heap; dispatch: fetch its rows; combine: push them
   int poster_warps;  ///< a lane posts to one rail
 };
 
@@ -115,7 +119,7 @@ struct InternodeDispatchParams : SentRows {
   const std::int32_t* rank_prefix_matrix;  ///< [num_ranks, num_ranks]
 
   // Where this rank receives.
-  RowTargets output;         ///< final places, in the heap
+  RowTargets output;         ///< final places; in the heap, unless there are near_warps
   std::int64_t output_rows;  ///< rows there is room for
   std::int32_t* relay_rows;  ///< out, [relay_rows_room, width]
 
@@ -133,7 +137,7 @@ struct InternodeCombineParams {
   float* combined_weights;   ///< out, [num_tokens, num_topk], nullptr: none
   int num_topk;
 
-  // As expert side: where the rows are, in the heap.
+  // As expert side: where the rows are; in the heap, unless there are near_warps.
   std::int32_t num_rows;
   const std::byte* x;
   const float* topk_weights;

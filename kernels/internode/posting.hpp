@@ -14,6 +14,7 @@
 
 #include "kernels/common/wait.hpp"
 #include "kernels/internode/params.hpp"
+#include "kernels/internode/serving.hpp"
 #include "kernels/rdma/peer.hpp"
 
 namespace deep_ep::device::internode {
@@ -37,7 +38,7 @@ class RailPoster {
 
   /// Tells the rail the shape, ahead of all rows. False after a fault.
   DEEP_EP_DEVICE bool greet() {
-    const std::uint64_t ours = shape(rows_out_, rows_in_);
+    const std::uint64_t ours = rail_shape(params_, call_, rows_out_, rows_in_);
     const std::size_t word = params_.common.window.rail_word(InternodeWindow::shape, params_.common.grid.node()).offset;
     if (!rows_.signal_add(word, ours - state_.told_shape)) return false;
     state_.told_shape = ours;
@@ -91,22 +92,14 @@ class RailPoster {
  private:
   static constexpr int kRungTogether = 4;  ///< chunks
 
-  /// The shape of this call's rows, for one direction: the same at both ends, unless the ranks disagree.
-  DEEP_EP_DEVICE std::uint64_t shape(int rows_to_rail, int rows_from_rail) const {
-    const std::uint32_t rows = combine_shapes(params_.shape, static_cast<std::uint32_t>(rows_to_rail));
-    return (call_ + 1) << 32 | combine_shapes(rows, static_cast<std::uint32_t>(rows_from_rail));
-  }
   /// Looks for the rail's shape.
   DEEP_EP_DEVICE bool compare() {
     if (greeted_) return false;
-    const std::uint64_t* word =
-        params_.common.window.rail_word(InternodeWindow::shape, node_).in(params_.common.own_heap());
-    const std::uint64_t theirs = load_acquire<Scope::system>(word);
-    const std::uint64_t expected = shape(rows_in_, rows_out_);
+    const std::uint64_t theirs = load_acquire<Scope::system>(shape_of(params_, number_));
+    const std::uint64_t expected = expected_shape(params_, call_, number_);
     if (theirs >> 32 < expected >> 32) return false;
     greeted_ = true;
-    // The rail may have ended this call, in which it has found the same, and begun the next.
-    if (theirs >> 32 == expected >> 32 && theirs != expected) {
+    if (!shapes_agree(expected, theirs)) {
       report_fault(params_.wait, FaultKind::mismatch, Wanted::internode_rows, params_.common.grid.rail_in(node_), 0,
                    expected, theirs);
       failed_ = true;

@@ -63,6 +63,14 @@ struct Rings {
   DEEP_EP_HOST_DEVICE static constexpr std::uint64_t progress(std::uint64_t call, int chunks) {
     return call << 32 | static_cast<std::uint64_t>(chunks);
   }
+  /// How many chunks of that call there are in a word that says `seen`. All of them, where it belongs to a later call:
+  /// the rail goes on when its rows have been read, which does not take warps whose share of the last chunk has no row.
+  DEEP_EP_HOST_DEVICE static constexpr int chunks_of_call(std::uint64_t call, std::uint64_t seen) {
+    constexpr std::uint64_t kAll = INT32_MAX / (2 * kRows);
+    const std::uint64_t of_call = progress(call, 0);
+    if (seen <= of_call) return 0;
+    return static_cast<int>(seen - of_call < kAll ? seen - of_call : kAll);
+  }
   /// What must have been read before chunk `chunk` may be written.
   DEEP_EP_HOST_DEVICE std::uint64_t room_for(std::uint64_t call, int chunk) const {
     return progress(call, chunk < chunks ? 0 : chunk + 1 - chunks);

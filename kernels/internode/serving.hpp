@@ -8,14 +8,14 @@
 
 namespace deep_ep::device::internode {
 
-/// By a whole warp. `next`: a word for each other node, of the warp. The warp works on parts `first`, `first + step`
-/// and so on of each node, in their order. `parts(number)`: how many there are. `ready(number)`: how many may be worked
-/// on so far, acquiring what they are. `work(number, part)`: false after a fault. `report_late(number, part)`: puts on
-/// record what is missing, when the warp has waited as long as `wait` allows. False after a fault.
+/// By a whole warp. `next`: a word for each node (or whatever else has parts), of the warp. The warp works on parts
+/// `first`, `first + step` and so on of each, in their order. `parts(number)`: how many there are. `ready(number)`: how
+/// many may be worked on so far, acquiring what they are. `work(number, part)`: false after a fault.
+/// `report_late(number, part)`: puts on record what is missing, when the warp has waited as long as `wait` allows.
+/// False after a fault.
 template <class Parts, class Ready, class Work, class Late>
-DEEP_EP_DEVICE bool serve(const NodeGrid& grid, const WaitContext& wait, std::int32_t* next, int first, int step,
-                          Parts parts, Ready ready, Work work, Late report_late) {
-  const int others = grid.others();
+DEEP_EP_DEVICE bool serve(int others, const WaitContext& wait, std::int32_t* next, int first, int step, Parts parts,
+                          Ready ready, Work work, Late report_late) {
   const ReportLate policy{wait};
   // A lane looks after the nodes of its index and multiples of 32 behind.
   for (int number = lane_index(); number < others; number += kWarpSize) next[number] = first;
@@ -67,14 +67,32 @@ DEEP_EP_DEVICE const std::uint64_t* tail_of(const TransferParams& params, int nu
 }
 /// Chunks of this call that have landed.
 DEEP_EP_DEVICE int landed_chunks(const TransferParams& params, std::uint64_t call, int number) {
-  const std::uint64_t tail = load_acquire<Scope::system>(tail_of(params, number));
-  return tail < Rings::progress(call, 0) ? 0 : static_cast<int>(tail - Rings::progress(call, 0));
+  return Rings::chunks_of_call(call, load_acquire<Scope::system>(tail_of(params, number)));
+}
+/// What the ends of a rail tell each other of a call, for one direction: the same at both, unless the ranks disagree.
+DEEP_EP_DEVICE std::uint64_t rail_shape(const TransferParams& params, std::uint64_t call, int rows_to_rail,
+                                        int rows_from_rail) {
+  const std::uint32_t rows = combine_shapes(params.shape, static_cast<std::uint32_t>(rows_to_rail));
+  return (call + 1) << 32 | combine_shapes(rows, static_cast<std::uint32_t>(rows_from_rail));
+}
+/// The word in which other node `number`'s rail says it, and what it must say.
+DEEP_EP_DEVICE const std::uint64_t* shape_of(const TransferParams& params, int number) {
+  return params.common.window.rail_word(InternodeWindow::shape, params.common.grid.other(number))
+      .in(params.common.own_heap());
+}
+DEEP_EP_DEVICE std::uint64_t expected_shape(const TransferParams& params, std::uint64_t call, int number) {
+  const int node = params.common.grid.other(number);
+  return rail_shape(params, call, params.counts.from_node[node], params.counts.to_node[node]);
+}
+/// Does the rail mean what we mean? Once it has said so; if it has ended the call and begun the next, it has found the
+/// same.
+DEEP_EP_DEVICE bool shapes_agree(std::uint64_t expected, std::uint64_t theirs) {
+  return theirs >> 32 != expected >> 32 || theirs == expected;
 }
 /// Chunks of this call that may be staged.
 DEEP_EP_DEVICE int stageable_chunks(const TransferParams& params, std::uint64_t call, int number) {
   const std::uint64_t sent = load_acquire<Scope::gpu>(&params.common.rails[number].sent);
-  const std::uint64_t of_call = Rings::progress(call, 0);
-  return params.rings.chunks + (sent < of_call ? 0 : static_cast<int>(sent - of_call));
+  return params.rings.chunks + Rings::chunks_of_call(call, sent);
 }
 
 /// Tells the ranks of this node that this rank has ended the call, and waits for the same word: their rows are here,
@@ -90,6 +108,9 @@ DEEP_EP_DEVICE void end_together(const TransferParams& params, std::uint64_t epo
                 {common.grid.first_of_node() + index, Wanted::internode_done, epoch});
   }
   if (thread_index() == 0) store_relaxed<Scope::gpu>(&common.state->next_token, std::uint32_t{0});
+  for (int index = thread_index(); index < common.grid.width; index += block_threads()) {
+    store_relaxed<Scope::gpu>(common.near_tickets + index, std::uint32_t{0});
+  }
 }
 
 }  // namespace deep_ep::device::internode

@@ -8,6 +8,7 @@
 #include "kernels/common/carver.hpp"
 #include "kernels/common/messages.hpp"
 #include "kernels/common/place.hpp"
+#include "kernels/internode/near_window.hpp"
 
 namespace deep_ep {
 
@@ -73,6 +74,9 @@ struct InternodeWindow {
     window.rail_words_ = carver.place<std::byte>(kRailWords * nodes * kLine, kLine);
     window.counts_ = carver.place<std::byte>(2 * ranks * window.counts_bytes(1), kLine);
     window.landed_counts_ = carver.place<std::byte>(2 * nodes * window.counts_bytes(grid.width), kLine);
+    const std::size_t slots = ranks * NearWindow::kSlotsOfRank;
+    window.near_filled_ = carver.place<std::byte>(slots * sizeof(std::uint64_t), kLine);
+    window.near_emptied_ = carver.place<std::byte>(slots * sizeof(std::uint64_t), kLine);
     window.staged_counts_ = carver.place<std::byte>(window.counts_bytes(grid.num_ranks), kLine);
     window.bytes = align_to_line(carver.bytes()) - begin;
     return window;
@@ -100,6 +104,15 @@ struct InternodeWindow {
   DEEP_EP_DEVICE SourceCounts counts(std::byte* heap, std::uint64_t epoch, int source) const {
     const std::size_t at = (epoch & 1) * static_cast<std::size_t>(grid_.num_ranks) + static_cast<std::size_t>(source);
     return {Carver(heap + counts_ + at * counts_bytes(1)), grid_, max_local_experts_};
+  }
+
+  /// Of a slot of the near window: how far the rows that its writer has stored have come.
+  DEEP_EP_DEVICE std::uint64_t* near_filled(std::byte* heap, int slot) const {
+    return reinterpret_cast<std::uint64_t*>(heap + near_filled_) + slot;
+  }
+  /// Of a slot of another rank's near window that this rank writes: how far the rows that were taken have come.
+  DEEP_EP_DEVICE std::uint64_t* near_emptied(std::byte* heap, int slot) const {
+    return reinterpret_cast<std::uint64_t*>(heap + near_emptied_) + slot;
   }
 
   // By this rank's rails: by their nodes.
@@ -131,7 +144,7 @@ struct InternodeWindow {
   NodeGrid grid_;
   int max_local_experts_ = 0;
   std::size_t dispatch_boxes_ = 0, combine_boxes_ = 0, done_ = 0, counts_there_ = 0, lost_ = 0, rail_words_ = 0,
-              counts_ = 0, landed_counts_ = 0, staged_counts_ = 0;
+              counts_ = 0, landed_counts_ = 0, staged_counts_ = 0, near_filled_ = 0, near_emptied_ = 0;
 };
 
 }  // namespace deep_ep

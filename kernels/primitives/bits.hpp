@@ -22,4 +22,13 @@ DEEP_EP_DEVICE int lowest_bit(std::uint32_t set) {
 #endif
 }
 
+/// Index of the highest set bit; `set` is not zero.
+DEEP_EP_DEVICE int highest_bit(std::uint32_t set) {
+#if DEEP_EP_TARGET_CUDA
+  return 31 - __clz(static_cast<int>(set));
+#else
+  return 31 - __builtin_clz(set);
+#endif
+}
+
 }  // namespace deep_ep::device

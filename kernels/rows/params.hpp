@@ -1,8 +1,12 @@
-// Arguments of the kernels that add up and move rows within a device's memory.
+// Arguments of the kernels that add up and move rows within a device's memory. What tensors hold is said in
+// deep_ep/rows.hpp and deep_ep/row_layout.hpp.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+
+#include "kernels/common/carver.hpp"
+#include "kernels/common/topk.hpp"
 
 namespace deep_ep {
 
@@ -11,10 +15,12 @@ struct SumRowsParams {
 
   const std::byte* rows;  ///< [num_rows] of bfloat16
   std::int64_t num_rows;
-  const std::int64_t* index;  ///< [num_sums, terms]: a row; what is none: no term
+  TopkIndices index;          ///< [num_sums, terms]: a row; what is none: no term
+  std::int64_t index_stride;  ///< from one sum's to the next one's
   const std::byte* bias[2];   ///< [num_sums] rows, nullptr: none
   std::byte* sums;            ///< out, [num_sums] rows
   std::int64_t num_sums;
+  const std::int32_t* num_wanted;  ///< nullptr, or where it is said that fewer sums are wanted
   int terms;
   std::uint32_t row_bytes;  ///< multiple of 16
 };
@@ -27,6 +33,133 @@ struct GatherRowsParams {
   std::int64_t num_gathered;
   std::uint32_t row_bytes;  ///< multiple of unit_bytes
   int unit_bytes;           ///< 16 or 4: what a lane moves at once
+};
+
+/// Metadata of received rows.
+struct RowMetadata {
+  static constexpr int kColumnsBefore = 2;  ///< of the selections'
+
+  std::int32_t* data;
+  std::int64_t stride;
+  std::int64_t num_rows;
+  int num_topk;
+  const std::int32_t* num_valid;  ///< on the device: how many rows hold anything
+
+  DEEP_EP_DEVICE std::int32_t* row(std::int64_t number) const { return data + number * stride; }
+  DEEP_EP_DEVICE std::int32_t* slots(std::int64_t number) const { return row(number) + kColumnsBefore; }
+  DEEP_EP_DEVICE std::int64_t valid() const {
+    const std::int64_t valid = device::load_weak(num_valid);
+    return valid < num_rows ? valid : num_rows;
+  }
+};
+
+/// Of count_selections and number_selections, which have equally many blocks.
+struct NumberRowsParams {
+  static constexpr int kMostBlocks = 128;
+
+  RowMetadata metadata;        ///< out
+  TopkIndices recv_topk_idx;   ///< [num_rows, num_topk]
+  const std::int32_t* source;  ///< [num_rows]: token at its source
+  const std::int32_t* ends;    ///< of this rank's rows, by source
+  std::int64_t ends_stride;
+  int num_ranks;
+  int num_experts;  ///< of this rank
+  int max_tokens;
+  int alignment;
+  bool expand;
+  std::int32_t* block_counts;  ///< [blocks, num_experts]: what the first kernel tells the second
+
+  std::int32_t* source_ends;    ///< out, [num_ranks]
+  std::int32_t* expert_ends;    ///< out, [num_experts]
+  std::int32_t* expert_counts;  ///< out, [num_experts]
+  std::int32_t* stats;          ///< [num_experts], added to; nullptr: not wanted
+  std::int32_t* local;          ///< out, [num_rows, num_topk]
+
+  TopkIndices topk_idx;  ///< [num_tokens, num_topk]
+  std::int64_t num_tokens;
+  const std::int32_t* destination_row;  ///< [num_tokens, num_ranks]
+  std::int32_t* rows_at_owners;         ///< out, [num_tokens, num_topk]
+  std::byte* selected;                  ///< out, like topk_idx; nullptr: not wanted
+};
+
+/// Shared memory of a block of number_selections.
+struct NumberRowsShared {
+  std::int32_t* next;    ///< [warps, num_experts]: row for the next selection that the warp meets
+  std::int32_t* before;  ///< [num_experts]: selections that earlier blocks have
+  std::int32_t* totals;  ///< [num_experts]
+  std::int32_t* starts;  ///< [num_experts]: first row of each expert
+  std::int32_t* ends;    ///< [num_ranks]
+  std::size_t bytes;
+
+  DEEP_EP_HOST_DEVICE NumberRowsShared(Carver carver, int warps, int num_experts, int num_ranks)
+      : next(carver.take<std::int32_t>(static_cast<std::size_t>(warps) * static_cast<std::size_t>(num_experts))),
+        before(carver.take<std::int32_t>(static_cast<std::size_t>(num_experts))),
+        totals(carver.take<std::int32_t>(static_cast<std::size_t>(num_experts))),
+        starts(carver.take<std::int32_t>(static_cast<std::size_t>(num_experts))),
+        ends(carver.take<std::int32_t>(static_cast<std::size_t>(num_ranks))),
+        bytes(carver.bytes()) {}
+};
+
+struct SpreadRowsParams {
+  RowMetadata metadata;  ///< not expanded: without data
+  bool expand;
+  std::int64_t num_spread;  ///< rows of the results
+
+  const std::byte* rows;  ///< nullptr: not wanted; the same for the others
+  std::byte* spread_rows;
+  std::uint32_t row_bytes;  ///< multiple of 16
+
+  const std::uint32_t* scales;
+  std::int64_t scale_stride;
+  int num_scales;
+  std::uint32_t* spread_scales;
+  std::int64_t spread_stride, spread_column_stride;
+
+  const std::uint32_t* weights;
+  std::int64_t weight_stride;
+  std::uint32_t* spread_weights;  ///< [num_spread], or, not expanded, [num_rows, num_topk]
+
+  const std::int32_t* local;  ///< [num_rows, num_topk]
+  std::byte* spread_topk_idx;
+  bool indices_are_64_bit;
+
+  const std::int32_t* expert_counts;  ///< [num_experts]; nullptr: gaps stay as they are
+  int num_experts;
+  int alignment;
+};
+
+struct AddressRowsParams {
+  RowMetadata metadata;
+  int num_ranks;
+  int max_tokens;
+  bool each_selection;
+  std::int64_t num_sent;  ///< rows that may travel
+  const float* weights;   ///< nullptr: none
+  bool weights_of_slots;  ///< [num_weights], for rows of the expanded layout; else [num_rows, num_topk]
+  std::int64_t num_weights;
+  std::int32_t* beside;  ///< out, [num_sent, columns]
+  int columns;
+  std::uint8_t* is_token_in_rank;     ///< out, [num_sent, num_ranks]
+  std::int32_t* num_tokens_per_rank;  ///< out, [num_ranks]
+};
+
+/// Of find_returned_rows and sum_returned_rows.
+struct ReturnedRowsParams {
+  const std::byte* rows;
+  std::int64_t num_rows;          ///< that there is room for
+  const std::int32_t* num_valid;  ///< on the device: that came
+  const std::int32_t* beside;     ///< of each row: token * num_topk + selection, then weights
+  std::int64_t beside_stride;
+  TopkIndices topk_idx;  ///< [num_tokens, num_topk]
+  std::int64_t num_tokens;
+  int num_topk;
+  int num_experts;  ///< of each rank
+  bool each_selection;
+  const std::byte* bias[2];
+  std::byte* sums;
+  std::uint32_t row_bytes;
+  std::int32_t* weights;  ///< out, bits of [num_tokens, num_topk]; nullptr: not wanted
+  std::int32_t* row_of;   ///< [num_tokens, num_topk]: what the first kernel tells the second
 };
 
 }  // namespace deep_ep

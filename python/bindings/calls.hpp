@@ -2,6 +2,7 @@
 #pragma once
 
 #include "deep_ep/buffer.hpp"
+#include "deep_ep/row_layout.hpp"
 #include "python/bindings/arguments.hpp"
 
 namespace deep_ep::bindings {
@@ -109,32 +110,104 @@ struct CombineCall {
   }
 };
 
-struct SumRowsCall {
+struct NumberRowsCall {
   static constexpr const char* kReturns = "None";
-  ConstTensorView rows, index;
-  std::optional<ConstTensorView> bias_0, bias_1;
+  RowNumbering numbering;
+
+  template <class With>
+  void list(With& with) {
+    with("recv_topk_idx", numbering.recv_topk_idx);
+    with("recv_src_idx", numbering.recv_src_idx);
+    with("rank_prefix_matrix", numbering.rank_prefix_matrix);
+    with("destination_row", numbering.destination_row);
+    with("topk_idx", numbering.topk_idx);
+    with("rank", numbering.rank);
+    with("num_local_experts", numbering.num_local_experts);
+    with("max_tokens", numbering.max_tokens);
+    with("alignment", numbering.alignment);
+    with("expand", numbering.expand);
+    with("source_ends", numbering.source_ends);
+    with("expert_ends", numbering.expert_ends);
+    with("expert_counts", numbering.expert_counts);
+    with("stats", numbering.stats);
+    with("metadata", numbering.metadata);
+    with("local", numbering.local);
+    with("rows_at_owners", numbering.rows_at_owners);
+    with("selected", numbering.selected);
+    with("scratch", numbering.scratch);
+  }
+};
+
+struct SpreadRowsCall {
+  static constexpr const char* kReturns = "None";
+  RowSpreading spreading;
+
+  template <class With>
+  void list(With& with) {
+    with("source_ends", spreading.source_ends);
+    with("metadata", spreading.metadata);
+    with("local", spreading.local);
+    with("rows", spreading.rows);
+    with("spread_rows", spreading.spread_rows);
+    with("scales", spreading.scales);
+    with("spread_scales", spreading.spread_scales);
+    with("weights", spreading.weights);
+    with("spread_weights", spreading.spread_weights);
+    with("spread_topk_idx", spreading.spread_topk_idx);
+    with("expert_counts", spreading.expert_counts);
+    with("alignment", spreading.alignment);
+  }
+};
+
+struct SumExpandedRowsCall {
+  static constexpr const char* kReturns = "None";
+  ConstTensorView rows, metadata, source_ends;
   TensorView sums;
 
   template <class With>
   void list(With& with) {
     with("rows", rows);
-    with("index", index);
-    with("bias_0", bias_0);
-    with("bias_1", bias_1);
+    with("metadata", metadata);
+    with("source_ends", source_ends);
     with("sums", sums);
   }
 };
 
-struct GatherRowsCall {
+struct AddressRowsCall {
   static constexpr const char* kReturns = "None";
-  ConstTensorView rows, index;
-  TensorView gathered;
+  RowAddressing addressing;
 
   template <class With>
   void list(With& with) {
-    with("rows", rows);
-    with("index", index);
-    with("gathered", gathered);
+    with("metadata", addressing.metadata);
+    with("source_ends", addressing.source_ends);
+    with("max_tokens", addressing.max_tokens);
+    with("each_selection", addressing.each_selection);
+    with("weights", addressing.weights);
+    with("beside", addressing.beside);
+    with("is_token_in_rank", addressing.is_token_in_rank);
+    with("num_tokens_per_rank", addressing.num_tokens_per_rank);
+  }
+};
+
+struct SumReturnedRowsCall {
+  static constexpr const char* kReturns = "None";
+  RowReturn returned;
+
+  template <class With>
+  void list(With& with) {
+    with("rows", returned.rows);
+    with("beside", returned.beside);
+    with("rank_prefix_matrix", returned.rank_prefix_matrix);
+    with("topk_idx", returned.topk_idx);
+    with("rank", returned.rank);
+    with("num_local_experts", returned.num_local_experts);
+    with("each_selection", returned.each_selection);
+    with("bias_0", returned.bias_0);
+    with("bias_1", returned.bias_1);
+    with("sums", returned.sums);
+    with("weights", returned.weights);
+    with("scratch", returned.scratch);
   }
 };
 

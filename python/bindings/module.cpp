@@ -49,9 +49,10 @@ void define(BufferClass& buffer, const char* name, Result (NativeBuffer::*method
             std::initializer_list<const char*> names = {}) {
   buffer.def(name, method, signature_of<Result, Parameters...>(name, names, true).c_str());
 }
-template <class Result>
-void define(BufferClass& buffer, const char* name, Result (NativeBuffer::*method)() const) {
-  buffer.def(name, method, signature_of<Result>(name, {}, true).c_str());
+template <class Result, class... Parameters>
+void define(BufferClass& buffer, const char* name, Result (NativeBuffer::*method)(Parameters...) const,
+            std::initializer_list<const char*> names = {}) {
+  buffer.def(name, method, signature_of<Result, Parameters...>(name, names, true).c_str());
 }
 
 template <class Result, class... Parameters>
@@ -95,8 +96,12 @@ void define_buffer(py::module_& module) {
   define_call(buffer, "dispatch", &NativeBuffer::dispatch);
   define_call(buffer, "cached_dispatch", &NativeBuffer::cached_dispatch);
   define_call(buffer, "combine", &NativeBuffer::combine);
-  define_call(buffer, "sum_rows", &NativeBuffer::sum_rows);
-  define_call(buffer, "gather_rows", &NativeBuffer::gather_rows);
+  define_call(buffer, "number_rows", &NativeBuffer::number_rows);
+  define_call(buffer, "spread_rows", &NativeBuffer::spread_rows);
+  define_call(buffer, "sum_expanded_rows", &NativeBuffer::sum_expanded_rows);
+  define_call(buffer, "address_rows", &NativeBuffer::address_rows);
+  define_call(buffer, "sum_returned_rows", &NativeBuffer::sum_returned_rows);
+  define(buffer, "number_rows_scratch", &NativeBuffer::number_rows_scratch, {"num_local_experts"});
   define(buffer, "local_memory", &NativeBuffer::local_memory);
   define(buffer, "check", &NativeBuffer::check);
   define(buffer, "destroy", &NativeBuffer::destroy);

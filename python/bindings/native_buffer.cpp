@@ -8,7 +8,6 @@
 #include <utility>
 
 #include "deep_ep/error.hpp"
-#include "deep_ep/rows.hpp"
 #include "python/bindings/executors.hpp"
 #include "python/bindings/framework.hpp"
 
@@ -148,20 +147,35 @@ py::tuple NativeBuffer::get_dispatch_layout(LayoutCall& call) {
       event_object(call.options, layout.event, layout.num_tokens_per_rank, layout.is_token_in_rank));
 }
 
-void NativeBuffer::sum_rows(SumRowsCall& call) {
+template <class Work>
+void NativeBuffer::on_rows(Work&& work) {
   const StreamHandle stream = Framework::instance().current_stream(device_);
   on_stream([&] {
-    deep_ep::sum_rows(executor_, call.rows, call.index, call.bias_0, call.bias_1, call.sums, stream);
+    work(stream);
     return true;
   });
 }
 
-void NativeBuffer::gather_rows(GatherRowsCall& call) {
-  const StreamHandle stream = Framework::instance().current_stream(device_);
-  on_stream([&] {
-    deep_ep::gather_rows(executor_, call.rows, call.index, call.gathered, stream);
-    return true;
+void NativeBuffer::number_rows(NumberRowsCall& call) {
+  on_rows([&](StreamHandle stream) { deep_ep::number_rows(executor_, call.numbering, stream); });
+}
+
+void NativeBuffer::spread_rows(SpreadRowsCall& call) {
+  on_rows([&](StreamHandle stream) { deep_ep::spread_rows(executor_, call.spreading, stream); });
+}
+
+void NativeBuffer::sum_expanded_rows(SumExpandedRowsCall& call) {
+  on_rows([&](StreamHandle stream) {
+    deep_ep::sum_expanded_rows(executor_, call.rows, call.metadata, call.source_ends, call.sums, stream);
   });
+}
+
+void NativeBuffer::address_rows(AddressRowsCall& call) {
+  on_rows([&](StreamHandle stream) { deep_ep::address_rows(executor_, call.addressing, stream); });
+}
+
+void NativeBuffer::sum_returned_rows(SumReturnedRowsCall& call) {
+  on_rows([&](StreamHandle stream) { deep_ep::sum_returned_rows(executor_, call.returned, stream); });
 }
 
 py::tuple NativeBuffer::dispatch(DispatchCall& call) {

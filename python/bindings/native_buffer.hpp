@@ -40,9 +40,17 @@ class NativeBuffer : public std::enable_shared_from_this<NativeBuffer> {
   /// (combined_x, combined_topk_weights, event)
   py::tuple combine(CombineCall& call);
 
-  /// deep_ep/rows.hpp, on the current stream.
-  void sum_rows(SumRowsCall& call);
-  void gather_rows(GatherRowsCall& call);
+  // deep_ep/row_layout.hpp, on the current stream.
+
+  void number_rows(NumberRowsCall& call);
+  void spread_rows(SpreadRowsCall& call);
+  void sum_expanded_rows(SumExpandedRowsCall& call);
+  void address_rows(AddressRowsCall& call);
+  void sum_returned_rows(SumReturnedRowsCall& call);
+  /// How many int32 number_rows wants for itself.
+  std::int64_t number_rows_scratch(int num_local_experts) const {
+    return deep_ep::number_rows_scratch(executor_, num_local_experts);
+  }
 
   /// (rows or (rows, scales), recv_count, recv_topk_idx, recv_topk_weights, handle, event, hook): see
   /// deep_ep/low_latency.py.
@@ -92,6 +100,9 @@ class NativeBuffer : public std::enable_shared_from_this<NativeBuffer> {
       return result;
     });
   }
+  /// Work on rows within this device: `work` is told the stream.
+  template <class Work>
+  void on_rows(Work&& work);
   /// On the CPU: waits for what is enqueued, or until somebody wants to interrupt it.
   void settle_on_cpu();
   /// None without `receive`. It keeps `given`, the arguments of the call, until it has run.

@@ -85,16 +85,82 @@ class Buffer:
         async_finish: bool,
         /,
     ) -> Tuple[torch.Tensor, Optional[torch.Tensor], Optional[EventHandle]]: ...
-    def sum_rows(
+    def number_rows(
+        self,
+        recv_topk_idx: torch.Tensor,
+        recv_src_idx: torch.Tensor,
+        rank_prefix_matrix: torch.Tensor,
+        destination_row: torch.Tensor,
+        topk_idx: torch.Tensor,
+        rank: int,
+        num_local_experts: int,
+        max_tokens: int,
+        alignment: int,
+        expand: bool,
+        source_ends: torch.Tensor,
+        expert_ends: torch.Tensor,
+        expert_counts: torch.Tensor,
+        stats: Optional[torch.Tensor],
+        metadata: torch.Tensor,
+        local: torch.Tensor,
+        rows_at_owners: torch.Tensor,
+        selected: Optional[torch.Tensor],
+        scratch: torch.Tensor,
+        /,
+    ) -> None: ...
+    def spread_rows(
+        self,
+        source_ends: torch.Tensor,
+        metadata: Optional[torch.Tensor],
+        local: Optional[torch.Tensor],
+        rows: Optional[torch.Tensor],
+        spread_rows: Optional[torch.Tensor],
+        scales: Optional[torch.Tensor],
+        spread_scales: Optional[torch.Tensor],
+        weights: Optional[torch.Tensor],
+        spread_weights: Optional[torch.Tensor],
+        spread_topk_idx: Optional[torch.Tensor],
+        expert_counts: Optional[torch.Tensor],
+        alignment: int,
+        /,
+    ) -> None: ...
+    def sum_expanded_rows(
         self,
         rows: torch.Tensor,
-        index: torch.Tensor,
-        bias_0: Optional[torch.Tensor],
-        bias_1: Optional[torch.Tensor],
+        metadata: torch.Tensor,
+        source_ends: torch.Tensor,
         sums: torch.Tensor,
         /,
     ) -> None: ...
-    def gather_rows(self, rows: torch.Tensor, index: torch.Tensor, gathered: torch.Tensor, /) -> None: ...
+    def address_rows(
+        self,
+        metadata: torch.Tensor,
+        source_ends: torch.Tensor,
+        max_tokens: int,
+        each_selection: bool,
+        weights: Optional[torch.Tensor],
+        beside: torch.Tensor,
+        is_token_in_rank: torch.Tensor,
+        num_tokens_per_rank: torch.Tensor,
+        /,
+    ) -> None: ...
+    def sum_returned_rows(
+        self,
+        rows: torch.Tensor,
+        beside: torch.Tensor,
+        rank_prefix_matrix: torch.Tensor,
+        topk_idx: torch.Tensor,
+        rank: int,
+        num_local_experts: int,
+        each_selection: bool,
+        bias_0: Optional[torch.Tensor],
+        bias_1: Optional[torch.Tensor],
+        sums: torch.Tensor,
+        weights: Optional[torch.Tensor],
+        scratch: torch.Tensor,
+        /,
+    ) -> None: ...
+    def number_rows_scratch(self, num_local_experts: int, /) -> int: ...
     def local_memory(self, /) -> torch.Tensor: ...
     def check(self, /) -> None: ...
     def destroy(self, /) -> None: ...

@@ -19,7 +19,12 @@ namespace {
 [[maybe_unused]] const int kLoadKernelsFirst = ::setenv("CUDA_MODULE_LOADING", "EAGER", 0);
 
 std::shared_ptr<Executor> make_executor(const ClusterOptions& options, int rank) {
-  return options.where.target == Target::cuda ? make_cuda_executor(rank) : make_host_executor(options.host);
+  if (options.where.target == Target::cuda) return make_cuda_executor(rank);
+  HostExecutorOptions host = options.host;
+  // Each kernel thread takes a megabyte and nine mappings there, of which a process has 65,530. Two blocks for each
+  // rank run beside each other, too; tests with fewer ranks have four.
+  if (under_thread_sanitizer() && options.ranks > 3 && host.multiprocessors == 0) host.multiprocessors = 2;
+  return make_host_executor(host);
 }
 
 double timeout_of(const ClusterOptions& options) {

@@ -102,6 +102,14 @@ class RunGtestTest(unittest.TestCase):
         self.assertEqual((status, states["S.B"]), (1, "passed"))
         self.assertIn("status 0", states["S.A"])
 
+    def test_no_process_gets_more_than_so_many_tests(self):
+        note = f"print(os.getpid(), file=open('{self.folder}/pids', 'a'))"
+        tests = {name: note for name in "ABCDE"}
+        status, states = self.run_it(tests, "--at-once", "2")
+        pids = (self.folder / "pids").read_text().split()
+        self.assertEqual((status, states), (0, {f"S.{name}": "passed" for name in "ABCDE"}))
+        self.assertEqual([pids.count(pid) for pid in dict.fromkeys(pids)], [2, 2, 1])
+
     def test_a_crash_between_tests_is_a_failure(self):
         for end in KILL, "os._exit(0)", "os._exit(1)":
             with self.subTest(end=end):

@@ -8,15 +8,10 @@
 
 namespace deep_ep {
 
-Tensor Internode::in_heap(const ConstTensorView& tensor, const char* name, const CallScope& scope) const {
+std::optional<Tensor> Internode::copy_in_heap(const ConstTensorView& tensor, const CallScope& scope) const {
   const TensorView wanted = unplaced(setup_.device, tensor.dtype, {tensor.size(0), tensor.size(1)});
   const auto made = scope.try_heap_tensors({&wanted, 1});
-  if (!made) {
-    fail<OutOfMemory>(
-        "{} lies outside the heap, where ranks of the node cannot read it, and a heap of {} has no room for a copy of "
-        "{}: raise heap_bytes, or make {} by allocate_tensor{}",
-        name, format_bytes(setup_.heap_bytes), format_bytes(tensor.bytes()), name, room_for_graphs(scope));
-  }
+  if (!made) return std::nullopt;
   runtime_.executor()->copy(made->front().view().data, tensor.data, tensor.bytes(), scope.stream());
   return made->front();
 }
@@ -33,7 +28,7 @@ CombineResult Internode::combine(const CombineArguments& arguments, const CallOp
   InternodeCombineParams params{};
   params.row_bytes = static_cast<std::uint32_t>(x.size(1) * 2);
   params.num_topk = weights ? static_cast<int>(weights->size(1)) : 0;
-  params.transfer = transfer(handle, rings_for(params.row_bytes + static_cast<std::size_t>(params.num_topk) * 4));
+  params.transfer = transfer(handle, params.row_bytes + static_cast<std::size_t>(params.num_topk) * 4, grid_.num_ranks);
   params.transfer.shape = shape_of({1, params.row_bytes, static_cast<std::uint32_t>(params.num_topk)});
   // What came from a node goes back to it.
   std::swap(params.transfer.counts.to_node, params.transfer.counts.from_node);
@@ -47,29 +42,42 @@ CombineResult Internode::combine(const CombineArguments& arguments, const CallOp
   CombineResult result = make_sums(arguments, handle.num_tokens, scope);
   params.combined_x = result.combined_x.as<std::byte>();
   if (weights) params.combined_weights = result.combined_topk_weights->as<float>();
-  Tensor x_copy, weights_copy;  // until the call is enqueued: their memory is reused behind it
+  std::vector<Tensor> copies;  // until the call is enqueued: their memory is reused behind it
+  bool pushed = false;
   if (x.size(0) == 0) {
     params.x = runtime_.heap()->local();
   } else {
-    params.x = x.as<std::byte>();
-    if (!runtime_.in_heap(x)) {
-      x_copy = in_heap(x, "x", scope);
-      params.x = x_copy.as<std::byte>();
-    }
-    if (weights) params.topk_weights = weights->as<float>();
-    if (weights && !runtime_.in_heap(*weights)) {
-      weights_copy = in_heap(*weights, "topk_weights", scope);
-      params.topk_weights = weights_copy.as<float>();
-    }
+    // Ranks of the node read the rows in the heap. Where it has no room for them, they are pushed.
+    const auto readable = [&](const ConstTensorView& tensor) {
+      if (pushed || runtime_.in_heap(tensor)) return tensor.data;
+      const std::optional<Tensor> copy = copy_in_heap(tensor, scope);
+      if (!copy) {
+        pushed = true;
+        return tensor.data;
+      }
+      copies.push_back(*copy);
+      return static_cast<const void*>(copy->view().data);
+    };
+    params.x = static_cast<const std::byte*>(readable(x));
+    if (weights) params.topk_weights = static_cast<const float*>(readable(*weights));
+  }
+  if (pushed && params.transfer.near.slots == 0) {
+    fail<OutOfMemory>(
+        "x or topk_weights lies outside the heap, where ranks of the node cannot read it; a heap of {} has no room for "
+        "a copy of {}, and a quarter of its window of {} does not hold a row of {} for each of the {} ranks: raise "
+        "heap_bytes or window_bytes, or make x by allocate_tensor",
+        format_bytes(setup_.heap_bytes), format_bytes(x.bytes() + (weights ? weights->bytes() : 0)),
+        format_bytes(setup_.window_bytes), format_bytes(params.transfer.near.slot_bytes), setup_.num_ranks);
   }
 
   const Config& config = arguments.config;
   const int sms = config.num_sms != 0 ? config.num_sms : Config::combine_default(setup_.num_ranks).num_sms;
   const int blocks = std::min(sms, setup_.policy.multiprocessors);
-  const int warps =
-      plan_warps(params.transfer, config, blocks, kernels::combine_and_notify_internode::kMaxThreads / 32);
+  const int most_warps = kernels::combine_and_notify_internode::kMaxThreads / 32;
+  const int warps = plan_warps(params.transfer, config, blocks, most_warps, pushed);
   const int adding_warps = params.transfer.first_warps + params.transfer.second_warps;
-  const std::size_t shared_bytes = InternodeCombineShared(Carver::without_memory(), grid_, blocks, adding_warps).bytes;
+  const std::size_t shared_bytes =
+      InternodeCombineShared(Carver::without_memory(), grid_, blocks, adding_warps, params.transfer.near_warps).bytes;
   runtime_.executor()->kernels().combine_and_notify_internode(params, {blocks, warps * 32, shared_bytes},
                                                               scope.stream());
   result.event = scope.finish();

@@ -60,25 +60,24 @@ DispatchHandle Internode::notify(const DispatchArguments& arguments, CallScope& 
 void Internode::send(const SentRows& rows, const Config& config, const DispatchHandle& handle,
                      const DispatchOutputs& outputs, CallScope& scope) {
   InternodeDispatchParams params{rows};
-  params.transfer = transfer(handle, rings_for(PackedRow::bytes(params.rows, grid_.width)));
+  params.transfer = transfer(handle, PackedRow::bytes(params.rows, grid_.width), grid_.width);
   params.transfer.shape = shape_of({0, params.rows.row_bytes, static_cast<std::uint32_t>(params.rows.num_scales),
                                     static_cast<std::uint32_t>(params.rows.num_topk)});
   params.rank_prefix_matrix = handle.rank_prefix_matrix.as<std::int32_t>();
   params.relay_rows = handle.relay_rows.as<std::int32_t>();
-  if (outputs.in_heap) {
-    params.output = outputs.targets();
-    params.output_rows = handle.num_recv_rows;
-  }
-  params.fill_tail = params.fill_tail && outputs.in_heap;
+  params.output = outputs.targets();
+  params.output_rows = handle.num_recv_rows;
 
   const LaunchPolicy& policy = setup_.policy;
   const int sms = config.num_sms != 0 ? config.num_sms : Config::dispatch_default(setup_.num_ranks).num_sms;
   const int blocks = std::min(sms, policy.multiprocessors);
-  const int warps =
-      plan_warps(params.transfer, config, blocks, kernels::dispatch_and_notify_internode::kMaxThreads / 32);
+  const int most_warps = kernels::dispatch_and_notify_internode::kMaxThreads / 32;
+  const int warps = plan_warps(params.transfer, config, blocks, most_warps, !outputs.in_heap);
   const int moving_warps = params.transfer.first_warps + params.transfer.second_warps;
   const auto shared_bytes = [&](int stages, std::uint32_t stage_bytes) {
-    return InternodeDispatchShared(Carver::without_memory(), grid_, blocks, moving_warps, stages, stage_bytes).bytes;
+    return InternodeDispatchShared(Carver::without_memory(), grid_, blocks, moving_warps, params.transfer.near_warps,
+                                   stages, stage_bytes)
+        .bytes;
   };
   const RowStages stages = RowStages::make(
       (policy.max_shared_bytes - shared_bytes(RowStages::kMost, 0)) / static_cast<std::size_t>(moving_warps),
@@ -90,34 +89,17 @@ void Internode::send(const SentRows& rows, const Config& config, const DispatchH
   const Tensor* const used[] = {&outputs.x,       &outputs.scales,         &outputs.topk_idx, &outputs.topk_weights,
                                 &outputs.src_idx, &handle.destination_row, &handle.relay_rows};
   for (const Tensor* tensor : used) scope.hand_out(*tensor);
-  if (!outputs.in_heap) fail_without_room(handle.num_recv_rows, scope);
-}
-
-void Internode::fail_without_room(std::int64_t rows, const CallScope& scope) const {
-  fail<OutOfMemory>(
-      "a heap of {} has no room for the {} rows of this dispatch between nodes: raise heap_bytes or drop received "
-      "tensors earlier{}",
-      format_bytes(setup_.heap_bytes), rows, room_for_graphs(scope));
-}
-
-DispatchOutputs Internode::make_outputs(const ConstTensorView& x, const std::optional<ConstTensorView>& x_scales,
-                                        const DispatchArguments* fresh, std::int64_t rows,
-                                        const CallScope& scope) const {
-  DispatchOutputs outputs = deep_ep::make_outputs(x, x_scales, fresh, rows, WithoutRoom::nowhere, scope);
-  // Every launch of the graph would drop the rows.
-  if (!outputs.in_heap && scope.recording()) fail_without_room(rows, scope);
-  return outputs;
 }
 
 DispatchResult Internode::dispatch(const DispatchArguments& arguments, const CallOptions& call) {
   check_dispatch(arguments, setup_);
   runtime_.faults().raise();
   const SentRows rows = sent_rows(arguments, setup_);
-  rings_for(PackedRow::bytes(rows.rows, grid_.width));
+  check_room_for_dispatch(rows.rows);
   CallScope scope(runtime_.calls(), call);
   check_recording(scope, arguments);
 
-  // Who gets what? And room for it in the heap, where peers write the rows into place.
+  // Who gets what? And room for it: in the heap, where peers write the rows into place, or else behind the near window.
   const auto make_room = [&](std::int64_t rows) {
     return make_outputs(arguments.x, arguments.x_scales, &arguments, rows, scope);
   };
@@ -137,11 +119,12 @@ CachedDispatchResult Internode::dispatch(const CachedDispatchArguments& argument
   check_dispatch(arguments, setup_);
   check_handle(*arguments.handle);
   runtime_.faults().raise();
+  const SentRows rows = sent_rows(arguments, setup_);
+  check_room_for_dispatch(rows.rows);
   CallScope scope(runtime_.calls(), call);
   const DispatchHandle& handle = *arguments.handle;
-  const DispatchOutputs outputs =
-      make_outputs(arguments.x, arguments.x_scales, nullptr, handle.num_recv_rows, scope);
-  send(sent_rows(arguments, setup_), arguments.config, handle, outputs, scope);
+  const DispatchOutputs outputs = make_outputs(arguments.x, arguments.x_scales, nullptr, handle.num_recv_rows, scope);
+  send(rows, arguments.config, handle, outputs, scope);
   CachedDispatchResult result;
   outputs.give_to(result, arguments);
   result.event = scope.finish();

@@ -16,13 +16,6 @@
 
 namespace deep_ep {
 
-/// What an error for want of room in the heap adds for a call that is being recorded.
-inline const char* room_for_graphs(const CallScope& scope) {
-  return scope.recording() ? ". While a CUDA graph is recorded, memory counts as free only when all work on it has "
-                             "ended: synchronize before the recording"
-                           : "";
-}
-
 /// What find_lost_rank() needs beside the words of the window.
 struct LostRankMemory {
   FaultRecord faults[2];  ///< of its own posts
@@ -54,23 +47,23 @@ class Internode {
   /// Exchanges counts. Returns a handle without what only the dispatch itself knows, and, with exact sizes, the counts.
   DispatchHandle notify(const DispatchArguments& arguments, CallScope& scope, std::vector<int>& tokens_per_expert);
   /// Sends the rows to where the handle says, and hands out what `outputs` and the handle hold.
-  /// OutOfMemory, after a call that drops the rows of this rank, where `outputs` do not lie in the heap.
   void send(const SentRows& rows, const Config& config, const DispatchHandle& handle, const DispatchOutputs& outputs,
             CallScope& scope);
-  /// In the heap, or none. OutOfMemory for a call that is being recorded, before anything of it is.
-  DispatchOutputs make_outputs(const ConstTensorView& x, const std::optional<ConstTensorView>& x_scales,
-                               const DispatchArguments* fresh, std::int64_t rows, const CallScope& scope) const;
-  [[noreturn]] void fail_without_room(std::int64_t rows, const CallScope& scope) const;
-  TransferParams transfer(const DispatchHandle& handle, const Rings& rings) const;
+  /// With rows of `row_bytes`, all included, in `near_queues` near queues of each rank.
+  TransferParams transfer(const DispatchHandle& handle, std::size_t row_bytes, int near_queues) const;
   /// TransferParams::shape, of a kind of call and of what its rows are made of.
   static std::uint32_t shape_of(std::initializer_list<std::uint32_t> numbers);
   /// The rings for rows of so many bytes, all included. OutOfMemory where the window is too small.
   Rings rings_for(std::size_t row_bytes) const;
-  /// Shares the warps of a block out among the roles; returns how many there are.
-  int plan_warps(TransferParams& params, const Config& config, int blocks, int most) const;
+  NearWindow near_window_for(const Rings& rings, int queues) const;
+  /// OutOfMemory where the window is too small for a dispatch of such rows, wherever any rank's output lies.
+  void check_room_for_dispatch(const RowShape& rows) const;
+  /// Shares the warps of a block out among the roles; returns how many there are. `near`: this rank's rows lie outside
+  /// the heap.
+  int plan_warps(TransferParams& params, const Config& config, int blocks, int most, bool near) const;
   void check_handle(const DispatchHandle& handle) const;
-  /// A copy in the heap.
-  Tensor in_heap(const ConstTensorView& tensor, const char* name, const CallScope& scope) const;
+  /// A copy in the heap, if there is room.
+  std::optional<Tensor> copy_in_heap(const ConstTensorView& tensor, const CallScope& scope) const;
 
   Runtime& runtime_;
   NodeGrid grid_;

@@ -67,8 +67,8 @@ DispatchResult Intranode::dispatch(const DispatchArguments& arguments, const Cal
   // Who gets what? Then room for it: in the heap, where peers write the rows into place, or else behind the window.
   DispatchResult result;
   result.handle = notify(arguments, scope, result.num_recv_tokens_per_expert);
-  const DispatchOutputs outputs = make_outputs(arguments.x, arguments.x_scales, &arguments, result.handle.num_recv_rows,
-                                               WithoutRoom::in_pool, scope);
+  const DispatchOutputs outputs =
+      make_outputs(arguments.x, arguments.x_scales, &arguments, result.handle.num_recv_rows, scope);
   result.handle.recv_src_idx = outputs.src_idx;
   send(plan, result.handle, outputs, scope);
   outputs.give_to(result, arguments);
@@ -82,8 +82,7 @@ CachedDispatchResult Intranode::dispatch(const CachedDispatchArguments& argument
   DispatchPlan plan = plan_dispatch(arguments, setup_);
   CallScope scope(runtime_.calls(), call);
   const DispatchHandle& handle = *arguments.handle;
-  const DispatchOutputs outputs =
-      make_outputs(arguments.x, arguments.x_scales, nullptr, handle.num_recv_rows, WithoutRoom::in_pool, scope);
+  const DispatchOutputs outputs = make_outputs(arguments.x, arguments.x_scales, nullptr, handle.num_recv_rows, scope);
   send(plan, handle, outputs, scope);
   CachedDispatchResult result;
   outputs.give_to(result, arguments);

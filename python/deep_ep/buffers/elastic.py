@@ -16,7 +16,7 @@ from ..peers import Peers, device_index, let_go, native_buffer
 from ..results import resizable
 from ..utils.event import EventOverlap
 from ..utils.nvlink import check_nvlink_connections
-from . import expanded, model
+from . import model
 from .handle import EPHandle
 from .optional import OptionalCalls
 from .streams import CallStream
@@ -31,6 +31,7 @@ AnyEvent = Union[None, EventHandle, EventOverlap]
 _PAGE = 2 << 20
 _SMALLEST_HEAP = 64 << 20
 _DEFAULT_GPU_TIMEOUT = 100
+_KNOWN_DTYPES = (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2, torch.float16, torch.float32, torch.uint8)
 
 
 class ElasticBuffer(OptionalCalls):
@@ -132,6 +133,12 @@ class ElasticBuffer(OptionalCalls):
             peers, device, memory, timeout_s=-1.0 if timeout == _DEFAULT_GPU_TIMEOUT else float(timeout)
         )
         self._device = torch.device("cuda", device) if device >= 0 else torch.device("cpu")
+        # What a barrier sends: counts that are all 0, and no rows.
+        self._nothing_to_send = (
+            torch.zeros(self.num_ranks, dtype=torch.int32, device=self._device),
+            torch.zeros((0, self.num_ranks), dtype=torch.bool, device=self._device),
+            torch.empty((0, 16), dtype=torch.uint8, device=self._device),
+        )
         self.num_rdma_ranks: int = self.runtime.num_nodes()
         self.num_nvlink_ranks: int = self.num_ranks // self.num_rdma_ranks
         # What lies between nodes is the library's business: results are those of one domain.
@@ -234,10 +241,8 @@ class ElasticBuffer(OptionalCalls):
         self._synchronize(with_cpu_sync)
         stream = CallStream(self._comm_stream if use_comm_stream else None, None, None, bool(use_comm_stream))
         with stream:
-            nothing = torch.zeros(self.num_ranks, dtype=torch.int32, device=self._device)
-            nowhere = torch.zeros((0, self.num_ranks), dtype=torch.bool, device=self._device)
-            rows = torch.empty((0, 16), dtype=torch.uint8, device=self._device)
             # Counts of all ranks are exchanged, even where all are 0.
+            nothing, nowhere, rows = self._nothing_to_send
             sent = runtime.dispatch(
                 rows, None, nothing, nowhere, nothing, None, None, 1, 1, 0, None, stream.switched
             )
@@ -429,219 +434,152 @@ class ElasticBuffer(OptionalCalls):
                 raise InvalidArgument(f"cumulative_local_expert_recv_stats has {stats.numel()} elements, allowed: {local_experts}")
         sms = num_sms or self.get_theoretical_num_sms(num_experts, topk)
         worst = 0 if cpu_sync else most * self.num_ranks
-        selections = topk_idx.clone() if copy_selections else topk_idx
-        weights = topk_weights if topk_weights is not None else torch.empty(topk_idx.shape, dtype=torch.float32, device=self._device)
+        weights = topk_weights if topk_weights is not None else self._new(topk_idx.shape, torch.float32)
 
         per_rank, _, per_expert, in_rank, event = runtime.get_dispatch_layout(topk_idx, num_experts, None, stream.switched)
         stream.part(event)
-        recv_x, recv_scales, local, recv_weights, counts, route, event = runtime.dispatch(
+        recv_x, recv_scales, recv_idx, recv_weights, counts, route, event = runtime.dispatch(
             rows, _native_scales(scales), per_rank, in_rank, per_expert, topk_idx, weights, alignment, worst, sms, None,
             stream.switched,
         )  # fmt: skip
         stream.part(event)
-        ends = self._ends(route)
-        if expand:
-            placed = expanded.place(local, local_experts, alignment)
-            counted, slots, psum = placed.counts, placed.slots, placed.starts + placed.counts
-        else:
-            counted = expanded.count(local, local_experts)
-            slots = torch.full(local.shape, -1, dtype=torch.int64, device=self._device)
-            psum = ((counted + (alignment - 1)) // alignment * alignment).cumsum(0)
-        if stats is not None:
-            stats += counted.to(torch.int32)
         if cpu_sync:
             num_expanded = sum(counts)
         else:
             most_named = self.num_ranks * most * min(topk, local_experts)
-            num_expanded = expanded.align(most_named + (alignment - 1) * local_experts, alignment)
+            num_expanded = _align(most_named + (alignment - 1) * local_experts, alignment)
+        received = recv_x.size(0)
         handle = EPHandle(
-            expand, num_experts, alignment, most, sms, selections, recv_x.size(0), num_expanded, counts, ends,
-            psum.to(torch.int32), counted.to(torch.int32), self._metadata(route, ends, local, slots, most),
-            self._rows_at_owners(route, topk_idx, local_experts),
+            expand, num_experts, alignment, most, sms, self._new(topk_idx.shape, topk_idx.dtype) if copy_selections else topk_idx,
+            received, num_expanded, counts, self._new(self.num_ranks), self._new(local_experts), self._new(local_experts),
+            self._new((received, topk + 2)), self._new(topk_idx.shape),
         )  # fmt: skip
         handle._route = route
+        handle._local = self._new((received, topk))
+        matrix, src_idx, destination_row = self._tables(route)
+        runtime.number_rows(
+            recv_idx, src_idx, matrix, destination_row, topk_idx, self.rank_idx, local_experts, most, alignment, expand,
+            handle.psum_num_recv_tokens_per_scaleup_rank, handle.psum_num_recv_tokens_per_expert,
+            handle.num_unaligned_recv_tokens_per_expert, stats, handle.recv_src_metadata, handle._local,
+            handle.dst_buffer_slot_idx, handle.topk_idx if copy_selections else None,
+            self._new(runtime.number_rows_scratch(local_experts)),
+        )  # fmt: skip
         if topk_weights is None:
             recv_weights = None
-        scales_back = None if scales is None else recv_scales.view(scales.dtype)
-        return self._arranged(
-            recv_x, scales_back, local, recv_weights, handle, expand, zero_padding, column_major
-        )
+        if expand:
+            return self._expanded(recv_x, recv_scales, recv_weights, scales, handle, zero_padding, column_major)
+        if self.num_rdma_ranks > 1:
+            # Between nodes what does not fit into the buffer is lost: what programs hold must not fill it.
+            return self._copied(recv_x, recv_scales, recv_weights, scales, handle, column_major)
+        if column_major and recv_scales is not None:
+            recv_scales = self._copied(None, recv_scales, None, scales, handle, True, with_indices=False)[1]
+        return recv_x, _typed(recv_scales, scales), recv_idx, recv_weights, handle
 
     def _cached_dispatch(
         self, stream, rows, scales, topk_weights, handle, num_sms, expand, zero_padding, column_major
     ):  # fmt: skip
         """A dispatch with handle: what travels beside the rows goes as scales."""
         runtime = self._alive()
-        if handle._route is None:
+        if handle._route is None or handle._local is None:
             raise InvalidArgument("handle is one that no dispatch returned, allowed: those that did")
         if expand and not handle.do_expand:
             raise InvalidArgument("do_expand is True, allowed: only with the handle of a dispatch with do_expand")
-        topk_idx = handle.topk_idx
-        tokens, topk = topk_idx.shape
-        local_experts = handle.num_experts // self.num_ranks
-        beside = []
+        tokens, topk = handle.topk_idx.shape
         _check_rows(rows, tokens)
-        if scales is not None:
-            beside.append(_native_scales(scales).view(torch.int32))
+        beside = None if scales is None else _native_scales(scales)
         if topk_weights is not None:
             _check_tensor("topk_weights", topk_weights, (torch.float32,), 2)
             if tuple(topk_weights.shape) != (tokens, topk):
                 raise InvalidArgument(f"topk_weights is of shape {tuple(topk_weights.shape)}, allowed: {(tokens, topk)}")
-            beside.append(expanded.as_bits(topk_weights))
-        beside.append(topk_idx.to(torch.int32))
+            # As bits: a copy of numbers need not keep those of a NaN.
+            bits = topk_weights.view(torch.int32)
+            beside = bits if beside is None else torch.cat([beside.view(torch.int32), bits], dim=1)
         recv_x, together, event = runtime.cached_dispatch(
-            rows, torch.cat(beside, dim=1), handle._route, num_sms or handle.num_sms, None, stream.switched
+            rows, beside, handle._route, num_sms or handle.num_sms, None, stream.switched
         )
         stream.part(event)
-        valid = torch.arange(recv_x.size(0), device=self._device) < handle.psum_num_recv_tokens_per_scaleup_rank[-1]
-        at = 0
-        recv_scales = recv_weights = None
-        if scales is not None:
-            at = scales.size(1)
-            # Copies: one row of a wider tensor counts as contiguous, but has that tensor's stride.
-            recv_scales = together[:, :at].clone(memory_format=torch.contiguous_format).view(scales.dtype)
-        named = together[:, -topk:].to(topk_idx.dtype) - self.rank_idx * local_experts
-        here = valid.unsqueeze(1) & (together[:, -topk:] >= 0) & (named >= 0) & (named < local_experts)
-        local = torch.where(here, named, -1)
-        if topk_weights is not None:
-            bits = together[:, at : at + topk].clone(memory_format=torch.contiguous_format)
-            recv_weights = bits.view(torch.float32).masked_fill_(~here, 0.0)
-        return self._arranged(recv_x, recv_scales, local, recv_weights, handle, expand, zero_padding, column_major)
-
-    def _arranged(self, recv_x, recv_scales, local, recv_weights, handle, expand, zero_padding, column_major):
-        """What ``dispatch`` returns but for the event, in the layout that is wanted."""
+        recv_scales, recv_weights = (together, None) if topk_weights is None else (None, together)
+        if scales is not None and topk_weights is not None:
+            recv_scales, recv_weights = together[:, : scales.size(1)], together[:, scales.size(1) :]
         if expand:
-            slots = self._valid_slots(handle, self._valid_rows(handle))
-            topk = slots.size(1)
-            rows = handle.num_expanded_tokens
-            selection = expanded.selection_of_rows(slots, rows)
-            token = torch.div(selection, topk, rounding_mode="floor")  # -1 stays -1
-            if zero_padding:
-                step = handle.expert_alignment
-                padded = (handle.num_unaligned_recv_tokens_per_expert.to(torch.int64) + (step - 1)) // step * step
-                gap = (selection < 0) & (torch.arange(rows, device=self._device) < padded.sum())
-                token = torch.where(gap, expanded.ZERO_ROW, token)
-                selection = torch.where(gap, expanded.ZERO_ROW, selection)
-            recv_x = self._gathered(recv_x, token)
-            if recv_scales is not None:
-                recv_scales = self._gathered(recv_scales, token)
-            if recv_weights is not None:
-                recv_weights = self._gathered(recv_weights.flatten(), selection)
-            local = None
-        elif self.num_rdma_ranks > 1:
-            # Between nodes what does not fit into the buffer is lost: what programs hold must not fill it.
-            recv_x, recv_scales, local, recv_weights = (
-                None if tensor is None else tensor.clone() for tensor in (recv_x, recv_scales, local, recv_weights)
-            )
-        if recv_scales is not None and column_major:
-            recv_scales = expanded.column_major(recv_scales)
-        return recv_x, recv_scales, local, recv_weights, handle
+            return self._expanded(recv_x, recv_scales, recv_weights, scales, handle, zero_padding, column_major)
+        kept = (None, None)
+        if self.num_rdma_ranks == 1:  # what arrived as it is wanted stays where it is
+            kept = recv_x, None if column_major or topk_weights is not None else recv_scales
+        moved = [None if stays is not None else each for each, stays in zip((recv_x, recv_scales), kept)]
+        recv_rows, new_scales, local, recv_weights, handle = self._copied(*moved, recv_weights, scales, handle, column_major)
+        new_scales = new_scales if kept[1] is None else _typed(kept[1], scales)
+        return recv_rows if kept[0] is None else kept[0], new_scales, local, recv_weights, handle
+
+    def _expanded(self, recv_x, recv_scales, recv_weights, scales, handle, zero_padding, column_major):
+        """What ``dispatch`` returns but for the event, in the expanded layout."""
+        size = handle.num_expanded_tokens
+        rows = self._new((size, recv_x.size(1)), recv_x.dtype)
+        spread_scales = self._scales_like(recv_scales, size, column_major)
+        weights = None if recv_weights is None else self._new(size, torch.float32)
+        self._alive().spread_rows(
+            handle.psum_num_recv_tokens_per_scaleup_rank, handle.recv_src_metadata, None, *_known(recv_x, rows), recv_scales,
+            spread_scales, recv_weights, weights, None,
+            handle.num_unaligned_recv_tokens_per_expert if zero_padding else None, handle.expert_alignment,
+        )  # fmt: skip
+        return rows, _typed(spread_scales, scales), None, weights, handle
+
+    def _copied(self, recv_x, recv_scales, recv_weights, scales, handle, column_major, with_indices=True):
+        """What ``dispatch`` returns but for the event, not expanded: each row where it is, in new memory."""
+        received, topk = handle._local.shape
+        rows = None if recv_x is None else torch.empty_like(recv_x)
+        new_scales = self._scales_like(recv_scales, received, column_major)
+        weights = None if recv_weights is None else self._new((received, topk), torch.float32)
+        indices = self._new((received, topk), handle.topk_idx.dtype) if with_indices else None
+        self._alive().spread_rows(
+            handle.psum_num_recv_tokens_per_scaleup_rank, None, handle._local, *_known(recv_x, rows), recv_scales,
+            new_scales, recv_weights, weights, indices, None, 1,
+        )  # fmt: skip
+        return rows, _typed(new_scales, scales), indices, weights, handle
 
     def _combine(self, stream, x, handle, topk_weights, biases, sms):
-        metadata, topk_idx = handle.recv_src_metadata, handle.topk_idx
+        runtime = self._alive()
+        metadata, topk_idx, ends = handle.recv_src_metadata, handle.topk_idx, handle.psum_num_recv_tokens_per_scaleup_rank
         tokens, topk = topk_idx.shape
         local_experts, most = handle.num_experts // self.num_ranks, handle.num_max_tokens_per_rank
         single = bool(handle.do_expand) and not self.allow_multiple_reduction
-        real = self._valid_rows(handle)
-        slots = self._valid_slots(handle, real)
-
-        # For each row that travels: which token of which rank, and under which of its selections.
-        source = torch.div(metadata[:, 0], most, rounding_mode="floor")
-        token = metadata[:, 0] - source * most
-        if single:
-            selection = expanded.selection_of_rows(slots, x.size(0))
-            row = torch.div(selection, topk, rounding_mode="floor").clamp(min=0)
-            real = selection >= 0
-            number = selection - row * topk
-            if metadata.size(0):
-                source, token = source[row], token[row]
-            else:
-                source = token = torch.zeros_like(row)
-        else:
-            number = torch.remainder(metadata[:, 1], topk)
-            if handle.do_expand:
-                if topk_weights is not None:
-                    found = expanded.gathered(topk_weights, slots.flatten()).view(slots.shape)
-                    topk_weights = torch.where(slots >= 0, found, 0.0)
-                x = self._sums(x, slots, ())
-        ids = (token * topk + number).to(torch.int32).unsqueeze(1)
-        if topk_weights is not None:
-            ids = torch.cat([ids, expanded.as_bits(topk_weights)], dim=1)
-
+        if handle.do_expand and not single:
+            sums = self._new((metadata.size(0), x.size(1)), torch.bfloat16)
+            runtime.sum_expanded_rows(x, metadata, ends, sums)
+            x = sums
+        new_table = torch.zeros if single else torch.empty
+        in_rank = new_table((x.size(0), self.num_ranks), dtype=torch.bool, device=self._device)
+        beside = self._new((x.size(0), 1 if topk_weights is None else 1 + topk))
+        per_rank = self._new(self.num_ranks)
+        runtime.address_rows(metadata, ends, most, single, topk_weights, beside, in_rank, per_rank)
         most_rows = most * (topk if single else min(topk, self.num_ranks))
-        recv, beside, count = self._send_rows(stream, x, ids, source, real, most_rows, sms)
-
-        row_of = expanded.row_numbers(beside[:, 0], count, tokens * topk).view(tokens, topk)
-        chosen = topk_idx >= 0
-        last = expanded.last_of_owner(topk_idx, local_experts)
-        if single:
-            travelled = chosen
-        else:
-            travelled = chosen & (last == torch.arange(topk, device=self._device))
-        combined_x = self._sums(recv, torch.where(travelled, row_of, expanded.NO_ROW), biases)
-        combined_weights = None
-        if topk_weights is not None:
-            carrier = row_of.gather(1, last)
-            columns = 1 + torch.arange(topk, device=self._device)
-            bits = beside[carrier, columns.expand(tokens, topk)]
-            combined_weights = torch.where(chosen, bits.view(torch.float32), 0.0)
-        return combined_x, combined_weights
-
-    def _gathered(self, rows: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-        """``rows[index]``; zeros for ``ZERO_ROW``, and anything for ``NO_ROW``."""
-        result = torch.empty((index.numel(), *rows.shape[1:]), dtype=rows.dtype, device=self._device)
-        self._alive().gather_rows(rows.contiguous().view(torch.int32), index.contiguous(), result.view(torch.int32))
-        return result
-
-    def _sums(self, rows: torch.Tensor, index: torch.Tensor, biases: Sequence[torch.Tensor]) -> torch.Tensor:
-        """``[T, H]`` bfloat16: biases, then ``rows[index[t, k]]`` for ascending k, in float32, rounded once. Where
-        ``index`` is ``NO_ROW`` there is nothing to add."""
-        result = torch.empty((index.size(0), rows.size(1)), dtype=torch.bfloat16, device=self._device)
-        first, second = (*biases, None, None)[:2]
-        self._alive().sum_rows(rows, index.to(torch.int64).contiguous(), first, second, result)
-        return result
-
-    def _send_rows(self, stream, rows, beside, destination, real, most_rows, sms):
-        """Sends each row for which ``real`` holds to one rank, with what is beside it. Returns what came, and how many
-        rows of it are valid."""
-        ranks = torch.arange(self.num_ranks, dtype=destination.dtype, device=self._device)
-        in_rank = (destination.unsqueeze(1) == ranks) & real.unsqueeze(1)
-        per_rank = in_rank.sum(dim=0, dtype=torch.int32)
-        recv, recv_beside, _, _, _, route, event = self._alive().dispatch(
-            rows, beside, per_rank, in_rank, per_rank, None, None, 1, max(most_rows, 1), sms, None, stream.switched
+        recv, recv_beside, _, _, _, route, event = runtime.dispatch(
+            x, beside, per_rank, in_rank, per_rank, None, None, 1, max(most_rows, 1), sms, None, stream.switched
         )
         stream.part(event)
-        return recv, recv_beside, self._ends(route)[-1]
+        combined_x = self._new((tokens, x.size(1)), torch.bfloat16)
+        combined_weights = None if topk_weights is None else self._new((tokens, topk), torch.float32)
+        runtime.sum_returned_rows(
+            recv, recv_beside, self._tables(route)[0], topk_idx, self.rank_idx, local_experts, single, *(*biases, None, None)[:2],
+            combined_x, combined_weights, self._new((tokens, topk)),
+        )  # fmt: skip
+        return combined_x, combined_weights
 
-    def _valid_rows(self, handle: EPHandle) -> torch.Tensor:
-        """``[N]`` bool: which rows of ``recv_src_metadata`` stand for a token. The others may hold anything."""
-        rows = torch.arange(handle.recv_src_metadata.size(0), device=self._device)
-        return rows < handle.psum_num_recv_tokens_per_scaleup_rank[-1]
+    def _new(self, shape: Union[int, Sequence[int]], dtype: torch.dtype = torch.int32) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device=self._device)
 
-    def _valid_slots(self, handle: EPHandle, valid: torch.Tensor) -> torch.Tensor:
-        """``[N, K]``: the expanded row of each selection, -1 for none and in rows that are not valid."""
-        return torch.where(valid.unsqueeze(1), handle.recv_src_metadata[:, 2:], -1)
+    def _scales_like(self, scales: Optional[torch.Tensor], rows: int, column_major: bool) -> Optional[torch.Tensor]:
+        """Memory for scales; ``column_major``: with strides (1, rows rounded up to 4), as TMA loads want them."""
+        if scales is None:
+            return None
+        width = scales.size(1)
+        strides = (1, _align(rows, 4)) if column_major else (width, 1)
+        return torch.empty_strided((rows, width), strides, dtype=scales.dtype, device=self._device)
 
-    def _ends(self, route: Tuple[Any, ...]) -> torch.Tensor:
-        """``[R]`` int32: where each source's rows end on this rank."""
-        ends = route[0] if self.num_rdma_ranks == 1 else route[5]
-        return ends[:, self.rank_idx].contiguous()
-
-    def _metadata(self, route, ends, local, slots, most):
-        """``recv_src_metadata`` of a dispatch."""
-        src_idx = route[3] if self.num_rdma_ranks == 1 else route[7]
-        topk = local.size(1)
-        rows = torch.arange(local.size(0), dtype=torch.int32, device=self._device)
-        source = torch.searchsorted(ends, rows, right=True)
-        numbers = (source * most + src_idx, source * topk + expanded.highest_local(local))
-        return torch.cat([torch.stack(numbers, dim=1), slots], dim=1).to(torch.int32)
-
-    def _rows_at_owners(self, route, topk_idx, local_experts):
-        """``dst_buffer_slot_idx`` of a dispatch."""
-        rows = route[5] if self.num_rdma_ranks == 1 else route[2]
-        owner = torch.div(topk_idx.to(torch.int64).clamp(min=0), local_experts, rounding_mode="floor")
-        at = rows.gather(1, owner.clamp(max=self.num_ranks - 1))
-        return torch.where(topk_idx >= 0, at, -1)
+    def _tables(self, route: Tuple[torch.Tensor, ...]) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Of a native handle: where each source's rows end on each rank, tokens of the received rows at their sources,
+        rows of this rank's tokens at their destinations."""
+        return (route[0], route[3], route[5]) if self.num_rdma_ranks == 1 else (route[5], route[7], route[2])
 
     def _alive(self) -> "_native.Buffer":
         if self.runtime is None:
@@ -684,6 +622,20 @@ def _split(x: Any) -> Tuple[torch.Tensor, Optional[torch.Tensor]]:
             )
         return x[0], scales
     return x, None
+
+
+def _align(value: int, step: int) -> int:
+    return -(-value // step) * step
+
+
+def _typed(scales: Optional[torch.Tensor], given: Optional[torch.Tensor]) -> Optional[torch.Tensor]:
+    """Received scales, with the type of those that were given."""
+    return scales if scales is None or given is None or scales.dtype == given.dtype else scales.view(given.dtype)
+
+
+def _known(*rows: Optional[torch.Tensor]) -> Tuple[Optional[torch.Tensor], ...]:
+    """The same with a type that the library knows: it only moves them."""
+    return tuple(each if each is None or each.dtype in _KNOWN_DTYPES else each.view(torch.uint8) for each in rows)
 
 
 def _native_scales(scales: Optional[torch.Tensor]) -> Optional[torch.Tensor]:

@@ -64,9 +64,11 @@ class EPHandle:
         self.dst_buffer_slot_idx = dst_buffer_slot_idx
         self.token_metadata_at_forward = token_metadata_at_forward
         self.channel_linked_list = channel_linked_list
-        # The native handle, for cached dispatches. A function of the inputs alone, so that the other attributes may be
+        # For cached dispatches: the native handle, and [N, K] int32, the local expert of each selection or -1, because
+        # programs write into what dispatch returned. Functions of the inputs alone, so that the other attributes may be
         # replaced by those of another dispatch of the same inputs.
         self._route: Optional[Tuple[Any, ...]] = None
+        self._local: Optional[torch.Tensor] = None
 
     def _tensors(self) -> List[torch.Tensor]:
         mine = [value for value in vars(self).values() if isinstance(value, torch.Tensor)]

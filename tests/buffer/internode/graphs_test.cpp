@@ -40,12 +40,16 @@ class InternodeGraphTest : public ClusterTest {
 };
 DEEP_EP_ON_THREADS(InternodeGraphTest);
 
-/// Each launch has other inputs, and calls that are not recorded come between.
+/// Each launch has other inputs, and calls that are not recorded come between. The rows lie in the heap, or are copied
+/// there, or there is no room for them.
 TEST_P(InternodeGraphTest, LaunchesTakeTheInputsOfTheirTime) {
   const Case cases[] = {two_nodes_of_two(1), two_nodes_of_two(2), two_nodes_of_two(3)};
-  for (const bool in_heap : {true, false}) {
+  enum class Rows { in_heap, copied, without_room };
+  for (const Rows rows : {Rows::in_heap, Rows::copied, Rows::without_room}) {
     run([&](Rank& rank, Buffer& buffer, RecordingExecutor& executor) {
       run_round(rank, buffer, cases[2]);
+      std::vector<Tensor> hoard;
+      if (rows == Rows::without_room && rank.rank() != 2) hoard = take_whole_heap(rank, buffer);
       Inputs inputs = upload_inputs(rank, cases[0]);
       inputs.dispatch.num_worst_tokens = kWorstTokens;
       settle(rank, buffer);
@@ -53,7 +57,7 @@ TEST_P(InternodeGraphTest, LaunchesTakeTheInputsOfTheirTime) {
       const DispatchLayout layout = buffer.get_dispatch_layout(inputs.topk_idx, cases[0].shape.experts(), rank.call());
       inputs.dispatch.use(layout);
       const DispatchResult received = buffer.dispatch(inputs.dispatch, rank.call());
-      const Returned returned = upload_returned(rank, buffer, cases[0], received.handle, in_heap);
+      const Returned returned = upload_returned(rank, buffer, cases[0], received.handle, rows == Rows::in_heap);
       const CombineResult combined = buffer.combine(returned.combine, rank.call());
       executor.recording = false;
 
@@ -71,41 +75,10 @@ TEST_P(InternodeGraphTest, LaunchesTakeTheInputsOfTheirTime) {
         }
         check_dispatch(rank, one, received, {.cached = false, .num_worst_tokens = kWorstTokens});
         check_combine(rank, one, combined);
-        run_round(rank, buffer, cases[1]);
+        run_round(rank, buffer, cases[1], {.returned_in_heap = rows != Rows::without_room});
       }
     });
   }
-}
-
-/// Memory that work under way may still use is not for graphs. Nothing must have been recorded when a call finds that.
-TEST_P(InternodeGraphTest, CallsUnderWayAreNamed) {
-  const Case one = two_nodes_of_two(4);
-  run([&](Rank& rank, Buffer& buffer, RecordingExecutor& executor) {
-    Inputs inputs = upload_inputs(rank, one);
-    const DispatchResult first = buffer.dispatch(inputs.dispatch, rank.call());
-    const Returned returned = upload_returned(rank, buffer, one, first.handle, false);
-    CachedDispatchArguments again;
-    again.x = inputs.dispatch.x;
-    again.handle = &first.handle;
-    settle(rank, buffer);
-    rank.bootstrap()->barrier();
-    if (rank.rank() == 0) rank.bootstrap()->barrier();  // until then the others' calls cannot end
-    const CachedDispatchResult cached = buffer.cached_dispatch(again, rank.call());
-    if (rank.rank() != 0) {
-      inputs.dispatch.num_worst_tokens = kWorstTokens;
-      executor.recording = true;
-      const auto refused = [&](const auto& call) {
-        require_throws<OutOfMemory>(call, {"synchronize before the recording"}, "a recorded call");
-      };
-      refused([&] { buffer.dispatch(inputs.dispatch, rank.call()); });
-      refused([&] { buffer.cached_dispatch(again, rank.call()); });
-      if (first.handle.num_recv_rows > 0) refused([&] { buffer.combine(returned.combine, rank.call()); });
-      executor.recording = false;
-      rank.bootstrap()->barrier();
-    }
-    check_dispatch(rank, one, with_handle(cached, first.handle), {.cached = true});
-    run_round(rank, buffer, one);
-  });
 }
 
 }  // namespace

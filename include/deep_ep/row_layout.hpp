@@ -1,0 +1,131 @@
+// The layouts of received rows that DeepEP's second interface has, for what Buffer::dispatch returned: an index of
+// where every row came from, the expanded layout, and the way of rows back to their tokens. All of it within the memory
+// of one device: nothing here talks to other ranks or waits for them, and the host does not wait, so calls can be
+// recorded.
+//
+// Symbols: R ranks, r this rank; E experts, L = E / R on each rank; T tokens of this rank, K selections of each; M most
+// tokens of a rank; N received rows, of which the first ones are valid where there was no host wait; A alignment of an
+// expert's rows; X rows of the expanded layout, which has a row for each selection of a local expert, by expert, then
+// by received row, then by selection. Each expert's rows begin at a multiple of A; what lies between is a gap.
+//
+// The metadata of received rows, [N, K + 2] int32: column 0 is source rank * M + token; column 1 is source rank * K +
+// the last selection of a local expert; then, for each selection, its row in the expanded layout, -1 for none.
+//
+// Tensors are contiguous unless said otherwise, and all on the executor's device. Errors are InvalidArgument, naming
+// the argument.
+#pragma once
+
+#include <memory>
+#include <optional>
+
+#include "deep_ep/executor.hpp"
+#include "deep_ep/tensor.hpp"
+
+namespace deep_ep {
+
+/// What a dispatch knows about its rows.
+struct RowNumbering {
+  ConstTensorView recv_topk_idx;       ///< [N, K] int32 or int64: index of a local expert, negative for none
+  ConstTensorView recv_src_idx;        ///< [N] int32, of the DispatchHandle
+  ConstTensorView rank_prefix_matrix;  ///< [R, R] int32, of the DispatchHandle
+  ConstTensorView destination_row;     ///< [T, R] int32, of the DispatchHandle
+  ConstTensorView topk_idx;            ///< [T, K] int32 or int64, as dispatched
+  int rank = 0;
+  int num_local_experts = 0;
+  int max_tokens = 0;  ///< M
+  int alignment = 1;
+  bool expand = false;  ///< number the rows of the expanded layout; otherwise the metadata says -1
+
+  // Results.
+  TensorView source_ends;              ///< [R] int32: where the rows of each source end, valid rows in the last one
+  TensorView expert_ends;              ///< [L] int32: with `expand` where each expert's rows end, without their gap;
+                                       ///< otherwise sums of the counts, each rounded up to A
+  TensorView expert_counts;            ///< [L] int32: selections of each expert
+  std::optional<TensorView> stats;     ///< [L] int32: to which the counts are added
+  TensorView metadata;                 ///< [N, K + 2] int32; -1 in rows that are not valid
+  TensorView local;                    ///< [N, K] int32: recv_topk_idx again; -1 in rows that are not valid
+  TensorView rows_at_owners;           ///< [T, K] int32: the row of each selection's token on the expert's rank, or -1
+  std::optional<TensorView> selected;  ///< [T, K] of topk_idx's dtype: a copy of it
+  TensorView scratch;                  ///< [number_rows_scratch()] int32
+};
+
+/// How many int32 number_rows wants for itself.
+std::int64_t number_rows_scratch(const std::shared_ptr<Executor>& executor, int num_local_experts);
+
+/// Two launches.
+void number_rows(const std::shared_ptr<Executor>& executor, const RowNumbering& call, StreamHandle stream);
+
+/// Received rows, and what came beside them, into a layout. One launch. Rows of the results that nothing names are left
+/// as they are.
+struct RowSpreading {
+  ConstTensorView source_ends;  ///< [R] int32, of number_rows
+  /// Given: into the expanded layout. [N, K + 2] int32; the tensors below may have more rows than it.
+  std::optional<ConstTensorView> metadata;
+  /// Needed without metadata, where each row stays where it is: [N, K] int32, of number_rows.
+  std::optional<ConstTensorView> local;
+
+  std::optional<ConstTensorView> rows;        ///< [N, H] of any dtype, rows of a multiple of 16 bytes
+  std::optional<TensorView> spread_rows;      ///< [X or N, H]
+  std::optional<ConstTensorView> scales;      ///< [N, S] of 4 bytes, columns next to each other
+  std::optional<TensorView> spread_scales;    ///< [X or N, S] of 4 bytes, any strides
+  std::optional<ConstTensorView> weights;     ///< [N, K] of 4 bytes, columns next to each other
+  std::optional<TensorView> spread_weights;   ///< [X] with metadata, else [N, K] with 0 where `local` is negative
+  std::optional<TensorView> spread_topk_idx;  ///< [N, K] int32 or int64: `local`; not with metadata
+
+  /// With metadata: [L] int32, of number_rows. Gaps become zero then.
+  std::optional<ConstTensorView> expert_counts;
+  int alignment = 1;  ///< of these gaps
+};
+
+void spread_rows(const std::shared_ptr<Executor>& executor, const RowSpreading& call, StreamHandle stream);
+
+/// sums[i] = the rows that the metadata of row i names, added in float32 by ascending selection and rounded once; of
+/// valid rows only. One launch.
+///
+/// \param rows         [any number, H] bfloat16; what the metadata names and it does not have counts as none
+/// \param metadata     [N, K + 2] int32
+/// \param source_ends  [R] int32, of number_rows
+/// \param sums         [N, H] bfloat16
+void sum_expanded_rows(const std::shared_ptr<Executor>& executor, const ConstTensorView& rows,
+                       const ConstTensorView& metadata, const ConstTensorView& source_ends, const TensorView& sums,
+                       StreamHandle stream);
+
+/// Where rows must go to come back to their tokens: the arguments of a Buffer::dispatch that takes them there, with
+/// `beside` as the scales. One launch.
+struct RowAddressing {
+  ConstTensorView metadata;     ///< [N, K + 2] int32
+  ConstTensorView source_ends;  ///< [R] int32, of number_rows
+  int max_tokens = 0;           ///< M
+  /// Not given: a row for each received one goes, S = N. Given: [S, ...], and each row goes that the metadata names;
+  /// is_token_in_rank must be zero before.
+  bool each_selection = false;
+  /// Without `each_selection`: [N, K] float32, or [any] with a value for each row of the expanded layout.
+  std::optional<ConstTensorView> weights;
+
+  TensorView beside;               ///< [S, 1] int32, or [S, 1 + K] with weights: what sum_returned_rows wants to know
+  TensorView is_token_in_rank;     ///< [S, R] boolean
+  TensorView num_tokens_per_rank;  ///< [R] int32
+};
+
+void address_rows(const std::shared_ptr<Executor>& executor, const RowAddressing& call, StreamHandle stream);
+
+/// What came back, added up for each token in float32, and rounded once: biases, then either the ranks' rows by their
+/// last selection, or, with `each_selection`, the selections' rows. Two launches.
+struct RowReturn {
+  ConstTensorView rows;                ///< [any number, H] bfloat16, that the dispatch brought
+  ConstTensorView beside;              ///< [of these, 1 or 1 + K] int32, the same; columns next to each other
+  ConstTensorView rank_prefix_matrix;  ///< [R, R] int32, of that dispatch
+  ConstTensorView topk_idx;            ///< [T, K] int32 or int64
+  int rank = 0;
+  int num_local_experts = 0;
+  bool each_selection = false;
+  std::optional<ConstTensorView> bias_0, bias_1;  ///< [T, H] bfloat16
+
+  TensorView sums;                    ///< [T, H] bfloat16
+  std::optional<TensorView> weights;  ///< [T, K] float32: what its rank sent for each selection, 0 for none
+  TensorView scratch;                 ///< [T, K] int32
+};
+
+void sum_returned_rows(const std::shared_ptr<Executor>& executor, const RowReturn& call, StreamHandle stream);
+
+}  // namespace deep_ep

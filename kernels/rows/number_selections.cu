@@ -1,0 +1,184 @@
+// An index of received rows: where each came from, how many selections each expert has, and the row of each selection
+// in the expanded layout: by expert, then by received row, then by selection.
+//
+// Warps take the selections in order, each its share. How many of an expert lie before a warp's share is what earlier
+// blocks have counted, and earlier warps of its own block.
+#include "kernels/kernel_list.hpp"
+#include "kernels/primitives/bits.hpp"
+#include "kernels/primitives/block.hpp"
+#include "kernels/primitives/launch.hpp"
+#include "kernels/primitives/warp.hpp"
+#include "kernels/rows/shares.hpp"
+
+namespace deep_ep::device {
+
+DEEP_EP_DEVICE std::int32_t rounded_up(std::int32_t count, int alignment) {
+  return (count + alignment - 1) / alignment * alignment;
+}
+
+/// What all blocks, and those before this one, have counted of each expert.
+DEEP_EP_DEVICE void add_block_counts(const NumberRowsParams& params, const NumberRowsShared& shared) {
+  for (int expert = warp_index(); expert < params.num_experts; expert += block_warps()) {
+    std::int32_t before = 0, total = 0;
+    for (int block = lane_index(); block < grid_blocks(); block += kWarpSize) {
+      const std::int32_t count = load_weak(params.block_counts + std::int64_t{block} * params.num_experts + expert);
+      total += count;
+      if (block < block_index()) before += count;
+    }
+    before = warp::sum(before);
+    total = warp::sum(total);
+    if (lane_index() == 0) {
+      shared.before[expert] = before;
+      shared.totals[expert] = total;
+    }
+  }
+}
+
+/// By one warp: where each expert's rows begin.
+DEEP_EP_DEVICE void find_starts(const NumberRowsParams& params, const NumberRowsShared& shared) {
+  std::int32_t start = 0;
+  for (int first = 0; first < params.num_experts; first += kWarpSize) {
+    const int expert = first + lane_index();
+    const std::int32_t rows = expert < params.num_experts ? rounded_up(shared.totals[expert], params.alignment) : 0;
+    const std::int32_t end = start + warp::inclusive_sum(rows);
+    if (expert < params.num_experts) shared.starts[expert] = end - rows;
+    start = warp::shuffle(end, kWarpSize - 1);
+  }
+}
+
+/// By one block: what is said of each source and each expert.
+DEEP_EP_DEVICE void write_totals(const NumberRowsParams& params, const NumberRowsShared& shared) {
+  for (int rank = thread_index(); rank < params.num_ranks; rank += block_threads()) {
+    params.source_ends[rank] = shared.ends[rank];
+  }
+  for (int expert = thread_index(); expert < params.num_experts; expert += block_threads()) {
+    const std::int32_t count = shared.totals[expert];
+    params.expert_counts[expert] = count;
+    params.expert_ends[expert] = shared.starts[expert] + (params.expand ? count : rounded_up(count, params.alignment));
+    if (params.stats != nullptr) params.stats[expert] += count;
+  }
+}
+
+/// By a whole warp: numbers the selections of its share. `next` is the warp's own.
+DEEP_EP_DEVICE void number_share(const NumberRowsParams& params, const Share& share, std::int32_t* next) {
+  const int num_topk = params.metadata.num_topk;
+  for (std::int64_t first = share.begin; first < share.end; first += kWarpSize) {
+    const std::int64_t at = first + lane_index();
+    const bool there = at < share.end;
+    const int expert = there ? expert_of(params.recv_topk_idx.load_cached(at), params.num_experts) : -1;
+    std::int32_t slot = -1;
+    if (params.expand) {
+      const std::uint32_t same = warp::match_any(static_cast<std::uint32_t>(expert));
+      const std::uint32_t earlier = same & ((1u << lane_index()) - 1);
+      if (expert >= 0) slot = next[expert] + count_bits(earlier);
+      warp::sync();
+      if (expert >= 0 && earlier == 0) next[expert] += count_bits(same);
+      warp::sync();
+    }
+    if (!there) continue;
+    const std::int64_t row = at / num_topk;
+    params.metadata.slots(row)[at - row * num_topk] = slot;
+    params.local[at] = expert;
+  }
+}
+
+/// By a thread: where a valid row came from.
+DEEP_EP_DEVICE void write_source(const NumberRowsParams& params, const NumberRowsShared& shared, std::int64_t row) {
+  const int num_topk = params.metadata.num_topk;
+  int source = 0;
+  for (int behind = params.num_ranks; source < behind;) {  // the first one whose rows end behind this one
+    const int middle = (source + behind) / 2;
+    if (shared.ends[middle] > row) {
+      behind = middle;
+    } else {
+      source = middle + 1;
+    }
+  }
+  int last = 0;
+  for (int k = 0; k < num_topk; ++k) {
+    if (expert_of(params.recv_topk_idx.load_cached(row * num_topk + k), params.num_experts) >= 0) last = k;
+  }
+  params.metadata.row(row)[0] = source * params.max_tokens + params.source[row];
+  params.metadata.row(row)[1] = source * num_topk + last;
+}
+
+/// By all threads of the grid: rows that hold nothing.
+DEEP_EP_DEVICE void clear_rows_behind(const NumberRowsParams& params, std::int64_t valid) {
+  const std::int64_t threads = std::int64_t{grid_blocks()} * block_threads();
+  const std::int64_t thread = std::int64_t{block_index()} * block_threads() + thread_index();
+  const int num_topk = params.metadata.num_topk;
+  for (std::int64_t row = valid + thread; row < params.metadata.num_rows; row += threads) {
+    for (int column = 0; column < RowMetadata::kColumnsBefore + num_topk; ++column)
+      params.metadata.row(row)[column] = -1;
+    for (int k = 0; k < num_topk; ++k) params.local[row * num_topk + k] = -1;
+  }
+}
+
+/// By all threads of the grid: the rows of this rank's own tokens at the owners of their experts.
+DEEP_EP_DEVICE void write_rows_at_owners(const NumberRowsParams& params) {
+  const std::int64_t threads = std::int64_t{grid_blocks()} * block_threads();
+  const std::int64_t thread = std::int64_t{block_index()} * block_threads() + thread_index();
+  const int num_topk = params.metadata.num_topk;
+  for (std::int64_t at = thread; at < params.num_tokens * num_topk; at += threads) {
+    const std::int64_t index = params.topk_idx.load_cached(at);
+    const int expert = expert_of(index, params.num_experts * params.num_ranks);
+    const std::int64_t token = at / num_topk;
+    params.rows_at_owners[at] =
+        expert < 0 ? -1 : params.destination_row[token * params.num_ranks + expert / params.num_experts];
+    if (params.selected == nullptr) continue;
+    if (params.topk_idx.is_64_bit) {
+      reinterpret_cast<std::int64_t*>(params.selected)[at] = index;
+    } else {
+      reinterpret_cast<std::int32_t*>(params.selected)[at] = static_cast<std::int32_t>(index);
+    }
+  }
+}
+
+DEEP_EP_DEVICE void number_selections_body(const NumberRowsParams& params, std::byte* memory) {
+  const NumberRowsShared shared(Carver(memory), block_warps(), params.num_experts, params.num_ranks);
+  const Share rows = rows_of_block(params);
+  const Share mine = part_of(selections_of_block(params), warp_index(), block_warps(), kWarpSize);
+  std::int32_t* const next = shared.next + std::int64_t{warp_index()} * params.num_experts;
+
+  // 1. Count the selections of each warp's share.
+  for (int rank = thread_index(); rank < params.num_ranks; rank += block_threads()) {
+    shared.ends[rank] = load_weak(params.ends + rank * params.ends_stride);
+  }
+  for (int expert = lane_index(); expert < params.num_experts; expert += kWarpSize) next[expert] = 0;
+  warp::sync();
+  for (std::int64_t at = mine.begin + lane_index(); at < mine.end; at += kWarpSize) {
+    const int expert = expert_of(params.recv_topk_idx.load_cached(at), params.num_experts);
+    if (expert >= 0) fetch_add_relaxed<Scope::block>(&next[expert], 1);
+  }
+
+  // 2. Find each expert's first row, and how many of its selections lie before this block.
+  add_block_counts(params, shared);
+  block::sync();
+  if (warp_index() == 0) find_starts(params, shared);
+  block::sync();
+  if (block_index() == 0) write_totals(params, shared);
+
+  // 3. Each warp's first row of each expert.
+  for (int expert = thread_index(); expert < params.num_experts; expert += block_threads()) {
+    std::int32_t row = shared.starts[expert] + shared.before[expert];
+    for (int warp = 0; warp < block_warps(); ++warp) {
+      std::int32_t& of_warp = shared.next[std::int64_t{warp} * params.num_experts + expert];
+      const std::int32_t count = of_warp;
+      of_warp = row;
+      row += count;
+    }
+  }
+  block::sync();
+
+  // 4. Write it all down.
+  number_share(params, mine, next);
+  for (std::int64_t row = rows.begin + thread_index(); row < rows.end; row += block_threads()) {
+    write_source(params, shared, row);
+  }
+  clear_rows_behind(params, valid_rows(params));
+  write_rows_at_owners(params);
+}
+
+}  // namespace deep_ep::device
+
+DEEP_EP_DEFINE_KERNEL(number_selections, deep_ep::device::number_selections_body)

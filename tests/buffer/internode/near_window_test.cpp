@@ -1,0 +1,163 @@
+// Rows between nodes for which the heap has no room: they come, and go back, through the near window.
+#include <utility>
+
+#include "tests/cluster/fixture.hpp"
+
+namespace deep_ep::test {
+namespace {
+
+constexpr std::size_t kNearHeap = std::size_t{8} << 20;
+
+/// Whose heap is taken before any call.
+using Hoarders = std::vector<bool>;
+
+class InternodeNearWindowTest : public ClusterTest {
+ protected:
+  static ClusterOptions small(ClusterOptions options, std::uint64_t seed) {
+    options.host = {.multiprocessors = 2, .warps_per_block = 4, .seed = seed};
+    return options;
+  }
+};
+DEEP_EP_ON_THREADS(InternodeNearWindowTest);
+
+/// One round after the other, with room for no row in the heaps of some ranks.
+void run_without_room(const ClusterOptions& cluster, const BufferOptions& options, const Hoarders& hoarders,
+                      const std::vector<std::pair<Case, RoundOptions>>& rounds) {
+  run_cluster(cluster, [&](Rank& rank) {
+    Buffer& buffer = rank.buffer(options);
+    std::vector<Tensor> hoard;
+    if (hoarders[static_cast<std::size_t>(rank.rank())]) hoard = take_whole_heap(rank, buffer);
+    for (const auto& [one, round] : rounds) {
+      run_round(rank, buffer, one, round);
+      rank.release();
+    }
+    hoard.clear();
+    run_round(rank, buffer, rounds.front().first, rounds.front().second);
+    buffer.destroy();
+  });
+}
+
+std::pair<Case, RoundOptions> round_of(const Shape& shape, std::int64_t worst = 0) {
+  RoundOptions round;
+  round.num_worst_tokens = worst;
+  round.returned_in_heap = false;
+  return {make_case(shape), round};
+}
+
+Shape two_by_two(std::uint64_t seed) {
+  return {.tokens = {33, 0, 90, 17}, .local_experts = 2, .ranks_per_node = 2, .seed = seed};
+}
+
+TEST_P(InternodeNearWindowTest, OneRankOrAllOfThem) {
+  DEEP_EP_NEEDS_RANKS(4);
+  if (under_thread_sanitizer()) GTEST_SKIP() << "the random rounds have smaller rows";
+  Shape bytes = two_by_two(2);
+  bytes.dtype = DType::float8_e4m3;
+  bytes.hidden = 4096;  // several pieces of a row
+  bytes.scales = 150;   // more than a warp's lanes hold
+  for (const Hoarders& hoarders : {Hoarders{false, true, false, false}, Hoarders{true, true, true, true}}) {
+    run_without_room(small(cluster(4), 0), {.heap_bytes = kNearHeap, .ranks_per_node = 2}, hoarders,
+                     {round_of(two_by_two(1)), round_of(bytes), round_of(two_by_two(3), 500)});
+  }
+}
+
+TEST_P(InternodeNearWindowTest, RandomRoundsMatchTheOracle) {
+  const std::uint64_t seed = test_seed();
+  oracle::Random random(seed);
+  const std::pair<int, int> grids[] = {{2, 2}, {2, 4}, {3, 2}, {4, 1}, {2, 3}};
+  const auto buffers = environment_number("DEEP_EP_TEST_ROUNDS", under_thread_sanitizer() ? 1 : 10);
+  for (std::int64_t i = 0; i < buffers; ++i) {
+    const auto [nodes, width] = grids[static_cast<std::size_t>(i) % std::size(grids)];
+    const int ranks = nodes * width;
+    DEEP_EP_NEEDS_RANKS(ranks);
+    ClusterOptions options = small(cluster(ranks), random.chance(0.3) ? 0 : random.next());
+    options.host.multiprocessors = static_cast<int>(1 + random.below(3));
+    options.host.warps_per_block = static_cast<int>(1 + random.below(5));
+    // A queue of dispatch has a few slots, and one of combine one or two.
+    const std::size_t window_bytes = random.chance(0.7) ? std::size_t{128} << 10 : 0;
+    Hoarders hoarders;
+    for (int rank = 0; rank < ranks; ++rank) hoarders.push_back(random.chance(0.6));
+    std::vector<std::pair<Case, RoundOptions>> rounds;
+    for (int c = 0; c < 3; ++c) {
+      Shape shape = random_shape(random, ranks);
+      shape.ranks_per_node = width;
+      rounds.push_back(round_of(shape, shape.with_topk && random.chance(0.3) ? shape.max_tokens() * ranks + 9 : 0));
+    }
+    SCOPED_TRACE("DEEP_EP_TEST_SEED=" + std::to_string(seed) + ", buffer " + std::to_string(i));
+    run_without_room(options, {.heap_bytes = kNearHeap, .window_bytes = window_bytes, .ranks_per_node = width},
+                     hoarders, rounds);
+  }
+}
+
+/// Under many schedules, with a slot or two of each queue.
+TEST(InternodeNearWindowScheduleTest, EverySeedGivesTheSame) {
+  Shape eight_bits = two_by_two(8);
+  eight_bits.dtype = DType::float8_e4m3;
+  eight_bits.scales = 2;
+  const std::vector rounds = {round_of(two_by_two(9)), round_of(eight_bits, 200)};
+  const auto first = environment_number("DEEP_EP_TEST_FIRST_SCHEDULE", 1);
+  const auto count = environment_number("DEEP_EP_TEST_SCHEDULES", under_thread_sanitizer() ? 2 : 6);
+  for (std::int64_t seed = first; seed < first + count; ++seed) {
+    SCOPED_TRACE("DEEP_EP_TEST_FIRST_SCHEDULE=" + std::to_string(seed));
+    ClusterOptions options{.ranks = 4, .where = {}, .host = {}};
+    options.host = {.multiprocessors = 2, .warps_per_block = 4, .seed = static_cast<std::uint64_t>(seed)};
+    const Hoarders hoarders = {true, seed % 2 == 0, seed % 3 != 0, true};
+    ASSERT_NO_THROW(run_without_room(options,
+                                     {.heap_bytes = std::size_t{2} << 20,
+                                      .window_bytes = std::size_t{8} << 10,
+                                      .max_local_experts = 8,
+                                      .ranks_per_node = 2},
+                                     hoarders, rounds));
+  }
+}
+
+/// Whoever waits at a near window does not wait for ever, though the rank that is missing is not of its node.
+TEST_P(InternodeNearWindowTest, AMissingRankEndsTheWaits) {
+  DEEP_EP_NEEDS_RANKS(4);
+  const Case one = make_case(two_by_two(4));
+  run_cluster(cluster_with_absentees(4), [&](Rank& rank) {
+    BufferOptions options{.heap_bytes = kNearHeap, .window_bytes = std::size_t{8} << 10, .ranks_per_node = 2};
+    options.timeout_s = short_deadline();
+    Buffer& buffer = rank.buffer(options);
+    const std::vector<Tensor> hoard = take_whole_heap(rank, buffer);
+    const DispatchResult first = buffer.dispatch(upload_inputs(rank, one).dispatch, rank.call());
+    const Returned returned = upload_returned(rank, buffer, one, first.handle, false);
+    if (rank.rank() != 3) {
+      require_throws<TimeoutError>(
+          [&] {
+            buffer.combine(returned.combine, rank.call());
+            buffer.check();
+          },
+          {"for rank 3"}, "combine");
+    }
+    rank.bootstrap()->barrier();
+  });
+}
+
+/// The near window must hold a row of every rank of the node in dispatch, and one for each rank where rows are pushed.
+TEST_P(InternodeNearWindowTest, SmallWindowsAreNamed) {
+  DEEP_EP_NEEDS_RANKS(4);
+  Shape wide = two_by_two(5);
+  wide.combine_hidden = 640;
+  const Case one = make_case(wide);
+  Shape wider = two_by_two(5);
+  wider.hidden = 1024;
+  const Case large = make_case(wider);
+  run_cluster(cluster(4), [&](Rank& rank) {
+    Buffer& buffer = rank.buffer({.heap_bytes = kNearHeap, .window_bytes = std::size_t{14} << 10, .ranks_per_node = 2});
+    const std::vector<Tensor> hoard = take_whole_heap(rank, buffer);
+    require_throws<OutOfMemory>([&] { buffer.dispatch(upload_inputs(rank, large).dispatch, rank.call()); },
+                                {"a row of 2.12 KiB from each of the 2 ranks of the node", "window_bytes"}, "dispatch");
+    const DispatchResult first = buffer.dispatch(upload_inputs(rank, one).dispatch, rank.call());
+    check_dispatch(rank, one, first);
+    const Returned returned = upload_returned(rank, buffer, one, first.handle, false);
+    if (first.handle.num_recv_rows > 0) {
+      require_throws<OutOfMemory>([&] { buffer.combine(returned.combine, rank.call()); },
+                                  {"lies outside the heap", "for each of the 4 ranks", "allocate_tensor"}, "combine");
+    }
+    buffer.destroy();
+  });
+}
+
+}  // namespace
+}  // namespace deep_ep::test

@@ -4,6 +4,7 @@
 #   make test [PRESETS=...]  tests, also under AddressSanitizer, UBSan and ThreadSanitizer
 #   make smoke               a part of the tests of every program, under a minute after a build
 #   make bench               how fast dispatch and combine are here
+#   make wheel               build/wheels: the Python package, to be installed on other machines, and its sources
 #   make docs                build/docs/html: these pages and the reference of C++ and Python
 #   make format | lint       clang-format over the sources | check it, and clang-tidy
 #   make clean
@@ -16,7 +17,7 @@ SOURCES = git ls-files '*.cpp' '*.hpp' '*.cu'
 quoted = '$(subst ','\'',$(1))'
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test smoke bench docs format lint clean
+.PHONY: help demo test smoke bench wheel docs format lint clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -47,6 +48,10 @@ bench: build/$(PRESET)/bin/deep_ep
 build/$(PRESET)/bin/deep_ep:
 	@scripts/setup
 	@scripts/build $(PRESET) deep_ep_tool
+
+wheel:
+	@scripts/setup --install-only
+	@scripts/wheels --sdist
 
 docs:
 	@scripts/setup --docs

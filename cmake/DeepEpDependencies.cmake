@@ -31,6 +31,15 @@ endfunction()
 deep_ep_find_or_headers(fmt fmt::fmt fmt/format.h FMT_HEADER_ONLY)
 deep_ep_find_or_headers(spdlog spdlog::spdlog spdlog/spdlog.h "SPDLOG_HEADER_ONLY;SPDLOG_FMT_EXTERNAL")
 
+# libgcc_s stays shared: it is part of every system, and its static form needs a newer glibc than all the rest. So does
+# std::random_device, which the static C++ library drags in by a class that nobody uses: unused sections go.
+set(boost_context_names boost_context)
+if(DEEP_EP_SELF_CONTAINED)
+  add_link_options(-static-libstdc++ LINKER:--gc-sections)
+  set(Boost_USE_STATIC_LIBS ON)
+  set(boost_context_names libboost_context.a)
+endif()
+
 # Fibers of the host executor. If Boost was not installed as a package, its headers and one library file are enough.
 find_package(boost_context CONFIG QUIET)
 if(TARGET Boost::context)
@@ -38,7 +47,7 @@ if(TARGET Boost::context)
   list(APPEND DEEP_EP_PACKAGES boost_context)
 else()
   find_path(DEEP_EP_BOOST_INCLUDE_DIR boost/context/detail/fcontext.hpp REQUIRED)
-  find_library(DEEP_EP_BOOST_CONTEXT_LIBRARY boost_context REQUIRED)
+  find_library(DEEP_EP_BOOST_CONTEXT_LIBRARY NAMES ${boost_context_names} REQUIRED)
   add_library(deep_ep_boost_context INTERFACE)
   target_include_directories(deep_ep_boost_context SYSTEM INTERFACE "${DEEP_EP_BOOST_INCLUDE_DIR}")
   target_link_libraries(deep_ep_boost_context INTERFACE "${DEEP_EP_BOOST_CONTEXT_LIBRARY}")

@@ -7,10 +7,10 @@
 #include <fstream>
 #include <mutex>
 #include <optional>
-#include <random>
 #include <string>
 
 #include "csrc/support/home_process.hpp"
+#include "csrc/support/random.hpp"
 
 namespace deep_ep {
 namespace {
@@ -27,8 +27,7 @@ std::uint64_t process_token() {
   const std::lock_guard lock(mutex);
   if (!drawn_in || drawn_in->left()) {  // a forked child is another process
     drawn_in.emplace();
-    std::random_device random;
-    token = static_cast<std::uint64_t>(random()) << 32 | random();
+    token = random_bits<std::uint64_t>();
   }
   return token;
 }

@@ -35,7 +35,7 @@ if not _for_the_command():
     from .utils import EventHandle, EventOverlap  # isort: skip  (buffer needs it)
     from . import legacy
     from .buffer import Buffer, Config
-    from .version import __version__
+    from .version import __version__, warn_of_several
 
     #: dtype of expert indices. Calls accept ``torch.int32`` as well.
     topk_idx_t: torch.dtype = torch.int64
@@ -43,3 +43,6 @@ if not _for_the_command():
     # Not here: deep_ep.buffers.elastic.ElasticBuffer. Engines take its presence in this module for the wish to use it,
     # and it has not run on GPUs yet.
     __all__ = ["Buffer", "Config", "EventHandle", "EventOverlap", "__version__", "legacy", "topk_idx_t"]
+
+    warn_of_several()
+    del warn_of_several

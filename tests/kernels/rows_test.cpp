@@ -70,7 +70,11 @@ TEST(GatherRows, MovesZeroesAndLeavesAlone) {
       constexpr std::int64_t kRows = 6;
       std::vector<std::int32_t> rows(static_cast<std::size_t>(kRows * width));
       for (std::size_t i = 0; i < rows.size(); ++i) rows[i] = static_cast<std::int32_t>(i + 1);
-      const std::vector<std::int64_t> index = {5, kNoRow, 0, 0, kZeroRow, 3, kNoRow, kZeroRow, kRows, 2};
+      std::vector<std::int64_t> index;
+      const int copies = width < 100 ? 30 : 1;  // 30: more rows than there are warps
+      for (int copy = 0; copy < copies; ++copy) {
+        index.insert(index.end(), {5, kNoRow, 0, 0, kZeroRow, 3, kNoRow, kZeroRow, kRows, 2});
+      }
       const auto count = static_cast<std::int64_t>(index.size());
       const OnDevice<std::int32_t> from(*executor, rows);
       const OnDevice<std::int32_t> to(*executor, std::vector<std::int32_t>(index.size() * std::size_t(width), -7));
@@ -106,6 +110,10 @@ TEST(SumRows, NamesWhatIsWrong) {
   EXPECT_NE(sum(rows, view(DType::int64, {2, 33}), rows).find("width of index is 33, allowed: 0 to 32"),
             std::string::npos);
   EXPECT_NE(sum(rows, view(DType::int64, {2, 2}), rows).find("sums is bfloat16[4, 16]"), std::string::npos);
+  EXPECT_NE(refusal([&] {
+              sum_rows(executor, rows, view(DType::int64, {2, 2}), rows, std::nullopt, rows, nullptr);
+            }).find("bias_0 is bfloat16[4, 16]"),
+            std::string::npos);
   EXPECT_NE(refusal([&] {
               gather_rows(executor, rows, view(DType::int64, {3}), view(DType::bfloat16, {4, 16}), nullptr);
             }).find("gathered has 4 rows, allowed: the 3 of index"),

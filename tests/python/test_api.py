@@ -3,6 +3,7 @@
 import inspect
 import pathlib
 import pickle
+import re
 import subprocess
 import sys
 
@@ -103,8 +104,11 @@ def test_other_names_of_the_first_interface():
 
 
 def test_version():
-    project = (pathlib.Path(__file__).resolve().parents[2] / "pyproject.toml").read_text()
-    assert f'version = "{deep_ep.__version__}"' in project
+    """One everywhere: what `test_wheel.py` knows of the wheel and the command, and here the library's and the package's."""
+    root = pathlib.Path(__file__).resolve().parents[2]
+    project = re.search(r"deep_ep\s+VERSION ([0-9.]+)", (root / "CMakeLists.txt").read_text()).group(1)
+    assert deep_ep.__version__ == project
+    assert re.search(rf"^## {re.escape(project)}$", (root / "CHANGELOG.md").read_text(), re.MULTILINE)
 
 
 def test_without_pytorch():

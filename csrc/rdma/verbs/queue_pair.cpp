@@ -10,6 +10,7 @@
 #include "csrc/rdma/verbs/functions.hpp"
 #include "csrc/support/format.hpp"
 #include "csrc/support/logging.hpp"
+#include "csrc/support/random.hpp"
 #include "deep_ep/error.hpp"
 
 namespace deep_ep::rdma::verbs {
@@ -20,7 +21,7 @@ constexpr std::uint32_t kPacketNumberMask = 0xffffff;
 /// A new connection starts at a random number, so that late packets of an old one, whose queue pair had the same
 /// number, do not fit.
 std::uint32_t random_packet_number() {
-  thread_local std::minstd_rand generator(std::random_device{}());
+  thread_local std::minstd_rand generator(random_bits<std::uint32_t>());
   return static_cast<std::uint32_t>(generator()) & kPacketNumberMask;
 }
 

@@ -23,7 +23,8 @@ struct DispatchFetcher {
     for (int node = 0; node < grid.nodes(); ++node) {
       const int source = node * grid.width + writer;
       const std::int32_t end = params.rank_prefix_matrix[source * grid.num_ranks + grid.rank];
-      const std::int32_t begin = end - rows_between(params.rank_prefix_matrix, grid.num_ranks, source, grid.rank);
+      const std::int32_t begin =
+          end - deep_ep::rows_between(params.rank_prefix_matrix, grid.num_ranks, source, grid.rank);
       rows += clip(end) - clip(begin);
     }
     return static_cast<std::int32_t>(rows);

@@ -3,12 +3,13 @@
 
 deep_ep_cpu runs on CPUs only; deep_ep_cu13 has GPU code, made by CUDA 13. The kind is what the command inside says of
 itself, so no name can promise what a wheel does not hold. A name and not a local version (0.2.0+cpu), as PyPI takes
-none of those. NAME=URL are addresses for the metadata.
+none of those. NAME=URL are addresses for the metadata. What is linked in of other projects comes with their licences.
 """
 
 import base64
 import csv
 import hashlib
+import importlib.metadata
 import io
 import os
 import pathlib
@@ -19,6 +20,23 @@ import tempfile
 import zipfile
 
 DISTRIBUTION = "deep_ep"
+# Whose code is in the binaries, and the packages whose file "copyright" holds the licence. (Boost's asks for nothing
+# where there is no source.)
+LINKED = {"CLI11": "libcli11-dev", "fmt": "libfmt-dev", "nlohmann-json": "nlohmann-json3-dev", "spdlog": "libspdlog-dev"}
+
+
+def licences(documentation=pathlib.Path("/usr/share/doc")):
+    """Name of a file -> its bytes. Where a system keeps them elsewhere, who builds there adds them."""
+    found = {project: documentation / package / "copyright" for project, package in LINKED.items()}
+    try:
+        for file in importlib.metadata.files("pybind11") or []:
+            if file.name.startswith("LICENSE"):
+                found["pybind11"] = file.locate()
+    except importlib.metadata.PackageNotFoundError:
+        pass
+    for project in [project for project in found if not found[project].is_file()]:
+        print(f"name_wheel: the licence of {project} is missing, as there is no {found.pop(project)}", file=sys.stderr)
+    return {f"linked/{project}.txt": pathlib.Path(file).read_bytes() for project, file in found.items()}
 
 
 def kind_of(wheel):
@@ -33,11 +51,12 @@ def kind_of(wheel):
     return "cpu" if cuda.group(1) else f"cu{cuda.group(2)}"
 
 
-def named(metadata, name, urls):
-    """METADATA under the other name, with the addresses."""
+def named(metadata, name, urls, licence_files):
+    """METADATA under the other name, with the addresses and the licences."""
     head, blank, text = metadata.partition("\n\n")
     lines = [f"Name: {name}" if line == f"Name: {DISTRIBUTION}" else line for line in head.split("\n")]
     lines += [f"Project-URL: {label}, {address}" for label, address in urls]
+    lines += [f"License-File: {file}" for file in licence_files]
     return "\n".join(lines) + blank + text
 
 
@@ -55,6 +74,7 @@ def rename(source, folder, urls):
             raise SystemExit(f"name_wheel: {source.name} is not a wheel of {DISTRIBUTION}, or has its name already")
         old, new = (f"{distribution}-{parts[1]}.dist-info/" for distribution in (DISTRIBUTION, name))
         target = folder / "-".join([name] + parts[1:])
+        linked = licences()
         record = io.StringIO()
         rows = csv.writer(record, lineterminator="\n")
         with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as out:
@@ -65,9 +85,12 @@ def rename(source, folder, urls):
                 if entry.filename == new + "RECORD":
                     continue
                 if entry.filename == new + "METADATA":
-                    data = named(data.decode(), name, urls).encode()
+                    data = named(data.decode(), name, urls, linked).encode()
                 out.writestr(entry, data)
                 rows.writerow(record_line(entry.filename, data))
+            for file, data in linked.items():
+                out.writestr(f"{new}licenses/{file}", data)
+                rows.writerow(record_line(f"{new}licenses/{file}", data))
             rows.writerow([new + "RECORD", "", ""])
             out.writestr(new + "RECORD", record.getvalue())
     return target

@@ -50,7 +50,7 @@ build/$(PRESET)/bin/deep_ep:
 	@scripts/build $(PRESET) deep_ep_tool
 
 wheel:
-	@scripts/setup --install-only
+	@scripts/setup --install-only --wheel
 	@scripts/wheels --sdist
 
 docs:

@@ -34,6 +34,9 @@ deep_ep_find_or_headers(spdlog spdlog::spdlog spdlog/spdlog.h "SPDLOG_HEADER_ONL
 # libgcc_s stays shared: it is part of every system, and its static form needs a newer glibc than all the rest. So does
 # std::random_device, which the static C++ library drags in by a class that nobody uses: unused sections go.
 set(boost_context_names boost_context)
+if(DEEP_EP_SELF_CONTAINED AND BUILD_SHARED_LIBS)
+  message(FATAL_ERROR "DEEP_EP_SELF_CONTAINED needs BUILD_SHARED_LIBS=OFF: each library would have a C++ library of its own")
+endif()
 if(DEEP_EP_SELF_CONTAINED)
   add_link_options(-static-libstdc++ LINKER:--gc-sections)
   set(Boost_USE_STATIC_LIBS ON)

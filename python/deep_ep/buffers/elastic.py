@@ -126,7 +126,7 @@ class ElasticBuffer(OptionalCalls):
         timeout = integer("num_gpu_timeout_secs", num_gpu_timeout_secs, 1)
         integer("num_cpu_timeout_secs", num_cpu_timeout_secs, 1)
         memory = max(num_bytes - num_cpu_bytes, _SMALLEST_HEAP)
-        if peers.num_nodes(device) > 1:  # between nodes, what does not fit is lost
+        if peers.num_nodes(device) > 1:  # between nodes combine copies rows into it
             memory *= 2
         self.runtime: Optional[_native.Buffer]
         self.runtime, self._comm_stream = native_buffer(
@@ -469,7 +469,7 @@ class ElasticBuffer(OptionalCalls):
         if expand:
             return self._expanded(recv_x, recv_scales, recv_weights, scales, handle, zero_padding, column_major)
         if self.num_rdma_ranks > 1:
-            # Between nodes what does not fit into the buffer is lost: what programs hold must not fill it.
+            # Between nodes what does not fit into the buffer takes a slower way: what programs hold must not fill it.
             return self._copied(recv_x, recv_scales, recv_weights, scales, handle, column_major)
         if column_major and recv_scales is not None:
             recv_scales = self._copied(None, recv_scales, None, scales, handle, True, with_indices=False)[1]

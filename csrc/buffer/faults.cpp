@@ -6,6 +6,7 @@
 #include "csrc/executor/own_stream.hpp"
 #include "csrc/memory/executor_memory.hpp"
 #include "csrc/support/format.hpp"
+#include "csrc/support/logging.hpp"
 #include "deep_ep/error.hpp"
 #include "deep_ep/interrupt.hpp"
 
@@ -73,6 +74,17 @@ void Faults::end_waits() const {
   executor.synchronize(beside.get());
 }
 
+std::optional<int> Faults::find_lost(int waited_for) {
+  const auto find = std::exchange(find_lost_, nullptr);
+  if (!find) return {};
+  try {
+    return find(waited_for);
+  } catch (const Error& error) {  // the time-out is what the caller must hear of
+    log::warn("rank {} cannot tell whom rank {} waits for: {}", rank_, waited_for, error.what());
+    return {};
+  }
+}
+
 void Faults::raise() {
   if (!broken_.empty() && broken_by_ == FaultKind::rdma_failed) throw SystemError(broken_);
   if (!broken_.empty() && broken_by_ == FaultKind::mismatch) throw RankMismatch(broken_);
@@ -82,9 +94,8 @@ void Faults::raise() {
   FaultRecord& note = records_.get()[1];
   if (met()) {
     calls_.settle();  // other threads of the kernels may still want to write the record, or look at the abort word
-    const bool asks = fault.kind == FaultKind::timeout && find_lost_;
-    const std::string text =
-        describe_fault(fault, rank_, timeout_s_, asks ? std::optional(find_lost_(fault.peer)) : std::nullopt);
+    const std::optional<int> lost = fault.kind == FaultKind::timeout ? find_lost(fault.peer) : std::nullopt;
+    const std::string text = describe_fault(fault, rank_, timeout_s_, lost);
     if (fault.kind == FaultKind::timeout) {
       const std::string more = explain_ ? explain_() : std::string();
       break_by_timeout(more.empty() ? text : text + ". " + more);

@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -46,6 +47,9 @@ class Faults {
 
  private:
   void end_waits() const;
+  /// Whom find_lost_by()'s function names; nothing without one, or where it fails. Once: what ranks have told each
+  /// other stays with them.
+  std::optional<int> find_lost(int waited_for);
 
   const CallContext& calls_;
   int rank_;

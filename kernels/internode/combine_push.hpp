@@ -55,6 +55,7 @@ struct CombinePusher {
                        grid().first_of_node() + index_of(queue), 0,
                        pushed.queues.progress(n - params.transfer.near.slots),
                        load_relaxed<Scope::system>(pushed.queues.emptied(queue, n)));
+          return true;
         });
   }
 };

@@ -38,17 +38,14 @@ struct CombineRelay {
     }
     return -1;
   }
-  /// By one lane: the row has been waited for too long.
-  DEEP_EP_DEVICE void report_late(int number, int row) const {
+  /// By one lane: the row has been waited for too long. Not by a rank of this node if all of it is there: the warp
+  /// waits for room in the staging ring then, that is for the posting lanes, or a warp that has an earlier row to wait
+  /// for.
+  DEEP_EP_DEVICE bool report_late(int number, int row) const {
     const int from = missing_from(number, row);
-    const int node = grid().other(number);
-    if (from >= 0) {
-      const std::int32_t n = pushed_at(number, rows_before(number) + row, from);
-      pushed.report_late(from, node, n);
-    } else {
-      report_fault(params.transfer.wait, FaultKind::timeout, Wanted::internode_credit, grid().rail_in(node), 0,
-                   rings().room_for(call, rings().chunk_of(row)), 0);
-    }
+    if (from < 0) return false;
+    pushed.report_late(from, grid().other(number), pushed_at(number, rows_before(number) + row, from));
+    return true;
   }
 
   DEEP_EP_DEVICE void stage(int number, int row) const {
@@ -99,7 +96,7 @@ struct CombineRelay {
           stage(number, row);
           return true;
         },
-        [&](int number, int row) { report_late(number, row); });
+        [&](int number, int row) { return report_late(number, row); });
   }
 };
 

@@ -53,6 +53,7 @@ struct DispatchFetcher {
           report_fault(params.transfer.wait, FaultKind::timeout, Wanted::internode_near_rows,
                        grid().first_of_node() + writer, 0, queues.progress(n),
                        load_relaxed<Scope::system>(queues.filled(writer, n)));
+          return true;
         });
   }
 };

@@ -153,6 +153,7 @@ struct DispatchForwarder {
           report_fault(params.transfer.wait, FaultKind::timeout, Wanted::internode_rows,
                        grid().rail_in(grid().other(number)), 0, Rings::progress(call, share / shares_of_chunk() + 1),
                        load_relaxed<Scope::system>(tail_of(params.transfer, number)));
+          return true;
         });
     bulk::wait<0>();
     bulk::fence_global();

@@ -62,7 +62,7 @@ struct LostRankSearch {
     int end = params.waited_for;
     for (int hops = 0; hops < grid().num_ranks; ++hops) {
       const std::uint64_t told = told_by(end);
-      if (told == 0) return end;
+      if (told == 0 || told > static_cast<std::uint64_t>(grid().num_ranks)) return end;
       end = static_cast<int>(told) - 1;
     }
     int silent = 0;

@@ -11,8 +11,8 @@ namespace deep_ep::device::internode {
 /// By a whole warp. `next`: a word for each node (or whatever else has parts), of the warp. The warp works on parts
 /// `first`, `first + step` and so on of each, in their order. `parts(number)`: how many there are. `ready(number)`: how
 /// many may be worked on so far, acquiring what they are. `work(number, part)`: false after a fault.
-/// `report_late(number, part)`: puts on record what is missing, when the warp has waited as long as `wait` allows.
-/// False after a fault.
+/// `report_late(number, part)`: puts on record what is missing, when the warp has waited as long as `wait` allows;
+/// false if others of this rank will, for whom the warp goes on waiting. False after a fault.
 template <class Parts, class Ready, class Work, class Late>
 DEEP_EP_DEVICE bool serve(int others, const WaitContext& wait, std::int32_t* next, int first, int step, Parts parts,
                           Ready ready, Work work, Late report_late) {
@@ -42,10 +42,11 @@ DEEP_EP_DEVICE bool serve(int others, const WaitContext& wait, std::int32_t* nex
       const bool over = warp::any(policy.called_off({}));
       const bool late = !over && warp::any(policy.is_late({}, poll.begin));
       if (!over && !late) return false;
+      bool reported = false;
       for (int number = lane_index(); late && number < others; number += kWarpSize) {
-        if (next[number] < parts(number)) report_late(number, next[number]);
+        if (next[number] < parts(number)) reported = report_late(number, next[number]) || reported;
       }
-      return true;
+      return over || warp::any(reported);
     };
     if (!poll_until(some, gives_up)) return false;
     if (found == 0) return true;

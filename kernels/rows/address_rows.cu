@@ -13,13 +13,19 @@ DEEP_EP_DEVICE bool is_sent(const AddressRowsParams& params, std::int64_t row, i
   return slot >= 0 && slot < params.num_sent;
 }
 
+/// The rank that a valid row is from; -1: from none, so it goes nowhere.
+DEEP_EP_DEVICE std::int32_t source_of(const AddressRowsParams& params, std::int32_t origin) {
+  const std::int32_t source = origin < 0 ? -1 : origin / params.max_tokens;
+  return source < params.num_ranks ? source : -1;
+}
+
 /// By one block: how many rows go to each rank.
 DEEP_EP_DEVICE void count_rows(const AddressRowsParams& params, std::int64_t valid, std::int32_t* counts) {
   for (int rank = thread_index(); rank < params.num_ranks; rank += block_threads()) counts[rank] = 0;
   block::sync();
   for (std::int64_t row = thread_index(); row < valid; row += block_threads()) {
-    const std::int32_t source = load_weak(params.metadata.row(row)) / params.max_tokens;
-    if (source < 0 || source >= params.num_ranks) continue;
+    const std::int32_t source = source_of(params, load_weak(params.metadata.row(row)));
+    if (source < 0) continue;
     int rows = 1;
     if (params.each_selection) {
       rows = 0;
@@ -50,12 +56,12 @@ DEEP_EP_DEVICE void address_rows_body(const AddressRowsParams& params, std::byte
   for (std::int64_t row = std::int64_t{block_index()} * block_warps() + warp_index(); row < rows; row += warps) {
     const bool there = row < valid;
     const std::int32_t origin = there ? load_weak(params.metadata.row(row)) : -1;
-    const std::int32_t source = origin < 0 ? -1 : origin / params.max_tokens;
+    const std::int32_t source = source_of(params, origin);
     const std::int32_t first_id = (origin - source * params.max_tokens) * num_topk;
 
     // 1. Each selection's row by itself.
     if (params.each_selection) {
-      if (lane_index() < num_topk && source >= 0 && source < params.num_ranks && is_sent(params, row, lane_index())) {
+      if (lane_index() < num_topk && source >= 0 && is_sent(params, row, lane_index())) {
         const std::int64_t slot = load_weak(params.metadata.slots(row) + lane_index());
         params.is_token_in_rank[slot * params.num_ranks + source] = 1;
         params.beside[slot * params.columns] = first_id + lane_index();
@@ -67,7 +73,7 @@ DEEP_EP_DEVICE void address_rows_body(const AddressRowsParams& params, std::byte
     for (int rank = lane_index(); rank < params.num_ranks; rank += kWarpSize) {
       params.is_token_in_rank[row * params.num_ranks + rank] = rank == source ? 1 : 0;
     }
-    if (!there) continue;
+    if (source < 0) continue;
     std::int32_t* const beside = params.beside + row * params.columns;
     if (lane_index() == 0) {
       beside[0] = first_id + (num_topk == 0 ? 0 : load_weak(params.metadata.row(row) + 1) % num_topk);

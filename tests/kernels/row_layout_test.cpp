@@ -247,6 +247,7 @@ TEST(SpreadRows, OrLeavesThemWhereTheyAre) {
 TEST(AddressRows, BackToTheirTokens) {
   for (const auto& executor : executors_present(7)) {
     Received want(50, 41, 4, 3, 4, 8);
+    want.slot(7, -2) = -1;  // programs may put in metadata of their own
     const std::int64_t columns = want.topk + 1, ranks = want.ranks;
     std::vector<float> weights(std::size_t(want.expanded));
     for (std::size_t i = 0; i < weights.size(); ++i) weights[i] = static_cast<float>(i) + 0.5f;
@@ -274,6 +275,7 @@ TEST(AddressRows, BackToTheirTokens) {
       Ints wanted(std::size_t(sent * columns), kUntouched), wanted_per_rank(std::size_t(ranks), 0);
       for (std::int64_t row = 0; row < want.valid; ++row) {
         const std::int32_t source = want.slot(row, -2) / want.max_tokens, token = want.slot(row, -2) % want.max_tokens;
+        if (want.slot(row, -2) < 0) continue;
         const auto goes = [&](std::int64_t at) {
           wanted_in_rank[std::size_t(at * ranks + source)] = 1;
           ++wanted_per_rank[std::size_t(source)];

@@ -57,6 +57,8 @@ Internode::Internode(Runtime& runtime)
 
 int Internode::find_lost_rank(int waited_for) {
   if (grid_.width == 1) return waited_for;  // nobody relays
+  // A rank that has failed may have freed its heap, which is gone for the others, too, if they share it so.
+  if (runtime_.heap()->kind() == HeapKind::cuda_ipc) return waited_for;
   // Ranks that wait for each other begin at about the same time, and find out at about the same time.
   const double for_s = std::min(runtime_.timeout_s() / 4, 5.0);
   lost_->lost = waited_for;
@@ -67,6 +69,7 @@ int Internode::find_lost_rank(int waited_for) {
   params.for_ns = params.wait.timeout_ns;
   params.lost = &lost_->lost;
   Backend& executor = *runtime_.executor();
+  executor.make_current();
   executor.kernels().find_lost_rank_internode(
       params, {1, 32, static_cast<std::size_t>(grid_.width) * sizeof(std::uint64_t)}, runtime_.comm_stream());
   executor.synchronize(runtime_.comm_stream());

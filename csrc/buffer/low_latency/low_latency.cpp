@@ -80,8 +80,9 @@ void LowLatency::clean(StreamHandle stream) {
                                                        scope.stream());
   };
   // Memory is cleaned behind a barrier, as peers may still write what this rank did not wait for (selections of tokens
-  // that have no expert here), and before another one, behind which they send rows of later calls. Two on every rank:
-  // whether memory was shown is its own affair.
+  // that have no expert here; those of far ranks go by other queue pairs, and are in time as long as NICs do not hold
+  // them back for longer than a barrier), and before another one, behind which they send rows of later calls. Two on
+  // every rank: whether memory was shown is its own affair.
   barrier();
   if (shown_) {
     const LowLatencyWindow& window = setup_.common.window;

@@ -41,6 +41,7 @@ DEEP_EP_DEVICE void serve_probe(const probes::ServeParams& p, std::byte* shared)
       [](int) { return 0; }, [](int, int) { return true; },
       [&](int number, int) {
         report_fault(p.wait, FaultKind::timeout, Wanted::internode_rows, grid.other(number), 0, 1, 0);
+        return true;
       });
   p.returned[lane_index()] = good ? 2 : 1;
 }

@@ -1,5 +1,5 @@
 // A NIC's data-direct function: a second PCIe function, beside the GPU, by which the NIC reaches GPU memory where its
-// own is behind the CPU (ConnectX-8 in GB300 and later). Needs rdma-core 54 and CUDA 12.8.
+// own is behind the CPU. Needs rdma-core 54 and CUDA 12.8.
 #pragma once
 
 #include <optional>

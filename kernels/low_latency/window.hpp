@@ -89,8 +89,8 @@ struct LowLatencyWindow {
     carver.place<std::byte>(begin);
     window.mailboxes_ = carver.place<LowLatencyMailbox>(kLowLatencyKinds * ranks);
     window.barriers_ = carver.place<std::byte>(ranks * kLine, kLine);
-    window.signs_ = carver.place<LowLatencySigns>(1);
-    window.accusations_ = carver.place<std::uint64_t>(kMostAccusations, kLine);
+    carver.place<LowLatencySigns>(1);
+    carver.place<std::uint64_t>(kMostAccusations, kLine);
     window.counts_ = carver.place<std::byte>(parts * window.count_bytes, kLine);
     window.bytes = window.counts_ - begin + bytes / kLine * kLine;
     window.selections_ = carver.place<Cell>(parts * window.slots * kMaxTopk);
@@ -125,11 +125,11 @@ struct LowLatencyWindow {
   /// How many barriers `source` has come to.
   DEEP_EP_HOST_DEVICE Place<std::uint64_t> barrier(int source) const { return {barriers_ + index(0, source) * kLine}; }
 
-  /// Of the rank whose heap it is.
-  DEEP_EP_HOST_DEVICE Place<LowLatencySigns> signs() const { return {signs_}; }
+  /// Of the rank whose heap it is; behind the words of barriers.
+  DEEP_EP_HOST_DEVICE Place<LowLatencySigns> signs() const { return {barriers_ + index(1, 0) * kLine}; }
   /// In the heap of rank 0: the board.
   DEEP_EP_HOST_DEVICE Place<std::uint64_t> accusation(std::uint32_t index) const {
-    return {accusations_ + index * sizeof(std::uint64_t)};
+    return {signs().offset + sizeof(LowLatencySigns) + index * sizeof(std::uint64_t)};
   }
 
   /// Of a dispatch: the first cell holds the number of rows of `source` for this rank (CountHead), each further one the
@@ -158,7 +158,7 @@ struct LowLatencyWindow {
     return index(static_cast<int>(epoch & 1), source);
   }
 
-  std::size_t mailboxes_ = 0, barriers_ = 0, signs_ = 0, accusations_ = 0, counts_ = 0, selections_ = 0;
+  std::size_t mailboxes_ = 0, barriers_ = 0, counts_ = 0, selections_ = 0;
   LowLatencyRows rows_;
 };
 

@@ -112,9 +112,10 @@ TEST_P(LowLatencyMasksTest, AMaskedRankThatComesLateIsToldAndMasksNobody) {
   run_cluster(cluster_with_absentees(4), [&](Rank& rank) {
     Buffer& buffer = rank.buffer(masking_options(short_deadline()));
     dispatch_and_check(rank, buffer, all);
-    if (rank.rank() != 3) dispatch_and_check(rank, buffer, without);
+    for (int i = 0; i < 2 && rank.rank() != 3; ++i) dispatch_and_check(rank, buffer, without);
     rank.bootstrap()->barrier();
     if (rank.rank() == 3) {
+      dispatch_and_check(rank, buffer, all);  // what the others sent before they masked it
       buffer.low_latency_dispatch(upload_arguments(rank, all), rank.call());
       rank.executor()->synchronize(rank.stream());
       require_same({0, 0, 0, 0}, query(rank, buffer), "it masks nobody");

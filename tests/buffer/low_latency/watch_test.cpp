@@ -101,6 +101,7 @@ TEST(LowLatencyWatch, OnlyWhoShowsNothingAndOwesSomethingIsLost) {
   WatchedNode node;
   node[0].begin(dispatch_call(1), node.now);
   node[1].begin(combine_call(1), node.now);  // in another call, alive
+  for (const int quiet : {0, 2, 3}) node[quiet].signs().sent[static_cast<int>(LowLatencyKind::combine)] = 1;
   node[2].signs().sent[static_cast<int>(LowLatencyKind::dispatch)] = 1;
   node.pass(kDeadline);
   EXPECT_EQ(node[0].mask, WatchedMasks{}) << "not before a whole deadline in which it has looked";

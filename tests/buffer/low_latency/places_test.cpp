@@ -117,6 +117,33 @@ TEST_F(LowLatencyWindowTest, AllIsAddedAgainWithoutTheRank) {
   });
 }
 
+/// Others need not wait for a rank that has sent all, however long it stays away then.
+TEST_F(LowLatencyWindowTest, WhatHasBeenSentIsShown) {
+  const LowLatencyCombineCase one = make_low_latency_combine_case(
+      {.tokens = {2, 3}, .max_tokens = 6, .hidden = 256, .local_experts = 1, .topk = 2, .seed = 9});
+  on_two_ranks([&](Rank& rank, Buffer& buffer) {
+    const LowLatencySigns& own = *window().signs().in(heap_of(buffer));
+    const auto require_shown = [&](std::uint64_t dispatches, std::uint64_t combines) {
+      rank.executor()->synchronize(rank.stream());
+      const std::vector<std::uint64_t> shown = {own.sent[0], own.sent[1]};
+      require_same(std::vector<std::uint64_t>{dispatches, combines}, shown, "calls that it has sent");
+    };
+    require_shown(0, 0);
+    for (std::uint64_t call = 1; call <= 3; ++call) {
+      const std::uint64_t beat = own.beat;
+      const LowLatencyHandle handle = dispatch_low_latency(rank, buffer, one);
+      require_shown(call, call - 1);
+      require(own.beat != beat, "it shows that it has come");
+      const auto result = buffer.low_latency_combine(with_hook(upload_combine(rank, one, handle)), rank.call());
+      require_shown(call, call);
+      result.hook();
+      require_shown(call, call);
+    }
+    buffer.check();
+    buffer.destroy();
+  });
+}
+
 /// While it receives a call, it has finished the one before.
 TEST_F(LowLatencyWindowTest, WhatIsAcknowledgedHasBeenReceived) {
   const LowLatencyCase one = make_low_latency_case({.tokens = {2, 3}, .max_tokens = 6, .hidden = 256, .topk = 2});

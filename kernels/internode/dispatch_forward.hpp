@@ -160,11 +160,11 @@ struct DispatchForwarder {
         },
         [&](int number, int share) { return forward(number, share); },
         [&](int number, int share) {
-          const int chunk = share / shares_of_chunk();
           report_fault(params.transfer.wait, FaultKind::timeout, Wanted::internode_rows,
                        grid().rail_in(grid().other(number)), 0,
-                       Rings::progress(call, in_lane<kLanes>(rings(), chunk) + 1),
-                       load_relaxed<Scope::system>(tail_of(params.transfer, number, lane_of<kLanes>(rings(), chunk))));
+                       Rings::progress(call, in_lane<kLanes>(rings(), share / shares_of_chunk()) + 1),
+                       load_relaxed<Scope::system>(
+                           tail_of(params.transfer, number, lane_of<kLanes>(rings(), share / shares_of_chunk()))));
           return true;
         });
     bulk::wait<0>();

@@ -34,6 +34,7 @@
   KERNEL(number_selections,               deep_ep::NumberRowsParams,          512)      \
   KERNEL(spread_rows,                     deep_ep::SpreadRowsParams,          256)      \
   KERNEL(address_rows,                    deep_ep::AddressRowsParams,         512)      \
+  KERNEL(add_row_counts,                  deep_ep::AddressRowsParams,         256)      \
   KERNEL(find_returned_rows,              deep_ep::ReturnedRowsParams,        256)      \
   KERNEL(sum_returned_rows,               deep_ep::ReturnedRowsParams,        256)      \
   KERNEL(nic_test,                        deep_ep::NicTestParams,             512)      \

@@ -188,6 +188,7 @@ struct AddressRowsCall {
     with("beside", addressing.beside);
     with("is_token_in_rank", addressing.is_token_in_rank);
     with("num_tokens_per_rank", addressing.num_tokens_per_rank);
+    with("scratch", addressing.scratch);
   }
 };
 

@@ -102,6 +102,7 @@ void define_buffer(py::module_& module) {
   define_call(buffer, "address_rows", &NativeBuffer::address_rows);
   define_call(buffer, "sum_returned_rows", &NativeBuffer::sum_returned_rows);
   define(buffer, "number_rows_scratch", &NativeBuffer::number_rows_scratch, {"num_local_experts"});
+  define(buffer, "address_rows_scratch", &NativeBuffer::address_rows_scratch, {"rows", "num_ranks"});
   define(buffer, "local_memory", &NativeBuffer::local_memory);
   define(buffer, "check", &NativeBuffer::check);
   define(buffer, "destroy", &NativeBuffer::destroy);

@@ -551,7 +551,9 @@ class ElasticBuffer(OptionalCalls):
         in_rank = new_table((x.size(0), self.num_ranks), dtype=torch.bool, device=self._device)
         beside = self._new((x.size(0), 1 if topk_weights is None else 1 + topk))
         per_rank = self._new(self.num_ranks)
-        runtime.address_rows(metadata, ends, most, single, topk_weights, beside, in_rank, per_rank)
+        size = runtime.address_rows_scratch(metadata.size(0), self.num_ranks)
+        scratch = self._new(size) if size else None
+        runtime.address_rows(metadata, ends, most, single, topk_weights, beside, in_rank, per_rank, scratch)
         most_rows = most * (topk if single else min(topk, self.num_ranks))
         recv, recv_beside, _, _, _, route, event = runtime.dispatch(
             x, beside, per_rank, in_rank, per_rank, None, None, 1, max(most_rows, 1), sms, None, stream.switched

@@ -14,7 +14,6 @@ from .config import COMBINE_CHUNKS, DISPATCH_CHUNKS, Config, default_config, low
 from .errors import InvalidArgument
 from .low_latency import LowLatencyCalls
 from .peers import Peers, device_index, let_go, native_buffer
-from .results import resizable
 from .utils import EventHandle, EventOverlap, check_nvlink_connections
 
 __all__ = ["Buffer", "Config", "EventHandle", "EventOverlap"]
@@ -314,7 +313,7 @@ class Buffer(LowLatencyCalls):
             )
             if async_finish:
                 self._record(rows, scales, *handle)
-            cached: Rows = resizable(recv_x) if recv_scales is None else (resizable(recv_x), resizable(recv_scales))
+            cached: Rows = recv_x if recv_scales is None else (recv_x, recv_scales)
             return cached, None, None, None, None, EventOverlap(event)
 
         assert num_tokens_per_rank is not None, "num_tokens_per_rank is missing: without a handle the layout is needed"
@@ -340,7 +339,7 @@ class Buffer(LowLatencyCalls):
             self._record(
                 rows, scales, num_tokens_per_rank, is_token_in_rank, num_tokens_per_expert, topk_idx, topk_weights
             )
-        result: Rows = resizable(recv_x) if recv_scales is None else (resizable(recv_x), resizable(recv_scales))
+        result: Rows = recv_x if recv_scales is None else (recv_x, recv_scales)
         return result, recv_topk_idx, recv_topk_weights, counts, new_handle, EventOverlap(event)
 
     def combine(
@@ -377,7 +376,7 @@ class Buffer(LowLatencyCalls):
         )
         if async_finish:
             self._record(x, topk_weights, bias_0, bias_1, *handle)
-        return resizable(combined_x), combined_weights, EventOverlap(event)
+        return combined_x, combined_weights, EventOverlap(event)
 
     def _previous(self, previous_event: Any, async_finish: bool, allocate_on_comm_stream: bool) -> Optional[EventHandle]:
         event = event_of("previous_event", previous_event)

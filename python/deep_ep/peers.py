@@ -12,7 +12,7 @@ import torch.distributed as dist
 from . import _native
 from .arguments import type_name
 from .errors import InvalidArgument, RankMismatch
-from .results import watch_record_stream
+from .results import watch_record_stream, watch_resize
 
 _PAGE = 2 << 20
 _PROBE_BYTES = 64 << 20
@@ -109,6 +109,7 @@ def native_buffer(
     heap_bytes = -(-heap_bytes // _PAGE) * _PAGE
     # A stream of the framework: it is never destroyed, so tensors may be recorded on it for any time.
     stream = torch.cuda.Stream(device=device, priority=-1) if device >= 0 else None
+    watch_resize()
     if stream is not None:
         watch_record_stream()
     native = _native.Buffer(

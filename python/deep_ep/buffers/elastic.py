@@ -13,7 +13,6 @@ from .._native import EventHandle
 from ..arguments import event_of, integer, type_name
 from ..errors import InvalidArgument, UseAfterDestroy
 from ..peers import Peers, device_index, let_go, native_buffer
-from ..results import resizable
 from ..utils.event import EventOverlap
 from ..utils.nvlink import check_nvlink_connections
 from . import model
@@ -346,7 +345,7 @@ class ElasticBuffer(OptionalCalls):
             (rows, scales, topk_idx, topk_weights, cumulative_local_expert_recv_stats, *kept),
             (recv_x, recv_scales, recv_topk_idx, recv_topk_weights, *kept),
         )
-        received: Rows = resizable(recv_x) if recv_scales is None else (resizable(recv_x), resizable(recv_scales))
+        received: Rows = recv_x if recv_scales is None else (recv_x, recv_scales)
         return received, recv_topk_idx, recv_topk_weights, handle, event
 
     @torch.no_grad()

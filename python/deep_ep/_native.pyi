@@ -37,6 +37,7 @@ class Buffer:
         low_latency_masking: bool,
         allow_nvlink_for_low_latency: bool,
         timeout_s: float,
+        num_qps_per_rank: int,
         /,
     ) -> None: ...
     def num_nodes(self, /) -> int: ...

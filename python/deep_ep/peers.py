@@ -101,9 +101,10 @@ def native_buffer(
     masking: bool = False,
     allow_nvlink: bool = True,
     timeout_s: float = -1.0,
+    num_qps_per_rank: int = 0,
 ) -> Tuple["_native.Buffer", Optional[torch.cuda.Stream]]:
     """Collective: a buffer with ``memory`` bytes for received tensors, and its communication stream. ``timeout_s`` below
-    0: DEEP_EP_TIMEOUT_S."""
+    0: DEEP_EP_TIMEOUT_S; ``num_qps_per_rank`` 0: as many lanes as the library wants."""
     heap_bytes = _native.heap_bytes_for(peers.size, memory)
     heap_bytes = -(-heap_bytes // _PAGE) * _PAGE
     # A stream of the framework: it is never destroyed, so tensors may be recorded on it for any time.
@@ -122,6 +123,7 @@ def native_buffer(
         masking,
         allow_nvlink,
         timeout_s,
+        num_qps_per_rank,
     )
     return native, stream
 

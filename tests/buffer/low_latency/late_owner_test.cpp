@@ -92,6 +92,7 @@ INSTANTIATE_TEST_SUITE_P(On, LowLatencyLateOwnerTest, testing::ValuesIn(kLateOwn
 
 TEST_P(LowLatencyLateOwnerTest, NobodyWaitsForItToSend) {
   DEEP_EP_NEEDS_RANKS(kLateOwnerRanks);
+  if (under_thread_sanitizer()) GTEST_SKIP() << "EverySeedGivesTheSame does the same";
   run_with_late_ranks(cluster(kLateOwnerRanks), cases(640, 6), low_latency_options(kLateOwnerRanks, 42, 640));
 }
 

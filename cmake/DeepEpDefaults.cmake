@@ -32,6 +32,10 @@ set(CMAKE_INSTALL_RPATH_USE_LINK_PATH TRUE)
 
 if(DEEP_EP_SANITIZER STREQUAL "address")
   set(DEEP_EP_SANITIZER_FLAGS -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer)
+  if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+    # The same checks as calls, not inline: a third less to compile, for programs, which are no hot code.
+    set(DEEP_EP_SANITIZER_PROGRAM_FLAGS --param=asan-instrumentation-with-call-threshold=0)
+  endif()
 elseif(DEEP_EP_SANITIZER STREQUAL "thread")
   # -Wno-tsan: GCC warns that fences are not modelled; the host executor announces what they order itself.
   set(DEEP_EP_SANITIZER_FLAGS -fsanitize=thread -fno-omit-frame-pointer)

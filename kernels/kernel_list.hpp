@@ -18,6 +18,8 @@
   KERNEL(notify_internode,                deep_ep::InternodeNotifyParams,     512)      \
   KERNEL(dispatch_and_notify_internode,   deep_ep::InternodeDispatchParams,   384)      \
   KERNEL(combine_and_notify_internode,    deep_ep::InternodeCombineParams,    384)      \
+  KERNEL(dispatch_and_notify_internode_lanes, deep_ep::InternodeDispatchParams, 384)    \
+  KERNEL(combine_and_notify_internode_lanes,  deep_ep::InternodeCombineParams,  384)    \
   KERNEL(find_lost_rank_internode,        deep_ep::InternodeLostRankParams,    32)      \
   KERNEL(dispatch_low_latency,            deep_ep::LowLatencyDispatchParams,  512)      \
   KERNEL(dispatch_low_latency_rdma,       deep_ep::LowLatencyDispatchParams,  512)      \
@@ -33,6 +35,7 @@
   KERNEL(number_selections,               deep_ep::NumberRowsParams,          512)      \
   KERNEL(spread_rows,                     deep_ep::SpreadRowsParams,          256)      \
   KERNEL(address_rows,                    deep_ep::AddressRowsParams,         512)      \
+  KERNEL(add_row_counts,                  deep_ep::AddressRowsParams,         256)      \
   KERNEL(find_returned_rows,              deep_ep::ReturnedRowsParams,        256)      \
   KERNEL(sum_returned_rows,               deep_ep::ReturnedRowsParams,        256)      \
   KERNEL(nic_test,                        deep_ep::NicTestParams,             512)      \

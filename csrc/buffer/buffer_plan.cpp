@@ -1,5 +1,6 @@
 #include "csrc/buffer/buffer_plan.hpp"
 
+#include "csrc/buffer/internode/lanes.hpp"
 #include "kernels/internode/params.hpp"
 #include "kernels/low_latency/params.hpp"
 
@@ -12,9 +13,10 @@ rdma::ConnectionOptions low_latency_connections(const LowLatencyReach& reach) {
   return options;
 }
 
-rdma::ConnectionOptions internode_connections(const NodeGrid& grid) {
+rdma::ConnectionOptions internode_connections(const NodeGrid& grid, int lanes) {
   rdma::ConnectionOptions options;
-  options.channels = static_cast<int>(InternodeChannel::count);
+  options.channels = lanes * static_cast<int>(InternodeChannel::count);
+  options.depth = internode_depth(lanes);
   if (grid.width == 0) return options;
   for (int number = 0; number < grid.others(); ++number) options.peers.push_back(grid.rail_in(grid.other(number)));
   return options;
@@ -26,14 +28,19 @@ BufferPlan BufferPlan::make(const BufferOptions& options, const NodeMembership& 
   plan.layout = HeapLayout::make(options, num_ranks);
   plan.reach = LowLatencyReach::find(options, nodes);
   plan.grid = {nodes.rank, num_ranks, nodes.ranks_of_each_node()};
+  if (options.internode_lanes != 0) plan.internode_lanes = options.internode_lanes;
   if (!plan.reach.far.empty()) plan.layout.add_staging(plan.reach.rail_width == 0 ? 0 : nodes.num_nodes);
   if (plan.grid.width != 0) plan.layout.add_internode(plan.grid, options.max_local_experts);
   return plan;
 }
 
+std::array<rdma::ConnectionOptions, 2> BufferPlan::connections() const {
+  return {low_latency_connections(reach), internode_connections(grid, internode_lanes)};
+}
+
 std::size_t BufferPlan::queue_pairs() const {
   std::size_t pairs = 0;
-  for (const rdma::ConnectionOptions& options : {low_latency_connections(reach), internode_connections(grid)}) {
+  for (const rdma::ConnectionOptions& options : connections()) {
     pairs += options.peers.size() * static_cast<std::size_t>(options.channels);
   }
   return pairs;

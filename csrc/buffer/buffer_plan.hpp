@@ -2,6 +2,7 @@
 // from who is on which node, before anything is allocated.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <vector>
 
@@ -14,17 +15,21 @@ namespace deep_ep {
 
 /// Queue pairs of low-latency calls to the ranks that they reach by RDMA.
 rdma::ConnectionOptions low_latency_connections(const LowLatencyReach& reach);
-/// Queue pairs of normal mode to the rails in other nodes; none in a grid of width 0.
-rdma::ConnectionOptions internode_connections(const NodeGrid& grid);
+/// Queue pairs of normal mode to the rails in other nodes, by `lanes` lanes; none in a grid of width 0.
+rdma::ConnectionOptions internode_connections(const NodeGrid& grid, int lanes);
 
 struct BufferPlan {
   HeapLayout layout;
   LowLatencyReach reach;      ///< of low-latency calls
   NodeGrid grid{.width = 0};  ///< of normal mode between nodes; width 0: one node, or nodes that are not alike
+  int internode_lanes = 1;    ///< of normal mode to each rail, see BufferOptions::internode_lanes
 
-  /// `options`: as all ranks agree on them. OutOfMemory and InvalidArgument where they leave too little room.
+  /// `options`: as all ranks agree on them; lanes 0 count as 1. OutOfMemory and InvalidArgument where they leave too
+  /// little room.
   static BufferPlan make(const BufferOptions& options, const NodeMembership& nodes);
 
+  /// Low-latency calls', then normal mode's.
+  std::array<rdma::ConnectionOptions, 2> connections() const;
   std::size_t queue_pairs() const;
 };
 

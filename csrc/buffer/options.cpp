@@ -4,6 +4,7 @@
 #include <cstddef>
 
 #include "csrc/bootstrap/agreement.hpp"
+#include "csrc/buffer/internode/lanes.hpp"
 #include "csrc/buffer/low_latency/lanes.hpp"
 #include "csrc/buffer/low_latency/rails.hpp"
 #include "csrc/support/deadline.hpp"
@@ -33,7 +34,8 @@ bool may_use_nvlink() {
 void check_same_options(Bootstrap& bootstrap, const BufferOptions& options) {
   constexpr std::array kNames = {"heap_bytes",        "window_bytes",        "max_local_experts",
                                  "low_latency.bytes", "low_latency.masking", "low_latency.allow_nvlink",
-                                 "low_latency.rails", "low_latency.lanes"};
+                                 "low_latency.rails", "low_latency.lanes",   "internode_lanes",
+                                 "num_qps_per_rank"};
   const std::array<std::uint64_t, kNames.size()> mine = {options.heap_bytes,
                                                          options.window_bytes,
                                                          static_cast<std::uint64_t>(options.max_local_experts),
@@ -41,7 +43,9 @@ void check_same_options(Bootstrap& bootstrap, const BufferOptions& options) {
                                                          options.low_latency.masking ? std::uint64_t{1} : 0,
                                                          options.low_latency.allow_nvlink ? std::uint64_t{1} : 0,
                                                          static_cast<std::uint64_t>(options.low_latency.rails),
-                                                         static_cast<std::uint64_t>(options.low_latency.lanes)};
+                                                         static_cast<std::uint64_t>(options.low_latency.lanes),
+                                                         static_cast<std::uint64_t>(options.internode_lanes),
+                                                         static_cast<std::uint64_t>(options.num_qps_per_rank)};
   const auto all = all_gather_values(bootstrap, mine);
   for (std::size_t rank = 0; rank < all.size(); ++rank) {
     for (std::size_t i = 0; i < mine.size(); ++i) {
@@ -61,6 +65,7 @@ AgreedOptions agree_on_options(Bootstrap& bootstrap, const BufferOptions& option
     check_size("window_bytes", options.window_bytes);
     check_size("low_latency.bytes", options.low_latency.bytes);
     agreed.timeout_s = timeout_in_effect(options.timeout_s);
+    agreed.options.internode_lanes = asked_for_internode_lanes(options);
     if (options.low_latency.bytes == 0) return;
     agreed.options.low_latency.rails = asked_for_rails(options.low_latency.rails);
     agreed.options.low_latency.lanes = asked_for_lanes(options.low_latency.lanes);

@@ -69,6 +69,12 @@ LaunchShape shape_for_numbers(const NumberRowsParams& params, const LaunchPolicy
   return {blocks, warps * kWarp, bytes(warps)};
 }
 
+/// That count the rows for each rank.
+int counting_blocks(const LaunchPolicy& policy, std::int64_t rows) {
+  if (rows <= AddressRowsParams::kRowsForOneBlock) return 1;
+  return std::min(policy.multiprocessors, AddressRowsParams::kMostCountingBlocks);
+}
+
 }  // namespace
 
 std::int64_t number_rows_scratch(const std::shared_ptr<Executor>& executor, int num_local_experts) {
@@ -256,10 +262,12 @@ void sum_expanded_rows(const std::shared_ptr<Executor>& executor, const ConstTen
   params.terms = slots.num_topk;
   params.row_bytes = static_cast<std::uint32_t>(rows.size(1) * 2);
   backend->make_current();
-  backend->kernels().sum_rows(params,
-                              shape_for_warps(pieces_of_sums(params.num_sums, params.row_bytes), backend->policy(),
-                                              kernels::sum_rows::kMaxThreads),
-                              stream);
+  launch_sum_rows(*backend, params, stream);
+}
+
+std::int64_t address_rows_scratch(const std::shared_ptr<Executor>& executor, std::int64_t rows, int num_ranks) {
+  const int blocks = counting_blocks(executor->policy(), rows);
+  return blocks == 1 ? 0 : std::int64_t{blocks} * num_ranks;
 }
 
 void address_rows(const std::shared_ptr<Executor>& executor, const RowAddressing& call, StreamHandle stream) {
@@ -293,10 +301,21 @@ void address_rows(const std::shared_ptr<Executor>& executor, const RowAddressing
   params.columns = static_cast<int>(call.beside.size(1));
   params.is_token_in_rank = call.is_token_in_rank.as<std::uint8_t>();
   params.num_tokens_per_rank = call.num_tokens_per_rank.as<std::int32_t>();
-  LaunchShape shape = shape_for_warps(rows, backend->policy(), kernels::address_rows::kMaxThreads);
+  const LaunchPolicy& policy = backend->policy();
+  LaunchShape shape = shape_for_warps(rows, policy, kernels::address_rows::kMaxThreads);
   shape.shared_bytes = static_cast<std::size_t>(ranks) * sizeof(std::int32_t);
+  params.counting_blocks = std::min(counting_blocks(policy, rows), shape.blocks);
+  if (const std::int64_t scratch = address_rows_scratch(executor, rows, params.num_ranks); scratch != 0) {
+    if (!call.scratch) fail<InvalidArgument>("scratch is not given, allowed: int32[{}] for {} rows", scratch, rows);
+    check_tensor("scratch", *call.scratch, device, {DType::int32}, {scratch});
+    params.block_counts = call.scratch->as<std::int32_t>();
+  }
   backend->make_current();
   backend->kernels().address_rows(params, shape, stream);
+  if (params.counting_blocks > 1) {
+    backend->kernels().add_row_counts(
+        params, shape_for_warps(params.num_ranks, policy, kernels::add_row_counts::kMaxThreads), stream);
+  }
 }
 
 void sum_returned_rows(const std::shared_ptr<Executor>& executor, const RowReturn& call, StreamHandle stream) {

@@ -38,10 +38,7 @@ void sum_rows(const std::shared_ptr<Executor>& executor, const ConstTensorView& 
   params.terms = static_cast<int>(index.size(1));
   params.row_bytes = static_cast<std::uint32_t>(rows.size(1) * 2);
   backend->make_current();
-  backend->kernels().sum_rows(params,
-                              shape_for_warps(pieces_of_sums(params.num_sums, params.row_bytes), backend->policy(),
-                                              kernels::sum_rows::kMaxThreads),
-                              stream);
+  launch_sum_rows(*backend, params, stream);
 }
 
 void gather_rows(const std::shared_ptr<Executor>& executor, const ConstTensorView& rows, const ConstTensorView& index,

@@ -43,6 +43,7 @@ class Runtime {
   std::byte* window() const { return heap_->local() + layout().window_at(); }
   const NodeMembership& nodes() const { return nodes_; }
   const NodeGrid& node_grid() const { return plan_.grid; }
+  int internode_lanes() const { return plan_.internode_lanes; }
   const LowLatencyReach& low_latency_reach() const { return plan_.reach; }
 
   const CallContext& calls() const { return *calls_; }

@@ -91,7 +91,7 @@ void sum_expanded_rows(const std::shared_ptr<Executor>& executor, const ConstTen
                        StreamHandle stream);
 
 /// Where rows must go to come back to their tokens: the arguments of a Buffer::dispatch that takes them there, with
-/// `beside` as the scales. One launch.
+/// `beside` as the scales. One launch; another one where there are so many rows that it wants scratch.
 struct RowAddressing {
   ConstTensorView metadata;     ///< [N, K + 2] int32
   ConstTensorView source_ends;  ///< [R] int32, of number_rows
@@ -105,7 +105,11 @@ struct RowAddressing {
   TensorView beside;               ///< [S, 1] int32, or [S, 1 + K] with weights: what sum_returned_rows wants to know
   TensorView is_token_in_rank;     ///< [S, R] boolean
   TensorView num_tokens_per_rank;  ///< [R] int32
+  std::optional<TensorView> scratch;  ///< [address_rows_scratch()] int32; not needed where that is 0
 };
+
+/// How many int32 address_rows wants for itself, for metadata of so many rows.
+std::int64_t address_rows_scratch(const std::shared_ptr<Executor>& executor, std::int64_t rows, int num_ranks);
 
 void address_rows(const std::shared_ptr<Executor>& executor, const RowAddressing& call, StreamHandle stream);
 

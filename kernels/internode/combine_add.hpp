@@ -10,6 +10,7 @@
 
 namespace deep_ep::device::internode {
 
+template <bool kLanes>
 struct CombineAdder {
   const InternodeCombineParams& params;
   const NodeRows* ranks;
@@ -51,9 +52,11 @@ struct CombineAdder {
       const std::int32_t place = is_near(at) ? -1 : place_at(token, at);
       if (place < 0) continue;
       const int node = node_of(at);
-      good = wait_signal(
-                 params.transfer.wait, tail_of(params.transfer, grid().number_of(node)),
-                 {grid().rail_in(node), Wanted::internode_rows, Rings::progress(call, rings().chunk_of(place) + 1)}) &&
+      const int chunk = rings().chunk_of(place);
+      good = wait_signal(params.transfer.wait,
+                         tail_of(params.transfer, grid().number_of(node), lane_of<kLanes>(rings(), chunk)),
+                         {grid().rail_in(node), Wanted::internode_rows,
+                          Rings::progress(call, in_lane<kLanes>(rings(), chunk) + 1)}) &&
              good;
     }
     return warp::agree(good);

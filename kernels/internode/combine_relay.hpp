@@ -6,6 +6,7 @@
 
 namespace deep_ep::device::internode {
 
+template <bool kLanes>
 struct CombineRelay {
   const InternodeCombineParams& params;
   const NodeRows* ranks;
@@ -81,6 +82,11 @@ struct CombineRelay {
     return before;
   }
 
+  /// The row behind `row`, where that may be staged; 0 where it may not.
+  DEEP_EP_DEVICE int stageable_to(int number, int row) const {
+    return is_stageable<kLanes>(params.transfer, call, number, rings().chunk_of(row)) ? row + 1 : 0;
+  }
+
   /// Stages this warp's share, which is every `step`th row: so the first chunks are whole soon. False after a fault.
   /// Where nobody pushes, the warp waits for the posting lanes only, which know for whom they wait, and for how long.
   DEEP_EP_DEVICE bool stage_all(int first, int step) const {
@@ -89,7 +95,8 @@ struct CombineRelay {
     return serve(
         grid().others(), wait, next, first, step, [&](int number) { return rows_for(number); },
         [&](int number) {
-          const int ready = stageable_chunks(params.transfer, call, number) * rings().chunk_rows;
+          const int ready = kLanes ? stageable_to(number, next[number])
+                                   : stageable_chunks<kLanes>(params.transfer, call, number, 0) * rings().chunk_rows;
           return near && next[number] < ready && missing_from(number, next[number]) >= 0 ? 0 : ready;
         },
         [&](int number, int row) {

@@ -22,16 +22,17 @@ struct InternodeCombineShared {
   std::int32_t* scratch;
   NodeRows* ranks;          ///< [width]
   std::int32_t* next;       ///< [warps][other nodes]
-  RailPairs* pairs;         ///< [rails of the block]
+  RailPairs* pairs;         ///< [rails of the block, or lanes of them]
   std::int32_t* near_rows;  ///< [num_ranks]: rows that we push into each queue, if we do
   std::int32_t* near_next;  ///< [near warps][num_ranks]
   std::size_t bytes;
 
-  DEEP_EP_HOST_DEVICE InternodeCombineShared(Carver carver, const NodeGrid& grid, int blocks, int warps, int near_warps)
+  DEEP_EP_HOST_DEVICE InternodeCombineShared(Carver carver, const NodeGrid& grid, int lanes, int blocks, int warps,
+                                             int near_warps)
       : scratch(carver.take<std::int32_t>()),
         ranks(carver.take<NodeRows>(static_cast<std::size_t>(grid.width), kLine)),
         next(carver.take<std::int32_t>(static_cast<std::size_t>(warps * grid.others()))),
-        pairs(carver.take<RailPairs>(RailPairs::of_block(grid, blocks), kLine)),
+        pairs(carver.take<RailPairs>(RailPairs::of_block(grid, lanes, blocks), kLine)),
         near_rows(carver.take<std::int32_t>(static_cast<std::size_t>(near_warps == 0 ? 0 : grid.num_ranks))),
         near_next(carver.take<std::int32_t>(static_cast<std::size_t>(near_warps * grid.num_ranks))),
         bytes(carver.bytes()) {}

@@ -51,13 +51,14 @@ DEEP_EP_DEVICE bool learn_target(const InternodeDispatchParams& params, std::uin
   return true;
 }
 
+template <bool kLanes>
 DEEP_EP_DEVICE void dispatch_body(const InternodeDispatchParams& params, std::byte* memory) {
   const TransferParams& transfer = params.transfer;
   const InternodeParams& common = transfer.common;
   const NodeGrid& grid = common.grid;
   const int moving_warps = transfer.first_warps + transfer.second_warps;
-  const InternodeDispatchShared shared(Carver(memory), grid, grid_blocks(), moving_warps, transfer.near_warps,
-                                       params.stages, params.stage_bytes);
+  const InternodeDispatchShared shared(Carver(memory), grid, kLanes ? common.lanes : 1, grid_blocks(), moving_warps,
+                                       transfer.near_warps, params.stages, params.stage_bytes);
   const Call call = Call::begin(common.state->transfer, transfer.wait, shared.scratch);
   const std::uint64_t number = call.epoch - 1;
   const auto stages = static_cast<std::uint32_t>(params.stages);
@@ -90,15 +91,16 @@ DEEP_EP_DEVICE void dispatch_body(const InternodeDispatchParams& params, std::by
   // 3. Send, forward, post.
   if (good) {
     if (warp_index() < transfer.first_warps) {
-      good = DispatchSender{params, shared.targets, number, pipe, any_near(shared.targets, grid.width)}.send_all();
+      good =
+          DispatchSender<kLanes>{params, shared.targets, number, pipe, any_near(shared.targets, grid.width)}.send_all();
     } else if (warp_index() < moving_warps) {
       const int warp = (warp_index() - transfer.first_warps) * grid_blocks() + block_index();
-      DispatchForwarder forwarder{params,
-                                  shared.targets,
-                                  number,
-                                  pipe,
-                                  shared.next + warp_index() * grid.others(),
-                                  any_near(shared.targets, grid.width)};
+      DispatchForwarder<kLanes> forwarder{params,
+                                          shared.targets,
+                                          number,
+                                          pipe,
+                                          shared.next + warp_index() * grid.others(),
+                                          any_near(shared.targets, grid.width)};
       good = forwarder.forward_all(warp, transfer.second_warps * grid_blocks());
     } else if (warp_index() < moving_warps + transfer.near_warps) {
       const int near_warp = warp_index() - moving_warps;
@@ -106,7 +108,7 @@ DEEP_EP_DEVICE void dispatch_body(const InternodeDispatchParams& params, std::by
           params, {transfer, number}, shared.near_rows, shared.near_next + near_warp * grid.width};
       good = fetcher.fetch_all(near_warp * grid_blocks() + block_index(), transfer.near_warps * grid_blocks());
     } else {
-      good = post_all(transfer, number, warp_index() - moving_warps - transfer.near_warps, shared.pairs);
+      good = post_all<kLanes>(transfer, number, warp_index() - moving_warps - transfer.near_warps, shared.pairs);
     }
     good = whole_block(good, shared.scratch);
   }
@@ -124,4 +126,5 @@ DEEP_EP_DEVICE void dispatch_body(const InternodeDispatchParams& params, std::by
 
 }  // namespace deep_ep::device::internode
 
-DEEP_EP_DEFINE_KERNEL(dispatch_and_notify_internode, deep_ep::device::internode::dispatch_body)
+DEEP_EP_DEFINE_KERNEL(dispatch_and_notify_internode, deep_ep::device::internode::dispatch_body<false>)
+DEEP_EP_DEFINE_KERNEL(dispatch_and_notify_internode_lanes, deep_ep::device::internode::dispatch_body<true>)

@@ -13,6 +13,7 @@
 
 namespace deep_ep::device::internode {
 
+template <bool kLanes>
 struct DispatchSender {
   const InternodeDispatchParams& params;
   const NodeTarget* targets;
@@ -105,7 +106,7 @@ struct DispatchSender {
       if (!is_node(destination) || chunk < rings().chunks) return;
       const int number = destination - grid().width;
       // The posting lane knows whom it waits for.
-      good = poll_until([&](Poll&) { return chunk < stageable_chunks(params.transfer, call, number); },
+      good = poll_until([&](Poll&) { return is_stageable<kLanes>(params.transfer, call, number, chunk); },
                         [&](const Poll&) { return aborted(params.transfer.wait); }) &&
              good;
       bulk::fence_global();  // what the NIC has read may be overwritten by bulk stores

@@ -18,19 +18,19 @@ struct InternodeDispatchShared {
   std::int32_t* scratch;
   NodeTarget* targets;         ///< [width]
   std::int32_t* next;          ///< [warps][other nodes]
-  RailPairs* pairs;            ///< [rails of the block]
+  RailPairs* pairs;            ///< [rails of the block, or lanes of them]
   std::int32_t* near_rows;     ///< [width]: rows that come by our near window, if they do
   std::int32_t* near_next;     ///< [near warps][width]
   device::Mbarrier* barriers;  ///< [warps][stages]
   std::byte* stages;
   std::size_t bytes;
 
-  DEEP_EP_HOST_DEVICE InternodeDispatchShared(Carver carver, const NodeGrid& grid, int blocks, int warps,
+  DEEP_EP_HOST_DEVICE InternodeDispatchShared(Carver carver, const NodeGrid& grid, int lanes, int blocks, int warps,
                                               int near_warps, int num_stages, std::uint32_t stage_bytes)
       : scratch(carver.take<std::int32_t>()),
         targets(carver.take<NodeTarget>(static_cast<std::size_t>(grid.width), kLine)),
         next(carver.take<std::int32_t>(static_cast<std::size_t>(warps * grid.others()))),
-        pairs(carver.take<RailPairs>(RailPairs::of_block(grid, blocks), kLine)),
+        pairs(carver.take<RailPairs>(RailPairs::of_block(grid, lanes, blocks), kLine)),
         near_rows(carver.take<std::int32_t>(static_cast<std::size_t>(near_warps == 0 ? 0 : grid.width))),
         near_next(carver.take<std::int32_t>(static_cast<std::size_t>(near_warps * grid.width))),
         barriers(carver.take<device::Mbarrier>(static_cast<std::size_t>(warps * num_stages), kLine)),

@@ -14,10 +14,11 @@
 
 namespace deep_ep {
 
-/// Queue pairs to a rail. Credit has its own, so that it does not wait behind rows.
+/// Queue pairs of a lane to a rail. Credit has its own, so that it does not wait behind rows.
 enum class InternodeChannel : int { rows, credit, count };
 
-/// What this rank remembers of its rail in another node: what it has told it, and how much it may stage.
+/// What this rank remembers of a lane to its rail in another node: what it has told it, and how much it may stage. (Of
+/// counts, in the first lane's.)
 struct alignas(kLine) RailState {
   std::uint64_t told_notified, told_shape, told_tail, told_head;
   std::uint64_t sent;  ///< Rings::progress: chunks whose staging memory the NIC has read
@@ -35,9 +36,10 @@ struct InternodeParams {
   NodeGrid grid;
   std::byte* const* heaps = nullptr;  ///< of every rank of this node as this rank maps it; nullptr for the others
   InternodeWindow window;
-  const RdmaPeerParams* peers = nullptr;  ///< [InternodeChannel][num_ranks]
+  int lanes = 1;                          ///< to each rail; a power of two
+  const RdmaPeerParams* peers = nullptr;  ///< [lanes][InternodeChannel][num_ranks]
   InternodeState* state = nullptr;
-  RailState* rails = nullptr;  ///< [other nodes], by number
+  RailState* rails = nullptr;  ///< [lanes][other nodes], by number
   /// [other nodes][Rings::kMostChunks]: rows of a chunk that are staged, and rows of a landed chunk that are read. Set
   /// back to zero when the chunk has been sent, or given back.
   std::uint32_t* staged = nullptr;
@@ -46,8 +48,9 @@ struct InternodeParams {
 
   DEEP_EP_DEVICE std::byte* own_heap() const { return heaps[grid.rank]; }
   DEEP_EP_DEVICE std::byte* heap_of(int index) const { return heaps[grid.first_of_node() + index]; }
-  DEEP_EP_DEVICE const RdmaPeerParams& queue_pair(InternodeChannel channel, int node) const {
-    return peers[static_cast<int>(channel) * grid.num_ranks + grid.rail_in(node)];
+  DEEP_EP_DEVICE const RdmaPeerParams& queue_pair(InternodeChannel channel, int node, int lane = 0) const {
+    const int queue_pairs = lane * static_cast<int>(InternodeChannel::count) + static_cast<int>(channel);
+    return peers[queue_pairs * grid.num_ranks + grid.rail_in(node)];
   }
 };
 
@@ -99,17 +102,17 @@ struct TransferParams {
   int first_warps;   ///< dispatch: send; combine: add this rank's tokens
   int second_warps;  ///< dispatch: forward; combine: add for other nodes
   int near_warps;    ///< 0 where this rank's rows lie in the heap; dispatch: fetch its rows; combine: push them
-  int poster_warps;  ///< a lane posts to one rail
+  int poster_warps;  ///< a thread posts to one lane of one rail
 };
 
-/// Queue pairs to a rail, copied into shared memory: a posting lane needs them for every entry.
+/// Queue pairs of a lane to a rail, copied into shared memory: who posts needs them for every entry.
 struct RailPairs {
   RdmaPeerParams channel[static_cast<int>(InternodeChannel::count)];
 
   DEEP_EP_DEVICE const RdmaPeerParams& operator[](InternodeChannel at) const { return channel[static_cast<int>(at)]; }
-  /// Rails that a block posts to, at most.
-  DEEP_EP_HOST_DEVICE static std::size_t of_block(const NodeGrid& grid, int blocks) {
-    return static_cast<std::size_t>((grid.others() + blocks - 1) / blocks);
+  /// Lanes of rails that a block posts to, at most.
+  DEEP_EP_HOST_DEVICE static std::size_t of_block(const NodeGrid& grid, int lanes, int blocks) {
+    return static_cast<std::size_t>((grid.others() * lanes + blocks - 1) / blocks);
   }
 };
 

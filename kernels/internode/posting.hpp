@@ -1,15 +1,19 @@
-// The posting lanes: each serves one rail, the rank with our index in another node. It sends the chunks that other
-// warps have staged, in their order, and gives the rail credit for the chunks that others have read.
+// The posting threads: each serves one lane to one rail, the rank with our index in another node. It sends the chunks
+// that other warps have staged, in their order, and gives the rail credit for the chunks that others have read.
 //
 //   this rank                                              the rail
-//   lane: add: shape of the rows of this call              lane: compare
+//   add: shape of the rows of this call                    compare
 //   warps stage the rows of a chunk, count them
-//   lane: the chunk is whole, and there is room (head)
-//         write the chunk; add: tail is that chunk         warps that see the tail read the chunk, count its rows
-//   lane: the NIC has read it: it may be staged again      lane: the chunk is read; add: head is that chunk
+//   the chunk is whole, and there is room (head)
+//     write the chunk; add: tail is that chunk             warps that see the tail read the chunk, count its rows
+//   the NIC has read it: it may be staged again            the chunk is read; add: head is that chunk
 //
 // An addition becomes visible behind the bytes posted before it. Words at the rail only grow, and what is posted is the
 // difference to what it has been told.
+//
+// Lanes are not ordered among each other. So each has all of these words for itself, counts its own chunks in them, and
+// says the shape ahead of its rows. One thing concerns them all: rows may have another size than in the call before, so
+// a lane's first chunks may lie where other lanes' were, and the rail must have read those, too.
 #pragma once
 
 #include "kernels/common/wait.hpp"
@@ -19,16 +23,19 @@
 
 namespace deep_ep::device::internode {
 
-/// One rail in one call, by one thread.
+/// One lane to a rail in one call, by one thread. Chunks are counted in the lane.
+template <bool kLanes>
 class RailPoster {
  public:
   /// `pairs` stay where they are.
-  DEEP_EP_DEVICE RailPoster(const TransferParams& params, std::uint64_t call, int number, const RailPairs& pairs)
+  DEEP_EP_DEVICE RailPoster(const TransferParams& params, std::uint64_t call, int number, int lane,
+                            const RailPairs& pairs)
       : params_(params),
         rings_(params.rings),
-        state_(params.common.rails[number]),
+        state_(params.common.rails[kLanes ? lane * params.common.grid.others() + number : number]),
         call_(call),
         number_(number),
+        lane_(kLanes ? lane : 0),
         node_(params.common.grid.other(number)),
         rows_out_(params.counts.to_node[node_]),
         rows_in_(params.counts.from_node[node_]),
@@ -39,7 +46,7 @@ class RailPoster {
   /// Tells the rail the shape, ahead of all rows. False after a fault.
   DEEP_EP_DEVICE bool greet() {
     const std::uint64_t ours = rail_shape(params_, call_, rows_out_, rows_in_);
-    const std::size_t word = params_.common.window.rail_word(InternodeWindow::shape, params_.common.grid.node()).offset;
+    const std::size_t word = word_there(InternodeWindow::shape);
     if (!rows_.signal_add(word, ours - state_.told_shape)) return false;
     state_.told_shape = ours;
     rows_.flush();
@@ -47,7 +54,7 @@ class RailPoster {
   }
   /// Everything is sent and its memory free again, and everything that came is given back.
   DEEP_EP_DEVICE bool ended() const {
-    return greeted_ && sent_ == rings_.chunks_for(rows_out_) && told_ == Rings::progress(call_ + 1, 0);
+    return greeted_ && sent_ == chunks_for(rows_out_) && told_ == Rings::progress(call_ + 1, 0);
   }
   /// Whatever can be done now. True if there was something.
   DEEP_EP_DEVICE bool step() {
@@ -69,7 +76,7 @@ class RailPoster {
     if (!policy.is_late({}, poll.begin)) return false;
     if (is_staged()) {
       const std::uint64_t seen = load_acquire<Scope::system>(head());
-      policy.blame({rail, Wanted::internode_credit, rings_.room_for(call_, posted_)}, seen);
+      policy.blame({rail, Wanted::internode_credit, Rings::room_for(call_, posted_, held())}, seen);
       return true;
     }
     if (sent_ < posted_) {
@@ -95,7 +102,7 @@ class RailPoster {
   /// Looks for the rail's shape.
   DEEP_EP_DEVICE bool compare() {
     if (greeted_) return false;
-    const std::uint64_t theirs = load_acquire<Scope::system>(shape_of(params_, number_));
+    const std::uint64_t theirs = load_acquire<Scope::system>(shape_of(params_, number_, lane_));
     const std::uint64_t expected = expected_shape(params_, call_, number_);
     if (theirs >> 32 < expected >> 32) return false;
     greeted_ = true;
@@ -107,33 +114,58 @@ class RailPoster {
     return true;
   }
 
-  DEEP_EP_DEVICE std::uint32_t* staged(int chunk) const {
-    return params_.common.staged + rings_.counter(number_, chunk);
+  // Chunks by their number in the lane.
+
+  DEEP_EP_DEVICE int chunk(int at) const { return kLanes ? rings_.chunk_in(lane_, at) : at; }
+  DEEP_EP_DEVICE int chunks_for(int rows) const {
+    return kLanes ? rings_.chunks_for(rows, lane_) : rings_.chunks_for(rows);
   }
-  DEEP_EP_DEVICE std::uint32_t* read(int chunk) const { return params_.common.read + rings_.counter(number_, chunk); }
-  DEEP_EP_DEVICE const std::uint64_t* head() const {
-    return params_.common.window.rail_word(InternodeWindow::head, node_).in(params_.common.own_heap());
+  DEEP_EP_DEVICE int held() const { return chunks_of_lane<kLanes>(rings_); }
+  DEEP_EP_DEVICE std::uint32_t rows_in(int at, int rows) const {
+    return static_cast<std::uint32_t>(rings_.rows_in(chunk(at), rows));
+  }
+  DEEP_EP_DEVICE std::uint32_t* staged(int at) const {
+    return params_.common.staged + rings_.counter(number_, chunk(at));
+  }
+  DEEP_EP_DEVICE std::uint32_t* read(int at) const { return params_.common.read + rings_.counter(number_, chunk(at)); }
+
+  DEEP_EP_DEVICE const std::uint64_t* head() const { return head_of(lane_); }
+  DEEP_EP_DEVICE const std::uint64_t* head_of(int lane) const {
+    return params_.common.window.rail_word(InternodeWindow::head, node_, lane).in(params_.common.own_heap());
+  }
+  /// One that we add to.
+  DEEP_EP_DEVICE std::size_t word_there(InternodeWindow::RailWord which) const {
+    return params_.common.window.rail_word(which, params_.common.grid.node(), lane_).offset;
   }
   /// The next chunk is staged. (Until the chunk that had its place is free, the counter is that one's.)
   DEEP_EP_DEVICE bool is_staged() const {
-    return posted_ < rings_.chunks_for(rows_out_) && posted_ < sent_ + rings_.chunks &&
-           load_acquire<Scope::gpu>(staged(posted_)) == static_cast<std::uint32_t>(rings_.rows_in(posted_, rows_out_));
+    return posted_ < chunks_for(rows_out_) && posted_ < sent_ + held() &&
+           load_acquire<Scope::gpu>(staged(posted_)) == rows_in(posted_, rows_out_);
   }
   /// The rail has read what is in the place of the next chunk.
   DEEP_EP_DEVICE bool has_room() {
-    const std::uint64_t needed = rings_.room_for(call_, posted_);
+    if (kLanes && !begun_ && !may_begin()) return false;
+    const std::uint64_t needed = Rings::room_for(call_, posted_, held());
     if (seen_head_ < needed) seen_head_ = load_acquire<Scope::system>(head());
     return seen_head_ >= needed;
+  }
+  /// The rail has read what came by all lanes in the calls before.
+  DEEP_EP_DEVICE bool may_begin() {
+    begun_ = true;
+    for (int lane = 0; lane < params_.common.lanes; ++lane) {
+      begun_ = begun_ && load_acquire<Scope::system>(head_of(lane)) >= Rings::progress(call_, 0);
+    }
+    return begun_;
   }
   /// Rings now and then: a doorbell takes as long as a chunk, and a chunk that waits for the next ones comes late.
   DEEP_EP_DEVICE bool post_chunk() {
     if (!is_staged() || !has_room()) return false;
     const NodeGrid& grid = params_.common.grid;
-    const int row = posted_ * rings_.chunk_rows;
+    const int row = chunk(posted_) * rings_.chunk_rows;
     const std::size_t to = rings_.landing(grid.number_at(node_), row).offset;
-    const auto bytes = static_cast<std::uint32_t>(rings_.rows_in(posted_, rows_out_)) * rings_.slot_bytes;
+    const auto bytes = rows_in(posted_, rows_out_) * rings_.slot_bytes;
     const std::uint64_t tail = Rings::progress(call_, posted_ + 1);
-    const std::size_t word = params_.common.window.rail_word(InternodeWindow::tail, grid.node()).offset;
+    const std::size_t word = word_there(InternodeWindow::tail);
     if (!rows_.put(to, rings_.staging(number_, row).offset, bytes) ||
         !rows_.signal_add(word, tail - state_.told_tail)) {
       failed_ = true;
@@ -166,17 +198,16 @@ class RailPoster {
 
   /// Gives the rail credit, for a quarter of the ring at once; at the end of the call for all that is still to come.
   DEEP_EP_DEVICE bool give_back() {
-    const int chunks = rings_.chunks_for(rows_in_);
-    while (given_ < chunks &&
-           load_acquire<Scope::gpu>(read(given_)) == static_cast<std::uint32_t>(rings_.rows_in(given_, rows_in_))) {
+    const int chunks = chunks_for(rows_in_);
+    while (given_ < chunks && load_acquire<Scope::gpu>(read(given_)) == rows_in(given_, rows_in_)) {
       store_relaxed<Scope::gpu>(read(given_), 0);
       ++given_;
     }
     const bool last = given_ == chunks;
     const std::uint64_t head = last ? Rings::progress(call_ + 1, 0) : Rings::progress(call_, given_);
-    const std::uint64_t step = last ? 1 : static_cast<std::uint64_t>((rings_.chunks + 3) / 4);
+    const std::uint64_t step = last ? 1 : static_cast<std::uint64_t>((held() + 3) / 4);
     if (head < told_ + step) return false;
-    const std::size_t word = params_.common.window.rail_word(InternodeWindow::head, params_.common.grid.node()).offset;
+    const std::size_t word = word_there(InternodeWindow::head);
     if (!credit_.signal_add(word, head - state_.told_head)) {
       failed_ = true;
       return true;
@@ -190,7 +221,7 @@ class RailPoster {
   const Rings& rings_;
   RailState& state_;
   std::uint64_t call_;
-  int number_, node_;
+  int number_, lane_, node_;
   int rows_out_, rows_in_;
   std::uint64_t told_;           ///< head that the rail has been told
   std::uint64_t seen_head_ = 0;  ///< head that the rail has told, as last looked at
@@ -202,25 +233,31 @@ class RailPoster {
   std::uint64_t ticket_ = 0;
   int given_ = 0;  ///< landed chunks that are read
   bool greeted_ = false;
+  bool begun_ = false;  ///< of several lanes: the ring is free of the calls before
   bool failed_ = false;
 };
 
-/// By the posting warps of all blocks: a lane for a rail, all blocks in turn. The lanes of a warp go round together: a
-/// lane that waited by itself could keep the others from what its rail waits for. `pairs`: in shared memory, for each
-/// rail of this block. False after a fault.
+/// By the posting warps of all blocks: a thread for each lane to a rail, all blocks in turn. The threads of a warp go
+/// round together: one that waited by itself could keep the others from what its rail waits for. `pairs`: in shared
+/// memory, for each thread of this block. False after a fault.
+template <bool kLanes>
 DEEP_EP_DEVICE bool post_all(const TransferParams& params, std::uint64_t call, int poster_warp, RailPairs* pairs) {
   const int others = params.common.grid.others();
+  const int all = kLanes ? others * params.common.lanes : others;
   const int first = poster_warp * kWarpSize * grid_blocks() + block_index();
-  if (first >= others) return true;
-  const int number = first + lane_index() * grid_blocks();
-  const bool mine = number < others;
+  if (first >= all) return true;
+  const int served = first + lane_index() * grid_blocks();
+  const bool mine = served < all;
+  const int number = kLanes ? served % others : served;
+  const int lane = kLanes ? served / others : 0;
   RailPairs* const own = pairs + poster_warp * kWarpSize + (mine ? lane_index() : 0);
   for (int channel = 0; mine && channel < static_cast<int>(InternodeChannel::count); ++channel) {
     const int node = params.common.grid.other(number);
-    own->channel[channel] = params.common.queue_pair(static_cast<InternodeChannel>(channel), node);
+    own->channel[channel] = params.common.queue_pair(static_cast<InternodeChannel>(channel), node, lane);
   }
   warp::sync();
-  RailPoster poster(params, call, mine ? number : first, *own);  // (a lane without a rail only looks on)
+  // (A thread without a lane only looks on.)
+  RailPoster<kLanes> poster(params, call, mine || kLanes ? number : first, lane, *own);
   bool good = warp::agree(!mine || poster.greet());
   while (good && warp::any(mine && !poster.ended())) {
     // A new wait after each step: the time runs while nothing happens.

@@ -4,6 +4,9 @@
 // A ring is a row of equal chunks, a chunk a few slots, a slot one row with all that belongs to it. Chunk c of a call
 // takes the place of chunk c - chunks; none wraps, so a chunk is one RDMA write. Every call divides the same memory by
 // its own row size: a ring is written in a call only when its reader has read all rows of the call before.
+//
+// Chunks take the lanes to a rail in turn: chunk c is number c / lanes of lane c % lanes. A ring has equally many
+// chunks of each, so chunk c takes the place of one of its own lane.
 #pragma once
 
 #include <cstdint>
@@ -24,9 +27,11 @@ struct Rings {
   std::uint32_t slot_bytes = 0;
   int chunk_rows = 0;
   int chunks = 0;
+  int lanes = 1;  ///< that a call's chunks take: a power of two; a ring holds two chunks of each, or more
 
-  /// For rows of `row_bytes`, all included, in memory of `bytes` bytes. chunks is 0 where two do not fit.
-  static Rings make(std::size_t begin, std::size_t bytes, int others, std::size_t row_bytes) {
+  /// For rows of `row_bytes`, all included, in memory of `bytes` bytes. chunks is 0 where two do not fit. `lanes`:
+  /// there are so many; fewer are taken where a ring does not hold two chunks of each.
+  static Rings make(std::size_t begin, std::size_t bytes, int others, std::size_t row_bytes, int lanes = 1) {
     Rings rings;
     rings.begin = begin;
     rings.others = others;
@@ -42,6 +47,9 @@ struct Rings {
     }
     const std::size_t fit = slots / static_cast<std::size_t>(rings.chunk_rows);
     rings.chunks = fit < 2 ? 0 : fit > kMostChunks ? kMostChunks : static_cast<int>(fit);
+    rings.lanes = lanes;
+    while (rings.lanes > 1 && rings.chunks < 2 * rings.lanes) rings.lanes /= 2;
+    rings.chunks -= rings.chunks % rings.lanes;
     return rings;
   }
 
@@ -51,6 +59,14 @@ struct Rings {
   DEEP_EP_HOST_DEVICE int rows_in(int chunk, int rows) const {
     const int rest = rows - chunk * chunk_rows;
     return rest < chunk_rows ? rest : chunk_rows;
+  }
+  // Of lanes.
+  DEEP_EP_HOST_DEVICE int lane_of(int chunk) const { return chunk & (lanes - 1); }
+  DEEP_EP_HOST_DEVICE int in_lane(int chunk) const { return chunk / lanes; }
+  DEEP_EP_HOST_DEVICE int chunk_in(int lane, int number) const { return number * lanes + lane; }
+  /// Chunks of a lane where there are `rows` rows in all.
+  DEEP_EP_HOST_DEVICE int chunks_for(int rows, int lane) const {
+    return lane < lanes ? (chunks_for(rows) + lanes - 1 - lane) / lanes : 0;
   }
   /// The counter of a chunk, of one node's.
   DEEP_EP_HOST_DEVICE int counter(int number, int chunk) const { return number * kMostChunks + chunk % chunks; }
@@ -71,8 +87,8 @@ struct Rings {
     if (seen <= of_call) return 0;
     return static_cast<int>(seen - of_call < kAll ? seen - of_call : kAll);
   }
-  /// What must have been read before chunk `chunk` may be written.
-  DEEP_EP_HOST_DEVICE std::uint64_t room_for(std::uint64_t call, int chunk) const {
+  /// What must have been read of a lane before its chunk `chunk` may be written, where the ring holds `chunks` of it.
+  DEEP_EP_HOST_DEVICE static constexpr std::uint64_t room_for(std::uint64_t call, int chunk, int chunks) {
     return progress(call, chunk < chunks ? 0 : chunk + 1 - chunks);
   }
 

@@ -61,14 +61,30 @@ DEEP_EP_DEVICE bool serve(int others, const WaitContext& wait, std::int32_t* nex
   }
 }
 
-/// By one thread, or by each that reads: waits until the rail of other node `number` has delivered `chunk`, acquiring.
-DEEP_EP_DEVICE const std::uint64_t* tail_of(const TransferParams& params, int number) {
-  return params.common.window.rail_word(InternodeWindow::tail, params.common.grid.other(number))
+// Kernels for one lane to a rail know that there is one (kLanes is false).
+
+/// The lane that a chunk goes by, its number among those of the lane, and how many of these a ring holds.
+template <bool kLanes>
+DEEP_EP_DEVICE int lane_of(const Rings& rings, int chunk) {
+  return kLanes ? rings.lane_of(chunk) : 0;
+}
+template <bool kLanes>
+DEEP_EP_DEVICE int in_lane(const Rings& rings, int chunk) {
+  return kLanes ? rings.in_lane(chunk) : chunk;
+}
+template <bool kLanes>
+DEEP_EP_DEVICE int chunks_of_lane(const Rings& rings) {
+  return kLanes ? rings.in_lane(rings.chunks) : rings.chunks;
+}
+
+/// The word in which the rail of other node `number` says how much of a lane has been delivered.
+DEEP_EP_DEVICE const std::uint64_t* tail_of(const TransferParams& params, int number, int lane) {
+  return params.common.window.rail_word(InternodeWindow::tail, params.common.grid.other(number), lane)
       .in(params.common.own_heap());
 }
-/// Chunks of this call that have landed.
-DEEP_EP_DEVICE int landed_chunks(const TransferParams& params, std::uint64_t call, int number) {
-  return Rings::chunks_of_call(call, load_acquire<Scope::system>(tail_of(params, number)));
+/// Chunks of a lane in this call that have landed.
+DEEP_EP_DEVICE int landed_chunks(const TransferParams& params, std::uint64_t call, int number, int lane) {
+  return Rings::chunks_of_call(call, load_acquire<Scope::system>(tail_of(params, number, lane)));
 }
 /// What the ends of a rail tell each other of a call, for one direction: the same at both, unless the ranks disagree.
 DEEP_EP_DEVICE std::uint64_t rail_shape(const TransferParams& params, std::uint64_t call, int rows_to_rail,
@@ -76,9 +92,9 @@ DEEP_EP_DEVICE std::uint64_t rail_shape(const TransferParams& params, std::uint6
   const std::uint32_t rows = combine_shapes(params.shape, static_cast<std::uint32_t>(rows_to_rail));
   return (call + 1) << 32 | combine_shapes(rows, static_cast<std::uint32_t>(rows_from_rail));
 }
-/// The word in which other node `number`'s rail says it, and what it must say.
-DEEP_EP_DEVICE const std::uint64_t* shape_of(const TransferParams& params, int number) {
-  return params.common.window.rail_word(InternodeWindow::shape, params.common.grid.other(number))
+/// The word in which other node `number`'s rail says it, by each lane ahead of its rows, and what it must say.
+DEEP_EP_DEVICE const std::uint64_t* shape_of(const TransferParams& params, int number, int lane) {
+  return params.common.window.rail_word(InternodeWindow::shape, params.common.grid.other(number), lane)
       .in(params.common.own_heap());
 }
 DEEP_EP_DEVICE std::uint64_t expected_shape(const TransferParams& params, std::uint64_t call, int number) {
@@ -90,10 +106,17 @@ DEEP_EP_DEVICE std::uint64_t expected_shape(const TransferParams& params, std::u
 DEEP_EP_DEVICE bool shapes_agree(std::uint64_t expected, std::uint64_t theirs) {
   return theirs >> 32 != expected >> 32 || theirs == expected;
 }
-/// Chunks of this call that may be staged.
-DEEP_EP_DEVICE int stageable_chunks(const TransferParams& params, std::uint64_t call, int number) {
-  const std::uint64_t sent = load_acquire<Scope::gpu>(&params.common.rails[number].sent);
-  return params.rings.chunks + Rings::chunks_of_call(call, sent);
+/// Chunks of a lane in this call that may be staged.
+template <bool kLanes>
+DEEP_EP_DEVICE int stageable_chunks(const TransferParams& params, std::uint64_t call, int number, int lane) {
+  const int state = kLanes ? lane * params.common.grid.others() + number : number;
+  const std::uint64_t sent = load_acquire<Scope::gpu>(&params.common.rails[state].sent);
+  return chunks_of_lane<kLanes>(params.rings) + Rings::chunks_of_call(call, sent);
+}
+template <bool kLanes>
+DEEP_EP_DEVICE bool is_stageable(const TransferParams& params, std::uint64_t call, int number, int chunk) {
+  return in_lane<kLanes>(params.rings, chunk) <
+         stageable_chunks<kLanes>(params, call, number, lane_of<kLanes>(params.rings, chunk));
 }
 
 /// Tells the ranks of this node that this rank has ended the call, and waits for the same word: their rows are here,

@@ -12,6 +12,9 @@
 
 namespace deep_ep {
 
+/// A lane is a pair of queue pairs to a rail, with words of its own: chunk c of a call goes by lane c modulo the lanes.
+constexpr int kMostInternodeLanes = 4;
+
 /// Nodes of equally many consecutive ranks, as one rank sees them. A rank's rails are the ranks with its index.
 struct NodeGrid {
   int rank = 0;
@@ -71,7 +74,7 @@ struct InternodeWindow {
     window.done_ = carver.place<std::byte>(width * kLine, kLine);
     window.counts_there_ = carver.place<std::byte>(ranks * kLine, kLine);
     window.lost_ = carver.place<std::byte>(ranks * kLine, kLine);
-    window.rail_words_ = carver.place<std::byte>(kRailWords * nodes * kLine, kLine);
+    window.rail_words_ = carver.place<std::byte>(kMostInternodeLanes * kRailWords * nodes * kLine, kLine);
     window.counts_ = carver.place<std::byte>(2 * ranks * window.counts_bytes(1), kLine);
     window.landed_counts_ = carver.place<std::byte>(2 * nodes * window.counts_bytes(grid.width), kLine);
     const std::size_t slots = ranks * NearWindow::kSlotsOfRank;
@@ -115,12 +118,13 @@ struct InternodeWindow {
     return reinterpret_cast<std::uint64_t*>(heap + near_emptied_) + slot;
   }
 
-  // By this rank's rails: by their nodes.
+  // By this rank's rails: by their nodes. All but `notified` there are for each lane.
 
   enum RailWord : int { notified, shape, tail, head };
   static constexpr std::size_t kRailWords = 4;
-  DEEP_EP_DEVICE Place<std::uint64_t> rail_word(RailWord which, int node) const {
-    return {rail_words_ + static_cast<std::size_t>(which * grid_.nodes() + node) * kLine};
+  DEEP_EP_DEVICE Place<std::uint64_t> rail_word(RailWord which, int node, int lane = 0) const {
+    const int word = lane * static_cast<int>(kRailWords) + which;
+    return {rail_words_ + static_cast<std::size_t>(word * grid_.nodes() + node) * kLine};
   }
   DEEP_EP_DEVICE Place<std::byte> landed_counts(std::uint64_t epoch, int node) const {
     const std::size_t at = (epoch & 1) * static_cast<std::size_t>(grid_.nodes()) + static_cast<std::size_t>(node);

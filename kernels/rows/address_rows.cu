@@ -3,7 +3,7 @@
 #include "kernels/primitives/block.hpp"
 #include "kernels/primitives/launch.hpp"
 #include "kernels/primitives/warp.hpp"
-#include "kernels/rows/params.hpp"
+#include "kernels/rows/shares.hpp"
 
 namespace deep_ep::device {
 
@@ -19,11 +19,12 @@ DEEP_EP_DEVICE std::int32_t source_of(const AddressRowsParams& params, std::int3
   return source < params.num_ranks ? source : -1;
 }
 
-/// By one block: how many rows go to each rank.
+/// By a block that counts: how many rows of its share go to each rank. One that is alone says it to everybody.
 DEEP_EP_DEVICE void count_rows(const AddressRowsParams& params, std::int64_t valid, std::int32_t* counts) {
+  const Share share = part_of({0, valid}, block_index(), params.counting_blocks, 1);
   for (int rank = thread_index(); rank < params.num_ranks; rank += block_threads()) counts[rank] = 0;
   block::sync();
-  for (std::int64_t row = thread_index(); row < valid; row += block_threads()) {
+  for (std::int64_t row = share.begin + thread_index(); row < share.end; row += block_threads()) {
     const std::int32_t source = source_of(params, load_weak(params.metadata.row(row)));
     if (source < 0) continue;
     int rows = 1;
@@ -34,9 +35,10 @@ DEEP_EP_DEVICE void count_rows(const AddressRowsParams& params, std::int64_t val
     if (rows != 0) fetch_add_relaxed<Scope::block>(&counts[source], rows);
   }
   block::sync();
-  for (int rank = thread_index(); rank < params.num_ranks; rank += block_threads()) {
-    params.num_tokens_per_rank[rank] = counts[rank];
-  }
+  std::int32_t* const told = params.counting_blocks == 1
+                                 ? params.num_tokens_per_rank
+                                 : params.block_counts + std::int64_t{block_index()} * params.num_ranks;
+  for (int rank = thread_index(); rank < params.num_ranks; rank += block_threads()) told[rank] = counts[rank];
 }
 
 /// By a lane: the weight of selection k of a row.
@@ -49,7 +51,7 @@ DEEP_EP_DEVICE float weight_of(const AddressRowsParams& params, std::int64_t row
 DEEP_EP_DEVICE void address_rows_body(const AddressRowsParams& params, std::byte* memory) {
   const std::int64_t valid = params.metadata.valid();
   const int num_topk = params.metadata.num_topk;
-  if (block_index() == 0) count_rows(params, valid, reinterpret_cast<std::int32_t*>(memory));
+  if (block_index() < params.counting_blocks) count_rows(params, valid, reinterpret_cast<std::int32_t*>(memory));
 
   const std::int64_t warps = std::int64_t{grid_blocks()} * block_warps();
   const std::int64_t rows = params.each_selection ? valid : params.metadata.num_rows;

@@ -128,7 +128,11 @@ struct SpreadRowsParams {
   int alignment;
 };
 
+/// Of address_rows, and, where several blocks count, of add_row_counts.
 struct AddressRowsParams {
+  static constexpr int kMostCountingBlocks = 128;
+  static constexpr std::int64_t kRowsForOneBlock = 2048;  ///< that it counts sooner than another kernel begins
+
   RowMetadata metadata;
   int num_ranks;
   int max_tokens;
@@ -141,6 +145,8 @@ struct AddressRowsParams {
   int columns;
   std::uint8_t* is_token_in_rank;     ///< out, [num_sent, num_ranks]
   std::int32_t* num_tokens_per_rank;  ///< out, [num_ranks]
+  int counting_blocks;                ///< the first ones
+  std::int32_t* block_counts;         ///< [counting_blocks, num_ranks]; one block needs none
 };
 
 /// Of find_returned_rows and sum_returned_rows.

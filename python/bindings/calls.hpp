@@ -28,6 +28,7 @@ struct BufferSetup {
     with("low_latency_masking", options.low_latency.masking);
     with("allow_nvlink_for_low_latency", options.low_latency.allow_nvlink);
     with("timeout_s", timeout_s);
+    with("num_qps_per_rank", options.num_qps_per_rank);
   }
 };
 
@@ -187,6 +188,7 @@ struct AddressRowsCall {
     with("beside", addressing.beside);
     with("is_token_in_rank", addressing.is_token_in_rank);
     with("num_tokens_per_rank", addressing.num_tokens_per_rank);
+    with("scratch", addressing.scratch);
   }
 };
 

@@ -10,7 +10,6 @@
 
 #include "deep_ep/error.hpp"
 #include "deep_ep/executor.hpp"
-#include "python/bindings/handed_out.hpp"
 
 namespace deep_ep::bindings {
 namespace {
@@ -235,9 +234,9 @@ dlpack::DataType Framework::dtype_of(py::handle object, const char* name) const 
   refuse_dtype(object, name);
 }
 
-py::object Framework::hand_out(const Tensor& tensor, const dlpack::DataType* as) const {
+py::object Framework::hand_out(const Tensor& tensor, const dlpack::DataType* as, Early early) const {
   const dlpack::DataType dtype = as != nullptr ? *as : dlpack_type(tensor.view().dtype);
-  auto owner = std::make_unique<HandedOut>(tensor, exchange_ != nullptr ? exchange_->current_stream : nullptr);
+  auto owner = std::make_unique<HandedOut>(tensor, exchange_ != nullptr ? exchange_->current_stream : nullptr, early);
   HandedOut& handed_out = *owner;
   HandedOutTable& table = HandedOutTable::instance();
 

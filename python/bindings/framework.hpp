@@ -13,6 +13,7 @@
 #include "deep_ep/result_allocator.hpp"
 #include "deep_ep/tensor.hpp"
 #include "python/bindings/dlpack.hpp"
+#include "python/bindings/handed_out.hpp"
 
 namespace deep_ep::bindings {
 
@@ -38,8 +39,11 @@ class Framework {
   /// their size.
   TensorArgument borrow(py::handle object, const char* name, Accept accept = Accept::library_types) const;
 
-  /// A framework tensor that shares the memory and gives it back when collected. `dtype`: see TensorArgument.
-  py::object hand_out(const Tensor& tensor, const dlpack::DataType* dtype = nullptr) const;
+  /// A framework tensor that shares the memory and gives it back when collected, or freed by the program. `dtype`: see
+  /// TensorArgument.
+  py::object hand_out(const Tensor& tensor, const dlpack::DataType* dtype = nullptr, Early early = Early::freed) const;
+  /// The same for what programs cannot free.
+  py::object hand_out_kept(const Tensor& tensor) const { return hand_out(tensor, nullptr, Early::kept); }
   /// The same, or None.
   py::object hand_out(const std::optional<Tensor>& tensor) const;
 

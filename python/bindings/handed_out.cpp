@@ -24,14 +24,26 @@ void record_current_stream(const Tensor& tensor, CurrentStream current_stream) n
   }
 }
 
+/// Of the memory from the first element to the last one.
+std::size_t bytes_of(const TensorView& view) {
+  std::int64_t elements = 1;
+  for (int dim = 0; dim < view.dims; ++dim) {
+    if (view.size(dim) == 0) return 0;
+    elements += (view.size(dim) - 1) * view.stride(dim);
+  }
+  return static_cast<std::size_t>(elements) * size_of(view.dtype);
+}
+
 }  // namespace
 
-HandedOut::HandedOut(const Tensor& given, CurrentStream stream)
+HandedOut::HandedOut(const Tensor& given, CurrentStream stream, Early early)
     : tensor(given),
       shape(given.view().shape),
       strides(given.view().strides),
       current_stream(stream),
-      address_(given.data()) {
+      address_(given.data()),
+      bytes_(bytes_of(given.view())),
+      early_(early) {
   versioned.version = {1, 0};
   versioned.context = plain.context = this;
   versioned.deleter = [](dlpack::ManagedTensorVersioned* self) { give_back(static_cast<HandedOut*>(self->context)); };
@@ -87,17 +99,24 @@ bool HandedOutTable::record_stream(const void* address, StreamHandle stream) {
   return found;
 }
 
-bool HandedOutTable::free(const void* address) {
+bool HandedOutTable::contains(const void* address, std::size_t bytes) {
+  const std::lock_guard lock(mutex_);
+  for (const HandedOut* at = bucket(address); at != nullptr; at = at->next_) {
+    if (at->lies_at(address, bytes)) return true;
+  }
+  return false;
+}
+
+bool HandedOutTable::free(const void* address, std::size_t bytes) {
   std::vector<std::pair<Tensor, CurrentStream>> freed;  // which end without the lock
   {
     const std::lock_guard lock(mutex_);
     for (HandedOut* at = bucket(address); at != nullptr; at = at->next_) {
-      if (at->address_ == address) freed.emplace_back(std::exchange(at->tensor, {}), at->current_stream);
+      if (!at->lies_at(address, bytes) || at->early_ == Early::kept) continue;
+      freed.emplace_back(std::exchange(at->tensor, {}), at->current_stream);
     }
   }
-  for (const auto& [tensor, current_stream] : freed) {
-    if (tensor.defined()) record_current_stream(tensor, current_stream);
-  }
+  for (const auto& [tensor, current_stream] : freed) record_current_stream(tensor, current_stream);
   return !freed.empty();
 }
 

@@ -17,9 +17,13 @@ namespace deep_ep::bindings {
 /// nullptr: the framework cannot be asked without the GIL.
 using CurrentStream = int (*)(dlpack::DeviceType, std::int32_t, void**);
 
+/// What programs may do with the memory of a tensor before its end. What calls need later is kept: a handle's tensors,
+/// and the buffer's own memory.
+enum class Early { freed, kept };
+
 /// One of them. Its context is itself; `give_back` ends it.
 struct HandedOut {
-  HandedOut(const Tensor& tensor, CurrentStream current_stream);
+  HandedOut(const Tensor& tensor, CurrentStream current_stream, Early early);
   HandedOut(const HandedOut&) = delete;
   HandedOut& operator=(const HandedOut&) = delete;
 
@@ -35,7 +39,14 @@ struct HandedOut {
 
  private:
   friend class HandedOutTable;
+  /// Freed ones no longer do: their memory may be another one's.
+  bool lies_at(const void* address, std::size_t bytes) const {
+    return address_ == address && bytes_ == bytes && tensor.defined();
+  }
+
   void* address_;
+  std::size_t bytes_;  ///< as the framework counts them
+  Early early_;
   HandedOut* next_ = nullptr;
 };
 
@@ -49,9 +60,11 @@ class HandedOutTable {
 
   /// `stream` uses the memory that begins there, too. False if none of ours does.
   bool record_stream(const void* address, StreamHandle stream);
-  /// The memory that begins there goes back now, behind what its users have enqueued; the framework still has the
-  /// tensor, which nobody may read. False if none of ours begins there.
-  bool free(const void* address);
+  /// Does one of ours lie there?
+  bool contains(const void* address, std::size_t bytes);
+  /// This memory goes back now, behind what its users have enqueued, but for what is kept; the framework still has the
+  /// tensor, which nobody may read. False if there is none.
+  bool free(const void* address, std::size_t bytes);
 
  private:
   static constexpr std::size_t kBuckets = 4096;

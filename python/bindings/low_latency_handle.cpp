@@ -51,8 +51,9 @@ py::tuple LowLatencyHandles::hand_out(const LowLatencyHandle& handle) {
     tidy_at_ = std::max<std::size_t>(64, 2 * by_address_.size());
   }
   const Framework& framework = Framework::instance();
-  return py::make_tuple(framework.hand_out(Tensor(handle.src_info.view(), keeper)),
-                        framework.hand_out(handle.layout_range), handle.max_tokens, handle.hidden, handle.num_experts);
+  return py::make_tuple(framework.hand_out_kept(Tensor(handle.src_info.view(), keeper)),
+                        framework.hand_out_kept(handle.layout_range), handle.max_tokens, handle.hidden,
+                        handle.num_experts);
 }
 
 LowLatencyHandle LowLatencyHandles::find(const py::tuple& handle) const {

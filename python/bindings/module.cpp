@@ -64,7 +64,12 @@ void define(py::module_& module, const char* name, Result (*function)(Parameters
 bool record_stream(std::uintptr_t address, std::uintptr_t stream) {
   return HandedOutTable::instance().record_stream(reinterpret_cast<void*>(address), reinterpret_cast<void*>(stream));
 }
-bool free_result(std::uintptr_t address) { return HandedOutTable::instance().free(reinterpret_cast<void*>(address)); }
+bool is_result(std::uintptr_t address, std::size_t bytes) {
+  return HandedOutTable::instance().contains(reinterpret_cast<void*>(address), bytes);
+}
+bool free_result(std::uintptr_t address, std::size_t bytes) {
+  return HandedOutTable::instance().free(reinterpret_cast<void*>(address), bytes);
+}
 bool use_exchange_api(bool use) { return Framework::instance().use_exchange_api(use); }
 
 void define_events(py::module_& module) {
@@ -102,6 +107,7 @@ void define_buffer(py::module_& module) {
   define_call(buffer, "address_rows", &NativeBuffer::address_rows);
   define_call(buffer, "sum_returned_rows", &NativeBuffer::sum_returned_rows);
   define(buffer, "number_rows_scratch", &NativeBuffer::number_rows_scratch, {"num_local_experts"});
+  define(buffer, "address_rows_scratch", &NativeBuffer::address_rows_scratch, {"rows", "num_ranks"});
   define(buffer, "local_memory", &NativeBuffer::local_memory);
   define(buffer, "check", &NativeBuffer::check);
   define(buffer, "destroy", &NativeBuffer::destroy);
@@ -130,7 +136,8 @@ PYBIND11_MODULE(_native, module) {
   module.attr("has_cuda") = DEEP_EP_HAVE_CUDA != 0;
   define(module, "use_exchange_api", &use_exchange_api, {"use"});
   define(module, "record_stream", &record_stream, {"address", "stream"});
-  define(module, "free_result", &free_result, {"address"});
+  define(module, "is_result", &is_result, {"address", "bytes"});
+  define(module, "free_result", &free_result, {"address", "bytes"});
   module.attr("max_topk") = deep_ep::Buffer::kMaxTopk;
   define(module, "heap_bytes_hint", &deep_ep::Buffer::heap_bytes_hint,
          {"num_ranks", "tokens", "row_bytes", "num_topk", "scale_bytes"});

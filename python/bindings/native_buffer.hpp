@@ -51,6 +51,9 @@ class NativeBuffer : public std::enable_shared_from_this<NativeBuffer> {
   std::int64_t number_rows_scratch(int num_local_experts) const {
     return deep_ep::number_rows_scratch(executor_, num_local_experts);
   }
+  std::int64_t address_rows_scratch(std::int64_t rows, int num_ranks) const {
+    return deep_ep::address_rows_scratch(executor_, rows, num_ranks);
+  }
 
   /// (rows or (rows, scales), recv_count, recv_topk_idx, recv_topk_weights, handle, event, hook): see
   /// deep_ep/low_latency.py.

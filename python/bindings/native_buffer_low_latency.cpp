@@ -75,8 +75,7 @@ py::tuple NativeBuffer::low_latency_combine(LowLatencyCombineCall& call) {
   call.arguments.handle = &dispatched;
   if (call.out) call.arguments.out = call.out->view;
   complete(call.options);
-  LowLatencyCombineResult result =
-      on_stream([&] { return buffer.low_latency_combine(call.arguments, call.options); });
+  LowLatencyCombineResult result = on_stream([&] { return buffer.low_latency_combine(call.arguments, call.options); });
   const py::object combined =
       call.out ? py::reinterpret_borrow<py::object>(call.out->object) : framework.hand_out(result.combined_x);
   return py::make_tuple(combined, event_object(call.options, result.event, result.combined_x),

@@ -14,7 +14,6 @@ from .config import COMBINE_CHUNKS, DISPATCH_CHUNKS, Config, default_config, low
 from .errors import InvalidArgument
 from .low_latency import LowLatencyCalls
 from .peers import Peers, device_index, let_go, native_buffer
-from .results import resizable
 from .utils import EventHandle, EventOverlap, check_nvlink_connections
 
 __all__ = ["Buffer", "Config", "EventHandle", "EventOverlap"]
@@ -88,8 +87,11 @@ class Buffer(LowLatencyCalls):
                 wait for it; they raise no exception. Needs ``low_latency_mode``.
             allow_nvlink_for_low_latency_mode: ``False``: low-latency calls reach all other ranks by RDMA, even those of
                 its own node. Ranks of other nodes are reached by RDMA in any case.
-            num_qps_per_rank, allow_mnnvl, use_fabric: accepted without effect. Low-latency calls have a queue pair for
-                each peer and kind of call; GPU memory that other nodes can map is used wherever all ranks support it.
+            num_qps_per_rank: the most queue pairs that rows of normal mode take in turn to each rank of another node that
+                is written to: 1, 2 or 4 of them are taken, see ``DEEP_EP_INTERNODE_LANES``. Low-latency calls have a
+                queue pair for each peer and kind of call, and for each of ``DEEP_EP_LOW_LATENCY_LANES``.
+            allow_mnnvl, use_fabric: accepted without effect. GPU memory that other nodes can map is used wherever all
+                ranks support it.
         """
         peers = Peers(group, comm)
         self.rank: int = peers.rank
@@ -99,6 +101,7 @@ class Buffer(LowLatencyCalls):
         for name, value in (("num_nvl_bytes", num_nvl_bytes), ("num_rdma_bytes", num_rdma_bytes)):
             if not 0 <= integer(name, value) <= _LARGEST_SIZE or value % 128 != 0:
                 raise InvalidArgument(f"{name} is {value}, allowed: multiples of 128 from 0 to 2**56")
+        num_qps_per_rank = integer("num_qps_per_rank", num_qps_per_rank, 1)
         if enable_shrink and not (low_latency_mode and num_rdma_bytes > 0):
             raise InvalidArgument("enable_shrink is True: it needs low_latency_mode=True and num_rdma_bytes > 0")
 
@@ -123,6 +126,7 @@ class Buffer(LowLatencyCalls):
             low_latency_bytes=num_rdma_bytes if low_latency_mode else 0,
             masking=enable_shrink,
             allow_nvlink=allow_nvlink_for_low_latency_mode,
+            num_qps_per_rank=min(num_qps_per_rank, 1 << 16),
         )
         self._num_nodes: int = self.runtime.num_nodes()
         if low_latency_mode or self._num_nodes > 1:
@@ -309,7 +313,7 @@ class Buffer(LowLatencyCalls):
             )
             if async_finish:
                 self._record(rows, scales, *handle)
-            cached: Rows = resizable(recv_x) if recv_scales is None else (resizable(recv_x), resizable(recv_scales))
+            cached: Rows = recv_x if recv_scales is None else (recv_x, recv_scales)
             return cached, None, None, None, None, EventOverlap(event)
 
         assert num_tokens_per_rank is not None, "num_tokens_per_rank is missing: without a handle the layout is needed"
@@ -335,7 +339,7 @@ class Buffer(LowLatencyCalls):
             self._record(
                 rows, scales, num_tokens_per_rank, is_token_in_rank, num_tokens_per_expert, topk_idx, topk_weights
             )
-        result: Rows = resizable(recv_x) if recv_scales is None else (resizable(recv_x), resizable(recv_scales))
+        result: Rows = recv_x if recv_scales is None else (recv_x, recv_scales)
         return result, recv_topk_idx, recv_topk_weights, counts, new_handle, EventOverlap(event)
 
     def combine(
@@ -372,7 +376,7 @@ class Buffer(LowLatencyCalls):
         )
         if async_finish:
             self._record(x, topk_weights, bias_0, bias_1, *handle)
-        return resizable(combined_x), combined_weights, EventOverlap(event)
+        return combined_x, combined_weights, EventOverlap(event)
 
     def _previous(self, previous_event: Any, async_finish: bool, allocate_on_comm_stream: bool) -> Optional[EventHandle]:
         event = event_of("previous_event", previous_event)

@@ -3,52 +3,56 @@
 Results lie in memory that PyTorch does not know as its own, so two of its methods would not reach it:
 
 - ``tensor.untyped_storage().resize_(0)``, with which programs free a tensor that others still refer to, raises for such
-  memory. ``resizable`` puts a method in its place, on the storage, which all views of the tensor share.
-- ``tensor.record_stream(stream)`` does nothing for such memory. ``watch_record_stream`` tells the library, too.
+  memory.
+- ``tensor.record_stream(stream)`` does nothing for such memory.
+
+Methods of this module take their place, which find results by their address: calls need not do anything for it.
 """
 
 from __future__ import annotations
 
-import weakref
-from typing import Any, Callable, Optional, TypeVar
+from typing import Any, Callable, Optional
 
 import torch
 
 from . import _native
 
-_Result = TypeVar("_Result", bound=Optional[torch.Tensor])
 _of_pytorch: Optional[Callable[..., None]] = None
+_resize_of_pytorch: Optional[Callable[..., Any]] = None
 
 
-def resizable(result: _Result) -> _Result:
-    """The same, and ``untyped_storage().resize_(0)`` on it gives its memory back."""
-    storage = None if result is None else result.untyped_storage()
-    if storage is not None and not storage.resizable():  # PyTorch's own is
-        storage.resize_ = _Resize(storage)  # type: ignore[method-assign]
-    return result
+def watch_resize() -> None:
+    """From now on ``torch.UntypedStorage.resize_(0)`` gives the memory of results back. All views of a tensor share its
+    storage."""
+    global _resize_of_pytorch
+    if _resize_of_pytorch is not None:
+        return
+    _resize_of_pytorch = torch.UntypedStorage.resize_
+    torch.UntypedStorage.resize_ = _resize  # type: ignore[method-assign]
 
 
-class _Resize:
-    """In the place of ``UntypedStorage.resize_``."""
-
-    __slots__ = ("_storage",)
-
-    def __init__(self, storage: torch.UntypedStorage) -> None:
-        self._storage = weakref.ref(storage)  # which refers to this object
-
-    def __call__(self, size: int) -> Any:
-        storage = self._storage()
-        assert storage is not None
-        if size == storage.nbytes():
-            return storage
-        if size != 0:
-            raise RuntimeError(
-                f"resize_: a result of deep_ep has {storage.nbytes()} bytes, allowed: these, or 0, which frees it; not {size}"
-            )
-        _native.free_result(storage.data_ptr())
-        # The memory is no longer this storage's, though PyTorch goes on having its address.
-        storage.nbytes = storage.size = storage.data_ptr = _nothing  # type: ignore[method-assign]
-        return storage
+def _resize(self: torch.UntypedStorage, size: int) -> Any:
+    assert _resize_of_pytorch is not None
+    if self.resizable():  # PyTorch's own
+        return _resize_of_pytorch(self, size)
+    bytes = self.nbytes()
+    freed = getattr(self, "_freed_result_of_deep_ep", False)
+    if not freed and not _native.is_result(self.data_ptr(), bytes):  # somebody else's
+        return _resize_of_pytorch(self, size)
+    if size == bytes:
+        return self
+    if size != 0:
+        raise RuntimeError(f"resize_: a result of deep_ep has {bytes} bytes, allowed: these, or 0, which frees it; not {size}")
+    if not _native.free_result(self.data_ptr(), bytes):
+        raise RuntimeError(
+            f"resize_: these {bytes} bytes belong to a handle or to the buffer of deep_ep, which later calls need, allowed: "
+            "to drop the handle, or to destroy the buffer"
+        )
+    _native.free_result(self.data_ptr(), bytes)
+    # The memory is no longer this storage's, though PyTorch goes on having its address.
+    self._freed_result_of_deep_ep = True  # type: ignore[attr-defined]
+    self.nbytes = self.size = self.data_ptr = _nothing  # type: ignore[method-assign]
+    return self
 
 
 def _nothing() -> int:

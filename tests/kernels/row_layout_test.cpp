@@ -5,6 +5,8 @@
 #include <cmath>
 #include <random>
 
+#include "csrc/executor/backend.hpp"
+#include "kernels/rows/params.hpp"
 #include "tests/kernels/on_device.hpp"
 #include "tests/kernels/test_kernel.hpp"
 
@@ -244,60 +246,111 @@ TEST(SpreadRows, OrLeavesThemWhereTheyAre) {
   }
 }
 
+void expect_addresses(const std::shared_ptr<Executor>& executor, Received& want) {
+  const std::int64_t columns = want.topk + 1, ranks = want.ranks;
+  std::vector<float> weights(std::size_t(want.expanded));
+  for (std::size_t i = 0; i < weights.size(); ++i) weights[i] = static_cast<float>(i) + 0.5f;
+  const std::int64_t scratch_size = address_rows_scratch(executor, want.rows, want.ranks);
+  for (const bool each_selection : {false, true}) {
+    SCOPED_TRACE(std::to_string(want.rows) + " rows, each selection " + std::to_string(each_selection));
+    const std::int64_t sent = each_selection ? want.expanded : want.rows;
+    const OnDevice<std::int32_t> ends(*executor, want.ends), metadata(*executor, want.metadata),
+        beside(*executor, Ints(std::size_t(sent * columns), kUntouched)),
+        per_rank(*executor, Ints(std::size_t(ranks), kUntouched)),
+        scratch(*executor, Ints(std::size_t(scratch_size), kUntouched));
+    const OnDevice<std::uint8_t> in_rank(*executor,
+                                         std::vector<std::uint8_t>(std::size_t(sent * ranks), each_selection ? 0 : 7));
+    const OnDevice<float> given(*executor, weights);
+    RowAddressing call{
+        .metadata = metadata.view(DType::int32, {want.rows, want.topk + 2}),
+        .source_ends = ends.view(DType::int32, {ranks}),
+        .max_tokens = want.max_tokens,
+        .each_selection = each_selection,
+        .beside = beside.view(DType::int32, {sent, each_selection ? 1 : columns}),
+        .is_token_in_rank = in_rank.view(DType::boolean, {sent, ranks}),
+        .num_tokens_per_rank = per_rank.view(DType::int32, {ranks}),
+    };
+    if (!each_selection) call.weights = given.view(DType::float32, {want.expanded});
+    if (scratch_size != 0) call.scratch = scratch.view(DType::int32, {scratch_size});
+    address_rows(executor, call, nullptr);
+
+    std::vector<std::uint8_t> wanted_in_rank(std::size_t(sent * ranks), 0);
+    Ints wanted(std::size_t(sent * columns), kUntouched), wanted_per_rank(std::size_t(ranks), 0);
+    for (std::int64_t row = 0; row < want.valid; ++row) {
+      const std::int32_t source = want.slot(row, -2) / want.max_tokens, token = want.slot(row, -2) % want.max_tokens;
+      if (want.slot(row, -2) < 0) continue;
+      const auto goes = [&](std::int64_t at) {
+        wanted_in_rank[std::size_t(at * ranks + source)] = 1;
+        ++wanted_per_rank[std::size_t(source)];
+      };
+      for (std::int64_t k = 0; k < want.topk; ++k) {
+        const std::int32_t slot = want.slot(row, k);
+        if (!each_selection) {
+          const float weight = slot < 0 ? 0.0f : weights[std::size_t(slot)];
+          wanted[std::size_t(row * columns + 1 + k)] = std::bit_cast<std::int32_t>(weight);
+        } else if (slot >= 0) {
+          goes(slot);
+          wanted[std::size_t(slot)] = token * static_cast<int>(want.topk) + static_cast<int>(k);
+        }
+      }
+      if (each_selection) continue;
+      goes(row);
+      wanted[std::size_t(row * columns)] =
+          token * static_cast<int>(want.topk) + want.slot(row, -1) % static_cast<int>(want.topk);
+    }
+    EXPECT_EQ(in_rank.read(), wanted_in_rank);
+    EXPECT_EQ(beside.read(), wanted);
+    EXPECT_EQ(per_rank.read(), wanted_per_rank);
+  }
+}
+
 TEST(AddressRows, BackToTheirTokens) {
   for (const auto& executor : executors_present(7)) {
     Received want(50, 41, 4, 3, 4, 8);
     want.slot(7, -2) = -1;  // programs may put in metadata of their own
-    const std::int64_t columns = want.topk + 1, ranks = want.ranks;
-    std::vector<float> weights(std::size_t(want.expanded));
-    for (std::size_t i = 0; i < weights.size(); ++i) weights[i] = static_cast<float>(i) + 0.5f;
-    for (const bool each_selection : {false, true}) {
-      const std::int64_t sent = each_selection ? want.expanded : want.rows;
-      const OnDevice<std::int32_t> ends(*executor, want.ends), metadata(*executor, want.metadata),
-          beside(*executor, Ints(std::size_t(sent * columns), kUntouched)),
-          per_rank(*executor, Ints(std::size_t(ranks), kUntouched));
-      const OnDevice<std::uint8_t> in_rank(
-          *executor, std::vector<std::uint8_t>(std::size_t(sent * ranks), each_selection ? 0 : 7));
-      const OnDevice<float> given(*executor, weights);
-      RowAddressing call{
-          .metadata = metadata.view(DType::int32, {want.rows, want.topk + 2}),
-          .source_ends = ends.view(DType::int32, {ranks}),
-          .max_tokens = want.max_tokens,
-          .each_selection = each_selection,
-          .beside = beside.view(DType::int32, {sent, each_selection ? 1 : columns}),
-          .is_token_in_rank = in_rank.view(DType::boolean, {sent, ranks}),
-          .num_tokens_per_rank = per_rank.view(DType::int32, {ranks}),
-      };
-      if (!each_selection) call.weights = given.view(DType::float32, {want.expanded});
-      address_rows(executor, call, nullptr);
+    expect_addresses(executor, want);
+  }
+}
 
-      std::vector<std::uint8_t> wanted_in_rank(std::size_t(sent * ranks), 0);
-      Ints wanted(std::size_t(sent * columns), kUntouched), wanted_per_rank(std::size_t(ranks), 0);
-      for (std::int64_t row = 0; row < want.valid; ++row) {
-        const std::int32_t source = want.slot(row, -2) / want.max_tokens, token = want.slot(row, -2) % want.max_tokens;
-        if (want.slot(row, -2) < 0) continue;
-        const auto goes = [&](std::int64_t at) {
-          wanted_in_rank[std::size_t(at * ranks + source)] = 1;
-          ++wanted_per_rank[std::size_t(source)];
-        };
-        for (std::int64_t k = 0; k < want.topk; ++k) {
-          const std::int32_t slot = want.slot(row, k);
-          if (!each_selection) {
-            const float weight = slot < 0 ? 0.0f : weights[std::size_t(slot)];
-            wanted[std::size_t(row * columns + 1 + k)] = std::bit_cast<std::int32_t>(weight);
-          } else if (slot >= 0) {
-            goes(slot);
-            wanted[std::size_t(slot)] = token * static_cast<int>(want.topk) + static_cast<int>(k);
-          }
-        }
-        if (each_selection) continue;
-        goes(row);
-        wanted[std::size_t(row * columns)] =
-            token * static_cast<int>(want.topk) + want.slot(row, -1) % static_cast<int>(want.topk);
+TEST(AddressRows, OfNoneOneAndVeryManyRanks) {
+  for (const auto& executor : executors_present(8)) {
+    for (Received want : {Received(0, 0, 4, 2, 2, 1), Received(1, 1, 1, 1, 1, 1), Received(6, 0, 2, 3, 2, 4),
+                          Received(33, 30, 3, 128, 5, 2)}) {
+      expect_addresses(executor, want);
+    }
+  }
+}
+
+TEST(AddressRows, SeveralBlocksCountManyRows) {
+  constexpr std::int64_t kMost = 2048;  // that one block counts
+  for (const auto& executor : executors_present(9)) {
+    EXPECT_EQ(address_rows_scratch(executor, kMost, 3), 0);
+    EXPECT_GT(address_rows_scratch(executor, kMost + 1, 3), 3);
+    for (Received want : {Received(kMost, kMost, 1, 5, 2, 1), Received(kMost + 1, kMost + 1, 1, 5, 2, 4),
+                          Received(5003, 4001, 2, 3, 4, 8), Received(3000, 7, 2, 40, 4, 1)}) {
+      want.slot(5, -2) = -1;
+      expect_addresses(executor, want);
+    }
+  }
+}
+
+TEST(AddRowCounts, OfMoreBlocksThanAWarpHasLanes) {
+  for (const auto& executor : executors_present(10)) {
+    for (const int ranks : {1, 7, 128}) {
+      for (const int blocks : {2, 32, 33, 128}) {
+        const Ints told = numbered(std::int64_t{blocks} * ranks, 3);
+        const OnDevice<std::int32_t> counts(*executor, told), sums(*executor, Ints(std::size_t(ranks), kUntouched));
+        AddressRowsParams params{};
+        params.num_ranks = ranks;
+        params.counting_blocks = blocks;
+        params.block_counts = counts.view(DType::int32, {blocks, ranks}).as<std::int32_t>();
+        params.num_tokens_per_rank = sums.view(DType::int32, {ranks}).as<std::int32_t>();
+        backend_of(executor)->make_current();
+        backend_of(executor)->kernels().add_row_counts(params, {2, 64, 0}, nullptr);
+        Ints wanted(std::size_t(ranks), 0);
+        for (std::size_t i = 0; i < told.size(); ++i) wanted[i % std::size_t(ranks)] += told[i];
+        EXPECT_EQ(sums.read(), wanted) << blocks << " blocks, " << ranks << " ranks";
       }
-      EXPECT_EQ(in_rank.read(), wanted_in_rank);
-      EXPECT_EQ(beside.read(), wanted);
-      EXPECT_EQ(per_rank.read(), wanted_per_rank);
     }
   }
 }
@@ -415,7 +468,18 @@ TEST(RowLayout, NamesWhatIsWrong) {
   expect(spread(), "expert_counts is given, allowed: only with metadata");
   RowAddressing addressing{
       .metadata = view(DType::int32, {4, 5}), .source_ends = view(DType::int32, {2}), .max_tokens = 0};
-  expect(refusal([&] { address_rows(executor, addressing, nullptr); }), "max_tokens is 0");
+  const auto address = [&] { return refusal([&] { address_rows(executor, addressing, nullptr); }); };
+  expect(address(), "max_tokens is 0");
+  std::vector<std::int32_t> large(9000 * 5);
+  addressing.max_tokens = 9000;
+  addressing.metadata = TensorView::contiguous(large.data(), DType::int32, {9000, 5});
+  addressing.beside = TensorView::contiguous(large.data(), DType::int32, {9000, 1});
+  addressing.is_token_in_rank = TensorView::contiguous(large.data(), DType::boolean, {9000, 2});
+  addressing.num_tokens_per_rank = view(DType::int32, {2});
+  const std::string wanted = std::to_string(address_rows_scratch(executor, 9000, 2));
+  expect(address(), ("scratch is not given, allowed: int32[" + wanted + "] for 9000 rows").c_str());
+  addressing.scratch = view(DType::int32, {1});
+  expect(address(), ("scratch is int32[1], its shape must be [" + wanted + "]").c_str());
 }
 
 }  // namespace

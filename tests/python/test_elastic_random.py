@@ -11,6 +11,7 @@ import torch
 from reference import make_case
 from test_calls import equal
 from test_elastic import check_handle, check_rows, check_scales
+from test_errors import Alone
 
 from deep_ep.buffers.elastic import ElasticBuffer
 
@@ -121,3 +122,17 @@ def test_few_operations():
         assert launches == launching.get(name, []), name
         assert count.all <= 12, f"{name}: {count.names}"
     assert counts["barrier"].all == 0 and counts["cached dispatch, plain"].all == 1
+
+
+@pytest.mark.parametrize("expand", [False, True])
+def test_more_rows_than_one_block_counts(expand):
+    tokens = 2051
+    buffer = ElasticBuffer(Alone, num_max_tokens_per_rank=tokens, hidden=8, num_topk=2, allow_multiple_reduction=False)
+    x, idx = torch.randn(tokens, 8).to(torch.bfloat16), torch.arange(2 * tokens).reshape(tokens, 2) % 4
+    idx[7] = torch.tensor([-1, 3])
+    rows, _, _, handle, _ = buffer.dispatch(x, idx, torch.rand(tokens, 2), num_experts=4, do_expand=expand)
+    assert len(rows) == (2 * tokens - 1 if expand else tokens)
+    combined, _, _ = buffer.combine(rows, handle)
+    wanted = x * 2 if expand else x.clone()
+    wanted[7] = x[7]
+    equal(combined, wanted, "combined rows")

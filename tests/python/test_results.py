@@ -87,6 +87,93 @@ def test_storages_do_not_keep_themselves():
         gc.enable()
 
 
+def low_latency(buffer, x, idx, **options):
+    return buffer.low_latency_dispatch(x, idx, 16, 4, **options)
+
+
+@pytest.mark.parametrize("freed", [False, True])
+@pytest.mark.parametrize("kind", ["rows", "fp8", "hook", "rank major", "combined"])
+def test_resize_gives_memory_of_low_latency_results_back(freed, kind):
+    """It is the next call's, though somebody still refers to the tensors."""
+    buffer = Buffer(None, 0, 1 << 22, low_latency_mode=True, comm=Alone)
+    x, idx = torch.ones(16, 512, dtype=torch.bfloat16), torch.arange(32).reshape(16, 2) % 4
+    held, addresses = [], set()
+    for i in range(6):
+        hook = None
+        if kind == "rank major":
+            rows, count, local, weights, handle, _, _ = buffer.low_latency_dispatch_rank_major(
+                x, idx, 16, 4, torch.ones(16, 2), use_fp8=False
+            )
+            results = (rows, count, local, weights)
+        elif kind == "combined":
+            rows, count, handle, _, _ = low_latency(buffer, x, idx, use_fp8=False)
+            results = (buffer.low_latency_combine(rows.clone(), idx, torch.ones(16, 2), handle)[0], rows, count)
+        else:
+            rows, count, handle, _, hook = low_latency(buffer, x, idx, use_fp8=kind == "fp8", return_recv_hook=kind == "hook")
+            results = (*rows, count) if kind == "fp8" else (rows, count)
+        addresses.add(results[0].data_ptr())
+        held.append((results, handle))
+        if freed:
+            for each in results:
+                assert each.untyped_storage().resize_(0).nbytes() == 0 == each.untyped_storage().size()
+        if hook is not None:
+            hook()  # the receiving kernel still has the memory
+        sent_back = torch.full((1 if kind == "rank major" else 4, 16, 512), 2.0).to(x)
+        combined = buffer.low_latency_combine(sent_back, idx, torch.ones(16, 2), handle)[0]
+        assert (combined == (2 if kind == "rank major" else 4)).all(), "a handle goes on working"
+    assert len(addresses) == 6 if not freed else len(addresses) < 4, addresses
+
+
+def test_small_results_may_be_freed():
+    buffer = Buffer(None, 1 << 20, comm=Alone)
+    idx = torch.zeros(2048, 1, dtype=torch.int64)
+    layouts, addresses = [], set()
+    for _ in range(6):
+        layouts.append(buffer.get_dispatch_layout(idx, 2))
+        per_rank, _, per_expert, in_rank, _ = layouts[-1]
+        result = buffer.dispatch(
+            large(1, 64), num_tokens_per_rank=per_rank, is_token_in_rank=in_rank, num_tokens_per_expert=per_expert,
+            topk_idx=idx, topk_weights=torch.ones(2048, 1), config=CONFIG,
+        )  # fmt: skip
+        layouts.append(result)
+        addresses.add(in_rank.data_ptr())
+        for each in (per_rank, per_expert, in_rank, result[1], result[2]):
+            storage = each.untyped_storage()
+            assert storage.nbytes() and storage.resize_(0) is storage and storage.nbytes() == 0
+            assert each.untyped_storage().resize_(0) is storage, "once more"
+        wanted = large(1, 64)
+        equal(buffer.combine(result[0], result[4], config=CONFIG)[0], wanted, "combined with the handle of freed results")
+    assert len(addresses) < 4
+
+
+def test_handles_and_memory_of_the_buffer_are_kept():
+    buffer = Buffer(None, 1 << 20, 1 << 22, low_latency_mode=True, comm=Alone)
+    x, idx = torch.ones(16, 512, dtype=torch.bfloat16), torch.zeros(16, 1, dtype=torch.int64)
+    handle = sent(buffer, x, idx, 4)[4]
+    low = low_latency(buffer, x, idx)[2]
+    of_the_buffer = (buffer.runtime.local_memory(), buffer.get_next_low_latency_combine_buffer(low))
+    for each in (handle[0], handle[3], handle[5], *low[:2], *of_the_buffer):
+        storage = each.untyped_storage()
+        with pytest.raises(RuntimeError, match="belong to a handle or to the buffer of deep_ep") as raised:
+            storage.resize_(0)
+        plain_sentence(str(raised.value))
+        assert storage.nbytes() == each.numel() * each.element_size() and storage.resize_(storage.nbytes()) is storage
+
+
+def test_storages_of_others_are_as_before():
+    ours, empty = torch.ones(8), torch.empty(0)
+    assert torch.UntypedStorage.resize_.__module__ == "deep_ep.results"
+    assert ours.untyped_storage().resize_(64).nbytes() == 64 and ours.untyped_storage().resize_(0).nbytes() == 0
+    assert empty.untyped_storage().resize_(8).nbytes() == 8
+    theirs = torch.frombuffer(bytearray(16), dtype=torch.int32)
+    for size in (0, 16, 32):
+        with pytest.raises(RuntimeError, match="not resizable"):
+            theirs.untyped_storage().resize_(size)
+    assert theirs.tolist() == [0] * 4
+    results.watch_resize()
+    assert ours.untyped_storage().resize_(32).nbytes() == 32, "told twice"
+
+
 def each_result(group, elastic):
     """Every kind of result may be freed; the next calls are right."""
     case = make_case([9, 14], hidden=64, num_topk=3)
@@ -230,11 +317,18 @@ def test_record_stream_finds_the_memory_of_views():
     result = sent(buffer, torch.ones(3, 64, dtype=torch.bfloat16), torch.zeros(3, 1, dtype=torch.int64), 2)
     for each in (result[0], result[1], result[2], result[4][0], result[0].detach()[2:].t()):
         assert _native.record_stream(each.untyped_storage().data_ptr(), 0)
+    small = Buffer(None, 0, 1 << 22, low_latency_mode=True, comm=Alone)
+    x, idx = torch.ones(16, 512, dtype=torch.bfloat16), torch.zeros(16, 1, dtype=torch.int64)
+    (rows, scales), count, handle, _, _ = low_latency(small, x, idx)
+    combined = small.low_latency_combine(rows.to(x), idx, torch.ones(16, 1), handle)[0]
+    layout = small.get_dispatch_layout(idx, 4)
+    for other in (rows, rows[1:], scales, count, *handle[:2], combined, layout[0], layout[2], layout[3]):
+        assert _native.record_stream(other.untyped_storage().data_ptr(), 0)
     assert not _native.record_stream(torch.ones(4).data_ptr(), 0)
     address = result[0].data_ptr()
-    assert _native.free_result(address)
+    assert _native.free_result(address, 384)
     del result, each
-    assert not _native.record_stream(address, 0) and not _native.free_result(address)
+    assert not _native.record_stream(address, 0) and not _native.free_result(address, 384)
 
 
 def test_record_stream_is_passed_on(monkeypatch):

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "csrc/buffer/internode/lanes.hpp"
 #include "csrc/buffer/low_latency/lanes.hpp"
 #include "csrc/rdma/ring/ring_memory.hpp"
 #include "csrc/rdma/verbs/devx/devx_device.hpp"
@@ -16,8 +17,12 @@ SizedBuffer sized(const std::string& mode, const BufferOptions& options, int ran
 }  // namespace
 
 std::size_t SizedBuffer::ring_bytes() const {
-  const auto depth = rdma::ConnectionOptions{}.depth;
-  return plan.queue_pairs() * rdma::RingLayout::of(depth, rdma::verbs::devx::kRingAlignment).bytes;
+  std::size_t bytes = 0;
+  for (const rdma::ConnectionOptions& options : plan.connections()) {
+    bytes += options.peers.size() * static_cast<std::size_t>(options.channels) *
+             rdma::RingLayout::of(options.depth, rdma::verbs::devx::kRingAlignment).bytes;
+  }
+  return bytes;
 }
 
 std::vector<SizedBuffer> size_buffers(const BufferSizes& size) {
@@ -25,6 +30,7 @@ std::vector<SizedBuffer> size_buffers(const BufferSizes& size) {
   BufferOptions none;
   none.max_local_experts = std::max(none.max_local_experts, size.experts / size.ranks);
   none.low_latency.rails = asked_for_rails(none.low_latency.rails);
+  none.internode_lanes = asked_for_internode_lanes(none);
   none.low_latency.lanes = asked_for_lanes(none.low_latency.lanes);
   const auto normal_mode = [&](int ranks) {
     BufferOptions options = none;

@@ -76,10 +76,13 @@ CombineResult Internode::combine(const CombineArguments& arguments, const CallOp
   const int most_warps = kernels::combine_and_notify_internode::kMaxThreads / 32;
   const int warps = plan_warps(params.transfer, config, blocks, most_warps, pushed);
   const int adding_warps = params.transfer.first_warps + params.transfer.second_warps;
-  const std::size_t shared_bytes =
-      InternodeCombineShared(Carver::without_memory(), grid_, blocks, adding_warps, params.transfer.near_warps).bytes;
-  runtime_.executor()->kernels().combine_and_notify_internode(params, {blocks, warps * 32, shared_bytes},
-                                                              scope.stream());
+  const std::size_t shared_bytes = InternodeCombineShared(Carver::without_memory(), grid_, common_.lanes, blocks,
+                                                          adding_warps, params.transfer.near_warps)
+                                       .bytes;
+  const auto& kernels = runtime_.executor()->kernels();
+  const auto kernel =
+      common_.lanes == 1 ? kernels.combine_and_notify_internode : kernels.combine_and_notify_internode_lanes;
+  kernel(params, {blocks, warps * 32, shared_bytes}, scope.stream());
   result.event = scope.finish();
   return result;
 }

@@ -75,8 +75,8 @@ void Internode::send(const SentRows& rows, const Config& config, const DispatchH
   const int warps = plan_warps(params.transfer, config, blocks, most_warps, !outputs.in_heap);
   const int moving_warps = params.transfer.first_warps + params.transfer.second_warps;
   const auto shared_bytes = [&](int stages, std::uint32_t stage_bytes) {
-    return InternodeDispatchShared(Carver::without_memory(), grid_, blocks, moving_warps, params.transfer.near_warps,
-                                   stages, stage_bytes)
+    return InternodeDispatchShared(Carver::without_memory(), grid_, common_.lanes, blocks, moving_warps,
+                                   params.transfer.near_warps, stages, stage_bytes)
         .bytes;
   };
   const RowStages stages = RowStages::make(
@@ -84,8 +84,10 @@ void Internode::send(const SentRows& rows, const Config& config, const DispatchH
       params.rows.row_bytes);
   params.stages = stages.count;
   params.stage_bytes = stages.bytes;
-  runtime_.executor()->kernels().dispatch_and_notify_internode(
-      params, {blocks, warps * 32, shared_bytes(stages.count, stages.bytes)}, scope.stream());
+  const auto& kernels = runtime_.executor()->kernels();
+  const auto kernel =
+      common_.lanes == 1 ? kernels.dispatch_and_notify_internode : kernels.dispatch_and_notify_internode_lanes;
+  kernel(params, {blocks, warps * 32, shared_bytes(stages.count, stages.bytes)}, scope.stream());
   const Tensor* const used[] = {&outputs.x,       &outputs.scales,         &outputs.topk_idx, &outputs.topk_weights,
                                 &outputs.src_idx, &handle.destination_row, &handle.relay_rows};
   for (const Tensor* tensor : used) scope.hand_out(*tensor);

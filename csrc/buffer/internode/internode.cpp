@@ -3,6 +3,8 @@
 #include <algorithm>
 
 #include "csrc/bootstrap/agreement.hpp"
+#include "csrc/buffer/buffer_plan.hpp"
+#include "csrc/buffer/internode/lanes.hpp"
 #include "csrc/executor/kernel_table.hpp"
 #include "csrc/support/format.hpp"
 #include "csrc/support/logging.hpp"
@@ -19,7 +21,10 @@ Internode::Internode(Runtime& runtime)
              .policy = runtime.policy(),
              .heap_bytes = runtime.heap()->bytes(),
              .window_bytes = runtime.layout().window_bytes},
-      connections_(runtime.bootstrap(), runtime.executor(), runtime.heap(), internode_connections(grid_)) {
+      connections_(runtime.bootstrap(), runtime.executor(), runtime.heap(),
+                   internode_connections(grid_, runtime.internode_lanes())) {
+  const int lanes = runtime.internode_lanes();
+  check_internode_depth(internode_connections(grid_, lanes).depth, lanes);
   const auto ranks = static_cast<std::size_t>(grid_.num_ranks);
   const auto others = static_cast<std::size_t>(grid_.others());
   const auto mapped = runtime.heap()->peers();
@@ -31,7 +36,7 @@ Internode::Internode(Runtime& runtime)
   agree(runtime.bootstrap(), "allocating memory for calls of normal mode between nodes", [&] {
     const std::size_t counters = others * Rings::kMostChunks;
     state_ = runtime.zeroed_memory<InternodeState>();
-    rails_ = runtime.zeroed_memory<RailState>(others * sizeof(RailState));
+    rails_ = runtime.zeroed_memory<RailState>(static_cast<std::size_t>(lanes) * others * sizeof(RailState));
     counters_ = runtime.zeroed_memory<std::uint32_t>((2 * counters + static_cast<std::size_t>(grid_.width)) *
                                                      sizeof(std::uint32_t));
     heaps_ = device_memory<std::byte*>(runtime.executor(), ranks * sizeof(std::byte*));
@@ -45,6 +50,7 @@ Internode::Internode(Runtime& runtime)
     common_.grid = grid_;
     common_.heaps = heaps_.get();
     common_.window = runtime.layout().internode;
+    common_.lanes = lanes;
     common_.peers = connections_.device_peers();
     common_.state = state_.get();
     common_.rails = rails_.get();
@@ -53,6 +59,11 @@ Internode::Internode(Runtime& runtime)
     common_.near_tickets = counters_.get() + 2 * counters;
   });
   log::info("buffer: rank {} in normal mode between nodes: {}", runtime.rank(), describe());
+}
+
+std::string Internode::describe() const {
+  return common_.lanes == 1 ? connections_.describe()
+                            : fmt::format("{} lanes, {}", common_.lanes, connections_.describe());
 }
 
 int Internode::find_lost_rank(int waited_for) {
@@ -78,7 +89,7 @@ int Internode::find_lost_rank(int waited_for) {
 
 Rings Internode::rings_for(std::size_t row_bytes) const {
   const std::size_t bytes = setup_.window_bytes - NearWindow::bytes_of(setup_.window_bytes);
-  const Rings rings = Rings::make(runtime_.layout().window_at(), bytes, grid_.others(), row_bytes);
+  const Rings rings = Rings::make(runtime_.layout().window_at(), bytes, grid_.others(), row_bytes, common_.lanes);
   if (rings.chunks == 0) {
     fail<OutOfMemory>(
         "the window of {} does not hold two rows of {} to and from each of the {} other nodes: raise heap_bytes or "
@@ -128,7 +139,7 @@ int Internode::plan_warps(TransferParams& params, const Config& config, int bloc
   const int wanted = config.warps_per_block != 0 ? config.warps_per_block
                      : setup_.on_gpu()           ? most
                                                  : setup_.policy.warps_per_block;
-  params.poster_warps = (grid_.others() + 32 * blocks - 1) / (32 * blocks);
+  params.poster_warps = (grid_.others() * common_.lanes + 32 * blocks - 1) / (32 * blocks);
   const int rest = std::max(near ? 3 : 2, std::min(wanted, most) - params.poster_warps);
   params.near_warps = near ? std::max(1, rest / 4) : 0;
   params.first_warps = (rest - params.near_warps) / 2;

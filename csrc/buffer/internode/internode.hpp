@@ -31,8 +31,8 @@ class Internode {
   CachedDispatchResult dispatch(const CachedDispatchArguments& arguments, const CallOptions& call);
   CombineResult combine(const CombineArguments& arguments, const CallOptions& call);
 
-  /// For people: over which NIC.
-  std::string describe() const { return connections_.describe(); }
+  /// For people: by how many queue pairs, and over which NIC.
+  std::string describe() const;
   /// What has become of all that was posted.
   std::string health() const { return connections_.health(); }
   /// Throws SystemError for an operation that has failed.

@@ -13,7 +13,6 @@ from .._native import EventHandle
 from ..arguments import event_of, integer, type_name
 from ..errors import InvalidArgument, UseAfterDestroy
 from ..peers import Peers, device_index, let_go, native_buffer
-from ..results import resizable
 from ..utils.event import EventOverlap
 from ..utils.nvlink import check_nvlink_connections
 from . import model
@@ -346,7 +345,7 @@ class ElasticBuffer(OptionalCalls):
             (rows, scales, topk_idx, topk_weights, cumulative_local_expert_recv_stats, *kept),
             (recv_x, recv_scales, recv_topk_idx, recv_topk_weights, *kept),
         )
-        received: Rows = resizable(recv_x) if recv_scales is None else (resizable(recv_x), resizable(recv_scales))
+        received: Rows = recv_x if recv_scales is None else (recv_x, recv_scales)
         return received, recv_topk_idx, recv_topk_weights, handle, event
 
     @torch.no_grad()
@@ -551,7 +550,9 @@ class ElasticBuffer(OptionalCalls):
         in_rank = new_table((x.size(0), self.num_ranks), dtype=torch.bool, device=self._device)
         beside = self._new((x.size(0), 1 if topk_weights is None else 1 + topk))
         per_rank = self._new(self.num_ranks)
-        runtime.address_rows(metadata, ends, most, single, topk_weights, beside, in_rank, per_rank)
+        size = runtime.address_rows_scratch(metadata.size(0), self.num_ranks)
+        scratch = self._new(size) if size else None
+        runtime.address_rows(metadata, ends, most, single, topk_weights, beside, in_rank, per_rank, scratch)
         most_rows = most * (topk if single else min(topk, self.num_ranks))
         recv, recv_beside, _, _, _, route, event = runtime.dispatch(
             x, beside, per_rank, in_rank, per_rank, None, None, 1, max(most_rows, 1), sms, None, stream.switched

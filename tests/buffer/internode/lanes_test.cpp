@@ -1,0 +1,253 @@
+// Several lanes to each rail: chunks take them in turn, and nothing is ordered between them.
+#include "csrc/buffer/internode/lanes.hpp"
+
+#include <cstring>
+#include <vector>
+
+#include "csrc/rdma/connections.hpp"
+#include "kernels/internode/params.hpp"
+#include "tests/cluster/fixture.hpp"
+#include "tests/cluster/spoiling_executor.hpp"
+#include "tests/support/setting.hpp"
+
+namespace deep_ep::test {
+namespace {
+
+int asked_with(const char* variable, int lanes, int num_qps_per_rank) {
+  const Setting setting("DEEP_EP_INTERNODE_LANES", variable);
+  BufferOptions options;
+  options.internode_lanes = lanes;
+  options.num_qps_per_rank = num_qps_per_rank;
+  return asked_for_internode_lanes(options);
+}
+
+TEST(InternodeLanes, TheOptionComesBeforeTheVariableAndNumQpsPerRankBoundsBoth) {
+  EXPECT_EQ(asked_with("auto", 0, 0), 0);
+  EXPECT_EQ(asked_with("auto", 0, 24), 0);
+  EXPECT_EQ(asked_with("4", 0, 0), 4);
+  EXPECT_EQ(asked_with("4", 0, 24), 4);
+  EXPECT_EQ(asked_with("4", 0, 3), 2);
+  EXPECT_EQ(asked_with("4", 0, 1), 1);
+  EXPECT_EQ(asked_with("1", 4, 0), 4);
+  EXPECT_EQ(asked_with("1", 2, 2), 2);
+  EXPECT_EQ(most_internode_lanes(0), kMostInternodeLanes);
+  EXPECT_EQ(most_internode_lanes(1 << 30), kMostInternodeLanes);
+  require_throws<InvalidArgument>([&] { asked_with("3", 0, 0); }, {"DEEP_EP_INTERNODE_LANES", "'3'", "auto|1|2|4"},
+                                  "variable");
+  require_throws<InvalidArgument>([&] { asked_with("auto", 3, 0); }, {"internode_lanes is 3", "1, 2, 4"}, "option");
+  require_throws<InvalidArgument>([&] { asked_with("auto", 0, -1); }, {"num_qps_per_rank is -1", "at least 1"},
+                                  "negative");
+  require_throws<InvalidArgument>([&] { asked_with("auto", 4, 3); }, {"internode_lanes is 4", "num_qps_per_rank is 3"},
+                                  "both");
+}
+
+/// A posting thread never waits for its NIC because of too small a queue pair.
+TEST(InternodeLanes, QueuePairsHoldAllChunksInFlight) {
+  for (const int lanes : {1, 2, 4}) {
+    const std::uint32_t depth = internode_depth(lanes);
+    EXPECT_NO_THROW(check_internode_depth(depth, lanes));
+    for (std::size_t bytes = std::size_t{1} << 12; bytes < std::size_t{1} << 34; bytes *= 3) {
+      const Rings rings = Rings::make(0, bytes, 3, 512, lanes);
+      EXPECT_LE(1 + 2 * rings.in_lane(rings.chunks), static_cast<int>(depth)) << lanes << " lanes, " << bytes;
+    }
+    require_throws<InvalidArgument>([&] { check_internode_depth(depth / 2, lanes); },
+                                    {"depth is " + std::to_string(depth / 2), "at least " + std::to_string(depth)},
+                                    "half of it");
+  }
+}
+
+constexpr std::size_t kLanesHeap = std::size_t{8} << 20;
+constexpr std::size_t kLanesWindow = std::size_t{64} << 10;  // two or three chunks of each lane in a ring
+
+BufferOptions lanes_options(int lanes, int ranks_per_node) {
+  BufferOptions options{.heap_bytes = kLanesHeap, .window_bytes = kLanesWindow, .ranks_per_node = ranks_per_node};
+  options.internode_lanes = lanes;
+  return options;
+}
+
+ClusterOptions few_warps(int ranks, std::uint64_t seed) {
+  ClusterOptions options{.ranks = ranks, .where = {}, .host = {}};
+  options.host = {.multiprocessors = 2, .warps_per_block = 4, .seed = seed};
+  return options;
+}
+
+/// Keeps the table of queue pairs that kernels get.
+class PairsExecutor final : public CountingExecutor {
+ public:
+  PairsExecutor(const std::shared_ptr<Executor>& inner, int ranks, int lanes)
+      : CountingExecutor(inner),
+        ranks_(ranks),
+        table_(static_cast<std::size_t>(lanes * static_cast<int>(InternodeChannel::count) * ranks)) {}
+
+  void copy(void* destination, const void* source, std::size_t bytes, StreamHandle stream) override {
+    if (bytes == table_.size() * sizeof(RdmaPeerParams)) std::memcpy(table_.data(), source, bytes);
+    CountingExecutor::copy(destination, source, bytes, stream);
+  }
+  const RdmaQueuePair& pair(InternodeChannel channel, int lane, int peer) const {
+    const int at = lane * static_cast<int>(InternodeChannel::count) + static_cast<int>(channel);
+    return table_.at(static_cast<std::size_t>(at * ranks_ + peer)).queue;
+  }
+  /// On the CPU, when all kernels have ended.
+  int writes(int lane, int peer) const {
+    const RdmaQueuePair& queue = pair(InternodeChannel::rows, lane, peer);
+    require(queue.peer == peer && queue.state->posted < queue.depth, "the table of queue pairs");
+    int writes = 0;
+    for (std::uint64_t i = 0; i < queue.state->posted; ++i) {
+      writes += (device::rdma::swap32(queue.ring[i].segment[0].word[0]) & 0xff) == device::rdma::kOpcodeWrite;
+    }
+    return writes;
+  }
+
+ private:
+  int ranks_;
+  std::vector<RdmaPeerParams> table_;
+};
+
+TEST(InternodeLanes, ChunksTakeThemInTurn) {
+  constexpr int kTokens = 16 * 6 + 3;  // 7 chunks, all for both nodes
+  const Case one = make_case({.tokens = {kTokens, kTokens}, .local_experts = 1, .topk = 2, .ranks_per_node = 1});
+  for (const int lanes : {1, 2, 4}) {
+    SCOPED_TRACE(lanes);
+    run_cluster(few_warps(2, 0), [&](Rank& rank) {
+      const auto executor = std::make_shared<PairsExecutor>(rank.executor(), 2, lanes);
+      BufferOptions options = lanes_options(lanes, 1);
+      options.window_bytes = 0;
+      options.num_qps_per_rank = 5;
+      Buffer buffer(rank.bootstrap(), executor, options);
+      const std::string channels = "1 peer x " + std::to_string(2 * lanes) + " channels";
+      require(buffer.describe().find(channels) != std::string::npos, buffer.describe());
+      const Inputs inputs = upload_inputs(rank, one);
+      const DispatchResult first = buffer.dispatch(inputs.dispatch, rank.call());
+      executor->synchronize(rank.stream());
+      const int peer = 1 - rank.rank();
+      for (int lane = 0; lane < lanes; ++lane) {
+        const int chunks = (7 - lane + lanes - 1) / lanes;
+        const int counts = lane == 0 ? 2 : 0;  // writes of notify
+        require(executor->writes(lane, peer) == chunks + counts,
+                "lane " + std::to_string(lane) + " has " + std::to_string(executor->writes(lane, peer)) + " writes");
+        require(executor->pair(InternodeChannel::rows, lane, peer).depth == internode_depth(lanes), "depth");
+      }
+      buffer.destroy();
+    });
+  }
+}
+
+struct InternodeLanesOver {
+  const char* name;
+  const char* wire;
+  int lanes;
+};
+class InternodeLanesTest : public testing::TestWithParam<InternodeLanesOver> {
+ private:
+  Setting wire_{"DEEP_EP_RDMA_WIRE", GetParam().wire};
+};
+
+Shape lanes_shape(int nodes, int width, std::uint64_t seed) {
+  Shape shape{.tokens = equal_tokens(nodes * width, 50), .local_experts = 2, .ranks_per_node = width, .seed = seed};
+  shape.tokens[seed % shape.tokens.size()] = 0;
+  shape.tokens[(seed + 1) % shape.tokens.size()] = 170;
+  return shape;
+}
+
+/// Rows of several sizes one after the other, so that each call's chunks lie across those of the call before.
+void run_lanes(const ClusterOptions& cluster, int lanes, int nodes, int width, std::uint64_t seed) {
+  const Case plain = make_case(lanes_shape(nodes, width, seed));
+  Shape eight_bits = lanes_shape(nodes, width, seed);  // the same routing, other rows
+  eight_bits.dtype = DType::float8_e4m3;
+  eight_bits.hidden = 512;
+  eight_bits.scales = 4;
+  const Case other = make_case(eight_bits);
+  Shape large = lanes_shape(nodes, width, seed + 1);
+  large.hidden = 1024;  // fewer chunks than lanes need
+  const Case wide = make_case(large);
+  run_cluster(cluster, [&](Rank& rank) {
+    Buffer& buffer = rank.buffer(lanes_options(lanes, width));
+    const std::int64_t worst = seed % 2 == 0 ? 0 : plain.shape.max_tokens() * rank.size();
+    Inputs inputs = upload_inputs(rank, plain);
+    inputs.dispatch.num_worst_tokens = worst;
+    const DispatchResult first = buffer.dispatch(inputs.dispatch, rank.call());
+    run_round(rank, buffer, wide);
+    const Inputs later = upload_inputs(rank, other);
+    CachedDispatchArguments again;
+    again.x = later.dispatch.x;
+    again.x_scales = later.dispatch.x_scales;
+    again.handle = &first.handle;
+    const CachedDispatchResult cached = buffer.cached_dispatch(again, rank.call());
+    const Returned returned = upload_returned(rank, buffer, plain, first.handle, true);
+    for (int i = 0; i < 2; ++i) check_combine(rank, plain, buffer.combine(returned.combine, rank.call()));
+    check_dispatch(rank, other, with_handle(cached, first.handle), {.cached = true, .num_worst_tokens = worst});
+    check_dispatch(rank, plain, first, {.cached = false, .num_worst_tokens = worst});
+    const std::vector<Tensor> hoard = rank.rank() % 2 == 0 ? take_whole_heap(rank, buffer) : std::vector<Tensor>{};
+    RoundOptions near;
+    near.returned_in_heap = false;
+    run_round(rank, buffer, plain, near);
+    buffer.check();
+  });
+}
+
+TEST_P(InternodeLanesTest, EverySeedGivesTheSame) {
+  const std::pair<int, int> grids[] = {{2, 2}, {3, 1}, {2, 1}};
+  const auto first = environment_number("DEEP_EP_TEST_FIRST_SCHEDULE", 1);
+  const bool slow = under_sanitizer() || GetParam().wire != std::string("local");
+  const auto count = environment_number("DEEP_EP_TEST_SCHEDULES", slow ? 1 : 3);
+  for (std::int64_t i = first; i < first + count; ++i) {
+    const auto seed = static_cast<std::uint64_t>(i);
+    SCOPED_TRACE("DEEP_EP_TEST_FIRST_SCHEDULE=" + std::to_string(seed));
+    const auto [nodes, width] = grids[(seed - 1) % std::size(grids)];
+    ASSERT_NO_THROW(run_lanes(few_warps(nodes * width, seed), GetParam().lanes, nodes, width, seed));
+  }
+}
+
+constexpr const char* kLanesDisorder = "simulated:reorder=30,completion=30";
+INSTANTIATE_TEST_SUITE_P(On, InternodeLanesTest,
+                         testing::Values(InternodeLanesOver{"local_1", "local", 1},
+                                         InternodeLanesOver{"local_2", "local", 2},
+                                         InternodeLanesOver{"local_4", "local", 4},
+                                         InternodeLanesOver{"simulated_2", kLanesDisorder, 2},
+                                         InternodeLanesOver{"simulated_4", kLanesDisorder, 4}),
+                         [](const auto& info) { return std::string(info.param.name); });
+
+TEST(InternodeLanes, AFailureOfASecondLaneNamesTheRail) {
+  if (under_sanitizer()) GTEST_SKIP() << "ranks wait for a deadline, and nic_failures_test.cpp has the same";
+  const Case one = make_case({.tokens = {200, 200}, .local_experts = 2, .topk = 4, .ranks_per_node = 1, .seed = 1});
+  const int count = static_cast<int>(InternodeChannel::count);
+  ClusterOptions cluster = few_warps(2, 0);
+  cluster.sits_out = true;
+  run_cluster(cluster, [&](Rank& rank) {
+    std::shared_ptr<Executor> executor = rank.executor();
+    if (rank.rank() == 0) {
+      executor = std::make_shared<SpoilingExecutor>(executor, 2, 2 * count,
+                                                    count + static_cast<int>(InternodeChannel::credit), 1);
+    }
+    BufferOptions options = lanes_options(2, 1);
+    options.timeout_s = short_deadline();
+    Buffer buffer(rank.bootstrap(), executor, options);
+    const Inputs inputs = upload_inputs(rank, one);
+    const auto call = [&] {
+      buffer.dispatch(inputs.dispatch, rank.call());
+      buffer.check();
+    };
+    if (rank.rank() == 0) {
+      require_throws<SystemError>(call, {"to rank 1 failed", "remote access"}, "whose NIC fails");
+    } else {
+      require_throws<TimeoutError>(call, {"for rank 0"}, "who waits");
+    }
+    rank.executor()->synchronize(rank.stream());
+    rank.bootstrap()->barrier();  // no heap goes away while another rank's NIC may still write to it
+  });
+}
+
+TEST(InternodeLanes, MustBeEqualOnAllRanks) {
+  run_cluster(few_warps(2, 0), [&](Rank& rank) {
+    for (const bool bound : {false, true}) {
+      BufferOptions options = lanes_options(0, 1);
+      (bound ? options.num_qps_per_rank : options.internode_lanes) = 1 + rank.rank();
+      require_throws<RankMismatch>([&] { rank.buffer(options); },
+                                   {bound ? "num_qps_per_rank is" : "internode_lanes is", "must be equal on all ranks"},
+                                   "a buffer");
+    }
+  });
+}
+
+}  // namespace
+}  // namespace deep_ep::test

@@ -29,6 +29,10 @@
   KERNEL(combine_low_latency_logfmt_rdma, deep_ep::LowLatencyCombineParams,   384)      \
   KERNEL(combine_low_latency_unreduced,   deep_ep::LowLatencyCombineParams,   512)      \
   KERNEL(barrier_low_latency,             deep_ep::LowLatencyBarrierParams,   128)      \
+  KERNEL(dispatch_low_latency_watched,    deep_ep::LowLatencyDispatchParams,  512)      \
+  KERNEL(combine_low_latency_watched,     deep_ep::LowLatencyCombineParams,   512)      \
+  KERNEL(combine_low_latency_logfmt_watched, deep_ep::LowLatencyCombineParams, 384)     \
+  KERNEL(barrier_low_latency_watched,     deep_ep::LowLatencyBarrierParams,   128)      \
   KERNEL(sum_rows,                        deep_ep::SumRowsParams,             256)      \
   KERNEL(gather_rows,                     deep_ep::GatherRowsParams,          256)      \
   KERNEL(count_selections,                deep_ep::NumberRowsParams,          512)      \

@@ -165,6 +165,11 @@ std::string describe_fault(const FaultRecord& fault, int rank, double timeout_s,
                          fault.field, fault.expected, fault.seen - 1);
     case FaultKind::rdma_failed:
       return rdma::describe_fault(rank, fault) + ". Destroy the buffer";
+    case FaultKind::given_up:
+      return fmt::format(
+          "rank {} waited {} s for rank {} without seeing {}, and all have masked it: it comes back with "
+          "low_latency_resume, which all ranks call",
+          fault.peer, timeout_s, rank, text_of(fault.wanted));
     case FaultKind::none:
       break;
   }
@@ -174,6 +179,10 @@ std::string describe_fault(const FaultRecord& fault, int rank, double timeout_s,
 std::string describe_masking(const FaultRecord& record, int rank, double timeout_s) {
   if (record.kind == FaultKind::rdma_failed) {
     return fmt::format("{}; rank {} is masked now", rdma::describe_fault(rank, record), record.peer);
+  }
+  if (record.field != 0) {
+    return fmt::format("rank {} waited {} s for rank {} without seeing {}; rank {} masks it, like all that go on",
+                       record.field - 1, timeout_s, record.peer, text_of(record.wanted), rank);
   }
   // "At most": combine gives a rank that has begun the call half of that.
   return fmt::format(

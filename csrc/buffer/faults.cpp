@@ -85,6 +85,14 @@ std::optional<int> Faults::find_lost(int waited_for) {
   }
 }
 
+void Faults::come_back() {
+  if (!broken_.empty() || !met() || records_.get()[0].kind != FaultKind::given_up) return;
+  Executor& executor = calls_.executor();
+  for (std::uint64_t* abort : abort_words_) executor.fill(abort, 0, sizeof *abort, calls_.comm_stream());
+  executor.synchronize(calls_.comm_stream());
+  records_.get()[0] = {};
+}
+
 void Faults::raise() {
   if (!broken_.empty() && broken_by_ == FaultKind::rdma_failed) throw SystemError(broken_);
   if (!broken_.empty() && broken_by_ == FaultKind::mismatch) throw RankMismatch(broken_);
@@ -96,6 +104,7 @@ void Faults::raise() {
     calls_.settle();  // other threads of the kernels may still want to write the record, or look at the abort word
     const std::optional<int> lost = fault.kind == FaultKind::timeout ? find_lost(fault.peer) : std::nullopt;
     const std::string text = describe_fault(fault, rank_, timeout_s_, lost);
+    if (fault.kind == FaultKind::given_up) throw TimeoutError(text);  // until come_back()
     if (fault.kind == FaultKind::timeout) {
       const std::string more = explain_ ? explain_() : std::string();
       break_by_timeout(more.empty() ? text : text + ". " + more);

@@ -31,6 +31,9 @@ class Faults {
 
   /// Throws what a kernel has met since the last look, or what broke the buffer. Cheap when there is nothing.
   void raise();
+  /// Forgets that the others had masked this rank, if that is what was met: it comes back with them. No call is under
+  /// way.
+  void come_back();
   /// Has a call ended early since the last look? (Notes do not count.)
   bool met() const;
   /// Is the buffer broken, even if only by a fault that nobody has raised yet?

@@ -40,7 +40,8 @@ enum class FaultKind : std::uint32_t {
   overflow,
   inconsistent_counts,
   unknown_expert,
-  rdma_failed
+  rdma_failed,
+  given_up  ///< the others have masked this rank, and it has found that out
 };
 
 /// Written by the first thread that meets a fault; lies in memory that the host sees. A rank has two, side by side: one
@@ -51,7 +52,8 @@ struct FaultRecord {
   FaultKind kind;
   Wanted wanted;
   std::int32_t peer;       ///< the rank waited for, or the one that disagrees
-  std::int32_t field;      ///< mismatch: which word of the CallShape, or which RowField
+  std::int32_t field;      ///< mismatch: which word of the CallShape, or which RowField; of a masked rank: 1 + the rank
+                           ///< that has accused it, or 0: this one has masked it by itself
   std::uint64_t expected;  ///< timeout: signal value; mismatch: ours; overflow: rows that came;
                            ///< unknown_expert: the index found, and `field` the token;
                            ///< rdma_failed: index of the work-queue entry, and `field` an RdmaFailure

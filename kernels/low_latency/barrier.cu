@@ -1,6 +1,7 @@
 // A barrier of the ranks that are not masked, in stream order.
 #include "kernels/kernel_list.hpp"
 #include "kernels/low_latency/transport/poster.hpp"
+#include "kernels/low_latency/transport/watch.hpp"
 #include "kernels/primitives/launch.hpp"
 
 namespace deep_ep::device::low_latency {
@@ -32,6 +33,21 @@ DEEP_EP_DEVICE void barrier_body(const LowLatencyBarrierParams& params, std::byt
   if (thread_index() == 0) common.state->barriers.count(epoch);
 }
 
+/// Two blocks: see watch.hpp.
+DEEP_EP_DEVICE void barrier_watched_body(const LowLatencyBarrierParams& params, std::byte* memory) {
+  const LowLatencyParams& common = params.common;
+  std::uint32_t* ended = &common.state->watch.ended[kLowLatencyKinds];
+  if (block_index() != common.working_blocks) {
+    barrier_body(params, memory);
+    return end_watched(ended);
+  }
+  if (thread_index() != 0) return;
+  // Of the next barrier, if the other block has counted this one already; then it is about to end.
+  const WatchedCall call{LowLatencyKind::dispatch, 0, 0, common.state->barriers.epoch()};
+  watch_until_all_ended(common, call, ended, memory);
+}
+
 }  // namespace deep_ep::device::low_latency
 
 DEEP_EP_DEFINE_KERNEL(barrier_low_latency, deep_ep::device::low_latency::barrier_body)
+DEEP_EP_DEFINE_KERNEL(barrier_low_latency_watched, deep_ep::device::low_latency::barrier_watched_body)

@@ -48,12 +48,21 @@ struct LowLatencyCounters {
   }
 };
 
+/// Where all ranks are near and may be masked: see transport/watch.hpp. The `ended` of calls of each kind, then of
+/// barriers.
+struct LowLatencyWatch {
+  std::uint64_t timeout_ns;                   ///< 0: nobody is ever lost
+  std::uint32_t read;                         ///< accusations that this rank has acted upon
+  std::uint32_t ended[kLowLatencyKinds + 1];  ///< blocks of this kernel; set back to zero when all have
+};
+
 struct LowLatencyState {
   LowLatencyCounters counters[kLowLatencyKinds];
   CallCount barriers;
   std::uint64_t abort;         ///< see WaitContext; of low-latency calls only
   std::uint64_t mask_version;  ///< grows with every rank that a kernel masks
   std::int32_t none, one;      ///< always 0 and 1, for the host to copy from
+  LowLatencyWatch watch;
 };
 
 /// A rank has a queue pair for each peer and channel, so that no two kernels that may run at once share one: these,

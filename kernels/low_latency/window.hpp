@@ -8,7 +8,8 @@
 //
 // Everything in it is written by one source (by rails, rdma/reach.hpp, by another rank in its stead) and read by the
 // rank whose heap it is. Signals hold 64-bit epochs; all are zero when the buffer is made and never reset. Those that a
-// far rank adds to, and those that stand from call to call, come first: programs may fill with zeros what is behind them.
+// far rank adds to, and those that stand from call to call, come first: programs may fill with zeros what is behind
+// them.
 #pragma once
 
 #include <cstddef>
@@ -41,6 +42,16 @@ struct alignas(kLine) LowLatencyMailbox {
     return epoch << 16 | static_cast<std::uint64_t>(place);
   }
 };
+
+/// With masking, where all ranks are near: what a rank shows, in its own heap, to whoever waits for it. See
+/// transport/watch.hpp.
+struct alignas(kLine) LowLatencySigns {
+  std::uint64_t beat;                    ///< changes as long as a call of the rank runs
+  std::uint64_t sent[kLowLatencyKinds];  ///< the last call whose send part has ended
+};
+
+/// On the board of rank 0, between two low_latency_resume.
+constexpr std::uint32_t kMostAccusations = kMaxRanks;
 
 /// Rows of one source (or for one rank) lie in parts of equal size, each with room for one call.
 struct LowLatencyRows {
@@ -78,6 +89,8 @@ struct LowLatencyWindow {
     carver.place<std::byte>(begin);
     window.mailboxes_ = carver.place<LowLatencyMailbox>(kLowLatencyKinds * ranks);
     window.barriers_ = carver.place<std::byte>(ranks * kLine, kLine);
+    carver.place<LowLatencySigns>(1);
+    carver.place<std::uint64_t>(kMostAccusations, kLine);
     window.counts_ = carver.place<std::byte>(parts * window.count_bytes, kLine);
     window.bytes = window.counts_ - begin + bytes / kLine * kLine;
     window.selections_ = carver.place<Cell>(parts * window.slots * kMaxTopk);
@@ -111,6 +124,13 @@ struct LowLatencyWindow {
   }
   /// How many barriers `source` has come to.
   DEEP_EP_HOST_DEVICE Place<std::uint64_t> barrier(int source) const { return {barriers_ + index(0, source) * kLine}; }
+
+  /// Of the rank whose heap it is; behind the words of barriers.
+  DEEP_EP_HOST_DEVICE Place<LowLatencySigns> signs() const { return {barriers_ + index(1, 0) * kLine}; }
+  /// In the heap of rank 0: the board.
+  DEEP_EP_HOST_DEVICE Place<std::uint64_t> accusation(std::uint32_t index) const {
+    return {signs().offset + sizeof(LowLatencySigns) + index * sizeof(std::uint64_t)};
+  }
 
   /// Of a dispatch: the first cell holds the number of rows of `source` for this rank (CountHead), each further one the
   /// rows of two local experts.

@@ -161,6 +161,19 @@ DEEP_EP_DEVICE T fetch_add_acq_rel(T* p, std::type_identity_t<T> value) {
 #endif
 }
 
+/// Stores `desired` if the word is `expected`; returns the value before. Releases and acquires like fetch_add_acq_rel.
+template <Scope S, class T>
+DEEP_EP_DEVICE T compare_exchange(T* p, std::type_identity_t<T> expected, std::type_identity_t<T> desired) {
+  using W = detail::Word<T>;
+#if DEEP_EP_TARGET_CUDA
+  return static_cast<T>(
+      ptx::compare_exchange<S>(reinterpret_cast<W*>(p), static_cast<W>(expected), static_cast<W>(desired)));
+#else
+  return static_cast<T>(
+      host_machine::compare_exchange(reinterpret_cast<W*>(p), static_cast<W>(expected), static_cast<W>(desired)));
+#endif
+}
+
 /// fetch_add_relaxed for those who do not need the value before (the GPU does not wait for it).
 template <Scope S, class T>
 DEEP_EP_DEVICE void add_relaxed(T* p, std::type_identity_t<T> value) {

@@ -44,6 +44,17 @@ TEST(FaultTexts, MaskingNamesWhoWaitedAndWhoIsMasked) {
       describe_masking(masked, kSelf, 1.5),
       "rank 2 waited for rank 5 (at most 1.5 s) without seeing a row (low-latency combine) (signal at 13, expected "
       "17); it is masked now");
+  FaultRecord agreed = masked;
+  agreed.field = 1 + 7;
+  EXPECT_EQ(describe_masking(agreed, kSelf, 1.5),
+            "rank 7 waited 1.5 s for rank 5 without seeing a row (low-latency combine); rank 2 masks it, like all that "
+            "go on");
+}
+
+TEST(FaultTexts, AMaskedRankIsToldHowItComesBack) {
+  EXPECT_EQ(text_of(FaultKind::given_up, Wanted::counts),
+            "rank 5 waited 1.5 s for rank 2 without seeing its token counts (dispatch, notify kernel), and all have "
+            "masked it: it comes back with low_latency_resume, which all ranks call");
 }
 
 TEST(FaultTexts, AMismatchGivesEachRankItsValue) {

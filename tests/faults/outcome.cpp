@@ -36,6 +36,7 @@ class Judge {
 
   Verdict verdict() {
     for (rank_ = 0; rank_ < plan_.ranks; ++rank_) judge_rank();
+    if (plan_.looks_for_survivors()) judge_survivors();
     result_.summary = summary();
     return std::move(result_);
   }
@@ -61,8 +62,23 @@ class Judge {
     }
     if (plan_.fault == Fault::mismatch) return;  // all ranks end at different moments then
     for (const int masked : mine.masked) {
-      if (own ? !lone() : !has(guilty(), masked))
-        blame(Violation::Kind::mask, fmt::format("rank {} is masked", masked));
+      if (own ? !lone() : !has(guilty(), masked)) {
+        blame(plan_.agrees_on_masks() ? Violation::Kind::split : Violation::Kind::mask,
+              fmt::format("rank {} is masked", masked));
+      }
+    }
+  }
+
+  /// Those that have made all calls mask the same ranks.
+  void judge_survivors() {
+    const Outcome* first = nullptr;
+    for (rank_ = 0; rank_ < plan_.ranks; ++rank_) {
+      const Outcome& mine = outcome(rank_);
+      if (rank_ == plan_.rank || !mine.completed) continue;
+      if (first == nullptr) first = &mine;
+      if (mine.masked != first->masked) {
+        blame(Violation::Kind::split, fmt::format("another survivor masks {}", fmt::join(first->masked, " ")));
+      }
     }
   }
 
@@ -192,7 +208,7 @@ std::string one_line(std::string text) {
 
 const char* name_of(Violation::Kind kind) {
   constexpr const char* kNames[kViolations] = {"wrong result", "wrong error", "wrong rank", "wrong mask",
-                                               "late",         "leak",        "next buffer"};
+                                               "split group",  "late",        "leak",       "next buffer"};
   return kNames[static_cast<std::size_t>(kind)];
 }
 

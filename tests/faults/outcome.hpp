@@ -36,6 +36,7 @@ struct Violation {
     error,
     blame,  ///< names a rank that is not at fault
     mask,   ///< masks one
+    split,  ///< the same in a node, or survivors of a node do not mask the same ranks
     late,
     leak,
     next,

@@ -283,6 +283,17 @@ def test_local_buffer_tensor():
         buffer.get_local_buffer_tensor(torch.int8, torch.Size((1 << 17,)))
 
 
+def test_attributes_of_low_latency_buffers(monkeypatch):
+    options = {"num_rdma_bytes": 1 << 22, "low_latency_mode": True, "comm": Alone()}
+    monkeypatch.delenv("NVSHMEM_QP_DEPTH", raising=False)
+    assert Buffer(None, **options).nvshmem_qp_depth == 1024
+    monkeypatch.setenv("NVSHMEM_QP_DEPTH", "2048")
+    buffer = Buffer(None, enable_shrink=True, **options)
+    assert (buffer.nvshmem_qp_depth, buffer.enable_shrink, buffer.low_latency_mode) == (2048, True, True)
+    assert buffer.num_rdma_bytes == 1 << 22
+    assert not hasattr(Buffer(None, comm=Alone()), "nvshmem_qp_depth")
+
+
 def test_names_of_calls_between_nodes():
     assert Buffer.internode_dispatch is Buffer.dispatch and Buffer.internode_combine is Buffer.combine
     assert [Config().get_rdma_buffer_size_hint(14336, ranks) for ranks in (4, 8, 12, 16, 64, 72)] == [0] * 6

@@ -15,6 +15,7 @@ from test_errors import Alone, plain_sentence
 import deep_ep
 from deep_ep import Buffer, EventHandle, EventOverlap
 from deep_ep.buffers.elastic import ElasticBuffer, EPHandle
+from deep_ep.buffers.optional import OptionalCalls
 from deep_ep.buffers.streams import CallStream
 from deep_ep.errors import RankMismatch
 
@@ -600,6 +601,14 @@ SIGNATURES = {
 }
 
 
+def test_calls_that_are_left_out():
+    buffer = ElasticBuffer(Alone, 2 << 20)
+    for name in [name for name in vars(OptionalCalls) if not name.startswith("_")]:
+        for owner in (ElasticBuffer, buffer):
+            with pytest.raises(NotImplementedError, match=f"^{name}: this library has no Engram, pipeline or all-gather calls"):
+                getattr(owner, name)(1, more=2)
+
+
 @pytest.mark.parametrize("name", SIGNATURES)
 def test_signature(name):
     parameters = []
@@ -639,6 +648,18 @@ def test_sizes_and_attributes():
     sms = buffer.get_theoretical_num_sms(num_experts=256, num_topk=8)
     assert sms % 2 == 0 and sms >= 4
     assert buffer.get_theoretical_num_qps(4) == 65 and buffer.get_theoretical_num_qps(100) == 129
+    assert buffer.get_theoretical_num_sms(256, 8, 0, rdma_gbs=50, nvlink_gbs=400, sm_read_gbs=100, sm_write_gbs=25) % 2 == 0
+    with pytest.raises(AssertionError, match="num_scaleout_topk is 2"):
+        buffer.get_theoretical_num_sms(256, 8, num_scaleout_topk=2)
+    assert (buffer.num_scaleout_ranks, buffer.num_scaleup_ranks, buffer.num_rdma_ranks, buffer.num_nvlink_ranks) == (1,) * 4
+    settings = ("deterministic", "allow_hybrid_mode", "allow_multiple_reduction", "prefer_overlap_with_compute")
+    for given in (0, 1):
+        other = ElasticBuffer(Alone, 4 << 20, 2 << 20, **{name: given for name in settings})
+        assert [getattr(other, name) for name in settings] == [bool(given)] * 4
+        assert other.num_cpu_bytes == 2 << 20 and not other.explicitly_destroy
+    with pytest.raises(RuntimeError, match="get_comm_stream: the buffer is on the CPU"):
+        other.get_comm_stream()
+    assert buffer.explicitly_destroy and buffer.runtime is not None
     buffer.destroy()
     assert buffer.runtime is None
     buffer.destroy()

@@ -2,12 +2,13 @@
 
 import importlib
 import math
+import types
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from deep_ep.utils import gate, refs
+from deep_ep.utils import envs, gate, refs
 from deep_ep.utils import math as numbers
 from deep_ep.utils.testing import bench, bench_kineto
 
@@ -96,6 +97,7 @@ def test_sums():
 
 
 def exchanged(group):
+    assert envs.get_physical_domain_size(group) == envs.get_logical_domain_size(group) == (1, 2)
     rank, ranks = dist.get_rank(), dist.get_world_size()
     idx = torch.tensor([[0, 2], [3, -1], [1, 0]]) if rank == 0 else torch.tensor([[2, 3]])
     x = torch.arange(idx.size(0) * 4, dtype=torch.float32).view(-1, 4) + 100 * rank
@@ -117,6 +119,26 @@ def nothing_exchanged(group):
 def test_exchange(ranks):
     ranks(2).run(exchanged)
     ranks(2).run(nothing_exchanged)
+
+
+def test_facts_about_the_machine(monkeypatch):
+    before = envs.get_global_seed(), torch.initial_seed()
+    try:
+        envs.init_seed(7)
+        first = torch.rand(2)
+        envs.init_seed(7)
+        assert torch.equal(first, torch.rand(2)) and envs.get_global_seed() == envs.get_local_seed() == 7
+    finally:
+        envs.init_seed(before[0])
+        torch.manual_seed(before[1])
+    assert envs.get_logical_domain_size(types.SimpleNamespace(size=lambda: 6), allow_hybrid_mode=True) == (1, 6)
+    assert envs.get_nvlink_gbs(0.5) == envs.get_nvlink_gbs(1.0) / 2 > 0
+    assert envs.get_rdma_gbs("no such NIC") == 0 and not envs.check_fast_rdma_atomic_support("no such NIC")
+    envs.check_torch_deterministic()
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
+    with pytest.raises(AssertionError, match="fill_uninitialized_memory"):
+        envs.check_torch_deterministic()
+    envs.check_nvlink_connections(types.SimpleNamespace(size=lambda: 1))
 
 
 def test_timing_without_gpu():

@@ -24,14 +24,20 @@ bool goes_unreduced(const LowLatencyCombineArguments& arguments, const LowLatenc
   return params.rank_major || rows * params.row_bytes <= room;
 }
 
-/// One of the kernels, and the threads of its blocks at most.
+/// One of the seven kernels, and the threads of its blocks at most.
 struct CombineKernel {
   Launcher<LowLatencyCombineParams> KernelTable::*launcher;
   int max_threads;
 
-  static CombineKernel choose(bool logfmt, bool rdma, bool unreduced) {
-    if (unreduced)
+  static CombineKernel choose(bool logfmt, bool rdma, bool watched, bool unreduced) {
+    if (unreduced) {
       return {&KernelTable::combine_low_latency_unreduced, kernels::combine_low_latency_unreduced::kMaxThreads};
+    }
+    if (logfmt && watched) {
+      return {&KernelTable::combine_low_latency_logfmt_watched,
+              kernels::combine_low_latency_logfmt_watched::kMaxThreads};
+    }
+    if (watched) return {&KernelTable::combine_low_latency_watched, kernels::combine_low_latency_watched::kMaxThreads};
     if (logfmt && rdma) {
       return {&KernelTable::combine_low_latency_logfmt_rdma, kernels::combine_low_latency_logfmt_rdma::kMaxThreads};
     }
@@ -63,7 +69,9 @@ LowLatencyPart plan_part(LowLatencyPhase phase, const LowLatencyCombineParams& p
   const device::low_latency::CombineShared shared(Carver::without_memory(), {params.hidden, params.use_logfmt}, warps,
                                                   groups, params.warps_per_row, part.rows_of_group,
                                                   posters != 0 ? warps : 0);
-  part.shape = {part.working_blocks + posters, warps * 32, unreduced ? sizeof(CombineShared::Words) : shared.bytes};
+  const std::size_t bytes = unreduced ? sizeof(CombineShared::Words) : shared.bytes;
+  part.shape = {part.working_blocks + posters + watching_blocks(setup), warps * 32,
+                std::max(bytes, watching_bytes(setup))};
   if (part.shape.shared_bytes > setup.policy.max_shared_bytes) {
     fail<InvalidArgument>("hidden {} and max_tokens {} need {} of shared memory in a block, there are {}",
                           params.hidden, params.max_tokens, format_bytes(part.shape.shared_bytes),
@@ -157,10 +165,11 @@ LowLatencyCombinePlan plan_combine(const LowLatencyCombineArguments& arguments, 
 
   // Memory for what posters gather is there for no more blocks than so many warps make.
   const int least_warps = setup.rdma() ? static_cast<int>(LowLatencyStaging::kLeastCombineWarps) : 1;
-  const CombineKernel kernel = CombineKernel::choose(params.use_logfmt, setup.rdma(), unreduced);
+  const CombineKernel kernel = CombineKernel::choose(params.use_logfmt, setup.rdma(), setup.watched(), unreduced);
   plan.kernel = kernel.launcher;
   params.block_warps = warps_of_block(arguments.config, setup, kernel.max_threads, least_warps);
-  const int sms = most_working_blocks(arguments.config, setup, poster_blocks(setup, params.block_warps));
+  const int sms =
+      most_working_blocks(arguments.config, setup, poster_blocks(setup, params.block_warps) + watching_blocks(setup));
   params.warps_per_row = warps_per_row(params, sms, setup);
   plan_parts(plan, arguments.return_recv_hook,
              [&](LowLatencyPhase phase) { return plan_part(phase, params, sms, unreduced, setup); });

@@ -10,12 +10,15 @@
 namespace deep_ep {
 namespace {
 
-/// One of the two kernels, and the threads of its blocks at most.
+/// One of the three kernels, and the threads of its blocks at most.
 struct DispatchKernel {
   Launcher<LowLatencyDispatchParams> KernelTable::*launcher;
   int max_threads;
 
-  static DispatchKernel choose(bool rdma) {
+  static DispatchKernel choose(bool rdma, bool watched) {
+    if (watched) {
+      return {&KernelTable::dispatch_low_latency_watched, kernels::dispatch_low_latency_watched::kMaxThreads};
+    }
     if (rdma) return {&KernelTable::dispatch_low_latency_rdma, kernels::dispatch_low_latency_rdma::kMaxThreads};
     return {&KernelTable::dispatch_low_latency, kernels::dispatch_low_latency::kMaxThreads};
   }
@@ -37,17 +40,18 @@ LowLatencyPart plan_part(LowLatencyPhase phase, const LowLatencyDispatchParams& 
   const int ranks = params.common.num_ranks;
   const int experts = params.num_local_experts * ranks;
   const int posters = poster_blocks(setup, warps);
+  const int others = posters + watching_blocks(setup);
   const std::int64_t to_send = sends(phase) ? std::int64_t{params.num_tokens} + 1 : 0;  // and the clerk
   // Few rows are best spread over many SMs.
   const std::int64_t to_receive = receives(phase) ? std::int64_t{ranks} * params.max_tokens : 0;
   LowLatencyPart part{.phase = phase};
   part.working_blocks = static_cast<int>(
-      std::clamp<std::int64_t>(std::max(to_send, to_receive), 1, most_working_blocks(config, setup, posters)));
+      std::clamp<std::int64_t>(std::max(to_send, to_receive), 1, most_working_blocks(config, setup, others)));
   const bool by_rails = params.common.rail_width != 0;
   const device::low_latency::DispatchShared shared(Carver::without_memory(), ranks, experts,
                                                    sends(phase) ? row_of(params, by_rails).stage_bytes() : 0,
                                                    posters != 0 ? warps : 0);
-  part.shape = {part.working_blocks + posters, warps * 32, shared.bytes};
+  part.shape = {part.working_blocks + others, warps * 32, std::max(shared.bytes, watching_bytes(setup))};
   if (part.shape.shared_bytes > setup.policy.max_shared_bytes) {
     fail<InvalidArgument>("hidden {} and num_experts {} need {} of shared memory in a block, there are {}",
                           params.hidden, experts, format_bytes(part.shape.shared_bytes),
@@ -60,7 +64,7 @@ LowLatencyPart plan_part(LowLatencyPhase phase, const LowLatencyDispatchParams& 
 int warps_per_row(const LowLatencyDispatchParams& params, int warps, const Config& config,
                   const LowLatencySetup& setup) {
   const std::int64_t rows = std::int64_t{params.common.num_ranks} * params.max_tokens;
-  const bool few = rows <= most_working_blocks(config, setup, poster_blocks(setup, warps));
+  const bool few = rows <= most_working_blocks(config, setup, poster_blocks(setup, warps) + watching_blocks(setup));
   if (setup.on_gpu() && few) return warps;  // no block has two rows
   if (warps % 4 == 0 && warps >= 16) return 4;
   return warps % 2 == 0 && warps >= 8 ? 2 : 1;
@@ -168,7 +172,7 @@ LowLatencyDispatchPlan plan_dispatch(const LowLatencyDispatchArguments& argument
   }
   if (arguments.wait_recv_cost_stats) params.wait_cost = arguments.wait_recv_cost_stats->as<std::int64_t>();
 
-  const DispatchKernel kernel = DispatchKernel::choose(setup.rdma());
+  const DispatchKernel kernel = DispatchKernel::choose(setup.rdma(), setup.watched());
   plan.kernel = kernel.launcher;
   const int warps = warps_of_block(arguments.config, setup, kernel.max_threads, 1);
   params.warps_per_row = warps_per_row(params, warps, arguments.config, setup);

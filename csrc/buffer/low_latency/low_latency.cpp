@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "csrc/bootstrap/agreement.hpp"
+#include "csrc/buffer/low_latency/plan_parts.hpp"
 #include "csrc/support/format.hpp"
 
 namespace deep_ep {
@@ -13,6 +14,7 @@ LowLatency::LowLatency(Runtime& runtime) : runtime_(runtime) {
     state_ = device_memory<LowLatencyState>(runtime.executor());
     LowLatencyState initial{};
     initial.one = 1;
+    initial.watch.timeout_ns = runtime.faults().wait_context().timeout_ns;
     executor.copy(state_.get(), &initial, sizeof initial, runtime.comm_stream());
     executor.synchronize(runtime.comm_stream());
     runtime.faults().add_abort_word(&state_->abort);
@@ -42,6 +44,7 @@ LowLatency::LowLatency(Runtime& runtime) : runtime_(runtime) {
     common.masked = masks_->records();
   }
   if (links_) links_->add_to(common);
+  if (setup_.watched()) common.wait.timeout_ns = 0;  // whoever watches ends waits
 }
 
 TensorView LowLatency::memory() {
@@ -76,8 +79,12 @@ void LowLatency::clean(StreamHandle stream) {
   }
   CallScope scope(runtime_.calls(), {.stream = stream});
   const auto barrier = [&] {
-    runtime_.executor()->kernels().barrier_low_latency({.common = setup_.common}, LaunchShape{1, 64, 0},
-                                                       scope.stream());
+    const KernelTable& kernels = runtime_.executor()->kernels();
+    const Launcher<LowLatencyBarrierParams> launch =
+        setup_.watched() ? kernels.barrier_low_latency_watched : kernels.barrier_low_latency;
+    LowLatencyBarrierParams params{.common = setup_.common};
+    params.common.working_blocks = 1;
+    launch(params, LaunchShape{1 + watching_blocks(setup_), 64, watching_bytes(setup_)}, scope.stream());
   };
   // Memory is cleaned behind a barrier, as peers may still write what this rank did not wait for (selections of tokens
   // that have no expert here; those of far ranks go by other queue pairs, and are in time as long as NICs do not hold
@@ -120,6 +127,7 @@ LowLatencyCounts LowLatency::count_together() {
   for (std::size_t kind = 0; kind < counts.calls.size(); ++kind) {
     state.counters[kind].sent.calls = state.counters[kind].received.calls = counts.calls[kind];
   }
+  state.watch.read = 0;
   executor.copy(state_.get(), &state, sizeof state, runtime_.comm_stream());
   executor.synchronize(runtime_.comm_stream());
   return counts;
@@ -129,6 +137,7 @@ void LowLatency::resume() {
   RankMasks& to_clear = masks("low_latency_resume");
   runtime_.executor()->make_current();
   runtime_.calls().settle();
+  runtime_.faults().come_back();
   look_after_earlier_calls();
   for (const auto& queue : queues_) queue->drop_all();
   const LowLatencyCounts counts = count_together();
@@ -142,6 +151,10 @@ void LowLatency::resume() {
     }
   }
   to_clear.clear_now();
+  const LowLatencyWindow& window = setup_.common.window;
+  runtime_.executor()->fill(window.accusation(0).in(setup_.common.local), 0, kMostAccusations * sizeof(std::uint64_t),
+                            runtime_.comm_stream());
+  runtime_.executor()->synchronize(runtime_.comm_stream());
   runtime_.bootstrap().barrier();
 }
 

@@ -25,6 +25,8 @@ struct LowLatencySetup {
 
   bool on_gpu() const { return device.kind == Device::Kind::cuda; }
   bool rdma() const { return common.peers != nullptr; }
+  /// Ranks may be masked, and agree on whom: a block of each call watches (transport/watch.hpp).
+  bool watched() const { return common.mask != nullptr && !rdma(); }
 };
 
 /// A kernel that does one part of a call, or both.

@@ -3,6 +3,7 @@
 #include "csrc/buffer/low_latency/rails.hpp"
 #include "csrc/support/format.hpp"
 #include "deep_ep/error.hpp"
+#include "kernels/low_latency/transport/watch.hpp"
 
 namespace deep_ep {
 
@@ -15,6 +16,11 @@ void check_room(std::int64_t max_tokens, std::int64_t hidden, std::size_t row_by
       "each rank, this call has rows of {}, {} in all; Buffer::low_latency_bytes_hint says what is needed",
       max_tokens, hidden, setup.low_latency_bytes, window.slots, format_bytes(window.source_bytes),
       format_bytes(row_bytes), format_bytes(needed));
+}
+
+std::size_t watching_bytes(const LowLatencySetup& setup) {
+  using device::low_latency::Watcher;
+  return setup.watched() ? static_cast<std::size_t>(int{setup.common.num_ranks}) * sizeof(Watcher::Peer) : 0;
 }
 
 void check_resident(int posters, const LowLatencySetup& setup) {

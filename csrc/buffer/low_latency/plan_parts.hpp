@@ -14,7 +14,12 @@ inline int poster_blocks(const LowLatencySetup& setup, int warps) {
   return setup.rdma() ? (setup.common.num_far * setup.common.lanes + warps - 1) / warps : 0;
 }
 
-/// InvalidArgument where the blocks that post, and one more, cannot run side by side: on a GPU they wait for each other.
+/// The block that watches, where one does, and the shared memory that it needs.
+inline int watching_blocks(const LowLatencySetup& setup) { return setup.watched() ? 1 : 0; }
+std::size_t watching_bytes(const LowLatencySetup& setup);
+
+/// InvalidArgument where the blocks that post, and one more, cannot run side by side: on a GPU they wait for each
+/// other.
 void check_resident(int posters, const LowLatencySetup& setup);
 
 /// Blocks for everything else: no more in all than there are SMs, or than the caller allows.

@@ -15,6 +15,7 @@
 #include "kernels/low_latency/combine/epochs.hpp"
 #include "kernels/low_latency/combine/post.hpp"
 #include "kernels/low_latency/combine/push.hpp"
+#include "kernels/low_latency/transport/watch.hpp"
 #include "kernels/primitives/launch.hpp"
 
 namespace deep_ep::device::low_latency {
@@ -94,9 +95,17 @@ DEEP_EP_DEVICE void combine_body(const LowLatencyCombineParams& params, std::byt
   }
 }
 
+/// Where ranks are masked, by NVLink alone.
+template <bool kLogfmt>
+DEEP_EP_DEVICE void combine_watched_body(const LowLatencyCombineParams& params, std::byte* memory) {
+  run_watched<LowLatencyKind::combine>(params, memory, combine_body<kLogfmt, false>);
+}
+
 }  // namespace deep_ep::device::low_latency
 
 DEEP_EP_DEFINE_KERNEL(combine_low_latency, (deep_ep::device::low_latency::combine_body<false, false>))
 DEEP_EP_DEFINE_KERNEL(combine_low_latency_logfmt, (deep_ep::device::low_latency::combine_body<true, false>))
 DEEP_EP_DEFINE_KERNEL(combine_low_latency_rdma, (deep_ep::device::low_latency::combine_body<false, true>))
 DEEP_EP_DEFINE_KERNEL(combine_low_latency_logfmt_rdma, (deep_ep::device::low_latency::combine_body<true, true>))
+DEEP_EP_DEFINE_KERNEL(combine_low_latency_watched, deep_ep::device::low_latency::combine_watched_body<false>)
+DEEP_EP_DEFINE_KERNEL(combine_low_latency_logfmt_watched, deep_ep::device::low_latency::combine_watched_body<true>)

@@ -14,6 +14,7 @@
 #include "kernels/low_latency/dispatch/post.hpp"
 #include "kernels/low_latency/dispatch/receive.hpp"
 #include "kernels/low_latency/dispatch/relay.hpp"
+#include "kernels/low_latency/transport/watch.hpp"
 #include "kernels/primitives/launch.hpp"
 
 namespace deep_ep::device::low_latency {
@@ -140,7 +141,13 @@ DEEP_EP_DEVICE void dispatch_body(const LowLatencyDispatchParams& params, std::b
   }
 }
 
+/// Where ranks are masked, by NVLink alone.
+DEEP_EP_DEVICE void dispatch_watched_body(const LowLatencyDispatchParams& params, std::byte* memory) {
+  run_watched<kDispatch>(params, memory, dispatch_body<false>);
+}
+
 }  // namespace deep_ep::device::low_latency
 
 DEEP_EP_DEFINE_KERNEL(dispatch_low_latency, deep_ep::device::low_latency::dispatch_body<false>)
 DEEP_EP_DEFINE_KERNEL(dispatch_low_latency_rdma, deep_ep::device::low_latency::dispatch_body<true>)
+DEEP_EP_DEFINE_KERNEL(dispatch_low_latency_watched, deep_ep::device::low_latency::dispatch_watched_body)

@@ -12,6 +12,8 @@
 //   - With masking, each rank waits for all others to begin, whether it has to do with them or not. So all find out at
 //     once that a rank has not come. Without it, nobody tells that it has begun, and all deadlines are whole.
 //
+// Where all ranks are near and masked, waits have no deadlines of their own, and ranks agree on who is lost: watch.hpp.
+//
 // By rails (never with masking) an owner waits for a relay, which waits for the ranks of its node: if one of these is
 // lost in the middle of a call, the owner may name the relay. So may a receiver of dispatch name a source whose rows a
 // relay did not hand on.
@@ -60,11 +62,10 @@ struct MaskOrEnd {
     }
   }
 
- private:
-  /// Leaves a rank out from now on, and tells the host. The version moves on both before and after: whoever begins in
-  /// between has seen an old one, and whoever has seen the mask finds a new one.
-  DEEP_EP_DEVICE void mask_rank(const Awaited& awaited, std::uint64_t seen) const {
-    write_record(common.masked[awaited.peer], FaultKind::timeout, awaited.wanted, awaited.peer, 0, awaited.expected,
+  /// Leaves a rank out from now on, and tells the host (`who`: FaultRecord::field). The version moves on both before
+  /// and after: whoever begins in between has seen an old one, and whoever has seen the mask finds a new one.
+  DEEP_EP_DEVICE void mask_rank(const Awaited& awaited, std::uint64_t seen, int who = 0) const {
+    write_record(common.masked[awaited.peer], FaultKind::timeout, awaited.wanted, awaited.peer, who, awaited.expected,
                  seen);
     add_relaxed<Scope::gpu>(&common.state->mask_version, std::uint64_t{1});
     store_release<Scope::gpu>(common.mask + awaited.peer, 1);

@@ -63,6 +63,13 @@ namespace ptx {
     DEEP_EP_PTX_BY_SCOPE("red." ORDER, ".add.u64 [%0], %1;", ::"l"(p), "l"(value)) \
   }
 
+template <Scope S>
+DEEP_EP_DEVICE std::uint64_t compare_exchange(std::uint64_t* p, std::uint64_t expected, std::uint64_t desired) {
+  std::uint64_t old;
+  DEEP_EP_PTX_BY_SCOPE("atom.acq_rel", ".cas.b64 %0, [%1], %2, %3;", : "=l"(old) : "l"(p), "l"(expected), "l"(desired))
+  return old;
+}
+
 DEEP_EP_PTX_LOAD(load_acquire, "acquire")
 DEEP_EP_PTX_LOAD(load_relaxed, "relaxed")
 DEEP_EP_PTX_STORE(store_release, "release")

@@ -92,6 +92,15 @@ T fetch_add(T* p, T value, int order) {
   return old;
 }
 
+template <class T>
+T compare_exchange(T* p, T expected, T desired) {
+  interleave();
+  note_acquire();
+  __atomic_compare_exchange_n(p, &expected, desired, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
+  interleave();
+  return expected;
+}
+
 inline std::uint64_t now_ns() {
   timespec now;
   clock_gettime(CLOCK_MONOTONIC, &now);

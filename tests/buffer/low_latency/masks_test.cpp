@@ -103,6 +103,34 @@ TEST_P(LowLatencyMasksTest, ARankThatDoesNotComeIsMaskedAndMayComeBack) {
   });
 }
 
+/// It used to mask all others: they no longer send it anything.
+TEST_P(LowLatencyMasksTest, AMaskedRankThatComesLateIsToldAndMasksNobody) {
+  DEEP_EP_NEEDS_RANKS(4);
+  if (GetParam().topology != Topology::one_node) GTEST_SKIP() << "between nodes, each rank has masks of its own";
+  const LowLatencyCase all = four_ranks(6);
+  const LowLatencyCase without = with_masks(all, masks_of({0, 1, 2}, {3}));
+  run_cluster(cluster_with_absentees(4), [&](Rank& rank) {
+    Buffer& buffer = rank.buffer(masking_options(short_deadline()));
+    dispatch_and_check(rank, buffer, all);
+    for (int i = 0; i < 2 && rank.rank() != 3; ++i) dispatch_and_check(rank, buffer, without);
+    rank.bootstrap()->barrier();
+    if (rank.rank() == 3) {
+      dispatch_and_check(rank, buffer, all);  // what the others sent before they masked it
+      buffer.low_latency_dispatch(upload_arguments(rank, all), rank.call());
+      rank.executor()->synchronize(rank.stream());
+      require_same({0, 0, 0, 0}, query(rank, buffer), "it masks nobody");
+      require_throws<TimeoutError>([&] { buffer.check(); }, {"for rank 3", "low_latency_resume"}, "it is told");
+      require_throws<TimeoutError>([&] { buffer.low_latency_dispatch(upload_arguments(rank, all), rank.call()); },
+                                   {"low_latency_resume"}, "every later call");
+    }
+    buffer.low_latency_resume();
+    require_same({0, 0, 0, 0}, query(rank, buffer), "unmasked");
+    for (int i = 0; i < 3; ++i) dispatch_and_check(rank, buffer, all);
+    buffer.check();
+    buffer.destroy();
+  });
+}
+
 /// With hooks, the send part meets the deadline too: what the lost rank acknowledges falls behind.
 TEST_P(LowLatencyMasksTest, HooksWithALostRank) {
   DEEP_EP_NEEDS_RANKS(4);

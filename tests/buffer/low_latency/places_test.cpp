@@ -62,9 +62,11 @@ class LowLatencyWindowTest : public testing::Test {
   static void on_two_ranks(const std::function<void(Rank&, Buffer&)>& body) {
     run_cluster({.ranks = 2, .where = {}, .host = {}}, [&](Rank& rank) { body(rank, rank.buffer(options())); });
   }
-  /// By both ranks, when rank 1 has sent: takes the first row that rank 0 has of it in the first call of that kind.
+  /// By both ranks, when rank 1 has sent: takes the first row that rank 0 has of it in the first call of that kind, and
+  /// rank 1's word that it has sent all.
   static bool lose_row(Rank& rank, const Buffer& buffer, LowLatencyKind kind, std::size_t row_bytes) {
     rank.executor()->synchronize(rank.stream());
+    if (rank.rank() == 1) window().signs().in(heap_of(buffer))->sent[static_cast<std::size_t>(kind)] = 0;
     rank.bootstrap()->barrier();
     if (rank.rank() != 0) return false;
     std::memset(window().row(kind, 1, 1, 0, row_bytes).in(heap_of(buffer)), 0, row_bytes);
@@ -112,6 +114,33 @@ TEST_F(LowLatencyWindowTest, AllIsAddedAgainWithoutTheRank) {
     if (!lose_row(rank, buffer, LowLatencyKind::combine, tagged_lines(2 * 256) * kTaggedLine)) return;
     result.hook();
     check_low_latency_combine(rank, all, expected, result.combined_x.view());
+  });
+}
+
+/// Others need not wait for a rank that has sent all, however long it stays away then.
+TEST_F(LowLatencyWindowTest, WhatHasBeenSentIsShown) {
+  const LowLatencyCombineCase one = make_low_latency_combine_case(
+      {.tokens = {2, 3}, .max_tokens = 6, .hidden = 256, .local_experts = 1, .topk = 2, .seed = 9});
+  on_two_ranks([&](Rank& rank, Buffer& buffer) {
+    const LowLatencySigns& own = *window().signs().in(heap_of(buffer));
+    const auto require_shown = [&](std::uint64_t dispatches, std::uint64_t combines) {
+      rank.executor()->synchronize(rank.stream());
+      const std::vector<std::uint64_t> shown = {own.sent[0], own.sent[1]};
+      require_same(std::vector<std::uint64_t>{dispatches, combines}, shown, "calls that it has sent");
+    };
+    require_shown(0, 0);
+    for (std::uint64_t call = 1; call <= 3; ++call) {
+      const std::uint64_t beat = own.beat;
+      const LowLatencyHandle handle = dispatch_low_latency(rank, buffer, one);
+      require_shown(call, call - 1);
+      require(own.beat != beat, "it shows that it has come");
+      const auto result = buffer.low_latency_combine(with_hook(upload_combine(rank, one, handle)), rank.call());
+      require_shown(call, call);
+      result.hook();
+      require_shown(call, call);
+    }
+    buffer.check();
+    buffer.destroy();
   });
 }
 

@@ -110,10 +110,6 @@ TEST(LowLatencyPlan, KernelsByWhatTheCallNeeds) {
   EXPECT_EQ(plan_combine(with_hook(inputs.arguments), low_latency_setup(true)).kernel,
             &KernelTable::combine_low_latency_rdma)
       << "far ranks get sums";
-  LowLatencySetup masking = low_latency_setup();
-  std::int32_t mask = 0;
-  masking.common.mask = &mask;
-  EXPECT_EQ(plan_combine(with_hook(inputs.arguments), masking).kernel, &KernelTable::combine_low_latency);
   LowLatencyCombineInputs many(low_latency_setup());
   many.handle.num_topk = 16;
   many.arguments.topk_idx = TensorView::contiguous(nullptr, DType::int64, {100, 16}, low_latency_setup().device);
@@ -124,6 +120,26 @@ TEST(LowLatencyPlan, KernelsByWhatTheCallNeeds) {
   EXPECT_EQ(combine(false, true), &KernelTable::combine_low_latency_rdma);
   EXPECT_EQ(combine(true, false), &KernelTable::combine_low_latency_logfmt);
   EXPECT_EQ(combine(true, true), &KernelTable::combine_low_latency_logfmt_rdma);
+
+  // Masks: where all are near, one more block watches; where some are far, each rank has masks of its own.
+  std::int32_t mask = 0;
+  for (const bool rdma : {false, true}) {
+    LowLatencySetup masking = low_latency_setup(rdma);
+    masking.common.mask = &mask;
+    EXPECT_EQ(masking.watched(), !rdma);
+    const auto dispatch = plan_dispatch(dispatch_of(1, masking), masking);
+    EXPECT_EQ(dispatch.kernel == &KernelTable::dispatch_low_latency_watched, !rdma);
+    for (const bool logfmt : {false, true}) {
+      inputs.arguments.use_logfmt = logfmt;
+      const auto plan = plan_combine(inputs.arguments, masking);
+      EXPECT_EQ(plan.kernel == (logfmt ? &KernelTable::combine_low_latency_logfmt_watched
+                                       : &KernelTable::combine_low_latency_watched),
+                !rdma);
+      if (rdma) continue;
+      EXPECT_EQ(plan.first.shape.blocks, plan.first.working_blocks + 1);
+      EXPECT_LE(plan.first.shape.blocks, masking.policy.multiprocessors) << "all are resident";
+    }
+  }
 }
 
 TEST(LowLatencyPlan, CombineSharesRowsOut) {

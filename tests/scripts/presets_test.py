@@ -1,0 +1,101 @@
+"""scripts/test with stand-ins for all that it starts: what runs beside what, and what is left when something fails."""
+
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+import unittest
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+
+# Each writes when it begins and ends. Tests of asan and tsan end when the next preset has been built, or is being built.
+NOTE = 'note() { echo "$*" >>"$LOG"; }; seen() { for _ in $(seq 600); do grep -qx "$1" "$LOG" && return; sleep 0.05; done; exit 9; }'
+BUILD = f"""#!/bin/bash
+{NOTE}
+note "build $1"
+[ "$1" != "$HANGS" ] || {{ note "pid $$"; sleep 600; }}
+[ "$1" != "$FAILS" ] || {{ echo "no compiler for $1"; exit 3; }}
+note "nice $(nice) $1"
+note "built $1"
+"""
+CTEST = f"""#!/bin/bash
+{NOTE}
+preset=$2
+note "run $preset"
+case $preset in
+  asan) seen "${{AWAITED:-built tsan}}" ;;
+  tsan) seen "built cuda" ;;
+esac
+mkdir -p build/$preset
+echo '<testsuite><testcase name="one" status="run" time="1"/></testsuite>' >build/$preset/tests.xml
+note "ran $preset"
+"""
+
+
+class ScriptsTest(unittest.TestCase):
+    def setUp(self):
+        self.folder = pathlib.Path(tempfile.mkdtemp())
+        self.addCleanup(shutil.rmtree, self.folder)
+        (self.folder / "scripts").mkdir()
+        (self.folder / "bin").mkdir()
+        for name in ("test", "test_summary.py"):
+            shutil.copy(ROOT / "scripts" / name, self.folder / "scripts")
+        stubs = {"scripts/setup": "#!/bin/sh\n", "scripts/build": BUILD, "bin/ctest": CTEST, "bin/nvidia-smi": "#!/bin/sh\nexit 1\n"}
+        for name, text in stubs.items():
+            path = self.folder / name
+            path.write_text(text)
+            path.chmod(0o755)
+        self.log = self.folder / "log"
+        self.log.touch()
+
+    def start(self, *presets, **variables):
+        environment = dict(os.environ, LOG=str(self.log), PATH=f"{self.folder}/bin:{os.environ['PATH']}", FAILS="", HANGS="")
+        return subprocess.Popen([self.folder / "scripts/test", *presets], env=environment | variables, text=True,
+                                stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+
+    def lines(self):
+        return self.log.read_text().splitlines()
+
+    def test_the_next_preset_is_built_beside_tests_but_not_beside_those_of_host(self):
+        process = self.start("host", "asan", "tsan", "cuda")
+        output, _ = process.communicate(timeout=90)
+        self.assertEqual(process.returncode, 0, output)
+        lines = self.lines()
+        self.assertLess(lines.index("ran host"), lines.index("build asan"))
+        # The tests of asan end only when tsan has been built, those of tsan when cuda has.
+        self.assertEqual([line for line in lines if line.startswith("ran ")], ["ran host", "ran asan", "ran tsan", "ran cuda"])
+        self.assertEqual(len([line for line in lines if line.startswith("build ")]), 4)
+        own = os.nice(0)
+        self.assertIn(f"nice {own} asan", lines)
+        self.assertIn("nice 19 tsan", lines)
+        self.assertIn("nice 19 cuda", lines)
+
+    def test_a_build_beside_tests_that_fails_ends_all_and_is_shown(self):
+        process = self.start("asan", "tsan", "cuda", FAILS="tsan", AWAITED="build tsan")
+        output, _ = process.communicate(timeout=90)
+        self.assertEqual(process.returncode, 3, output)
+        self.assertIn("no compiler for tsan", output)
+        self.assertNotIn("run tsan", self.lines())
+
+    def test_nothing_is_left_of_a_build_beside_tests(self):
+        process = self.start("asan", "tsan", HANGS="tsan", AWAITED="build tsan")
+        until = time.monotonic() + 60
+        builder = None
+        while builder is None or "ran asan" not in self.lines():
+            self.assertLess(time.monotonic(), until)
+            time.sleep(0.05)
+            builder = next((int(line.split()[1]) for line in self.lines() if line.startswith("pid ")), None)
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=60)
+        self.assertEqual(process.returncode, 143)
+        until = time.monotonic() + 60
+        while pathlib.Path(f"/proc/{builder}/cmdline").exists() and pathlib.Path(f"/proc/{builder}/cmdline").read_text():
+            self.assertLess(time.monotonic(), until)
+            time.sleep(0.05)
+
+
+if __name__ == "__main__":
+    unittest.main()

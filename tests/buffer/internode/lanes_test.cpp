@@ -143,9 +143,12 @@ class InternodeLanesTest : public testing::TestWithParam<InternodeLanesOver> {
 };
 
 Shape lanes_shape(int nodes, int width, std::uint64_t seed) {
-  Shape shape{.tokens = equal_tokens(nodes * width, 50), .local_experts = 2, .ranks_per_node = width, .seed = seed};
+  Shape shape{.tokens = equal_tokens(nodes * width, under_thread_sanitizer() ? 20 : 50),
+              .local_experts = 2,
+              .ranks_per_node = width,
+              .seed = seed};
   shape.tokens[seed % shape.tokens.size()] = 0;
-  shape.tokens[(seed + 1) % shape.tokens.size()] = 170;
+  shape.tokens[(seed + 1) % shape.tokens.size()] = under_thread_sanitizer() ? 100 : 170;
   return shape;
 }
 
@@ -177,6 +180,7 @@ void run_lanes(const ClusterOptions& cluster, int lanes, int nodes, int width, s
     for (int i = 0; i < 2; ++i) check_combine(rank, plain, buffer.combine(returned.combine, rank.call()));
     check_dispatch(rank, other, with_handle(cached, first.handle), {.cached = true, .num_worst_tokens = worst});
     check_dispatch(rank, plain, first, {.cached = false, .num_worst_tokens = worst});
+    if (under_thread_sanitizer()) return;  // near_window_test.cpp has it with one lane
     const std::vector<Tensor> hoard = rank.rank() % 2 == 0 ? take_whole_heap(rank, buffer) : std::vector<Tensor>{};
     RoundOptions near;
     near.returned_in_heap = false;
@@ -186,6 +190,7 @@ void run_lanes(const ClusterOptions& cluster, int lanes, int nodes, int width, s
 }
 
 TEST_P(InternodeLanesTest, EverySeedGivesTheSame) {
+  if (under_sanitizer() && GetParam().name != std::string("local_4")) GTEST_SKIP() << "one of them sees as much";
   const std::pair<int, int> grids[] = {{2, 2}, {3, 1}, {2, 1}};
   const auto first = environment_number("DEEP_EP_TEST_FIRST_SCHEDULE", 1);
   const bool slow = under_sanitizer() || GetParam().wire != std::string("local");

@@ -23,7 +23,7 @@
 // deadline from one look to the next. It takes several looks to accuse somebody, and the first of them reads the board.
 // For the same reason a wait ends after a bounded number of looks, however far apart they are.
 //
-// Ranks that mix up their calls wait for each other and all show that they do: after four deadlines in which nobody has
+// Ranks that mix up their calls wait for each other and all show that they do: after eight deadlines in which nobody has
 // been masked, the call ends with a time-out.
 #pragma once
 
@@ -74,7 +74,7 @@ struct Watcher {
   static constexpr std::uint64_t kLooks = 16;      ///< in a deadline
   static constexpr std::uint64_t kQuiet = 8;       ///< this part of a deadline passes before it looks at others
   static constexpr std::uint64_t kLeastLooks = 4;  ///< as many as a deadline takes at least
-  static constexpr std::uint64_t kMostDeadlines = 4;
+  static constexpr std::uint64_t kMostDeadlines = 8;
 
   const LowLatencyParams& common;
   WatchedCall call;

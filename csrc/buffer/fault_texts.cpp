@@ -1,5 +1,6 @@
 #include "csrc/buffer/fault_texts.hpp"
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 
@@ -83,13 +84,21 @@ std::string describe_shape_value(int field, std::uint64_t value) {
 std::string describe_fault(const FaultRecord& fault, int rank, double timeout_s, std::optional<int> lost) {
   switch (fault.kind) {
     case FaultKind::timeout: {
+      const double waited = timeout_s * std::max(fault.field, 1);
+      if (fault.wanted == Wanted::nothing && fault.peer == rank) {
+        return fmt::format(
+            "rank {} waited longer than {} s in a low-latency call though every rank showed that it had sent all: the "
+            "program of another rank has masked this one (low_latency_update_mask), or masks differ. The ranks no "
+            "longer agree: destroy the buffer",
+            rank, waited);
+      }
       const int named = lost.value_or(fault.peer);
       const std::string relay =
           named == fault.peer ? std::string() : fmt::format(", which rank {} waits for, too,", fault.peer);
       return fmt::format(
           "rank {} waited {} s for rank {}{} without seeing {} (signal at {}, expected {}). The ranks no longer agree: "
           "destroy the buffer",
-          rank, timeout_s, named, relay, text_of(fault.wanted), fault.seen, fault.expected);
+          rank, waited, named, relay, text_of(fault.wanted), fault.seen, fault.expected);
     }
     case FaultKind::mismatch:
       if (fault.wanted == Wanted::counts) {
@@ -167,7 +176,7 @@ std::string describe_fault(const FaultRecord& fault, int rank, double timeout_s,
       return rdma::describe_fault(rank, fault) + ". Destroy the buffer";
     case FaultKind::given_up:
       return fmt::format(
-          "rank {} waited {} s for rank {} without seeing {}, and all have masked it: it comes back with "
+          "rank {} waited longer than {} s for rank {} without seeing {}, and all have masked it: it comes back with "
           "low_latency_resume, which all ranks call",
           fault.peer, timeout_s, rank, text_of(fault.wanted));
     case FaultKind::none:
@@ -181,8 +190,10 @@ std::string describe_masking(const FaultRecord& record, int rank, double timeout
     return fmt::format("{}; rank {} is masked now", rdma::describe_fault(rank, record), record.peer);
   }
   if (record.field != 0) {
-    return fmt::format("rank {} waited {} s for rank {} without seeing {}; rank {} masks it, like all that go on",
-                       record.field - 1, timeout_s, record.peer, text_of(record.wanted), rank);
+    return fmt::format(
+        "rank {} waited longer than {} s for rank {} without seeing {}; rank {} masks it, like all that "
+        "go on",
+        record.field - 1, timeout_s, record.peer, text_of(record.wanted), rank);
   }
   // "At most": combine gives a rank that has begun the call half of that.
   return fmt::format(

@@ -1,7 +1,9 @@
 #include "csrc/buffer/options.hpp"
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
+#include <vector>
 
 #include "csrc/bootstrap/agreement.hpp"
 #include "csrc/buffer/internode/lanes.hpp"
@@ -28,6 +30,17 @@ bool may_use_nvlink() {
     log::warn("{} is set: low-latency calls do not use NVLink (DEEP_EP_NVLINK=on: they do)", word.name);
   }
   return false;
+}
+
+/// A rank that is masked must have been late for every rank: the greatest of all, of which 0 (for ever) is greater.
+double longest_timeout(Bootstrap& bootstrap, double mine) {
+  const std::vector<double> all = all_gather_values(bootstrap, mine);
+  const auto [least, greatest] = std::minmax_element(all.begin(), all.end());
+  if (*least == *greatest) return mine;
+  const double longest = *least == 0 ? 0 : *greatest;
+  log::info("buffer: rank {} has a time-out of {} s, but others have from {} to {}: with masking all take {} (0: none)",
+            bootstrap.rank(), mine, *least, *greatest, longest);
+  return longest;
 }
 
 /// The heap's layout follows from these, so they must be equal.
@@ -72,6 +85,7 @@ AgreedOptions agree_on_options(Bootstrap& bootstrap, const BufferOptions& option
     agreed.options.low_latency.allow_nvlink = options.low_latency.allow_nvlink && may_use_nvlink();
   });
   check_same_options(bootstrap, agreed.options);
+  if (options.low_latency.masking) agreed.timeout_s = longest_timeout(bootstrap, agreed.timeout_s);
   if (options.max_local_experts < 1 || options.max_local_experts > 1 << 16) {
     fail<InvalidArgument>("max_local_experts is {}, allowed: 1 to 65536", options.max_local_experts);
   }

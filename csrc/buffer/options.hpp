@@ -13,7 +13,7 @@ constexpr std::size_t kMostOptionBytes = std::size_t{1} << 56;
 
 struct AgreedOptions {
   BufferOptions options;  ///< with what the environment says if the program leaves it open
-  double timeout_s = 0;
+  double timeout_s = 0;   ///< with masking the longest of all ranks'; 0: for ever
 };
 
 /// Collective. Throws on every rank when the options are wrong on one, or differ where they must not.

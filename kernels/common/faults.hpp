@@ -53,7 +53,8 @@ struct FaultRecord {
   Wanted wanted;
   std::int32_t peer;       ///< the rank waited for, or the one that disagrees
   std::int32_t field;      ///< mismatch: which word of the CallShape, or which RowField; of a masked rank: 1 + the rank
-                           ///< that has accused it, or 0: this one has masked it by itself
+                           ///< that has accused it, or 0: this one has masked it by itself; timeout: how many
+                           ///< time-outs it waited, 0 is one
   std::uint64_t expected;  ///< timeout: signal value; mismatch: ours; overflow: rows that came;
                            ///< unknown_expert: the index found, and `field` the token;
                            ///< rdma_failed: index of the work-queue entry, and `field` an RdmaFailure

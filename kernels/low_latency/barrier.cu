@@ -38,6 +38,7 @@ DEEP_EP_DEVICE void barrier_watched_body(const LowLatencyBarrierParams& params, 
   const LowLatencyParams& common = params.common;
   std::uint32_t* ended = &common.state->watch.ended[kLowLatencyKinds];
   if (block_index() != common.working_blocks) {
+    begin_watched(common);
     barrier_body(params, memory);
     return end_watched(ended);
   }
@@ -47,7 +48,15 @@ DEEP_EP_DEVICE void barrier_watched_body(const LowLatencyBarrierParams& params, 
   watch_until_all_ended(common, call, ended, memory);
 }
 
+/// One thread.
+DEEP_EP_DEVICE void unmask_watched_body(const LowLatencyUnmaskParams& params, std::byte* memory) {
+  if (thread_index() != 0) return;
+  const WatchedCall no_call{LowLatencyKind::dispatch, 0, 0, 0};
+  Watcher(params.common, no_call, reinterpret_cast<Watcher::Peer*>(memory), now_ns()).unmask(params.rank);
+}
+
 }  // namespace deep_ep::device::low_latency
 
 DEEP_EP_DEFINE_KERNEL(barrier_low_latency, deep_ep::device::low_latency::barrier_body)
 DEEP_EP_DEFINE_KERNEL(barrier_low_latency_watched, deep_ep::device::low_latency::barrier_watched_body)
+DEEP_EP_DEFINE_KERNEL(unmask_low_latency_watched, deep_ep::device::low_latency::unmask_watched_body)

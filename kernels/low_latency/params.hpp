@@ -52,6 +52,7 @@ struct LowLatencyCounters {
 /// barriers.
 struct LowLatencyWatch {
   std::uint64_t timeout_ns;                   ///< 0: nobody is ever lost
+  std::uint64_t agreed;                       ///< what the board has added to `mask_version`, at least
   std::uint32_t read;                         ///< accusations that this rank has acted upon
   std::uint32_t ended[kLowLatencyKinds + 1];  ///< blocks of this kernel; set back to zero when all have
 };
@@ -262,6 +263,12 @@ struct LowLatencyCombineParams {
 
 struct LowLatencyBarrierParams {
   LowLatencyParams common;
+};
+
+/// Where ranks agree on who is lost.
+struct LowLatencyUnmaskParams {
+  LowLatencyParams common;
+  int rank;  ///< -1: all
 };
 
 }  // namespace deep_ep

@@ -30,6 +30,15 @@ TEST(FaultTexts, ATimeoutNamesWhoWaitedAndForWhom) {
   EXPECT_EQ(text_of(FaultKind::timeout, Wanted::counts), waited + "its token counts (dispatch, notify kernel)" + words);
 }
 
+TEST(FaultTexts, AWaitOfSeveralTimeoutsSaysSo) {
+  EXPECT_EQ(text_of(FaultKind::timeout, Wanted::low_latency_dispatch_rows, 8).find("rank 2 waited 12 s for rank 5"),
+            0u);
+  FaultRecord nobody = record(FaultKind::timeout, Wanted::nothing, 8);
+  nobody.peer = kSelf;
+  EXPECT_EQ(
+      describe_fault(nobody, kSelf, 1.5).find("rank 2 waited longer than 12 s in a low-latency call though every"), 0u);
+}
+
 TEST(FaultTexts, ATimeoutNamesWhomARelayWaitsFor) {
   const FaultRecord fault = record(FaultKind::timeout, Wanted::combine_rows);
   EXPECT_EQ(describe_fault(fault, kSelf, 1.5, 7),
@@ -47,13 +56,14 @@ TEST(FaultTexts, MaskingNamesWhoWaitedAndWhoIsMasked) {
   FaultRecord agreed = masked;
   agreed.field = 1 + 7;
   EXPECT_EQ(describe_masking(agreed, kSelf, 1.5),
-            "rank 7 waited 1.5 s for rank 5 without seeing a row (low-latency combine); rank 2 masks it, like all that "
-            "go on");
+            "rank 7 waited longer than 1.5 s for rank 5 without seeing a row (low-latency combine); rank 2 masks it, "
+            "like all that go on");
 }
 
 TEST(FaultTexts, AMaskedRankIsToldHowItComesBack) {
   EXPECT_EQ(text_of(FaultKind::given_up, Wanted::counts),
-            "rank 5 waited 1.5 s for rank 2 without seeing its token counts (dispatch, notify kernel), and all have "
+            "rank 5 waited longer than 1.5 s for rank 2 without seeing its token counts (dispatch, notify kernel), and "
+            "all have "
             "masked it: it comes back with low_latency_resume, which all ranks call");
 }
 

@@ -1,5 +1,8 @@
 // Options that another layer sets for its users: experts that do not exist, the program's own stream, a look at the
 // memory.
+#include <thread>
+
+#include "csrc/buffer/options.hpp"
 #include "tests/cluster/fixture.hpp"
 #include "tests/memory/fake_executor.hpp"
 
@@ -122,6 +125,28 @@ TEST(BufferHints, SizesThatWouldWrapAreRefused) {
   EXPECT_THROW(Buffer::low_latency_bytes_hint(128, std::int64_t{1} << 62, 8, 256), InvalidArgument);
   EXPECT_THROW(Buffer::low_latency_bytes_hint(128, -7168, 8, 256), InvalidArgument);
   EXPECT_THROW(Buffer::low_latency_bytes_hint(128, 7168, 8, -256), InvalidArgument);
+}
+
+/// Whoever is masked must have been late for every rank.
+TEST(MaskingOptions, AllRanksTakeTheLongestTimeout) {
+  const auto agreed = [](double first, double second, bool masking) {
+    const auto bootstraps = make_thread_bootstraps(2);
+    const auto agree_with = [&](std::size_t rank, double timeout_s) {
+      BufferOptions options;
+      options.timeout_s = timeout_s;
+      options.low_latency.masking = masking;
+      return agree_on_options(*bootstraps[rank], options).timeout_s;
+    };
+    double theirs = -1;
+    std::thread other([&] { theirs = agree_with(1, second); });
+    const double mine = agree_with(0, first);
+    other.join();
+    return std::vector<double>{mine, theirs};
+  };
+  EXPECT_EQ(agreed(3, 70, true), (std::vector<double>{70, 70}));
+  EXPECT_EQ(agreed(70, 3, true), (std::vector<double>{70, 70}));
+  EXPECT_EQ(agreed(5, 5, true), (std::vector<double>{5, 5}));
+  EXPECT_EQ(agreed(3, 70, false), (std::vector<double>{3, 70})) << "without masking each waits as it likes";
 }
 
 /// A program may wrap an executor, or write one, but kernels run on the library's alone.

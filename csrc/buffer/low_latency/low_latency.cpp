@@ -5,6 +5,7 @@
 #include "csrc/bootstrap/agreement.hpp"
 #include "csrc/buffer/low_latency/plan_parts.hpp"
 #include "csrc/support/format.hpp"
+#include "kernels/low_latency/transport/watch.hpp"
 
 namespace deep_ep {
 
@@ -44,7 +45,21 @@ LowLatency::LowLatency(Runtime& runtime) : runtime_(runtime) {
     common.masked = masks_->records();
   }
   if (links_) links_->add_to(common);
-  if (setup_.watched()) common.wait.timeout_ns = 0;  // whoever watches ends waits
+  if (setup_.watched()) {
+    constexpr std::uint64_t kDeadlines = device::low_latency::Watcher::kWaitDeadlines;
+    std::uint64_t& timeout = common.wait.timeout_ns;  // whoever watches ends waits before that
+    timeout = std::min(timeout, ~std::uint64_t{0} / kDeadlines) * kDeadlines;
+    masks_->agree_by([this](int rank, StreamHandle stream) { unmask(rank, stream); });
+  }
+}
+
+void LowLatency::unmask(int rank, StreamHandle stream) {
+  runtime_.faults().raise();  // a rank that has been told that it is masked cannot undo that
+  CallScope scope(runtime_.calls(), {.stream = stream});
+  const LowLatencyUnmaskParams params{.common = setup_.common, .rank = rank};
+  runtime_.executor()->kernels().unmask_low_latency_watched(params, LaunchShape{1, 32, watching_bytes(setup_)},
+                                                            scope.stream());
+  scope.finish();
 }
 
 TensorView LowLatency::memory() {
@@ -128,6 +143,7 @@ LowLatencyCounts LowLatency::count_together() {
     state.counters[kind].sent.calls = state.counters[kind].received.calls = counts.calls[kind];
   }
   state.watch.read = 0;
+  state.watch.agreed = state.mask_version;
   executor.copy(state_.get(), &state, sizeof state, runtime_.comm_stream());
   executor.synchronize(runtime_.comm_stream());
   return counts;

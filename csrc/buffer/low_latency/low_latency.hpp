@@ -57,6 +57,8 @@ class LowLatency {
                      Kept kept, std::function<void()>& hook);
   HookQueue& queue(LowLatencyKind kind) const { return *queues_[static_cast<std::size_t>(kind)]; }
   LowLatencyCounts count_together();
+  /// Where ranks agree on who is lost. -1: all.
+  void unmask(int rank, StreamHandle stream);
 
   Runtime& runtime_;
   std::shared_ptr<LowLatencyState> state_;  ///< device memory

@@ -23,14 +23,20 @@ std::size_t watching_bytes(const LowLatencySetup& setup) {
   return setup.watched() ? static_cast<std::size_t>(int{setup.common.num_ranks}) * sizeof(Watcher::Peer) : 0;
 }
 
-void check_resident(int posters, const LowLatencySetup& setup) {
+void check_resident(int others, const LowLatencySetup& setup) {
   const int room = setup.policy.multiprocessors;
-  if (!setup.on_gpu() || posters < room) return;
+  if (!setup.on_gpu() || others < room) return;
+  if (setup.watched()) {
+    fail<InvalidArgument>(
+        "a low-latency call of a buffer with masking needs {} blocks side by side, of which one watches the other "
+        "ranks, but this process has {} multiprocessors of the GPU: raise CUDA_MPS_ACTIVE_THREAD_PERCENTAGE",
+        others + 1, room);
+  }
   fail<InvalidArgument>(
       "a low-latency call to {} ranks by RDMA needs {} blocks side by side, but this process has {} multiprocessors of "
       "the "
       "GPU: raise CUDA_MPS_ACTIVE_THREAD_PERCENTAGE, or config.warps_per_block",
-      setup.common.num_far, posters + 1, room);
+      setup.common.num_far, others + 1, room);
 }
 
 int choose_rails(bool hook, int max_tokens, int num_topk, std::size_t row_bytes, std::size_t rail_row_bytes,

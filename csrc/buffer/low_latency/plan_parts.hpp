@@ -18,15 +18,15 @@ inline int poster_blocks(const LowLatencySetup& setup, int warps) {
 inline int watching_blocks(const LowLatencySetup& setup) { return setup.watched() ? 1 : 0; }
 std::size_t watching_bytes(const LowLatencySetup& setup);
 
-/// InvalidArgument where the blocks that post, and one more, cannot run side by side: on a GPU they wait for each
-/// other.
-void check_resident(int posters, const LowLatencySetup& setup);
+/// InvalidArgument where the blocks that post, or watch, and one more, cannot run side by side: on a GPU they wait for
+/// each other.
+void check_resident(int others, const LowLatencySetup& setup);
 
 /// Blocks for everything else: no more in all than there are SMs, or than the caller allows.
-inline int most_working_blocks(const Config& config, const LowLatencySetup& setup, int posters) {
-  check_resident(posters, setup);
+inline int most_working_blocks(const Config& config, const LowLatencySetup& setup, int others) {
+  check_resident(others, setup);
   const int all = setup.policy.multiprocessors;
-  return std::max(1, (config.num_sms != 0 ? std::min(config.num_sms, all) : all) - posters);
+  return std::max(1, (config.num_sms != 0 ? std::min(config.num_sms, all) : all) - others);
 }
 
 /// Of a block. `most_threads`: as many as have registers enough.

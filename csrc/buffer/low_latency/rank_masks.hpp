@@ -1,8 +1,10 @@
-// Which ranks low-latency calls leave out, in this rank's opinion: kernels mask ranks that are late, and the program
-// may mask and unmask.
+// Which ranks low-latency calls leave out, in this rank's opinion, or as all agree: kernels mask ranks that are late,
+// and the program may mask and unmask.
 #pragma once
 
+#include <functional>
 #include <memory>
+#include <utility>
 
 #include "csrc/buffer/runtime.hpp"
 #include "kernels/low_latency/params.hpp"
@@ -13,6 +15,9 @@ class RankMasks {
  public:
   /// `state`: where 0 and 1 are copied from. It outlives the masks.
   RankMasks(Runtime& runtime, const LowLatencyState* state);
+
+  /// Ranks agree on who is lost: `unmask` enqueues how a rank, or all (-1), are unmasked.
+  void agree_by(std::function<void(int rank, StreamHandle stream)> unmask) { unmask_ = std::move(unmask); }
 
   /// For kernels: LowLatencyParams::mask and ::masked.
   std::int32_t* mask() const { return mask_.get(); }
@@ -33,8 +38,9 @@ class RankMasks {
 
   Runtime& runtime_;
   const LowLatencyState* state_;
-  std::shared_ptr<std::int32_t> mask_;    ///< device memory, [num_ranks]
-  std::shared_ptr<FaultRecord> records_;  ///< pinned, [num_ranks]
+  std::function<void(int, StreamHandle)> unmask_;  ///< empty: masks are each rank's own
+  std::shared_ptr<std::int32_t> mask_;             ///< device memory, [num_ranks]
+  std::shared_ptr<FaultRecord> records_;           ///< pinned, [num_ranks]
 };
 
 }  // namespace deep_ep

@@ -1,10 +1,9 @@
 // Who is lost? Where ranks are masked and all of them are near, they come to one answer. Kernels of their own
-// (*_watched) do the work of the usual ones, whose waits have no deadline then: they end when a rank is masked, or the
-// call is over. One more block, the last of the grid, of which one thread works, decides about that. In its heap
-// a rank shows the others
+// (*_watched) do the work of the usual ones, whose waits end when a rank is masked, or the call is over. One more
+// block, the last of the grid, of which one thread works, decides about that. In its heap a rank shows the others
 //
-//   - a beat, which changes as long as a call of it runs: when the kernel begins, then 16 times in a deadline. It waits
-//     itself then, or works; somebody else is at fault;
+//   - a beat, which changes as long as a call of it runs: when its first block begins, then 16 times in a deadline. It
+//     waits itself then, or works; somebody else is at fault;
 //   - for each kind of calls the last one whose send part has ended: it owes nobody anything of that call.
 //
 // Nobody looks at that before a call has taken an eighth of the deadline. Then the watcher of a rank, at each look,
@@ -23,8 +22,12 @@
 // deadline from one look to the next. It takes several looks to accuse somebody, and the first of them reads the board.
 // For the same reason a wait ends after a bounded number of looks, however far apart they are.
 //
-// Ranks that mix up their calls wait for each other and all show that they do: after eight deadlines in which nobody has
-// been masked, the call ends with a time-out.
+// Ranks that mix up their calls wait for each other and all show that they do: after eight deadlines in which nobody
+// has been masked, the call ends with a time-out.
+//
+// The block that watches may get no multiprocessor before the others have ended. So their waits have a deadline after
+// all, three times as long as that. Whom they mask then has been agreed with nobody: the watcher finds it when it comes
+// at last, and the call ends with a time-out.
 #pragma once
 
 #include "kernels/low_latency/transport/masks.hpp"
@@ -75,6 +78,7 @@ struct Watcher {
   static constexpr std::uint64_t kQuiet = 8;       ///< this part of a deadline passes before it looks at others
   static constexpr std::uint64_t kLeastLooks = 4;  ///< as many as a deadline takes at least
   static constexpr std::uint64_t kMostDeadlines = 8;
+  static constexpr std::uint64_t kWaitDeadlines = 3 * kMostDeadlines;  ///< of a wait where nobody watches
 
   const LowLatencyParams& common;
   WatchedCall call;
@@ -83,11 +87,14 @@ struct Watcher {
   std::uint64_t waited = 0;   ///< nanoseconds, each look's as far as they count
   std::uint64_t changed = 0;  ///< when a rank was masked last, in `waited`
 
-  /// Shows the first beat.
   DEEP_EP_DEVICE Watcher(const LowLatencyParams& params, const WatchedCall& watched, Peer* of_peers, std::uint64_t now)
       : common(params), call(watched), peers(of_peers), looked(now) {
     for (int peer = 0; peer < common.num_ranks; ++peer) peers[peer] = {~std::uint64_t{0}, 0};
-    show_beat();
+  }
+
+  /// Two kernels of a rank may run at once.
+  DEEP_EP_DEVICE static void show_beat(const LowLatencyParams& common) {
+    add_relaxed<Scope::system>(&common.window.signs().in(common.local)->beat, std::uint64_t{1});
   }
 
   DEEP_EP_DEVICE void look(std::uint64_t now) {
@@ -96,7 +103,7 @@ struct Watcher {
     if (timeout == 0 || passed < timeout / kLooks) return;
     looked = now;
     waited += passed < timeout / kLeastLooks ? passed : timeout / kLeastLooks;
-    show_beat();
+    show_beat(common);
     if (waited < timeout / kQuiet) return;
     read_board();
     int owing = -1;
@@ -116,7 +123,40 @@ struct Watcher {
     }
     if (waited - changed > kMostDeadlines * timeout && !aborted(common.wait)) {
       const Awaited owed = owing >= 0 ? owed_by(owing) : Awaited{common.rank, Wanted::nothing, 0};
-      end_by_timeout(owed);
+      end_by_timeout(owed, kMostDeadlines);
+    }
+  }
+
+  /// When all other blocks have ended: has a wait of theirs run into its own deadline?
+  DEEP_EP_DEVICE void finish() {
+    if (load_acquire<Scope::gpu>(&common.state->mask_version) <= load_relaxed<Scope::gpu>(&watch().agreed)) return;
+    read_board();
+#pragma unroll 1
+    for (int peer = 0; peer < common.num_ranks && !aborted(common.wait); ++peer) {
+      const FaultRecord& why = common.masked[peer];
+      if (load_acquire<Scope::system>(&why.written) == 0 || why.field != 0) continue;
+      end_by_timeout({peer, why.wanted, why.expected}, kWaitDeadlines);
+    }
+  }
+
+  /// Unmasks a rank, or all (-1). What has been said against it so far is never acted upon; what others are accused of
+  /// is, if one rank alone is unmasked.
+  DEEP_EP_DEVICE void unmask(int rank) {
+    std::uint32_t index = load_relaxed<Scope::gpu>(&watch().read);
+#pragma unroll 1
+    for (; index < kMostAccusations; ++index) {
+      const std::uint64_t word = load_acquire<Scope::system>(entry(index));
+      if (word == 0) break;
+      const Accusation found = Accusation::unpack(word);
+      if (rank < 0 || found.accused == rank) {
+        count_read(index);
+      } else if (!act_upon(index, found)) {
+        break;
+      }
+    }
+#pragma unroll 1
+    for (int peer = 0; peer < common.num_ranks; ++peer) {
+      if (rank < 0 || peer == rank) store_relaxed<Scope::gpu>(common.mask + peer, 0);
     }
   }
 
@@ -125,8 +165,6 @@ struct Watcher {
   DEEP_EP_DEVICE LowLatencySigns& signs_of(int rank) const {
     return *common.window.signs().in(rank == common.rank ? common.local : common.heaps[rank]);
   }
-  /// Two kernels of a rank may run at once.
-  DEEP_EP_DEVICE void show_beat() const { add_relaxed<Scope::system>(&signs_of(common.rank).beat, std::uint64_t{1}); }
   DEEP_EP_DEVICE std::uint64_t* entry(std::uint32_t index) const {
     return common.window.accusation(index).in(common.rank == 0 ? common.local : common.heaps[0]);
   }
@@ -147,8 +185,14 @@ struct Watcher {
     return {peer, Wanted::nothing, 0};
   }
 
-  DEEP_EP_DEVICE void end_by_timeout(const Awaited& owed) const {
-    report_fault(common.wait, FaultKind::timeout, owed.wanted, owed.peer, 0, owed.expected, 0);
+  DEEP_EP_DEVICE void end_by_timeout(const Awaited& owed, std::uint64_t deadlines) const {
+    report_fault(common.wait, FaultKind::timeout, owed.wanted, owed.peer, static_cast<int>(deadlines), owed.expected,
+                 0);
+  }
+
+  DEEP_EP_DEVICE void count_read(std::uint32_t index) const {
+    std::uint32_t& read = watch().read;
+    if (load_relaxed<Scope::gpu>(&read) <= index) store_relaxed<Scope::gpu>(&read, index + 1);
   }
 
   /// False: this rank is accused.
@@ -158,11 +202,11 @@ struct Watcher {
       return false;
     }
     if (!masked(common, found.accused)) {
+      add_relaxed<Scope::gpu>(&watch().agreed, std::uint64_t{2});
       MaskOrEnd{common}.mask_rank({found.accused, found.wanted, 0}, 0, 1 + found.accuser);
       changed = waited;
     }
-    std::uint32_t& read = watch().read;
-    if (load_relaxed<Scope::gpu>(&read) <= index) store_relaxed<Scope::gpu>(&read, index + 1);
+    count_read(index);
     return true;
   }
 
@@ -182,7 +226,7 @@ struct Watcher {
       const Accusation found = before == 0 ? mine : Accusation::unpack(before);
       if (!act_upon(index, found) || found.accused == owed.peer) return;
     }
-    end_by_timeout(owed);  // the board is full: programs have cleared masks again and again
+    end_by_timeout(owed, 1);  // the board is full: programs have cleared masks again and again
   }
 };
 
@@ -196,7 +240,14 @@ DEEP_EP_DEVICE void watch_until_all_ended(const LowLatencyParams& common, const 
                watcher.look(now_ns());
                return false;
              });
+  watcher.finish();
   store_relaxed<Scope::gpu>(ended, std::uint32_t{0});
+}
+
+/// By all threads of every other block, when it begins. The first one shows that the rank has come: the block that
+/// watches may have to wait for a multiprocessor.
+DEEP_EP_DEVICE void begin_watched(const LowLatencyParams& common) {
+  if (block_index() == 0 && thread_index() == 0) Watcher::show_beat(common);
 }
 
 /// By all threads of every other block, at its end.
@@ -211,6 +262,7 @@ DEEP_EP_DEVICE void run_watched(const Params& params, std::byte* memory, Body bo
   const LowLatencyParams& common = params.common;
   std::uint32_t* ended = &common.state->watch.ended[static_cast<int>(kKind)];
   if (block_index() != common.working_blocks) {
+    begin_watched(common);
     body(params, memory);
     return end_watched(ended);
   }

@@ -8,6 +8,7 @@
 #include "csrc/buffer/heap_layout.hpp"
 #include "kernels/low_latency/params.hpp"
 #include "kernels/low_latency/transport/masks.hpp"
+#include "kernels/low_latency/transport/watch.hpp"
 #include "tests/cluster/fixture.hpp"
 #include "tests/cluster/low_latency_combine_case.hpp"
 
@@ -138,6 +139,30 @@ TEST_F(LowLatencyWindowTest, WhatHasBeenSentIsShown) {
       require_shown(call, call);
       result.hook();
       require_shown(call, call);
+    }
+    buffer.check();
+    buffer.destroy();
+  });
+}
+
+/// Ranks used to be masked anew, or told to give up, by what was on the board before they were unmasked.
+TEST_F(LowLatencyWindowTest, ClearedMasksStayClear) {
+  const LowLatencyCase one = make_low_latency_case({.tokens = {2, 3}, .max_tokens = 6, .hidden = 256, .topk = 2});
+  on_two_ranks([&](Rank& rank, Buffer& buffer) {
+    if (rank.rank() == 0) {
+      const device::low_latency::Accusation said{0, 1, Wanted::low_latency_dispatch_rows};
+      *window().accusation(0).in(heap_of(buffer)) = said.packed();
+    }
+    rank.bootstrap()->barrier();
+    if (rank.rank() == 0) buffer.low_latency_clear_mask(rank.call().stream);
+    if (rank.rank() == 1) buffer.low_latency_update_mask(1, false, rank.call().stream);
+    rank.executor()->synchronize(rank.stream());
+    rank.bootstrap()->barrier();
+    // So late that the other one reads the board meanwhile.
+    const auto late = std::chrono::duration<double>(short_deadline() / 4);
+    for (int call = 0; call < 2; ++call) {
+      if (rank.rank() == call) std::this_thread::sleep_for(late);
+      check_low_latency_dispatch(rank, one, buffer.low_latency_dispatch(upload_arguments(rank, one), rank.call()));
     }
     buffer.check();
     buffer.destroy();

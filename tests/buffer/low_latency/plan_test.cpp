@@ -256,6 +256,17 @@ TEST(LowLatencyPlan, NoMoreBlocksThanTheContextRuns) {
         << text;
     EXPECT_NE(text.find("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"), std::string::npos) << text;
   }
+  LowLatencySetup watched = low_latency_setup();
+  std::int32_t mask = 0;
+  watched.common.mask = &mask;
+  watched.policy.multiprocessors = 1;
+  try {
+    plan_dispatch(dispatch_of(100, watched), watched);
+    FAIL() << "a block that watches and one that works do not fit";
+  } catch (const InvalidArgument& error) {
+    const std::string text = error.what();
+    EXPECT_NE(text.find("masking needs 2 blocks side by side, of which one watches"), std::string::npos) << text;
+  }
 }
 
 }  // namespace

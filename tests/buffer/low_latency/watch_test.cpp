@@ -18,6 +18,7 @@ constexpr std::uint64_t kDeadline = 16'000;
 constexpr std::uint64_t kLook = kDeadline / 16;
 using WatchedMasks = std::array<std::int32_t, kWatched>;
 using device::low_latency::Accusation;
+using device::low_latency::MaskOrEnd;
 using device::low_latency::WatchedCall;
 using device::low_latency::Watcher;
 
@@ -42,6 +43,7 @@ struct WatchedRank {
   std::uint64_t& entry(std::uint32_t index) { return *params.window.accusation(index).in(params.local); }
   void begin(const WatchedCall& call, std::uint64_t now) {
     watcher.clear();
+    Watcher::show_beat(params);  // by the first of the other blocks
     watcher.emplace_back(params, call, peers.data(), now);
   }
   void end() { watcher.clear(); }
@@ -268,6 +270,89 @@ TEST(LowLatencyWatch, WhomTheProgramUnmasksIsNotMaskedAgainByOldNews) {
   EXPECT_EQ(Accusation::unpack(node[0].entry(1)).accused, 3);
 }
 
+TEST(LowLatencyWatch, WhatIsSaidBeforeTheProgramUnmasksIsNeverActedUpon) {
+  for (const int unmasked : {-1, 1, 3}) {
+    WatchedNode node;
+    node[0].entry(0) = Accusation{0, 3, Wanted::low_latency_dispatch_rows}.packed();
+    node[0].entry(1) = Accusation{0, 1, Wanted::low_latency_dispatch_rows}.packed();
+    node[2].mask = {1, 1, 1, 1};
+    node[2].begin(dispatch_call(1), node.now);
+    node[2].watcher.front().unmask(unmasked);
+    const WatchedMasks after = unmasked < 0    ? WatchedMasks{}
+                               : unmasked == 1 ? WatchedMasks{1, 0, 1, 1}
+                                               : WatchedMasks{1, 1, 1, 0};
+    EXPECT_EQ(node[2].mask, after);
+    for (const int peer : {0, 1, 3}) node[peer].signs().sent[0] = 1;
+    node.pass(kDeadline);
+    EXPECT_EQ(node[2].mask, after) << "it had not read that";
+    EXPECT_EQ(node[2].state.watch.read, 2u);
+
+    // The one that was accused itself: it goes on if it clears all masks, like the others.
+    node[1].begin(dispatch_call(1), node.now);
+    node[1].watcher.front().unmask(unmasked);
+    node[2].signs().sent[0] = 1;
+    node.pass(kDeadline);
+    EXPECT_EQ(node[1].given_up(), unmasked == 3);
+    EXPECT_EQ(node[1].mask[3], unmasked == 1 ? 1 : 0);
+  }
+}
+
+TEST(LowLatencyWatch, UnmaskingOneRankTakesNoteOfTheOthers) {
+  WatchedNode node;
+  node[0].entry(0) = Accusation{0, 3, Wanted::low_latency_dispatch_rows}.packed();
+  node[0].entry(1) = Accusation{0, 1, Wanted::low_latency_dispatch_rows}.packed();
+  node[2].begin(dispatch_call(1), node.now);
+  node[2].watcher.front().unmask(1);
+  EXPECT_EQ(node[2].mask, (WatchedMasks{0, 0, 0, 1}));
+}
+
+TEST(LowLatencyWatch, AWaitThatNobodyWatchedEndsTheCall) {
+  for (const bool accused : {false, true}) {
+    WatchedNode node;
+    if (accused) node[0].entry(0) = Accusation{2, 1, Wanted::low_latency_dispatch_rows}.packed();
+    MaskOrEnd{node[1].params}.blame({3, Wanted::low_latency_dispatch_rows, 1}, 0);
+    node[1].begin(dispatch_call(1), node.now);
+    node[1].watcher.front().finish();
+    EXPECT_EQ(node[1].given_up(), accused);
+    EXPECT_EQ(node[0].entry(accused ? 1 : 0), 0u) << "nobody is accused";
+    EXPECT_EQ(node[1].state.abort, 1u);
+    if (accused) continue;
+    EXPECT_EQ(node[1].faults[0].kind, FaultKind::timeout);
+    EXPECT_EQ(node[1].faults[0].peer, 3);
+    EXPECT_EQ(node[1].faults[0].field, 24) << "deadlines, more than a watcher allows";
+  }
+  WatchedNode node;
+  node[0].entry(0) = Accusation{2, 3, Wanted::low_latency_dispatch_rows}.packed();
+  node[1].begin(dispatch_call(1), node.now);
+  node.pass(kDeadline);
+  EXPECT_EQ(node[1].mask, (WatchedMasks{0, 0, 0, 1}));
+  node[1].watcher.front().finish();
+  EXPECT_EQ(node[1].faults[0].kind, FaultKind::none) << "what the board says is agreed";
+}
+
+TEST(LowLatencyWatch, WithoutADeadlineNobodyIsLost) {
+  WatchedNode node;
+  node[0].state.watch.timeout_ns = 0;
+  node[0].entry(0) = Accusation{2, 3, Wanted::low_latency_dispatch_rows}.packed();
+  node[0].begin(dispatch_call(1), node.now);
+  node.pass(100 * kDeadline);
+  EXPECT_EQ(node[0].mask, WatchedMasks{});
+  EXPECT_EQ(node[0].faults[0].kind, FaultKind::none);
+}
+
+TEST(LowLatencyWatch, WhoWaitsThoughAllHaveSentIsMaskedByHand) {
+  WatchedNode node;
+  for (const int peer : {0, 2, 3}) node[peer].signs().sent[0] = 1;
+  node[1].begin(dispatch_call(1), node.now);
+  node.pass(Watcher::kMostDeadlines * kDeadline);
+  EXPECT_EQ(node[1].faults[0].kind, FaultKind::none);
+  node.pass(kDeadline / 8);
+  EXPECT_EQ(node[1].faults[0].kind, FaultKind::timeout);
+  EXPECT_EQ(node[1].faults[0].peer, 1) << "it can name nobody else";
+  EXPECT_EQ(node[1].faults[0].wanted, Wanted::nothing);
+  EXPECT_EQ(node[1].faults[0].field, 8) << "deadlines";
+}
+
 TEST(LowLatencyWatch, AFullBoardEndsTheCall) {
   WatchedNode node;
   node[1].state.watch.read = kMostAccusations;
@@ -287,6 +372,7 @@ TEST(LowLatencyWatch, RanksThatMixUpTheirCallsDoNotWaitForEver) {
   node.pass(kDeadline / 8);
   EXPECT_EQ(node[1].faults[0].kind, FaultKind::timeout);
   EXPECT_EQ(node[1].faults[0].peer, 2);
+  EXPECT_EQ(node[1].faults[0].field, 8) << "deadlines";
   EXPECT_EQ(node[1].mask, WatchedMasks{});
 }
 

@@ -34,13 +34,17 @@ if(DEEP_EP_SANITIZER STREQUAL "address")
   set(DEEP_EP_SANITIZER_FLAGS -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer)
   if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
     # The same checks as calls, not inline: a third less to compile, for programs, which are no hot code.
-    set(DEEP_EP_SANITIZER_PROGRAM_FLAGS --param=asan-instrumentation-with-call-threshold=0)
+    set(DEEP_EP_PROGRAM_FLAGS --param=asan-instrumentation-with-call-threshold=0)
   endif()
 elseif(DEEP_EP_SANITIZER STREQUAL "thread")
   # -Wno-tsan: GCC warns that fences are not modelled; the host executor announces what they order itself.
   set(DEEP_EP_SANITIZER_FLAGS -fsanitize=thread -fno-omit-frame-pointer)
 elseif(NOT DEEP_EP_SANITIZER STREQUAL "")
   message(FATAL_ERROR "DEEP_EP_SANITIZER is '${DEEP_EP_SANITIZER}'; allowed: empty, 'address', 'thread'")
+endif()
+if(DEEP_EP_SANITIZER OR DEEP_EP_UNITY_PROGRAMS)
+  # Builds for tests, which compile programs for longer than they run them.
+  list(APPEND DEEP_EP_PROGRAM_FLAGS $<$<CONFIG:RelWithDebInfo>:-O1>)
 endif()
 if(DEEP_EP_SANITIZER AND DEEP_EP_CUDA)
   message(FATAL_ERROR "DEEP_EP_SANITIZER is for CPU builds; on GPUs use compute-sanitizer (scripts/gpu_check sanitize)")

@@ -24,7 +24,7 @@ endfunction()
 # A program of the project: the library with its internals, and the bootstraps that were built.
 function(deep_ep_configure_program target)
   deep_ep_configure(${target})
-  target_compile_options(${target} PRIVATE ${DEEP_EP_SANITIZER_PROGRAM_FLAGS})
+  target_compile_options(${target} PRIVATE ${DEEP_EP_PROGRAM_FLAGS})
   target_link_libraries(${target} PRIVATE deep_ep ${DEEP_EP_LIBRARIES})
   foreach(bootstrap deep_ep_mpi deep_ep_nccl)
     if(TARGET ${bootstrap})

@@ -27,6 +27,7 @@
   KERNEL(combine_low_latency_logfmt,      deep_ep::LowLatencyCombineParams,   384)      \
   KERNEL(combine_low_latency_rdma,        deep_ep::LowLatencyCombineParams,   384)      \
   KERNEL(combine_low_latency_logfmt_rdma, deep_ep::LowLatencyCombineParams,   384)      \
+  KERNEL(combine_low_latency_unreduced,   deep_ep::LowLatencyCombineParams,   512)      \
   KERNEL(barrier_low_latency,             deep_ep::LowLatencyBarrierParams,   128)      \
   KERNEL(dispatch_low_latency_watched,    deep_ep::LowLatencyDispatchParams,  512)      \
   KERNEL(combine_low_latency_watched,     deep_ep::LowLatencyCombineParams,   512)      \

@@ -193,21 +193,22 @@ class RowSum {
 /// The rows that `rank` adds up for the owner's token: of those of its experts that are selected still.
 std::vector<WeightedRow> rows_of_rank(const LowLatencyDispatched& dispatched,
                                       std::span<const LowLatencyCombineInput> inputs, const Masks& masks, int owner,
-                                      std::int64_t token, int rank) {
+                                      std::int64_t token, std::optional<int> rank) {
   const LowLatencyShape& shape = dispatched.shape;
   std::vector<WeightedRow> rows;
-  if (masked(masks, shape.ranks, owner, rank)) return rows;
   const auto o = static_cast<std::size_t>(owner);
   const Selection& selection = inputs[o].selection;
   const int topk = selection.topk;
   for (int k = 0; k < topk; ++k) {
     const std::int64_t expert = selection.idx[at(token, topk, k)];
-    if (expert < 0 || expert >= shape.experts || expert / shape.local_experts() != rank) continue;
+    if (expert < 0 || expert >= shape.experts) continue;
+    const auto from_rank = static_cast<int>(expert / shape.local_experts());
+    if ((rank && from_rank != *rank) || masked(masks, shape.ranks, owner, from_rank)) continue;
     const int from = matching(dispatched.selection[o], token, topk, k, expert);
     const std::int64_t row = from < 0 ? -1 : dispatched.selection_row[o][at(token, topk, from)];
     if (row < 0 || (dispatched.rank_major && !rows.empty())) continue;  // rank-major: one row for all of them
     const bool weighted = !dispatched.rank_major && !selection.weights.empty();
-    rows.push_back({row_of(inputs[static_cast<std::size_t>(rank)].x, row, shape.hidden),
+    rows.push_back({row_of(inputs[static_cast<std::size_t>(from_rank)].x, row, shape.hidden),
                     weighted ? selection.weights[at(token, topk, k)] : 1.0f});
   }
   return rows;
@@ -319,6 +320,10 @@ std::vector<LowLatencyCombined> low_latency_combine(const LowLatencyDispatched& 
     for (std::int64_t t = 0; t < inputs[o].selection.tokens; ++t) {
       for (int rank = 0; rank < shape.ranks; ++rank) {
         rows[static_cast<std::size_t>(rank)] = rows_of_rank(dispatched, inputs, options.masks, owner, t, rank);
+      }
+      if (options.unreduced && !dispatched.rank_major) {  // all at the owner, as if they were its own
+        for (auto& of_rank : rows) of_rank.clear();
+        rows[o] = rows_of_rank(dispatched, inputs, options.masks, owner, t, std::nullopt);
       }
       const LowLatencyCombined one = low_latency_combine_token(owner, rows, shape.hidden, options);
       results[o].x.insert(results[o].x.end(), one.x.begin(), one.x.end());

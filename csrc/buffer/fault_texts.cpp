@@ -103,17 +103,20 @@ std::string describe_fault(const FaultRecord& fault, int rank, double timeout_s,
                                    static_cast<std::uint32_t>(fault.seen), fault.peer);
       }
       if (fault.wanted == Wanted::low_latency_combine_selection && fault.field != 0) {
+        // Found out by the expert's rank (1), or by the rank that selects it (2).
+        const int selects = fault.field == 1 ? fault.peer : rank;
+        const int expert_of = fault.field == 1 ? rank : fault.peer;
         return fmt::format(
             "low_latency_combine: topk_idx of rank {} selects expert {} (rank {}) for token {}, but the dispatch "
             "brought "
             "no row of the token for this expert. The ranks no longer agree: destroy the buffer",
-            fault.peer, fault.expected, rank, fault.seen);
+            selects, fault.expected, expert_of, fault.seen);
       }
       if (fault.wanted == Wanted::low_latency_combine_selection) {
         return fmt::format(
             "low_latency_combine: ranks {} and {} differ in the dispatch that their handles are of, in its layout, "
-            "max_tokens, hidden, top-k, num_experts, use_logfmt or, between nodes, in return_recv_hook; they must be "
-            "equal on all ranks. The ranks no longer agree: destroy the buffer",
+            "max_tokens, hidden, top-k, num_experts, use_logfmt or return_recv_hook; they must be equal on all ranks. "
+            "The ranks no longer agree: destroy the buffer",
             rank, fault.peer);
       }
       if (fault.wanted == Wanted::low_latency_combine_rows) {

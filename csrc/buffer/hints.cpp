@@ -55,12 +55,19 @@ std::size_t Buffer::low_latency_bytes_hint(int max_tokens, std::int64_t hidden, 
   const std::size_t row_bytes = std::max(row.bytes(), combine.bytes());
   const std::size_t rows_of_source = static_cast<std::size_t>(max_tokens) * row_bytes;
   const int local_experts = std::max(BufferOptions{}.max_local_experts, num_experts / num_ranks);
+  // Calls with hooks keep a combine's rows of all sources together, one for each selection: room for so many.
+  constexpr std::size_t kSelections = 8;
+  const std::size_t unreduced = static_cast<std::size_t>(max_tokens) * kSelections *
+                                device::low_latency::CombineWire{static_cast<int>(hidden), false}.bytes();
   // Signals take an eighth and a little more; they grow with the whole.
   constexpr std::size_t kStep = std::size_t{1} << 20;
-  const std::size_t least = std::max(LowLatencyWindow::kBytesPerSlot, std::size_t{4} * row_bytes) *
-                            static_cast<std::size_t>(num_ranks) * static_cast<std::size_t>(max_tokens);
+  const auto ranks = static_cast<std::size_t>(num_ranks);
+  const std::size_t least = std::max(std::max(LowLatencyWindow::kBytesPerSlot, std::size_t{4} * row_bytes) * ranks *
+                                         static_cast<std::size_t>(max_tokens),
+                                     std::size_t{4} * unreduced);
   std::size_t bytes = (least + kStep - 1) / kStep * kStep;
-  while (LowLatencyWindow::make(0, bytes, num_ranks, local_experts).source_bytes < rows_of_source) bytes += kStep;
+  const auto room = [&] { return LowLatencyWindow::make(0, bytes, num_ranks, local_experts).source_bytes; };
+  while (room() < rows_of_source || room() * ranks < unreduced) bytes += kStep;
   return bytes;
 }
 

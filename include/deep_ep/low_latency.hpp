@@ -114,14 +114,14 @@ struct LowLatencyCombineArguments {
   bool use_logfmt = false;  ///< rows travel in LogFMT, 10 bits a value, where their range allows: smaller, less exact
   std::optional<TensorView> out;  ///< [T, H] bfloat16, from a multiple of 16 bytes on: written instead of new memory
   std::optional<TensorView> wait_recv_cost_stats;  ///< [R] int64, as for dispatch
-  bool return_recv_hook = false;                   ///< as for dispatch; combines are counted separately
+  bool return_recv_hook = false;  ///< as for dispatch; combines are counted separately. Equal on all ranks of a node
   Config config;
 };
 
 struct LowLatencyCombineResult {
   /// [T, H] bfloat16; with `out`, a tensor over that memory, which stays the caller's. Each rank sums its experts' rows
   /// in fp32, selections ascending, and rounds; the owner sums the ranks' parts in fp32, ranks ascending, and rounds
-  /// again. Bitwise reproducible.
+  /// again (with hooks it may sum and round once: docs/low-latency.md). Bitwise reproducible.
   Tensor combined_x;
   EventHandle event;           ///< set with async_finish
   std::function<void()> hook;  ///< set with return_recv_hook

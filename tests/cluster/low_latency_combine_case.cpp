@@ -32,6 +32,12 @@ std::vector<oracle::LowLatencyCombined> LowLatencyCombineCase::expected() const 
   return oracle::low_latency_combine(dispatched, inputs, how);
 }
 
+std::vector<oracle::LowLatencyCombined> LowLatencyCombineCase::expected_with_hooks(Topology topology) const {
+  LowLatencyCombineCase hooked = *this;
+  hooked.options.unreduced = topology == Topology::one_node && !options.logfmt;
+  return hooked.expected();
+}
+
 LowLatencyCombineCase make_low_latency_combine_case(const LowLatencyCaseShape& shape, std::int64_t hidden) {
   LowLatencyCaseShape bf16 = shape;
   bf16.format = oracle::RowFormat::bf16;

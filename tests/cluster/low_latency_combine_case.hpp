@@ -16,6 +16,8 @@ struct LowLatencyCombineCase {
 
   /// What the oracle expects.
   std::vector<oracle::LowLatencyCombined> expected() const;
+  /// The same with hooks, without masking: within a node owners get the rows as the experts left them.
+  std::vector<oracle::LowLatencyCombined> expected_with_hooks(Topology topology) const;
 };
 
 /// `hidden` 0: as dispatched.

@@ -178,6 +178,7 @@ struct RankRun::Calls {
     if (odd) return;
     const auto check = [&](const std::vector<int>& left_out) {
       one.options.masks = masks_of(plan.ranks, rank.rank(), left_out);
+      one.options.unreduced = step.hook && !plan.masking && plan.topology == test::Topology::one_node;
       check_low_latency_combine(rank, one, one.expected(), result.combined_x.view());
     };
     try {

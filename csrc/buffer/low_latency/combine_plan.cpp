@@ -15,12 +15,24 @@ constexpr int kGpuWarpsPerRow = 8;
 constexpr int kGpuWarpsPerRowFew = 16;
 constexpr int kHostWarpsPerRow = 2;
 
-/// One of the six kernels, and the threads of its blocks at most.
+/// Does the call send rows that nobody has added up (kernels/low_latency/combine/unreduced.hpp)? The same on all ranks.
+bool goes_unreduced(const LowLatencyCombineArguments& arguments, const LowLatencyCombineParams& params,
+                    const LowLatencySetup& setup) {
+  if (!arguments.return_recv_hook || params.use_logfmt || setup.rdma() || setup.common.mask != nullptr) return false;
+  const std::size_t rows = static_cast<std::size_t>(params.max_tokens) * static_cast<std::size_t>(int{params.num_topk});
+  const std::size_t room = params.common.window.source_bytes * static_cast<std::size_t>(int{params.common.num_ranks});
+  return params.rank_major || rows * params.row_bytes <= room;
+}
+
+/// One of the seven kernels, and the threads of its blocks at most.
 struct CombineKernel {
   Launcher<LowLatencyCombineParams> KernelTable::*launcher;
   int max_threads;
 
-  static CombineKernel choose(bool logfmt, bool rdma, bool watched) {
+  static CombineKernel choose(bool logfmt, bool rdma, bool watched, bool unreduced) {
+    if (unreduced) {
+      return {&KernelTable::combine_low_latency_unreduced, kernels::combine_low_latency_unreduced::kMaxThreads};
+    }
     if (logfmt && watched) {
       return {&KernelTable::combine_low_latency_logfmt_watched,
               kernels::combine_low_latency_logfmt_watched::kMaxThreads};
@@ -42,7 +54,7 @@ int warps_per_row(const LowLatencyCombineParams& params, int sms, const LowLaten
 }
 
 /// Grid and shared memory of a part. `params`: complete but for the part's.
-LowLatencyPart plan_part(LowLatencyPhase phase, const LowLatencyCombineParams& params, int sms,
+LowLatencyPart plan_part(LowLatencyPhase phase, const LowLatencyCombineParams& params, int sms, bool unreduced,
                          const LowLatencySetup& setup) {
   const int ranks = params.common.num_ranks;
   const int warps = params.block_warps;
@@ -57,8 +69,9 @@ LowLatencyPart plan_part(LowLatencyPhase phase, const LowLatencyCombineParams& p
   const device::low_latency::CombineShared shared(Carver::without_memory(), {params.hidden, params.use_logfmt}, warps,
                                                   groups, params.warps_per_row, part.rows_of_group,
                                                   posters != 0 ? warps : 0);
+  const std::size_t bytes = unreduced ? sizeof(CombineShared::Words) : shared.bytes;
   part.shape = {part.working_blocks + posters + watching_blocks(setup), warps * 32,
-                std::max(shared.bytes, watching_bytes(setup))};
+                std::max(bytes, watching_bytes(setup))};
   if (part.shape.shared_bytes > setup.policy.max_shared_bytes) {
     fail<InvalidArgument>("hidden {} and max_tokens {} need {} of shared memory in a block, there are {}",
                           params.hidden, params.max_tokens, format_bytes(part.shape.shared_bytes),
@@ -138,8 +151,10 @@ LowLatencyCombinePlan plan_combine(const LowLatencyCombineArguments& arguments, 
                                            : choose_rails(arguments.return_recv_hook, params.max_tokens,
                                                           params.num_topk, params.row_bytes, params.row_bytes, setup);
   params.common.rail_width = rail_width;
-  params.call_shape = call_shape_of({params.max_tokens, params.num_topk, params.hidden, params.num_local_experts,
-                                     params.rank_major ? 1 : 0, params.use_logfmt ? 1 : 0, rail_width});
+  const bool unreduced = goes_unreduced(arguments, params, setup);
+  params.call_shape =
+      call_shape_of({params.max_tokens, params.num_topk, params.hidden, params.num_local_experts,
+                     params.rank_major ? 1 : 0, params.use_logfmt ? 1 : 0, unreduced ? 1 : 0, rail_width});
   params.x = arguments.x.as<std::byte>();
   params.row_table = handle.row_table.as<const std::int32_t>();
   params.num_tokens = static_cast<int>(arguments.topk_idx.size(0));
@@ -150,14 +165,14 @@ LowLatencyCombinePlan plan_combine(const LowLatencyCombineArguments& arguments, 
 
   // Memory for what posters gather is there for no more blocks than so many warps make.
   const int least_warps = setup.rdma() ? static_cast<int>(LowLatencyStaging::kLeastCombineWarps) : 1;
-  const CombineKernel kernel = CombineKernel::choose(params.use_logfmt, setup.rdma(), setup.watched());
+  const CombineKernel kernel = CombineKernel::choose(params.use_logfmt, setup.rdma(), setup.watched(), unreduced);
   plan.kernel = kernel.launcher;
   params.block_warps = warps_of_block(arguments.config, setup, kernel.max_threads, least_warps);
   const int sms =
       most_working_blocks(arguments.config, setup, poster_blocks(setup, params.block_warps) + watching_blocks(setup));
   params.warps_per_row = warps_per_row(params, sms, setup);
   plan_parts(plan, arguments.return_recv_hook,
-             [&](LowLatencyPhase phase) { return plan_part(phase, params, sms, setup); });
+             [&](LowLatencyPhase phase) { return plan_part(phase, params, sms, unreduced, setup); });
   return plan;
 }
 

@@ -2,17 +2,10 @@
 #pragma once
 
 #include "kernels/low_latency/combine/announce.hpp"
+#include "kernels/low_latency/combine/rows.hpp"
 #include "kernels/low_latency/combine/sum.hpp"
 
 namespace deep_ep::device::low_latency {
-
-/// A received row, as a warp remembers it.
-struct CombineRow {
-  int source, index;
-  std::int32_t rows;      ///< of the source; this one is there if `index` is below
-  std::int32_t token;     ///< at the source
-  std::int32_t position;  ///< in each lane that of a selection, negative: not on this rank
-};
 
 /// By a whole warp.
 template <class Reach>

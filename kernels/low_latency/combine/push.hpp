@@ -1,11 +1,10 @@
 // The expert side of combine: for each row that the dispatch brought, this rank weights, sums and rounds what its
 // experts made of the token, and sends it to the token's owner as one row.
 //
-// Groups of warps take rows in turn. Neighbouring rows belong to different owners, so that all links are busy at once,
-// and every owner's rows go in token order, so that it can begin to add. The warps of a group share a row by its lines
-// and need nothing from each other: each looks for the owner's selections, sums its channels and stores its lines. Rows
-// whose owner has not announced its selections for a while are put off until all others are done: a rank that does not
-// come must not make others look late.
+// Groups of warps take rows in turn (rows.hpp), and every owner's rows go in token order, so that it can begin to add.
+// The warps of a group share a row by its lines and need nothing from each other: each looks for the owner's
+// selections, sums its channels and stores its lines. Rows whose owner has not announced its selections for a while are
+// put off until all others are done: a rank that does not come must not make others look late.
 #pragma once
 
 #include "kernels/low_latency/combine/choose.hpp"
@@ -34,8 +33,8 @@ struct CombinePusher {
 
   /// Starts the loads that do not depend on the call.
   DEEP_EP_DEVICE void load_first() {
-    next = load_row(first_item());
-    most = most_rows();
+    next = received().load_row(received().first_item());
+    most = received().most_rows();
   }
 
   /// All rows in turn; then again and again those that were put off.
@@ -46,12 +45,12 @@ struct CombinePusher {
 #pragma unroll 1
     for (int pass = 0;; ++pass) {
 #pragma unroll 1
-      for (int index = 0, item = first_item(); item < end; ++index, item += step()) {
+      for (int index = 0, item = received().first_item(); item < end; ++index, item += received().step()) {
         const bool put_off_before = pass > 0 && (put_off[index / 32] & bit(index)) != 0;
         if (pass > 0 && !put_off_before) continue;
         if (pass == 0 && index % 32 == 0) set_bits(index, 0);
         CombineRow row = next;
-        next = load_row(pass == 0 ? item + step() : item);
+        next = received().load_row(pass == 0 ? item + received().step() : item);
         if (pass > 0) row = next;
         if (row.index >= row.rows) continue;
         const bool lost = pass == 0 ? left_out(row.source) : gives_up(reach, row.source, start);
@@ -66,45 +65,7 @@ struct CombinePusher {
   }
 
  private:
-  DEEP_EP_DEVICE LowLatencyRowTable table() const {
-    return {const_cast<std::int32_t*>(params.row_table), params.common.num_ranks, params.max_tokens, params.num_topk};
-  }
-
-  /// Block by block rather than group by group: with few rows every SM has some.
-  DEEP_EP_DEVICE int first_item() const { return group * params.common.working_blocks + block_index(); }
-  DEEP_EP_DEVICE int step() const { return groups * params.common.working_blocks; }
-
-  /// The most rows that this lane's sources have.
-  DEEP_EP_DEVICE std::int32_t most_rows() const {
-    const int ranks = params.common.num_ranks;
-    std::int32_t most = lane_index() < ranks ? load_stream(table().rows(lane_index())) : 0;  // nothing waits for it yet
-#pragma unroll 1
-    for (int source = lane_index() + kWarpSize; source < ranks; source += kWarpSize) {
-      const std::int32_t rows = load_stream(table().rows(source));
-      most = rows > most ? rows : most;
-    }
-    return most;
-  }
-
-  /// Loads what the table says of row number `item`, before it is known whether there is such a row.
-  DEEP_EP_DEVICE CombineRow load_row(int item) const {
-    const Divisor& ranks = params.common.num_ranks;
-    CombineRow row{};
-    row.index = item / ranks;
-    if (row.index >= params.max_tokens) return row;
-    // The sources take turns in a different order each time: otherwise a group could always meet the same one.
-    row.source = (item + row.index + params.common.rank) % ranks;
-    row.rows = load_stream(table().rows(row.source));
-    row.token = load_stream(table().token(row.source, row.index));
-    row.position = -1;
-    if (params.rank_major) {
-      if (lane_index() == 0) row.position = row.source * params.max_tokens + row.index;
-    } else if (lane_index() < params.num_topk) {
-      row.position = load_stream(table().position(row.source, row.index, lane_index()));
-    }
-    return row;
-  }
-
+  DEEP_EP_DEVICE ReceivedRows received() const { return {params, group, groups}; }
   DEEP_EP_DEVICE static std::uint32_t bit(int index) { return 1u << (index % 32); }
   DEEP_EP_DEVICE void set_bits(int index, std::uint32_t bits) const {
     warp::sync();

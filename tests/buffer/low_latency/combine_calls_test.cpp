@@ -31,10 +31,11 @@ LowLatencyCombineCase small_case(int ranks, std::uint64_t seed,
 TEST_P(LowLatencyCombineCallsTest, HooksLateAndInAnyOrder) {
   DEEP_EP_NEEDS_RANKS(3);
   std::vector<LowLatencyCombineCase> cases;
-  std::vector<Expected> expected;
+  std::vector<Expected> at_once, expected;
   for (std::uint64_t seed = 1; seed <= 3; ++seed) {
     cases.push_back(small_case(3, seed, seed == 2 ? LowLatencyLayout::rank_major : LowLatencyLayout::expert_major));
-    expected.push_back(cases.back().expected());
+    at_once.push_back(cases.back().expected());
+    expected.push_back(cases.back().expected_with_hooks(GetParam().topology));
   }
   run_cluster(cluster(3), [&](Rank& rank) {
     Buffer& buffer = rank.buffer(low_latency_options(3, 7, 256));
@@ -68,7 +69,7 @@ TEST_P(LowLatencyCombineCallsTest, HooksLateAndInAnyOrder) {
         b.hook();
       } else {  // a call that receives at once receives those that wait, too
         const auto c = buffer.low_latency_combine(arguments[i], rank.call());
-        check(i, c);
+        check_low_latency_combine(rank, cases[i], at_once[i], c.combined_x.view());
       }
       if ((round + static_cast<std::size_t>(rank.rank())) % 3 != 2)
         buffer.low_latency_combine(arguments[i], rank.call());
@@ -84,7 +85,7 @@ TEST_P(LowLatencyCombineCallsTest, HooksLateAndInAnyOrder) {
 TEST_P(LowLatencyCombineCallsTest, BesideDispatchesInFlight) {
   DEEP_EP_NEEDS_RANKS(2);
   const LowLatencyCombineCase one = small_case(2, 5);
-  const Expected expected = one.expected();
+  const Expected expected = one.expected_with_hooks(GetParam().topology);
   run_cluster(cluster(2), [&](Rank& rank) {
     Buffer& buffer = rank.buffer(low_latency_options(2, 7, 256));
     const LowLatencyDispatchArguments dispatch = upload_arguments(rank, one.before);
@@ -229,20 +230,23 @@ TEST_P(LowLatencyCombineCallsTest, WithoutMaskingTheRankIsNamed) {
   // Every rank has rows of every other, so all of them wait for rank 2 itself.
   const LowLatencyCombineCase one = make_low_latency_combine_case(
       {.tokens = {4, 4, 4}, .max_tokens = 4, .hidden = 128, .local_experts = 1, .topk = 3});
-  run_cluster(cluster_with_absentees(3), [&](Rank& rank) {
-    BufferOptions options = low_latency_options(3, 4, 128);
-    options.timeout_s = short_deadline();
-    Buffer& buffer = rank.buffer(options);
-    const LowLatencyHandle handle = dispatch_low_latency(rank, buffer, one);
-    const LowLatencyCombineArguments arguments = upload_combine(rank, one, handle);
-    rank.executor()->synchronize(rank.stream());
-    rank.bootstrap()->barrier();
-    if (rank.rank() != 2) {
-      buffer.low_latency_combine(arguments, rank.call());
-      require_throws<TimeoutError>([&] { buffer.check(); }, {"rank 2", "low-latency combine"}, "a lost rank");
-    }
-    rank.bootstrap()->barrier();
-  });
+  for (const bool hooks : {false, true})
+    run_cluster(cluster_with_absentees(3), [&](Rank& rank) {
+      BufferOptions options = low_latency_options(3, 4, 128);
+      options.timeout_s = short_deadline();
+      Buffer& buffer = rank.buffer(options);
+      const LowLatencyHandle handle = dispatch_low_latency(rank, buffer, one);
+      const LowLatencyCombineArguments arguments = upload_combine(rank, one, handle);
+      rank.executor()->synchronize(rank.stream());
+      rank.bootstrap()->barrier();
+      if (rank.rank() != 2) {
+        const LowLatencyCombineResult result =
+            buffer.low_latency_combine(hooks ? with_hook(arguments) : arguments, rank.call());
+        if (hooks) result.hook();
+        require_throws<TimeoutError>([&] { buffer.check(); }, {"rank 2", "low-latency combine"}, "a lost rank");
+      }
+      rank.bootstrap()->barrier();
+    });
 }
 
 TEST_P(LowLatencyCombineProcessesTest, AProcessThatDiesIsMasked) {
@@ -284,20 +288,34 @@ TEST_P(LowLatencyCombineCallsTest, Arguments) {
     const CallOptions call = rank.call();
     CallOptions both = call;
     both.async_finish = true;
-    refused({"async_finish", "return_recv_hook"}, [](A& a, H&) { a.return_recv_hook = true; }, both);
-    refused({"handle"}, [](A& a, H&) { a.handle = nullptr; }, call);
-    refused({"handle", "low_latency_dispatch"}, [](A&, H& h) { h = {}; }, call);
-    refused({"handle.num_experts", "2 ranks"}, [](A&, H& h) { h.num_experts = 3; }, call);
-    refused({"handle.row_table"}, [](A&, H& h) { h.num_topk = 2; }, call);
-    refused({"x", "bfloat16"}, [](A& a, H&) { a.x.dtype = DType::float16; }, call);
-    refused({"x", "[3, 14, any]"}, [](A& a, H&) { a.x.shape[1] = 13; }, call);
-    refused({"hidden", "128"}, [](A& a, H&) { a.x.shape[2] = a.x.strides[1] = 64, a.x.strides[0] = 14 * 64; }, call);
-    refused({"topk_idx", "int64"}, [](A& a, H&) { a.topk_idx.dtype = DType::float32; }, call);
-    refused({"topk_idx has 0 rows", "tokens"}, [](A& a, H&) { a.topk_idx.shape[0] = 0; }, call);
-    refused({"topk_weights", "float32"}, [](A& a, H&) { a.topk_weights.dtype = DType::bfloat16; }, call);
-    refused({"out", "bfloat16"}, [](A& a, H&) { a.out = writable(a.topk_weights); }, call);
-    refused({"wait_recv_cost_stats", "[2]"}, [](A& a, H&) { a.wait_recv_cost_stats = writable(a.topk_idx); }, call);
-    refused({"config.warps_per_block"}, [](A& a, H&) { a.config.warps_per_block = 33; }, call);
+    refused(
+        {"async_finish", "return_recv_hook"}, [](A& a, H&) { a.return_recv_hook = true; }, both);
+    refused(
+        {"handle"}, [](A& a, H&) { a.handle = nullptr; }, call);
+    refused(
+        {"handle", "low_latency_dispatch"}, [](A&, H& h) { h = {}; }, call);
+    refused(
+        {"handle.num_experts", "2 ranks"}, [](A&, H& h) { h.num_experts = 3; }, call);
+    refused(
+        {"handle.row_table"}, [](A&, H& h) { h.num_topk = 2; }, call);
+    refused(
+        {"x", "bfloat16"}, [](A& a, H&) { a.x.dtype = DType::float16; }, call);
+    refused(
+        {"x", "[3, 14, any]"}, [](A& a, H&) { a.x.shape[1] = 13; }, call);
+    refused(
+        {"hidden", "128"}, [](A& a, H&) { a.x.shape[2] = a.x.strides[1] = 64, a.x.strides[0] = 14 * 64; }, call);
+    refused(
+        {"topk_idx", "int64"}, [](A& a, H&) { a.topk_idx.dtype = DType::float32; }, call);
+    refused(
+        {"topk_idx has 0 rows", "tokens"}, [](A& a, H&) { a.topk_idx.shape[0] = 0; }, call);
+    refused(
+        {"topk_weights", "float32"}, [](A& a, H&) { a.topk_weights.dtype = DType::bfloat16; }, call);
+    refused(
+        {"out", "bfloat16"}, [](A& a, H&) { a.out = writable(a.topk_weights); }, call);
+    refused(
+        {"wait_recv_cost_stats", "[2]"}, [](A& a, H&) { a.wait_recv_cost_stats = writable(a.topk_idx); }, call);
+    refused(
+        {"config.warps_per_block"}, [](A& a, H&) { a.config.warps_per_block = 33; }, call);
     check_low_latency_combine(rank, one, one.expected(), buffer.low_latency_combine(good, call).combined_x.view());
     buffer.destroy();
 

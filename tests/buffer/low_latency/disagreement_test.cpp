@@ -49,7 +49,7 @@ class LowLatencyDisagreementTest : public ClusterTest {
   /// `change` may choose between the handles of two dispatches.
   using Change = std::function<void(LowLatencyCombineArguments&, const LowLatencyHandle& other)>;
   void expect_combine_mismatch(const Change& change, const Words& words,
-                               LowLatencyLayout layout = LowLatencyLayout::expert_major) {
+                               LowLatencyLayout layout = LowLatencyLayout::expert_major, bool hooks = false) {
     LowLatencyCaseShape dispatched = shape();
     dispatched.layout = layout;
     const LowLatencyCombineCase one = make_low_latency_combine_case(dispatched);
@@ -58,8 +58,10 @@ class LowLatencyDisagreementTest : public ClusterTest {
           const LowLatencyHandle handle = dispatch_low_latency(rank, buffer, one);
           const LowLatencyHandle other = dispatch_low_latency(rank, buffer, one);
           LowLatencyCombineArguments arguments = upload_combine(rank, one, handle);
+          arguments.return_recv_hook = hooks;
           if (odd) change(arguments, other);
-          buffer.low_latency_combine(arguments, rank.call());
+          const LowLatencyCombineResult result = buffer.low_latency_combine(arguments, rank.call());
+          if (result.hook) result.hook();
         },
         words);
   }
@@ -117,6 +119,19 @@ TEST_P(LowLatencyDisagreementTest, OnTheDispatchThatIsCombined) {
   };
   expect_combine_mismatch(other_handle, words);
   expect_combine_mismatch(other_handle, words, LowLatencyLayout::rank_major);
+  if (GetParam().topology != Topology::one_node) return;  // the same as without hooks
+  expect_combine_mismatch(other_handle, words, LowLatencyLayout::expert_major, true);
+  expect_combine_mismatch(other_handle, words, LowLatencyLayout::rank_major, true);
+}
+
+TEST_P(LowLatencyDisagreementTest, OnHooksOfCombine) {
+  DEEP_EP_NEEDS_RANKS(kRanks);
+  if (GetParam().topology != Topology::one_node) GTEST_SKIP() << "there they need not agree";
+  const Words words = {"low_latency_combine", "return_recv_hook"};
+  for (const bool hooks : {false, true}) {
+    expect_combine_mismatch([&](auto& arguments, const auto&) { arguments.return_recv_hook = !hooks; }, words,
+                            LowLatencyLayout::expert_major, hooks);
+  }
 }
 
 TEST_P(LowLatencyDisagreementTest, OnLogfmt) {
@@ -127,7 +142,8 @@ TEST_P(LowLatencyDisagreementTest, OnLogfmt) {
 
 /// Combines what experts 0, 3 and 6 made of four tokens, one expert of each rank; what selections it asks for, `change`
 /// says.
-void combine_own_choice(Rank& rank, Buffer& buffer, const std::function<void(std::vector<std::int64_t>&)>& change) {
+void combine_own_choice(Rank& rank, Buffer& buffer, const std::function<void(std::vector<std::int64_t>&)>& change,
+                        bool hooks = false) {
   const LowLatencyCase one = make_low_latency_case({.tokens = {4, 4, 4}, .max_tokens = 4, .hidden = 512, .topk = 3});
   LowLatencyDispatchArguments dispatch = upload_arguments(rank, one);
   std::vector<std::int64_t> experts = {0, 3, 6, 0, 3, 6, 0, 3, 6, 0, 3, 6};
@@ -139,7 +155,9 @@ void combine_own_choice(Rank& rank, Buffer& buffer, const std::function<void(std
   combine.x = buffer.low_latency_combine_buffer(dispatched.handle);
   combine.topk_idx = rank.upload(experts, DType::int64, {4, 3});
   combine.topk_weights = rank.upload(std::vector<float>(12, 1.0f), DType::float32, {4, 3});
-  buffer.low_latency_combine(combine, rank.call());
+  combine.return_recv_hook = hooks;
+  const LowLatencyCombineResult result = buffer.low_latency_combine(combine, rank.call());
+  if (result.hook) result.hook();
   buffer.check();
 }
 
@@ -167,20 +185,46 @@ TEST_P(LowLatencyDisagreementTest, OnWhatATokenSelected) {
   });
 }
 
-TEST_P(LowLatencyDisagreementTest, AnUnknownExpertInCombineIsToldToItsRank) {
+/// With hooks the rank that selects what was not dispatched finds that out itself.
+TEST_P(LowLatencyDisagreementTest, OnWhatATokenSelectedWithHooks) {
   DEEP_EP_NEEDS_RANKS(kRanks);
-  run_cluster(cluster(kRanks), [&](Rank& rank) {
-    Buffer& buffer = rank.buffer(low_latency_options(kRanks, 4, 512));
+  if (GetParam().topology != Topology::one_node) GTEST_SKIP() << "as without hooks";
+  run_cluster(cluster_with_absentees(kRanks), [&](Rank& rank) {
+    BufferOptions options = low_latency_options(kRanks, 4, 512);
+    options.timeout_s = patience();
+    Buffer& buffer = rank.buffer(options);
     const auto call = [&] {
-      combine_own_choice(rank, buffer, [&](auto& experts) { experts[4] = rank.rank() == 1 ? 99 : experts[4]; });
+      combine_own_choice(
+          rank, buffer, [&](auto& experts) { experts[6] = rank.rank() == 1 ? 1 : experts[6]; }, true);
     };
     if (rank.rank() == 1) {
-      require_throws<InvalidArgument>(call, {"token 1", "expert 99", "0 to 8"}, "an unknown expert");
+      require_throws<RankMismatch>(call, {"topk_idx of rank 1 selects expert 1 (rank 0) for token 2"}, "the cause");
     } else {
-      call();
+      try {  // it may have finished before
+        call();
+      } catch (const RankMismatch&) {
+      }
     }
-    buffer.destroy();
+    rank.bootstrap()->barrier();
   });
+}
+
+TEST_P(LowLatencyDisagreementTest, AnUnknownExpertInCombineIsToldToItsRank) {
+  DEEP_EP_NEEDS_RANKS(kRanks);
+  for (const bool hooks : {false, true})
+    run_cluster(cluster(kRanks), [&](Rank& rank) {
+      Buffer& buffer = rank.buffer(low_latency_options(kRanks, 4, 512));
+      const auto call = [&] {
+        combine_own_choice(
+            rank, buffer, [&](auto& experts) { experts[4] = rank.rank() == 1 ? 99 : experts[4]; }, hooks);
+      };
+      if (rank.rank() == 1) {
+        require_throws<InvalidArgument>(call, {"token 1", "expert 99", "0 to 8"}, "an unknown expert");
+      } else {
+        call();
+      }
+      buffer.destroy();
+    });
 }
 
 }  // namespace

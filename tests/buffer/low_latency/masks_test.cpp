@@ -233,8 +233,10 @@ TEST_P(LowLatencyMasksTest, TooManyRowsForAnExpert) {
       combine.x = rank.upload(std::vector<std::uint16_t>(2 * 4 * 128, kOne), DType::bfloat16, {2, 4, 128});
       combine.topk_idx = arguments.topk_idx;
       combine.topk_weights = rank.upload(std::vector<float>(8, 1.0f), DType::float32, {4, 2});
-      const auto sums =
-          rank.download<std::uint16_t>(buffer.low_latency_combine(combine, rank.call()).combined_x.view());
+      combine.return_recv_hook = i % 2 == 1;
+      const LowLatencyCombineResult combined = buffer.low_latency_combine(combine, rank.call());
+      if (combined.hook) combined.hook();
+      const auto sums = rank.download<std::uint16_t>(combined.combined_x.view());
       const std::vector<std::uint16_t> of_tokens = {sums[0], sums[128], sums[2 * 128], sums[3 * 128]};
       require_same({kTwo, kTwo, kOne, 0}, of_tokens, "what had no room is left out of the sum");
     }

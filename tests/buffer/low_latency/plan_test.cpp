@@ -105,6 +105,17 @@ TEST(LowLatencyPlan, KernelsByWhatTheCallNeeds) {
     inputs.arguments.use_logfmt = logfmt;
     return plan_combine(inputs.arguments, low_latency_setup(rdma)).kernel;
   };
+  EXPECT_EQ(plan_combine(with_hook(inputs.arguments), low_latency_setup()).kernel,
+            &KernelTable::combine_low_latency_unreduced);
+  EXPECT_EQ(plan_combine(with_hook(inputs.arguments), low_latency_setup(true)).kernel,
+            &KernelTable::combine_low_latency_rdma)
+      << "far ranks get sums";
+  LowLatencyCombineInputs many(low_latency_setup());
+  many.handle.num_topk = 16;
+  many.arguments.topk_idx = TensorView::contiguous(nullptr, DType::int64, {100, 16}, low_latency_setup().device);
+  many.arguments.topk_weights = TensorView::contiguous(nullptr, DType::float32, {100, 16}, low_latency_setup().device);
+  EXPECT_EQ(plan_combine(with_hook(many.arguments), low_latency_setup()).kernel, &KernelTable::combine_low_latency)
+      << "the hint has room for 8 rows a token";
   EXPECT_EQ(combine(false, false), &KernelTable::combine_low_latency);
   EXPECT_EQ(combine(false, true), &KernelTable::combine_low_latency_rdma);
   EXPECT_EQ(combine(true, false), &KernelTable::combine_low_latency_logfmt);

@@ -1,0 +1,226 @@
+// The owner's side of combine where rows come as the experts left them: each is multiplied by its weight and added in
+// fp32, in the order of the token's selections, and the sum is rounded once. Rank-major the rows of the ranks are
+// added, by rank.
+//
+// A block takes a token, and its warps share the token's lines, as in add.hpp. Where a row lies follows from the
+// selection, if that is as it was dispatched; otherwise whoever waits for it finds out, once the expert's rank has sent
+// all its rows.
+#pragma once
+
+#include "kernels/common/line_poller.hpp"
+#include "kernels/low_latency/combine/announce.hpp"
+#include "kernels/low_latency/combine/sum.hpp"
+#include "kernels/low_latency/combine/unreduced.hpp"
+#include "kernels/primitives/bits.hpp"
+
+namespace deep_ep::device::low_latency {
+
+/// What a token's sum is made of, in lane i < count the i-th term.
+struct CombineTerms {
+  int count = 0;
+  int selection = 0;  ///< of the owner's, which it is for
+  int expert = 0;
+  int rank = 0;  ///< the expert's
+  float weight = 0.0f;
+  const std::byte* row = nullptr;
+  std::uint32_t dropped = 0;  ///< in each lane bit i: the dispatch had no room for the i-th term
+};
+
+struct UnreducedAdder {
+  static constexpr int kTogether = 8;  ///< rows that are polled at once, four lines of each
+  using Lines = LinePoller<kTogether>;
+
+  const LowLatencyCombineParams& params;
+  const CombineWire& wire;
+  UnreducedReach reach;
+  int warp;
+  Divisor warps;  ///< of the block
+
+  /// Adds up every `step`-th token from `first` on. False: the call is over.
+  DEEP_EP_DEVICE bool add_all(int first, int step) const {
+#pragma unroll 1
+    for (int token = first; token < params.num_tokens; token += step) {
+      CombineTerms terms = find_terms(token);
+      if (!add_lines(token, terms)) return false;
+    }
+    return true;
+  }
+
+  /// By one warp of the rank: waits until everybody has sent all its rows, and all mean the same call.
+  DEEP_EP_DEVICE void await_all_sent() const {
+    const std::uint32_t ours = call_of(params);
+#pragma unroll 1
+    for (int peer = lane_index(); peer < params.common.num_ranks; peer += kWarpSize) {
+      std::uint32_t theirs = 0;
+      bool disagrees = false;
+      const auto told = [&](const Poll&) {
+        if (reach.has_sent(peer, theirs)) return true;
+        disagrees = reach.has_announced_cells(peer);
+        return disagrees;
+      };
+      if (!wait_until(reach.policy(), {peer, Wanted::low_latency_combine_rows, reach.epoch}, told)) continue;
+      if (disagrees || theirs != ours) refuse_call(reach, peer, 0, ours, theirs);
+    }
+  }
+
+ private:
+  DEEP_EP_DEVICE CombineTerms find_terms(int token) const {
+    const Selections selections{params};
+    const int lane = lane_index();
+    int expert = -1;
+    float weight = 1.0f;
+    if (lane < params.num_topk) {
+      const LoadedSelection loaded = selections.load(token, lane);
+      if (warp == 0) selections.report_unknown(loaded, token);
+      expert = selections.expert_of(loaded.index);
+      if (!params.rank_major) weight = loaded.weight;
+    }
+    const int rank = selections.rank_of(expert);
+
+    // Rank-major the first of the selections on a rank stands for it, and comes after those on lower ranks.
+    const bool first = lowest_bit(warp::match_any(static_cast<std::uint32_t>(rank))) == lane;
+    const bool counts = expert >= 0 && (first || !params.rank_major);
+    const std::uint32_t wanted = warp::ballot(counts);
+    int place = count_bits(wanted & ((1u << lane) - 1));
+    if (params.rank_major) {
+      place = 0;
+#pragma unroll 1
+      for (std::uint32_t left = wanted; left != 0; left &= left - 1) {
+        place += warp::shuffle(rank, lowest_bit(left)) < rank ? 1 : 0;
+      }
+    }
+    CombineTerms terms{.count = count_bits(wanted)};
+#pragma unroll 1
+    for (std::uint32_t left = wanted; left != 0; left &= left - 1) {
+      if (warp::shuffle(place, lowest_bit(left)) == lane) terms.selection = lowest_bit(left);
+    }
+    terms.expert = warp::shuffle(expert, terms.selection);
+    terms.rank = warp::shuffle(rank, terms.selection);
+    terms.weight = warp::shuffle(weight, terms.selection);
+    if (lane < terms.count) {
+      terms.row =
+          params.rank_major ? reach.row_from(params.common.rank, terms.rank, token) : row_of(token, terms.selection);
+    }
+    return terms;
+  }
+
+  DEEP_EP_DEVICE const std::byte* row_of(int token, int k) const {
+    return reach.row_in_turn(params.common.local, params.num_topk, token, k);
+  }
+  /// Of a row of `expert`.
+  DEEP_EP_DEVICE std::uint64_t tag_of(int expert) const {
+    return reach.tag(params.rank_major ? 0 : static_cast<std::uint32_t>(expert));
+  }
+
+  DEEP_EP_DEVICE bool add_lines(int token, CombineTerms& terms) const {
+    const LineLane lane;
+    const WarpShare<false> share{warp, warps};
+#pragma unroll 1
+    for (int step = 0; step < share.steps(wire); ++step) {
+      const auto line = static_cast<std::uint32_t>(share.unit(step) * kWarpLines + lane.line);
+      const bool measures = params.wait_cost != nullptr && share.unit(step) == 0;
+      float sum[8] = {};
+#pragma unroll 1
+      for (int first = 0; first < terms.count; first += kTogether) {
+        Lines lines;
+        if (!await(token, terms, first, line, measures, lines)) return false;
+#pragma unroll
+        for (int i = 0; i < kTogether; ++i) {
+          if (first + i >= terms.count || (terms.dropped >> (first + i) & 1u) != 0) continue;
+          const LinePart& part = lines.part[i];
+          const Vec16 vector{{static_cast<std::uint32_t>(part.word[0]), static_cast<std::uint32_t>(part.word[0] >> 32),
+                              static_cast<std::uint32_t>(part.word[1]),
+                              static_cast<std::uint32_t>(part.word[1] >> 32)}};
+          add_weighted(sum, vector, warp::shuffle(terms.weight, first + i));  // the tag into a sum nobody looks at
+        }
+      }
+      const Vec16 packed = pack_sum(sum);
+      const std::uint32_t at = lane.payload_at(line);
+      for (int word = 0; word < lane.words(); ++word) {
+        const std::uint32_t byte = at + 8 * static_cast<std::uint32_t>(word);
+        if (line >= wire.lines() || byte >= 2 * static_cast<std::uint32_t>(params.hidden)) break;
+        std::byte* result = params.combined_x + std::int64_t{token} * 2 * params.hidden;
+        store_stream(reinterpret_cast<std::uint64_t*>(result + byte),
+                     std::uint64_t{packed.word[2 * word + 1]} << 32 | packed.word[2 * word]);
+      }
+    }
+    return true;
+  }
+
+  /// Waits for four lines of up to kTogether terms from the `first` on; `line` is this lane's. False: the call is over.
+  DEEP_EP_DEVICE bool await(int token, CombineTerms& terms, int first, std::uint32_t line, bool measures,
+                            Lines& lines) const {
+    const std::uint32_t at = LineLane().byte_at(line);
+    const int count = terms.count - first < kTogether ? terms.count - first : kTogether;
+    const std::int64_t cycles = clock_cycles();
+    lines.missing = ((1u << count) - 1) & ~(terms.dropped >> first);
+    const auto all_there = [&](const Poll& look) {
+      const std::uint32_t before = lines.missing;
+      const bool there = lines.poll(
+          Lines::kAll, look.thorough, [&](int i) { return tag_of(warp::shuffle(terms.expert, first + i)); },
+          [&](int i) { return warp::shuffle(terms.row, first + i) + at; }, [&](int) { return line < wire.lines(); });
+      if (measures) measure(terms, first, before & ~lines.missing, cycles);
+      return there;
+    };
+    const auto gives_up = [&](const Poll& look) {
+#pragma unroll 1
+      for (std::uint32_t left = lines.missing; left != 0; left &= left - 1) {
+        look_for(token, terms, first + lowest_bit(left), look.begin);
+      }
+      lines.missing &= ~(terms.dropped >> first);
+      return warp::any(aborted(params.common.wait));
+    };
+    return poll_until(all_there, gives_up);
+  }
+
+  /// What has become of a term that does not come? Once its rank has sent everything, either it is here, or it lies at
+  /// another selection's place, or there is none.
+  DEEP_EP_DEVICE void look_for(int token, CombineTerms& terms, int term, std::uint64_t begin) const {
+    const int rank = warp::shuffle(terms.rank, term);
+    const int expert = warp::shuffle(terms.expert, term);
+    const int selection = warp::shuffle(terms.selection, term);
+    const std::uint32_t ours = call_of(params);
+    std::uint32_t theirs = 0;
+    bool sent = false;
+    bool disagrees = false;
+    if (lane_index() == 0) {
+      const Awaited rows{rank, Wanted::low_latency_combine_rows, reach.epoch};
+      sent = reach.has_sent(rank, theirs);
+      disagrees = sent ? theirs != ours : reach.has_announced_cells(rank);
+      if (!sent && !disagrees && reach.policy().is_late(rows, begin)) reach.policy().blame(rows, 0);
+    }
+    sent = warp::any(sent);
+    disagrees = warp::any(disagrees);
+    bool unknown = false;
+    if (sent && !disagrees) {
+      // In each lane the tag of that selection's row.
+      std::uint64_t seen = 0;
+      const bool is_selection = lane_index() < params.num_topk;
+      if (is_selection) {
+        const std::byte* row =
+            params.rank_major ? reach.row_from(params.common.rank, rank, token) : row_of(token, lane_index());
+        seen = load_acquire<Scope::system>(reinterpret_cast<const std::uint64_t*>(row + kTaggedPayload));
+      }
+      const std::uint32_t found = warp::ballot(is_selection && seen == tag_of(expert));
+      const bool no_room = warp::any(is_selection && seen == reach.tag(UnreducedReach::kNoRow));
+      const bool moved = found != 0 && (found >> selection & 1u) == 0;
+      if (moved && lane_index() == term) terms.row = row_of(token, lowest_bit(found));
+      if (found == 0 && no_room) terms.dropped |= 1u << term;
+      unknown = found == 0 && !no_room;
+    }
+    if (lane_index() == 0 && (disagrees || unknown)) {
+      refuse_call(reach, rank, disagrees ? 0 : 2, disagrees ? ours : static_cast<std::uint64_t>(expert),
+                  disagrees ? theirs : static_cast<std::uint64_t>(token));
+    }
+    warp::sync();
+  }
+
+  /// Of the rows that have come.
+  DEEP_EP_DEVICE void measure(const CombineTerms& terms, int first, std::uint32_t came, std::int64_t begin) const {
+    const int i = lane_index() - first;
+    if (i < 0 || i >= kTogether || (came >> i & 1u) == 0) return;
+    add_relaxed<Scope::gpu>(params.wait_cost + terms.rank, clock_cycles() - begin);
+  }
+};
+
+}  // namespace deep_ep::device::low_latency

@@ -1,0 +1,152 @@
+// The expert side of combine where nothing is added up before the owner does: each row goes to its owner as it is.
+#pragma once
+
+#include "kernels/common/tickets.hpp"
+#include "kernels/common/wait.hpp"
+#include "kernels/low_latency/combine/rows.hpp"
+#include "kernels/low_latency/combine/unreduced.hpp"
+
+namespace deep_ep::device::low_latency {
+
+/// Groups of warps take rows in turn, and the warps of a group share a row by its lines. Owners that have not yet
+/// acknowledged the call before the last have to wait for their rows until all others have theirs.
+struct UnreducedPusher {
+  static constexpr int kTogether = 4;  ///< lines of a thread whose loads are under way at once
+  static constexpr int kRanksOfLane = (kMaxRanks + kWarpSize - 1) / kWarpSize;
+
+  const LowLatencyCombineParams& params;
+  const CombineWire& wire;
+  ReceivedRows received;
+  int warp;                ///< in the group
+  CombineRow first{};      ///< the first row to push
+  std::int32_t most = 0;   ///< rows of any source that this lane has seen
+  std::uint32_t left = 0;  ///< bit i: the lane's i-th owner, rank i * 32 + lane, has not got its rows
+  std::uint32_t open = 0;  ///< the same: it gets them now
+
+  /// Starts the loads that do not depend on the call.
+  DEEP_EP_DEVICE void load_first() {
+    first = received.load_row(received.first_item());
+    most = received.most_rows();
+  }
+
+  /// By whole warps. False: the call is over.
+  DEEP_EP_DEVICE bool push_all(const UnreducedReach& reach) {
+#pragma unroll
+    for (int i = 0; i < kRanksOfLane; ++i) left |= owner(i) < params.common.num_ranks ? 1u << i : 0;
+    const int end = warp::max(most) * params.common.num_ranks;
+    const auto all_pushed = [&](const Poll&) {
+      find_room(reach);
+      if (warp::any(open != 0)) push_open(reach, end);
+      left &= ~open;
+      return !warp::any(left != 0);
+    };
+    return poll_until<16>(all_pushed, [&](const Poll& look) {
+      if (left != 0) {
+        const Awaited credit{owner(lowest_bit(left)), Wanted::low_latency_combine_credit, reach.epoch - 2};
+        if (reach.policy().is_late(credit, look.begin)) reach.policy().blame(credit, 0);
+      }
+      return warp::any(aborted(params.common.wait));
+    });
+  }
+
+ private:
+  DEEP_EP_DEVICE static int owner(int i) { return i * kWarpSize + lane_index(); }
+
+  DEEP_EP_DEVICE void find_room(const UnreducedReach& reach) {
+    open = 0;
+#pragma unroll 1
+    for (std::uint32_t bits = left; bits != 0; bits &= bits - 1) {
+      const int i = lowest_bit(bits);
+      if (reach.has_room(reach.load_acknowledged(owner(i)))) open |= 1u << i;
+    }
+    warp::sync();  // what follows in other lanes comes after the owner's reads
+  }
+  DEEP_EP_DEVICE bool is_open(int source) const {
+    return (warp::shuffle(open, source % kWarpSize) >> (source / kWarpSize) & 1u) != 0;
+  }
+
+  DEEP_EP_DEVICE void push_open(const UnreducedReach& reach, int end) {
+    int item = received.first_item();
+    CombineRow next = first.rows >= 0 ? first : received.load_row(item);
+    first.rows = -1;  // it has been used
+#pragma unroll 1
+    for (; item < end; item += received.step()) {
+      const CombineRow row = next;
+      next = received.load_row(item + received.step());
+      if (row.index < row.rows && is_open(row.source)) push(reach, row);
+    }
+  }
+
+  /// All of the row's selections that are this rank's.
+  DEEP_EP_DEVICE void push(const UnreducedReach& reach, const CombineRow& row) const {
+    std::byte* heap = params.common.heaps[row.source];
+    const int expert_rows = params.common.num_ranks * params.max_tokens;
+    std::uint32_t expert = 0;
+    if (!params.rank_major) {
+      expert =
+          row.position < 0
+              ? UnreducedReach::kNoRow
+              : static_cast<std::uint32_t>(params.common.rank * params.num_local_experts + row.position / expert_rows);
+    }
+    const bool here = row.position >= 0 || row.position == LowLatencyRowTable::kNoRoom;
+#pragma unroll 1
+    for (std::uint32_t rows = warp::ballot(here); rows != 0; rows &= rows - 1) {
+      const int k = lowest_bit(rows);
+      std::byte* to = params.rank_major ? reach.row_to(row.source, row.index, row.token)
+                                        : reach.row_in_turn(heap, params.num_topk, row.token, k);
+      copy(warp::shuffle(row.position, k), to, reach.tag(warp::shuffle(expert, k)));
+    }
+  }
+
+  /// This warp's share of the lines of row `position` of x; of zeros where that is negative.
+  DEEP_EP_DEVICE void copy(std::int32_t position, std::byte* to, std::uint64_t tag) const {
+    const WarpShare<false> share{warp, params.warps_per_row};
+    const int steps = share.steps(wire);
+    const LineLane lane;
+    const auto line_of = [&](int step) {
+      return static_cast<std::uint32_t>(share.unit(step) * kWarpLines + lane.line);
+    };
+#pragma unroll 1
+    for (int begin = 0; begin < steps; begin += kTogether) {
+      LinePart part[kTogether];
+#pragma unroll
+      for (int i = 0; i < kTogether; ++i) {
+        part[i] = begin + i < steps ? load_part(position, line_of(begin + i), tag) : LinePart{};
+      }
+#pragma unroll
+      for (int i = 0; i < kTogether; ++i) {
+        if (begin + i >= steps) continue;
+        const std::uint32_t line = line_of(begin + i);
+        store_line(to + lane.byte_at(line), part[i], line < wire.lines());
+      }
+    }
+  }
+
+  /// This lane's part of a line. Lines begin at multiples of 8 bytes of a row.
+  DEEP_EP_DEVICE LinePart load_part(std::int32_t position, std::uint32_t line, std::uint64_t tag) const {
+    const LineLane lane;
+    const auto bytes = 2 * static_cast<std::uint32_t>(params.hidden);
+    const std::uint32_t at = lane.payload_at(line);
+    LinePart part{{0, lane.has_tag() ? tag : 0}};
+    if (position < 0) return part;
+    const auto* words = reinterpret_cast<const std::uint64_t*>(params.x + std::int64_t{position} * bytes + at);
+    if (at < bytes) part.word[0] = load_stream(words);
+    if (!lane.has_tag() && at + 8 < bytes) part.word[1] = load_stream(words + 1);
+    return part;
+  }
+};
+
+/// By all threads of all blocks, when their warps have pushed: the last block tells the peers.
+DEEP_EP_DEVICE void tell_all_sent(const UnreducedReach& reach, std::uint32_t call) {
+  const LowLatencyParams& common = reach.common;
+  block::sync();  // the block's rows are on their way
+  if (warp_index() != 0) return;
+  LowLatencyCounters& counters = common.counters(LowLatencyKind::combine);
+  const bool last = lane_index() == 0 &&
+                    last_to_arrive(&counters.finished, static_cast<std::uint32_t>(grid_blocks())) &&
+                    !aborted(common.wait);
+  if (!warp::any(last)) return;
+  for (int peer = lane_index(); peer < common.num_ranks; peer += kWarpSize) reach.tell_sent(peer, call);
+}
+
+}  // namespace deep_ep::device::low_latency

@@ -1,0 +1,44 @@
+// Low-latency combine of calls in two launches: rows travel as the experts left them, so that the send part waits for
+// nobody's selections. A kernel of its own, as the one for calls in one launch has no room for its instructions.
+//
+//   send part     row table, acknowledgements (one load time) -> rows of x (one load time) -> lines to the owners
+//   receive part  selections (one load time) -> lines, as they are polled -> result
+#include "kernels/kernel_list.hpp"
+#include "kernels/low_latency/combine/add_unreduced.hpp"
+#include "kernels/low_latency/combine/epochs.hpp"
+#include "kernels/low_latency/combine/push_unreduced.hpp"
+#include "kernels/primitives/launch.hpp"
+
+namespace deep_ep::device::low_latency {
+
+/// One part of the call, as params.phase says.
+DEEP_EP_DEVICE void combine_unreduced_body(const LowLatencyCombineParams& params, std::byte* memory) {
+  using Reach = UnreducedReach;
+  const LowLatencyParams& common = params.common;
+  const CombineWire wire{params.hidden, false};
+  const int warp = warp_index();
+  const bool clerk = warp == block_warps() - 1;
+  auto& words = *Carver(memory).take<CombineShared::Words>();
+
+  const bool sending = sends(params.phase);
+  const int groups = block_warps() / params.warps_per_row;
+  const int group = warp / params.warps_per_row;
+  const bool pushes = sending && group < groups;
+  UnreducedPusher pusher{params, wire, {params, group, groups}, warp % params.warps_per_row};
+  if (pushes) pusher.load_first();
+  const LowLatencyEpochs epochs = find_epochs<Reach>(params, words, clerk);
+  const Reach reach(common, sending ? epochs.send : epochs.receive, params.row_bytes);
+
+  if (sending) {
+    if (pushes) pusher.push_all(reach);
+    tell_all_sent(reach, words.call);
+    return;
+  }
+  const UnreducedAdder adder{params, wire, reach, warp, params.block_warps};
+  adder.add_all(block_index(), common.working_blocks);
+  if (block_index() == 0 && warp == 0) adder.await_all_sent();
+}
+
+}  // namespace deep_ep::device::low_latency
+
+DEEP_EP_DEFINE_KERNEL(combine_low_latency_unreduced, deep_ep::device::low_latency::combine_unreduced_body)

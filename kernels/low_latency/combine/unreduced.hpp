@@ -1,0 +1,64 @@
+// Rows of combine that nobody adds up on their way: how calls with hooks send them, which are two launches.
+//
+// The send part of a call in one launch has to know the owner's selections and weights, so it waits until every owner
+// has begun. A send part by itself must not: it sends every row that the dispatch brought, as the expert left it, and
+// the owner multiplies and adds when it receives. Nobody announces selections, and nobody who is late holds up what
+// others send.
+//
+//   - The rows of a token lie in the owner's part of the window for combine's rows of all ranks together, one for each
+//     selection of the dispatch: [token][selection]. Rank-major there is one row for each rank, at the same place as in
+//     calls in one launch.
+//   - A row's tags say which expert it is of, for selections may have moved since the dispatch.
+//   - Who has sent all its rows tells all ranks so, and which call that was (sent()). A receive part ends when
+//   everybody
+//     has. So when a rank acknowledges a call, no row of it is under way any more, not even one that the rank did not
+//     want; and whoever finds that acknowledgement may write wherever rows of combine lie, two calls later.
+//   - A sender writes to an owner when that has acknowledged the call before the last. That is all it waits for.
+//
+// For ranks that all reach each other by NVLink, BF16 rows, without masking, where the rows fit the window. Other calls
+// with hooks send as calls in one launch do. (A masked rank that comes late would write into places of others; LogFMT
+// would make each row longer, not shorter, than the sums; what posters and relays post are sums.)
+#pragma once
+
+#include "kernels/low_latency/combine/wire.hpp"
+#include "kernels/low_latency/transport/reach.hpp"
+
+namespace deep_ep::device::low_latency {
+
+struct UnreducedReach : CombineReach<false, false> {
+  using CombineReach<false, false>::CombineReach;
+
+  /// Instead of an expert: the dispatch had no room for the row. Its lines are there all the same, and count for
+  /// nothing.
+  static constexpr std::uint32_t kNoRow = 0xffff;
+  static_assert(kMostLowLatencyExperts <= static_cast<int>(kNoRow));
+
+  /// What is written into the lines of a row of `expert`; rank-major: of expert 0.
+  DEEP_EP_DEVICE std::uint64_t tag(std::uint32_t expert) const { return std::uint64_t{expert} << 48 | epoch; }
+
+  /// Row of the dispatch's selection `k` of `token`, in the heap of the token's owner.
+  DEEP_EP_DEVICE std::byte* row_in_turn(std::byte* heap, int num_topk, int token, int k) const {
+    return row_in(heap, 0, token * num_topk + k, row_bytes);
+  }
+
+  /// Tells `peer` that this rank has sent all its rows of the call, releasing them, and which call (call_of()).
+  DEEP_EP_DEVICE void tell_sent(int peer, std::uint32_t call) const {
+    store_release<Scope::system>(sent_word(common.rank).in(common.heaps[peer]), epoch << 32 | call);
+  }
+  /// By one thread: has `peer` sent all its rows? Acquires them, and says which call it meant.
+  DEEP_EP_DEVICE bool has_sent(int peer, std::uint32_t& call) const {
+    const std::uint64_t word = load_acquire<Scope::system>(sent_word(peer).in(common.local));
+    call = static_cast<std::uint32_t>(word);
+    return word >> 32 == (epoch & 0xffffffffu);
+  }
+  /// Has `peer` announced selections? Then it takes this call for one in one launch.
+  DEEP_EP_DEVICE bool has_announced_cells(int peer) const { return load_cell(selections_from(peer, 0)).epoch == epoch; }
+
+ private:
+  /// A word of each source for even and for odd epochs, which only far ranks use otherwise.
+  DEEP_EP_DEVICE Place<std::uint64_t> sent_word(int source) const {
+    return common.window.progress(LowLatencyKind::combine, epoch, source, 0);
+  }
+};
+
+}  // namespace deep_ep::device::low_latency

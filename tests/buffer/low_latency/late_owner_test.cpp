@@ -1,0 +1,202 @@
+// Combine with hooks while one rank is late: within a node nobody's send part waits for it.
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <thread>
+
+#include "tests/cluster/fixture.hpp"
+#include "tests/cluster/low_latency_combine_case.hpp"
+
+namespace deep_ep::test {
+namespace {
+
+constexpr int kLateOwnerRanks = 3;
+
+class LowLatencyLateOwnerTest : public ClusterTest {
+ protected:
+  /// Each case three times, so that a call also takes the places of an earlier one. One rank after the other is late:
+  /// it begins a combine when the send parts of all others have ended, which it hears from them.
+  static void run_with_late_ranks(const ClusterOptions& where, const std::vector<LowLatencyCombineCase>& cases,
+                                  const BufferOptions& options, bool at_once = false) {
+    std::vector<std::vector<oracle::LowLatencyCombined>> expected;
+    for (const auto& one : cases) expected.push_back(one.expected_with_hooks(Topology::one_node));
+    run_cluster(where, [&](Rank& rank) {
+      Buffer& buffer = rank.buffer(options);
+      int late = 0;
+      for (std::size_t i = 0; i < cases.size(); ++i) {
+        const LowLatencyHandle handle = dispatch_low_latency(rank, buffer, cases[i]);
+        for (int round = 0; round < 3; ++round, late = (late + 1) % kLateOwnerRanks) {
+          const LowLatencyCombineArguments arguments = upload_combine(rank, cases[i], handle);
+          const auto send = [&] { return buffer.low_latency_combine(with_hook(arguments), rank.call()); };
+          LowLatencyCombineResult result;
+          if (rank.rank() != late) {
+            result = send();
+            rank.executor()->synchronize(rank.stream());
+            // The rows have left: what they were made of may be overwritten.
+            const std::vector<std::byte> other(arguments.x.bytes(), std::byte{0x3f});
+            rank.executor()->copy(writable(arguments.x).data, other.data(), other.size(), rank.stream());
+            rank.executor()->synchronize(rank.stream());
+          }
+          if (!at_once || round < 2) rank.bootstrap()->barrier();
+          if (rank.rank() == late) result = send();
+          result.hook();
+          check_low_latency_combine(rank, cases[i], expected[i], result.combined_x.view());
+          if (round != 1) continue;
+          // A call in one launch uses the same memory.
+          const LowLatencyCombineArguments again = upload_combine(rank, cases[i], handle);
+          const LowLatencyCombineResult plain = buffer.low_latency_combine(again, rank.call());
+          check_low_latency_combine(rank, cases[i], cases[i].expected(), plain.combined_x.view());
+        }
+      }
+      buffer.check();
+      buffer.destroy();
+    });
+  }
+
+  /// Cases whose selections at combine are not those of dispatch: some gone, some in another order, all weights others.
+  static std::vector<LowLatencyCombineCase> cases(std::int64_t hidden, int topk, std::uint64_t seed = 0) {
+    std::vector<LowLatencyCombineCase> cases;
+    for (const auto layout : {LowLatencyLayout::expert_major, LowLatencyLayout::rank_major}) {
+      for (const oracle::Routing routing : {oracle::Routing::uniform, oracle::Routing::duplicates}) {
+        auto one = make_low_latency_combine_case({.tokens = {7, 5, 4},
+                                                  .max_tokens = 7 * topk,  // an expert may be named so often
+                                                  .hidden = hidden,
+                                                  .topk = topk,
+                                                  .routing = routing,
+                                                  .layout = layout,
+                                                  .seed = 4 * seed + cases.size() + 1});
+        oracle::Random random(4 * seed + cases.size());
+        for (auto& input : one.inputs) {
+          oracle::Selection& now = input.selection;
+          for (std::int64_t t = 0; t < now.tokens; ++t) {
+            const auto row = now.idx.begin() + t * now.topk;
+            if (t % 3 == 0) std::reverse(row, row + now.topk);
+            for (int k = 0; k < now.topk; ++k) {
+              now.weights[static_cast<std::size_t>(t * now.topk + k)] *= -1.5f;
+              if (random.chance(0.2)) row[k] = -1 - random.below(3);
+            }
+          }
+        }
+        cases.push_back(std::move(one));
+      }
+    }
+    return cases;
+  }
+};
+
+constexpr Where kLateOwnerPlaces[] = {{Target::host, Placement::threads},
+                                      {Target::host, Placement::processes},
+                                      {Target::cuda, Placement::threads},
+                                      {Target::cuda, Placement::processes}};
+INSTANTIATE_TEST_SUITE_P(On, LowLatencyLateOwnerTest, testing::ValuesIn(kLateOwnerPlaces), name_of_place);
+
+TEST_P(LowLatencyLateOwnerTest, NobodyWaitsForItToSend) {
+  DEEP_EP_NEEDS_RANKS(kLateOwnerRanks);
+  if (under_thread_sanitizer()) GTEST_SKIP() << "EverySeedGivesTheSame does the same";
+  run_with_late_ranks(cluster(kLateOwnerRanks), cases(640, 6), low_latency_options(kLateOwnerRanks, 42, 640));
+}
+
+/// Rank 1 has received neither of two calls when rank 0 sends the third, whose rows take the places of the first.
+TEST_P(LowLatencyLateOwnerTest, PlacesOfACallThatIsNotReceivedAreLeftAlone) {
+  DEEP_EP_NEEDS_RANKS(2);
+  const auto with_seed = [](std::uint64_t seed) {
+    return make_low_latency_combine_case(
+        {.tokens = {5, 9}, .max_tokens = 9, .hidden = 256, .local_experts = 4, .topk = 4, .seed = seed});
+  };
+  const LowLatencyCombineCase one = with_seed(3);
+  const LowLatencyCombineCase third = with_seed(4);
+  run_cluster(cluster(2), [&](Rank& rank) {
+    Buffer& buffer = rank.buffer(low_latency_options(2, 9, 256));
+    const LowLatencyHandle handle = dispatch_low_latency(rank, buffer, one);
+    const LowLatencyHandle other = dispatch_low_latency(rank, buffer, third);
+    const LowLatencyCombineArguments arguments = upload_combine(rank, one, handle);
+    const auto send = [&] { return buffer.low_latency_combine(with_hook(arguments), rank.call()); };
+    const LowLatencyCombineResult first = send(), second = send();
+    rank.executor()->synchronize(rank.stream());
+    rank.bootstrap()->barrier();
+    const LowLatencyCombineArguments last = upload_combine(rank, third, other);
+    LowLatencyCombineResult result;
+    if (rank.rank() == 0) {
+      first.hook();
+      second.hook();
+      result = buffer.low_latency_combine(with_hook(last), rank.call());
+      // Time enough to write where it must not. Less of it hides a mistake, and harms nothing.
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    }
+    rank.bootstrap()->barrier();
+    if (rank.rank() == 1) {
+      first.hook();
+      second.hook();
+      result = buffer.low_latency_combine(with_hook(last), rank.call());
+    }
+    result.hook();
+    const auto expected = one.expected_with_hooks(Topology::one_node);
+    for (const auto& call : {first, second}) check_low_latency_combine(rank, one, expected, call.combined_x.view());
+    check_low_latency_combine(rank, third, third.expected_with_hooks(Topology::one_node), result.combined_x.view());
+    buffer.check();
+    buffer.destroy();
+  });
+}
+
+/// 32 selections a token need more room than there is: the call sends sums, like one without hooks.
+TEST_P(LowLatencyLateOwnerTest, WhereThereAreFewPlaces) {
+  DEEP_EP_NEEDS_RANKS(2);
+  const LowLatencyCombineCase one = make_low_latency_combine_case(
+      {.tokens = {6, 6}, .max_tokens = 6, .hidden = 4096, .local_experts = 32, .topk = 32, .seed = 5});
+  const auto expected = one.expected();
+  run_cluster(cluster(2), [&](Rank& rank) {
+    Buffer& buffer = rank.buffer(low_latency_options(2, 6, 4096));
+    const LowLatencyHandle handle = dispatch_low_latency(rank, buffer, one);
+    const LowLatencyCombineResult result =
+        buffer.low_latency_combine(with_hook(upload_combine(rank, one, handle)), rank.call());
+    result.hook();
+    check_low_latency_combine(rank, one, expected, result.combined_x.view());
+    buffer.check();
+    buffer.destroy();
+  });
+}
+
+/// A call ends when all rows have come, even those that nobody wants any more: later calls take the same places.
+TEST_P(LowLatencyLateOwnerTest, ACallEndsWhenAllHaveSent) {
+  DEEP_EP_NEEDS_RANKS(2);
+  if (GetParam().placement != Placement::threads) GTEST_SKIP() << "ranks share a variable";
+  LowLatencyCombineCase none = make_low_latency_combine_case(
+      {.tokens = {4, 4}, .max_tokens = 4, .hidden = 256, .local_experts = 4, .topk = 4, .seed = 6});
+  for (auto& input : none.inputs) std::fill(input.selection.idx.begin(), input.selection.idx.end(), -1);
+  std::atomic<bool> begun = false;
+  run_cluster(cluster(2), [&](Rank& rank) {
+    Buffer& buffer = rank.buffer(low_latency_options(2, 4, 256));
+    const LowLatencyHandle handle = dispatch_low_latency(rank, buffer, none);
+    const LowLatencyCombineArguments arguments = upload_combine(rank, none, handle);
+    if (rank.rank() == 0) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));  // less hides a mistake, and harms nothing
+      begun = true;
+    }
+    const LowLatencyCombineResult result = buffer.low_latency_combine(with_hook(arguments), rank.call());
+    result.hook();
+    rank.executor()->synchronize(rank.stream());
+    require(begun, "the call has ended before rank 0 has sent");
+    check_low_latency_combine(rank, none, none.expected(), result.combined_x.view());
+    buffer.check();
+    buffer.destroy();
+  });
+}
+
+TEST_P(LowLatencyLateOwnerTest, EverySeedGivesTheSame) {
+  DEEP_EP_NEEDS_RANKS(kLateOwnerRanks);
+  if (GetParam().target != Target::host) GTEST_SKIP() << "GPUs have schedules of their own";
+  if (GetParam().placement != Placement::threads) GTEST_SKIP() << "the same as in threads";
+  const std::int64_t first = environment_number("DEEP_EP_TEST_FIRST_SCHEDULE", 1);
+  const std::int64_t count = environment_number("DEEP_EP_TEST_SCHEDULES", under_thread_sanitizer() ? 1 : 4);
+  for (std::int64_t seed = first; seed < first + count; ++seed) {
+    SCOPED_TRACE("DEEP_EP_TEST_FIRST_SCHEDULE=" + std::to_string(seed));
+    ClusterOptions options = cluster(kLateOwnerRanks);
+    options.host = {
+        .multiprocessors = 3, .warps_per_block = seed % 2 == 0 ? 4 : 8, .seed = static_cast<std::uint64_t>(seed)};
+    ASSERT_NO_THROW(run_with_late_ranks(options, cases(256, 4, static_cast<std::uint64_t>(seed)),
+                                        low_latency_options(kLateOwnerRanks, 28, 256), true));
+  }
+}
+
+}  // namespace
+}  // namespace deep_ep::test

@@ -167,6 +167,13 @@ std::string describe_fault(const FaultRecord& fault, int rank, double timeout_s,
             "rows that its part of the output has; the rows beyond are lost",
             fault.field, rank, fault.seen);
       }
+      if (fault.wanted == Wanted::internode_rows) {
+        return fmt::format(
+            "rank {} handed on {} tokens of other nodes but its num_worst_tokens, for each rank of its node, leaves "
+            "room "
+            "for {}; combine lacks the rows of those beyond",
+            rank, fault.expected, fault.seen);
+      }
       return fmt::format("rank {} received {} rows but num_worst_tokens leaves room for {}; the rows beyond are lost",
                          rank, fault.expected, fault.seen);
     case FaultKind::unknown_expert:

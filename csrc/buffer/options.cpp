@@ -47,8 +47,7 @@ double longest_timeout(Bootstrap& bootstrap, double mine) {
 void check_same_options(Bootstrap& bootstrap, const BufferOptions& options) {
   constexpr std::array kNames = {"heap_bytes",        "window_bytes",        "max_local_experts",
                                  "low_latency.bytes", "low_latency.masking", "low_latency.allow_nvlink",
-                                 "low_latency.rails", "low_latency.lanes",   "internode_lanes",
-                                 "num_qps_per_rank"};
+                                 "low_latency.rails", "low_latency.lanes",   "internode_lanes"};
   const std::array<std::uint64_t, kNames.size()> mine = {options.heap_bytes,
                                                          options.window_bytes,
                                                          static_cast<std::uint64_t>(options.max_local_experts),
@@ -57,8 +56,7 @@ void check_same_options(Bootstrap& bootstrap, const BufferOptions& options) {
                                                          options.low_latency.allow_nvlink ? std::uint64_t{1} : 0,
                                                          static_cast<std::uint64_t>(options.low_latency.rails),
                                                          static_cast<std::uint64_t>(options.low_latency.lanes),
-                                                         static_cast<std::uint64_t>(options.internode_lanes),
-                                                         static_cast<std::uint64_t>(options.num_qps_per_rank)};
+                                                         static_cast<std::uint64_t>(options.internode_lanes)};
   const auto all = all_gather_values(bootstrap, mine);
   for (std::size_t rank = 0; rank < all.size(); ++rank) {
     for (std::size_t i = 0; i < mine.size(); ++i) {

@@ -69,9 +69,6 @@ Runtime::Runtime(std::shared_ptr<Bootstrap> bootstrap, std::shared_ptr<Executor>
   if (options_.low_latency.bytes != 0 && options_.low_latency.lanes == 0) {
     options_.low_latency.lanes = agree_on_lanes(*bootstrap_, options_.low_latency, nodes_);
   }
-  if (options_.internode_lanes == 0 && nodes_.num_nodes > 1 && nodes_.ranks_of_each_node() != 0) {
-    options_.internode_lanes = agree_on_internode_lanes(*bootstrap_, options_, nodes_.num_nodes - 1);
-  }
   // Only now do we know that there must be room for what NICs fetch and write.
   plan_ = BufferPlan::make(options_, nodes_);
   if (layout().bytes() > heap_->bytes()) make_heap();

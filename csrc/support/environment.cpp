@@ -134,12 +134,11 @@ constexpr std::array kVariables = {
                      "program says; auto = 1, more on Ethernet where ranks are few"},
     Variable{.names = {"DEEP_EP_INTERNODE_LANES"},
              .type = Type::choice,
-             .default_value = "auto",
-             .allowed = "auto|1|2|4",
+             .default_value = "1",
+             .allowed = "1|2|4",
              .help =
                  "normal mode between nodes: lanes (a queue pair for rows, one for credit) that rows take in turn to "
-                 "each rail, at most num_qps_per_rank, unless the program says; auto = 1, more on Ethernet where "
-                 "nodes are few"},
+                 "each rail, at most num_qps_per_rank, unless the program says"},
     Variable{.names = {"DEEP_EP_RDMA_WIRE"},
              .default_value = "auto",
              .allowed = "auto|local|verbs|simulated[:key=value,...]",

@@ -66,9 +66,9 @@ struct BufferOptions {
   int ranks_per_node = 0;
   /// Lanes that the rows of a call of normal mode take in turn to each rail, equal on all ranks: 1, 2 or 4. A lane is a
   /// queue pair for rows and one for credit; a network that keeps a queue pair on one path gets more paths so. 0:
-  /// DEEP_EP_INTERNODE_LANES decides, and where that is auto, 1, or more where NICs are on Ethernet and nodes are few.
+  /// DEEP_EP_INTERNODE_LANES decides, which is 1 unless set.
   int internode_lanes = 0;
-  /// No more lanes than this, equal on all ranks. 0: as many as the library wants.
+  /// No more lanes than this. 0: no bound.
   int num_qps_per_rank = 0;
   /// On a GPU, where memory for results comes from that need not lie in the heap: all results of low latency, and in
   /// normal mode layouts, handles, what combine returns, and rows that the heap has no room for. nullptr: the buffer's

@@ -51,6 +51,16 @@ DEEP_EP_DEVICE bool learn_target(const InternodeDispatchParams& params, std::uin
   return true;
 }
 
+/// Combine would not know where the rows are of tokens that this rank handed on beyond its room.
+DEEP_EP_DEVICE void note_lack_of_relay_rows(const TransferParams& transfer) {
+  const NodeGrid& grid = transfer.common.grid;
+  std::int64_t relayed = 0;
+  for (int number = 0; number < grid.others(); ++number) relayed += transfer.counts.from_node[grid.other(number)];
+  if (relayed <= transfer.relay_rows_room) return;
+  note_fault(transfer.wait, FaultKind::overflow, Wanted::internode_rows, grid.rank, 0,
+             static_cast<std::uint64_t>(relayed), static_cast<std::uint64_t>(transfer.relay_rows_room));
+}
+
 template <bool kLanes>
 DEEP_EP_DEVICE void dispatch_body(const InternodeDispatchParams& params, std::byte* memory) {
   const TransferParams& transfer = params.transfer;
@@ -117,9 +127,12 @@ DEEP_EP_DEVICE void dispatch_body(const InternodeDispatchParams& params, std::by
   call.end([&] {
     if (!good) return;
     end_together(transfer, call.epoch);
-    if (thread_index() == 0 && received > params.output_rows) {
+    if (thread_index() != 0) return;
+    if (received > params.output_rows) {
       note_fault(transfer.wait, FaultKind::overflow, Wanted::dispatch_rows, grid.rank, 0,
                  static_cast<std::uint64_t>(received), static_cast<std::uint64_t>(params.output_rows));
+    } else if (params.send_src_idx) {
+      note_lack_of_relay_rows(transfer);
     }
   });
 }

@@ -74,6 +74,12 @@ class RailPoster {
     credit_.reached(credit_.posted());  // puts a failure on record, which no other look would find before the end
     if (policy.called_off({})) return true;
     if (!policy.is_late({}, poll.begin)) return false;
+    for (int lane = 0; kLanes && is_staged() && !begun_ && lane < params_.common.lanes; ++lane) {
+      const std::uint64_t seen = load_acquire<Scope::system>(head_of(lane));
+      if (seen >= Rings::progress(call_, 0)) continue;
+      policy.blame({rail, Wanted::internode_credit, Rings::progress(call_, 0)}, seen);
+      return true;
+    }
     if (is_staged()) {
       const std::uint64_t seen = load_acquire<Scope::system>(head());
       policy.blame({rail, Wanted::internode_credit, Rings::room_for(call_, posted_, held())}, seen);

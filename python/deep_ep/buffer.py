@@ -88,7 +88,7 @@ class Buffer(LowLatencyCalls):
             allow_nvlink_for_low_latency_mode: ``False``: low-latency calls reach all other ranks by RDMA, even those of
                 its own node. Ranks of other nodes are reached by RDMA in any case.
             num_qps_per_rank: the most queue pairs that rows of normal mode take in turn to each rank of another node that
-                is written to: 1, 2 or 4 of them are taken, see ``DEEP_EP_INTERNODE_LANES``. Low-latency calls have a
+                is written to (0: no bound); how many are taken says ``DEEP_EP_INTERNODE_LANES``. Low-latency calls have a
                 queue pair for each peer and kind of call, and for each of ``DEEP_EP_LOW_LATENCY_LANES``.
             allow_mnnvl, use_fabric: accepted without effect. GPU memory that other nodes can map is used wherever all
                 ranks support it.
@@ -101,7 +101,7 @@ class Buffer(LowLatencyCalls):
         for name, value in (("num_nvl_bytes", num_nvl_bytes), ("num_rdma_bytes", num_rdma_bytes)):
             if not 0 <= integer(name, value) <= _LARGEST_SIZE or value % 128 != 0:
                 raise InvalidArgument(f"{name} is {value}, allowed: multiples of 128 from 0 to 2**56")
-        num_qps_per_rank = integer("num_qps_per_rank", num_qps_per_rank, 1)
+        num_qps_per_rank = integer("num_qps_per_rank", num_qps_per_rank, 0)
         if enable_shrink and not (low_latency_mode and num_rdma_bytes > 0):
             raise InvalidArgument("enable_shrink is True: it needs low_latency_mode=True and num_rdma_bytes > 0")
 

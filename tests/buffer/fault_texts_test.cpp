@@ -92,6 +92,10 @@ TEST(FaultTexts, Counts) {
   EXPECT_EQ(text_of(FaultKind::overflow, Wanted::dispatch_rows),
             "rank 2 received 17 rows but num_worst_tokens leaves room for 13; the rows beyond are lost");
   EXPECT_EQ(
+      text_of(FaultKind::overflow, Wanted::internode_rows),
+      "rank 2 handed on 17 tokens of other nodes but its num_worst_tokens, for each rank of its node, leaves room "
+      "for 13; combine lacks the rows of those beyond");
+  EXPECT_EQ(
       text_of(FaultKind::overflow, Wanted::low_latency_dispatch_rows, 3),
       "low_latency_dispatch: tokens name local expert 3 of rank 2 more than once, and it got more than the 13 rows "
       "that its part of the output has; the rows beyond are lost");

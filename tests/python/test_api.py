@@ -264,7 +264,7 @@ def test_attributes_and_destroy():
         with pytest.raises(RuntimeError, match="destroy"):
             call()
     for wrong in ({"num_nvl_bytes": 100}, {"num_rdma_bytes": -128}, {"num_rdma_bytes": 2**64 - 128},
-                  {"num_nvl_bytes": 2**64 - 128}, {"num_nvl_bytes": 2**80}, {"num_qps_per_rank": 0},
+                  {"num_nvl_bytes": 2**64 - 128}, {"num_nvl_bytes": 2**80},
                   {"num_qps_per_rank": -4}):  # fmt: skip
         with pytest.raises(ValueError, match=next(iter(wrong))):
             Buffer(None, comm=comm, **wrong)

@@ -3,20 +3,14 @@
 #include <algorithm>
 #include <bit>
 
-#include "csrc/bootstrap/agreement.hpp"
-#include "csrc/buffer/low_latency/lanes.hpp"
-#include "csrc/rdma/discovery/machine.hpp"
 #include "csrc/support/environment.hpp"
 #include "csrc/support/format.hpp"
 #include "csrc/support/text.hpp"
 #include "deep_ep/error.hpp"
 #include "kernels/internode/params.hpp"
 #include "kernels/internode/rings.hpp"
-#include "kernels/low_latency/window.hpp"
 
 namespace deep_ep {
-
-static_assert(kMostInternodeLanes == kMostLowLatencyLanes, "lanes_for() is for both");
 
 int most_internode_lanes(int num_qps_per_rank) {
   if (num_qps_per_rank == 0) return kMostInternodeLanes;
@@ -31,8 +25,7 @@ int asked_for_internode_lanes(const BufferOptions& options) {
   const int most = most_internode_lanes(options.num_qps_per_rank);
   const int asked = options.internode_lanes;
   if (asked == 0) {
-    const std::string word = environment::choice("DEEP_EP_INTERNODE_LANES");
-    return std::min(parse_number<int>(word).value_or(0), most);  // auto
+    return std::min(parse_number<int>(environment::choice("DEEP_EP_INTERNODE_LANES")).value_or(1), most);
   }
   if (asked != 1 && asked != 2 && asked != kMostInternodeLanes) {
     fail<InvalidArgument>("internode_lanes is {}, allowed: 1, 2, {}, or 0 for DEEP_EP_INTERNODE_LANES", asked,
@@ -43,12 +36,6 @@ int asked_for_internode_lanes(const BufferOptions& options) {
                           options.num_qps_per_rank);
   }
   return asked;
-}
-
-int agree_on_internode_lanes(Bootstrap& bootstrap, const BufferOptions& options, int rails) {
-  const int wanted = lanes_for({.far = rails, .keeps_to_path = rails != 0 && rdma::nics_are_on_ethernet()});
-  const std::vector<int> all = all_gather_values(bootstrap, wanted);
-  return std::min(*std::max_element(all.begin(), all.end()), most_internode_lanes(options.num_qps_per_rank));
 }
 
 std::uint32_t entries_in_flight(int lanes) { return 1 + 2 * static_cast<std::uint32_t>(Rings::kMostChunks / lanes); }

@@ -3,22 +3,16 @@
 
 #include <cstdint>
 
-#include "csrc/memory/node_membership.hpp"
-#include "deep_ep/bootstrap.hpp"
 #include "deep_ep/options.hpp"
 
 namespace deep_ep {
 
 /// What BufferOptions::internode_lanes and num_qps_per_rank mean: where the program leaves the lanes open,
-/// DEEP_EP_INTERNODE_LANES, but no more than it allows; 0 where that is auto. InvalidArgument.
+/// DEEP_EP_INTERNODE_LANES, but no more than it allows. InvalidArgument.
 int asked_for_internode_lanes(const BufferOptions& options);
 
 /// The most lanes that `num_qps_per_rank` allows.
 int most_internode_lanes(int num_qps_per_rank);
-
-/// Collective, where lanes are to be found: as many as the rank wants that wants most, and no more than are allowed.
-/// Each reaches `rails` ranks.
-int agree_on_internode_lanes(Bootstrap& bootstrap, const BufferOptions& options, int rails);
 
 /// Entries that a call can have posted to a lane's rows, and that are not complete: the shape, and for each chunk that
 /// a ring holds of the lane a write and an addition.

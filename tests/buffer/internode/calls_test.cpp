@@ -181,6 +181,32 @@ TEST_P(InternodeCallsTest, TooSmallAWorstCaseIsRaised) {
   }
 }
 
+/// Rank 3 gets no row, but hands on those that rank 1 sends to rank 2: combine needs to know where they are.
+TEST_P(InternodeCallsTest, TooSmallAWorstCaseOfARelayIsRaised) {
+  DEEP_EP_NEEDS_RANKS(4);
+  constexpr std::int64_t kTokens = 10;
+  const Shape shape{.tokens = {0, kTokens, 0, 0}, .routing = oracle::Routing::one_hot_expert, .ranks_per_node = 2};
+  const Case one = make_case(shape);
+  ASSERT_EQ(one.rows(2), kTokens);
+  for (const std::int64_t room : {kTokens / 2 - 1, kTokens / 2}) {
+    run_cluster(cluster(4), [&](Rank& rank) {
+      Buffer& buffer = rank.buffer(options(kCallsWindow));
+      Inputs inputs = upload_inputs(rank, one);
+      inputs.dispatch.num_worst_tokens = rank.rank() == 3 ? room : 128;
+      const DispatchResult result = buffer.dispatch(inputs.dispatch, rank.call());
+      if (rank.rank() == 3 && 2 * room < kTokens) {
+        require_throws<OutOfMemory>([&] { buffer.check(); }, {"rank 3", "10 tokens", "num_worst_tokens", "room for 8"},
+                                    "the next call");
+      } else {
+        buffer.check();
+      }
+      rank.bootstrap()->barrier();
+      run_round(rank, buffer, one);
+      buffer.destroy();
+    });
+  }
+}
+
 TEST_P(InternodeCallsTest, AWindowMustHoldTwoRows) {
   DEEP_EP_NEEDS_RANKS(2);
   const Case one = make_case({.tokens = {3, 4}, .hidden = 2048, .ranks_per_node = 1});

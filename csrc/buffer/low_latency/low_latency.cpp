@@ -144,6 +144,7 @@ void LowLatency::drain() noexcept {
 void LowLatency::leave() {
   const std::uint64_t left = 1;
   LowLatencySigns& own = *setup_.common.window.signs().in(runtime_.heap()->local());
+  if (runtime_.device().kind == Device::Kind::cpu) return __atomic_store_n(&own.left, left, __ATOMIC_RELEASE);
   runtime_.executor()->copy(&own.left, &left, sizeof left, runtime_.comm_stream());
   runtime_.executor()->synchronize(runtime_.comm_stream());
 }
@@ -151,9 +152,14 @@ void LowLatency::leave() {
 bool LowLatency::has_somebody_left() const {
   if (!setup_.watched()) return false;
   for (std::byte* const heap : runtime_.heap()->peers()) {
+    const std::uint64_t& shown = setup_.common.window.signs().in(heap)->left;
     std::uint64_t left = 0;
-    runtime_.executor()->copy(&left, &setup_.common.window.signs().in(heap)->left, sizeof left, runtime_.comm_stream());
-    runtime_.executor()->synchronize(runtime_.comm_stream());
+    if (runtime_.device().kind == Device::Kind::cpu) {
+      left = __atomic_load_n(&shown, __ATOMIC_ACQUIRE);
+    } else {
+      runtime_.executor()->copy(&left, &shown, sizeof left, runtime_.comm_stream());
+      runtime_.executor()->synchronize(runtime_.comm_stream());
+    }
     if (left != 0) return true;
   }
   return false;

@@ -40,6 +40,8 @@ WaitContext Faults::wait_context() const {
 
 bool Faults::met() const { return written(records_.get()[0]); }
 
+bool Faults::given_up() const { return met() && records_.get()[0].kind == FaultKind::given_up; }
+
 bool Faults::broken() const { return !broken_.empty() || (met() && breaks(records_.get()[0])); }
 
 void Faults::break_by_timeout(const std::string& why) {
@@ -86,7 +88,7 @@ std::optional<int> Faults::find_lost(int waited_for) {
 }
 
 void Faults::come_back() {
-  if (!broken_.empty() || !met() || records_.get()[0].kind != FaultKind::given_up) return;
+  if (!broken_.empty() || !given_up()) return;
   Executor& executor = calls_.executor();
   for (std::uint64_t* abort : abort_words_) executor.fill(abort, 0, sizeof *abort, calls_.comm_stream());
   executor.synchronize(calls_.comm_stream());

@@ -38,6 +38,8 @@ class Faults {
   bool met() const;
   /// Is the buffer broken, even if only by a fault that nobody has raised yet?
   bool broken() const;
+  /// The others have masked this rank, and it has not come back.
+  bool given_up() const;
   /// Breaks the buffer. Every later call throws: TimeoutError, or SystemError after a failure of RDMA. (After a
   /// mismatch that breaks it, RankMismatch.)
   [[noreturn]] void break_by_timeout(const std::string& why);

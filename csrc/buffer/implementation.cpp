@@ -100,6 +100,13 @@ void Buffer::Implementation::destroy_collectively() {
   // After a fault that breaks the buffer, a rank may never come. Any other fault may be known to this rank alone, and
   // its peers would wait for it.
   if (runtime_.faults().broken()) return;
+  // The others go on without a rank that they have given up, or have gone themselves. It does not wait for them; nor
+  // they for it.
+  if (runtime_.faults().given_up()) {
+    low_latency_->leave();
+    return;
+  }
+  if (low_latency_ && low_latency_->has_somebody_left()) return;
   drain();
   runtime_.bootstrap().barrier();  // nobody writes to a peer any more
   internode_.reset();

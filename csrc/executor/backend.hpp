@@ -17,7 +17,7 @@ namespace deep_ep {
 struct DeviceIdentity {
   std::array<std::uint8_t, 16> uuid{};
   std::int32_t multiprocessors = 0;  ///< of the whole device; 0: one that ranks share as the operating system lets them
-  std::int32_t kept = 0;            ///< of a rank's share, what kernels that play its NICs take
+  std::int32_t kept = 0;             ///< of a rank's share, what kernels that play its NICs take
 };
 
 class Backend : public Executor {
@@ -27,6 +27,9 @@ class Backend : public Executor {
   /// run, and these may wait for what only that launch would do.
   virtual void load_kernels() const = 0;
   virtual DeviceIdentity identity() const { return {}; }
+  /// May kernels compare and exchange words in the memory of a rank that runs on `peer`? False, too, where this process
+  /// cannot find that out.
+  virtual bool exchanges_with(const DeviceIdentity& /*peer*/) const { return true; }
   virtual std::unique_ptr<SymmetricHeap> create_heap(Bootstrap& bootstrap, const HeapOptions& options) = 0;
 };
 

@@ -48,6 +48,7 @@ struct alignas(kLine) LowLatencyMailbox {
 struct alignas(kLine) LowLatencySigns {
   std::uint64_t beat;                    ///< changes as long as a call of the rank runs
   std::uint64_t sent[kLowLatencyKinds];  ///< the last call whose send part has ended
+  std::uint64_t left;                    ///< not 0: it has destroyed its buffer, as the others had given it up
 };
 
 /// On the board of rank 0, between two low_latency_resume.

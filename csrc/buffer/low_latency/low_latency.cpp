@@ -5,9 +5,23 @@
 #include "csrc/bootstrap/agreement.hpp"
 #include "csrc/buffer/low_latency/plan_parts.hpp"
 #include "csrc/support/format.hpp"
+#include "csrc/support/logging.hpp"
 #include "kernels/low_latency/transport/watch.hpp"
 
 namespace deep_ep {
+
+namespace {
+
+/// Collective.
+std::string ask_why_own_masks(Runtime& runtime) {
+  const std::vector<DeviceIdentity> devices = all_gather_values(runtime.bootstrap(), runtime.executor()->identity());
+  MaskingRank mine{.process = this_process()};
+  agree(runtime.bootstrap(), "asking whether ranks can agree on who is lost",
+        [&] { mine.reaches_board = runtime.executor()->exchanges_with(devices[0]); });
+  return why_own_masks(all_gather_values(runtime.bootstrap(), mine));
+}
+
+}  // namespace
 
 LowLatency::LowLatency(Runtime& runtime) : runtime_(runtime) {
   Executor& executor = *runtime.executor();
@@ -45,6 +59,11 @@ LowLatency::LowLatency(Runtime& runtime) : runtime_(runtime) {
     common.masked = masks_->records();
   }
   if (links_) links_->add_to(common);
+  if (masks_ && !links_) {
+    const std::string why = ask_why_own_masks(runtime);
+    setup_.own_masks = !why.empty();
+    if (runtime.rank() == 0 && !why.empty()) log::info("low latency: each rank has masks of its own, as {}", why);
+  }
   if (setup_.watched()) {
     constexpr std::uint64_t kDeadlines = device::low_latency::Watcher::kWaitDeadlines;
     std::uint64_t& timeout = common.wait.timeout_ns;  // whoever watches ends waits before that
@@ -120,6 +139,30 @@ void LowLatency::check() const {
 
 void LowLatency::drain() noexcept {
   if (links_) links_->drain();
+}
+
+void LowLatency::leave() {
+  const std::uint64_t left = 1;
+  LowLatencySigns& own = *setup_.common.window.signs().in(runtime_.heap()->local());
+  if (runtime_.device().kind == Device::Kind::cpu) return __atomic_store_n(&own.left, left, __ATOMIC_RELEASE);
+  runtime_.executor()->copy(&own.left, &left, sizeof left, runtime_.comm_stream());
+  runtime_.executor()->synchronize(runtime_.comm_stream());
+}
+
+bool LowLatency::has_somebody_left() const {
+  if (!setup_.watched()) return false;
+  for (std::byte* const heap : runtime_.heap()->peers()) {
+    const std::uint64_t& shown = setup_.common.window.signs().in(heap)->left;
+    std::uint64_t left = 0;
+    if (runtime_.device().kind == Device::Kind::cpu) {
+      left = __atomic_load_n(&shown, __ATOMIC_ACQUIRE);
+    } else {
+      runtime_.executor()->copy(&left, &shown, sizeof left, runtime_.comm_stream());
+      runtime_.executor()->synchronize(runtime_.comm_stream());
+    }
+    if (left != 0) return true;
+  }
+  return false;
 }
 
 LowLatencyCounts LowLatency::count_together() {

@@ -32,6 +32,10 @@ class LowLatency {
   /// Collective, with masks.
   void resume();
 
+  /// This rank goes for good, without the others: it has been given up. Shows them that, where they look for it.
+  void leave();
+  bool has_somebody_left() const;
+
   /// From now on the program may write there, and `clean` cleans it.
   TensorView memory();
   /// A line for Buffer::describe.

@@ -22,11 +22,12 @@ struct LowLatencySetup {
   std::size_t low_latency_bytes = 0;
   int rail_width = 0;  ///< see LowLatencyReach
   bool rails_always = false;
+  bool own_masks = false;  ///< ranks cannot agree on who is lost, though none is reached by RDMA
 
   bool on_gpu() const { return device.kind == Device::Kind::cuda; }
   bool rdma() const { return common.peers != nullptr; }
   /// Ranks may be masked, and agree on whom: a block of each call watches (transport/watch.hpp).
-  bool watched() const { return common.mask != nullptr && !rdma(); }
+  bool watched() const { return common.mask != nullptr && !rdma() && !own_masks; }
 };
 
 /// A kernel that does one part of a call, or both.

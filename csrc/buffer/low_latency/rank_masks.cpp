@@ -2,9 +2,22 @@
 
 #include "csrc/buffer/checks.hpp"
 #include "csrc/buffer/fault_texts.hpp"
+#include "csrc/support/format.hpp"
 #include "csrc/support/logging.hpp"
 
 namespace deep_ep {
+
+std::string why_own_masks(std::span<const MaskingRank> ranks) {
+  for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
+    if (!ranks[rank].process.same_host(ranks[0].process)) {
+      return fmt::format("rank {} is on another host than rank 0, and a host may be lost", rank);
+    }
+    if (!ranks[rank].reaches_board) {
+      return fmt::format("rank {} is not known to have native atomics on the GPU of rank 0", rank);
+    }
+  }
+  return {};
+}
 
 RankMasks::RankMasks(Runtime& runtime, const LowLatencyState* state)
     : runtime_(runtime),

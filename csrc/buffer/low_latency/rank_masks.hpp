@@ -4,12 +4,24 @@
 
 #include <functional>
 #include <memory>
+#include <span>
+#include <string>
 #include <utility>
 
 #include "csrc/buffer/runtime.hpp"
+#include "csrc/memory/process_identity.hpp"
 #include "kernels/low_latency/params.hpp"
 
 namespace deep_ep {
+
+/// What ranks need to know of each other to agree on who is lost. Plain data.
+struct MaskingRank {
+  ProcessIdentity process;
+  bool reaches_board = false;  ///< its kernels may compare and exchange words in rank 0's memory
+};
+
+/// Why ranks cannot agree, though all map each other's memory; empty: they can.
+std::string why_own_masks(std::span<const MaskingRank> ranks);
 
 class RankMasks {
  public:

@@ -1,5 +1,6 @@
 // When low-latency calls may use the places of an earlier call, and what becomes of rows that never came into theirs.
 #include <array>
+#include <atomic>
 #include <chrono>
 #include <cstring>
 #include <functional>
@@ -165,6 +166,36 @@ TEST_F(LowLatencyWindowTest, ClearedMasksStayClear) {
       check_low_latency_dispatch(rank, one, buffer.low_latency_dispatch(upload_arguments(rank, one), rank.call()));
     }
     buffer.check();
+    buffer.destroy();
+  });
+}
+
+/// A rank that was given up used to wait for those that go on without it, and they for it when they had finished.
+TEST_F(LowLatencyWindowTest, WhoWasGivenUpLeavesAlone) {
+  const LowLatencyCase one = make_low_latency_case({.tokens = {2, 3}, .max_tokens = 6, .hidden = 256, .topk = 2});
+  std::atomic<bool> left = false;
+  on_two_ranks([&](Rank& rank, Buffer& buffer) {
+    if (rank.rank() == 0) {
+      const device::low_latency::Accusation said{0, 1, Wanted::low_latency_dispatch_rows};
+      *window().accusation(0).in(heap_of(buffer)) = said.packed();
+    }
+    rank.bootstrap()->barrier();
+    if (rank.rank() == 1) {
+      buffer.low_latency_dispatch(upload_arguments(rank, one), rank.call());
+      require_throws<TimeoutError>([&] { buffer.check(); }, {"low_latency_resume"}, "it is told");
+      require_throws<TimeoutError>([&] { buffer.low_latency_clear_mask(rank.call().stream); }, {"low_latency_resume"},
+                                   "it cannot come back by itself");
+      buffer.destroy();
+      left = true;
+      return;
+    }
+    const auto begin = std::chrono::steady_clock::now();
+    while (!left) {
+      const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
+      require(took.count() < patience() + short_deadline(), "rank 1 waits for rank 0");
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
+    buffer.low_latency_update_mask(1, true, rank.call().stream);
     buffer.destroy();
   });
 }

@@ -7,6 +7,7 @@
 #include <set>
 #include <string>
 
+#include "csrc/buffer/low_latency/rank_masks.hpp"
 #include "deep_ep/error.hpp"
 #include "tests/cluster/low_latency_case.hpp"
 
@@ -136,10 +137,24 @@ TEST(LowLatencyPlan, KernelsByWhatTheCallNeeds) {
                                        : &KernelTable::combine_low_latency_watched),
                 !rdma);
       if (rdma) continue;
+      LowLatencySetup apart = masking;
+      apart.own_masks = true;
+      EXPECT_EQ(plan_combine(inputs.arguments, apart).kernel,
+                logfmt ? &KernelTable::combine_low_latency_logfmt : &KernelTable::combine_low_latency);
       EXPECT_EQ(plan.first.shape.blocks, plan.first.working_blocks + 1);
       EXPECT_LE(plan.first.shape.blocks, masking.policy.multiprocessors) << "all are resident";
     }
   }
+}
+
+TEST(LowLatencyPlan, RanksAgreeOnMasksOnOneHostWithAtomicsOnly) {
+  std::vector<MaskingRank> ranks(3);
+  for (MaskingRank& rank : ranks) rank = {.process = this_process(), .reaches_board = true};
+  EXPECT_EQ(why_own_masks(ranks), "");
+  ranks[2].reaches_board = false;
+  EXPECT_EQ(why_own_masks(ranks), "rank 2 is not known to have native atomics on the GPU of rank 0");
+  ranks[1].process.boot_id[0] ^= 1;
+  EXPECT_EQ(why_own_masks(ranks), "rank 1 is on another host than rank 0, and a host may be lost");
 }
 
 TEST(LowLatencyPlan, CombineSharesRowsOut) {

@@ -5,7 +5,7 @@
 //
 //   dispatch:  token -> one row for each rank that owns one of its experts -> recv_x
 //   (experts)  recv_x -> rows of the same shape
-//   combine:   rows -> one partial sum for each rank -> the token's owner adds them -> combined_x
+//   combine:   rows -> one partial sum for each rank (or, with hooks, as they are) -> the owner adds them -> combined_x
 //
 // A call has two parts: *send* and *receive*. They run as one kernel, or, with `return_recv_hook`, as two: the call
 // enqueues the first, and result.hook() the second. In between no SM is taken. Outputs, counts and statistics hold only

@@ -33,7 +33,7 @@ struct LowLatencyCounters {
   CallCount sent;          ///< calls whose send part has run
   CallCount received;      ///< calls whose receive part has run
   std::uint32_t arrived;   ///< blocks of this kernel that know which call it is; the last one resets it to zero
-  std::uint32_t finished;  ///< blocks that have received (masking), or sent (unreduced combine); the last one resets it
+  std::uint32_t finished;  ///< blocks that have received (masking), or are done (unreduced combine); reset by the last
   /// With masking: sum of what the blocks of this kernel saw as `mask_version`; the last one resets it to zero.
   std::uint64_t versions;
 

@@ -144,8 +144,8 @@ struct LowLatencyWindow {
     return {selections_ + token * kMaxTopk * sizeof(Cell)};
   }
   /// Row `slot` of `source`. A source has a place of its own: ranks that disagree in their row sizes do not overwrite
-  /// each other. (Those that disagree in whether combine goes by rails may; but then each of them also waits for a row
-  /// that does not come.)
+  /// each other. (Those that disagree in whether combine goes by rails may, and those of combine with hooks; but then
+  /// each of them also waits for a row that does not come, or asks all others before it blames one.)
   DEEP_EP_HOST_DEVICE Place<std::byte> row(LowLatencyKind kind, std::uint64_t epoch, int source, int slot,
                                            std::size_t row_bytes) const {
     return rows_.row(index(static_cast<int>(kind) * 2 + static_cast<int>(epoch & 1), source), slot, row_bytes);

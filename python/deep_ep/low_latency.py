@@ -197,11 +197,13 @@ class LowLatencyCalls:
                 to look like it. Not with ``use_logfmt``.
             out: ``[T, H]`` bfloat16 contiguous: written and returned.
             combine_wait_recv_cost_stats: ``[R]`` int64: clock cycles spent waiting for each rank are added.
+            return_recv_hook: within a node equal on all ranks.
 
         Returns:
             ``combined_x`` ``[T, H]`` bfloat16: each rank adds in float32, selections ascending, and rounds; this rank
-            adds those parts in float32, ranks ascending, and rounds. Bitwise reproducible. The event; the hook or
-            ``None``.
+            adds those parts in float32, ranks ascending, and rounds. With ``return_recv_hook``, within a node, this rank
+            adds all rows in float32, selections ascending, and rounds once (docs/low-latency.md says when).
+            Bitwise reproducible. The event; the hook or ``None``.
         """
         combined_x, event, hook = self._low_latency().low_latency_combine(
             x,

@@ -48,7 +48,6 @@ def _resize(self: torch.UntypedStorage, size: int) -> Any:
             f"resize_: these {bytes} bytes belong to a handle or to the buffer of deep_ep, which later calls need, allowed: "
             "to drop the handle, or to destroy the buffer"
         )
-    _native.free_result(self.data_ptr(), bytes)
     # The memory is no longer this storage's, though PyTorch goes on having its address.
     self._freed_result_of_deep_ep = True  # type: ignore[attr-defined]
     self.nbytes = self.size = self.data_ptr = _nothing  # type: ignore[method-assign]

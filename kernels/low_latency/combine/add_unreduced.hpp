@@ -21,6 +21,7 @@ struct CombineTerms {
   int selection = 0;  ///< of the owner's, which it is for
   int expert = 0;
   int rank = 0;  ///< the expert's
+  bool first_of_rank = false;
   float weight = 0.0f;
   const std::byte* row = nullptr;
   std::uint32_t dropped = 0;  ///< in each lane bit i: the dispatch had no room for the i-th term
@@ -97,7 +98,10 @@ struct UnreducedAdder {
     terms.expert = warp::shuffle(expert, terms.selection);
     terms.rank = warp::shuffle(rank, terms.selection);
     terms.weight = warp::shuffle(weight, terms.selection);
-    if (lane < terms.count) {
+    const bool is_term = lane < terms.count;
+    terms.first_of_rank =
+        lowest_bit(warp::match_any(is_term ? static_cast<std::uint32_t>(terms.rank) : ~0u)) == lane && is_term;
+    if (is_term) {
       terms.row =
           params.rank_major ? reach.row_from(params.common.rank, terms.rank, token) : row_of(token, terms.selection);
     }
@@ -173,26 +177,52 @@ struct UnreducedAdder {
     return poll_until(all_there, gives_up);
   }
 
+  /// What the ranks have said of the call.
+  struct Survey {
+    int disagrees = -1;        ///< the first rank that means another one
+    int unsent = -1;           ///< the first that has not sent everything
+    std::uint32_t theirs = 0;  ///< what `disagrees` means
+  };
+  /// By a whole warp.
+  DEEP_EP_DEVICE Survey ask_all(std::uint32_t ours) const {
+    Survey survey;
+#pragma unroll 1
+    for (int first = 0; first < params.common.num_ranks; first += kWarpSize) {
+      const int peer = first + lane_index();
+      bool sent = true;
+      bool disagrees = false;
+      std::uint32_t theirs = 0;
+      if (peer < params.common.num_ranks) {
+        sent = reach.has_sent(peer, theirs);
+        disagrees = sent ? theirs != ours : reach.has_announced_cells(peer);
+      }
+      const std::uint32_t odd = warp::ballot(disagrees);
+      const std::uint32_t missing = warp::ballot(!sent);
+      theirs = warp::shuffle(theirs, odd == 0 ? 0 : lowest_bit(odd));
+      if (survey.disagrees < 0 && odd != 0) survey = {first + lowest_bit(odd), survey.unsent, theirs};
+      if (survey.unsent < 0 && missing != 0) survey.unsent = first + lowest_bit(missing);
+    }
+    return survey;
+  }
+
   /// What has become of a term that does not come? Once its rank has sent everything, either it is here, or it lies at
-  /// another selection's place, or there is none.
+  /// another selection's place, or there is none. Or a rank that means another call, with rows of another size, has
+  /// written where it lay; so nobody is blamed for a row that is not there before all have said which call they mean.
   DEEP_EP_DEVICE void look_for(int token, CombineTerms& terms, int term, std::uint64_t begin) const {
     const int rank = warp::shuffle(terms.rank, term);
     const int expert = warp::shuffle(terms.expert, term);
     const int selection = warp::shuffle(terms.selection, term);
     const std::uint32_t ours = call_of(params);
-    std::uint32_t theirs = 0;
+    Survey survey{.unsent = rank};
     bool sent = false;
-    bool disagrees = false;
     if (lane_index() == 0) {
-      const Awaited rows{rank, Wanted::low_latency_combine_rows, reach.epoch};
-      sent = reach.has_sent(rank, theirs);
-      disagrees = sent ? theirs != ours : reach.has_announced_cells(rank);
-      if (!sent && !disagrees && reach.policy().is_late(rows, begin)) reach.policy().blame(rows, 0);
+      sent = reach.has_sent(rank, survey.theirs);
+      if (sent ? survey.theirs != ours : reach.has_announced_cells(rank)) survey.disagrees = rank;
     }
-    sent = warp::any(sent);
-    disagrees = warp::any(disagrees);
-    bool unknown = false;
-    if (sent && !disagrees) {
+    sent = warp::any(sent && survey.disagrees < 0);
+    warp::sync();  // what other lanes read comes after the rank's word
+    bool found_here = false;
+    if (sent) {
       // In each lane the tag of that selection's row.
       std::uint64_t seen = 0;
       const bool is_selection = lane_index() < params.num_topk;
@@ -202,25 +232,43 @@ struct UnreducedAdder {
         seen = load_acquire<Scope::system>(reinterpret_cast<const std::uint64_t*>(row + kTaggedPayload));
       }
       const std::uint32_t found = warp::ballot(is_selection && seen == tag_of(expert));
-      const bool no_room = warp::any(is_selection && seen == reach.tag(UnreducedReach::kNoRow));
+      const std::uint64_t none = reach.tag(UnreducedReach::kNoRow | static_cast<std::uint32_t>(rank));
+      const bool no_room = warp::any(is_selection && seen == none);
       const bool moved = found != 0 && (found >> selection & 1u) == 0;
+      const std::byte* before = warp::shuffle(terms.row, term);
       if (moved && lane_index() == term) terms.row = row_of(token, lowest_bit(found));
       if (found == 0 && no_room) terms.dropped |= 1u << term;
-      unknown = found == 0 && !no_room;
+      if (warp::shuffle(terms.row, term) != before || (found == 0 && no_room)) return;
+      survey = ask_all(ours);
+      found_here = found != 0;
     }
-    if (lane_index() == 0 && (disagrees || unknown)) {
-      refuse_call(reach, rank, disagrees ? 0 : 2, disagrees ? ours : static_cast<std::uint64_t>(expert),
-                  disagrees ? theirs : static_cast<std::uint64_t>(token));
+    if (lane_index() == 0) {
+      if (survey.disagrees >= 0) {
+        refuse_call(reach, survey.disagrees, 0, ours, survey.theirs);
+      } else if (survey.unsent < 0 && !found_here) {
+        refuse_call(reach, rank, 2, static_cast<std::uint64_t>(expert), static_cast<std::uint64_t>(token));
+      } else {
+        const Awaited rows{survey.unsent < 0 ? rank : survey.unsent, Wanted::low_latency_combine_rows, reach.epoch};
+        if (reach.policy().is_late(rows, begin)) reach.policy().blame(rows, 0);
+      }
     }
     warp::sync();
   }
 
-  /// Of the rows that have come.
+  /// Of the rows that have come: of each rank the first, as elsewhere a rank has one.
   DEEP_EP_DEVICE void measure(const CombineTerms& terms, int first, std::uint32_t came, std::int64_t begin) const {
     const int i = lane_index() - first;
-    if (i < 0 || i >= kTogether || (came >> i & 1u) == 0) return;
+    if (i < 0 || i >= kTogether || (came >> i & 1u) == 0 || !terms.first_of_rank) return;
     add_relaxed<Scope::gpu>(params.wait_cost + terms.rank, clock_cycles() - begin);
   }
 };
+
+/// By all threads of all blocks, when their warps have received: the last block tells the peers, who may send the call
+/// after the next. All rows of this one are there, as one of the blocks has waited for that.
+DEEP_EP_DEVICE void tell_all_received(const UnreducedReach& reach) {
+  const LowLatencyParams& common = reach.common;
+  if (!last_warp_to_finish<Scope::gpu>(common)) return;
+  for (int peer = lane_index(); peer < common.num_ranks; peer += kWarpSize) reach.acknowledge_now(peer);
+}
 
 }  // namespace deep_ep::device::low_latency

@@ -1,7 +1,6 @@
 // The expert side of combine where nothing is added up before the owner does: each row goes to its owner as it is.
 #pragma once
 
-#include "kernels/common/tickets.hpp"
 #include "kernels/common/wait.hpp"
 #include "kernels/low_latency/combine/rows.hpp"
 #include "kernels/low_latency/combine/unreduced.hpp"
@@ -81,12 +80,12 @@ struct UnreducedPusher {
   DEEP_EP_DEVICE void push(const UnreducedReach& reach, const CombineRow& row) const {
     std::byte* heap = params.common.heaps[row.source];
     const int expert_rows = params.common.num_ranks * params.max_tokens;
+    const auto rank = static_cast<std::uint32_t>(params.common.rank);
     std::uint32_t expert = 0;
     if (!params.rank_major) {
-      expert =
-          row.position < 0
-              ? UnreducedReach::kNoRow
-              : static_cast<std::uint32_t>(params.common.rank * params.num_local_experts + row.position / expert_rows);
+      expert = row.position < 0 ? UnreducedReach::kNoRow | rank
+                                : rank * static_cast<std::uint32_t>(params.num_local_experts) +
+                                      static_cast<std::uint32_t>(row.position / expert_rows);
     }
     const bool here = row.position >= 0 || row.position == LowLatencyRowTable::kNoRoom;
 #pragma unroll 1
@@ -139,13 +138,7 @@ struct UnreducedPusher {
 /// By all threads of all blocks, when their warps have pushed: the last block tells the peers.
 DEEP_EP_DEVICE void tell_all_sent(const UnreducedReach& reach, std::uint32_t call) {
   const LowLatencyParams& common = reach.common;
-  block::sync();  // the block's rows are on their way
-  if (warp_index() != 0) return;
-  LowLatencyCounters& counters = common.counters(LowLatencyKind::combine);
-  const bool last = lane_index() == 0 &&
-                    last_to_arrive(&counters.finished, static_cast<std::uint32_t>(grid_blocks())) &&
-                    !aborted(common.wait);
-  if (!warp::any(last)) return;
+  if (!last_warp_to_finish<Scope::system>(common)) return;
   for (int peer = lane_index(); peer < common.num_ranks; peer += kWarpSize) reach.tell_sent(peer, call);
 }
 

@@ -2,7 +2,7 @@
 // nobody's selections. A kernel of its own, as the one for calls in one launch has no room for its instructions.
 //
 //   send part     row table, acknowledgements (one load time) -> rows of x (one load time) -> lines to the owners
-//   receive part  selections (one load time) -> lines, as they are polled -> result
+//   receive part  selections (one load time) -> lines, as they are polled -> result -> acknowledgements
 #include "kernels/kernel_list.hpp"
 #include "kernels/low_latency/combine/add_unreduced.hpp"
 #include "kernels/low_latency/combine/epochs.hpp"
@@ -37,6 +37,7 @@ DEEP_EP_DEVICE void combine_unreduced_body(const LowLatencyCombineParams& params
   const UnreducedAdder adder{params, wire, reach, warp, params.block_warps};
   adder.add_all(block_index(), common.working_blocks);
   if (block_index() == 0 && warp == 0) adder.await_all_sent();
+  tell_all_received(reach);
 }
 
 }  // namespace deep_ep::device::low_latency

@@ -10,37 +10,75 @@
 //     calls in one launch.
 //   - A row's tags say which expert it is of, for selections may have moved since the dispatch.
 //   - Who has sent all its rows tells all ranks so, and which call that was (sent()). A receive part ends when
-//   everybody
-//     has. So when a rank acknowledges a call, no row of it is under way any more, not even one that the rank did not
-//     want; and whoever finds that acknowledgement may write wherever rows of combine lie, two calls later.
+//     everybody has. So when a rank acknowledges a call, no row of it is under way any more, not even one that the rank
+//     did not want; and whoever finds that acknowledgement may write wherever rows of combine lie, two calls later.
 //   - A sender writes to an owner when that has acknowledged the call before the last. That is all it waits for.
+//   - A rank acknowledges at the end of its receive part, and not only when its next call begins, as elsewhere: with
+//   two
+//     calls in flight that next call is the very one whose rows would wait for it.
 //
 // For ranks that all reach each other by NVLink, BF16 rows, without masking, where the rows fit the window. Other calls
 // with hooks send as calls in one launch do. (A masked rank that comes late would write into places of others; LogFMT
 // would make each row longer, not shorter, than the sums; what posters and relays post are sums.)
 #pragma once
 
+#include "kernels/common/tickets.hpp"
 #include "kernels/low_latency/combine/wire.hpp"
 #include "kernels/low_latency/transport/reach.hpp"
 
 namespace deep_ep::device::low_latency {
 
+/// The deadlines of combine, where nobody is ever masked. A rank that has refused an earlier call sends no rows of this
+/// one either.
+struct UnreducedPolicy : MaskOrEnd {
+  std::uint64_t epoch;
+
+  DEEP_EP_DEVICE UnreducedPolicy(const LowLatencyParams& params, std::uint64_t call) : MaskOrEnd{params}, epoch(call) {}
+
+  DEEP_EP_DEVICE bool is_late(const Awaited& awaited, std::uint64_t begin) const {
+    return refused(awaited.peer) || MaskOrEnd::is_late(awaited, begin);
+  }
+  DEEP_EP_DEVICE void blame(const Awaited& awaited, std::uint64_t seen) const {
+    const bool ended = refused(awaited.peer);
+    report_fault(common.wait, ended ? FaultKind::mismatch : FaultKind::timeout,
+                 ended ? Wanted::low_latency_combine_rows : awaited.wanted, awaited.peer, 0,
+                 ended ? 0 : awaited.expected, seen);
+  }
+
+ private:
+  DEEP_EP_DEVICE bool refused(int peer) const {
+    const std::uint64_t word =
+        load_relaxed<Scope::system>(common.window.begun(LowLatencyKind::combine, peer).in(common.local));
+    return (word & kRefused) != 0 && (word & ~kRefused) <= epoch;
+  }
+};
+
 struct UnreducedReach : CombineReach<false, false> {
   using CombineReach<false, false>::CombineReach;
 
-  /// Instead of an expert: the dispatch had no room for the row. Its lines are there all the same, and count for
-  /// nothing.
-  static constexpr std::uint32_t kNoRow = 0xffff;
-  static_assert(kMostLowLatencyExperts <= static_cast<int>(kNoRow));
+  /// With a rank instead of an expert: that rank's dispatch had no room for the row. Its lines are there all the same,
+  /// and count for nothing.
+  static constexpr std::uint32_t kNoRow = 0x10000;
+  static_assert(kMostLowLatencyExperts < static_cast<int>(kNoRow) && kMaxRanks <= static_cast<int>(kNoRow));
 
-  /// What is written into the lines of a row of `expert`; rank-major: of expert 0.
-  DEEP_EP_DEVICE std::uint64_t tag(std::uint32_t expert) const { return std::uint64_t{expert} << 48 | epoch; }
+  DEEP_EP_DEVICE UnreducedPolicy policy() const { return {common, epoch}; }
+
+  /// What is written into the lines of a row of `expert`; rank-major: of expert 0; without a row: kNoRow | rank. Never
+  /// what a call in one launch would write, so that nobody takes a row for a sum.
+  DEEP_EP_DEVICE std::uint64_t tag(std::uint32_t expert) const {
+    return std::uint64_t{expert} << 47 | std::uint64_t{1} << 46 | epoch;
+  }
 
   /// Row of the dispatch's selection `k` of `token`, in the heap of the token's owner.
   DEEP_EP_DEVICE std::byte* row_in_turn(std::byte* heap, int num_topk, int token, int k) const {
     return row_in(heap, 0, token * num_topk + k, row_bytes);
   }
 
+  /// Tells `peer` that this rank has received the call. By who knows that all blocks have, and that all rows are there.
+  DEEP_EP_DEVICE void acknowledge_now(int peer) const {
+    std::uint64_t* word = common.window.acknowledged(LowLatencyKind::combine, common.rank).in(common.heaps[peer]);
+    store_release<Scope::system>(word, epoch);
+  }
   /// Tells `peer` that this rank has sent all its rows of the call, releasing them, and which call (call_of()).
   DEEP_EP_DEVICE void tell_sent(int peer, std::uint32_t call) const {
     store_release<Scope::system>(sent_word(common.rank).in(common.heaps[peer]), epoch << 32 | call);
@@ -60,5 +98,20 @@ struct UnreducedReach : CombineReach<false, false> {
     return common.window.progress(LowLatencyKind::combine, epoch, source, 0);
   }
 };
+
+/// By all threads of all blocks, when their warps have done their part of the call. True in the one warp, in all lanes,
+/// that comes last and speaks for the rank; in none if the call is over. What others did before is ordered before.
+template <Scope S>
+DEEP_EP_DEVICE bool last_warp_to_finish(const LowLatencyParams& common) {
+  block::sync();
+  if (warp_index() != 0) return false;
+  LowLatencyCounters& counters = common.counters(LowLatencyKind::combine);
+  const bool last = lane_index() == 0 &&
+                    last_to_arrive<S>(&counters.finished, static_cast<std::uint32_t>(grid_blocks())) &&
+                    !aborted(common.wait);
+  const bool speaks = warp::any(last);
+  warp::sync();
+  return speaks;
+}
 
 }  // namespace deep_ep::device::low_latency

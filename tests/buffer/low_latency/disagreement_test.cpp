@@ -134,6 +134,53 @@ TEST_P(LowLatencyDisagreementTest, OnHooksOfCombine) {
   }
 }
 
+/// Only expert 0 has rows, which with hooks lie where they would without. Who calls without gets none, rather than
+/// rows that nobody has multiplied by their weights.
+TEST_P(LowLatencyDisagreementTest, OnHooksOfCombineWhereRowsLieAtTheSamePlaces) {
+  DEEP_EP_NEEDS_RANKS(2);
+  if (GetParam().topology != Topology::one_node) GTEST_SKIP() << "there they need not agree";
+  const LowLatencyCase one =
+      make_low_latency_case({.tokens = {4, 4}, .max_tokens = 4, .hidden = 512, .local_experts = 1, .topk = 1});
+  run_cluster(cluster_with_absentees(2), [&](Rank& rank) {
+    BufferOptions options = low_latency_options(2, 4, 512);
+    options.timeout_s = patience();
+    Buffer& buffer = rank.buffer(options);
+    LowLatencyDispatchArguments dispatch = upload_arguments(rank, one);
+    dispatch.topk_idx = rank.upload(std::vector<std::int64_t>(4, 0), DType::int64, {4, 1});
+    const LowLatencyDispatchResult dispatched = buffer.low_latency_dispatch(dispatch, rank.call());
+    LowLatencyCombineArguments combine;
+    combine.handle = &dispatched.handle;
+    combine.x = buffer.low_latency_combine_buffer(dispatched.handle);
+    combine.topk_idx = dispatch.topk_idx;
+    combine.topk_weights = rank.upload(std::vector<float>(4, 2.0f), DType::float32, {4, 1});
+    combine.return_recv_hook = rank.rank() == 0;
+    require_disagreement(rank, {"low_latency_combine", "return_recv_hook"}, WhoFindsOut::everybody, [&] {
+      const LowLatencyCombineResult result = buffer.low_latency_combine(combine, rank.call());
+      if (result.hook) result.hook();
+      buffer.check();
+    });
+  });
+}
+
+/// With hooks, rows of all ranks lie together, so rows of another size lie where those of others should. Nobody is told
+/// that a rank which means the same lacks a row.
+TEST_P(LowLatencyDisagreementTest, OnTheSizeOfRowsOfCombine) {
+  DEEP_EP_NEEDS_RANKS(kRanks);
+  if (GetParam().topology != Topology::one_node) GTEST_SKIP() << "rows of a rank lie by themselves";
+  for (const std::int64_t hidden : {256, 1024}) {
+    LowLatencyCaseShape dispatched = shape();
+    const LowLatencyCombineCase one = make_low_latency_combine_case(dispatched);
+    const LowLatencyCombineCase other = make_low_latency_combine_case(dispatched, hidden);
+    expect_mismatch(
+        [&](Rank& rank, Buffer& buffer, bool odd) {
+          const LowLatencyHandle handle = dispatch_low_latency(rank, buffer, one);
+          const LowLatencyCombineArguments arguments = with_hook(upload_combine(rank, odd ? other : one, handle));
+          buffer.low_latency_combine(arguments, rank.call()).hook();
+        },
+        {"low_latency_combine: ranks", "1", "differ in", "hidden"});
+  }
+}
+
 TEST_P(LowLatencyDisagreementTest, OnLogfmt) {
   DEEP_EP_NEEDS_RANKS(kRanks);
   const Words words = {"low_latency_combine", "use_logfmt"};
@@ -143,7 +190,7 @@ TEST_P(LowLatencyDisagreementTest, OnLogfmt) {
 /// Combines what experts 0, 3 and 6 made of four tokens, one expert of each rank; what selections it asks for, `change`
 /// says.
 void combine_own_choice(Rank& rank, Buffer& buffer, const std::function<void(std::vector<std::int64_t>&)>& change,
-                        bool hooks = false) {
+                        bool hooks = false, int times = 1) {
   const LowLatencyCase one = make_low_latency_case({.tokens = {4, 4, 4}, .max_tokens = 4, .hidden = 512, .topk = 3});
   LowLatencyDispatchArguments dispatch = upload_arguments(rank, one);
   std::vector<std::int64_t> experts = {0, 3, 6, 0, 3, 6, 0, 3, 6, 0, 3, 6};
@@ -156,9 +203,11 @@ void combine_own_choice(Rank& rank, Buffer& buffer, const std::function<void(std
   combine.topk_idx = rank.upload(experts, DType::int64, {4, 3});
   combine.topk_weights = rank.upload(std::vector<float>(12, 1.0f), DType::float32, {4, 3});
   combine.return_recv_hook = hooks;
-  const LowLatencyCombineResult result = buffer.low_latency_combine(combine, rank.call());
-  if (result.hook) result.hook();
-  buffer.check();
+  for (int i = 0; i < times; ++i) {
+    const LowLatencyCombineResult result = buffer.low_latency_combine(combine, rank.call());
+    if (result.hook) result.hook();
+    buffer.check();
+  }
 }
 
 TEST_P(LowLatencyDisagreementTest, OnWhatATokenSelected) {
@@ -185,7 +234,8 @@ TEST_P(LowLatencyDisagreementTest, OnWhatATokenSelected) {
   });
 }
 
-/// With hooks the rank that selects what was not dispatched finds that out itself.
+/// With hooks the rank that selects what was not dispatched finds that out itself. The others may finish the call; in
+/// the next one they hear of it.
 TEST_P(LowLatencyDisagreementTest, OnWhatATokenSelectedWithHooks) {
   DEEP_EP_NEEDS_RANKS(kRanks);
   if (GetParam().topology != Topology::one_node) GTEST_SKIP() << "as without hooks";
@@ -195,10 +245,45 @@ TEST_P(LowLatencyDisagreementTest, OnWhatATokenSelectedWithHooks) {
     Buffer& buffer = rank.buffer(options);
     const auto call = [&] {
       combine_own_choice(
-          rank, buffer, [&](auto& experts) { experts[6] = rank.rank() == 1 ? 1 : experts[6]; }, true);
+          rank, buffer, [&](auto& experts) { experts[6] = rank.rank() == 1 ? 1 : experts[6]; }, true, 2);
     };
     if (rank.rank() == 1) {
       require_throws<RankMismatch>(call, {"topk_idx of rank 1 selects expert 1 (rank 0) for token 2"}, "the cause");
+    } else {
+      require_throws<RankMismatch>(call, {"rank 1 has ended the call, as the ranks disagree"}, "another rank");
+    }
+    rank.bootstrap()->barrier();
+  });
+}
+
+/// Rank 0 had no room for a row of the token that then selects an expert of rank 1. That has nothing to do with it.
+TEST_P(LowLatencyDisagreementTest, OnWhatATokenSelectedBesideARowWithoutRoom) {
+  DEEP_EP_NEEDS_RANKS(2);
+  if (GetParam().topology != Topology::one_node) GTEST_SKIP() << "as without hooks";
+  const LowLatencyCase one =
+      make_low_latency_case({.tokens = {2, 2}, .max_tokens = 2, .hidden = 512, .local_experts = 1, .topk = 2});
+  run_cluster(cluster_with_absentees(2), [&](Rank& rank) {
+    BufferOptions options = low_latency_options(2, 2, 512);
+    options.timeout_s = patience();
+    Buffer& buffer = rank.buffer(options);
+    LowLatencyDispatchArguments dispatch = upload_arguments(rank, one);
+    std::vector<std::int64_t> experts(4, 0);  // eight rows for four places, those of rank 0 first
+    dispatch.topk_idx = rank.upload(experts, DType::int64, {2, 2});
+    const LowLatencyDispatchResult dispatched = buffer.low_latency_dispatch(dispatch, rank.call());
+    if (rank.rank() == 0) require_throws<OutOfMemory>([&] { buffer.check(); }, {"expert 0"}, "too many rows");
+    if (rank.rank() == 1) experts[1] = 1;
+    LowLatencyCombineArguments combine;
+    combine.handle = &dispatched.handle;
+    combine.x = buffer.low_latency_combine_buffer(dispatched.handle);
+    combine.topk_idx = rank.upload(experts, DType::int64, {2, 2});
+    combine.topk_weights = rank.upload(std::vector<float>(4, 1.0f), DType::float32, {2, 2});
+    combine.return_recv_hook = true;
+    const auto call = [&] {
+      buffer.low_latency_combine(combine, rank.call()).hook();
+      buffer.check();
+    };
+    if (rank.rank() == 1) {
+      require_throws<RankMismatch>(call, {"topk_idx of rank 1 selects expert 1 (rank 1) for token 0"}, "the cause");
     } else {
       try {  // it may have finished before
         call();

@@ -138,6 +138,39 @@ TEST_P(LowLatencyLateOwnerTest, PlacesOfACallThatIsNotReceivedAreLeftAlone) {
   });
 }
 
+/// Two calls are always in flight, as with two micro-batches. A rank that has received the first has said so by that,
+/// and not only by beginning the third: the others may send theirs.
+TEST_P(LowLatencyLateOwnerTest, NobodyWaitsForItToSendTheCallAfterTheNext) {
+  DEEP_EP_NEEDS_RANKS(kLateOwnerRanks);
+  const LowLatencyCombineCase one = make_low_latency_combine_case(
+      {.tokens = {7, 5, 4}, .max_tokens = 28, .hidden = 256, .local_experts = 4, .topk = 4, .seed = 7});
+  const auto expected = one.expected_with_hooks(Topology::one_node);
+  run_cluster(cluster(kLateOwnerRanks), [&](Rank& rank) {
+    Buffer& buffer = rank.buffer(low_latency_options(kLateOwnerRanks, 28, 256));
+    const LowLatencyHandle handle = dispatch_low_latency(rank, buffer, one);
+    const LowLatencyCombineArguments arguments = upload_combine(rank, one, handle);
+    const auto send = [&] { return buffer.low_latency_combine(with_hook(arguments), rank.call()); };
+    std::vector<LowLatencyCombineResult> calls = {send(), send()};
+    for (int late = 0; late < kLateOwnerRanks; ++late) {
+      calls[calls.size() - 2].hook();
+      rank.executor()->synchronize(rank.stream());
+      rank.bootstrap()->barrier();
+      if (rank.rank() != late) {
+        calls.push_back(send());
+        rank.executor()->synchronize(rank.stream());
+      }
+      rank.bootstrap()->barrier();
+      if (rank.rank() == late) calls.push_back(send());
+    }
+    for (const auto& call : calls) {
+      call.hook();
+      check_low_latency_combine(rank, one, expected, call.combined_x.view());
+    }
+    buffer.check();
+    buffer.destroy();
+  });
+}
+
 /// 32 selections a token need more room than there is: the call sends sums, like one without hooks.
 TEST_P(LowLatencyLateOwnerTest, WhereThereAreFewPlaces) {
   DEEP_EP_NEEDS_RANKS(2);

@@ -45,8 +45,9 @@ struct LowLatencyHandle {
   /// rank_major: [R] int64, the first row being 0.
   Tensor layout_range;
   /// [2 + M + M * K, R] int32, a column for each source: how many tokens it sent; their indices at the source (M
-  /// places); and for each of those tokens where the rows of its K selections lie in recv_x (-1: on another rank). Last,
-  /// in the first column, the dispatch's number, by which combine finds out that ranks use handles of different ones.
+  /// places); and for each of those tokens where the rows of its K selections lie in recv_x (-1: on another rank).
+  /// Last, in the first column, the dispatch's number, by which combine finds out that ranks use handles of different
+  /// ones.
   Tensor row_table;
   LowLatencyLayout layout = LowLatencyLayout::expert_major;
   int num_tokens = 0;       ///< T, of this rank
@@ -109,7 +110,7 @@ struct LowLatencyCombineArguments {
   /// token selects an expert that the dispatch brought no row of it to. (Where its rank got no row of the token at all,
   /// TimeoutError names that rank.)
   ConstTensorView topk_idx;
-  ConstTensorView topk_weights;  ///< [T, K] float32; expert_major: rows are multiplied by them
+  ConstTensorView topk_weights;              ///< [T, K] float32; expert_major: rows are multiplied by them
   const LowLatencyHandle* handle = nullptr;  ///< of the dispatch; any number of combines; used during the call only
   bool use_logfmt = false;  ///< rows travel in LogFMT, 10 bits a value, where their range allows: smaller, less exact
   std::optional<TensorView> out;  ///< [T, H] bfloat16, from a multiple of 16 bytes on: written instead of new memory

@@ -62,8 +62,8 @@ one_device() {
   peer=10.2.0.$((2 - id))
   for path in /sys/class/net/*; do [ ! -e "$path/device" ] || interface=${path##*/}; done
   ip link set "$interface" mtu 4200 up
-  # The default queue (fq_codel) drops what has waited for some milliseconds. On a busy host that is hundreds of packets,
-  # and soft-RoCE does not always recover: writes failed with "remote invalid request" or ran out of retries.
+  # The default queue (fq_codel) drops what has waited for some milliseconds: on a busy host hundreds of packets, each of
+  # which is sent again.
   tc qdisc replace dev "$interface" root pfifo limit 20000
   ip addr add "10.2.0.$((id + 1))/24" dev "$interface"
   add_device rxe0 "$interface"

@@ -9,6 +9,7 @@
 #include "csrc/executor/kernel_table.hpp"
 #include "deep_ep/buffer.hpp"
 #include "kernels/low_latency/params.hpp"
+#include "kernels/low_latency/waits.hpp"
 
 namespace deep_ep {
 
@@ -23,6 +24,7 @@ struct LowLatencySetup {
   int rail_width = 0;  ///< see LowLatencyReach
   bool rails_always = false;
   bool own_masks = false;  ///< ranks cannot agree on who is lost, though none is reached by RDMA
+  bool measured = false;   ///< calls add to statistics of waits
 
   bool on_gpu() const { return device.kind == Device::Kind::cuda; }
   bool rdma() const { return common.peers != nullptr; }
@@ -38,13 +40,18 @@ struct LowLatencyPart {
   int rows_of_group = 0;  ///< of combine
 };
 
-/// A call: one kernel, or two when a hook enqueues the second.
+/// Behind a receive part, or with `listen` before it.
+void enqueue_waits(const KernelTable& kernels, const LowLatencyWaitsParams& params, StreamHandle stream);
+
+/// A call: one kernel, or two when a hook enqueues the second, or a measured dispatch listens before it.
 template <class Params>
 struct LowLatencyPlan {
   Params params{};  ///< all but the part's, and memory that the call is given
   Launcher<Params> KernelTable::*kernel = nullptr;
   LowLatencyPart first;
-  std::optional<LowLatencyPart> receive;  ///< with a hook
+  std::optional<LowLatencyPart> receive;               ///< with a hook, or where `listens`
+  bool hooked = false;                                 ///< a hook enqueues it
+  std::optional<LowLatencyWaitsParams> listens, adds;  ///< measured: around the receive part
 };
 
 struct LowLatencyDispatchPlan : LowLatencyPlan<LowLatencyDispatchParams> {

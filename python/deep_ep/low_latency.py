@@ -91,8 +91,8 @@ class LowLatencyCalls:
             use_ue8m0: scales are exponents, four in an int32, the first in the lowest byte. Needs ``round_scale``.
             arrival_counters: ``[L, W]`` int64, zeros at first: words by which a kernel on another stream sees which rows
                 are there while the call still receives. The n-th call with this tensor brings each word to
-                ``n * deep_ep.ARRIVAL_STEP`` when its rows are there; a call that fails makes them negative. Not part of
-                upstream's interface; not with ``enable_shrink``. docs/low-latency.md has the order and an example.
+                ``n << 24`` when its rows are there; a call that fails makes them negative. Not part of upstream's
+                interface; not with ``enable_shrink``. docs/low-latency.md has the order and an example.
             arrival_rows: how many rows a word stands for, a power of two (W = R * M / that, rounded up); 0: all of an
                 expert (W = 1).
 

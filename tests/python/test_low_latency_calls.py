@@ -163,7 +163,8 @@ def arrival_counters(group):
             )
             if result[4] is not None:
                 result[4]()
-            result[3].current_stream_wait()
+            if call == 2:
+                result[3].current_stream_wait()
             assert (words == call << 24).all(), words
     with pytest.raises(ValueError, match="arrival_counters"):
         dispatch(buffer, case, arrival_counters=torch.zeros(4, 2, dtype=torch.int64))

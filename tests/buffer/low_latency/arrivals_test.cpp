@@ -19,9 +19,10 @@ class LowLatencyRailsArrivalsTest : public ClusterTest {};
 DEEP_EP_BY_RAILS(LowLatencyRailsArrivalsTest);
 
 /// Words for one case, and a kernel on a stream of its own that copies what they say is there.
-class Consumer {
+class ArrivalsConsumer {
  public:
-  Consumer(Rank& rank, const LowLatencyCaseShape& shape, int rows_of_word) : rank_(rank), rows_of_word_(rows_of_word) {
+  ArrivalsConsumer(Rank& rank, const LowLatencyCaseShape& shape, int rows_of_word)
+      : rank_(rank), rows_of_word_(rows_of_word) {
     const bool rank_major = shape.layout == LowLatencyLayout::rank_major;
     blocks_ = rank_major ? shape.ranks() : shape.local_experts;
     rows_ = shape.max_tokens * (rank_major ? 1 : shape.ranks());
@@ -35,8 +36,8 @@ class Consumer {
       copies_.push_back(static_cast<std::byte*>(rank.allocate(index(blocks_ * rows_ * bytes))));
     }
   }
-  ~Consumer() { rank_.executor()->destroy_stream(stream_); }
-  Consumer(const Consumer&) = delete;
+  ~ArrivalsConsumer() { rank_.executor()->destroy_stream(stream_); }
+  ArrivalsConsumer(const ArrivalsConsumer&) = delete;
 
   /// Before the call: what is copied lands on junk.
   void add_to(LowLatencyDispatchArguments& arguments) const {
@@ -117,8 +118,8 @@ class Consumer {
 
 /// Each shape several times with the same words, without and with hooks; what the kernel copied is checked, and what
 /// lies there in the end.
-void run_all(const ClusterOptions& options, const std::vector<LowLatencyCaseShape>& shapes,
-             const std::vector<int>& rows_of_word, int calls = 2) {
+void consume_all(const ClusterOptions& options, const std::vector<LowLatencyCaseShape>& shapes,
+                 const std::vector<int>& rows_of_word, int calls = 2) {
   std::vector<LowLatencyCase> cases;
   std::int64_t max_tokens = 1;
   std::int64_t hidden = 1;
@@ -131,7 +132,7 @@ void run_all(const ClusterOptions& options, const std::vector<LowLatencyCaseShap
     Buffer& buffer = rank.buffer(low_latency_options(rank.size(), max_tokens, hidden));
     for (std::size_t i = 0; i < cases.size(); ++i) {
       {
-        Consumer consumer(rank, cases[i].shape, rows_of_word[i % rows_of_word.size()]);
+        ArrivalsConsumer consumer(rank, cases[i].shape, rows_of_word[i % rows_of_word.size()]);
         for (int call = 0; call < calls; ++call) {
           LowLatencyDispatchArguments arguments = upload_arguments(rank, cases[i]);
           consumer.add_to(arguments);
@@ -151,7 +152,7 @@ void run_all(const ClusterOptions& options, const std::vector<LowLatencyCaseShap
   });
 }
 
-std::vector<LowLatencyCaseShape> some_shapes(int ranks) {
+std::vector<LowLatencyCaseShape> arrival_shapes(int ranks) {
   std::vector<LowLatencyCaseShape> shapes;
   for (const RowFormat format : {RowFormat::bf16, RowFormat::fp8, RowFormat::fp8_ue8m0}) {
     LowLatencyCaseShape shape{.tokens = equal_tokens(ranks, 5), .max_tokens = 5, .hidden = 1024, .format = format};
@@ -166,7 +167,7 @@ std::vector<LowLatencyCaseShape> some_shapes(int ranks) {
 
 TEST_P(LowLatencyArrivalsTest, RowsAreThereWhenTheWordsSaySo) {
   DEEP_EP_NEEDS_RANKS(2);
-  run_all(cluster(2), some_shapes(2), {4, 0, 1, 2}, 4);
+  consume_all(cluster(2), arrival_shapes(2), {4, 0, 1, 2}, 4);
 }
 
 /// Many warps share a row on a GPU where there are few rows: what they add must come out right for any number of them.
@@ -177,7 +178,7 @@ TEST_P(LowLatencyArrivalsTest, AnyNumberOfWarps) {
   run_cluster(cluster(2), [&](Rank& rank) {
     Buffer& buffer = rank.buffer(low_latency_options(2, 2, 2048));
     {
-      Consumer consumer(rank, shape, 2);
+      ArrivalsConsumer consumer(rank, shape, 2);
       for (const int warps : {1, 3, 5, 8, 12, 16}) {
         LowLatencyDispatchArguments arguments = upload_arguments(rank, one);
         consumer.add_to(arguments);
@@ -202,7 +203,7 @@ TEST_P(LowLatencyArrivalsTest, ACallThatFailsTellsThoseWhoPoll) {
     options.timeout_s = 1;  // rank 1 never comes
     Buffer& buffer = rank.buffer(options);
     if (rank.rank() == 0) {
-      Consumer consumer(rank, shape, 4);
+      ArrivalsConsumer consumer(rank, shape, 4);
       LowLatencyDispatchArguments arguments = upload_arguments(rank, one);
       consumer.add_to(arguments);
       consumer.begin(buffer.low_latency_dispatch(arguments, rank.call()), 300);
@@ -247,7 +248,7 @@ TEST(LowLatencyArrivalsArgumentsTest, WhatIsRefused) {
 
 TEST_P(LowLatencyRailsArrivalsTest, RowsThatAreHandedOn) {
   DEEP_EP_NEEDS_RANKS(4);
-  run_all(cluster(4), some_shapes(4), {4, 8});
+  consume_all(cluster(4), arrival_shapes(4), {4, 8});
 }
 
 /// A consumer that polls sees complete rows, under many schedules of the CPU executor.
@@ -261,7 +262,7 @@ TEST(LowLatencyArrivalsScheduleTest, EverySeedShowsCompleteRows) {
     SCOPED_TRACE("DEEP_EP_TEST_FIRST_SCHEDULE=" + std::to_string(first + i));
     ClusterOptions options{.ranks = 3, .where = {}, .host = {}};
     options.host = {.multiprocessors = 2, .warps_per_block = 2, .seed = static_cast<std::uint64_t>(first + i)};
-    ASSERT_NO_THROW(run_all(options, shapes, {4, 1}));
+    ASSERT_NO_THROW(consume_all(options, shapes, {4, 1}));
   }
 }
 

@@ -1,4 +1,5 @@
 # The CUDA language, for which machine code is made, and where the runtime is.
+include(DeepEpCudaArchitectures)
 
 if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
   set(choose_architectures ON)
@@ -13,16 +14,9 @@ endif()
 set(CMAKE_CUDA_RUNTIME_LIBRARY Static)
 
 enable_language(CUDA)
-if(CMAKE_CUDA_COMPILER_VERSION VERSION_LESS 12.4)
-  message(FATAL_ERROR "nvcc ${CMAKE_CUDA_COMPILER_VERSION} is too old: 12.4 or later is needed, 13.0 is what is tested")
-endif()
+deep_ep_cuda_architectures(${CMAKE_CUDA_COMPILER_VERSION} architectures)
 if(choose_architectures)
-  # Machine code for Hopper and Blackwell data-centre GPUs, and PTX that newer ones compile at load time.
-  set(CMAKE_CUDA_ARCHITECTURES 90a-real 100a-real 90-virtual)
-  if(CMAKE_CUDA_COMPILER_VERSION VERSION_LESS 12.8)
-    message(STATUS "nvcc ${CMAKE_CUDA_COMPILER_VERSION} does not know sm_100a (12.8 does): Blackwell GPUs compile the PTX")
-    list(REMOVE_ITEM CMAKE_CUDA_ARCHITECTURES 100a-real)
-  endif()
+  set(CMAKE_CUDA_ARCHITECTURES ${architectures})
 endif()
 # CMake 3.25.1 does not know yet that nvcc 12 and later speak C++20.
 if(NOT CMAKE_CUDA20_STANDARD_COMPILE_OPTION)

@@ -36,13 +36,8 @@ struct RowWriter {
     for (int base = thread_index() - lane_index(); base < vectors(); base += block_threads()) {
       const int vector = base + lane_index();
       const Vec16 next = load(vector + block_threads());
-      bool written = false;
-      if constexpr (kExtra) {
-        written = row.of_token || row.nvfp4;
-        if (row.of_token) store_fp8(vector, first, of_token, vector == 0, 0);
-        if (row.nvfp4) write_nvfp4(vector, first);
-      }
-      if (written) {
+      if (kExtra && write_extra(vector, first, of_token)) {
+        // It was one that plain kernels do not make.
       } else if (row.scaled) {
         write_fp8(vector, first);
       } else if (vector < vectors()) {
@@ -55,6 +50,13 @@ struct RowWriter {
   }
 
  private:
+  /// False: the row is one that plain kernels make.
+  DEEP_EP_DEVICE bool write_extra(int vector, const Vec16& value, const Fp8Scale& of_token) const {
+    if (row.of_token) store_fp8<true>(vector, value, of_token);
+    if (row.nvfp4) write_nvfp4(vector, value);
+    return row.of_token || row.nvfp4;
+  }
+
   /// The largest magnitude, of bfloat16 bits: those have the same order as the numbers.
   DEEP_EP_DEVICE static std::uint32_t largest(const Vec16& value) {
     std::uint32_t amax = 0;
@@ -80,12 +82,12 @@ struct RowWriter {
   DEEP_EP_DEVICE void write_fp8(int vector, const Vec16& value) const {
     const std::uint32_t amax = largest_of_lanes<kScaleLanes>(largest(value));
     const Fp8Scale scale = fp8_scale(bf16_low(amax), params.format != LowLatencyFormat::fp8);
-    store_fp8(vector, value, scale, vector % kScaleLanes == 0, vector / kScaleLanes);
+    store_fp8<false>(vector, value, scale);
   }
 
-  /// `scale` is number `index` of the row, and stored if `stores_scale`.
-  DEEP_EP_DEVICE void store_fp8(int vector, const Vec16& value, const Fp8Scale& scale, bool stores_scale,
-                                int index) const {
+  /// kOfToken: the row has no other scale.
+  template <bool kOfToken>
+  DEEP_EP_DEVICE void store_fp8(int vector, const Vec16& value, const Fp8Scale& scale) const {
     if (vector >= vectors()) return;
     std::uint32_t words[2];
     for (int i = 0; i < 2; ++i) {
@@ -97,7 +99,9 @@ struct RowWriter {
     }
     reinterpret_cast<std::uint64_t*>(stage + row.payload_at())[vector] =
         static_cast<std::uint64_t>(words[1]) << 32 | words[0];
-    if (stores_scale) reinterpret_cast<float*>(stage + row.scales_at())[index] = scale.inverse;
+    if (kOfToken ? vector == 0 : vector % kScaleLanes == 0) {
+      reinterpret_cast<float*>(stage + row.scales_at())[vector / kScaleLanes] = scale.inverse;
+    }
   }
 
   /// By the whole block: the row is gone through once more before it is cast. The payload's place serves to exchange

@@ -276,7 +276,7 @@ class ElasticBuffer(Sizes, Journeys, OptionalCalls):
                     bool(use_tma_aligned_col_major_sf),
                 )  # fmt: skip
         recv_x, recv_scales, recv_topk_idx, recv_topk_weights, handle = result
-        kept = handle._tensors()  # with a handle that was given, the call reads them, too
+        kept = handle._tensors() if stream.switched else ()  # with a handle that was given, the call reads them, too
         event = stream.finish(
             (rows, scales, topk_idx, topk_weights, cumulative_local_expert_recv_stats, *kept),
             (recv_x, recv_scales, recv_topk_idx, recv_topk_weights, *kept),
@@ -336,7 +336,8 @@ class ElasticBuffer(Sizes, Journeys, OptionalCalls):
         sms = integer("num_sms", num_sms, 0) or handle.num_sms
         with stream:
             combined_x, combined_weights = self._combine(stream, x, handle, topk_weights, biases, sms)
-        event = stream.finish((x, topk_weights, *biases, *handle._tensors()), (combined_x, combined_weights))
+        kept = handle._tensors() if stream.switched else ()
+        event = stream.finish((x, topk_weights, *biases, *kept), (combined_x, combined_weights))
         return combined_x, combined_weights, event
 
     def _synchronize(self, wanted: bool) -> None:

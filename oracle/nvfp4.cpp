@@ -10,7 +10,7 @@ namespace deep_ep::oracle {
 namespace {
 
 constexpr float kMagnitudes[] = {0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f};
-constexpr float kInverse = 1.0f / 6.0f;
+constexpr float kSixth = 1.0f / 6.0f;
 
 }  // namespace
 
@@ -32,7 +32,7 @@ float e2m1_value(std::uint8_t bits) { return (bits & 8) != 0 ? -kMagnitudes[bits
 std::uint8_t cast_nvfp4(std::span<const std::uint16_t> block, float global_scale, std::span<std::uint8_t> out) {
   float amax = 0;
   for (const std::uint16_t bits : block) amax = std::max(amax, std::fabs(bf16_value(bits)));
-  const float sixth = amax * kInverse;
+  const float sixth = amax * kSixth;
   const std::uint8_t scale = e4m3_bits(sixth * global_scale);
   const float multiplier = scale == 0 ? 0.0f : global_scale / e4m3_value(scale);
   for (std::size_t i = 0; i < block.size(); i += 2) {

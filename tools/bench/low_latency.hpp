@@ -20,13 +20,15 @@ struct LowLatencyOptions : BenchOptions {
   double late_threshold_us = 50;
   double late_us = 0;  ///< so much later one rank begins each round
   int late_rank = 0;
-  std::string trace;  ///< an SVG file to write
+  std::string trace;      ///< an SVG file to write
+  bool arrivals = false;  ///< dispatches are given arrival counters
 };
 
 /// One line of the result.
 struct LowLatencyMeasurement {
   std::string operation{};  ///< "dispatch", "combine", "dispatch+combine"
-  std::string variant{};    ///< dispatch: "fp8", "bf16"; combine: "plain", "zero copy", "LogFMT-10"; both: "fp8"
+  std::string variant{};    ///< dispatch: "fp8", "bf16", "fp8-token", "nvfp4"; combine: "plain", "zero copy",
+                            ///< "LogFMT-10"; both: "fp8"
   std::string part{};       ///< "whole", "send", "receive", "graph"
   std::int64_t tokens = 0;
   Timing timing{};

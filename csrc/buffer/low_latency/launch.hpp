@@ -32,9 +32,9 @@ template <class Params>
 void enqueue_receive(const KernelTable& kernels, const LowLatencyPlan<Params>& plan, StreamHandle stream) {
   Params params = plan.params;
   take_part(*plan.receive, params);
-  if (plan.listens) enqueue_waits(kernels, *plan.listens, stream);
+  if (plan.waits && plan.waits->listens) enqueue_waits(kernels, *plan.waits->listens, stream);
   (kernels.*plan.kernel)(params, plan.receive->shape, stream);
-  if (plan.adds) enqueue_waits(kernels, *plan.adds, stream);
+  if (plan.waits) enqueue_waits(kernels, plan.waits->adds, stream);
 }
 
 template <class Params, class Kept>
@@ -46,8 +46,8 @@ EventHandle LowLatency::launch(LowLatencyKind kind, LowLatencyPlan<Params>& plan
   if (!plan.hooked) {
     if (plan.receive) {
       enqueue_receive(kernels, plan, scope.stream());
-    } else if (plan.adds) {
-      enqueue_waits(kernels, *plan.adds, scope.stream());
+    } else if (plan.waits) {
+      enqueue_waits(kernels, plan.waits->adds, scope.stream());
     }
     return scope.finish();
   }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <memory>
 #include <optional>
 #include <vector>
 
@@ -40,7 +41,11 @@ struct LowLatencyPart {
   int rows_of_group = 0;  ///< of combine
 };
 
-/// Behind a receive part, or with `listen` before it.
+/// What measures a call: launched around its receive part.
+struct LowLatencyWaits {
+  std::optional<LowLatencyWaitsParams> listens;  ///< before it
+  LowLatencyWaitsParams adds;                    ///< behind it
+};
 void enqueue_waits(const KernelTable& kernels, const LowLatencyWaitsParams& params, StreamHandle stream);
 
 /// A call: one kernel, or two when a hook enqueues the second, or a measured dispatch listens before it.
@@ -49,9 +54,9 @@ struct LowLatencyPlan {
   Params params{};  ///< all but the part's, and memory that the call is given
   Launcher<Params> KernelTable::*kernel = nullptr;
   LowLatencyPart first;
-  std::optional<LowLatencyPart> receive;               ///< with a hook, or where `listens`
-  bool hooked = false;                                 ///< a hook enqueues it
-  std::optional<LowLatencyWaitsParams> listens, adds;  ///< measured: around the receive part
+  std::optional<LowLatencyPart> receive;         ///< with a hook, or where somebody listens before it
+  bool hooked = false;                           ///< a hook enqueues it
+  std::shared_ptr<const LowLatencyWaits> waits;  ///< of a call that is measured
 };
 
 struct LowLatencyDispatchPlan : LowLatencyPlan<LowLatencyDispatchParams> {

@@ -57,12 +57,13 @@ void WaitStats::measure(LowLatencyDispatchPlan& plan) const {
   LowLatencyWaitsParams waits = params(LowLatencyKind::dispatch);
   waits.given = plan.params.wait_cost;
   plan.params.wait_cost = waits.cost;
+  waits.step = LowLatencyWaitsStep::add;
+  LowLatencyWaits both{.listens = {}, .adds = waits};
   if (plan.receive) {
     waits.step = LowLatencyWaitsStep::listen;
-    plan.listens = waits;
+    both.listens = waits;
   }
-  waits.step = LowLatencyWaitsStep::add;
-  plan.adds = waits;
+  plan.waits = std::make_shared<const LowLatencyWaits>(both);
 }
 
 void WaitStats::measure(LowLatencyCombinePlan& plan) const {
@@ -75,7 +76,7 @@ void WaitStats::measure(LowLatencyCombinePlan& plan) const {
   waits.num_topk = plan.params.num_topk;
   waits.num_local_experts = plan.params.num_local_experts;
   waits.topk_idx = plan.params.topk_idx;
-  plan.adds = waits;
+  plan.waits = std::make_shared<const LowLatencyWaits>(LowLatencyWaits{.listens = {}, .adds = waits});
 }
 
 LowLatencyStats WaitStats::read(StreamHandle stream, bool reset) const {

@@ -145,13 +145,14 @@ TEST_P(LowLatencyWaitStatsTest, CallsAreCounted) {
       run(false);
       require_calls(read().combine, 0, "after a stop");
       run(true);
-      const std::vector<LowLatencyStats> all = gather_low_latency_stats(*rank.bootstrap(), read());
+      const LowLatencyStats own = read();
+      const std::vector<LowLatencyStats> all = gather_low_latency_stats(*rank.bootstrap(), own);
       require(all.size() == 2, "statistics of each rank");
       for (std::size_t of = 0; of < 2; ++of) {
         require(all[of].rank == static_cast<int>(of), "by rank");
         require_calls(all[of].dispatch, 1, "gathered");
       }
-      require(all[static_cast<std::size_t>(rank.rank())].combine.total_us == read().combine.total_us, "as they were");
+      require(all[static_cast<std::size_t>(rank.rank())].combine.total_us == own.combine.total_us, "as they were");
       buffer.check();
       buffer.destroy();
     });

@@ -8,8 +8,8 @@
 namespace deep_ep::tools {
 
 /// Colours that people who see colours differently can tell apart.
-constexpr std::array kColours = {"#0072b2", "#d55e00", "#009e73", "#cc79a7",
-                                 "#56b4e9", "#e69f00", "#000000", "#8a6d00"};
+inline constexpr std::array kColours = {"#0072b2", "#d55e00", "#009e73", "#cc79a7",
+                                        "#56b4e9", "#e69f00", "#000000", "#8a6d00"};
 
 /// Text as XML holds it.
 std::string escaped(const std::string& text);

@@ -44,7 +44,7 @@
   KERNEL(find_returned_rows,              deep_ep::ReturnedRowsParams,        256)      \
   KERNEL(sum_returned_rows,               deep_ep::ReturnedRowsParams,        256)      \
   KERNEL(nic_test,                        deep_ep::NicTestParams,             512)      \
-  KERNEL(simulated_nic,                   deep_ep::SimulatedNicParams,        512)
+  KERNEL(simulated_nic,                   deep_ep::SimulatedNicParams,        640)
 // clang-format on
 
 namespace deep_ep {

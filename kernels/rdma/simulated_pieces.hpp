@@ -1,5 +1,5 @@
 // Between the warps of a simulated NIC: a queue of pieces in shared memory. The taker puts them in, movers copy their
-// bytes, the finisher takes them out in the same order.
+// bytes, the finisher takes them out in the same order. And between the blocks of one: pieces lent in device memory.
 #pragma once
 
 #include "kernels/common/carver.hpp"
@@ -28,7 +28,8 @@ struct Piece {
   std::uint32_t bytes;
   std::uint32_t queue;
   std::uint32_t what;
-  std::uint32_t mistake;  ///< of a failure, an rdma::Mistake
+  std::uint16_t mistake;  ///< of a failure, an rdma::Mistake
+  std::uint16_t lent;     ///< 1: the other block moves it
 };
 
 /// The taker's notes of a queue pair, near at hand: loads from memory come one after the other until a message leaves.
@@ -49,8 +50,10 @@ struct PieceQueue {
   std::uint64_t tail;            ///< pieces finished
   std::uint64_t found;           ///< rounds in which the taker has found something
   std::uint64_t stopped;         ///< not 0: nothing is taken any more, and nothing waits for its time
+  std::uint64_t lent;            ///< pieces that the other block moves
   std::uint64_t moved[kPieces];  ///< number + 1 of the piece that lies in memory
   Piece pieces[kPieces];
+  std::uint64_t lent_numbers[kPieces];  ///< of the pieces lent
 
   DEEP_EP_DEVICE Piece& piece(std::uint64_t number) { return pieces[number % kPieces]; }
   DEEP_EP_DEVICE std::uint64_t& moved_of(std::uint64_t number) { return moved[number % kPieces]; }
@@ -58,7 +61,17 @@ struct PieceQueue {
   DEEP_EP_DEVICE void stop() { store_relaxed<Scope::block>(&stopped, 1); }
 };
 
-/// Shared memory of the block.
+/// From the block that serves queue pairs to the one that helps to move. Numbers go on from launch to launch. (Pieces
+/// under way are no more than kPieces, so those lent are not, either.)
+struct Lending {
+  std::uint64_t helping;               ///< the launch in which there is a helper
+  alignas(kLine) std::uint64_t head;   ///< pieces lent
+  std::uint64_t ended;                 ///< the launch in which no more are lent; written behind the last `head`
+  alignas(kLine) std::uint64_t moved;  ///< of these, behind a fence of the helper's; never beyond `head`
+  alignas(kLine) Piece pieces[kPieces];
+};
+
+/// Shared memory of a block.
 struct Shared {
   PieceQueue& queue;
   Served* served;            ///< [num_queues]
@@ -77,7 +90,7 @@ struct Shared {
 
   /// By all threads of the block, before a sync.
   DEEP_EP_DEVICE void fill(const SimulatedNicParams& params) const {
-    if (thread_index() == 0) queue.head = queue.tail = queue.found = queue.stopped = 0;
+    if (thread_index() == 0) queue.head = queue.tail = queue.found = queue.stopped = queue.lent = 0;
     for (int i = thread_index(); i < static_cast<int>(kPieces); i += block_threads()) queue.moved[i] = 0;
     for (int i = thread_index(); i < params.num_regions; i += block_threads()) regions[i] = params.regions[i];
     for (int i = thread_index(); i < params.num_queues; i += block_threads()) {

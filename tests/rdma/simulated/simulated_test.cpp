@@ -220,7 +220,7 @@ TEST_P(SimulatedWire, PassesTheNicTest) {
 }
 
 TEST_P(SimulatedWire, LongMessagesByTwoBlocks) {
-  const std::uint64_t rounds = gpu() ? 20000 : under_sanitizer() ? 4 : 20;
+  const std::uint64_t rounds = gpu() ? 2000 : under_sanitizer() ? 4 : 20;
   for (const char* const wire : {"simulated:sms=2", "simulated:sms=2,rate=0,latency=0,reorder=5", "simulated:sms=1"}) {
     SCOPED_TRACE(wire);
     run(RandomTask::operations, rounds, wire, pairs());

@@ -20,6 +20,7 @@ namespace deep_ep {
 struct Rings {
   static constexpr int kMostChunks = 256;                          ///< of a ring: each has counters
   static constexpr int kRows = 16;                                 ///< of a chunk, where there is room
+  static constexpr int kShareRows = 2;                             ///< of a chunk, that one warp forwards
   static constexpr std::size_t kMostBytes = std::size_t{1} << 30;  ///< of a chunk of several rows: one RDMA write
 
   std::size_t begin = 0;       ///< offset in the heap: landing rings, then staging rings
@@ -28,7 +29,8 @@ struct Rings {
   std::uint32_t slot_bytes = 0;
   Divisor chunk_rows = 1;
   Divisor chunks = 0;
-  Divisor lanes = 1;  ///< that a call's chunks take: a power of two; a ring holds two chunks of each, or more
+  Divisor shares = 1;  ///< of a chunk
+  Divisor lanes = 1;   ///< that a call's chunks take: a power of two; a ring holds two chunks of each, or more
 
   /// For rows of `row_bytes`, all included, in memory of `bytes` bytes. chunks is 0 where two do not fit. `lanes`:
   /// there are so many; fewer are taken where a ring does not hold two chunks of each.
@@ -46,6 +48,7 @@ struct Rings {
     const int chunks = fit < 2 ? 0 : fit > kMostChunks ? kMostChunks : static_cast<int>(fit);
     while (lanes > 1 && chunks < 2 * lanes) lanes /= 2;
     rings.chunk_rows = rows;
+    rings.shares = (rows + kShareRows - 1) / kShareRows;
     rings.chunks = chunks - chunks % lanes;
     rings.lanes = lanes;
     return rings;

@@ -11,7 +11,7 @@
 namespace deep_ep::device::simulated {
 
 inline constexpr std::uint32_t kPieceBytes = 4096;  ///< what a warp copies at once
-inline constexpr std::uint32_t kPieces = 256;       ///< under way; a power of two
+inline constexpr std::uint32_t kPieces = 512;       ///< under way; a power of two
 inline constexpr std::uint32_t kMoverStages = 3;    ///< pieces of a warp in shared memory
 
 /// What is behind a piece, in Piece::what.

@@ -24,7 +24,7 @@ struct SimulatedNic {
   std::uint32_t most_adds = 16;        ///< additions of a queue pair under way
   double reorder_us = 0;               ///< pieces of payload are held up for different times below this
   double completion_us = 0;            ///< completions are held up for different times below this
-  std::optional<int> multiprocessors;  ///< that a NIC takes, 1 or 2. Not said: 2 on GPUs, 1 on the CPU
+  std::optional<int> multiprocessors;  ///< that a NIC takes, 1 or 2. Not said: 2 on GPUs where messages are long, else 1
 
   bool operator==(const SimulatedNic&) const = default;
 };

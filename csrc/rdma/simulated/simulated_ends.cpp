@@ -23,7 +23,7 @@ constexpr std::uint32_t simulated_key_of_rank(int rank) {
 
 /// What a message takes from its doorbell to what the peer sees, besides the time for which it is held: measured
 /// between two H200, less some tenths, as no message is to be sooner than it was told.
-constexpr double kOwnNsOnGpu = 5500;
+constexpr double kOwnNsOnGpu = 6000;
 
 SimulatedSpeed speed_of(const SimulatedNic& nic, bool cuda) {
   const double rate = nic.gb_per_s.value_or(cuda ? 50 : 0);
@@ -65,7 +65,7 @@ class SimulatedEnds final : public Ends {
         queues_(device_memory<SimulatedQueue>(executor, count() * sizeof(SimulatedQueue))),
         device_regions_(device_memory<SimulatedRegion>(executor, regions_.size() * sizeof(SimulatedRegion))),
         failures_(pinned_memory<SimulatedFailure>(executor, count() * sizeof(SimulatedFailure))),
-        blocks_(nic.multiprocessors.value_or(on_gpu_ ? SimulatedNicParams::kMostBlocks : 1)) {
+        blocks_(nic.multiprocessors.value_or(on_gpu_ && options.long_messages ? SimulatedNicParams::kMostBlocks : 1)) {
     params_.speed = speed_of(nic, on_gpu_);
     if (blocks_ > 1) lending_ = device_memory<device::simulated::Lending>(executor, sizeof(device::simulated::Lending));
     check_room();
@@ -110,7 +110,7 @@ class SimulatedEnds final : public Ends {
     params_.first_key = kFirstSimulatedKey;
     params_.heap_key = simulated_key_of_rank(rank_);
     params_.lending = lending_.get();
-    params_.lent_behind = on_gpu_ ? 32 : 4;  // 2.6 us at 50 GB/s; what it is for is seen on the CPU, too
+    params_.lent_behind = on_gpu_ ? 128 : 4;  // a piece is some 10 us under way; on the CPU that some are lent is all
     // As many warps that move as there is room for.
     int threads = on_gpu_ ? kernels::simulated_nic::kMaxThreads : fewest_threads();
     while (shared_bytes(threads) > executor_->policy().max_shared_bytes) threads -= 32;

@@ -42,8 +42,8 @@ class Lender {
     if (all == 0) return;
     if (lent) {
       const std::uint64_t place = head_ + static_cast<std::uint64_t>(count_bits(all & ((1u << lane_index()) - 1)));
-      params_.lending->pieces[place % kPieces] = piece;
-      queue_.lent_numbers[place % kPieces] = number;
+      params_.lending->pieces[place % kMostPieces] = piece;
+      queue_.slot(place).lent_number = number;
       piece.lent = 1;
     }
     const auto count = static_cast<std::uint64_t>(count_bits(all));
@@ -105,7 +105,7 @@ class Listener {
     warp::sync();
     const std::uint64_t count = moved - heard_;
     for (std::uint64_t i = heard_ + static_cast<std::uint64_t>(lane_index()); i < moved; i += kWarpSize) {
-      const std::uint64_t number = queue_.lent_numbers[i % kPieces];
+      const std::uint64_t number = queue_.slot(i).lent_number;
       store_release<Scope::block>(&queue_.moved_of(number), number + 1);
     }
     heard_ = moved;
@@ -128,7 +128,7 @@ class Borrower {
     if (lane_index() == 0) store_release<Scope::gpu>(&lending_.helping, launch_);
     for (std::uint64_t head = before_; await_more(head);) {
       const std::uint64_t number = head + static_cast<std::uint64_t>(lane_index());
-      if (number < known_) queue_.piece(number - before_) = lending_.pieces[number % kPieces];
+      if (number < known_) queue_.piece(number - before_) = lending_.pieces[number % kMostPieces];
       head = head + kWarpSize < known_ ? head + kWarpSize : known_;
       warp::sync();
       if (lane_index() == 0) store_release<Scope::block>(&queue_.head, head - before_);

@@ -41,7 +41,7 @@ DEEP_EP_DEVICE void body(const SimulatedNicParams& params, std::byte* shared) {
   const int mover = warp_index() - others;
   const int movers = block_warps() - others;
   const Shared all(Carver(shared), static_cast<std::size_t>(params.num_queues),
-                   static_cast<std::size_t>(params.num_regions), static_cast<std::size_t>(movers));
+                   static_cast<std::size_t>(params.num_regions), static_cast<std::size_t>(movers), params.pieces);
   all.fill(params);
   const std::size_t stage = mover < 0 ? 0 : static_cast<std::size_t>(mover) * kMoverStages;
   const RowPipe pipe{all.barriers + stage, all.stages + stage * kPieceBytes, kMoverStages, kPieceBytes};

@@ -266,8 +266,8 @@ class Taker {
         piece.bytes = bytes - static_cast<std::uint32_t>(offset);
       }
       const std::uint32_t more = all - first < kWarpSize ? all - first : kWarpSize;
-      if (head_ + more - tail_ > kPieces) {
-        const std::uint64_t enough = head_ + more - kPieces;
+      if (head_ + more - tail_ > params_.pieces) {
+        const std::uint64_t enough = head_ + more - params_.pieces;
         tail_ = wait_for_word(&queue_.tail, [&](std::uint64_t tail) { return tail >= enough; });
       }
       piece.lent = 0;

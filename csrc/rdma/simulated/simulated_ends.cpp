@@ -67,6 +67,7 @@ class SimulatedEnds final : public Ends {
         failures_(pinned_memory<SimulatedFailure>(executor, count() * sizeof(SimulatedFailure))),
         blocks_(nic.multiprocessors.value_or(on_gpu_ && options.long_messages ? SimulatedNicParams::kMostBlocks : 1)) {
     params_.speed = speed_of(nic, on_gpu_);
+    if (on_gpu_) params_.pieces = device::simulated::kMostPieces;
     if (blocks_ > 1) lending_ = device_memory<device::simulated::Lending>(executor, sizeof(device::simulated::Lending));
     check_room();
     regions_[0] = {reinterpret_cast<std::byte*>(sinks_.get()), count() * sizeof(std::uint64_t)};
@@ -155,7 +156,7 @@ class SimulatedEnds final : public Ends {
   std::size_t shared_bytes(int threads) const {
     const int movers = threads / 32 - 3;  // in the block that has more of them
     return device::simulated::Shared(Carver::without_memory(), count(), regions_.size(),
-                                     static_cast<std::size_t>(movers))
+                                     static_cast<std::size_t>(movers), params_.pieces)
         .bytes;
   }
 

@@ -46,7 +46,7 @@
   KERNEL(find_returned_rows,              deep_ep::ReturnedRowsParams,        256)      \
   KERNEL(sum_returned_rows,               deep_ep::ReturnedRowsParams,        256)      \
   KERNEL(nic_test,                        deep_ep::NicTestParams,             512)      \
-  KERNEL(simulated_nic,                   deep_ep::SimulatedNicParams,        512)      \
+  KERNEL(simulated_nic,                   deep_ep::SimulatedNicParams,        640)      \
   KERNEL(dispatch_low_latency_extra,      deep_ep::LowLatencyDispatchParams,  512)      \
   KERNEL(dispatch_low_latency_extra_rdma, deep_ep::LowLatencyDispatchParams,  512)      \
   KERNEL(dispatch_low_latency_extra_watched, deep_ep::LowLatencyDispatchParams, 512)

@@ -1,5 +1,6 @@
 // The low-latency calls of NativeBuffer.
 #include <fmt/format.h>
+#include <pybind11/stl.h>
 
 #include <memory>
 #include <utility>
@@ -95,6 +96,31 @@ void NativeBuffer::low_latency_clean() {
     buffer.low_latency_clean(stream);
     return true;
   });
+}
+
+py::tuple NativeBuffer::low_latency_stats(bool reset, bool stop) {
+  Buffer& buffer = alive();
+  const StreamHandle stream = Framework::instance().current_stream(device_);
+  const LowLatencyStatsThen then = stop    ? LowLatencyStatsThen::stop
+                                   : reset ? LowLatencyStatsThen::reset
+                                           : LowLatencyStatsThen::go_on;
+  const LowLatencyStats stats = without_gil([&] { return buffer.low_latency_stats(then, stream); });
+  return py::make_tuple(stats.rank, stats.dispatch.calls, stats.dispatch.total_us, stats.dispatch.longest_us,
+                        stats.combine.calls, stats.combine.total_us, stats.combine.longest_us);
+}
+
+py::tuple find_late_ranks(const py::tuple& of_ranks, double threshold_us) {
+  std::vector<LowLatencyStats> all;
+  for (const py::handle of : of_ranks) {
+    const auto stats = py::reinterpret_borrow<py::tuple>(of);
+    const auto calls = [&](std::size_t i) { return stats[i].cast<std::vector<std::uint64_t>>(); };
+    const auto us = [&](std::size_t i) { return stats[i].cast<std::vector<double>>(); };
+    all.push_back({.rank = stats[0].cast<int>(),
+                   .dispatch = {.calls = calls(1), .total_us = us(2), .longest_us = us(3)},
+                   .combine = {.calls = calls(4), .total_us = us(5), .longest_us = us(6)}});
+  }
+  const LowLatencyVerdict verdict = deep_ep::find_late_ranks(all, threshold_us);
+  return py::make_tuple(verdict.late, verdict.waited_us, verdict.text);
 }
 
 void NativeBuffer::low_latency_update_mask(int rank, bool masked) {

@@ -132,6 +132,12 @@ constexpr std::array kVariables = {
              .allowed = "auto|1|2|4",
              .help = "low-latency calls between nodes: connections that rows take in turn to each rank, unless the "
                      "program says; auto = 1, more on Ethernet where ranks are few"},
+    Variable{.names = {"DEEP_EP_LOGFMT"},
+             .type = Type::choice,
+             .default_value = "auto",
+             .allowed = "auto|always",
+             .help = "low-latency combine with use_logfmt, unless the program says: auto = rows are encoded where that "
+                     "is faster, which it is not where all ranks are reached over NVLink; always = as asked for"},
     Variable{.names = {"DEEP_EP_INTERNODE_LANES"},
              .type = Type::choice,
              .default_value = "1",

@@ -21,6 +21,12 @@ enum class LowLatencyRails : std::uint8_t {
   never,
 };
 
+/// What `use_logfmt` of a low-latency combine means.
+enum class LowLatencyLogfmt : std::uint8_t {
+  automatic,  ///< a permission: rows travel in LogFMT where that has been measured to be faster, else as BF16
+  always,     ///< an order
+};
+
 /// Options of the low-latency calls, equal on all ranks.
 struct LowLatencyOptions {
   /// Symmetric memory of each rank for them, in addition to BufferOptions::heap_bytes. 0: none, and these calls throw
@@ -41,6 +47,9 @@ struct LowLatencyOptions {
   /// keeps a connection on one path gets more paths so. 0: DEEP_EP_LOW_LATENCY_LANES decides, and where that is auto,
   /// 1, or more where NICs are on Ethernet and there are few such ranks.
   int lanes = 0;
+  /// automatic: DEEP_EP_LOGFMT decides, and where that is auto, LogFMT rows are sent where some rank is reached by
+  /// RDMA. CPU ranks send them always.
+  LowLatencyLogfmt logfmt = LowLatencyLogfmt::automatic;
 };
 
 struct BufferOptions {

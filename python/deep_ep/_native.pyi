@@ -184,6 +184,11 @@ class Buffer:
         rank_major: bool,
         async_finish: bool,
         return_recv_hook: bool,
+        arrival_counters: Optional[torch.Tensor],
+        arrival_rows: int,
+        scale_per_token: bool,
+        use_nvfp4: bool,
+        x_global_scale: Optional[torch.Tensor],
         /,
     ) -> Tuple[Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor]], torch.Tensor, Optional[torch.Tensor], Optional[torch.Tensor], Tuple[Any, ...], Optional[EventHandle], Optional[ReceiveHook]]: ...
     def low_latency_combine(

@@ -20,6 +20,12 @@ ReceivedRows = Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor]]
 Hook = Callable[[], None]
 
 
+def _tensor_core_scales(rows: ReceivedRows) -> ReceivedRows:
+    """NVFP4 rows with a view of their scales that shows the tiles' insides: see ``low_latency_dispatch``."""
+    values, scales = rows
+    return values, scales.view(*scales.shape[:3], 32, 4, 4).permute(3, 4, 1, 5, 2, 0)
+
+
 class LowLatencyCalls:
     """Part of ``Buffer``, which must have been made with ``low_latency_mode=True`` and ``num_rdma_bytes``.
 
@@ -74,6 +80,11 @@ class LowLatencyCalls:
         use_ue8m0: bool = False,
         async_finish: bool = False,
         return_recv_hook: bool = False,
+        arrival_counters: Optional[torch.Tensor] = None,
+        arrival_rows: int = 0,
+        scale_per_token: bool = False,
+        use_nvfp4: bool = False,
+        x_global_scale: Optional[torch.Tensor] = None,
     ) -> Tuple[ReceivedRows, torch.Tensor, LowLatencyHandle, EventOverlap, Optional[Hook]]:
         """Sends every token to each of its experts.
 
@@ -87,10 +98,24 @@ class LowLatencyCalls:
             use_fp8: cast each 128 channels to 8-bit floating point with a scale of their own.
             round_scale: scales are powers of two.
             use_ue8m0: scales are exponents, four in an int32, the first in the lowest byte. Needs ``round_scale``.
+            arrival_counters: ``[L, W]`` int64, zeros at first: words by which a kernel on another stream sees which rows
+                are there while the call still receives. The n-th call with this tensor brings each word to
+                ``n << 24`` when its rows are there; a call that fails makes them negative. Not part of upstream's
+                interface; not with ``enable_shrink``. docs/low-latency.md has the order and an example.
+            arrival_rows: how many rows a word stands for, a power of two (W = R * M / that, rounded up); 0: all of an
+                expert (W = 1).
+            scale_per_token: with ``use_fp8``, one scale for each token. Not part of upstream's interface.
+            use_nvfp4: cast each 16 channels to 4-bit floating point with an 8-bit scale of their own, as SGLang asks for
+                it; ``use_fp8`` has no effect then.
+            x_global_scale: ``[1]`` float32, with ``use_nvfp4``: a channel is about value * scale / this. ``None``: 1.
 
         Returns:
             The rows ``[L, R * M, H]``: bfloat16, or (``float8_e4m3fn``, scales), scales float32 ``[L, R * M, H / 128]``
-            (int32 ``[L, R * M, H / 512]`` with ``use_ue8m0``), the last two dimensions column-major;
+            (int32 ``[L, R * M, H / 512]`` with ``use_ue8m0``, float32 ``[L, R * M, 1]`` with ``scale_per_token``), the
+            last two dimensions column-major; with ``use_nvfp4`` uint8 ``[L, R * M, H / 2]``, two values in a byte, the
+            first in the lower half, and uint8 scales ``[32, 4, R * M / 128 (rounded up), 4, H / 64, L]`` in the order in
+            which tensor cores load them: scale ``c`` of row ``r`` of expert ``l`` is
+            ``[r % 32, r // 32 % 4, r // 128, c % 4, c // 4, l]``;
             ``recv_count`` ``[L]`` int32: rows ``0 .. recv_count[l] - 1`` of expert l are valid, by source rank, then by
             token; all others are undefined;
             the handle: ``src_info`` ``[L, R * M]`` int32, the token index at the source; ``layout_range`` ``[L, R]``
@@ -111,8 +136,16 @@ class LowLatencyCalls:
             False,
             async_finish,
             return_recv_hook,
+            arrival_counters,
+            arrival_rows,
+            scale_per_token,
+            use_nvfp4,
+            x_global_scale,
         )
-        kept = (x, topk_idx, rows, count, handle, cumulative_local_expert_recv_stats) if async_finish else None
+        rows = _tensor_core_scales(rows) if use_nvfp4 else rows
+        kept = None
+        if async_finish:
+            kept = (x, topk_idx, rows, count, handle, cumulative_local_expert_recv_stats, arrival_counters)
         return rows, count, handle, EventOverlap(event, kept), hook  # type: ignore[return-value, arg-type]
 
     def low_latency_dispatch_rank_major(
@@ -129,6 +162,11 @@ class LowLatencyCalls:
         use_ue8m0: bool = False,
         async_finish: bool = False,
         return_recv_hook: bool = False,
+        arrival_counters: Optional[torch.Tensor] = None,
+        arrival_rows: int = 0,
+        scale_per_token: bool = False,
+        use_nvfp4: bool = False,
+        x_global_scale: Optional[torch.Tensor] = None,
     ) -> Tuple[
         ReceivedRows,
         torch.Tensor,
@@ -141,7 +179,8 @@ class LowLatencyCalls:
         """Sends every token once to each rank that owns at least one of its experts: less to copy for experts that can
         take rows by index. Not part of upstream's interface.
 
-        Args: as ``low_latency_dispatch``, and ``topk_weights`` ``[T, K]`` float32, which travel with the rows.
+        Args: as ``low_latency_dispatch``, and ``topk_weights`` ``[T, K]`` float32, which travel with the rows;
+            ``arrival_counters`` ``[R, W]``, where W is M / ``arrival_rows``, rounded up.
 
         Returns:
             The rows ``[R, M, H]`` by source rank, in the form of ``low_latency_dispatch``; ``recv_count`` ``[R]`` int32,
@@ -166,10 +205,17 @@ class LowLatencyCalls:
             True,
             async_finish,
             return_recv_hook,
+            arrival_counters,
+            arrival_rows,
+            scale_per_token,
+            use_nvfp4,
+            x_global_scale,
         )
+        rows = _tensor_core_scales(rows) if use_nvfp4 else rows
         kept = None
         if async_finish:
-            kept = (x, topk_idx, topk_weights, rows, count, idx, weights, handle, cumulative_local_expert_recv_stats)
+            kept = (x, topk_idx, topk_weights, rows, count, idx, weights, handle, cumulative_local_expert_recv_stats,
+                    arrival_counters)
         return rows, count, idx, weights, handle, EventOverlap(event, kept), hook  # type: ignore[return-value, arg-type]
 
     def low_latency_combine(

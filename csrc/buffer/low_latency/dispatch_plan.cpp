@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <bit>
 
 #include "csrc/buffer/call_scope.hpp"
 #include "csrc/buffer/checks.hpp"
@@ -10,12 +11,20 @@
 namespace deep_ep {
 namespace {
 
-/// One of the three kernels, and the threads of its blocks at most.
+/// One of the kernels, and the threads of its blocks at most.
 struct DispatchKernel {
   Launcher<LowLatencyDispatchParams> KernelTable::*launcher;
   int max_threads;
 
-  static DispatchKernel choose(bool rdma, bool watched) {
+  static DispatchKernel choose(bool rdma, bool watched, bool extra) {
+    if (extra && watched) {
+      return {&KernelTable::dispatch_low_latency_extra_watched,
+              kernels::dispatch_low_latency_extra_watched::kMaxThreads};
+    }
+    if (extra && rdma) {
+      return {&KernelTable::dispatch_low_latency_extra_rdma, kernels::dispatch_low_latency_extra_rdma::kMaxThreads};
+    }
+    if (extra) return {&KernelTable::dispatch_low_latency_extra, kernels::dispatch_low_latency_extra::kMaxThreads};
     if (watched) {
       return {&KernelTable::dispatch_low_latency_watched, kernels::dispatch_low_latency_watched::kMaxThreads};
     }
@@ -25,13 +34,23 @@ struct DispatchKernel {
 };
 
 LowLatencyFormat format_of(const LowLatencyDispatchArguments& arguments) {
+  if (arguments.use_nvfp4) return LowLatencyFormat::nvfp4;
   if (!arguments.use_fp8) return LowLatencyFormat::bf16;
+  if (arguments.scale_per_token) {
+    return arguments.round_scale ? LowLatencyFormat::fp8_token_round_scale : LowLatencyFormat::fp8_token;
+  }
   if (arguments.use_ue8m0) return LowLatencyFormat::fp8_ue8m0;
   return arguments.round_scale ? LowLatencyFormat::fp8_round_scale : LowLatencyFormat::fp8;
 }
 
 LowLatencyRow row_of(const LowLatencyDispatchParams& params, bool by_rails) {
-  return {params.hidden, params.num_topk, is_fp8(params.format), params.weights, by_rails};
+  return {.hidden = params.hidden,
+          .num_topk = params.num_topk,
+          .scaled = has_scales(params.format),
+          .weights = params.weights,
+          .by_rails = by_rails,
+          .of_token = is_of_token(params.format),
+          .nvfp4 = params.format == LowLatencyFormat::nvfp4};
 }
 
 /// Grid and shared memory of a part. `params`: complete but for the part's.
@@ -70,6 +89,28 @@ int warps_per_row(const LowLatencyDispatchParams& params, int warps, const Confi
   return warps % 2 == 0 && warps >= 8 ? 2 : 1;
 }
 
+/// Rows of recv_x that a word of arrival_counters stands for, as a power of two.
+int arrival_shift(const LowLatencyDispatchArguments& arguments) {
+  constexpr int kAll = 30;
+  return arguments.arrival_rows == 0 ? kAll : std::countr_zero(static_cast<unsigned>(arguments.arrival_rows));
+}
+
+/// `blocks` of `rows` rows each.
+void check_arrivals(const LowLatencyDispatchArguments& arguments, const LowLatencySetup& setup, std::int64_t blocks,
+                    std::int64_t rows) {
+  if (setup.common.mask != nullptr) {
+    throw InvalidArgument("arrival_counters need a buffer made without low_latency.masking, which may take back rows");
+  }
+  constexpr int kMostRows = 1 << 20;  // what a word can count
+  const int step = arguments.arrival_rows;
+  if (step < 0 || step > kMostRows || (step & (step - 1)) != 0) {
+    fail<InvalidArgument>("arrival_rows is {}, allowed: 0, or a power of two up to {}", step, kMostRows);
+  }
+  if (step == 0) check_range("rows that one word of arrival_counters stands for", rows, 1, kMostRows);
+  const std::int64_t words = ((rows - 1) >> arrival_shift(arguments)) + 1;
+  check_tensor("arrival_counters", *arguments.arrival_counters, setup.device, {DType::int64}, {blocks, words});
+}
+
 void plan_results(LowLatencyDispatchPlan& plan, const LowLatencySetup& setup) {
   const LowLatencyDispatchParams& params = plan.params;
   const std::int64_t ranks = params.common.num_ranks;
@@ -78,9 +119,17 @@ void plan_results(LowLatencyDispatchPlan& plan, const LowLatencySetup& setup) {
   const auto of = [&](DType dtype, std::initializer_list<std::int64_t> shape) {
     return unplaced(setup.device, dtype, shape);
   };
-  const bool fp8 = is_fp8(params.format);
-  plan.rows = {of(fp8 ? DType::float8_e4m3 : DType::bfloat16, {blocks, rows, params.hidden})};
-  if (fp8) {
+  if (params.format == LowLatencyFormat::nvfp4) {
+    const LowLatencyTiledScales scales = params.tiled_scales();
+    plan.rows = {of(DType::uint8, {blocks, rows, params.hidden / 2}),
+                 of(DType::uint8, {blocks, scales.tiles(), scales.columns, 4 * LowLatencyTiledScales::kTileRows})};
+  } else {
+    const DType dtype = has_scales(params.format) ? DType::float8_e4m3 : DType::bfloat16;
+    plan.rows = {of(dtype, {blocks, rows, params.hidden})};
+  }
+  if (is_of_token(params.format)) {
+    plan.rows.push_back(of(DType::float32, {blocks, 1, rows}));
+  } else if (has_scales(params.format) && params.format != LowLatencyFormat::nvfp4) {
     const LowLatencyScales scales = params.scale_layout();
     plan.rows.push_back(of(scales.packed ? DType::int32 : DType::float32, {blocks, scales.columns(), rows}));
   }
@@ -99,6 +148,16 @@ void check_dispatch(const LowLatencyDispatchArguments& arguments, const LowLaten
   const int num_ranks = setup.common.num_ranks;
   if (arguments.use_ue8m0 && !(arguments.use_fp8 && arguments.round_scale)) {
     throw InvalidArgument("use_ue8m0 needs use_fp8 and round_scale: packed exponents hold powers of two only");
+  }
+  if (arguments.scale_per_token && (!arguments.use_fp8 || arguments.use_ue8m0)) {
+    throw InvalidArgument("scale_per_token needs use_fp8 and no use_ue8m0, which packs four scales of a row");
+  }
+  if (arguments.use_nvfp4 && (arguments.round_scale || arguments.use_ue8m0 || arguments.scale_per_token)) {
+    throw InvalidArgument("use_nvfp4 is without round_scale, use_ue8m0 and scale_per_token: its scales are E4M3");
+  }
+  if (arguments.x_global_scale) {
+    if (!arguments.use_nvfp4) throw InvalidArgument("x_global_scale needs use_nvfp4");
+    check_tensor("x_global_scale", *arguments.x_global_scale, device, {DType::float32}, {1});
   }
   const ConstTensorView& x = arguments.x;
   check_tensor("x", x, device, {DType::bfloat16}, {kAnySize, kAnySize});
@@ -132,6 +191,11 @@ void check_dispatch(const LowLatencyDispatchArguments& arguments, const LowLaten
   }
   if (arguments.wait_recv_cost_stats) {
     check_tensor("wait_recv_cost_stats", *arguments.wait_recv_cost_stats, device, {DType::int64}, {num_ranks});
+  }
+  if (arguments.arrival_counters) {
+    const bool rank_major = arguments.layout == LowLatencyLayout::rank_major;
+    check_arrivals(arguments, setup, rank_major ? num_ranks : num_local_experts,
+                   std::int64_t{rank_major ? 1 : num_ranks} * arguments.max_tokens);
   }
   check_config(arguments.config, defaults::kMostLowLatencyWarps);
 }
@@ -171,8 +235,16 @@ LowLatencyDispatchPlan plan_dispatch(const LowLatencyDispatchArguments& argument
     params.recv_stats = arguments.cumulative_local_expert_recv_stats->as<std::int32_t>();
   }
   if (arguments.wait_recv_cost_stats) params.wait_cost = arguments.wait_recv_cost_stats->as<std::int64_t>();
+  if (arguments.arrival_counters) {
+    params.arrivals = arguments.arrival_counters->as<std::int64_t>();
+    params.arrival_words = static_cast<int>(arguments.arrival_counters->size(1));
+    params.arrival_shift = arrival_shift(arguments);
+  }
 
-  const DispatchKernel kernel = DispatchKernel::choose(setup.rdma(), setup.watched());
+  if (arguments.x_global_scale) params.global_scale = arguments.x_global_scale->as<float>();
+
+  const DispatchKernel kernel = DispatchKernel::choose(
+      setup.rdma(), setup.watched(), arguments.arrival_counters.has_value() || is_extra(params.format));
   plan.kernel = kernel.launcher;
   const int warps = warps_of_block(arguments.config, setup, kernel.max_threads, 1);
   params.warps_per_row = warps_per_row(params, warps, arguments.config, setup);

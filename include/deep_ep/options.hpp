@@ -23,7 +23,8 @@ enum class LowLatencyRails : std::uint8_t {
 
 /// What `use_logfmt` of a low-latency combine means.
 enum class LowLatencyLogfmt : std::uint8_t {
-  automatic,  ///< a permission: rows travel in LogFMT where that has been measured to be faster, else as BF16
+  automatic,  ///< a permission: GPUs send BF16 rows all the same, which was faster wherever it was measured but over
+              ///< slow NICs
   always,     ///< an order
 };
 
@@ -47,8 +48,7 @@ struct LowLatencyOptions {
   /// keeps a connection on one path gets more paths so. 0: DEEP_EP_LOW_LATENCY_LANES decides, and where that is auto,
   /// 1, or more where NICs are on Ethernet and there are few such ranks.
   int lanes = 0;
-  /// automatic: DEEP_EP_LOGFMT decides, and where that is auto, LogFMT rows are sent where some rank is reached by
-  /// RDMA. CPU ranks send them always.
+  /// automatic: DEEP_EP_LOGFMT decides, and where that is auto, CPU ranks send LogFMT rows and GPUs do not.
   LowLatencyLogfmt logfmt = LowLatencyLogfmt::automatic;
 };
 

@@ -10,8 +10,7 @@ LowLatencyLogfmt asked_for_logfmt(LowLatencyLogfmt asked) {
 }
 
 bool logfmt_pays(const LowLatencySetup& setup) {
-  if (!setup.on_gpu()) return true;  // nothing is gained or lost
-  return setup.logfmt == LowLatencyLogfmt::always || setup.rdma();
+  return setup.logfmt == LowLatencyLogfmt::always || !setup.on_gpu();  // on CPUs nothing is gained or lost
 }
 
 }  // namespace deep_ep

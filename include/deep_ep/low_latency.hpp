@@ -129,7 +129,8 @@ struct LowLatencyCombineArguments {
   ConstTensorView topk_idx;
   ConstTensorView topk_weights;              ///< [T, K] float32; expert_major: rows are multiplied by them
   const LowLatencyHandle* handle = nullptr;  ///< of the dispatch; any number of combines; used during the call only
-  bool use_logfmt = false;  ///< rows travel in LogFMT, 10 bits a value, where their range allows: smaller, less exact
+  bool use_logfmt =
+      false;  ///< rows may travel in LogFMT, 10 bits a value, smaller, less exact: LowLatencyOptions::logfmt
   std::optional<TensorView> out;  ///< [T, H] bfloat16, from a multiple of 16 bytes on: written instead of new memory
   std::optional<TensorView> wait_recv_cost_stats;  ///< [R] int64, as for dispatch
   bool return_recv_hook = false;  ///< as for dispatch; combines are counted separately. Equal on all ranks of a node

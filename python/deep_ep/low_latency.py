@@ -239,7 +239,8 @@ class LowLatencyCalls:
             topk_idx, topk_weights: ``[T, K]`` of this rank's tokens, contiguous; indices as dispatched, or -1 where a
                 selection is to be left out now. Must stay unchanged until the hook has run.
             handle: of the dispatch; any number of combines may use it.
-            use_logfmt: rows travel in LogFMT-10, 10 bits per value, where their range allows.
+            use_logfmt: rows may travel in LogFMT-10, 10 bits per value, where their range allows. GPUs send bfloat16
+                all the same, which is faster but over slow NICs, unless ``DEEP_EP_LOGFMT=always``.
             zero_copy: the rows are already in the tensor of ``get_next_low_latency_combine_buffer``, and ``x`` only has
                 to look like it. Not with ``use_logfmt``.
             out: ``[T, H]`` bfloat16 contiguous: written and returned.

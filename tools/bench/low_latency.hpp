@@ -16,13 +16,15 @@ struct LowLatencyOptions : BenchOptions {
   std::string rails = "auto";  ///< rows between nodes by rails: auto, always, never
   bool hooks = true;           ///< also send and receive parts by themselves
   bool graphs = true;          ///< also replays of CUDA graphs, where there are any
+  double late_us = 0;          ///< with hooks: also how long the parts of the others take while one rank comes so late
+  int late_rank = -1;          ///< which; negative: the last one
 };
 
 /// One line of the result.
 struct LowLatencyMeasurement {
   std::string operation{};  ///< "dispatch", "combine", "dispatch+combine"
   std::string variant{};    ///< dispatch: "fp8", "bf16"; combine: "plain", "zero copy", "LogFMT-10"; both: "fp8"
-  std::string part{};       ///< "whole", "send", "receive", "graph"
+  std::string part{};       ///< "whole", "send", "receive", "send late", "receive late", "graph"
   std::int64_t tokens = 0;
   Timing timing{};
   double host = 0;            ///< seconds that a call keeps the host busy; 0 = not measured

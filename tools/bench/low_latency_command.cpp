@@ -6,6 +6,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
+#include "deep_ep/error.hpp"
 #include "tools/bench/commands.hpp"
 #include "tools/bench/low_latency.hpp"
 #include "tools/bench/upstream_lines.hpp"
@@ -39,7 +40,7 @@ nlohmann::json to_json(const LowLatencyMeasurement& m) {
   return json;
 }
 
-constexpr const char* kLowLatencyLine = "{:>7} {:<17}{:<11}{:<9}{:>10}{:>9}{:>9}{:>11}{:>9}{:>11}{:>9}\n";
+constexpr const char* kLowLatencyLine = "{:>7} {:<17}{:<11}{:<12}{:>10}{:>9}{:>9}{:>11}{:>9}{:>11}{:>9}\n";
 
 void print_head(const LowLatencyOptions& options, Device::Kind device) {
   if (options.nodes > 1) fmt::print("The ranks play {} nodes, and reach other nodes by RDMA.\n", options.nodes);
@@ -48,6 +49,10 @@ void print_head(const LowLatencyOptions& options, Device::Kind device) {
   fmt::print("A round lasts as long as its slowest rank. median, min, max: by device events around {}.\n",
              device == Device::Kind::cuda ? "the call's kernels, behind a barrier of the GPUs" : "the call");
   fmt::print("pipelined: median of rounds enqueued back to back. host: what a call keeps the host.\n");
+  if (options.late_us > 0) {
+    fmt::print("send late, receive late: parts of the other ranks, while rank {} begins each send part {} us late.\n",
+               options.late_rank, options.late_us);
+  }
   fmt::print(
       "selected: bytes with a row for every selection, as DeepEP's test counts; NVLink: rows between ranks.\n\n");
   fmt::print(kLowLatencyLine, "tokens", "operation", "variant", "part", "median us", "min", "max", "pipelined",
@@ -55,8 +60,11 @@ void print_head(const LowLatencyOptions& options, Device::Kind device) {
   fmt::print(kLowLatencyLine, "", "", "", "", "", "", "", "us", "", "GB/s", "GB/s");
 }
 
+/// Of a call with a hook.
+bool is_part(const LowLatencyMeasurement& m) { return m.part.starts_with("send") || m.part.starts_with("receive"); }
+
 void print_line(const LowLatencyMeasurement& m) {
-  const bool part = m.part == "send" || m.part == "receive";
+  const bool part = is_part(m);
   clear_progress();
   fmt::print(kLowLatencyLine, m.tokens, m.operation, m.variant, m.part, show_microseconds(m.timing.median),
              show_microseconds(m.timing.fastest), show_microseconds(m.timing.slowest),
@@ -74,9 +82,23 @@ void fill_figure(Figure& figure, const LowLatencyMeasurement& m) {
   figure.tokens = m.tokens;
   set_times(figure, m.timing);
   if (m.host > 0) figure.host_us = m.host * 1e6;
-  if (m.part == "send" || m.part == "receive") return;  // the bytes are the whole call's
+  if (is_part(m)) return;  // the bytes are the whole call's
   if (m.selected_gb_per_s() > 0) figure.gb_per_s = m.selected_gb_per_s();
   if (m.wire_gb_per_s() > 0) figure.nvlink_wire_gb_per_s = m.wire_gb_per_s();
+}
+
+/// Fills in the rank that comes late. Throws InvalidArgument where that makes no sense.
+void complete_lateness(LowLatencyOptions& options, int ranks) {
+  if (options.late_us == 0) {
+    if (options.late_rank >= 0) throw InvalidArgument("--late-rank needs --late: how late it is");
+    return;
+  }
+  if (!options.hooks) throw InvalidArgument("--late measures send and receive parts, which --no-hooks leaves out");
+  if (ranks < 2) throw InvalidArgument("--late needs 2 ranks or more, there is 1: nobody else would be measured");
+  if (options.late_rank >= ranks) {
+    throw InvalidArgument(fmt::format("--late-rank is {}, allowed: 0 to {}", options.late_rank, ranks - 1));
+  }
+  if (options.late_rank < 0) options.late_rank = ranks - 1;
 }
 
 int run_low_latency_bench(LowLatencyOptions options) {
@@ -86,9 +108,11 @@ int run_low_latency_bench(LowLatencyOptions options) {
   const Device::Kind device = choose_device(options.device, world.local_ranks());
   complete(kLowLatency, options, device, world.size);
   check_nodes(world.size, options.topk, options.experts, nodes, 0);
+  complete_lateness(options, world.size);
   const bool prints_text = world.first_rank == 0 && options.output.text();
   nlohmann::json setting = setting_json(kLowLatency, options, world, device);
   setting.update({{"nodes", options.nodes}, {"nvlink", options.nvlink}, {"rails", options.rails}});
+  if (options.late_us > 0) setting.update({{"late_us", options.late_us}, {"late_rank", options.late_rank}});
   Figure figure = setting_figure(kLowLatency, options, world, device);
   figure.nodes = nodes;
   Measurements<LowLatencyMeasurement> measurements(options, world, std::move(setting), std::move(figure),
@@ -126,6 +150,13 @@ void add_bench_low_latency(CLI::App& bench, Action& action) {
       ->check(CLI::IsMember({"auto", "always", "never"}))
       ->capture_default_str();
   command->add_flag("!--no-hooks", o.hooks, "Leave out send and receive parts by themselves");
+  command
+      ->add_option(
+          "--late", o.late_us,
+          "Also measure the parts of the other ranks while one begins each send part so many microseconds late")
+      ->check(CLI::Range(0.0, 1e6));
+  command->add_option("--late-rank", o.late_rank, "Which rank is late [the last]")
+      ->check(CLI::Range(0, kMostRanks - 1));
   command->add_flag("!--no-graphs", o.graphs, "Leave out replays of CUDA graphs");
   command->callback([options, &action] { action = [options] { return run_low_latency_bench(*options); }; });
 }

@@ -26,9 +26,9 @@ DEEP_EP_DEVICE bool last_to_arrive(std::uint32_t* ticket, std::uint32_t expected
 /// values have been used cannot come late (see store_after_earlier_reads).
 DEEP_EP_DEVICE bool last_reader_to_arrive(std::uint32_t* ticket, std::uint32_t expected) {
 #if DEEP_EP_TARGET_CUDA
-  if (fetch_add_relaxed<Scope::gpu>(ticket, std::uint32_t{1}) + 1 != expected) return false;
-  store_relaxed<Scope::gpu>(ticket, std::uint32_t{0});
-  return true;
+  const bool last = fetch_add_relaxed<Scope::gpu>(ticket, std::uint32_t{1}) + 1 == expected;
+  if (last) store_relaxed<Scope::gpu>(ticket, 0u);
+  return last;
 #else
   return last_to_arrive<Scope::gpu>(ticket, expected);
 #endif

@@ -63,10 +63,11 @@ LowLatencyPart plan_part(LowLatencyPhase phase, const LowLatencyCombineParams& p
   const int groups = sends(phase) ? warps / static_cast<int>(params.warps_per_row) : 0;
   // As many blocks as have anything to do.
   using namespace device::low_latency;
-  // Unreduced: groups share the selections of a row, two blocks a token, and one more block waits for what all say.
+  // Unreduced: groups share the selections of a row, two blocks a token where there are so many, and one more block
+  // waits for what all say.
   const int to_push = rows_of_group(ranks, params.max_tokens * (unreduced ? int{params.num_topk} : 1), groups);
-  const int blocks_of_token = !unreduced ? 1 : receives(phase) ? 2 : 0;
   const int waiting = unreduced && receives(phase) && sms > 1 ? 1 : 0;
+  const int blocks_of_token = !unreduced ? 1 : !receives(phase) ? 0 : 2 * params.num_tokens <= sms - waiting ? 2 : 1;
   LowLatencyPart part{.phase = phase};
   part.working_blocks = std::clamp(std::max(to_push, params.num_tokens * blocks_of_token), 1, sms - waiting);
   part.rows_of_group = rows_of_group(ranks, params.max_tokens, groups * part.working_blocks);

@@ -14,6 +14,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from common import bench, free_port, hash_tensor, init_dist, launched_by_torchrun, per_token_cast_to_fp8
 from normal_mode import InsideANode, column_major, print_once, run_cases
+from normal_mode_on_gpus import host_time, run_graphs
 
 import deep_ep
 
@@ -111,6 +112,9 @@ def run_rank(local_rank, args):
     if args.pressure_test_mode:
         repeat(args, rank, num_ranks, group, buffer, config, mode)
     tune(rank, num_ranks, buffer, num_sms, nodes, inputs)
+    if GPU:
+        run_graphs(args, rank, num_ranks, buffer, config, mode)
+        host_time(rank, group, buffer, config, inputs)
     if args.test_ll_compatibility:
         low_latency_beside(rank, num_ranks, buffer)
     assert buffer.get_local_buffer_tensor(torch.uint8, use_rdma_buffer=True).numel() == int(1e9)

@@ -11,52 +11,12 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from common import bench, free_port, init_dist
-from normal_mode import InsideANode, make_inputs, print_once, run_cases
+from normal_mode import InsideANode, print_once, run_cases
+from normal_mode_on_gpus import host_time, run_graphs
 
 import deep_ep
 
 GPU = torch.cuda.is_available()
-
-
-def run_graphs(args, rank, num_ranks, buffer, config):
-    """Layout, dispatch of worst-case size and combine in a CUDA graph, replayed with other data each time."""
-    print_once(rank, "[testing] Running in CUDA graphs ...", end="")
-    worst = args.num_tokens * num_ranks
-    x = torch.empty((args.num_tokens, args.hidden), dtype=torch.bfloat16)
-    topk_idx, topk_weights, *_ = make_inputs(args, rank, num_ranks)
-
-    def step(num_worst_tokens):
-        per_rank, _, per_expert, in_rank, _ = buffer.get_dispatch_layout(topk_idx, args.num_experts)
-        recv, recv_idx, recv_weights, _, handle, _ = buffer.dispatch(
-            x, num_tokens_per_rank=per_rank, is_token_in_rank=in_rank, num_tokens_per_expert=per_expert,
-            topk_idx=topk_idx, topk_weights=topk_weights, num_worst_tokens=num_worst_tokens, config=config,
-        )  # fmt: skip
-        again = buffer.dispatch(x, handle=handle, config=config)[0]
-        back, back_weights, _ = buffer.combine(again, handle, recv_weights, config=config)
-        return recv, recv_idx, back, back_weights
-
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        x.fill_(1)
-        step(worst)
-    torch.cuda.current_stream().wait_stream(side)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-        recv, recv_idx, back, back_weights = step(worst)
-    for replay in range(10):
-        torch.manual_seed(1000 * replay + rank)
-        x.normal_()
-        topk_idx.copy_(make_inputs(args, rank, num_ranks)[0])
-        topk_weights.uniform_()
-        graph.replay()
-        wanted, wanted_idx, wanted_back, wanted_weights = step(0)
-        rows = wanted.size(0)
-        assert torch.equal(recv[:rows], wanted) and torch.equal(recv_idx[:rows], wanted_idx)
-        assert (recv_idx[rows:] == -1).all()
-        assert torch.equal(back, wanted_back) and torch.equal(back_weights, wanted_weights)
-    print_once(rank, " passed\n")
 
 
 def tune(args, rank, num_ranks, group, buffer, num_sms, inputs):
@@ -111,31 +71,6 @@ def tune(args, rank, num_ranks, group, buffer, num_sms, inputs):
     )
 
 
-def host_time(rank, group, buffer, inputs):
-    """How long a call keeps the host, the device far behind: cached dispatches and combines in a row."""
-    import time
-
-    x, _, handle, _, _ = inputs
-    config = deep_ep.Config(24, 8, 256)
-    recv = buffer.dispatch(x, handle=handle, config=config)[0]
-    for name, call in (
-        ("dispatch", lambda: buffer.dispatch(x, handle=handle, config=config)),
-        ("combine", lambda: buffer.combine(recv, handle, config=config)),
-    ):
-        for _ in range(20):
-            call()
-        torch.cuda.synchronize()
-        dist.barrier(group)
-        times = []
-        for _ in range(100):
-            begin = time.perf_counter()
-            call()
-            times.append(time.perf_counter() - begin)
-        torch.cuda.synchronize()
-        times.sort()
-        print_once(rank, f"[host] {name}: median {times[50] * 1e6:.1f} us, least {times[0] * 1e6:.1f} us a call")
-
-
 def run_rank(local_rank, args):
     rank, num_ranks, group = init_dist(local_rank, args.num_processes)
     num_sms = 24
@@ -151,8 +86,9 @@ def run_rank(local_rank, args):
     inputs = run_cases(args, rank, num_ranks, group, buffer, deep_ep.Config(num_sms, 8, 256), InsideANode())
     tune(args, rank, num_ranks, group, buffer, num_sms, inputs)
     if GPU:
-        run_graphs(args, rank, num_ranks, buffer, deep_ep.Config(num_sms, 8, 256))
-        host_time(rank, group, buffer, inputs)
+        config = deep_ep.Config(num_sms, 8, 256)
+        run_graphs(args, rank, num_ranks, buffer, config, InsideANode())
+        host_time(rank, group, buffer, config, inputs)
     buffer.destroy()
     dist.barrier()
     dist.destroy_process_group()

@@ -7,8 +7,10 @@
 
 namespace deep_ep::device::low_latency {
 
-/// Which call is this? One warp, the clerk, reads the counters for all.
-DEEP_EP_DEVICE LowLatencyEpochs read_epochs(const LowLatencyCombineParams& params, CombineShared::Words& shared,
+/// Which call is this? One warp, the clerk, reads the counters for all, and afterwards does what nobody waits for: it
+/// tells the peers which call this rank is done with, and moves the counters on.
+template <class Reach>
+DEEP_EP_DEVICE LowLatencyEpochs find_epochs(const LowLatencyCombineParams& params, CombineShared::Words& shared,
                                             bool clerk) {
   const LowLatencyParams& common = params.common;
   LowLatencyCounters& counters = common.counters(LowLatencyKind::combine);
@@ -21,17 +23,7 @@ DEEP_EP_DEVICE LowLatencyEpochs read_epochs(const LowLatencyCombineParams& param
     note_masks(common, shared.masks);
   }
   block::sync();
-  return shared.epochs;
-}
-
-/// The same. Afterwards the clerk does what nobody waits for: it tells the peers which call this rank is done with, and
-/// moves the counters on.
-template <class Reach>
-DEEP_EP_DEVICE LowLatencyEpochs find_epochs(const LowLatencyCombineParams& params, CombineShared::Words& shared,
-                                            bool clerk) {
-  const LowLatencyParams& common = params.common;
-  LowLatencyCounters& counters = common.counters(LowLatencyKind::combine);
-  const LowLatencyEpochs epochs = read_epochs(params, shared, clerk);
+  const LowLatencyEpochs epochs = shared.epochs;
   if (!clerk) return epochs;
   const Reach reach(common, epochs.send, params.row_bytes);
   for (int peer = lane_index(); block_index() == 0 && peer < common.num_ranks; peer += kWarpSize) {

@@ -8,11 +8,23 @@
 // The last block to finish moves the counters on, and the clerk, which reads them, only reads.
 #include "kernels/kernel_list.hpp"
 #include "kernels/low_latency/combine/add_unreduced.hpp"
-#include "kernels/low_latency/combine/epochs.hpp"
 #include "kernels/low_latency/combine/push_unreduced.hpp"
+#include "kernels/low_latency/combine/shared.hpp"
 #include "kernels/primitives/launch.hpp"
 
 namespace deep_ep::device::low_latency {
+
+/// Which call is this? One warp, the clerk, reads the counters for all. Unlike find_epochs, it does not move them on.
+DEEP_EP_DEVICE LowLatencyEpochs read_epochs(const LowLatencyCombineParams& params, CombineShared::Words& shared,
+                                            bool clerk) {
+  if (clerk && lane_index() == 0) {
+    const std::uint32_t call = sends(params.phase) ? call_of(params) : 0;
+    shared.epochs = params.common.counters(LowLatencyKind::combine).epochs();
+    shared.call = call;
+  }
+  block::sync();
+  return shared.epochs;
+}
 
 /// One part of the call, as params.phase says.
 DEEP_EP_DEVICE void combine_unreduced_body(const LowLatencyCombineParams& params, std::byte* memory) {

@@ -45,6 +45,10 @@ class Timed:
         return call
 
 
+def device():
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
 def wait():
     if torch.cuda.is_available():
         torch.cuda.synchronize()
@@ -81,8 +85,8 @@ def calls_of_the_first_interface(group, shape):
     """(name, buffer, call)"""
     tokens, hidden, topk, experts = shape
     buffer = deep_ep.Buffer(group, int(1e9) if torch.cuda.is_available() else 0, explicitly_destroy=True)
-    x = torch.randn(tokens, hidden, dtype=torch.bfloat16)
-    idx = torch.rand(tokens, experts, dtype=torch.float32).topk(topk, dim=1).indices.to(deep_ep.topk_idx_t)
+    x = torch.randn(tokens, hidden, dtype=torch.bfloat16, device=device())
+    idx = torch.rand(tokens, experts, dtype=torch.float32, device=device()).topk(topk, dim=1).indices.to(deep_ep.topk_idx_t)
     per_rank, _, per_expert, in_rank, _ = buffer.get_dispatch_layout(idx, experts)
     rows, _, _, _, handle, _ = buffer.dispatch(
         x, num_tokens_per_rank=per_rank, is_token_in_rank=in_rank, num_tokens_per_expert=per_expert
@@ -96,9 +100,9 @@ def calls_of_low_latency(group, shape):
     tokens, hidden, topk, experts = shape
     size = deep_ep.Buffer.get_low_latency_rdma_size_hint(tokens, hidden, group.size(), experts)
     buffer = deep_ep.Buffer(group, 0, size, low_latency_mode=True, num_qps_per_rank=1, explicitly_destroy=True)
-    x = torch.randn(tokens, hidden, dtype=torch.bfloat16)
-    idx = torch.rand(tokens, experts, dtype=torch.float32).topk(topk, dim=1).indices.to(deep_ep.topk_idx_t)
-    weights = torch.rand(tokens, topk, dtype=torch.float32)
+    x = torch.randn(tokens, hidden, dtype=torch.bfloat16, device=device())
+    idx = torch.rand(tokens, experts, dtype=torch.float32, device=device()).topk(topk, dim=1).indices.to(deep_ep.topk_idx_t)
+    weights = torch.rand(tokens, topk, dtype=torch.float32, device=device())
     rows, _, handle, _, _ = buffer.low_latency_dispatch(x, idx, tokens, experts, use_fp8=False)
     for name, fp8 in (("fp8", True), ("bf16", False)):
         yield f"low-latency dispatch, {name}", buffer, lambda fp8=fp8: buffer.low_latency_dispatch(
@@ -113,8 +117,8 @@ def calls_of_the_second_interface(group, shape):
     buffer = deep_ep.ElasticBuffer(
         group, num_max_tokens_per_rank=tokens, hidden=hidden, num_topk=topk, explicitly_destroy=True
     )
-    x = torch.randn(tokens, hidden, dtype=torch.bfloat16)
-    idx = torch.rand(tokens, experts, dtype=torch.float32).topk(topk, dim=1).indices
+    x = torch.randn(tokens, hidden, dtype=torch.bfloat16, device=device())
+    idx = torch.rand(tokens, experts, dtype=torch.float32, device=device()).topk(topk, dim=1).indices
     for name, expand in (("plain", False), ("expanded", True)):
         options = {"num_experts": experts, "do_expand": expand}
         rows, _, _, handle, _ = buffer.dispatch(x, idx, **options)
@@ -132,7 +136,7 @@ def microseconds(call, runs=20, rounds=5):
         wait()
         dist.barrier()
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        torch.cuda._sleep(5_000_000)
+        torch.cuda._sleep(20_000_000)  # about 10 ms: the host runs ahead
         begin.record()
         for _ in range(runs):
             call()
@@ -157,8 +161,8 @@ def expanded_beside_plain(group, shape, rate, say):
     buffer = deep_ep.ElasticBuffer(
         group, num_max_tokens_per_rank=tokens, hidden=hidden, num_topk=topk, explicitly_destroy=True
     )
-    x = torch.randn(tokens, hidden, dtype=torch.bfloat16)
-    idx = torch.rand(tokens, experts, dtype=torch.float32).topk(topk, dim=1).indices
+    x = torch.randn(tokens, hidden, dtype=torch.bfloat16, device=device())
+    idx = torch.rand(tokens, experts, dtype=torch.float32, device=device()).topk(topk, dim=1).indices
     times = {}
     for expand in (False, True):
         rows, _, _, handle, _ = buffer.dispatch(x, idx, num_experts=experts, do_expand=expand)
@@ -182,6 +186,7 @@ def expanded_beside_plain(group, shape, rate, say):
 def run_rank(local_rank, args):
     rank, _, group = init_dist(local_rank, args.num_processes)
     gpu = torch.cuda.is_available()
+    torch.set_default_device(None)  # a default makes PyTorch call Python in each of its operations
     torch.manual_seed(rank)
 
     def say(text):

@@ -18,12 +18,14 @@ struct LowLatencyOptions : BenchOptions {
   bool graphs = true;          ///< also replays of CUDA graphs, where there are any
   double late_us = 0;          ///< with hooks: also how long the parts of the others take while one rank comes so late
   int late_rank = -1;          ///< which; negative: the last one
+  bool arrivals = false;       ///< dispatches are given arrival counters
 };
 
 /// One line of the result.
 struct LowLatencyMeasurement {
   std::string operation{};  ///< "dispatch", "combine", "dispatch+combine"
-  std::string variant{};    ///< dispatch: "fp8", "bf16"; combine: "plain", "zero copy", "LogFMT-10"; both: "fp8"
+  std::string variant{};    ///< dispatch: "fp8", "bf16", "fp8-token", "nvfp4"; combine: "plain", "zero copy",
+                            ///< "LogFMT-10"; both: "fp8"
   std::string part{};       ///< "whole", "send", "receive", "send late", "receive late", "graph"
   std::int64_t tokens = 0;
   Timing timing{};

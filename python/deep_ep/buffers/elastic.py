@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import weakref
+from itertools import chain
 from typing import Any, Optional, Tuple
 
 import torch
@@ -276,10 +277,10 @@ class ElasticBuffer(Sizes, Journeys, OptionalCalls):
                     bool(use_tma_aligned_col_major_sf),
                 )  # fmt: skip
         recv_x, recv_scales, recv_topk_idx, recv_topk_weights, handle = result
-        kept = handle._tensors()  # with a handle that was given, the call reads them, too
+        # With a handle that was given, the call reads its tensors, too.
         event = stream.finish(
-            (rows, scales, topk_idx, topk_weights, cumulative_local_expert_recv_stats, *kept),
-            (recv_x, recv_scales, recv_topk_idx, recv_topk_weights, *kept),
+            chain((rows, scales, topk_idx, topk_weights, cumulative_local_expert_recv_stats), handle._each_tensor()),
+            chain((recv_x, recv_scales, recv_topk_idx, recv_topk_weights), handle._each_tensor()),
         )
         received: Rows = recv_x if recv_scales is None else (recv_x, recv_scales)
         return received, recv_topk_idx, recv_topk_weights, handle, event
@@ -336,7 +337,7 @@ class ElasticBuffer(Sizes, Journeys, OptionalCalls):
         sms = integer("num_sms", num_sms, 0) or handle.num_sms
         with stream:
             combined_x, combined_weights = self._combine(stream, x, handle, topk_weights, biases, sms)
-        event = stream.finish((x, topk_weights, *biases, *handle._tensors()), (combined_x, combined_weights))
+        event = stream.finish(chain((x, topk_weights, *biases), handle._each_tensor()), (combined_x, combined_weights))
         return combined_x, combined_weights, event
 
     def _synchronize(self, wanted: bool) -> None:

@@ -10,6 +10,7 @@
 #include "kernels/intranode/params.hpp"
 #include "kernels/layout/params.hpp"
 #include "kernels/low_latency/params.hpp"
+#include "kernels/low_latency/waits.hpp"
 #include "kernels/rdma/nic_test.hpp"
 #include "kernels/rdma/simulated_nic.hpp"
 #include "kernels/rows/params.hpp"
@@ -86,7 +87,9 @@ class RecordingExecutor final : public CountingExecutor {
 
   template <auto kMember, class Params>
   static void note(const Params& params, const LaunchShape& shape, void* stream) {
-    const auto launch = [kernel = launching_.kernels->*kMember, params, shape, stream] { kernel(params, shape, stream); };
+    const auto launch = [kernel = launching_.kernels->*kMember, params, shape, stream] {
+      kernel(params, shape, stream);
+    };
     launch();
     launching_.work->push_back(launch);
   }

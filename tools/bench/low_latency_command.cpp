@@ -8,6 +8,8 @@
 
 #include "deep_ep/error.hpp"
 #include "tools/bench/commands.hpp"
+#include "tools/bench/late_rank.hpp"
+#include "tools/bench/late_rank_chart.hpp"
 #include "tools/bench/low_latency.hpp"
 #include "tools/bench/upstream_lines.hpp"
 #include "tools/common/command_line.hpp"
@@ -90,16 +92,39 @@ void fill_figure(Figure& figure, const LowLatencyMeasurement& m) {
 
 /// Fills in the rank that comes late. Throws InvalidArgument where that makes no sense.
 void complete_lateness(LowLatencyOptions& options, int ranks) {
-  if (options.late_us == 0) {
-    if (options.late_rank >= 0) throw InvalidArgument("--late-rank needs --late: how late it is");
-    return;
-  }
-  if (!options.hooks) throw InvalidArgument("--late measures send and receive parts, which --no-hooks leaves out");
-  if (ranks < 2) throw InvalidArgument("--late needs 2 ranks or more, there is 1: nobody else would be measured");
   if (options.late_rank >= ranks) {
     throw InvalidArgument(fmt::format("--late-rank is {}, allowed: 0 to {}", options.late_rank, ranks - 1));
   }
+  const bool times = !options.who_is_late && options.trace.empty();
+  if (times && options.late_us == 0 && options.late_rank >= 0) {
+    throw InvalidArgument("--late-rank needs --late: how late it is");
+  }
+  if (times && options.late_us > 0 && !options.hooks) {
+    throw InvalidArgument("--late measures send and receive parts, which --no-hooks leaves out");
+  }
+  if (times && options.late_us > 0 && ranks < 2) {
+    throw InvalidArgument("--late needs 2 ranks or more, there is 1: nobody else would be measured");
+  }
   if (options.late_rank < 0) options.late_rank = ranks - 1;
+}
+
+/// --who-is-late, --trace.
+int run_late_rank(const LowLatencyOptions& options, const World& world, Device::Kind device, bool prints_text) {
+  if (prints_text) {
+    print_setting(options, world, device);
+    fmt::print(
+        "What a rank waits for each source, on average over {} rounds: the median of the other ranks.\n"
+        "longest: one wait in one call, and of which rank.\n\n",
+        options.rounds.count);
+  }
+  nlohmann::json document = setting_json(kLowLatency, options, world, device);
+  find_late_rank(options, world, device, [&](const LateRankReport& report) {
+    if (prints_text) print_late_rank(report);
+    document["who_is_late"].push_back(late_rank_json(report));
+    if (!options.trace.empty()) write_text(options.trace, to_svg(timeline_of(report)));
+  });
+  if (world.first_rank == 0 && options.output.json) print_json(document);
+  return 0;
 }
 
 int run_low_latency_bench(LowLatencyOptions options) {
@@ -111,6 +136,7 @@ int run_low_latency_bench(LowLatencyOptions options) {
   check_nodes(world.size, options.topk, options.experts, nodes, 0);
   complete_lateness(options, world.size);
   const bool prints_text = world.first_rank == 0 && options.output.text();
+  if (options.who_is_late || !options.trace.empty()) return run_late_rank(options, world, device, prints_text);
   nlohmann::json setting = setting_json(kLowLatency, options, world, device);
   setting.update({{"nodes", options.nodes}, {"nvlink", options.nvlink}, {"rails", options.rails}});
   if (options.late_us > 0) setting.update({{"late_us", options.late_us}, {"late_rank", options.late_rank}});
@@ -152,13 +178,21 @@ void add_bench_low_latency(CLI::App& bench, Action& action) {
       ->capture_default_str();
   command->add_flag("!--no-hooks", o.hooks, "Leave out send and receive parts by themselves");
   command
-      ->add_option(
-          "--late", o.late_us,
-          "Also measure the parts of the other ranks while one begins each send part so many microseconds late")
-      ->check(CLI::Range(0.0, 1e6));
+      ->add_option("--late", o.late_us,
+                   "Also measure the parts of the other ranks while one begins each send part so many microseconds "
+                   "late; with --who-is-late, each round")
+      ->check(CLI::NonNegativeNumber);
   command->add_option("--late-rank", o.late_rank, "Which rank is late [the last]")
       ->check(CLI::Range(0, kMostRanks - 1));
   command->add_flag("!--no-graphs", o.graphs, "Leave out replays of CUDA graphs");
+  command->add_flag("--who-is-late", o.who_is_late, "Instead of times: which rank the others wait for");
+  command
+      ->add_option("--late-threshold", o.late_threshold_us,
+                   "--who-is-late: microseconds that the others must wait longer for a late rank than for the quickest")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  command->add_option("--trace", o.trace,
+                      "Instead of times: an SVG file with what each rank does in a dispatch and a combine");
   command->add_flag("--arrivals", o.arrivals, "Give dispatches arrival counters, a word for 64 rows");
   command->callback([options, &action] { action = [options] { return run_low_latency_bench(*options); }; });
 }

@@ -177,7 +177,7 @@ LowLatencyCombinePlan plan_combine(const LowLatencyCombineArguments& arguments, 
   const int sms =
       most_working_blocks(arguments.config, setup, poster_blocks(setup, params.block_warps) + watching_blocks(setup));
   params.warps_per_row = warps_per_row(params, sms, unreduced, setup);
-  plan_parts(plan, arguments.return_recv_hook,
+  plan_parts(plan, arguments.return_recv_hook, false,
              [&](LowLatencyPhase phase) { return plan_part(phase, params, sms, unreduced, setup); });
   return plan;
 }

@@ -75,8 +75,9 @@ struct LowLatencyDispatchArguments {
   /// Cast to NVFP4 instead: each 16 channels to e2m1 with an e4m3 scale of their own. Not with the other forms (use_fp8
   /// has no effect then).
   bool use_nvfp4 = false;
-  /// [1] float32, with use_nvfp4: scales are multiplied by it, so a channel is about value * scale / x_global_scale.
-  /// None: 1. (448 * 6 / the largest magnitude of all uses the whole range.) Receivers must know the senders'.
+  /// [1] float32, positive, with use_nvfp4: scales are multiplied by it, so a channel is about value * scale /
+  /// x_global_scale. None: 1. (448 * 6 / the largest magnitude of all uses the whole range.) Receivers must know the
+  /// senders'.
   std::optional<ConstTensorView> x_global_scale;
   LowLatencyLayout layout = LowLatencyLayout::expert_major;
   /// [L] int32: each entry grows by the number of rows that the expert received.

@@ -9,6 +9,7 @@ import torch
 from . import _native
 from .arguments import integer, type_name
 from .errors import InvalidArgument, UseAfterDestroy
+from .low_latency_stats import LowLatencyStats, WaitTimes
 from .utils import EventOverlap
 
 __all__ = ["LowLatencyCalls"]
@@ -294,6 +295,25 @@ class LowLatencyCalls:
         ):
             integer(name, value, 1)
         self._low_latency().low_latency_clean()
+
+    def low_latency_stats(self, reset: bool = False, stop: bool = False) -> LowLatencyStats:
+        """How long low-latency calls of this rank have waited for each rank, in microseconds. Not collective, and not
+        part of upstream's interface. The host waits for the current stream.
+
+        The first call switches the statistics on and returns zeros; until then they cost nothing. From then on each
+        call enqueues a small kernel more, and a dispatch runs as its two parts with another kernel in between. CUDA
+        graphs count if they were recorded after it. ``deep_ep.low_latency_stats.find_late_ranks`` names the slow rank::
+
+            stats = [None] * group.size()
+            torch.distributed.all_gather_object(stats, buffer.low_latency_stats(), group)
+            print(find_late_ranks(stats).text)
+
+        Args:
+            reset: the statistics begin anew behind what is returned.
+            stop: later calls are not measured, until this is called again.
+        """
+        rank, *times = self._low_latency().low_latency_stats(bool(reset), bool(stop))
+        return LowLatencyStats(rank, WaitTimes(*times[:3]), WaitTimes(*times[3:]))
 
     # Ranks that died. Every rank has its own opinion of the others, and nothing is propagated: sends go to ranks that
     # are not masked, and only those are waited for.

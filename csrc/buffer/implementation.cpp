@@ -20,7 +20,8 @@ Buffer::Implementation::Implementation(std::shared_ptr<Bootstrap> bootstrap, std
   if (runtime_.layout().internode.bytes != 0) internode_.emplace(runtime_);
   if (runtime_.options().low_latency.bytes != 0) low_latency_.emplace(runtime_);
   runtime_.faults().find_lost_by([this](int waited_for) {
-    return internode_ ? internode_->find_lost_rank(waited_for) : intranode_->find_lost_rank(waited_for);
+    if (internode_) return internode_->find_lost_rank(waited_for);
+    return runtime_.nodes().num_nodes == 1 ? intranode_->find_lost_rank(waited_for) : waited_for;
   });
   runtime_.faults().explain_timeouts_by([this] { return describe_health(); });
   runtime_.bootstrap().barrier();  // nobody signals before everybody is ready

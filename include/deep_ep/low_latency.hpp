@@ -75,8 +75,9 @@ struct LowLatencyDispatchArguments {
   /// Cast to NVFP4 instead: each 16 channels to e2m1 with an e4m3 scale of their own. Not with the other forms (use_fp8
   /// has no effect then).
   bool use_nvfp4 = false;
-  /// [1] float32, with use_nvfp4: scales are multiplied by it, so a channel is about value * scale / x_global_scale.
-  /// None: 1. (448 * 6 / the largest magnitude of all uses the whole range.) Receivers must know the senders'.
+  /// [1] float32, positive, with use_nvfp4: scales are multiplied by it, so a channel is about value * scale /
+  /// x_global_scale. None: 1. (448 * 6 / the largest magnitude of all uses the whole range.) Receivers must know the
+  /// senders'.
   std::optional<ConstTensorView> x_global_scale;
   LowLatencyLayout layout = LowLatencyLayout::expert_major;
   /// [L] int32: each entry grows by the number of rows that the expert received.
@@ -129,7 +130,8 @@ struct LowLatencyCombineArguments {
   ConstTensorView topk_idx;
   ConstTensorView topk_weights;              ///< [T, K] float32; expert_major: rows are multiplied by them
   const LowLatencyHandle* handle = nullptr;  ///< of the dispatch; any number of combines; used during the call only
-  bool use_logfmt = false;  ///< rows travel in LogFMT, 10 bits a value, where their range allows: smaller, less exact
+  bool use_logfmt =
+      false;  ///< rows may travel in LogFMT, 10 bits a value, smaller, less exact: LowLatencyOptions::logfmt
   std::optional<TensorView> out;  ///< [T, H] bfloat16, from a multiple of 16 bytes on: written instead of new memory
   std::optional<TensorView> wait_recv_cost_stats;  ///< [R] int64, as for dispatch
   bool return_recv_hook = false;  ///< as for dispatch; combines are counted separately. Equal on all ranks of a node

@@ -21,6 +21,13 @@ enum class LowLatencyRails : std::uint8_t {
   never,
 };
 
+/// What `use_logfmt` of a low-latency combine means.
+enum class LowLatencyLogfmt : std::uint8_t {
+  automatic,  ///< a permission: GPUs send BF16 rows all the same, which was faster wherever it was measured but over
+              ///< slow NICs
+  always,     ///< an order
+};
+
 /// Options of the low-latency calls, equal on all ranks.
 struct LowLatencyOptions {
   /// Symmetric memory of each rank for them, in addition to BufferOptions::heap_bytes. 0: none, and these calls throw
@@ -41,6 +48,8 @@ struct LowLatencyOptions {
   /// keeps a connection on one path gets more paths so. 0: DEEP_EP_LOW_LATENCY_LANES decides, and where that is auto,
   /// 1, or more where NICs are on Ethernet and there are few such ranks.
   int lanes = 0;
+  /// automatic: DEEP_EP_LOGFMT decides, and where that is auto, CPU ranks send LogFMT rows and GPUs do not.
+  LowLatencyLogfmt logfmt = LowLatencyLogfmt::automatic;
 };
 
 struct BufferOptions {

@@ -118,6 +118,7 @@ void define_buffer(py::module_& module) {
   define(buffer, "low_latency_combine_buffer", &NativeBuffer::low_latency_combine_buffer, {"handle"});
   define(buffer, "low_latency_memory", &NativeBuffer::low_latency_memory);
   define(buffer, "low_latency_clean", &NativeBuffer::low_latency_clean);
+  define(buffer, "low_latency_stats", &NativeBuffer::low_latency_stats, {"reset", "stop"});
   define(buffer, "low_latency_update_mask", &NativeBuffer::low_latency_update_mask, {"rank", "masked"});
   define(buffer, "low_latency_query_mask", &NativeBuffer::low_latency_query_mask, {"mask_status"});
   define(buffer, "low_latency_clear_mask", &NativeBuffer::low_latency_clear_mask);
@@ -144,6 +145,7 @@ PYBIND11_MODULE(_native, module) {
   define(module, "heap_bytes_for", &deep_ep::Buffer::heap_bytes_for, {"num_ranks", "bytes"});
   define(module, "low_latency_bytes_hint", &deep_ep::Buffer::low_latency_bytes_hint,
          {"max_tokens", "hidden", "num_ranks", "num_experts"});
+  define(module, "find_late_ranks", &find_late_ranks, {"stats", "threshold_us"});
   define_events(module);
   define_buffer(module);
 }

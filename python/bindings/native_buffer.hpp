@@ -63,6 +63,8 @@ class NativeBuffer : public std::enable_shared_from_this<NativeBuffer> {
   /// A tensor over the memory that combine reads with zero_copy.
   py::object low_latency_combine_buffer(const py::tuple& handle);
   void low_latency_clean();
+  /// Of waits, on the current stream: (rank, then of dispatch and of combine: calls, total_us, longest_us).
+  py::tuple low_latency_stats(bool reset, bool stop);
   void low_latency_update_mask(int rank, bool masked);
   void low_latency_query_mask(py::handle mask_status);
   void low_latency_clear_mask();
@@ -139,5 +141,8 @@ auto NativeBuffer::without_gil(Work&& work) {
     throw py::error_already_set(*raised);
   }
 }
+
+/// What C++'s says of statistics as NativeBuffer::low_latency_stats gives them: (late, waited_us, text).
+py::tuple find_late_ranks(const py::tuple& of_ranks, double threshold_us);
 
 }  // namespace deep_ep::bindings

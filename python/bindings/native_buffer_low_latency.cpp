@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <utility>
+#include <vector>
 
 #include "python/bindings/framework.hpp"
 #include "python/bindings/native_buffer.hpp"
@@ -17,6 +18,19 @@ void check_zero_copy(const ConstTensorView& x, const TensorView& buffer) {
   if (same) return;
   throw InvalidArgument(fmt::format("x is {}, expected {}: with zero_copy it must look like the combine buffer",
                                     x.describe(), buffer.describe()));
+}
+
+template <class Number>
+py::list list_of(const std::vector<Number>& numbers) {
+  py::list list;
+  for (const Number number : numbers) list.append(number);
+  return list;
+}
+template <class Number>
+std::vector<Number> numbers_of(const py::object& list) {
+  std::vector<Number> numbers;
+  for (const py::handle number : list) numbers.push_back(number.cast<Number>());
+  return numbers;
 }
 
 }  // namespace
@@ -95,6 +109,32 @@ void NativeBuffer::low_latency_clean() {
     buffer.low_latency_clean(stream);
     return true;
   });
+}
+
+py::tuple NativeBuffer::low_latency_stats(bool reset, bool stop) {
+  Buffer& buffer = alive();
+  const StreamHandle stream = Framework::instance().current_stream(device_);
+  const LowLatencyStatsThen then = stop    ? LowLatencyStatsThen::stop
+                                   : reset ? LowLatencyStatsThen::reset
+                                           : LowLatencyStatsThen::go_on;
+  const LowLatencyStats stats = without_gil([&] { return buffer.low_latency_stats(then, stream); });
+  const auto& [rank, dispatch, combine] = stats;
+  return py::make_tuple(rank, list_of(dispatch.calls), list_of(dispatch.total_us), list_of(dispatch.longest_us),
+                        list_of(combine.calls), list_of(combine.total_us), list_of(combine.longest_us));
+}
+
+py::tuple find_late_ranks(const py::tuple& of_ranks, double threshold_us) {
+  std::vector<LowLatencyStats> all;
+  for (const py::handle of : of_ranks) {
+    const auto stats = py::reinterpret_borrow<py::tuple>(of);
+    const auto calls = [&](std::size_t i) { return numbers_of<std::uint64_t>(stats[i]); };
+    const auto us = [&](std::size_t i) { return numbers_of<double>(stats[i]); };
+    all.push_back({.rank = stats[0].cast<int>(),
+                   .dispatch = {.calls = calls(1), .total_us = us(2), .longest_us = us(3)},
+                   .combine = {.calls = calls(4), .total_us = us(5), .longest_us = us(6)}});
+  }
+  const LowLatencyVerdict verdict = deep_ep::find_late_ranks(all, threshold_us);
+  return py::make_tuple(list_of(verdict.late), list_of(verdict.waited_us), verdict.text);
 }
 
 void NativeBuffer::low_latency_update_mask(int rank, bool masked) {

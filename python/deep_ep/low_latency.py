@@ -9,6 +9,7 @@ import torch
 from . import _native
 from .arguments import integer, type_name
 from .errors import InvalidArgument, UseAfterDestroy
+from .low_latency_stats import LowLatencyStats, WaitTimes
 from .utils import EventOverlap
 
 __all__ = ["LowLatencyCalls"]
@@ -20,10 +21,16 @@ ReceivedRows = Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor]]
 Hook = Callable[[], None]
 
 
-def _tensor_core_scales(rows: ReceivedRows) -> ReceivedRows:
-    """NVFP4 rows with a view of their scales that shows the tiles' insides: see ``low_latency_dispatch``."""
+def _as_grouped_gemm(rows: ReceivedRows) -> ReceivedRows:
+    """Views of NVFP4 rows and scales, experts last, that show the insides of the scales' tiles: see
+    ``low_latency_dispatch``."""
     values, scales = rows
-    return values, scales.view(*scales.shape[:3], 32, 4, 4).permute(3, 4, 1, 5, 2, 0)
+    return values.permute(1, 2, 0), scales.view(*scales.shape[:3], 32, 4, 4).permute(3, 4, 1, 5, 2, 0)
+
+
+def _as_vector(scale: Optional[torch.Tensor]) -> Optional[torch.Tensor]:
+    """A tensor of one element, of any shape, as ``[1]``; the library refuses others."""
+    return scale.reshape(1) if isinstance(scale, torch.Tensor) and scale.numel() == 1 else scale
 
 
 class LowLatencyCalls:
@@ -107,15 +114,16 @@ class LowLatencyCalls:
             scale_per_token: with ``use_fp8``, one scale for each token. Not part of upstream's interface.
             use_nvfp4: cast each 16 channels to 4-bit floating point with an 8-bit scale of their own, as SGLang asks for
                 it; ``use_fp8`` has no effect then.
-            x_global_scale: ``[1]`` float32, with ``use_nvfp4``: a channel is about value * scale / this. ``None``: 1.
+            x_global_scale: one float32, ``[]`` or ``[1]``, with ``use_nvfp4``: a channel is about value * scale / this.
+                ``None``: 1.
 
         Returns:
             The rows ``[L, R * M, H]``: bfloat16, or (``float8_e4m3fn``, scales), scales float32 ``[L, R * M, H / 128]``
             (int32 ``[L, R * M, H / 512]`` with ``use_ue8m0``, float32 ``[L, R * M, 1]`` with ``scale_per_token``), the
-            last two dimensions column-major; with ``use_nvfp4`` uint8 ``[L, R * M, H / 2]``, two values in a byte, the
-            first in the lower half, and uint8 scales ``[32, 4, R * M / 128 (rounded up), 4, H / 64, L]`` in the order in
-            which tensor cores load them: scale ``c`` of row ``r`` of expert ``l`` is
-            ``[r % 32, r // 32 % 4, r // 128, c % 4, c // 4, l]``;
+            last two dimensions column-major; with ``use_nvfp4`` uint8 ``[R * M, H / 2, L]``, a view of memory in which
+            an expert's rows lie together, two values in a byte, the first in the lower half, and uint8 scales
+            ``[32, 4, R * M / 128 (rounded up), 4, H / 64, L]`` in the order in which tensor cores load them: scale ``c``
+            of row ``r`` of expert ``l`` is ``[r % 32, r // 32 % 4, r // 128, c % 4, c // 4, l]``;
             ``recv_count`` ``[L]`` int32: rows ``0 .. recv_count[l] - 1`` of expert l are valid, by source rank, then by
             token; all others are undefined;
             the handle: ``src_info`` ``[L, R * M]`` int32, the token index at the source; ``layout_range`` ``[L, R]``
@@ -140,12 +148,13 @@ class LowLatencyCalls:
             arrival_rows,
             scale_per_token,
             use_nvfp4,
-            x_global_scale,
+            _as_vector(x_global_scale),
         )
-        rows = _tensor_core_scales(rows) if use_nvfp4 else rows
+        rows = _as_grouped_gemm(rows) if use_nvfp4 else rows
         kept = None
         if async_finish:
-            kept = (x, topk_idx, rows, count, handle, cumulative_local_expert_recv_stats, arrival_counters)
+            kept = (x, topk_idx, rows, count, handle, cumulative_local_expert_recv_stats, dispatch_wait_recv_cost_stats,
+                    arrival_counters, x_global_scale)
         return rows, count, handle, EventOverlap(event, kept), hook  # type: ignore[return-value, arg-type]
 
     def low_latency_dispatch_rank_major(
@@ -183,7 +192,8 @@ class LowLatencyCalls:
             ``arrival_counters`` ``[R, W]``, where W is M / ``arrival_rows``, rounded up.
 
         Returns:
-            The rows ``[R, M, H]`` by source rank, in the form of ``low_latency_dispatch``; ``recv_count`` ``[R]`` int32,
+            The rows ``[R, M, H]`` by source rank, in the form of ``low_latency_dispatch`` (with ``use_nvfp4``
+            ``[M, H / 2, R]``); ``recv_count`` ``[R]`` int32,
             the valid rows of each rank; ``recv_topk_idx`` ``[R, M, K]`` int32, this rank's expert of each selection or
             -1; ``recv_topk_weights`` ``[R, M, K]`` float32, 0 where the index is -1, or ``None``; the handle:
             ``src_info`` ``[R, M]``, ``layout_range`` ``[R]``, M, H, E; the event; the hook.
@@ -209,13 +219,13 @@ class LowLatencyCalls:
             arrival_rows,
             scale_per_token,
             use_nvfp4,
-            x_global_scale,
+            _as_vector(x_global_scale),
         )
-        rows = _tensor_core_scales(rows) if use_nvfp4 else rows
+        rows = _as_grouped_gemm(rows) if use_nvfp4 else rows
         kept = None
         if async_finish:
             kept = (x, topk_idx, topk_weights, rows, count, idx, weights, handle, cumulative_local_expert_recv_stats,
-                    arrival_counters)
+                    dispatch_wait_recv_cost_stats, arrival_counters, x_global_scale)
         return rows, count, idx, weights, handle, EventOverlap(event, kept), hook  # type: ignore[return-value, arg-type]
 
     def low_latency_combine(
@@ -238,7 +248,8 @@ class LowLatencyCalls:
             topk_idx, topk_weights: ``[T, K]`` of this rank's tokens, contiguous; indices as dispatched, or -1 where a
                 selection is to be left out now. Must stay unchanged until the hook has run.
             handle: of the dispatch; any number of combines may use it.
-            use_logfmt: rows travel in LogFMT-10, 10 bits per value, where their range allows.
+            use_logfmt: rows may travel in LogFMT-10, 10 bits per value, where their range allows. GPUs send bfloat16
+                all the same, which is faster but over slow NICs, unless ``DEEP_EP_LOGFMT=always``.
             zero_copy: the rows are already in the tensor of ``get_next_low_latency_combine_buffer``, and ``x`` only has
                 to look like it. Not with ``use_logfmt``.
             out: ``[T, H]`` bfloat16 contiguous: written and returned.
@@ -263,7 +274,7 @@ class LowLatencyCalls:
             async_finish,
             return_recv_hook,
         )
-        kept = (x, topk_idx, topk_weights, handle, combined_x) if async_finish else None
+        kept = (x, topk_idx, topk_weights, handle, combined_x, combine_wait_recv_cost_stats) if async_finish else None
         return combined_x, EventOverlap(event, kept), hook  # type: ignore[arg-type]
 
     def get_next_low_latency_combine_buffer(self, handle: LowLatencyHandle) -> torch.Tensor:
@@ -284,6 +295,25 @@ class LowLatencyCalls:
         ):
             integer(name, value, 1)
         self._low_latency().low_latency_clean()
+
+    def low_latency_stats(self, reset: bool = False, stop: bool = False) -> LowLatencyStats:
+        """How long low-latency calls of this rank have waited for each rank, in microseconds. Not collective, and not
+        part of upstream's interface. The host waits for the current stream.
+
+        The first call switches the statistics on and returns zeros; until then they cost nothing. From then on each
+        call enqueues a small kernel more, and a dispatch runs as its two parts with another kernel in between. CUDA
+        graphs count if they were recorded after it. ``deep_ep.low_latency_stats.find_late_ranks`` names the slow rank::
+
+            stats = [None] * group.size()
+            torch.distributed.all_gather_object(stats, buffer.low_latency_stats(), group)
+            print(find_late_ranks(stats).text)
+
+        Args:
+            reset: the statistics begin anew behind what is returned.
+            stop: later calls are not measured, until this is called again.
+        """
+        rank, *times = self._low_latency().low_latency_stats(bool(reset), bool(stop))
+        return LowLatencyStats(rank, WaitTimes(*times[:3]), WaitTimes(*times[3:]))
 
     # Ranks that died. Every rank has its own opinion of the others, and nothing is propagated: sends go to ranks that
     # are not masked, and only those are waited for.

@@ -129,6 +129,7 @@ Buffer Rank::own_buffer(BufferOptions options) const {
   const Topology topology = options_.where.topology;
   if (topology == Topology::only_rdma) options.low_latency.allow_nvlink = false;
   const int half = size() % 2 == 0 ? size() / 2 : 1;
+  options.low_latency.logfmt = LowLatencyLogfmt::always;
   LowLatencyRails& rails = options.low_latency.rails;
   if (topology == Topology::two_nodes) {
     options.ranks_per_node = half;

@@ -34,7 +34,7 @@ std::map<int, int> named_by(int num_ranks, const std::map<int, int>& waits) {
       params.common.heaps = heaps.data();
       params.common.control = control;
       params.waited_for = waited_for;
-      params.for_ns = static_cast<std::uint64_t>(scaled(0.1) * 1e9);
+      params.for_ns = static_cast<std::uint64_t>(scaled(0.5) * 1e9);
       params.lost = &named[rank];
       const StreamHandle stream = executor->create_stream();
       dynamic_cast<Backend&>(*executor).kernels().find_lost_rank(params, {1, 32, 0}, stream);

@@ -110,6 +110,7 @@ BufferOptions LowLatencyBench::buffer_options(const WorkloadShape& shape, const 
   options.low_latency.allow_nvlink = reach.nvlink;
   options.ranks_per_node = reach.ranks_per_node;
   options.low_latency.rails = reach.rails;
+  options.low_latency.logfmt = LowLatencyLogfmt::always;  // what is measured is what was asked for
   options.low_latency.bytes =
       Buffer::low_latency_bytes_hint(static_cast<int>(shape.tokens), shape.hidden, shape.ranks, shape.experts);
   return options;

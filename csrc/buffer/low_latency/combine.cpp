@@ -1,6 +1,9 @@
 // low_latency_combine, and the memory that experts may write its input to.
+#include <utility>
+
 #include "csrc/buffer/low_latency/launch.hpp"
 #include "csrc/buffer/low_latency/low_latency.hpp"
+#include "csrc/support/logging.hpp"
 
 namespace deep_ep {
 
@@ -9,6 +12,9 @@ LowLatencyCombineResult LowLatency::combine(const LowLatencyCombineArguments& ar
   check_combine(arguments, setup_);
   look_after_earlier_calls();
   LowLatencyCombinePlan plan = plan_combine(arguments, setup_);
+  if (arguments.use_logfmt && !plan.params.use_logfmt && !std::exchange(told_of_bf16_, true)) {
+    log::info("low_latency_combine: use_logfmt is true, but rows travel as BF16, which is faster (DEEP_EP_LOGFMT)");
+  }
   make_way(LowLatencyKind::combine, arguments.return_recv_hook);
 
   CallScope scope(runtime_.calls(), call);

@@ -2,6 +2,7 @@
 
 #include "csrc/buffer/checks.hpp"
 #include "csrc/buffer/defaults.hpp"
+#include "csrc/buffer/low_latency/logfmt_choice.hpp"
 #include "csrc/buffer/low_latency/plan_parts.hpp"
 #include "csrc/support/format.hpp"
 #include "kernels/low_latency/combine/shared.hpp"
@@ -144,7 +145,7 @@ LowLatencyCombinePlan plan_combine(const LowLatencyCombineArguments& arguments, 
   params.hidden = static_cast<int>(arguments.x.size(2));
   params.num_local_experts = handle.num_experts / setup.common.num_ranks;
   params.rank_major = handle.layout == LowLatencyLayout::rank_major;
-  params.use_logfmt = arguments.use_logfmt;
+  params.use_logfmt = arguments.use_logfmt && logfmt_pays(setup);
   params.row_bytes = device::low_latency::CombineWire{params.hidden, params.use_logfmt}.bytes();
   check_room(params.max_tokens, params.hidden, params.row_bytes, setup);
   const int rail_width = params.use_logfmt ? 0

@@ -101,10 +101,10 @@ void check_arrivals(const LowLatencyDispatchArguments& arguments, const LowLaten
   if (setup.common.mask != nullptr) {
     throw InvalidArgument("arrival_counters need a buffer made without low_latency.masking, which may take back rows");
   }
-  constexpr int kMostRows = 1 << 20;  // what a word can count
+  constexpr int kMostRows = (1 << 20) - 1;  // so that rows alone never complete a word
   const int step = arguments.arrival_rows;
   if (step < 0 || step > kMostRows || (step & (step - 1)) != 0) {
-    fail<InvalidArgument>("arrival_rows is {}, allowed: 0, or a power of two up to {}", step, kMostRows);
+    fail<InvalidArgument>("arrival_rows is {}, allowed: 0, or a power of two up to {}", step, (kMostRows + 1) / 2);
   }
   if (step == 0) check_range("rows that one word of arrival_counters stands for", rows, 1, kMostRows);
   const std::int64_t words = ((rows - 1) >> arrival_shift(arguments)) + 1;
@@ -248,8 +248,8 @@ LowLatencyDispatchPlan plan_dispatch(const LowLatencyDispatchArguments& argument
   plan.kernel = kernel.launcher;
   const int warps = warps_of_block(arguments.config, setup, kernel.max_threads, 1);
   params.warps_per_row = warps_per_row(params, warps, arguments.config, setup);
-  // A relay hands on within its own launch.
-  plan_parts(plan, arguments.return_recv_hook, setup.measured && rail_width == 0,
+  // A relay hands on within its own launch. Whoever polls arrival counters may take the SMs between two parts.
+  plan_parts(plan, arguments.return_recv_hook, setup.measured && rail_width == 0 && !arguments.arrival_counters,
              [&](LowLatencyPhase phase) { return plan_part(phase, params, warps, arguments.config, setup); });
   plan_results(plan, setup);
   return plan;

@@ -45,6 +45,7 @@ LowLatency::LowLatency(Runtime& runtime) : runtime_(runtime) {
   setup_.low_latency_bytes = runtime.options().low_latency.bytes;
   setup_.rail_width = runtime.low_latency_reach().rail_width;
   setup_.rails_always = runtime.low_latency_reach().rails_always;
+  setup_.logfmt = runtime.options().low_latency.logfmt;
   LowLatencyParams& common = setup_.common;
   common.rank = runtime.rank();
   common.num_ranks = runtime.num_ranks();

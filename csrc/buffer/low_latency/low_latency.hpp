@@ -74,6 +74,7 @@ class LowLatency {
   std::optional<RdmaLinks> links_;  ///< none: no rank is reached by RDMA
   LowLatencySetup setup_;
   std::optional<WaitStats> waits_;  ///< none before anybody has asked for them
+  bool told_of_bf16_ = false;       ///< instead of LogFMT, to the log
   bool shown_ = false;              ///< has the program been given `memory`?
   std::array<std::shared_ptr<HookQueue>, static_cast<std::size_t>(LowLatencyKind::count)> queues_;
   /// Device memory; the last is the largest. Those before stay: views and recorded graphs may still name them.

@@ -276,7 +276,6 @@ struct CombineAdder {
     const CombineSources one{1, warp::shuffle(sources.rank, source), warp::shuffle(sources.row, source)};
 #pragma unroll 1
     for (int chunk = of_pass.first_chunk(); chunk < of_pass.end_chunk(); ++chunk) {
-      const std::byte* from = one.row + static_cast<std::size_t>(chunk) * wire.chunk_lines() * kTaggedLine;
       // As many lines as it has if it is encoded; then it is known whether that is all.
       std::uint32_t begin = 0;
       std::uint32_t end = wire.lines_of_chunk(chunk, true);
@@ -284,6 +283,7 @@ struct CombineAdder {
       while (begin < end) {
         const std::uint32_t line = begin + static_cast<std::uint32_t>(lane.line);
         const int count = static_cast<int>((end - begin + kWarpLines - 1) / kWarpLines);
+        const std::byte* from = one.row + wire.chunk_at(chunk, begin != 0);
         Lines lines;
         if (!await(one, 0, count, from, line, end, measures(chunk) && begin == 0, lines)) return false;
         there = lines.missing == 0;

@@ -94,22 +94,27 @@ struct CombinePoster {
     return nothing ? rdma::StagedRow::nothing : rdma::StagedRow::staged;
   }
 
-  /// LogFMT: row by row, a chunk for each lane, as long as that chunk is.
+  /// LogFMT: what chunks have if they are encoded, in one piece; then row by row, a chunk for each lane, what one has
+  /// beyond that.
   DEEP_EP_DEVICE bool put_encoded(Place<std::byte> to, Place<std::byte> from, bool posts) const {
     warp::sync();  // all lanes read what one acquired
+    if (!poster.put(to, from, wire.encoded_bytes(), posts)) return false;
     for (std::uint32_t left = warp::ballot(posts); left != 0; left &= left - 1) {
       const std::size_t row_to = warp::shuffle(to.offset, lowest_bit(left));
       const std::size_t row_from = warp::shuffle(from.offset, lowest_bit(left));
       for (int begin = 0; begin < wire.chunks(); begin += kWarpSize) {
         const int chunk = begin + lane_index();
-        const bool wanted = chunk < wire.chunks();
-        const std::size_t at = static_cast<std::size_t>(wanted ? chunk : 0) * wire.chunk_lines() * kTaggedLine;
-        const Place<std::byte> chunk_from{row_from + at}, chunk_to{row_to + at};
+        const bool there = chunk < wire.chunks();
+        const Place<std::byte> first_line{row_from + (there ? wire.chunk_at(chunk, false) : 0)};
         // Its first word is a range, which says whether it is encoded.
-        const auto* range = reinterpret_cast<const std::uint32_t*>(chunk_from.in(common().local));
-        const bool encoded = wanted && (load_weak(range) & kEncoded) != 0;
-        const std::uint32_t lines = wanted ? wire.lines_of_chunk(chunk, encoded) : 0;
-        if (!poster.put(chunk_to, chunk_from, lines * kTaggedLine, wanted)) return false;
+        const auto* range = reinterpret_cast<const std::uint32_t*>(first_line.in(common().local));
+        const bool goes_on = there && (load_weak(range) & kEncoded) == 0;
+        if (!warp::any(goes_on)) continue;
+        const std::uint32_t encoded = goes_on ? wire.lines_of_chunk(chunk, true) : 0;
+        const std::uint32_t more = goes_on ? wire.lines_of_chunk(chunk, false) - encoded : 0;
+        const std::size_t at = goes_on ? wire.chunk_at(chunk, true) + encoded * kTaggedLine : 0;
+        const Place<std::byte> more_to{row_to + at}, more_from{row_from + at};
+        if (!poster.put(more_to, more_from, more * kTaggedLine, more != 0)) return false;
       }
     }
     return true;

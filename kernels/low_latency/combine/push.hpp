@@ -145,13 +145,13 @@ struct CombinePusher {
 #pragma unroll 1
     for (int chunk = of_pass.first_chunk(); chunk < of_pass.end_chunk(); ++chunk) {
       const std::uint32_t lines = wire.lines_of_chunk(chunk, of_pass.encoded(chunk));
-      std::byte* begin = to + static_cast<std::size_t>(chunk) * wire.chunk_lines() * kTaggedLine;
+      const std::uint32_t encoded = wire.lines_of_chunk(chunk, true);
 #pragma unroll 1
       for (std::uint32_t first = 0; first < lines; first += kWarpLines) {
         const std::uint32_t line = first + static_cast<std::uint32_t>(lane.line);
         const bool wanted = line < lines;
         const LinePart part = wanted ? tagged_part(of_pass.chunk(chunk), line, epoch) : LinePart{};
-        store_line(begin + lane.byte_at(line), part, wanted);
+        store_line(to + wire.chunk_at(chunk, line >= encoded) + lane.byte_at(line), part, wanted);
       }
     }
   }

@@ -1,6 +1,8 @@
 // A row of combine as it travels from an expert rank to the token's owner, in tagged lines: bfloat16; or with LogFMT in
-// chunks, each at lines of its own with room for it unencoded: a range for each group of channels, and then the
-// channels, encoded or not. So a chunk can be read by itself, and its first line says how many there are.
+// chunks, each at lines of its own: a range for each group of channels, and then the channels, encoded or not. So a
+// chunk can be read by itself, and its first line says how many there are. As many lines as a chunk has if it is
+// encoded follow those of the chunk before; what it has beyond lies behind those of all chunks. So a row that is
+// encoded as a whole lies in one piece, and is one message to a far owner.
 //
 // One warp makes and reads what lies together: four lines of bfloat16, or a pass of 1024 channels with LogFMT.
 #pragma once
@@ -46,6 +48,22 @@ struct CombineWire {
   DEEP_EP_HOST_DEVICE std::uint32_t lines_of_chunk(int index, bool encoded) const {
     const auto width = static_cast<std::uint32_t>(chunk_width(index));
     return tagged_lines(ranges_bytes() + (encoded ? width * 10 / 8 : width * 2));
+  }
+  DEEP_EP_HOST_DEVICE std::uint32_t full_encoded_lines() const {
+    return tagged_lines(ranges_bytes() + static_cast<std::uint32_t>(chunk()) * 10 / 8);
+  }
+  /// Where line 0 of a chunk lies in the row, in bytes; `beyond`: counted so, for the lines that an encoded chunk does
+  /// not have. (A narrow last chunk has no more of them than a full one.)
+  DEEP_EP_HOST_DEVICE std::uint32_t chunk_at(int index, bool beyond) const {
+    const auto number = static_cast<std::uint32_t>(index);
+    const std::uint32_t encoded = full_encoded_lines();
+    if (!beyond) return number * encoded * kTaggedLine;
+    const std::uint32_t behind_all = static_cast<std::uint32_t>(chunks()) * encoded;
+    return (behind_all + number * (chunk_lines() - encoded) - lines_of_chunk(index, true)) * kTaggedLine;
+  }
+  /// Of a row that is encoded as a whole.
+  DEEP_EP_HOST_DEVICE std::uint32_t encoded_bytes() const {
+    return chunk_at(chunks() - 1, false) + lines_of_chunk(chunks() - 1, true) * kTaggedLine;
   }
   /// In shared memory, from one chunk of a pass to the next.
   DEEP_EP_HOST_DEVICE std::uint32_t chunk_stage_bytes() const {

@@ -180,10 +180,10 @@ struct DispatchReceiver {
     });
   }
 
-  /// Stores the row's scales at `places`.
-  DEEP_EP_DEVICE void store_scales(int source, const Lines& lines, std::uint32_t selection, std::int32_t position,
+  /// Stores the row's scales at `places`. False: the call is over, and some have not come.
+  DEEP_EP_DEVICE bool store_scales(int source, const Lines& lines, std::uint32_t selection, std::int32_t position,
                                    std::uint32_t places) const {
-    if (places == 0) return;
+    if (places == 0) return true;
     const LineLane lane;
     const LowLatencyScales scales = params.scale_layout();
     LinePart part = lines.head();
@@ -217,14 +217,14 @@ struct DispatchReceiver {
         }
       }
       // Rare: there are more than fit into the first lines.
-      if (warp::all(lane.payload_at(line + kWarpLines) >= row.scales_end())) return;
+      if (warp::all(lane.payload_at(line + kWarpLines) >= row.scales_end())) return true;
       line += kWarpLines;
       const Awaited awaited{source, Wanted::low_latency_dispatch_rows, epoch()};
       const bool there = wait_until<WholeWarp>(reach().policy(), awaited, [&](const Poll&) {
         part = load_line(lines.row + lane.byte_at(line), line < lines.lines);
         return all_tagged(part, epoch(), line < lines.lines);
       });
-      if (!there) return;
+      if (!there) return false;
     }
   }
 
@@ -280,9 +280,10 @@ struct DispatchReceiver {
     }
 
     // 4. The rest: every warp stores the scales at its share of the places, the last one also stores the words.
-    if (row.scaled) store_scales(source, lines, selection, position, share_of(places, part));
+    const bool scaled = !row.scaled || store_scales(source, lines, selection, position, share_of(places, part));
     if (part == params.warps_per_row - 1) note_row(lines.head(), source, slot, selection, position);
     if constexpr (kExtra) {
+      if (!scaled) return;  // the call is over
       const int block = params.rank_major ? source : local_expert(selection);
       Arrivals{params}.tell_stored(places, block, position - block * params.block_rows(), part);
     }

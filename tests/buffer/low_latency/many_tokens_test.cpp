@@ -29,11 +29,13 @@ TEST_P(LowLatencyManyTokensTest, EveryForm) {
   std::vector<LowLatencyCase> formats;
   formats.push_back(make_low_latency_case(many_tokens(RowFormat::fp8, LowLatencyLayout::expert_major)));
   formats.push_back(make_low_latency_case(many_tokens(RowFormat::fp8_ue8m0, LowLatencyLayout::rank_major)));
+  formats.push_back(make_low_latency_case(many_tokens(RowFormat::nvfp4, LowLatencyLayout::expert_major)));
   std::vector<LowLatencyCombineCase> combines;
   for (const auto layout : {LowLatencyLayout::expert_major, LowLatencyLayout::rank_major}) {
     combines.push_back(make_low_latency_combine_case(many_tokens(RowFormat::bf16, layout)));
   }
-  LowLatencyCombineCase logfmt = combines[0];
+  combines.push_back(combines[0]);
+  combines.back().options.logfmt = true;
   run_cluster(cluster(2), [&](Rank& rank) {
     Buffer& buffer = rank.buffer(low_latency_options(2, kManyTokens, 512));
     for (const LowLatencyCase& one : formats) {

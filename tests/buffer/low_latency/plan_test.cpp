@@ -119,14 +119,22 @@ TEST(LowLatencyPlan, KernelsByWhatTheCallNeeds) {
       << "the hint has room for 8 rows a token";
   EXPECT_EQ(combine(false, false), &KernelTable::combine_low_latency);
   EXPECT_EQ(combine(false, true), &KernelTable::combine_low_latency_rdma);
-  EXPECT_EQ(combine(true, false), &KernelTable::combine_low_latency_logfmt);
-  EXPECT_EQ(combine(true, true), &KernelTable::combine_low_latency_logfmt_rdma);
+  EXPECT_EQ(combine(true, false), &KernelTable::combine_low_latency) << "LogFMT is slower";
+  EXPECT_EQ(combine(true, true), &KernelTable::combine_low_latency_rdma) << "LogFMT is slower";
+
+  for (const bool rdma : {false, true}) {
+    LowLatencySetup as_asked = low_latency_setup(rdma);
+    as_asked.logfmt = LowLatencyLogfmt::always;
+    EXPECT_EQ(plan_combine(inputs.arguments, as_asked).kernel,
+              rdma ? &KernelTable::combine_low_latency_logfmt_rdma : &KernelTable::combine_low_latency_logfmt);
+  }
 
   // Masks: where all are near, one more block watches; where some are far, each rank has masks of its own.
   std::int32_t mask = 0;
   for (const bool rdma : {false, true}) {
     LowLatencySetup masking = low_latency_setup(rdma);
     masking.common.mask = &mask;
+    masking.logfmt = LowLatencyLogfmt::always;
     EXPECT_EQ(masking.watched(), !rdma);
     const auto dispatch = plan_dispatch(dispatch_of(1, masking), masking);
     EXPECT_EQ(dispatch.kernel == &KernelTable::dispatch_low_latency_watched, !rdma);

@@ -91,8 +91,8 @@ TEST(LowLatencyPlan, PostersAreBlocksOfTheirOwn) {
   EXPECT_EQ(posters(with_lanes), 16);
 }
 
-/// With hooks, combine has a block for each row and selection that may come, as far as there are SMs, two for each token
-/// that is added up where there are as many, and one that waits until all ranks have sent.
+/// With hooks, combine has a block for each row and selection that may come, as far as there are SMs, two for each
+/// token that is added up where there are as many, and one that waits until all ranks have sent.
 TEST(LowLatencyPlan, BlocksOfCombineWithHooks) {
   const LowLatencySetup setup = low_latency_setup();
   LowLatencyCombineInputs inputs(setup);

@@ -88,6 +88,7 @@ class Mover {
   DEEP_EP_DEVICE bool is_there() {
     if (number_ < known_) return true;
     known_ = warp::shuffle(load_acquire<Scope::block>(&queue_.head), 0) & ~PieceQueue::kEnd;
+    warp::sync();          // what the first lane acquired, all may read
     bulk::fence_global();  // what the doorbells said is written, bulk copies may read, or overwrite
     return number_ < known_;
   }

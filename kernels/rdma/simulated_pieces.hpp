@@ -102,6 +102,7 @@ struct Shared {
     if (thread_index() == 0) queue.mask = params.pieces - 1;
     for (int i = thread_index(); i < static_cast<int>(params.pieces); i += block_threads()) slots[i].moved = 0;
     for (int i = thread_index(); i < params.num_regions; i += block_threads()) regions[i] = params.regions[i];
+    if (block_index() != 0) return;  // one that helps serves no queue pairs, and their states change meanwhile
     for (int i = thread_index(); i < params.num_queues; i += block_threads()) {
       served[i].pair = params.queues[i];
       served[i].taken = params.states[i].taken;

@@ -21,10 +21,16 @@ ReceivedRows = Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor]]
 Hook = Callable[[], None]
 
 
-def _tensor_core_scales(rows: ReceivedRows) -> ReceivedRows:
-    """NVFP4 rows with a view of their scales that shows the tiles' insides: see ``low_latency_dispatch``."""
+def _as_grouped_gemm(rows: ReceivedRows) -> ReceivedRows:
+    """Views of NVFP4 rows and scales, experts last, that show the insides of the scales' tiles: see
+    ``low_latency_dispatch``."""
     values, scales = rows
-    return values, scales.view(*scales.shape[:3], 32, 4, 4).permute(3, 4, 1, 5, 2, 0)
+    return values.permute(1, 2, 0), scales.view(*scales.shape[:3], 32, 4, 4).permute(3, 4, 1, 5, 2, 0)
+
+
+def _as_vector(scale: Optional[torch.Tensor]) -> Optional[torch.Tensor]:
+    """A tensor of one element, of any shape, as ``[1]``; the library refuses others."""
+    return scale.reshape(1) if isinstance(scale, torch.Tensor) and scale.numel() == 1 else scale
 
 
 class LowLatencyCalls:
@@ -108,15 +114,16 @@ class LowLatencyCalls:
             scale_per_token: with ``use_fp8``, one scale for each token. Not part of upstream's interface.
             use_nvfp4: cast each 16 channels to 4-bit floating point with an 8-bit scale of their own, as SGLang asks for
                 it; ``use_fp8`` has no effect then.
-            x_global_scale: ``[1]`` float32, with ``use_nvfp4``: a channel is about value * scale / this. ``None``: 1.
+            x_global_scale: one float32, ``[]`` or ``[1]``, with ``use_nvfp4``: a channel is about value * scale / this.
+                ``None``: 1.
 
         Returns:
             The rows ``[L, R * M, H]``: bfloat16, or (``float8_e4m3fn``, scales), scales float32 ``[L, R * M, H / 128]``
             (int32 ``[L, R * M, H / 512]`` with ``use_ue8m0``, float32 ``[L, R * M, 1]`` with ``scale_per_token``), the
-            last two dimensions column-major; with ``use_nvfp4`` uint8 ``[L, R * M, H / 2]``, two values in a byte, the
-            first in the lower half, and uint8 scales ``[32, 4, R * M / 128 (rounded up), 4, H / 64, L]`` in the order in
-            which tensor cores load them: scale ``c`` of row ``r`` of expert ``l`` is
-            ``[r % 32, r // 32 % 4, r // 128, c % 4, c // 4, l]``;
+            last two dimensions column-major; with ``use_nvfp4`` uint8 ``[R * M, H / 2, L]``, a view of memory in which
+            an expert's rows lie together, two values in a byte, the first in the lower half, and uint8 scales
+            ``[32, 4, R * M / 128 (rounded up), 4, H / 64, L]`` in the order in which tensor cores load them: scale ``c``
+            of row ``r`` of expert ``l`` is ``[r % 32, r // 32 % 4, r // 128, c % 4, c // 4, l]``;
             ``recv_count`` ``[L]`` int32: rows ``0 .. recv_count[l] - 1`` of expert l are valid, by source rank, then by
             token; all others are undefined;
             the handle: ``src_info`` ``[L, R * M]`` int32, the token index at the source; ``layout_range`` ``[L, R]``
@@ -141,12 +148,13 @@ class LowLatencyCalls:
             arrival_rows,
             scale_per_token,
             use_nvfp4,
-            x_global_scale,
+            _as_vector(x_global_scale),
         )
-        rows = _tensor_core_scales(rows) if use_nvfp4 else rows
+        rows = _as_grouped_gemm(rows) if use_nvfp4 else rows
         kept = None
         if async_finish:
-            kept = (x, topk_idx, rows, count, handle, cumulative_local_expert_recv_stats, arrival_counters)
+            kept = (x, topk_idx, rows, count, handle, cumulative_local_expert_recv_stats, dispatch_wait_recv_cost_stats,
+                    arrival_counters, x_global_scale)
         return rows, count, handle, EventOverlap(event, kept), hook  # type: ignore[return-value, arg-type]
 
     def low_latency_dispatch_rank_major(
@@ -184,7 +192,8 @@ class LowLatencyCalls:
             ``arrival_counters`` ``[R, W]``, where W is M / ``arrival_rows``, rounded up.
 
         Returns:
-            The rows ``[R, M, H]`` by source rank, in the form of ``low_latency_dispatch``; ``recv_count`` ``[R]`` int32,
+            The rows ``[R, M, H]`` by source rank, in the form of ``low_latency_dispatch`` (with ``use_nvfp4``
+            ``[M, H / 2, R]``); ``recv_count`` ``[R]`` int32,
             the valid rows of each rank; ``recv_topk_idx`` ``[R, M, K]`` int32, this rank's expert of each selection or
             -1; ``recv_topk_weights`` ``[R, M, K]`` float32, 0 where the index is -1, or ``None``; the handle:
             ``src_info`` ``[R, M]``, ``layout_range`` ``[R]``, M, H, E; the event; the hook.
@@ -210,13 +219,13 @@ class LowLatencyCalls:
             arrival_rows,
             scale_per_token,
             use_nvfp4,
-            x_global_scale,
+            _as_vector(x_global_scale),
         )
-        rows = _tensor_core_scales(rows) if use_nvfp4 else rows
+        rows = _as_grouped_gemm(rows) if use_nvfp4 else rows
         kept = None
         if async_finish:
             kept = (x, topk_idx, topk_weights, rows, count, idx, weights, handle, cumulative_local_expert_recv_stats,
-                    arrival_counters)
+                    dispatch_wait_recv_cost_stats, arrival_counters, x_global_scale)
         return rows, count, idx, weights, handle, EventOverlap(event, kept), hook  # type: ignore[return-value, arg-type]
 
     def low_latency_combine(
@@ -265,7 +274,7 @@ class LowLatencyCalls:
             async_finish,
             return_recv_hook,
         )
-        kept = (x, topk_idx, topk_weights, handle, combined_x) if async_finish else None
+        kept = (x, topk_idx, topk_weights, handle, combined_x, combine_wait_recv_cost_stats) if async_finish else None
         return combined_x, EventOverlap(event, kept), hook  # type: ignore[arg-type]
 
     def get_next_low_latency_combine_buffer(self, handle: LowLatencyHandle) -> torch.Tensor:

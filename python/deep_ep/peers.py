@@ -18,13 +18,19 @@ _PAGE = 2 << 20
 _PROBE_BYTES = 64 << 20
 
 
+def is_group(group: Any) -> bool:
+    """Whether it has the methods of a ``torch.distributed`` group: ``rank`` and ``size`` of mpi4py's communicators are
+    numbers."""
+    return all(callable(getattr(group, name, None)) for name in ("rank", "size"))
+
+
 class Peers:
     """The ranks of a ``torch.distributed`` group, or of a communicator with mpi4py's methods."""
 
     def __init__(self, group: Optional[Any], comm: Optional[Any] = None) -> None:
         self.all_gather: Callable[[bytes], Sequence[bytes]]
         if group is not None:
-            if not hasattr(group, "rank") or not hasattr(group, "size"):
+            if not is_group(group):
                 if group is getattr(dist.GroupMember, "NON_GROUP_MEMBER", None):
                     raise InvalidArgument(f"group is {group}, allowed: a group with this process")
                 raise TypeError(f"group is of type {type_name(group)}, expected a torch.distributed process group")

@@ -26,6 +26,7 @@ def plain_sentence(text):
 class Alone:
     """A communicator of one."""
 
+    rank, size = 0, 1  # numbers, as mpi4py has them
     Get_rank = staticmethod(lambda: 0)
     Get_size = staticmethod(lambda: 1)
     allgather = staticmethod(lambda value: [value])
@@ -41,6 +42,7 @@ def test_wrong_types_before_any_call():
         (TypeError, "num_nvl_bytes is 1024.0", lambda: Buffer(None, 1024.0, comm=Alone)),
         (TypeError, "num_rdma_bytes is '1024'", lambda: Buffer(None, 0, "1024", comm=Alone)),
         (TypeError, "group is of type str", lambda: Buffer("group")),
+        (TypeError, "group is of type type", lambda: Buffer(Alone)),
         (TypeError, "comm is of type int", lambda: Buffer(None, comm=3)),
         (ValueError, "rank of this process in group is -1, allowed: 0 to 0", lambda: Buffer(None, comm=outside)),
         (TypeError, "num_sms is 20.0", lambda: Config(20.0)),

@@ -168,16 +168,26 @@ def check_rows(case, buffer, count, handle, values):
 def nvfp4(group):
     buffer = make_buffer(group)
     case = ll_case([M] * buffer.group_size)
-    for scale in (None, torch.tensor([20.0])):
-        (rows, scales), count, handle, _, _ = dispatch(buffer, case, use_nvfp4=True, x_global_scale=scale)
-        local, height, half = rows.shape
+    for scale in (None, torch.tensor([20.0]), torch.tensor(20.0)):
+        (rows, scales), count, handle, event, _ = dispatch(
+            buffer, case, use_nvfp4=True, x_global_scale=scale, async_finish=True
+        )
+        event.current_stream_wait()
+        height, half, local = rows.shape
+        rows = rows.permute(2, 0, 1)
+        assert rows.is_contiguous() and (height, local) == (buffer.group_size * M, case.num_experts // buffer.group_size)
         assert rows.dtype == scales.dtype == torch.uint8
         assert scales.shape == (32, 4, (height + 127) // 128, 4, half // 32, local)
         codes = torch.stack((rows & 15, rows >> 4), dim=-1).reshape(local, height, 2 * half)
         r, c = torch.arange(height)[:, None], torch.arange(half // 8)[None, :]
         eight_bits = scales[r % 32, r // 32 % 4, r // 128, c % 4, c // 4].permute(2, 0, 1).contiguous()
         factors = eight_bits.view(torch.float8_e4m3fn).float() / (1 if scale is None else scale)
+        assert scale is None or any(tensor is scale for tensor in event.extra_tensors)
         check_rows(case, buffer, count, handle, E2M1[codes.long()] * factors.repeat_interleave(16, dim=-1))
+    rows = buffer.low_latency_dispatch_rank_major(
+        case.x[buffer.rank], case.topk_idx[buffer.rank], M, case.num_experts, use_nvfp4=True
+    )[0][0]
+    assert rows.shape == (M, 256, buffer.group_size) and rows.permute(2, 0, 1).is_contiguous()
     for error, options in (
         ("x_global_scale", {"x_global_scale": torch.ones(1)}),
         ("x_global_scale", {"use_nvfp4": True, "x_global_scale": torch.ones(2)}),
@@ -238,12 +248,16 @@ def endings(group):
     outputs = outputs_of(case)
     wanted = reference.combined(case, rank, outputs)
 
-    rows, count, handle, event, hook = dispatch(buffer, case, use_fp8=False, async_finish=True)
-    assert hook is None
+    waits = torch.zeros(buffer.group_size, dtype=torch.int64)
+    rows, count, handle, event, hook = dispatch(
+        buffer, case, use_fp8=False, async_finish=True, dispatch_wait_recv_cost_stats=waits
+    )
+    assert hook is None and any(tensor is waits for tensor in event.extra_tensors)
     event.current_stream_wait()
     reference.check_dispatched(case, rank, M, (rows, count, handle, event, hook))
-    back, event, hook = combine(buffer, case, outputs[rank], handle, async_finish=True)
+    back, event, hook = combine(buffer, case, outputs[rank], handle, async_finish=True, combine_wait_recv_cost_stats=waits)
     del handle
+    assert any(tensor is waits for tensor in event.extra_tensors)
     event.current_stream_wait()
     assert hook is None
     reference.close(back, wanted)

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <optional>
+#include <string>
 #include <utility>
 
 #include "bench_support/low_latency_rank.hpp"
@@ -143,15 +144,23 @@ class LowLatencyMeasurer {
   template <class Check, class Send, class Receive>
   void measure_parts(LowLatencyMeasurement line, const Check& check, const Send& send, const Receive& receive) {
     if (!options_.hooks) return;
-    const auto [of_send, of_receive] = meter_.measure_parts(options_.rounds, send, receive);
+    measure_parts(line, "", {}, check, send, receive);
+    if (options_.late_us == 0) return;
+    measure_parts(line, " late", {options_.late_us * 1e-6, rank_ == options_.late_rank}, check, send, receive);
+  }
+
+  template <class Check, class Send, class Receive>
+  void measure_parts(LowLatencyMeasurement line, const char* suffix, const Lateness& late, const Check& check,
+                     const Send& send, const Receive& receive) {
+    const auto [of_send, of_receive] = meter_.measure_parts(options_.rounds, send, receive, late);
     check_after(check, [&] {
       send();
       receive();
     });
-    line.part = "send";
+    line.part = std::string("send") + suffix;
     line.timing = of_send;
     add(line);
-    line.part = "receive";
+    line.part = std::string("receive") + suffix;
     line.timing = of_receive;
     add(line);
   }

@@ -43,7 +43,7 @@ nlohmann::json to_json(const LowLatencyMeasurement& m) {
   return json;
 }
 
-constexpr const char* kLowLatencyLine = "{:>7} {:<17}{:<11}{:<9}{:>10}{:>9}{:>9}{:>11}{:>9}{:>11}{:>9}\n";
+constexpr const char* kLowLatencyLine = "{:>7} {:<17}{:<11}{:<12}{:>10}{:>9}{:>9}{:>11}{:>9}{:>11}{:>9}\n";
 
 void print_head(const LowLatencyOptions& options, Device::Kind device) {
   if (options.nodes > 1) fmt::print("The ranks play {} nodes, and reach other nodes by RDMA.\n", options.nodes);
@@ -52,6 +52,10 @@ void print_head(const LowLatencyOptions& options, Device::Kind device) {
   fmt::print("A round lasts as long as its slowest rank. median, min, max: by device events around {}.\n",
              device == Device::Kind::cuda ? "the call's kernels, behind a barrier of the GPUs" : "the call");
   fmt::print("pipelined: median of rounds enqueued back to back. host: what a call keeps the host.\n");
+  if (options.late_us > 0) {
+    fmt::print("send late, receive late: parts of the other ranks, while rank {} begins each send part {} us late.\n",
+               options.late_rank, options.late_us);
+  }
   fmt::print(
       "selected: bytes with a row for every selection, as DeepEP's test counts; NVLink: rows between ranks.\n\n");
   fmt::print(kLowLatencyLine, "tokens", "operation", "variant", "part", "median us", "min", "max", "pipelined",
@@ -59,8 +63,11 @@ void print_head(const LowLatencyOptions& options, Device::Kind device) {
   fmt::print(kLowLatencyLine, "", "", "", "", "", "", "", "us", "", "GB/s", "GB/s");
 }
 
+/// Of a call with a hook.
+bool is_part(const LowLatencyMeasurement& m) { return m.part.starts_with("send") || m.part.starts_with("receive"); }
+
 void print_line(const LowLatencyMeasurement& m) {
-  const bool part = m.part == "send" || m.part == "receive";
+  const bool part = is_part(m);
   clear_progress();
   fmt::print(kLowLatencyLine, m.tokens, m.operation, m.variant, m.part, show_microseconds(m.timing.median),
              show_microseconds(m.timing.fastest), show_microseconds(m.timing.slowest),
@@ -78,16 +85,31 @@ void fill_figure(Figure& figure, const LowLatencyMeasurement& m) {
   figure.tokens = m.tokens;
   set_times(figure, m.timing);
   if (m.host > 0) figure.host_us = m.host * 1e6;
-  if (m.part == "send" || m.part == "receive") return;  // the bytes are the whole call's
+  if (is_part(m)) return;  // the bytes are the whole call's
   if (m.selected_gb_per_s() > 0) figure.gb_per_s = m.selected_gb_per_s();
   if (m.wire_gb_per_s() > 0) figure.nvlink_wire_gb_per_s = m.wire_gb_per_s();
 }
 
+/// Fills in the rank that comes late. Throws InvalidArgument where that makes no sense.
+void complete_lateness(LowLatencyOptions& options, int ranks) {
+  if (options.late_rank >= ranks) {
+    throw InvalidArgument(fmt::format("--late-rank is {}, allowed: 0 to {}", options.late_rank, ranks - 1));
+  }
+  const bool times = !options.who_is_late && options.trace.empty();
+  if (times && options.late_us == 0 && options.late_rank >= 0) {
+    throw InvalidArgument("--late-rank needs --late: how late it is");
+  }
+  if (times && options.late_us > 0 && !options.hooks) {
+    throw InvalidArgument("--late measures send and receive parts, which --no-hooks leaves out");
+  }
+  if (times && options.late_us > 0 && ranks < 2) {
+    throw InvalidArgument("--late needs 2 ranks or more, there is 1: nobody else would be measured");
+  }
+  if (options.late_rank < 0) options.late_rank = ranks - 1;
+}
+
 /// --who-is-late, --trace.
 int run_late_rank(const LowLatencyOptions& options, const World& world, Device::Kind device, bool prints_text) {
-  if (options.late_rank >= world.size) {
-    throw InvalidArgument(fmt::format("--late-rank is {}, allowed: 0 to {}", options.late_rank, world.size - 1));
-  }
   if (prints_text) {
     print_setting(options, world, device);
     fmt::print(
@@ -112,10 +134,12 @@ int run_low_latency_bench(LowLatencyOptions options) {
   const Device::Kind device = choose_device(options.device, world.local_ranks());
   complete(kLowLatency, options, device, world.size);
   check_nodes(world.size, options.topk, options.experts, nodes, 0);
+  complete_lateness(options, world.size);
   const bool prints_text = world.first_rank == 0 && options.output.text();
   if (options.who_is_late || !options.trace.empty()) return run_late_rank(options, world, device, prints_text);
   nlohmann::json setting = setting_json(kLowLatency, options, world, device);
   setting.update({{"nodes", options.nodes}, {"nvlink", options.nvlink}, {"rails", options.rails}});
+  if (options.late_us > 0) setting.update({{"late_us", options.late_us}, {"late_rank", options.late_rank}});
   Figure figure = setting_figure(kLowLatency, options, world, device);
   figure.nodes = nodes;
   Measurements<LowLatencyMeasurement> measurements(options, world, std::move(setting), std::move(figure),
@@ -153,6 +177,13 @@ void add_bench_low_latency(CLI::App& bench, Action& action) {
       ->check(CLI::IsMember({"auto", "always", "never"}))
       ->capture_default_str();
   command->add_flag("!--no-hooks", o.hooks, "Leave out send and receive parts by themselves");
+  command
+      ->add_option("--late", o.late_us,
+                   "Also measure the parts of the other ranks while one begins each send part so many microseconds "
+                   "late; with --who-is-late, each round")
+      ->check(CLI::NonNegativeNumber);
+  command->add_option("--late-rank", o.late_rank, "Which rank is late [the last]")
+      ->check(CLI::Range(0, kMostRanks - 1));
   command->add_flag("!--no-graphs", o.graphs, "Leave out replays of CUDA graphs");
   command->add_flag("--who-is-late", o.who_is_late, "Instead of times: which rank the others wait for");
   command
@@ -160,9 +191,6 @@ void add_bench_low_latency(CLI::App& bench, Action& action) {
                    "--who-is-late: microseconds that the others must wait longer for a late rank than for the quickest")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
-  command->add_option("--late", o.late_us, "--who-is-late: microseconds by which one rank begins each round later")
-      ->check(CLI::NonNegativeNumber);
-  command->add_option("--late-rank", o.late_rank, "Which one")->check(CLI::Range(0, kMostRanks - 1));
   command->add_option("--trace", o.trace,
                       "Instead of times: an SVG file with what each rank does in a dispatch and a combine");
   command->add_flag("--arrivals", o.arrivals, "Give dispatches arrival counters, a word for 64 rows");

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <numeric>
 #include <span>
+#include <thread>
 
 namespace deep_ep::tools {
 namespace {
@@ -47,15 +48,16 @@ Timing Meter::measure(const Rounds& rounds, const std::function<void()>& call) {
 }
 
 std::pair<Timing, Timing> Meter::measure_parts(const Rounds& rounds, const std::function<void()>& first,
-                                               const std::function<void()>& second) {
+                                               const std::function<void()>& second, const Lateness& late) {
   std::vector<Round> firsts;
   std::vector<Round> seconds;
   for (int round = -rounds.warmup; round < rounds.count; ++round) {
-    const Round one = run(first);
+    const Round one = run(first, late.here ? late.seconds : 0);
     const Round two = run(second);
     if (round < 0) continue;
-    firsts.push_back(one);
-    seconds.push_back(two);
+    const bool counts = late.seconds == 0 || !late.here;
+    firsts.push_back(counts ? one : Round{});
+    seconds.push_back(counts ? two : Round{});
   }
   // One after the other: both are collective.
   const Timing of_first = summarise(firsts);
@@ -76,9 +78,13 @@ double Meter::host_seconds(const Rounds& rounds, const std::function<void()>& ca
   return slowest({median(seconds)}).front();
 }
 
-Meter::Round Meter::run(const std::function<void()>& call) {
+Meter::Round Meter::run(const std::function<void()>& call, double late) {
   align();
   if (in_front_) in_front_();
+  if (late > 0) {
+    executor_.synchronize(stream_);  // what is in front has ended on all devices
+    std::this_thread::sleep_for(std::chrono::duration<double>(late));
+  }
   const auto begin = Clock::now();
   const EventHandle before = executor_.record_timed_event(stream_);
   call();

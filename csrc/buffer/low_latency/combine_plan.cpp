@@ -48,9 +48,11 @@ struct CombineKernel {
   }
 };
 
-int warps_per_row(const LowLatencyCombineParams& params, int sms, const LowLatencySetup& setup) {
+/// `unreduced`: groups share the selections of a row, too, where there are enough of them.
+int warps_per_row(const LowLatencyCombineParams& params, int sms, bool unreduced, const LowLatencySetup& setup) {
   if (!setup.on_gpu()) return std::min<int>(params.block_warps, kHostWarpsPerRow);
-  const bool few = std::int64_t{params.common.num_ranks} * params.max_tokens <= sms;
+  const int pieces = unreduced ? int{params.num_topk} : 1;
+  const bool few = std::int64_t{params.common.num_ranks} * params.max_tokens * pieces <= sms;
   return std::min<int>(params.block_warps, few ? kGpuWarpsPerRowFew : kGpuWarpsPerRow);
 }
 
@@ -62,16 +64,20 @@ LowLatencyPart plan_part(LowLatencyPhase phase, const LowLatencyCombineParams& p
   const int groups = sends(phase) ? warps / static_cast<int>(params.warps_per_row) : 0;
   // As many blocks as have anything to do.
   using namespace device::low_latency;
-  const int to_push = rows_of_group(ranks, params.max_tokens, groups);
+  // Unreduced: groups share the selections of a row, two blocks a token where there are so many, and one more block
+  // waits for what all say.
+  const int to_push = rows_of_group(ranks, params.max_tokens * (unreduced ? int{params.num_topk} : 1), groups);
+  const int waiting = unreduced && receives(phase) && sms > 1 ? 1 : 0;
+  const int blocks_of_token = !unreduced ? 1 : !receives(phase) ? 0 : 2 * params.num_tokens <= sms - waiting ? 2 : 1;
   LowLatencyPart part{.phase = phase};
-  part.working_blocks = std::clamp(std::max(to_push, params.num_tokens), 1, sms);
+  part.working_blocks = std::clamp(std::max(to_push, params.num_tokens * blocks_of_token), 1, sms - waiting);
   part.rows_of_group = rows_of_group(ranks, params.max_tokens, groups * part.working_blocks);
   const int posters = poster_blocks(setup, warps);
   const device::low_latency::CombineShared shared(Carver::without_memory(), {params.hidden, params.use_logfmt}, warps,
                                                   groups, params.warps_per_row, part.rows_of_group,
                                                   posters != 0 ? warps : 0);
   const std::size_t bytes = unreduced ? sizeof(CombineShared::Words) : shared.bytes;
-  part.shape = {part.working_blocks + posters + watching_blocks(setup), warps * 32,
+  part.shape = {part.working_blocks + waiting + posters + watching_blocks(setup), warps * 32,
                 std::max(bytes, watching_bytes(setup))};
   if (part.shape.shared_bytes > setup.policy.max_shared_bytes) {
     fail<InvalidArgument>("hidden {} and max_tokens {} need {} of shared memory in a block, there are {}",
@@ -171,7 +177,7 @@ LowLatencyCombinePlan plan_combine(const LowLatencyCombineArguments& arguments, 
   params.block_warps = warps_of_block(arguments.config, setup, kernel.max_threads, least_warps);
   const int sms =
       most_working_blocks(arguments.config, setup, poster_blocks(setup, params.block_warps) + watching_blocks(setup));
-  params.warps_per_row = warps_per_row(params, sms, setup);
+  params.warps_per_row = warps_per_row(params, sms, unreduced, setup);
   plan_parts(plan, arguments.return_recv_hook, false,
              [&](LowLatencyPhase phase) { return plan_part(phase, params, sms, unreduced, setup); });
   return plan;

@@ -2,7 +2,8 @@
 // fp32, in the order of the token's selections, and the sum is rounded once. Rank-major the rows of the ranks are
 // added, by rank.
 //
-// A block takes a token, and its warps share the token's lines, as in add.hpp. Where a row lies follows from the
+// A block takes a token, and its warps share the token's lines, as in add.hpp; with few tokens, two blocks. Where a row
+// lies follows from the
 // selection, if that is as it was dispatched; otherwise whoever waits for it finds out, once the expert's rank has sent
 // all its rows.
 #pragma once
@@ -33,22 +34,38 @@ struct UnreducedAdder {
 
   const LowLatencyCombineParams& params;
   const CombineWire& wire;
-  UnreducedReach reach;
-  int warp;
-  Divisor warps;  ///< of the block
+  int member;                   ///< of the warps that share a token, in one or two blocks
+  int members;                  ///< how many they are
+  int first_token, next_token;  ///< this block's: the first one, and how many further on each next one is
+  LoadedSelection loaded{};     ///< the lane's of the first token
 
-  /// Adds up every `step`-th token from `first` on. False: the call is over.
-  DEEP_EP_DEVICE bool add_all(int first, int step) const {
+  DEEP_EP_DEVICE UnreducedAdder(const LowLatencyCombineParams& p, const CombineWire& w) : params(p), wire(w) {
+    const int blocks = params.common.working_blocks;
+    const int by_two = 2 * params.num_tokens <= blocks ? 1 : 0;
+    member = (block_index() & by_two) * block_warps() + warp_index();
+    members = block_warps() << by_two;
+    first_token = block_index() < blocks ? block_index() >> by_two : params.num_tokens;  // a further block has none
+    next_token = blocks >> by_two;
+  }
+
+  /// Starts the loads that do not depend on the call.
+  DEEP_EP_DEVICE void load_first() {
+    if (first_token < params.num_tokens) load(first_token);
+  }
+
+  /// Adds up the block's tokens. False: the call is over.
+  DEEP_EP_DEVICE bool add_all(const UnreducedReach& reach) {
 #pragma unroll 1
-    for (int token = first; token < params.num_tokens; token += step) {
-      CombineTerms terms = find_terms(token);
-      if (!add_lines(token, terms)) return false;
+    for (int token = first_token; token < params.num_tokens; token += next_token) {
+      if (token != first_token) load(token);
+      CombineTerms terms = find_terms(reach, token);
+      if (!add_lines(reach, token, terms)) return false;
     }
     return true;
   }
 
   /// By one warp of the rank: waits until everybody has sent all its rows, and all mean the same call.
-  DEEP_EP_DEVICE void await_all_sent() const {
+  DEEP_EP_DEVICE void await_all_sent(const UnreducedReach& reach) const {
     const std::uint32_t ours = call_of(params);
 #pragma unroll 1
     for (int peer = lane_index(); peer < params.common.num_ranks; peer += kWarpSize) {
@@ -65,14 +82,17 @@ struct UnreducedAdder {
   }
 
  private:
-  DEEP_EP_DEVICE CombineTerms find_terms(int token) const {
+  DEEP_EP_DEVICE void load(int token) {
+    if (lane_index() < params.num_topk) loaded = Selections{params}.load(token, lane_index());
+  }
+
+  DEEP_EP_DEVICE CombineTerms find_terms(const UnreducedReach& reach, int token) const {
     const Selections selections{params};
     const int lane = lane_index();
     int expert = -1;
     float weight = 1.0f;
     if (lane < params.num_topk) {
-      const LoadedSelection loaded = selections.load(token, lane);
-      if (warp == 0) selections.report_unknown(loaded, token);
+      if (member == 0) selections.report_unknown(loaded, token);
       expert = selections.expert_of(loaded.index);
       if (!params.rank_major) weight = loaded.weight;
     }
@@ -102,32 +122,31 @@ struct UnreducedAdder {
     terms.first_of_rank =
         lowest_bit(warp::match_any(is_term ? static_cast<std::uint32_t>(terms.rank) : ~0u)) == lane && is_term;
     if (is_term) {
-      terms.row =
-          params.rank_major ? reach.row_from(params.common.rank, terms.rank, token) : row_of(token, terms.selection);
+      terms.row = params.rank_major ? reach.row_from(params.common.rank, terms.rank, token)
+                                    : row_of(reach, token, terms.selection);
     }
     return terms;
   }
 
-  DEEP_EP_DEVICE const std::byte* row_of(int token, int k) const {
+  DEEP_EP_DEVICE const std::byte* row_of(const UnreducedReach& reach, int token, int k) const {
     return reach.row_in_turn(params.common.local, params.num_topk, token, k);
   }
   /// Of a row of `expert`.
-  DEEP_EP_DEVICE std::uint64_t tag_of(int expert) const {
+  DEEP_EP_DEVICE std::uint64_t tag_of(const UnreducedReach& reach, int expert) const {
     return reach.tag(params.rank_major ? 0 : static_cast<std::uint32_t>(expert));
   }
 
-  DEEP_EP_DEVICE bool add_lines(int token, CombineTerms& terms) const {
+  DEEP_EP_DEVICE bool add_lines(const UnreducedReach& reach, int token, CombineTerms& terms) const {
     const LineLane lane;
-    const WarpShare<false> share{warp, warps};
 #pragma unroll 1
-    for (int step = 0; step < share.steps(wire); ++step) {
-      const auto line = static_cast<std::uint32_t>(share.unit(step) * kWarpLines + lane.line);
-      const bool measures = params.wait_cost != nullptr && share.unit(step) == 0;
+    for (int unit = member; unit < WarpShare<false>::units(wire); unit += members) {
+      const auto line = static_cast<std::uint32_t>(unit * kWarpLines + lane.line);
+      const bool measures = params.wait_cost != nullptr && unit == 0;
       float sum[8] = {};
 #pragma unroll 1
       for (int first = 0; first < terms.count; first += kTogether) {
         Lines lines;
-        if (!await(token, terms, first, line, measures, lines)) return false;
+        if (!await(reach, token, terms, first, line, measures, lines)) return false;
 #pragma unroll
         for (int i = 0; i < kTogether; ++i) {
           if (first + i >= terms.count || (terms.dropped >> (first + i) & 1u) != 0) continue;
@@ -152,8 +171,8 @@ struct UnreducedAdder {
   }
 
   /// Waits for four lines of up to kTogether terms from the `first` on; `line` is this lane's. False: the call is over.
-  DEEP_EP_DEVICE bool await(int token, CombineTerms& terms, int first, std::uint32_t line, bool measures,
-                            Lines& lines) const {
+  DEEP_EP_DEVICE bool await(const UnreducedReach& reach, int token, CombineTerms& terms, int first, std::uint32_t line,
+                            bool measures, Lines& lines) const {
     const std::uint32_t at = LineLane().byte_at(line);
     const int count = terms.count - first < kTogether ? terms.count - first : kTogether;
     const std::int64_t cycles = clock_cycles();
@@ -161,7 +180,7 @@ struct UnreducedAdder {
     const auto all_there = [&](const Poll& look) {
       const std::uint32_t before = lines.missing;
       const bool there = lines.poll(
-          Lines::kAll, look.thorough, [&](int i) { return tag_of(warp::shuffle(terms.expert, first + i)); },
+          Lines::kAll, look.thorough, [&](int i) { return tag_of(reach, warp::shuffle(terms.expert, first + i)); },
           [&](int i) { return warp::shuffle(terms.row, first + i) + at; }, [&](int) { return line < wire.lines(); });
       if (measures) measure(terms, first, before & ~lines.missing, cycles);
       return there;
@@ -169,7 +188,7 @@ struct UnreducedAdder {
     const auto gives_up = [&](const Poll& look) {
 #pragma unroll 1
       for (std::uint32_t left = lines.missing; left != 0; left &= left - 1) {
-        look_for(token, terms, first + lowest_bit(left), look.begin);
+        look_for(reach, token, terms, first + lowest_bit(left), look.begin);
       }
       lines.missing &= ~(terms.dropped >> first);
       return warp::any(aborted(params.common.wait));
@@ -184,7 +203,7 @@ struct UnreducedAdder {
     std::uint32_t theirs = 0;  ///< what `disagrees` means
   };
   /// By a whole warp.
-  DEEP_EP_DEVICE Survey ask_all(std::uint32_t ours) const {
+  DEEP_EP_DEVICE Survey ask_all(const UnreducedReach& reach, std::uint32_t ours) const {
     Survey survey;
 #pragma unroll 1
     for (int first = 0; first < params.common.num_ranks; first += kWarpSize) {
@@ -208,7 +227,8 @@ struct UnreducedAdder {
   /// What has become of a term that does not come? Once its rank has sent everything, either it is here, or it lies at
   /// another selection's place, or there is none. Or a rank that means another call, with rows of another size, has
   /// written where it lay; so nobody is blamed for a row that is not there before all have said which call they mean.
-  DEEP_EP_DEVICE void look_for(int token, CombineTerms& terms, int term, std::uint64_t begin) const {
+  DEEP_EP_DEVICE void look_for(const UnreducedReach& reach, int token, CombineTerms& terms, int term,
+                               std::uint64_t begin) const {
     const int rank = warp::shuffle(terms.rank, term);
     const int expert = warp::shuffle(terms.expert, term);
     const int selection = warp::shuffle(terms.selection, term);
@@ -228,18 +248,18 @@ struct UnreducedAdder {
       const bool is_selection = lane_index() < params.num_topk;
       if (is_selection) {
         const std::byte* row =
-            params.rank_major ? reach.row_from(params.common.rank, rank, token) : row_of(token, lane_index());
+            params.rank_major ? reach.row_from(params.common.rank, rank, token) : row_of(reach, token, lane_index());
         seen = load_acquire<Scope::system>(reinterpret_cast<const std::uint64_t*>(row + kTaggedPayload));
       }
-      const std::uint32_t found = warp::ballot(is_selection && seen == tag_of(expert));
+      const std::uint32_t found = warp::ballot(is_selection && seen == tag_of(reach, expert));
       const std::uint64_t none = reach.tag(UnreducedReach::kNoRow | static_cast<std::uint32_t>(rank));
       const bool no_room = warp::any(is_selection && seen == none);
       const bool moved = found != 0 && (found >> selection & 1u) == 0;
       const std::byte* before = warp::shuffle(terms.row, term);
-      if (moved && lane_index() == term) terms.row = row_of(token, lowest_bit(found));
+      if (moved && lane_index() == term) terms.row = row_of(reach, token, lowest_bit(found));
       if (found == 0 && no_room) terms.dropped |= 1u << term;
       if (warp::shuffle(terms.row, term) != before || (found == 0 && no_room)) return;
-      survey = ask_all(ours);
+      survey = ask_all(reach, ours);
       found_here = found != 0;
     }
     if (lane_index() == 0) {
@@ -265,9 +285,9 @@ struct UnreducedAdder {
 
 /// By all threads of all blocks, when their warps have received: the last block tells the peers, who may send the call
 /// after the next. All rows of this one are there, as one of the blocks has waited for that.
-DEEP_EP_DEVICE void tell_all_received(const UnreducedReach& reach) {
+DEEP_EP_DEVICE void tell_all_received(const UnreducedReach& reach, const LowLatencyEpochs& epochs) {
   const LowLatencyParams& common = reach.common;
-  if (!last_warp_to_finish<Scope::gpu>(common)) return;
+  if (!last_warp_to_finish(common, epochs, LowLatencyPhase::receive)) return;
   for (int peer = lane_index(); peer < common.num_ranks; peer += kWarpSize) reach.acknowledge_now(peer);
 }
 

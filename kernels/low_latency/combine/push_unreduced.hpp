@@ -7,8 +7,10 @@
 
 namespace deep_ep::device::low_latency {
 
-/// Groups of warps take rows in turn, and the warps of a group share a row by its lines. Owners that have not yet
-/// acknowledged the call before the last have to wait for their rows until all others have theirs.
+/// Groups of warps take rows in turn, and the warps of a group share a row by its lines. Where there are more groups
+/// than rows, so many share the selections of a row: a group that copies one after the other waits for memory each
+/// time. Owners that have not yet acknowledged the call before the last have to wait for their rows until all others
+/// have theirs.
 struct UnreducedPusher {
   static constexpr int kTogether = 4;  ///< lines of a thread whose loads are under way at once
   static constexpr int kRanksOfLane = (kMaxRanks + kWarpSize - 1) / kWarpSize;
@@ -19,22 +21,31 @@ struct UnreducedPusher {
   int warp;                ///< in the group
   CombineRow first{};      ///< the first row to push
   std::int32_t most = 0;   ///< rows of any source that this lane has seen
+  std::uint64_t seen = 0;  ///< by the lane's first owner acknowledged when the kernel began
+  int sharing = 0;         ///< so many groups share a row: a power of two, by its exponent
   std::uint32_t left = 0;  ///< bit i: the lane's i-th owner, rank i * 32 + lane, has not got its rows
   std::uint32_t open = 0;  ///< the same: it gets them now
 
   /// Starts the loads that do not depend on the call.
   DEEP_EP_DEVICE void load_first() {
-    first = received.load_row(received.first_item());
+    const UnreducedReach no_call(params.common, 0, params.row_bytes);
+    const int groups = received.step();
+    const int rows = params.common.num_ranks * params.max_tokens;
+    while (rows << (sharing + 1) <= groups && 1 << sharing < params.num_topk) ++sharing;
+    first = received.load_row(received.first_item() >> sharing);
     most = received.most_rows();
+    if (owner(0) < params.common.num_ranks) seen = no_call.load_acknowledged(owner(0));
   }
 
   /// By whole warps. False: the call is over.
   DEEP_EP_DEVICE bool push_all(const UnreducedReach& reach) {
 #pragma unroll
     for (int i = 0; i < kRanksOfLane; ++i) left |= owner(i) < params.common.num_ranks ? 1u << i : 0;
-    const int end = warp::max(most) * params.common.num_ranks;
+    const int end = warp::max(most) * params.common.num_ranks << sharing;
+    bool begins = true;
     const auto all_pushed = [&](const Poll&) {
-      find_room(reach);
+      find_room(reach, begins);
+      begins = false;
       if (warp::any(open != 0)) push_open(reach, end);
       left &= ~open;
       return !warp::any(left != 0);
@@ -51,12 +62,12 @@ struct UnreducedPusher {
  private:
   DEEP_EP_DEVICE static int owner(int i) { return i * kWarpSize + lane_index(); }
 
-  DEEP_EP_DEVICE void find_room(const UnreducedReach& reach) {
+  DEEP_EP_DEVICE void find_room(const UnreducedReach& reach, bool begins) {
     open = 0;
 #pragma unroll 1
     for (std::uint32_t bits = left; bits != 0; bits &= bits - 1) {
       const int i = lowest_bit(bits);
-      if (reach.has_room(reach.load_acknowledged(owner(i)))) open |= 1u << i;
+      if (reach.has_room(begins && i == 0 ? seen : reach.load_acknowledged(owner(i)))) open |= 1u << i;
     }
     warp::sync();  // what follows in other lanes comes after the owner's reads
   }
@@ -66,18 +77,18 @@ struct UnreducedPusher {
 
   DEEP_EP_DEVICE void push_open(const UnreducedReach& reach, int end) {
     int item = received.first_item();
-    CombineRow next = first.rows >= 0 ? first : received.load_row(item);
+    CombineRow next = first.rows >= 0 ? first : received.load_row(item >> sharing);
     first.rows = -1;  // it has been used
 #pragma unroll 1
     for (; item < end; item += received.step()) {
       const CombineRow row = next;
-      next = received.load_row(item + received.step());
-      if (row.index < row.rows && is_open(row.source)) push(reach, row);
+      next = received.load_row((item + received.step()) >> sharing);
+      if (row.index < row.rows && is_open(row.source)) push(reach, row, item & ((1 << sharing) - 1));
     }
   }
 
-  /// All of the row's selections that are this rank's.
-  DEEP_EP_DEVICE void push(const UnreducedReach& reach, const CombineRow& row) const {
+  /// Those of the row's selections on this rank that are the group's.
+  DEEP_EP_DEVICE void push(const UnreducedReach& reach, const CombineRow& row, int member) const {
     std::byte* heap = params.common.heaps[row.source];
     const int expert_rows = params.common.num_ranks * params.max_tokens;
     const auto rank = static_cast<std::uint32_t>(params.common.rank);
@@ -88,8 +99,10 @@ struct UnreducedPusher {
                                       static_cast<std::uint32_t>(row.position / expert_rows);
     }
     const bool here = row.position >= 0 || row.position == LowLatencyRowTable::kNoRoom;
+    int turn = 0;
 #pragma unroll 1
-    for (std::uint32_t rows = warp::ballot(here); rows != 0; rows &= rows - 1) {
+    for (std::uint32_t rows = warp::ballot(here); rows != 0; rows &= rows - 1, ++turn) {
+      if ((turn & ((1 << sharing) - 1)) != member) continue;
       const int k = lowest_bit(rows);
       std::byte* to = params.rank_major ? reach.row_to(row.source, row.index, row.token)
                                         : reach.row_in_turn(heap, params.num_topk, row.token, k);
@@ -136,9 +149,9 @@ struct UnreducedPusher {
 };
 
 /// By all threads of all blocks, when their warps have pushed: the last block tells the peers.
-DEEP_EP_DEVICE void tell_all_sent(const UnreducedReach& reach, std::uint32_t call) {
+DEEP_EP_DEVICE void tell_all_sent(const UnreducedReach& reach, const LowLatencyEpochs& epochs, std::uint32_t call) {
   const LowLatencyParams& common = reach.common;
-  if (!last_warp_to_finish<Scope::system>(common)) return;
+  if (!last_warp_to_finish(common, epochs, LowLatencyPhase::send)) return;
   for (int peer = lane_index(); peer < common.num_ranks; peer += kWarpSize) reach.tell_sent(peer, call);
 }
 

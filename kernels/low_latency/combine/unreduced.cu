@@ -1,15 +1,30 @@
 // Low-latency combine of calls in two launches: rows travel as the experts left them, so that the send part waits for
 // nobody's selections. A kernel of its own, as the one for calls in one launch has no room for its instructions.
 //
-//   send part     row table, acknowledgements (one load time) -> rows of x (one load time) -> lines to the owners
-//   receive part  selections (one load time) -> lines, as they are polled -> result -> acknowledgements
+//   send part     counters, row table, acknowledgements (one load time) -> rows of x (one load time) -> lines to the
+//                 owners; all blocks are done -> word to all ranks
+//   receive part  counters, selections (one load time) -> lines, as they are polled -> result; all blocks have read,
+//                 everybody has sent (one block waits for that alone) -> acknowledgements
+// The last block to finish moves the counters on, and the clerk, which reads them, only reads.
 #include "kernels/kernel_list.hpp"
 #include "kernels/low_latency/combine/add_unreduced.hpp"
-#include "kernels/low_latency/combine/epochs.hpp"
 #include "kernels/low_latency/combine/push_unreduced.hpp"
+#include "kernels/low_latency/combine/shared.hpp"
 #include "kernels/primitives/launch.hpp"
 
 namespace deep_ep::device::low_latency {
+
+/// Which call is this? One warp, the clerk, reads the counters for all. Unlike find_epochs, it does not move them on.
+DEEP_EP_DEVICE LowLatencyEpochs read_epochs(const LowLatencyCombineParams& params, CombineShared::Words& shared,
+                                            bool clerk) {
+  if (clerk && lane_index() == 0) {
+    const std::uint32_t call = sends(params.phase) ? call_of(params) : 0;
+    shared.epochs = params.common.counters(LowLatencyKind::combine).epochs();
+    shared.call = call;
+  }
+  block::sync();
+  return shared.epochs;
+}
 
 /// One part of the call, as params.phase says.
 DEEP_EP_DEVICE void combine_unreduced_body(const LowLatencyCombineParams& params, std::byte* memory) {
@@ -25,19 +40,24 @@ DEEP_EP_DEVICE void combine_unreduced_body(const LowLatencyCombineParams& params
   const int group = warp / params.warps_per_row;
   const bool pushes = sending && group < groups;
   UnreducedPusher pusher{params, wire, {params, group, groups}, warp % params.warps_per_row};
+  UnreducedAdder adder(params, wire);
   if (pushes) pusher.load_first();
-  const LowLatencyEpochs epochs = find_epochs<Reach>(params, words, clerk);
+  if (!sending) adder.load_first();
+  const LowLatencyEpochs epochs = read_epochs(params, words, clerk);
   const Reach reach(common, sending ? epochs.send : epochs.receive, params.row_bytes);
 
   if (sending) {
+    // An earlier call, in one launch, may not have been acknowledged.
+    for (int peer = lane_index(); clerk && block_index() == 0 && peer < common.num_ranks; peer += kWarpSize) {
+      reach.acknowledge(peer, epochs.receive - 1);
+    }
     if (pushes) pusher.push_all(reach);
-    tell_all_sent(reach, words.call);
+    tell_all_sent(reach, epochs, words.call);
     return;
   }
-  const UnreducedAdder adder{params, wire, reach, warp, params.block_warps};
-  adder.add_all(block_index(), common.working_blocks);
-  if (block_index() == 0 && warp == 0) adder.await_all_sent();
-  tell_all_received(reach);
+  adder.add_all(reach);
+  if (block_index() == grid_blocks() - 1 && warp == 0) adder.await_all_sent(reach);
+  tell_all_received(reach, epochs);
 }
 
 }  // namespace deep_ep::device::low_latency

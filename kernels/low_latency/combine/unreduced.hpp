@@ -75,13 +75,17 @@ struct UnreducedReach : CombineReach<false, false> {
   }
 
   /// Tells `peer` that this rank has received the call. By who knows that all blocks have, and that all rows are there.
-  DEEP_EP_DEVICE void acknowledge_now(int peer) const {
-    std::uint64_t* word = common.window.acknowledged(LowLatencyKind::combine, common.rank).in(common.heaps[peer]);
-    store_release<Scope::system>(word, epoch);
-  }
-  /// Tells `peer` that this rank has sent all its rows of the call, releasing them, and which call (call_of()).
+  DEEP_EP_DEVICE void acknowledge_now(int peer) const { this->acknowledge(peer, epoch); }
+  /// Tells `peer` that this rank has sent all its rows of the call, releasing them, and which call (call_of()). By the
+  /// last to arrive at a ticket: on the GPU each block has had a fence of system scope before it arrived, and another
+  /// one would only take its time.
   DEEP_EP_DEVICE void tell_sent(int peer, std::uint32_t call) const {
-    store_release<Scope::system>(sent_word(common.rank).in(common.heaps[peer]), epoch << 32 | call);
+    std::uint64_t* word = sent_word(common.rank).in(common.heaps[peer]);
+#if DEEP_EP_TARGET_CUDA
+    store_relaxed<Scope::system>(word, epoch << 32 | call);
+#else
+    store_release<Scope::system>(word, epoch << 32 | call);
+#endif
   }
   /// By one thread: has `peer` sent all its rows? Acquires them, and says which call it meant.
   DEEP_EP_DEVICE bool has_sent(int peer, std::uint32_t& call) const {
@@ -99,17 +103,24 @@ struct UnreducedReach : CombineReach<false, false> {
   }
 };
 
-/// By all threads of all blocks, when their warps have done their part of the call. True in the one warp, in all lanes,
-/// that comes last and speaks for the rank; in none if the call is over. What others did before is ordered before.
-template <Scope S>
-DEEP_EP_DEVICE bool last_warp_to_finish(const LowLatencyParams& common) {
+/// By all threads of all blocks, when their warps have done their part `phase` of the call. True in the one warp, in
+/// all lanes, that comes last and speaks for the rank; in none if the call is over. It also counts the call: all blocks
+/// know by then which it is. What others wrote in a send part is ordered before, and what they read in a receive part.
+DEEP_EP_DEVICE bool last_warp_to_finish(const LowLatencyParams& common, const LowLatencyEpochs& epochs,
+                                        LowLatencyPhase phase) {
   block::sync();
   if (warp_index() != 0) return false;
-  LowLatencyCounters& counters = common.counters(LowLatencyKind::combine);
-  const bool last = lane_index() == 0 &&
-                    last_to_arrive<S>(&counters.finished, static_cast<std::uint32_t>(grid_blocks())) &&
-                    !aborted(common.wait);
-  const bool speaks = warp::any(last);
+  bool speaks = false;
+  if (lane_index() == 0) {
+    LowLatencyCounters& counters = common.counters(LowLatencyKind::combine);
+    const auto blocks = static_cast<std::uint32_t>(grid_blocks());
+    const bool last = sends(phase) ? last_to_arrive<Scope::system>(&counters.finished, blocks)
+                                   : last_reader_to_arrive(&counters.finished, blocks);
+    if (last && sends(phase)) counters.sent.count(epochs.send);
+    if (last && !sends(phase)) counters.received.count(epochs.receive);
+    speaks = last && !aborted(common.wait);
+  }
+  speaks = warp::any(speaks);
   warp::sync();
   return speaks;
 }

@@ -13,7 +13,7 @@ from .. import _native
 from .._native import EventHandle
 from ..arguments import event_of, integer
 from ..errors import InvalidArgument
-from ..peers import Peers, device_index, let_go, native_buffer
+from ..peers import Peers, device_index, is_group, let_go, native_buffer
 from ..utils.event import EventOverlap
 from ..utils.nvlink import check_nvlink_connections
 from . import model
@@ -84,7 +84,7 @@ class ElasticBuffer(Sizes, Journeys, OptionalCalls):
             deterministic, sl_idx, num_cpu_timeout_secs: accepted; order is always fixed, the traffic class is set by
                 DEEP_EP_TRAFFIC_CLASS, and the host's wait ends with the kernels'.
         """
-        peers = Peers(group) if hasattr(group, "rank") or not hasattr(group, "Get_rank") else Peers(None, group)
+        peers = Peers(group) if is_group(group) or not hasattr(group, "Get_rank") else Peers(None, group)
         num_cpu_bytes = integer("num_cpu_bytes", num_cpu_bytes, 0)
         self.num_max_tokens_per_rank: int = integer("num_max_tokens_per_rank", num_max_tokens_per_rank, 0)
         hidden = integer("hidden", hidden, 0)
@@ -105,7 +105,7 @@ class ElasticBuffer(Sizes, Journeys, OptionalCalls):
                 raise InvalidArgument(f"{name} is {value}, allowed: multiples of 2 MiB up to num_bytes, which is {num_bytes}")
 
         device = device_index(group)
-        if device >= 0 and peers.group is group and hasattr(group, "rank"):
+        if device >= 0 and is_group(group):
             check_nvlink_connections(group)
         self.group: Any = peers.group
         self.rank_idx: int = peers.rank

@@ -34,7 +34,7 @@ class Sizes:
         allow_multiple_reduction: bool = True,
     ) -> int:
         """The ``num_bytes`` of a buffer made with these settings: equal on all ranks, a multiple of 2 MiB."""
-        size = group.size() if hasattr(group, "size") else group.Get_size()
+        size = group.size() if callable(getattr(group, "size", None)) else group.Get_size()
         return model.buffer_bytes(
             size,
             integer("num_max_tokens_per_rank", num_max_tokens_per_rank, 1),

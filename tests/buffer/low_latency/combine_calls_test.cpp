@@ -133,23 +133,28 @@ TEST_P(LowLatencyCombineCallsTest, StatisticsTellWhoWasLate) {
   DEEP_EP_NEEDS_RANKS(2);
   const LowLatencyCombineCase one = make_low_latency_combine_case(
       {.tokens = {4, 4}, .max_tokens = 4, .hidden = 128, .local_experts = 1, .topk = 2});  // all tokens go everywhere
-  run_cluster(cluster(2), [&](Rank& rank) {
-    Buffer& buffer = rank.buffer(low_latency_options(2, 4, 128));
-    const LowLatencyHandle handle = dispatch_low_latency(rank, buffer, one);
-    LowLatencyCombineArguments arguments = upload_combine(rank, one, handle);
-    arguments.wait_recv_cost_stats = rank.upload(std::vector<std::int64_t>{5, 5}, DType::int64, {2});
-    // Rank 1 calls when rank 0 has, and then 0.1 s later: of that, rank 0's kernel has 0.08 s to come to its wait.
-    if (rank.rank() == 0) buffer.low_latency_combine(arguments, rank.call());
-    rank.bootstrap()->barrier();
-    if (rank.rank() == 1) {
-      std::this_thread::sleep_for(std::chrono::duration<double>(scaled(0.1)));
-      buffer.low_latency_combine(arguments, rank.call());
-    }
-    const auto cost = rank.download<std::int64_t>(*arguments.wait_recv_cost_stats);
-    require(cost[0] >= 5 && cost[1] >= 5, "costs are added");
-    if (rank.rank() == 0) require(cost[1] > 20'000'000, "rank 1 was late, cost " + std::to_string(cost[1]));
-    buffer.destroy();
-  });
+  for (const bool hooks : {false, true})
+    run_cluster(cluster(2), [&](Rank& rank) {
+      Buffer& buffer = rank.buffer(low_latency_options(2, 4, 128));
+      const LowLatencyHandle handle = dispatch_low_latency(rank, buffer, one);
+      LowLatencyCombineArguments arguments = upload_combine(rank, one, handle);
+      arguments.wait_recv_cost_stats = rank.upload(std::vector<std::int64_t>{5, 5}, DType::int64, {2});
+      const auto call = [&] {
+        const auto result = buffer.low_latency_combine(hooks ? with_hook(arguments) : arguments, rank.call());
+        if (hooks) result.hook();
+      };
+      // Rank 1 calls when rank 0 has, and then 0.1 s later: of that, rank 0's kernel has 0.08 s to come to its wait.
+      if (rank.rank() == 0) call();
+      rank.bootstrap()->barrier();
+      if (rank.rank() == 1) {
+        std::this_thread::sleep_for(std::chrono::duration<double>(scaled(0.1)));
+        call();
+      }
+      const auto cost = rank.download<std::int64_t>(*arguments.wait_recv_cost_stats);
+      require(cost[0] >= 5 && cost[1] >= 5, "costs are added");
+      if (rank.rank() == 0) require(cost[1] > 20'000'000, "rank 1 was late, cost " + std::to_string(cost[1]));
+      buffer.destroy();
+    });
 }
 
 BufferOptions masking_options(int ranks, double timeout_s) {

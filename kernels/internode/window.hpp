@@ -102,9 +102,13 @@ struct InternodeWindow {
   }
   /// How many calls that move rows the rank has ended.
   DEEP_EP_DEVICE std::uint64_t* done(std::byte* heap, int index) const { return word(heap, done_, index); }
-  /// For whom rank `teller` has waited in vain, plus one; 0: it has not said so. By any rank, near or a rail.
+  /// For whom rank `teller` has waited in vain, plus one; 0: nobody has said so. By ranks of this node, which store it.
   DEEP_EP_DEVICE Place<std::uint64_t> lost(int teller) const {
     return {lost_ + static_cast<std::size_t>(teller) * kLine};
+  }
+  /// The same by the rail in the teller's node, which adds it: a sum and a store do not share a word.
+  DEEP_EP_DEVICE Place<std::uint64_t> lost_by_rail(int teller) const {
+    return {lost_ + static_cast<std::size_t>(teller) * kLine + sizeof(std::uint64_t)};
   }
   /// How many notifies there are counts of `source` for. By the rank of this node with its index.
   DEEP_EP_DEVICE std::uint64_t* counts_there(std::byte* heap, int source) const {

@@ -81,7 +81,7 @@ int Internode::find_lost_rank(int waited_for) {
   Backend& executor = *runtime_.executor();
   executor.make_current();
   executor.kernels().find_lost_rank_internode(
-      params, {1, 32, static_cast<std::size_t>(grid_.width) * sizeof(std::uint64_t)}, runtime_.comm_stream());
+      params, {1, 32, static_cast<std::size_t>(grid_.num_ranks) * sizeof(std::uint64_t)}, runtime_.comm_stream());
   executor.synchronize(runtime_.comm_stream());
   return lost_->lost;
 }

@@ -8,7 +8,7 @@ LowLatencyCombineResult LowLatency::combine(const LowLatencyCombineArguments& ar
   check_end(arguments.return_recv_hook, call);
   check_combine(arguments, setup_);
   look_after_earlier_calls();
-  LowLatencyCombinePlan plan = plan_combine(arguments, setup_);
+  LowLatencyCombinePlan plan = plan_combine(arguments, setup_, !queue(LowLatencyKind::dispatch).empty());
   make_way(LowLatencyKind::combine, arguments.return_recv_hook);
 
   CallScope scope(runtime_.calls(), call);

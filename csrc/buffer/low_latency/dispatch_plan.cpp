@@ -41,12 +41,12 @@ LowLatencyPart plan_part(LowLatencyPhase phase, const LowLatencyDispatchParams& 
   const int experts = params.num_local_experts * ranks;
   const int posters = poster_blocks(setup, warps);
   const int others = posters + watching_blocks(setup);
+  const int most = most_working_blocks(config, setup, others + room_for_relay(phase, false, setup));
   const std::int64_t to_send = sends(phase) ? std::int64_t{params.num_tokens} + 1 : 0;  // and the clerk
   // Few rows are best spread over many SMs.
   const std::int64_t to_receive = receives(phase) ? std::int64_t{ranks} * params.max_tokens : 0;
   LowLatencyPart part{.phase = phase};
-  part.working_blocks = static_cast<int>(
-      std::clamp<std::int64_t>(std::max(to_send, to_receive), 1, most_working_blocks(config, setup, others)));
+  part.working_blocks = static_cast<int>(std::clamp<std::int64_t>(std::max(to_send, to_receive), 1, most));
   const bool by_rails = params.common.rail_width != 0;
   const device::low_latency::DispatchShared shared(Carver::without_memory(), ranks, experts,
                                                    sends(phase) ? row_of(params, by_rails).stage_bytes() : 0,
@@ -68,6 +68,16 @@ int warps_per_row(const LowLatencyDispatchParams& params, int warps, const Confi
   if (setup.on_gpu() && few) return warps;  // no block has two rows
   if (warps % 4 == 0 && warps >= 16) return 4;
   return warps % 2 == 0 && warps >= 8 ? 2 : 1;
+}
+
+/// The kernel that hands on what other nodes send, beside whatever runs until the hook is called.
+LowLatencyDispatchPlan::Relay plan_relay(const LowLatencyDispatchParams& params, int warps,
+                                         const LowLatencySetup& setup) {
+  const int warps_per_row = warps % 4 == 0 && warps >= 16 ? 4 : 1;
+  const std::int64_t nodes = params.common.num_ranks / params.common.rail_width;
+  const device::low_latency::DispatchShared shared(Carver::without_memory(), params.common.num_ranks, 0, 0, 0);
+  const int blocks = relay_blocks((nodes - 1) * params.max_tokens, warps / warps_per_row, setup);
+  return {&KernelTable::relay_low_latency_rows, {blocks, warps * 32, shared.bytes}, warps_per_row};
 }
 
 void plan_results(LowLatencyDispatchPlan& plan, const LowLatencySetup& setup) {
@@ -150,8 +160,10 @@ LowLatencyDispatchPlan plan_dispatch(const LowLatencyDispatchArguments& argument
   params.weights = arguments.topk_weights.has_value();
   const std::size_t direct_bytes = row_of(params, false).bytes();
   const std::size_t rail_bytes = row_of(params, true).bytes();
+  // With a hook a relay takes multiprocessors, which nobody has measured yet: only where it is asked for.
+  const bool may_go_by_rails = !arguments.return_recv_hook || setup.rails_always;
   const int rail_width =
-      choose_rails(arguments.return_recv_hook, params.max_tokens, params.num_topk, direct_bytes, rail_bytes, setup);
+      choose_rails(may_go_by_rails, params.max_tokens, params.num_topk, direct_bytes, rail_bytes, setup);
   params.common.rail_width = rail_width;
   check_room(params.max_tokens, params.hidden, rail_width != 0 ? rail_bytes : direct_bytes, setup);
   const DispatchShape shape{.format = static_cast<int>(params.format),
@@ -178,6 +190,7 @@ LowLatencyDispatchPlan plan_dispatch(const LowLatencyDispatchArguments& argument
   params.warps_per_row = warps_per_row(params, warps, arguments.config, setup);
   plan_parts(plan, arguments.return_recv_hook,
              [&](LowLatencyPhase phase) { return plan_part(phase, params, warps, arguments.config, setup); });
+  if (plan.receive && rail_width != 0) plan.relay = plan_relay(params, warps, setup);
   plan_results(plan, setup);
   return plan;
 }

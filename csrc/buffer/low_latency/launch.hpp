@@ -27,6 +27,19 @@ inline void take_part(const LowLatencyPart& part, LowLatencyCombineParams& param
   params.rows_of_group = part.rows_of_group;
 }
 
+/// Enqueues the relay of a call behind its send part, which is on `stream`. Returns an event behind the relay; null
+/// where there is none.
+template <class Params>
+EventHandle LowLatency::launch_relay(const LowLatencyPlan<Params>& plan, StreamHandle stream) {
+  if (!plan.relay) return nullptr;
+  Backend& executor = *runtime_.executor();
+  Params params = plan.params;
+  params.warps_per_row = plan.relay->warps_per_row;
+  executor.wait_event(relays_->get(), executor.record_event(stream));
+  (executor.kernels().*plan.relay->kernel)(params, plan.relay->shape, relays_->get());
+  return executor.record_event(relays_->get());
+}
+
 template <class Params, class Kept>
 EventHandle LowLatency::launch(LowLatencyKind kind, LowLatencyPlan<Params>& plan, CallScope& scope,
                                StreamHandle caller_stream, Kept kept, std::function<void()>& hook) {
@@ -34,10 +47,11 @@ EventHandle LowLatency::launch(LowLatencyKind kind, LowLatencyPlan<Params>& plan
   (runtime_.executor()->kernels().*plan.kernel)(plan.params, plan.first.shape, scope.stream());
   if (!plan.receive) return scope.finish();
   take_part(*plan.receive, plan.params);
+  const auto relayed = plan.relay ? std::make_shared<EventHandle>() : nullptr;
   // The receive part is a call of its own, on the same stream, whenever the hook comes. A hook that failed may come
   // again, but the part must not.
   hook = queue(kind).add([this, kind, caller_stream, recorded = scope.recording(), kernel = plan.kernel,
-                          params = plan.params, shape = plan.receive->shape, kept = std::move(kept),
+                          params = plan.params, shape = plan.receive->shape, kept = std::move(kept), relayed,
                           enqueued = false]() mutable {
     Backend& executor = *runtime_.executor();
     if (executor.is_capturing(caller_stream) != recorded) {
@@ -47,11 +61,14 @@ EventHandle LowLatency::launch(LowLatencyKind kind, LowLatencyPlan<Params>& plan
                             recorded ? "before the recording ends" : "before the recording begins");
     }
     CallScope receiving(runtime_.calls(), {.stream = caller_stream});
+    // The receive part gives the places back that the relay reads.
+    if (relayed != nullptr && *relayed != nullptr) executor.wait_event(receiving.stream(), *relayed);
     if (!enqueued) (executor.kernels().*kernel)(params, shape, receiving.stream());
     enqueued = true;
     receiving.finish();
   });
   try {
+    if (relayed != nullptr) *relayed = launch_relay(plan, scope.stream());
     return scope.finish();
   } catch (...) {
     // The send part is on its way, so the receive part must follow for ranks to go on counting calls alike; but the

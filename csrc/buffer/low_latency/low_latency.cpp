@@ -1,6 +1,7 @@
 #include "csrc/buffer/low_latency/low_latency.hpp"
 
 #include <algorithm>
+#include <exception>
 
 #include "csrc/bootstrap/agreement.hpp"
 #include "csrc/buffer/low_latency/plan_parts.hpp"
@@ -36,6 +37,7 @@ LowLatency::LowLatency(Runtime& runtime) : runtime_(runtime) {
     if (runtime.options().low_latency.masking) masks_.emplace(runtime, state_.get());
   });
   if (!runtime.low_latency_reach().far.empty()) links_.emplace(runtime);
+  if (runtime.low_latency_reach().rail_width != 0) relays_.emplace(executor);
   queues_ = {std::make_shared<HookQueue>("low_latency_dispatch"), std::make_shared<HookQueue>("low_latency_combine")};
 
   setup_.device = runtime.device();
@@ -138,6 +140,13 @@ void LowLatency::check() const {
 }
 
 void LowLatency::drain() noexcept {
+  if (relays_) {
+    try {
+      runtime_.executor()->synchronize(relays_->get());
+    } catch (const std::exception& error) {
+      log::warn("buffer: rank {} has not handed on all rows: {}", runtime_.rank(), error.what());
+    }
+  }
   if (links_) links_->drain();
 }
 

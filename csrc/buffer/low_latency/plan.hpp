@@ -45,6 +45,13 @@ struct LowLatencyPlan {
   Launcher<Params> KernelTable::*kernel = nullptr;
   LowLatencyPart first;
   std::optional<LowLatencyPart> receive;  ///< with a hook
+  /// With a hook, by rails: a kernel that hands on rows, beside whatever runs between the parts.
+  struct Relay {
+    Launcher<Params> KernelTable::*kernel = nullptr;
+    LaunchShape shape;
+    int warps_per_row = 0;
+  };
+  std::optional<Relay> relay;
 };
 
 struct LowLatencyDispatchPlan : LowLatencyPlan<LowLatencyDispatchParams> {
@@ -76,6 +83,8 @@ inline bool too_many_tokens(const LowLatencyDispatchArguments& arguments) {
 
 /// InvalidArgument when the call does not fit the window, or a block.
 LowLatencyDispatchPlan plan_dispatch(const LowLatencyDispatchArguments& arguments, const LowLatencySetup& setup);
-LowLatencyCombinePlan plan_combine(const LowLatencyCombineArguments& arguments, const LowLatencySetup& setup);
+/// `beside_relay`: while a kernel may run that hands on rows of a dispatch.
+LowLatencyCombinePlan plan_combine(const LowLatencyCombineArguments& arguments, const LowLatencySetup& setup,
+                                   bool beside_relay = false);
 
 }  // namespace deep_ep

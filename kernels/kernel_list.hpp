@@ -45,7 +45,9 @@
   KERNEL(find_returned_rows,              deep_ep::ReturnedRowsParams,        256)      \
   KERNEL(sum_returned_rows,               deep_ep::ReturnedRowsParams,        256)      \
   KERNEL(nic_test,                        deep_ep::NicTestParams,             512)      \
-  KERNEL(simulated_nic,                   deep_ep::SimulatedNicParams,        512)
+  KERNEL(simulated_nic,                   deep_ep::SimulatedNicParams,        512)      \
+  KERNEL(dispatch_low_latency_extra,      deep_ep::LowLatencyDispatchParams,  512)      \
+  KERNEL(dispatch_low_latency_extra_rdma, deep_ep::LowLatencyDispatchParams,  512)
 // clang-format on
 
 namespace deep_ep {

@@ -25,6 +25,7 @@
 #include <functional>
 #include <optional>
 
+#include "deep_ep/arrivals.hpp"
 #include "deep_ep/config.hpp"
 #include "deep_ep/executor.hpp"
 #include "deep_ep/tensor.hpp"
@@ -75,6 +76,12 @@ struct LowLatencyDispatchArguments {
   std::optional<TensorView> cumulative_local_expert_recv_stats;
   /// [R] int64: each entry grows by the clock cycles spent waiting for the source.
   std::optional<TensorView> wait_recv_cost_stats;
+  /// [L, W] (rank_major: [R, W]) int64: words by which another kernel sees, while the call still receives, which rows
+  /// are there; each stands for arrival_rows rows, W of them for all. deep_ep/arrivals.hpp says what they hold, and
+  /// when. InvalidArgument for a buffer with masking.
+  std::optional<TensorView> arrival_counters;
+  int arrival_rows =
+      0;  ///< a power of two, at most 2^20; 0: W is 1, and a word stands for all rows of its expert (rank)
   /// Send only; the result's hook enqueues the receive part. Not with CallOptions::async_finish. InvalidArgument when
   /// two dispatches already wait for their hooks.
   bool return_recv_hook = false;

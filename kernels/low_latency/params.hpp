@@ -235,6 +235,11 @@ struct LowLatencyDispatchParams {
   float* recv_topk_weights;     ///< rank_major with weights: [R, M, K]
   std::int32_t* recv_stats;     ///< [L], added to; nullptr: none
   std::int64_t* wait_cost;      ///< [R], added to; nullptr: none
+
+  // Behind all else: only kernels with extras look at these.
+  std::int64_t* arrivals;  ///< [L or R, arrival_words], added to: see deep_ep/arrivals.hpp; nullptr: none
+  int arrival_words;
+  int arrival_shift;  ///< a word stands for 1 << arrival_shift rows
 };
 
 struct LowLatencyCombineParams {

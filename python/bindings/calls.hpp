@@ -237,6 +237,8 @@ struct LowLatencyDispatchCall {
     with("rank_major", rank_major);
     with("async_finish", options.async_finish);
     with("return_recv_hook", arguments.return_recv_hook);
+    with("arrival_counters", arguments.arrival_counters);
+    with("arrival_rows", arguments.arrival_rows);
   }
 };
 

@@ -35,14 +35,18 @@ if not _for_the_command():
     from .utils import EventHandle, EventOverlap  # isort: skip  (buffer needs it)
     from . import legacy
     from .buffer import Buffer, Config
+    from .buffers.elastic import ElasticBuffer, EPHandle
+    from .utils.envs import get_logical_domain_size, get_physical_domain_size
     from .version import __version__, warn_of_several
 
     #: dtype of expert indices. Calls accept ``torch.int32`` as well.
     topk_idx_t: torch.dtype = torch.int64
 
-    # Not here: deep_ep.buffers.elastic.ElasticBuffer. Engines take its presence in this module for the wish to use it,
-    # and it has not run on GPUs yet.
-    __all__ = ["Buffer", "Config", "EventHandle", "EventOverlap", "__version__", "legacy", "topk_idx_t"]
+    # Engines take the presence of ElasticBuffer here for the second interface.
+    __all__ = [
+        "Buffer", "Config", "ElasticBuffer", "EPHandle", "EventHandle", "EventOverlap", "__version__",
+        "get_logical_domain_size", "get_physical_domain_size", "legacy", "topk_idx_t",
+    ]  # fmt: skip
 
     warn_of_several()
     del warn_of_several

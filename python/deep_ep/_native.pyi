@@ -184,6 +184,8 @@ class Buffer:
         rank_major: bool,
         async_finish: bool,
         return_recv_hook: bool,
+        arrival_counters: Optional[torch.Tensor],
+        arrival_rows: int,
         /,
     ) -> Tuple[Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor]], torch.Tensor, Optional[torch.Tensor], Optional[torch.Tensor], Tuple[Any, ...], Optional[EventHandle], Optional[ReceiveHook]]: ...
     def low_latency_combine(

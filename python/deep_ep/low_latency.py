@@ -74,6 +74,8 @@ class LowLatencyCalls:
         use_ue8m0: bool = False,
         async_finish: bool = False,
         return_recv_hook: bool = False,
+        arrival_counters: Optional[torch.Tensor] = None,
+        arrival_rows: int = 0,
     ) -> Tuple[ReceivedRows, torch.Tensor, LowLatencyHandle, EventOverlap, Optional[Hook]]:
         """Sends every token to each of its experts.
 
@@ -87,6 +89,12 @@ class LowLatencyCalls:
             use_fp8: cast each 128 channels to 8-bit floating point with a scale of their own.
             round_scale: scales are powers of two.
             use_ue8m0: scales are exponents, four in an int32, the first in the lowest byte. Needs ``round_scale``.
+            arrival_counters: ``[L, W]`` int64, zeros at first: words by which a kernel on another stream sees which rows
+                are there while the call still receives. The n-th call with this tensor brings each word to
+                ``n << 24`` when its rows are there; a call that fails makes them negative. Not part of upstream's
+                interface; not with ``enable_shrink``. docs/low-latency.md has the order and an example.
+            arrival_rows: how many rows a word stands for, a power of two (W = R * M / that, rounded up); 0: all of an
+                expert (W = 1).
 
         Returns:
             The rows ``[L, R * M, H]``: bfloat16, or (``float8_e4m3fn``, scales), scales float32 ``[L, R * M, H / 128]``
@@ -111,8 +119,12 @@ class LowLatencyCalls:
             False,
             async_finish,
             return_recv_hook,
+            arrival_counters,
+            arrival_rows,
         )
-        kept = (x, topk_idx, rows, count, handle, cumulative_local_expert_recv_stats) if async_finish else None
+        kept = None
+        if async_finish:
+            kept = (x, topk_idx, rows, count, handle, cumulative_local_expert_recv_stats, arrival_counters)
         return rows, count, handle, EventOverlap(event, kept), hook  # type: ignore[return-value, arg-type]
 
     def low_latency_dispatch_rank_major(
@@ -129,6 +141,8 @@ class LowLatencyCalls:
         use_ue8m0: bool = False,
         async_finish: bool = False,
         return_recv_hook: bool = False,
+        arrival_counters: Optional[torch.Tensor] = None,
+        arrival_rows: int = 0,
     ) -> Tuple[
         ReceivedRows,
         torch.Tensor,
@@ -141,7 +155,8 @@ class LowLatencyCalls:
         """Sends every token once to each rank that owns at least one of its experts: less to copy for experts that can
         take rows by index. Not part of upstream's interface.
 
-        Args: as ``low_latency_dispatch``, and ``topk_weights`` ``[T, K]`` float32, which travel with the rows.
+        Args: as ``low_latency_dispatch``, and ``topk_weights`` ``[T, K]`` float32, which travel with the rows;
+            ``arrival_counters`` ``[R, W]``, where W is M / ``arrival_rows``, rounded up.
 
         Returns:
             The rows ``[R, M, H]`` by source rank, in the form of ``low_latency_dispatch``; ``recv_count`` ``[R]`` int32,
@@ -166,10 +181,13 @@ class LowLatencyCalls:
             True,
             async_finish,
             return_recv_hook,
+            arrival_counters,
+            arrival_rows,
         )
         kept = None
         if async_finish:
-            kept = (x, topk_idx, topk_weights, rows, count, idx, weights, handle, cumulative_local_expert_recv_stats)
+            kept = (x, topk_idx, topk_weights, rows, count, idx, weights, handle, cumulative_local_expert_recv_stats,
+                    arrival_counters)
         return rows, count, idx, weights, handle, EventOverlap(event, kept), hook  # type: ignore[return-value, arg-type]
 
     def low_latency_combine(

@@ -8,6 +8,8 @@ import tempfile
 import torch
 import torch.distributed as dist
 
+from deep_ep.utils.envs import group_settings
+
 
 def launched_by_torchrun():
     """Then WORLD_SIZE and RANK count ranks; otherwise they count nodes."""
@@ -22,19 +24,18 @@ def free_port():
 
 
 def init_dist(local_rank, num_local_ranks):
-    """One process a rank. With GPUs: NCCL, bfloat16 and CUDA as defaults, as engines have it. Without: gloo."""
+    """One process a rank. With GPUs: NCCL (gloo where ranks share them), bfloat16 and CUDA as defaults, as engines have it.
+    Without: gloo."""
     nodes, node = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
     if launched_by_torchrun():
         nodes, node = nodes // num_local_ranks, node // num_local_ranks
     address, port = os.environ.get("MASTER_ADDR", "127.0.0.1"), int(os.environ.get("MASTER_PORT", "8361"))
     gpu = torch.cuda.is_available()
-    if gpu:
-        torch.cuda.set_device(local_rank)
     dist.init_process_group(
-        "nccl" if gpu else "gloo",
         init_method=f"tcp://{address}:{port}",
         world_size=nodes * num_local_ranks,
         rank=node * num_local_ranks + local_rank,
+        **group_settings(local_rank, num_local_ranks),
     )
     torch.set_default_dtype(torch.bfloat16)
     torch.set_default_device("cuda" if gpu else "cpu")

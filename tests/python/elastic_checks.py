@@ -29,6 +29,7 @@ from test_calls import equal
 
 from deep_ep import EventHandle
 from deep_ep.buffers.elastic import ElasticBuffer, EPHandle
+from deep_ep.utils.envs import group_settings
 
 H, M, K = 256, 64, 4
 TOKENS = [64, 37, 0, 51, 64, 1, 20, 64]
@@ -748,14 +749,13 @@ def run_rank(local_rank, args):
         nodes = int(os.environ["WORLD_SIZE"]) // local
         node = int(os.environ["RANK"]) // local
     address = f"tcp://{os.environ.get('MASTER_ADDR', '127.0.0.1')}:{os.environ.get('MASTER_PORT', '8361')}"
-    shared = not args.cpu and local > torch.cuda.device_count()  # NCCL wants a GPU for each rank
-    device = torch.device("cpu")
+    device, settings = torch.device("cpu"), {"backend": "gloo"}
     if args.cpu:
         torch.set_num_threads(1)
     else:
-        device = torch.device("cuda", local_rank % torch.cuda.device_count())
-        torch.cuda.set_device(device)
+        settings = group_settings(local_rank, local)
         torch.cuda.init()
+        device = torch.device("cuda", torch.cuda.current_device())
 
     def out_of_time():
         print(f"FAIL rank {local_rank}: not done after {args.seconds} s", flush=True)
@@ -764,8 +764,7 @@ def run_rank(local_rank, args):
     watchdog = threading.Timer(args.seconds, out_of_time)
     watchdog.daemon = True
     watchdog.start()
-    backend = "gloo" if args.cpu or shared else "nccl"
-    dist.init_process_group(backend, init_method=address, rank=node * local + local_rank, world_size=nodes * local)
+    dist.init_process_group(init_method=address, rank=node * local + local_rank, world_size=nodes * local, **settings)
     everybody = list(range(nodes * local))
     group, agreement = dist.new_group(everybody), dist.new_group(everybody, backend="gloo")
     results = run_checks(group, agreement, device, args.only, args.seconds, lambda line: print(line, flush=True))

@@ -150,6 +150,32 @@ def test_statistics(ranks):
     ranks(3).run(statistics)
 
 
+def arrival_counters(group):
+    """On the CPU a call has received when it returns; tests in C++ look while it still receives."""
+    buffer = make_buffer(group)
+    ranks = buffer.group_size
+    case = ll_case([M] * ranks)
+    for rows in (0, 4):
+        words = torch.zeros(4, 1 if rows == 0 else (ranks * M + rows - 1) // rows, dtype=torch.int64)
+        for call in range(1, 4):
+            result = dispatch(
+                buffer, case, arrival_counters=words, arrival_rows=rows, async_finish=call == 2, return_recv_hook=call == 3
+            )
+            if result[4] is not None:
+                result[4]()
+            if call == 2:
+                result[3].current_stream_wait()
+            assert (words == call << 24).all(), words
+    with pytest.raises(ValueError, match="arrival_counters"):
+        dispatch(buffer, case, arrival_counters=torch.zeros(4, 2, dtype=torch.int64))
+    with pytest.raises(ValueError, match="arrival_rows is 3"):
+        dispatch(buffer, case, arrival_counters=torch.zeros(4, 2, dtype=torch.int64), arrival_rows=3)
+
+
+def test_arrival_counters(ranks):
+    ranks(2).run(arrival_counters)
+
+
 def endings(group):
     """Events and hooks; what they need is kept for them."""
     buffer = make_buffer(group)

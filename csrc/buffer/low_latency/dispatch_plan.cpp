@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <bit>
 
 #include "csrc/buffer/call_scope.hpp"
 #include "csrc/buffer/checks.hpp"
@@ -10,12 +11,16 @@
 namespace deep_ep {
 namespace {
 
-/// One of the three kernels, and the threads of its blocks at most.
+/// One of the kernels, and the threads of its blocks at most.
 struct DispatchKernel {
   Launcher<LowLatencyDispatchParams> KernelTable::*launcher;
   int max_threads;
 
-  static DispatchKernel choose(bool rdma, bool watched) {
+  static DispatchKernel choose(bool rdma, bool watched, bool extra) {
+    if (extra && rdma) {
+      return {&KernelTable::dispatch_low_latency_extra_rdma, kernels::dispatch_low_latency_extra_rdma::kMaxThreads};
+    }
+    if (extra) return {&KernelTable::dispatch_low_latency_extra, kernels::dispatch_low_latency_extra::kMaxThreads};
     if (watched) {
       return {&KernelTable::dispatch_low_latency_watched, kernels::dispatch_low_latency_watched::kMaxThreads};
     }
@@ -78,6 +83,28 @@ LowLatencyDispatchPlan::Relay plan_relay(const LowLatencyDispatchParams& params,
   const device::low_latency::DispatchShared shared(Carver::without_memory(), params.common.num_ranks, 0, 0, 0);
   const int blocks = relay_blocks((nodes - 1) * params.max_tokens, warps / warps_per_row, setup);
   return {&KernelTable::relay_low_latency_rows, {blocks, warps * 32, shared.bytes}, warps_per_row};
+}
+
+/// Rows of recv_x that a word of arrival_counters stands for, as a power of two.
+int arrival_shift(const LowLatencyDispatchArguments& arguments) {
+  constexpr int kAll = 30;
+  return arguments.arrival_rows == 0 ? kAll : std::countr_zero(static_cast<unsigned>(arguments.arrival_rows));
+}
+
+/// `blocks` of `rows` rows each.
+void check_arrivals(const LowLatencyDispatchArguments& arguments, const LowLatencySetup& setup, std::int64_t blocks,
+                    std::int64_t rows) {
+  if (setup.common.mask != nullptr) {
+    throw InvalidArgument("arrival_counters need a buffer made without low_latency.masking, which may take back rows");
+  }
+  constexpr int kMostRows = 1 << 20;  // what a word can count
+  const int step = arguments.arrival_rows;
+  if (step < 0 || step > kMostRows || (step & (step - 1)) != 0) {
+    fail<InvalidArgument>("arrival_rows is {}, allowed: 0, or a power of two up to {}", step, kMostRows);
+  }
+  if (step == 0) check_range("rows that one word of arrival_counters stands for", rows, 1, kMostRows);
+  const std::int64_t words = ((rows - 1) >> arrival_shift(arguments)) + 1;
+  check_tensor("arrival_counters", *arguments.arrival_counters, setup.device, {DType::int64}, {blocks, words});
 }
 
 void plan_results(LowLatencyDispatchPlan& plan, const LowLatencySetup& setup) {
@@ -143,6 +170,11 @@ void check_dispatch(const LowLatencyDispatchArguments& arguments, const LowLaten
   if (arguments.wait_recv_cost_stats) {
     check_tensor("wait_recv_cost_stats", *arguments.wait_recv_cost_stats, device, {DType::int64}, {num_ranks});
   }
+  if (arguments.arrival_counters) {
+    const bool rank_major = arguments.layout == LowLatencyLayout::rank_major;
+    check_arrivals(arguments, setup, rank_major ? num_ranks : num_local_experts,
+                   std::int64_t{rank_major ? 1 : num_ranks} * arguments.max_tokens);
+  }
   check_config(arguments.config, defaults::kMostLowLatencyWarps);
 }
 
@@ -183,8 +215,14 @@ LowLatencyDispatchPlan plan_dispatch(const LowLatencyDispatchArguments& argument
     params.recv_stats = arguments.cumulative_local_expert_recv_stats->as<std::int32_t>();
   }
   if (arguments.wait_recv_cost_stats) params.wait_cost = arguments.wait_recv_cost_stats->as<std::int64_t>();
+  if (arguments.arrival_counters) {
+    params.arrivals = arguments.arrival_counters->as<std::int64_t>();
+    params.arrival_words = static_cast<int>(arguments.arrival_counters->size(1));
+    params.arrival_shift = arrival_shift(arguments);
+  }
 
-  const DispatchKernel kernel = DispatchKernel::choose(setup.rdma(), setup.watched());
+  const DispatchKernel kernel =
+      DispatchKernel::choose(setup.rdma(), setup.watched(), arguments.arrival_counters.has_value());
   plan.kernel = kernel.launcher;
   const int warps = warps_of_block(arguments.config, setup, kernel.max_threads, 1);
   params.warps_per_row = warps_per_row(params, warps, arguments.config, setup);

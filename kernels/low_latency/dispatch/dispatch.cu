@@ -11,143 +11,26 @@
 // By rails (rdma/reach.hpp) a row for another node goes by its NIC to one rank there, which hands it on before it
 // receives. Counts take steps 1 and 2 without the cast, then one way by cells; they are there before the first row.
 #include "kernels/kernel_list.hpp"
-#include "kernels/low_latency/dispatch/post.hpp"
-#include "kernels/low_latency/dispatch/receive.hpp"
-#include "kernels/low_latency/dispatch/relay.hpp"
-#include "kernels/low_latency/transport/watch.hpp"
+#include "kernels/low_latency/dispatch/body.hpp"
 #include "kernels/primitives/launch.hpp"
 
 namespace deep_ep::device::low_latency {
 
-constexpr LowLatencyKind kDispatch = LowLatencyKind::dispatch;
-
-/// By every block: what it must know before anything else. The block syncs after it.
-DEEP_EP_DEVICE void prepare(const LowLatencyDispatchParams& params, const DispatchShared& shared,
-                            const LowLatencyCounters& counters) {
-  const LowLatencyParams& common = params.common;
-  if (thread_index() == 0) {
-    shared.words->epochs = counters.epochs();
-    note_masks(common, shared.words->masks);
-  }
-  if (common.mask != nullptr) block::sync();
-  const CallReach<kDispatch, false, false> reach(common, 0);
-#pragma unroll 1
-  for (int rank = thread_index(); rank < common.num_ranks; rank += block_threads()) {
-    shared.heaps[rank] = common.heaps[rank];
-    shared.left_out[rank] = masked(common, rank) ? 1 : 0;
-    if (sends(params.phase)) shared.acknowledged[rank] = reach.load_acknowledged(rank);
-  }
+DEEP_EP_DEVICE void dispatch_near_body(const LowLatencyDispatchParams& params, std::byte* memory) {
+  dispatch_body<false, false>(params, memory);
 }
 
-/// By every warp: all rows, where it is `part` of the `group`-th of `groups` groups. By rails first those of its own
-/// node; then, when this rank has handed on what it has to, those that others hand on to it.
-template <bool kRdma>
-DEEP_EP_DEVICE void receive_rows(const DispatchReceiver<kRdma>& receiver, int group, int groups, int part) {
-  const DispatchReach<kRdma> reach = receiver.reach();
-#pragma unroll 1
-  for (int turn = 0; turn < reach.turns(); ++turn) {
-    if constexpr (kRdma) {
-      if (turn == 1) {
-        DispatchRelay{receiver.params, receiver.shared, receiver.row, reach}.relay_rows(group, groups, part);
-      }
-    }
-    receiver.receive_rows_of(reach.first_of_turn(turn), reach.sources_of_turn(turn), group, groups, part);
-  }
-}
-
-/// See masks.hpp: what this block is to receive again, alone.
-template <bool kRdma>
-DEEP_EP_DEVICE ReceiverRole agree_on_masks(const DispatchReceiver<kRdma>& receiver) {
-  const LowLatencyParams& common = receiver.params.common;
-  MaskWords& words = receiver.shared.words->masks;
-  finish_with_masks(common, kDispatch, words);
-  const bool again = words.last != 0 && words.again != 0;
-  const ReceiverRole role{.writes = again, .adds = words.last != 0 && receiver.params.recv_stats != nullptr};
-  if (!role.writes && !role.adds) return role;
-#pragma unroll 1
-  for (int rank = thread_index(); rank < common.num_ranks; rank += block_threads()) {
-    receiver.shared.left_out[rank] = masked(common, rank) ? 1 : 0;
-  }
-  block::sync();
-  return role;
-}
-
-/// By NVLink alone, or to some ranks by RDMA: kernels of their own, so that their instructions are not everybody's.
-template <bool kRdma>
-DEEP_EP_DEVICE void dispatch_body(const LowLatencyDispatchParams& params, std::byte* memory) {
-  const LowLatencyParams& common = params.common;
-  const Reach<kRdma> ranks{common};
-  const LowLatencyRow row{params.hidden, params.num_topk, is_fp8(params.format), params.weights, ranks.by_rails()};
-  const bool sending = sends(params.phase);
-  const int num_experts = params.num_local_experts * common.num_ranks;
-  const DispatchShared shared(Carver(memory), common.num_ranks, num_experts, sending ? row.stage_bytes() : 0, 0);
-  const bool is_clerk = block_index() == 0;
-  const int senders = common.working_blocks > 1 ? common.working_blocks - 1 : 1;
-  DispatchSender<kRdma> sender{params, shared, row, {params, shared.rows, shared.entries}, params.num_tokens,
-                               {},     -1,     -1};
-  if constexpr (kRdma) {
-    if (ranks.posts()) return post_dispatch(sender);
-  }
-
-  // 1. Loads under way, and which call this is.
-  LowLatencyCounters& counters = common.counters(kDispatch);
-  const int first = common.working_blocks > 1 ? block_index() - 1 : 0;
-  if (sending && is_clerk) sender.load_counts();
-  if (sending && !is_clerk) sender.load(first, 0);
-  if (sending) sender.clear_counts();
-  prepare(params, shared, counters);
-  block::sync();
-  const DispatchShared::Words& words = *shared.words;
-  if (is_clerk) {
-#pragma unroll 1
-    for (int peer = thread_index(); peer < common.num_ranks; peer += block_threads()) {
-      const bool left_out = load_relaxed<Scope::block>(&shared.left_out[peer]) != 0;
-      if (!left_out) sender.reach().acknowledge(peer, words.epochs.receive - 1);
-    }
-  }
-
-  // 2. Send.
-  if (sending && is_clerk) {
-    sender.send_counts();
-    block::sync();
-    if (first == 0) {  // alone
-      sender.load(first, 0);
-      sender.clear_counts();
-      block::sync();
-    }
-  }
-  if (sending && first >= 0) sender.send_tokens(senders);
-  const auto arrive = [&] {
-    if (thread_index() == block_threads() - 1) counters.arrive(words.epochs, params.phase);
-  };
-  if (!receives(params.phase)) return arrive();
-
-  // 3. Receive.
-  const DispatchReceiver<kRdma> receiver{params, shared, row};
-  ReceiverRole role{.writes = is_clerk, .adds = is_clerk && common.mask == nullptr, .measures = is_clerk};
-  const Divisor& parts = params.warps_per_row;
-  int group = warp_index() / parts * common.working_blocks + block_index();
-  int groups = block_warps() / parts * common.working_blocks;
-#pragma unroll 1
-  for (bool again = false;; again = true) {
-    receiver.learn_counts(role);
-    if (!again) arrive();
-    if (words.failed == 0 && (!again || role.writes)) receive_rows(receiver, group, groups, warp_index() % parts);
-    if (common.mask == nullptr || again) return;
-    role = agree_on_masks(receiver);
-    if (!role.writes && !role.adds) return;
-    group = warp_index() / parts;
-    groups = block_warps() / parts;
-  }
+DEEP_EP_DEVICE void dispatch_rdma_body(const LowLatencyDispatchParams& params, std::byte* memory) {
+  dispatch_body<true, false>(params, memory);
 }
 
 /// Where ranks are masked, by NVLink alone.
 DEEP_EP_DEVICE void dispatch_watched_body(const LowLatencyDispatchParams& params, std::byte* memory) {
-  run_watched<kDispatch>(params, memory, dispatch_body<false>);
+  run_watched<kDispatch>(params, memory, dispatch_body<false, false>);
 }
 
 }  // namespace deep_ep::device::low_latency
 
-DEEP_EP_DEFINE_KERNEL(dispatch_low_latency, deep_ep::device::low_latency::dispatch_body<false>)
-DEEP_EP_DEFINE_KERNEL(dispatch_low_latency_rdma, deep_ep::device::low_latency::dispatch_body<true>)
+DEEP_EP_DEFINE_KERNEL(dispatch_low_latency, deep_ep::device::low_latency::dispatch_near_body)
+DEEP_EP_DEFINE_KERNEL(dispatch_low_latency_rdma, deep_ep::device::low_latency::dispatch_rdma_body)
 DEEP_EP_DEFINE_KERNEL(dispatch_low_latency_watched, deep_ep::device::low_latency::dispatch_watched_body)

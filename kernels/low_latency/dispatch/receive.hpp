@@ -4,6 +4,7 @@
 #pragma once
 
 #include "kernels/common/line_poller.hpp"
+#include "kernels/low_latency/dispatch/arrivals.hpp"
 #include "kernels/low_latency/dispatch/header.hpp"
 #include "kernels/low_latency/dispatch/shared.hpp"
 #include "kernels/low_latency/transport/reach.hpp"
@@ -17,7 +18,8 @@ struct ReceiverRole {
   bool measures = false;  ///< how long it waits for each source
 };
 
-template <bool kRdma>
+/// kExtra: with what plain calls do not pay for, see dispatch_extra.cu.
+template <bool kRdma, bool kExtra>
 struct DispatchReceiver {
   const LowLatencyDispatchParams& params;
   const DispatchShared& shared;
@@ -116,6 +118,9 @@ struct DispatchReceiver {
     for (int source = thread_index(); source < num_ranks; source += block_threads()) settle(source, role);
     if (role.writes && thread_index() == 0) *table().epoch() = static_cast<std::int32_t>(epoch());
     block::sync();
+    if constexpr (kExtra) {
+      if (role.writes) Arrivals{params}.tell_counts();
+    }
   }
 
   // ---- Rows ----
@@ -270,6 +275,10 @@ struct DispatchReceiver {
     // 4. The rest: every warp stores the scales at its share of the places, the last one also stores the words.
     if (row.fp8) store_scales(source, lines, selection, position, share_of(places, part));
     if (part == params.warps_per_row - 1) note_row(lines.head(), source, slot, selection, position);
+    if constexpr (kExtra) {
+      const int block = params.rank_major ? source : local_expert(selection);
+      Arrivals{params}.tell_stored(places, block, position - block * params.block_rows(), part);
+    }
   }
 
   /// Of the bits of `places`, those that fall to `part`.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import random
-from typing import Any, Optional, Tuple
+from typing import Any, Dict, Optional, Tuple
 
 import torch
 import torch.distributed as dist
@@ -51,24 +51,35 @@ def get_local_seed() -> int:
     return _seeds[1]
 
 
+def group_settings(local_rank: int, num_local_ranks: int) -> Dict[str, Any]:
+    """Makes a GPU current, where there are any, and returns what ``init_process_group`` takes for it: the backend, and
+    the device. NCCL wants a GPU for each rank. Where ranks are more (CUDA MPS), they take the GPUs in turn, and gloo."""
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if gpus == 0:
+        return {"backend": "gloo"}
+    device = torch.device("cuda", local_rank % gpus)
+    torch.cuda.set_device(device)
+    if num_local_ranks > gpus:
+        if local_rank == 0:
+            shared = f"{gpus} GPU{'s' if gpus > 1 else ''}"
+            print(f"deep_ep: {num_local_ranks} ranks share {shared}: their group is of gloo, not NCCL", flush=True)
+        return {"backend": "gloo"}
+    return {"backend": "nccl", "device_id": device}  # without it NCCL guesses, and warns
+
+
 def init_dist(local_rank: int, num_local_ranks: int, seed: int = 0) -> Tuple[int, int, Any]:
-    """One process a rank: rank, number of ranks, group. ``WORLD_SIZE`` and ``RANK`` count nodes. With GPUs: NCCL, with
-    bfloat16 and CUDA as defaults; without: gloo on the CPU."""
+    """One process a rank: rank, number of ranks, group. ``WORLD_SIZE`` and ``RANK`` count nodes. With GPUs: NCCL (gloo
+    where ranks share GPUs), with bfloat16 and CUDA as defaults; without: gloo on the CPU."""
     global _local_rank
     _local_rank = local_rank
     address, port = os.environ.get("MASTER_ADDR", "127.0.0.1"), os.environ.get("MASTER_PORT", "8361")
     nodes, node = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
     gpu = torch.cuda.is_available()
-    options = {}
-    if gpu:
-        torch.cuda.set_device(local_rank)
-        options["device_id"] = torch.device("cuda", local_rank)
     dist.init_process_group(
-        "nccl" if gpu else "gloo",
         init_method=f"tcp://{address}:{port}",
         world_size=nodes * num_local_ranks,
         rank=node * num_local_ranks + local_rank,
-        **options,
+        **group_settings(local_rank, num_local_ranks),
     )
     torch.set_default_dtype(torch.bfloat16)
     torch.set_default_device("cuda" if gpu else "cpu")

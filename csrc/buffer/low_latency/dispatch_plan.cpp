@@ -76,8 +76,9 @@ int warps_per_row(const LowLatencyDispatchParams& params, int warps, const Confi
 }
 
 /// The kernel that hands on what other nodes send, beside whatever runs until the hook is called.
-LowLatencyDispatchPlan::Relay plan_relay(const LowLatencyDispatchParams& params, int warps,
+LowLatencyDispatchPlan::Relay plan_relay(const LowLatencyDispatchParams& params, int warps_of_call,
                                          const LowLatencySetup& setup) {
+  const int warps = setup.on_gpu() ? warps_of_call : std::min(warps_of_call, 2);
   const int warps_per_row = warps % 4 == 0 && warps >= 16 ? 4 : 1;
   const std::int64_t nodes = params.common.num_ranks / params.common.rail_width;
   const device::low_latency::DispatchShared shared(Carver::without_memory(), params.common.num_ranks, 0, 0, 0);

@@ -1,8 +1,9 @@
 # The CUDA language, for which machine code is made, and where the runtime is.
+include(DeepEpCudaArchitectures)
 
 if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
-  # Machine code for Hopper and Blackwell data-centre GPUs, and PTX that newer ones compile at load time.
-  set(CMAKE_CUDA_ARCHITECTURES 90a-real 100a-real 90-virtual)
+  set(choose_architectures ON)
+  set(CMAKE_CUDA_ARCHITECTURES 90a-real)  # what every nvcc here knows, to try the compiler with
 endif()
 # nvcc must hand host code to the compiler that builds everything else: they share C++ types.
 if(NOT DEFINED CMAKE_CUDA_HOST_COMPILER AND NOT DEFINED ENV{CUDAHOSTCXX})
@@ -13,8 +14,9 @@ endif()
 set(CMAKE_CUDA_RUNTIME_LIBRARY Static)
 
 enable_language(CUDA)
-if(CMAKE_CUDA_COMPILER_VERSION VERSION_LESS 12.8)
-  message(FATAL_ERROR "nvcc ${CMAKE_CUDA_COMPILER_VERSION} is too old: sm_100a needs 12.8, 13.0 is what is tested")
+deep_ep_cuda_architectures(${CMAKE_CUDA_COMPILER_VERSION} architectures)
+if(choose_architectures)
+  set(CMAKE_CUDA_ARCHITECTURES ${architectures})
 endif()
 # CMake 3.25.1 does not know yet that nvcc 12 and later speak C++20.
 if(NOT CMAKE_CUDA20_STANDARD_COMPILE_OPTION)

@@ -15,6 +15,7 @@
   KERNEL(notify,                          deep_ep::NotifyParams,              768)      \
   KERNEL(dispatch,                        deep_ep::DispatchParams,            512)      \
   KERNEL(combine,                         deep_ep::CombineParams,             512)      \
+  KERNEL(find_lost_rank,                  deep_ep::LostRankParams,             32)      \
   KERNEL(notify_internode,                deep_ep::InternodeNotifyParams,     512)      \
   KERNEL(dispatch_and_notify_internode,   deep_ep::InternodeDispatchParams,   384)      \
   KERNEL(combine_and_notify_internode,    deep_ep::InternodeCombineParams,    384)      \
@@ -45,9 +46,10 @@
   KERNEL(find_returned_rows,              deep_ep::ReturnedRowsParams,        256)      \
   KERNEL(sum_returned_rows,               deep_ep::ReturnedRowsParams,        256)      \
   KERNEL(nic_test,                        deep_ep::NicTestParams,             512)      \
-  KERNEL(simulated_nic,                   deep_ep::SimulatedNicParams,        512)      \
+  KERNEL(simulated_nic,                   deep_ep::SimulatedNicParams,        640)      \
   KERNEL(dispatch_low_latency_extra,      deep_ep::LowLatencyDispatchParams,  512)      \
-  KERNEL(dispatch_low_latency_extra_rdma, deep_ep::LowLatencyDispatchParams,  512)
+  KERNEL(dispatch_low_latency_extra_rdma, deep_ep::LowLatencyDispatchParams,  512)      \
+  KERNEL(dispatch_low_latency_extra_watched, deep_ep::LowLatencyDispatchParams, 512)
 // clang-format on
 
 namespace deep_ep {
@@ -55,6 +57,7 @@ struct LayoutParams;
 struct NotifyParams;
 struct DispatchParams;
 struct CombineParams;
+struct LostRankParams;
 struct InternodeNotifyParams;
 struct InternodeDispatchParams;
 struct InternodeCombineParams;

@@ -8,6 +8,7 @@
 
 #include "oracle/fp8.hpp"
 #include "oracle/logfmt.hpp"
+#include "oracle/nvfp4.hpp"
 
 namespace deep_ep::oracle {
 namespace {
@@ -32,9 +33,9 @@ LowLatencyReceived empty_output(const LowLatencyShape& shape, RowFormat format, 
   output.count.assign(static_cast<std::size_t>(places), 0);
   output.layout_range.assign(static_cast<std::size_t>(rank_major ? places : places * shape.ranks), 0);
   output.src_info.assign(static_cast<std::size_t>(rows), -1);
-  output.x.resize(at(rows, shape.hidden * (format == RowFormat::bf16 ? 2 : 1)));
-  if (format == RowFormat::fp8 || format == RowFormat::fp8_rounded) output.scales.resize(at(rows, shape.hidden / 128));
-  if (format == RowFormat::fp8_ue8m0) output.packed_scales.resize(at(rows, shape.hidden / 512));
+  output.x.resize(at(rows, row_bytes(format, shape.hidden)));
+  if (shape.hidden != 0) output.scales.resize(at(rows, float_scales(format, shape.hidden)));
+  output.packed_scales.resize(at(rows, packed_scales(format, shape.hidden)));
   if (rank_major) {
     output.topk_idx.assign(at(rows, topk), -1);
     output.topk_weights.assign(at(rows, topk), 0.0f);
@@ -51,6 +52,8 @@ void place(LowLatencyReceived& output, std::int64_t row, std::int64_t token, con
   copy(formatted.packed_scales, output.packed_scales);
   output.src_info[static_cast<std::size_t>(row)] = static_cast<std::int32_t>(token);
 }
+
+bool is_of_token(RowFormat format) { return format == RowFormat::fp8_token || format == RowFormat::fp8_token_rounded; }
 
 std::int64_t packed_range(std::int64_t begin, std::int64_t count) { return begin << 32 | count; }
 
@@ -226,21 +229,43 @@ const char* name_of(RowFormat format) {
       return "fp8_rounded";
     case RowFormat::fp8_ue8m0:
       return "fp8_ue8m0";
+    case RowFormat::fp8_token:
+      return "fp8_token";
+    case RowFormat::fp8_token_rounded:
+      return "fp8_token_rounded";
+    case RowFormat::nvfp4:
+      return "nvfp4";
   }
   return "?";
 }
 
 FormattedRow format_row(std::span<const std::uint16_t> row, RowFormat format) {
   FormattedRow result;
+  if (row.empty()) return result;
+  if (format == RowFormat::nvfp4) {
+    std::vector<std::uint8_t> codes(row.size() / 2);
+    std::vector<std::uint8_t> scales;
+    for (std::size_t begin = 0; begin < row.size(); begin += kNvfp4Block) {
+      const auto out = std::span(codes).subspan(begin / 2, kNvfp4Block / 2);
+      scales.push_back(cast_nvfp4(row.subspan(begin, kNvfp4Block), kGlobalScale, out));
+    }
+    const auto bytes = std::as_bytes(std::span(codes));
+    result.x.assign(bytes.begin(), bytes.end());
+    result.packed_scales.resize(scales.size() / 4);
+    std::memcpy(result.packed_scales.data(), scales.data(), 4 * result.packed_scales.size());
+    return result;
+  }
   if (format == RowFormat::bf16) {
     const auto bytes = std::as_bytes(row);
     result.x.assign(bytes.begin(), bytes.end());
     return result;
   }
   std::vector<std::uint8_t> values(row.size());
-  for (std::size_t begin = 0; begin < row.size(); begin += kFp8Block) {
-    const auto out = std::span(values).subspan(begin, kFp8Block);
-    result.scales.push_back(cast_fp8(row.subspan(begin, kFp8Block), format != RowFormat::fp8, out));
+  const bool rounds = format != RowFormat::fp8 && format != RowFormat::fp8_token;
+  const std::size_t block = is_of_token(format) ? row.size() : kFp8Block;
+  for (std::size_t begin = 0; begin < row.size(); begin += block) {
+    const auto out = std::span(values).subspan(begin, block);
+    result.scales.push_back(cast_fp8(row.subspan(begin, block), rounds, out));
   }
   const auto bytes = std::as_bytes(std::span(values));
   result.x.assign(bytes.begin(), bytes.end());
@@ -260,8 +285,20 @@ std::vector<std::uint16_t> unformat_row(const FormattedRow& row, RowFormat forma
     std::memcpy(result.data(), row.x.data(), row.x.size());
     return result;
   }
+  if (format == RowFormat::nvfp4) {
+    for (std::size_t i = 0; i < 2 * row.x.size(); ++i) {
+      const auto codes = static_cast<unsigned>(row.x[i / 2]);
+      const std::size_t block = i / kNvfp4Block;
+      const auto packed = static_cast<std::uint32_t>(row.packed_scales[block / 4]);
+      const float scale = e4m3_value(static_cast<std::uint8_t>(packed >> (8 * (block % 4))));
+      const float value = e2m1_value(static_cast<std::uint8_t>(codes >> (4 * (i % 2)) & 15));
+      result.push_back(bf16_bits(value * scale / kGlobalScale));
+    }
+    return result;
+  }
+  const bool of_token = is_of_token(format);
   for (std::size_t i = 0; i < row.x.size(); ++i) {
-    const std::size_t block = i / kFp8Block;
+    const std::size_t block = of_token ? 0 : i / kFp8Block;
     float scale = 0;
     if (format == RowFormat::fp8_ue8m0) {
       const auto packed = static_cast<std::uint32_t>(row.packed_scales[block / 4]);

@@ -33,10 +33,30 @@ enum class RowFormat : std::uint8_t {
   fp8,          ///< float scales
   fp8_rounded,  ///< float scales that are powers of two
   fp8_ue8m0,    ///< the same, as packed exponents
+  fp8_token,    ///< one float scale for the row
+  fp8_token_rounded,
+  nvfp4,  ///< with kGlobalScale
 };
-inline constexpr RowFormat kRowFormats[] = {RowFormat::bf16, RowFormat::fp8, RowFormat::fp8_rounded,
-                                            RowFormat::fp8_ue8m0};
+inline constexpr RowFormat kRowFormats[] = {RowFormat::bf16,      RowFormat::fp8,       RowFormat::fp8_rounded,
+                                            RowFormat::fp8_ue8m0, RowFormat::fp8_token, RowFormat::fp8_token_rounded,
+                                            RowFormat::nvfp4};
 const char* name_of(RowFormat format);
+/// One that is no power of two.
+inline constexpr float kGlobalScale = 40.5f;
+
+/// Bytes of a row's channels.
+constexpr std::int64_t row_bytes(RowFormat format, std::int64_t hidden) {
+  return format == RowFormat::bf16 ? 2 * hidden : format == RowFormat::nvfp4 ? hidden / 2 : hidden;
+}
+/// Float scales of a row.
+constexpr std::int64_t float_scales(RowFormat format, std::int64_t hidden) {
+  if (format == RowFormat::fp8 || format == RowFormat::fp8_rounded) return hidden / 128;
+  return format == RowFormat::fp8_token || format == RowFormat::fp8_token_rounded ? 1 : 0;
+}
+/// Words of four scales.
+constexpr std::int64_t packed_scales(RowFormat format, std::int64_t hidden) {
+  return format == RowFormat::fp8_ue8m0 ? hidden / 512 : format == RowFormat::nvfp4 ? hidden / 64 : 0;
+}
 
 /// What one rank hands to dispatch.
 struct LowLatencyInput {
@@ -50,9 +70,9 @@ using Masks = std::vector<std::uint8_t>;
 
 /// One row in the form in which it arrives.
 struct FormattedRow {
-  std::vector<std::byte> x;                 ///< H or 2 H bytes
-  std::vector<float> scales;                ///< [H / 128]; fp8, fp8_rounded
-  std::vector<std::int32_t> packed_scales;  ///< [H / 512]; fp8_ue8m0
+  std::vector<std::byte> x;                 ///< row_bytes
+  std::vector<float> scales;                ///< float_scales
+  std::vector<std::int32_t> packed_scales;  ///< packed_scales
 };
 FormattedRow format_row(std::span<const std::uint16_t> row, RowFormat format);
 /// bfloat16 bits of a formatted row: value * scale, rounded once.
@@ -65,8 +85,8 @@ struct LowLatencyReceived {
   std::vector<std::int64_t> layout_range;   ///< (first row << 32) | rows: [L, R], or [R]
   std::vector<std::int32_t> src_info;       ///< [places, P]: token at the source, -1 where no row is
   std::vector<std::byte> x;                 ///< [places, P, bytes of a row]
-  std::vector<float> scales;                ///< [places, P, H / 128], logical order (the library's is column-major)
-  std::vector<std::int32_t> packed_scales;  ///< [places, P, H / 512], logical order
+  std::vector<float> scales;                ///< [places, P, scales of a row], logical order (the library's is another)
+  std::vector<std::int32_t> packed_scales;  ///< the same
   std::vector<std::int32_t> topk_idx;       ///< rank-major: [R, M, K] local experts, -1: another rank's, or none
   std::vector<float> topk_weights;          ///< rank-major: [R, M, K], 0 where the index is -1
 };

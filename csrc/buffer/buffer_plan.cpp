@@ -10,6 +10,7 @@ rdma::ConnectionOptions low_latency_connections(const LowLatencyReach& reach) {
   rdma::ConnectionOptions options;
   options.peers = reach.far;
   options.channels = low_latency_channels(reach.lanes);
+  options.long_messages = false;
   return options;
 }
 

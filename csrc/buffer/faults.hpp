@@ -1,6 +1,7 @@
 // What kernels have met: on record for the host to raise, and whether the buffer can go on.
 #pragma once
 
+#include <algorithm>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -12,6 +13,10 @@
 #include "kernels/common/faults.hpp"
 
 namespace deep_ep {
+
+/// How long ranks take to tell each other for whom they have waited in vain, with such a time-out. Ranks that wait for
+/// each other begin at about the same time, and find out at about the same time.
+constexpr double time_to_find_lost_s(double timeout_s) { return std::min(timeout_s / 4, 5.0); }
 
 /// A fault either concerns a single call, or breaks the buffer: then ranks no longer agree on how far they got, and
 /// every later call throws.

@@ -19,9 +19,9 @@ Buffer::Implementation::Implementation(std::shared_ptr<Bootstrap> bootstrap, std
   });
   if (runtime_.layout().internode.bytes != 0) internode_.emplace(runtime_);
   if (runtime_.options().low_latency.bytes != 0) low_latency_.emplace(runtime_);
-  if (internode_) {
-    runtime_.faults().find_lost_by([this](int waited_for) { return internode_->find_lost_rank(waited_for); });
-  }
+  runtime_.faults().find_lost_by([this](int waited_for) {
+    return internode_ ? internode_->find_lost_rank(waited_for) : intranode_->find_lost_rank(waited_for);
+  });
   runtime_.faults().explain_timeouts_by([this] { return describe_health(); });
   runtime_.bootstrap().barrier();  // nobody signals before everybody is ready
   log::info("buffer: rank {} of {} on {}, heap {}, of which window {}", runtime_.rank(), runtime_.num_ranks(),

@@ -150,7 +150,8 @@ void Connections::connect(Bootstrap& bootstrap) {
   const WireKind wire = agree_on_wire(bootstrap, *executor_, settings_, !options_.peers.empty(), nic);
   const auto make = [&](NicHandler handler) -> std::unique_ptr<Ends> {
     if (options_.peers.empty()) return nullptr;
-    EndsOptions options{.peers = {}, .depth = options_.depth, .batch = options_.batch};
+    EndsOptions options{
+        .peers = {}, .depth = options_.depth, .batch = options_.batch, .long_messages = options_.long_messages};
     for (int channel = 0; channel < options_.channels; ++channel) {
       options.peers.insert(options.peers.end(), options_.peers.begin(), options_.peers.end());
     }

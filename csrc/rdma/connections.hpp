@@ -28,6 +28,7 @@ struct ConnectionOptions {
   /// Entries after which a kernel rings unasked, 1 to depth / 2. 0: half the depth, at most 64, so that the rows of a
   /// warp and the word behind them go by one doorbell.
   std::uint32_t batch = 0;
+  bool long_messages = true;  ///< see EndsOptions
 };
 
 class Ends;
@@ -68,8 +69,8 @@ class Connections {
   /// Waits until all that kernels have posted has happened at the peers or has failed. Kernels that use the connections
   /// must have ended. False, and a warning, if it takes more than `most_s` seconds.
   bool drain(double most_s) const;
-  /// The same before a buffer ends whose calls wait `timeout_s` (0: for ever): at most 10 s, and no exception. `rank` is
-  /// named where that cannot be told.
+  /// The same before a buffer ends whose calls wait `timeout_s` (0: for ever): at most 10 s, and no exception. `rank`
+  /// is named where that cannot be told.
   void drain_at_end(int rank, double timeout_s) const noexcept;
 
   /// Collective, while no kernel of any rank uses the connections: destroys all queue pairs and makes new ones. Failed

@@ -142,9 +142,10 @@ constexpr std::array kVariables = {
     Variable{.names = {"DEEP_EP_RDMA_WIRE"},
              .default_value = "auto",
              .allowed = "auto|local|verbs|simulated[:key=value,...]",
-             .help = "what carries RDMA: NICs (verbs), copies on one host (local), a kernel that plays the NIC on "
-                     "one host (simulated; keys: rate, latency, atomics, overhead, reorder, completion); auto = NICs "
-                     "where ranks have them"},
+             .help =
+                 "what carries RDMA: NICs (verbs), copies on one host (local), a kernel that plays the NIC on "
+                 "one host (simulated; keys: rate, latency, atomics, overhead, reorder, completion, sms); auto = NICs "
+                 "where ranks have them"},
     Variable{.names = {"DEEP_EP_NIC_HANDLER", "NVSHMEM_IBGDA_NIC_HANDLER"},
              .type = Type::choice,
              .default_value = "auto",

@@ -66,11 +66,18 @@ struct LowLatencyDispatchArguments {
   ConstTensorView topk_idx;
   /// [T, K] float32: travels with the rows. rank_major only, InvalidArgument otherwise.
   std::optional<ConstTensorView> topk_weights;
-  int max_tokens = 0;        ///< M, 1 or more; for what fits see Buffer::low_latency_bytes_hint
-  int num_experts = 0;       ///< E, a multiple of R, at most 65535
-  bool use_fp8 = true;       ///< cast each 128 channels to float8_e4m3 with a float32 scale of their own
-  bool round_scale = false;  ///< scales are powers of two; no effect without use_fp8
-  bool use_ue8m0 = false;    ///< scales are exponents, four in an int32, the first lowest; needs round_scale
+  int max_tokens = 0;            ///< M, 1 or more; for what fits see Buffer::low_latency_bytes_hint
+  int num_experts = 0;           ///< E, a multiple of R, at most 65535
+  bool use_fp8 = true;           ///< cast each 128 channels to float8_e4m3 with a float32 scale of their own
+  bool round_scale = false;      ///< scales are powers of two; no effect without use_fp8
+  bool use_ue8m0 = false;        ///< scales are exponents, four in an int32, the first lowest; needs round_scale
+  bool scale_per_token = false;  ///< with use_fp8: one float32 scale for each token; without use_ue8m0
+  /// Cast to NVFP4 instead: each 16 channels to e2m1 with an e4m3 scale of their own. Not with the other forms (use_fp8
+  /// has no effect then).
+  bool use_nvfp4 = false;
+  /// [1] float32, with use_nvfp4: scales are multiplied by it, so a channel is about value * scale / x_global_scale.
+  /// None: 1. (448 * 6 / the largest magnitude of all uses the whole range.) Receivers must know the senders'.
+  std::optional<ConstTensorView> x_global_scale;
   LowLatencyLayout layout = LowLatencyLayout::expert_major;
   /// [L] int32: each entry grows by the number of rows that the expert received.
   std::optional<TensorView> cumulative_local_expert_recv_stats;
@@ -89,12 +96,15 @@ struct LowLatencyDispatchArguments {
 };
 
 struct LowLatencyDispatchResult {
-  /// bfloat16 or float8_e4m3. expert_major: [L, R * M, H], rows 0 .. recv_count[l] - 1 of each expert are valid, by
+  /// bfloat16 or float8_e4m3; NVFP4: uint8, [.., .., H / 2] with the first of two values in the lower half of a byte.
+  /// expert_major: [L, R * M, H], rows 0 .. recv_count[l] - 1 of each expert are valid, by
   /// source rank, then by token. rank_major: [R, M, H], rows 0 .. recv_count[s] - 1 of each source are valid, by token.
   /// What the others hold is undefined.
   Tensor recv_x;
-  /// float32 [.., .., H / 128] or int32 [.., .., H / 512] for the rows of recv_x; the last two dimensions are
-  /// column-major.
+  /// float32 [.., .., H / 128] (scale_per_token: [.., .., 1]) or int32 [.., .., H / 512] for the rows of recv_x; the
+  /// last two dimensions are column-major. NVFP4: uint8 [L or R, tiles, H / 64, 512], in the order in which tensor
+  /// cores load them: a tile is 128 rows of recv_x (the last one may be longer than that), and scale c % 4 of row r of
+  /// a tile lies at 16 * (r % 32) + 4 * (r / 32) of the 512 bytes for c / 4.
   std::optional<Tensor> recv_x_scales;
   Tensor recv_count;  ///< int32: [L] (expert_major) or [R] (rank_major)
   /// rank_major: [R, M, K] int32, this rank's expert of each selection, -1: on another rank or none.

@@ -26,7 +26,7 @@ DEEP_EP_DEVICE void publish_targets(const InternodeDispatchParams& params, std::
   Mailbox<DispatchAddresses>& box = common.window.dispatch_box(common.heap_of(index), common.grid.index());
   const bool near = params.transfer.near_warps != 0;
   const RowTargets places = near ? RowTargets{} : params.output;
-  const auto window_rows = static_cast<std::uint32_t>(near ? params.transfer.near.slots : 0);
+  const auto window_rows = static_cast<std::uint32_t>(near ? int{params.transfer.near.slots} : 0);
   box.message = addresses_in(common.own_heap(), places.row(params.rows, 0), params.output_rows, window_rows);
   store_release<Scope::system>(&box.signal, epoch);
 }

@@ -97,9 +97,9 @@ struct DispatchForwarder {
 
   // A warp takes a few rows at a time: with whole chunks, the last one would be in the hands of one warp.
 
-  static constexpr int kShareRows = 2;
+  static constexpr int kShareRows = Rings::kShareRows;
 
-  DEEP_EP_DEVICE int shares_of_chunk() const { return (rings().chunk_rows + kShareRows - 1) / kShareRows; }
+  DEEP_EP_DEVICE const Divisor& shares_of_chunk() const { return rings().shares; }
 
   DEEP_EP_DEVICE bool has_landed(int number, int chunk) const {
     return in_lane<kLanes>(rings(), chunk) <

@@ -31,7 +31,7 @@ struct InternodeDispatchShared {
         targets(carver.take<NodeTarget>(static_cast<std::size_t>(grid.width), kLine)),
         next(carver.take<std::int32_t>(static_cast<std::size_t>(warps * grid.others()))),
         pairs(carver.take<RailPairs>(RailPairs::of_block(grid, lanes, blocks), kLine)),
-        near_rows(carver.take<std::int32_t>(static_cast<std::size_t>(near_warps == 0 ? 0 : grid.width))),
+        near_rows(carver.take<std::int32_t>(static_cast<std::size_t>(near_warps == 0 ? 0 : int{grid.width}))),
         near_next(carver.take<std::int32_t>(static_cast<std::size_t>(near_warps * grid.width))),
         barriers(carver.take<device::Mbarrier>(static_cast<std::size_t>(warps * num_stages), kLine)),
         stages(carver.take<std::byte>(static_cast<std::size_t>(warps * num_stages) * stage_bytes, kLine)),

@@ -4,6 +4,7 @@
 // Every rank that has waited in vain says for whom: it tells its node, and each rank tells its rails what it knows of
 // its node, so everybody hears of everybody. Whoever is waited for and tells nothing is lost. Nobody knows whether a
 // rank will still tell something, so this takes the whole time that it is given.
+#include "kernels/common/lost_rank.hpp"
 #include "kernels/common/wait.hpp"
 #include "kernels/internode/params.hpp"
 #include "kernels/kernel_list.hpp"
@@ -56,22 +57,9 @@ struct LostRankSearch {
     }
   }
 
-  /// By one lane. Where ranks wait for each other in a circle it is the one that tells nothing, if there is only one;
-  /// otherwise the first.
+  /// By one lane.
   DEEP_EP_DEVICE int lost() const {
-    int end = params.waited_for;
-    for (int hops = 0; hops < grid().num_ranks; ++hops) {
-      const std::uint64_t told = told_by(end);
-      if (told == 0 || told > static_cast<std::uint64_t>(grid().num_ranks)) return end;
-      end = static_cast<int>(told) - 1;
-    }
-    int silent = 0;
-    for (int rank = 0; rank < grid().num_ranks; ++rank) {
-      if (told_by(rank) != 0) continue;
-      ++silent;
-      end = rank;
-    }
-    return silent == 1 ? end : params.waited_for;
+    return end_of_waits(params.waited_for, grid().num_ranks, [&](int rank) { return told_by(rank); });
   }
 };
 

@@ -16,6 +16,7 @@
 
 #include "kernels/common/limits.hpp"
 #include "kernels/common/place.hpp"
+#include "kernels/primitives/divisor.hpp"
 
 namespace deep_ep {
 
@@ -25,7 +26,7 @@ struct NearWindow {
 
   std::size_t begin = 0;  ///< offset in the heap
   std::uint32_t slot_bytes = 0;
-  int slots = 0;  ///< of a queue; 0: there is no room for one in each
+  Divisor slots = 0;  ///< of a queue; 0: there is no room for one in each
 
   /// How much of a window of `window_bytes` it takes. Calls divide the rest differently, so it stays where it is.
   static std::size_t bytes_of(std::size_t window_bytes) {

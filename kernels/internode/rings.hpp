@@ -13,21 +13,24 @@
 
 #include "kernels/common/limits.hpp"
 #include "kernels/common/place.hpp"
+#include "kernels/primitives/divisor.hpp"
 
 namespace deep_ep {
 
 struct Rings {
   static constexpr int kMostChunks = 256;                          ///< of a ring: each has counters
   static constexpr int kRows = 16;                                 ///< of a chunk, where there is room
+  static constexpr int kShareRows = 2;                             ///< of a chunk, that one warp forwards
   static constexpr std::size_t kMostBytes = std::size_t{1} << 30;  ///< of a chunk of several rows: one RDMA write
 
   std::size_t begin = 0;       ///< offset in the heap: landing rings, then staging rings
   std::size_t ring_bytes = 0;  ///< whole lines
   int others = 0;              ///< other nodes
   std::uint32_t slot_bytes = 0;
-  int chunk_rows = 0;
-  int chunks = 0;
-  int lanes = 1;  ///< that a call's chunks take: a power of two; a ring holds two chunks of each, or more
+  Divisor chunk_rows = 1;
+  Divisor chunks = 0;
+  Divisor shares = 1;  ///< of a chunk
+  Divisor lanes = 1;   ///< that a call's chunks take: a power of two; a ring holds two chunks of each, or more
 
   /// For rows of `row_bytes`, all included, in memory of `bytes` bytes. chunks is 0 where two do not fit. `lanes`:
   /// there are so many; fewer are taken where a ring does not hold two chunks of each.
@@ -39,17 +42,15 @@ struct Rings {
     rings.slot_bytes = static_cast<std::uint32_t>(align_to_line(row_bytes));
     const std::size_t slots = rings.ring_bytes / rings.slot_bytes;
     constexpr std::size_t kFewChunks = 4;
-    rings.chunk_rows = slots >= kFewChunks * kRows ? kRows
-                       : slots < kFewChunks        ? 1
-                                                   : static_cast<int>(slots / kFewChunks);
-    while (rings.chunk_rows > 1 && rings.slot_bytes * static_cast<std::size_t>(rings.chunk_rows) > kMostBytes) {
-      rings.chunk_rows /= 2;
-    }
-    const std::size_t fit = slots / static_cast<std::size_t>(rings.chunk_rows);
-    rings.chunks = fit < 2 ? 0 : fit > kMostChunks ? kMostChunks : static_cast<int>(fit);
+    int rows = slots >= kFewChunks * kRows ? kRows : slots < kFewChunks ? 1 : static_cast<int>(slots / kFewChunks);
+    while (rows > 1 && rings.slot_bytes * static_cast<std::size_t>(rows) > kMostBytes) rows /= 2;
+    const std::size_t fit = slots / static_cast<std::size_t>(rows);
+    const int chunks = fit < 2 ? 0 : fit > kMostChunks ? kMostChunks : static_cast<int>(fit);
+    while (lanes > 1 && chunks < 2 * lanes) lanes /= 2;
+    rings.chunk_rows = rows;
+    rings.shares = (rows + kShareRows - 1) / kShareRows;
+    rings.chunks = chunks - chunks % lanes;
     rings.lanes = lanes;
-    while (rings.lanes > 1 && rings.chunks < 2 * rings.lanes) rings.lanes /= 2;
-    rings.chunks -= rings.chunks % rings.lanes;
     return rings;
   }
 
@@ -58,7 +59,7 @@ struct Rings {
   /// Rows of chunk `chunk` where there are `rows` in all.
   DEEP_EP_HOST_DEVICE int rows_in(int chunk, int rows) const {
     const int rest = rows - chunk * chunk_rows;
-    return rest < chunk_rows ? rest : chunk_rows;
+    return rest < chunk_rows ? rest : int{chunk_rows};
   }
   // Of lanes.
   DEEP_EP_HOST_DEVICE int lane_of(int chunk) const { return chunk & (lanes - 1); }

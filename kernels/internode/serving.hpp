@@ -74,7 +74,7 @@ DEEP_EP_DEVICE int in_lane(const Rings& rings, int chunk) {
 }
 template <bool kLanes>
 DEEP_EP_DEVICE int chunks_of_lane(const Rings& rings) {
-  return kLanes ? rings.in_lane(rings.chunks) : rings.chunks;
+  return kLanes ? rings.in_lane(rings.chunks) : int{rings.chunks};
 }
 
 /// The word in which the rail of other node `number` says how much of a lane has been delivered.

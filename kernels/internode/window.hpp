@@ -9,6 +9,7 @@
 #include "kernels/common/messages.hpp"
 #include "kernels/common/place.hpp"
 #include "kernels/internode/near_window.hpp"
+#include "kernels/primitives/divisor.hpp"
 
 namespace deep_ep {
 
@@ -19,7 +20,7 @@ constexpr int kMostInternodeLanes = 4;
 struct NodeGrid {
   int rank = 0;
   int num_ranks = 0;
-  int width = 1;  ///< ranks of a node
+  Divisor width = 1;  ///< ranks of a node
 
   DEEP_EP_HOST_DEVICE int nodes() const { return num_ranks / width; }
   DEEP_EP_HOST_DEVICE int node() const { return rank / width; }
@@ -29,10 +30,16 @@ struct NodeGrid {
 
   // The other nodes are numbered from the next one on, so that not all ranks begin with the same.
   DEEP_EP_HOST_DEVICE int others() const { return nodes() - 1; }
-  DEEP_EP_HOST_DEVICE int other(int number) const { return (node() + 1 + number) % nodes(); }
-  DEEP_EP_HOST_DEVICE int number_of(int other) const { return (other - node() - 1 + nodes()) % nodes(); }
+  DEEP_EP_HOST_DEVICE int other(int number) const { return around(node() + 1 + number); }
+  DEEP_EP_HOST_DEVICE int number_of(int other) const { return around(other - node() - 1 + nodes()); }
   /// The number that this node has at node `other`.
-  DEEP_EP_HOST_DEVICE int number_at(int other) const { return (node() - other - 1 + nodes()) % nodes(); }
+  DEEP_EP_HOST_DEVICE int number_at(int other) const { return around(node() - other - 1 + nodes()); }
+
+  /// `node`, below twice as many as there are, modulo the nodes.
+  DEEP_EP_HOST_DEVICE int around(int node) const {
+    const int all = nodes();
+    return node < all ? node : node - all;
+  }
 };
 
 /// One source's counts: as it stages them for its rails (experts of all ranks), as they land at a rail (experts of the

@@ -66,6 +66,14 @@ struct NotifyShared {
   std::int32_t scratch;
 };
 
+/// See find_lost_rank.cu.
+struct LostRankParams {
+  IntranodeParams common;
+  int waited_for;        ///< whom this rank waited for in vain
+  std::uint64_t for_ns;  ///< how long others may take to say the same
+  std::int32_t* lost;    ///< out, pinned: who is at the end of the chain
+};
+
 struct DispatchParams : SentRows {
   IntranodeParams common;
   WaitContext wait;

@@ -133,20 +133,30 @@ struct LowLatencyRowTable {
 };
 
 /// Form of the rows that a dispatch sends.
-enum class LowLatencyFormat : int { bf16, fp8, fp8_round_scale, fp8_ue8m0 };
+/// The last three are made by kernels with extras only.
+enum class LowLatencyFormat : int { bf16, fp8, fp8_round_scale, fp8_ue8m0, fp8_token, fp8_token_round_scale, nvfp4 };
 
-DEEP_EP_HOST_DEVICE constexpr bool is_fp8(LowLatencyFormat format) { return format != LowLatencyFormat::bf16; }
+DEEP_EP_HOST_DEVICE constexpr bool has_scales(LowLatencyFormat format) { return format != LowLatencyFormat::bf16; }
+DEEP_EP_HOST_DEVICE constexpr bool is_extra(LowLatencyFormat format) { return format >= LowLatencyFormat::fp8_token; }
+/// A row has one scale.
+DEEP_EP_HOST_DEVICE constexpr bool is_of_token(LowLatencyFormat format) {
+  return format == LowLatencyFormat::fp8_token || format == LowLatencyFormat::fp8_token_round_scale;
+}
 
 /// Channels that share a scale.
 constexpr int kScaleChannels = 128;
+constexpr int kNvfp4ScaleChannels = 16;  ///< a scale is a byte: four of them in a word
 
 /// A row of dispatch as it travels, in tagged lines: a header of words (the token's index at its source, for each
 /// selection the expert and its place among the source's entries that name this expert, weights, and by rails the row's
-/// slot on the expert's rank), scales (float32, also for UE8M0), payload.
-struct LowLatencyRow {
+/// slot on the expert's rank), words of scales (float32, also for UE8M0; NVFP4: four E4M3), payload.
+/// kExtra: it may have any format; else those of plain kernels.
+template <bool kExtra>
+struct LowLatencyRowOf {
   int hidden, num_topk;
-  bool fp8, weights;
+  bool scaled, weights;
   bool by_rails = false;
+  bool of_token = false, nvfp4 = false;  ///< kExtra
 
   // Words of the header.
   static constexpr int kToken = 0;
@@ -157,12 +167,21 @@ struct LowLatencyRow {
 
   // Offsets in the row, without tags.
   DEEP_EP_HOST_DEVICE std::uint32_t scales_at() const { return 4 * static_cast<std::uint32_t>(header_words()); }
-  DEEP_EP_HOST_DEVICE std::uint32_t num_scales() const {
-    return fp8 ? static_cast<std::uint32_t>(hidden) / kScaleChannels : 0;
+  DEEP_EP_HOST_DEVICE std::uint32_t scale_words() const {
+    if constexpr (kExtra) {
+      if (nvfp4) return static_cast<std::uint32_t>(hidden) / (4 * kNvfp4ScaleChannels);
+      if (of_token) return 1;
+    }
+    return scaled ? static_cast<std::uint32_t>(hidden) / kScaleChannels : 0;
   }
-  DEEP_EP_HOST_DEVICE std::uint32_t scales_end() const { return scales_at() + num_scales() * 4; }
+  DEEP_EP_HOST_DEVICE std::uint32_t scales_end() const { return scales_at() + scale_words() * 4; }
   DEEP_EP_HOST_DEVICE std::uint32_t payload_at() const { return (scales_end() + 7) / 8 * 8; }
-  DEEP_EP_HOST_DEVICE std::uint32_t payload_bytes() const { return static_cast<std::uint32_t>(hidden) * (fp8 ? 1 : 2); }
+  DEEP_EP_HOST_DEVICE std::uint32_t payload_bytes() const {
+    if constexpr (kExtra) {
+      if (nvfp4) return static_cast<std::uint32_t>(hidden) / 2;
+    }
+    return static_cast<std::uint32_t>(hidden) * (scaled ? 1 : 2);
+  }
   DEEP_EP_HOST_DEVICE std::uint32_t data_bytes() const { return payload_at() + payload_bytes(); }
 
   DEEP_EP_HOST_DEVICE std::uint32_t lines() const { return tagged_lines(data_bytes()); }
@@ -177,6 +196,7 @@ struct LowLatencyRow {
     return expert | place << 16;
   }
 };
+using LowLatencyRow = LowLatencyRowOf<true>;
 
 /// Scales of received rows, as grouped GEMMs load them: [blocks][columns][rows] words of 32 bits, with blocks and rows
 /// as in recv_x. A word is a float, or with UE8M0 the exponents of four neighbouring scales.
@@ -193,6 +213,21 @@ struct LowLatencyScales {
   /// How far behind it the word with scale `index` lies.
   DEEP_EP_HOST_DEVICE std::int64_t behind(std::uint32_t index) const {
     return std::int64_t{packed ? index / 4 : index} * rows;
+  }
+};
+
+/// Scales of NVFP4 rows, as tensor cores of sm_100 load them: [blocks][tiles of 128 rows][columns] tiles of 512 bytes.
+/// In a tile, the four scales (a word) of row r, of 64 channels, lie at 16 * (r % 32) + 4 * (r / 32).
+struct LowLatencyTiledScales {
+  static constexpr int kTileRows = 128;
+  int columns;  ///< of words
+  int rows;     ///< of a block
+
+  DEEP_EP_HOST_DEVICE int tiles() const { return (rows + kTileRows - 1) / kTileRows; }
+  /// The first word of a row; the others lie kTileRows words behind each other.
+  DEEP_EP_HOST_DEVICE std::int64_t first(int block, int row) const {
+    const std::int64_t tile = std::int64_t{block} * tiles() + row / kTileRows;
+    return tile * columns * kTileRows + row % 32 * 4 + row % kTileRows / 32;
   }
 };
 
@@ -225,6 +260,9 @@ struct LowLatencyDispatchParams {
   DEEP_EP_HOST_DEVICE LowLatencyScales scale_layout() const {
     return {static_cast<std::uint32_t>(hidden) / kScaleChannels, block_rows(), format == LowLatencyFormat::fp8_ue8m0};
   }
+  DEEP_EP_HOST_DEVICE LowLatencyTiledScales tiled_scales() const {
+    return {hidden / (4 * kNvfp4ScaleChannels), block_rows()};
+  }
   std::byte* recv_x;            ///< [L, R * M] or [R, M] rows
   std::byte* recv_scales;       ///< [L, hidden / 128 (UE8M0: / 512), R * M] or [R, .., M] words; nullptr: bf16
   std::int32_t* recv_count;     ///< [L] or [R]
@@ -239,7 +277,8 @@ struct LowLatencyDispatchParams {
   // Behind all else: only kernels with extras look at these.
   std::int64_t* arrivals;  ///< [L or R, arrival_words], added to: see deep_ep/arrivals.hpp; nullptr: none
   int arrival_words;
-  int arrival_shift;  ///< a word stands for 1 << arrival_shift rows
+  int arrival_shift;          ///< a word stands for 1 << arrival_shift rows
+  const float* global_scale;  ///< [1], of nvfp4; nullptr: 1
 };
 
 struct LowLatencyCombineParams {

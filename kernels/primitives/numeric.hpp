@@ -108,4 +108,44 @@ DEEP_EP_DEVICE Fp8Scale fp8_scale(float amax, bool power_of_two) {
 #endif
 }
 
+// float4 e2m1 and NVFP4: blocks of 16 channels with an e4m3 scale each, and one float32 scale for all of them.
+
+/// To nearest, ties to even, of 0, 0.5, 1, 1.5, 2, 3, 4, 6; beyond 6 gives 6; the sign in bit 3, also that of zero; NaN
+/// gives 0 with its sign.
+DEEP_EP_HOST_DEVICE std::uint32_t e2m1(float value) {
+  const std::uint32_t bits = bits_of(value);
+  const float magnitude = float_from_bits(bits & 0x7fffffffu);
+  const auto passed = [](bool is) { return is ? 1u : 0u; };
+  return (bits >> 31 << 3) |
+         (passed(magnitude > 0.25f) + passed(magnitude >= 0.75f) + passed(magnitude > 1.25f) +
+          passed(magnitude >= 1.75f) + passed(magnitude > 2.5f) + passed(magnitude >= 3.5f) + passed(magnitude > 5.0f));
+}
+
+/// How 16 channels with this largest magnitude become e2m1: channel * multiplier, and the scale that travels.
+struct Nvfp4Scale {
+  float multiplier;
+  std::uint32_t e4m3;
+};
+
+/// A channel is about value * scale / global. The scale is e4m3(amax * fl32(1 / 6) * global), each product rounded;
+/// multiplier = global / scale, rounded once, or 0 where the scale is 0.
+DEEP_EP_DEVICE Nvfp4Scale nvfp4_scale(float amax, float global) {
+  constexpr float kLargestInverse = 1.0f / 6.0f;
+#if DEEP_EP_TARGET_CUDA
+  const float wanted = __fmul_rn(__fmul_rn(amax, kLargestInverse), global);
+#else
+  const float wanted = amax * kLargestInverse * global;
+#endif
+  const std::uint32_t scale = pack_e4m3(wanted, 0.0f) & 0xffu;
+  if (scale == 0) return {0.0f, 0};
+  const float value = scale == 0x7f ? float_from_bits(0x7fffffffu)
+                      : scale < 8   ? static_cast<float>(scale) * 0x1p-9f
+                                    : float_from_bits((scale + (120u << 3)) << 20);
+#if DEEP_EP_TARGET_CUDA
+  return {__fdiv_rn(global, value), scale};
+#else
+  return {global / value, scale};
+#endif
+}
+
 }  // namespace deep_ep::device

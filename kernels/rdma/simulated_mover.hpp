@@ -1,4 +1,5 @@
-// The warps of a simulated NIC that copy: mover i of n takes the pieces i, i + n, i + 2n, ...
+// The warps of a simulated NIC that copy: mover i of n in a block takes the pieces i, i + n, i + 2n, ... but for those
+// that the block has lent.
 #pragma once
 
 #include "kernels/common/row_pipe.hpp"
@@ -99,6 +100,10 @@ class Mover {
 
   DEEP_EP_DEVICE void begin() {
     const Piece& piece = queue_.piece(number_);
+    if (piece.lent != 0) {
+      number_ += step_;
+      return;
+    }
     if (params_.speed.reorder_ns != 0 && piece.bytes != 0) {
       const std::uint64_t until = now_ns() + scattered(number_, params_.speed.reorder_ns);
       for (int spins = 1; now_ns() < until && !queue_.is_stopped(); ++spins) pause(spins);

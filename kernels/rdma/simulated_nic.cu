@@ -6,7 +6,8 @@
 //   2  movers    copy the bytes of pieces, many at once
 //   3  finisher  fences what was moved; when the time has come, adds, then writes the completion
 //
-// A fourth warp watches for the host's stop word, which is slow to read, and sees to it that a launch ends.
+// A fourth warp watches for the host's stop word, which is slow to read, and sees to it that a launch ends. A second
+// block may help to move (simulated_lending.hpp).
 //
 // Order, as of a reliable connection: pieces are finished in the order in which entries were taken, so an addition is
 // visible only behind the bytes before it, and a completion behind both. Bytes may come earlier, and in any order.
@@ -16,12 +17,11 @@
 #include "kernels/primitives/block.hpp"
 #include "kernels/primitives/launch.hpp"
 #include "kernels/rdma/simulated_finisher.hpp"
+#include "kernels/rdma/simulated_lending.hpp"
 #include "kernels/rdma/simulated_mover.hpp"
 #include "kernels/rdma/simulated_taker.hpp"
 
 namespace deep_ep::device::simulated {
-
-constexpr int kOtherWarps = SimulatedNicParams::kFewestThreads / kWarpSize - 1;  ///< that do not move
 
 /// By one lane, until all is finished. What was taken has as long again as the launch; then nothing waits any more.
 DEEP_EP_DEVICE void watch(const SimulatedNicParams& params, PieceQueue& queue) {
@@ -35,24 +35,39 @@ DEEP_EP_DEVICE void watch(const SimulatedNicParams& params, PieceQueue& queue) {
 }
 
 DEEP_EP_DEVICE void body(const SimulatedNicParams& params, std::byte* shared) {
-  const int mover = warp_index() - kOtherWarps;
-  const int movers = block_warps() - kOtherWarps;
+  const bool helps = block_index() != 0;
+  const bool lends = params.lending != nullptr && !helps;
+  const int others = lends ? 4 : 3;  // warps that do not move
+  const int mover = warp_index() - others;
+  const int movers = block_warps() - others;
   const Shared all(Carver(shared), static_cast<std::size_t>(params.num_queues),
-                   static_cast<std::size_t>(params.num_regions), static_cast<std::size_t>(movers));
+                   static_cast<std::size_t>(params.num_regions), static_cast<std::size_t>(movers), params.pieces);
   all.fill(params);
   const std::size_t stage = mover < 0 ? 0 : static_cast<std::size_t>(mover) * kMoverStages;
   const RowPipe pipe{all.barriers + stage, all.stages + stage * kPieceBytes, kMoverStages, kPieceBytes};
   if (mover >= 0 && lane_index() == 0) pipe.init();
+  // Both words are the same at the end of a launch. Each block reads the one that it alone writes.
+  const std::uint64_t before = helps   ? load_relaxed<Scope::gpu>(&params.lending->moved)
+                               : lends ? load_relaxed<Scope::gpu>(&params.lending->head)
+                                       : 0;
   block::sync();
-  if (warp_index() == 0) {
-    if (lane_index() == 0) store_release<Scope::system>(params.serving, params.launch);
-    Taker(params, all).run();
-  } else if (warp_index() == 1) {
-    Finisher(params, all.queue).run();
+  if (mover >= 0) {
+    Mover(params, all.queue, pipe, mover, movers).run();
   } else if (warp_index() == 2) {
     watch(params, all.queue);
+  } else if (helps) {
+    if (warp_index() == 0) {
+      Borrower(params, all.queue, before).run();
+    } else {
+      Teller(params, all.queue, before).run();
+    }
+  } else if (warp_index() == 0) {
+    if (lane_index() == 0) store_release<Scope::system>(params.serving, params.launch);
+    Taker(params, all, Lender(params, all.queue, movers, before)).run();
+  } else if (warp_index() == 1) {
+    Finisher(params, all.queue).run();
   } else {
-    Mover(params, all.queue, pipe, mover, movers).run();
+    Listener(params, all.queue, before).run();
   }
 }
 

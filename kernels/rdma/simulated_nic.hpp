@@ -47,14 +47,21 @@ struct SimulatedSpeed {
   double ns_per_byte = 0;            ///< 0: as fast as it goes
   std::uint32_t overhead_bytes = 0;  ///< of a message
   std::uint32_t most_adds = 16;      ///< of a queue pair under way, 1 to 32
-  double latency_ns = 0;             ///< from the last byte sent to what the peer sees
+  double latency_ns = 0;             ///< of a message, as it was told
+  double held_ns = 0;                ///< from the last byte sent until the peer may see it: less, as the way takes time
   std::uint64_t reorder_ns = 0;      ///< pieces of payload are held up for different times below this
   std::uint64_t completion_ns = 0;   ///< completions are held up for different times below this
 };
 
-/// One block, of kFewestThreads threads at least.
+namespace device::simulated {
+struct Lending;
+}
+
+/// One block, or two, of which the second one helps to move.
 struct SimulatedNicParams {
-  static constexpr int kFewestThreads = 128;  ///< a warp takes entries, one finishes them, one watches, others move
+  static constexpr int kMostBlocks = 2;
+  /// A warp takes entries, one finishes them, one watches, of two blocks one hears the other, and the rest move.
+  static constexpr int fewest_threads(int blocks) { return blocks == 1 ? 128 : 160; }
 
   const SimulatedQueue* queues = nullptr;    ///< [num_queues]
   const std::uint64_t* doorbells = nullptr;  ///< [num_queues]: what kernels ring
@@ -66,6 +73,9 @@ struct SimulatedNicParams {
   std::uint32_t first_key = 0;  ///< of the words for old values
   std::uint32_t heap_key = 0;   ///< of this rank's heap: with first_key, what may be named as local
   SimulatedSpeed speed;
+  device::simulated::Lending* lending = nullptr;  ///< of two blocks
+  std::uint32_t pieces = 256;                     ///< under way: a power of two, 32 to kMostPieces
+  std::uint32_t lent_behind = 0;                  ///< pieces are lent where so many stand before them
   /// In host memory; not 0: no more is taken, and what was taken is finished at once.
   const std::uint64_t* stop = nullptr;
   std::uint64_t* serving = nullptr;  ///< in host memory: `launch` is stored there when the NIC begins to serve

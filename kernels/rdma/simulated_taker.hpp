@@ -3,14 +3,15 @@
 
 #include "kernels/primitives/bits.hpp"
 #include "kernels/primitives/group.hpp"
+#include "kernels/rdma/simulated_lending.hpp"
 #include "kernels/rdma/simulated_pieces.hpp"
 
 namespace deep_ep::device::simulated {
 
 class Taker {
  public:
-  DEEP_EP_DEVICE Taker(const SimulatedNicParams& params, const Shared& shared)
-      : params_(params), shared_(shared), queue_(shared.queue), begin_(warp::shuffle(now_ns(), 0)) {}
+  DEEP_EP_DEVICE Taker(const SimulatedNicParams& params, const Shared& shared, const Lender& lender)
+      : params_(params), shared_(shared), queue_(shared.queue), lender_(lender), begin_(warp::shuffle(now_ns(), 0)) {}
 
   /// Serves all queue pairs until it is told to stop, or its time is over.
   DEEP_EP_DEVICE void run() {
@@ -23,6 +24,7 @@ class Taker {
         take(found_of(lane));
       }
     }
+    lender_.end();
     if (lane_index() == 0) store_release<Scope::block>(&queue_.head, head_ | PieceQueue::kEnd);
   }
 
@@ -208,7 +210,7 @@ class Taker {
     const double bytes = lane_index() < count ? static_cast<double>(job.bytes) + speed.overhead_bytes : 0.0;
     const double sent = (line_ > elapsed ? line_ : elapsed) + warp::inclusive_sum(bytes * speed.ns_per_byte);
     line_ = warp::shuffle(sent, kWarpSize - 1);
-    job.due = begin_ + static_cast<std::uint64_t>(sent + speed.latency_ns);
+    job.due = begin_ + static_cast<std::uint64_t>(sent + speed.held_ns);
     std::uint32_t adding = warp::ballot((job.what & kAdds) != 0);
     if (adding == 0 || speed.latency_ns == 0) return;
     const auto latency = static_cast<std::uint64_t>(speed.latency_ns);
@@ -254,7 +256,7 @@ class Taker {
       piece.add = warp::shuffle(job.add, owner);
       piece.due = warp::shuffle(job.due, owner);
       piece.what = warp::shuffle(job.what, owner);
-      piece.mistake = warp::shuffle(job.mistake, owner);
+      piece.mistake = static_cast<std::uint16_t>(warp::shuffle(job.mistake, owner));
       piece.index = taken + static_cast<std::uint64_t>(owner);
       piece.queue = q;
       if (place + 1 < pieces) {
@@ -264,10 +266,12 @@ class Taker {
         piece.bytes = bytes - static_cast<std::uint32_t>(offset);
       }
       const std::uint32_t more = all - first < kWarpSize ? all - first : kWarpSize;
-      if (head_ + more - tail_ > kPieces) {
-        const std::uint64_t enough = head_ + more - kPieces;
+      if (head_ + more - tail_ > params_.pieces) {
+        const std::uint64_t enough = head_ + more - params_.pieces;
         tail_ = wait_for_word(&queue_.tail, [&](std::uint64_t tail) { return tail >= enough; });
       }
+      piece.lent = 0;
+      if (lender_.lends()) lender_.lend(piece, head_ + static_cast<std::uint64_t>(lane_index()), number < all);
       if (number < all) queue_.piece(head_ + static_cast<std::uint64_t>(lane_index())) = piece;
       head_ += more;
       warp::sync();
@@ -278,6 +282,7 @@ class Taker {
   const SimulatedNicParams& params_;
   const Shared& shared_;
   PieceQueue& queue_;
+  Lender lender_;
   std::uint64_t begin_;  ///< times are counted from here
   double line_ = 0;      ///< when the line is free
   std::uint64_t round_ = 0;

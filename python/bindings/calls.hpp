@@ -239,6 +239,9 @@ struct LowLatencyDispatchCall {
     with("return_recv_hook", arguments.return_recv_hook);
     with("arrival_counters", arguments.arrival_counters);
     with("arrival_rows", arguments.arrival_rows);
+    with("scale_per_token", arguments.scale_per_token);
+    with("use_nvfp4", arguments.use_nvfp4);
+    with("x_global_scale", arguments.x_global_scale);
   }
 };
 

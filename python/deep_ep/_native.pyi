@@ -186,6 +186,9 @@ class Buffer:
         return_recv_hook: bool,
         arrival_counters: Optional[torch.Tensor],
         arrival_rows: int,
+        scale_per_token: bool,
+        use_nvfp4: bool,
+        x_global_scale: Optional[torch.Tensor],
         /,
     ) -> Tuple[Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor]], torch.Tensor, Optional[torch.Tensor], Optional[torch.Tensor], Tuple[Any, ...], Optional[EventHandle], Optional[ReceiveHook]]: ...
     def low_latency_combine(

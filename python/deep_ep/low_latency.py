@@ -20,6 +20,12 @@ ReceivedRows = Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor]]
 Hook = Callable[[], None]
 
 
+def _tensor_core_scales(rows: ReceivedRows) -> ReceivedRows:
+    """NVFP4 rows with a view of their scales that shows the tiles' insides: see ``low_latency_dispatch``."""
+    values, scales = rows
+    return values, scales.view(*scales.shape[:3], 32, 4, 4).permute(3, 4, 1, 5, 2, 0)
+
+
 class LowLatencyCalls:
     """Part of ``Buffer``, which must have been made with ``low_latency_mode=True`` and ``num_rdma_bytes``.
 
@@ -76,6 +82,9 @@ class LowLatencyCalls:
         return_recv_hook: bool = False,
         arrival_counters: Optional[torch.Tensor] = None,
         arrival_rows: int = 0,
+        scale_per_token: bool = False,
+        use_nvfp4: bool = False,
+        x_global_scale: Optional[torch.Tensor] = None,
     ) -> Tuple[ReceivedRows, torch.Tensor, LowLatencyHandle, EventOverlap, Optional[Hook]]:
         """Sends every token to each of its experts.
 
@@ -95,10 +104,18 @@ class LowLatencyCalls:
                 interface; not with ``enable_shrink``. docs/low-latency.md has the order and an example.
             arrival_rows: how many rows a word stands for, a power of two (W = R * M / that, rounded up); 0: all of an
                 expert (W = 1).
+            scale_per_token: with ``use_fp8``, one scale for each token. Not part of upstream's interface.
+            use_nvfp4: cast each 16 channels to 4-bit floating point with an 8-bit scale of their own, as SGLang asks for
+                it; ``use_fp8`` has no effect then.
+            x_global_scale: ``[1]`` float32, with ``use_nvfp4``: a channel is about value * scale / this. ``None``: 1.
 
         Returns:
             The rows ``[L, R * M, H]``: bfloat16, or (``float8_e4m3fn``, scales), scales float32 ``[L, R * M, H / 128]``
-            (int32 ``[L, R * M, H / 512]`` with ``use_ue8m0``), the last two dimensions column-major;
+            (int32 ``[L, R * M, H / 512]`` with ``use_ue8m0``, float32 ``[L, R * M, 1]`` with ``scale_per_token``), the
+            last two dimensions column-major; with ``use_nvfp4`` uint8 ``[L, R * M, H / 2]``, two values in a byte, the
+            first in the lower half, and uint8 scales ``[32, 4, R * M / 128 (rounded up), 4, H / 64, L]`` in the order in
+            which tensor cores load them: scale ``c`` of row ``r`` of expert ``l`` is
+            ``[r % 32, r // 32 % 4, r // 128, c % 4, c // 4, l]``;
             ``recv_count`` ``[L]`` int32: rows ``0 .. recv_count[l] - 1`` of expert l are valid, by source rank, then by
             token; all others are undefined;
             the handle: ``src_info`` ``[L, R * M]`` int32, the token index at the source; ``layout_range`` ``[L, R]``
@@ -121,7 +138,11 @@ class LowLatencyCalls:
             return_recv_hook,
             arrival_counters,
             arrival_rows,
+            scale_per_token,
+            use_nvfp4,
+            x_global_scale,
         )
+        rows = _tensor_core_scales(rows) if use_nvfp4 else rows
         kept = None
         if async_finish:
             kept = (x, topk_idx, rows, count, handle, cumulative_local_expert_recv_stats, arrival_counters)
@@ -143,6 +164,9 @@ class LowLatencyCalls:
         return_recv_hook: bool = False,
         arrival_counters: Optional[torch.Tensor] = None,
         arrival_rows: int = 0,
+        scale_per_token: bool = False,
+        use_nvfp4: bool = False,
+        x_global_scale: Optional[torch.Tensor] = None,
     ) -> Tuple[
         ReceivedRows,
         torch.Tensor,
@@ -183,7 +207,11 @@ class LowLatencyCalls:
             return_recv_hook,
             arrival_counters,
             arrival_rows,
+            scale_per_token,
+            use_nvfp4,
+            x_global_scale,
         )
+        rows = _tensor_core_scales(rows) if use_nvfp4 else rows
         kept = None
         if async_finish:
             kept = (x, topk_idx, topk_weights, rows, count, idx, weights, handle, cumulative_local_expert_recv_stats,

@@ -43,6 +43,24 @@ std::vector<T> download_scales(Rank& rank, const TensorView& scales) {
   return logical;
 }
 
+/// NVFP4 scales, a word for four, in logical order.
+std::vector<std::int32_t> download_tiled_scales(Rank& rank, const TensorView& scales, std::int64_t rows) {
+  const std::int64_t places = scales.size(0);
+  const std::int64_t columns = scales.size(2);
+  require(scales.size(1) == (rows + 127) / 128 && scales.size(3) == 512, "tiles of scales: " + scales.describe());
+  const auto memory = rank.download<std::int32_t>(scales);
+  std::vector<std::int32_t> logical(index(places * rows * columns));
+  for (std::int64_t p = 0; p < places; ++p) {
+    for (std::int64_t r = 0; r < rows; ++r) {
+      for (std::int64_t c = 0; c < columns; ++c) {
+        const std::int64_t tile = (p * scales.size(1) + r / 128) * columns + c;
+        logical[index((p * rows + r) * columns + c)] = memory[index(tile * 128 + r % 32 * 4 + r % 128 / 32)];
+      }
+    }
+  }
+  return logical;
+}
+
 /// Rows, tokens and positions of the handle's table are those of the sources' selections.
 void check_row_table(Rank& rank, const LowLatencyCase& one, const LowLatencyDispatchResult& result) {
   const LowLatencyCaseShape& shape = one.shape;
@@ -160,8 +178,15 @@ LowLatencyDispatchArguments upload_arguments(Rank& rank, const LowLatencyCase& o
   arguments.max_tokens = static_cast<int>(shape.max_tokens);
   arguments.num_experts = shape.experts();
   arguments.use_fp8 = shape.format != oracle::RowFormat::bf16;
-  arguments.round_scale =
-      shape.format == oracle::RowFormat::fp8_rounded || shape.format == oracle::RowFormat::fp8_ue8m0;
+  arguments.round_scale = shape.format == oracle::RowFormat::fp8_rounded ||
+                          shape.format == oracle::RowFormat::fp8_ue8m0 ||
+                          shape.format == oracle::RowFormat::fp8_token_rounded;
+  arguments.scale_per_token =
+      shape.format == oracle::RowFormat::fp8_token || shape.format == oracle::RowFormat::fp8_token_rounded;
+  arguments.use_nvfp4 = shape.format == oracle::RowFormat::nvfp4;
+  if (arguments.use_nvfp4) {
+    arguments.x_global_scale = rank.upload(std::vector<float>{oracle::kGlobalScale}, DType::float32, {1});
+  }
   arguments.use_ue8m0 = shape.format == oracle::RowFormat::fp8_ue8m0;
   arguments.layout = shape.layout;
   return arguments;
@@ -170,8 +195,8 @@ LowLatencyDispatchArguments upload_arguments(Rank& rank, const LowLatencyCase& o
 void check_low_latency_dispatch(Rank& rank, const LowLatencyCase& one, const LowLatencyDispatchResult& result) {
   const LowLatencyCaseShape& shape = one.shape;
   const oracle::LowLatencyReceived& expected = one.dispatched.received[index(rank.rank())];
-  const bool fp8 = shape.format != oracle::RowFormat::bf16;
-  const std::int64_t row_bytes = shape.hidden * (fp8 ? 1 : 2);
+  const bool scaled = shape.format != oracle::RowFormat::bf16;
+  const std::int64_t row_bytes = oracle::row_bytes(shape.format, shape.hidden);
 
   const auto count = rank.download<std::int32_t>(result.recv_count.view());
   require_same(expected.count, count, "recv_count");
@@ -180,16 +205,22 @@ void check_low_latency_dispatch(Rank& rank, const LowLatencyCase& one, const Low
                valid_rows(rank.download<std::int32_t>(result.handle.src_info.view()), count, 1), "src_info");
   require_same(valid_rows(expected.x, count, row_bytes),
                valid_rows(rank.download_bytes(result.recv_x.view()), count, row_bytes), "recv_x", row_bytes);
-  require(result.recv_x_scales.has_value() == fp8, "recv_x_scales come with FP8 rows");
-  if (shape.format == oracle::RowFormat::fp8_ue8m0) {
+  require(result.recv_x_scales.has_value() == scaled, "recv_x_scales come with all rows but bfloat16");
+  if (shape.format == oracle::RowFormat::nvfp4) {
+    const std::int64_t rows = result.recv_x.size(1);
+    require_same(valid_rows(expected.packed_scales, count, shape.hidden / 64),
+                 valid_rows(download_tiled_scales(rank, result.recv_x_scales->view(), rows), count, shape.hidden / 64),
+                 "scales of NVFP4", shape.hidden / 64);
+  } else if (shape.format == oracle::RowFormat::fp8_ue8m0) {
     require_same(
         valid_rows(expected.packed_scales, count, shape.hidden / 512),
         valid_rows(download_scales<std::int32_t>(rank, result.recv_x_scales->view()), count, shape.hidden / 512),
         "packed scales", shape.hidden / 512);
-  } else if (fp8) {
-    require_same(valid_rows(expected.scales, count, shape.hidden / 128),
-                 valid_rows(download_scales<float>(rank, result.recv_x_scales->view()), count, shape.hidden / 128),
-                 "scales", shape.hidden / 128);
+  } else if (scaled) {
+    const std::int64_t scales = oracle::float_scales(shape.format, shape.hidden);
+    require_same(valid_rows(expected.scales, count, scales),
+                 valid_rows(download_scales<float>(rank, result.recv_x_scales->view()), count, scales), "scales",
+                 scales);
   }
   const bool rank_major = shape.layout == LowLatencyLayout::rank_major;
   require(result.recv_topk_idx.has_value() == rank_major, "recv_topk_idx comes with the rank-major layout");

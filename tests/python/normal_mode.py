@@ -5,6 +5,7 @@ import torch.distributed as dist
 from common import bench, calc_diff, per_token_cast_back, per_token_cast_to_fp8
 
 import deep_ep
+from deep_ep.utils.exchange import all_reduce
 
 
 def print_once(rank, text, end="\n"):
@@ -64,8 +65,8 @@ def run_cases(args, rank, num_ranks, group, buffer, config, mode):
     local_experts = args.num_experts // num_ranks
     topk_idx, topk_weights, per_rank, per_expert, in_rank = make_inputs(args, rank, num_ranks, mode.limit)
     global_per_rank, global_per_expert = per_rank.clone(), per_expert.clone()
-    dist.all_reduce(global_per_rank, group=group)
-    dist.all_reduce(global_per_expert, group=group)
+    all_reduce(global_per_rank, group)
+    all_reduce(global_per_expert, group)
     expected_rows = global_per_rank[rank].item()
     expected_counts = global_per_expert.view(num_ranks, -1)[rank].tolist()
 

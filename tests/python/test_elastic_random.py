@@ -10,7 +10,7 @@ import pytest
 import torch
 from reference import make_case
 from test_calls import equal
-from test_elastic import check_handle, check_rows, check_scales
+from elastic_cases import check_handle, check_rows, check_scales
 from test_errors import Alone
 
 from deep_ep.buffers.elastic import ElasticBuffer

@@ -16,6 +16,7 @@ from common import bench, bench_kineto, calc_diff, free_port, hash_tensor, init_
 from time_scale import scaled
 
 import deep_ep
+from deep_ep.utils.exchange import all_gather
 
 GPU = torch.cuda.is_available()
 #: Constant rows are the rank less this, so that every rank's are different and exact in bfloat16.
@@ -76,13 +77,6 @@ def make_selections(args):
     for _ in range(10):
         topk_idx[torch.randint(args.num_tokens, (1,)), torch.randint(args.num_topk, (1,))] = -1
     return topk_idx, topk_weights
-
-
-def gather(tensor, num_ranks, group):
-    """The tensors of all ranks, one after the other."""
-    everything = torch.empty((num_ranks, *tensor.shape), dtype=tensor.dtype)
-    dist.all_gather(list(everything.unbind()), tensor, group=group)
-    return everything
 
 
 def check_dispatched(args, case, rows, counts, stats, handle, all_topk_idx, rank, failures, constant):
@@ -189,7 +183,7 @@ def cases():
 def run_cases(args, rank, num_ranks, group, buffer, seed=0, report=print):
     torch.manual_seed(seed + rank)
     topk_idx, topk_weights = make_selections(args)
-    all_topk_idx = gather(topk_idx, num_ranks, group)
+    all_topk_idx = all_gather(topk_idx, group)
     failures = Failures(args.shrink_test, rank, num_ranks, buffer)
     digest = 0
     for number, x in enumerate(make_data(args, rank, args.use_logfmt)):

@@ -150,6 +150,60 @@ def test_statistics(ranks):
     ranks(3).run(statistics)
 
 
+E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
+
+
+def check_rows(case, buffer, count, handle, values):
+    """What ``values`` [L, R * M, H] float32 says is near what was sent, by the largest channel of each token."""
+    local = case.num_experts // buffer.group_size
+    for expert in range(local):
+        for source in range(buffer.group_size):
+            bounds = int(handle[1][expert, source])
+            for row in range(bounds >> 32, (bounds >> 32) + (bounds & 0xFFFFFFFF)):
+                sent = case.x[source][int(handle[0][expert, row])].float()
+                assert (values[expert, row] - sent).abs().max() <= sent.abs().max() * 0.2
+    assert int(count.sum()) > 0
+
+
+def nvfp4(group):
+    buffer = make_buffer(group)
+    case = ll_case([M] * buffer.group_size)
+    for scale in (None, torch.tensor([20.0])):
+        (rows, scales), count, handle, _, _ = dispatch(buffer, case, use_nvfp4=True, x_global_scale=scale)
+        local, height, half = rows.shape
+        assert rows.dtype == scales.dtype == torch.uint8
+        assert scales.shape == (32, 4, (height + 127) // 128, 4, half // 32, local)
+        codes = torch.stack((rows & 15, rows >> 4), dim=-1).reshape(local, height, 2 * half)
+        r, c = torch.arange(height)[:, None], torch.arange(half // 8)[None, :]
+        eight_bits = scales[r % 32, r // 32 % 4, r // 128, c % 4, c // 4].permute(2, 0, 1).contiguous()
+        factors = eight_bits.view(torch.float8_e4m3fn).float() / (1 if scale is None else scale)
+        check_rows(case, buffer, count, handle, E2M1[codes.long()] * factors.repeat_interleave(16, dim=-1))
+    for error, options in (
+        ("x_global_scale", {"x_global_scale": torch.ones(1)}),
+        ("x_global_scale", {"use_nvfp4": True, "x_global_scale": torch.ones(2)}),
+        ("use_nvfp4", {"use_nvfp4": True, "round_scale": True}),
+        ("scale_per_token", {"use_fp8": False, "scale_per_token": True}),
+    ):
+        with pytest.raises(ValueError, match=error):
+            dispatch(buffer, case, **options)
+
+
+def test_nvfp4(ranks):
+    ranks(2).run(nvfp4)
+
+
+def scale_per_token(group):
+    buffer = make_buffer(group)
+    case = ll_case([M] * buffer.group_size)
+    (rows, scales), count, handle, _, _ = dispatch(buffer, case, scale_per_token=True)
+    assert rows.dtype == torch.float8_e4m3fn and scales.shape == (*rows.shape[:2], 1)
+    check_rows(case, buffer, count, handle, rows.float() * scales)
+
+
+def test_scale_per_token(ranks):
+    ranks(2).run(scale_per_token)
+
+
 def arrival_counters(group):
     """On the CPU a call has received when it returns; tests in C++ look while it still receives."""
     buffer = make_buffer(group)

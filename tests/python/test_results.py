@@ -8,7 +8,7 @@ import pytest
 import torch
 from reference import make_case
 from test_calls import CONFIG, equal
-from test_elastic import two_ranks_a_node
+from elastic_cases import two_ranks_a_node
 from test_errors import Alone, plain_sentence
 
 from deep_ep import Buffer, _native, results

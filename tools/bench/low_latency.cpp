@@ -46,10 +46,15 @@ class LowLatencyMeasurer {
   }
 
   void run() {
+    if (options_.arrivals) bench_.count_arrivals();
     bench_.receive_for_combine();
-    for (const bool fp8 : {true, false}) {
-      if (options_.dtype == (fp8 ? "bf16" : "fp8")) continue;
-      measure_dispatch(fp8);
+    constexpr Rows kRows[] = {{"fp8", RowFormat::fp8},
+                              {"bf16", RowFormat::bf16},
+                              {"fp8-token", RowFormat::fp8_token},
+                              {"nvfp4", RowFormat::nvfp4}};
+    for (const Rows& rows : kRows) {
+      const bool usual = rows.format == RowFormat::fp8 || rows.format == RowFormat::bf16;
+      if (options_.dtype == rows.name || (usual && options_.dtype == "both")) measure_dispatch(rows);
     }
     for (const auto kind : {LowLatencyCombine::plain, LowLatencyCombine::zero_copy, LowLatencyCombine::logfmt}) {
       measure_combine(kind);
@@ -59,16 +64,22 @@ class LowLatencyMeasurer {
   }
 
  private:
-  void measure_dispatch(bool fp8) {
+  using RowFormat = oracle::RowFormat;
+  struct Rows {
+    const char* name;
+    RowFormat format;
+  };
+
+  void measure_dispatch(const Rows& rows) {
     LowLatencyDispatchResult result;
     const auto check = [&] {
       bench_.buffer().check();
-      if (options_.check) check_low_latency_dispatch(checked_rank(), fp8, result);
+      if (options_.check) check_low_latency_dispatch(checked_rank(), rows.format, result);
     };
-    const LowLatencyMeasurement line = make_line("dispatch", fp8 ? "fp8" : "bf16", dispatch_bytes(fp8));
-    measure(line, check, [&] { result = bench_.dispatch(fp8); });
+    const LowLatencyMeasurement line = make_line("dispatch", rows.name, dispatch_bytes(rows.format));
+    measure(line, check, [&] { result = bench_.dispatch(rows.format); });
     measure_parts(
-        line, check, [&] { result = bench_.dispatch(fp8, true); }, [&] { result.hook(); });
+        line, check, [&] { result = bench_.dispatch(rows.format, true); }, [&] { result.hook(); });
   }
 
   void measure_combine(LowLatencyCombine kind) {
@@ -87,7 +98,7 @@ class LowLatencyMeasurer {
   void measure_both() {
     LowLatencyDispatchResult dispatched;
     LowLatencyCombineResult combined;
-    const Bytes dispatch = dispatch_bytes(true);
+    const Bytes dispatch = dispatch_bytes(RowFormat::fp8);
     const Bytes combine = combine_bytes(LowLatencyCombine::plain);
     measure(
         make_line("dispatch+combine", "fp8", {dispatch.selected + combine.selected, dispatch.wire + combine.wire}),
@@ -150,10 +161,12 @@ class LowLatencyMeasurer {
     double wire;
   };
 
-  Bytes dispatch_bytes(bool fp8) const {
+  Bytes dispatch_bytes(RowFormat format) const {
+    const std::int64_t row =
+        oracle::row_bytes(format, shape_.hidden) +
+        4 * (oracle::float_scales(format, shape_.hidden) + oracle::packed_scales(format, shape_.hidden));
     // Upstream counts 16 bytes on top of each 8-bit row.
-    return bytes(fp8 ? shape_.row_bytes_8bit() + 16 : shape_.row_bytes_bf16(),
-                 fp8 ? shape_.row_bytes_8bit() : shape_.row_bytes_bf16());
+    return bytes(format == RowFormat::bf16 ? row : row + 16, row);
   }
   Bytes combine_bytes(LowLatencyCombine kind) const {
     const bool logfmt = kind == LowLatencyCombine::logfmt;

@@ -16,12 +16,14 @@ struct LowLatencyOptions : BenchOptions {
   std::string rails = "auto";  ///< rows between nodes by rails: auto, always, never
   bool hooks = true;           ///< also send and receive parts by themselves
   bool graphs = true;          ///< also replays of CUDA graphs, where there are any
+  bool arrivals = false;       ///< dispatches are given arrival counters
 };
 
 /// One line of the result.
 struct LowLatencyMeasurement {
   std::string operation{};  ///< "dispatch", "combine", "dispatch+combine"
-  std::string variant{};    ///< dispatch: "fp8", "bf16"; combine: "plain", "zero copy", "LogFMT-10"; both: "fp8"
+  std::string variant{};    ///< dispatch: "fp8", "bf16", "fp8-token", "nvfp4"; combine: "plain", "zero copy",
+                            ///< "LogFMT-10"; both: "fp8"
   std::string part{};       ///< "whole", "send", "receive", "graph"
   std::int64_t tokens = 0;
   Timing timing{};

@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "deep_ep/error.hpp"
-#include "oracle/fp8.hpp"
 #include "oracle/low_latency.hpp"
 #include "tools/bench/check.hpp"
 #include "tools/common/ranks.hpp"
@@ -54,30 +53,37 @@ std::size_t first_wrong(std::span<const std::uint16_t> row, const oracle::LowLat
 
 }  // namespace
 
-void check_low_latency_dispatch(const CheckedRank& rank, bool fp8, const LowLatencyDispatchResult& result) {
+void check_low_latency_dispatch(const CheckedRank& rank, oracle::RowFormat format,
+                                const LowLatencyDispatchResult& result) {
   const WorkloadShape& shape = rank.shape;
   const oracle::LowLatencyReceived expected = routes_to(shape, rank.rank);
   const auto fetch = [&]<class T>(const Tensor& tensor, T) {
     return to_host<T>(rank.executor, tensor.view(), rank.stream);
   };
   const auto x = fetch(result.recv_x, std::byte{});
-  const auto scales = fp8 ? fetch(result.recv_x_scales.value(), float{}) : std::vector<float>{};
+  const std::int64_t blocks = oracle::float_scales(format, shape.hidden);
+  const std::int64_t columns = oracle::packed_scales(format, shape.hidden);  // of NVFP4
+  const auto scales = blocks != 0 ? fetch(result.recv_x_scales.value(), float{}) : std::vector<float>{};
+  const auto tiles = columns != 0 ? fetch(result.recv_x_scales.value(), std::int32_t{}) : std::vector<std::int32_t>{};
   const auto counts = fetch(result.recv_count, std::int32_t{});
   const auto src_info = fetch(result.handle.src_info, std::int32_t{});
   const auto ranges = fetch(result.handle.layout_range, std::int64_t{});
   const std::int64_t rows = shape.ranks * shape.tokens;  // of one expert
-  const std::int64_t blocks = fp8 ? shape.hidden / oracle::kFp8Block : 0;
   std::vector<std::uint16_t> token_x(static_cast<std::size_t>(shape.hidden));
 
   const auto check_row = [&](std::int64_t local, std::int64_t row, int source) {
     const std::int32_t token = expected.src_info[at(local, rows, row)];
     fill_row_bf16(source, token, token_x);
-    const auto right = oracle::format_row(token_x, fp8 ? oracle::RowFormat::fp8 : oracle::RowFormat::bf16);
+    const auto right = oracle::format_row(token_x, format);
     const auto bytes = static_cast<std::int64_t>(right.x.size());
     bool same = std::memcmp(x.data() + at(local * rows + row, bytes), right.x.data(), right.x.size()) == 0 &&
                 src_info[at(local, rows, row)] == token;
     for (std::int64_t block = 0; same && block < blocks; ++block) {  // column-major
       same = scales[at(local * blocks + block, rows, row)] == right.scales[at(block, 1)];
+    }
+    for (std::int64_t column = 0; same && column < columns; ++column) {
+      const std::int64_t tile = (local * ((rows + 127) / 128) + row / 128) * columns + column;
+      same = tiles[at(tile, 128, row % 32 * 4 + row % 128 / 32)] == right.packed_scales[at(column, 1)];
     }
     if (same) return;
     throw Error(fmt::format("check: row {} of local expert {} of rank {} is not token {} of rank {}", row, local,

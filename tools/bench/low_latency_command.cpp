@@ -22,7 +22,8 @@ constexpr BenchKind kLowLatency = {
     .quick_gpu = {.tokens = 32, .hidden = 7168, .experts = 288, .rounds = 10, .warmup = 3},
     .quick_cpu = {.tokens = 4, .hidden = 256, .experts = 16, .rounds = 2, .warmup = 1},
     .limits = {.fewest_tokens = 1, .most_tokens = 8192, .hidden_multiple = 128, .most_experts = 65535},
-    .dtype_help = "Dispatched rows: fp8 (cast by the call), bf16 or both",
+    .dtype_help = "Dispatched rows: fp8 (cast by the call), bf16 or both; fp8-token (one scale for each), nvfp4",
+    .more_dtypes = true,
 };
 
 nlohmann::json to_json(const LowLatencyMeasurement& m) {
@@ -127,6 +128,7 @@ void add_bench_low_latency(CLI::App& bench, Action& action) {
       ->capture_default_str();
   command->add_flag("!--no-hooks", o.hooks, "Leave out send and receive parts by themselves");
   command->add_flag("!--no-graphs", o.graphs, "Leave out replays of CUDA graphs");
+  command->add_flag("--arrivals", o.arrivals, "Give dispatches arrival counters, a word for 64 rows");
   command->callback([options, &action] { action = [options] { return run_low_latency_bench(*options); }; });
 }
 

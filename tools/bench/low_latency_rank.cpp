@@ -27,17 +27,32 @@ LowLatencyBench::LowLatencyBench(const WorkloadShape& shape, const std::shared_p
       kept_x_(*executor, DType::bfloat16, {shape.tokens, shape.hidden}),
       selection_(*executor, DType::int64, {shape.tokens, shape.topk}),
       weights_(*executor, DType::float32, {shape.tokens, shape.topk}),
-      small_weights_(*executor, DType::float32, {shape.tokens, shape.topk}) {
+      small_weights_(*executor, DType::float32, {shape.tokens, shape.topk}),
+      global_scale_(*executor, DType::float32, {1}) {
   fill_inputs(bootstrap->rank());
 }
 
-LowLatencyDispatchResult LowLatencyBench::dispatch(bool fp8, bool hook) {
+void LowLatencyBench::count_arrivals() {
+  constexpr std::int64_t kRows = 64;
+  const std::int64_t words = (shape_.ranks * shape_.tokens + kRows - 1) / kRows;
+  arrivals_.emplace(executor_, DType::int64, std::initializer_list<std::int64_t>{shape_.local_experts(), words});
+  executor_.fill(arrivals_->view().data, 0, arrivals_->view().bytes(), stream_);
+}
+
+LowLatencyDispatchResult LowLatencyBench::dispatch(oracle::RowFormat format, bool hook) {
   LowLatencyDispatchArguments arguments;
   arguments.x = x_.view();
   arguments.topk_idx = selection_.view();
   arguments.max_tokens = static_cast<int>(shape_.tokens);
   arguments.num_experts = shape_.experts;
-  arguments.use_fp8 = fp8;
+  arguments.use_fp8 = format != oracle::RowFormat::bf16;
+  arguments.scale_per_token = format == oracle::RowFormat::fp8_token;
+  arguments.use_nvfp4 = format == oracle::RowFormat::nvfp4;
+  if (arguments.use_nvfp4) arguments.x_global_scale = global_scale_.view();
+  if (arrivals_) {
+    arguments.arrival_counters = arrivals_->view();
+    arguments.arrival_rows = 64;
+  }
   arguments.return_recv_hook = hook;
   return buffer_.low_latency_dispatch(arguments, {.stream = stream_});
 }
@@ -110,6 +125,7 @@ void LowLatencyBench::fill_inputs(int rank) {
   x_.upload(x.data(), stream_);
   kept_x_.upload(x.data(), stream_);
   selection_.upload(make_selection(shape_, rank).data(), stream_);
+  global_scale_.upload(&oracle::kGlobalScale, stream_);
   const std::size_t selections = tokens * static_cast<std::size_t>(shape_.topk);
   weights_.upload(std::vector<float>(selections, weight(LowLatencyCombine::plain)).data(), stream_);
   small_weights_.upload(std::vector<float>(selections, weight(LowLatencyCombine::logfmt)).data(), stream_);

@@ -55,10 +55,12 @@ class NormalModeMeasurer {
  private:
   void measure_dispatch(bool as_8bit, bool exchange, const Config& config) {
     CachedDispatchResult result;
-    const Timing timing = meter_.measure(options_.rounds, [&] {
+    const auto call = [&] {
       result = {};  // a round's rows are given back before the next ones are asked for
       result = exchange ? rows_of(bench_.dispatch(as_8bit, config)) : bench_.cached_dispatch(as_8bit, config);
-    });
+    };
+    const Timing timing = meter_.measure(options_.rounds, call);
+    const double host = exchange ? 0 : host_seconds(call);
     bench_.buffer().check();
     if (options_.check) {
       const auto check = as_8bit ? check_dispatched_8bit : check_dispatched_bf16;
@@ -67,6 +69,7 @@ class NormalModeMeasurer {
     Measurement measurement{.operation = exchange ? "layout+notify+dispatch" : "dispatch",
                             .dtype = as_8bit ? "fp8" : "bf16",
                             .mode = exchange ? "exchange" : "cached"};
+    measurement.host = host;
     measurement.warps = config.warps_per_block;
     measurement.sms = sms_used(config, Config::dispatch_default(shape_.ranks));
     set_bytes(measurement, as_8bit ? shape_.row_bytes_8bit() : shape_.row_bytes_bf16());
@@ -76,20 +79,28 @@ class NormalModeMeasurer {
   void measure_combine(CombineMode mode, const Config& config) {
     bench_.receive_for_combine(mode);
     CombineResult result;
-    const Timing timing = meter_.measure(options_.rounds, [&] {
+    const auto call = [&] {
       result = {};
       result = bench_.combine(mode, config);
-    });
+    };
+    const Timing timing = meter_.measure(options_.rounds, call);
+    const double host = host_seconds(call);
     bench_.buffer().check();
     if (options_.check) check_combined(checked_rank(), result);
     bench_.release_rows();
     const bool pull = mode == CombineMode::pull;
     Measurement measurement{.operation = "combine", .dtype = "bf16", .mode = pull ? "pull" : "push"};
     if (shape_.nodes > 1) measurement.mode = pull ? "in heap" : "copied";
+    measurement.host = host;
     measurement.warps = config.warps_per_block;
     measurement.sms = sms_used(config, Config::combine_default(shape_.ranks));
     set_bytes(measurement, shape_.row_bytes_bf16());
     add(measurement, timing);
+  }
+
+  /// Of calls that do not wait for the device, between nodes.
+  double host_seconds(const std::function<void()>& call) {
+    return shape_.nodes > 1 ? meter_.host_seconds(options_.rounds, call) : 0;
   }
 
   void measure_transport(std::unique_ptr<PeerTransport> transport) {

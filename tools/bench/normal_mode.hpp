@@ -33,6 +33,7 @@ struct Measurement {
   int sms = 0;              ///< -1 = unknown
   std::int64_t tokens = 0;
   Timing timing{};
+  double host = 0;            ///< seconds that a call keeps the host busy; 0 = not measured
   double logical_bytes = 0;   ///< a rank receives, own rows included (combine: sends), mean over ranks
   double wire_bytes = 0;      ///< over NVLink: between ranks of a node
   double rdma_bytes = 0;      ///< between nodes: one row for each token and other node

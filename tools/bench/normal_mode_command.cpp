@@ -58,7 +58,8 @@ nlohmann::json intranode_json(const Measurement& m) {
 
 nlohmann::json internode_json(const Measurement& m) {
   nlohmann::json json = intranode_json(m);
-  json.update({{"rdma_bytes", m.rdma_bytes}, {"rdma_gb_per_s", m.rdma_gb_per_s()}});
+  json.update({{"host_us", nullptr}, {"rdma_bytes", m.rdma_bytes}, {"rdma_gb_per_s", m.rdma_gb_per_s()}});
+  if (m.host > 0) json["host_us"] = m.host * 1e6;
   return json;
 }
 
@@ -90,27 +91,29 @@ void print_intranode_line(const Measurement& m) {
   std::fflush(stdout);
 }
 
-constexpr const char* kInternodeLine = "{:>7} {:<23}{:<6}{:<9}{:>5}{:>11}{:>10}{:>10}{:>11}{:>11}{:>10}{:>10}{:>10}\n";
+constexpr const char* kInternodeLine =
+    "{:>7} {:<23}{:<6}{:<9}{:>5}{:>11}{:>10}{:>10}{:>11}{:>11}{:>9}{:>10}{:>10}{:>10}\n";
 
 void print_internode_head(const NormalModeOptions& options) {
   fmt::print("The ranks play {} nodes; {}.\n", options.nodes,
              options.groups == 0 ? "a token's experts may be on all"
                                  : fmt::format("a token's experts are on {}", options.groups));
   explain_times();
+  fmt::print("host: what a call that does not wait for the device keeps the host.\n");
   fmt::print(
       "logical: bytes of all rows a rank receives; NVLink: those from another rank of the node; RDMA: a row for each "
       "token\nand other node.\n\n");
   fmt::print(kInternodeLine, "tokens", "operation", "dtype", "mode", "SMs", "median us", "min", "max", "wall us",
-             "pipelined", "logical", "NVLink", "RDMA");
-  fmt::print(kInternodeLine, "", "", "", "", "", "", "", "", "", "us", "GB/s", "GB/s", "GB/s");
+             "pipelined", "host us", "logical", "NVLink", "RDMA");
+  fmt::print(kInternodeLine, "", "", "", "", "", "", "", "", "", "us", "", "GB/s", "GB/s", "GB/s");
 }
 
 void print_internode_line(const Measurement& m) {
   clear_progress();
   fmt::print(kInternodeLine, m.tokens, m.operation, m.dtype, m.mode, show_sms(m), show_microseconds(m.timing.median),
              show_microseconds(m.timing.fastest), show_microseconds(m.timing.slowest), show_microseconds(m.timing.wall),
-             show_microseconds(m.timing.back_to_back), show_rate(m.logical_gb_per_s()), show_rate(m.wire_gb_per_s()),
-             show_rate(m.rdma_gb_per_s()));
+             show_microseconds(m.timing.back_to_back), m.host > 0 ? show_microseconds(m.host) : "-",
+             show_rate(m.logical_gb_per_s()), show_rate(m.wire_gb_per_s()), show_rate(m.rdma_gb_per_s()));
   std::fflush(stdout);
 }
 
@@ -127,6 +130,7 @@ void fill_figure(Figure& figure, const Measurement& m) {
   };
   set(figure.gb_per_s, m.logical_bytes);
   set(figure.nvlink_wire_gb_per_s, m.wire_bytes);
+  if (m.host > 0) figure.host_us = m.host * 1e6;
   if (*figure.nodes == 1) return;
   set(figure.rdma_gb_per_s, m.to_nodes_bytes);
   set(figure.rdma_wire_gb_per_s, m.rdma_bytes);

@@ -35,9 +35,9 @@ void add_options(CLI::App& command, const BenchKind& kind, BenchOptions& options
       .add_option("--experts,--num-experts", options.experts,
                   fmt::format("Experts of all ranks (default {})", gpu.experts))
       ->check(CLI::Range(1, kind.limits.most_experts));
-  command.add_option("--dtype", options.dtype, kind.dtype_help)
-      ->check(CLI::IsMember({"fp8", "bf16", "both"}))
-      ->capture_default_str();
+  std::vector<std::string> dtypes = {"fp8", "bf16", "both"};
+  if (kind.more_dtypes) dtypes.insert(dtypes.end(), {"fp8-token", "nvfp4"});
+  command.add_option("--dtype", options.dtype, kind.dtype_help)->check(CLI::IsMember(dtypes))->capture_default_str();
   command
       .add_option("--iterations", options.rounds.count,
                   fmt::format("Timed rounds (default {}; {} on the CPU)", gpu.rounds, cpu.rounds))

@@ -28,7 +28,7 @@ struct BenchOptions {
   int hidden = 0;
   int topk = 8;
   int experts = 0;
-  std::string dtype = "both";  ///< of dispatched rows: fp8, bf16, both
+  std::string dtype = "both";  ///< of dispatched rows: fp8, bf16, both, or see BenchKind
   Rounds rounds{-1, 0};
   bool check = false;  ///< compare every result with what it must be
   bool quick = false;  ///< small sizes, few rounds, and the check
@@ -60,6 +60,7 @@ struct BenchKind {
   BenchSizes quick_cpu;
   BenchLimits limits;
   const char* dtype_help;
+  bool more_dtypes = false;  ///< also fp8-token and nvfp4
 };
 
 void add_options(CLI::App& command, const BenchKind& kind, BenchOptions& options);

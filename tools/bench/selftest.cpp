@@ -101,7 +101,7 @@ class StageRank {
           if (hook) result.hook();
           executor->synchronize(bench.stream());
           bench.buffer().check();
-          check_low_latency_dispatch(rank, fp8, result);
+          check_low_latency_dispatch(rank, fp8 ? oracle::RowFormat::fp8 : oracle::RowFormat::bf16, result);
         });
       }
       run_case(*bootstrap, fmt::format("Low-latency combine, {} hook", kind), [&] {

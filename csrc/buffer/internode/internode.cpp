@@ -70,8 +70,7 @@ int Internode::find_lost_rank(int waited_for) {
   if (grid_.width == 1) return waited_for;  // nobody relays
   // A rank that has failed may have freed its heap, which is gone for the others, too, if they share it so.
   if (runtime_.heap()->kind() == HeapKind::cuda_ipc) return waited_for;
-  // Ranks that wait for each other begin at about the same time, and find out at about the same time.
-  const double for_s = std::min(runtime_.timeout_s() / 4, 5.0);
+  const double for_s = time_to_find_lost_s(runtime_.timeout_s());
   lost_->lost = waited_for;
   InternodeLostRankParams params{};
   params.common = common_;

@@ -21,6 +21,10 @@ class Intranode {
   CachedDispatchResult dispatch(const CachedDispatchArguments& arguments, const CallOptions& call);
   CombineResult combine(const CombineArguments& arguments, const CallOptions& call);
 
+  /// After a call of any kind that has waited for a rank in vain: who is lost? That rank, or the one that it waits for
+  /// itself. Takes some of the time that calls wait, for the others to find out the same.
+  int find_lost_rank(int waited_for);
+
  private:
   /// Exchanges counts. Returns a handle without what only the dispatch itself knows, and, with exact sizes, the counts.
   DispatchHandle notify(const DispatchArguments& arguments, CallScope& scope, std::vector<int>& tokens_per_expert);
@@ -31,6 +35,7 @@ class Intranode {
   NormalModeSetup setup_;
   std::shared_ptr<KernelState> state_;
   std::shared_ptr<HostCounts> host_counts_;  ///< pinned
+  std::shared_ptr<std::int32_t> lost_;       ///< pinned: see find_lost_rank
   IntranodeParams common_;                   ///< what every kernel is told
 };
 

@@ -10,21 +10,22 @@ namespace {
 struct Field {
   const char* name;
   int bits;
-  std::array<const char*, 4> values;  ///< none: a number, less one
+  std::array<const char*, 8> values;  ///< none: a number, less one
 };
 
 /// From the highest bits down.
 constexpr std::array kFields = {
     Field{"the number of tokens (rows of x)", 1, {"at most max_tokens", "more than max_tokens"}},
-    Field{"the format of rows (use_fp8, round_scale, use_ue8m0)",
-          2,
-          {"bfloat16", "FP8 with float32 scales", "FP8 with scales of powers of two", "FP8 with UE8M0 scales"}},
+    Field{"the format of rows (use_fp8, round_scale, use_ue8m0, scale_per_token, use_nvfp4)",
+          3,
+          {"bfloat16", "FP8 with float32 scales", "FP8 with scales of powers of two", "FP8 with UE8M0 scales",
+           "FP8 with a scale for each token", "FP8 with a scale for each token, a power of two", "NVFP4"}},
     Field{"topk_weights", 1, {"not given", "given"}},
     Field{"layout", 1, {"expert_major", "rank_major"}},
     Field{"the way between nodes (return_recv_hook)", 1, {"direct", "by rails"}},
     Field{"top-k", 5, {}},
 };
-constexpr int kBits = 11;
+constexpr int kBits = 12;
 
 std::string text_of(const Field& field, std::uint32_t value) {
   return field.values[0] == nullptr ? std::to_string(value + 1) : field.values[value];

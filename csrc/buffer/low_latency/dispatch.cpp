@@ -32,7 +32,7 @@ LowLatencyDispatchResult LowLatency::dispatch(const LowLatencyDispatchArguments&
   result.recv_x = rows[0];
   params.recv_x = rows[0].as<std::byte>();
   if (rows.size() > 1) {
-    result.recv_x_scales = transposed(rows[1]);
+    result.recv_x_scales = arguments.use_nvfp4 ? rows[1] : transposed(rows[1]);
     params.recv_scales = rows[1].as<std::byte>();
   }
   result.recv_count = others[0];

@@ -17,6 +17,10 @@ struct DispatchKernel {
   int max_threads;
 
   static DispatchKernel choose(bool rdma, bool watched, bool extra) {
+    if (extra && watched) {
+      return {&KernelTable::dispatch_low_latency_extra_watched,
+              kernels::dispatch_low_latency_extra_watched::kMaxThreads};
+    }
     if (extra && rdma) {
       return {&KernelTable::dispatch_low_latency_extra_rdma, kernels::dispatch_low_latency_extra_rdma::kMaxThreads};
     }
@@ -30,13 +34,23 @@ struct DispatchKernel {
 };
 
 LowLatencyFormat format_of(const LowLatencyDispatchArguments& arguments) {
+  if (arguments.use_nvfp4) return LowLatencyFormat::nvfp4;
   if (!arguments.use_fp8) return LowLatencyFormat::bf16;
+  if (arguments.scale_per_token) {
+    return arguments.round_scale ? LowLatencyFormat::fp8_token_round_scale : LowLatencyFormat::fp8_token;
+  }
   if (arguments.use_ue8m0) return LowLatencyFormat::fp8_ue8m0;
   return arguments.round_scale ? LowLatencyFormat::fp8_round_scale : LowLatencyFormat::fp8;
 }
 
 LowLatencyRow row_of(const LowLatencyDispatchParams& params, bool by_rails) {
-  return {params.hidden, params.num_topk, is_fp8(params.format), params.weights, by_rails};
+  return {.hidden = params.hidden,
+          .num_topk = params.num_topk,
+          .scaled = has_scales(params.format),
+          .weights = params.weights,
+          .by_rails = by_rails,
+          .of_token = is_of_token(params.format),
+          .nvfp4 = params.format == LowLatencyFormat::nvfp4};
 }
 
 /// Grid and shared memory of a part. `params`: complete but for the part's.
@@ -116,9 +130,17 @@ void plan_results(LowLatencyDispatchPlan& plan, const LowLatencySetup& setup) {
   const auto of = [&](DType dtype, std::initializer_list<std::int64_t> shape) {
     return unplaced(setup.device, dtype, shape);
   };
-  const bool fp8 = is_fp8(params.format);
-  plan.rows = {of(fp8 ? DType::float8_e4m3 : DType::bfloat16, {blocks, rows, params.hidden})};
-  if (fp8) {
+  if (params.format == LowLatencyFormat::nvfp4) {
+    const LowLatencyTiledScales scales = params.tiled_scales();
+    plan.rows = {of(DType::uint8, {blocks, rows, params.hidden / 2}),
+                 of(DType::uint8, {blocks, scales.tiles(), scales.columns, 4 * LowLatencyTiledScales::kTileRows})};
+  } else {
+    const DType dtype = has_scales(params.format) ? DType::float8_e4m3 : DType::bfloat16;
+    plan.rows = {of(dtype, {blocks, rows, params.hidden})};
+  }
+  if (is_of_token(params.format)) {
+    plan.rows.push_back(of(DType::float32, {blocks, 1, rows}));
+  } else if (has_scales(params.format) && params.format != LowLatencyFormat::nvfp4) {
     const LowLatencyScales scales = params.scale_layout();
     plan.rows.push_back(of(scales.packed ? DType::int32 : DType::float32, {blocks, scales.columns(), rows}));
   }
@@ -137,6 +159,16 @@ void check_dispatch(const LowLatencyDispatchArguments& arguments, const LowLaten
   const int num_ranks = setup.common.num_ranks;
   if (arguments.use_ue8m0 && !(arguments.use_fp8 && arguments.round_scale)) {
     throw InvalidArgument("use_ue8m0 needs use_fp8 and round_scale: packed exponents hold powers of two only");
+  }
+  if (arguments.scale_per_token && (!arguments.use_fp8 || arguments.use_ue8m0)) {
+    throw InvalidArgument("scale_per_token needs use_fp8 and no use_ue8m0, which packs four scales of a row");
+  }
+  if (arguments.use_nvfp4 && (arguments.round_scale || arguments.use_ue8m0 || arguments.scale_per_token)) {
+    throw InvalidArgument("use_nvfp4 is without round_scale, use_ue8m0 and scale_per_token: its scales are E4M3");
+  }
+  if (arguments.x_global_scale) {
+    if (!arguments.use_nvfp4) throw InvalidArgument("x_global_scale needs use_nvfp4");
+    check_tensor("x_global_scale", *arguments.x_global_scale, device, {DType::float32}, {1});
   }
   const ConstTensorView& x = arguments.x;
   check_tensor("x", x, device, {DType::bfloat16}, {kAnySize, kAnySize});
@@ -222,8 +254,10 @@ LowLatencyDispatchPlan plan_dispatch(const LowLatencyDispatchArguments& argument
     params.arrival_shift = arrival_shift(arguments);
   }
 
-  const DispatchKernel kernel =
-      DispatchKernel::choose(setup.rdma(), setup.watched(), arguments.arrival_counters.has_value());
+  if (arguments.x_global_scale) params.global_scale = arguments.x_global_scale->as<float>();
+
+  const DispatchKernel kernel = DispatchKernel::choose(
+      setup.rdma(), setup.watched(), arguments.arrival_counters.has_value() || is_extra(params.format));
   plan.kernel = kernel.launcher;
   const int warps = warps_of_block(arguments.config, setup, kernel.max_threads, 1);
   params.warps_per_row = warps_per_row(params, warps, arguments.config, setup);

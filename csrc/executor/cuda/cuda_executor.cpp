@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
+#include <string>
 
 #include "csrc/executor/backend.hpp"
 #include "csrc/executor/cuda/check.hpp"
@@ -39,10 +41,16 @@ int multiprocessors_of(const Context& context) {
   return of_context > 0 ? std::min(of_device, of_context) : of_device;
 }
 
-/// Kernels that play NICs stay on multiprocessors of their own, one for each mode that reaches other nodes. They must
-/// find one even while all other kernels wait for them.
+/// Kernels that play NICs stay on multiprocessors of their own: of each mode that reaches other nodes as many as the
+/// wire says, or else two for normal mode and one for low latency. They must find them even while all other kernels
+/// wait for them.
 int kept_for_simulated_nics() {
-  return environment::Reader().value("DEEP_EP_RDMA_WIRE").text.starts_with("simulated") ? 2 : 0;
+  const std::string wire = environment::Reader().value("DEEP_EP_RDMA_WIRE").text;
+  if (!wire.starts_with("simulated")) return 0;
+  std::string text;
+  std::copy_if(wire.begin(), wire.end(), std::back_inserter(text), [](char letter) { return letter != ' '; });
+  if (text.find("sms=1") != std::string::npos) return 2;
+  return text.find("sms=2") != std::string::npos ? 4 : 3;
 }
 
 LaunchPolicy make_policy(const Context& context) {

@@ -2,24 +2,23 @@
 
 #include <cuda_runtime_api.h>
 
+#include "csrc/executor/cuda/driver_entry.hpp"
 #include "csrc/support/format.hpp"
 #include "deep_ep/error.hpp"
 
 namespace deep_ep::cuda {
 namespace {
 
-// `version` picks the signature: the one that the function had in that CUDA version, as in its PFN_ type's name.
 template <class Function>
 void find(Function& function, const char* name, unsigned version) {
   void* address = nullptr;
-  cudaDriverEntryPointQueryResult status = cudaDriverEntryPointSymbolNotFound;
-  const cudaError_t result = cudaGetDriverEntryPointByVersion(name, &address, version, cudaEnableDefault, &status);
+  const cudaError_t result = find_driver_entry(name, version, address);
   if (result != cudaSuccess) {
     cudaGetLastError();
     fail<SystemError>("the CUDA driver was asked for {}: {} ({})", name, cudaGetErrorString(result),
                       cudaGetErrorName(result));
   }
-  if (status != cudaDriverEntryPointSuccess || address == nullptr) {
+  if (address == nullptr) {
     fail<SystemError>("the CUDA driver has no {} of CUDA {}.{} or later", name, version / 1000, version % 1000 / 10);
   }
   function = reinterpret_cast<Function>(address);

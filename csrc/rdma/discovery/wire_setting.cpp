@@ -36,6 +36,8 @@ constexpr std::array kSimulatedKeys = {
                  [](SimulatedNic& nic, double value) { nic.reorder_us = value; }},
     SimulatedKey{"completion", "us", 0, 100000, false, false,
                  [](SimulatedNic& nic, double value) { nic.completion_us = value; }},
+    SimulatedKey{"sms", "that a NIC takes", 1, 2, true, false,
+                 [](SimulatedNic& nic, double value) { nic.multiprocessors = static_cast<int>(value); }},
 };
 
 /// `said`: a bit for each key that was.

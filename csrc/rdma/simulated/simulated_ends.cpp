@@ -21,12 +21,18 @@ constexpr std::uint32_t simulated_key_of_rank(int rank) {
   return kFirstSimulatedKey + 1 + static_cast<std::uint32_t>(rank);
 }
 
+/// What a message takes from its doorbell to what the peer sees, besides the time for which it is held: measured
+/// between two H200, less some tenths, as no message is to be sooner than it was told.
+constexpr double kOwnNsOnGpu = 6000;
+
 SimulatedSpeed speed_of(const SimulatedNic& nic, bool cuda) {
   const double rate = nic.gb_per_s.value_or(cuda ? 50 : 0);
+  const double latency_ns = nic.latency_us.value_or(cuda ? 3 : 0) * 1e3;
   return {.ns_per_byte = rate == 0 ? 0 : 1 / rate,
           .overhead_bytes = nic.overhead_bytes,
           .most_adds = nic.most_adds,
-          .latency_ns = nic.latency_us.value_or(cuda ? 3 : 0) * 1e3,
+          .latency_ns = latency_ns,
+          .held_ns = std::max(0.0, latency_ns - (cuda ? kOwnNsOnGpu : 0)),
           .reorder_ns = static_cast<std::uint64_t>(nic.reorder_us * 1e3),
           .completion_ns = static_cast<std::uint64_t>(nic.completion_us * 1e3)};
 }
@@ -58,8 +64,11 @@ class SimulatedEnds final : public Ends {
         states_(device_memory<SimulatedQueueState>(executor, count() * sizeof(SimulatedQueueState))),
         queues_(device_memory<SimulatedQueue>(executor, count() * sizeof(SimulatedQueue))),
         device_regions_(device_memory<SimulatedRegion>(executor, regions_.size() * sizeof(SimulatedRegion))),
-        failures_(pinned_memory<SimulatedFailure>(executor, count() * sizeof(SimulatedFailure))) {
+        failures_(pinned_memory<SimulatedFailure>(executor, count() * sizeof(SimulatedFailure))),
+        blocks_(nic.multiprocessors.value_or(on_gpu_ && options.long_messages ? SimulatedNicParams::kMostBlocks : 1)) {
     params_.speed = speed_of(nic, on_gpu_);
+    if (on_gpu_) params_.pieces = device::simulated::kMostPieces;
+    if (blocks_ > 1) lending_ = device_memory<device::simulated::Lending>(executor, sizeof(device::simulated::Lending));
     check_room();
     regions_[0] = {reinterpret_cast<std::byte*>(sinks_.get()), count() * sizeof(std::uint64_t)};
     regions_[1 + static_cast<std::size_t>(rank)] = {heap.local(), heap.bytes()};
@@ -101,10 +110,12 @@ class SimulatedEnds final : public Ends {
     params_.num_regions = static_cast<int>(regions_.size());
     params_.first_key = kFirstSimulatedKey;
     params_.heap_key = simulated_key_of_rank(rank_);
+    params_.lending = lending_.get();
+    params_.lent_behind = on_gpu_ ? 128 : 4;  // a piece is some 10 us under way; on the CPU that some are lent is all
     // As many warps that move as there is room for.
-    int threads = on_gpu_ ? kernels::simulated_nic::kMaxThreads : SimulatedNicParams::kFewestThreads;
+    int threads = on_gpu_ ? kernels::simulated_nic::kMaxThreads : fewest_threads();
     while (shared_bytes(threads) > executor_->policy().max_shared_bytes) threads -= 32;
-    runner_ = std::make_unique<NicRunner>(executor_, params_, LaunchShape{1, threads, shared_bytes(threads)});
+    runner_ = std::make_unique<NicRunner>(executor_, params_, LaunchShape{blocks_, threads, shared_bytes(threads)});
   }
 
   bool rung_by_kernels() const override { return true; }
@@ -132,7 +143,8 @@ class SimulatedEnds final : public Ends {
   bool idle() const override { return rings_.idle(); }
 
   std::string describe() const override {
-    return fmt::format("handler gpu, wire simulated ({})", describe_speed(params_.speed));
+    return fmt::format("handler gpu, wire simulated ({}{})", describe_speed(params_.speed),
+                       blocks_ > 1 ? fmt::format(", {} SMs", blocks_) : "");
   }
 
  private:
@@ -140,18 +152,19 @@ class SimulatedEnds final : public Ends {
 
   std::size_t count() const { return peers_.size(); }
   std::uint32_t number_of(std::size_t end) const { return 1 + static_cast<std::uint32_t>(end); }
-  std::size_t shared_bytes(int threads = SimulatedNicParams::kFewestThreads) const {
-    const int movers = 1 + (threads - SimulatedNicParams::kFewestThreads) / 32;
+  int fewest_threads() const { return SimulatedNicParams::fewest_threads(blocks_); }
+  std::size_t shared_bytes(int threads) const {
+    const int movers = threads / 32 - 3;  // in the block that has more of them
     return device::simulated::Shared(Carver::without_memory(), count(), regions_.size(),
-                                     static_cast<std::size_t>(movers))
+                                     static_cast<std::size_t>(movers), params_.pieces)
         .bytes;
   }
 
   void check_room() const {
     const std::size_t room = executor_->policy().max_shared_bytes;
-    if (shared_bytes() <= room) return;
+    if (shared_bytes(fewest_threads()) <= room) return;
     fail<SystemError>("the simulated NIC has room for {} in a block, {} queue pairs need {}: use fewer ranks",
-                      format_bytes(room), count(), format_bytes(shared_bytes()));
+                      format_bytes(room), count(), format_bytes(shared_bytes(fewest_threads())));
   }
 
   void write_tables() {
@@ -164,6 +177,7 @@ class SimulatedEnds final : public Ends {
     executor_->fill(sinks_.get(), 0, count() * sizeof(std::uint64_t), stream.get());
     executor_->fill(doorbells_.get(), 0, count() * sizeof(std::uint64_t), stream.get());
     executor_->fill(states_.get(), 0, count() * sizeof(SimulatedQueueState), stream.get());
+    if (lending_ != nullptr) executor_->fill(lending_.get(), 0, sizeof(device::simulated::Lending), stream.get());
     executor_->copy(queues_.get(), queues.data(), count() * sizeof(SimulatedQueue), stream.get());
     executor_->copy(device_regions_.get(), regions_.data(), regions_.size() * sizeof(SimulatedRegion), stream.get());
     executor_->synchronize(stream.get());
@@ -182,6 +196,8 @@ class SimulatedEnds final : public Ends {
   std::shared_ptr<SimulatedQueue> queues_;
   std::shared_ptr<SimulatedRegion> device_regions_;
   std::shared_ptr<SimulatedFailure> failures_;
+  int blocks_;
+  std::shared_ptr<device::simulated::Lending> lending_;
   SimulatedNicParams params_;
   std::unique_ptr<NicRunner> runner_;  ///< last: uses the rest
 };

@@ -4,6 +4,7 @@
 
 #include "csrc/executor/cuda/check.hpp"
 #include "csrc/executor/cuda/driver.hpp"
+#include "csrc/executor/cuda/driver_entry.hpp"
 #include "csrc/rdma/verbs/dma_buf.hpp"
 #include "csrc/support/format.hpp"
 #include "deep_ep/error.hpp"
@@ -13,12 +14,8 @@ namespace {
 
 PFN_cuMemGetHandleForAddressRange_v11070 find_export() {
   void* address = nullptr;
-  cudaDriverEntryPointQueryResult status = cudaDriverEntryPointSymbolNotFound;
-  const cudaError_t result =
-      cudaGetDriverEntryPointByVersion("cuMemGetHandleForAddressRange", &address, 11070, cudaEnableDefault, &status);
-  if (result != cudaSuccess || status != cudaDriverEntryPointSuccess) {
+  if (cuda::find_driver_entry("cuMemGetHandleForAddressRange", 11070, address) != cudaSuccess) {
     cudaGetLastError();  // the next CUDA call must not report it
-    return nullptr;
   }
   return reinterpret_cast<PFN_cuMemGetHandleForAddressRange_v11070>(address);
 }

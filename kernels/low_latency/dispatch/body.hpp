@@ -37,7 +37,7 @@ DEEP_EP_DEVICE void receive_rows(const DispatchReceiver<kRdma, kExtra>& receiver
   for (int turn = 0; turn < reach.turns(); ++turn) {
     if constexpr (kRdma) {
       if (turn == 1) {
-        DispatchRelay{receiver.params, receiver.shared, receiver.row, reach}.relay_rows(group, groups, part);
+        DispatchRelay<kExtra>{receiver.params, receiver.shared, receiver.row, reach}.relay_rows(group, groups, part);
       }
     }
     receiver.receive_rows_of(reach.first_of_turn(turn), reach.sources_of_turn(turn), group, groups, part);
@@ -67,14 +67,19 @@ template <bool kRdma, bool kExtra>
 DEEP_EP_DEVICE void dispatch_body(const LowLatencyDispatchParams& params, std::byte* memory) {
   const LowLatencyParams& common = params.common;
   const Reach<kRdma> ranks{common};
-  const LowLatencyRow row{params.hidden, params.num_topk, is_fp8(params.format), params.weights, ranks.by_rails()};
+  LowLatencyRowOf<kExtra> row{params.hidden, params.num_topk, has_scales(params.format), params.weights,
+                              ranks.by_rails()};
+  if constexpr (kExtra) {
+    row.of_token = is_of_token(params.format);
+    row.nvfp4 = params.format == LowLatencyFormat::nvfp4;
+  }
   const bool sending = sends(params.phase);
   const int num_experts = params.num_local_experts * common.num_ranks;
   const DispatchShared shared(Carver(memory), common.num_ranks, num_experts, sending ? row.stage_bytes() : 0, 0);
   const bool is_clerk = block_index() == 0;
   const int senders = common.working_blocks > 1 ? common.working_blocks - 1 : 1;
-  DispatchSender<kRdma> sender{params, shared, row, {params, shared.rows, shared.entries}, params.num_tokens,
-                               {},     -1,     -1};
+  DispatchSender<kRdma, kExtra> sender{
+      params, shared, row, {params, shared.rows, shared.entries}, params.num_tokens, {}, -1, -1, 1.0f};
   if constexpr (kRdma) {
     if (ranks.posts()) return post_dispatch(sender);
   }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kernels/low_latency/params.hpp"
+#include "kernels/primitives/block.hpp"
 #include "kernels/primitives/memory.hpp"
 #include "kernels/primitives/numeric.hpp"
 #include "kernels/primitives/warp.hpp"
@@ -9,11 +10,13 @@
 namespace deep_ep::device::low_latency {
 
 /// The row of one token. The whole block takes part; each thread handles eight channels (a vector) at a time.
+template <bool kExtra>
 struct RowWriter {
   const LowLatencyDispatchParams& params;
-  LowLatencyRow row;
-  const Vec16* x;    ///< the token's row as the caller gave it
-  std::byte* stage;  ///< where it is written as it will travel
+  LowLatencyRowOf<kExtra> row;
+  const Vec16* x;             ///< the token's row as the caller gave it
+  std::byte* stage;           ///< where it is written as it will travel
+  float global_scale = 1.0f;  ///< of nvfp4
 
   static constexpr int kVectorChannels = 8;
   static constexpr int kScaleLanes = kScaleChannels / kVectorChannels;
@@ -24,12 +27,18 @@ struct RowWriter {
 
   /// `first` is what load(thread_index()) returned: so that load can start early.
   DEEP_EP_DEVICE void write(Vec16 first) const {
+    Fp8Scale of_token{};
+    if constexpr (kExtra) {
+      if (row.of_token) of_token = scale_of_token(first);
+    }
     // Whole warps stay in the loop: lanes compare their channels.
 #pragma unroll 1
     for (int base = thread_index() - lane_index(); base < vectors(); base += block_threads()) {
       const int vector = base + lane_index();
       const Vec16 next = load(vector + block_threads());
-      if (row.fp8) {
+      if (kExtra && write_extra(vector, first, of_token)) {
+        // It was one that plain kernels do not make.
+      } else if (row.scaled) {
         write_fp8(vector, first);
       } else if (vector < vectors()) {
         auto* words = reinterpret_cast<std::uint64_t*>(stage + row.payload_at()) + 2 * vector;  // aligned to 8 only
@@ -41,8 +50,15 @@ struct RowWriter {
   }
 
  private:
-  DEEP_EP_DEVICE void write_fp8(int vector, const Vec16& value) const {
-    // Magnitudes of bfloat16 numbers have the same order as their bits.
+  /// False: the row is one that plain kernels make.
+  DEEP_EP_DEVICE bool write_extra(int vector, const Vec16& value, const Fp8Scale& of_token) const {
+    if (row.of_token) store_fp8<true>(vector, value, of_token);
+    if (row.nvfp4) write_nvfp4(vector, value);
+    return row.of_token || row.nvfp4;
+  }
+
+  /// The largest magnitude, of bfloat16 bits: those have the same order as the numbers.
+  DEEP_EP_DEVICE static std::uint32_t largest(const Vec16& value) {
     std::uint32_t amax = 0;
     for (int i = 0; i < 4; ++i) {
       const std::uint32_t low = value.word[i] & 0x7fffu;
@@ -50,11 +66,28 @@ struct RowWriter {
       amax = low > amax ? low : amax;
       amax = high > amax ? high : amax;
     }
-    for (int distance = kScaleLanes / 2; distance > 0; distance /= 2) {
+    return amax;
+  }
+
+  /// Of so many neighbouring lanes.
+  template <int kLanes>
+  DEEP_EP_DEVICE static std::uint32_t largest_of_lanes(std::uint32_t amax) {
+    for (int distance = kLanes / 2; distance > 0; distance /= 2) {
       const std::uint32_t other = warp::shuffle_xor(amax, distance);
       amax = other > amax ? other : amax;
     }
+    return amax;
+  }
+
+  DEEP_EP_DEVICE void write_fp8(int vector, const Vec16& value) const {
+    const std::uint32_t amax = largest_of_lanes<kScaleLanes>(largest(value));
     const Fp8Scale scale = fp8_scale(bf16_low(amax), params.format != LowLatencyFormat::fp8);
+    store_fp8<false>(vector, value, scale);
+  }
+
+  /// kOfToken: the row has no other scale.
+  template <bool kOfToken>
+  DEEP_EP_DEVICE void store_fp8(int vector, const Vec16& value, const Fp8Scale& scale) const {
     if (vector >= vectors()) return;
     std::uint32_t words[2];
     for (int i = 0; i < 2; ++i) {
@@ -66,9 +99,42 @@ struct RowWriter {
     }
     reinterpret_cast<std::uint64_t*>(stage + row.payload_at())[vector] =
         static_cast<std::uint64_t>(words[1]) << 32 | words[0];
-    if (vector % kScaleLanes == 0) {
+    if (kOfToken ? vector == 0 : vector % kScaleLanes == 0) {
       reinterpret_cast<float*>(stage + row.scales_at())[vector / kScaleLanes] = scale.inverse;
     }
+  }
+
+  /// By the whole block: the row is gone through once more before it is cast. The payload's place serves to exchange
+  /// what the warps have found.
+  DEEP_EP_DEVICE Fp8Scale scale_of_token(Vec16 value) const {
+    std::uint32_t amax = 0;
+#pragma unroll 1
+    for (int vector = thread_index(); vector < vectors(); vector += block_threads()) {
+      if (vector != thread_index()) value = load(vector);
+      const std::uint32_t next = largest(value);
+      amax = next > amax ? next : amax;
+    }
+    amax = largest_of_lanes<kWarpSize>(amax);
+    auto* const found = reinterpret_cast<std::uint32_t*>(stage + row.payload_at());
+    if (lane_index() == 0) found[warp_index()] = amax;
+    block::sync();
+    for (int warp = 0; warp < block_warps(); ++warp) amax = found[warp] > amax ? found[warp] : amax;
+    block::sync();
+    return fp8_scale(bf16_low(amax), params.format == LowLatencyFormat::fp8_token_round_scale);
+  }
+
+  DEEP_EP_DEVICE void write_nvfp4(int vector, const Vec16& value) const {
+    constexpr int kLanes = kNvfp4ScaleChannels / kVectorChannels;
+    const std::uint32_t amax = largest_of_lanes<kLanes>(largest(value));
+    if (vector >= vectors()) return;
+    const Nvfp4Scale scale = nvfp4_scale(bf16_low(amax), global_scale);
+    std::uint32_t codes = 0;
+    for (int i = 0; i < 4; ++i) {
+      codes |= e2m1(bf16_low(value.word[i]) * scale.multiplier) << (8 * i);
+      codes |= e2m1(bf16_high(value.word[i]) * scale.multiplier) << (8 * i + 4);
+    }
+    reinterpret_cast<std::uint32_t*>(stage + row.payload_at())[vector] = codes;
+    if (vector % kLanes == 0) stage[row.scales_at() + vector / kLanes] = static_cast<std::byte>(scale.e4m3);
   }
 };
 

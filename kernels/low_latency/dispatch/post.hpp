@@ -7,8 +7,9 @@
 
 namespace deep_ep::device::low_latency {
 
+template <bool kExtra>
 struct DispatchPoster {
-  const DispatchSender<true>& sender;
+  const DispatchSender<true, kExtra>& sender;
   const LowLatencyDispatchParams& params;
   DispatchReach<true> reach;
   CallPoster<DispatchReach<true>>& poster;
@@ -65,7 +66,8 @@ struct DispatchPoster {
 };
 
 /// By whole blocks.
-DEEP_EP_DEVICE void post_dispatch(DispatchSender<true>& sender) {
+template <bool kExtra>
+DEEP_EP_DEVICE void post_dispatch(DispatchSender<true, kExtra>& sender) {
   const LowLatencyDispatchParams& params = sender.params;
   const LowLatencyParams& common = params.common;
   const DispatchShared& shared = sender.shared;
@@ -92,7 +94,7 @@ DEEP_EP_DEVICE void post_dispatch(DispatchSender<true>& sender) {
   CallPoster poster(reach, to, shared.posters[warp_index()]);
   const bool told = !poster.is_first_lane() || poster.acknowledge(epochs.receive - 1);
   if (sending && told && poster.await_room()) {
-    DispatchPoster{sender, params, reach, poster, ranks.served_by(to.rank)}.post_all();
+    DispatchPoster<kExtra>{sender, params, reach, poster, ranks.served_by(to.rank)}.post_all();
   }
   poster.await_earlier();
   poster.close();

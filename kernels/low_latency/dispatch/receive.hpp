@@ -23,7 +23,7 @@ template <bool kRdma, bool kExtra>
 struct DispatchReceiver {
   const LowLatencyDispatchParams& params;
   const DispatchShared& shared;
-  LowLatencyRow row;
+  LowLatencyRowOf<kExtra> row;
 
   static constexpr int kBatch = 4;  ///< line parts that a lane holds: four warps hold an FP8 row of 7168 channels
 
@@ -194,14 +194,21 @@ struct DispatchReceiver {
         const int to = warp::shuffle(position, lowest_bit(left));
         const int local = local_expert(warp::shuffle(selection, lowest_bit(left)));
         const int block = params.rank_major ? source : local;
-        const std::int64_t first = scales.first(block, to - block * scales.rows);
+        std::int64_t first = scales.first(block, to - block * scales.rows);
+        if constexpr (kExtra) {
+          if (row.of_token) first = to;
+          if (row.nvfp4) first = params.tiled_scales().first(block, to - block * scales.rows);
+        }
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           const std::uint32_t at = lane.payload_at(line) + 4 * static_cast<std::uint32_t>(i);
           if (at < row.scales_at() || at >= row.scales_end() || (lane.has_tag() && i >= 2)) continue;
           const std::uint32_t scale = (at - row.scales_at()) / 4;
           const auto bits = static_cast<std::uint32_t>(part.word[i / 2] >> (32 * (i % 2)));
-          const std::int64_t word = first + scales.behind(scale);
+          std::int64_t word = first + scales.behind(scale);
+          if constexpr (kExtra) {
+            if (row.nvfp4) word = first + std::int64_t{scale} * LowLatencyTiledScales::kTileRows;
+          }
           if (scales.packed) {  // the exponent of a power of two
             params.recv_scales[word * 4 + scale % 4] = static_cast<std::byte>(bits >> 23);
           } else {
@@ -273,7 +280,7 @@ struct DispatchReceiver {
     }
 
     // 4. The rest: every warp stores the scales at its share of the places, the last one also stores the words.
-    if (row.fp8) store_scales(source, lines, selection, position, share_of(places, part));
+    if (row.scaled) store_scales(source, lines, selection, position, share_of(places, part));
     if (part == params.warps_per_row - 1) note_row(lines.head(), source, slot, selection, position);
     if constexpr (kExtra) {
       const int block = params.rank_major ? source : local_expert(selection);

@@ -81,7 +81,9 @@ struct RelayedCounts {
 
 DEEP_EP_DEVICE void relay_rows_body(const LowLatencyDispatchParams& params, std::byte* memory) {
   const LowLatencyParams& common = params.common;
-  const LowLatencyRow row{params.hidden, params.num_topk, is_fp8(params.format), params.weights, true};
+  LowLatencyRow row{params.hidden, params.num_topk, has_scales(params.format), params.weights, true};
+  row.of_token = is_of_token(params.format);
+  row.nvfp4 = params.format == LowLatencyFormat::nvfp4;
   const DispatchShared shared(Carver(memory), common.num_ranks, 0, 0, 0);
 
   // 1. Which call is this?
@@ -107,7 +109,7 @@ DEEP_EP_DEVICE void relay_rows_body(const LowLatencyDispatchParams& params, std:
     const Divisor& parts = params.warps_per_row;
     const int group = warp_index() / parts * grid_blocks() + block_index();
     const int groups = block_warps() / parts * grid_blocks();
-    DispatchRelay{params, shared, row, reach}.relay_rows(group, groups, warp_index() % parts);
+    DispatchRelay<true>{params, shared, row, reach}.relay_rows(group, groups, warp_index() % parts);
   }
   block::sync();
   if (thread_index() != 0) return;

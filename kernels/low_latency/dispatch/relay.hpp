@@ -9,10 +9,11 @@
 
 namespace deep_ep::device::low_latency {
 
+template <bool kExtra>
 struct DispatchRelay {
   const LowLatencyDispatchParams& params;
   const DispatchShared& shared;
-  LowLatencyRow row;
+  LowLatencyRowOf<kExtra> row;
   DispatchReach<true> reach;
 
   static constexpr int kBatch = 4;  ///< lines that a lane loads at once

@@ -23,11 +23,11 @@ struct CountHead {
   }
 };
 
-template <bool kRdma>
+template <bool kRdma, bool kExtra>
 struct DispatchSender {
   const LowLatencyDispatchParams& params;
   const DispatchShared& shared;
-  LowLatencyRow row;
+  LowLatencyRowOf<kExtra> row;
   Routing routing;
 
   // Loaded early, see load().
@@ -35,6 +35,7 @@ struct DispatchSender {
   Vec16 vector;
   std::int64_t own;    ///< of the deciding warp: the lane's selection of the token
   std::int64_t other;  ///< of the first tokens to count
+  float global_scale;  ///< kExtra: of nvfp4
 
   DEEP_EP_DEVICE std::uint64_t epoch() const { return shared.words->epochs.send; }
   DEEP_EP_DEVICE DispatchReach<kRdma> reach() const { return {params.common, epoch(), shared.heaps, row.bytes()}; }
@@ -44,6 +45,7 @@ struct DispatchSender {
     token = next;
     if (token >= params.num_tokens) return;
     vector = writer(nullptr).load(thread_index());
+    if constexpr (kExtra) global_scale = params.global_scale != nullptr ? load_stream(params.global_scale) : 1.0f;
     own = decides() && lane_index() < params.num_topk ? routing.selection(token, lane_index()) : -1;
     other = routing.load(counted, token);
   }
@@ -54,8 +56,9 @@ struct DispatchSender {
   /// The last warp decides where rows go: it seldom has any channels of the row to write.
   DEEP_EP_DEVICE static bool decides() { return warp_index() == block_warps() - 1; }
 
-  DEEP_EP_DEVICE RowWriter writer(std::byte* stage) const {
+  DEEP_EP_DEVICE RowWriter<kExtra> writer(std::byte* stage) const {
     const auto* x = reinterpret_cast<const Vec16*>(params.x + std::int64_t{token} * params.hidden * 2);
+    if constexpr (kExtra) return {params, row, x, stage, global_scale};
     return {params, row, x, stage};
   }
 

@@ -4,36 +4,34 @@ from __future__ import annotations
 
 import os
 import weakref
-from typing import Any, List, Optional, Sequence, Tuple, Union
+from itertools import chain
+from typing import Any, Optional, Tuple
 
 import torch
 
 from .. import _native
 from .._native import EventHandle
-from ..arguments import event_of, integer, type_name
-from ..errors import InvalidArgument, UseAfterDestroy
+from ..arguments import event_of, integer
+from ..errors import InvalidArgument
 from ..peers import Peers, device_index, let_go, native_buffer
 from ..utils.event import EventOverlap
 from ..utils.nvlink import check_nvlink_connections
 from . import model
+from .given import AnyEvent, Bias, Rows, check_biases, check_tensor, checked_handle, split_rows
 from .handle import EPHandle
+from .journeys import Journeys
 from .optional import OptionalCalls
+from .sizes import Sizes
 from .streams import CallStream
 
 __all__ = ["ElasticBuffer", "EPHandle"]
 
-#: A tensor of rows, or (8-bit rows, their scales).
-Rows = Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor]]
-Bias = Union[None, torch.Tensor, Sequence[Optional[torch.Tensor]]]
-AnyEvent = Union[None, EventHandle, EventOverlap]
-
 _PAGE = 2 << 20
 _SMALLEST_HEAP = 64 << 20
 _DEFAULT_GPU_TIMEOUT = 100
-_KNOWN_DTYPES = (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2, torch.float16, torch.float32, torch.uint8)
 
 
-class ElasticBuffer(OptionalCalls):
+class ElasticBuffer(Sizes, Journeys, OptionalCalls):
     """Expert-parallel communication of one rank with the other ranks of its group.
 
     Symbols: R ranks, r this rank, E experts of which rank q owns ``[q*E/R, (q+1)*E/R)``, L = E / R; T tokens on this rank
@@ -160,29 +158,6 @@ class ElasticBuffer(OptionalCalls):
         self._finalizer.detach()
         runtime.destroy()
 
-    # ------------------------------------------------------------------------------------------- sizes and helpers
-
-    @staticmethod
-    def get_buffer_size_hint(
-        group: Any,
-        num_max_tokens_per_rank: int,
-        hidden: int,
-        num_topk: int = 0,
-        use_fp8_dispatch: bool = False,
-        allow_hybrid_mode: bool = True,
-        allow_multiple_reduction: bool = True,
-    ) -> int:
-        """The ``num_bytes`` of a buffer made with these settings: equal on all ranks, a multiple of 2 MiB."""
-        size = group.size() if hasattr(group, "size") else group.Get_size()
-        return model.buffer_bytes(
-            size,
-            integer("num_max_tokens_per_rank", num_max_tokens_per_rank, 1),
-            integer("hidden", hidden, 1),
-            num_topk,
-            bool(use_fp8_dispatch),
-            bool(allow_multiple_reduction),
-        )
-
     @staticmethod
     def capture() -> EventHandle:
         """An event behind all work that the current stream holds now."""
@@ -194,42 +169,6 @@ class ElasticBuffer(OptionalCalls):
         if self._comm_stream is None:
             raise RuntimeError("get_comm_stream: the buffer is on the CPU, where calls do not use a CUDA stream")
         return self._comm_stream
-
-    def get_physical_domain_size(self) -> Tuple[int, int]:
-        """(nodes, ranks of each)."""
-        return self.num_rdma_ranks, self.num_nvlink_ranks
-
-    def get_logical_domain_size(self) -> Tuple[int, int]:
-        """(1, R): results are those of one domain, also between nodes."""
-        return self.num_scaleout_ranks, self.num_scaleup_ranks
-
-    def get_theoretical_num_sms(
-        self,
-        num_experts: int,
-        num_topk: int,
-        num_scaleout_topk: int = 0,
-        rdma_gbs: float = 0,
-        nvlink_gbs: float = 0,
-        sm_read_gbs: float = 200,
-        sm_write_gbs: float = 50,
-    ) -> int:
-        """An even number of SMs that should keep the links busy; what calls use with ``num_sms=0``. Results do not depend
-        on it. Rates are in GB/s; 0 stands for those of this machine."""
-        assert num_scaleout_topk == 0, f"num_scaleout_topk is {num_scaleout_topk}, allowed: 0"
-        return model.num_sms(
-            self.num_ranks,
-            self.num_rdma_ranks,
-            integer("num_experts", num_experts, 1),
-            integer("num_topk", num_topk, 1),
-            (rdma_gbs, nvlink_gbs, sm_read_gbs, sm_write_gbs),
-            self._device,
-            self.prefer_overlap_with_compute,
-        )
-
-    def get_theoretical_num_qps(self, num_sms: int) -> int:
-        """Queue pairs that a call with this many SMs would use upstream. Here calls choose by themselves."""
-        wanted = 16 * num_sms + 1 if self.allow_hybrid_mode else min(num_sms, 9)
-        return min(wanted, self.num_allocated_qps)
 
     @torch.no_grad()
     def barrier(self, use_comm_stream: bool = True, with_cpu_sync: bool = False, sequential: bool = True) -> None:
@@ -250,8 +189,6 @@ class ElasticBuffer(OptionalCalls):
         if event.event is not None:
             event.current_stream_wait()
         self._synchronize(with_cpu_sync)
-
-    # ------------------------------------------------------------------------------------------------------ calls
 
     @torch.no_grad()
     def dispatch(
@@ -306,7 +243,7 @@ class ElasticBuffer(OptionalCalls):
             or ``None``; the handle; the event.
         """
         self._alive()
-        rows, scales = _split(x)
+        rows, scales = split_rows(x)
         self._check_qps(num_qps)
         previous, before = self._events(previous_event, previous_event_before_epilogue, allocate_on_comm_stream)
         stream = CallStream(self._comm_stream, previous, before, bool(async_with_compute_stream))
@@ -322,7 +259,7 @@ class ElasticBuffer(OptionalCalls):
                     bool(use_tma_aligned_col_major_sf),
                 )  # fmt: skip
         else:
-            handle = _checked(handle)
+            handle = checked_handle(handle)
             assert topk_idx is None, "topk_idx is given: with a handle the selections are the handle's"
             assert not do_cpu_sync, "do_cpu_sync is True: with a handle sizes are known"
             for name, given in (
@@ -340,10 +277,10 @@ class ElasticBuffer(OptionalCalls):
                     bool(use_tma_aligned_col_major_sf),
                 )  # fmt: skip
         recv_x, recv_scales, recv_topk_idx, recv_topk_weights, handle = result
-        kept = handle._tensors()  # with a handle that was given, the call reads them, too
+        # With a handle that was given, the call reads its tensors, too.
         event = stream.finish(
-            (rows, scales, topk_idx, topk_weights, cumulative_local_expert_recv_stats, *kept),
-            (recv_x, recv_scales, recv_topk_idx, recv_topk_weights, *kept),
+            chain((rows, scales, topk_idx, topk_weights, cumulative_local_expert_recv_stats), handle._each_tensor()),
+            chain((recv_x, recv_scales, recv_topk_idx, recv_topk_weights), handle._each_tensor()),
         )
         received: Rows = recv_x if recv_scales is None else (recv_x, recv_scales)
         return received, recv_topk_idx, recv_topk_weights, handle, event
@@ -380,212 +317,28 @@ class ElasticBuffer(OptionalCalls):
             last selections (without ``allow_multiple_reduction``: all rows, selections ascending), and rounds.
         """
         self._alive()
-        handle = _checked(handle)
+        handle = checked_handle(handle)
         self._check_qps(num_qps)
         previous, before = self._events(previous_event, previous_event_before_epilogue, allocate_on_comm_stream)
         metadata = handle.recv_src_metadata
-        _check_tensor("x", x, (torch.bfloat16,), 2)
+        check_tensor("x", x, (torch.bfloat16,), 2)
         if not handle.do_expand and x.size(0) != metadata.size(0):
             raise InvalidArgument(f"x has {x.size(0)} rows, allowed: the {metadata.size(0)} of handle.recv_src_metadata")
         topk = handle.topk_idx.size(1)
         if topk_weights is not None:
             if handle.do_expand and not self.allow_multiple_reduction:
                 raise InvalidArgument("topk_weights is given, allowed: None for expanded rows without allow_multiple_reduction")
-            _check_tensor("topk_weights", topk_weights, (torch.float32,), 1 if handle.do_expand else 2)
+            check_tensor("topk_weights", topk_weights, (torch.float32,), 1 if handle.do_expand else 2)
             wanted = (x.size(0),) if handle.do_expand else (metadata.size(0), topk)
             if tuple(topk_weights.shape) != wanted:
                 raise InvalidArgument(f"topk_weights is of shape {tuple(topk_weights.shape)}, allowed: {wanted}")
-        biases = _biases(bias, (handle.topk_idx.size(0), x.size(1)))
+        biases = check_biases(bias, (handle.topk_idx.size(0), x.size(1)))
         stream = CallStream(self._comm_stream, previous, before, bool(async_with_compute_stream))
         sms = integer("num_sms", num_sms, 0) or handle.num_sms
         with stream:
             combined_x, combined_weights = self._combine(stream, x, handle, topk_weights, biases, sms)
-        event = stream.finish((x, topk_weights, *biases, *handle._tensors()), (combined_x, combined_weights))
+        event = stream.finish(chain((x, topk_weights, *biases), handle._each_tensor()), (combined_x, combined_weights))
         return combined_x, combined_weights, event
-
-    # --------------------------------------------------------------------------------------------------- the work
-
-    def _fresh_dispatch(
-        self, stream, rows, scales, topk_idx, topk_weights, stats, num_experts, num_max_tokens, alignment, num_sms,
-        copy_selections, cpu_sync, expand, zero_padding, column_major,
-    ):  # fmt: skip
-        """A dispatch without handle."""
-        runtime = self._alive()
-        if topk_idx is None:
-            raise InvalidArgument("topk_idx is None, allowed: a tensor, or a handle instead")
-        if num_experts is None:
-            raise InvalidArgument("num_experts is None, allowed: a multiple of the number of ranks, or a handle instead")
-        num_experts = integer("num_experts", num_experts, 1)
-        if num_experts % self.num_ranks:
-            raise InvalidArgument(f"num_experts is {num_experts}, allowed: multiples of the {self.num_ranks} ranks")
-        alignment = integer("expert_alignment", 1 if alignment is None else alignment, 1)
-        most = self.num_max_tokens_per_rank if num_max_tokens is None else num_max_tokens
-        most = integer("num_max_tokens_per_rank", most, 1)
-        _check_tensor("topk_idx", topk_idx, (torch.int64, torch.int32), 2)
-        tokens, topk = topk_idx.shape
-        _check_rows(rows, tokens)
-        if tokens > most:
-            raise InvalidArgument(f"topk_idx has {tokens} tokens, allowed: at most num_max_tokens_per_rank, which is {most}")
-        local_experts = num_experts // self.num_ranks
-        if stats is not None:
-            _check_tensor("cumulative_local_expert_recv_stats", stats, (torch.int32,), 1)
-            if stats.numel() != local_experts:
-                raise InvalidArgument(f"cumulative_local_expert_recv_stats has {stats.numel()} elements, allowed: {local_experts}")
-        sms = num_sms or self.get_theoretical_num_sms(num_experts, topk)
-        worst = 0 if cpu_sync else most * self.num_ranks
-        weights = topk_weights if topk_weights is not None else self._new(topk_idx.shape, torch.float32)
-
-        per_rank, _, per_expert, in_rank, event = runtime.get_dispatch_layout(topk_idx, num_experts, None, stream.switched)
-        stream.part(event)
-        recv_x, recv_scales, recv_idx, recv_weights, counts, route, event = runtime.dispatch(
-            rows, _native_scales(scales), per_rank, in_rank, per_expert, topk_idx, weights, alignment, worst, sms, None,
-            stream.switched,
-        )  # fmt: skip
-        stream.part(event)
-        if cpu_sync:
-            num_expanded = sum(counts)
-        else:
-            most_named = self.num_ranks * most * min(topk, local_experts)
-            num_expanded = _align(most_named + (alignment - 1) * local_experts, alignment)
-        received = recv_x.size(0)
-        handle = EPHandle(
-            expand, num_experts, alignment, most, sms, self._new(topk_idx.shape, topk_idx.dtype) if copy_selections else topk_idx,
-            received, num_expanded, counts, self._new(self.num_ranks), self._new(local_experts), self._new(local_experts),
-            self._new((received, topk + 2)), self._new(topk_idx.shape),
-        )  # fmt: skip
-        handle._route = route
-        handle._local = self._new((received, topk))
-        matrix, src_idx, destination_row = self._tables(route)
-        runtime.number_rows(
-            recv_idx, src_idx, matrix, destination_row, topk_idx, self.rank_idx, local_experts, most, alignment, expand,
-            handle.psum_num_recv_tokens_per_scaleup_rank, handle.psum_num_recv_tokens_per_expert,
-            handle.num_unaligned_recv_tokens_per_expert, stats, handle.recv_src_metadata, handle._local,
-            handle.dst_buffer_slot_idx, handle.topk_idx if copy_selections else None,
-            self._new(runtime.number_rows_scratch(local_experts)),
-        )  # fmt: skip
-        if topk_weights is None:
-            recv_weights = None
-        if expand:
-            return self._expanded(recv_x, recv_scales, recv_weights, scales, handle, zero_padding, column_major)
-        if self.num_rdma_ranks > 1:
-            # Between nodes what does not fit into the buffer takes a slower way: what programs hold must not fill it.
-            return self._copied(recv_x, recv_scales, recv_weights, scales, handle, column_major)
-        if column_major and recv_scales is not None:
-            recv_scales = self._copied(None, recv_scales, None, scales, handle, True, with_indices=False)[1]
-        return recv_x, _typed(recv_scales, scales), recv_idx, recv_weights, handle
-
-    def _cached_dispatch(
-        self, stream, rows, scales, topk_weights, handle, num_sms, expand, zero_padding, column_major
-    ):  # fmt: skip
-        """A dispatch with handle: what travels beside the rows goes as scales."""
-        runtime = self._alive()
-        if handle._route is None or handle._local is None:
-            raise InvalidArgument("handle is one that no dispatch returned, allowed: those that did")
-        if expand and not handle.do_expand:
-            raise InvalidArgument("do_expand is True, allowed: only with the handle of a dispatch with do_expand")
-        tokens, topk = handle.topk_idx.shape
-        _check_rows(rows, tokens)
-        beside = None if scales is None else _native_scales(scales)
-        if topk_weights is not None:
-            _check_tensor("topk_weights", topk_weights, (torch.float32,), 2)
-            if tuple(topk_weights.shape) != (tokens, topk):
-                raise InvalidArgument(f"topk_weights is of shape {tuple(topk_weights.shape)}, allowed: {(tokens, topk)}")
-            # As bits: a copy of numbers need not keep those of a NaN.
-            bits = topk_weights.view(torch.int32)
-            beside = bits if beside is None else torch.cat([beside.view(torch.int32), bits], dim=1)
-        recv_x, together, event = runtime.cached_dispatch(
-            rows, beside, handle._route, num_sms or handle.num_sms, None, stream.switched
-        )
-        stream.part(event)
-        recv_scales, recv_weights = (together, None) if topk_weights is None else (None, together)
-        if scales is not None and topk_weights is not None:
-            recv_scales, recv_weights = together[:, : scales.size(1)], together[:, scales.size(1) :]
-        if expand:
-            return self._expanded(recv_x, recv_scales, recv_weights, scales, handle, zero_padding, column_major)
-        kept = (None, None)
-        if self.num_rdma_ranks == 1:  # what arrived as it is wanted stays where it is
-            kept = recv_x, None if column_major or topk_weights is not None else recv_scales
-        moved = [None if stays is not None else each for each, stays in zip((recv_x, recv_scales), kept)]
-        recv_rows, new_scales, local, recv_weights, handle = self._copied(*moved, recv_weights, scales, handle, column_major)
-        new_scales = new_scales if kept[1] is None else _typed(kept[1], scales)
-        return recv_rows if kept[0] is None else kept[0], new_scales, local, recv_weights, handle
-
-    def _expanded(self, recv_x, recv_scales, recv_weights, scales, handle, zero_padding, column_major):
-        """What ``dispatch`` returns but for the event, in the expanded layout."""
-        size = handle.num_expanded_tokens
-        rows = self._new((size, recv_x.size(1)), recv_x.dtype)
-        spread_scales = self._scales_like(recv_scales, size, column_major)
-        weights = None if recv_weights is None else self._new(size, torch.float32)
-        self._alive().spread_rows(
-            handle.psum_num_recv_tokens_per_scaleup_rank, handle.recv_src_metadata, None, *_known(recv_x, rows), recv_scales,
-            spread_scales, recv_weights, weights, None,
-            handle.num_unaligned_recv_tokens_per_expert if zero_padding else None, handle.expert_alignment,
-        )  # fmt: skip
-        return rows, _typed(spread_scales, scales), None, weights, handle
-
-    def _copied(self, recv_x, recv_scales, recv_weights, scales, handle, column_major, with_indices=True):
-        """What ``dispatch`` returns but for the event, not expanded: each row where it is, in new memory."""
-        received, topk = handle._local.shape
-        rows = None if recv_x is None else torch.empty_like(recv_x)
-        new_scales = self._scales_like(recv_scales, received, column_major)
-        weights = None if recv_weights is None else self._new((received, topk), torch.float32)
-        indices = self._new((received, topk), handle.topk_idx.dtype) if with_indices else None
-        self._alive().spread_rows(
-            handle.psum_num_recv_tokens_per_scaleup_rank, None, handle._local, *_known(recv_x, rows), recv_scales,
-            new_scales, recv_weights, weights, indices, None, 1,
-        )  # fmt: skip
-        return rows, _typed(new_scales, scales), indices, weights, handle
-
-    def _combine(self, stream, x, handle, topk_weights, biases, sms):
-        runtime = self._alive()
-        metadata, topk_idx, ends = handle.recv_src_metadata, handle.topk_idx, handle.psum_num_recv_tokens_per_scaleup_rank
-        tokens, topk = topk_idx.shape
-        local_experts, most = handle.num_experts // self.num_ranks, handle.num_max_tokens_per_rank
-        single = bool(handle.do_expand) and not self.allow_multiple_reduction
-        if handle.do_expand and not single:
-            sums = self._new((metadata.size(0), x.size(1)), torch.bfloat16)
-            runtime.sum_expanded_rows(x, metadata, ends, sums)
-            x = sums
-        new_table = torch.zeros if single else torch.empty
-        in_rank = new_table((x.size(0), self.num_ranks), dtype=torch.bool, device=self._device)
-        beside = self._new((x.size(0), 1 if topk_weights is None else 1 + topk))
-        per_rank = self._new(self.num_ranks)
-        size = runtime.address_rows_scratch(metadata.size(0), self.num_ranks)
-        scratch = self._new(size) if size else None
-        runtime.address_rows(metadata, ends, most, single, topk_weights, beside, in_rank, per_rank, scratch)
-        most_rows = most * (topk if single else min(topk, self.num_ranks))
-        recv, recv_beside, _, _, _, route, event = runtime.dispatch(
-            x, beside, per_rank, in_rank, per_rank, None, None, 1, max(most_rows, 1), sms, None, stream.switched
-        )
-        stream.part(event)
-        combined_x = self._new((tokens, x.size(1)), torch.bfloat16)
-        combined_weights = None if topk_weights is None else self._new((tokens, topk), torch.float32)
-        runtime.sum_returned_rows(
-            recv, recv_beside, self._tables(route)[0], topk_idx, self.rank_idx, local_experts, single, *(*biases, None, None)[:2],
-            combined_x, combined_weights, self._new((tokens, topk)),
-        )  # fmt: skip
-        return combined_x, combined_weights
-
-    def _new(self, shape: Union[int, Sequence[int]], dtype: torch.dtype = torch.int32) -> torch.Tensor:
-        return torch.empty(shape, dtype=dtype, device=self._device)
-
-    def _scales_like(self, scales: Optional[torch.Tensor], rows: int, column_major: bool) -> Optional[torch.Tensor]:
-        """Memory for scales; ``column_major``: with strides (1, rows rounded up to 4), as TMA loads want them."""
-        if scales is None:
-            return None
-        width = scales.size(1)
-        strides = (1, _align(rows, 4)) if column_major else (width, 1)
-        return torch.empty_strided((rows, width), strides, dtype=scales.dtype, device=self._device)
-
-    def _tables(self, route: Tuple[torch.Tensor, ...]) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Of a native handle: where each source's rows end on each rank, tokens of the received rows at their sources,
-        rows of this rank's tokens at their destinations."""
-        return (route[0], route[3], route[5]) if self.num_rdma_ranks == 1 else (route[5], route[7], route[2])
-
-    def _alive(self) -> "_native.Buffer":
-        if self.runtime is None:
-            raise UseAfterDestroy("the buffer was used after destroy()")
-        return self.runtime
 
     def _synchronize(self, wanted: bool) -> None:
         if wanted and self._device.type == "cuda":
@@ -600,78 +353,3 @@ class ElasticBuffer(OptionalCalls):
         if event is not None and not allocate_on_comm_stream:
             raise InvalidArgument("previous_event needs allocate_on_comm_stream, which is False")
         return event, event_of("previous_event_before_epilogue", before_epilogue)
-
-
-def _check_rows(rows: Any, tokens: int) -> None:
-    if not isinstance(rows, torch.Tensor):
-        raise TypeError(f"x is of type {type_name(rows)}, expected a torch.Tensor")
-    if rows.dim() != 2 or rows.size(0) != tokens:
-        raise InvalidArgument(f"x is of shape {tuple(rows.shape)}, allowed: [{tokens}, hidden], a row for each token")
-
-
-def _split(x: Any) -> Tuple[torch.Tensor, Optional[torch.Tensor]]:
-    if isinstance(x, (tuple, list)):
-        if len(x) != 2:
-            raise InvalidArgument(f"x is a {type_name(x)} of {len(x)}, expected a tensor or (rows, scales)")
-        scales = x[1]
-        if not isinstance(scales, torch.Tensor):
-            raise TypeError(f"x_scales (x[1]) is of type {type_name(scales)}, expected a torch.Tensor")
-        if scales.dim() != 2 or scales.element_size() != 4 or scales.shape[:1] != getattr(x[0], "shape", scales.shape)[:1]:
-            raise InvalidArgument(
-                f"x_scales (x[1]) is {scales.dtype} of shape {tuple(scales.shape)}, allowed: a 4-byte type of two "
-                "dimensions, with as many rows as x[0]"
-            )
-        return x[0], scales
-    return x, None
-
-
-def _align(value: int, step: int) -> int:
-    return -(-value // step) * step
-
-
-def _typed(scales: Optional[torch.Tensor], given: Optional[torch.Tensor]) -> Optional[torch.Tensor]:
-    """Received scales, with the type of those that were given."""
-    return scales if scales is None or given is None or scales.dtype == given.dtype else scales.view(given.dtype)
-
-
-def _known(*rows: Optional[torch.Tensor]) -> Tuple[Optional[torch.Tensor], ...]:
-    """The same with a type that the library knows: it only moves them."""
-    return tuple(each if each is None or each.dtype in _KNOWN_DTYPES else each.view(torch.uint8) for each in rows)
-
-
-def _native_scales(scales: Optional[torch.Tensor]) -> Optional[torch.Tensor]:
-    if scales is None or scales.dtype in (torch.float32, torch.int32):
-        return scales
-    return scales.view(torch.int32)
-
-
-def _check_tensor(name: str, tensor: Any, dtypes: Sequence[torch.dtype], dims: int) -> None:
-    if not isinstance(tensor, torch.Tensor):
-        raise TypeError(f"{name} is of type {type_name(tensor)}, expected a torch.Tensor")
-    if tensor.dtype not in dtypes or tensor.dim() != dims or not tensor.is_contiguous():
-        allowed = " or ".join(str(dtype) for dtype in dtypes)
-        raise InvalidArgument(
-            f"{name} is {tensor.dtype} of shape {tuple(tensor.shape)} and strides {tuple(tensor.stride())}, "
-            f"allowed: {allowed} of {dims} dimensions, contiguous"
-        )
-
-
-def _biases(bias: Bias, shape: Tuple[int, int]) -> List[torch.Tensor]:
-    if bias is None or isinstance(bias, torch.Tensor):
-        given: Sequence[Optional[torch.Tensor]] = (bias,)
-    elif isinstance(bias, (tuple, list)) and len(bias) == 2:
-        given = bias
-    else:
-        raise TypeError(f"bias is of type {type_name(bias)}, expected a torch.Tensor or a tuple of two")
-    biases = [each for each in given if each is not None]
-    for number, each in enumerate(biases):
-        _check_tensor(f"bias_{number}", each, (torch.bfloat16,), 2)
-        if tuple(each.shape) != shape:
-            raise InvalidArgument(f"bias_{number} is of shape {tuple(each.shape)}, allowed: {shape}")
-    return biases
-
-
-def _checked(handle: Any) -> EPHandle:
-    if not isinstance(handle, EPHandle):
-        raise TypeError(f"handle is of type {type_name(handle)}, expected the EPHandle that dispatch returned")
-    return handle

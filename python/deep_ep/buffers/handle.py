@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, List, Optional, Tuple
+from typing import Any, Iterator, List, Optional, Tuple
 
 import torch
 
@@ -73,3 +73,7 @@ class EPHandle:
     def _tensors(self) -> List[torch.Tensor]:
         mine = [value for value in vars(self).values() if isinstance(value, torch.Tensor)]
         return mine + [value for value in self._route or () if isinstance(value, torch.Tensor)]
+
+    def _each_tensor(self) -> Iterator[torch.Tensor]:
+        """The same, looked for when somebody asks: most calls need not know."""
+        yield from self._tensors()

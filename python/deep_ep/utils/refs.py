@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from .envs import get_global_seed
+from .exchange import all_to_all
 
 __all__ = ["combine", "dispatch", "generate_pre_combine_data", "ordered_accumulate"]
 
@@ -18,7 +19,7 @@ def _exchange(rows: torch.Tensor, sent: Sequence[int], received: Sequence[int]) 
     flat = rows.contiguous().view(rows.size(0), math.prod(rows.shape[1:]))  # not -1: there may be no row
     mine = flat.view(torch.uint8)
     theirs = torch.empty((sum(received), mine.size(1)), dtype=torch.uint8, device=rows.device)
-    dist.all_to_all_single(theirs, mine, list(received), list(sent))
+    all_to_all(theirs, mine, list(received), list(sent))
     return theirs.view(rows.dtype).view(sum(received), *rows.shape[1:])
 
 
@@ -34,7 +35,7 @@ def dispatch(
     order = torch.cat(tokens)
     counts = torch.tensor([len(each) for each in tokens], dtype=torch.int32, device=topk_idx.device)
     sources = torch.empty_like(counts)
-    dist.all_to_all_single(sources, counts)
+    all_to_all(sources, counts, [1] * ranks, [1] * ranks)
     sent, received = counts.tolist(), sources.tolist()
 
     def get(rows: torch.Tensor) -> torch.Tensor:

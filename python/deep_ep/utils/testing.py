@@ -7,7 +7,8 @@ import time
 from typing import Any, Callable, List, Optional, Sequence, Tuple, Union
 
 import torch
-import torch.distributed as dist
+
+from .exchange import all_reduce
 
 __all__ = ["bench", "bench_kineto", "flush_l2_cache"]
 
@@ -87,7 +88,7 @@ def bench_kineto(
                     if barrier is not None:
                         barrier()
                     else:
-                        dist.all_reduce(torch.ones(1, dtype=torch.float32, device="cuda"))
+                        all_reduce(torch.ones(1, dtype=torch.float32, device="cuda"))
                 fn()
             torch.cuda.synchronize()
             recorded.step()

@@ -49,7 +49,12 @@ TEST_P(LowLatencyMasksTest, MaskedByHand) {
   // Ranks 1 and the others leave each other out.
   oracle::Masks masks = masks_of({0, 2, 3}, {1});
   for (const std::size_t other : {0u, 2u, 3u}) masks[4 + other] = 1;
-  const LowLatencyCase apart = with_masks(all, masks);
+  std::vector<LowLatencyCase> apart;
+  for (const auto format : {all.shape.format, oracle::RowFormat::nvfp4, oracle::RowFormat::fp8_token}) {
+    LowLatencyCase one = all;
+    one.shape.format = format;
+    apart.push_back(with_masks(one, masks));
+  }
   run_cluster(cluster(4), [&](Rank& rank) {
     Buffer& buffer = rank.buffer(masking_options(patience()));
     dispatch_and_check(rank, buffer, all);
@@ -61,7 +66,7 @@ TEST_P(LowLatencyMasksTest, MaskedByHand) {
       expected[static_cast<std::size_t>(other)] = 1;
     }
     require_same(expected, query(rank, buffer), "masks");
-    for (int i = 0; i < 3; ++i) dispatch_and_check(rank, buffer, apart);
+    for (const LowLatencyCase& one : apart) dispatch_and_check(rank, buffer, one);
     buffer.low_latency_clean(rank.call().stream);
     // Everybody made the same number of calls: unmasking is enough.
     if (rank.rank() % 2 == 0) {

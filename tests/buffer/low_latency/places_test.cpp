@@ -96,7 +96,7 @@ TEST_F(LowLatencyWindowTest, AllIsReceivedAgainWithoutTheRank) {
   const LowLatencyCase all = make_low_latency_case(
       {.tokens = {5, 6}, .max_tokens = 6, .hidden = 256, .local_experts = 2, .topk = 3, .seed = 7});
   const LowLatencyCase without = with_masks(all, {0, 1, 0, 0});
-  const LowLatencyRow row{.hidden = 256, .num_topk = 3, .fp8 = true, .weights = false};
+  const LowLatencyRow row{.hidden = 256, .num_topk = 3, .scaled = true, .weights = false};
   on_two_ranks([&](Rank& rank, Buffer& buffer) {
     if (rank.rank() == 1) buffer.low_latency_dispatch(with_hook(upload_arguments(rank, all)), rank.call());
     if (!lose_row(rank, buffer, LowLatencyKind::dispatch, row.bytes())) return;

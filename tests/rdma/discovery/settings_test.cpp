@@ -68,15 +68,16 @@ TEST(RdmaSettings, Wire) {
 
 TEST(RdmaSettings, SimulatedWire) {
   const SimulatedNic nothing_said = parse_wire("simulated").nic;
-  EXPECT_FALSE(nothing_said.gb_per_s || nothing_said.latency_us);
+  EXPECT_FALSE(nothing_said.gb_per_s || nothing_said.latency_us || nothing_said.multiprocessors);
   const SimulatedNic nic =
-      parse_wire("simulated:rate=12.5, latency = 4,atomics=8,overhead=0,reorder=1.5,completion=2").nic;
+      parse_wire("simulated:rate=12.5, latency = 4,atomics=8,overhead=0,reorder=1.5,completion=2,sms=1").nic;
   EXPECT_EQ(nic.gb_per_s, 12.5);
   EXPECT_EQ(nic.latency_us, 4);
   EXPECT_EQ(nic.most_adds, 8u);
   EXPECT_EQ(nic.overhead_bytes, 0u);
   EXPECT_EQ(nic.reorder_us, 1.5);
   EXPECT_EQ(nic.completion_us, 2);
+  EXPECT_EQ(nic.multiprocessors, 1);
   const auto why = [](const std::string& text) { return refusal({{"DEEP_EP_RDMA_WIRE", text}}); };
   EXPECT_EQ(why("simulated:rate=-1"),
             "environment variable DEEP_EP_RDMA_WIRE='simulated:rate=-1': simulated: 'rate=-1', allowed: rate= a number "
@@ -85,13 +86,14 @@ TEST(RdmaSettings, SimulatedWire) {
   EXPECT_TRUE(why("simulated:rate=1, rate=50").ends_with("simulated: 'rate' comes twice, allowed: once"));
   EXPECT_TRUE(
       why("simulated:speed=1")
-          .ends_with("simulated has no 'speed', allowed: rate, latency, atomics, overhead, reorder, completion"));
+          .ends_with("simulated has no 'speed', allowed: rate, latency, atomics, overhead, reorder, completion, sms"));
   for (const char* const wrong :
        {"simulated:rate", "simulated:latency=nan", "simulated:atomics=0", "simulated:atomics=33",
         "simulated:atomics=1.5", "simulated:rate=5x", "simulated:rate=0.009", "simulated:rate=1e-320"}) {
     EXPECT_NE(why(wrong).find("allowed: "), std::string::npos) << wrong;
   }
-  EXPECT_TRUE(why("simulated:").ends_with("completion"));
+  EXPECT_TRUE(why("simulated:sms=3").ends_with("'sms=3', allowed: sms= a whole number from 1 to 2 (that a NIC takes)"));
+  EXPECT_TRUE(why("simulated:").ends_with("sms"));
   EXPECT_TRUE(why("local:rate=5").ends_with("not one of auto, local, verbs, simulated[:key=value,...]"));
 }
 

@@ -268,7 +268,8 @@ class SecondLaunchFails final : public CountingExecutor {
 
 TEST(NicRunner, IsOverBeforeItsMemoryGoesWhereItCannotStart) {
   const auto executor = std::make_shared<SecondLaunchFails>();
-  const LaunchShape shape{1, SimulatedNicParams::kFewestThreads, device::simulated::Shared(Carver::without_memory(), 0, 0, 1).bytes};
+  const LaunchShape shape{1, SimulatedNicParams::fewest_threads(1),
+                          device::simulated::Shared(Carver::without_memory(), 0, 0, 1, 256).bytes};
   EXPECT_THROW(rdma::NicRunner(executor, SimulatedNicParams{}, shape), SystemError);
   EXPECT_TRUE(executor->synchronized);
 }

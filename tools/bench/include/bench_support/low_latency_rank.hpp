@@ -4,8 +4,9 @@
 #include <memory>
 #include <optional>
 
-#include "deep_ep/buffer.hpp"
 #include "bench_support/workload.hpp"
+#include "deep_ep/buffer.hpp"
+#include "oracle/low_latency.hpp"
 #include "tools/common/ranks.hpp"
 
 namespace deep_ep::tools {
@@ -31,7 +32,12 @@ class LowLatencyBench {
   Buffer& buffer() { return buffer_; }
 
   // Each enqueues its kernels on the stream (with `hook`, the send part) and is collective.
-  LowLatencyDispatchResult dispatch(bool fp8, bool hook = false);
+  LowLatencyDispatchResult dispatch(oracle::RowFormat format, bool hook = false);
+  LowLatencyDispatchResult dispatch(bool fp8, bool hook = false) {
+    return dispatch(fp8 ? oracle::RowFormat::fp8 : oracle::RowFormat::bf16, hook);
+  }
+  /// From now on dispatches are given arrival counters, a word for 64 rows.
+  void count_arrivals();
   /// With identity experts: sums of a token's own row, with weights of `weight(kind)`.
   LowLatencyCombineResult combine(LowLatencyCombine kind, bool hook = false);
   /// Prepares what combine needs: rows where the experts' output would be.
@@ -61,6 +67,8 @@ class LowLatencyBench {
   DeviceTensor selection_;
   DeviceTensor weights_;
   DeviceTensor small_weights_;
+  DeviceTensor global_scale_;
+  std::optional<DeviceTensor> arrivals_;
   LowLatencyHandle handle_;
   std::optional<DeviceTensor> rows_;  // where the experts' output would be
 };

@@ -1,0 +1,18 @@
+# cmake -P: which GPUs each nvcc compiles for; with -DTOO_OLD=ON one that is refused.
+cmake_minimum_required(VERSION 3.25)
+include("${CMAKE_CURRENT_LIST_DIR}/../../cmake/DeepEpCudaArchitectures.cmake")
+if(TOO_OLD)
+  deep_ep_cuda_architectures(12.3.107 architectures)
+  return()
+endif()
+foreach(expected "13.0.88=90a-real,100a-real,90-virtual" "12.8.61=90a-real,100a-real,90-virtual"
+                 "12.6.85=90a-real,90-virtual" "12.4.131=90a-real,90-virtual")
+  string(REPLACE "=" ";" expected "${expected}")
+  list(GET expected 0 version)
+  list(GET expected 1 wanted)
+  deep_ep_cuda_architectures(${version} architectures)
+  list(JOIN architectures "," architectures)
+  if(NOT architectures STREQUAL wanted)
+    message(FATAL_ERROR "nvcc ${version} compiles for ${architectures}, expected ${wanted}")
+  endif()
+endforeach()

@@ -1,0 +1,96 @@
+"""What the checks of elastic_checks.py share: how they are listed, a rank's buffers and data, and what rows must be."""
+
+import copy
+
+import elastic_reference as reference
+import torch
+import torch.distributed as dist
+from reference import make_case
+
+from deep_ep.buffers.elastic import ElasticBuffer, EPHandle
+
+H, M, K = 256, 64, 4
+TOKENS = [64, 37, 0, 51, 64, 1, 20, 64]
+SPIN = 100_000_000  # cycles: about 50 ms
+_checks = []
+
+
+def check(needs_gpu=True, alone=True):
+    """``alone``: also meaningful with a single rank."""
+
+    def add(function):
+        _checks.append((function.__name__, function, needs_gpu, alone))
+        return function
+
+    return add
+
+
+class Rank:
+    """This process's part: its device, its group, and data of all ranks."""
+
+    def __init__(self, group, device):
+        self.group, self.device = group, device
+        self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
+        self.gpu = device.type == "cuda"
+
+    def buffer(self, **options):
+        settings = {"num_max_tokens_per_rank": M, "hidden": H, "num_topk": K, "explicitly_destroy": True, **options}
+        return ElasticBuffer(self.group, **settings)
+
+    def case(self, seed=0, tokens=None, drop=0.2):
+        counts = [TOKENS[rank % len(TOKENS)] for rank in range(self.size)] if tokens is None else [tokens] * self.size
+        return make_case(counts, hidden=H, num_topk=K, seed=seed, drop=drop)
+
+    def there(self, tensor):
+        return tensor.to(self.device)
+
+    def send(self, buffer, case, x=None, **options):
+        x = case.x[self.rank] if x is None else x
+        moved = tuple(self.there(part) for part in x) if isinstance(x, tuple) else self.there(x)
+        weights = self.there(case.topk_weights[self.rank])
+        options = {"num_experts": case.num_experts, "topk_weights": weights, **options}
+        return buffer.dispatch(moved, self.there(case.topk_idx[self.rank]), **options)
+
+    def wait(self):
+        if self.gpu:
+            torch.cuda.synchronize()
+
+
+def on_host(value):
+    """The same with all tensors on the CPU."""
+    if isinstance(value, torch.Tensor):
+        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype).copy_(value)
+    if isinstance(value, tuple):
+        return tuple(on_host(each) for each in value)
+    if isinstance(value, EPHandle):
+        result = copy.copy(value)
+        for name, each in vars(value).items():
+            if isinstance(each, torch.Tensor):
+                setattr(result, name, on_host(each))
+        return result
+    return value
+
+
+def noise(rows=4096):
+    """Fills memory that was freed: what still needed it is wrong then."""
+    for size in (rows * H, 1 << 20, 1 << 14, 1 << 9):
+        for _ in range(3):
+            torch.full((size,), float("nan"), dtype=torch.bfloat16, device="cuda")
+
+
+def expanded_rows(case, want, size, values):
+    rows = torch.full((size, H), float("nan"), dtype=torch.bfloat16)
+    filled = reference.rows_of_selections(want, values, M)
+    rows[: filled.size(0)] = filled
+    return rows
+
+
+def flat_rows(case, want, size, values, rank):
+    rows = torch.full((size, H), float("nan"), dtype=torch.bfloat16)
+    filled = reference.rows_of_rank(case, want, values, rank, M)
+    rows[: filled.size(0)] = filled
+    return rows
+
+
+def kept_weights(case, rank):
+    return torch.where(case.topk_idx[rank] >= 0, case.topk_weights[rank], 0.0)

@@ -1,0 +1,151 @@
+"""Handles of the second interface: dispatched with again, read and written by programs, used on several streams."""
+
+import elastic_reference as reference
+import torch
+from elastic_cases import H, M, check_rows, make_buffer, make_case_with, send, spread_weights, two_ranks_a_node
+from reference import make_case
+from test_calls import equal
+from test_errors import Alone
+
+from deep_ep import EventOverlap
+from deep_ep.buffers.elastic import ElasticBuffer
+from deep_ep.buffers.streams import CallStream
+
+
+def cached(group, nodes=False):
+    with two_ranks_a_node(nodes):
+        buffer = make_buffer(group)
+    rank = buffer.rank_idx
+    case = make_case([9, 14, 0, 5][: buffer.num_ranks], hidden=H, num_topk=4, drop=0.2)
+    want = reference.expected(case, rank, M, 8)
+    weights = [torch.rand(each.shape, generator=torch.Generator().manual_seed(i)) for i, each in enumerate(case.topk_weights)]
+    other = reference.expected(make_case_with(case, weights), rank, M, 8)
+    for cpu_sync in (True, False):
+        flat = send(buffer, case, expert_alignment=8, do_cpu_sync=cpu_sync)[3]
+        wide = send(buffer, case, expert_alignment=8, do_cpu_sync=cpu_sync, do_expand=True)[3]
+        send(buffer, make_case([3] * buffer.num_ranks, hidden=H, seed=4))
+        for handle in (flat, wide):
+            result = buffer.dispatch(case.x[rank], handle=handle)
+            assert result[3] is handle
+            check_rows(want, result, False, with_weights=False)
+            check_rows(other, buffer.dispatch(case.x[rank], topk_weights=weights[rank], handle=handle), False)
+        check_rows(want, buffer.dispatch(case.x[rank], handle=wide, do_expand=True), True, with_weights=False)
+        options = dict(handle=wide, do_expand=True, do_zero_padding=True, num_experts=case.num_experts, expert_alignment=8)
+        result = buffer.dispatch(case.x[rank], topk_weights=weights[rank], num_max_tokens_per_rank=M, **options)
+        check_rows(other, result, True, zeroed=True)
+        rows = [torch.randn(len(x), 16, generator=torch.Generator().manual_seed(i)) for i, x in enumerate(case.x)]
+        result = buffer.dispatch(rows[rank], handle=wide, do_expand=True)
+        narrow = reference.expected(case, rank, M, 8, rows)
+        check_rows(narrow, result, True, with_weights=False)
+
+
+def test_cached(ranks):
+    ranks(2).run(cached)
+    ranks(4).run(cached, True)
+
+
+def handle_attributes(group):
+    """What engines do with a handle between dispatch and combine."""
+    buffer = make_buffer(group)
+    rank = buffer.rank_idx
+    case = make_case([9, 14, 0, 5][: buffer.num_ranks], hidden=H, num_topk=4, drop=0.2)
+    want = reference.expected(case, rank, M, 16)
+    per_selection, per_rank = reference.selection_values(case, H), reference.rank_values(case, H)
+    flat_rows = reference.rows_of_rank(case, want, per_rank, rank, M)
+    n = len(want.ids)
+    for cpu_sync in (True, False):
+        def fresh(**options):
+            return send(buffer, case, expert_alignment=16, do_cpu_sync=cpu_sync, **options)[3]
+
+        def padded(rows, size):
+            result = torch.full((size, H), float("nan"), dtype=torch.bfloat16)
+            result[: rows.size(0)] = rows
+            return result
+
+        wanted = reference.combined(case, rank, (), per_rank=per_rank)
+        # 1. The layout is changed by hand.
+        handle = fresh(do_expand=True)
+        handle.do_expand = False
+        equal(buffer.combine(padded(flat_rows, handle.num_recv_tokens), handle)[0], wanted, "do_expand = False")
+        # 2. Selections are added up by the program: row i stands for received token i.
+        handle = fresh(do_expand=True)
+        handle.recv_src_metadata[:, 2:] = -1
+        handle.recv_src_metadata[:, 2] = torch.arange(handle.recv_src_metadata.size(0))
+        for extra in (0, 5):
+            rows = padded(flat_rows, handle.num_recv_tokens + extra)
+            equal(buffer.combine(rows, handle)[0], wanted, "slots written in place")
+        # 3. Another tensor, or a part of it.
+        handle = fresh(do_expand=True)
+        handle.recv_src_metadata = handle.recv_src_metadata[:n].clone()
+        rows = reference.rows_of_selections(want, per_selection, M)
+        equal(buffer.combine(rows, handle)[0], reference.combined(case, rank, (), per_selection=per_selection), "metadata[:n]")
+        # 4. Everything from a dispatch that was made again.
+        for expand in (False, True):
+            handle, again = fresh(do_expand=expand), fresh(do_expand=expand)
+            for name, value in vars(handle).items():
+                if isinstance(value, torch.Tensor):
+                    assert torch.equal(value[:n], getattr(again, name)[:n]), f"{name} differs from call to call"
+                    setattr(handle, name, getattr(again, name))
+            del again
+            if expand:
+                rows = padded(reference.rows_of_selections(want, per_selection, M), handle.num_expanded_tokens)
+                equal(buffer.combine(rows, handle)[0], reference.combined(case, rank, (), per_selection=per_selection), "again")
+            else:
+                equal(buffer.combine(padded(flat_rows, handle.num_recv_tokens), handle)[0], wanted, "again")
+            check_rows(want, buffer.dispatch(case.x[rank], handle=handle, do_expand=expand), expand, with_weights=False)
+    copied = send(buffer, case)[3]
+    kept = send(buffer, case, do_handle_copy=False)[3]
+    assert kept.topk_idx is case.topk_idx[rank] and copied.topk_idx is not case.topk_idx[rank]
+    assert torch.equal(copied.topk_idx, kept.topk_idx)
+
+
+def test_handle_attributes(ranks):
+    ranks(2).run(handle_attributes)
+    ranks(4).run(handle_attributes)
+
+
+def tail_of_anything(group):
+    """Rows of the metadata behind the received ones hold anything, and x has a row for each received one only."""
+    buffers = {multiple: make_buffer(group, allow_multiple_reduction=multiple) for multiple in (True, False)}
+    case = make_case([9, 14], hidden=H, num_topk=4, drop=0.2)
+    per_selection = reference.selection_values(case, H)
+    for multiple, buffer in buffers.items():
+        rank = buffer.rank_idx
+        want = reference.expected(case, rank, M, 1)
+        handle = send(buffer, case, do_cpu_sync=False, do_expand=True)[3]
+        for tail in (2**30, -(2**30)):
+            handle.recv_src_metadata[len(want.ids) :] = tail
+            weights = spread_weights(want, want.weights) if multiple else None
+            x = reference.rows_of_selections(want, per_selection, M)
+            back, back_weights, _ = buffer.combine(x, handle, weights)
+            equal(back, reference.combined(case, rank, (), per_selection=per_selection, multiple=multiple), "combined rows")
+            if multiple:
+                equal(back_weights, torch.where(case.topk_idx[rank] >= 0, case.topk_weights[rank], 0.0), "weights")
+            again = buffer.dispatch(case.x[rank], handle=handle, do_expand=True, do_zero_padding=True)
+            check_rows(want, again, True, zeroed=True, with_weights=False)
+
+
+def test_tail_of_anything(ranks):
+    ranks(2).run(tail_of_anything)
+
+
+def test_streams_that_use_a_handle(monkeypatch):
+    """A call that reads a given handle does so on its own stream."""
+    seen = {}
+
+    def finish(self, inputs, outputs):
+        seen.update(inputs=[id(each) for each in inputs], outputs=[id(each) for each in outputs])
+        return EventOverlap()
+
+    buffer = ElasticBuffer(Alone, num_max_tokens_per_rank=M, hidden=H, num_topk=2)
+    x = torch.ones(3, H, dtype=torch.bfloat16)
+    handle = buffer.dispatch(x, torch.zeros(3, 2, dtype=torch.int64), num_experts=2)[3]
+    held = handle._tensors()
+    assert len(held) > 5 and handle.recv_src_metadata is not None
+    monkeypatch.setattr(CallStream, "finish", finish)
+    rows = buffer.dispatch(x, handle=handle)[0]
+    for name in ("inputs", "outputs"):
+        assert {id(each) for each in held} <= set(seen[name])
+    assert id(x) in seen["inputs"] and id(rows) in seen["outputs"]
+    buffer.combine(rows, handle)
+    assert {id(each) for each in held} <= set(seen["inputs"])

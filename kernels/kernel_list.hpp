@@ -36,6 +36,7 @@
   KERNEL(combine_low_latency_logfmt_watched, deep_ep::LowLatencyCombineParams, 384)     \
   KERNEL(barrier_low_latency_watched,     deep_ep::LowLatencyBarrierParams,   128)      \
   KERNEL(unmask_low_latency_watched,      deep_ep::LowLatencyUnmaskParams,     32)      \
+  KERNEL(add_waits_low_latency,           deep_ep::LowLatencyWaitsParams,     256)      \
   KERNEL(sum_rows,                        deep_ep::SumRowsParams,             256)      \
   KERNEL(gather_rows,                     deep_ep::GatherRowsParams,          256)      \
   KERNEL(count_selections,                deep_ep::NumberRowsParams,          512)      \
@@ -66,6 +67,7 @@ struct LowLatencyDispatchParams;
 struct LowLatencyCombineParams;
 struct LowLatencyBarrierParams;
 struct LowLatencyUnmaskParams;
+struct LowLatencyWaitsParams;
 struct SumRowsParams;
 struct GatherRowsParams;
 struct NumberRowsParams;

@@ -80,6 +80,9 @@ TensorView Buffer::low_latency_combine_buffer(const LowLatencyHandle& handle) {
   return low_latency(implementation_, "low_latency_combine_buffer").combine_buffer(handle);
 }
 void Buffer::low_latency_clean(StreamHandle stream) { low_latency(implementation_, "low_latency_clean").clean(stream); }
+LowLatencyStats Buffer::low_latency_stats(LowLatencyStatsThen then, StreamHandle stream) {
+  return low_latency(implementation_, "low_latency_stats").stats(then, stream);
+}
 void Buffer::low_latency_update_mask(int rank, bool masked, StreamHandle stream) {
   masks(implementation_, "low_latency_update_mask").update(rank, masked, stream);
 }

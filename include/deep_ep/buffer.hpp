@@ -31,6 +31,7 @@
 #include "deep_ep/error.hpp"
 #include "deep_ep/executor.hpp"
 #include "deep_ep/low_latency.hpp"
+#include "deep_ep/low_latency_stats.hpp"
 #include "deep_ep/normal_mode.hpp"
 #include "deep_ep/options.hpp"
 #include "deep_ep/tensor.hpp"
@@ -105,6 +106,13 @@ class Buffer {
   /// Collective: a barrier of the ranks that are not masked, on `stream`. Signals carry epochs, so there is nothing to
   /// clean, unless the program has asked for low_latency_memory: then this zeroes it first.
   void low_latency_clean(StreamHandle stream = nullptr);
+
+  /// How long low-latency calls of this rank have waited for each rank: low_latency_stats.hpp. The first call switches
+  /// that on and returns zeros; until then it costs nothing. From then on, each call enqueues one small kernel more,
+  /// and a dispatch three (it runs as two, with one in between that listens for the others). CUDA graphs count if they
+  /// were recorded after it. Comes after the work on `stream`, and the host waits for that. Not collective.
+  LowLatencyStats low_latency_stats(LowLatencyStatsThen then = LowLatencyStatsThen::go_on,
+                                    StreamHandle stream = nullptr);
 
   // Masks: which ranks this rank leaves out, changed in the order of calls on `stream`. InvalidArgument without
   // LowLatencyOptions::masking.

@@ -10,6 +10,7 @@
 #include "kernels/intranode/params.hpp"
 #include "kernels/layout/params.hpp"
 #include "kernels/low_latency/params.hpp"
+#include "kernels/low_latency/waits.hpp"
 #include "kernels/rdma/nic_test.hpp"
 #include "kernels/rdma/simulated_nic.hpp"
 #include "kernels/rows/params.hpp"

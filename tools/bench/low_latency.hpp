@@ -16,7 +16,12 @@ struct LowLatencyOptions : BenchOptions {
   std::string rails = "auto";  ///< rows between nodes by rails: auto, always, never
   bool hooks = true;           ///< also send and receive parts by themselves
   bool graphs = true;          ///< also replays of CUDA graphs, where there are any
-  bool arrivals = false;       ///< dispatches are given arrival counters
+  bool who_is_late = false;    ///< instead of times: who waits for whom
+  double late_threshold_us = 50;
+  double late_us = 0;  ///< so much later one rank begins each round
+  int late_rank = 0;
+  std::string trace;      ///< an SVG file to write
+  bool arrivals = false;  ///< dispatches are given arrival counters
 };
 
 /// One line of the result.

@@ -6,7 +6,10 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
+#include "deep_ep/error.hpp"
 #include "tools/bench/commands.hpp"
+#include "tools/bench/late_rank.hpp"
+#include "tools/bench/late_rank_chart.hpp"
 #include "tools/bench/low_latency.hpp"
 #include "tools/bench/upstream_lines.hpp"
 #include "tools/common/command_line.hpp"
@@ -80,6 +83,28 @@ void fill_figure(Figure& figure, const LowLatencyMeasurement& m) {
   if (m.wire_gb_per_s() > 0) figure.nvlink_wire_gb_per_s = m.wire_gb_per_s();
 }
 
+/// --who-is-late, --trace.
+int run_late_rank(const LowLatencyOptions& options, const World& world, Device::Kind device, bool prints_text) {
+  if (options.late_rank >= world.size) {
+    throw InvalidArgument(fmt::format("--late-rank is {}, allowed: 0 to {}", options.late_rank, world.size - 1));
+  }
+  if (prints_text) {
+    print_setting(options, world, device);
+    fmt::print(
+        "What a rank waits for each source, on average over {} rounds: the median of the other ranks.\n"
+        "longest: one wait in one call, and of which rank.\n\n",
+        options.rounds.count);
+  }
+  nlohmann::json document = setting_json(kLowLatency, options, world, device);
+  find_late_rank(options, world, device, [&](const LateRankReport& report) {
+    if (prints_text) print_late_rank(report);
+    document["who_is_late"].push_back(late_rank_json(report));
+    if (!options.trace.empty()) write_text(options.trace, to_svg(timeline_of(report)));
+  });
+  if (world.first_rank == 0 && options.output.json) print_json(document);
+  return 0;
+}
+
 int run_low_latency_bench(LowLatencyOptions options) {
   int nodes = std::max(1, options.nodes);
   const World world = make_world(options, nodes);
@@ -88,6 +113,7 @@ int run_low_latency_bench(LowLatencyOptions options) {
   complete(kLowLatency, options, device, world.size);
   check_nodes(world.size, options.topk, options.experts, nodes, 0);
   const bool prints_text = world.first_rank == 0 && options.output.text();
+  if (options.who_is_late || !options.trace.empty()) return run_late_rank(options, world, device, prints_text);
   nlohmann::json setting = setting_json(kLowLatency, options, world, device);
   setting.update({{"nodes", options.nodes}, {"nvlink", options.nvlink}, {"rails", options.rails}});
   Figure figure = setting_figure(kLowLatency, options, world, device);
@@ -128,6 +154,17 @@ void add_bench_low_latency(CLI::App& bench, Action& action) {
       ->capture_default_str();
   command->add_flag("!--no-hooks", o.hooks, "Leave out send and receive parts by themselves");
   command->add_flag("!--no-graphs", o.graphs, "Leave out replays of CUDA graphs");
+  command->add_flag("--who-is-late", o.who_is_late, "Instead of times: which rank the others wait for");
+  command
+      ->add_option("--late-threshold", o.late_threshold_us,
+                   "--who-is-late: microseconds that the others must wait longer for a late rank than for the quickest")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  command->add_option("--late", o.late_us, "--who-is-late: microseconds by which one rank begins each round later")
+      ->check(CLI::NonNegativeNumber);
+  command->add_option("--late-rank", o.late_rank, "Which one")->check(CLI::Range(0, kMostRanks - 1));
+  command->add_option("--trace", o.trace,
+                      "Instead of times: an SVG file with what each rank does in a dispatch and a combine");
   command->add_flag("--arrivals", o.arrivals, "Give dispatches arrival counters, a word for 64 rows");
   command->callback([options, &action] { action = [options] { return run_low_latency_bench(*options); }; });
 }

@@ -21,6 +21,7 @@ LowLatencyCombineResult LowLatency::combine(const LowLatencyCombineArguments& ar
     scope.hand_out(result.combined_x);
   }
   plan.params.combined_x = result.combined_x.as<std::byte>();
+  if (setup_.measured) waits_->measure(plan);
   result.event = launch(LowLatencyKind::combine, plan, scope, call.stream,
                         std::array{result.combined_x, arguments.handle->row_table}, result.hook);
   return result;

@@ -172,7 +172,7 @@ LowLatencyCombinePlan plan_combine(const LowLatencyCombineArguments& arguments, 
   const int sms =
       most_working_blocks(arguments.config, setup, poster_blocks(setup, params.block_warps) + watching_blocks(setup));
   params.warps_per_row = warps_per_row(params, sms, setup);
-  plan_parts(plan, arguments.return_recv_hook, [&](LowLatencyPhase phase) {
+  plan_parts(plan, arguments.return_recv_hook, false, [&](LowLatencyPhase phase) {
     const int left = std::max(1, sms - room_for_relay(phase, beside_relay, setup));
     return plan_part(phase, params, left, unreduced, setup);
   });

@@ -57,6 +57,7 @@ LowLatencyDispatchResult LowLatency::dispatch(const LowLatencyDispatchArguments&
     result.recv_topk_weights = others[5];
     params.recv_topk_weights = others[5].as<float>();
   }
+  if (setup_.measured) waits_->measure(plan);
   scope.hand_out(rows[0]);
   scope.hand_out(others[0]);
 

@@ -261,9 +261,10 @@ LowLatencyDispatchPlan plan_dispatch(const LowLatencyDispatchArguments& argument
   plan.kernel = kernel.launcher;
   const int warps = warps_of_block(arguments.config, setup, kernel.max_threads, 1);
   params.warps_per_row = warps_per_row(params, warps, arguments.config, setup);
-  plan_parts(plan, arguments.return_recv_hook,
+  // Without a hook a relay hands on within its own launch.
+  plan_parts(plan, arguments.return_recv_hook, setup.measured && rail_width == 0,
              [&](LowLatencyPhase phase) { return plan_part(phase, params, warps, arguments.config, setup); });
-  if (plan.receive && rail_width != 0) plan.relay = plan_relay(params, warps, setup);
+  if (plan.hooked && rail_width != 0) plan.relay = plan_relay(params, warps, setup);
   plan_results(plan, setup);
   return plan;
 }

@@ -40,19 +40,35 @@ EventHandle LowLatency::launch_relay(const LowLatencyPlan<Params>& plan, StreamH
   return executor.record_event(relays_->get());
 }
 
+/// Enqueues the part that receives, with what measures it.
+template <class Params>
+void enqueue_receive(const KernelTable& kernels, const LowLatencyPlan<Params>& plan, StreamHandle stream) {
+  Params params = plan.params;
+  take_part(*plan.receive, params);
+  if (plan.waits && plan.waits->listens) enqueue_waits(kernels, *plan.waits->listens, stream);
+  (kernels.*plan.kernel)(params, plan.receive->shape, stream);
+  if (plan.waits) enqueue_waits(kernels, plan.waits->adds, stream);
+}
+
 template <class Params, class Kept>
 EventHandle LowLatency::launch(LowLatencyKind kind, LowLatencyPlan<Params>& plan, CallScope& scope,
                                StreamHandle caller_stream, Kept kept, std::function<void()>& hook) {
   take_part(plan.first, plan.params);
-  (runtime_.executor()->kernels().*plan.kernel)(plan.params, plan.first.shape, scope.stream());
-  if (!plan.receive) return scope.finish();
-  take_part(*plan.receive, plan.params);
+  const KernelTable& kernels = runtime_.executor()->kernels();
+  (kernels.*plan.kernel)(plan.params, plan.first.shape, scope.stream());
+  if (!plan.hooked) {
+    if (plan.receive) {
+      enqueue_receive(kernels, plan, scope.stream());
+    } else if (plan.waits) {
+      enqueue_waits(kernels, plan.waits->adds, scope.stream());
+    }
+    return scope.finish();
+  }
   const auto relayed = plan.relay ? std::make_shared<EventHandle>() : nullptr;
   // The receive part is a call of its own, on the same stream, whenever the hook comes. A hook that failed may come
   // again, but the part must not.
-  hook = queue(kind).add([this, kind, caller_stream, recorded = scope.recording(), kernel = plan.kernel,
-                          params = plan.params, shape = plan.receive->shape, kept = std::move(kept), relayed,
-                          enqueued = false]() mutable {
+  hook = queue(kind).add([this, kind, caller_stream, recorded = scope.recording(), plan = LowLatencyPlan<Params>(plan),
+                          kept = std::move(kept), relayed, enqueued = false]() mutable {
     Backend& executor = *runtime_.executor();
     if (executor.is_capturing(caller_stream) != recorded) {
       fail<InvalidArgument>("{}: its send part was {} into a graph, so its receive part must be, too: call the hook {}",
@@ -63,7 +79,7 @@ EventHandle LowLatency::launch(LowLatencyKind kind, LowLatencyPlan<Params>& plan
     CallScope receiving(runtime_.calls(), {.stream = caller_stream});
     // The receive part gives the places back that the relay reads.
     if (relayed != nullptr && *relayed != nullptr) executor.wait_event(receiving.stream(), *relayed);
-    if (!enqueued) (executor.kernels().*kernel)(params, shape, receiving.stream());
+    if (!enqueued) enqueue_receive(executor.kernels(), plan, receiving.stream());
     enqueued = true;
     receiving.finish();
   });

@@ -11,6 +11,7 @@
 #include "csrc/buffer/low_latency/plan.hpp"
 #include "csrc/buffer/low_latency/rank_masks.hpp"
 #include "csrc/buffer/low_latency/rdma_links.hpp"
+#include "csrc/buffer/low_latency/wait_stats.hpp"
 #include "csrc/buffer/runtime.hpp"
 #include "csrc/executor/own_stream.hpp"
 #include "deep_ep/buffer.hpp"
@@ -30,6 +31,9 @@ class LowLatency {
 
   /// InvalidArgument, which names `call`, where ranks are never masked.
   RankMasks& masks(const char* call);
+  /// Of waits; the first call, and the first after `stop`, begin them.
+  LowLatencyStats stats(LowLatencyStatsThen then, StreamHandle stream);
+
   /// Collective, with masks.
   void resume();
 
@@ -73,6 +77,7 @@ class LowLatency {
   std::optional<RdmaLinks> links_;  ///< none: no rank is reached by RDMA
   LowLatencySetup setup_;
   std::optional<OwnStream> relays_;  ///< where calls may go by rails: of kernels that hand on rows beside others
+  std::optional<WaitStats> waits_;   ///< none before anybody has asked for them
   bool shown_ = false;               ///< has the program been given `memory`?
   std::array<std::shared_ptr<HookQueue>, static_cast<std::size_t>(LowLatencyKind::count)> queues_;
   /// Device memory; the last is the largest. Those before stay: views and recorded graphs may still name them.

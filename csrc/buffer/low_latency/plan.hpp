@@ -3,12 +3,14 @@
 #pragma once
 
 #include <cstddef>
+#include <memory>
 #include <optional>
 #include <vector>
 
 #include "csrc/executor/kernel_table.hpp"
 #include "deep_ep/buffer.hpp"
 #include "kernels/low_latency/params.hpp"
+#include "kernels/low_latency/waits.hpp"
 
 namespace deep_ep {
 
@@ -23,6 +25,7 @@ struct LowLatencySetup {
   int rail_width = 0;  ///< see LowLatencyReach
   bool rails_always = false;
   bool own_masks = false;  ///< ranks cannot agree on who is lost, though none is reached by RDMA
+  bool measured = false;   ///< calls add to statistics of waits
 
   bool on_gpu() const { return device.kind == Device::Kind::cuda; }
   bool rdma() const { return common.peers != nullptr; }
@@ -38,13 +41,22 @@ struct LowLatencyPart {
   int rows_of_group = 0;  ///< of combine
 };
 
-/// A call: one kernel, or two when a hook enqueues the second.
+/// What measures a call: launched around its receive part.
+struct LowLatencyWaits {
+  std::optional<LowLatencyWaitsParams> listens;  ///< before it
+  LowLatencyWaitsParams adds;                    ///< behind it
+};
+void enqueue_waits(const KernelTable& kernels, const LowLatencyWaitsParams& params, StreamHandle stream);
+
+/// A call: one kernel, or two when a hook enqueues the second, or a measured dispatch listens before it.
 template <class Params>
 struct LowLatencyPlan {
   Params params{};  ///< all but the part's, and memory that the call is given
   Launcher<Params> KernelTable::*kernel = nullptr;
   LowLatencyPart first;
-  std::optional<LowLatencyPart> receive;  ///< with a hook
+  std::optional<LowLatencyPart> receive;         ///< with a hook, or where somebody listens before it
+  bool hooked = false;                           ///< a hook enqueues it
+  std::shared_ptr<const LowLatencyWaits> waits;  ///< of a call that is measured
   /// With a hook, by rails: a kernel that hands on rows, beside whatever runs between the parts.
   struct Relay {
     Launcher<Params> KernelTable::*kernel = nullptr;

@@ -51,10 +51,11 @@ void check_room(std::int64_t max_tokens, std::int64_t hidden, std::size_t row_by
 int choose_rails(bool may, int max_tokens, int num_topk, std::size_t row_bytes, std::size_t rail_row_bytes,
                  const LowLatencySetup& setup);
 
-/// The plan's parts, each as `plan_part(phase)` says.
+/// The plan's parts, each as `plan_part(phase)` says. `split`: two also without a hook.
 template <class Plan, class PlanPart>
-void plan_parts(Plan& plan, bool hook, PlanPart&& plan_part) {
-  if (!hook) {
+void plan_parts(Plan& plan, bool hook, bool split, PlanPart&& plan_part) {
+  plan.hooked = hook;
+  if (!hook && !split) {
     plan.first = plan_part(LowLatencyPhase::both);
     return;
   }

@@ -29,7 +29,7 @@ DEEP_EP_DEVICE void copy_arrivals(const consumers::ArrivalsParams& p, std::byte*
     const int block = i / p.words_of_block;
     const int first = i % p.words_of_block * p.rows_of_word;
     const int count = copies ? load_weak(p.recv_count + block) : 0;
-    if (copies && thread_index() == 0) p.count[block] = count;
+    if (copies && first == 0 && thread_index() == 0) p.count[block] = count;
     const int end = count - first < p.rows_of_word ? count : first + p.rows_of_word;
     for (int row = first; row < end; ++row) {
       const std::int64_t at = std::int64_t{block} * p.rows + row;

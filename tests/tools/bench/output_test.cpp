@@ -12,6 +12,7 @@
 #include "tools/bench/output/csv.hpp"
 #include "tools/bench/output/plot.hpp"
 #include "tools/bench/output/results.hpp"
+#include "tools/bench/output/svg.hpp"
 
 namespace deep_ep::tools {
 namespace {

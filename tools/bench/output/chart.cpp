@@ -8,6 +8,8 @@
 #include <cstdint>
 #include <set>
 
+#include "tools/bench/output/svg.hpp"
+
 namespace deep_ep::tools {
 namespace {
 
@@ -20,33 +22,6 @@ constexpr double kAxisRoom = 58;    ///< below the plot: marks and label
 constexpr double kLegendLine = 18;  ///< each line has one, below that
 constexpr double kPlotWidth = kChartWidth - kChartLeft - kChartRight;
 constexpr std::size_t kMostMarks = 14;  ///< of the x axis
-
-/// Colours that people who see colours differently can tell apart.
-constexpr std::array kColours = {"#0072b2", "#d55e00", "#009e73", "#cc79a7",
-                                 "#56b4e9", "#e69f00", "#000000", "#8a6d00"};
-
-std::string escaped(const std::string& text) {
-  std::string result;
-  for (const char c : text) {
-    switch (c) {
-      case '&':
-        result += "&amp;";
-        break;
-      case '<':
-        result += "&lt;";
-        break;
-      case '>':
-        result += "&gt;";
-        break;
-      case '"':
-        result += "&quot;";
-        break;
-      default:
-        result += static_cast<unsigned char>(c) < ' ' ? ' ' : c;  // XML has no other control characters
-    }
-  }
-  return result;
-}
 
 /// Lines that share a colour differ by their dashes.
 std::string style_of(std::size_t line) {
@@ -105,16 +80,6 @@ class ChartScale {
   std::vector<double> y_ticks_;
   bool logarithmic_ = false;
 };
-
-std::string text_at(double x, double y, const char* anchor, const std::string& content, const char* more = "") {
-  return fmt::format("<text x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"{}\"{}>{}</text>\n", x, y, anchor, more,
-                     escaped(content));
-}
-
-std::string straight_line(double x1, double y1, double x2, double y2, const char* colour) {
-  return fmt::format("<line x1=\"{:.1f}\" y1=\"{:.1f}\" x2=\"{:.1f}\" y2=\"{:.1f}\" stroke=\"{}\"/>\n", x1, y1, x2, y2,
-                     colour);
-}
 
 /// 1048576 as 1M: of powers of two, which sizes are.
 std::string show_x(double value) {
@@ -175,32 +140,13 @@ std::string legend_svg(const Chart& chart) {
 
 }  // namespace
 
-std::vector<double> ticks_up_to(double largest) {
-  constexpr double kAbout = 6;  // marks
-  const double rough = (largest > 0 ? largest : 1) / kAbout;
-  const double power = std::pow(10, std::floor(std::log10(rough)));
-  double step = 10 * power;
-  for (const double factor : {5.0, 2.0, 1.0}) {
-    if (factor * power >= rough) step = factor * power;
-  }
-  std::vector<double> ticks{0};
-  if (!(step > 0)) return {0, 1};  // too small for any step
-  while (ticks.back() < largest || ticks.size() < 2) ticks.push_back(static_cast<double>(ticks.size()) * step);
-  return ticks;
-}
-
 std::string to_svg(const Chart& chart) {
   const double height =
       kChartTop + kPlotHeight + kAxisRoom + kLegendLine * (static_cast<double>(chart.lines.size()) + 1);
   const ChartScale scale(chart);
-  std::string svg = fmt::format(
-      "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{0:g}\" height=\"{1:g}\" viewBox=\"0 0 {0:g} {1:g}\" "
-      "font-family=\"sans-serif\" font-size=\"13\" fill=\"#222\">\n<rect width=\"{0:g}\" height=\"{1:g}\" "
-      "fill=\"#fff\"/>\n",
-      kChartWidth, height);
-  svg += axes_svg(chart, scale);
+  std::string svg = axes_svg(chart, scale);
   for (std::size_t i = 0; i < chart.lines.size(); ++i) svg += line_svg(chart.lines[i], i, scale);
-  return svg + legend_svg(chart) + "</svg>\n";
+  return svg_of(kChartWidth, height, svg + legend_svg(chart));
 }
 
 }  // namespace deep_ep::tools

@@ -19,9 +19,6 @@ struct Chart {
   std::vector<ChartLine> lines;
 };
 
-/// Numbers at which an axis that has to show 0 to `largest` has its marks; the last is `largest` or more.
-std::vector<double> ticks_up_to(double largest);
-
 /// The y axis begins at 0. Where x spans more than a factor of 16 (tokens, bytes), its axis is logarithmic.
 std::string to_svg(const Chart& chart);
 

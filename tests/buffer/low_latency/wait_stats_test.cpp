@@ -1,0 +1,243 @@
+// Statistics of waits over low-latency calls, and what they say about who is late.
+#include <chrono>
+#include <thread>
+
+#include "tests/cluster/fixture.hpp"
+#include "tests/cluster/low_latency_rails_case.hpp"
+
+namespace deep_ep::test {
+namespace {
+
+/// Statistics of rank `rank`, that has waited so long for each source in ten dispatches, and a tenth of that in as many
+/// combines.
+LowLatencyStats waited(int rank, const std::vector<double>& mean_us) {
+  LowLatencyStats stats{.rank = rank, .dispatch = {}, .combine = {}};
+  for (const double us : mean_us) {
+    stats.dispatch.calls.push_back(10);
+    stats.dispatch.total_us.push_back(us * 10);
+    stats.dispatch.longest_us.push_back(us * 2);
+    stats.combine.calls.push_back(10);
+    stats.combine.total_us.push_back(us);
+    stats.combine.longest_us.push_back(us);
+  }
+  return stats;
+}
+
+bool says(const LowLatencyVerdict& verdict, const std::vector<std::string>& words) {
+  for (const auto& word : words) {
+    if (verdict.text.find(word) == std::string::npos) return false;
+  }
+  return true;
+}
+
+TEST(LateRanksTest, NobodyIsLate) {
+  const std::vector<LowLatencyStats> all = {waited(0, {0, 10, 12}), waited(1, {11, 0, 40}), waited(2, {10, 14, 0})};
+  const LowLatencyVerdict verdict = find_late_ranks(all);
+  EXPECT_TRUE(verdict.late.empty());
+  EXPECT_TRUE(says(verdict, {"nobody is late", "50.0 us would be late"})) << verdict.text;
+  EXPECT_EQ(find_late_ranks(all, 1).late, std::vector<int>({2})) << "a smaller threshold";
+}
+
+TEST(LateRanksTest, OneIsLate) {
+  const std::vector<LowLatencyStats> all = {waited(0, {0, 12, 812, 10}), waited(1, {10, 0, 790, 14}),
+                                            waited(2, {1, 1, 0, 1}), waited(3, {30, 20, 900, 0})};
+  const LowLatencyVerdict verdict = find_late_ranks(all);
+  EXPECT_EQ(verdict.late, std::vector<int>({2}));
+  EXPECT_TRUE(says(verdict, {"rank 2 is late", "the others wait 893.2 us for it", "next (rank 1)"})) << verdict.text;
+  EXPECT_DOUBLE_EQ(verdict.waited_us[2], 893.2);
+  EXPECT_EQ(find_late_ranks({&all[1], 1}).late, std::vector<int>({2})) << "one rank alone knows it";
+  EXPECT_TRUE(says(find_late_ranks({&all[1], 1}), {"rank 1 waits"}));
+  EXPECT_TRUE(find_late_ranks({&all[2], 1}).late.empty()) << "it waits for nobody itself";
+}
+
+TEST(LateRanksTest, OfTwoTheOtherIsLate) {
+  const std::vector<LowLatencyStats> both = {waited(0, {0, 500}), waited(1, {3, 0})};
+  EXPECT_EQ(find_late_ranks(both).late, std::vector<int>({1}));
+  EXPECT_EQ(find_late_ranks({both.data(), 1}).late, std::vector<int>({1}));
+  EXPECT_TRUE(find_late_ranks({&both[1], 1}).late.empty());
+}
+
+/// Those that are held up by a late rank are a little late themselves, and are not named; equally late ones all are.
+TEST(LateRanksTest, SeveralAreLate) {
+  const std::vector<LowLatencyStats> all = {waited(0, {0, 900, 1000, 200, 5}), waited(1, {5, 0, 1000, 200, 5}),
+                                            waited(2, {5, 900, 0, 200, 5}), waited(3, {5, 900, 1000, 0, 5}),
+                                            waited(4, {5, 900, 1000, 200, 0})};
+  const LowLatencyVerdict verdict = find_late_ranks(all);
+  EXPECT_EQ(verdict.late, std::vector<int>({2, 1})) << "the slowest first";
+  EXPECT_TRUE(says(verdict, {"ranks 1 and 2 are late", "1100.0 us for the slowest"})) << verdict.text;
+}
+
+TEST(LateRanksTest, WhatDoesNotFitIsRefused) {
+  EXPECT_THROW(static_cast<void>(find_late_ranks({})), InvalidArgument);
+  const std::vector<LowLatencyStats> all = {waited(0, {0, 1}), waited(1, {1, 0, 1})};
+  EXPECT_THROW(static_cast<void>(find_late_ranks(all)), InvalidArgument);
+  const LowLatencyStats stranger = waited(2, {0, 1});
+  EXPECT_THROW(static_cast<void>(find_late_ranks({&stranger, 1})), InvalidArgument);
+  const LowLatencyStats alone = waited(0, {0});
+  EXPECT_TRUE(says(find_late_ranks({&alone, 1}), {"one rank"}));
+}
+
+class LowLatencyWaitStatsTest : public ClusterTest {
+ protected:
+  static void require_calls(const LowLatencyWaitTimes& times, std::uint64_t calls, const std::string& what) {
+    for (std::size_t source = 0; source < times.calls.size(); ++source) {
+      require(times.calls[source] == calls, what + ": " + std::to_string(times.calls[source]) + " calls instead of " +
+                                                std::to_string(calls) + " for source " + std::to_string(source));
+      require(times.total_us[source] >= times.longest_us[source] && times.longest_us[source] >= 0,
+              what + ": the longest wait is one of all");
+      require((calls != 0) == (times.total_us[source] > 0), what + ": calls wait, nobody else does");
+    }
+  }
+};
+DEEP_EP_LOW_LATENCY_ON_THREADS(LowLatencyWaitStatsTest);
+
+TEST_P(LowLatencyWaitStatsTest, CallsAreCounted) {
+  DEEP_EP_NEEDS_RANKS(2);
+  const LowLatencyCombineCase one = make_low_latency_combine_case(
+      {.tokens = {4, 4}, .max_tokens = 4, .hidden = 128, .local_experts = 1, .topk = 2});  // all tokens go everywhere
+  for (const bool masking : {false, true}) {
+    const auto expected = one.expected();
+    const auto with_hooks = masking ? expected : one.expected_with_hooks(GetParam().topology);
+    run_cluster(cluster(2), [&](Rank& rank) {
+      BufferOptions options = low_latency_options(2, 4, 128);
+      options.low_latency.masking = masking;
+      Buffer& buffer = rank.buffer(options);
+      const auto read = [&](LowLatencyStatsThen then = LowLatencyStatsThen::go_on) {
+        return buffer.low_latency_stats(then, rank.stream());
+      };
+      LowLatencyDispatchArguments dispatch = upload_arguments(rank, one.before);
+      dispatch.wait_recv_cost_stats = rank.upload(std::vector<std::int64_t>{5, 5}, DType::int64, {2});
+      LowLatencyHandle handle;
+      LowLatencyCombineArguments combine;
+      const auto run = [&](bool hook) {
+        dispatch.return_recv_hook = hook;
+        const LowLatencyDispatchResult dispatched = buffer.low_latency_dispatch(dispatch, rank.call());
+        if (hook) dispatched.hook();
+        check_low_latency_dispatch(rank, one.before, dispatched);
+        handle = dispatched.handle;
+        if (combine.handle == nullptr) combine = upload_combine(rank, one, handle);
+        combine.return_recv_hook = hook;
+        const LowLatencyCombineResult combined = buffer.low_latency_combine(combine, rank.call());
+        if (hook) combined.hook();
+        check_low_latency_combine(rank, one, hook ? with_hooks : expected, combined.combined_x.view());
+      };
+      run(false);
+      LowLatencyStats stats = read();
+      require(stats.rank == rank.rank(), "whose statistics they are");
+      require_calls(stats.dispatch, 0, "nobody had asked");
+      require_calls(stats.combine, 0, "nobody had asked");
+      const auto given = rank.download<std::int64_t>(*dispatch.wait_recv_cost_stats);
+      combine.wait_recv_cost_stats = rank.upload(std::vector<std::int64_t>{7, 7}, DType::int64, {2});
+
+      for (const bool hook : {false, true, false}) run(hook);
+      stats = read(LowLatencyStatsThen::reset);
+      require_calls(stats.dispatch, 3, "dispatch");
+      require_calls(stats.combine, 3, "combine");
+      const auto later = rank.download<std::int64_t>(*dispatch.wait_recv_cost_stats);
+      for (std::size_t source = 0; source < 2; ++source)
+        require(later[source] > given[source], "the caller's own grow");
+      for (const std::int64_t cost : rank.download<std::int64_t>(*combine.wait_recv_cost_stats)) {
+        require(cost > 7, "the caller's own of combine grow");
+      }
+      require_calls(read().dispatch, 0, "after a reset");
+      run(false);
+      require_calls(read(LowLatencyStatsThen::stop).combine, 1, "after a reset and a call");
+      run(false);
+      require_calls(read().combine, 0, "after a stop");
+      run(true);
+      const LowLatencyStats own = read();
+      const std::vector<LowLatencyStats> all = gather_low_latency_stats(*rank.bootstrap(), own);
+      require(all.size() == 2, "statistics of each rank");
+      for (std::size_t of = 0; of < 2; ++of) {
+        require(all[of].rank == static_cast<int>(of), "by rank");
+        require_calls(all[of].dispatch, 1, "gathered");
+      }
+      require(all[static_cast<std::size_t>(rank.rank())].combine.total_us == own.combine.total_us, "as they were");
+      buffer.check();
+      buffer.destroy();
+    });
+  }
+}
+
+/// Rank 1 begins when the others wait for it, which they say, and they have waited for a while. A busy machine may take
+/// longer than that while to get to its waits, so the while grows until it is seen.
+TEST_P(LowLatencyWaitStatsTest, ALateRankIsNamed) {
+  constexpr int kRanks = 3;
+  constexpr int kLate = 1;
+  DEEP_EP_NEEDS_RANKS(kRanks);
+  const LowLatencyCombineCase one = make_low_latency_combine_case(
+      {.tokens = {6, 6, 6}, .max_tokens = 6, .hidden = 256, .local_experts = 1, .topk = 3});
+  run_cluster(cluster(kRanks), [&](Rank& rank) {
+    Buffer& buffer = rank.buffer(low_latency_options(kRanks, 6, 256));
+    const LowLatencyHandle handle = dispatch_low_latency(rank, buffer, one);
+    const LowLatencyDispatchArguments dispatch = upload_arguments(rank, one.before);
+    const LowLatencyCombineArguments combine = upload_combine(rank, one, handle);
+    const auto be_late = [&](const std::function<void()>& call, double wait_s) {
+      if (rank.rank() != kLate) call();
+      rank.bootstrap()->barrier();
+      if (rank.rank() == kLate) {
+        std::this_thread::sleep_for(std::chrono::duration<double>(wait_s));
+        call();
+      }
+      rank.executor()->synchronize(rank.stream());
+      rank.bootstrap()->barrier();
+    };
+    LowLatencyVerdict verdict;
+    buffer.low_latency_stats(LowLatencyStatsThen::go_on, rank.stream());
+    for (double wait_s = 0.01; wait_s < 6; wait_s *= 2) {
+      be_late([&] { buffer.low_latency_dispatch(dispatch, rank.call()); }, wait_s);
+      be_late([&] { buffer.low_latency_combine(combine, rank.call()); }, wait_s);
+      const LowLatencyStats own = buffer.low_latency_stats(LowLatencyStatsThen::reset, rank.stream());
+      const std::vector<LowLatencyStats> all = gather_low_latency_stats(*rank.bootstrap(), own);
+      verdict = find_late_ranks(all, 2000);
+      bool seen = verdict.late == std::vector<int>{kLate};
+      for (const LowLatencyStats& stats : all) {  // in both calls
+        if (stats.rank == kLate) continue;
+        const int other = kRanks - kLate - stats.rank;
+        seen = seen && stats.dispatch.mean_us(kLate) > stats.dispatch.mean_us(other) + 1000 &&
+               stats.combine.mean_us(kLate) > stats.combine.mean_us(other) + 1000;
+      }
+      if (seen) break;
+      verdict.late.clear();
+    }
+    require(verdict.late == std::vector<int>{kLate}, "rank 1 is late: " + verdict.text);
+    buffer.check();
+    buffer.destroy();
+  });
+}
+
+TEST_P(LowLatencyWaitStatsTest, NeedsMemoryForSuchCalls) {
+  DEEP_EP_NEEDS_RANKS(1);
+  run_cluster(cluster(1), [&](Rank& rank) {
+    Buffer& buffer = rank.buffer({.heap_bytes = std::size_t{4} << 20});
+    require_throws<InvalidArgument>([&] { buffer.low_latency_stats(); }, {"low_latency_stats", "low_latency.bytes"},
+                                    "a buffer without memory for low-latency calls");
+    buffer.destroy();
+  });
+}
+
+class LowLatencyRailsWaitStatsTest : public ClusterTest {};
+DEEP_EP_BY_RAILS(LowLatencyRailsWaitStatsTest);
+
+TEST_P(LowLatencyRailsWaitStatsTest, CallsAreCounted) {
+  constexpr Nodes kNodes{4, 2};
+  DEEP_EP_NEEDS_RANKS(kNodes.ranks);
+  const RailCase one =
+      make_rail_case({.tokens = {5, 5, 5, 5}, .max_tokens = 5, .hidden = 256, .local_experts = 1, .topk = 4}, kNodes);
+  run_cluster(cluster(kNodes.ranks), [&](Rank& rank) {
+    Buffer& buffer = rank.buffer(rail_options(kNodes, 5, 256));
+    buffer.low_latency_stats(LowLatencyStatsThen::go_on, rank.stream());
+    const auto dispatched = dispatch_and_check(rank, buffer, one.calls.before);
+    combine_both_ways(rank, buffer, one.calls, one.by_rails, dispatched.handle);
+    const LowLatencyStats stats = buffer.low_latency_stats(LowLatencyStatsThen::stop, rank.stream());
+    for (std::size_t source = 0; source < 4; ++source) {
+      require(stats.dispatch.calls[source] == 1, "a dispatch for each source");
+      require(stats.combine.calls[source] == 2, "two combines for each source");
+    }
+    buffer.check();
+    buffer.destroy();
+  });
+}
+
+}  // namespace
+}  // namespace deep_ep::test

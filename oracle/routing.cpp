@@ -20,6 +20,18 @@ std::int64_t skewed_expert(Random& random, int experts) {
   return std::min<std::int64_t>(static_cast<std::int64_t>(u * u * u * experts), experts - 1);
 }
 
+/// So many different groups.
+std::vector<std::int64_t> choose_groups(Random& random, int groups, int count) {
+  std::vector<std::int64_t> chosen(static_cast<std::size_t>(groups));
+  for (std::size_t i = 0; i < chosen.size(); ++i) {
+    const auto other = static_cast<std::size_t>(random.below(static_cast<std::int64_t>(i) + 1));
+    chosen[i] = chosen[other];
+    chosen[other] = static_cast<std::int64_t>(i);
+  }
+  chosen.resize(static_cast<std::size_t>(count));
+  return chosen;
+}
+
 }  // namespace
 
 const char* name_of(Routing routing) {
@@ -38,6 +50,10 @@ const char* name_of(Routing routing) {
       return "duplicates";
     case Routing::negatives:
       return "negatives";
+    case Routing::group_limited:
+      return "group_limited";
+    case Routing::one_group:
+      return "one_group";
   }
   return "?";
 }
@@ -56,15 +72,19 @@ const char* name_of(TokenCounts counts) {
   return "?";
 }
 
-Selection make_selection(Routing routing, std::int64_t tokens, int topk, int experts, std::uint64_t seed) {
+Selection make_selection(Routing routing, std::int64_t tokens, int topk, int experts, std::uint64_t seed, int groups) {
   Random random(seed);
   Selection result{.tokens = tokens, .topk = topk, .idx = {}, .weights = {}};
   const auto entries = static_cast<std::size_t>(tokens * topk);
   result.idx.resize(entries);
   result.weights.resize(entries);
   const std::int64_t hot = experts / 2;
+  const int experts_of_group = experts / groups;
   for (std::int64_t t = 0; t < tokens; ++t) {
     std::int64_t* const row = result.idx.data() + t * topk;
+    std::vector<std::int64_t> open;  // groups in which this token chooses
+    if (routing == Routing::group_limited) open = choose_groups(random, groups, (groups + 1) / 2);
+    if (routing == Routing::one_group) open = {groups / 2};
     for (int k = 0; k < topk; ++k) {
       result.weights[static_cast<std::size_t>(t * topk + k)] = static_cast<float>(random.unit()) + 0.001f;
       switch (routing) {
@@ -91,7 +111,15 @@ Selection make_selection(Routing routing, std::int64_t tokens, int topk, int exp
           row[k] = distinct_expert(random, experts, row, k);
           if (random.chance(0.35)) row[k] = -2 - random.below(1000);
           break;
+        case Routing::group_limited:
+        case Routing::one_group:  // the experts of open groups, counted through
+          row[k] = distinct_expert(random, static_cast<int>(open.size()) * experts_of_group, row, k);
+          break;
       }
+    }
+    if (open.empty()) continue;
+    for (int k = 0; k < topk; ++k) {
+      row[k] = open[static_cast<std::size_t>(row[k] / experts_of_group)] * experts_of_group + row[k] % experts_of_group;
     }
   }
   return result;

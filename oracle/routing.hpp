@@ -17,10 +17,15 @@ enum class Routing : std::uint8_t {
   some_dropped,    ///< uniform with about a third of the entries -1
   duplicates,      ///< the same expert several times in one token
   negatives,       ///< uniform with some entries below -1, which select nothing either
+  // Of groups of experts, which are those of a node each:
+  group_limited,  ///< a token's experts are in half of the groups (rounded up), other ones for every token
+  one_group,      ///< every token's experts are in the same group
 };
+/// Those that need no groups.
 inline constexpr Routing kRoutings[] = {Routing::uniform,     Routing::skewed,       Routing::one_hot_expert,
                                         Routing::all_dropped, Routing::some_dropped, Routing::duplicates,
                                         Routing::negatives};
+inline constexpr Routing kRoutingsOfGroups[] = {Routing::group_limited, Routing::one_group};
 const char* name_of(Routing routing);
 
 /// How many tokens each rank has.
@@ -34,7 +39,9 @@ inline constexpr TokenCounts kTokenCounts[] = {TokenCounts::equal, TokenCounts::
                                                TokenCounts::all_empty};
 const char* name_of(TokenCounts counts);
 
-Selection make_selection(Routing routing, std::int64_t tokens, int topk, int experts, std::uint64_t seed);
+/// `experts` divides by `groups`.
+Selection make_selection(Routing routing, std::int64_t tokens, int topk, int experts, std::uint64_t seed,
+                         int groups = 1);
 std::vector<std::int64_t> make_token_counts(TokenCounts counts, int ranks, std::int64_t tokens, std::uint64_t seed);
 
 }  // namespace deep_ep::oracle

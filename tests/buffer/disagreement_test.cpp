@@ -4,6 +4,8 @@
 #include <functional>
 #include <string>
 
+#include "csrc/buffer/faults.hpp"
+#include "csrc/support/format.hpp"
 #include "tests/cluster/fixture.hpp"
 
 namespace deep_ep::test {
@@ -13,10 +15,12 @@ using Clock = std::chrono::steady_clock;
 
 double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
 
-/// A rank that comes late waits no shorter, as each has a deadline of its own; a second deadline would show.
+/// A rank that comes late waits no shorter, as each has a deadline of its own; a second deadline would show. Then it
+/// asks who is lost.
 void require_one_deadline(double waited) {
-  require(waited > 0.9 * short_deadline() && waited < 1.9 * short_deadline(),
-          "the deadline is " + std::to_string(short_deadline()) + " s, waited " + std::to_string(waited));
+  const double deadline = short_deadline(), asking = time_to_find_lost_s(deadline);
+  require(waited - asking > 0.9 * deadline && waited - asking < 1.9 * deadline,
+          fmt::format("the deadline is {} s, then {} s to find who is lost; waited {} s", deadline, asking, waited));
 }
 
 class DisagreementTest : public ClusterTest {

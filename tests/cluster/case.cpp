@@ -71,7 +71,7 @@ Case make_inputs(const Shape& shape) {
   one.shape = shape;
   for (std::uint64_t r = 0; r < shape.tokens.size(); ++r) {
     one.selections.push_back(oracle::make_selection(shape.routing, shape.tokens[r], shape.topk, shape.experts(),
-                                                    oracle::derive_seed(shape.seed, kSelection + r)));
+                                                    oracle::derive_seed(shape.seed, kSelection + r), shape.nodes()));
     one.inputs.push_back(make_input(shape, one.selections.back(), r));
   }
   return one;
@@ -149,6 +149,17 @@ Shape random_shape(oracle::Random& random, int ranks) {
   shape.combine_weights = random.chance(0.5);
   shape.bias_0 = random.chance(0.4);
   shape.bias_1 = random.chance(0.3);
+  return shape;
+}
+
+Shape random_shape_of_nodes(oracle::Random& random, int nodes, int width) {
+  Shape shape = random_shape(random, nodes * width);
+  shape.ranks_per_node = width;
+  if (random.chance(0.3)) shape.routing = random.pick(oracle::kRoutingsOfGroups);
+  if (random.chance(0.2)) {
+    const auto empty = shape.tokens.begin() + random.below(nodes) * width;
+    std::fill(empty, empty + width, 0);
+  }
   return shape;
 }
 

@@ -45,6 +45,7 @@ struct Shape {
 
   int ranks() const { return static_cast<int>(tokens.size()); }
   int experts() const { return ranks() * local_experts; }
+  int nodes() const { return ranks_per_node == 0 ? 1 : ranks() / ranks_per_node; }
   std::size_t row_bytes() const { return static_cast<std::size_t>(hidden) * size_of(dtype); }
   std::int64_t max_tokens() const;
   std::string describe() const;
@@ -68,6 +69,8 @@ Case make_case(const Shape& shape, const std::vector<std::vector<std::uint8_t>>&
 
 /// Anything that a call may bring.
 Shape random_shape(oracle::Random& random, int ranks);
+/// And what only nodes can bring: experts of some nodes only, nodes without tokens.
+Shape random_shape_of_nodes(oracle::Random& random, int nodes, int width);
 
 /// The same number of tokens everywhere.
 std::vector<std::int64_t> equal_tokens(int ranks, std::int64_t tokens);

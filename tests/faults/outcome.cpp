@@ -86,7 +86,7 @@ class Judge {
     result_.slowest = std::max(result_.slowest, waited / deadline_s_);
     // A wait may begin when another one has ended: of the call before, or of a rank that this one waits for. And then
     // ranks tell each other for whom they have waited.
-    if (waited > 2.5 * deadline_s_ + test::scaled(1)) {
+    if (waited > 3 * deadline_s_ + test::scaled(1)) {
       blame(Violation::Kind::late, fmt::format("{:.2f} s with a deadline of {:.2f} s", waited, deadline_s_));
     }
   }

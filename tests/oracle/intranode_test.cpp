@@ -5,7 +5,10 @@
 
 #include <cmath>
 #include <limits>
+#include <map>
 #include <set>
+#include <utility>
+#include <vector>
 
 #include "oracle/routing.hpp"
 
@@ -177,9 +180,42 @@ TEST(Routing, KeepsItsPromises) {
       case Routing::negatives:
         EXPECT_TRUE(entries > 300 && entries < 700) << entries;
         break;
+      case Routing::group_limited:
+      case Routing::one_group:
+        ADD_FAILURE() << "needs groups";
     }
   }
   EXPECT_EQ(make_token_counts(TokenCounts::some_empty, 3, 5, 0), (std::vector<std::int64_t>{0, 5, 0}));
+}
+
+/// Which groups each token has chosen, how often.
+std::vector<std::map<std::int64_t, int>> groups_of(Routing routing, int topk, int experts, int groups) {
+  const Selection a = make_selection(routing, 200, topk, experts, 7, groups);
+  std::vector<std::map<std::int64_t, int>> result(200);
+  for (std::size_t i = 0; i < a.idx.size(); ++i) {
+    ++result[i / static_cast<std::size_t>(topk)][a.idx[i] / (experts / groups)];
+  }
+  return result;
+}
+
+TEST(Routing, KeepsToGroups) {
+  for (const auto& [groups, most] : {std::pair{2, 1}, {3, 2}, {4, 2}, {5, 3}}) {
+    std::set<std::map<std::int64_t, int>> sorts;
+    std::set<std::int64_t> seen;
+    for (const auto& token : groups_of(Routing::group_limited, 4, groups * 4, groups)) {
+      EXPECT_LE(token.size(), static_cast<std::size_t>(most));
+      for (const auto& [group, entries] : token) seen.insert(group);
+      sorts.insert(token);
+    }
+    EXPECT_EQ(seen.size(), static_cast<std::size_t>(groups)) << "all groups, though a token has few";
+    EXPECT_GE(sorts.size(), static_cast<std::size_t>(groups)) << "not the same for every token";
+    const auto hot = groups_of(Routing::one_group, 4, groups * 4, groups);
+    for (const auto& token : hot) EXPECT_EQ(token, (std::map<std::int64_t, int>{{groups / 2, 4}}));
+  }
+  const Selection all = make_selection(Routing::group_limited, 50, 8, 16, 3, 2);
+  for (auto row = all.idx.begin(); row != all.idx.end(); row += 8) {
+    EXPECT_EQ(std::set<std::int64_t>(row, row + 8).size(), 8u) << "different experts, as long as there are any";
+  }
 }
 
 }  // namespace

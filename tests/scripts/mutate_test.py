@@ -67,6 +67,12 @@ class Plant(unittest.TestCase):
             with self.assertRaises(mutate.ListError):
                 self.planted(source, mutant("f();", ""))
 
+    def test_what_would_not_compile_is_refused(self):
+        for source, original in (("if (a) {}", "if (a) {"), ("f(a) < b", "a) < b"), ("const int a = 1;", "const int a = 1;"),
+                                 ("a.b + c", "b"), ("f(a, b)", "a, b")):
+            with self.assertRaises(mutate.ListError):
+                self.planted(source, mutant(original, "0"))
+
     def test_across_an_edge_is_refused(self):
         with self.assertRaises(mutate.ListError):
             self.planted("a + b + c", mutant("a + b", "1", id="left"), mutant("b + c", "1", id="right"))

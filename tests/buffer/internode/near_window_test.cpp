@@ -79,8 +79,7 @@ TEST_P(InternodeNearWindowTest, RandomRoundsMatchTheOracle) {
     for (int rank = 0; rank < ranks; ++rank) hoarders.push_back(random.chance(0.6));
     std::vector<std::pair<Case, RoundOptions>> rounds;
     for (int c = 0; c < 3; ++c) {
-      Shape shape = random_shape(random, ranks);
-      shape.ranks_per_node = width;
+      const Shape shape = random_shape_of_nodes(random, nodes, width);
       rounds.push_back(round_of(shape, shape.with_topk && random.chance(0.3) ? shape.max_tokens() * ranks + 9 : 0));
     }
     SCOPED_TRACE("DEEP_EP_TEST_SEED=" + std::to_string(seed) + ", buffer " + std::to_string(i));

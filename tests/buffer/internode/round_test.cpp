@@ -54,10 +54,13 @@ TEST_P(InternodeRoundTest, ManyNodes) {
 
 TEST_P(InternodeRoundTest, RandomRoundsMatchTheOracle) {
   oracle::Random random(seed_);
-  const NodesAndWidth grids[] = {{2, 1}, {2, 2}, {2, 4}, {4, 2}, {3, 3}, {5, 1}, {2, 3}};
-  const auto buffers = environment_number("DEEP_EP_TEST_ROUNDS", under_thread_sanitizer() ? 2 : 14);
+  const NodesAndWidth grids[] = {{2, 1}, {2, 2}, {2, 4}, {4, 2}, {3, 3}, {5, 1}, {2, 3}, {2, 8}};
+  constexpr std::int64_t kGrids = std::size(grids);
+  const auto buffers = environment_number("DEEP_EP_TEST_ROUNDS", under_thread_sanitizer() ? 2
+                                                                 : under_sanitizer()      ? kGrids
+                                                                                          : 2 * kGrids);
   for (std::int64_t i = 0; i < buffers; ++i) {
-    const NodesAndWidth grid = grids[static_cast<std::size_t>(i) % std::size(grids)];
+    const NodesAndWidth grid = grids[i % kGrids];
     DEEP_EP_NEEDS_RANKS(grid.ranks());
     ClusterOptions options = cluster_of(grid, random.chance(0.3) ? 0 : random.next());
     options.host.multiprocessors = static_cast<int>(1 + random.below(3));
@@ -67,8 +70,7 @@ TEST_P(InternodeRoundTest, RandomRoundsMatchTheOracle) {
     std::vector<Case> cases;
     std::vector<RoundOptions> rounds;
     for (int c = 0; c < 3; ++c) {
-      Shape shape = random_shape(random, grid.ranks());
-      shape.ranks_per_node = grid.width;
+      const Shape shape = random_shape_of_nodes(random, grid.nodes, grid.width);
       RoundOptions round;
       if (shape.with_topk && random.chance(0.3)) {
         round.num_worst_tokens = shape.max_tokens() * shape.ranks() + 1 + random.below(20);

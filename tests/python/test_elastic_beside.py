@@ -118,14 +118,15 @@ def test_several_sizes_and_buffers(ranks):
 
 def beside_the_first_interface(group):
     """An ElasticBuffer and a Buffer with low-latency calls on one group."""
-    import test_low_latency_calls as low_latency
+    import low_latency_calls as low_latency
+    import low_latency_reference
 
     buffer, first = make_buffer(group), low_latency.make_buffer(group)
     case = make_case([9, 14], hidden=H, num_topk=4)
     small = low_latency.ll_case([low_latency.M] * 2)
     for _ in range(2):
         result = send(buffer, case)
-        low_latency.reference.check_dispatched(
+        low_latency_reference.check_dispatched(
             small, first.rank, low_latency.M, low_latency.dispatch(first, small, use_fp8=False)
         )
         check_rows(reference.expected(case, buffer.rank_idx, M, 1), result, False)

@@ -87,7 +87,7 @@ def interrupted(group, call):
     """Ctrl-C while a call waits for a rank that does not come."""
     import threading
 
-    from test_low_latency_calls import M, dispatch, ll_case, make_buffer
+    from low_latency_calls import M, dispatch, ll_case, make_buffer
 
     buffer = make_buffer(group) if call == "low latency" else Buffer(group, 1 << 22)
     case = ll_case([M] * 2) if call == "low latency" else make_case([6] * 2)
@@ -127,7 +127,7 @@ def test_interrupt_ends_a_call(ranks, call):
 
 
 def too_many_tokens(group):
-    from test_low_latency_calls import M, dispatch, ll_case, make_buffer
+    from low_latency_calls import M, dispatch, ll_case, make_buffer
 
     buffer = make_buffer(group)
     tokens = [M] * buffer.group_size

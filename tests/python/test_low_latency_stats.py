@@ -4,7 +4,7 @@ import pickle
 
 import pytest
 import torch.distributed as dist
-from test_low_latency_calls import M, combine, dispatch, ll_case, make_buffer, outputs_of
+from low_latency_calls import M, combine, dispatch, ll_case, make_buffer, outputs_of
 
 from deep_ep.errors import InvalidArgument
 from deep_ep.low_latency_stats import LateRanks, LowLatencyStats, WaitTimes, find_late_ranks

@@ -156,29 +156,6 @@ TEST_P(InternodeCallsTest, ARankThatDoesNotComeIsNamed) {
   }
 }
 
-/// The lost rank would be the rail of rank 1, which thus hears by rank 0 alone for whom rank 2 has waited.
-TEST_P(InternodeCallsTest, ALostRankIsNamedByThoseWhoseRailItIs) {
-  DEEP_EP_NEEDS_RANKS(4);
-  const Case one = make_case({.tokens = {20, 0, 0, 0}, .local_experts = 1, .topk = 4, .ranks_per_node = 2, .seed = 1});
-  run_cluster(cluster_with_absentees(4), [&](Rank& rank) {
-    BufferOptions short_wait = options();
-    short_wait.timeout_s = short_deadline();
-    Buffer& buffer = rank.buffer(short_wait);
-    const DispatchResult first = buffer.dispatch(upload_inputs(rank, one).dispatch, rank.call());
-    const Returned returned = upload_returned(rank, buffer, one, first.handle, false);
-    if (rank.rank() != 3) {
-      // Rank 1, which has no tokens, waits until rank 0 has read its rows, which waits for the sum of the other node.
-      require_throws<TimeoutError>(
-          [&] {
-            buffer.combine(returned.combine, rank.call());
-            buffer.check();
-          },
-          {"for rank 3"}, "combine");
-    }
-    rank.bootstrap()->barrier();
-  });
-}
-
 /// Rows beyond num_worst_tokens are lost; nobody waits for them, in combine either.
 TEST_P(InternodeCallsTest, TooSmallAWorstCaseIsRaised) {
   DEEP_EP_NEEDS_RANKS(4);

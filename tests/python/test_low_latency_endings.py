@@ -1,0 +1,142 @@
+"""When low-latency calls are over: events, hooks, arrival counters, and results that outlive the buffer."""
+
+import gc
+
+import low_latency_reference as reference
+import pytest
+import torch
+from low_latency_calls import M, combine, dispatch, ll_case, make_buffer, outputs_of
+
+
+def endings(group):
+    """Events and hooks; what they need is kept for them."""
+    buffer = make_buffer(group)
+    rank = buffer.rank
+    case = ll_case([M] * buffer.group_size)
+    outputs = outputs_of(case)
+    wanted = reference.combined(case, rank, outputs)
+
+    waits = torch.zeros(buffer.group_size, dtype=torch.int64)
+    rows, count, handle, event, hook = dispatch(
+        buffer, case, use_fp8=False, async_finish=True, dispatch_wait_recv_cost_stats=waits
+    )
+    assert hook is None and any(tensor is waits for tensor in event.extra_tensors)
+    event.current_stream_wait()
+    reference.check_dispatched(case, rank, M, (rows, count, handle, event, hook))
+    back, event, hook = combine(buffer, case, outputs[rank], handle, async_finish=True, combine_wait_recv_cost_stats=waits)
+    del handle
+    assert any(tensor is waits for tensor in event.extra_tensors)
+    event.current_stream_wait()
+    assert hook is None
+    reference.close(back, wanted)
+    assert any(tensor is back for tensor in event.extra_tensors)
+    del event
+
+    out = torch.empty_like(back)
+    x, idx = case.x[rank].clone(), case.topk_idx[rank].clone()
+    rows, count, handle, event, hook = buffer.low_latency_dispatch(
+        x, idx, M, case.num_experts, use_fp8=False, return_recv_hook=True
+    )
+    assert event.event is None
+    x.fill_(7)  # may be overwritten once the send part has run
+    del rows, count, x, idx
+    gc.collect()
+    hook()
+    idx, weights = case.topk_idx[rank].clone(), case.topk_weights[rank].clone()
+    back, _, hook = buffer.low_latency_combine(
+        outputs[rank], idx, weights, handle, return_recv_hook=True, out=out
+    )
+    assert back is out
+    del idx, weights, handle, back
+    gc.collect()
+    hook()
+    hook()  # a second time does nothing
+    reference.close(out, wanted)
+    with pytest.raises(ValueError, match="async_finish"):
+        dispatch(buffer, case, async_finish=True, return_recv_hook=True)
+
+
+def test_endings(ranks):
+    ranks(3).run(endings)
+
+
+def overlapping(group):
+    """Two of a kind under way, hooks late and out of order, results that nobody uses."""
+    buffer = make_buffer(group)
+    rank = buffer.rank
+    cases = [ll_case([M] * buffer.group_size, seed=seed) for seed in range(2)]
+    outputs = [outputs_of(case, seed=seed) for seed, case in enumerate(cases)]
+    wanted = [reference.combined(case, rank, output) for case, output in zip(cases, outputs)]
+    for first_hook in (0, 1):
+        sent = [dispatch(buffer, case, use_fp8=False, return_recv_hook=True) for case in cases]
+        with pytest.raises(ValueError):
+            dispatch(buffer, cases[0], return_recv_hook=True)
+        for number in (first_hook, 1 - first_hook):
+            sent[number][4]()
+        for case, result in zip(cases, sent):
+            reference.check_dispatched(case, rank, M, result)
+        back = [combine(buffer, case, output[rank], result[2], return_recv_hook=True)
+                for case, output, result in zip(cases, outputs, sent)]  # fmt: skip
+        for number in (1 - first_hook, first_hook):
+            back[number][2]()
+        for (result, _, _), expected in zip(back, wanted):
+            reference.close(result, expected)
+    # One call of a kind waits while whole ones of the other kind go by.
+    late = dispatch(buffer, cases[0], use_fp8=False, return_recv_hook=True)
+    handle = sent[1][2]
+    for _ in range(5):
+        reference.close(combine(buffer, cases[1], outputs[1][rank], handle)[0], wanted[1])
+    late[4]()
+    reference.check_dispatched(cases[0], rank, M, late)
+    for _ in range(3):  # dispatches without combine
+        dispatch(buffer, cases[1])
+    reference.close(combine(buffer, cases[0], outputs[0][rank], late[2])[0], wanted[0])
+
+
+def test_overlapping(ranks):
+    ranks(3).run(overlapping)
+
+
+def arrival_counters(group):
+    """On the CPU a call has received when it returns; tests in C++ look while it still receives."""
+    buffer = make_buffer(group)
+    ranks = buffer.group_size
+    case = ll_case([M] * ranks)
+    for rows in (0, 4):
+        words = torch.zeros(4, 1 if rows == 0 else (ranks * M + rows - 1) // rows, dtype=torch.int64)
+        for call in range(1, 4):
+            result = dispatch(
+                buffer, case, arrival_counters=words, arrival_rows=rows, async_finish=call == 2, return_recv_hook=call == 3
+            )
+            if result[4] is not None:
+                result[4]()
+            if call == 2:
+                result[3].current_stream_wait()
+            assert (words == call << 24).all(), words
+    with pytest.raises(ValueError, match="arrival_counters"):
+        dispatch(buffer, case, arrival_counters=torch.zeros(4, 2, dtype=torch.int64))
+    with pytest.raises(ValueError, match="arrival_rows is 3"):
+        dispatch(buffer, case, arrival_counters=torch.zeros(4, 2, dtype=torch.int64), arrival_rows=3)
+
+
+def test_arrival_counters(ranks):
+    ranks(2).run(arrival_counters)
+
+
+def many_calls(group):
+    """Results that outlive the next calls, and the buffer."""
+    buffer = make_buffer(group)
+    rank = buffer.rank
+    cases = [ll_case([M] * buffer.group_size, seed=seed) for seed in range(12)]
+    kept = [dispatch(buffer, case, use_fp8=False) for case in cases]
+    outputs = [outputs_of(case, seed=seed) for seed, case in enumerate(cases)]
+    back = [combine(buffer, case, output[rank], result[2])[0] for case, output, result in zip(cases, outputs, kept)]
+    del buffer
+    gc.collect()
+    for case, output, result, combined in zip(cases, outputs, kept, back):
+        reference.check_dispatched(case, rank, M, result)
+        reference.close(combined, reference.combined(case, rank, output))
+
+
+def test_many_calls(ranks):
+    ranks(3).run(many_calls)

@@ -1,0 +1,150 @@
+"""What rows of low-latency calls look like: 8 and 4 bits, LogFMT, a row for each rank."""
+
+import low_latency_reference as reference
+import pytest
+import torch
+from low_latency_calls import M, combine, dispatch, ll_case, make_buffer, outputs_of
+
+
+def special_values(group):
+    """Blocks of zeros, exact powers of two, block maxima of 448 times the scale."""
+    buffer = make_buffer(group)
+    case = ll_case([M] * buffer.group_size, drop=0)
+    for x in case.x:
+        x[0] = 0
+        x[1, :128] = 448.0
+        x[1, 128:256] = 2.0**-20
+        x[2] = torch.pow(2.0, torch.arange(512) % 16 - 8).to(torch.bfloat16)
+        x[3, ::2] = -x[3, ::2].abs() * 1000
+    for form in ({}, {"round_scale": True}, {"round_scale": True, "use_ue8m0": True}):
+        reference.check_dispatched(case, buffer.rank, M, dispatch(buffer, case, **form), use_fp8=True, **form)
+
+
+def test_special_values(ranks):
+    ranks(2).run(special_values)
+
+
+E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
+
+
+def check_rows(case, buffer, count, handle, values):
+    """What ``values`` [L, R * M, H] float32 says is near what was sent, by the largest channel of each token."""
+    local = case.num_experts // buffer.group_size
+    for expert in range(local):
+        for source in range(buffer.group_size):
+            bounds = int(handle[1][expert, source])
+            for row in range(bounds >> 32, (bounds >> 32) + (bounds & 0xFFFFFFFF)):
+                sent = case.x[source][int(handle[0][expert, row])].float()
+                assert (values[expert, row] - sent).abs().max() <= sent.abs().max() * 0.2
+    assert int(count.sum()) > 0
+
+
+def nvfp4(group):
+    buffer = make_buffer(group)
+    case = ll_case([M] * buffer.group_size)
+    for scale in (None, torch.tensor([20.0]), torch.tensor(20.0)):
+        (rows, scales), count, handle, event, _ = dispatch(
+            buffer, case, use_nvfp4=True, x_global_scale=scale, async_finish=True
+        )
+        event.current_stream_wait()
+        height, half, local = rows.shape
+        rows = rows.permute(2, 0, 1)
+        assert rows.is_contiguous() and (height, local) == (buffer.group_size * M, case.num_experts // buffer.group_size)
+        assert rows.dtype == scales.dtype == torch.uint8
+        assert scales.shape == (32, 4, (height + 127) // 128, 4, half // 32, local)
+        codes = torch.stack((rows & 15, rows >> 4), dim=-1).reshape(local, height, 2 * half)
+        r, c = torch.arange(height)[:, None], torch.arange(half // 8)[None, :]
+        eight_bits = scales[r % 32, r // 32 % 4, r // 128, c % 4, c // 4].permute(2, 0, 1).contiguous()
+        factors = eight_bits.view(torch.float8_e4m3fn).float() / (1 if scale is None else scale)
+        assert scale is None or any(tensor is scale for tensor in event.extra_tensors)
+        check_rows(case, buffer, count, handle, E2M1[codes.long()] * factors.repeat_interleave(16, dim=-1))
+    rows = buffer.low_latency_dispatch_rank_major(
+        case.x[buffer.rank], case.topk_idx[buffer.rank], M, case.num_experts, use_nvfp4=True
+    )[0][0]
+    assert rows.shape == (M, 256, buffer.group_size) and rows.permute(2, 0, 1).is_contiguous()
+    for error, options in (
+        ("x_global_scale", {"x_global_scale": torch.ones(1)}),
+        ("x_global_scale", {"use_nvfp4": True, "x_global_scale": torch.ones(2)}),
+        ("use_nvfp4", {"use_nvfp4": True, "round_scale": True}),
+        ("scale_per_token", {"use_fp8": False, "scale_per_token": True}),
+    ):
+        with pytest.raises(ValueError, match=error):
+            dispatch(buffer, case, **options)
+
+
+def test_nvfp4(ranks):
+    ranks(2).run(nvfp4)
+
+
+def scale_per_token(group):
+    buffer = make_buffer(group)
+    case = ll_case([M] * buffer.group_size)
+    (rows, scales), count, handle, _, _ = dispatch(buffer, case, scale_per_token=True)
+    assert rows.dtype == torch.float8_e4m3fn and scales.shape == (*rows.shape[:2], 1)
+    check_rows(case, buffer, count, handle, rows.float() * scales)
+
+
+def test_scale_per_token(ranks):
+    ranks(2).run(scale_per_token)
+
+
+def logfmt(group):
+    buffer = make_buffer(group, hidden=1536)
+    rank = buffer.rank
+    case = ll_case([M] * buffer.group_size, hidden=1536)
+    for weights in case.topk_weights:
+        weights.mul_(0.05).add_(0.05)
+    handle = dispatch(buffer, case)[2]
+    for scale in (0.5, 200.0):  # the latter leaves the range in every block of 128, and must pass unchanged
+        outputs = [output * scale for output in outputs_of(case, hidden=1536)]
+        plain, _, _ = combine(buffer, case, outputs[rank], handle)
+        short, _, _ = combine(buffer, case, outputs[rank], handle, use_logfmt=True)
+        if scale > 1:
+            assert torch.equal(plain, short)
+        else:
+            a, b = plain.double() + 1, short.double() + 1
+            assert 1 - 2 * (a * b).sum() / (a * a + b * b).sum() < 1e-5
+
+
+def test_logfmt(ranks):
+    ranks(2).run(logfmt)
+
+
+def rank_major(group):
+    buffer = make_buffer(group)
+    rank, ranks = buffer.rank, buffer.group_size
+    case = ll_case([M, 2, 5][:ranks])
+    local = case.local_experts
+    for form in ({"use_fp8": False}, {}):
+        rows, count, idx, weights, handle, event, hook = buffer.low_latency_dispatch_rank_major(
+            case.x[rank], case.topk_idx[rank], M, case.num_experts, case.topk_weights[rank], **form
+        )
+        assert hook is None and event.event is None and count.shape == (ranks,)
+        data = rows if form else rows[0]
+        assert data.shape == (ranks, M, 512) and handle[0].shape == (ranks, M) and handle[1].shape == (ranks,)
+        output = torch.full((ranks, M, 512), float("nan"), dtype=torch.bfloat16)
+        for source in range(ranks):
+            chosen = case.topk_idx[source]
+            mine = (chosen >= 0) & (chosen // local == rank)
+            tokens = mine.any(dim=1).nonzero().flatten()
+            number = tokens.numel()
+            assert count[source] == number and handle[0][source][:number].tolist() == tokens.tolist()
+            assert handle[1][source] == number
+            wanted = torch.where(mine, chosen - rank * local, -1)[tokens]
+            assert torch.equal(idx[source][:number].long(), wanted)
+            assert torch.equal(weights[source][:number], torch.where(mine, case.topk_weights[source], 0.0)[tokens])
+            x = case.x[source][tokens]
+            if form:
+                assert torch.equal(rows[source][:number], x)
+            else:
+                values, scales = reference.cast_fp8(x)
+                assert torch.equal(rows[0][source][:number].view(torch.uint8), values.view(torch.uint8))
+                assert torch.equal(rows[1][source][:number], scales)
+            output[source][:number] = x.float() * weights[source][:number].sum(dim=1, keepdim=True)
+        back, _, _ = combine(buffer, case, output, handle)
+        kept = case.topk_weights[rank].masked_fill(case.topk_idx[rank] < 0, 0).sum(dim=1, keepdim=True)
+        reference.close(back, (case.x[rank].float() * kept).to(torch.bfloat16))
+
+
+def test_rank_major(ranks):
+    ranks(3).run(rank_major)

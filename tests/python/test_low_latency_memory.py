@@ -1,0 +1,85 @@
+"""The memory of low-latency calls as others may use it."""
+
+import os
+
+import low_latency_reference as reference
+import pytest
+import torch
+import torch.distributed as dist
+from low_latency_calls import M, combine, dispatch, ll_case, make_buffer, outputs_of
+
+
+def zero_copy(group):
+    buffer = make_buffer(group)
+    rank = buffer.rank
+    case = ll_case([M, 3, 5][: buffer.group_size])
+    handle = dispatch(buffer, case)[2]
+    outputs = outputs_of(case)
+    back, _, _ = combine(buffer, case, outputs[rank], handle)
+    rows = buffer.get_next_low_latency_combine_buffer(handle)
+    assert rows.shape == outputs[rank].shape and rows.dtype == torch.bfloat16
+    rows[:, :, :] = outputs[rank]
+    again, _, _ = combine(buffer, case, torch.empty_like(outputs[rank]), handle, zero_copy=True)
+    assert torch.equal(back, again)
+    with pytest.raises(ValueError, match="zero_copy"):
+        combine(buffer, case, outputs[rank], handle, zero_copy=True, use_logfmt=True)
+    with pytest.raises(ValueError, match="^x "):
+        combine(buffer, case, outputs[rank][:, 1:], handle, zero_copy=True)
+
+
+def test_zero_copy(ranks):
+    ranks(3).run(zero_copy)
+
+
+def zeroed(group):
+    """Programs put zeros into the memory of low-latency calls to start again after a failure."""
+    buffer = make_buffer(group)
+    rank = buffer.rank
+    case = ll_case([M] * buffer.group_size)
+    outputs = outputs_of(case)
+    for _ in range(4):
+        result = dispatch(buffer, case, use_fp8=False)
+        reference.check_dispatched(case, rank, M, result)
+        reference.close(combine(buffer, case, outputs[rank], result[2])[0], reference.combined(case, rank, outputs))
+        buffer.clean_low_latency_buffer(M, 512, case.num_experts)
+        dist.barrier(group)
+        memory = buffer.get_local_buffer_tensor(torch.int8, use_rdma_buffer=True)
+        assert 0.9 * buffer.num_rdma_bytes < memory.numel() <= buffer.num_rdma_bytes
+        memory.zero_()
+        dist.barrier(group)
+
+
+def test_zeroed_memory(ranks):
+    ranks(3).run(zeroed)
+
+
+def scratched(group, ranks_per_node, shrink):
+    """LightLLM keeps values of its own there, from one cleaning to the next."""
+    if ranks_per_node:
+        os.environ["DEEP_EP_RANKS_PER_NODE"] = str(ranks_per_node)
+    try:
+        buffer = make_buffer(group, experts=16, enable_shrink=shrink)
+    finally:
+        os.environ.pop("DEEP_EP_RANKS_PER_NODE", None)
+    rank = buffer.rank
+    case = ll_case([M] * buffer.group_size)
+    outputs = outputs_of(case)
+    memory = buffer.get_local_buffer_tensor(torch.int64, use_rdma_buffer=True)
+    for calls in range(1, 7):
+        result = dispatch(buffer, case, use_fp8=False)
+        reference.check_dispatched(case, rank, M, result)
+        reference.close(combine(buffer, case, outputs[rank], result[2])[0], reference.combined(case, rank, outputs))
+        buffer.clean_low_latency_buffer(M, 512, case.num_experts)
+        if calls % 3 == 0:
+            memory.zero_()
+        elif calls % 3 == 1:
+            memory.fill_(calls + 1)  # the number of the next call: what arrives there carries it
+        else:
+            memory.random_()
+        buffer.clean_low_latency_buffer(M, 512, case.num_experts)
+
+
+@pytest.mark.parametrize("shrink", [False, True])
+@pytest.mark.parametrize("ranks_per_node", [0, 2])
+def test_memory_with_anything(ranks, ranks_per_node, shrink):
+    ranks(4).run(scratched, ranks_per_node, shrink)

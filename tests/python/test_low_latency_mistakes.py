@@ -1,0 +1,105 @@
+"""Wrong use of low-latency calls, and of their handles."""
+
+import low_latency_reference as reference
+import pytest
+import torch
+from low_latency_calls import M, combine, dispatch, ll_case, make_buffer, outputs_of
+
+from deep_ep import Buffer
+
+
+def handles(group):
+    """Tuples made of a handle's elements do; copies of src_info do not."""
+    buffer = make_buffer(group)
+    rank = buffer.rank
+    case = ll_case([M] * buffer.group_size)
+    handle = dispatch(buffer, case)[2]
+    outputs = outputs_of(case)
+    rebuilt = (handle[0], handle[1].clone(), handle[2], 256, handle[4])
+    half = [output[:, :, :256].contiguous() for output in outputs]
+    back, _, _ = combine(buffer, case, half[rank], rebuilt)
+    reference.close(back, reference.combined(case, rank, half))
+    old = handle
+    for _ in range(70):  # more than are remembered without tidying up
+        dispatch(buffer, case)
+    reference.close(combine(buffer, case, outputs[rank], old)[0], reference.combined(case, rank, outputs))
+    src_info, layout_range, *shape = handle
+    for wrong, kind, text in (
+        ((src_info.clone(), layout_range, *shape), ValueError, r"handle\[0\].*copy"),
+        ((src_info, layout_range, M + 1, 512, 12), ValueError, r"handle\[2\]"),
+        ((src_info, layout_range, M, 512, 24), ValueError, r"handle\[4\]"),
+        ((src_info, layout_range, M, 512.0, 12), TypeError, r"handle\[3\]"),
+        ((src_info, layout_range), ValueError, "handle has 2"),
+        (([1], layout_range, *shape), TypeError, r"handle\[0\]"),
+    ):
+        with pytest.raises(kind, match=text):
+            combine(buffer, case, outputs[rank], wrong)
+    other = make_buffer(group)
+    with pytest.raises(ValueError, match=r"handle\[0\]"):
+        combine(other, case, outputs[rank], handle)
+
+
+def test_handles(ranks):
+    ranks(3).run(handles)
+
+
+def wrong_use(group):
+    buffer = make_buffer(group)
+    rank, ranks = buffer.rank, buffer.group_size
+    case = ll_case([M] * ranks)
+    x, idx, weights = case.x[rank], case.topk_idx[rank], case.topk_weights[rank]
+    handle = dispatch(buffer, case)[2]
+    rows = outputs_of(case)[rank]
+    status = torch.zeros(ranks, dtype=torch.int32)
+    plain = Buffer(group, 1 << 20)
+
+    def send(x=x, idx=idx, max_tokens=M, experts=12, **options):
+        return lambda: buffer.low_latency_dispatch(x, idx, max_tokens, experts, **options)
+
+    def back(rows=rows, idx=idx, weights=weights, **options):
+        return lambda: buffer.low_latency_combine(rows, idx, weights, handle, **options)
+
+    calls = [
+        (ValueError, "^x ", send(x=x.float())),
+        (ValueError, "^x ", send(x=x[:, :64].contiguous())),
+        (ValueError, "^x ", send(x=x.t())),
+        (TypeError, "^x ", send(x=None)),
+        (ValueError, "topk_idx", send(idx=idx[1:])),
+        (ValueError, "topk_idx", send(idx=idx.float())),
+        (ValueError, "topk_idx", send(idx=idx.t())),
+        (ValueError, "tokens", send(max_tokens=M - 1)),
+        (ValueError, "max_tokens", send(max_tokens=0)),
+        (ValueError, "low_latency_bytes", send(max_tokens=2000)),
+        (ValueError, "num_experts", send(experts=ranks + 1)),
+        (ValueError, "round_scale", send(use_ue8m0=True)),
+        (ValueError, "recv_stats", send(cumulative_local_expert_recv_stats=torch.zeros(5, dtype=torch.int32))),
+        (ValueError, "^x ", back(rows=rows.float())),
+        (ValueError, "^x ", back(rows=rows[:, :-1])),
+        (ValueError, "topk_idx", back(idx=idx[:, :1])),
+        (ValueError, "topk_weights", back(weights=weights.double())),
+        (ValueError, "topk_weights", back(weights=weights[1:])),
+        (ValueError, "^out ", back(out=torch.empty(M, 256, dtype=torch.bfloat16))),
+        (ValueError, "hidden", lambda: buffer.clean_low_latency_buffer(M, 0, 12)),
+        (ValueError, "enable_shrink", lambda: buffer.low_latency_update_mask_buffer(0, True)),
+        (ValueError, "enable_shrink", lambda: buffer.low_latency_query_mask_buffer(status)),
+        (ValueError, "enable_shrink", lambda: buffer.low_latency_clean_mask_buffer()),
+        (ValueError, "low_latency_mode", lambda: plain.low_latency_dispatch(x, idx, M, 12)),
+        (ValueError, "low_latency_mode", lambda: plain.clean_low_latency_buffer(M, 512, 12)),
+        (ValueError, "low_latency_mode", lambda: plain.get_local_buffer_tensor(torch.int8, use_rdma_buffer=True)),
+        (ValueError, "enable_shrink", lambda: Buffer(group, enable_shrink=True)),
+    ]
+    for number, (kind, text, call) in enumerate(calls):
+        with pytest.raises(kind, match=text):
+            call()
+            raise AssertionError(f"call {number}, about {text}, went through")
+    reference.check_dispatched(case, rank, M, dispatch(buffer, case, use_fp8=False))
+    gone = make_buffer(group, explicitly_destroy=True)
+    hook = dispatch(gone, case, return_recv_hook=True)[4]
+    gone.destroy()
+    for call in (hook, lambda: dispatch(gone, case)):
+        with pytest.raises(RuntimeError, match="destroy"):
+            call()
+
+
+def test_wrong_use(ranks):
+    ranks(3).run(wrong_use)

@@ -24,6 +24,13 @@ class Lender {
   DEEP_EP_DEVICE Lender(const SimulatedNicParams& params, PieceQueue& queue, int movers, std::uint64_t before)
       : params_(params), queue_(queue), movers_(static_cast<std::uint32_t>(movers)), head_(before) {}
 
+  /// How many pieces may be under way at once. A mover looks at a piece that was lent, and nobody waits until it has.
+  /// But its next piece, `movers` further on, is never lent, and it moves that one after the look. So where as many
+  /// places stay empty, whoever takes a place again has seen finished the piece that its mover moved behind the look.
+  DEEP_EP_DEVICE std::uint32_t room() const {
+    return params_.lending == nullptr ? params_.pieces : params_.pieces - movers_;
+  }
+
   /// Is there a helper? It may come later than this block, or, where there is no room, not at all.
   DEEP_EP_DEVICE bool lends() {
     if (params_.lending == nullptr || helped_) return helped_;
@@ -34,7 +41,8 @@ class Lender {
   /// By all lanes, each with a piece if `mine`, which gets that number: lends some, before they are queued here.
   DEEP_EP_DEVICE void lend(Piece& piece, std::uint64_t number, bool mine) {
     const std::uint64_t behind = number - load_relaxed<Scope::block>(&queue_.tail);
-    // Each of this block's movers has every other piece: those that are one behind the other are not its own alone.
+    // Each of this block's movers has every other piece: those that are one behind the other are not its own alone. And
+    // room() relies on it.
     const bool other_turn = static_cast<std::uint32_t>(number) / movers_ % 2 != 0;
     const bool lent =
         mine && other_turn && behind >= params_.lent_behind && piece.bytes == kPieceBytes && piece.what == 0;

@@ -101,7 +101,7 @@ class Mover {
 
   DEEP_EP_DEVICE void begin() {
     const Piece& piece = queue_.piece(number_);
-    if (piece.lent != 0) {
+    if (piece.lent != 0) {  // Lender::room() keeps its place until this has been seen
       number_ += step_;
       return;
     }

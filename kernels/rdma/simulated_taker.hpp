@@ -11,7 +11,12 @@ namespace deep_ep::device::simulated {
 class Taker {
  public:
   DEEP_EP_DEVICE Taker(const SimulatedNicParams& params, const Shared& shared, const Lender& lender)
-      : params_(params), shared_(shared), queue_(shared.queue), lender_(lender), begin_(warp::shuffle(now_ns(), 0)) {}
+      : params_(params),
+        shared_(shared),
+        queue_(shared.queue),
+        lender_(lender),
+        room_(lender.room()),
+        begin_(warp::shuffle(now_ns(), 0)) {}
 
   /// Serves all queue pairs until it is told to stop, or its time is over.
   DEEP_EP_DEVICE void run() {
@@ -266,8 +271,8 @@ class Taker {
         piece.bytes = bytes - static_cast<std::uint32_t>(offset);
       }
       const std::uint32_t more = all - first < kWarpSize ? all - first : kWarpSize;
-      if (head_ + more - tail_ > params_.pieces) {
-        const std::uint64_t enough = head_ + more - params_.pieces;
+      if (head_ + more - tail_ > room_) {
+        const std::uint64_t enough = head_ + more - room_;
         tail_ = wait_for_word(&queue_.tail, [&](std::uint64_t tail) { return tail >= enough; });
       }
       piece.lent = 0;
@@ -283,6 +288,7 @@ class Taker {
   const Shared& shared_;
   PieceQueue& queue_;
   Lender lender_;
+  std::uint64_t room_;   ///< pieces that may be under way
   std::uint64_t begin_;  ///< times are counted from here
   double line_ = 0;      ///< when the line is free
   std::uint64_t round_ = 0;

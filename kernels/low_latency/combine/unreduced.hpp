@@ -77,8 +77,14 @@ struct UnreducedReach : CombineReach<false, false> {
   /// Tells `peer` that this rank has received the call. By who knows that all blocks have, and that all rows are there.
   DEEP_EP_DEVICE void acknowledge_now(int peer) const { this->acknowledge(peer, epoch); }
   /// Tells `peer` that this rank has sent all its rows of the call, releasing them, and which call (call_of()). By the
-  /// last to arrive at a ticket: on the GPU each block has had a fence of system scope before it arrived, and another
-  /// one would only take its time.
+  /// last to arrive at a ticket of system scope.
+  ///
+  /// On the GPU by a relaxed store, for which PTX's model asks for a release. What orders it there: the addition by
+  /// which a block arrives is acq_rel.sys, so a barrier of system scope stands before it (MEMBAR.SYS), which waits
+  /// until the block's rows are where every rank sees them. The last to arrive has read the additions of all others,
+  /// and stores behind a branch on that value; stores are not issued ahead of a branch. A release puts another such
+  /// barrier before each store (sm_90a: 26 instead of 21 in this kernel), which would find nothing to wait for and
+  /// takes its time.
   DEEP_EP_DEVICE void tell_sent(int peer, std::uint32_t call) const {
     std::uint64_t* word = sent_word(common.rank).in(common.heaps[peer]);
 #if DEEP_EP_TARGET_CUDA

@@ -117,6 +117,32 @@ TEST_P(LowLatencyRailHooksTest, NeverCalled) {
   });
 }
 
+/// A rank that never sends is named by the one on its rail, which waits for its rows, and by nobody else: the others
+/// have not called their hooks, and what they hand on comes.
+TEST_P(LowLatencyRailHooksTest, ARailThatNeverSends) {
+  DEEP_EP_NEEDS_RANKS(4);
+  if (GetParam().placement == Placement::processes) GTEST_SKIP() << "a long wait, which is the same as with threads";
+  constexpr int kAbsent = 3;
+  constexpr int kItsRail = 1;
+  const LowLatencyCase one = hook_cases()[0];
+  run_cluster(cluster_with_absentees(4), [&](Rank& rank) {
+    BufferOptions options = options_for_hooks();
+    options.timeout_s = rank.rank() == kItsRail ? short_deadline() : patience();
+    Buffer& buffer = rank.buffer(options);
+    if (rank.rank() != kAbsent) {
+      const auto result = buffer.low_latency_dispatch(with_hook(upload_arguments(rank, one)), rank.call());
+      buffer.check();  // the send part waits for nobody
+      if (rank.rank() == kItsRail) {
+        result.hook();
+        require_throws<TimeoutError>([&] { buffer.check(); }, {"low-latency dispatch", "rank 3"}, "on its rail");
+      }
+    }
+    rank.bootstrap()->barrier();
+    if (rank.rank() != kItsRail) buffer.check();
+    rank.bootstrap()->barrier();
+  });
+}
+
 /// The kernel that hands on becomes part of the graph, on a stream that comes back to it.
 TEST_P(LowLatencyRailHooksTest, InGraphs) {
   DEEP_EP_NEEDS_RANKS(4);

@@ -24,6 +24,7 @@
   KERNEL(find_lost_rank_internode,        deep_ep::InternodeLostRankParams,    32)      \
   KERNEL(dispatch_low_latency,            deep_ep::LowLatencyDispatchParams,  512)      \
   KERNEL(dispatch_low_latency_rdma,       deep_ep::LowLatencyDispatchParams,  512)      \
+  KERNEL(relay_low_latency_rows,          deep_ep::LowLatencyDispatchParams,  512)      \
   KERNEL(combine_low_latency,             deep_ep::LowLatencyCombineParams,   512)      \
   KERNEL(combine_low_latency_logfmt,      deep_ep::LowLatencyCombineParams,   384)      \
   KERNEL(combine_low_latency_rdma,        deep_ep::LowLatencyCombineParams,   384)      \

@@ -57,6 +57,12 @@ struct LowLatencyWatch {
   std::uint32_t ended[kLowLatencyKinds + 1];  ///< blocks of this kernel; set back to zero when all have
 };
 
+/// How calls with hooks that go by rails are counted by the kernels that hand on their rows: see dispatch/relay.cu.
+struct LowLatencyRelays {
+  std::uint64_t last;      ///< the last call whose rows have been handed on
+  std::uint32_t finished;  ///< blocks of this kernel that are done; the last one resets it to zero
+};
+
 struct LowLatencyState {
   LowLatencyCounters counters[kLowLatencyKinds];
   CallCount barriers;
@@ -64,6 +70,7 @@ struct LowLatencyState {
   std::uint64_t mask_version;  ///< grows with every rank that a kernel masks
   std::int32_t none, one;      ///< always 0 and 1, for the host to copy from
   LowLatencyWatch watch;
+  LowLatencyRelays relays;
 };
 
 /// A rank has a queue pair for each peer and channel, so that no two kernels that may run at once share one: these,

@@ -35,9 +35,11 @@ class RecordingExecutor final : public CountingExecutor {
   /// recording that ends with any but the first stream here is invalid.
   std::set<StreamHandle> unjoined;
 
-  /// Nothing else may be under way; the kernels and copies of a recording must all be on one stream.
+  /// Nothing else may be under way. Kernels and copies are on the streams that they were recorded on, and as streams
+  /// waited for each other then, they do again.
   void replay() {
     for (const auto& work : work_) work();
+    replayed_.clear();
   }
 
   bool is_capturing(StreamHandle stream) override { return recording || CountingExecutor::is_capturing(stream); }
@@ -65,14 +67,19 @@ class RecordingExecutor final : public CountingExecutor {
   }
   EventHandle record_event(StreamHandle stream) override {
     EventHandle event = CountingExecutor::record_event(stream);
-    if (recording) recorded_on_[event] = stream;
+    if (!recording) return event;
+    recorded_on_[event] = stream;
+    work_.push_back([=, this] { replayed_[event] = CountingExecutor::record_event(stream); });
     return event;
   }
   void wait_event(StreamHandle stream, const EventHandle& event) override {
     CountingExecutor::wait_event(stream, event);
     if (!recording) return;
     unjoined.insert(stream);
-    if (const auto it = recorded_on_.find(event); it != recorded_on_.end()) unjoined.erase(it->second);
+    const auto it = recorded_on_.find(event);
+    if (it == recorded_on_.end()) return;
+    unjoined.erase(it->second);
+    work_.push_back([=, this] { CountingExecutor::wait_event(stream, replayed_.at(event)); });
   }
 
  private:
@@ -97,6 +104,7 @@ class RecordingExecutor final : public CountingExecutor {
   mutable Work work_;
   std::vector<void*> recorded_;
   std::map<EventHandle, StreamHandle> recorded_on_;
+  std::map<EventHandle, EventHandle> replayed_;  ///< for events of the recording, those of the replay
 };
 
 }  // namespace deep_ep::test

@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -47,3 +48,18 @@ def test_example(name):
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("every result is right") == 2
+    if name == "two_batch":
+        require_ratios(done.stdout)
+
+
+def require_ratios(printed):
+    """They are those of the times printed beside them, and of the CPU nothing is promised."""
+    number = r"(\d+\.\d{3})"
+    alone = re.search(f"computing alone {number} ms, calls alone {number} ms", printed)
+    pattern = f"one batch after the other {number} ms, interleaved {number} ms: {number} of that, {number} of the larger"
+    found = re.search(pattern, printed)
+    assert alone and found, printed
+    after, together, of_that, of_larger = map(float, found.groups())
+    assert of_that == pytest.approx(together / after, rel=0.02)
+    assert of_larger == pytest.approx(together / max(map(float, alone.groups())), rel=0.02)
+    assert "on the CPU that says nothing of GPUs" in printed

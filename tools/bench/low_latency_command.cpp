@@ -108,6 +108,22 @@ void complete_lateness(LowLatencyOptions& options, int ranks) {
   if (options.late_rank < 0) options.late_rank = ranks - 1;
 }
 
+/// Throws InvalidArgument where somebody asks for what times alone have, and for no times.
+void refuse_options_of_times(const CLI::App& command) {
+  const auto given = [&](const char* option) { return command.count(option) != 0; };
+  for (const char* const instead : {"--who-is-late", "--trace"}) {
+    for (const char* const of_times : {"--check", "--csv", "--compare", "--fail-below", "--plot", "--plot-over",
+                                       "--dtype", "--arrivals", "--no-hooks", "--no-graphs"}) {
+      if (!given(instead) || !given(of_times)) continue;
+      throw InvalidArgument(
+          fmt::format("{} measures no times, and {} says how to: leave out one of them", instead, of_times));
+    }
+  }
+  if (given("--late-threshold") && !given("--who-is-late") && !given("--trace")) {
+    throw InvalidArgument("--late-threshold needs --who-is-late or --trace: it says who is late there");
+  }
+}
+
 /// --who-is-late, --trace.
 int run_late_rank(const LowLatencyOptions& options, const World& world, Device::Kind device, bool prints_text) {
   if (prints_text) {
@@ -194,7 +210,12 @@ void add_bench_low_latency(CLI::App& bench, Action& action) {
   command->add_option("--trace", o.trace,
                       "Instead of times: an SVG file with what each rank does in a dispatch and a combine");
   command->add_flag("--arrivals", o.arrivals, "Give dispatches arrival counters, a word for 64 rows");
-  command->callback([options, &action] { action = [options] { return run_low_latency_bench(*options); }; });
+  command->callback([command, options, &action] {
+    action = [command, options] {
+      refuse_options_of_times(*command);
+      return run_low_latency_bench(*options);
+    };
+  });
 }
 
 }  // namespace deep_ep::tools

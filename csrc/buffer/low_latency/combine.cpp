@@ -11,7 +11,7 @@ LowLatencyCombineResult LowLatency::combine(const LowLatencyCombineArguments& ar
   check_end(arguments.return_recv_hook, call);
   check_combine(arguments, setup_);
   look_after_earlier_calls();
-  LowLatencyCombinePlan plan = plan_combine(arguments, setup_);
+  LowLatencyCombinePlan plan = plan_combine(arguments, setup_, !queue(LowLatencyKind::dispatch).empty());
   if (arguments.use_logfmt && !plan.params.use_logfmt && !std::exchange(told_of_bf16_, true)) {
     log::info("low_latency_combine: use_logfmt is true, but rows travel as BF16 unless DEEP_EP_LOGFMT=always");
   }

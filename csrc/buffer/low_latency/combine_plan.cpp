@@ -141,7 +141,8 @@ void check_combine(const LowLatencyCombineArguments& arguments, const LowLatency
   check_config(arguments.config, defaults::kMostLowLatencyWarps);
 }
 
-LowLatencyCombinePlan plan_combine(const LowLatencyCombineArguments& arguments, const LowLatencySetup& setup) {
+LowLatencyCombinePlan plan_combine(const LowLatencyCombineArguments& arguments, const LowLatencySetup& setup,
+                                   bool beside_relay) {
   const LowLatencyHandle& handle = *arguments.handle;
   LowLatencyCombinePlan plan;
   LowLatencyCombineParams& params = plan.params;
@@ -155,7 +156,7 @@ LowLatencyCombinePlan plan_combine(const LowLatencyCombineArguments& arguments, 
   params.row_bytes = device::low_latency::CombineWire{params.hidden, params.use_logfmt}.bytes();
   check_room(params.max_tokens, params.hidden, params.row_bytes, setup);
   const int rail_width = params.use_logfmt ? 0
-                                           : choose_rails(arguments.return_recv_hook, params.max_tokens,
+                                           : choose_rails(!arguments.return_recv_hook, params.max_tokens,
                                                           params.num_topk, params.row_bytes, params.row_bytes, setup);
   params.common.rail_width = rail_width;
   const bool unreduced = goes_unreduced(arguments, params, setup);
@@ -178,8 +179,10 @@ LowLatencyCombinePlan plan_combine(const LowLatencyCombineArguments& arguments, 
   const int sms =
       most_working_blocks(arguments.config, setup, poster_blocks(setup, params.block_warps) + watching_blocks(setup));
   params.warps_per_row = warps_per_row(params, sms, unreduced, setup);
-  plan_parts(plan, arguments.return_recv_hook, false,
-             [&](LowLatencyPhase phase) { return plan_part(phase, params, sms, unreduced, setup); });
+  plan_parts(plan, arguments.return_recv_hook, false, [&](LowLatencyPhase phase) {
+    const int left = std::max(1, sms - room_for_relay(phase, beside_relay, setup));
+    return plan_part(phase, params, left, unreduced, setup);
+  });
   return plan;
 }
 

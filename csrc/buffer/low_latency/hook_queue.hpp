@@ -16,6 +16,8 @@ class HookQueue : public std::enable_shared_from_this<HookQueue> {
 
   explicit HookQueue(const char* call) : call_(call) {}
 
+  /// Does nothing wait?
+  bool empty() const { return waiting_.empty(); }
   /// InvalidArgument if the most parts allowed already wait for their hooks.
   void require_room() const;
   /// Adds a receive part, which `enqueue` enqueues; it holds what the kernel needs until then. Returns its hook, which

@@ -27,12 +27,29 @@ inline void take_part(const LowLatencyPart& part, LowLatencyCombineParams& param
   params.rows_of_group = part.rows_of_group;
 }
 
-/// Enqueues the part that receives, with what measures it.
+/// Enqueues the relay of a call behind its send part, which is on `stream`. Returns an event behind the relay; null
+/// where there is none.
 template <class Params>
-void enqueue_receive(const KernelTable& kernels, const LowLatencyPlan<Params>& plan, StreamHandle stream) {
+EventHandle LowLatency::launch_relay(const LowLatencyPlan<Params>& plan, StreamHandle stream) {
+  if (!plan.relay) return nullptr;
+  Backend& executor = *runtime_.executor();
+  Params params = plan.params;
+  params.warps_per_row = plan.relay->warps_per_row;
+  executor.wait_event(relays_->get(), executor.record_event(stream));
+  (executor.kernels().*plan.relay->kernel)(params, plan.relay->shape, relays_->get());
+  return executor.record_event(relays_->get());
+}
+
+/// Enqueues the part that receives, with what measures it. `relayed`: behind the call's relay, or null.
+template <class Params>
+void enqueue_receive(Backend& executor, const LowLatencyPlan<Params>& plan, StreamHandle stream,
+                     const EventHandle& relayed) {
+  const KernelTable& kernels = executor.kernels();
   Params params = plan.params;
   take_part(*plan.receive, params);
   if (plan.waits && plan.waits->listens) enqueue_waits(kernels, *plan.waits->listens, stream);
+  // It gives the places back that the relay reads.
+  if (relayed != nullptr) executor.wait_event(stream, relayed);
   (kernels.*plan.kernel)(params, plan.receive->shape, stream);
   if (plan.waits) enqueue_waits(kernels, plan.waits->adds, stream);
 }
@@ -45,16 +62,17 @@ EventHandle LowLatency::launch(LowLatencyKind kind, LowLatencyPlan<Params>& plan
   (kernels.*plan.kernel)(plan.params, plan.first.shape, scope.stream());
   if (!plan.hooked) {
     if (plan.receive) {
-      enqueue_receive(kernels, plan, scope.stream());
+      enqueue_receive(*runtime_.executor(), plan, scope.stream(), nullptr);
     } else if (plan.waits) {
       enqueue_waits(kernels, plan.waits->adds, scope.stream());
     }
     return scope.finish();
   }
+  const auto relayed = plan.relay ? std::make_shared<EventHandle>() : nullptr;
   // The receive part is a call of its own, on the same stream, whenever the hook comes. A hook that failed may come
   // again, but the part must not.
   hook = queue(kind).add([this, kind, caller_stream, recorded = scope.recording(), plan = LowLatencyPlan<Params>(plan),
-                          kept = std::move(kept), enqueued = false]() mutable {
+                          kept = std::move(kept), relayed, enqueued = false]() mutable {
     Backend& executor = *runtime_.executor();
     if (executor.is_capturing(caller_stream) != recorded) {
       fail<InvalidArgument>("{}: its send part was {} into a graph, so its receive part must be, too: call the hook {}",
@@ -63,11 +81,12 @@ EventHandle LowLatency::launch(LowLatencyKind kind, LowLatencyPlan<Params>& plan
                             recorded ? "before the recording ends" : "before the recording begins");
     }
     CallScope receiving(runtime_.calls(), {.stream = caller_stream});
-    if (!enqueued) enqueue_receive(executor.kernels(), plan, receiving.stream());
+    if (!enqueued) enqueue_receive(executor, plan, receiving.stream(), relayed ? *relayed : nullptr);
     enqueued = true;
     receiving.finish();
   });
   try {
+    if (relayed != nullptr) *relayed = launch_relay(plan, scope.stream());
     return scope.finish();
   } catch (...) {
     // The send part is on its way, so the receive part must follow for ranks to go on counting calls alike; but the

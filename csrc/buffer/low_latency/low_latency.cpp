@@ -1,6 +1,7 @@
 #include "csrc/buffer/low_latency/low_latency.hpp"
 
 #include <algorithm>
+#include <exception>
 
 #include "csrc/bootstrap/agreement.hpp"
 #include "csrc/buffer/low_latency/plan_parts.hpp"
@@ -45,6 +46,7 @@ LowLatency::LowLatency(Runtime& runtime) : runtime_(runtime) {
   setup_.low_latency_bytes = runtime.options().low_latency.bytes;
   setup_.rail_width = runtime.low_latency_reach().rail_width;
   setup_.rails_always = runtime.low_latency_reach().rails_always;
+  if (setup_.hooks_by_rails()) relays_.emplace(executor);
   setup_.logfmt = runtime.options().low_latency.logfmt;
   LowLatencyParams& common = setup_.common;
   common.rank = runtime.rank();
@@ -159,6 +161,13 @@ void LowLatency::check() const {
 }
 
 void LowLatency::drain() noexcept {
+  if (relays_) {
+    try {
+      runtime_.executor()->synchronize(relays_->get());
+    } catch (const std::exception& error) {
+      log::warn("buffer: rank {} has not handed on all rows: {}", runtime_.rank(), error.what());
+    }
+  }
   if (links_) links_->drain();
 }
 

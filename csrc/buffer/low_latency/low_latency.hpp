@@ -13,6 +13,7 @@
 #include "csrc/buffer/low_latency/rdma_links.hpp"
 #include "csrc/buffer/low_latency/wait_stats.hpp"
 #include "csrc/buffer/runtime.hpp"
+#include "csrc/executor/own_stream.hpp"
 #include "deep_ep/buffer.hpp"
 #include "kernels/low_latency/params.hpp"
 
@@ -48,7 +49,7 @@ class LowLatency {
   std::string health() const { return links_ ? links_->health() : std::string(); }
   /// Throws what an operation of the NIC met, unless that masks a rank.
   void check() const;
-  /// After the last call: waits until the peers have got all.
+  /// After the last call: waits until the peers have got all, also what this rank hands on.
   void drain() noexcept;
   /// Nothing of this rank touches a peer any more.
   void disconnect() { links_.reset(); }
@@ -63,6 +64,8 @@ class LowLatency {
   template <class Params, class Kept>
   EventHandle launch(LowLatencyKind kind, LowLatencyPlan<Params>& plan, CallScope& scope, StreamHandle caller_stream,
                      Kept kept, std::function<void()>& hook);
+  template <class Params>
+  EventHandle launch_relay(const LowLatencyPlan<Params>& plan, StreamHandle stream);
   HookQueue& queue(LowLatencyKind kind) const { return *queues_[static_cast<std::size_t>(kind)]; }
   LowLatencyCounts count_together();
   /// Where ranks agree on who is lost. -1: all.
@@ -73,9 +76,10 @@ class LowLatency {
   std::optional<RankMasks> masks_;
   std::optional<RdmaLinks> links_;  ///< none: no rank is reached by RDMA
   LowLatencySetup setup_;
-  std::optional<WaitStats> waits_;  ///< none before anybody has asked for them
-  bool told_of_bf16_ = false;       ///< instead of LogFMT, to the log
-  bool shown_ = false;              ///< has the program been given `memory`?
+  std::optional<OwnStream> relays_;  ///< of kernels that hand on rows beside others: where hooks go by rails
+  std::optional<WaitStats> waits_;   ///< none before anybody has asked for them
+  bool told_of_bf16_ = false;        ///< instead of LogFMT, to the log
+  bool shown_ = false;               ///< has the program been given `memory`?
   std::array<std::shared_ptr<HookQueue>, static_cast<std::size_t>(LowLatencyKind::count)> queues_;
   /// Device memory; the last is the largest. Those before stay: views and recorded graphs may still name them.
   std::vector<std::shared_ptr<std::byte>> combine_buffers_;

@@ -32,6 +32,9 @@ struct LowLatencySetup {
   bool rdma() const { return common.peers != nullptr; }
   /// Ranks may be masked, and agree on whom: a block of each call watches (transport/watch.hpp).
   bool watched() const { return common.mask != nullptr && !rdma() && !own_masks; }
+  /// Dispatches with hooks may go by rails. A kernel that hands on their rows takes multiprocessors, and nobody has
+  /// measured yet where that pays: only if it is asked for.
+  bool hooks_by_rails() const { return rail_width != 0 && rails_always; }
 };
 
 /// A kernel that does one part of a call, or both.
@@ -58,6 +61,13 @@ struct LowLatencyPlan {
   std::optional<LowLatencyPart> receive;         ///< with a hook, or where somebody listens before it
   bool hooked = false;                           ///< a hook enqueues it
   std::shared_ptr<const LowLatencyWaits> waits;  ///< of a call that is measured
+  /// With a hook, by rails: a kernel that hands on rows, beside whatever runs between the parts.
+  struct Relay {
+    Launcher<Params> KernelTable::*kernel = nullptr;
+    LaunchShape shape;
+    int warps_per_row = 0;
+  };
+  std::optional<Relay> relay;
 };
 
 struct LowLatencyDispatchPlan : LowLatencyPlan<LowLatencyDispatchParams> {
@@ -89,6 +99,8 @@ inline bool too_many_tokens(const LowLatencyDispatchArguments& arguments) {
 
 /// InvalidArgument when the call does not fit the window, or a block.
 LowLatencyDispatchPlan plan_dispatch(const LowLatencyDispatchArguments& arguments, const LowLatencySetup& setup);
-LowLatencyCombinePlan plan_combine(const LowLatencyCombineArguments& arguments, const LowLatencySetup& setup);
+/// `beside_relay`: while a kernel may run that hands on rows of a dispatch.
+LowLatencyCombinePlan plan_combine(const LowLatencyCombineArguments& arguments, const LowLatencySetup& setup,
+                                   bool beside_relay = false);
 
 }  // namespace deep_ep

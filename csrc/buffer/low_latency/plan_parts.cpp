@@ -39,10 +39,30 @@ void check_resident(int others, const LowLatencySetup& setup) {
       setup.common.num_far, others + 1, room);
 }
 
-int choose_rails(bool hook, int max_tokens, int num_topk, std::size_t row_bytes, std::size_t rail_row_bytes,
+namespace {
+
+int most_relay_blocks(const LowLatencySetup& setup) {
+  if (!setup.on_gpu()) return std::min(setup.policy.multiprocessors, 2);
+  constexpr int kMost = 4;  // should store as fast as a NIC of 50 GB/s brings rows
+  return std::clamp(setup.policy.multiprocessors / 8, 1, kMost);
+}
+
+}  // namespace
+
+int relay_blocks(std::int64_t rows, int rows_at_once, const LowLatencySetup& setup) {
+  const std::int64_t wanted = (rows + rows_at_once - 1) / rows_at_once;
+  return static_cast<int>(std::clamp<std::int64_t>(wanted, 1, most_relay_blocks(setup)));
+}
+
+int room_for_relay(LowLatencyPhase phase, bool beside_relay, const LowLatencySetup& setup) {
+  const bool needed = setup.hooks_by_rails() && (phase == LowLatencyPhase::receive || beside_relay);
+  return needed && setup.on_gpu() ? most_relay_blocks(setup) : 0;
+}
+
+int choose_rails(bool may, int max_tokens, int num_topk, std::size_t row_bytes, std::size_t rail_row_bytes,
                  const LowLatencySetup& setup) {
   const std::size_t needed = static_cast<std::size_t>(max_tokens) * rail_row_bytes;
-  if (setup.rail_width == 0 || hook || needed > setup.common.window.source_bytes) return 0;
+  if (setup.rail_width == 0 || !may || needed > setup.common.window.source_bytes) return 0;
   const RailTraffic traffic{.ranks = setup.common.num_ranks,
                             .ranks_per_node = setup.rail_width,
                             .topk = num_topk,

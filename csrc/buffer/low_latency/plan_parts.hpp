@@ -22,6 +22,13 @@ std::size_t watching_bytes(const LowLatencySetup& setup);
 /// each other.
 void check_resident(int others, const LowLatencySetup& setup);
 
+/// Blocks of a kernel that hands on so many rows between the parts of a call with a hook, where a block hands on
+/// `rows_at_once`. Few, as each takes a multiprocessor from what else runs there.
+int relay_blocks(std::int64_t rows, int rows_at_once, const LowLatencySetup& setup);
+/// Multiprocessors that a part leaves to such a kernel. It must find one even while kernels run that wait for other
+/// ranks, as these may wait for it: a receive part, and a combine that begins while a relay runs (`beside_relay`).
+int room_for_relay(LowLatencyPhase phase, bool beside_relay, const LowLatencySetup& setup);
+
 /// Blocks for everything else: no more in all than there are SMs, or than the caller allows.
 inline int most_working_blocks(const Config& config, const LowLatencySetup& setup, int others) {
   check_resident(others, setup);
@@ -39,8 +46,9 @@ inline int warps_of_block(const Config& config, const LowLatencySetup& setup, in
 /// InvalidArgument unless `max_tokens` rows of `row_bytes` from each rank fit the window.
 void check_room(std::int64_t max_tokens, std::int64_t hidden, std::size_t row_bytes, const LowLatencySetup& setup);
 
-/// Whether the call goes by rails: the ranks of a node, else 0. Rows directly, and by rails, have so many bytes.
-int choose_rails(bool hook, int max_tokens, int num_topk, std::size_t row_bytes, std::size_t rail_row_bytes,
+/// Whether the call goes by rails, if it may: the ranks of a node, else 0. Rows directly, and by rails, have so many
+/// bytes.
+int choose_rails(bool may, int max_tokens, int num_topk, std::size_t row_bytes, std::size_t rail_row_bytes,
                  const LowLatencySetup& setup);
 
 /// The plan's parts, each as `plan_part(phase)` says. `split`: two also without a hook.

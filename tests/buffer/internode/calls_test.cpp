@@ -230,9 +230,11 @@ TEST(InternodeScheduleTest, EverySeedGivesTheSame) {
     SCOPED_TRACE("DEEP_EP_TEST_FIRST_SCHEDULE=" + std::to_string(seed));
     ClusterOptions options{.ranks = 4, .where = {}, .host = {}};
     options.host = {.multiprocessors = 2, .warps_per_block = 3, .seed = static_cast<std::uint64_t>(seed)};
+    // Mostly one that holds a few rows: rings wrap many times, and everybody waits for room.
+    const std::size_t window_bytes = seed % 4 == 0 ? kCallsWindow : std::size_t{seed % 4 == 3 ? 12 : 8} << 10;
     ASSERT_NO_THROW(run_cluster(options, [&](Rank& rank) {
       Buffer& buffer = rank.buffer(
-          {.heap_bytes = kCallsHeap, .window_bytes = kCallsWindow, .max_local_experts = 8, .ranks_per_node = 2});
+          {.heap_bytes = kCallsHeap, .window_bytes = window_bytes, .max_local_experts = 8, .ranks_per_node = 2});
       for (const Case& one : cases) {
         run_round(rank, buffer, one, {.num_worst_tokens = &one == cases ? 0 : 128, .returned_in_heap = seed % 2 == 0});
         rank.release();

@@ -252,12 +252,43 @@ TEST(LowLatencyPlan, RailsWhereThereAreSomeAndTheyPay) {
   EXPECT_EQ(width(), 0) << "there are none";
   setup.rail_width = 4;
   EXPECT_EQ(width(), 4) << "128 tokens a rank are many";
-  EXPECT_EQ(width(true), 0) << "nobody would hand rows on until a hook is called";
+  EXPECT_EQ(width(true), 0) << "with hooks only where it is asked for";
   LowLatencyDispatchArguments few = dispatch_of(1, setup);
   few.max_tokens = 1;
   EXPECT_EQ(plan_dispatch(few, setup).params.common.rail_width, 0);
   setup.rails_always = true;
   EXPECT_EQ(plan_dispatch(few, setup).params.common.rail_width, 4);
+  EXPECT_EQ(width(true), 4);
+}
+
+TEST(LowLatencyPlan, RelaysFindMultiprocessors) {
+  LowLatencySetup setup = low_latency_setup(true);
+  const LowLatencyCombineInputs inputs(setup);
+  const auto blocks = [](const auto& plan) { return plan.first.shape.blocks; };
+  const auto hooked = [&](int tokens) {
+    LowLatencyDispatchArguments arguments = with_hook(dispatch_of(tokens, setup));
+    arguments.max_tokens = tokens;
+    return plan_dispatch(arguments, setup);
+  };
+  EXPECT_FALSE(hooked(100).relay) << "there are no rails";
+  EXPECT_EQ(hooked(128).receive->shape.blocks, 132);
+  setup.rail_width = 4;
+  EXPECT_EQ(hooked(128).receive->shape.blocks, 132) << "with hooks no call goes by rails";
+  setup.rails_always = true;
+  EXPECT_FALSE(plan_dispatch(dispatch_of(100, setup), setup).relay) << "a call in one launch hands on by itself";
+  ASSERT_TRUE(hooked(1).relay && hooked(128).relay);
+  EXPECT_EQ(hooked(1).relay->shape.blocks, 1);
+  EXPECT_EQ(hooked(128).relay->shape.blocks, 4);
+  EXPECT_EQ(hooked(128).relay->shape.threads % (32 * hooked(128).relay->warps_per_row), 0);
+  // What may wait for other ranks leaves room for it, where it may run.
+  EXPECT_EQ(hooked(128).first.shape.blocks, 130) << "a send part waits for nobody who waits for a relay";
+  EXPECT_EQ(hooked(128).receive->shape.blocks, 128);
+  EXPECT_EQ(blocks(plan_dispatch(dispatch_of(128, setup), setup)), 132);
+  const auto combine = [&](bool beside) { return plan_combine(inputs.arguments, setup, beside); };
+  EXPECT_EQ(blocks(combine(false)), 132);
+  EXPECT_EQ(blocks(combine(true)), 128);
+  setup.rail_width = 0;
+  EXPECT_EQ(blocks(combine(true)), 132);
 }
 
 TEST(LowLatencyPlan, WhatDoesNotFitIsRefused) {

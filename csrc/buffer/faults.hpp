@@ -14,10 +14,10 @@
 
 namespace deep_ep {
 
-/// How long ranks take to tell each other for whom they have waited in vain, with such a time-out. A rank that was
-/// waited for in vain may have begun its own wait as late as that ended, and takes a whole time-out then. It is rarely
-/// so late: more than ten seconds are not worth waiting for.
-constexpr double time_to_find_lost_s(double timeout_s) { return std::min(timeout_s, 10.0); }
+/// How long ranks take to tell each other for whom they have waited in vain, with such a time-out. Ranks that wait for
+/// each other begin at about the same time, and find out at about the same time. (Not longer: a rank that has merely
+/// stood still goes on after a while, finds that its own waits are over, and would tell that, too.)
+constexpr double time_to_find_lost_s(double timeout_s) { return std::min(timeout_s / 2, 10.0); }
 
 /// A fault either concerns a single call, or breaks the buffer: then ranks no longer agree on how far they got, and
 /// every later call throws.

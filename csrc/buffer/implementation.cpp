@@ -109,7 +109,8 @@ void Buffer::Implementation::destroy_collectively() {
   }
   if (low_latency_ && low_latency_->has_somebody_left()) return;
   drain();
-  runtime_.bootstrap().barrier();  // nobody writes to a peer any more
+  if (runtime_.faults().broken()) return;  // a relay has waited in vain
+  runtime_.bootstrap().barrier();          // nobody writes to a peer any more
   internode_.reset();
   if (low_latency_) low_latency_->disconnect();
   runtime_.unmap_peers_together();

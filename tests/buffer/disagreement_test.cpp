@@ -19,7 +19,7 @@ double seconds_since(Clock::time_point begin) { return std::chrono::duration<dou
 /// asks who is lost.
 void require_one_deadline(double waited) {
   const double deadline = short_deadline(), asking = time_to_find_lost_s(deadline);
-  require(waited - asking > 0.9 * deadline && waited - asking < 1.9 * deadline,
+  require(waited > 0.9 * deadline && waited - asking < 1.9 * deadline,
           fmt::format("the deadline is {} s, then {} s to find who is lost; waited {} s", deadline, asking, waited));
 }
 

@@ -19,7 +19,7 @@ class InternodeLostRankTest : public ClusterTest {
   void expect_lost(int ranks, const Waits& waits, int lost) {
     run_cluster(cluster(ranks), [&](Rank& rank) {
       Runtime runtime(rank.bootstrap(), rank.executor(),
-                      {.heap_bytes = std::size_t{16} << 20, .timeout_s = short_deadline(), .ranks_per_node = 2});
+                      {.heap_bytes = std::size_t{16} << 20, .timeout_s = 2 * short_deadline(), .ranks_per_node = 2});
       Internode internode(runtime);
       rank.bootstrap()->barrier();
       const auto mine = waits.find(rank.rank());

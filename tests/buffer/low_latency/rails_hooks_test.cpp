@@ -118,7 +118,7 @@ TEST_P(LowLatencyRailHooksTest, NeverCalled) {
 }
 
 /// A rank that never sends is named by the one on its rail, which waits for its rows, and by nobody else: the others
-/// have not called their hooks, and what they hand on comes.
+/// have not called their hooks.
 TEST_P(LowLatencyRailHooksTest, ARailThatNeverSends) {
   DEEP_EP_NEEDS_RANKS(4);
   if (GetParam().placement == Placement::processes) GTEST_SKIP() << "a long wait, which is the same as with threads";

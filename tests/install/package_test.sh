@@ -82,16 +82,16 @@ grep -q '^Recommends: libibverbs1' "$work/control" || fail "libibverbs1 is not r
 ! dpkg-deb --ctrl-tarfile "$deb" | tar -t | grep -E 'postinst|preinst|prerm|postrm' || fail "the .deb runs scripts"
 
 # Out of the .deb into another root: run-time paths are relative, so it runs from there.
-dpkg-deb -x "$deb" "$work/root"
-for file in "$work"/root/usr/bin/deep_ep "$work"/root/usr/lib/*.so; do
+dpkg-deb -x "$deb" "$work/image"
+for file in "$work"/image/usr/bin/deep_ep "$work"/image/usr/lib/*.so; do
   path=$(readelf -d "$file" | sed -n 's/.*runpath: \[\(.*\)\]/\1/p')
   case "$path" in '$ORIGIN'*) ;; *) fail "$file has the run-time path '$path'" ;; esac
   ! tr ':' '\n' <<<"$path" | grep -E "^($build_dir|$source_dir|/home|/tmp)" || fail "$file looks for libraries in the build folder"
 done
-[ "$("$work/root/usr/bin/deep_ep" --version)" = "$("$build_dir/bin/deep_ep" --version)" ] || fail "another version"
-"$work/root/usr/bin/deep_ep" demo --input "$source_dir/LICENSE" --tokens 32 --hidden 256 --ranks 2 | grep -q '^OK: '
+[ "$("$work/image/usr/bin/deep_ep" --version)" = "$("$build_dir/bin/deep_ep" --version)" ] || fail "another version"
+"$work/image/usr/bin/deep_ep" demo --input "$source_dir/LICENSE" --tokens 32 --hidden 256 --ranks 2 | grep -q '^OK: '
 status=0
-"$work/root/usr/bin/deep_ep-host-tune" --sysroot "$work/root" >"$work/tune" || status=$?
+"$work/image/usr/bin/deep_ep-host-tune" --sysroot "$work/image" >"$work/tune" || status=$?
 [ $status -le 1 ] || fail "deep_ep-host-tune ended with $status"
 
 # The tarball by install.sh, a project against it, and away again.

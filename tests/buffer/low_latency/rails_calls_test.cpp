@@ -178,24 +178,14 @@ TEST(LowLatencyRailScheduleTest, EverySeedGivesTheSame) {
   const std::int64_t count = environment_number("DEEP_EP_TEST_SCHEDULES", under_thread_sanitizer() ? 2 : 8);
   for (std::int64_t seed = first; seed < first + count; ++seed) {
     SCOPED_TRACE("DEEP_EP_TEST_FIRST_SCHEDULE=" + std::to_string(seed));
-    const Nodes nodes = seed % 3 == 0 ? Nodes{6, 2} : kTwoNodes;
-    LowLatencyCaseShape shape{.tokens = {9, 0, 11, 2},
-                              .max_tokens = 11,
-                              .hidden = 256,
-                              .topk = 5,
-                              .routing = oracle::Routing::some_dropped,
-                              .seed = 3};
-    if (nodes.ranks == 6) shape.tokens = {4, 0, 3, 5, 0, 2};
+    auto [nodes, shape, options] = rail_schedule(seed);
+    shape.seed = 3;
     const RailCase one = make_rail_case(shape, nodes);
     LowLatencyCaseShape fp8 = shape;
     fp8.format = RowFormat::fp8;
     const LowLatencyCase other = make_low_latency_case(fp8);
-    ClusterOptions options{.ranks = nodes.ranks, .where = {}, .host = {}};
-    options.where.topology = Topology::rails;
-    options.host = {
-        .multiprocessors = 2, .warps_per_block = seed % 2 == 0 ? 8 : 4, .seed = static_cast<std::uint64_t>(seed)};
-    ASSERT_NO_THROW(run_cluster(options, [&](Rank& rank) {
-      Buffer& buffer = rank.buffer(rail_options(nodes, 11, 256));
+    ASSERT_NO_THROW(run_cluster(options, [&, of = nodes](Rank& rank) {
+      Buffer& buffer = rank.buffer(rail_options(of, 11, 256));
       for (int i = 0; i < 2; ++i) {
         dispatch_and_check(rank, buffer, other);
         const auto a = dispatch_and_check(rank, buffer, one.calls.before);

@@ -204,23 +204,13 @@ TEST(LowLatencyRailHookScheduleTest, EverySeedGivesTheSame) {
   const std::int64_t count = environment_number("DEEP_EP_TEST_SCHEDULES", under_thread_sanitizer() ? 1 : 6);
   for (std::int64_t seed = first; seed < first + count; ++seed) {
     SCOPED_TRACE("DEEP_EP_TEST_FIRST_SCHEDULE=" + std::to_string(seed));
-    const Nodes nodes = seed % 3 == 0 ? Nodes{6, 2} : kHookNodes;
-    LowLatencyCaseShape shape{.tokens = {9, 0, 11, 2},
-                              .max_tokens = 11,
-                              .hidden = 256,
-                              .topk = 5,
-                              .routing = oracle::Routing::some_dropped,
-                              .seed = static_cast<std::uint64_t>(seed)};
-    if (nodes.ranks == 6) shape.tokens = {4, 0, 3, 5, 0, 2};
+    auto [nodes, shape, options] = rail_schedule(seed);
+    shape.seed = static_cast<std::uint64_t>(seed);
     const LowLatencyCase one = make_low_latency_case(shape);
     shape.format = oracle::RowFormat::bf16;
     const LowLatencyCase other = make_low_latency_case(shape);
-    ClusterOptions options{.ranks = nodes.ranks, .where = {}, .host = {}};
-    options.where.topology = Topology::rails;
-    options.host = {
-        .multiprocessors = 2, .warps_per_block = seed % 2 == 0 ? 8 : 4, .seed = static_cast<std::uint64_t>(seed)};
-    ASSERT_NO_THROW(run_cluster(options, [&](Rank& rank) {
-      Buffer& buffer = rank.buffer(rail_options(nodes, 11, 256));
+    ASSERT_NO_THROW(run_cluster(options, [&, of = nodes](Rank& rank) {
+      Buffer& buffer = rank.buffer(rail_options(of, 11, 256));
       LowLatencyDispatchResult before;
       for (int i = 0; i < 6; ++i) {
         const LowLatencyCase& now = i % 2 == 0 ? one : other;

@@ -65,6 +65,55 @@ struct RowSum {
     }
   }
 
+  /// Adds whole rows of `bytes` bytes, at most kTogether of them, in the order of add_rows, and stores the rounded sum
+  /// at `to`. Where rows are few, several pieces are under way at once. `begin(sum, offset, vectors)` comes before a
+  /// piece.
+  template <class Begin>
+  DEEP_EP_DEVICE static void add_whole_rows(std::byte* to, std::uint32_t bytes, std::uint64_t address,
+                                            std::uint32_t holders, Begin begin) {
+    const int rows = count_bits(holders);
+    const int loads = rows == 0 ? 1 : kTogether / rows * rows;  // pieces of all rows
+    const auto vectors_at = [&](std::uint32_t offset) {
+      const std::uint32_t rest = offset < bytes ? bytes - offset : 0;
+      return static_cast<int>((rest < kPieceBytes ? rest : kPieceBytes) / sizeof(Vec16));
+    };
+    for (std::uint32_t offset = 0, end = 0; offset < bytes; offset = end) {
+      // 1. Load: all rows of a piece, then those of the next.
+      Vec16 loaded[kTogether][kVectors];
+      std::uint32_t left = holders;
+      for (int i = 0; i < kTogether; ++i) {
+        if (i >= loads) continue;
+        const std::uint64_t row = rows == 0 ? 0 : warp::shuffle(address, lowest_bit(left));
+        const int vectors = rows == 0 ? 0 : vectors_at(end);
+        for (int v = 0; v < kVectors; ++v) {
+          const int at = lane_index() + v * kWarpSize;
+          if (at < vectors) loaded[i][v] = load_weak(reinterpret_cast<const Vec16*>(row + end) + at);
+        }
+        left &= left - 1;
+        if (left != 0) continue;
+        left = holders;
+        end += kPieceBytes;
+      }
+      // 2. Add in the same order, and store each piece.
+      RowSum sum;
+      std::uint32_t piece = offset;
+      for (int i = 0; i < kTogether; ++i) {
+        if (i >= loads) continue;
+        const int vectors = vectors_at(piece);
+        if (left == holders) begin(sum, piece, vectors);
+        for (int v = 0; v < kVectors; ++v) {
+          if (rows != 0 && lane_index() + v * kWarpSize < vectors) sum.add(v, loaded[i][v]);
+        }
+        left &= left - 1;
+        if (left != 0) continue;
+        sum.store(to + piece, vectors);
+        sum = RowSum{};
+        left = holders;
+        piece += kPieceBytes;
+      }
+    }
+  }
+
   /// Rounds, and stores `vectors` vectors from `to` on.
   DEEP_EP_DEVICE void store(std::byte* to, int vectors) const {
     for (int v = 0; v < kVectors; ++v) {

@@ -27,8 +27,17 @@ struct CombineAdder {
   DEEP_EP_DEVICE bool is_near(int at) const { return at >= grid().node() && at < grid().node() + grid().width; }
   DEEP_EP_DEVICE int node_of(int at) const { return at < grid().node() ? at : at - grid().width + 1; }
 
+  /// A token, and the lane's contribution to it: looked up once, as each look takes as long as loading a row.
+  struct Token {
+    int number;
+    std::int32_t place;
+  };
+
   /// The rank's row, or the number of the landed row; -1: none.
-  DEEP_EP_DEVICE std::int32_t place_at(int token, int at) const {
+  DEEP_EP_DEVICE std::int32_t place_at(const Token& token, int at) const {
+    return at < kWarpSize ? token.place : look_up(token.number, at);
+  }
+  DEEP_EP_DEVICE std::int32_t look_up(int token, int at) const {
     if (at >= contributions()) return -1;
     if (!is_near(at)) return load_stream(params.transfer.node_row + std::int64_t{token} * grid().nodes() + node_of(at));
     return load_stream(params.transfer.destination_row + std::int64_t{token} * grid().num_ranks +
@@ -36,14 +45,14 @@ struct CombineAdder {
   }
 
   /// Of a contribution that a rank of this node pushes: the row's number in its queue. -1 for any other.
-  DEEP_EP_DEVICE std::int32_t pushed_at(int token, int at) const {
+  DEEP_EP_DEVICE std::int32_t pushed_at(const Token& token, int at) const {
     if (!near || at >= contributions() || !is_near(at)) return -1;
     return pushed.number_of(ranks, at - grid().node(), grid().node(), place_at(token, at));
   }
 
-  /// Waits until all that other nodes have of the token has landed, and all that is pushed is there. False after a
-  /// fault.
-  DEEP_EP_DEVICE bool await(int token) const {
+  /// Waits until all that other nodes have of the token has landed, and all that is pushed is there. `landed`: what the
+  /// lane knows of its node's chunks. False after a fault.
+  DEEP_EP_DEVICE bool await(const Token& token, int& landed) const {
     bool good = true;
     for (int at = lane_index(); at < contributions(); at += kWarpSize) {
       if (const std::int32_t n = pushed_at(token, at); n >= 0) {
@@ -53,16 +62,21 @@ struct CombineAdder {
       if (place < 0) continue;
       const int node = node_of(at);
       const int chunk = rings().chunk_of(place);
-      good = wait_signal(params.transfer.wait,
-                         tail_of(params.transfer, grid().number_of(node), lane_of<kLanes>(rings(), chunk)),
-                         {grid().rail_in(node), Wanted::internode_rows,
-                          Rings::progress(call, in_lane<kLanes>(rings(), chunk) + 1)}) &&
+      const int wanted = in_lane<kLanes>(rings(), chunk) + 1;
+      if (wanted <= landed) continue;
+      const int lane = lane_of<kLanes>(rings(), chunk);
+      good = wait_signal(params.transfer.wait, tail_of(params.transfer, grid().number_of(node), lane),
+                         {grid().rail_in(node), Wanted::internode_rows, Rings::progress(call, wanted)}) &&
              good;
+      // The same lane asks for the same node again.
+      if (!kLanes && contributions() <= kWarpSize) {
+        landed = landed_chunks(params.transfer, call, grid().number_of(node), lane);
+      }
     }
     return warp::agree(good);
   }
 
-  DEEP_EP_DEVICE void add(int token) const {
+  DEEP_EP_DEVICE void add(const Token& token) const {
     const RowAdder adder{params};
     const auto find = [&](int at) {
       const std::int32_t place = place_at(token, at);
@@ -73,9 +87,10 @@ struct CombineAdder {
       if (is_near(at)) return adder.row_of(ranks[at - grid().node()], place);
       return adder.in_slot(rings().landing(grid().number_of(node_of(at)), place).in(params.transfer.common.own_heap()));
     };
-    const std::int64_t at = std::int64_t{token} * params.row_bytes;
-    float* weights =
-        params.combined_weights == nullptr ? nullptr : params.combined_weights + std::int64_t{token} * params.num_topk;
+    const std::int64_t at = std::int64_t{token.number} * params.row_bytes;
+    float* weights = params.combined_weights == nullptr
+                         ? nullptr
+                         : params.combined_weights + std::int64_t{token.number} * params.num_topk;
     adder.add(params.combined_x + at, weights, contributions(), find,
               [&](RowSum& sum, std::uint32_t offset, int vectors) {
                 for (const std::byte* bias : params.bias) {
@@ -85,7 +100,7 @@ struct CombineAdder {
   }
 
   /// The token's rows are read: counts those that have landed in their chunks, and gives back those that were pushed.
-  DEEP_EP_DEVICE void count_read(int token) const {
+  DEEP_EP_DEVICE void count_read(const Token& token) const {
     warp::sync();  // by all lanes
     for (int at = lane_index(); at < contributions(); at += kWarpSize) {
       if (const std::int32_t n = pushed_at(token, at); n >= 0) {
@@ -94,18 +109,20 @@ struct CombineAdder {
       const std::int32_t place = is_near(at) ? -1 : place_at(token, at);
       if (place < 0) continue;
       const int counter = rings().counter(grid().number_of(node_of(at)), rings().chunk_of(place));
-      fetch_add_release<Scope::gpu>(params.transfer.common.read + counter, std::uint32_t{1});
+      add_after_reads<Scope::gpu>(params.transfer.common.read + counter, std::uint32_t{1});
     }
   }
 
   /// Adds tokens until none is left. False after a fault.
   DEEP_EP_DEVICE bool add_all() const {
+    int landed = 0;
     for (;;) {
-      const std::uint32_t token = take_next(&params.transfer.common.state->next_token);
-      if (token >= static_cast<std::uint32_t>(params.transfer.num_tokens)) return true;
-      if (!await(static_cast<int>(token))) return false;
-      add(static_cast<int>(token));
-      count_read(static_cast<int>(token));
+      const auto number = static_cast<int>(take_next(&params.transfer.common.state->next_token));
+      if (number >= params.transfer.num_tokens) return true;
+      const Token token{number, look_up(number, lane_index())};
+      if (!await(token, landed)) return false;
+      add(token);
+      count_read(token);
     }
   }
 };

@@ -62,14 +62,42 @@ struct CombineRelay {
     std::byte* to = rings().staging(number, row).in(params.transfer.common.own_heap());
     auto* weights = params.num_topk != 0 ? reinterpret_cast<float*>(to + params.row_bytes) : nullptr;
     adder.add(to, weights, grid().width, find, [](RowSum&, std::uint32_t, int) {});
-    warp::sync();  // the lanes' stores come before the count
-    if (lane_index() == 0) {
-      fetch_add_release<Scope::gpu>(params.transfer.common.staged + rings().counter(number, rings().chunk_of(row)),
-                                    std::uint32_t{1});
-    }
-    for (int index = lane_index(); near && index < grid().width; index += kWarpSize) {
+    if (!near) return;
+    warp::sync();  // all lanes have read
+    for (int index = lane_index(); index < grid().width; index += kWarpSize) {
       const std::int32_t n = pushed_at(number, relayed, index);
       if (n >= 0) pushed.give_back(index, grid().other(number), n);
+    }
+  }
+
+  // A warp takes two rows of a chunk at a time, so that one fence serves for both; and one where ranks push, as two may
+  // not fit their windows at once.
+
+  DEEP_EP_DEVICE int share_rows() const { return near ? 1 : Rings::kShareRows; }
+  DEEP_EP_DEVICE const Divisor& shares_of_chunk() const { return near ? rings().chunk_rows : rings().shares; }
+  DEEP_EP_DEVICE int chunk_of(int share) const { return share / shares_of_chunk(); }
+  DEEP_EP_DEVICE int first_row(int share) const {
+    return chunk_of(share) * rings().chunk_rows + share % shares_of_chunk() * share_rows();
+  }
+
+  /// Of so many rows: none is empty, as nobody would push it.
+  DEEP_EP_DEVICE int shares_of(int rows) const {
+    const int chunks = rings().chunk_of(rows);
+    const int rest = rows - chunks * rings().chunk_rows;
+    return chunks * shares_of_chunk() + (rest + share_rows() - 1) / share_rows();
+  }
+
+  DEEP_EP_DEVICE void stage_share(int number, int share) const {
+    const int chunk = chunk_of(share);
+    const int first = first_row(share);
+    const int left = chunk * rings().chunk_rows + rings().rows_in(chunk, rows_for(number)) - first;
+    const int rows = left < share_rows() ? left : share_rows();
+#pragma unroll 1
+    for (int row = first; row < first + rows; ++row) stage(number, row);
+    warp::sync();  // the lanes' stores come before the count
+    if (lane_index() == 0) {
+      add_release<Scope::gpu>(params.transfer.common.staged + rings().counter(number, chunk),
+                              static_cast<std::uint32_t>(rows));
     }
   }
 
@@ -82,28 +110,29 @@ struct CombineRelay {
     return before;
   }
 
-  /// The row behind `row`, where that may be staged; 0 where it may not.
-  DEEP_EP_DEVICE int stageable_to(int number, int row) const {
-    return is_stageable<kLanes>(params.transfer, call, number, rings().chunk_of(row)) ? row + 1 : 0;
+  /// How many shares of a node's rows may be staged.
+  DEEP_EP_DEVICE int stageable(int number) const {
+    if constexpr (!kLanes) return stageable_chunks<kLanes>(params.transfer, call, number, 0) * shares_of_chunk();
+    return is_stageable<kLanes>(params.transfer, call, number, chunk_of(next[number])) ? next[number] + 1 : 0;
   }
 
-  /// Stages this warp's share, which is every `step`th row: so the first chunks are whole soon. False after a fault.
-  /// Where nobody pushes, the warp waits for the posting lanes only, which know for whom they wait, and for how long.
+  /// Stages this warp's share, which is every `step`th one of each node: so the first chunks are whole soon. False
+  /// after a fault. Where nobody pushes, the warp waits for the posting lanes only, which know for whom they wait, and
+  /// for how long.
   DEEP_EP_DEVICE bool stage_all(int first, int step) const {
     WaitContext wait = params.transfer.wait;
     if (!near) wait.timeout_ns = 0;
     return serve(
-        grid().others(), wait, next, first, step, [&](int number) { return rows_for(number); },
+        grid().others(), wait, next, first, step, [&](int number) { return shares_of(rows_for(number)); },
         [&](int number) {
-          const int ready = kLanes ? stageable_to(number, next[number])
-                                   : stageable_chunks<kLanes>(params.transfer, call, number, 0) * rings().chunk_rows;
-          return near && next[number] < ready && missing_from(number, next[number]) >= 0 ? 0 : ready;
+          const int ready = stageable(number);
+          return near && next[number] < ready && missing_from(number, first_row(next[number])) >= 0 ? 0 : ready;
         },
-        [&](int number, int row) {
-          stage(number, row);
+        [&](int number, int share) {
+          stage_share(number, share);
           return true;
         },
-        [&](int number, int row) { return report_late(number, row); });
+        [&](int number, int share) { return report_late(number, first_row(share)); });
   }
 };
 

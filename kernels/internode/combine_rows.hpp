@@ -107,6 +107,26 @@ struct RowAdder {
   DEEP_EP_DEVICE void add(std::byte* to, float* weights_to, int most, Find find, Begin begin) const {
     const FoundRow first = find(lane_index());
     const std::uint32_t holders = warp::ballot(first.x != nullptr);
+    if (most <= kWarpSize && count_bits(holders) <= RowSum::kTogether) {
+      RowSum::add_whole_rows(to, params.row_bytes, reinterpret_cast<std::uint64_t>(first.x), holders, begin);
+    } else {
+      add_pieces(to, most, first, holders, find, begin);
+    }
+    if (weights_to == nullptr) return;
+    float weight = add_weights(0, reinterpret_cast<std::uint64_t>(first.weights), holders, params.num_topk);
+    for (int at = kWarpSize; at < most; at += kWarpSize) {
+      const FoundRow later = find(at + lane_index());
+      weight = add_weights(weight, reinterpret_cast<std::uint64_t>(later.weights), warp::ballot(later.x != nullptr),
+                           params.num_topk);
+    }
+    if (lane_index() < params.num_topk) weights_to[lane_index()] = weight;
+  }
+
+  /// The sum of many rows.
+  template <class Find, class Begin>
+  DEEP_EP_DEVICE void add_pieces(std::byte* to, int most, const FoundRow& first, std::uint32_t holders, Find find,
+                                 Begin begin) const {
+#pragma unroll 1
     for (std::uint32_t offset = 0; offset < params.row_bytes; offset += RowSum::kPieceBytes) {
       const std::uint32_t rest = params.row_bytes - offset;
       const int vectors = static_cast<int>((rest < RowSum::kPieceBytes ? rest : RowSum::kPieceBytes) / sizeof(Vec16));
@@ -119,14 +139,6 @@ struct RowAdder {
       }
       sum.store(to + offset, vectors);
     }
-    if (weights_to == nullptr) return;
-    float weight = add_weights(0, reinterpret_cast<std::uint64_t>(first.weights), holders, params.num_topk);
-    for (int at = kWarpSize; at < most; at += kWarpSize) {
-      const FoundRow later = find(at + lane_index());
-      weight = add_weights(weight, reinterpret_cast<std::uint64_t>(later.weights), warp::ballot(later.x != nullptr),
-                           params.num_topk);
-    }
-    if (lane_index() < params.num_topk) weights_to[lane_index()] = weight;
   }
 
   /// Row `row` of a rank of this node, if it has it and lets us read it.

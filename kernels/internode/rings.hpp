@@ -20,7 +20,7 @@ namespace deep_ep {
 struct Rings {
   static constexpr int kMostChunks = 256;                          ///< of a ring: each has counters
   static constexpr int kRows = 16;                                 ///< of a chunk, where there is room
-  static constexpr int kShareRows = 2;                             ///< of a chunk, that one warp forwards
+  static constexpr int kShareRows = 2;                             ///< of a chunk, that a relay takes at once
   static constexpr std::size_t kMostBytes = std::size_t{1} << 30;  ///< of a chunk of several rows: one RDMA write
 
   std::size_t begin = 0;       ///< offset in the heap: landing rings, then staging rings

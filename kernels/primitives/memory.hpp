@@ -196,6 +196,17 @@ DEEP_EP_DEVICE void add_release(T* p, std::type_identity_t<T> value) {
 #endif
 }
 
+/// Counts what this warp has read, and whose values it has used: whoever acquires the count may overwrite that. On the
+/// GPU relaxed, for the reasons of store_after_earlier_reads: a value that has been used cannot come late.
+template <Scope S, class T>
+DEEP_EP_DEVICE void add_after_reads(T* p, std::type_identity_t<T> value) {
+#if DEEP_EP_TARGET_CUDA
+  add_relaxed<S>(p, value);
+#else
+  add_release<S>(p, value);
+#endif
+}
+
 /// Makes relaxed stores after it release, and relaxed loads before it acquire.
 template <Scope S>
 DEEP_EP_DEVICE void fence() {

@@ -150,6 +150,7 @@ DEEP_EP_NO_TSAN void Block::run_thread(Fiber& fiber) {
       const tsan::Scope as_thread(fiber.tsan_context);
       tsan::acquire(&kernel_->start_point);
       kernel_->launch.entry(kernel_->launch.params.get(), shared_.data());
+      fiber.returned = true;
     } catch (const Aborted&) {
       // Another thread has reported why.
     } catch (const std::exception& e) {
@@ -162,6 +163,7 @@ DEEP_EP_NO_TSAN void Block::run_thread(Fiber& fiber) {
     try {
       bulk_.finish(fiber);
     } catch (const std::exception& e) {
+      fiber.returned = false;
       kernel_->fail(fmt::format("block {}, thread {}: {}", index_, fiber.state.thread, e.what()));
     }
   }

@@ -34,6 +34,7 @@ class Fiber : public Context {
   std::uint32_t wait_parity = 0;
   int meetings_of_poll =
       0;  ///< 0: it works; otherwise it polls, and one less than this is how often it met its warp since its last pause
+  bool returned = false;  ///< the kernel thread before this one came back from all that it called
   void* tsan_context = nullptr;
 
  private:

@@ -225,13 +225,13 @@ TEST(InternodeScheduleTest, EverySeedGivesTheSame) {
   eight_bits.scales = 2;
   const Case cases[] = {make_case(four_ranks_of_two_nodes(9)), make_case(eight_bits)};
   const auto first = environment_number("DEEP_EP_TEST_FIRST_SCHEDULE", 1);
-  const auto count = environment_number("DEEP_EP_TEST_SCHEDULES", under_thread_sanitizer() ? 5 : 20);
+  const auto count = environment_number("DEEP_EP_TEST_SCHEDULES", under_sanitizer() ? 5 : 20);
   for (std::int64_t seed = first; seed < first + count; ++seed) {
     SCOPED_TRACE("DEEP_EP_TEST_FIRST_SCHEDULE=" + std::to_string(seed));
     ClusterOptions options{.ranks = 4, .where = {}, .host = {}};
     options.host = {.multiprocessors = 2, .warps_per_block = 3, .seed = static_cast<std::uint64_t>(seed)};
     // Mostly one that holds a few rows: rings wrap many times, and everybody waits for room.
-    const std::size_t window_bytes = seed % 4 == 0 ? kCallsWindow : std::size_t{seed % 4 == 3 ? 12 : 8} << 10;
+    const std::size_t window_bytes = seed % 4 == 0 ? kCallsWindow : std::size_t{seed % 4 == 3 ? 12u : 8u} << 10;
     ASSERT_NO_THROW(run_cluster(options, [&](Rank& rank) {
       Buffer& buffer = rank.buffer(
           {.heap_bytes = kCallsHeap, .window_bytes = window_bytes, .max_local_experts = 8, .ranks_per_node = 2});

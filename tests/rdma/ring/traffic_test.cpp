@@ -53,8 +53,11 @@ TEST_P(RdmaTrafficOn, WrapsAtEveryIndex) {
 
 TEST_P(RdmaTrafficOn, ShallowAndDeepRings) {
   for (const std::uint32_t depth : {64u, 1024u, 32768u}) {
+    // The deepest ring wraps once even so, except under ThreadSanitizer, which sees no more there than at 1024 entries.
     EXPECT_EQ(outcome({.behind = GetParam(), .seed = depth, .depth = depth, .first_index = 0xfff0},
-                      200'000 / (kSanitized ? 4 : 1)),
+                      200'000 / (DEEP_EP_TSAN ? 16
+                                 : kSanitized ? 4
+                                              : 1)),
               "")
         << "depth " << depth;
   }

@@ -2,7 +2,7 @@
 """Adds up what ctest (--output-junit) and pytest (--junitxml) wrote for several builds, says what was skipped and why, and judges.
 
 usage: test_summary.py NAME=FILE...
-A run of scripts/run_gtest.py is one test to ctest: its own tests are read from test_results/ beside FILE.
+Several files of the same name are added up. A run of scripts/run_gtest.py is one test to ctest: its own tests are read from test_results/ beside FILE.
 Exits 0 only when every file is there, something passed in each, and nothing failed anywhere.
 """
 
@@ -58,15 +58,19 @@ def skip_reason(output):
 def main():
     total = collections.Counter()
     broken = []
-    print()
+    files = collections.defaultdict(list)
     for argument in sys.argv[1:]:
         build, _, path = argument.partition("=")
-        if not pathlib.Path(path).exists():
+        files[build].append(pathlib.Path(path))
+    print()
+    for build, paths in files.items():
+        if not all(path.exists() for path in paths):
             print(f"{build}: no result, the run was interrupted")
             broken.append(build)
             continue
         results = Results()
-        results.read(pathlib.Path(path))
+        for path in paths:
+            results.read(path)
         passed, failed = len(results.passed), len(results.failed)
         skipped = sum(map(len, results.skipped.values()))
         print(f"{build}: {passed} passed, {failed} failed, {skipped} skipped in {results.seconds:.0f} s of tests")

@@ -11,12 +11,13 @@ import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 
-# Each writes when it begins and ends. Tests of asan and tsan end when the next preset has been built, or is being built.
+# Each writes when it begins and ends. Tests of asan and tsan end when the next preset has been built, or is being built;
+# those on emulated machines look whether the build beside them stands still.
 NOTE = 'note() { echo "$*" >>"$LOG"; }; seen() { for _ in $(seq 600); do grep -qx "$1" "$LOG" && return; sleep 0.05; done; exit 9; }'
 BUILD = f"""#!/bin/bash
 {NOTE}
 note "build $1"
-[ "$1" != "$HANGS" ] || {{ note "pid $$"; sleep 600; }}
+[ "$1" != "$HANGS" ] || {{ note "pid $$"; note hangs; sleep 600; }}
 [ "$1" != "$FAILS" ] || {{ echo "no compiler for $1"; exit 3; }}
 note "nice $(nice) $1"
 note "built $1"
@@ -24,7 +25,15 @@ note "built $1"
 CTEST = f"""#!/bin/bash
 {NOTE}
 preset=$2
+if [ "$3 $4" = "--label-regex rxe" ]; then
+  pid=$(sed -n 's/^pid //p' "$LOG")
+  [ -z "$pid" ] || for _ in $(seq 600); do grep -q '^State:.T' "/proc/$pid/status" && note still && break; sleep 0.05; done
+  echo '<testsuite><testcase name="two" status="run" time="1"/></testsuite>' >"build/$preset/$6"
+  note "ran rxe"
+  exit
+fi
 note "run $preset"
+[ "$preset" != host ] || [ -z "$HANGS" ] || seen hangs
 case $preset in
   asan) seen "${{AWAITED:-built tsan}}" ;;
   tsan) seen "built cuda" ;;
@@ -59,19 +68,35 @@ class ScriptsTest(unittest.TestCase):
     def lines(self):
         return self.log.read_text().splitlines()
 
-    def test_the_next_preset_is_built_beside_tests_but_not_beside_those_of_host(self):
+    def test_the_next_preset_is_built_beside_tests(self):
         process = self.start("host", "asan", "tsan", "cuda")
         output, _ = process.communicate(timeout=90)
         self.assertEqual(process.returncode, 0, output)
+        self.assertIn("host: 2 passed, 0 failed", output)
         lines = self.lines()
-        self.assertLess(lines.index("ran host"), lines.index("build asan"))
         # The tests of asan end only when tsan has been built, those of tsan when cuda has.
-        self.assertEqual([line for line in lines if line.startswith("ran ")], ["ran host", "ran asan", "ran tsan", "ran cuda"])
+        self.assertEqual([line for line in lines if line.startswith("ran ")],
+                         ["ran host", "ran rxe", "ran asan", "ran tsan", "ran cuda"])
         self.assertEqual(len([line for line in lines if line.startswith("build ")]), 4)
-        own = os.nice(0)
-        self.assertIn(f"nice {own} asan", lines)
-        self.assertIn("nice 19 tsan", lines)
-        self.assertIn("nice 19 cuda", lines)
+        self.assertIn(f"nice {os.nice(0)} host", lines)
+        for preset in ("asan", "tsan", "cuda"):
+            self.assertIn(f"nice 19 {preset}", lines)
+
+    def test_it_stands_still_beside_emulated_machines(self):
+        process = self.start("host", "asan", HANGS="asan")
+        until = time.monotonic() + 60
+        while "ran rxe" not in self.lines():
+            self.assertLess(time.monotonic(), until)
+            time.sleep(0.05)
+        lines = self.lines()
+        self.assertIn("still", lines)
+        builder = int(next(line for line in lines if line.startswith("pid ")).split()[1])
+        while pathlib.Path(f"/proc/{builder}/stat").read_text().rpartition(")")[2].split()[0] == "T":
+            self.assertLess(time.monotonic(), until)
+            time.sleep(0.05)
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=60)
+        self.assertEqual(process.returncode, 143)
 
     def test_a_build_beside_tests_that_fails_ends_all_and_is_shown(self):
         process = self.start("asan", "tsan", "cuda", FAILS="tsan", AWAITED="build tsan")

@@ -30,12 +30,14 @@
   KERNEL(combine_low_latency_rdma,        deep_ep::LowLatencyCombineParams,   384)      \
   KERNEL(combine_low_latency_logfmt_rdma, deep_ep::LowLatencyCombineParams,   384)      \
   KERNEL(combine_low_latency_unreduced,   deep_ep::LowLatencyCombineParams,   512)      \
+  KERNEL(combine_low_latency_rails,       deep_ep::LowLatencyCombineParams,   384)      \
+  KERNEL(relay_low_latency_sums,          deep_ep::LowLatencyCombineParams,   384)      \
   KERNEL(barrier_low_latency,             deep_ep::LowLatencyBarrierParams,   128)      \
   KERNEL(dispatch_low_latency_watched,    deep_ep::LowLatencyDispatchParams,  512)      \
   KERNEL(combine_low_latency_watched,     deep_ep::LowLatencyCombineParams,   512)      \
   KERNEL(combine_low_latency_logfmt_watched, deep_ep::LowLatencyCombineParams, 384)     \
   KERNEL(barrier_low_latency_watched,     deep_ep::LowLatencyBarrierParams,   128)      \
-  KERNEL(unmask_low_latency_watched,      deep_ep::LowLatencyUnmaskParams,     32)      \
+  KERNEL(change_masks_low_latency_watched, deep_ep::LowLatencyMasksParams,     32)      \
   KERNEL(add_waits_low_latency,           deep_ep::LowLatencyWaitsParams,     256)      \
   KERNEL(sum_rows,                        deep_ep::SumRowsParams,             256)      \
   KERNEL(gather_rows,                     deep_ep::GatherRowsParams,          256)      \
@@ -50,7 +52,11 @@
   KERNEL(simulated_nic,                   deep_ep::SimulatedNicParams,        640)      \
   KERNEL(dispatch_low_latency_extra,      deep_ep::LowLatencyDispatchParams,  512)      \
   KERNEL(dispatch_low_latency_extra_rdma, deep_ep::LowLatencyDispatchParams,  512)      \
-  KERNEL(dispatch_low_latency_extra_watched, deep_ep::LowLatencyDispatchParams, 512)
+  KERNEL(dispatch_low_latency_extra_watched, deep_ep::LowLatencyDispatchParams, 512)    \
+  KERNEL(dispatch_low_latency_rdma_watched, deep_ep::LowLatencyDispatchParams, 512)     \
+  KERNEL(dispatch_low_latency_extra_rdma_watched, deep_ep::LowLatencyDispatchParams, 512) \
+  KERNEL(combine_low_latency_rdma_watched, deep_ep::LowLatencyCombineParams,  384)      \
+  KERNEL(combine_low_latency_logfmt_rdma_watched, deep_ep::LowLatencyCombineParams, 384)
 // clang-format on
 
 namespace deep_ep {
@@ -66,7 +72,7 @@ struct InternodeLostRankParams;
 struct LowLatencyDispatchParams;
 struct LowLatencyCombineParams;
 struct LowLatencyBarrierParams;
-struct LowLatencyUnmaskParams;
+struct LowLatencyMasksParams;
 struct LowLatencyWaitsParams;
 struct SumRowsParams;
 struct GatherRowsParams;

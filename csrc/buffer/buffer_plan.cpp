@@ -9,7 +9,7 @@ namespace deep_ep {
 rdma::ConnectionOptions low_latency_connections(const LowLatencyReach& reach) {
   rdma::ConnectionOptions options;
   options.peers = reach.far;
-  options.channels = low_latency_channels(reach.lanes);
+  options.channels = reach.channels();
   options.long_messages = false;
   return options;
 }

@@ -182,6 +182,12 @@ std::string describe_fault(const FaultRecord& fault, int rank, double timeout_s,
     case FaultKind::rdma_failed:
       return rdma::describe_fault(rank, fault) + ". Destroy the buffer";
     case FaultKind::given_up:
+      if (fault.wanted == Wanted::rdma_completion) {
+        return fmt::format(
+            "RDMA operations of rank {} to rank {} failed, and all have masked it: it comes back with "
+            "low_latency_resume, which all ranks call",
+            fault.peer, rank);
+      }
       return fmt::format(
           "rank {} waited longer than {} s for rank {} without seeing {}, and all have masked it: it comes back with "
           "low_latency_resume, which all ranks call",
@@ -195,6 +201,15 @@ std::string describe_fault(const FaultRecord& fault, int rank, double timeout_s,
 std::string describe_masking(const FaultRecord& record, int rank, double timeout_s) {
   if (record.kind == FaultKind::rdma_failed) {
     return fmt::format("{}; rank {} is masked now", rdma::describe_fault(rank, record), record.peer);
+  }
+  if (record.field - 1 == record.peer) {
+    return fmt::format(
+        "rank {} ended a low-latency call, as ranks disagree about it; rank {} masks it, like all that go on",
+        record.peer, rank);
+  }
+  if (record.field != 0 && record.wanted == Wanted::rdma_completion) {
+    return fmt::format("RDMA operations of rank {} to rank {} failed; rank {} masks it, like all that go on",
+                       record.field - 1, record.peer, rank);
   }
   if (record.field != 0) {
     return fmt::format(

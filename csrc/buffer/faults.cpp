@@ -27,7 +27,7 @@ Faults::Faults(const CallContext& calls, const std::shared_ptr<Executor>& execut
     : calls_(calls),
       rank_(rank),
       timeout_s_(timeout_s),
-      records_(pinned_memory<FaultRecord>(executor, 2 * sizeof(FaultRecord))),
+      records_(pinned_memory<FaultRecord>(executor, 2 * kRecords * sizeof(FaultRecord))),
       abort_(device_memory<std::uint64_t>(executor)),
       abort_words_{abort_.get()} {
   executor->fill(abort_.get(), 0, sizeof *abort_, calls_.comm_stream());
@@ -38,11 +38,19 @@ WaitContext Faults::wait_context() const {
   return WaitContext{records_.get(), abort_.get(), static_cast<std::uint64_t>(std::min(timeout_s_, 1e9) * 1e9)};
 }
 
-bool Faults::met() const { return written(records_.get()[0]); }
+FaultRecord& Faults::first_fault() const {
+  FaultRecord& of_calls = records_.get()[0];
+  return written(of_calls) ? of_calls : *record_beside();
+}
+
+bool Faults::met() const { return written(first_fault()); }
 
 bool Faults::given_up() const { return met() && records_.get()[0].kind == FaultKind::given_up; }
 
-bool Faults::broken() const { return !broken_.empty() || (met() && breaks(records_.get()[0])); }
+bool Faults::broken() const {
+  const auto by = [](const FaultRecord& fault) { return written(fault) && breaks(fault); };
+  return !broken_.empty() || by(records_.get()[0]) || by(*record_beside());
+}
 
 void Faults::break_by_timeout(const std::string& why) {
   broken_ = why;
@@ -100,7 +108,7 @@ void Faults::raise() {
   if (!broken_.empty() && broken_by_ == FaultKind::mismatch) throw RankMismatch(broken_);
   if (!broken_.empty() && broken_by_ == FaultKind::none) throw Interrupted(broken_);
   if (!broken_.empty()) throw TimeoutError(broken_);
-  FaultRecord& fault = records_.get()[0];
+  FaultRecord& fault = first_fault();
   FaultRecord& note = records_.get()[1];
   if (met()) {
     calls_.settle();  // other threads of the kernels may still want to write the record, or look at the abort word

@@ -27,6 +27,9 @@ class Faults {
 
   /// For kernels: where they put faults on record, and how long they wait.
   WaitContext wait_context() const;
+  /// For kernels that run beside calls: where they put faults on record instead. A call may end with a fault that
+  /// concerns it alone, whose record is cleared when it is raised; nobody waits for such kernels then.
+  FaultRecord* record_beside() const { return records_.get() + kRecords; }
 
   /// What else a TimeoutError says: it is asked once, when all calls have ended.
   void explain_timeouts_by(std::function<std::string()> explain) { explain_ = std::move(explain); }
@@ -57,6 +60,8 @@ class Faults {
   void add_abort_word(std::uint64_t* abort) { abort_words_.push_back(abort); }
 
  private:
+  /// The fault to raise next; not written if there is none.
+  FaultRecord& first_fault() const;
   void end_waits() const;
   /// Whom find_lost_by()'s function names; nothing without one, or where it fails. Once: what ranks have told each
   /// other stays with them.
@@ -65,7 +70,9 @@ class Faults {
   const CallContext& calls_;
   int rank_;
   double timeout_s_;
-  /// Pinned: [0] a fault that ended a call, [1] a note that none had to end for.
+  static constexpr std::size_t kRecords = 2;
+  /// Pinned: [0] a fault that ended a call, [1] a note that none had to end for; then the same of kernels beside calls,
+  /// whose faults break the buffer, and who leave no notes.
   std::shared_ptr<FaultRecord> records_;
   std::shared_ptr<std::uint64_t> abort_;  ///< device memory: see WaitContext
   std::vector<std::uint64_t*> abort_words_;

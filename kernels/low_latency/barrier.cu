@@ -37,7 +37,7 @@ DEEP_EP_DEVICE void barrier_body(const LowLatencyBarrierParams& params, std::byt
 DEEP_EP_DEVICE void barrier_watched_body(const LowLatencyBarrierParams& params, std::byte* memory) {
   const LowLatencyParams& common = params.common;
   std::uint32_t* ended = &common.state->watch.ended[kLowLatencyKinds];
-  if (block_index() != common.working_blocks) {
+  if (block_index() + 1 != grid_blocks()) {
     begin_watched(common);
     barrier_body(params, memory);
     return end_watched(ended);
@@ -45,18 +45,41 @@ DEEP_EP_DEVICE void barrier_watched_body(const LowLatencyBarrierParams& params, 
   if (thread_index() != 0) return;
   // Of the next barrier, if the other block has counted this one already; then it is about to end.
   const WatchedCall call{LowLatencyKind::dispatch, 0, 0, common.state->barriers.epoch()};
-  watch_until_all_ended(common, call, ended, memory);
+  auto* peers = reinterpret_cast<WatchedPeer*>(memory);
+  if (common.peers == nullptr) {
+    watch_until_all_ended(Watcher(common, call, peers, now_ns()), ended);
+  } else {
+    watch_until_all_ended(FarWatcher<NoDebts>(common, {}, call, peers, now_ns()), ended);
+  }
+}
+
+template <class AnyWatcher>
+DEEP_EP_DEVICE void change_masks(const LowLatencyMasksParams& params, AnyWatcher watcher) {
+  switch (params.step) {
+    case LowLatencyMasksStep::unmask:
+      return watcher.unmask(params.rank);
+    case LowLatencyMasksStep::mask:
+      return watcher.mask(params.rank);
+    case LowLatencyMasksStep::leave:
+      return watcher.leave();
+  }
 }
 
 /// One thread.
-DEEP_EP_DEVICE void unmask_watched_body(const LowLatencyUnmaskParams& params, std::byte* memory) {
+DEEP_EP_DEVICE void change_masks_watched_body(const LowLatencyMasksParams& params, std::byte* memory) {
   if (thread_index() != 0) return;
+  const LowLatencyParams& common = params.common;
   const WatchedCall no_call{LowLatencyKind::dispatch, 0, 0, 0};
-  Watcher(params.common, no_call, reinterpret_cast<Watcher::Peer*>(memory), now_ns()).unmask(params.rank);
+  auto* peers = reinterpret_cast<WatchedPeer*>(memory);
+  if (common.peers == nullptr) {
+    change_masks(params, Watcher(common, no_call, peers, now_ns()));
+  } else {
+    change_masks(params, FarWatcher<NoDebts>(common, {}, no_call, peers, now_ns()));
+  }
 }
 
 }  // namespace deep_ep::device::low_latency
 
 DEEP_EP_DEFINE_KERNEL(barrier_low_latency, deep_ep::device::low_latency::barrier_body)
 DEEP_EP_DEFINE_KERNEL(barrier_low_latency_watched, deep_ep::device::low_latency::barrier_watched_body)
-DEEP_EP_DEFINE_KERNEL(unmask_low_latency_watched, deep_ep::device::low_latency::unmask_watched_body)
+DEEP_EP_DEFINE_KERNEL(change_masks_low_latency_watched, deep_ep::device::low_latency::change_masks_watched_body)

@@ -48,18 +48,26 @@ struct LowLatencyCounters {
   }
 };
 
-/// Where all ranks are near and may be masked: see transport/watch.hpp. The `ended` of calls of each kind, then of
-/// barriers.
+/// Where ranks agree on who is lost: see transport/watch.hpp. The `ended` of calls of each kind, then of barriers.
 struct LowLatencyWatch {
   std::uint64_t timeout_ns;                   ///< 0: nobody is ever lost
-  std::uint64_t agreed;                       ///< what the board has added to `mask_version`, at least
-  std::uint32_t read;                         ///< accusations that this rank has acted upon
+  std::uint64_t agreed;                       ///< what accusations have added to `mask_version`, at least
+  std::uint32_t read;                         ///< accusations on the board that this rank has acted upon
   std::uint32_t ended[kLowLatencyKinds + 1];  ///< blocks of this kernel; set back to zero when all have
 };
 
-/// How calls with hooks that go by rails are counted by the kernels that hand on their rows: see dispatch/relay.cu.
+/// How dispatches with hooks that go by rails are counted by the kernels that hand on their rows: see
+/// dispatch/relay.cu.
 struct LowLatencyRelays {
   std::uint64_t last;      ///< the last call whose rows have been handed on
+  std::uint32_t finished;  ///< blocks of this kernel that are done; the last one resets it to zero
+};
+
+/// The same of combines with hooks, by the kernels that add up for other nodes: see combine/relay.cu.
+struct LowLatencySums {
+  std::uint64_t sent[2];   ///< for even and for odd epochs, the last such call whose send part has run ...
+  std::uint64_t call[2];   ///< ... and what this rank means by it (call_of)
+  std::uint64_t last;      ///< the last call whose sums have been posted
   std::uint32_t finished;  ///< blocks of this kernel that are done; the last one resets it to zero
 };
 
@@ -71,17 +79,27 @@ struct LowLatencyState {
   std::int32_t none, one;      ///< always 0 and 1, for the host to copy from
   LowLatencyWatch watch;
   LowLatencyRelays relays;
+  LowLatencySums sums;
+  std::uint64_t looking;  ///< where ranks agree and some rank is far: 1 while a watcher of this rank looks
 };
 
 /// A rank has a queue pair for each peer and channel, so that no two kernels that may run at once share one: these,
-/// then for each further lane one of each kind of calls.
+/// then for each further lane one of each kind of calls; and where combines with hooks go by rails, for each lane one
+/// of the kernels that post sums beside the calls.
 enum class LowLatencyChannel : int { dispatch, combine, barrier, count };
 DEEP_EP_HOST_DEVICE constexpr int channel_of(LowLatencyKind kind, int lane) {
   if (lane == 0) return static_cast<int>(kind);
   return static_cast<int>(LowLatencyChannel::count) + (lane - 1) * static_cast<int>(kLowLatencyKinds) +
          static_cast<int>(kind);
 }
-constexpr int low_latency_channels(int lanes) { return channel_of(LowLatencyKind::dispatch, lanes); }
+constexpr int low_latency_channels(int lanes, bool sums = false) {
+  return channel_of(LowLatencyKind::dispatch, lanes) + (sums ? lanes : 0);
+}
+DEEP_EP_HOST_DEVICE constexpr int channel_of_sums(int lanes, int lane) {
+  return channel_of(LowLatencyKind::dispatch, lanes) + lane;
+}
+/// With masking, which goes without rails and so without sums: for what watchers tell each other.
+DEEP_EP_HOST_DEVICE constexpr int watch_channel(int lanes) { return channel_of(LowLatencyKind::dispatch, lanes); }
 static_assert(channel_of(LowLatencyKind::combine, 0) == static_cast<int>(LowLatencyChannel::combine) &&
               low_latency_channels(1) == static_cast<int>(LowLatencyChannel::count));
 
@@ -91,7 +109,15 @@ struct LowLatencyTold {
   std::uint64_t barrier;
   /// With masking, for each lane: the abort word of waits for the rank's queue pairs.
   std::uint64_t stopped[kMostLowLatencyLanes];
+  // With masking, of near ranks too: see transport/news.hpp.
+  std::uint64_t unreachable;  ///< not 0: what this rank has told it has not arrived
+  std::uint32_t said;         ///< accusations that this rank has told it
+  std::uint32_t read;         ///< of what it has told this rank, accusations that this rank has acted upon
+  std::uint32_t given_up;     ///< 1: it has been accused, and this rank has passed that on
+  std::uint32_t by_hand;      ///< 1: the program has masked it
 };
+// Kernels without masking find the next rank's as they always have.
+static_assert(sizeof(LowLatencyTold) == 3 * kLine);
 
 /// What every kernel of the family gets.
 struct LowLatencyParams : ReachParams {
@@ -316,10 +342,16 @@ struct LowLatencyBarrierParams {
   LowLatencyParams common;
 };
 
-/// Where ranks agree on who is lost.
-struct LowLatencyUnmaskParams {
+/// What becomes of masks between calls, where ranks agree on who is lost.
+enum class LowLatencyMasksStep : int {
+  unmask,
+  mask,   ///< as the program says
+  leave,  ///< tells far ranks that this one destroys its buffer, as the others have given it up
+};
+struct LowLatencyMasksParams {
   LowLatencyParams common;
   int rank;  ///< -1: all
+  LowLatencyMasksStep step;
 };
 
 }  // namespace deep_ep

@@ -43,16 +43,23 @@ struct alignas(kLine) LowLatencyMailbox {
   }
 };
 
-/// With masking, where all ranks are near: what a rank shows, in its own heap, to whoever waits for it. See
-/// transport/watch.hpp.
+/// With masking: what a rank shows, in its own heap, to near ranks that wait for it. See transport/watch.hpp.
 struct alignas(kLine) LowLatencySigns {
   std::uint64_t beat;                    ///< changes as long as a call of the rank runs
   std::uint64_t sent[kLowLatencyKinds];  ///< the last call whose send part has ended
   std::uint64_t left;                    ///< not 0: it has destroyed its buffer, as the others had given it up
 };
 
-/// On the board of rank 0, between two low_latency_resume.
+/// On the board of rank 0, and in what each rank tells another, between two low_latency_resume.
 constexpr std::uint32_t kMostAccusations = kMaxRanks;
+
+/// With masking, where some rank is far: what one rank tells another about lost ranks. A far rank adds to the words.
+/// See transport/news.hpp.
+struct alignas(kLine) LowLatencyNews {
+  std::uint64_t said[kMostAccusations];  ///< accusations, one behind the other
+  std::uint64_t beat;                    ///< of a far rank: changes as long as a long call of it runs
+  std::uint64_t left;                    ///< of a far rank: as in its signs
+};
 
 /// Rows of one source (or for one rank) lie in parts of equal size, each with room for one call.
 struct LowLatencyRows {
@@ -92,6 +99,7 @@ struct LowLatencyWindow {
     window.barriers_ = carver.place<std::byte>(ranks * kLine, kLine);
     carver.place<LowLatencySigns>(1);
     carver.place<std::uint64_t>(kMostAccusations, kLine);
+    carver.place<LowLatencyNews>(ranks);
     window.counts_ = carver.place<std::byte>(parts * window.count_bytes, kLine);
     window.bytes = window.counts_ - begin + bytes / kLine * kLine;
     window.selections_ = carver.place<Cell>(parts * window.slots * kMaxTopk);
@@ -132,6 +140,19 @@ struct LowLatencyWindow {
   DEEP_EP_HOST_DEVICE Place<std::uint64_t> accusation(std::uint32_t index) const {
     return {signs().offset + sizeof(LowLatencySigns) + index * sizeof(std::uint64_t)};
   }
+  /// What `source` tells the rank whose heap it is about lost ranks; behind the board.
+  DEEP_EP_HOST_DEVICE Place<LowLatencyNews> news(int source) const {
+    return {accusation(kMostAccusations).offset + index(0, source) * sizeof(LowLatencyNews)};
+  }
+  DEEP_EP_HOST_DEVICE Place<std::uint64_t> said(int source, std::uint32_t index) const {
+    return {news(source).offset + offsetof(LowLatencyNews, said) + index * sizeof(std::uint64_t)};
+  }
+  DEEP_EP_HOST_DEVICE Place<std::uint64_t> far_beat(int source) const {
+    return {news(source).offset + offsetof(LowLatencyNews, beat)};
+  }
+  DEEP_EP_HOST_DEVICE Place<std::uint64_t> far_left(int source) const {
+    return {news(source).offset + offsetof(LowLatencyNews, left)};
+  }
 
   /// Of a dispatch: the first cell holds the number of rows of `source` for this rank (CountHead), each further one the
   /// rows of two local experts.
@@ -166,7 +187,8 @@ struct LowLatencyWindow {
 /// What this rank's NIC fetches; and by rails, where rows wait that this rank hands on. All of it is double, like the
 /// window: the half of a call is written again two calls later. By then every poster of the call in between has seen
 /// the completions of what it found posted; and a peer that sends rows to hand on, the only thing that peers write
-/// here, has this rank's word that it has finished the call before the last.
+/// here, has this rank's word that it has finished the call before the last. (Sums that a relay posts: their owner has
+/// received the call before the last.)
 struct LowLatencyStaging {
   static constexpr std::size_t kMostWarpsPerRow = 16;   ///< that share a row of combine, or by rails add one
   static constexpr std::size_t kLeastCombineWarps = 2;  ///< of a block

@@ -315,8 +315,8 @@ class LowLatencyCalls:
         rank, *times = self._low_latency().low_latency_stats(bool(reset), bool(stop))
         return LowLatencyStats(rank, WaitTimes(*times[:3]), WaitTimes(*times[3:]))
 
-    # Ranks that died. Every rank has its own opinion of the others, and nothing is propagated: sends go to ranks that
-    # are not masked, and only those are waited for.
+    # Ranks that died. Sends go to ranks that are not masked, and only those are waited for. Whom a call masks, all ranks
+    # that go on mask; what a program masks or unmasks concerns its own rank alone.
 
     def low_latency_update_mask_buffer(self, rank_to_mask: int, mask: bool = False) -> None:
         """Masks a rank, or, **by default, unmasks** it; on the current stream. Needs ``enable_shrink``."""

@@ -60,6 +60,23 @@ TEST(FaultTexts, MaskingNamesWhoWaitedAndWhoIsMasked) {
             "like all that go on");
 }
 
+TEST(FaultTexts, MaskingNamesWhoseOperationsFailed) {
+  FaultRecord agreed = record(FaultKind::timeout, Wanted::rdma_completion);
+  agreed.field = 1 + 7;
+  EXPECT_EQ(describe_masking(agreed, kSelf, 1.5),
+            "RDMA operations of rank 7 to rank 5 failed; rank 2 masks it, like all that go on");
+  EXPECT_EQ(text_of(FaultKind::given_up, Wanted::rdma_completion),
+            "RDMA operations of rank 5 to rank 2 failed, and all have masked it: it comes back with "
+            "low_latency_resume, which all ranks call");
+}
+
+TEST(FaultTexts, MaskingNamesWhoEndedItsCall) {
+  FaultRecord told = record(FaultKind::timeout, Wanted::nothing);
+  told.field = 1 + told.peer;
+  EXPECT_EQ(describe_masking(told, kSelf, 1.5),
+            "rank 5 ended a low-latency call, as ranks disagree about it; rank 2 masks it, like all that go on");
+}
+
 TEST(FaultTexts, AMaskedRankIsToldHowItComesBack) {
   EXPECT_EQ(text_of(FaultKind::given_up, Wanted::counts),
             "rank 5 waited longer than 1.5 s for rank 2 without seeing its token counts (dispatch, notify kernel), and "

@@ -21,9 +21,13 @@ namespace {
 std::shared_ptr<Executor> make_executor(const ClusterOptions& options, int rank) {
   if (options.where.target == Target::cuda) return make_cuda_executor(rank);
   HostExecutorOptions host = options.host;
-  // Each kernel thread takes a megabyte and nine mappings there, of which a process has 65,530. Two blocks for each
-  // rank run beside each other, too; tests with fewer ranks have four.
-  if (under_thread_sanitizer() && options.ranks > 3 && host.multiprocessors == 0) host.multiprocessors = 2;
+  // Each kernel thread takes a megabyte and nine mappings there, of which a process has 65,530, and each
+  // synchronisation costs as much as there are such threads. Two blocks of two warps for each rank run beside each
+  // other, too; tests of schedules ask for more.
+  if (under_thread_sanitizer()) {
+    if (host.multiprocessors == 0) host.multiprocessors = 2;
+    if (host.warps_per_block == 0) host.warps_per_block = 2;
+  }
   return make_host_executor(host);
 }
 

@@ -3,7 +3,10 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <string>
 
+#include "csrc/bootstrap/agreement.hpp"
+#include "deep_ep/error.hpp"
 #include "tests/cluster/case.hpp"
 
 namespace deep_ep::test {
@@ -236,6 +239,29 @@ void check_low_latency_dispatch(Rank& rank, const LowLatencyCase& one, const Low
                  "recv_topk_weights", shape.topk);
   }
   if (shape.masks.empty()) check_row_table(rank, one, result);
+}
+
+void require_one_left_out(Rank& rank, Buffer& buffer, const LowLatencyCase& one) {
+  const int ranks = one.shape.ranks();
+  std::int32_t left_out = 0;
+  for (int call = 0; call < 3; ++call) {
+    try {
+      if (left_out == 0) buffer.low_latency_dispatch(upload_arguments(rank, one), rank.call());
+      rank.executor()->synchronize(rank.stream());
+      if (left_out == 0) buffer.check();
+    } catch (const TimeoutError& error) {
+      require(std::string(error.what()).find("low_latency_resume") != std::string::npos, error.what());
+      left_out = 1;
+    }
+    rank.bootstrap()->barrier();  // a rank that has waited in vain is not late for the next call
+  }
+  const TensorView status =
+      rank.upload(std::vector<std::int32_t>(index(ranks), -1), DType::int32, {std::int64_t{ranks}});
+  buffer.low_latency_query_mask(status, rank.call().stream);
+  const std::vector<std::int32_t> expected = all_gather_values(*rank.bootstrap(), left_out);
+  require(std::count(expected.begin(), expected.end(), 1) == 1, "one rank is left out");
+  // The one that is left out may have masked the other before it was told.
+  if (left_out == 0) require_same(expected, rank.download<std::int32_t>(status), "masks");
 }
 
 LowLatencyDispatchResult dispatch_and_check(Rank& rank, Buffer& buffer, const LowLatencyCase& one,

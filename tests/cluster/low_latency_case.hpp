@@ -69,6 +69,10 @@ void check_low_latency_dispatch(Rank& rank, const LowLatencyCase& one, const Low
 LowLatencyDispatchResult dispatch_and_check(Rank& rank, Buffer& buffer, const LowLatencyCase& one,
                                             const Config& config = {});
 
+/// With masking, by all ranks: three dispatches, in which what one rank posts to another fails. Either of the two is
+/// left out then, by all others, and told so.
+void require_one_left_out(Rank& rank, Buffer& buffer, const LowLatencyCase& one);
+
 /// Enough memory for cases of at most so many tokens and channels.
 BufferOptions low_latency_options(int ranks, std::int64_t max_tokens, std::int64_t hidden);
 

@@ -12,8 +12,8 @@
 
 namespace deep_ep::faults {
 
-/// Does that fail a test? Reports count everything. Between nodes survivors do not agree on masks, and a rank whose NIC
-/// fails does not tell the others. Under sanitizers, ranks are too slow to be told from those that are lost.
+/// Does that fail a test? Reports count everything. A rank whose NIC fails does not tell the others. Under sanitizers,
+/// ranks are too slow to be told from those that are lost.
 bool fails_a_test(Fault fault, Violation::Kind kind);
 
 struct CampaignOptions {

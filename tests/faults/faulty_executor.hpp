@@ -67,8 +67,11 @@ class FaultyExecutor final : public test::CountingExecutor {
   void synchronize(StreamHandle stream) override { CountingExecutor::synchronize(of(stream)); }
   bool is_capturing(StreamHandle stream) override { return CountingExecutor::is_capturing(of(stream)); }
   void copy(void* destination, const void* source, std::size_t bytes, StreamHandle stream) override {
-    note_table(LowLatencyChannel::count, low_latency_, destination, source, bytes);
-    note_table(InternodeChannel::count, internode_, destination, source, bytes);
+    note_table(low_latency_channels(1), low_latency_, destination, source, bytes);
+    // One more channel, for sums (by rails) or watchers (with masking).
+    static_assert(low_latency_channels(1, true) == watch_channel(1) + 1);
+    note_table(watch_channel(1) + 1, low_latency_, destination, source, bytes);
+    note_table(static_cast<int>(InternodeChannel::count), internode_, destination, source, bytes);
     CountingExecutor::copy(destination, source, bytes, of(stream));
   }
   void fill(void* destination, int byte, std::size_t bytes, StreamHandle stream) override {
@@ -94,9 +97,8 @@ class FaultyExecutor final : public test::CountingExecutor {
   void* allocated(std::size_t bytes, void* memory, StreamHandle stream);
   bool break_key(RdmaPeerParams* table, int channel, int peer, StreamHandle stream);
   /// Is that a table of queue pairs, and not a tensor of the same size?
-  template <class Channel>
-  void note_table(Channel channels, RdmaPeerParams*& table, void* to, const void* from, std::size_t bytes) const {
-    const int entries = static_cast<int>(channels) * ranks_;
+  void note_table(int channels, RdmaPeerParams*& table, void* to, const void* from, std::size_t bytes) const {
+    const int entries = channels * ranks_;
     if (bytes != static_cast<std::size_t>(entries) * sizeof(RdmaPeerParams)) return;
     const auto* pairs = static_cast<const RdmaPeerParams*>(from);
     for (int i = 0; i < entries; ++i) {

@@ -63,8 +63,7 @@ class Judge {
     if (plan_.fault == Fault::mismatch) return;  // all ranks end at different moments then
     for (const int masked : mine.masked) {
       if (own ? !lone() : !has(guilty(), masked)) {
-        blame(plan_.agrees_on_masks() ? Violation::Kind::split : Violation::Kind::mask,
-              fmt::format("rank {} is masked", masked));
+        blame(Violation::Kind::split, fmt::format("rank {} is masked", masked));
       }
     }
   }
@@ -135,7 +134,8 @@ class Judge {
       case Fault::suspend:
         return plan_.masking && !own ? std::vector<const char*>{} : std::vector{"TimeoutError"};
       case Fault::nic:
-        if (plan_.masking) return {};
+        // Whom the NIC does not reach is accused, and told so.
+        if (plan_.masking) return own || rank_ == plan_.peer ? std::vector{"TimeoutError"} : std::vector<const char*>{};
         return own ? std::vector{"SystemError", "TimeoutError"} : std::vector{"TimeoutError"};
       case Fault::mismatch:
         return {"RankMismatch", "TimeoutError"};
@@ -164,6 +164,9 @@ class Judge {
     }
     if (mine.error == "TimeoutError") {
       if (own || plan_.fault == Fault::mismatch || has_gone_on(mine)) return;
+      // Whom a NIC does not reach is told so.
+      const std::string told = fmt::format("to rank {} failed, and all have masked it", rank_);
+      if (has(guilty(), rank_) && mine.text.find(told) != std::string::npos) return;
       const std::vector<int> named = named_in(mine.text);
       auto who = guilty();
       for (int r = 0; r < plan_.ranks; ++r) {  // who has failed in an earlier call is not there either
@@ -217,8 +220,8 @@ std::string one_line(std::string text) {
 }  // namespace
 
 const char* name_of(Violation::Kind kind) {
-  constexpr const char* kNames[kViolations] = {"wrong result", "wrong error", "wrong rank", "wrong mask",
-                                               "split group",  "late",        "leak",       "next buffer"};
+  constexpr const char* kNames[kViolations] = {"wrong result", "wrong error", "wrong rank", "split group",
+                                               "late",         "leak",        "next buffer"};
   return kNames[static_cast<std::size_t>(kind)];
 }
 

@@ -35,8 +35,7 @@ struct Violation {
     wrong,
     error,
     blame,  ///< names a rank that is not at fault
-    mask,   ///< masks one
-    split,  ///< the same in a node, or survivors of a node do not mask the same ranks
+    split,  ///< masks one, or survivors do not mask the same ranks
     late,
     leak,
     next,

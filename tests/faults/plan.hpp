@@ -67,12 +67,11 @@ struct Plan {
     const bool nodes = topology == test::Topology::two_nodes || topology == test::Topology::rails;
     return !nodes ? 0 : ranks % 2 == 0 ? ranks / 2 : 1;
   }
-  /// Do ranks with masks agree on who is lost?
-  bool agrees_on_masks() const { return masking && topology == test::Topology::one_node; }
-  /// Such plans with a rank that does not come back: at the end survivors make two more calls, so that all hear of it.
+  /// Ranks with masks agree on who is lost: plans with a rank that does not come back: at the end survivors make two
+  /// more calls, so that all hear of it.
   bool looks_for_survivors() const {
-    return agrees_on_masks() && (fault == Fault::stop || fault == Fault::freeze || fault == Fault::memory ||
-                                 fault == Fault::kill || fault == Fault::suspend);
+    return masking && (fault == Fault::stop || fault == Fault::freeze || fault == Fault::memory ||
+                       fault == Fault::kill || fault == Fault::suspend);
   }
   std::string describe() const;
 };

@@ -243,9 +243,8 @@ struct RankRun::Calls {
     run.parts_.executor->failing_allocation = 0;
   }
 
-  /// A rank whose NIC reports a failure late has received from the peer that it masks then. In a node, it may have
-  /// received all of the call when it hears from another rank that the peer is lost.
-  bool may_mask_late() const { return plan.fault == Fault::nic || plan.agrees_on_masks(); }
+  /// A rank may have received all of the call when it hears from another rank, or from its NIC, that the peer is lost.
+  bool may_mask_late() const { return plan.masking; }
 
   void look_at_masks() {
     if (!plan.masking) return;

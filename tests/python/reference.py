@@ -24,7 +24,16 @@ class Case:
 
 
 def make_case(tokens, hidden=64, num_topk=3, experts_per_rank=4, seed=0, index_dtype=torch.int64, drop=0.1):
-    """``tokens``: T of each rank. About ``drop`` of the selections are -1."""
+    """``tokens``: T of each rank. About ``drop`` of the selections are -1. The same on every device."""
+    device = torch.get_default_device()
+    with torch.device("cpu"):
+        case = _case_on_cpu(tokens, hidden, num_topk, experts_per_rank, seed, index_dtype, drop)
+    for each in (case.x, case.topk_idx, case.topk_weights):
+        each[:] = [tensor.to(device) for tensor in each]
+    return case
+
+
+def _case_on_cpu(tokens, hidden, num_topk, experts_per_rank, seed, index_dtype, drop):
     generator = torch.Generator().manual_seed(seed)
     num_experts = experts_per_rank * len(tokens)
     case = Case(num_experts, [], [], [])

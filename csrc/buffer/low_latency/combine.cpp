@@ -11,10 +11,8 @@ LowLatencyCombineResult LowLatency::combine(const LowLatencyCombineArguments& ar
   check_end(arguments.return_recv_hook, call);
   check_combine(arguments, setup_);
   look_after_earlier_calls();
-  // A recorded combine may be replayed while any dispatch waits for its hook.
-  const bool beside_relay = setup_.hooks_by_rails() && (!queue(LowLatencyKind::dispatch).empty() ||
-                                                        runtime_.executor()->is_capturing(call.stream));
-  LowLatencyCombinePlan plan = plan_combine(arguments, setup_, beside_relay);
+  LowLatencyCombinePlan plan =
+      plan_combine(arguments, setup_, beside_relay(LowLatencyKind::combine, arguments.return_recv_hook, call.stream));
   if (arguments.use_logfmt && !plan.params.use_logfmt && !std::exchange(told_of_bf16_, true)) {
     log::info("low_latency_combine: use_logfmt is true, but rows travel as BF16 unless DEEP_EP_LOGFMT=always");
   }

@@ -25,14 +25,23 @@ bool goes_unreduced(const LowLatencyCombineArguments& arguments, const LowLatenc
   return params.rank_major || rows * params.row_bytes <= room;
 }
 
-/// One of the seven kernels, and the threads of its blocks at most.
+/// One of the kernels, and the threads of its blocks at most.
 struct CombineKernel {
   Launcher<LowLatencyCombineParams> KernelTable::*launcher;
   int max_threads;
 
-  static CombineKernel choose(bool logfmt, bool rdma, bool watched, bool unreduced) {
+  /// `apart`: sums for other nodes are made by a kernel beside the caller's.
+  static CombineKernel choose(bool logfmt, bool rdma, bool watched, bool unreduced, bool apart) {
+    if (apart) return {&KernelTable::combine_low_latency_rails, kernels::combine_low_latency_rails::kMaxThreads};
     if (unreduced) {
       return {&KernelTable::combine_low_latency_unreduced, kernels::combine_low_latency_unreduced::kMaxThreads};
+    }
+    if (logfmt && watched && rdma) {
+      return {&KernelTable::combine_low_latency_logfmt_rdma_watched,
+              kernels::combine_low_latency_logfmt_rdma_watched::kMaxThreads};
+    }
+    if (watched && rdma) {
+      return {&KernelTable::combine_low_latency_rdma_watched, kernels::combine_low_latency_rdma_watched::kMaxThreads};
     }
     if (logfmt && watched) {
       return {&KernelTable::combine_low_latency_logfmt_watched,
@@ -85,6 +94,18 @@ LowLatencyPart plan_part(LowLatencyPhase phase, const LowLatencyCombineParams& p
                           format_bytes(setup.policy.max_shared_bytes));
   }
   return part;
+}
+
+/// The kernel that adds up for other nodes, beside whatever runs until the hook is called.
+LowLatencyCombinePlan::Relay plan_relay(const LowLatencyCombineParams& params, const LowLatencySetup& setup) {
+  constexpr int kMostPosters = 4;  // of a block; the others come to their turn after these
+  const int rails = params.common.num_ranks / params.common.rail_width - 1;
+  const int blocks = relay_blocks(std::int64_t{rails} * params.max_tokens, 1, setup);
+  const int posters = std::min((rails * params.common.lanes + blocks - 1) / blocks, kMostPosters);
+  const int warps = std::min(kernels::relay_low_latency_sums::kMaxThreads, setup.policy.max_block_threads) / 32;
+  const int adders = setup.on_gpu() ? warps - posters : std::min<int>(params.block_warps, 2);
+  const device::low_latency::SumRelayShared shared(Carver::without_memory(), posters);
+  return {&KernelTable::relay_low_latency_sums, {blocks, (adders + posters) * 32, shared.bytes}, adders};
 }
 
 }  // namespace
@@ -155,9 +176,10 @@ LowLatencyCombinePlan plan_combine(const LowLatencyCombineArguments& arguments, 
   params.use_logfmt = arguments.use_logfmt && logfmt_pays(setup);
   params.row_bytes = device::low_latency::CombineWire{params.hidden, params.use_logfmt}.bytes();
   check_room(params.max_tokens, params.hidden, params.row_bytes, setup);
-  const int rail_width = params.use_logfmt ? 0
-                                           : choose_rails(!arguments.return_recv_hook, params.max_tokens,
-                                                          params.num_topk, params.row_bytes, params.row_bytes, setup);
+  const int rail_width = params.use_logfmt
+                             ? 0
+                             : choose_rails(!arguments.return_recv_hook || setup.hooks_by_rails(), params.max_tokens,
+                                            params.num_topk, params.row_bytes, params.row_bytes, setup);
   params.common.rail_width = rail_width;
   const bool unreduced = goes_unreduced(arguments, params, setup);
   params.call_shape =
@@ -173,16 +195,20 @@ LowLatencyCombinePlan plan_combine(const LowLatencyCombineArguments& arguments, 
 
   // Memory for what posters gather is there for no more blocks than so many warps make.
   const int least_warps = setup.rdma() ? static_cast<int>(LowLatencyStaging::kLeastCombineWarps) : 1;
-  const CombineKernel kernel = CombineKernel::choose(params.use_logfmt, setup.rdma(), setup.watched(), unreduced);
+  const bool apart = arguments.return_recv_hook && rail_width != 0;
+  const CombineKernel kernel =
+      CombineKernel::choose(params.use_logfmt, setup.rdma(), setup.watched(), unreduced, apart);
   plan.kernel = kernel.launcher;
   params.block_warps = warps_of_block(arguments.config, setup, kernel.max_threads, least_warps);
-  const int sms =
-      most_working_blocks(arguments.config, setup, poster_blocks(setup, params.block_warps) + watching_blocks(setup));
+  const int others = poster_blocks(setup, params.block_warps) + watching_blocks(setup);
+  const int sms = most_working_blocks(arguments.config, setup, others);
   params.warps_per_row = warps_per_row(params, sms, unreduced, setup);
   plan_parts(plan, arguments.return_recv_hook, false, [&](LowLatencyPhase phase) {
-    const int left = std::max(1, sms - room_for_relay(phase, beside_relay, setup));
+    const int room = room_for_relay(phase, beside_relay, setup);
+    const int left = room == 0 ? sms : most_working_blocks(arguments.config, setup, others, room);
     return plan_part(phase, params, left, unreduced, setup);
   });
+  if (apart) plan.relay = plan_relay(params, setup);
   return plan;
 }
 

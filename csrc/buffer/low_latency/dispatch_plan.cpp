@@ -17,6 +17,13 @@ struct DispatchKernel {
   int max_threads;
 
   static DispatchKernel choose(bool rdma, bool watched, bool extra) {
+    if (extra && watched && rdma) {
+      return {&KernelTable::dispatch_low_latency_extra_rdma_watched,
+              kernels::dispatch_low_latency_extra_rdma_watched::kMaxThreads};
+    }
+    if (watched && rdma && !extra) {
+      return {&KernelTable::dispatch_low_latency_rdma_watched, kernels::dispatch_low_latency_rdma_watched::kMaxThreads};
+    }
     if (extra && watched) {
       return {&KernelTable::dispatch_low_latency_extra_watched,
               kernels::dispatch_low_latency_extra_watched::kMaxThreads};
@@ -55,12 +62,12 @@ LowLatencyRow row_of(const LowLatencyDispatchParams& params, bool by_rails) {
 
 /// Grid and shared memory of a part. `params`: complete but for the part's.
 LowLatencyPart plan_part(LowLatencyPhase phase, const LowLatencyDispatchParams& params, int warps, const Config& config,
-                         const LowLatencySetup& setup) {
+                         bool beside_relay, const LowLatencySetup& setup) {
   const int ranks = params.common.num_ranks;
   const int experts = params.num_local_experts * ranks;
   const int posters = poster_blocks(setup, warps);
   const int others = posters + watching_blocks(setup);
-  const int most = most_working_blocks(config, setup, others + room_for_relay(phase, false, setup));
+  const int most = most_working_blocks(config, setup, others, room_for_relay(phase, beside_relay, setup));
   const std::int64_t to_send = sends(phase) ? std::int64_t{params.num_tokens} + 1 : 0;  // and the clerk
   // Few rows are best spread over many SMs.
   const std::int64_t to_receive = receives(phase) ? std::int64_t{ranks} * params.max_tokens : 0;
@@ -211,7 +218,8 @@ void check_dispatch(const LowLatencyDispatchArguments& arguments, const LowLaten
   check_config(arguments.config, defaults::kMostLowLatencyWarps);
 }
 
-LowLatencyDispatchPlan plan_dispatch(const LowLatencyDispatchArguments& arguments, const LowLatencySetup& setup) {
+LowLatencyDispatchPlan plan_dispatch(const LowLatencyDispatchArguments& arguments, const LowLatencySetup& setup,
+                                     bool beside_relay) {
   LowLatencyDispatchPlan plan;
   LowLatencyDispatchParams& params = plan.params;
   params.common = setup.common;
@@ -262,8 +270,9 @@ LowLatencyDispatchPlan plan_dispatch(const LowLatencyDispatchArguments& argument
   params.warps_per_row = warps_per_row(params, warps, arguments.config, setup);
   // Without a hook a relay hands on within its own launch. Whoever polls arrival counters may take the SMs between two
   // parts.
-  plan_parts(plan, arguments.return_recv_hook, setup.measured && rail_width == 0 && !arguments.arrival_counters,
-             [&](LowLatencyPhase phase) { return plan_part(phase, params, warps, arguments.config, setup); });
+  plan_parts(
+      plan, arguments.return_recv_hook, setup.measured && rail_width == 0 && !arguments.arrival_counters,
+      [&](LowLatencyPhase phase) { return plan_part(phase, params, warps, arguments.config, beside_relay, setup); });
   if (plan.hooked && rail_width != 0) plan.relay = plan_relay(params, warps, setup);
   plan_results(plan, setup);
   return plan;

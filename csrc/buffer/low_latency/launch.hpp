@@ -27,17 +27,26 @@ inline void take_part(const LowLatencyPart& part, LowLatencyCombineParams& param
   params.rows_of_group = part.rows_of_group;
 }
 
+inline void take_relay(int warps_per_row, LowLatencyDispatchParams& params) { params.warps_per_row = warps_per_row; }
+/// What the receive part waits for is measured.
+inline void take_relay(int warps_per_row, LowLatencyCombineParams& params) {
+  params.block_warps = warps_per_row;
+  params.wait_cost = nullptr;
+}
+
 /// Enqueues the relay of a call behind its send part, which is on `stream`. Returns an event behind the relay; null
 /// where there is none.
 template <class Params>
-EventHandle LowLatency::launch_relay(const LowLatencyPlan<Params>& plan, StreamHandle stream) {
+EventHandle LowLatency::launch_relay(LowLatencyKind kind, const LowLatencyPlan<Params>& plan, StreamHandle stream) {
   if (!plan.relay) return nullptr;
   Backend& executor = *runtime_.executor();
+  const StreamHandle own = relays_[static_cast<std::size_t>(kind)]->get();
   Params params = plan.params;
-  params.warps_per_row = plan.relay->warps_per_row;
-  executor.wait_event(relays_->get(), executor.record_event(stream));
-  (executor.kernels().*plan.relay->kernel)(params, plan.relay->shape, relays_->get());
-  return executor.record_event(relays_->get());
+  take_relay(plan.relay->warps_per_row, params);
+  params.common.wait.fault = runtime_.faults().record_beside();
+  executor.wait_event(own, executor.record_event(stream));
+  (executor.kernels().*plan.relay->kernel)(params, plan.relay->shape, own);
+  return executor.record_event(own);
 }
 
 /// Enqueues the part that receives, with what measures it. `relayed`: behind the call's relay, or null.
@@ -86,7 +95,7 @@ EventHandle LowLatency::launch(LowLatencyKind kind, LowLatencyPlan<Params>& plan
     receiving.finish();
   });
   try {
-    if (relayed != nullptr) *relayed = launch_relay(plan, scope.stream());
+    if (relayed != nullptr) *relayed = launch_relay(kind, plan, scope.stream());
     return scope.finish();
   } catch (...) {
     // The send part is on its way, so the receive part must follow for ranks to go on counting calls alike; but the

@@ -46,7 +46,11 @@ LowLatency::LowLatency(Runtime& runtime) : runtime_(runtime) {
   setup_.low_latency_bytes = runtime.options().low_latency.bytes;
   setup_.rail_width = runtime.low_latency_reach().rail_width;
   setup_.rails_always = runtime.low_latency_reach().rails_always;
-  if (setup_.hooks_by_rails()) relays_.emplace(executor);
+  if (setup_.hooks_by_rails()) {  // the same on all ranks
+    agree(runtime.bootstrap(), "making streams for what low-latency calls hand on", [&] {
+      for (std::optional<OwnStream>& relays : relays_) relays.emplace(executor);
+    });
+  }
   setup_.logfmt = runtime.options().low_latency.logfmt;
   LowLatencyParams& common = setup_.common;
   common.rank = runtime.rank();
@@ -71,16 +75,19 @@ LowLatency::LowLatency(Runtime& runtime) : runtime_(runtime) {
     constexpr std::uint64_t kDeadlines = device::low_latency::Watcher::kWaitDeadlines;
     std::uint64_t& timeout = common.wait.timeout_ns;  // whoever watches ends waits before that
     timeout = std::min(timeout, ~std::uint64_t{0} / kDeadlines) * kDeadlines;
-    masks_->agree_by([this](int rank, StreamHandle stream) { unmask(rank, stream); });
+    masks_->agree_by([this](int rank, bool masked, StreamHandle stream) {
+      // A rank that has been told that it is masked cannot undo that.
+      if (!masked) runtime_.faults().raise();
+      change_masks(rank, masked ? LowLatencyMasksStep::mask : LowLatencyMasksStep::unmask, stream);
+    });
   }
 }
 
-void LowLatency::unmask(int rank, StreamHandle stream) {
-  runtime_.faults().raise();  // a rank that has been told that it is masked cannot undo that
+void LowLatency::change_masks(int rank, LowLatencyMasksStep step, StreamHandle stream) {
   CallScope scope(runtime_.calls(), {.stream = stream});
-  const LowLatencyUnmaskParams params{.common = setup_.common, .rank = rank};
-  runtime_.executor()->kernels().unmask_low_latency_watched(params, LaunchShape{1, 32, watching_bytes(setup_)},
-                                                            scope.stream());
+  const LowLatencyMasksParams params{.common = setup_.common, .rank = rank, .step = step};
+  runtime_.executor()->kernels().change_masks_low_latency_watched(params, LaunchShape{1, 32, watching_bytes(setup_)},
+                                                                  scope.stream());
   scope.finish();
 }
 
@@ -129,6 +136,15 @@ void LowLatency::make_way(LowLatencyKind kind, bool hook) {
   }
 }
 
+bool LowLatency::beside_relay(LowLatencyKind kind, bool hook, StreamHandle stream) const {
+  if (!setup_.hooks_by_rails()) return false;
+  // A recorded call may be replayed while any other waits for its hook.
+  if (runtime_.executor()->is_capturing(stream)) return true;
+  const bool combine_waits = !queue(LowLatencyKind::combine).empty();
+  if (kind == LowLatencyKind::dispatch) return combine_waits;
+  return !queue(LowLatencyKind::dispatch).empty() || (hook && combine_waits);
+}
+
 void LowLatency::clean(StreamHandle stream) {
   look_after_earlier_calls();
   if (shown_) {  // what waits for its hook lies in the memory that is cleaned
@@ -161,9 +177,10 @@ void LowLatency::check() const {
 }
 
 void LowLatency::drain() noexcept {
-  if (relays_) {
+  for (const std::optional<OwnStream>& relays : relays_) {
+    if (!relays) continue;
     try {
-      runtime_.executor()->synchronize(relays_->get());
+      runtime_.executor()->synchronize(relays->get());
     } catch (const std::exception& error) {
       log::warn("buffer: rank {} has not handed on all rows: {}", runtime_.rank(), error.what());
     }
@@ -171,18 +188,29 @@ void LowLatency::drain() noexcept {
   if (links_) links_->drain();
 }
 
-void LowLatency::leave() {
-  const std::uint64_t left = 1;
-  LowLatencySigns& own = *setup_.common.window.signs().in(runtime_.heap()->local());
-  if (runtime_.device().kind == Device::Kind::cpu) return __atomic_store_n(&own.left, left, __ATOMIC_RELEASE);
-  runtime_.executor()->copy(&own.left, &left, sizeof left, runtime_.comm_stream());
-  runtime_.executor()->synchronize(runtime_.comm_stream());
+void LowLatency::leave() noexcept {
+  try {
+    const std::uint64_t left = 1;
+    LowLatencySigns& own = *setup_.common.window.signs().in(runtime_.heap()->local());
+    if (runtime_.device().kind == Device::Kind::cpu) {
+      __atomic_store_n(&own.left, left, __ATOMIC_RELEASE);
+    } else {
+      runtime_.executor()->copy(&own.left, &left, sizeof left, runtime_.comm_stream());
+    }
+    if (links_) change_masks(runtime_.rank(), LowLatencyMasksStep::leave, runtime_.comm_stream());
+    runtime_.executor()->synchronize(runtime_.comm_stream());
+  } catch (const std::exception& error) {
+    log::warn("buffer: rank {} could not tell the others that it leaves: {}", runtime_.rank(), error.what());
+  }
 }
 
 bool LowLatency::has_somebody_left() const {
   if (!setup_.watched()) return false;
-  for (std::byte* const heap : runtime_.heap()->peers()) {
-    const std::uint64_t& shown = setup_.common.window.signs().in(heap)->left;
+  const LowLatencyParams& common = setup_.common;
+  for (int rank = 0; rank < common.num_ranks; ++rank) {
+    const bool is_far = device::Reach<true>{common}.is_far(rank);
+    std::byte* const heap = is_far ? common.local : runtime_.heap()->peers()[static_cast<std::size_t>(rank)];
+    const std::uint64_t& shown = is_far ? *common.window.far_left(rank).in(heap) : common.window.signs().in(heap)->left;
     std::uint64_t left = 0;
     if (runtime_.device().kind == Device::Kind::cpu) {
       left = __atomic_load_n(&shown, __ATOMIC_ACQUIRE);
@@ -217,6 +245,7 @@ LowLatencyCounts LowLatency::count_together() {
   }
   state.watch.read = 0;
   state.watch.agreed = state.mask_version;
+  state.looking = 0;
   executor.copy(state_.get(), &state, sizeof state, runtime_.comm_stream());
   executor.synchronize(runtime_.comm_stream());
   return counts;
@@ -242,6 +271,9 @@ void LowLatency::resume() {
   to_clear.clear_now();
   const LowLatencyWindow& window = setup_.common.window;
   runtime_.executor()->fill(window.accusation(0).in(setup_.common.local), 0, kMostAccusations * sizeof(std::uint64_t),
+                            runtime_.comm_stream());
+  runtime_.executor()->fill(window.news(0).in(setup_.common.local), 0,
+                            static_cast<std::size_t>(runtime_.num_ranks()) * sizeof(LowLatencyNews),
                             runtime_.comm_stream());
   runtime_.executor()->synchronize(runtime_.comm_stream());
   runtime_.bootstrap().barrier();

@@ -38,7 +38,7 @@ class LowLatency {
   void resume();
 
   /// This rank goes for good, without the others: it has been given up. Shows them that, where they look for it.
-  void leave();
+  void leave() noexcept;
   bool has_somebody_left() const;
 
   /// From now on the program may write there, and `clean` cleans it.
@@ -65,21 +65,25 @@ class LowLatency {
   EventHandle launch(LowLatencyKind kind, LowLatencyPlan<Params>& plan, CallScope& scope, StreamHandle caller_stream,
                      Kept kept, std::function<void()>& hook);
   template <class Params>
-  EventHandle launch_relay(const LowLatencyPlan<Params>& plan, StreamHandle stream);
+  EventHandle launch_relay(LowLatencyKind kind, const LowLatencyPlan<Params>& plan, StreamHandle stream);
+  /// May a new call on `stream` have to leave multiprocessors to relays of earlier ones? See plan_dispatch.
+  bool beside_relay(LowLatencyKind kind, bool hook, StreamHandle stream) const;
   HookQueue& queue(LowLatencyKind kind) const { return *queues_[static_cast<std::size_t>(kind)]; }
   LowLatencyCounts count_together();
   /// Where ranks agree on who is lost. -1: all.
-  void unmask(int rank, StreamHandle stream);
+  void change_masks(int rank, LowLatencyMasksStep step, StreamHandle stream);
 
   Runtime& runtime_;
   std::shared_ptr<LowLatencyState> state_;  ///< device memory
   std::optional<RankMasks> masks_;
   std::optional<RdmaLinks> links_;  ///< none: no rank is reached by RDMA
   LowLatencySetup setup_;
-  std::optional<OwnStream> relays_;  ///< of kernels that hand on rows beside others: where hooks go by rails
-  std::optional<WaitStats> waits_;   ///< none before anybody has asked for them
-  bool told_of_bf16_ = false;        ///< instead of LogFMT, to the log
-  bool shown_ = false;               ///< has the program been given `memory`?
+  /// Of kernels that hand on rows beside others, where hooks go by rails: one for each kind of calls, as the rows of a
+  /// combine may come after those of a later dispatch.
+  std::array<std::optional<OwnStream>, kLowLatencyKinds> relays_;
+  std::optional<WaitStats> waits_;  ///< none before anybody has asked for them
+  bool told_of_bf16_ = false;       ///< instead of LogFMT, to the log
+  bool shown_ = false;              ///< has the program been given `memory`?
   std::array<std::shared_ptr<HookQueue>, static_cast<std::size_t>(LowLatencyKind::count)> queues_;
   /// Device memory; the last is the largest. Those before stay: views and recorded graphs may still name them.
   std::vector<std::shared_ptr<std::byte>> combine_buffers_;

@@ -25,15 +25,14 @@ struct LowLatencySetup {
   int rail_width = 0;  ///< see LowLatencyReach
   bool rails_always = false;
   LowLatencyLogfmt logfmt = LowLatencyLogfmt::automatic;
-  bool own_masks = false;  ///< ranks cannot agree on who is lost, though none is reached by RDMA
+  bool own_masks = false;  ///< ranks cannot agree on who is lost
   bool measured = false;   ///< calls add to statistics of waits
 
   bool on_gpu() const { return device.kind == Device::Kind::cuda; }
   bool rdma() const { return common.peers != nullptr; }
   /// Ranks may be masked, and agree on whom: a block of each call watches (transport/watch.hpp).
-  bool watched() const { return common.mask != nullptr && !rdma() && !own_masks; }
-  /// Dispatches with hooks may go by rails. A kernel that hands on their rows takes multiprocessors, and nobody has
-  /// measured yet where that pays: only if it is asked for.
+  bool watched() const { return common.mask != nullptr && !own_masks; }
+  /// See LowLatencyReach.
   bool hooks_by_rails() const { return rail_width != 0 && rails_always; }
 };
 
@@ -61,11 +60,11 @@ struct LowLatencyPlan {
   std::optional<LowLatencyPart> receive;         ///< with a hook, or where somebody listens before it
   bool hooked = false;                           ///< a hook enqueues it
   std::shared_ptr<const LowLatencyWaits> waits;  ///< of a call that is measured
-  /// With a hook, by rails: a kernel that hands on rows, beside whatever runs between the parts.
+  /// With a hook, by rails: a kernel that hands on rows, or sums of rows, beside whatever runs between the parts.
   struct Relay {
     Launcher<Params> KernelTable::*kernel = nullptr;
     LaunchShape shape;
-    int warps_per_row = 0;
+    int warps_per_row = 0;  ///< that hand on a row together, or add one up
   };
   std::optional<Relay> relay;
 };
@@ -98,8 +97,10 @@ inline bool too_many_tokens(const LowLatencyDispatchArguments& arguments) {
 }
 
 /// InvalidArgument when the call does not fit the window, or a block.
-LowLatencyDispatchPlan plan_dispatch(const LowLatencyDispatchArguments& arguments, const LowLatencySetup& setup);
-/// `beside_relay`: while a kernel may run that hands on rows of a dispatch.
+/// `beside_relay`: while kernels may run that hand on rows of other calls, and other ranks wait for them before they
+/// wait for this call.
+LowLatencyDispatchPlan plan_dispatch(const LowLatencyDispatchArguments& arguments, const LowLatencySetup& setup,
+                                     bool beside_relay = false);
 LowLatencyCombinePlan plan_combine(const LowLatencyCombineArguments& arguments, const LowLatencySetup& setup,
                                    bool beside_relay = false);
 

@@ -56,7 +56,7 @@ int relay_blocks(std::int64_t rows, int rows_at_once, const LowLatencySetup& set
 
 int room_for_relay(LowLatencyPhase phase, bool beside_relay, const LowLatencySetup& setup) {
   const bool needed = setup.hooks_by_rails() && (phase == LowLatencyPhase::receive || beside_relay);
-  return needed && setup.on_gpu() ? most_relay_blocks(setup) : 0;
+  return needed && setup.on_gpu() ? static_cast<int>(kLowLatencyKinds) * most_relay_blocks(setup) : 0;
 }
 
 int choose_rails(bool may, int max_tokens, int num_topk, std::size_t row_bytes, std::size_t rail_row_bytes,

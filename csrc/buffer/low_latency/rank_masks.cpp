@@ -31,7 +31,7 @@ void RankMasks::log_new() const {
     FaultRecord& masked = records_.get()[rank];
     if (__atomic_load_n(&masked.written, __ATOMIC_ACQUIRE) == 0) continue;
     const FaultRecord record = masked;
-    if (unmask_ && record.field == 0) continue;  // nobody has agreed to it: the call ends by that
+    if (change_ && record.field == 0) continue;  // nobody has agreed to it: the call ends by that
     // A kernel under way may have more to report: it writes to the record after this, or not at all.
     __atomic_store_n(&masked.written, 0, __ATOMIC_RELAXED);
     __atomic_store_n(&masked.claimed, 0, __ATOMIC_RELEASE);
@@ -41,7 +41,7 @@ void RankMasks::log_new() const {
 
 void RankMasks::update(int rank, bool masked, StreamHandle stream) {
   check_range("rank", rank, 0, runtime_.num_ranks() - 1);
-  if (unmask_ && !masked) return unmask_(rank, stream);
+  if (change_) return change_(rank, masked, stream);
   CallScope scope(runtime_.calls(), {.stream = stream});
   runtime_.executor()->copy(mask() + rank, masked ? &state_->one : &state_->none, sizeof(std::int32_t), scope.stream());
   scope.finish();
@@ -55,7 +55,7 @@ void RankMasks::query(const TensorView& status, StreamHandle stream) {
 }
 
 void RankMasks::clear(StreamHandle stream) {
-  if (unmask_) return unmask_(-1, stream);
+  if (change_) return change_(-1, false, stream);
   CallScope scope(runtime_.calls(), {.stream = stream});
   runtime_.executor()->fill(mask(), 0, bytes(), scope.stream());
   scope.finish();

@@ -28,8 +28,9 @@ class RankMasks {
   /// `state`: where 0 and 1 are copied from. It outlives the masks.
   RankMasks(Runtime& runtime, const LowLatencyState* state);
 
-  /// Ranks agree on who is lost: `unmask` enqueues how a rank, or all (-1), are unmasked.
-  void agree_by(std::function<void(int rank, StreamHandle stream)> unmask) { unmask_ = std::move(unmask); }
+  /// Ranks agree on who is lost: `change` enqueues how a rank is masked, or a rank, or all (-1), are unmasked.
+  using Change = std::function<void(int rank, bool masked, StreamHandle stream)>;
+  void agree_by(Change change) { change_ = std::move(change); }
 
   /// For kernels: LowLatencyParams::mask and ::masked.
   std::int32_t* mask() const { return mask_.get(); }
@@ -50,9 +51,9 @@ class RankMasks {
 
   Runtime& runtime_;
   const LowLatencyState* state_;
-  std::function<void(int, StreamHandle)> unmask_;  ///< empty: masks are each rank's own
-  std::shared_ptr<std::int32_t> mask_;             ///< device memory, [num_ranks]
-  std::shared_ptr<FaultRecord> records_;           ///< pinned, [num_ranks]
+  Change change_;                         ///< empty: masks are each rank's own
+  std::shared_ptr<std::int32_t> mask_;    ///< device memory, [num_ranks]
+  std::shared_ptr<FaultRecord> records_;  ///< pinned, [num_ranks]
 };
 
 }  // namespace deep_ep

@@ -10,6 +10,7 @@ from deep_ep import Buffer
 
 EXPERTS_PER_RANK = 4
 LARGEST = dict(num_max_dispatch_tokens_per_rank=32, hidden=512)  # of the low-latency calls
+LARGEST_ON_GPUS = dict(num_max_dispatch_tokens_per_rank=128, hidden=7168)
 
 
 def _run_rank(rank, size, run, gpu):
@@ -23,7 +24,9 @@ def _run_rank(rank, size, run, gpu):
     buffer = Buffer(
         dist.new_group(list(range(size))),
         num_nvl_bytes=64 << 20,
-        num_rdma_bytes=Buffer.get_low_latency_rdma_size_hint(num_ranks=size, num_experts=num_experts, **LARGEST),
+        num_rdma_bytes=Buffer.get_low_latency_rdma_size_hint(
+            num_ranks=size, num_experts=num_experts, **(LARGEST_ON_GPUS if gpu else LARGEST)
+        ),
         low_latency_mode=True,
         explicitly_destroy=True,
     )

@@ -45,21 +45,28 @@ class Dispatcher:
         return self.out
 
 
-def layer(dispatcher, batch, trace, name, work=lambda: None):
+def multiplied(dispatcher, rows, counts):
+    """What the experts of this rank make of their rows. What lies behind the last row of each is left out."""
+    local = rows.size(0)
+    factors = experts.factor(torch.arange(local) + dispatcher.buffer.rank * local).view(local, 1, 1)
+    valid = torch.arange(rows.size(1)).view(1, -1, 1) < counts.view(local, 1, 1)
+    return torch.where(valid, rows.float() * factors, 0.0).to(torch.bfloat16)
+
+
+def layer(dispatcher, batch, trace, name, work=None):
     """One layer of one micro-batch. Yields where the other one may go on; its value is the output.
     ``work`` stands for attention, and for the experts."""
     x, topk_idx, topk_weights = batch
     trace.append(f"{name}: attention")
-    work()
+    if work:
+        work()
     dispatcher.dispatch_a(x, topk_idx, topk_weights)
     yield
     rows, counts = dispatcher.dispatch_b()
     trace.append(f"{name}: experts")
-    local = rows.size(0)
-    factors = experts.factor(torch.arange(local) + dispatcher.buffer.rank * local).view(local, 1, 1)
-    valid = torch.arange(rows.size(1)).view(1, -1, 1) < counts.view(local, 1, 1)
-    work()
-    dispatcher.combine_a(torch.where(valid, rows.float() * factors, 0.0).to(torch.bfloat16))
+    if work:
+        work()
+    dispatcher.combine_a(rows if work else multiplied(dispatcher, rows, counts))
     yield
     return dispatcher.combine_b()
 
@@ -102,9 +109,13 @@ def seconds(run, rounds):
     return statistics.median(slowest.tolist())
 
 
-def measure(dispatchers, batches):
+def measure(buffer, num_experts):
     gpu = torch.get_default_device().type == "cuda"
+    tokens, hidden = (128, 7168) if gpu else (16, 512)
     side, rounds = (4096, 50) if gpu else (128, 5)
+    buffer.clean_low_latency_buffer(tokens, hidden, num_experts)  # before calls of another size
+    dispatchers = [Dispatcher(buffer, num_experts, tokens) for _ in range(2)]
+    batches = [experts.random_tokens(buffer, tokens, hidden, num_experts, 3, seed) for seed in (10, 11)]
     matrix = torch.ones(side, side, dtype=torch.bfloat16 if gpu else torch.float32)
 
     def work():
@@ -120,9 +131,9 @@ def measure(dispatchers, batches):
     alone = seconds(compute, rounds), seconds(lambda: interleave(*layers(lambda: None)), rounds)
     after = seconds(lambda: in_order(*layers(work)), rounds)
     together = seconds(lambda: interleave(*layers(work)), rounds)
-    if dispatchers[0].buffer.rank != 0:
+    if buffer.rank != 0:
         return
-    print(f"computing alone {alone[0] * 1e3:.3f} ms, calls alone {alone[1] * 1e3:.3f} ms")
+    print(f"{tokens} tokens of {hidden} channels: computing alone {alone[0] * 1e3:.3f} ms, calls alone {alone[1] * 1e3:.3f} ms")
     print(
         f"one batch after the other {after * 1e3:.3f} ms, interleaved {together * 1e3:.3f} ms: "
         f"{together / after:.3f} of that, {together / max(alone):.3f} of the larger part alone"
@@ -145,7 +156,7 @@ def run(buffer, num_experts):
         assert trace == ["A: attention", "B: attention", "A: experts", "B: experts"], trace
         for batch, result in zip(batches, results):
             experts.require_close(result, experts.expected(*batch))
-    measure(dispatchers, batches)
+    measure(buffer, num_experts)
 
 
 if __name__ == "__main__":

@@ -62,21 +62,7 @@ struct CombineAdder {
     }
   }
 
- private:
-  /// Waits for the rows whose tags cannot be trusted. False if one does not come.
-  DEEP_EP_DEVICE bool await_rows(int token, const CombineSources& sources) const {
-    if (!kRdma) return true;
-    bool there = true;
-    if (sources.rank >= 0) {
-      const std::int64_t begin = clock_cycles();
-      there = reach.await_row(sources.rank, token);
-      if (measures(warp) && reach.is_far(sources.rank)) {
-        add_relaxed<Scope::gpu>(params.wait_cost + sources.rank, clock_cycles() - begin);
-      }
-    }
-    return warp::agree(there);
-  }
-
+  /// The task's tokens among these. False: the call is over.
   DEEP_EP_DEVICE bool add_tokens(const CombineTask& task, int first, int step) const {
 #pragma unroll 1
     for (int token = first; token < task.num_tokens; token += step) {
@@ -90,6 +76,21 @@ struct CombineAdder {
       if (!added) return false;
     }
     return task.num_tokens >= 0;
+  }
+
+ private:
+  /// Waits for the rows whose tags cannot be trusted. False if one does not come.
+  DEEP_EP_DEVICE bool await_rows(int token, const CombineSources& sources) const {
+    if (!kRdma) return true;
+    bool there = true;
+    if (sources.rank >= 0) {
+      const std::int64_t begin = clock_cycles();
+      there = reach.await_row(sources.rank, token);
+      if (measures(warp) && reach.is_far(sources.rank)) {
+        add_relaxed<Scope::gpu>(params.wait_cost + sources.rank, clock_cycles() - begin);
+      }
+    }
+    return warp::agree(there);
   }
 
   /// In each lane the rank whose row the lane's selection of the token is a part of; -1: of none. By rails an owner has

@@ -12,6 +12,7 @@
 // There is no barrier of the grid, and ranks wait for each other only here.
 #include "kernels/kernel_list.hpp"
 #include "kernels/low_latency/combine/add.hpp"
+#include "kernels/low_latency/combine/debts.hpp"
 #include "kernels/low_latency/combine/epochs.hpp"
 #include "kernels/low_latency/combine/post.hpp"
 #include "kernels/low_latency/combine/push.hpp"
@@ -95,10 +96,14 @@ DEEP_EP_DEVICE void combine_body(const LowLatencyCombineParams& params, std::byt
   }
 }
 
-/// Where ranks are masked, by NVLink alone.
+/// Where ranks are masked: by NVLink alone, or to some by RDMA.
 template <bool kLogfmt>
 DEEP_EP_DEVICE void combine_watched_body(const LowLatencyCombineParams& params, std::byte* memory) {
   run_watched<LowLatencyKind::combine>(params, memory, combine_body<kLogfmt, false>);
+}
+template <bool kLogfmt>
+DEEP_EP_DEVICE void combine_rdma_watched_body(const LowLatencyCombineParams& params, std::byte* memory) {
+  run_watched<LowLatencyKind::combine, CombineDebts>(params, memory, combine_body<kLogfmt, true>);
 }
 
 }  // namespace deep_ep::device::low_latency
@@ -109,3 +114,6 @@ DEEP_EP_DEFINE_KERNEL(combine_low_latency_rdma, (deep_ep::device::low_latency::c
 DEEP_EP_DEFINE_KERNEL(combine_low_latency_logfmt_rdma, (deep_ep::device::low_latency::combine_body<true, true>))
 DEEP_EP_DEFINE_KERNEL(combine_low_latency_watched, deep_ep::device::low_latency::combine_watched_body<false>)
 DEEP_EP_DEFINE_KERNEL(combine_low_latency_logfmt_watched, deep_ep::device::low_latency::combine_watched_body<true>)
+DEEP_EP_DEFINE_KERNEL(combine_low_latency_rdma_watched, deep_ep::device::low_latency::combine_rdma_watched_body<false>)
+DEEP_EP_DEFINE_KERNEL(combine_low_latency_logfmt_rdma_watched,
+                      deep_ep::device::low_latency::combine_rdma_watched_body<true>)

@@ -55,4 +55,22 @@ struct CombineShared {
   std::size_t stage_bytes_;    ///< of a warp
 };
 
+/// Which call's sums a relay adds up.
+struct SummedCall {
+  std::uint64_t epoch;  ///< 0: of none, as the send part has failed
+  std::uint32_t call;   ///< see call_of()
+};
+
+/// Shared memory of a block of the relay.
+struct SumRelayShared {
+  SummedCall* found;
+  rdma::PosterWords* posters;  ///< of each warp that posts
+  std::size_t bytes;
+
+  DEEP_EP_HOST_DEVICE SumRelayShared(Carver carver, int poster_warps)
+      : found(carver.take<SummedCall>()),
+        posters(carver.take<rdma::PosterWords>(static_cast<std::size_t>(poster_warps), kLine)),
+        bytes(carver.bytes()) {}
+};
+
 }  // namespace deep_ep::device::low_latency

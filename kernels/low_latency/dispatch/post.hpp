@@ -31,15 +31,22 @@ struct DispatchPoster {
     const int peer = poster.peer();
     const int cells = params.count_cells;
     const Place<Cell> staged = common.staging.counts(reach.epoch, peer);
-    const std::uint32_t relayed = reach.has_rail_to(peer) ? sender.shared.relayed[reach.node_of(peer)] : 0;
+    const std::uint32_t relayed = reach.has_rail_to(peer) ? rows_to(peer) : 0;
     for (int cell = lane_index(); cell < cells; cell += kWarpSize) {
       store_cell(staged.in(common.local) + cell, sender.count_payload(peer, cell, relayed), reach.epoch);
     }
     const auto bytes = static_cast<std::uint32_t>(cells) * static_cast<std::uint32_t>(sizeof(Cell));
     const Place<Cell> to = common.window.counts(reach.epoch, common.rank);
     if (!poster.put(to, staged, bytes, lane_index() == 0)) return false;
-    poster.flush();
+    // Rows may not be staged yet. Without any, the counts go with what tells the peer of them: one doorbell.
+    if (rows_to(peer) != 0) poster.flush();
     return true;
+  }
+
+  /// How many rows go to the peer, for itself or for its node.
+  DEEP_EP_DEVICE std::uint32_t rows_to(int peer) const {
+    if (reach.has_rail_to(peer)) return sender.shared.relayed[reach.node_of(peer)];
+    return reach.by_rails() ? 0 : sender.routing.rows[peer];
   }
 
   /// Rows go in the order of their slots.

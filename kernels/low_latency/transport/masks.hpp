@@ -12,7 +12,8 @@
 //   - With masking, each rank waits for all others to begin, whether it has to do with them or not. So all find out at
 //     once that a rank has not come. Without it, nobody tells that it has begun, and all deadlines are whole.
 //
-// Where all ranks are near and masked, waits have no deadlines of their own, and ranks agree on who is lost: watch.hpp.
+// Where ranks agree on who is lost (watch.hpp), waits have no deadlines of their own. What is said here about deadlines
+// is for ranks that are all near and cannot agree.
 //
 // By rails (never with masking) an owner waits for a relay, which waits for the ranks of its node: if one of these is
 // lost in the middle of a call, the owner may name the relay. So may a receiver of dispatch name a source whose rows a

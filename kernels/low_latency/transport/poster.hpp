@@ -82,7 +82,7 @@ class CallPoster : public rdma::Poster<WholeWarp, MaskOrEnd> {
   DEEP_EP_DEVICE static rdma::PosterWords& load(rdma::PosterWords& words, const LowLatencyParams& common,
                                                 const PostedLane& to) {
     if (lane_index() == 0) words.wait = begin_to_post(common, to.rank, to.lane);
-    words.load(queue_pair(common, channel_of(Reach::kCall, to.lane), to.rank));
+    words.load(queue_pair(common, Reach::channel(common, to.lane), to.rank));
     return words;
   }
   DEEP_EP_DEVICE const LowLatencyWindow& window() const { return reach_.common.window; }

@@ -21,6 +21,9 @@ struct CallReach : Reach<kRdma, kRails> {
   DEEP_EP_DEVICE CallReach(const LowLatencyParams& params, std::uint64_t call)
       : Reach<kRdma, kRails>{params}, common(params), epoch(call) {}
 
+  /// Of the queue pairs that posters of the call take.
+  DEEP_EP_DEVICE static int channel(const LowLatencyParams&, int lane) { return channel_of(kKind, lane); }
+
   DEEP_EP_DEVICE auto policy() const {
     if constexpr (kKind == LowLatencyKind::dispatch) {
       return MaskOrEnd{common};

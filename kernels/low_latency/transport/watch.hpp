@@ -1,6 +1,6 @@
-// Who is lost? Where ranks are masked and all of them are near, they come to one answer. Kernels of their own
-// (*_watched) do the work of the usual ones, whose waits end when a rank is masked, or the call is over. One more
-// block, the last of the grid, of which one thread works, decides about that. In its heap a rank shows the others
+// Who is lost? Ranks that may be masked come to one answer. Kernels of their own (*_watched) do the work of the usual
+// ones, whose waits end when a rank is masked, or the call is over. One more block, the last of the grid, of which one
+// thread works, decides about that. In its heap a rank shows near ones
 //
 //   - a beat, which changes as long as a call of it runs: when its first block begins, then 16 times in a deadline. It
 //     waits itself then, or works; somebody else is at fault;
@@ -8,19 +8,31 @@
 //
 // Nobody looks at that before a call has taken an eighth of the deadline. Then the watcher of a rank, at each look,
 //
-//   1. reads the board: a list of accusations in the heap of rank 0. (That memory outlives the process, as others map
-//      it.) It masks the ranks that are accused. If it finds its own, it ends the call: the others go on without it;
-//   2. goes through the peers that still owe it something in this call. One whose beat has not changed for a whole
-//      deadline is lost: the watcher accuses it, and masks it.
+//   1. reads accusations. It masks the ranks that are accused. If it finds its own, it ends the call: the others go on
+//      without it;
+//   2. goes through the peers. One whose beat has not changed for a whole deadline, and that still owes it something in
+//      this call, is lost: the watcher accuses it, and masks it.
 //
-// An accusation is written once, by compare-and-exchange into the first free entry, after all before it have been acted
-// upon. So all ranks that go on mask the same ranks in the same order, as far as they have read; and a rank that reads
-// its own name accuses nobody any more. Whoever is slow by less than a deadline shows something in time and is never
-// accused.
+// Where all are near, accusations stand on a board: a list in the heap of rank 0. (That memory outlives the process, as
+// others map it.) An accusation is written once, by compare-and-exchange into the first free entry, after all before it
+// have been acted upon. So all ranks that go on mask the same ranks in the same order, as far as they have read; and a
+// rank that reads its own name accuses nobody any more.
+//
+// Where some are far (news.hpp), the memory of a dead rank is gone, and there is no such place. But a rank that has
+// been given up stays so, and it does not matter who is first. So ranks pass accusations on: each has a list for each
+// other one, in the heap of the one that reads it. Who accuses a rank, or reads for the first time that it is accused,
+// tells all others that it has not masked, and the accused one, and only then masks it. An accuser that dies half way
+// has told nobody, or somebody who tells the rest. Two that accuse each other are both lost, to everybody.
+//
+// To far ranks a watcher sends its beat, at each look, so that calls that do not wait send nothing; whatever else comes
+// from a far rank is as good as a beat. What a far rank owes follows from words in the own heap, which say what has
+// come of it (*/debts.hpp). One whose queue pair fails is accused at once.
+//
+// Whoever is slow by less than a deadline shows something in time and is never accused.
 //
 // A rank that has stood still itself must not accuse those that went on: its watch counts no more than a quarter of a
-// deadline from one look to the next. It takes several looks to accuse somebody, and the first of them reads the board.
-// For the same reason a wait ends after a bounded number of looks, however far apart they are.
+// deadline from one look to the next. It takes several looks to accuse somebody, and the first of them reads what it is
+// accused of. For the same reason a wait ends after a bounded number of looks, however far apart they are.
 //
 // Ranks that mix up their calls wait for each other and all show that they do: after eight deadlines in which nobody
 // has been masked, the call ends with a time-out.
@@ -30,50 +42,23 @@
 // at last, and the call ends with a time-out.
 #pragma once
 
-#include "kernels/low_latency/transport/masks.hpp"
+#include <type_traits>
+
+#include "kernels/low_latency/transport/accusations.hpp"
+#include "kernels/low_latency/transport/news.hpp"
 
 namespace deep_ep::device::low_latency {
 
-/// One rank's word that another is lost.
-struct Accusation {
-  int accuser = 0, accused = 0;
-  Wanted wanted = Wanted::nothing;
-
-  /// Never 0.
-  DEEP_EP_DEVICE std::uint64_t packed() const {
-    return std::uint64_t{1} << 63 | static_cast<std::uint64_t>(wanted) << 32 |
-           static_cast<std::uint64_t>(accuser) << 16 | static_cast<std::uint64_t>(accused);
-  }
-  DEEP_EP_DEVICE static Accusation unpack(std::uint64_t word) {
-    return {static_cast<int>(word >> 16 & 0xffffu), static_cast<int>(word & 0xffffu),
-            static_cast<Wanted>(word >> 32 & 0xffffu)};
-  }
+/// What a watcher knows of a peer.
+struct WatchedPeer {
+  std::uint64_t beat;   ///< as last seen
+  std::uint64_t moved;  ///< when that was seen first, in `waited`
 };
 
-/// What a rank waits for in a call: 0 is nothing.
-struct WatchedCall {
-  LowLatencyKind kind;
-  std::uint64_t received;  ///< each peer must say that it has received this call: there is room then
-  std::uint64_t sent;      ///< each peer must have sent this call
-  std::uint64_t barrier;   ///< each peer must have come to this barrier
-
-  DEEP_EP_DEVICE static WatchedCall of(LowLatencyKind kind, const LowLatencyEpochs& epochs, LowLatencyPhase phase) {
-    WatchedCall call{kind, 0, 0, 0};
-    if (sends(phase) && epochs.send > 2) call.received = epochs.send - 2;
-    // In combine the send part needs the selections of all owners, which are the first thing that they send.
-    if (sends(phase) && kind == LowLatencyKind::combine) call.sent = epochs.send;
-    if (receives(phase) && epochs.receive > call.sent) call.sent = epochs.receive;
-    return call;
-  }
-};
-
-/// By one thread, for as long as a kernel runs.
-struct Watcher {
-  /// What it knows of a peer.
-  struct Peer {
-    std::uint64_t beat;   ///< as last seen
-    std::uint64_t moved;  ///< when that was seen first, in `waited`
-  };
+/// By one thread, for as long as a kernel runs. `Word` is how ranks hear of each other: Board or News.
+template <class Word>
+struct BasicWatcher {
+  using Peer = WatchedPeer;
   static constexpr std::uint64_t kLooks = 16;      ///< in a deadline
   static constexpr std::uint64_t kQuiet = 8;       ///< this part of a deadline passes before it looks at others
   static constexpr std::uint64_t kLeastLooks = 4;  ///< as many as a deadline takes at least
@@ -81,14 +66,16 @@ struct Watcher {
   static constexpr std::uint64_t kWaitDeadlines = 3 * kMostDeadlines;  ///< of a wait where nobody watches
 
   const LowLatencyParams& common;
+  Word word;
   WatchedCall call;
   Peer* peers;                ///< [num_ranks]
   std::uint64_t looked;       ///< last, in now_ns()
   std::uint64_t waited = 0;   ///< nanoseconds, each look's as far as they count
   std::uint64_t changed = 0;  ///< when a rank was masked last, in `waited`
 
-  DEEP_EP_DEVICE Watcher(const LowLatencyParams& params, const WatchedCall& watched, Peer* of_peers, std::uint64_t now)
-      : common(params), call(watched), peers(of_peers), looked(now) {
+  DEEP_EP_DEVICE BasicWatcher(const LowLatencyParams& params, const Word& how, const WatchedCall& watched,
+                              Peer* of_peers, std::uint64_t now)
+      : common(params), word(how), call(watched), peers(of_peers), looked(now) {
     for (int peer = 0; peer < common.num_ranks; ++peer) peers[peer] = {~std::uint64_t{0}, 0};
   }
 
@@ -104,69 +91,123 @@ struct Watcher {
     looked = now;
     waited += passed < timeout / kLeastLooks ? passed : timeout / kLeastLooks;
     show_beat(common);
-    if (waited < timeout / kQuiet) return;
-    read_board();
-    int owing = -1;
-#pragma unroll 1
-    for (int peer = 0; peer < common.num_ranks && !aborted(common.wait); ++peer) {
-      if (peer == common.rank || masked(common, peer)) continue;
-      const Awaited owed = owed_by(peer);
-      if (owed.wanted == Wanted::nothing) continue;
-      owing = peer;
-      Peer& seen = peers[peer];
-      const std::uint64_t beat = load_relaxed<Scope::system>(&signs_of(peer).beat);
-      if (beat != seen.beat) {
-        seen = {beat, waited};
-      } else if (waited - seen.moved >= timeout) {
-        accuse(owed);
-      }
-    }
-    if (waited - changed > kMostDeadlines * timeout && !aborted(common.wait)) {
-      const Awaited owed = owing >= 0 ? owed_by(owing) : Awaited{common.rank, Wanted::nothing, 0};
-      end_by_timeout(owed, kMostDeadlines);
-    }
+    if (waited < timeout / kQuiet || !word.begin()) return;
+    word.show();
+    read();
+    look_at_peers(timeout);
+    word.end();
   }
 
-  /// When all other blocks have ended: has a wait of theirs run into its own deadline?
+  /// When all other blocks have ended: has one of them masked somebody?
   DEEP_EP_DEVICE void finish() {
-    if (load_acquire<Scope::gpu>(&common.state->mask_version) <= load_relaxed<Scope::gpu>(&watch().agreed)) return;
-    read_board();
+    const std::uint64_t version = load_acquire<Scope::gpu>(&common.state->mask_version);
+    const bool refused = Word::kTellsEnd && has_refused();
+    if (version <= load_relaxed<Scope::gpu>(&watch().agreed) && !word.has_told() && !refused) return;
+    begin();
+    if (refused) word.tell_end();
+    read();
 #pragma unroll 1
     for (int peer = 0; peer < common.num_ranks && !aborted(common.wait); ++peer) {
+      // By a wait that has run into its own deadline?
+      if (!masked_by_own_deadline(common, peer)) continue;
       const FaultRecord& why = common.masked[peer];
-      if (load_acquire<Scope::system>(&why.written) == 0 || why.field != 0) continue;
       end_by_timeout({peer, why.wanted, why.expected}, kWaitDeadlines);
     }
+    accuse_unreachable();
+    if (refused || !aborted(common.wait)) word.settle();
+    if (!aborted(common.wait)) store_relaxed<Scope::gpu>(&watch().agreed, version);
+    word.end();
   }
 
   /// Unmasks a rank, or all (-1). What has been said against it so far is never acted upon; what others are accused of
   /// is, if one rank alone is unmasked.
   DEEP_EP_DEVICE void unmask(int rank) {
-    std::uint32_t index = load_relaxed<Scope::gpu>(&watch().read);
+    begin();
+    Accusation found;
 #pragma unroll 1
-    for (; index < kMostAccusations; ++index) {
-      const std::uint64_t word = load_acquire<Scope::system>(entry(index));
-      if (word == 0) break;
-      const Accusation found = Accusation::unpack(word);
+    while (word.next(found)) {
       if (rank < 0 || found.accused == rank) {
-        count_read(index);
-      } else if (!act_upon(index, found)) {
+        word.done();
+      } else if (!act_upon(found)) {
         break;
       }
     }
 #pragma unroll 1
     for (int peer = 0; peer < common.num_ranks; ++peer) {
-      if (rank < 0 || peer == rank) store_relaxed<Scope::gpu>(common.mask + peer, 0);
+      if (rank >= 0 && peer != rank) continue;
+      store_relaxed<Scope::gpu>(common.mask + peer, 0);
+      word.forgive(peer);
     }
+    if (word.has_told()) word.settle();
+    word.end();
+  }
+  /// As the program says.
+  DEEP_EP_DEVICE void mask(int rank) {
+    begin();
+    word.note_by_hand(rank);
+    store_relaxed<Scope::gpu>(common.mask + rank, 1);
+    word.end();
+  }
+
+  /// This rank goes for good, as the others have given it up.
+  DEEP_EP_DEVICE void leave() {
+    begin();
+    word.leave();
+    word.end();
+  }
+
+  // What `word` calls.
+
+  DEEP_EP_DEVICE void mask_accused(const Accusation& found) {
+    changed = waited;
+    if (masked(common, found.accused)) return;
+    add_relaxed<Scope::gpu>(&watch().agreed, std::uint64_t{2});
+    MaskOrEnd{common}.mask_rank({found.accused, found.wanted, 0}, 0, 1 + found.accuser);
+  }
+
+  /// False: this rank is accused.
+  DEEP_EP_DEVICE bool act_upon(const Accusation& found) {
+    if (found.accused == common.rank) {
+      report_fault(common.wait, FaultKind::given_up, found.wanted, found.accuser, 0, 0, 0);
+      return false;
+    }
+    if (word.is_new(found)) {
+      word.pass_on(found);  // whose list is full hears of it from others, or accuses the rank itself
+      mask_accused(found);
+    }
+    word.done();
+    return true;
   }
 
  private:
   DEEP_EP_DEVICE LowLatencyWatch& watch() const { return common.state->watch; }
-  DEEP_EP_DEVICE LowLatencySigns& signs_of(int rank) const {
-    return *common.window.signs().in(rank == common.rank ? common.local : common.heaps[rank]);
+  /// Has this rank ended a call, as it disagrees with somebody?
+  DEEP_EP_DEVICE bool has_refused() const {
+    const FaultRecord& fault = *common.wait.fault;
+    return aborted(common.wait) && load_acquire<Scope::system>(&fault.written) != 0 &&
+           fault.kind == FaultKind::mismatch;
   }
-  DEEP_EP_DEVICE std::uint64_t* entry(std::uint32_t index) const {
-    return common.window.accusation(index).in(common.rank == 0 ? common.local : common.heaps[0]);
+  DEEP_EP_DEVICE void begin() {
+    poll_until([&](const Poll&) { return word.begin(); }, [](const Poll&) { return false; });
+  }
+
+  DEEP_EP_DEVICE void look_at_peers(std::uint64_t timeout) {
+    accuse_unreachable();
+#pragma unroll 1
+    for (int peer = 0; peer < common.num_ranks && !aborted(common.wait); ++peer) {
+      if (peer == common.rank || masked(common, peer)) continue;
+      Peer& seen = peers[peer];
+      const std::uint64_t beat = word.sign_of(peer);
+      if (beat != seen.beat) {
+        seen = {beat, waited};
+      } else if (waited - seen.moved >= timeout) {
+        const Awaited owed = owed_by(peer);
+        if (owed.wanted != Wanted::nothing) accuse(owed);
+      }
+    }
+    if (waited - changed > kMostDeadlines * timeout && !aborted(common.wait)) {
+      end_by_timeout(still_owed(), kMostDeadlines);
+    }
   }
 
   DEEP_EP_DEVICE Awaited owed_by(int peer) const {
@@ -178,11 +219,17 @@ struct Watcher {
       const Wanted room = dispatch ? Wanted::low_latency_dispatch_credit : Wanted::low_latency_combine_credit;
       return {peer, room, call.received};
     }
-    if (load_relaxed<Scope::system>(&signs_of(peer).sent[static_cast<int>(call.kind)]) < call.sent) {
-      const Wanted rows = dispatch ? Wanted::low_latency_dispatch_rows : Wanted::low_latency_combine_rows;
-      return {peer, rows, call.sent};
+    return word.rows_of(call, peer);
+  }
+  /// By the last peer that owes something.
+  DEEP_EP_DEVICE Awaited still_owed() const {
+#pragma unroll 1
+    for (int peer = common.num_ranks - 1; peer >= 0; --peer) {
+      if (peer == common.rank || masked(common, peer)) continue;
+      const Awaited owed = owed_by(peer);
+      if (owed.wanted != Wanted::nothing) return owed;
     }
-    return {peer, Wanted::nothing, 0};
+    return {common.rank, Wanted::nothing, 0};
   }
 
   DEEP_EP_DEVICE void end_by_timeout(const Awaited& owed, std::uint64_t deadlines) const {
@@ -190,51 +237,44 @@ struct Watcher {
                  0);
   }
 
-  DEEP_EP_DEVICE void count_read(std::uint32_t index) const {
-    std::uint32_t& read = watch().read;
-    if (load_relaxed<Scope::gpu>(&read) <= index) store_relaxed<Scope::gpu>(&read, index + 1);
-  }
-
-  /// False: this rank is accused.
-  DEEP_EP_DEVICE bool act_upon(std::uint32_t index, const Accusation& found) {
-    if (found.accused == common.rank) {
-      report_fault(common.wait, FaultKind::given_up, found.wanted, found.accuser, 0, 0, 0);
-      return false;
-    }
-    if (!masked(common, found.accused)) {
-      add_relaxed<Scope::gpu>(&watch().agreed, std::uint64_t{2});
-      MaskOrEnd{common}.mask_rank({found.accused, found.wanted, 0}, 0, 1 + found.accuser);
-      changed = waited;
-    }
-    count_read(index);
-    return true;
-  }
-
-  DEEP_EP_DEVICE void read_board() {
+  DEEP_EP_DEVICE void read() {
+    Accusation found;
 #pragma unroll 1
-    for (std::uint32_t index = load_relaxed<Scope::gpu>(&watch().read); index < kMostAccusations; ++index) {
-      const std::uint64_t word = load_acquire<Scope::system>(entry(index));
-      if (word == 0 || !act_upon(index, Accusation::unpack(word))) return;
+    while (word.next(found) && act_upon(found)) {
     }
   }
 
   DEEP_EP_DEVICE void accuse(const Awaited& owed) {
     const Accusation mine{common.rank, owed.peer, owed.wanted};
+    if (word.accuse(mine, *this)) return;
+    end_by_timeout(owed, 1);  // there is no room: programs have cleared masks again and again
+  }
+  DEEP_EP_DEVICE void accuse_unreachable() {
 #pragma unroll 1
-    for (std::uint32_t index = load_relaxed<Scope::gpu>(&watch().read); index < kMostAccusations; ++index) {
-      const std::uint64_t before = compare_exchange<Scope::system>(entry(index), 0, mine.packed());
-      const Accusation found = before == 0 ? mine : Accusation::unpack(before);
-      if (!act_upon(index, found) || found.accused == owed.peer) return;
+    for (int peer = 0; peer < common.num_ranks && !aborted(common.wait); ++peer) {
+      if (peer != common.rank && word.is_unreachable(peer)) accuse({peer, Wanted::rdma_completion, 0});
     }
-    end_by_timeout(owed, 1);  // the board is full: programs have cleared masks again and again
   }
 };
 
+/// Where all ranks are near.
+struct Watcher : BasicWatcher<Board> {
+  DEEP_EP_DEVICE Watcher(const LowLatencyParams& params, const WatchedCall& watched, Peer* of_peers, std::uint64_t now)
+      : BasicWatcher(params, Board(params), watched, of_peers, now) {}
+};
+/// Where some are far.
+template <class Debts>
+struct FarWatcher : BasicWatcher<News<Debts>> {
+  using Base = BasicWatcher<News<Debts>>;
+  DEEP_EP_DEVICE FarWatcher(const LowLatencyParams& params, const Debts& debts, const WatchedCall& watched,
+                            WatchedPeer* of_peers, std::uint64_t now)
+      : Base(params, News<Debts>(params, debts), watched, of_peers, now) {}
+};
+
 /// By one thread of the block that watches, until all others have ended.
-DEEP_EP_DEVICE void watch_until_all_ended(const LowLatencyParams& common, const WatchedCall& call, std::uint32_t* ended,
-                                          std::byte* memory) {
-  Watcher watcher(common, call, reinterpret_cast<Watcher::Peer*>(memory), now_ns());
-  const auto blocks = static_cast<std::uint32_t>(common.working_blocks);
+template <class AnyWatcher>
+DEEP_EP_DEVICE void watch_until_all_ended(AnyWatcher watcher, std::uint32_t* ended) {
+  const auto blocks = static_cast<std::uint32_t>(grid_blocks() - 1);
   poll_until([&](const Poll&) { return load_acquire<Scope::gpu>(ended) == blocks; },
              [&](const Poll&) {
                watcher.look(now_ns());
@@ -256,12 +296,13 @@ DEEP_EP_DEVICE void end_watched(std::uint32_t* ended) {
   if (thread_index() == 0) add_release<Scope::gpu>(ended, std::uint32_t{1});
 }
 
-/// A call of which one block watches while the others do `body`.
-template <LowLatencyKind kKind, class Params, class Body>
+/// A call of which one block watches while the others do `body`. `Debts`: what far peers owe in calls of this kind;
+/// NoDebts where nobody is far.
+template <LowLatencyKind kKind, class Debts = NoDebts, class Params, class Body>
 DEEP_EP_DEVICE void run_watched(const Params& params, std::byte* memory, Body body) {
   const LowLatencyParams& common = params.common;
   std::uint32_t* ended = &common.state->watch.ended[static_cast<int>(kKind)];
-  if (block_index() != common.working_blocks) {
+  if (block_index() + 1 != grid_blocks()) {
     begin_watched(common);
     body(params, memory);
     return end_watched(ended);
@@ -270,7 +311,14 @@ DEEP_EP_DEVICE void run_watched(const Params& params, std::byte* memory, Body bo
   LowLatencyCounters& counters = common.counters(kKind);
   const LowLatencyEpochs epochs = counters.epochs();
   counters.arrive(epochs, params.phase);
-  watch_until_all_ended(common, WatchedCall::of(kKind, epochs, params.phase), ended, memory);
+  const WatchedCall call = WatchedCall::of(kKind, epochs, params.phase);
+  auto* peers = reinterpret_cast<WatchedPeer*>(memory);
+  if constexpr (std::is_same_v<Debts, NoDebts>) {
+    watch_until_all_ended(Watcher(common, call, peers, now_ns()), ended);
+  } else {
+    const Debts debts(params, epochs);
+    watch_until_all_ended(FarWatcher<Debts>(common, debts, call, peers, now_ns()), ended);
+  }
   if (!sends(params.phase) || aborted(common.wait)) return;
   std::uint64_t* sent = common.window.signs().in(common.local)->sent + static_cast<int>(kKind);
   store_release<Scope::system>(sent, epochs.send);

@@ -240,12 +240,13 @@ TEST_P(LowLatencyCombineTest, EverySeedGivesTheSame) {
     cases.back().options.logfmt = logfmt;
   }
   const std::int64_t first = environment_number("DEEP_EP_TEST_FIRST_SCHEDULE", 1);
-  const std::int64_t count = environment_number("DEEP_EP_TEST_SCHEDULES", under_thread_sanitizer() ? 4 : 12);
+  const std::int64_t count = environment_number("DEEP_EP_TEST_SCHEDULES", under_sanitizer() ? 4 : 12);
   for (std::int64_t seed = first; seed < first + count; ++seed) {
     SCOPED_TRACE("DEEP_EP_TEST_FIRST_SCHEDULE=" + std::to_string(seed));
     ClusterOptions options = cluster(3);
-    options.host = {
-        .multiprocessors = 3, .warps_per_block = seed % 2 == 0 ? 4 : 8, .seed = static_cast<std::uint64_t>(seed)};
+    options.host = {.multiprocessors = under_thread_sanitizer() ? 2 : 3,
+                    .warps_per_block = seed % 2 == 0 || under_thread_sanitizer() ? 4 : 8,
+                    .seed = static_cast<std::uint64_t>(seed)};
     ASSERT_NO_THROW(run(options, cases));
   }
 }

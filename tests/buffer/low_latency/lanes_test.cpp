@@ -45,13 +45,16 @@ TEST(LowLatencyLaneChoice, MoreWhereFewFlowsShareSeveralPaths) {
 struct LanePosts {
   int writes = 0;
   int additions = 0;
+  int doorbells = 0;
 };
 
 /// Keeps the table of queue pairs that kernels get.
 class LaneExecutor final : public CountingExecutor {
  public:
-  LaneExecutor(const std::shared_ptr<Executor>& inner, int ranks, int lanes)
-      : CountingExecutor(inner), ranks_(ranks), table_(static_cast<std::size_t>(low_latency_channels(lanes) * ranks)) {}
+  LaneExecutor(const std::shared_ptr<Executor>& inner, int ranks, int lanes, bool by_rails = false)
+      : CountingExecutor(inner),
+        ranks_(ranks),
+        table_(static_cast<std::size_t>(low_latency_channels(lanes, by_rails) * ranks)) {}
 
   void copy(void* destination, const void* source, std::size_t bytes, StreamHandle stream) override {
     if (bytes == table_.size() * sizeof(RdmaPeerParams)) std::memcpy(table_.data(), source, bytes);
@@ -67,6 +70,8 @@ class LaneExecutor final : public CountingExecutor {
       const std::uint32_t opcode = device::rdma::swap32(pair.ring[i].segment[0].word[0]) & 0xff;
       posts.writes += opcode == device::rdma::kOpcodeWrite;
       posts.additions += opcode == device::rdma::kOpcodeFetchAdd;
+      const std::uint32_t flags = pair.ring[i].segment[0].word[2] >> 24;
+      posts.doorbells += (flags & device::rdma::kFlagSignalled) != 0;  // the last entry of each
     }
     return posts;
   }
@@ -116,6 +121,32 @@ TEST(LowLatencyLanes, RowsTakeThemInTurn) {
           // Combine tells of the selections before there are rows.
           require(posts.additions >= (mine != 0 ? 1 : 0) && posts.additions <= mine + first, "a budget of additions");
         }
+      }
+      rank.bootstrap()->barrier();
+    }));
+  }
+}
+
+/// Directly: of two ranks, one has no tokens. By rails: one peer of the other node is no rail.
+TEST(LowLatencyLanes, APeerWithoutRowsIsRungOnce) {
+  for (const bool by_rails : {false, true}) {
+    SCOPED_TRACE(by_rails);
+    const std::vector<std::int64_t> tokens =
+        by_rails ? std::vector<std::int64_t>{3, 0, 4, 0} : std::vector<std::int64_t>{0, 3};
+    const int ranks = static_cast<int>(tokens.size());
+    const LowLatencyCase one = make_low_latency_case({.tokens = tokens, .max_tokens = 4, .hidden = 256});
+    BufferOptions options = low_latency_options(ranks, 4, 256);
+    options.low_latency.allow_nvlink = by_rails;
+    options.low_latency.rails = by_rails ? LowLatencyRails::always : LowLatencyRails::never;
+    if (by_rails) options.ranks_per_node = ranks / 2;
+    ASSERT_NO_THROW(run_cluster({.ranks = ranks, .where = {}, .host = {}}, [&](Rank& rank) {
+      const auto executor = std::make_shared<LaneExecutor>(rank.executor(), ranks, 1, by_rails);
+      Buffer buffer(rank.bootstrap(), executor, options);
+      dispatch_and_check(rank, buffer, one);
+      const LanePosts posts = executor->posts(LowLatencyKind::dispatch, 0, ranks - 1 - rank.rank());
+      if (by_rails || rank.rank() == 0) {
+        require(posts.writes == 1 && posts.additions == 1, "the counts, and that they are there");
+        require(posts.doorbells == 1, std::to_string(posts.doorbells) + " doorbells");
       }
       rank.bootstrap()->barrier();
     }));
@@ -181,25 +212,14 @@ TEST(LowLatencyLanes, AFailureOfASecondLaneMasksItsPeerWhichComesBack) {
   run_cluster({.ranks = kRanks, .where = {}, .host = {}, .sits_out = true}, [&](Rank& rank) {
     std::shared_ptr<Executor> executor = rank.executor();
     if (rank.rank() == 0) {
-      executor = std::make_shared<SpoilingExecutor>(executor, kRanks, low_latency_channels(2),
+      executor = std::make_shared<SpoilingExecutor>(executor, kRanks, watch_channel(2) + 1,
                                                     channel_of(LowLatencyKind::dispatch, 1), 2);
     }
     BufferOptions options = lane_options(kRanks, 9, 2);
     options.low_latency.masking = true;
     options.timeout_s = short_deadline();
     Buffer buffer(rank.bootstrap(), executor, options);
-    for (int call = 0; call < 3; ++call) {
-      buffer.low_latency_dispatch(upload_arguments(rank, all), rank.call());
-      rank.executor()->synchronize(rank.stream());
-      rank.bootstrap()->barrier();  // a rank that has waited in vain is not late for the next call
-    }
-    const TensorView status = rank.upload(std::vector<std::int32_t>(kRanks, -1), DType::int32, {kRanks});
-    buffer.low_latency_query_mask(status, rank.call().stream);
-    const auto masked = rank.download<std::int32_t>(status);
-    const std::vector<std::int32_t> expected = rank.rank() == 0   ? std::vector<std::int32_t>{0, 0, 1}
-                                               : rank.rank() == 2 ? std::vector<std::int32_t>{1, 0, 0}
-                                                                  : std::vector<std::int32_t>{0, 0, 0};
-    require_same(expected, masked, "masks");
+    require_one_left_out(rank, buffer, all);
     buffer.low_latency_resume();
     for (int call = 0; call < 3; ++call) {
       check_low_latency_dispatch(rank, all, buffer.low_latency_dispatch(upload_arguments(rank, all), rank.call()));

@@ -151,22 +151,27 @@ TEST(LowLatencyPlan, KernelsByWhatTheCallNeeds) {
               rdma ? &KernelTable::combine_low_latency_logfmt_rdma : &KernelTable::combine_low_latency_logfmt);
   }
 
-  // Masks: where all are near, one more block watches; where some are far, each rank has masks of its own.
+  // Masks: one more block watches.
   std::int32_t mask = 0;
   for (const bool rdma : {false, true}) {
     LowLatencySetup masking = low_latency_setup(rdma);
     masking.common.mask = &mask;
     masking.logfmt = LowLatencyLogfmt::always;
-    EXPECT_EQ(masking.watched(), !rdma);
+    EXPECT_TRUE(masking.watched());
     const auto dispatch = plan_dispatch(dispatch_of(1, masking), masking);
-    EXPECT_EQ(dispatch.kernel == &KernelTable::dispatch_low_latency_watched, !rdma);
+    EXPECT_EQ(dispatch.kernel,
+              rdma ? &KernelTable::dispatch_low_latency_rdma_watched : &KernelTable::dispatch_low_latency_watched);
     for (const bool logfmt : {false, true}) {
       inputs.arguments.use_logfmt = logfmt;
       const auto plan = plan_combine(inputs.arguments, masking);
-      EXPECT_EQ(plan.kernel == (logfmt ? &KernelTable::combine_low_latency_logfmt_watched
-                                       : &KernelTable::combine_low_latency_watched),
-                !rdma);
-      if (rdma) continue;
+      if (rdma) {
+        EXPECT_EQ(plan.kernel, logfmt ? &KernelTable::combine_low_latency_logfmt_rdma_watched
+                                      : &KernelTable::combine_low_latency_rdma_watched);
+        EXPECT_LE(plan.first.shape.blocks, masking.policy.multiprocessors) << "all are resident";
+        continue;
+      }
+      EXPECT_EQ(plan.kernel,
+                logfmt ? &KernelTable::combine_low_latency_logfmt_watched : &KernelTable::combine_low_latency_watched);
       LowLatencySetup apart = masking;
       apart.own_masks = true;
       EXPECT_EQ(plan_combine(inputs.arguments, apart).kernel,
@@ -282,13 +287,54 @@ TEST(LowLatencyPlan, RelaysFindMultiprocessors) {
   EXPECT_EQ(hooked(128).relay->shape.threads % (32 * hooked(128).relay->warps_per_row), 0);
   // What may wait for other ranks leaves room for it, where it may run.
   EXPECT_EQ(hooked(128).first.shape.blocks, 130) << "a send part waits for nobody who waits for a relay";
-  EXPECT_EQ(hooked(128).receive->shape.blocks, 128);
+  EXPECT_EQ(hooked(128).receive->shape.blocks, 124) << "one of each kind may run";
   EXPECT_EQ(blocks(plan_dispatch(dispatch_of(128, setup), setup)), 132);
+  EXPECT_EQ(blocks(plan_dispatch(dispatch_of(128, setup), setup, true)), 124);
   const auto combine = [&](bool beside) { return plan_combine(inputs.arguments, setup, beside); };
   EXPECT_EQ(blocks(combine(false)), 132);
-  EXPECT_EQ(blocks(combine(true)), 128);
+  EXPECT_EQ(blocks(combine(true)), 124);
+  // A caller who allows few blocks leaves enough to it: they are not taken from these.
+  const auto received_by = [&](int sms) {
+    LowLatencyDispatchArguments arguments = with_hook(dispatch_of(128, setup));
+    arguments.config.num_sms = sms;
+    return plan_dispatch(arguments, setup).receive->shape.blocks;
+  };
+  EXPECT_EQ(received_by(20), 20);
+  EXPECT_EQ(received_by(130), 124);
+  LowLatencyCombineArguments few_blocks = inputs.arguments;
+  few_blocks.config.num_sms = 20;
+  EXPECT_EQ(blocks(plan_combine(few_blocks, setup, true)), 20);
   setup.rail_width = 0;
   EXPECT_EQ(blocks(combine(true)), 132);
+}
+
+TEST(LowLatencyPlan, RelaysOfCombineAddAndPost) {
+  LowLatencySetup setup = low_latency_setup(true);
+  const LowLatencyCombineInputs inputs(setup);
+  const LowLatencyCombineArguments hooked = with_hook(inputs.arguments);
+  setup.rail_width = 4;
+  EXPECT_FALSE(plan_combine(hooked, setup).relay) << "with hooks no call goes by rails";
+  setup.rails_always = true;
+  const LowLatencyCombinePlan at_once = plan_combine(inputs.arguments, setup);
+  EXPECT_FALSE(at_once.relay) << "a call in one launch adds up by itself";
+  const LowLatencyCombinePlan plan = plan_combine(hooked, setup);
+  EXPECT_EQ(plan.kernel, &KernelTable::combine_low_latency_rails);
+  EXPECT_EQ(plan.params.call_shape, at_once.params.call_shape) << "ranks may differ in whether they have a hook";
+  ASSERT_TRUE(plan.relay && plan.receive);
+  EXPECT_EQ(plan.relay->kernel, &KernelTable::relay_low_latency_sums);
+  EXPECT_EQ(plan.relay->shape.blocks, 4);
+  EXPECT_EQ(plan.relay->shape.threads, kernels::relay_low_latency_sums::kMaxThreads);
+  EXPECT_EQ(plan.relay->warps_per_row, kernels::relay_low_latency_sums::kMaxThreads / 32 - 1) << "one warp posts";
+  EXPECT_LE(plan.first.shape.blocks, 132);
+  EXPECT_LE(plan.receive->shape.blocks, 124);
+  setup.rail_width = 1;  // seven rails, of which four blocks serve two each
+  EXPECT_EQ(plan_combine(hooked, setup).relay->warps_per_row, kernels::relay_low_latency_sums::kMaxThreads / 32 - 2);
+  setup.common.lanes = 4;  // no more than four warps of a block post, in turn
+  EXPECT_EQ(plan_combine(hooked, setup).relay->warps_per_row, kernels::relay_low_latency_sums::kMaxThreads / 32 - 4);
+  LowLatencyCombineArguments logfmt = hooked;
+  logfmt.use_logfmt = true;
+  setup.logfmt = LowLatencyLogfmt::always;
+  EXPECT_FALSE(plan_combine(logfmt, setup).relay) << "LogFMT goes directly";
 }
 
 TEST(LowLatencyPlan, WhatDoesNotFitIsRefused) {

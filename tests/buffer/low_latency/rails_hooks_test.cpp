@@ -39,7 +39,7 @@ TEST_P(LowLatencyRailHooksTest, NobodyWaitsForAHook) {
   const std::vector<LowLatencyCase> cases = hook_cases();
   run_cluster(cluster(4), [&](Rank& rank) {
     Buffer& buffer = rank.buffer(options_for_hooks());
-    for (std::size_t round = 0; round < (under_thread_sanitizer() ? 4 : 12); ++round) {
+    for (std::size_t round = 0; round < (under_sanitizer() ? 4 : 12); ++round) {
       const LowLatencyCase& one = cases[round % 3];
       const auto result = buffer.low_latency_dispatch(with_hook(upload_arguments(rank, one)), rank.call());
       rank.executor()->synchronize(rank.stream());  // the send part ends by itself
@@ -68,7 +68,7 @@ TEST_P(LowLatencyRailHooksTest, TwoInFlightBesideCallsThatReceiveAtOnce) {
       return buffer.low_latency_dispatch(with_hook(upload_arguments(rank, one)), rank.call());
     };
     const LowLatencyHandle handle = dispatch_and_check(rank, buffer, other.calls.before).handle;
-    for (std::size_t round = 0; round < (under_thread_sanitizer() ? 3 : 12); ++round) {
+    for (std::size_t round = 0; round < (under_sanitizer() ? 3 : 12); ++round) {
       const LowLatencyCase& first = cases[round % 3];
       const LowLatencyCase& second = cases[(round + round / 3) % 3];
       const auto a = send(first);
@@ -143,6 +143,45 @@ TEST_P(LowLatencyRailHooksTest, ARailThatNeverSends) {
   });
 }
 
+/// Has so many streams only.
+class FewStreamsExecutor final : public CountingExecutor {
+ public:
+  FewStreamsExecutor(const std::shared_ptr<Executor>& inner, int streams) : CountingExecutor(inner), left_(streams) {}
+  StreamHandle create_stream() override {
+    if (left_-- == 0) throw SystemError("no stream is left");
+    return CountingExecutor::create_stream();
+  }
+
+ private:
+  int left_;
+};
+
+/// If a rank gets none for what it hands on, all ranks hear of that, whichever of its streams is lacking.
+TEST_P(LowLatencyRailHooksTest, ARankWithoutAStream) {
+  DEEP_EP_NEEDS_RANKS(4);
+  run_cluster(cluster(4), [&](Rank& rank) {
+    constexpr int kMost = 20;
+    BufferOptions options = options_for_hooks();
+    options.low_latency.rails = LowLatencyRails::always;
+    bool made = false;
+    for (int streams = 1; !made && streams < kMost; ++streams) {  // the first is the one for set-up
+      const auto executor = std::make_shared<FewStreamsExecutor>(rank.executor(), rank.rank() == 2 ? streams : 1000);
+      std::string refused;
+      try {
+        Buffer buffer(rank.bootstrap(), executor, options);
+        made = true;
+        rank.bootstrap()->barrier();
+        buffer.destroy();
+      } catch (const SystemError& error) {
+        refused = error.what();
+      }
+      require(made || refused.find("no stream is left") != std::string::npos,
+              "with " + std::to_string(streams) + " streams this rank was told: " + refused);
+    }
+    require(made, "a buffer needs fewer streams");
+  });
+}
+
 /// The kernel that hands on becomes part of the graph, on a stream that comes back to it.
 TEST_P(LowLatencyRailHooksTest, InGraphs) {
   DEEP_EP_NEEDS_RANKS(4);
@@ -201,7 +240,7 @@ TEST_P(LowLatencyRailHooksTest, InGraphs) {
 /// The same under many schedules of the CPU executor, the relay's rank late or not.
 TEST(LowLatencyRailHookScheduleTest, EverySeedGivesTheSame) {
   const std::int64_t first = environment_number("DEEP_EP_TEST_FIRST_SCHEDULE", 1);
-  const std::int64_t count = environment_number("DEEP_EP_TEST_SCHEDULES", under_thread_sanitizer() ? 1 : 6);
+  const std::int64_t count = environment_number("DEEP_EP_TEST_SCHEDULES", under_sanitizer() ? 1 : 6);
   for (std::int64_t seed = first; seed < first + count; ++seed) {
     SCOPED_TRACE("DEEP_EP_TEST_FIRST_SCHEDULE=" + std::to_string(seed));
     auto [nodes, shape, options] = rail_schedule(seed);

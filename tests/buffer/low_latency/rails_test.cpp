@@ -37,7 +37,7 @@ class LowLatencyRailsTest : public ClusterTest {
     });
   }
 
-  /// One dispatch and two combines after the other.
+  /// One dispatch and three combines after the other, the last one with a hook.
   void combine(const Nodes& nodes, const std::vector<LowLatencyCombineCase>& all,
                const std::vector<Config>& configs = {{}}) const {
     std::int64_t max_tokens = 1;
@@ -54,6 +54,11 @@ class LowLatencyRailsTest : public ClusterTest {
         const Config& config = configs[i % configs.size()];
         const auto dispatched = dispatch_and_check(rank, buffer, cases[i].calls.before, config);
         combine_both_ways(rank, buffer, cases[i].calls, cases[i].by_rails, dispatched.handle, config);
+        LowLatencyCombineArguments hooked = with_hook(upload_combine(rank, cases[i].calls, dispatched.handle));
+        hooked.config = config;
+        const auto combined = buffer.low_latency_combine(hooked, rank.call());
+        combined.hook();
+        check_low_latency_combine(rank, cases[i].calls, cases[i].by_rails, combined.combined_x.view());
         rank.release();
       }
       buffer.check();

@@ -229,10 +229,14 @@ TEST_P(LowLatencyRailsWaitStatsTest, CallsAreCounted) {
     buffer.low_latency_stats(LowLatencyStatsThen::go_on, rank.stream());
     const auto dispatched = dispatch_and_check(rank, buffer, one.calls.before);
     combine_both_ways(rank, buffer, one.calls, one.by_rails, dispatched.handle);
+    const auto hooked =
+        buffer.low_latency_combine(with_hook(upload_combine(rank, one.calls, dispatched.handle)), rank.call());
+    hooked.hook();
+    check_low_latency_combine(rank, one.calls, one.by_rails, hooked.combined_x.view());
     const LowLatencyStats stats = buffer.low_latency_stats(LowLatencyStatsThen::stop, rank.stream());
     for (std::size_t source = 0; source < 4; ++source) {
       require(stats.dispatch.calls[source] == 1, "a dispatch for each source");
-      require(stats.combine.calls[source] == 2, "two combines for each source");
+      require(stats.combine.calls[source] == 3, "three combines for each source");
     }
     buffer.check();
     buffer.destroy();

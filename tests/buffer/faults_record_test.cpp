@@ -1,0 +1,49 @@
+// Faults on record, as the host raises them: those of calls and those of kernels that run beside calls.
+#include <gtest/gtest.h>
+
+#include "csrc/buffer/faults.hpp"
+#include "csrc/executor/own_stream.hpp"
+#include "deep_ep/error.hpp"
+#include "tests/memory/fake_executor.hpp"
+
+namespace deep_ep {
+namespace {
+
+void put_on_record(FaultRecord& record, FaultKind kind, Wanted wanted, int peer) {
+  record.kind = kind;
+  record.wanted = wanted;
+  record.peer = peer;
+  record.expected = 5;
+  record.claimed = record.written = 1;
+}
+
+/// What a mismatch that ends only its call leaves behind: the next one can be put on record.
+TEST(FaultsRecord, OfAKernelBesideACallThatRaises) {
+  const auto executor = make_host_executor();
+  const OwnStream stream(*executor);
+  const CallContext calls(executor, stream.get(),
+                          std::make_shared<Arena>(executor, std::make_shared<test::FakeHeap>(1 << 20), 0, 1 << 20));
+  Faults faults(calls, executor, 0, 60.0);
+  FaultRecord& of_call = *faults.wait_context().fault;
+  faults.raise();
+  EXPECT_FALSE(faults.met() || faults.broken());
+
+  put_on_record(of_call, FaultKind::mismatch, Wanted::counts, 1);
+  EXPECT_TRUE(faults.met() && !faults.broken());
+  put_on_record(*faults.record_beside(), FaultKind::timeout, Wanted::low_latency_dispatch_rows, 3);
+  EXPECT_TRUE(faults.broken());
+  EXPECT_THROW(faults.raise(), RankMismatch) << "that call's";
+  EXPECT_FALSE(of_call.written);
+  ASSERT_TRUE(faults.met()) << "still on record";
+  for (int times = 0; times < 2; ++times) {
+    try {
+      faults.raise();
+      ADD_FAILURE() << "nothing was raised";
+    } catch (const TimeoutError& error) {
+      EXPECT_NE(std::string(error.what()).find("rank 3"), std::string::npos) << error.what();
+    }
+  }
+}
+
+}  // namespace
+}  // namespace deep_ep

@@ -47,7 +47,10 @@ float e4m3_value(std::uint8_t bits) {
 
 float cast_fp8(std::span<const std::uint16_t> block, bool round_scale, std::span<std::uint8_t> out) {
   float amax = kSmallestAmax;
-  for (const std::uint16_t bits : block) amax = std::max(amax, std::fabs(bf16_value(bits)));
+  for (const std::uint16_t bits : block) {
+    const float magnitude = std::fabs(bf16_value(bits));
+    amax = std::isnan(magnitude) ? magnitude : std::max(amax, magnitude);  // the first argument if that is NaN
+  }
   float scale = amax * kInverse;
   float multiplier = kLargest / amax;
   if (round_scale) {

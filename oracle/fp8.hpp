@@ -12,8 +12,9 @@ inline constexpr int kFp8Block = 128;
 std::uint8_t e4m3_bits(float value);
 float e4m3_value(std::uint8_t bits);
 
-/// Casts bfloat16 values, usually kFp8Block, to `out` and returns the scale: value ~ out * scale. With amax the largest magnitude, at least
-/// 1e-4: scale = amax / 448, or, with `round_scale`, the smallest power of two that is not less than that.
+/// Casts bfloat16 values, usually kFp8Block, to `out` and returns the scale: value ~ out * scale. With amax the largest
+/// magnitude, at least 1e-4 (NaN above all): scale = amax / 448, or, with `round_scale`, the smallest power of two that
+/// is not less than that.
 float cast_fp8(std::span<const std::uint16_t> block, bool round_scale, std::span<std::uint8_t> out);
 
 /// The biased exponent of a scale that is a power of two: UE8M0.

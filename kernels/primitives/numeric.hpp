@@ -78,6 +78,40 @@ DEEP_EP_DEVICE std::uint16_t pack_e4m3(float low, float high) {
 #endif
 }
 
+/// Two values, exactly; 0x7f and 0xff are NaN.
+DEEP_EP_DEVICE void unpack_e4m3(std::uint32_t pair, float& low, float& high) {
+#if DEEP_EP_TARGET_CUDA
+  asm("{\n.reg .b16 low, high;\n.reg .b32 both;\n"
+      "cvt.rn.f16x2.e4m3x2 both, %2;\n"
+      "mov.b32 {low, high}, both;\n"
+      "cvt.f32.f16 %0, low;\n"
+      "cvt.f32.f16 %1, high;\n}"
+      : "=f"(low), "=f"(high)
+      : "h"(static_cast<std::uint16_t>(pair)));
+#else
+  const auto convert = [](std::uint32_t bits) {
+    const std::uint32_t sign = (bits & 0x80u) << 24;
+    const std::uint32_t magnitude = bits & 0x7fu;
+    if (magnitude == 0x7f) return float_from_bits(0x7fffffffu);
+    // The exponent of floats begins 120 lower; below the smallest normal number steps are 2^-9.
+    const float value =
+        magnitude < 8 ? static_cast<float>(magnitude) * 0x1p-9f : float_from_bits((magnitude + (120u << 3)) << 20);
+    return float_from_bits(bits_of(value) | sign);
+  };
+  low = convert(pair & 0xffu);
+  high = convert(pair >> 8 & 0xffu);
+#endif
+}
+
+/// Rounded by itself: not a part of a fused multiply-add.
+DEEP_EP_DEVICE float rounded_product(float a, float b) {
+#if DEEP_EP_TARGET_CUDA
+  return __fmul_rn(a, b);
+#else
+  return a * b;
+#endif
+}
+
 /// How 128 channels with this largest magnitude become float8_e4m3: channel * multiplier, and what undoes it.
 struct Fp8Scale {
   float multiplier;
@@ -91,11 +125,7 @@ DEEP_EP_DEVICE Fp8Scale fp8_scale(float amax, bool power_of_two) {
   constexpr float kLargest = 448.0f;
   constexpr float kLargestInverse = 1.0f / 448.0f;
   amax = amax < 1e-4f ? 1e-4f : amax;
-#if DEEP_EP_TARGET_CUDA
-  const float inverse = __fmul_rn(amax, kLargestInverse);
-#else
-  const float inverse = amax * kLargestInverse;
-#endif
+  const float inverse = rounded_product(amax, kLargestInverse);
   if (power_of_two) {
     const std::uint32_t bits = bits_of(inverse);
     const std::uint32_t exponent = (bits >> 23) + ((bits & 0x7fffffu) != 0 ? 1u : 0u);  // biased
@@ -131,11 +161,7 @@ struct Nvfp4Scale {
 /// multiplier = global / scale, rounded once, or 0 where the scale is 0.
 DEEP_EP_DEVICE Nvfp4Scale nvfp4_scale(float amax, float global) {
   constexpr float kLargestInverse = 1.0f / 6.0f;
-#if DEEP_EP_TARGET_CUDA
-  const float wanted = __fmul_rn(__fmul_rn(amax, kLargestInverse), global);
-#else
-  const float wanted = amax * kLargestInverse * global;
-#endif
+  const float wanted = rounded_product(rounded_product(amax, kLargestInverse), global);
   const std::uint32_t scale = pack_e4m3(wanted, 0.0f) & 0xffu;
   if (scale == 0) return {0.0f, 0};
   const float value = scale == 0x7f ? float_from_bits(0x7fffffffu)

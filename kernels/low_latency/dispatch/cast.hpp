@@ -1,6 +1,7 @@
 // A token's row on its way into the stage: cast to FP8 in registers, or copied.
 #pragma once
 
+#include "kernels/common/fp8_cast.hpp"
 #include "kernels/low_latency/params.hpp"
 #include "kernels/primitives/block.hpp"
 #include "kernels/primitives/memory.hpp"
@@ -57,30 +58,8 @@ struct RowWriter {
     return row.of_token || row.nvfp4;
   }
 
-  /// The largest magnitude, of bfloat16 bits: those have the same order as the numbers.
-  DEEP_EP_DEVICE static std::uint32_t largest(const Vec16& value) {
-    std::uint32_t amax = 0;
-    for (int i = 0; i < 4; ++i) {
-      const std::uint32_t low = value.word[i] & 0x7fffu;
-      const std::uint32_t high = value.word[i] >> 16 & 0x7fffu;
-      amax = low > amax ? low : amax;
-      amax = high > amax ? high : amax;
-    }
-    return amax;
-  }
-
-  /// Of so many neighbouring lanes.
-  template <int kLanes>
-  DEEP_EP_DEVICE static std::uint32_t largest_of_lanes(std::uint32_t amax) {
-    for (int distance = kLanes / 2; distance > 0; distance /= 2) {
-      const std::uint32_t other = warp::shuffle_xor(amax, distance);
-      amax = other > amax ? other : amax;
-    }
-    return amax;
-  }
-
   DEEP_EP_DEVICE void write_fp8(int vector, const Vec16& value) const {
-    const std::uint32_t amax = largest_of_lanes<kScaleLanes>(largest(value));
+    const std::uint32_t amax = largest_of_lanes<kScaleLanes>(largest_magnitude(value));
     const Fp8Scale scale = fp8_scale(bf16_low(amax), params.format != LowLatencyFormat::fp8);
     store_fp8<false>(vector, value, scale);
   }
@@ -89,16 +68,7 @@ struct RowWriter {
   template <bool kOfToken>
   DEEP_EP_DEVICE void store_fp8(int vector, const Vec16& value, const Fp8Scale& scale) const {
     if (vector >= vectors()) return;
-    std::uint32_t words[2];
-    for (int i = 0; i < 2; ++i) {
-      const std::uint32_t a = value.word[2 * i];
-      const std::uint32_t b = value.word[2 * i + 1];
-      words[i] =
-          static_cast<std::uint32_t>(pack_e4m3(bf16_low(a) * scale.multiplier, bf16_high(a) * scale.multiplier)) |
-          static_cast<std::uint32_t>(pack_e4m3(bf16_low(b) * scale.multiplier, bf16_high(b) * scale.multiplier)) << 16;
-    }
-    reinterpret_cast<std::uint64_t*>(stage + row.payload_at())[vector] =
-        static_cast<std::uint64_t>(words[1]) << 32 | words[0];
+    reinterpret_cast<std::uint64_t*>(stage + row.payload_at())[vector] = to_e4m3(value, scale.multiplier);
     if (kOfToken ? vector == 0 : vector % kScaleLanes == 0) {
       reinterpret_cast<float*>(stage + row.scales_at())[vector / kScaleLanes] = scale.inverse;
     }
@@ -111,7 +81,7 @@ struct RowWriter {
 #pragma unroll 1
     for (int vector = thread_index(); vector < vectors(); vector += block_threads()) {
       if (vector != thread_index()) value = load(vector);
-      const std::uint32_t next = largest(value);
+      const std::uint32_t next = largest_magnitude(value);
       amax = next > amax ? next : amax;
     }
     amax = largest_of_lanes<kWarpSize>(amax);
@@ -125,7 +95,7 @@ struct RowWriter {
 
   DEEP_EP_DEVICE void write_nvfp4(int vector, const Vec16& value) const {
     constexpr int kLanes = kNvfp4ScaleChannels / kVectorChannels;
-    const std::uint32_t amax = largest_of_lanes<kLanes>(largest(value));
+    const std::uint32_t amax = largest_of_lanes<kLanes>(largest_magnitude(value));
     if (vector >= vectors()) return;
     const Nvfp4Scale scale = nvfp4_scale(bf16_low(amax), global_scale);
     std::uint32_t codes = 0;

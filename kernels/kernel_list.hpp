@@ -26,16 +26,16 @@
   KERNEL(dispatch_low_latency_rdma,       deep_ep::LowLatencyDispatchParams,  512)      \
   KERNEL(relay_low_latency_rows,          deep_ep::LowLatencyDispatchParams,  512)      \
   KERNEL(combine_low_latency,             deep_ep::LowLatencyCombineParams,   512)      \
-  KERNEL(combine_low_latency_logfmt,      deep_ep::LowLatencyCombineParams,   384)      \
+  KERNEL(combine_low_latency_encoded,     deep_ep::LowLatencyCombineParams,   384)      \
   KERNEL(combine_low_latency_rdma,        deep_ep::LowLatencyCombineParams,   384)      \
-  KERNEL(combine_low_latency_logfmt_rdma, deep_ep::LowLatencyCombineParams,   384)      \
+  KERNEL(combine_low_latency_encoded_rdma, deep_ep::LowLatencyCombineParams,  384)      \
   KERNEL(combine_low_latency_unreduced,   deep_ep::LowLatencyCombineParams,   512)      \
   KERNEL(combine_low_latency_rails,       deep_ep::LowLatencyCombineParams,   384)      \
   KERNEL(relay_low_latency_sums,          deep_ep::LowLatencyCombineParams,   384)      \
   KERNEL(barrier_low_latency,             deep_ep::LowLatencyBarrierParams,   128)      \
   KERNEL(dispatch_low_latency_watched,    deep_ep::LowLatencyDispatchParams,  512)      \
   KERNEL(combine_low_latency_watched,     deep_ep::LowLatencyCombineParams,   512)      \
-  KERNEL(combine_low_latency_logfmt_watched, deep_ep::LowLatencyCombineParams, 384)     \
+  KERNEL(combine_low_latency_encoded_watched, deep_ep::LowLatencyCombineParams, 384)   \
   KERNEL(barrier_low_latency_watched,     deep_ep::LowLatencyBarrierParams,   128)      \
   KERNEL(change_masks_low_latency_watched, deep_ep::LowLatencyMasksParams,     32)      \
   KERNEL(add_waits_low_latency,           deep_ep::LowLatencyWaitsParams,     256)      \
@@ -56,7 +56,8 @@
   KERNEL(dispatch_low_latency_rdma_watched, deep_ep::LowLatencyDispatchParams, 512)     \
   KERNEL(dispatch_low_latency_extra_rdma_watched, deep_ep::LowLatencyDispatchParams, 512) \
   KERNEL(combine_low_latency_rdma_watched, deep_ep::LowLatencyCombineParams,  384)      \
-  KERNEL(combine_low_latency_logfmt_rdma_watched, deep_ep::LowLatencyCombineParams, 384)
+  KERNEL(combine_low_latency_encoded_rdma_watched, deep_ep::LowLatencyCombineParams, 384) \
+  KERNEL(combine_low_latency_unreduced_fp8, deep_ep::LowLatencyCombineParams, 512)
 // clang-format on
 
 namespace deep_ep {

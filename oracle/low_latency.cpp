@@ -121,19 +121,49 @@ struct Part {
   std::vector<float> sent;        ///< as the owner gets it
   std::vector<double> exact;      ///< without rounding
   std::vector<double> magnitude;  ///< sum of the terms' magnitudes
-  double logfmt_error = 0;        ///< relative, of one value: one step of the widest range
-  double logfmt_floor = 0;        ///< absolute: what lies further below the group's largest magnitude (below 1)
+  double encoding_error = 0;      ///< relative, of one value
+  std::vector<double> floor;      ///< absolute, beside that: of values that are small beside others of their group
 };
+
+/// What the cast to FP8 may cost a value: half a step of three bits of mantissa, and a little for its products in fp32
+/// ...
+constexpr double kFp8Error = 0x1p-4 + 0x1p-20;
+/// ... or, far below the largest magnitude of its 128 channels, half a step of the smallest numbers.
+constexpr double kFp8Floor = 0x1p-10 + 0x1p-26;
+
+struct Fp8Row {
+  std::vector<float> values;  ///< as they arrive
+  std::vector<double> floor;
+};
+
+Fp8Row fp8_round_trip(std::span<const std::uint16_t> row) {
+  const FormattedRow formatted = format_row(row, RowFormat::fp8);
+  Fp8Row result;
+  for (std::size_t h = 0; h < row.size(); ++h) {
+    const float scale = formatted.scales[h / kFp8Block];
+    result.values.push_back(e4m3_value(static_cast<std::uint8_t>(formatted.x[h])) * scale);
+    result.floor.push_back(kFp8Floor * static_cast<double>(scale));
+  }
+  return result;
+}
 
 Part make_part(std::span<const WeightedRow> rows, std::int64_t hidden, const LowLatencyCombineOptions& options) {
   const auto width = static_cast<std::size_t>(hidden);
   std::vector<float> sums(width, 0.0f);
-  Part part{{}, std::vector<double>(width, 0.0), std::vector<double>(width, 0.0)};
+  Part part{.sent = {},
+            .exact = std::vector<double>(width, 0.0),
+            .magnitude = std::vector<double>(width, 0.0),
+            .floor = std::vector<double>(width, 0.0)};
+  if (options.fp8) part.encoding_error = kFp8Error;
+  const bool rows_are_cast = options.fp8 && options.unreduced;
   for (const WeightedRow& row : rows) {
+    const Fp8Row cast = rows_are_cast ? fp8_round_trip(row.x) : Fp8Row{};
     for (std::size_t h = 0; h < width; ++h) {
-      const float value = bf16_value(row.x[h]);
+      const float exact = bf16_value(row.x[h]);
+      const float value = rows_are_cast ? cast.values[h] : exact;
+      if (rows_are_cast) part.floor[h] += std::fabs(static_cast<double>(row.weight)) * cast.floor[h];
       sums[h] = options.fused ? std::fma(row.weight, value, sums[h]) : sums[h] + row.weight * value;
-      const double product = static_cast<double>(row.weight) * static_cast<double>(value);
+      const double product = static_cast<double>(row.weight) * static_cast<double>(exact);
       part.exact[h] += product;
       part.magnitude[h] += std::fabs(product);
     }
@@ -142,8 +172,12 @@ Part make_part(std::span<const WeightedRow> rows, std::int64_t hidden, const Low
   for (const float sum : sums) rounded.push_back(bf16_bits(sum));
   if (options.logfmt) {
     part.sent = logfmt_round_trip(rounded);
-    part.logfmt_error = std::exp2(32.0 / 510) - 1;
-    part.logfmt_floor = 0x1p-32;
+    part.encoding_error = std::exp2(32.0 / 510) - 1;  // one step of the widest range
+    part.floor.assign(width, 0x1p-32);                // the group's largest magnitude is below 1
+  } else if (options.fp8 && !rows_are_cast) {
+    const Fp8Row cast = fp8_round_trip(rounded);
+    part.sent = cast.values;
+    part.floor = cast.floor;
   } else {
     for (const std::uint16_t bits : rounded) part.sent.push_back(bf16_value(bits));
   }
@@ -161,7 +195,7 @@ class RowSum {
       sums_[h] += part.sent[h];
       exact_[h] += part.exact[h];
       // fp32 sums of at most 32 terms, the rounding to bfloat16, the encoding.
-      tolerance_[h] += part.magnitude[h] * (32 * 0x1p-23 + 0x1p-8 + part.logfmt_error) + part.logfmt_floor;
+      tolerance_[h] += part.magnitude[h] * (32 * 0x1p-23 + 0x1p-8 + part.encoding_error) + part.floor[h];
     }
   }
 
@@ -350,6 +384,8 @@ std::vector<LowLatencyCombined> low_latency_combine(const LowLatencyDispatched& 
                                                     std::span<const LowLatencyCombineInput> inputs,
                                                     const LowLatencyCombineOptions& options) {
   const LowLatencyShape& shape = dispatched.shape;
+  LowLatencyCombineOptions how = options;
+  how.unreduced = options.unreduced && !dispatched.rank_major;  // the ranks' rows are what travels
   std::vector<LowLatencyCombined> results(inputs.size());
   std::vector<std::vector<WeightedRow>> rows(static_cast<std::size_t>(shape.ranks));
   for (int owner = 0; owner < shape.ranks; ++owner) {
@@ -358,11 +394,11 @@ std::vector<LowLatencyCombined> low_latency_combine(const LowLatencyDispatched& 
       for (int rank = 0; rank < shape.ranks; ++rank) {
         rows[static_cast<std::size_t>(rank)] = rows_of_rank(dispatched, inputs, options.masks, owner, t, rank);
       }
-      if (options.unreduced && !dispatched.rank_major) {  // all at the owner, as if they were its own
+      if (how.unreduced) {  // all at the owner, as if they were its own
         for (auto& of_rank : rows) of_rank.clear();
         rows[o] = rows_of_rank(dispatched, inputs, options.masks, owner, t, std::nullopt);
       }
-      const LowLatencyCombined one = low_latency_combine_token(owner, rows, shape.hidden, options);
+      const LowLatencyCombined one = low_latency_combine_token(owner, rows, shape.hidden, how);
       results[o].x.insert(results[o].x.end(), one.x.begin(), one.x.end());
       results[o].sum.insert(results[o].sum.end(), one.sum.begin(), one.sum.end());
       results[o].tolerance.insert(results[o].tolerance.end(), one.tolerance.begin(), one.tolerance.end());
@@ -375,8 +411,8 @@ LowLatencyCombined low_latency_combine_token(int owner, std::span<const std::vec
                                              std::int64_t hidden, const LowLatencyCombineOptions& options) {
   const int ranks = static_cast<int>(rows_of_ranks.size());
   const int width = options.ranks_per_node;
-  if (width < 0 || (width > 0 && (ranks % width != 0 || options.logfmt))) {
-    throw std::invalid_argument("oracle: ranks_per_node divides the number of ranks; LogFMT does not go by rails");
+  if (width < 0 || (width > 0 && (ranks % width != 0 || options.logfmt || options.fp8))) {
+    throw std::invalid_argument("oracle: ranks_per_node divides the number of ranks; encoded rows do not go by rails");
   }
   RowSum sum(hidden);
   std::optional<RowSum> of_node;  // of a node whose ranks' parts come as one

@@ -115,11 +115,14 @@ struct LowLatencyCombineInput {
 struct LowLatencyCombineOptions {
   bool fused = false;   ///< each term by one fused multiply-add, as GPUs do it; else product and sum round separately
   bool logfmt = false;  ///< ranks send their parts in LogFMT-10 where their range allows
+  /// Rows travel in FP8, 128 channels with a float32 scale of their own (cast_fp8): parts, or with `unreduced` the
+  /// experts' rows. Their products with the scales are rounded to fp32, and then added. Not with logfmt.
+  bool fp8 = false;
   /// The owner adds all rows itself, in fp32, selections ascending, and rounds once. Rank-major there is no difference.
   bool unreduced = false;
   Masks masks{};
   /// By rails: so many consecutive ranks make a node, and a node that is not the owner's sends one part. 0: every rank
-  /// sends its own. It divides the number of ranks. Not with logfmt.
+  /// sends its own. It divides the number of ranks. Neither with logfmt nor with fp8.
   int ranks_per_node = 0;
 };
 
@@ -129,7 +132,7 @@ struct LowLatencyCombined {
   /// node's ranks are first added in fp32, ranks ascending, and rounded; what comes of them takes their place. Without
   /// logfmt these are exact bits.
   std::vector<std::uint16_t> x;
-  std::vector<double> sum;  ///< [tokens, H]: the same in double precision, without roundings and without logfmt
+  std::vector<double> sum;  ///< [tokens, H]: the same in double precision, without roundings and encodings
   /// [tokens, H]: how far a result may be from `sum`, by the roundings above.
   std::vector<double> tolerance;
 };

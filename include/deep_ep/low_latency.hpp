@@ -117,8 +117,8 @@ struct LowLatencyDispatchResult {
   std::function<void()> hook;  ///< set with return_recv_hook: enqueues the receive part; a second call does nothing
 };
 
-/// Equal on all ranks: H, use_logfmt, the dispatch that the handle is of, and what that had in common. RankMismatch
-/// where they are not.
+/// Equal on all ranks: H, use_logfmt, use_fp8, the dispatch that the handle is of, and what that had in common.
+/// RankMismatch where they are not.
 struct LowLatencyCombineArguments {
   /// The experts' output, bfloat16, rows where the dispatch's recv_x had them, from a multiple of 16 bytes on. Only
   /// valid rows are read. H may differ from the dispatch's. rank_major: each row already is the weighted sum over its
@@ -132,6 +132,9 @@ struct LowLatencyCombineArguments {
   const LowLatencyHandle* handle = nullptr;  ///< of the dispatch; any number of combines; used during the call only
   bool use_logfmt =
       false;  ///< rows may travel in LogFMT, 10 bits a value, smaller, less exact: LowLatencyOptions::logfmt
+  /// Rows travel in FP8, with a float32 scale for each 128 channels: half the bytes, but an error of up to 1/16 of each
+  /// value that travels (docs/low-latency.md). Not with use_logfmt.
+  bool use_fp8 = false;
   std::optional<TensorView> out;  ///< [T, H] bfloat16, from a multiple of 16 bytes on: written instead of new memory
   std::optional<TensorView> wait_recv_cost_stats;  ///< [R] int64, as for dispatch
   bool return_recv_hook = false;  ///< as for dispatch; combines are counted separately. Equal on all ranks of a node

@@ -13,7 +13,7 @@ LowLatencyCombineResult LowLatency::combine(const LowLatencyCombineArguments& ar
   look_after_earlier_calls();
   LowLatencyCombinePlan plan =
       plan_combine(arguments, setup_, beside_relay(LowLatencyKind::combine, arguments.return_recv_hook, call.stream));
-  if (arguments.use_logfmt && !plan.params.use_logfmt && !std::exchange(told_of_bf16_, true)) {
+  if (arguments.use_logfmt && plan.params.encoding == CombineEncoding::bf16 && !std::exchange(told_of_bf16_, true)) {
     log::info("low_latency_combine: use_logfmt is true, but rows travel as BF16 unless DEEP_EP_LOGFMT=always");
   }
   make_way(LowLatencyKind::combine, arguments.return_recv_hook);

@@ -16,10 +16,16 @@ constexpr int kGpuWarpsPerRow = 8;
 constexpr int kGpuWarpsPerRowFew = 16;
 constexpr int kHostWarpsPerRow = 2;
 
+CombineEncoding encoding_of(const LowLatencyCombineArguments& arguments, const LowLatencySetup& setup) {
+  if (arguments.use_fp8) return CombineEncoding::fp8;
+  return arguments.use_logfmt && logfmt_pays(setup) ? CombineEncoding::logfmt : CombineEncoding::bf16;
+}
+
 /// Does the call send rows that nobody has added up (kernels/low_latency/combine/unreduced.hpp)? The same on all ranks.
 bool goes_unreduced(const LowLatencyCombineArguments& arguments, const LowLatencyCombineParams& params,
                     const LowLatencySetup& setup) {
-  if (!arguments.return_recv_hook || params.use_logfmt || setup.rdma() || setup.common.mask != nullptr) return false;
+  if (!arguments.return_recv_hook || params.encoding == CombineEncoding::logfmt) return false;
+  if (setup.rdma() || setup.common.mask != nullptr) return false;
   const std::size_t rows = static_cast<std::size_t>(params.max_tokens) * static_cast<std::size_t>(int{params.num_topk});
   const std::size_t room = params.common.window.source_bytes * static_cast<std::size_t>(int{params.common.num_ranks});
   return params.rank_major || rows * params.row_bytes <= room;
@@ -31,27 +37,31 @@ struct CombineKernel {
   int max_threads;
 
   /// `apart`: sums for other nodes are made by a kernel beside the caller's.
-  static CombineKernel choose(bool logfmt, bool rdma, bool watched, bool unreduced, bool apart) {
+  static CombineKernel choose(CombineEncoding encoding, bool rdma, bool watched, bool unreduced, bool apart) {
+    const bool encoded = encoding != CombineEncoding::bf16;
     if (apart) return {&KernelTable::combine_low_latency_rails, kernels::combine_low_latency_rails::kMaxThreads};
+    if (unreduced && encoded) {
+      return {&KernelTable::combine_low_latency_unreduced_fp8, kernels::combine_low_latency_unreduced_fp8::kMaxThreads};
+    }
     if (unreduced) {
       return {&KernelTable::combine_low_latency_unreduced, kernels::combine_low_latency_unreduced::kMaxThreads};
     }
-    if (logfmt && watched && rdma) {
-      return {&KernelTable::combine_low_latency_logfmt_rdma_watched,
-              kernels::combine_low_latency_logfmt_rdma_watched::kMaxThreads};
+    if (encoded && watched && rdma) {
+      return {&KernelTable::combine_low_latency_encoded_rdma_watched,
+              kernels::combine_low_latency_encoded_rdma_watched::kMaxThreads};
     }
     if (watched && rdma) {
       return {&KernelTable::combine_low_latency_rdma_watched, kernels::combine_low_latency_rdma_watched::kMaxThreads};
     }
-    if (logfmt && watched) {
-      return {&KernelTable::combine_low_latency_logfmt_watched,
-              kernels::combine_low_latency_logfmt_watched::kMaxThreads};
+    if (encoded && watched) {
+      return {&KernelTable::combine_low_latency_encoded_watched,
+              kernels::combine_low_latency_encoded_watched::kMaxThreads};
     }
     if (watched) return {&KernelTable::combine_low_latency_watched, kernels::combine_low_latency_watched::kMaxThreads};
-    if (logfmt && rdma) {
-      return {&KernelTable::combine_low_latency_logfmt_rdma, kernels::combine_low_latency_logfmt_rdma::kMaxThreads};
+    if (encoded && rdma) {
+      return {&KernelTable::combine_low_latency_encoded_rdma, kernels::combine_low_latency_encoded_rdma::kMaxThreads};
     }
-    if (logfmt) return {&KernelTable::combine_low_latency_logfmt, kernels::combine_low_latency_logfmt::kMaxThreads};
+    if (encoded) return {&KernelTable::combine_low_latency_encoded, kernels::combine_low_latency_encoded::kMaxThreads};
     if (rdma) return {&KernelTable::combine_low_latency_rdma, kernels::combine_low_latency_rdma::kMaxThreads};
     return {&KernelTable::combine_low_latency, kernels::combine_low_latency::kMaxThreads};
   }
@@ -82,10 +92,11 @@ LowLatencyPart plan_part(LowLatencyPhase phase, const LowLatencyCombineParams& p
   part.working_blocks = std::clamp(std::max(to_push, params.num_tokens * blocks_of_token), 1, sms - waiting);
   part.rows_of_group = rows_of_group(ranks, params.max_tokens, groups * part.working_blocks);
   const int posters = poster_blocks(setup, warps);
-  const device::low_latency::CombineShared shared(Carver::without_memory(), {params.hidden, params.use_logfmt}, warps,
+  const device::low_latency::CombineShared shared(Carver::without_memory(), {params.hidden, params.encoding}, warps,
                                                   groups, params.warps_per_row, part.rows_of_group,
                                                   posters != 0 ? warps : 0);
-  const std::size_t bytes = unreduced ? sizeof(CombineShared::Words) : shared.bytes;
+  const UnreducedShared of_unreduced(Carver::without_memory(), {params.hidden, params.encoding}, warps);
+  const std::size_t bytes = unreduced ? of_unreduced.bytes : shared.bytes;
   part.shape = {part.working_blocks + waiting + posters + watching_blocks(setup), warps * 32,
                 std::max(bytes, watching_bytes(setup))};
   if (part.shape.shared_bytes > setup.policy.max_shared_bytes) {
@@ -151,6 +162,9 @@ void check_combine(const LowLatencyCombineArguments& arguments, const LowLatency
                           handle.num_tokens);
   }
   check_tensor("topk_weights", arguments.topk_weights, device, {DType::float32}, {idx.size(0), handle.num_topk});
+  if (arguments.use_logfmt && arguments.use_fp8) {
+    throw InvalidArgument("use_logfmt and use_fp8 are both true, allowed: at most one of them");
+  }
   if (arguments.out) {
     check_tensor("out", *arguments.out, device, {DType::bfloat16}, {idx.size(0), x.size(2)});
     check_alignment("out", *arguments.out);
@@ -173,10 +187,10 @@ LowLatencyCombinePlan plan_combine(const LowLatencyCombineArguments& arguments, 
   params.hidden = static_cast<int>(arguments.x.size(2));
   params.num_local_experts = handle.num_experts / setup.common.num_ranks;
   params.rank_major = handle.layout == LowLatencyLayout::rank_major;
-  params.use_logfmt = arguments.use_logfmt && logfmt_pays(setup);
-  params.row_bytes = device::low_latency::CombineWire{params.hidden, params.use_logfmt}.bytes();
+  params.encoding = encoding_of(arguments, setup);
+  params.row_bytes = device::low_latency::CombineWire{params.hidden, params.encoding}.bytes();
   check_room(params.max_tokens, params.hidden, params.row_bytes, setup);
-  const int rail_width = params.use_logfmt
+  const int rail_width = params.encoding != CombineEncoding::bf16
                              ? 0
                              : choose_rails(!arguments.return_recv_hook || setup.hooks_by_rails(), params.max_tokens,
                                             params.num_topk, params.row_bytes, params.row_bytes, setup);
@@ -184,7 +198,7 @@ LowLatencyCombinePlan plan_combine(const LowLatencyCombineArguments& arguments, 
   const bool unreduced = goes_unreduced(arguments, params, setup);
   params.call_shape =
       call_shape_of({params.max_tokens, params.num_topk, params.hidden, params.num_local_experts,
-                     params.rank_major ? 1 : 0, params.use_logfmt ? 1 : 0, unreduced ? 1 : 0, rail_width});
+                     params.rank_major ? 1 : 0, static_cast<int>(params.encoding), unreduced ? 1 : 0, rail_width});
   params.x = arguments.x.as<std::byte>();
   params.row_table = handle.row_table.as<const std::int32_t>();
   params.num_tokens = static_cast<int>(arguments.topk_idx.size(0));
@@ -196,8 +210,7 @@ LowLatencyCombinePlan plan_combine(const LowLatencyCombineArguments& arguments, 
   // Memory for what posters gather is there for no more blocks than so many warps make.
   const int least_warps = setup.rdma() ? static_cast<int>(LowLatencyStaging::kLeastCombineWarps) : 1;
   const bool apart = arguments.return_recv_hook && rail_width != 0;
-  const CombineKernel kernel =
-      CombineKernel::choose(params.use_logfmt, setup.rdma(), setup.watched(), unreduced, apart);
+  const CombineKernel kernel = CombineKernel::choose(params.encoding, setup.rdma(), setup.watched(), unreduced, apart);
   plan.kernel = kernel.launcher;
   params.block_warps = warps_of_block(arguments.config, setup, kernel.max_threads, least_warps);
   const int others = poster_blocks(setup, params.block_warps) + watching_blocks(setup);

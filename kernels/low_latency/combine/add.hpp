@@ -9,7 +9,7 @@
 
 #include "kernels/common/line_poller.hpp"
 #include "kernels/low_latency/combine/announce.hpp"
-#include "kernels/low_latency/combine/wire.hpp"
+#include "kernels/low_latency/combine/fp8.hpp"
 #include "kernels/low_latency/transport/reach.hpp"
 #include "kernels/primitives/bits.hpp"
 
@@ -30,12 +30,13 @@ struct CombineTask {
   bool relays;
 };
 
-template <bool kLogfmt, bool kRdma>
+template <bool kEncoded, bool kRdma>
 struct CombineAdder {
-  static constexpr bool kRails = kRdma && !kLogfmt;
+  static constexpr bool kRails = kRdma && !kEncoded;
   using Reach = CombineReach<kRdma, kRails>;
   /// Pieces of four lines that are polled at once: of as many rows, or with LogFMT those of the longest chunk.
-  static constexpr int kTogether = kLogfmt ? 5 : 8;
+  static constexpr int kTogether = 8;
+  static constexpr int kChunkPieces = 5;
 
   const LowLatencyCombineParams& params;
   const CombineWire& wire;
@@ -72,13 +73,20 @@ struct CombineAdder {
         if (warp::any(aborted(params.common.wait))) return false;
         sources = find_sources(task, token);  // without those that are masked now
       }
-      const bool added = kLogfmt ? add_passes(token, sources) : add_lines(task, token, sources);
-      if (!added) return false;
+      if (!add(task, token, sources)) return false;
     }
     return task.num_tokens >= 0;
   }
 
  private:
+  DEEP_EP_DEVICE bool add(const CombineTask& task, int token, const CombineSources& sources) const {
+    if constexpr (kEncoded) {
+      return wire.fp8() ? add_lines<Fp8LineSum>(task, token, sources) : add_passes(token, sources);
+    } else {
+      return add_lines<Bf16LineSum>(task, token, sources);
+    }
+  }
+
   /// Waits for the rows whose tags cannot be trusted. False if one does not come.
   DEEP_EP_DEVICE bool await_rows(int token, const CombineSources& sources) const {
     if (!kRdma) return true;
@@ -131,16 +139,18 @@ struct CombineAdder {
     return sources;
   }
 
-  /// Lines that this warp polls, four at a time: the same ones of up to kTogether rows (bfloat16), or one behind the
-  /// other of a single row (LogFMT).
+  /// Lines that this warp polls, four at a time: the same ones of several rows, or one behind the other of a single row
+  /// (LogFMT).
   using Lines = LinePoller<kTogether>;
+  using ChunkLines = LinePoller<kChunkPieces>;
 
   /// Waits for `count` pieces of Lines; `sources` has in lane `first` + i whose the i-th is, `from` in the same lane
   /// where that row begins. `line` is the lane's line of the first piece, `end` is after the last one. In the end
   /// `lines.missing` says which do not come because their ranks are masked. False: the call is over.
+  template <int kPieces>
   DEEP_EP_DEVICE bool await(const CombineSources& sources, int first, int count, const std::byte* from,
-                            std::uint32_t line, std::uint32_t end, bool measures, Lines& lines) const {
-    constexpr std::uint32_t kStride = kLogfmt ? kWarpLines : 0;
+                            std::uint32_t line, std::uint32_t end, bool measures, LinePoller<kPieces>& lines) const {
+    constexpr std::uint32_t kStride = kPieces == kChunkPieces ? kWarpLines : 0;  // from one piece to the next
     const auto line_of = [&](int i) { return line + static_cast<std::uint32_t>(i) * kStride; };
     const std::uint32_t at = LineLane().byte_at(line);
     lines.missing = (1u << count) - 1;
@@ -154,7 +164,7 @@ struct CombineAdder {
             return warp::shuffle(from, first + i) + at + static_cast<std::uint32_t>(i) * kStride * kTaggedLine;
           },
           [&](int i) { return line_of(i) < end; });
-      if (measures) measure(sources, first, before & ~lines.missing, cycles);
+      if (measures) measure<kStride == 0 ? kPieces : 1>(sources, first, before & ~lines.missing, cycles);
       return there;
     };
     const auto gives_up = [&](const Poll& look) {
@@ -174,9 +184,10 @@ struct CombineAdder {
   }
 
   /// Of the rows that have come.
+  template <int kRows>
   DEEP_EP_DEVICE void measure(const CombineSources& sources, int first, std::uint32_t came, std::int64_t begin) const {
     const int i = lane_index() - first;
-    if (i < 0 || i >= (kLogfmt ? 1 : kTogether) || (came >> i & 1u) == 0) return;
+    if (i < 0 || i >= kRows || (came >> i & 1u) == 0) return;
     add_relaxed<Scope::gpu>(params.wait_cost + sources.rank, clock_cycles() - begin);
   }
 
@@ -185,42 +196,34 @@ struct CombineAdder {
     return params.combined_x + std::int64_t{token} * 2 * params.hidden;
   }
 
-  // ---- bfloat16 ----
+  // ---- bfloat16, FP8 ----
 
+  template <class Sum>
   DEEP_EP_DEVICE bool add_lines(const CombineTask& task, int token, const CombineSources& sources) const {
     const LineLane lane;
-    const WarpShare<false> share{warp, warps};
+    const int steps = (Sum::units(wire) - warp + warps - 1) / warps;
 #pragma unroll 1
-    for (int step = 0; step < share.steps(wire); ++step) {
-      const auto line = static_cast<std::uint32_t>(share.unit(step) * kWarpLines + lane.line);
-      const bool wanted = line < wire.lines();
-      float sum[8] = {};
+    for (int step = 0; step < steps; ++step) {
+      const int unit = warp + step * warps;
+      const auto line = static_cast<std::uint32_t>(unit * kWarpLines + lane.line);
+      Sum sum;
 #pragma unroll 1
       for (int first = 0; first < sources.count; first += kTogether) {
         Lines lines;
         const int count = sources.count - first < kTogether ? sources.count - first : kTogether;
-        if (!await(sources, first, count, sources.row, line, wire.lines(), measures(share.unit(step)), lines)) {
-          return false;
-        }
+        if (!await(sources, first, count, sources.row, line, wire.lines(), measures(unit), lines)) return false;
 #pragma unroll
         for (int i = 0; i < kTogether; ++i) {
-          if (first + i < sources.count && (lines.missing >> i & 1u) == 0) add_part(sum, lines.part[i]);
+          if (first + i < sources.count && (lines.missing >> i & 1u) == 0) sum.add(lines.part[i], line);
         }
       }
-      const std::uint32_t at = lane.payload_at(line);
-      const Vec16 packed = pack_sum(sum);
       if constexpr (kRails) {
         if (task.relays) {
-          if (sources.count != 0) stage_line(task, token, line, packed);
+          if (sources.count != 0) stage_line(task, token, line, sum.packed());
           continue;
         }
       }
-      for (int word = 0; word < lane.words(); ++word) {
-        if (!wanted || at + 8 * static_cast<std::uint32_t>(word) >= 2 * static_cast<std::uint32_t>(params.hidden))
-          break;
-        store_stream(reinterpret_cast<std::uint64_t*>(result(token) + at) + word,
-                     std::uint64_t{packed.word[2 * word + 1]} << 32 | packed.word[2 * word]);
-      }
+      sum.store(result(token), wire, line);
     }
     if constexpr (kRails) {
       if (task.relays && sources.count != 0) reach.hand_over_sum(task.owner, token, warp);
@@ -234,12 +237,6 @@ struct CombineAdder {
     const LinePart part{{std::uint64_t{packed.word[1]} << 32 | packed.word[0],
                          lane.has_tag() ? reach.epoch : std::uint64_t{packed.word[3]} << 32 | packed.word[2]}};
     store_line(reach.staged_row(task.owner, token) + lane.byte_at(line), part, line < wire.lines());
-  }
-
-  /// The tag is added to a sum that nobody looks at.
-  DEEP_EP_DEVICE static void add_part(float (&sum)[8], const LinePart& part) {
-    add_bf16(sum, Vec16{{static_cast<std::uint32_t>(part.word[0]), static_cast<std::uint32_t>(part.word[0] >> 32),
-                         static_cast<std::uint32_t>(part.word[1]), static_cast<std::uint32_t>(part.word[1] >> 32)}});
   }
 
   // ---- LogFMT ----
@@ -285,12 +282,12 @@ struct CombineAdder {
         const std::uint32_t line = begin + static_cast<std::uint32_t>(lane.line);
         const int count = static_cast<int>((end - begin + kWarpLines - 1) / kWarpLines);
         const std::byte* from = one.row + wire.chunk_at(chunk, begin != 0);
-        Lines lines;
+        ChunkLines lines;
         if (!await(one, 0, count, from, line, end, measures(chunk) && begin == 0, lines)) return false;
         there = lines.missing == 0;
         if (!there) return true;
 #pragma unroll
-        for (int i = 0; i < kTogether; ++i) {
+        for (int i = 0; i < kChunkPieces; ++i) {
           const std::uint32_t this_line = line + static_cast<std::uint32_t>(i * kWarpLines);
           if (this_line >= end) continue;
           auto* words = reinterpret_cast<std::uint64_t*>(of_pass.chunk(chunk) + lane.payload_at(this_line));

@@ -10,7 +10,7 @@
 
 #include "kernels/common/line_poller.hpp"
 #include "kernels/low_latency/combine/announce.hpp"
-#include "kernels/low_latency/combine/sum.hpp"
+#include "kernels/low_latency/combine/fp8.hpp"
 #include "kernels/low_latency/combine/unreduced.hpp"
 #include "kernels/primitives/bits.hpp"
 
@@ -28,7 +28,9 @@ struct CombineTerms {
   std::uint32_t dropped = 0;  ///< in each lane bit i: the dispatch had no room for the i-th term
 };
 
+template <bool kFp8>
 struct UnreducedAdder {
+  using Sum = std::conditional_t<kFp8, Fp8LineSum, Bf16LineSum>;
   static constexpr int kTogether = 8;  ///< rows that are polled at once, four lines of each
   using Lines = LinePoller<kTogether>;
 
@@ -139,10 +141,10 @@ struct UnreducedAdder {
   DEEP_EP_DEVICE bool add_lines(const UnreducedReach& reach, int token, CombineTerms& terms) const {
     const LineLane lane;
 #pragma unroll 1
-    for (int unit = member; unit < WarpShare<false>::units(wire); unit += members) {
+    for (int unit = member; unit < Sum::units(wire); unit += members) {
       const auto line = static_cast<std::uint32_t>(unit * kWarpLines + lane.line);
       const bool measures = params.wait_cost != nullptr && unit == 0;
-      float sum[8] = {};
+      Sum sum;
 #pragma unroll 1
       for (int first = 0; first < terms.count; first += kTogether) {
         Lines lines;
@@ -150,22 +152,10 @@ struct UnreducedAdder {
 #pragma unroll
         for (int i = 0; i < kTogether; ++i) {
           if (first + i >= terms.count || (terms.dropped >> (first + i) & 1u) != 0) continue;
-          const LinePart& part = lines.part[i];
-          const Vec16 vector{{static_cast<std::uint32_t>(part.word[0]), static_cast<std::uint32_t>(part.word[0] >> 32),
-                              static_cast<std::uint32_t>(part.word[1]),
-                              static_cast<std::uint32_t>(part.word[1] >> 32)}};
-          add_weighted(sum, vector, warp::shuffle(terms.weight, first + i));  // the tag into a sum nobody looks at
+          sum.add_weighted(lines.part[i], line, warp::shuffle(terms.weight, first + i));
         }
       }
-      const Vec16 packed = pack_sum(sum);
-      const std::uint32_t at = lane.payload_at(line);
-      for (int word = 0; word < lane.words(); ++word) {
-        const std::uint32_t byte = at + 8 * static_cast<std::uint32_t>(word);
-        if (line >= wire.lines() || byte >= 2 * static_cast<std::uint32_t>(params.hidden)) break;
-        std::byte* result = params.combined_x + std::int64_t{token} * 2 * params.hidden;
-        store_stream(reinterpret_cast<std::uint64_t*>(result + byte),
-                     std::uint64_t{packed.word[2 * word + 1]} << 32 | packed.word[2 * word]);
-      }
+      sum.store(params.combined_x + std::int64_t{token} * 2 * params.hidden, wire, line);
     }
     return true;
   }

@@ -82,7 +82,7 @@ struct CombinePoster {
     return poster.post_rows(
         mine, token + 1, [&] { return state_of(reach.ready(peer(), row, 0), warps); },
         [&](bool posts) {
-          return wire.logfmt ? put_encoded(to, from, posts) : poster.put(to, from, wire.bytes(), posts);
+          return wire.logfmt() ? put_encoded(to, from, posts) : poster.put(to, from, wire.bytes(), posts);
         },
         [&](int place) { return poster.progress(place); });
   }

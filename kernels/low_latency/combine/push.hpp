@@ -8,10 +8,11 @@
 #pragma once
 
 #include "kernels/low_latency/combine/choose.hpp"
+#include "kernels/low_latency/combine/fp8.hpp"
 
 namespace deep_ep::device::low_latency {
 
-template <bool kLogfmt, class Reach>
+template <bool kEncoded, class Reach>
 struct CombinePusher {
   const LowLatencyCombineParams& params;
   const CombineWire& wire;
@@ -110,8 +111,8 @@ struct CombinePusher {
   /// Sends this warp's share of the row to its owner. False: the owner has not announced its selections yet.
   DEEP_EP_DEVICE bool push(const Reach& reach, const CombineRow& row, std::uint64_t patience_ns,
                            std::uint64_t start) const {
-    const WarpShare<kLogfmt> share{warp, params.warps_per_row};
-    const RowSummer<kLogfmt> summer{reinterpret_cast<const Vec16*>(params.x), wire, share};
+    const WarpShare<kEncoded> share{warp, params.warps_per_row};
+    const RowSummer<kEncoded> summer{reinterpret_cast<const Vec16*>(params.x), wire, share};
     std::byte* to = reach.row_to(row.source, row.index, row.token);
     const auto chosen = [&](CombineChoice& choice) { return choose(reach, row, patience_ns, start, choice); };
     const Summed summed =
@@ -123,12 +124,12 @@ struct CombinePusher {
   }
 
   /// Sends the owner what a step has completed.
-  DEEP_EP_DEVICE void store(const WarpShare<kLogfmt>& share, int step, std::byte* to, std::uint64_t epoch) const {
-    if constexpr (kLogfmt) {
+  DEEP_EP_DEVICE void store(const WarpShare<kEncoded>& share, int step, std::byte* to, std::uint64_t epoch) const {
+    if constexpr (kEncoded) {
       constexpr int kSteps = WarpShare<true>::kSteps;
       if (step % kSteps != kSteps - 1) return;
-      const PassStage of_pass{wire, stage + static_cast<std::size_t>(step / kSteps) * CombineWire::kStageBytes,
-                              share.pass(step)};
+      if (wire.fp8()) return store_fp8_pass(wire, share.stage_of(stage, step), share.pass(step), to, epoch);
+      const PassStage of_pass{wire, share.stage_of(stage, step), share.pass(step)};
       of_pass.encode();
       store_pass(of_pass, to, epoch);
     } else {

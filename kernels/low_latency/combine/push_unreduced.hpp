@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kernels/common/wait.hpp"
+#include "kernels/low_latency/combine/fp8.hpp"
 #include "kernels/low_latency/combine/rows.hpp"
 #include "kernels/low_latency/combine/unreduced.hpp"
 
@@ -11,6 +12,7 @@ namespace deep_ep::device::low_latency {
 /// than rows, so many share the selections of a row: a group that copies one after the other waits for memory each
 /// time. Owners that have not yet acknowledged the call before the last have to wait for their rows until all others
 /// have theirs.
+template <bool kFp8>
 struct UnreducedPusher {
   static constexpr int kTogether = 4;  ///< lines of a thread whose loads are under way at once
   static constexpr int kRanksOfLane = (kMaxRanks + kWarpSize - 1) / kWarpSize;
@@ -19,6 +21,7 @@ struct UnreducedPusher {
   const CombineWire& wire;
   ReceivedRows received;
   int warp;                ///< in the group
+  std::byte* stage;        ///< FP8 only
   CombineRow first{};      ///< the first row to push
   std::int32_t most = 0;   ///< rows of any source that this lane has seen
   std::uint64_t seen = 0;  ///< by the lane's first owner acknowledged when the kernel began
@@ -106,7 +109,13 @@ struct UnreducedPusher {
       const int k = lowest_bit(rows);
       std::byte* to = params.rank_major ? reach.row_to(row.source, row.index, row.token)
                                         : reach.row_in_turn(heap, params.num_topk, row.token, k);
-      copy(warp::shuffle(row.position, k), to, reach.tag(warp::shuffle(expert, k)));
+      const std::int32_t position = warp::shuffle(row.position, k);
+      const std::uint64_t tag = reach.tag(warp::shuffle(expert, k));
+      if constexpr (kFp8) {
+        cast(position, to, tag);
+      } else {
+        copy(position, to, tag);
+      }
     }
   }
 
@@ -131,6 +140,30 @@ struct UnreducedPusher {
         const std::uint32_t line = line_of(begin + i);
         store_line(to + lane.byte_at(line), part[i], line < wire.lines());
       }
+    }
+  }
+
+  /// The same in FP8, pass by pass.
+  DEEP_EP_DEVICE void cast(std::int32_t position, std::byte* to, std::uint64_t tag) const {
+    constexpr int kSteps = WarpShare<true>::kSteps;
+    const WarpShare<true> share{warp, params.warps_per_row};
+    const std::int64_t number = position < 0 ? 0 : position;
+    const Vec16* row = reinterpret_cast<const Vec16*>(params.x) + number * wire.vectors();
+#pragma unroll 1
+    for (int step = 0; step < share.steps(wire); step += kSteps) {
+      Vec16 loaded[kSteps] = {};
+#pragma unroll
+      for (int i = 0; i < kSteps; ++i) {
+        const int vector = share.vector(wire, step + i);
+        if (position >= 0 && vector >= 0) loaded[i] = load_stream(row + vector);
+      }
+#pragma unroll
+      for (int i = 0; i < kSteps; ++i) {
+        if (share.vector(wire, step + i) >= 0) *share.staged(wire, stage, i) = loaded[i];
+      }
+      warp::sync();
+      store_fp8_pass(wire, stage, share.pass(step), to, tag);
+      warp::sync();  // the stage has been read
     }
   }
 

@@ -29,7 +29,7 @@ DEEP_EP_DEVICE void combine_rails_body(const LowLatencyCombineParams& params, st
   using Adder = CombineAdder<false, true>;
   using Reach = typename Adder::Reach;
   const LowLatencyParams& common = params.common;
-  const CombineWire wire{params.hidden, false};
+  const CombineWire wire{params.hidden, CombineEncoding::bf16};
   const int warp = warp_index();
   const bool sending = sends(params.phase);
   const int groups = sending ? block_warps() / params.warps_per_row : 0;

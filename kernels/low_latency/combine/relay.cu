@@ -118,7 +118,8 @@ DEEP_EP_DEVICE void relay_sums_body(const LowLatencyCombineParams& params, std::
   if (thread_index() == 0) found = find_summed_call(common);
   block::sync();
   const std::uint64_t epoch = found.epoch;
-  const SumRelay relay{params, {params.hidden, false}, SumReach(common, epoch, params.row_bytes), found.call};
+  const SumRelay relay{
+      params, {params.hidden, CombineEncoding::bf16}, SumReach(common, epoch, params.row_bytes), found.call};
 
   // 2. Add up, and post what has been added up.
   const int posting = warp_index() - adders;

@@ -32,10 +32,10 @@ struct CombineShared {
   DEEP_EP_HOST_DEVICE CombineShared(Carver carver, const CombineWire& wire, int warps, int groups, int warps_per_row,
                                     int rows, int poster_warps)
       : put_off_words_((static_cast<std::size_t>(rows) + 31) / 32) {
-    const std::size_t pushing = groups == 0   ? 0
-                                : wire.logfmt ? WarpShare<true>{0, warps_per_row}.stage_bytes(wire)
-                                              : WarpShare<false>{0, warps_per_row}.stage_bytes(wire);
-    const std::size_t adding = wire.logfmt ? CombineWire::kStageBytes : 0;
+    const std::size_t pushing = groups == 0      ? 0
+                                : wire.encoded() ? WarpShare<true>{0, warps_per_row}.stage_bytes(wire)
+                                                 : WarpShare<false>{0, warps_per_row}.stage_bytes(wire);
+    const std::size_t adding = wire.logfmt() ? CombineWire::kStageBytes : 0;
     stage_bytes_ = pushing > adding ? pushing : adding;
     words = carver.take<Words>();
     Carver instead = carver;
@@ -53,6 +53,24 @@ struct CombineShared {
  private:
   std::size_t put_off_words_;  ///< of a warp
   std::size_t stage_bytes_;    ///< of a warp
+};
+
+/// The same where nothing is added up before the owner does; a stage to cast rows in where they travel in FP8.
+struct UnreducedShared {
+  CombineShared::Words* words;
+  std::byte* stages;
+  std::size_t bytes;
+
+  DEEP_EP_HOST_DEVICE UnreducedShared(Carver carver, const CombineWire& wire, int warps)
+      : words(carver.take<CombineShared::Words>()) {
+    const std::size_t rows = wire.encoded() ? static_cast<std::size_t>(warps) * CombineWire::kStageBytes : 0;
+    stages = carver.take<std::byte>(rows, rows == 0 ? 1 : kLine);
+    bytes = carver.bytes();
+  }
+
+  DEEP_EP_DEVICE std::byte* stage(int warp) const {
+    return stages + static_cast<std::size_t>(warp) * CombineWire::kStageBytes;
+  }
 };
 
 /// Which call's sums a relay adds up.

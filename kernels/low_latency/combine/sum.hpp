@@ -16,23 +16,15 @@ struct CombineChoice {
   bool owed;           ///< the owner waits for a row, even if it is the sum of none
 };
 
-DEEP_EP_DEVICE void add_weighted(float (&sum)[8], const Vec16& vector, float weight) {
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    sum[2 * i] = fmaf(weight, bf16_low(vector.word[i]), sum[2 * i]);
-    sum[2 * i + 1] = fmaf(weight, bf16_high(vector.word[i]), sum[2 * i + 1]);
-  }
-}
-
 enum class Summed { yes, nothing_chosen, not_told };
 
-template <bool kLogfmt>
+template <bool kEncoded>
 struct RowSummer {
   static constexpr int kTogether = 8;  ///< loads of a thread that are under way at once
 
   const Vec16* x;
   CombineWire wire;
-  WarpShare<kLogfmt> share;
+  WarpShare<kEncoded> share;
 
   /// `position`: in each lane the row of one selection that the dispatch brought, negative for none. `choose(choice)`
   /// asks for the choice; before that, rows are only loaded. The sums go into the stage; `flush(step)` is told, by the

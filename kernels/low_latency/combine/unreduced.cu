@@ -26,21 +26,24 @@ DEEP_EP_DEVICE LowLatencyEpochs read_epochs(const LowLatencyCombineParams& param
   return shared.epochs;
 }
 
-/// One part of the call, as params.phase says.
+/// One part of the call, as params.phase says. Rows travel as bfloat16 or in FP8.
+template <bool kFp8>
 DEEP_EP_DEVICE void combine_unreduced_body(const LowLatencyCombineParams& params, std::byte* memory) {
   using Reach = UnreducedReach;
   const LowLatencyParams& common = params.common;
-  const CombineWire wire{params.hidden, false};
+  const CombineWire wire{params.hidden, kFp8 ? CombineEncoding::fp8 : CombineEncoding::bf16};
   const int warp = warp_index();
   const bool clerk = warp == block_warps() - 1;
-  auto& words = *Carver(memory).take<CombineShared::Words>();
+  const UnreducedShared shared(Carver(memory), wire, block_warps());
+  CombineShared::Words& words = *shared.words;
 
   const bool sending = sends(params.phase);
   const int groups = block_warps() / params.warps_per_row;
   const int group = warp / params.warps_per_row;
   const bool pushes = sending && group < groups;
-  UnreducedPusher pusher{params, wire, {params, group, groups}, warp % params.warps_per_row};
-  UnreducedAdder adder(params, wire);
+  UnreducedPusher<kFp8> pusher{
+      params, wire, {params, group, groups}, warp % params.warps_per_row, kFp8 ? shared.stage(warp) : nullptr};
+  UnreducedAdder<kFp8> adder(params, wire);
   if (pushes) pusher.load_first();
   if (!sending) adder.load_first();
   const LowLatencyEpochs epochs = read_epochs(params, words, clerk);
@@ -62,4 +65,5 @@ DEEP_EP_DEVICE void combine_unreduced_body(const LowLatencyCombineParams& params
 
 }  // namespace deep_ep::device::low_latency
 
-DEEP_EP_DEFINE_KERNEL(combine_low_latency_unreduced, deep_ep::device::low_latency::combine_unreduced_body)
+DEEP_EP_DEFINE_KERNEL(combine_low_latency_unreduced, deep_ep::device::low_latency::combine_unreduced_body<false>)
+DEEP_EP_DEFINE_KERNEL(combine_low_latency_unreduced_fp8, deep_ep::device::low_latency::combine_unreduced_body<true>)

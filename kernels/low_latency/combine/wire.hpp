@@ -1,13 +1,15 @@
-// A row of combine as it travels from an expert rank to the token's owner, in tagged lines: bfloat16; or with LogFMT in
-// chunks, each at lines of its own: a range for each group of channels, and then the channels, encoded or not. So a
-// chunk can be read by itself, and its first line says how many there are. As many lines as a chunk has if it is
-// encoded follow those of the chunk before; what it has beyond lies behind those of all chunks. So a row that is
+// A row of combine as it travels from an expert rank to the token's owner, in tagged lines: bfloat16; FP8 (fp8.hpp); or
+// with LogFMT in chunks, each at lines of its own: a range for each group of channels, and then the channels, encoded
+// or not. So a chunk can be read by itself, and its first line says how many there are. As many lines as a chunk has if
+// it is encoded follow those of the chunk before; what it has beyond lies behind those of all chunks. So a row that is
 // encoded as a whole lies in one piece, and is one message to a far owner.
 //
-// One warp makes and reads what lies together: four lines of bfloat16, or a pass of 1024 channels with LogFMT.
+// One warp makes what lies together: four lines of bfloat16, or a pass of channels that are encoded. It reads four
+// lines of bfloat16 or FP8, or a pass in LogFMT.
 #pragma once
 
 #include "kernels/low_latency/combine/logfmt.hpp"
+#include "kernels/low_latency/params.hpp"
 #include "kernels/primitives/bits.hpp"
 #include "kernels/primitives/divisor.hpp"
 #include "kernels/primitives/line.hpp"
@@ -18,21 +20,32 @@ namespace deep_ep::device::low_latency {
 
 struct CombineWire {
   int hidden;
-  bool logfmt;
+  CombineEncoding encoding;
 
-  static constexpr int kPassChannels = 1024;        ///< LogFMT: of a warp at a time; one chunk, or two small ones
-  static constexpr std::size_t kStageBytes = 2176;  ///< LogFMT: of a pass in shared memory
+  static constexpr std::size_t kStageBytes = 2176;  ///< of a pass in shared memory, where rows are encoded
 
+  // FP8: a line has 112 channels, so eight lines have those of seven scales.
+  static constexpr int kFp8LineChannels = 112;
+  static constexpr int kFp8PassLines = 8;
+
+  DEEP_EP_HOST_DEVICE bool encoded() const { return encoding != CombineEncoding::bf16; }
+  DEEP_EP_HOST_DEVICE bool logfmt() const { return encoding == CombineEncoding::logfmt; }
+  DEEP_EP_HOST_DEVICE bool fp8() const { return encoding == CombineEncoding::fp8; }
   DEEP_EP_HOST_DEVICE int vectors() const { return hidden / 8; }  ///< of 16 bytes, unencoded
   DEEP_EP_HOST_DEVICE std::uint32_t lines() const {
-    return logfmt ? static_cast<std::uint32_t>(chunks()) * chunk_lines()
-                  : tagged_lines(2 * static_cast<std::uint32_t>(hidden));
+    if (fp8()) return static_cast<std::uint32_t>((hidden + kFp8LineChannels - 1) / kFp8LineChannels);
+    return logfmt() ? static_cast<std::uint32_t>(chunks()) * chunk_lines()
+                    : tagged_lines(2 * static_cast<std::uint32_t>(hidden));
   }
   /// In the window.
   DEEP_EP_HOST_DEVICE std::uint32_t bytes() const { return lines() * kTaggedLine; }
 
+  /// Where rows are encoded: channels of a warp at a time. LogFMT: one chunk, or two small ones.
+  DEEP_EP_HOST_DEVICE int pass_channels() const { return fp8() ? kFp8PassLines * kFp8LineChannels : kLogfmtPass; }
+  DEEP_EP_HOST_DEVICE int passes() const { return (hidden + pass_channels() - 1) / pass_channels(); }
+
   // LogFMT.
-  DEEP_EP_HOST_DEVICE int passes() const { return (hidden + kPassChannels - 1) / kPassChannels; }
+  static constexpr int kLogfmtPass = 1024;
   DEEP_EP_HOST_DEVICE int chunk() const { return logfmt::chunk_channels(hidden); }
   DEEP_EP_HOST_DEVICE int chunks() const { return (hidden + chunk() - 1) / chunk(); }
   DEEP_EP_HOST_DEVICE int chunk_width(int index) const {
@@ -73,7 +86,7 @@ struct CombineWire {
 
 /// The part of a row's channels that one of `warps` warps sums: step by step, one vector per lane. The sums go into a
 /// stage of the warp's own, from where they leave in lines.
-template <bool kLogfmt>
+template <bool kEncoded>
 struct WarpShare;
 
 /// Every `warps`-th four lines, whose payload is 30 vectors.
@@ -103,7 +116,9 @@ struct WarpShare<false> {
 /// Every `warps`-th pass, in four steps.
 template <>
 struct WarpShare<true> {
-  static constexpr int kSteps = CombineWire::kPassChannels / 8 / kWarpSize;
+  static constexpr int kSteps = CombineWire::kLogfmtPass / 8 / kWarpSize;
+  static_assert(CombineWire::kFp8PassLines * CombineWire::kFp8LineChannels <= CombineWire::kLogfmtPass &&
+                2 * CombineWire::kLogfmtPass <= CombineWire::kStageBytes);
   int warp;
   Divisor warps;
 
@@ -114,15 +129,22 @@ struct WarpShare<true> {
   }
   DEEP_EP_DEVICE int pass(int step) const { return warp + step / kSteps * warps; }
   DEEP_EP_DEVICE int vector(const CombineWire& wire, int step) const {
-    const int vector = (pass(step) * kSteps + step % kSteps) * kWarpSize + lane_index();
-    return vector < wire.vectors() ? vector : -1;
+    const int of_pass = wire.pass_channels() / 8;
+    const int in_pass = step % kSteps * kWarpSize + lane_index();
+    const int vector = pass(step) * of_pass + in_pass;
+    return in_pass < of_pass && vector < wire.vectors() ? vector : -1;
   }
   DEEP_EP_DEVICE Vec16* staged(const CombineWire& wire, std::byte* stage, int step) const {
     const int in_pass = step % kSteps * kWarpSize + lane_index();
-    const int chunk = wire.chunk() == CombineWire::kPassChannels ? 0 : in_pass / (CombineWire::kPassChannels / 16);
-    std::byte* begin = stage + static_cast<std::size_t>(step / kSteps) * CombineWire::kStageBytes +
-                       static_cast<std::uint32_t>(chunk) * wire.chunk_stage_bytes() + wire.ranges_bytes();
-    return reinterpret_cast<Vec16*>(begin) + (in_pass - chunk * (CombineWire::kPassChannels / 16));
+    std::byte* begin = stage_of(stage, step);
+    if (wire.fp8()) return reinterpret_cast<Vec16*>(begin) + in_pass;
+    const int chunk = wire.chunk() == CombineWire::kLogfmtPass ? 0 : in_pass / (CombineWire::kLogfmtPass / 16);
+    begin += static_cast<std::uint32_t>(chunk) * wire.chunk_stage_bytes() + wire.ranges_bytes();
+    return reinterpret_cast<Vec16*>(begin) + (in_pass - chunk * (CombineWire::kLogfmtPass / 16));
+  }
+  /// Of the pass that a step belongs to.
+  DEEP_EP_DEVICE static std::byte* stage_of(std::byte* stage, int step) {
+    return stage + static_cast<std::size_t>(step / kSteps) * CombineWire::kStageBytes;
   }
 };
 
@@ -147,15 +169,15 @@ DEEP_EP_DEVICE void encode_units(const Vec16 (&channels)[4], const logfmt::Range
   }
 }
 
-/// A pass of channels in shared memory, of one warp.
+/// A pass of LogFMT in shared memory, of one warp.
 struct PassStage {
   const CombineWire& wire;
   std::byte* memory;
   int pass;
 
-  DEEP_EP_DEVICE int first_chunk() const { return pass * (CombineWire::kPassChannels / wire.chunk()); }
+  DEEP_EP_DEVICE int first_chunk() const { return pass * (CombineWire::kLogfmtPass / wire.chunk()); }
   DEEP_EP_DEVICE int end_chunk() const {
-    const int end = (pass + 1) * (CombineWire::kPassChannels / wire.chunk());
+    const int end = (pass + 1) * (CombineWire::kLogfmtPass / wire.chunk());
     return end < wire.chunks() ? end : wire.chunks();
   }
   DEEP_EP_DEVICE std::byte* chunk(int index) const {
@@ -173,9 +195,9 @@ struct PassStage {
   /// Encodes the channels that lie in the stage wherever that pays. By a whole warp; syncs before and after.
   DEEP_EP_DEVICE void encode() const {
     warp::sync();
-    const int channel = pass * CombineWire::kPassChannels + lane_index() * kLaneChannels;
+    const int channel = pass * CombineWire::kLogfmtPass + lane_index() * kLaneChannels;
     const std::uint32_t chunk_lanes =
-        wire.chunk() == CombineWire::kPassChannels ? 0xffffffffu : 0xffffu << (lane_index() / 16 * 16);
+        wire.chunk() == CombineWire::kLogfmtPass ? 0xffffffffu : 0xffffu << (lane_index() / 16 * 16);
     const bool mine = channel < wire.hidden;
     Vec16 values[4] = {};
     logfmt::Magnitudes magnitudes;
@@ -226,6 +248,14 @@ DEEP_EP_DEVICE void add_bf16(float (&sum)[8], const Vec16& vector) {
   }
 }
 
+DEEP_EP_DEVICE void add_weighted(float (&sum)[8], const Vec16& vector, float weight) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    sum[2 * i] = fmaf(weight, bf16_low(vector.word[i]), sum[2 * i]);
+    sum[2 * i + 1] = fmaf(weight, bf16_high(vector.word[i]), sum[2 * i + 1]);
+  }
+}
+
 DEEP_EP_DEVICE void PassStage::add(int index, float (&sum)[8]) const {
   const int of_chunk = index * 8 / wire.chunk();
   if (!encoded(of_chunk)) return add_bf16(sum, *vector(index));
@@ -248,5 +278,39 @@ DEEP_EP_DEVICE Vec16 pack_sum(const float (&sum)[8]) {
   for (int i = 0; i < 4; ++i) packed.word[i] = pack_bf16(sum[2 * i], sum[2 * i + 1]);
   return packed;
 }
+
+/// What a lane adds up of a line of bfloat16 rows; in a line's last lane the tag is added to a sum that nobody looks
+/// at.
+struct Bf16LineSum {
+  float sum[8] = {};
+
+  /// Pieces of four lines.
+  DEEP_EP_HOST_DEVICE static int units(const CombineWire& wire) { return WarpShare<false>::units(wire); }
+
+  DEEP_EP_DEVICE void add(const LinePart& part, std::uint32_t) { add_bf16(sum, vector_of(part)); }
+  DEEP_EP_DEVICE void add_weighted(const LinePart& part, std::uint32_t, float weight) {
+    low_latency::add_weighted(sum, vector_of(part), weight);
+  }
+  DEEP_EP_DEVICE Vec16 packed() const { return pack_sum(sum); }
+
+  /// Rounds it into the row at `to`.
+  DEEP_EP_DEVICE void store(std::byte* to, const CombineWire& wire, std::uint32_t line) const {
+    const LineLane lane;
+    const Vec16 rounded = packed();
+    const std::uint32_t at = lane.payload_at(line);
+    for (int word = 0; word < lane.words(); ++word) {
+      const std::uint32_t byte = at + 8 * static_cast<std::uint32_t>(word);
+      if (line >= wire.lines() || byte >= 2 * static_cast<std::uint32_t>(wire.hidden)) break;
+      store_stream(reinterpret_cast<std::uint64_t*>(to + byte),
+                   std::uint64_t{rounded.word[2 * word + 1]} << 32 | rounded.word[2 * word]);
+    }
+  }
+
+ private:
+  DEEP_EP_DEVICE static Vec16 vector_of(const LinePart& part) {
+    return {{static_cast<std::uint32_t>(part.word[0]), static_cast<std::uint32_t>(part.word[0] >> 32),
+             static_cast<std::uint32_t>(part.word[1]), static_cast<std::uint32_t>(part.word[1] >> 32)}};
+  }
+};
 
 }  // namespace deep_ep::device::low_latency

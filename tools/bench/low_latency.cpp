@@ -60,6 +60,7 @@ class LowLatencyMeasurer {
     for (const auto kind : {LowLatencyCombine::plain, LowLatencyCombine::zero_copy, LowLatencyCombine::logfmt}) {
       measure_combine(kind);
     }
+    if (options_.combine_fp8) measure_combine(LowLatencyCombine::fp8);
     measure_both();
     bench_.destroy();
   }
@@ -178,8 +179,9 @@ class LowLatencyMeasurer {
     return bytes(format == RowFormat::bf16 ? row : row + 16, row);
   }
   Bytes combine_bytes(LowLatencyCombine kind) const {
-    const bool logfmt = kind == LowLatencyCombine::logfmt;
-    const std::int64_t row = logfmt ? shape_.row_bytes_logfmt() : shape_.row_bytes_bf16();
+    const std::int64_t row = kind == LowLatencyCombine::logfmt ? shape_.row_bytes_logfmt()
+                             : kind == LowLatencyCombine::fp8  ? shape_.row_bytes_8bit()
+                                                               : shape_.row_bytes_bf16();
     return bytes(row, row);
   }
   Bytes bytes(std::int64_t selected_row, std::int64_t wire_row) const {

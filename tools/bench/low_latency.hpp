@@ -18,17 +18,18 @@ struct LowLatencyOptions : BenchOptions {
   bool graphs = true;          ///< also replays of CUDA graphs, where there are any
   bool who_is_late = false;    ///< instead of times: who waits for whom
   double late_threshold_us = 50;
-  double late_us = 0;     ///< so much later one rank begins each round; or, where times are measured, each send part
-  int late_rank = -1;     ///< which; negative: the last one
-  std::string trace;      ///< an SVG file to write
-  bool arrivals = false;  ///< dispatches are given arrival counters
+  double late_us = 0;        ///< so much later one rank begins each round; or, where times are measured, each send part
+  int late_rank = -1;        ///< which; negative: the last one
+  std::string trace;         ///< an SVG file to write
+  bool arrivals = false;     ///< dispatches are given arrival counters
+  bool combine_fp8 = false;  ///< also combine with rows in FP8
 };
 
 /// One line of the result.
 struct LowLatencyMeasurement {
   std::string operation{};  ///< "dispatch", "combine", "dispatch+combine"
   std::string variant{};    ///< dispatch: "fp8", "bf16", "fp8-token", "nvfp4"; combine: "plain", "zero copy",
-                            ///< "LogFMT-10"; both: "fp8"
+                            ///< "LogFMT-10", "FP8"; both: "fp8"
   std::string part{};       ///< "whole", "send", "receive", "send late", "receive late", "graph"
   std::int64_t tokens = 0;
   Timing timing{};

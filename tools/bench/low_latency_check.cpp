@@ -32,7 +32,8 @@ oracle::LowLatencyReceived routes_to(const WorkloadShape& shape, int rank) {
 /// How many ranks a node may have if combine may go by rails.
 std::vector<int> rail_widths(int ranks, LowLatencyCombine kind, const LowLatencyReach& reach) {
   std::vector<int> widths;
-  if (reach.rails == LowLatencyRails::never || !reach.nvlink || kind == LowLatencyCombine::logfmt) return widths;
+  const bool encoded = kind == LowLatencyCombine::logfmt || kind == LowLatencyCombine::fp8;
+  if (reach.rails == LowLatencyRails::never || !reach.nvlink || encoded) return widths;
   for (int width = 2; width < ranks; ++width) {
     const bool possible = reach.ranks_per_node == 0 ? ranks % width == 0 : width == reach.ranks_per_node;
     if (possible) widths.push_back(width);
@@ -113,7 +114,7 @@ void check_low_latency_combine(const CheckedRank& rank, LowLatencyCombine kind, 
   const auto sums = to_host<std::uint16_t>(rank.executor, result.combined_x.view(), rank.stream);
   const std::vector<std::int64_t> selection = make_selection(shape, rank.rank);
   const bool exact =
-      kind != LowLatencyCombine::logfmt;  // sums of small whole numbers: only the roundings to BF16 count
+      kind != LowLatencyCombine::logfmt;  // sums of small whole numbers: only the roundings to BF16 and FP8 count
   const std::vector<int> widths = rail_widths(shape.ranks, kind, reach);
   std::vector<std::uint16_t> x(static_cast<std::size_t>(shape.hidden));
   for (std::int64_t token = 0; token < shape.tokens; ++token) {
@@ -127,6 +128,7 @@ void check_low_latency_combine(const CheckedRank& rank, LowLatencyCombine kind, 
     const auto expected_with = [&](int width) {
       oracle::LowLatencyCombineOptions options;
       options.logfmt = !exact;
+      options.fp8 = kind == LowLatencyCombine::fp8;
       options.ranks_per_node = width;
       return oracle::low_latency_combine_token(rank.rank, rows, shape.hidden, options);
     };
@@ -139,7 +141,10 @@ void check_low_latency_combine(const CheckedRank& rank, LowLatencyCombine kind, 
     // With hooks, where owners get the rows as the experts left them.
     std::vector<std::vector<oracle::WeightedRow>> together(rows.size());
     together[at(rank.rank, 1)].assign(static_cast<std::size_t>(shape.topk), {x, LowLatencyBench::weight(kind)});
-    const auto unreduced = oracle::low_latency_combine_token(rank.rank, together, shape.hidden);
+    oracle::LowLatencyCombineOptions options;
+    options.fp8 = kind == LowLatencyCombine::fp8;
+    options.unreduced = true;
+    const auto unreduced = oracle::low_latency_combine_token(rank.rank, together, shape.hidden, options);
     if (exact && first_wrong(seen, unreduced, exact) == x.size()) continue;
     throw Error(fmt::format("check: combined token {} of rank {}, channel {}: {}, expected {}", token, rank.rank, wrong,
                             oracle::bf16_value(seen[wrong]), oracle::bf16_value(expected.x[wrong])));

@@ -113,7 +113,7 @@ void refuse_options_of_times(const CLI::App& command) {
   const auto given = [&](const char* option) { return command.count(option) != 0; };
   for (const char* const instead : {"--who-is-late", "--trace"}) {
     for (const char* const of_times : {"--check", "--csv", "--compare", "--fail-below", "--plot", "--plot-over",
-                                       "--dtype", "--arrivals", "--no-hooks", "--no-graphs"}) {
+                                       "--dtype", "--arrivals", "--combine-fp8", "--no-hooks", "--no-graphs"}) {
       if (!given(instead) || !given(of_times)) continue;
       throw InvalidArgument(
           fmt::format("{} measures no times, and {} says how to: leave out one of them", instead, of_times));
@@ -210,6 +210,7 @@ void add_bench_low_latency(CLI::App& bench, Action& action) {
   command->add_option("--trace", o.trace,
                       "Instead of times: an SVG file with what each rank does in a dispatch and a combine");
   command->add_flag("--arrivals", o.arrivals, "Give dispatches arrival counters, a word for 64 rows");
+  command->add_flag("--combine-fp8", o.combine_fp8, "Also measure combine with rows in FP8");
   command->callback([command, options, &action] {
     action = [command, options] {
       refuse_options_of_times(*command);

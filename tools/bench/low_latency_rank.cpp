@@ -13,6 +13,8 @@ const char* name_of(LowLatencyCombine kind) {
       return "zero copy";
     case LowLatencyCombine::logfmt:
       return "LogFMT-10";
+    case LowLatencyCombine::fp8:
+      return "FP8";
   }
   return "?";
 }
@@ -65,6 +67,7 @@ LowLatencyCombineResult LowLatencyBench::combine(LowLatencyCombine kind, bool ho
   arguments.topk_weights = kind == LowLatencyCombine::logfmt ? small_weights_.view() : weights_.view();
   arguments.handle = &handle_;
   arguments.use_logfmt = kind == LowLatencyCombine::logfmt;
+  arguments.use_fp8 = kind == LowLatencyCombine::fp8;
   arguments.return_recv_hook = hook;
   return buffer_.low_latency_combine(arguments, {.stream = stream_});
 }

@@ -12,7 +12,7 @@
 namespace deep_ep::tools {
 
 /// How combine gets its rows and sends them.
-enum class LowLatencyCombine { plain, zero_copy, logfmt };
+enum class LowLatencyCombine { plain, zero_copy, logfmt, fp8 };
 const char* name_of(LowLatencyCombine kind);
 
 /// How ranks reach each other.

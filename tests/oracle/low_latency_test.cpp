@@ -88,6 +88,29 @@ TEST(OracleFp8, PacksExponentsFromTheLowestByte) {
   EXPECT_THROW(ue8m0_bits(3.0f), std::invalid_argument);
 }
 
+/// What docs/low-latency.md says of rows in FP8.
+TEST(OracleFp8, ErrorOfACastValue) {
+  Random random(5);
+  for (int round = 0; round < 200; ++round) {
+    std::vector<std::uint16_t> block;
+    double amax = 1e-4;
+    const double largest = std::ldexp(1.0, static_cast<int>(random.below(60)) - 40);
+    for (int i = 0; i < kFp8Block; ++i) {
+      const double value = largest * (2 * random.unit() - 1) * std::exp2(-30 * random.unit());
+      block.push_back(bf16_bits(static_cast<float>(value)));
+      amax = std::max(amax, std::fabs(static_cast<double>(bf16_value(block.back()))));
+    }
+    std::vector<std::uint8_t> cast(block.size());
+    const float scale = cast_fp8(block, false, cast);
+    for (std::size_t i = 0; i < block.size(); ++i) {
+      const auto value = static_cast<double>(bf16_value(block[i]));
+      const double error = std::fabs(static_cast<double>(e4m3_value(cast[i]) * scale) - value);
+      const double bound = std::max(std::fabs(value) / 16, amax * (0x1p-10 / 448));
+      ASSERT_LE(error, bound * (1 + 0x1p-16)) << value << " beside " << amax;
+    }
+  }
+}
+
 TEST(OracleLogfmt, GroupByHand) {
   std::vector<std::uint16_t> group(128, bf16_bits(0.25f));
   EXPECT_FALSE(logfmt_group(group).encodable) << "one magnitude only";
@@ -341,12 +364,14 @@ TEST(OracleLowLatencyCombine, ByRailsAnotherNodesPartIsAddedOnItsOwn) {
   EXPECT_EQ(combine_parts({1.0f, 0.0f, big, -big, 0.0f, 3.0f}, 2, 2), 3.0f);
 }
 
-TEST(OracleLowLatencyCombine, ByRailsNodesAreEqualAndLogfmtDoesNotGo) {
+TEST(OracleLowLatencyCombine, ByRailsNodesAreEqualAndEncodedRowsDoNotGo) {
   EXPECT_THROW(combine_parts({1, 1, 1, 1}, 0, 3), std::invalid_argument);
   EXPECT_THROW(combine_parts({1, 1, 1, 1}, 0, -2), std::invalid_argument);
   const auto inputs = inputs_of_two_ranks();
   const auto plan = low_latency_dispatch(kShape, inputs, RowFormat::bf16);
   EXPECT_THROW(low_latency_combine(plan, expert_rows(inputs), {.logfmt = true, .ranks_per_node = 1}),
+               std::invalid_argument);
+  EXPECT_THROW(low_latency_combine(plan, expert_rows(inputs), {.fp8 = true, .ranks_per_node = 1}),
                std::invalid_argument);
 }
 
@@ -385,6 +410,8 @@ TEST(OracleLowLatencyCombine, EveryVariantStaysWithinItsTolerance) {
     for (const bool fused : {false, true}) {
       for (const LowLatencyCombineOptions& options :
            {LowLatencyCombineOptions{.fused = fused}, LowLatencyCombineOptions{.fused = fused, .logfmt = true},
+            LowLatencyCombineOptions{.fused = fused, .fp8 = true},
+            LowLatencyCombineOptions{.fused = fused, .fp8 = true, .unreduced = true},
             LowLatencyCombineOptions{.fused = fused, .ranks_per_node = 2}}) {
         for (const auto& owner : low_latency_combine(plan, rows, options)) {
           for (std::size_t i = 0; i < owner.x.size(); ++i) {

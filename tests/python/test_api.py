@@ -47,7 +47,8 @@ SIGNATURES = {
     "use_ue8m0=False, async_finish=False, return_recv_hook=False, arrival_counters=None, arrival_rows=0, "
     "scale_per_token=False, use_nvfp4=False, x_global_scale=None",
     Buffer.low_latency_combine: "self, x, topk_idx, topk_weights, handle, use_logfmt=False, zero_copy=False, "
-    "async_finish=False, return_recv_hook=False, out=None, combine_wait_recv_cost_stats=None",
+    "async_finish=False, return_recv_hook=False, out=None, combine_wait_recv_cost_stats=None, *, "
+    "use_fp8=False",
     Buffer.low_latency_update_mask_buffer: "self, rank_to_mask, mask=False",
     Buffer.low_latency_query_mask_buffer: "self, mask_status",
     Buffer.low_latency_clean_mask_buffer: "self",
@@ -79,7 +80,9 @@ class Alone:
 def test_signature(function):
     parameters = []
     for parameter in inspect.signature(function).parameters.values():
-        assert parameter.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
+        if parameter.kind is inspect.Parameter.KEYWORD_ONLY and "*" not in parameters:
+            parameters.append("*")
+        assert parameter.kind in (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
         default = "" if parameter.default is inspect.Parameter.empty else f"={parameter.default!r}"
         parameters.append(parameter.name + default)
     assert ", ".join(parameters) == SIGNATURES[function]

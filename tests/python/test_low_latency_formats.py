@@ -1,4 +1,4 @@
-"""What rows of low-latency calls look like: 8 and 4 bits, LogFMT, a row for each rank."""
+"""What rows of low-latency calls look like: 8 and 4 bits, LogFMT, FP8 on the way back, a row for each rank."""
 
 import low_latency_reference as reference
 import pytest
@@ -108,6 +108,29 @@ def logfmt(group):
 
 def test_logfmt(ranks):
     ranks(2).run(logfmt)
+
+
+def combine_in_fp8(group):
+    buffer = make_buffer(group, hidden=1536)
+    rank = buffer.rank
+    case = ll_case([M] * buffer.group_size, hidden=1536)
+    handle = dispatch(buffer, case)[2]
+    outputs = outputs_of(case, hidden=1536)
+    exact, _, _ = combine(buffer, case, outputs[rank], handle)
+    short, _, _ = combine(buffer, case, outputs[rank], handle, use_fp8=True)
+    again, _, _ = combine(buffer, case, outputs[rank], handle, use_fp8=True)
+    assert torch.equal(short, again) and not torch.equal(short, exact)
+    hooked, _, hook = combine(buffer, case, outputs[rank], handle, use_fp8=True, return_recv_hook=True)
+    hook()
+    for result in (short, hooked):
+        a, b = exact.double(), result.double()
+        assert 1 - 2 * (a * b).sum() / (a * a + b * b).sum() < 1e-3
+    with pytest.raises(ValueError, match="use_logfmt and use_fp8 are both true"):
+        combine(buffer, case, outputs[rank], handle, use_logfmt=True, use_fp8=True)
+
+
+def test_combine_in_fp8(ranks):
+    ranks(2).run(combine_in_fp8)
 
 
 def rank_major(group):

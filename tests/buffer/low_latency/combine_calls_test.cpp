@@ -177,8 +177,11 @@ Expected without(const LowLatencyCombineCase& one, int whom) {
 
 TEST_P(LowLatencyCombineCallsTest, MaskedByHand) {
   DEEP_EP_NEEDS_RANKS(3);
-  for (const auto layout : {LowLatencyLayout::expert_major, LowLatencyLayout::rank_major}) {
-    const LowLatencyCombineCase one = small_case(3, 7, layout);
+  for (const auto& [layout, fp8] :
+       {std::pair{LowLatencyLayout::expert_major, false}, std::pair{LowLatencyLayout::rank_major, false},
+        std::pair{LowLatencyLayout::expert_major, true}}) {
+    LowLatencyCombineCase one = small_case(3, 7, layout);
+    one.options.fp8 = fp8;
     const Expected all = one.expected();
     const Expected rest = without(one, 1);
     run_cluster(cluster(3), [&](Rank& rank) {
@@ -295,6 +298,8 @@ TEST_P(LowLatencyCombineCallsTest, Arguments) {
     both.async_finish = true;
     refused(
         {"async_finish", "return_recv_hook"}, [](A& a, H&) { a.return_recv_hook = true; }, both);
+    refused(
+        {"use_logfmt and use_fp8"}, [](A& a, H&) { a.use_logfmt = a.use_fp8 = true; }, call);
     refused(
         {"handle"}, [](A& a, H&) { a.handle = nullptr; }, call);
     refused(

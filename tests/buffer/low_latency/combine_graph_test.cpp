@@ -19,9 +19,12 @@ void rewrite(Rank& rank, const ConstTensorView& view, const std::vector<T>& valu
 /// same memory, comes in between.
 TEST_P(LowLatencyCombineGraphTest, LaunchesWithHooksTakeTheInputsOfTheirTime) {
   DEEP_EP_NEEDS_RANKS(3);
-  for (const auto layout : {LowLatencyLayout::expert_major, LowLatencyLayout::rank_major}) {
-    const LowLatencyCombineCase one = make_low_latency_combine_case(
+  for (const auto& [layout, fp8] :
+       {std::pair{LowLatencyLayout::expert_major, false}, std::pair{LowLatencyLayout::rank_major, false},
+        std::pair{LowLatencyLayout::expert_major, true}}) {
+    LowLatencyCombineCase one = make_low_latency_combine_case(
         {.tokens = {7, 0, 4}, .max_tokens = 7, .hidden = 256, .local_experts = 4, .topk = 4, .layout = layout});
+    one.options.fp8 = fp8;
     LowLatencyCombineCase other = one;
     for (auto& input : other.inputs) {
       for (std::size_t i = 0; i < input.x.size(); i += 2) input.x[i] ^= 0x8000;

@@ -9,6 +9,8 @@ namespace {
 
 using oracle::Routing;
 
+const oracle::LowLatencyCombineOptions kEncodings[] = {{}, {.logfmt = true}, {.fp8 = true}};
+
 class LowLatencyCombineTest : public ClusterTest {
  protected:
   /// A dispatch and two combines of each case, one after the other on one buffer.
@@ -98,14 +100,15 @@ TEST_P(LowLatencyCombineTest, EveryShareOfWarps) {
   DEEP_EP_NEEDS_RANKS(2);
   const auto one = make_low_latency_combine_case(
       {.tokens = {11, 13}, .max_tokens = 13, .hidden = 1280, .topk = 5, .routing = Routing::some_dropped});
-  LowLatencyCombineCase logfmt = one;
+  LowLatencyCombineCase logfmt = one, fp8 = one;
   logfmt.options.logfmt = true;
+  fp8.options.fp8 = true;
   std::vector<Config> configs = {{.num_sms = 2, .warps_per_block = 1},
                                  {.num_sms = 1, .warps_per_block = 4},
                                  {.num_sms = 2, .warps_per_block = 9},
                                  {.num_sms = 3, .warps_per_block = 20}};
   if (under_thread_sanitizer()) configs.pop_back();  // they take most of the time, and wait as 9 warps do
-  for (const Config& config : configs) run(cluster(2), {one, logfmt}, config);
+  for (const Config& config : configs) run(cluster(2), {one, logfmt, fp8}, config);
 }
 
 TEST_P(LowLatencyCombineTest, SelectionsThatHaveGoneOrMoved) {
@@ -234,10 +237,10 @@ TEST_P(LowLatencyCombineTest, EverySeedGivesTheSame) {
   if (GetParam().target != Target::host) GTEST_SKIP() << "GPUs have schedules of their own";
   if (GetParam().topology != Topology::one_node) GTEST_SKIP() << "see rdma_test.cpp";
   std::vector<LowLatencyCombineCase> cases;
-  for (const bool logfmt : {false, true}) {
+  for (const auto& options : kEncodings) {
     cases.push_back(make_low_latency_combine_case(
         {.tokens = {9, 0, 14}, .max_tokens = 14, .hidden = 256, .routing = Routing::some_dropped, .seed = 3}));
-    cases.back().options.logfmt = logfmt;
+    cases.back().options = options;
   }
   const std::int64_t first = environment_number("DEEP_EP_TEST_FIRST_SCHEDULE", 1);
   const std::int64_t count = environment_number("DEEP_EP_TEST_SCHEDULES", under_sanitizer() ? 4 : 12);

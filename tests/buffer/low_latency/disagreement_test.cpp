@@ -187,6 +187,15 @@ TEST_P(LowLatencyDisagreementTest, OnLogfmt) {
   expect_combine_mismatch([](auto& arguments, const auto&) { arguments.use_logfmt = true; }, words);
 }
 
+TEST_P(LowLatencyDisagreementTest, OnFp8) {
+  DEEP_EP_NEEDS_RANKS(kRanks);
+  const Words words = {"low_latency_combine", "use_fp8"};
+  const auto change = [](LowLatencyCombineArguments& arguments, const auto&) { arguments.use_fp8 = true; };
+  expect_combine_mismatch(change, words);
+  if (GetParam().topology != Topology::one_node) return;  // the same as without hooks
+  expect_combine_mismatch(change, words, LowLatencyLayout::expert_major, true);
+}
+
 /// Combines what experts 0, 3 and 6 made of four tokens, one expert of each rank; what selections it asks for, `change`
 /// says.
 void combine_own_choice(Rank& rank, Buffer& buffer, const std::function<void(std::vector<std::int64_t>&)>& change,

@@ -53,7 +53,8 @@ class LowLatencyLateOwnerTest : public ClusterTest {
     });
   }
 
-  /// Cases whose selections at combine are not those of dispatch: some gone, some in another order, all weights others.
+  /// Cases whose selections at combine are not those of dispatch: some gone, some in another order, all weights
+  /// others. The last one in FP8.
   static std::vector<LowLatencyCombineCase> cases(std::int64_t hidden, int topk, std::uint64_t seed = 0) {
     std::vector<LowLatencyCombineCase> cases;
     for (const auto layout : {LowLatencyLayout::expert_major, LowLatencyLayout::rank_major}) {
@@ -80,6 +81,8 @@ class LowLatencyLateOwnerTest : public ClusterTest {
         cases.push_back(std::move(one));
       }
     }
+    cases.push_back(cases[1]);
+    cases.back().options.fp8 = true;
     return cases;
   }
 };

@@ -9,6 +9,7 @@
 
 #include "csrc/buffer/low_latency/rank_masks.hpp"
 #include "deep_ep/error.hpp"
+#include "kernels/low_latency/combine/wire.hpp"
 #include "tests/cluster/low_latency_case.hpp"
 
 namespace deep_ep {
@@ -144,11 +145,21 @@ TEST(LowLatencyPlan, KernelsByWhatTheCallNeeds) {
   EXPECT_EQ(combine(true, false), &KernelTable::combine_low_latency) << "LogFMT is slower";
   EXPECT_EQ(combine(true, true), &KernelTable::combine_low_latency_rdma) << "LogFMT is slower";
 
+  inputs.arguments.use_fp8 = true;
+  EXPECT_EQ(combine(false, false), &KernelTable::combine_low_latency_encoded);
+  EXPECT_EQ(combine(false, true), &KernelTable::combine_low_latency_encoded_rdma);
+  EXPECT_EQ(plan_combine(with_hook(inputs.arguments), low_latency_setup()).kernel,
+            &KernelTable::combine_low_latency_unreduced_fp8);
+  EXPECT_EQ(plan_combine(with_hook(inputs.arguments), low_latency_setup(true)).kernel,
+            &KernelTable::combine_low_latency_encoded_rdma);
+  inputs.arguments.use_fp8 = false;
+  inputs.arguments.use_logfmt = true;
+
   for (const bool rdma : {false, true}) {
     LowLatencySetup as_asked = low_latency_setup(rdma);
     as_asked.logfmt = LowLatencyLogfmt::always;
     EXPECT_EQ(plan_combine(inputs.arguments, as_asked).kernel,
-              rdma ? &KernelTable::combine_low_latency_logfmt_rdma : &KernelTable::combine_low_latency_logfmt);
+              rdma ? &KernelTable::combine_low_latency_encoded_rdma : &KernelTable::combine_low_latency_encoded);
   }
 
   // Masks: one more block watches.
@@ -165,17 +176,17 @@ TEST(LowLatencyPlan, KernelsByWhatTheCallNeeds) {
       inputs.arguments.use_logfmt = logfmt;
       const auto plan = plan_combine(inputs.arguments, masking);
       if (rdma) {
-        EXPECT_EQ(plan.kernel, logfmt ? &KernelTable::combine_low_latency_logfmt_rdma_watched
+        EXPECT_EQ(plan.kernel, logfmt ? &KernelTable::combine_low_latency_encoded_rdma_watched
                                       : &KernelTable::combine_low_latency_rdma_watched);
         EXPECT_LE(plan.first.shape.blocks, masking.policy.multiprocessors) << "all are resident";
         continue;
       }
       EXPECT_EQ(plan.kernel,
-                logfmt ? &KernelTable::combine_low_latency_logfmt_watched : &KernelTable::combine_low_latency_watched);
+                logfmt ? &KernelTable::combine_low_latency_encoded_watched : &KernelTable::combine_low_latency_watched);
       LowLatencySetup apart = masking;
       apart.own_masks = true;
       EXPECT_EQ(plan_combine(inputs.arguments, apart).kernel,
-                logfmt ? &KernelTable::combine_low_latency_logfmt : &KernelTable::combine_low_latency);
+                logfmt ? &KernelTable::combine_low_latency_encoded : &KernelTable::combine_low_latency);
       EXPECT_EQ(plan.first.shape.blocks, plan.first.working_blocks + 1);
       EXPECT_LE(plan.first.shape.blocks, masking.policy.multiprocessors) << "all are resident";
     }
@@ -335,6 +346,19 @@ TEST(LowLatencyPlan, RelaysOfCombineAddAndPost) {
   logfmt.use_logfmt = true;
   setup.logfmt = LowLatencyLogfmt::always;
   EXPECT_FALSE(plan_combine(logfmt, setup).relay) << "LogFMT goes directly";
+  LowLatencyCombineArguments fp8 = hooked;
+  fp8.use_fp8 = true;
+  EXPECT_FALSE(plan_combine(fp8, setup).relay) << "and so does FP8";
+}
+
+TEST(LowLatencyPlan, RowsInFp8AreShorter) {
+  using device::low_latency::CombineWire;
+  EXPECT_EQ((CombineWire{7168, CombineEncoding::fp8}.bytes()), 8192u);
+  EXPECT_EQ((CombineWire{7168, CombineEncoding::bf16}.bytes()), 15360u);
+  for (int hidden = 128; hidden <= 16384; hidden += 128) {
+    ASSERT_LT((CombineWire{hidden, CombineEncoding::fp8}.bytes()), (CombineWire{hidden, CombineEncoding::bf16}.bytes()))
+        << "rows fit wherever those of bfloat16 do: " << hidden;
+  }
 }
 
 TEST(LowLatencyPlan, WhatDoesNotFitIsRefused) {

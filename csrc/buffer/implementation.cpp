@@ -99,15 +99,12 @@ void Buffer::Implementation::settle_last_work() noexcept {
 void Buffer::Implementation::destroy_collectively() {
   settle_last_work();
   // After a fault that breaks the buffer, a rank may never come. Any other fault may be known to this rank alone, and
-  // its peers would wait for it.
-  if (runtime_.faults().broken()) return;
-  // The others go on without a rank that they have given up, or have gone themselves. It does not wait for them; nor
-  // they for it.
-  if (runtime_.faults().given_up()) {
-    low_latency_->leave();
+  // its peers would wait for it. The others go on without a rank that they have given up. It does not wait for them;
+  // nor they for it.
+  if (runtime_.faults().broken() || runtime_.faults().given_up() || (low_latency_ && !low_latency_->meet_at_end())) {
+    if (low_latency_) low_latency_->go_alone();
     return;
   }
-  if (low_latency_ && low_latency_->has_somebody_left()) return;
   drain();
   if (runtime_.faults().broken()) return;  // a relay has waited in vain
   runtime_.bootstrap().barrier();          // nobody writes to a peer any more

@@ -263,8 +263,8 @@ def main():
     parser.add_argument("--filter", default="*")
     parser.add_argument("--shard", type=share, default=(1, 1), metavar="I/N")
     parser.add_argument("--at-once", type=int, default=sys.maxsize, metavar="N")
-    parser.add_argument("--seconds", type=float, default=180, help="limit for one test")
-    parser.add_argument("--deadline", type=float, default=1140, help="limit for all tests together")
+    parser.add_argument("--seconds", type=float, default=600, help="limit for one test")
+    parser.add_argument("--deadline", type=float, default=2400, help="limit for all tests together")
     arguments = parser.parse_args()
 
     sys.stdout.reconfigure(errors="replace")

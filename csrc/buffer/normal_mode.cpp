@@ -61,12 +61,12 @@ void wait_for_counts(Runtime& runtime, const HostCounts& counts, CallScope& scop
   // The kernel has the real deadline, and says for which rank it waited. Ours is for a kernel that never started.
   const Deadline deadline(timeout_s == 0 ? 0 : timeout_s * 2 + 10);
   const Backoff backoff;
+  const bool on_cpu = runtime.device().kind != Device::Kind::cuda;
   for (std::uint64_t spins = 1; __atomic_load_n(&counts.epoch, __ATOMIC_ACQUIRE) == 0; ++spins) {
     if (spins % 64 != 0) continue;
     if (faults.met()) break;
-    if (spins % 4096 == 0) {
-      // On the CPU, the kernel needs it.
-      if (runtime.device().kind != Device::Kind::cuda) std::this_thread::sleep_for(backoff.nap());
+    if (on_cpu) std::this_thread::sleep_for(backoff.nap());  // the kernel needs the processor
+    if (spins % 4096 == 0 || on_cpu) {
       if (InterruptScope::wanted()) {
         scope.abandon();  // so that its kernel is waited for
         faults.break_by_interruption();

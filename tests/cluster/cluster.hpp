@@ -45,7 +45,7 @@ struct ClusterOptions {
   Where where;
   /// How the CPU executor behaves; with seed 0 the environment's DEEP_EP_HOST_SEED counts.
   HostExecutorOptions host;
-  double deadline_s = 120;
+  double deadline_s = cluster_patience();
   /// Time that the bootstrap and, unless a test says otherwise, the buffers allow. 0 is patience(), and three times as
   /// long on GPUs, where ranks also make their contexts meanwhile.
   double timeout_s = 0;

@@ -15,8 +15,8 @@ namespace deep_ep::host_machine {
 namespace {
 
 constexpr int kPatientRounds = 64;  ///< rounds of mere polling before the worker sleeps
-constexpr int kNapsPerRound = 2;
-constexpr std::chrono::nanoseconds kLongestNap = std::chrono::milliseconds(8);
+constexpr int kNapsPerRound = 6;
+constexpr std::chrono::nanoseconds kLongestNap = std::chrono::milliseconds(16);
 
 /// The bounds of the calling thread's stack: AddressSanitizer wants them when a fiber switches back.
 void describe_own_stack(Context& context) {

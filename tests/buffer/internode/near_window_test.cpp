@@ -95,7 +95,7 @@ TEST(InternodeNearWindowScheduleTest, EverySeedGivesTheSame) {
   eight_bits.scales = 2;
   const std::vector rounds = {round_of(two_by_two(9)), round_of(eight_bits, 200)};
   const auto first = environment_number("DEEP_EP_TEST_FIRST_SCHEDULE", 1);
-  const auto count = environment_number("DEEP_EP_TEST_SCHEDULES", under_sanitizer() ? 2 : 6);
+  const auto count = environment_number("DEEP_EP_TEST_SCHEDULES", under_sanitizer() ? 1 : 6);
   for (std::int64_t seed = first; seed < first + count; ++seed) {
     SCOPED_TRACE("DEEP_EP_TEST_FIRST_SCHEDULE=" + std::to_string(seed));
     ClusterOptions options{.ranks = 4, .where = {}, .host = {}};

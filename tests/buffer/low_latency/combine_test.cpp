@@ -104,7 +104,7 @@ TEST_P(LowLatencyCombineTest, EveryShareOfWarps) {
                                  {.num_sms = 1, .warps_per_block = 4},
                                  {.num_sms = 2, .warps_per_block = 9},
                                  {.num_sms = 3, .warps_per_block = 20}};
-  if (under_thread_sanitizer()) configs.pop_back();  // they take most of the time, and wait as 9 warps do
+  if (under_thread_sanitizer()) configs.resize(2);  // more warps take most of the time, and wait as these do
   for (const Config& config : configs) run(cluster(2), {one, logfmt}, config);
 }
 
@@ -240,7 +240,7 @@ TEST_P(LowLatencyCombineTest, EverySeedGivesTheSame) {
     cases.back().options.logfmt = logfmt;
   }
   const std::int64_t first = environment_number("DEEP_EP_TEST_FIRST_SCHEDULE", 1);
-  const std::int64_t count = environment_number("DEEP_EP_TEST_SCHEDULES", under_sanitizer() ? 4 : 12);
+  const std::int64_t count = environment_number("DEEP_EP_TEST_SCHEDULES", under_sanitizer() ? 2 : 12);
   for (std::int64_t seed = first; seed < first + count; ++seed) {
     SCOPED_TRACE("DEEP_EP_TEST_FIRST_SCHEDULE=" + std::to_string(seed));
     ClusterOptions options = cluster(3);

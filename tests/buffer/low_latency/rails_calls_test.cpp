@@ -175,7 +175,7 @@ TEST_P(LowLatencyRailCallsTest, ManyTinyCalls) {
 /// The same calls under many schedules of the CPU executor.
 TEST(LowLatencyRailScheduleTest, EverySeedGivesTheSame) {
   const std::int64_t first = environment_number("DEEP_EP_TEST_FIRST_SCHEDULE", 1);
-  const std::int64_t count = environment_number("DEEP_EP_TEST_SCHEDULES", under_sanitizer() ? 2 : 8);
+  const std::int64_t count = environment_number("DEEP_EP_TEST_SCHEDULES", under_sanitizer() ? 1 : 8);
   for (std::int64_t seed = first; seed < first + count; ++seed) {
     SCOPED_TRACE("DEEP_EP_TEST_FIRST_SCHEDULE=" + std::to_string(seed));
     auto [nodes, shape, options] = rail_schedule(seed);

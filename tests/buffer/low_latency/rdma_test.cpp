@@ -109,7 +109,7 @@ TEST_P(LowLatencyRdmaTest, AResumeThatFailsEndsTheBuffer) {
 /// Dispatch and combine, with and without hooks, two in flight, under many schedules of the CPU executor.
 TEST(LowLatencyRdmaScheduleTest, EverySeedGivesTheSame) {
   const std::int64_t first = environment_number("DEEP_EP_TEST_FIRST_SCHEDULE", 1);
-  const std::int64_t count = environment_number("DEEP_EP_TEST_SCHEDULES", under_sanitizer() ? 2 : 6);
+  const std::int64_t count = environment_number("DEEP_EP_TEST_SCHEDULES", under_sanitizer() ? 1 : 6);
   std::vector<LowLatencyCombineCase> cases;
   for (const bool logfmt : {false, true}) {
     cases.push_back(make_low_latency_combine_case({.tokens = {9, 0, 14, 2},

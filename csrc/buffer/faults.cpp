@@ -40,7 +40,13 @@ WaitContext Faults::wait_context() const {
 
 FaultRecord& Faults::first_fault() const {
   FaultRecord& of_calls = records_.get()[0];
-  return written(of_calls) ? of_calls : *record_beside();
+  FaultRecord& beside = *record_beside();
+  if (!written(of_calls) || !written(beside)) return written(of_calls) ? of_calls : beside;
+  // Whoever puts a fault on record ends the waits of the others; two are there where they found theirs at about the
+  // same time. Anything else explains a time-out. And a relay waits for what the rank that it names sends itself; a
+  // call may wait for what another one hands on.
+  const bool explains = of_calls.kind == FaultKind::timeout;
+  return explains ? beside : of_calls;
 }
 
 bool Faults::met() const { return written(first_fault()); }

@@ -20,8 +20,8 @@ Buffer::Implementation::Implementation(std::shared_ptr<Bootstrap> bootstrap, std
   if (runtime_.layout().internode.bytes != 0) internode_.emplace(runtime_);
   if (runtime_.options().low_latency.bytes != 0) low_latency_.emplace(runtime_);
   runtime_.faults().find_lost_by([this](int waited_for) {
-    if (internode_) return internode_->find_lost_rank(waited_for);
-    return runtime_.nodes().num_nodes == 1 ? intranode_->find_lost_rank(waited_for) : waited_for;
+    if (internode_) return internode_->find_lost_rank(waited_for, is_cut_off());
+    return runtime_.nodes().num_nodes == 1 ? intranode_->find_lost_rank(waited_for, is_cut_off()) : waited_for;
   });
   runtime_.faults().explain_timeouts_by([this] { return describe_health(); });
   runtime_.bootstrap().barrier();  // nobody signals before everybody is ready
@@ -40,6 +40,16 @@ std::string Buffer::Implementation::describe_health() const {
   const std::string low_latency = low_latency_ ? low_latency_->health() : std::string();
   if (normal.empty() || normal == low_latency) return low_latency;
   return low_latency.empty() ? normal : fmt::format("{}. Low-latency calls: {}", normal, low_latency);
+}
+
+bool Buffer::Implementation::is_cut_off() const {
+  try {
+    if (internode_) internode_->check();
+    if (low_latency_) low_latency_->check();
+    return false;
+  } catch (const SystemError&) {
+    return true;
+  }
 }
 
 void Buffer::Implementation::drain() noexcept {
@@ -99,15 +109,12 @@ void Buffer::Implementation::settle_last_work() noexcept {
 void Buffer::Implementation::destroy_collectively() {
   settle_last_work();
   // After a fault that breaks the buffer, a rank may never come. Any other fault may be known to this rank alone, and
-  // its peers would wait for it.
-  if (runtime_.faults().broken()) return;
-  // The others go on without a rank that they have given up, or have gone themselves. It does not wait for them; nor
-  // they for it.
-  if (runtime_.faults().given_up()) {
-    low_latency_->leave();
+  // its peers would wait for it. The others go on without a rank that they have given up. It does not wait for them;
+  // nor they for it.
+  if (runtime_.faults().broken() || runtime_.faults().given_up() || (low_latency_ && !low_latency_->meet_at_end())) {
+    if (low_latency_) low_latency_->go_alone();
     return;
   }
-  if (low_latency_ && low_latency_->has_somebody_left()) return;
   drain();
   if (runtime_.faults().broken()) return;  // a relay has waited in vain
   runtime_.bootstrap().barrier();          // nobody writes to a peer any more

@@ -47,6 +47,8 @@ class Buffer::Implementation {
   std::string describe_health() const;
   /// What this rank has posted has reached its peers.
   void drain() noexcept;
+  /// Has a NIC failed to bring somebody what this rank has sent?
+  bool is_cut_off() const;
   /// The host waits for this rank's work, which may have failed.
   void settle_last_work() noexcept;
 

@@ -72,7 +72,7 @@ struct LostRankSearch {
 
   /// By one lane.
   DEEP_EP_DEVICE int lost() const {
-    return end_of_waits(params.waited_for, grid().num_ranks, [&](int rank) { return told_by(rank); });
+    return end_of_waits(grid().rank, params.waited_for, grid().num_ranks, [&](int rank) { return told_by(rank); });
   }
 };
 
@@ -83,7 +83,7 @@ DEEP_EP_DEVICE void find_lost_rank_body(const InternodeLostRankParams& params, s
 
   // 1. Nothing is known yet; but for whom this rank has waited.
   for (int rank = lane_index(); rank < grid.num_ranks; rank += kWarpSize) search.passed_on[rank] = 0;
-  search.tell_node(grid.rank, static_cast<std::uint64_t>(params.waited_for) + 1);
+  search.tell_node(grid.rank, told_wait(params.waited_for, params.cut_off));
   warp::sync();
 
   // 2. Hear what the others say, and pass it on.

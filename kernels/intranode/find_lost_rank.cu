@@ -21,7 +21,7 @@ DEEP_EP_DEVICE void find_lost_rank_body(const LostRankParams& params, std::byte*
   // 1. Tell for whom we have waited.
   for (int peer = lane_index(); peer < common.num_ranks; peer += kWarpSize) {
     store_release<Scope::system>(common.signal_to(peer, IntranodeSignal::lost_rank),
-                                 static_cast<std::uint64_t>(params.waited_for) + 1);
+                                 told_wait(params.waited_for, params.cut_off));
   }
 
   // 2. Give the others time to do the same.
@@ -29,7 +29,7 @@ DEEP_EP_DEVICE void find_lost_rank_body(const LostRankParams& params, std::byte*
 
   // 3. Who is at the end?
   if (lane_index() != 0) return;
-  const int lost = end_of_waits(params.waited_for, common.num_ranks, [&](int rank) {
+  const int lost = end_of_waits(common.rank, params.waited_for, common.num_ranks, [&](int rank) {
     return load_acquire<Scope::system>(common.signal_from(rank, IntranodeSignal::lost_rank));
   });
   store_release<Scope::system>(params.lost, lost);

@@ -70,6 +70,7 @@ struct NotifyShared {
 struct LostRankParams {
   IntranodeParams common;
   int waited_for;        ///< whom this rank waited for in vain
+  bool cut_off;          ///< something that it has sent by RDMA got lost
   std::uint64_t for_ns;  ///< how long others may take to say the same
   std::int32_t* lost;    ///< out, pinned: who is at the end of the chain
 };

@@ -60,8 +60,10 @@ DEEP_EP_DEVICE void change_masks(const LowLatencyMasksParams& params, AnyWatcher
       return watcher.unmask(params.rank);
     case LowLatencyMasksStep::mask:
       return watcher.mask(params.rank);
-    case LowLatencyMasksStep::leave:
-      return watcher.leave();
+    case LowLatencyMasksStep::hear:
+      return watcher.hear();
+    case LowLatencyMasksStep::tell_ending:
+      return watcher.tell_ending(params.ending);
   }
 }
 

@@ -352,13 +352,15 @@ struct LowLatencyBarrierParams {
 /// What becomes of masks between calls, where ranks agree on who is lost.
 enum class LowLatencyMasksStep : int {
   unmask,
-  mask,   ///< as the program says
-  leave,  ///< tells far ranks that this one destroys its buffer, as the others have given it up
+  mask,         ///< as the program says
+  hear,         ///< reads who is accused
+  tell_ending,  ///< tells far ranks how far this one is with the end of its buffer
 };
 struct LowLatencyMasksParams {
   LowLatencyParams common;
-  int rank;  ///< -1: all
+  int rank = -1;  ///< -1: all
   LowLatencyMasksStep step;
+  std::uint64_t ending = 0;  ///< tell_ending: more than before by so much
 };
 
 }  // namespace deep_ep

@@ -43,11 +43,14 @@ struct alignas(kLine) LowLatencyMailbox {
   }
 };
 
+/// With masking: how far a rank is with the end of its buffer.
+enum class LowLatencyEnding : std::uint64_t { no, waits_for_others, goes_alone };
+
 /// With masking: what a rank shows, in its own heap, to near ranks that wait for it. See transport/watch.hpp.
 struct alignas(kLine) LowLatencySigns {
   std::uint64_t beat;                    ///< changes as long as a call of the rank runs
   std::uint64_t sent[kLowLatencyKinds];  ///< the last call whose send part has ended
-  std::uint64_t left;                    ///< not 0: it has destroyed its buffer, as the others had given it up
+  std::uint64_t ending;                  ///< a LowLatencyEnding
 };
 
 /// On the board of rank 0, and in what each rank tells another, between two low_latency_resume.
@@ -58,7 +61,7 @@ constexpr std::uint32_t kMostAccusations = kMaxRanks;
 struct alignas(kLine) LowLatencyNews {
   std::uint64_t said[kMostAccusations];  ///< accusations, one behind the other
   std::uint64_t beat;                    ///< of a far rank: changes as long as a long call of it runs
-  std::uint64_t left;                    ///< of a far rank: as in its signs
+  std::uint64_t ending;                  ///< of a far rank: as in its signs
 };
 
 /// Rows of one source (or for one rank) lie in parts of equal size, each with room for one call.
@@ -150,8 +153,8 @@ struct LowLatencyWindow {
   DEEP_EP_HOST_DEVICE Place<std::uint64_t> far_beat(int source) const {
     return {news(source).offset + offsetof(LowLatencyNews, beat)};
   }
-  DEEP_EP_HOST_DEVICE Place<std::uint64_t> far_left(int source) const {
-    return {news(source).offset + offsetof(LowLatencyNews, left)};
+  DEEP_EP_HOST_DEVICE Place<std::uint64_t> far_ending(int source) const {
+    return {news(source).offset + offsetof(LowLatencyNews, ending)};
   }
 
   /// Of a dispatch: the first cell holds the number of rows of `source` for this rank (CountHead), each further one the

@@ -45,5 +45,26 @@ TEST(FaultsRecord, OfAKernelBesideACallThatRaises) {
   }
 }
 
+/// A relay waits for what the rank that it names sends itself, a call perhaps for what that one hands on; and whatever
+/// else a call has met explains why a relay waits in vain.
+TEST(FaultsRecord, OfTwoTheOneThatNamesTheCause) {
+  for (const FaultKind of_call : {FaultKind::timeout, FaultKind::mismatch, FaultKind::rdma_failed}) {
+    const auto executor = make_host_executor();
+    const OwnStream stream(*executor);
+    const CallContext calls(executor, stream.get(),
+                            std::make_shared<Arena>(executor, std::make_shared<test::FakeHeap>(1 << 20), 0, 1 << 20));
+    Faults faults(calls, executor, 0, 60.0);
+    put_on_record(*faults.wait_context().fault, of_call, Wanted::low_latency_combine_rows, 1);
+    put_on_record(*faults.record_beside(), FaultKind::timeout, Wanted::low_latency_combine_rows, 3);
+    const std::string named = of_call == FaultKind::timeout ? "rank 3" : "rank 1";
+    try {
+      faults.raise();
+      ADD_FAILURE() << "nothing was raised";
+    } catch (const Error& error) {
+      EXPECT_NE(std::string(error.what()).find(named), std::string::npos) << error.what();
+    }
+  }
+}
+
 }  // namespace
 }  // namespace deep_ep

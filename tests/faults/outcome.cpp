@@ -73,7 +73,7 @@ class Judge {
     const Outcome* first = nullptr;
     for (rank_ = 0; rank_ < plan_.ranks; ++rank_) {
       const Outcome& mine = outcome(rank_);
-      if (rank_ == plan_.rank || !mine.completed) continue;
+      if (!mine.completed || (rank_ == plan_.rank && !plan_.may_survive_own_fault())) continue;
       if (first == nullptr) first = &mine;
       if (mine.masked != first->masked) {
         blame(Violation::Kind::split, fmt::format("another survivor masks {}", fmt::join(first->masked, " ")));

@@ -22,7 +22,7 @@ int of_any_size(oracle::Random& random, double most) {
   return static_cast<int>(std::exp(random.unit() * std::log(most)));
 }
 
-std::vector<Step> make_steps(oracle::Random& random, bool normal, bool hooks) {
+std::vector<Step> make_steps(oracle::Random& random, bool normal) {
   std::vector<Step> steps;
   const auto rounds = 1 + random.below(3);
   for (std::int64_t round = 0; round < rounds; ++round) {
@@ -32,9 +32,9 @@ std::vector<Step> make_steps(oracle::Random& random, bool normal, bool hooks) {
       if (random.chance(0.4)) steps.push_back({.kind = Kind::cached, .data = data});
       if (random.chance(0.8)) steps.push_back({.kind = Kind::combine, .data = data, .heap = random.chance(0.5)});
     } else {
-      steps.push_back({.kind = Kind::low_latency_dispatch, .data = data, .hook = hooks && random.chance(0.4)});
+      steps.push_back({.kind = Kind::low_latency_dispatch, .data = data, .hook = random.chance(0.4)});
       if (random.chance(0.8)) {
-        steps.push_back({.kind = Kind::low_latency_combine, .data = data, .hook = hooks && random.chance(0.4)});
+        steps.push_back({.kind = Kind::low_latency_combine, .data = data, .hook = random.chance(0.4)});
       }
     }
   }
@@ -93,7 +93,7 @@ Plan make_plan(std::uint64_t seed, Fault fault) {
   plan.host = {.multiprocessors = static_cast<int>(1 + random.below(2)),
                .warps_per_block = 2,
                .seed = random.chance(0.1) ? random.next() | 1 : 0};
-  plan.steps = make_steps(random, normal, plan.topology != Topology::rails);
+  plan.steps = make_steps(random, normal);
   if (refuses_normal) plan.steps = {{.kind = Kind::dispatch}, {.kind = Kind::cached}, {.kind = Kind::combine}};
 
   plan.rank = static_cast<int>(random.below(plan.ranks));

@@ -67,12 +67,14 @@ struct Plan {
     const bool nodes = topology == test::Topology::two_nodes || topology == test::Topology::rails;
     return !nodes ? 0 : ranks % 2 == 0 ? ranks / 2 : 1;
   }
-  /// Ranks with masks agree on who is lost: plans with a rank that does not come back: at the end survivors make two
+  /// Ranks with masks agree on who is lost. Plans in which a rank does not come back: at the end survivors make two
   /// more calls, so that all hear of it.
   bool looks_for_survivors() const {
     return masking && (fault == Fault::stop || fault == Fault::freeze || fault == Fault::memory ||
-                       fault == Fault::kill || fault == Fault::suspend);
+                       fault == Fault::kill || fault == Fault::suspend || fault == Fault::nic);
   }
+  /// Does the rank of the fault survive, where it makes all calls? (One that stood still may end before it is told.)
+  bool may_survive_own_fault() const { return fault == Fault::nic; }
   std::string describe() const;
 };
 

@@ -13,8 +13,9 @@
 namespace deep_ep::test {
 namespace {
 
-/// All ranks of `waits` (rank -> for whom it has waited) look for the lost one. Whom each of them names.
-std::map<int, int> named_by(int num_ranks, const std::map<int, int>& waits) {
+/// All ranks of `waits` (rank -> for whom it has waited) look for the lost one; what `cut_off` has sent got lost. Whom
+/// each of them names.
+std::map<int, int> named_by(int num_ranks, const std::map<int, int>& waits, int cut_off = -1) {
   const auto executor = make_host_executor({});
   const ControlWindow control(num_ranks, 1, 2);
   std::vector<std::byte*> heaps;
@@ -34,6 +35,7 @@ std::map<int, int> named_by(int num_ranks, const std::map<int, int>& waits) {
       params.common.heaps = heaps.data();
       params.common.control = control;
       params.waited_for = waited_for;
+      params.cut_off = rank == cut_off;
       params.for_ns = static_cast<std::uint64_t>(scaled(0.5) * 1e9);
       params.lost = &named[rank];
       const StreamHandle stream = executor->create_stream();
@@ -54,6 +56,12 @@ TEST(LostRank, IsAtTheEndOfTheChain) {
 
 TEST(LostRank, IsTheOneThatTellsNothingWhereTheOthersWaitInACircle) {
   EXPECT_EQ(named_by(4, {{0, 1}, {1, 2}, {2, 0}}), (Ranks{{0, 3}, {1, 3}, {2, 3}}));
+}
+
+/// What it has sent got lost, and it waits for an answer. Whoever tells nothing may have ended the call.
+TEST(LostRank, IsTheOneThatIsCutOffWhereItIsInACircle) {
+  EXPECT_EQ(named_by(4, {{0, 1}, {1, 0}, {2, 1}}, 0), (Ranks{{0, 1}, {1, 0}, {2, 0}}));
+  EXPECT_EQ(named_by(4, {{0, 3}, {1, 0}, {2, 1}}, 0), (Ranks{{0, 3}, {1, 3}, {2, 3}})) << "but not in a chain";
 }
 
 TEST(LostRank, IsTheOneThatWasWaitedForWhereNobodyKnowsBetter) {

@@ -11,13 +11,13 @@ import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 
-# Each writes when it begins and ends. Tests of asan and tsan end when the next preset has been built, or is being built;
+# Each writes when it begins and ends. A compiler that hangs is in a process group of its own, as under ninja. Tests of asan and tsan end when the next preset has been built, or is being built;
 # those on emulated machines look whether the build beside them stands still.
 NOTE = 'note() { echo "$*" >>"$LOG"; }; seen() { for _ in $(seq 600); do grep -qx "$1" "$LOG" && return; sleep 0.05; done; exit 9; }'
 BUILD = f"""#!/bin/bash
 {NOTE}
 note "build $1"
-[ "$1" != "$HANGS" ] || {{ note "pid $$"; note hangs; sleep 600; }}
+[ "$1" != "$HANGS" ] || {{ set -m; sleep 600 & note "pid $!"; note hangs; wait; }}
 [ "$1" != "$FAILS" ] || {{ echo "no compiler for $1"; exit 3; }}
 note "nice $(nice) $1"
 note "built $1"

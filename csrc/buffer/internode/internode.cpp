@@ -66,7 +66,7 @@ std::string Internode::describe() const {
                             : fmt::format("{} lanes, {}", common_.lanes, connections_.describe());
 }
 
-int Internode::find_lost_rank(int waited_for) {
+int Internode::find_lost_rank(int waited_for, bool cut_off) {
   if (grid_.width == 1) return waited_for;  // nobody relays
   // A rank that has failed may have freed its heap, which is gone for the others, too, if they share it so.
   if (runtime_.heap()->kind() == HeapKind::cuda_ipc) return waited_for;
@@ -76,6 +76,7 @@ int Internode::find_lost_rank(int waited_for) {
   params.common = common_;
   params.wait = {lost_->faults, lost_abort_.get(), static_cast<std::uint64_t>(for_s * 1e9)};
   params.waited_for = waited_for;
+  params.cut_off = cut_off;
   params.for_ns = params.wait.timeout_ns;
   params.lost = &lost_->lost;
   Backend& executor = *runtime_.executor();

@@ -39,7 +39,7 @@ class Internode {
   void check() const { connections_.check(); }
   /// After a call of any kind that has waited for a rank in vain: who is lost? That rank, or the one that it waits for
   /// itself. Takes some of the time that calls wait, for the others to find out the same.
-  int find_lost_rank(int waited_for);
+  int find_lost_rank(int waited_for, bool cut_off = false);
   /// After the last call. Its kernels have ended, but the last credit that they posted may not have reached the rails.
   void drain() noexcept { connections_.drain_at_end(runtime_.rank(), runtime_.timeout_s()); }
 

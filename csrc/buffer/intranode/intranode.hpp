@@ -23,7 +23,7 @@ class Intranode {
 
   /// After a call of any kind that has waited for a rank in vain: who is lost? That rank, or the one that it waits for
   /// itself. Takes some of the time that calls wait, for the others to find out the same.
-  int find_lost_rank(int waited_for);
+  int find_lost_rank(int waited_for, bool cut_off = false);
 
  private:
   /// Exchanges counts. Returns a handle without what only the dispatch itself knows, and, with exact sizes, the counts.

@@ -45,8 +45,15 @@ EventHandle LowLatency::launch_relay(LowLatencyKind kind, const LowLatencyPlan<P
   take_relay(plan.relay->warps_per_row, params);
   params.common.wait.fault = runtime_.faults().record_beside();
   executor.wait_event(own, executor.record_event(stream));
-  (executor.kernels().*plan.relay->kernel)(params, plan.relay->shape, own);
-  return executor.record_event(own);
+  try {
+    (executor.kernels().*plan.relay->kernel)(params, plan.relay->shape, own);
+    return executor.record_event(own);
+  } catch (...) {
+    // What comes behind the call comes behind what is on the relay's stream, too. Nobody else brings that back into a
+    // recording, which is invalid with a loose end.
+    executor.wait_event(stream, executor.record_event(own));
+    throw;
+  }
 }
 
 /// Enqueues the part that receives, with what measures it. `relayed`: behind the call's relay, or null.

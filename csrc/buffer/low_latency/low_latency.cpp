@@ -1,7 +1,9 @@
 #include "csrc/buffer/low_latency/low_latency.hpp"
 
 #include <algorithm>
+#include <chrono>
 #include <exception>
+#include <thread>
 
 #include "csrc/bootstrap/agreement.hpp"
 #include "csrc/buffer/low_latency/plan_parts.hpp"
@@ -83,9 +85,9 @@ LowLatency::LowLatency(Runtime& runtime) : runtime_(runtime) {
   }
 }
 
-void LowLatency::change_masks(int rank, LowLatencyMasksStep step, StreamHandle stream) {
+void LowLatency::change_masks(int rank, LowLatencyMasksStep step, StreamHandle stream, std::uint64_t ending) {
   CallScope scope(runtime_.calls(), {.stream = stream});
-  const LowLatencyMasksParams params{.common = setup_.common, .rank = rank, .step = step};
+  const LowLatencyMasksParams params{.common = setup_.common, .rank = rank, .step = step, .ending = ending};
   runtime_.executor()->kernels().change_masks_low_latency_watched(params, LaunchShape{1, 32, watching_bytes(setup_)},
                                                                   scope.stream());
   scope.finish();
@@ -188,39 +190,88 @@ void LowLatency::drain() noexcept {
   if (links_) links_->drain();
 }
 
-void LowLatency::leave() noexcept {
-  try {
-    const std::uint64_t left = 1;
-    LowLatencySigns& own = *setup_.common.window.signs().in(runtime_.heap()->local());
-    if (runtime_.device().kind == Device::Kind::cpu) {
-      __atomic_store_n(&own.left, left, __ATOMIC_RELEASE);
-    } else {
-      runtime_.executor()->copy(&own.left, &left, sizeof left, runtime_.comm_stream());
-    }
-    if (links_) change_masks(runtime_.rank(), LowLatencyMasksStep::leave, runtime_.comm_stream());
+void LowLatency::show_ending(LowLatencyEnding ending) {
+  if (ending == ending_) return;
+  const auto value = static_cast<std::uint64_t>(ending);
+  LowLatencySigns& own = *setup_.common.window.signs().in(runtime_.heap()->local());
+  if (runtime_.device().kind == Device::Kind::cpu) {
+    __atomic_store_n(&own.ending, value, __ATOMIC_RELEASE);
+  } else {
+    runtime_.executor()->copy(&own.ending, &value, sizeof value, runtime_.comm_stream());
+  }
+  if (links_) {
+    change_masks(runtime_.rank(), LowLatencyMasksStep::tell_ending, runtime_.comm_stream(),
+                 value - static_cast<std::uint64_t>(ending_));
+  }
+  ending_ = ending;
+  runtime_.calls().settle();
+}
+
+LowLatencyEnding LowLatency::ending_of(int rank) const {
+  const LowLatencyParams& common = setup_.common;
+  const bool is_far = device::Reach<true>{common}.is_far(rank);
+  std::byte* const heap = is_far ? common.local : runtime_.heap()->peers()[static_cast<std::size_t>(rank)];
+  const std::uint64_t& shown =
+      is_far ? *common.window.far_ending(rank).in(heap) : common.window.signs().in(heap)->ending;
+  std::uint64_t ending = 0;
+  if (runtime_.device().kind == Device::Kind::cpu) {
+    ending = __atomic_load_n(&shown, __ATOMIC_ACQUIRE);
+  } else {
+    runtime_.executor()->copy(&ending, &shown, sizeof ending, runtime_.comm_stream());
     runtime_.executor()->synchronize(runtime_.comm_stream());
-  } catch (const std::exception& error) {
-    log::warn("buffer: rank {} could not tell the others that it leaves: {}", runtime_.rank(), error.what());
+  }
+  return static_cast<LowLatencyEnding>(ending);
+}
+
+std::vector<std::int32_t> LowLatency::masks_now() const {
+  std::vector<std::int32_t> masks(static_cast<std::size_t>(runtime_.num_ranks()));
+  runtime_.executor()->copy(masks.data(), masks_->mask(), masks.size() * sizeof masks[0], runtime_.comm_stream());
+  runtime_.executor()->synchronize(runtime_.comm_stream());
+  return masks;
+}
+
+bool LowLatency::meet_at_end() {
+  if (!setup_.watched()) return true;
+  // Whoever waits in a call for a rank that is lost finds that out within a quarter more than a time-out, and comes.
+  const double most_s = 2 * runtime_.timeout_s();
+  const auto begin = std::chrono::steady_clock::now();
+  for (auto nap = std::chrono::milliseconds(1);; nap = std::min(2 * nap, std::chrono::milliseconds(20))) {
+    // What others show comes first: who shows that it is here has told before of all whom it has masked.
+    std::vector<LowLatencyEnding> shown;
+    for (int rank = 0; rank < runtime_.num_ranks(); ++rank) shown.push_back(ending_of(rank));
+    change_masks(-1, LowLatencyMasksStep::hear, runtime_.comm_stream());
+    runtime_.calls().settle();
+    if (runtime_.faults().met()) return false;
+    masks_->log_new();
+    const std::vector<std::int32_t> masks = masks_now();
+    // Who waits for the others has masked nobody. So if all do, all meet.
+    const bool alone = std::ranges::any_of(masks, [](std::int32_t mask) { return mask != 0; }) ||
+                       std::ranges::count(shown, LowLatencyEnding::goes_alone) != 0;
+    show_ending(alone ? LowLatencyEnding::goes_alone : LowLatencyEnding::waits_for_others);
+    // A rank that goes alone stays until all that go on have ended their calls: what they post to it must not fail.
+    std::vector<int> lacking;
+    for (int rank = 0; rank < runtime_.num_ranks(); ++rank) {
+      const auto r = static_cast<std::size_t>(rank);
+      if (rank != runtime_.rank() && shown[r] == LowLatencyEnding::no && masks[r] == 0) lacking.push_back(rank);
+    }
+    if (lacking.empty() || most_s == 0) return !alone;  // waits for ever are the bootstrap's
+    const std::chrono::duration<double> waited = std::chrono::steady_clock::now() - begin;
+    if (waited.count() > most_s) {
+      log::warn("buffer: rank {} waited {} s for {} to destroy the buffer, too, and goes alone", runtime_.rank(),
+                most_s, format_ranks(lacking));
+      return false;
+    }
+    std::this_thread::sleep_for(nap);
   }
 }
 
-bool LowLatency::has_somebody_left() const {
-  if (!setup_.watched()) return false;
-  const LowLatencyParams& common = setup_.common;
-  for (int rank = 0; rank < common.num_ranks; ++rank) {
-    const bool is_far = device::Reach<true>{common}.is_far(rank);
-    std::byte* const heap = is_far ? common.local : runtime_.heap()->peers()[static_cast<std::size_t>(rank)];
-    const std::uint64_t& shown = is_far ? *common.window.far_left(rank).in(heap) : common.window.signs().in(heap)->left;
-    std::uint64_t left = 0;
-    if (runtime_.device().kind == Device::Kind::cpu) {
-      left = __atomic_load_n(&shown, __ATOMIC_ACQUIRE);
-    } else {
-      runtime_.executor()->copy(&left, &shown, sizeof left, runtime_.comm_stream());
-      runtime_.executor()->synchronize(runtime_.comm_stream());
-    }
-    if (left != 0) return true;
+void LowLatency::go_alone() noexcept {
+  if (!setup_.watched()) return;
+  try {
+    show_ending(LowLatencyEnding::goes_alone);
+  } catch (const std::exception& error) {
+    log::warn("buffer: rank {} could not tell the others that it leaves: {}", runtime_.rank(), error.what());
   }
-  return false;
 }
 
 LowLatencyCounts LowLatency::count_together() {

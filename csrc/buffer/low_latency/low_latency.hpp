@@ -37,9 +37,11 @@ class LowLatency {
   /// Collective, with masks.
   void resume();
 
-  /// This rank goes for good, without the others: it has been given up. Shows them that, where they look for it.
-  void leave() noexcept;
-  bool has_somebody_left() const;
+  /// Where ranks agree on who is lost, at the end of the buffer: waits for the others, without those that are lost or
+  /// go alone. False: some are, so this rank must go alone, too.
+  bool meet_at_end();
+  /// This rank waits for nobody. Shows that to the others, where they look for it.
+  void go_alone() noexcept;
 
   /// From now on the program may write there, and `clean` cleans it.
   TensorView memory();
@@ -71,7 +73,11 @@ class LowLatency {
   HookQueue& queue(LowLatencyKind kind) const { return *queues_[static_cast<std::size_t>(kind)]; }
   LowLatencyCounts count_together();
   /// Where ranks agree on who is lost. -1: all.
-  void change_masks(int rank, LowLatencyMasksStep step, StreamHandle stream);
+  void change_masks(int rank, LowLatencyMasksStep step, StreamHandle stream, std::uint64_t ending = 0);
+  void show_ending(LowLatencyEnding ending);
+  /// Has the rank masked others? [num_ranks].
+  std::vector<std::int32_t> masks_now() const;
+  LowLatencyEnding ending_of(int rank) const;
 
   Runtime& runtime_;
   std::shared_ptr<LowLatencyState> state_;  ///< device memory
@@ -84,6 +90,7 @@ class LowLatency {
   std::optional<WaitStats> waits_;  ///< none before anybody has asked for them
   bool told_of_bf16_ = false;       ///< instead of LogFMT, to the log
   bool shown_ = false;              ///< has the program been given `memory`?
+  LowLatencyEnding ending_ = LowLatencyEnding::no;
   std::array<std::shared_ptr<HookQueue>, static_cast<std::size_t>(LowLatencyKind::count)> queues_;
   /// Device memory; the last is the largest. Those before stay: views and recorded graphs may still name them.
   std::vector<std::shared_ptr<std::byte>> combine_buffers_;

@@ -71,6 +71,8 @@ class Board {
   DEEP_EP_DEVICE void end() {}
   /// Tells others that this rank is there. Who is near sees it.
   DEEP_EP_DEVICE void show() {}
+  /// The call is over: nobody waits for completions any more.
+  DEEP_EP_DEVICE void stop_posting() {}
 
   /// Changes as long as the peer shows something.
   DEEP_EP_DEVICE std::uint64_t sign_of(int peer) const {
@@ -119,7 +121,7 @@ class Board {
   DEEP_EP_DEVICE bool has_told() const { return false; }
   DEEP_EP_DEVICE void settle() {}
   /// Near ranks see what the host writes.
-  DEEP_EP_DEVICE void leave() {}
+  DEEP_EP_DEVICE void tell_ending(std::uint64_t) {}
 
  private:
   DEEP_EP_DEVICE std::uint64_t* entry(std::uint32_t index) const {

@@ -51,7 +51,7 @@ struct MaskOrEnd {
   }
   /// Masks the rank of a queue pair that has failed, or ends the call.
   DEEP_EP_DEVICE void blame_queue(const RdmaQueuePair& queue) const {
-    if (masked(common, queue.peer)) return;
+    if (gives_up(queue.peer)) return;
     const auto failure = static_cast<std::int32_t>(load_relaxed<Scope::gpu>(&queue.state->failure));
     constexpr Wanted kWanted = Wanted::rdma_completion;
     if (common.mask == nullptr) {

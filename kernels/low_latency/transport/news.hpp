@@ -44,8 +44,16 @@ class News {
           return !queue.reached(queue.posted()) || queue.signal_add(window.far_beat(common.rank).offset, 1);
         });
       } else {
-        stop_posting(peer);
+        stop_posting_to(peer);
       }
+    }
+  }
+
+  /// The call is over. Whoever still waits for completions would do so for as long as waits may take.
+  DEEP_EP_DEVICE void stop_posting() {
+#pragma unroll 1
+    for (int peer = 0; peer < common.num_ranks; ++peer) {
+      if (is_far(peer)) stop_posting_to(peer);
     }
   }
 
@@ -161,12 +169,12 @@ class News {
     has_told_ = false;
   }
 
-  /// Tells far ranks that this one goes for good.
-  DEEP_EP_DEVICE void leave() {
+  /// Tells far ranks how far this one is with the end of its buffer: more than before by so much.
+  DEEP_EP_DEVICE void tell_ending(std::uint64_t more) {
 #pragma unroll 1
     for (int peer = 0; peer < common.num_ranks; ++peer) {
       if (!is_far(peer)) continue;
-      post(peer, [&](auto& queue) { return queue.signal_add(common.window.far_left(common.rank).offset, 1); });
+      post(peer, [&](auto& queue) { return queue.signal_add(common.window.far_ending(common.rank).offset, more); });
     }
     settle();
   }
@@ -216,8 +224,8 @@ class News {
     return true;
   }
 
-  /// Ends waits for the queue pairs to a masked peer: theirs have no deadline that anybody would wait for.
-  DEEP_EP_DEVICE void stop_posting(int peer) const {
+  /// Ends waits for the completions of the queue pairs to a peer, which have no deadline that anybody would wait for.
+  DEEP_EP_DEVICE void stop_posting_to(int peer) const {
 #pragma unroll 1
     for (int lane = 0; lane < common.lanes; ++lane) {
       store_relaxed<Scope::gpu>(&common.told[peer].stopped[lane], std::uint64_t{1});

@@ -91,6 +91,7 @@ struct BasicWatcher {
     looked = now;
     waited += passed < timeout / kLeastLooks ? passed : timeout / kLeastLooks;
     show_beat(common);
+    if (aborted(common.wait)) word.stop_posting();
     if (waited < timeout / kQuiet || !word.begin()) return;
     word.show();
     read();
@@ -149,10 +150,17 @@ struct BasicWatcher {
     word.end();
   }
 
-  /// This rank goes for good, as the others have given it up.
-  DEEP_EP_DEVICE void leave() {
+  /// Reads accusations, though no call is under way.
+  DEEP_EP_DEVICE void hear() {
     begin();
-    word.leave();
+    read();
+    if (word.has_told()) word.settle();
+    word.end();
+  }
+  /// Shows far ranks how far this one is with the end of its buffer.
+  DEEP_EP_DEVICE void tell_ending(std::uint64_t more) {
+    begin();
+    word.tell_ending(more);
     word.end();
   }
 
@@ -187,6 +195,9 @@ struct BasicWatcher {
     return aborted(common.wait) && load_acquire<Scope::system>(&fault.written) != 0 &&
            fault.kind == FaultKind::mismatch;
   }
+  /// Another watcher of this rank, in a kernel that runs, may be looking. That is soon over: the only wait while it
+  /// does is settle(), of a quarter of a deadline at most. Its queue pairs, of 1024 entries, have room for all that can
+  /// ever be said between two low_latency_resume, and a beat.
   DEEP_EP_DEVICE void begin() {
     poll_until([&](const Poll&) { return word.begin(); }, [](const Poll&) { return false; });
   }

@@ -1,6 +1,7 @@
 // How low-latency calls react to bad arguments, to ranks that disagree, and to ranks that do not come.
 #include <unistd.h>
 
+#include <atomic>
 #include <chrono>
 #include <thread>
 
@@ -108,20 +109,61 @@ TEST_P(LowLatencyMasksTest, ARankThatDoesNotComeIsMaskedAndMayComeBack) {
   });
 }
 
+/// The others have left by themselves when the lost rank comes to its end, and none waits in the bootstrap.
+TEST_P(LowLatencyMasksTest, TheEndWaitsForNobodyWhoIsLost) {
+  DEEP_EP_NEEDS_RANKS(4);
+  const LowLatencyCase all = four_ranks(7);
+  const LowLatencyCase without = with_masks(all, masks_of({0, 1, 2}, {3}));
+  std::atomic<int> ended = 0;
+  run_cluster(cluster_with_absentees(4), [&](Rank& rank) {
+    Buffer& buffer = rank.buffer(masking_options(short_deadline()));
+    dispatch_and_check(rank, buffer, all);
+    if (rank.rank() != 3) {
+      dispatch_and_check(rank, buffer, without);
+      buffer.destroy();
+      ++ended;
+    } else {
+      while (ended != 3) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+      buffer.destroy();
+    }
+  });
+}
+
+/// A rank that the others have masked, and that nobody tells, sees at its end that they do not wait for it.
+TEST_P(LowLatencyMasksTest, TheEndOfARankThatOthersHaveMaskedByHand) {
+  DEEP_EP_NEEDS_RANKS(4);
+  run_cluster(cluster(4), [&](Rank& rank) {
+    Buffer& buffer = rank.buffer(masking_options(patience()));
+    if (rank.rank() != 3) buffer.low_latency_update_mask(3, true, rank.call().stream);
+    buffer.destroy();
+  });
+}
+
 /// It used to mask all others: they no longer send it anything.
 TEST_P(LowLatencyMasksTest, AMaskedRankThatComesLateIsToldAndMasksNobody) {
   DEEP_EP_NEEDS_RANKS(4);
   const LowLatencyCase all = four_ranks(6);
   const LowLatencyCase without = with_masks(all, masks_of({0, 1, 2}, {3}));
   run_cluster(cluster_with_absentees(4), [&](Rank& rank) {
-    Buffer& buffer = rank.buffer(masking_options(2 * short_deadline()));
+    Buffer& buffer = rank.buffer(masking_options(short_deadline()));
     dispatch_and_check(rank, buffer, all);
     for (int i = 0; i < 2 && rank.rank() != 3; ++i) dispatch_and_check(rank, buffer, without);
     rank.bootstrap()->barrier();
     if (rank.rank() == 3) {
-      dispatch_and_check(rank, buffer, all);  // what the others sent before they masked it
-      buffer.low_latency_dispatch(upload_arguments(rank, all), rank.call());
+      // What the others sent before they masked it; unless the call takes so long that its watcher looks.
+      const LowLatencyDispatchResult first = buffer.low_latency_dispatch(upload_arguments(rank, all), rank.call());
       rank.executor()->synchronize(rank.stream());
+      bool told = false;
+      try {
+        buffer.check();
+      } catch (const TimeoutError&) {
+        told = true;
+      }
+      if (!told) {
+        check_low_latency_dispatch(rank, all, first);
+        buffer.low_latency_dispatch(upload_arguments(rank, all), rank.call());
+        rank.executor()->synchronize(rank.stream());
+      }
       require_same({0, 0, 0, 0}, query(rank, buffer), "it masks nobody");
       require_throws<TimeoutError>([&] { buffer.check(); }, {"for rank 3", "low_latency_resume"}, "it is told");
       require_throws<TimeoutError>([&] { buffer.low_latency_dispatch(upload_arguments(rank, all), rank.call()); },

@@ -441,6 +441,21 @@ TEST(LowLatencyNews, WaitsForTheQueuePairsToAMaskedRankEnd) {
   EXPECT_EQ(group[0].told[2].stopped[0], 0u);
 }
 
+TEST(LowLatencyNews, WaitsForAllQueuePairsEndWithTheCall) {
+  ToldGroup group;
+  group[0].begin(group.now);
+  group.pass(kNewsDeadline / 4);
+  EXPECT_EQ(group[0].told[2].stopped[0], 0u);
+  group.say(1, 0, 0);
+  group.pass(kNewsDeadline / 4);
+  EXPECT_TRUE(group[0].given_up());
+  for (const int far : {2, 3}) {
+    EXPECT_NE(group[0].told[static_cast<std::size_t>(far)].stopped[0], 0u) << "rank " << far;
+    MaskOrEnd{group[0].params}.blame_queue(group[0].pairs[static_cast<std::size_t>(far)].queue);
+  }
+  EXPECT_EQ(group[0].mask, ToldMasks{}) << "a wait that has been ended blames nobody";
+}
+
 TEST(LowLatencyNews, WhatADispatchOwes) {
   for (const int lanes : {1, 4}) {
     for (const std::uint32_t rows : {0u, 1u, 2u, 5u}) {

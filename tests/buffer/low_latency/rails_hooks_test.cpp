@@ -182,6 +182,33 @@ TEST_P(LowLatencyRailHooksTest, ARankWithoutAStream) {
   });
 }
 
+/// The kernel that hands on cannot be launched. Its stream comes back to the recording all the same, and so does the
+/// receive part: there are no rows, so nobody waits for what is not handed on.
+TEST_P(LowLatencyRailHooksTest, ARecordingInWhichTheRelayFailsCanEnd) {
+  DEEP_EP_NEEDS_RANKS(4);
+  if (GetParam().target != Target::host) GTEST_SKIP() << "recordings are played by the CPU";
+  if (GetParam().placement == Placement::processes) GTEST_SKIP() << "as with threads";
+  const LowLatencyCase none =
+      make_low_latency_case({.tokens = {0, 0, 0, 0}, .max_tokens = 6, .hidden = 512, .topk = 3});
+  run_cluster(cluster(4), [&](Rank& rank) {
+    const auto executor = std::make_shared<RecordingExecutor>(rank.executor());
+    BufferOptions options = options_for_hooks();
+    options.low_latency.rails = LowLatencyRails::always;
+    options.timeout_s = patience();
+    Buffer buffer(rank.bootstrap(), executor, options);
+    const LowLatencyDispatchArguments arguments = with_hook(upload_arguments(rank, none));
+    executor->recording = true;
+    executor->refused_launch = 2;  // the first is the send part's
+    require_throws<Refused>([&] { buffer.low_latency_dispatch(arguments, rank.call()); }, {"refused"}, "the relay");
+    executor->recording = false;
+    executor->unjoined.erase(rank.stream());
+    require(executor->unjoined.empty(), "a stream has not come back to the recording");
+    for (const StreamHandle stream : {rank.stream(), buffer.comm_stream()}) rank.executor()->synchronize(stream);
+    buffer.check();
+    rank.bootstrap()->barrier();
+  });
+}
+
 /// The kernel that hands on becomes part of the graph, on a stream that comes back to it.
 TEST_P(LowLatencyRailHooksTest, InGraphs) {
   DEEP_EP_NEEDS_RANKS(4);

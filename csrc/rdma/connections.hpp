@@ -57,6 +57,8 @@ class Connections {
   /// The same, as the host sees it.
   const RdmaPeerParams& peer(int channel, int rank) const;
   bool reaches(int rank) const;
+  /// False after new connections could not be made: kernels must not use the old ones, which are gone.
+  bool connected() const { return connected_; }
 
   /// Throws SystemError for the first operation that failed, as far as the host sees it: the `cpu` handler sees all,
   /// the `gpu` handler those of rings in host memory (kernels put the others on record).

@@ -199,7 +199,7 @@ void LowLatency::show_ending(LowLatencyEnding ending) {
   } else {
     runtime_.executor()->copy(&own.ending, &value, sizeof value, runtime_.comm_stream());
   }
-  if (links_) {
+  if (links_ && links_->connected()) {
     change_masks(runtime_.rank(), LowLatencyMasksStep::tell_ending, runtime_.comm_stream(),
                  value - static_cast<std::uint64_t>(ending_));
   }

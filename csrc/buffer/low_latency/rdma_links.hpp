@@ -33,6 +33,7 @@ class RdmaLinks {
   /// For people: whom they reach, whether by rails, over which NIC.
   std::string describe() const;
   std::string health() const { return connections_.health(); }
+  bool connected() const { return connections_.connected(); }
   /// Throws SystemError for an operation that has failed.
   void check() const { connections_.check(); }
   /// After the last call. Its kernels have ended, but what they posted may not have reached the peers, who wait for it.

@@ -231,7 +231,7 @@ TEST_P(DisagreementTest, ARankThatNeverDispatches) {
   DEEP_EP_NEEDS_RANKS(3);
   const Case one = make_case({.tokens = {9, 12, 3}});
   for (const std::int64_t worst : {0, 64}) {
-    if (under_thread_sanitizer() && worst != 0) continue;  // it takes a deadline
+    if (under_sanitizer() && worst != 0) continue;  // it takes a deadline
     run_cluster(cluster_with_absentees(3), [&](Rank& rank) {
       Buffer& buffer = rank.buffer({.heap_bytes = std::size_t{16} << 20, .timeout_s = short_deadline()});
       if (rank.rank() != 1) {
@@ -257,7 +257,7 @@ TEST_P(DisagreementTest, ARankThatNeverCombines) {
   DEEP_EP_NEEDS_RANKS(3);
   const Case one = make_case({.tokens = {9, 12, 7}, .local_experts = 1, .topk = 3});  // every token goes everywhere
   for (const bool heap : {true, false}) {
-    if (under_thread_sanitizer() && heap) continue;  // it takes a deadline
+    if (under_sanitizer() && heap) continue;  // it takes a deadline
     run_cluster(cluster_with_absentees(3), [&](Rank& rank) {
       Buffer& buffer = rank.buffer({.heap_bytes = std::size_t{16} << 20, .timeout_s = short_deadline()});
       const DispatchResult result = buffer.dispatch(upload_inputs(rank, one).dispatch, rank.call());

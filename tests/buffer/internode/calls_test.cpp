@@ -132,7 +132,7 @@ TEST_P(InternodeCallsTest, ARankThatDoesNotComeIsNamed) {
   DEEP_EP_NEEDS_RANKS(4);
   const Case one = make_case(four_ranks_of_two_nodes(6));
   for (const bool cached : {false, true}) {
-    if (under_thread_sanitizer() && !cached) continue;  // it takes a deadline
+    if (under_sanitizer() && !cached) continue;  // it takes a deadline
     run_cluster(cluster_with_absentees(4), [&](Rank& rank) {
       BufferOptions short_wait = options();
       short_wait.timeout_s = short_deadline();

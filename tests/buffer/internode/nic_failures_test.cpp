@@ -14,7 +14,7 @@ TEST_P(InternodeNicFailuresTest, TheRailIsNamedAndWhoWaitsSaysHowItsNicIs) {
   DEEP_EP_NEEDS_RANKS(4);
   const Case one = make_case({.tokens = {100, 0, 200, 9}, .local_experts = 2, .ranks_per_node = 2, .seed = 1});
   for (const InternodeChannel channel : {InternodeChannel::rows, InternodeChannel::credit}) {
-    if (under_thread_sanitizer() && channel == InternodeChannel::credit) continue;  // it takes a deadline
+    if (under_sanitizer() && channel == InternodeChannel::credit) continue;  // it takes a deadline
     run_cluster(cluster_with_absentees(4), [&](Rank& rank) {
       std::shared_ptr<Executor> executor = rank.executor();
       if (rank.rank() == 0) executor = std::make_shared<SpoilingExecutor>(executor, 4, channel, 2);

@@ -206,7 +206,7 @@ TEST_P(LowLatencyCombineCallsTest, MaskedByHand) {
 TEST_P(LowLatencyCombineCallsTest, ARankThatDoesNotComeIsMasked) {
   DEEP_EP_NEEDS_RANKS(4);
   for (const bool hooks : {false, true}) {
-    if (under_thread_sanitizer() && !hooks) continue;  // it takes deadlines
+    if (under_sanitizer() && !hooks) continue;  // it takes deadlines
     const LowLatencyCombineCase one = small_case(4, 8);
     const Expected all = one.expected();
     const Expected rest = without(one, 2);
@@ -240,7 +240,7 @@ TEST_P(LowLatencyCombineCallsTest, WithoutMaskingTheRankIsNamed) {
   const LowLatencyCombineCase one = make_low_latency_combine_case(
       {.tokens = {4, 4, 4}, .max_tokens = 4, .hidden = 128, .local_experts = 1, .topk = 3});
   for (const bool hooks : {false, true}) {
-    if (under_thread_sanitizer() && !hooks) continue;  // it takes a deadline
+    if (under_sanitizer() && !hooks) continue;  // it takes a deadline
     run_cluster(cluster_with_absentees(3), [&](Rank& rank) {
       BufferOptions options = low_latency_options(3, 4, 128);
       options.timeout_s = short_deadline();

@@ -179,6 +179,10 @@ void LowLatency::check() const {
 }
 
 void LowLatency::drain() noexcept {
+std::optional<int> LowLatency::cut_off_from() const {
+  return links_ && !masks_ ? links_->cut_off_from() : std::nullopt;
+}
+
   for (const std::optional<OwnStream>& relays : relays_) {
     if (!relays) continue;
     try {

@@ -88,8 +88,8 @@ struct LowLatencyDispatchArguments {
   /// are there; each stands for arrival_rows rows, W of them for all. deep_ep/arrivals.hpp says what they hold, and
   /// when. InvalidArgument for a buffer with masking.
   std::optional<TensorView> arrival_counters;
-  int arrival_rows =
-      0;  ///< a power of two, at most 2^20; 0: W is 1, and a word stands for all rows of its expert (rank)
+  /// A power of two, at most 2^20. 0: W is 1, and a word stands for all rows of its expert (rank).
+  int arrival_rows = 0;
   /// Send only; the result's hook enqueues the receive part. Not with CallOptions::async_finish. InvalidArgument when
   /// two dispatches already wait for their hooks.
   bool return_recv_hook = false;

@@ -11,34 +11,16 @@
 namespace deep_ep {
 namespace {
 
-/// One of the kernels, and the threads of its blocks at most.
-struct DispatchKernel {
-  Launcher<LowLatencyDispatchParams> KernelTable::*launcher;
-  int max_threads;
-
-  static DispatchKernel choose(bool rdma, bool watched, bool extra) {
-    if (extra && watched && rdma) {
-      return {&KernelTable::dispatch_low_latency_extra_rdma_watched,
-              kernels::dispatch_low_latency_extra_rdma_watched::kMaxThreads};
-    }
-    if (watched && rdma && !extra) {
-      return {&KernelTable::dispatch_low_latency_rdma_watched, kernels::dispatch_low_latency_rdma_watched::kMaxThreads};
-    }
-    if (extra && watched) {
-      return {&KernelTable::dispatch_low_latency_extra_watched,
-              kernels::dispatch_low_latency_extra_watched::kMaxThreads};
-    }
-    if (extra && rdma) {
-      return {&KernelTable::dispatch_low_latency_extra_rdma, kernels::dispatch_low_latency_extra_rdma::kMaxThreads};
-    }
-    if (extra) return {&KernelTable::dispatch_low_latency_extra, kernels::dispatch_low_latency_extra::kMaxThreads};
-    if (watched) {
-      return {&KernelTable::dispatch_low_latency_watched, kernels::dispatch_low_latency_watched::kMaxThreads};
-    }
-    if (rdma) return {&KernelTable::dispatch_low_latency_rdma, kernels::dispatch_low_latency_rdma::kMaxThreads};
-    return {&KernelTable::dispatch_low_latency, kernels::dispatch_low_latency::kMaxThreads};
-  }
-};
+KernelChoice<LowLatencyDispatchParams> choose_kernel(bool rdma, bool watched, bool extra) {
+  using namespace choices;
+  if (extra && watched && rdma) return dispatch_low_latency_extra_rdma_watched;
+  if (watched && rdma) return dispatch_low_latency_rdma_watched;
+  if (extra && watched) return dispatch_low_latency_extra_watched;
+  if (extra && rdma) return dispatch_low_latency_extra_rdma;
+  if (extra) return dispatch_low_latency_extra;
+  if (watched) return dispatch_low_latency_watched;
+  return rdma ? dispatch_low_latency_rdma : dispatch_low_latency;
+}
 
 LowLatencyFormat format_of(const LowLatencyDispatchArguments& arguments) {
   if (arguments.use_nvfp4) return LowLatencyFormat::nvfp4;
@@ -263,8 +245,8 @@ LowLatencyDispatchPlan plan_dispatch(const LowLatencyDispatchArguments& argument
 
   if (arguments.x_global_scale) params.global_scale = arguments.x_global_scale->as<float>();
 
-  const DispatchKernel kernel = DispatchKernel::choose(
-      setup.rdma(), setup.watched(), arguments.arrival_counters.has_value() || is_extra(params.format));
+  const auto kernel =
+      choose_kernel(setup.rdma(), setup.watched(), arguments.arrival_counters.has_value() || is_extra(params.format));
   plan.kernel = kernel.launcher;
   const int warps = warps_of_block(arguments.config, setup, kernel.max_threads, 1);
   params.warps_per_row = warps_per_row(params, warps, arguments.config, setup);

@@ -146,14 +146,23 @@ void plan_results(LowLatencyDispatchPlan& plan, const LowLatencySetup& setup) {
 void check_dispatch(const LowLatencyDispatchArguments& arguments, const LowLatencySetup& setup) {
   const Device& device = setup.device;
   const int num_ranks = setup.common.num_ranks;
+  if (arguments.use_fp8 && arguments.use_nvfp4) {
+    throw InvalidArgument("use_fp8 and use_nvfp4 are both true, allowed: at most one of them (use_fp8 is by default)");
+  }
+  if (arguments.use_nvfp4 && (arguments.round_scale || arguments.use_ue8m0 || arguments.scale_per_token)) {
+    throw InvalidArgument("use_nvfp4 is without round_scale, use_ue8m0 and scale_per_token: its scales are E4M3");
+  }
   if (arguments.use_ue8m0 && !(arguments.use_fp8 && arguments.round_scale)) {
     throw InvalidArgument("use_ue8m0 needs use_fp8 and round_scale: packed exponents hold powers of two only");
   }
   if (arguments.scale_per_token && (!arguments.use_fp8 || arguments.use_ue8m0)) {
     throw InvalidArgument("scale_per_token needs use_fp8 and no use_ue8m0, which packs four scales of a row");
   }
-  if (arguments.use_nvfp4 && (arguments.round_scale || arguments.use_ue8m0 || arguments.scale_per_token)) {
-    throw InvalidArgument("use_nvfp4 is without round_scale, use_ue8m0 and scale_per_token: its scales are E4M3");
+  if (arguments.round_scale && !arguments.use_fp8) {
+    throw InvalidArgument("round_scale needs use_fp8: rows in bfloat16 have no scales");
+  }
+  if (arguments.arrival_rows != 0 && !arguments.arrival_counters) {
+    fail<InvalidArgument>("arrival_rows is {}, which needs arrival_counters", arguments.arrival_rows);
   }
   if (arguments.x_global_scale) {
     if (!arguments.use_nvfp4) throw InvalidArgument("x_global_scale needs use_nvfp4");

@@ -146,6 +146,11 @@ class Buffer(LowLatencyCalls):
         self.runtime = None
         runtime.destroy()
 
+    def describe(self) -> str:
+        """A few lines for people to read: ranks and nodes, memory and its parts, how low-latency calls reach other ranks,
+        and how many SMs calls use by default. The wording may change."""
+        return self._alive().describe()
+
     # ------------------------------------------------------------------------------------------- static helpers
 
     @staticmethod

@@ -29,9 +29,11 @@ std::optional<LogLevel> level_from(int least) {
 
 class LogLines {
  public:
-  /// Never destroyed: the library may log after the interpreter has gone.
+  /// Of this process: a forked child cannot use what its parent's thread waits at. Called with the GIL. Never
+  /// destroyed: the library may log after the interpreter has gone.
   static LogLines& instance() {
-    static auto* lines = new LogLines;
+    static LogLines* lines = nullptr;
+    if (lines == nullptr || lines->process_ != ::getpid()) lines = new LogLines;
     return *lines;
   }
 
@@ -40,8 +42,7 @@ class LogLines {
       const std::lock_guard lock(mutex_);
       ended_ = false;
     }
-    set_log_sink([this, process = ::getpid()](LogLevel level, std::string_view line) { take(process, level, line); },
-                 least);
+    set_log_sink([this](LogLevel level, std::string_view line) { take(level, line); }, least);
   }
 
   void end() {
@@ -64,8 +65,8 @@ class LogLines {
   }
 
  private:
-  void take(pid_t process, LogLevel level, std::string_view line) {
-    if (::getpid() != process) {
+  void take(LogLevel level, std::string_view line) {
+    if (::getpid() != process_) {
       std::fprintf(stderr, "deep_ep: %.*s\n", static_cast<int>(line.size()), line.data());
       return;
     }
@@ -79,6 +80,7 @@ class LogLines {
     changed_.notify_all();
   }
 
+  const pid_t process_ = ::getpid();
   std::mutex mutex_;
   std::condition_variable changed_;
   std::vector<std::pair<int, std::string>> lines_;
@@ -93,10 +95,11 @@ void begin_log_lines(int least) { LogLines::instance().begin(level_from(least));
 void end_log_lines() { LogLines::instance().end(); }
 
 py::tuple next_log_lines() {
+  LogLines& queue = LogLines::instance();
   std::vector<std::pair<int, std::string>> lines;
   {
     const py::gil_scoped_release released;
-    lines = LogLines::instance().next();
+    lines = queue.next();
   }
   py::tuple result(lines.size());
   for (std::size_t i = 0; i < lines.size(); ++i) {

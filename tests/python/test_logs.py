@@ -89,8 +89,6 @@ buffer = deep_ep.Buffer(None, 1 << 22, comm=Alone())  # and it ends with the pro
 
 
 def test_a_sink_that_raises_a_forked_child_and_the_end_of_the_program():
-    if sys.version_info < (3, 9):
-        pytest.skip("os.waitstatus_to_exitcode")
     environment = dict(os.environ, DEEP_EP_LOG="error")
     done = subprocess.run([sys.executable, "-c", PROGRAM], env=environment, timeout=scaled(60), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -48,6 +48,8 @@ const char* text_of(Wanted wanted) {
       return "a row (low-latency combine)";
     case Wanted::low_latency_barrier:
       return "its arrival at the barrier (low_latency_clean)";
+    case Wanted::low_latency_look:
+      return "the end of its own look at who is lost, in another kernel (low-latency calls with masks)";
     case Wanted::internode_rows:
       return "its rows over the network (dispatch or combine between nodes)";
     case Wanted::internode_credit:

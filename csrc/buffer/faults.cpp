@@ -90,11 +90,11 @@ void Faults::end_waits() const {
   executor.synchronize(beside.get());
 }
 
-std::optional<int> Faults::find_lost(int waited_for) {
+std::optional<int> Faults::find_lost(int waited_for, bool rdma_failed) {
   const auto find = std::exchange(find_lost_, nullptr);
   if (!find) return {};
   try {
-    return find(waited_for);
+    return find(waited_for, rdma_failed);
   } catch (const Error& error) {  // the time-out is what the caller must hear of
     log::warn("rank {} cannot tell whom rank {} waits for: {}", rank_, waited_for, error.what());
     return {};
@@ -118,7 +118,10 @@ void Faults::raise() {
   FaultRecord& note = records_.get()[1];
   if (met()) {
     calls_.settle();  // other threads of the kernels may still want to write the record, or look at the abort word
-    const std::optional<int> lost = fault.kind == FaultKind::timeout ? find_lost(fault.peer) : std::nullopt;
+    std::optional<int> lost;
+    // Whoever waits for its own kernels in vain knows of nobody else.
+    if (fault.kind == FaultKind::timeout && fault.peer != rank_) lost = find_lost(fault.peer, false);
+    if (fault.kind == FaultKind::rdma_failed) find_lost(fault.peer, true);
     const std::string text = describe_fault(fault, rank_, timeout_s_, lost);
     if (fault.kind == FaultKind::given_up) throw TimeoutError(text);  // until come_back()
     if (fault.kind == FaultKind::timeout) {

@@ -35,8 +35,10 @@ class Faults {
   void explain_timeouts_by(std::function<std::string()> explain) { explain_ = std::move(explain); }
 
   /// Of a rank that was waited for in vain, asked once before a TimeoutError: whom does it wait for itself? Takes its
-  /// time. Collective among those who have waited in vain, as far as they live.
-  void find_lost_by(std::function<int(int waited_for)> find) { find_lost_ = std::move(find); }
+  /// time. Collective among those who have waited in vain, as far as they live. Once before a SystemError, too
+  /// (`rdma_failed`: an operation to `waited_for` has failed): whoever waits for this rank must hear of that, but this
+  /// one asks nothing, and does not wait.
+  void find_lost_by(std::function<int(int waited_for, bool rdma_failed)> find) { find_lost_ = std::move(find); }
 
   /// Throws what a kernel has met since the last look, or what broke the buffer. Cheap when there is nothing.
   void raise();
@@ -65,7 +67,7 @@ class Faults {
   void end_waits() const;
   /// Whom find_lost_by()'s function names; nothing without one, or where it fails. Once: what ranks have told each
   /// other stays with them.
-  std::optional<int> find_lost(int waited_for);
+  std::optional<int> find_lost(int waited_for, bool rdma_failed);
 
   const CallContext& calls_;
   int rank_;
@@ -76,9 +78,9 @@ class Faults {
   std::shared_ptr<FaultRecord> records_;
   std::shared_ptr<std::uint64_t> abort_;  ///< device memory: see WaitContext
   std::vector<std::uint64_t*> abort_words_;
-  std::function<std::string()> explain_;  ///< may be empty
-  std::function<int(int)> find_lost_;     ///< may be empty
-  std::string broken_;                    ///< why; empty: not broken
+  std::function<std::string()> explain_;     ///< may be empty
+  std::function<int(int, bool)> find_lost_;  ///< may be empty
+  std::string broken_;                       ///< why; empty: not broken
   FaultKind broken_by_ = FaultKind::none;
 };
 

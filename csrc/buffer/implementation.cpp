@@ -1,6 +1,7 @@
 #include "csrc/buffer/implementation.hpp"
 
 #include <exception>
+#include <optional>
 #include <utility>
 
 #include "csrc/bootstrap/agreement.hpp"
@@ -19,9 +20,12 @@ Buffer::Implementation::Implementation(std::shared_ptr<Bootstrap> bootstrap, std
   });
   if (runtime_.layout().internode.bytes != 0) internode_.emplace(runtime_);
   if (runtime_.options().low_latency.bytes != 0) low_latency_.emplace(runtime_);
-  runtime_.faults().find_lost_by([this](int waited_for) {
-    if (internode_) return internode_->find_lost_rank(waited_for, is_cut_off());
-    return runtime_.nodes().num_nodes == 1 ? intranode_->find_lost_rank(waited_for, is_cut_off()) : waited_for;
+  runtime_.faults().find_lost_by([this](int waited_for, bool rdma_failed) {
+    // Rings in the memory of a GPU do not show the host what has failed; the kernel that met it has named the rank.
+    const int cut_off = rdma_failed ? waited_for : cut_off_from();
+    if (internode_) return internode_->find_lost_rank(waited_for, cut_off, !rdma_failed);
+    if (runtime_.nodes().num_nodes != 1) return waited_for;
+    return intranode_->find_lost_rank(waited_for, cut_off, !rdma_failed);
   });
   runtime_.faults().explain_timeouts_by([this] { return describe_health(); });
   runtime_.bootstrap().barrier();  // nobody signals before everybody is ready
@@ -42,14 +46,10 @@ std::string Buffer::Implementation::describe_health() const {
   return low_latency.empty() ? normal : fmt::format("{}. Low-latency calls: {}", normal, low_latency);
 }
 
-bool Buffer::Implementation::is_cut_off() const {
-  try {
-    if (internode_) internode_->check();
-    if (low_latency_) low_latency_->check();
-    return false;
-  } catch (const SystemError&) {
-    return true;
-  }
+int Buffer::Implementation::cut_off_from() const {
+  std::optional<int> peer = internode_ ? internode_->cut_off_from() : std::nullopt;
+  if (!peer && low_latency_) peer = low_latency_->cut_off_from();
+  return peer.value_or(device::kNotCutOff);
 }
 
 void Buffer::Implementation::drain() noexcept {

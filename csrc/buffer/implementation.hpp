@@ -47,8 +47,8 @@ class Buffer::Implementation {
   std::string describe_health() const;
   /// What this rank has posted has reached its peers.
   void drain() noexcept;
-  /// Has a NIC failed to bring somebody what this rank has sent?
-  bool is_cut_off() const;
+  /// To whom has a NIC failed to bring what this rank has sent? See told_wait().
+  int cut_off_from() const;
   /// The host waits for this rank's work, which may have failed.
   void settle_last_work() noexcept;
 

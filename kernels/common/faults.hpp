@@ -25,6 +25,7 @@ enum class Wanted : std::uint32_t {
   low_latency_combine_selection,  ///< a token's selections at that call
   low_latency_combine_rows,       ///< a row
   low_latency_barrier,            ///< its arrival at the barrier
+  low_latency_look,               ///< of this rank: another kernel's end of its look at who is lost
   internode_rows,                 ///< rows from the rail in another node (normal mode)
   internode_credit,               ///< room in its landing ring
   internode_near_rows,            ///< a row that a rank of this node stores in our near window

@@ -83,7 +83,7 @@ DEEP_EP_DEVICE void find_lost_rank_body(const InternodeLostRankParams& params, s
 
   // 1. Nothing is known yet; but for whom this rank has waited.
   for (int rank = lane_index(); rank < grid.num_ranks; rank += kWarpSize) search.passed_on[rank] = 0;
-  search.tell_node(grid.rank, told_wait(params.waited_for, params.cut_off));
+  search.tell_node(grid.rank, told_wait(params.waited_for, params.cut_off_from));
   warp::sync();
 
   // 2. Hear what the others say, and pass it on.

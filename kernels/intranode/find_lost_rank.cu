@@ -21,7 +21,7 @@ DEEP_EP_DEVICE void find_lost_rank_body(const LostRankParams& params, std::byte*
   // 1. Tell for whom we have waited.
   for (int peer = lane_index(); peer < common.num_ranks; peer += kWarpSize) {
     store_release<Scope::system>(common.signal_to(peer, IntranodeSignal::lost_rank),
-                                 told_wait(params.waited_for, params.cut_off));
+                                 told_wait(params.waited_for, params.cut_off_from));
   }
 
   // 2. Give the others time to do the same.

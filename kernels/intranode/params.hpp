@@ -70,8 +70,8 @@ struct NotifyShared {
 struct LostRankParams {
   IntranodeParams common;
   int waited_for;        ///< whom this rank waited for in vain
-  bool cut_off;          ///< something that it has sent by RDMA got lost
-  std::uint64_t for_ns;  ///< how long others may take to say the same
+  int cut_off_from;      ///< to whom something that it has sent by RDMA got lost: see told_wait()
+  std::uint64_t for_ns;  ///< how long others may take to say the same; 0: this rank only tells
   std::int32_t* lost;    ///< out, pinned: who is at the end of the chain
 };
 

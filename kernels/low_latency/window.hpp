@@ -43,8 +43,13 @@ struct alignas(kLine) LowLatencyMailbox {
   }
 };
 
-/// With masking: how far a rank is with the end of its buffer.
-enum class LowLatencyEnding : std::uint64_t { no, waits_for_others, goes_alone };
+/// With masking: how far a rank is with the end of its buffer. See csrc/buffer/low_latency/ending.hpp.
+enum class LowLatencyEnding : std::uint64_t {
+  no,
+  waits_for_others,
+  meets,  ///< all have come
+  goes_alone,
+};
 
 /// With masking: what a rank shows, in its own heap, to near ranks that wait for it. See transport/watch.hpp.
 struct alignas(kLine) LowLatencySigns {

@@ -18,8 +18,14 @@ namespace {
 /// Before anything calls CUDA: the wire `local` must not run while a kernel is being loaded (docs/rdma.md).
 [[maybe_unused]] const int kLoadKernelsFirst = ::setenv("CUDA_MODULE_LOADING", "EAGER", 0);
 
+/// How many ranks may share a GPU, by CUDA MPS: DEEP_EP_TEST_RANKS_PER_GPU. One if it is not set.
+int ranks_per_gpu() {
+  const char* const text = std::getenv("DEEP_EP_TEST_RANKS_PER_GPU");
+  return text != nullptr ? std::max(1, std::atoi(text)) : 1;
+}
+
 std::shared_ptr<Executor> make_executor(const ClusterOptions& options, int rank) {
-  if (options.where.target == Target::cuda) return make_cuda_executor(rank);
+  if (options.where.target == Target::cuda) return make_cuda_executor(rank % cuda_device_count());
   HostExecutorOptions host = options.host;
   // Each kernel thread takes a megabyte and nine mappings there, of which a process has 65,530, and each
   // synchronisation costs as much as there are such threads. Two blocks of two warps for each rank run beside each
@@ -185,7 +191,7 @@ void Rank::release() {
 
 void run_cluster(const ClusterOptions& options, const RankFunction& function) {
   renew_time_factor();
-  const bool processes = options.where.placement == Placement::processes;
+  const bool processes = are_processes(options.where);
   if (is_rank_process()) {
     if (!processes || !is_own_cluster()) return;
     const RankProcess self = rank_process();
@@ -210,11 +216,17 @@ void run_cluster(const ClusterOptions& options, const RankFunction& function) {
   }
 }
 
+// What one thread of a process frees or loads waits for the kernels of all others, which may wait for that thread.
+bool are_processes(const Where& where) {
+  return where.placement == Placement::processes || (where.target == Target::cuda && ranks_per_gpu() > 1);
+}
+
 std::string missing(const Where& where, int ranks) {
   if (where.target == Target::host) return {};
   const int found = cuda_device_count();
-  if (found >= ranks) return {};
-  return "needs " + std::to_string(ranks) + " GPUs, found " + std::to_string(found);
+  if (found * ranks_per_gpu() >= ranks) return {};
+  return "needs " + std::to_string(ranks) + " GPUs, found " + std::to_string(found) +
+         (found > 0 ? " (DEEP_EP_TEST_RANKS_PER_GPU lets ranks share them by CUDA MPS)" : "");
 }
 
 void require(bool holds, const std::string& what) {

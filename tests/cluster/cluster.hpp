@@ -119,8 +119,12 @@ void run_cluster(const ClusterOptions& options, const RankFunction& function);
 /// True in a process that will become one rank of a cluster.
 bool is_rank_process();
 
-/// Why `ranks` ranks cannot run there, or an empty string when they can.
+/// Why `ranks` ranks cannot run there, or an empty string when they can. With DEEP_EP_TEST_RANKS_PER_GPU=N, N ranks may
+/// share a GPU (CUDA MPS); then they are processes also where a test says threads.
 std::string missing(const Where& where, int ranks);
+
+/// Whether ranks there are processes.
+bool are_processes(const Where& where);
 
 struct CheckFailure : std::runtime_error {
   using std::runtime_error::runtime_error;

@@ -6,6 +6,7 @@
 #include <thread>
 
 #include "csrc/executor/backend.hpp"
+#include "kernels/common/lost_rank.hpp"
 #include "kernels/intranode/params.hpp"
 #include "tests/kernels/on_device.hpp"
 #include "tests/support/time_scale.hpp"
@@ -13,9 +14,11 @@
 namespace deep_ep::test {
 namespace {
 
-/// All ranks of `waits` (rank -> for whom it has waited) look for the lost one; what `cut_off` has sent got lost. Whom
-/// each of them names.
-std::map<int, int> named_by(int num_ranks, const std::map<int, int>& waits, int cut_off = -1) {
+using Ranks = std::map<int, int>;
+
+/// All ranks of `waits` (rank -> for whom it has waited) look for the lost one; something that ranks of `cut_off` have
+/// sent got lost (rank -> to whom). Whom each of them names.
+Ranks named_by(int num_ranks, const Ranks& waits, const Ranks& cut_off = {}) {
   const auto executor = make_host_executor({});
   const ControlWindow control(num_ranks, 1, 2);
   std::vector<std::byte*> heaps;
@@ -24,7 +27,7 @@ std::map<int, int> named_by(int num_ranks, const std::map<int, int>& waits, int 
     kept.push_back(std::make_unique<OnDevice<std::byte>>(*executor, std::vector<std::byte>(control.bytes())));
     heaps.push_back(kept.back()->view(DType::uint8, {1}).as<std::byte>());
   }
-  std::map<int, int> named;
+  Ranks named;
   for (const auto& [rank, waited_for] : waits) named[rank] = -1;
   std::vector<std::thread> ranks;
   for (const auto& [rank, waited_for] : waits) {
@@ -35,7 +38,7 @@ std::map<int, int> named_by(int num_ranks, const std::map<int, int>& waits, int 
       params.common.heaps = heaps.data();
       params.common.control = control;
       params.waited_for = waited_for;
-      params.cut_off = rank == cut_off;
+      params.cut_off_from = cut_off.contains(rank) ? cut_off.at(rank) : device::kNotCutOff;
       params.for_ns = static_cast<std::uint64_t>(scaled(0.5) * 1e9);
       params.lost = &named[rank];
       const StreamHandle stream = executor->create_stream();
@@ -48,8 +51,6 @@ std::map<int, int> named_by(int num_ranks, const std::map<int, int>& waits, int 
   return named;
 }
 
-using Ranks = std::map<int, int>;
-
 TEST(LostRank, IsAtTheEndOfTheChain) {
   EXPECT_EQ(named_by(4, {{0, 3}, {1, 0}, {2, 1}}), (Ranks{{0, 3}, {1, 3}, {2, 3}}));
 }
@@ -60,8 +61,32 @@ TEST(LostRank, IsTheOneThatTellsNothingWhereTheOthersWaitInACircle) {
 
 /// What it has sent got lost, and it waits for an answer. Whoever tells nothing may have ended the call.
 TEST(LostRank, IsTheOneThatIsCutOffWhereItIsInACircle) {
-  EXPECT_EQ(named_by(4, {{0, 1}, {1, 0}, {2, 1}}, 0), (Ranks{{0, 1}, {1, 0}, {2, 0}}));
-  EXPECT_EQ(named_by(4, {{0, 3}, {1, 0}, {2, 1}}, 0), (Ranks{{0, 3}, {1, 3}, {2, 3}})) << "but not in a chain";
+  EXPECT_EQ(named_by(4, {{0, 1}, {1, 0}, {2, 1}}, {{0, 1}}), (Ranks{{0, 1}, {1, 0}, {2, 0}}));
+  EXPECT_EQ(named_by(4, {{0, 3}, {1, 0}, {2, 1}}, {{0, 1}}), (Ranks{{0, 3}, {1, 3}, {2, 3}})) << "but not in a chain";
+  EXPECT_EQ(named_by(4, {{0, 1}, {1, 0}, {2, 1}}, {{0, 0}}), (Ranks{{0, 1}, {1, 0}, {2, 0}})) << "its NIC is gone";
+}
+
+/// Whoever has posted to a process that is dead is cut off from it.
+TEST(LostRank, IsTheDeadOneFromWhichOthersAreCutOff) {
+  const Ranks circle = {{0, 1}, {1, 0}, {2, 1}};
+  const Ranks right = {{0, 3}, {1, 3}, {2, 3}};
+  EXPECT_EQ(named_by(4, circle, {{0, 3}, {1, 3}, {2, 3}}), right);
+  EXPECT_EQ(named_by(4, circle, {{1, 3}, {2, 3}}), right);
+  EXPECT_EQ(named_by(4, circle, {{2, 3}}), right) << "one that nobody in the circle has waited for";
+  EXPECT_EQ(named_by(5, circle, {{0, 3}}), right) << "of two that tell nothing";
+}
+
+/// Others are cut off from it, and it from the first one that it has posted to, which may have ended the call.
+TEST(LostRank, IsTheOneWhoseNicHasFailed) {
+  const Ranks circle = {{0, 1}, {1, 0}, {2, 1}};
+  EXPECT_EQ(named_by(4, circle, {{0, 1}, {1, 0}, {2, 0}}), (Ranks{{0, 1}, {1, 0}, {2, 0}}));
+  EXPECT_EQ(named_by(4, circle, {{0, 3}, {1, 0}, {2, 0}}), (Ranks{{0, 1}, {1, 0}, {2, 0}}));
+  EXPECT_EQ(named_by(4, circle, {{1, 0}, {2, 0}}), (Ranks{{0, 1}, {1, 0}, {2, 0}})) << "it has posted nothing";
+}
+
+/// Of a cable that is broken nobody can tell which end it is.
+TEST(LostRank, IsOneOfTwoThatAreCutOffFromEachOther) {
+  EXPECT_EQ(named_by(4, {{0, 1}, {1, 0}, {2, 1}, {3, 1}}, {{0, 1}, {1, 0}}), (Ranks{{0, 1}, {1, 0}, {2, 0}, {3, 0}}));
 }
 
 TEST(LostRank, IsTheOneThatWasWaitedForWhereNobodyKnowsBetter) {

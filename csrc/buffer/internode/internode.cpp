@@ -66,7 +66,7 @@ std::string Internode::describe() const {
                             : fmt::format("{} lanes, {}", common_.lanes, connections_.describe());
 }
 
-int Internode::find_lost_rank(int waited_for, bool cut_off) {
+int Internode::find_lost_rank(int waited_for, int cut_off_from, bool search) {
   if (grid_.width == 1) return waited_for;  // nobody relays
   // A rank that has failed may have freed its heap, which is gone for the others, too, if they share it so.
   if (runtime_.heap()->kind() == HeapKind::cuda_ipc) return waited_for;
@@ -76,8 +76,8 @@ int Internode::find_lost_rank(int waited_for, bool cut_off) {
   params.common = common_;
   params.wait = {lost_->faults, lost_abort_.get(), static_cast<std::uint64_t>(for_s * 1e9)};
   params.waited_for = waited_for;
-  params.cut_off = cut_off;
-  params.for_ns = params.wait.timeout_ns;
+  params.cut_off_from = cut_off_from;
+  params.for_ns = search ? params.wait.timeout_ns : 0;
   params.lost = &lost_->lost;
   Backend& executor = *runtime_.executor();
   executor.make_current();

@@ -12,6 +12,7 @@
 #include "csrc/buffer/runtime.hpp"
 #include "csrc/rdma/connections.hpp"
 #include "deep_ep/buffer.hpp"
+#include "kernels/common/lost_rank.hpp"
 #include "kernels/internode/params.hpp"
 
 namespace deep_ep {
@@ -37,9 +38,11 @@ class Internode {
   std::string health() const { return connections_.health(); }
   /// Throws SystemError for an operation that has failed.
   void check() const { connections_.check(); }
+  std::optional<int> cut_off_from() const { return connections_.cut_off_from(runtime_.rank()); }
   /// After a call of any kind that has waited for a rank in vain: who is lost? That rank, or the one that it waits for
-  /// itself. Takes some of the time that calls wait, for the others to find out the same.
-  int find_lost_rank(int waited_for, bool cut_off = false);
+  /// itself. Takes some of the time that calls wait, for the others to find out the same. Without `search` this only
+  /// tells them, which takes none. `cut_off_from`: see told_wait().
+  int find_lost_rank(int waited_for, int cut_off_from = device::kNotCutOff, bool search = true);
   /// After the last call. Its kernels have ended, but the last credit that they posted may not have reached the rails.
   void drain() noexcept { connections_.drain_at_end(runtime_.rank(), runtime_.timeout_s()); }
 

@@ -23,15 +23,16 @@ Intranode::Intranode(Runtime& runtime)
   common_.state = state_.get();
 }
 
-int Intranode::find_lost_rank(int waited_for, bool cut_off) {
+int Intranode::find_lost_rank(int waited_for, int cut_off_from, bool search) {
   if (runtime_.num_ranks() <= 2) return waited_for;
   // A rank that has failed may have freed its heap, which is gone for the others, too, if they share it so.
   if (runtime_.heap()->kind() == HeapKind::cuda_ipc) return waited_for;
+  const double for_s = search ? time_to_find_lost_s(runtime_.timeout_s()) : 0;
   *lost_ = waited_for;
   const LostRankParams params{.common = common_,
                               .waited_for = waited_for,
-                              .cut_off = cut_off,
-                              .for_ns = static_cast<std::uint64_t>(time_to_find_lost_s(runtime_.timeout_s()) * 1e9),
+                              .cut_off_from = cut_off_from,
+                              .for_ns = static_cast<std::uint64_t>(for_s * 1e9),
                               .lost = lost_.get()};
   Backend& executor = *runtime_.executor();
   executor.make_current();

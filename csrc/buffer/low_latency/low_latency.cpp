@@ -6,6 +6,7 @@
 #include <thread>
 
 #include "csrc/bootstrap/agreement.hpp"
+#include "csrc/buffer/low_latency/ending.hpp"
 #include "csrc/buffer/low_latency/plan_parts.hpp"
 #include "csrc/support/format.hpp"
 #include "csrc/support/logging.hpp"
@@ -181,6 +182,10 @@ void LowLatency::check() const {
   if (links_ && !masks_) links_->check();
 }
 
+std::optional<int> LowLatency::cut_off_from() const {
+  return links_ && !masks_ ? links_->cut_off_from() : std::nullopt;
+}
+
 void LowLatency::drain() noexcept {
   for (const std::optional<OwnStream>& relays : relays_) {
     if (!relays) continue;
@@ -237,7 +242,7 @@ bool LowLatency::meet_at_end() {
   if (!setup_.watched()) return true;
   // Whoever waits in a call for a rank that is lost finds that out within a quarter more than a time-out, and comes.
   const double most_s = 2 * runtime_.timeout_s();
-  const auto begin = std::chrono::steady_clock::now();
+  auto begin = std::chrono::steady_clock::now();
   for (auto nap = std::chrono::milliseconds(1);; nap = std::min(2 * nap, std::chrono::milliseconds(20))) {
     // What others show comes first: who shows that it is here has told before of all whom it has masked.
     std::vector<LowLatencyEnding> shown;
@@ -247,19 +252,27 @@ bool LowLatency::meet_at_end() {
     if (runtime_.faults().met()) return false;
     masks_->log_new();
     const std::vector<std::int32_t> masks = masks_now();
-    // Who waits for the others has masked nobody. So if all do, all meet.
-    const bool alone = std::ranges::any_of(masks, [](std::int32_t mask) { return mask != 0; }) ||
-                       std::ranges::count(shown, LowLatencyEnding::goes_alone) != 0;
-    show_ending(alone ? LowLatencyEnding::goes_alone : LowLatencyEnding::waits_for_others);
+    const std::chrono::duration<double> waited = std::chrono::steady_clock::now() - begin;
+    const bool late = most_s != 0 && waited.count() > most_s;
+    const bool masks_one = std::ranges::any_of(masks, [](std::int32_t mask) { return mask != 0; });
+    const LowLatencyEnding next = next_ending(shown, masks_one, late, runtime_.rank());
+    if (next == LowLatencyEnding::meets && next != ending_) begin = std::chrono::steady_clock::now();
+    show_ending(next);
+    if (most_s == 0) return next != LowLatencyEnding::goes_alone;  // waits for ever are the bootstrap's
+    if (next == LowLatencyEnding::meets) {
+      // Who does not show the same within the time in which it would lose its patience is met by the bootstrap's.
+      if (all_meet(shown, runtime_.rank()) || waited.count() > 2 * most_s) return true;
+      std::this_thread::sleep_for(nap);
+      continue;
+    }
     // A rank that goes alone stays until all that go on have ended their calls: what they post to it must not fail.
     std::vector<int> lacking;
     for (int rank = 0; rank < runtime_.num_ranks(); ++rank) {
       const auto r = static_cast<std::size_t>(rank);
       if (rank != runtime_.rank() && shown[r] == LowLatencyEnding::no && masks[r] == 0) lacking.push_back(rank);
     }
-    if (lacking.empty() || most_s == 0) return !alone;  // waits for ever are the bootstrap's
-    const std::chrono::duration<double> waited = std::chrono::steady_clock::now() - begin;
-    if (waited.count() > most_s) {
+    if (lacking.empty()) return false;
+    if (late) {
       log::warn("buffer: rank {} waited {} s for {} to destroy the buffer, too, and goes alone", runtime_.rank(),
                 most_s, format_ranks(lacking));
       return false;

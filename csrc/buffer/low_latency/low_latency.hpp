@@ -51,6 +51,8 @@ class LowLatency {
   std::string health() const { return links_ ? links_->health() : std::string(); }
   /// Throws what an operation of the NIC met, unless that masks a rank.
   void check() const;
+  /// The rank to which that was: see Connections::cut_off_from().
+  std::optional<int> cut_off_from() const;
   /// After the last call: waits until the peers have got all, also what this rank hands on.
   void drain() noexcept;
   /// Nothing of this rank touches a peer any more.

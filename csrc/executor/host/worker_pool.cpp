@@ -2,6 +2,7 @@
 
 #include <pthread.h>
 #include <sched.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -15,6 +16,10 @@ namespace deep_ep::host_machine {
 namespace {
 
 constexpr int kPatientRounds = 64;  ///< rounds of mere polling before the worker sleeps
+// A yield that takes so long gave a slice to a thread that computes, and so will the next: for so long a worker whose
+// blocks poll sleeps at once instead, as who sleeps comes back sooner.
+constexpr std::chrono::nanoseconds kDearYield = std::chrono::microseconds(500);
+constexpr std::chrono::nanoseconds kYieldsStayDear = std::chrono::milliseconds(200);
 constexpr int kNapsPerRound = 6;
 constexpr std::chrono::nanoseconds kLongestNap = std::chrono::milliseconds(16);
 
@@ -28,6 +33,13 @@ void describe_own_stack(Context& context) {
   pthread_attr_destroy(&attributes);
   context.stack_bottom = bottom;
   context.stack_size = size;
+}
+
+/// What the calling thread has used.
+std::chrono::nanoseconds processor_time() {
+  timespec now{};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+  return std::chrono::seconds(now.tv_sec) + std::chrono::nanoseconds(now.tv_nsec);
 }
 
 int chosen_size() {
@@ -75,17 +87,27 @@ void Worker::loop() {
   for (int idle_rounds = 0;;) {
     take_tasks(idle_rounds);
     idle_rounds = run_blocks() ? 0 : idle_rounds + 1;
+    if (idle_rounds == 1 && yields_are_dear()) idle_rounds = kPatientRounds;
     if (idle_rounds == kPatientRounds) {
       backoff_.restart();
-      woke_ = Backoff::Clock::now();
+      woke_ = processor_time();
     }
   }
 }
 
+bool Worker::yields_are_dear() const { return Backoff::Clock::now() < yield_again_; }
+
+void Worker::yield() {
+  const Backoff::Clock::time_point begin = Backoff::Clock::now();
+  sched_yield();
+  const Backoff::Clock::time_point end = Backoff::Clock::now();
+  if (end - begin > kDearYield) yield_again_ = end + kYieldsStayDear;
+}
+
 /// Where a round through many threads takes longer than the longest nap of Backoff, the processor would do little else
-/// than poll: so a nap may be as long as a few rounds.
+/// than poll: so a nap may be as long as a few rounds, without what other threads took of them.
 std::chrono::nanoseconds Worker::nap() const {
-  const std::chrono::nanoseconds rounds = kNapsPerRound * (Backoff::Clock::now() - woke_);
+  const std::chrono::nanoseconds rounds = kNapsPerRound * (processor_time() - woke_);
   return std::max(backoff_.nap(), std::min({rounds, backoff_.time() / 8, kLongestNap}));
 }
 
@@ -101,13 +123,13 @@ void Worker::take_tasks(int idle_rounds) {
     std::unique_lock lock(mutex_);
     wake_.wait(lock, mail);
     take_all();
-  } else if (idle_rounds > kPatientRounds) {
+  } else if (idle_rounds >= kPatientRounds) {
     std::unique_lock lock(mutex_);
     wake_.wait_for(lock, nap(), mail);
-    woke_ = Backoff::Clock::now();
+    woke_ = processor_time();
     take_all();
   } else {
-    if (idle_rounds > 0) sched_yield();
+    if (idle_rounds > 0) yield();
     if (!has_mail_.load(std::memory_order_acquire)) return;
     const std::lock_guard lock(mutex_);
     take_all();

@@ -32,6 +32,9 @@ class Worker {
   [[noreturn]] void loop();
   void take_tasks(int idle_rounds);
   bool run_blocks();
+  /// Lets other threads of the machine go first.
+  void yield();
+  bool yields_are_dear() const;
   std::chrono::nanoseconds nap() const;
 
   std::mutex mutex_;
@@ -43,7 +46,8 @@ class Worker {
   Context context_;
   FiberPool fibers_;
   Backoff backoff_;                  ///< since all blocks merely poll
-  Backoff::Clock::time_point woke_;  ///< from the last nap
+  std::chrono::nanoseconds woke_{};  ///< from the last nap, in the thread's own processor time
+  Backoff::Clock::time_point yield_again_;
   struct Resident {
     std::shared_ptr<Kernel> kernel;
     std::unique_ptr<Block> block;

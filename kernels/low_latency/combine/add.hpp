@@ -145,12 +145,13 @@ struct CombineAdder {
   using ChunkLines = LinePoller<kChunkPieces>;
 
   /// Waits for `count` pieces of Lines; `sources` has in lane `first` + i whose the i-th is, `from` in the same lane
-  /// where that row begins. `line` is the lane's line of the first piece, `end` is after the last one. In the end
-  /// `lines.missing` says which do not come because their ranks are masked. False: the call is over.
-  template <int kPieces>
+  /// where that row begins. `line` is the lane's line of the first piece, `end` is after the last one. kOneRow: the
+  /// pieces are of one row, each four lines behind the one before; else each is the same four lines of a row of its
+  /// own. In the end `lines.missing` says which do not come because their ranks are masked. False: the call is over.
+  template <bool kOneRow, int kPieces>
   DEEP_EP_DEVICE bool await(const CombineSources& sources, int first, int count, const std::byte* from,
                             std::uint32_t line, std::uint32_t end, bool measures, LinePoller<kPieces>& lines) const {
-    constexpr std::uint32_t kStride = kPieces == kChunkPieces ? kWarpLines : 0;  // from one piece to the next
+    constexpr std::uint32_t kStride = kOneRow ? kWarpLines : 0;  // from one piece to the next
     const auto line_of = [&](int i) { return line + static_cast<std::uint32_t>(i) * kStride; };
     const std::uint32_t at = LineLane().byte_at(line);
     lines.missing = (1u << count) - 1;
@@ -164,7 +165,7 @@ struct CombineAdder {
             return warp::shuffle(from, first + i) + at + static_cast<std::uint32_t>(i) * kStride * kTaggedLine;
           },
           [&](int i) { return line_of(i) < end; });
-      if (measures) measure<kStride == 0 ? kPieces : 1>(sources, first, before & ~lines.missing, cycles);
+      if (measures) measure<kOneRow ? 1 : kPieces>(sources, first, before & ~lines.missing, cycles);
       return there;
     };
     const auto gives_up = [&](const Poll& look) {
@@ -211,7 +212,7 @@ struct CombineAdder {
       for (int first = 0; first < sources.count; first += kTogether) {
         Lines lines;
         const int count = sources.count - first < kTogether ? sources.count - first : kTogether;
-        if (!await(sources, first, count, sources.row, line, wire.lines(), measures(unit), lines)) return false;
+        if (!await<false>(sources, first, count, sources.row, line, wire.lines(), measures(unit), lines)) return false;
 #pragma unroll
         for (int i = 0; i < kTogether; ++i) {
           if (first + i < sources.count && (lines.missing >> i & 1u) == 0) sum.add(lines.part[i], line);
@@ -283,7 +284,7 @@ struct CombineAdder {
         const int count = static_cast<int>((end - begin + kWarpLines - 1) / kWarpLines);
         const std::byte* from = one.row + wire.chunk_at(chunk, begin != 0);
         ChunkLines lines;
-        if (!await(one, 0, count, from, line, end, measures(chunk) && begin == 0, lines)) return false;
+        if (!await<true>(one, 0, count, from, line, end, measures(chunk) && begin == 0, lines)) return false;
         there = lines.missing == 0;
         if (!there) return true;
 #pragma unroll

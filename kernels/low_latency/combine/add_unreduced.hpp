@@ -3,9 +3,8 @@
 // added, by rank.
 //
 // A block takes a token, and its warps share the token's lines, as in add.hpp; with few tokens, two blocks. Where a row
-// lies follows from the
-// selection, if that is as it was dispatched; otherwise whoever waits for it finds out, once the expert's rank has sent
-// all its rows.
+// lies follows from the selection, if that is as it was dispatched; otherwise whoever waits for it finds out, once the
+// expert's rank has sent all its rows.
 #pragma once
 
 #include "kernels/common/line_poller.hpp"

@@ -128,8 +128,8 @@ struct CombinePusher {
     if constexpr (kEncoded) {
       constexpr int kSteps = WarpShare<true>::kSteps;
       if (step % kSteps != kSteps - 1) return;
-      if (wire.fp8()) return store_fp8_pass(wire, share.stage_of(stage, step), share.pass(step), to, epoch);
-      const PassStage of_pass{wire, share.stage_of(stage, step), share.pass(step)};
+      if (wire.fp8()) return store_fp8_pass(wire, share.stage_of(wire, stage, step), share.pass(step), to, epoch);
+      const PassStage of_pass{wire, share.stage_of(wire, stage, step), share.pass(step)};
       of_pass.encode();
       store_pass(of_pass, to, epoch);
     } else {

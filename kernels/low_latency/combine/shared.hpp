@@ -35,7 +35,7 @@ struct CombineShared {
     const std::size_t pushing = groups == 0      ? 0
                                 : wire.encoded() ? WarpShare<true>{0, warps_per_row}.stage_bytes(wire)
                                                  : WarpShare<false>{0, warps_per_row}.stage_bytes(wire);
-    const std::size_t adding = wire.logfmt() ? CombineWire::kStageBytes : 0;
+    const std::size_t adding = wire.logfmt() ? wire.pass_bytes() : 0;
     stage_bytes_ = pushing > adding ? pushing : adding;
     words = carver.take<Words>();
     Carver instead = carver;
@@ -63,13 +63,13 @@ struct UnreducedShared {
 
   DEEP_EP_HOST_DEVICE UnreducedShared(Carver carver, const CombineWire& wire, int warps)
       : words(carver.take<CombineShared::Words>()) {
-    const std::size_t rows = wire.encoded() ? static_cast<std::size_t>(warps) * CombineWire::kStageBytes : 0;
+    const std::size_t rows = wire.encoded() ? static_cast<std::size_t>(warps) * CombineWire::kFp8PassBytes : 0;
     stages = carver.take<std::byte>(rows, rows == 0 ? 1 : kLine);
     bytes = carver.bytes();
   }
 
   DEEP_EP_DEVICE std::byte* stage(int warp) const {
-    return stages + static_cast<std::size_t>(warp) * CombineWire::kStageBytes;
+    return stages + static_cast<std::size_t>(warp) * CombineWire::kFp8PassBytes;
   }
 };
 

@@ -14,8 +14,7 @@
 //     did not want; and whoever finds that acknowledgement may write wherever rows of combine lie, two calls later.
 //   - A sender writes to an owner when that has acknowledged the call before the last. That is all it waits for.
 //   - A rank acknowledges at the end of its receive part, and not only when its next call begins, as elsewhere: with
-//   two
-//     calls in flight that next call is the very one whose rows would wait for it.
+//     two calls in flight that next call is the very one whose rows would wait for it.
 //
 // For ranks that all reach each other by NVLink, rows in BF16 or FP8, without masking, where the rows fit the window.
 // Other calls with hooks send as calls in one launch do. (A masked rank that comes late would write into places of

@@ -22,11 +22,10 @@ struct CombineWire {
   int hidden;
   CombineEncoding encoding;
 
-  static constexpr std::size_t kStageBytes = 2176;  ///< of a pass in shared memory, where rows are encoded
-
   // FP8: a line has 112 channels, so eight lines have those of seven scales.
   static constexpr int kFp8LineChannels = 112;
   static constexpr int kFp8PassLines = 8;
+  static constexpr std::uint32_t kFp8PassBytes = 2 * kFp8PassLines * kFp8LineChannels;
 
   DEEP_EP_HOST_DEVICE bool encoded() const { return encoding != CombineEncoding::bf16; }
   DEEP_EP_HOST_DEVICE bool logfmt() const { return encoding == CombineEncoding::logfmt; }
@@ -43,9 +42,12 @@ struct CombineWire {
   /// Where rows are encoded: channels of a warp at a time. LogFMT: one chunk, or two small ones.
   DEEP_EP_HOST_DEVICE int pass_channels() const { return fp8() ? kFp8PassLines * kFp8LineChannels : kLogfmtPass; }
   DEEP_EP_HOST_DEVICE int passes() const { return (hidden + pass_channels() - 1) / pass_channels(); }
+  /// Of a pass in shared memory: its channels in bfloat16; with LogFMT what it has as lines, ranges among them.
+  DEEP_EP_HOST_DEVICE std::uint32_t pass_bytes() const { return fp8() ? kFp8PassBytes : kLogfmtPassBytes; }
 
   // LogFMT.
   static constexpr int kLogfmtPass = 1024;
+  static constexpr std::uint32_t kLogfmtPassBytes = 2176;
   DEEP_EP_HOST_DEVICE int chunk() const { return logfmt::chunk_channels(hidden); }
   DEEP_EP_HOST_DEVICE int chunks() const { return (hidden + chunk() - 1) / chunk(); }
   DEEP_EP_HOST_DEVICE int chunk_width(int index) const {
@@ -118,14 +120,15 @@ template <>
 struct WarpShare<true> {
   static constexpr int kSteps = CombineWire::kLogfmtPass / 8 / kWarpSize;
   static_assert(CombineWire::kFp8PassLines * CombineWire::kFp8LineChannels <= CombineWire::kLogfmtPass &&
-                2 * CombineWire::kLogfmtPass <= CombineWire::kStageBytes);
+                2 * CombineWire::kLogfmtPass <= CombineWire::kLogfmtPassBytes &&
+                CombineWire::kFp8PassBytes % kLine == 0 && CombineWire::kLogfmtPassBytes % kLine == 0);
   int warp;
   Divisor warps;
 
   DEEP_EP_HOST_DEVICE int passes(const CombineWire& wire) const { return (wire.passes() - warp + warps - 1) / warps; }
   DEEP_EP_HOST_DEVICE int steps(const CombineWire& wire) const { return passes(wire) * kSteps; }
   DEEP_EP_HOST_DEVICE std::size_t stage_bytes(const CombineWire& wire) const {
-    return static_cast<std::size_t>(passes(wire)) * CombineWire::kStageBytes;
+    return static_cast<std::size_t>(passes(wire)) * wire.pass_bytes();
   }
   DEEP_EP_DEVICE int pass(int step) const { return warp + step / kSteps * warps; }
   DEEP_EP_DEVICE int vector(const CombineWire& wire, int step) const {
@@ -136,15 +139,15 @@ struct WarpShare<true> {
   }
   DEEP_EP_DEVICE Vec16* staged(const CombineWire& wire, std::byte* stage, int step) const {
     const int in_pass = step % kSteps * kWarpSize + lane_index();
-    std::byte* begin = stage_of(stage, step);
+    std::byte* begin = stage_of(wire, stage, step);
     if (wire.fp8()) return reinterpret_cast<Vec16*>(begin) + in_pass;
     const int chunk = wire.chunk() == CombineWire::kLogfmtPass ? 0 : in_pass / (CombineWire::kLogfmtPass / 16);
     begin += static_cast<std::uint32_t>(chunk) * wire.chunk_stage_bytes() + wire.ranges_bytes();
     return reinterpret_cast<Vec16*>(begin) + (in_pass - chunk * (CombineWire::kLogfmtPass / 16));
   }
   /// Of the pass that a step belongs to.
-  DEEP_EP_DEVICE static std::byte* stage_of(std::byte* stage, int step) {
-    return stage + static_cast<std::size_t>(step / kSteps) * CombineWire::kStageBytes;
+  DEEP_EP_DEVICE static std::byte* stage_of(const CombineWire& wire, std::byte* stage, int step) {
+    return stage + static_cast<std::uint32_t>(step / kSteps) * wire.pass_bytes();
   }
 };
 

@@ -104,7 +104,7 @@ struct BasicWatcher {
     const std::uint64_t version = load_acquire<Scope::gpu>(&common.state->mask_version);
     const bool refused = Word::kTellsEnd && has_refused();
     if (version <= load_relaxed<Scope::gpu>(&watch().agreed) && !word.has_told() && !refused) return;
-    begin();
+    if (!begin()) return;
     if (refused) word.tell_end();
     read();
 #pragma unroll 1
@@ -123,7 +123,7 @@ struct BasicWatcher {
   /// Unmasks a rank, or all (-1). What has been said against it so far is never acted upon; what others are accused of
   /// is, if one rank alone is unmasked.
   DEEP_EP_DEVICE void unmask(int rank) {
-    begin();
+    if (!begin()) return;
     Accusation found;
 #pragma unroll 1
     while (word.next(found)) {
@@ -144,7 +144,7 @@ struct BasicWatcher {
   }
   /// As the program says.
   DEEP_EP_DEVICE void mask(int rank) {
-    begin();
+    if (!begin()) return;
     word.note_by_hand(rank);
     store_relaxed<Scope::gpu>(common.mask + rank, 1);
     word.end();
@@ -152,14 +152,14 @@ struct BasicWatcher {
 
   /// Reads accusations, though no call is under way.
   DEEP_EP_DEVICE void hear() {
-    begin();
+    if (!begin()) return;
     read();
     if (word.has_told()) word.settle();
     word.end();
   }
   /// Shows far ranks how far this one is with the end of its buffer.
   DEEP_EP_DEVICE void tell_ending(std::uint64_t more) {
-    begin();
+    if (!begin()) return;
     word.tell_ending(more);
     word.end();
   }
@@ -197,9 +197,14 @@ struct BasicWatcher {
   }
   /// Another watcher of this rank, in a kernel that runs, may be looking. That is soon over: the only wait while it
   /// does is settle(), of a quarter of a deadline at most. Its queue pairs, of 1024 entries, have room for all that can
-  /// ever be said between two low_latency_resume, and a beat.
-  DEEP_EP_DEVICE void begin() {
-    poll_until([&](const Poll&) { return word.begin(); }, [](const Poll&) { return false; });
+  /// ever be said between two low_latency_resume, and a beat. Whose kernel has not ended its look within a deadline has
+  /// been ended in the middle of it, and nobody knows how far it got. Nobody goes on from there: the buffer breaks.
+  DEEP_EP_DEVICE bool begin() {
+    const std::uint64_t timeout = watch().timeout_ns;
+    const bool may_look = poll_until([&](const Poll&) { return word.begin(); },
+                                     [&](const Poll& poll) { return timeout != 0 && now_ns() - poll.begin > timeout; });
+    if (!may_look) end_by_timeout({common.rank, Wanted::low_latency_look, 0}, 1);
+    return may_look;
   }
 
   DEEP_EP_DEVICE void look_at_peers(std::uint64_t timeout) {

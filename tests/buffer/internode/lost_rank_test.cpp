@@ -15,15 +15,18 @@ using Waits = std::map<int, int>;
 
 class InternodeLostRankTest : public ClusterTest {
  protected:
-  /// All ranks of `waits` look for the lost one, and must name `lost`. It lives: what is lost is its word.
-  void expect_lost(int ranks, const Waits& waits, int lost) {
+  /// All ranks of `waits` look for the lost one, and must name `lost`. It lives: what is lost is its word. `tells`: a
+  /// rank of them that has met the failure of an operation before, and only tells.
+  void expect_lost(int ranks, const Waits& waits, int lost, int tells = -1) {
     run_cluster(cluster(ranks), [&](Rank& rank) {
       Runtime runtime(rank.bootstrap(), rank.executor(),
                       {.heap_bytes = std::size_t{16} << 20, .timeout_s = 2 * short_deadline(), .ranks_per_node = 2});
       Internode internode(runtime);
       rank.bootstrap()->barrier();
       const auto mine = waits.find(rank.rank());
-      if (mine != waits.end()) {
+      if (rank.rank() == tells) internode.find_lost_rank(mine->second, mine->second, false);
+      if (tells != -1) rank.bootstrap()->barrier();
+      if (mine != waits.end() && rank.rank() != tells) {
         const int named = internode.find_lost_rank(mine->second);
         require(named == lost, fmt::format("rank {} names rank {} instead of {}", rank.rank(), named, lost));
       }
@@ -47,6 +50,18 @@ TEST_P(InternodeLostRankTest, NewsOfRailsReachTheRestOfTheNode) {
 TEST_P(InternodeLostRankTest, NewsOfTheNodeReachAllRails) {
   DEEP_EP_NEEDS_RANKS(6);
   expect_lost(6, {{0, 4}, {1, 3}, {2, 0}, {4, 5}, {5, 1}}, 3);
+}
+
+/// Rank 0 has seen an operation to rank 2 fail. Its node hears of that, and other nodes by its node.
+TEST_P(InternodeLostRankTest, WhoMeetsAFailureTellsWithoutSearching) {
+  DEEP_EP_NEEDS_RANKS(4);
+  expect_lost(4, {{0, 2}, {1, 0}, {3, 1}}, 2, 0);
+}
+
+/// Its rail hears of it by itself, also where the rest of its node has all that it needs.
+TEST_P(InternodeLostRankTest, WhoMeetsAFailureTellsItsRails) {
+  DEEP_EP_NEEDS_RANKS(6);
+  expect_lost(6, {{0, 2}, {4, 0}, {5, 4}}, 2, 0);
 }
 
 }  // namespace

@@ -215,6 +215,8 @@ TEST(LowLatencyScheduleTest, EverySeedGivesTheSame) {
       {.tokens = {5, 0, 7}, .max_tokens = 7, .hidden = 256, .topk = 3, .routing = Routing::some_dropped},
       {.tokens = {2, 3, 1}, .max_tokens = 3, .hidden = 128, .topk = 2, .format = RowFormat::bf16},
       {.tokens = {4, 4, 4}, .max_tokens = 4, .hidden = 512, .topk = 4, .format = RowFormat::fp8_ue8m0},
+      {.tokens = {3, 5, 0}, .max_tokens = 5, .hidden = 256, .topk = 3, .format = RowFormat::nvfp4},
+      {.tokens = {2, 0, 6}, .max_tokens = 6, .hidden = 384, .topk = 2, .format = RowFormat::fp8_token},
       {.tokens = {4, 1, 4}, .max_tokens = 4, .layout = LowLatencyLayout::rank_major, .weights = true}};
   for (std::int64_t i = 0; i < count; ++i) {
     SCOPED_TRACE("DEEP_EP_TEST_FIRST_SCHEDULE=" + std::to_string(first + i));

@@ -195,7 +195,7 @@ TEST_P(LowLatencyLateOwnerTest, WhereThereAreFewPlaces) {
 /// A call ends when all rows have come, even those that nobody wants any more: later calls take the same places.
 TEST_P(LowLatencyLateOwnerTest, ACallEndsWhenAllHaveSent) {
   DEEP_EP_NEEDS_RANKS(2);
-  if (GetParam().placement != Placement::threads) GTEST_SKIP() << "ranks share a variable";
+  if (are_processes(GetParam())) GTEST_SKIP() << "ranks share a variable";
   LowLatencyCombineCase none = make_low_latency_combine_case(
       {.tokens = {4, 4}, .max_tokens = 4, .hidden = 256, .local_experts = 4, .topk = 4, .seed = 6});
   for (auto& input : none.inputs) std::fill(input.selection.idx.begin(), input.selection.idx.end(), -1);

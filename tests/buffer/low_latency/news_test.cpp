@@ -432,6 +432,30 @@ TEST(LowLatencyNews, OneWatcherOfARankLooksAtATime) {
   EXPECT_EQ(group[0].state.looking, 0u);
 }
 
+/// Its kernel has been ended in the middle of a look: nothing waits for that longer than for anything else.
+TEST(LowLatencyNews, AWatcherThatNeverEndsItsLookBreaksTheBuffer) {
+  using Work = void (*)(FarWatcher<SaidDebts>&);
+  const std::array<Work, 5> works = {[](auto& watcher) { watcher.hear(); }, [](auto& watcher) { watcher.mask(2); },
+                                     [](auto& watcher) { watcher.unmask(3); },
+                                     [](auto& watcher) { watcher.tell_ending(1); },
+                                     [](auto& watcher) { watcher.finish(); }};
+  for (const Work work : works) {
+    ToldGroup group;
+    group[0].state.looking = 1;
+    group[0].mask = {0, 0, 0, 1};
+    group[0].state.mask_version = 2;
+    group.say(1, 0, 1);
+    auto watcher = group[0].watch({LowLatencyKind::dispatch, 0, 0, 0}, group.now);
+    in_kernel([&] { work(watcher); });
+    EXPECT_EQ(group[0].faults[0].kind, FaultKind::timeout);
+    EXPECT_EQ(group[0].faults[0].wanted, Wanted::low_latency_look);
+    EXPECT_EQ(group[0].faults[0].peer, 0);
+    EXPECT_EQ(group[0].mask, (ToldMasks{0, 0, 0, 1}));
+    EXPECT_EQ(group[0].queues[2].doorbell, 0u);
+    EXPECT_EQ(group[0].state.looking, 1u);
+  }
+}
+
 TEST(LowLatencyNews, WaitsForTheQueuePairsToAMaskedRankEnd) {
   ToldGroup group;
   group[0].begin(group.now);

@@ -9,6 +9,7 @@
 
 #include "csrc/buffer/low_latency/rank_masks.hpp"
 #include "deep_ep/error.hpp"
+#include "kernels/low_latency/combine/shared.hpp"
 #include "kernels/low_latency/combine/wire.hpp"
 #include "tests/cluster/low_latency_case.hpp"
 
@@ -112,6 +113,16 @@ TEST(LowLatencyPlan, BlocksOfCombineWithHooks) {
   EXPECT_EQ(many.receive->working_blocks, 100);
   EXPECT_EQ(many.receive->shape.blocks, 101);
   EXPECT_EQ(plan_of(100, 1).receive->shape.blocks, 1) << "no more blocks than the caller allows";
+}
+
+/// Rows that fit shared memory as they are fit it on their way into FP8, too.
+TEST(LowLatencyPlan, RowsInFp8TakeNoMoreSharedMemory) {
+  constexpr int kWidth = 15 * 4 * 896;  // whole passes, and whole lines of bfloat16, for each of four warps
+  const auto bytes = [](CombineEncoding encoding) {
+    using device::low_latency::CombineShared;
+    return CombineShared(Carver::without_memory(), {kWidth, encoding}, 8, 2, 4, 1, 0).bytes;
+  };
+  EXPECT_EQ(bytes(CombineEncoding::fp8), bytes(CombineEncoding::bf16));
 }
 
 TEST(LowLatencyPlan, KernelsByWhatTheCallNeeds) {

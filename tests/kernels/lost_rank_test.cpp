@@ -62,6 +62,7 @@ TEST(LostRank, IsTheOneThatTellsNothingWhereTheOthersWaitInACircle) {
 /// What it has sent got lost, and it waits for an answer. Whoever tells nothing may have ended the call.
 TEST(LostRank, IsTheOneThatIsCutOffWhereItIsInACircle) {
   EXPECT_EQ(named_by(4, {{0, 1}, {1, 0}, {2, 1}}, {{0, 1}}), (Ranks{{0, 1}, {1, 0}, {2, 0}}));
+  EXPECT_EQ(named_by(4, {{0, 1}, {1, 0}, {2, 0}}, {{1, 0}}), (Ranks{{0, 1}, {1, 0}, {2, 1}}));
   EXPECT_EQ(named_by(4, {{0, 3}, {1, 0}, {2, 1}}, {{0, 1}}), (Ranks{{0, 3}, {1, 3}, {2, 3}})) << "but not in a chain";
   EXPECT_EQ(named_by(4, {{0, 1}, {1, 0}, {2, 1}}, {{0, 0}}), (Ranks{{0, 1}, {1, 0}, {2, 0}})) << "its NIC is gone";
 }

@@ -10,54 +10,54 @@
 #include "kernels/primitives/declare_kernel.hpp"
 
 // clang-format off
-#define DEEP_EP_KERNELS(KERNEL)                                                         \
-  KERNEL(layout,                          deep_ep::LayoutParams,             1024)      \
-  KERNEL(notify,                          deep_ep::NotifyParams,              768)      \
-  KERNEL(dispatch,                        deep_ep::DispatchParams,            512)      \
-  KERNEL(combine,                         deep_ep::CombineParams,             512)      \
-  KERNEL(find_lost_rank,                  deep_ep::LostRankParams,             32)      \
-  KERNEL(notify_internode,                deep_ep::InternodeNotifyParams,     512)      \
-  KERNEL(dispatch_and_notify_internode,   deep_ep::InternodeDispatchParams,   384)      \
-  KERNEL(combine_and_notify_internode,    deep_ep::InternodeCombineParams,    384)      \
-  KERNEL(dispatch_and_notify_internode_lanes, deep_ep::InternodeDispatchParams, 384)    \
-  KERNEL(combine_and_notify_internode_lanes,  deep_ep::InternodeCombineParams,  384)    \
-  KERNEL(find_lost_rank_internode,        deep_ep::InternodeLostRankParams,    32)      \
-  KERNEL(dispatch_low_latency,            deep_ep::LowLatencyDispatchParams,  512)      \
-  KERNEL(dispatch_low_latency_rdma,       deep_ep::LowLatencyDispatchParams,  512)      \
-  KERNEL(relay_low_latency_rows,          deep_ep::LowLatencyDispatchParams,  512)      \
-  KERNEL(combine_low_latency,             deep_ep::LowLatencyCombineParams,   512)      \
-  KERNEL(combine_low_latency_encoded,     deep_ep::LowLatencyCombineParams,   384)      \
-  KERNEL(combine_low_latency_rdma,        deep_ep::LowLatencyCombineParams,   384)      \
-  KERNEL(combine_low_latency_encoded_rdma, deep_ep::LowLatencyCombineParams,  384)      \
-  KERNEL(combine_low_latency_unreduced,   deep_ep::LowLatencyCombineParams,   512)      \
-  KERNEL(combine_low_latency_rails,       deep_ep::LowLatencyCombineParams,   384)      \
-  KERNEL(relay_low_latency_sums,          deep_ep::LowLatencyCombineParams,   384)      \
-  KERNEL(barrier_low_latency,             deep_ep::LowLatencyBarrierParams,   128)      \
-  KERNEL(dispatch_low_latency_watched,    deep_ep::LowLatencyDispatchParams,  512)      \
-  KERNEL(combine_low_latency_watched,     deep_ep::LowLatencyCombineParams,   512)      \
-  KERNEL(combine_low_latency_encoded_watched, deep_ep::LowLatencyCombineParams, 384)   \
-  KERNEL(barrier_low_latency_watched,     deep_ep::LowLatencyBarrierParams,   128)      \
-  KERNEL(change_masks_low_latency_watched, deep_ep::LowLatencyMasksParams,     32)      \
-  KERNEL(add_waits_low_latency,           deep_ep::LowLatencyWaitsParams,     256)      \
-  KERNEL(sum_rows,                        deep_ep::SumRowsParams,             256)      \
-  KERNEL(gather_rows,                     deep_ep::GatherRowsParams,          256)      \
-  KERNEL(count_selections,                deep_ep::NumberRowsParams,          512)      \
-  KERNEL(number_selections,               deep_ep::NumberRowsParams,          512)      \
-  KERNEL(spread_rows,                     deep_ep::SpreadRowsParams,          256)      \
-  KERNEL(address_rows,                    deep_ep::AddressRowsParams,         512)      \
-  KERNEL(add_row_counts,                  deep_ep::AddressRowsParams,         256)      \
-  KERNEL(find_returned_rows,              deep_ep::ReturnedRowsParams,        256)      \
-  KERNEL(sum_returned_rows,               deep_ep::ReturnedRowsParams,        256)      \
-  KERNEL(nic_test,                        deep_ep::NicTestParams,             512)      \
-  KERNEL(simulated_nic,                   deep_ep::SimulatedNicParams,        640)      \
-  KERNEL(dispatch_low_latency_extra,      deep_ep::LowLatencyDispatchParams,  512)      \
-  KERNEL(dispatch_low_latency_extra_rdma, deep_ep::LowLatencyDispatchParams,  512)      \
-  KERNEL(dispatch_low_latency_extra_watched, deep_ep::LowLatencyDispatchParams, 512)    \
-  KERNEL(dispatch_low_latency_rdma_watched, deep_ep::LowLatencyDispatchParams, 512)     \
-  KERNEL(dispatch_low_latency_extra_rdma_watched, deep_ep::LowLatencyDispatchParams, 512) \
-  KERNEL(combine_low_latency_rdma_watched, deep_ep::LowLatencyCombineParams,  384)      \
-  KERNEL(combine_low_latency_encoded_rdma_watched, deep_ep::LowLatencyCombineParams, 384) \
-  KERNEL(combine_low_latency_unreduced_fp8, deep_ep::LowLatencyCombineParams, 512)
+#define DEEP_EP_KERNELS(KERNEL)                                                             \
+  KERNEL(layout,                                   deep_ep::LayoutParams,             1024) \
+  KERNEL(notify,                                   deep_ep::NotifyParams,              768) \
+  KERNEL(dispatch,                                 deep_ep::DispatchParams,            512) \
+  KERNEL(combine,                                  deep_ep::CombineParams,             512) \
+  KERNEL(find_lost_rank,                           deep_ep::LostRankParams,             32) \
+  KERNEL(notify_internode,                         deep_ep::InternodeNotifyParams,     512) \
+  KERNEL(dispatch_and_notify_internode,            deep_ep::InternodeDispatchParams,   384) \
+  KERNEL(combine_and_notify_internode,             deep_ep::InternodeCombineParams,    384) \
+  KERNEL(dispatch_and_notify_internode_lanes,      deep_ep::InternodeDispatchParams,   384) \
+  KERNEL(combine_and_notify_internode_lanes,       deep_ep::InternodeCombineParams,    384) \
+  KERNEL(find_lost_rank_internode,                 deep_ep::InternodeLostRankParams,    32) \
+  KERNEL(dispatch_low_latency,                     deep_ep::LowLatencyDispatchParams,  512) \
+  KERNEL(dispatch_low_latency_rdma,                deep_ep::LowLatencyDispatchParams,  512) \
+  KERNEL(dispatch_low_latency_watched,             deep_ep::LowLatencyDispatchParams,  512) \
+  KERNEL(dispatch_low_latency_rdma_watched,        deep_ep::LowLatencyDispatchParams,  512) \
+  KERNEL(dispatch_low_latency_extra,               deep_ep::LowLatencyDispatchParams,  512) \
+  KERNEL(dispatch_low_latency_extra_rdma,          deep_ep::LowLatencyDispatchParams,  512) \
+  KERNEL(dispatch_low_latency_extra_watched,       deep_ep::LowLatencyDispatchParams,  512) \
+  KERNEL(dispatch_low_latency_extra_rdma_watched,  deep_ep::LowLatencyDispatchParams,  512) \
+  KERNEL(relay_low_latency_rows,                   deep_ep::LowLatencyDispatchParams,  512) \
+  KERNEL(combine_low_latency,                      deep_ep::LowLatencyCombineParams,   512) \
+  KERNEL(combine_low_latency_rdma,                 deep_ep::LowLatencyCombineParams,   384) \
+  KERNEL(combine_low_latency_watched,              deep_ep::LowLatencyCombineParams,   512) \
+  KERNEL(combine_low_latency_rdma_watched,         deep_ep::LowLatencyCombineParams,   384) \
+  KERNEL(combine_low_latency_encoded,              deep_ep::LowLatencyCombineParams,   384) \
+  KERNEL(combine_low_latency_encoded_rdma,         deep_ep::LowLatencyCombineParams,   384) \
+  KERNEL(combine_low_latency_encoded_watched,      deep_ep::LowLatencyCombineParams,   384) \
+  KERNEL(combine_low_latency_encoded_rdma_watched, deep_ep::LowLatencyCombineParams,   384) \
+  KERNEL(combine_low_latency_unreduced,            deep_ep::LowLatencyCombineParams,   512) \
+  KERNEL(combine_low_latency_unreduced_fp8,        deep_ep::LowLatencyCombineParams,   512) \
+  KERNEL(combine_low_latency_rails,                deep_ep::LowLatencyCombineParams,   384) \
+  KERNEL(relay_low_latency_sums,                   deep_ep::LowLatencyCombineParams,   384) \
+  KERNEL(barrier_low_latency,                      deep_ep::LowLatencyBarrierParams,   128) \
+  KERNEL(barrier_low_latency_watched,              deep_ep::LowLatencyBarrierParams,   128) \
+  KERNEL(change_masks_low_latency_watched,         deep_ep::LowLatencyMasksParams,      32) \
+  KERNEL(add_waits_low_latency,                    deep_ep::LowLatencyWaitsParams,     256) \
+  KERNEL(sum_rows,                                 deep_ep::SumRowsParams,             256) \
+  KERNEL(gather_rows,                              deep_ep::GatherRowsParams,          256) \
+  KERNEL(count_selections,                         deep_ep::NumberRowsParams,          512) \
+  KERNEL(number_selections,                        deep_ep::NumberRowsParams,          512) \
+  KERNEL(spread_rows,                              deep_ep::SpreadRowsParams,          256) \
+  KERNEL(address_rows,                             deep_ep::AddressRowsParams,         512) \
+  KERNEL(add_row_counts,                           deep_ep::AddressRowsParams,         256) \
+  KERNEL(find_returned_rows,                       deep_ep::ReturnedRowsParams,        256) \
+  KERNEL(sum_returned_rows,                        deep_ep::ReturnedRowsParams,        256) \
+  KERNEL(nic_test,                                 deep_ep::NicTestParams,             512) \
+  KERNEL(simulated_nic,                            deep_ep::SimulatedNicParams,        640)
 // clang-format on
 
 namespace deep_ep {

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Draws which folder includes which, with counts, and fails on an arrow that the design forbids.
+"""Draws which folder includes which, with counts, and fails on an arrow that the design forbids, and on kernels that ask
+which target they are compiled for.
 
 usage: include_arrows.py [ROOT]
 
@@ -13,6 +14,8 @@ import pathlib
 import re
 import sys
 
+# What differs between targets is for the functions of kernels/primitives to hide: other kernel code does not ask.
+TARGET = re.compile(r"\b(?:DEEP_EP_TARGET_CUDA|DEEP_EP_BLACKWELL|__CUDA_ARCH__|__CUDACC__)\b")
 INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"')
 SUFFIXES = {".cpp", ".hpp", ".cu", ".cuh", ".h"}
 TOP_FOLDERS = ("include", "kernels", "csrc", "oracle", "python", "tools", "benchmarks", "examples", "tests")
@@ -77,6 +80,8 @@ def main():
                 continue
             source = str(path.relative_to(root))
             for number, line in enumerate(path.read_text().splitlines(), start=1):
+                if TARGET.search(line) and is_in(source, "kernels") and not is_in(source, "kernels/primitives"):
+                    mistakes.append(f"{source}:{number}: {TARGET.search(line)[0]} belongs in kernels/primitives")
                 match = INCLUDE.match(line)
                 if not match:
                     continue

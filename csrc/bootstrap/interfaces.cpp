@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <iterator>
 #include <memory>
 
 #include "csrc/support/format.hpp"
@@ -34,9 +35,15 @@ InterfaceFilter::InterfaceFilter(std::string_view text, bool exact) : exact_(exa
 }
 
 bool InterfaceFilter::matches(std::string_view interface) const {
-  const bool named = std::ranges::any_of(
-      names_, [&](const std::string& name) { return exact_ ? interface == name : interface.starts_with(name); });
-  return named != excludes_;
+  return std::ranges::any_of(names_, [&](const std::string& name) { return names(name, interface); }) != excludes_;
+}
+
+std::vector<std::string> InterfaceFilter::without_match(std::span<const std::string> interfaces) const {
+  std::vector<std::string> found;
+  std::ranges::copy_if(names_, std::back_inserter(found), [&](const std::string& name) {
+    return std::ranges::none_of(interfaces, [&](const std::string& interface) { return names(name, interface); });
+  });
+  return found;
 }
 
 std::vector<InterfaceAddress> interface_addresses() {

@@ -23,8 +23,14 @@ class InterfaceFilter {
   /// `exact`: names are whole ones without a `=`, as Gloo has them. InvalidArgument where a name is empty.
   explicit InterfaceFilter(std::string_view text, bool exact = false);
   bool matches(std::string_view interface) const;
+  /// Names of the list that none of `interfaces` has.
+  std::vector<std::string> without_match(std::span<const std::string> interfaces) const;
 
  private:
+  bool names(const std::string& name, std::string_view interface) const {
+    return exact_ ? interface == name : interface.starts_with(name);
+  }
+
   std::vector<std::string> names_;
   bool exact_ = false;
   bool excludes_ = true;  ///< with no names: all match

@@ -29,7 +29,7 @@ BufferPlan BufferPlan::make(const BufferOptions& options, const NodeMembership& 
   plan.layout = HeapLayout::make(options, num_ranks);
   plan.reach = LowLatencyReach::find(options, nodes);
   plan.grid = {nodes.rank, num_ranks, nodes.ranks_of_each_node()};
-  if (options.internode_lanes != 0) plan.internode_lanes = options.internode_lanes;
+  if (options.internode.lanes != 0) plan.internode_lanes = options.internode.lanes;
   if (!plan.reach.far.empty()) plan.layout.add_staging(plan.reach.rail_width == 0 ? 0 : nodes.num_nodes);
   if (plan.grid.width != 0) plan.layout.add_internode(plan.grid, options.max_local_experts);
   return plan;

@@ -22,7 +22,7 @@ struct BufferPlan {
   HeapLayout layout;
   LowLatencyReach reach;      ///< of low-latency calls
   NodeGrid grid{.width = 0};  ///< of normal mode between nodes; width 0: one node, or nodes that are not alike
-  int internode_lanes = 1;    ///< of normal mode to each rail, see BufferOptions::internode_lanes
+  int internode_lanes = 1;    ///< of normal mode to each rail, see InternodeOptions::lanes
 
   /// `options`: as all ranks agree on them; lanes 0 count as 1. OutOfMemory and InvalidArgument where they leave too
   /// little room.

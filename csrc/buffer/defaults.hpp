@@ -1,6 +1,7 @@
-// Numbers that the library chooses if the caller does not, and the limits of those that the caller may choose.
-// Everything else takes them from here. (What kernels limit is in kernels/common/limits.hpp and
-// kernels/kernel_list.hpp.)
+// What the caller may leave to the library, or choose within limits: SMs of a call, parts of the heap, what hints add.
+// C++, Python and the tools take these numbers from here. What kernels limit is in kernels/common/limits.hpp and
+// kernels/kernel_list.hpp; how a plan divides a block's warps, in that plan; how many warps suit a device, in its
+// executor's LaunchPolicy.
 #pragma once
 
 #include <algorithm>

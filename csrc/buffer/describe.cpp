@@ -45,13 +45,19 @@ std::string LowLatency::describe() const {
   const LowLatencyWindow& window = runtime_.layout().low_latency;
   std::string text = fmt::format("low latency: room for {} tokens and {} of rows from each rank, late ranks are {}, ",
                                  window.slots, format_bytes(window.source_bytes), masks_ ? "masked" : "errors");
-  return text + (links_ ? links_->describe() : "NVLink reaches every rank");
+  if (links_) return text + links_->describe();
+  return text + fmt::format("NVLink reaches every rank, {}", runtime_.low_latency_reach().describe_rails());
 }
 
 std::string Buffer::Implementation::describe_normal_mode() const {
-  if (runtime_.nodes().num_nodes == 1) return deep_ep::describe_normal_mode(runtime_);
+  if (runtime_.nodes().num_nodes == 1) {
+    const int lanes = runtime_.options().internode.lanes;
+    const std::string text = deep_ep::describe_normal_mode(runtime_);
+    return lanes == 1 ? text : text + fmt::format(", without the {} lanes, as there is one node", lanes);
+  }
   if (!internode_) return "normal mode: not between nodes that are not all of equally many consecutive ranks";
-  return fmt::format("{}, between nodes by {}", deep_ep::describe_normal_mode(runtime_), internode_->describe());
+  return fmt::format("{}, between nodes (combine pulls, or pulls a copy) by {}",
+                     deep_ep::describe_normal_mode(runtime_), internode_->describe());
 }
 
 std::string Buffer::Implementation::describe() const {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cstddef>
+#include <string_view>
 #include <vector>
 
 #include "csrc/bootstrap/agreement.hpp"
@@ -21,6 +22,23 @@ namespace {
 
 void check_size(const char* name, std::size_t bytes) {
   if (bytes > kMostOptionBytes) fail<InvalidArgument>("{} is {}, allowed: at most {}", name, bytes, kMostOptionBytes);
+}
+
+const char* name_of(LowLatencyRails rails) { return rails == LowLatencyRails::always ? "always" : "never"; }
+
+/// What the program says, wherever it matters or not: options of calls that the buffer has no memory for are a mistake.
+void check_low_latency(const LowLatencyOptions& options) {
+  check_size("low_latency.bytes", options.bytes);
+  check_lanes(options.lanes);
+  if (options.bytes != 0) return;
+  const auto refuse = [](std::string_view option, std::string_view value) {
+    fail<InvalidArgument>("low_latency.{} is {}, which needs low_latency.bytes, but that is 0", option, value);
+  };
+  if (options.masking) refuse("masking", "true");
+  if (!options.allow_nvlink) refuse("allow_nvlink", "false");
+  if (options.rails != LowLatencyRails::automatic) refuse("rails", name_of(options.rails));
+  if (options.lanes != 0) refuse("lanes", fmt::format("{}", options.lanes));
+  if (options.logfmt != LowLatencyLogfmt::automatic) refuse("logfmt", "always");
 }
 
 /// Where another library's variable switches it off, its user may not have thought of this one.
@@ -49,7 +67,7 @@ void check_same_options(Bootstrap& bootstrap, const BufferOptions& options) {
   constexpr std::array kNames = {"heap_bytes",        "window_bytes",        "max_local_experts",
                                  "low_latency.bytes", "low_latency.masking", "low_latency.allow_nvlink",
                                  "low_latency.rails", "low_latency.lanes",   "low_latency.logfmt",
-                                 "internode_lanes"};
+                                 "internode.lanes"};
   const std::array<std::uint64_t, kNames.size()> mine = {options.heap_bytes,
                                                          options.window_bytes,
                                                          static_cast<std::uint64_t>(options.max_local_experts),
@@ -59,7 +77,7 @@ void check_same_options(Bootstrap& bootstrap, const BufferOptions& options) {
                                                          static_cast<std::uint64_t>(options.low_latency.rails),
                                                          static_cast<std::uint64_t>(options.low_latency.lanes),
                                                          static_cast<std::uint64_t>(options.low_latency.logfmt),
-                                                         static_cast<std::uint64_t>(options.internode_lanes)};
+                                                         static_cast<std::uint64_t>(options.internode.lanes)};
   const auto all = all_gather_values(bootstrap, mine);
   for (std::size_t rank = 0; rank < all.size(); ++rank) {
     for (std::size_t i = 0; i < mine.size(); ++i) {
@@ -77,9 +95,9 @@ AgreedOptions agree_on_options(Bootstrap& bootstrap, const BufferOptions& option
   agree(bootstrap, "reading the options of a Buffer", [&] {
     check_size("heap_bytes", options.heap_bytes);
     check_size("window_bytes", options.window_bytes);
-    check_size("low_latency.bytes", options.low_latency.bytes);
+    check_low_latency(options.low_latency);
     agreed.timeout_s = timeout_in_effect(options.timeout_s);
-    agreed.options.internode_lanes = asked_for_internode_lanes(options);
+    agreed.options.internode.lanes = asked_for_internode_lanes(options.internode);
     if (options.low_latency.bytes == 0) return;
     agreed.options.low_latency.rails = asked_for_rails(options.low_latency.rails);
     agreed.options.low_latency.lanes = asked_for_lanes(options.low_latency.lanes);

@@ -16,6 +16,20 @@ struct KernelTable {
 #undef DEEP_EP_MEMBER
 };
 
+/// A kernel that a plan has chosen, and the threads of its largest block.
+template <class Params>
+struct KernelChoice {
+  Launcher<Params> KernelTable::*launcher;
+  int max_threads;
+};
+/// Each kernel to choose, by its name.
+namespace choices {
+#define DEEP_EP_CHOICE(name, Params, max_threads) \
+  inline constexpr KernelChoice<Params> name = {&KernelTable::name, max_threads};
+DEEP_EP_KERNELS(DEEP_EP_CHOICE)
+#undef DEEP_EP_CHOICE
+}  // namespace choices
+
 /// Defined by csrc/executor/host/kernel_table.cpp and csrc/executor/cuda/kernel_table.cpp.
 const KernelTable& host_kernels();
 const KernelTable& cuda_kernels();

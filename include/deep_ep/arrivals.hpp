@@ -26,6 +26,7 @@
 
 namespace deep_ep {
 
+/// What a call adds to every word.
 constexpr std::int64_t kArrivalStep = std::int64_t{1} << 24;
 /// What the words are set to by a call that fails.
 constexpr std::int64_t kArrivalFailed = std::numeric_limits<std::int64_t>::min();

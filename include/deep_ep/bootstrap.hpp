@@ -54,6 +54,7 @@ std::shared_ptr<Bootstrap> make_shared_memory_bootstrap(const std::string& name,
 /// It reports failure by throwing. Nobody can interrupt it, so it must limit its own waiting: default_timeout_s() says
 /// how long the library would wait.
 using AllGatherFunction = std::function<void(std::span<const std::byte> mine, std::span<std::byte> all)>;
+/// @param rank this rank, 0 to size - 1. @param size number of ranks, 1 or more.
 /// @param all_gather called by one thread at a time, for as long as the bootstrap lives.
 std::shared_ptr<Bootstrap> make_callback_bootstrap(int rank, int size, AllGatherFunction all_gather);
 
@@ -65,6 +66,7 @@ std::shared_ptr<Bootstrap> make_mpi_bootstrap(const void* communicator = nullptr
 /// @param unique_id the 128 bytes of an ncclUniqueId (make_nccl_unique_id) that every rank got from rank 0.
 std::shared_ptr<Bootstrap> make_nccl_bootstrap(std::span<const std::byte> unique_id, int rank, int size,
                                                std::optional<double> timeout_s = {});
+/// The same over a communicator of the program's.
 /// @param communicator a live ncclComm_t, which stays the caller's and must outlive the bootstrap.
 std::shared_ptr<Bootstrap> make_nccl_bootstrap(void* communicator, std::optional<double> timeout_s = {});
 /// A new ncclUniqueId, for one group. Rank 0 makes it and sends it to the others.

@@ -38,6 +38,7 @@
 
 namespace deep_ep {
 
+/// A rank's end of the communication: see the head of this file.
 class Buffer {
  public:
   /// The largest K.
@@ -52,14 +53,18 @@ class Buffer {
   /// Destroys without talking to peers; prefer `destroy`, which is collective. Waits for this rank's work, and until
   /// what it sent by RDMA has arrived (at most 10 s).
   ~Buffer();
+  /// What was moved from throws UseAfterDestroy.
   Buffer(Buffer&&) noexcept;
+  /// As above; the buffer that was here is destroyed without talking to peers.
   Buffer& operator=(Buffer&&) noexcept;
 
-  int rank() const;
-  int num_ranks() const;
+  int rank() const;       ///< r, as the bootstrap says
+  int num_ranks() const;  ///< R
   /// P: the nodes of the ranks. Ranks of one node map each other's memory; see BufferOptions::ranks_per_node.
   int num_nodes() const;
+  /// The one that the buffer was made with. It lives as long as the buffer or a tensor of it.
   Executor& executor() const;
+  /// BufferOptions::comm_stream, or the buffer's own; never nullptr. The buffer's own ends with it.
   StreamHandle comm_stream() const;
   /// The options that the buffer was made with; what they left to the environment is filled in.
   const BufferOptions& options() const;
@@ -103,8 +108,8 @@ class Buffer {
   /// any tensor; this one saves an allocation. All calls share it: in stream order, combine must have read it before it
   /// is written again. It grows with the largest handle and lives as long as the buffer.
   TensorView low_latency_combine_buffer(const LowLatencyHandle& handle);
-  /// Collective: a barrier of the ranks that are not masked, on `stream`. Signals carry epochs, so there is nothing to
-  /// clean, unless the program has asked for low_latency_memory: then this zeroes it first.
+  /// Collective: a barrier of the ranks that are not masked, on `stream`; the host does not wait. Signals carry epochs,
+  /// so there is nothing to clean, unless the program has asked for low_latency_memory: then this zeroes it first.
   void low_latency_clean(StreamHandle stream = nullptr);
 
   /// How long low-latency calls of this rank have waited for each rank: low_latency_stats.hpp. The first call switches
@@ -117,7 +122,7 @@ class Buffer {
   // Masks: which ranks this rank leaves out, changed in the order of calls on `stream`. InvalidArgument without
   // LowLatencyOptions::masking.
 
-  /// Leaves `rank` out from now on, or includes it again.
+  /// Leaves `rank` out from now on (`masked`), or includes it again.
   void low_latency_update_mask(int rank, bool masked, StreamHandle stream = nullptr);
   /// @param status [R] int32 contiguous, written: 1 where masked, else 0.
   void low_latency_query_mask(const TensorView& status, StreamHandle stream = nullptr);
@@ -130,19 +135,23 @@ class Buffer {
   // ------------------------------------------------------------------------------------------------------ memory
 
   /// BufferOptions::heap_bytes that lets one dispatch of `tokens` tokens a rank, and its combine, run without windows.
-  /// @param row_bytes of a row of x. @param num_topk 0 where no selections are sent.
+  /// Here and below numbers that are too small, or so large that a sum would wrap, are InvalidArgument. @param
+  /// num_ranks R.
+  /// @param tokens the most of any rank, each of which may go to every rank. @param row_bytes of a row of x.
+  /// @param num_topk K, 0 where no selections are sent.
   /// @param scale_bytes of a row of x_scales; negative: as for 8-bit rows with a 4-byte scale for each 128 channels.
   static std::size_t heap_bytes_hint(int num_ranks, std::int64_t tokens, std::int64_t row_bytes, int num_topk,
                                      std::int64_t scale_bytes = -1);
-  /// BufferOptions::heap_bytes with which local_memory() has at least `bytes` bytes, with all other options at default.
+  /// BufferOptions::heap_bytes with which local_memory() of each of `num_ranks` ranks has at least `bytes` bytes, with
+  /// all other options at default.
   static std::size_t heap_bytes_for(int num_ranks, std::size_t bytes);
-  /// LowLatencyOptions::bytes for calls of at most `max_tokens` tokens a rank with rows of at most `hidden` channels.
-  /// Grows with each argument.
+  /// LowLatencyOptions::bytes for calls of at most `max_tokens` tokens a rank with rows of at most `hidden` channels,
+  /// on `num_ranks` ranks with `num_experts` experts together. Grows with each argument.
   static std::size_t low_latency_bytes_hint(int max_tokens, std::int64_t hidden, int num_ranks, int num_experts);
 
   /// A tensor in the symmetric heap, e.g. for an expert's output, so that combine can pull from it. Not collective.
-  /// @param shape up to four sizes, 0 or more. @param stream the stream that will use it first: it waits until earlier
-  /// users of the memory are done.
+  /// @param dtype any. @param shape up to four sizes, 0 or more: contiguous. @param stream the stream that will use it
+  /// first: it waits until earlier users of the memory are done.
   /// @throws OutOfMemory when it does not fit.
   Tensor allocate_tensor(DType dtype, std::initializer_list<std::int64_t> shape, StreamHandle stream = nullptr);
   /// Whether the tensor lies in the heap memory of allocate_tensor and dispatch, so that combine may pull from it.
@@ -162,6 +171,7 @@ class Buffer {
 
   /// Collective: waits for this rank's work, then for the peers, and frees. Tensors that calls returned stay valid.
   void destroy();
+  /// Whether `destroy` was called, or the buffer moved from. Never throws.
   bool destroyed() const;
 
  private:

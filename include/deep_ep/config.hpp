@@ -12,9 +12,10 @@ struct Config {
   /// kernels need it. 0: what the executor's kernels were tuned for.
   int warps_per_block = 0;
 
-  /// What `dispatch` and `combine` use when num_sms is 0, for `num_ranks` ranks in one NVLink domain: a few SMs
+  /// What `dispatch` uses when num_sms is 0, for `num_ranks` ranks in one NVLink domain: a few SMs
   /// saturate NVLink, more would only take them from the computation.
   static Config dispatch_default(int num_ranks);
+  /// The same for `combine`.
   static Config combine_default(int num_ranks);
 };
 

@@ -18,6 +18,7 @@ class Interrupted : public Error {
 /// call throws Interrupted. (On GPUs that is a dispatch that waits for counts; on the CPU also check.)
 class InterruptScope {
  public:
+  /// @param wanted says whether to give up; called by this thread, at most ten times a second.
   explicit InterruptScope(std::function<bool()> wanted);
   ~InterruptScope();
   InterruptScope(const InterruptScope&) = delete;

@@ -8,6 +8,7 @@
 
 namespace deep_ep {
 
+/// How much a line matters, ascending.
 enum class LogLevel : std::uint8_t { trace, debug, info, warn, error };
 
 /// Receives one log line: text without time, level and line end. Called by any thread, by several at once, and by

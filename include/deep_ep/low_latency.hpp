@@ -50,12 +50,12 @@ struct LowLatencyHandle {
   /// Last, in the first column, the dispatch's number, by which combine finds out that ranks use handles of different
   /// ones.
   Tensor row_table;
-  LowLatencyLayout layout = LowLatencyLayout::expert_major;
-  int num_tokens = 0;       ///< T, of this rank
-  int max_tokens = 0;       ///< M
-  int num_topk = 0;         ///< K
-  int num_experts = 0;      ///< E
-  std::int64_t hidden = 0;  ///< H
+  LowLatencyLayout layout = LowLatencyLayout::expert_major;  ///< of the dispatch's recv_x
+  int num_tokens = 0;                                        ///< T, of this rank
+  int max_tokens = 0;                                        ///< M
+  int num_topk = 0;                                          ///< K
+  int num_experts = 0;                                       ///< E
+  std::int64_t hidden = 0;                                   ///< H
 };
 
 /// Equal on all ranks: everything but T, the tensors' contents, the statistics, and config.
@@ -66,20 +66,22 @@ struct LowLatencyDispatchArguments {
   ConstTensorView topk_idx;
   /// [T, K] float32: travels with the rows. rank_major only, InvalidArgument otherwise.
   std::optional<ConstTensorView> topk_weights;
-  int max_tokens = 0;            ///< M, 1 or more; for what fits see Buffer::low_latency_bytes_hint
-  int num_experts = 0;           ///< E, a multiple of R, at most 65535
-  bool use_fp8 = true;           ///< cast each 128 channels to float8_e4m3 with a float32 scale of their own
-  bool round_scale = false;      ///< scales are powers of two; no effect without use_fp8
+  int max_tokens = 0;   ///< M, 1 or more; for what fits see Buffer::low_latency_bytes_hint
+  int num_experts = 0;  ///< E, a multiple of R, at most 65535
+  /// Cast each 128 channels to float8_e4m3 with a float32 scale of their own. Neither this nor use_nvfp4: rows travel
+  /// in bfloat16. Both: InvalidArgument.
+  bool use_fp8 = true;
+  bool round_scale = false;      ///< scales are powers of two; needs use_fp8
   bool use_ue8m0 = false;        ///< scales are exponents, four in an int32, the first lowest; needs round_scale
   bool scale_per_token = false;  ///< with use_fp8: one float32 scale for each token; without use_ue8m0
-  /// Cast to NVFP4 instead: each 16 channels to e2m1 with an e4m3 scale of their own. Not with the other forms (use_fp8
-  /// has no effect then).
+  /// Cast to NVFP4: each 16 channels to e2m1 with an e4m3 scale of their own. Not with the other forms, so use_fp8 must
+  /// be false.
   bool use_nvfp4 = false;
   /// [1] float32, positive, with use_nvfp4: scales are multiplied by it, so a channel is about value * scale /
   /// x_global_scale. None: 1. (448 * 6 / the largest magnitude of all uses the whole range.) Receivers must know the
   /// senders'.
   std::optional<ConstTensorView> x_global_scale;
-  LowLatencyLayout layout = LowLatencyLayout::expert_major;
+  LowLatencyLayout layout = LowLatencyLayout::expert_major;  ///< of recv_x, here and in combine
   /// [L] int32: each entry grows by the number of rows that the expert received.
   std::optional<TensorView> cumulative_local_expert_recv_stats;
   /// [R] int64: each entry grows by the clock cycles spent waiting for the source.
@@ -88,14 +90,15 @@ struct LowLatencyDispatchArguments {
   /// are there; each stands for arrival_rows rows, W of them for all. deep_ep/arrivals.hpp says what they hold, and
   /// when. InvalidArgument for a buffer with masking.
   std::optional<TensorView> arrival_counters;
-  /// A power of two, at most 2^20. 0: W is 1, and a word stands for all rows of its expert (rank).
+  /// A power of two below 2^20, with arrival_counters. 0: W is 1, and a word stands for all rows of its expert (rank).
   int arrival_rows = 0;
   /// Send only; the result's hook enqueues the receive part. Not with CallOptions::async_finish. InvalidArgument when
   /// two dispatches already wait for their hooks.
   bool return_recv_hook = false;
-  Config config;
+  Config config;  ///< SMs and warps of this rank's call
 };
 
+/// What Buffer::low_latency_dispatch returns; with return_recv_hook the tensors hold it behind the hook only.
 struct LowLatencyDispatchResult {
   /// bfloat16 or float8_e4m3; NVFP4: uint8, [.., .., H / 2] with the first of two values in the lower half of a byte.
   /// expert_major: [L, R * M, H], rows 0 .. recv_count[l] - 1 of each expert are valid, by
@@ -112,7 +115,7 @@ struct LowLatencyDispatchResult {
   std::optional<Tensor> recv_topk_idx;
   /// rank_major, where weights were sent: [R, M, K] float32, 0 where the index is -1.
   std::optional<Tensor> recv_topk_weights;
-  LowLatencyHandle handle;
+  LowLatencyHandle handle;     ///< for combine
   EventHandle event;           ///< set with async_finish
   std::function<void()> hook;  ///< set with return_recv_hook: enqueues the receive part; a second call does nothing
 };
@@ -133,18 +136,20 @@ struct LowLatencyCombineArguments {
   bool use_logfmt =
       false;  ///< rows may travel in LogFMT, 10 bits a value, smaller, less exact: LowLatencyOptions::logfmt
   /// Rows travel in FP8, with a float32 scale for each 128 channels: half the bytes, but an error of up to 1/16 of each
-  /// value that travels (docs/low-latency.md). Not with use_logfmt.
+  /// value that travels, or of 2^-10 / 448 of the largest of its 128, if that is more. Not with use_logfmt.
   bool use_fp8 = false;
   std::optional<TensorView> out;  ///< [T, H] bfloat16, from a multiple of 16 bytes on: written instead of new memory
   std::optional<TensorView> wait_recv_cost_stats;  ///< [R] int64, as for dispatch
   bool return_recv_hook = false;  ///< as for dispatch; combines are counted separately. Equal on all ranks of a node
-  Config config;
+  Config config;                  ///< SMs and warps of this rank's call
 };
 
+/// What Buffer::low_latency_combine returns, as LowLatencyDispatchResult.
 struct LowLatencyCombineResult {
   /// [T, H] bfloat16; with `out`, a tensor over that memory, which stays the caller's. Each rank sums its experts' rows
   /// in fp32, selections ascending, and rounds; the owner sums the ranks' parts in fp32, ranks ascending, and rounds
-  /// again (with hooks it may sum and round once: docs/low-latency.md). Bitwise reproducible.
+  /// again. With hooks, within a node, without LogFMT and masking, rows may travel as they are: then the owner sums
+  /// them in fp32, selections ascending, and rounds once. Bitwise reproducible.
   Tensor combined_x;
   EventHandle event;           ///< set with async_finish
   std::function<void()> hook;  ///< set with return_recv_hook

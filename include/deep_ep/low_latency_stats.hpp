@@ -22,7 +22,7 @@ struct LowLatencyWaitTimes {
   /// there.
   std::vector<std::uint64_t> calls;
   /// In all these calls: dispatch waits until the source has told how many rows come, from the end of its own send part
-  /// on; combine until the source's rows are there (docs/low-latency.md).
+  /// on; combine until the source's rows are there.
   std::vector<double> total_us;
   std::vector<double> longest_us;  ///< in one of them
 
@@ -30,9 +30,11 @@ struct LowLatencyWaitTimes {
   double mean_us(int source) const;
 };
 
+/// What Buffer::low_latency_stats returns: of one rank.
 struct LowLatencyStats {
-  int rank = 0;  ///< that waits
-  LowLatencyWaitTimes dispatch, combine;
+  int rank = 0;                  ///< that waits
+  LowLatencyWaitTimes dispatch;  ///< of dispatches
+  LowLatencyWaitTimes combine;   ///< of combines
 
   /// For a dispatch and a combine, on average.
   double mean_us(int source) const { return dispatch.mean_us(source) + combine.mean_us(source); }
@@ -45,6 +47,7 @@ enum class LowLatencyStatsThen : std::uint8_t {
   stop,   ///< later calls are not measured, until they are asked for again, from zero
 };
 
+/// What find_late_ranks says.
 struct LowLatencyVerdict {
   std::vector<int> late;          ///< ranks, the slowest first; empty: nobody is late
   std::vector<double> waited_us;  ///< [R]: how long the others wait for the rank in a dispatch and a combine
@@ -62,6 +65,7 @@ constexpr double kLateRankThresholdUs = 50;
 LowLatencyVerdict find_late_ranks(std::span<const LowLatencyStats> stats, double threshold_us = kLateRankThresholdUs);
 
 /// Collective over the bootstrap: the statistics of all ranks, by rank.
+/// @param own of this rank. @throws what Bootstrap::all_gather does.
 std::vector<LowLatencyStats> gather_low_latency_stats(Bootstrap& bootstrap, const LowLatencyStats& own);
 
 }  // namespace deep_ep

@@ -63,7 +63,7 @@ struct DispatchArguments {
   /// 0: exact sizes, for which the host waits. > 0: no host wait, and outputs have this many rows; rows beyond N hold
   /// topk_idx -1 and are otherwise unspecified. If more rows than that arrive, the next call throws OutOfMemory.
   std::int64_t num_worst_tokens = 0;
-  Config config;
+  Config config;  ///< SMs and warps of this rank's call
 
   /// Sets the three tensors of the layout; they must stay alive as if they had been set one by one.
   void use(const DispatchLayout& layout) {
@@ -73,14 +73,15 @@ struct DispatchArguments {
   }
 };
 
+/// What Buffer::dispatch returns. Tensors hold their contents behind the call, in stream order.
 struct DispatchResult {
   Tensor recv_x;                        ///< [rows, H], dtype of x: by source rank, then by token index at the source
   std::optional<Tensor> recv_x_scales;  ///< [rows, S], dtype of x_scales
   std::optional<Tensor> recv_topk_idx;  ///< [rows, K], dtype of topk_idx: index among this rank's experts, or -1
   std::optional<Tensor> recv_topk_weights;      ///< [rows, K] float32: 0 where the index is -1
   std::vector<int> num_recv_tokens_per_expert;  ///< [E / R], rounded up; empty with num_worst_tokens
-  DispatchHandle handle;
-  EventHandle event;  ///< set with async_finish
+  DispatchHandle handle;                        ///< for cached_dispatch and combine
+  EventHandle event;                            ///< set with async_finish
 };
 
 /// A dispatch whose rows go where those of an earlier one went: no counts are exchanged, and the host does not wait.
@@ -88,9 +89,10 @@ struct CachedDispatchArguments {
   ConstTensorView x;  ///< as DispatchArguments::x, with as many rows as then; H and dtype are free
   std::optional<ConstTensorView> x_scales;  ///< as DispatchArguments::x_scales
   const DispatchHandle* handle = nullptr;   ///< of the earlier dispatch, by this buffer; used during the call only
-  Config config;
+  Config config;                            ///< SMs and warps of this rank's call
 };
 
+/// What Buffer::cached_dispatch returns, as DispatchResult.
 struct CachedDispatchResult {
   Tensor recv_x;                        ///< [rows of the handle, H]
   std::optional<Tensor> recv_x_scales;  ///< [rows of the handle, S]
@@ -102,22 +104,27 @@ struct CachedDispatchResult {
 enum class CombineMode : std::uint8_t {
   automatic,  ///< pull when x (and topk_weights) lie in the symmetric heap, push otherwise (between nodes: pull a copy)
   pull,       ///< owners read the rows over NVLink. x must be in the heap: a received tensor or one of allocate_tensor
-  push,  ///< rows are sent to a window of their owner and added as they arrive; between nodes the same as automatic
+  /// Rows are sent to a window of their owner and added as they arrive. Within one node only: between nodes the same as
+  /// automatic, where rows outside the heap are copied into it, or pushed where it has no room.
+  push,
 };
 
+/// A combine. Equal on all ranks: H, and which of the optional tensors are given; the biases and `mode` may differ.
 struct CombineArguments {
   ConstTensorView x;                            ///< [rows of the handle, H] bfloat16, from a multiple of 16 bytes on
   const DispatchHandle* handle = nullptr;       ///< of the dispatch whose rows come back; used during the call only
   std::optional<ConstTensorView> topk_weights;  ///< [rows of the handle, K] float32, K <= 32: summed slot by slot
   std::optional<ConstTensorView> bias_0;        ///< [T, H] bfloat16, from a multiple of 16 bytes on: added once
   std::optional<ConstTensorView> bias_1;        ///< the same
-  CombineMode mode = CombineMode::automatic;
-  Config config;
+  CombineMode mode = CombineMode::automatic;    ///< of this rank's rows
+  Config config;                                ///< SMs and warps of this rank's call
 };
 
+/// What Buffer::combine returns, as DispatchResult.
 struct CombineResult {
-  Tensor combined_x;  ///< [T, H] bfloat16: bias_0 + bias_1 + rows in rank order, summed in fp32, rounded once
-                      ///< (between nodes once more on the way: see docs/internode.md)
+  /// [T, H] bfloat16: bias_0 + bias_1 + rows in rank order, summed in fp32, rounded once. Between nodes the sum of
+  /// another node's rows takes their place: summed in fp32 by rank, and rounded to bfloat16 for its way.
+  Tensor combined_x;
   std::optional<Tensor> combined_topk_weights;  ///< [T, K] float32; with topk_weights
   EventHandle event;                            ///< set with async_finish
 };

@@ -28,7 +28,8 @@ enum class LowLatencyLogfmt : std::uint8_t {
   always,     ///< an order
 };
 
-/// Options of the low-latency calls, equal on all ranks.
+/// Options of the low-latency calls, equal on all ranks. Without `bytes` the others must be left as they are:
+/// InvalidArgument.
 struct LowLatencyOptions {
   /// Symmetric memory of each rank for them, in addition to BufferOptions::heap_bytes. 0: none, and these calls throw
   /// InvalidArgument. See Buffer::low_latency_bytes_hint. Where ranks are reached by RDMA, about half as much is added,
@@ -41,8 +42,9 @@ struct LowLatencyOptions {
   bool allow_nvlink = true;
   /// automatic: DEEP_EP_LOW_LATENCY_RAILS decides, and where that is auto, the model. Rails need nodes of the same
   /// number of consecutive ranks, two or more, with NVLink in use, and no masking (the rail of a lost rank would be
-  /// lost, too). Combine in LogFMT or FP8 never is. Calls with return_recv_hook do with `always` only, as a small
-  /// kernel then stays on the GPU until all rows have been handed on.
+  /// lost, too); Buffer::describe says why rows do not take them. Combine in LogFMT or FP8 never does. Calls with
+  /// return_recv_hook do with `always` only, as a small kernel then stays on the GPU until all rows have been handed
+  /// on.
   LowLatencyRails rails = LowLatencyRails::automatic;
   /// Connections that the rows of a call take in turn to a rank that is reached by RDMA: 1, 2 or 4. A network that
   /// keeps a connection on one path gets more paths so. 0: DEEP_EP_LOW_LATENCY_LANES decides, and where that is auto,
@@ -52,6 +54,19 @@ struct LowLatencyOptions {
   LowLatencyLogfmt logfmt = LowLatencyLogfmt::automatic;
 };
 
+/// Options of the normal mode between nodes. They are checked, and within one node mean nothing else: a program may set
+/// them before it knows how many nodes there are. (Low-latency calls have LowLatencyOptions::lanes.)
+struct InternodeOptions {
+  /// Lanes that the rows of a call take in turn to each rail, the rank with the same index in another node; equal on
+  /// all ranks: 1, 2 or 4. A lane is a queue pair for rows and one for credit; a network that keeps a queue pair on one
+  /// path gets more paths so. 0: DEEP_EP_INTERNODE_LANES decides, which is 1 unless set.
+  int lanes = 0;
+  /// No more lanes than this. 0: no bound.
+  int num_qps_per_rank = 0;
+};
+
+/// What a Buffer is made with. All fields but timeout_s, reject_unknown_experts, comm_stream, num_qps_per_rank and
+/// result_allocator must be equal on all ranks.
 struct BufferOptions {
   /// Symmetric memory of each rank, equal on all ranks. Received tensors live in it; what does not fit is received
   /// through a bounded window instead (slower, same results); between nodes it is OutOfMemory. See
@@ -73,18 +88,13 @@ struct BufferOptions {
   /// reached by RDMA. 0: DEEP_EP_RANKS_PER_NODE, and where that is 0 too, ranks that map each other's memory are a
   /// node.
   int ranks_per_node = 0;
-  /// Lanes that the rows of a call of normal mode take in turn to each rail, equal on all ranks: 1, 2 or 4. A lane is a
-  /// queue pair for rows and one for credit; a network that keeps a queue pair on one path gets more paths so. 0:
-  /// DEEP_EP_INTERNODE_LANES decides, which is 1 unless set.
-  int internode_lanes = 0;
-  /// No more lanes than this. 0: no bound.
-  int num_qps_per_rank = 0;
   /// On a GPU, where memory for results comes from that need not lie in the heap: all results of low latency, and in
   /// normal mode layouts, handles, what combine returns, and rows that the heap has no room for. nullptr: the buffer's
   /// own pool, which keeps what graphs were recorded with. Calls with a previous_event always use the pool: they do not
   /// come after the work of the caller's stream.
   std::shared_ptr<ResultAllocator> result_allocator;
-  LowLatencyOptions low_latency;
+  InternodeOptions internode;     ///< of the normal mode between nodes
+  LowLatencyOptions low_latency;  ///< of low-latency calls, which need memory: LowLatencyOptions::bytes
 };
 
 /// How a call is ordered with the caller's work. See buffer.hpp, "Ordering".

@@ -13,6 +13,7 @@ namespace deep_ep {
 /// recorded. See BufferOptions::result_allocator.
 class ResultAllocator {
  public:
+  /// A piece of memory of `allocate`.
   struct Memory {
     void* data = nullptr;         ///< aligned to 256 bytes
     std::shared_ptr<void> owner;  ///< the last copy gives the memory back
@@ -20,8 +21,9 @@ class ResultAllocator {
 
   virtual ~ResultAllocator() = default;
 
-  /// By the thread that makes a call. Work on `stream` may use the memory at once. It is given back by any thread, when
-  /// other streams no longer use it: what is enqueued on `stream` afterwards may use it again. Throws OutOfMemory.
+  /// @param bytes 1 or more. @param device of the buffer. Called by the thread that makes a call. Work on `stream` may
+  /// use the memory at once. It is given back by any thread, when other streams no longer use it: what is enqueued on
+  /// `stream` afterwards may use it again. Throws OutOfMemory.
   virtual Memory allocate(std::size_t bytes, const Device& device, StreamHandle stream) = 0;
 };
 

@@ -11,8 +11,9 @@
 // The metadata of received rows, [N, K + 2] int32: column 0 is source rank * M + token; column 1 is source rank * K +
 // the last selection of a local expert; then, for each selection, its row in the expanded layout, -1 for none.
 //
-// Tensors are contiguous unless said otherwise, and all on the executor's device. Errors are InvalidArgument, naming
-// the argument.
+// Tensors are contiguous unless said otherwise, and all on the executor's device (`executor` is of make_cuda_executor
+// or make_host_executor). Kernels are enqueued on `stream`, and tensors must stay alive and unchanged until they have
+// ended. Errors are InvalidArgument, naming the argument.
 #pragma once
 
 #include <memory>
@@ -30,11 +31,11 @@ struct RowNumbering {
   ConstTensorView rank_prefix_matrix;  ///< [R, R] int32, of the DispatchHandle
   ConstTensorView destination_row;     ///< [T, R] int32, of the DispatchHandle
   ConstTensorView topk_idx;            ///< [T, K] int32 or int64, as dispatched
-  int rank = 0;
-  int num_local_experts = 0;
-  int max_tokens = 0;  ///< M
-  int alignment = 1;
-  bool expand = false;  ///< number the rows of the expanded layout; otherwise the metadata says -1
+  int rank = 0;                        ///< r
+  int num_local_experts = 0;           ///< L
+  int max_tokens = 0;                  ///< M
+  int alignment = 1;                   ///< A, 1 to 2^20
+  bool expand = false;                 ///< number the rows of the expanded layout; otherwise the metadata says -1
 
   // Results.
   TensorView source_ends;              ///< [R] int32: where the rows of each source end, valid rows in the last one
@@ -49,10 +50,10 @@ struct RowNumbering {
   TensorView scratch;                  ///< [number_rows_scratch()] int32
 };
 
-/// How many int32 number_rows wants for itself.
+/// How many int32 number_rows wants for itself, with `num_local_experts` experts (L).
 std::int64_t number_rows_scratch(const std::shared_ptr<Executor>& executor, int num_local_experts);
 
-/// Two launches.
+/// Numbers the rows of a dispatch: writes the results that `call` names. Two launches.
 void number_rows(const std::shared_ptr<Executor>& executor, const RowNumbering& call, StreamHandle stream);
 
 /// Received rows, and what came beside them, into a layout. One launch. Rows of the results that nothing names are left
@@ -77,6 +78,7 @@ struct RowSpreading {
   int alignment = 1;  ///< of these gaps
 };
 
+/// Brings rows, scales, weights and selections into the layout that `call` names. One launch.
 void spread_rows(const std::shared_ptr<Executor>& executor, const RowSpreading& call, StreamHandle stream);
 
 /// sums[i] = the rows that the metadata of row i names, added in float32 by ascending selection and rounded once; of
@@ -108,28 +110,31 @@ struct RowAddressing {
   std::optional<TensorView> scratch;  ///< [address_rows_scratch()] int32; not needed where that is 0
 };
 
-/// How many int32 address_rows wants for itself, for metadata of so many rows.
+/// How many int32 address_rows wants for itself, for metadata of `rows` rows (N) and `num_ranks` ranks (R); often 0.
 std::int64_t address_rows_scratch(const std::shared_ptr<Executor>& executor, std::int64_t rows, int num_ranks);
 
+/// Writes the results that `call` names. One launch, or two with scratch.
 void address_rows(const std::shared_ptr<Executor>& executor, const RowAddressing& call, StreamHandle stream);
 
 /// What came back, added up for each token in float32, and rounded once: biases, then either the ranks' rows by their
 /// last selection, or, with `each_selection`, the selections' rows. Two launches.
 struct RowReturn {
-  ConstTensorView rows;                ///< [any number, H] bfloat16, that the dispatch brought
-  ConstTensorView beside;              ///< [of these, 1 or 1 + K] int32, the same; columns next to each other
-  ConstTensorView rank_prefix_matrix;  ///< [R, R] int32, of that dispatch
-  ConstTensorView topk_idx;            ///< [T, K] int32 or int64
-  int rank = 0;
-  int num_local_experts = 0;
-  bool each_selection = false;
-  std::optional<ConstTensorView> bias_0, bias_1;  ///< [T, H] bfloat16
+  ConstTensorView rows;                   ///< [any number, H] bfloat16, that the dispatch brought
+  ConstTensorView beside;                 ///< [of these, 1 or 1 + K] int32, the same; columns next to each other
+  ConstTensorView rank_prefix_matrix;     ///< [R, R] int32, of that dispatch
+  ConstTensorView topk_idx;               ///< [T, K] int32 or int64
+  int rank = 0;                           ///< r
+  int num_local_experts = 0;              ///< L
+  bool each_selection = false;            ///< as RowAddressing::each_selection was
+  std::optional<ConstTensorView> bias_0;  ///< [T, H] bfloat16: added first
+  std::optional<ConstTensorView> bias_1;  ///< [T, H] bfloat16: added second
 
   TensorView sums;                    ///< [T, H] bfloat16
   std::optional<TensorView> weights;  ///< [T, K] float32: what its rank sent for each selection, 0 for none
   TensorView scratch;                 ///< [T, K] int32
 };
 
+/// Adds up what came back: writes the results that `call` names. Two launches.
 void sum_returned_rows(const std::shared_ptr<Executor>& executor, const RowReturn& call, StreamHandle stream);
 
 }  // namespace deep_ep

@@ -35,7 +35,9 @@ void sum_rows(const std::shared_ptr<Executor>& executor, const ConstTensorView& 
 void gather_rows(const std::shared_ptr<Executor>& executor, const ConstTensorView& rows, const ConstTensorView& index,
                  const TensorView& gathered, StreamHandle stream);
 
+/// In an index: the row stays as it is.
 constexpr std::int64_t kNoRow = -1;
+/// In an index: the row becomes zero.
 constexpr std::int64_t kZeroRow = -2;
 
 }  // namespace deep_ep

@@ -14,6 +14,7 @@ namespace deep_ep {
 /// `nullptr` is the executor's default stream (for CUDA: the legacy default stream).
 using StreamHandle = void*;
 
+/// What an element is. boolean has one byte, 0 or 1.
 enum class DType : std::uint8_t { boolean, uint8, int32, int64, float32, bfloat16, float16, float8_e4m3, float8_e5m2 };
 
 /// Bytes of one element.
@@ -23,30 +24,39 @@ const char* name_of(DType dtype);
 
 /// Where memory lives. Two devices are equal when kind and index are.
 struct Device {
+  /// Of processor.
   enum class Kind : std::uint8_t { cpu, cuda };
-  Kind kind = Kind::cpu;
-  int index = 0;
+  Kind kind = Kind::cpu;  ///< of the processor whose memory it is
+  int index = 0;          ///< CUDA's ordinal of the GPU, 0 on the CPU
+  /// Of kind and index.
   bool operator==(const Device&) const = default;
 };
+/// `device` as "cpu" or "cuda:1".
 std::string to_string(const Device& device);
 
 /// What a piece of memory holds, and where. Shapes and strides count elements.
 struct TensorSpec {
-  static constexpr int kMaxDims = 4;
+  static constexpr int kMaxDims = 4;  ///< the most dimensions
 
-  DType dtype = DType::uint8;
-  Device device;
-  int dims = 0;
-  std::array<std::int64_t, kMaxDims> shape{};
-  std::array<std::int64_t, kMaxDims> strides{};
+  DType dtype = DType::uint8;                    ///< of an element
+  Device device;                                 ///< where the memory lies
+  int dims = 0;                                  ///< dimensions, 0 to kMaxDims
+  std::array<std::int64_t, kMaxDims> shape{};    ///< elements of each; those behind `dims` mean nothing
+  std::array<std::int64_t, kMaxDims> strides{};  ///< elements from one to the next of each
 
-  /// Row-major. Throws InvalidArgument for more than kMaxDims dimensions and for negative sizes.
+  /// Row-major, of `shape` elements on `device`. Throws InvalidArgument for more than kMaxDims dimensions and for
+  /// negative sizes.
   static TensorSpec contiguous(DType dtype, std::initializer_list<std::int64_t> shape, Device device = {});
 
+  /// Of dimension `dim`, 0 to dims - 1.
   std::int64_t size(int dim) const { return shape[static_cast<std::size_t>(dim)]; }
+  /// Of dimension `dim`, 0 to dims - 1.
   std::int64_t stride(int dim) const { return strides[static_cast<std::size_t>(dim)]; }
+  /// Their number: the product of the sizes.
   std::int64_t elements() const;
+  /// Of all elements, without gaps between them.
   std::size_t bytes() const { return static_cast<std::size_t>(elements()) * size_of(dtype); }
+  /// Row-major without gaps; dimensions of one element may have any stride, and tensors without elements any strides.
   bool is_contiguous() const;
   /// "bfloat16[4096, 7168]" and, where not contiguous, the strides.
   std::string describe() const;
@@ -54,13 +64,14 @@ struct TensorSpec {
 
 /// A strided view of memory that somebody else owns.
 struct TensorView : TensorSpec {
-  void* data = nullptr;
+  void* data = nullptr;  ///< the first element
 
   /// A contiguous (row-major) view.
   static TensorView contiguous(void* data, DType dtype, std::initializer_list<std::int64_t> shape, Device device = {}) {
     return {TensorSpec::contiguous(dtype, shape, device), data};
   }
 
+  /// `data` as elements of type T. The dtype is not checked.
   template <class T>
   T* as() const {
     return static_cast<T*>(data);
@@ -69,10 +80,13 @@ struct TensorView : TensorSpec {
 
 /// The same for memory that is only read: what calls take as input. A TensorView converts to it.
 struct ConstTensorView : TensorSpec {
-  const void* data = nullptr;
+  const void* data = nullptr;  ///< the first element
 
+  /// Of no memory: data is nullptr.
   ConstTensorView() = default;
+  /// @param spec of what lies at `data`.
   ConstTensorView(const TensorSpec& spec, const void* data) : TensorSpec(spec), data(data) {}
+  /// Of the memory of `view`.
   ConstTensorView(const TensorView& view) : TensorSpec(view), data(view.data) {}  // NOLINT(google-explicit-constructor)
 
   /// A contiguous (row-major) view.
@@ -81,6 +95,7 @@ struct ConstTensorView : TensorSpec {
     return {TensorSpec::contiguous(dtype, shape, device), data};
   }
 
+  /// `data` as elements of type T. The dtype is not checked.
   template <class T>
   const T* as() const {
     return static_cast<const T*>(data);
@@ -99,20 +114,25 @@ class Tensor {
     virtual void record_stream(StreamHandle stream) = 0;
   };
 
+  /// Not defined: without memory.
   Tensor() = default;
+  /// @param view of memory that `storage` keeps.
   Tensor(TensorView view, std::shared_ptr<Storage> storage) : view_(view), storage_(std::move(storage)) {}
   /// A tensor over memory that somebody else owns and keeps alive; record_stream does nothing.
   static Tensor borrow(const TensorView& view);
 
-  const TensorView& view() const { return view_; }
-  void* data() const { return view_.data; }
+  const TensorView& view() const { return view_; }  ///< valid as long as a copy of the tensor lives
+  void* data() const { return view_.data; }         ///< the first element
+  /// Of dimension `dim`, 0 to dims - 1.
   std::int64_t size(int dim) const { return view_.size(dim); }
-  bool defined() const { return storage_ != nullptr; }
+  bool defined() const { return storage_ != nullptr; }  ///< whether there is memory; there may be 0 elements of it
+  /// The memory is also used by work on `stream`: when the last copy goes, it is given back behind that work, too.
   void record_stream(StreamHandle stream) const {
     if (storage_) storage_->record_stream(stream);
   }
-  const std::shared_ptr<Storage>& storage() const { return storage_; }
+  const std::shared_ptr<Storage>& storage() const { return storage_; }  ///< what keeps the memory; nullptr: not defined
 
+  /// data() as elements of type T. The dtype is not checked.
   template <class T>
   T* as() const {
     return view_.as<T>();

@@ -22,16 +22,12 @@ DEEP_EP_DEVICE bool last_to_arrive(std::uint32_t* ticket, std::uint32_t expected
 }
 
 /// last_to_arrive for those who have only read, and in the end what the last one does is stores alone, through a branch
-/// on this: nobody's writes become visible by it. On the GPU nothing waits for stores that are under way: reads whose
-/// values have been used cannot come late (see store_after_earlier_reads).
+/// on this: nobody's writes become visible by it. On the GPU nothing waits for stores that are under way (see
+/// fetch_add_after_reads).
 DEEP_EP_DEVICE bool last_reader_to_arrive(std::uint32_t* ticket, std::uint32_t expected) {
-#if DEEP_EP_TARGET_CUDA
-  const bool last = fetch_add_relaxed<Scope::gpu>(ticket, std::uint32_t{1}) + 1 == expected;
+  const bool last = fetch_add_after_reads<Scope::gpu>(ticket, std::uint32_t{1}) + 1 == expected;
   if (last) store_relaxed<Scope::gpu>(ticket, 0u);
   return last;
-#else
-  return last_to_arrive<Scope::gpu>(ticket, expected);
-#endif
 }
 
 /// By a whole warp: takes the next piece of work and returns its number in all lanes.

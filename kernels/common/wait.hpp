@@ -31,10 +31,9 @@ struct Poll {
 
 /// Polls until `arrived(poll)` is true. Now and then asks whether `gives_up(poll)`, and returns false when that is so.
 /// All waits for somebody outside this block are made of it; only the low-latency combine, which goes round among rows
-/// that it has put off, has a loop of its own around that. (On the CPU, where a poll may be milliseconds behind the one
-/// before, it asks more often.) A warp may wait as a whole: its lanes stay together if both
+/// that it has put off, has a loop of its own around that. A warp may wait as a whole: its lanes stay together if both
 /// functions return the same in all of them.
-template <int kSpinsToLook = DEEP_EP_TARGET_CUDA ? 64 : 8, class Arrived, class GivesUp>
+template <int kSpinsToLook = kPollsToLook, class Arrived, class GivesUp>
 DEEP_EP_DEVICE bool poll_until(Arrived arrived, GivesUp gives_up) {
   static_assert((kSpinsToLook & (kSpinsToLook - 1)) == 0);
   Poll poll;

@@ -117,6 +117,19 @@ DEEP_EP_DEVICE T load_before_overwriting(const T* p) {
 #endif
 }
 
+/// A store_release by the last of those who have arrived at a ticket by fetch_add_acq_rel<S>, behind a branch on what
+/// the ticket said. On the GPU a relaxed store: each arrival has a barrier of that scope before it, which waits until
+/// what came before is where everybody sees it, and stores do not run ahead of a branch.
+template <Scope S, class T>
+DEEP_EP_DEVICE void store_after_arrivals(T* p, std::type_identity_t<T> value) {
+  using W = detail::Word<T>;
+#if DEEP_EP_TARGET_CUDA
+  ptx::store_relaxed<S>(reinterpret_cast<W*>(p), static_cast<W>(value));
+#else
+  host_machine::store(reinterpret_cast<W*>(p), static_cast<W>(value), __ATOMIC_RELEASE);
+#endif
+}
+
 /// Never torn, orders nothing.
 template <Scope S, class T>
 DEEP_EP_DEVICE void store_relaxed(T* p, std::type_identity_t<T> value) {
@@ -207,6 +220,17 @@ DEEP_EP_DEVICE void add_after_reads(T* p, std::type_identity_t<T> value) {
 #endif
 }
 
+/// A fetch_add_acq_rel of those who have only read what others may overwrite, when all have come: for the last of them
+/// to say so, by stores behind a branch on the value. On the GPU relaxed, as add_after_reads.
+template <Scope S, class T>
+DEEP_EP_DEVICE T fetch_add_after_reads(T* p, std::type_identity_t<T> value) {
+#if DEEP_EP_TARGET_CUDA
+  return fetch_add_relaxed<S>(p, value);
+#else
+  return fetch_add_acq_rel<S>(p, value);
+#endif
+}
+
 /// Makes relaxed stores after it release, and relaxed loads before it acquire.
 template <Scope S>
 DEEP_EP_DEVICE void fence() {
@@ -275,6 +299,10 @@ DEEP_EP_DEVICE std::int64_t clock_cycles() {
   return static_cast<std::int64_t>(host_machine::now_ns());
 #endif
 }
+
+/// So many polls of a waiting loop come between two looks at what else there is to see, the clock for instance, which
+/// costs more than a poll. On the host, where a poll may be milliseconds behind the one before, fewer.
+inline constexpr int kPollsToLook = DEEP_EP_TARGET_CUDA ? 64 : 8;
 
 /// Call in every polling loop, with the number of polls so far: gives the processor to those who are waited for.
 DEEP_EP_DEVICE void pause(int spins) {

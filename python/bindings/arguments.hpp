@@ -81,6 +81,7 @@ std::string python_type() {
   if constexpr (std::is_same_v<Plain, bool>) return "bool";
   if constexpr (std::is_integral_v<Plain>) return "int";
   if constexpr (std::is_floating_point_v<Plain>) return "float";
+  if constexpr (std::is_same_v<Plain, std::string>) return "str";
   if constexpr (std::is_same_v<Plain, EventHandle>) return "Optional[EventHandle]";
   if constexpr (std::is_same_v<Plain, py::tuple>) return "Tuple[Any, ...]";
   if constexpr (std::is_same_v<Plain, py::function>) return "Callable[[bytes], Sequence[bytes]]";

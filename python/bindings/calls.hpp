@@ -28,7 +28,7 @@ struct BufferSetup {
     with("low_latency_masking", options.low_latency.masking);
     with("allow_nvlink_for_low_latency", options.low_latency.allow_nvlink);
     with("timeout_s", timeout_s);
-    with("num_qps_per_rank", options.num_qps_per_rank);
+    with("num_qps_per_rank", options.internode.num_qps_per_rank);
   }
 };
 

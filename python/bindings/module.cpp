@@ -12,6 +12,7 @@
 #include "python/bindings/event.hpp"
 #include "python/bindings/framework.hpp"
 #include "python/bindings/handed_out.hpp"
+#include "python/bindings/log_lines.hpp"
 #include "python/bindings/low_latency_hook.hpp"
 #include "python/bindings/native_buffer.hpp"
 
@@ -97,6 +98,7 @@ void define_buffer(py::module_& module) {
              }),
              signature_of_call<BufferSetup>("__init__", "None").c_str());
   define(buffer, "num_nodes", &NativeBuffer::num_nodes);
+  define(buffer, "describe", &NativeBuffer::describe);
   define_call(buffer, "get_dispatch_layout", &NativeBuffer::get_dispatch_layout);
   define_call(buffer, "dispatch", &NativeBuffer::dispatch);
   define_call(buffer, "cached_dispatch", &NativeBuffer::cached_dispatch);
@@ -146,6 +148,9 @@ PYBIND11_MODULE(_native, module) {
   define(module, "low_latency_bytes_hint", &deep_ep::Buffer::low_latency_bytes_hint,
          {"max_tokens", "hidden", "num_ranks", "num_experts"});
   define(module, "find_late_ranks", &find_late_ranks, {"stats", "threshold_us"});
+  define(module, "begin_log_lines", &begin_log_lines, {"least"});
+  define(module, "next_log_lines", &next_log_lines, {});
+  define(module, "end_log_lines", &end_log_lines, {});
   define_events(module);
   define_buffer(module);
 }

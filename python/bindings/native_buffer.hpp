@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <string>
 #include <utility>
 
 #include "deep_ep/buffer.hpp"
@@ -30,6 +31,7 @@ class NativeBuffer : public std::enable_shared_from_this<NativeBuffer> {
   // Results that do not exist are None.
 
   int num_nodes() const { return alive().num_nodes(); }
+  std::string describe() const { return alive().describe(); }
   /// (num_tokens_per_rank, num_tokens_per_node, num_tokens_per_expert, is_token_in_rank, event)
   py::tuple get_dispatch_layout(LayoutCall& call);
   /// (recv_x, recv_scales, recv_topk_idx, recv_topk_weights, counts per expert, handle, event). The handle is a tuple

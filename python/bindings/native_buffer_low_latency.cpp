@@ -60,6 +60,11 @@ py::object NativeBuffer::hook_object(std::function<void()> receive, const py::ar
 py::tuple NativeBuffer::low_latency_dispatch(LowLatencyDispatchCall& call) {
   Buffer& buffer = alive();
   const Framework& framework = Framework::instance();
+  // Python's calls are more generous than C++'s: what upstream ignores, or has on by default, is no mistake.
+  if (call.arguments.use_nvfp4) call.arguments.use_fp8 = false;
+  if (!call.arguments.use_fp8 && !call.arguments.use_nvfp4 && !call.arguments.use_ue8m0) {
+    call.arguments.round_scale = false;
+  }
   call.arguments.layout = call.rank_major ? LowLatencyLayout::rank_major : LowLatencyLayout::expert_major;
   complete(call.options);
   LowLatencyDispatchResult result =

@@ -36,6 +36,7 @@ if not _for_the_command():
     from . import legacy
     from .buffer import Buffer, Config
     from .buffers.elastic import ElasticBuffer, EPHandle
+    from .logs import set_log_sink
     from .utils.envs import get_logical_domain_size, get_physical_domain_size
     from .version import __version__, warn_of_several
 
@@ -45,7 +46,7 @@ if not _for_the_command():
     # Engines take the presence of ElasticBuffer here for the second interface.
     __all__ = [
         "Buffer", "Config", "ElasticBuffer", "EPHandle", "EventHandle", "EventOverlap", "__version__",
-        "get_logical_domain_size", "get_physical_domain_size", "legacy", "topk_idx_t",
+        "get_logical_domain_size", "get_physical_domain_size", "legacy", "set_log_sink", "topk_idx_t",
     ]  # fmt: skip
 
     warn_of_several()

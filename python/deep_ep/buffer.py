@@ -125,7 +125,8 @@ class Buffer(LowLatencyCalls):
             memory,
             low_latency_bytes=num_rdma_bytes if low_latency_mode else 0,
             masking=enable_shrink,
-            allow_nvlink=allow_nvlink_for_low_latency_mode,
+            # Without memory for such calls it says nothing, which the native buffer would call a mistake.
+            allow_nvlink=allow_nvlink_for_low_latency_mode or not (low_latency_mode and num_rdma_bytes > 0),
             num_qps_per_rank=min(num_qps_per_rank, 1 << 16),
         )
         self._num_nodes: int = self.runtime.num_nodes()
@@ -144,6 +145,11 @@ class Buffer(LowLatencyCalls):
         self._finalizer.detach()
         self.runtime = None
         runtime.destroy()
+
+    def describe(self) -> str:
+        """A few lines for people to read: ranks and nodes, memory and its parts, how low-latency calls reach other ranks,
+        and how many SMs calls use by default. The wording may change."""
+        return self._alive().describe()
 
     # ------------------------------------------------------------------------------------------- static helpers
 

@@ -103,7 +103,7 @@ class LowLatencyCalls:
             cumulative_local_expert_recv_stats: ``[L]`` int32: rows received by each expert are added.
             dispatch_wait_recv_cost_stats: ``[R]`` int64: clock cycles spent waiting for each rank are added.
             use_fp8: cast each 128 channels to 8-bit floating point with a scale of their own.
-            round_scale: scales are powers of two.
+            round_scale: scales are powers of two. Without ``use_fp8`` there are none, and it has no effect.
             use_ue8m0: scales are exponents, four in an int32, the first in the lowest byte. Needs ``round_scale``.
             arrival_counters: ``[L, W]`` int64, zeros at first: words by which a kernel on another stream sees which rows
                 are there while the call still receives. The n-th call with this tensor brings each word to
@@ -113,7 +113,7 @@ class LowLatencyCalls:
                 expert (W = 1).
             scale_per_token: with ``use_fp8``, one scale for each token. Not part of upstream's interface.
             use_nvfp4: cast each 16 channels to 4-bit floating point with an 8-bit scale of their own, as SGLang asks for
-                it; ``use_fp8`` has no effect then.
+                it. It takes the place of ``use_fp8``, which may stay at its default.
             x_global_scale: one float32, ``[]`` or ``[1]``, with ``use_nvfp4``: a channel is about value * scale / this.
                 ``None``: 1.
 

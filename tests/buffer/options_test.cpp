@@ -98,6 +98,44 @@ TEST_P(OptionsTest, SizesThatWouldWrapAreRefused) {
   });
 }
 
+/// What has no effect is refused, or described.
+TEST_P(OptionsTest, OptionsWithoutEffectAreRefused) {
+  DEEP_EP_NEEDS_RANKS(1);
+  run_cluster(cluster(1), [](Rank& rank) {
+    const auto refused = [&](const LowLatencyOptions& options, const char* word) {
+      require_throws<InvalidArgument>([&] { rank.own_buffer({.low_latency = options}); }, {"low_latency.", word}, word);
+    };
+    refused({.masking = true}, "masking is true, which needs low_latency.bytes");
+    refused({.allow_nvlink = false}, "allow_nvlink is false, which needs low_latency.bytes");
+    refused({.rails = LowLatencyRails::always}, "rails is always, which needs low_latency.bytes");
+    refused({.rails = LowLatencyRails::never}, "rails is never, which needs low_latency.bytes");
+    refused({.lanes = 2}, "lanes is 2, which needs low_latency.bytes");
+    refused({.lanes = 3}, "lanes is 3, allowed: 1, 2, 4");
+    refused({.logfmt = LowLatencyLogfmt::always}, "logfmt is always, which needs low_latency.bytes");
+  });
+}
+
+TEST_P(OptionsTest, DescriptionSaysWhatHasNoEffect) {
+  DEEP_EP_NEEDS_RANKS(2);
+  run_cluster(cluster(2), [](Rank& rank) {
+    const auto described = [&](const BufferOptions& options) {
+      Buffer buffer = rank.own_buffer(options);
+      std::string text = buffer.describe();
+      buffer.destroy();
+      return text;
+    };
+    BufferOptions options{.heap_bytes = std::size_t{16} << 20, .internode = {.lanes = 2}};
+    const std::string lanes = described(options);
+    require(lanes.find("without the 2 lanes, as there is one node") != std::string::npos, lanes);
+    options.low_latency = {.bytes = std::size_t{1} << 20, .rails = LowLatencyRails::always};
+    const std::string rails = described(options);
+    require(rails.find("not by rails, as there is one node") != std::string::npos, rails);
+    options.low_latency.rails = LowLatencyRails::never;
+    const std::string never = described(options);
+    require(never.find("not by rails, as asked for") != std::string::npos, never);
+  });
+}
+
 TEST_P(OptionsTest, HeapBytesForSoMuchLocalMemory) {
   DEEP_EP_NEEDS_RANKS(2);
   run_cluster(cluster(2), [](Rank& rank) {
@@ -134,7 +172,7 @@ TEST(MaskingOptions, AllRanksTakeTheLongestTimeout) {
     const auto agree_with = [&](std::size_t rank, double timeout_s) {
       BufferOptions options;
       options.timeout_s = timeout_s;
-      options.low_latency.masking = masking;
+      options.low_latency = {.bytes = std::size_t{1} << 20, .masking = masking};
       return agree_on_options(*bootstraps[rank], options).timeout_s;
     };
     double theirs = -1;

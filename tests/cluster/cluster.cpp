@@ -137,17 +137,16 @@ Buffer& Rank::buffer(const BufferOptions& options) {
 Buffer Rank::own_buffer(BufferOptions options) const {
   if (!options.timeout_s) options.timeout_s = timeout_of(options_);
   const Topology topology = options_.where.topology;
-  if (topology == Topology::only_rdma) options.low_latency.allow_nvlink = false;
   const int half = size() % 2 == 0 ? size() / 2 : 1;
+  if (topology == Topology::two_nodes) options.ranks_per_node = half;
+  if (topology == Topology::rails && options.ranks_per_node == 0) options.ranks_per_node = half;
+  if (options.low_latency.bytes == 0) return Buffer(bootstrap_, executor_, options);
+  if (topology == Topology::only_rdma) options.low_latency.allow_nvlink = false;
   options.low_latency.logfmt = LowLatencyLogfmt::always;
   LowLatencyRails& rails = options.low_latency.rails;
-  if (topology == Topology::two_nodes) {
-    options.ranks_per_node = half;
-    if (rails == LowLatencyRails::automatic) rails = LowLatencyRails::never;
-  }
-  if (topology == Topology::rails) {
-    if (options.ranks_per_node == 0) options.ranks_per_node = half;
-    if (rails == LowLatencyRails::automatic) rails = LowLatencyRails::always;
+  if (rails == LowLatencyRails::automatic) {
+    if (topology == Topology::two_nodes) rails = LowLatencyRails::never;
+    if (topology == Topology::rails) rails = LowLatencyRails::always;
   }
   return Buffer(bootstrap_, executor_, options);
 }

@@ -180,7 +180,7 @@ LowLatencyDispatchArguments upload_arguments(Rank& rank, const LowLatencyCase& o
   }
   arguments.max_tokens = static_cast<int>(shape.max_tokens);
   arguments.num_experts = shape.experts();
-  arguments.use_fp8 = shape.format != oracle::RowFormat::bf16;
+  arguments.use_fp8 = shape.format != oracle::RowFormat::bf16 && shape.format != oracle::RowFormat::nvfp4;
   arguments.round_scale = shape.format == oracle::RowFormat::fp8_rounded ||
                           shape.format == oracle::RowFormat::fp8_ue8m0 ||
                           shape.format == oracle::RowFormat::fp8_token_rounded;

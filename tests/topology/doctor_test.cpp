@@ -270,6 +270,20 @@ TEST_F(Doctor, VariablesOfOthersThatSwitchOffOrNameInterfaces) {
   EXPECT_EQ(complaints("variables"), "error: environment variable DEEP_EP_NVLINK='no': not one of on|off");
 }
 
+TEST_F(Doctor, ListsOfDevicesThatAreNotThere) {
+  write_healthy_machine(machine_);
+  machine_.write("/sys/class/net/eth8/mtu", "1500");
+  variables_["DEEP_EP_SOCKET_IFNAME"] = "eth8,ib";
+  variables_["DEEP_EP_HCA_LIST"] = "^mlx5_3,mlx5_77:1";
+  EXPECT_EQ(complaints("variables"),
+            "warning: DEEP_EP_HCA_LIST=^mlx5_3,mlx5_77:1: there is no NIC mlx5_77\n"
+            "warning: DEEP_EP_SOCKET_IFNAME=eth8,ib: there is no interface ib");
+  variables_ = {{"DEEP_EP_SOCKET_IFNAME", "eth,"}, {"NCCL_IB_HCA", "mlx5"}};
+  const std::string text = complaints("variables");
+  EXPECT_NE(text.find("error: environment variable DEEP_EP_SOCKET_IFNAME='eth,'"), std::string::npos) << text;
+  EXPECT_EQ(text.find("there is no"), std::string::npos) << text;
+}
+
 TEST_F(Doctor, AMalformedMapping) {
   write_healthy_machine(machine_);
   variables_["DEEP_EP_DEVICE_TO_HCA_MAPPING"] = "0:mlx5_0,1";

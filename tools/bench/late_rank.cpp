@@ -63,7 +63,13 @@ class LateRankFinder {
                                .dispatched = middle_of(times[2]),
                                .combine_sent = middle_of(times[3]),
                                .combined = middle_of(times[4])});
-    report.verdict = find_late_ranks(report.stats, options_.late_threshold_us);
+    report.verdict = find_late_ranks(report.stats, options_.late_threshold_us.value_or(kLateRankThresholdUs));
+    if (!options_.late_threshold_us && executor_.device().kind == Device::Kind::cpu) {
+      report.verdict.late.clear();
+      report.verdict.text =
+          "no verdict: on the CPU a rank waits until the system runs the others, however healthy they are "
+          "(--late-threshold US says what would be late)";
+    }
     bench_.destroy();
     return report;
   }

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -17,7 +18,8 @@ struct LowLatencyOptions : BenchOptions {
   bool hooks = true;           ///< also send and receive parts by themselves
   bool graphs = true;          ///< also replays of CUDA graphs, where there are any
   bool who_is_late = false;    ///< instead of times: who waits for whom
-  double late_threshold_us = 50;
+  /// Not given: kLateRankThresholdUs, and on the CPU no verdict.
+  std::optional<double> late_threshold_us;
   double late_us = 0;        ///< so much later one rank begins each round; or, where times are measured, each send part
   int late_rank = -1;        ///< which; negative: the last one
   std::string trace;         ///< an SVG file to write

@@ -47,9 +47,9 @@ LowLatencyDispatchResult LowLatencyBench::dispatch(oracle::RowFormat format, boo
   arguments.topk_idx = selection_.view();
   arguments.max_tokens = static_cast<int>(shape_.tokens);
   arguments.num_experts = shape_.experts;
-  arguments.use_fp8 = format != oracle::RowFormat::bf16;
-  arguments.scale_per_token = format == oracle::RowFormat::fp8_token;
   arguments.use_nvfp4 = format == oracle::RowFormat::nvfp4;
+  arguments.use_fp8 = format != oracle::RowFormat::bf16 && !arguments.use_nvfp4;
+  arguments.scale_per_token = format == oracle::RowFormat::fp8_token;
   if (arguments.use_nvfp4) arguments.x_global_scale = global_scale_.view();
   if (arrivals_) {
     arguments.arrival_counters = arrivals_->view();

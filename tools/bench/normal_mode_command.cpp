@@ -63,7 +63,8 @@ nlohmann::json internode_json(const Measurement& m) {
   return json;
 }
 
-constexpr const char* kIntranodeLine = "{:>7} {:<23}{:<6}{:<12}{:<15}{:>5}{:>11}{:>10}{:>10}{:>11}{:>11}{:>10}{:>10}\n";
+constexpr const char* kIntranodeLine =
+    "{:>7} {:<23}{:<6}{:<12}{:<15} {:>4} {:>10} {:>9} {:>9} {:>10} {:>10} {:>9} {:>9}\n";
 
 void explain_times() {
   fmt::print(
@@ -92,7 +93,7 @@ void print_intranode_line(const Measurement& m) {
 }
 
 constexpr const char* kInternodeLine =
-    "{:>7} {:<23}{:<6}{:<9}{:>5}{:>11}{:>10}{:>10}{:>11}{:>11}{:>9}{:>10}{:>10}{:>10}\n";
+    "{:>7} {:<23}{:<6}{:<9} {:>4} {:>10} {:>9} {:>9} {:>10} {:>10} {:>8} {:>9} {:>9} {:>9}\n";
 
 void print_internode_head(const NormalModeOptions& options) {
   fmt::print("The ranks play {} nodes; {}.\n", options.nodes,

@@ -7,6 +7,7 @@
 #include "deep_ep/error.hpp"
 #include "tools/common/command_line.hpp"
 #include "tools/common/ranks.hpp"
+#include "tools/common/variables.hpp"
 
 namespace deep_ep::tools {
 
@@ -52,6 +53,7 @@ void add_options(CLI::App& command, const BenchKind& kind, BenchOptions& options
 }
 
 World make_world(const BenchOptions& options, int& nodes) {
+  check_environment();
   const int playing_nodes = options.ranks_per_node * nodes;
   World world = make_world(playing_nodes != 0 ? playing_nodes : options.ranks, options.ranks_per_node, options.device);
   if (world.nodes != 0) nodes = world.nodes;

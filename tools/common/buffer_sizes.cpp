@@ -30,7 +30,7 @@ std::vector<SizedBuffer> size_buffers(const BufferSizes& size) {
   BufferOptions none;
   none.max_local_experts = std::max(none.max_local_experts, size.experts / size.ranks);
   none.low_latency.rails = asked_for_rails(none.low_latency.rails);
-  none.internode_lanes = asked_for_internode_lanes(none);
+  none.internode.lanes = asked_for_internode_lanes(none.internode);
   none.low_latency.lanes = asked_for_lanes(none.low_latency.lanes);
   const auto normal_mode = [&](int ranks) {
     BufferOptions options = none;

@@ -16,6 +16,7 @@
 #include "tools/common/command_line.hpp"
 #include "tools/common/json_output.hpp"
 #include "tools/common/ranks.hpp"
+#include "tools/common/variables.hpp"
 #include "tools/demo/layer.hpp"
 
 namespace deep_ep::tools {
@@ -202,6 +203,7 @@ void print_report(const DemoReport& report) {
 int run_demo(const DemoOptions& options) {
   const auto begin = std::chrono::steady_clock::now();
   check(options);
+  check_environment();
   const std::string text = read_text(options.input);
   DemoReport report;
   report.options = options;

@@ -1,10 +1,14 @@
 // `deep_ep doctor`: environment variables that users of other libraries have set, and what becomes of them here.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <array>
 #include <optional>
+#include <string>
 #include <string_view>
+#include <vector>
 
+#include "csrc/bootstrap/interfaces.hpp"
 #include "deep_ep/error.hpp"
 #include "tools/doctor/checks.hpp"
 
@@ -147,6 +151,40 @@ void check_own(const Patient& patient, Findings& findings) {
   }
 }
 
+void warn_of_missing(Findings& findings, const std::string& variable, const char* kind,
+                     const std::vector<std::string>& missing, const std::vector<std::string>& there) {
+  if (missing.empty()) return;
+  findings.push_back({"variables", Verdict::warning,
+                      fmt::format("{}: there is no {} {}", variable, kind, fmt::join(missing, ", ")),
+                      "whoever set it meant another machine, or another name",
+                      there.empty() ? fmt::format("correct or unset it: there is no {} at all", kind)
+                                    : fmt::format("correct or unset it; there are {}", fmt::join(there, ", "))});
+}
+
+/// Names in lists of NICs and of network interfaces.
+void check_listed_devices(const Patient& patient, Findings& findings) {
+  if (const rdma::NicFilter& filter = patient.settings.nics; filter.is_set()) {
+    std::vector<std::string> nics;
+    for (const rdma::Nic& nic : patient.nics) nics.push_back(nic.name);
+    warn_of_missing(findings, fmt::format("{}={}", filter.source(), filter.text()), "NIC", filter.without_match(nics),
+                    nics);
+  }
+  const std::vector<std::string> interfaces = patient.root.list("/sys/class/net");
+  environment::Reader reader(patient.environment);
+  try {
+    std::string variable;
+    const auto filter = reader.read("DEEP_EP_SOCKET_IFNAME", [&](const environment::Value& value) {
+      variable = fmt::format("{}={}", value.name, value.text);
+      return InterfaceFilter(value.text, value.name == "GLOO_SOCKET_IFNAME");
+    });
+    if (!filter || interfaces.empty()) return;  // no sysfs: nothing is known of interfaces
+    warn_of_missing(findings, variable, "interface", filter->without_match(interfaces), interfaces);
+  } catch (const InvalidArgument& error) {
+    findings.push_back(
+        {"variables", Verdict::error, error.what(), "what reads it refuses to start", "correct or unset it"});
+  }
+}
+
 /// Those of other libraries that are in effect here: what RDMA reads, and the rest of the table.
 std::vector<std::string> taken_variables(const Patient& patient) {
   std::vector<std::string> taken = patient.settings.taken;
@@ -187,6 +225,7 @@ void check_variables(const Patient& patient, Findings& findings) {
   }
   check_groups(patient, findings);
   check_folders(patient, findings);
+  check_listed_devices(patient, findings);
   check_nonblocking(patient, findings);
 }
 

@@ -17,23 +17,24 @@ int most_internode_lanes(int num_qps_per_rank) {
   return std::min(kMostInternodeLanes, static_cast<int>(std::bit_floor(static_cast<unsigned>(num_qps_per_rank))));
 }
 
-int asked_for_internode_lanes(const BufferOptions& options) {
+int asked_for_internode_lanes(const InternodeOptions& options) {
   if (options.num_qps_per_rank < 0) {
-    fail<InvalidArgument>("num_qps_per_rank is {}, allowed: at least 1, or 0 for as many as the library wants",
-                          options.num_qps_per_rank);
+    fail<InvalidArgument>(
+        "internode.num_qps_per_rank is {}, allowed: at least 1, or 0 for as many as the library wants",
+        options.num_qps_per_rank);
   }
   const int most = most_internode_lanes(options.num_qps_per_rank);
-  const int asked = options.internode_lanes;
+  const int asked = options.lanes;
   if (asked == 0) {
     return std::min(parse_number<int>(environment::choice("DEEP_EP_INTERNODE_LANES")).value_or(1), most);
   }
   if (asked != 1 && asked != 2 && asked != kMostInternodeLanes) {
-    fail<InvalidArgument>("internode_lanes is {}, allowed: 1, 2, {}, or 0 for DEEP_EP_INTERNODE_LANES", asked,
+    fail<InvalidArgument>("internode.lanes is {}, allowed: 1, 2, {}, or 0 for DEEP_EP_INTERNODE_LANES", asked,
                           kMostInternodeLanes);
   }
   if (asked > most) {
-    fail<InvalidArgument>("internode_lanes is {}, but num_qps_per_rank is {}, allowed: at most that many", asked,
-                          options.num_qps_per_rank);
+    fail<InvalidArgument>("internode.lanes is {}, but internode.num_qps_per_rank is {}, allowed: at most that many",
+                          asked, options.num_qps_per_rank);
   }
   return asked;
 }

@@ -7,9 +7,9 @@
 
 namespace deep_ep {
 
-/// What BufferOptions::internode_lanes and num_qps_per_rank mean: where the program leaves the lanes open,
+/// What InternodeOptions::lanes and num_qps_per_rank mean: where the program leaves the lanes open,
 /// DEEP_EP_INTERNODE_LANES, but no more than it allows. InvalidArgument.
-int asked_for_internode_lanes(const BufferOptions& options);
+int asked_for_internode_lanes(const InternodeOptions& options);
 
 /// The most lanes that `num_qps_per_rank` allows.
 int most_internode_lanes(int num_qps_per_rank);

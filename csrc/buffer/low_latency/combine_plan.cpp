@@ -31,41 +31,18 @@ bool goes_unreduced(const LowLatencyCombineArguments& arguments, const LowLatenc
   return params.rank_major || rows * params.row_bytes <= room;
 }
 
-/// One of the kernels, and the threads of its blocks at most.
-struct CombineKernel {
-  Launcher<LowLatencyCombineParams> KernelTable::*launcher;
-  int max_threads;
-
-  /// `apart`: sums for other nodes are made by a kernel beside the caller's.
-  static CombineKernel choose(CombineEncoding encoding, bool rdma, bool watched, bool unreduced, bool apart) {
-    const bool encoded = encoding != CombineEncoding::bf16;
-    if (apart) return {&KernelTable::combine_low_latency_rails, kernels::combine_low_latency_rails::kMaxThreads};
-    if (unreduced && encoded) {
-      return {&KernelTable::combine_low_latency_unreduced_fp8, kernels::combine_low_latency_unreduced_fp8::kMaxThreads};
-    }
-    if (unreduced) {
-      return {&KernelTable::combine_low_latency_unreduced, kernels::combine_low_latency_unreduced::kMaxThreads};
-    }
-    if (encoded && watched && rdma) {
-      return {&KernelTable::combine_low_latency_encoded_rdma_watched,
-              kernels::combine_low_latency_encoded_rdma_watched::kMaxThreads};
-    }
-    if (watched && rdma) {
-      return {&KernelTable::combine_low_latency_rdma_watched, kernels::combine_low_latency_rdma_watched::kMaxThreads};
-    }
-    if (encoded && watched) {
-      return {&KernelTable::combine_low_latency_encoded_watched,
-              kernels::combine_low_latency_encoded_watched::kMaxThreads};
-    }
-    if (watched) return {&KernelTable::combine_low_latency_watched, kernels::combine_low_latency_watched::kMaxThreads};
-    if (encoded && rdma) {
-      return {&KernelTable::combine_low_latency_encoded_rdma, kernels::combine_low_latency_encoded_rdma::kMaxThreads};
-    }
-    if (encoded) return {&KernelTable::combine_low_latency_encoded, kernels::combine_low_latency_encoded::kMaxThreads};
-    if (rdma) return {&KernelTable::combine_low_latency_rdma, kernels::combine_low_latency_rdma::kMaxThreads};
-    return {&KernelTable::combine_low_latency, kernels::combine_low_latency::kMaxThreads};
-  }
-};
+/// `apart`: sums for other nodes are made by a kernel beside the caller's.
+KernelChoice<LowLatencyCombineParams> choose_kernel(CombineEncoding encoding, bool rdma, bool watched, bool unreduced,
+                                                    bool apart) {
+  using namespace choices;
+  const bool encoded = encoding != CombineEncoding::bf16;
+  if (apart) return combine_low_latency_rails;
+  if (unreduced) return encoded ? combine_low_latency_unreduced_fp8 : combine_low_latency_unreduced;
+  if (watched && rdma) return encoded ? combine_low_latency_encoded_rdma_watched : combine_low_latency_rdma_watched;
+  if (watched) return encoded ? combine_low_latency_encoded_watched : combine_low_latency_watched;
+  if (rdma) return encoded ? combine_low_latency_encoded_rdma : combine_low_latency_rdma;
+  return encoded ? combine_low_latency_encoded : combine_low_latency;
+}
 
 /// `unreduced`: groups share the selections of a row, too, where there are enough of them.
 int warps_per_row(const LowLatencyCombineParams& params, int sms, bool unreduced, const LowLatencySetup& setup) {
@@ -210,7 +187,7 @@ LowLatencyCombinePlan plan_combine(const LowLatencyCombineArguments& arguments, 
   // Memory for what posters gather is there for no more blocks than so many warps make.
   const int least_warps = setup.rdma() ? static_cast<int>(LowLatencyStaging::kLeastCombineWarps) : 1;
   const bool apart = arguments.return_recv_hook && rail_width != 0;
-  const CombineKernel kernel = CombineKernel::choose(params.encoding, setup.rdma(), setup.watched(), unreduced, apart);
+  const auto kernel = choose_kernel(params.encoding, setup.rdma(), setup.watched(), unreduced, apart);
   plan.kernel = kernel.launcher;
   params.block_warps = warps_of_block(arguments.config, setup, kernel.max_threads, least_warps);
   const int others = poster_blocks(setup, params.block_warps) + watching_blocks(setup);

@@ -11,34 +11,16 @@
 namespace deep_ep {
 namespace {
 
-/// One of the kernels, and the threads of its blocks at most.
-struct DispatchKernel {
-  Launcher<LowLatencyDispatchParams> KernelTable::*launcher;
-  int max_threads;
-
-  static DispatchKernel choose(bool rdma, bool watched, bool extra) {
-    if (extra && watched && rdma) {
-      return {&KernelTable::dispatch_low_latency_extra_rdma_watched,
-              kernels::dispatch_low_latency_extra_rdma_watched::kMaxThreads};
-    }
-    if (watched && rdma && !extra) {
-      return {&KernelTable::dispatch_low_latency_rdma_watched, kernels::dispatch_low_latency_rdma_watched::kMaxThreads};
-    }
-    if (extra && watched) {
-      return {&KernelTable::dispatch_low_latency_extra_watched,
-              kernels::dispatch_low_latency_extra_watched::kMaxThreads};
-    }
-    if (extra && rdma) {
-      return {&KernelTable::dispatch_low_latency_extra_rdma, kernels::dispatch_low_latency_extra_rdma::kMaxThreads};
-    }
-    if (extra) return {&KernelTable::dispatch_low_latency_extra, kernels::dispatch_low_latency_extra::kMaxThreads};
-    if (watched) {
-      return {&KernelTable::dispatch_low_latency_watched, kernels::dispatch_low_latency_watched::kMaxThreads};
-    }
-    if (rdma) return {&KernelTable::dispatch_low_latency_rdma, kernels::dispatch_low_latency_rdma::kMaxThreads};
-    return {&KernelTable::dispatch_low_latency, kernels::dispatch_low_latency::kMaxThreads};
-  }
-};
+KernelChoice<LowLatencyDispatchParams> choose_kernel(bool rdma, bool watched, bool extra) {
+  using namespace choices;
+  if (extra && watched && rdma) return dispatch_low_latency_extra_rdma_watched;
+  if (watched && rdma) return dispatch_low_latency_rdma_watched;
+  if (extra && watched) return dispatch_low_latency_extra_watched;
+  if (extra && rdma) return dispatch_low_latency_extra_rdma;
+  if (extra) return dispatch_low_latency_extra;
+  if (watched) return dispatch_low_latency_watched;
+  return rdma ? dispatch_low_latency_rdma : dispatch_low_latency;
+}
 
 LowLatencyFormat format_of(const LowLatencyDispatchArguments& arguments) {
   if (arguments.use_nvfp4) return LowLatencyFormat::nvfp4;
@@ -164,14 +146,23 @@ void plan_results(LowLatencyDispatchPlan& plan, const LowLatencySetup& setup) {
 void check_dispatch(const LowLatencyDispatchArguments& arguments, const LowLatencySetup& setup) {
   const Device& device = setup.device;
   const int num_ranks = setup.common.num_ranks;
+  if (arguments.use_fp8 && arguments.use_nvfp4) {
+    throw InvalidArgument("use_fp8 and use_nvfp4 are both true, allowed: at most one of them (use_fp8 is by default)");
+  }
+  if (arguments.use_nvfp4 && (arguments.round_scale || arguments.use_ue8m0 || arguments.scale_per_token)) {
+    throw InvalidArgument("use_nvfp4 is without round_scale, use_ue8m0 and scale_per_token: its scales are E4M3");
+  }
   if (arguments.use_ue8m0 && !(arguments.use_fp8 && arguments.round_scale)) {
     throw InvalidArgument("use_ue8m0 needs use_fp8 and round_scale: packed exponents hold powers of two only");
   }
   if (arguments.scale_per_token && (!arguments.use_fp8 || arguments.use_ue8m0)) {
     throw InvalidArgument("scale_per_token needs use_fp8 and no use_ue8m0, which packs four scales of a row");
   }
-  if (arguments.use_nvfp4 && (arguments.round_scale || arguments.use_ue8m0 || arguments.scale_per_token)) {
-    throw InvalidArgument("use_nvfp4 is without round_scale, use_ue8m0 and scale_per_token: its scales are E4M3");
+  if (arguments.round_scale && !arguments.use_fp8) {
+    throw InvalidArgument("round_scale needs use_fp8: rows in bfloat16 have no scales");
+  }
+  if (arguments.arrival_rows != 0 && !arguments.arrival_counters) {
+    fail<InvalidArgument>("arrival_rows is {}, which needs arrival_counters", arguments.arrival_rows);
   }
   if (arguments.x_global_scale) {
     if (!arguments.use_nvfp4) throw InvalidArgument("x_global_scale needs use_nvfp4");
@@ -263,8 +254,8 @@ LowLatencyDispatchPlan plan_dispatch(const LowLatencyDispatchArguments& argument
 
   if (arguments.x_global_scale) params.global_scale = arguments.x_global_scale->as<float>();
 
-  const DispatchKernel kernel = DispatchKernel::choose(
-      setup.rdma(), setup.watched(), arguments.arrival_counters.has_value() || is_extra(params.format));
+  const auto kernel =
+      choose_kernel(setup.rdma(), setup.watched(), arguments.arrival_counters.has_value() || is_extra(params.format));
   plan.kernel = kernel.launcher;
   const int warps = warps_of_block(arguments.config, setup, kernel.max_threads, 1);
   params.warps_per_row = warps_per_row(params, warps, arguments.config, setup);

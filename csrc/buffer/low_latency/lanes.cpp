@@ -12,16 +12,17 @@
 
 namespace deep_ep {
 
+void check_lanes(int asked) {
+  if (asked == 0 || asked == 1 || asked == 2 || asked == kMostLowLatencyLanes) return;
+  fail<InvalidArgument>("low_latency.lanes is {}, allowed: 1, 2, {}, or 0 for DEEP_EP_LOW_LATENCY_LANES", asked,
+                        kMostLowLatencyLanes);
+}
+
 int asked_for_lanes(int asked) {
-  if (asked == 0) {
-    const std::string word = environment::choice("DEEP_EP_LOW_LATENCY_LANES");
-    return parse_number<int>(word).value_or(0);  // auto
-  }
-  if (asked != 1 && asked != 2 && asked != kMostLowLatencyLanes) {
-    fail<InvalidArgument>("low_latency.lanes is {}, allowed: 1, 2, {}, or 0 for DEEP_EP_LOW_LATENCY_LANES", asked,
-                          kMostLowLatencyLanes);
-  }
-  return asked;
+  check_lanes(asked);
+  if (asked != 0) return asked;
+  const std::string word = environment::choice("DEEP_EP_LOW_LATENCY_LANES");
+  return parse_number<int>(word).value_or(0);  // auto
 }
 
 int lanes_for(const LaneFacts& facts) {

@@ -10,6 +10,8 @@ namespace deep_ep {
 /// What LowLatencyOptions::lanes means: where it is 0, DEEP_EP_LOW_LATENCY_LANES; 0 where that is auto.
 /// InvalidArgument.
 int asked_for_lanes(int asked);
+/// InvalidArgument for what LowLatencyOptions::lanes cannot be.
+void check_lanes(int asked);
 
 /// What a rank knows of its network.
 struct LaneFacts {

@@ -49,6 +49,9 @@ LowLatency::LowLatency(Runtime& runtime) : runtime_(runtime) {
   setup_.low_latency_bytes = runtime.options().low_latency.bytes;
   setup_.rail_width = runtime.low_latency_reach().rail_width;
   setup_.rails_always = runtime.low_latency_reach().rails_always;
+  if (runtime.rank() == 0 && setup_.rails_always && setup_.rail_width == 0) {
+    log::info("low latency: rails are asked for always, but rows go {}", runtime.low_latency_reach().describe_rails());
+  }
   if (setup_.hooks_by_rails()) {  // the same on all ranks
     agree(runtime.bootstrap(), "making streams for what low-latency calls hand on", [&] {
       for (std::optional<OwnStream>& relays : relays_) relays.emplace(executor);

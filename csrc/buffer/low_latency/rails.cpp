@@ -27,11 +27,13 @@ LowLatencyReach LowLatencyReach::find(const BufferOptions& options, const NodeMe
     reach.why_no_rails = "as asked for";
   } else if (!options.low_latency.allow_nvlink) {
     reach.why_no_rails = "as NVLink is not allowed";
+  } else if (reach.far.empty()) {
+    reach.why_no_rails = "as there is one node";
   } else if (options.low_latency.masking) {
     reach.why_no_rails = "as ranks may be masked";
   } else if (nodes.ranks_of_each_node() < 2) {
     reach.why_no_rails = "as nodes are not all of equally many consecutive ranks, two or more";
-  } else if (!reach.far.empty()) {
+  } else {
     reach.rail_width = nodes.ranks_of_each_node();
   }
   return reach;

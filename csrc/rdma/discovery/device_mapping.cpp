@@ -127,10 +127,18 @@ NicFilter NicFilter::parse(std::string_view text, std::string source, bool prefi
 bool NicFilter::allows(std::string_view hca, int port) const {
   if (!is_set()) return true;
   const bool listed = std::any_of(items_.begin(), items_.end(), [&](const Item& item) {
-    const bool same_name = prefixes_ ? hca.starts_with(item.hca) : hca == item.hca;
-    return same_name && item.port.value_or(port) == port;
+    return names(item, hca) && item.port.value_or(port) == port;
   });
   return listed != exclude_;
+}
+
+std::vector<std::string> NicFilter::without_match(std::span<const std::string> hcas) const {
+  std::vector<std::string> found;
+  for (const Item& item : items_) {
+    const auto same = [&](const std::string& hca) { return names(item, hca); };
+    if (std::none_of(hcas.begin(), hcas.end(), same)) found.push_back(item.hca);
+  }
+  return found;
 }
 
 }  // namespace deep_ep::rdma

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -35,11 +36,17 @@ class NicFilter {
   static NicFilter parse(std::string_view text, std::string source, bool prefixes);
 
   bool allows(std::string_view hca, int port) const;
+  /// Names of the list that none of `hcas` has.
+  std::vector<std::string> without_match(std::span<const std::string> hcas) const;
   bool is_set() const { return !source_.empty(); }
   const std::string& source() const { return source_; }
   const std::string& text() const { return text_; }
 
  private:
+  bool names(const Item& item, std::string_view hca) const {
+    return prefixes_ ? hca.starts_with(item.hca) : hca == item.hca;
+  }
+
   std::string source_;
   std::string text_;
   bool exclude_ = false;

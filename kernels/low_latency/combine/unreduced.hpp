@@ -86,11 +86,7 @@ struct UnreducedReach : CombineReach<false, false> {
   /// takes its time.
   DEEP_EP_DEVICE void tell_sent(int peer, std::uint32_t call) const {
     std::uint64_t* word = sent_word(common.rank).in(common.heaps[peer]);
-#if DEEP_EP_TARGET_CUDA
-    store_relaxed<Scope::system>(word, epoch << 32 | call);
-#else
-    store_release<Scope::system>(word, epoch << 32 | call);
-#endif
+    store_after_arrivals<Scope::system>(word, epoch << 32 | call);
   }
   /// By one thread: has `peer` sent all its rows? Acquires them, and says which call it meant.
   DEEP_EP_DEVICE bool has_sent(int peer, std::uint32_t& call) const {

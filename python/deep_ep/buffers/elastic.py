@@ -158,6 +158,11 @@ class ElasticBuffer(Sizes, Journeys, OptionalCalls):
         self._finalizer.detach()
         runtime.destroy()
 
+    def describe(self) -> str:
+        """A few lines for people to read: ranks and nodes, memory and its parts, how low-latency calls reach other ranks,
+        and how many SMs calls use by default. The wording may change."""
+        return self._alive().describe()
+
     @staticmethod
     def capture() -> EventHandle:
         """An event behind all work that the current stream holds now."""

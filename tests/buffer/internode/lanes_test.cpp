@@ -15,8 +15,8 @@ namespace {
 
 int asked_with(const char* variable, int lanes, int num_qps_per_rank) {
   const Setting setting("DEEP_EP_INTERNODE_LANES", variable);
-  BufferOptions options;
-  options.internode_lanes = lanes;
+  InternodeOptions options;
+  options.lanes = lanes;
   options.num_qps_per_rank = num_qps_per_rank;
   return asked_for_internode_lanes(options);
 }
@@ -34,11 +34,11 @@ TEST(InternodeLanes, TheOptionComesBeforeTheVariableAndNumQpsPerRankBoundsBoth) 
   EXPECT_EQ(most_internode_lanes(1 << 30), kMostInternodeLanes);
   require_throws<InvalidArgument>([&] { asked_with("3", 0, 0); }, {"DEEP_EP_INTERNODE_LANES", "'3'", "1|2|4"},
                                   "variable");
-  require_throws<InvalidArgument>([&] { asked_with("2", 3, 0); }, {"internode_lanes is 3", "1, 2, 4"}, "option");
-  require_throws<InvalidArgument>([&] { asked_with("2", 0, -1); }, {"num_qps_per_rank is -1", "at least 1"},
+  require_throws<InvalidArgument>([&] { asked_with("2", 3, 0); }, {"internode.lanes is 3", "1, 2, 4"}, "option");
+  require_throws<InvalidArgument>([&] { asked_with("2", 0, -1); }, {"internode.num_qps_per_rank is -1", "at least 1"},
                                   "negative");
-  require_throws<InvalidArgument>([&] { asked_with("2", 4, 3); }, {"internode_lanes is 4", "num_qps_per_rank is 3"},
-                                  "both");
+  require_throws<InvalidArgument>([&] { asked_with("2", 4, 3); },
+                                  {"internode.lanes is 4", "internode.num_qps_per_rank is 3"}, "both");
 }
 
 /// A posting thread never waits for its NIC because of too small a queue pair.
@@ -61,7 +61,7 @@ constexpr std::size_t kLanesWindow = std::size_t{64} << 10;  // two or three chu
 
 BufferOptions lanes_options(int lanes, int ranks_per_node) {
   BufferOptions options{.heap_bytes = kLanesHeap, .window_bytes = kLanesWindow, .ranks_per_node = ranks_per_node};
-  options.internode_lanes = lanes;
+  options.internode.lanes = lanes;
   return options;
 }
 
@@ -112,7 +112,7 @@ TEST(InternodeLanes, ChunksTakeThemInTurn) {
       const auto executor = std::make_shared<PairsExecutor>(rank.executor(), 2, lanes);
       BufferOptions options = lanes_options(lanes, 1);
       options.window_bytes = 0;
-      options.num_qps_per_rank = 5;
+      options.internode.num_qps_per_rank = 5;
       Buffer buffer(rank.bootstrap(), executor, options);
       const std::string channels = "1 peer x " + std::to_string(2 * lanes) + " channels";
       require(buffer.describe().find(channels) != std::string::npos, buffer.describe());
@@ -247,8 +247,8 @@ TEST(InternodeLanes, MustBeEqualOnAllRanks) {
   run_cluster(few_warps(2, 0), [&](Rank& rank) {
     for (const bool bound : {false, true}) {
       BufferOptions options = lanes_options(0, 1);
-      (bound ? options.num_qps_per_rank : options.internode_lanes) = 1 + rank.rank();
-      require_throws<RankMismatch>([&] { rank.buffer(options); }, {"internode_lanes is", "must be equal on all ranks"},
+      (bound ? options.internode.num_qps_per_rank : options.internode.lanes) = 1 + rank.rank();
+      require_throws<RankMismatch>([&] { rank.buffer(options); }, {"internode.lanes is", "must be equal on all ranks"},
                                    "a buffer");
     }
   });

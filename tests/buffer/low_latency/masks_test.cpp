@@ -326,6 +326,12 @@ TEST_P(LowLatencyMasksTest, Arguments) {
     refused(
         {"use_ue8m0", "round_scale"}, [](auto& a) { a.use_ue8m0 = true; }, rank.call());
     refused(
+        {"round_scale needs use_fp8"}, [](auto& a) { a.round_scale = !(a.use_fp8 = false); }, rank.call());
+    refused(
+        {"use_fp8 and use_nvfp4"}, [](auto& a) { a.use_fp8 = a.use_nvfp4 = true; }, rank.call());
+    refused(
+        {"arrival_rows is 4", "arrival_counters"}, [](auto& a) { a.arrival_rows = 4; }, rank.call());
+    refused(
         {"hidden", "512"}, [](auto& a) { a.use_ue8m0 = a.round_scale = true; }, rank.call());
     refused(
         {"rows of x", "1"}, [](auto& a) { a.max_tokens = 1; }, rank.call());

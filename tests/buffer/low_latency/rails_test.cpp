@@ -265,9 +265,13 @@ TEST_P(LowLatencyRailsTest, WhereTheyAreNotPossible) {
     masking.low_latency.masking = true;
     BufferOptions no_nvlink = rail_options(nodes, 6, 512);
     no_nvlink.low_latency.allow_nvlink = false;
-    for (const BufferOptions& options :
-         {masking, no_nvlink, rail_options({4, 1}, 6, 512), rail_options({4, 4}, 6, 512)}) {
+    const std::vector<std::pair<BufferOptions, const char*>> cases = {{masking, "as ranks may be masked"},
+                                                                      {no_nvlink, "as NVLink is not allowed"},
+                                                                      {rail_options({4, 1}, 6, 512), "two or more"},
+                                                                      {rail_options({4, 4}, 6, 512), "one node"}};
+    for (const auto& [options, why] : cases) {
       Buffer& buffer = rank.buffer(options);
+      require(buffer.describe().find(why) != std::string::npos, std::string(why) + " in: " + buffer.describe());
       const auto dispatched = dispatch_and_check(rank, buffer, one.calls.before);
       combine_both_ways(rank, buffer, one.calls, one.direct, dispatched.handle);
       buffer.check();

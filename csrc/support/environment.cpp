@@ -323,6 +323,12 @@ std::string why_wrong(const Variable& variable, std::string_view text) {
   return "";
 }
 
+// What scripts of this repository hand to each other, and to the tests.
+bool of_development(std::string_view name) {
+  constexpr std::string_view kNames[] = {"DEEP_EP_UNITY_PROGRAMS", "DEEP_EP_WHEEL", "DEEP_EP_MUTANT"};
+  return name.starts_with("DEEP_EP_TEST_") || std::find(std::begin(kNames), std::end(kNames), name) != std::end(kNames);
+}
+
 }  // namespace
 
 std::span<const std::string_view> Variable::others() const {
@@ -339,7 +345,7 @@ std::vector<Unknown> unknown_of(std::span<const std::string> names) {
   }
   std::vector<Unknown> unknown;
   for (const std::string& name : names) {
-    if (!is_own(name) || name.starts_with("DEEP_EP_TEST_")) continue;
+    if (!is_own(name) || of_development(name)) continue;
     if (std::find(known.begin(), known.end(), name) != known.end()) continue;
     const auto nearest = std::min_element(known.begin(), known.end(), [&](std::string_view a, std::string_view b) {
       return edits_between(a, name) < edits_between(b, name);

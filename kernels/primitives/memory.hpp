@@ -92,17 +92,25 @@ DEEP_EP_DEVICE void store_release(T* p, std::type_identity_t<T> value) {
 #endif
 }
 
-/// Says that an earlier kernel of this stream has ended its reads: whoever acquires the value may overwrite what that
-/// kernel read. On the GPU a relaxed store: reads of a kernel that has ended cannot come late, and a fence would wait
-/// for the stores of everybody else on the SM.
+namespace detail {
+/// For stores that need no fence on the GPU, where something else has ordered them.
 template <Scope S, class T>
-DEEP_EP_DEVICE void store_after_earlier_reads(T* p, std::type_identity_t<T> value) {
+DEEP_EP_DEVICE void store_ordered_before(T* p, std::type_identity_t<T> value) {
   using W = detail::Word<T>;
 #if DEEP_EP_TARGET_CUDA
   ptx::store_relaxed<S>(reinterpret_cast<W*>(p), static_cast<W>(value));
 #else
   host_machine::store(reinterpret_cast<W*>(p), static_cast<W>(value), __ATOMIC_RELEASE);
 #endif
+}
+}  // namespace detail
+
+/// Says that an earlier kernel of this stream has ended its reads: whoever acquires the value may overwrite what that
+/// kernel read. On the GPU a relaxed store: reads of a kernel that has ended cannot come late, and a fence would wait
+/// for the stores of everybody else on the SM.
+template <Scope S, class T>
+DEEP_EP_DEVICE void store_after_earlier_reads(T* p, std::type_identity_t<T> value) {
+  detail::store_ordered_before<S>(p, value);
 }
 
 /// Loads what store_after_earlier_reads stored. Only stores may depend on it, through a branch of this thread or of one
@@ -122,12 +130,7 @@ DEEP_EP_DEVICE T load_before_overwriting(const T* p) {
 /// what came before is where everybody sees it, and stores do not run ahead of a branch.
 template <Scope S, class T>
 DEEP_EP_DEVICE void store_after_arrivals(T* p, std::type_identity_t<T> value) {
-  using W = detail::Word<T>;
-#if DEEP_EP_TARGET_CUDA
-  ptx::store_relaxed<S>(reinterpret_cast<W*>(p), static_cast<W>(value));
-#else
-  host_machine::store(reinterpret_cast<W*>(p), static_cast<W>(value), __ATOMIC_RELEASE);
-#endif
+  detail::store_ordered_before<S>(p, value);
 }
 
 /// Never torn, orders nothing.

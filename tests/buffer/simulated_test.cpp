@@ -60,6 +60,7 @@ TEST_P(SimulatedNicNormalTest, BetweenNodes) {
   run_cluster(few_blocks(4), [&](Rank& rank) {
     Buffer& buffer = rank.buffer({.heap_bytes = std::size_t{16} << 20, .ranks_per_node = 2});
     for (const std::int64_t tokens : {16, 70}) {
+      if (under_thread_sanitizer() && tokens > 16) continue;  // the same threads
       run_round(rank, buffer, make_case({.tokens = equal_tokens(4, tokens), .ranks_per_node = 2}), {});
       rank.release();
     }

@@ -9,6 +9,7 @@
 #include "kernels/primitives/memory.hpp"
 #include "kernels/primitives/warp.hpp"
 #include "tests/executor/host_kernel.hpp"
+#include "tests/support/time_scale.hpp"
 
 namespace deep_ep::test {
 namespace {
@@ -215,7 +216,7 @@ std::string copy_after_acquire(std::uint64_t seed, Fences fences, bool loads) {
 }
 
 TEST(HostBulk, CopiesBehindAnAcquireNeedAFenceBetween) {
-  for (std::uint64_t seed = 0; seed < 20; ++seed) {
+  for (std::uint64_t seed = 0; seed < (under_thread_sanitizer() ? 5u : 20u); ++seed) {
     for (const bool loads : {false, true}) {
       for (const auto fences : {Fences::none, Fences::before_the_acquire, Fences::before_they_meet}) {
         EXPECT_NE(copy_after_acquire(seed, fences, loads).find("without bulk::fence_global"), std::string::npos);

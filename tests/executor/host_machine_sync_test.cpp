@@ -9,6 +9,7 @@
 #include "kernels/primitives/memory.hpp"
 #include "kernels/primitives/warp.hpp"
 #include "tests/executor/host_kernel.hpp"
+#include "tests/support/time_scale.hpp"
 
 namespace deep_ep::test {
 namespace {
@@ -20,7 +21,7 @@ void expect_text(const std::string& text, std::initializer_list<const char*> par
 }
 
 TEST(HostSync, NamedBarriersPassDataBetweenProducerAndConsumerWarps) {
-  for (std::uint64_t seed = 0; seed < 100; ++seed) {
+  for (std::uint64_t seed = 0; seed < (under_thread_sanitizer() ? 25u : 100u); ++seed) {
     Machine machine(seed);
     std::vector<int> wrong(32);
     machine.run({1, 96, 4096}, [&](std::byte* shared) {

@@ -15,7 +15,7 @@ INSTANTIATE_TEST_SUITE_P(Part, FaultsTest, testing::Range(0, kParts));
 
 TEST_P(FaultsTest, EveryRunEndsAsSpecified) {
   // Sanitizers see in few runs what they can see, and ThreadSanitizer has no fibers for many at once.
-  const int all = static_cast<int>(test::environment_number("DEEP_EP_TEST_FAULTS", test::under_thread_sanitizer() ? 60
+  const int all = static_cast<int>(test::environment_number("DEEP_EP_TEST_FAULTS", test::under_thread_sanitizer() ? 40
                                                                                    : test::under_sanitizer()      ? 150
                                                                                                              : 1000));
   const Campaign campaign = run_campaign({.first_seed = 1 + static_cast<std::uint64_t>(GetParam()) * 1000000,
@@ -30,7 +30,7 @@ TEST(FaultsInSetUpTest, EveryAllocation) {
   for (const test::Topology topology : {test::Topology::one_node, test::Topology::only_rdma}) {
     bool reached = true;
     // ThreadSanitizer looks for threads, of which one failure shows as many as the next.
-    for (int event = 1; reached; event += test::under_thread_sanitizer() ? 3 : 1) {
+    for (int event = 1; reached; event += test::under_thread_sanitizer() ? 4 : 1) {
       const Plan plan{.ranks = 2,
                       .topology = topology,
                       .masking = true,

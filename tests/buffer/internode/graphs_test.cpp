@@ -46,7 +46,7 @@ TEST_P(InternodeGraphTest, LaunchesTakeTheInputsOfTheirTime) {
   const Case cases[] = {two_nodes_of_two(1), two_nodes_of_two(2), two_nodes_of_two(3)};
   enum class Rows { in_heap, copied, without_room };
   for (const Rows rows : {Rows::in_heap, Rows::copied, Rows::without_room}) {
-    if (under_thread_sanitizer() && rows == Rows::copied) continue;  // nothing else waits
+    if (under_thread_sanitizer() && rows != Rows::in_heap) continue;  // threads wait as in calls that are not recorded
     run([&](Rank& rank, Buffer& buffer, RecordingExecutor& executor) {
       run_round(rank, buffer, cases[2]);
       std::vector<Tensor> hoard;

@@ -78,7 +78,7 @@ TEST_P(CombineTest, AddsNoOneOrTwoBiases) {
 TEST_P(CombineTest, EveryWidth) {
   DEEP_EP_NEEDS_RANKS(2);
   std::vector<Shape> shapes;
-  for (const std::int64_t hidden : {8, 16, 56, 64, 72, 1024, 4096, 7168, 16384}) {
+  for (const std::int64_t hidden : ends_of<std::int64_t>({8, 16, 56, 64, 72, 1024, 4096, 7168, 16384})) {
     shapes.push_back({.tokens = {6, 4}, .topk = 3, .combine_hidden = hidden, .seed = shapes.size() + 1});
   }
   for (const bool heap : {true, false}) run_rounds(cluster(2), shapes, {.config = {}, .returned_in_heap = heap});

@@ -20,7 +20,8 @@ TEST_P(DispatchTest, EveryElementType) {
 TEST_P(DispatchTest, RowsOf16BytesTo32KiB) {
   DEEP_EP_NEEDS_RANKS(2);
   std::vector<Shape> shapes;
-  for (const std::int64_t bytes : {16, 32, 112, 128, 144, 1040, 4096, 7168, 14336, 16400, 32752, 32768}) {
+  for (const std::int64_t bytes :
+       ends_of<std::int64_t>({16, 32, 112, 128, 144, 1040, 4096, 7168, 14336, 16400, 32752, 32768})) {
     shapes.push_back({.tokens = {7, 5},
                       .topk = 2,
                       .dtype = DType::uint8,
@@ -36,7 +37,7 @@ TEST_P(DispatchTest, ScalesOfEveryStride) {
   std::vector<Shape> shapes;
   for (const DType dtype : {DType::float32, DType::int32}) {
     for (const ScaleLayout layout : kScaleLayouts) {
-      for (const int scales : {1, 2, 7, 56}) {
+      for (const int scales : ends_of({1, 2, 7, 56})) {
         shapes.push_back({.tokens = {11, 6, 13},
                           .dtype = DType::float8_e4m3,
                           .hidden = 128,
@@ -62,16 +63,17 @@ TEST_P(DispatchTest, ManyScalesAndScalesOfOtherTypes) {
 /// Each has scales of its own, up to numbers that small tests never reach.
 TEST_P(DispatchTest, ThousandsOfTokens) {
   DEEP_EP_NEEDS_RANKS(2);
+  const std::int64_t less = under_thread_sanitizer() ? 7 : 1;  // still several turns of a block
   const std::vector<Shape> shapes = {
-      {.tokens = {2100, 40}, .topk = 1, .dtype = DType::uint8, .hidden = 16, .scales = 2},
-      {.tokens = {1100, 0}, .dtype = DType::uint8, .hidden = 16, .scales = 130}};
+      {.tokens = {2100 / less, 40}, .topk = 1, .dtype = DType::uint8, .hidden = 16, .scales = 2},
+      {.tokens = {1100 / less, 0}, .dtype = DType::uint8, .hidden = 16, .scales = 130}};
   run_rounds(cluster(2), shapes);
 }
 
 TEST_P(DispatchTest, EveryTopkWidth) {
   DEEP_EP_NEEDS_RANKS(2);
   std::vector<Shape> shapes;
-  for (const int topk : {1, 2, 3, 5, 8, 9, 16, 31, 32}) {
+  for (const int topk : ends_of({1, 2, 3, 5, 8, 9, 16, 31, 32})) {
     for (const DType idx : {DType::int32, DType::int64}) {
       shapes.push_back({.tokens = {12, 19},
                         .local_experts = 20,
@@ -133,7 +135,7 @@ TEST_P(DispatchTest, EveryConfigGivesTheSame) {
   const std::vector<Shape> shapes = {{.tokens = {40, 33}, .hidden = 256, .combine_hidden = 256}};
   for (const int num_sms : {1, 2, 3, 24}) {
     for (const int warps : {1, 2, 5}) {
-      if (under_thread_sanitizer() && (num_sms == 2 || warps == 2)) continue;
+      if (under_thread_sanitizer() && (num_sms != 3 || warps == 2)) continue;
       run_rounds(cluster(2), shapes, {.config = {.num_sms = num_sms, .warps_per_block = warps}});
     }
   }

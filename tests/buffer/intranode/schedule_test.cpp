@@ -53,7 +53,9 @@ TEST(ScheduleTest, TheFixedOne) { run_schedule(0, schedule_cases()); }
 
 TEST(ScheduleTest, EverySeedGivesTheSame) {
   sweep(environment_number("DEEP_EP_TEST_FIRST_SCHEDULE", 1),
-        environment_number("DEEP_EP_TEST_SCHEDULES", under_sanitizer() ? 3 : 20));
+        environment_number("DEEP_EP_TEST_SCHEDULES", under_thread_sanitizer() ? 2
+                                                     : under_sanitizer()      ? 3
+                                                                              : 20));
 }
 
 }  // namespace

@@ -258,7 +258,9 @@ TEST_P(LowLatencyRailsArrivalsTest, RowsThatAreHandedOn) {
 /// A consumer that polls sees complete rows, under many schedules of the CPU executor.
 TEST(LowLatencyArrivalsScheduleTest, EverySeedShowsCompleteRows) {
   const std::int64_t first = environment_number("DEEP_EP_TEST_FIRST_SCHEDULE", 1);
-  const std::int64_t count = environment_number("DEEP_EP_TEST_SCHEDULES", under_sanitizer() ? 3 : 25);
+  const std::int64_t count = environment_number("DEEP_EP_TEST_SCHEDULES", under_thread_sanitizer() ? 2
+                                                                          : under_sanitizer()      ? 3
+                                                                                                   : 25);
   const std::vector<LowLatencyCaseShape> shapes = {
       {.tokens = {5, 0, 7}, .max_tokens = 7, .hidden = 256, .topk = 3, .routing = oracle::Routing::some_dropped},
       {.tokens = {4, 1, 4}, .max_tokens = 4, .layout = LowLatencyLayout::rank_major, .weights = true}};

@@ -34,9 +34,9 @@ void combine_both_ways(Rank& rank, Buffer& buffer, const LowLatencyCombineCase& 
 TEST_P(LowLatencyCombineFp8Test, EveryWidth) {
   DEEP_EP_NEEDS_RANKS(2);
   std::vector<LowLatencyCombineCase> cases;
-  for (const std::int64_t hidden : {128, 384, 896, 1024, 2560, 7168}) {
+  for (const std::int64_t hidden : ends_of<std::int64_t>({128, 384, 896, 1024, 2560, 7168})) {
     for (const auto layout : {LowLatencyLayout::expert_major, LowLatencyLayout::rank_major}) {
-      if (layout == LowLatencyLayout::rank_major && hidden != 1024) continue;
+      if (layout == LowLatencyLayout::rank_major && hidden != (under_thread_sanitizer() ? 128 : 1024)) continue;
       cases.push_back(fp8_case({.tokens = {3, 5},
                                 .max_tokens = 20,
                                 .hidden = 128,

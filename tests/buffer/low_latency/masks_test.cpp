@@ -13,7 +13,10 @@ namespace {
 class LowLatencyMasksTest : public ClusterTest {};
 DEEP_EP_LOW_LATENCY_ON_THREADS(LowLatencyMasksTest);
 
-class LowLatencyLostTest : public ClusterTest {};
+class LowLatencyLostTest : public ClusterTest {
+ protected:
+  bool processes_have_threads() const override { return true; }  // those that look after the others
+};
 DEEP_EP_LOW_LATENCY_ON_PROCESSES(LowLatencyLostTest);
 
 LowLatencyCase four_ranks(std::uint64_t seed) {

@@ -160,7 +160,7 @@ TEST_P(LowLatencyRailsTest, SelectionsOfSomeNodesOnly) {
 TEST_P(LowLatencyRailsTest, SelectionsThatHaveGone) {
   DEEP_EP_NEEDS_RANKS(4);
   std::vector<LowLatencyCombineCase> cases;
-  for (const double share : {0.3, 0.8, 1.0}) {
+  for (const double share : ends_of({0.3, 0.8, 1.0})) {
     for (const LowLatencyLayout layout : {LowLatencyLayout::expert_major, LowLatencyLayout::rank_major}) {
       auto one = make_low_latency_combine_case({.tokens = {7, 9, 0, 4},
                                                 .max_tokens = 45,

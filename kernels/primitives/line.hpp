@@ -63,7 +63,7 @@ DEEP_EP_DEVICE LinePart tagged_part(const std::byte* stage, std::uint32_t index,
 
 /// Stores this lane's part to `to`, in memory of any GPU. By whole warps; `wanted` is the same for the lanes of a line.
 DEEP_EP_DEVICE void store_line(std::byte* to, const LinePart& part, bool wanted) {
-  warp::sync();  // one instruction for all lanes
+  warp::sync();  // one instruction for all lanes; and what their parts are made of has been read
   auto* words = reinterpret_cast<std::uint64_t*>(to);
 #if DEEP_EP_TARGET_CUDA
   if (wanted) {

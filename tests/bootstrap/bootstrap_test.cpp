@@ -16,6 +16,7 @@
 #include "csrc/support/deadline.hpp"
 #include "deep_ep/error.hpp"
 #include "tests/cluster/processes.hpp"
+#include "tests/support/child_process.hpp"
 #include "tests/support/setting.hpp"
 #include "tests/support/time_scale.hpp"
 
@@ -190,7 +191,7 @@ TEST(SharedMemoryBootstrap, ThreadsMayMeetThere) {
 TEST(SharedMemoryBootstrap, LeftoverOfADeadProgramDoesNotDisturb) {
   const std::string name = unique_name("stale");
   // A rank 0 that dies while it waits for rank 1.
-  const pid_t child = ::fork();
+  const pid_t child = test::fork_child();
   if (child == 0) {
     try {
       make_shared_memory_bootstrap(name, 0, 2, 60);

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "deep_ep/buffer.hpp"
+#include "tests/support/child_process.hpp"
 #include "tests/support/time_scale.hpp"
 
 namespace deep_ep {
@@ -62,7 +63,7 @@ int use_and_destroy(Forked& inherited) {
 TEST(Fork, AChildIsRefusedAtOnceAndItsParentGoesOn) {
   if (test::under_thread_sanitizer()) GTEST_SKIP() << "ThreadSanitizer ends a forked child that starts threads";
   Forked forked;
-  const pid_t child = ::fork();
+  const pid_t child = test::fork_child();
   ASSERT_GE(child, 0);
   if (child == 0) {
     ::alarm(20);  // hanging is what this is about

@@ -11,6 +11,7 @@
 #include <thread>
 
 #include "tests/cluster/rank_processes.hpp"
+#include "tests/support/child_process.hpp"
 
 namespace deep_ep::test {
 namespace {
@@ -193,8 +194,9 @@ void run_cluster(const ClusterOptions& options, const RankFunction& function) {
   renew_time_factor();
   const bool processes = are_processes(options.where);
   if (is_rank_process()) {
-    if (!processes || !is_own_cluster()) return;
     const RankProcess self = rank_process();
+    end_with(self.parent);
+    if (!processes || !is_own_cluster()) return;
     const auto bootstrap =
         make_shared_memory_bootstrap(self.meeting_point, self.rank, options.ranks, bootstrap_timeout_of(options));
     std::unique_ptr<Rank> rank;

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "deep_ep/bootstrap.hpp"
+#include "tests/support/child_process.hpp"
 #include "tests/support/time_scale.hpp"
 
 namespace deep_ep {
@@ -43,7 +44,7 @@ inline std::vector<std::string> run_processes(int ranks, const std::function<voi
   auto* texts = static_cast<char*>(::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
   std::vector<pid_t> children;
   for (int rank = 0; rank < ranks; ++rank) {
-    const pid_t child = ::fork();
+    const pid_t child = test::fork_child();
     if (child == 0) {
       char* text = texts + kText * static_cast<std::size_t>(rank);
       try {

@@ -23,6 +23,7 @@ namespace deep_ep::test {
 namespace {
 
 constexpr const char* kRank = "DEEP_EP_TEST_RANK";
+constexpr const char* kParent = "DEEP_EP_TEST_PARENT";
 constexpr const char* kCall = "DEEP_EP_TEST_CLUSTER";
 constexpr const char* kMeetingPoint = "DEEP_EP_TEST_MEETING_POINT";
 
@@ -49,10 +50,10 @@ struct Child {
 Child start(int rank, int call, const std::string& meeting_point) {
   const testing::TestInfo* const test = testing::UnitTest::GetInstance()->current_test_info();
   const std::string filter = std::string("--gtest_filter=") + test->test_suite_name() + "." + test->name();
-  std::vector<std::string> environment = {std::string(kRank) + "=" + std::to_string(rank),
-                                          std::string(kCall) + "=" + std::to_string(call),
-                                          std::string(kMeetingPoint) + "=" + meeting_point,
-                                          std::string(kTimeFactorVariable) + "=" + std::to_string(time_factor())};
+  std::vector<std::string> environment = {
+      std::string(kRank) + "=" + std::to_string(rank), std::string(kParent) + "=" + std::to_string(getpid()),
+      std::string(kCall) + "=" + std::to_string(call), std::string(kMeetingPoint) + "=" + meeting_point,
+      std::string(kTimeFactorVariable) + "=" + std::to_string(time_factor())};
   std::vector<char*> variables;
   for (auto& one : environment) variables.push_back(one.data());
   // gtest's own variables would make the children share an output file or run a shard of nothing.
@@ -103,7 +104,9 @@ std::string describe(int rank, const Child& child, bool killed) {
 
 bool is_rank_process() { return std::getenv(kRank) != nullptr; }
 
-RankProcess rank_process() { return {std::atoi(std::getenv(kRank)), std::getenv(kMeetingPoint)}; }
+RankProcess rank_process() {
+  return {std::atoi(std::getenv(kRank)), std::atoi(std::getenv(kParent)), std::getenv(kMeetingPoint)};
+}
 
 bool is_own_cluster() { return next_call() == std::atoi(std::getenv(kCall)); }
 

@@ -9,6 +9,7 @@ namespace deep_ep::test {
 /// What a process started by run_processes is.
 struct RankProcess {
   int rank = 0;
+  int parent = 0;             ///< the process that called run_processes
   std::string meeting_point;  ///< name for the shared-memory bootstrap
 };
 

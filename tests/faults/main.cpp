@@ -28,6 +28,7 @@ int repeat(std::uint64_t seed, double deadline_s, std::optional<Fault> only) {
   std::printf("%s\n", plan.describe().c_str());
   const Verdict verdict = run(plan, deadline_s);
   std::printf("%s, slowest error after %.2f deadlines\n", verdict.summary.c_str(), verdict.slowest);
+  for (std::size_t r = 0; r < verdict.ranks.size(); ++r) std::printf("rank %zu: %s\n", r, verdict.ranks[r].c_str());
   for (const Violation& one : verdict.violations) std::printf("%s: %s\n", name_of(one.kind), one.text.c_str());
   return verdict.violations.empty() ? 0 : 1;
 }

@@ -261,6 +261,7 @@ Outcome Outcome::read(const std::string& lines) {
 
 Verdict judge(const Plan& plan, const std::vector<Outcome>& outcomes, const std::string& next, double deadline_s) {
   Verdict verdict = Judge(plan, outcomes, deadline_s).verdict();
+  for (const Outcome& one : outcomes) verdict.ranks.push_back(one.describe());
   if (!next.empty()) verdict.violations.push_back({Violation::Kind::next, next});
   return verdict;
 }

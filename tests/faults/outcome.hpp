@@ -50,6 +50,7 @@ struct Verdict {
   std::vector<Violation> violations;
   std::string summary;  ///< what happened, in a word: "completed", "TimeoutError", "masked", ...
   double slowest = 0;   ///< the longest time to an error, in deadlines
+  std::vector<std::string> ranks;  ///< how it ended for each
 };
 
 /// `next`: what a clean round on a new buffer in the same processes threw.

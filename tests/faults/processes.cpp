@@ -16,6 +16,7 @@
 #include "csrc/support/format.hpp"
 #include "tests/faults/rank_run.hpp"
 #include "tests/faults/runs.hpp"
+#include "tests/support/child_process.hpp"
 #include "tests/support/time_scale.hpp"
 
 extern char** environ;
@@ -40,7 +41,8 @@ Child start(const Plan& plan, int rank, double deadline_s, const std::string& me
                                     std::to_string(plan.seed),
                                     std::to_string(static_cast<int>(plan.fault)),
                                     std::to_string(deadline_s),
-                                    meeting_point};
+                                    meeting_point,
+                                    std::to_string(getpid())};
   std::vector<char*> arguments;
   for (auto& word : words) arguments.push_back(word.data());
   arguments.push_back(nullptr);
@@ -125,7 +127,8 @@ Verdict run_processes(const Plan& plan, double deadline_s) {
 }
 
 int run_one_rank(int count, char** arguments) {
-  if (count != 7) return 2;
+  if (count != 8) return 2;
+  test::end_with(std::atoi(arguments[7]));
   const int rank = std::atoi(arguments[2]);
   const Plan plan = make_plan(std::strtoull(arguments[3], nullptr, 10), static_cast<Fault>(std::atoi(arguments[4])));
   const double deadline_s = std::atof(arguments[5]);

@@ -25,6 +25,7 @@
 #include "csrc/bootstrap/agreement.hpp"
 #include "deep_ep/error.hpp"
 #include "tests/cluster/processes.hpp"
+#include "tests/support/child_process.hpp"
 
 namespace deep_ep {
 namespace {
@@ -145,7 +146,7 @@ class WithAStranger final : public Bootstrap {
     if (++calls_ == 2) {  // that of the offers, which begin with the name of the socket
       std::array<std::uint64_t, 2> name{};
       std::memcpy(name.data(), all.data(), sizeof(name));
-      const pid_t child = ::fork();
+      const pid_t child = test::fork_child();
       if (child == 0) ::_exit(stranger_(name));
       ::waitpid(child, &status_, 0);
     }

@@ -15,6 +15,7 @@
 #include "deep_ep/error.hpp"
 #include "tests/rdma/messages.hpp"
 #include "tests/rxe/ends.hpp"
+#include "tests/support/child_process.hpp"
 #include "tests/support/time_scale.hpp"
 
 namespace deep_ep::rdma::verbs::test {
@@ -97,7 +98,7 @@ TEST(RxeFault, PeerProcessIsKilled) {
   int down[2];
   ASSERT_EQ(::pipe(up), 0);
   ASSERT_EQ(::pipe(down), 0);
-  const pid_t child = ::fork();
+  const pid_t child = deep_ep::test::fork_child();
   ASSERT_GE(child, 0);
   if (child == 0) {
     End end("rxe1", 65536, 1, 16, quick_path(1));

@@ -101,8 +101,12 @@ class Run(unittest.TestCase):
         self.assertEqual({id: (result["state"], result["how"]) for id, result in results.items()},
                          {"fail": ("caught", "failed: S.Test"), "crash": ("caught", "SIGSEGV: S.Test"),
                           "hang": ("caught", "no end: S.Test"), "nothing": ("survived", "")})
+        mutate.TABLE.write_text(f"old\n\n{mutate.HISTORY}\n\nMuch.\n")
         mutate.table(self.mutants)
-        self.assertIn("4 mistakes, 4 of them run: 3 caught (75.0 %).", mutate.TABLE.read_text())
+        page = mutate.TABLE.read_text()
+        self.assertIn("| in all | 4 | 4 | 3 | 75.0 % | 1 | 0 |", page)
+        self.assertIn("| nothing | **Not known.** |", page)
+        self.assertTrue(page.endswith(f"\n{mutate.HISTORY}\n\nMuch.\n") and "old" not in page, "history, and only that, is kept")
 
     def test_survivors_may_be_explained(self):
         self.mutants[3].survives = "nobody minds"
@@ -112,6 +116,35 @@ class Run(unittest.TestCase):
         self.mutants[0].mutated = "c"
         mutate.run(self.mutants, ["fail"], 1)
         self.assertEqual(json.loads(mutate.RESULTS.read_text() if mutate.RESULTS.is_file() else "{}"), {})
+
+    def test_what_has_a_result_may_be_left_out(self):
+        for id in ("fail", "nothing"):
+            mutate.run(self.mutants, [id], 1)
+        self.assertEqual(self.chosen(ids=["fail", "nothing", "crash"]), ["crash"])
+        self.mutants[0].filter, self.mutants[3].survives = "Other*", "nobody minds"
+        self.assertEqual(self.chosen(ids=["fail", "nothing"]), ["fail"], "other tests may not notice it; a reason is no change")
+
+    def test_those_of_one_build(self):
+        self.mutants[0].build = "tsan"
+        self.assertEqual(self.chosen(preset="host", ids=["fail", "crash"]), ["crash"])
+        self.assertEqual(self.chosen(preset="tsan"), [], "it is not in the programs")
+
+    def test_an_interrupted_run_keeps_results_of_this_one_and_of_earlier_ones(self):
+        mutate.run(self.mutants, ["nothing", "fail"], 1)
+        write = mutate.write_if_new
+
+        def interrupted(path, data):
+            write(path, data)
+            raise KeyboardInterrupt
+
+        mutate.write_if_new = interrupted
+        self.addCleanup(setattr, mutate, "write_if_new", write)
+        with self.assertRaises(KeyboardInterrupt):
+            mutate.run(self.mutants, ["crash", "nothing"], 1)
+        self.assertEqual(set(mutate.read_json(mutate.RESULTS)), {"nothing", "fail", "crash"})
+
+    def chosen(self, ids=(), preset=None):
+        return [m.id for m in mutate.choose(self.mutants, ids, preset, True, mutate.read_json(mutate.RESULTS))[0]]
 
     def test_unknown_ids_are_refused(self):
         with self.assertRaises(mutate.ListError):

@@ -34,7 +34,8 @@ struct Fp8Lane {
 static_assert(Fp8Lane::kChannelLanes * Fp8Lane::kChannels == CombineWire::kFp8LineChannels);
 
 /// Casts a pass of channels, which lie in `stage` as bfloat16, and stores its lines into the row at `to`. By a whole
-/// warp, which has synced.
+/// warp, which has synced. Afterwards each lane may overwrite the stage: the last lines are stored behind a sync, and
+/// every lane has read its channels of them by then.
 DEEP_EP_DEVICE void store_fp8_pass(const CombineWire& wire, const std::byte* stage, int pass, std::byte* to,
                                    std::uint64_t tag) {
   const auto* vectors = reinterpret_cast<const Vec16*>(stage);

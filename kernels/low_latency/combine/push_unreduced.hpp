@@ -163,7 +163,6 @@ struct UnreducedPusher {
       }
       warp::sync();
       store_fp8_pass(wire, stage, share.pass(step), to, tag);
-      warp::sync();  // the stage has been read
     }
   }
 

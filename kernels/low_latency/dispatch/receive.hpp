@@ -171,7 +171,7 @@ struct DispatchReceiver {
 
   /// Waits for those that are missing. False: they will not come.
   DEEP_EP_DEVICE bool await(int source, Lines& lines) const {
-    const Awaited awaited{source, Wanted::low_latency_dispatch_rows, epoch()};
+    const Awaited awaited{reach().awaited_for(source), Wanted::low_latency_dispatch_rows, epoch()};
     const LineLane lane;
     return wait_until<WholeWarp>(reach().policy(), awaited, [&](const Poll& look) {
       return lines.poll(
@@ -219,7 +219,7 @@ struct DispatchReceiver {
       // Rare: there are more than fit into the first lines.
       if (warp::all(lane.payload_at(line + kWarpLines) >= row.scales_end())) return true;
       line += kWarpLines;
-      const Awaited awaited{source, Wanted::low_latency_dispatch_rows, epoch()};
+      const Awaited awaited{reach().awaited_for(source), Wanted::low_latency_dispatch_rows, epoch()};
       const bool there = wait_until<WholeWarp>(reach().policy(), awaited, [&](const Poll&) {
         part = load_line(lines.row + lane.byte_at(line), line < lines.lines);
         return all_tagged(part, epoch(), line < lines.lines);

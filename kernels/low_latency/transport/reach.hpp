@@ -144,6 +144,12 @@ struct DispatchReach : CallReach<LowLatencyKind::dispatch, kRdma, kRdma> {
   DEEP_EP_DEVICE bool await_row(int source, int slot) const {
     return !this->is_far(source) || this->by_rails() || await_posted(source, slot);
   }
+  /// For whom to wait if a row of `source` is missing: by rails the relay of this node that hands it on, which itself
+  /// tells for whom it has waited.
+  DEEP_EP_DEVICE int awaited_for(int source) const {
+    const bool handed_on = this->by_rails() && this->is_far(source) && !this->has_rail_to(source);
+    return handed_on ? this->relay_of(source) : source;
+  }
   /// Rows come in so many turns; between two of them, this rank hands on what others sent it for its node.
   DEEP_EP_DEVICE int turns() const { return this->by_rails() ? 2 : 1; }
   /// Whose rows come in a turn, where ranks go round: first those of its own node, which come soonest.

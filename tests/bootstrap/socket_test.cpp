@@ -109,7 +109,16 @@ UniqueFd call_and_say(std::uint16_t port, const std::string& words) {
   return socket;
 }
 
+/// What a rank says first.
+struct Words {
+  std::uint64_t magic = 0x64656570'65702032;
+  std::int32_t rank = 1;
+  std::int32_t size = 2;
+  char version[32] = DEEP_EP_VERSION;
+};
+
 TEST(SocketBootstrap, StrangersAreRefusedAndHoldNobodyUp) {
+  const Words other_words{.magic = 1};
   const std::uint16_t port = free_port();
   std::mutex mutex;
   std::vector<std::string> said;
@@ -119,25 +128,20 @@ TEST(SocketBootstrap, StrangersAreRefusedAndHoldNobodyUp) {
   });
   expect_nothing_thrown(run_threads(2, [&](int rank) {
     std::vector<UniqueFd> strangers;
-    if (rank == 1) {  // in front of this rank: one that talks, and one that does not
+    if (rank == 1) {  // in front of this rank: two that talk, one of them nearly like a rank, and one that does not
       strangers.push_back(call_and_say(port, "GET / HTTP/1.1\r\n" + std::string(100, ' ')));
+      strangers.push_back(call_and_say(port, {reinterpret_cast<const char*>(&other_words), sizeof other_words}));
       strangers.push_back(call_and_say(port, ""));
     }
     make_socket_bootstrap(rank, 2, "127.0.0.1", port, long_patience())->barrier();
   }));
   set_log_sink({});
-  ASSERT_EQ(said.size(), 2u);
-  EXPECT_NE(said[0].find("is no rank of this group; waiting for another caller"), std::string::npos) << said[0];
-  EXPECT_NE(said[1].find("waited 2 s for a rank's word"), std::string::npos) << said[1];
+  ASSERT_EQ(said.size(), 3u);
+  for (const std::size_t i : {0u, 1u}) {
+    EXPECT_NE(said[i].find("is no rank of this group; waiting for another caller"), std::string::npos) << said[i];
+  }
+  EXPECT_NE(said[2].find("waited 2 s for a rank's word"), std::string::npos) << said[2];
 }
-
-/// What a rank says first.
-struct Words {
-  std::uint64_t magic = 0x64656570'65702032;
-  std::int32_t rank = 1;
-  std::int32_t size = 2;
-  char version[32] = DEEP_EP_VERSION;
-};
 
 TEST(SocketBootstrap, AnotherVersionIsNamed) {
   const Words hello{.version = "0.0.7"};

@@ -82,9 +82,8 @@ struct Runner {
   void repeat(Finding& finding) {
     std::set<Violation::Kind> again;
     std::vector<Violation>& found = finding.found;
-    const bool suspicious = std::any_of(found.begin(), found.end(), [&](const Violation& one) {
-      return options.everything || fails_a_test(finding.plan.fault, one.kind);
-    });
+    const bool suspicious = std::any_of(
+        found.begin(), found.end(), [&](const Violation& one) { return options.everything || fails_a_test(one.kind); });
     for (int i = 0; suspicious && again.empty() && i < kRepetitions; ++i) {
       for (const Violation& one : run(finding.plan, kLonger * result.deadline_s).violations) {
         again.insert(one.kind);
@@ -105,9 +104,8 @@ struct Runner {
 
 }  // namespace
 
-bool fails_a_test(Fault fault, Violation::Kind kind) {
-  if (kind == Violation::Kind::blame) return fault != Fault::nic && !test::under_sanitizer();
-  return kind != Violation::Kind::split || !test::under_sanitizer();
+bool fails_a_test(Violation::Kind kind) {
+  return !test::under_sanitizer() || (kind != Violation::Kind::blame && kind != Violation::Kind::split);
 }
 
 Holdings Holdings::now() {
@@ -175,7 +173,7 @@ Campaign run_campaign(const CampaignOptions& options) {
 std::string Campaign::verdict() const {
   std::string text = leaks;
   for (const Failure& failure : failures) {
-    if (!failure.again || !fails_a_test(failure.fault, failure.violation.kind)) continue;
+    if (!failure.again || !fails_a_test(failure.violation.kind)) continue;
     text += fmt::format("{}: {}\n", name_of(failure.violation.kind), failure.violation.text);
   }
   return text;

@@ -12,9 +12,9 @@
 
 namespace deep_ep::faults {
 
-/// Does that fail a test? Reports count everything. A rank whose NIC fails does not tell the others. Under sanitizers,
-/// ranks are too slow to be told from those that are lost.
-bool fails_a_test(Fault fault, Violation::Kind kind);
+/// Does that fail a test? Reports count everything. Under sanitizers, ranks are too slow to be told from those that are
+/// lost.
+bool fails_a_test(Violation::Kind kind);
 
 struct CampaignOptions {
   std::uint64_t first_seed = 1;

@@ -46,5 +46,22 @@ TEST(FaultsInSetUpTest, EveryAllocation) {
   }
 }
 
+/// By rails. The counts of rank 3 do not reach rank 0, which therefore does not hand on what rank 2 has sent to its
+/// node: rank 1 must not name rank 2, which has sent everything.
+TEST(FaultsByRailsTest, WhoHandsOnTellsForWhomItWaits) {
+  if (test::under_sanitizer()) GTEST_SKIP() << "ranks are too slow to be told from those that are lost";
+  const Plan plan{.ranks = 4,
+                  .topology = test::Topology::rails,
+                  .steps = {{.kind = Step::Kind::low_latency_dispatch}},
+                  .fault = Fault::nic,
+                  .rank = 3,
+                  .event = 1,
+                  .peer = 0};
+  const Verdict verdict = run(plan, test::scaled(1));
+  for (const Violation& one : verdict.violations) ADD_FAILURE() << plan.describe() << ": " << one.text;
+  EXPECT_NE(verdict.ranks[1].find("waited"), std::string::npos) << verdict.ranks[1];
+  EXPECT_NE(verdict.ranks[1].find("for rank 3, which rank 0 waits for, too"), std::string::npos) << verdict.ranks[1];
+}
+
 }  // namespace
 }  // namespace deep_ep::faults

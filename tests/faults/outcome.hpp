@@ -48,8 +48,8 @@ const char* name_of(Violation::Kind kind);
 
 struct Verdict {
   std::vector<Violation> violations;
-  std::string summary;  ///< what happened, in a word: "completed", "TimeoutError", "masked", ...
-  double slowest = 0;   ///< the longest time to an error, in deadlines
+  std::string summary;             ///< what happened, in a word: "completed", "TimeoutError", "masked", ...
+  double slowest = 0;              ///< the longest time to an error, in deadlines
   std::vector<std::string> ranks;  ///< how it ended for each
 };
 

@@ -201,14 +201,17 @@ TEST_P(SimulatedWire, UnderManySchedules) {
 }
 
 TEST_P(SimulatedWire, TakesAsLongAsItWasTold) {
-  const std::uint64_t rounds = gpu() ? 2000 : 20;
-  for (const double latency_us : {0.0, 3.0, 5.0, 8.0, 10.0, 12.0, 20.0, 50.0, 2000.0}) {
+  for (const double latency_us : {0.0, 3.0, 5.0, 8.0, 10.0, 12.0, 20.0, 50.0, 50000.0}) {
+    // The CPU itself takes milliseconds when other threads want it, too.
+    const std::uint64_t rounds = gpu() ? 2000 : latency_us < 1000 ? 20 : 4;
     const bool of_gpus_alone = latency_us > 5 && latency_us < 1000;
     if (of_gpus_alone != gpu() && latency_us > 5) continue;
     const std::string wire = "simulated:rate=0,latency=" + std::to_string(latency_us);
     const double one_way_us = run(RandomTask::ping, rounds, wire, 1) / static_cast<double>(2 * rounds) * 1e6;
     std::printf("%s: %.2f us one way\n", wire.c_str(), one_way_us);
-    EXPECT_GT(one_way_us, latency_us) << "never sooner";
+    // The clock begins with the first message here, which nobody waits for.
+    EXPECT_GT(one_way_us, latency_us * static_cast<double>(2 * rounds - 1) / static_cast<double>(2 * rounds))
+        << "never sooner";
   }
 }
 

@@ -1,6 +1,5 @@
 """Sphinx: our Markdown pages, and the reference of both languages. `make docs` runs it."""
 
-import html
 import os
 import pathlib
 import sys
@@ -14,14 +13,13 @@ sys.path.insert(0, str(root / "python"))
 project = "deep_ep"
 copyright = "the deep_ep authors"
 root_doc = "docs/index"
-include_patterns = ["README.md", "CONTRIBUTING.md", "docs/**.md", "benchmarks/README.md"]
+include_patterns = ["README.md", "CONTRIBUTING.md", "docs/**.md", "benchmarks/README.md", "results/README.md", "csrc/executor/host/README.md"]
 extensions = ["myst_parser", "breathe", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 html_theme = "furo"
 html_title = "deep_ep"
 
-# Headings as link targets. Links to files that are no pages are checked by tests/docs/links_test.py.
+# Headings as link targets. tests/docs/links_test.py checks links to files that are no pages.
 myst_heading_anchors = 4
-suppress_warnings = ["myst.xref_missing"]
 myst_fence_as_directive = ["mermaid"]
 
 breathe_projects = {"deep_ep": os.environ["DEEP_EP_DOXYGEN_XML"]}
@@ -36,19 +34,14 @@ autodoc_default_options = {"members": True, "show-inheritance": True}
 
 
 class Mermaid(Directive):
-    """A picture that the reader's browser draws, where it may load a script; else its text is shown."""
+    """A diagram, shown as its text: the pages load nothing from elsewhere."""
 
     has_content = True
-    script = """
-import mermaid from "https://cdn.jsdelivr.net/npm/mermaid@11/dist/mermaid.esm.min.mjs";
-mermaid.initialize({ startOnLoad: true });
-"""
 
     def run(self):
-        text = html.escape("\n".join(self.content))
-        return [nodes.raw("", f'<pre class="mermaid">{text}</pre>', format="html")]
+        text = "\n".join(self.content)
+        return [nodes.literal_block(text, text)]
 
 
 def setup(app):
     app.add_directive("mermaid", Mermaid)
-    app.add_js_file(None, body=Mermaid.script, type="module")

@@ -1,7 +1,8 @@
 # A thin front: everything is CMake presets and scripts/.
 #
 #   make demo [INPUT=file]   a Mixture-of-Experts layer on 8 ranks (GPUs, else CPU), checked against the reference
-#   make test [PRESETS=...]  tests, also under AddressSanitizer, UBSan and ThreadSanitizer
+#   make test [PRESETS=...]  what a change can break, also under AddressSanitizer, UBSan and ThreadSanitizer
+#   make test-all [PRESETS=...]  every test: all of ThreadSanitizer, RoCE in emulated machines, the wheel, 1,000 faults
 #   make smoke               a part of the tests of every program, under a minute after a build
 #   make bench               how fast dispatch and combine are here
 #   make wheel               build/wheels: the Python package, to be installed on other machines, and its sources
@@ -12,12 +13,12 @@
 # Where there are GPUs and a compiler for them, they are used.
 GPU := $(shell nvidia-smi -L 2>/dev/null | grep -q GPU && scripts/cuda_environment >/dev/null 2>&1 && echo yes)
 PRESET := $(if $(GPU),cuda,host)
-PRESETS ?= host python asan tsan $(if $(GPU),cuda)
+PRESETS ?= host python asan tsan $(if $(GPU)$(filter test-all,$(MAKECMDGOALS)),cuda)
 SOURCES = git ls-files '*.cpp' '*.hpp' '*.cu'
 quoted = '$(subst ','\'',$(1))'
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test smoke bench wheel docs format lint clean
+.PHONY: help demo test test-all smoke bench wheel docs format lint clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -33,6 +34,9 @@ demo: build/$(PRESET)/bin/deep_ep
 	@build/$(PRESET)/bin/deep_ep demo --input $(call quoted,$(or $(INPUT),README.md))
 
 test:
+	@DEEP_EP_UNITY_PROGRAMS=1 scripts/test --quick $(PRESETS)
+
+test-all:
 	@scripts/test $(PRESETS)
 
 smoke:

@@ -15,7 +15,10 @@ set(CMAKE_CUDA_RUNTIME_LIBRARY Static)
 
 enable_language(CUDA)
 deep_ep_cuda_architectures(${CMAKE_CUDA_COMPILER_VERSION} architectures)
-if(choose_architectures)
+set(DEEP_EP_CUDA_ARCHITECTURES "" CACHE STRING "Compile for these GPUs alone, in CMake's words (default: all that nvcc knows)")
+if(choose_architectures AND DEEP_EP_CUDA_ARCHITECTURES)
+  set(CMAKE_CUDA_ARCHITECTURES ${DEEP_EP_CUDA_ARCHITECTURES})
+elseif(choose_architectures)
   if(DEEP_EP_UNITY_PROGRAMS)
     # In CI nobody loads PTX, and no kernel has code for it that sm_90a has not.
     list(REMOVE_ITEM architectures 90-virtual)

@@ -35,6 +35,11 @@ function(deep_ep_configure_program target)
   endforeach()
 endfunction()
 
+# The quick tier of the tests needs these targets of this build (the target deep_ep_quick).
+function(deep_ep_build_for_quick_tests)
+  set_property(GLOBAL APPEND PROPERTY DEEP_EP_QUICK_TARGETS ${ARGN})
+endfunction()
+
 # An object library of kernel sources (*.cu) as ordinary C++. The language is a property of a source file within a
 # directory, so the same files can be CUDA in another one.
 function(deep_ep_add_host_kernels target)

@@ -1,7 +1,9 @@
 """scripts/test with stand-ins for all that it starts: what runs beside what, and what is left when something fails."""
 
+import fnmatch
 import os
 import pathlib
+import re
 import shutil
 import signal
 import subprocess
@@ -16,7 +18,8 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 NOTE = 'note() { echo "$*" >>"$LOG"; }; seen() { for _ in $(seq 600); do grep -qx "$1" "$LOG" && return; sleep 0.05; done; exit 9; }'
 BUILD = f"""#!/bin/bash
 {NOTE}
-note "build $1"
+note "build $*"
+[ "$1" != cuda ] || note "for ${{DEEP_EP_CUDA_ARCHITECTURES:-all}}"
 [ "$1" != "$HANGS" ] || {{ set -m; sleep 600 & note "pid $!"; note hangs; wait; }}
 [ "$1" != "$FAILS" ] || {{ echo "no compiler for $1"; exit 3; }}
 note "nice $(nice) $1"
@@ -33,6 +36,8 @@ if [ "$3 $4" = "--label-regex rxe" ]; then
   exit
 fi
 note "run $preset"
+note "faults ${{DEEP_EP_TEST_FAULTS:-}} $preset"
+while [ $# -gt 0 ]; do [ "$1" != --label-exclude ] || note "leaves out $2 $preset"; shift; done
 [ "$preset" != host ] || [ -z "$HANGS" ] || seen hangs
 case $preset in
   asan) seen "${{AWAITED:-built tsan}}" ;;
@@ -41,6 +46,12 @@ esac
 mkdir -p build/$preset
 echo '<testsuite><testcase name="one" status="run" time="1"/></testsuite>' >build/$preset/tests.xml
 note "ran $preset"
+"""
+# The file "verified" names what has run.
+VERIFIED = f"""#!/bin/bash
+{NOTE}
+[ "$1" = record ] && note "record $2" && exit
+grep -qx "$2" verified 2>/dev/null
 """
 
 
@@ -52,7 +63,8 @@ class ScriptsTest(unittest.TestCase):
         (self.folder / "bin").mkdir()
         for name in ("test", "test_summary.py"):
             shutil.copy(ROOT / "scripts" / name, self.folder / "scripts")
-        stubs = {"scripts/setup": "#!/bin/sh\n", "scripts/build": BUILD, "bin/ctest": CTEST, "bin/nvidia-smi": "#!/bin/sh\nexit 1\n"}
+        stubs = {"scripts/setup": "#!/bin/sh\n", "scripts/verified": VERIFIED, "scripts/build": BUILD, "bin/ctest": CTEST,
+                 "bin/nvidia-smi": "#!/bin/sh\nexit 1\n"}
         for name, text in stubs.items():
             path = self.folder / name
             path.write_text(text)
@@ -81,6 +93,42 @@ class ScriptsTest(unittest.TestCase):
         self.assertIn(f"nice {os.nice(0)} host", lines)
         for preset in ("asan", "tsan", "cuda"):
             self.assertIn(f"nice 19 {preset}", lines)
+
+    def test_the_quick_tier_leaves_out_what_ran_and_has_not_changed(self):
+        (self.folder / "verified").write_text("rxe\ncuda\n")
+        process = self.start("--quick", "host", "asan", "tsan", "cuda")
+        output, _ = process.communicate(timeout=90)
+        self.assertEqual(process.returncode, 0, output)
+        self.assertIn("RoCE in emulated machines is left out", output)
+        lines = self.lines()
+        self.assertEqual([line for line in lines if line.startswith("ran ")], ["ran host", "ran asan", "ran tsan", "ran cuda"])
+        self.assertEqual([line for line in lines if line.startswith("build ")],
+                         [f"build {preset} deep_ep_quick" for preset in ("host", "asan", "tsan", "cuda")])
+        self.assertIn("for 90a-real", lines)
+        self.assertIn("faults 300 host", lines)
+        self.assertEqual([line for line in lines if line.startswith("leaves out ")],
+                         [f"leaves out ^(rxe|full)$ {preset}" for preset in ("host", "asan", "tsan", "cuda")])
+        self.assertFalse([line for line in lines if line.startswith("record")])
+
+    def test_the_quick_tier_runs_and_records_what_has_changed(self):
+        process = self.start("--quick", "host", "asan", "tsan", "cuda")
+        output, _ = process.communicate(timeout=90)
+        self.assertEqual(process.returncode, 0, output)
+        lines = self.lines()
+        self.assertIn("build host deep_ep_quick deep_ep_rxe_tests deep_ep_rxe_machine", lines)
+        self.assertIn("ran rxe", lines)
+        self.assertIn("for all", lines)
+        self.assertEqual([line for line in lines if line.startswith("record")], ["record rxe", "record cuda"])
+
+    def test_under_thread_sanitizer_the_quick_tier_has_the_tests_that_mistakes_need(self):
+        """tests/mutants: mistakes that only ThreadSanitizer sees."""
+        text = (ROOT / "tests/CMakeLists.txt").read_text()
+        patterns = re.search(r"string\(JOIN \":\" quick_filter\s+(.*?)\)", text, re.DOTALL)[1].split()
+        wanted = [line.split()[-1] for file in (ROOT / "tests/mutants").glob("*.txt") for line in file.read_text().splitlines()
+                  if re.match(r"[a-z0-9-]+: cluster tsan ", line)]
+        self.assertGreater(len(wanted), 5)
+        for test in wanted:
+            self.assertTrue(any(fnmatch.fnmatch(test, pattern) for pattern in patterns), test)
 
     def test_it_stands_still_beside_emulated_machines(self):
         process = self.start("host", "asan", HANGS="asan")

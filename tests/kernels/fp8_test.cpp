@@ -54,7 +54,9 @@ TEST(Fp8, CastAndScalesAreBitExact) {
       ASSERT_EQ(pairs[i / 2] >> (i % 2 * 8) & 0xff, oracle::e4m3_bits(values[i])) << std::hexfloat << values[i];
       const float back = oracle::e4m3_value(oracle::e4m3_bits(values[i]));  // every value of the format, and NaN
       ASSERT_EQ(std::isnan(unpacked[i]), std::isnan(back));
-      if (!std::isnan(back)) ASSERT_EQ(std::bit_cast<std::uint32_t>(unpacked[i]), std::bit_cast<std::uint32_t>(back));
+      if (!std::isnan(back)) {
+        ASSERT_EQ(std::bit_cast<std::uint32_t>(unpacked[i]), std::bit_cast<std::uint32_t>(back));
+      }
       // bfloat16 cannot hold more than this.
       if (!(std::fabs(values[i]) < 3.39e38f)) continue;
       const float amax = std::fmax(std::fabs(values[i]), 1e-4f);

@@ -43,6 +43,39 @@ TEST(Explain, MessagesOfOthersAsTheyAreSeen) {
             "Kubernetes: Insufficient networking.gke.io.networks/rdma");
 }
 
+TEST(Explain, MessagesOfNvshmemAtItsStart) {
+  EXPECT_EQ(first("WARN: GPU cannot map UAR of device mlx5_3. Skipping..."),
+            "NVSHMEM: GPU cannot map UAR of device");
+  EXPECT_EQ(first("WARN: ibgda_alloc_and_map_qp_uar with GPU as handler failed. We may need to enter the CPU path."),
+            "NVSHMEM: ibgda_alloc_and_map_qp_uar with GPU as handler failed");
+  EXPECT_EQ(first("ibgda.cpp:1889: NULL value cannot allocate mlx5dv_devx_uar"),
+            "NVSHMEM: cannot allocate mlx5dv_devx_uar");
+  EXPECT_EQ(first("transport.cpp:nvshmemi_transport_init:275: init failed for transport: IBGDA"),
+            "NVSHMEM: init failed for transport: IBGDA");
+  EXPECT_EQ(first("transport.cpp:400: non-zero status: 7 connect EPS failed"), "NVSHMEM: connect EPS failed");
+  EXPECT_EQ(first("torch.distributed.DistBackendError: NCCL error, ncclRemoteError: A call failed possibly due to a "
+                  "network error"),
+            "NCCL: ncclRemoteError");
+}
+
+TEST(Explain, NoExplanationRefersToAnother) {
+  for (const OwnError& error : own_errors()) {
+    for (const std::string& text : {error.cause, error.remedy}) EXPECT_FALSE(text.starts_with("as above")) << text;
+  }
+  const auto late = explain("rank 1 waited for rank 0 without seeing where its rows are (combine kernel)");
+  ASSERT_FALSE(late.empty());
+  EXPECT_NE(late[0].remedy.find("sequences of calls"), std::string::npos) << late[0].remedy;
+}
+
+TEST(Explain, ALongListIsCountedAndJsonHasAllOfIt) {
+  const std::string text =
+      "ncclRemoteError\nunhandled system error\nunhandled cuda error\nNo IB devices found\nconnect EPS failed";
+  const auto all = explain(text);
+  EXPECT_EQ(all.size(), 5u);
+  EXPECT_NE(to_text(all).find("2 more messages are known"), std::string::npos) << to_text(all);
+  EXPECT_EQ(to_json(text, all).at("explanations").size(), 5u);
+}
+
 TEST(Explain, WhiteSpaceCaseAndQuotesDoNotMatter) {
   EXPECT_EQ(first("failed to  initialize\n\tANY net plugin"), "NCCL: Failed to initialize any NET plugin");
   EXPECT_EQ(first("version \"IBVERBS_PRIVATE_58\" not found"), "libibverbs: version 'IBVERBS_PRIVATE_...' not found");

@@ -7,6 +7,7 @@
 #include <cctype>
 #include <cstdio>
 #include <optional>
+#include <span>
 
 #include "csrc/support/text.hpp"
 #include "deep_ep/error.hpp"
@@ -109,7 +110,7 @@ bool ErrorText::is_like(std::string_view pattern) const {
   return false;
 }
 
-std::vector<Explanation> explain(std::string_view text, std::size_t most) {
+std::vector<Explanation> explain(std::string_view text) {
   const ErrorText error(text);
   std::vector<Candidate> candidates;
   add_own(error, candidates);
@@ -118,7 +119,6 @@ std::vector<Explanation> explain(std::string_view text, std::size_t most) {
                    [](const Candidate& a, const Candidate& b) { return a.weight > b.weight; });
   std::vector<Explanation> explanations;
   for (Candidate& candidate : candidates) {
-    if (explanations.size() == most) break;
     const std::string& pattern = candidate.explanation.pattern;
     const bool told = std::any_of(explanations.begin(), explanations.end(), [&](const Explanation& better) {
       return ErrorText(better.pattern).is_like(pattern);
@@ -135,11 +135,16 @@ std::string to_text(const std::vector<Explanation>& explanations) {
            "  to do:  look at the first error of all ranks (DEEP_EP_LOG=info), run `deep_ep doctor`; if that does not\n"
            "          help, open an issue with the text and the file of `deep_ep doctor --bundle report.tar`\n";
   }
+  constexpr std::size_t kShown = 3;
   std::string text;
-  for (const Explanation& explanation : explanations) {
+  for (const Explanation& explanation : std::span(explanations).first(std::min(kShown, explanations.size()))) {
     text += fmt::format("{}{} says: {}\n  cause:  {}\n", text.empty() ? "" : "\n", explanation.origin,
                         explanation.pattern, explanation.cause);
     if (!explanation.remedy.empty()) text += fmt::format("  to do:  {}\n", explanation.remedy);
+  }
+  if (explanations.size() > kShown) {
+    text += fmt::format("\n{} more messages are known in this text, which say less: `--json` has all\n",
+                        explanations.size() - kShown);
   }
   return text;
 }

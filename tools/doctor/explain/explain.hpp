@@ -51,9 +51,10 @@ struct Explanation {
   std::string cause;
   std::string remedy;
 };
-/// At most `most`, what says most first; empty if nothing is known of the text.
-std::vector<Explanation> explain(std::string_view text, std::size_t most = 3);
+/// All that is known of the text, what says most first.
+std::vector<Explanation> explain(std::string_view text);
 
+/// The first three, and a line that counts the others.
 std::string to_text(const std::vector<Explanation>& explanations);
 nlohmann::json to_json(std::string_view text, const std::vector<Explanation>& explanations);
 

@@ -29,7 +29,10 @@ constexpr ForeignError kErrors[] = {
      "IBV_WC_REM_ACCESS_ERR: the peer's memory is not registered there any more", "the peer's own error"},
     {"NCCL", "Net : No interface found", "no network interface has an address that NCCL may use",
      "NCCL_SOCKET_IFNAME names the interface of the pods; check `ip address`"},
-    {"NCCL", "Bootstrap : no socket interface found", "as above, for NCCL's start",
+    {"NCCL", "ncclRemoteError",
+     "another rank failed or its connection closed; this rank only lost it",
+     "the first error of all ranks: the cause stands in the log of the rank that ended first"},
+    {"NCCL", "Bootstrap : no socket interface found", "no network interface has an address for NCCL's start",
      "NCCL_SOCKET_IFNAME names an interface that is not there: correct or unset it"},
     {"NCCL", "Watchdog caught collective operation timeout",
      "a collective of PyTorch did not end: a rank crashed, is late, or made other calls",
@@ -128,6 +131,26 @@ constexpr ForeignError kErrors[] = {
      "handler by itself"},
     {"NVSHMEM", "ibgda_nic_mem_gpu_map failed", "the driver does not let the GPU map the NIC's doorbell",
      "PeerMappingOverride=1 in the driver's options, or a privileged container (D9)"},
+    {"NVSHMEM", "GPU cannot map UAR of device",
+     "the driver does not let the GPU map this NIC's doorbell page, and NVSHMEM leaves the NIC out",
+     "not needed here: the handlers `doorbell` and `cpu` need no such mapping, and `auto` chooses them. For the handler "
+     "`gpu`: PeerMappingOverride=1 in NVreg_RegistryDwords of the module nvidia (D9)"},
+    {"NVSHMEM", "ibgda_alloc_and_map_qp_uar with GPU as handler failed",
+     "NVSHMEM found no doorbell page that the GPU can ring; it goes on with a CPU thread or ends",
+     "not needed here: the handlers `doorbell` and `cpu` need no such mapping, and `auto` chooses them. For the handler "
+     "`gpu`: PeerMappingOverride=1 in NVreg_RegistryDwords of the module nvidia (D9)"},
+    {"NVSHMEM", "cannot allocate mlx5dv_devx_uar",
+     "the device gave no doorbell page: the container lacks permissions for DevX, or the device has none left",
+     "IPC_LOCK and the devices under /dev/infiniband for the container (D10); `deep_ep doctor --nic-test` says which "
+     "handler works without"},
+    {"NVSHMEM", "init failed for transport: IBGDA",
+     "NVSHMEM's transport found no NIC that it can use; the lines before name the NICs and why each was left out",
+     "explain those lines. This library does not use NVSHMEM: `deep_ep doctor` lists the NICs that it would use"},
+    {"NVSHMEM", "connect EPS failed",
+     "NVSHMEM could not connect its queue pairs to a peer: no route between two NICs, often of different rails, or "
+     "GIDs of different kinds",
+     "`deep_ep doctor --nic-test --peer HOST` between the two hosts (D5); a fabric that connects rails only needs the "
+     "same NIC index on both sides"},
     {"NVSHMEM", "neither nv_peer_mem, or nvidia_peermem detected", "NVSHMEM wants a peer memory module",
      "`modprobe nvidia-peermem`; this library uses dma-buf first (D8)"},
     {"NVSHMEM", "nvshmem initialization failed",

@@ -41,6 +41,12 @@ std::string without_links(std::string_view cell) {
   }
 }
 
+/// "as above" in a cell, alone or before more text, becomes what the cell of the row above says.
+std::string without_reference(std::string cell, const std::string& above) {
+  constexpr std::string_view kReference = "as above";
+  return cell.starts_with(kReference) ? above + cell.substr(kReference.size()) : cell;
+}
+
 /// Cells are divided by " | ": messages have bars of their own.
 std::vector<std::string_view> cells_of(std::string_view row) {
   row = trim(row);
@@ -59,6 +65,7 @@ std::vector<std::string_view> cells_of(std::string_view row) {
 
 std::vector<OwnError> read_error_page(std::span<const std::string_view> lines) {
   std::vector<OwnError> errors;
+  OwnError above;
   bool in_table = false;
   for (const std::string_view line : lines) {
     if (line.starts_with("| text |")) {
@@ -69,6 +76,9 @@ std::vector<OwnError> read_error_page(std::span<const std::string_view> lines) {
       const std::vector<std::string_view> cells = cells_of(line);
       if (cells.size() < 2) continue;
       OwnError error{quoted(cells[0]), without_links(cells[1]), cells.size() > 2 ? without_links(cells[2]) : ""};
+      error.cause = without_reference(std::move(error.cause), above.cause);
+      error.remedy = without_reference(std::move(error.remedy), above.remedy);
+      above = error;
       if (!error.patterns.empty()) errors.push_back(std::move(error));
     }
   }

@@ -313,7 +313,7 @@ class LowLatencyCalls:
             use_fp8,
         )
         kept = (x, topk_idx, topk_weights, handle, combined_x, combine_wait_recv_cost_stats) if async_finish else None
-        return combined_x, EventOverlap(event, kept), hook  # type: ignore[arg-type]
+        return combined_x, EventOverlap(event, kept), hook  # type: ignore[return-value, arg-type]
 
     def get_next_low_latency_combine_buffer(self, handle: LowLatencyHandle) -> torch.Tensor:
         """The tensor ``[L, R * M, H]`` bfloat16, contiguous, whose rows a combine with ``zero_copy=True`` sends. Fill

@@ -68,10 +68,11 @@ class Peers:
             by_hand = f"{_WRONG}{error}"
         mine = f"{by_hand}/{socket.gethostname()}/{_boot_id()}"
         everybody = self.all_gather(mine.encode())
-        for rank, theirs in enumerate(everybody):
-            setting = theirs.decode().rsplit("/", 2)[0]
+        settings = [theirs.decode().rsplit("/", 2)[0] for theirs in everybody]
+        for rank, setting in enumerate(settings):
             if setting.startswith(_WRONG):
                 raise InvalidArgument(f"rank {rank}: {setting[len(_WRONG):]}")
+        for rank, setting in enumerate(settings):
             if setting != by_hand:  # with different answers ranks would wait for each other
                 raise RankMismatch(
                     f"DEEP_EP_RANKS_PER_NODE is '{by_hand}' here and '{setting}' on rank {rank}, allowed: the same on all ranks"

@@ -5,6 +5,8 @@
 #include <memory>
 #include <string>
 
+#include "csrc/support/environment.hpp"
+#include "csrc/topology/gpus.hpp"
 #include "deep_ep/version.hpp"
 #include "python/bindings/arguments.hpp"
 #include "python/bindings/calls.hpp"
@@ -71,6 +73,15 @@ bool is_result(std::uintptr_t address, std::size_t bytes) {
 bool free_result(std::uintptr_t address, std::size_t bytes) {
   return HandedOutTable::instance().free(reinterpret_cast<void*>(address), bytes);
 }
+/// The library's table of environment variables is the one place that reads them, for Python as well.
+std::uint64_t environment_number(const std::string& name) { return environment::unsigned_integer(name); }
+std::string environment_text(const std::string& name) { return environment::text(name); }
+/// Empty: CUDA does not know.
+std::string gpu_address(int ordinal) {
+  const auto address = topology::cuda_device_address(ordinal);
+  return address ? address->text() : "";
+}
+
 bool use_exchange_api(bool use) { return Framework::instance().use_exchange_api(use); }
 
 void define_events(py::module_& module) {
@@ -137,6 +148,9 @@ PYBIND11_MODULE(_native, module) {
   register_errors();
   module.attr("version") = DEEP_EP_VERSION;
   module.attr("has_cuda") = DEEP_EP_HAVE_CUDA != 0;
+  define(module, "environment_number", &environment_number, {"name"});
+  define(module, "environment_text", &environment_text, {"name"});
+  define(module, "gpu_address", &gpu_address, {"ordinal"});
   define(module, "use_exchange_api", &use_exchange_api, {"use"});
   define(module, "record_stream", &record_stream, {"address", "stream"});
   define(module, "is_result", &is_result, {"address", "bytes"});

@@ -22,7 +22,7 @@ def _for_the_command() -> bool:
 
 if not _for_the_command():
     try:
-        import torch
+        import torch as _torch
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
@@ -41,13 +41,19 @@ if not _for_the_command():
     from .version import __version__, warn_of_several
 
     #: dtype of expert indices. Calls accept ``torch.int32`` as well.
-    topk_idx_t: torch.dtype = torch.int64
+    topk_idx_t: _torch.dtype = _torch.int64
 
     # Engines take the presence of ElasticBuffer here for the second interface.
     __all__ = [
         "Buffer", "Config", "ElasticBuffer", "EPHandle", "EventHandle", "EventOverlap", "__version__",
         "get_logical_domain_size", "get_physical_domain_size", "legacy", "set_log_sink", "topk_idx_t",
     ]  # fmt: skip
+
+    _SUBMODULES = ("buffer", "buffers", "errors", "low_latency_stats", "utils")
+
+    def __dir__():
+        """Public names alone: modules whose names are not here are the package's own."""
+        return sorted([*__all__, *_SUBMODULES])
 
     warn_of_several()
     del warn_of_several

@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import operator
-from typing import Any, Optional
+from typing import Any, List, Optional, Tuple, TypeVar, Union
+
+import torch
 
 from ._native import EventHandle
 from .errors import InvalidArgument
+
+#: A tensor of rows, or (8-bit rows, their scales). What calls return has the form of what they were given.
+Rows = Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor]]
+RowsLike = TypeVar("RowsLike", bound=Rows)
+# ``None`` in some calls, as their arguments decide. ``Any`` spares those that know better a check that nothing needs.
+MaybeTensor = Union[torch.Tensor, Any]
+MaybeCounts = Union[List[int], Any]
 
 
 def type_name(value: Any) -> str:

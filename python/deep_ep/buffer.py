@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import weakref
-from typing import Any, List, Optional, Sequence, Tuple, Union
+from typing import Any, Optional, Sequence, Tuple, Union
 
 import torch
 
 from . import _native
-from .arguments import event_of, integer, type_name
+from .arguments import MaybeCounts, MaybeTensor, RowsLike, event_of, integer, type_name
 from .config import COMBINE_CHUNKS, DISPATCH_CHUNKS, Config, default_config, low_latency_size, sms_of
-from .errors import InvalidArgument
+from .errors import InvalidArgument, WrongUse
 from .low_latency import LowLatencyCalls
 from .peers import Peers, device_index, let_go, native_buffer
 from .utils import EventHandle, EventOverlap, check_nvlink_connections
@@ -20,8 +20,6 @@ __all__ = ["Buffer", "Config", "EventHandle", "EventOverlap"]
 
 #: Opaque but for where rows of each source end, see ``Buffer.dispatch``.
 Handle = Tuple[torch.Tensor, ...]
-#: A tensor of rows, or (8-bit rows, their scales).
-Rows = Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor]]
 Bias = Union[None, torch.Tensor, Sequence[Optional[torch.Tensor]]]
 
 _SMALLEST_HEAP = 64 << 20
@@ -78,7 +76,8 @@ class Buffer(LowLatencyCalls):
             num_nvl_bytes: memory for received tensors; what does not fit is received through a window, more slowly.
                 With several nodes the buffer takes twice as much, because between nodes there is no such window:
                 ``OutOfMemory``. See ``Config.get_nvl_buffer_size_hint``.
-            explicitly_destroy: memory is freed by ``destroy``, which is collective, instead of when the object goes.
+            explicitly_destroy: memory is freed by ``destroy``, which is collective. Without it ``destroy`` is refused, as
+                upstream refuses it, and the memory is freed when the object goes, without another rank.
             comm: an mpi4py communicator (anything with ``Get_rank``, ``Get_size`` and ``allgather``) if ``group`` is
                 ``None``.
             low_latency_mode: low-latency calls will be made; ``num_rdma_bytes`` is the memory for them, see
@@ -102,6 +101,8 @@ class Buffer(LowLatencyCalls):
             if not 0 <= integer(name, value) <= _LARGEST_SIZE or value % 128 != 0:
                 raise InvalidArgument(f"{name} is {value}, allowed: multiples of 128 from 0 to 2**56")
         num_qps_per_rank = integer("num_qps_per_rank", num_qps_per_rank, 0)
+        # Whatever may fail on this rank alone comes before the ranks wait for each other.
+        qp_depth = _native.environment_number("NVSHMEM_QP_DEPTH")
         if enable_shrink and not (low_latency_mode and num_rdma_bytes > 0):
             raise InvalidArgument("enable_shrink is True: it needs low_latency_mode=True and num_rdma_bytes > 0")
 
@@ -131,16 +132,20 @@ class Buffer(LowLatencyCalls):
         )
         self._num_nodes: int = self.runtime.num_nodes()
         if low_latency_mode or self._num_nodes > 1:
-            self.nvshmem_qp_depth: int = int(os.environ.get("NVSHMEM_QP_DEPTH", "1024"))
+            self.nvshmem_qp_depth: int = qp_depth
         # Also runs at interpreter exit, while everything it needs is still there.
         self._finalizer = weakref.finalize(
             self, let_go, self.runtime, self.rank, "a Buffer", explicitly_destroy, os.getpid()
         )
 
     def destroy(self) -> None:
-        """Collective: waits for this rank's work, then for all ranks, and frees the memory. Needs
-        ``explicitly_destroy=True``. Tensors that calls returned stay valid."""
-        assert self.explicitly_destroy, "destroy() needs a buffer made with explicitly_destroy=True"
+        """Collective: waits for this rank's work, then for all ranks, and frees the memory. Tensors that calls returned
+        stay valid.
+
+        A buffer made without ``explicitly_destroy=True`` refuses it, as upstream's does, by ``errors.WrongUse``, which is an
+        ``AssertionError``, and stays usable: drop the object instead. So does a second call (``UseAfterDestroy``)."""
+        if not self.explicitly_destroy:
+            raise WrongUse("destroy() needs a buffer made with explicitly_destroy=True")
         runtime = self._alive()
         self._finalizer.detach()
         self.runtime = None
@@ -161,7 +166,8 @@ class Buffer(LowLatencyCalls):
     @staticmethod
     def set_num_sms(new_num_sms: int) -> None:
         """Sets the number of SMs, an even one, that later default configurations use."""
-        assert integer("new_num_sms", new_num_sms) % 2 == 0, f"new_num_sms is {new_num_sms}, allowed: even numbers"
+        if integer("new_num_sms", new_num_sms) % 2:
+            raise WrongUse(f"new_num_sms is {new_num_sms}, allowed: even numbers")
         Buffer.num_sms = new_num_sms
 
     @staticmethod
@@ -228,7 +234,8 @@ class Buffer(LowLatencyCalls):
             return view
         if not isinstance(size, torch.Size):
             raise TypeError(f"size is of type {type_name(size)}, expected a torch.Size or None")
-        assert view.numel() >= size.numel(), f"size is {tuple(size)}, but the buffer holds {view.numel()} elements"
+        if view.numel() < size.numel():
+            raise WrongUse(f"size is {tuple(size)}, but the buffer holds {view.numel()} elements")
         return view[: size.numel()].view(size)
 
     # ---------------------------------------------------------------------------------------------- normal mode
@@ -240,7 +247,7 @@ class Buffer(LowLatencyCalls):
         previous_event: Union[None, EventOverlap, EventHandle] = None,
         async_finish: bool = False,
         allocate_on_comm_stream: bool = False,
-    ) -> Tuple[torch.Tensor, Optional[torch.Tensor], torch.Tensor, torch.Tensor, EventOverlap]:
+    ) -> Tuple[torch.Tensor, MaybeTensor, torch.Tensor, torch.Tensor, EventOverlap]:
         """Counts where this rank's tokens go. Needs no peer.
 
         Args:
@@ -263,7 +270,7 @@ class Buffer(LowLatencyCalls):
 
     def dispatch(
         self,
-        x: Rows,
+        x: RowsLike,
         handle: Optional[Handle] = None,
         num_tokens_per_rank: Optional[torch.Tensor] = None,
         num_tokens_per_rdma_rank: Optional[torch.Tensor] = None,
@@ -277,9 +284,7 @@ class Buffer(LowLatencyCalls):
         previous_event: Union[None, EventOverlap, EventHandle] = None,
         async_finish: bool = False,
         allocate_on_comm_stream: bool = False,
-    ) -> Tuple[
-        Rows, Optional[torch.Tensor], Optional[torch.Tensor], Optional[List[int]], Optional[Handle], EventOverlap
-    ]:
+    ) -> Tuple[RowsLike, MaybeTensor, MaybeTensor, MaybeCounts, Union[Handle, Any], EventOverlap]:
         """Sends every token once to each rank that owns at least one of its experts.
 
         Args:
@@ -313,18 +318,21 @@ class Buffer(LowLatencyCalls):
         rows, scales = _split(x)
 
         if handle is not None:
-            assert topk_idx is None and topk_weights is None, "topk_idx and topk_weights must be None with a handle"
+            if topk_idx is not None or topk_weights is not None:
+                raise WrongUse("topk_idx and topk_weights must be None with a handle")
             recv_x, recv_scales, event = runtime.cached_dispatch(
                 rows, scales, _checked(handle), num_sms, previous, async_finish
             )
             if async_finish:
                 self._record(rows, scales, *handle)
-            cached: Rows = recv_x if recv_scales is None else (recv_x, recv_scales)
+            cached: Any = recv_x if recv_scales is None else (recv_x, recv_scales)
             return cached, None, None, None, None, EventOverlap(event)
 
-        assert num_tokens_per_rank is not None, "num_tokens_per_rank is missing: without a handle the layout is needed"
-        assert is_token_in_rank is not None, "is_token_in_rank is missing: without a handle the layout is needed"
-        assert num_tokens_per_expert is not None, "num_tokens_per_expert is missing: without a handle the layout is needed"
+        if num_tokens_per_rank is None or is_token_in_rank is None or num_tokens_per_expert is None:
+            layout = {"num_tokens_per_rank": num_tokens_per_rank, "is_token_in_rank": is_token_in_rank,
+                      "num_tokens_per_expert": num_tokens_per_expert}  # fmt: skip
+            missing = next(name for name, given in layout.items() if given is None)
+            raise WrongUse(f"{missing} is missing: without a handle the layout is needed")
         recv_x, recv_scales, recv_topk_idx, recv_topk_weights, counts, new_handle, event = runtime.dispatch(
             rows,
             scales,
@@ -345,7 +353,7 @@ class Buffer(LowLatencyCalls):
             self._record(
                 rows, scales, num_tokens_per_rank, is_token_in_rank, num_tokens_per_expert, topk_idx, topk_weights
             )
-        result: Rows = recv_x if recv_scales is None else (recv_x, recv_scales)
+        result: Any = recv_x if recv_scales is None else (recv_x, recv_scales)
         return result, recv_topk_idx, recv_topk_weights, counts, new_handle, EventOverlap(event)
 
     def combine(
@@ -358,7 +366,7 @@ class Buffer(LowLatencyCalls):
         previous_event: Union[None, EventOverlap, EventHandle] = None,
         async_finish: bool = False,
         allocate_on_comm_stream: bool = False,
-    ) -> Tuple[torch.Tensor, Optional[torch.Tensor], EventOverlap]:
+    ) -> Tuple[torch.Tensor, MaybeTensor, EventOverlap]:
         """Adds up, for each token of the original dispatch, the rows that its destination ranks hold.
 
         Args:

@@ -11,6 +11,11 @@ class InvalidArgument(Error, ValueError):
     """An argument breaks a rule; the text names it. Nothing was sent, the buffer stays usable."""
 
 
+class WrongUse(InvalidArgument, AssertionError):
+    """The same for rules that upstream states by ``assert``, whose ``AssertionError`` programs may expect; but it comes
+    under ``python -O``, too."""
+
+
 class RankMismatch(InvalidArgument):
     """Arguments of the ranks do not fit together. Raised on every rank, before any row moves."""
 

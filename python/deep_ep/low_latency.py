@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Callable, Optional, Tuple, Union
+from typing import Any, Callable, Literal, Optional, Tuple, overload
 
 import torch
 
 from . import _native
-from .arguments import integer, type_name
+from .arguments import MaybeTensor, integer, type_name
 from .errors import InvalidArgument, UseAfterDestroy
 from .low_latency_stats import LowLatencyStats, WaitTimes
 from .utils import EventOverlap
@@ -16,12 +16,11 @@ __all__ = ["LowLatencyCalls"]
 
 #: (src_info, layout_range, M, H, E)
 LowLatencyHandle = Tuple[torch.Tensor, torch.Tensor, int, int, int]
-#: A tensor of rows, or (8-bit rows, their scales).
-ReceivedRows = Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor]]
+#: Enqueues the receive part. It is ``None`` without ``return_recv_hook``, as the program knows that asked for it.
 Hook = Callable[[], None]
 
 
-def _as_grouped_gemm(rows: ReceivedRows) -> ReceivedRows:
+def _as_grouped_gemm(rows: Any) -> Any:
     """Views of NVFP4 rows and scales, experts last, that show the insides of the scales' tiles: see
     ``low_latency_dispatch``."""
     values, scales = rows
@@ -74,6 +73,46 @@ class LowLatencyCalls:
             raise InvalidArgument("masks of ranks need a buffer made with enable_shrink=True")
         return self._alive()
 
+    @overload
+    def low_latency_dispatch(
+        self, x: torch.Tensor, topk_idx: torch.Tensor, num_max_dispatch_tokens_per_rank: int, num_experts: int,
+        cumulative_local_expert_recv_stats: Optional[torch.Tensor] = None,
+        dispatch_wait_recv_cost_stats: Optional[torch.Tensor] = None, use_fp8: Literal[True] = True,
+        round_scale: bool = False, use_ue8m0: bool = False, async_finish: bool = False, return_recv_hook: bool = False,
+        arrival_counters: Optional[torch.Tensor] = None, arrival_rows: int = 0, scale_per_token: bool = False,
+        use_nvfp4: bool = False, x_global_scale: Optional[torch.Tensor] = None,
+    ) -> Tuple[Tuple[torch.Tensor, torch.Tensor], torch.Tensor, LowLatencyHandle, EventOverlap, Hook]: ...  # fmt: skip
+
+    @overload
+    def low_latency_dispatch(
+        self, x: torch.Tensor, topk_idx: torch.Tensor, num_max_dispatch_tokens_per_rank: int, num_experts: int,
+        cumulative_local_expert_recv_stats: Optional[torch.Tensor] = None,
+        dispatch_wait_recv_cost_stats: Optional[torch.Tensor] = None, *, use_fp8: Literal[False],
+        round_scale: bool = False, use_ue8m0: bool = False, async_finish: bool = False, return_recv_hook: bool = False,
+        arrival_counters: Optional[torch.Tensor] = None, arrival_rows: int = 0, scale_per_token: bool = False,
+        use_nvfp4: Literal[False] = False, x_global_scale: Optional[torch.Tensor] = None,
+    ) -> Tuple[torch.Tensor, torch.Tensor, LowLatencyHandle, EventOverlap, Hook]: ...  # fmt: skip
+
+    @overload
+    def low_latency_dispatch(
+        self, x: torch.Tensor, topk_idx: torch.Tensor, num_max_dispatch_tokens_per_rank: int, num_experts: int,
+        cumulative_local_expert_recv_stats: Optional[torch.Tensor] = None,
+        dispatch_wait_recv_cost_stats: Optional[torch.Tensor] = None, *, use_fp8: bool = True,
+        round_scale: bool = False, use_ue8m0: bool = False, async_finish: bool = False, return_recv_hook: bool = False,
+        arrival_counters: Optional[torch.Tensor] = None, arrival_rows: int = 0, scale_per_token: bool = False,
+        use_nvfp4: Literal[True], x_global_scale: Optional[torch.Tensor] = None,
+    ) -> Tuple[Tuple[torch.Tensor, torch.Tensor], torch.Tensor, LowLatencyHandle, EventOverlap, Hook]: ...  # fmt: skip
+
+    @overload
+    def low_latency_dispatch(
+        self, x: torch.Tensor, topk_idx: torch.Tensor, num_max_dispatch_tokens_per_rank: int, num_experts: int,
+        cumulative_local_expert_recv_stats: Optional[torch.Tensor] = None,
+        dispatch_wait_recv_cost_stats: Optional[torch.Tensor] = None, use_fp8: bool = True,
+        round_scale: bool = False, use_ue8m0: bool = False, async_finish: bool = False, return_recv_hook: bool = False,
+        arrival_counters: Optional[torch.Tensor] = None, arrival_rows: int = 0, scale_per_token: bool = False,
+        use_nvfp4: bool = False, x_global_scale: Optional[torch.Tensor] = None,
+    ) -> Tuple[Any, torch.Tensor, LowLatencyHandle, EventOverlap, Hook]: ...  # fmt: skip
+
     def low_latency_dispatch(
         self,
         x: torch.Tensor,
@@ -92,7 +131,7 @@ class LowLatencyCalls:
         scale_per_token: bool = False,
         use_nvfp4: bool = False,
         x_global_scale: Optional[torch.Tensor] = None,
-    ) -> Tuple[ReceivedRows, torch.Tensor, LowLatencyHandle, EventOverlap, Optional[Hook]]:
+    ) -> Tuple[Any, torch.Tensor, LowLatencyHandle, EventOverlap, Hook]:
         """Sends every token to each of its experts.
 
         Args:
@@ -176,15 +215,7 @@ class LowLatencyCalls:
         scale_per_token: bool = False,
         use_nvfp4: bool = False,
         x_global_scale: Optional[torch.Tensor] = None,
-    ) -> Tuple[
-        ReceivedRows,
-        torch.Tensor,
-        torch.Tensor,
-        Optional[torch.Tensor],
-        LowLatencyHandle,
-        EventOverlap,
-        Optional[Hook],
-    ]:
+    ) -> Tuple[Any, torch.Tensor, torch.Tensor, MaybeTensor, LowLatencyHandle, EventOverlap, Hook]:
         """Sends every token once to each rank that owns at least one of its experts: less to copy for experts that can
         take rows by index. Not part of upstream's interface.
 
@@ -242,7 +273,7 @@ class LowLatencyCalls:
         combine_wait_recv_cost_stats: Optional[torch.Tensor] = None,
         *,
         use_fp8: bool = False,
-    ) -> Tuple[torch.Tensor, EventOverlap, Optional[Hook]]:
+    ) -> Tuple[torch.Tensor, EventOverlap, Hook]:
         """Adds up, for each token, its experts' rows times its weights.
 
         Args:
@@ -282,7 +313,7 @@ class LowLatencyCalls:
             use_fp8,
         )
         kept = (x, topk_idx, topk_weights, handle, combined_x, combine_wait_recv_cost_stats) if async_finish else None
-        return combined_x, EventOverlap(event, kept), hook  # type: ignore[arg-type]
+        return combined_x, EventOverlap(event, kept), hook  # type: ignore[return-value, arg-type]
 
     def get_next_low_latency_combine_buffer(self, handle: LowLatencyHandle) -> torch.Tensor:
         """The tensor ``[L, R * M, H]`` bfloat16, contiguous, whose rows a combine with ``zero_copy=True`` sends. Fill

@@ -16,6 +16,7 @@ from .results import watch_record_stream, watch_resize
 
 _PAGE = 2 << 20
 _PROBE_BYTES = 64 << 20
+_WRONG = "?"
 
 
 def is_group(group: Any) -> bool:
@@ -60,17 +61,23 @@ class Peers:
         """Collective: how many groups of ranks there are that reach each other by RDMA only. Ranks of one host share a
         node, unless DEEP_EP_RANKS_PER_NODE divides them; about ranks of several hosts (one NVLink domain may span
         them) a small native buffer is asked."""
-        by_hand = os.environ.get("DEEP_EP_RANKS_PER_NODE", "").strip()
-        by_hand = "" if by_hand == "0" else by_hand  # both say that nothing is set
+        try:
+            number = _native.environment_number("DEEP_EP_RANKS_PER_NODE")
+            by_hand = str(number or "")  # 0 and nothing say the same
+        except InvalidArgument as error:  # of this rank alone, maybe: the others must not wait for it
+            by_hand = f"{_WRONG}{error}"
         mine = f"{by_hand}/{socket.gethostname()}/{_boot_id()}"
         everybody = self.all_gather(mine.encode())
-        for rank, theirs in enumerate(everybody):
-            setting = theirs.decode().rsplit("/", 2)[0]
+        settings = [theirs.decode().rsplit("/", 2)[0] for theirs in everybody]
+        for rank, setting in enumerate(settings):
+            if setting.startswith(_WRONG):
+                raise InvalidArgument(f"rank {rank}: {setting[len(_WRONG):]}")
+        for rank, setting in enumerate(settings):
             if setting != by_hand:  # with different answers ranks would wait for each other
                 raise RankMismatch(
                     f"DEEP_EP_RANKS_PER_NODE is '{by_hand}' here and '{setting}' on rank {rank}, allowed: the same on all ranks"
                 )
-        if by_hand.isdigit() and int(by_hand) > 0:
+        if by_hand:
             return -(-self.size // int(by_hand))
         if len(set(everybody)) == 1:
             return 1

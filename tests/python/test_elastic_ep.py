@@ -169,7 +169,8 @@ def report(args, buffer, calls):
         ("@", ("combine_impl", "combine_reduce_epilogue_impl"), lambda: buffer.combine(sums, handle), count_bytes(sums)),
         ("+", ("combine_impl", "combine_reduce_epilogue_impl"), lambda: buffer.combine(rows, wide_handle), count_bytes(sums)),
     ):  # fmt: skip
-        parts = bench_kineto(call, kernels, suppress_kineto_output=True, barrier=buffer.barrier)
+        parts = bench_kineto(call, kernels, barrier_comm_profiling=True, barrier=buffer.barrier)
+        assert not torch.cuda.is_available() or all(part > 0 for part in parts), parts  # NaN is not, either
         seconds = bench(call)[0]
         text = ", ".join(f"{name} {part * 1e6:.0f} us" for name, part in zip(kernels, parts))
         dist_print(f" {mark} rank {buffer.rank_idx}: {seconds * 1e6:.0f} us, {moved / 1e9 / seconds:.1f} GB/s (SU); {text}")

@@ -1,27 +1,90 @@
 """deep_ep.utils: what test scripts in the manner of upstream's import."""
 
 import importlib
+import inspect
 import math
+import os
 import types
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from deep_ep.utils import envs, gate, refs
+from deep_ep.utils import envs, gate, nvlink, refs, testing
 from deep_ep.utils import math as numbers
 from deep_ep.utils.testing import bench, bench_kineto
 
 NAMES = {
     "event": "EventHandle EventOverlap",
     "envs": "init_dist init_seed dist_print get_local_seed get_global_seed get_physical_domain_size get_logical_domain_size "
-    "check_nvlink_connections check_torch_deterministic get_nvlink_gbs get_rdma_gbs check_fast_rdma_atomic_support",
+    "check_nvlink_connections check_torch_deterministic get_nvlink_gbs get_rdma_gbs check_fast_rdma_atomic_support "
+    "get_sm_read_gbs get_sm_write_gbs EnvOverride",
     "math": "align ceil_div calc_diff safe_div count_bytes per_token_cast_to_fp8 per_token_cast_back inplace_unique "
     "create_grouped_scores hash_tensor hash_tensors",
     "gate": "get_unbalanced_scores",
     "refs": "dispatch combine generate_pre_combine_data ordered_accumulate",
-    "testing": "bench bench_kineto flush_l2_cache",
+    "testing": "bench bench_kineto flush_l2_cache parse_num_bytes",
 }
+
+
+# Parameters and defaults of upstream's helpers, as scripts of its three generations call them.
+SIGNATURES = {
+    "envs.init_dist": "local_rank, num_local_ranks, seed=0",
+    "envs.init_seed": "global_seed",
+    "envs.dist_print": "s='', once_in_node=False",
+    "envs.get_local_seed": "",
+    "envs.get_global_seed": "",
+    "envs.get_physical_domain_size": "group",
+    "envs.get_logical_domain_size": "group, allow_hybrid_mode=True",
+    "envs.check_nvlink_connections": "group",
+    "envs.check_torch_deterministic": "",
+    "envs.get_nvlink_gbs": "factor=0.9",
+    "envs.get_rdma_gbs": "nic_name='mlx5_0'",
+    "envs.check_fast_rdma_atomic_support": "nic_name='mlx5_0'",
+    "envs.get_sm_read_gbs": "",
+    "envs.get_sm_write_gbs": "",
+    "envs.EnvOverride": "envs",
+    "math.align": "x, y",
+    "math.ceil_div": "x, y",
+    "math.safe_div": "a, b",
+    "math.calc_diff": "x, y",
+    "math.count_bytes": "*tensors",
+    "math.hash_tensor": "t",
+    "math.hash_tensors": "*tensors",
+    "math.per_token_cast_to_fp8": "x",
+    "math.per_token_cast_back": "x_fp8, x_scales",
+    "math.inplace_unique": "x, num_slots",
+    "math.create_grouped_scores": "scores, group_idx, num_groups",
+    "gate.get_unbalanced_scores": "num_tokens, num_experts, num_ranks, num_topk, ratio, precise",
+    "refs.dispatch": "x, topk_idx, topk_weights, num_max_tokens_per_rank, num_experts",
+    "refs.generate_pre_combine_data": "src_token_global_idx, num_max_tokens_per_rank, num_topk, hidden",
+    "refs.ordered_accumulate": "data, initial_value=None",
+    "refs.combine": "y, topk_idx, num_scaleout_ranks, num_scaleup_ranks, num_experts, bias, reduce_in_local, "
+    "reduce_in_scaleup",
+    "testing.bench": "fn, num_warmups=30, num_tests=30, post_fn=None, flush_l2=True",
+    "testing.bench_kineto": "fn, kernel_names, num_tests=30, suppress_kineto_output=False, trace_path=None, "
+    "flush_l2=True, barrier_comm_profiling=False, num_kernels_per_period=1, barrier=None",
+    "testing.flush_l2_cache": "enabled=True",
+    "testing.parse_num_bytes": "text",
+    "event.EventOverlap": "event=None, extra_tensors=None",
+}
+
+
+@pytest.mark.parametrize("name", SIGNATURES)
+def test_signature(name):
+    module, function = name.split(".")
+    parameters = []
+    for parameter in inspect.signature(getattr(importlib.import_module(f"deep_ep.utils.{module}"), function)).parameters.values():
+        star = "*" if parameter.kind is inspect.Parameter.VAR_POSITIONAL else ""
+        default = "" if parameter.default is inspect.Parameter.empty else f"={parameter.default!r}"
+        parameters.append(star + parameter.name + default)
+    assert ", ".join(parameters) == SIGNATURES[name]
+
+
+def test_signatures_are_complete():
+    """Helpers are those of the table, and EventHandle, which is native."""
+    here = {f"{module}.{name}" for module in NAMES for name in NAMES[module].split()}
+    assert here - set(SIGNATURES) == {"event.EventHandle"} and set(SIGNATURES) <= here
 
 
 @pytest.mark.parametrize("module", NAMES)
@@ -34,10 +97,15 @@ def test_names(module):
 def test_numbers():
     assert (numbers.ceil_div(7, 4), numbers.align(7, 4), numbers.align(8, 4), numbers.align(0, 4)) == (2, 8, 8, 0)
     assert numbers.safe_div(0, 0) == 0 and numbers.safe_div(3, 2) == 1.5
+    with pytest.raises(ZeroDivisionError):
+        numbers.safe_div(1, 0)
     x = torch.ones(3, 4, dtype=torch.bfloat16)
     assert numbers.count_bytes((x, [x, (None, torch.ones(2, dtype=torch.int64))])) == 24 + 24 + 16
+    assert numbers.count_bytes((x, x), None, x) == 72 and numbers.count_bytes(None) == numbers.count_bytes() == 0
     assert numbers.calc_diff(x, x) == 0 and numbers.calc_diff(x, 2 * x) > 0.01
-    assert numbers.hash_tensors(x, x.flip(0)) == 2 * numbers.hash_tensor(x)
+    assert numbers.hash_tensor(x) == numbers.hash_tensor(x.flip(0)) != 0 == numbers.hash_tensors(x, (None, [x.flip(0)]))
+    assert numbers.hash_tensors(x, 2 * x) == numbers.hash_tensor(x) ^ numbers.hash_tensor(2 * x)
+    assert numbers.hash_tensor(torch.ones(3, dtype=torch.uint8)) == 3
     idx = torch.tensor([[2, 0, 2], [-1, 1, 1], [-1, -1, -1]])
     numbers.inplace_unique(idx, 3)
     assert idx.tolist() == [[2, 0, -1], [1, -1, -1], [-1, -1, -1]]
@@ -139,6 +207,89 @@ def test_facts_about_the_machine(monkeypatch):
     with pytest.raises(AssertionError, match="fill_uninitialized_memory"):
         envs.check_torch_deterministic()
     envs.check_nvlink_connections(types.SimpleNamespace(size=lambda: 1))
+    assert envs.get_sm_read_gbs() > envs.get_sm_write_gbs() > 0
+
+
+def test_environment_for_a_block(monkeypatch):
+    monkeypatch.setenv("A_NAME", "before")
+    monkeypatch.delenv("ANOTHER", raising=False)
+    with envs.EnvOverride([("A_NAME", "in it", True), ("ANOTHER", 3, True), ("A_THIRD", "1", False)]):
+        assert (os.environ["A_NAME"], os.environ["ANOTHER"]) == ("in it", "3") and "A_THIRD" not in os.environ
+    assert os.environ["A_NAME"] == "before" and "ANOTHER" not in os.environ
+    with pytest.raises(KeyError), envs.EnvOverride([("A_NAME", None, True)]):
+        os.environ["A_NAME"]
+    assert os.environ["A_NAME"] == "before"
+
+
+@pytest.mark.parametrize("name, text", [("WORLD_SIZE", "0"), ("RANK", "one"), ("RANK", "-1")])
+def test_nodes_that_are_no_number(name, text, monkeypatch):
+    monkeypatch.setenv(name, text)
+    with pytest.raises(ValueError, match=f"environment variable {name}='{text}': not a number of nodes"):
+        envs.init_dist(0, 1)
+
+
+class FakeNvml:
+    """The driver's library on a machine where GPU 3 has no bridge."""
+
+    def __init__(self, error=0):
+        self.error, self.open, self.handles = error, 0, {}
+
+    def nvmlInit_v2(self):
+        self.open += 1
+        return 0
+
+    def nvmlShutdown(self):
+        self.open -= 1
+        return 0
+
+    def nvmlDeviceGetHandleByPciBusId_v2(self, address, handle):
+        handle._obj.value = len(self.handles) + 1
+        self.handles[handle._obj.value] = address
+        return self.error
+
+    def nvmlDeviceGetP2PStatus(self, first, second, capability, status):
+        assert capability == 2
+        named = {self.handles[first.value], self.handles[second.value]}
+        status._obj.value = 0 if b"0000:03:00.0" not in named else 5
+        return 0
+
+
+def test_nvlink_by_pci_address(monkeypatch):
+    library = FakeNvml()
+    nvml = nvlink.Nvml(library)
+    assert nvml.joined_by_nvlink("0000:01:00.0", "0000:02:00.0") is True
+    assert nvml.joined_by_nvlink("0000:01:00.0", "0000:03:00.0") is False
+    with pytest.raises(OSError, match="nvmlDeviceGetHandleByPciBusId_v2 returned 7"):
+        nvlink.Nvml(FakeNvml(7)).joined_by_nvlink("0000:01:00.0", "0000:02:00.0")
+    assert library.open == 0
+
+    # What a rank does with PCIe GPUs, whatever stands in CUDA_VISIBLE_DEVICES.
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-0e5f8f36-1b1c-4c1e-9d57-1d1b3a0f2c11,MIG-1")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA A100-PCIE-40GB")
+    group = types.SimpleNamespace(size=lambda: 2, rank=lambda: 0)
+    other = {"host": "here", "address": "0000:02:00.0"}
+
+    def gathered(mine, group):
+        if isinstance(mine, tuple):
+            return [("here", "0000:01:00.0"), (other["host"], other["address"])]
+        return [mine, mine]
+
+    monkeypatch.setattr(nvlink, "_all_gather", gathered)
+    monkeypatch.setattr(nvlink, "Nvml", lambda: nvml)
+    envs.check_nvlink_connections(group)
+    other["address"] = "0000:03:00.0"
+    with pytest.raises(AssertionError, match="GPUs 0000:01:00.0 and 0000:03:00.0 have no NVLink"):
+        envs.check_nvlink_connections(group)
+    other["host"] = "there"
+    envs.check_nvlink_connections(group)
+    other["host"] = "here"
+    monkeypatch.setattr(nvml, "_library", object())  # one without these functions
+    with pytest.warns(UserWarning, match="nobody says whether GPUs 0000:01:00.0 and 0000:03:00.0"):
+        envs.check_nvlink_connections(group)
+    with pytest.raises(AssertionError, match="group has 3 ranks with PCIe GPUs"):
+        envs.check_nvlink_connections(types.SimpleNamespace(size=lambda: 3))
 
 
 def test_timing_without_gpu():
@@ -148,3 +299,71 @@ def test_timing_without_gpu():
     if not torch.cuda.is_available():
         assert math.isnan(bench_kineto(lambda: None, "kernel"))
         assert all(map(math.isnan, bench_kineto(lambda: None, ("one", "two"))))
+
+
+def test_numbers_of_bytes():
+    for text, number in (("1048576", 1 << 20), ("512k", 512 << 10), ("1.5M", 3 << 19), (" 2GiB ", 2 << 30), ("3 kb", 3072), ("1T", 1 << 40)):
+        assert testing.parse_num_bytes(text) == number
+    for text in ("", "0", "0.1", "-1", "1x", "k", "1.2.3", "1 2"):
+        with pytest.raises(ValueError, match="text is"):
+            testing.parse_num_bytes(text)
+
+
+def kernel(name):
+    return f"deep_ep::cuda::{name}_kernel(deep_ep::Params)"
+
+
+def profile_of(call, calls=2, barrier=(), other="gemm"):
+    """What is recorded of calls that launch kernels with these names and microseconds, out of order."""
+    launched = []
+    for _ in range(calls):
+        launched += [("fill", 9), ("spin_kernel(long)", 10000), *[(kernel(name), us) for name, us in barrier], ("spin_kernel(long)", 1)]
+        launched += [*[(kernel(name), us) for name, us in call], (other, 50), ("spin_kernel(long)", 1)]
+    kernels = [testing.Launched(order, 0.0, name, us * 1e-6) for order, (name, us) in enumerate(launched)]
+    return testing.split_into_calls(kernels[::-1], calls, 2)
+
+
+BARRIER = (("notify", 7), ("dispatch", 7))
+DISPATCH = [("layout", 1), ("notify", 2), ("dispatch", 30), ("number_selections", 3), ("spread_rows", 4)]
+COMBINE = [("sum_rows", 5), ("address_rows", 1), ("notify", 2), ("dispatch", 40), ("find_returned_rows", 2), ("sum_returned_rows", 6)]
+
+
+@pytest.mark.parametrize("call, journey, epilogue", [
+    (DISPATCH, 33, 7), (DISPATCH[:3], 33, 1e-3), (COMBINE, 48, 8), ([("notify", 2), ("combine", 9)], 11, 1e-3),
+    ([("notify_internode", 1), ("dispatch_and_notify_internode", 5), ("spread_rows", 1)], 6, 1),
+])  # fmt: skip
+def test_kernels_of_upstreams_are_ours_of_the_call(call, journey, epilogue):
+    """What a barrier or a GEMM runs does not count, and nothing is NaN or 0, by which scripts divide."""
+    calls = profile_of(call, barrier=BARRIER)
+    for name in ("dispatch", "combine"):
+        behind = "copy" if name == "dispatch" else "reduce"
+        assert testing.seconds_of(f"{name}_impl", calls) == pytest.approx(journey * 1e-6)
+        assert testing.seconds_of(f"{name}_{behind}_epilogue_impl", calls) == pytest.approx(epilogue * 1e-6)
+    assert testing.seconds_of("barrier", calls) == pytest.approx(sum(us for _, us in call) * 1e-6)
+
+
+def test_other_kernels_go_by_their_names():
+    calls = profile_of([("dispatch_low_latency", 3), ("dispatch_low_latency", 5), ("combine_low_latency", 4)])
+    assert testing.seconds_of("combine", calls) == pytest.approx(4e-6)
+    assert testing.seconds_of("dispatch", calls) == pytest.approx(4e-6)
+    assert testing.seconds_of("gemm", calls) == pytest.approx(5e-5)
+    assert math.isnan(testing.seconds_of("notify", calls))
+    with pytest.raises(AssertionError, match="'low_latency' is in the names of 2 kernels"):
+        testing.seconds_of("low_latency", calls)
+    # The kernel of that name itself, where upstream's library runs.
+    theirs = profile_of(DISPATCH, other="void deep_ep::elastic::dispatch_impl<7168>()")
+    assert testing.seconds_of("dispatch_impl", theirs) == pytest.approx(5e-5)
+    with pytest.raises(AssertionError, match="recorded 6 sleeps for 3 calls, expected 9"):
+        testing.split_into_calls([each for call in range(6) for each in [testing.Launched(call, 0.0, "spin_kernel", 1.0)]], 3, 2)
+
+
+def test_parts_of_a_call_in_the_order_they_ran():
+    kernels = [testing.Launched(0, 0.0, "spin_kernel", 0.0), testing.Launched(3, 9.0, "spin_kernel", 0.0),
+               testing.Launched(1, 1.0, kernel("dispatch"), 2.0), testing.Launched(2, 5.0, kernel("dispatch"), 3.0)]  # fmt: skip
+    calls = testing.split_into_calls(kernels, 1, 1)
+    assert testing.seconds_of("dispatch", calls, 2) == [2.0, 3.0]
+
+
+def test_profiling_is_left_to_other_tools(monkeypatch):
+    monkeypatch.setenv("EP_USE_NVIDIA_TOOLS", "1")
+    assert bench_kineto(None, "dispatch_impl") == 1 and bench_kineto(None, ("one", "two")) == (1, 1)

@@ -11,13 +11,13 @@ import torch
 
 from .. import _native
 from .._native import EventHandle
-from ..arguments import event_of, integer
-from ..errors import InvalidArgument
+from ..arguments import MaybeTensor, RowsLike, event_of, integer
+from ..errors import InvalidArgument, WrongUse
 from ..peers import Peers, device_index, is_group, let_go, native_buffer
 from ..utils.event import EventOverlap
 from ..utils.nvlink import check_nvlink_connections
 from . import model
-from .given import AnyEvent, Bias, Rows, check_biases, check_tensor, checked_handle, split_rows
+from .given import AnyEvent, Bias, check_biases, check_tensor, checked_handle, split_rows
 from .handle import EPHandle
 from .journeys import Journeys
 from .optional import OptionalCalls
@@ -28,7 +28,13 @@ __all__ = ["ElasticBuffer", "EPHandle"]
 
 _PAGE = 2 << 20
 _SMALLEST_HEAP = 64 << 20
-_DEFAULT_GPU_TIMEOUT = 100
+
+
+class _Default(int):
+    """The default of a parameter, which is another object than the same number that a program gives."""
+
+
+_DEFAULT_GPU_TIMEOUT = _Default(100)
 
 
 class ElasticBuffer(Sizes, Journeys, OptionalCalls):
@@ -67,7 +73,7 @@ class ElasticBuffer(Sizes, Journeys, OptionalCalls):
         sl_idx: int = 3,
         num_allocated_qps: int = 0,
         num_cpu_timeout_secs: int = 300,
-        num_gpu_timeout_secs: int = 100,
+        num_gpu_timeout_secs: int = _DEFAULT_GPU_TIMEOUT,
         explicitly_destroy: bool = False,
     ) -> None:
         """Collective: every rank of the group calls it, with equal arguments and with its CUDA device current.
@@ -79,10 +85,12 @@ class ElasticBuffer(Sizes, Journeys, OptionalCalls):
             num_max_tokens_per_rank: also what ``dispatch`` uses without its own.
             allow_multiple_reduction: ``combine`` from the expanded layout adds up on the experts' rank first, and rounds
                 there; ``False``: all rows travel, and there is one rounding.
-            num_gpu_timeout_secs: for how long this buffer's calls wait for a rank; 100 leaves it to DEEP_EP_TIMEOUT_S.
-            explicitly_destroy: memory is freed by ``destroy``, which is collective.
+            num_gpu_timeout_secs: for how long this buffer's calls wait for a rank, whatever DEEP_EP_TIMEOUT_S says; if it is not
+                given, that variable says it.
+            explicitly_destroy: memory is freed by ``destroy``, which is collective. Without it ``destroy`` is refused, as
+                upstream refuses it, and the memory is freed when the object goes, without another rank.
             deterministic, sl_idx, num_cpu_timeout_secs: accepted; order is always fixed, the traffic class is set by
-                DEEP_EP_TRAFFIC_CLASS, and the host's wait ends with the kernels'.
+                DEEP_EP_RDMA_TRAFFIC_CLASS, and the host's wait ends with the kernels'.
         """
         peers = Peers(group) if is_group(group) or not hasattr(group, "Get_rank") else Peers(None, group)
         num_cpu_bytes = integer("num_cpu_bytes", num_cpu_bytes, 0)
@@ -127,7 +135,7 @@ class ElasticBuffer(Sizes, Journeys, OptionalCalls):
             memory *= 2
         self.runtime: Optional[_native.Buffer]
         self.runtime, self._comm_stream = native_buffer(
-            peers, device, memory, timeout_s=-1.0 if timeout == _DEFAULT_GPU_TIMEOUT else float(timeout)
+            peers, device, memory, timeout_s=-1.0 if num_gpu_timeout_secs is _DEFAULT_GPU_TIMEOUT else float(timeout)
         )
         self._device = torch.device("cuda", device) if device >= 0 else torch.device("cpu")
         # What a barrier sends: counts that are all 0, and no rows.
@@ -149,9 +157,13 @@ class ElasticBuffer(Sizes, Journeys, OptionalCalls):
         )
 
     def destroy(self) -> None:
-        """Collective: waits for this rank's work, then for all ranks, and frees the memory. Needs
-        ``explicitly_destroy=True``; a second call does nothing. Tensors that calls returned stay valid."""
-        assert self.explicitly_destroy, "destroy() needs a buffer made with explicitly_destroy=True"
+        """Collective: waits for this rank's work, then for all ranks, and frees the memory. Tensors that calls returned
+        stay valid. A second call does nothing.
+
+        A buffer made without ``explicitly_destroy=True`` refuses it, as upstream's does, by ``errors.WrongUse``, which is an
+        ``AssertionError``, and stays usable: drop the object instead."""
+        if not self.explicitly_destroy:
+            raise WrongUse("destroy() needs a buffer made with explicitly_destroy=True")
         if self.runtime is None:
             return
         runtime, self.runtime = self.runtime, None
@@ -198,7 +210,7 @@ class ElasticBuffer(Sizes, Journeys, OptionalCalls):
     @torch.no_grad()
     def dispatch(
         self,
-        x: Rows,
+        x: RowsLike,
         topk_idx: Optional[torch.Tensor] = None,
         topk_weights: Optional[torch.Tensor] = None,
         cumulative_local_expert_recv_stats: Optional[torch.Tensor] = None,
@@ -217,7 +229,7 @@ class ElasticBuffer(Sizes, Journeys, OptionalCalls):
         do_expand: bool = False,
         do_zero_padding: bool = False,
         use_tma_aligned_col_major_sf: bool = False,
-    ) -> Tuple[Rows, Optional[torch.Tensor], Optional[torch.Tensor], EPHandle, EventOverlap]:
+    ) -> Tuple[RowsLike, MaybeTensor, MaybeTensor, EPHandle, EventOverlap]:
         """Sends every token to the ranks that own its experts.
 
         Args:
@@ -265,15 +277,18 @@ class ElasticBuffer(Sizes, Journeys, OptionalCalls):
                 )  # fmt: skip
         else:
             handle = checked_handle(handle)
-            assert topk_idx is None, "topk_idx is given: with a handle the selections are the handle's"
-            assert not do_cpu_sync, "do_cpu_sync is True: with a handle sizes are known"
+            if topk_idx is not None:
+                raise WrongUse("topk_idx is given: with a handle the selections are the handle's")
+            if do_cpu_sync:
+                raise WrongUse("do_cpu_sync is True: with a handle sizes are known")
             for name, given in (
                 ("num_experts", num_experts),
                 ("expert_alignment", expert_alignment),
                 ("num_max_tokens_per_rank", num_max_tokens_per_rank),
             ):
                 known = getattr(handle, name)
-                assert given is None or given == known, f"{name} is {given}, allowed: the handle's, which is {known}"
+                if given is not None and given != known:
+                    raise WrongUse(f"{name} is {given}, allowed: the handle's, which is {known}")
             if cumulative_local_expert_recv_stats is not None:
                 raise InvalidArgument("cumulative_local_expert_recv_stats is given, allowed: only without handle")
             with stream:
@@ -287,7 +302,7 @@ class ElasticBuffer(Sizes, Journeys, OptionalCalls):
             chain((rows, scales, topk_idx, topk_weights, cumulative_local_expert_recv_stats), handle._each_tensor()),
             chain((recv_x, recv_scales, recv_topk_idx, recv_topk_weights), handle._each_tensor()),
         )
-        received: Rows = recv_x if recv_scales is None else (recv_x, recv_scales)
+        received: Any = recv_x if recv_scales is None else (recv_x, recv_scales)
         return received, recv_topk_idx, recv_topk_weights, handle, event
 
     @torch.no_grad()
@@ -303,7 +318,7 @@ class ElasticBuffer(Sizes, Journeys, OptionalCalls):
         previous_event_before_epilogue: AnyEvent = None,
         async_with_compute_stream: bool = False,
         allocate_on_comm_stream: bool = False,
-    ) -> Tuple[torch.Tensor, Optional[torch.Tensor], EventOverlap]:
+    ) -> Tuple[torch.Tensor, MaybeTensor, EventOverlap]:
         """Brings the experts' rows back and adds them up for each token.
 
         Args:
@@ -351,7 +366,8 @@ class ElasticBuffer(Sizes, Journeys, OptionalCalls):
 
     def _check_qps(self, num_qps: int) -> None:
         allocated = self.num_allocated_qps
-        assert integer("num_qps", num_qps, 0) <= allocated, f"num_qps is {num_qps}, allowed: at most {allocated}"
+        if integer("num_qps", num_qps, 0) > allocated:
+            raise WrongUse(f"num_qps is {num_qps}, allowed: at most {allocated}")
 
     def _events(self, previous: AnyEvent, before_epilogue: AnyEvent, allocate_on_comm_stream: bool):
         event = event_of("previous_event", previous)

@@ -12,8 +12,6 @@ from ..errors import InvalidArgument
 from ..utils.event import EventOverlap
 from .handle import EPHandle
 
-#: A tensor of rows, or (8-bit rows, their scales).
-Rows = Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor]]
 Bias = Union[None, torch.Tensor, Sequence[Optional[torch.Tensor]]]
 AnyEvent = Union[None, EventHandle, EventOverlap]
 

@@ -7,6 +7,7 @@ from typing import Any, Tuple
 import torch
 
 from ..arguments import integer
+from ..errors import WrongUse
 from . import model
 
 
@@ -64,7 +65,8 @@ class Sizes:
     ) -> int:
         """An even number of SMs that should keep the links busy; what calls use with ``num_sms=0``. Results do not depend
         on it. Rates are in GB/s; 0 stands for those of this machine."""
-        assert num_scaleout_topk == 0, f"num_scaleout_topk is {num_scaleout_topk}, allowed: 0"
+        if num_scaleout_topk != 0:
+            raise WrongUse(f"num_scaleout_topk is {num_scaleout_topk}, allowed: 0")
         return model.num_sms(
             self.num_ranks,
             self.num_rdma_ranks,

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any, Iterable, List, Optional
 
 import torch
 
+from .. import _native
 from .._native import EventHandle
 from ..utils.event import EventOverlap
 
@@ -89,7 +89,7 @@ class CallStream:
         given = [tensor for tensor in inputs if tensor is not None and tensor.is_cuda]
         made = [tensor for tensor in outputs if tensor is not None and tensor.is_cuda]
         held = None
-        if self._asynchronous and os.environ.get("EP_AVOID_RECORD_STREAM", "0") == "1":
+        if self._asynchronous and _native.environment_text("EP_AVOID_RECORD_STREAM") == "1":
             held = given + made
         else:
             for tensor in made:

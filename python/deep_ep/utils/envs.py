@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 import random
-from typing import Any, Dict, Optional, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import torch
 import torch.distributed as dist
 
+from .. import _native
+from ..errors import InvalidArgument, WrongUse
 from .nvlink import check_nvlink_connections
 
 __all__ = [
+    "EnvOverride",
     "check_fast_rdma_atomic_support",
     "check_nvlink_connections",
     "check_torch_deterministic",
@@ -22,6 +25,8 @@ __all__ = [
     "get_nvlink_gbs",
     "get_physical_domain_size",
     "get_rdma_gbs",
+    "get_sm_read_gbs",
+    "get_sm_write_gbs",
     "init_dist",
     "init_seed",
 ]
@@ -33,10 +38,10 @@ _NVLINK_GBS = {8: 300.0, 9: 450.0, 10: 900.0}
 _DEFAULT_NVLINK_GBS = 450.0
 
 
-def init_seed(seed: int = 0) -> None:
-    """Seeds of PyTorch and Python: ``seed`` plus the rank."""
+def init_seed(global_seed: int) -> None:
+    """Seeds of PyTorch and Python: ``global_seed`` plus the rank."""
     rank = dist.get_rank() if dist.is_initialized() else 0
-    _seeds[:] = seed, seed + rank
+    _seeds[:] = global_seed, global_seed + rank
     torch.manual_seed(_seeds[1])
     random.seed(_seeds[1])
 
@@ -73,7 +78,7 @@ def init_dist(local_rank: int, num_local_ranks: int, seed: int = 0) -> Tuple[int
     global _local_rank
     _local_rank = local_rank
     address, port = os.environ.get("MASTER_ADDR", "127.0.0.1"), os.environ.get("MASTER_PORT", "8361")
-    nodes, node = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
+    nodes, node = _of_launcher("WORLD_SIZE", 1, 1), _of_launcher("RANK", 0, 0)
     gpu = torch.cuda.is_available()
     dist.init_process_group(
         init_method=f"tcp://{address}:{port}",
@@ -87,6 +92,13 @@ def init_dist(local_rank: int, num_local_ranks: int, seed: int = 0) -> Tuple[int
         torch.set_num_threads(1)
     init_seed(seed)
     return dist.get_rank(), dist.get_world_size(), dist.new_group(list(range(nodes * num_local_ranks)))
+
+
+def _of_launcher(name: str, default: int, least: int) -> int:
+    text = os.environ.get(name, str(default))
+    if not (text.isdecimal() and int(text) >= least):
+        raise InvalidArgument(f"environment variable {name}='{text}': not a number of nodes, allowed: {least} or more")
+    return int(text)
 
 
 def dist_print(s: str = "", once_in_node: bool = False) -> None:
@@ -113,7 +125,8 @@ def get_logical_domain_size(group: Any, allow_hybrid_mode: bool = True) -> Tuple
 def check_torch_deterministic() -> None:
     """AssertionError where PyTorch fills every new tensor, which makes benchmarks meaningless."""
     filling = torch.are_deterministic_algorithms_enabled() and torch.utils.deterministic.fill_uninitialized_memory
-    assert not filling, "PyTorch fills new tensors: set torch.utils.deterministic.fill_uninitialized_memory to False"
+    if filling:
+        raise WrongUse("PyTorch fills new tensors: set torch.utils.deterministic.fill_uninitialized_memory to False")
 
 
 def get_nvlink_gbs(factor: float = 0.9) -> float:
@@ -123,16 +136,54 @@ def get_nvlink_gbs(factor: float = 0.9) -> float:
     return factor * _NVLINK_GBS.get(torch.cuda.get_device_capability()[0], _DEFAULT_NVLINK_GBS)
 
 
-def get_rdma_gbs(nic: Optional[str] = None) -> float:
+def get_sm_read_gbs() -> float:
+    """GB/s at which an SM reads; what sizes of kernels are reckoned with."""
+    return 180
+
+
+def get_sm_write_gbs() -> float:
+    """GB/s at which an SM writes."""
+    return 45
+
+
+#: EP_NIC_NAME as it was when the package was imported, or mlx5_0.
+_NIC = _native.environment_text("EP_NIC_NAME")
+
+
+def get_rdma_gbs(nic_name: str = _NIC) -> float:
     """GB/s of a NIC's first port, by default of EP_NIC_NAME or mlx5_0; 0 where the system knows none."""
-    nic = nic or os.environ.get("EP_NIC_NAME", "mlx5_0")
     try:
-        with open(f"/sys/class/infiniband/{nic}/ports/1/rate") as file:
+        with open(f"/sys/class/infiniband/{nic_name}/ports/1/rate") as file:
             return float(file.read().split()[0]) / 8
     except (OSError, ValueError, IndexError):
         return 0.0
 
 
-def check_fast_rdma_atomic_support(nic: Optional[str] = None) -> bool:
+def check_fast_rdma_atomic_support(nic_name: str = _NIC) -> bool:
     """Whether the NIC is there: this library's signals are atomics of 8 bytes, which every mlx5 NIC has."""
-    return get_rdma_gbs(nic) > 0
+    return get_rdma_gbs(nic_name) > 0
+
+
+class EnvOverride:
+    """Sets environment variables for a block: ``(name, value, enable)`` each, of which those that are not enabled stay as
+    they are. A value of ``None`` removes the variable. At the end of the block all are what they were."""
+
+    def __init__(self, envs: Sequence[Tuple[str, Any, bool]]) -> None:
+        self._overrides = [(name, value) for name, value, enable in envs if enable]
+        self._before: List[Tuple[str, Optional[str]]] = []
+
+    def __enter__(self) -> "EnvOverride":
+        self._before = [(name, os.environ.get(name)) for name, _ in self._overrides]
+        self._set(self._overrides)
+        return self
+
+    def __exit__(self, exc_type: Any, exc_value: Any, traceback: Any) -> None:
+        self._set(reversed(self._before))
+
+    @staticmethod
+    def _set(values: Any) -> None:
+        for name, value in values:
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = str(value)

@@ -7,6 +7,7 @@ from typing import Any, Callable, Optional, Sequence
 import torch
 
 from .._native import EventHandle
+from ..errors import WrongUse
 
 __all__ = ["EventHandle", "EventOverlap"]
 
@@ -34,13 +35,15 @@ class EventOverlap:
 
     def register_hook_after_wait(self, hook: Callable[[], Any]) -> None:
         """``hook`` is called after the next wait. There is room for one."""
-        assert self.hook_after_wait is None, "a hook is registered already: there is room for one"
+        if self.hook_after_wait is not None:
+            raise WrongUse("a hook is registered already: there is room for one")
         self.hook_after_wait = hook
 
     def current_stream_wait(self, release_handle: bool = False) -> None:
         """The stream that is current now waits for the event; the host does not. ``release_handle``: the event is
         dropped then, and the tensors that it keeps."""
-        assert self.event is not None, "there is no event: the call was made without async_finish"
+        if self.event is None:
+            raise WrongUse("there is no event: the call was made without async_finish")
         self.event.current_stream_wait()
         hook = self.hook_after_wait
         if hook is not None:

@@ -17,7 +17,7 @@ def _tokens_of_ranks(scores: torch.Tensor, num_ranks: int, num_topk: int) -> tor
 
 
 def get_unbalanced_scores(
-    num_tokens: int, num_experts: int, num_ranks: int, num_topk: int, ratio: float, precise: bool = False
+    num_tokens: int, num_experts: int, num_ranks: int, num_topk: int, ratio: float, precise: bool
 ) -> torch.Tensor:
     """``[T, E]`` float32. Rank 0 gets about ``ratio`` times as many tokens as the others do on average; ``precise``: the
     others get nearly equally many. A ratio of 1 leaves it to chance."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import reduce
+from operator import xor
 from typing import Any, Tuple
 
 import torch
@@ -34,16 +36,20 @@ def align(x: int, y: int) -> int:
     return ceil_div(x, y) * y
 
 
-def safe_div(x: float, y: float) -> float:
-    """0 where both are 0."""
-    return 0.0 if x == 0 and y == 0 else x / y
+def safe_div(a: float, b: float) -> float:
+    """0 where both are 0, otherwise ``a / b``: ``ZeroDivisionError`` where ``b`` is 0."""
+    return 0.0 if a == 0 and b == 0 else a / b
 
 
-def count_bytes(nested: Any) -> int:
-    """Bytes of all tensors in tuples and lists, however deep."""
-    if isinstance(nested, (tuple, list)):
-        return sum(map(count_bytes, nested))
-    return nested.numel() * nested.element_size() if isinstance(nested, torch.Tensor) else 0
+def count_bytes(*tensors: Any) -> int:
+    """Bytes of all tensors that are given, also in tuples and lists, however deep. ``None`` has none."""
+    total = 0
+    for each in tensors:
+        if isinstance(each, (tuple, list)):
+            total += count_bytes(*each)
+        elif isinstance(each, torch.Tensor):
+            total += each.numel() * each.element_size()
+    return total
 
 
 def calc_diff(x: torch.Tensor, y: torch.Tensor) -> float:
@@ -64,9 +70,10 @@ def per_token_cast_to_fp8(x: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
     return rows.view(tokens, -1)[:, :hidden].contiguous(), amax / _LARGEST_FP8
 
 
-def per_token_cast_back(x: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+def per_token_cast_back(x_fp8: torch.Tensor, x_scales: torch.Tensor) -> torch.Tensor:
     """bfloat16 rows from 8-bit ones; scales of any strides, float32, or int32 with an exponent in each byte: of 128
     channels each, the last of fewer, or else of equally many."""
+    x, scales = x_fp8, x_scales
     tokens, hidden = x.shape
     if x.numel() == 0:
         return x.to(torch.bfloat16)
@@ -82,13 +89,23 @@ def per_token_cast_back(x: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
     return (x.float() * factors).to(torch.bfloat16)
 
 
-def hash_tensor(x: torch.Tensor) -> int:
-    """The sum of the tensor's 32-bit words: the order of rows does not matter."""
-    return x.contiguous().flatten().view(torch.int32).to(torch.int64).sum().item()  # type: ignore[return-value]
+def hash_tensor(t: torch.Tensor) -> int:
+    """The sum of the tensor's 32-bit words, or of its bytes where they do not make such words: the order of rows does not
+    matter."""
+    bytes = t.contiguous().flatten().view(torch.uint8)
+    words = bytes if bytes.numel() % 4 else bytes.view(torch.int32)
+    return words.to(torch.int64).sum().item()  # type: ignore[return-value]
 
 
-def hash_tensors(*tensors: torch.Tensor) -> int:
-    return sum(map(hash_tensor, tensors))
+def hash_tensors(*tensors: Any) -> int:
+    """Hashes of all tensors, also in tuples and lists, in one: their bits differ where an odd number of hashes has them."""
+    hashes = []
+    for each in tensors:
+        if isinstance(each, (tuple, list)):
+            hashes.append(hash_tensors(*each))
+        elif isinstance(each, torch.Tensor):
+            hashes.append(hash_tensor(each))
+    return reduce(xor, hashes, 0)
 
 
 def inplace_unique(x: torch.Tensor, num_slots: int) -> None:

@@ -2,35 +2,81 @@
 
 from __future__ import annotations
 
-import os
-from typing import Any
+import ctypes
+import socket
+import warnings
+from typing import Any, List
 
 import torch
 import torch.distributed as dist
 
+from .. import _native
+from ..errors import WrongUse
+
 __all__ = ["check_nvlink_connections"]
+
+_NVLINK = 2  # NVML_P2P_CAPS_INDEX_NVLINK
+
+
+class Nvml:
+    """Of the driver's management library what the check needs. GPUs go by their PCI address: numbers depend on
+    CUDA_VISIBLE_DEVICES, where UUIDs may stand, too, and on CUDA_DEVICE_ORDER."""
+
+    def __init__(self, library: Any = None) -> None:
+        """OSError where there is none."""
+        self._library = ctypes.CDLL("libnvidia-ml.so.1") if library is None else library
+
+    def joined_by_nvlink(self, first: str, second: str) -> bool:
+        """Whether the GPUs at these PCI addresses reach each other by NVLink."""
+        self._call("nvmlInit_v2")
+        try:
+            handles = [ctypes.c_void_p(), ctypes.c_void_p()]
+            for address, handle in zip((first, second), handles):
+                self._call("nvmlDeviceGetHandleByPciBusId_v2", address.encode(), ctypes.byref(handle))
+            status = ctypes.c_uint(1)
+            self._call("nvmlDeviceGetP2PStatus", *handles, _NVLINK, ctypes.byref(status))
+            return status.value == 0
+        finally:
+            self._library.nvmlShutdown()
+
+    def _call(self, name: str, *arguments: Any) -> None:
+        error = getattr(self._library, name)(*arguments)
+        if error != 0:
+            raise OSError(f"{name} returned {error}")
 
 
 def check_nvlink_connections(group: Any) -> None:
-    """Refuses PCIe GPUs that are not joined by NVLink bridges in pairs. Collective over ``group`` for such GPUs only."""
+    """Refuses PCIe GPUs that are not joined by NVLink bridges in pairs. Collective over ``group`` for such GPUs only, and
+    all ranks come to the same answer. Where the driver's library does not tell, the first rank warns."""
     if not torch.cuda.is_available() or "PCIE" not in torch.cuda.get_device_name(torch.cuda.current_device()).upper():
         return
     size = group.size()
-    assert size <= 2, "PCIe GPUs have NVLink bridges in pairs only: at most 2 ranks"
+    if size > 2:
+        raise WrongUse(f"group has {size} ranks with PCIe GPUs, allowed: at most 2, as NVLink bridges join pairs")
+    if size < 2:
+        return
+    places = _all_gather((socket.gethostname(), _native.gpu_address(torch.cuda.current_device())), group)
+    (host, first), (other_host, second) = places
+    if host != other_host:
+        return  # not one machine: ranks reach each other by RDMA
+    answers = _all_gather(_answer(first, second), group)
+    unknown = [answer for answer in answers if isinstance(answer, str)]
+    if unknown:
+        if group.rank() == 0:
+            warnings.warn(f"deep_ep: nobody says whether GPUs {first} and {second} are joined by NVLink: {unknown[0]}", stacklevel=2)
+    elif not all(answers):
+        raise WrongUse(f"GPUs {first} and {second} have no NVLink between them, allowed: PCIe GPUs with an NVLink bridge")
 
-    import pynvml  # type: ignore[import-not-found]
 
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").strip(",")
-    mine = torch.cuda.current_device()
-    ordinals = [int(entry) for entry in visible.split(",")] if visible else list(range(torch.cuda.device_count()))
-    physical: list = [None] * size
-    dist.all_gather_object(physical, ordinals[mine], group)
-    pynvml.nvmlInit()
+def _answer(first: str, second: str) -> Any:
+    """Whether there is NVLink, or why that is not known."""
     try:
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in physical]
-        for i, first in enumerate(handles):
-            for j, second in enumerate(handles[:i]):
-                status = pynvml.nvmlDeviceGetP2PStatus(first, second, pynvml.NVML_P2P_CAPS_INDEX_NVLINK)
-                assert status == pynvml.NVML_P2P_STATUS_OK, f"GPUs {physical[i]} and {physical[j]} have no NVLink between them"
-    finally:
-        pynvml.nvmlShutdown()
+        return Nvml().joined_by_nvlink(first, second)
+    except (OSError, AttributeError) as error:
+        return str(error)
+
+
+def _all_gather(mine: Any, group: Any) -> List[Any]:
+    everybody: List[Any] = [None] * group.size()
+    dist.all_gather_object(everybody, mine, group)
+    return everybody

@@ -49,18 +49,18 @@ def dispatch(
 
 
 def generate_pre_combine_data(
-    token_ids: torch.Tensor, num_max_tokens_per_rank: int, num_topk: int, hidden: int
+    src_token_global_idx: torch.Tensor, num_max_tokens_per_rank: int, num_topk: int, hidden: int
 ) -> torch.Tensor:
     """``[n, K, H]`` bfloat16: what the experts make of tokens; the same for a token wherever it is asked for."""
-    device = token_ids.device
-    number = token_ids.to(torch.int64).view(-1, 1, 1) * num_topk + torch.arange(num_topk, device=device).view(1, -1, 1)
+    device = src_token_global_idx.device
+    number = src_token_global_idx.to(torch.int64).view(-1, 1, 1) * num_topk + torch.arange(num_topk, device=device).view(1, -1, 1)
     mixed = number * 2654435761 + torch.arange(hidden, device=device) * 40503 + get_global_seed() * 97
     return torch.sin((mixed % 65521).to(torch.float32)).to(torch.bfloat16)
 
 
-def ordered_accumulate(data: torch.Tensor, initial: Optional[torch.Tensor] = None) -> torch.Tensor:
-    """``data`` ``[n, K, H]`` added over K in order and in float32, to ``initial`` if given; rounded once."""
-    total = torch.zeros_like(data[:, 0], dtype=torch.float32) if initial is None else initial.to(torch.float32)
+def ordered_accumulate(data: torch.Tensor, initial_value: Optional[torch.Tensor] = None) -> torch.Tensor:
+    """``data`` ``[n, K, H]`` added over K in order and in float32, to ``initial_value`` if given; rounded once."""
+    total = torch.zeros_like(data[:, 0], dtype=torch.float32) if initial_value is None else initial_value.to(torch.float32)
     for slot in range(data.size(1)):
         total = total + data[:, slot].to(torch.float32)
     return total.to(data.dtype)

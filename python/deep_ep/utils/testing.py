@@ -2,26 +2,47 @@
 
 from __future__ import annotations
 
-import os
+import re
 import time
-from typing import Any, Callable, List, Optional, Sequence, Tuple, Union
+import warnings
+from contextlib import ExitStack
+from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 import torch
 
+from .. import _native
+from ..errors import WrongUse
 from .exchange import all_reduce
 
-__all__ = ["bench", "bench_kineto", "flush_l2_cache"]
+__all__ = ["bench", "bench_kineto", "flush_l2_cache", "parse_num_bytes"]
 
 _L2_BYTES = 256 << 20
+# Nothing is shorter for the profiler.
+_LEAST_SECONDS = 1e-9
+_OURS = re.compile(r"\bdeep_ep::(?:\w+::)*(\w+)_kernel\b")
+_MARK = "spin_kernel"  # of torch.cuda._sleep
+# Kernels of upstream's that its scripts ask for: whether that one ends when rows have arrived, begins then, or is all.
+_UPSTREAM = {
+    "dispatch_impl": "journey",
+    "dispatch_copy_epilogue_impl": "epilogue",
+    "combine_impl": "journey",
+    "combine_reduce_epilogue_impl": "epilogue",
+    "barrier": "all",
+}
 
 
-def flush_l2_cache() -> None:
+def flush_l2_cache(enabled: bool = True) -> None:
     """Writes more than a GPU's second-level cache holds."""
-    torch.empty(_L2_BYTES // 4, dtype=torch.int32, device="cuda").zero_()
+    if enabled:
+        torch.empty(_L2_BYTES // 4, dtype=torch.int32, device="cuda").zero_()
 
 
 def bench(
-    fn: Callable[[], Any], num_warmups: int = 50, num_tests: int = 50, post_fn: Optional[Callable[[], Any]] = None
+    fn: Callable[[], Any],
+    num_warmups: int = 30,
+    num_tests: int = 30,
+    post_fn: Optional[Callable[[], Any]] = None,
+    flush_l2: bool = True,
 ) -> Tuple[float, float, float]:
     """Mean, least and largest seconds of a call; the first measured one does not count. On the CPU with few runs."""
     gpu = torch.cuda.is_available()
@@ -30,9 +51,9 @@ def bench(
         fn()
     if gpu:
         torch.cuda.synchronize()
-        flush_l2_cache()
         pairs = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(num_tests)]
         for begin, end in pairs:
+            flush_l2_cache(flush_l2)
             begin.record()
             fn()
             end.record()
@@ -51,6 +72,15 @@ def bench(
     return sum(times) / len(times), min(times), max(times)
 
 
+class Launched(NamedTuple):
+    """A kernel of a profile."""
+
+    order: int  #: in which the host launched them
+    start: float
+    name: str
+    seconds: float
+
+
 def bench_kineto(
     fn: Callable[[], Any],
     kernel_names: Union[str, Sequence[str]],
@@ -62,23 +92,41 @@ def bench_kineto(
     num_kernels_per_period: int = 1,
     barrier: Optional[Callable[[], Any]] = None,
 ) -> Any:
-    """Mean seconds of the kernels whose names contain ``kernel_names``, one number for each; with
-    ``num_kernels_per_period`` above 1 a list for each. NaN for a kernel that did not run, and everywhere on the CPU.
-    EP_USE_NVIDIA_TOOLS=1 leaves profiling to others and returns ones."""
+    """Mean seconds of the kernels whose names contain ``kernel_names``: a number for one name, a list for several; with
+    ``num_kernels_per_period`` above 1 a list of means for each.
+
+    A name of upstream's kernels stands for those of this library that do the same in ``fn``: ``dispatch_impl`` and
+    ``combine_impl`` for all up to the rows' arrival, ``dispatch_copy_epilogue_impl`` and ``combine_reduce_epilogue_impl``
+    for those that number, place or add up rows behind it, ``barrier`` for all. Such a figure is the sum for a call, and
+    where nothing had to run it is a nanosecond, the least that the profiler can tell, because scripts divide by it.
+
+    NaN for any other kernel that did not run, and everywhere on the CPU. EP_USE_NVIDIA_TOOLS=1 leaves profiling to
+    others and returns ones.
+
+    Args:
+        barrier_comm_profiling: ranks wait for each other before each call, by ``barrier`` or an all-reduce; what that
+            runs does not count.
+        suppress_kineto_output: accepted; nothing is printed in any case.
+    """
     names = [kernel_names] if isinstance(kernel_names, str) else list(kernel_names)
 
     def answer(values: List[Any]) -> Any:
-        return values[0] if isinstance(kernel_names, str) else tuple(values)
+        return values[0] if isinstance(kernel_names, str) else values
 
+    if _native.environment_text("EP_USE_NVIDIA_TOOLS") == "1":
+        return 1 if isinstance(kernel_names, str) else (1,) * len(names)
     fn()
-    if os.environ.get("EP_USE_NVIDIA_TOOLS", "0") == "1":
-        return answer([1.0] * len(names))
     if not torch.cuda.is_available():
         return answer([float("nan")] * len(names))
     from torch.profiler import ProfilerActivity, profile, schedule
 
-    align_ranks = barrier_comm_profiling and os.environ.get("EP_DISABLE_BARRIER_PROFILING", "0") != "1"
-    with profile(activities=[ProfilerActivity.CUDA], schedule=schedule(wait=0, warmup=1, active=1, repeat=1)) as recorded:
+    align_ranks = barrier_comm_profiling and _native.environment_text("EP_DISABLE_BARRIER_PROFILING") != "1"
+    torch.cuda.synchronize()
+    with warnings.catch_warnings(), ExitStack() as profiling:
+        # There is one cycle only, so nothing is lost where PyTorch says that it keeps no other.
+        warnings.filterwarnings("ignore", message=".*Profiler clears events at the end of each cycle")
+        once = schedule(wait=0, warmup=1, active=1, repeat=1)
+        recorded = profiling.enter_context(profile(activities=[ProfilerActivity.CUDA], schedule=once))
         for _ in range(2):
             for _ in range(num_tests):
                 if flush_l2:
@@ -89,24 +137,65 @@ def bench_kineto(
                         barrier()
                     else:
                         all_reduce(torch.ones(1, dtype=torch.float32, device="cuda"))
+                torch.cuda._sleep(1)
                 fn()
+                torch.cuda._sleep(1)
             torch.cuda.synchronize()
             recorded.step()
     if trace_path is not None:
         recorded.export_chrome_trace(trace_path)
-    averages = recorded.key_averages()
-    if not suppress_kineto_output:
-        print(averages.table(sort_by="cuda_time_total", max_name_column_width=100), flush=True)
-    kernels = sorted(
-        (event for event in recorded.events() if event.device_type == torch.autograd.DeviceType.CUDA),
-        key=lambda event: event.time_range.start,
-    )
-    values: List[Any] = []
-    for name in names:
-        lines = [line for line in averages if name in line.key]
-        assert len(lines) <= 1, f"'{name}' is in {len(lines)} lines of the profiler's table, allowed: at most one"
-        times = [event.time_range.elapsed_us() / 1e6 for event in kernels if name in event.name]
-        parts = [times[part::num_kernels_per_period] for part in range(num_kernels_per_period)]
-        means = [sum(part) / len(part) if part else float("nan") for part in parts]
-        values.append(means[0] if num_kernels_per_period == 1 else means)
-    return answer(values)
+    kernels = [
+        Launched(event.id, event.time_range.start, event.name, event.time_range.elapsed_us() / 1e6)
+        for event in recorded.events()
+        if event.device_type == torch.autograd.DeviceType.CUDA
+    ]
+    calls = split_into_calls(kernels, num_tests, 2 if align_ranks else 1)
+    return answer([seconds_of(name, calls, num_kernels_per_period) for name in names])
+
+
+def split_into_calls(kernels: Sequence[Launched], num_calls: int, marks_before: int) -> List[List[Launched]]:
+    """What each call launched: ``marks_before`` sleeps come before it, of which the last one is next to it, and one comes
+    behind it. In the order of the launches, because streams of a call need not wait for the one with the sleeps."""
+    ordered = sorted(kernels)
+    marks = [number for number, kernel in enumerate(ordered) if _MARK in kernel.name]
+    a_call = marks_before + 1
+    if len(marks) != num_calls * a_call:
+        raise WrongUse(
+            f"bench_kineto recorded {len(marks)} sleeps for {num_calls} calls, expected {num_calls * a_call}: fn or barrier "
+            "sleeps, or another profiler runs"
+        )
+    ends = range(a_call - 1, len(marks), a_call)
+    return [ordered[marks[end - 1] + 1 : marks[end]] for end in ends]
+
+
+def seconds_of(name: str, calls: Sequence[Sequence[Launched]], num_kernels_per_period: int = 1) -> Any:
+    """What ``bench_kineto`` says of one name."""
+    found = [kernel for call in calls for kernel in call if name in kernel.name]
+    signatures = sorted({kernel.name for kernel in found})
+    if name in _UPSTREAM and not any(not _OURS.search(signature) for signature in signatures):
+        return max(sum(_part_of_upstream(_UPSTREAM[name], call) for call in calls) / len(calls), _LEAST_SECONDS)
+    if len(signatures) > 1:
+        raise WrongUse(f"'{name}' is in the names of {len(signatures)} kernels, allowed: of at most one: {signatures}")
+    times = [kernel.seconds for kernel in sorted(found, key=lambda kernel: kernel.start)]
+    parts = [times[part::num_kernels_per_period] for part in range(num_kernels_per_period)]
+    means = [sum(part) / len(part) if part else float("nan") for part in parts]
+    return means[0] if num_kernels_per_period == 1 else means
+
+
+def _part_of_upstream(part: str, call: Sequence[Launched]) -> float:
+    """Seconds of the library's kernels of a call that belong to this part of it."""
+    ours = [(match.group(1), kernel.seconds) for kernel in call for match in [_OURS.search(kernel.name)] if match]
+    journeys = [number for number, (name, _) in enumerate(ours) if name.startswith(("dispatch", "combine"))]
+    arrived = journeys[-1] + 1 if journeys else len(ours)
+    chosen = {"journey": ours[:arrived], "epilogue": ours[arrived:], "all": ours}[part]
+    return sum(seconds for _, seconds in chosen)
+
+
+def parse_num_bytes(text: str) -> int:
+    """``1048576``, ``512k``, ``1.5M``, ``2GiB``: a number of bytes, k to t in powers of 1024; ``type=`` of an argument
+    parser."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([kmgt]?)(?:i?b)?\s*", text, re.IGNORECASE)
+    number = 0 if match is None else int(float(match.group(1)) * 1024 ** " kmgt".index(match.group(2).lower() or " "))
+    if number <= 0:
+        raise ValueError(f"text is {text!r}, allowed: a number above 0 with k, m, g, t or nothing behind it, as in 64M or 1.5GiB")
+    return number

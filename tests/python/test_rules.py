@@ -1,0 +1,188 @@
+"""Rules of the package: errors that Python's switches do not remove, settings read in one place and before ranks meet, and
+names and type hints that accept correct programs."""
+
+import ast
+import os
+import pathlib
+import subprocess
+import sys
+import typing
+
+import pytest
+import torch
+import torch.distributed as dist
+from test_errors import Alone
+from time_scale import scaled
+
+import deep_ep
+from deep_ep import Buffer, ElasticBuffer, EventOverlap
+from deep_ep.buffers import elastic
+from deep_ep.errors import InvalidArgument, UseAfterDestroy, WrongUse
+
+PACKAGE = pathlib.Path(deep_ep.__file__).parent
+
+
+def syntax_trees():
+    for path in sorted(PACKAGE.rglob("*.py")):
+        yield str(path.relative_to(PACKAGE)), ast.parse(path.read_text())
+
+
+def test_asserts_are_for_type_checkers_alone():
+    """What programs may run into is raised: ``python -O`` removes asserts."""
+    found = [
+        f"{name}:{node.lineno}: {ast.unparse(node)}"
+        for name, tree in syntax_trees()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assert) and (node.msg is not None or not ast.unparse(node.test).endswith("is not None"))
+    ]
+    assert not found, "\n".join(found)
+
+
+OPTIMISED = """
+import torch
+from deep_ep import Buffer, ElasticBuffer, EventOverlap
+from deep_ep.utils.testing import seconds_of
+from deep_ep.buffers import sizes
+
+class Alone:
+    rank, size = 0, 1
+    Get_rank, Get_size, allgather = lambda self: 0, lambda self: 1, lambda self, value: [value]
+
+assert False, "this is python -O"
+second, first = ElasticBuffer(Alone(), 2 << 20), Buffer(None, comm=Alone())
+idx, x = torch.zeros(4, 2, dtype=torch.int64), torch.zeros(4, 64)
+handle = second.dispatch(x, idx, num_experts=2, num_max_tokens_per_rank=4)[3]
+once = EventOverlap()
+once.register_hook_after_wait(print)
+for call in (
+    first.destroy, second.destroy, EventOverlap().current_stream_wait, lambda: once.register_hook_after_wait(print),
+    lambda: Buffer.set_num_sms(3), lambda: first.dispatch(x), lambda: first.get_local_buffer_tensor(torch.int8, torch.Size((1 << 40,))),
+    lambda: second.dispatch(x, idx, handle=handle), lambda: second.dispatch(x, handle=handle, do_cpu_sync=True),
+    lambda: second.dispatch(x, handle=handle, num_experts=4), lambda: second.combine(x, handle, num_qps=10**6),
+    lambda: second.get_theoretical_num_sms(2, 2, 1),
+):
+    try:
+        call()
+    except AssertionError as error:
+        if str(error) and isinstance(error, ValueError):
+            continue
+    print("went through:", call)
+    raise SystemExit(1)
+"""
+
+
+def test_rules_hold_under_o():
+    run = subprocess.run([sys.executable, "-O", "-c", OPTIMISED], capture_output=True, text=True, timeout=scaled(120))
+    assert run.returncode == 0, run.stdout + run.stderr
+
+
+def test_destroy_of_a_buffer_that_goes_with_its_object():
+    """Upstream's answer in both interfaces: an AssertionError. The buffer is as it was."""
+    idx, x = torch.zeros(4, 2, dtype=torch.int64), torch.ones(4, 64)
+    second, first = ElasticBuffer(Alone, 2 << 20), Buffer(None, comm=Alone())
+    for buffer in (first, second):
+        with pytest.raises(AssertionError, match="explicitly_destroy=True") as raised:
+            buffer.destroy()
+        assert isinstance(raised.value, WrongUse) and isinstance(raised.value, RuntimeError) and buffer.runtime is not None
+    assert second.dispatch(x, idx, num_experts=2, num_max_tokens_per_rank=4)[0].sum() == 256
+    assert first.get_dispatch_layout(idx, 2)[0].tolist() == [4]
+    second, first = ElasticBuffer(Alone, 2 << 20, explicitly_destroy=True), Buffer(None, comm=Alone(), explicitly_destroy=True)
+    for buffer in (first, second):
+        buffer.destroy()
+    second.destroy()
+    with pytest.raises(UseAfterDestroy):
+        first.destroy()
+
+
+def test_variables_are_read_in_one_place():
+    """The library's table; but for what a launcher sets for test scripts, and for the block that sets variables."""
+    found = {
+        name
+        for name, tree in syntax_trees()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and node.attr in ("environ", "getenv")
+    }
+    assert found == {"utils/envs.py"}
+
+
+def test_wrong_depth_of_another_library(monkeypatch):
+    options = {"num_rdma_bytes": 1 << 22, "low_latency_mode": True, "comm": Alone()}
+    for text, depth in (("many", 1024), ("-1", 1024), ("99999999999", 1024), ("0x800", 2048), ("64", 64)):
+        monkeypatch.setenv("NVSHMEM_QP_DEPTH", text)
+        assert Buffer(None, **options).nvshmem_qp_depth == depth
+
+
+def one_rank_has_a_wrong_setting(group):
+    makers = (
+        lambda: Buffer(group, num_rdma_bytes=1 << 22, low_latency_mode=True, explicitly_destroy=True),
+        lambda: ElasticBuffer(group, 2 << 20, explicitly_destroy=True),
+    )
+    for make in makers:
+        if dist.get_rank(group) == 1:
+            os.environ["DEEP_EP_RANKS_PER_NODE"] = "two"
+        try:
+            with pytest.raises(InvalidArgument, match="rank 1: environment variable DEEP_EP_RANKS_PER_NODE='two': not a whole"):
+                make()
+        finally:
+            os.environ.pop("DEEP_EP_RANKS_PER_NODE", None)
+        if dist.get_rank(group) == 1:
+            os.environ["NVSHMEM_QP_DEPTH"] = "deep"
+        try:
+            make().destroy()
+        finally:
+            os.environ.pop("NVSHMEM_QP_DEPTH", None)
+
+
+def test_no_rank_waits_for_one_with_a_wrong_setting(ranks):
+    ranks(2).run(one_rank_has_a_wrong_setting)
+
+
+def test_a_time_out_that_is_given_holds(monkeypatch):
+    given = []
+    native_buffer = elastic.native_buffer
+    monkeypatch.setattr(elastic, "native_buffer", lambda *args, **options: given.append(options) or native_buffer(*args, **options))
+    ElasticBuffer(Alone, 2 << 20)
+    ElasticBuffer(Alone, 2 << 20, num_gpu_timeout_secs=100)
+    ElasticBuffer(Alone, 2 << 20, num_gpu_timeout_secs=7)
+    assert [options["timeout_s"] for options in given] == [-1.0, 100.0, 7.0]
+
+
+def test_names_that_are_shown():
+    modules = {"buffer", "buffers", "errors", "legacy", "low_latency_stats", "utils"}
+    assert set(dir(deep_ep)) == set(deep_ep.__all__) | modules
+    assert all(hasattr(deep_ep, name) for name in dir(deep_ep))
+    assert not hasattr(deep_ep, "torch")
+
+
+def returned(function):
+    return typing.get_args(typing.get_type_hints(function)["return"])
+
+
+@pytest.mark.parametrize("function", [Buffer.dispatch, Buffer.internode_dispatch, ElasticBuffer.dispatch])
+def test_results_are_typed_as_what_was_given(function):
+    """A tensor for a tensor, a pair for a pair; and what may be None by the arguments need not be checked for it."""
+    rows = typing.get_type_hints(function)["x"]
+    assert isinstance(rows, typing.TypeVar) and returned(function)[0] is rows
+    assert set(typing.get_args(rows.__bound__)) == {torch.Tensor, typing.Tuple[torch.Tensor, torch.Tensor]}
+    assert type(None) not in {each for result in returned(function) for each in typing.get_args(result)}
+    assert returned(function)[-1] is EventOverlap
+
+
+@pytest.mark.parametrize(
+    "function", [Buffer.low_latency_dispatch, Buffer.low_latency_dispatch_rank_major, Buffer.low_latency_combine]
+)
+def test_hooks_are_callable_for_type_checkers(function):
+    assert returned(function)[-1] == typing.Callable[[], None] and returned(function)[-2] is EventOverlap
+
+
+@pytest.mark.skipif(not hasattr(typing, "get_overloads"), reason="Python 3.11 remembers overloads")
+def test_low_latency_rows_are_a_pair_or_a_tensor_by_use_fp8():
+    pair = typing.Tuple[torch.Tensor, torch.Tensor]
+    for overload in typing.get_overloads(Buffer.low_latency_dispatch):
+        hints = typing.get_type_hints(overload)
+        rows = typing.get_args(hints["return"])[0]
+        wanted = {(True,): pair, (False,): torch.Tensor}.get(typing.get_args(hints["use_fp8"]))
+        if typing.get_args(hints["use_nvfp4"]) == (True,):
+            wanted = pair
+        assert rows == (typing.Any if wanted is None else wanted)
+    assert len(typing.get_overloads(Buffer.low_latency_dispatch)) == 4

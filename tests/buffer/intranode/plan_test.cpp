@@ -151,6 +151,21 @@ TEST(IntranodePlan, CombinePushesWhatPeersCannotRead) {
   EXPECT_TRUE(plan_combine(inputs.arguments, true, setup).params.push);
 }
 
+TEST(IntranodePlan, TokensAreCutWhereWarpsGetFew) {
+  const NormalModeSetup setup = intranode_setup();
+  const auto parts = [&](std::int64_t tokens, int sms) {
+    CombineInputs inputs(tokens, 5000, setup);
+    inputs.arguments.config.num_sms = sms;
+    return plan_combine(inputs.arguments, true, setup).params.parts_per_token;
+  };
+  EXPECT_EQ(parts(0, 8), 4);
+  EXPECT_EQ(parts(128, 8), 4);
+  EXPECT_EQ(parts(4096, 8), 1);
+  EXPECT_EQ(parts(4096, 16), 2);
+  EXPECT_EQ(parts(4096, 24), 2);
+  EXPECT_EQ(parts(4096, 64), 4);
+}
+
 TEST(IntranodePlan, RoundsOfCombine) {
   NormalModeSetup setup = intranode_setup();
   CombineInputs inputs(1000, 5000, setup);

@@ -9,11 +9,12 @@
 namespace deep_ep {
 namespace {
 
-// About 32 pushing warps in all saturate NVLink; more get in each other's way (docs/measurements/).
-constexpr int kGpuAddingWarps = kernels::combine::kMaxThreads / 32;
-constexpr int kGpuPushingWarps = 2;
-constexpr int kGpuAddingWarpsPushing = kGpuAddingWarps - kGpuPushingWarps - 1;
+// About 32 pushing warps in all saturate NVLink; more get in each other's way (docs/measurements/). Few blocks have
+// more of them each, but not so many that too few warps are left to add.
+constexpr int kGpuWarps = kernels::combine::kMaxThreads / 32;
 constexpr int kGpuPushingWarpsInAll = 32;
+constexpr int kGpuFewestPushingWarps = 2;
+constexpr int kGpuMostPushingWarps = 4;
 
 /// In how many parts each of the tokens is added, by so many warps. A warp that adds a whole token looks its rows up
 /// once, and keeps most pieces of them under way; where a warp gets few tokens, all warps end at the same time only if
@@ -53,8 +54,9 @@ int plan_warps(CombineParams& params, int blocks, const Config& config, const No
   const bool gpu = setup.on_gpu();
   const int flag_warps = params.push ? 1 : 0;
   if (config.warps_per_block == 0 && gpu) {
-    params.adding_warps = params.push ? kGpuAddingWarpsPushing : kGpuAddingWarps;
-    params.pushing_warps = params.push ? kGpuPushingWarps : 0;
+    const int share = (kGpuPushingWarpsInAll + blocks - 1) / blocks;
+    params.pushing_warps = params.push ? std::clamp(share, kGpuFewestPushingWarps, kGpuMostPushingWarps) : 0;
+    params.adding_warps = kGpuWarps - params.pushing_warps - flag_warps;
   } else {
     const int wanted = config.warps_per_block != 0 ? config.warps_per_block : setup.policy.warps_per_block;
     const int rest = std::max(wanted - flag_warps, params.push ? 2 : 1);

@@ -13,12 +13,17 @@ namespace deep_ep::device {
 
 /// A piece of a row: a whole warp's registers.
 struct RowSum {
-  /// 16-byte vectors of a row that a lane works on at once. Two would spill on sm_100a.
-  static constexpr int kVectors = kBlackwell ? 1 : 2;
-  static constexpr int kTogether = 8;  ///< rows whose loads are under way at once: all of a token, in one domain of 8
+  static constexpr int kVectors = 2;   ///< 16-byte vectors of a piece that a lane works on
+  static constexpr int kTogether = 8;  ///< pieces whose loads are under way at once: a token's rows in a domain of 8
   static constexpr std::uint32_t kPieceBytes = kVectors * kWarpSize * sizeof(Vec16);
 
   float sum[kVectors][8] = {};
+
+  /// Vectors of a piece that begins `offset` bytes into a row of `bytes` bytes; 0 behind its end.
+  DEEP_EP_DEVICE static int vectors_at(std::uint32_t offset, std::uint32_t bytes) {
+    const std::uint32_t rest = offset < bytes ? bytes - offset : 0;
+    return static_cast<int>((rest < kPieceBytes ? rest : kPieceBytes) / sizeof(Vec16));
+  }
 
   DEEP_EP_DEVICE void begin_with(float value) {
     for (auto& of_vector : sum) {
@@ -44,72 +49,27 @@ struct RowSum {
   /// Adds `vectors` vectors, beginning `offset` bytes into each row whose address a lane of `holders` holds, in the
   /// order of the lanes.
   DEEP_EP_DEVICE void add_rows(std::uint64_t address, std::uint32_t holders, std::uint32_t offset, int vectors) {
+#pragma unroll 1
     while (holders != 0) {
       Vec16 loaded[kTogether][kVectors];
-      int rows = 0;
+      const int rows = count_bits(holders);
+#pragma unroll
       for (int i = 0; i < kTogether; ++i) {
-        if (holders == 0) continue;
-        const auto* from = reinterpret_cast<const Vec16*>(warp::shuffle(address, lowest_bit(holders)) + offset);
+        const auto* from =
+            reinterpret_cast<const Vec16*>(warp::shuffle(address, i < rows ? lowest_bit(holders) : 0) + offset);
         holders &= holders - 1;
-        ++rows;
+#pragma unroll
         for (int v = 0; v < kVectors; ++v) {
           const int at = lane_index() + v * kWarpSize;
-          if (at < vectors) loaded[i][v] = load_weak(from + at);
+          loaded[i][v] = {};
+          if (i < rows && at < vectors) loaded[i][v] = load_weak(from + at);
         }
       }
+#pragma unroll
       for (int i = 0; i < kTogether; ++i) {
-        for (int v = 0; v < kVectors; ++v) {
-          if (i < rows && lane_index() + v * kWarpSize < vectors) add(v, loaded[i][v]);
-        }
-      }
-    }
-  }
-
-  /// Adds whole rows of `bytes` bytes, at most kTogether of them, in the order of add_rows, and stores the rounded sum
-  /// at `to`. Where rows are few, several pieces are under way at once. `begin(sum, offset, vectors)` comes before a
-  /// piece.
-  template <class Begin>
-  DEEP_EP_DEVICE static void add_whole_rows(std::byte* to, std::uint32_t bytes, std::uint64_t address,
-                                            std::uint32_t holders, Begin begin) {
-    const int rows = count_bits(holders);
-    const int loads = rows == 0 ? 1 : kTogether / rows * rows;  // pieces of all rows
-    const auto vectors_at = [&](std::uint32_t offset) {
-      const std::uint32_t rest = offset < bytes ? bytes - offset : 0;
-      return static_cast<int>((rest < kPieceBytes ? rest : kPieceBytes) / sizeof(Vec16));
-    };
-    for (std::uint32_t offset = 0, end = 0; offset < bytes; offset = end) {
-      // 1. Load: all rows of a piece, then those of the next.
-      Vec16 loaded[kTogether][kVectors];
-      std::uint32_t left = holders;
-      for (int i = 0; i < kTogether; ++i) {
-        if (i >= loads) continue;
-        const std::uint64_t row = rows == 0 ? 0 : warp::shuffle(address, lowest_bit(left));
-        const int vectors = rows == 0 ? 0 : vectors_at(end);
-        for (int v = 0; v < kVectors; ++v) {
-          const int at = lane_index() + v * kWarpSize;
-          if (at < vectors) loaded[i][v] = load_weak(reinterpret_cast<const Vec16*>(row + end) + at);
-        }
-        left &= left - 1;
-        if (left != 0) continue;
-        left = holders;
-        end += kPieceBytes;
-      }
-      // 2. Add in the same order, and store each piece.
-      RowSum sum;
-      std::uint32_t piece = offset;
-      for (int i = 0; i < kTogether; ++i) {
-        if (i >= loads) continue;
-        const int vectors = vectors_at(piece);
-        if (left == holders) begin(sum, piece, vectors);
-        for (int v = 0; v < kVectors; ++v) {
-          if (rows != 0 && lane_index() + v * kWarpSize < vectors) sum.add(v, loaded[i][v]);
-        }
-        left &= left - 1;
-        if (left != 0) continue;
-        sum.store(to + piece, vectors);
-        sum = RowSum{};
-        left = holders;
-        piece += kPieceBytes;
+        if (i >= rows) break;
+#pragma unroll
+        for (int v = 0; v < kVectors; ++v) add(v, loaded[i][v]);
       }
     }
   }
@@ -143,5 +103,132 @@ DEEP_EP_DEVICE float add_weights(float sum, std::uint64_t at, std::uint32_t hold
   }
   return sum;
 }
+
+/// A row that is added, and its weights; `x` nullptr: there is none.
+struct FoundRow {
+  const std::byte* x = nullptr;
+  const float* weights = nullptr;
+};
+
+/// The pieces of a row that a warp adds: every `step` bytes one, from `first` bytes on.
+struct RowShare {
+  std::uint32_t first = 0, step = RowSum::kPieceBytes;
+};
+
+/// By a whole warp: the sum of the biases and of the rows that up to `most` sources have, in the order of the sources.
+/// `find(source)` says where a row is, and is asked by the lane whose index is the source's, or differs from it by a
+/// multiple of 32.
+template <class Find>
+struct RowReduction {
+  int most;
+  Find find;
+  FoundRow first;  ///< of the source of the lane's index
+  std::uint32_t holders;
+  const std::byte* bias[2];  ///< rows that come before all others; nullptr: none
+
+  DEEP_EP_DEVICE RowReduction(int most_sources, Find find_row, const std::byte* bias_0 = nullptr,
+                              const std::byte* bias_1 = nullptr)
+      : most(most_sources),
+        find(find_row),
+        first(find(lane_index())),
+        holders(warp::ballot(first.x != nullptr)),
+        bias{bias_0 != nullptr ? bias_0 : bias_1, bias_0 != nullptr ? bias_1 : nullptr} {}
+
+  /// Adds up a share of rows of `bytes` bytes, and stores the rounded sum in the row at `to`.
+  DEEP_EP_DEVICE void add(std::byte* to, std::uint32_t bytes, const RowShare& share) const {
+    const int rows = biases() + count_bits(holders);
+    if (most > kWarpSize || rows > 4) {
+      add_piecewise(to, bytes, share);
+    } else if (rows > 2) {
+      add_together<4>(to, bytes, share);
+    } else if (rows == 2) {
+      add_together<2>(to, bytes, share);
+    } else {
+      add_together<1>(to, bytes, share);
+    }
+  }
+
+  /// Adds up their weights, slot by slot.
+  DEEP_EP_DEVICE void add_weights(float* to, int num_topk) const {
+    float sum = device::add_weights(0, reinterpret_cast<std::uint64_t>(first.weights), holders, num_topk);
+    for (int at = kWarpSize; at < most; at += kWarpSize) {
+      const FoundRow later = find(at + lane_index());
+      sum = device::add_weights(sum, reinterpret_cast<std::uint64_t>(later.weights), warp::ballot(later.x != nullptr),
+                                num_topk);
+    }
+    if (lane_index() < num_topk) to[lane_index()] = sum;
+  }
+
+ private:
+  DEEP_EP_DEVICE int biases() const { return (bias[0] != nullptr ? 1 : 0) + (bias[1] != nullptr ? 1 : 0); }
+
+  /// Of at most kRows rows: so many pieces of each are under way at once that there are kTogether in all. Those that
+  /// are not there count as zeros, which change no sum that begins with zero.
+  template <int kRows>
+  DEEP_EP_DEVICE void add_together(std::byte* to, std::uint32_t bytes, const RowShare& share) const {
+    constexpr int kPieces = RowSum::kTogether / kRows;
+    const int rows = biases() + count_bits(holders);
+    std::uint64_t row[kRows];
+    std::uint32_t left = holders;
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+      if (i < biases()) {
+        row[i] = reinterpret_cast<std::uint64_t>(bias[i < 2 ? i : 1]);
+        continue;
+      }
+      row[i] = warp::shuffle(reinterpret_cast<std::uint64_t>(first.x), left == 0 ? 0 : lowest_bit(left));
+      left &= left - 1;
+    }
+    const auto vectors_of = [&](std::uint32_t at) { return RowSum::vectors_at(at, bytes); };
+#pragma unroll 1
+    for (std::uint32_t offset = share.first; offset < bytes; offset += kPieces * share.step) {
+      Vec16 loaded[kPieces][kRows][RowSum::kVectors];
+#pragma unroll
+      for (int piece = 0; piece < kPieces; ++piece) {
+        const std::uint32_t at = offset + static_cast<std::uint32_t>(piece) * share.step;
+        const int vectors = vectors_of(at);
+#pragma unroll
+        for (int i = 0; i < kRows; ++i) {
+#pragma unroll
+          for (int v = 0; v < RowSum::kVectors; ++v) {
+            const int vector = lane_index() + v * kWarpSize;
+            Vec16& to_add = loaded[piece][i][v];
+            to_add = {};
+            if (i < rows && vector < vectors) to_add = load_weak(reinterpret_cast<const Vec16*>(row[i] + at) + vector);
+          }
+        }
+      }
+#pragma unroll
+      for (int piece = 0; piece < kPieces; ++piece) {
+        const std::uint32_t at = offset + static_cast<std::uint32_t>(piece) * share.step;
+        RowSum sum;
+#pragma unroll
+        for (int i = 0; i < kRows; ++i) {
+#pragma unroll
+          for (int v = 0; v < RowSum::kVectors; ++v) sum.add(v, loaded[piece][i][v]);
+        }
+        sum.store(to + at, vectors_of(at));
+      }
+    }
+  }
+
+  /// Of many rows.
+  DEEP_EP_DEVICE void add_piecewise(std::byte* to, std::uint32_t bytes, const RowShare& share) const {
+#pragma unroll 1
+    for (std::uint32_t offset = share.first; offset < bytes; offset += share.step) {
+      const int vectors = RowSum::vectors_at(offset, bytes);
+      RowSum sum;
+      for (const std::byte* each : bias) {
+        if (each != nullptr) sum.add_stream(each + offset, vectors);
+      }
+      sum.add_rows(reinterpret_cast<std::uint64_t>(first.x), holders, offset, vectors);
+      for (int at = kWarpSize; at < most; at += kWarpSize) {
+        const FoundRow later = find(at + lane_index());
+        sum.add_rows(reinterpret_cast<std::uint64_t>(later.x), warp::ballot(later.x != nullptr), offset, vectors);
+      }
+      sum.store(to + offset, vectors);
+    }
+  }
+};
 
 }  // namespace deep_ep::device

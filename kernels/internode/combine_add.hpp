@@ -76,27 +76,29 @@ struct CombineAdder {
     return warp::agree(good);
   }
 
+  /// The row of a bias that begins `at` bytes into it; nullptr: there is none.
+  DEEP_EP_DEVICE const std::byte* bias_of(int number, std::int64_t at) const {
+    return params.bias[number] == nullptr ? nullptr : params.bias[number] + at;
+  }
+
   DEEP_EP_DEVICE void add(const Token& token) const {
-    const RowAdder adder{params};
+    const RowPlaces places{params};
     const auto find = [&](int at) {
       const std::int32_t place = place_at(token, at);
       if (place < 0) return FoundRow{};
       if (const std::int32_t n = pushed_at(token, at); n >= 0) {
-        return adder.in_slot(pushed.row(at - grid().node(), grid().node(), n));
+        return places.in_slot(pushed.row(at - grid().node(), grid().node(), n));
       }
-      if (is_near(at)) return adder.row_of(ranks[at - grid().node()], place);
-      return adder.in_slot(rings().landing(grid().number_of(node_of(at)), place).in(params.transfer.common.own_heap()));
+      if (is_near(at)) return places.row_of(ranks[at - grid().node()], place);
+      const Place landed = rings().landing(grid().number_of(node_of(at)), place);
+      return places.in_slot(landed.in(params.transfer.common.own_heap()));
     };
     const std::int64_t at = std::int64_t{token.number} * params.row_bytes;
-    float* weights = params.combined_weights == nullptr
-                         ? nullptr
-                         : params.combined_weights + std::int64_t{token.number} * params.num_topk;
-    adder.add(params.combined_x + at, weights, contributions(), find,
-              [&](RowSum& sum, std::uint32_t offset, int vectors) {
-                for (const std::byte* bias : params.bias) {
-                  if (bias != nullptr) sum.add_stream(bias + at + offset, vectors);
-                }
-              });
+    const RowReduction reduction(contributions(), find, bias_of(0, at), bias_of(1, at));
+    reduction.add(params.combined_x + at, params.row_bytes, {});
+    if (params.combined_weights != nullptr) {
+      reduction.add_weights(params.combined_weights + std::int64_t{token.number} * params.num_topk, params.num_topk);
+    }
   }
 
   /// The token's rows are read: counts those that have landed in their chunks, and gives back those that were pushed.

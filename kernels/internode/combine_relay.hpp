@@ -50,18 +50,21 @@ struct CombineRelay {
   }
 
   DEEP_EP_DEVICE void stage(int number, int row) const {
-    const RowAdder adder{params};
+    const RowPlaces places{params};
     const std::int64_t relayed = rows_before(number) + row;
     const auto find = [&](int index) {
       if (const std::int32_t n = pushed_at(number, relayed, index); n >= 0) {
-        return adder.in_slot(pushed.row(index, grid().other(number), n));
+        return places.in_slot(pushed.row(index, grid().other(number), n));
       }
       const std::int32_t place = place_at(relayed, index);
-      return place < 0 ? FoundRow{} : adder.row_of(ranks[index], place);
+      return place < 0 ? FoundRow{} : places.row_of(ranks[index], place);
     };
     std::byte* to = rings().staging(number, row).in(params.transfer.common.own_heap());
-    auto* weights = params.num_topk != 0 ? reinterpret_cast<float*>(to + params.row_bytes) : nullptr;
-    adder.add(to, weights, grid().width, find, [](RowSum&, std::uint32_t, int) {});
+    const RowReduction reduction(grid().width, find);
+    reduction.add(to, params.row_bytes, {});
+    if (params.num_topk != 0) {
+      reduction.add_weights(reinterpret_cast<float*>(to + params.row_bytes), params.num_topk);
+    }
     if (!near) return;
     warp::sync();  // all lanes have read
     for (int index = lane_index(); index < grid().width; index += kWarpSize) {

@@ -87,58 +87,13 @@ DEEP_EP_DEVICE bool any_pushed(const NodeRows* ranks, int width) {
   return warp::any(found);
 }
 
-/// A row's bytes and its weights; `x` nullptr: there is none.
-struct FoundRow {
-  const std::byte* x = nullptr;
-  const float* weights = nullptr;
-};
-
-/// Adds up found rows, piece by piece, and their weights. `find(lane's index + multiples of 32)` finds a row; there are
-/// `most`, added in the order of their indices. `begin(sum, offset, vectors)` comes before.
-struct RowAdder {
+/// Where rows lie that are added up.
+struct RowPlaces {
   const InternodeCombineParams& params;
 
   /// A row that lies in a slot, its weights behind it.
   DEEP_EP_DEVICE FoundRow in_slot(const std::byte* slot) const {
     return {slot, reinterpret_cast<const float*>(slot + params.row_bytes)};
-  }
-
-  template <class Find, class Begin>
-  DEEP_EP_DEVICE void add(std::byte* to, float* weights_to, int most, Find find, Begin begin) const {
-    const FoundRow first = find(lane_index());
-    const std::uint32_t holders = warp::ballot(first.x != nullptr);
-    if (most <= kWarpSize && count_bits(holders) <= RowSum::kTogether) {
-      RowSum::add_whole_rows(to, params.row_bytes, reinterpret_cast<std::uint64_t>(first.x), holders, begin);
-    } else {
-      add_pieces(to, most, first, holders, find, begin);
-    }
-    if (weights_to == nullptr) return;
-    float weight = add_weights(0, reinterpret_cast<std::uint64_t>(first.weights), holders, params.num_topk);
-    for (int at = kWarpSize; at < most; at += kWarpSize) {
-      const FoundRow later = find(at + lane_index());
-      weight = add_weights(weight, reinterpret_cast<std::uint64_t>(later.weights), warp::ballot(later.x != nullptr),
-                           params.num_topk);
-    }
-    if (lane_index() < params.num_topk) weights_to[lane_index()] = weight;
-  }
-
-  /// The sum of many rows.
-  template <class Find, class Begin>
-  DEEP_EP_DEVICE void add_pieces(std::byte* to, int most, const FoundRow& first, std::uint32_t holders, Find find,
-                                 Begin begin) const {
-#pragma unroll 1
-    for (std::uint32_t offset = 0; offset < params.row_bytes; offset += RowSum::kPieceBytes) {
-      const std::uint32_t rest = params.row_bytes - offset;
-      const int vectors = static_cast<int>((rest < RowSum::kPieceBytes ? rest : RowSum::kPieceBytes) / sizeof(Vec16));
-      RowSum sum;
-      begin(sum, offset, vectors);
-      sum.add_rows(reinterpret_cast<std::uint64_t>(first.x), holders, offset, vectors);
-      for (int at = kWarpSize; at < most; at += kWarpSize) {
-        const FoundRow later = find(at + lane_index());
-        sum.add_rows(reinterpret_cast<std::uint64_t>(later.x), warp::ballot(later.x != nullptr), offset, vectors);
-      }
-      sum.store(to + offset, vectors);
-    }
   }
 
   /// Row `row` of a rank of this node, if it has it and lets us read it.

@@ -62,8 +62,11 @@ DEEP_EP_DEVICE bool learn_rows(const CombineParams& params, std::uint64_t epoch,
   const std::uint64_t* own = &common.control.combine_box(common.own_heap(), common.rank).signal;
   if (!rows_of_both.agrees(params.wait, own, common.rank, addresses)) return false;
   std::byte* heap = common.heaps[rank];
-  peer = {.x = told.pulled ? heap + told.x : nullptr,
-          .topk_weights = reinterpret_cast<const float*>(heap + told.topk_weights),
+  // Our own rows are read where they lie, also where no peer can read them: they were written before the call.
+  const bool ours = rank == common.rank;
+  peer = {.x = ours ? params.x : heap + told.x,
+          .topk_weights = ours ? params.topk_weights : reinterpret_cast<const float*>(heap + told.topk_weights),
+          .pushes = !ours && !told.pulled,
           .num_rows = told.num_rows,
           .num_tokens = told.num_tokens,
           .window = {heap + told.window, told.window_stride, told.window_tokens, told.tokens_per_round}};
@@ -73,7 +76,7 @@ DEEP_EP_DEVICE bool learn_rows(const CombineParams& params, std::uint64_t epoch,
 /// Does anybody push more rows into our window than it holds at once? Then peers wait for our word.
 DEEP_EP_DEVICE bool needs_credit(const CombineParams& params, const CombinePeer* peers) {
   bool pushed = false;
-  for (int peer = 0; peer < params.common.num_ranks; ++peer) pushed = pushed || peers[peer].x == nullptr;
+  for (int peer = 0; peer < params.common.num_ranks; ++peer) pushed = pushed || peers[peer].pushes;
   return pushed && params.num_tokens > params.window.tokens;
 }
 

@@ -17,61 +17,41 @@ struct CombineAdder {
   CombineRows rows;
   bool gives_credit;  ///< peers push more than our window holds, so they wait for finished rounds
 
-  /// Adds the weights that the token's destination ranks hold, slot by slot, in rank order.
-  DEEP_EP_DEVICE void add_weights(int token) const {
-    const CombineParams& params = rows.params;
-    float sum = 0;
-    for (int first_rank = 0; first_rank < params.common.num_ranks; first_rank += kWarpSize) {
-      const int rank = first_rank + lane_index();
-      const std::int32_t row = rows.row_held(rows.planned_row(token, rank), rank);
-      const std::uint64_t at = row < 0 ? 0 : reinterpret_cast<std::uint64_t>(rows.weights(token, rank, row));
-      sum = device::add_weights(sum, at, warp::ballot(row >= 0), params.num_topk);
-    }
-    if (lane_index() < params.num_topk) {
-      params.combined_weights[std::int64_t{token} * params.num_topk + lane_index()] = sum;
-    }
+  /// A token, and its row at the rank of the lane's index, looked up before: each look takes as long as loading a row.
+  struct Token {
+    int number;
+    std::int32_t planned;
+  };
+
+  DEEP_EP_DEVICE std::int32_t row_at(const Token& token, int rank) const {
+    return rows.row_held(rank < kWarpSize ? token.planned : rows.planned_row(token.number, rank), rank);
   }
 
-  /// The ranks from `first_rank` on, one per lane, whose row of the token the lane knows: which have one (a bit each),
-  /// and where. `good` becomes false after a fault.
-  DEEP_EP_DEVICE std::uint32_t find_rows(int token, int first_rank, std::int32_t planned, std::uint64_t& address,
-                                         bool& good) const {
-    const int rank = first_rank + lane_index();
-    const std::int32_t row = rows.row_held(planned, rank);
-    good = warp::agree(row < 0 || rows.await(token, rank)) && good;
-    address = row < 0 ? 0 : reinterpret_cast<std::uint64_t>(rows.address(token, rank, row));
-    return warp::ballot(row >= 0);
-  }
-
-  /// Adds a part of the token, whose row at the rank of the lane's index is `planned`. False after a fault.
-  DEEP_EP_DEVICE bool add_part(int token, int part, std::int32_t planned) const {
-    const CombineParams& params = rows.params;
+  /// Waits until all rows of the token are there. False after a fault.
+  DEEP_EP_DEVICE bool await(const Token& token) const {
     bool good = true;
-    std::uint64_t address = 0;
-    const std::uint32_t holders = find_rows(token, 0, planned, address, good);
-    if (!good) return false;
-    const auto step = static_cast<std::uint32_t>(params.parts_per_token) * RowSum::kPieceBytes;
-    for (std::uint32_t offset = static_cast<std::uint32_t>(part) * RowSum::kPieceBytes; offset < params.row_bytes;
-         offset += step) {
-      const std::uint32_t rest = params.row_bytes - offset;
-      const int vectors = static_cast<int>((rest < RowSum::kPieceBytes ? rest : RowSum::kPieceBytes) / sizeof(Vec16));
-      const std::int64_t at = std::int64_t{token} * params.row_bytes + offset;
-      RowSum sum;
-      for (const std::byte* bias : params.bias) {
-        if (bias != nullptr) sum.add_stream(bias + at, vectors);
-      }
-      sum.add_rows(address, holders, offset, vectors);
-      for (int first_rank = kWarpSize; first_rank < params.common.num_ranks; first_rank += kWarpSize) {
-        std::uint64_t later_address = 0;
-        const std::uint32_t later =
-            find_rows(token, first_rank, rows.planned_row(token, first_rank + lane_index()), later_address, good);
-        if (!good) return false;
-        sum.add_rows(later_address, later, offset, vectors);
-      }
-      sum.store(params.combined_x + at, vectors);
+    for (int rank = lane_index(); rank < rows.params.common.num_ranks; rank += kWarpSize) {
+      good = (row_at(token, rank) < 0 || rows.await(token.number, rank)) && good;
     }
-    if (part == 0 && params.combined_weights != nullptr) add_weights(token);
-    return true;
+    return warp::agree(good);
+  }
+
+  /// Adds a part of the token.
+  DEEP_EP_DEVICE void add(const Token& token, int part) const {
+    const CombineParams& params = rows.params;
+    const std::int64_t at = std::int64_t{token.number} * params.row_bytes;
+    const auto bias = [&](int number) { return params.bias[number] == nullptr ? nullptr : params.bias[number] + at; };
+    const auto find = [&](int rank) {
+      const std::int32_t row = row_at(token, rank);
+      return row < 0 ? FoundRow{} : rows.row(token.number, rank, row);
+    };
+    const RowReduction reduction(params.common.num_ranks, find, bias(0), bias(1));
+    reduction.add(params.combined_x + at, params.row_bytes,
+                  {static_cast<std::uint32_t>(part) * RowSum::kPieceBytes,
+                   static_cast<std::uint32_t>(params.parts_per_token) * RowSum::kPieceBytes});
+    if (part == 0 && params.combined_weights != nullptr) {
+      reduction.add_weights(params.combined_weights + std::int64_t{token.number} * params.num_topk, params.num_topk);
+    }
   }
 
   /// Parts of tokens in a round.
@@ -132,13 +112,14 @@ struct CombineAdder {
       const std::uint32_t ticket = lane_index() == 0 ? fetch_add_relaxed<Scope::gpu>(next, std::uint32_t{1}) : 0;
       const std::int32_t planned_next = planned_row(following);
 
-      const int token = token_of(part);
-      if (params.window.round_of(token) != round) {
+      const Token token{token_of(part), planned};
+      if (params.window.round_of(token.number) != round) {
         if (!finish_round(round, added)) return false;
-        round = params.window.round_of(token);
+        round = params.window.round_of(token.number);
         added = 0;
       }
-      if (!add_part(token, static_cast<int>(part % parts_of_token), planned)) return false;
+      if (!await(token)) return false;
+      add(token, static_cast<int>(part % parts_of_token));
       ++added;
       part = following;
       planned = planned_next;

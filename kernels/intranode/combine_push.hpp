@@ -1,7 +1,7 @@
 // The pushing warps of combine: in each, one thread moves rows of this rank through stages in shared memory into the
-// windows of their owners; the other lanes look up where the next rows belong. One more warp raises the rows' flags
-// once they are complete there: the fence that this takes waits for answers from all peers, and would hold up whoever
-// moves rows.
+// windows of their owners, the other ranks; the other lanes look up where the next rows belong. One more warp raises
+// the rows' flags once they are complete there: the fence that this takes waits for answers from all peers, and would
+// hold up whoever moves rows.
 //
 // A window holds so many tokens of a source. An owner with more works in rounds of a fraction of that, so that a part
 // is filled while the others are added up; rounds are pushed in the same order by all ranks, which keeps credits free
@@ -83,13 +83,15 @@ struct CombinePusher {
     const std::int32_t end = params.rank_prefix_matrix[owner * params.common.num_ranks + params.common.rank];
     return end < params.num_rows ? end : params.num_rows;
   }
+  /// This rank reads its own rows where they lie.
+  DEEP_EP_DEVICE int owners() const { return params.common.num_ranks - 1; }
   /// `turn` counts owners: each rank begins with a different one.
   DEEP_EP_DEVICE int owner_of(int turn) const { return (params.common.rank + 1 + turn) % params.common.num_ranks; }
   DEEP_EP_DEVICE PushCursor cursor_at(std::int32_t row, std::int32_t end) const {
     return PushCursor{row, end, row < end ? load_stream(params.recv_src_idx + row) : 0};
   }
   DEEP_EP_DEVICE PushCursor first_row(int turn) const {
-    if (turn >= params.common.num_ranks) return PushCursor{0, 0, 0};
+    if (turn >= owners()) return PushCursor{0, 0, 0};
     const int owner = owner_of(turn);
     return cursor_at((owner == 0 ? 0 : segment_end(owner - 1)) + first, segment_end(owner));
   }
@@ -135,8 +137,8 @@ struct CombinePusher {
   /// Rounds that the owner with most tokens takes.
   DEEP_EP_DEVICE std::uint64_t most_rounds() const {
     std::uint64_t rounds = 0;
-    for (int owner = 0; owner < params.common.num_ranks; ++owner) {
-      const CombinePeer& peer = peers[owner];
+    for (int turn = 0; turn < owners(); ++turn) {
+      const CombinePeer& peer = peers[owner_of(turn)];
       const std::uint64_t needed = peer.num_tokens == 0 ? 0 : peer.window.round_of(peer.num_tokens - 1) + 1;
       rounds = needed > rounds ? needed : rounds;
     }
@@ -148,7 +150,7 @@ struct CombinePusher {
   DEEP_EP_DEVICE bool push_turn(int first_turn, PushCursor& cursor, std::uint64_t round, bool first_of_round,
                                 bool& good) {
     const int turn = first_turn + lane_index();
-    const bool mine = turn < params.common.num_ranks && cursor.row < cursor.end &&
+    const bool mine = turn < owners() && cursor.row < cursor.end &&
                       peers[owner_of(turn)].window.round_of(cursor.token) == round;
     const std::uint32_t owners = warp::ballot(mine);
     for (std::uint32_t left = owners; left != 0 && good; left &= left - 1) {
@@ -169,13 +171,12 @@ struct CombinePusher {
 
   /// Pushes this warp's share. False after a fault.
   DEEP_EP_DEVICE bool push_all() {
-    const int num_ranks = params.common.num_ranks;
-    for (int turn = lane_index(); turn - lane_index() < num_ranks; turn += kWarpSize) cursors[turn] = first_row(turn);
+    for (int turn = lane_index(); turn - lane_index() < owners(); turn += kWarpSize) cursors[turn] = first_row(turn);
     const std::uint64_t rounds = most_rounds();
     bulk::fence_global();  // the owners' addresses also say that their windows are free for our bulk stores
     bool good = true;
     for (std::uint64_t round = 0; good && round < rounds; ++round) {
-      for (int first_turn = 0; good && first_turn < num_ranks; first_turn += kWarpSize) {
+      for (int first_turn = 0; good && first_turn < owners(); first_turn += kWarpSize) {
         PushCursor cursor = cursors[first_turn + lane_index()];  // nobody else's
         // Owners in turn, so that each gets the rows of its first tokens first and can begin to add.
         bool first_of_round = true;

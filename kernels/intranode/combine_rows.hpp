@@ -1,6 +1,7 @@
 // Where an owner finds the rows of its tokens: in the memory of a peer that lets them be pulled, or in its own window.
 #pragma once
 
+#include "kernels/common/row_sum.hpp"
 #include "kernels/common/wait.hpp"
 #include "kernels/intranode/combine_shared.hpp"
 #include "kernels/primitives/memory.hpp"
@@ -21,17 +22,18 @@ struct CombineRows {
   DEEP_EP_DEVICE std::int32_t row_held(std::int32_t planned, int rank) const {
     return planned >= 0 && planned < peers[rank].num_rows ? planned : -1;
   }
-  DEEP_EP_DEVICE const std::byte* address(int token, int rank, std::int32_t row) const {
-    return peers[rank].x != nullptr ? peers[rank].x + std::int64_t{row} * params.row_bytes
-                                    : params.window.row(rank, token);
+  /// Where row `row` of `rank`, which is of the token, lies.
+  DEEP_EP_DEVICE FoundRow row(int token, int rank, std::int32_t row) const {
+    const CombinePeer& peer = peers[rank];
+    if (!peer.pushes) {
+      return {peer.x + std::int64_t{row} * params.row_bytes, peer.topk_weights + std::int64_t{row} * params.num_topk};
+    }
+    const std::byte* slot = params.window.row(rank, token);
+    return {slot, reinterpret_cast<const float*>(slot + params.row_bytes)};
   }
-  DEEP_EP_DEVICE const float* weights(int token, int rank, std::int32_t row) const {
-    return peers[rank].x != nullptr ? peers[rank].topk_weights + std::int64_t{row} * params.num_topk
-                                    : reinterpret_cast<const float*>(params.window.row(rank, token) + params.row_bytes);
-  }
-  /// Waits until the row is there; pulled ones always are. False after a fault.
+  /// Waits until the row is there; those that are read where they lie always are. False after a fault.
   DEEP_EP_DEVICE bool await(int token, int rank) const {
-    if (peers[rank].x != nullptr) return true;
+    if (!peers[rank].pushes) return true;
     const std::uint64_t* flag = params.common.flag_from(rank, params.window.slot(token));
     const std::uint64_t round = params.window.round_of(token);
     return wait_signal(params.wait, flag, {rank, Wanted::combine_rows, round_signal(epoch, round + 1)});

@@ -9,8 +9,9 @@ namespace deep_ep {
 /// What a block knows of one peer.
 struct CombinePeer {
   // As the expert side of our tokens.
-  const std::byte* x;  ///< its rows, readable by us; nullptr: it pushes them into our window
+  const std::byte* x;  ///< its rows, readable by us
   const float* topk_weights;
+  bool pushes;            ///< them into our window; x and topk_weights mean nothing
   std::int32_t num_rows;  ///< that it holds; fewer than it was sent, if num_worst_tokens was too small
   // As the owner of rows that we hold.
   std::int32_t num_tokens;

@@ -15,12 +15,6 @@
 #define DEEP_EP_HOST_DEVICE inline
 #endif
 
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
-#define DEEP_EP_BLACKWELL 1
-#else
-#define DEEP_EP_BLACKWELL 0
-#endif
-
 // Built with ThreadSanitizer / AddressSanitizer? GCC defines the macros, Clang has __has_feature.
 #if defined(__SANITIZE_THREAD__)
 #define DEEP_EP_TSAN 1
@@ -45,9 +39,6 @@
 #endif
 
 namespace deep_ep::device {
-
-/// Compiled for sm_100 or later.
-inline constexpr bool kBlackwell = DEEP_EP_BLACKWELL != 0;
 
 /// The largest word that one instruction moves.
 struct alignas(16) Vec16 {

@@ -30,10 +30,15 @@ struct ReachParams {
   std::uint32_t far_ranks[(kMaxRanks + 31) / 32] = {};  ///< a bit for each
   int num_far = 0;
   int lanes = 1;       ///< to each far rank: queue pairs that rows take in turn, a power of two
-  int rail_width = 0;  ///< ranks of a node, where rows of this call go by rails; else 0
+  Divisor rail_width = 0;     ///< ranks of a node, where rows of this call go by rails; else 0
+  Divisor other_nodes_ranks;  ///< by rails: ranks of other nodes
   /// Blocks of the grid that do all but posting. Those behind them post to far ranks, over one lane in each warp.
   int working_blocks = 0;
 
+  void set_rails(int width) {
+    rail_width = width;
+    other_nodes_ranks = num_ranks - width;
+  }
   void set_far(int far_rank) {
     far_ranks[far_rank / 32] |= 1u << far_rank % 32;
     ++num_far;
@@ -99,7 +104,7 @@ struct Reach {
   /// The ranks that get this rank's rows through far rank `peer`. Also where no rails are: then it is itself.
   DEEP_EP_DEVICE RankRange served_by(int peer) const {
     if (!by_rails()) return {peer, 1};
-    return {node_of(peer) * ranks.rail_width, has_rail_to(peer) ? ranks.rail_width : 0};
+    return {node_of(peer) * ranks.rail_width, has_rail_to(peer) ? static_cast<int>(ranks.rail_width) : 0};
   }
 
  private:

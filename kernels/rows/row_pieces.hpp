@@ -16,8 +16,7 @@ DEEP_EP_DEVICE void for_each_piece(std::int64_t num_rows, std::uint32_t row_byte
        unit += warps) {
     const std::int64_t row = unit / pieces;
     const auto offset = static_cast<std::uint32_t>(unit % pieces) * RowSum::kPieceBytes;
-    const std::uint32_t rest = row_bytes - offset;
-    work(row, offset, static_cast<int>((rest < RowSum::kPieceBytes ? rest : RowSum::kPieceBytes) / sizeof(Vec16)));
+    work(row, offset, RowSum::vectors_at(offset, row_bytes));
   }
 }
 

@@ -9,12 +9,21 @@
 namespace deep_ep {
 namespace {
 
-// About 32 pushing warps in all saturate NVLink; more get in each other's way (docs/measurements/).
-constexpr int kGpuAddingWarps = kernels::combine::kMaxThreads / 32;
-constexpr int kGpuPushingWarps = 2;
-constexpr int kGpuAddingWarpsPushing = kGpuAddingWarps - kGpuPushingWarps - 1;
+// About 32 pushing warps in all saturate NVLink; more get in each other's way (docs/measurements/). Few blocks have
+// more of them each, but not so many that too few warps are left to add.
+constexpr int kGpuWarps = kernels::combine::kMaxThreads / 32;
 constexpr int kGpuPushingWarpsInAll = 32;
-constexpr int kPartsPerToken = 4;
+constexpr int kGpuFewestPushingWarps = 2;
+constexpr int kGpuMostPushingWarps = 4;
+
+/// In how many parts each of the tokens is added, by so many warps. A warp that adds a whole token looks its rows up
+/// once, and keeps most pieces of them under way; where a warp gets few tokens, all warps end at the same time only if
+/// tokens are cut.
+int parts_per_token(int tokens, int warps) {
+  constexpr int kTokensOfWarp = 20;
+  if (tokens >= kTokensOfWarp * warps) return 1;
+  return 2 * tokens >= kTokensOfWarp * warps ? 2 : 4;
+}
 
 /// How rows that peers push go through this rank's window.
 void plan_window(CombineParams& params, const NormalModeSetup& setup) {
@@ -39,21 +48,22 @@ void plan_window(CombineParams& params, const NormalModeSetup& setup) {
               params.num_tokens / window.tokens_per_round + 1, 1, kMostRounds);
 }
 
-/// The roles of a block's warps. Where this rank pushes, one raises flags, and the others share adding and pushing.
-/// Returns how many there are.
-int plan_warps(CombineParams& params, const Config& config, const NormalModeSetup& setup) {
+/// The roles of the warps of each of `blocks` blocks. Where this rank pushes, one raises flags, and the others share
+/// adding and pushing. Returns how many there are.
+int plan_warps(CombineParams& params, int blocks, const Config& config, const NormalModeSetup& setup) {
   const bool gpu = setup.on_gpu();
   const int flag_warps = params.push ? 1 : 0;
   if (config.warps_per_block == 0 && gpu) {
-    params.adding_warps = params.push ? kGpuAddingWarpsPushing : kGpuAddingWarps;
-    params.pushing_warps = params.push ? kGpuPushingWarps : 0;
+    const int share = (kGpuPushingWarpsInAll + blocks - 1) / blocks;
+    params.pushing_warps = params.push ? std::clamp(share, kGpuFewestPushingWarps, kGpuMostPushingWarps) : 0;
+    params.adding_warps = kGpuWarps - params.pushing_warps - flag_warps;
   } else {
     const int wanted = config.warps_per_block != 0 ? config.warps_per_block : setup.policy.warps_per_block;
     const int rest = std::max(wanted - flag_warps, params.push ? 2 : 1);
     params.pushing_warps = params.push ? std::max(1, rest / 3) : 0;
     params.adding_warps = rest - params.pushing_warps;
   }
-  params.parts_per_token = kPartsPerToken;
+  params.parts_per_token = parts_per_token(params.num_tokens, blocks * params.adding_warps);
   params.pushing_blocks = gpu ? std::max(1, kGpuPushingWarpsInAll / std::max(1, params.pushing_warps)) : INT32_MAX;
   return params.adding_warps + params.pushing_warps + flag_warps;
 }
@@ -61,7 +71,8 @@ int plan_warps(CombineParams& params, const Config& config, const NormalModeSetu
 LaunchShape plan_launch(CombineParams& params, const Config& config, const NormalModeSetup& setup) {
   const LaunchPolicy& policy = setup.policy;
   const int sms = config.num_sms != 0 ? config.num_sms : Config::combine_default(setup.num_ranks).num_sms;
-  const int warps = plan_warps(params, config, setup);
+  const int blocks = std::min(sms, policy.multiprocessors);
+  const int warps = plan_warps(params, blocks, config, setup);
   const auto shared_bytes = [&](int stages, std::uint32_t stage_bytes) {
     return CombineShared(Carver::without_memory(), setup.num_ranks, params.pushing_warps, stages, stage_bytes).bytes;
   };
@@ -72,8 +83,7 @@ LaunchShape plan_launch(CombineParams& params, const Config& config, const Norma
     params.stages = stages.count;
     params.stage_bytes = stages.bytes;
   }
-  return LaunchShape{std::min(sms, policy.multiprocessors), warps * 32,
-                     shared_bytes(params.stages, params.stage_bytes)};
+  return LaunchShape{blocks, warps * 32, shared_bytes(params.stages, params.stage_bytes)};
 }
 
 }  // namespace

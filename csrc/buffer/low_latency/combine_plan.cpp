@@ -171,7 +171,7 @@ LowLatencyCombinePlan plan_combine(const LowLatencyCombineArguments& arguments, 
                              ? 0
                              : choose_rails(!arguments.return_recv_hook || setup.hooks_by_rails(), params.max_tokens,
                                             params.num_topk, params.row_bytes, params.row_bytes, setup);
-  params.common.rail_width = rail_width;
+  params.common.set_rails(rail_width);
   const bool unreduced = goes_unreduced(arguments, params, setup);
   params.call_shape =
       call_shape_of({params.max_tokens, params.num_topk, params.hidden, params.num_local_experts,

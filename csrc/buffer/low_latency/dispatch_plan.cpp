@@ -227,7 +227,7 @@ LowLatencyDispatchPlan plan_dispatch(const LowLatencyDispatchArguments& argument
   const bool may_go_by_rails = !arguments.return_recv_hook || setup.hooks_by_rails();
   const int rail_width =
       choose_rails(may_go_by_rails, params.max_tokens, params.num_topk, direct_bytes, rail_bytes, setup);
-  params.common.rail_width = rail_width;
+  params.common.set_rails(rail_width);
   check_room(params.max_tokens, params.hidden, rail_width != 0 ? rail_bytes : direct_bytes, setup);
   const DispatchShape shape{.format = static_cast<int>(params.format),
                             .weights = params.weights,

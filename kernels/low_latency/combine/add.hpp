@@ -246,7 +246,7 @@ struct CombineAdder {
     constexpr int kSteps = WarpShare<true>::kSteps;
 #pragma unroll 1
     for (int pass = warp; pass < wire.passes(); pass += warps) {
-      const WarpShare<true> share{pass, wire.passes()};
+      const WarpShare<true> share{pass, {}};  // of one pass
       float sum[kSteps][8] = {};
 #pragma unroll 1
       for (int source = 0; source < sources.count; ++source) {

@@ -29,8 +29,8 @@ struct CombineShared {
 
   /// `groups`: of warps that push, 0 without a send part. `rows`: that may fall to a warp. `poster_warps`: 0 where
   /// nothing is posted.
-  DEEP_EP_HOST_DEVICE CombineShared(Carver carver, const CombineWire& wire, int warps, int groups, int warps_per_row,
-                                    int rows, int poster_warps)
+  DEEP_EP_HOST_DEVICE CombineShared(Carver carver, const CombineWire& wire, int warps, int groups,
+                                    const Divisor& warps_per_row, int rows, int poster_warps)
       : put_off_words_((static_cast<std::size_t>(rows) + 31) / 32) {
     const std::size_t pushing = groups == 0      ? 0
                                 : wire.encoded() ? WarpShare<true>{0, warps_per_row}.stage_bytes(wire)

@@ -156,9 +156,9 @@ struct DispatchReach : CallReach<LowLatencyKind::dispatch, kRdma, kRdma> {
   DEEP_EP_DEVICE int first_of_turn(int turn) const {
     return this->by_rails() ? (this->own_node() + turn) * this->common.rail_width : 0;
   }
-  DEEP_EP_DEVICE Divisor sources_of_turn(int turn) const {
+  DEEP_EP_DEVICE const Divisor& sources_of_turn(int turn) const {
     if (!this->by_rails()) return this->common.num_ranks;
-    return Divisor(turn == 0 ? this->common.rail_width : this->common.num_ranks - this->common.rail_width);
+    return turn == 0 ? this->common.rail_width : this->common.other_nodes_ranks;
   }
 
   // ---- As relay ----

@@ -1,8 +1,53 @@
 // Combine: pulling, pushing and both at once give the same bits; biases, weights, the automatic choice.
+#include <algorithm>
+
+#include "kernels/intranode/params.hpp"
+#include "kernels/layout/params.hpp"
+#include "tests/cluster/counting_executor.hpp"
 #include "tests/cluster/fixture.hpp"
 
 namespace deep_ep::test {
 namespace {
+
+/// On the CPU: fills the window for pushed rows before every combine, and keeps where it lies.
+class WindowFillingExecutor final : public CountingExecutor {
+ public:
+  static constexpr std::byte kUntouched{0xa5};
+  using CountingExecutor::CountingExecutor;
+
+  PushWindow window{};
+
+  const KernelTable& kernels() const override {
+    static thread_local KernelTable table;
+    table = CountingExecutor::kernels();
+    launching_ = {&CountingExecutor::kernels(), const_cast<WindowFillingExecutor*>(this)};
+    table.combine = &combine;
+    return table;
+  }
+
+  /// Of the part that belongs to `source`: whether anything was written to it.
+  bool written(int source) const {
+    const std::byte* part = window.rows + static_cast<std::size_t>(source) * bytes_of_part();
+    return std::any_of(part, part + bytes_of_part(), [](std::byte byte) { return byte != kUntouched; });
+  }
+
+ private:
+  struct Launching {
+    const KernelTable* kernels;
+    WindowFillingExecutor* executor;
+  };
+  static inline thread_local Launching launching_;
+
+  std::size_t bytes_of_part() const { return static_cast<std::size_t>(window.tokens) * window.stride; }
+
+  static void combine(const CombineParams& params, const LaunchShape& shape, void* stream) {
+    WindowFillingExecutor& executor = *launching_.executor;
+    executor.window = params.window;
+    const auto ranks = static_cast<std::size_t>(params.common.num_ranks);
+    std::fill_n(params.window.rows, ranks * executor.bytes_of_part(), kUntouched);
+    launching_.kernels->combine(params, shape, stream);
+  }
+};
 
 class CombineTest : public ClusterTest {
  protected:
@@ -47,6 +92,24 @@ TEST_P(CombineTest, Pushes) {
 TEST_P(CombineTest, PushesFromTheHeapToo) {
   DEEP_EP_NEEDS_RANKS(2);
   run(make_case(with_everything({20, 7})), {{true, true}}, CombineMode::push);
+}
+
+TEST_P(CombineTest, OwnRowsAreReadWhereTheyLie) {
+  if (GetParam().target != Target::host) GTEST_SKIP() << "looks into the heap";
+  const Case one = make_case(with_everything({20, 9, 31}));
+  run_cluster(cluster(3), [&](Rank& rank) {
+    const auto executor = std::make_shared<WindowFillingExecutor>(rank.executor());
+    Buffer buffer(rank.bootstrap(), executor, {.heap_bytes = std::size_t{64} << 20});
+    const DispatchResult dispatched = buffer.dispatch(upload_inputs(rank, one).dispatch, rank.call());
+    for (const bool heap : {false, true}) {
+      Returned returned = upload_returned(rank, buffer, one, dispatched.handle, heap, CombineMode::push);
+      check_combine(rank, one, buffer.combine(returned.combine, rank.call()));
+      for (int source = 0; source < rank.size(); ++source) {
+        require(executor->written(source) == (source != rank.rank()), "the part of " + std::to_string(source));
+      }
+    }
+    buffer.destroy();
+  });
 }
 
 TEST_P(CombineTest, EachRankChoosesForItself) {

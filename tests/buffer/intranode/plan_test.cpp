@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 
@@ -149,6 +150,38 @@ TEST(IntranodePlan, CombinePushesWhatPeersCannotRead) {
   EXPECT_LE(push.shape.shared_bytes, setup.policy.max_shared_bytes);
   inputs.arguments.mode = CombineMode::push;
   EXPECT_TRUE(plan_combine(inputs.arguments, true, setup).params.push);
+}
+
+TEST(IntranodePlan, FewBlocksPushWithMoreWarpsEach) {
+  const NormalModeSetup setup = intranode_setup();
+  CombineInputs inputs(4096, 5000, setup);
+  for (const int sms : {1, 4, 8, 11, 16, 24, 132}) {
+    inputs.arguments.config.num_sms = sms;
+    const CombinePlan plan = plan_combine(inputs.arguments, false, setup);
+    const CombineParams& params = plan.params;
+    EXPECT_GE(params.pushing_warps, 2) << sms;
+    EXPECT_GE(params.adding_warps, 2 * params.pushing_warps) << sms;
+    EXPECT_EQ(plan.shape.threads, 512) << sms;
+    EXPECT_LE(plan.shape.shared_bytes, setup.policy.max_shared_bytes) << sms;
+    const int pushing = params.pushing_warps * std::min(params.pushing_blocks, plan.shape.blocks);
+    EXPECT_LE(pushing, 32) << sms;
+    EXPECT_GE(pushing, std::min(4 * sms, 30)) << sms;
+  }
+}
+
+TEST(IntranodePlan, TokensAreCutWhereWarpsGetFew) {
+  const NormalModeSetup setup = intranode_setup();
+  const auto parts = [&](std::int64_t tokens, int sms) {
+    CombineInputs inputs(tokens, 5000, setup);
+    inputs.arguments.config.num_sms = sms;
+    return plan_combine(inputs.arguments, true, setup).params.parts_per_token;
+  };
+  EXPECT_EQ(parts(0, 8), 4);
+  EXPECT_EQ(parts(128, 8), 4);
+  EXPECT_EQ(parts(4096, 8), 1);
+  EXPECT_EQ(parts(4096, 16), 2);
+  EXPECT_EQ(parts(4096, 24), 2);
+  EXPECT_EQ(parts(4096, 64), 4);
 }
 
 TEST(IntranodePlan, RoundsOfCombine) {

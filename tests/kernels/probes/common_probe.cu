@@ -35,7 +35,7 @@ DEEP_EP_DEVICE void call_probe(const probes::CallParams& p, std::byte* shared) {
 }
 
 DEEP_EP_DEVICE void serve_probe(const probes::ServeParams& p, std::byte* shared) {
-  const NodeGrid grid{.rank = 0, .num_ranks = 3, .width = 1};
+  const NodeGrid grid{.rank = 0, .num_ranks = 3, .width = {}};  // each rank is a node
   const bool good = internode::serve(
       grid.others(), p.wait, reinterpret_cast<std::int32_t*>(shared), 0, 1, [](int) { return 1; },
       [](int) { return 0; }, [](int, int) { return true; },

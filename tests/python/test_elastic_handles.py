@@ -149,3 +149,36 @@ def test_streams_that_use_a_handle(monkeypatch):
     assert id(x) in seen["inputs"] and id(rows) in seen["outputs"]
     buffer.combine(rows, handle)
     assert {id(each) for each in held} <= set(seen["inputs"])
+
+
+class Watched:
+    """A native buffer that writes down how many SMs its calls for rows may take."""
+
+    POSITION = {"dispatch": 9, "cached_dispatch": 3}
+
+    def __init__(self, native):
+        self.native, self.sms = native, []
+
+    def __getattr__(self, name):
+        call = getattr(self.native, name)
+        if name not in self.POSITION:
+            return call
+
+        def watched(*arguments):
+            self.sms.append(arguments[self.POSITION[name]])
+            return call(*arguments)
+
+        return watched
+
+
+def test_sms_of_a_handle():
+    """Calls with a handle take as many SMs as its dispatch, unless they say how many."""
+    buffer = ElasticBuffer(Alone, num_max_tokens_per_rank=M, hidden=H, num_topk=2)
+    buffer.runtime = Watched(buffer.runtime)
+    x = torch.ones(3, H, dtype=torch.bfloat16)
+    handle = buffer.dispatch(x, torch.zeros(3, 2, dtype=torch.int64), num_experts=2, num_sms=6)[3]
+    rows = buffer.dispatch(x, handle=handle)[0]
+    buffer.combine(rows, handle)
+    buffer.dispatch(x, handle=handle, num_sms=8)
+    buffer.combine(rows, handle, num_sms=4)
+    assert handle.num_sms == 6 and buffer.runtime.sms == [6, 6, 6, 8, 4]

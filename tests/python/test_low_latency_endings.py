@@ -20,16 +20,18 @@ def endings(group):
     rows, count, handle, event, hook = dispatch(
         buffer, case, use_fp8=False, async_finish=True, dispatch_wait_recv_cost_stats=waits
     )
-    assert hook is None and any(tensor is waits for tensor in event.extra_tensors)
+    assert hook is None
+    for kept in (waits, case.x[rank], case.topk_idx[rank], rows):
+        assert any(tensor is kept for tensor in event.extra_tensors)
     event.current_stream_wait()
     reference.check_dispatched(case, rank, M, (rows, count, handle, event, hook))
     back, event, hook = combine(buffer, case, outputs[rank], handle, async_finish=True, combine_wait_recv_cost_stats=waits)
     del handle
-    assert any(tensor is waits for tensor in event.extra_tensors)
+    for kept in (waits, outputs[rank], case.topk_idx[rank], case.topk_weights[rank], back):
+        assert any(tensor is kept for tensor in event.extra_tensors)
     event.current_stream_wait()
     assert hook is None
     reference.close(back, wanted)
-    assert any(tensor is back for tensor in event.extra_tensors)
     del event
 
     out = torch.empty_like(back)

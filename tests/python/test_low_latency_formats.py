@@ -138,12 +138,14 @@ def rank_major(group):
     rank, ranks = buffer.rank, buffer.group_size
     case = ll_case([M, 2, 5][:ranks])
     local = case.local_experts
-    for form in ({"use_fp8": False}, {}):
+    for form in ({"use_fp8": False}, {"async_finish": True}):
+        fp8 = "use_fp8" not in form
         rows, count, idx, weights, handle, event, hook = buffer.low_latency_dispatch_rank_major(
             case.x[rank], case.topk_idx[rank], M, case.num_experts, case.topk_weights[rank], **form
         )
-        assert hook is None and event.event is None and count.shape == (ranks,)
-        data = rows if form else rows[0]
+        assert hook is None and (event.event is not None) == fp8 and count.shape == (ranks,)
+        assert not fp8 or any(tensor is case.x[rank] for tensor in event.extra_tensors)
+        data = rows[0] if fp8 else rows
         assert data.shape == (ranks, M, 512) and handle[0].shape == (ranks, M) and handle[1].shape == (ranks,)
         output = torch.full((ranks, M, 512), float("nan"), dtype=torch.bfloat16)
         for source in range(ranks):
@@ -157,7 +159,7 @@ def rank_major(group):
             assert torch.equal(idx[source][:number].long(), wanted)
             assert torch.equal(weights[source][:number], torch.where(mine, case.topk_weights[source], 0.0)[tokens])
             x = case.x[source][tokens]
-            if form:
+            if not fp8:
                 assert torch.equal(rows[source][:number], x)
             else:
                 values, scales = reference.cast_fp8(x)

@@ -109,6 +109,14 @@ TensorView Runtime::local_memory() const {
   return TensorView::contiguous(window(), DType::uint8, {bytes}, device());
 }
 
+std::size_t Runtime::trim() {
+  executor_->make_current();
+  if (executor_->is_capturing(comm_stream_)) {
+    throw InvalidArgument("trim: calls are being recorded into a CUDA graph, and the host waits for calls");
+  }
+  return calls_->trim();
+}
+
 Tensor Runtime::allocate_tensor(DType dtype, std::initializer_list<std::int64_t> shape, StreamHandle stream) {
   faults_->raise();
   const TensorView wanted = unplaced(device(), dtype, shape);

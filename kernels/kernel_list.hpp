@@ -47,6 +47,7 @@
   KERNEL(barrier_low_latency_watched,              deep_ep::LowLatencyBarrierParams,   128) \
   KERNEL(change_masks_low_latency_watched,         deep_ep::LowLatencyMasksParams,      32) \
   KERNEL(add_waits_low_latency,                    deep_ep::LowLatencyWaitsParams,     256) \
+  KERNEL(line_test,                                deep_ep::LineTestParams,            256) \
   KERNEL(sum_rows,                                 deep_ep::SumRowsParams,             256) \
   KERNEL(gather_rows,                              deep_ep::GatherRowsParams,          256) \
   KERNEL(count_selections,                         deep_ep::NumberRowsParams,          512) \
@@ -75,6 +76,7 @@ struct LowLatencyCombineParams;
 struct LowLatencyBarrierParams;
 struct LowLatencyMasksParams;
 struct LowLatencyWaitsParams;
+struct LineTestParams;
 struct SumRowsParams;
 struct GatherRowsParams;
 struct NumberRowsParams;

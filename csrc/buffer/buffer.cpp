@@ -104,6 +104,8 @@ bool Buffer::in_heap(const ConstTensorView& tensor) const {
 TensorView Buffer::local_memory() const { return alive(implementation_, "local_memory").runtime().local_memory(); }
 TensorView Buffer::low_latency_memory() const { return low_latency(implementation_, "low_latency_memory").memory(); }
 
+std::size_t Buffer::trim() { return alive(implementation_, "trim").runtime().trim(); }
+
 void Buffer::check() { alive(implementation_, "check").check(); }
 
 void Buffer::destroy() {

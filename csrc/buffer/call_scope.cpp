@@ -49,6 +49,12 @@ void CallContext::settle() const {
   executor_->synchronize(comm_stream_);
 }
 
+std::size_t CallContext::trim() const {
+  cache_->give_back_all();
+  settle();
+  return executor_->trim();
+}
+
 CallScope::CallScope(const CallContext& context, const CallOptions& call)
     : context_(context),
       caller_stream_(call.stream),

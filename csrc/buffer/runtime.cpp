@@ -6,6 +6,7 @@
 #include "csrc/bootstrap/agreement.hpp"
 #include "csrc/buffer/device_share.hpp"
 #include "csrc/buffer/internode/lanes.hpp"
+#include "csrc/buffer/line_check.hpp"
 #include "csrc/buffer/low_latency/lanes.hpp"
 #include "csrc/buffer/options.hpp"
 #include "csrc/support/format.hpp"
@@ -72,6 +73,10 @@ Runtime::Runtime(std::shared_ptr<Bootstrap> bootstrap, std::shared_ptr<Executor>
   // Only now do we know that there must be room for what NICs fetch and write.
   plan_ = BufferPlan::make(options_, nodes_);
   if (layout().bytes() > heap_->bytes()) make_heap();
+  // Within a host that is known of NVLink.
+  if (heap_->kind() == HeapKind::fabric && options_.low_latency.bytes != 0) {
+    check_lines(*bootstrap_, executor_, *heap_, comm_stream_, {.timeout_s = timeout_s_});
+  }
   agree(*bootstrap_, "allocating memory for a Buffer", [&] {
     auto arena = std::make_shared<Arena>(executor_, heap_, layout().arena_at(), heap_->bytes() - layout().arena_at());
     const bool on_gpu = device().kind == Device::Kind::cuda;
@@ -102,6 +107,14 @@ bool Runtime::in_heap(const ConstTensorView& tensor) const {
   // Signals and window do not count: peers write there.
   return tensor.device == device() && heap_->contains(tensor.data, std::max<std::size_t>(1, tensor.bytes())) &&
          static_cast<const std::byte*>(tensor.data) >= window() + layout().window_bytes;
+}
+
+std::size_t Runtime::trim() {
+  executor_->make_current();
+  if (executor_->is_capturing(comm_stream_)) {
+    throw InvalidArgument("trim: calls are being recorded into a CUDA graph, and the host waits for calls");
+  }
+  return calls_->trim();
 }
 
 TensorView Runtime::local_memory() const {

@@ -61,6 +61,7 @@ class Runtime {
   Tensor allocate_tensor(DType dtype, std::initializer_list<std::int64_t> shape, StreamHandle stream);
   bool in_heap(const ConstTensorView& tensor) const;
   TensorView local_memory() const;
+  std::size_t trim();
 
   /// Collective: afterwards no rank maps a peer any more.
   void unmap_peers_together();

@@ -64,8 +64,10 @@ void* MemoryCache::take(std::size_t bytes) {
   try {
     return executor.allocate_async(bytes, home_->handle());
   } catch (const OutOfMemory&) {
-    if (unused_bytes() == 0) throw;
+    // The executor has trimmed its pool, but not of what is ours, nor of what work under way uses.
     give_back_all();
+    executor.synchronize(home_->handle());
+    executor.trim();
     return executor.allocate_async(bytes, home_->handle());
   }
 }

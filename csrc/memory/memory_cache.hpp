@@ -39,6 +39,8 @@ class MemoryCache {
   Block allocate(std::size_t bytes);
   /// `events` are behind its last uses on other streams.
   void release(const Block& block, std::vector<EventHandle> events);
+  /// The executor gets all unused memory, behind the work of the home stream.
+  void give_back_all();
 
   std::size_t unused_bytes() const;
   const std::shared_ptr<HomeStream>& home() const { return home_; }
@@ -55,7 +57,6 @@ class MemoryCache {
 
   void* take(std::size_t bytes);
   void give_back(const Unused& unused);
-  void give_back_all();
 
   std::shared_ptr<HomeStream> home_;
   mutable std::mutex mutex_;

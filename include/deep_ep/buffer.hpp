@@ -164,6 +164,12 @@ class Buffer {
   /// write anything.
   TensorView low_latency_memory() const;
 
+  /// Waits for all calls so far and gives the driver the memory of results that nobody holds any more; the buffer keeps
+  /// it otherwise, as calls then need not ask for it. Returns how many bytes that were. The heap stays. Not collective.
+  /// A call that finds no memory does the same before it throws OutOfMemory.
+  /// @throws InvalidArgument while calls of this buffer are being recorded into a CUDA graph.
+  std::size_t trim();
+
   // --------------------------------------------------------------------------------------------------------- end
 
   /// Waits for all calls so far and raises what their kernels met.

@@ -44,6 +44,10 @@ class Executor {
   virtual void* allocate_async(std::size_t bytes, StreamHandle stream) = 0;
   /// Gives it back behind the work enqueued on `stream` so far. @param memory of `allocate_async`.
   virtual void free_async(void* memory, StreamHandle stream) noexcept = 0;
+  /// Gives the driver what lies unused in the pool of `allocate_async`, which otherwise keeps it for later requests:
+  /// what was given back behind work that has ended. Returns how many bytes that were; 0 on the host executor, which
+  /// keeps none. `allocate`, `allocate_async` and a new Buffer do it by themselves where the driver has no memory left.
+  virtual std::size_t trim() = 0;
 
   /// Zero-filled memory that both the host and kernels can read and write, at the same address. Throws OutOfMemory.
   virtual void* allocate_pinned(std::size_t bytes) = 0;

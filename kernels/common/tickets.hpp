@@ -21,15 +21,6 @@ DEEP_EP_DEVICE bool last_to_arrive(std::uint32_t* ticket, std::uint32_t expected
   return true;
 }
 
-/// last_to_arrive for those who have only read, and in the end what the last one does is stores alone, through a branch
-/// on this: nobody's writes become visible by it. On the GPU nothing waits for stores that are under way (see
-/// fetch_add_after_reads).
-DEEP_EP_DEVICE bool last_reader_to_arrive(std::uint32_t* ticket, std::uint32_t expected) {
-  const bool last = fetch_add_after_reads<Scope::gpu>(ticket, std::uint32_t{1}) + 1 == expected;
-  if (last) store_relaxed<Scope::gpu>(ticket, 0u);
-  return last;
-}
-
 /// By a whole warp: takes the next piece of work and returns its number in all lanes.
 DEEP_EP_DEVICE std::uint32_t take_next(std::uint32_t* next) {
   return warp::shuffle(lane_index() == 0 ? fetch_add_relaxed<Scope::gpu>(next, std::uint32_t{1}) : 0, 0);

@@ -111,7 +111,7 @@ struct CombineAdder {
       const std::int32_t place = is_near(at) ? -1 : place_at(token, at);
       if (place < 0) continue;
       const int counter = rings().counter(grid().number_of(node_of(at)), rings().chunk_of(place));
-      add_after_reads<Scope::gpu>(params.transfer.common.read + counter, std::uint32_t{1});
+      add_release<Scope::gpu>(params.transfer.common.read + counter, std::uint32_t{1});
     }
   }
 

@@ -18,8 +18,29 @@ DEEP_EP_DEVICE void announce_barrier(const LowLatencyParams& common, int peer, s
   poster.close();
 }
 
+/// By all threads: waits until far peers see all that calls have posted to them, as the barrier goes by queue pairs of
+/// its own. (Sums that a relay posts have been received: see clean().)
+DEEP_EP_DEVICE void settle_calls(const LowLatencyParams& common) {
+#pragma unroll 1
+  for (int i = thread_index(); i < common.num_ranks * common.lanes; i += block_threads()) {
+    const int peer = i / common.lanes;
+    const int lane = i % common.lanes;
+    if (!Reach<true>{common}.is_far(peer)) continue;
+#pragma unroll 1
+    for (int kind = 0; kind < static_cast<int>(kLowLatencyKinds) && !masked(common, peer); ++kind) {
+      const WaitContext wait = begin_to_post(common, peer, lane);
+      const int channel = channel_of(static_cast<LowLatencyKind>(kind), lane);
+      rdma::Poster<OneThread, MaskOrEnd> poster(queue_pair(common, channel, peer), wait, {common});
+      poster.settle(common.window.barrier(common.rank));
+      poster.close();
+    }
+  }
+  block::sync();
+}
+
 DEEP_EP_DEVICE void barrier_body(const LowLatencyBarrierParams& params, std::byte*) {
   const LowLatencyParams& common = params.common;
+  if (params.settles) settle_calls(common);
   const std::uint64_t epoch = common.state->barriers.epoch();
   for (int peer = thread_index(); peer < common.num_ranks; peer += block_threads()) {
     if (!masked(common, peer)) announce_barrier(common, peer, epoch);

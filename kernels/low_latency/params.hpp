@@ -347,6 +347,7 @@ struct LowLatencyCombineParams {
 
 struct LowLatencyBarrierParams {
   LowLatencyParams common;
+  bool settles = false;  ///< behind it, nothing of earlier calls is on its way to any rank
 };
 
 /// What becomes of masks between calls, where ranks agree on who is lost.

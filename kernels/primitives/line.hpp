@@ -4,7 +4,8 @@
 //
 // That a line which one instruction stores arrives whole is a property of the memory system of NVIDIA GPUs and NVLink
 // (Volta and later; NCCL's protocol LL128 is built on it), not of the PTX memory model, which promises it for 16 bytes.
-// Primitives.TaggedLines (tests/kernels) tests it within one GPU, the low-latency tests between GPUs.
+// Primitives.TaggedLines (tests/kernels) tests it within one GPU, the low-latency tests between GPUs; over a fabric
+// between hosts each buffer tries it when it is made.
 //
 // A line has one writer, and lies at the same place for every call that uses the memory, so that nothing but tags is
 // ever written where tags are. It may be written again only when the reader is known to be done with it.

@@ -24,6 +24,12 @@ enum class Scope { block, gpu, system };
 
 namespace deep_ep::device {
 
+#if DEEP_EP_TARGET_CUDA
+namespace native = ptx;
+#else
+namespace native = host_machine;
+#endif
+
 namespace detail {
 
 template <std::size_t kBytes>
@@ -40,6 +46,18 @@ struct Unsigned<8> {
 /// The unsigned word that stands for an integer of 4 or 8 bytes.
 template <class T>
 using Word = typename Unsigned<sizeof(T)>::type;
+template <class T>
+DEEP_EP_DEVICE const Word<T>* word(const T* p) {
+  return reinterpret_cast<const Word<T>*>(p);
+}
+template <class T>
+DEEP_EP_DEVICE Word<T>* word(T* p) {
+  return reinterpret_cast<Word<T>*>(p);
+}
+template <class T>
+DEEP_EP_DEVICE Word<T> word(T value) {
+  return static_cast<Word<T>>(value);
+}
 
 template <class T>
 constexpr bool is_payload = std::is_trivially_copyable_v<T> && (sizeof(T) == 4 || sizeof(T) == 8 || sizeof(T) == 16);
@@ -47,201 +65,75 @@ constexpr bool is_payload = std::is_trivially_copyable_v<T> && (sizeof(T) == 4 |
 }  // namespace detail
 
 // ---- Flags and counters: integers of 4 or 8 bytes, aligned ----
+//
+// `native` is the target's own half. Both have the same functions under the same names, so that each order is named
+// once: nothing is weaker on the GPU than on the host, and what ThreadSanitizer and mutations show there holds here.
 
 /// Whoever reads a value by this sees everything that its writer wrote before releasing it.
 template <Scope S, class T>
 DEEP_EP_DEVICE T load_acquire(const T* p) {
-  using W = detail::Word<T>;
-#if DEEP_EP_TARGET_CUDA
-  return static_cast<T>(ptx::load_acquire<S>(reinterpret_cast<const W*>(p)));
-#else
-  return static_cast<T>(host_machine::load(reinterpret_cast<const W*>(p), __ATOMIC_ACQUIRE));
-#endif
+  return static_cast<T>(native::load_acquire<S>(detail::word(p)));
 }
 
 /// Never torn, orders nothing.
 template <Scope S, class T>
 DEEP_EP_DEVICE T load_relaxed(const T* p) {
-  using W = detail::Word<T>;
-#if DEEP_EP_TARGET_CUDA
-  return static_cast<T>(ptx::load_relaxed<S>(reinterpret_cast<const W*>(p)));
-#else
-  return static_cast<T>(host_machine::load(reinterpret_cast<const W*>(p), __ATOMIC_RELAXED));
-#endif
-}
-
-/// A relaxed load that a later fence<S>() turns into an acquire: for several words that are looked at together.
-template <Scope S, class T>
-DEEP_EP_DEVICE T load_before_fence(const T* p) {
-#if DEEP_EP_TARGET_CUDA
-  return load_relaxed<S>(p);
-#else
-  return load_acquire<S>(p);  // ThreadSanitizer knows no fences
-#endif
+  return static_cast<T>(native::load_relaxed<S>(detail::word(p)));
 }
 
 /// What this thread wrote before (and what it acquired or was synchronised with) is visible to whoever acquires the
 /// value.
 template <Scope S, class T>
 DEEP_EP_DEVICE void store_release(T* p, std::type_identity_t<T> value) {
-  using W = detail::Word<T>;
-#if DEEP_EP_TARGET_CUDA
-  ptx::store_release<S>(reinterpret_cast<W*>(p), static_cast<W>(value));
-#else
-  host_machine::store(reinterpret_cast<W*>(p), static_cast<W>(value), __ATOMIC_RELEASE);
-#endif
-}
-
-namespace detail {
-/// For stores that need no fence on the GPU, where something else has ordered them.
-template <Scope S, class T>
-DEEP_EP_DEVICE void store_ordered_before(T* p, std::type_identity_t<T> value) {
-  using W = detail::Word<T>;
-#if DEEP_EP_TARGET_CUDA
-  ptx::store_relaxed<S>(reinterpret_cast<W*>(p), static_cast<W>(value));
-#else
-  host_machine::store(reinterpret_cast<W*>(p), static_cast<W>(value), __ATOMIC_RELEASE);
-#endif
-}
-}  // namespace detail
-
-/// Says that an earlier kernel of this stream has ended its reads: whoever acquires the value may overwrite what that
-/// kernel read. On the GPU a relaxed store: reads of a kernel that has ended cannot come late, and a fence would wait
-/// for the stores of everybody else on the SM.
-template <Scope S, class T>
-DEEP_EP_DEVICE void store_after_earlier_reads(T* p, std::type_identity_t<T> value) {
-  detail::store_ordered_before<S>(p, value);
-}
-
-/// Loads what store_after_earlier_reads stored. Only stores may depend on it, through a branch of this thread or of one
-/// that it has synced with; later loads may see older memory. On the GPU a relaxed load: stores do not run ahead of a
-/// branch, and an acquire takes half a microsecond.
-template <Scope S, class T>
-DEEP_EP_DEVICE T load_before_overwriting(const T* p) {
-#if DEEP_EP_TARGET_CUDA
-  return load_relaxed<S>(p);
-#else
-  return load_acquire<S>(p);
-#endif
-}
-
-/// A store_release by the last of those who have arrived at a ticket by fetch_add_acq_rel<S>, behind a branch on what
-/// the ticket said. On the GPU a relaxed store: each arrival has a barrier of that scope before it, which waits until
-/// what came before is where everybody sees it, and stores do not run ahead of a branch.
-template <Scope S, class T>
-DEEP_EP_DEVICE void store_after_arrivals(T* p, std::type_identity_t<T> value) {
-  detail::store_ordered_before<S>(p, value);
+  native::store_release<S>(detail::word(p), detail::word(value));
 }
 
 /// Never torn, orders nothing.
 template <Scope S, class T>
 DEEP_EP_DEVICE void store_relaxed(T* p, std::type_identity_t<T> value) {
-  using W = detail::Word<T>;
-#if DEEP_EP_TARGET_CUDA
-  ptx::store_relaxed<S>(reinterpret_cast<W*>(p), static_cast<W>(value));
-#else
-  host_machine::store(reinterpret_cast<W*>(p), static_cast<W>(value), __ATOMIC_RELAXED);
-#endif
+  native::store_relaxed<S>(detail::word(p), detail::word(value));
 }
 
 /// Adds, returns the value before; orders nothing.
 template <Scope S, class T>
 DEEP_EP_DEVICE T fetch_add_relaxed(T* p, std::type_identity_t<T> value) {
-  using W = detail::Word<T>;
-#if DEEP_EP_TARGET_CUDA
-  return static_cast<T>(ptx::fetch_add_relaxed<S>(reinterpret_cast<W*>(p), static_cast<W>(value)));
-#else
-  return static_cast<T>(host_machine::fetch_add(reinterpret_cast<W*>(p), static_cast<W>(value), __ATOMIC_RELAXED));
-#endif
+  return static_cast<T>(native::fetch_add_relaxed<S>(detail::word(p), detail::word(value)));
 }
 
 /// Adds, returns the value before; what was written before is visible to whoever acquires the sum or a later one.
 template <Scope S, class T>
 DEEP_EP_DEVICE T fetch_add_release(T* p, std::type_identity_t<T> value) {
-  using W = detail::Word<T>;
-#if DEEP_EP_TARGET_CUDA
-  return static_cast<T>(ptx::fetch_add_release<S>(reinterpret_cast<W*>(p), static_cast<W>(value)));
-#else
-  return static_cast<T>(host_machine::fetch_add(reinterpret_cast<W*>(p), static_cast<W>(value), __ATOMIC_RELEASE));
-#endif
+  return static_cast<T>(native::fetch_add_release<S>(detail::word(p), detail::word(value)));
 }
 
 /// Adds, returns the value before; releases as fetch_add_release does and acquires what the value before released.
 template <Scope S, class T>
 DEEP_EP_DEVICE T fetch_add_acq_rel(T* p, std::type_identity_t<T> value) {
-  using W = detail::Word<T>;
-#if DEEP_EP_TARGET_CUDA
-  return static_cast<T>(ptx::fetch_add_acq_rel<S>(reinterpret_cast<W*>(p), static_cast<W>(value)));
-#else
-  return static_cast<T>(host_machine::fetch_add(reinterpret_cast<W*>(p), static_cast<W>(value), __ATOMIC_ACQ_REL));
-#endif
+  return static_cast<T>(native::fetch_add_acq_rel<S>(detail::word(p), detail::word(value)));
 }
 
 /// Stores `desired` if the word is `expected`; returns the value before. Releases and acquires like fetch_add_acq_rel.
 template <Scope S, class T>
 DEEP_EP_DEVICE T compare_exchange(T* p, std::type_identity_t<T> expected, std::type_identity_t<T> desired) {
-  using W = detail::Word<T>;
-#if DEEP_EP_TARGET_CUDA
-  return static_cast<T>(
-      ptx::compare_exchange<S>(reinterpret_cast<W*>(p), static_cast<W>(expected), static_cast<W>(desired)));
-#else
-  return static_cast<T>(
-      host_machine::compare_exchange(reinterpret_cast<W*>(p), static_cast<W>(expected), static_cast<W>(desired)));
-#endif
+  return static_cast<T>(native::compare_exchange<S>(detail::word(p), detail::word(expected), detail::word(desired)));
 }
 
 /// fetch_add_relaxed for those who do not need the value before (the GPU does not wait for it).
 template <Scope S, class T>
 DEEP_EP_DEVICE void add_relaxed(T* p, std::type_identity_t<T> value) {
-#if DEEP_EP_TARGET_CUDA
-  using W = detail::Word<T>;
-  ptx::add_relaxed<S>(reinterpret_cast<W*>(p), static_cast<W>(value));
-#else
-  fetch_add_relaxed<S>(p, value);
-#endif
+  native::add_relaxed<S>(detail::word(p), detail::word(value));
 }
 
 /// fetch_add_release for those who do not need the value before.
 template <Scope S, class T>
 DEEP_EP_DEVICE void add_release(T* p, std::type_identity_t<T> value) {
-#if DEEP_EP_TARGET_CUDA
-  using W = detail::Word<T>;
-  ptx::add_release<S>(reinterpret_cast<W*>(p), static_cast<W>(value));
-#else
-  fetch_add_release<S>(p, value);
-#endif
-}
-
-/// Counts what this warp has read, and whose values it has used: whoever acquires the count may overwrite that. On the
-/// GPU relaxed, for the reasons of store_after_earlier_reads: a value that has been used cannot come late.
-template <Scope S, class T>
-DEEP_EP_DEVICE void add_after_reads(T* p, std::type_identity_t<T> value) {
-#if DEEP_EP_TARGET_CUDA
-  add_relaxed<S>(p, value);
-#else
-  add_release<S>(p, value);
-#endif
-}
-
-/// A fetch_add_acq_rel of those who have only read what others may overwrite, when all have come: for the last of them
-/// to say so, by stores behind a branch on the value. On the GPU relaxed, as add_after_reads.
-template <Scope S, class T>
-DEEP_EP_DEVICE T fetch_add_after_reads(T* p, std::type_identity_t<T> value) {
-#if DEEP_EP_TARGET_CUDA
-  return fetch_add_relaxed<S>(p, value);
-#else
-  return fetch_add_acq_rel<S>(p, value);
-#endif
+  native::add_release<S>(detail::word(p), detail::word(value));
 }
 
 /// Makes relaxed stores after it release, and relaxed loads before it acquire.
 template <Scope S>
 DEEP_EP_DEVICE void fence() {
-#if DEEP_EP_TARGET_CUDA
-  ptx::fence<S>();
-#else
-  host_machine::fence();
-#endif
+  native::fence<S>();
 }
 
 // ---- Payload: 4, 8 or 16 bytes, aligned. No order of its own: it is ordered by flags and barriers around it ----

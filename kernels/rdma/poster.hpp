@@ -70,6 +70,11 @@ class Poster {
     return good;
   }
 
+  /// Waits until the peer sees all that was posted: an addition of nothing to `word` of its heap comes behind that.
+  DEEP_EP_DEVICE bool settle(Place<std::uint64_t> word) {
+    return held(queue_.signal_add(word.offset, 0, Group::leads())) && held(queue_.quiet());
+  }
+
   /// Copies from this rank's heap into the peer's. Each member for itself.
   template <class T>
   DEEP_EP_DEVICE bool put(Place<T> to, Place<T> from, std::uint32_t bytes, bool wanted) {

@@ -233,6 +233,11 @@ void NativeBuffer::check() {
   });
 }
 
+std::size_t NativeBuffer::trim() {
+  Buffer& buffer = alive();
+  return without_gil([&] { return buffer.trim(); });
+}
+
 void NativeBuffer::destroy() {
   Buffer& buffer = alive();
   const py::gil_scoped_release released;

@@ -79,6 +79,7 @@ class NativeBuffer : public std::enable_shared_from_this<NativeBuffer> {
   py::object low_latency_memory() const;
   /// Waits for the GPU work of this buffer, and raises what it met.
   void check();
+  std::size_t trim();
   /// Collective.
   void destroy();
   /// Frees without talking to peers.

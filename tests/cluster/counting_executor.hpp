@@ -60,6 +60,7 @@ class CountingExecutor : public Backend {
   void free_async(void* memory, StreamHandle stream) noexcept override {
     ++calls.free_async, inner_->free_async(memory, stream);
   }
+  std::size_t trim() override { return count(calls.others), inner_->trim(); }
   void* allocate_pinned(std::size_t bytes) override { return count(calls.others), inner_->allocate_pinned(bytes); }
   void free_pinned(void* memory) noexcept override { ++calls.others, inner_->free_pinned(memory); }
   StreamHandle create_stream() override { return count(calls.others), inner_->create_stream(); }

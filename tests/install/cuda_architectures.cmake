@@ -5,7 +5,7 @@ if(TOO_OLD)
   deep_ep_cuda_architectures(12.3.107 architectures)
   return()
 endif()
-foreach(expected "13.0.88=90a-real,100a-real,90-virtual" "12.8.61=90a-real,100a-real,90-virtual"
+foreach(expected "13.0.88=90a-real,100-real,90-virtual" "12.8.61=90a-real,100-real,90-virtual"
                  "12.6.85=90a-real,90-virtual" "12.4.131=90a-real,90-virtual")
   string(REPLACE "=" ";" expected "${expected}")
   list(GET expected 0 version)

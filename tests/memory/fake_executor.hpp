@@ -45,6 +45,10 @@ class FakeExecutor final : public Executor {
     freed_on = stream;
     free(memory);
   }
+  std::size_t trim() override {
+    free_bytes = std::max(free_bytes, free_bytes_trimmed);
+    return ++trims, free_bytes_trimmed;
+  }
   void* allocate_pinned(std::size_t bytes) override { return allocate(bytes); }
   void free_pinned(void* memory) noexcept override { free(memory); }
   StreamHandle create_stream() override { return new Stream; }
@@ -78,6 +82,8 @@ class FakeExecutor final : public Executor {
   int live_async = 0;
   int allocated_async = 0;
   std::size_t free_bytes = ~std::size_t{0};  ///< largest request that allocate_async grants
+  std::size_t free_bytes_trimmed = 0;        ///< the same after a trim
+  int trims = 0;
   StreamHandle freed_on = nullptr;
 
  private:

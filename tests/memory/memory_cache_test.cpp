@@ -104,6 +104,20 @@ TEST_F(MemoryCacheTest, UnusedMemoryIsGivenBackWhenThereIsNoMore) {
   EXPECT_THROW(cache_->allocate(8192), OutOfMemory);
   EXPECT_EQ(cache_->unused_bytes(), 0u);
   EXPECT_EQ(executor_->live_async, 0);
+  EXPECT_EQ(executor_->trims, 1);
+}
+
+/// What was given back just now is free for the driver when the stream has come so far.
+TEST_F(MemoryCacheTest, WithoutMemoryTheExecutorTrimsItsPool) {
+  cache_->release(cache_->allocate(100), {executor_->record_event(other_)});
+  executor_->record_event(home_stream_);
+  executor_->free_bytes = 4096;
+  executor_->free_bytes_trimmed = 8192;
+  const auto block = cache_->allocate(8192);
+  EXPECT_NE(block.memory, nullptr);
+  EXPECT_EQ(executor_->trims, 1);
+  EXPECT_EQ(at_home().done, at_home().enqueued) << "trimmed behind what was given back";
+  cache_->release(block, {});
 }
 
 TEST_F(MemoryCacheTest, StorageReturnsBehindTheOtherStreams) {

@@ -19,7 +19,7 @@ class Doctor : public testing::Test {
     std::vector<std::string> names;
     for (const auto& [name, value] : variables_) names.push_back(name);
     Patient patient = examine(machine_.root(), source_of(variables_), names);
-    patient.build = {"12.9.86", {"90a-real", "100a-real", "90-virtual"}};  // whatever this test program is built for
+    patient.build = {"12.9.86", {"90a-real", "100-real", "90-virtual"}};  // whatever this test program is built for
     return patient;
   }
   Findings findings() const { return check_everything(patient()); }

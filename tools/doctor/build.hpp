@@ -8,7 +8,7 @@ namespace deep_ep::tools {
 
 struct BuiltFor {
   std::string cuda;                        ///< "12.9.86"; empty: without CUDA
-  std::vector<std::string> architectures;  ///< in CMake's words: "90a-real", "90-virtual"
+  std::vector<std::string> architectures;  ///< in CMake's words: "90a-real", "100-real", "90-virtual"
 };
 
 /// This program.

@@ -28,19 +28,22 @@ int least_driver_for_cuda(const std::string& cuda) {
   return major >= 13 ? 580 : major == 12 ? 525 : 450;
 }
 
-// Code for exactly this GPU, or PTX that the driver translates for it.
-enum class Code : std::uint8_t { none, translated, exact };
+// Machine code that this GPU loads, or PTX that the driver translates for it.
+enum class Code : std::uint8_t { none, translated, loads };
 
 Code code_for(const BuiltFor& build, int capability) {
   Code best = Code::none;
   for (const std::string& architecture : build.architectures) {
     const int number = major_of(architecture);
     const std::size_t end = std::to_string(number).size();
-    // Code of "90a" runs on 9.0 alone, PTX of "90a" as well; plain PTX on everything later.
-    const bool specific = end < architecture.size() && (architecture[end] == 'a' || architecture[end] == 'f');
+    // Code of "90a" runs on 9.0 alone, PTX of "90a" as well. Machine code of "100" or "100f" runs on what has the same
+    // major number and no smaller minor one, and plain PTX on everything later.
+    const char suffix = end < architecture.size() ? architecture[end] : '-';
+    const bool here = suffix == 'a' ? number == capability : number <= capability && number / 10 == capability / 10;
+    if (here && !architecture.ends_with("-virtual")) best = Code::loads;
     const bool ptx = !architecture.ends_with("-real");
-    if (number == capability && !architecture.ends_with("-virtual")) best = Code::exact;
-    if (ptx && !specific && number <= capability) best = std::max(best, Code::translated);
+    const bool plain = suffix != 'a' && suffix != 'f';
+    if (ptx && plain && number <= capability) best = std::max(best, Code::translated);
   }
   return best;
 }
@@ -55,7 +58,7 @@ void check_code(const Patient& patient, const std::string& name, const GpuModel&
   }
   if (patient.build.cuda.empty()) return;
   const Code code = code_for(patient.build, model.capability);
-  if (code == Code::exact) return;
+  if (code == Code::loads) return;
   findings.push_back({"driver", code == Code::none ? Verdict::error : Verdict::note,
                       fmt::format("this build has {} {} (compute capability {}), only for {}",
                                   code == Code::none ? "no code for" : "no code of its own for", name,

@@ -157,24 +157,23 @@ void LowLatency::clean(StreamHandle stream) {
     for (const auto& queue : queues_) queue->receive_all();
   }
   CallScope scope(runtime_.calls(), {.stream = stream});
-  const auto barrier = [&] {
+  const auto barrier = [&](bool settles) {
     const KernelTable& kernels = runtime_.executor()->kernels();
     const Launcher<LowLatencyBarrierParams> launch =
         setup_.watched() ? kernels.barrier_low_latency_watched : kernels.barrier_low_latency;
-    LowLatencyBarrierParams params{.common = setup_.common};
+    LowLatencyBarrierParams params{.common = setup_.common, .settles = settles};
     params.common.working_blocks = 1;
     launch(params, LaunchShape{1 + watching_blocks(setup_), 64, watching_bytes(setup_)}, scope.stream());
   };
   // Memory is cleaned behind a barrier, as peers may still write what this rank did not wait for (selections of tokens
-  // that have no expert here; those of far ranks go by other queue pairs, and are in time as long as NICs do not hold
-  // them back for longer than a barrier), and before another one, behind which they send rows of later calls. Two on
-  // every rank: whether memory was shown is its own affair.
-  barrier();
+  // that have no expert here), and before another one, behind which they send rows of later calls. Two on every rank:
+  // whether memory was shown is its own affair. What relays post this rank has waited for, as it has called all hooks.
+  barrier(true);
   if (shown_) {
     const LowLatencyWindow& window = setup_.common.window;
     runtime_.executor()->fill(window.of_calls().in(setup_.common.local), 0, window.bytes_of_calls(), scope.stream());
   }
-  barrier();
+  barrier(false);
   scope.finish();
 }
 

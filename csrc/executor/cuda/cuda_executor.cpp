@@ -109,7 +109,13 @@ class CudaExecutor final : public Backend {
     const CurrentContext current(*context_);
     const RelaxedCapture relaxed;
     void* memory = nullptr;
-    check(cudaMalloc(&memory, std::max<std::size_t>(bytes, 1)), device_, "cudaMalloc of {}", format_bytes(bytes));
+    cudaError_t result = cudaMalloc(&memory, std::max<std::size_t>(bytes, 1));
+    if (result == cudaErrorMemoryAllocation) {
+      cudaGetLastError();
+      stream_memory_.trim();
+      result = cudaMalloc(&memory, std::max<std::size_t>(bytes, 1));
+    }
+    check(result, device_, "cudaMalloc of {}", format_bytes(bytes));
     return memory;
   }
   void free(void* memory) noexcept override {
@@ -130,6 +136,11 @@ class CudaExecutor final : public Backend {
       const CurrentContext current(*context_);
       stream_memory_.free(memory, native(stream));
     });
+  }
+
+  std::size_t trim() override {
+    const CurrentContext current(*context_);
+    return stream_memory_.trim();
   }
 
   void* allocate_pinned(std::size_t bytes) override {
@@ -245,6 +256,8 @@ class CudaExecutor final : public Backend {
   }
 
   std::unique_ptr<SymmetricHeap> create_heap(Bootstrap& bootstrap, const HeapOptions& options) override {
+    // It comes from the driver, on all ranks together: no time to find out that the pool has the memory.
+    quietly([&] { trim(); });
     return make_cuda_heap(context_, bootstrap, options);
   }
 

@@ -45,25 +45,45 @@ void StreamMemory::close() noexcept {
 
 void* StreamMemory::allocate(std::size_t bytes, cudaStream_t stream) {
   bytes = std::max<std::size_t>(bytes, 1);
-  if (is_capturing(stream, context_->device())) return allocate_for_graph(bytes);
+  return is_capturing(stream, context_->device()) ? allocate_for_graph(bytes) : take(bytes, stream);
+}
+
+void* StreamMemory::take(std::size_t bytes, cudaStream_t stream) {
   void* memory = nullptr;
-  check(cudaMallocFromPoolAsync(&memory, bytes, pool_, stream), context_->device(), "cudaMallocFromPoolAsync of {}",
-        format_bytes(bytes));
+  cudaError_t result = cudaMallocFromPoolAsync(&memory, bytes, pool_, stream);
+  if (result == cudaErrorMemoryAllocation) {
+    cudaGetLastError();  // or the next launch would report it
+    trim();              // what lies in pieces of the wrong sizes
+    result = cudaMallocFromPoolAsync(&memory, bytes, pool_, stream);
+  }
+  check(result, context_->device(), "cudaMallocFromPoolAsync of {}", format_bytes(bytes));
   return memory;
+}
+
+std::size_t StreamMemory::reserved() const {
+  std::uint64_t bytes = 0;
+  check(cudaMemPoolGetAttribute(pool_, cudaMemPoolAttrReservedMemCurrent, &bytes), context_->device(),
+        "cudaMemPoolGetAttribute(ReservedMemCurrent)");
+  return bytes;
+}
+
+std::size_t StreamMemory::trim() {
+  const RelaxedCapture relaxed;
+  const std::size_t before = reserved();
+  check(cudaMemPoolTrimTo(pool_, 0), context_->device(), "cudaMemPoolTrimTo");
+  const std::size_t after = reserved();
+  return before > after ? before - after : 0;
 }
 
 void* StreamMemory::allocate_for_graph(std::size_t bytes) {
   const RelaxedCapture relaxed;
-  void* memory = nullptr;
-  const int device = context_->device();
-  check(cudaMallocFromPoolAsync(&memory, bytes, pool_, outside_), device, "cudaMallocFromPoolAsync of {} for a graph",
-        format_bytes(bytes));
+  void* memory = take(bytes, outside_);
   {
     const std::lock_guard lock(mutex_);
     kept_.insert(memory);
   }
   // The graph's streams do not wait for `outside_`, so the memory must be there now.
-  check(cudaStreamSynchronize(outside_), device, "cudaStreamSynchronize");
+  check(cudaStreamSynchronize(outside_), context_->device(), "cudaStreamSynchronize");
   return memory;
 }
 

@@ -1,5 +1,5 @@
-// Stream-ordered memory of one GPU, from a pool of our own that gives nothing back to the driver while it lives: once
-// warm, neither allocating nor freeing calls into the operating system.
+// Stream-ordered memory of one GPU, from a pool of our own that gives nothing back to the driver unless asked to
+// (trim), or when there is no memory left: once warm, neither allocating nor freeing calls into the operating system.
 //
 // Memory and CUDA graphs: an allocation recorded as a graph node would have to be freed before the graph may run again,
 // and a tensor that the caller keeps is not. So memory asked for during a recording is taken at once, outside of the
@@ -28,9 +28,13 @@ class StreamMemory {
 
   void* allocate(std::size_t bytes, cudaStream_t stream);
   void free(void* memory, cudaStream_t stream);
+  /// What the driver got back.
+  std::size_t trim();
 
  private:
   void close() noexcept;
+  void* take(std::size_t bytes, cudaStream_t stream);
+  std::size_t reserved() const;
   void* allocate_for_graph(std::size_t bytes);
 
   std::shared_ptr<const Context> context_;

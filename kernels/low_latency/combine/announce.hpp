@@ -29,7 +29,8 @@ DEEP_EP_DEVICE void refuse_call(const Reach& reach, int peer, int field, std::ui
   }
 }
 
-/// A selection at the time of combine. In the payload of a cell: the expert, the lower half of call_of(), the weight.
+/// A selection at the time of combine. A cell has all of call_of(): its lower half beside expert and weight in the
+/// payload, its upper half above the epoch.
 struct Selection {
   std::int32_t expert;  ///< below 65535; negative: none
   float weight;
@@ -41,9 +42,17 @@ struct Selection {
     const auto expert = static_cast<std::int32_t>(payload & 0xffffu);
     return {expert == 0xffff ? -1 : expert, float_from_bits(static_cast<std::uint32_t>(payload >> 32))};
   }
-  /// The lower half of the `call` that it was packed with.
-  DEEP_EP_DEVICE static std::uint32_t call_in(std::uint64_t payload) {
-    return static_cast<std::uint32_t>(payload) >> 16;
+
+  static constexpr int kEpochBits = 48;  ///< as many as progress_value() has
+  /// What a cell says as its epoch.
+  DEEP_EP_DEVICE static std::uint64_t stamp(std::uint64_t epoch, std::uint32_t call) {
+    return std::uint64_t{call >> 16} << kEpochBits | epoch;
+  }
+  DEEP_EP_DEVICE static std::uint64_t epoch_in(const Cell& cell) {
+    return cell.epoch & ((std::uint64_t{1} << kEpochBits) - 1);
+  }
+  DEEP_EP_DEVICE static std::uint32_t call_in(const Cell& cell) {
+    return static_cast<std::uint32_t>(cell.epoch >> kEpochBits) << 16 | static_cast<std::uint32_t>(cell.payload) >> 16;
   }
 };
 
@@ -160,7 +169,7 @@ struct Announcer {
             if (round == 0 || !reach.await_room(peer)) continue;
           }
           const LoadedSelection loaded = is_first ? first : selections.load(token, k);
-          store_cell(to + k, selections.packed(loaded).packed(call), reach.epoch);
+          store_cell(to + k, selections.packed(loaded).packed(call), Selection::stamp(reach.epoch, call));
           if (peer == params.common.rank) selections.report_unknown(loaded, token);
         }
       }

@@ -32,9 +32,9 @@ struct RowChooser {
     if (!reach.is_far(row.source)) {
       const Cell cell = load_cell(reach.selections_from(row.source, row.token) + lane_index());
       now = Selection::unpack(cell.payload);
-      if (cell.epoch < reach.epoch) return false;
-      const std::uint32_t theirs = Selection::call_in(cell.payload);
-      if (theirs == (call & 0xffffu)) return true;
+      if (Selection::epoch_in(cell) < reach.epoch) return false;
+      const std::uint32_t theirs = Selection::call_in(cell);
+      if (theirs == call) return true;
       refuse_call(reach, row.source, 0, call, theirs);
       return false;
     }

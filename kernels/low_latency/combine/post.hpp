@@ -93,12 +93,12 @@ struct CombinePoster {
     bool there = true;
     bool nothing = false;
     for (int warp = 0; warp < warps; ++warp) {
-      const std::uint64_t seen = load_before_fence<Scope::gpu>(ready + warp);
+      const std::uint64_t seen = load_relaxed<Scope::gpu>(ready + warp);
       nothing = nothing || seen == no_row;
       there = there && (seen == reach.epoch || seen == no_row);
     }
     if (!there) return rdma::StagedRow::awaited;
-    fence<Scope::gpu>();
+    fence<Scope::gpu>();  // acquires what all of them released
     return nothing ? rdma::StagedRow::nothing : rdma::StagedRow::staged;
   }
 

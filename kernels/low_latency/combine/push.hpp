@@ -4,7 +4,7 @@
 // Groups of warps take rows in turn (rows.hpp), and every owner's rows go in token order, so that it can begin to add.
 // The warps of a group share a row by its lines and need nothing from each other: each looks for the owner's
 // selections, sums its channels and stores its lines. Rows whose owner has not announced its selections for a while are
-// put off until all others are done: a rank that does not come must not make others look late.
+// put off until all others are done: a rank that is late must not hold up what others get, nor make them look late.
 #pragma once
 
 #include "kernels/low_latency/combine/choose.hpp"
@@ -24,13 +24,9 @@ struct CombinePusher {
   CombineRow next{};      ///< the next row to push
   std::int32_t most = 0;  ///< rows of any source that this lane has seen
 
-  /// How long rows wait in turn for their owner, in nanoseconds. Where ranks are masked, a late one should cost little;
-  /// otherwise the call needs all ranks anyway, and it only matters who is blamed in the end.
-  DEEP_EP_DEVICE std::uint64_t patience() const {
-    const LowLatencyParams& common = params.common;
-    if (common.mask != nullptr) return 50'000;
-    return common.wait.timeout_ns == 0 ? ~std::uint64_t{0} : common.wait.timeout_ns / 4;
-  }
+  /// How long rows wait in turn for their owners, all together, in nanoseconds: an owner that is only a little late
+  /// costs no second look at the row, and a late one holds up nobody else's rows for longer than this.
+  static constexpr std::uint64_t kPatience = 50'000;
 
   /// Starts the loads that do not depend on the call.
   DEEP_EP_DEVICE void load_first() {
@@ -43,8 +39,10 @@ struct CombinePusher {
     const int end = warp::max(most) * params.common.num_ranks;
     const std::uint64_t start = now_ns();
     int waiting = 0;
+    std::int64_t waits_since = 0;
 #pragma unroll 1
     for (int pass = 0;; ++pass) {
+      bool counted = pass == 0;  // the time since the last pass, as a wait for the owner of the first row
 #pragma unroll 1
       for (int index = 0, item = received().first_item(); item < end; ++index, item += received().step()) {
         const bool put_off_before = pass > 0 && (put_off[index / 32] & bit(index)) != 0;
@@ -54,13 +52,16 @@ struct CombinePusher {
         next = received().load_row(pass == 0 ? item + received().step() : item);
         if (pass > 0) row = next;
         if (row.index >= row.rows) continue;
+        if (!counted) waits_since = count_wait(row.source, waits_since);
+        counted = true;
         const bool lost = pass == 0 ? left_out(row.source) : gives_up(reach, row.source, start);
-        const bool late = !lost && !push(reach, row, pass == 0 ? patience() : 0, start);
+        const bool late = !lost && !push(reach, row, pass == 0 ? kPatience : 0, start);
         if (late == put_off_before) continue;
         set_bits(index, put_off[index / 32] ^ bit(index));
         waiting += late ? 1 : -1;
       }
       if (waiting == 0 || warp::any(aborted(params.common.wait))) return;
+      if (pass == 0) waits_since = clock_cycles();
       pause(pass + 1);
     }
   }
@@ -93,10 +94,16 @@ struct CombinePusher {
     poll_until<16>(arrived, [&](const Poll&) {
       return !warp::any(now_ns() - start < patience_ns) || warp::any(aborted(params.common.wait));
     });
-    if (begin != 0 && params.wait_cost != nullptr && warp == 0 && lane_index() == 0) {
-      add_relaxed<Scope::gpu>(params.wait_cost + row.source, clock_cycles() - begin);
-    }
+    if (begin != 0) count_wait(row.source, begin);
     return chosen;
+  }
+
+  /// From `begin` until now the group has waited for `source`. Returns now.
+  DEEP_EP_DEVICE std::int64_t count_wait(int source, std::int64_t begin) const {
+    if (params.wait_cost == nullptr) return 0;
+    const std::int64_t now = clock_cycles();
+    if (warp == 0 && lane_index() == 0) add_relaxed<Scope::gpu>(params.wait_cost + source, now - begin);
+    return now;
   }
 
   /// Is `source` left out? When its time has run out, it is from now on (or the call ends).

@@ -24,20 +24,23 @@ struct UnreducedPusher {
   std::byte* stage;        ///< FP8 only
   CombineRow first{};      ///< the first row to push
   std::int32_t most = 0;   ///< rows of any source that this lane has seen
-  std::uint64_t seen = 0;  ///< by the lane's first owner acknowledged when the kernel began
+  std::uint64_t seen = 0;  ///< by the lane's first owner acknowledged when the kernel began ...
+  bool looked = false;     ///< ... if this warp has looked then
   int sharing = 0;         ///< so many groups share a row: a power of two, by its exponent
   std::uint32_t left = 0;  ///< bit i: the lane's i-th owner, rank i * 32 + lane, has not got its rows
   std::uint32_t open = 0;  ///< the same: it gets them now
 
-  /// Starts the loads that do not depend on the call.
-  DEEP_EP_DEVICE void load_first() {
+  /// Starts the loads that do not depend on the call. The clerk does not look for room yet: nothing of a warp comes
+  /// before what it has acquired, and the block waits for what the clerk loads next.
+  DEEP_EP_DEVICE void load_first(bool clerk) {
     const UnreducedReach no_call(params.common, 0, params.row_bytes);
     const int groups = received.step();
     const int rows = params.common.num_ranks * params.max_tokens;
     while (rows << (sharing + 1) <= groups && 1 << sharing < params.num_topk) ++sharing;
     first = received.load_row(received.first_item() >> sharing);
     most = received.most_rows();
-    if (owner(0) < params.common.num_ranks) seen = no_call.load_acknowledged(owner(0));
+    looked = !clerk;
+    if (looked && owner(0) < params.common.num_ranks) seen = no_call.load_acknowledged(owner(0));
   }
 
   /// By whole warps. False: the call is over.
@@ -45,7 +48,7 @@ struct UnreducedPusher {
 #pragma unroll
     for (int i = 0; i < kRanksOfLane; ++i) left |= owner(i) < params.common.num_ranks ? 1u << i : 0;
     const int end = warp::max(most) * params.common.num_ranks << sharing;
-    bool begins = true;
+    bool begins = looked;
     const auto all_pushed = [&](const Poll&) {
       find_room(reach, begins);
       begins = false;

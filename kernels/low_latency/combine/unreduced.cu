@@ -44,7 +44,7 @@ DEEP_EP_DEVICE void combine_unreduced_body(const LowLatencyCombineParams& params
   UnreducedPusher<kFp8> pusher{
       params, wire, {params, group, groups}, warp % params.warps_per_row, kFp8 ? shared.stage(warp) : nullptr};
   UnreducedAdder<kFp8> adder(params, wire);
-  if (pushes) pusher.load_first();
+  if (pushes) pusher.load_first(clerk);
   if (!sending) adder.load_first();
   const LowLatencyEpochs epochs = read_epochs(params, words, clerk);
   const Reach reach(common, sending ? epochs.send : epochs.receive, params.row_bytes);

@@ -22,6 +22,7 @@
 #pragma once
 
 #include "kernels/common/tickets.hpp"
+#include "kernels/low_latency/combine/announce.hpp"
 #include "kernels/low_latency/combine/wire.hpp"
 #include "kernels/low_latency/transport/reach.hpp"
 
@@ -76,17 +77,10 @@ struct UnreducedReach : CombineReach<false, false> {
   /// Tells `peer` that this rank has received the call. By who knows that all blocks have, and that all rows are there.
   DEEP_EP_DEVICE void acknowledge_now(int peer) const { this->acknowledge(peer, epoch); }
   /// Tells `peer` that this rank has sent all its rows of the call, releasing them, and which call (call_of()). By the
-  /// last to arrive at a ticket of system scope.
-  ///
-  /// On the GPU by a relaxed store, for which PTX's model asks for a release. What orders it there: the addition by
-  /// which a block arrives is acq_rel.sys, so a barrier of system scope stands before it (MEMBAR.SYS), which waits
-  /// until the block's rows are where every rank sees them. The last to arrive has read the additions of all others,
-  /// and stores behind a branch on that value; stores are not issued ahead of a branch. A release puts another such
-  /// barrier before each store (sm_90a: 26 instead of 21 in this kernel), which would find nothing to wait for and
-  /// takes its time.
+  /// last to arrive at a ticket, who has acquired what all others sent.
   DEEP_EP_DEVICE void tell_sent(int peer, std::uint32_t call) const {
     std::uint64_t* word = sent_word(common.rank).in(common.heaps[peer]);
-    store_after_arrivals<Scope::system>(word, epoch << 32 | call);
+    store_release<Scope::system>(word, epoch << 32 | call);
   }
   /// By one thread: has `peer` sent all its rows? Acquires them, and says which call it meant.
   DEEP_EP_DEVICE bool has_sent(int peer, std::uint32_t& call) const {
@@ -95,7 +89,9 @@ struct UnreducedReach : CombineReach<false, false> {
     return word >> 32 == (epoch & 0xffffffffu);
   }
   /// Has `peer` announced selections? Then it takes this call for one in one launch.
-  DEEP_EP_DEVICE bool has_announced_cells(int peer) const { return load_cell(selections_from(peer, 0)).epoch == epoch; }
+  DEEP_EP_DEVICE bool has_announced_cells(int peer) const {
+    return Selection::epoch_in(load_cell(selections_from(peer, 0))) == epoch;
+  }
 
  private:
   /// A word of each source for even and for odd epochs, which only far ranks use otherwise.
@@ -116,7 +112,7 @@ DEEP_EP_DEVICE bool last_warp_to_finish(const LowLatencyParams& common, const Lo
     LowLatencyCounters& counters = common.counters(LowLatencyKind::combine);
     const auto blocks = static_cast<std::uint32_t>(grid_blocks());
     const bool last = sends(phase) ? last_to_arrive<Scope::system>(&counters.finished, blocks)
-                                   : last_reader_to_arrive(&counters.finished, blocks);
+                                   : last_to_arrive<Scope::gpu>(&counters.finished, blocks);
     if (last && sends(phase)) counters.sent.count(epochs.send);
     if (last && !sends(phase)) counters.received.count(epochs.receive);
     speaks = last && !aborted(common.wait);

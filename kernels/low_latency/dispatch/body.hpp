@@ -94,17 +94,18 @@ DEEP_EP_DEVICE void dispatch_body(const LowLatencyDispatchParams& params, std::b
   prepare(params, shared, counters);
   block::sync();
   const DispatchShared::Words& words = *shared.words;
-  if (is_clerk) {
+  const auto acknowledge = [&] {
 #pragma unroll 1
     for (int peer = thread_index(); peer < common.num_ranks; peer += block_threads()) {
       const bool left_out = load_relaxed<Scope::block>(&shared.left_out[peer]) != 0;
       if (!left_out) sender.reach().acknowledge(peer, words.epochs.receive - 1);
     }
-  }
+  };
+  if (!sending && is_clerk) acknowledge();
 
   // 2. Send.
   if (sending && is_clerk) {
-    sender.send_counts();
+    sender.send_counts(acknowledge);
     block::sync();
     if (first == 0) {  // alone
       sender.load(first, 0);

@@ -69,12 +69,13 @@ struct DispatchSender {
     for (int i = thread_index(); i < words; i += block_threads()) routing.rows[i] = 0;  // entries follow rows
   }
 
+  /// Nearly always there was room before the block began.
+  DEEP_EP_DEVICE bool had_room(int rank) const { return reach().has_room(shared.acknowledged[rank]); }
   /// Waits until there is room at the near peers, and leaves out those that do not make any. The block syncs after it.
   DEEP_EP_DEVICE void await_room() const {
 #pragma unroll 1
     for (int rank = thread_index(); rank < params.common.num_ranks; rank += block_threads()) {
-      // Nearly always there was room before the block began.
-      if (shared.left_out[rank] != 0 || reach().has_room(shared.acknowledged[rank])) continue;
+      if (shared.left_out[rank] != 0 || had_room(rank)) continue;
       if (!reach().await_room(rank)) store_relaxed<Scope::block>(&shared.left_out[rank], 1);
     }
   }
@@ -172,19 +173,30 @@ struct DispatchSender {
   }
 
   /// The clerk tells every rank how many rows and entries it gets. The counts are zero and the first selections loaded.
-  DEEP_EP_DEVICE void send_counts() const {
+  /// It does `acknowledge` in between: a release waits for what the SM has under way, which must not hold up counts for
+  /// ranks that have room for them; and a rank without room may be waiting for ours.
+  template <class Acknowledge>
+  DEEP_EP_DEVICE void send_counts(Acknowledge acknowledge) const {
     routing.count(0, params.num_tokens, other);
+    block::sync();
+    store_counts(true);
+    acknowledge();
     await_room();
     block::sync();
+    store_counts(false);
+    if (params.report_unknown_experts) report_unknown_experts();
+  }
+
+  /// To ranks that had room, or to those that had none.
+  DEEP_EP_DEVICE void store_counts(bool room) const {
     const Divisor& cells = params.count_cells;
 #pragma unroll 1
     for (int i = thread_index(); i < cells * params.common.num_ranks; i += block_threads()) {
       const int rank = i / cells;
       const int cell = i % cells;
-      Cell* counts = shared.left_out[rank] != 0 ? nullptr : reach().counts_to(rank);
+      Cell* counts = had_room(rank) != room || shared.left_out[rank] != 0 ? nullptr : reach().counts_to(rank);
       if (counts != nullptr) store_cell(counts + cell, count_payload(rank, cell), epoch());
     }
-    if (params.report_unknown_experts) report_unknown_experts();
   }
 
   DEEP_EP_DEVICE void report_unknown_experts() const {

@@ -32,12 +32,12 @@ struct CallReach : Reach<kRdma, kRails> {
     }
   }
 
-  /// Tells `peer` up to which call this rank has received, ordered after all reads of that call, which an earlier
-  /// kernel made. A far peer is told by its poster.
+  /// Tells `peer` up to which call this rank has received, ordered after all reads of that call. A far peer is told by
+  /// its poster.
   DEEP_EP_DEVICE void acknowledge(int peer, std::uint64_t received) const {
     if (this->is_far(peer)) return;
     std::uint64_t* word = common.window.acknowledged(kKind, common.rank).in(common.heaps[peer]);
-    store_after_earlier_reads<Scope::system>(word, received);
+    store_release<Scope::system>(word, received);
   }
   /// Tells `peer` that this rank has begun to send the call, releasing what this thread wrote before. A far peer is
   /// told by its poster.
@@ -52,7 +52,7 @@ struct CallReach : Reach<kRdma, kRails> {
   }
   /// Loads that, in time for writing to the peer: what is written afterwards follows the peer's reads of that call.
   DEEP_EP_DEVICE std::uint64_t load_acknowledged(int peer) const {
-    return load_before_overwriting<Scope::system>(acknowledged(peer));
+    return load_acquire<Scope::system>(acknowledged(peer));
   }
   /// A call takes the places of the call before the last. May it, at a peer that has acknowledged `seen`?
   DEEP_EP_DEVICE bool has_room(std::uint64_t seen) const { return epoch <= 2 || seen >= epoch - 2; }

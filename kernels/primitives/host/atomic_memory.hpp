@@ -16,7 +16,7 @@ extern "C" void __tsan_release(void*);
 namespace deep_ep::host_machine {
 
 // ThreadSanitizer does not know fences. For it, a thread that has fenced makes its relaxed stores release, a fence
-// acquires what the thread's last relaxed load read, and all fences meet in one point. That never reports a correct
+// acquires what the thread's last relaxed loads read, and all fences meet in one point. That never reports a correct
 // program; it may miss a race of a program that fences.
 
 #if DEEP_EP_TSAN
@@ -26,13 +26,14 @@ inline int store_order(int order) {
   return order == __ATOMIC_RELAXED && current_thread != nullptr && current_thread->fenced ? __ATOMIC_RELEASE : order;
 }
 inline void note_load(const void* p, int order) {
-  if (order == __ATOMIC_RELAXED && current_thread != nullptr) current_thread->last_relaxed_load = p;
+  if (order == __ATOMIC_RELAXED && current_thread != nullptr) current_thread->note_relaxed_load(p);
 }
 inline void fence() {
   if (current_thread != nullptr) {
     current_thread->fenced = true;
-    if (current_thread->last_relaxed_load != nullptr)
-      __tsan_acquire(const_cast<void*>(current_thread->last_relaxed_load));
+    for (const void* p : current_thread->relaxed_loads) {
+      if (p != nullptr) __tsan_acquire(const_cast<void*>(p));
+    }
   }
   __tsan_acquire(&fence_point);
   __tsan_release(&fence_point);
@@ -99,6 +100,53 @@ T compare_exchange(T* p, T expected, T desired) {
   __atomic_compare_exchange_n(p, &expected, desired, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
   interleave();
   return expected;
+}
+
+// What memory.hpp calls, by the names that they have in ptx_memory.hpp.
+
+template <device::Scope, class W>
+W load_acquire(const W* p) {
+  return load(p, __ATOMIC_ACQUIRE);
+}
+template <device::Scope, class W>
+W load_relaxed(const W* p) {
+  return load(p, __ATOMIC_RELAXED);
+}
+template <device::Scope, class W>
+void store_release(W* p, W value) {
+  store(p, value, __ATOMIC_RELEASE);
+}
+template <device::Scope, class W>
+void store_relaxed(W* p, W value) {
+  store(p, value, __ATOMIC_RELAXED);
+}
+template <device::Scope, class W>
+W fetch_add_relaxed(W* p, W value) {
+  return fetch_add(p, value, __ATOMIC_RELAXED);
+}
+template <device::Scope, class W>
+W fetch_add_release(W* p, W value) {
+  return fetch_add(p, value, __ATOMIC_RELEASE);
+}
+template <device::Scope, class W>
+W fetch_add_acq_rel(W* p, W value) {
+  return fetch_add(p, value, __ATOMIC_ACQ_REL);
+}
+template <device::Scope, class W>
+void add_relaxed(W* p, W value) {
+  fetch_add(p, value, __ATOMIC_RELAXED);
+}
+template <device::Scope, class W>
+void add_release(W* p, W value) {
+  fetch_add(p, value, __ATOMIC_RELEASE);
+}
+template <device::Scope, class W>
+W compare_exchange(W* p, W expected, W desired) {
+  return compare_exchange(p, expected, desired);
+}
+template <device::Scope>
+void fence() {
+  fence();
 }
 
 inline std::uint64_t now_ns() {

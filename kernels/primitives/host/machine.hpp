@@ -76,7 +76,10 @@ struct ThreadState {
   bool acquired = false;   ///< since it met others or fenced: its bulk copies need a proxy fence
   // For ThreadSanitizer, which does not know fences: see atomic_memory.hpp.
   bool fenced = false;
-  const void* last_relaxed_load = nullptr;
+  const void* relaxed_loads[16] = {};  ///< the last ones
+  unsigned next_relaxed_load = 0;
+
+  void note_relaxed_load(const void* p) { relaxed_loads[next_relaxed_load++ % 16] = p; }
 };
 
 /// The running thread of a kernel; null in ordinary code. Fibers stay on one worker, so an ordinary thread_local is

@@ -170,6 +170,13 @@ class ElasticBuffer(Sizes, Journeys, OptionalCalls):
         self._finalizer.detach()
         runtime.destroy()
 
+    def trim(self) -> int:
+        """Waits for this rank's calls, and gives the driver the memory of results that nobody holds any more; otherwise the
+        buffer keeps it for later calls. Returns how many bytes that were (0 on the CPU). Results that are PyTorch's memory
+        and the heap itself are not counted. Not collective; refused while calls are being recorded into a CUDA graph. A call
+        that finds no memory does the same by itself before it raises ``OutOfMemory``."""
+        return self._alive().trim()
+
     def describe(self) -> str:
         """A few lines for people to read: ranks and nodes, memory and its parts, how low-latency calls reach other ranks,
         and how many SMs calls use by default. The wording may change."""

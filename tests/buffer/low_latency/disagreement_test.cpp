@@ -3,6 +3,7 @@
 #include <string>
 #include <vector>
 
+#include "kernels/low_latency/params.hpp"
 #include "tests/cluster/disagreement.hpp"
 #include "tests/cluster/fixture.hpp"
 #include "tests/cluster/low_latency_combine_case.hpp"
@@ -122,6 +123,32 @@ TEST_P(LowLatencyDisagreementTest, OnTheDispatchThatIsCombined) {
   if (GetParam().topology != Topology::one_node) return;  // the same as without hooks
   expect_combine_mismatch(other_handle, words, LowLatencyLayout::expert_major, true);
   expect_combine_mismatch(other_handle, words, LowLatencyLayout::rank_major, true);
+}
+
+/// As the handle of a dispatch that came so many calls later would: what ranks tell each other has all of the number.
+TEST_P(LowLatencyDisagreementTest, OnADispatchManyCallsLater) {
+  DEEP_EP_NEEDS_RANKS(kRanks);
+  if (GetParam().target != Target::host) GTEST_SKIP() << "the test writes into a handle";
+  LowLatencyCombineCase one = make_low_latency_combine_case(shape());
+  for (const std::int32_t calls : {1 << 16, 1 << 31}) {
+    for (const bool hooks : {false, true}) {
+      if (hooks && GetParam().topology != Topology::one_node) continue;  // the same as without hooks
+      expect_mismatch(
+          [&](Rank& rank, Buffer& buffer, bool odd) {
+            const LowLatencyHandle handle = dispatch_low_latency(rank, buffer, one);
+            LowLatencyCombineArguments arguments = upload_combine(rank, one, handle);
+            arguments.return_recv_hook = hooks;
+            rank.executor()->synchronize(rank.stream());
+            const TensorView table = handle.row_table.view();
+            const LowLatencyRowTable rows{static_cast<std::int32_t*>(table.data), kRanks, 4, 6};
+            ASSERT_LT(rows.epoch() - rows.base, table.shape[0] * table.shape[1]);
+            if (odd) *rows.epoch() ^= calls;
+            const LowLatencyCombineResult result = buffer.low_latency_combine(arguments, rank.call());
+            if (result.hook) result.hook();
+          },
+          {"the dispatch that their handles are of"});
+    }
+  }
 }
 
 TEST_P(LowLatencyDisagreementTest, OnHooksOfCombine) {

@@ -1,4 +1,12 @@
 // Engines fill the memory of low-latency calls with zeros between calls, or use it for values of their own.
+#include <atomic>
+#include <cstring>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "kernels/low_latency/params.hpp"
+#include "tests/cluster/counting_executor.hpp"
 #include "tests/cluster/fixture.hpp"
 #include "tests/cluster/low_latency_rails_case.hpp"
 
@@ -87,6 +95,77 @@ TEST_P(LowLatencyScratchTest, IsTheProgramsFromCleaningToCleaning) {
     buffer.low_latency_clean(rank.stream());
   };
   calls_with_scratch(cluster(kScratchRanks), between);
+}
+
+/// What rank 0 posts to rank 1 in combines leaves when the test says so.
+class HoldingExecutor final : public CountingExecutor {
+ public:
+  using CountingExecutor::CountingExecutor;
+  void copy(void* destination, const void* source, std::size_t bytes, StreamHandle stream) override {
+    constexpr auto kEntries = static_cast<std::size_t>(low_latency_channels(1)) * 2;
+    if (bell_ != nullptr || bytes != kEntries * sizeof(RdmaPeerParams)) {
+      return CountingExecutor::copy(destination, source, bytes, stream);
+    }
+    std::vector<RdmaPeerParams> table(kEntries);
+    std::memcpy(table.data(), source, bytes);
+    RdmaQueuePair& held = table[static_cast<std::size_t>(LowLatencyChannel::combine) * 2 + 1].queue;
+    bell_ = std::exchange(held.doorbell, &posted_);
+    CountingExecutor::copy(destination, table.data(), bytes, stream);
+    synchronize(stream);
+  }
+  std::uint64_t posted() const { return __atomic_load_n(&posted_, __ATOMIC_ACQUIRE); }
+  void let_go() { __atomic_store_n(bell_, posted(), __ATOMIC_RELEASE); }
+
+ private:
+  std::uint64_t posted_ = 0;
+  std::uint64_t* bell_ = nullptr;
+};
+
+/// Rank 0's selections are of its own expert, so rank 1 does not wait for them; and the NIC sends them late.
+TEST_P(LowLatencyScratchTest, CleaningWaitsForSelectionsThatNobodyWaitsFor) {
+  DEEP_EP_NEEDS_RANKS(2);
+  if (GetParam().target != Target::host || are_processes(GetParam())) GTEST_SKIP() << "the test plays a NIC's part";
+  const LowLatencyCase one =
+      make_low_latency_case({.tokens = {4, 4}, .max_tokens = 4, .hidden = 256, .local_experts = 1, .topk = 1});
+  std::atomic<bool> cleaned = false, late = false;
+  run_cluster(cluster(2), [&](Rank& rank) {
+    BufferOptions options = low_latency_options(2, 4, 256);
+    options.low_latency.allow_nvlink = false;
+    options.low_latency.lanes = 1;
+    const auto executor = std::make_shared<HoldingExecutor>(rank.executor());
+    Buffer buffer = rank.rank() == 0 ? Buffer(rank.bootstrap(), executor, options)
+                                     : Buffer(rank.bootstrap(), rank.executor(), options);
+    buffer.low_latency_memory();
+    LowLatencyDispatchArguments dispatch = upload_arguments(rank, one);
+    dispatch.topk_idx = rank.upload(std::vector<std::int64_t>(4, rank.rank()), DType::int64, {4, 1});
+    const LowLatencyDispatchResult dispatched = buffer.low_latency_dispatch(dispatch, rank.call());
+    LowLatencyCombineArguments combine;
+    combine.handle = &dispatched.handle;
+    combine.x = buffer.low_latency_combine_buffer(dispatched.handle);
+    combine.topk_idx = dispatch.topk_idx;
+    combine.topk_weights = rank.upload(std::vector<float>(4, 1.0f), DType::float32, {4, 1});
+    const LowLatencyCombineResult result = buffer.low_latency_combine(combine, rank.call());
+    rank.executor()->synchronize(rank.stream());
+    rank.bootstrap()->barrier();
+    if (rank.rank() == 0) {
+      const std::uint64_t selections = executor->posted();
+      require(selections != 0, "rank 0 has posted its selections");
+      buffer.low_latency_clean(rank.stream());
+      // The cleaning has to post there itself, to know. Or rank 1 has cleaned, and the program writes there.
+      while (executor->posted() == selections && !cleaned) std::this_thread::yield();
+      late = executor->posted() == selections;
+      while (!cleaned) executor->let_go(), std::this_thread::yield();
+      executor->let_go();
+      rank.executor()->synchronize(rank.stream());
+    } else {
+      buffer.low_latency_clean(rank.stream());
+      rank.executor()->synchronize(rank.stream());
+      cleaned = true;
+    }
+    rank.bootstrap()->barrier();
+    require(!late, "rank 1 has cleaned while selections were on their way to it");
+    buffer.destroy();
+  });
 }
 
 TEST_P(LowLatencyScratchTest, CleaningReceivesWhatWaitsForItsHook) {

@@ -4,6 +4,10 @@
 #include "kernels/primitives/launch.hpp"
 #include "kernels/primitives/target.hpp"
 
+namespace deep_ep {
+struct LineTestParams;
+}
+
 namespace deep_ep::defects {
 
 inline constexpr int kRows = 6;       ///< rows that travel
@@ -33,6 +37,10 @@ DEEP_EP_DECLARE_KERNEL(defect_flag_without_epoch, deep_ep::defects::Params, 32)
 DEEP_EP_DECLARE_KERNEL(defect_credit_ignored, deep_ep::defects::Params, 32)
 DEEP_EP_DECLARE_KERNEL(defect_credit_without_fence, deep_ep::defects::Params, 32)
 DEEP_EP_DECLARE_KERNEL(defect_signal_without_fence, deep_ep::defects::Params, 32)
+
+// Of what a buffer tries when it is made: line_defects.cu.
+DEEP_EP_DECLARE_KERNEL(defect_torn_lines, deep_ep::LineTestParams, 256)
+DEEP_EP_DECLARE_KERNEL(defect_no_lines, deep_ep::LineTestParams, 256)
 
 // Bulk copies of one warp: bulk_defects.cu. Rows of source go to destination.
 DEEP_EP_DECLARE_KERNEL(defect_stage_reused, deep_ep::defects::Params, 32)

@@ -38,7 +38,7 @@ struct RowNumbering {
   bool expand = false;                      ///< number the rows of the expanded layout; otherwise the metadata says -1
 
   // Results.
-  TensorView source_ends = {};           ///< [R] int32: where the rows of each source end, valid rows in the last one
+  TensorView source_ends = {};           ///< [R] int32: ends of the sources' rows, at most N; the last one: valid rows
   TensorView expert_ends = {};           ///< [L] int32: with `expand` where each expert's rows end, without their gap;
                                          ///< otherwise sums of the counts, each rounded up to A
   TensorView expert_counts = {};         ///< [L] int32: selections of each expert

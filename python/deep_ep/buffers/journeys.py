@@ -64,8 +64,8 @@ class Journeys:
         if cpu_sync:
             num_expanded = sum(counts)
         else:
-            most_named = self.num_ranks * most * min(topk, local_experts)
-            num_expanded = align(most_named + (alignment - 1) * local_experts, alignment)
+            # A token may name an expert more than once: also where there are fewer experts than selections.
+            num_expanded = align(self.num_ranks * most * topk + (alignment - 1) * local_experts, alignment)
         received = recv_x.size(0)
         handle = EPHandle(
             expand, num_experts, alignment, most, sms, self._new(topk_idx.shape, topk_idx.dtype) if copy_selections else topk_idx,

@@ -66,7 +66,8 @@ struct LowLatencyDispatchArguments {
   ConstTensorView topk_idx = {};
   /// [T, K] float32: travels with the rows. rank_major only, InvalidArgument otherwise.
   std::optional<ConstTensorView> topk_weights = {};
-  int max_tokens = 0;   ///< M, 1 or more; for what fits see Buffer::low_latency_bytes_hint
+  /// M, 1 or more; M * K is at most 65535. For what fits see Buffer::low_latency_bytes_hint.
+  int max_tokens = 0;
   int num_experts = 0;  ///< E, a multiple of R, at most 65535
   /// Cast each 128 channels to float8_e4m3 with a float32 scale of their own. Neither this nor use_nvfp4: rows travel
   /// in bfloat16. Both: InvalidArgument.

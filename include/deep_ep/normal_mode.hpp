@@ -58,7 +58,7 @@ struct DispatchArguments {
   ConstTensorView num_tokens_per_expert = {};  ///< [E] int32
 
   std::optional<ConstTensorView> topk_idx = {};      ///< [T, K] int32 or int64, K <= 32; negative: no selection
-  std::optional<ConstTensorView> topk_weights = {};  ///< [T, K] float32; given with topk_idx or not at all
+  std::optional<ConstTensorView> topk_weights = {};  ///< [T, K] float32; not without topk_idx
   /// The counts in num_recv_tokens_per_expert are rounded up to multiples of this (0 stays 0). 1 to 2^20.
   int expert_alignment = 1;
   /// 0: exact sizes, for which the host waits. > 0: no host wait, and outputs have this many rows; rows beyond N hold
@@ -79,7 +79,7 @@ struct DispatchResult {
   Tensor recv_x = {};  ///< [rows, H], dtype of x: by source rank, then by token index at the source
   std::optional<Tensor> recv_x_scales = {};  ///< [rows, S], dtype of x_scales
   std::optional<Tensor> recv_topk_idx = {};  ///< [rows, K], dtype of topk_idx: index among this rank's experts, or -1
-  std::optional<Tensor> recv_topk_weights = {};      ///< [rows, K] float32: 0 where the index is -1
+  std::optional<Tensor> recv_topk_weights = {};      ///< [rows, K] float32, with weights: 0 where the index is -1
   std::vector<int> num_recv_tokens_per_expert = {};  ///< [E / R], rounded up; empty with num_worst_tokens
   DispatchHandle handle = {};                        ///< for cached_dispatch and combine
   EventHandle event = {};                            ///< set with async_finish

@@ -79,7 +79,8 @@ struct BufferOptions {
   int max_local_experts = 1024;
   /// Seconds that a kernel or the host waits for a peer. Unset: default_timeout_s(). 0: for ever.
   std::optional<double> timeout_s = {};
-  /// An entry of topk_idx beyond the last expert is an error. False: it selects nothing, like a negative one.
+  /// An entry of topk_idx beyond the last expert is an error, of which the dispatches of all ranks tell:
+  /// InvalidArgument there, RankMismatch elsewhere. False: it selects nothing, like a negative one.
   bool reject_unknown_experts = true;
   /// The communication stream, for programs that manage streams themselves: it must outlive the buffer and every tensor
   /// and event that comes from it. nullptr: the buffer makes one of high priority.

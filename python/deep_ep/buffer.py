@@ -325,6 +325,9 @@ class Buffer(LowLatencyCalls):
         assert num_tokens_per_rank is not None, "num_tokens_per_rank is missing: without a handle the layout is needed"
         assert is_token_in_rank is not None, "is_token_in_rank is missing: without a handle the layout is needed"
         assert num_tokens_per_expert is not None, "num_tokens_per_expert is missing: without a handle the layout is needed"
+        if (topk_idx is None) != (topk_weights is None):
+            missing = "topk_idx" if topk_idx is None else "topk_weights"
+            raise InvalidArgument(f"topk_idx and topk_weights come together: {missing} is missing")
         recv_x, recv_scales, recv_topk_idx, recv_topk_weights, counts, new_handle, event = runtime.dispatch(
             rows,
             scales,

@@ -1,4 +1,4 @@
-"""The second interface without a host wait: there is room for all that may come."""
+"""The second interface without a host wait: there is room for all that may come. And ranks that differ in their weights."""
 
 import dataclasses
 import random
@@ -12,6 +12,7 @@ from test_calls import equal
 from test_errors import Alone
 
 from deep_ep.buffers.elastic import ElasticBuffer
+from deep_ep.errors import RankMismatch
 
 
 def test_one_expert_named_by_every_selection():
@@ -50,3 +51,20 @@ def test_experts_named_several_times(multiple):
         y[: filled.size(0)] = filled
         combined, _, _ = buffer.combine(y, handle)
         equal(combined, reference.combined(case, 0, [], per_selection=values, multiple=multiple), "combined rows")
+
+
+def weights_of_some(group):
+    buffer = make_buffer(group)
+    rank, ranks = buffer.rank_idx, buffer.num_ranks
+    case = make_case([6] * ranks, hidden=H, num_topk=4)
+    for odd in range(ranks):
+        for cpu_sync in (True, False):
+            with pytest.raises(RankMismatch, match=rf"topk_weights is (not )?given on rank {rank} but (not )?given on rank"):
+                send(buffer, case, topk_weights=None if rank == odd else case.topk_weights[rank], do_cpu_sync=cpu_sync)
+                buffer.barrier()  # without a host wait the next call says it
+            result = send(buffer, case, topk_weights=None if cpu_sync else case.topk_weights[rank])
+            check_rows(reference.expected(case, rank, M, 1), result, False, with_weights=not cpu_sync)
+
+
+def test_weights_of_some_ranks(ranks):
+    ranks(2).run(weights_of_some)

@@ -97,7 +97,7 @@ void Internode::send(const SentRows& rows, const Config& config, const DispatchH
 
 DispatchResult Internode::dispatch(const DispatchArguments& arguments, const CallOptions& call) {
   check_dispatch(arguments, setup_);
-  runtime_.faults().raise();
+  runtime_.faults().raise(Faults::Notes::but_unknown_experts);
   const SentRows rows = sent_rows(arguments, setup_);
   check_room_for_dispatch(rows.rows);
   CallScope scope(runtime_.calls(), call);

@@ -9,8 +9,6 @@ function(deep_ep_configure target)
     ${target}
     PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-Wall>
             $<$<COMPILE_LANGUAGE:CXX>:-Wextra>
-            # Options are structs with defaults: an initializer names what differs.
-            $<$<COMPILE_LANGUAGE:CXX>:-Wno-missing-field-initializers>
             # Kernel sources say "#pragma unroll", which only nvcc knows.
             $<$<COMPILE_LANGUAGE:CXX>:-Wno-unknown-pragmas>
             $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<BOOL:${DEEP_EP_WERROR}>>:-Werror>

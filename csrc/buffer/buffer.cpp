@@ -19,15 +19,22 @@ Implementation& alive(const std::unique_ptr<Implementation>& implementation, con
   return *implementation;
 }
 
+/// For a call, which lasts as long as this does: no other thread may make one meanwhile.
 template <class Implementation>
-LowLatency& low_latency(const std::unique_ptr<Implementation>& implementation, const char* call) {
-  return alive(implementation, call).low_latency(call);
-}
+class InCall {
+ public:
+  InCall(const std::unique_ptr<Implementation>& implementation, const char* call)
+      : implementation_(alive(implementation, call)), call_(call), use_(implementation_.runtime().one_thread(), call) {}
 
-template <class Implementation>
-RankMasks& masks(const std::unique_ptr<Implementation>& implementation, const char* call) {
-  return low_latency(implementation, call).masks(call);
-}
+  Implementation* operator->() const { return &implementation_; }
+  LowLatency& low_latency() const { return implementation_.low_latency(call_); }
+  RankMasks& masks() const { return low_latency().masks(call_); }
+
+ private:
+  Implementation& implementation_;
+  const char* call_;
+  OneThread::Use use_;
+};
 
 /// A forked child has none of the threads that the end of a buffer waits for, and the memory is its parent's.
 template <class Implementation>
@@ -56,60 +63,64 @@ const BufferOptions& Buffer::options() const { return alive(implementation_, "op
 std::string Buffer::describe() const { return alive(implementation_, "describe").describe(); }
 
 DispatchLayout Buffer::get_dispatch_layout(const ConstTensorView& topk_idx, int num_experts, const CallOptions& call) {
-  return alive(implementation_, "get_dispatch_layout").layouts().count(topk_idx, num_experts, call);
+  return InCall(implementation_, "get_dispatch_layout")->layouts().count(topk_idx, num_experts, call);
 }
 DispatchResult Buffer::dispatch(const DispatchArguments& arguments, const CallOptions& call) {
-  return alive(implementation_, "dispatch").dispatch(arguments, call);
+  return InCall(implementation_, "dispatch")->dispatch(arguments, call);
 }
 CachedDispatchResult Buffer::cached_dispatch(const CachedDispatchArguments& arguments, const CallOptions& call) {
-  return alive(implementation_, "cached_dispatch").cached_dispatch(arguments, call);
+  return InCall(implementation_, "cached_dispatch")->cached_dispatch(arguments, call);
 }
 CombineResult Buffer::combine(const CombineArguments& arguments, const CallOptions& call) {
-  return alive(implementation_, "combine").combine(arguments, call);
+  return InCall(implementation_, "combine")->combine(arguments, call);
 }
 
 LowLatencyDispatchResult Buffer::low_latency_dispatch(const LowLatencyDispatchArguments& arguments,
                                                       const CallOptions& call) {
-  return low_latency(implementation_, "low_latency_dispatch").dispatch(arguments, call);
+  return InCall(implementation_, "low_latency_dispatch").low_latency().dispatch(arguments, call);
 }
 LowLatencyCombineResult Buffer::low_latency_combine(const LowLatencyCombineArguments& arguments,
                                                     const CallOptions& call) {
-  return low_latency(implementation_, "low_latency_combine").combine(arguments, call);
+  return InCall(implementation_, "low_latency_combine").low_latency().combine(arguments, call);
 }
 TensorView Buffer::low_latency_combine_buffer(const LowLatencyHandle& handle) {
-  return low_latency(implementation_, "low_latency_combine_buffer").combine_buffer(handle);
+  return InCall(implementation_, "low_latency_combine_buffer").low_latency().combine_buffer(handle);
 }
-void Buffer::low_latency_clean(StreamHandle stream) { low_latency(implementation_, "low_latency_clean").clean(stream); }
+void Buffer::low_latency_clean(StreamHandle stream) {
+  InCall(implementation_, "low_latency_clean").low_latency().clean(stream);
+}
 LowLatencyStats Buffer::low_latency_stats(LowLatencyStatsThen then, StreamHandle stream) {
-  return low_latency(implementation_, "low_latency_stats").stats(then, stream);
+  return InCall(implementation_, "low_latency_stats").low_latency().stats(then, stream);
 }
 void Buffer::low_latency_update_mask(int rank, bool masked, StreamHandle stream) {
-  masks(implementation_, "low_latency_update_mask").update(rank, masked, stream);
+  InCall(implementation_, "low_latency_update_mask").masks().update(rank, masked, stream);
 }
 void Buffer::low_latency_query_mask(const TensorView& status, StreamHandle stream) {
-  masks(implementation_, "low_latency_query_mask").query(status, stream);
+  InCall(implementation_, "low_latency_query_mask").masks().query(status, stream);
 }
 void Buffer::low_latency_clear_mask(StreamHandle stream) {
-  masks(implementation_, "low_latency_clear_mask").clear(stream);
+  InCall(implementation_, "low_latency_clear_mask").masks().clear(stream);
 }
-void Buffer::low_latency_resume() { low_latency(implementation_, "low_latency_resume").resume(); }
+void Buffer::low_latency_resume() { InCall(implementation_, "low_latency_resume").low_latency().resume(); }
 
 Tensor Buffer::allocate_tensor(DType dtype, std::initializer_list<std::int64_t> shape, StreamHandle stream) {
-  return alive(implementation_, "allocate_tensor").runtime().allocate_tensor(dtype, shape, stream);
+  return InCall(implementation_, "allocate_tensor")->runtime().allocate_tensor(dtype, shape, stream);
 }
 bool Buffer::in_heap(const ConstTensorView& tensor) const {
   return alive(implementation_, "in_heap").runtime().in_heap(tensor);
 }
 
 TensorView Buffer::local_memory() const { return alive(implementation_, "local_memory").runtime().local_memory(); }
-TensorView Buffer::low_latency_memory() const { return low_latency(implementation_, "low_latency_memory").memory(); }
+TensorView Buffer::low_latency_memory() const {
+  return InCall(implementation_, "low_latency_memory").low_latency().memory();
+}
 
-std::size_t Buffer::trim() { return alive(implementation_, "trim").runtime().trim(); }
+std::size_t Buffer::trim() { return InCall(implementation_, "trim")->runtime().trim(); }
 
-void Buffer::check() { alive(implementation_, "check").check(); }
+void Buffer::check() { InCall(implementation_, "check")->check(); }
 
 void Buffer::destroy() {
-  alive(implementation_, "destroy").destroy_collectively();
+  InCall(implementation_, "destroy")->destroy_collectively();  // that is over when its memory goes
   implementation_.reset();
 }
 bool Buffer::destroyed() const { return implementation_ == nullptr; }

@@ -66,10 +66,10 @@ const char* text_of(Wanted wanted) {
   return "an unknown event";
 }
 
-constexpr std::array<const char*, CallShape::kWords> kShapeFields = {
+constexpr std::array<const char*, CallShape::kCompared> kShapeFields = {
     "bytes of a row of x",         "bytes of a row of x_scales", "top-k",
     "bytes of a topk_idx element", "number of experts",          "dtype of x",
-    "dtype of x_scales",           "protocol version",
+    "dtype of x_scales",           "protocol version",           "topk_weights",
 };
 
 /// See RowField.
@@ -78,6 +78,7 @@ constexpr std::array<const char*, 3> kRowFields = {"bytes of a row of x", "numbe
 /// A word of the CallShape as a message should show it.
 std::string describe_shape_value(int field, std::uint64_t value) {
   const bool is_dtype = field == 5 || field == 6;
+  if (field == 8) return value == 0 ? "not given" : "given";
   return is_dtype ? name_of(static_cast<DType>(value)) : std::to_string(value);
 }
 
@@ -179,6 +180,18 @@ std::string describe_fault(const FaultRecord& fault, int rank, double timeout_s,
       return fmt::format("rank {} received {} rows but num_worst_tokens leaves room for {}; the rows beyond are lost",
                          rank, fault.expected, fault.seen);
     case FaultKind::unknown_expert:
+      if (fault.wanted == Wanted::counts) {
+        return fmt::format(
+            "dispatch: rank {} has ended the call before any row moved, as its topk_idx of token {} names expert {}, "
+            "allowed: 0 to {}, or negative for no selection",
+            fault.peer, fault.field, fault.expected, fault.seen - 1);
+      }
+      if (fault.wanted == Wanted::low_latency_dispatch_counts) {
+        return fmt::format(
+            "low_latency_dispatch: topk_idx of token {} names expert {}, allowed: 0 to {}, or negative for no "
+            "selection. The call has ended on all ranks, which no longer agree: destroy the buffer",
+            fault.field, fault.expected, fault.seen - 1);
+      }
       return fmt::format("topk_idx of token {} names expert {}, allowed: 0 to {}, or negative for no selection",
                          fault.field, fault.expected, fault.seen - 1);
     case FaultKind::rdma_failed:

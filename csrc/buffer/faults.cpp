@@ -109,7 +109,13 @@ void Faults::come_back() {
   records_.get()[0] = {};
 }
 
-void Faults::raise() {
+bool Faults::refused_unknown_expert(const FaultRecord& fault) const {
+  const FaultRecord& note = records_.get()[1];
+  if (!written(note) || note.kind != FaultKind::unknown_expert) return false;
+  return fault.kind == FaultKind::unknown_expert || (fault.kind == FaultKind::mismatch && fault.peer == rank_);
+}
+
+void Faults::raise(Notes notes) {
   if (!broken_.empty() && broken_by_ == FaultKind::rdma_failed) throw SystemError(broken_);
   if (!broken_.empty() && broken_by_ == FaultKind::mismatch) throw RankMismatch(broken_);
   if (!broken_.empty() && broken_by_ == FaultKind::none) throw Interrupted(broken_);
@@ -122,7 +128,9 @@ void Faults::raise() {
     // Whoever waits for its own kernels in vain knows of nobody else.
     if (fault.kind == FaultKind::timeout && fault.peer != rank_) lost = find_lost(fault.peer, false);
     if (fault.kind == FaultKind::rdma_failed) find_lost(fault.peer, true);
-    const std::string text = describe_fault(fault, rank_, timeout_s_, lost);
+    const bool refused = refused_unknown_expert(fault);
+    const std::string text = describe_fault(refused ? note : fault, rank_, timeout_s_, lost);
+    if (refused) note = FaultRecord{};
     if (fault.kind == FaultKind::given_up) throw TimeoutError(text);  // until come_back()
     if (fault.kind == FaultKind::timeout) {
       const std::string more = explain_ ? explain_() : std::string();
@@ -135,15 +143,18 @@ void Faults::raise() {
     if (breaks(fault)) {
       broken_ = text;
       broken_by_ = FaultKind::mismatch;
+      if (refused) throw InvalidArgument(text);
       throw RankMismatch(text);
     }
     Executor& executor = calls_.executor();
     executor.fill(abort_.get(), 0, sizeof *abort_, calls_.comm_stream());
     executor.synchronize(calls_.comm_stream());
     fault = FaultRecord{};
+    if (refused) throw InvalidArgument(text);
     throw RankMismatch(text);
   }
   if (!written(note)) return;
+  if (notes == Notes::but_unknown_experts && note.kind == FaultKind::unknown_expert) return;
   calls_.settle();  // a kernel may be about to write another note
   const FaultRecord told = note;
   note = FaultRecord{};

@@ -40,8 +40,11 @@ class Faults {
   /// one asks nothing, and does not wait.
   void find_lost_by(std::function<int(int waited_for, bool rdma_failed)> find) { find_lost_ = std::move(find); }
 
+  /// Which notes to raise. A dispatch that exchanges counts leaves those of unknown experts to its kernel, which tells
+  /// all ranks: the others would wait for a call that this rank does not make.
+  enum class Notes : bool { all, but_unknown_experts };
   /// Throws what a kernel has met since the last look, or what broke the buffer. Cheap when there is nothing.
-  void raise();
+  void raise(Notes notes = Notes::all);
   /// Forgets that the others had masked this rank, if that is what was met: it comes back with them. No call is under
   /// way.
   void come_back();
@@ -62,6 +65,8 @@ class Faults {
   void add_abort_word(std::uint64_t* abort) { abort_words_.push_back(abort); }
 
  private:
+  /// Has this rank ended a call for all, as its topk_idx names an expert that does not exist? Then the note says which.
+  bool refused_unknown_expert(const FaultRecord& fault) const;
   /// The fault to raise next; not written if there is none.
   FaultRecord& first_fault() const;
   void end_waits() const;

@@ -88,9 +88,8 @@ void wait_for_counts(Runtime& runtime, const HostCounts& counts, CallScope& scop
 void DispatchOutputs::give_to(DispatchResult& result, const DispatchArguments& arguments) const {
   result.recv_x = x;
   if (arguments.x_scales) result.recv_x_scales = scales;
-  if (!arguments.topk_idx) return;
-  result.recv_topk_idx = topk_idx;
-  result.recv_topk_weights = topk_weights;
+  if (arguments.topk_idx) result.recv_topk_idx = topk_idx;
+  if (arguments.topk_weights) result.recv_topk_weights = topk_weights;
 }
 
 void DispatchOutputs::give_to(CachedDispatchResult& result, const CachedDispatchArguments& arguments) const {

@@ -7,7 +7,7 @@
 namespace deep_ep {
 namespace {
 
-constexpr std::int64_t kProtocolVersion = 1;
+constexpr std::int64_t kProtocolVersion = 2;
 
 /// What every dispatch brings: rows, and maybe scales.
 template <class Arguments>
@@ -42,12 +42,14 @@ void check_layout(const DispatchArguments& arguments, const NormalModeSetup& set
         "num_tokens_per_expert counts {} experts, allowed: a multiple of the {} ranks, at most {} a rank", experts,
         setup.num_ranks, setup.max_local_experts);
   }
-  if (arguments.topk_idx.has_value() != arguments.topk_weights.has_value()) {
-    throw InvalidArgument("topk_idx and topk_weights come together: one of them is missing");
+  if (arguments.topk_weights && !arguments.topk_idx) {
+    throw InvalidArgument("topk_weights is given, allowed: only with topk_idx, which is missing");
   }
   if (arguments.topk_idx) {
     check_tensor("topk_idx", *arguments.topk_idx, setup.device, {DType::int32, DType::int64}, {tokens, kAnySize});
     check_range("width of topk_idx", arguments.topk_idx->size(1), 1, kMaxTopk);
+  }
+  if (arguments.topk_weights) {
     check_tensor("topk_weights", *arguments.topk_weights, setup.device, {DType::float32},
                  {tokens, arguments.topk_idx->size(1)});
   }
@@ -66,7 +68,7 @@ CallShape call_shape(const DispatchArguments& arguments) {
   return {{row_bytes(arguments.x), scales ? row_bytes(*scales) : 0, topk_idx ? topk_idx->size(1) : 0,
            topk_idx ? static_cast<std::int64_t>(size_of(topk_idx->dtype)) : 0, arguments.num_tokens_per_expert.size(0),
            static_cast<std::int64_t>(arguments.x.dtype), scales ? static_cast<std::int64_t>(scales->dtype) : 0,
-           kProtocolVersion}};
+           kProtocolVersion, arguments.topk_weights ? 1 : 0}};
 }
 
 /// What follows from the rows and their scales.
@@ -144,6 +146,7 @@ NotifyCall notify_call(const DispatchArguments& arguments, const NormalModeSetup
   call.is_token_in_rank = arguments.is_token_in_rank.as<std::uint8_t>();
   call.num_tokens_per_rank = arguments.num_tokens_per_rank.as<std::int32_t>();
   call.num_tokens_per_expert = arguments.num_tokens_per_expert.as<std::int32_t>();
+  call.refuse_unknown_experts = setup.reject_unknown_experts;
   return call;
 }
 
@@ -151,7 +154,7 @@ SentRows sent_rows(const DispatchArguments& arguments, const NormalModeSetup& se
   SentRows params = rows_of(arguments);
   if (arguments.topk_idx) {
     params.topk_idx = {arguments.topk_idx->data, arguments.topk_idx->dtype == DType::int64};
-    params.topk_weights = arguments.topk_weights->as<float>();
+    if (arguments.topk_weights) params.topk_weights = arguments.topk_weights->as<float>();
     params.rows.num_topk = static_cast<int>(arguments.topk_idx->size(1));
     params.rows.topk_idx_is_64_bit = params.topk_idx.is_64_bit;
   }

@@ -14,6 +14,7 @@ struct NormalModeSetup {
   int max_local_experts = 1;
   Device device;
   LaunchPolicy policy;
+  bool reject_unknown_experts = true;
   std::size_t heap_bytes = 0;
   std::size_t window_bytes = 0;
   int max_window_tokens = 0;  ///< in a node: of tokens whose rows are pushed

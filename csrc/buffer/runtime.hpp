@@ -7,6 +7,7 @@
 #include "csrc/buffer/buffer_plan.hpp"
 #include "csrc/buffer/call_scope.hpp"
 #include "csrc/buffer/faults.hpp"
+#include "csrc/buffer/one_thread.hpp"
 #include "csrc/executor/backend.hpp"
 #include "csrc/memory/executor_memory.hpp"
 #include "csrc/memory/node_membership.hpp"
@@ -48,6 +49,7 @@ class Runtime {
 
   const CallContext& calls() const { return *calls_; }
   Faults& faults() { return *faults_; }
+  OneThread& one_thread() { return one_thread_; }
 
   /// Device memory full of zeros, for the whole life of a mode.
   template <class T>
@@ -80,6 +82,7 @@ class Runtime {
   NodeMembership nodes_;
   std::optional<CallContext> calls_;
   std::optional<Faults> faults_;
+  OneThread one_thread_;
 };
 
 }  // namespace deep_ep

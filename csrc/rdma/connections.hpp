@@ -21,7 +21,7 @@ namespace deep_ep::rdma {
 
 struct ConnectionOptions {
   /// Ranks reached by RDMA, never this one. If rank a names rank b, b names a.
-  std::vector<int> peers;
+  std::vector<int> peers = {};
   /// Queue pairs per peer, equal on all ranks: kernels that run at the same time use different channels.
   int channels = 1;
   std::uint32_t depth = 1024;  ///< entries of each queue pair; a power of two from 64 to 32768

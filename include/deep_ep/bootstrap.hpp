@@ -1,6 +1,8 @@
 // How the ranks of a buffer find each other: one collective, all-gather, from which everything else is built.
 #pragma once
 
+#include "deep_ep/standard.hpp"
+
 #include <cstddef>
 #include <functional>
 #include <memory>

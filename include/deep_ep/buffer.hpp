@@ -11,7 +11,8 @@
 // The host blocks only in a `dispatch` with num_worst_tokens == 0 (it must learn N). A host program may read results
 // once it has synchronised with the stream or the event.
 // Between nodes, dispatch and combine need nodes of equally many consecutive ranks: InvalidArgument otherwise.
-// All ranks make the same calls in the same order. One thread at a time per Buffer.
+// All ranks make the same calls in the same order. One thread at a time per Buffer: a call throws Error while another
+// thread is in one.
 // The tensors given to a call must stay alive and unchanged until its kernels have ended. Each launch of a CUDA graph
 // makes the recorded calls again, on the stream of the launch: order launches against the buffer's other calls.
 //
@@ -76,8 +77,8 @@ class Buffer {
 
   /// Counts where this rank's tokens go. Needs no peer and no host wait.
   /// @param topk_idx [T, K] int32 or int64 contiguous; negative entries select nothing. An entry beyond the last expert
-  /// counts nowhere, and makes a later call (or `check`) throw InvalidArgument (see
-  /// BufferOptions::reject_unknown_experts).
+  /// counts nowhere, and makes the next dispatch, or an earlier call or `check`, throw InvalidArgument; the dispatches
+  /// of the other ranks throw RankMismatch then, which names the rank (see BufferOptions::reject_unknown_experts).
   /// @param num_experts E, a multiple of R, at most max_local_experts a rank.
   DispatchLayout get_dispatch_layout(const ConstTensorView& topk_idx, int num_experts, const CallOptions& call = {});
 

@@ -41,15 +41,15 @@ enum class LowLatencyLayout : std::uint8_t {
 /// What combine needs to know of a dispatch. Copies share the tensors.
 struct LowLatencyHandle {
   /// expert_major: [L, R * M] int32, token index at its source for each valid row; rank_major: [R, M] int32.
-  Tensor src_info;
+  Tensor src_info = {};
   /// Which rows of recv_x come from which source, as (first row << 32) | number of rows. expert_major: [L, R] int64;
   /// rank_major: [R] int64, the first row being 0.
-  Tensor layout_range;
+  Tensor layout_range = {};
   /// [2 + M + M * K, R] int32, a column for each source: how many tokens it sent; their indices at the source (M
   /// places); and for each of those tokens where the rows of its K selections lie in recv_x (-1: on another rank).
   /// Last, in the first column, the dispatch's number, by which combine finds out that ranks use handles of different
   /// ones.
-  Tensor row_table;
+  Tensor row_table = {};
   LowLatencyLayout layout = LowLatencyLayout::expert_major;  ///< of the dispatch's recv_x
   int num_tokens = 0;                                        ///< T, of this rank
   int max_tokens = 0;                                        ///< M
@@ -61,12 +61,13 @@ struct LowLatencyHandle {
 /// Equal on all ranks: everything but T, the tensors' contents, the statistics, and config.
 struct LowLatencyDispatchArguments {
   /// [T, H] bfloat16, from a multiple of 16 bytes on; H a multiple of 128 (of 512 with use_ue8m0).
-  ConstTensorView x;
+  ConstTensorView x = {};
   /// [T, K] int32 or int64, K <= 32; negative: no selection. A token may name an expert twice: it gets two rows.
-  ConstTensorView topk_idx;
+  ConstTensorView topk_idx = {};
   /// [T, K] float32: travels with the rows. rank_major only, InvalidArgument otherwise.
-  std::optional<ConstTensorView> topk_weights;
-  int max_tokens = 0;   ///< M, 1 or more; for what fits see Buffer::low_latency_bytes_hint
+  std::optional<ConstTensorView> topk_weights = {};
+  /// M, 1 or more; M * K is at most 65535. For what fits see Buffer::low_latency_bytes_hint.
+  int max_tokens = 0;
   int num_experts = 0;  ///< E, a multiple of R, at most 65535
   /// Cast each 128 channels to float8_e4m3 with a float32 scale of their own. Neither this nor use_nvfp4: rows travel
   /// in bfloat16. Both: InvalidArgument.
@@ -80,22 +81,22 @@ struct LowLatencyDispatchArguments {
   /// [1] float32, positive, with use_nvfp4: scales are multiplied by it, so a channel is about value * scale /
   /// x_global_scale. None: 1. (448 * 6 / the largest magnitude of all uses the whole range.) Receivers must know the
   /// senders'.
-  std::optional<ConstTensorView> x_global_scale;
+  std::optional<ConstTensorView> x_global_scale = {};
   LowLatencyLayout layout = LowLatencyLayout::expert_major;  ///< of recv_x, here and in combine
   /// [L] int32: each entry grows by the number of rows that the expert received.
-  std::optional<TensorView> cumulative_local_expert_recv_stats;
+  std::optional<TensorView> cumulative_local_expert_recv_stats = {};
   /// [R] int64: each entry grows by the clock cycles spent waiting for the source.
-  std::optional<TensorView> wait_recv_cost_stats;
+  std::optional<TensorView> wait_recv_cost_stats = {};
   /// [L, W] (rank_major: [R, W]) int64: words by which another kernel sees, while the call still receives, which rows
   /// are there; each stands for arrival_rows rows, W of them for all. deep_ep/arrivals.hpp says what they hold, and
   /// when. InvalidArgument for a buffer with masking.
-  std::optional<TensorView> arrival_counters;
+  std::optional<TensorView> arrival_counters = {};
   /// A power of two below 2^20, with arrival_counters. 0: W is 1, and a word stands for all rows of its expert (rank).
   int arrival_rows = 0;
   /// Send only; the result's hook enqueues the receive part. Not with CallOptions::async_finish. InvalidArgument when
   /// two dispatches already wait for their hooks.
   bool return_recv_hook = false;
-  Config config;  ///< SMs and warps of this rank's call
+  Config config = {};  ///< SMs and warps of this rank's call
 };
 
 /// What Buffer::low_latency_dispatch returns; with return_recv_hook the tensors hold it behind the hook only.
@@ -104,20 +105,21 @@ struct LowLatencyDispatchResult {
   /// expert_major: [L, R * M, H], rows 0 .. recv_count[l] - 1 of each expert are valid, by
   /// source rank, then by token. rank_major: [R, M, H], rows 0 .. recv_count[s] - 1 of each source are valid, by token.
   /// What the others hold is undefined.
-  Tensor recv_x;
+  Tensor recv_x = {};
   /// float32 [.., .., H / 128] (scale_per_token: [.., .., 1]) or int32 [.., .., H / 512] for the rows of recv_x; the
   /// last two dimensions are column-major. NVFP4: uint8 [L or R, tiles, H / 64, 512], in the order in which tensor
   /// cores load them: a tile is 128 rows of recv_x (the last one may be longer than that), and scale c % 4 of row r of
   /// a tile lies at 16 * (r % 32) + 4 * (r / 32) of the 512 bytes for c / 4.
-  std::optional<Tensor> recv_x_scales;
-  Tensor recv_count;  ///< int32: [L] (expert_major) or [R] (rank_major)
+  std::optional<Tensor> recv_x_scales = {};
+  Tensor recv_count = {};  ///< int32: [L] (expert_major) or [R] (rank_major)
   /// rank_major: [R, M, K] int32, this rank's expert of each selection, -1: on another rank or none.
-  std::optional<Tensor> recv_topk_idx;
+  std::optional<Tensor> recv_topk_idx = {};
   /// rank_major, where weights were sent: [R, M, K] float32, 0 where the index is -1.
-  std::optional<Tensor> recv_topk_weights;
-  LowLatencyHandle handle;     ///< for combine
-  EventHandle event;           ///< set with async_finish
-  std::function<void()> hook;  ///< set with return_recv_hook: enqueues the receive part; a second call does nothing
+  std::optional<Tensor> recv_topk_weights = {};
+  LowLatencyHandle handle = {};  ///< for combine
+  EventHandle event = {};        ///< set with async_finish
+  /// Set with return_recv_hook: enqueues the receive part; a second call does nothing.
+  std::function<void()> hook = {};
 };
 
 /// Equal on all ranks: H, use_logfmt, use_fp8, the dispatch that the handle is of, and what that had in common.
@@ -126,22 +128,23 @@ struct LowLatencyCombineArguments {
   /// The experts' output, bfloat16, rows where the dispatch's recv_x had them, from a multiple of 16 bytes on. Only
   /// valid rows are read. H may differ from the dispatch's. rank_major: each row already is the weighted sum over its
   /// local experts.
-  ConstTensorView x;
+  ConstTensorView x = {};
   /// [T, K]: as dispatched, in any order; a selection that has since become negative is left out. RankMismatch where a
   /// token selects an expert that the dispatch brought no row of it to. (Where its rank got no row of the token at all,
   /// TimeoutError names that rank.)
-  ConstTensorView topk_idx;
-  ConstTensorView topk_weights;              ///< [T, K] float32; expert_major: rows are multiplied by them
+  ConstTensorView topk_idx = {};
+  ConstTensorView topk_weights = {};         ///< [T, K] float32; expert_major: rows are multiplied by them
   const LowLatencyHandle* handle = nullptr;  ///< of the dispatch; any number of combines; used during the call only
   bool use_logfmt =
       false;  ///< rows may travel in LogFMT, 10 bits a value, smaller, less exact: LowLatencyOptions::logfmt
   /// Rows travel in FP8, with a float32 scale for each 128 channels: half the bytes, but an error of up to 1/16 of each
   /// value that travels, or of 2^-10 / 448 of the largest of its 128, if that is more. Not with use_logfmt.
   bool use_fp8 = false;
-  std::optional<TensorView> out;  ///< [T, H] bfloat16, from a multiple of 16 bytes on: written instead of new memory
-  std::optional<TensorView> wait_recv_cost_stats;  ///< [R] int64, as for dispatch
+  /// [T, H] bfloat16, from a multiple of 16 bytes on: written instead of new memory.
+  std::optional<TensorView> out = {};
+  std::optional<TensorView> wait_recv_cost_stats = {};  ///< [R] int64, as for dispatch
   bool return_recv_hook = false;  ///< as for dispatch; combines are counted separately. Equal on all ranks of a node
-  Config config;                  ///< SMs and warps of this rank's call
+  Config config = {};             ///< SMs and warps of this rank's call
 };
 
 /// What Buffer::low_latency_combine returns, as LowLatencyDispatchResult.
@@ -150,9 +153,9 @@ struct LowLatencyCombineResult {
   /// in fp32, selections ascending, and rounds; the owner sums the ranks' parts in fp32, ranks ascending, and rounds
   /// again. With hooks, within a node, without LogFMT and masking, rows may travel as they are: then the owner sums
   /// them in fp32, selections ascending, and rounds once. Bitwise reproducible.
-  Tensor combined_x;
-  EventHandle event;           ///< set with async_finish
-  std::function<void()> hook;  ///< set with return_recv_hook
+  Tensor combined_x = {};
+  EventHandle event = {};           ///< set with async_finish
+  std::function<void()> hook = {};  ///< set with return_recv_hook
 };
 
 }  // namespace deep_ep

@@ -20,11 +20,11 @@ namespace deep_ep {
 struct LowLatencyWaitTimes {
   /// Dispatch: calls that the source took part in. Combine: calls for which a token of this rank selected an expert
   /// there.
-  std::vector<std::uint64_t> calls;
+  std::vector<std::uint64_t> calls = {};
   /// In all these calls: dispatch waits until the source has told how many rows come, from the end of its own send part
   /// on; combine until the source's rows are there.
-  std::vector<double> total_us;
-  std::vector<double> longest_us;  ///< in one of them
+  std::vector<double> total_us = {};
+  std::vector<double> longest_us = {};  ///< in one of them
 
   /// A call's, on average; 0 without calls.
   double mean_us(int source) const;
@@ -32,9 +32,9 @@ struct LowLatencyWaitTimes {
 
 /// What Buffer::low_latency_stats returns: of one rank.
 struct LowLatencyStats {
-  int rank = 0;                  ///< that waits
-  LowLatencyWaitTimes dispatch;  ///< of dispatches
-  LowLatencyWaitTimes combine;   ///< of combines
+  int rank = 0;                       ///< that waits
+  LowLatencyWaitTimes dispatch = {};  ///< of dispatches
+  LowLatencyWaitTimes combine = {};   ///< of combines
 
   /// For a dispatch and a combine, on average.
   double mean_us(int source) const { return dispatch.mean_us(source) + combine.mean_us(source); }
@@ -49,9 +49,9 @@ enum class LowLatencyStatsThen : std::uint8_t {
 
 /// What find_late_ranks says.
 struct LowLatencyVerdict {
-  std::vector<int> late;          ///< ranks, the slowest first; empty: nobody is late
-  std::vector<double> waited_us;  ///< [R]: how long the others wait for the rank in a dispatch and a combine
-  std::string text;               ///< a sentence
+  std::vector<int> late = {};          ///< ranks, the slowest first; empty: nobody is late
+  std::vector<double> waited_us = {};  ///< [R]: how long the others wait for the rank in a dispatch and a combine
+  std::string text = {};               ///< a sentence
 };
 
 /// How much longer than for the quickest rank, in microseconds, the others must wait for one that is called late.

@@ -16,27 +16,28 @@ namespace deep_ep {
 
 /// Result of Buffer::get_dispatch_layout.
 struct DispatchLayout {
-  Tensor num_tokens_per_rank;    ///< [R] int32: tokens with at least one expert on that rank
-  Tensor num_tokens_per_expert;  ///< [E] int32: (token, k) entries that name the expert
-  Tensor num_tokens_per_node;    ///< [P] int32: tokens with at least one expert on that node; undefined where there is
-                                 ///< one node, or where nodes are not of equally many consecutive ranks
-  Tensor is_token_in_rank;       ///< [T, R] boolean
-  EventHandle event;             ///< set with async_finish
+  Tensor num_tokens_per_rank = {};    ///< [R] int32: tokens with at least one expert on that rank
+  Tensor num_tokens_per_expert = {};  ///< [E] int32: (token, k) entries that name the expert
+  Tensor num_tokens_per_node = {};  ///< [P] int32: tokens with at least one expert on that node; undefined where there
+                                    ///< is one node, or where nodes are not of equally many consecutive ranks
+  Tensor is_token_in_rank = {};     ///< [T, R] boolean
+  EventHandle event = {};           ///< set with async_finish
 };
 
 /// What a dispatch knows about where rows went. Good for any number of cached dispatches and combines, as long as the
 /// buffer lives. Copies share the tensors. recv_src_idx may lie in the symmetric heap and takes 4 bytes a row there for
 /// as long as a copy lives; the others never do.
 struct DispatchHandle {
-  Tensor rank_prefix_matrix;  ///< [R, R] int32: [s][d] = rows that d received from ranks 0..s (end row of source s)
-  Tensor destination_row;     ///< [T, R] int32: row of token t in recv_x of rank d, -1 if not sent there
-  Tensor recv_src_idx;        ///< [rows] int32: token index at its source, for each received row
+  /// [R, R] int32: [s][d] = rows that d received from ranks 0..s (end row of source s).
+  Tensor rank_prefix_matrix = {};
+  Tensor destination_row = {};  ///< [T, R] int32: row of token t in recv_x of rank d, -1 if not sent there
+  Tensor recv_src_idx = {};     ///< [rows] int32: token index at its source, for each received row
   // Between nodes only. A token crosses the network once for each other node that wants it, to the rank with the
   // sender's index in its node, the rail.
-  Tensor node_row;     ///< [T, P] int32: number of token t among this rank's tokens for node n, -1 if not sent there
-  Tensor node_counts;  ///< [2, P] int32: this rank's tokens for each node; its rail's tokens there for this node
-  Tensor relay_rows;   ///< [relayed, R / P] int32: of each token of its rails, by node and number, its row at each rank
-                       ///< of this node, -1 if not sent there
+  Tensor node_row = {};  ///< [T, P] int32: number of token t among this rank's tokens for node n, -1 if not sent there
+  Tensor node_counts = {};  ///< [2, P] int32: this rank's tokens for each node; its rail's tokens there for this node
+  Tensor relay_rows = {};   ///< [relayed, R / P] int32: of each token of its rails, by node and number, its row at each
+                            ///< rank of this node, -1 if not sent there
   std::int64_t num_tokens = 0;     ///< T
   std::int64_t num_recv_rows = 0;  ///< N, or num_worst_tokens
   int num_experts = 0;             ///< E
@@ -47,23 +48,23 @@ struct DispatchHandle {
 /// optional tensors are given. RankMismatch, on every rank and before any row moves, where they are not.
 struct DispatchArguments {
   /// [T, H], any dtype with rows of a multiple of 16 bytes below 2 GiB; starts at a multiple of 16 bytes.
-  ConstTensorView x;
+  ConstTensorView x = {};
   /// [T, S] float32 or int32, any strides, S any number: travels with the rows of x, usually 8-bit ones.
-  std::optional<ConstTensorView> x_scales;
+  std::optional<ConstTensorView> x_scales = {};
 
   // The layout, from get_dispatch_layout or made alike.
-  ConstTensorView num_tokens_per_rank;    ///< [R] int32
-  ConstTensorView is_token_in_rank;       ///< [T, R] boolean or uint8; it alone decides where rows go
-  ConstTensorView num_tokens_per_expert;  ///< [E] int32
+  ConstTensorView num_tokens_per_rank = {};    ///< [R] int32
+  ConstTensorView is_token_in_rank = {};       ///< [T, R] boolean or uint8; it alone decides where rows go
+  ConstTensorView num_tokens_per_expert = {};  ///< [E] int32
 
-  std::optional<ConstTensorView> topk_idx;      ///< [T, K] int32 or int64, K <= 32; negative: no selection
-  std::optional<ConstTensorView> topk_weights;  ///< [T, K] float32; given with topk_idx or not at all
+  std::optional<ConstTensorView> topk_idx = {};      ///< [T, K] int32 or int64, K <= 32; negative: no selection
+  std::optional<ConstTensorView> topk_weights = {};  ///< [T, K] float32; not without topk_idx
   /// The counts in num_recv_tokens_per_expert are rounded up to multiples of this (0 stays 0). 1 to 2^20.
   int expert_alignment = 1;
   /// 0: exact sizes, for which the host waits. > 0: no host wait, and outputs have this many rows; rows beyond N hold
   /// topk_idx -1 and are otherwise unspecified. If more rows than that arrive, the next call throws OutOfMemory.
   std::int64_t num_worst_tokens = 0;
-  Config config;  ///< SMs and warps of this rank's call
+  Config config = {};  ///< SMs and warps of this rank's call
 
   /// Sets the three tensors of the layout; they must stay alive as if they had been set one by one.
   void use(const DispatchLayout& layout) {
@@ -75,28 +76,28 @@ struct DispatchArguments {
 
 /// What Buffer::dispatch returns. Tensors hold their contents behind the call, in stream order.
 struct DispatchResult {
-  Tensor recv_x;                        ///< [rows, H], dtype of x: by source rank, then by token index at the source
-  std::optional<Tensor> recv_x_scales;  ///< [rows, S], dtype of x_scales
-  std::optional<Tensor> recv_topk_idx;  ///< [rows, K], dtype of topk_idx: index among this rank's experts, or -1
-  std::optional<Tensor> recv_topk_weights;      ///< [rows, K] float32: 0 where the index is -1
-  std::vector<int> num_recv_tokens_per_expert;  ///< [E / R], rounded up; empty with num_worst_tokens
-  DispatchHandle handle;                        ///< for cached_dispatch and combine
-  EventHandle event;                            ///< set with async_finish
+  Tensor recv_x = {};  ///< [rows, H], dtype of x: by source rank, then by token index at the source
+  std::optional<Tensor> recv_x_scales = {};  ///< [rows, S], dtype of x_scales
+  std::optional<Tensor> recv_topk_idx = {};  ///< [rows, K], dtype of topk_idx: index among this rank's experts, or -1
+  std::optional<Tensor> recv_topk_weights = {};      ///< [rows, K] float32, with weights: 0 where the index is -1
+  std::vector<int> num_recv_tokens_per_expert = {};  ///< [E / R], rounded up; empty with num_worst_tokens
+  DispatchHandle handle = {};                        ///< for cached_dispatch and combine
+  EventHandle event = {};                            ///< set with async_finish
 };
 
 /// A dispatch whose rows go where those of an earlier one went: no counts are exchanged, and the host does not wait.
 struct CachedDispatchArguments {
-  ConstTensorView x;  ///< as DispatchArguments::x, with as many rows as then; H and dtype are free
-  std::optional<ConstTensorView> x_scales;  ///< as DispatchArguments::x_scales
-  const DispatchHandle* handle = nullptr;   ///< of the earlier dispatch, by this buffer; used during the call only
-  Config config;                            ///< SMs and warps of this rank's call
+  ConstTensorView x = {};  ///< as DispatchArguments::x, with as many rows as then; H and dtype are free
+  std::optional<ConstTensorView> x_scales = {};  ///< as DispatchArguments::x_scales
+  const DispatchHandle* handle = nullptr;        ///< of the earlier dispatch, by this buffer; used during the call only
+  Config config = {};                            ///< SMs and warps of this rank's call
 };
 
 /// What Buffer::cached_dispatch returns, as DispatchResult.
 struct CachedDispatchResult {
-  Tensor recv_x;                        ///< [rows of the handle, H]
-  std::optional<Tensor> recv_x_scales;  ///< [rows of the handle, S]
-  EventHandle event;                    ///< set with async_finish
+  Tensor recv_x = {};                        ///< [rows of the handle, H]
+  std::optional<Tensor> recv_x_scales = {};  ///< [rows of the handle, S]
+  EventHandle event = {};                    ///< set with async_finish
 };
 
 /// How the rows of this rank's `x` reach the owners of the tokens. Every rank chooses for its own rows; results agree
@@ -111,22 +112,22 @@ enum class CombineMode : std::uint8_t {
 
 /// A combine. Equal on all ranks: H, and which of the optional tensors are given; the biases and `mode` may differ.
 struct CombineArguments {
-  ConstTensorView x;                            ///< [rows of the handle, H] bfloat16, from a multiple of 16 bytes on
-  const DispatchHandle* handle = nullptr;       ///< of the dispatch whose rows come back; used during the call only
-  std::optional<ConstTensorView> topk_weights;  ///< [rows of the handle, K] float32, K <= 32: summed slot by slot
-  std::optional<ConstTensorView> bias_0;        ///< [T, H] bfloat16, from a multiple of 16 bytes on: added once
-  std::optional<ConstTensorView> bias_1;        ///< the same
-  CombineMode mode = CombineMode::automatic;    ///< of this rank's rows
-  Config config;                                ///< SMs and warps of this rank's call
+  ConstTensorView x = {};                  ///< [rows of the handle, H] bfloat16, from a multiple of 16 bytes on
+  const DispatchHandle* handle = nullptr;  ///< of the dispatch whose rows come back; used during the call only
+  std::optional<ConstTensorView> topk_weights = {};  ///< [rows of the handle, K] float32, K <= 32: summed slot by slot
+  std::optional<ConstTensorView> bias_0 = {};        ///< [T, H] bfloat16, from a multiple of 16 bytes on: added once
+  std::optional<ConstTensorView> bias_1 = {};        ///< the same
+  CombineMode mode = CombineMode::automatic;         ///< of this rank's rows
+  Config config = {};                                ///< SMs and warps of this rank's call
 };
 
 /// What Buffer::combine returns, as DispatchResult.
 struct CombineResult {
   /// [T, H] bfloat16: bias_0 + bias_1 + rows in rank order, summed in fp32, rounded once. Between nodes the sum of
   /// another node's rows takes their place: summed in fp32 by rank, and rounded to bfloat16 for its way.
-  Tensor combined_x;
-  std::optional<Tensor> combined_topk_weights;  ///< [T, K] float32; with topk_weights
-  EventHandle event;                            ///< set with async_finish
+  Tensor combined_x = {};
+  std::optional<Tensor> combined_topk_weights = {};  ///< [T, K] float32; with topk_weights
+  EventHandle event = {};                            ///< set with async_finish
 };
 
 }  // namespace deep_ep

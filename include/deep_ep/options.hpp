@@ -78,8 +78,9 @@ struct BufferOptions {
   /// Largest number of experts one rank may own, 1 to 65536; equal on all ranks.
   int max_local_experts = 1024;
   /// Seconds that a kernel or the host waits for a peer. Unset: default_timeout_s(). 0: for ever.
-  std::optional<double> timeout_s;
-  /// An entry of topk_idx beyond the last expert is an error. False: it selects nothing, like a negative one.
+  std::optional<double> timeout_s = {};
+  /// An entry of topk_idx beyond the last expert is an error, of which the dispatches of all ranks tell:
+  /// InvalidArgument there, RankMismatch elsewhere. False: it selects nothing, like a negative one.
   bool reject_unknown_experts = true;
   /// The communication stream, for programs that manage streams themselves: it must outlive the buffer and every tensor
   /// and event that comes from it. nullptr: the buffer makes one of high priority.
@@ -92,16 +93,16 @@ struct BufferOptions {
   /// normal mode layouts, handles, what combine returns, and rows that the heap has no room for. nullptr: the buffer's
   /// own pool, which keeps what graphs were recorded with. Calls with a previous_event always use the pool: they do not
   /// come after the work of the caller's stream.
-  std::shared_ptr<ResultAllocator> result_allocator;
-  InternodeOptions internode;     ///< of the normal mode between nodes
-  LowLatencyOptions low_latency;  ///< of low-latency calls, which need memory: LowLatencyOptions::bytes
+  std::shared_ptr<ResultAllocator> result_allocator = {};
+  InternodeOptions internode = {};     ///< of the normal mode between nodes
+  LowLatencyOptions low_latency = {};  ///< of low-latency calls, which need memory: LowLatencyOptions::bytes
 };
 
 /// How a call is ordered with the caller's work. See buffer.hpp, "Ordering".
 struct CallOptions {
-  StreamHandle stream = nullptr;  ///< the caller's current stream
-  EventHandle previous_event;     ///< the call comes after this, not after the work of `stream`
-  bool async_finish = false;      ///< do not make `stream` wait for the call; the result carries an event
+  StreamHandle stream = nullptr;    ///< the caller's current stream
+  EventHandle previous_event = {};  ///< the call comes after this, not after the work of `stream`
+  bool async_finish = false;        ///< do not make `stream` wait for the call; the result carries an event
 };
 
 }  // namespace deep_ep

@@ -15,8 +15,8 @@ class ResultAllocator {
  public:
   /// A piece of memory of `allocate`.
   struct Memory {
-    void* data = nullptr;         ///< aligned to 256 bytes
-    std::shared_ptr<void> owner;  ///< the last copy gives the memory back
+    void* data = nullptr;              ///< aligned to 256 bytes
+    std::shared_ptr<void> owner = {};  ///< the last copy gives the memory back
   };
 
   virtual ~ResultAllocator() = default;

@@ -26,28 +26,28 @@ namespace deep_ep {
 
 /// What a dispatch knows about its rows.
 struct RowNumbering {
-  ConstTensorView recv_topk_idx;       ///< [N, K] int32 or int64: index of a local expert, negative for none
-  ConstTensorView recv_src_idx;        ///< [N] int32, of the DispatchHandle
-  ConstTensorView rank_prefix_matrix;  ///< [R, R] int32, of the DispatchHandle
-  ConstTensorView destination_row;     ///< [T, R] int32, of the DispatchHandle
-  ConstTensorView topk_idx;            ///< [T, K] int32 or int64, as dispatched
-  int rank = 0;                        ///< r
-  int num_local_experts = 0;           ///< L
-  int max_tokens = 0;                  ///< M
-  int alignment = 1;                   ///< A, 1 to 2^20
-  bool expand = false;                 ///< number the rows of the expanded layout; otherwise the metadata says -1
+  ConstTensorView recv_topk_idx = {};       ///< [N, K] int32 or int64: index of a local expert, negative for none
+  ConstTensorView recv_src_idx = {};        ///< [N] int32, of the DispatchHandle
+  ConstTensorView rank_prefix_matrix = {};  ///< [R, R] int32, of the DispatchHandle
+  ConstTensorView destination_row = {};     ///< [T, R] int32, of the DispatchHandle
+  ConstTensorView topk_idx = {};            ///< [T, K] int32 or int64, as dispatched
+  int rank = 0;                             ///< r
+  int num_local_experts = 0;                ///< L
+  int max_tokens = 0;                       ///< M
+  int alignment = 1;                        ///< A, 1 to 2^20
+  bool expand = false;                      ///< number the rows of the expanded layout; otherwise the metadata says -1
 
   // Results.
-  TensorView source_ends;              ///< [R] int32: where the rows of each source end, valid rows in the last one
-  TensorView expert_ends;              ///< [L] int32: with `expand` where each expert's rows end, without their gap;
-                                       ///< otherwise sums of the counts, each rounded up to A
-  TensorView expert_counts;            ///< [L] int32: selections of each expert
-  std::optional<TensorView> stats;     ///< [L] int32: to which the counts are added
-  TensorView metadata;                 ///< [N, K + 2] int32; -1 in rows that are not valid
-  TensorView local;                    ///< [N, K] int32: recv_topk_idx again; -1 in rows that are not valid
-  TensorView rows_at_owners;           ///< [T, K] int32: the row of each selection's token on the expert's rank, or -1
-  std::optional<TensorView> selected;  ///< [T, K] of topk_idx's dtype: a copy of it
-  TensorView scratch;                  ///< [number_rows_scratch()] int32
+  TensorView source_ends = {};           ///< [R] int32: ends of the sources' rows, at most N; the last one: valid rows
+  TensorView expert_ends = {};           ///< [L] int32: with `expand` where each expert's rows end, without their gap;
+                                         ///< otherwise sums of the counts, each rounded up to A
+  TensorView expert_counts = {};         ///< [L] int32: selections of each expert
+  std::optional<TensorView> stats = {};  ///< [L] int32: to which the counts are added
+  TensorView metadata = {};              ///< [N, K + 2] int32; -1 in rows that are not valid
+  TensorView local = {};                 ///< [N, K] int32: recv_topk_idx again; -1 in rows that are not valid
+  TensorView rows_at_owners = {};  ///< [T, K] int32: the row of each selection's token on the expert's rank, or -1
+  std::optional<TensorView> selected = {};  ///< [T, K] of topk_idx's dtype: a copy of it
+  TensorView scratch = {};                  ///< [number_rows_scratch()] int32
 };
 
 /// How many int32 number_rows wants for itself, with `num_local_experts` experts (L).
@@ -59,22 +59,22 @@ void number_rows(const std::shared_ptr<Executor>& executor, const RowNumbering& 
 /// Received rows, and what came beside them, into a layout. One launch. Rows of the results that nothing names are left
 /// as they are.
 struct RowSpreading {
-  ConstTensorView source_ends;  ///< [R] int32, of number_rows
+  ConstTensorView source_ends = {};  ///< [R] int32, of number_rows
   /// Given: into the expanded layout. [N, K + 2] int32; the tensors below may have more rows than it.
-  std::optional<ConstTensorView> metadata;
+  std::optional<ConstTensorView> metadata = {};
   /// Needed without metadata, where each row stays where it is: [N, K] int32, of number_rows.
-  std::optional<ConstTensorView> local;
+  std::optional<ConstTensorView> local = {};
 
-  std::optional<ConstTensorView> rows;        ///< [N, H] of any dtype, rows of a multiple of 16 bytes
-  std::optional<TensorView> spread_rows;      ///< [X or N, H]
-  std::optional<ConstTensorView> scales;      ///< [N, S] of 4 bytes, columns next to each other
-  std::optional<TensorView> spread_scales;    ///< [X or N, S] of 4 bytes, any strides
-  std::optional<ConstTensorView> weights;     ///< [N, K] of 4 bytes, columns next to each other
-  std::optional<TensorView> spread_weights;   ///< [X] with metadata, else [N, K] with 0 where `local` is negative
-  std::optional<TensorView> spread_topk_idx;  ///< [N, K] int32 or int64: `local`; not with metadata
+  std::optional<ConstTensorView> rows = {};        ///< [N, H] of any dtype, rows of a multiple of 16 bytes
+  std::optional<TensorView> spread_rows = {};      ///< [X or N, H]
+  std::optional<ConstTensorView> scales = {};      ///< [N, S] of 4 bytes, columns next to each other
+  std::optional<TensorView> spread_scales = {};    ///< [X or N, S] of 4 bytes, any strides
+  std::optional<ConstTensorView> weights = {};     ///< [N, K] of 4 bytes, columns next to each other
+  std::optional<TensorView> spread_weights = {};   ///< [X] with metadata, else [N, K] with 0 where `local` is negative
+  std::optional<TensorView> spread_topk_idx = {};  ///< [N, K] int32 or int64: `local`; not with metadata
 
   /// With metadata: [L] int32, of number_rows. Gaps become zero then.
-  std::optional<ConstTensorView> expert_counts;
+  std::optional<ConstTensorView> expert_counts = {};
   int alignment = 1;  ///< of these gaps
 };
 
@@ -95,19 +95,19 @@ void sum_expanded_rows(const std::shared_ptr<Executor>& executor, const ConstTen
 /// Where rows must go to come back to their tokens: the arguments of a Buffer::dispatch that takes them there, with
 /// `beside` as the scales. One launch; another one where there are so many rows that it wants scratch.
 struct RowAddressing {
-  ConstTensorView metadata;     ///< [N, K + 2] int32
-  ConstTensorView source_ends;  ///< [R] int32, of number_rows
-  int max_tokens = 0;           ///< M
+  ConstTensorView metadata = {};     ///< [N, K + 2] int32
+  ConstTensorView source_ends = {};  ///< [R] int32, of number_rows
+  int max_tokens = 0;                ///< M
   /// Not given: a row for each received one goes, S = N. Given: [S, ...], and each row goes that the metadata names;
   /// is_token_in_rank must be zero before.
   bool each_selection = false;
   /// Without `each_selection`: [N, K] float32, or [any] with a value for each row of the expanded layout.
-  std::optional<ConstTensorView> weights;
+  std::optional<ConstTensorView> weights = {};
 
-  TensorView beside;               ///< [S, 1] int32, or [S, 1 + K] with weights: what sum_returned_rows wants to know
-  TensorView is_token_in_rank;     ///< [S, R] boolean
-  TensorView num_tokens_per_rank;  ///< [R] int32
-  std::optional<TensorView> scratch;  ///< [address_rows_scratch()] int32; not needed where that is 0
+  TensorView beside = {};            ///< [S, 1] int32, or [S, 1 + K] with weights: what sum_returned_rows wants to know
+  TensorView is_token_in_rank = {};  ///< [S, R] boolean
+  TensorView num_tokens_per_rank = {};     ///< [R] int32
+  std::optional<TensorView> scratch = {};  ///< [address_rows_scratch()] int32; not needed where that is 0
 };
 
 /// How many int32 address_rows wants for itself, for metadata of `rows` rows (N) and `num_ranks` ranks (R); often 0.
@@ -119,19 +119,19 @@ void address_rows(const std::shared_ptr<Executor>& executor, const RowAddressing
 /// What came back, added up for each token in float32, and rounded once: biases, then either the ranks' rows by their
 /// last selection, or, with `each_selection`, the selections' rows. Two launches.
 struct RowReturn {
-  ConstTensorView rows;                   ///< [any number, H] bfloat16, that the dispatch brought
-  ConstTensorView beside;                 ///< [of these, 1 or 1 + K] int32, the same; columns next to each other
-  ConstTensorView rank_prefix_matrix;     ///< [R, R] int32, of that dispatch
-  ConstTensorView topk_idx;               ///< [T, K] int32 or int64
-  int rank = 0;                           ///< r
-  int num_local_experts = 0;              ///< L
-  bool each_selection = false;            ///< as RowAddressing::each_selection was
-  std::optional<ConstTensorView> bias_0;  ///< [T, H] bfloat16: added first
-  std::optional<ConstTensorView> bias_1;  ///< [T, H] bfloat16: added second
+  ConstTensorView rows = {};                   ///< [any number, H] bfloat16, that the dispatch brought
+  ConstTensorView beside = {};                 ///< [of these, 1 or 1 + K] int32, the same; columns next to each other
+  ConstTensorView rank_prefix_matrix = {};     ///< [R, R] int32, of that dispatch
+  ConstTensorView topk_idx = {};               ///< [T, K] int32 or int64
+  int rank = 0;                                ///< r
+  int num_local_experts = 0;                   ///< L
+  bool each_selection = false;                 ///< as RowAddressing::each_selection was
+  std::optional<ConstTensorView> bias_0 = {};  ///< [T, H] bfloat16: added first
+  std::optional<ConstTensorView> bias_1 = {};  ///< [T, H] bfloat16: added second
 
-  TensorView sums;                    ///< [T, H] bfloat16
-  std::optional<TensorView> weights;  ///< [T, K] float32: what its rank sent for each selection, 0 for none
-  TensorView scratch;                 ///< [T, K] int32
+  TensorView sums = {};                    ///< [T, H] bfloat16
+  std::optional<TensorView> weights = {};  ///< [T, K] float32: what its rank sent for each selection, 0 for none
+  TensorView scratch = {};                 ///< [T, K] int32
 };
 
 /// Adds up what came back: writes the results that `call` names. Two launches.

@@ -1,6 +1,8 @@
 // Tensors as the library sees them: a view describes memory of the caller, a Tensor owns memory of the library.
 #pragma once
 
+#include "deep_ep/standard.hpp"
+
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -39,7 +41,7 @@ struct TensorSpec {
   static constexpr int kMaxDims = 4;  ///< the most dimensions
 
   DType dtype = DType::uint8;                    ///< of an element
-  Device device;                                 ///< where the memory lies
+  Device device = {};                            ///< where the memory lies
   int dims = 0;                                  ///< dimensions, 0 to kMaxDims
   std::array<std::int64_t, kMaxDims> shape{};    ///< elements of each; those behind `dims` mean nothing
   std::array<std::int64_t, kMaxDims> strides{};  ///< elements from one to the next of each
@@ -84,8 +86,8 @@ struct ConstTensorView : TensorSpec {
 
   /// Of no memory: data is nullptr.
   ConstTensorView() = default;
-  /// @param spec of what lies at `data`.
-  ConstTensorView(const TensorSpec& spec, const void* data) : TensorSpec(spec), data(data) {}
+  /// @param spec of what lies at `first`. @param first the first element.
+  ConstTensorView(const TensorSpec& spec, const void* first) : TensorSpec(spec), data(first) {}
   /// Of the memory of `view`.
   ConstTensorView(const TensorView& view) : TensorSpec(view), data(view.data) {}  // NOLINT(google-explicit-constructor)
 

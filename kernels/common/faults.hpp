@@ -55,9 +55,9 @@ struct FaultRecord {
   std::int32_t peer;       ///< the rank waited for, or the one that disagrees
   std::int32_t field;      ///< mismatch: which word of the CallShape, or which RowField; of a masked rank: 1 + the rank
                            ///< that has accused it, or 0: this one has masked it by itself; timeout: how many
-                           ///< time-outs it waited, 0 is one
+                           ///< time-outs it waited, 0 is one; unknown_expert: the token
   std::uint64_t expected;  ///< timeout: signal value; mismatch: ours; overflow: rows that came;
-                           ///< unknown_expert: the index found, and `field` the token;
+                           ///< unknown_expert: the index found;
                            ///< rdma_failed: index of the work-queue entry, and `field` an RdmaFailure
   std::uint64_t seen;      ///< timeout: signal value; mismatch: theirs; overflow: rows that there is room for;
                            ///< unknown_expert: how many experts there are

@@ -45,9 +45,14 @@ enum class RowField : int { row_bytes, num_scales, num_topk, rows_to_peer, rows_
 
 /// What must agree between ranks before rows may move.
 struct CallShape {
-  static constexpr int kWords = 8;
+  static constexpr int kCompared = 9;
+  static constexpr int kNumExperts = 4;
+  /// Not compared: 0, or what a rank tells that refuses the call, as its topk_idx names an expert that does not exist:
+  /// (token + 1) << 32 | expert.
+  static constexpr int kUnknownExpert = 9;
+  static constexpr int kWords = 10;
   /// x row bytes, bytes of a row's scales, top-k, bytes of a top-k index (0: none), experts, dtypes of x and of its
-  /// scales, version
+  /// scales, version, whether there are weights
   std::int64_t word[kWords];
 };
 

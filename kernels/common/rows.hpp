@@ -107,6 +107,7 @@ struct NotifyCall {
   const std::uint8_t* is_token_in_rank;       ///< [num_tokens, num_ranks]
   const std::int32_t* num_tokens_per_rank;    ///< [num_ranks], checked against the membership
   const std::int32_t* num_tokens_per_expert;  ///< [num_experts]
+  bool refuse_unknown_experts;                ///< that layouts before have put on record
   std::int32_t* destination_row;              ///< out, [num_tokens, num_ranks]
   std::int32_t* rank_prefix_matrix;           ///< out, [num_ranks, num_ranks]
   HostCounts* host_counts;                    ///< out, nullptr when the host does not wait
@@ -119,7 +120,7 @@ struct SentRows {
   const std::byte* x;  ///< [num_tokens] rows
   ScaleLayout scales;
   TopkIndices topk_idx;
-  const float* topk_weights;
+  const float* topk_weights;  ///< nullptr: zeros travel in their place
   int num_local_experts;
   bool send_src_idx;  ///< false when a handle already knows it
   bool fill_tail;     ///< worst case: topk_idx of the rows beyond the last one becomes -1

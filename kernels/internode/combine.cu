@@ -31,6 +31,11 @@ DEEP_EP_DEVICE void publish_rows(const InternodeCombineParams& params, std::uint
   Mailbox<CombineAddresses>& box = common.window.combine_box(common.heap_of(index), common.grid.index());
   box.message = {.x = pushed ? 0 : offset(params.x),
                  .topk_weights = pushed ? 0 : offset(params.topk_weights),
+                 .window = 0,  // that of other ranks is somewhere else
+                 .window_stride = 0,
+                 .window_tokens = 0,
+                 .tokens_per_round = 0,
+                 .num_tokens = 0,
                  .num_rows = params.num_rows,
                  .pulled = !pushed,
                  .row_bytes = params.row_bytes,

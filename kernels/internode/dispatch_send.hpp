@@ -124,7 +124,7 @@ struct DispatchSender {
     if (lane_index() < params.rows.num_topk) {
       const std::int64_t at = std::int64_t{token} * params.rows.num_topk + lane_index();
       sidecar.expert = expert_of(params.topk_idx.load(at), params.num_local_experts * grid().num_ranks);
-      sidecar.weight = load_stream(params.topk_weights + at);
+      if (params.topk_weights != nullptr) sidecar.weight = load_stream(params.topk_weights + at);
     }
     sidecar.src_idx = token;
     return sidecar;

@@ -4,6 +4,7 @@
 //
 // Rows lie in a receiver's output by source rank, then by token index at the source, as inside a node. Besides, a
 // source numbers its tokens for each node: in that order they cross the network.
+#include "kernels/common/call_comparison.hpp"
 #include "kernels/common/numbering.hpp"
 #include "kernels/common/tickets.hpp"
 #include "kernels/common/wait.hpp"
@@ -102,7 +103,10 @@ struct Notify {
   DEEP_EP_DEVICE void exchange() const {
     const SourceCounts own = staged();
     const int experts = grid().num_ranks * params.num_local_experts;
-    if (thread_index() == 0) *own.shape = params.shape;
+    if (thread_index() == 0) {
+      *own.shape = params.shape;
+      own.shape->word[CallShape::kUnknownExpert] = unknown_expert_to_tell(params);
+    }
     for (int i = thread_index(); i < experts; i += block_threads()) {
       own.tokens_per_expert[i] = params.num_tokens_per_expert[i];
     }
@@ -148,14 +152,7 @@ struct Notify {
   DEEP_EP_DEVICE void compare_calls() const {
     for (int source = thread_index(); source < grid().num_ranks; source += block_threads()) {
       const SourceCounts counts = counts_of(source);
-      for (int field = 0; field < CallShape::kWords; ++field) {
-        if (counts.shape->word[field] == params.shape.word[field]) continue;
-        report_fault(params.wait, FaultKind::mismatch, Wanted::counts, source, field,
-                     static_cast<std::uint64_t>(params.shape.word[field]),
-                     static_cast<std::uint64_t>(counts.shape->word[field]));
-        fail();
-        break;
-      }
+      if (!agrees_on_call(params, *counts.shape, source)) fail();
       for (int rank = 0; rank < grid().num_ranks; ++rank) {
         if (counts.tokens_per_rank[rank] >= 0) continue;
         report_fault(params.wait, FaultKind::inconsistent_counts, Wanted::counts, source, rank, 0, 0);

@@ -113,7 +113,7 @@ struct DispatchSender {
     if (selects) {
       const std::int64_t at = std::int64_t{unit.token} * shape.num_topk + lane_index();
       expert = expert_of(params.topk_idx.load(at), params.num_local_experts * params.common.num_ranks);
-      weight = load_stream(params.topk_weights + at);
+      if (params.topk_weights != nullptr) weight = load_stream(params.topk_weights + at);
     }
 
     for (int first_rank = 0; first_rank < params.common.num_ranks; first_rank += kWarpSize) {

@@ -3,6 +3,7 @@
 // Rows lie in a receiver's output by source rank, then by token index at the source. So the place of token t at rank d
 // is: rows that d gets from the ranks before us, plus our tokens before t that also go to d. The first number comes
 // from the peers, the second from a scan of the membership. Blocks share the destinations, on a GPU one each.
+#include "kernels/common/call_comparison.hpp"
 #include "kernels/common/numbering.hpp"
 #include "kernels/common/wait.hpp"
 #include "kernels/intranode/params.hpp"
@@ -22,12 +23,15 @@ DEEP_EP_DEVICE int number_members(const NotifyParams& params, int destination, N
 }
 
 /// Writes this block's share of our counts into every peer's slot, then raises the peers' signals.
-DEEP_EP_DEVICE void publish_counts(const NotifyParams& params, std::uint64_t epoch, int destination, int count) {
+DEEP_EP_DEVICE void publish_counts(const NotifyParams& params, std::uint64_t epoch, int destination, int count,
+                                   const NotifyShared& shared) {
   const IntranodeParams& common = params.common;
   for (int peer = thread_index(); peer < common.num_ranks; peer += block_threads()) {
     const NotifySlot slot = common.control.notify_slot(common.heaps[peer], epoch, common.rank);
     slot.tokens_per_rank[destination] = count;
-    if (destination == 0) *slot.shape = params.shape;
+    if (destination != 0) continue;
+    *slot.shape = params.shape;
+    slot.shape->word[CallShape::kUnknownExpert] = shared.unknown_expert;
   }
   const NotifySlot slot = common.control.notify_slot(common.heaps[destination], epoch, common.rank);
   for (int expert = thread_index(); expert < params.num_local_experts; expert += block_threads()) {
@@ -60,14 +64,7 @@ DEEP_EP_DEVICE void compare_calls(const NotifyParams& params, std::uint64_t epoc
   const IntranodeParams& common = params.common;
   for (int peer = thread_index(); peer < common.num_ranks; peer += block_threads()) {
     const NotifySlot slot = common.counts_from(peer, epoch);
-    for (int field = 0; field < CallShape::kWords; ++field) {
-      if (slot.shape->word[field] == params.shape.word[field]) continue;
-      report_fault(params.wait, FaultKind::mismatch, Wanted::counts, peer, field,
-                   static_cast<std::uint64_t>(params.shape.word[field]),
-                   static_cast<std::uint64_t>(slot.shape->word[field]));
-      store_relaxed<Scope::block>(&shared.failed, 1);
-      break;
-    }
+    if (!agrees_on_call(params, *slot.shape, peer)) store_relaxed<Scope::block>(&shared.failed, 1);
     for (int rank = 0; rank < common.num_ranks; ++rank) {
       if (slot.tokens_per_rank[rank] >= 0) continue;
       report_fault(params.wait, FaultKind::inconsistent_counts, Wanted::counts, peer, rank, 0, 0);
@@ -107,13 +104,20 @@ DEEP_EP_DEVICE void notify_body(const NotifyParams& params, std::byte* memory) {
   const std::uint64_t epoch = call.epoch;
   const bool begun = call.begun;
   if (thread_index() == 0) shared.failed = 0;
+  // Loaded early: the record lies in the host's memory.
+  const bool tells = begun && block_index() == 0 && thread_index() == 0;
+  const std::int64_t unknown_expert = tells ? unknown_expert_to_tell(params) : 0;
 
   // 1. Number our tokens for each destination. Counts that the caller got wrong travel as -1, so that all ranks know.
   // 2. Exchange counts.
   for (int destination = block_index(); begun && destination < common.num_ranks; destination += grid_blocks()) {
     int count = number_members(params, destination, shared);
     if (count != params.num_tokens_per_rank[destination]) count = -1;
-    publish_counts(params, epoch, destination, count);
+    if (destination == 0) {
+      if (thread_index() == 0) shared.unknown_expert = unknown_expert;
+      block::sync();
+    }
+    publish_counts(params, epoch, destination, count, shared);
   }
   const bool arrived = begun && await_counts(params, epoch, shared);
 

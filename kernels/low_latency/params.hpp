@@ -257,6 +257,10 @@ struct LowLatencyTiledScales {
   }
 };
 
+/// In the call_shape that a rank sends which has met an expert that does not exist: as no rank means such a call, the
+/// call ends on all of them.
+constexpr std::uint32_t kUnknownExpertShape = 1u << 31;
+
 struct LowLatencyDispatchParams {
   LowLatencyParams common;
   LowLatencyPhase phase;
@@ -270,7 +274,7 @@ struct LowLatencyDispatchParams {
   LowLatencyFormat format;
   bool rank_major;
   bool weights;              ///< top-k weights travel with the rows
-  std::uint32_t call_shape;  ///< a hash of the above: ranks that disagree find out
+  std::uint32_t call_shape;  ///< a hash of the above, without kUnknownExpertShape: ranks that disagree find out
   Divisor warps_per_row;     ///< of the receive part; divides the warps of a block
 
   // What is sent.

@@ -33,8 +33,8 @@ struct Operation {
   bool signalled = false;
   bool is_inline = false;  ///< the bytes are in the entry, from inline_bytes_of() on
   std::uint32_t length = 0;
-  KeyedAddress local;   ///< bytes to be written; of an addition, where the value before goes
-  KeyedAddress remote;  ///< where
+  KeyedAddress local = {};   ///< bytes to be written; of an addition, where the value before goes
+  KeyedAddress remote = {};  ///< where
   std::uint64_t add = 0;
   Mistake mistake = Mistake::none;  ///< nothing but the fields above `length` counts otherwise
 };

@@ -49,7 +49,10 @@ DEEP_EP_DEVICE void find_starts(const NumberRowsParams& params, const NumberRows
 /// By one block: what is said of each source and each expert.
 DEEP_EP_DEVICE void write_totals(const NumberRowsParams& params, const NumberRowsShared& shared) {
   for (int rank = thread_index(); rank < params.num_ranks; rank += block_threads()) {
-    params.source_ends[rank] = shared.ends[rank];
+    // Of rows that had no room nothing is known but their number, and nothing of theirs may be looked for.
+    const std::int64_t end = shared.ends[rank];
+    params.source_ends[rank] =
+        static_cast<std::int32_t>(end < params.metadata.num_rows ? end : params.metadata.num_rows);
   }
   for (int expert = thread_index(); expert < params.num_experts; expert += block_threads()) {
     const std::int32_t count = shared.totals[expert];

@@ -17,6 +17,7 @@ enum TypeCode : std::uint8_t {
   kUInt = 1,
   kFloat = 2,
   kBfloat = 4,
+  kComplex = 5,
   kBool = 6,
   kFloat8E4m3fn = 10,
   kFloat8E5m2 = 12,

@@ -134,6 +134,9 @@ Framework::Framework() {
     if (api != nullptr && api->version.major == 1 && api->info_from_object != nullptr) available_exchange_ = api;
   }
   exchange_ = available_exchange_;
+  is_neg_ = PyUnicode_InternFromString("is_neg");
+  is_conj_ = PyUnicode_InternFromString("is_conj");
+  if (is_neg_ == nullptr || is_conj_ == nullptr) throw py::error_already_set();
 
   const py::object internals = torch.attr("_C");
   from_capsule_ = kept(internals.attr("_from_dlpack"));
@@ -153,7 +156,7 @@ Framework::Framework() {
       {"bfloat16", {dlpack::kBfloat, 16, 1}},
       {"float8_e4m3fn", {dlpack::kFloat8E4m3fn, 8, 1}},
       {"float8_e5m2", {dlpack::kFloat8E5m2, 8, 1}},
-      {"complex64", {5, 64, 1}},
+      {"complex64", {dlpack::kComplex, 64, 1}},
   }};
   for (const auto& [name, dtype] : names) {
     if (py::hasattr(torch, name)) types_.push_back({kept(torch.attr(name)), dtype});
@@ -203,7 +206,27 @@ TensorArgument Framework::borrow(py::handle object, const char* name, Accept acc
   if (!dtype) refuse_dtype(object, name);
   argument.view.dtype = *dtype;
   argument.object = object;
+  refuse_lazy(argument, name);
   return argument;
+}
+
+void Framework::refuse_lazy(const TensorArgument& argument, const char* name) const {
+  const std::uint8_t code = argument.dtype.code;
+  // Integers are never negated lazily, and calls have many of them.
+  if (code == dlpack::kInt || code == dlpack::kUInt || code == dlpack::kBool) return;
+  const auto has = [&](PyObject* question) {
+    const auto answer = py::reinterpret_steal<py::object>(PyObject_CallMethodNoArgs(argument.object.ptr(), question));
+    if (!answer) throw py::error_already_set();
+    return answer.ptr() == Py_True;
+  };
+  if (has(is_neg_)) {
+    throw InvalidArgument(fmt::format(
+        "{0} is a view whose values are the negatives of what lies in memory, allowed: {0}.resolve_neg()", name));
+  }
+  if (code == dlpack::kComplex && has(is_conj_)) {
+    throw InvalidArgument(fmt::format(
+        "{0} is a view whose values are the conjugates of what lies in memory, allowed: {0}.resolve_conj()", name));
+  }
 }
 
 TensorArgument Framework::borrow_by_attributes(py::handle object, const char* name) const {

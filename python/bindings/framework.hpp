@@ -60,6 +60,8 @@ class Framework {
   Framework();
   TensorArgument borrow_by_attributes(py::handle object, const char* name) const;
   dlpack::DataType dtype_of(py::handle object, const char* name) const;
+  /// InvalidArgument for a tensor whose values are not what lies in its memory.
+  void refuse_lazy(const TensorArgument& argument, const char* name) const;
 
   struct NamedType {
     PyObject* object;  // a torch.dtype
@@ -71,6 +73,8 @@ class Framework {
   const dlpack::ExchangeApi* available_exchange_ = nullptr;
   // Never destroyed: the objects live as long as the interpreter, and this lives a little longer.
   PyObject* from_capsule_;
+  PyObject* is_neg_;
+  PyObject* is_conj_;
   PyObject* raw_stream_ = nullptr;
   std::vector<NamedType> types_;
 };

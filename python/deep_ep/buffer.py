@@ -340,6 +340,9 @@ class Buffer(LowLatencyCalls):
                       "num_tokens_per_expert": num_tokens_per_expert}  # fmt: skip
             missing = next(name for name, given in layout.items() if given is None)
             raise WrongUse(f"{missing} is missing: without a handle the layout is needed")
+        if (topk_idx is None) != (topk_weights is None):
+            missing = "topk_idx" if topk_idx is None else "topk_weights"
+            raise InvalidArgument(f"topk_idx and topk_weights come together: {missing} is missing")
         recv_x, recv_scales, recv_topk_idx, recv_topk_weights, counts, new_handle, event = runtime.dispatch(
             rows,
             scales,

@@ -104,7 +104,6 @@ const Wrong kWrongDispatch[] = {
     {"num_tokens_per_expert", "of 0", with<ConstTensorView, &DispatchArguments::num_tokens_per_expert, long_as<0>>},
     DEEP_EP_WRONG(num_tokens_per_expert, of_type<DType::int64>),
     DEEP_EP_WRONG(num_tokens_per_expert, elsewhere),
-    {"topk_weights", "missing", [](DispatchArguments& a) { a.topk_weights.reset(); }},
     {"topk_idx", "missing", [](DispatchArguments& a) { a.topk_idx.reset(); }},
     DEEP_EP_WRONG(topk_idx, one_row_less),
     DEEP_EP_WRONG(topk_idx, of_type<DType::float32>),

@@ -6,6 +6,7 @@
 
 #include "csrc/buffer/faults.hpp"
 #include "csrc/support/format.hpp"
+#include "tests/cluster/disagreement.hpp"
 #include "tests/cluster/fixture.hpp"
 
 namespace deep_ep::test {
@@ -108,6 +109,40 @@ TEST_P(DisagreementTest, OnTopk) {
 TEST_P(DisagreementTest, OnHavingTopk) {
   DEEP_EP_NEEDS_RANKS(2);
   expect_mismatch({.tokens = {5, 6}}, {.tokens = {5, 6}, .with_topk = false}, {"rank 1"});
+}
+
+TEST_P(DisagreementTest, OnHavingWeights) {
+  DEEP_EP_NEEDS_RANKS(2);
+  const Case one = make_case({.tokens = {5, 6}});
+  run_cluster(cluster(2), [&](Rank& rank) {
+    Buffer& buffer = rank.buffer();
+    for (const std::int64_t worst : {0, 32}) {
+      Inputs inputs = upload_inputs(rank, one);
+      inputs.dispatch.num_worst_tokens = worst;
+      if (rank.rank() == 1) inputs.dispatch.topk_weights.reset();
+      require_throws<RankMismatch>(
+          [&] {
+            buffer.dispatch(inputs.dispatch, rank.call());
+            buffer.check();
+          },
+          {"topk_weights is ", "not given", "rank 1"}, "dispatch");
+      run_round(rank, buffer, one);
+    }
+    buffer.destroy();
+  });
+}
+
+TEST_P(DisagreementTest, AnExpertThatDoesNotExistOnOneRank) {
+  DEEP_EP_NEEDS_RANKS(3);
+  const Case one = make_case({.tokens = {5, 6, 7}});
+  run_cluster(cluster(3), [&](Rank& rank) {
+    Buffer& buffer = rank.buffer();
+    for (const std::int64_t worst : {0, 32}) {
+      require_refusal_of_unknown_expert(rank, buffer, one, worst);
+      run_round(rank, buffer, one);
+    }
+    buffer.destroy();
+  });
 }
 
 TEST_P(DisagreementTest, OnExperts) {

@@ -118,6 +118,13 @@ TEST(FaultTexts, Counts) {
       "that its part of the output has; the rows beyond are lost");
   EXPECT_EQ(text_of(FaultKind::unknown_expert, Wanted::nothing, 3),
             "topk_idx of token 3 names expert 17, allowed: 0 to 12, or negative for no selection");
+  EXPECT_EQ(text_of(FaultKind::unknown_expert, Wanted::counts, 3),
+            "dispatch: rank 5 has ended the call before any row moved, as its topk_idx of token 3 names expert 17, "
+            "allowed: 0 to 12, or negative for no selection");
+  EXPECT_EQ(
+      text_of(FaultKind::unknown_expert, Wanted::low_latency_dispatch_counts, 3),
+      "low_latency_dispatch: topk_idx of token 3 names expert 17, allowed: 0 to 12, or negative for no selection. "
+      "The call has ended on all ranks, which no longer agree: destroy the buffer");
 }
 
 }  // namespace

@@ -19,11 +19,11 @@ bool fails_a_test(Violation::Kind kind);
 struct CampaignOptions {
   std::uint64_t first_seed = 1;
   int runs = 1000;
-  int at_once = 0;            ///< 0: what suits the build
-  bool processes = true;      ///< also faults that need ranks as processes
-  std::optional<Fault> only;  ///< this kind alone
-  bool everything = true;     ///< also repeat runs in which nothing fails a test
-  bool progress = false;      ///< to standard error
+  int at_once = 0;                 ///< 0: what suits the build
+  bool processes = true;           ///< also faults that need ranks as processes
+  std::optional<Fault> only = {};  ///< this kind alone
+  bool everything = true;          ///< also repeat runs in which nothing fails a test
+  bool progress = false;           ///< to standard error
 };
 
 /// What the process holds when no run is under way.

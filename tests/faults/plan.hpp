@@ -51,8 +51,8 @@ struct Plan {
   int ranks = 2;
   test::Topology topology = test::Topology::one_node;
   bool masking = false;
-  HostExecutorOptions host;
-  std::vector<Step> steps;
+  HostExecutorOptions host = {};
+  std::vector<Step> steps = {};
 
   Fault fault = Fault::none;
   int rank = 0;     ///< whose fault it is

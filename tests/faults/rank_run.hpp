@@ -32,7 +32,7 @@ struct RankParts {
   std::shared_ptr<FaultyExecutor> executor;
   std::shared_ptr<FaultyBootstrap> bootstrap;
   /// What a rank of a process does to itself at the moment of the fault; nothing for a rank that is a thread.
-  std::function<void()> strike;
+  std::function<void()> strike = {};
   FaultTime* time = nullptr;
 };
 

@@ -26,7 +26,9 @@ struct Received {
   Ints ends, counts, starts, metadata, local, at_owners;
   std::int64_t expanded = 0;  ///< rows of that layout
 
-  Received(std::int64_t rows, std::int64_t valid, std::int64_t topk, int ranks, int experts, int alignment)
+  /// `lost`: rows that were sent besides, and had no room.
+  Received(std::int64_t rows, std::int64_t valid, std::int64_t topk, int ranks, int experts, int alignment,
+           std::int64_t lost = 0)
       : rows(rows),
         valid(valid),
         tokens(valid / 2),
@@ -44,8 +46,9 @@ struct Received {
     for (std::int64_t i = 0; i < tokens * ranks; ++i) destination_row.push_back(static_cast<std::int32_t>(below(1000)));
     prefix.assign(static_cast<std::size_t>(ranks * ranks), kUntouched);
     for (int source = 0; source < ranks; ++source) {
-      ends.push_back(static_cast<std::int32_t>(valid * (source + 1) * (source + 1) / ranks / ranks));
-      prefix[static_cast<std::size_t>(source * ranks + rank)] = ends.back();
+      const std::int64_t end = (valid + lost) * (source + 1) * (source + 1) / ranks / ranks;
+      ends.push_back(static_cast<std::int32_t>(std::min(end, rows)));
+      prefix[static_cast<std::size_t>(source * ranks + rank)] = static_cast<std::int32_t>(end);
     }
     expect();
   }
@@ -92,7 +95,7 @@ TEST(NumberRows, ByExpertThenRowThenSelection) {
   for (const auto& executor : executors_present(2)) {
     for (const Received& want :
          {Received(700, 700, 4, 3, 5, 8), Received(300, 171, 9, 2, 40, 1), Received(5, 0, 2, 1, 3, 4),
-          Received(0, 0, 4, 2, 2, 1), Received(33, 20, 1, 4, 70, 16)}) {
+          Received(0, 0, 4, 2, 2, 1), Received(33, 20, 1, 4, 70, 16), Received(40, 40, 2, 3, 4, 1, 9)}) {
       for (const bool expand : {false, true}) {
         SCOPED_TRACE(std::to_string(want.rows) + " rows, expand " + std::to_string(expand));
         const OnDevice<std::int64_t> recv_idx(*executor, want.recv_topk_idx), idx(*executor, want.topk_idx);

@@ -28,7 +28,7 @@ def check_handle(case, want, result, alignment, most, cpu_sync, expand):
     x, local, weights, handle, event = result
     rows = x[0] if isinstance(x, tuple) else x
     n, ranks, topk, experts = len(want.ids), case.num_ranks, want.local.size(1), case.local_experts
-    worst = reference.align(ranks * most * min(topk, experts) + (alignment - 1) * experts, alignment)
+    worst = reference.align(ranks * most * topk + (alignment - 1) * experts, alignment)
     assert isinstance(handle, EPHandle) and isinstance(event, EventOverlap) and event.event is None
     assert (handle.do_expand, handle.num_experts, handle.expert_alignment) == (expand, case.num_experts, alignment)
     assert handle.num_max_tokens_per_rank == most and handle.num_sms > 0

@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+import threading
 import time
 
 import pytest
@@ -14,7 +15,7 @@ from test_calls import CONFIG, check_received, send
 from time_scale import scaled
 
 from deep_ep import Buffer, Config
-from deep_ep.errors import RankMismatch
+from deep_ep.errors import Error, RankMismatch
 
 
 def plain_sentence(text):
@@ -200,6 +201,10 @@ def wrong_use(group):
         (TypeError, "expert_alignment is of type float, expected an integer", dispatch(expert_alignment=2.0)),
         (TypeError, "num_worst_tokens is of type float, expected an integer", dispatch(num_worst_tokens=64.0)),
         (ValueError, "^x lies on a device .*: meta", dispatch(x=x.to("meta"))),
+        (ValueError, "^x is a view .* negatives .* x.resolve_neg", dispatch(x=torch._neg_view(x))),
+        (ValueError, "^x is a view .* conjugates .* x.resolve_conj", dispatch(x=torch.zeros(6, 4, dtype=torch.complex64).conj())),
+        (ValueError, "^topk_weights is a view .* negatives", dispatch(topk_weights=torch._neg_view(weights))),
+        (ValueError, "^topk_weights is a view .* negatives", combine(rows, handle, torch._neg_view(result[2]))),
         (ValueError, "^topk_idx lies on a device .*: meta", lambda: buffer.get_dispatch_layout(idx.to("meta"), 12)),
         (ValueError, "^topk_weights has layout torch.sparse_coo", dispatch(topk_weights=weights.to_sparse())),
         (ValueError, "^topk_idx has dtype torch.bits8", lambda: buffer.get_dispatch_layout(torch.empty(3, 2, dtype=torch.bits8), 12)),
@@ -233,6 +238,41 @@ def wrong_use(group):
 
 def test_wrong_use(ranks):
     ranks(3).run(wrong_use)
+
+
+def two_threads(group):
+    buffer = Buffer(group, 1 << 22)
+    rank = buffer.rank
+    case = make_case([6] * buffer.group_size)
+    results = []
+
+    def dispatch():
+        while not results:
+            try:
+                results.append(send(buffer, case))
+            except Error as error:  # the other thread was in a call just then: nothing was sent
+                assert "in use by another thread" in str(error)
+
+    if rank == 0:
+        thread = threading.Thread(target=dispatch)
+        thread.start()  # rank 1 comes when this rank has seen the error
+        text, end = "", time.monotonic() + scaled(20)
+        while not text and time.monotonic() < end:
+            try:
+                buffer.runtime.check()
+            except Error as error:
+                text = str(error)
+        torch.distributed.barrier(group)
+        thread.join()
+        assert text.startswith("check: the buffer is in use by another thread, which is in ")
+    else:
+        torch.distributed.barrier(group)
+        dispatch()
+    check_received(results[0], reference.dispatched(case, rank), rank)
+
+
+def test_two_threads(ranks):
+    ranks(2).run(two_threads)
 
 
 def mismatch(group):

@@ -24,7 +24,7 @@ struct FakeNic {
   std::string physical_state = "5: LinkUp";
   std::string rate = "400 Gb/sec (4X NDR)";
   std::string link_layer = "Ethernet";
-  std::string uverbs;  ///< "uverbs0"
+  std::string uverbs = {};  ///< "uverbs0"
   bool device_file = true;
   std::string netdev = "eth1";
   std::vector<FakeGid> gids;

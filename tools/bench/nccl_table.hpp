@@ -10,9 +10,9 @@
 namespace deep_ep::tools {
 
 struct NcclOptions {
-  std::string collective;      ///< "all_reduce", ...; empty: as the text says
-  int ranks = 0;               ///< 0: as the text says, or as the bandwidths do
-  bool allow_partial = false;  ///< a table without its last lines will do
+  std::string collective = {};  ///< "all_reduce", ...; empty: as the text says
+  int ranks = 0;                ///< 0: as the text says, or as the bandwidths do
+  bool allow_partial = false;   ///< a table without its last lines will do
 };
 
 struct NcclReport {

@@ -18,8 +18,8 @@ struct Profile {
   std::string_view help;
   std::vector<Setting> own;
   std::vector<Setting> nccl;
-  bool nccl_nics = false;        ///< NCCL gets the NICs that were found (NCCL_IB_HCA)
-  std::string_view nccl_script;  ///< where the plug-in's own script lies, if the kind has one
+  bool nccl_nics = false;             ///< NCCL gets the NICs that were found (NCCL_IB_HCA)
+  std::string_view nccl_script = {};  ///< where the plug-in's own script lies, if the kind has one
 };
 
 std::span<const Profile> profiles();

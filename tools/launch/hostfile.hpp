@@ -9,9 +9,9 @@
 namespace deep_ep::tools {
 
 struct Host {
-  std::string name;      ///< as ssh is told: HOST or USER@HOST
-  int ranks = 0;         ///< 0: nobody says
-  std::string topology;  ///< "block/subblock/host"; empty: not known
+  std::string name;           ///< as ssh is told: HOST or USER@HOST
+  int ranks = 0;              ///< 0: nobody says
+  std::string topology = {};  ///< "block/subblock/host"; empty: not known
 };
 
 /// A line each: HOST [slots=N] [topology=LABEL]; # begins a comment. `range`, "FROM:TO", leaves out all but those

@@ -12,10 +12,10 @@ struct Place {
   std::string scheduler;  ///< one of the words of kSchedulers, less "auto"
   int node = 0;
   int nodes = 1;
-  std::string master;    ///< by which the nodes reach the first one
-  int port = 0;          ///< 0: nothing says one
-  std::string seen;      ///< "SLURM_NODEID=1, SLURM_NNODES=2": what says so
-  bool is_rank = false;  ///< torchrun has started this process as a rank; the numbers above mean nothing
+  std::string master = {};  ///< by which the nodes reach the first one
+  int port = 0;             ///< 0: nothing says one
+  std::string seen = {};    ///< "SLURM_NODEID=1, SLURM_NNODES=2": what says so
+  bool is_rank = false;     ///< torchrun has started this process as a rank; the numbers above mean nothing
 };
 
 /// The words of --scheduler, separated by '|'.

@@ -32,7 +32,8 @@ DispatchHandle Internode::notify(const DispatchArguments& arguments, CallScope& 
   };
   if (!exact) make_relay_rows(arguments.num_worst_tokens * grid_.width);  // it may throw: before the peers count on us
   HostCounts& counts = *host_counts_;
-  InternodeNotifyParams params{notify_call(arguments, setup_)};
+  InternodeNotifyParams params{};
+  static_cast<NotifyCall&>(params) = notify_call(arguments, setup_);
   params.common = common_;
   params.wait = runtime_.faults().wait_context();
   params.destination_row = handle.destination_row.as<std::int32_t>();
@@ -59,7 +60,8 @@ DispatchHandle Internode::notify(const DispatchArguments& arguments, CallScope& 
 
 void Internode::send(const SentRows& rows, const Config& config, const DispatchHandle& handle,
                      const DispatchOutputs& outputs, CallScope& scope) {
-  InternodeDispatchParams params{rows};
+  InternodeDispatchParams params{};
+  static_cast<SentRows&>(params) = rows;
   params.transfer = transfer(handle, PackedRow::bytes(params.rows, grid_.width), grid_.width);
   params.transfer.shape = shape_of({0, params.rows.row_bytes, static_cast<std::uint32_t>(params.rows.num_scales),
                                     static_cast<std::uint32_t>(params.rows.num_topk)});
@@ -95,7 +97,7 @@ void Internode::send(const SentRows& rows, const Config& config, const DispatchH
 
 DispatchResult Internode::dispatch(const DispatchArguments& arguments, const CallOptions& call) {
   check_dispatch(arguments, setup_);
-  runtime_.faults().raise();
+  runtime_.faults().raise(Faults::Notes::but_unknown_experts);
   const SentRows rows = sent_rows(arguments, setup_);
   check_room_for_dispatch(rows.rows);
   CallScope scope(runtime_.calls(), call);

@@ -19,6 +19,7 @@ Internode::Internode(Runtime& runtime)
              .max_local_experts = runtime.options().max_local_experts,
              .device = runtime.device(),
              .policy = runtime.policy(),
+             .reject_unknown_experts = runtime.options().reject_unknown_experts,
              .heap_bytes = runtime.heap()->bytes(),
              .window_bytes = runtime.layout().window_bytes},
       connections_(runtime.bootstrap(), runtime.executor(), runtime.heap(),

@@ -59,7 +59,7 @@ void Intranode::send(DispatchPlan& plan, const DispatchHandle& handle, const Dis
 
 DispatchResult Intranode::dispatch(const DispatchArguments& arguments, const CallOptions& call) {
   check_dispatch(arguments, setup_);
-  runtime_.faults().raise();
+  runtime_.faults().raise(Faults::Notes::but_unknown_experts);
   DispatchPlan plan = plan_dispatch(arguments, setup_);
   CallScope scope(runtime_.calls(), call);
   check_recording(scope, arguments);

@@ -8,6 +8,7 @@ Intranode::Intranode(Runtime& runtime)
              .max_local_experts = runtime.options().max_local_experts,
              .device = runtime.device(),
              .policy = runtime.policy(),
+             .reject_unknown_experts = runtime.options().reject_unknown_experts,
              .heap_bytes = runtime.heap()->bytes(),
              .window_bytes = runtime.layout().window_bytes,
              .max_window_tokens = runtime.layout().control.max_window_tokens()},

@@ -3,6 +3,7 @@
 #include <array>
 
 #include "csrc/support/format.hpp"
+#include "kernels/low_latency/params.hpp"
 
 namespace deep_ep {
 namespace {
@@ -13,7 +14,7 @@ struct Field {
   std::array<const char*, 8> values;  ///< none: a number, less one
 };
 
-/// From the highest bits down.
+/// From the highest bits below kUnknownExpertShape down.
 constexpr std::array kFields = {
     Field{"the number of tokens (rows of x)", 1, {"at most max_tokens", "more than max_tokens"}},
     Field{"the format of rows (use_fp8, round_scale, use_ue8m0, scale_per_token, use_nvfp4)",
@@ -26,6 +27,7 @@ constexpr std::array kFields = {
     Field{"top-k", 5, {}},
 };
 constexpr int kBits = 12;
+constexpr int kShared = 31;  ///< by the fields and the hash
 
 std::string text_of(const Field& field, std::uint32_t value) {
   return field.values[0] == nullptr ? std::to_string(value + 1) : field.values[value];
@@ -39,11 +41,18 @@ std::uint32_t DispatchShape::packed(std::uint32_t hash_of_rest) const {
   std::uint32_t fields = 0;
   for (std::size_t i = 0; i < kFields.size(); ++i)
     fields = fields << kFields[i].bits | static_cast<unsigned>(values[i]);
-  return fields << (32 - kBits) | hash_of_rest >> kBits;
+  return fields << (kShared - kBits) | hash_of_rest >> (32 - kShared + kBits);
 }
 
 std::string describe_difference(std::uint32_t ours, int rank, std::uint32_t theirs, int peer) {
-  int shift = 32;
+  if ((theirs & kUnknownExpertShape) != 0) {
+    return fmt::format(
+        "low_latency_dispatch: rank {} has ended the call, as its topk_idx names an expert beyond the last one; its "
+        "own "
+        "error says which. The ranks no longer agree: destroy the buffer",
+        peer);
+  }
+  int shift = kShared;
   for (const Field& field : kFields) {
     shift -= field.bits;
     const std::uint32_t mask = (1u << field.bits) - 1;

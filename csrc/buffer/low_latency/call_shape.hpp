@@ -19,8 +19,8 @@ inline std::uint32_t call_shape_of(std::initializer_list<int> fields) {
   return hash;
 }
 
-/// Of a dispatch: twelve bits for what has few values, so that a message can say what differs, above a hash of the
-/// rest.
+/// Of a dispatch: below kUnknownExpertShape twelve bits for what has few values, so that a message can say what
+/// differs, above a hash of the rest.
 struct DispatchShape {
   int format;  ///< LowLatencyFormat
   bool weights, rank_major, by_rails;

@@ -185,7 +185,11 @@ void check_dispatch(const LowLatencyDispatchArguments& arguments, const LowLaten
                  {x.size(0), arguments.topk_idx.size(1)});
   }
   // Counts have 16 bits: of rows, and of a selection's place among the rows of its expert.
-  check_range("max_tokens", arguments.max_tokens, 1, kMostLowLatencyTokens / arguments.topk_idx.size(1));
+  const std::int64_t topk = arguments.topk_idx.size(1);
+  if (arguments.max_tokens < 1 || arguments.max_tokens > kMostLowLatencyTokens / topk) {
+    fail<InvalidArgument>("max_tokens is {}, allowed: 1 to {}, as max_tokens times top-k, which is {}, is at most {}",
+                          arguments.max_tokens, kMostLowLatencyTokens / topk, topk, kMostLowLatencyTokens);
+  }
   check_range("num_experts", arguments.num_experts, 1, kMostLowLatencyExperts);
   const int num_local_experts = arguments.num_experts / num_ranks;
   if (arguments.num_experts % num_ranks != 0 || num_local_experts > setup.max_local_experts) {

@@ -19,6 +19,7 @@ std::function<void()> HookQueue::add(std::function<void()> enqueue) {
   return [queue = weak_from_this(), part = waiting_.back()] {
     const auto alive = queue.lock();
     if (!alive) throw UseAfterDestroy("the hook of a low-latency call after the buffer's destroy");
+    const OneThread::Use use(alive->one_thread_, "a hook of low-latency calls");
     alive->receive(part);
   };
 }

@@ -5,6 +5,8 @@
 #include <functional>
 #include <memory>
 
+#include "csrc/buffer/one_thread.hpp"
+
 namespace deep_ep {
 
 /// The calls of one kind, whose receive parts run in the order in which they were sent. Used by one thread at a time.
@@ -14,7 +16,8 @@ class HookQueue : public std::enable_shared_from_this<HookQueue> {
   /// Places in the window alternate between two calls, so no more may be under way.
   static constexpr std::size_t kMostWaiting = 2;
 
-  explicit HookQueue(const char* call) : call_(call) {}
+  /// @param call for messages. @param one_thread of the buffer: a hook is a call of it.
+  HookQueue(const char* call, OneThread& one_thread) : call_(call), one_thread_(one_thread) {}
 
   /// Does nothing wait?
   bool empty() const { return waiting_.empty(); }
@@ -37,6 +40,7 @@ class HookQueue : public std::enable_shared_from_this<HookQueue> {
   void receive_first();
 
   const char* call_;
+  OneThread& one_thread_;
   std::deque<std::shared_ptr<Part>> waiting_;
 };
 

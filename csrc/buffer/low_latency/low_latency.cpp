@@ -40,7 +40,8 @@ LowLatency::LowLatency(Runtime& runtime) : runtime_(runtime) {
     if (runtime.options().low_latency.masking) masks_.emplace(runtime, state_.get());
   });
   if (!runtime.low_latency_reach().far.empty()) links_.emplace(runtime);
-  queues_ = {std::make_shared<HookQueue>("low_latency_dispatch"), std::make_shared<HookQueue>("low_latency_combine")};
+  queues_ = {std::make_shared<HookQueue>("low_latency_dispatch", runtime.one_thread()),
+             std::make_shared<HookQueue>("low_latency_combine", runtime.one_thread())};
 
   setup_.device = runtime.device();
   setup_.policy = runtime.policy();

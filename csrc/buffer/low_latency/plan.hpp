@@ -39,7 +39,7 @@ struct LowLatencySetup {
 /// A kernel that does one part of a call, or both.
 struct LowLatencyPart {
   LowLatencyPhase phase = LowLatencyPhase::both;
-  LaunchShape shape;
+  LaunchShape shape = {};
   int working_blocks = 0;
   int rows_of_group = 0;  ///< of combine
 };

@@ -24,7 +24,7 @@ struct GidEntry {
   int index = 0;
   GidBytes bytes{};
   GidType type = GidType::unknown;
-  std::string netdev;  ///< the network interface it comes from ("eth3"); empty on InfiniBand
+  std::string netdev = {};  ///< the network interface it comes from ("eth3"); empty on InfiniBand
 
   bool is_zero() const;
   bool is_link_local() const;       ///< fe80::/10
@@ -50,11 +50,11 @@ std::optional<AddressRange> parse_address_range(std::string_view text);
 struct GidPolicy {
   enum class Family : std::uint8_t { any, ipv4, ipv6 };
 
-  std::optional<int> index;
-  std::string index_source;       ///< the variable that set it
+  std::optional<int> index = {};
+  std::string index_source = {};  ///< the variable that set it
   bool index_is_binding = false;  ///< an unusable index is an error, not a warning and an automatic choice
   Family family = Family::any;    ///< any: IPv4 first
-  std::optional<AddressRange> range;
+  std::optional<AddressRange> range = {};
 };
 
 struct GidChoice {

@@ -21,9 +21,9 @@ struct NicAssignment {
   bool ethernet = true;
   double rate_gbps = 0;
   Capability capability = Capability::verbs;
-  topology::Distance distance;
+  topology::Distance distance = {};
   std::optional<std::uint8_t> traffic_class;  ///< see NicPort
-  std::vector<int> cpus;                      ///< see Nic
+  std::vector<int> cpus = {};                 ///< see Nic
   int numa_node = -1;                         ///< -1: not known
 };
 

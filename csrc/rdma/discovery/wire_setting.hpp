@@ -18,14 +18,14 @@ std::string_view name_of(WireKind kind);
 
 /// How the wire `simulated` behaves.
 struct SimulatedNic {
-  std::optional<double> gb_per_s;     ///< 0: as fast as it goes. Not said: 50 on GPUs, 0 on the CPU
-  std::optional<double> latency_us;   ///< until a peer sees a message. Not said: 3 on GPUs, 0 on the CPU
-  std::uint32_t overhead_bytes = 64;  ///< that a message takes on the line besides its own
-  std::uint32_t most_adds = 16;       ///< additions of a queue pair under way
-  double reorder_us = 0;              ///< pieces of payload are held up for different times below this
-  double completion_us = 0;           ///< completions are held up for different times below this
-  std::optional<int>
-      multiprocessors;  ///< that a NIC takes, 1 or 2. Not said: 2 on GPUs where messages are long, else 1
+  std::optional<double> gb_per_s = {};    ///< 0: as fast as it goes. Not said: 50 on GPUs, 0 on the CPU
+  std::optional<double> latency_us = {};  ///< until a peer sees a message. Not said: 3 on GPUs, 0 on the CPU
+  std::uint32_t overhead_bytes = 64;      ///< that a message takes on the line besides its own
+  std::uint32_t most_adds = 16;           ///< additions of a queue pair under way
+  double reorder_us = 0;                  ///< pieces of payload are held up for different times below this
+  double completion_us = 0;               ///< completions are held up for different times below this
+  /// That a NIC takes, 1 or 2. Not said: 2 on GPUs where messages are long, else 1.
+  std::optional<int> multiprocessors = {};
 
   bool operator==(const SimulatedNic&) const = default;
 };

@@ -34,12 +34,12 @@ struct Task {
 
 /// What came of a task.
 struct Run {
-  std::vector<NicTestResult> sent;      ///< by the sender of each pair
-  std::vector<NicTestResult> received;  ///< by its receiver
-  std::optional<FaultRecord> fault;     ///< what ended the task early, if something did
-  std::string health;                   ///< with a fault: what the device says
-  int rank = 0;                         ///< this side's
-  double wait_s = 0;                    ///< how long senders waited; with streams the time of these included
+  std::vector<NicTestResult> sent = {};      ///< by the sender of each pair
+  std::vector<NicTestResult> received = {};  ///< by its receiver
+  std::optional<FaultRecord> fault = {};     ///< what ended the task early, if something did
+  std::string health = {};                   ///< with a fault: what the device says
+  int rank = 0;                              ///< this side's
+  double wait_s = 0;                         ///< how long senders waited; with streams the time of these included
 
   std::uint64_t operations() const;
   std::uint64_t bytes() const;

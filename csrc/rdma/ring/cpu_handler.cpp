@@ -27,8 +27,8 @@ struct CpuHandler::Ring {
   std::uint64_t completed = 0;                    ///< entries that completion entries have reported
   bool failed = false;                            ///< the error entry is written; nothing more is done
   std::uint64_t mistake = 0;  ///< index of an entry that cannot be executed, where `refusal` is not empty
-  std::string refusal;
-  std::vector<WireOperation> waiting;  ///< decoded, not yet taken by the wire: a full queue holds up no other
+  std::string refusal = {};
+  std::vector<WireOperation> waiting = {};  ///< decoded, not yet taken by the wire: a full queue holds up no other
 
   std::uint64_t rung() const { return __atomic_load_n(producer_index, __ATOMIC_ACQUIRE); }
   const device::rdma::WorkQueueEntry& entry(std::uint64_t index) const { return entries[index & (depth - 1)]; }

@@ -37,14 +37,14 @@ std::string_view text(Syndrome syndrome);
 /// A failed work-queue entry.
 struct Failure {
   int peer = -1;                       ///< rank at the other end; negative: unknown
-  std::string device;                  ///< the NIC or wire that reported it; empty: unknown
+  std::string device = {};             ///< the NIC or wire that reported it; empty: unknown
   std::uint32_t queue_pair = 0;        ///< 0: unknown
   std::uint64_t index = 0;             ///< of the entry, since the queue pair was made
   std::uint32_t opcode = 0;            ///< of the entry
   Syndrome syndrome = Syndrome::none;  ///< none: no completion said so, but `detail` does
   std::uint8_t vendor_syndrome = 0;
-  std::string detail;      ///< more about the cause; may be empty
-  bool of_device = false;  ///< no operation has failed but the device: only `device` and `detail` count
+  std::string detail = {};  ///< more about the cause; may be empty
+  bool of_device = false;   ///< no operation has failed but the device: only `device` and `detail` count
 };
 
 /// "RDMA write", "RDMA fetch-and-add", "operation with unknown opcode 0x2a".

@@ -31,7 +31,7 @@ struct MemoryRange {
   std::size_t bytes = 0;
   /// The address that work requests use for the first byte. A heap registered with 0 is addressed by offsets; without
   /// a value the address itself counts. Congruent to `address` modulo the page size.
-  std::optional<std::uint64_t> first_address;
+  std::optional<std::uint64_t> first_address = {};
 };
 
 /// Makes a descriptor of the dma-buf that covers exactly the given bytes of GPU memory, or throws saying why it cannot.

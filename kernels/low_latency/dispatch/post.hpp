@@ -90,7 +90,7 @@ DEEP_EP_DEVICE void post_dispatch(DispatchSender<true, kExtra>& sender) {
   block::sync();
   const LowLatencyEpochs epochs = shared.words->epochs;
   if (thread_index() == 0) counters.arrive(epochs, params.phase);
-  if (sending) sender.routing.count(0, params.num_tokens, sender.other);
+  if (sending) sender.count_all();
   if (sending && ranks.by_rails()) sender.routing.count_groups(common.rail_width, shared.relayed);
   block::sync();
 

@@ -48,9 +48,11 @@ struct Routing {
   }
 
   /// Counts the selections of the tokens from `begin` to before `end`. `first` is what load(begin, end) returned. The
-  /// whole block takes part; the counts are complete after its next sync.
-  DEEP_EP_DEVICE void count(int begin, int end, std::int64_t first) const {
+  /// whole block takes part; the counts are complete after its next sync. Returns whether the lane has met an expert
+  /// that does not exist.
+  DEEP_EP_DEVICE bool count(int begin, int end, std::int64_t first) const {
     const int step = tokens_of_warp() * block_warps();
+    bool unknown = false;
 #pragma unroll 1
     for (; begin < end; begin += step) {
       const std::int64_t next = begin + step < end ? load(begin + step, end) : -1;
@@ -58,8 +60,10 @@ struct Routing {
       const int rank = expert < 0 ? -1 : expert / params.num_local_experts;
       if (is_first(rank)) add_relaxed<Scope::block>(rows + rank, 1);
       if (expert >= 0) add_relaxed<Scope::block>(entries + expert, 1);
+      unknown = unknown || first >= num_experts();
       first = next;
     }
+    return unknown;
   }
 
   /// Counts the tokens that go to each group of `width` ranks, in the same manner.

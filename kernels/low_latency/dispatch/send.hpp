@@ -67,10 +67,23 @@ struct DispatchSender {
     const int words = params.common.num_ranks + routing.num_experts();
 #pragma unroll 1
     for (int i = thread_index(); i < words; i += block_threads()) routing.rows[i] = 0;  // entries follow rows
+    if (thread_index() == 0) shared.words->unknown_expert = 0;
+  }
+
+  /// Does an expert that does not exist end the call on all ranks? Where ranks are masked the others go on.
+  DEEP_EP_DEVICE bool refuses_unknown_experts() const {
+    return params.report_unknown_experts && params.common.mask == nullptr;
+  }
+
+  /// By whole blocks that send counts: counts all tokens, the first of which are loaded. The block syncs after it.
+  DEEP_EP_DEVICE void count_all() const {
+    const bool unknown = routing.count(0, params.num_tokens, other);
+    if (unknown && refuses_unknown_experts()) store_relaxed<Scope::block>(&shared.words->unknown_expert, 1);
   }
 
   /// Nearly always there was room before the block began.
   DEEP_EP_DEVICE bool had_room(int rank) const { return reach().has_room(shared.acknowledged[rank]); }
+
   /// Waits until there is room at the near peers, and leaves out those that do not make any. The block syncs after it.
   DEEP_EP_DEVICE void await_room() const {
 #pragma unroll 1
@@ -160,11 +173,12 @@ struct DispatchSender {
     }
   }
 
-  /// A cell of the counts for one rank, when all tokens are counted.
+  /// A cell of the counts for one rank, when all tokens are counted. A rank that refuses the call says so.
   DEEP_EP_DEVICE std::uint64_t count_payload(int rank, int cell, std::uint32_t relayed = 0) const {
     const std::uint32_t* entries = routing.entries + rank * params.num_local_experts;
     const int local = 2 * (cell - 1);
-    std::uint64_t payload = CountHead{routing.rows[rank], relayed, params.call_shape}.packed();
+    const std::uint32_t shape = params.call_shape | (shared.words->unknown_expert != 0 ? kUnknownExpertShape : 0);
+    std::uint64_t payload = CountHead{routing.rows[rank], relayed, shape}.packed();
     if (cell > 0) {
       payload = entries[local];
       if (local + 1 < params.num_local_experts) payload |= static_cast<std::uint64_t>(entries[local + 1]) << 32;
@@ -177,7 +191,7 @@ struct DispatchSender {
   /// ranks that have room for them; and a rank without room may be waiting for ours.
   template <class Acknowledge>
   DEEP_EP_DEVICE void send_counts(Acknowledge acknowledge) const {
-    routing.count(0, params.num_tokens, other);
+    count_all();
     block::sync();
     store_counts(true);
     acknowledge();
@@ -205,7 +219,8 @@ struct DispatchSender {
     for (std::int64_t i = thread_index(); i < all; i += block_threads()) {
       const std::int64_t expert = params.topk_idx.load(i);
       if (expert < routing.num_experts()) continue;
-      note_fault(params.common.wait, FaultKind::unknown_expert, Wanted::nothing, params.common.rank,
+      note_fault(params.common.wait, FaultKind::unknown_expert,
+                 refuses_unknown_experts() ? Wanted::low_latency_dispatch_counts : Wanted::nothing, params.common.rank,
                  static_cast<int>(i) / params.num_topk, static_cast<std::uint64_t>(expert),
                  static_cast<std::uint64_t>(routing.num_experts()));
     }

@@ -10,9 +10,10 @@ struct DispatchShared {
   struct Words {
     LowLatencyEpochs epochs;
     MaskWords masks;
-    std::int32_t destinations;  ///< of the current token
-    std::int32_t staged;        ///< one of them is the staging memory, for far ranks
-    std::int32_t failed;        ///< a wait was called off: the call is over
+    std::int32_t destinations;    ///< of the current token
+    std::int32_t staged;          ///< one of them is the staging memory, for far ranks
+    std::int32_t failed;          ///< a wait was called off: the call is over
+    std::int32_t unknown_expert;  ///< in blocks that send counts, not 0: this rank refuses the call
   };
 
   Words* words;

@@ -244,7 +244,7 @@ class ElasticBuffer(Sizes, Journeys, OptionalCalls):
                 ``[T, S]`` of a 4-byte type, with any strides.
             topk_idx: ``[T, K]``, ``deep_ep.topk_idx_t`` (or int32), contiguous; negative = no selection. An expert that a
                 token names twice gets two rows in the expanded layout.
-            topk_weights: ``[T, K]`` float32 contiguous, also with ``handle``.
+            topk_weights: ``[T, K]`` float32 contiguous, also with ``handle``; of all ranks, or of none.
             cumulative_local_expert_recv_stats: ``[L]`` int32: this call's counts are added. Not with ``handle``.
             num_experts: E; needed without ``handle``.
             num_max_tokens_per_rank: M, at least T, equal on all ranks; by default the handle's, or the buffer's.

@@ -52,20 +52,19 @@ class Journeys:
                 raise InvalidArgument(f"cumulative_local_expert_recv_stats has {stats.numel()} elements, allowed: {local_experts}")
         sms = num_sms or self.get_theoretical_num_sms(num_experts, topk)
         worst = 0 if cpu_sync else most * self.num_ranks
-        weights = topk_weights if topk_weights is not None else self._new(topk_idx.shape, torch.float32)
 
         per_rank, _, per_expert, in_rank, event = runtime.get_dispatch_layout(topk_idx, num_experts, None, stream.switched)
         stream.part(event)
         recv_x, recv_scales, recv_idx, recv_weights, counts, route, event = runtime.dispatch(
-            rows, native_scales(scales), per_rank, in_rank, per_expert, topk_idx, weights, alignment, worst, sms, None,
+            rows, native_scales(scales), per_rank, in_rank, per_expert, topk_idx, topk_weights, alignment, worst, sms, None,
             stream.switched,
         )  # fmt: skip
         stream.part(event)
         if cpu_sync:
             num_expanded = sum(counts)
         else:
-            most_named = self.num_ranks * most * min(topk, local_experts)
-            num_expanded = align(most_named + (alignment - 1) * local_experts, alignment)
+            # A token may name an expert more than once: also where there are fewer experts than selections.
+            num_expanded = align(self.num_ranks * most * topk + (alignment - 1) * local_experts, alignment)
         received = recv_x.size(0)
         handle = EPHandle(
             expand, num_experts, alignment, most, sms, self._new(topk_idx.shape, topk_idx.dtype) if copy_selections else topk_idx,
@@ -82,8 +81,6 @@ class Journeys:
             handle.dst_buffer_slot_idx, handle.topk_idx if copy_selections else None,
             self._new(runtime.number_rows_scratch(local_experts)),
         )  # fmt: skip
-        if topk_weights is None:
-            recv_weights = None
         if expand:
             return self._expanded(recv_x, recv_scales, recv_weights, scales, handle, zero_padding, column_major)
         if self.num_rdma_ranks > 1:

@@ -1,5 +1,6 @@
 // Calls of normal mode between nodes that are not a plain round: cached ones, many on their way, under many schedules;
 // ranks that do not agree or do not come; too little memory.
+#include "tests/cluster/disagreement.hpp"
 #include "tests/cluster/fixture.hpp"
 
 namespace deep_ep::test {
@@ -101,6 +102,21 @@ TEST_P(InternodeCallsTest, TheLayoutMustAgree) {
           },
           {"bytes of a row of x", "rank 3"}, "dispatch");
       run_round(rank, buffer, good);
+    }
+    buffer.destroy();
+  });
+}
+
+TEST_P(InternodeCallsTest, AnExpertThatDoesNotExistOnOneRank) {
+  DEEP_EP_NEEDS_RANKS(4);
+  Shape shape = four_ranks_of_two_nodes(4);
+  shape.tokens = {13, 5, 0, 9};
+  const Case one = make_case(shape);
+  run_cluster(cluster(4), [&](Rank& rank) {
+    Buffer& buffer = rank.buffer(options());
+    for (const std::int64_t worst : {0, 128}) {
+      require_refusal_of_unknown_expert(rank, buffer, one, worst);
+      run_round(rank, buffer, one);
     }
     buffer.destroy();
   });

@@ -101,6 +101,18 @@ TEST_P(LowLatencyDisagreementTest, OnWhetherTokensAreTooMany) {
   }
 }
 
+TEST_P(LowLatencyDisagreementTest, AnExpertThatDoesNotExistOnOneRank) {
+  DEEP_EP_NEEDS_RANKS(kRanks);
+  const LowLatencyCase one = make_low_latency_case(shape());
+  for (const bool hook : {false, true}) {
+    run_cluster(cluster_with_absentees(kRanks), [&](Rank& rank) {
+      BufferOptions options = low_latency_options(kRanks, 4, 1024);
+      options.timeout_s = patience();
+      require_refusal_of_unknown_expert(rank, rank.buffer(options), one, hook);
+    });
+  }
+}
+
 TEST_P(LowLatencyDisagreementTest, OnTheLayout) {
   DEEP_EP_NEEDS_RANKS(kRanks);
   expect_dispatch_mismatch([](auto& arguments) { arguments.layout = LowLatencyLayout::rank_major; },

@@ -256,6 +256,26 @@ TEST_P(LowLatencyMasksTest, ExpertsThatDoNotExist) {
   });
 }
 
+/// Where ranks may be masked, a rank's wrong index ends nobody's call: it selects nothing, and that rank is told.
+TEST_P(LowLatencyMasksTest, AnExpertThatDoesNotExistIsThatRanksOwnAffair) {
+  DEEP_EP_NEEDS_RANKS(2);
+  LowLatencyCase one =
+      make_low_latency_case({.tokens = {2, 2}, .max_tokens = 4, .hidden = 128, .local_experts = 2, .topk = 2});
+  one.inputs[1].selection.idx[2] = 4;
+  run_cluster(cluster(2), [&](Rank& rank) {
+    Buffer& buffer = rank.buffer(masking_options(patience()));
+    for (int i = 0; i < 2; ++i) {
+      buffer.low_latency_dispatch(upload_arguments(rank, one), rank.call());
+      if (rank.rank() == 1) {
+        require_throws<InvalidArgument>([&] { buffer.check(); }, {"topk_idx of token 1 names expert 4"}, "check");
+      } else {
+        buffer.check();
+      }
+    }
+    buffer.destroy();
+  });
+}
+
 /// More rows than there is room for, as tokens name the same expert twice. What lies behind that room is the next
 /// expert's.
 TEST_P(LowLatencyMasksTest, TooManyRowsForAnExpert) {

@@ -382,6 +382,22 @@ TEST(LowLatencyPlan, WhatDoesNotFitIsRefused) {
   EXPECT_THROW(plan_dispatch(with_hook(dispatch_of(100, setup)), setup), InvalidArgument);
 }
 
+TEST(LowLatencyPlan, HowManyTokensFollowsFromTopk) {
+  const LowLatencySetup setup = low_latency_setup();
+  LowLatencyDispatchArguments arguments = dispatch_of(100, setup);
+  const std::int64_t topk = arguments.topk_idx.size(1);
+  arguments.x.data = arguments.topk_idx.data = reinterpret_cast<const void*>(std::uintptr_t{4096});  // nobody reads it
+  arguments.max_tokens = static_cast<int>(65535 / topk) + 1;
+  try {
+    check_dispatch(arguments, setup);
+    FAIL() << "more tokens than counts can say";
+  } catch (const InvalidArgument& error) {
+    EXPECT_EQ(error.what(), "max_tokens is " + std::to_string(arguments.max_tokens) + ", allowed: 1 to " +
+                                std::to_string(65535 / topk) + ", as max_tokens times top-k, which is " +
+                                std::to_string(topk) + ", is at most 65535");
+  }
+}
+
 TEST(LowLatencyPlan, NoMoreBlocksThanTheContextRuns) {
   // As under MPS with a quarter of the GPU, and with a single SM.
   for (const int multiprocessors : {33, 3, 1}) {

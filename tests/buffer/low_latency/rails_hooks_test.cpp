@@ -1,4 +1,5 @@
 // Dispatch with hooks by rails: rows are handed on whatever the relay does with its hook.
+#include "tests/cluster/disagreement.hpp"
 #include "tests/cluster/fixture.hpp"
 #include "tests/cluster/low_latency_rails_case.hpp"
 #include "tests/cluster/recording_executor.hpp"
@@ -53,6 +54,20 @@ TEST_P(LowLatencyRailHooksTest, NobodyWaitsForAHook) {
     buffer.check();
     buffer.destroy();
   });
+}
+
+/// What comes through the rank that ends the call does not come: others do not wait for it.
+TEST_P(LowLatencyRailHooksTest, AnExpertThatDoesNotExistOnOneRank) {
+  DEEP_EP_NEEDS_RANKS(4);
+  const LowLatencyCase one =
+      make_low_latency_case({.tokens = {5, 4, 8, 1}, .max_tokens = 8, .hidden = 256, .local_experts = 2, .topk = 4});
+  for (const bool hook : {false, true}) {
+    run_cluster(cluster_with_absentees(4), [&](Rank& rank) {
+      BufferOptions options = options_for_hooks();
+      options.timeout_s = patience();
+      require_refusal_of_unknown_expert(rank, rank.buffer(options), one, hook);
+    });
+  }
 }
 
 /// Two are always in flight, received in any order; a rank without a hook hands on what others with hooks send, and the

@@ -273,7 +273,14 @@ TEST(NicTestJudge, WhatTheDeviceCountsMustBeWhatWasPosted) {
 
 TEST(NicTestJudge, WhatDoesNotComeIsNamed) {
   rdma::nic_test::Run run;
-  run.fault = FaultRecord{.claimed = 1, .kind = FaultKind::timeout, .peer = 1, .expected = 7, .seen = 6};
+  run.fault = FaultRecord{.claimed = 1,
+                          .written = 1,
+                          .kind = FaultKind::timeout,
+                          .wanted = Wanted::nothing,
+                          .peer = 1,
+                          .field = 0,
+                          .expected = 7,
+                          .seen = 6};
   run.health = "all is quiet";
   run.rank = 1;
   run.wait_s = 5;

@@ -49,7 +49,7 @@ class AdversarialWire final : public rdma::Wire {
   };
   struct Pending {
     rdma::WireOperation operation;
-    std::vector<std::uint32_t> chunks;  ///< offsets of pieces that are not yet placed
+    std::vector<std::uint32_t> chunks = {};  ///< offsets of pieces that are not yet placed
     bool executed = false;
     rdma::Syndrome syndrome = rdma::Syndrome::none;
     std::uint8_t vendor = 0;

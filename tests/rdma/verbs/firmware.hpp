@@ -35,7 +35,7 @@ class Firmware {
   struct Refusal {
     std::uint8_t status = 0;
     std::uint32_t syndrome = 0;  ///< where one is known
-    std::string rule;
+    std::string rule = {};
   };
 
   /// Nothing where the command is good. What it changes is recorded by the functions below.

@@ -10,7 +10,7 @@
 namespace deep_ep::tools {
 
 struct SubjectChoice {
-  rdma::WireSetting wire;
+  rdma::WireSetting wire = {};
   std::string device = "auto";  ///< see choose_device
   bool between_machines = false;
   int rank = 0;  ///< of this side

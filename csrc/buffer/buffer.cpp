@@ -38,7 +38,7 @@ void leave_to_the_parent(std::unique_ptr<Implementation>& implementation) {
 }  // namespace
 
 Buffer::Buffer(std::shared_ptr<Bootstrap> bootstrap, std::shared_ptr<Executor> executor, const BufferOptions& options)
-    : implementation_(std::make_unique<Implementation>(std::move(bootstrap), std::move(executor), options)) {}
+    : implementation_(std::make_unique<Implementation>(bootstrap, std::move(executor), options)) {}
 Buffer::~Buffer() { leave_to_the_parent(implementation_); }
 Buffer::Buffer(Buffer&&) noexcept = default;
 Buffer& Buffer::operator=(Buffer&& other) noexcept {
@@ -107,8 +107,9 @@ TensorView Buffer::low_latency_memory() const { return low_latency(implementatio
 void Buffer::check() { alive(implementation_, "check").check(); }
 
 void Buffer::destroy() {
-  alive(implementation_, "destroy").destroy_collectively();
-  implementation_.reset();
+  alive(implementation_, "destroy");
+  const auto ending = std::move(implementation_);  // it is gone however the exchange with the others ends
+  ending->destroy_collectively();
 }
 bool Buffer::destroyed() const { return implementation_ == nullptr; }
 

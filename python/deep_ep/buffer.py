@@ -13,7 +13,7 @@ from .arguments import event_of, integer, type_name
 from .config import COMBINE_CHUNKS, DISPATCH_CHUNKS, Config, default_config, low_latency_size, sms_of
 from .errors import InvalidArgument
 from .low_latency import LowLatencyCalls
-from .peers import Peers, device_index, let_go, native_buffer
+from .peers import Peers, destroy_together, device_index, let_go, native_buffer
 from .utils import EventHandle, EventOverlap, check_nvlink_connections
 
 __all__ = ["Buffer", "Config", "EventHandle", "EventOverlap"]
@@ -114,7 +114,7 @@ class Buffer(LowLatencyCalls):
         device = device_index(group)
         self._on_gpu: bool = device >= 0
         if self._on_gpu and group is not None:
-            check_nvlink_connections(group)
+            check_nvlink_connections(group, peers.all_gather)
         memory = max(num_nvl_bytes, _SMALLEST_HEAP)
         if peers.num_nodes(device) > 1:  # between nodes, what does not fit is lost
             memory = 2 * memory + (0 if low_latency_mode else num_rdma_bytes)
@@ -139,12 +139,15 @@ class Buffer(LowLatencyCalls):
 
     def destroy(self) -> None:
         """Collective: waits for this rank's work, then for all ranks, and frees the memory. Needs
-        ``explicitly_destroy=True``. Tensors that calls returned stay valid."""
+        ``explicitly_destroy=True``. Tensors that calls returned stay valid.
+
+        It does not wait where a call of this buffer has failed here, or on a rank that has made another buffer since;
+        and never longer than ``DEEP_EP_TIMEOUT_S`` seconds (``TimeoutError``). The buffer is gone in any case."""
         assert self.explicitly_destroy, "destroy() needs a buffer made with explicitly_destroy=True"
         runtime = self._alive()
         self._finalizer.detach()
         self.runtime = None
-        runtime.destroy()
+        destroy_together(runtime, self.group)
 
     def describe(self) -> str:
         """A few lines for people to read: ranks and nodes, memory and its parts, how low-latency calls reach other ranks,

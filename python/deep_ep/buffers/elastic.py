@@ -13,7 +13,7 @@ from .. import _native
 from .._native import EventHandle
 from ..arguments import event_of, integer
 from ..errors import InvalidArgument
-from ..peers import Peers, device_index, is_group, let_go, native_buffer
+from ..peers import Peers, destroy_together, device_index, is_group, let_go, native_buffer
 from ..utils.event import EventOverlap
 from ..utils.nvlink import check_nvlink_connections
 from . import model
@@ -106,7 +106,7 @@ class ElasticBuffer(Sizes, Journeys, OptionalCalls):
 
         device = device_index(group)
         if device >= 0 and is_group(group):
-            check_nvlink_connections(group)
+            check_nvlink_connections(group, peers.all_gather)
         self.group: Any = peers.group
         self.rank_idx: int = peers.rank
         self.num_ranks: int = peers.size
@@ -150,13 +150,16 @@ class ElasticBuffer(Sizes, Journeys, OptionalCalls):
 
     def destroy(self) -> None:
         """Collective: waits for this rank's work, then for all ranks, and frees the memory. Needs
-        ``explicitly_destroy=True``; a second call does nothing. Tensors that calls returned stay valid."""
+        ``explicitly_destroy=True``; a second call does nothing. Tensors that calls returned stay valid.
+
+        It does not wait where a call of this buffer has failed here, or on a rank that has made another buffer since;
+        and never longer than ``DEEP_EP_TIMEOUT_S`` seconds (``TimeoutError``). The buffer is gone in any case."""
         assert self.explicitly_destroy, "destroy() needs a buffer made with explicitly_destroy=True"
         if self.runtime is None:
             return
         runtime, self.runtime = self.runtime, None
         self._finalizer.detach()
-        runtime.destroy()
+        destroy_together(runtime, self.group)
 
     def describe(self) -> str:
         """A few lines for people to read: ranks and nodes, memory and its parts, how low-latency calls reach other ranks,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import Any, Callable, Optional, Sequence
 
 import torch
 import torch.distributed as dist
@@ -11,8 +11,9 @@ import torch.distributed as dist
 __all__ = ["check_nvlink_connections"]
 
 
-def check_nvlink_connections(group: Any) -> None:
-    """Refuses PCIe GPUs that are not joined by NVLink bridges in pairs. Collective over ``group`` for such GPUs only."""
+def check_nvlink_connections(group: Any, all_gather: Optional[Callable[[bytes], Sequence[bytes]]] = None) -> None:
+    """Refuses PCIe GPUs that are not joined by NVLink bridges in pairs. Collective over ``group`` for such GPUs only, by
+    ``all_gather`` if that is given."""
     if not torch.cuda.is_available() or "PCIE" not in torch.cuda.get_device_name(torch.cuda.current_device()).upper():
         return
     size = group.size()
@@ -24,7 +25,10 @@ def check_nvlink_connections(group: Any) -> None:
     mine = torch.cuda.current_device()
     ordinals = [int(entry) for entry in visible.split(",")] if visible else list(range(torch.cuda.device_count()))
     physical: list = [None] * size
-    dist.all_gather_object(physical, ordinals[mine], group)
+    if all_gather is None:
+        dist.all_gather_object(physical, ordinals[mine], group)
+    else:
+        physical = [int.from_bytes(theirs, "little") for theirs in all_gather(ordinals[mine].to_bytes(8, "little"))]
     pynvml.nvmlInit()
     try:
         handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in physical]

@@ -22,6 +22,7 @@
 #include "csrc/support/deadline.hpp"
 #include "csrc/support/format.hpp"
 #include "csrc/support/logging.hpp"
+#include "csrc/support/token.hpp"
 #include "csrc/support/unique_fd.hpp"
 #include "deep_ep/error.hpp"
 #include "deep_ep/version.hpp"
@@ -40,15 +41,23 @@ bool has_called_itself(int socket) {
 
 namespace {
 
-/// The first thing that both sides of a connection say.
+/// The first thing that both sides of a connection say. It is laid out like this in all versions, so that they can tell
+/// each other.
 struct Hello {
-  std::uint64_t magic = 0x64656570'65702032;
+  std::uint64_t magic = 0x64656570'65702033;
   std::int32_t rank = 0;
   std::int32_t size = 0;
   std::array<char, 32> version = {DEEP_EP_VERSION};
+  Token job;
+
+  bool same_job(const Hello& other) const { return magic == other.magic && size == other.size && job == other.job; }
+  std::string version_text() const { return {version.data(), ::strnlen(version.data(), version.size())}; }
 };
 
-constexpr double kMostOfACaller = 2;  ///< seconds for a caller to say who it is, as others wait behind it
+constexpr double kMostOfACaller = 2;      ///< seconds for a caller to say who it is
+constexpr std::size_t kMostCallers = 64;  ///< that may be saying it at a time; more wait in the system's queue
+constexpr int kQueue = 1024;              ///< of the system, so that a rank can call where strangers wait, too
+constexpr auto kTick = std::chrono::milliseconds(50);
 
 using AddressList = std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)>;
 
@@ -67,8 +76,11 @@ AddressList find_addresses(const std::string& host, std::uint16_t port, int fami
 /// [rank]: who rank 0 talks to; the others know rank 0 alone.
 class Sockets {
  public:
-  Sockets(int rank, int size, const std::string& hub, std::uint16_t port, double timeout_s)
-      : rank_(rank), timeout_s_(timeout_s), peers_(static_cast<std::size_t>(size)) {
+  Sockets(int rank, int size, const std::string& hub, std::uint16_t port, double timeout_s, const Token& job)
+      : own_{.rank = rank, .size = size, .job = job},
+        rank_(rank),
+        timeout_s_(timeout_s),
+        peers_(static_cast<std::size_t>(size)) {
     if (size == 1) return;
     rank == 0 ? listen(port) : call(hub, port);
   }
@@ -132,14 +144,17 @@ class Sockets {
   void receive_from(int descriptor, std::span<std::byte> bytes, const Deadline& deadline) const {
     while (!bytes.empty()) {
       wait(descriptor, POLLIN, "a rank's word", deadline);
-      const ssize_t received = ::recv(descriptor, bytes.data(), bytes.size(), MSG_DONTWAIT);
-      if (received == 0) throw SystemError("bootstrap over TCP: a rank went away: it closed the connection");
-      if (received > 0) {
-        bytes = bytes.subspan(static_cast<std::size_t>(received));
-      } else if (errno != EAGAIN && errno != EINTR) {
-        fail<SystemError>("bootstrap over TCP: a rank went away: {}", errno_text(errno));
-      }
+      bytes = bytes.subspan(receive_some(descriptor, bytes));
     }
+  }
+
+  /// As many bytes as are there.
+  static std::size_t receive_some(int descriptor, std::span<std::byte> bytes) {
+    const ssize_t received = ::recv(descriptor, bytes.data(), bytes.size(), MSG_DONTWAIT);
+    if (received == 0) throw SystemError("bootstrap over TCP: a rank went away: it closed the connection");
+    if (received > 0) return static_cast<std::size_t>(received);
+    if (errno == EAGAIN || errno == EINTR) return 0;
+    fail<SystemError>("bootstrap over TCP: a rank went away: {}", errno_text(errno));
   }
 
   static UniqueFd open_listener(std::uint16_t port) {
@@ -149,12 +164,12 @@ class Sockets {
     for (const int family : {AF_INET6, AF_INET}) {
       for (const addrinfo* one = addresses.get(); one != nullptr; one = one->ai_next) {
         if (one->ai_family != family) continue;
-        UniqueFd listener(::socket(family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+        UniqueFd listener(::socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
         const int yes = 1;
         const int no = 0;
         ::setsockopt(listener.get(), SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
         if (family == AF_INET6) ::setsockopt(listener.get(), IPPROTO_IPV6, IPV6_V6ONLY, &no, sizeof no);
-        if (::bind(listener.get(), one->ai_addr, one->ai_addrlen) == 0 && ::listen(listener.get(), 16) == 0) {
+        if (::bind(listener.get(), one->ai_addr, one->ai_addrlen) == 0 && ::listen(listener.get(), kQueue) == 0) {
           return listener;
         }
         refusal = errno;
@@ -163,33 +178,93 @@ class Sockets {
     fail<SystemError>("bootstrap over TCP: cannot listen on port {}: {}", port, errno_text(refusal));
   }
 
+  /// Somebody who has called, and may not have said yet who it is.
+  struct Caller {
+    UniqueFd socket;
+    Deadline brief{kMostOfACaller};
+    Hello hello{.magic = 0};
+    std::size_t heard = 0;  ///< bytes of the hello
+  };
+
+  /// All callers are listened to at the same time: one that says nothing holds up nobody.
   void listen(std::uint16_t port) {
     const Deadline deadline(timeout_s_);
     const UniqueFd listener = open_listener(port);
+    std::vector<Caller> callers;
     for (std::size_t missing = peers_.size() - 1; missing != 0;) {
-      wait(listener.get(), POLLIN, "the others to call", deadline);
-      UniqueFd caller(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
-      if (!caller) {
-        if (errno == EINTR || errno == EAGAIN || errno == ECONNABORTED) continue;
-        fail<SystemError>("bootstrap over TCP: cannot take a call on port {}: {}", port, errno_text(errno));
+      const int for_calls = callers.size() < kMostCallers ? listener.get() : -1;
+      std::vector<pollfd> sources{{.fd = for_calls, .events = POLLIN, .revents = 0}};
+      for (const Caller& caller : callers) {
+        sources.push_back({.fd = caller.socket.get(), .events = POLLIN, .revents = 0});
       }
-      if (welcome(std::move(caller), port)) --missing;
+      ::poll(sources.data(), sources.size(), static_cast<int>(kTick.count()));
+      std::vector<Caller> waiting;
+      for (std::size_t i = 0; i < callers.size(); ++i) {
+        Caller& caller = callers[i];
+        if (!hear(caller, sources[i + 1].revents != 0)) continue;
+        if (caller.heard < sizeof(Hello)) {
+          waiting.push_back(std::move(caller));
+        } else if (welcome(std::move(caller), port)) {
+          --missing;
+        }
+      }
+      callers = std::move(waiting);
+      if (sources[0].revents != 0) take_call(listener.get(), port, callers);
+      if (missing != 0 && deadline.expired()) {
+        fail<TimeoutError>("bootstrap over TCP: rank {} waited {} s for the others to call", rank_, deadline.seconds());
+      }
     }
   }
 
-  /// Is it a rank of this group? Strangers, and who says nothing, must not end or hold up what others wait for.
-  bool welcome(UniqueFd caller, std::uint16_t port) {
-    Hello hello{.magic = 0};
+  static void take_call(int listener, std::uint16_t port, std::vector<Caller>& callers) {
+    UniqueFd socket(::accept4(listener, nullptr, nullptr, SOCK_CLOEXEC));
+    if (socket) {
+      callers.push_back({.socket = std::move(socket)});
+    } else if (errno != EINTR && errno != EAGAIN && errno != ECONNABORTED) {
+      fail<SystemError>("bootstrap over TCP: cannot take a call on port {}: {}", port, errno_text(errno));
+    }
+  }
+
+  /// What a caller has said since. False: it is to be left out.
+  bool hear(Caller& caller, bool says_something) const {
     try {
-      const Deadline brief(kMostOfACaller);
-      receive_from(caller.get(), std::as_writable_bytes(std::span(&hello, 1)), brief);
-      const auto who = static_cast<std::size_t>(hello.rank);
-      const bool ours = hello.magic == Hello{}.magic && hello.size == static_cast<std::int32_t>(peers_.size()) &&
-                        hello.rank > 0 && who < peers_.size() && !peers_[who];
-      if (!ours) fail<SystemError>("bootstrap over TCP: whoever called on port {} is no rank of this group", port);
-      greet(caller.get(), brief);
+      const auto missing = std::as_writable_bytes(std::span(&caller.hello, 1)).subspan(caller.heard);
+      if (says_something) caller.heard += receive_some(caller.socket.get(), missing);
+      if (caller.heard == sizeof(Hello) || !caller.brief.expired()) return true;
+      fail<TimeoutError>("bootstrap over TCP: rank {} waited {} s for a rank's word", rank_, caller.brief.seconds());
     } catch (const Error& error) {
-      log::warn("{}; waiting for another caller", error.what());
+      leave_out(error);
+      return false;
+    }
+  }
+
+  static void leave_out(const Error& error) { log::warn("{}; waiting for another caller", error.what()); }
+
+  /// ", but of another job", for a hello of deep_ep.
+  std::string why_not(const Hello& hello) const {
+    if (hello.magic != own_.magic) return {};
+    if (hello.version != own_.version) {
+      return fmt::format(", and runs deep_ep {}, not {}", hello.version_text(), DEEP_EP_VERSION);
+    }
+    if (hello.job != own_.job) return ", but of another job (by DEEP_EP_JOB_TOKEN, or what the launcher calls the job)";
+    if (hello.size != own_.size) return fmt::format(", but of a group of {}, not of {}", hello.size, own_.size);
+    return {};
+  }
+
+  /// Is it a rank of this job? Strangers must not end what others wait for, whatever they say.
+  bool welcome(Caller stranger, std::uint16_t port) {
+    UniqueFd caller = std::move(stranger.socket);
+    const Hello& hello = stranger.hello;
+    try {
+      const auto who = static_cast<std::size_t>(hello.rank);
+      const bool ours = own_.same_job(hello) && hello.rank > 0 && who < peers_.size() && !peers_[who];
+      if (hello.magic == own_.magic) greet(caller.get(), stranger.brief);  // one of another job shall know that
+      if (!ours) {
+        fail<SystemError>("bootstrap over TCP: whoever called on port {} is no rank of this group{}", port,
+                          why_not(hello));
+      }
+    } catch (const Error& error) {
+      leave_out(error);
       return false;
     }
     require_version(hello);
@@ -198,15 +273,14 @@ class Sockets {
   }
 
   void greet(int descriptor, const Deadline& deadline) const {
-    const Hello hello{.rank = rank_, .size = static_cast<std::int32_t>(peers_.size())};
-    send_to(descriptor, std::as_bytes(std::span(&hello, 1)), deadline);
+    send_to(descriptor, std::as_bytes(std::span(&own_, 1)), deadline);
   }
 
-  /// What they exchange later differs from version to version.
+  /// What the ranks of a job exchange later differs from version to version.
   void require_version(const Hello& other) const {
-    if (other.version == Hello{}.version) return;
+    if (other.version == own_.version) return;
     fail<RankMismatch>("bootstrap over TCP: rank {} runs deep_ep {}, rank {} runs {}", rank_, DEEP_EP_VERSION,
-                       other.rank, std::string(other.version.data(), ::strnlen(other.version.data(), 32)));
+                       other.rank, other.version_text());
   }
 
   void call(const std::string& hub, std::uint16_t port) {
@@ -229,9 +303,9 @@ class Sockets {
           greet(socket.get(), deadline);
           Hello hello{.magic = 0};
           receive_from(socket.get(), std::as_writable_bytes(std::span(&hello, 1)), deadline);
-          if (hello.magic != Hello{}.magic || hello.rank != 0) {
-            fail<SystemError>("bootstrap over TCP: whoever listens at {} port {} is not rank 0 of this group", hub,
-                              port);
+          if (!own_.same_job(hello) || hello.rank != 0) {
+            fail<SystemError>("bootstrap over TCP: whoever listens at {} port {} is not rank 0 of this group{}", hub,
+                              port, why_not(hello));
           }
           require_version(hello);
           peers_[0] = std::move(socket);
@@ -245,6 +319,7 @@ class Sockets {
     }
   }
 
+  Hello own_;
   int rank_;
   double timeout_s_;
   std::vector<UniqueFd> peers_;
@@ -254,9 +329,9 @@ class Sockets {
 }  // namespace
 
 std::shared_ptr<Bootstrap> make_socket_bootstrap(int rank, int size, const std::string& hub, std::uint16_t port,
-                                                 double timeout_s) {
+                                                 double timeout_s, const Token& job) {
   require_rank(rank, size);
-  const auto sockets = std::make_shared<Sockets>(rank, size, hub, port, timeout_s);
+  const auto sockets = std::make_shared<Sockets>(rank, size, hub, port, timeout_s, job);
   return make_callback_bootstrap(rank, size, [sockets](std::span<const std::byte> mine, std::span<std::byte> all) {
     sockets->all_gather(mine, all);
   });

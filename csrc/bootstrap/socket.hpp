@@ -5,16 +5,19 @@
 #include <memory>
 #include <string>
 
+#include "csrc/bootstrap/job_token.hpp"
 #include "deep_ep/bootstrap.hpp"
 
 namespace deep_ep {
 
 /// Collective. Rank 0 listens on all its addresses; the others call it at `hub`, a name or address, until it answers.
 /// Other callers are logged and left out. After a call has failed, all further ones fail likewise.
-/// @param timeout_s seconds for the others to come, and in each call. @throws TimeoutError when they do not,
-/// SystemError where the network refuses or a rank went away, RankMismatch for another version of the library.
+/// @param timeout_s seconds for the others to come, and in each call.
+/// @param job the same on all ranks, and another one in other jobs: who shows another one is left out.
+/// @throws TimeoutError when ranks do not come, SystemError where the network refuses or a rank went away, RankMismatch
+/// where a rank of this job has another version of the library.
 std::shared_ptr<Bootstrap> make_socket_bootstrap(int rank, int size, const std::string& hub, std::uint16_t port,
-                                                 double timeout_s);
+                                                 double timeout_s, const Token& job = job_token());
 
 /// Whether a connected socket is its own peer: a call to a port of this host that nobody listens on meets itself if the
 /// system has given it that very port to call from.

@@ -45,7 +45,7 @@ void leave_to_the_parent(std::unique_ptr<Implementation>& implementation) {
 }  // namespace
 
 Buffer::Buffer(std::shared_ptr<Bootstrap> bootstrap, std::shared_ptr<Executor> executor, const BufferOptions& options)
-    : implementation_(std::make_unique<Implementation>(std::move(bootstrap), std::move(executor), options)) {}
+    : implementation_(std::make_unique<Implementation>(bootstrap, std::move(executor), options)) {}
 Buffer::~Buffer() { leave_to_the_parent(implementation_); }
 Buffer::Buffer(Buffer&&) noexcept = default;
 Buffer& Buffer::operator=(Buffer&& other) noexcept {
@@ -120,8 +120,10 @@ std::size_t Buffer::trim() { return InCall(implementation_, "trim")->runtime().t
 void Buffer::check() { InCall(implementation_, "check")->check(); }
 
 void Buffer::destroy() {
-  InCall(implementation_, "destroy")->destroy_collectively();  // that is over when its memory goes
-  implementation_.reset();
+  std::unique_ptr<Implementation> ending;  // outlives the call
+  const InCall call(implementation_, "destroy");
+  ending = std::move(implementation_);  // it is gone however the exchange with the others ends
+  ending->destroy_collectively();
 }
 bool Buffer::destroyed() const { return implementation_ == nullptr; }
 

@@ -11,9 +11,9 @@
 
 namespace deep_ep {
 
-Buffer::Implementation::Implementation(std::shared_ptr<Bootstrap> bootstrap, std::shared_ptr<Executor> executor,
+Buffer::Implementation::Implementation(const std::shared_ptr<Bootstrap>& bootstrap, std::shared_ptr<Executor> executor,
                                        const BufferOptions& options)
-    : runtime_(std::move(bootstrap), std::move(executor), options) {
+    : runtime_(bootstrap, std::move(executor), options) {
   agree(runtime_.bootstrap(), "allocating memory for the calls of a Buffer", [&] {
     layouts_.emplace(runtime_);
     intranode_.emplace(runtime_);
@@ -117,10 +117,16 @@ void Buffer::Implementation::destroy_collectively() {
   }
   drain();
   if (runtime_.faults().broken()) return;  // a relay has waited in vain
-  runtime_.bootstrap().barrier();          // nobody writes to a peer any more
-  internode_.reset();
-  if (low_latency_) low_latency_->disconnect();
-  runtime_.unmap_peers_together();
+  runtime_.bootstrap().begin(Purpose::destroying);
+  try {
+    runtime_.bootstrap().barrier();  // nobody writes to a peer any more
+    internode_.reset();
+    if (low_latency_) low_latency_->disconnect();
+    runtime_.unmap_peers_together();
+  } catch (const PeerLeft& left) {
+    // The buffer is broken for another rank alone, and that rank has gone on: this one does not wait for it, either.
+    log::info("buffer: rank {} is destroyed alone: {}", runtime_.rank(), left.what());
+  }
 }
 
 }  // namespace deep_ep

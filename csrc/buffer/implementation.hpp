@@ -18,7 +18,7 @@ namespace deep_ep {
 class Buffer::Implementation {
  public:
   /// Collective.
-  Implementation(std::shared_ptr<Bootstrap> bootstrap, std::shared_ptr<Executor> executor,
+  Implementation(const std::shared_ptr<Bootstrap>& bootstrap, std::shared_ptr<Executor> executor,
                  const BufferOptions& options);
   ~Implementation();
   Implementation(const Implementation&) = delete;

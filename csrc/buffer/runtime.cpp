@@ -48,9 +48,10 @@ void check_shared_memory(const Executor& executor) {
 
 }  // namespace
 
-Runtime::Runtime(std::shared_ptr<Bootstrap> bootstrap, std::shared_ptr<Executor> executor, const BufferOptions& options)
-    : bootstrap_(std::move(bootstrap)) {
-  if (!bootstrap_) throw InvalidArgument("bootstrap is null");
+Runtime::Runtime(const std::shared_ptr<Bootstrap>& bootstrap, std::shared_ptr<Executor> executor,
+                 const BufferOptions& options) {
+  if (!bootstrap) throw InvalidArgument("bootstrap is null");
+  bootstrap_ = BufferExchanges::over(bootstrap);
   std::shared_ptr<Backend> backend = backend_of(executor);
   check_ranks(*bootstrap_);
   AgreedOptions agreed = agree_on_options(*bootstrap_, options);
@@ -85,7 +86,10 @@ Runtime::Runtime(std::shared_ptr<Bootstrap> bootstrap, std::shared_ptr<Executor>
   });
 }
 
-Runtime::~Runtime() { heap_->unmap_peers(); }
+Runtime::~Runtime() {
+  heap_->unmap_peers();
+  bootstrap_->leave();
+}
 
 void Runtime::make_heap() {
   if (heap_ != nullptr) {

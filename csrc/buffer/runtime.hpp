@@ -4,6 +4,7 @@
 #include <memory>
 #include <optional>
 
+#include "csrc/bootstrap/buffer_exchanges.hpp"
 #include "csrc/buffer/buffer_plan.hpp"
 #include "csrc/buffer/call_scope.hpp"
 #include "csrc/buffer/faults.hpp"
@@ -12,7 +13,6 @@
 #include "csrc/memory/executor_memory.hpp"
 #include "csrc/memory/node_membership.hpp"
 #include "csrc/memory/symmetric_heap.hpp"
-#include "deep_ep/bootstrap.hpp"
 #include "deep_ep/buffer.hpp"
 
 namespace deep_ep {
@@ -20,13 +20,14 @@ namespace deep_ep {
 class Runtime {
  public:
   /// Collective.
-  Runtime(std::shared_ptr<Bootstrap> bootstrap, std::shared_ptr<Executor> executor, const BufferOptions& options);
+  Runtime(const std::shared_ptr<Bootstrap>& bootstrap, std::shared_ptr<Executor> executor,
+          const BufferOptions& options);
   /// Unmaps the peers' memory: nothing of this rank may touch it any more.
   ~Runtime();
   Runtime(const Runtime&) = delete;
   Runtime& operator=(const Runtime&) = delete;
 
-  Bootstrap& bootstrap() const { return *bootstrap_; }
+  BufferExchanges& bootstrap() const { return *bootstrap_; }
   int rank() const { return bootstrap_->rank(); }
   int num_ranks() const { return bootstrap_->size(); }
   const BufferOptions& options() const { return options_; }
@@ -71,7 +72,7 @@ class Runtime {
  private:
   void make_heap();
 
-  std::shared_ptr<Bootstrap> bootstrap_;
+  std::shared_ptr<BufferExchanges> bootstrap_;
   BufferOptions options_;
   double timeout_s_ = 0;
   std::shared_ptr<Backend> executor_;

@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 #include <poll.h>
-#include <sys/random.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
@@ -19,32 +18,23 @@
 #include "csrc/bootstrap/agreement.hpp"
 #include "csrc/support/deadline.hpp"
 #include "csrc/support/format.hpp"
+#include "csrc/support/token.hpp"
 #include "deep_ep/error.hpp"
 
 namespace deep_ep {
 namespace {
 
-using Secret = std::array<std::uint64_t, 2>;
-
 struct Offer {
-  Secret name{};    ///< of the socket; visible to everybody on the host
-  Secret secret{};  ///< what a peer must say to be served
-  int fd = -1;      ///< for ranks in the same process
+  Token name;    ///< of the socket; visible to everybody on the host
+  Token secret;  ///< what a peer must say to be served
+  int fd = -1;   ///< for ranks in the same process
 };
 
 struct Request {
-  Secret secret{};
+  Token secret;
   std::int32_t rank = -1;
   std::int32_t padding = 0;
 };
-
-Secret random_words() {
-  Secret words{};
-  if (::getrandom(words.data(), sizeof(words), 0) != static_cast<ssize_t>(sizeof(words))) {
-    fail<SystemError>("getrandom of {} bytes: {}", sizeof(words), errno_text(errno));
-  }
-  return words;
-}
 
 struct Address {
   sockaddr_un storage{};
@@ -52,8 +42,8 @@ struct Address {
   const sockaddr* get() const { return reinterpret_cast<const sockaddr*>(&storage); }
 };
 
-Address address_of(const Secret& name) {
-  const std::string text = fmt::format("deep_ep-{:016x}{:016x}", name[0], name[1]);
+Address address_of(const Token& name) {
+  const std::string text = "deep_ep-" + to_string(name);
   Address address;
   address.storage.sun_family = AF_UNIX;
   // A zero byte first makes the name abstract: it disappears with its socket.
@@ -68,7 +58,7 @@ UniqueFd open_socket() {
   return socket;
 }
 
-UniqueFd listen_at(const Secret& name, int peers) {
+UniqueFd listen_at(const Token& name, int peers) {
   UniqueFd socket = open_socket();
   const Address address = address_of(name);
   if (::bind(socket.get(), address.get(), address.length) != 0) fail<SystemError>("bind: {}", errno_text(errno));
@@ -205,6 +195,10 @@ class Exchange {
       callers = std::move(silent);
       if (sources[0].revents != 0) {
         UniqueFd caller(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+        if (!caller && errno != EINTR && errno != EAGAIN && errno != ECONNABORTED) {
+          // The caller stays in the queue: to look again at once would be a loop until the deadline.
+          fail<SystemError>("taking a rank's call for a file descriptor: {}", errno_text(errno));
+        }
         // Names of sockets are visible to every user, and whoever stays silent keeps a descriptor of this process.
         if (caller && of_this_user(caller.get())) callers.push_back(std::move(caller));
       }
@@ -252,7 +246,7 @@ std::vector<UniqueFd> exchange_fds(Bootstrap& bootstrap, int fd, std::span<const
   Offer mine;
   UniqueFd listener;
   agree(bootstrap, "offering a file descriptor", [&] {
-    mine = {.name = random_words(), .secret = random_words(), .fd = fd};
+    mine = {.name = random_token(), .secret = random_token(), .fd = fd};
     listener = listen_at(mine.name, bootstrap.size());
   });
   const std::vector<Offer> offers = all_gather_values(bootstrap, mine);

@@ -16,6 +16,7 @@
 
 #include "csrc/bootstrap/agreement.hpp"
 #include "csrc/memory/fd_exchange.hpp"
+#include "csrc/memory/sealed_memory.hpp"
 #include "csrc/support/format.hpp"
 #include "csrc/support/unique_fd.hpp"
 #include "deep_ep/bootstrap.hpp"
@@ -113,11 +114,7 @@ class HostHeap final : public SymmetricHeap {
 
  private:
   UniqueFd create() {
-    UniqueFd fd(memfd_create("deep_ep_heap", MFD_CLOEXEC));
-    if (!fd) fail<SystemError>("memfd_create: {}", errno_text(errno));
-    if (ftruncate(fd.get(), static_cast<off_t>(bytes_)) != 0) {
-      fail<SystemError>("ftruncate to {}: {}", format_bytes(bytes_), errno_text(errno));
-    }
+    UniqueFd fd = make_sealed_memory("deep_ep_heap", bytes_);
     local_ = HeapsHere::add(map_shared(fd.get(), bytes_, "its own heap"));
     return fd;
   }

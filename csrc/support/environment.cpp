@@ -103,6 +103,11 @@ constexpr std::array kVariables = {
              .allowed = "AF_INET|AF_INET6",
              .help = "which addresses of rank 0 are called by TCP, where its name has both",
              .translate = socket_family},
+    Variable{.names = {"DEEP_EP_JOB_TOKEN"},
+             .default_value = "",
+             .allowed = "any text, the same on all ranks of a job",
+             .help = "ranks that meet by TCP let none in that has another one, so jobs that by mistake use one port do "
+                     "not mix; deep_ep launch gives its ranks a random one"},
     Variable{.names = {"DEEP_EP_HOST_SEED"},
              .type = Type::unsigned_integer,
              .default_value = "0",

@@ -7,10 +7,12 @@
 
 #include <cstddef>
 #include <initializer_list>
+#include <memory>
 #include <optional>
 #include <string>
 #include <type_traits>
 
+#include "deep_ep/bootstrap.hpp"
 #include "deep_ep/executor.hpp"
 #include "python/bindings/framework.hpp"
 
@@ -62,8 +64,8 @@ class ArgumentReader {
     if constexpr (std::is_same_v<T, bool>) return "True or False";
     if constexpr (std::is_integral_v<T>) return "an integer";
     if constexpr (std::is_floating_point_v<T>) return "a number";
-    if constexpr (std::is_same_v<T, py::tuple>) return "a tuple";
-    return "a function";
+    if constexpr (std::is_same_v<T, std::shared_ptr<Bootstrap>>) return "a Bootstrap";
+    return "a tuple";
   }
   [[noreturn]] static void wrong_type(py::handle object, const char* name, const char* expected);
   [[noreturn]] void wrong_number() const;
@@ -84,7 +86,7 @@ std::string python_type() {
   if constexpr (std::is_same_v<Plain, std::string>) return "str";
   if constexpr (std::is_same_v<Plain, EventHandle>) return "Optional[EventHandle]";
   if constexpr (std::is_same_v<Plain, py::tuple>) return "Tuple[Any, ...]";
-  if constexpr (std::is_same_v<Plain, py::function>) return "Callable[[bytes], Sequence[bytes]]";
+  if constexpr (std::is_same_v<Plain, std::shared_ptr<Bootstrap>>) return "Bootstrap";
   if constexpr (requires { typename Plain::value_type; }) return "Optional[torch.Tensor]";
   return "torch.Tensor";
 }

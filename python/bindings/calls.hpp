@@ -1,6 +1,9 @@
 // What Python gives to each call of a Buffer, argument by argument: see arguments.hpp.
 #pragma once
 
+#include <memory>
+
+#include "deep_ep/bootstrap.hpp"
 #include "deep_ep/buffer.hpp"
 #include "deep_ep/row_layout.hpp"
 #include "python/bindings/arguments.hpp"
@@ -8,9 +11,7 @@
 namespace deep_ep::bindings {
 
 struct BufferSetup {
-  int rank = 0;
-  int num_ranks = 0;
-  py::function all_gather;         ///< (bytes) -> list of bytes, one for each rank
+  std::shared_ptr<Bootstrap> bootstrap;
   int device = -1;                 ///< a GPU's ordinal, -1 for the CPU
   std::uintptr_t comm_stream = 0;  ///< of the framework, lives as long as the process; 0 on the CPU
   double timeout_s = -1;           ///< below 0: DEEP_EP_TIMEOUT_S
@@ -18,9 +19,7 @@ struct BufferSetup {
 
   template <class With>
   void list(With& with) {
-    with("rank", rank);
-    with("num_ranks", num_ranks);
-    with("all_gather", all_gather);
+    with("bootstrap", bootstrap);
     with("device", device);
     with("heap_bytes", options.heap_bytes);
     with("comm_stream", comm_stream);

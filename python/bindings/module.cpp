@@ -7,8 +7,10 @@
 
 #include "csrc/support/environment.hpp"
 #include "csrc/topology/gpus.hpp"
+#include "deep_ep/bootstrap.hpp"
 #include "deep_ep/version.hpp"
 #include "python/bindings/arguments.hpp"
+#include "python/bindings/bootstrap.hpp"
 #include "python/bindings/calls.hpp"
 #include "python/bindings/errors.hpp"
 #include "python/bindings/event.hpp"
@@ -162,10 +164,12 @@ PYBIND11_MODULE(_native, module) {
   define(module, "heap_bytes_for", &deep_ep::Buffer::heap_bytes_for, {"num_ranks", "bytes"});
   define(module, "low_latency_bytes_hint", &deep_ep::Buffer::low_latency_bytes_hint,
          {"max_tokens", "hidden", "num_ranks", "num_experts"});
+  define(module, "default_timeout_s", &deep_ep::default_timeout_s, {});
   define(module, "find_late_ranks", &find_late_ranks, {"stats", "threshold_us"});
   define(module, "begin_log_lines", &begin_log_lines, {"least"});
   define(module, "next_log_lines", &next_log_lines, {});
   define(module, "end_log_lines", &end_log_lines, {});
   define_events(module);
+  define_bootstrap(module);
   define_buffer(module);
 }

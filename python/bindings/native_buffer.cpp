@@ -28,34 +28,6 @@ constexpr HandleElements kBetweenNodes{.length = 10,
                                        .node_counts = 1,
                                        .relay_rows = 9};
 
-/// A Python all-gather as the library's. The GIL is taken for the call, and to release the object.
-AllGatherFunction wrap_all_gather(const py::function& all_gather) {
-  std::shared_ptr<PyObject> function(all_gather.inc_ref().ptr(), [](PyObject* object) {
-    if (Py_IsInitialized() == 0) return;
-    const py::gil_scoped_acquire gil;
-    Py_DECREF(object);
-  });
-  return [function](std::span<const std::byte> mine, std::span<std::byte> all) {
-    const py::gil_scoped_acquire gil;
-    const py::bytes message(reinterpret_cast<const char*>(mine.data()), mine.size());
-    const py::object gathered = py::handle(function.get())(message);
-    std::size_t at = 0;
-    for (const py::handle item : gathered) {
-      const auto theirs = py::cast<std::string>(item);
-      if (theirs.size() != mine.size() || at + theirs.size() > all.size()) {
-        throw RankMismatch(
-            fmt::format("Buffer: this rank sent {} bytes to its peers and got {} from one: do all ranks "
-                        "use the same version?",
-                        mine.size(), theirs.size()));
-      }
-      std::memcpy(all.data() + at, theirs.data(), theirs.size());
-      at += theirs.size();
-    }
-    if (at != all.size())
-      throw Error(fmt::format("the all-gather of the group returned {} bytes of {}", at, all.size()));
-  };
-}
-
 /// Borrowed for a call. The library's tensors are given back after the buffer's calls, and those of the framework are
 /// recorded by the caller.
 Tensor handle_tensor(const py::tuple& handle, std::size_t index, const Device& device, int dims) {
@@ -89,7 +61,6 @@ py::tuple hand_out_handle(const DispatchHandle& handle, py::handle is_token_in_r
 
 NativeBuffer::NativeBuffer(const BufferSetup& setup)
     : device_(setup.device < 0 ? Device{} : Device{Device::Kind::cuda, setup.device}) {
-  AllGatherFunction all_gather = wrap_all_gather(setup.all_gather);
   BufferOptions options = setup.options;
   options.reject_unknown_experts = false;
   options.comm_stream = reinterpret_cast<StreamHandle>(setup.comm_stream);
@@ -97,8 +68,7 @@ NativeBuffer::NativeBuffer(const BufferSetup& setup)
   if (setup.timeout_s >= 0) options.timeout_s = setup.timeout_s;
   const py::gil_scoped_release released;
   executor_ = setup.device < 0 ? make_host_executor() : gpu_executor(setup.device);
-  buffer_ = std::make_unique<Buffer>(make_callback_bootstrap(setup.rank, setup.num_ranks, std::move(all_gather)),
-                                     executor_, options);
+  buffer_ = std::make_unique<Buffer>(setup.bootstrap, executor_, options);
 }
 
 NativeBuffer::~NativeBuffer() { drop(); }

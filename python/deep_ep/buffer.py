@@ -13,7 +13,7 @@ from .arguments import MaybeCounts, MaybeTensor, RowsLike, event_of, integer, ty
 from .config import COMBINE_CHUNKS, DISPATCH_CHUNKS, Config, default_config, low_latency_size, sms_of
 from .errors import InvalidArgument, WrongUse
 from .low_latency import LowLatencyCalls
-from .peers import Peers, device_index, let_go, native_buffer
+from .peers import Peers, destroy_together, device_index, let_go, native_buffer
 from .utils import EventHandle, EventOverlap, check_nvlink_connections
 
 __all__ = ["Buffer", "Config", "EventHandle", "EventOverlap"]
@@ -115,7 +115,7 @@ class Buffer(LowLatencyCalls):
         device = device_index(group)
         self._on_gpu: bool = device >= 0
         if self._on_gpu and group is not None:
-            check_nvlink_connections(group)
+            check_nvlink_connections(group, peers.all_gather)
         memory = max(num_nvl_bytes, _SMALLEST_HEAP)
         if peers.num_nodes(device) > 1:  # between nodes, what does not fit is lost
             memory = 2 * memory + (0 if low_latency_mode else num_rdma_bytes)
@@ -142,6 +142,9 @@ class Buffer(LowLatencyCalls):
         """Collective: waits for this rank's work, then for all ranks, and frees the memory. Tensors that calls returned
         stay valid.
 
+        It does not wait where a call of this buffer has failed here, or on a rank that has made another buffer since;
+        and never longer than ``DEEP_EP_TIMEOUT_S`` seconds (``TimeoutError``). The buffer is gone in any case.
+
         A buffer made without ``explicitly_destroy=True`` refuses it, as upstream's does, by ``errors.WrongUse``, which is an
         ``AssertionError``, and stays usable: drop the object instead. So does a second call (``UseAfterDestroy``)."""
         if not self.explicitly_destroy:
@@ -149,7 +152,7 @@ class Buffer(LowLatencyCalls):
         runtime = self._alive()
         self._finalizer.detach()
         self.runtime = None
-        runtime.destroy()
+        destroy_together(runtime, self.group)
 
     def trim(self) -> int:
         """Waits for this rank's calls, and gives the driver the memory of results that nobody holds any more; otherwise the

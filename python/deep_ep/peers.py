@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import socket
-from typing import Any, Callable, List, Optional, Sequence, Tuple
+from typing import Any, Optional, Sequence, Tuple
 
 import torch
 import torch.distributed as dist
@@ -12,6 +13,7 @@ import torch.distributed as dist
 from . import _native
 from .arguments import type_name
 from .errors import InvalidArgument, RankMismatch
+from .exchanges import GroupExchanges
 from .results import watch_record_stream, watch_resize
 
 _PAGE = 2 << 20
@@ -29,7 +31,6 @@ class Peers:
     """The ranks of a ``torch.distributed`` group, or of a communicator with mpi4py's methods."""
 
     def __init__(self, group: Optional[Any], comm: Optional[Any] = None) -> None:
-        self.all_gather: Callable[[bytes], Sequence[bytes]]
         if group is not None:
             if not is_group(group):
                 if group is getattr(dist.GroupMember, "NON_GROUP_MEMBER", None):
@@ -38,7 +39,6 @@ class Peers:
             self.group: Any = group
             self.rank: int = group.rank()
             self.size: int = group.size()
-            self.all_gather = self._gather_by_group
         elif comm is not None:
             for method in ("Get_rank", "Get_size", "allgather"):
                 if not hasattr(comm, method):
@@ -46,16 +46,17 @@ class Peers:
             self.group = comm
             self.rank = comm.Get_rank()
             self.size = comm.Get_size()
-            self.all_gather = comm.allgather
         else:
             raise ValueError("neither group nor comm is given: the buffer needs one of them to find its peers")
         if not 0 <= self.rank < self.size:
             raise InvalidArgument(f"the rank of this process in group is {self.rank}, allowed: 0 to {self.size - 1}")
+        self._exchanges = GroupExchanges.of(self.group, self.rank, self.size, by_torch=group is not None)
+        #: Of the buffer that is being made: what goes through it carries the buffer's number.
+        self.bootstrap: _native.Bootstrap = self._exchanges.bootstrap.for_buffer()
 
-    def _gather_by_group(self, mine: bytes) -> Sequence[bytes]:
-        gathered: List[Any] = [None] * self.size
-        dist.all_gather_object(gathered, mine, self.group)
-        return gathered
+    def all_gather(self, mine: bytes) -> Sequence[bytes]:
+        """Collective, while a buffer is being made."""
+        return self.bootstrap.all_gather(mine)
 
     def num_nodes(self, device: int) -> int:
         """Collective: how many groups of ranks there are that reach each other by RDMA only. Ranks of one host share a
@@ -81,10 +82,17 @@ class Peers:
             return -(-self.size // int(by_hand))
         if len(set(everybody)) == 1:
             return 1
-        probe, _ = native_buffer(self, device, _PROBE_BYTES)
+        probe, _ = native_buffer(Peers.of_another_buffer(self), device, _PROBE_BYTES)
         nodes = probe.num_nodes()
         probe.destroy()
         return nodes
+
+    @staticmethod
+    def of_another_buffer(peers: "Peers") -> "Peers":
+        """The same ranks, for a buffer beside the one that ``peers`` is for."""
+        other = copy.copy(peers)
+        other.bootstrap = peers._exchanges.bootstrap.for_buffer()
+        return other
 
 
 def _boot_id() -> str:
@@ -126,9 +134,7 @@ def native_buffer(
     if stream is not None:
         watch_record_stream()
     native = _native.Buffer(
-        peers.rank,
-        peers.size,
-        peers.all_gather,
+        peers.bootstrap,
         device,
         heap_bytes,
         0 if stream is None else stream.cuda_stream,
@@ -139,6 +145,12 @@ def native_buffer(
         num_qps_per_rank,
     )
     return native, stream
+
+
+def destroy_together(runtime: "_native.Buffer", group: Any) -> None:
+    """Collective: the end of a buffer over ``group``. It waits no longer than DEEP_EP_TIMEOUT_S for the other ranks."""
+    with GroupExchanges.known(group).bounded(_native.default_timeout_s()):
+        runtime.destroy()
 
 
 def let_go(runtime: "_native.Buffer", rank: int, kind: str, explicitly_destroy: bool, process: int) -> None:

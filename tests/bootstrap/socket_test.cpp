@@ -16,39 +16,24 @@
 #include <numeric>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "csrc/bootstrap/agreement.hpp"
+#include "csrc/bootstrap/job_token.hpp"
 #include "csrc/support/deadline.hpp"
 #include "csrc/support/unique_fd.hpp"
 #include "deep_ep/error.hpp"
 #include "deep_ep/log.hpp"
 #include "deep_ep/version.hpp"
+#include "tests/bootstrap/free_port.hpp"
 #include "tests/cluster/processes.hpp"
 #include "tests/support/time_scale.hpp"
 
 namespace deep_ep::test {
 namespace {
-
-sockaddr_in loopback(std::uint16_t port) {
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_port = htons(port);
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  return address;
-}
-
-/// One that nobody listens on, and that no outgoing call of this machine gets: those are from 32768 on.
-std::uint16_t free_port() {
-  static std::atomic<int> next = 0;
-  for (;;) {
-    const auto port = static_cast<std::uint16_t>(10000 + (static_cast<int>(::getpid()) * 37 + 7 * next++) % 20000);
-    const UniqueFd socket(::socket(AF_INET, SOCK_STREAM, 0));
-    const sockaddr_in address = loopback(port);
-    if (::bind(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0) return port;
-  }
-}
 
 TEST(SocketBootstrap, GathersInRankOrder) {
   const std::uint16_t port = free_port();
@@ -111,36 +96,99 @@ UniqueFd call_and_say(std::uint16_t port, const std::string& words) {
 
 /// What a rank says first.
 struct Words {
-  std::uint64_t magic = 0x64656570'65702032;
+  std::uint64_t magic = 0x64656570'65702033;
   std::int32_t rank = 1;
   std::int32_t size = 2;
   char version[32] = DEEP_EP_VERSION;
+  Token job = job_token();
 };
 
-TEST(SocketBootstrap, StrangersAreRefusedAndHoldNobodyUp) {
-  const Words other_words{.magic = 1};
+std::string bytes_of(const Words& words) { return {reinterpret_cast<const char*>(&words), sizeof words}; }
+
+/// What is logged meanwhile.
+class LogLines {
+ public:
+  LogLines() {
+    set_log_sink([this](LogLevel, std::string_view line) {
+      const std::lock_guard lock(mutex_);
+      lines_.emplace_back(line);
+    });
+  }
+  ~LogLines() { set_log_sink({}); }
+  std::vector<std::string> take() {
+    const std::lock_guard lock(mutex_);
+    return std::exchange(lines_, {});
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<std::string> lines_;
+};
+
+/// Rank 1 of two calls behind such strangers, whose sockets live as long as the ranks meet. @return what is logged.
+std::vector<std::string> meet_behind(const std::vector<std::string>& strangers) {
   const std::uint16_t port = free_port();
-  std::mutex mutex;
-  std::vector<std::string> said;
-  set_log_sink([&](LogLevel, std::string_view line) {
-    const std::lock_guard lock(mutex);
-    said.emplace_back(line);
-  });
+  LogLines log;
   expect_nothing_thrown(run_threads(2, [&](int rank) {
-    std::vector<UniqueFd> strangers;
-    if (rank == 1) {  // in front of this rank: two that talk, one of them nearly like a rank, and one that does not
-      strangers.push_back(call_and_say(port, "GET / HTTP/1.1\r\n" + std::string(100, ' ')));
-      strangers.push_back(call_and_say(port, {reinterpret_cast<const char*>(&other_words), sizeof other_words}));
-      strangers.push_back(call_and_say(port, ""));
+    std::vector<UniqueFd> sockets;
+    if (rank == 1) {
+      for (const std::string& words : strangers) sockets.push_back(call_and_say(port, words));
     }
     make_socket_bootstrap(rank, 2, "127.0.0.1", port, long_patience())->barrier();
   }));
-  set_log_sink({});
-  ASSERT_EQ(said.size(), 3u);
-  for (const std::size_t i : {0u, 1u}) {
-    EXPECT_NE(said[i].find("is no rank of this group; waiting for another caller"), std::string::npos) << said[i];
+  return log.take();
+}
+
+TEST(SocketBootstrap, StrangersAreRefused) {
+  const auto said = meet_behind({"GET / HTTP/1.1\r\n" + std::string(100, ' '), bytes_of({.magic = 1})});
+  ASSERT_EQ(said.size(), 2u);
+  for (const std::string& line : said) {
+    EXPECT_NE(line.find("is no rank of this group; waiting for another caller"), std::string::npos) << line;
   }
-  EXPECT_NE(said[2].find("waited 2 s for a rank's word"), std::string::npos) << said[2];
+}
+
+/// On the port of a job that is over, or that another one chose, too.
+TEST(SocketBootstrap, ARankOfAnotherJobTakesNoSeat) {
+  const auto said = meet_behind({bytes_of({.job = token_of("another job")}), bytes_of({.size = 3}),
+                                 bytes_of({.version = "0.0.7", .job = token_of("another job")})});
+  ASSERT_EQ(said.size(), 3u);
+  EXPECT_NE(said[0].find("is no rank of this group, but of another job"), std::string::npos) << said[0];
+  EXPECT_NE(said[1].find("is no rank of this group, but of a group of 3, not of 2"), std::string::npos) << said[1];
+  EXPECT_NE(said[2].find("is no rank of this group, and runs deep_ep 0.0.7, not " DEEP_EP_VERSION), std::string::npos)
+      << said[2];
+}
+
+/// One after the other they would take 2 s each. Where the machine stands still for so long, another try counts.
+TEST(SocketBootstrap, SilentCallersHoldNobodyUp) {
+  std::vector<std::string> said;
+  for (int attempt = 0; attempt < 3; ++attempt) {
+    said = meet_behind(std::vector<std::string>(11));
+    if (said.empty()) return;
+  }
+  FAIL() << said.size() << " callers were waited for, the first: " << said[0];
+}
+
+/// And those that say nothing are let go, so that they do not keep out a rank that calls behind many of them.
+TEST(SocketBootstrap, SilentCallersAreLetGo) {
+  const auto said = meet_behind(std::vector<std::string>(70));
+  ASSERT_FALSE(said.empty());
+  EXPECT_NE(said[0].find("rank 0 waited 2 s for a rank's word; waiting for another caller"), std::string::npos);
+}
+
+TEST(SocketBootstrap, ACallToAnotherJobIsRefused) {
+  const std::uint16_t port = free_port();
+  std::atomic<bool> refused = false;
+  LogLines log;
+  const auto errors = run_threads(3, [&](int thread) {
+    const Token job = token_of(thread == 2 ? "theirs" : "ours");
+    if (thread == 1) {
+      for (const Deadline deadline(long_patience()); !refused && !deadline.expired();) std::this_thread::yield();
+    }
+    const std::shared_ptr<void> at_the_end(nullptr, [&](void*) { refused = refused || thread == 2; });
+    make_socket_bootstrap(thread == 0 ? 0 : 1, 2, "127.0.0.1", port, long_patience(), job)->barrier();
+  });
+  EXPECT_EQ(errors[0] + errors[1], "");
+  EXPECT_NE(errors[2].find("is not rank 0 of this group, but of another job"), std::string::npos) << errors[2];
 }
 
 TEST(SocketBootstrap, AnotherVersionIsNamed) {

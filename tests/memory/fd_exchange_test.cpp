@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 #include <poll.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
@@ -185,6 +186,25 @@ TEST(FdExchange, OtherUsersAreHungUpOn) {
 }
 
 TEST(FdExchange, WhoDoesNotKnowTheSecretIsHungUpOn) { expect_hung_up_on(an_impostor); }
+
+/// A process with as many open files as it may have: it says so, instead of asking the system again until the deadline.
+TEST(FdExchange, ARankThatMayNotTakeACallSaysSo) {
+  const std::string name = "scarce-" + std::to_string(::getpid());
+  const auto errors = run_processes(2, [&](int rank) {
+    const auto bootstrap = make_shared_memory_bootstrap(name, rank, 2, test::long_patience());
+    const auto ranks = all_gather_values(*bootstrap, this_process());
+    const UniqueFd mine = file_that_says(rank);
+    if (rank == 0) {
+      const int next = UniqueFd(::dup(mine.get())).get();
+      const rlimit scarce{static_cast<rlim_t>(next) + 2, static_cast<rlim_t>(next) + 2};  // to listen, and to call
+      if (::setrlimit(RLIMIT_NOFILE, &scarce) != 0) throw std::runtime_error("setrlimit");
+    }
+    exchange_fds(*bootstrap, mine.get(), ranks, test::long_patience());
+  });
+  EXPECT_NE(errors[0].find("taking a rank's call for a file descriptor: Too many open files"), std::string::npos)
+      << errors[0];
+  EXPECT_NE(errors[1], "");
+}
 
 TEST(FdExchange, ARankThatCannotOfferFailsEverybody) {
   const std::string name = "bad-fd-" + std::to_string(::getpid());

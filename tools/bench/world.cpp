@@ -82,10 +82,12 @@ std::optional<NodeOfSeveral> node_of_environment() {
 
 constexpr double kSlowStart = 300;  // seconds, on file systems that all hosts share
 
-/// At the port behind MASTER_PORT, where torchrun itself listens.
+/// At the port behind MASTER_PORT, where torchrun itself listens. Its `--rdzv-id` tells jobs apart.
 std::shared_ptr<Bootstrap> meet_by_address(const Launcher& launcher, int rank, int size) {
   const int port = number_in_environment("MASTER_PORT").value_or(29500) + 1;
-  return make_socket_bootstrap(rank, size, std::getenv(launcher.job), static_cast<std::uint16_t>(port), kSlowStart);
+  const char* const job = std::getenv("TORCHELASTIC_RUN_ID");
+  return make_socket_bootstrap(rank, size, std::getenv(launcher.job), static_cast<std::uint16_t>(port), kSlowStart,
+                               job_token(job != nullptr ? job : ""));
 }
 
 #if !DEEP_EP_HAVE_MPI

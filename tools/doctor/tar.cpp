@@ -1,18 +1,22 @@
 #include "tools/doctor/tar.hpp"
 
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <cctype>
+#include <cerrno>
+#include <cstdlib>
 #include <cstring>
 #include <ctime>
 #include <filesystem>
-#include <fstream>
+#include <string_view>
 #include <system_error>
 
 #include "csrc/support/environment.hpp"
+#include "csrc/support/unique_fd.hpp"
 #include "deep_ep/error.hpp"
 
 namespace deep_ep::tools {
@@ -49,11 +53,13 @@ std::string tar_member(const std::string& name, const std::string& content) {
 bool names_a_secret(std::string name) {
   std::transform(name.begin(), name.end(), name.begin(),
                  [](unsigned char c) { return static_cast<char>(std::toupper(c)); });
-  for (const char* word : {"TOKEN", "SECRET", "PASSWORD", "PASSWD", "KEY", "CREDENTIAL", "AUTH", "COOKIE", "JWT",
-                           "BEARER", "PASSPHRASE", "SIGNATURE"}) {
-    if (name.find(word) != std::string::npos && name != "NCCL_IB_PKEY") return true;
+  // What hides a number of tokens or a partition hides what a report is for.
+  for (const char* harmless : {"NCCL_IB_PKEY", "SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK"}) {
+    if (name == harmless) return false;
   }
-  return false;
+  constexpr std::array kWords = {"PASS", "PWD", "SECRET", "TOKEN", "KEY", "CREDENTIAL", "CREDS", "AUTH",
+                                 "COOKIE", "JWT", "BEARER", "PRIVATE", "SIGNATURE", "CERT"};
+  return std::ranges::any_of(kWords, [&](const char* word) { return name.find(word) != std::string::npos; });
 }
 
 /// scheme://user:password@host
@@ -64,24 +70,36 @@ bool has_a_password(const std::string& value) {
   return at != std::string::npos && value.find(':', begin + 3) < at;
 }
 
+bool write_whole(int file, std::string_view bytes) {
+  while (!bytes.empty()) {
+    const ssize_t count = ::write(file, bytes.data(), bytes.size());
+    if (count < 0 && errno != EINTR) return false;
+    bytes.remove_prefix(static_cast<std::size_t>(std::max<ssize_t>(count, 0)));
+  }
+  return true;
+}
+
 }  // namespace
 
 void write_tar(const std::string& file, const std::string& folder, const TarMembers& members) {
   std::error_code error;
   const fs::file_status status = fs::status(file, error);
   const bool in_place = fs::exists(status) && !fs::is_regular_file(status);
-  const std::string place = in_place ? file : fmt::format("{}.{}.part", file, ::getpid());
-  std::ofstream out(place, std::ios::binary);
-  for (const auto& [name, content] : members) out << tar_member(folder + "/" + name, content);
-  out << std::string(2 * kBlock, '\0');
-  out.close();
+  // A new file with a name that nobody can foresee: in a folder that others may write to, a link could wait under one.
+  std::string place = file + (in_place ? "" : ".XXXXXX");
+  UniqueFd out(in_place ? ::open(file.c_str(), O_WRONLY | O_CLOEXEC) : ::mkostemp(place.data(), O_CLOEXEC));
   bool written = static_cast<bool>(out);
-  if (written && !in_place) {
+  const bool made = written && !in_place;
+  for (const auto& [name, content] : members) {
+    written = written && write_whole(out.get(), tar_member(folder + "/" + name, content));
+  }
+  written = written && write_whole(out.get(), std::string(2 * kBlock, '\0'));
+  if (written && made) {
     fs::rename(place, file, error);
     written = !error;
   }
   if (written) return;
-  if (!in_place) fs::remove(place, error);
+  if (made) fs::remove(place, error);
   throw SystemError(fmt::format("--bundle {}: cannot write it", file));
 }
 

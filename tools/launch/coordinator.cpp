@@ -17,8 +17,10 @@
 #include <utility>
 #include <vector>
 
+#include "csrc/support/environment.hpp"
 #include "csrc/support/format.hpp"
 #include "csrc/support/text.hpp"
+#include "csrc/support/token.hpp"
 #include "deep_ep/error.hpp"
 #include "kernels/common/limits.hpp"
 #include "tools/common/version.hpp"
@@ -51,6 +53,12 @@ struct Node {
   int number = 0;     ///< in the order of ranks
   int first_rank = 0;
 };
+
+/// The same for all ranks of this run, and another one for those of other runs.
+std::string token_of_job() {
+  const std::string agreed = environment::Reader().value("DEEP_EP_JOB_TOKEN").text;
+  return agreed.empty() ? to_string(random_token()) : agreed;
+}
 
 class Coordinator {
  public:
@@ -267,7 +275,8 @@ class Coordinator {
                                 .ranks = node.ranks,
                                 .world_size = world_size_,
                                 .master = master_,
-                                .port = port_};
+                                .port = port_,
+                                .token = token_};
     for (int i = 0; (node.is_local || by_ssh_) && i < node.ranks; ++i) {
       const int rank = node.first_rank + i;
       output_.open(rank, header_of(rank, assignment, node.name, options_.command), node.is_local || node.number == 0);
@@ -425,6 +434,7 @@ class Coordinator {
   std::string master_;
   std::shared_ptr<const std::atomic<bool>> master_known_;  ///< null: not waited for
   int port_ = 0;
+  const std::string token_ = token_of_job();
   int world_size_ = 0;
   bool started_ = false;
   int interruptions_ = 0;

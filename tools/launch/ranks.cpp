@@ -20,7 +20,8 @@ void start_ranks(Crew& crew, const std::vector<std::string>& command, const Assi
                {fmt::format("RANK={}", rank), fmt::format("WORLD_SIZE={}", assignment.world_size),
                 fmt::format("LOCAL_RANK={}", local), fmt::format("LOCAL_WORLD_SIZE={}", assignment.ranks),
                 fmt::format("NODE_RANK={}", assignment.node), fmt::format("NNODES={}", assignment.nodes),
-                fmt::format("MASTER_ADDR={}", assignment.master), fmt::format("MASTER_PORT={}", assignment.port)},
+                fmt::format("MASTER_ADDR={}", assignment.master), fmt::format("MASTER_PORT={}", assignment.port),
+                fmt::format("DEEP_EP_JOB_TOKEN={}", assignment.token)},
                -1, -1,
                {.on_output = [=](Stream stream, std::string_view text) { handlers.on_output(rank, stream, text); },
                 .on_end = [=](int status) { handlers.on_end(rank, status); }});

@@ -48,8 +48,9 @@ struct Assignment {
   int world_size = 0;
   std::string master;
   int port = 0;
+  std::string token;  ///< of the job
 };
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Assignment, node, nodes, first_rank, ranks, world_size, master, port)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Assignment, node, nodes, first_rank, ranks, world_size, master, port, token)
 
 /// From a node: what ended badly. Rank -1: all of the node, for a reason in words.
 struct Failure {

@@ -4,6 +4,7 @@
 #include <optional>
 
 #include "csrc/bootstrap/agreement.hpp"
+#include "csrc/bootstrap/buffer_exchanges.hpp"
 #include "csrc/support/format.hpp"
 #include "deep_ep/error.hpp"
 #include "deep_ep/low_latency_stats.hpp"
@@ -97,9 +98,10 @@ LowLatencyVerdict find_late_ranks(std::span<const LowLatencyStats> stats, double
 }
 
 std::vector<LowLatencyStats> gather_low_latency_stats(Bootstrap& bootstrap, const LowLatencyStats& own) {
+  ExchangesBesideBuffers exchanges(bootstrap, Purpose::statistics);
   const auto ranks = index_of(bootstrap.size());
   std::vector<SourceTimes> mine(ranks);
-  agree(bootstrap, "gathering low-latency statistics", [&] {
+  agree(exchanges, "gathering low-latency statistics", [&] {
     check_times(own, ranks);
     for (std::size_t source = 0; source < ranks; ++source) {
       std::size_t kind = 0;
@@ -110,7 +112,7 @@ std::vector<LowLatencyStats> gather_low_latency_stats(Bootstrap& bootstrap, cons
       }
     }
   });
-  const std::vector<std::byte> bytes = bootstrap.all_gather(std::as_bytes(std::span(mine)));
+  const std::vector<std::byte> bytes = exchanges.all_gather(std::as_bytes(std::span(mine)));
   std::vector<SourceTimes> theirs(ranks * ranks);
   std::memcpy(theirs.data(), bytes.data(), theirs.size() * sizeof(SourceTimes));
   std::vector<LowLatencyStats> all;

@@ -325,6 +325,16 @@ void LowLatency::resume() {
   runtime_.faults().come_back();
   look_after_earlier_calls();
   for (const auto& queue : queues_) queue->drop_all();
+  runtime_.bootstrap().begin(Purpose::resuming);
+  try {
+    resume_together(to_clear);
+  } catch (const PeerLeft& left) {
+    runtime_.faults().break_by_rdma(left.what());
+    throw;
+  }
+}
+
+void LowLatency::resume_together(RankMasks& to_clear) {
   const LowLatencyCounts counts = count_together();
   if (links_) {
     try {

@@ -74,6 +74,7 @@ class LowLatency {
   bool beside_relay(LowLatencyKind kind, bool hook, StreamHandle stream) const;
   HookQueue& queue(LowLatencyKind kind) const { return *queues_[static_cast<std::size_t>(kind)]; }
   LowLatencyCounts count_together();
+  void resume_together(RankMasks& to_clear);
   /// Where ranks agree on who is lost. -1: all.
   void change_masks(int rank, LowLatencyMasksStep step, StreamHandle stream, std::uint64_t ending = 0);
   void show_ending(LowLatencyEnding ending);

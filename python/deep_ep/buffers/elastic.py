@@ -13,7 +13,7 @@ from .. import _native
 from .._native import EventHandle
 from ..arguments import MaybeTensor, RowsLike, event_of, integer
 from ..errors import InvalidArgument, WrongUse
-from ..peers import Peers, device_index, is_group, let_go, native_buffer
+from ..peers import Peers, destroy_together, device_index, is_group, let_go, native_buffer
 from ..utils.event import EventOverlap
 from ..utils.nvlink import check_nvlink_connections
 from . import model
@@ -114,7 +114,7 @@ class ElasticBuffer(Sizes, Journeys, OptionalCalls):
 
         device = device_index(group)
         if device >= 0 and is_group(group):
-            check_nvlink_connections(group)
+            check_nvlink_connections(group, peers.all_gather)
         self.group: Any = peers.group
         self.rank_idx: int = peers.rank
         self.num_ranks: int = peers.size
@@ -160,6 +160,9 @@ class ElasticBuffer(Sizes, Journeys, OptionalCalls):
         """Collective: waits for this rank's work, then for all ranks, and frees the memory. Tensors that calls returned
         stay valid. A second call does nothing.
 
+        It does not wait where a call of this buffer has failed here, or on a rank that has made another buffer since;
+        and never longer than ``DEEP_EP_TIMEOUT_S`` seconds (``TimeoutError``). The buffer is gone in any case.
+
         A buffer made without ``explicitly_destroy=True`` refuses it, as upstream's does, by ``errors.WrongUse``, which is an
         ``AssertionError``, and stays usable: drop the object instead."""
         if not self.explicitly_destroy:
@@ -168,7 +171,7 @@ class ElasticBuffer(Sizes, Journeys, OptionalCalls):
             return
         runtime, self.runtime = self.runtime, None
         self._finalizer.detach()
-        runtime.destroy()
+        destroy_together(runtime, self.group)
 
     def trim(self) -> int:
         """Waits for this rank's calls, and gives the driver the memory of results that nobody holds any more; otherwise the

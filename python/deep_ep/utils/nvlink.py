@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import socket
 import warnings
-from typing import Any, List
+from typing import Any, Callable, List, Optional, Sequence
 
 import torch
 import torch.distributed as dist
@@ -45,9 +45,10 @@ class Nvml:
             raise OSError(f"{name} returned {error}")
 
 
-def check_nvlink_connections(group: Any) -> None:
-    """Refuses PCIe GPUs that are not joined by NVLink bridges in pairs. Collective over ``group`` for such GPUs only, and
-    all ranks come to the same answer. Where the driver's library does not tell, the first rank warns."""
+def check_nvlink_connections(group: Any, all_gather: Optional[Callable[[bytes], Sequence[bytes]]] = None) -> None:
+    """Refuses PCIe GPUs that are not joined by NVLink bridges in pairs. Collective over ``group`` for such GPUs only, by
+    ``all_gather`` if that is given, and all ranks come to the same answer. Where the driver's library does not tell, the
+    first rank warns."""
     if not torch.cuda.is_available() or "PCIE" not in torch.cuda.get_device_name(torch.cuda.current_device()).upper():
         return
     size = group.size()
@@ -55,28 +56,30 @@ def check_nvlink_connections(group: Any) -> None:
         raise WrongUse(f"group has {size} ranks with PCIe GPUs, allowed: at most 2, as NVLink bridges join pairs")
     if size < 2:
         return
-    places = _all_gather((socket.gethostname(), _native.gpu_address(torch.cuda.current_device())), group)
-    (host, first), (other_host, second) = places
+    place = f"{socket.gethostname()} {_native.gpu_address(torch.cuda.current_device())}"
+    (host, first), (other_host, second) = (theirs.split() for theirs in _all_texts(place, group, all_gather))
     if host != other_host:
         return  # not one machine: ranks reach each other by RDMA
-    answers = _all_gather(_answer(first, second), group)
-    unknown = [answer for answer in answers if isinstance(answer, str)]
+    answers = _all_texts(_answer(first, second), group, all_gather)
+    unknown = [answer for answer in answers if answer not in ("joined", "apart")]
     if unknown:
         if group.rank() == 0:
             warnings.warn(f"deep_ep: nobody says whether GPUs {first} and {second} are joined by NVLink: {unknown[0]}", stacklevel=2)
-    elif not all(answers):
+    elif "apart" in answers:
         raise WrongUse(f"GPUs {first} and {second} have no NVLink between them, allowed: PCIe GPUs with an NVLink bridge")
 
 
-def _answer(first: str, second: str) -> Any:
-    """Whether there is NVLink, or why that is not known."""
+def _answer(first: str, second: str) -> str:
+    """`joined`, `apart`, "apart", or why that is not known."""
     try:
-        return Nvml().joined_by_nvlink(first, second)
+        return "joined" if Nvml().joined_by_nvlink(first, second) else "apart"
     except (OSError, AttributeError) as error:
         return str(error)
 
 
-def _all_gather(mine: Any, group: Any) -> List[Any]:
+def _all_texts(mine: str, group: Any, all_gather: Optional[Callable[[bytes], Sequence[bytes]]]) -> List[str]:
+    if all_gather is not None:
+        return [theirs.decode() for theirs in all_gather(mine.encode())]
     everybody: List[Any] = [None] * group.size()
     dist.all_gather_object(everybody, mine, group)
     return everybody

@@ -1,0 +1,228 @@
+#include "csrc/bootstrap/buffer_exchanges.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <set>
+#include <utility>
+
+#include "csrc/bootstrap/agreement.hpp"
+#include "csrc/support/format.hpp"
+#include "deep_ep/exchanges.hpp"
+
+namespace deep_ep {
+
+/// The buffers that this rank has made over a group, as far as its headers tell of them. Buffers may be dropped by any
+/// thread.
+class BuffersOfGroup {
+ public:
+  /// That of `group`, which is made if it is not there.
+  static std::shared_ptr<BuffersOfGroup> of(const std::shared_ptr<Bootstrap>& group) {
+    const std::lock_guard lock(groups_mutex_);
+    std::erase_if(groups_, [](const auto& one) { return one.second.group.expired(); });
+    Entry& entry = groups_[group.get()];
+    if (entry.buffers == nullptr) entry = {group, std::make_shared<BuffersOfGroup>()};
+    return entry.buffers;
+  }
+  /// Null where no buffer was made over `group`.
+  static std::shared_ptr<BuffersOfGroup> find(const Bootstrap& group) {
+    const std::lock_guard lock(groups_mutex_);
+    const auto found = groups_.find(&group);
+    return found == groups_.end() || found->second.group.expired() ? nullptr : found->second.buffers;
+  }
+
+  std::uint64_t propose() {
+    const std::lock_guard lock(mutex_);
+    here_.insert(++newest_);
+    return newest_;
+  }
+  void rename(std::uint64_t proposed, std::uint64_t agreed) {
+    const std::lock_guard lock(mutex_);
+    here_.erase(proposed);
+    here_.insert(agreed);
+    newest_ = std::max(newest_, agreed);
+  }
+  void leave(std::uint64_t number) {
+    const std::lock_guard lock(mutex_);
+    here_.erase(number);
+  }
+  void describe_to(ExchangeHeader& header) const {
+    const std::lock_guard lock(mutex_);
+    header.newest = newest_;
+    header.left = 0;
+    for (std::uint64_t back = 0; back < std::min<std::uint64_t>(newest_, 64); ++back) {
+      if (!here_.contains(newest_ - back)) header.left |= std::uint64_t{1} << back;
+    }
+  }
+
+ private:
+  struct Entry {
+    std::weak_ptr<Bootstrap> group;
+    std::shared_ptr<BuffersOfGroup> buffers;
+  };
+  inline static std::mutex groups_mutex_;
+  inline static std::map<const Bootstrap*, Entry> groups_;
+
+  mutable std::mutex mutex_;
+  std::uint64_t newest_ = 0;
+  std::set<std::uint64_t> here_;
+};
+
+namespace {
+
+/// All rounds have this size, whatever the message: a transport may have kept the bytes of a rank that was interrupted
+/// in its last round, and pairs them with what another rank brings next.
+struct Frame {
+  ExchangeHeader header;
+  std::array<std::byte, 1024 - sizeof(ExchangeHeader)> part{};
+};
+
+std::string_view name_of(Purpose purpose) {
+  switch (purpose) {
+    case Purpose::making:
+      return "making";
+    case Purpose::destroying:
+      return "destroying";
+    case Purpose::resuming:
+      return "resuming low-latency calls of";
+    case Purpose::statistics:
+      return "gathering statistics of";
+  }
+  return "doing something unknown with";
+}
+
+std::vector<ExchangeHeader> headers_of(std::span<const Frame> frames, int rank) {
+  std::vector<ExchangeHeader> headers;
+  for (const Frame& frame : frames) {
+    const ExchangeHeader& header = headers.emplace_back(frame.header);
+    if (header.magic == ExchangeHeader::kMagic && header.version == ExchangeHeader::kVersion) continue;
+    fail<RankMismatch>(
+        "exchange: rank {} got from rank {} what is no exchange of a buffer: do all ranks use the same version of the "
+        "library, and does the program use the group for nothing else meanwhile?",
+        rank, headers.size() - 1);
+  }
+  return headers;
+}
+
+/// A round, and further ones as long as other ranks end exchanges of buffers that are over.
+std::vector<Frame> exchange_frames(Bootstrap& group, const BuffersOfGroup* buffers, Frame frame) {
+  const int rank = group.rank();
+  for (;;) {
+    if (buffers != nullptr) buffers->describe_to(frame.header);
+    std::vector<Frame> frames = all_gather_values(group, frame);
+    const std::vector<ExchangeHeader> headers = headers_of(frames, rank);
+    const Judgement judgement = judge(headers, rank);
+    if (judgement.fate == Judgement::Fate::done) return frames;
+    if (judgement.fate == Judgement::Fate::again) continue;
+    if (judgement.fate == Judgement::Fate::peer_left) {
+      fail<PeerLeft>(
+          "rank {} has left buffer {}, which failed or was dropped there, while rank {} was {}: destroy the buffer and "
+          "make a new one",
+          judgement.peer, frame.header.buffer, rank, frame.header.describe());
+    }
+    fail<RankMismatch>(
+        "exchange: rank {} is {}, but rank {} is {}: all ranks must make, resume and destroy their buffers in the same "
+        "order",
+        rank, frame.header.describe(), judgement.peer, headers[static_cast<std::size_t>(judgement.peer)].describe());
+  }
+}
+
+/// A message, in as many frames as it needs. `next` is the header of the next one; where its number is a proposal, it
+/// becomes what the ranks agree on.
+std::vector<std::byte> exchange(Bootstrap& group, BuffersOfGroup* buffers, ExchangeHeader& next,
+                                std::span<const std::byte> mine) {
+  std::vector<std::byte> all(mine.size() * static_cast<std::size_t>(group.size()));
+  std::size_t done = 0;
+  do {
+    Frame frame{.header = next};
+    frame.header.bytes = mine.size();
+    const std::span<const std::byte> part = mine.subspan(done, std::min(mine.size() - done, sizeof frame.part));
+    std::copy(part.begin(), part.end(), frame.part.begin());
+    const std::vector<Frame> frames = exchange_frames(group, buffers, frame);
+    std::vector<std::uint64_t> sizes;
+    std::uint64_t agreed = next.buffer;
+    for (const Frame& theirs : frames) {
+      sizes.push_back(theirs.header.bytes);
+      agreed = std::max(agreed, theirs.header.buffer);
+    }
+    if (buffers != nullptr && next.is_proposal()) buffers->rename(std::exchange(next.buffer, agreed), agreed);
+    ++next.step;
+    require_equal_sizes(sizes);
+    for (std::size_t peer = 0; peer < frames.size(); ++peer) {
+      std::copy_n(frames[peer].part.begin(), part.size(), all.data() + peer * mine.size() + done);
+    }
+    done += part.size();
+  } while (done < mine.size());
+  return all;
+}
+
+}  // namespace
+
+std::string ExchangeHeader::describe() const {
+  const std::string whose = buffer == 0 ? "buffers" : is_proposal() ? "a new buffer" : fmt::format("buffer {}", buffer);
+  return fmt::format("{} {} (exchange {})", name_of(purpose), whose, step);
+}
+
+Judgement judge(std::span<const ExchangeHeader> ranks, int rank) {
+  const auto left_by = [&](const ExchangeHeader& of) {
+    if (of.is_proposal() || of.buffer == 0) return -1;
+    const auto found = std::ranges::find_if(ranks, [&](const ExchangeHeader& by) { return by.has_left(of.buffer); });
+    return found == ranks.end() ? -1 : static_cast<int>(found - ranks.begin());
+  };
+  const ExchangeHeader& own = ranks[static_cast<std::size_t>(rank)];
+  if (const int peer = left_by(own); peer >= 0) return {Judgement::Fate::peer_left, peer};
+  for (std::size_t peer = 0; peer < ranks.size(); ++peer) {
+    if (left_by(ranks[peer]) >= 0) return {Judgement::Fate::again, static_cast<int>(peer)};
+  }
+  for (std::size_t peer = 0; peer < ranks.size(); ++peer) {
+    const ExchangeHeader& theirs = ranks[peer];
+    const bool same = theirs.purpose == own.purpose && theirs.step == own.step &&
+                      (theirs.buffer == own.buffer || own.is_proposal());
+    if (!same) return {Judgement::Fate::mismatch, static_cast<int>(peer)};
+  }
+  return {};
+}
+
+std::shared_ptr<BufferExchanges> BufferExchanges::over(const std::shared_ptr<Bootstrap>& group) {
+  if (auto already = std::dynamic_pointer_cast<BufferExchanges>(group)) return already;
+  return std::make_shared<BufferExchanges>(group);
+}
+
+BufferExchanges::BufferExchanges(std::shared_ptr<Bootstrap> group)
+    : group_(std::move(group)), buffers_(BuffersOfGroup::of(group_)) {}
+
+BufferExchanges::~BufferExchanges() { leave(); }
+
+std::vector<std::byte> BufferExchanges::all_gather(std::span<const std::byte> mine) {
+  if (over_) throw UseAfterDestroy("exchange of a buffer that this rank has left");
+  // Only now: a rank that is refused for its arguments has not begun.
+  if (next_.buffer == 0) next_.buffer = buffers_->propose();
+  return exchange(*group_, buffers_.get(), next_, mine);
+}
+
+void BufferExchanges::begin(Purpose purpose) {
+  next_.purpose = purpose;
+  next_.step = 0;
+}
+
+void BufferExchanges::leave() noexcept {
+  if (std::exchange(over_, true) || next_.buffer == 0) return;
+  buffers_->leave(next_.buffer);
+}
+
+ExchangesBesideBuffers::ExchangesBesideBuffers(Bootstrap& group, Purpose purpose) : group_(group) {
+  next_.purpose = purpose;
+}
+
+std::vector<std::byte> ExchangesBesideBuffers::all_gather(std::span<const std::byte> mine) {
+  return exchange(group_, BuffersOfGroup::find(group_).get(), next_, mine);
+}
+
+std::shared_ptr<Bootstrap> make_buffer_exchanges(std::shared_ptr<Bootstrap> group) {
+  if (!group) throw InvalidArgument("group is null");
+  return std::make_shared<BufferExchanges>(std::move(group));
+}
+
+}  // namespace deep_ep

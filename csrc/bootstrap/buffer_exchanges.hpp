@@ -1,0 +1,114 @@
+// The exchanges of one buffer: all-gathers that carry a purpose and the buffer's number.
+//
+// Why: an all-gather pairs whatever the ranks bring next. A rank whose call has timed out destroys its buffer alone and
+// makes a new one; another rank whose call went well is in the collective end of the old one. Without a header the one
+// would read the other's "I am leaving" as options of the new buffer.
+//
+// The protocol. A round is an all-gather of one frame per rank: a header and a part of the message. All ranks see all
+// headers, and each judges them by the same pure function (`judge`):
+//   1. A rank is in an exchange of a buffer that another rank has left alone: its exchange ends (PeerLeft).
+//   2. Another rank's exchange ends by rule 1: this rank brings its frame again in the next round.
+//   3. All ranks bring the same purpose, buffer and step: the exchange is done.
+//   4. Anything else is a mistake of the program: RankMismatch on all ranks.
+// So no message has to be kept for later, and every transport serves that has an all-gather.
+//
+// Numbers. A rank proposes a number above all it has seen. The first exchange of a buffer agrees on the largest
+// proposal, so ranks need not have counted alike. A header says which of the last 64 numbers the rank has left; no
+// number is used twice.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "deep_ep/bootstrap.hpp"
+#include "deep_ep/error.hpp"
+
+namespace deep_ep {
+
+/// What an exchange is for. The values travel.
+enum class Purpose : std::uint16_t { making = 1, destroying = 2, resuming = 3, statistics = 4 };
+
+/// Another rank has left the buffer: it was broken there, or dropped. It takes part in no exchange of it any more.
+class PeerLeft : public SystemError {
+ public:
+  using SystemError::SystemError;
+};
+
+/// Ahead of each message. The values travel between processes of one version of the library.
+struct ExchangeHeader {
+  std::uint32_t magic = kMagic;
+  std::uint16_t version = kVersion;
+  Purpose purpose = Purpose::making;
+  std::uint64_t buffer = 0;  ///< its number; 0: the exchange belongs to no buffer
+  std::uint64_t step = 0;    ///< how many frames for this purpose came before
+  std::uint64_t bytes = 0;   ///< of the message
+  std::uint64_t newest = 0;  ///< the largest number that this rank has seen
+  std::uint64_t left = 0;    ///< bit i: this rank is in no buffer `newest - i`
+
+  static constexpr std::uint32_t kMagic = 0x50454544;  // "DEEP"
+  static constexpr std::uint16_t kVersion = 1;
+
+  /// The number is a proposal.
+  bool is_proposal() const { return purpose == Purpose::making && step == 0; }
+  bool has_left(std::uint64_t number) const {
+    return number <= newest && newest - number < 64 && (left >> (newest - number) & 1) != 0;
+  }
+  /// "making buffer 3 (exchange 0)"
+  std::string describe() const;
+};
+
+struct Judgement {
+  enum class Fate : std::uint8_t { done, peer_left, again, mismatch };
+  Fate fate = Fate::done;
+  int peer = -1;  ///< the rank that left, or that does something else
+  bool operator==(const Judgement&) const = default;
+};
+/// The same headers on all ranks give each rank its part of one outcome: see above.
+Judgement judge(std::span<const ExchangeHeader> ranks, int rank);
+
+class BuffersOfGroup;
+
+class BufferExchanges final : public Bootstrap {
+ public:
+  /// `group` itself if it is such an object already.
+  static std::shared_ptr<BufferExchanges> over(const std::shared_ptr<Bootstrap>& group);
+
+  explicit BufferExchanges(std::shared_ptr<Bootstrap> group);
+  ~BufferExchanges() override;
+  BufferExchanges(const BufferExchanges&) = delete;
+  BufferExchanges& operator=(const BufferExchanges&) = delete;
+
+  int rank() const override { return group_->rank(); }
+  int size() const override { return group_->size(); }
+  /// @throws PeerLeft, RankMismatch, and what the group's throws.
+  std::vector<std::byte> all_gather(std::span<const std::byte> mine) override;
+
+  /// What the exchanges from here on are for.
+  void begin(Purpose purpose);
+  /// This rank takes part in no further exchange of the buffer; the others learn it from the next ones of the group.
+  void leave() noexcept;
+
+ private:
+  std::shared_ptr<Bootstrap> group_;
+  std::shared_ptr<BuffersOfGroup> buffers_;
+  ExchangeHeader next_;
+  bool over_ = false;
+};
+
+/// For what concerns no buffer of the group: its exchanges have the purpose `purpose`, and no number.
+class ExchangesBesideBuffers final : public Bootstrap {
+ public:
+  ExchangesBesideBuffers(Bootstrap& group, Purpose purpose);
+  int rank() const override { return group_.rank(); }
+  int size() const override { return group_.size(); }
+  std::vector<std::byte> all_gather(std::span<const std::byte> mine) override;
+
+ private:
+  Bootstrap& group_;
+  ExchangeHeader next_;
+};
+
+}  // namespace deep_ep

@@ -1,0 +1,24 @@
+// What the ranks of one buffer tell each other on the host: all-gathers that carry a purpose and the buffer's number.
+#pragma once
+
+#include <memory>
+
+#include "deep_ep/bootstrap.hpp"
+
+namespace deep_ep {
+
+/// The exchanges of one buffer that is about to be made over `group`. A program whose ranks must exchange something
+/// before gives it to Buffer's constructor instead of `group`: what goes through it carries the buffer's number, too.
+/// (A Buffer over a plain group calls this function itself.)
+///
+/// Several buffers may be made over one group, side by side or one after the other, by equal ranks in the same order.
+/// A rank that left a buffer alone (it was broken there, or dropped) says so in its exchanges of later buffers. A rank
+/// that still is in an exchange of that buffer gets a SystemError that names the other one, `Buffer::destroy` ends, and
+/// the rank that has gone ahead waits on for it. Ranks that do different things otherwise all get RankMismatch, with
+/// what each of them does.
+///
+/// @param group how the ranks find each other. What the program exchanges through it directly carries no number.
+/// @return exchanges whose all_gather throws what `group`'s does, and the errors above.
+std::shared_ptr<Bootstrap> make_buffer_exchanges(std::shared_ptr<Bootstrap> group);
+
+}  // namespace deep_ep

@@ -1,0 +1,276 @@
+// What ranks tell each other about one buffer never reaches another buffer, whoever has left which.
+#include "csrc/bootstrap/buffer_exchanges.hpp"
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <functional>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "csrc/bootstrap/agreement.hpp"
+#include "csrc/bootstrap/socket.hpp"
+#include "deep_ep/exchanges.hpp"
+#include "tests/bootstrap/free_port.hpp"
+#include "tests/cluster/processes.hpp"
+#include "tests/support/time_scale.hpp"
+
+namespace deep_ep::test {
+namespace {
+
+using Fate = Judgement::Fate;
+
+ExchangeHeader of_rank(Purpose purpose, std::uint64_t buffer, std::uint64_t step = 0) {
+  ExchangeHeader one;
+  one.purpose = purpose;
+  one.buffer = buffer;
+  one.step = step;
+  one.newest = buffer;
+  return one;
+}
+
+/// A rank that has left the buffer before.
+ExchangeHeader gone_ahead(Purpose purpose, std::uint64_t buffer, std::uint64_t step = 0) {
+  ExchangeHeader one = of_rank(purpose, buffer, step);
+  one.left = 2;
+  return one;
+}
+
+std::vector<Fate> fates(const std::vector<ExchangeHeader>& ranks) {
+  std::vector<Fate> result;
+  for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
+    result.push_back(judge(ranks, static_cast<int>(rank)).fate);
+  }
+  return result;
+}
+
+TEST(Judge, EqualExchangesAreDone) {
+  EXPECT_EQ(fates({of_rank(Purpose::destroying, 3), of_rank(Purpose::destroying, 3)}), (std::vector{2, Fate::done}));
+  EXPECT_EQ(fates({of_rank(Purpose::making, 3, 4), gone_ahead(Purpose::making, 3, 4)}), (std::vector{2, Fate::done}));
+}
+
+TEST(Judge, ProposalsNeedNotBeEqual) {
+  EXPECT_EQ(fates({of_rank(Purpose::making, 3), gone_ahead(Purpose::making, 7)}), (std::vector{2, Fate::done}));
+  EXPECT_EQ(fates({of_rank(Purpose::making, 3, 1), of_rank(Purpose::making, 7, 1)}), (std::vector{2, Fate::mismatch}));
+}
+
+TEST(Judge, ARankThatHasLeftEndsTheExchangeOfTheOthersAndWaitsForThem) {
+  const std::vector<ExchangeHeader> ranks = {gone_ahead(Purpose::making, 2), of_rank(Purpose::destroying, 1),
+                                             of_rank(Purpose::resuming, 1)};
+  EXPECT_EQ(fates(ranks), (std::vector{Fate::again, Fate::peer_left, Fate::peer_left}));
+  EXPECT_EQ(judge(ranks, 2), (Judgement{Fate::peer_left, 0}));
+  // Nobody has left the buffer of the rank that proposes: its number is its own affair until all agree on it.
+  EXPECT_EQ(fates({gone_ahead(Purpose::making, 2), of_rank(Purpose::making, 1)}), (std::vector{2, Fate::done}));
+  // Ranks that have left each other's.
+  ExchangeHeader older = of_rank(Purpose::destroying, 1);
+  older.newest = 2;
+  older.left = 1;
+  EXPECT_EQ(fates({gone_ahead(Purpose::destroying, 2), older}), (std::vector{2, Fate::peer_left}));
+}
+
+TEST(Judge, OnlyTheLast64NumbersCanBeKnownToBeLeft) {
+  ExchangeHeader one = of_rank(Purpose::making, 100);
+  one.left = ~std::uint64_t{1};
+  EXPECT_TRUE(one.has_left(37));
+  EXPECT_FALSE(one.has_left(36));
+  EXPECT_FALSE(one.has_left(100));
+  EXPECT_FALSE(one.has_left(101));
+}
+
+TEST(Judge, AnythingElseIsAMistakeOnAllRanks) {
+  const std::vector<std::vector<ExchangeHeader>> mistakes = {
+      {of_rank(Purpose::destroying, 1), of_rank(Purpose::resuming, 1)},
+      {of_rank(Purpose::destroying, 1), of_rank(Purpose::destroying, 2)},
+      {of_rank(Purpose::making, 1, 2), of_rank(Purpose::making, 1, 3)},
+      {of_rank(Purpose::making, 2), of_rank(Purpose::destroying, 1)},
+      {of_rank(Purpose::statistics, 0), of_rank(Purpose::destroying, 1)}};
+  for (const auto& ranks : mistakes) EXPECT_EQ(fates(ranks), (std::vector{2, Fate::mismatch}));
+}
+
+/// How ranks that are threads of this process meet: each rank's group, made by its own thread.
+struct Transport {
+  const char* name;
+  std::function<std::function<std::shared_ptr<Bootstrap>(int rank)>(int size)> make;
+};
+
+const Transport kTransports[] = {
+    {"threads",
+     [](int size) {
+       return [groups = make_thread_bootstraps(size, long_patience())](int rank) {
+         return groups[static_cast<std::size_t>(rank)];
+       };
+     }},
+    {"shared_memory",
+     [](int size) {
+       static int number = 0;
+       return [name = "exchanges-" + std::to_string(::getpid()) + "-" + std::to_string(number++), size](int rank) {
+         return make_shared_memory_bootstrap(name, rank, size, long_patience());
+       };
+     }},
+    {"tcp",
+     [](int size) {
+       return [port = free_port(), size](int rank) {
+         return make_socket_bootstrap(rank, size, "127.0.0.1", port, long_patience());
+       };
+     }},
+    {"callback",
+     [](int size) {
+       return [groups = make_thread_bootstraps(size, long_patience()), size](int rank) {
+         const auto group = groups[static_cast<std::size_t>(rank)];
+         return make_callback_bootstrap(rank, size, [group](auto mine, auto all) {
+           const std::vector<std::byte> gathered = group->all_gather(mine);
+           std::copy(gathered.begin(), gathered.end(), all.begin());
+         });
+       };
+     }}};
+
+class BufferExchangesTest : public testing::TestWithParam<Transport> {
+ protected:
+  static void on_ranks(int size, const std::function<void(const std::shared_ptr<Bootstrap>&)>& body) {
+    const auto group_of = GetParam().make(size);
+    expect_nothing_thrown(run_threads(size, [&](int rank) { body(group_of(rank)); }));
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Over, BufferExchangesTest, testing::ValuesIn(kTransports),
+                         [](const auto& info) { return std::string(info.param.name); });
+
+void must(bool holds, const std::string& what) {
+  if (!holds) throw std::runtime_error(what);
+}
+
+/// The ranks, if all of them exchange them with each other.
+void meet_others(Bootstrap& exchanges) {
+  const std::vector<int> all = all_gather_values(exchanges, exchanges.rank());
+  for (std::size_t rank = 0; rank < all.size(); ++rank) must(all[rank] == static_cast<int>(rank), "other ranks");
+}
+
+template <class E>
+std::string thrown(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const E& error) {
+    return error.what();
+  }
+  throw std::runtime_error("nothing was thrown");
+}
+
+TEST_P(BufferExchangesTest, SmallAndLargeMessages) {
+  on_ranks(3, [](const std::shared_ptr<Bootstrap>& group) {
+    const auto exchanges = make_buffer_exchanges(group);
+    for (const std::size_t bytes : {0, 1, 960, 967, 968, 969, 1936, 5000}) {
+      const std::vector<std::byte> mine(bytes, static_cast<std::byte>(group->rank() + 1));
+      const std::vector<std::byte> all = exchanges->all_gather(mine);
+      must(all.size() == 3 * bytes, "another size");
+      for (std::size_t i = 0; i < all.size(); ++i) {
+        must(all[i] == static_cast<std::byte>(i / bytes + 1), "other bytes");
+      }
+    }
+    thrown<RankMismatch>([&] { exchanges->all_gather(std::vector<std::byte>(group->rank() == 1 ? 8 : 16)); });
+  });
+}
+
+/// One rank alone has seen an error: it leaves and makes the next buffer, while the others are in the collective end.
+TEST_P(BufferExchangesTest, ARankThatLeftIsNotWaitedForAndGetsItsNextBuffer) {
+  on_ranks(3, [](const std::shared_ptr<Bootstrap>& group) {
+    for (int round = 0; round < 6; ++round) {
+      BufferExchanges buffer(group);
+      meet_others(buffer);
+      meet_others(buffer);
+      if (group->rank() == round % 3) continue;
+      buffer.begin(Purpose::destroying);
+      const std::string text = thrown<PeerLeft>([&] { buffer.barrier(); });
+      must(text.find("rank " + std::to_string(round % 3) + " has left buffer") == 0, text);
+      must(text.find("destroying buffer") != std::string::npos, text);
+    }
+    BufferExchanges last(group);
+    meet_others(last);
+  });
+}
+
+/// A constructor that failed on one rank between two exchanges.
+TEST_P(BufferExchangesTest, ARankThatLeftWhileABufferWasMade) {
+  on_ranks(2, [](const std::shared_ptr<Bootstrap>& group) {
+    {
+      BufferExchanges half_made(group);
+      meet_others(half_made);
+      if (group->rank() == 1) thrown<PeerLeft>([&] { meet_others(half_made); });
+    }
+    BufferExchanges buffer(group);
+    meet_others(buffer);
+  });
+}
+
+TEST_P(BufferExchangesTest, DifferentThingsAreNamedOnAllRanks) {
+  on_ranks(2, [](const std::shared_ptr<Bootstrap>& group) {
+    BufferExchanges first(group);
+    meet_others(first);
+    BufferExchanges second(group);
+    meet_others(second);
+    BufferExchanges& mine = group->rank() == 0 ? first : second;
+    mine.begin(group->rank() == 0 ? Purpose::destroying : Purpose::resuming);
+    const std::string text = thrown<RankMismatch>([&] { meet_others(mine); });
+    must(text.find("rank 0 is destroying buffer 1 (exchange 0)") != std::string::npos, text);
+    must(text.find("rank 1 is resuming low-latency calls of buffer 2 (exchange 0)") != std::string::npos, text);
+    // It concerned that exchange alone.
+    second.begin(Purpose::destroying);
+    meet_others(second);
+  });
+}
+
+TEST_P(BufferExchangesTest, WhatTheProgramExchangesItselfIsNotTakenForAnExchange) {
+  on_ranks(2, [](const std::shared_ptr<Bootstrap>& group) {
+    BufferExchanges buffer(group);
+    if (group->rank() == 0) {
+      group->all_gather(std::vector<std::byte>(1024));
+      return;
+    }
+    const std::string text = thrown<RankMismatch>([&] { meet_others(buffer); });
+    must(text.find("rank 1 got from rank 0 what is no exchange of a buffer") != std::string::npos, text);
+  });
+}
+
+TEST_P(BufferExchangesTest, WhatConcernsNoBufferMeetsNoneEither) {
+  on_ranks(2, [](const std::shared_ptr<Bootstrap>& group) {
+    BufferExchanges buffer(group);
+    meet_others(buffer);
+    ExchangesBesideBuffers statistics(*group, Purpose::statistics);
+    meet_others(statistics);
+    if (group->rank() == 0) buffer.leave();
+    if (group->rank() == 1) {
+      buffer.begin(Purpose::destroying);
+      thrown<PeerLeft>([&] { meet_others(buffer); });
+    }
+    meet_others(statistics);
+  });
+}
+
+TEST(BufferExchanges, RanksThatHaveNotCountedAlikeAgreeOnANumber) {
+  const auto below = make_thread_bootstraps(2, long_patience());
+  expect_nothing_thrown(run_threads(2, [&](int rank) {
+    bool interrupted = rank == 0;
+    const auto group = make_callback_bootstrap(rank, 2, [&](auto mine, auto all) {
+      if (std::exchange(interrupted, false)) throw std::runtime_error("Ctrl-C");
+      const std::vector<std::byte> gathered = below[static_cast<std::size_t>(rank)]->all_gather(mine);
+      std::copy(gathered.begin(), gathered.end(), all.begin());
+    });
+    if (rank == 0) {
+      BufferExchanges given_up(group);
+      thrown<std::runtime_error>([&] { meet_others(given_up); });
+    }
+    for (int round = 0; round < 3; ++round) {
+      BufferExchanges buffer(group);
+      meet_others(buffer);
+      BufferExchanges beside(group);
+      meet_others(beside);
+      buffer.begin(Purpose::destroying);
+      meet_others(buffer);
+    }
+  }));
+}
+
+}  // namespace
+}  // namespace deep_ep::test

@@ -2,6 +2,7 @@
 
 import importlib
 import inspect
+import json
 import math
 import os
 import types
@@ -36,7 +37,7 @@ SIGNATURES = {
     "envs.get_global_seed": "",
     "envs.get_physical_domain_size": "group",
     "envs.get_logical_domain_size": "group, allow_hybrid_mode=True",
-    "envs.check_nvlink_connections": "group",
+    "envs.check_nvlink_connections": "group, all_gather=None",
     "envs.check_torch_deterministic": "",
     "envs.get_nvlink_gbs": "factor=0.9",
     "envs.get_rdma_gbs": "nic_name='mlx5_0'",
@@ -271,23 +272,22 @@ def test_nvlink_by_pci_address(monkeypatch):
     group = types.SimpleNamespace(size=lambda: 2, rank=lambda: 0)
     other = {"host": "here", "address": "0000:02:00.0"}
 
-    def gathered(mine, group):
-        if isinstance(mine, tuple):
-            return [("here", "0000:01:00.0"), (other["host"], other["address"])]
+    def gathered(mine):
+        if isinstance(json.loads(mine), list):
+            return [json.dumps(place).encode() for place in (["here", "0000:01:00.0"], [other["host"], other["address"]])]
         return [mine, mine]
 
-    monkeypatch.setattr(nvlink, "_all_gather", gathered)
     monkeypatch.setattr(nvlink, "Nvml", lambda: nvml)
-    envs.check_nvlink_connections(group)
+    envs.check_nvlink_connections(group, gathered)
     other["address"] = "0000:03:00.0"
     with pytest.raises(AssertionError, match="GPUs 0000:01:00.0 and 0000:03:00.0 have no NVLink"):
-        envs.check_nvlink_connections(group)
+        envs.check_nvlink_connections(group, gathered)
     other["host"] = "there"
-    envs.check_nvlink_connections(group)
+    envs.check_nvlink_connections(group, gathered)
     other["host"] = "here"
     monkeypatch.setattr(nvml, "_library", object())  # one without these functions
     with pytest.warns(UserWarning, match="nobody says whether GPUs 0000:01:00.0 and 0000:03:00.0"):
-        envs.check_nvlink_connections(group)
+        envs.check_nvlink_connections(group, gathered)
     with pytest.raises(AssertionError, match="group has 3 ranks with PCIe GPUs"):
         envs.check_nvlink_connections(types.SimpleNamespace(size=lambda: 3))
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import socket
 import warnings
-from typing import Any, List
+from typing import Any, Callable, List, Optional, Sequence
 
 import torch
 import torch.distributed as dist
@@ -45,9 +46,10 @@ class Nvml:
             raise OSError(f"{name} returned {error}")
 
 
-def check_nvlink_connections(group: Any) -> None:
-    """Refuses PCIe GPUs that are not joined by NVLink bridges in pairs. Collective over ``group`` for such GPUs only, and
-    all ranks come to the same answer. Where the driver's library does not tell, the first rank warns."""
+def check_nvlink_connections(group: Any, all_gather: Optional[Callable[[bytes], Sequence[bytes]]] = None) -> None:
+    """Refuses PCIe GPUs that are not joined by NVLink bridges in pairs. Collective over ``group`` for such GPUs only, by
+    ``all_gather`` if that is given, and all ranks come to the same answer. Where the driver's library does not tell, the
+    first rank warns."""
     if not torch.cuda.is_available() or "PCIE" not in torch.cuda.get_device_name(torch.cuda.current_device()).upper():
         return
     size = group.size()
@@ -55,11 +57,11 @@ def check_nvlink_connections(group: Any) -> None:
         raise WrongUse(f"group has {size} ranks with PCIe GPUs, allowed: at most 2, as NVLink bridges join pairs")
     if size < 2:
         return
-    places = _all_gather((socket.gethostname(), _native.gpu_address(torch.cuda.current_device())), group)
+    places = _all_gather([socket.gethostname(), _native.gpu_address(torch.cuda.current_device())], group, all_gather)
     (host, first), (other_host, second) = places
     if host != other_host:
         return  # not one machine: ranks reach each other by RDMA
-    answers = _all_gather(_answer(first, second), group)
+    answers = _all_gather(_answer(first, second), group, all_gather)
     unknown = [answer for answer in answers if isinstance(answer, str)]
     if unknown:
         if group.rank() == 0:
@@ -76,7 +78,9 @@ def _answer(first: str, second: str) -> Any:
         return str(error)
 
 
-def _all_gather(mine: Any, group: Any) -> List[Any]:
+def _all_gather(mine: Any, group: Any, all_gather: Optional[Callable[[bytes], Sequence[bytes]]]) -> List[Any]:
+    if all_gather is not None:
+        return [json.loads(theirs) for theirs in all_gather(json.dumps(mine).encode())]
     everybody: List[Any] = [None] * group.size()
     dist.all_gather_object(everybody, mine, group)
     return everybody

@@ -2,6 +2,7 @@
 
 import importlib
 import inspect
+import json
 import math
 import os
 import types
@@ -271,25 +272,22 @@ def test_nvlink_by_pci_address(monkeypatch):
     group = types.SimpleNamespace(size=lambda: 2, rank=lambda: 0)
     other = {"host": "here", "address": "0000:02:00.0"}
 
-    def gather(mine):
-        """What two ranks say, the other one as this one does."""
-        host, _, address = mine.partition(b" ")
-        if b"0000:01" not in address:
-            return [mine, mine]
-        return [b"here 0000:01:00.0", f"{other['host']} {other['address']}".encode()]
+    def gathered(mine):
+        if isinstance(json.loads(mine), list):
+            return [json.dumps(place).encode() for place in (["here", "0000:01:00.0"], [other["host"], other["address"]])]
+        return [mine, mine]
 
     monkeypatch.setattr(nvlink, "Nvml", lambda: nvml)
-    monkeypatch.setattr(nvlink._native, "gpu_address", lambda device: "0000:01:00.0")
-    envs.check_nvlink_connections(group, gather)
+    envs.check_nvlink_connections(group, gathered)
     other["address"] = "0000:03:00.0"
     with pytest.raises(AssertionError, match="GPUs 0000:01:00.0 and 0000:03:00.0 have no NVLink"):
-        envs.check_nvlink_connections(group, gather)
+        envs.check_nvlink_connections(group, gathered)
     other["host"] = "there"
-    envs.check_nvlink_connections(group, gather)
+    envs.check_nvlink_connections(group, gathered)
     other["host"] = "here"
     monkeypatch.setattr(nvml, "_library", object())  # one without these functions
     with pytest.warns(UserWarning, match="nobody says whether GPUs 0000:01:00.0 and 0000:03:00.0"):
-        envs.check_nvlink_connections(group, gather)
+        envs.check_nvlink_connections(group, gathered)
     with pytest.raises(AssertionError, match="group has 3 ranks with PCIe GPUs"):
         envs.check_nvlink_connections(types.SimpleNamespace(size=lambda: 3))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import socket
 import warnings
 from typing import Any, Callable, List, Optional, Sequence
@@ -56,30 +57,30 @@ def check_nvlink_connections(group: Any, all_gather: Optional[Callable[[bytes], 
         raise WrongUse(f"group has {size} ranks with PCIe GPUs, allowed: at most 2, as NVLink bridges join pairs")
     if size < 2:
         return
-    place = f"{socket.gethostname()} {_native.gpu_address(torch.cuda.current_device())}"
-    (host, first), (other_host, second) = (theirs.split() for theirs in _all_texts(place, group, all_gather))
+    places = _all_gather([socket.gethostname(), _native.gpu_address(torch.cuda.current_device())], group, all_gather)
+    (host, first), (other_host, second) = places
     if host != other_host:
         return  # not one machine: ranks reach each other by RDMA
-    answers = _all_texts(_answer(first, second), group, all_gather)
-    unknown = [answer for answer in answers if answer not in ("joined", "apart")]
+    answers = _all_gather(_answer(first, second), group, all_gather)
+    unknown = [answer for answer in answers if isinstance(answer, str)]
     if unknown:
         if group.rank() == 0:
             warnings.warn(f"deep_ep: nobody says whether GPUs {first} and {second} are joined by NVLink: {unknown[0]}", stacklevel=2)
-    elif "apart" in answers:
+    elif not all(answers):
         raise WrongUse(f"GPUs {first} and {second} have no NVLink between them, allowed: PCIe GPUs with an NVLink bridge")
 
 
-def _answer(first: str, second: str) -> str:
-    """`joined`, `apart`, "apart", or why that is not known."""
+def _answer(first: str, second: str) -> Any:
+    """Whether there is NVLink, or why that is not known."""
     try:
-        return "joined" if Nvml().joined_by_nvlink(first, second) else "apart"
+        return Nvml().joined_by_nvlink(first, second)
     except (OSError, AttributeError) as error:
         return str(error)
 
 
-def _all_texts(mine: str, group: Any, all_gather: Optional[Callable[[bytes], Sequence[bytes]]]) -> List[str]:
+def _all_gather(mine: Any, group: Any, all_gather: Optional[Callable[[bytes], Sequence[bytes]]]) -> List[Any]:
     if all_gather is not None:
-        return [theirs.decode() for theirs in all_gather(mine.encode())]
+        return [json.loads(theirs) for theirs in all_gather(json.dumps(mine).encode())]
     everybody: List[Any] = [None] * group.size()
     dist.all_gather_object(everybody, mine, group)
     return everybody

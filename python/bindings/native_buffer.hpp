@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 
@@ -114,6 +115,8 @@ class NativeBuffer : public std::enable_shared_from_this<NativeBuffer> {
   void settle_on_cpu();
   /// None without `receive`. It keeps `given`, the arguments of the call, until it has run.
   py::object hook_object(std::function<void()> receive, const py::args& given);
+  /// The combine buffer that the program has for this handle, or would get.
+  TensorView lent_for(const py::tuple& handle, const LowLatencyHandle& dispatched);
   /// A tensor of memory that ends with the buffer.
   static py::object lend(const TensorView& view);
 
@@ -121,6 +124,7 @@ class NativeBuffer : public std::enable_shared_from_this<NativeBuffer> {
   std::shared_ptr<Executor> executor_;
   std::unique_ptr<Buffer> buffer_;
   LowLatencyHandles handles_;
+  std::set<const void*> combine_buffers_;  ///< that were lent to the program
 };
 
 template <class Work>

@@ -87,9 +87,10 @@ py::tuple NativeBuffer::low_latency_combine(LowLatencyCombineCall& call) {
     if (call.arguments.use_logfmt) {
       throw InvalidArgument("zero_copy and use_logfmt are both true, allowed: at most one of them");
     }
-    const TensorView rows = buffer.low_latency_combine_buffer(dispatched);
+    const TensorView rows = lent_for(call.handle, dispatched);
     check_zero_copy(call.arguments.x, rows);
-    call.arguments.x = rows;
+    // A combine buffer that came has the rows, even if a larger one has taken its place since.
+    if (!combine_buffers_.contains(call.arguments.x.data)) call.arguments.x = rows;
   }
   call.arguments.handle = &dispatched;
   if (call.out) call.arguments.out = call.out->view;
@@ -102,7 +103,15 @@ py::tuple NativeBuffer::low_latency_combine(LowLatencyCombineCall& call) {
 }
 
 py::object NativeBuffer::low_latency_combine_buffer(const py::tuple& handle) {
-  return lend(alive().low_latency_combine_buffer(handles_.find(handle)));
+  const TensorView rows = alive().low_latency_combine_buffer(handles_.find(handle));
+  combine_buffers_.insert(rows.data);
+  handles_.remember_combine_buffer(handle, rows);
+  return lend(rows);
+}
+
+TensorView NativeBuffer::lent_for(const py::tuple& handle, const LowLatencyHandle& dispatched) {
+  const std::optional<TensorView> lent = handles_.combine_buffer(handle);
+  return lent && lent->size(2) == dispatched.hidden ? *lent : alive().low_latency_combine_buffer(dispatched);
 }
 
 py::object NativeBuffer::low_latency_memory() const { return lend(alive().low_latency_memory()); }

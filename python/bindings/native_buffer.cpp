@@ -88,7 +88,8 @@ py::tuple hand_out_handle(const DispatchHandle& handle, py::handle is_token_in_r
 }  // namespace
 
 NativeBuffer::NativeBuffer(const BufferSetup& setup)
-    : device_(setup.device < 0 ? Device{} : Device{Device::Kind::cuda, setup.device}) {
+    : device_(setup.device < 0 ? Device{} : Device{Device::Kind::cuda, setup.device}),
+      leftovers_(setup.device < 0 ? std::make_shared<Leftovers>() : nullptr) {
   AllGatherFunction all_gather = wrap_all_gather(setup.all_gather);
   BufferOptions options = setup.options;
   options.reject_unknown_experts = false;
@@ -237,13 +238,18 @@ void NativeBuffer::destroy() {
   Buffer& buffer = alive();
   const py::gil_scoped_release released;
   buffer.destroy();
-  buffer_.reset();
+  end();
 }
 
 void NativeBuffer::drop() {
   if (!buffer_) return;
   const py::gil_scoped_release released;
+  end();
+}
+
+void NativeBuffer::end() {
   buffer_.reset();
+  if (leftovers_ != nullptr) leftovers_->clear();
 }
 
 }  // namespace deep_ep::bindings

@@ -1,4 +1,5 @@
 // low_latency_combine, and the memory that experts may write its input to.
+#include <tuple>
 #include <utility>
 
 #include "csrc/buffer/low_latency/launch.hpp"
@@ -30,7 +31,7 @@ LowLatencyCombineResult LowLatency::combine(const LowLatencyCombineArguments& ar
   plan.params.combined_x = result.combined_x.as<std::byte>();
   if (setup_.measured) waits_->measure(plan);
   result.event = launch(LowLatencyKind::combine, plan, scope, call.stream,
-                        std::array{result.combined_x, arguments.handle->row_table}, result.hook);
+                        std::tuple(result.combined_x, arguments.handle->row_table, arguments.owner), result.hook);
   return result;
 }
 

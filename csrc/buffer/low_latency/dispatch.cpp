@@ -1,4 +1,6 @@
 // low_latency_dispatch: room for what comes, launch.
+#include <tuple>
+
 #include "csrc/buffer/checks.hpp"
 #include "csrc/buffer/low_latency/launch.hpp"
 #include "csrc/buffer/low_latency/low_latency.hpp"
@@ -62,8 +64,8 @@ LowLatencyDispatchResult LowLatency::dispatch(const LowLatencyDispatchArguments&
   scope.hand_out(rows[0]);
   scope.hand_out(others[0]);
 
-  result.event =
-      launch(LowLatencyKind::dispatch, plan, scope, call.stream, std::array{rows[0], others[0]}, result.hook);
+  result.event = launch(LowLatencyKind::dispatch, plan, scope, call.stream,
+                        std::tuple(rows[0], others[0], arguments.owner), result.hook);
   if (too_many_tokens(arguments)) {
     if (result.hook) result.hook();
     check_range("number of tokens (rows of x)", arguments.x.size(0), 0, arguments.max_tokens);

@@ -52,8 +52,8 @@ py::tuple LowLatencyHandles::hand_out(const LowLatencyHandle& handle) {
     tidy_at_ = std::max<std::size_t>(64, 2 * by_address_.size());
   }
   const Framework& framework = Framework::instance();
-  return py::make_tuple(framework.hand_out_kept(Tensor(handle.src_info.view(), keeper)),
-                        framework.hand_out_kept(handle.layout_range), handle.max_tokens, handle.hidden,
+  return py::make_tuple(framework.hand_out(Tensor(handle.src_info.view(), keeper)),
+                        framework.hand_out(handle.layout_range), handle.max_tokens, handle.hidden,
                         handle.num_experts);
 }
 

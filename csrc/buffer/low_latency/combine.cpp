@@ -24,8 +24,8 @@ LowLatencyCombineResult LowLatency::combine(const LowLatencyCombineArguments& ar
   if (arguments.out) {
     result.combined_x = Tensor::borrow(*arguments.out);
   } else {
-    result.combined_x =
-        scope.pool_tensor(unplaced(setup_.device, DType::bfloat16, {plan.params.num_tokens, plan.params.hidden}));
+    const TensorView wanted = unplaced(setup_.device, DType::bfloat16, {plan.params.num_tokens, plan.params.hidden});
+    result.combined_x = scope.result_tensors({&wanted, 1}).front();
     scope.hand_out(result.combined_x);
   }
   plan.params.combined_x = result.combined_x.as<std::byte>();

@@ -14,6 +14,7 @@ from .._native import EventHandle
 from ..arguments import event_of, integer
 from ..errors import InvalidArgument
 from ..peers import Peers, device_index, is_group, let_go, native_buffer
+from ..results import check_kind
 from ..utils.event import EventOverlap
 from ..utils.nvlink import check_nvlink_connections
 from . import model
@@ -69,6 +70,8 @@ class ElasticBuffer(Sizes, Journeys, OptionalCalls):
         num_cpu_timeout_secs: int = 300,
         num_gpu_timeout_secs: int = 100,
         explicitly_destroy: bool = False,
+        *,
+        results: str = "auto",
     ) -> None:
         """Collective: every rank of the group calls it, with equal arguments and with its CUDA device current.
 
@@ -81,6 +84,7 @@ class ElasticBuffer(Sizes, Journeys, OptionalCalls):
                 there; ``False``: all rows travel, and there is one rounding.
             num_gpu_timeout_secs: for how long this buffer's calls wait for a rank; 100 leaves it to DEEP_EP_TIMEOUT_S.
             explicitly_destroy: memory is freed by ``destroy``, which is collective.
+            results: as for ``Buffer``. Rows of the expanded layout are in PyTorch's ordinary memory in any case.
             deterministic, sl_idx, num_cpu_timeout_secs: accepted; order is always fixed, the traffic class is set by
                 DEEP_EP_TRAFFIC_CLASS, and the host's wait ends with the kernels'.
         """
@@ -122,12 +126,17 @@ class ElasticBuffer(Sizes, Journeys, OptionalCalls):
         )
         timeout = integer("num_gpu_timeout_secs", num_gpu_timeout_secs, 1)
         integer("num_cpu_timeout_secs", num_cpu_timeout_secs, 1)
+        results = check_kind(results)
         memory = max(num_bytes - num_cpu_bytes, _SMALLEST_HEAP)
         if peers.num_nodes(device) > 1:  # between nodes combine copies rows into it
             memory *= 2
         self.runtime: Optional[_native.Buffer]
         self.runtime, self._comm_stream = native_buffer(
-            peers, device, memory, timeout_s=-1.0 if timeout == _DEFAULT_GPU_TIMEOUT else float(timeout)
+            peers,
+            device,
+            memory,
+            timeout_s=-1.0 if timeout == _DEFAULT_GPU_TIMEOUT else float(timeout),
+            results=results,
         )
         self._device = torch.device("cuda", device) if device >= 0 else torch.device("cpu")
         # What a barrier sends: counts that are all 0, and no rows.
@@ -187,7 +196,7 @@ class ElasticBuffer(Sizes, Journeys, OptionalCalls):
             # Counts of all ranks are exchanged, even where all are 0.
             nothing, nowhere, rows = self._nothing_to_send
             sent = runtime.dispatch(
-                rows, None, nothing, nowhere, nothing, None, None, 1, 1, 0, None, stream.switched
+                rows, None, nothing, nowhere, nothing, None, None, 1, 1, 0, None, stream.switched, True
             )
             stream.part(sent[-1])
         event = stream.finish((), ())

@@ -118,7 +118,9 @@ def test_results_are_pytorchs(kind):
     for each in list(results_of_every_call(buffer)):
         storage = each.untyped_storage()
         assert storage.resizable() and not of_buffer(buffer, each)
-        wanted = pickle.loads(pickle.dumps(each)) if each.is_contiguous() else None
+        wanted = each.clone() if each.is_contiguous() else None
+        if wanted is not None and each.dtype == torch.bfloat16:  # plain pickle has no 8-bit floating point
+            wanted = pickle.loads(pickle.dumps(each))
         storage.resize_(storage.nbytes() + 64)
         if wanted is not None:  # some rows are undefined, and so may be no numbers
             assert torch.equal(each.view(torch.uint8), wanted.view(torch.uint8))

@@ -8,7 +8,6 @@
 #include <string>
 #include <utility>
 
-#include "csrc/support/logging.hpp"
 #include "deep_ep/error.hpp"
 #include "deep_ep/executor.hpp"
 #include "python/bindings/result_tensors.hpp"
@@ -254,8 +253,8 @@ Framework::WithoutModes::~WithoutModes() {
   if (!guard_) return;
   try {
     guard_.attr("__exit__")(py::none(), py::none(), py::none());
-  } catch (const py::error_already_set& error) {
-    log::debug("a guard of PyTorch did not end: {}", error.what());
+  } catch (py::error_already_set& error) {
+    error.discard_as_unraisable("the end of torch._C.DisableTorchFunction");
   }
 }
 

@@ -4,6 +4,7 @@
 #include <exception>
 #include <utility>
 
+#include "csrc/memory/arena_pieces.hpp"
 #include "csrc/memory/storage.hpp"
 #include "csrc/support/logging.hpp"
 #include "kernels/common/limits.hpp"
@@ -35,13 +36,17 @@ std::vector<Tensor> lay_out(std::span<const TensorView> views, const std::shared
 }  // namespace
 
 CallContext::CallContext(std::shared_ptr<Executor> executor, StreamHandle comm_stream, std::shared_ptr<Arena> arena,
-                         std::shared_ptr<ResultAllocator> allocator)
+                         ForResults results)
     : executor_(std::move(executor)),
       comm_stream_(comm_stream),
       arena_(std::move(arena)),
       home_(std::make_shared<HomeStream>(executor_, comm_stream_)),
       cache_(std::make_shared<MemoryCache>(home_)) {
-  if (allocator != nullptr) program_memory_ = std::make_shared<ProgramMemory>(executor_, std::move(allocator));
+  if (results.allocator != nullptr) {
+    program_memory_ = std::make_shared<ProgramMemory>(executor_, std::move(results.allocator));
+  }
+  result_tensors_ = std::move(results.tensors);
+  if (result_tensors_ != nullptr) heap_pieces_ = std::make_shared<ArenaPieces>(arena_);
 }
 
 void CallContext::settle() const {
@@ -57,6 +62,7 @@ std::size_t CallContext::trim() const {
 
 CallScope::CallScope(const CallContext& context, const CallOptions& call)
     : context_(context),
+      framework_(call.library_memory ? nullptr : context.result_tensors_.get()),
       caller_stream_(call.stream),
       stream_(call.stream),
       async_finish_(call.async_finish),
@@ -88,12 +94,6 @@ std::optional<std::vector<Tensor>> CallScope::try_heap_tensors(std::span<const T
   return lay_out(wanted, std::move(storage));
 }
 
-void CallScope::take_back(std::vector<Tensor> unused) const {
-  for (const Tensor& tensor : unused) {
-    if (auto* ours = dynamic_cast<StreamStorage*>(tensor.storage().get())) ours->never_used();
-  }
-}
-
 std::vector<Tensor> CallScope::pool_tensors(std::span<const TensorView> wanted) const {
   if (context_.program_memory_ != nullptr && after_caller_) {
     return lay_out(wanted, std::make_shared<ProgramStorage>(context_.program_memory_, bytes_together(wanted),
@@ -102,8 +102,81 @@ std::vector<Tensor> CallScope::pool_tensors(std::span<const TensorView> wanted) 
   return lay_out(wanted, std::make_shared<PoolStorage>(context_.cache_, bytes_together(wanted), recording_));
 }
 
+/// Memory is made for the stream that the call comes after.
+ResultTensors::Order CallScope::result_order() const {
+  if (!after_caller_) {
+    if (caller_stream_ == stream_) return {.stream = stream_};
+    return {.stream = stream_, .other = caller_stream_};
+  }
+  // Without async_finish the caller's stream waits for the call.
+  if (stream_ == caller_stream_ || !async_finish_) return {.stream = caller_stream_};
+  return {.stream = caller_stream_, .other = stream_};
+}
+
+void CallScope::come_after(const ResultTensors::Order& order) const {
+  if (order.stream == stream_) return;
+  Executor& executor = context_.executor();
+  executor.wait_event(stream_, executor.record_event(order.stream));
+}
+
+std::vector<Tensor> CallScope::result_tensors(std::span<const TensorView> wanted,
+                                              std::span<const TensorView> of_handle) const {
+  if (framework_ == nullptr) {
+    if (of_handle.empty()) return pool_tensors(wanted);
+    std::vector<TensorView> all(wanted.begin(), wanted.end());
+    all.insert(all.end(), of_handle.begin(), of_handle.end());
+    return pool_tensors(all);
+  }
+  const ResultTensors::Order order = result_order();
+  std::vector<Tensor> made = framework_->make(wanted, order);
+  come_after(order);
+  if (!of_handle.empty()) {
+    for (Tensor& tensor : pool_tensors(of_handle)) made.push_back(std::move(tensor));
+  }
+  return made;
+}
+
+std::optional<std::vector<std::vector<Tensor>>> CallScope::try_heap_results(Pieces wanted) const {
+  if (framework_ != nullptr) return try_framework_in_heap(wanted);
+  std::vector<std::vector<Tensor>> made(wanted.size());
+  for (std::size_t piece = 0; piece < wanted.size(); ++piece) {
+    if (wanted[piece].empty()) continue;
+    if (auto tensors = try_heap_tensors(wanted[piece])) {
+      made[piece] = *std::move(tensors);
+      continue;
+    }
+    // The call will not use them after all. Otherwise a graph that is being recorded would keep their memory.
+    for (const std::vector<Tensor>& unused : made) {
+      for (const Tensor& tensor : unused) {
+        if (auto* ours = dynamic_cast<StreamStorage*>(tensor.storage().get())) ours->never_used();
+      }
+    }
+    return std::nullopt;
+  }
+  return made;
+}
+
+std::optional<std::vector<std::vector<Tensor>>> CallScope::try_framework_in_heap(Pieces wanted) const {
+  // What a recorded call allocates is the graph's for good, and the pool of the heap is for all calls.
+  if (recording_) return std::nullopt;
+  std::vector<TensorView> all;
+  for (const std::vector<TensorView>& piece : wanted) all.insert(all.end(), piece.begin(), piece.end());
+  const ResultTensors::Order order = result_order();
+  std::vector<Tensor> tensors = framework_->make_in_heap(all, order, context_.heap_pieces_);
+  if (tensors.empty()) return std::nullopt;
+  const auto in_heap = [&](const Tensor& tensor) { return context_.heap_pieces_->contains(tensor.data()); };
+  if (!std::ranges::all_of(tensors, in_heap)) return std::nullopt;
+  come_after(order);
+  std::vector<std::vector<Tensor>> made(wanted.size());
+  auto next = tensors.begin();
+  for (std::size_t piece = 0; piece < wanted.size(); ++piece) {
+    for (std::size_t i = 0; i < wanted[piece].size(); ++i) made[piece].push_back(std::move(*next++));
+  }
+  return made;
+}
+
 void CallScope::hand_out(const Tensor& tensor) const {
-  // All our tensors have such a storage; a caller may have put together a handle with others.
+  // Those of a framework need nothing; a caller may have put together a handle with others.
   if (auto* ours = dynamic_cast<StreamStorage*>(tensor.storage().get())) {
     ours->record_stream(caller_stream_, recording_);
   } else {

@@ -12,15 +12,21 @@
 #include "csrc/memory/memory_cache.hpp"
 #include "csrc/memory/program_memory.hpp"
 #include "deep_ep/buffer.hpp"
+#include "deep_ep/result_tensors.hpp"
 
 namespace deep_ep {
+
+/// What the program gives for results: see BufferOptions.
+struct ForResults {
+  std::shared_ptr<ResultAllocator> allocator = {};
+  std::shared_ptr<ResultTensors> tensors = {};
+};
 
 /// What all calls of a buffer share: their order, the communication stream, the memory for their results.
 class CallContext {
  public:
-  /// `allocator`: of results; nullptr: the executor's pool.
   CallContext(std::shared_ptr<Executor> executor, StreamHandle comm_stream, std::shared_ptr<Arena> arena,
-              std::shared_ptr<ResultAllocator> allocator = nullptr);
+              ForResults results = {});
 
   Executor& executor() const { return *executor_; }
   StreamHandle comm_stream() const { return comm_stream_; }
@@ -38,6 +44,8 @@ class CallContext {
   std::shared_ptr<HomeStream> home_;  ///< the calls, as their memory sees them
   std::shared_ptr<MemoryCache> cache_;
   std::shared_ptr<ProgramMemory> program_memory_;  ///< instead of the cache, if there is one
+  std::shared_ptr<ResultTensors> result_tensors_;  ///< instead of both, for results, if there is one
+  std::shared_ptr<HeapPieces> heap_pieces_;        ///< for result_tensors_
 };
 
 /// A call that is under way; a context has one at a time. It ends with `finish`, or, if an exception comes first, with
@@ -60,12 +68,17 @@ class CallScope {
   /// Tensors of these types and shapes in the heap, in one piece of memory that lives as long as any of them. Nothing
   /// if they do not fit.
   std::optional<std::vector<Tensor>> try_heap_tensors(std::span<const TensorView> wanted) const;
-  /// Takes tensors back that the call will not use after all. Otherwise a graph that is being recorded keeps their
-  /// memory.
-  void take_back(std::vector<Tensor> unused) const;
   /// The same in the executor's pool, or from the program's allocator. Throws OutOfMemory.
   std::vector<Tensor> pool_tensors(std::span<const TensorView> wanted) const;
   Tensor pool_tensor(const TensorView& wanted) const { return pool_tensors({&wanted, 1}).front(); }
+
+  /// Tensors that the call returns: each is one of the program's framework, or they are pool_tensors; and those of its
+  /// handle behind them, which are pool_tensors.
+  std::vector<Tensor> result_tensors(std::span<const TensorView> wanted,
+                                     std::span<const TensorView> of_handle = {}) const;
+  /// Results that peers write if all of them fit the heap, piece by piece; nothing if they do not.
+  using Pieces = std::span<const std::vector<TensorView>>;
+  std::optional<std::vector<std::vector<Tensor>>> try_heap_results(Pieces wanted) const;
 
   /// The caller's stream will use the tensor, too: its memory is not reused before that work ends. One of several
   /// tensors that share their memory is enough.
@@ -77,7 +90,13 @@ class CallScope {
   void abandon() noexcept;
 
  private:
+  ResultTensors::Order result_order() const;
+  /// The call's stream comes behind what a framework has enqueued for the memory of its tensors.
+  void come_after(const ResultTensors::Order& order) const;
+  std::optional<std::vector<std::vector<Tensor>>> try_framework_in_heap(Pieces wanted) const;
+
   const CallContext& context_;
+  ResultTensors* framework_;  ///< that makes results; nullptr: the library
   StreamHandle caller_stream_;
   StreamHandle stream_;
   bool async_finish_;

@@ -62,7 +62,7 @@ DispatchLayout DispatchLayouts::count(const ConstTensorView& topk_idx, int num_e
                              unplaced(device, DType::int32, {num_experts}),
                              unplaced(device, DType::int32, {params.num_nodes}),
                              unplaced(device, DType::boolean, {params.num_tokens, params.num_ranks})};
-  const std::vector<Tensor> made = scope.pool_tensors(wanted);
+  const std::vector<Tensor> made = scope.result_tensors(wanted);
   params.num_tokens_per_rank = made[0].as<std::int32_t>();
   params.num_tokens_per_expert = made[1].as<std::int32_t>();
   params.num_tokens_per_node = made[2].as<std::int32_t>();

@@ -34,24 +34,17 @@ DispatchOutputs make_outputs(const ConstTensorView& x, const std::optional<Const
     }
   }
 
-  std::array<std::vector<Tensor>, kPieces> made;
-  for (std::size_t piece = 0; piece < kPieces && outputs.in_heap; ++piece) {
-    if (wanted[piece].empty()) continue;
-    if (auto tensors = scope.try_heap_tensors(wanted[piece])) {
-      made[piece] = *std::move(tensors);
-    } else {
-      outputs.in_heap = false;
+  auto made = scope.try_heap_results(wanted);
+  outputs.in_heap = made.has_value();
+  if (!made) {
+    made.emplace(kPieces);
+    for (std::size_t piece = 0; piece < kPieces; ++piece) {
+      if (!wanted[piece].empty()) (*made)[piece] = scope.result_tensors(wanted[piece]);
     }
   }
-  if (!outputs.in_heap) {
-    for (std::vector<Tensor>& piece : made) scope.take_back(std::move(piece));
-  }
-  for (std::size_t piece = 0; piece < kPieces && !outputs.in_heap; ++piece) {
-    if (!wanted[piece].empty()) made[piece] = scope.pool_tensors(wanted[piece]);
-  }
-  outputs.x = made[kRows].front();
-  if (!made[kKept].empty()) outputs.src_idx = made[kKept].front();
-  for (std::size_t i = 0; i < others.size(); ++i) *others[i] = made[kOthers][i];
+  outputs.x = (*made)[kRows].front();
+  if (!(*made)[kKept].empty()) outputs.src_idx = (*made)[kKept].front();
+  for (std::size_t i = 0; i < others.size(); ++i) *others[i] = (*made)[kOthers][i];
   return outputs;
 }
 
@@ -106,7 +99,8 @@ void check_recording(const CallScope& scope, const DispatchArguments& arguments)
 
 CombineResult make_sums(const CombineArguments& arguments, std::int64_t tokens, const CallScope& scope) {
   const auto make = [&](DType dtype, std::int64_t width) {
-    const Tensor tensor = scope.pool_tensor(unplaced(arguments.x.device, dtype, {tokens, width}));
+    const TensorView wanted = unplaced(arguments.x.device, dtype, {tokens, width});
+    const Tensor tensor = scope.result_tensors({&wanted, 1}).front();
     scope.hand_out(tensor);
     return tensor;
   };

@@ -25,8 +25,8 @@ struct DispatchOutputs {
   void give_to(CachedDispatchResult& result, const CachedDispatchArguments& arguments) const;
 };
 
-/// In the heap, where that has room for all; else in the executor's pool. `fresh`: the arguments of a dispatch that is
-/// not cached.
+/// In the heap, where that has room for all; else outside, see CallScope::result_tensors. `fresh`: the arguments of a
+/// dispatch that is not cached.
 DispatchOutputs make_outputs(const ConstTensorView& x, const std::optional<ConstTensorView>& x_scales,
                              const DispatchArguments* fresh, std::int64_t rows, const CallScope& scope);
 

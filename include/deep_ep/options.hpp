@@ -8,6 +8,7 @@
 
 #include "deep_ep/executor.hpp"
 #include "deep_ep/result_allocator.hpp"
+#include "deep_ep/result_tensors.hpp"
 #include "deep_ep/tensor.hpp"
 
 namespace deep_ep {
@@ -65,8 +66,8 @@ struct InternodeOptions {
   int num_qps_per_rank = 0;
 };
 
-/// What a Buffer is made with. All fields but timeout_s, reject_unknown_experts, comm_stream, num_qps_per_rank and
-/// result_allocator must be equal on all ranks.
+/// What a Buffer is made with. All fields but timeout_s, reject_unknown_experts, comm_stream, num_qps_per_rank,
+/// result_allocator and result_tensors must be equal on all ranks.
 struct BufferOptions {
   /// Symmetric memory of each rank, equal on all ranks. Received tensors live in it; what does not fit is received
   /// through a bounded window instead (slower, same results); between nodes it is OutOfMemory. See
@@ -94,6 +95,11 @@ struct BufferOptions {
   /// own pool, which keeps what graphs were recorded with. Calls with a previous_event always use the pool: they do not
   /// come after the work of the caller's stream.
   std::shared_ptr<ResultAllocator> result_allocator = {};
+  /// Makes all tensors that calls return, but for those of handles and Buffer::allocate_tensor, as tensors of the
+  /// program's framework. Received rows lie in the heap if it can make them there; else they are received through the
+  /// window. Recorded calls always take the latter way: the memory is the graph's, which the framework knows. nullptr:
+  /// received tensors lie in the heap, the others where result_allocator says.
+  std::shared_ptr<ResultTensors> result_tensors = {};
   InternodeOptions internode = {};     ///< of the normal mode between nodes
   LowLatencyOptions low_latency = {};  ///< of low-latency calls, which need memory: LowLatencyOptions::bytes
 };
@@ -103,6 +109,8 @@ struct CallOptions {
   StreamHandle stream = nullptr;    ///< the caller's current stream
   EventHandle previous_event = {};  ///< the call comes after this, not after the work of `stream`
   bool async_finish = false;        ///< do not make `stream` wait for the call; the result carries an event
+  /// Results lie in the library's memory in spite of BufferOptions::result_tensors: for a caller that uses them itself.
+  bool library_memory = false;
 };
 
 }  // namespace deep_ep

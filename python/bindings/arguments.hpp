@@ -87,6 +87,7 @@ std::string python_type() {
   if constexpr (std::is_same_v<Plain, EventHandle>) return "Optional[EventHandle]";
   if constexpr (std::is_same_v<Plain, py::tuple>) return "Tuple[Any, ...]";
   if constexpr (std::is_same_v<Plain, std::shared_ptr<Bootstrap>>) return "Bootstrap";
+  if constexpr (std::is_same_v<Plain, py::object>) return "Any";
   if constexpr (requires { typename Plain::value_type; }) return "Optional[torch.Tensor]";
   return "torch.Tensor";
 }

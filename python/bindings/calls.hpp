@@ -15,6 +15,7 @@ struct BufferSetup {
   int device = -1;                 ///< a GPU's ordinal, -1 for the CPU
   std::uintptr_t comm_stream = 0;  ///< of the framework, lives as long as the process; 0 on the CPU
   double timeout_s = -1;           ///< below 0: DEEP_EP_TIMEOUT_S
+  py::object results;              ///< deep_ep.results.Results; None: results lie in the library's memory
   BufferOptions options;
 
   template <class With>
@@ -28,6 +29,7 @@ struct BufferSetup {
     with("allow_nvlink_for_low_latency", options.low_latency.allow_nvlink);
     with("timeout_s", timeout_s);
     with("num_qps_per_rank", options.internode.num_qps_per_rank);
+    with("results", results);
   }
 };
 
@@ -70,6 +72,7 @@ struct DispatchCall {
     with("num_sms", arguments.config.num_sms);
     with("previous_event", options.previous_event);
     with("async_finish", options.async_finish);
+    with("library_memory", options.library_memory);
   }
 };
 
@@ -88,6 +91,7 @@ struct CachedDispatchCall {
     with("num_sms", arguments.config.num_sms);
     with("previous_event", options.previous_event);
     with("async_finish", options.async_finish);
+    with("library_memory", options.library_memory);
   }
 };
 

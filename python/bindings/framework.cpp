@@ -10,6 +10,7 @@
 
 #include "deep_ep/error.hpp"
 #include "deep_ep/executor.hpp"
+#include "python/bindings/result_tensors.hpp"
 
 namespace deep_ep::bindings {
 namespace {
@@ -143,6 +144,14 @@ Framework::Framework() {
   if (py::hasattr(internals, "_cuda_getCurrentRawStream")) {
     raw_stream_ = kept(internals.attr("_cuda_getCurrentRawStream"));
   }
+  empty_ = kept(torch.attr("empty"));
+  empty_names_ = kept(py::make_tuple("dtype", "device"));
+  as_strided_ = kept(torch.attr("as_strided"));
+  device_ = kept(torch.attr("device"));
+  const char* const modes = "DisableTorchFunction";
+  if (py::hasattr(internals, modes)) without_modes_ = kept(internals.attr(modes));
+  const char* const no_memory = "OutOfMemoryError";
+  out_of_memory_ = kept(py::hasattr(torch, no_memory) ? torch.attr(no_memory) : torch.attr("cuda").attr(no_memory));
   const std::array<std::pair<const char*, dlpack::DataType>, 13> names = {{
       {"bool", {dlpack::kBool, 8, 1}},
       {"uint8", {dlpack::kUInt, 8, 1}},
@@ -257,18 +266,76 @@ dlpack::DataType Framework::dtype_of(py::handle object, const char* name) const 
   refuse_dtype(object, name);
 }
 
-py::object Framework::hand_out(const Tensor& tensor, const dlpack::DataType* as, Early early) const {
-  const dlpack::DataType dtype = as != nullptr ? *as : dlpack_type(tensor.view().dtype);
-  auto owner = std::make_unique<HandedOut>(tensor, exchange_ != nullptr ? exchange_->current_stream : nullptr, early);
-  HandedOut& handed_out = *owner;
-  HandedOutTable& table = HandedOutTable::instance();
+Framework::WithoutModes::WithoutModes(const Framework& framework) {
+  if (framework.without_modes_ == nullptr) return;
+  guard_ = py::handle(framework.without_modes_)();
+  guard_.attr("__enter__")();
+}
 
+Framework::WithoutModes::~WithoutModes() {
+  if (!guard_) return;
+  try {
+    guard_.attr("__exit__")(py::none(), py::none(), py::none());
+  } catch (py::error_already_set& error) {
+    error.discard_as_unraisable("the end of torch._C.DisableTorchFunction");
+  }
+}
+
+py::handle Framework::named(const dlpack::DataType& dtype) const {
+  for (const NamedType& type : types_) {
+    if (type.dtype == dtype) return type.object;
+  }
+  return {};
+}
+
+py::object Framework::dtype_object(DType dtype) const {
+  const py::handle object = named(dlpack_type(dtype));
+  if (!object) throw Error(fmt::format("this version of PyTorch has no type {}", name_of(dtype)));
+  return py::reinterpret_borrow<py::object>(object);
+}
+
+py::object Framework::empty(const py::tuple& shape, DType dtype, const deep_ep::Device& device) const {
+  const bool gpu = device.kind == deep_ep::Device::Kind::cuda;
+  const auto index = static_cast<std::size_t>(gpu ? device.index + 1 : 0);
+  if (devices_.size() <= index) devices_.resize(index + 1);
+  if (devices_[index] == nullptr) {
+    devices_[index] = kept(gpu ? py::handle(device_)("cuda", device.index) : py::handle(device_)("cpu"));
+  }
+  const py::object type = dtype_object(dtype);
+  const std::array<PyObject*, 3> arguments = {shape.ptr(), type.ptr(), devices_[index]};
+  PyObject* made = PyObject_Vectorcall(empty_, arguments.data(), 1, empty_names_);
+  if (made == nullptr) throw py::error_already_set();
+  return py::reinterpret_steal<py::object>(made);
+}
+
+py::object Framework::hand_out(const Tensor& tensor, const dlpack::DataType* as) const {
+  const TensorView& view = tensor.view();
+  const dlpack::DataType dtype = as != nullptr ? *as : dlpack_type(view.dtype);
+  const auto* result = dynamic_cast<const FrameworkStorage*>(tensor.storage().get());
+  if (result == nullptr) return shared(tensor, dtype);
+  py::object object = result->object();
+  if (!result->looks_like(view)) {
+    py::tuple shape(static_cast<std::size_t>(view.dims)), strides(static_cast<std::size_t>(view.dims));
+    for (int dim = 0; dim < view.dims; ++dim) {
+      shape[static_cast<std::size_t>(dim)] = view.size(dim);
+      strides[static_cast<std::size_t>(dim)] = view.stride(dim);
+    }
+    object = py::handle(as_strided_)(object, shape, strides);
+  }
+  // Types that the library does not know travel as types of their size.
+  if (dtype != dlpack_type(view.dtype)) object = object.attr("view")(named(dtype));
+  return object;
+}
+
+py::object Framework::shared(const Tensor& tensor, const dlpack::DataType& dtype) const {
+  auto owner = std::make_unique<HandedOut>(tensor, exchange_ != nullptr ? exchange_->current_stream : nullptr);
+  HandedOut& handed_out = *owner;
   if (exchange_ != nullptr) {
     handed_out.fill(handed_out.versioned.tensor, dtype);
     void* object = nullptr;
     // The framework takes it over only when this succeeds.
     if (exchange_->managed_to_object(&handed_out.versioned, &object) != 0) throw py::error_already_set();
-    table.add(*owner.release());
+    owner.release();  // NOLINT(bugprone-unused-return-value): its deleter ends it
     return py::reinterpret_steal<py::object>(static_cast<PyObject*>(object));
   }
 
@@ -278,12 +345,8 @@ py::object Framework::hand_out(const Tensor& tensor, const dlpack::DataType* as,
   const auto capsule = py::reinterpret_steal<py::object>(PyCapsule_New(&handed_out.plain, "dltensor", nullptr));
   if (!capsule) throw py::error_already_set();
   py::object object = py::reinterpret_borrow<py::object>(from_capsule_)(capsule);
-  table.add(*owner.release());
-  if (renamed) {
-    for (const NamedType& type : types_) {
-      if (type.dtype == dtype) return object.attr("view")(py::handle(type.object));
-    }
-  }
+  owner.release();  // NOLINT(bugprone-unused-return-value): its deleter ends it
+  if (const py::handle type = named(dtype); renamed && type) return object.attr("view")(type);
   return object;
 }
 

@@ -39,18 +39,35 @@ class Framework {
   /// their size.
   TensorArgument borrow(py::handle object, const char* name, Accept accept = Accept::library_types) const;
 
-  /// A framework tensor that shares the memory and gives it back when collected, or freed by the program. `dtype`: see
-  /// TensorArgument.
-  py::object hand_out(const Tensor& tensor, const dlpack::DataType* dtype = nullptr, Early early = Early::freed) const;
-  /// The same for what programs cannot free.
-  py::object hand_out_kept(const Tensor& tensor) const { return hand_out(tensor, nullptr, Early::kept); }
+  /// A tensor of the framework: the result itself, if it is one, or one that shares the memory and gives it back at its
+  /// end. `dtype`: see TensorArgument.
+  py::object hand_out(const Tensor& tensor, const dlpack::DataType* dtype = nullptr) const;
   /// The same, or None.
   py::object hand_out(const std::optional<Tensor>& tensor) const;
 
   /// The stream that the calling thread's work for this device goes to; nullptr on the CPU.
   StreamHandle current_stream(const Device& device) const;
 
-  /// The framework's caching allocator for results on GPUs; nullptr where it cannot be reached from C.
+  /// A new tensor of the framework, for the current stream.
+  py::object empty(const py::tuple& shape, DType dtype, const Device& device) const;
+  /// While it lives, this thread's calls of the framework do not go through modes of Python, as torch.set_default_device
+  /// sets one, which take longer than the calls.
+  class WithoutModes {
+   public:
+    explicit WithoutModes(const Framework& framework);
+    ~WithoutModes();
+    WithoutModes(const WithoutModes&) = delete;
+    WithoutModes& operator=(const WithoutModes&) = delete;
+
+   private:
+    py::object guard_;
+  };
+  /// The torch.dtype.
+  py::object dtype_object(DType dtype) const;
+  /// The class of what the framework raises where memory ends.
+  py::handle out_of_memory() const { return out_of_memory_; }
+
+  /// The framework's caching allocator for the tables of handles on GPUs; nullptr where it cannot be reached from C.
   std::shared_ptr<ResultAllocator> allocator() const;
 
   /// For tests: from now on work as with an older PyTorch. Returns whether the newer way was in use.
@@ -62,6 +79,8 @@ class Framework {
   dlpack::DataType dtype_of(py::handle object, const char* name) const;
   /// InvalidArgument for a tensor whose values are not what lies in its memory.
   void refuse_lazy(const TensorArgument& argument, const char* name) const;
+  py::handle named(const dlpack::DataType& dtype) const;
+  py::object shared(const Tensor& tensor, const dlpack::DataType& dtype) const;
 
   struct NamedType {
     PyObject* object;  // a torch.dtype
@@ -76,6 +95,13 @@ class Framework {
   PyObject* is_neg_;
   PyObject* is_conj_;
   PyObject* raw_stream_ = nullptr;
+  PyObject* empty_;
+  PyObject* empty_names_;
+  PyObject* as_strided_;
+  PyObject* device_;
+  PyObject* out_of_memory_;
+  PyObject* without_modes_ = nullptr;
+  mutable std::vector<PyObject*> devices_;  ///< the CPU, then GPUs by their ordinals; nullptr: not asked for yet
   std::vector<NamedType> types_;
 };
 

@@ -38,6 +38,7 @@ class LowLatencyHandles::Keeper final : public Tensor::Storage {
     handle_.row_table.record_stream(stream);
   }
   const LowLatencyHandle& handle() const { return handle_; }
+  std::optional<TensorView> combine_buffer;
 
  private:
   LowLatencyHandle handle_;
@@ -51,9 +52,22 @@ py::tuple LowLatencyHandles::hand_out(const LowLatencyHandle& handle) {
     tidy_at_ = std::max<std::size_t>(64, 2 * by_address_.size());
   }
   const Framework& framework = Framework::instance();
-  return py::make_tuple(framework.hand_out_kept(Tensor(handle.src_info.view(), keeper)),
-                        framework.hand_out_kept(handle.layout_range), handle.max_tokens, handle.hidden,
+  return py::make_tuple(framework.hand_out(Tensor(handle.src_info.view(), keeper)),
+                        framework.hand_out(handle.layout_range), handle.max_tokens, handle.hidden,
                         handle.num_experts);
+}
+
+std::shared_ptr<LowLatencyHandles::Keeper> LowLatencyHandles::keeper(const py::tuple& handle) const {
+  const auto entry = by_address_.find(Framework::instance().borrow(handle[0], "handle[0]").view.data);
+  return entry == by_address_.end() ? nullptr : entry->second.lock();
+}
+
+void LowLatencyHandles::remember_combine_buffer(const py::tuple& handle, const TensorView& rows) {
+  keeper(handle)->combine_buffer = rows;
+}
+
+std::optional<TensorView> LowLatencyHandles::combine_buffer(const py::tuple& handle) const {
+  return keeper(handle)->combine_buffer;
 }
 
 LowLatencyHandle LowLatencyHandles::find(const py::tuple& handle) const {
@@ -63,16 +77,15 @@ LowLatencyHandle LowLatencyHandles::find(const py::tuple& handle) const {
                     "returned",
                     handle.size(), kLength));
   }
-  const TensorView src_info = Framework::instance().borrow(handle[0], "handle[0]").view;
-  const auto entry = by_address_.find(src_info.data);
-  const auto keeper = entry == by_address_.end() ? nullptr : entry->second.lock();
-  if (!keeper) {
+  const std::shared_ptr<Keeper> kept = keeper(handle);
+  if (!kept) {
+    const TensorView src_info = Framework::instance().borrow(handle[0], "handle[0]").view;
     throw InvalidArgument(
         fmt::format("handle[0] is {}, but not the tensor that this buffer's low_latency_dispatch "
                     "returned (a copy does not do: combine needs what lies behind it)",
                     src_info.describe()));
   }
-  LowLatencyHandle result = keeper->handle();
+  LowLatencyHandle result = kept->handle();
   require_same(2, number(handle, 2), result.max_tokens);
   result.hidden = number(handle, 3);
   require_same(4, number(handle, 4), result.num_experts);

@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <memory>
+#include <optional>
 #include <unordered_map>
 
 #include "deep_ep/buffer.hpp"
@@ -22,8 +23,13 @@ class LowLatencyHandles {
   /// tuple's.
   LowLatencyHandle find(const py::tuple& handle) const;
 
+  /// For a handle that `find` knows: the combine buffer that the program got for it last.
+  void remember_combine_buffer(const py::tuple& handle, const TensorView& rows);
+  std::optional<TensorView> combine_buffer(const py::tuple& handle) const;
+
  private:
   class Keeper;
+  std::shared_ptr<Keeper> keeper(const py::tuple& handle) const;
 
   std::unordered_map<const void*, std::weak_ptr<Keeper>> by_address_;
   std::size_t tidy_at_ = 64;  ///< at so many entries, those of dead handles are removed

@@ -4,22 +4,22 @@
 #include <pybind11/pybind11.h>
 
 #include <functional>
+#include <utility>
 
 namespace deep_ep::bindings {
 
 namespace py = pybind11;
 
-/// Enqueues the receive part when called; a second call does nothing. Keeps what that part needs, so that the program
-/// may let go of everything else.
+/// Enqueues the receive part when called; a second call does nothing. What that part needs the buffer keeps, also when
+/// the hook is dropped.
 class ReceiveHook {
  public:
-  /// `receive` is called with the GIL. `needed`: the buffer and tensors of the caller.
-  ReceiveHook(std::function<void()> receive, py::tuple needed);
+  /// `receive` is called with the GIL.
+  explicit ReceiveHook(std::function<void()> receive) : receive_(std::move(receive)) {}
   void call();
 
  private:
   std::function<void()> receive_;
-  py::tuple needed_;
 };
 
 }  // namespace deep_ep::bindings

@@ -15,7 +15,6 @@
 #include "python/bindings/errors.hpp"
 #include "python/bindings/event.hpp"
 #include "python/bindings/framework.hpp"
-#include "python/bindings/handed_out.hpp"
 #include "python/bindings/log_lines.hpp"
 #include "python/bindings/low_latency_hook.hpp"
 #include "python/bindings/native_buffer.hpp"
@@ -66,15 +65,6 @@ void define(py::module_& module, const char* name, Result (*function)(Parameters
   module.def(name, function, signature_of<Result, Parameters...>(name, names, false).c_str());
 }
 
-bool record_stream(std::uintptr_t address, std::uintptr_t stream) {
-  return HandedOutTable::instance().record_stream(reinterpret_cast<void*>(address), reinterpret_cast<void*>(stream));
-}
-bool is_result(std::uintptr_t address, std::size_t bytes) {
-  return HandedOutTable::instance().contains(reinterpret_cast<void*>(address), bytes);
-}
-bool free_result(std::uintptr_t address, std::size_t bytes) {
-  return HandedOutTable::instance().free(reinterpret_cast<void*>(address), bytes);
-}
 /// The library's table of environment variables is the one place that reads them, for Python as well.
 std::uint64_t environment_number(const std::string& name) { return environment::unsigned_integer(name); }
 std::string environment_text(const std::string& name) { return environment::text(name); }
@@ -155,9 +145,6 @@ PYBIND11_MODULE(_native, module) {
   define(module, "environment_text", &environment_text, {"name"});
   define(module, "gpu_address", &gpu_address, {"ordinal"});
   define(module, "use_exchange_api", &use_exchange_api, {"use"});
-  define(module, "record_stream", &record_stream, {"address", "stream"});
-  define(module, "is_result", &is_result, {"address", "bytes"});
-  define(module, "free_result", &free_result, {"address", "bytes"});
   module.attr("max_topk") = deep_ep::Buffer::kMaxTopk;
   define(module, "heap_bytes_hint", &deep_ep::Buffer::heap_bytes_hint,
          {"num_ranks", "tokens", "row_bytes", "num_topk", "scale_bytes"});

@@ -10,6 +10,7 @@
 #include "deep_ep/error.hpp"
 #include "python/bindings/executors.hpp"
 #include "python/bindings/framework.hpp"
+#include "python/bindings/result_tensors.hpp"
 
 namespace deep_ep::bindings {
 namespace {
@@ -44,27 +45,29 @@ Tensor handle_tensor(const py::tuple& handle, std::size_t index, const Device& d
 
 py::tuple hand_out_handle(const DispatchHandle& handle, py::handle is_token_in_rank) {
   const Framework& framework = Framework::instance();
-  const py::object prefix = framework.hand_out_kept(handle.rank_prefix_matrix);
-  const py::object recv_src_idx = framework.hand_out_kept(handle.recv_src_idx);
-  const py::object destination_row = framework.hand_out_kept(handle.destination_row);
+  const py::object prefix = framework.hand_out(handle.rank_prefix_matrix);
+  const py::object recv_src_idx = framework.hand_out(handle.recv_src_idx);
+  const py::object destination_row = framework.hand_out(handle.destination_row);
   if (!handle.node_row.defined()) {
     return py::make_tuple(prefix, prefix, prefix, recv_src_idx, is_token_in_rank, destination_row);
   }
-  const py::object node_counts = framework.hand_out_kept(handle.node_counts);
+  const py::object node_counts = framework.hand_out(handle.node_counts);
   // The end of each source's rows on this rank is a column of the matrix: the caller puts it at index 6.
   return py::make_tuple(is_token_in_rank, node_counts, destination_row, node_counts, node_counts, prefix, prefix,
-                        recv_src_idx, framework.hand_out_kept(handle.node_row),
-                        framework.hand_out_kept(handle.relay_rows));
+                        recv_src_idx, framework.hand_out(handle.node_row),
+                        framework.hand_out(handle.relay_rows));
 }
 
 }  // namespace
 
 NativeBuffer::NativeBuffer(const BufferSetup& setup)
-    : device_(setup.device < 0 ? Device{} : Device{Device::Kind::cuda, setup.device}) {
+    : device_(setup.device < 0 ? Device{} : Device{Device::Kind::cuda, setup.device}),
+      leftovers_(setup.device < 0 ? std::make_shared<Leftovers>() : nullptr) {
   BufferOptions options = setup.options;
   options.reject_unknown_experts = false;
   options.comm_stream = reinterpret_cast<StreamHandle>(setup.comm_stream);
   if (setup.device >= 0) options.result_allocator = Framework::instance().allocator();
+  if (!setup.results.is_none()) options.result_tensors = std::make_shared<FrameworkResults>(setup.results, leftovers_);
   if (setup.timeout_s >= 0) options.timeout_s = setup.timeout_s;
   const py::gil_scoped_release released;
   executor_ = setup.device < 0 ? make_host_executor() : gpu_executor(setup.device);
@@ -190,7 +193,7 @@ py::tuple NativeBuffer::combine(CombineCall& call) {
 }
 
 py::object NativeBuffer::lend(const TensorView& view) {
-  return Framework::instance().hand_out_kept(Tensor::borrow(view));
+  return Framework::instance().hand_out(Tensor::borrow(view));
 }
 
 py::object NativeBuffer::local_memory() const { return lend(alive().local_memory()); }
@@ -212,13 +215,18 @@ void NativeBuffer::destroy() {
   Buffer& buffer = alive();
   const py::gil_scoped_release released;
   buffer.destroy();
-  buffer_.reset();
+  end();
 }
 
 void NativeBuffer::drop() {
   if (!buffer_) return;
   const py::gil_scoped_release released;
+  end();
+}
+
+void NativeBuffer::end() {
   buffer_.reset();
+  if (leftovers_ != nullptr) leftovers_->clear();
 }
 
 }  // namespace deep_ep::bindings

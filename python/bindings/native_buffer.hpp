@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 
@@ -13,6 +14,7 @@
 #include "deep_ep/interrupt.hpp"
 #include "python/bindings/calls.hpp"
 #include "python/bindings/event.hpp"
+#include "python/bindings/leftovers.hpp"
 #include "python/bindings/low_latency_handle.hpp"
 #include "python/bindings/low_latency_hook.hpp"
 
@@ -87,6 +89,8 @@ class NativeBuffer : public std::enable_shared_from_this<NativeBuffer> {
 
  private:
   Buffer& alive() const;
+  /// Without the GIL.
+  void end();
   /// Fills in what Python does not say: the current stream.
   void complete(CallOptions& options) const;
   DispatchHandle borrow_handle(const py::tuple& handle) const;
@@ -113,15 +117,19 @@ class NativeBuffer : public std::enable_shared_from_this<NativeBuffer> {
   void on_rows(Work&& work);
   /// On the CPU: waits for what is enqueued, or until somebody wants to interrupt it.
   void settle_on_cpu();
-  /// None without `receive`. It keeps `given`, the arguments of the call, until it has run.
-  py::object hook_object(std::function<void()> receive, const py::args& given);
+  /// None without `receive`.
+  py::object hook_object(std::function<void()> receive);
+  /// The combine buffer that the program has for this handle, or would get.
+  TensorView lent_for(const py::tuple& handle, const LowLatencyHandle& dispatched);
   /// A tensor of memory that ends with the buffer.
   static py::object lend(const TensorView& view);
 
   Device device_;
   std::shared_ptr<Executor> executor_;
+  std::shared_ptr<Leftovers> leftovers_;  ///< on the CPU
   std::unique_ptr<Buffer> buffer_;
   LowLatencyHandles handles_;
+  std::set<const void*> combine_buffers_;  ///< that were lent to the program
 };
 
 template <class Work>
@@ -137,7 +145,10 @@ auto NativeBuffer::without_gil(Work&& work) {
   });
   try {
     auto result = work();
-    if (device_.kind == Device::Kind::cpu) buffer_->check();
+    if (device_.kind == Device::Kind::cpu) {
+      buffer_->check();
+      leftovers_->clear();
+    }
     return result;
   } catch (const Interrupted&) {
     if (!raised) throw;

@@ -20,6 +20,12 @@ void check_zero_copy(const ConstTensorView& x, const TensorView& buffer) {
                                     x.describe(), buffer.describe()));
 }
 
+/// The arguments of a call, for a receive part that waits for its hook.
+std::shared_ptr<void> owner_of(const py::args& given, const std::shared_ptr<Leftovers>& leftovers) {
+  return {py::object(given).release().ptr(),
+          [leftovers](void* object) { Leftovers::add(leftovers, static_cast<PyObject*>(object)); }};
+}
+
 template <class Number>
 py::list list_of(const std::vector<Number>& numbers) {
   py::list list;
@@ -44,17 +50,15 @@ void NativeBuffer::settle_on_cpu() {
   }
 }
 
-py::object NativeBuffer::hook_object(std::function<void()> receive, const py::args& given) {
+py::object NativeBuffer::hook_object(std::function<void()> receive) {
   if (!receive) return py::none();
-  return py::cast(ReceiveHook(
-      [self = shared_from_this(), receive = std::move(receive)] {
-        self->alive();  // the buffer may have been destroyed since the send part
-        self->on_stream([&] {
-          receive();
-          return true;
-        });
-      },
-      given));
+  return py::cast(ReceiveHook([self = shared_from_this(), receive = std::move(receive)] {
+    self->alive();  // the buffer may have been destroyed since the send part
+    self->on_stream([&] {
+      receive();
+      return true;
+    });
+  }));
 }
 
 py::tuple NativeBuffer::low_latency_dispatch(LowLatencyDispatchCall& call) {
@@ -65,6 +69,7 @@ py::tuple NativeBuffer::low_latency_dispatch(LowLatencyDispatchCall& call) {
   if (!call.arguments.use_fp8 && !call.arguments.use_nvfp4 && !call.arguments.use_ue8m0) {
     call.arguments.round_scale = false;
   }
+  if (call.arguments.return_recv_hook) call.arguments.owner = owner_of(call.given, leftovers_);
   call.arguments.layout = call.rank_major ? LowLatencyLayout::rank_major : LowLatencyLayout::expert_major;
   complete(call.options);
   LowLatencyDispatchResult result =
@@ -76,7 +81,7 @@ py::tuple NativeBuffer::low_latency_dispatch(LowLatencyDispatchCall& call) {
                    result.recv_topk_idx, result.recv_topk_weights, result.handle.src_info);
   return py::make_tuple(std::move(rows), framework.hand_out(result.recv_count),
                         framework.hand_out(result.recv_topk_idx), framework.hand_out(result.recv_topk_weights),
-                        handles_.hand_out(result.handle), event, hook_object(std::move(result.hook), call.given));
+                        handles_.hand_out(result.handle), event, hook_object(std::move(result.hook)));
 }
 
 py::tuple NativeBuffer::low_latency_combine(LowLatencyCombineCall& call) {
@@ -87,22 +92,32 @@ py::tuple NativeBuffer::low_latency_combine(LowLatencyCombineCall& call) {
     if (call.arguments.use_logfmt) {
       throw InvalidArgument("zero_copy and use_logfmt are both true, allowed: at most one of them");
     }
-    const TensorView rows = buffer.low_latency_combine_buffer(dispatched);
+    const TensorView rows = lent_for(call.handle, dispatched);
     check_zero_copy(call.arguments.x, rows);
-    call.arguments.x = rows;
+    // A combine buffer that came has the rows, even if a larger one has taken its place since.
+    if (!combine_buffers_.contains(call.arguments.x.data)) call.arguments.x = rows;
   }
   call.arguments.handle = &dispatched;
+  if (call.arguments.return_recv_hook) call.arguments.owner = owner_of(call.given, leftovers_);
   if (call.out) call.arguments.out = call.out->view;
   complete(call.options);
   LowLatencyCombineResult result = on_stream([&] { return buffer.low_latency_combine(call.arguments, call.options); });
   const py::object combined =
       call.out ? py::reinterpret_borrow<py::object>(call.out->object) : framework.hand_out(result.combined_x);
   return py::make_tuple(combined, event_object(call.options, result.event, result.combined_x),
-                        hook_object(std::move(result.hook), call.given));
+                        hook_object(std::move(result.hook)));
 }
 
 py::object NativeBuffer::low_latency_combine_buffer(const py::tuple& handle) {
-  return lend(alive().low_latency_combine_buffer(handles_.find(handle)));
+  const TensorView rows = alive().low_latency_combine_buffer(handles_.find(handle));
+  combine_buffers_.insert(rows.data);
+  handles_.remember_combine_buffer(handle, rows);
+  return lend(rows);
+}
+
+TensorView NativeBuffer::lent_for(const py::tuple& handle, const LowLatencyHandle& dispatched) {
+  const std::optional<TensorView> lent = handles_.combine_buffer(handle);
+  return lent && lent->size(2) == dispatched.hidden ? *lent : alive().low_latency_combine_buffer(dispatched);
 }
 
 py::object NativeBuffer::low_latency_memory() const { return lend(alive().low_latency_memory()); }

@@ -14,6 +14,7 @@ from .config import COMBINE_CHUNKS, DISPATCH_CHUNKS, Config, default_config, low
 from .errors import InvalidArgument, WrongUse
 from .low_latency import LowLatencyCalls
 from .peers import Peers, destroy_together, device_index, let_go, native_buffer
+from .results import check_kind
 from .utils import EventHandle, EventOverlap, check_nvlink_connections
 
 __all__ = ["Buffer", "Config", "EventHandle", "EventOverlap"]
@@ -42,10 +43,10 @@ class Buffer(LowLatencyCalls):
 
     All ranks make the same calls in the same order. One thread at a time per buffer.
 
-    Returned tensors are ordinary tensors; they may outlive the buffer. Their memory belongs to the library: it is
-    reused when the tensor is gone, behind the work of the communication stream, of the stream that was current at the
-    call, of every stream that waited for the call's event, and of the stream that was current when the tensor went.
-    ``Tensor.record_stream`` adds another one.
+    Returned tensors are ordinary tensors of PyTorch (see ``results``), made for the current stream (with
+    ``previous_event`` for the communication stream) and, where a call is asynchronous, recorded on the other one of the
+    two. Programs that use them on further streams call ``Tensor.record_stream``, as for all tensors. They may outlive the
+    buffer. Tensors of handles belong to the library.
 
     Exceptions are those of ``deep_ep.errors``: ``ValueError`` for arguments, ``TimeoutError`` when a rank does not
     come within ``DEEP_EP_TIMEOUT_S`` seconds, ``MemoryError``; all are ``RuntimeError`` too.
@@ -67,6 +68,8 @@ class Buffer(LowLatencyCalls):
         explicitly_destroy: bool = False,
         enable_shrink: bool = False,
         comm: Optional[Any] = None,
+        *,
+        results: str = "auto",
     ) -> None:
         """Collective: every rank of the group calls it, with equal sizes and with its CUDA device current.
 
@@ -89,6 +92,12 @@ class Buffer(LowLatencyCalls):
             num_qps_per_rank: the most queue pairs that rows of normal mode take in turn to each rank of another node that
                 is written to (0: no bound); how many are taken says ``DEEP_EP_INTERNODE_LANES``. Low-latency calls have a
                 queue pair for each peer and kind of call, and for each of ``DEEP_EP_LOW_LATENCY_LANES``.
+            results: the memory of what calls return; ranks may differ. Not part of upstream's interface.
+                ``"auto"``: PyTorch's, which on GPUs lies in the buffer where it can, so that rows land in place.
+                ``"ordinary"``: PyTorch's, outside the buffer: each received row is copied once more, from a window.
+                ``"heap"``: the library's, in the buffer: rows land in place with any version of PyTorch and in CUDA
+                graphs, too, but ``untyped_storage().resize_`` raises, and ``record_stream`` does nothing: let the stream
+                that drops a result come after all that use it. docs/python.md compares them.
             allow_mnnvl, use_fabric: accepted without effect. GPU memory that other nodes can map is used wherever all
                 ranks support it.
         """
@@ -116,8 +125,9 @@ class Buffer(LowLatencyCalls):
         self._on_gpu: bool = device >= 0
         if self._on_gpu and group is not None:
             check_nvlink_connections(group, peers.all_gather)
+        results = check_kind(results)
         memory = max(num_nvl_bytes, _SMALLEST_HEAP)
-        if peers.num_nodes(device) > 1:  # between nodes, what does not fit is lost
+        if peers.num_nodes(device) > 1:  # combine copies rows into it, and what does not fit is lost
             memory = 2 * memory + (0 if low_latency_mode else num_rdma_bytes)
         self.runtime: Optional[_native.Buffer]
         self.runtime, self._comm_stream = native_buffer(
@@ -129,6 +139,7 @@ class Buffer(LowLatencyCalls):
             # Without memory for such calls it says nothing, which the native buffer would call a mistake.
             allow_nvlink=allow_nvlink_for_low_latency_mode or not (low_latency_mode and num_rdma_bytes > 0),
             num_qps_per_rank=min(num_qps_per_rank, 1 << 16),
+            results=results,
         )
         self._num_nodes: int = self.runtime.num_nodes()
         if low_latency_mode or self._num_nodes > 1:
@@ -331,7 +342,7 @@ class Buffer(LowLatencyCalls):
             if topk_idx is not None or topk_weights is not None:
                 raise WrongUse("topk_idx and topk_weights must be None with a handle")
             recv_x, recv_scales, event = runtime.cached_dispatch(
-                rows, scales, _checked(handle), num_sms, previous, async_finish
+                rows, scales, _checked(handle), num_sms, previous, async_finish, False
             )
             if async_finish:
                 self._record(rows, scales, *handle)
@@ -359,6 +370,7 @@ class Buffer(LowLatencyCalls):
             num_sms,
             previous,
             async_finish,
+            False,
         )
         if self._num_nodes > 1:
             new_handle = (*new_handle[:6], new_handle[5][:, self.rank], *new_handle[7:])

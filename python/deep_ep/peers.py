@@ -14,7 +14,7 @@ from . import _native
 from .arguments import type_name
 from .errors import InvalidArgument, RankMismatch
 from .exchanges import GroupExchanges
-from .results import watch_record_stream, watch_resize
+from .results import results_for
 
 _PAGE = 2 << 20
 _PROBE_BYTES = 64 << 20
@@ -123,16 +123,14 @@ def native_buffer(
     allow_nvlink: bool = True,
     timeout_s: float = -1.0,
     num_qps_per_rank: int = 0,
+    results: str = "heap",
 ) -> Tuple["_native.Buffer", Optional[torch.cuda.Stream]]:
     """Collective: a buffer with ``memory`` bytes for received tensors, and its communication stream. ``timeout_s`` below
-    0: DEEP_EP_TIMEOUT_S; ``num_qps_per_rank`` 0: as many lanes as the library wants."""
+    0: DEEP_EP_TIMEOUT_S; ``num_qps_per_rank`` 0: as many lanes as the library wants; ``results``: as for ``Buffer``."""
     heap_bytes = _native.heap_bytes_for(peers.size, memory)
     heap_bytes = -(-heap_bytes // _PAGE) * _PAGE
     # A stream of the framework: it is never destroyed, so tensors may be recorded on it for any time.
     stream = torch.cuda.Stream(device=device, priority=-1) if device >= 0 else None
-    watch_resize()
-    if stream is not None:
-        watch_record_stream()
     native = _native.Buffer(
         peers.bootstrap,
         device,
@@ -143,6 +141,7 @@ def native_buffer(
         allow_nvlink,
         timeout_s,
         num_qps_per_rank,
+        results_for(results, device, stream),
     )
     return native, stream
 

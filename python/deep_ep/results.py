@@ -1,79 +1,155 @@
-"""What programs do with the memory of results, beside reading and dropping them.
+"""Memory for what calls return.
 
-Results lie in memory that PyTorch does not know as its own, so two of its methods would not reach it:
-
-- ``tensor.untyped_storage().resize_(0)``, with which programs free a tensor that others still refer to, raises for such
-  memory.
-- ``tensor.record_stream(stream)`` does nothing for such memory.
-
-Methods of this module take their place, which find results by their address: calls need not do anything for it.
+Results are tensors of PyTorch: its allocator owns their memory, so that all it knows to do with memory holds for them, too
+(``untyped_storage().resize_(0)``, ``record_stream``, pools of CUDA graphs, counts). On GPUs the memory lies in the buffer's
+heap where possible, so that peers write rows straight into place: a pool of PyTorch's allocator takes its segments from
+there.
 """
 
 from __future__ import annotations
 
-from typing import Any, Callable, Optional
+import contextlib
+import math
+from typing import Any, ContextManager, Dict, List, Optional, Sequence, Tuple
 
 import torch
 
 from . import _native
+from .arguments import type_name
+from .errors import InvalidArgument
 
-_of_pytorch: Optional[Callable[..., None]] = None
-_resize_of_pytorch: Optional[Callable[..., Any]] = None
+#: The values of a buffer's ``results``.
+KINDS = ("auto", "ordinary", "heap")
+
+#: Shape and dtype of a tensor.
+Wanted = Sequence[Tuple[Tuple[int, ...], torch.dtype]]
+
+# Of PyTorch's allocator: segments are multiples of this, and blocks of that.
+_SEGMENT = 2 << 20
+_ALIGNMENT = 512
+_LEAST = 16 << 20  # of a segment for large blocks
+_MOST_SKIPPED = 63
+
+# PyTorch's pools refer to it, for longer than they live.
+_allocator: Any = None
 
 
-def watch_resize() -> None:
-    """From now on ``torch.UntypedStorage.resize_(0)`` gives the memory of results back. All views of a tensor share its
-    storage."""
-    global _resize_of_pytorch
-    if _resize_of_pytorch is not None:
-        return
-    _resize_of_pytorch = torch.UntypedStorage.resize_
-    torch.UntypedStorage.resize_ = _resize  # type: ignore[method-assign]
+def check_kind(results: Any) -> str:
+    if not isinstance(results, str):
+        raise TypeError(f"results is of type {type_name(results)}, expected a str")
+    if results not in KINDS:
+        raise InvalidArgument(f"results is '{results}', allowed: 'auto', 'ordinary', 'heap'")
+    return results
 
 
-def _resize(self: torch.UntypedStorage, size: int) -> Any:
-    assert _resize_of_pytorch is not None
-    if self.resizable():  # PyTorch's own
-        return _resize_of_pytorch(self, size)
-    bytes = self.nbytes()
-    freed = getattr(self, "_freed_result_of_deep_ep", False)
-    if not freed and not _native.is_result(self.data_ptr(), bytes):  # somebody else's
-        return _resize_of_pytorch(self, size)
-    if size == bytes:
-        return self
-    if size != 0:
-        raise RuntimeError(f"resize_: a result of deep_ep has {bytes} bytes, allowed: these, or 0, which frees it; not {size}")
-    if not _native.free_result(self.data_ptr(), bytes):
-        raise RuntimeError(
-            f"resize_: these {bytes} bytes belong to a handle or to the buffer of deep_ep, which later calls need, allowed: "
-            "to drop the handle, or to destroy the buffer"
+def results_for(kind: str, device: int, communication: Optional[torch.cuda.Stream]) -> Optional["Results"]:
+    """What the native buffer makes results with; ``None``: in its own memory."""
+    return None if kind == "heap" else Results(device, communication, kind == "auto")
+
+
+class _Stream:
+    """What the pool has had for a stream."""
+
+    segment = 0  # bytes of the largest one
+    skip = 0  # calls that do not ask
+    missed = 0  # what skip becomes when there is no room again
+
+    def miss(self) -> None:
+        """PyTorch has looked everywhere, which takes long, and tells those who observe it: so less and less often."""
+        self.skip = self.missed
+        self.missed = min(2 * self.missed + 1, _MOST_SKIPPED)
+
+
+class Results:
+    """Makes tensors. The native buffer asks ``torch.empty`` itself where that is enough.
+
+    PyTorch never gives the segments of a pool back while the pool is in use, cannot join them, and cuts blocks of any size from
+    a large one. So the pool takes segments with room for two of the largest calls so far. What it leaves of the heap is for
+    other streams, whose memory PyTorch keeps apart, for small tensors, and for memory of the library.
+    """
+
+    def __init__(self, device: int, communication: Optional[torch.cuda.Stream], in_heap: bool) -> None:
+        #: Whether ``make_in_heap`` may have memory.
+        self.in_heap: bool = in_heap and device >= 0 and _has_pools()
+        self._device = torch.device("cuda", device) if device >= 0 else torch.device("cpu")
+        self._communication = communication
+        self._pool: Any = None
+        self._streams: Dict[int, _Stream] = {}
+        self._last = _Stream()
+
+    def make(self, wanted: Wanted, on_communication: bool, used_by_other: bool) -> List[torch.Tensor]:
+        """In PyTorch's ordinary memory. ``on_communication``: for the communication stream instead of the current one;
+        ``used_by_other``: the other one of the two uses it, too."""
+        with self._on(on_communication):
+            made = [torch.empty(shape, dtype=dtype, device=self._device) for shape, dtype in wanted]
+        return self._recorded(made, on_communication, used_by_other)
+
+    def make_in_heap(
+        self, wanted: Wanted, stream: int, on_communication: bool, used_by_other: bool, largest: int
+    ) -> Optional[List[torch.Tensor]]:
+        """The same in the heap, of which ``largest`` bytes are free in one piece; ``None``: it has no room. ``stream``: the
+        handle of that stream. The native buffer sees to it that the pool's segments come from the heap."""
+        of_stream = self._streams.get(stream)
+        if of_stream is None:
+            of_stream = self._streams[stream] = _Stream()
+        if of_stream.skip > 0:
+            of_stream.skip -= 1
+            return None
+        try:
+            if self._pool is None:
+                self._pool = _new_pool()
+            with self._on(on_communication), torch.cuda.use_mem_pool(self._pool, self._device):
+                self._take_segment(of_stream, wanted, largest)
+                made = [torch.empty(shape, dtype=dtype, device=self._device) for shape, dtype in wanted]
+        except torch.cuda.OutOfMemoryError:
+            of_stream.miss()
+            return None
+        except (RuntimeError, TypeError):  # this PyTorch, or what its allocator is set to, has no such pools
+            self.in_heap = False
+            return None
+        self._last = of_stream
+        return self._recorded(made, on_communication, used_by_other)
+
+    def is_in_heap(self) -> None:
+        """Those that it returned last do."""
+        self._last.missed = 0
+
+    def is_elsewhere(self) -> None:
+        """The tensors that ``make_in_heap`` returned last do not lie in the heap: the program has another pool in use, or
+        PyTorch's allocator is set to do without ours."""
+        self._last.miss()
+
+    def _on(self, communication: bool) -> ContextManager[Any]:
+        return torch.cuda.stream(self._communication) if communication else contextlib.nullcontext()
+
+    def _recorded(self, made: List[torch.Tensor], on_communication: bool, used_by_other: bool) -> List[torch.Tensor]:
+        if used_by_other:
+            other = torch.cuda.current_stream(self._device) if on_communication else self._communication
+            for tensor in made:
+                tensor.record_stream(other)  # type: ignore[arg-type]
+        return made
+
+    def _take_segment(self, of_stream: _Stream, wanted: Wanted, largest: int) -> None:
+        """Makes the pool take a larger segment for the current stream, if it has none with room for ``wanted``."""
+        bytes = sum(math.prod(shape) * dtype.itemsize + _ALIGNMENT for shape, dtype in wanted)
+        if bytes <= of_stream.segment:
+            return
+        of_stream.segment = max(2 * bytes, _LEAST) // _SEGMENT * _SEGMENT
+        # Set so, the allocator does not cut large blocks.
+        if of_stream.segment <= largest and torch.cuda.memory_stats(self._device).get("max_split_size", -1) < 0:
+            with contextlib.suppress(torch.cuda.OutOfMemoryError):
+                torch.empty(of_stream.segment, dtype=torch.uint8, device=self._device)
+
+
+def _has_pools() -> bool:
+    """PyTorch 2.8 and later. Pools of older versions take what other threads allocate at the same time."""
+    return hasattr(torch.cuda, "MemPool") and hasattr(torch._C, "_cuda_beginAllocateCurrentThreadToPool")
+
+
+def _new_pool() -> Any:
+    global _allocator
+    if _allocator is None:
+        _allocator = torch.cuda.memory.CUDAPluggableAllocator(
+            _native.__file__, "deep_ep_allocate_segment", "deep_ep_free_segment"
         )
-    # The memory is no longer this storage's, though PyTorch goes on having its address.
-    self._freed_result_of_deep_ep = True  # type: ignore[attr-defined]
-    self.nbytes = self.size = self.data_ptr = _nothing  # type: ignore[method-assign]
-    return self
-
-
-def _nothing() -> int:
-    return 0
-
-
-def watch_record_stream() -> None:
-    """From now on ``torch.Tensor.record_stream`` holds for results, too. Their views are tensors like any others, so it
-    is PyTorch's method that has to be another one."""
-    global _of_pytorch
-    if _of_pytorch is not None:
-        return
-    _of_pytorch = torch.Tensor.record_stream
-    torch.Tensor.record_stream = _record_stream  # type: ignore[method-assign]
-
-
-def _record_stream(self: torch.Tensor, s: Any) -> None:
-    assert _of_pytorch is not None
-    _of_pytorch(self, s)
-    if type(self) is torch.Tensor and self.is_cuda:
-        stream = getattr(s, "cuda_stream", None)
-        if stream is None:  # a torch.Stream, which does not tell its handle
-            same = {"stream_id": s.stream_id, "device_index": s.device_index, "device_type": s.device_type}
-            stream = torch.cuda.Stream(**same).cuda_stream
-        _native.record_stream(self.untyped_storage().data_ptr(), stream)
+    return torch.cuda.MemPool(_allocator.allocator())

@@ -133,12 +133,10 @@ TEST_F(CallScopeTest, WhatARecordedCallTakesBackIsFreeAgain) {
   const TensorView most = unplaced({}, DType::uint8, {900 << 10});
   state(caller_).capturing = state(comm_).capturing = true;
   CallScope scope(context_, {.stream = caller_});
-  for (const bool taken_back : {true, false}) {
-    auto tensors = scope.try_heap_tensors({&most, 1});
-    ASSERT_TRUE(tensors.has_value()) << "nothing has used the memory";
-    if (taken_back) scope.take_back(*std::move(tensors));
-  }
-  EXPECT_TRUE(scope.try_heap_tensors({&most, 1}).has_value()) << "the graph may use it again";
+  const std::vector<TensorView> too_much[] = {{most}, {most}}, fits[] = {{most}};
+  EXPECT_FALSE(scope.try_heap_results(too_much).has_value()) << "the second does not fit beside the first";
+  EXPECT_TRUE(scope.try_heap_results(fits).has_value()) << "nothing has used the memory";
+  EXPECT_TRUE(scope.try_heap_results(fits).has_value()) << "the graph may use it again";
   scope.finish();
   state(caller_).capturing = state(comm_).capturing = false;
   CallScope later(context_, {.stream = caller_});

@@ -63,7 +63,8 @@ class ProgramMemoryTest : public ::testing::Test {
   StreamHandle caller_ = streams_[0].get(), side_ = streams_[1].get(), comm_ = streams_[2].get();
   std::optional<CallContext> context_{
       std::in_place, executor_, comm_,
-      std::make_shared<Arena>(executor_, std::make_shared<FakeHeap>(1 << 20), 0, 1 << 20), allocator_};
+      std::make_shared<Arena>(executor_, std::make_shared<FakeHeap>(1 << 20), 0, 1 << 20),
+      ForResults{.allocator = allocator_}};
   TensorView wanted_ = unplaced({}, DType::uint8, {100});
 };
 

@@ -26,7 +26,7 @@ COMBINE = "self, x, handle, topk_weights=None, bias=None, config=None, " + CALL
 SIGNATURES = {
     Buffer.__init__: "self, group, num_nvl_bytes=0, num_rdma_bytes=0, low_latency_mode=False, num_qps_per_rank=24, "
     "allow_nvlink_for_low_latency_mode=True, allow_mnnvl=False, use_fabric=False, explicitly_destroy=False, "
-    "enable_shrink=False, comm=None",
+    "enable_shrink=False, comm=None, *, results='auto'",
     Buffer.is_sm90_compiled: "",
     Buffer.set_num_sms: "new_num_sms",
     Buffer.capture: "",

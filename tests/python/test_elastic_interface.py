@@ -78,7 +78,7 @@ SIGNATURES = {
     "__init__": "self, group, num_bytes=None, num_cpu_bytes=0, num_max_tokens_per_rank=0, hidden=0, num_topk=0, "
     "use_fp8_dispatch=False, deterministic=False, allow_hybrid_mode=True, allow_multiple_reduction=True, "
     "prefer_overlap_with_compute=True, sl_idx=3, num_allocated_qps=0, num_cpu_timeout_secs=300, "
-    "num_gpu_timeout_secs=100, explicitly_destroy=False",
+    "num_gpu_timeout_secs=100, explicitly_destroy=False, *, results='auto'",
     "get_buffer_size_hint": "group, num_max_tokens_per_rank, hidden, num_topk=0, use_fp8_dispatch=False, "
     "allow_hybrid_mode=True, allow_multiple_reduction=True",
     "capture": "",
@@ -109,7 +109,9 @@ def test_calls_that_are_left_out():
 def test_signature(name):
     parameters = []
     for parameter in inspect.signature(getattr(ElasticBuffer, name)).parameters.values():
-        assert parameter.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
+        if parameter.kind is inspect.Parameter.KEYWORD_ONLY and "*" not in parameters:
+            parameters.append("*")
+        assert parameter.kind in (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
         default = "" if parameter.default is inspect.Parameter.empty else f"={parameter.default!r}"
         parameters.append(parameter.name + default)
     assert ", ".join(parameters) == SIGNATURES[name]

@@ -120,8 +120,8 @@ def test_few_operations():
     for name, count in counts.items():
         launches = [each for each in count.names if each not in operation_counts.SILENT]
         assert launches == launching.get(name, []), name
-        assert count.all <= 12, f"{name}: {count.names}"
-    assert counts["barrier"].all == 0 and counts["cached dispatch, plain"].all == 1
+        assert count.all <= 16, f"{name}: {count.names}"
+    assert counts["barrier"].all <= 2 and counts["cached dispatch, plain"].all <= 2
 
 
 @pytest.mark.parametrize("expand", [False, True])

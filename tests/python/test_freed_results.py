@@ -50,28 +50,13 @@ def low_latency_rows_come_back(rank, num_ranks, group):
     buffer.destroy()
 
 
-def rows_of_the_heap_come_back(rank):
-    """Held as they are, rows fill the heap, and later ones lie in PyTorch's memory; freed, all lie in the heap."""
-    for freed in (False, True):
-        before = allocated()
-        torch.cuda.reset_peak_memory_stats()
-        test_results.test_resize_gives_memory_of_the_buffer_back(freed)
-        if rank == 0:
-            most, how = (torch.cuda.max_memory_allocated() - before) / 1e6, "freed" if freed else "held"
-            print(f"[freed] 12 times 8 MiB of rows, heap of 64 MiB, {how}: at most {most:.1f} MB of PyTorch", flush=True)
-
-
 def run_rank(local_rank, args):
     rank, num_ranks, group = init_dist(local_rank, args.num_processes)
     torch.set_default_dtype(torch.float32)  # as the tests that run on the CPU have it
     low_latency_rows_come_back(rank, num_ranks, group)
-    rows_of_the_heap_come_back(rank)
-    test_results.test_other_sizes_are_refused()
-    for freed in (False, True):
-        for kind in ("rows", "fp8", "hook", "rank major", "combined"):
-            test_results.test_resize_gives_memory_of_low_latency_results_back(freed, kind)
-    test_results.test_small_results_may_be_freed()
-    test_results.test_handles_and_memory_of_the_buffer_are_kept()
+    test_results.test_nothing_of_torch_is_changed()
+    for kind in ("auto", "heap"):
+        test_results.test_handles_outlive_freed_results(kind)
     dist.barrier()
     for elastic in (False, True):
         test_results.each_result(group, elastic)

@@ -76,7 +76,7 @@ def run_rank(local_rank, args):
     num_sms = 24
     buffer = deep_ep.Buffer(
         group, int(2e9), 0, low_latency_mode=False, num_qps_per_rank=1, explicitly_destroy=True,
-        allow_mnnvl=args.allow_mnnvl, use_fabric=args.use_fabric,
+        allow_mnnvl=args.allow_mnnvl, use_fabric=args.use_fabric, **({"results": args.results} if args.results else {}),
     )  # fmt: skip
     print_once(
         rank,
@@ -103,6 +103,7 @@ def parse(arguments=None):
     parser.add_argument("--num-experts", type=int, default=256 if GPU else 16, help="experts (default: %(default)s)")
     parser.add_argument("--allow-mnnvl", action="store_true", help="allow NVLink between nodes")
     parser.add_argument("--use-fabric", action="store_true", help="memory that other nodes of an NVLink domain can map")
+    parser.add_argument("--results", help="the memory of results: auto, ordinary or heap")
     return parser.parse_args(arguments)
 
 

@@ -1,6 +1,7 @@
 """When low-latency calls are over: events, hooks, arrival counters, and results that outlive the buffer."""
 
 import gc
+import weakref
 
 import low_latency_reference as reference
 import pytest
@@ -60,6 +61,51 @@ def endings(group):
 
 def test_endings(ranks):
     ranks(3).run(endings)
+
+
+def dropped_hooks(group):
+    """A hook that is dropped unused: its receive part still comes, with the next call, and has what it reads."""
+    buffer = make_buffer(group)
+    rank = buffer.rank
+    case = ll_case([M] * buffer.group_size)
+    outputs = outputs_of(case)
+    wanted = reference.combined(case, rank, outputs)
+    for _ in range(2):
+        x, idx = case.x[rank].clone(), case.topk_idx[rank].clone()
+        _, _, handle, _, hook = buffer.low_latency_dispatch(
+            x, idx, M, case.num_experts, use_fp8=False, return_recv_hook=True
+        )
+        kept = [weakref.ref(x), weakref.ref(idx)]
+        del x, idx, hook
+        gc.collect()
+        assert all(each() is not None for each in kept), "the receive part waits"
+        handle = dispatch(buffer, case, use_fp8=False)[2]
+        gc.collect()
+        assert all(each() is None for each in kept), "it has come"
+
+        idx, weights, out = case.topk_idx[rank].clone(), case.topk_weights[rank].clone(), torch.zeros_like(case.x[rank])
+        kept = [weakref.ref(idx), weakref.ref(weights)]
+        hook = buffer.low_latency_combine(outputs[rank], idx, weights, handle, return_recv_hook=True, out=out)[2]
+        del idx, weights, hook
+        gc.collect()
+        spoiled = [torch.full_like(case.topk_weights[rank], 1e9) for _ in range(64)]  # freed memory is soon another one's
+        assert all(each() is not None for each in kept)
+        combine(buffer, case, outputs[rank], handle)
+        reference.close(out, wanted)
+        del spoiled
+        gc.collect()
+        assert all(each() is None for each in kept)
+    # A buffer that ends lets go of what waits.
+    weights = case.topk_weights[rank].clone()
+    buffer.low_latency_combine(outputs[rank], case.topk_idx[rank], weights, handle, return_recv_hook=True)
+    kept = weakref.ref(weights)
+    del weights, handle, buffer
+    gc.collect()
+    assert kept() is None
+
+
+def test_dropped_hooks(ranks):
+    ranks(3).run(dropped_hooks)
 
 
 def overlapping(group):

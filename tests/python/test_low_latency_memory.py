@@ -31,6 +31,36 @@ def test_zero_copy(ranks):
     ranks(3).run(zero_copy)
 
 
+def combine_buffer_grown(group):
+    """A larger handle makes the combine buffer a larger one: rows in the one that came before are still those."""
+    buffer = make_buffer(group)
+    rank = buffer.rank
+    case = ll_case([M, 3, 5][: buffer.group_size])
+    outputs = outputs_of(case)
+    small = dispatch(buffer, case)[2]
+    wanted = combine(buffer, case, outputs[rank], small)[0]
+    rows = buffer.get_next_low_latency_combine_buffer(small)
+    rows[:, :, :] = outputs[rank]
+    larger = (*small[:3], 2 * small[3], small[4])
+    grown = buffer.get_next_low_latency_combine_buffer((*dispatch(buffer, case)[2][:3], 2 * small[3], small[4]))
+    assert grown.data_ptr() != rows.data_ptr() and grown.numel() == 2 * rows.numel()
+    grown.fill_(1e30)
+    assert torch.equal(combine(buffer, case, rows, small, zero_copy=True)[0], wanted), "the tensor that came"
+    look_alike = torch.full_like(rows, 1e30)
+    assert torch.equal(combine(buffer, case, look_alike, small, zero_copy=True)[0], wanted), "the handle's tensor"
+    last = buffer.get_next_low_latency_combine_buffer(small)
+    last[:, :, :] = outputs[rank]
+    rows.fill_(1e30)
+    assert torch.equal(combine(buffer, case, look_alike, small, zero_copy=True)[0], wanted), "the handle's last tensor"
+    assert torch.equal(combine(buffer, case, last, small, zero_copy=True)[0], wanted)
+    with pytest.raises(ValueError, match="^x .* must look like the combine buffer"):
+        combine(buffer, case, look_alike, larger, zero_copy=True)
+
+
+def test_combine_buffer_grown(ranks):
+    ranks(3).run(combine_buffer_grown)
+
+
 def zeroed(group):
     """Programs put zeros into the memory of low-latency calls to start again after a failure."""
     buffer = make_buffer(group)

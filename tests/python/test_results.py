@@ -1,21 +1,35 @@
-"""What programs do with the memory of results: freeing it early by ``resize_(0)``, and ``record_stream``."""
+"""What programs do with the memory of results: it is PyTorch's, so ``resize_(0)``, ``record_stream`` and the like hold, and
+nothing of PyTorch is changed for it."""
 
+import ctypes
 import gc
+import os
 import pickle
-import types
+import subprocess
+import sys
 
 import pytest
 import torch
+from elastic_cases import two_ranks_a_node
 from reference import make_case
 from test_calls import CONFIG, equal
-from elastic_cases import two_ranks_a_node
 from test_errors import Alone, plain_sentence
 
-from deep_ep import Buffer, _native, results
+from deep_ep import Buffer, _native, peers
 from deep_ep.buffers.elastic import ElasticBuffer
 
-HEAP = 64 << 20  # the least that a buffer takes
 HIDDEN = 2048
+
+
+def attributes_of_torch():
+    """What a package that replaces something of PyTorch would change."""
+    # Constants of modules may be made when they are first asked for, so only what is called counts there.
+    return {
+        (of, name): value
+        for of in (torch, torch.Tensor, torch.UntypedStorage, torch.cuda, torch.cuda.memory, torch.distributed)
+        for name, value in list(vars(of).items())
+        if of in (torch.Tensor, torch.UntypedStorage) or callable(value)
+    }
 
 
 def sent(buffer, x, idx, num_experts, **options):
@@ -35,143 +49,228 @@ def large(fill, hidden=HIDDEN):
     return torch.full((2048, hidden), float(fill), dtype=torch.bfloat16)
 
 
-@pytest.mark.parametrize("freed", [False, True])
-def test_resize_gives_memory_of_the_buffer_back(freed):
-    """Of rows that somebody still refers to."""
-    buffer = Buffer(None, 1 << 20, comm=Alone)
-    idx = torch.zeros(2048, 1, dtype=torch.int64)
-    held, here = [], []
-    for i in range(12):  # 8 MiB each
-        rows, _, _, _, handle, _ = sent(buffer, large(i), idx, 2)
-        assert (rows == i).all()
-        here.append(of_buffer(buffer, rows))
-        view = rows.detach()[1:]
-        held.append((rows, view, handle))
-        if freed:
-            storage = view.untyped_storage()
-            assert storage.nbytes() == storage.size() == 8 << 20
-            assert storage.resize_(8 << 20) is storage and (rows == i).all()
-            assert storage.resize_(0) is storage
-            del storage
-            gc.collect()
-            assert rows.untyped_storage().nbytes() == rows.untyped_storage().size() == rows.untyped_storage().data_ptr() == 0
-            assert rows.untyped_storage().resize_(0) is view.untyped_storage()
-    assert here[0] and all(here) == freed, "rows in the buffer's memory"
-
-
-def test_other_sizes_are_refused():
-    buffer = Buffer(None, 1 << 20, comm=Alone)
-    rows = sent(buffer, torch.ones(3, 64, dtype=torch.bfloat16), torch.zeros(3, 1, dtype=torch.int64), 2)[0]
-    for size in (1, 1 << 20):
-        with pytest.raises(RuntimeError, match=f"has 384 bytes, allowed: these, or 0.*not {size}") as raised:
-            rows.untyped_storage().resize_(size)
-        plain_sentence(str(raised.value))
-    assert rows.tolist() == [[1.0] * 64] * 3
-    assert pickle.loads(pickle.dumps(rows)).tolist() == rows.tolist()
-    rows.untyped_storage().resize_(0)
-    with pytest.raises(RuntimeError, match="has 0 bytes"):
-        rows.untyped_storage().resize_(384)
-
-
-def test_storages_do_not_keep_themselves():
-    """No cycle: the memory goes with the last reference, not with the garbage collection."""
-    buffer = Buffer(None, 1 << 20, comm=Alone)
-    idx = torch.zeros(2048, 1, dtype=torch.int64)
-    gc.disable()
-    try:
-        for i in range(20):
-            rows = sent(buffer, large(i), idx, 2)[0]
-            assert of_buffer(buffer, rows)
-            del rows
-    finally:
-        gc.enable()
-
-
 def low_latency(buffer, x, idx, **options):
     return buffer.low_latency_dispatch(x, idx, 16, 4, **options)
 
 
-@pytest.mark.parametrize("freed", [False, True])
-@pytest.mark.parametrize("kind", ["rows", "fp8", "hook", "rank major", "combined"])
-def test_resize_gives_memory_of_low_latency_results_back(freed, kind):
-    """It is the next call's, though somebody still refers to the tensors."""
-    buffer = Buffer(None, 0, 1 << 22, low_latency_mode=True, comm=Alone)
+def results_of_every_call(buffer):
+    """Of a buffer of one rank, but for handles. Some are what later calls are given."""
     x, idx = torch.ones(16, 512, dtype=torch.bfloat16), torch.arange(32).reshape(16, 2) % 4
-    held, addresses = [], set()
-    for i in range(6):
-        hook = None
-        if kind == "rank major":
-            rows, count, local, weights, handle, _, _ = buffer.low_latency_dispatch_rank_major(
-                x, idx, 16, 4, torch.ones(16, 2), use_fp8=False
-            )
-            results = (rows, count, local, weights)
-        elif kind == "combined":
-            rows, count, handle, _, _ = low_latency(buffer, x, idx, use_fp8=False)
-            results = (buffer.low_latency_combine(rows.clone(), idx, torch.ones(16, 2), handle)[0], rows, count)
-        else:
-            rows, count, handle, _, hook = low_latency(buffer, x, idx, use_fp8=kind == "fp8", return_recv_hook=kind == "hook")
-            results = (*rows, count) if kind == "fp8" else (rows, count)
-        addresses.add(results[0].data_ptr())
-        held.append((results, handle))
-        if freed:
-            for each in results:
-                assert each.untyped_storage().resize_(0).nbytes() == 0 == each.untyped_storage().size()
-        if hook is not None:
-            hook()  # the receiving kernel still has the memory
-        sent_back = torch.full((1 if kind == "rank major" else 4, 16, 512), 2.0).to(x)
-        combined = buffer.low_latency_combine(sent_back, idx, torch.ones(16, 2), handle)[0]
-        assert (combined == (2 if kind == "rank major" else 4)).all(), "a handle goes on working"
-    assert (len(addresses) < 6) == freed, addresses
+    per_rank, _, per_expert, in_rank, _ = buffer.get_dispatch_layout(idx, 4)
+    yield from (per_rank, per_expert, in_rank)
+    quantised = (x.to(torch.float8_e4m3fn), torch.ones(16, 4))
+    (rows, scales), local, weights, _, handle, _ = sent(buffer, quantised, idx, 4)
+    yield from (rows, scales, local, weights)
+    again = buffer.dispatch(x, handle=handle, config=CONFIG)[0]
+    yield from (again, *buffer.combine(again, handle, weights, config=CONFIG)[:2])
+    for options in ({"use_fp8": False}, {}, {"round_scale": True, "use_ue8m0": True}):
+        rows, count, handle, _, _ = low_latency(buffer, x, idx, **options)
+        yield from (*rows, count) if isinstance(rows, tuple) else (rows, count)
+    yield buffer.low_latency_combine(torch.ones(4, 16, 512).to(x), idx, torch.ones(16, 2), handle)[0]
+    rows, count, local, weights, _, _, _ = buffer.low_latency_dispatch_rank_major(
+        x, idx, 16, 4, torch.ones(16, 2), use_fp8=False
+    )
+    yield from (rows, count, local, weights)
 
 
-def test_small_results_may_be_freed():
+def make_buffer_of_one(**options):
+    return Buffer(None, 1 << 20, 1 << 22, low_latency_mode=True, comm=Alone, **options)
+
+
+def test_nothing_of_torch_is_changed():
+    before = attributes_of_torch()
+    buffer = make_buffer_of_one()
+    for each in list(results_of_every_call(buffer)):
+        each.untyped_storage().resize_(0)
+    assert attributes_of_torch() == before
+    assert torch.Tensor.record_stream is torch._C.TensorBase.record_stream
+    assert torch.UntypedStorage.resize_ is torch._C.StorageBase.resize_
+
+
+def test_importing_changes_nothing():
+    """In a process of its own: here everything is imported."""
+    program = """
+import torch, torch.distributed
+kinds = (torch, torch.Tensor, torch.UntypedStorage, torch.cuda, torch.cuda.memory)
+before = [dict(vars(kind)) for kind in kinds]
+import deep_ep
+from test_errors import Alone
+buffer = deep_ep.Buffer(None, 1 << 20, comm=Alone)
+x, idx = torch.ones(3, 64, dtype=torch.bfloat16), torch.zeros(3, 1, dtype=torch.int64)
+per_rank, _, per_expert, in_rank, _ = buffer.get_dispatch_layout(idx, 2)
+rows = buffer.dispatch(x, num_tokens_per_rank=per_rank, is_token_in_rank=in_rank, num_tokens_per_expert=per_expert)[0]
+rows.untyped_storage().resize_(0)
+for kind, old in zip(kinds, before):
+    changed = [name for name, value in old.items() if vars(kind).get(name, None) is not value]
+    new = [name for name in vars(kind) if name not in old and kind in (torch.Tensor, torch.UntypedStorage)]
+    print(kind, changed, new)
+"""
+    path = os.pathsep.join([os.path.dirname(__file__), *filter(None, [os.environ.get("PYTHONPATH")])])
+    printed = subprocess.run(
+        [sys.executable, "-c", program], check=True, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path}
+    ).stdout.splitlines()
+    assert len(printed) == 5 and all(line.endswith("[] []") for line in printed), printed
+
+
+@pytest.mark.parametrize("kind", ["auto", "ordinary"])
+def test_results_are_pytorchs(kind):
+    buffer = make_buffer_of_one(results=kind)
+    for each in list(results_of_every_call(buffer)):
+        storage = each.untyped_storage()
+        assert storage.resizable() and not of_buffer(buffer, each)
+        wanted = each.clone() if each.is_contiguous() else None
+        if wanted is not None and each.dtype == torch.bfloat16:  # plain pickle has no 8-bit floating point
+            wanted = pickle.loads(pickle.dumps(each))
+        storage.resize_(storage.nbytes() + 64)
+        if wanted is not None:  # some rows are undefined, and so may be no numbers
+            assert torch.equal(each.view(torch.uint8), wanted.view(torch.uint8))
+        view = each.detach()
+        assert view.untyped_storage().resize_(0).nbytes() == 0 == each.untyped_storage().nbytes()
+        assert each.data_ptr() == 0
+
+
+def test_results_of_the_heap():
+    """As asked for: rows are where peers have written them, and PyTorch cannot free them."""
+    buffer = make_buffer_of_one(results="heap")
+    rows = sent(buffer, torch.ones(3, 64, dtype=torch.bfloat16), torch.zeros(3, 1, dtype=torch.int64), 2)[0]
+    assert of_buffer(buffer, rows)
+    for each in list(results_of_every_call(buffer)):
+        with pytest.raises(RuntimeError, match="not resizable"):
+            each.untyped_storage().resize_(0)
+    assert rows.tolist() == [[1.0] * 64] * 3
+
+
+@pytest.mark.parametrize("kind", ["auto", "heap"])
+def test_handles_outlive_freed_results(kind):
+    """A handle's tensors are the library's."""
+    buffer = make_buffer_of_one(results=kind)
+    idx = torch.arange(32).reshape(16, 2) % 4
+    x = torch.ones(16, 512, dtype=torch.bfloat16)
+    rows, local, weights, _, handle, _ = sent(buffer, x, idx, 4)
+    low_rows, count, low, _, _ = low_latency(buffer, x, idx, use_fp8=False)
+    if kind == "auto":
+        for each in (rows, local, weights, low_rows, count):
+            each.untyped_storage().resize_(0)
+    del rows, local, weights, low_rows, count
+    gc.collect()
+    equal(buffer.combine(x, handle, config=CONFIG)[0], x, "combined")
+    equal(buffer.dispatch(x, handle=handle, config=CONFIG)[0], x, "dispatched again")
+    combined = buffer.low_latency_combine(torch.ones(4, 16, 512).to(x), idx, torch.ones(16, 2), low)[0]
+    assert (combined == 2).all()
+
+
+def test_other_kinds_are_refused():
+    for make in (lambda results: Buffer(None, 1 << 20, comm=Alone, results=results),
+                 lambda results: ElasticBuffer(Alone, 1 << 26, results=results)):  # fmt: skip
+        with pytest.raises(ValueError, match="results is 'fast', allowed: 'auto', 'ordinary', 'heap'") as raised:
+            make("fast")
+        plain_sentence(str(raised.value))
+        with pytest.raises(TypeError, match="results is of type int, expected a str"):
+            make(0)
+
+
+@pytest.mark.parametrize("exchange", [True, False])
+@pytest.mark.parametrize("kind", ["auto", "heap"])
+def test_empty_results(kind, exchange):
+    before = _native.use_exchange_api(exchange)
+    try:
+        buffer = make_buffer_of_one(results=kind)
+        x, idx = torch.ones(0, 64, dtype=torch.bfloat16), torch.zeros(0, 1, dtype=torch.int64)
+        rows, local, weights, _, handle, _ = sent(buffer, x, idx, 2)
+        combined = buffer.combine(rows, handle, config=CONFIG)[0]
+        shapes = [tuple(each.shape) for each in (rows, local, weights, combined)]
+        assert shapes == [(0, 64), (0, 1), (0, 1), (0, 64)]
+        nowhere = sent(buffer, torch.ones(3, 64, dtype=torch.int16), torch.full((3, 1), -1), 2)[0]
+        assert tuple(nowhere.shape) == (0, 64) and nowhere.dtype == torch.int16
+        some = sent(buffer, torch.ones(3, 64, dtype=torch.int16), torch.zeros(3, 1, dtype=torch.int64), 2)[0]
+        assert some.dtype == torch.int16 and some.tolist() == [[1] * 64] * 3
+    finally:
+        _native.use_exchange_api(before)
+
+
+class Segments:
+    """The part of PyTorch's pools on the CPU: tensors whose memory is a segment of the heap, taken as PyTorch does it."""
+
+    def __init__(self, *_):
+        self.in_heap, self.elsewhere, self.out = True, 0, []
+        library = ctypes.CDLL(_native.__file__)
+        self.take, self.free = library.deep_ep_allocate_segment, library.deep_ep_free_segment
+        self.take.restype, self.take.argtypes = ctypes.c_void_p, [ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p]
+        self.free.restype = None
+        self.free.argtypes = [ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p]
+
+    def make_in_heap(self, wanted, stream, on_communication, used_by_other, largest):
+        assert not on_communication and not used_by_other and largest > 0
+        made = []
+        for shape, dtype in wanted:
+            bytes = max(torch.Size(shape).numel() * dtype.itemsize, 1)
+            address = self.take(bytes, 0, None)
+            if address is None:
+                for each in made:
+                    self.give_back(each)
+                return None
+            memory = (ctypes.c_uint8 * bytes).from_address(address)
+            made.append(torch.frombuffer(memory, dtype=torch.uint8).view(dtype).view(shape))
+        self.out += made
+        return made
+
+    def give_back(self, tensor):
+        self.out = [each for each in self.out if each.data_ptr() != tensor.data_ptr()]
+        self.free(tensor.data_ptr(), 0, 0, None)
+
+    def is_in_heap(self):
+        pass
+
+    def is_elsewhere(self):
+        self.elsewhere += 1
+
+
+def test_rows_land_in_segments_of_the_heap(monkeypatch):
+    segments = Segments()
+    monkeypatch.setattr(peers, "results_for", lambda *_: segments)
     buffer = Buffer(None, 1 << 20, comm=Alone)
     idx = torch.zeros(2048, 1, dtype=torch.int64)
-    layouts, addresses = [], set()
-    for _ in range(6):
-        layouts.append(buffer.get_dispatch_layout(idx, 2))
-        per_rank, _, per_expert, in_rank, _ = layouts[-1]
-        result = buffer.dispatch(
-            large(1, 64), num_tokens_per_rank=per_rank, is_token_in_rank=in_rank, num_tokens_per_expert=per_expert,
-            topk_idx=idx, topk_weights=torch.ones(2048, 1), config=CONFIG,
-        )  # fmt: skip
-        layouts.append(result)
-        addresses.add(in_rank.data_ptr())
-        for each in (per_rank, per_expert, in_rank, result[1], result[2]):
-            storage = each.untyped_storage()
-            assert storage.nbytes() and storage.resize_(0) is storage and storage.nbytes() == 0
-            assert each.untyped_storage().resize_(0) is storage, "once more"
-        wanted = large(1, 64)
-        equal(buffer.combine(result[0], result[4], config=CONFIG)[0], wanted, "combined with the handle of freed results")
-    assert len(addresses) < 4
+    held, here = [], []
+    for i in range(12):  # 8 MiB each
+        result = sent(buffer, large(i), idx, 2)
+        assert (result[0] == i).all()
+        here.append(of_buffer(buffer, result[0]))
+        assert of_buffer(buffer, result[4][3]) == here[-1], "all that peers write lies there, or nothing"
+        equal(buffer.combine(result[0], result[4], config=CONFIG)[0], large(i), "combined")
+        held.append(result)
+    assert here[0] and not here[-1] and here == sorted(here, reverse=True)
+    first = held[0][0].data_ptr()
+    for each in segments.out[:]:
+        segments.give_back(each)
+    again = sent(buffer, large(50), idx, 2)[0]
+    assert again.data_ptr() == first and (again == 50).all(), "what was given back"
+    segments.in_heap = False
+    assert not of_buffer(buffer, sent(buffer, large(51), idx, 2)[0])
+    assert segments.take(512, 0, None) is None, "outside a call there is no heap"
+    segments.free(12345, 0, 0, None)  # nobody's
 
 
-def test_handles_and_memory_of_the_buffer_are_kept():
-    buffer = Buffer(None, 1 << 20, 1 << 22, low_latency_mode=True, comm=Alone)
-    x, idx = torch.ones(16, 512, dtype=torch.bfloat16), torch.zeros(16, 1, dtype=torch.int64)
-    handle = sent(buffer, x, idx, 4)[4]
-    low = low_latency(buffer, x, idx)[2]
-    of_the_buffer = (buffer.runtime.local_memory(), buffer.get_next_low_latency_combine_buffer(low))
-    for each in (handle[0], handle[3], handle[5], *low[:2], *of_the_buffer):
-        storage = each.untyped_storage()
-        with pytest.raises(RuntimeError, match="belong to a handle or to the buffer of deep_ep") as raised:
-            storage.resize_(0)
-        plain_sentence(str(raised.value))
-        assert storage.nbytes() == each.numel() * each.element_size() and storage.resize_(storage.nbytes()) is storage
+def test_tensors_from_elsewhere_are_not_written_by_peers(monkeypatch):
+    segments = Segments()
+    segments.make_in_heap = lambda wanted, *_: [torch.empty(shape, dtype=dtype) for shape, dtype in wanted]
+    monkeypatch.setattr(peers, "results_for", lambda *_: segments)
+    buffer = Buffer(None, 1 << 20, comm=Alone)
+    rows = sent(buffer, large(5, 64), torch.zeros(2048, 1, dtype=torch.int64), 2)[0]
+    assert (rows == 5).all() and not of_buffer(buffer, rows) and segments.elsewhere == 1
 
 
-def test_storages_of_others_are_as_before():
-    ours, empty = torch.ones(8), torch.empty(0)
-    assert torch.UntypedStorage.resize_.__module__ == "deep_ep.results"
-    assert ours.untyped_storage().resize_(64).nbytes() == 64 and ours.untyped_storage().resize_(0).nbytes() == 0
-    assert empty.untyped_storage().resize_(8).nbytes() == 8
-    theirs = torch.frombuffer(bytearray(16), dtype=torch.int32)
-    for size in (0, 16, 32):
-        with pytest.raises(RuntimeError, match="not resizable"):
-            theirs.untyped_storage().resize_(size)
-    assert theirs.tolist() == [0] * 4
-    results.watch_resize()
-    assert ours.untyped_storage().resize_(32).nbytes() == 32, "told twice"
+def test_segments_keep_the_heap(monkeypatch):
+    segments = Segments()
+    monkeypatch.setattr(peers, "results_for", lambda *_: segments)
+    buffer = Buffer(None, 1 << 20, comm=Alone, explicitly_destroy=True)
+    rows = sent(buffer, large(7), torch.zeros(2048, 1, dtype=torch.int64), 2)[0]
+    buffer.destroy()
+    del buffer
+    gc.collect()
+    assert (rows == 7).all()
+    rows.fill_(8)
+    for each in segments.out[:]:
+        segments.give_back(each)
 
 
 def each_result(group, elastic):
@@ -309,54 +408,3 @@ def megatron_overlap(group, nodes):
 @pytest.mark.parametrize("nodes", [False, True])
 def test_megatron_overlap(ranks, nodes):
     ranks(4).run(megatron_overlap, nodes)
-
-
-def test_record_stream_finds_the_memory_of_views():
-    """What PyTorch's method cannot: it is told by the address. Without a GPU there is no stream but 0."""
-    buffer = Buffer(None, 1 << 20, comm=Alone)
-    result = sent(buffer, torch.ones(3, 64, dtype=torch.bfloat16), torch.zeros(3, 1, dtype=torch.int64), 2)
-    for each in (result[0], result[1], result[2], result[4][0], result[0].detach()[2:].t()):
-        assert _native.record_stream(each.untyped_storage().data_ptr(), 0)
-    small = Buffer(None, 0, 1 << 22, low_latency_mode=True, comm=Alone)
-    x, idx = torch.ones(16, 512, dtype=torch.bfloat16), torch.zeros(16, 1, dtype=torch.int64)
-    (rows, scales), count, handle, _, _ = low_latency(small, x, idx)
-    combined = small.low_latency_combine(rows.to(x), idx, torch.ones(16, 1), handle)[0]
-    layout = small.get_dispatch_layout(idx, 4)
-    for other in (rows, rows[1:], scales, count, *handle[:2], combined, layout[0], layout[2], layout[3]):
-        assert _native.record_stream(other.untyped_storage().data_ptr(), 0)
-    assert not _native.record_stream(torch.ones(4).data_ptr(), 0)
-    address = result[0].data_ptr()
-    assert _native.free_result(address, 384)
-    del result, each
-    assert not _native.record_stream(address, 0) and not _native.free_result(address, 384)
-
-
-def test_record_stream_is_passed_on(monkeypatch):
-    seen = []
-    monkeypatch.setattr(results, "_of_pytorch", None)
-    monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: seen.append((tensor, stream)))
-    results.watch_record_stream()
-    ours = torch.Tensor.record_stream
-    results.watch_record_stream()
-    assert torch.Tensor.record_stream is ours, "once"
-    monkeypatch.setattr(_native, "record_stream", lambda address, stream: seen.append((address, stream)))
-
-    class Stream:
-        cuda_stream = 5
-
-    tensor, stream = torch.ones(3), Stream()
-    tensor.record_stream(stream)
-    assert seen == [(tensor, stream)], "on the CPU nobody is told"
-    del seen[:]
-    monkeypatch.setattr(torch.Tensor, "is_cuda", True)
-    tensor[1:].record_stream(stream)
-    assert seen[0][1] is stream and seen[1] == (tensor.untyped_storage().data_ptr(), 5)
-    del seen[:]
-    monkeypatch.setattr(torch.cuda, "Stream", lambda **same: Stream() if same["stream_id"] == 7 else None)
-    plain = types.SimpleNamespace(stream_id=7, device_index=0, device_type=1)  # as torch.Stream, which has no handle
-    tensor.record_stream(plain)
-    assert seen[1] == (tensor.data_ptr(), 5)
-    del seen[:]
-    parameter = torch.nn.Parameter(torch.ones(2))  # results are none, and others may have no storage
-    parameter.record_stream(stream)
-    assert len(seen) == 1

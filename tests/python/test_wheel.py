@@ -117,7 +117,9 @@ def test_needs_no_other_library(tmp_path):
         assert newest <= NEWEST_GLIBC, f"{binary} needs glibc 2.{newest}: on older systems than this one it does not run"
         if "_native" in binary:
             given = [line.split()[-1] for line in symbols.splitlines() if re.search(r" (GLOBAL|WEAK|UNIQUE) +DEFAULT +\d+ ", line)]
-            assert given == ["PyInit__native"], "other extensions may have other C++ libraries"
+            # The others are what PyTorch's pools call.
+            wanted = ["PyInit__native", "deep_ep_allocate_segment", "deep_ep_free_segment"]
+            assert sorted(given) == wanted, "other extensions may have other C++ libraries"
 
 
 def test_auditwheel_agrees():

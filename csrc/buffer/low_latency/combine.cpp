@@ -1,4 +1,5 @@
 // low_latency_combine, and the memory that experts may write its input to.
+#include <tuple>
 #include <utility>
 
 #include "csrc/buffer/low_latency/launch.hpp"
@@ -23,14 +24,14 @@ LowLatencyCombineResult LowLatency::combine(const LowLatencyCombineArguments& ar
   if (arguments.out) {
     result.combined_x = Tensor::borrow(*arguments.out);
   } else {
-    result.combined_x =
-        scope.pool_tensor(unplaced(setup_.device, DType::bfloat16, {plan.params.num_tokens, plan.params.hidden}));
+    const TensorView wanted = unplaced(setup_.device, DType::bfloat16, {plan.params.num_tokens, plan.params.hidden});
+    result.combined_x = scope.result_tensors({&wanted, 1}).front();
     scope.hand_out(result.combined_x);
   }
   plan.params.combined_x = result.combined_x.as<std::byte>();
   if (setup_.measured) waits_->measure(plan);
   result.event = launch(LowLatencyKind::combine, plan, scope, call.stream,
-                        std::array{result.combined_x, arguments.handle->row_table}, result.hook);
+                        std::tuple(result.combined_x, arguments.handle->row_table, arguments.owner), result.hook);
   return result;
 }
 

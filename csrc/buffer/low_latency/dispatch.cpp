@@ -1,4 +1,6 @@
 // low_latency_dispatch: room for what comes, launch.
+#include <tuple>
+
 #include "csrc/buffer/checks.hpp"
 #include "csrc/buffer/low_latency/launch.hpp"
 #include "csrc/buffer/low_latency/low_latency.hpp"
@@ -26,8 +28,9 @@ LowLatencyDispatchResult LowLatency::dispatch(const LowLatencyDispatchArguments&
 
   // The rows by themselves, because they are large and often dropped early.
   CallScope scope(runtime_.calls(), call);
-  const std::vector<Tensor> rows = scope.pool_tensors(plan.rows);
-  const std::vector<Tensor> others = scope.pool_tensors(plan.others);
+  const std::vector<Tensor> rows = scope.result_tensors(plan.rows);
+  const std::vector<Tensor> others = scope.result_tensors(plan.others, plan.kept);
+  const Tensor* const kept = others.data() + plan.others.size();
   LowLatencyDispatchParams& params = plan.params;
   LowLatencyDispatchResult result;
   result.recv_x = rows[0];
@@ -38,32 +41,31 @@ LowLatencyDispatchResult LowLatency::dispatch(const LowLatencyDispatchArguments&
   }
   result.recv_count = others[0];
   params.recv_count = others[0].as<std::int32_t>();
-  result.handle = {.src_info = others[1],
-                   .layout_range = others[2],
-                   .row_table = others[3],
+  result.handle = {.src_info = kept[0],
+                   .layout_range = kept[1],
+                   .row_table = kept[2],
                    .layout = arguments.layout,
                    .num_tokens = params.num_tokens,
                    .max_tokens = params.max_tokens,
                    .num_topk = params.num_topk,
                    .num_experts = arguments.num_experts,
                    .hidden = params.hidden};
-  params.src_info = others[1].as<std::int32_t>();
-  params.layout_range = others[2].as<std::int64_t>();
-  params.row_table = others[3].as<std::int32_t>();
+  params.src_info = kept[0].as<std::int32_t>();
+  params.layout_range = kept[1].as<std::int64_t>();
+  params.row_table = kept[2].as<std::int32_t>();
   if (params.rank_major) {
-    result.recv_topk_idx = others[4];
-    params.recv_topk_idx = others[4].as<std::int32_t>();
+    result.recv_topk_idx = others[1];
+    params.recv_topk_idx = others[1].as<std::int32_t>();
   }
   if (params.weights) {
-    result.recv_topk_weights = others[5];
-    params.recv_topk_weights = others[5].as<float>();
+    result.recv_topk_weights = others[2];
+    params.recv_topk_weights = others[2].as<float>();
   }
   if (setup_.measured) waits_->measure(plan);
-  scope.hand_out(rows[0]);
-  scope.hand_out(others[0]);
+  for (const Tensor* tensor : {&rows[0], &others[0], &kept[0]}) scope.hand_out(*tensor);
 
-  result.event =
-      launch(LowLatencyKind::dispatch, plan, scope, call.stream, std::array{rows[0], others[0]}, result.hook);
+  result.event = launch(LowLatencyKind::dispatch, plan, scope, call.stream,
+                        std::tuple(rows, others, arguments.owner), result.hook);
   if (too_many_tokens(arguments)) {
     if (result.hook) result.hook();
     check_range("number of tokens (rows of x)", arguments.x.size(0), 0, arguments.max_tokens);

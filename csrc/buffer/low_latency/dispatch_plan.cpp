@@ -134,9 +134,10 @@ void plan_results(LowLatencyDispatchPlan& plan, const LowLatencySetup& setup) {
     plan.rows.push_back(of(scales.packed ? DType::int32 : DType::float32, {blocks, scales.columns(), rows}));
   }
   const std::int64_t table_rows = 2 + std::int64_t{params.max_tokens} * (1 + params.num_topk);
-  plan.others = {of(DType::int32, {blocks}), of(DType::int32, {blocks, rows}),
-                 params.rank_major ? of(DType::int64, {ranks}) : of(DType::int64, {blocks, ranks}),
-                 of(DType::int32, {table_rows, ranks})};
+  plan.others = {of(DType::int32, {blocks})};
+  plan.kept = {of(DType::int32, {blocks, rows}),
+               params.rank_major ? of(DType::int64, {ranks}) : of(DType::int64, {blocks, ranks}),
+               of(DType::int32, {table_rows, ranks})};
   if (params.rank_major) plan.others.push_back(of(DType::int32, {blocks, rows, params.num_topk}));
   if (params.weights) plan.others.push_back(of(DType::float32, {blocks, rows, params.num_topk}));
 }

@@ -14,6 +14,7 @@ from .._native import EventHandle
 from ..arguments import MaybeTensor, RowsLike, event_of, integer
 from ..errors import InvalidArgument, WrongUse
 from ..peers import Peers, destroy_together, device_index, is_group, let_go, native_buffer
+from ..results import check_kind
 from ..utils.event import EventOverlap
 from ..utils.nvlink import check_nvlink_connections
 from . import model
@@ -75,6 +76,8 @@ class ElasticBuffer(Sizes, Journeys, OptionalCalls):
         num_cpu_timeout_secs: int = 300,
         num_gpu_timeout_secs: int = _DEFAULT_GPU_TIMEOUT,
         explicitly_destroy: bool = False,
+        *,
+        results: str = "auto",
     ) -> None:
         """Collective: every rank of the group calls it, with equal arguments and with its CUDA device current.
 
@@ -89,6 +92,7 @@ class ElasticBuffer(Sizes, Journeys, OptionalCalls):
                 given, that variable says it.
             explicitly_destroy: memory is freed by ``destroy``, which is collective. Without it ``destroy`` is refused, as
                 upstream refuses it, and the memory is freed when the object goes, without another rank.
+            results: as for ``Buffer``. Rows of the expanded layout are in PyTorch's ordinary memory in any case.
             deterministic, sl_idx, num_cpu_timeout_secs: accepted; order is always fixed, the traffic class is set by
                 DEEP_EP_RDMA_TRAFFIC_CLASS, and the host's wait ends with the kernels'.
         """
@@ -130,12 +134,17 @@ class ElasticBuffer(Sizes, Journeys, OptionalCalls):
         )
         timeout = integer("num_gpu_timeout_secs", num_gpu_timeout_secs, 1)
         integer("num_cpu_timeout_secs", num_cpu_timeout_secs, 1)
+        results = check_kind(results)
         memory = max(num_bytes - num_cpu_bytes, _SMALLEST_HEAP)
         if peers.num_nodes(device) > 1:  # between nodes combine copies rows into it
             memory *= 2
         self.runtime: Optional[_native.Buffer]
         self.runtime, self._comm_stream = native_buffer(
-            peers, device, memory, timeout_s=-1.0 if num_gpu_timeout_secs is _DEFAULT_GPU_TIMEOUT else float(timeout)
+            peers,
+            device,
+            memory,
+            timeout_s=-1.0 if num_gpu_timeout_secs is _DEFAULT_GPU_TIMEOUT else float(timeout),
+            results=results,
         )
         self._device = torch.device("cuda", device) if device >= 0 else torch.device("cpu")
         # What a barrier sends: counts that are all 0, and no rows.
@@ -209,7 +218,7 @@ class ElasticBuffer(Sizes, Journeys, OptionalCalls):
             # Counts of all ranks are exchanged, even where all are 0.
             nothing, nowhere, rows = self._nothing_to_send
             sent = runtime.dispatch(
-                rows, None, nothing, nowhere, nothing, None, None, 1, 1, 0, None, stream.switched
+                rows, None, nothing, nowhere, nothing, None, None, 1, 1, 0, None, stream.switched, True
             )
             stream.part(sent[-1])
         event = stream.finish((), ())

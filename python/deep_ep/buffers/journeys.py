@@ -57,7 +57,7 @@ class Journeys:
         stream.part(event)
         recv_x, recv_scales, recv_idx, recv_weights, counts, route, event = runtime.dispatch(
             rows, native_scales(scales), per_rank, in_rank, per_expert, topk_idx, topk_weights, alignment, worst, sms, None,
-            stream.switched,
+            stream.switched, self._moves_on(expand),
         )  # fmt: skip
         stream.part(event)
         if cpu_sync:
@@ -110,7 +110,7 @@ class Journeys:
             bits = topk_weights.view(torch.int32)
             beside = bits if beside is None else torch.cat([beside.view(torch.int32), bits], dim=1)
         recv_x, together, event = runtime.cached_dispatch(
-            rows, beside, handle._route, num_sms or handle.num_sms, None, stream.switched
+            rows, beside, handle._route, num_sms or handle.num_sms, None, stream.switched, self._moves_on(expand)
         )
         stream.part(event)
         recv_scales, recv_weights = (together, None) if topk_weights is None else (None, together)
@@ -125,6 +125,10 @@ class Journeys:
         recv_rows, new_scales, local, recv_weights, handle = self._copied(*moved, recv_weights, scales, handle, column_major)
         new_scales = new_scales if kept[1] is None else typed(kept[1], scales)
         return recv_rows if kept[0] is None else kept[0], new_scales, local, recv_weights, handle
+
+    def _moves_on(self, expand: bool) -> bool:
+        """Whether received rows are not what dispatch returns: then they may lie in the library's memory."""
+        return expand or self.num_rdma_ranks > 1
 
     def _expanded(self, recv_x, recv_scales, recv_weights, scales, handle, zero_padding, column_major):
         """What ``dispatch`` returns but for the event, in the expanded layout."""
@@ -171,7 +175,7 @@ class Journeys:
         runtime.address_rows(metadata, ends, most, single, topk_weights, beside, in_rank, per_rank, scratch)
         most_rows = most * (topk if single else min(topk, self.num_ranks))
         recv, recv_beside, _, _, _, route, event = runtime.dispatch(
-            x, beside, per_rank, in_rank, per_rank, None, None, 1, max(most_rows, 1), sms, None, stream.switched
+            x, beside, per_rank, in_rank, per_rank, None, None, 1, max(most_rows, 1), sms, None, stream.switched, True
         )
         stream.part(event)
         combined_x = self._new((tokens, x.size(1)), torch.bfloat16)

@@ -12,8 +12,8 @@ from ..utils.event import EventOverlap
 
 
 class CallEvent(EventOverlap):
-    """Also tells the library which stream uses what it handed out: memory of the buffer does not know
-    ``record_stream``."""
+    """Also tells the library which stream uses what it handed out: its memory (of handles, and of all results where
+    ``results`` is ``"heap"``) does not know ``record_stream``."""
 
     _parts: Iterable[EventHandle] = ()
 

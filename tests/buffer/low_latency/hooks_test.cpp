@@ -140,6 +140,31 @@ TEST_P(LowLatencyHooksTest, NeverCalled) {
   });
 }
 
+/// The receive part of a dropped hook still comes, and reads what the call was given.
+TEST_P(LowLatencyHooksTest, TheQueuedPartKeepsTheOwnerOfTheArguments) {
+  DEEP_EP_NEEDS_RANKS(2);
+  const std::vector<LowLatencyCase> cases = some_cases();
+  run_cluster(cluster(2), [&](Rank& rank) {
+    Buffer& buffer = rank.buffer(options_for_cases());
+    const auto send = [&](std::weak_ptr<int>& kept) {
+      LowLatencyDispatchArguments arguments = with_hook(upload_arguments(rank, cases[0]));
+      const auto owner = std::make_shared<int>(0);
+      kept = owner;
+      arguments.owner = owner;
+      buffer.low_latency_dispatch(arguments, rank.call());  // dropped, hook and all
+    };
+    std::weak_ptr<int> kept;
+    send(kept);
+    require(!kept.expired(), "the part waits");
+    check_low_latency_dispatch(rank, cases[0],
+                               buffer.low_latency_dispatch(upload_arguments(rank, cases[0]), rank.call()));
+    require(kept.expired(), "the part has been enqueued");
+    send(kept);
+    buffer.destroy();
+    require(kept.expired(), "the buffer is gone");
+  });
+}
+
 /// A graph with only one part of a call would wait, when replayed, for something that nobody sends.
 TEST_P(LowLatencyHooksTest, BothPartsOfACallAreRecordedOrNeither) {
   DEEP_EP_NEEDS_RANKS(2);

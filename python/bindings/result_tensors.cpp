@@ -1,0 +1,93 @@
+#include "python/bindings/result_tensors.hpp"
+
+#include <fmt/format.h>
+
+#include <cstdint>
+#include <string>
+#include <utility>
+
+#include "deep_ep/error.hpp"
+#include "python/bindings/framework.hpp"
+#include "python/bindings/heap_segments.hpp"
+
+namespace deep_ep::bindings {
+namespace {
+
+/// Tensors without elements get one, as PyTorch gives them no address.
+py::tuple shape_of(const TensorView& view) {
+  if (view.elements() == 0) return py::make_tuple(1);
+  py::tuple shape(static_cast<std::size_t>(view.dims));
+  for (int dim = 0; dim < view.dims; ++dim) shape[static_cast<std::size_t>(dim)] = view.size(dim);
+  return shape;
+}
+
+py::list describe(std::span<const TensorView> wanted) {
+  py::list list;
+  for (const TensorView& view : wanted) {
+    list.append(py::make_tuple(shape_of(view), Framework::instance().dtype_object(view.dtype)));
+  }
+  return list;
+}
+
+/// PyTorch's text without the dump of its C++ stack.
+std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
+
+}  // namespace
+
+Tensor FrameworkResults::tensor_over(py::object object, TensorView view) const {
+  view.data = Framework::instance().borrow(object, "a result").view.data;
+  return {view, std::make_shared<FrameworkStorage>(std::move(object), view, leftovers_)};
+}
+
+std::vector<Tensor> FrameworkResults::make(std::span<const TensorView> wanted, const Order& order) {
+  const py::gil_scoped_acquire gil;
+  const Framework& framework = Framework::instance();
+  std::vector<Tensor> made;
+  made.reserve(wanted.size());
+  if (wanted.empty()) return made;
+  try {
+    // PyTorch's memory on the CPU knows no streams.
+    const bool cpu = wanted[0].device.kind == Device::Kind::cpu;
+    const bool on_current = cpu || framework.current_stream(wanted[0].device) == order.stream;
+    if (cpu || (on_current && !order.other)) {
+      const Framework::WithoutModes quick(framework);
+      for (const TensorView& view : wanted) {
+        made.push_back(tensor_over(framework.empty(shape_of(view), view.dtype, view.device), view));
+      }
+      return made;
+    }
+    const py::list tensors = py::handle(helper_).attr("make")(describe(wanted), !on_current, order.other.has_value());
+    for (std::size_t i = 0; i < wanted.size(); ++i) made.push_back(tensor_over(tensors[i], wanted[i]));
+    return made;
+  } catch (const py::error_already_set& error) {
+    if (!error.matches(framework.out_of_memory())) throw;
+    throw OutOfMemory(fmt::format("PyTorch has no memory for the results of a call: {}", first_line(error.what())));
+  }
+}
+
+std::vector<Tensor> FrameworkResults::make_in_heap(std::span<const TensorView> wanted, const Order& order,
+                                                   const std::shared_ptr<HeapPieces>& heap) {
+  const py::gil_scoped_acquire gil;
+  std::vector<Tensor> made;
+  const py::handle helper(helper_);
+  if (wanted.empty() || !helper.attr("in_heap").cast<bool>()) return made;
+  const bool on_current = Framework::instance().current_stream(wanted[0].device) == order.stream;
+  const bool cpu = wanted[0].device.kind == Device::Kind::cpu;  // only tests make such
+  const SegmentsFrom segments(heap);
+  const Framework::WithoutModes quick(Framework::instance());
+  const py::object tensors = helper.attr("make_in_heap")(
+      describe(wanted), reinterpret_cast<std::uintptr_t>(order.stream), !on_current && !cpu,
+      order.other.has_value() && !cpu, heap->largest_free());
+  if (tensors.is_none()) return made;
+  const auto list = py::reinterpret_borrow<py::list>(tensors);
+  bool outside = false;
+  for (std::size_t i = 0; i < wanted.size(); ++i) {
+    made.push_back(tensor_over(list[i], wanted[i]));
+    outside = outside || !heap->contains(made.back().data());
+  }
+  // PyTorch has taken it from elsewhere, as some settings of its allocator make it do.
+  helper.attr(outside ? "is_elsewhere" : "is_in_heap")();
+  return made;
+}
+
+}  // namespace deep_ep::bindings

@@ -1,0 +1,177 @@
+// Results as tensors of a framework: for which streams they are made, and where they lie.
+#include "deep_ep/result_tensors.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <memory>
+#include <vector>
+
+#include "csrc/buffer/call_scope.hpp"
+#include "csrc/executor/own_stream.hpp"
+#include "csrc/memory/arena_pieces.hpp"
+#include "tests/memory/fake_executor.hpp"
+
+namespace deep_ep {
+namespace {
+
+using test::FakeExecutor;
+using test::FakeHeap;
+
+/// A framework that remembers what it was asked.
+class FakeFramework final : public ResultTensors {
+ public:
+  class Owned final : public Tensor::Storage {
+   public:
+    explicit Owned(std::size_t bytes) : memory(std::max<std::size_t>(bytes, 1)) {}
+    void record_stream(StreamHandle) override {}
+    std::vector<std::byte> memory;
+  };
+
+  std::vector<Tensor> make(std::span<const TensorView> wanted, const Order& order) override {
+    orders.push_back(order);
+    if (enqueues != nullptr) enqueues->record_event(order.stream);
+    std::vector<Tensor> made;
+    for (TensorView view : wanted) {
+      const auto owner = std::make_shared<Owned>(view.bytes());
+      view.data = owner->memory.data();
+      made.emplace_back(view, owner);
+    }
+    return made;
+  }
+  std::vector<Tensor> make_in_heap(std::span<const TensorView> wanted, const Order& order,
+                                   const std::shared_ptr<HeapPieces>& heap) override {
+    ++asked_for_heap;
+    pieces = heap;
+    if (elsewhere) return make(wanted, order);
+    orders.push_back(order);
+    std::vector<Tensor> made;
+    for (TensorView view : wanted) {
+      view.data = heap->take(view.bytes(), order.stream);
+      if (view.data == nullptr) return {};
+      made.emplace_back(view, std::make_shared<Owned>(0));
+    }
+    return made;
+  }
+
+  std::vector<Order> orders;
+  int asked_for_heap = 0;
+  bool elsewhere = false;
+  std::shared_ptr<HeapPieces> pieces;
+  FakeExecutor* enqueues = nullptr;  ///< on the stream, as a framework that fills what it makes
+};
+
+class ResultTensorsTest : public ::testing::Test {
+ protected:
+  static FakeExecutor::Stream& of(StreamHandle stream) { return FakeExecutor::of(stream); }
+  static bool waits_for(StreamHandle stream, StreamHandle other) {
+    return std::ranges::any_of(of(stream).waited_for,
+                               [&](const EventHandle& event) { return FakeExecutor::stream_of(event) == &of(other); });
+  }
+  void expect_order(const CallOptions& options, StreamHandle stream, std::optional<StreamHandle> other) {
+    framework_->orders.clear();
+    CallScope scope(context_, options);
+    scope.result_tensors({&small_, 1});
+    scope.finish();
+    ASSERT_EQ(framework_->orders.size(), 1u);
+    EXPECT_EQ(framework_->orders[0].stream, stream);
+    EXPECT_EQ(framework_->orders[0].other, other);
+  }
+
+  std::shared_ptr<FakeExecutor> executor_ = std::make_shared<FakeExecutor>();
+  std::shared_ptr<FakeFramework> framework_ = std::make_shared<FakeFramework>();
+  OwnStream streams_[3] = {OwnStream(*executor_), OwnStream(*executor_), OwnStream(*executor_)};
+  StreamHandle caller_ = streams_[0].get(), side_ = streams_[1].get(), comm_ = streams_[2].get();
+  std::shared_ptr<Arena> arena_ =
+      std::make_shared<Arena>(executor_, std::make_shared<FakeHeap>(1 << 20), 0, std::size_t{1} << 20);
+  CallContext context_{executor_, comm_, arena_, ForResults{.tensors = framework_}};
+  TensorView small_ = unplaced({}, DType::uint8, {100}), large_ = unplaced({}, DType::uint8, {600 << 10});
+};
+
+TEST_F(ResultTensorsTest, AreMadeForTheStreamThatTheCallComesAfter) {
+  const EventHandle event = executor_->record_event(side_);
+  expect_order({.stream = caller_}, caller_, std::nullopt);
+  expect_order({.stream = caller_, .async_finish = true}, caller_, comm_);
+  expect_order({.stream = caller_, .previous_event = event}, comm_, caller_);
+  expect_order({.stream = caller_, .previous_event = event, .async_finish = true}, comm_, caller_);
+  expect_order({.stream = comm_, .previous_event = event, .async_finish = true}, comm_, std::nullopt);
+}
+
+TEST_F(ResultTensorsTest, TheCallComesBehindWhatTheFrameworkEnqueues) {
+  framework_->enqueues = executor_.get();
+  CallScope scope(context_, {.stream = caller_, .async_finish = true});
+  of(comm_).waited_for.clear();
+  scope.result_tensors({&small_, 1});
+  EXPECT_TRUE(waits_for(comm_, caller_));
+  of(comm_).waited_for.clear();
+  const std::vector<TensorView> pieces[] = {{small_}};
+  scope.try_heap_results(pieces);
+  EXPECT_TRUE(waits_for(comm_, caller_));
+}
+
+TEST_F(ResultTensorsTest, LieInTheHeapWhereItHasRoomForAll) {
+  const std::vector<TensorView> pieces[] = {{small_}, {}, {large_, small_}};
+  CallScope scope(context_, {.stream = caller_});
+  const auto made = scope.try_heap_results(pieces);
+  ASSERT_TRUE(made);
+  EXPECT_EQ((*made)[0].size(), 1u);
+  EXPECT_TRUE((*made)[1].empty());
+  ASSERT_EQ((*made)[2].size(), 2u);
+  EXPECT_EQ((*made)[2][0].view().bytes(), large_.bytes());
+  EXPECT_FALSE(scope.try_heap_results(pieces)) << "the heap is full";
+  framework_->elsewhere = true;
+  const std::vector<TensorView> few[] = {{small_}};
+  EXPECT_FALSE(scope.try_heap_results(few)) << "peers cannot write there";
+}
+
+TEST_F(ResultTensorsTest, OfAGraphLieInItsOwnMemory) {
+  of(caller_).capturing = of(comm_).capturing = true;
+  CallScope scope(context_, {.stream = caller_});
+  const std::vector<TensorView> pieces[] = {{small_}};
+  EXPECT_FALSE(scope.try_heap_results(pieces));
+  EXPECT_EQ(framework_->asked_for_heap, 0);
+  scope.finish();
+  of(caller_).capturing = of(comm_).capturing = false;
+}
+
+TEST_F(ResultTensorsTest, OfTheHandleAreTheLibrarys) {
+  CallScope scope(context_, {.stream = caller_});
+  const auto made = scope.result_tensors({&small_, 1}, {&large_, 1});
+  ASSERT_EQ(made.size(), 2u);
+  EXPECT_NE(dynamic_cast<FakeFramework::Owned*>(made[0].storage().get()), nullptr);
+  EXPECT_EQ(dynamic_cast<FakeFramework::Owned*>(made[1].storage().get()), nullptr);
+  EXPECT_EQ(made[1].view().bytes(), large_.bytes());
+}
+
+TEST_F(ResultTensorsTest, ACallMayKeepToTheLibrarysMemory) {
+  CallScope scope(context_, {.stream = caller_, .library_memory = true});
+  const auto made = scope.result_tensors({&small_, 1});
+  const std::vector<TensorView> pieces[] = {{small_}};
+  const auto in_heap = scope.try_heap_results(pieces);
+  ASSERT_TRUE(in_heap);
+  EXPECT_NE(made[0].storage(), nullptr);
+  EXPECT_TRUE(framework_->orders.empty());
+  EXPECT_EQ(framework_->asked_for_heap, 0);
+}
+
+TEST_F(ResultTensorsTest, PiecesOfTheHeapGoBackBehindTheirStream) {
+  ArenaPieces pieces(arena_);
+  auto* const piece = static_cast<std::byte*>(pieces.take(600 << 10, side_));
+  ASSERT_NE(piece, nullptr);
+  EXPECT_TRUE(pieces.contains(piece) && pieces.contains(piece + (600 << 10) - 1));
+  EXPECT_FALSE(pieces.contains(piece + (600 << 10)) || pieces.contains(piece - 1));
+  EXPECT_LT(pieces.largest_free(), std::size_t{600 << 10});
+  EXPECT_EQ(pieces.take(600 << 10, side_), nullptr);
+  pieces.give_back(piece, side_);
+  EXPECT_FALSE(pieces.contains(piece));
+  EXPECT_EQ(pieces.take(600 << 10, caller_), piece);
+  EXPECT_TRUE(waits_for(caller_, side_)) << "work there may still use it";
+  of(caller_).capturing = true;
+  pieces.give_back(piece, caller_);
+  of(caller_).capturing = false;
+  EXPECT_EQ(pieces.take(600 << 10, caller_), nullptr) << "a graph may use it";
+  pieces.give_back(piece, caller_);  // nothing happens
+}
+
+}  // namespace
+}  // namespace deep_ep

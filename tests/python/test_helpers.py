@@ -302,8 +302,8 @@ def test_timing_without_gpu():
 
 
 def test_numbers_of_bytes():
-    for text, number in (("1048576", 1 << 20), ("512k", 512 << 10), ("1.5M", 3 << 19), (" 2GiB ", 2 << 30), ("3 kb", 3072), ("1T", 1 << 40)):
-        assert testing.parse_num_bytes(text) == number
+    sizes = {"1048576": 1 << 20, "512k": 512 << 10, "1.5M": 3 << 19, " 2GiB ": 2 << 30, "3 kb": 3072, "1T": 1 << 40}
+    assert {text: testing.parse_num_bytes(text) for text in sizes} == sizes
     for text in ("", "0", "0.1", "-1", "1x", "k", "1.2.3", "1 2"):
         with pytest.raises(ValueError, match="text is"):
             testing.parse_num_bytes(text)
@@ -313,19 +313,23 @@ def kernel(name):
     return f"deep_ep::cuda::{name}_kernel(deep_ep::Params)"
 
 
+SLEEP = "at::cuda::(anonymous namespace)::spin_kernel(long)"
+
+
 def profile_of(call, calls=2, barrier=(), other="gemm"):
     """What is recorded of calls that launch kernels with these names and microseconds, out of order."""
     launched = []
     for _ in range(calls):
-        launched += [("fill", 9), ("spin_kernel(long)", 10000), *[(kernel(name), us) for name, us in barrier], ("spin_kernel(long)", 1)]
-        launched += [*[(kernel(name), us) for name, us in call], (other, 50), ("spin_kernel(long)", 1)]
+        launched += [("fill", 9), (SLEEP, 10000), *[(kernel(name), us) for name, us in barrier], (SLEEP, 1)]
+        launched += [*[(kernel(name), us) for name, us in call], (other, 50), (SLEEP, 1)]
     kernels = [testing.Launched(order, 0.0, name, us * 1e-6) for order, (name, us) in enumerate(launched)]
     return testing.split_into_calls(kernels[::-1], calls, 2)
 
 
 BARRIER = (("notify", 7), ("dispatch", 7))
 DISPATCH = [("layout", 1), ("notify", 2), ("dispatch", 30), ("number_selections", 3), ("spread_rows", 4)]
-COMBINE = [("sum_rows", 5), ("address_rows", 1), ("notify", 2), ("dispatch", 40), ("find_returned_rows", 2), ("sum_returned_rows", 6)]
+COMBINE = [("sum_rows", 5), ("address_rows", 1), ("notify", 2), ("dispatch", 40), ("find_returned_rows", 2),
+           ("sum_returned_rows", 6)]  # fmt: skip
 
 
 @pytest.mark.parametrize("call, journey, epilogue", [
@@ -354,7 +358,7 @@ def test_other_kernels_go_by_their_names():
     theirs = profile_of(DISPATCH, other="void deep_ep::elastic::dispatch_impl<7168>()")
     assert testing.seconds_of("dispatch_impl", theirs) == pytest.approx(5e-5)
     with pytest.raises(AssertionError, match="recorded 6 sleeps for 3 calls, expected 9"):
-        testing.split_into_calls([each for call in range(6) for each in [testing.Launched(call, 0.0, "spin_kernel", 1.0)]], 3, 2)
+        testing.split_into_calls([testing.Launched(number, 0.0, SLEEP, 1.0) for number in range(6)], 3, 2)
 
 
 def test_parts_of_a_call_in_the_order_they_ran():

@@ -41,8 +41,6 @@ def test_asserts_are_for_type_checkers_alone():
 OPTIMISED = """
 import torch
 from deep_ep import Buffer, ElasticBuffer, EventOverlap
-from deep_ep.utils.testing import seconds_of
-from deep_ep.buffers import sizes
 
 class Alone:
     rank, size = 0, 1
@@ -56,7 +54,8 @@ once = EventOverlap()
 once.register_hook_after_wait(print)
 for call in (
     first.destroy, second.destroy, EventOverlap().current_stream_wait, lambda: once.register_hook_after_wait(print),
-    lambda: Buffer.set_num_sms(3), lambda: first.dispatch(x), lambda: first.get_local_buffer_tensor(torch.int8, torch.Size((1 << 40,))),
+    lambda: Buffer.set_num_sms(3), lambda: first.dispatch(x),
+    lambda: first.get_local_buffer_tensor(torch.int8, torch.Size((1 << 40,))),
     lambda: second.dispatch(x, idx, handle=handle), lambda: second.dispatch(x, handle=handle, do_cpu_sync=True),
     lambda: second.dispatch(x, handle=handle, num_experts=4), lambda: second.combine(x, handle, num_qps=10**6),
     lambda: second.get_theoretical_num_sms(2, 2, 1),
@@ -140,7 +139,12 @@ def test_no_rank_waits_for_one_with_a_wrong_setting(ranks):
 def test_a_time_out_that_is_given_holds(monkeypatch):
     given = []
     native_buffer = elastic.native_buffer
-    monkeypatch.setattr(elastic, "native_buffer", lambda *args, **options: given.append(options) or native_buffer(*args, **options))
+
+    def noted(*arguments, **options):
+        given.append(options)
+        return native_buffer(*arguments, **options)
+
+    monkeypatch.setattr(elastic, "native_buffer", noted)
     ElasticBuffer(Alone, 2 << 20)
     ElasticBuffer(Alone, 2 << 20, num_gpu_timeout_secs=100)
     ElasticBuffer(Alone, 2 << 20, num_gpu_timeout_secs=7)

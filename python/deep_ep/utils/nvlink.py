@@ -65,7 +65,8 @@ def check_nvlink_connections(group: Any, all_gather: Optional[Callable[[bytes], 
     unknown = [answer for answer in answers if isinstance(answer, str)]
     if unknown:
         if group.rank() == 0:
-            warnings.warn(f"deep_ep: nobody says whether GPUs {first} and {second} are joined by NVLink: {unknown[0]}", stacklevel=2)
+            gpus = f"GPUs {first} and {second}"
+            warnings.warn(f"deep_ep: nobody says whether {gpus} are joined by NVLink: {unknown[0]}", stacklevel=2)
     elif not all(answers):
         raise WrongUse(f"GPUs {first} and {second} have no NVLink between them, allowed: PCIe GPUs with an NVLink bridge")
 

@@ -210,7 +210,7 @@ class Exchange {
     if (::recv(caller, &request, sizeof(request), 0) != static_cast<ssize_t>(sizeof(request))) return;
     if (request.secret != offers_[rank_].secret) return;
     const auto peer = static_cast<std::size_t>(request.rank);
-    if (request.rank < 0 || peer >= served.size() || served[peer]) return;
+    if (request.rank < 0 || peer >= served.size()) return;
     send_fd(caller, fd_);
     served[peer] = true;
   }

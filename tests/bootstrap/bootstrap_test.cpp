@@ -212,6 +212,47 @@ TEST(SharedMemoryBootstrap, LeftoverOfADeadProgramDoesNotDisturb) {
   EXPECT_FALSE(name_exists(name));
 }
 
+/// Whether rank 0 has made the group known, so that others may join.
+bool can_be_joined(const std::string& name) {
+  const int fd = ::shm_open(path_of(name).c_str(), O_RDONLY, 0);
+  std::uint32_t ready = 0;
+  const bool there = fd >= 0 && ::pread(fd, &ready, sizeof ready, 0) == sizeof ready && ready != 0;
+  if (fd >= 0) ::close(fd);
+  return there;
+}
+
+/// The name goes when rank 0 sees that a rank has given up. Before that it is no name for the next group's ranks.
+TEST(SharedMemoryBootstrap, AGroupThatIsOverIsNotJoined) {
+  const std::string name = unique_name("over");
+  const pid_t child = test::fork_child();
+  if (child == 0) {
+    try {
+      make_shared_memory_bootstrap(name, 0, 3, 60);
+    } catch (...) {
+    }
+    ::_exit(0);
+  }
+  const auto begin = steady_clock::now();
+  while (!can_be_joined(name) && seconds_since(begin) < patience()) ::usleep(1000);
+  ASSERT_TRUE(can_be_joined(name));
+  ::kill(child, SIGSTOP);
+  ::waitpid(child, nullptr, WUNTRACED);
+  const auto refusal = [&](int rank) {
+    try {
+      make_shared_memory_bootstrap(name, rank, 3, 0.05);
+    } catch (const TimeoutError& error) {
+      return std::string(error.what());
+    }
+    return std::string("joined");
+  };
+  const std::string gave_up = refusal(1), next = refusal(2);
+  ::kill(child, SIGKILL);
+  ::waitpid(child, nullptr, 0);
+  ::shm_unlink(path_of(name).c_str());
+  EXPECT_NE(gave_up.find("to join"), std::string::npos) << gave_up;
+  EXPECT_NE(next.find("for rank 0 to create"), std::string::npos) << next;
+}
+
 TEST(SharedMemoryBootstrap, DeadlineWhileJoining) {
   const std::string name = unique_name("join");
   const auto errors = run_processes(3, [&](int rank) {

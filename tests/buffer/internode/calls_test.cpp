@@ -1,5 +1,8 @@
 // Calls of normal mode between nodes that are not a plain round: cached ones, many on their way, under many schedules;
 // ranks that do not agree or do not come; too little memory.
+#include <algorithm>
+
+#include "tests/cluster/counting_executor.hpp"
 #include "tests/cluster/disagreement.hpp"
 #include "tests/cluster/fixture.hpp"
 
@@ -199,22 +202,41 @@ TEST_P(InternodeCallsTest, TooSmallAWorstCaseIsRaised) {
   }
 }
 
+/// Its memory begins with one pattern, so that a test sees what was written behind a tensor.
+class PatternExecutor final : public CountingExecutor {
+ public:
+  static constexpr std::byte kPattern{0x5a};
+
+  using CountingExecutor::CountingExecutor;
+  void* allocate_async(std::size_t bytes, StreamHandle stream) override {
+    void* memory = CountingExecutor::allocate_async(bytes, stream);
+    CountingExecutor::fill(memory, static_cast<int>(kPattern), bytes, stream);
+    return memory;
+  }
+};
+
 /// Rank 3 gets no row, but hands on those that rank 1 sends to rank 2: combine needs to know where they are.
 TEST_P(InternodeCallsTest, TooSmallAWorstCaseOfARelayIsRaised) {
   DEEP_EP_NEEDS_RANKS(4);
-  constexpr std::int64_t kTokens = 10;
+  constexpr std::int64_t kTokens = 74;  // a table of 72 rows is larger than the pool's smallest blocks of 512 bytes
   const Shape shape{.tokens = {0, kTokens, 0, 0}, .routing = oracle::Routing::one_hot_expert, .ranks_per_node = 2};
   const Case one = make_case(shape);
   ASSERT_EQ(one.rows(2), kTokens);
   for (const std::int64_t room : {kTokens / 2 - 1, kTokens / 2}) {
     run_cluster(cluster(4), [&](Rank& rank) {
-      Buffer& buffer = rank.buffer(options(kCallsWindow));
+      Buffer buffer(rank.bootstrap(), std::make_shared<PatternExecutor>(rank.executor()), options(kCallsWindow));
       Inputs inputs = upload_inputs(rank, one);
       inputs.dispatch.num_worst_tokens = rank.rank() == 3 ? room : 128;
       const DispatchResult result = buffer.dispatch(inputs.dispatch, rank.call());
       if (rank.rank() == 3 && 2 * room < kTokens) {
-        require_throws<OutOfMemory>([&] { buffer.check(); }, {"rank 3", "10 tokens", "num_worst_tokens", "room for 8"},
+        require_throws<OutOfMemory>([&] { buffer.check(); }, {"rank 3", "74 tokens", "num_worst_tokens", "room for 72"},
                                     "the next call");
+        // Two ranks' places of the two tokens too many would lie behind the table.
+        TensorView behind = result.handle.relay_rows.view();
+        require(behind.bytes() == 576, "the table has another size than this test means");
+        behind = TensorView::contiguous(behind.as<std::byte>() + behind.bytes(), DType::uint8, {16}, behind.device);
+        const auto there = rank.download<std::byte>(behind);
+        require(std::ranges::count(there, PatternExecutor::kPattern) == 16, "rows beyond the table are written down");
       } else {
         buffer.check();
       }

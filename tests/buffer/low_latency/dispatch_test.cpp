@@ -220,7 +220,9 @@ TEST(LowLatencyScheduleTest, EverySeedGivesTheSame) {
       {.tokens = {4, 4, 4}, .max_tokens = 4, .hidden = 512, .topk = 4, .format = RowFormat::fp8_ue8m0},
       {.tokens = {3, 5, 0}, .max_tokens = 5, .hidden = 256, .topk = 3, .format = RowFormat::nvfp4},
       {.tokens = {2, 0, 6}, .max_tokens = 6, .hidden = 384, .topk = 2, .format = RowFormat::fp8_token},
-      {.tokens = {4, 1, 4}, .max_tokens = 4, .layout = LowLatencyLayout::rank_major, .weights = true}};
+      {.tokens = {4, 1, 4}, .max_tokens = 4, .layout = LowLatencyLayout::rank_major, .weights = true},
+      // Scales on three times as many lines as a warp takes at once.
+      {.tokens = {2, 1, 2}, .max_tokens = 2, .hidden = 16384, .topk = 2, .format = RowFormat::nvfp4}};
   for (std::int64_t i = 0; i < count; ++i) {
     SCOPED_TRACE("DEEP_EP_TEST_FIRST_SCHEDULE=" + std::to_string(first + i));
     ClusterOptions options{.ranks = 3, .where = {}, .host = {}};

@@ -64,17 +64,23 @@ class LowLatencyWindowTest : public testing::Test {
   static void on_two_ranks(const std::function<void(Rank&, Buffer&)>& body, bool far = false) {
     run_cluster({.ranks = 2, .where = {}, .host = {}}, [&](Rank& rank) { body(rank, rank.buffer(options(far))); });
   }
-  /// By both ranks, when rank 1 has sent: takes the first row that rank 0 has of it in the first call of that kind, and
-  /// rank 1's word that it has sent all.
-  static bool lose_row(Rank& rank, const Buffer& buffer, LowLatencyKind kind, std::size_t row_bytes) {
+  /// By both ranks, when rank 1 has sent: takes the first row that rank 0 has of it in the first call of that kind, or
+  /// that line of it, and rank 1's word that it has sent all.
+  static bool lose_row(Rank& rank, const Buffer& buffer, LowLatencyKind kind, std::size_t row_bytes, int line = -1) {
     rank.executor()->synchronize(rank.stream());
     if (rank.rank() == 1) window().signs().in(heap_of(buffer))->sent[static_cast<std::size_t>(kind)] = 0;
     rank.bootstrap()->barrier();
     if (rank.rank() != 0) return false;
-    std::memset(window().row(kind, 1, 1, 0, row_bytes).in(heap_of(buffer)), 0, row_bytes);
+    std::byte* const row = window().row(kind, 1, 1, 0, row_bytes).in(heap_of(buffer));
+    if (line < 0) {
+      std::memset(row, 0, row_bytes);
+    } else {
+      std::memset(row + line * kTaggedLine, 0, kTaggedLine);
+    }
     return true;
   }
 
+  static constexpr std::int64_t kMostHidden = 12288;
   static LowLatencyWindow window() { return HeapLayout::make(options(), 2).low_latency; }
   static std::byte* heap_of(const Buffer& buffer, bool far = false) {
     HeapLayout layout = HeapLayout::make(options(), 2);
@@ -84,7 +90,7 @@ class LowLatencyWindowTest : public testing::Test {
 
  private:
   static BufferOptions options(bool far = false) {
-    BufferOptions options = low_latency_options(2, 6, 256);
+    BufferOptions options = low_latency_options(2, 6, kMostHidden);
     options.low_latency.allow_nvlink = !far;
     options.low_latency.masking = true;
     options.timeout_s = short_deadline();
@@ -96,15 +102,24 @@ class LowLatencyWindowTest : public testing::Test {
 // received with it by then; in the end all is as if it had sent nothing.
 
 TEST_F(LowLatencyWindowTest, AllIsReceivedAgainWithoutTheRank) {
-  const LowLatencyCase all = make_low_latency_case(
-      {.tokens = {5, 6}, .max_tokens = 6, .hidden = 256, .local_experts = 2, .topk = 3, .seed = 7});
-  const LowLatencyCase without = with_masks(all, {0, 1, 0, 0});
-  const LowLatencyRow row{.hidden = 256, .num_topk = 3, .scaled = true, .weights = false};
-  on_two_ranks([&](Rank& rank, Buffer& buffer) {
-    if (rank.rank() == 1) buffer.low_latency_dispatch(with_hook(upload_arguments(rank, all)), rank.call());
-    if (!lose_row(rank, buffer, LowLatencyKind::dispatch, row.bytes())) return;
-    check_low_latency_dispatch(rank, without, buffer.low_latency_dispatch(upload_arguments(rank, all), rank.call()));
-  });
+  LowLatencyCaseShape shape{
+      .tokens = {5, 6}, .max_tokens = 6, .hidden = 256, .local_experts = 2, .topk = 3, .seed = 7};
+  LowLatencyRow row{.hidden = 256, .num_topk = 3, .scaled = true, .weights = false};
+  for (const bool line : {false, true}) {
+    if (line) {  // one with nothing but scales, behind the four lines that a warp takes at once
+      shape.hidden = row.hidden = kMostHidden;
+      shape.format = oracle::RowFormat::nvfp4;
+      row.nvfp4 = true;
+      ASSERT_GT(row.payload_at(), 5 * kTaggedPayload);
+    }
+    const LowLatencyCase all = make_low_latency_case(shape);
+    const LowLatencyCase without = with_masks(all, {0, 1, 0, 0});
+    on_two_ranks([&](Rank& rank, Buffer& buffer) {
+      if (rank.rank() == 1) buffer.low_latency_dispatch(with_hook(upload_arguments(rank, all)), rank.call());
+      if (!lose_row(rank, buffer, LowLatencyKind::dispatch, row.bytes(), line ? 4 : -1)) return;
+      check_low_latency_dispatch(rank, without, buffer.low_latency_dispatch(upload_arguments(rank, all), rank.call()));
+    });
+  }
 }
 
 TEST_F(LowLatencyWindowTest, AllIsAddedAgainWithoutTheRank) {

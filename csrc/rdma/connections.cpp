@@ -115,6 +115,22 @@ WireKind agree_on_wire(Bootstrap& bootstrap, const Executor& executor, const Rdm
 
 }  // namespace
 
+EndsOptions ends_options(const ConnectionOptions& options) {
+  EndsOptions ends{.peers = {},
+                   .turns = {},
+                   .depth = options.depth,
+                   .batch = options.batch,
+                   .long_messages = options.long_messages};
+  for (int channel = 0; channel < options.channels; ++channel) {
+    const int turn = options.turns.empty() ? channel : options.turns.at(static_cast<std::size_t>(channel));
+    for (std::size_t place = 0; place < options.peers.size(); ++place) {
+      ends.peers.push_back(options.peers[place]);
+      ends.turns.push_back(turn + static_cast<int>(place));
+    }
+  }
+  return ends;
+}
+
 Connections::Connections(Bootstrap& bootstrap, std::shared_ptr<Executor> executor, std::shared_ptr<SymmetricHeap> heap,
                          ConnectionOptions options, std::optional<RdmaSettings> settings)
     : executor_(std::move(executor)),
@@ -150,11 +166,7 @@ void Connections::connect(Bootstrap& bootstrap) {
   const WireKind wire = agree_on_wire(bootstrap, *executor_, settings_, !options_.peers.empty(), nic);
   const auto make = [&](NicHandler handler) -> std::unique_ptr<Ends> {
     if (options_.peers.empty()) return nullptr;
-    EndsOptions options{
-        .peers = {}, .depth = options_.depth, .batch = options_.batch, .long_messages = options_.long_messages};
-    for (int channel = 0; channel < options_.channels; ++channel) {
-      options.peers.insert(options.peers.end(), options_.peers.begin(), options_.peers.end());
-    }
+    const EndsOptions options = ends_options(options_);
     if (wire == WireKind::local) return make_local_ends(executor_, *heap_, bootstrap.rank(), options);
     if (wire == WireKind::simulated) {
       return make_simulated_ends(executor_, *heap_, bootstrap.rank(), options, settings_.wire.nic);
@@ -200,7 +212,7 @@ std::optional<int> Connections::cut_off_from(int own) const {
   if (!connected_) return own;
   const std::optional<Failure> seen = ends_ == nullptr ? std::nullopt : ends_->failure();
   if (!seen) return {};
-  return seen->of_device || seen->peer < 0 ? own : seen->peer;
+  return seen->of == FailureOf::device || seen->peer < 0 ? own : seen->peer;
 }
 
 std::string Connections::health() const {

@@ -24,6 +24,10 @@ struct ConnectionOptions {
   std::vector<int> peers = {};
   /// Queue pairs per peer, equal on all ranks: kernels that run at the same time use different channels.
   int channels = 1;
+  /// Of each channel, for NICs whose physical ports are bonded: a channel reaches the peer at place p of `peers` by the
+  /// port turn + p, counted around. What carries rows at the same time has turns one after the other. Empty: the
+  /// channels' numbers.
+  std::vector<int> turns;
   std::uint32_t depth = 1024;  ///< entries of each queue pair; a power of two from 64 to 32768
   /// Entries after which a kernel rings unasked, 1 to depth / 2. 0: half the depth, at most 64, so that the rows of a
   /// warp and the word behind them go by one doorbell.
@@ -32,6 +36,10 @@ struct ConnectionOptions {
 };
 
 class Ends;
+struct EndsOptions;
+
+/// An end for each channel and peer, channel by channel.
+EndsOptions ends_options(const ConnectionOptions& options);
 
 /// Made collectively by all ranks of the bootstrap, including those that reach nobody by RDMA. Peers are reached in the
 /// whole heap; work requests address it by offsets. Signals may lie anywhere in it: it is registered with strict
@@ -61,7 +69,8 @@ class Connections {
   bool connected() const { return connected_; }
 
   /// Throws SystemError for the first operation that failed, as far as the host sees it: the `cpu` handler sees all,
-  /// the `gpu` handler those of rings in host memory (kernels put the others on record).
+  /// the `gpu` handler those of rings in host memory (kernels put the others on record), and queue pairs of which
+  /// the device says that they have failed.
   void check() const;
   /// The same without an exception: to whom that was, this rank (`own`) where its NIC reaches nobody any more; nothing
   /// if none has failed.

@@ -37,11 +37,6 @@ constexpr std::string_view dma_buf(std::string_view name, std::string_view value
   return off ? "off" : kNothing;
 }
 
-// Above 0, NCCL's variable chooses among devices that it makes of such a NIC.
-constexpr std::string_view data_direct(std::string_view, std::string_view value) {
-  return value == "0" ? "off" : kNothing;
-}
-
 // Two that disable and one that enables, each of which can only switch it off.
 constexpr std::string_view switched_off(std::string_view name, std::string_view value) {
   const bool is_no = value == "0" || value == "false" || value == "no" || value == "off";
@@ -231,13 +226,12 @@ constexpr std::array kVariables = {
              .help = "off (NVSHMEM_IB_DISABLE_DMABUF=1 or NCCL_DMABUF_ENABLE=0): NICs reach GPU memory by peer memory "
                      "only",
              .translate = dma_buf},
-    Variable{.names = {"DEEP_EP_DATA_DIRECT", "NCCL_IB_DATA_DIRECT"},
+    Variable{.names = {"DEEP_EP_DATA_DIRECT"},
              .type = Type::choice,
-             .default_value = "auto",
-             .allowed = "auto|off",
-             .help = "off (NCCL_IB_DATA_DIRECT=0): a NIC with a data-direct function reaches GPU memory by its own all "
-                     "the same",
-             .translate = data_direct},
+             .default_value = "off",
+             .allowed = "off|on",
+             .help = "on: a NIC with a data-direct function reaches GPU memory by that, which has not been tried on a "
+                     "device yet; off: by its own function"},
     Variable{.names = {"NCCL_NET_GDR_LEVEL"},
              .type = Type::choice,
              .default_value = "",

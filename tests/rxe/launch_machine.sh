@@ -22,8 +22,8 @@ wrong() {
 launch() {
   local logs=$1 expected=$2 status=0
   shift 2
-  timeout 160 "$tool" launch --scheduler nodes --ranks 2 --join-timeout 120 --logs "/tmp/$logs" -- "$@" >"/tmp/$logs.out" 2>&1 ||
-    status=$?
+  timeout $((80 * time_factor)) "$tool" launch --scheduler nodes --ranks 2 --join-timeout $((60 * time_factor)) \
+    --logs "/tmp/$logs" -- "$@" >"/tmp/$logs.out" 2>&1 || status=$?
   [ $status -eq "$expected" ] || wrong "exit status $status, expected $expected" "$logs"
   local rank
   for rank in $((2 * id)) $((2 * id + 1)); do

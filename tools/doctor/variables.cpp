@@ -75,6 +75,8 @@ constexpr std::array kGroups = {
           {"NCCL_CUMEM_ENABLE", "NVSHMEM_CUMEM_HANDLE_TYPE", "NVSHMEM_CUMEM_GRANULARITY"}},
     Group{"not read: PyTorch's RPC alone uses TensorPipe; for this library DEEP_EP_SOCKET_IFNAME",
           {"TP_SOCKET_IFNAME"}},
+    Group{"not read: DEEP_EP_DATA_DIRECT=on lets NICs reach GPU memory by their data-direct function",
+          {"NCCL_IB_DATA_DIRECT"}},
     Group{"NCCL's traffic only",
           {"NCCL_NVLS_ENABLE", "NCCL_TUNER_CONFIG_PATH", "NCCL_SHIMNET_GUEST_CONFIG_CHECKER_CONFIG_FILE",
            "NCCL_TUNER_PLUGIN", "NCCL_NET_PLUGIN", "NCCL_P2P_NET_CHUNKSIZE", "NCCL_NVLS_CHUNKSIZE", "NCCL_PXN_C2C"}},

@@ -77,7 +77,7 @@ RdmaSettings read_settings(const environment::Source& source) {
   settings.wire = reader.read("DEEP_EP_RDMA_WIRE", [](const Value& value) { return parse_wire(value.text); })
                       .value_or(WireSetting{});
   settings.dma_buf = reader.choice("NVSHMEM_IB_DISABLE_DMABUF") == "on";
-  settings.data_direct = reader.choice("DEEP_EP_DATA_DIRECT") == "auto";
+  settings.data_direct = reader.choice("DEEP_EP_DATA_DIRECT") == "on";
   settings.gpu_direct_limit = topology::parse_proximity(reader.choice("NCCL_NET_GDR_LEVEL"));
   settings.path = read_path(reader);
   settings.has_traffic_class = reader.is_set("DEEP_EP_RDMA_TRAFFIC_CLASS");

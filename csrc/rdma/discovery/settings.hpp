@@ -50,7 +50,7 @@ struct RdmaSettings {
   NicHandler nic_handler = NicHandler::automatic;
   WireSetting wire;
   bool dma_buf = true;
-  bool data_direct = true;                              ///< NICs with a data-direct function reach GPU memory by it
+  bool data_direct = false;                             ///< NICs with a data-direct function reach GPU memory by it
   std::optional<topology::Proximity> gpu_direct_limit;  ///< a GPU whose NIC is farther away is warned of
   bool has_traffic_class = false;                       ///< a variable set path.traffic_class
   PathOptions path;                                     ///< all but port and GID index, which the map chooses

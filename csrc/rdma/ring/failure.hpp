@@ -34,8 +34,12 @@ enum class Syndrome : std::uint8_t {
 /// What the code means and what usually causes it. Any value is allowed.
 std::string_view text(Syndrome syndrome);
 
-/// A failed work-queue entry.
+/// What has failed: one work-queue entry; a queue pair, by what its device says of it (only `peer`, `device`,
+/// `queue_pair` and `detail` count); or the device (only `device` and `detail`).
+enum class FailureOf : std::uint8_t { operation, queue_pair, device };
+
 struct Failure {
+  FailureOf of = FailureOf::operation;
   int peer = -1;                       ///< rank at the other end; negative: unknown
   std::string device = {};             ///< the NIC or wire that reported it; empty: unknown
   std::uint32_t queue_pair = 0;        ///< 0: unknown
@@ -44,7 +48,6 @@ struct Failure {
   Syndrome syndrome = Syndrome::none;  ///< none: no completion said so, but `detail` does
   std::uint8_t vendor_syndrome = 0;
   std::string detail = {};  ///< more about the cause; may be empty
-  bool of_device = false;   ///< no operation has failed but the device: only `device` and `detail` count
 };
 
 /// "RDMA write", "RDMA fetch-and-add", "operation with unknown opcode 0x2a".

@@ -135,7 +135,7 @@ class SimulatedEnds final : public Ends {
                      .detail = describe_mistake(entry, seen.index)};
     }
     if (const std::string why = runner_ == nullptr ? std::string() : runner_->failure(); !why.empty()) {
-      return Failure{.device = kName, .detail = fmt::format("is gone: {}", why), .of_device = true};
+      return Failure{.of = FailureOf::device, .device = kName, .detail = fmt::format("is gone: {}", why)};
     }
     return std::nullopt;
   }

@@ -55,7 +55,8 @@ AsyncEvent translate(const Device& device, const ibv_async_event& raw) {
     default:
       break;
   }
-  event.text = fmt::format("RDMA device {}: {}", device.name(), device.functions().event_type_str(raw.event_type));
+  event.name = device.functions().event_type_str(raw.event_type);
+  event.text = fmt::format("RDMA device {}: {}", device.name(), event.name);
   if (event.queue_pair != 0) event.text += fmt::format(", queue pair {:#x}", event.queue_pair);
   if (event.port != 0) event.text += fmt::format(", port {}", event.port);
   return event;
@@ -68,8 +69,11 @@ bool is_trouble(AsyncEventKind kind) {
 
 }  // namespace
 
-AsyncEventWatcher::AsyncEventWatcher(std::shared_ptr<Device> device, Handler handler)
-    : device_(std::move(device)), handler_(std::move(handler)), stop_(::eventfd(0, EFD_CLOEXEC)) {
+AsyncEventWatcher::AsyncEventWatcher(std::shared_ptr<Device> device, Handler handler, EventSource further)
+    : device_(std::move(device)),
+      handler_(std::move(handler)),
+      further_(std::move(further)),
+      stop_(::eventfd(0, EFD_CLOEXEC)) {
   if (!stop_) fail<SystemError>("eventfd for the events of RDMA device {}: {}", device_->name(), errno_text(errno));
   thread_ = std::thread([this] { run(); });
 }
@@ -83,18 +87,27 @@ AsyncEventWatcher::~AsyncEventWatcher() {
 
 void AsyncEventWatcher::run() noexcept {
   try {
-    std::array<pollfd, 2> waits{};
+    std::array<pollfd, 3> waits{};
     waits[0] = {device_->context()->async_fd, POLLIN, 0};
     waits[1] = {stop_.get(), POLLIN, 0};
+    waits[2] = {further_.descriptor, POLLIN, 0};  // poll leaves negative ones out
     while (true) {
       const int ready = ::poll(waits.data(), waits.size(), -1);
       if (ready < 0 && errno != EINTR) fail<SystemError>("poll: {}", errno_text(errno));
       if (ready <= 0) continue;
       if (waits[1].revents != 0) return;
       if ((waits[0].revents & POLLIN) != 0) {
-        read_one();
-      } else {
+        hand_on(read_one());
+      } else if (waits[0].revents != 0) {
         fail<SystemError>("the event descriptor is in error (poll gives {:#x})", waits[0].revents);
+      }
+      if (waits[2].revents == 0) continue;
+      try {
+        hand_on(further_.read());
+      } catch (const std::exception& error) {
+        waits[2].fd = -1;
+        log::error("RDMA device {}: events of its queue pairs are no longer watched: {}", device_->name(),
+                   error.what());
       }
     }
   } catch (const std::exception& error) {
@@ -102,15 +115,19 @@ void AsyncEventWatcher::run() noexcept {
   }
 }
 
-void AsyncEventWatcher::read_one() {
+AsyncEvent AsyncEventWatcher::read_one() {
   ibv_async_event raw{};
   errno = 0;
   if (device_->functions().get_async_event(device_->context(), &raw) != 0) {
     fail<SystemError>("ibv_get_async_event: {}", errno_text(errno));
   }
-  const AsyncEvent event = translate(*device_, raw);
+  AsyncEvent event = translate(*device_, raw);
   // Before anything else: destroying a queue pair waits for its events to be acknowledged.
   device_->functions().ack_async_event(&raw);
+  return event;
+}
+
+void AsyncEventWatcher::hand_on(const AsyncEvent& event) {
   log::at(is_trouble(event.kind) ? log::Level::warn : log::Level::info, "{}", event.text);
   if (handler_) handler_(event);
 }

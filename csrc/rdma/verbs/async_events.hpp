@@ -24,7 +24,14 @@ struct AsyncEvent {
   AsyncEventKind kind = AsyncEventKind::other;
   std::uint32_t queue_pair = 0;  ///< 0 where the event is not about one
   int port = 0;                  ///< 0 where the event is not about one
+  std::string name;              ///< as libibverbs calls the event
   std::string text;              ///< device, event as libibverbs calls it, queue pair or port
+};
+
+/// Further events of a device, which come by a descriptor of their own.
+struct EventSource {
+  int descriptor = -1;               ///< readable when there is one; negative: there are none ever
+  std::function<AsyncEvent()> read;  ///< the next; throws where there will be no more
 };
 
 /// Reads the events of a device on a thread of its own, logs each, and hands it on. A device's events can be read
@@ -34,7 +41,7 @@ class AsyncEventWatcher {
   using Handler = std::function<void(const AsyncEvent&)>;
 
   /// `handler` runs on the watcher's thread; it must not destroy what the event is about.
-  AsyncEventWatcher(std::shared_ptr<Device> device, Handler handler);
+  AsyncEventWatcher(std::shared_ptr<Device> device, Handler handler, EventSource further = {});
   /// Stops the thread; no handler runs afterwards.
   ~AsyncEventWatcher();
   AsyncEventWatcher(const AsyncEventWatcher&) = delete;
@@ -42,10 +49,12 @@ class AsyncEventWatcher {
 
  private:
   void run() noexcept;
-  void read_one();
+  AsyncEvent read_one();
+  void hand_on(const AsyncEvent& event);
 
   std::shared_ptr<Device> device_;
   Handler handler_;
+  EventSource further_;
   UniqueFd stop_;
   std::thread thread_;
 };

@@ -1,5 +1,7 @@
 #include "csrc/rdma/verbs/device.hpp"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
@@ -66,6 +68,8 @@ std::string_view port_state_name(ibv_port_state state) {
 std::uint8_t clamp_to_byte(int value) { return static_cast<std::uint8_t>(std::clamp(value, 0, 255)); }
 
 }  // namespace
+
+std::size_t host_page_bytes() { return static_cast<std::size_t>(::sysconf(_SC_PAGESIZE)); }
 
 std::shared_ptr<Device> Device::open(const std::string& name) { return open(name, verbs_functions()); }
 

@@ -1,6 +1,7 @@
 // An opened RDMA device with its protection domain, and what it says about its ports.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -34,6 +35,9 @@ struct DeviceLimits {
   std::uint8_t outstanding_reads_in = 0;   ///< ... and may have to answer at once
   bool atomics = false;                    ///< 8-byte fetch-and-add
 };
+
+/// Bytes of a page of this machine: 4 KiB, or 64 KiB on some machines with Arm processors.
+std::size_t host_page_bytes();
 
 /// Everything made on it (registrations, queue pairs) shares it, so it closes last.
 class Device {

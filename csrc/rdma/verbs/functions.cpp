@@ -116,12 +116,15 @@ void read_symbols(Mlx5Functions& f, SymbolReader& symbols) {
   symbols.need(f.obj_query, "mlx5dv_devx_obj_query");
   symbols.need(f.obj_destroy, "mlx5dv_devx_obj_destroy");
   symbols.prefer(f.qp_query, "mlx5dv_devx_qp_query");
-  symbols.need(f.umem_reg, "mlx5dv_devx_umem_reg");
-  symbols.prefer(f.umem_reg_ex, "mlx5dv_devx_umem_reg_ex");
+  symbols.need(f.umem_reg_ex, "mlx5dv_devx_umem_reg_ex");
   symbols.need(f.umem_dereg, "mlx5dv_devx_umem_dereg");
   symbols.need(f.alloc_uar, "mlx5dv_devx_alloc_uar");
   symbols.need(f.free_uar, "mlx5dv_devx_free_uar");
   symbols.need(f.query_eqn, "mlx5dv_devx_query_eqn");
+  symbols.need(f.create_event_channel, "mlx5dv_devx_create_event_channel");
+  symbols.need(f.destroy_event_channel, "mlx5dv_devx_destroy_event_channel");
+  symbols.need(f.subscribe_event, "mlx5dv_devx_subscribe_devx_event");
+  symbols.need(f.get_event, "mlx5dv_devx_get_event");
   symbols.may(f.reg_dmabuf_mr, "mlx5dv_reg_dmabuf_mr");
   symbols.may(f.get_data_direct_sysfs_path, "mlx5dv_get_data_direct_sysfs_path");
 }
@@ -196,7 +199,7 @@ const Mlx5Functions& mlx5_functions() {
   if (!loaded.report.usable) {
     fail<SystemError>(
         "GPU-driven RDMA was asked for, but libmlx5 cannot be used: {}. Install the user-space libraries of rdma-core "
-        "(Debian and Ubuntu: ibverbs-providers), or set DEEP_EP_NIC_HANDLER=cpu",
+        "35 or later (Debian and Ubuntu: ibverbs-providers), or set DEEP_EP_NIC_HANDLER=cpu",
         loaded.report.error);
   }
   log_once();

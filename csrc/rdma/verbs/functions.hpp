@@ -40,7 +40,7 @@ struct VerbsFunctions {
   decltype(&::ibv_wc_status_str) wc_status_str;
 };
 
-/// The newest one needed is mlx5dv_devx_query_eqn of rdma-core 21; later ones may be null.
+/// The newest one needed is mlx5dv_devx_umem_reg_ex of rdma-core 35; later ones may be null.
 struct Mlx5Functions {
   decltype(&::mlx5dv_is_supported) is_supported;
   decltype(&::mlx5dv_init_obj) init_obj;
@@ -50,12 +50,15 @@ struct Mlx5Functions {
   decltype(&::mlx5dv_devx_obj_query) obj_query;
   decltype(&::mlx5dv_devx_obj_destroy) obj_destroy;
   decltype(&::mlx5dv_devx_qp_query) qp_query;  ///< or null: no counters
-  decltype(&::mlx5dv_devx_umem_reg) umem_reg;
-  decltype(&::mlx5dv_devx_umem_reg_ex) umem_reg_ex;  ///< or null (before 35): no UMEM over a dma-buf
+  decltype(&::mlx5dv_devx_umem_reg_ex) umem_reg_ex;
   decltype(&::mlx5dv_devx_umem_dereg) umem_dereg;
   decltype(&::mlx5dv_devx_alloc_uar) alloc_uar;
   decltype(&::mlx5dv_devx_free_uar) free_uar;
   decltype(&::mlx5dv_devx_query_eqn) query_eqn;
+  decltype(&::mlx5dv_devx_create_event_channel) create_event_channel;
+  decltype(&::mlx5dv_devx_destroy_event_channel) destroy_event_channel;
+  decltype(&::mlx5dv_devx_subscribe_devx_event) subscribe_event;
+  decltype(&::mlx5dv_devx_get_event) get_event;
   // Of rdma-core 54, so in no header that may be older; or null: no NIC has a data-direct function.
   ibv_mr* (*reg_dmabuf_mr)(ibv_pd* domain, std::uint64_t offset, std::size_t bytes, std::uint64_t first_address,
                            int descriptor, int access, int mlx5_access);

@@ -144,8 +144,7 @@ void QueuePair::initialise() {
   attributes.qp_state = IBV_QPS_INIT;
   attributes.pkey_index = path_.pkey_index;
   attributes.port_num = static_cast<std::uint8_t>(path_.port);
-  attributes.qp_access_flags =
-      IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC;
+  attributes.qp_access_flags = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC;
   modify(*this, attributes, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS, "to INIT");
 }
 

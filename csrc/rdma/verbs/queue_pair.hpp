@@ -39,7 +39,7 @@ struct QueuePairOptions {
 };
 
 /// One end of a connection. Made in the state "initialised"; connect() brings it to "ready to send".
-/// Peers may write, read and do atomics.
+/// Peers may write and do atomics.
 class QueuePair {
  public:
   /// Completions of what it sends go to `completions`, which it keeps alive. InvalidArgument for options out of range

@@ -16,8 +16,8 @@
 namespace deep_ep::rdma::verbs {
 namespace {
 
-constexpr int kAccess =
-    IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC;
+/// Peers write and add; nothing reads remotely.
+constexpr int kAccess = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC;
 
 std::uint64_t start_of(const MemoryRange& range) {
   return range.first_address.value_or(reinterpret_cast<std::uint64_t>(range.address));

@@ -141,7 +141,10 @@ void fill(VerbsFunctions& f) {
     return 0;
   };
   f.ack_async_event = [](ibv_async_event*) {};
-  f.event_type_str = [](ibv_event_type type) { return type == IBV_EVENT_DEVICE_FATAL ? "device fatal" : "event"; };
+  f.event_type_str = [](ibv_event_type type) {
+    if (type == IBV_EVENT_QP_ACCESS_ERR) return "access error";
+    return type == IBV_EVENT_DEVICE_FATAL ? "device fatal" : "event";
+  };
   f.wc_status_str = [](ibv_wc_status) { return "status"; };
 }
 
@@ -174,10 +177,24 @@ int command(const char* call, const void* in, std::size_t bytes, void* out, std:
   return refusal->second.error;
 }
 
-mlx5dv_devx_umem* memory(std::uint32_t first_id, std::uint64_t bytes) {
+mlx5dv_devx_umem* memory(std::uint32_t first_id, const mlx5dv_devx_umem_in& request) {
   const auto id = first_id + 0x100 * static_cast<std::uint32_t>(fake->umems.size());
-  fake->firmware.add_memory(id, bytes);
-  return &fake->umems.emplace_back(mlx5dv_devx_umem{.umem_id = id});
+  // What a dma-buf leads to is aligned to GPUs' large pages.
+  const auto address = reinterpret_cast<std::uintptr_t>(request.addr);
+  if (fake->firmware.add_memory(id, address, request.size, request.pgsz_bitmap) == 0) {
+    errno = EINVAL;
+    return nullptr;
+  }
+  return made(&fake->umems.emplace_back(mlx5dv_devx_umem{.umem_id = id}));
+}
+
+void count_up(const UniqueFd& counter) {
+  const std::uint64_t one = 1;
+  if (::write(counter.get(), &one, sizeof(one)) != sizeof(one)) throw std::runtime_error("eventfd");
+}
+void count_down(const UniqueFd& counter) {
+  std::uint64_t count = 0;
+  if (::read(counter.get(), &count, sizeof(count)) != sizeof(count)) throw std::runtime_error("eventfd");
 }
 
 /// A handle that names its number.
@@ -205,6 +222,7 @@ void fill(Mlx5Functions& f) {
     if (what == 0x07) {
       put(out, 0x80 + 0x90, 16, fake->atomic_operations);
       put(out, 0x80 + 0xb0, 16, fake->atomic_sizes);
+      put(out, 0x80 + 0x40, 2, fake->atomic_order);
     }
     return 0;
   };
@@ -249,15 +267,11 @@ void fill(Mlx5Functions& f) {
     if (error == 0) put(out, 0xc0 + 0x60, 8, fake->counter_set);
     return error;
   };
-  f.umem_reg = [](ibv_context*, void* address, std::size_t bytes, std::uint32_t access) -> mlx5dv_devx_umem* {
-    if (fake->refuses("umem_reg")) return nullptr;
-    fake->registered.push_back({address, bytes, 0, access});
-    return made(memory(0x31, bytes));
-  };
   f.umem_reg_ex = [](ibv_context*, mlx5dv_devx_umem_in* request) -> mlx5dv_devx_umem* {
-    if (fake->refuses("umem_reg_ex")) return nullptr;
+    const bool dma_buf = (request->comp_mask & 1) != 0;
+    if (fake->refuses(dma_buf ? "umem_reg_ex dma-buf" : "umem_reg_ex")) return nullptr;
     fake->registered.push_back({request->addr, request->size, 0, request->access});
-    return made(memory(0x32, request->size));
+    return memory(dma_buf ? 0x32 : 0x31, *request);
   };
   f.reg_dmabuf_mr = [](ibv_pd*, std::uint64_t, std::size_t bytes, std::uint64_t first, int, int access,
                        int mlx5_access) -> ibv_mr* {
@@ -291,11 +305,37 @@ void fill(Mlx5Functions& f) {
     *number = kEventQueue;
     return fake->refuses("query_eqn") ? errno : 0;
   };
+  f.create_event_channel = [](ibv_context*, mlx5dv_devx_create_event_channel_flags) -> mlx5dv_devx_event_channel* {
+    return fake->refuses("create_event_channel") ? nullptr : made(&fake->channel);
+  };
+  f.destroy_event_channel = [](mlx5dv_devx_event_channel*) { ended(); };
+  f.subscribe_event = [](mlx5dv_devx_event_channel*, mlx5dv_devx_obj* handle, std::uint16_t bytes,
+                         std::uint16_t events[], std::uint64_t cookie) {
+    if (fake->refuses("subscribe_event")) return -1;
+    const auto number = static_cast<std::uint32_t>(reinterpret_cast<std::uintptr_t>(handle));
+    fake->subscribed[number].insert(events, events + bytes / sizeof(events[0]));
+    fake->cookies[number] = cookie;
+    return 0;
+  };
+  f.get_event = [](mlx5dv_devx_event_channel*, mlx5dv_devx_async_event_hdr* header, std::size_t bytes) -> ssize_t {
+    constexpr std::size_t kEntry = 64;
+    if (bytes < sizeof(*header) + kEntry || fake->refuses("get_event")) {
+      if (bytes < sizeof(*header) + kEntry) errno = EINVAL;
+      return -1;
+    }
+    const FakeVerbs::DevxEvent event = fake->take_devx_event();
+    std::memset(static_cast<void*>(header), 0, sizeof(*header) + kEntry);
+    header->cookie = event.cookie;
+    header->out_data[1] = event.type;
+    return static_cast<ssize_t>(sizeof(*header) + kEntry);
+  };
 }
 
 }  // namespace
 
-FakeVerbs::FakeVerbs() : event_count_(::eventfd(0, EFD_CLOEXEC | EFD_SEMAPHORE)) {
+FakeVerbs::FakeVerbs()
+    : event_count_(::eventfd(0, EFD_CLOEXEC | EFD_SEMAPHORE)),
+      devx_event_count_(::eventfd(0, EFD_CLOEXEC | EFD_SEMAPHORE)) {
   fake = this;
   functions = {};
   mlx5 = {};
@@ -304,6 +344,7 @@ FakeVerbs::FakeVerbs() : event_count_(::eventfd(0, EFD_CLOEXEC | EFD_SEMAPHORE))
   std::strcpy(device.name, "fake_0");
   context.device = &device;
   context.async_fd = event_count_.get();
+  channel.fd = devx_event_count_.get();
   context.ops.post_send = post_send;
   context.ops.poll_cq = poll_cq;
   completion_queue.context = &context;
@@ -351,21 +392,38 @@ void FakeVerbs::raise(ibv_event_type event) {
     const std::lock_guard lock(mutex_);
     events_.push_back(raw);
   }
-  const std::uint64_t one = 1;
-  if (::write(event_count_.get(), &one, sizeof(one)) != sizeof(one)) throw std::runtime_error("eventfd");
+  count_up(event_count_);
 }
 
 ibv_async_event FakeVerbs::take_event() {
-  std::uint64_t count = 0;
-  if (::read(event_count_.get(), &count, sizeof(count)) != sizeof(count)) throw std::runtime_error("eventfd");
+  count_down(event_count_);
   const std::lock_guard lock(mutex_);
   const ibv_async_event event = events_.front();
   events_.pop_front();
   return event;
 }
 
+bool FakeVerbs::raise_devx(std::uint32_t queue_pair, std::uint8_t event) {
+  if (!subscribed[queue_pair].contains(event)) return false;
+  {
+    const std::lock_guard lock(mutex_);
+    devx_events_.push_back({cookies[queue_pair], event});
+  }
+  count_up(devx_event_count_);
+  return true;
+}
+
+FakeVerbs::DevxEvent FakeVerbs::take_devx_event() {
+  count_down(devx_event_count_);
+  const std::lock_guard lock(mutex_);
+  const DevxEvent event = devx_events_.front();
+  devx_events_.pop_front();
+  return event;
+}
+
 FirmwareFacts FakeVerbs::facts() const {
   FirmwareFacts facts{.attributes = attributes, .port = port, .gid_indices = {}};
+  if (!counter_set_is_foreign) facts.counter_sets.insert(counter_set);
   for (const auto& [index, gid] : gids) facts.gid_indices.insert(index);
   return facts;
 }

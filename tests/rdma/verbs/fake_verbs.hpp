@@ -7,6 +7,7 @@
 #include <deque>
 #include <map>
 #include <mutex>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -67,6 +68,16 @@ class FakeVerbs {
   void raise(ibv_event_type event);
   /// The next event, for the watcher's thread.
   ibv_async_event take_event();
+  /// An event about a queue pair made by DevX, for whoever has subscribed to it; false: nobody has.
+  bool raise_devx(std::uint32_t queue_pair, std::uint8_t event);
+  struct DevxEvent {
+    std::uint64_t cookie;
+    std::uint8_t type;
+  };
+  DevxEvent take_devx_event();
+  std::map<std::uint32_t, std::set<std::uint16_t>> subscribed;  ///< queue pair -> events
+  std::map<std::uint32_t, std::uint64_t> cookies;
+  mlx5dv_devx_event_channel channel{};
 
   // ---- DevX: commands as they came, answers as told ----
   struct Command {
@@ -88,10 +99,12 @@ class FakeVerbs {
   std::uint64_t completion_version = 1;
   std::uint64_t atomic_operations = 0xf;
   std::uint64_t atomic_sizes = 0xc;
+  std::uint64_t atomic_order = 1;  ///< of bytes: the host's
   std::uint8_t queue_pair_state = 3;
   std::uint16_t told = 0;     ///< entries that doorbells announced
   std::uint16_t fetched = 0;  ///< of these, read
-  std::uint8_t counter_set = 0;
+  std::uint8_t counter_set = 0;         ///< that the kernel's queue pairs have
+  bool counter_set_is_foreign = false;  ///< queue pairs of users may not have it
   std::uint8_t lag_state = 0;
   std::uint8_t port_select_mode = 0;
   std::uint32_t next_queue_pair = 0x1234;      ///< its number
@@ -115,6 +128,8 @@ class FakeVerbs {
   std::mutex mutex_;
   std::deque<ibv_async_event> events_;
   UniqueFd event_count_;
+  std::deque<DevxEvent> devx_events_;
+  UniqueFd devx_event_count_;
 };
 
 }  // namespace deep_ep::rdma::verbs::test

@@ -48,7 +48,26 @@ void Firmware::remove_object(std::uint32_t number) {
 std::string Firmware::refuse_memory(std::uint64_t id, std::uint64_t offset, std::uint64_t bytes) const {
   const auto memory = memory_.find(static_cast<std::uint32_t>(id));
   if (memory == memory_.end()) return "memory that is not registered";
-  return offset + bytes > memory->second ? "beyond the registered memory" : "";
+  return offset + bytes > memory->second.bytes ? "beyond the registered memory" : "";
+}
+
+std::uint64_t Firmware::add_memory(std::uint32_t id, std::uint64_t address, std::uint64_t bytes,
+                                   std::uint64_t page_sizes) {
+  std::uint64_t largest = 0;
+  for (std::uint64_t page = 4096; page <= bytes; page *= 2) {
+    if ((page_sizes & page) != 0 && address % page == 0 && bytes % page == 0) largest = page;
+  }
+  if (largest != 0) memory_[id] = {bytes, largest};
+  return largest;
+}
+
+/// In 64ths of a page, of the one that the memory has and the one that the queue's context names.
+std::string Firmware::refuse_place(std::uint64_t id, std::uint64_t offset, std::uint64_t log_page) const {
+  const auto memory = memory_.find(static_cast<std::uint32_t>(id));
+  const std::uint64_t page = memory == memory_.end() ? 4096 : memory->second.page;
+  return offset % (std::max(page, std::uint64_t{4096} << log_page) / 64) != 0
+             ? "the offset is no multiple of the page size / 64"
+             : "";
 }
 
 std::string Firmware::refuse_completion_queue(MailboxView command) const {
@@ -56,9 +75,8 @@ std::string Firmware::refuse_completion_queue(MailboxView command) const {
     return command.get(kCompletionQueueContext + bit, width);
   };
   const std::uint64_t offset = command.get(0x280, 64);
-  const std::uint64_t page = std::uint64_t{4096} << context(0xc3, 5);
   if (command.get(0x2e0, 1) == 0 || context(0x06, 1) == 0) return "a queue without memory of the user";
-  if (offset % (page / 64) != 0) return "the offset is no multiple of the page size / 64";
+  if (auto wrong = refuse_place(command.get(0x2c0, 32), offset, context(0xc3, 5)); !wrong.empty()) return wrong;
   if (auto wrong = refuse_memory(command.get(0x2c0, 32), offset, std::uint64_t{64} << context(0x63, 5));
       !wrong.empty()) {
     return "entries in " + wrong;
@@ -80,6 +98,9 @@ std::string Firmware::refuse_queue_pair(const FirmwareFacts& facts, MailboxView 
   if (depth > log2_of(facts.attributes.max_qp_wr)) return "deeper than the device allows";
   if (context(0x565, 3) == 3 && context(0x49, 4) != 0) return "a receive queue of a pair that has none";
   if (command.get(0x860, 1) == 0 || context(0x683, 1) == 0) return "a queue without memory of the user";
+  if (auto wrong = refuse_place(command.get(0x840, 32), command.get(0x800, 64), context(0xa3, 5)); !wrong.empty()) {
+    return wrong;
+  }
   if (auto wrong = refuse_memory(command.get(0x840, 32), command.get(0x800, 64), std::uint64_t{64} << depth);
       !wrong.empty()) {
     return "ring in " + wrong;
@@ -97,6 +118,7 @@ std::string Firmware::refuse_state(const FirmwareFacts& facts, MailboxView comma
     return "more atomics under way than the device allows";
   }
   if (from == 0 && command.get(kContext + 0x13, 2) != 3) return "no migration state";
+  if (from == 0 && !facts.counter_sets.contains(command.get(kContext + 0x60, 8))) return "a foreign set of counters";
   const auto port = command.get(kPath + 0x128, 8);
   return from != 2 && (port == 0 || port > facts.attributes.phys_port_cnt) ? "a port that does not exist" : "";
 }

@@ -18,6 +18,7 @@ struct FirmwareFacts {
   ibv_device_attr attributes{};
   ibv_port_attr port{};
   std::set<int> gid_indices;
+  std::set<std::uint64_t> counter_sets{0};  ///< that queue pairs of users may have
 };
 
 /// A command for the firmware, read at its bits.
@@ -43,7 +44,9 @@ class Firmware {
   /// The rule that a verbs state change breaks; empty where it is good.
   std::string refuse(const FirmwareFacts& facts, const ibv_qp* pair, const ibv_qp_attr& attributes, int mask) const;
 
-  void add_memory(std::uint32_t id, std::uint64_t bytes) { memory_[id] = bytes; }
+  /// Memory whose pages are as large as length, alignment and the allowed sizes let them be. Returns their size, or 0 if
+  /// none fits.
+  std::uint64_t add_memory(std::uint32_t id, std::uint64_t address, std::uint64_t bytes, std::uint64_t page_sizes);
   void remove_memory(std::uint32_t id) { memory_.erase(id); }
   void add_register(std::uint32_t page) { registers_.insert(page); }
   void remove_register(std::uint32_t page) { registers_.erase(registers_.find(page)); }
@@ -59,8 +62,12 @@ class Firmware {
   std::string refuse_state(const FirmwareFacts& facts, MailboxView command, int from) const;
   Refusal refuse_route(const FirmwareFacts& facts, MailboxView command) const;
   std::string refuse_memory(std::uint64_t id, std::uint64_t offset, std::uint64_t bytes) const;
+  std::string refuse_place(std::uint64_t id, std::uint64_t offset, std::uint64_t log_page) const;
 
-  std::map<std::uint32_t, std::uint64_t> memory_;  ///< UMEMs
+  struct Memory {
+    std::uint64_t bytes, page;
+  };
+  std::map<std::uint32_t, Memory> memory_;         ///< UMEMs
   std::multiset<std::uint32_t> registers_;         ///< pages of doorbell registers
   std::set<std::uint32_t> completion_queues_;
   std::map<std::uint32_t, int> states_;

@@ -31,7 +31,7 @@ class FirmwareTest : public testing::Test {
     facts_.port.link_layer = IBV_LINK_LAYER_ETHERNET;
     facts_.port.active_mtu = IBV_MTU_4096;
     facts_.gid_indices = {3};
-    firmware_.add_memory(kMemory, 65536 + 4096);
+    firmware_.add_memory(kMemory, 0, 65536 + 4096, ~std::uint64_t{0});
     firmware_.add_register(kPage);
     firmware_.add_completion_queue(kCompletionQueue);
     firmware_.add_queue_pair(kPair);
@@ -89,6 +89,12 @@ TEST_F(FirmwareTest, CompletionQueues) {
   Mailbox large_pages = good;
   large_pages.set(of_queue(l::cqc::log_page_size), 4);
   EXPECT_EQ(rule(large_pages, l::create_cq::cq_umem_offset, 64), "the offset is no multiple of the page size / 64");
+  EXPECT_EQ(firmware_.add_memory(kMemory, 0, 131072, ~std::uint64_t{0}), 131072U) << "the largest that fits";
+  EXPECT_EQ(rule(good, l::create_cq::cq_umem_offset, 65536 + 64), "the offset is no multiple of the page size / 64");
+  EXPECT_EQ(firmware_.add_memory(kMemory, 8192, 131072, ~std::uint64_t{0}), 8192U) << "alignment counts";
+  EXPECT_EQ(firmware_.add_memory(kMemory, 0, 131072 + 4096, ~std::uint64_t{0}), 4096U) << "and length";
+  EXPECT_EQ(firmware_.add_memory(kMemory, 4096, 131072, 65536), 0U) << "no page of the allowed sizes";
+  firmware_.add_memory(kMemory, 0, 65536 + 4096, 4096);
   EXPECT_EQ(rule(good, l::create_cq::cq_umem_id, 1), "entries in memory that is not registered");
   EXPECT_EQ(rule(good, of_queue(l::cqc::log_cq_size), 7), "entries in beyond the registered memory");
   EXPECT_EQ(rule(good, of_queue(l::cqc::dbr_addr), 65536 + 68), "the doorbell record is not aligned to 8 bytes");
@@ -106,6 +112,7 @@ TEST_F(FirmwareTest, QueuePairs) {
   EXPECT_EQ(rule(good, of_pair(l::qpc::log_sq_size), 11), "ring in beyond the registered memory");
   EXPECT_EQ(rule(good, of_pair(l::qpc::log_rq_size), 1), "a receive queue of a pair that has none");
   EXPECT_EQ(rule(good, of_pair(l::qpc::dbr_umem_id), 1), "record in memory that is not registered");
+  EXPECT_EQ(rule(good, l::queue_pair::wq_umem_offset, 32), "the offset is no multiple of the page size / 64");
 }
 
 TEST_F(FirmwareTest, StatesGoInTheirOrder) {
@@ -115,6 +122,8 @@ TEST_F(FirmwareTest, StatesGoInTheirOrder) {
   EXPECT_EQ(rule(devx::reset_to_init_command(connection_), of_path(l::ads::vhca_port_num), 2),
             "a port that does not exist");
   EXPECT_EQ(rule(devx::reset_to_init_command(connection_), of_pair(l::qpc::pm_state), 0), "no migration state");
+  EXPECT_EQ(rule(devx::reset_to_init_command(connection_), of_pair(l::qpc::counter_set_id), 7),
+            "a foreign set of counters");
   firmware_.set_state(kPair, 2);
   EXPECT_EQ(rule(devx::ready_to_send_command(connection_)), "");
   EXPECT_EQ(rule(devx::ready_to_send_command(connection_), of_pair(l::qpc::log_sra_max), 5),

@@ -35,7 +35,7 @@ constexpr int kChannels = 2;
 constexpr std::uint32_t kDepth = 128;
 
 /// A page of registers, followed by where it is mapped.
-alignas(kDoorbellPageBytes) std::byte registers[2 * kDoorbellPageBytes];
+alignas(test::kMachinePage) std::byte registers[2 * test::kMachinePage];
 constexpr std::size_t kRegister = 0x800;
 
 class NicEndsTest : public testing::Test {
@@ -92,13 +92,12 @@ class NicEndsTest : public testing::Test {
   std::shared_ptr<Executor> executor_ = make_host_executor();
   std::shared_ptr<FakeHeap> heap_ = std::make_shared<FakeHeap>();
   NicAccess nic_;
-  test::FakePages pages_{kDoorbellPageBytes};
+  test::FakePages pages_{test::kMachinePage};
   std::vector<RdmaPeerParams> table_;
   std::unique_ptr<Ends> ends_;
 };
 
-constexpr unsigned kStrict =
-    IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC;
+constexpr unsigned kStrict = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC;
 
 TEST_F(NicEndsTest, HandlerCpu) {
   nic_.handler = NicHandler::cpu;
@@ -143,7 +142,7 @@ TEST_F(NicEndsTest, HandlerGpuWithRingsInGpuMemory) {
     EXPECT_EQ(base % 65536, 0u);
     EXPECT_EQ(reinterpret_cast<std::uintptr_t>(params.queue.completion), base + layout.completion);
     EXPECT_EQ(reinterpret_cast<std::uintptr_t>(params.queue.doorbell_record), base + layout.doorbell + 4);
-    EXPECT_EQ(static_cast<void*>(params.queue.doorbell), registers + kDoorbellPageBytes + kRegister);
+    EXPECT_EQ(static_cast<void*>(params.queue.doorbell), registers + test::kMachinePage + kRegister);
     EXPECT_EQ(params.queue.kind, RdmaDoorbell::device_register);
     EXPECT_EQ(params.queue.number, 0x1234u + static_cast<std::uint32_t>(channel));
     EXPECT_EQ(params.queue.depth, kDepth);
@@ -207,8 +206,8 @@ TEST_F(NicEndsTest, TheHeapGoesByTheDataDirectFunctionAndRingsDoNot) {
 }
 
 TEST_F(NicEndsTest, RingsInHostMemoryWhereTheDeviceCannotUseTheGpus) {
-  fake_.refusals = {{"umem_reg_ex", EOPNOTSUPP}, {"umem_reg", EFAULT}};
-  fake_.refusals_left = {{"umem_reg", 1}};
+  fake_.refusals = {{"umem_reg_ex dma-buf", EOPNOTSUPP}, {"umem_reg_ex", EFAULT}};
+  fake_.refusals_left = {{"umem_reg_ex", 1}};
   testing::internal::CaptureStderr();
   make();
   EXPECT_TRUE(warned(testing::internal::GetCapturedStderr(),
@@ -286,6 +285,44 @@ TEST_F(NicEndsTest, ADeviceThatFailsIsNoLatePeer) {
   EXPECT_EQ(ends_->health(), "RDMA device fake_0:1 reported a fatal error: nothing on it completes any more");
 }
 
+TEST_F(NicEndsTest, AQueuePairThatTheDeviceReportsIsTheNamedFailure) {
+  make();
+  EXPECT_FALSE(fake_.raise_devx(0x1235, 0x01)) << "what is no failure is not asked for";
+  for (const std::uint8_t event : {0x05, 0x07, 0x10, 0x11}) EXPECT_TRUE(fake_.subscribed[0x1234].contains(event));
+  ASSERT_TRUE(fake_.raise_devx(0x1235, 0x11));
+  const Deadline deadline(30);
+  while (!ends_->failure() && !deadline.expired()) std::this_thread::yield();
+  ASSERT_TRUE(ends_->failure().has_value());
+  EXPECT_EQ(ends_->failure()->peer, 1);
+  EXPECT_EQ(describe(*ends_->failure()),
+            "RDMA queue pair 0x1235 to rank 1 over fake_0:1 failed: the device reports 'access error'");
+  fake_.queue_pair_state = 6;
+  EXPECT_EQ(ends_->health(),
+            "queue pair 0x1234 to rank 1 is in the state 'error'; RDMA queue pair 0x1235 to rank 1 over fake_0:1 "
+            "failed: the device reports 'access error'");
+}
+
+TEST_F(NicEndsTest, WithoutEventsOfQueuePairsTheWorkGoesOn) {
+  for (const char* refused : {"create_event_channel", "subscribe_event"}) {
+    fake_.refusals = {{refused, EOPNOTSUPP}};
+    testing::internal::CaptureStderr();
+    make();
+    EXPECT_TRUE(warned(testing::internal::GetCapturedStderr(), "failures that the device alone sees are not told"));
+    EXPECT_TRUE(contains(ends_->describe(), "handler gpu"));
+    ends_.reset();
+  }
+}
+
+TEST_F(NicEndsTest, DeviceEventsAreWatchedWhenThoseOfQueuePairsHaveEnded) {
+  fake_.refusals = {{"get_event", EIO}};
+  make();
+  ASSERT_TRUE(fake_.raise_devx(0x1234, 0x11));
+  fake_.raise(IBV_EVENT_DEVICE_FATAL);
+  const Deadline deadline(30);
+  while (!ends_->failure() && !deadline.expired()) std::this_thread::yield();
+  EXPECT_TRUE(contains(ends_->health(), "reported a fatal error"));
+}
+
 TEST_F(NicEndsTest, TestsMayChooseTheDoorbellAndWhereRingsLie) {
   nic_.doorbell = devx::DoorbellPage::Kind::write_combining;
   nic_.rings_in_host_memory = true;
@@ -309,7 +346,7 @@ TEST_F(NicEndsTest, TestsMayChooseTheDoorbellAndWhereRingsLie) {
   const std::string text = refusal();
   EXPECT_TRUE(contains(text, "Tried: write-combining register")) << text;
   EXPECT_FALSE(contains(text, "shared register")) << "only what was asked for";
-  fake_.refusals = {{"umem_reg_ex", EOPNOTSUPP}, {"umem_reg", EFAULT}};
+  fake_.refusals = {{"umem_reg_ex dma-buf", EOPNOTSUPP}, {"umem_reg_ex", EFAULT}};
   nic_.doorbell.reset();
   nic_.rings_in_host_memory = false;
   EXPECT_TRUE(contains(refusal(), "DEEP_EP_NIC_HANDLER=gpu is impossible here: RDMA device fake_0")) << "no fallback";
@@ -319,6 +356,20 @@ TEST_F(NicEndsTest, QueuePairsCountWithTheCountersOfTheirPort) {
   fake_.counter_set = 7;
   make();
   for (const auto& command : commands(0x502)) EXPECT_EQ(command.get(0xc0 + 0x60, 8), 7u);
+}
+
+TEST_F(NicEndsTest, CountersThatTheFirmwareRefusesAreAskedForOnce) {
+  fake_.counter_set = 7;
+  fake_.counter_set_is_foreign = true;
+  testing::internal::CaptureStderr();
+  make();
+  EXPECT_TRUE(warned(testing::internal::GetCapturedStderr(), "losses and retries are not counted, because: RDMA"));
+  EXPECT_TRUE(contains(ends_->describe(), "handler gpu"));
+  const auto to_initialised = commands(0x502);
+  ASSERT_EQ(to_initialised.size(), 3u) << "the first queue pair's twice";
+  EXPECT_EQ(to_initialised[2].get(0xc0 + 0x60, 8), 0u);
+  EXPECT_EQ(fake_.broken_rules, std::vector<std::string>{"a foreign set of counters"});
+  fake_.broken_rules.clear();
 }
 
 TEST_F(NicEndsTest, TheAdministratorsTrafficClassCountsWhereNoVariableIsSet) {

@@ -35,13 +35,13 @@ std::map<std::string, long> calls_of(const test::FakeVerbs& fake) {
   return calls;
 }
 
-TEST(StartCost, OfAQueuePairIsSixCallsOfTheDeviceAndNoMore) {
+TEST(StartCost, OfAQueuePairIsSevenCallsOfTheDeviceAndNoMore) {
   for (const int ranks : {64, 256}) {
     test::FakeVerbs fake;
-    alignas(kDoorbellPageBytes) static std::byte registers[2 * kDoorbellPageBytes];
+    alignas(test::kMachinePage) static std::byte registers[2 * test::kMachinePage];
     fake.uar.reg_addr = registers;
     fake.uar.base_addr = registers;
-    test::FakePages pages{kDoorbellPageBytes};
+    test::FakePages pages{test::kMachinePage};
     NicAccess nic;
     nic.device = Device::open("fake_0", fake.functions);
     nic.path = {.port = 1, .gid_index = 3};
@@ -75,7 +75,8 @@ TEST(StartCost, OfAQueuePairIsSixCallsOfTheDeviceAndNoMore) {
     EXPECT_EQ(calls["create_ah"], far) << "one a peer, whatever the channels";
     EXPECT_EQ(calls["0x100"], 2) << "capabilities";
     EXPECT_EQ(calls["query_eqn"], 1);
-    EXPECT_EQ(calls["umem_reg_ex"], 1) << "rings are registered together";
+    EXPECT_EQ(calls["umem_reg_ex dma-buf"], 1) << "rings are registered together";
+    EXPECT_EQ(calls["subscribe_event"], pairs);
     EXPECT_EQ(static_cast<long>(fake.commands.size()), 5 * pairs + 4) << "nothing else is asked";
     std::printf(
         "%d ranks, %ld queue pairs: %zu firmware commands; the library itself took %.0f ms, with a device that "

@@ -51,10 +51,10 @@ TEST(VerbsLibraries, ReportNamesBothOrSaysWhyNot) {
                                .usable = true,
                                .path = "/lib/libmlx5.so.1.24.30.0",
                                .rdma_core = "30.0",
-                               .fallbacks = {"mlx5dv_devx_umem_reg_ex"}}}),
+                               .fallbacks = {"mlx5dv_devx_qp_query"}}}),
             (std::vector<std::string>{
                 "libibverbs.so.1: not usable: no such file",
-                "libmlx5.so.1: /lib/libmlx5.so.1.24.30.0 (rdma-core 30.0); without mlx5dv_devx_umem_reg_ex, "
+                "libmlx5.so.1: /lib/libmlx5.so.1.24.30.0 (rdma-core 30.0); without mlx5dv_devx_qp_query, "
                 "so a fallback is used"}));
 }
 
@@ -98,6 +98,7 @@ TEST_F(VerbsTest, MemoryIsRegisteredStrictlyForWritesAndAtomics) {
     EXPECT_EQ(registered.access & IBV_ACCESS_RELAXED_ORDERING, 0U) << "a signal could be seen before its data";
     EXPECT_NE(registered.access & IBV_ACCESS_REMOTE_ATOMIC, 0U);
     EXPECT_NE(registered.access & IBV_ACCESS_REMOTE_WRITE, 0U);
+    EXPECT_EQ(registered.access & IBV_ACCESS_REMOTE_READ, 0U) << "nothing reads remotely";
   }
   EXPECT_NE(from_zero.remote_key(), by_address.remote_key());
 }
@@ -193,6 +194,7 @@ TEST_F(VerbsTest, ConnectionGoesThroughTheThreeStatesWithWhatWasAgreed) {
   EXPECT_EQ(init.attributes.qp_state, IBV_QPS_INIT);
   EXPECT_EQ(init.mask, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS);
   EXPECT_NE(init.attributes.qp_access_flags & IBV_ACCESS_REMOTE_ATOMIC, 0U);
+  EXPECT_EQ(init.attributes.qp_access_flags & IBV_ACCESS_REMOTE_READ, 0U);
   const ibv_qp_attr& receive = fake_.state_changes[1].attributes;
   EXPECT_EQ(receive.qp_state, IBV_QPS_RTR);
   EXPECT_EQ(receive.path_mtu, IBV_MTU_1024);

@@ -1,6 +1,7 @@
 #include "csrc/rdma/verbs/devx/commands.hpp"
 
 #include <algorithm>
+#include <bit>
 #include <stdexcept>
 
 #include "csrc/support/format.hpp"
@@ -21,6 +22,16 @@ Mailbox with_opcode(Opcode opcode, std::uint32_t bits) {
   Mailbox mailbox(bits);
   mailbox.set(layout::command::opcode, static_cast<std::uint64_t>(opcode));
   return mailbox;
+}
+
+/// As contexts of queues have it: the page size as a power of two of 4 KiB.
+std::uint64_t log_page(std::size_t page_bytes) { return std::bit_width(page_bytes / 4096) - 1U; }
+
+void check_place(const char* what, const UmemPlace& place, std::size_t page_bytes) {
+  const std::size_t unit = page_bytes / 64;
+  if (place.offset % unit != 0) {
+    throw std::logic_error(fmt::format("{} at offset {}, allowed: multiples of {}", what, place.offset, unit));
+  }
 }
 
 Mailbox state_change(Opcode opcode, std::uint32_t queue_pair) {
@@ -71,10 +82,7 @@ Mailbox query_capabilities_command(std::uint16_t op_mod) {
 
 Mailbox create_completion_queue_command(const CompletionQueueCommand& command) {
   namespace cqc = layout::cqc;
-  if (command.entry.offset % 64 != 0) {
-    throw std::logic_error(
-        fmt::format("a completion queue at offset {}, allowed: multiples of 64", command.entry.offset));
-  }
+  check_place("a completion queue", command.entry, command.page_bytes);
   const auto of_queue = [](Field field) { return within(layout::create_cq::context, field); };
   Mailbox mailbox = with_opcode(Opcode::create_cq, layout::command::context_bits);
   mailbox.set(layout::create_cq::cq_umem_valid, 1)
@@ -84,7 +92,7 @@ Mailbox create_completion_queue_command(const CompletionQueueCommand& command) {
       .set(of_queue(cqc::cc), 1)
       .set(of_queue(cqc::oi), 1)
       .set(of_queue(cqc::log_cq_size), 0)
-      .set(of_queue(cqc::log_page_size), 0)  // 4 KiB, whatever the UMEM has: the unit of offsets is 1/64 of it
+      .set(of_queue(cqc::log_page_size), log_page(command.page_bytes))
       .set(of_queue(cqc::uar_page), command.uar_page)
       .set(of_queue(cqc::c_eqn), command.event_queue)
       .set(of_queue(cqc::dbr_umem_valid), 1)
@@ -95,6 +103,7 @@ Mailbox create_completion_queue_command(const CompletionQueueCommand& command) {
 
 Mailbox create_queue_pair_command(const QueuePairCommand& command) {
   namespace qpc = layout::qpc;
+  check_place("a ring", command.ring, command.page_bytes);
   Mailbox mailbox = with_opcode(Opcode::create_qp, layout::command::context_bits);
   mailbox.set(layout::queue_pair::wq_umem_valid, 1)
       .set(layout::queue_pair::wq_umem_id, command.ring.id)
@@ -112,6 +121,7 @@ Mailbox create_queue_pair_command(const QueuePairCommand& command) {
       .set(of_context(qpc::cs_req), 0)  // Inline answers would land in completion entries.
       .set(of_context(qpc::cs_res), 0)
       .set(of_context(qpc::user_index), command.user_index)
+      .set(of_context(qpc::log_page_size), log_page(command.page_bytes))
       .set(of_context(qpc::dbr_umem_valid), 1)
       .set(of_context(qpc::dbr_umem_id), command.doorbell_record.id)
       .set(of_context(qpc::dbr_addr), command.doorbell_record.offset);
@@ -124,7 +134,7 @@ Mailbox reset_to_init_command(const ConnectionCommand& command) {
   mailbox.set(of_context(qpc::pm_state), qpc::pm_state_migrated)
       .set(of_context(qpc::counter_set_id), command.counter_set)
       .set(of_context(qpc::lag_tx_port_affinity), command.physical_port)
-      .set(of_context(qpc::rre), 1)
+      .set(of_context(qpc::rre), 0)  // Nothing reads remotely.
       .set(of_context(qpc::rwe), 1)
       .set(of_context(qpc::rae), 1)
       .set(of_context(qpc::atomic_mode), qpc::atomic_mode_up_to_8_bytes)

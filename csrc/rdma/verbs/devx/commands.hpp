@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 
 #include "csrc/rdma/verbs/devx/layout.hpp"
@@ -19,14 +20,16 @@ struct UmemPlace {
 struct CompletionQueueCommand {
   UmemPlace entry;            ///< the one entry: the queue is collapsed, every completion overwrites it
   UmemPlace doorbell_record;  ///< never written: nothing is armed, and an overrun is the normal case
+  std::size_t page_bytes = 4096;  ///< of the UMEM of the entry
   std::uint32_t event_queue = 0;
   std::uint32_t uar_page = 0;
 };
 
 struct QueuePairCommand {
   UmemPlace ring;
-  UmemPlace doorbell_record;    ///< of receive queue and send queue, 4 bytes each
-  std::uint32_t log_depth = 0;  ///< of the ring, in blocks of 64 bytes
+  std::size_t page_bytes = 4096;  ///< of the ring's UMEM
+  UmemPlace doorbell_record;      ///< of receive queue and send queue, 4 bytes each
+  std::uint32_t log_depth = 0;    ///< of the ring, in blocks of 64 bytes
   std::uint32_t protection_domain = 0;
   std::uint32_t completion_queue = 0;
   std::uint32_t uar_page = 0;

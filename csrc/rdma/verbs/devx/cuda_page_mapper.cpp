@@ -13,7 +13,7 @@ void* map_page(void* page, int device) {
   const cuda::Context context(device);
   const cuda::CurrentContext current(context);
   constexpr unsigned kFlags = cudaHostRegisterPortable | cudaHostRegisterMapped | cudaHostRegisterIoMemory;
-  const cudaError_t result = cudaHostRegister(page, kDoorbellPageBytes, kFlags);
+  const cudaError_t result = cudaHostRegister(page, host_page_bytes(), kFlags);
   if (result == cudaErrorNotPermitted || result == cudaErrorNotSupported) {
     cudaGetLastError();  // not sticky: the next caller must not find it
     fail<SystemError>(

@@ -8,13 +8,14 @@
 #include "csrc/rdma/verbs/devx/commands.hpp"
 #include "csrc/rdma/verbs/functions.hpp"
 #include "csrc/support/format.hpp"
+#include "csrc/support/logging.hpp"
 #include "deep_ep/error.hpp"
 
 namespace deep_ep::rdma::verbs::devx {
 namespace {
 
-Context checked_context(std::shared_ptr<Device> device, const Mlx5Functions& functions) {
-  Context context{std::move(device), &functions};
+Context checked_context(std::shared_ptr<Device> device, const Mlx5Functions& functions, std::size_t page_bytes) {
+  Context context{std::move(device), &functions, page_bytes};
   const std::string& name = context.device->name();
   if (!functions.is_supported(context.device->context()->device)) {
     fail<InvalidArgument>("RDMA device {} is not an mlx5 device: GPUs cannot drive it; the NIC handler 'cpu' can",
@@ -37,6 +38,13 @@ Context checked_context(std::shared_ptr<Device> device, const Mlx5Functions& fun
         "RDMA device {} has no 8-byte fetch-and-add (operations {:#x}, sizes {:#x}), which signals need; "
         "see PCI_ATOMIC_MODE in its firmware configuration",
         name, operations, sizes);
+  }
+  const auto order = atomics.get(capability(layout::atomic_caps::atomic_req_8b_endianness_mode));
+  if (order != layout::atomic_caps::host_order) {
+    fail<SystemError>(
+        "RDMA device {} adds 8-byte numbers as if they were big-endian (atomic_req_8B_endianness_mode {}), so signals "
+        "would be wrong: its driver has not chosen the host's order, or its firmware has none",
+        name, order);
   }
   return context;
 }
@@ -98,8 +106,8 @@ MacAddress find_mac(const Context& context, const QueuePairAddress& peer, const 
 
 }  // namespace
 
-DevxDevice::DevxDevice(std::shared_ptr<Device> device, const Mlx5Functions& functions)
-    : context_(checked_context(std::move(device), functions)),
+DevxDevice::DevxDevice(std::shared_ptr<Device> device, const Mlx5Functions& functions, std::size_t page_bytes)
+    : context_(checked_context(std::move(device), functions, page_bytes)),
       protection_domain_(find_protection_domain(context_)),
       event_queue_(find_event_queue(context_)) {}
 
@@ -107,6 +115,11 @@ MacAddress DevxDevice::mac_of(const QueuePairAddress& peer, const PathOptions& p
   const auto known = macs_.find(peer.gid);
   if (known != macs_.end()) return known->second;
   return macs_[peer.gid] = find_mac(context_, peer, path);
+}
+
+void DevxDevice::stop_counting(const std::string& why) {
+  counts_ = false;
+  log::warn("rdma: {}: losses and retries are not counted, because: {}", context_.device->name(), why);
 }
 
 Umem DevxDevice::register_memory(const MemoryRange& range, bool gpu_memory, const DmaBufExporter& exporter) const {

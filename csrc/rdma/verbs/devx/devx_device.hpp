@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <string>
 
 #include "csrc/rdma/discovery/settings.hpp"
 #include "csrc/rdma/verbs/devx/objects.hpp"
@@ -20,15 +21,21 @@ using MacAddress = std::array<std::uint8_t, 6>;
 
 class DevxDevice {
  public:
-  /// Checks that the device can do what the rings need (completion format 1, 8-byte fetch-and-add). SystemError says
-  /// which command was refused, and how. The functions outlive it.
-  DevxDevice(std::shared_ptr<Device> device, const Mlx5Functions& functions);
+  /// Checks that the device can do what the rings need (completion format 1, 8-byte fetch-and-add in the order of bytes
+  /// that processors have). SystemError says which command was refused, and how. The functions outlive it.
+  /// `page_bytes`: of this machine.
+  DevxDevice(std::shared_ptr<Device> device, const Mlx5Functions& functions,
+             std::size_t page_bytes = host_page_bytes());
 
   const Context& context() const { return context_; }
   std::uint32_t protection_domain() const { return protection_domain_; }
   std::uint32_t event_queue() const { return event_queue_; }
   /// The hardware address behind a peer's GID. Queue pairs of one device have one path.
   MacAddress mac_of(const QueuePairAddress& peer, const PathOptions& path);
+
+  /// Do queue pairs count with the port's counters? Not any more, once the firmware has refused one; says so.
+  bool counts() const { return counts_; }
+  void stop_counting(const std::string& why);
 
   /// Memory of queue pairs, aligned to kRingAlignment. `exporter`: for GPU memory; may be empty.
   Umem register_memory(const MemoryRange& range, bool gpu_memory, const DmaBufExporter& exporter) const;
@@ -38,6 +45,7 @@ class DevxDevice {
   std::uint32_t protection_domain_;
   std::uint32_t event_queue_;
   std::map<GidBytes, MacAddress> macs_;
+  bool counts_ = true;
 };
 
 }  // namespace deep_ep::rdma::verbs::devx

@@ -1,10 +1,13 @@
+#include <algorithm>
 #include <atomic>
+#include <mutex>
 #include <utility>
 #include <vector>
 
 #include "csrc/rdma/ring/ring_memory.hpp"
 #include "csrc/rdma/verbs/async_events.hpp"
 #include "csrc/rdma/verbs/devx/devx_queue_pair.hpp"
+#include "csrc/rdma/verbs/devx/event_channel.hpp"
 #include "csrc/rdma/verbs/nic_ends.hpp"
 #include "csrc/support/format.hpp"
 #include "csrc/support/logging.hpp"
@@ -43,9 +46,9 @@ class DevxEnds final : public Ends {
       make(nic, executor, options, false);
     }
     sinks_ = std::make_unique<Registration>(register_sinks(nic, *rings_));
-    events_ = std::make_unique<AsyncEventWatcher>(device_, [this](const AsyncEvent& event) {
-      if (event.kind == AsyncEventKind::device_failed) device_failed_ = true;
-    });
+    events_ = std::make_unique<AsyncEventWatcher>(
+        device_, [this](const AsyncEvent& event) { take(event); },
+        channel_ == nullptr ? EventSource{} : channel_->source());
   }
 
   QueuePairAddress address(std::size_t end) const override {
@@ -68,19 +71,19 @@ class DevxEnds final : public Ends {
   bool rung_by_kernels() const override { return true; }
   void start() override {}  // the device serves the rings by itself
 
-  /// Rings in GPU memory are watched by the kernels alone, which put failures on record (FaultKind::rdma_failed).
+  /// Completions in GPU memory are watched by the kernels alone, which put failures on record (FaultKind::rdma_failed).
   std::optional<Failure> failure() const override {
     if (device_failed_) {
-      return Failure{
-          .device = name_, .detail = "reported a fatal error: nothing on it completes any more", .of_device = true};
+      return Failure{.of = FailureOf::device,
+                     .device = name_,
+                     .detail = "reported a fatal error: nothing on it completes any more"};
     }
-    if (rings_->options().on_gpu) return std::nullopt;
-    for (std::size_t end = 0; end < pairs_.size(); ++end) {
+    for (std::size_t end = 0; end < pairs_.size() && !rings_->options().on_gpu; ++end) {
       const device::rdma::CompletionEntry& completion = *rings_->completion(end);
       const std::uint32_t tail = __atomic_load_n(&completion.tail, __ATOMIC_ACQUIRE);
       if (device::rdma::tail_opcode(tail) == device::rdma::kCompletionError) return failure_of(end, completion, tail);
     }
-    return std::nullopt;
+    return reported();
   }
 
   /// Asks the device about every queue pair.
@@ -139,12 +142,32 @@ class DevxEnds final : public Ends {
             .vendor_syndrome = completion.vendor_syndrome};
   }
 
+  /// On the watcher's thread.
+  void take(const AsyncEvent& event) {
+    if (event.kind == AsyncEventKind::device_failed) device_failed_ = true;
+    if (event.kind != AsyncEventKind::queue_pair_failed) return;
+    const auto pair = std::find_if(pairs_.begin(), pairs_.end(),
+                                   [&](const auto& each) { return each->number() == event.queue_pair; });
+    const std::lock_guard lock(reported_mutex_);
+    if (pair == pairs_.end() || reported_) return;
+    reported_ = Failure{.of = FailureOf::queue_pair,
+                        .peer = peers_[static_cast<std::size_t>(pair - pairs_.begin())],
+                        .device = name_,
+                        .queue_pair = event.queue_pair,
+                        .detail = fmt::format("the device reports '{}'", event.name)};
+  }
+  std::optional<Failure> reported() const {
+    const std::lock_guard lock(reported_mutex_);
+    return reported_;
+  }
+
   /// Empty where all that was posted is complete.
   std::string trouble_of(std::size_t end, const RingStatus& ring, const devx::QueuePairProgress& progress) const {
     if (device::rdma::tail_opcode(ring.completion.tail) == device::rdma::kCompletionError) {
       return rdma::describe(failure_of(end, ring.completion, ring.completion.tail));
     }
     const std::string name = fmt::format("queue pair {:#x} to rank {}", pairs_[end]->number(), peers_[end]);
+    if (const auto seen = reported(); seen && seen->queue_pair == pairs_[end]->number()) return rdma::describe(*seen);
     if (progress.state != devx::QueuePairState::ready_to_send) {
       return fmt::format("{} is in the state '{}'", name, to_string(progress.state));
     }
@@ -165,7 +188,7 @@ class DevxEnds final : public Ends {
                                                                 .on_gpu = on_gpu,
                                                                 .alignment = devx::kRingAlignment,
                                                                 .numa_node = nic.numa_node});
-    const auto device = std::make_shared<devx::DevxDevice>(nic.device, nic.mlx5_functions());
+    const auto device = std::make_shared<devx::DevxDevice>(nic.device, nic.mlx5_functions(), nic.page_bytes);
     const std::size_t bytes = rings_->layout().bytes;
     const auto memory = std::make_shared<const devx::Umem>(device->register_memory(
         {.address = rings_->ring(0), .bytes = bytes * peers_.size(), .first_address = {}}, on_gpu, nic.exporter));
@@ -175,9 +198,23 @@ class DevxEnds final : public Ends {
                                             .offset = i * bytes,
                                             .user_index = static_cast<std::uint32_t>(i),
                                             .traits = traits,
+                                            .turn = static_cast<std::uint32_t>(
+                                                options.turns.empty() ? static_cast<int>(i) : options.turns.at(i)),
                                             .doorbell = nic.doorbell};
       pairs_.push_back(std::make_unique<DevxQueuePair>(device, memory, pair, nic.path));
       doorbells_.push_back(pages_.map(pairs_.back()->doorbell().register_address()));
+    }
+    subscribe(device->context());
+  }
+
+  /// The work goes on without: then waits end by their deadline alone where only the device knows what has failed.
+  void subscribe(const devx::Context& context) {
+    try {
+      channel_ = std::make_unique<devx::EventChannel>(context);
+      for (const auto& pair : pairs_) pair->report_to(*channel_);
+    } catch (const Error& error) {
+      channel_.reset();
+      log::warn("rdma: {}: failures that the device alone sees are not told, because: {}", name_, error.what());
     }
   }
 
@@ -189,11 +226,14 @@ class DevxEnds final : public Ends {
   std::unique_ptr<RingMemory> rings_;
   std::unique_ptr<Registration> sinks_;
   DoorbellPages pages_;
+  std::unique_ptr<devx::EventChannel> channel_;  ///< null where the device has none
   std::vector<std::unique_ptr<DevxQueuePair>> pairs_;
   std::vector<MappedDoorbell> doorbells_;
   std::shared_ptr<Device> device_;
   int port_;
   std::atomic<bool> device_failed_{false};
+  mutable std::mutex reported_mutex_;
+  std::optional<Failure> reported_;  ///< the first queue pair that the device says has failed
   std::unique_ptr<AsyncEventWatcher> events_;  ///< last: its thread uses the rest
 };
 

@@ -37,7 +37,7 @@ DevxQueuePair::DevxQueuePair(std::shared_ptr<DevxDevice> device, std::shared_ptr
       memory_(std::move(memory)),
       path_(path),
       traits_(options.traits),
-      user_index_(options.user_index),
+      turn_(options.turn),
       address_(local_address(*device_->context().device, path)),
       doorbell_(device_->context(), options.doorbell),
       completion_queue_(device_->context(), "CREATE_CQ",
@@ -49,6 +49,7 @@ DevxQueuePair::DevxQueuePair(std::shared_ptr<DevxDevice> device, std::shared_ptr
 CompletionQueueCommand DevxQueuePair::completion_queue_command(const DevxQueuePairOptions& options) const {
   CompletionQueueCommand command;
   command.entry = {memory_->id(), options.offset + options.layout.completion};
+  command.page_bytes = memory_->page_bytes();
   command.doorbell_record = {memory_->id(), options.offset + options.layout.unused_record};
   command.event_queue = device_->event_queue();
   command.uar_page = doorbell_.page_id();
@@ -58,6 +59,7 @@ CompletionQueueCommand DevxQueuePair::completion_queue_command(const DevxQueuePa
 QueuePairCommand DevxQueuePair::queue_pair_command(const DevxQueuePairOptions& options) const {
   QueuePairCommand command;
   command.ring = {memory_->id(), options.offset};
+  command.page_bytes = memory_->page_bytes();
   command.doorbell_record = {memory_->id(), options.offset + options.layout.doorbell};
   command.log_depth = log2_down(options.layout.depth);
   command.protection_domain = device_->protection_domain();
@@ -78,11 +80,16 @@ void DevxQueuePair::connect(const QueuePairAddress& peer) {
   const DeviceLimits& limits = device_->context().device->limits();
   command.log_outstanding_out = log2_down(std::min(limits.outstanding_reads_out, peer.outstanding_reads_in));
   command.log_outstanding_in = log2_down(limits.outstanding_reads_in);
-  command.counter_set = traits_.counter_set;
-  // Queue pairs of one peer have neighbouring numbers or numbers far apart: either way both ports get some.
-  if (traits_.bonded_ports > 1)
-    command.physical_port = static_cast<std::uint8_t>(1 + user_index_ % traits_.bonded_ports);
-  queue_pair_.modify("RST2INIT_QP", reset_to_init_command(command));
+  if (device_->counts()) command.counter_set = traits_.counter_set;
+  if (traits_.bonded_ports > 1) command.physical_port = static_cast<std::uint8_t>(1 + turn_ % traits_.bonded_ports);
+  try {
+    queue_pair_.modify("RST2INIT_QP", reset_to_init_command(command));
+  } catch (const SystemError& error) {
+    if (command.counter_set == 0) throw;
+    device_->stop_counting(error.what());
+    command.counter_set = 0;
+    queue_pair_.modify("RST2INIT_QP", reset_to_init_command(command));
+  }
   queue_pair_.modify("INIT2RTR_QP", init_to_ready_to_receive_command(command));
   queue_pair_.modify("RTR2RTS_QP", ready_to_send_command(command));
 }

@@ -9,6 +9,7 @@
 #include "csrc/rdma/ring/ring_memory.hpp"
 #include "csrc/rdma/verbs/devx/commands.hpp"
 #include "csrc/rdma/verbs/devx/devx_device.hpp"
+#include "csrc/rdma/verbs/devx/event_channel.hpp"
 #include "csrc/rdma/verbs/devx/objects.hpp"
 #include "csrc/rdma/verbs/devx/port_traits.hpp"
 
@@ -21,6 +22,7 @@ struct DevxQueuePairOptions {
   std::uint64_t offset = 0;
   std::uint32_t user_index = 0;
   PortTraits traits;
+  std::uint32_t turn = 0;  ///< bonded ports: those with turns one after the other leave by one port after the other
   std::optional<DoorbellPage::Kind> doorbell;  ///< nothing: the best that there is
 };
 
@@ -50,6 +52,8 @@ class DevxQueuePair {
   /// Brings the queue pair to "ready to send". RankMismatch when the two ends cannot talk.
   void connect(const QueuePairAddress& peer);
   QueuePairProgress progress() const;
+  /// Lets the channel hand on what the device reports about it. SystemError.
+  void report_to(EventChannel& channel) const { channel.subscribe(queue_pair_); }
 
  private:
   CompletionQueueCommand completion_queue_command(const DevxQueuePairOptions& options) const;
@@ -60,7 +64,7 @@ class DevxQueuePair {
   std::shared_ptr<const Umem> memory_;
   PathOptions path_;
   PortTraits traits_;
-  std::uint32_t user_index_;
+  std::uint32_t turn_;
   QueuePairAddress address_;
   DoorbellPage doorbell_;
   FirmwareObject completion_queue_;

@@ -4,12 +4,6 @@
 #include "deep_ep/error.hpp"
 
 namespace deep_ep::rdma::verbs {
-namespace {
-
-std::size_t place_in_page(const void* reg) { return reinterpret_cast<std::uintptr_t>(reg) % kDoorbellPageBytes; }
-std::byte* page_of(void* reg) { return static_cast<std::byte*>(reg) - place_in_page(reg); }
-
-}  // namespace
 
 MappedDoorbell DoorbellPages::map(void* reg) {
   const auto address = reinterpret_cast<std::uintptr_t>(reg);

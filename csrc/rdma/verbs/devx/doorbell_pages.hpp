@@ -7,15 +7,16 @@
 #include <map>
 #include <utility>
 
-namespace deep_ep::rdma::verbs {
+#include "csrc/rdma/verbs/device.hpp"
 
-inline constexpr std::size_t kDoorbellPageBytes = 4096;
+namespace deep_ep::rdma::verbs {
 
 /// How a page of registers comes into a GPU's address space, and how it leaves.
 struct PageMapper {
   /// The address at which kernels reach the page. Throws SystemError: what was refused, and what helps.
   std::function<void*(void* page)> map;
   std::function<void(void* page)> unmap;
+  std::size_t page_bytes = host_page_bytes();  ///< of this machine: a page may have registers of many queue pairs
 };
 
 /// The CUDA runtime (cudaHostRegister for I/O memory) on one GPU. Refuses everything in builds without CUDA.
@@ -38,6 +39,10 @@ class DoorbellPages {
  private:
   friend MappedDoorbell;
   void unmap(void* reg);
+  std::size_t place_in_page(const void* reg) const {
+    return reinterpret_cast<std::uintptr_t>(reg) % mapper_.page_bytes;
+  }
+  std::byte* page_of(void* reg) const { return static_cast<std::byte*>(reg) - place_in_page(reg); }
 
   struct Page {
     std::byte* device = nullptr;

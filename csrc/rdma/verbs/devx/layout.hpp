@@ -142,6 +142,16 @@ inline constexpr Field log_bf_reg_size{0x26b, 5};
 inline constexpr Field num_lag_ports{0x27c, 4};
 }  // namespace cmd_hca_cap
 
+/// Events about a queue pair after which it is in the error state.
+namespace event {
+inline constexpr std::uint16_t queue_failed = 0x05;
+inline constexpr std::uint16_t path_migration_failed = 0x07;
+inline constexpr std::uint16_t invalid_request = 0x10;
+inline constexpr std::uint16_t access_violation = 0x11;
+inline constexpr std::size_t type_byte = 1;  ///< of an event queue's entry
+inline constexpr std::size_t entry_bytes = 64;
+}  // namespace event
+
 /// Answer of QUERY_LAG.
 namespace query_lag {
 inline constexpr std::uint32_t bits = 0x80;
@@ -152,8 +162,10 @@ inline constexpr Field lag_state{0x5d, 3};         ///< 0: not bonded
 /// Capabilities of atomics (op_mod 3 << 1 | 1).
 namespace atomic_caps {
 inline constexpr std::uint16_t op_mod = 3 << 1 | 1;
+inline constexpr Field atomic_req_8b_endianness_mode{0x40, 2};
 inline constexpr Field atomic_operations{0x90, 16};
 inline constexpr Field atomic_size_qp{0xb0, 16};
+inline constexpr std::uint64_t host_order = 1;  ///< of atomic_req_8b_endianness_mode
 inline constexpr std::uint64_t operation_fetch_add = 1 << 1;
 inline constexpr std::uint64_t size_8_bytes = 8;
 }  // namespace atomic_caps

@@ -1,7 +1,5 @@
 #include "csrc/rdma/verbs/devx/objects.hpp"
 
-#include <unistd.h>
-
 #include <cerrno>
 #include <utility>
 
@@ -34,6 +32,22 @@ constexpr std::uint64_t kUmemMaskDmabuf = 1;
 /// Both the call and the firmware must succeed.
 void check(const Context& context, const char* name, int error, const Mailbox& answer) {
   if (error != 0 || answer.get(layout::answer::status) != 0) refuse(context, name, error, answer);
+}
+
+/// See Umem. `dma_buf` begins where the range does. errno tells a failure.
+mlx5dv_devx_umem* register_pages(const Context& context, const MemoryRange& range, const UniqueFd* dma_buf = nullptr) {
+  mlx5dv_devx_umem_in request{};
+  request.addr = range.address;
+  request.size = range.bytes;
+  request.access = IBV_ACCESS_LOCAL_WRITE;
+  request.pgsz_bitmap = context.page_bytes;
+  if (dma_buf != nullptr) {
+    request.addr = nullptr;  // an offset into the dma-buf
+    request.comp_mask = kUmemMaskDmabuf;
+    request.dmabuf_fd = dma_buf->get();
+  }
+  errno = 0;
+  return context.functions->umem_reg_ex(context.device->context(), &request);
 }
 
 }  // namespace
@@ -94,12 +108,10 @@ Umem::~Umem() {
 std::uint32_t Umem::id() const { return memory_->umem_id; }
 
 Umem Umem::of_host_memory(Context context, const MemoryRange& range) {
-  errno = 0;
-  mlx5dv_devx_umem* memory =
-      context.functions->umem_reg(context.device->context(), range.address, range.bytes, IBV_ACCESS_LOCAL_WRITE);
+  mlx5dv_devx_umem* memory = register_pages(context, range);
   if (memory == nullptr) {
     const int error = errno;
-    fail<SystemError>("RDMA device {}: mlx5dv_devx_umem_reg of {} of CPU memory at {}: {}", context.device->name(),
+    fail<SystemError>("RDMA device {}: mlx5dv_devx_umem_reg_ex of {} of CPU memory at {}: {}", context.device->name(),
                       format_bytes(range.bytes), range.address, errno_text(error));
   }
   return Umem(std::move(context), memory, RegistrationPath::host);
@@ -109,34 +121,22 @@ Umem Umem::of_gpu_memory(Context context, const MemoryRange& range, const DmaBuf
   std::string dma_buf;
   if (!exporter) {
     dma_buf = "the GPU's driver offers no export";
-  } else if (context.functions->umem_reg_ex == nullptr) {
-    dma_buf = "libmlx5 has no mlx5dv_devx_umem_reg_ex (rdma-core 35 or later has)";
   } else {
     try {
       const UniqueFd descriptor = exporter(range.address, range.bytes);
-      mlx5dv_devx_umem_in request{};
-      request.addr = nullptr;  // an offset into the dma-buf, which begins where the range does
-      request.size = range.bytes;
-      request.access = IBV_ACCESS_LOCAL_WRITE;
-      request.pgsz_bitmap = UINT64_MAX & ~(static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE)) - 1);
-      request.comp_mask = kUmemMaskDmabuf;
-      request.dmabuf_fd = descriptor.get();
-      errno = 0;
-      mlx5dv_devx_umem* memory = context.functions->umem_reg_ex(context.device->context(), &request);
+      mlx5dv_devx_umem* memory = register_pages(context, range, &descriptor);
       if (memory != nullptr) return Umem(std::move(context), memory, RegistrationPath::dma_buf);
       dma_buf = "mlx5dv_devx_umem_reg_ex: " + errno_text(errno);
     } catch (const Error& error) {
       dma_buf = error.what();
     }
   }
-  errno = 0;
-  mlx5dv_devx_umem* memory =
-      context.functions->umem_reg(context.device->context(), range.address, range.bytes, IBV_ACCESS_LOCAL_WRITE);
+  mlx5dv_devx_umem* memory = register_pages(context, range);
   if (memory == nullptr) {
     const int error = errno;
     fail<SystemError>(
         "RDMA device {}: {} of GPU memory at {} cannot hold queues. Tried: dma-buf (needs Linux 6.1 or "
-        "later): {}; peer memory: mlx5dv_devx_umem_reg: {}",
+        "later): {}; peer memory: mlx5dv_devx_umem_reg_ex: {}",
         context.device->name(), format_bytes(range.bytes), range.address, dma_buf, errno_text(error));
   }
   return Umem(std::move(context), memory, RegistrationPath::peer_memory);

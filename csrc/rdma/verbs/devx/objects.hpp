@@ -1,6 +1,7 @@
 // What DevX makes on an mlx5 device, each with its destructor: firmware objects, registered memory, doorbell pages.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -24,6 +25,7 @@ namespace deep_ep::rdma::verbs::devx {
 struct Context {
   std::shared_ptr<Device> device;
   const Mlx5Functions* functions = nullptr;
+  std::size_t page_bytes = host_page_bytes();  ///< of this machine, which are those of every UMEM
 
   /// A command that makes no object. SystemError: see FirmwareObject.
   Mailbox run(const char* name, const Mailbox& command, std::uint32_t answer_bits) const;
@@ -39,6 +41,7 @@ class FirmwareObject {
   FirmwareObject& operator=(const FirmwareObject&) = delete;
 
   std::uint32_t number() const { return number_; }
+  mlx5dv_devx_obj* handle() const { return object_; }
   void modify(const char* name, const Mailbox& command);
   Mailbox query(const char* name, const Mailbox& command, std::uint32_t answer_bits) const;
 
@@ -49,6 +52,10 @@ class FirmwareObject {
 };
 
 /// Memory that queues lie in. GPU memory: a dma-buf first, then peer memory; SystemError says what was tried.
+///
+/// Firmware counts the place of a queue in it in 64ths of its pages, and the kernel makes these as large as length and
+/// alignment allow, unless it is told which sizes may be: here that of the machine's pages alone, which every kernel
+/// can make.
 class Umem {
  public:
   static Umem of_host_memory(Context context, const MemoryRange& range);
@@ -58,6 +65,7 @@ class Umem {
   ~Umem();
 
   std::uint32_t id() const;
+  std::size_t page_bytes() const { return context_.page_bytes; }
   RegistrationPath path() const { return path_; }
 
  private:

@@ -152,7 +152,6 @@ TEST_F(DevxTest, ConnectionOnRoce) {
   EXPECT_EQ(nonzero(fake_.commands[0], "create_qp_in", "qpc"), (Fields{{"opcode", 0x502},
                                                                        {"qpn", 0x1234},
                                                                        {"pm_state", 3},
-                                                                       {"rre", 1},
                                                                        {"rwe", 1},
                                                                        {"rae", 1},
                                                                        {"atomic_mode", 3},
@@ -213,13 +212,14 @@ TEST_F(DevxTest, PortsSayWhereToCountAndWhetherTheyAreBonded) {
   EXPECT_EQ(traits().bonded_ports, 0);
   fake_.lag_state = 1;
   options_.traits = traits();
+  options_.turn = 3;
   EXPECT_EQ(options_.traits.bonded_ports, 2);
   const auto pair = make();
   fake_.commands.clear();
   pair->connect(peer_of(*pair));
   const Fields init = nonzero(fake_.commands[0], "create_qp_in", "qpc");
   EXPECT_EQ(init.at("counter_set_id"), 7U);
-  EXPECT_EQ(init.at("lag_tx_port_affinity"), 2U) << "1 + 5 % 2";
+  EXPECT_EQ(init.at("lag_tx_port_affinity"), 2U) << "1 + 3 % 2";
   fake_.port_select_mode = 1;
   EXPECT_EQ(traits().bonded_ports, 0) << "the bond chooses by hash";
 
@@ -227,6 +227,20 @@ TEST_F(DevxTest, PortsSayWhereToCountAndWhetherTheyAreBonded) {
   EXPECT_EQ(traits().counter_set, 0);
   fake_.mlx5.qp_query = nullptr;
   EXPECT_EQ(traits().bonded_ports, 0);
+}
+
+TEST_F(DevxTest, QueuePairsGoOnWithoutCountersThatTheFirmwareRefuses) {
+  fake_.counter_set = 7;
+  fake_.counter_set_is_foreign = true;
+  options_.traits = port_traits({Device::open("fake_0", fake_.functions), &fake_.mlx5}, path_);
+  const auto pair = make();
+  fake_.commands.clear();
+  pair->connect(peer_of(*pair));
+  ASSERT_EQ(fake_.commands.size(), 4U);
+  EXPECT_EQ(nonzero(fake_.commands[0], "create_qp_in", "qpc").at("counter_set_id"), 7U);
+  EXPECT_FALSE(nonzero(fake_.commands[1], "create_qp_in", "qpc").contains("counter_set_id"));
+  EXPECT_EQ(fake_.broken_rules, std::vector<std::string>{"a foreign set of counters"});
+  fake_.broken_rules.clear();
 }
 
 TEST_F(DevxTest, InfiniBandWithAGlobalRoute) {
@@ -322,6 +336,9 @@ TEST_F(DevxTest, DevicesThatCannotServeAreRefusedFirst) {
   fake_.atomic_operations = 3;
   fake_.atomic_sizes = 4;
   EXPECT_TRUE(says(message_of<SystemError>([&] { make(); }), {"no 8-byte fetch-and-add", "sizes 0x4"}));
+  fake_.atomic_sizes = 8;
+  fake_.atomic_order = 0;
+  EXPECT_TRUE(says(message_of<SystemError>([&] { make(); }), {"as if they were big-endian"}));
 }
 
 TEST_F(DevxTest, DoorbellRegistersAreTriedFromBestToWorst) {
@@ -341,19 +358,17 @@ TEST_F(DevxTest, RingsInGpuMemoryGoByDmaBufThenByPeerMemory) {
   exporter_ = [](void*, std::size_t) { return UniqueFd(::open("/dev/null", O_RDONLY)); };
   EXPECT_EQ(make()->memory_path(), RegistrationPath::dma_buf);
   EXPECT_EQ(fake_.registered.back().address, nullptr) << "an offset into the dma-buf";
-  fake_.refusals["umem_reg_ex"] = EINVAL;
+  fake_.refusals["umem_reg_ex dma-buf"] = EINVAL;
   EXPECT_EQ(make()->memory_path(), RegistrationPath::peer_memory);
-  fake_.refusals["umem_reg"] = EFAULT;
+  fake_.refusals["umem_reg_ex"] = EFAULT;
   EXPECT_TRUE(says(message_of<SystemError>([&] { make(); }),
                    {"128.00 KiB of GPU memory", "dma-buf (needs Linux 6.1 or later): mlx5dv_devx_umem_reg_ex: Invalid",
-                    "peer memory: mlx5dv_devx_umem_reg: Bad address"}));
-  fake_.mlx5.umem_reg_ex = nullptr;
-  EXPECT_TRUE(says(message_of<SystemError>([&] { make(); }), {"libmlx5 has no mlx5dv_devx_umem_reg_ex"}));
+                    "peer memory: mlx5dv_devx_umem_reg_ex: Bad address"}));
 }
 
 TEST_F(DevxTest, OtherRefusalsOfTheSetUp) {
-  fake_.refusals = {{"umem_reg", ENOMEM}};
-  EXPECT_TRUE(says(message_of<SystemError>([&] { make(); }), {"mlx5dv_devx_umem_reg of 128.00 KiB of CPU memory"}));
+  fake_.refusals = {{"umem_reg_ex", ENOMEM}};
+  EXPECT_TRUE(says(message_of<SystemError>([&] { make(); }), {"mlx5dv_devx_umem_reg_ex of 128.00 KiB of CPU memory"}));
   fake_.refusals = {{"query_eqn", EINVAL}};
   EXPECT_TRUE(says(message_of<SystemError>([&] { make(); }), {"mlx5dv_devx_query_eqn: Invalid argument"}));
   fake_.refusals = {{"init_obj", EOPNOTSUPP}};

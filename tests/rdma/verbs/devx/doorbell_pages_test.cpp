@@ -11,10 +11,11 @@ namespace {
 
 using deep_ep::test::message_of;
 
-constexpr std::size_t kShift = 4 * kDoorbellPageBytes;
+constexpr std::size_t kLargePage = 65536;  // of some machines
+constexpr std::size_t kShift = kLargePage;
 
 /// Pages of registers, followed by where they are mapped.
-alignas(kDoorbellPageBytes) std::byte address_space[8 * kDoorbellPageBytes];
+alignas(kLargePage) std::byte address_space[2 * kLargePage];
 void* at(std::size_t address) { return address_space + address; }
 
 TEST(DoorbellPagesTest, APageIsMappedOnceForAllItsRegisters) {
@@ -36,6 +37,18 @@ TEST(DoorbellPagesTest, APageIsMappedOnceForAllItsRegisters) {
   EXPECT_EQ(fake.mapped.size(), 1u);
   EXPECT_THROW(pages.map(at(0x0804)), InvalidArgument);
   EXPECT_THROW(pages.map(nullptr), InvalidArgument);
+}
+
+// Devices put their registers on pages of 4 KiB, sixteen of which then lie on one page of the machine.
+TEST(DoorbellPagesTest, OnAMachineWithLargePagesTheseAreMappedOnce) {
+  test::FakePages fake(kShift, kLargePage);
+  DoorbellPages pages(fake.mapper());
+  const MappedDoorbell first(pages.map(at(0x0800)));
+  const MappedDoorbell second(pages.map(at(0x1800)));
+  const MappedDoorbell last(pages.map(at(0xf900)));
+  EXPECT_EQ(fake.mapped, (std::set<void*>{at(0x0000)}));
+  EXPECT_EQ(static_cast<void*>(second.get()), at(0x1800 + kShift));
+  EXPECT_EQ(static_cast<void*>(last.get()), at(0xf900 + kShift));
 }
 
 TEST(DoorbellPagesTest, TheReasonOfARefusalIsTold) {

@@ -203,6 +203,8 @@ TEST(DevxLayout, PlacesAreThoseOfTheKernelsHeader) {
   constexpr std::uint32_t kLag = 0x40;  // where QUERY_LAG's answer has it
   EXPECT_EQ(kLag + header.fields("lagc").at("port_select_mode").bit, l::query_lag::port_select_mode.bit);
   EXPECT_EQ(kLag + header.fields("lagc").at("lag_state").bit, l::query_lag::lag_state.bit);
+  EXPECT_EQ(header.fields("atomic_caps").at("atomic_req_8B_endianness_mode").bit,
+            l::atomic_caps::atomic_req_8b_endianness_mode.bit);
   EXPECT_EQ(header.fields("atomic_caps").at("atomic_operations").bit, l::atomic_caps::atomic_operations.bit);
   EXPECT_EQ(header.fields("atomic_caps").at("atomic_size_qp").bit, l::atomic_caps::atomic_size_qp.bit);
 }

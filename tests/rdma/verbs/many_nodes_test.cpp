@@ -1,0 +1,141 @@
+// Queue pairs of the handler `gpu` as buffers of many sizes make them: where each lies in the registered memory, and by
+// which of a NIC's bonded ports it sends. With a device that refuses what firmware refuses.
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <memory>
+#include <numeric>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "csrc/buffer/buffer_plan.hpp"
+#include "csrc/rdma/ends.hpp"
+#include "csrc/rdma/verbs/nic_ends.hpp"
+#include "deep_ep/executor.hpp"
+#include "kernels/internode/params.hpp"
+#include "kernels/low_latency/params.hpp"
+#include "tests/rdma/verbs/devx/fake_pages.hpp"
+#include "tests/rdma/verbs/fake_heap.hpp"
+#include "tests/rdma/verbs/fake_verbs.hpp"
+
+namespace deep_ep::rdma::verbs {
+namespace {
+
+alignas(test::kMachinePage) std::byte page_of_registers[2 * test::kMachinePage];
+
+/// Ranks of nodes of one rank each.
+ConnectionOptions low_latency_of(int nodes, int lanes, bool hooks) {
+  LowLatencyReach reach;
+  reach.far.resize(static_cast<std::size_t>(nodes - 1));
+  std::iota(reach.far.begin(), reach.far.end(), 1);
+  reach.lanes = lanes;
+  if (hooks) {
+    reach.rail_width = 1;
+    reach.rails_always = true;
+  }
+  return low_latency_connections(reach);
+}
+ConnectionOptions internode_of(int nodes, int lanes) {
+  return internode_connections({.rank = 0, .num_ranks = nodes, .width = 1}, lanes);
+}
+
+class ManyNodesTest : public testing::Test {
+ protected:
+  ManyNodesTest() {
+    fake_.uar.reg_addr = fake_.uar.base_addr = page_of_registers;
+    nic_.path = {.port = 1, .gid_index = 3};
+    nic_.name = "fake_0:1";
+    nic_.mlx5 = nic_.gpu_memory = true;
+    nic_.handler = NicHandler::gpu;
+    nic_.exporter = [](void*, std::size_t) { return UniqueFd(::open("/dev/null", O_RDONLY | O_CLOEXEC)); };
+    nic_.mlx5_functions = [this]() -> const Mlx5Functions& { return fake_.mlx5; };
+    nic_.page_mapper = pages_.mapper();
+  }
+  ~ManyNodesTest() override {
+    EXPECT_EQ(fake_.alive, 0);
+    EXPECT_EQ(fake_.broken_rules, std::vector<std::string>{});
+  }
+
+  /// Makes and connects all; returns the physical port that each queue pair was given, by channel and peer.
+  std::vector<int> ports(ConnectionOptions options) {
+    if (options.batch == 0) options.batch = 16;
+    NicAccess nic = nic_;
+    nic.device = Device::open("fake_0", fake_.functions);
+    fake_.commands.clear();
+    const EndsOptions wanted = ends_options(options);
+    const std::unique_ptr<Ends> ends = make_nic_ends(nic, executor_, *heap_, wanted);
+    for (std::size_t end = 0; end < wanted.peers.size(); ++end) ends->connect(end, ends->address(end));
+    std::vector<int> ports;
+    for (const auto& command : fake_.commands) {
+      if (command.opcode() == 0x502) ports.push_back(static_cast<int>(command.get(0xc0 + 0x04, 4)));
+    }
+    return ports;
+  }
+  /// The ports of these channels to the peer at this place.
+  static std::set<int> ports_of(const std::vector<int>& ports, const std::vector<int>& channels, std::size_t peers,
+                                std::size_t place = 0) {
+    std::set<int> found;
+    for (const int channel : channels) found.insert(ports.at(static_cast<std::size_t>(channel) * peers + place));
+    return found;
+  }
+
+  test::FakeVerbs fake_;
+  std::shared_ptr<Executor> executor_ = make_host_executor();
+  std::shared_ptr<test::FakeHeap> heap_ = std::make_shared<test::FakeHeap>();
+  NicAccess nic_;
+  test::FakePages pages_{test::kMachinePage};
+};
+
+TEST_F(ManyNodesTest, EveryQueueHasAPlaceThatTheFirmwareCanName) {
+  for (const std::size_t page_bytes : {std::size_t{4096}, std::size_t{65536}}) {
+    nic_.page_bytes = page_bytes;
+    for (int nodes = 2; nodes <= 16; ++nodes) {
+      for (const int lanes : {1, 2, 4}) {
+        SCOPED_TRACE(fmt::format("{} nodes, {} lanes, pages of {} bytes", nodes, lanes, page_bytes));
+        const auto peers = static_cast<std::size_t>(nodes - 1);
+        ASSERT_NO_THROW(
+            EXPECT_EQ(ports(internode_of(nodes, lanes)).size(), peers * static_cast<std::size_t>(2 * lanes)));
+        for (const bool hooks : {false, true}) {
+          ASSERT_NO_THROW(EXPECT_EQ(ports(low_latency_of(nodes, lanes, hooks)).size(),
+                                    peers * static_cast<std::size_t>(low_latency_channels(lanes, hooks))));
+        }
+      }
+    }
+  }
+}
+
+TEST_F(ManyNodesTest, LanesToOnePeerLeaveByAllBondedPorts) {
+  fake_.lag_state = 1;
+  for (const int lanes : {2, 4}) {
+    std::vector<int> rows, dispatch, combine, sums;
+    for (int lane = 0; lane < lanes; ++lane) {
+      rows.push_back(lane * static_cast<int>(InternodeChannel::count) + static_cast<int>(InternodeChannel::rows));
+      dispatch.push_back(channel_of(LowLatencyKind::dispatch, lane));
+      combine.push_back(channel_of(LowLatencyKind::combine, lane));
+      sums.push_back(channel_of_sums(lanes, lane));
+    }
+    const std::set<int> both{1, 2};
+    EXPECT_EQ(ports_of(ports(internode_of(2, lanes)), rows, 1), both) << lanes << " lanes";
+    const std::vector<int> calls = ports(low_latency_of(2, lanes, true));
+    EXPECT_EQ(ports_of(calls, dispatch, 1), both) << lanes << " lanes";
+    EXPECT_EQ(ports_of(calls, combine, 1), both) << lanes << " lanes";
+    EXPECT_EQ(ports_of(calls, sums, 1), both) << lanes << " lanes";
+  }
+}
+
+TEST_F(ManyNodesTest, PeersShareBondedPortsAndSoDoKindsOfCalls) {
+  fake_.lag_state = 1;
+  const std::vector<int> rails = ports(internode_of(3, 1));
+  EXPECT_NE(ports_of(rails, {0}, 2, 0), ports_of(rails, {0}, 2, 1)) << "rows to one peer, rows to the other";
+  const std::vector<int> calls = ports(low_latency_of(2, 1, false));
+  EXPECT_NE(ports_of(calls, {channel_of(LowLatencyKind::dispatch, 0)}, 1),
+            ports_of(calls, {channel_of(LowLatencyKind::combine, 0)}, 1));
+  fake_.lag_state = 0;
+  EXPECT_EQ(ports_of(ports(internode_of(2, 4)), {0, 2, 4, 6}, 1), std::set<int>{0}) << "not bonded";
+}
+
+}  // namespace
+}  // namespace deep_ep::rdma::verbs

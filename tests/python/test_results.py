@@ -14,6 +14,7 @@ from elastic_cases import two_ranks_a_node
 from reference import make_case
 from test_calls import CONFIG, equal
 from test_errors import Alone, plain_sentence
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from deep_ep import Buffer, _native, peers
 from deep_ep.buffers.elastic import ElasticBuffer
@@ -191,6 +192,27 @@ def test_empty_results(kind, exchange):
         assert some.dtype == torch.int16 and some.tolist() == [[1] * 64] * 3
     finally:
         _native.use_exchange_api(before)
+
+
+class EndsAnother(TorchDispatchMode):
+    """Another buffer ends while PyTorch makes a result, as in a garbage collection."""
+
+    def __init__(self):
+        super().__init__()
+        self.others = [Buffer(None, 1 << 20, comm=Alone)]
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.others.clear()
+        return function(*args, **(kwargs or {}))
+
+
+def test_another_buffer_ends_within_a_call():
+    x, idx = torch.ones(16, 64, dtype=torch.bfloat16), torch.zeros(16, 1, dtype=torch.int64)
+    buffer = Buffer(None, 1 << 20, comm=Alone)
+    for call in (lambda: buffer.get_dispatch_layout(idx, 2), lambda: sent(buffer, x, idx, 2)):
+        with EndsAnother() as mode:
+            call()
+        assert not mode.others
 
 
 class Segments:

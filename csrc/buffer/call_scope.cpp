@@ -114,8 +114,9 @@ ResultTensors::Order CallScope::result_order() const {
 }
 
 void CallScope::come_after(const ResultTensors::Order& order) const {
-  if (order.stream == stream_) return;
   Executor& executor = context_.executor();
+  executor.make_current();  // a framework may have run anything, the end of another buffer, too
+  if (order.stream == stream_) return;
   executor.wait_event(stream_, executor.record_event(order.stream));
 }
 

@@ -91,7 +91,8 @@ class CallScope {
 
  private:
   ResultTensors::Order result_order() const;
-  /// The call's stream comes behind what a framework has enqueued for the memory of its tensors.
+  /// Behind what a framework has done: the executor is this call's, and its stream comes behind what was enqueued for
+  /// the memory of the tensors.
   void come_after(const ResultTensors::Order& order) const;
   std::optional<std::vector<std::vector<Tensor>>> try_framework_in_heap(Pieces wanted) const;
 

@@ -14,6 +14,7 @@ from elastic_cases import two_ranks_a_node
 from reference import make_case
 from test_calls import CONFIG, equal
 from test_errors import Alone, plain_sentence
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from deep_ep import Buffer, _native, peers
 from deep_ep.buffers.elastic import ElasticBuffer
@@ -73,6 +74,11 @@ def results_of_every_call(buffer):
     yield from (rows, count, local, weights)
 
 
+def bits(tensor):
+    """Of a contiguous one: rows that are undefined may be no numbers."""
+    return torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor).view(-1).view(torch.uint8)
+
+
 def make_buffer_of_one(**options):
     return Buffer(None, 1 << 20, 1 << 22, low_latency_mode=True, comm=Alone, **options)
 
@@ -122,8 +128,8 @@ def test_results_are_pytorchs(kind):
         if wanted is not None and each.dtype == torch.bfloat16:  # plain pickle has no 8-bit floating point
             wanted = pickle.loads(pickle.dumps(each))
         storage.resize_(storage.nbytes() + 64)
-        if wanted is not None:  # some rows are undefined, and so may be no numbers
-            assert torch.equal(each.view(torch.uint8), wanted.view(torch.uint8))
+        if wanted is not None:
+            assert torch.equal(bits(each), bits(wanted))
         view = each.detach()
         assert view.untyped_storage().resize_(0).nbytes() == 0 == each.untyped_storage().nbytes()
         assert each.data_ptr() == 0
@@ -186,6 +192,27 @@ def test_empty_results(kind, exchange):
         assert some.dtype == torch.int16 and some.tolist() == [[1] * 64] * 3
     finally:
         _native.use_exchange_api(before)
+
+
+class EndsAnother(TorchDispatchMode):
+    """Another buffer ends while PyTorch makes a result, as in a garbage collection."""
+
+    def __init__(self):
+        super().__init__()
+        self.others = [Buffer(None, 1 << 20, comm=Alone)]
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.others.clear()
+        return function(*args, **(kwargs or {}))
+
+
+def test_another_buffer_ends_within_a_call():
+    x, idx = torch.ones(16, 64, dtype=torch.bfloat16), torch.zeros(16, 1, dtype=torch.int64)
+    buffer = Buffer(None, 1 << 20, comm=Alone)
+    for call in (lambda: buffer.get_dispatch_layout(idx, 2), lambda: sent(buffer, x, idx, 2)):
+        with EndsAnother() as mode:
+            call()
+        assert not mode.others
 
 
 class Segments:

@@ -178,8 +178,8 @@ Judgement judge(std::span<const ExchangeHeader> ranks, int rank) {
   }
   for (std::size_t peer = 0; peer < ranks.size(); ++peer) {
     const ExchangeHeader& theirs = ranks[peer];
-    const bool same = theirs.purpose == own.purpose && theirs.step == own.step &&
-                      (theirs.buffer == own.buffer || own.is_proposal());
+    const bool same =
+        theirs.purpose == own.purpose && theirs.step == own.step && (theirs.buffer == own.buffer || own.is_proposal());
     if (!same) return {Judgement::Fate::mismatch, static_cast<int>(peer)};
   }
   return {};

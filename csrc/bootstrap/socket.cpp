@@ -48,7 +48,7 @@ struct Hello {
   std::int32_t rank = 0;
   std::int32_t size = 0;
   std::array<char, 32> version = {DEEP_EP_VERSION};
-  Token job;
+  Token job = {};
 
   bool same_job(const Hello& other) const { return magic == other.magic && size == other.size && job == other.job; }
   std::string version_text() const { return {version.data(), ::strnlen(version.data(), version.size())}; }

@@ -81,9 +81,9 @@ Runtime::Runtime(const std::shared_ptr<Bootstrap>& bootstrap, std::shared_ptr<Ex
   agree(*bootstrap_, "allocating memory for a Buffer", [&] {
     auto arena = std::make_shared<Arena>(executor_, heap_, layout().arena_at(), heap_->bytes() - layout().arena_at());
     const bool on_gpu = device().kind == Device::Kind::cuda;
-    calls_.emplace(executor_, comm_stream_, std::move(arena),
-                   ForResults{.allocator = on_gpu ? options_.result_allocator : nullptr,
-                                           .tensors = options_.result_tensors});
+    calls_.emplace(
+        executor_, comm_stream_, std::move(arena),
+        ForResults{.allocator = on_gpu ? options_.result_allocator : nullptr, .tensors = options_.result_tensors});
     faults_.emplace(*calls_, executor_, rank(), timeout_s_);
   });
 }

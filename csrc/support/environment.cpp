@@ -11,6 +11,7 @@
 
 #include "csrc/support/format.hpp"
 #include "csrc/support/text.hpp"
+#include "deep_ep/environment.hpp"
 
 namespace deep_ep::environment {
 namespace {
@@ -449,3 +450,10 @@ bool Reader::is_set(std::string_view name) const {
 Value Reader::value(std::string_view name) { return find(row(name)); }
 
 }  // namespace deep_ep::environment
+
+namespace deep_ep {
+
+std::uint64_t environment_number(std::string_view name) { return environment::unsigned_integer(name); }
+std::string environment_text(std::string_view name) { return environment::text(name); }
+
+}  // namespace deep_ep

@@ -6,6 +6,7 @@
 
 #include "csrc/support/format.hpp"
 #include "csrc/support/text.hpp"
+#include "deep_ep/executor.hpp"
 
 namespace deep_ep::topology {
 namespace {
@@ -131,3 +132,8 @@ VisibleGpus visible_gpus(const std::vector<Gpu>& gpus, const std::optional<std::
 }
 
 }  // namespace deep_ep::topology
+
+std::string deep_ep::cuda_device_pci_address(int device) {
+  const auto address = topology::cuda_device_address(device);
+  return address ? address->text() : std::string();
+}

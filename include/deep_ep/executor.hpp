@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <string>
 
 #include "deep_ep/tensor.hpp"
 
@@ -111,5 +112,10 @@ std::shared_ptr<Executor> make_cuda_executor(int device);
 
 /// Number of GPUs usable by make_cuda_executor; 0 without CUDA, without driver or without GPU. Never throws.
 int cuda_device_count() noexcept;
+
+/// The PCI address of a GPU, as "0000:01:00.0": the same in all processes, whatever CUDA_VISIBLE_DEVICES says. Empty
+/// where CUDA does not know it.
+/// @param device its ordinal in this process.
+std::string cuda_device_pci_address(int device);
 
 }  // namespace deep_ep

@@ -97,8 +97,8 @@ struct LowLatencyDispatchArguments {
   /// Send only; the result's hook enqueues the receive part. Not with CallOptions::async_finish. InvalidArgument when
   /// two dispatches already wait for their hooks.
   bool return_recv_hook = false;
-  /// With return_recv_hook: the buffer keeps it until the receive part is enqueued, even if the hook is dropped. For what
-  /// owns the tensors of these arguments: a later call enqueues a receive part that waits.
+  /// With return_recv_hook: the buffer keeps it until the receive part is enqueued, even if the hook is dropped. For
+  /// what owns the tensors of these arguments: a later call enqueues a receive part that waits.
   std::shared_ptr<void> owner = {};
   Config config = {};  ///< SMs and warps of this rank's call
 };
@@ -147,7 +147,7 @@ struct LowLatencyCombineArguments {
   /// [T, H] bfloat16, from a multiple of 16 bytes on: written instead of new memory.
   std::optional<TensorView> out = {};
   std::optional<TensorView> wait_recv_cost_stats = {};  ///< [R] int64, as for dispatch
-  bool return_recv_hook = false;  ///< as for dispatch; combines are counted separately. Equal on all ranks of a node
+  bool return_recv_hook = false;     ///< as for dispatch; combines are counted separately. Equal on all ranks of a node
   std::shared_ptr<void> owner = {};  ///< as for dispatch
   Config config = {};                ///< SMs and warps of this rank's call
 };

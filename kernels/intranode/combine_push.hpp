@@ -150,8 +150,8 @@ struct CombinePusher {
   DEEP_EP_DEVICE bool push_turn(int first_turn, PushCursor& cursor, std::uint64_t round, bool first_of_round,
                                 bool& good) {
     const int turn = first_turn + lane_index();
-    const bool mine = turn < owners() && cursor.row < cursor.end &&
-                      peers[owner_of(turn)].window.round_of(cursor.token) == round;
+    const bool mine =
+        turn < owners() && cursor.row < cursor.end && peers[owner_of(turn)].window.round_of(cursor.token) == round;
     const std::uint32_t owners = warp::ballot(mine);
     for (std::uint32_t left = owners; left != 0 && good; left &= left - 1) {
       const int lane = lowest_bit(left);

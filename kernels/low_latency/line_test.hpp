@@ -47,8 +47,7 @@ DEEP_EP_DEVICE void test_lines(const LineTestParams& params, Store store) {
   const std::uint32_t at = lane.byte_at(static_cast<std::uint32_t>(lane.line));
   const auto part_of = [&](int source, int round) {
     const auto tag = static_cast<std::uint64_t>(round);
-    return LinePart{
-        {line_test_word(source, round, at), lane.has_tag() ? tag : line_test_word(source, round, at + 8)}};
+    return LinePart{{line_test_word(source, round, at), lane.has_tag() ? tag : line_test_word(source, round, at + 8)}};
   };
   std::uint32_t torn = 0;
   bool came = true;

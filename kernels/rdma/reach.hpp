@@ -29,7 +29,7 @@ struct ReachParams {
   const RdmaPeerParams* peers = nullptr;                ///< [channel][num_ranks]; nullptr: nobody is far
   std::uint32_t far_ranks[(kMaxRanks + 31) / 32] = {};  ///< a bit for each
   int num_far = 0;
-  int lanes = 1;       ///< to each far rank: queue pairs that rows take in turn, a power of two
+  int lanes = 1;              ///< to each far rank: queue pairs that rows take in turn, a power of two
   Divisor rail_width = 0;     ///< ranks of a node, where rows of this call go by rails; else 0
   Divisor other_nodes_ranks;  ///< by rails: ranks of other nodes
   /// Blocks of the grid that do all but posting. Those behind them post to far ranks, over one lane in each warp.

@@ -50,8 +50,8 @@ class Framework {
 
   /// A new tensor of the framework, for the current stream.
   py::object empty(const py::tuple& shape, DType dtype, const Device& device) const;
-  /// While it lives, this thread's calls of the framework do not go through modes of Python, as torch.set_default_device
-  /// sets one, which take longer than the calls.
+  /// While it lives, this thread's calls of the framework do not go through modes of Python, as
+  /// torch.set_default_device sets one, which take longer than the calls.
   class WithoutModes {
    public:
     explicit WithoutModes(const Framework& framework);

@@ -27,7 +27,6 @@ struct HandedOut {
   std::array<std::int64_t, TensorView::kMaxDims> shape;
   std::array<std::int64_t, TensorView::kMaxDims> strides;
   CurrentStream current_stream;
-
 };
 
 }  // namespace deep_ep::bindings

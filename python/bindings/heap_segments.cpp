@@ -31,7 +31,7 @@ SegmentsFrom::~SegmentsFrom() { current_heap = std::move(before_); }
 // What torch.cuda.memory.CUDAPluggableAllocator looks up by name. nullptr: PyTorch has no such memory.
 
 extern "C" __attribute__((visibility("default"))) void* deep_ep_allocate_segment(ssize_t bytes, int /*device*/,
-                                                                                void* stream) {
+                                                                                 void* stream) {
   using namespace deep_ep::bindings;
   if (current_heap == nullptr || bytes <= 0) return nullptr;
   try {
@@ -47,7 +47,7 @@ extern "C" __attribute__((visibility("default"))) void* deep_ep_allocate_segment
 }
 
 extern "C" __attribute__((visibility("default"))) void deep_ep_free_segment(void* segment, ssize_t /*bytes*/,
-                                                                           int /*device*/, void* stream) {
+                                                                            int /*device*/, void* stream) {
   using namespace deep_ep::bindings;
   std::shared_ptr<deep_ep::HeapPieces> heap;
   {

@@ -14,7 +14,8 @@ namespace py = pybind11;
 /// Lets go of an object from any thread, with or without the GIL.
 void let_go(PyObject* object);
 
-/// Memory on the CPU is not freed in stream order. So what nobody else has is kept until the work has ended. Thread-safe.
+/// Memory on the CPU is not freed in stream order. So what nobody else has is kept until the work has ended.
+/// Thread-safe.
 class Leftovers {
  public:
   ~Leftovers() { clear(); }

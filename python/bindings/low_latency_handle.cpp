@@ -53,8 +53,7 @@ py::tuple LowLatencyHandles::hand_out(const LowLatencyHandle& handle) {
   }
   const Framework& framework = Framework::instance();
   return py::make_tuple(framework.hand_out(Tensor(handle.src_info.view(), keeper)),
-                        framework.hand_out(handle.layout_range), handle.max_tokens, handle.hidden,
-                        handle.num_experts);
+                        framework.hand_out(handle.layout_range), handle.max_tokens, handle.hidden, handle.num_experts);
 }
 
 std::shared_ptr<LowLatencyHandles::Keeper> LowLatencyHandles::keeper(const py::tuple& handle) const {

@@ -5,9 +5,9 @@
 #include <memory>
 #include <string>
 
-#include "csrc/support/environment.hpp"
-#include "csrc/topology/gpus.hpp"
 #include "deep_ep/bootstrap.hpp"
+#include "deep_ep/environment.hpp"
+#include "deep_ep/executor.hpp"
 #include "deep_ep/version.hpp"
 #include "python/bindings/arguments.hpp"
 #include "python/bindings/bootstrap.hpp"
@@ -66,13 +66,8 @@ void define(py::module_& module, const char* name, Result (*function)(Parameters
 }
 
 /// The library's table of environment variables is the one place that reads them, for Python as well.
-std::uint64_t environment_number(const std::string& name) { return environment::unsigned_integer(name); }
-std::string environment_text(const std::string& name) { return environment::text(name); }
-/// Empty: CUDA does not know.
-std::string gpu_address(int ordinal) {
-  const auto address = topology::cuda_device_address(ordinal);
-  return address ? address->text() : "";
-}
+std::uint64_t environment_number(const std::string& name) { return deep_ep::environment_number(name); }
+std::string environment_text(const std::string& name) { return deep_ep::environment_text(name); }
 
 bool use_exchange_api(bool use) { return Framework::instance().use_exchange_api(use); }
 
@@ -143,7 +138,7 @@ PYBIND11_MODULE(_native, module) {
   module.attr("has_cuda") = DEEP_EP_HAVE_CUDA != 0;
   define(module, "environment_number", &environment_number, {"name"});
   define(module, "environment_text", &environment_text, {"name"});
-  define(module, "gpu_address", &gpu_address, {"ordinal"});
+  define(module, "gpu_address", &deep_ep::cuda_device_pci_address, {"ordinal"});
   define(module, "use_exchange_api", &use_exchange_api, {"use"});
   module.attr("max_topk") = deep_ep::Buffer::kMaxTopk;
   define(module, "heap_bytes_hint", &deep_ep::Buffer::heap_bytes_hint,

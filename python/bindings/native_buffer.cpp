@@ -54,8 +54,7 @@ py::tuple hand_out_handle(const DispatchHandle& handle, py::handle is_token_in_r
   const py::object node_counts = framework.hand_out(handle.node_counts);
   // The end of each source's rows on this rank is a column of the matrix: the caller puts it at index 6.
   return py::make_tuple(is_token_in_rank, node_counts, destination_row, node_counts, node_counts, prefix, prefix,
-                        recv_src_idx, framework.hand_out(handle.node_row),
-                        framework.hand_out(handle.relay_rows));
+                        recv_src_idx, framework.hand_out(handle.node_row), framework.hand_out(handle.relay_rows));
 }
 
 }  // namespace
@@ -192,9 +191,7 @@ py::tuple NativeBuffer::combine(CombineCall& call) {
                         event_object(call.options, result.event, result.combined_x, result.combined_topk_weights));
 }
 
-py::object NativeBuffer::lend(const TensorView& view) {
-  return Framework::instance().hand_out(Tensor::borrow(view));
-}
+py::object NativeBuffer::lend(const TensorView& view) { return Framework::instance().hand_out(Tensor::borrow(view)); }
 
 py::object NativeBuffer::local_memory() const { return lend(alive().local_memory()); }
 

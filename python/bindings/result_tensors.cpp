@@ -75,9 +75,9 @@ std::vector<Tensor> FrameworkResults::make_in_heap(std::span<const TensorView> w
   const bool cpu = wanted[0].device.kind == Device::Kind::cpu;  // only tests make such
   const SegmentsFrom segments(heap);
   const Framework::WithoutModes quick(Framework::instance());
-  const py::object tensors = helper.attr("make_in_heap")(
-      describe(wanted), reinterpret_cast<std::uintptr_t>(order.stream), !on_current && !cpu,
-      order.other.has_value() && !cpu, heap->largest_free());
+  const py::object tensors =
+      helper.attr("make_in_heap")(describe(wanted), reinterpret_cast<std::uintptr_t>(order.stream), !on_current && !cpu,
+                                  order.other.has_value() && !cpu, heap->largest_free());
   if (tensors.is_none()) return made;
   const auto list = py::reinterpret_borrow<py::list>(tensors);
   bool outside = false;

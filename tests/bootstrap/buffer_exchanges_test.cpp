@@ -117,8 +117,7 @@ const Transport kTransports[] = {
          return make_socket_bootstrap(rank, size, "127.0.0.1", port, long_patience());
        };
      }},
-    {"callback",
-     [](int size) {
+    {"callback", [](int size) {
        return [groups = make_thread_bootstraps(size, long_patience()), size](int rank) {
          const auto group = groups[static_cast<std::size_t>(rank)];
          return make_callback_bootstrap(rank, size, [group](auto mine, auto all) {

@@ -18,7 +18,8 @@ struct Misleading {
   std::int32_t stale;       ///< the row of selection 7, which has none, as memory of the scratch may say
 };
 
-// Row 3 is another selection's, row 7 did not come but says that it is of selection 7, and the last is no memory at all.
+// Row 3 is another selection's, row 7 did not come but says that it is of selection 7, and the last is no memory at
+// all.
 constexpr Misleading kMisleading[] = {
     {false, 9, 7, 3}, {false, 9, 7, 7}, {false, 7, 9, 7}, {false, 9, 7, INT32_MIN},
     {true, 9, 7, 3},  {true, 9, 7, 7},  {true, 7, 9, 7},  {true, 9, 7, INT32_MIN},

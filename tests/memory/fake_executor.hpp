@@ -77,7 +77,9 @@ class FakeExecutor final : public Executor {
 
   static Stream& of(StreamHandle stream) { return *static_cast<Stream*>(stream); }
   static Stream* stream_of(const EventHandle& event) { return static_cast<const Event*>(event.get())->stream; }
-  static std::uint64_t position_of(const EventHandle& event) { return static_cast<const Event*>(event.get())->position; }
+  static std::uint64_t position_of(const EventHandle& event) {
+    return static_cast<const Event*>(event.get())->position;
+  }
 
   int live_async = 0;
   int allocated_async = 0;

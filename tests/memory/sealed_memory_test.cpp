@@ -12,7 +12,7 @@ namespace {
 
 TEST(SealedMemory, NobodyCanChangeItsSize) {
   const UniqueFd fd = make_sealed_memory("deep_ep_test", 8192);
-  struct stat status{};
+  struct stat status {};
   ASSERT_EQ(::fstat(fd.get(), &status), 0);
   EXPECT_EQ(status.st_size, 8192);
   for (const off_t size : {0, 4096, 16384}) {

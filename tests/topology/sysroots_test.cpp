@@ -167,9 +167,10 @@ TEST_F(Sysroot, TheBuildMustFitTheGpu) {
             "this build has no code for NVIDIA B300 (compute capability 10.3), only for 90a-real, 100a-real");
   EXPECT_EQ(about_code({"90-real", "110-real"}),
             "this build has no code for NVIDIA B300 (compute capability 10.3), only for 90-real, 110-real");
-  EXPECT_EQ(about_code({"90a-real", "100a-real", "90-virtual"}),
-            "this build has no code of its own for NVIDIA B300 (compute capability 10.3), only for 90a-real, 100a-real, "
-            "90-virtual");
+  EXPECT_EQ(
+      about_code({"90a-real", "100a-real", "90-virtual"}),
+      "this build has no code of its own for NVIDIA B300 (compute capability 10.3), only for 90a-real, 100a-real, "
+      "90-virtual");
   machine_.write("/sys/module/nvidia/version", "550.54.15");
   EXPECT_NE(complaints("driver").find("error: driver 550.54.15 is older than 575, the first for NVIDIA B300"),
             std::string::npos);

@@ -57,8 +57,8 @@ bool names_a_secret(std::string name) {
   for (const char* harmless : {"NCCL_IB_PKEY", "SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK"}) {
     if (name == harmless) return false;
   }
-  constexpr std::array kWords = {"PASS", "PWD", "SECRET", "TOKEN", "KEY", "CREDENTIAL", "CREDS", "AUTH",
-                                 "COOKIE", "JWT", "BEARER", "PRIVATE", "SIGNATURE", "CERT"};
+  constexpr std::array kWords = {"PASS", "PWD",    "SECRET", "TOKEN",  "KEY",     "CREDENTIAL", "CREDS",
+                                 "AUTH", "COOKIE", "JWT",    "BEARER", "PRIVATE", "SIGNATURE",  "CERT"};
   return std::ranges::any_of(kWords, [&](const char* word) { return name.find(word) != std::string::npos; });
 }
 

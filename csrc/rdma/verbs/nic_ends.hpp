@@ -36,8 +36,8 @@ struct NicAccess {
   DmaBufExporter exporter;  ///< for GPU memory
   std::optional<DataDirect> data_direct;
   WritesOrdering writes_ordering = WritesOrdering::all;
-  std::vector<int> cpus;  ///< near the NIC, for threads that serve it; empty: any
-  int numa_node = -1;     ///< of the NIC, for memory that it reads; -1: any
+  std::vector<int> cpus;                       ///< near the NIC, for threads that serve it; empty: any
+  int numa_node = -1;                          ///< of the NIC, for memory that it reads; -1: any
   std::size_t page_bytes = host_page_bytes();  ///< of this machine
   NicHandler handler = NicHandler::automatic;
   /// For tests of the handler `gpu` on a GPU: which of the device's doorbells, and whether rings lie in host memory.

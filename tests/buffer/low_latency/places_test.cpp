@@ -102,8 +102,7 @@ class LowLatencyWindowTest : public testing::Test {
 // received with it by then; in the end all is as if it had sent nothing.
 
 TEST_F(LowLatencyWindowTest, AllIsReceivedAgainWithoutTheRank) {
-  LowLatencyCaseShape shape{
-      .tokens = {5, 6}, .max_tokens = 6, .hidden = 256, .local_experts = 2, .topk = 3, .seed = 7};
+  LowLatencyCaseShape shape{.tokens = {5, 6}, .max_tokens = 6, .hidden = 256, .local_experts = 2, .topk = 3, .seed = 7};
   LowLatencyRow row{.hidden = 256, .num_topk = 3, .scaled = true, .weights = false};
   for (const bool line : {false, true}) {
     if (line) {  // one with nothing but scales, behind the four lines that a warp takes at once

@@ -101,8 +101,8 @@ class FakeVerbs {
   std::uint64_t atomic_sizes = 0xc;
   std::uint64_t atomic_order = 1;  ///< of bytes: the host's
   std::uint8_t queue_pair_state = 3;
-  std::uint16_t told = 0;     ///< entries that doorbells announced
-  std::uint16_t fetched = 0;  ///< of these, read
+  std::uint16_t told = 0;               ///< entries that doorbells announced
+  std::uint16_t fetched = 0;            ///< of these, read
   std::uint8_t counter_set = 0;         ///< that the kernel's queue pairs have
   bool counter_set_is_foreign = false;  ///< queue pairs of users may not have it
   std::uint8_t lag_state = 0;

@@ -44,8 +44,8 @@ class Firmware {
   /// The rule that a verbs state change breaks; empty where it is good.
   std::string refuse(const FirmwareFacts& facts, const ibv_qp* pair, const ibv_qp_attr& attributes, int mask) const;
 
-  /// Memory whose pages are as large as length, alignment and the allowed sizes let them be. Returns their size, or 0 if
-  /// none fits.
+  /// Memory whose pages are as large as length, alignment and the allowed sizes let them be. Returns their size, or 0
+  /// if none fits.
   std::uint64_t add_memory(std::uint32_t id, std::uint64_t address, std::uint64_t bytes, std::uint64_t page_sizes);
   void remove_memory(std::uint32_t id) { memory_.erase(id); }
   void add_register(std::uint32_t page) { registers_.insert(page); }
@@ -67,8 +67,8 @@ class Firmware {
   struct Memory {
     std::uint64_t bytes, page;
   };
-  std::map<std::uint32_t, Memory> memory_;         ///< UMEMs
-  std::multiset<std::uint32_t> registers_;         ///< pages of doorbell registers
+  std::map<std::uint32_t, Memory> memory_;  ///< UMEMs
+  std::multiset<std::uint32_t> registers_;  ///< pages of doorbell registers
   std::set<std::uint32_t> completion_queues_;
   std::map<std::uint32_t, int> states_;
   std::map<const ibv_qp*, ibv_qp_state> verbs_states_;

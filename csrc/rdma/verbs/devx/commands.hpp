@@ -18,8 +18,8 @@ struct UmemPlace {
 };
 
 struct CompletionQueueCommand {
-  UmemPlace entry;            ///< the one entry: the queue is collapsed, every completion overwrites it
-  UmemPlace doorbell_record;  ///< never written: nothing is armed, and an overrun is the normal case
+  UmemPlace entry;                ///< the one entry: the queue is collapsed, every completion overwrites it
+  UmemPlace doorbell_record;      ///< never written: nothing is armed, and an overrun is the normal case
   std::size_t page_bytes = 4096;  ///< of the UMEM of the entry
   std::uint32_t event_queue = 0;
   std::uint32_t uar_page = 0;

@@ -194,13 +194,13 @@ class DevxEnds final : public Ends {
         {.address = rings_->ring(0), .bytes = bytes * peers_.size(), .first_address = {}}, on_gpu, nic.exporter));
     const devx::PortTraits traits = devx::port_traits(device->context(), nic.path);
     for (std::size_t i = 0; i < peers_.size(); ++i) {
-      const devx::DevxQueuePairOptions pair{.layout = rings_->layout(),
-                                            .offset = i * bytes,
-                                            .user_index = static_cast<std::uint32_t>(i),
-                                            .traits = traits,
-                                            .turn = static_cast<std::uint32_t>(
-                                                options.turns.empty() ? static_cast<int>(i) : options.turns.at(i)),
-                                            .doorbell = nic.doorbell};
+      const devx::DevxQueuePairOptions pair{
+          .layout = rings_->layout(),
+          .offset = i * bytes,
+          .user_index = static_cast<std::uint32_t>(i),
+          .traits = traits,
+          .turn = static_cast<std::uint32_t>(options.turns.empty() ? static_cast<int>(i) : options.turns.at(i)),
+          .doorbell = nic.doorbell};
       pairs_.push_back(std::make_unique<DevxQueuePair>(device, memory, pair, nic.path));
       doorbells_.push_back(pages_.map(pairs_.back()->doorbell().register_address()));
     }
@@ -233,7 +233,7 @@ class DevxEnds final : public Ends {
   int port_;
   std::atomic<bool> device_failed_{false};
   mutable std::mutex reported_mutex_;
-  std::optional<Failure> reported_;  ///< the first queue pair that the device says has failed
+  std::optional<Failure> reported_;            ///< the first queue pair that the device says has failed
   std::unique_ptr<AsyncEventWatcher> events_;  ///< last: its thread uses the rest
 };
 

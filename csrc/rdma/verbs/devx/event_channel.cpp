@@ -74,8 +74,8 @@ AsyncEvent EventChannel::read() const {
   result.queue_pair = static_cast<std::uint32_t>(cookie);
   result.name = context_.device->functions().event_type_str(
       event_type(static_cast<std::uint16_t>(bytes[kHeader + event::type_byte])));
-  result.text = fmt::format("RDMA device {}: {}, queue pair {:#x}", context_.device->name(), result.name,
-                            result.queue_pair);
+  result.text =
+      fmt::format("RDMA device {}: {}, queue pair {:#x}", context_.device->name(), result.name, result.queue_pair);
   return result;
 }
 

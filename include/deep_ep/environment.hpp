@@ -1,0 +1,21 @@
+// The library's table of environment variables, for bindings to other languages: `deep_ep env` prints it.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "deep_ep/standard.hpp"
+
+namespace deep_ep {
+
+/// The value of a variable that holds a number without a sign, or its default.
+/// @param name a variable of the table with that type; another name is a mistake of the caller: std::logic_error.
+/// InvalidArgument where it is set to anything else: the variable, its value, what is allowed.
+std::uint64_t environment_number(std::string_view name);
+
+/// The same for a variable of any type, in the words of the table; its default where it is not set.
+/// @param name a variable of the table, as for environment_number.
+std::string environment_text(std::string_view name);
+
+}  // namespace deep_ep

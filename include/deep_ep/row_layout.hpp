@@ -44,7 +44,7 @@ struct RowNumbering {
   TensorView expert_counts = {};         ///< [L] int32: selections of each expert
   std::optional<TensorView> stats = {};  ///< [L] int32: to which the counts are added
   TensorView metadata = {};              ///< [N, K + 2] int32; -1 in rows that are not valid
-  TensorView local = {};                 ///< [N, K] int32: recv_topk_idx again; -1 in rows that are not valid
+  TensorView local{};                    ///< [N, K] int32: recv_topk_idx again; -1 in rows that are not valid
   TensorView rows_at_owners = {};  ///< [T, K] int32: the row of each selection's token on the expert's rank, or -1
   std::optional<TensorView> selected = {};  ///< [T, K] of topk_idx's dtype: a copy of it
   TensorView scratch = {};                  ///< [number_rows_scratch()] int32

@@ -1,7 +1,7 @@
 # A thin front: everything is CMake presets and scripts/.
 #
 #   make demo [INPUT=file]   a Mixture-of-Experts layer on 8 ranks (GPUs, else CPU), checked against the reference
-#   make test [PRESETS=...]  what a change can break, also under AddressSanitizer, UBSan and ThreadSanitizer
+#   make test [PRESETS=...]  the quick tests, also under AddressSanitizer, UBSan and ThreadSanitizer
 #   make test-all [PRESETS=...]  every test: all of ThreadSanitizer, RoCE in emulated machines, the wheel, 1,000 faults
 #   make smoke               a part of the tests of every program, under a minute after a build
 #   make bench               how fast dispatch and combine are here

@@ -178,7 +178,7 @@ class Sockets {
     fail<SystemError>("bootstrap over TCP: cannot listen on port {}: {}", port, errno_text(refusal));
   }
 
-  /// Somebody who has called, and may not have said yet who it is.
+  /// A caller that may not have identified itself yet.
   struct Caller {
     UniqueFd socket;
     Deadline brief{kMostOfACaller};
@@ -186,7 +186,7 @@ class Sockets {
     std::size_t heard = 0;  ///< bytes of the hello
   };
 
-  /// All callers are listened to at the same time: one that says nothing holds up nobody.
+  /// All callers are listened to at the same time: a silent one does not delay the others.
   void listen(std::uint16_t port) {
     const Deadline deadline(timeout_s_);
     const UniqueFd listener = open_listener(port);

@@ -13,7 +13,7 @@ namespace deep_ep {
 /// Collective. Rank 0 listens on all its addresses; the others call it at `hub`, a name or address, until it answers.
 /// Other callers are logged and left out. After a call has failed, all further ones fail likewise.
 /// @param timeout_s seconds for the others to come, and in each call.
-/// @param job the same on all ranks, and another one in other jobs: who shows another one is left out.
+/// @param job the same on all ranks, and another one in other jobs: a caller with another token is refused.
 /// @throws TimeoutError when ranks do not come, SystemError where the network refuses or a rank went away, RankMismatch
 /// where a rank of this job has another version of the library.
 std::shared_ptr<Bootstrap> make_socket_bootstrap(int rank, int size, const std::string& hub, std::uint16_t port,

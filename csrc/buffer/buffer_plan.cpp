@@ -11,12 +11,12 @@ rdma::ConnectionOptions low_latency_connections(const LowLatencyReach& reach) {
   options.peers = reach.far;
   options.channels = reach.channels();
   // Dispatch and combine of two halves of a batch run at the same time, as lanes do.
-  options.turns.resize(static_cast<std::size_t>(options.channels));
-  const auto turn_of = [&](int channel) -> int& { return options.turns[static_cast<std::size_t>(channel)]; };
+  options.port_offsets.resize(static_cast<std::size_t>(options.channels));
+  const auto offset_of = [&](int channel) -> int& { return options.port_offsets[static_cast<std::size_t>(channel)]; };
   for (int lane = 0; lane < reach.lanes; ++lane) {
-    turn_of(channel_of(LowLatencyKind::dispatch, lane)) = lane;
-    turn_of(channel_of(LowLatencyKind::combine, lane)) = lane + 1;
-    if (reach.hooks_by_rails()) turn_of(channel_of_sums(reach.lanes, lane)) = lane;
+    offset_of(channel_of(LowLatencyKind::dispatch, lane)) = lane;
+    offset_of(channel_of(LowLatencyKind::combine, lane)) = lane + 1;
+    if (reach.hooks_by_rails()) offset_of(channel_of_sums(reach.lanes, lane)) = lane;
   }
   options.long_messages = false;
   return options;
@@ -25,7 +25,8 @@ rdma::ConnectionOptions low_latency_connections(const LowLatencyReach& reach) {
 rdma::ConnectionOptions internode_connections(const NodeGrid& grid, int lanes) {
   rdma::ConnectionOptions options;
   options.channels = lanes * static_cast<int>(InternodeChannel::count);
-  for (int lane = 0; lane < lanes; ++lane) options.turns.insert(options.turns.end(), {lane, lane + 1});  // rows, credit
+  for (int lane = 0; lane < lanes; ++lane)
+    options.port_offsets.insert(options.port_offsets.end(), {lane, lane + 1});  // rows, credit
   options.depth = internode_depth(lanes);
   if (grid.width == 0) return options;
   for (int number = 0; number < grid.others(); ++number) options.peers.push_back(grid.rail_in(grid.other(number)));

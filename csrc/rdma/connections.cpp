@@ -116,13 +116,17 @@ WireKind agree_on_wire(Bootstrap& bootstrap, const Executor& executor, const Rdm
 }  // namespace
 
 EndsOptions ends_options(const ConnectionOptions& options) {
-  EndsOptions ends{
-      .peers = {}, .turns = {}, .depth = options.depth, .batch = options.batch, .long_messages = options.long_messages};
+  EndsOptions ends{.peers = {},
+                   .port_offsets = {},
+                   .depth = options.depth,
+                   .batch = options.batch,
+                   .long_messages = options.long_messages};
   for (int channel = 0; channel < options.channels; ++channel) {
-    const int turn = options.turns.empty() ? channel : options.turns.at(static_cast<std::size_t>(channel));
+    const int offset =
+        options.port_offsets.empty() ? channel : options.port_offsets.at(static_cast<std::size_t>(channel));
     for (std::size_t place = 0; place < options.peers.size(); ++place) {
       ends.peers.push_back(options.peers[place]);
-      ends.turns.push_back(turn + static_cast<int>(place));
+      ends.port_offsets.push_back(offset + static_cast<int>(place));
     }
   }
   return ends;

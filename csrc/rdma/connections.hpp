@@ -25,9 +25,9 @@ struct ConnectionOptions {
   /// Queue pairs per peer, equal on all ranks: kernels that run at the same time use different channels.
   int channels = 1;
   /// Of each channel, for NICs whose physical ports are bonded: a channel reaches the peer at place p of `peers` by the
-  /// port turn + p, counted around. What carries rows at the same time has turns one after the other. Empty: the
-  /// channels' numbers.
-  std::vector<int> turns;
+  /// physical port (offset + p) modulo the number of ports. Channels that carry rows at the same time have consecutive
+  /// offsets. Empty: the channels' numbers.
+  std::vector<int> port_offsets = {};
   std::uint32_t depth = 1024;  ///< entries of each queue pair; a power of two from 64 to 32768
   /// Entries after which a kernel rings unasked, 1 to depth / 2. 0: half the depth, at most 64, so that the rows of a
   /// warp and the word behind them go by one doorbell.

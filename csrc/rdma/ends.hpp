@@ -14,11 +14,11 @@
 namespace deep_ep::rdma {
 
 struct EndsOptions {
-  std::vector<int> peers = {};  ///< rank at the other side of each end; a rank may be there several times
-  std::vector<int> turns = {};  ///< of each end among a NIC's bonded ports; empty: 0, 1, 2, ...
-  std::uint32_t depth = 0;      ///< entries of each ring; a power of two from 64 to 32768
-  std::uint32_t batch = 0;      ///< entries after which a kernel rings unasked, 1 to depth / 2
-  bool long_messages = true;    ///< throughput counts, of messages of many rows: for a simulated NIC
+  std::vector<int> peers = {};         ///< rank at the other side of each end; a rank may be there several times
+  std::vector<int> port_offsets = {};  ///< of each end among a NIC's bonded ports; empty: 0, 1, 2, ...
+  std::uint32_t depth = 0;             ///< entries of each ring; a power of two from 64 to 32768
+  std::uint32_t batch = 0;             ///< entries after which a kernel rings unasked, 1 to depth / 2
+  bool long_messages = true;           ///< throughput counts, of messages of many rows: for a simulated NIC
 };
 
 struct QueuePairReport {

@@ -1,4 +1,4 @@
-// 128 bits that those who belong together know, and others do not.
+// A token of 128 bits that is equal on all ranks of a job.
 #pragma once
 
 #include <fmt/format.h>

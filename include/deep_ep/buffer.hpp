@@ -77,8 +77,9 @@ class Buffer {
 
   /// Counts where this rank's tokens go. Needs no peer and no host wait.
   /// @param topk_idx [T, K] int32 or int64 contiguous; negative entries select nothing. An entry beyond the last expert
-  /// counts nowhere, and makes the next dispatch, or an earlier call or `check`, throw InvalidArgument; the dispatches
-  /// of the other ranks throw RankMismatch then, which names the rank (see BufferOptions::reject_unknown_experts).
+  /// counts nowhere, and makes the next dispatch throw InvalidArgument, or another call or `check` that comes before
+  /// it; the other ranks' dispatches throw RankMismatch, which names the rank (see
+  /// BufferOptions::reject_unknown_experts).
   /// @param num_experts E, a multiple of R, at most max_local_experts a rank.
   DispatchLayout get_dispatch_layout(const ConstTensorView& topk_idx, int num_experts, const CallOptions& call = {});
 
@@ -165,9 +166,9 @@ class Buffer {
   /// write anything.
   TensorView low_latency_memory() const;
 
-  /// Waits for all calls so far and gives the driver the memory of results that nobody holds any more; the buffer keeps
-  /// it otherwise, as calls then need not ask for it. Returns how many bytes that were. The heap stays. Not collective.
-  /// A call that finds no memory does the same before it throws OutOfMemory.
+  /// Waits for all calls so far and gives the driver the memory of results that the program has dropped; the buffer
+  /// keeps it otherwise, as calls then need not ask for it. Returns how many bytes that were. The heap stays. Not
+  /// collective. A call that finds no memory does the same before it throws OutOfMemory.
   /// @throws InvalidArgument while calls of this buffer are being recorded into a CUDA graph.
   std::size_t trim();
 

@@ -12,10 +12,10 @@ namespace deep_ep {
 /// (A Buffer over a plain group calls this function itself.)
 ///
 /// Several buffers may be made over one group, side by side or one after the other, by equal ranks in the same order.
-/// A rank that left a buffer alone (it was broken there, or dropped) says so in its exchanges of later buffers. A rank
-/// that still is in an exchange of that buffer gets a SystemError that names the other one, `Buffer::destroy` ends, and
-/// the rank that has gone ahead waits on for it. Ranks that do different things otherwise all get RankMismatch, with
-/// what each of them does.
+/// A rank that left a buffer alone (it was broken there, or dropped) says so in its exchanges of later buffers. If a
+/// rank still is in an exchange of that buffer, this exchange ends: `Buffer::destroy` returns, other calls throw
+/// SystemError, which names the rank that left. That rank repeats its message in the next round. Ranks that do
+/// different things otherwise all get RankMismatch, with what each of them does.
 ///
 /// @param group how the ranks find each other. What the program exchanges through it directly carries no number.
 /// @return exchanges whose all_gather throws what `group`'s does, and the errors above.

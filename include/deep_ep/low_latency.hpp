@@ -97,8 +97,8 @@ struct LowLatencyDispatchArguments {
   /// Send only; the result's hook enqueues the receive part. Not with CallOptions::async_finish. InvalidArgument when
   /// two dispatches already wait for their hooks.
   bool return_recv_hook = false;
-  /// With return_recv_hook: the buffer keeps it until the receive part is enqueued, even if the hook is dropped. For
-  /// what owns the tensors of these arguments: a later call enqueues a receive part that waits.
+  /// With return_recv_hook: the owner of these tensors. The buffer keeps it until the receive part is enqueued, which a
+  /// later call does if the hook was dropped.
   std::shared_ptr<void> owner = {};
   Config config = {};  ///< SMs and warps of this rank's call
 };

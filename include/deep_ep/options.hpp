@@ -80,8 +80,8 @@ struct BufferOptions {
   int max_local_experts = 1024;
   /// Seconds that a kernel or the host waits for a peer. Unset: default_timeout_s(). 0: for ever.
   std::optional<double> timeout_s = {};
-  /// An entry of topk_idx beyond the last expert is an error, of which the dispatches of all ranks tell:
-  /// InvalidArgument there, RankMismatch elsewhere. False: it selects nothing, like a negative one.
+  /// An entry of topk_idx beyond the last expert makes the dispatch fail on all ranks: InvalidArgument on this rank,
+  /// RankMismatch on the others. False: it selects nothing, like a negative one.
   bool reject_unknown_experts = true;
   /// The communication stream, for programs that manage streams themselves: it must outlive the buffer and every tensor
   /// and event that comes from it. nullptr: the buffer makes one of high priority.
@@ -95,9 +95,9 @@ struct BufferOptions {
   /// own pool, which keeps what graphs were recorded with. Calls with a previous_event always use the pool: they do not
   /// come after the work of the caller's stream.
   std::shared_ptr<ResultAllocator> result_allocator = {};
-  /// Makes all tensors that calls return, but for those of handles and Buffer::allocate_tensor, as tensors of the
-  /// program's framework. Received rows lie in the heap if it can make them there; else they are received through the
-  /// window. Recorded calls always take the latter way: the memory is the graph's, which the framework knows. nullptr:
+  /// Makes all tensors that calls return, except those of handles and of Buffer::allocate_tensor, as tensors of the
+  /// program's framework. It makes received rows in the heap if there is room; otherwise, and in all recorded calls,
+  /// rows come through the window (a recorded call's memory is the graph's, which the framework knows). nullptr:
   /// received tensors lie in the heap, the others where result_allocator says.
   std::shared_ptr<ResultTensors> result_tensors = {};
   InternodeOptions internode = {};     ///< of the normal mode between nodes

@@ -31,11 +31,11 @@ class HeapPieces {
 /// BufferOptions::result_tensors. Calls hold copies of the tensors until their kernels are enqueued.
 class ResultTensors {
  public:
-  /// For whom memory is made.
+  /// The streams that memory is made for.
   struct Order {
     StreamHandle stream = nullptr;  ///< the memory is free for work that is enqueued here from now on
-    /// Uses the memory, too, and `stream` does not wait for it: memory that is freed stays away from `stream` until the
-    /// work that this one holds then has ended.
+    /// Uses the memory, too, and `stream` does not wait for it: after the memory is freed, `stream` may use it again
+    /// only when the work that is then enqueued here has ended.
     std::optional<StreamHandle> other = {};
   };
 

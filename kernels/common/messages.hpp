@@ -47,7 +47,7 @@ enum class RowField : int { row_bytes, num_scales, num_topk, rows_to_peer, rows_
 struct CallShape {
   static constexpr int kCompared = 9;
   static constexpr int kNumExperts = 4;
-  /// Not compared: 0, or what a rank tells that refuses the call, as its topk_idx names an expert that does not exist:
+  /// Not compared: 0, or, from a rank that refuses the call because its topk_idx names an unknown expert:
   /// (token + 1) << 32 | expert.
   static constexpr int kUnknownExpert = 9;
   static constexpr int kWords = 10;

@@ -1,7 +1,7 @@
 // The pushing warps of combine: in each, one thread moves rows of this rank through stages in shared memory into the
 // windows of their owners, the other ranks; the other lanes look up where the next rows belong. One more warp raises
 // the rows' flags once they are complete there: the fence that this takes waits for answers from all peers, and would
-// hold up whoever moves rows.
+// delay the warps that move rows.
 //
 // A window holds so many tokens of a source. An owner with more works in rounds of a fraction of that, so that a part
 // is filled while the others are added up; rounds are pushed in the same order by all ranks, which keeps credits free

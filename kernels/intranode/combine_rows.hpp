@@ -22,7 +22,7 @@ struct CombineRows {
   DEEP_EP_DEVICE std::int32_t row_held(std::int32_t planned, int rank) const {
     return planned >= 0 && planned < peers[rank].num_rows ? planned : -1;
   }
-  /// Where row `row` of `rank`, which is of the token, lies.
+  /// The address of row `row` of `rank`; the row belongs to the token.
   DEEP_EP_DEVICE FoundRow row(int token, int rank, std::int32_t row) const {
     const CombinePeer& peer = peers[rank];
     if (!peer.pushes) {

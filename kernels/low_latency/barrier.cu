@@ -20,7 +20,7 @@ DEEP_EP_DEVICE void announce_barrier(const LowLatencyParams& common, int peer, s
 
 /// By all threads: waits until far peers see all that calls have posted to them, as the barrier goes by queue pairs of
 /// its own. (Sums that a relay posts have been received: see clean().)
-DEEP_EP_DEVICE void settle_calls(const LowLatencyParams& common) {
+DEEP_EP_DEVICE void drain_calls(const LowLatencyParams& common) {
 #pragma unroll 1
   for (int i = thread_index(); i < common.num_ranks * common.lanes; i += block_threads()) {
     const int peer = i / common.lanes;
@@ -40,7 +40,7 @@ DEEP_EP_DEVICE void settle_calls(const LowLatencyParams& common) {
 
 DEEP_EP_DEVICE void barrier_body(const LowLatencyBarrierParams& params, std::byte*) {
   const LowLatencyParams& common = params.common;
-  if (params.settles) settle_calls(common);
+  if (params.drains) drain_calls(common);
   const std::uint64_t epoch = common.state->barriers.epoch();
   for (int peer = thread_index(); peer < common.num_ranks; peer += block_threads()) {
     if (!masked(common, peer)) announce_barrier(common, peer, epoch);

@@ -257,8 +257,8 @@ struct LowLatencyTiledScales {
   }
 };
 
-/// In the call_shape that a rank sends which has met an expert that does not exist: as no rank means such a call, the
-/// call ends on all of them.
+/// A rank that has met an unknown expert sets this bit in the call_shape that it sends. No valid call has the bit, so
+/// the call ends on all ranks.
 constexpr std::uint32_t kUnknownExpertShape = 1u << 31;
 
 struct LowLatencyDispatchParams {
@@ -351,7 +351,7 @@ struct LowLatencyCombineParams {
 
 struct LowLatencyBarrierParams {
   LowLatencyParams common;
-  bool settles = false;  ///< behind it, nothing of earlier calls is on its way to any rank
+  bool drains = false;  ///< when it ends, all RDMA operations of earlier calls have arrived
 };
 
 /// What becomes of masks between calls, where ranks agree on who is lost.

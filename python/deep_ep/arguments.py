@@ -13,7 +13,7 @@ from .errors import InvalidArgument
 #: A tensor of rows, or (8-bit rows, their scales). What calls return has the form of what they were given.
 Rows = Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor]]
 RowsLike = TypeVar("RowsLike", bound=Rows)
-# ``None`` in some calls, as their arguments decide. ``Any`` spares those that know better a check that nothing needs.
+# ``None`` in some calls, as their arguments decide. ``Any``, so that type checkers ask for no check of ``None``.
 MaybeTensor = Union[torch.Tensor, Any]
 MaybeCounts = Union[List[int], Any]
 

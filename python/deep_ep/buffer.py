@@ -157,7 +157,7 @@ class Buffer(LowLatencyCalls):
         and never longer than ``DEEP_EP_TIMEOUT_S`` seconds (``TimeoutError``). The buffer is gone in any case.
 
         A buffer made without ``explicitly_destroy=True`` refuses it, as upstream's does, by ``errors.WrongUse``, which is an
-        ``AssertionError``, and stays usable: drop the object instead. So does a second call (``UseAfterDestroy``)."""
+        ``AssertionError``, and stays usable: drop the object instead. A second ``destroy`` raises ``UseAfterDestroy``."""
         if not self.explicitly_destroy:
             raise WrongUse("destroy() needs a buffer made with explicitly_destroy=True")
         runtime = self._alive()
@@ -166,7 +166,7 @@ class Buffer(LowLatencyCalls):
         destroy_together(runtime, self.group)
 
     def trim(self) -> int:
-        """Waits for this rank's calls, and gives the driver the memory of results that nobody holds any more; otherwise the
+        """Waits for this rank's calls, and gives the driver the memory of results that the program has dropped; otherwise the
         buffer keeps it for later calls. Returns how many bytes that were (0 on the CPU). Results that are PyTorch's memory
         and the heap itself are not counted. Not collective; refused while calls are being recorded into a CUDA graph. A call
         that finds no memory does the same by itself before it raises ``OutOfMemory``."""

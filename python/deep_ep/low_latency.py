@@ -284,7 +284,7 @@ class LowLatencyCalls:
             use_logfmt: rows may travel in LogFMT-10, 10 bits per value, where their range allows. GPUs send bfloat16
                 all the same, which is faster but over slow NICs, unless ``DEEP_EP_LOGFMT=always``.
             zero_copy: the rows are already in the tensor that ``get_next_low_latency_combine_buffer`` gave for this handle,
-                and ``x`` is that, or only looks like it. Not with ``use_logfmt``.
+                and ``x`` is that tensor, or one of the same shape, which stands for it. Not with ``use_logfmt``.
             out: ``[T, H]`` bfloat16 contiguous: written and returned.
             combine_wait_recv_cost_stats: ``[R]`` int64: clock cycles spent waiting for each rank are added.
             return_recv_hook: within a node equal on all ranks.

@@ -17,6 +17,7 @@ from .exchanges import GroupExchanges
 from .results import results_for
 
 _PAGE = 2 << 20
+_TEXT_BYTES = 500
 _PROBE_BYTES = 64 << 20
 _WRONG = "?"
 
@@ -55,8 +56,9 @@ class Peers:
         self.bootstrap: _native.Bootstrap = self._exchanges.bootstrap.for_buffer()
 
     def all_gather(self, mine: bytes) -> Sequence[bytes]:
-        """Collective, while a buffer is being made."""
-        return self.bootstrap.all_gather(mine)
+        """Collective, while a buffer is being made. Texts of different lengths, of which the first 500 bytes arrive."""
+        padded = mine[:_TEXT_BYTES].ljust(_TEXT_BYTES, b"\0")  # ranks bring equally many bytes
+        return [theirs.rstrip(b"\0") for theirs in self.bootstrap.all_gather(padded)]
 
     def num_nodes(self, device: int) -> int:
         """Collective: how many groups of ranks there are that reach each other by RDMA only. Ranks of one host share a
@@ -69,7 +71,7 @@ class Peers:
             by_hand = f"{_WRONG}{error}"
         mine = f"{by_hand}/{socket.gethostname()}/{_boot_id()}"
         everybody = self.all_gather(mine.encode())
-        settings = [theirs.decode().rsplit("/", 2)[0] for theirs in everybody]
+        settings = [theirs.decode(errors="replace").rsplit("/", 2)[0] for theirs in everybody]
         for rank, setting in enumerate(settings):
             if setting.startswith(_WRONG):
                 raise InvalidArgument(f"rank {rank}: {setting[len(_WRONG):]}")

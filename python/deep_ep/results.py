@@ -111,7 +111,7 @@ class Results:
         return self._recorded(made, on_communication, used_by_other)
 
     def is_in_heap(self) -> None:
-        """Those that it returned last do."""
+        """The tensors that ``make_in_heap`` returned last lie in the heap."""
         self._last.missed = 0
 
     def is_elsewhere(self) -> None:

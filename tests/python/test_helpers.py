@@ -286,7 +286,7 @@ def test_nvlink_by_pci_address(monkeypatch):
     envs.check_nvlink_connections(group, gathered)
     other["host"] = "here"
     monkeypatch.setattr(nvml, "_library", object())  # one without these functions
-    with pytest.warns(UserWarning, match="nobody says whether GPUs 0000:01:00.0 and 0000:03:00.0"):
+    with pytest.warns(UserWarning, match="NVML does not say whether GPUs 0000:01:00.0 and 0000:03:00.0"):
         envs.check_nvlink_connections(group, gathered)
     with pytest.raises(AssertionError, match="group has 3 ranks with PCIe GPUs"):
         envs.check_nvlink_connections(types.SimpleNamespace(size=lambda: 3))

@@ -158,17 +158,17 @@ void LowLatency::clean(StreamHandle stream) {
     for (const auto& queue : queues_) queue->receive_all();
   }
   CallScope scope(runtime_.calls(), {.stream = stream});
-  const auto barrier = [&](bool settles) {
+  const auto barrier = [&](bool drains) {
     const KernelTable& kernels = runtime_.executor()->kernels();
     const Launcher<LowLatencyBarrierParams> launch =
         setup_.watched() ? kernels.barrier_low_latency_watched : kernels.barrier_low_latency;
-    LowLatencyBarrierParams params{.common = setup_.common, .settles = settles};
+    LowLatencyBarrierParams params{.common = setup_.common, .drains = drains};
     params.common.working_blocks = 1;
     launch(params, LaunchShape{1 + watching_blocks(setup_), 64, watching_bytes(setup_)}, scope.stream());
   };
   // Memory is cleaned behind a barrier, as peers may still write what this rank did not wait for (selections of tokens
-  // that have no expert here), and before another one, behind which they send rows of later calls. Two on every rank:
-  // whether memory was shown is its own affair. What relays post this rank has waited for, as it has called all hooks.
+  // that have no expert here), and before another one, behind which they send rows of later calls. Every rank
+  // makes both, also if its program has not asked for the memory. Relays have nothing under way: all hooks were called.
   barrier(true);
   if (shown_) {
     const LowLatencyWindow& window = setup_.common.window;

@@ -256,7 +256,7 @@ class CudaExecutor final : public Backend {
   }
 
   std::unique_ptr<SymmetricHeap> create_heap(Bootstrap& bootstrap, const HeapOptions& options) override {
-    // It comes from the driver, on all ranks together: no time to find out that the pool has the memory.
+    // All ranks allocate from the driver together, so the pool gives back first what it does not use.
     quietly([&] { trim(); });
     return make_cuda_heap(context_, bootstrap, options);
   }

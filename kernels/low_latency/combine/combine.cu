@@ -59,7 +59,7 @@ DEEP_EP_DEVICE void combine_body(const LowLatencyCombineParams& params, std::byt
                                         groups,
                                         warp % params.warps_per_row,
                                         shared.words->call,
-                                        shared.put_off(warp),
+                                        shared.deferred(warp),
                                         shared.stage(warp)};
   if (pushes) pusher.load_first();
   const Announcer<Reach> announcer(params, no_call, sends(params.phase));

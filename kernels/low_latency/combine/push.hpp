@@ -4,7 +4,7 @@
 // Groups of warps take rows in turn (rows.hpp), and every owner's rows go in token order, so that it can begin to add.
 // The warps of a group share a row by its lines and need nothing from each other: each looks for the owner's
 // selections, sums its channels and stores its lines. Rows whose owner has not announced its selections for a while are
-// put off until all others are done: a rank that is late must not hold up what others get, nor make them look late.
+// deferred until all others are done: a rank that is late must not delay what others get, nor make them look late.
 #pragma once
 
 #include "kernels/low_latency/combine/choose.hpp"
@@ -19,13 +19,13 @@ struct CombinePusher {
   int group, groups;          ///< in the block
   int warp;                   ///< in the group
   const std::uint32_t& call;  ///< see call_of()
-  std::uint32_t* put_off;     ///< for each row that falls to this warp: has it been put off?
+  std::uint32_t* deferred;    ///< for each row that falls to this warp: is it deferred?
   std::byte* stage;
   CombineRow next{};      ///< the next row to push
   std::int32_t most = 0;  ///< rows of any source that this lane has seen
 
   /// How long rows wait in turn for their owners, all together, in nanoseconds: an owner that is only a little late
-  /// costs no second look at the row, and a late one holds up nobody else's rows for longer than this.
+  /// costs no second look at the row, and a late one delays the rows of other owners for no longer than this.
   static constexpr std::uint64_t kPatience = 50'000;
 
   /// Starts the loads that do not depend on the call.
@@ -34,7 +34,7 @@ struct CombinePusher {
     most = received().most_rows();
   }
 
-  /// All rows in turn; then again and again those that were put off.
+  /// All rows in turn; then again and again the deferred ones.
   DEEP_EP_DEVICE void push_all(const Reach& reach) {
     const int end = warp::max(most) * params.common.num_ranks;
     const std::uint64_t start = now_ns();
@@ -45,8 +45,8 @@ struct CombinePusher {
       bool counted = pass == 0;  // the time since the last pass, as a wait for the owner of the first row
 #pragma unroll 1
       for (int index = 0, item = received().first_item(); item < end; ++index, item += received().step()) {
-        const bool put_off_before = pass > 0 && (put_off[index / 32] & bit(index)) != 0;
-        if (pass > 0 && !put_off_before) continue;
+        const bool deferred_before = pass > 0 && (deferred[index / 32] & bit(index)) != 0;
+        if (pass > 0 && !deferred_before) continue;
         if (pass == 0 && index % 32 == 0) set_bits(index, 0);
         CombineRow row = next;
         next = received().load_row(pass == 0 ? item + received().step() : item);
@@ -56,8 +56,8 @@ struct CombinePusher {
         counted = true;
         const bool lost = pass == 0 ? left_out(row.source) : gives_up(reach, row.source, start);
         const bool late = !lost && !push(reach, row, pass == 0 ? kPatience : 0, start);
-        if (late == put_off_before) continue;
-        set_bits(index, put_off[index / 32] ^ bit(index));
+        if (late == deferred_before) continue;
+        set_bits(index, deferred[index / 32] ^ bit(index));
         waiting += late ? 1 : -1;
       }
       if (waiting == 0 || warp::any(aborted(params.common.wait))) return;
@@ -71,7 +71,7 @@ struct CombinePusher {
   DEEP_EP_DEVICE static std::uint32_t bit(int index) { return 1u << (index % 32); }
   DEEP_EP_DEVICE void set_bits(int index, std::uint32_t bits) const {
     warp::sync();
-    if (lane_index() == 0) put_off[index / 32] = bits;
+    if (lane_index() == 0) deferred[index / 32] = bits;
     warp::sync();
   }
 

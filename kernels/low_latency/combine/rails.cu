@@ -47,7 +47,7 @@ DEEP_EP_DEVICE void combine_rails_body(const LowLatencyCombineParams& params, st
                                      groups,
                                      warp % params.warps_per_row,
                                      shared.words->call,
-                                     shared.put_off(warp),
+                                     shared.deferred(warp),
                                      shared.stage(warp)};
   if (pushes) pusher.load_first();
   const Announcer<Reach> announcer(params, no_call, sending);

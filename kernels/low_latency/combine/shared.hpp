@@ -23,7 +23,7 @@ struct CombineShared {
 
   Words* words;
   rdma::PosterWords* posters;  ///< in blocks that post, instead of the rest: of each warp
-  std::uint32_t* put_off_bits;
+  std::uint32_t* deferred_bits;
   std::byte* stages;
   std::size_t bytes;
 
@@ -31,7 +31,7 @@ struct CombineShared {
   /// nothing is posted.
   DEEP_EP_HOST_DEVICE CombineShared(Carver carver, const CombineWire& wire, int warps, int groups,
                                     const Divisor& warps_per_row, int rows, int poster_warps)
-      : put_off_words_((static_cast<std::size_t>(rows) + 31) / 32) {
+      : deferred_words_((static_cast<std::size_t>(rows) + 31) / 32) {
     const std::size_t pushing = groups == 0      ? 0
                                 : wire.encoded() ? WarpShare<true>{0, warps_per_row}.stage_bytes(wire)
                                                  : WarpShare<false>{0, warps_per_row}.stage_bytes(wire);
@@ -40,19 +40,19 @@ struct CombineShared {
     words = carver.take<Words>();
     Carver instead = carver;
     posters = instead.take<rdma::PosterWords>(static_cast<std::size_t>(poster_warps), kLine);
-    put_off_bits = carver.take<std::uint32_t>(static_cast<std::size_t>(warps) * put_off_words_, kLine);
+    deferred_bits = carver.take<std::uint32_t>(static_cast<std::size_t>(warps) * deferred_words_, kLine);
     stages = carver.take<std::byte>(static_cast<std::size_t>(warps) * stage_bytes_, kLine);
     bytes = carver.bytes() > instead.bytes() ? carver.bytes() : instead.bytes();
   }
 
-  DEEP_EP_DEVICE std::uint32_t* put_off(int warp) const {
-    return put_off_bits + static_cast<std::size_t>(warp) * put_off_words_;
+  DEEP_EP_DEVICE std::uint32_t* deferred(int warp) const {
+    return deferred_bits + static_cast<std::size_t>(warp) * deferred_words_;
   }
   DEEP_EP_DEVICE std::byte* stage(int warp) const { return stages + static_cast<std::size_t>(warp) * stage_bytes_; }
 
  private:
-  std::size_t put_off_words_;  ///< of a warp
-  std::size_t stage_bytes_;    ///< of a warp
+  std::size_t deferred_words_;  ///< of a warp
+  std::size_t stage_bytes_;     ///< of a warp
 };
 
 /// The same where nothing is added up before the owner does; a stage to cast rows in where they travel in FP8.

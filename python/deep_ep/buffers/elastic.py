@@ -183,7 +183,7 @@ class ElasticBuffer(Sizes, Journeys, OptionalCalls):
         destroy_together(runtime, self.group)
 
     def trim(self) -> int:
-        """Waits for this rank's calls, and gives the driver the memory of results that nobody holds any more; otherwise the
+        """Waits for this rank's calls, and gives the driver the memory of results that the program has dropped; otherwise the
         buffer keeps it for later calls. Returns how many bytes that were (0 on the CPU). Results that are PyTorch's memory
         and the heap itself are not counted. Not collective; refused while calls are being recorded into a CUDA graph. A call
         that finds no memory does the same by itself before it raises ``OutOfMemory``."""

@@ -98,7 +98,7 @@ def hash_tensor(t: torch.Tensor) -> int:
 
 
 def hash_tensors(*tensors: Any) -> int:
-    """Hashes of all tensors, also in tuples and lists, in one: their bits differ where an odd number of hashes has them."""
+    """The exclusive or of the hashes of all tensors, also in tuples and lists."""
     hashes = []
     for each in tensors:
         if isinstance(each, (tuple, list)):

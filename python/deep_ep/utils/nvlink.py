@@ -20,7 +20,7 @@ _NVLINK = 2  # NVML_P2P_CAPS_INDEX_NVLINK
 
 
 class Nvml:
-    """Of the driver's management library what the check needs. GPUs go by their PCI address: numbers depend on
+    """The functions of NVML, the driver's management library, that the check needs. GPUs go by their PCI address: numbers depend on
     CUDA_VISIBLE_DEVICES, where UUIDs may stand, too, and on CUDA_DEVICE_ORDER."""
 
     def __init__(self, library: Any = None) -> None:
@@ -66,7 +66,7 @@ def check_nvlink_connections(group: Any, all_gather: Optional[Callable[[bytes], 
     if unknown:
         if group.rank() == 0:
             gpus = f"GPUs {first} and {second}"
-            warnings.warn(f"deep_ep: nobody says whether {gpus} are joined by NVLink: {unknown[0]}", stacklevel=2)
+            warnings.warn(f"deep_ep: NVML does not say whether {gpus} are joined by NVLink: {unknown[0]}", stacklevel=2)
     elif not all(answers):
         raise WrongUse(f"GPUs {first} and {second} have no NVLink between them, allowed: PCIe GPUs with an NVLink bridge")
 

@@ -6,10 +6,12 @@
 #include <algorithm>
 #include <cstddef>
 
+#include "tests/support/bytes.hpp"
+
 namespace deep_ep {
 namespace {
 
-constexpr std::size_t kMiB = std::size_t{1} << 20;
+using test::kMiB;
 
 TEST(RingsTest, ChunksLieWithinTheirRing) {
   for (const std::size_t bytes : {4 * kMiB, 96 * kMiB, 1024 * kMiB, 16384 * kMiB}) {

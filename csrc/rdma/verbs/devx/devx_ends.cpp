@@ -199,7 +199,8 @@ class DevxEnds final : public Ends {
           .offset = i * bytes,
           .user_index = static_cast<std::uint32_t>(i),
           .traits = traits,
-          .turn = static_cast<std::uint32_t>(options.turns.empty() ? static_cast<int>(i) : options.turns.at(i)),
+          .port_offset = static_cast<std::uint32_t>(options.port_offsets.empty() ? static_cast<int>(i)
+                                                                                 : options.port_offsets.at(i)),
           .doorbell = nic.doorbell};
       pairs_.push_back(std::make_unique<DevxQueuePair>(device, memory, pair, nic.path));
       doorbells_.push_back(pages_.map(pairs_.back()->doorbell().register_address()));

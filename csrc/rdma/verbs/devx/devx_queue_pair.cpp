@@ -37,7 +37,7 @@ DevxQueuePair::DevxQueuePair(std::shared_ptr<DevxDevice> device, std::shared_ptr
       memory_(std::move(memory)),
       path_(path),
       traits_(options.traits),
-      turn_(options.turn),
+      port_offset_(options.port_offset),
       address_(local_address(*device_->context().device, path)),
       doorbell_(device_->context(), options.doorbell),
       completion_queue_(device_->context(), "CREATE_CQ",
@@ -81,7 +81,8 @@ void DevxQueuePair::connect(const QueuePairAddress& peer) {
   command.log_outstanding_out = log2_down(std::min(limits.outstanding_reads_out, peer.outstanding_reads_in));
   command.log_outstanding_in = log2_down(limits.outstanding_reads_in);
   if (device_->counts()) command.counter_set = traits_.counter_set;
-  if (traits_.bonded_ports > 1) command.physical_port = static_cast<std::uint8_t>(1 + turn_ % traits_.bonded_ports);
+  if (traits_.bonded_ports > 1)
+    command.physical_port = static_cast<std::uint8_t>(1 + port_offset_ % traits_.bonded_ports);
   try {
     queue_pair_.modify("RST2INIT_QP", reset_to_init_command(command));
   } catch (const SystemError& error) {

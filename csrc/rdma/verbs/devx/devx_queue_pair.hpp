@@ -22,7 +22,7 @@ struct DevxQueuePairOptions {
   std::uint64_t offset = 0;
   std::uint32_t user_index = 0;
   PortTraits traits;
-  std::uint32_t turn = 0;  ///< bonded ports: those with turns one after the other leave by one port after the other
+  std::uint32_t port_offset = 0;               ///< bonded ports: consecutive offsets leave by consecutive ports
   std::optional<DoorbellPage::Kind> doorbell;  ///< nothing: the best that there is
 };
 
@@ -64,7 +64,7 @@ class DevxQueuePair {
   std::shared_ptr<const Umem> memory_;
   PathOptions path_;
   PortTraits traits_;
-  std::uint32_t turn_;
+  std::uint32_t port_offset_;
   QueuePairAddress address_;
   DoorbellPage doorbell_;
   FirmwareObject completion_queue_;

@@ -212,7 +212,7 @@ TEST_F(DevxTest, PortsSayWhereToCountAndWhetherTheyAreBonded) {
   EXPECT_EQ(traits().bonded_ports, 0);
   fake_.lag_state = 1;
   options_.traits = traits();
-  options_.turn = 3;
+  options_.port_offset = 3;
   EXPECT_EQ(options_.traits.bonded_ports, 2);
   const auto pair = make();
   fake_.commands.clear();

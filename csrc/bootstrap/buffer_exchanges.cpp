@@ -51,6 +51,7 @@ class BuffersOfGroup {
   void describe_to(ExchangeHeader& header) const {
     const std::lock_guard lock(mutex_);
     header.newest = newest_;
+    header.oldest = here_.empty() ? newest_ + 1 : *here_.begin();
     header.left = 0;
     for (std::uint64_t back = 0; back < std::min<std::uint64_t>(newest_, 64); ++back) {
       if (!here_.contains(newest_ - back)) header.left |= std::uint64_t{1} << back;

@@ -13,8 +13,8 @@
 // So no message has to be kept for later, and every transport serves that has an all-gather.
 //
 // Numbers. A rank proposes a number above all it has seen. The first exchange of a buffer agrees on the largest
-// proposal, so ranks need not have counted alike. A header says which of the last 64 numbers the rank has left; no
-// number is used twice.
+// proposal, so ranks need not have counted alike. A header says which of the last 64 numbers the rank has left, and the
+// oldest one that it has not; no number is used twice.
 #pragma once
 
 #include <cstdint>
@@ -47,6 +47,7 @@ struct ExchangeHeader {
   std::uint64_t bytes = 0;   ///< of the message
   std::uint64_t newest = 0;  ///< the largest number that this rank has seen
   std::uint64_t left = 0;    ///< bit i: this rank is in no buffer `newest - i`
+  std::uint64_t oldest = 0;  ///< the smallest number that this rank has not left; `newest + 1` if there is none
 
   static constexpr std::uint32_t kMagic = 0x50454544;  // "DEEP"
   static constexpr std::uint16_t kVersion = 1;
@@ -54,7 +55,8 @@ struct ExchangeHeader {
   /// The number is a proposal.
   bool is_proposal() const { return purpose == Purpose::making && step == 0; }
   bool has_left(std::uint64_t number) const {
-    return number <= newest && newest - number < 64 && (left >> (newest - number) & 1) != 0;
+    if (number > newest) return false;
+    return number < oldest || (newest - number < 64 && (left >> (newest - number) & 1) != 0);
   }
   /// "making buffer 3 (exchange 0)"
   std::string describe() const;

@@ -28,6 +28,7 @@ class InCall {
 
   Implementation* operator->() const { return &implementation_; }
   LowLatency& low_latency() const { return implementation_.low_latency(call_); }
+  bool outermost() const { return use_.outermost(); }
   RankMasks& masks() const { return low_latency().masks(call_); }
 
  private:
@@ -122,6 +123,8 @@ void Buffer::check() { InCall(implementation_, "check")->check(); }
 void Buffer::destroy() {
   std::unique_ptr<Implementation> ending;  // outlives the call
   const InCall call(implementation_, "destroy");
+  if (!call.outermost())
+    fail<Error>("Buffer::destroy within another call of the buffer, allowed: after it has returned");
   ending = std::move(implementation_);  // it is gone however the exchange with the others ends
   ending->destroy_collectively();
 }

@@ -32,6 +32,8 @@ class OneThread {
       owner_.thread_.store(std::thread::id(), std::memory_order_relaxed);
       owner_.call_.store(nullptr, std::memory_order_release);
     }
+    /// Not a call within another one, made by a handler of signals, say.
+    bool outermost() const { return outermost_; }
     Use(const Use&) = delete;
     Use& operator=(const Use&) = delete;
 

@@ -52,6 +52,15 @@ Runtime::Runtime(const std::shared_ptr<Bootstrap>& bootstrap, std::shared_ptr<Ex
                  const BufferOptions& options) {
   if (!bootstrap) throw InvalidArgument("bootstrap is null");
   bootstrap_ = BufferExchanges::over(bootstrap);
+  try {
+    make(std::move(executor), options);
+  } catch (...) {
+    bootstrap_->leave();  // others may still wait for this rank
+    throw;
+  }
+}
+
+void Runtime::make(std::shared_ptr<Executor> executor, const BufferOptions& options) {
   std::shared_ptr<Backend> backend = backend_of(executor);
   check_ranks(*bootstrap_);
   AgreedOptions agreed = agree_on_options(*bootstrap_, options);

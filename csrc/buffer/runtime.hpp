@@ -70,6 +70,7 @@ class Runtime {
   void unmap_peers_together();
 
  private:
+  void make(std::shared_ptr<Executor> executor, const BufferOptions& options);
   void make_heap();
 
   std::shared_ptr<BufferExchanges> bootstrap_;

@@ -20,7 +20,10 @@ enum TypeCode : std::uint8_t {
   kComplex = 5,
   kBool = 6,
   kFloat8E4m3fn = 10,
+  kFloat8E4m3fnuz = 11,
   kFloat8E5m2 = 12,
+  kFloat8E5m2fnuz = 13,
+  kFloat8E8m0fnu = 14,
 };
 struct DataType {
   std::uint8_t code;

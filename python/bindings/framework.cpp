@@ -152,7 +152,7 @@ Framework::Framework() {
   if (py::hasattr(internals, modes)) without_modes_ = kept(internals.attr(modes));
   const char* const no_memory = "OutOfMemoryError";
   out_of_memory_ = kept(py::hasattr(torch, no_memory) ? torch.attr(no_memory) : torch.attr("cuda").attr(no_memory));
-  const std::array<std::pair<const char*, dlpack::DataType>, 13> names = {{
+  const std::array<std::pair<const char*, dlpack::DataType>, 20> names = {{
       {"bool", {dlpack::kBool, 8, 1}},
       {"uint8", {dlpack::kUInt, 8, 1}},
       {"int8", {dlpack::kInt, 8, 1}},
@@ -166,6 +166,14 @@ Framework::Framework() {
       {"float8_e4m3fn", {dlpack::kFloat8E4m3fn, 8, 1}},
       {"float8_e5m2", {dlpack::kFloat8E5m2, 8, 1}},
       {"complex64", {dlpack::kComplex, 64, 1}},
+      // What these hold travels as it is.
+      {"uint16", {dlpack::kUInt, 16, 1}},
+      {"uint32", {dlpack::kUInt, 32, 1}},
+      {"uint64", {dlpack::kUInt, 64, 1}},
+      {"float8_e4m3fnuz", {dlpack::kFloat8E4m3fnuz, 8, 1}},
+      {"float8_e5m2fnuz", {dlpack::kFloat8E5m2fnuz, 8, 1}},
+      {"float8_e8m0fnu", {dlpack::kFloat8E8m0fnu, 8, 1}},
+      {"complex32", {dlpack::kComplex, 32, 1}},
   }};
   for (const auto& [name, dtype] : names) {
     if (py::hasattr(torch, name)) types_.push_back({kept(torch.attr(name)), dtype});

@@ -146,7 +146,7 @@ auto NativeBuffer::without_gil(Work&& work) {
   try {
     auto result = work();
     if (device_.kind == Device::Kind::cpu) {
-      buffer_->check();
+      alive().check();
       leftovers_->clear();
     }
     return result;

@@ -110,6 +110,7 @@ class Buffer(LowLatencyCalls):
             if not 0 <= integer(name, value) <= _LARGEST_SIZE or value % 128 != 0:
                 raise InvalidArgument(f"{name} is {value}, allowed: multiples of 128 from 0 to 2**56")
         num_qps_per_rank = integer("num_qps_per_rank", num_qps_per_rank, 0)
+        results = check_kind(results)
         # Whatever may fail on this rank alone comes before the ranks wait for each other.
         qp_depth = _native.environment_number("NVSHMEM_QP_DEPTH")
         if enable_shrink and not (low_latency_mode and num_rdma_bytes > 0):
@@ -125,7 +126,6 @@ class Buffer(LowLatencyCalls):
         self._on_gpu: bool = device >= 0
         if self._on_gpu and group is not None:
             check_nvlink_connections(group, peers.all_gather)
-        results = check_kind(results)
         memory = max(num_nvl_bytes, _SMALLEST_HEAP)
         if peers.num_nodes(device) > 1:  # combine copies rows into it, and what does not fit is lost
             memory = 2 * memory + (0 if low_latency_mode else num_rdma_bytes)
@@ -154,7 +154,8 @@ class Buffer(LowLatencyCalls):
         stay valid.
 
         It does not wait where a call of this buffer has failed here, or on a rank that has made another buffer since;
-        and never longer than ``DEEP_EP_TIMEOUT_S`` seconds (``TimeoutError``). The buffer is gone in any case.
+        and never longer than ``DEEP_EP_TIMEOUT_S`` seconds (``TimeoutError``; over a communicator of mpi4py for as long as
+        that does). The buffer is gone in any case.
 
         A buffer made without ``explicitly_destroy=True`` refuses it, as upstream's does, by ``errors.WrongUse``, which is an
         ``AssertionError``, and stays usable: drop the object instead. A second ``destroy`` raises ``UseAfterDestroy``."""

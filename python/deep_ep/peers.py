@@ -58,7 +58,11 @@ class Peers:
     def all_gather(self, mine: bytes) -> Sequence[bytes]:
         """Collective, while a buffer is being made. Texts of different lengths, of which the first 500 bytes arrive."""
         padded = mine[:_TEXT_BYTES].ljust(_TEXT_BYTES, b"\0")  # ranks bring equally many bytes
-        return [theirs.rstrip(b"\0") for theirs in self.bootstrap.all_gather(padded)]
+        try:
+            return [theirs.rstrip(b"\0") for theirs in self.bootstrap.all_gather(padded)]
+        except BaseException:
+            self.bootstrap = None  # type: ignore[assignment]  # so this rank leaves the buffer, even while the exception is kept
+            raise
 
     def num_nodes(self, device: int) -> int:
         """Collective: how many groups of ranks there are that reach each other by RDMA only. Ranks of one host share a

@@ -72,11 +72,14 @@ TEST(Judge, ARankThatHasLeftEndsTheExchangeOfTheOthersAndWaitsForThem) {
   EXPECT_EQ(fates({gone_ahead(Purpose::destroying, 2), older}), (std::vector{2, Fate::peer_left}));
 }
 
-TEST(Judge, OnlyTheLast64NumbersCanBeKnownToBeLeft) {
+TEST(Judge, NumbersBeforeTheOldestAreLeftAndOfLaterOnesTheLast64CanBe) {
   ExchangeHeader one = of_rank(Purpose::making, 100);
   one.left = ~std::uint64_t{1};
   EXPECT_TRUE(one.has_left(37));
   EXPECT_FALSE(one.has_left(36));
+  one.oldest = 30;
+  EXPECT_TRUE(one.has_left(29));
+  EXPECT_FALSE(one.has_left(30));
   EXPECT_FALSE(one.has_left(100));
   EXPECT_FALSE(one.has_left(101));
 }

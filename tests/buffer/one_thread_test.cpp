@@ -5,6 +5,7 @@
 #include <string>
 #include <thread>
 
+#include "csrc/buffer/one_thread.hpp"
 #include "tests/cluster/fixture.hpp"
 
 namespace deep_ep::test {
@@ -67,6 +68,14 @@ TEST_P(OneThreadTest, ASecondOneIsRefusedAtOnce) {
     run_round(rank, buffer, one);  // by another thread than before
     buffer.destroy();
   });
+}
+
+TEST(OneThread, ACallWithinACallIsNoOutermostOne) {
+  OneThread owner;
+  const OneThread::Use call(owner, "dispatch");
+  const OneThread::Use within(owner, "destroy");
+  EXPECT_TRUE(call.outermost());
+  EXPECT_FALSE(within.outermost());
 }
 
 }  // namespace

@@ -175,6 +175,18 @@ def test_other_kinds_are_refused():
             make(0)
 
 
+def test_rows_of_types_that_travel_as_they_are():
+    """Rows of any type, also of those that the library does nothing with."""
+    names = ("uint16", "uint32", "uint64", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu", "complex32")
+    buffer = make_buffer_of_one(explicitly_destroy=True)
+    idx = torch.tensor([[0], [1], [0]])
+    for dtype in [getattr(torch, name) for name in names if hasattr(torch, name)]:
+        x = torch.arange(3 * 64, dtype=torch.uint8).view(3, 64).view(dtype)
+        rows = sent(buffer, x, idx, 2)[0]
+        assert rows.dtype == dtype and torch.equal(rows.view(torch.uint8), x.view(torch.uint8)), dtype
+    buffer.destroy()
+
+
 @pytest.mark.parametrize("exchange", [True, False])
 @pytest.mark.parametrize("kind", ["auto", "heap"])
 def test_empty_results(kind, exchange):

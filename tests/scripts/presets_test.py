@@ -31,7 +31,7 @@ preset=$2
 if [ "$3 $4" = "--label-regex rxe" ]; then
   pid=$(sed -n 's/^pid //p' "$LOG")
   [ -z "$pid" ] || for _ in $(seq 600); do grep -q '^State:.T' "/proc/$pid/status" && note still && break; sleep 0.05; done
-  echo '<testsuite><testcase name="two" status="run" time="1"/></testsuite>' >"build/$preset/$6"
+  echo "<testsuite skipped=\\"${{RXE_SKIPPED:-0}}\\"><testcase name='two' status='run' time='1'/></testsuite>" >"build/$preset/$6"
   note "ran rxe"
   exit
 fi
@@ -50,7 +50,8 @@ note "ran $preset"
 # The file "verified" names what has run.
 VERIFIED = f"""#!/bin/bash
 {NOTE}
-[ "$1" = record ] && note "record $2" && exit
+[ "$1" = record ] && note "record $2 $3" && exit
+[ "$1" = show ] && echo "hash_of_$2" && exit
 grep -qx "$2" verified 2>/dev/null
 """
 
@@ -118,7 +119,14 @@ class ScriptsTest(unittest.TestCase):
         self.assertIn("build host deep_ep_quick deep_ep_rxe_tests deep_ep_rxe_machine", lines)
         self.assertIn("ran rxe", lines)
         self.assertIn("for all", lines)
-        self.assertEqual([line for line in lines if line.startswith("record")], ["record rxe", "record cuda"])
+        self.assertEqual([line for line in lines if line.startswith("record")], ["record rxe hash_of_rxe", "record cuda hash_of_cuda"])
+
+    def test_what_was_skipped_is_not_recorded(self):
+        process = self.start("--quick", "host", RXE_SKIPPED="5")
+        output, _ = process.communicate(timeout=90)
+        self.assertEqual(process.returncode, 0, output)
+        self.assertIn("ran rxe", self.lines())
+        self.assertFalse([line for line in self.lines() if line.startswith("record")])
 
     def test_under_thread_sanitizer_the_quick_tier_has_the_tests_that_mistakes_need(self):
         """tests/mutants: mistakes that only ThreadSanitizer sees."""

@@ -116,6 +116,7 @@ class ElasticBuffer(Sizes, Journeys, OptionalCalls):
             if value % _PAGE or value > num_bytes:
                 raise InvalidArgument(f"{name} is {value}, allowed: multiples of 2 MiB up to num_bytes, which is {num_bytes}")
 
+        results = check_kind(results)
         device = device_index(group)
         if device >= 0 and is_group(group):
             check_nvlink_connections(group, peers.all_gather)
@@ -134,7 +135,6 @@ class ElasticBuffer(Sizes, Journeys, OptionalCalls):
         )
         timeout = integer("num_gpu_timeout_secs", num_gpu_timeout_secs, 1)
         integer("num_cpu_timeout_secs", num_cpu_timeout_secs, 1)
-        results = check_kind(results)
         memory = max(num_bytes - num_cpu_bytes, _SMALLEST_HEAP)
         if peers.num_nodes(device) > 1:  # between nodes combine copies rows into it
             memory *= 2
@@ -170,7 +170,8 @@ class ElasticBuffer(Sizes, Journeys, OptionalCalls):
         stay valid. A second call does nothing.
 
         It does not wait where a call of this buffer has failed here, or on a rank that has made another buffer since;
-        and never longer than ``DEEP_EP_TIMEOUT_S`` seconds (``TimeoutError``). The buffer is gone in any case.
+        and never longer than ``DEEP_EP_TIMEOUT_S`` seconds (``TimeoutError``; over a communicator of mpi4py for as long as
+        that does). The buffer is gone in any case.
 
         A buffer made without ``explicitly_destroy=True`` refuses it, as upstream's does, by ``errors.WrongUse``, which is an
         ``AssertionError``, and stays usable: drop the object instead."""

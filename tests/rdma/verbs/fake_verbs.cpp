@@ -319,8 +319,10 @@ void fill(Mlx5Functions& f) {
   };
   f.get_event = [](mlx5dv_devx_event_channel*, mlx5dv_devx_async_event_hdr* header, std::size_t bytes) -> ssize_t {
     constexpr std::size_t kEntry = 64;
-    if (bytes < sizeof(*header) + kEntry || fake->refuses("get_event")) {
-      if (bytes < sizeof(*header) + kEntry) errno = EINVAL;
+    // Called by the thread that watches: `calls` is for those of the test's own.
+    const auto refusal = fake->refusals.find("get_event");
+    if (bytes < sizeof(*header) + kEntry || refusal != fake->refusals.end()) {
+      errno = bytes < sizeof(*header) + kEntry ? EINVAL : refusal->second;
       return -1;
     }
     const FakeVerbs::DevxEvent event = fake->take_devx_event();

@@ -88,7 +88,7 @@ class BufferExchanges final : public Bootstrap {
   /// @throws PeerLeft, RankMismatch, and what the group's throws.
   std::vector<std::byte> all_gather(std::span<const std::byte> mine) override;
 
-  /// What the exchanges from here on are for.
+  /// The exchanges from here on have this purpose.
   void begin(Purpose purpose);
   /// This rank takes part in no further exchange of the buffer; the others learn it from the next ones of the group.
   void leave() noexcept;

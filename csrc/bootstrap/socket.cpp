@@ -225,7 +225,7 @@ class Sockets {
     }
   }
 
-  /// What a caller has said since. False: it is to be left out.
+  /// Reads the bytes that a caller has sent since. False: the caller is refused.
   bool hear(Caller& caller, bool says_something) const {
     try {
       const auto missing = std::as_writable_bytes(std::span(&caller.hello, 1)).subspan(caller.heard);
@@ -276,7 +276,7 @@ class Sockets {
     send_to(descriptor, std::as_bytes(std::span(&own_, 1)), deadline);
   }
 
-  /// What the ranks of a job exchange later differs from version to version.
+  /// Later messages of a job differ from version to version.
   void require_version(const Hello& other) const {
     if (other.version == own_.version) return;
     fail<RankMismatch>("bootstrap over TCP: rank {} runs deep_ep {}, rank {} runs {}", rank_, DEEP_EP_VERSION,

@@ -158,7 +158,7 @@ std::optional<std::vector<std::vector<Tensor>>> CallScope::try_heap_results(Piec
 }
 
 std::optional<std::vector<std::vector<Tensor>>> CallScope::try_framework_in_heap(Pieces wanted) const {
-  // What a recorded call allocates is the graph's for good, and the pool of the heap is for all calls.
+  // A recorded call's memory is the graph's for good, and the pool of the heap is for all calls.
   if (recording_) return std::nullopt;
   std::vector<TensorView> all;
   for (const std::vector<TensorView>& piece : wanted) all.insert(all.end(), piece.begin(), piece.end());

@@ -16,7 +16,7 @@
 
 namespace deep_ep {
 
-/// What the program gives for results: see BufferOptions.
+/// The program's allocators of results: see BufferOptions.
 struct ForResults {
   std::shared_ptr<ResultAllocator> allocator = {};
   std::shared_ptr<ResultTensors> tensors = {};

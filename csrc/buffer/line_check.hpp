@@ -1,4 +1,4 @@
-// What a buffer tries before low-latency calls rely on it: see kernels/low_latency/line_test.hpp.
+// A buffer tries this before low-latency calls rely on it: see kernels/low_latency/line_test.hpp.
 #pragma once
 
 #include <memory>

@@ -1,4 +1,4 @@
-// What the ranks of one buffer tell each other on the host: all-gathers that carry a purpose and the buffer's number.
+// The exchanges of one buffer's ranks on the host: all-gathers that carry a purpose and the buffer's number.
 #pragma once
 
 #include <memory>

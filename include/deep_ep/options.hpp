@@ -66,7 +66,7 @@ struct InternodeOptions {
   int num_qps_per_rank = 0;
 };
 
-/// What a Buffer is made with. All fields but timeout_s, reject_unknown_experts, comm_stream, num_qps_per_rank,
+/// The options of a Buffer. All fields but timeout_s, reject_unknown_experts, comm_stream, num_qps_per_rank,
 /// result_allocator and result_tensors must be equal on all ranks.
 struct BufferOptions {
   /// Symmetric memory of each rank, equal on all ranks. Received tensors live in it; what does not fit is received

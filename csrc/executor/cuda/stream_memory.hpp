@@ -28,7 +28,7 @@ class StreamMemory {
 
   void* allocate(std::size_t bytes, cudaStream_t stream);
   void free(void* memory, cudaStream_t stream);
-  /// What the driver got back.
+  /// Bytes that the driver got back.
   std::size_t trim();
 
  private:

@@ -2,19 +2,18 @@
 #
 #   make demo [INPUT=file]   a Mixture-of-Experts layer on 8 ranks (GPUs, else CPU), checked against the reference
 #   make test [PRESETS=...]  the quick tests, also under AddressSanitizer, UBSan and ThreadSanitizer
-#   make test-all [PRESETS=...]  every test: all of ThreadSanitizer, RoCE in emulated machines, the wheel, 1,000 faults
+#   make test-all [PRESETS=...]  lint, and every test: all of ThreadSanitizer, RoCE in emulated machines, the wheel, 1,000 faults
 #   make smoke               a part of the tests of every program, under a minute after a build
 #   make bench               how fast dispatch and combine are here
 #   make wheel               build/wheels: the Python package, to be installed on other machines, and its sources
 #   make docs                build/docs/html: these pages and the reference of C++ and Python
-#   make format | lint       clang-format over the sources | check it, and clang-tidy
+#   make format | lint       clang-format over the sources | check that, and clang-tidy over the library
 #   make clean
 
 # Where there are GPUs and a compiler for them, they are used.
 GPU := $(shell nvidia-smi -L 2>/dev/null | grep -q GPU && scripts/cuda_environment >/dev/null 2>&1 && echo yes)
 PRESET := $(if $(GPU),cuda,host)
 PRESETS ?= host python asan tsan $(if $(GPU)$(filter test-all,$(MAKECMDGOALS)),cuda)
-SOURCES = git ls-files '*.cpp' '*.hpp' '*.cu'
 quoted = '$(subst ','\'',$(1))'
 
 .DEFAULT_GOAL := help
@@ -36,7 +35,7 @@ demo: build/$(PRESET)/bin/deep_ep
 test:
 	@DEEP_EP_UNITY_PROGRAMS=1 scripts/test --quick $(PRESETS)
 
-test-all:
+test-all: lint
 	@scripts/test $(PRESETS)
 
 smoke:
@@ -62,15 +61,13 @@ docs:
 	@scripts/docs
 
 format:
-	@scripts/setup --lint
-	@$(SOURCES) | xargs clang-format -i
+	@scripts/setup --format
+	@scripts/format
 
 lint:
 	@scripts/setup --lint
-	@$(SOURCES) | xargs clang-format --dry-run --Werror
-	@scripts/build host
-	@git ls-files '*.cpp' | grep -vE '/(cuda|nccl|install)|^csrc/bootstrap/nccl|^python/' | \
-	  xargs -P $$(nproc) -n 4 clang-tidy -p build/host --quiet
+	@scripts/format --check
+	@scripts/tidy
 
 clean:
 	@rm -rf build

@@ -41,7 +41,7 @@ Buffer::Implementation::~Implementation() {
 
 std::string Buffer::Implementation::describe_health() const {
   const std::string normal = internode_ ? internode_->health() : std::string();
-  const std::string low_latency = low_latency_ ? low_latency_->health() : std::string();
+  std::string low_latency = low_latency_ ? low_latency_->health() : std::string();
   if (normal.empty() || normal == low_latency) return low_latency;
   return low_latency.empty() ? normal : fmt::format("{}. Low-latency calls: {}", normal, low_latency);
 }

@@ -100,7 +100,7 @@ void check_recording(const CallScope& scope, const DispatchArguments& arguments)
 CombineResult make_sums(const CombineArguments& arguments, std::int64_t tokens, const CallScope& scope) {
   const auto make = [&](DType dtype, std::int64_t width) {
     const TensorView wanted = unplaced(arguments.x.device, dtype, {tokens, width});
-    const Tensor tensor = scope.result_tensors({&wanted, 1}).front();
+    Tensor tensor = scope.result_tensors({&wanted, 1}).front();
     scope.hand_out(tensor);
     return tensor;
   };

@@ -246,6 +246,7 @@ bool LowLatency::meet_at_end() {
   for (auto nap = std::chrono::milliseconds(1);; nap = std::min(2 * nap, std::chrono::milliseconds(20))) {
     // What others show comes first: who shows that it is here has told before of all whom it has masked.
     std::vector<LowLatencyEnding> shown;
+    shown.reserve(static_cast<std::size_t>(runtime_.num_ranks()));
     for (int rank = 0; rank < runtime_.num_ranks(); ++rank) shown.push_back(ending_of(rank));
     change_masks(-1, LowLatencyMasksStep::hear, runtime_.comm_stream());
     runtime_.calls().settle();

@@ -103,7 +103,7 @@ class Run(unittest.TestCase):
 class Names(unittest.TestCase):
     def test_files(self):
         for guide, text in GUIDES.items():
-            for name in set(re.findall(r"\b(?:deploy|scripts|image|docs)/[\w./-]*\w", text)):
+            for name in set(re.findall(r"(?<![/\w])(?:deploy|scripts|image|docs)/[\w./-]*\w", text)):
                 if not name.endswith("/.env"):
                     self.assertTrue((ROOT / name).exists(), f"{guide}: {name}")
 

@@ -1,6 +1,5 @@
 """deploy/gke: what the scripts would do, what they refuse, and the objects of the networks."""
 
-import importlib.util
 import os
 import pathlib
 import re
@@ -9,10 +8,7 @@ import shutil
 import tempfile
 import unittest
 
-from support import DEPLOY, ROOT, environment, main, run, stand_in
-
-import kustomize
-import strict
+from support import DEPLOY, ROOT, documents, environment, main, run, stand_in
 
 GKE = DEPLOY / "gke"
 SETTINGS = dict(
@@ -130,9 +126,8 @@ class Networks(unittest.TestCase):
     def test_the_file_is_what_the_script_prints(self):
         self.assertEqual(start("networks.sh"), (0, (GKE / "networks.yaml").read_text(), ""))
 
-    def test_valid_and_fitting(self):
-        objects = kustomize.documents(GKE / "networks.yaml")
-        self.assertEqual([p for d in objects for p in strict.problems_of(d)], [])
+    def test_names_fit(self):
+        objects = documents(GKE / "networks.yaml")
         names = {kind: [d["metadata"]["name"] for d in objects if d["kind"] == kind] for kind in ("Network", "GKENetworkParamSet")}
         self.assertEqual(names["Network"], ["gvnic-1"] + [f"rdma-{nic}" for nic in range(8)])
         self.assertEqual(names["Network"], names["GKENetworkParamSet"])
@@ -202,7 +197,7 @@ class Environment(unittest.TestCase):
 
 class CloudBuild(unittest.TestCase):
     def test_it_fits_the_project(self):
-        [config] = kustomize.documents(GKE / "cloudbuild.yaml")
+        [config] = documents(GKE / "cloudbuild.yaml")
         self.assertEqual(set(config), {"steps", "images", "substitutions", "timeout", "options"})
         self.assertEqual((config["timeout"], config["options"]["machineType"]), ("7200s", "E2_HIGHCPU_32"))
         text = (GKE / "cloudbuild.yaml").read_text()
@@ -212,22 +207,6 @@ class CloudBuild(unittest.TestCase):
             self.assertLessEqual(set(step), {"id", "name", "entrypoint", "args"})
             self.assertTrue(all(isinstance(word, str) for word in step["args"]))
             self.assertTrue((ROOT / step["args"][0]).exists(), step["args"][0])
-
-    def test_as_gcloud_reads_it(self):
-        library = pathlib.Path("/usr/lib/google-cloud-sdk/lib")
-        if not library.exists() or importlib.util.find_spec("googlecloudsdk"):
-            self.skipTest("there is no gcloud to read it with")
-        program = (
-            "import sys; sys.path[:0] = sys.argv[1:3]\n"
-            "from googlecloudsdk.api_lib.cloudbuild import config\n"
-            "from googlecloudsdk.api_lib.cloudbuild import cloudbuild_util\n"
-            "build = config.LoadCloudbuildConfigFromPath(sys.argv[3], cloudbuild_util.GetMessagesModule(), params={'_TAG': 'v9'})\n"
-            "print(len(build.steps), build.images[0], build.timeout)\n"
-        )
-        status, text, errors = run(["python3", "-c", program, library, library / "third_party", GKE / "cloudbuild.yaml"])
-        if status != 0:
-            self.skipTest(f"this gcloud's library does not load: {errors.splitlines()[-1]}")
-        self.assertEqual(text.split(), ["2", "${_REGISTRY}/deep-ep:${_TAG}", "7200s"])
 
 
 main()

@@ -7,11 +7,9 @@ import shutil
 import tempfile
 import unittest
 
-from support import DEPLOY, main, run, tool
+from support import DEPLOY, documents, main, run, tool
 
-import kustomize
-
-[CONFIG] = [d for d in kustomize.documents(DEPLOY / "k8s/base/installer-daemonset.yaml") if d["kind"] == "ConfigMap"]
+[CONFIG] = [d for d in documents(DEPLOY / "k8s/base/installer-daemonset.yaml") if d["kind"] == "ConfigMap"]
 TOOL = """#!/bin/sh
 case "$1" in
   --version) echo "deep_ep VERSION (git abc1234)" ;;

@@ -6,14 +6,12 @@ import subprocess
 import tempfile
 import unittest
 
-from support import DEPLOY, main, tool
-
-import kustomize
+from support import DEPLOY, main, render, tool
 
 
 def pods(folder, more):
     """What each pod is started with."""
-    documents = kustomize.render(DEPLOY / "k8s/overlays/hostnetwork")
+    documents = render(DEPLOY / "k8s/overlays/hostnetwork")
     [job] = [d for d in documents if d["kind"] == "Job" and d["metadata"]["name"] == "deep-ep-internode"]
     container = job["spec"]["template"]["spec"]["containers"][0]
     command = [tool() if word.endswith("/bin/deep_ep") else word for word in container["command"]]

@@ -5,9 +5,8 @@ import shutil
 import tempfile
 import unittest
 
-from support import DEPLOY, environment, main, run, stand_in
-
-import kustomize
+import rules
+from support import DEPLOY, documents, environment, main, needs, render, run, stand_in
 
 DIGEST = "sha256:" + "a1" * 32
 KUBECTL = r"""
@@ -36,6 +35,7 @@ class Scripts(unittest.TestCase):
         self.addCleanup(folder.cleanup)
         self.top = pathlib.Path(folder.name)
         stand_in(self.top / "bin", "kubectl", KUBECTL)
+        stand_in(self.top / "bin", "sleep", "exec /bin/sleep 0.02\n")
         shutil.copytree(DEPLOY / "k8s", self.top / "k8s")
         self.calls = self.top / "calls"
 
@@ -44,7 +44,7 @@ class Scripts(unittest.TestCase):
         return run([self.top / "k8s" / script, *arguments], env=environment(self.top / "bin", **extra))
 
     def images(self):
-        [component] = kustomize.documents(self.top / "k8s/image/kustomization.yaml")
+        [component] = documents(self.top / "k8s/image/kustomization.yaml")
         return {image["name"]: f"{image['newName']}@{image.get('digest')}" for image in component["images"]}
 
     def test_set_image(self):
@@ -54,7 +54,7 @@ class Scripts(unittest.TestCase):
         self.assertEqual(self.images(), {**before, "deep-ep": "eu.pkg.dev/p/r/deep_ep@" + DIGEST})
         self.assertEqual(self.start("set-image.sh", "--ngc", "localhost:5000/ngc@" + DIGEST)[0], 0)
         self.assertEqual(self.images()["deep-ep-ngc"], "localhost:5000/ngc@" + DIGEST)
-        [job] = [d for d in kustomize.render(self.top / "k8s/overlays/gke-a4") if d["kind"] == "Job" and "internode" in d["metadata"]["name"]]
+        [job] = [d for d in render(self.top / "k8s/overlays/gke-a4") if d["kind"] == "Job" and "internode" in d["metadata"]["name"]]
         self.assertEqual(job["spec"]["template"]["spec"]["containers"][0]["image"], "eu.pkg.dev/p/r/deep_ep@" + DIGEST)
 
     def test_set_image_wants_a_digest(self):
@@ -108,8 +108,8 @@ class Scripts(unittest.TestCase):
             with self.subTest(image):
                 status, _, errors = self.start("set-image.sh", "--kubectl", image)
                 self.assertEqual((status, errors), (0, ""))
-                objects = kustomize.render(self.top / "k8s/overlays/gke-a4")
-                pods = [spec for d in objects for spec in kustomize.pod_specs(d)]
+                objects = render(self.top / "k8s/overlays/gke-a4")
+                pods = [spec for d in objects for _, spec in rules.pods(d)]
                 images = {c["image"] for spec in pods for c in spec["containers"] + spec.get("initContainers", []) if c["command"][0] == "kubectl"}
                 self.assertEqual(images, {image})
         self.assertEqual({**self.images(), "kubectl": ""}, {**before, "kubectl": ""})
@@ -179,7 +179,7 @@ class Scripts(unittest.TestCase):
         self.assertEqual(calls, [*first, asked, "delete -k /overlays/uninstall -l !deep-ep/keep --ignore-not-found"])
         self.assertEqual(status, 0)
         self.assertIn("The claim deep-ep-logs of namespace deep-ep stays", text)
-        kept = {d["kind"] for d in kustomize.render(self.top / "k8s/overlays/uninstall") if "deep-ep/keep" in d["metadata"]["labels"]}
+        kept = {d["kind"] for d in render(self.top / "k8s/overlays/uninstall") if "deep-ep/keep" in d["metadata"]["labels"]}
         self.assertEqual(kept, {"Namespace", "PersistentVolumeClaim"})
 
     def test_uninstall_refuses_at_the_start(self):

@@ -1,161 +1,130 @@
-"""deploy/k8s: every overlay is rendered, and what comes out is valid, fits together, and differs where it should."""
+"""deploy/k8s: every overlay is rendered by kubectl, and what comes out is valid, fits together, and differs where it should."""
 
 import functools
+import json
 import pathlib
 import shutil
 import tempfile
 import unittest
 
-from support import DEPLOY, main, run, variables
+import rules
+from support import DEPLOY, documents, main, needs, render
 
-import kustomize
-import lint
-import strict
-import yaml
-
-OVERLAYS = sorted(path for path in (DEPLOY / "k8s/overlays").iterdir())
+OVERLAYS = sorted(path.name for path in (DEPLOY / "k8s/overlays").iterdir())
 A_PLACEHOLDER = "sha256:" + "0" * 64
+PODS = (("Pod", "deep-ep-intranode"), ("Job", "deep-ep-internode"))
 
 
 @functools.cache
 def rendered(name):
-    return {(d["kind"], d["metadata"]["name"]): d for d in kustomize.render(DEPLOY / "k8s/overlays" / name)}
+    return {(d["kind"], d["metadata"]["name"]): d for d in render(DEPLOY / "k8s/overlays" / name)}
 
 
-def job_pod(name):
-    return rendered(name)["Job", "deep-ep-internode"]["spec"]["template"]
+def pod(name, key=PODS[1]):
+    [(metadata, spec)] = rules.pods(rendered(name)[key])
+    return metadata, spec
 
 
-class Manifests(unittest.TestCase):
-    def test_all_overlays_are_there(self):
-        wanted = {"gke-a4", "gke-a4-cos", "gke-a4-privileged", "unprivileged", "hostnetwork", "privileged", "ngc", "distroless", "dra", "uninstall"}
-        self.assertEqual({path.name for path in OVERLAYS}, wanted)
+class Overlays(unittest.TestCase):
+    def setUp(self):
+        needs("kubectl")
 
     def test_valid_and_fitting(self):
-        for overlay in [DEPLOY / "k8s/base", *OVERLAYS]:
-            with self.subTest(overlay.name):
-                objects = list(rendered(overlay.name).values()) if overlay.name != "base" else kustomize.render(overlay)
-                found = [problem for document in objects for problem in strict.problems_of(document)]
-                if overlay.name != "base":
-                    found += lint.problems_of(objects, variables())
-                self.assertEqual(found, [])
-
-    def test_as_kubectl_renders_them(self):
-        if shutil.which("kubectl") is None:
-            self.skipTest("there is no kubectl to compare with")
-        for overlay in OVERLAYS:
-            with self.subTest(overlay.name):
-                status, text, errors = run(["kubectl", "kustomize", overlay])
-                self.assertEqual((status, errors), (0, ""))
-                theirs = {(d["kind"], d["metadata"]["name"]): d for d in kustomize.load_all(text)}
-                self.assertEqual(rendered(overlay.name), theirs)
-
-    def test_every_object_can_be_applied_by_its_component(self):
         components = {"installer", "intranode", "internode", "collect-logs", "gpus"}
+        self.assertEqual(len(OVERLAYS), 10)
         for overlay in OVERLAYS:
-            for key, document in rendered(overlay.name).items():
-                with self.subTest(overlay=overlay.name, object=key):
+            with self.subTest(overlay):
+                objects = rendered(overlay).values()
+                rules.check(self, objects)
+                for document in objects:  # what is applied by its component
                     labels = document["metadata"]["labels"]
                     self.assertIn(labels["app.kubernetes.io/component"], components)
                     self.assertEqual(labels["app.kubernetes.io/name"], "deep-ep")
 
-
-class Overlays(unittest.TestCase):
-    def test_only_some_are_privileged(self):
+    def test_privileges(self):
         for overlay in OVERLAYS:
-            with self.subTest(overlay.name):
-                security = job_pod(overlay.name)["spec"]["containers"][0]["securityContext"]
-                self.assertEqual(security.get("privileged", False), overlay.name in ("privileged", "gke-a4-privileged", "gke-a4-cos"))
-                network = job_pod(overlay.name)["spec"].get("hostNetwork", False)
-                self.assertEqual(network, overlay.name in ("hostnetwork", "gke-a4-cos"))
-
-    def test_unprivileged_touches_no_folder_of_the_node(self):
-        for key, document in rendered("unprivileged").items():
-            if document["kind"] in ("Job", "Pod", "DaemonSet"):
-                volumes = [volume for _, spec in lint.templates(document) for volume in spec["volumes"]]
-                self.assertFalse([volume for volume in volumes if "hostPath" in volume], key)
+            with self.subTest(overlay):
+                _, spec = pod(overlay)
+                security = spec["containers"][0]["securityContext"]
+                self.assertEqual(security.get("privileged", False), overlay in ("privileged", "gke-a4-privileged", "gke-a4-cos"))
+                self.assertEqual(spec.get("hostNetwork", False), overlay in ("hostnetwork", "gke-a4-cos"))
         self.assertNotIn(("DaemonSet", "deep-ep-installer"), rendered("unprivileged"))
-
-    def test_unprivileged_asks_for_nothing_that_does_not_reach_it(self):
-        for key in (("Pod", "deep-ep-intranode"), ("Job", "deep-ep-internode")):
-            [(_, spec)] = lint.templates(rendered("unprivileged")[key])
+        for key in PODS:
+            _, spec = pod("unprivileged", key)
             self.assertTrue(spec["securityContext"]["runAsNonRoot"])
             self.assertEqual(spec["containers"][0]["securityContext"]["capabilities"], {"drop": ["ALL"]})
+            self.assertFalse([volume for volume in spec["volumes"] if "hostPath" in volume], key)
 
-    def test_a4_means_b200(self):
+    def test_a4(self):
         for overlay in ("gke-a4", "gke-a4-cos", "gke-a4-privileged"):
-            for key in (("DaemonSet", "deep-ep-installer"), ("Pod", "deep-ep-intranode"), ("Job", "deep-ep-internode")):
-                [(_, spec)] = lint.templates(rendered(overlay)[key])
-                self.assertEqual(spec["nodeSelector"]["cloud.google.com/gke-accelerator"], lint.A4_GPU, (overlay, key))
-
-    def test_uninstall_gets_everywhere(self):
-        spec = rendered("uninstall")["DaemonSet", "deep-ep-installer"]["spec"]["template"]["spec"]
-        self.assertNotIn("nodeSelector", spec)
-        self.assertEqual([v["hostPath"]["path"] for v in spec["volumes"] if "hostPath" in v], ["/home/kubernetes/bin/deep_ep"])
+            for key in (("DaemonSet", "deep-ep-installer"), *PODS):
+                selector = pod(overlay, key)[1]["nodeSelector"]
+                self.assertEqual(selector["cloud.google.com/gke-accelerator"], rules.A4_GPU, (overlay, key))
+        metadata, spec = pod("gke-a4")
+        mounts = {mount["mountPath"]: mount for mount in spec["containers"][0]["volumeMounts"]}
+        self.assertTrue(mounts["/usr/local/nvidia"]["readOnly"])
+        interfaces = json.loads(metadata["annotations"]["networking.gke.io/interfaces"])
+        self.assertEqual([i["network"] for i in interfaces], ["default", "gvnic-1"] + [f"rdma-{i}" for i in range(8)])
+        self.assertEqual([i["interfaceName"] for i in interfaces], [f"eth{i}" for i in range(10)])
+        self.assertNotIn("annotations", pod("gke-a4-cos")[0])
 
     def test_gke_a4_goes_with_one_more_component(self):
         with tempfile.TemporaryDirectory() as folder:
             shutil.copytree(DEPLOY / "k8s", pathlib.Path(folder) / "k8s")
-            mine = pathlib.Path(folder) / "k8s/overlays/gke-a4-privileged/kustomization.yaml"
-            text = mine.read_text()
+            text = (DEPLOY / "k8s/overlays/gke-a4-privileged/kustomization.yaml").read_text()
             for component in ("privileged", "ngc", "distroless", "dra"):
                 with self.subTest(component):
-                    mine.write_text(text.replace("components/privileged", f"components/{component}"))
-                    objects = kustomize.render(mine.parent)
-                    self.assertEqual([p for d in objects for p in strict.problems_of(d)] + list(lint.problems_of(objects, variables())), [])
-                    [spec] = [s for d in objects if d["metadata"]["name"] == "deep-ep-internode" for _, s in lint.templates(d)]
+                    mine = pathlib.Path(folder) / "k8s/overlays" / f"mine-{component}"
+                    mine.mkdir()
+                    (mine / "kustomization.yaml").write_text(text.replace("components/privileged", f"components/{component}"))
+                    objects = render(mine)
+                    rules.check(self, objects)
+                    [spec] = [s for d in objects if d["metadata"]["name"] == "deep-ep-internode" for _, s in rules.pods(d)]
                     self.assertIn("driver", {volume["name"] for volume in spec["volumes"]})
 
-    def test_the_doctor_sees_labels_and_annotations(self):
-        for key in (("Pod", "deep-ep-intranode"), ("Job", "deep-ep-internode")):
-            [(_, spec)] = lint.templates(rendered("gke-a4")[key])
+    def test_pods(self):
+        """Each ends with the status of the program, and the doctor in it sees labels and annotations."""
+        for key in PODS:
+            _, spec = pod("gke-a4", key)
+            [container] = spec["containers"]
+            self.assertEqual(container["command"][0], "/opt/deep_ep/bin/deep_ep")
+            self.assertIn("--check", container["command"])
+            self.assertEqual(container["resources"]["limits"]["nvidia.com/gpu"], 8)
             [volume] = [volume for volume in spec["volumes"] if "downwardAPI" in volume]
             self.assertEqual([item["path"] for item in volume["downwardAPI"]["items"]], ["annotations", "labels"])
-            self.assertIn((volume["name"], "/etc/podinfo"), {(m["name"], m["mountPath"]) for m in spec["containers"][0]["volumeMounts"]})
+            self.assertIn((volume["name"], "/etc/podinfo"), {(m["name"], m["mountPath"]) for m in container["volumeMounts"]})
 
-    def test_the_driver_of_gke_is_mounted_for_reading(self):
-        mounts = {m["mountPath"]: m for m in job_pod("gke-a4")["spec"]["containers"][0]["volumeMounts"]}
-        self.assertTrue(mounts["/usr/local/nvidia"]["readOnly"])
-
-    def test_interfaces_are_those_of_the_networks(self):
-        interfaces = yaml.safe_load(job_pod("gke-a4")["metadata"]["annotations"]["networking.gke.io/interfaces"])
-        self.assertEqual([i["network"] for i in interfaces], ["default", "gvnic-1"] + [f"rdma-{i}" for i in range(8)])
-        self.assertEqual([i["interfaceName"] for i in interfaces], [f"eth{i}" for i in range(10)])
-        self.assertNotIn("annotations", job_pod("gke-a4-cos")["metadata"])
-
-    def test_images(self):
-        def image(overlay):
-            return job_pod(overlay)["spec"]["containers"][0]["image"]
-
-        self.assertEqual(image("gke-a4"), "registry.invalid/deep-ep@" + A_PLACEHOLDER)
-        self.assertEqual(image("ngc"), "registry.invalid/deep-ep-ngc@" + A_PLACEHOLDER)
-        self.assertEqual(image("distroless"), "registry.invalid/deep-ep-distroless@" + A_PLACEHOLDER)
-
-    def test_distroless_has_no_installer(self):
+    def test_images_and_dra(self):
+        for overlay, name in (("gke-a4", "deep-ep"), ("ngc", "deep-ep-ngc"), ("distroless", "deep-ep-distroless")):
+            self.assertEqual(pod(overlay)[1]["containers"][0]["image"], f"registry.invalid/{name}@{A_PLACEHOLDER}")
         self.assertNotIn(("DaemonSet", "deep-ep-installer"), rendered("distroless"))
-
-    def test_dra_asks_for_eight(self):
         claim = rendered("dra")["ResourceClaimTemplate", "deep-ep-gpus"]
         self.assertEqual(claim["spec"]["spec"]["devices"]["requests"][0]["exactly"]["count"], 8)
-        self.assertNotIn("limits", job_pod("dra")["spec"]["containers"][0]["resources"])
+        self.assertNotIn("limits", pod("dra")[1]["containers"][0]["resources"])
 
-
-class Base(unittest.TestCase):
-    def test_readiness_is_the_doctor(self):
+    def test_installer(self):
         for overlay, more in (("hostnetwork", []), ("gke-a4", ["--gpus", "8", "--nics", "8"])):
-            spec = rendered(overlay)["DaemonSet", "deep-ep-installer"]["spec"]["template"]["spec"]
+            _, spec = pod(overlay, ("DaemonSet", "deep-ep-installer"))
             probe = spec["containers"][0]["readinessProbe"]["exec"]["command"]
             self.assertEqual(probe, ["/host/deep_ep/current/bin/deep_ep", "doctor", "--quick", *more])
             # The annotation says the same.
-            self.assertEqual(lint.variable(spec["initContainers"][0], "EXPECT") or "", " ".join(more))
+            self.assertEqual(rules.variable(spec["initContainers"][0], "EXPECT") or "", " ".join(more))
+        _, spec = pod("uninstall", ("DaemonSet", "deep-ep-installer"))
+        self.assertNotIn("nodeSelector", spec)
+        self.assertEqual([v["hostPath"]["path"] for v in spec["volumes"] if "hostPath" in v], ["/home/kubernetes/bin/deep_ep"])
 
-    def test_pods_end_with_the_status_of_the_run(self):
-        for key in (("Pod", "deep-ep-intranode"), ("Job", "deep-ep-internode")):
-            [(_, spec)] = lint.templates(rendered("gke-a4")[key])
-            [container] = spec["containers"]
-            # The program itself, without a shell around it that could lose its status.
-            self.assertEqual(container["command"][0], "/opt/deep_ep/bin/deep_ep")
-            self.assertIn("--check", container["command"])
+
+class Kueue(unittest.TestCase):
+    def test_names_fit(self):
+        objects = {d["kind"]: d for path in (DEPLOY / "kueue").glob("*.yaml") for d in documents(path)}
+        flavor, queue = objects["ResourceFlavor"], objects["ClusterQueue"]
+        self.assertEqual(flavor["spec"]["topologyName"], objects["Topology"]["metadata"]["name"])
+        [group] = queue["spec"]["resourceGroups"]
+        self.assertEqual(group["flavors"][0]["name"], flavor["metadata"]["name"])
+        self.assertEqual([r["name"] for r in group["flavors"][0]["resources"]], group["coveredResources"])
+        self.assertEqual(objects["LocalQueue"]["spec"]["clusterQueue"], queue["metadata"]["name"])
+        self.assertIn(f"\nKUEUE_NAME={objects['LocalQueue']['metadata']['name']}\n", (DEPLOY / "gke/env.example").read_text())
+        self.assertEqual(flavor["spec"]["nodeLabels"]["cloud.google.com/gke-accelerator"], rules.A4_GPU)
 
 
 main()

@@ -5,9 +5,7 @@ import re
 import sys
 import unittest
 
-from support import DEPLOY, ROOT, main, needs, run
-
-import kustomize
+from support import DEPLOY, ROOT, documents, main, needs, run
 
 YAMLLINT = "{extends: default, rules: {document-start: disable, line-length: {max: 130}, braces: {max-spaces-inside: 1}, comments: {min-spaces-from-content: 1}}}"
 
@@ -21,7 +19,7 @@ def scripts():
         if path.suffix in (".sh", ".sbatch") or path.read_text().startswith("#!"):
             yield name, path.read_text()
         elif path.suffix == ".yaml" and "templates" not in path.parts:
-            for document in kustomize.documents(path):
+            for document in documents(path):
                 yield from inside(name, document)
 
 

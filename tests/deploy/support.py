@@ -1,4 +1,4 @@
-"""What the tests of deploy/ share: where things are, stand-ins for programs, and when to skip."""
+"""What the tests of deploy/ share: where things are, Helm's and kubectl's own renderings, stand-ins, and when to skip."""
 
 import functools
 import importlib.util
@@ -12,12 +12,16 @@ import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
+CHART = DEPLOY / "helm/deep-ep-testbed"
 SKIPPED = 77
+os.environ["PATH"] = f"{pathlib.Path(sys.executable).parent}:{os.environ['PATH']}"
 
-for module in ("jsonschema", "kubernetes", "yaml"):
+for module in ("kubernetes_validate", "yaml"):
     if importlib.util.find_spec(module) is None:
         print(f"skipped: there is no Python module {module}: scripts/setup --deploy installs it")
         sys.exit(SKIPPED)
+
+import yaml  # noqa: E402
 
 
 def tool():
@@ -31,14 +35,12 @@ def tool():
 def needs(*programs):
     for program in programs:
         if shutil.which(program) is None:
-            raise unittest.SkipTest(f"there is no {program}: scripts/setup --deploy installs what the distribution has")
+            raise unittest.SkipTest(f"there is no {program}: scripts/setup --deploy installs what there is for this machine")
 
 
 @functools.cache
 def variables():
     """The names of the library's variables."""
-    if not os.environ.get("DEEP_EP_TOOL"):
-        return None
     table = json.loads(subprocess.run([tool(), "env", "--json"], capture_output=True, text=True, check=True).stdout)
     return {entry["name"] for entry in table}
 
@@ -48,6 +50,40 @@ def run(command, **arguments):
     arguments.setdefault("timeout", 60)
     done = subprocess.run([str(word) for word in command], capture_output=True, text=True, check=False, **arguments)
     return done.returncode, done.stdout, done.stderr
+
+
+def load_all(text):
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    return [document for document in yaml.load_all(text, loader) if document is not None]
+
+
+def documents(path):
+    return load_all(pathlib.Path(path).read_text())
+
+
+class Failed(Exception):
+    pass
+
+
+def output_of(*command):
+    needs(command[0])
+    status, text, errors = run(command)
+    if status != 0:
+        raise Failed(errors)
+    return text
+
+
+def render(folder):
+    """The objects of a folder of kustomize."""
+    return load_all(output_of("kubectl", "kustomize", folder))
+
+
+def render_chart(*extras, release="testbed"):
+    """The objects of the chart, with files or dictionaries of values."""
+    words = ["helm", "template", release, CHART]
+    for extra in extras:
+        words += ["--set-json", json.dumps(extra)] if isinstance(extra, dict) else ["-f", extra]
+    return load_all(output_of(*words))
 
 
 def stand_in(folder, name, script):

@@ -8,9 +8,7 @@ import subprocess
 import tempfile
 import unittest
 
-from support import environment, main, stand_in
-
-import charts
+from support import CHART, environment, main, stand_in
 
 SAMPLE = """#       size         count      type   redop    root     time   algbw   busbw #wrong     time   algbw   busbw #wrong
      2097152        524288     float     sum      -1    123.4   17.01   31.89      0    123.4   17.01   31.89      0
@@ -85,7 +83,7 @@ class Testbed(unittest.TestCase):
         (keys / "id.pub").write_text("ssh-ed25519 public testbed\n")
         scripts = self.top / "scripts"
         scripts.mkdir()
-        for path in (charts.CHART / "scripts").iterdir():
+        for path in (CHART / "scripts").iterdir():
             (scripts / path.name).write_text(path.read_text())
         (scripts / "nccl.args").write_text("/opt/nccl-tests/build/all_reduce_perf\n-b\n2M\n")
         (scripts / "internode.args").write_text("\n")

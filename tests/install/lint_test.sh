@@ -3,6 +3,7 @@
 # usage: lint_test.sh SOURCE_DIR
 set -euo pipefail
 cd "$1"
+PATH=$PWD/build/deploy-venv/bin:$PATH
 for tool in shellcheck shfmt; do
   command -v $tool >/dev/null || { echo "SKIPPED: $tool is not installed (scripts/setup --deploy)" && exit 77; }
 done

@@ -5,8 +5,6 @@
 
 #include <cmath>
 #include <limits>
-#include <map>
-#include <set>
 #include <utility>
 #include <vector>
 
@@ -143,78 +141,6 @@ TEST(OracleBfloat16, RoundsToNearestEven) {
     const float value = bf16_value(static_cast<std::uint16_t>(bits));
     if (std::isnan(value)) continue;
     ASSERT_EQ(bf16_bits(value), bits);
-  }
-}
-
-TEST(Routing, KeepsItsPromises) {
-  constexpr int kExperts = 16;
-  for (const Routing routing : kRoutings) {
-    const Selection a = make_selection(routing, 200, 4, kExperts, 7);
-    EXPECT_EQ(a.idx, make_selection(routing, 200, 4, kExperts, 7).idx) << name_of(routing);
-    ASSERT_EQ(a.idx.size(), 800u);
-    const Layout counts = layout(a, 2, kExperts);
-    int entries = 0;
-    for (const int count : counts.tokens_per_expert) entries += count;
-    switch (routing) {
-      case Routing::uniform:
-        EXPECT_EQ(entries, 800);
-        for (int t = 0; t < 200; ++t) {
-          EXPECT_EQ(std::set<std::int64_t>(&a.idx[t * 4u], &a.idx[t * 4u] + 4).size(), 4u);
-        }
-        break;
-      case Routing::skewed:
-        EXPECT_GT(counts.tokens_per_expert[0], 4 * counts.tokens_per_expert[15]);
-        break;
-      case Routing::one_hot_expert:
-        EXPECT_EQ(counts.tokens_per_expert[kExperts / 2], 200);
-        break;
-      case Routing::all_dropped:
-        EXPECT_EQ(entries, 0);
-        break;
-      case Routing::some_dropped:
-        EXPECT_TRUE(entries > 400 && entries < 650) << entries;
-        break;
-      case Routing::duplicates:
-        EXPECT_EQ(a.idx[0], a.idx[1]);
-        break;
-      case Routing::negatives:
-        EXPECT_TRUE(entries > 300 && entries < 700) << entries;
-        break;
-      case Routing::group_limited:
-      case Routing::one_group:
-        ADD_FAILURE() << "needs groups";
-    }
-  }
-  EXPECT_EQ(make_token_counts(TokenCounts::some_empty, 3, 5, 0), (std::vector<std::int64_t>{0, 5, 0}));
-}
-
-/// Which groups each token has chosen, how often.
-std::vector<std::map<std::int64_t, int>> groups_of(Routing routing, int topk, int experts, int groups) {
-  const Selection a = make_selection(routing, 200, topk, experts, 7, groups);
-  std::vector<std::map<std::int64_t, int>> result(200);
-  for (std::size_t i = 0; i < a.idx.size(); ++i) {
-    ++result[i / static_cast<std::size_t>(topk)][a.idx[i] / (experts / groups)];
-  }
-  return result;
-}
-
-TEST(Routing, KeepsToGroups) {
-  for (const auto& [groups, most] : {std::pair{2, 1}, {3, 2}, {4, 2}, {5, 3}}) {
-    std::set<std::map<std::int64_t, int>> sorts;
-    std::set<std::int64_t> seen;
-    for (const auto& token : groups_of(Routing::group_limited, 4, groups * 4, groups)) {
-      EXPECT_LE(token.size(), static_cast<std::size_t>(most));
-      for (const auto& [group, entries] : token) seen.insert(group);
-      sorts.insert(token);
-    }
-    EXPECT_EQ(seen.size(), static_cast<std::size_t>(groups)) << "all groups, though a token has few";
-    EXPECT_GE(sorts.size(), static_cast<std::size_t>(groups)) << "not the same for every token";
-    const auto hot = groups_of(Routing::one_group, 4, groups * 4, groups);
-    for (const auto& token : hot) EXPECT_EQ(token, (std::map<std::int64_t, int>{{groups / 2, 4}}));
-  }
-  const Selection all = make_selection(Routing::group_limited, 50, 8, 16, 3, 2);
-  for (auto row = all.idx.begin(); row != all.idx.end(); row += 8) {
-    EXPECT_EQ(std::set<std::int64_t>(row, row + 8).size(), 8u) << "different experts, as long as there are any";
   }
 }
 

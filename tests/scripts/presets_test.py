@@ -13,9 +13,11 @@ import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 
-# Each writes when it begins and ends. A compiler that hangs is in a process group of its own, as under ninja. Tests of asan and tsan end when the next preset has been built, or is being built;
-# those on emulated machines look whether the build beside them stands still.
-NOTE = 'note() { echo "$*" >>"$LOG"; }; seen() { for _ in $(seq 600); do grep -qx "$1" "$LOG" && return; sleep 0.05; done; exit 9; }'
+# Each writes when it begins and ends. A compiler that hangs is in a process group of its own, as under ninja. Tests of asan
+# and tsan end when the next preset has been built, or is being built; those on emulated machines look whether the build
+# beside them stands still. All waits are long: beside other work, what is built ahead (nice 19) may not run for half a minute,
+# and it is stopped only when it runs next.
+NOTE = 'note() { echo "$*" >>"$LOG"; }; seen() { for _ in $(seq 1800); do grep -qx "$1" "$LOG" && return; sleep 0.05; done; exit 9; }'
 BUILD = f"""#!/bin/bash
 {NOTE}
 note "build $*"
@@ -30,7 +32,7 @@ CTEST = f"""#!/bin/bash
 preset=$2
 if [ "$3 $4" = "--label-regex rxe" ]; then
   pid=$(sed -n 's/^pid //p' "$LOG")
-  [ -z "$pid" ] || for _ in $(seq 600); do grep -q '^State:.T' "/proc/$pid/status" && note still && break; sleep 0.05; done
+  [ -z "$pid" ] || for _ in $(seq 1800); do grep -q '^State:.T' "/proc/$pid/status" && note still && break; sleep 0.05; done
   echo "<testsuite skipped=\\"${{RXE_SKIPPED:-0}}\\"><testcase name='two' status='run' time='1'/></testsuite>" >"build/$preset/$6"
   note "ran rxe"
   exit
@@ -142,7 +144,7 @@ class ScriptsTest(unittest.TestCase):
 
     def test_it_stands_still_beside_emulated_machines(self):
         process = self.start("host", "asan", HANGS="asan")
-        until = time.monotonic() + 60
+        until = time.monotonic() + 100
         while "ran rxe" not in self.lines():
             self.assertLess(time.monotonic(), until)
             time.sleep(0.05)
@@ -153,7 +155,7 @@ class ScriptsTest(unittest.TestCase):
             self.assertLess(time.monotonic(), until)
             time.sleep(0.05)
         process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=60)
+        process.communicate(timeout=100)
         self.assertEqual(process.returncode, 143)
 
     def test_a_build_beside_tests_that_fails_ends_all_and_is_shown(self):
@@ -165,16 +167,16 @@ class ScriptsTest(unittest.TestCase):
 
     def test_nothing_is_left_of_a_build_beside_tests(self):
         process = self.start("asan", "tsan", HANGS="tsan", AWAITED="build tsan")
-        until = time.monotonic() + 60
+        until = time.monotonic() + 100
         builder = None
         while builder is None or "ran asan" not in self.lines():
             self.assertLess(time.monotonic(), until)
             time.sleep(0.05)
             builder = next((int(line.split()[1]) for line in self.lines() if line.startswith("pid ")), None)
         process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=60)
+        process.communicate(timeout=100)
         self.assertEqual(process.returncode, 143)
-        until = time.monotonic() + 60
+        until = time.monotonic() + 100
         while pathlib.Path(f"/proc/{builder}/cmdline").exists() and pathlib.Path(f"/proc/{builder}/cmdline").read_text():
             self.assertLess(time.monotonic(), until)
             time.sleep(0.05)

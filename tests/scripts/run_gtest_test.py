@@ -76,31 +76,38 @@ class RunGtestTest(unittest.TestCase):
             states[case.get("name")] = "passed" if node is None else f"{node.tag}: {node.get('message')}"
         return states
 
-    def test_all_pass(self):
-        self.assertEqual(self.run_it({"A": "", "B": ""}), (0, {"S.A": "passed", "S.B": "passed"}))
-
-    def test_a_failure_is_one(self):
-        self.assertEqual(self.run_it({"A": FAIL, "B": ""}), (1, {"S.A": "failure: failed", "S.B": "passed"}))
-
-    def test_all_skipped_is_no_failure(self):
-        self.assertEqual(self.run_it({"A": SKIP.format("no NIC")}), (0, {"S.A": "skipped: no NIC"}))
+    def test_every_end(self):
+        """Of tests, and of the program outside of them: what run_gtest.py makes of it. P: passed."""
+        whole, ended, report = "program as a whole", "failure: the process ended: ", "failure: a sanitizer's report"
+        late = ["--seconds", "1"]
+        for tests, options, how, states in (
+            ({"A": "", "B": ""}, [], {}, {"S.A": "P", "S.B": "P"}),
+            ({"A": FAIL, "B": ""}, [], {}, {"S.A": "failure: failed", "S.B": "P"}),
+            ({"A": SKIP.format("no NIC")}, [], {}, {"S.A": "skipped: no NIC"}),
+            ({"A": "", "B": KILL, "C": ""}, [], {}, {"S.A": "P", "S.B": ended + "signal SIGSEGV", "S.C": "P"}),
+            ({"A": "os._exit(0)", "B": ""}, [], {}, {"S.A": ended + "status 0", "S.B": "P"}),
+            ({"A": ""}, [], {"between": "os._exit(0)"}, {"S.A": "P", whole: ended + "status 0, outside of tests"}),
+            ({"A": ""}, [], {"between": KILL}, {"S.A": "P", whole: ended + "signal SIGSEGV, outside of tests"}),
+            ({"A": ""}, [], {"status": 66}, {"S.A": "P", whole: ended + "status 66, outside of tests"}),
+            ({"A": REPORT, "B": ""}, [], {}, {"S.A": report, "S.B": "P"}),
+            ({"A": REPORT, "B": "", "C": KILL}, [], {}, {"S.A": report, "S.B": "P", "S.C": ended + "signal SIGSEGV"}),
+            ({"A": ""}, [], {"after": REPORT}, {"S.A": "P", whole: report + ", outside of tests"}),
+            ({"A": SLEEP, "B": ""}, late, {}, {"S.A": "failure: no end after 1 s", "S.B": "P"}),
+            ({"A": ""}, late, {"after": SLEEP}, {"S.A": "P", whole: "failure: no end after 1 s, outside of tests"}),
+        ):
+            with self.subTest(states):
+                status, seen = self.run_it(tests, *options, **how)
+                self.assertEqual(status, int(any(state.startswith("failure") for state in states.values())))
+                self.assertEqual(set(seen), set(states))
+                for name, state in states.items():
+                    self.assertIn("passed" if state == "P" else state, seen[name])
+        self.run_it({"A": "", "B": ""}, between="say('last words')\nif name == 'A': os._exit(1)")
+        self.assertIn("last words", self.printed)
 
     def test_no_test_is_a_failure(self):
         process = subprocess.run(self.command({}), capture_output=True, text=True)
         self.assertEqual(process.returncode, 1)
         self.assertIn("no test to run", process.stdout)
-
-    def test_a_crash_fails_its_test_only(self):
-        status, states = self.run_it({"A": "", "B": KILL, "C": ""})
-        self.assertEqual(status, 1)
-        self.assertEqual(
-            states, {"S.A": "passed", "S.B": "failure: the process ended: signal SIGSEGV", "S.C": "passed"}
-        )
-
-    def test_exit_in_a_test_is_a_failure(self):
-        status, states = self.run_it({"A": "os._exit(0)", "B": ""})
-        self.assertEqual((status, states["S.B"]), (1, "passed"))
-        self.assertIn("status 0", states["S.A"])
 
     def test_no_process_gets_more_than_so_many_tests(self):
         note = f"print(os.getpid(), file=open('{self.folder}/pids', 'a'))"
@@ -109,47 +116,6 @@ class RunGtestTest(unittest.TestCase):
         pids = (self.folder / "pids").read_text().split()
         self.assertEqual((status, states), (0, {f"S.{name}": "passed" for name in "ABCDE"}))
         self.assertEqual([pids.count(pid) for pid in dict.fromkeys(pids)], [2, 2, 1])
-
-    def test_a_crash_between_tests_is_a_failure(self):
-        for end in KILL, "os._exit(0)", "os._exit(1)":
-            with self.subTest(end=end):
-                status, states = self.run_it({"A": "", "B": ""}, between=f"say('last words')\nif name == 'A': {end}")
-                self.assertEqual((status, states["S.A"], states["S.B"]), (1, "passed", "passed"))
-                self.assertIn("outside of tests", states["program as a whole"])
-                self.assertIn("last words", self.printed)
-
-    def test_an_end_before_googletest_s_is_a_failure(self):
-        status, states = self.run_it({"A": ""}, between="os._exit(0)")
-        self.assertEqual((status, states["S.A"]), (1, "passed"))
-        self.assertIn("status 0, outside of tests", states["program as a whole"])
-
-    def test_a_status_that_no_test_explains_is_a_failure(self):
-        status, states = self.run_it({"A": ""}, status=66)
-        self.assertEqual(status, 1)
-        self.assertEqual(states["program as a whole"], "failure: the process ended: status 66, outside of tests")
-
-    def test_a_report_fails_the_test_whatever_comes_after(self):
-        for rest in {}, {"C": KILL}, {"C": FAIL}:
-            with self.subTest(rest=rest):
-                status, states = self.run_it({"A": REPORT, "B": "", **rest})
-                self.assertEqual(
-                    (status, states["S.A"], states["S.B"]), (1, "failure: a sanitizer's report", "passed")
-                )
-
-    def test_a_report_after_the_tests_is_a_failure(self):
-        status, states = self.run_it({"A": ""}, after=REPORT)
-        self.assertEqual(status, 1)
-        self.assertEqual(states["program as a whole"], "failure: a sanitizer's report, outside of tests")
-
-    def test_a_hang_fails_its_test_only(self):
-        status, states = self.run_it({"A": SLEEP, "B": ""}, "--seconds", "1")
-        self.assertEqual((status, states["S.B"]), (1, "passed"))
-        self.assertIn("no end after 1 s", states["S.A"])
-
-    def test_a_hang_behind_the_tests_is_a_failure(self):
-        status, states = self.run_it({"A": ""}, "--seconds", "1", after=SLEEP)
-        self.assertEqual((status, states["S.A"]), (1, "passed"))
-        self.assertIn("no end after 1 s, outside of tests", states["program as a whole"])
 
     def test_the_deadline_names_what_did_not_run(self):
         status, states = self.run_it({"A": "", "B": SLEEP, "C": ""}, "--deadline", "2")

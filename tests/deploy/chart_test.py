@@ -66,6 +66,21 @@ class Chart(unittest.TestCase):
             self.assertEqual((job["parallelism"], job["completions"]), (nodes, nodes))
             self.assertEqual(lint.variable(pod_of(document)[1]["containers"][0], "DEEP_EP_NODES"), str(nodes))
 
+    def test_a_device_plugin_takes_the_place_of_the_folder(self):
+        extra = {"network": {"mode": "host", "rdmaResource": "rdma/hca_shared_devices_a"}}
+        _, spec = pod_of(main_object(charts.render(charts.values(IMAGE, extra))))
+        self.assertEqual(spec["containers"][0]["resources"]["limits"]["rdma/hca_shared_devices_a"], 1)
+        self.assertNotIn("infiniband", {volume["name"] for volume in spec["volumes"]})
+        self.assertNotIn("/dev/infiniband", {mount["mountPath"] for mount in spec["containers"][0]["volumeMounts"]})
+
+    def test_the_images_rdma_core_comes_before_the_nodes(self):
+        for folder, wanted in (
+            ("", "/usr/lib/x86_64-linux-gnu:/usr/local/nvidia/lib64"),
+            ("/home/kubernetes/bin/gib", "/usr/local/nvidia/lib64:/usr/local/gib/lib64"),
+        ):
+            document = main_object(charts.render(charts.values(IMAGE, {"workload": {"gibFolder": folder}})))
+            self.assertEqual(lint.variable(pod_of(document)[1]["containers"][0], "LD_LIBRARY_PATH"), wanted)
+
     def test_pods_end_before_their_job_deletes_them(self):
         for controller in ("job", "jobset"):
             objects = charts.render(charts.values(IMAGE, {"workload": {"deadlineSeconds": 600, "controller": controller}}))

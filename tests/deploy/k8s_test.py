@@ -69,6 +69,29 @@ class Overlays(unittest.TestCase):
                 network = job_pod(overlay.name)["spec"].get("hostNetwork", False)
                 self.assertEqual(network, overlay.name in ("hostnetwork", "gke-a4-cos"))
 
+    def test_every_pod_may_open_the_nics(self):
+        """A mounted /dev/infiniband shows devices that the container may not open: GKE's interfaces, a device plugin or
+        privileges give that right."""
+        for overlay in OVERLAYS:
+            with self.subTest(overlay.name):
+                template = job_pod(overlay.name)
+                [container] = template["spec"]["containers"]
+                limits = container["resources"].get("limits", {})
+                given = [
+                    "networking.gke.io/interfaces" in template["metadata"].get("annotations", {}),
+                    any(name.startswith("rdma/") for name in limits),
+                    container["securityContext"].get("privileged", False),
+                ]
+                self.assertTrue(any(given) or overlay.name == "uninstall", "nothing lets it open the NICs")
+                mounts = {mount["mountPath"] for mount in container["volumeMounts"]}
+                self.assertNotEqual("/dev/infiniband" in mounts, given[1], "a device plugin brings the devices by itself")
+
+    def test_the_images_rdma_core_comes_before_the_nodes(self):
+        for key in (("Pod", "deep-ep-intranode"), ("Job", "deep-ep-internode")):
+            [(_, spec)] = lint.templates(rendered("gke-a4")[key])
+            path = lint.variable(spec["containers"][0], "LD_LIBRARY_PATH").split(":")
+            self.assertLess(path.index("/usr/lib/x86_64-linux-gnu"), path.index("/usr/local/nvidia/lib64"), key)
+
     def test_unprivileged_touches_no_folder_of_the_node(self):
         for key, document in rendered("unprivileged").items():
             if document["kind"] in ("Job", "Pod", "DaemonSet"):
@@ -137,7 +160,7 @@ class Overlays(unittest.TestCase):
     def test_dra_asks_for_eight(self):
         claim = rendered("dra")["ResourceClaimTemplate", "deep-ep-gpus"]
         self.assertEqual(claim["spec"]["spec"]["devices"]["requests"][0]["exactly"]["count"], 8)
-        self.assertNotIn("limits", job_pod("dra")["spec"]["containers"][0]["resources"])
+        self.assertNotIn("nvidia.com/gpu", job_pod("dra")["spec"]["containers"][0]["resources"]["limits"])
 
 
 class Base(unittest.TestCase):

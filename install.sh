@@ -243,7 +243,11 @@ if [ -z "$from$build_dir" ]; then
   [ -f "$source_dir/CMakePresets.json" ] || wrong "this install.sh is not in a checkout: --from FILE says what to install"
 fi
 
-has_nvcc() { [ -x "$source_dir/scripts/cuda_environment" ] && "$source_dir/scripts/cuda_environment" >/dev/null 2>&1; }
+# Where it is chosen without having been asked for, a machine without a GPU is told how to do without.
+has_nvcc() {
+  [ -x "$source_dir/scripts/cuda_environment" ] && "$source_dir/scripts/cuda_environment" >/dev/null 2>&1 &&
+    "$source_dir/scripts/cuda_environment" --remark "./install.sh --gpu no" >/dev/null
+}
 preset=package
 setup=(scripts/setup --install-only)
 if [ -n "$source_dir" ] && { [ "$gpu" = yes ] || { [ "$gpu" = auto ] && has_nvcc; }; }; then

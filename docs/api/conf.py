@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import shutil
 import sys
 
 from docutils import nodes
@@ -43,5 +44,12 @@ class Mermaid(Directive):
         return [nodes.literal_block(text, text)]
 
 
+def copy_pictures(app, error):
+    """Those that pages show by HTML, which Sphinx does not look into."""
+    if error is None:
+        shutil.copytree(root / "docs/images", pathlib.Path(app.outdir) / "docs/images", dirs_exist_ok=True)
+
+
 def setup(app):
     app.add_directive("mermaid", Mermaid)
+    app.connect("build-finished", copy_pictures)

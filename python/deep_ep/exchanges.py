@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import os
 import time
 import weakref
 from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence
@@ -20,6 +21,7 @@ class GroupExchanges:
     that makes the next one is told apart from a rank that still destroys the last one."""
 
     _of_groups: Dict[int, "GroupExchanges"] = {}
+    _ends_groups = False
 
     @classmethod
     def of(cls, group: Any, rank: int, size: int, by_torch: bool) -> "GroupExchanges":
@@ -41,6 +43,9 @@ class GroupExchanges:
             weakref.finalize(group, self._of_groups.pop, id(group), None).atexit = False
         except TypeError:
             self._group = lambda: group
+        if by_torch and not GroupExchanges._ends_groups:
+            GroupExchanges._ends_groups = True
+            weakref.finalize(GroupExchanges, _end_gloo_groups, os.getpid())  # at exit, after the buffers, which are younger
         own = weakref.ref(self)
         gather = GroupExchanges._gather_by_torch if by_torch else GroupExchanges._gather_by_communicator
         self.bootstrap = _native.Bootstrap(rank, size, lambda mine: gather(_alive(own), mine))
@@ -78,6 +83,13 @@ class GroupExchanges:
         host = everybody.cpu()
         gathered = ctypes.string_at(host.data_ptr(), host.numel())
         return [gathered[rank * len(mine) : (rank + 1) * len(mine)] for rank in range(group.size())]
+
+
+def _end_gloo_groups(process: int) -> None:
+    """When the program ends without ``destroy_process_group``: PyTorch's destructors would end it by SIGABRT where threads
+    of gloo still run. Groups over NCCL are left alone, as ending them may wait for GPUs."""
+    if os.getpid() == process and dist.is_initialized() and dist.get_backend() == "gloo":
+        dist.destroy_process_group()
 
 
 def _alive(reference: Callable[[], Optional[Any]]) -> Any:

@@ -45,6 +45,21 @@ class Chart(unittest.TestCase):
                 # Pods end before their Job deletes them.
                 self.assertEqual((job["activeDeadlineSeconds"], job["template"]["spec"]["activeDeadlineSeconds"]), (600, 540))
 
+    def test_a_device_plugin_takes_the_place_of_the_folder(self):
+        extra = {**IMAGE, "network": {"mode": "host", "rdmaResource": "rdma/hca_shared_devices_a"}}
+        _, spec = pod_of(main_object(render_chart(extra)))
+        self.assertEqual(spec["containers"][0]["resources"]["limits"]["rdma/hca_shared_devices_a"], 1)
+        self.assertNotIn("infiniband", {volume["name"] for volume in spec["volumes"]})
+        self.assertNotIn("/dev/infiniband", {mount["mountPath"] for mount in spec["containers"][0]["volumeMounts"]})
+
+    def test_the_images_rdma_core_comes_before_the_nodes(self):
+        for folder, wanted in (
+            ("", "/usr/lib/x86_64-linux-gnu:/usr/local/nvidia/lib64"),
+            ("/home/kubernetes/bin/gib", "/usr/local/nvidia/lib64:/usr/local/gib/lib64"),
+        ):
+            document = main_object(render_chart({**IMAGE, "workload": {"gibFolder": folder}}))
+            self.assertEqual(rules.variable(pod_of(document)[1]["containers"][0], "LD_LIBRARY_PATH"), wanted)
+
     def test_kueue_and_topology(self):
         def annotated(extra):
             document = main_object(render_chart({**IMAGE, **extra}))

@@ -48,6 +48,29 @@ class Overlays(unittest.TestCase):
                 security = spec["containers"][0]["securityContext"]
                 self.assertEqual(security.get("privileged", False), overlay in ("privileged", "gke-a4-privileged", "gke-a4-cos"))
                 self.assertEqual(spec.get("hostNetwork", False), overlay in ("hostnetwork", "gke-a4-cos"))
+
+    def test_every_pod_may_open_the_nics(self):
+        """A mounted /dev/infiniband shows devices that the container may not open: GKE's interfaces, a device plugin or
+        privileges give that right."""
+        for overlay in OVERLAYS:
+            with self.subTest(overlay):
+                metadata, spec = pod(overlay)
+                [container] = spec["containers"]
+                given = [
+                    "networking.gke.io/interfaces" in metadata.get("annotations", {}),
+                    any(name.startswith("rdma/") for name in container["resources"].get("limits", {})),
+                    container["securityContext"].get("privileged", False),
+                ]
+                self.assertTrue(any(given) or overlay == "uninstall", "nothing lets it open the NICs")
+                mounts = {mount["mountPath"] for mount in container["volumeMounts"]}
+                self.assertNotEqual("/dev/infiniband" in mounts, given[1], "a device plugin brings the devices by itself")
+
+    def test_the_images_rdma_core_comes_before_the_nodes(self):
+        for key in PODS:
+            path = rules.variable(pod("gke-a4", key)[1]["containers"][0], "LD_LIBRARY_PATH").split(":")
+            self.assertLess(path.index("/usr/lib/x86_64-linux-gnu"), path.index("/usr/local/nvidia/lib64"), key)
+
+    def test_unprivileged(self):
         self.assertNotIn(("DaemonSet", "deep-ep-installer"), rendered("unprivileged"))
         for key in PODS:
             _, spec = pod("unprivileged", key)
@@ -100,7 +123,7 @@ class Overlays(unittest.TestCase):
         self.assertNotIn(("DaemonSet", "deep-ep-installer"), rendered("distroless"))
         claim = rendered("dra")["ResourceClaimTemplate", "deep-ep-gpus"]
         self.assertEqual(claim["spec"]["spec"]["devices"]["requests"][0]["exactly"]["count"], 8)
-        self.assertNotIn("limits", pod("dra")[1]["containers"][0]["resources"])
+        self.assertNotIn("nvidia.com/gpu", pod("dra")[1]["containers"][0]["resources"]["limits"])
 
     def test_installer(self):
         for overlay, more in (("hostnetwork", []), ("gke-a4", ["--gpus", "8", "--nics", "8"])):

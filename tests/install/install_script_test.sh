@@ -71,6 +71,22 @@ expect out '^\[2/8\] packages to build with: would run: scripts/setup --install-
 expect out '^\[3/8\] build \(preset package\): would run: scripts/build package$'
 [ ! -e p ] || fail "--dry-run made something"
 
+# Where nvcc is and no GPU, it says at once that GPU code takes long, and how to do without.
+if ! compgen -G '/dev/nvidia[0-9]*' >/dev/null; then # it is for machines without a GPU
+  mkdir compiler
+  printf '#!/bin/sh\n' >compiler/nvcc
+  chmod +x compiler/nvcc
+  for choice in "" "--gpu yes" "--gpu no"; do
+    # shellcheck disable=SC2086  # two words
+    CUDACXX=$work/compiler/nvcc "$install" --dry-run $choice --prefix "$work/p" >out 2>&1
+    if [ -z "$choice" ]; then
+      head -n 1 out | grep -q 'nvcc is here, but no GPU.* ./install.sh --gpu no leaves it out' || fail "GPU code is compiled unasked: $(cat out)"
+    elif grep -q 'no GPU' out; then
+      fail "$choice: it says what was asked for: $(cat out)"
+    fi
+  done
+fi
+
 # Twice the same: the second changes nothing, and says so.
 "$install" --from one.tar.gz --prefix "$work/p" >out
 expect out "^\[6/6\] clear away older versions: ok$"

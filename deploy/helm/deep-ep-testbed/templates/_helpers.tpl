@@ -153,8 +153,8 @@ containers:
       - name: TESTBED_RESULTS
         value: /results/{{ .Values.results.directory }}
       {{- if and .Values.workload.driverFolder (not (hasKey .Values.workload.env "LD_LIBRARY_PATH")) }}
-      - name: LD_LIBRARY_PATH
-        value: /usr/local/nvidia/lib64
+      - name: LD_LIBRARY_PATH  # the image's rdma-core before what other installers left beside the driver; gIB brings an NCCL
+        value: {{ if .Values.workload.gibFolder }}/usr/local/nvidia/lib64:/usr/local/gib/lib64{{ else }}/usr/lib/x86_64-linux-gnu:/usr/local/nvidia/lib64{{ end }}
       {{- end }}
       {{- if not (hasKey .Values.workload.env "DEEP_EP_RDMA_TRAFFIC_CLASS") }}
       - name: DEEP_EP_RDMA_TRAFFIC_CLASS
@@ -174,6 +174,9 @@ containers:
     resources:
       limits:
         nvidia.com/gpu: 8
+        {{- with .Values.network.rdmaResource }}
+        {{ . }}: 1
+        {{- end }}
       requests:
         cpu: {{ .Values.workload.cpu | quote }}
         memory: {{ .Values.workload.memory }}
@@ -195,9 +198,11 @@ containers:
         mountPath: /dev/shm
       - name: results
         mountPath: /results
+      {{- if not .Values.network.rdmaResource }}
       - name: infiniband
         mountPath: /dev/infiniband
         readOnly: true
+      {{- end }}
       - name: podinfo
         mountPath: /etc/podinfo
         readOnly: true
@@ -236,10 +241,12 @@ volumes:
     {{- else }}
     emptyDir: {}
     {{- end }}
+  {{- if not .Values.network.rdmaResource }}
   - name: infiniband
     hostPath:
       path: /dev/infiniband
       type: Directory
+  {{- end }}
   - name: podinfo
     downwardAPI:
       items:

@@ -25,6 +25,10 @@ if(DEEP_EP_BUILD_TOOL)
   # Measurements to compare with: deep_ep bench --compare.
   file(GLOB results CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/results/*.csv")
   install(FILES ${results} DESTINATION "${CMAKE_INSTALL_DATADIR}/deep_ep/results")
+  # What a Python without packages does with them: many shapes, pictures, tables of nccl-tests, a prediction.
+  foreach(script bench_sweep bench_plot nccl_table cluster_model)
+    install(PROGRAMS "${PROJECT_SOURCE_DIR}/scripts/${script}.py" DESTINATION "${CMAKE_INSTALL_DATADIR}/deep_ep/scripts")
+  endforeach()
 endif()
 install(EXPORT deep_ep-targets NAMESPACE deep_ep:: DESTINATION "${config_dir}")
 

@@ -102,7 +102,7 @@ class Testbed(unittest.TestCase):
                 "TESTBED_NODE_NAME": "testbed-workload-0-%d.testbed", "TESTBED_STAGES": stages,
                 "TESTBED_CONNECT_SECONDS": 120, "TESTBED_RESULTS": self.results, "TESTBED_WORK": self.top / f"work{node}",
                 "TESTBED_DEEP_EP": self.top / "bin/deep_ep",
-                "TESTBED_NCCL_TABLE": charts.CHART.parents[2] / "scripts/nccl_table.py", "TESTBED_KEYS": self.top / "keys",
+                "TESTBED_NCCL_TABLE": pathlib.Path(__file__).resolve().parents[2] / "scripts/nccl_table.py", "TESTBED_KEYS": self.top / "keys",
                 "TESTBED_TOPOLOGY": ("b/2", "b/1")[node], **extra,
             }
             if node == 1:

@@ -22,9 +22,10 @@ if(DEEP_EP_BUILD_TOOL)
   install(PROGRAMS "${PROJECT_SOURCE_DIR}/scripts/deep_ep-host-tune" DESTINATION "${CMAKE_INSTALL_BINDIR}")
   # It also uninstalls, so an installed tree carries its own.
   install(PROGRAMS "${PROJECT_SOURCE_DIR}/install.sh" DESTINATION "${CMAKE_INSTALL_DATADIR}/deep_ep")
-  # Measurements to compare with: deep_ep bench --compare.
-  file(GLOB results CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/results/*.csv")
-  install(FILES ${results} DESTINATION "${CMAKE_INSTALL_DATADIR}/deep_ep/results")
+  # What Python does with measurements: many shapes, pictures, tables of nccl-tests, a prediction.
+  foreach(script bench_sweep bench_plot nccl_table cluster_model)
+    install(PROGRAMS "${PROJECT_SOURCE_DIR}/scripts/${script}.py" DESTINATION "${CMAKE_INSTALL_DATADIR}/deep_ep/scripts")
+  endforeach()
 endif()
 install(EXPORT deep_ep-targets NAMESPACE deep_ep:: DESTINATION "${config_dir}")
 

@@ -6,5 +6,5 @@ if(PROJECT_IS_TOP_LEVEL)
     set(cuda "off")
   endif()
   message(STATUS "deep_ep ${PROJECT_VERSION}: CUDA ${cuda}; MPI ${DEEP_EP_MPI}; NCCL ${DEEP_EP_NCCL}; "
-                 "sanitizer '${DEEP_EP_SANITIZER}'; tests ${DEEP_EP_BUILD_TESTS}; benchmarks ${DEEP_EP_BUILD_BENCHMARKS}")
+                 "sanitizer '${DEEP_EP_SANITIZER}'; tests ${DEEP_EP_BUILD_TESTS}")
 endif()

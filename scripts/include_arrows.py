@@ -18,7 +18,7 @@ import sys
 TARGET = re.compile(r"\b(?:DEEP_EP_TARGET_CUDA|DEEP_EP_BLACKWELL|__CUDA_ARCH__|__CUDACC__)\b")
 INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"')
 SUFFIXES = {".cpp", ".hpp", ".cu", ".cuh", ".h"}
-TOP_FOLDERS = ("include", "kernels", "csrc", "oracle", "python", "tools", "benchmarks", "examples", "tests")
+TOP_FOLDERS = ("include", "kernels", "csrc", "oracle", "python", "tools", "examples", "tests")
 
 # What a folder may include besides itself. The first line that fits a folder holds for it; a name stands for all below.
 # A family of kernels (what the last line for kernels/ is for) knows no other.
@@ -41,8 +41,6 @@ MAY_INCLUDE = {
     "python": ["include"],
     "examples": ["include"],
     "tools": ["include", "kernels", "csrc", "oracle", "tools"],
-    # What measures is a library of tools/, which the command and the sweeps link.
-    "benchmarks": ["include", "oracle", "tools/bench", "tools/common"],
     "tests": ["include", "kernels", "csrc", "oracle", "tools"],
 }
 
@@ -58,7 +56,7 @@ def room(path):
 
 
 def resolve(root, source, name):
-    for folder in ("", "include/", "tools/bench/include/", str(pathlib.Path(source).parent) + "/"):
+    for folder in ("", "include/", str(pathlib.Path(source).parent) + "/"):
         if (root / folder / name).exists():
             return os.path.normpath(folder + name)
     return "include/" + name if name == "deep_ep/version.hpp" else None  # which CMake writes

@@ -19,7 +19,6 @@ void add_demo_command(CLI::App& app, Action& action);
 void add_bench_command(CLI::App& app, Action& action);
 void add_doctor_command(CLI::App& app, Action& action);
 void add_env_command(CLI::App& app, Action& action);
-void add_model_command(CLI::App& app, Action& action);
 /// `command_words`: those behind -- on the command line.
 void add_launch_command(CLI::App& app, Action& action, const std::vector<std::string>& command_words);
 void add_size_command(CLI::App& app, Action& action);

@@ -1,6 +1,7 @@
 // The `deep_ep` command. Exit status: 0 well, 1 a check or the run failed, 2 the command line or a
 // variable was wrong.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -26,8 +27,61 @@ void print_error(std::string text) {
   fmt::print(stderr, "deep_ep: {}\n", text);
 }
 
-bool is_command(const CLI::App& app, const std::string& word) {
-  return !app.get_subcommands([&](const CLI::App* command) { return command->get_name() == word; }).empty();
+[[noreturn]] void refuse(const std::string& text) { throw CLI::ParseError(text, CLI::ExitCodes::ExtrasError); }
+
+/// Subcommands of earlier versions that are scripts now.
+struct Moved {
+  std::string_view command;
+  const char* script;
+};
+constexpr Moved kMoved[] = {{"model", "cluster_model"},
+                            {"bench sweep", "bench_sweep"},
+                            {"bench plot", "bench_plot"},
+                            {"bench nccl-parse", "nccl_table"}};
+
+/// Throws for a word that names no subcommand where one must stand: the parser would not say what is allowed.
+void check_commands(const CLI::App& app, int argc, char** argv) {
+  const CLI::App* command = &app;
+  std::string path;
+  for (int i = 1; i < argc && argv[i][0] != '-'; ++i) {
+    const auto known = command->get_subcommands([](const CLI::App*) { return true; });
+    if (known.empty()) break;
+    const std::string word = argv[i];
+    path += (path.empty() ? "" : " ") + word;
+    for (const auto& [name, script] : kMoved) {
+      if (path == name) {
+        refuse(fmt::format("'{0}' is a script now: scripts/{1}.py, installed as share/deep_ep/scripts/{1}.py", path,
+                           script));
+      }
+    }
+    std::vector<std::string> names;
+    for (const CLI::App* one : known) names.push_back(one->get_name());
+    const auto found = std::ranges::find(names, word);
+    if (found == names.end()) refuse(fmt::format("'{}' is no command, allowed: {}", path, fmt::join(names, ", ")));
+    command = known[static_cast<std::size_t>(found - names.begin())];
+  }
+  for (int i = 2; i < argc && std::string_view(argv[1]) == "bench"; ++i) {
+    const std::string_view word = argv[i];
+    if (!word.starts_with("--plot") && !word.ends_with(".svg")) continue;
+    refuse(fmt::format(
+        "{}: scripts/bench_plot.py (installed: share/deep_ep/scripts) draws what --csv or --trace --json prints",
+        word));
+  }
+}
+
+/// What the parser found too much, and what the command takes.
+std::string extras_text(const CLI::App& app) {
+  const CLI::App* command = &app;
+  std::string path = app.get_name();
+  while (!command->get_subcommands().empty()) {
+    command = command->get_subcommands().front();
+    path += " " + command->get_name();
+  }
+  const std::vector<std::string> extras = app.remaining(true);
+  std::vector<std::string> names;
+  for (const CLI::Option* option : command->get_options()) names.push_back(option->get_name());
+  return fmt::format("'{}' is no argument of `{}`, allowed: {}", extras.empty() ? "" : extras.front(), path,
+                     fmt::join(names, ", "));
 }
 
 /// What `launch` starts: the words behind --, which are nothing for the parser to take apart; it does not get them.
@@ -65,14 +119,14 @@ int main(int argc, char** argv) {
   deep_ep::tools::add_doctor_command(app, action);
   deep_ep::tools::add_env_command(app, action);
   deep_ep::tools::add_size_command(app, action);
-  deep_ep::tools::add_model_command(app, action);
   deep_ep::tools::add_launch_command(app, action, words_to_launch);
 
   try {
-    if (argc > 1 && argv[1][0] != '-' && !is_command(app, argv[1])) {
-      throw CLI::ParseError(fmt::format("'{}' is no command", argv[1]), CLI::ExitCodes::ExtrasError);
-    }
+    check_commands(app, argc, argv);
     app.parse(argc, argv);
+  } catch (const CLI::ExtrasError&) {
+    print_error(extras_text(app));
+    return 2;
   } catch (const CLI::ParseError& error) {
     if (error.get_exit_code() == 0) {  // --help, --version
       app.exit(error);

@@ -12,13 +12,14 @@ from support import CHART, environment, main, stand_in
 
 SAMPLE = """#       size         count      type   redop    root     time   algbw   busbw #wrong     time   algbw   busbw #wrong
      2097152        524288     float     sum      -1    123.4   17.01   31.89      0    123.4   17.01   31.89      0
+# Out of bounds values : 0 OK
+# Avg bus bandwidth    : 31.89
 """
 # The real launcher waits for all nodes and gives all the status of the worst; this one meets the others in a folder.
 DEEP_EP = r"""
 echo "deep_ep $* (port $MASTER_PORT)" >>"$TEST/calls$JOB_COMPLETION_INDEX"
 case "$1 $2" in
   "doctor --quick") exit "${DOCTOR:-0}" ;;
-  "bench nccl-parse") grep -q algbw "$3" && exit "${PARSE:-0}" ;;
   "bench internode") echo "Best dispatch" && exit "${BENCH:-0}" ;;
   launch*)
     mkdir -p "$TESTBED_WORK/launch-logs" && echo "$*" >"$TESTBED_WORK/launch-logs/rank-map.txt"
@@ -47,7 +48,7 @@ MPIRUN = r"""
 while [ "$1" != --hostfile ]; do shift; done
 cp "$2" "$TEST/hosts"
 echo "$*" >"$TEST/mpirun"
-cat "$TEST/sample"
+sed "s/ 0\$/ ${WRONG:-0}/" "$TEST/sample"
 exit "${MPIRUN:-0}"
 """
 
@@ -98,7 +99,8 @@ class Testbed(unittest.TestCase):
                 "MASTER_ADDR": "testbed-workload-0-0.testbed", "TESTBED_SCHEDULER": "jobset",
                 "TESTBED_NODE_NAME": "testbed-workload-0-%d.testbed", "TESTBED_STAGES": stages,
                 "TESTBED_CONNECT_SECONDS": 120, "TESTBED_RESULTS": self.results, "TESTBED_WORK": self.top / f"work{node}",
-                "TESTBED_DEEP_EP": self.top / "bin/deep_ep", "TESTBED_KEYS": self.top / "keys",
+                "TESTBED_DEEP_EP": self.top / "bin/deep_ep",
+                "TESTBED_NCCL_TABLE": pathlib.Path(__file__).resolve().parents[2] / "scripts/nccl_table.py", "TESTBED_KEYS": self.top / "keys",
                 "TESTBED_TOPOLOGY": ("b/2", "b/1")[node], **extra,
             }
             if node == 1:
@@ -130,6 +132,7 @@ class Testbed(unittest.TestCase):
         # Who has only the log gets the same out of it.
         inside = text.split("=== begin nccl-test-results.txt\n")[1].split("=== end nccl-test-results.txt")[0]
         self.assertEqual(inside, SAMPLE)
+        self.assertIn("all_reduce of 16 ranks (by the bandwidths), 1 sizes; bus bandwidth at most 31.89 GB/s", text)
         self.assertIn("all 16 processes of 2 nodes met", (self.results / "connectivity-test.log").read_text())
 
     def test_nodes_are_ordered_by_their_place(self):
@@ -161,7 +164,7 @@ class Testbed(unittest.TestCase):
         for setting, status, words in (
             ({"DOCTOR_1": 1}, 1, "stage connectivity failed with status 1"),
             ({"MPIRUN": 3}, 3, "stage nccl failed with status 3"),
-            ({"PARSE": 1}, 1, "stage nccl failed with status 1"),
+            ({"WRONG": 7}, 1, "stage nccl failed with status 1"),
             ({"BENCH_1": 7}, 7, "stage internode failed with status 7"),
         ):
             with self.subTest(setting):
@@ -173,6 +176,11 @@ class Testbed(unittest.TestCase):
                 statuses, text = self.start(**setting)
                 self.assertEqual(statuses, [status, status], text)
                 self.assertTrue(text.rstrip().endswith(words), text)
+
+    def test_an_image_without_the_script(self):
+        statuses, text = self.start("nccl", TESTBED_NCCL_TABLE=self.top / "nowhere.py", TESTBED_NCCL_TABLE_1=self.top / "nowhere.py")
+        self.assertEqual(statuses, [1, 1])
+        self.assertIn("the image lacks python3 or ", text)
 
     def test_a_pod_that_never_comes(self):
         statuses, text = self.start(NO_NAMES=1, TESTBED_CONNECT_SECONDS=1)

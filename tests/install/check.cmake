@@ -76,4 +76,13 @@ endif()
 
 if(EXISTS "${WORK_DIR}/prefix/bin/deep_ep")
   run("${WORK_DIR}/prefix/bin/deep_ep" --help)
+  run("${WORK_DIR}/prefix/bin/deep_ep" demo --device cpu --ranks 2 --hidden 64 --tokens 20)  # without a text of the user's
+  # The scripts find the results and the command of the installation.
+  find_program(python3 python3 REQUIRED)
+  foreach(words "nccl_table.py --help" "cluster_model.py" "bench_plot.py seed-b200"
+                "bench_sweep.py --quick --device cpu --mode intranode --topk 4 --out ${WORK_DIR}/sweep.csv")
+    separate_arguments(words UNIX_COMMAND "${words}")
+    list(POP_FRONT words script)
+    run("${python3}" -B "${WORK_DIR}/prefix/share/deep_ep/scripts/${script}" ${words})
+  endforeach()
 endif()

@@ -1,23 +1,26 @@
-// The demo's own model and reference: routing as the model says, and a check that notices mistakes.
+// The demo's model and its check: routing as the model says, and mistakes are noticed.
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <numeric>
 #include <optional>
 #include <set>
+#include <string>
 
+#include "deep_ep/error.hpp"
 #include "oracle/bf16.hpp"
+#include "tools/common/check_rows.hpp"
+#include "tools/demo/check.hpp"
 #include "tools/demo/model.hpp"
-#include "tools/demo/reference.hpp"
 
 namespace deep_ep::tools {
 namespace {
 
 constexpr int kRanks = 4;
 
-class DemoReference : public testing::Test {
+class DemoCheck : public testing::Test {
  protected:
-  DemoReference() {
+  DemoCheck() {
     shape_.hidden = 64;
     const auto words = split_words("Tokens go where their experts are; results come back, and are added up.");
     for (std::size_t rank = 0; rank < kRanks; ++rank) {
@@ -42,6 +45,16 @@ class DemoReference : public testing::Test {
     return result;
   }
 
+  template <class Call>
+  static std::string error_in(Call&& call) {
+    try {
+      call();
+    } catch (const Error& error) {
+      return error.what();
+    }
+    return "";
+  }
+
   ModelShape shape_;
   std::vector<Batch> batches_;
 };
@@ -52,7 +65,7 @@ TEST(DemoModel, SplitsWordsAndPunctuation) {
   EXPECT_TRUE(split_words(" \n\t").empty());
 }
 
-TEST_F(DemoReference, RoutingKeepsToTheBestGroups) {
+TEST_F(DemoCheck, RoutingKeepsToTheBestGroups) {
   const auto topk = static_cast<std::size_t>(shape_.topk);
   for (const Batch& batch : batches_) {
     for (std::size_t begin = 0; begin < batch.experts.size(); begin += topk) {
@@ -67,51 +80,50 @@ TEST_F(DemoReference, RoutingKeepsToTheBestGroups) {
   }
 }
 
-TEST_F(DemoReference, AcceptsTheRightSum) {
-  const Reference reference(shape_, batches_);
+TEST_F(DemoCheck, AcceptsTheRightSum) {
   for (int rank = 0; rank < kRanks; ++rank) {
-    const Difference difference = reference.check_output(rank, output(batches_[static_cast<std::size_t>(rank)]));
-    EXPECT_EQ(difference.differing, 0) << difference.first;
-    EXPECT_GT(difference.largest, 0) << "BF16 cannot be exact";
+    const Batch& batch = batches_[static_cast<std::size_t>(rank)];
+    const OutputError error = check_output(shape_, batch, rank, kRanks, output(batch));
+    EXPECT_GT(error.largest, 0) << "BF16 cannot be exact";
+    EXPECT_LE(error.largest_of_bound, 1);
   }
 }
 
-TEST_F(DemoReference, NoticesALostExpert) {
-  const Reference reference(shape_, batches_);
+TEST_F(DemoCheck, NoticesALostExpert) {
   for (std::size_t k = 0; k < static_cast<std::size_t>(shape_.topk); ++k) {
-    const Difference difference = reference.check_output(1, output(batches_[1], k));
-    EXPECT_GT(difference.differing, shape_.hidden / 2) << "selection " << k;
-    EXPECT_NE(difference.first.find("rank 1, token 0"), std::string::npos) << difference.first;
+    const auto error = error_in([&] { check_output(shape_, batches_[1], 1, kRanks, output(batches_[1], k)); });
+    EXPECT_NE(error.find("rank 1, token 0"), std::string::npos) << "selection " << k << ": " << error;
   }
 }
 
-TEST_F(DemoReference, NoticesSwappedRowsAndShortResults) {
-  const Reference reference(shape_, batches_);
-  const std::size_t row_bytes = static_cast<std::size_t>(shape_.hidden) * 2;
-  std::vector<std::span<const std::byte>> sources;
-  for (const Batch& batch : batches_) sources.push_back(std::as_bytes(std::span(batch.x)));
-  std::vector<std::byte> received;
-  const oracle::Received& expected = reference.received(0);
+TEST_F(DemoCheck, NoticesSwappedRowsAndShortResults) {
+  const oracle::Dispatched routes = routes_of(shape_, batches_);
+  const oracle::Received& expected = routes.received[0];
+  const auto hidden = static_cast<std::size_t>(shape_.hidden);
+  const auto fill = [&](int source, std::int64_t token, std::span<std::uint16_t> row) {
+    std::copy_n(batches_[static_cast<std::size_t>(source)].x.begin() + token * shape_.hidden, hidden, row.begin());
+  };
+  std::vector<std::uint16_t> received(static_cast<std::size_t>(expected.rows) * hidden);
   for (std::size_t i = 0; i < expected.src_idx.size(); ++i) {
-    const auto from = sources[static_cast<std::size_t>(expected.src_rank[i])].subspan(
-        static_cast<std::size_t>(expected.src_idx[i]) * row_bytes, row_bytes);
-    received.insert(received.end(), from.begin(), from.end());
+    fill(expected.src_rank[i], expected.src_idx[i], std::span(received).subspan(i * hidden, hidden));
   }
   ASSERT_GE(expected.rows, 2);
-  EXPECT_EQ(reference.check_rows(0, "rows", received, sources, row_bytes).differing, 0);
-  EXPECT_GT(reference.check_rows(0, "rows", std::span(received).first(row_bytes), sources, row_bytes).differing, 0);
-  std::swap_ranges(received.begin(), received.begin() + static_cast<std::ptrdiff_t>(row_bytes),
-                   received.begin() + static_cast<std::ptrdiff_t>(row_bytes));
-  EXPECT_EQ(reference.check_rows(0, "rows", received, sources, row_bytes).differing, 2);
+  const auto error = [&] { return error_in([&] { check_rows(expected, 0, "rows", received, hidden, fill); }); };
+  EXPECT_EQ(error(), "");
+  const auto second = received.begin() + static_cast<std::ptrdiff_t>(hidden);
+  std::swap_ranges(received.begin(), second, second);
+  EXPECT_EQ(error().find("check: row 0 of the rows of rank 0 is not token "), 0u) << error();
+  received.resize(hidden);
+  EXPECT_EQ(error().find("check: rank 0 received 1 rows, expected "), 0u) << error();
 }
 
-TEST_F(DemoReference, NoticesAWrongWeight) {
-  const Reference reference(shape_, batches_);
-  const std::vector<std::int64_t> experts = reference.received(2).topk_idx;
-  std::vector<float> weights = reference.received(2).topk_weights;
-  EXPECT_EQ(reference.check_selection(2, experts, weights).differing, 0);
+TEST_F(DemoCheck, NoticesAWrongWeight) {
+  const oracle::Dispatched routes = routes_of(shape_, batches_);
+  const oracle::Received& expected = routes.received[2];
+  std::vector<float> weights = expected.topk_weights;
+  EXPECT_NO_THROW(check_selection(expected, 2, expected.topk_idx, weights));
   weights.front() += 1e-3f;
-  EXPECT_EQ(reference.check_selection(2, experts, weights).differing, 1);
+  EXPECT_THROW(check_selection(expected, 2, expected.topk_idx, weights), Error);
 }
 
 }  // namespace

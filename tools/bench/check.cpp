@@ -2,11 +2,10 @@
 
 #include <fmt/format.h>
 
-#include <cstring>
 #include <vector>
 
 #include "deep_ep/error.hpp"
-#include "oracle/normal.hpp"
+#include "tools/common/check_rows.hpp"
 #include "tools/common/ranks.hpp"
 
 namespace deep_ep::tools {
@@ -17,23 +16,9 @@ std::vector<T> to_host(const CheckedRank& rank, const TensorView& tensor) {
   return tools::to_host<T>(rank.executor, tensor, rank.stream);
 }
 
-/// Compares received rows with `fill(source, token, row)`. Row by row, because the data may be too large for the host.
 template <class T, class Fill>
 void check_rows(const CheckedRank& rank, const char* what, const TensorView& tensor, std::size_t width, Fill&& fill) {
-  const auto received = to_host<T>(rank, tensor);
-  const oracle::Received& expected = rank.routes.received_by(rank.rank);
-  const auto rows = static_cast<std::size_t>(expected.rows);
-  if (received.size() != rows * width) {
-    throw Error(
-        fmt::format("check: rank {} received {} {}, expected {}", rank.rank, received.size() / width, what, rows));
-  }
-  std::vector<T> row(width);
-  for (std::size_t i = 0; i < rows; ++i) {
-    fill(expected.src_rank[i], expected.src_idx[i], std::span(row));
-    if (std::memcmp(received.data() + i * width, row.data(), width * sizeof(T)) == 0) continue;
-    throw Error(fmt::format("check: row {} of the {} of rank {} is not token {} of rank {}", i, what, rank.rank,
-                            expected.src_idx[i], expected.src_rank[i]));
-  }
+  tools::check_rows(rank.routes.received_by(rank.rank), rank.rank, what, to_host<T>(rank, tensor), width, fill);
 }
 
 }  // namespace

@@ -1,9 +1,9 @@
 // Compares the results of a benchmark's rounds with what the oracle says. Throws Error at the first difference.
 #pragma once
 
-#include "bench_support/low_latency_rank.hpp"
-#include "bench_support/workload.hpp"
 #include "deep_ep/buffer.hpp"
+#include "tools/bench/low_latency_rank.hpp"
+#include "tools/bench/workload.hpp"
 
 namespace deep_ep::tools {
 

@@ -8,8 +8,5 @@ namespace deep_ep::tools {
 void add_bench_low_latency(CLI::App& bench, Action& action);
 void add_bench_selftest(CLI::App& bench, Action& action);
 void add_bench_wire(CLI::App& bench, Action& action);
-void add_bench_sweep(CLI::App& bench, Action& action);
-void add_bench_nccl_parse(CLI::App& bench, Action& action);
-void add_bench_plot(CLI::App& bench, Action& action);
 
 }  // namespace deep_ep::tools

@@ -6,10 +6,9 @@
 #include <array>
 #include <chrono>
 #include <cstring>
-#include <optional>
+#include <memory>
 #include <span>
 
-#include "bench_support/low_latency_rank.hpp"
 #include "tools/common/ranks.hpp"
 
 namespace deep_ep::tools {
@@ -17,8 +16,6 @@ namespace {
 
 using LateClock = std::chrono::steady_clock;
 
-/// Filling this takes a GPU longer than the host needs to enqueue a round.
-constexpr std::size_t kLateFillerBytes = std::size_t{512} << 20;
 constexpr std::size_t kStamps = 5;
 
 double middle_of(std::vector<double> values) {
@@ -36,13 +33,8 @@ class LateRankFinder {
       : options_(options),
         bootstrap_(*bootstrap),
         executor_(*executor),
-        bench_(shape, bootstrap, executor,
-               {.ranks_per_node = options.nodes == 0 ? 0 : shape.ranks / options.nodes,
-                .nvlink = options.nvlink,
-                .rails = rails_of(options.rails)}) {
-    if (executor_.device().kind != Device::Kind::cuda) return;
-    filler_.emplace(executor_, DType::uint8, std::initializer_list<std::int64_t>{kLateFillerBytes});
-  }
+        bench_(shape, bootstrap, executor, reach_of(options, shape.ranks)),
+        filler_(make_filler(*executor, 2)) {}
 
   LateRankReport run(std::int64_t tokens) {
     bench_.receive_for_combine();
@@ -59,10 +51,9 @@ class LateRankFinder {
     LateRankReport report;
     report.tokens = tokens;
     report.stats = gather_low_latency_stats(bootstrap_, own);
-    report.timelines = gather({.dispatch_sent = middle_of(times[1]),
-                               .dispatched = middle_of(times[2]),
-                               .combine_sent = middle_of(times[3]),
-                               .combined = middle_of(times[4])});
+    PartEnds ends{};
+    for (std::size_t part = 0; part < ends.size(); ++part) ends[part] = middle_of(times[part + 1]) * 1e6;
+    report.ends_us = gather(ends);
     report.verdict = find_late_ranks(report.stats, options_.late_threshold_us.value_or(kLateRankThresholdUs));
     if (!options_.late_threshold_us && executor_.device().kind == Device::Kind::cpu) {
       report.verdict.late.clear();
@@ -75,17 +66,10 @@ class LateRankFinder {
   }
 
  private:
-  static LowLatencyRails rails_of(const std::string& word) {
-    if (word == "always") return LowLatencyRails::always;
-    return word == "never" ? LowLatencyRails::never : LowLatencyRails::automatic;
-  }
-
-  bool in_parts() const { return !options_.trace.empty(); }
-
   /// All ranks begin it at the same moment, except for one that is to be late.
   std::array<EventHandle, kStamps> run_round() {
     bootstrap_.barrier();
-    if (filler_) executor_.fill(filler_->view().data, 0, kLateFillerBytes, bench_.stream());
+    if (filler_) executor_.fill(filler_->view().data, 0, filler_->view().bytes(), bench_.stream());
     bench_.buffer().low_latency_clean(bench_.stream());  // a barrier of the devices
     if (options_.late_us > 0 && bootstrap_.rank() == options_.late_rank) {
       executor_.synchronize(bench_.stream());
@@ -96,11 +80,11 @@ class LateRankFinder {
     std::array<EventHandle, kStamps> stamps;
     const auto stamp = [&](std::size_t i) { stamps[i] = executor_.record_timed_event(bench_.stream()); };
     stamp(0);
-    const LowLatencyDispatchResult dispatched = bench_.dispatch(true, in_parts());
+    const LowLatencyDispatchResult dispatched = bench_.dispatch(true, options_.trace);
     stamp(1);
     if (dispatched.hook) dispatched.hook();
     stamp(2);
-    const LowLatencyCombineResult combined = bench_.combine(LowLatencyCombine::plain, in_parts());
+    const LowLatencyCombineResult combined = bench_.combine(LowLatencyCombine::plain, options_.trace);
     stamp(3);
     if (combined.hook) combined.hook();
     stamp(4);
@@ -108,9 +92,9 @@ class LateRankFinder {
     return stamps;
   }
 
-  std::vector<RankTimeline> gather(const RankTimeline& own) {
+  std::vector<PartEnds> gather(const PartEnds& own) {
     const std::vector<std::byte> bytes = bootstrap_.all_gather(std::as_bytes(std::span(&own, 1)));
-    std::vector<RankTimeline> all(bytes.size() / sizeof(RankTimeline));
+    std::vector<PartEnds> all(bytes.size() / sizeof(PartEnds));
     std::memcpy(all.data(), bytes.data(), bytes.size());
     return all;
   }
@@ -119,7 +103,7 @@ class LateRankFinder {
   Bootstrap& bootstrap_;
   Executor& executor_;
   LowLatencyBench bench_;
-  std::optional<DeviceTensor> filler_;
+  std::unique_ptr<DeviceTensor> filler_;
 };
 
 /// What all other ranks have waited for `source`, as `wait` says of each.
@@ -186,8 +170,10 @@ nlohmann::json late_rank_json(const LateRankReport& report) {
     const auto times = [](const LowLatencyWaitTimes& of) {
       return nlohmann::json{{"calls", of.calls}, {"total_us", of.total_us}, {"longest_us", of.longest_us}};
     };
-    json["waits"].push_back(
-        {{"rank", stats.rank}, {"dispatch", times(stats.dispatch)}, {"combine", times(stats.combine)}});
+    json["waits"].push_back({{"rank", stats.rank},
+                             {"dispatch", times(stats.dispatch)},
+                             {"combine", times(stats.combine)},
+                             {"ends_us", report.ends_us[static_cast<std::size_t>(stats.rank)]}});
   }
   return json;
 }

@@ -1,6 +1,7 @@
 // `deep_ep bench low-latency --who-is-late` and `--trace`: calls with statistics of waits.
 #pragma once
 
+#include <array>
 #include <functional>
 #include <vector>
 
@@ -9,19 +10,15 @@
 
 namespace deep_ep::tools {
 
-/// When the parts of one rank's calls ended, after a barrier of the devices. Seconds, medians of the rounds.
-struct RankTimeline {
-  double dispatch_sent = 0;
-  double dispatched = 0;
-  double combine_sent = 0;
-  double combined = 0;
-};
+/// When the parts of one rank's calls ended (dispatch sent, received, combine sent, received), after a barrier of the
+/// devices. Microseconds, medians of the rounds.
+using PartEnds = std::array<double, 4>;
 
 /// What came out for one number of tokens. By rank.
 struct LateRankReport {
   std::int64_t tokens = 0;
   std::vector<LowLatencyStats> stats;
-  std::vector<RankTimeline> timelines;
+  std::vector<PartEnds> ends_us;
   LowLatencyVerdict verdict;
 };
 

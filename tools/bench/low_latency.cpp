@@ -2,46 +2,36 @@
 
 #include <fmt/format.h>
 
-#include <optional>
+#include <memory>
 #include <string>
 #include <utility>
 
-#include "bench_support/low_latency_rank.hpp"
 #include "tools/bench/check.hpp"
 #include "tools/bench/graph.hpp"
 
 namespace deep_ep::tools {
 namespace {
 
-/// Filling this takes a GPU longer than the host needs to enqueue a call.
-constexpr std::size_t kFillerBytes = std::size_t{256} << 20;
-
-LowLatencyRails rails_of(const std::string& word) {
-  if (word == "always") return LowLatencyRails::always;
-  return word == "never" ? LowLatencyRails::never : LowLatencyRails::automatic;
-}
-
 /// One rank's part in the measurements for one number of tokens.
 class LowLatencyMeasurer {
  public:
   LowLatencyMeasurer(const LowLatencyOptions& options, const WorkloadShape& shape, const Routes& routes,
                      const std::shared_ptr<Bootstrap>& bootstrap, const std::shared_ptr<Executor>& executor,
-                     const std::function<void(const LowLatencyMeasurement&)>& report)
+                     const Figure& setting, const FigureReport& report)
       : options_(options),
+        setting_(setting),
         shape_(shape),
         routes_(routes),
         executor_(*executor),
         rank_(bootstrap->rank()),
         report_(report),
-        reach_{.ranks_per_node = options.nodes == 0 ? 0 : shape.ranks / options.nodes,
-               .nvlink = options.nvlink,
-               .rails = rails_of(options.rails)},
+        reach_(reach_of(options, shape.ranks)),
         bench_(shape, bootstrap, executor, reach_),
-        meter_(*bootstrap, *executor, bench_.stream()) {
-    if (executor_.device().kind != Device::Kind::cuda) return;
-    filler_.emplace(executor_, DType::uint8, std::initializer_list<std::int64_t>{kFillerBytes});
+        meter_(*bootstrap, *executor, bench_.stream()),
+        filler_(make_filler(*executor, 1)) {
+    if (!filler_) return;
     meter_.put_in_front([this] {
-      executor_.fill(filler_->view().data, 0, kFillerBytes, bench_.stream());
+      executor_.fill(filler_->view().data, 0, filler_->view().bytes(), bench_.stream());
       bench_.buffer().low_latency_clean(bench_.stream());  // a barrier of the devices
     });
   }
@@ -67,6 +57,14 @@ class LowLatencyMeasurer {
 
  private:
   using RowFormat = oracle::RowFormat;
+  struct Bytes {
+    double selected;  ///< a row for every selection, as upstream's test counts, mean over ranks
+    double wire;      ///< rows that cross between ranks, one for each token and rank, mean over ranks
+  };
+  struct Line {
+    Figure figure;
+    Bytes bytes;
+  };
   struct Rows {
     const char* name;
     RowFormat format;
@@ -78,7 +76,7 @@ class LowLatencyMeasurer {
       bench_.buffer().check();
       if (options_.check) check_low_latency_dispatch(checked_rank(), rows.format, result);
     };
-    const LowLatencyMeasurement line = make_line("dispatch", rows.name, dispatch_bytes(rows.format));
+    const Line line = make_line("dispatch", rows.name, dispatch_bytes(rows.format));
     measure(line, check, [&] { result = bench_.dispatch(rows.format); });
     measure_parts(
         line, check, [&] { result = bench_.dispatch(rows.format, true); }, [&] { result.hook(); });
@@ -90,7 +88,7 @@ class LowLatencyMeasurer {
       bench_.buffer().check();
       if (options_.check) check_low_latency_combine(checked_rank(), kind, reach_, result);
     };
-    const LowLatencyMeasurement line = make_line("combine", name_of(kind), combine_bytes(kind));
+    const Line line = make_line("combine", name_of(kind), combine_bytes(kind));
     measure(line, check, [&] { result = bench_.combine(kind); });
     measure_parts(
         line, check, [&] { result = bench_.combine(kind, true); }, [&] { result.hook(); });
@@ -112,20 +110,18 @@ class LowLatencyMeasurer {
   }
 
   template <class Check, class Call>
-  void measure(LowLatencyMeasurement line, const Check& check, const Call& call) {
-    line.part = "whole";
-    line.timing = meter_.measure(options_.rounds, call);
+  void measure(Line line, const Check& check, const Call& call) {
+    const Timing timing = meter_.measure(options_.rounds, call);
     check_after(check, call);
-    line.host = meter_.host_seconds(options_.rounds, call);
-    add(line);
+    add(line, "whole", timing, meter_.host_seconds(options_.rounds, call));
     if (!options_.graphs) return;
     const auto graph = record_graph(executor_, bench_.stream(), call);
     if (graph == nullptr) return;
-    line.part = "graph";
-    line.timing = meter_.measure(options_.rounds, [&] { graph->launch(bench_.stream()); });
-    line.host = meter_.host_seconds(options_.rounds, [&] { graph->launch(bench_.stream()); });
-    check_after(check, [&] { graph->launch(bench_.stream()); });
-    add(line);
+    const auto launch = [&] { graph->launch(bench_.stream()); };
+    const Timing replayed = meter_.measure(options_.rounds, launch);
+    const double host = meter_.host_seconds(options_.rounds, launch);
+    check_after(check, launch);
+    add(line, "graph", replayed, host);
   }
 
   /// Checks a call that follows calls with other rows, one for each half of the window.
@@ -143,7 +139,7 @@ class LowLatencyMeasurer {
   }
 
   template <class Check, class Send, class Receive>
-  void measure_parts(LowLatencyMeasurement line, const Check& check, const Send& send, const Receive& receive) {
+  void measure_parts(Line line, const Check& check, const Send& send, const Receive& receive) {
     if (!options_.hooks) return;
     measure_parts(line, "", {}, check, send, receive);
     if (options_.late_us == 0) return;
@@ -151,25 +147,16 @@ class LowLatencyMeasurer {
   }
 
   template <class Check, class Send, class Receive>
-  void measure_parts(LowLatencyMeasurement line, const char* suffix, const Lateness& late, const Check& check,
-                     const Send& send, const Receive& receive) {
+  void measure_parts(Line line, const char* suffix, const Lateness& late, const Check& check, const Send& send,
+                     const Receive& receive) {
     const auto [of_send, of_receive] = meter_.measure_parts(options_.rounds, send, receive, late);
     check_after(check, [&] {
       send();
       receive();
     });
-    line.part = std::string("send") + suffix;
-    line.timing = of_send;
-    add(line);
-    line.part = std::string("receive") + suffix;
-    line.timing = of_receive;
-    add(line);
+    add(line, std::string("send") + suffix, of_send);
+    add(line, std::string("receive") + suffix, of_receive);
   }
-
-  struct Bytes {
-    double selected;
-    double wire;
-  };
 
   Bytes dispatch_bytes(RowFormat format) const {
     const std::int64_t row =
@@ -191,36 +178,62 @@ class LowLatencyMeasurer {
 
   CheckedRank checked_rank() { return {executor_, bench_.stream(), shape_, routes_, rank_}; }
 
-  LowLatencyMeasurement make_line(const char* operation, const char* variant, const Bytes& bytes) const {
-    LowLatencyMeasurement line;
-    line.operation = operation;
-    line.variant = variant;
-    line.tokens = shape_.tokens;
-    line.selected_bytes = bytes.selected;
-    line.wire_bytes = bytes.wire;
+  Line make_line(const std::string& operation, const char* variant, const Bytes& bytes) const {
+    Line line{setting_, bytes};
+    line.figure.operation = operation;
+    line.figure.dtype = operation == "combine" ? "bf16" : variant;
+    line.figure.mode = operation == "combine" ? variant : "-";
+    line.figure.tokens = shape_.tokens;
     return line;
   }
 
-  void add(const LowLatencyMeasurement& line) {
-    if (rank_ == 0) report_(line);
+  /// `host`: seconds that a call keeps the host busy; 0 of parts, whose bytes are not known either.
+  void add(const Line& line, const std::string& part, const Timing& timing, double host = 0) {
+    if (rank_ != 0) return;
+    Figure figure = line.figure;
+    figure.part = part;
+    set_times(figure, timing);
+    const double seconds = timing.back_to_back > 0 ? timing.back_to_back : timing.median;
+    if (host > 0 && seconds > 0) {
+      figure.host_us = host * 1e6;
+      figure.gb_per_s = line.bytes.selected / seconds * 1e-9;
+      if (line.bytes.wire > 0) figure.nvlink_wire_gb_per_s = line.bytes.wire / seconds * 1e-9;
+    }
+    report_(figure);
   }
 
   const LowLatencyOptions& options_;
+  const Figure& setting_;
   const WorkloadShape& shape_;
   const Routes& routes_;
   Executor& executor_;
   int rank_;
-  const std::function<void(const LowLatencyMeasurement&)>& report_;
+  const FigureReport& report_;
   LowLatencyReach reach_;
   LowLatencyBench bench_;
   Meter meter_;
-  std::optional<DeviceTensor> filler_;
+  std::unique_ptr<DeviceTensor> filler_;
 };
 
 }  // namespace
 
-void run_low_latency(const LowLatencyOptions& options, const World& world, Device::Kind device,
-                     const std::function<void(const LowLatencyMeasurement&)>& report) {
+LowLatencyReach reach_of(const LowLatencyOptions& options, int ranks) {
+  const auto& word = options.rails;
+  return {.ranks_per_node = options.nodes == 0 ? 0 : ranks / options.nodes,
+          .nvlink = options.nvlink,
+          .rails = word == "always"  ? LowLatencyRails::always
+                   : word == "never" ? LowLatencyRails::never
+                                     : LowLatencyRails::automatic};
+}
+
+std::unique_ptr<DeviceTensor> make_filler(Executor& executor, int calls) {
+  if (executor.device().kind != Device::Kind::cuda) return nullptr;
+  return std::make_unique<DeviceTensor>(executor, DType::uint8,
+                                        std::initializer_list<std::int64_t>{calls * (std::int64_t{256} << 20)});
+}
+
+void run_low_latency(const LowLatencyOptions& options, const World& world, Device::Kind device, const Figure& setting,
+                     const FigureReport& report) {
   std::vector<WorkloadShape> shapes;
   for (const std::int64_t tokens : options.tokens) {
     shapes.push_back({world.size, tokens, options.hidden, options.topk, options.experts});
@@ -228,7 +241,7 @@ void run_low_latency(const LowLatencyOptions& options, const World& world, Devic
   run_workloads(world, device, shapes,
                 [&](const WorkloadShape& shape, const Routes& routes, const std::shared_ptr<Bootstrap>& bootstrap,
                     const std::shared_ptr<Executor>& executor) {
-                  LowLatencyMeasurer(options, shape, routes, bootstrap, executor, report).run();
+                  LowLatencyMeasurer(options, shape, routes, bootstrap, executor, setting, report).run();
                 });
 }
 

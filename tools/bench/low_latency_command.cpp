@@ -9,10 +9,10 @@
 #include "deep_ep/error.hpp"
 #include "tools/bench/commands.hpp"
 #include "tools/bench/late_rank.hpp"
-#include "tools/bench/late_rank_chart.hpp"
 #include "tools/bench/low_latency.hpp"
 #include "tools/bench/upstream_lines.hpp"
 #include "tools/common/command_line.hpp"
+#include "tools/common/json_output.hpp"
 #include "tools/common/ranks.hpp"
 
 namespace deep_ep::tools {
@@ -28,20 +28,6 @@ constexpr BenchKind kLowLatency = {
     .dtype_help = "Dispatched rows: fp8 (cast by the call), bf16 or both; fp8-token (one scale for each), nvfp4",
     .more_dtypes = true,
 };
-
-nlohmann::json to_json(const LowLatencyMeasurement& m) {
-  nlohmann::json json = timing_json(m.timing);
-  json.update({{"operation", m.operation},
-               {"variant", m.variant},
-               {"part", m.part},
-               {"tokens", m.tokens},
-               {"host_us", m.host * 1e6},
-               {"selected_bytes", m.selected_bytes},
-               {"wire_bytes", m.wire_bytes},
-               {"selected_gb_per_s", m.selected_gb_per_s()},
-               {"wire_gb_per_s", m.wire_gb_per_s()}});
-  return json;
-}
 
 // A blank before each column, so that numbers that are longer than it stay apart.
 constexpr const char* kLowLatencyLine = "{:>7} {:<17}{:<11}{:<12} {:>9} {:>8} {:>8} {:>10} {:>8} {:>10} {:>8}\n";
@@ -64,31 +50,13 @@ void print_head(const LowLatencyOptions& options, Device::Kind device) {
   fmt::print(kLowLatencyLine, "", "", "", "", "", "", "", "us", "", "GB/s", "GB/s");
 }
 
-/// Of a call with a hook.
-bool is_part(const LowLatencyMeasurement& m) { return m.part.starts_with("send") || m.part.starts_with("receive"); }
-
-void print_line(const LowLatencyMeasurement& m) {
-  const bool part = is_part(m);
+void print_low_latency_line(const Figure& m) {
   clear_progress();
-  fmt::print(kLowLatencyLine, m.tokens, m.operation, m.variant, m.part, show_microseconds(m.timing.median),
-             show_microseconds(m.timing.fastest), show_microseconds(m.timing.slowest),
-             show_microseconds(m.timing.back_to_back), show_microseconds(m.host),
-             part ? "-" : show_rate(m.selected_gb_per_s()), part ? "-" : show_rate(m.wire_gb_per_s()));
+  fmt::print(kLowLatencyLine, *m.tokens, m.operation, m.operation == "combine" ? m.mode : m.dtype, m.part,
+             show_microseconds(m.median_us), show_microseconds(m.min_us), show_microseconds(m.max_us),
+             show_microseconds(m.pipelined_us), show_microseconds(m.host_us), show_rate(m.gb_per_s),
+             show_rate(m.nvlink_wire_gb_per_s));
   std::fflush(stdout);
-}
-
-void fill_figure(Figure& figure, const LowLatencyMeasurement& m) {
-  const bool is_dispatch = m.operation == "dispatch";
-  figure.operation = m.operation;
-  figure.dtype = is_dispatch || m.operation == "dispatch+combine" ? m.variant : "bf16";
-  figure.mode = m.operation == "combine" ? m.variant : "-";
-  figure.part = m.part;
-  figure.tokens = m.tokens;
-  set_times(figure, m.timing);
-  if (m.host > 0) figure.host_us = m.host * 1e6;
-  if (is_part(m)) return;  // the bytes are the whole call's
-  if (m.selected_gb_per_s() > 0) figure.gb_per_s = m.selected_gb_per_s();
-  if (m.wire_gb_per_s() > 0) figure.nvlink_wire_gb_per_s = m.wire_gb_per_s();
 }
 
 /// Fills in the rank that comes late. Throws InvalidArgument where that makes no sense.
@@ -96,7 +64,7 @@ void complete_lateness(LowLatencyOptions& options, int ranks) {
   if (options.late_rank >= ranks) {
     throw InvalidArgument(fmt::format("--late-rank is {}, allowed: 0 to {}", options.late_rank, ranks - 1));
   }
-  const bool times = !options.who_is_late && options.trace.empty();
+  const bool times = !options.who_is_late;
   if (times && options.late_us == 0 && options.late_rank >= 0) {
     throw InvalidArgument("--late-rank needs --late: how late it is");
   }
@@ -113,8 +81,8 @@ void complete_lateness(LowLatencyOptions& options, int ranks) {
 void refuse_options_of_times(const CLI::App& command) {
   const auto given = [&](const char* option) { return command.count(option) != 0; };
   for (const char* const instead : {"--who-is-late", "--trace"}) {
-    for (const char* const of_times : {"--check", "--csv", "--compare", "--fail-below", "--plot", "--plot-over",
-                                       "--dtype", "--arrivals", "--combine-fp8", "--no-hooks", "--no-graphs"}) {
+    for (const char* const of_times : {"--check", "--csv", "--compare", "--fail-below", "--dtype", "--arrivals",
+                                       "--combine-fp8", "--no-hooks", "--no-graphs"}) {
       if (!given(instead) || !given(of_times)) continue;
       throw InvalidArgument(
           fmt::format("{} measures no times, and {} says how to: leave out one of them", instead, of_times));
@@ -138,7 +106,6 @@ int run_late_rank(const LowLatencyOptions& options, const World& world, Device::
   find_late_rank(options, world, device, [&](const LateRankReport& report) {
     if (prints_text) print_late_rank(report);
     document["who_is_late"].push_back(late_rank_json(report));
-    if (!options.trace.empty()) write_text(options.trace, to_svg(timeline_of(report)));
   });
   if (world.first_rank == 0 && options.output.json) print_json(document);
   return 0;
@@ -153,28 +120,28 @@ int run_low_latency_bench(LowLatencyOptions options) {
   check_nodes(world.size, options.topk, options.experts, nodes, 0);
   complete_lateness(options, world.size);
   const bool prints_text = world.first_rank == 0 && options.output.text();
-  if (options.who_is_late || !options.trace.empty()) return run_late_rank(options, world, device, prints_text);
+  if (options.who_is_late) return run_late_rank(options, world, device, prints_text);
   nlohmann::json setting = setting_json(kLowLatency, options, world, device);
   setting.update({{"nodes", options.nodes}, {"nvlink", options.nvlink}, {"rails", options.rails}});
   if (options.late_us > 0) setting.update({{"late_us", options.late_us}, {"late_rank", options.late_rank}});
-  Figure figure = setting_figure(kLowLatency, options, world, device);
-  figure.nodes = nodes;
-  Measurements<LowLatencyMeasurement> measurements(options, world, std::move(setting), std::move(figure),
-                                                   {.line = print_line, .json = to_json, .fill = fill_figure});
+  Figure common = setting_figure(kLowLatency, options, world, device);
+  common.nodes = nodes;
+  Report report(options.output, world.first_rank == 0, std::move(setting));
   if (prints_text) {
     print_setting(options, world, device);
     print_head(options, device);
   }
   LowLatencyLines lines(options, world.size);
-  run_low_latency(options, world, device, [&](const LowLatencyMeasurement& measurement) {
-    measurements.add(measurement);
-    lines.add(measurement);
+  run_low_latency(options, world, device, common, [&](const Figure& figure) {
+    if (prints_text) print_low_latency_line(figure);
+    report.add(figure);
+    lines.add(figure);
   });
   if (prints_text) {
     lines.print();
     if (options.check) fmt::print("\nEvery checked result is right.\n");
   }
-  return measurements.finish();
+  return report.finish();
 }
 
 }  // namespace
@@ -187,13 +154,13 @@ void add_bench_low_latency(CLI::App& bench, Action& action) {
   add_options(*command, kLowLatency, o);
   command->add_option("--nodes", o.nodes, "Nodes that the ranks play; they reach other nodes by RDMA")
       ->check(CLI::Range(1, kMostRanks));
-  command->add_flag("!--no-nvlink,!--disable-nvlink", o.nvlink, "Reach all ranks by RDMA");
+  add_off_flag(*command, "--no-nvlink,--disable-nvlink", o.nvlink, "Reach all ranks by RDMA");
   command
       ->add_option("--rails", o.rails,
                    "Send rows once for each node, not for each rank: where it should pay, always, or never")
       ->check(CLI::IsMember({"auto", "always", "never"}))
       ->capture_default_str();
-  command->add_flag("!--no-hooks", o.hooks, "Leave out send and receive parts by themselves");
+  add_off_flag(*command, "--no-hooks", o.hooks, "Leave out send and receive parts by themselves");
   command
       ->add_option("--late", o.late_us,
                    "Also measure the parts of the other ranks while one begins each send part so many microseconds "
@@ -201,20 +168,21 @@ void add_bench_low_latency(CLI::App& bench, Action& action) {
       ->check(CLI::NonNegativeNumber);
   command->add_option("--late-rank", o.late_rank, "Which rank is late [the last]")
       ->check(CLI::Range(0, kMostRanks - 1));
-  command->add_flag("!--no-graphs", o.graphs, "Leave out replays of CUDA graphs");
+  add_off_flag(*command, "--no-graphs", o.graphs, "Leave out replays of CUDA graphs");
   command->add_flag("--who-is-late", o.who_is_late, "Instead of times: which rank the others wait for");
   command
       ->add_option("--late-threshold", o.late_threshold_us,
                    "--who-is-late: microseconds that the others must wait longer for a late rank than for the quickest "
                    "[50; on the CPU there is no verdict without it]")
       ->check(CLI::PositiveNumber);
-  command->add_option("--trace", o.trace,
-                      "Instead of times: an SVG file with what each rank does in a dispatch and a combine");
+  command->add_flag("--trace", o.trace,
+                    "--who-is-late with each call in two parts; --json says when they end, for scripts/bench_plot.py");
   command->add_flag("--arrivals", o.arrivals, "Give dispatches arrival counters, a word for 64 rows");
   command->add_flag("--combine-fp8", o.combine_fp8, "Also measure combine with rows in FP8");
   command->callback([command, options, &action] {
     action = [command, options] {
       refuse_options_of_times(*command);
+      options->who_is_late = options->who_is_late || options->trace;
       return run_low_latency_bench(*options);
     };
   });

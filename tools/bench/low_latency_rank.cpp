@@ -1,4 +1,4 @@
-#include "bench_support/low_latency_rank.hpp"
+#include "tools/bench/low_latency_rank.hpp"
 
 #include <span>
 #include <vector>

@@ -6,9 +6,9 @@
 #include <string_view>
 #include <utility>
 
-#include "bench_support/normal_mode_rank.hpp"
-#include "bench_support/peers.hpp"
 #include "tools/bench/check.hpp"
+#include "tools/bench/normal_mode_rank.hpp"
+#include "tools/bench/peers.hpp"
 
 namespace deep_ep::tools {
 namespace {
@@ -18,8 +18,9 @@ class NormalModeMeasurer {
  public:
   NormalModeMeasurer(const NormalModeOptions& options, const WorkloadShape& shape, const Routes& routes,
                      const std::shared_ptr<Bootstrap>& bootstrap, const std::shared_ptr<Executor>& executor,
-                     const std::function<void(const Measurement&)>& report)
+                     const Figure& setting, const FigureReport& report)
       : options_(options),
+        setting_(setting),
         shape_(shape),
         routes_(routes),
         bootstrap_(*bootstrap),
@@ -33,8 +34,7 @@ class NormalModeMeasurer {
   void run() {
     if (options_.uncached) {
       DispatchLayout layout;
-      add({.operation = "layout", .dtype = "-", .mode = "-"},
-          meter_.measure(options_.rounds, [&] { layout = bench_.layout(); }));
+      report(named("layout", "-", "-"), meter_.measure(options_.rounds, [&] { layout = bench_.layout(); }));
     }
     for (const Config& config : configs()) {
       for (const bool as_8bit : {true, false}) {
@@ -60,20 +60,16 @@ class NormalModeMeasurer {
       result = exchange ? rows_of(bench_.dispatch(as_8bit, config)) : bench_.cached_dispatch(as_8bit, config);
     };
     const Timing timing = meter_.measure(options_.rounds, call);
-    const double host = exchange ? 0 : host_seconds(call);
     bench_.buffer().check();
     if (options_.check) {
       const auto check = as_8bit ? check_dispatched_8bit : check_dispatched_bf16;
       check(checked_rank(), result);
     }
-    Measurement measurement{.operation = exchange ? "layout+notify+dispatch" : "dispatch",
-                            .dtype = as_8bit ? "fp8" : "bf16",
-                            .mode = exchange ? "exchange" : "cached"};
-    measurement.host = host;
-    measurement.warps = config.warps_per_block;
-    measurement.sms = sms_used(config, Config::dispatch_default(shape_.ranks));
-    set_bytes(measurement, as_8bit ? shape_.row_bytes_8bit() : shape_.row_bytes_bf16());
-    add(measurement, timing);
+    Figure figure = exchange ? named("layout+notify+dispatch", as_8bit ? "fp8" : "bf16", "exchange")
+                             : named("dispatch", as_8bit ? "fp8" : "bf16", "cached");
+    set_shape(figure, config, Config::dispatch_default(shape_.ranks));
+    if (!exchange) set_host(figure, call);
+    report(figure, timing, as_8bit ? shape_.row_bytes_8bit() : shape_.row_bytes_bf16());
   }
 
   void measure_combine(CombineMode mode, const Config& config) {
@@ -84,23 +80,36 @@ class NormalModeMeasurer {
       result = bench_.combine(mode, config);
     };
     const Timing timing = meter_.measure(options_.rounds, call);
-    const double host = host_seconds(call);
+    const bool pull = mode == CombineMode::pull;
+    Figure figure =
+        named("combine", "bf16", shape_.nodes == 1 ? (pull ? "pull" : "push") : (pull ? "in heap" : "copied"));
+    set_shape(figure, config, Config::combine_default(shape_.ranks));
+    set_host(figure, call);
     bench_.buffer().check();
     if (options_.check) check_combined(checked_rank(), result);
     bench_.release_rows();
-    const bool pull = mode == CombineMode::pull;
-    Measurement measurement{.operation = "combine", .dtype = "bf16", .mode = pull ? "pull" : "push"};
-    if (shape_.nodes > 1) measurement.mode = pull ? "in heap" : "copied";
-    measurement.host = host;
-    measurement.warps = config.warps_per_block;
-    measurement.sms = sms_used(config, Config::combine_default(shape_.ranks));
-    set_bytes(measurement, shape_.row_bytes_bf16());
-    add(measurement, timing);
+    report(figure, timing, shape_.row_bytes_bf16());
+  }
+
+  Figure named(const char* operation, const char* dtype, const char* mode) const {
+    Figure figure = setting_;
+    figure.operation = operation;
+    figure.dtype = dtype;
+    figure.mode = mode;
+    figure.tokens = shape_.tokens;
+    return figure;
+  }
+
+  void set_shape(Figure& figure, const Config& config, const Config& library_default) const {
+    const int sms =
+        std::min(config.num_sms != 0 ? config.num_sms : library_default.num_sms, executor_.policy().multiprocessors);
+    if (sms > 0) figure.sms = sms;
+    if (config.warps_per_block != 0) figure.warps = config.warps_per_block;
   }
 
   /// Of calls that do not wait for the device, between nodes.
-  double host_seconds(const std::function<void()>& call) {
-    return shape_.nodes > 1 ? meter_.host_seconds(options_.rounds, call) : 0;
+  void set_host(Figure& figure, const std::function<void()>& call) {
+    if (shape_.nodes > 1) figure.host_us = meter_.host_seconds(options_.rounds, call) * 1e6;
   }
 
   void measure_transport(std::unique_ptr<PeerTransport> transport) {
@@ -115,13 +124,10 @@ class NormalModeMeasurer {
     std::vector<std::int64_t> receive = bench_.bytes_from_peers(row_bytes);
     if (std::string_view(operation) == "combine") std::swap(send, receive);
     transport.prepare(send, receive);
-    Measurement measurement{.operation = operation,
-                            .dtype = dtype,
-                            .mode = "same bytes",
-                            .transport = transport.name(),
-                            .sms = transport.num_sms()};
-    set_bytes(measurement, row_bytes);
-    add(measurement, meter_.measure(options_.rounds, [&] { transport.enqueue(bench_.stream()); }));
+    Figure figure = named(operation, dtype, "same bytes");
+    figure.by = transport.name();
+    if (transport.num_sms() > 0) figure.sms = transport.num_sms();
+    report(figure, meter_.measure(options_.rounds, [&] { transport.enqueue(bench_.stream()); }), row_bytes);
   }
 
   CheckedRank checked_rank() { return {executor_, bench_.stream(), shape_, routes_, rank_}; }
@@ -134,32 +140,30 @@ class NormalModeMeasurer {
     return all;
   }
 
-  int sms_used(const Config& config, const Config& library_default) const {
-    return std::min(config.num_sms != 0 ? config.num_sms : library_default.num_sms, executor_.policy().multiprocessors);
-  }
-
-  void set_bytes(Measurement& measurement, std::int64_t row_bytes) const {
-    const double bytes_a_rank = static_cast<double>(row_bytes) / shape_.ranks;
-    measurement.logical_bytes = static_cast<double>(routes_.total()) * bytes_a_rank;
-    measurement.wire_bytes = static_cast<double>(crossings_.over_nvlink) * bytes_a_rank;
-    measurement.rdma_bytes = static_cast<double>(crossings_.between_nodes) * bytes_a_rank;
-    measurement.to_nodes_bytes = static_cast<double>(crossings_.to_nodes) * bytes_a_rank;
-  }
-
-  void add(Measurement measurement, const Timing& timing) {
-    if (measurement.transport.empty()) measurement.transport = "deep_ep";
-    measurement.tokens = shape_.tokens;
-    measurement.timing = timing;
-    if (rank_ == 0) report_(measurement);
+  /// `row_bytes`: 0 where no rows go anywhere.
+  void report(Figure figure, const Timing& timing, std::int64_t row_bytes = 0) {
+    set_times(figure, timing);
+    const auto set = [&](Figure::Number& rate, std::int64_t rows) {
+      const double bytes = static_cast<double>(row_bytes) / shape_.ranks * static_cast<double>(rows);
+      if (bytes > 0 && timing.median > 0) rate = bytes / timing.median * 1e-9;
+    };
+    set(figure.gb_per_s, routes_.total());
+    set(figure.nvlink_wire_gb_per_s, crossings_.over_nvlink);
+    if (shape_.nodes > 1) {
+      set(figure.rdma_gb_per_s, crossings_.to_nodes);
+      set(figure.rdma_wire_gb_per_s, crossings_.between_nodes);
+    }
+    if (rank_ == 0) report_(figure);
   }
 
   const NormalModeOptions& options_;
+  const Figure& setting_;
   const WorkloadShape& shape_;
   const Routes& routes_;
   Bootstrap& bootstrap_;
   Executor& executor_;
   int rank_;
-  const std::function<void(const Measurement&)>& report_;
+  const FigureReport& report_;
   Routes::Crossings crossings_;
   NormalModeBench bench_;
   Meter meter_;
@@ -167,8 +171,8 @@ class NormalModeMeasurer {
 
 }  // namespace
 
-void run_normal_mode(const NormalModeOptions& options, const World& world, Device::Kind device,
-                     const std::function<void(const Measurement&)>& report) {
+void run_normal_mode(const NormalModeOptions& options, const World& world, Device::Kind device, const Figure& setting,
+                     const FigureReport& report) {
   std::vector<WorkloadShape> shapes;
   for (const std::int64_t tokens : options.tokens) {
     shapes.push_back({world.size, tokens, options.hidden, options.topk, options.experts,
@@ -177,7 +181,7 @@ void run_normal_mode(const NormalModeOptions& options, const World& world, Devic
   run_workloads(world, device, shapes,
                 [&](const WorkloadShape& shape, const Routes& routes, const std::shared_ptr<Bootstrap>& bootstrap,
                     const std::shared_ptr<Executor>& executor) {
-                  NormalModeMeasurer(options, shape, routes, bootstrap, executor, report).run();
+                  NormalModeMeasurer(options, shape, routes, bootstrap, executor, setting, report).run();
                 });
 }
 

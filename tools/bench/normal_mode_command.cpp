@@ -39,30 +39,6 @@ constexpr BenchKind kInternode = {
 };
 constexpr int kSmsOfGpu = 24;
 
-nlohmann::json intranode_json(const Measurement& m) {
-  nlohmann::json json = timing_json(m.timing);
-  json.update({{"operation", m.operation},
-               {"dtype", m.dtype},
-               {"mode", m.mode},
-               {"transport", m.transport},
-               {"tokens", m.tokens},
-               {"sms", nullptr},
-               {"wall_us", m.timing.wall * 1e6},
-               {"logical_bytes", m.logical_bytes},
-               {"wire_bytes", m.wire_bytes},
-               {"logical_gb_per_s", m.logical_gb_per_s()},
-               {"wire_gb_per_s", m.wire_gb_per_s()}});
-  if (m.sms >= 0) json["sms"] = m.sms;
-  return json;
-}
-
-nlohmann::json internode_json(const Measurement& m) {
-  nlohmann::json json = intranode_json(m);
-  json.update({{"host_us", nullptr}, {"rdma_bytes", m.rdma_bytes}, {"rdma_gb_per_s", m.rdma_gb_per_s()}});
-  if (m.host > 0) json["host_us"] = m.host * 1e6;
-  return json;
-}
-
 constexpr const char* kIntranodeLine =
     "{:>7} {:<23}{:<6}{:<12}{:<15} {:>4} {:>10} {:>9} {:>9} {:>10} {:>10} {:>9} {:>9}\n";
 
@@ -81,14 +57,13 @@ void print_intranode_head() {
   fmt::print(kIntranodeLine, "", "", "", "", "", "", "", "", "", "", "us", "GB/s", "GB/s");
 }
 
-std::string show_sms(const Measurement& m) { return m.sms > 0 ? fmt::format("{}", m.sms) : "-"; }
+std::string show_sms(const Figure& m) { return m.sms ? fmt::format("{}", *m.sms) : "-"; }
 
-void print_intranode_line(const Measurement& m) {
+void print_intranode_line(const Figure& m) {
   clear_progress();
-  fmt::print(kIntranodeLine, m.tokens, m.operation, m.dtype, m.mode, m.transport, show_sms(m),
-             show_microseconds(m.timing.median), show_microseconds(m.timing.fastest),
-             show_microseconds(m.timing.slowest), show_microseconds(m.timing.wall),
-             show_microseconds(m.timing.back_to_back), show_rate(m.logical_gb_per_s()), show_rate(m.wire_gb_per_s()));
+  fmt::print(kIntranodeLine, *m.tokens, m.operation, m.dtype, m.mode, m.by, show_sms(m), show_microseconds(m.median_us),
+             show_microseconds(m.min_us), show_microseconds(m.max_us), show_microseconds(m.wall_us),
+             show_microseconds(m.pipelined_us), show_rate(m.gb_per_s), show_rate(m.nvlink_wire_gb_per_s));
   std::fflush(stdout);
 }
 
@@ -109,32 +84,13 @@ void print_internode_head(const NormalModeOptions& options) {
   fmt::print(kInternodeLine, "", "", "", "", "", "", "", "", "", "us", "", "GB/s", "GB/s", "GB/s");
 }
 
-void print_internode_line(const Measurement& m) {
+void print_internode_line(const Figure& m) {
   clear_progress();
-  fmt::print(kInternodeLine, m.tokens, m.operation, m.dtype, m.mode, show_sms(m), show_microseconds(m.timing.median),
-             show_microseconds(m.timing.fastest), show_microseconds(m.timing.slowest), show_microseconds(m.timing.wall),
-             show_microseconds(m.timing.back_to_back), m.host > 0 ? show_microseconds(m.host) : "-",
-             show_rate(m.logical_gb_per_s()), show_rate(m.wire_gb_per_s()), show_rate(m.rdma_gb_per_s()));
+  fmt::print(kInternodeLine, *m.tokens, m.operation, m.dtype, m.mode, show_sms(m), show_microseconds(m.median_us),
+             show_microseconds(m.min_us), show_microseconds(m.max_us), show_microseconds(m.wall_us),
+             show_microseconds(m.pipelined_us), show_microseconds(m.host_us), show_rate(m.gb_per_s),
+             show_rate(m.nvlink_wire_gb_per_s), show_rate(m.rdma_wire_gb_per_s));
   std::fflush(stdout);
-}
-
-void fill_figure(Figure& figure, const Measurement& m) {
-  figure.operation = m.operation;
-  figure.dtype = m.dtype;
-  figure.mode = m.mode;
-  figure.by = m.transport;
-  figure.tokens = m.tokens;
-  if (m.sms > 0) figure.sms = m.sms;
-  set_times(figure, m.timing);
-  const auto set = [&](Figure::Number& rate, double bytes) {
-    if (bytes > 0 && m.timing.median > 0) rate = bytes / m.timing.median * 1e-9;
-  };
-  set(figure.gb_per_s, m.logical_bytes);
-  set(figure.nvlink_wire_gb_per_s, m.wire_bytes);
-  if (m.host > 0) figure.host_us = m.host * 1e6;
-  if (*figure.nodes == 1) return;
-  set(figure.rdma_gb_per_s, m.to_nodes_bytes);
-  set(figure.rdma_wire_gb_per_s, m.rdma_bytes);
 }
 
 std::vector<int> sms_to_try(bool tune, Device::Kind device) {
@@ -153,27 +109,25 @@ int run_normal_mode_bench(const BenchKind& kind, NormalModeOptions options) {
   const bool one_node = options.nodes == 1;
   nlohmann::json setting = setting_json(kind, options, world, device);
   if (!one_node) setting.update({{"nodes", options.nodes}, {"groups", options.groups}});
-  Figure figure = setting_figure(kind, options, world, device);
-  figure.nodes = options.nodes;
-  figure.groups = options.groups;
-  Measurements<Measurement> measurements(options, world, std::move(setting), std::move(figure),
-                                         {.line = one_node ? print_intranode_line : print_internode_line,
-                                          .json = one_node ? intranode_json : internode_json,
-                                          .fill = fill_figure});
+  Figure common = setting_figure(kind, options, world, device);
+  common.nodes = options.nodes;
+  common.groups = options.groups;
+  Report report(options.output, world.first_rank == 0, std::move(setting));
   if (prints_text) {
     print_setting(options, world, device);
     one_node ? print_intranode_head() : print_internode_head(options);
   }
   NormalModeLines lines(options, options.tune);
-  run_normal_mode(options, world, device, [&](const Measurement& measurement) {
-    measurements.add(measurement);
-    lines.add(measurement);
+  run_normal_mode(options, world, device, common, [&](const Figure& figure) {
+    if (prints_text) one_node ? print_intranode_line(figure) : print_internode_line(figure);
+    report.add(figure);
+    lines.add(figure);
   });
   if (prints_text) {
     lines.print();
     if (options.check) fmt::print("\nEvery checked result is exact.\n");
   }
-  return measurements.finish();
+  return report.finish();
 }
 
 /// A command with the options that both have.
@@ -200,7 +154,7 @@ CLI::App* add_normal_mode(CLI::App& bench, Action& action, const BenchKind& kind
           o.nodes == 1 ? "Combine: pull, push or both" : "Combine: rows in the heap (pull), elsewhere (push), or both")
       ->check(CLI::IsMember({"pull", "push", "both"}))
       ->capture_default_str();
-  command->add_flag("!--cached-only", o.uncached, "Leave out layout and dispatches that exchange counts");
+  add_off_flag(*command, "--cached-only", o.uncached, "Leave out layout and dispatches that exchange counts");
   command->callback(
       [options, &action, &kind] { action = [options, &kind] { return run_normal_mode_bench(kind, *options); }; });
   return command;
@@ -208,10 +162,10 @@ CLI::App* add_normal_mode(CLI::App& bench, Action& action, const BenchKind& kind
 
 void add_intranode(CLI::App& bench, Action& action) {
   const auto options = std::make_shared<NormalModeOptions>();
-  add_normal_mode(bench, action, kIntranode,
-                  "Dispatch and combine inside one node: a thread for every GPU, or a process when started by mpirun",
-                  options)
-      ->add_flag("!--no-peers", options->peers, "Leave out NCCL and the copy engines");
+  CLI::App* command = add_normal_mode(
+      bench, action, kIntranode,
+      "Dispatch and combine inside one node: a thread for every GPU, or a process when started by mpirun", options);
+  add_off_flag(*command, "--no-peers", options->peers, "Leave out NCCL and the copy engines");
 }
 
 void add_internode(CLI::App& bench, Action& action) {
@@ -240,9 +194,6 @@ void add_bench_command(CLI::App& app, Action& action) {
   add_bench_low_latency(*bench, action);
   add_bench_selftest(*bench, action);
   add_bench_wire(*bench, action);
-  add_bench_sweep(*bench, action);
-  add_bench_nccl_parse(*bench, action);
-  add_bench_plot(*bench, action);
 }
 
 }  // namespace deep_ep::tools

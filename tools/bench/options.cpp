@@ -2,55 +2,11 @@
 
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
-
 #include "deep_ep/error.hpp"
-#include "tools/common/command_line.hpp"
 #include "tools/common/ranks.hpp"
 #include "tools/common/variables.hpp"
 
 namespace deep_ep::tools {
-
-void add_options(CLI::App& command, const BenchKind& kind, BenchOptions& options) {
-  const BenchSizes& gpu = kind.gpu;
-  const BenchSizes& cpu = kind.cpu;
-  CLI::Option* ranks = add_ranks_option(command, options.ranks, "Ranks (default: one for every GPU, 4 on the CPU)");
-  command.add_option("--num-processes", options.ranks_per_node, "Ranks of each node, instead of --ranks")
-      ->check(CLI::Range(1, kMostRanks))
-      ->excludes(ranks);
-  add_device_option(command, options.device);
-  command
-      .add_option("--tokens,--num-tokens", options.tokens,
-                  fmt::format("Tokens of each rank, one or several numbers (default {}; {} on the CPU)", gpu.tokens,
-                              cpu.tokens))
-      ->delimiter(',')
-      ->check(CLI::Range(kind.limits.fewest_tokens, kind.limits.most_tokens));
-  command
-      .add_option("--hidden", options.hidden,
-                  fmt::format("Channels of a token (default {}; {} on the CPU)", gpu.hidden, cpu.hidden))
-      ->check(CLI::Range(kind.limits.hidden_multiple, 65536));
-  command.add_option("--topk,--num-topk", options.topk, "Experts of each token")
-      ->check(CLI::Range(1, 32))
-      ->capture_default_str();
-  command
-      .add_option("--experts,--num-experts", options.experts,
-                  fmt::format("Experts of all ranks (default {})", gpu.experts))
-      ->check(CLI::Range(1, kind.limits.most_experts));
-  std::vector<std::string> dtypes = {"fp8", "bf16", "both"};
-  if (kind.more_dtypes) dtypes.insert(dtypes.end(), {"fp8-token", "nvfp4"});
-  command.add_option("--dtype", options.dtype, kind.dtype_help)->check(CLI::IsMember(dtypes))->capture_default_str();
-  command
-      .add_option("--iterations", options.rounds.count,
-                  fmt::format("Timed rounds (default {}; {} on the CPU)", gpu.rounds, cpu.rounds))
-      ->check(CLI::Range(1, 100000));
-  command
-      .add_option("--warmup", options.rounds.warmup,
-                  fmt::format("Rounds before them (default {}; {} on the CPU)", gpu.warmup, cpu.warmup))
-      ->check(CLI::Range(0, 100000));
-  command.add_flag("--check", options.check, "Compare the last round of everything with what it must be");
-  command.add_flag("--quick", options.quick, "Small sizes, few rounds, and --check: does it work at all?");
-  add_output_options(command, options.output);
-}
 
 World make_world(const BenchOptions& options, int& nodes) {
   check_environment();
@@ -115,16 +71,8 @@ void set_times(Figure& figure, const Timing& timing) {
   set(figure.pipelined_us, timing.back_to_back);
 }
 
-nlohmann::json timing_json(const Timing& timing) {
-  return {{"median_us", timing.median * 1e6},
-          {"fastest_us", timing.fastest * 1e6},
-          {"slowest_us", timing.slowest * 1e6},
-          {"mean_us", timing.mean * 1e6},
-          {"back_to_back_us", timing.back_to_back * 1e6}};
-}
+std::string show_microseconds(const Figure::Number& us) { return us ? fmt::format("{:.1f}", *us) : "-"; }
 
-std::string show_microseconds(double seconds) { return seconds > 0 ? fmt::format("{:.1f}", seconds * 1e6) : "-"; }
-
-std::string show_rate(double gb_per_s) { return gb_per_s > 0 ? fmt::format("{:.4g}", gb_per_s) : "-"; }
+std::string show_rate(const Figure::Number& gb_per_s) { return gb_per_s ? fmt::format("{:.4g}", *gb_per_s) : "-"; }
 
 }  // namespace deep_ep::tools

@@ -1,18 +1,15 @@
 // What the benchmarks of `deep_ep bench` have in common: options, and how results are printed.
 #pragma once
 
-#include <fmt/format.h>
-
 #include <cstdint>
+#include <functional>
 #include <nlohmann/json.hpp>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "tools/bench/measure.hpp"
 #include "tools/bench/output/report.hpp"
 #include "tools/bench/world.hpp"
-#include "tools/common/json_output.hpp"
 
 namespace CLI {
 class App;
@@ -77,59 +74,15 @@ void print_setting(const BenchOptions& options, const World& world, Device::Kind
 /// The setting as JSON.
 nlohmann::json setting_json(const BenchKind& kind, const BenchOptions& options, const World& world,
                             Device::Kind device);
-nlohmann::json timing_json(const Timing& timing);
-/// The setting as a figure, and its times.
+/// What all figures of a run have in common; and the times of one.
 Figure setting_figure(const BenchKind& kind, const BenchOptions& options, const World& world, Device::Kind device);
 void set_times(Figure& figure, const Timing& timing);
 
 /// "12.3", or "-" where nothing was measured.
-std::string show_microseconds(double seconds);
-std::string show_rate(double gb_per_s);
+std::string show_microseconds(const Figure::Number& us);
+std::string show_rate(const Figure::Number& gb_per_s);
 
-/// Brings measurements to all outputs that the user wants: a table's line at once, or a line of CSV, or at the end one
-/// JSON document.
-template <class Measurement>
-class Measurements {
- public:
-  struct Forms {
-    void (*line)(const Measurement&);
-    nlohmann::json (*json)(const Measurement&);
-    void (*fill)(Figure& figure, const Measurement&);
-  };
-
-  Measurements(const BenchOptions& options, const World& world, nlohmann::json setting, Figure figure,
-               const Forms& forms)
-      : options_(options),
-        speaks_(world.first_rank == 0),
-        document_(std::move(setting)),
-        setting_(std::move(figure)),
-        forms_(forms),
-        report_(options.output, speaks_) {
-    document_["measurements"] = nlohmann::json::array();
-  }
-
-  void add(const Measurement& measurement) {
-    if (options_.output.text()) forms_.line(measurement);
-    if (options_.output.json) document_["measurements"].push_back(forms_.json(measurement));
-    Figure figure = setting_;
-    forms_.fill(figure, measurement);
-    report_.add(figure);
-  }
-
-  /// Returns the exit status.
-  int finish() {
-    const int status = report_.finish(options_.output.json ? &document_ : nullptr);
-    if (speaks_ && options_.output.json) print_json(document_);
-    return status;
-  }
-
- private:
-  const BenchOptions& options_;
-  bool speaks_;
-  nlohmann::json document_;
-  Figure setting_;
-  Forms forms_;
-  Report report_;
-};
+/// Called for each measurement as it is made, on global rank 0's process.
+using FigureReport = std::function<void(const Figure& figure)>;
 
 }  // namespace deep_ep::tools

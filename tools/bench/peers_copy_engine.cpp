@@ -1,6 +1,6 @@
 // The copy engines: contiguous bytes from every GPU to every other, with no kernel and no look at the data. No library
 // can route tokens faster than this moves blocks, as long as SMs are not faster than the engines.
-#include "bench_support/peers.hpp"
+#include "tools/bench/peers.hpp"
 
 #if DEEP_EP_HAVE_CUDA
 #include <cuda_runtime_api.h>

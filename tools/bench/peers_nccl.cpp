@@ -1,5 +1,5 @@
 // NCCL's grouped send and receive, the usual way to exchange tokens without a library of this kind.
-#include "bench_support/peers.hpp"
+#include "tools/bench/peers.hpp"
 
 #if DEEP_EP_HAVE_NCCL
 #include <cuda_runtime_api.h>

@@ -12,9 +12,9 @@
 #include <exception>
 #include <memory>
 
-#include "bench_support/low_latency_rank.hpp"
 #include "deep_ep/error.hpp"
 #include "tools/bench/check.hpp"
+#include "tools/bench/low_latency_rank.hpp"
 #include "tools/bench/selftest_rank.hpp"
 #include "tools/common/child.hpp"
 

@@ -10,37 +10,6 @@
 namespace deep_ep::tools {
 namespace {
 
-/// Inputs of one rank.
-struct Inputs {
-  std::vector<std::uint16_t> bf16;
-  std::vector<std::uint8_t> bits8;
-  std::vector<float> scales;
-  std::vector<std::int64_t> selection;
-  std::vector<float> weights;
-};
-
-Inputs make_inputs(const WorkloadShape& shape, int rank) {
-  const auto tokens = static_cast<std::size_t>(shape.tokens);
-  const auto hidden = static_cast<std::size_t>(shape.hidden);
-  const auto blocks = static_cast<std::size_t>(shape.scales());
-  const auto topk = static_cast<std::size_t>(shape.topk);
-  Inputs inputs{.bf16 = std::vector<std::uint16_t>(tokens * hidden),
-                .bits8 = std::vector<std::uint8_t>(tokens * hidden),
-                .scales = std::vector<float>(tokens * blocks),
-                .selection = make_selection(shape, rank),
-                .weights = std::vector<float>(tokens * topk)};
-  for (std::size_t token = 0; token < tokens; ++token) {
-    const auto at = static_cast<std::int64_t>(token);
-    fill_row_bf16(rank, at, std::span(inputs.bf16).subspan(token * hidden, hidden));
-    fill_row_8bit(rank, at, std::span(inputs.bits8).subspan(token * hidden, hidden));
-    fill_scales(rank, at, std::span(inputs.scales).subspan(token * blocks, blocks));
-  }
-  for (std::size_t i = 0; i < inputs.weights.size(); ++i) {
-    inputs.weights[i] = static_cast<float>(1 + (i + static_cast<std::size_t>(rank)) % 7) / 8;
-  }
-  return inputs;
-}
-
 template <class T>
 std::vector<std::byte> bytes_of(const std::vector<T>& values) {
   const auto bytes = std::as_bytes(std::span(values));
@@ -83,7 +52,7 @@ SelftestTruth::SelftestTruth(const WorkloadShape& shape) {
     for (const bool topk : {false, true}) {
       std::vector<oracle::DispatchInput> inputs;
       for (int rank = 0; rank < shape.ranks; ++rank) {
-        const Inputs made = make_inputs(shape, rank);
+        const HostInputs made = make_inputs(shape, rank);
         oracle::DispatchInput input;
         input.tokens = shape.tokens;
         input.row_bytes = static_cast<std::size_t>(shape.hidden) * (fp8 ? 1 : 2);
@@ -131,18 +100,7 @@ SelftestRank::SelftestRank(const WorkloadShape& shape, const SelftestTruth& trut
                 if (shape.nodes > 1) options.ranks_per_node = shape.ranks_per_node();
                 return options;
               }()),
-      x_bf16_(*executor, DType::bfloat16, {shape.tokens, shape.hidden}),
-      x_8bit_(*executor, DType::float8_e4m3, {shape.tokens, shape.hidden}),
-      scales_(*executor, DType::float32, {shape.tokens, shape.scales()}),
-      selection_(*executor, DType::int64, {shape.tokens, shape.topk}),
-      weights_(*executor, DType::float32, {shape.tokens, shape.topk}) {
-  const Inputs inputs = make_inputs(shape, rank_);
-  x_bf16_.upload(inputs.bf16.data(), stream_);
-  x_8bit_.upload(inputs.bits8.data(), stream_);
-  scales_.upload(inputs.scales.data(), stream_);
-  selection_.upload(inputs.selection.data(), stream_);
-  weights_.upload(inputs.weights.data(), stream_);
-}
+      inputs_(*executor, shape, rank_, stream_) {}
 
 CallOptions SelftestRank::call(const SelftestCase& one) {
   CallOptions options{.stream = stream_, .previous_event = {}, .async_finish = one.async};
@@ -155,14 +113,14 @@ void SelftestRank::finish(const SelftestCase& one, const EventHandle& event) {
 }
 
 DispatchResult SelftestRank::dispatch(const SelftestCase& one) {
-  const DispatchLayout layout = buffer_.get_dispatch_layout(selection_.view(), shape_.experts, {.stream = stream_});
+  const DispatchLayout layout =
+      buffer_.get_dispatch_layout(inputs_.selection.view(), shape_.experts, {.stream = stream_});
   DispatchArguments arguments;
-  arguments.x = one.fp8 ? x_8bit_.view() : x_bf16_.view();
-  if (one.fp8) arguments.x_scales = scales_.view();
+  inputs_.set_rows(arguments, one.fp8);
   arguments.use(layout);
   if (one.topk) {
-    arguments.topk_idx = selection_.view();
-    arguments.topk_weights = weights_.view();
+    arguments.topk_idx = inputs_.selection.view();
+    arguments.topk_weights = inputs_.weights.view();
   }
   if (one.worst) arguments.num_worst_tokens = shape_.ranks * shape_.tokens;
   DispatchResult result = buffer_.dispatch(arguments, call(one));
@@ -172,8 +130,7 @@ DispatchResult SelftestRank::dispatch(const SelftestCase& one) {
 
 Tensor SelftestRank::dispatch_again(const SelftestCase& one, const DispatchHandle& handle, bool fp8) {
   CachedDispatchArguments arguments;
-  arguments.x = fp8 ? x_8bit_.view() : x_bf16_.view();
-  if (fp8) arguments.x_scales = scales_.view();
+  inputs_.set_rows(arguments, fp8);
   arguments.handle = &handle;
   const CachedDispatchResult result = buffer_.cached_dispatch(arguments, call(one));
   finish(one, result.event);

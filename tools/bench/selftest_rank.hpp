@@ -5,9 +5,9 @@
 #include <string>
 #include <vector>
 
-#include "bench_support/workload.hpp"
 #include "deep_ep/buffer.hpp"
 #include "oracle/normal.hpp"
+#include "tools/bench/inputs.hpp"
 #include "tools/common/ranks.hpp"
 
 namespace deep_ep::tools {
@@ -68,7 +68,7 @@ class SelftestRank {
   int rank_;
   Stream stream_;
   Buffer buffer_;
-  DeviceTensor x_bf16_, x_8bit_, scales_, selection_, weights_;
+  RankInputs inputs_;
 };
 
 }  // namespace deep_ep::tools

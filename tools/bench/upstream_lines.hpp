@@ -14,34 +14,34 @@ namespace deep_ep::tools {
 class NormalModeLines {
  public:
   NormalModeLines(const NormalModeOptions& options, bool tune) : options_(options), tune_(tune) {}
-  void add(const Measurement& measurement);
+  void add(const Figure& figure) { all_.push_back(figure); }
   void print() const;
 
  private:
   void print_tokens(std::int64_t tokens) const;
   void print_all_of(const char* operation, const char* dtype, std::int64_t tokens) const;
-  double notify_seconds(const Measurement& of) const;
+  double notify_us(const Figure& of) const;
 
   const NormalModeOptions& options_;
   bool tune_;
-  std::vector<Measurement> all_;
+  std::vector<Figure> all_;
 };
 
 /// What test_low_latency.py prints, where each rank speaks for itself. Here rank 0 gives the slowest rank's times.
 class LowLatencyLines {
  public:
   explicit LowLatencyLines(const LowLatencyOptions& options, int ranks) : options_(options), ranks_(ranks) {}
-  void add(const LowLatencyMeasurement& measurement) { all_.push_back(measurement); }
+  void add(const Figure& figure) { all_.push_back(figure); }
   void print() const;
 
  private:
   void print_tokens(std::int64_t tokens) const;
-  const LowLatencyMeasurement* find(const char* operation, const char* variant, const char* part,
-                                    std::int64_t tokens) const;
+  static double rate_of_mean(const Figure& m);
+  const Figure* find(const char* operation, const char* variant, const char* part, std::int64_t tokens) const;
 
   const LowLatencyOptions& options_;
   int ranks_;
-  std::vector<LowLatencyMeasurement> all_;
+  std::vector<Figure> all_;
 };
 
 }  // namespace deep_ep::tools

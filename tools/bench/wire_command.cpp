@@ -3,7 +3,6 @@
 
 #include <CLI/CLI.hpp>
 #include <memory>
-#include <nlohmann/json.hpp>
 #include <string>
 
 #include "csrc/support/environment.hpp"
@@ -12,7 +11,6 @@
 #include "tools/bench/output/report.hpp"
 #include "tools/bench/wire.hpp"
 #include "tools/common/command_line.hpp"
-#include "tools/common/json_output.hpp"
 #include "tools/common/ranks.hpp"
 
 namespace deep_ep::tools {
@@ -26,7 +24,7 @@ struct WireCommand {
 
 constexpr const char* kWireLine = "{:<16}{:<20}{:<15}{:>10}{:>10}{:>9}{:>12}\n";
 
-void print_line(const Figure& m) {
+void print_wire_line(const Figure& m) {
   const auto show = [](const Figure::Number& number, const char* format) {
     return number ? fmt::format(fmt::runtime(format), *number) : "-";
   };
@@ -38,36 +36,24 @@ void print_line(const Figure& m) {
   std::fflush(stdout);
 }
 
-nlohmann::json to_json(const Figure& m) {
-  nlohmann::json json = {{"nic", m.nic}, {"operation", m.operation}, {"mode", m.mode}, {"bytes", *m.bytes}};
-  if (m.mean_us) json["mean_us"] = *m.mean_us;
-  if (m.gb_per_s) json["gb_per_s"] = *m.gb_per_s;
-  if (m.nominal_gb_per_s) json["nominal_gb_per_s"] = *m.nominal_gb_per_s;
-  return json;
-}
-
 int run_wire_command(WireCommand command) {
   constexpr double kQuick = 0.05;
   if (command.quick) command.wire.seconds = kQuick;
   if (command.wire.nics == std::vector<std::string>{"all"}) command.wire.nics.clear();
   const Patient patient = examine(topology::SystemRoot(), environment::of_process, environment::names_of_process());
   const auto subjects = wire_subjects(patient, command.wire);
-  Report report(command.output, true);
+  Report report(command.output, true, {{"benchmark", "wire"}});
   if (command.output.text()) {
     fmt::print("Each NIC writes to itself by this library's queue pairs, 32 KiB a message, {} s each.\n",
                command.wire.seconds);
     fmt::print("mean: of a round trip of 16 KiB and a flag, or of a fetch-add among many. nominal: of the link.\n\n");
     fmt::print(kWireLine, "NIC", "operation", "by", "mean us", "GB/s", "nominal", "share");
   }
-  nlohmann::json document = {{"benchmark", "wire"}, {"measurements", nlohmann::json::array()}};
   run_wire(subjects, command.wire.seconds, [&](const Figure& figure) {
     report.add(figure);
-    if (command.output.text()) print_line(figure);
-    document["measurements"].push_back(to_json(figure));
+    if (command.output.text()) print_wire_line(figure);
   });
-  const int status = report.finish(command.output.json ? &document : nullptr);
-  if (command.output.json) print_json(document);
-  return status;
+  return report.finish();
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-#include "bench_support/workload.hpp"
+#include "tools/bench/workload.hpp"
 
 #include <fmt/format.h>
 

@@ -6,10 +6,10 @@
 #include <string>
 #include <vector>
 
-#include "bench_support/workload.hpp"
 #include "deep_ep/bootstrap.hpp"
 #include "deep_ep/executor.hpp"
 #include "deep_ep/tensor.hpp"
+#include "tools/bench/workload.hpp"
 
 namespace deep_ep::tools {
 

@@ -12,6 +12,12 @@ inline CLI::Option* add_ranks_option(CLI::App& command, int& ranks, const char* 
   return command.add_option("--ranks", ranks, help)->check(CLI::Range(1, kMostRanks));
 }
 
+/// A flag that switches `value` off. The parser's own ("!--no-x") has "{false}" behind its name in the help.
+inline void add_off_flag(CLI::App& command, const char* names, bool& value, const char* help) {
+  command.add_flag_callback(
+      names, [&value] { value = false; }, help);
+}
+
 /// For choose_device.
 inline void add_device_option(CLI::App& command, std::string& device) {
   command.add_option("--device", device, "auto: GPUs when there is one for every rank")

@@ -5,9 +5,12 @@
 #include <algorithm>
 #include <chrono>
 #include <mutex>
-#include <optional>
+#include <utility>
 
 #include "deep_ep/buffer.hpp"
+#include "deep_ep/error.hpp"
+#include "oracle/bf16.hpp"
+#include "tools/common/check_rows.hpp"
 #include "tools/common/ranks.hpp"
 
 namespace deep_ep::tools {
@@ -15,28 +18,21 @@ namespace {
 
 constexpr auto kPhases = static_cast<std::size_t>(Phase::count);
 
-template <class T>
-std::span<const std::byte> bytes_of(const std::vector<T>& values) {
-  return std::as_bytes(std::span(values));
-}
-
 /// What the ranks share.
 struct Layer {
   const ModelShape& shape;
   const std::vector<Batch>& batches;
-  const std::vector<QuantizedRows>& quantized;
-  const Reference& reference;
+  const oracle::Dispatched& routes;
+  TokenPlace followed;
   std::mutex mutex;
   LayerResult result;
 
-  void add(const Difference& error) {
+  int ranks() const { return static_cast<int>(batches.size()); }
+  int local_experts() const { return shape.experts / ranks(); }
+  void add_error(const OutputError& error) {
     const std::lock_guard lock(mutex);
-    result.output.largest = std::max(result.output.largest, error.largest);
-    result.output.largest_of_bound = std::max(result.output.largest_of_bound, error.largest_of_bound);
-    if (error.differing > 0) {
-      result.output.differing += error.differing;
-      result.failures.push_back(fmt::format("{} ({} in all)", error.first, error.differing));
-    }
+    result.error.largest = std::max(result.error.largest, error.largest);
+    result.error.largest_of_bound = std::max(result.error.largest_of_bound, error.largest_of_bound);
   }
   void add_time(Phase phase, double seconds) {
     const std::lock_guard lock(mutex);
@@ -59,15 +55,10 @@ class LayerRank {
 
   void run() {
     const ModelShape& shape = layer_.shape;
-    const QuantizedRows& quantized = layer_.quantized[static_cast<std::size_t>(rank_)];
     DeviceTensor x(executor_, DType::bfloat16, {batch_.tokens, shape.hidden});
-    DeviceTensor x_8bit(executor_, DType::float8_e4m3, {batch_.tokens, shape.hidden});
-    DeviceTensor scales(executor_, DType::float32, {batch_.tokens, quantized.blocks});
     DeviceTensor experts(executor_, DType::int64, {batch_.tokens, shape.topk});
     DeviceTensor weights(executor_, DType::float32, {batch_.tokens, shape.topk});
     x.upload(batch_.x.data(), stream_);
-    x_8bit.upload(quantized.x.data(), stream_);
-    scales.upload(quantized.scales.data(), stream_);
     experts.upload(batch_.experts.data(), stream_);
     weights.upload(batch_.weights.data(), stream_);
 
@@ -86,28 +77,21 @@ class LayerRank {
       received = buffer_.dispatch(arguments, call_);
     });
 
-    // 3. The same once more as 8-bit rows with scales, along the routes that are known now.
-    CachedDispatchResult received_8bit;
-    timed(Phase::dispatch_8bit, [&] {
-      CachedDispatchArguments arguments;
-      arguments.x = x_8bit.view();
-      arguments.x_scales = scales.view();
-      arguments.handle = &received.handle;
-      received_8bit = buffer_.cached_dispatch(arguments, call_);
-    });
-
-    // 4. The experts of this rank, on the CPU. Their output replaces the received rows, from where combine can pull it.
+    // 3. The experts of this rank, on the CPU. Their output replaces the received rows, from where combine can pull it.
     auto rows = to_host<std::uint16_t>(executor_, received.recv_x.view(), stream_);
     const auto local_experts = to_host<std::int64_t>(executor_, received.recv_topk_idx->view(), stream_);
     const auto row_weights = to_host<float>(executor_, received.recv_topk_weights->view(), stream_);
-    check_received(rows, local_experts, row_weights, received_8bit, received.num_recv_tokens_per_expert);
+    check_received(rows, local_experts, row_weights, received.num_recv_tokens_per_expert);
+    const std::optional<std::size_t> followed = find_followed();
+    if (followed) note_arrival(*followed, rows, local_experts, row_weights);
     timed(Phase::experts, [&] {
-      const int first_expert = rank_ * layer_.reference.local_experts();
+      const int first_expert = rank_ * layer_.local_experts();
       apply_experts(shape, first_expert, rows, local_experts, row_weights);
     });
+    if (followed) visit()->sent_back = first_channel(rows, *followed);
     upload(executor_, received.recv_x.view(), rows.data(), stream_);
 
-    // 5. Bring the results home and add them up.
+    // 4. Bring the results home and add them up.
     CombineResult combined;
     timed(Phase::combine, [&] {
       CombineArguments arguments;
@@ -126,10 +110,9 @@ class LayerRank {
     for (const Batch& batch : layer.batches) most_tokens = std::max(most_tokens, batch.tokens);
     const auto row_bytes = std::int64_t{layer.shape.hidden} * 2;
     BufferOptions options;
-    // Twice: the rows of both dispatches live at the same time.
     options.heap_bytes =
-        2 * Buffer::heap_bytes_hint(static_cast<int>(layer.batches.size()), most_tokens, row_bytes, layer.shape.topk);
-    options.max_local_experts = std::max(options.max_local_experts, layer.reference.local_experts());
+        Buffer::heap_bytes_hint(static_cast<int>(layer.batches.size()), most_tokens, row_bytes, layer.shape.topk);
+    options.max_local_experts = std::max(options.max_local_experts, layer.local_experts());
     return options;
   }
 
@@ -144,49 +127,57 @@ class LayerRank {
     layer_.add_time(phase, std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
   }
 
+  const oracle::Received& expected() const { return layer_.routes.received[static_cast<std::size_t>(rank_)]; }
+
   void check_received(const std::vector<std::uint16_t>& rows, const std::vector<std::int64_t>& local_experts,
-                      const std::vector<float>& weights, const CachedDispatchResult& received_8bit,
-                      const std::vector<int>& rows_per_expert) {
-    const Reference& reference = layer_.reference;
-    std::vector<std::span<const std::byte>> sources;
-    std::vector<std::span<const std::byte>> sources_8bit;
-    std::vector<std::span<const std::byte>> source_scales;
-    for (std::size_t source = 0; source < layer_.batches.size(); ++source) {
-      sources.push_back(bytes_of(layer_.batches[source].x));
-      sources_8bit.push_back(bytes_of(layer_.quantized[source].x));
-      source_scales.push_back(bytes_of(layer_.quantized[source].scales));
-    }
+                      const std::vector<float>& weights, const std::vector<int>& rows_per_expert) {
     const auto hidden = static_cast<std::size_t>(layer_.shape.hidden);
-    layer_.add(reference.check_rows(rank_, "BF16 rows", bytes_of(rows), sources, hidden * 2));
-    layer_.add(reference.check_selection(rank_, local_experts, weights));
-
-    const auto rows_8bit = to_host<std::uint8_t>(executor_, received_8bit.recv_x.view(), stream_);
-    const auto scales = to_host<float>(executor_, received_8bit.recv_x_scales->view(), stream_);
-    const auto blocks = static_cast<std::size_t>(layer_.quantized.front().blocks);
-    layer_.add(reference.check_rows(rank_, "8-bit rows", bytes_of(rows_8bit), sources_8bit, hidden));
-    layer_.add(reference.check_rows(rank_, "scales", bytes_of(scales), source_scales, blocks * sizeof(float)));
-
-    const std::vector<int>& expected = reference.received(rank_).tokens_per_expert;
-    Difference counts;
-    if (rows_per_expert != expected) {
-      counts.differing = 1;
-      counts.first = fmt::format("rows of the experts of rank {}: {}, expected {}", rank_,
-                                 fmt::join(rows_per_expert, ","), fmt::join(expected, ","));
-    }
-    layer_.add(counts);
+    check_rows(expected(), rank_, "rows", rows, hidden, [&](int source, std::int64_t token, auto row) {
+      const std::vector<std::uint16_t>& x = layer_.batches[static_cast<std::size_t>(source)].x;
+      std::copy_n(x.begin() + token * layer_.shape.hidden, hidden, row.begin());
+    });
+    check_selection(expected(), rank_, local_experts, weights);
+    if (rows_per_expert == expected().tokens_per_expert) return;
+    throw Error(fmt::format("check: rows of the experts of rank {}: {}, expected {}", rank_,
+                            fmt::join(rows_per_expert, ","), fmt::join(expected().tokens_per_expert, ",")));
   }
 
   void check_combined(const CombineResult& combined) {
     const auto output = to_host<std::uint16_t>(executor_, combined.combined_x.view(), stream_);
-    layer_.add(layer_.reference.check_output(rank_, output));
+    layer_.add_error(check_output(layer_.shape, batch_, rank_, layer_.ranks(), output));
     // Every weight went to one rank and comes back from it alone, so it must be exactly the same number.
-    Difference error;
-    const auto weights = to_host<float>(executor_, combined.combined_topk_weights->view(), stream_);
-    if (weights != batch_.weights) {
-      error.differing = 1;
-      error.first = fmt::format("combined top-k weights of rank {} are not those sent", rank_);
+    if (to_host<float>(executor_, combined.combined_topk_weights->view(), stream_) != batch_.weights) {
+      throw Error(fmt::format("check: combined top-k weights of rank {} are not those sent", rank_));
     }
-    layer_.add(error);
+    if (rank_ == layer_.followed.rank) {
+      layer_.result.came_home = first_channel(output, static_cast<std::size_t>(layer_.followed.token));
+    }
+  }
+
+  // The way of the followed token. Each rank writes down its own part.
+  std::optional<TokenVisit>& visit() { return layer_.result.visits[static_cast<std::size_t>(rank_)]; }
+  float first_channel(const std::vector<std::uint16_t>& rows, std::size_t row) const {
+    return oracle::bf16_value(rows[row * static_cast<std::size_t>(layer_.shape.hidden)]);
+  }
+  std::optional<std::size_t> find_followed() const {
+    for (std::size_t row = 0; row < expected().src_rank.size(); ++row) {
+      const bool is_it =
+          expected().src_rank[row] == layer_.followed.rank && expected().src_idx[row] == layer_.followed.token;
+      if (is_it) return row;
+    }
+    return std::nullopt;
+  }
+  void note_arrival(std::size_t row, const std::vector<std::uint16_t>& rows,
+                    const std::vector<std::int64_t>& local_experts, const std::vector<float>& weights) {
+    TokenVisit arrival;
+    arrival.row = static_cast<std::int64_t>(row);
+    arrival.arrived = first_channel(rows, row);
+    const auto topk = static_cast<std::size_t>(layer_.shape.topk);
+    for (std::size_t k = row * topk; k < (row + 1) * topk; ++k) {
+      if (local_experts[k] < 0) continue;
+      arrival.experts.emplace_back(rank_ * layer_.local_experts() + static_cast<int>(local_experts[k]), weights[k]);
+    }
+    visit() = std::move(arrival);
   }
 
   Layer& layer_;
@@ -206,9 +197,7 @@ const char* name_of(Phase phase) {
     case Phase::layout:
       return "layout";
     case Phase::dispatch:
-      return "dispatch, BF16 rows";
-    case Phase::dispatch_8bit:
-      return "dispatch, 8-bit rows";
+      return "dispatch";
     case Phase::experts:
       return "experts (on the CPU)";
     case Phase::combine:
@@ -219,18 +208,13 @@ const char* name_of(Phase phase) {
   return "?";
 }
 
-LayerResult run_layer(const ModelShape& shape, const std::vector<Batch>& batches, const Reference& reference,
-                      Device::Kind device) {
+LayerResult run_layer(const ModelShape& shape, const std::vector<Batch>& batches, const oracle::Dispatched& routes,
+                      const TokenPlace& followed, Device::Kind device) {
   const auto ranks = static_cast<int>(batches.size());
-  std::vector<QuantizedRows> quantized(batches.size());
-  run_ranks(ranks, [&](int rank) {
-    const auto at = static_cast<std::size_t>(rank);
-    quantized[at] = quantize(shape, batches[at]);
-  });
-
   const auto bootstraps = make_thread_bootstraps(ranks);
-  Layer layer{shape, batches, quantized, reference, {}, {}};
+  Layer layer{shape, batches, routes, followed, {}, {}};
   layer.result.phase_seconds.assign(kPhases, 0.0);
+  layer.result.visits.resize(batches.size());
   run_ranks(ranks, [&](int rank) {
     const auto executor = make_executor(device, rank);
     // The first pass on a GPU loads kernels and fills pools; the second one is what later calls cost.

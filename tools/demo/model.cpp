@@ -5,7 +5,6 @@
 #include <numeric>
 
 #include "oracle/bf16.hpp"
-#include "oracle/fp8.hpp"
 #include "oracle/random.hpp"
 
 namespace deep_ep::tools {
@@ -167,22 +166,6 @@ void apply_experts(const ModelShape& shape, int first_expert, std::span<std::uin
     }
     for (std::size_t h = 0; h < hidden; ++h) x[h] = bf16_bits(sum[h]);
   }
-}
-
-QuantizedRows quantize(const ModelShape& shape, const Batch& batch) {
-  const auto hidden = static_cast<std::size_t>(shape.hidden);
-  QuantizedRows rows;
-  rows.blocks = (shape.hidden + oracle::kFp8Block - 1) / oracle::kFp8Block;
-  rows.x.resize(batch.x.size());
-  rows.scales.reserve(static_cast<std::size_t>(batch.tokens * rows.blocks));
-  for (std::size_t begin = 0; begin < batch.x.size();) {
-    const std::size_t row_end = (begin / hidden + 1) * hidden;
-    const std::size_t count = std::min<std::size_t>(oracle::kFp8Block, row_end - begin);
-    const auto x = std::span(batch.x).subspan(begin, count);
-    rows.scales.push_back(oracle::cast_fp8(x, false, std::span(rows.x).subspan(begin, count)));
-    begin += count;
-  }
-  return rows;
 }
 
 }  // namespace deep_ep::tools

@@ -45,12 +45,4 @@ void apply_expert(int expert, std::span<const std::uint16_t> x, std::span<std::u
 void apply_experts(const ModelShape& shape, int first_expert, std::span<std::uint16_t> rows,
                    std::span<const std::int64_t> local_experts, std::span<const float> weights);
 
-/// 8-bit rows with a scale for every 128 channels, as DeepSeek-V3 sends them.
-struct QuantizedRows {
-  std::int64_t blocks = 0;      ///< scales per row
-  std::vector<std::uint8_t> x;  ///< [tokens, hidden] float8_e4m3
-  std::vector<float> scales;    ///< [tokens, blocks]
-};
-QuantizedRows quantize(const ModelShape& shape, const Batch& batch);
-
 }  // namespace deep_ep::tools

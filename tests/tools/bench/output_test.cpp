@@ -1,18 +1,15 @@
-// What all benchmarks share: CSV, files of results, comparison, plots.
+// What all benchmarks share: CSV, files of results, comparison.
 #include <gtest/gtest.h>
 
 #include <filesystem>
 #include <fstream>
-#include <map>
 #include <regex>
 #include <set>
 
 #include "deep_ep/error.hpp"
 #include "tools/bench/output/compare.hpp"
 #include "tools/bench/output/csv.hpp"
-#include "tools/bench/output/plot.hpp"
 #include "tools/bench/output/results.hpp"
-#include "tools/bench/output/svg.hpp"
 
 namespace deep_ep::tools {
 namespace {
@@ -53,8 +50,6 @@ TEST(BenchCsv, FieldsComeBackAsTheyWere) {
   EXPECT_EQ(text.rows[0].line, 3);
   EXPECT_EQ(text.rows[1].line, 5);
   EXPECT_EQ(text.comments, std::vector<std::string>{" key: value"});
-  EXPECT_TRUE(text.ends_with_line);
-  EXPECT_FALSE(parse_csv("a,b", "file").ends_with_line);
   EXPECT_EQ(parse_csv("a,b\r\nc,d\r\n", "file").rows[1].fields, (std::vector<std::string>{"c", "d"}));
   EXPECT_NE(error_of([] { parse_csv("a\n\"b", "file"); }).find("file line 2"), std::string::npos);
 }
@@ -66,6 +61,10 @@ TEST(BenchFigure, EveryColumnGoesToCsvAndBack) {
   const ResultFile file = parse_results(figure_csv_header() + figure_csv_line(figure), "file");
   ASSERT_EQ(file.figures.size(), 1u);
   EXPECT_EQ(figure_csv_line(file.figures[0]), figure_csv_line(figure));
+  const nlohmann::json json = figure_json(figure);  // the same names
+  EXPECT_EQ(json.size(), figure_columns().size());
+  EXPECT_EQ(json["benchmark"], "1");
+  EXPECT_EQ(json["ranks"], 9);
   std::set<std::string> names;
   for (const FigureColumn& column : figure_columns()) names.insert(column.name);
   EXPECT_EQ(names.size(), figure_columns().size());
@@ -193,113 +192,6 @@ TEST(BenchCompare, SaysWhatTheFileLeavesOpen) {
   Figure nccl = theirs;
   nccl.by = "NCCL 2.30.7";  // another means for the same bytes is no peer of ours
   EXPECT_TRUE(compare({ours}, {.name = "f", .provenance = {}, .figures = {nccl}}).figures.empty());
-}
-
-/// A circle of an SVG, in places of the picture.
-struct Circle {
-  double x, y;
-};
-
-/// What a reader of the picture sees, from its text.
-class Picture {
- public:
-  explicit Picture(const std::string& svg) : svg_(svg) {
-    each(R"re(<circle cx="([0-9.]+)" cy="([0-9.]+)"[^>]*><title>([^<]*)</title>)re", [&](const std::smatch& found) {
-      points[found[3]] = {std::stod(found[1]), std::stod(found[2])};
-    });
-    each(R"re(<text x="([0-9.]+)" y="([0-9.]+)"[^>]*class="x-tick">([^<]*)<)re",
-         [&](const std::smatch& found) { x_ticks[found[3]] = std::stod(found[1]); });
-    each(R"re(<text x="([0-9.]+)" y="([0-9.]+)"[^>]*class="y-tick">([^<]*)<)re",
-         [&](const std::smatch& found) { y_ticks[std::stod(found[3])] = std::stod(found[2]) - 4; });
-    each(R"re(class="legend">([^<]*)<)re", [&](const std::smatch& found) { legend.push_back(found[1]); });
-    each(R"re(<polyline )re", [&](const std::smatch&) { ++polylines; });
-  }
-  /// The number that the y axis shows at a height.
-  double y_value(double y) const {
-    const auto& [low, low_y] = *y_ticks.begin();
-    const auto& [high, high_y] = *y_ticks.rbegin();
-    return low + (y - low_y) / (high_y - low_y) * (high - low);
-  }
-
-  std::map<std::string, Circle> points;
-  std::map<std::string, double> x_ticks;
-  std::map<double, double> y_ticks;
-  std::vector<std::string> legend;
-  int polylines = 0;
-
- private:
-  template <class Use>
-  void each(const char* pattern, Use&& use) {
-    const std::regex regex(pattern);
-    for (std::sregex_iterator at(svg_.begin(), svg_.end(), regex); at != std::sregex_iterator(); ++at) use(*at);
-  }
-  std::string svg_;
-};
-
-TEST(BenchPlot, PointsStandWhereTheAxesSay) {
-  std::vector<Figure> figures = {dispatch(4096, 118, 4), dispatch(4096, 236, 8), dispatch(4096, 316.85, 24)};
-  figures.push_back(dispatch(4096, 90, 4));
-  figures.back().operation = "combine & <more>";
-  const Chart chart = plot_bandwidth(figures, "sms");
-  const Picture picture(to_svg(chart));
-  EXPECT_EQ(picture.legend, (std::vector<std::string>{"dispatch fp8 cached", "combine &amp; &lt;more&gt; fp8 cached"}));
-  ASSERT_EQ(picture.points.size(), 4u);
-  EXPECT_EQ(picture.polylines, 1);  // one point is no line
-  for (const auto& [name, x, y] :
-       {std::tuple{"dispatch fp8 cached: 4, 118", "4", 118.0}, std::tuple{"dispatch fp8 cached: 8, 236", "8", 236.0},
-        std::tuple{"dispatch fp8 cached: 24, 316.85", "24", 316.85}}) {
-    ASSERT_TRUE(picture.points.contains(name)) << name;
-    EXPECT_NEAR(picture.points.at(name).x, picture.x_ticks.at(x), 0.11);
-    EXPECT_NEAR(picture.y_value(picture.points.at(name).y), y, 1);
-  }
-  EXPECT_GE(picture.y_ticks.rbegin()->first, 316.85);
-  EXPECT_EQ(picture.y_ticks.begin()->first, 0);
-}
-
-TEST(BenchPlot, ChoosesItsAxis) {
-  EXPECT_EQ(plot_bandwidth({dispatch(128, 1), dispatch(4096, 2)}, "").x_label, "tokens per rank");
-  EXPECT_EQ(plot_bandwidth({dispatch(128, 1, 4), dispatch(128, 2, 8)}, "").x_label, "SMs");
-  EXPECT_EQ(plot_bandwidth({dispatch(128, 1)}, "").x_label, "tokens per rank");
-  EXPECT_EQ(error_of([] { plot_bandwidth({dispatch(128, 1)}, "rdma_chunk"); }),
-            "there is nothing to plot: no measurement has a bandwidth and rows in a chunk by RDMA");
-}
-
-TEST(BenchPlot, BetweenNodesHasTwoLines) {
-  Figure figure = dispatch(128, 100);
-  figure.rdma_gb_per_s = 40;
-  Figure failed = dispatch(128, 900);
-  failed.status = "failed";
-  const Chart chart = plot_bandwidth({figure, failed}, "tokens");
-  ASSERT_EQ(chart.lines.size(), 2u);
-  EXPECT_EQ(chart.lines[0].name, "dispatch fp8 cached (NVLink)");
-  EXPECT_EQ(chart.lines[1].name, "dispatch fp8 cached (RDMA)");
-  EXPECT_EQ(chart.lines[1].points.front().second, 40);
-}
-
-TEST(BenchPlot, TakesWhatCrossesWhereThereIsNothingElse) {
-  Figure figure = dispatch(128, 0);
-  figure.gb_per_s.reset();
-  figure.rdma_wire_gb_per_s = 24;
-  const Chart chart = plot_bandwidth({figure}, "tokens");
-  ASSERT_EQ(chart.lines.size(), 1u);
-  EXPECT_EQ(chart.lines[0].name, "dispatch fp8 cached (RDMA wire)");
-}
-
-TEST(BenchPlot, WideAxesAreLogarithmic) {
-  const Picture picture(to_svg(plot_bandwidth({dispatch(1, 1), dispatch(64, 2), dispatch(4096, 3)}, "tokens")));
-  EXPECT_NEAR(picture.x_ticks.at("64") - picture.x_ticks.at("1"), picture.x_ticks.at("4096") - picture.x_ticks.at("64"),
-              0.3);
-}
-
-TEST(BenchPlot, TicksReachTheLargest) {
-  EXPECT_GE(ticks_up_to(0).size(), 2u);
-  for (const double largest : {0.003, 1.0, 7.5, 99.0, 101.0, 316.85, 12345.0}) {
-    const std::vector<double> ticks = ticks_up_to(largest);
-    EXPECT_GE(ticks.back(), largest);
-    EXPECT_LT(ticks[ticks.size() - 2], largest);
-    EXPECT_LE(ticks.size(), 8u);
-    EXPECT_GE(ticks.size(), 4u);
-  }
 }
 
 }  // namespace

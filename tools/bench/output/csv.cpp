@@ -36,7 +36,6 @@ class CsvParser {
         result.rows.push_back(row());
       }
     }
-    result.ends_with_line = text_.empty() || text_.back() == '\n';
     return result;
   }
 

@@ -18,7 +18,6 @@ struct CsvRow {
 struct CsvText {
   std::vector<std::string> comments;  ///< lines in front of the first row that begin with '#', without that
   std::vector<CsvRow> rows;           ///< empty lines and further comments are left out
-  bool ends_with_line = true;         ///< false: the last line has no end, as when a writer was killed
 };
 
 /// @throws InvalidArgument, with `name` and the line, for a quote without its other end.

@@ -58,6 +58,7 @@ const std::vector<FigureColumn>& figure_columns() {
       {"nvlink_wire_gb_per_s", &Figure::nvlink_wire_gb_per_s},
       {"rdma_wire_gb_per_s", &Figure::rdma_wire_gb_per_s},
       {"nominal_gb_per_s", &Figure::nominal_gb_per_s},
+      {"warps", &Figure::warps},
       {"status", &Figure::status},
       {"note", &Figure::note},
   };
@@ -103,13 +104,21 @@ void set_field(Figure& figure, const FigureColumn& column, const std::string& te
       column.member);
 }
 
-std::optional<double> number_in(const Figure& figure, const FigureColumn& column) {
-  if (const auto* count = std::get_if<Figure::Count Figure::*>(&column.member)) {
-    const Figure::Count& value = figure.**count;
-    return value ? std::optional(static_cast<double>(*value)) : std::nullopt;
+nlohmann::json figure_json(const Figure& figure) {
+  nlohmann::json json = nlohmann::json::object();
+  for (const FigureColumn& column : figure_columns()) {
+    std::visit(
+        [&](auto member) {
+          const auto& value = figure.*member;
+          if constexpr (std::is_same_v<std::decay_t<decltype(value)>, Figure::Text>) {
+            if (!value.empty()) json[column.name] = value;
+          } else {
+            if (value) json[column.name] = *value;
+          }
+        },
+        column.member);
   }
-  if (const auto* number = std::get_if<Figure::Number Figure::*>(&column.member)) return figure.**number;
-  return std::nullopt;
+  return json;
 }
 
 std::string figure_csv_header() {

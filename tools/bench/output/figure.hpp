@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -32,6 +33,7 @@ struct Figure {
 
   // How it was done.
   Count sms{}, nvl_chunk{}, rdma_chunk{};
+  Count warps{};  ///< of a block; empty: the library's default
 
   // What came out.
   Number median_us{}, min_us{}, max_us{}, mean_us{};
@@ -61,8 +63,8 @@ const FigureColumn* find_column(std::string_view name);
 std::string field_text(const Figure& figure, const FigureColumn& column);
 /// @throws InvalidArgument, without saying where, for a text that is no such value.
 void set_field(Figure& figure, const FigureColumn& column, const std::string& text);
-/// The value of a column of numbers.
-std::optional<double> number_in(const Figure& figure, const FigureColumn& column);
+/// All fields that have a value, by the names of columns.
+nlohmann::json figure_json(const Figure& figure);
 
 /// The first line of a CSV file, and that of a measurement.
 std::string figure_csv_header();

@@ -2,44 +2,19 @@
 
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
 #include <cstdio>
+#include <utility>
 
 #include "deep_ep/error.hpp"
 #include "tools/bench/output/compare.hpp"
-#include "tools/bench/output/plot.hpp"
+#include "tools/common/json_output.hpp"
 #include "tools/common/ranks.hpp"
 
 namespace deep_ep::tools {
 
-void add_plot_over_option(CLI::App& command, std::string& over) {
-  command
-      .add_option("--plot-over", over,
-                  fmt::format("What the plot goes over: {} (default: the first with several values)",
-                              fmt::join(plot_axes(), ", ")))
-      ->check(CLI::IsMember(plot_axes()));
-}
-
-void add_output_options(CLI::App& command, OutputOptions& options) {
-  CLI::Option* json = command.add_flag("--json", options.json, "Print JSON");
-  command.add_flag("--csv", options.csv, "Print CSV: a line of column names, then one for each measurement")
-      ->excludes(json);
-  CLI::Option* compare =
-      command.add_option("--compare", options.compare,
-                         "Also print these figures beside those of FILE.csv, or of results that come with the library "
-                         "(seed-b200): only what has the same shape");
-  command
-      .add_option("--fail-below", options.fail_below,
-                  "With --compare: exit with 1 where a ratio is below this; 1 = as fast as there")
-      ->check(CLI::PositiveNumber)
-      ->needs(compare);
-  command.add_option("--plot", options.plot, "Also draw the bandwidth, as this SVG file");
-  add_plot_over_option(command, options.plot_over);
-  command.add_flag("--progress", options.progress,
-                   "Say on stderr what is being measured, also where that is no terminal");
-}
-
-Report::Report(const OutputOptions& options, bool speaks) : options_(options), speaks_(speaks) {
+Report::Report(const OutputOptions& options, bool speaks, nlohmann::json setting)
+    : options_(options), speaks_(speaks), document_(std::move(setting)) {
+  document_["measurements"] = nlohmann::json::array();
   always_show_progress(options.progress && speaks);
   if (!options.compare.empty()) {
     reference_ = read_results(find_results(options.compare).string());
@@ -50,6 +25,7 @@ Report::Report(const OutputOptions& options, bool speaks) : options_(options), s
 
 void Report::add(const Figure& figure) {
   figures_.push_back(figure);
+  if (options_.json) document_["measurements"].push_back(figure_json(figure));
   if (!speaks_ || options_.text()) return;  // a table shows what has been measured
   clear_progress();
   if (options_.csv) {
@@ -60,10 +36,10 @@ void Report::add(const Figure& figure) {
                             figure.tokens ? fmt::format(", {} tokens", *figure.tokens) : ""));
 }
 
-int Report::finish_comparison(nlohmann::json* document) {
+int Report::finish_comparison() {
   const Comparison comparison = compare(figures_, *reference_);
-  if (document != nullptr) {
-    (*document)["comparison"] = comparison.json();
+  if (options_.json) {
+    document_["comparison"] = comparison.json();
   } else {
     // CSV goes on where a program reads it, without people's tables between.
     fmt::print(options_.csv ? stderr : stdout, "{}", comparison.text());
@@ -75,11 +51,12 @@ int Report::finish_comparison(nlohmann::json* document) {
   return 1;
 }
 
-int Report::finish(nlohmann::json* document) {
+int Report::finish() {
   if (!speaks_) return 0;
   clear_progress();
-  if (!options_.plot.empty()) write_text(options_.plot, to_svg(plot_bandwidth(figures_, options_.plot_over)));
-  return reference_ ? finish_comparison(document) : 0;
+  const int status = reference_ ? finish_comparison() : 0;
+  if (options_.json) print_json(document_);
+  return status;
 }
 
 }  // namespace deep_ep::tools

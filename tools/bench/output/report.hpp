@@ -1,4 +1,4 @@
-// What a benchmark does with its figures besides its table: CSV, comparison with a file, plot. All commands share it.
+// What a benchmark does with its figures besides its table: CSV, JSON, comparison with a file. All commands share it.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -19,35 +19,31 @@ struct OutputOptions {
   bool csv = false;
   std::string compare;               ///< a file of results
   std::optional<double> fail_below;  ///< the least ratio
-  std::string plot;                  ///< an SVG file to write
-  std::string plot_over;             ///< a column, or empty
   bool progress = false;             ///< also where stderr is no terminal
 
   bool text() const { return !json && !csv; }
 };
 
 void add_output_options(CLI::App& command, OutputOptions& options);
-/// The options that a plot has, for commands that only plot.
-void add_plot_over_option(CLI::App& command, std::string& over);
 
 class Report {
  public:
   /// Reads what is to be compared with, so that a wrong name is found before the run. `speaks`: this process prints; of
-  /// several processes one does.
-  Report(const OutputOptions& options, bool speaks);
+  /// several processes one does. `setting`: what the JSON document says besides measurements.
+  Report(const OutputOptions& options, bool speaks, nlohmann::json setting);
 
   /// Prints its line at once with --csv.
   void add(const Figure& figure);
-  const std::vector<Figure>& figures() const { return figures_; }
 
-  /// Compares and plots. Returns the exit status. With --json, `document` gets the comparison.
-  int finish(nlohmann::json* document = nullptr);
+  /// Compares, and prints the document. Returns the exit status.
+  int finish();
 
  private:
-  int finish_comparison(nlohmann::json* document);
+  int finish_comparison();
 
   const OutputOptions& options_;
   bool speaks_;
+  nlohmann::json document_;
   std::optional<ResultFile> reference_;
   std::vector<Figure> figures_;
 };

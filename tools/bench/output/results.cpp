@@ -1,10 +1,8 @@
 #include "tools/bench/output/results.hpp"
 
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <cstdio>
 #include <fstream>
 #include <iostream>
 #include <iterator>
@@ -66,6 +64,17 @@ std::vector<fs::path> result_folders(const fs::path& program) {
   return folders;
 }
 
+/// A whole file or standard input.
+std::string read_text(const std::string& file) {
+  if (file == "-") return {std::istreambuf_iterator<char>(std::cin), {}};
+  std::error_code ignored;
+  std::ifstream in(file, std::ios::binary);
+  std::ostringstream text;
+  if (in && !fs::is_directory(file, ignored)) text << in.rdbuf();
+  if (!in || fs::is_directory(file, ignored)) throw InvalidArgument(fmt::format("results {}: cannot read it", file));
+  return text.str();
+}
+
 }  // namespace
 
 std::string ResultFile::provenance_of(const std::string& key) const {
@@ -98,7 +107,7 @@ ResultFile parse_results(const std::string& text, const std::string& name) {
   return file;
 }
 
-ResultFile read_results(const std::string& file) { return parse_results(read_text(file, "results"), file); }
+ResultFile read_results(const std::string& file) { return parse_results(read_text(file), file); }
 
 fs::path find_results(const std::string& name) {
   std::error_code ignored;
@@ -122,31 +131,6 @@ fs::path find_results(const std::string& name, const fs::path& program) {
   std::ranges::sort(known);
   throw InvalidArgument(fmt::format("--compare {}: there is no such file{}{}", name,
                                     known.empty() ? "" : "; with the library come ", fmt::join(known, ", ")));
-}
-
-std::string read_text(const std::string& file, const std::string& option) {
-  if (file == "-") return {std::istreambuf_iterator<char>(std::cin), {}};
-  std::error_code ignored;
-  std::ifstream in(file, std::ios::binary);
-  std::ostringstream text;
-  if (in && !fs::is_directory(file, ignored)) text << in.rdbuf();
-  if (!in || fs::is_directory(file, ignored)) throw InvalidArgument(fmt::format("{} {}: cannot read it", option, file));
-  return text.str();
-}
-
-void write_text(const std::string& file, const std::string& text) {
-  // What is no ordinary file (a device, a pipe) cannot be replaced.
-  std::error_code ignored;
-  const bool replaces = !fs::exists(file, ignored) || fs::is_regular_file(file, ignored);
-  const std::string beside = replaces ? fmt::format("{}.{}.new", file, getpid()) : file;
-  std::ofstream out(beside, std::ios::binary | std::ios::trunc);
-  out << text;
-  out.close();
-  std::error_code error;
-  if (out && replaces) fs::rename(beside, file, error);
-  if (out && !error) return;
-  if (replaces) fs::remove(beside, ignored);
-  throw SystemError(fmt::format("{}: cannot write it", file));
 }
 
 }  // namespace deep_ep::tools

@@ -31,9 +31,4 @@ std::filesystem::path find_results(const std::string& name);
 /// The same, seen from the program `program`.
 std::filesystem::path find_results(const std::string& name, const std::filesystem::path& program);
 
-/// A whole file or standard input as text. @throws InvalidArgument with `option` where it cannot be read.
-std::string read_text(const std::string& file, const std::string& option);
-/// Writes beside the file, then renames: there is never half a file. @throws SystemError.
-void write_text(const std::string& file, const std::string& text);
-
 }  // namespace deep_ep::tools

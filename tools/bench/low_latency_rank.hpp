@@ -4,9 +4,9 @@
 #include <memory>
 #include <optional>
 
-#include "bench_support/workload.hpp"
 #include "deep_ep/buffer.hpp"
 #include "oracle/low_latency.hpp"
+#include "tools/bench/workload.hpp"
 #include "tools/common/ranks.hpp"
 
 namespace deep_ep::tools {

@@ -5,8 +5,8 @@
 #include <optional>
 #include <vector>
 
-#include "bench_support/workload.hpp"
 #include "deep_ep/buffer.hpp"
+#include "tools/bench/inputs.hpp"
 #include "tools/common/ranks.hpp"
 
 namespace deep_ep::tools {
@@ -15,7 +15,7 @@ class NormalModeBench {
  public:
   /// Collective. `shape` and `routes` must outlive the object.
   NormalModeBench(const WorkloadShape& shape, const Routes& routes, const std::shared_ptr<Bootstrap>& bootstrap,
-                 const std::shared_ptr<Executor>& executor);
+                  const std::shared_ptr<Executor>& executor);
 
   StreamHandle stream() const { return stream_; }
   Buffer& buffer() { return buffer_; }
@@ -27,8 +27,8 @@ class NormalModeBench {
   /// Layout, exchange of counts (the host waits for them) and dispatch.
   DispatchResult dispatch(bool as_8bit, const Config& config);
   /// Brings back the rows that `receive_for_combine` put in place. `pull` takes them from the heap; what is pushed
-  /// (between nodes: copied into the heap first) lies in ordinary memory, like the output of experts that do not know of
-  /// the heap.
+  /// (between nodes: copied into the heap first) lies in ordinary memory, like the output of experts that do not know
+  /// of the heap.
   CombineResult combine(CombineMode mode, const Config& config);
   void receive_for_combine(CombineMode mode);
   void release_rows();
@@ -42,10 +42,6 @@ class NormalModeBench {
 
  private:
   static BufferOptions buffer_options(const WorkloadShape& shape);
-  void fill_inputs();
-  /// Sets what both kinds of dispatch send.
-  template <class Arguments>
-  void set_rows(Arguments& arguments, bool as_8bit, const Config& config) const;
 
   const WorkloadShape& shape_;
   const Routes& routes_;
@@ -54,11 +50,7 @@ class NormalModeBench {
   Stream stream_;
   CallOptions call_;
   Buffer buffer_;
-  DeviceTensor x_bf16_;
-  DeviceTensor x_8bit_;
-  DeviceTensor scales_;
-  DeviceTensor selection_;
-  DeviceTensor weights_;
+  RankInputs inputs_;
   DispatchHandle handle_;
   CachedDispatchResult received_;
   std::optional<DeviceTensor> ordinary_rows_;

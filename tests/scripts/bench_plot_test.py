@@ -1,0 +1,97 @@
+"""scripts/bench_plot.py: which lines it makes of measurements, and what it refuses. Pictures where there is matplotlib."""
+
+import importlib.util
+import json
+import pathlib
+import subprocess
+import sys
+import tempfile
+import unittest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+HEAD = "# source: a test\nbenchmark,operation,dtype,mode,by,device,ranks,nodes,tokens,sms,median_us,gb_per_s,rdma_gb_per_s,rdma_wire_gb_per_s,status\n"
+TRACE = {"who_is_late": [{"tokens": 4, "waits": [
+    {"rank": rank, "dispatch": {"calls": [0, 2], "total_us": [0, 8]}, "combine": {"calls": [2, 0], "total_us": [6, 0]},
+     "ends_us": [10.5, 20, 30, 40]} for rank in range(2)]}]}  # fmt: skip
+
+
+def row(tokens=128, sms=24, rate="", rdma="", wire="", status="ok", operation="dispatch", median=50):
+    return f"intranode,{operation},fp8,cached,deep_ep,cuda,8,1,{tokens},{sms},{median},{rate},{rdma},{wire},{status}\n"
+
+
+class BenchPlot(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = pathlib.Path(folder.name)
+
+    def plot(self, rows, *options, status=0, name="a.csv"):
+        (self.folder / name).write_text(HEAD + rows if name.endswith(".csv") else rows)
+        done = subprocess.run([sys.executable, "-B", ROOT / "scripts/bench_plot.py", self.folder / name, *options],
+                              capture_output=True, text=True)  # fmt: skip
+        self.assertEqual(done.returncode, status, done.stderr)
+        return done.stdout + done.stderr
+
+    def test_the_best_of_each_place(self):
+        text = self.plot(
+            row(sms=4, rate=118) + row(sms=4, rate=100) + row(sms=8, rate=236) + row(sms=4, rate=90, operation="combine")
+        )
+        lines = [line.split("#")[0].split() for line in text.splitlines()]
+        self.assertEqual(lines[0], "dispatch fp8 cached, GB/s over SMs".split())
+        self.assertEqual(lines[1:3], [["4", "118"], ["8", "236"]])
+        self.assertEqual(lines[3], "combine fp8 cached, GB/s over SMs".split())
+
+    def test_it_chooses_its_axis(self):
+        self.assertIn("over tokens per rank", self.plot(row(rate=1) + row(tokens=4096, rate=2)))
+        self.assertIn("over SMs", self.plot(row(rate=1) + row(sms=8, rate=2)))
+        self.assertIn("over tokens per rank", self.plot(row(rate=1)))
+        self.assertIn("over ranks", self.plot(row(rate=1) + row(sms=8, rate=2), "--over", "ranks"))
+        self.assertIn(
+            "no measurement has a bandwidth and bytes of a message", self.plot(row(rate=1), "--over", "bytes", status=2)
+        )
+
+    def test_between_nodes_has_two_lines(self):
+        text = self.plot(row(rate=100, rdma=40) + row(rate=900, status="failed"))
+        self.assertIn("cached (NVLink), GB/s", text)
+        self.assertRegex(text, r"cached \(RDMA\), GB/s over tokens per rank\n +128 +40 ")
+        self.assertNotIn("900", text)
+        self.assertIn("cached (RDMA wire)", self.plot(row(wire=24)))
+
+    def test_times(self):
+        self.assertRegex(
+            self.plot(row(median=50) + row(median=40), "--times"), r"cached, microseconds over tokens per rank\n +128 +40 "
+        )
+
+    def test_results_that_come_with_the_library(self):
+        command = [sys.executable, "-B", ROOT / "scripts/bench_plot.py", "seed-b200-gke", "--where", "benchmark=internode", "--where",
+                   "nvl_chunk=4", "--where", "dtype=fp8", "--over", "rdma_chunk"]  # fmt: skip
+        done = subprocess.run(command, capture_output=True, text=True)
+        self.assertIn("dispatch fp8 by DeepEP (RDMA), GB/s over rows in a chunk by RDMA", done.stdout)
+
+    def test_what_it_refuses(self):
+        self.assertIn("allowed: COLUMN=VALUE", self.plot(row(rate=1), "--where", "colour=red", status=2))
+        self.assertIn("column gb_per_s: 'x' is no number", self.plot(row(rate="x"), status=2))
+        done = subprocess.run([ROOT / "scripts/bench_plot.py", "nothing"], capture_output=True, text=True)
+        self.assertEqual(done.returncode, 2)
+        self.assertRegex(done.stderr, "nothing: there is no such file; with the library come .*seed-b200")
+
+    def test_a_trace(self):
+        text = self.plot(json.dumps(TRACE), name="t.json")
+        self.assertIn("rank 1: dispatch sent 10.5, received 20.0, combine sent 30.0, received 40.0 us", text)
+        self.assertIn("this is not what", self.plot('{"measurements": []}', name="t.json", status=2))
+
+    @unittest.skipUnless(importlib.util.find_spec("matplotlib"), "matplotlib is not installed")
+    def test_pictures(self):
+        picture = self.folder / "p.svg"
+        self.assertIn(
+            "1 lines over tokens per rank", self.plot(row(tokens=1, rate=1) + row(tokens=64, rate=2), "--out", picture)
+        )
+        self.assertIn("</svg>", picture.read_text())
+        picture.unlink()
+        self.plot(json.dumps(TRACE), "--out", picture, name="t.json")
+        self.assertIn("</svg>", picture.read_text())
+        self.assertIn("--out", self.plot(row(rate=1), "--out", self.folder / "p.nothing", status=2))
+
+
+if __name__ == "__main__":
+    unittest.main()

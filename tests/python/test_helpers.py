@@ -107,6 +107,7 @@ def test_numbers():
     assert numbers.hash_tensor(x) == numbers.hash_tensor(x.flip(0)) != 0 == numbers.hash_tensors(x, (None, [x.flip(0)]))
     assert numbers.hash_tensors(x, 2 * x) == numbers.hash_tensor(x) ^ numbers.hash_tensor(2 * x)
     assert numbers.hash_tensor(torch.ones(3, dtype=torch.uint8)) == 3
+    assert numbers.hash_tensor(torch.empty_strided((1,), (16,), dtype=torch.int32).fill_(7)) == 7
     idx = torch.tensor([[2, 0, 2], [-1, 1, 1], [-1, -1, -1]])
     numbers.inplace_unique(idx, 3)
     assert idx.tolist() == [[2, 0, -1], [1, -1, -1], [-1, -1, -1]]
@@ -128,6 +129,8 @@ def test_eight_bits():
     signs = rows.float().sign().to(torch.float8_e4m3fn)
     packed = numbers.per_token_cast_back(signs, exponents)
     assert packed[0, :128].abs().amax() == 2 and packed[0, 128:].abs().amax() == packed[3, 128:].abs().amax() == 1
+    column = torch.empty_strided((5, 1), (1, 24), dtype=torch.int32).copy_(exponents)  # as low-latency calls give it
+    assert torch.equal(numbers.per_token_cast_back(signs, column), packed)
     packed = numbers.per_token_cast_back(signs, exponents.repeat(1, 2))  # of 32 channels each
     assert packed[0, :32].abs().amax() == 2 and packed[0, 32:64].abs().amax() == 1
     odd = x[:, :200].contiguous()

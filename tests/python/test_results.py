@@ -83,16 +83,6 @@ def make_buffer_of_one(**options):
     return Buffer(None, 1 << 20, 1 << 22, low_latency_mode=True, comm=Alone, **options)
 
 
-def test_nothing_of_torch_is_changed():
-    before = attributes_of_torch()
-    buffer = make_buffer_of_one()
-    for each in list(results_of_every_call(buffer)):
-        each.untyped_storage().resize_(0)
-    assert attributes_of_torch() == before
-    assert torch.Tensor.record_stream is torch._C.TensorBase.record_stream
-    assert torch.UntypedStorage.resize_ is torch._C.StorageBase.resize_
-
-
 def test_importing_changes_nothing():
     """In a process of its own: here everything is imported."""
     program = """

@@ -1,6 +1,5 @@
 """The surface: names, signatures, defaults, and what needs neither peers nor CUDA."""
 
-import inspect
 import pathlib
 import pickle
 import re
@@ -9,6 +8,8 @@ import sys
 
 import pytest
 import torch
+from common import signature_of
+from test_errors import Alone
 from time_scale import scaled
 
 import deep_ep
@@ -62,31 +63,9 @@ SIGNATURES = {
 }
 
 
-class Alone:
-    """A communicator of one."""
-
-    rank, size = 0, 1  # numbers, as mpi4py has them
-
-    def Get_rank(self):
-        return 0
-
-    def Get_size(self):
-        return 1
-
-    def allgather(self, value):
-        return [value]
-
-
 @pytest.mark.parametrize("function", SIGNATURES, ids=lambda function: function.__qualname__)
 def test_signature(function):
-    parameters = []
-    for parameter in inspect.signature(function).parameters.values():
-        if parameter.kind is inspect.Parameter.KEYWORD_ONLY and "*" not in parameters:
-            parameters.append("*")
-        assert parameter.kind in (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-        default = "" if parameter.default is inspect.Parameter.empty else f"={parameter.default!r}"
-        parameters.append(parameter.name + default)
-    assert ", ".join(parameters) == SIGNATURES[function]
+    assert signature_of(function) == SIGNATURES[function]
 
 
 def test_names():

@@ -3,13 +3,14 @@
 import elastic_reference as reference
 import pytest
 import torch
-from elastic_cases import H, M, check_handle, check_rows, make_buffer, send, two_ranks_a_node
+from common import ranks_a_node
+from elastic_cases import H, M, check_handle, check_rows, make_buffer, send
 from reference import make_case
 from test_calls import equal
 
 
 def round_trip(group, tokens, options, nodes=False):
-    with two_ranks_a_node(nodes):
+    with ranks_a_node(2 * nodes):
         buffers = {multiple: make_buffer(group, allow_multiple_reduction=multiple) for multiple in (True, False)}
     buffer = buffers[True]
     rank = buffer.rank_idx

@@ -6,7 +6,8 @@ import elastic_reference as reference
 import pytest
 import torch
 import torch.distributed as dist
-from elastic_cases import H, M, check_rows, make_buffer, send, two_ranks_a_node
+from common import ranks_a_node
+from elastic_cases import H, M, check_rows, make_buffer, send
 from reference import make_case
 from test_calls import equal
 from test_errors import plain_sentence
@@ -25,7 +26,7 @@ def lies_in(memory, tensor):
 def held_between_nodes(group):
     """Rows that programs keep, many times the size of the buffer. They do not lie in it: between nodes, what does not fit
     there takes a slower way."""
-    with two_ranks_a_node():
+    with ranks_a_node():
         buffer = make_buffer(group, num_bytes=16 << 20, hidden=HELD, num_max_tokens_per_rank=64)
     x = torch.full((64, HELD), float(buffer.rank_idx), dtype=torch.bfloat16)
     idx = torch.arange(4).expand(64, 4).contiguous()  # every rank gets every token

@@ -5,6 +5,7 @@ import inspect
 import elastic_reference as reference
 import pytest
 import torch
+from common import signature_of
 from elastic_cases import H, M, check_rows, make_buffer, send
 from reference import make_case
 from test_errors import Alone, plain_sentence
@@ -99,14 +100,7 @@ def test_calls_that_are_left_out():
 
 @pytest.mark.parametrize("name", SIGNATURES)
 def test_signature(name):
-    parameters = []
-    for parameter in inspect.signature(getattr(ElasticBuffer, name)).parameters.values():
-        if parameter.kind is inspect.Parameter.KEYWORD_ONLY and "*" not in parameters:
-            parameters.append("*")
-        assert parameter.kind in (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-        default = "" if parameter.default is inspect.Parameter.empty else f"={parameter.default!r}"
-        parameters.append(parameter.name + default)
-    assert ", ".join(parameters) == SIGNATURES[name]
+    assert signature_of(getattr(ElasticBuffer, name)) == SIGNATURES[name]
 
 
 def test_handle_signature():

@@ -1,7 +1,6 @@
 """deep_ep.utils: what test scripts in the manner of upstream's import."""
 
 import importlib
-import inspect
 import json
 import math
 import os
@@ -10,6 +9,7 @@ import types
 import pytest
 import torch
 import torch.distributed as dist
+from common import signature_of
 
 from deep_ep.utils import envs, gate, nvlink, refs, testing
 from deep_ep.utils import math as numbers
@@ -74,12 +74,7 @@ SIGNATURES = {
 @pytest.mark.parametrize("name", SIGNATURES)
 def test_signature(name):
     module, function = name.split(".")
-    parameters = []
-    for parameter in inspect.signature(getattr(importlib.import_module(f"deep_ep.utils.{module}"), function)).parameters.values():
-        star = "*" if parameter.kind is inspect.Parameter.VAR_POSITIONAL else ""
-        default = "" if parameter.default is inspect.Parameter.empty else f"={parameter.default!r}"
-        parameters.append(star + parameter.name + default)
-    assert ", ".join(parameters) == SIGNATURES[name]
+    assert signature_of(getattr(importlib.import_module(f"deep_ep.utils.{module}"), function)) == SIGNATURES[name]
 
 
 def test_signatures_are_complete():

@@ -1,10 +1,9 @@
 """The memory of low-latency calls as others may use it."""
 
-import os
-
 import low_latency_reference as reference
 import pytest
 import torch
+from common import ranks_a_node
 from low_latency_calls import M, combine, dispatch, ll_case, make_buffer, outputs_of
 
 
@@ -62,12 +61,8 @@ def test_combine_buffer_grown(ranks):
 
 def scratched(group, ranks_per_node, shrink):
     """LightLLM keeps values of its own there, from one cleaning to the next."""
-    if ranks_per_node:
-        os.environ["DEEP_EP_RANKS_PER_NODE"] = str(ranks_per_node)
-    try:
+    with ranks_a_node(ranks_per_node):
         buffer = make_buffer(group, experts=16, enable_shrink=shrink)
-    finally:
-        os.environ.pop("DEEP_EP_RANKS_PER_NODE", None)
     rank = buffer.rank
     case = ll_case([M] * buffer.group_size)
     outputs = outputs_of(case)

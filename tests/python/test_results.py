@@ -10,7 +10,7 @@ import sys
 
 import pytest
 import torch
-from elastic_cases import two_ranks_a_node
+from common import ranks_a_node
 from reference import make_case
 from test_calls import CONFIG, equal
 from test_errors import Alone, plain_sentence
@@ -388,7 +388,7 @@ def megatron_overlap(group, nodes):
     """One batch goes forward while the one before goes backward, layer by layer. Detached tensors of all layers stay until
     the backward pass."""
     layers, tokens = 2, 64
-    with two_ranks_a_node(nodes):
+    with ranks_a_node(2 * nodes):
         buffer = Buffer(group, 1 << 20)
     hidden = 256
     size = buffer.group_size

@@ -1,8 +1,5 @@
 """Buffers of the second interface, calls on them, and what their results must be."""
 
-import contextlib
-import os
-
 import elastic_reference as reference
 import torch
 from test_calls import equal
@@ -93,16 +90,6 @@ def check_rows(want, result, expand, zeroed=False, with_weights=True, x=None):
             equal(weights[:end][here], spread_weights(want, want.weights)[here], "weights of expanded rows")
     if not with_weights:
         assert weights is None
-
-
-@contextlib.contextmanager
-def two_ranks_a_node(wanted=True):
-    if wanted:
-        os.environ["DEEP_EP_RANKS_PER_NODE"] = "2"
-    try:
-        yield
-    finally:
-        os.environ.pop("DEEP_EP_RANKS_PER_NODE", None)
 
 
 def make_case_with(case, weights):

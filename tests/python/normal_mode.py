@@ -2,10 +2,10 @@
 
 import torch
 import torch.distributed as dist
-from common import bench, calc_diff, per_token_cast_back, per_token_cast_to_fp8
 
 import deep_ep
 from deep_ep.utils.exchange import all_reduce
+from deep_ep.utils.math import calc_diff, per_token_cast_back, per_token_cast_to_fp8
 
 
 def print_once(rank, text, end="\n"):
@@ -74,8 +74,6 @@ def run_cases(args, rank, num_ranks, group, buffer, config, mode):
     assert torch.allclose(layout[0], per_rank)
     mode.check_layout(layout[1], in_rank)
     assert torch.allclose(layout[2], per_expert) and torch.allclose(layout[3], in_rank)
-    seconds = bench(lambda: buffer.get_dispatch_layout(topk_idx, args.num_experts))[0]
-    print_once(rank, f"[layout] Kernel performance: {seconds * 1e3:.3f} ms\n")
     dist.barrier(group)
 
     x = torch.randn((tokens, hidden), dtype=torch.bfloat16)
@@ -159,5 +157,3 @@ def run_cases(args, rank, num_ranks, group, buffer, config, mode):
                         assert calc_diff(back_weights, topk_weights) < 1e-9
                     print_once(rank, " passed")
     print_once(rank, "")
-    x_fp8 = column_major(per_token_cast_to_fp8(x_rank))
-    return x, x_fp8, handle, (per_rank, in_rank, per_expert), expected_rows

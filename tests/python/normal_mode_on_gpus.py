@@ -1,9 +1,6 @@
-"""What test_intranode.py and test_internode.py do on GPUs only: CUDA graphs, and the host's time for a call."""
-
-import time
+"""What test_intranode.py and test_internode.py do on GPUs only: CUDA graphs."""
 
 import torch
-import torch.distributed as dist
 from normal_mode import make_inputs, print_once
 
 
@@ -47,25 +44,3 @@ def run_graphs(args, rank, num_ranks, buffer, config, mode):
         assert (recv_idx[rows:] == -1).all()
         assert torch.equal(back, wanted_back) and torch.equal(back_weights, wanted_weights)
     print_once(rank, " passed\n")
-
-
-def host_time(rank, group, buffer, config, inputs):
-    """How long a call keeps the host, the device far behind: cached dispatches and combines in a row."""
-    x, _, handle, _, _ = inputs
-    recv = buffer.dispatch(x, handle=handle, config=config)[0]
-    for name, call in (
-        ("dispatch", lambda: buffer.dispatch(x, handle=handle, config=config)),
-        ("combine", lambda: buffer.combine(recv, handle, config=config)),
-    ):
-        for _ in range(20):
-            call()
-        torch.cuda.synchronize()
-        dist.barrier(group)
-        times = []
-        for _ in range(100):
-            begin = time.perf_counter()
-            call()
-            times.append(time.perf_counter() - begin)
-        torch.cuda.synchronize()
-        times.sort()
-        print_once(rank, f"[host] {name}: median {times[50] * 1e6:.1f} us, least {times[0] * 1e6:.1f} us a call")

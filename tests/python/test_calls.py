@@ -241,18 +241,6 @@ def test_events(ranks):
     ranks(3).run(events)
 
 
-def other_defaults(group):
-    torch.set_default_dtype(torch.bfloat16)
-    try:
-        round_trip(group, [5, 6, 7], {})
-    finally:
-        torch.set_default_dtype(torch.float32)
-
-
-def test_default_dtype(ranks):
-    ranks(3).run(other_defaults)
-
-
 def grad_required(group):
     buffer = Buffer(group, SIZE)
     case = make_case([3, 4, 5])

@@ -3,7 +3,6 @@
 import subprocess
 import sys
 
-import pytest
 from test_helpers import NAMES
 from time_scale import scaled
 
@@ -38,24 +37,6 @@ assert not torch.cuda.is_initialized()
 print("all", len({ATTRIBUTES!r}))
 """
     assert in_a_fresh_interpreter(program).strip() == f"all {len(ATTRIBUTES)}"
-
-
-@pytest.mark.parametrize(
-    "statement",
-    [
-        "from deep_ep import ElasticBuffer, EPHandle, EventOverlap",
-        "from deep_ep.buffers.elastic import ElasticBuffer, EPHandle",
-        "from deep_ep.utils.event import EventHandle, EventOverlap",
-        "from deep_ep.utils import EventHandle, EventOverlap, math",
-    ],
-)
-def test_one_class_by_every_name(statement):
-    found = {}
-    exec(statement, found)
-    wanted = {"ElasticBuffer": ElasticBuffer, "EPHandle": EPHandle, "EventHandle": deep_ep.EventHandle,
-              "EventOverlap": deep_ep.EventOverlap, "math": deep_ep.utils.math}  # fmt: skip
-    for name in set(wanted) & set(found):
-        assert found[name] is wanted[name]
 
 
 def test_announced():

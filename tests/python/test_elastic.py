@@ -3,13 +3,14 @@
 import elastic_reference as reference
 import pytest
 import torch
-from elastic_cases import H, M, check_handle, check_rows, make_buffer, send, two_ranks_a_node
+from common import ranks_a_node
+from elastic_cases import H, M, check_handle, check_rows, make_buffer, send
 from reference import make_case
 from test_calls import equal
 
 
 def round_trip(group, tokens, options, nodes=False):
-    with two_ranks_a_node(nodes):
+    with ranks_a_node(2 * nodes):
         buffers = {multiple: make_buffer(group, allow_multiple_reduction=multiple) for multiple in (True, False)}
     buffer = buffers[True]
     rank = buffer.rank_idx
@@ -62,23 +63,6 @@ def test_many_selections_and_int32(ranks):
 
 def test_between_nodes(ranks):
     ranks(4).run(round_trip, [9, 14, 0, 5], {"num_topk": 4}, True)
-
-
-def duplicates(group):
-    """An expert twice in a row: one received row, two expanded ones."""
-    buffer = make_buffer(group)
-    idx = torch.tensor([[0, 0, 1], [-1, -1, -1], [1, 3, 1]])
-    x = torch.arange(3, dtype=torch.bfloat16).unsqueeze(1).expand(3, H).contiguous() + 1
-    rows, none, weights, handle, _ = buffer.dispatch(x, idx, torch.ones(3, 3), num_experts=4, do_expand=True)
-    assert none is None and weights.tolist() == [1.0] * rows.size(0)
-    assert handle.num_unaligned_recv_tokens_per_expert.tolist() == ([4, 6] if buffer.rank_idx == 0 else [0, 2])
-    back, back_weights, _ = buffer.combine(rows, handle, weights)
-    assert back[:, 0].tolist() == [3.0, 0.0, 9.0]
-    assert back_weights.tolist() == [[1.0] * 3, [0.0] * 3, [1.0] * 3]
-
-
-def test_duplicates(ranks):
-    ranks(2).run(duplicates)
 
 
 def backward(group):

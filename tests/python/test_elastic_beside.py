@@ -6,7 +6,8 @@ import elastic_reference as reference
 import pytest
 import torch
 import torch.distributed as dist
-from elastic_cases import H, M, check_rows, make_buffer, send, two_ranks_a_node
+from common import ranks_a_node
+from elastic_cases import H, M, check_rows, make_buffer, send
 from reference import make_case
 from test_calls import equal
 from test_errors import plain_sentence
@@ -25,7 +26,7 @@ def lies_in(memory, tensor):
 def held_between_nodes(group):
     """Rows that programs keep, many times the size of the buffer. They do not lie in it: between nodes, what does not fit
     there takes a slower way."""
-    with two_ranks_a_node():
+    with ranks_a_node():
         buffer = make_buffer(group, num_bytes=16 << 20, hidden=HELD, num_max_tokens_per_rank=64)
     x = torch.full((64, HELD), float(buffer.rank_idx), dtype=torch.bfloat16)
     idx = torch.arange(4).expand(64, 4).contiguous()  # every rank gets every token
@@ -43,29 +44,6 @@ def held_between_nodes(group):
 
 def test_held_between_nodes(ranks):
     ranks(4).run(held_between_nodes)
-
-
-def grown_between_nodes(group):
-    """Between nodes a buffer takes twice the memory that it is asked for. Without low-latency calls num_rdma_bytes are for
-    received tensors, too; that part is shown."""
-    small, large, rdma = 64 << 20, 72 << 20, 16 << 20
-    for factor, ranks_per_node in ((1, "2"), (2, "1")):
-        os.environ["DEEP_EP_RANKS_PER_NODE"] = ranks_per_node
-        try:
-            first = [Buffer(group, small), Buffer(group, large, rdma)]
-            second = [make_buffer(group, num_bytes=size) for size in (small, large)]
-        finally:
-            del os.environ["DEEP_EP_RANKS_PER_NODE"]
-        grown = [pair[1].runtime.local_memory().numel() - pair[0].runtime.local_memory().numel() for pair in (first, second)]
-        assert grown == [factor * (large - small) + (factor - 1) * rdma, factor * (large - small)]
-    everything, shown = first[1].runtime.local_memory(), first[1].get_local_buffer_tensor(torch.uint8, use_rdma_buffer=True)
-    assert shown.numel() == rdma and shown.data_ptr() == everything.data_ptr() + everything.numel() - rdma
-    part = first[1].get_local_buffer_tensor(torch.int32, torch.Size((3, 5)), 64, use_rdma_buffer=True)
-    assert part.shape == (3, 5) and part.data_ptr() == shown.data_ptr() + 64
-
-
-def test_memory_between_nodes(ranks):
-    ranks(2).run(grown_between_nodes)
 
 
 def other_settings(group):

@@ -26,32 +26,6 @@ def test_on_cpu_ranks(ranks):
         assert len(lines) == (0 if rank else len(results))
 
 
-def failing(group):
-    """One check fails on a rank: its line says where and why, and the next one runs."""
-    kept = elastic_checks._checks[:]
-
-    def wrong(ranks):
-        assert ranks.rank == 0, "as planned"
-
-    def right(ranks):
-        return "after it"
-
-    elastic_checks._checks[:] = [("wrong", wrong, False, True), ("right", right, False, True)]
-    try:
-        lines = []
-        elastic_checks.run_checks(group, group, torch.device("cpu"), say=lines.append)
-        return lines
-    finally:
-        elastic_checks._checks[:] = kept
-
-
-def test_a_failing_check(ranks):
-    first, second = ranks(2).run(failing)
-    assert len(first) == 2 and not second
-    assert first[0].startswith("FAIL wrong") and "rank 1: AssertionError in line" in first[0] and "as planned" in first[0]
-    assert first[1].startswith("PASS right") and first[1].endswith("after it")
-
-
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_on_gpus():
     script = os.path.join(os.path.dirname(os.path.abspath(__file__)), "elastic_checks.py")

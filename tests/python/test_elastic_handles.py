@@ -2,7 +2,8 @@
 
 import elastic_reference as reference
 import torch
-from elastic_cases import H, M, check_rows, make_buffer, make_case_with, send, spread_weights, two_ranks_a_node
+from common import ranks_a_node
+from elastic_cases import H, M, check_rows, make_buffer, make_case_with, send, spread_weights
 from reference import make_case
 from test_calls import equal
 from test_errors import Alone
@@ -13,7 +14,7 @@ from deep_ep.buffers.streams import CallStream
 
 
 def cached(group, nodes=False):
-    with two_ranks_a_node(nodes):
+    with ranks_a_node(2 * nodes):
         buffer = make_buffer(group)
     rank = buffer.rank_idx
     case = make_case([9, 14, 0, 5][: buffer.num_ranks], hidden=H, num_topk=4, drop=0.2)

@@ -5,6 +5,7 @@ import inspect
 import elastic_reference as reference
 import pytest
 import torch
+from common import signature_of
 from elastic_cases import H, M, check_rows, make_buffer, send
 from reference import make_case
 from test_errors import Alone, plain_sentence
@@ -29,14 +30,10 @@ def wrong_use(group):
     calls = [
         (ValueError, "topk_idx is None", call(idx=None)),
         (TypeError, "topk_idx is of type list", call(idx=[[1]])),
-        (ValueError, "topk_idx is torch.float32", call(idx=idx.float())),
         (ValueError, "topk_idx has .* tokens, allowed", lambda: buffer.dispatch(torch.zeros(M + 1, H), many, num_experts=4)),
         (ValueError, "num_experts is None", call(num_experts=None)),
-        (ValueError, "num_experts is 7", call(num_experts=7)),
         (TypeError, "num_experts is 8.0", call(num_experts=8.0)),
-        (ValueError, "expert_alignment is 0", call(expert_alignment=0)),
         (ValueError, "do_zero_padding", call(do_zero_padding=True)),
-        (ValueError, "recv_stats has 3", call(cumulative_local_expert_recv_stats=torch.zeros(3, dtype=torch.int32))),
         (ValueError, "recv_stats is given", lambda: buffer.dispatch(
             x, handle=handle, cumulative_local_expert_recv_stats=torch.zeros(4, dtype=torch.int32))),
         (AssertionError, "num_qps", call(num_qps=10**6)),
@@ -45,17 +42,13 @@ def wrong_use(group):
         (AssertionError, "expert_alignment is 2", lambda: buffer.dispatch(x, handle=handle, expert_alignment=2)),
         (AssertionError, "num_experts is 4", lambda: buffer.dispatch(x, handle=handle, num_experts=4)),
         (ValueError, "do_expand", lambda: buffer.dispatch(x, handle=handle, do_expand=True)),
-        (ValueError, "^x ", lambda: buffer.dispatch(x[1:], handle=handle)),
         (TypeError, "handle is of type tuple", lambda: buffer.dispatch(x, handle=())),
         (TypeError, "x_scales", call(x=(x, 1.0))),
-        (ValueError, "x_scales", call(x=(x, torch.ones(6, 1).double()))),
         (ValueError, "^x lies on a device", call(x=x.to("meta"))),
         (TypeError, "handle is of type NoneType", lambda: buffer.combine(rows, None)),
-        (ValueError, "^x is torch.float16", lambda: buffer.combine(rows.half(), handle)),
         (ValueError, "^x has", lambda: buffer.combine(torch.cat([rows, rows]), handle)),
         (ValueError, "topk_weights is of shape", lambda: buffer.combine(rows, handle, flat[2][:, :1].contiguous())),
         (ValueError, "topk_weights is given", lambda: single.combine(wide[0], wide[3], wide[2])),
-        (ValueError, "bias_0 is of shape", lambda: buffer.combine(rows, handle, bias=x[1:])),
         (TypeError, "bias is of type int", lambda: buffer.combine(rows, handle, bias=1)),
         (NotImplementedError, "pp_send", lambda: buffer.pp_send(x, 0)),
         (NotImplementedError, "engram", lambda: ElasticBuffer.get_engram_storage_size_hint(1, 2, 3)),
@@ -107,14 +100,7 @@ def test_calls_that_are_left_out():
 
 @pytest.mark.parametrize("name", SIGNATURES)
 def test_signature(name):
-    parameters = []
-    for parameter in inspect.signature(getattr(ElasticBuffer, name)).parameters.values():
-        if parameter.kind is inspect.Parameter.KEYWORD_ONLY and "*" not in parameters:
-            parameters.append("*")
-        assert parameter.kind in (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-        default = "" if parameter.default is inspect.Parameter.empty else f"={parameter.default!r}"
-        parameters.append(parameter.name + default)
-    assert ", ".join(parameters) == SIGNATURES[name]
+    assert signature_of(getattr(ElasticBuffer, name)) == SIGNATURES[name]
 
 
 def test_handle_signature():
@@ -172,10 +158,3 @@ def test_sizes_and_attributes():
     for kind, text, call in calls:
         with pytest.raises(kind, match=text):
             call()
-
-
-def test_more_sms_for_more_ranks():
-    from deep_ep.buffers import model
-
-    assert model.expected_ranks(8, 256, 1) == pytest.approx(1) and 5 < model.expected_ranks(8, 256, 8) < 8
-    assert model.expected_ranks(1, 4, 4) == 1

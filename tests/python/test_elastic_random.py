@@ -1,13 +1,13 @@
 """The second interface with arguments drawn at random, in a node and between nodes, against plain PyTorch; and how few
 operations its calls are made of."""
 
-import os
 import random
 
 import elastic_reference as reference
 import operation_counts
 import pytest
 import torch
+from common import ranks_a_node
 from reference import make_case
 from test_calls import equal
 from elastic_cases import check_handle, check_rows, check_scales
@@ -16,24 +16,10 @@ from test_errors import Alone
 from deep_ep.buffers.elastic import ElasticBuffer
 
 
-def nodes_of(ranks_per_node, make):
-    """What ``make`` returns, with this many ranks of this host on each node; 0: all of them."""
-    if ranks_per_node:
-        os.environ["DEEP_EP_RANKS_PER_NODE"] = str(ranks_per_node)
-    try:
-        return make()
-    finally:
-        os.environ.pop("DEEP_EP_RANKS_PER_NODE", None)
-
-
 def drawn(group, seeds, ranks_per_node):
-    buffers = {
-        multiple: nodes_of(
-            ranks_per_node,
-            lambda: ElasticBuffer(group, num_max_tokens_per_rank=64, hidden=512, num_topk=8, allow_multiple_reduction=multiple),
-        )
-        for multiple in (True, False)
-    }
+    settings = {"num_max_tokens_per_rank": 64, "hidden": 512, "num_topk": 8}
+    with ranks_a_node(ranks_per_node):
+        buffers = {multiple: ElasticBuffer(group, **settings, allow_multiple_reduction=multiple) for multiple in (True, False)}
     size, rank = buffers[True].num_ranks, buffers[True].rank_idx
     assert buffers[True].num_nvlink_ranks == (ranks_per_node or size)
     for seed in seeds:

@@ -1,9 +1,7 @@
 """Wrong use raises, names the argument, and leaves the buffer usable; a rank that dies makes the others time out."""
 
 import os
-import re
 import signal
-import threading
 import time
 
 import pytest
@@ -15,7 +13,7 @@ from test_calls import CONFIG, check_received, send
 from time_scale import scaled
 
 from deep_ep import Buffer, Config
-from deep_ep.errors import Error, RankMismatch
+from deep_ep.errors import RankMismatch
 
 
 def plain_sentence(text):
@@ -40,26 +38,18 @@ def test_wrong_types_before_any_call():
     outside = type("Outside", (Alone,), {"Get_rank": staticmethod(lambda: -1)})
     calls = [
         (TypeError, "num_nvl_bytes is 1000000.0", lambda: Buffer(None, 1e6, comm=Alone)),
-        (TypeError, "num_nvl_bytes is 1024.0", lambda: Buffer(None, 1024.0, comm=Alone)),
-        (TypeError, "num_rdma_bytes is '1024'", lambda: Buffer(None, 0, "1024", comm=Alone)),
         (TypeError, "group is of type str", lambda: Buffer("group")),
-        (TypeError, "group is of type type", lambda: Buffer(Alone)),
         (TypeError, "comm is of type int", lambda: Buffer(None, comm=3)),
         (ValueError, "rank of this process in group is -1, allowed: 0 to 0", lambda: Buffer(None, comm=outside)),
         (TypeError, "num_sms is 20.0", lambda: Config(20.0)),
-        (TypeError, "num_max_nvl_chunked_send_tokens is '6'", lambda: Config(20, "6")),
-        (TypeError, "hidden_bytes is 14336.0", lambda: Config().get_nvl_buffer_size_hint(14336.0, 8)),
         (TypeError, "num_ranks is None", lambda: Config().get_rdma_buffer_size_hint(14336, None)),
         (TypeError, "num_max_dispatch_tokens_per_rank is 128.0", lambda: hint(128.0, 7168, 8, 256)),
-        (TypeError, "num_experts is 2.5", lambda: hint(128, 7168, 8, 2.5)),
         (TypeError, "rank_to_mask is 0.5", lambda: masked(0.5, True)),
         (TypeError, "mask_status is of type int", lambda: buffer.low_latency_query_mask_buffer(3)),
         (TypeError, "handle is of type int", lambda: buffer.get_next_low_latency_combine_buffer(3)),
-        (TypeError, "hidden is 2.5", lambda: buffer.clean_low_latency_buffer(8, 2.5, 4)),
         (TypeError, "max_tokens is of type float, expected an integer", lambda: buffer.low_latency_dispatch(x, idx, 8.0, 4)),
         (ValueError, "^x lies on a device .*: meta", lambda: buffer.low_latency_dispatch(x.to("meta"), idx, 8, 4)),
         (TypeError, "dtype is of type str", lambda: buffer.get_local_buffer_tensor("int8")),
-        (TypeError, "offset is 1.5", lambda: buffer.get_local_buffer_tensor(torch.int8, offset=1.5)),
         (TypeError, "size is of type int", lambda: buffer.get_local_buffer_tensor(torch.int8, 3)),
     ]
     for number, (kind, text, call) in enumerate(calls):
@@ -84,69 +74,6 @@ def test_rank_outside_of_the_group(ranks):
     ranks(3).run(outside_of_the_group)
 
 
-def interrupted(group, call):
-    """Ctrl-C while a call waits for a rank that does not come."""
-    import threading
-
-    from low_latency_calls import M, dispatch, ll_case, make_buffer
-
-    buffer = make_buffer(group) if call == "low latency" else Buffer(group, 1 << 22)
-    case = ll_case([M] * 2) if call == "low latency" else make_case([6] * 2)
-    handle = send(buffer, case)[4] if call == "cached dispatch" else None
-    torch.distributed.barrier(group)
-    if buffer.rank == 1:
-        torch.distributed.barrier(group)
-        return 0.0
-    was = signal.signal(signal.SIGINT, signal.default_int_handler)
-    times = []
-
-    def press():
-        times.append(time.monotonic())
-        os.kill(os.getpid(), signal.SIGINT)
-
-    timer = threading.Timer(0.3, press)
-    timer.start()
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            if call == "low latency":
-                dispatch(buffer, case)
-            elif handle is not None:
-                buffer.dispatch(case.x[0], handle=handle, config=CONFIG)
-            else:
-                send(buffer, case)
-        seconds = time.monotonic() - times[0]
-    finally:
-        timer.join()
-        signal.signal(signal.SIGINT, was)
-    torch.distributed.barrier(group)
-    return seconds
-
-
-@pytest.mark.parametrize("call", ["dispatch", "cached dispatch", "low latency"])
-def test_interrupt_ends_a_call(ranks, call):
-    assert max(ranks(2).run(interrupted, call)) < scaled(1)
-
-
-def too_many_tokens(group):
-    from low_latency_calls import M, dispatch, ll_case, make_buffer
-
-    buffer = make_buffer(group)
-    tokens = [M] * buffer.group_size
-    tokens[1] += 1
-    begin = time.monotonic()
-    if buffer.rank == 1:
-        with pytest.raises(ValueError, match=rf"number of tokens \(rows of x\) is {M + 1}"):
-            dispatch(buffer, ll_case(tokens))
-    else:
-        with pytest.raises(RankMismatch, match="at most max_tokens on rank . but more than max_tokens on rank 1"):
-            dispatch(buffer, ll_case(tokens))
-    return time.monotonic() - begin
-
-
-def test_too_many_tokens_on_one_rank(ranks):
-    assert max(ranks(3).run(too_many_tokens)) < scaled(3)
-
-
 def wrong_use(group):
     buffer = Buffer(group, 1 << 22)
     rank, ranks = buffer.rank, buffer.group_size
@@ -167,63 +94,33 @@ def wrong_use(group):
     def combine(*arguments, **options):
         return lambda: buffer.combine(*arguments, config=CONFIG, **options)
 
-    with_list = [x.to(torch.float8_e4m3fn)]
+    # What the library checks is tested in C++ (buffer/arguments_test.cpp): here, that errors arrive as Python's, with their text.
     calls = [
         (ValueError, "topk_idx", lambda: buffer.get_dispatch_layout(idx.float(), 12)),
-        (ValueError, "topk_idx", lambda: buffer.get_dispatch_layout(idx.t(), 12)),
-        (ValueError, "topk_idx", lambda: buffer.get_dispatch_layout(idx[0], 12)),
         (TypeError, "topk_idx", lambda: buffer.get_dispatch_layout([[1]], 12)),
-        (ValueError, "num_experts", lambda: buffer.get_dispatch_layout(idx, 0)),
-        (ValueError, "num_experts", lambda: buffer.get_dispatch_layout(idx, ranks * 3 + 1)),
-        (ValueError, "^x ", dispatch(x=x[:, :5])),
+        (TypeError, "num_experts is of type float, expected an integer", lambda: buffer.get_dispatch_layout(idx, 12.0)),
         (ValueError, "^x ", dispatch(x=x.t())),
-        (ValueError, "^x ", dispatch(x=x[0])),
-        (ValueError, "^x ", dispatch(x=with_list)),
+        (ValueError, "^x ", dispatch(x=[x.to(torch.float8_e4m3fn)])),
         (TypeError, "^x ", dispatch(x=None)),
         (TypeError, "x_scales", dispatch(x=(x.to(torch.float8_e4m3fn), 1.0))),
-        (ValueError, "x_scales", dispatch(x=(x.to(torch.float8_e4m3fn), torch.ones(5, 1)))),
         (ValueError, "x_scales", dispatch(x=(x.to(torch.float8_e4m3fn), torch.ones(6, 1).double()))),
-        (ValueError, "is_token_in_rank", dispatch(is_token_in_rank=in_rank[:, :1])),
-        (ValueError, "is_token_in_rank", dispatch(is_token_in_rank=in_rank.int())),
-        (ValueError, "num_tokens_per_rank", dispatch(num_tokens_per_rank=per_rank.long())),
-        (ValueError, "num_tokens_per_expert", dispatch(num_tokens_per_expert=per_expert[1:])),
         (ValueError, "topk_weights", dispatch(topk_weights=None)),
-        (ValueError, "topk_weights", dispatch(topk_weights=weights.double())),
-        (ValueError, "topk_weights", dispatch(topk_weights=weights[:, :1])),
-        (ValueError, "topk_idx", dispatch(topk_idx=idx[1:])),
-        (ValueError, "expert_alignment", dispatch(expert_alignment=0)),
-        (ValueError, "num_worst_tokens", dispatch(num_worst_tokens=-1)),
         (TypeError, "previous_event", dispatch(previous_event=type("Event", (), {"event": 3})())),
         (TypeError, "previous_event is of type int", dispatch(previous_event=3)),
-        (TypeError, "previous_event is of type str", combine(rows, handle, previous_event="event")),
         (TypeError, "config is of type int", dispatch(config=24)),
-        (TypeError, "config is of type dict", lambda: buffer.combine(rows, handle, config={"num_sms": 24})),
         (TypeError, "expert_alignment is of type float, expected an integer", dispatch(expert_alignment=2.0)),
-        (TypeError, "num_worst_tokens is of type float, expected an integer", dispatch(num_worst_tokens=64.0)),
         (ValueError, "^x lies on a device .*: meta", dispatch(x=x.to("meta"))),
         (ValueError, "^x is a view .* negatives .* x.resolve_neg", dispatch(x=torch._neg_view(x))),
         (ValueError, "^x is a view .* conjugates .* x.resolve_conj", dispatch(x=torch.zeros(6, 4, dtype=torch.complex64).conj())),
-        (ValueError, "^topk_weights is a view .* negatives", dispatch(topk_weights=torch._neg_view(weights))),
-        (ValueError, "^topk_weights is a view .* negatives", combine(rows, handle, torch._neg_view(result[2]))),
-        (ValueError, "^topk_idx lies on a device .*: meta", lambda: buffer.get_dispatch_layout(idx.to("meta"), 12)),
         (ValueError, "^topk_weights has layout torch.sparse_coo", dispatch(topk_weights=weights.to_sparse())),
         (ValueError, "^topk_idx has dtype torch.bits8", lambda: buffer.get_dispatch_layout(torch.empty(3, 2, dtype=torch.bits8), 12)),
-        (ValueError, "^topk_idx ", dispatch(topk_idx=idx.to(torch.int16))),
-        (TypeError, "num_experts is of type float, expected an integer", lambda: buffer.get_dispatch_layout(idx, 12.0)),
         (AssertionError, "num_tokens_per_rank", dispatch(num_tokens_per_rank=None)),
-        (AssertionError, "is_token_in_rank", dispatch(is_token_in_rank=None)),
-        (AssertionError, "num_tokens_per_expert", dispatch(num_tokens_per_expert=None)),
         (AssertionError, "topk_idx", lambda: buffer.dispatch(x, handle=handle, topk_idx=idx, config=CONFIG)),
-        (ValueError, "^x ", cached(x[1:])),
         (TypeError, "handle", cached(x, handle[0])),
         (ValueError, "handle", cached(x, handle[:3])),
         (ValueError, r"handle\[5\]", cached(x, handle[:5] + (handle[5].float(),))),
-        (ValueError, "^x ", combine(rows[1:], handle)),
-        (ValueError, "^x ", combine(rows.half(), handle)),
         (TypeError, "^x ", combine((rows, rows), handle)),
         (TypeError, "handle", combine(rows, None)),
-        (ValueError, "topk_weights", combine(rows, handle, weights[:1].expand(rows.size(0) + 1, -1).contiguous())),
-        (ValueError, "bias_0", combine(rows, handle, bias=x[1:])),
         (ValueError, "bias_1", combine(rows, handle, bias=(None, x.float()))),
         (ValueError, "bias", combine(rows, handle, bias=(x,))),
         (TypeError, "bias", combine(rows, handle, bias=1.0)),
@@ -238,41 +135,6 @@ def wrong_use(group):
 
 def test_wrong_use(ranks):
     ranks(3).run(wrong_use)
-
-
-def two_threads(group):
-    buffer = Buffer(group, 1 << 22)
-    rank = buffer.rank
-    case = make_case([6] * buffer.group_size)
-    results = []
-
-    def dispatch():
-        while not results:
-            try:
-                results.append(send(buffer, case))
-            except Error as error:  # the other thread was in a call just then: nothing was sent
-                assert "in use by another thread" in str(error)
-
-    if rank == 0:
-        thread = threading.Thread(target=dispatch)
-        thread.start()  # rank 1 comes when this rank has seen the error
-        text, end = "", time.monotonic() + scaled(20)
-        while not text and time.monotonic() < end:
-            try:
-                buffer.runtime.check()
-            except Error as error:
-                text = str(error)
-        torch.distributed.barrier(group)
-        thread.join()
-        assert text.startswith("check: the buffer is in use by another thread, which is in ")
-    else:
-        torch.distributed.barrier(group)
-        dispatch()
-    check_received(results[0], reference.dispatched(case, rank), rank)
-
-
-def test_two_threads(ranks):
-    ranks(2).run(two_threads)
 
 
 def mismatch(group):

@@ -1,7 +1,6 @@
 """deep_ep.utils: what test scripts in the manner of upstream's import."""
 
 import importlib
-import inspect
 import json
 import math
 import os
@@ -10,6 +9,7 @@ import types
 import pytest
 import torch
 import torch.distributed as dist
+from common import signature_of
 
 from deep_ep.utils import envs, gate, nvlink, refs, testing
 from deep_ep.utils import math as numbers
@@ -74,12 +74,7 @@ SIGNATURES = {
 @pytest.mark.parametrize("name", SIGNATURES)
 def test_signature(name):
     module, function = name.split(".")
-    parameters = []
-    for parameter in inspect.signature(getattr(importlib.import_module(f"deep_ep.utils.{module}"), function)).parameters.values():
-        star = "*" if parameter.kind is inspect.Parameter.VAR_POSITIONAL else ""
-        default = "" if parameter.default is inspect.Parameter.empty else f"={parameter.default!r}"
-        parameters.append(star + parameter.name + default)
-    assert ", ".join(parameters) == SIGNATURES[name]
+    assert signature_of(getattr(importlib.import_module(f"deep_ep.utils.{module}"), function)) == SIGNATURES[name]
 
 
 def test_signatures_are_complete():
@@ -107,6 +102,7 @@ def test_numbers():
     assert numbers.hash_tensor(x) == numbers.hash_tensor(x.flip(0)) != 0 == numbers.hash_tensors(x, (None, [x.flip(0)]))
     assert numbers.hash_tensors(x, 2 * x) == numbers.hash_tensor(x) ^ numbers.hash_tensor(2 * x)
     assert numbers.hash_tensor(torch.ones(3, dtype=torch.uint8)) == 3
+    assert numbers.hash_tensor(torch.empty_strided((1,), (16,), dtype=torch.int32).fill_(7)) == 7
     idx = torch.tensor([[2, 0, 2], [-1, 1, 1], [-1, -1, -1]])
     numbers.inplace_unique(idx, 3)
     assert idx.tolist() == [[2, 0, -1], [1, -1, -1], [-1, -1, -1]]
@@ -128,6 +124,8 @@ def test_eight_bits():
     signs = rows.float().sign().to(torch.float8_e4m3fn)
     packed = numbers.per_token_cast_back(signs, exponents)
     assert packed[0, :128].abs().amax() == 2 and packed[0, 128:].abs().amax() == packed[3, 128:].abs().amax() == 1
+    column = torch.empty_strided((5, 1), (1, 24), dtype=torch.int32).copy_(exponents)  # as low-latency calls give it
+    assert torch.equal(numbers.per_token_cast_back(signs, column), packed)
     packed = numbers.per_token_cast_back(signs, exponents.repeat(1, 2))  # of 32 channels each
     assert packed[0, :32].abs().amax() == 2 and packed[0, 32:64].abs().amax() == 1
     odd = x[:, :200].contiguous()

@@ -1,4 +1,4 @@
-"""Dispatch and combine between nodes: every combination of options, then timings.
+"""Dispatch and combine between nodes: every combination of options. `deep_ep bench internode` has the timings.
 
 One command a node: ``WORLD_SIZE=2 RANK=0 MASTER_ADDR=... python tests/python/test_internode.py``, as upstream's script of
 this name means WORLD_SIZE (nodes) and RANK (of the node); or torchrun, which is told by LOCAL_RANK. With
@@ -12,11 +12,13 @@ import sys
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from common import bench, free_port, hash_tensor, init_dist, launched_by_torchrun, per_token_cast_to_fp8
+from common import free_port, launched_by_torchrun
 from normal_mode import InsideANode, column_major, print_once, run_cases
-from normal_mode_on_gpus import host_time, run_graphs
+from normal_mode_on_gpus import run_graphs
 
 import deep_ep
+from deep_ep.utils.envs import init_dist
+from deep_ep.utils.math import hash_tensor, per_token_cast_to_fp8
 
 GPU = torch.cuda.is_available()
 
@@ -46,32 +48,6 @@ class BetweenNodes(InsideANode):
 
     def biases(self, x):
         return torch.ones_like(x), torch.randn_like(x)
-
-
-def tune(rank, num_ranks, buffer, num_sms, nodes, inputs):
-    """Bandwidths as upstream counts them: rows that come over the network or stay in the node, and rows received. The
-    chunk sizes change nothing here; the lines stay comparable."""
-    x, x_fp8, handle, (per_rank, in_rank, per_expert), received = inputs
-    over_network = in_rank.view(in_rank.size(0), nodes, -1).any(dim=2).sum().item()
-    recv = buffer.dispatch(
-        x, num_tokens_per_rank=per_rank, is_token_in_rank=in_rank, num_tokens_per_expert=per_expert,
-        config=deep_ep.Config(num_sms, 8, 512, 16, 128),
-    )  # fmt: skip
-    recv, handle = recv[0], recv[4]
-    bf16, fp8 = x.size(1) * 2, x.size(1) * (1 + 4 / 128)
-    for name, row_bytes, call in (
-        ("dispatch (FP8)", fp8, lambda config: buffer.dispatch(x_fp8, handle=handle, config=config)),
-        ("dispatch (BF16)", bf16, lambda config: buffer.dispatch(x, handle=handle, config=config)),
-        ("combine", bf16, lambda config: buffer.combine(recv, handle, config=config)),
-    ):
-        config = deep_ep.Config(num_sms, 4, 512, 16, 128)
-        seconds = bench(lambda: call(config))[0]
-        print_once(
-            rank,
-            f"[tuning] Best {name}: SMs {num_sms}, NVL chunk 4, RDMA chunk 16, {seconds * 1e6:.2f} us, "
-            f"{over_network * row_bytes / 1e9 / seconds:.2f} GB/s (RDMA), "
-            f"{received * row_bytes / 1e9 / seconds:.2f} GB/s (NVL)",
-        )
 
 
 def repeat(args, rank, num_ranks, group, buffer, config, mode):
@@ -108,13 +84,11 @@ def run_rank(local_rank, args):
     )
     mode = BetweenNodes(nodes, args.num_topk_groups or min(nodes, 4))
     config = deep_ep.Config(num_sms, 8, 512, 16, 128)
-    inputs = run_cases(args, rank, num_ranks, group, buffer, config, mode)
+    run_cases(args, rank, num_ranks, group, buffer, config, mode)
     if args.pressure_test_mode:
         repeat(args, rank, num_ranks, group, buffer, config, mode)
-    tune(rank, num_ranks, buffer, num_sms, nodes, inputs)
     if GPU:
         run_graphs(args, rank, num_ranks, buffer, config, mode)
-        host_time(rank, group, buffer, config, inputs)
     if args.test_ll_compatibility:
         low_latency_beside(rank, num_ranks, buffer)
     assert buffer.get_local_buffer_tensor(torch.uint8, use_rdma_buffer=True).numel() == int(1e9)
@@ -171,6 +145,8 @@ if __name__ == "__main__":
     arguments = parse()
     if launched_by_torchrun():
         arguments.num_processes = int(os.environ["LOCAL_WORLD_SIZE"])
+        for name in ("WORLD_SIZE", "RANK"):  # of nodes, as below
+            os.environ[name] = str(int(os.environ[name]) // arguments.num_processes)
         run_rank(int(os.environ["LOCAL_RANK"]), arguments)
     else:
         mp.spawn(run_rank, args=(arguments,), nprocs=arguments.num_processes)

@@ -10,7 +10,6 @@ import time
 
 import pytest
 import reference
-import torch
 from reference import make_case
 from test_calls import CONFIG, check_received, equal, send
 from time_scale import scaled
@@ -39,21 +38,6 @@ def outlive(group):
 
 def test_tensors_outlive_the_buffer(ranks):
     ranks(3).run(outlive)
-
-
-def side_by_side(group):
-    first, second = Buffer(group, 1 << 22), Buffer(group, 1 << 22)
-    cases = [make_case([20, 30, 10], seed=1), make_case([1, 0, 50], seed=2)]
-    kept = []
-    for _ in range(3):
-        for buffer, case in zip((first, second), cases):
-            kept.append((send(buffer, case), case))
-    for result, case in kept:
-        check_received(result, reference.dispatched(case, group.rank()), group.rank())
-
-
-def test_two_buffers(ranks):
-    ranks(3).run(side_by_side)
 
 
 def resident_bytes():
@@ -216,27 +200,6 @@ def test_a_program_that_leaves_its_gloo_groups_ends_well(tmp_path, last_line):
     for rank in ranks:
         output = rank.communicate(timeout=scaled(60))[0]
         assert rank.returncode == 0 and "groups at the end: False" in output, output
-
-
-def test_grad_of_results_is_ordinary():
-    case = make_case([4, 4])
-    comm = Threads(2)
-    sums = [None, None]
-
-    def work(rank):
-        buffer = Buffer(None, 1 << 22, comm=comm.rank(rank))
-        rows = send(buffer, case)[0]
-        weight = torch.ones(rows.size(1), dtype=rows.dtype, requires_grad=True)
-        (rows * weight).float().sum().backward()
-        sums[rank] = (weight.grad.float(), rows.float().sum(0))
-
-    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for gradient, total in sums:
-        assert torch.allclose(gradient, total, atol=0.2)
 
 
 def test_a_forked_child_leaves_the_buffer_alone():

@@ -1,22 +1,24 @@
-"""Low-latency dispatch and combine: every combination of options, ranks that fail, then timings.
+"""Low-latency dispatch and combine: every combination of options, and ranks that fail. `deep_ep bench low-latency` has the
+timings.
 
 On GPUs: ``python tests/python/test_low_latency.py`` (8 processes, NCCL). Without a GPU the same on CPU ranks with small
 shapes. MASTER_ADDR, MASTER_PORT, WORLD_SIZE (nodes) and RANK (of the node) as for upstream's script of this name.
 """
 
 import argparse
-import functools
 import os
 import sys
 
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from common import bench, bench_kineto, calc_diff, free_port, hash_tensor, init_dist, per_token_cast_back
+from common import free_port
 from time_scale import scaled
 
 import deep_ep
+from deep_ep.utils.envs import init_dist
 from deep_ep.utils.exchange import all_gather
+from deep_ep.utils.math import calc_diff, hash_tensor, per_token_cast_back
 
 GPU = torch.cuda.is_available()
 #: Constant rows are the rank less this, so that every rank's are different and exact in bfloat16.
@@ -195,71 +197,10 @@ def run_cases(args, rank, num_ranks, group, buffer, seed=0, report=print):
                 constant=number == 0, twice=position % 2,
             )  # fmt: skip
             if result is None:
-                return None, None
+                return None
             digest ^= result
             report(" passed")
-    return digest, (x, topk_idx, topk_weights)
-
-
-def message_bytes(args, topk_idx):
-    """What upstream counts: a row for every selection."""
-    fp8 = args.hidden + args.hidden // 128 * 4 + 16
-    logfmt = args.hidden * 10 // 8 + args.hidden // 128 * 4
-    selections = (topk_idx != -1).sum().item()
-    return selections * fp8, selections * (logfmt if args.use_logfmt else args.hidden * 2)
-
-
-def measure(args, rank, num_ranks, group, buffer, data):
-    x, topk_idx, topk_weights = data
-    dispatch_bytes, combine_bytes = message_bytes(args, topk_idx)
-    stats = torch.zeros(args.num_experts // num_ranks, dtype=torch.int32)
-    shape = (args.num_experts // num_ranks, num_ranks * args.num_tokens, args.hidden)
-    output = torch.randn(shape, dtype=torch.bfloat16)
-    filler = torch.randn((8192, 8192), dtype=torch.float32) if GPU else None
-
-    def call(hooks):
-        _, _, handle, _, hook = buffer.low_latency_dispatch(
-            x, topk_idx, args.num_tokens, args.num_experts, cumulative_local_expert_recv_stats=stats, use_fp8=True,
-            return_recv_hook=hooks,
-        )  # fmt: skip
-        if hooks:
-            if GPU:
-                filler @ filler  # other work while rows travel
-            hook()
-        _, _, hook = buffer.low_latency_combine(
-            output, topk_idx, topk_weights, handle, use_logfmt=args.use_logfmt, return_recv_hook=hooks
-        )
-        if hooks:
-            if GPU:
-                filler @ filler
-            hook()
-
-    average, least, largest = bench(functools.partial(call, hooks=False))
-    print(
-        f"[rank {rank}] Dispatch + combine bandwidth: {(dispatch_bytes + combine_bytes) / 1e9 / average:.2f} GB/s, "
-        f"avg_t={average * 1e6:.2f} us, min_t={least * 1e6:.2f} us, max_t={largest * 1e6:.2f} us",
-        flush=True,
-    )
-    if not GPU:
-        return
-    for hooks in (False, True):
-        dist.barrier(group)
-        dispatch, combine = bench_kineto(
-            functools.partial(call, hooks=hooks), ("dispatch", "combine"), parts=2 if hooks else 1
-        )
-        if hooks:
-            print(
-                f"[rank {rank}] Dispatch send/recv time: {dispatch[0] * 1e6:.2f} + {dispatch[1] * 1e6:.2f} us | "
-                f"Combine send/recv time: {combine[0] * 1e6:.2f} + {combine[1] * 1e6:.2f} us",
-                flush=True,
-            )
-        else:
-            print(
-                f"[rank {rank}] Dispatch bandwidth: {dispatch_bytes / 1e9 / dispatch:.2f} GB/s, "
-                f"avg_t={dispatch * 1e6:.2f} us | Combine bandwidth: {combine_bytes / 1e9 / combine:.2f} GB/s, "
-                f"avg_t={combine * 1e6:.2f} us",
-                flush=True,
-            )
+    return digest
 
 
 def run_rank(local_rank, args):
@@ -279,14 +220,12 @@ def run_rank(local_rank, args):
         allow_nvlink_for_low_latency_mode=not args.disable_nvlink, explicitly_destroy=True,
         allow_mnnvl=args.allow_mnnvl, enable_shrink=args.shrink_test,
     )  # fmt: skip
-    digest, data = run_cases(args, rank, num_ranks, group, buffer, report=report)
-    if data is not None and not args.shrink_test:
-        measure(args, rank, num_ranks, group, buffer, data)
+    run_cases(args, rank, num_ranks, group, buffer, report=report)
     for seed in range(args.pressure_seeds if args.pressure_test else 0):
         report(f"Testing with seed {seed} ...")
-        expected, _ = run_cases(args, rank, num_ranks, group, buffer, seed, report=lambda *_, **__: None)
+        expected = run_cases(args, rank, num_ranks, group, buffer, seed, report=lambda *_, **__: None)
         for _ in range(20):
-            repeated, _ = run_cases(args, rank, num_ranks, group, buffer, seed, report=lambda *_, **__: None)
+            repeated = run_cases(args, rank, num_ranks, group, buffer, seed, report=lambda *_, **__: None)
             assert repeated == expected, f"seed {seed}: other results than at first"
     buffer.destroy()
     dist.barrier()

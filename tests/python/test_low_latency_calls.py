@@ -59,45 +59,6 @@ def test_one_rank(ranks):
     ranks(1).run(round_trip, [5], {})
 
 
-def duplicates(group):
-    """A token that names an expert twice reaches it twice and is weighted twice."""
-    buffer = make_buffer(group)
-    rank = buffer.rank
-    case = ll_case([M] * buffer.group_size)
-    for idx in case.topk_idx:
-        idx[:, 1] = idx[:, 0]
-        idx[2] = -1
-    result = dispatch(buffer, case, use_fp8=False)
-    reference.check_dispatched(case, rank, M, result)
-    outputs = outputs_of(case)
-    back, _, _ = combine(buffer, case, outputs[rank], result[2])
-    reference.close(back, reference.combined(case, rank, outputs))
-    assert (back[2] == 0).all(), "a token without selections gives zeros"
-
-
-def test_duplicates(ranks):
-    ranks(3).run(duplicates)
-
-
-def removed_selections(group):
-    buffer = make_buffer(group)
-    rank = buffer.rank
-    case = ll_case([M] * buffer.group_size)
-    handle = dispatch(buffer, case)[2]
-    outputs = outputs_of(case)
-    now = case.topk_idx[rank].clone()
-    now[:, 0] = -1
-    now[1] = -1
-    weights = torch.rand_like(case.topk_weights[rank])
-    back, _, _ = buffer.low_latency_combine(outputs[rank], now, weights, handle)
-    reference.close(back, reference.combined(case, rank, outputs, now, weights))
-    assert (back[1] == 0).all()
-
-
-def test_removed_selections(ranks):
-    ranks(3).run(removed_selections)
-
-
 def statistics(group):
     buffer = make_buffer(group)
     ranks = buffer.group_size

@@ -108,43 +108,6 @@ def test_dropped_hooks(ranks):
     ranks(3).run(dropped_hooks)
 
 
-def overlapping(group):
-    """Two of a kind under way, hooks late and out of order, results that nobody uses."""
-    buffer = make_buffer(group)
-    rank = buffer.rank
-    cases = [ll_case([M] * buffer.group_size, seed=seed) for seed in range(2)]
-    outputs = [outputs_of(case, seed=seed) for seed, case in enumerate(cases)]
-    wanted = [reference.combined(case, rank, output) for case, output in zip(cases, outputs)]
-    for first_hook in (0, 1):
-        sent = [dispatch(buffer, case, use_fp8=False, return_recv_hook=True) for case in cases]
-        with pytest.raises(ValueError):
-            dispatch(buffer, cases[0], return_recv_hook=True)
-        for number in (first_hook, 1 - first_hook):
-            sent[number][4]()
-        for case, result in zip(cases, sent):
-            reference.check_dispatched(case, rank, M, result)
-        back = [combine(buffer, case, output[rank], result[2], return_recv_hook=True)
-                for case, output, result in zip(cases, outputs, sent)]  # fmt: skip
-        for number in (1 - first_hook, first_hook):
-            back[number][2]()
-        for (result, _, _), expected in zip(back, wanted):
-            reference.close(result, expected)
-    # One call of a kind waits while whole ones of the other kind go by.
-    late = dispatch(buffer, cases[0], use_fp8=False, return_recv_hook=True)
-    handle = sent[1][2]
-    for _ in range(5):
-        reference.close(combine(buffer, cases[1], outputs[1][rank], handle)[0], wanted[1])
-    late[4]()
-    reference.check_dispatched(cases[0], rank, M, late)
-    for _ in range(3):  # dispatches without combine
-        dispatch(buffer, cases[1])
-    reference.close(combine(buffer, cases[0], outputs[0][rank], late[2])[0], wanted[0])
-
-
-def test_overlapping(ranks):
-    ranks(3).run(overlapping)
-
-
 def arrival_counters(group):
     """On the CPU a call has received when it returns; tests in C++ look while it still receives."""
     buffer = make_buffer(group)

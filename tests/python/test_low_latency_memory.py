@@ -1,11 +1,9 @@
 """The memory of low-latency calls as others may use it."""
 
-import os
-
 import low_latency_reference as reference
 import pytest
 import torch
-import torch.distributed as dist
+from common import ranks_a_node
 from low_latency_calls import M, combine, dispatch, ll_case, make_buffer, outputs_of
 
 
@@ -61,40 +59,15 @@ def test_combine_buffer_grown(ranks):
     ranks(3).run(combine_buffer_grown)
 
 
-def zeroed(group):
-    """Programs put zeros into the memory of low-latency calls to start again after a failure."""
-    buffer = make_buffer(group)
-    rank = buffer.rank
-    case = ll_case([M] * buffer.group_size)
-    outputs = outputs_of(case)
-    for _ in range(4):
-        result = dispatch(buffer, case, use_fp8=False)
-        reference.check_dispatched(case, rank, M, result)
-        reference.close(combine(buffer, case, outputs[rank], result[2])[0], reference.combined(case, rank, outputs))
-        buffer.clean_low_latency_buffer(M, 512, case.num_experts)
-        dist.barrier(group)
-        memory = buffer.get_local_buffer_tensor(torch.int8, use_rdma_buffer=True)
-        assert 0.9 * buffer.num_rdma_bytes < memory.numel() <= buffer.num_rdma_bytes
-        memory.zero_()
-        dist.barrier(group)
-
-
-def test_zeroed_memory(ranks):
-    ranks(3).run(zeroed)
-
-
 def scratched(group, ranks_per_node, shrink):
     """LightLLM keeps values of its own there, from one cleaning to the next."""
-    if ranks_per_node:
-        os.environ["DEEP_EP_RANKS_PER_NODE"] = str(ranks_per_node)
-    try:
+    with ranks_a_node(ranks_per_node):
         buffer = make_buffer(group, experts=16, enable_shrink=shrink)
-    finally:
-        os.environ.pop("DEEP_EP_RANKS_PER_NODE", None)
     rank = buffer.rank
     case = ll_case([M] * buffer.group_size)
     outputs = outputs_of(case)
     memory = buffer.get_local_buffer_tensor(torch.int64, use_rdma_buffer=True)
+    assert 0.9 * buffer.num_rdma_bytes < 8 * memory.numel() <= buffer.num_rdma_bytes
     for calls in range(1, 7):
         result = dispatch(buffer, case, use_fp8=False)
         reference.check_dispatched(case, rank, M, result)

@@ -50,7 +50,6 @@ def wrong_use(group):
     x, idx, weights = case.x[rank], case.topk_idx[rank], case.topk_weights[rank]
     handle = dispatch(buffer, case)[2]
     rows = outputs_of(case)[rank]
-    status = torch.zeros(ranks, dtype=torch.int32)
     plain = Buffer(group, 1 << 20)
 
     def send(x=x, idx=idx, max_tokens=M, experts=12, **options):
@@ -61,30 +60,19 @@ def wrong_use(group):
 
     calls = [
         (ValueError, "^x ", send(x=x.float())),
-        (ValueError, "^x ", send(x=x[:, :64].contiguous())),
-        (ValueError, "^x ", send(x=x.t())),
         (TypeError, "^x ", send(x=None)),
         (ValueError, "topk_idx", send(idx=idx[1:])),
-        (ValueError, "topk_idx", send(idx=idx.float())),
-        (ValueError, "topk_idx", send(idx=idx.t())),
         (ValueError, "tokens", send(max_tokens=M - 1)),
-        (ValueError, "max_tokens", send(max_tokens=0)),
         (ValueError, "low_latency_bytes", send(max_tokens=2000)),
-        (ValueError, "num_experts", send(experts=ranks + 1)),
         (ValueError, "round_scale", send(use_ue8m0=True)),
         (ValueError, "recv_stats", send(cumulative_local_expert_recv_stats=torch.zeros(5, dtype=torch.int32))),
         (ValueError, "^x ", back(rows=rows.float())),
-        (ValueError, "^x ", back(rows=rows[:, :-1])),
         (ValueError, "topk_idx", back(idx=idx[:, :1])),
         (ValueError, "topk_weights", back(weights=weights.double())),
-        (ValueError, "topk_weights", back(weights=weights[1:])),
         (ValueError, "^out ", back(out=torch.empty(M, 256, dtype=torch.bfloat16))),
         (ValueError, "hidden", lambda: buffer.clean_low_latency_buffer(M, 0, 12)),
         (ValueError, "enable_shrink", lambda: buffer.low_latency_update_mask_buffer(0, True)),
-        (ValueError, "enable_shrink", lambda: buffer.low_latency_query_mask_buffer(status)),
-        (ValueError, "enable_shrink", lambda: buffer.low_latency_clean_mask_buffer()),
         (ValueError, "low_latency_mode", lambda: plain.low_latency_dispatch(x, idx, M, 12)),
-        (ValueError, "low_latency_mode", lambda: plain.clean_low_latency_buffer(M, 512, 12)),
         (ValueError, "low_latency_mode", lambda: plain.get_local_buffer_tensor(torch.int8, use_rdma_buffer=True)),
         (ValueError, "enable_shrink", lambda: Buffer(group, enable_shrink=True)),
     ]

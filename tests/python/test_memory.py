@@ -11,9 +11,10 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from common import free_port, init_dist
+from common import free_port
 
 import deep_ep
+from deep_ep.utils.envs import init_dist
 
 
 def used_bytes():

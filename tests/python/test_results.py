@@ -10,7 +10,7 @@ import sys
 
 import pytest
 import torch
-from elastic_cases import two_ranks_a_node
+from common import ranks_a_node
 from reference import make_case
 from test_calls import CONFIG, equal
 from test_errors import Alone, plain_sentence
@@ -81,16 +81,6 @@ def bits(tensor):
 
 def make_buffer_of_one(**options):
     return Buffer(None, 1 << 20, 1 << 22, low_latency_mode=True, comm=Alone, **options)
-
-
-def test_nothing_of_torch_is_changed():
-    before = attributes_of_torch()
-    buffer = make_buffer_of_one()
-    for each in list(results_of_every_call(buffer)):
-        each.untyped_storage().resize_(0)
-    assert attributes_of_torch() == before
-    assert torch.Tensor.record_stream is torch._C.TensorBase.record_stream
-    assert torch.UntypedStorage.resize_ is torch._C.StorageBase.resize_
 
 
 def test_importing_changes_nothing():
@@ -398,7 +388,7 @@ def megatron_overlap(group, nodes):
     """One batch goes forward while the one before goes backward, layer by layer. Detached tensors of all layers stay until
     the backward pass."""
     layers, tokens = 2, 64
-    with two_ranks_a_node(nodes):
+    with ranks_a_node(2 * nodes):
         buffer = Buffer(group, 1 << 20)
     hidden = 256
     size = buffer.group_size

@@ -9,14 +9,15 @@ import os
 import time
 
 import pytest
+import test_results
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from common import free_port, init_dist
-from test_results import attributes_of_torch
+from common import free_port
 
 import deep_ep
 from deep_ep import results
+from deep_ep.utils.envs import init_dist
 
 MIB = 1 << 20
 TOKENS, HIDDEN, TOPK = 1024, 4096, 2  # up to 8 MiB of rows from each rank
@@ -76,11 +77,11 @@ def busy(milliseconds=200):
 
 @check
 def nothing_of_torch_is_changed(ranks):
-    before = attributes_of_torch()
+    before = test_results.attributes_of_torch()
     buffer = ranks.buffer()
     ranks.round_trip(buffer, 1)
     buffer.destroy()
-    assert attributes_of_torch() == before
+    assert test_results.attributes_of_torch() == before
 
 
 @check
@@ -308,18 +309,46 @@ def low_latency_results(ranks):
             torch.testing.assert_close(combined, x, rtol=0.02, atol=0.05)
             for each in (rows, count, combined):
                 assert each.untyped_storage().resizable()
-    times = []
-    for _ in range(200):
-        begin = time.perf_counter()
-        rows, count, handle, _, _ = buffer.low_latency_dispatch(x, idx, tokens, experts, use_fp8=False)
-        middle = time.perf_counter()
-        buffer.low_latency_combine(rows, idx, weights, handle)
-        times.append((middle - begin, time.perf_counter() - middle))
-        torch.cuda.synchronize()
     ranks.wait()
     buffer.destroy()
-    dispatch, combine = (sorted(each)[len(times) // 2] * 1e6 for each in zip(*times))
-    return f"the host takes {dispatch:.1f} us for a dispatch, {combine:.1f} us for a combine"
+
+
+@check
+def freed_rows_of_low_latency_calls_come_back(ranks):
+    """Rows of PyTorch's memory, which their handle and a view of them outlive."""
+
+    def allocated():
+        torch.cuda.synchronize()
+        return torch.cuda.memory_allocated()
+
+    tokens, hidden, experts = 128, 7168, 256
+    size = deep_ep.Buffer.get_low_latency_rdma_size_hint(tokens, hidden, ranks.size, experts)
+    buffer = deep_ep.Buffer(ranks.group, 0, size, low_latency_mode=True, explicitly_destroy=True)
+    x = torch.randn(tokens, hidden, dtype=torch.bfloat16)
+    idx, weights = torch.rand(tokens, experts).topk(8, dim=1).indices.to(deep_ep.topk_idx_t), torch.ones(tokens, 8)
+    before, kept = allocated(), []
+    for call in range(3):
+        rows, _, handle, _, _ = buffer.low_latency_dispatch(x, idx, tokens, experts, use_fp8=False)
+        taken, of_rows = allocated() - before, rows.untyped_storage().nbytes()
+        combined, _, _ = buffer.low_latency_combine(rows, idx, weights, handle)
+        torch.testing.assert_close(combined, x * 8, rtol=0.02, atol=0.1)
+        view = rows.detach()[1:]
+        view.untyped_storage().resize_(0)
+        combined.untyped_storage().resize_(0)
+        left = allocated() - before
+        kept.append((rows, view, combined, handle))
+        assert taken >= of_rows and left < of_rows // 16 * (call + 1), (call, taken, left, of_rows)
+    buffer.destroy()
+
+
+@check
+def what_cpu_ranks_check(ranks):
+    for kind in ("auto", "heap"):
+        test_results.test_handles_outlive_freed_results(kind)
+    ranks.wait()
+    for elastic in (False, True):
+        test_results.each_result(ranks.group, elastic)
+    test_results.megatron_overlap(ranks.group, False)
 
 
 def run_rank(local_rank, args):

@@ -17,7 +17,7 @@ from time_scale import scaled
 import deep_ep
 from deep_ep import Buffer, ElasticBuffer, EventOverlap
 from deep_ep.buffers import elastic
-from deep_ep.errors import InvalidArgument, UseAfterDestroy, WrongUse
+from deep_ep.errors import InvalidArgument
 
 PACKAGE = pathlib.Path(deep_ep.__file__).parent
 
@@ -76,24 +76,6 @@ def test_rules_hold_under_o():
     assert run.returncode == 0, run.stdout + run.stderr
 
 
-def test_destroy_of_a_buffer_that_goes_with_its_object():
-    """Upstream's answer in both interfaces: an AssertionError. The buffer is as it was."""
-    idx, x = torch.zeros(4, 2, dtype=torch.int64), torch.ones(4, 64)
-    second, first = ElasticBuffer(Alone, 2 << 20), Buffer(None, comm=Alone())
-    for buffer in (first, second):
-        with pytest.raises(AssertionError, match="explicitly_destroy=True") as raised:
-            buffer.destroy()
-        assert isinstance(raised.value, WrongUse) and isinstance(raised.value, RuntimeError) and buffer.runtime is not None
-    assert second.dispatch(x, idx, num_experts=2, num_max_tokens_per_rank=4)[0].sum() == 256
-    assert first.get_dispatch_layout(idx, 2)[0].tolist() == [4]
-    second, first = ElasticBuffer(Alone, 2 << 20, explicitly_destroy=True), Buffer(None, comm=Alone(), explicitly_destroy=True)
-    for buffer in (first, second):
-        buffer.destroy()
-    second.destroy()
-    with pytest.raises(UseAfterDestroy):
-        first.destroy()
-
-
 def test_variables_are_read_in_one_place():
     """The library's table; but for what a launcher sets for test scripts, and for the block that sets variables."""
     found = {
@@ -103,13 +85,6 @@ def test_variables_are_read_in_one_place():
         if isinstance(node, ast.Attribute) and node.attr in ("environ", "getenv")
     }
     assert found == {"utils/envs.py"}
-
-
-def test_wrong_depth_of_another_library(monkeypatch):
-    options = {"num_rdma_bytes": 1 << 22, "low_latency_mode": True, "comm": Alone()}
-    for text, depth in (("many", 1024), ("-1", 1024), ("99999999999", 1024), ("0x800", 2048), ("64", 64)):
-        monkeypatch.setenv("NVSHMEM_QP_DEPTH", text)
-        assert Buffer(None, **options).nvshmem_qp_depth == depth
 
 
 def one_rank_has_a_wrong_setting(group):

@@ -1,6 +1,5 @@
 """Which GPU a rank takes, and which backend its group has, with as many GPUs as ranks or fewer (CUDA MPS)."""
 
-import common
 import elastic_checks
 import pytest
 import torch
@@ -42,7 +41,7 @@ def by_elastic_checks(local_rank, ranks):
     elastic_checks.run_rank(local_rank, elastic_checks.parse(["--num-processes", str(ranks)]))
 
 
-STARTS = {"envs": envs.init_dist, "common": common.init_dist, "elastic_checks": by_elastic_checks}
+STARTS = {"envs": envs.init_dist, "elastic_checks": by_elastic_checks}
 
 
 @pytest.mark.parametrize("start", STARTS.values(), ids=STARTS)
@@ -71,31 +70,24 @@ class NoTimer:
         pass
 
 
-@pytest.mark.parametrize("start", [envs.init_dist, common.init_dist])
-def test_no_gpu(machine, capsys, start):
+def test_no_gpu(machine, capsys):
     asked = machine(0)
     with pytest.raises(Started):
-        start(1, 4)
+        envs.init_dist(1, 4)
     assert asked["backend"] == "gloo" and "device" not in asked and "device_id" not in asked
     assert "share" not in capsys.readouterr().out
 
 
-def test_ranks_of_several_launches(machine, monkeypatch):
-    """RANK and WORLD_SIZE count nodes, and, from torchrun, ranks; only the node's own ranks share its GPUs."""
+def test_ranks_of_several_nodes(machine, monkeypatch):
+    """RANK and WORLD_SIZE count nodes; only the node's own ranks share its GPUs."""
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "1")
-    asked = machine(4)
-    with pytest.raises(Started):
-        common.init_dist(3, 4)
-    assert (asked["backend"], asked["rank"], asked["world_size"]) == ("nccl", 7, 8)
-    monkeypatch.setenv("WORLD_SIZE", "16")
-    monkeypatch.setenv("RANK", "11")
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
-    monkeypatch.setenv("LOCAL_RANK", "3")
-    asked = machine(4)
-    with pytest.raises(Started):
-        common.init_dist(3, 8)
-    assert (asked["backend"], asked["rank"], asked["world_size"], asked["device"].index) == ("gloo", 11, 16, 3)
+    for gpus, ranks, backend in ((4, 4, "nccl"), (4, 8, "gloo")):
+        asked = machine(gpus)
+        with pytest.raises(Started):
+            envs.init_dist(3, ranks)
+        assert (asked["backend"], asked["rank"], asked["world_size"]) == (backend, ranks + 3, 2 * ranks)
+        assert asked["device"].index == 3
 
 
 def through_the_host(group):

@@ -138,13 +138,6 @@ def test_command_needs_no_pytorch(installed):
     assert done.returncode not in (0, 1) and "no-such-command" in done.stderr + done.stdout, "arguments and status pass"
 
 
-def test_import_without_pytorch_is_one_sentence(installed):
-    done = run(installed, "-c", "import deep_ep")
-    last = done.stderr.strip().splitlines()[-1]
-    assert done.returncode == 1 and last.startswith("ModuleNotFoundError: deep_ep needs PyTorch 2.4 or later, which is not")
-    assert "During handling" not in done.stderr and "direct cause" not in done.stderr
-
-
 def test_dispatch_in_a_clean_environment(installed):
     import torch
 

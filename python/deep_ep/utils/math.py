@@ -70,6 +70,12 @@ def per_token_cast_to_fp8(x: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
     return rows.view(tokens, -1)[:, :hidden].contiguous(), amax / _LARGEST_FP8
 
 
+def _bytes_of(t: torch.Tensor) -> torch.Tensor:
+    """All bytes in a row. A dimension of one element may have any stride, by which ``view`` would refuse it."""
+    dense = t.contiguous()
+    return dense.as_strided((dense.numel(),), (1,)).view(torch.uint8)
+
+
 def per_token_cast_back(x_fp8: torch.Tensor, x_scales: torch.Tensor) -> torch.Tensor:
     """bfloat16 rows from 8-bit ones; scales of any strides, float32, or int32 with an exponent in each byte: of 128
     channels each, the last of fewer, or else of equally many."""
@@ -79,7 +85,7 @@ def per_token_cast_back(x_fp8: torch.Tensor, x_scales: torch.Tensor) -> torch.Te
         return x.to(torch.bfloat16)
     packed = scales.dtype == torch.int32
     if packed:
-        exponents = scales.contiguous().view(torch.uint8).to(torch.int32).view(tokens, -1)
+        exponents = _bytes_of(scales).to(torch.int32).view(tokens, -1)
         scales = (exponents << 23).view(torch.float32)
     blocks = ceil_div(hidden, _CHANNELS)
     whole = align(blocks, 4)  # an int32 has exponents for channels that do not exist, too
@@ -92,7 +98,7 @@ def per_token_cast_back(x_fp8: torch.Tensor, x_scales: torch.Tensor) -> torch.Te
 def hash_tensor(t: torch.Tensor) -> int:
     """The sum of the tensor's 32-bit words, or of its bytes where they do not make such words: the order of rows does not
     matter."""
-    bytes = t.contiguous().flatten().view(torch.uint8)
+    bytes = _bytes_of(t)
     words = bytes if bytes.numel() % 4 else bytes.view(torch.int32)
     return words.to(torch.int64).sum().item()  # type: ignore[return-value]
 

@@ -191,6 +191,7 @@ void print_way(const DemoReport& report) {
                                              : " + ",
                        sum.empty() ? visit.sent_back : std::fabs(visit.sent_back));
   }
+  fmt::print("  (A rank sends back the sum of what its experts make of the number, each times its weight.)\n");
   fmt::print("  back on rank {}: {} = {:.4f}\n", rank, sum, report.result.came_home);
 }
 

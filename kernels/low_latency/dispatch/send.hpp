@@ -187,8 +187,8 @@ struct DispatchSender {
   }
 
   /// The clerk tells every rank how many rows and entries it gets. The counts are zero and the first selections loaded.
-  /// It does `acknowledge` in between: a release waits for what the SM has under way, which must not hold up counts for
-  /// ranks that have room for them; and a rank without room may be waiting for ours.
+  /// It does `acknowledge` in between: behind the counts that others wait for, and before it waits itself, as a rank
+  /// without room may be waiting for ours.
   template <class Acknowledge>
   DEEP_EP_DEVICE void send_counts(Acknowledge acknowledge) const {
     count_all();

@@ -39,6 +39,11 @@ struct CallReach : Reach<kRdma, kRails> {
     std::uint64_t* word = common.window.acknowledged(kKind, common.rank).in(common.heaps[peer]);
     store_release<Scope::system>(word, received);
   }
+  /// The same by a thread that has fenced at system scope since that call was read.
+  DEEP_EP_DEVICE void acknowledge_fenced(int peer, std::uint64_t received) const {
+    if (this->is_far(peer)) return;
+    store_relaxed<Scope::system>(common.window.acknowledged(kKind, common.rank).in(common.heaps[peer]), received);
+  }
   /// Tells `peer` that this rank has begun to send the call, releasing what this thread wrote before. A far peer is
   /// told by its poster.
   DEEP_EP_DEVICE void begin(int peer) const {

@@ -66,6 +66,22 @@ TEST_P(MemoryTest, ReceivesThroughTheWindowWhenTheHeapIsFull) {
   });
 }
 
+TEST_P(MemoryTest, SmallWindowsAreNamed) {
+  DEEP_EP_NEEDS_RANKS(3);
+  const Case one = make_case({.tokens = {9, 4, 7}, .hidden = 2048, .combine_hidden = 2048});
+  const Case wide = make_case({.tokens = {9, 4, 7}, .hidden = 4096});
+  run_cluster(cluster(3), [&](Rank& rank) {
+    Buffer& buffer = rank.buffer({.heap_bytes = 8 * kMiB, .window_bytes = 16 * kKiB});
+    const DispatchResult first = buffer.dispatch(upload_inputs(rank, one).dispatch, rank.call());
+    const Returned returned = upload_returned(rank, buffer, one, first.handle, false);
+    require_throws<OutOfMemory>([&] { buffer.combine(returned.combine, rank.call()); },
+                                {"the window", "16.00 KiB", "3 ranks", "window_bytes"}, "combine");
+    const std::vector<Tensor> hoard = take_whole_heap(rank, buffer);
+    require_throws<OutOfMemory>([&] { buffer.dispatch(upload_inputs(rank, wide).dispatch, rank.call()); },
+                                {"its window of 16.00 KiB not one row", "each of the 3 ranks"}, "dispatch");
+  });
+}
+
 TEST_P(MemoryTest, OneRankMayBeShortOfMemory) {
   DEEP_EP_NEEDS_RANKS(3);
   const Case one = make_case(large_rounds()[0]);

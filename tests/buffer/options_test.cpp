@@ -2,6 +2,7 @@
 // memory.
 #include <thread>
 
+#include "csrc/buffer/heap_layout.hpp"
 #include "csrc/buffer/options.hpp"
 #include "tests/cluster/fixture.hpp"
 #include "tests/memory/fake_executor.hpp"
@@ -163,6 +164,13 @@ TEST(BufferHints, SizesThatWouldWrapAreRefused) {
   EXPECT_THROW(Buffer::low_latency_bytes_hint(128, std::int64_t{1} << 62, 8, 256), InvalidArgument);
   EXPECT_THROW(Buffer::low_latency_bytes_hint(128, -7168, 8, 256), InvalidArgument);
   EXPECT_THROW(Buffer::low_latency_bytes_hint(128, 7168, 8, -256), InvalidArgument);
+}
+
+TEST(HeapLayout, TooLittleIsRefused) {
+  constexpr std::size_t kMiB = std::size_t{1} << 20;
+  EXPECT_THROW(HeapLayout::make({.heap_bytes = kMiB, .window_bytes = 2 * kMiB}, 2), OutOfMemory);
+  EXPECT_THROW(HeapLayout::make({.heap_bytes = kMiB, .window_bytes = kMiB}, 2), OutOfMemory) << "signals take some";
+  EXPECT_THROW(HeapLayout::make({.heap_bytes = 64 * kMiB, .low_latency = {.bytes = 4096}}, 8), InvalidArgument);
 }
 
 /// Whoever is masked must have been late for every rank.

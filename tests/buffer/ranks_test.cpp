@@ -1,4 +1,4 @@
-// Every number of ranks, from one to the largest NVLink domain.
+// Numbers of ranks, from one to the largest NVLink domain.
 #include "tests/cluster/fixture.hpp"
 
 namespace deep_ep::test {
@@ -10,7 +10,7 @@ TEST_P(RanksTest, RunsRounds) {
   const auto [where, ranks] = GetParam();
   if (const std::string reason = missing(where, ranks); !reason.empty()) GTEST_SKIP() << reason;
   if (ranks > 5 && under_thread_sanitizer())
-    GTEST_SKIP() << "has no threads that 5 ranks have not, and 6 to 8 take twice as long as all below";
+    GTEST_SKIP() << "has no threads that 5 ranks have not, and 8 take twice as long as all below";
   ClusterOptions options{.ranks = ranks, .where = where, .host = {}};
   // Every thread of every rank is a fiber: many ranks get few of them.
   if (ranks >= 8) options.host = {.multiprocessors = 2, .warps_per_block = 2};
@@ -39,7 +39,7 @@ TEST_P(RanksTest, RunsRounds) {
 }
 
 INSTANTIATE_TEST_SUITE_P(On, RanksTest,
-                         testing::Combine(testing::ValuesIn(kThreads), testing::Values(1, 2, 3, 4, 5, 6, 7, 8, 12, 72)),
+                         testing::Combine(testing::ValuesIn(kThreads), testing::Values(1, 2, 3, 5, 8, 12, 72)),
                          [](const auto& info) {
                            return to_string(std::get<0>(info.param)) + "_" + std::to_string(std::get<1>(info.param));
                          });

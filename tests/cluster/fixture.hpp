@@ -43,13 +43,21 @@ inline constexpr Where kProcesses[] = {{Target::host, Placement::processes}, {Ta
 #define DEEP_EP_ON_THREADS(Suite) INSTANTIATE_TEST_SUITE_P(On, Suite, testing::ValuesIn(kThreads), name_of_place)
 #define DEEP_EP_ON_PROCESSES(Suite) INSTANTIATE_TEST_SUITE_P(On, Suite, testing::ValuesIn(kProcesses), name_of_place)
 
-/// Low-latency calls: over NVLink as above, and over RDMA, which the local wire plays. (Under ThreadSanitizer all this
-/// would take too long; buffer/low_latency/rdma_test.cpp is for it.)
+/// Low-latency calls over NVLink as above, and between nodes over RDMA, which the local wire plays; results also over
+/// RDMA alone. What does not depend on the way runs ON_THREADS. (Under ThreadSanitizer all this would take too long;
+/// buffer/low_latency/rdma_test.cpp is for it.)
 #if defined(__SANITIZE_THREAD__)
 inline constexpr Where kLowLatencyThreads[] = {{Target::host, Placement::threads}};
+inline constexpr Where kLowLatencyEverywhere[] = {{Target::host, Placement::threads}};
 inline constexpr Where kLowLatencyProcesses[] = {{Target::host, Placement::processes}};
 #else
 inline constexpr Where kLowLatencyThreads[] = {
+    {Target::host, Placement::threads},
+    {Target::host, Placement::threads, Topology::two_nodes},
+    {Target::cuda, Placement::threads},
+    {Target::cuda, Placement::threads, Topology::two_nodes},
+};
+inline constexpr Where kLowLatencyEverywhere[] = {
     {Target::host, Placement::threads},
     {Target::host, Placement::threads, Topology::only_rdma},
     {Target::host, Placement::threads, Topology::two_nodes},
@@ -64,21 +72,19 @@ inline constexpr Where kLowLatencyProcesses[] = {
     {Target::cuda, Placement::processes, Topology::two_nodes},
 };
 #endif
-/// Only for the tests of rails. Sanitizers see as much with threads.
-inline constexpr Where kRailPlaces[] = {
-    {Target::host, Placement::threads, Topology::rails},
-#if !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
-    {Target::host, Placement::processes, Topology::rails},
-    {Target::cuda, Placement::threads, Topology::rails},
-    {Target::cuda, Placement::processes, Topology::rails},
-#endif
-};
+/// Only for the tests of rails.
+inline constexpr Where kRailThreads[] = {{Target::host, Placement::threads, Topology::rails},
+                                         {Target::cuda, Placement::threads, Topology::rails}};
+inline constexpr Where kRailProcesses[] = {{Target::host, Placement::processes, Topology::rails},
+                                           {Target::cuda, Placement::processes, Topology::rails}};
 #define DEEP_EP_LOW_LATENCY_ON_THREADS(Suite) \
   INSTANTIATE_TEST_SUITE_P(On, Suite, testing::ValuesIn(kLowLatencyThreads), name_of_place)
+#define DEEP_EP_LOW_LATENCY_EVERYWHERE(Suite) \
+  INSTANTIATE_TEST_SUITE_P(On, Suite, testing::ValuesIn(kLowLatencyEverywhere), name_of_place)
 #define DEEP_EP_LOW_LATENCY_ON_PROCESSES(Suite) \
   INSTANTIATE_TEST_SUITE_P(On, Suite, testing::ValuesIn(kLowLatencyProcesses), name_of_place)
 
-#define DEEP_EP_BY_RAILS(Suite) INSTANTIATE_TEST_SUITE_P(On, Suite, testing::ValuesIn(kRailPlaces), name_of_place)
+#define DEEP_EP_BY_RAILS(Suite) INSTANTIATE_TEST_SUITE_P(On, Suite, testing::ValuesIn(kRailThreads), name_of_place)
 
 /// Sizes of otherwise equal calls: all of them; under ThreadSanitizer, which sees the same threads in each, the ends.
 template <class T>

@@ -1,7 +1,5 @@
 // Low-latency combine together with other calls: hooks, statistics, ranks that are masked or do not come, bad
 // arguments.
-#include <unistd.h>
-
 #include <chrono>
 #include <thread>
 
@@ -13,9 +11,6 @@ namespace {
 
 class LowLatencyCombineCallsTest : public ClusterTest {};
 DEEP_EP_LOW_LATENCY_ON_THREADS(LowLatencyCombineCallsTest);
-
-class LowLatencyCombineProcessesTest : public ClusterTest {};
-DEEP_EP_LOW_LATENCY_ON_PROCESSES(LowLatencyCombineProcessesTest);
 
 using Expected = std::vector<oracle::LowLatencyCombined>;
 
@@ -258,26 +253,6 @@ TEST_P(LowLatencyCombineCallsTest, WithoutMaskingTheRankIsNamed) {
       rank.bootstrap()->barrier();
     });
   }
-}
-
-TEST_P(LowLatencyCombineProcessesTest, AProcessThatDiesIsMasked) {
-  DEEP_EP_NEEDS_RANKS(3);
-  const LowLatencyCombineCase one = small_case(3, 9);
-  const Expected all = one.expected();
-  const Expected rest = without(one, 0);
-  ClusterOptions options = cluster(3);
-  options.lost_rank = 0;
-  run_cluster(options, [&](Rank& rank) {
-    Buffer& buffer = rank.buffer(masking_options(3, short_deadline()));
-    const LowLatencyHandle handle = dispatch_low_latency(rank, buffer, one);
-    const LowLatencyCombineArguments arguments = upload_combine(rank, one, handle);
-    check_low_latency_combine(rank, one, all, buffer.low_latency_combine(arguments, rank.call()).combined_x.view());
-    rank.bootstrap()->barrier();  // what it has posted to NICs has arrived
-    if (rank.rank() == 0) _exit(1);
-    for (int i = 0; i < 3; ++i) {
-      check_low_latency_combine(rank, one, rest, buffer.low_latency_combine(arguments, rank.call()).combined_x.view());
-    }
-  });
 }
 
 TEST_P(LowLatencyCombineCallsTest, Arguments) {

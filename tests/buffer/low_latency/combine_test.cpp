@@ -42,7 +42,7 @@ class LowLatencyCombineTest : public ClusterTest {
     });
   }
 };
-DEEP_EP_LOW_LATENCY_ON_THREADS(LowLatencyCombineTest);
+DEEP_EP_LOW_LATENCY_EVERYWHERE(LowLatencyCombineTest);
 
 TEST_P(LowLatencyCombineTest, RandomShapes) {
   oracle::Random random(test_seed());

@@ -67,12 +67,15 @@ class LowLatencyDisagreementTest : public ClusterTest {
         words);
   }
 };
-DEEP_EP_LOW_LATENCY_ON_THREADS(LowLatencyDisagreementTest);
+DEEP_EP_ON_THREADS(LowLatencyDisagreementTest);
 
-TEST_P(LowLatencyDisagreementTest, OnTheFormatOfRows) {
+TEST_P(LowLatencyDisagreementTest, OnArgumentsOfDispatch) {
   DEEP_EP_NEEDS_RANKS(kRanks);
   expect_dispatch_mismatch([](auto& arguments) { arguments.round_scale = arguments.use_ue8m0 = true; },
                            {"low_latency_dispatch", "use_ue8m0", "UE8M0 scales", "float32 scales", "rank 1"});
+  expect_dispatch_mismatch([](auto& arguments) { arguments.layout = LowLatencyLayout::rank_major; },
+                           {"layout", "rank_major", "expert_major", "rank 1"});
+  expect_dispatch_mismatch([](auto& arguments) { arguments.num_experts = 9; }, {"num_experts", "1"});
 }
 
 TEST_P(LowLatencyDisagreementTest, OnWhetherTokensAreTooMany) {
@@ -113,28 +116,15 @@ TEST_P(LowLatencyDisagreementTest, AnExpertThatDoesNotExistOnOneRank) {
   }
 }
 
-TEST_P(LowLatencyDisagreementTest, OnTheLayout) {
-  DEEP_EP_NEEDS_RANKS(kRanks);
-  expect_dispatch_mismatch([](auto& arguments) { arguments.layout = LowLatencyLayout::rank_major; },
-                           {"layout", "rank_major", "expert_major", "rank 1"});
-}
-
-TEST_P(LowLatencyDisagreementTest, OnExperts) {
-  DEEP_EP_NEEDS_RANKS(kRanks);
-  expect_dispatch_mismatch([](auto& arguments) { arguments.num_experts = 9; }, {"num_experts", "1"});
-}
-
 TEST_P(LowLatencyDisagreementTest, OnTheDispatchThatIsCombined) {
   DEEP_EP_NEEDS_RANKS(kRanks);
   const Words words = {"the dispatch that their handles are of"};
   const auto other_handle = [](LowLatencyCombineArguments& arguments, const LowLatencyHandle& other) {
     arguments.handle = &other;
   };
-  expect_combine_mismatch(other_handle, words);
-  expect_combine_mismatch(other_handle, words, LowLatencyLayout::rank_major);
-  if (GetParam().topology != Topology::one_node) return;  // the same as without hooks
-  expect_combine_mismatch(other_handle, words, LowLatencyLayout::expert_major, true);
-  expect_combine_mismatch(other_handle, words, LowLatencyLayout::rank_major, true);
+  for (const auto layout : {LowLatencyLayout::expert_major, LowLatencyLayout::rank_major}) {
+    for (const bool hooks : {false, true}) expect_combine_mismatch(other_handle, words, layout, hooks);
+  }
 }
 
 /// As the handle of a dispatch that came so many calls later would: what ranks tell each other has all of the number.
@@ -144,7 +134,6 @@ TEST_P(LowLatencyDisagreementTest, OnADispatchManyCallsLater) {
   LowLatencyCombineCase one = make_low_latency_combine_case(shape());
   for (const std::int32_t calls : {1 << 16, 1 << 31}) {
     for (const bool hooks : {false, true}) {
-      if (hooks && GetParam().topology != Topology::one_node) continue;  // the same as without hooks
       expect_mismatch(
           [&](Rank& rank, Buffer& buffer, bool odd) {
             const LowLatencyHandle handle = dispatch_low_latency(rank, buffer, one);
@@ -165,7 +154,6 @@ TEST_P(LowLatencyDisagreementTest, OnADispatchManyCallsLater) {
 
 TEST_P(LowLatencyDisagreementTest, OnHooksOfCombine) {
   DEEP_EP_NEEDS_RANKS(kRanks);
-  if (GetParam().topology != Topology::one_node) GTEST_SKIP() << "there they need not agree";
   const Words words = {"low_latency_combine", "return_recv_hook"};
   for (const bool hooks : {false, true}) {
     expect_combine_mismatch([&](auto& arguments, const auto&) { arguments.return_recv_hook = !hooks; }, words,
@@ -177,7 +165,6 @@ TEST_P(LowLatencyDisagreementTest, OnHooksOfCombine) {
 /// rows that nobody has multiplied by their weights.
 TEST_P(LowLatencyDisagreementTest, OnHooksOfCombineWhereRowsLieAtTheSamePlaces) {
   DEEP_EP_NEEDS_RANKS(2);
-  if (GetParam().topology != Topology::one_node) GTEST_SKIP() << "there they need not agree";
   const LowLatencyCase one =
       make_low_latency_case({.tokens = {4, 4}, .max_tokens = 4, .hidden = 512, .local_experts = 1, .topk = 1});
   run_cluster(cluster_with_absentees(2), [&](Rank& rank) {
@@ -205,7 +192,6 @@ TEST_P(LowLatencyDisagreementTest, OnHooksOfCombineWhereRowsLieAtTheSamePlaces) 
 /// that a rank which means the same lacks a row.
 TEST_P(LowLatencyDisagreementTest, OnTheSizeOfRowsOfCombine) {
   DEEP_EP_NEEDS_RANKS(kRanks);
-  if (GetParam().topology != Topology::one_node) GTEST_SKIP() << "rows of a rank lie by themselves";
   for (const std::int64_t hidden : {256, 1024}) {
     LowLatencyCaseShape dispatched = shape();
     const LowLatencyCombineCase one = make_low_latency_combine_case(dispatched);
@@ -220,19 +206,14 @@ TEST_P(LowLatencyDisagreementTest, OnTheSizeOfRowsOfCombine) {
   }
 }
 
-TEST_P(LowLatencyDisagreementTest, OnLogfmt) {
-  DEEP_EP_NEEDS_RANKS(kRanks);
-  const Words words = {"low_latency_combine", "use_logfmt"};
-  expect_combine_mismatch([](auto& arguments, const auto&) { arguments.use_logfmt = true; }, words);
-}
-
 TEST_P(LowLatencyDisagreementTest, OnFp8) {
   DEEP_EP_NEEDS_RANKS(kRanks);
-  const Words words = {"low_latency_combine", "use_fp8"};
-  const auto change = [](LowLatencyCombineArguments& arguments, const auto&) { arguments.use_fp8 = true; };
-  expect_combine_mismatch(change, words);
-  if (GetParam().topology != Topology::one_node) return;  // the same as without hooks
-  expect_combine_mismatch(change, words, LowLatencyLayout::expert_major, true);
+  expect_combine_mismatch([](auto& arguments, const auto&) { arguments.use_logfmt = true; },
+                          {"low_latency_combine", "use_logfmt"});
+  for (const bool hooks : {false, true}) {
+    expect_combine_mismatch([](auto& arguments, const auto&) { arguments.use_fp8 = true; },
+                            {"low_latency_combine", "use_fp8"}, LowLatencyLayout::expert_major, hooks);
+  }
 }
 
 /// Combines what experts 0, 3 and 6 made of four tokens, one expert of each rank; what selections it asks for, `change`
@@ -260,7 +241,6 @@ void combine_own_choice(Rank& rank, Buffer& buffer, const std::function<void(std
 
 TEST_P(LowLatencyDisagreementTest, OnWhatATokenSelected) {
   DEEP_EP_NEEDS_RANKS(kRanks);
-  if (GetParam().topology != Topology::one_node) GTEST_SKIP() << "far ranks wait for their deadline";
   run_cluster(cluster_with_absentees(kRanks), [&](Rank& rank) {
     BufferOptions options = low_latency_options(kRanks, 4, 512);
     options.timeout_s = patience();
@@ -286,7 +266,6 @@ TEST_P(LowLatencyDisagreementTest, OnWhatATokenSelected) {
 /// the next one they hear of it.
 TEST_P(LowLatencyDisagreementTest, OnWhatATokenSelectedWithHooks) {
   DEEP_EP_NEEDS_RANKS(kRanks);
-  if (GetParam().topology != Topology::one_node) GTEST_SKIP() << "as without hooks";
   run_cluster(cluster_with_absentees(kRanks), [&](Rank& rank) {
     BufferOptions options = low_latency_options(kRanks, 4, 512);
     options.timeout_s = patience();
@@ -307,7 +286,6 @@ TEST_P(LowLatencyDisagreementTest, OnWhatATokenSelectedWithHooks) {
 /// Rank 0 had no room for a row of the token that then selects an expert of rank 1. That has nothing to do with it.
 TEST_P(LowLatencyDisagreementTest, OnWhatATokenSelectedBesideARowWithoutRoom) {
   DEEP_EP_NEEDS_RANKS(2);
-  if (GetParam().topology != Topology::one_node) GTEST_SKIP() << "as without hooks";
   const LowLatencyCase one =
       make_low_latency_case({.tokens = {2, 2}, .max_tokens = 2, .hidden = 512, .local_experts = 1, .topk = 2});
   run_cluster(cluster_with_absentees(2), [&](Rank& rank) {

@@ -12,7 +12,7 @@ using oracle::Routing;
 using oracle::RowFormat;
 
 class LowLatencyDispatchTest : public ClusterTest {};
-DEEP_EP_LOW_LATENCY_ON_THREADS(LowLatencyDispatchTest);
+DEEP_EP_LOW_LATENCY_EVERYWHERE(LowLatencyDispatchTest);
 
 class LowLatencyProcessesTest : public ClusterTest {};
 DEEP_EP_LOW_LATENCY_ON_PROCESSES(LowLatencyProcessesTest);

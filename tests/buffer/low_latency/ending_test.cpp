@@ -128,7 +128,7 @@ class LowLatencyEndTest : public ClusterTest {
     if (last_comes_after_the_others_) rank.bootstrap()->barrier();
   }
 };
-DEEP_EP_LOW_LATENCY_ON_THREADS(LowLatencyEndTest);
+DEEP_EP_LOW_LATENCY_EVERYWHERE(LowLatencyEndTest);
 
 TEST_P(LowLatencyEndTest, AllWaitForARankThatComesLater) {
   DEEP_EP_NEEDS_RANKS(4);

@@ -76,29 +76,6 @@ TEST_P(LowLatencyHooksTest, TwoInFlightInAnyOrder) {
   });
 }
 
-/// One call always waits while the next is sent: the pattern of two micro-batches.
-TEST_P(LowLatencyHooksTest, AlwaysOneBehind) {
-  DEEP_EP_NEEDS_RANKS(2);
-  const std::vector<LowLatencyCase> cases = some_cases();
-  run_cluster(cluster(2), [&](Rank& rank) {
-    Buffer& buffer = rank.buffer(options_for_cases());
-    LowLatencyDispatchResult before;
-    for (std::size_t round = 0; round < 20; ++round) {
-      auto now = buffer.low_latency_dispatch(with_hook(upload_arguments(rank, cases[round % 3])), rank.call());
-      if (round > 0) {
-        before.hook();
-        // One rank looks at its results, the other runs ahead.
-        if (rank.rank() == 0) check_low_latency_dispatch(rank, cases[(round - 1) % 3], before);
-      }
-      before = std::move(now);
-    }
-    before.hook();
-    check_low_latency_dispatch(rank, cases[19 % 3], before);
-    buffer.check();
-    buffer.destroy();
-  });
-}
-
 TEST_P(LowLatencyHooksTest, AThirdWithoutHookIsRefused) {
   DEEP_EP_NEEDS_RANKS(2);
   const std::vector<LowLatencyCase> cases = some_cases();

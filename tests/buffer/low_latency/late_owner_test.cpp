@@ -87,11 +87,7 @@ class LowLatencyLateOwnerTest : public ClusterTest {
   }
 };
 
-constexpr Where kLateOwnerPlaces[] = {{Target::host, Placement::threads},
-                                      {Target::host, Placement::processes},
-                                      {Target::cuda, Placement::threads},
-                                      {Target::cuda, Placement::processes}};
-INSTANTIATE_TEST_SUITE_P(On, LowLatencyLateOwnerTest, testing::ValuesIn(kLateOwnerPlaces), name_of_place);
+DEEP_EP_ON_THREADS(LowLatencyLateOwnerTest);
 
 TEST_P(LowLatencyLateOwnerTest, NobodyWaitsForItToSend) {
   DEEP_EP_NEEDS_RANKS(kLateOwnerRanks);
@@ -195,7 +191,6 @@ TEST_P(LowLatencyLateOwnerTest, WhereThereAreFewPlaces) {
 /// A call ends when all rows have come, even those that nobody wants any more: later calls take the same places.
 TEST_P(LowLatencyLateOwnerTest, ACallEndsWhenAllHaveSent) {
   DEEP_EP_NEEDS_RANKS(2);
-  if (are_processes(GetParam())) GTEST_SKIP() << "ranks share a variable";
   LowLatencyCombineCase none = make_low_latency_combine_case(
       {.tokens = {4, 4}, .max_tokens = 4, .hidden = 256, .local_experts = 4, .topk = 4, .seed = 6});
   for (auto& input : none.inputs) std::fill(input.selection.idx.begin(), input.selection.idx.end(), -1);
@@ -258,7 +253,6 @@ TEST_P(LowLatencyLateOwnerTest, ItHoldsUpNobodyElsesRowsWithoutHooks) {
 TEST_P(LowLatencyLateOwnerTest, EverySeedGivesTheSame) {
   DEEP_EP_NEEDS_RANKS(kLateOwnerRanks);
   if (GetParam().target != Target::host) GTEST_SKIP() << "GPUs have schedules of their own";
-  if (GetParam().placement != Placement::threads) GTEST_SKIP() << "the same as in threads";
   const std::int64_t first = environment_number("DEEP_EP_TEST_FIRST_SCHEDULE", 1);
   const std::int64_t count = environment_number("DEEP_EP_TEST_SCHEDULES", under_sanitizer() ? 1 : 4);
   for (std::int64_t seed = first; seed < first + count; ++seed) {

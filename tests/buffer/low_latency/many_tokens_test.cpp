@@ -1,22 +1,20 @@
 // Low-latency calls of prefill steps among decode steps: 1024 tokens a rank, in every form, over every way.
 #include "tests/cluster/fixture.hpp"
-#include "tests/cluster/low_latency_rails_case.hpp"
+#include "tests/cluster/low_latency_combine_case.hpp"
 
 namespace deep_ep::test {
 namespace {
 
 constexpr std::int64_t kManyTokens = 1024;
 
-LowLatencyCaseShape many_tokens(oracle::RowFormat format, LowLatencyLayout layout, int ranks = 2) {
-  LowLatencyCaseShape shape{.tokens = std::vector<std::int64_t>(static_cast<std::size_t>(ranks), kManyTokens),
-                            .max_tokens = kManyTokens,
-                            .hidden = format == oracle::RowFormat::fp8_ue8m0 ? 512 : 128,
-                            .local_experts = 4,
-                            .topk = 4,
-                            .format = format,
-                            .layout = layout};
-  shape.tokens.back() = 7;  // a rank that only decodes
-  return shape;
+LowLatencyCaseShape many_tokens(oracle::RowFormat format, LowLatencyLayout layout) {
+  return {.tokens = {kManyTokens, 7},  // a rank that only decodes
+          .max_tokens = kManyTokens,
+          .hidden = format == oracle::RowFormat::fp8_ue8m0 ? 512 : 128,
+          .local_experts = 4,
+          .topk = 4,
+          .format = format,
+          .layout = layout};
 }
 
 class LowLatencyManyTokensTest : public ClusterTest {};
@@ -55,26 +53,6 @@ TEST_P(LowLatencyManyTokensTest, EveryForm) {
       check_low_latency_combine(rank, one, one.expected_with_hooks(GetParam().topology), hooked.combined_x.view());
       rank.release();
     }
-    buffer.check();
-    buffer.destroy();
-  });
-}
-
-class LowLatencyManyTokensByRailsTest : public ClusterTest {};
-DEEP_EP_BY_RAILS(LowLatencyManyTokensByRailsTest);
-
-TEST_P(LowLatencyManyTokensByRailsTest, DispatchAndCombine) {
-  constexpr Nodes kNodes{4, 2};
-  DEEP_EP_NEEDS_RANKS(kNodes.ranks);
-  if (under_thread_sanitizer()) GTEST_SKIP() << "as with few tokens, and slow";
-  if (GetParam().placement != Placement::threads) GTEST_SKIP() << "the same as in threads";
-  LowLatencyCaseShape shape = many_tokens(oracle::RowFormat::bf16, LowLatencyLayout::expert_major, kNodes.ranks);
-  shape.tokens[1] = shape.tokens[2] = 3;
-  const RailCase one = make_rail_case(shape, kNodes);
-  run_cluster(cluster(kNodes.ranks), [&](Rank& rank) {
-    Buffer& buffer = rank.buffer(rail_options(kNodes, kManyTokens, 128));
-    const auto dispatched = dispatch_and_check(rank, buffer, one.calls.before);
-    combine_both_ways(rank, buffer, one.calls, one.by_rails, dispatched.handle);
     buffer.check();
     buffer.destroy();
   });

@@ -169,6 +169,8 @@ TEST_P(LowLatencyMasksTest, AMaskedRankThatComesLateIsToldAndMasksNobody) {
       require_throws<TimeoutError>([&] { buffer.check(); }, {"for rank 3", "low_latency_resume"}, "it is told");
       require_throws<TimeoutError>([&] { buffer.low_latency_dispatch(upload_arguments(rank, all), rank.call()); },
                                    {"low_latency_resume"}, "every later call");
+      require_throws<TimeoutError>([&] { buffer.low_latency_clear_mask(rank.call().stream); }, {"low_latency_resume"},
+                                   "it cannot come back by itself");
     }
     buffer.low_latency_resume();
     require_same({0, 0, 0, 0}, query(rank, buffer), "unmasked");

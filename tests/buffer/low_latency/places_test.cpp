@@ -1,6 +1,5 @@
 // When low-latency calls may use the places of an earlier call, and what becomes of rows that never came into theirs.
 #include <array>
-#include <atomic>
 #include <chrono>
 #include <cstring>
 #include <functional>
@@ -9,7 +8,6 @@
 #include "csrc/buffer/heap_layout.hpp"
 #include "kernels/low_latency/params.hpp"
 #include "kernels/low_latency/transport/masks.hpp"
-#include "kernels/low_latency/transport/watch.hpp"
 #include "tests/cluster/fixture.hpp"
 #include "tests/cluster/low_latency_combine_case.hpp"
 
@@ -61,8 +59,8 @@ TEST_P(LowLatencyPlacesTest, ACallWaitsForTheReceiverOfTheCallBeforeTheLast) {
 /// With a look into the window of rank 0, and a hand in it.
 class LowLatencyWindowTest : public testing::Test {
  protected:
-  static void on_two_ranks(const std::function<void(Rank&, Buffer&)>& body, bool far = false) {
-    run_cluster({.ranks = 2, .where = {}, .host = {}}, [&](Rank& rank) { body(rank, rank.buffer(options(far))); });
+  static void on_two_ranks(const std::function<void(Rank&, Buffer&)>& body) {
+    run_cluster({.ranks = 2, .where = {}, .host = {}}, [&](Rank& rank) { body(rank, rank.buffer(options())); });
   }
   /// By both ranks, when rank 1 has sent: takes the first row that rank 0 has of it in the first call of that kind, or
   /// that line of it, and rank 1's word that it has sent all.
@@ -82,16 +80,14 @@ class LowLatencyWindowTest : public testing::Test {
 
   static constexpr std::int64_t kMostHidden = 12288;
   static LowLatencyWindow window() { return HeapLayout::make(options(), 2).low_latency; }
-  static std::byte* heap_of(const Buffer& buffer, bool far = false) {
-    HeapLayout layout = HeapLayout::make(options(), 2);
-    if (far) layout.add_staging(0);
+  static std::byte* heap_of(const Buffer& buffer) {
+    const HeapLayout layout = HeapLayout::make(options(), 2);
     return static_cast<std::byte*>(buffer.local_memory().data) - layout.window_at();
   }
 
  private:
-  static BufferOptions options(bool far = false) {
+  static BufferOptions options() {
     BufferOptions options = low_latency_options(2, 6, kMostHidden);
-    options.low_latency.allow_nvlink = !far;
     options.low_latency.masking = true;
     options.timeout_s = short_deadline();
     return options;
@@ -161,63 +157,6 @@ TEST_F(LowLatencyWindowTest, WhatHasBeenSentIsShown) {
     buffer.check();
     buffer.destroy();
   });
-}
-
-/// Ranks used to be masked anew, or told to give up, by what was on the board before they were unmasked.
-TEST_F(LowLatencyWindowTest, ClearedMasksStayClear) {
-  const LowLatencyCase one = make_low_latency_case({.tokens = {2, 3}, .max_tokens = 6, .hidden = 256, .topk = 2});
-  on_two_ranks([&](Rank& rank, Buffer& buffer) {
-    if (rank.rank() == 0) {
-      const device::low_latency::Accusation said{0, 1, Wanted::low_latency_dispatch_rows};
-      *window().accusation(0).in(heap_of(buffer)) = said.packed();
-    }
-    rank.bootstrap()->barrier();
-    if (rank.rank() == 0) buffer.low_latency_clear_mask(rank.call().stream);
-    if (rank.rank() == 1) buffer.low_latency_update_mask(1, false, rank.call().stream);
-    rank.executor()->synchronize(rank.stream());
-    rank.bootstrap()->barrier();
-    // So late that the other one reads the board meanwhile.
-    const auto late = std::chrono::duration<double>(short_deadline() / 4);
-    for (int call = 0; call < 2; ++call) {
-      if (rank.rank() == call) std::this_thread::sleep_for(late);
-      check_low_latency_dispatch(rank, one, buffer.low_latency_dispatch(upload_arguments(rank, one), rank.call()));
-    }
-    buffer.check();
-    buffer.destroy();
-  });
-}
-
-/// A rank that was given up used to wait for those that go on without it, and they for it when they had finished.
-TEST_F(LowLatencyWindowTest, WhoWasGivenUpLeavesAlone) {
-  const LowLatencyCase one = make_low_latency_case({.tokens = {2, 3}, .max_tokens = 6, .hidden = 256, .topk = 2});
-  for (const bool far : {false, true}) {
-    std::atomic<bool> left = false;
-    on_two_ranks(
-        [&](Rank& rank, Buffer& buffer) {
-          const std::uint64_t said = device::low_latency::Accusation{0, 1, Wanted::low_latency_dispatch_rows}.packed();
-          if (rank.rank() == 0 && !far) *window().accusation(0).in(heap_of(buffer)) = said;
-          if (rank.rank() == 1 && far) *window().said(0, 0).in(heap_of(buffer, true)) = said;
-          rank.bootstrap()->barrier();
-          if (rank.rank() == 1) {
-            buffer.low_latency_dispatch(upload_arguments(rank, one), rank.call());
-            require_throws<TimeoutError>([&] { buffer.check(); }, {"low_latency_resume"}, "it is told");
-            require_throws<TimeoutError>([&] { buffer.low_latency_clear_mask(rank.call().stream); },
-                                         {"low_latency_resume"}, "it cannot come back by itself");
-            buffer.destroy();
-            left = true;
-            return;
-          }
-          const auto begin = std::chrono::steady_clock::now();
-          while (!left) {
-            const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
-            require(took.count() < patience() + short_deadline(), "rank 1 waits for rank 0");
-            std::this_thread::sleep_for(std::chrono::milliseconds(5));
-          }
-          buffer.low_latency_update_mask(1, true, rank.call().stream);
-          buffer.destroy();
-        },
-        far);
-  }
 }
 
 /// While it receives a call, it has finished the one before.

@@ -9,80 +9,40 @@
 #include "csrc/buffer/options.hpp"
 #include "deep_ep/bootstrap.hpp"
 #include "deep_ep/error.hpp"
+#include "tests/rdma/messages.hpp"
 #include "tests/support/setting.hpp"
 
 namespace deep_ep {
 namespace {
 
-constexpr std::size_t kFp8Row = 7936;
-constexpr std::size_t kBf16Row = 15360;
-
-RailTraffic traffic(int nodes, int tokens, std::size_t row_bytes = kFp8Row) {
+RailTraffic traffic(int nodes, int tokens, int topk = 8) {
+  constexpr std::size_t kFp8Row = 7936;
   return {.ranks = 8 * nodes,
           .ranks_per_node = 8,
-          .topk = 8,
+          .topk = topk,
           .max_tokens = tokens,
-          .row_bytes = row_bytes,
-          .rail_row_bytes = row_bytes};
+          .row_bytes = kFp8Row,
+          .rail_row_bytes = kFp8Row};
 }
 
-/// That none of `topk` different ones of `experts` is among `of_them` of these.
-double none_of(int experts, int of_them, int topk) {
-  double probability = 1;
-  for (int k = 0; k < topk; ++k) probability *= static_cast<double>(experts - of_them - k) / (experts - k);
-  return probability;
-}
-
-/// docs/low-latency.md, "What crosses the NIC", counts top-8 of 256 different experts; the model draws experts
-/// independently of each other, so it comes a little lower.
+/// docs/low-latency.md, "What crosses the NIC": rows of a token directly and by rails. The model draws experts
+/// independently of each other, so it comes a little lower than the table.
 TEST(LowLatencyRailModel, GivesTheTableOfTheDocument) {
   struct Line {
     int nodes;
-    double direct, by_rails;  // rows of a token
+    double direct, by_rails;
   };
   for (const Line& line : {Line{2, 3.26, 1.00}, Line{4, 5.45, 2.71}, Line{8, 6.72, 4.63}}) {
     SCOPED_TRACE(line.nodes);
-    const int ranks = 8 * line.nodes;
-    EXPECT_NEAR((ranks - 8) * (1 - none_of(256, 256 / ranks, 8)), line.direct, 0.006);
-    EXPECT_NEAR((line.nodes - 1) * (1 - none_of(256, 256 / line.nodes, 8)), line.by_rails, 0.006);
-    const RailBytes bytes = bytes_between_nodes(traffic(line.nodes, 128));
-    EXPECT_NEAR(bytes.direct / (128.0 * kFp8Row), line.direct, 0.02 * line.direct);
-    EXPECT_NEAR(bytes.by_rails / (128.0 * kFp8Row), line.by_rails, 0.02 * line.by_rails);
+    const RailTraffic of_calls = traffic(line.nodes, 128);
+    const RailBytes bytes = bytes_between_nodes(of_calls);
+    const double of_a_row = 128.0 * static_cast<double>(of_calls.row_bytes);
+    EXPECT_NEAR(bytes.direct / of_a_row, line.direct, 0.02 * line.direct);
+    EXPECT_NEAR(bytes.by_rails / of_a_row, line.by_rails, 0.02 * line.by_rails);
+    EXPECT_TRUE(rails_pay(of_calls));
+    EXPECT_FALSE(rails_pay(traffic(line.nodes, 1)));
   }
-}
-
-TEST(LowLatencyRailModel, BytesAreThoseOfTheRows) {
-  for (const int nodes : {2, 4, 8}) {
-    const RailBytes one = bytes_between_nodes(traffic(nodes, 1));
-    const RailBytes many = bytes_between_nodes(traffic(nodes, 96, 2 * kFp8Row));
-    EXPECT_DOUBLE_EQ(many.direct, 2 * 96 * one.direct);
-    EXPECT_DOUBLE_EQ(many.by_rails, 2 * 96 * one.by_rails);
-    EXPECT_LT(one.by_rails, one.direct);
-  }
-  // One selection goes to one rank of one node: nothing is saved.
-  RailTraffic single = traffic(4, 128);
-  single.topk = 1;
-  const RailBytes bytes = bytes_between_nodes(single);
-  EXPECT_NEAR(bytes.by_rails, bytes.direct, 1e-6 * bytes.direct);
-  EXPECT_FALSE(rails_pay(single));
-}
-
-TEST(LowLatencyRailModel, PaysFromSomeTokensOn) {
-  for (const int nodes : {2, 4, 8}) {
-    for (const std::size_t row_bytes : {kFp8Row, kBf16Row}) {
-      EXPECT_FALSE(rails_pay(traffic(nodes, 1, row_bytes)));
-      EXPECT_TRUE(rails_pay(traffic(nodes, 128, row_bytes)));
-      bool pays = false;
-      for (int tokens = 1; tokens <= 256; ++tokens) {
-        const bool now = rails_pay(traffic(nodes, tokens, row_bytes));
-        EXPECT_TRUE(now || !pays) << nodes << " nodes, " << tokens << " tokens";
-        pays = now;
-      }
-    }
-  }
-  // By the table: 7.9 of 25.9 kB per token are left between two nodes, and 5 us are 250 kB at 50 GB/s: 14 tokens.
-  EXPECT_FALSE(rails_pay(traffic(2, 13)));
-  EXPECT_TRUE(rails_pay(traffic(2, 16)));
+  EXPECT_FALSE(rails_pay(traffic(4, 128, 1))) << "one selection goes to one rank of one node: nothing is saved";
 }
 
 TEST(LowLatencyRailChoice, TheProgramThenTheVariable) {
@@ -98,6 +58,8 @@ TEST(LowLatencyRailChoice, TheProgramThenTheVariable) {
   EXPECT_EQ(with("never", always), always);
   EXPECT_EQ(with("always", never), never);
   EXPECT_EQ(with("neither", never), never) << "not looked at";
+  EXPECT_TRUE(test::says(test::message_of<InvalidArgument>([&] { with("sometimes", automatic); }),
+                         {"DEEP_EP_LOW_LATENCY_RAILS", "sometimes", "always", "never"}));
 }
 
 TEST(LowLatencyNvLink, AVariableSwitchesItOff) {
@@ -116,19 +78,6 @@ TEST(LowLatencyNvLink, AVariableSwitchesItOff) {
   EXPECT_FALSE(with("NCCL_P2P_DISABLE", "1"));
   const Setting own("DEEP_EP_NVLINK", "on");
   EXPECT_TRUE(with("NCCL_P2P_DISABLE", "1"));
-}
-
-TEST(LowLatencyRailChoice, AnUnknownValueIsRefused) {
-  const Setting setting("DEEP_EP_LOW_LATENCY_RAILS", "sometimes");
-  try {
-    asked_for_rails(LowLatencyRails::automatic);
-    FAIL() << "nothing was thrown";
-  } catch (const InvalidArgument& error) {
-    const std::string text = error.what();
-    for (const char* const word : {"DEEP_EP_LOW_LATENCY_RAILS", "sometimes", "always", "never"}) {
-      EXPECT_NE(text.find(word), std::string::npos) << text;
-    }
-  }
 }
 
 }  // namespace

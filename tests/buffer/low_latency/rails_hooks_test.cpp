@@ -1,4 +1,8 @@
-// Dispatch with hooks by rails: rows are handed on whatever the relay does with its hook.
+// Calls with hooks by rails: rows are handed on, sums of a node made and posted, whatever the rank that does so does
+// with its own hook.
+#include <functional>
+#include <optional>
+
 #include "tests/cluster/disagreement.hpp"
 #include "tests/cluster/fixture.hpp"
 #include "tests/cluster/low_latency_rails_case.hpp"
@@ -12,43 +16,129 @@ constexpr Nodes kHookNodes{4, 2};
 class LowLatencyRailHooksTest : public ClusterTest {};
 DEEP_EP_BY_RAILS(LowLatencyRailHooksTest);
 
-/// Cases that differ in everything that decides where rows lie.
-std::vector<LowLatencyCase> hook_cases() {
-  return {make_low_latency_case({.tokens = {5, 3, 0, 6}, .max_tokens = 6, .hidden = 512, .topk = 3, .seed = 1}),
-          make_low_latency_case({.tokens = {2, 4, 4, 1},
-                                 .max_tokens = 4,
-                                 .hidden = 1024,
-                                 .topk = 5,
-                                 .format = oracle::RowFormat::bf16,
-                                 .seed = 2}),
-          make_low_latency_case({.tokens = {0, 7, 2, 3},
-                                 .max_tokens = 7,
-                                 .hidden = 128,
-                                 .local_experts = 2,
-                                 .format = oracle::RowFormat::nvfp4,
-                                 .layout = LowLatencyLayout::rank_major,
-                                 .weights = true,
-                                 .seed = 3})};
+enum class Hooked { dispatch, combine };
+constexpr Hooked kBothHooked[] = {Hooked::dispatch, Hooked::combine};
+
+struct HookCases {
+  std::vector<LowLatencyCase> dispatches;
+  std::vector<RailCase> combines;
+
+  void add(const LowLatencyCaseShape& shape, const Nodes& nodes) {
+    dispatches.push_back(make_low_latency_case(shape));
+    combines.push_back(make_rail_case(shape, nodes));
+  }
+};
+
+/// They differ in everything that decides where rows lie.
+HookCases hook_cases() {
+  HookCases cases;
+  cases.add({.tokens = {5, 3, 0, 6}, .max_tokens = 6, .hidden = 512, .topk = 3, .seed = 1}, kHookNodes);
+  cases.add({.tokens = {2, 4, 4, 1},
+             .max_tokens = 4,
+             .hidden = 1024,
+             .topk = 5,
+             .routing = oracle::Routing::some_dropped,
+             .format = oracle::RowFormat::bf16,
+             .seed = 2},
+            kHookNodes);
+  cases.add({.tokens = {0, 7, 2, 3},
+             .max_tokens = 7,
+             .hidden = 128,
+             .local_experts = 2,
+             .format = oracle::RowFormat::nvfp4,
+             .layout = LowLatencyLayout::rank_major,
+             .weights = true,
+             .seed = 3},
+            kHookNodes);
+  return cases;
 }
 
 BufferOptions options_for_hooks() { return rail_options(kHookNodes, 8, 1024); }
 
-/// One rank after the other does not call its hook before all others have all their rows, its neighbour those too that
-/// come through it.
+/// A call that has been sent, and its results.
+struct SentCall {
+  std::function<void()> hook;  ///< none where it has received at once
+  std::function<void()> check;
+  std::vector<TensorView> outputs;
+};
+
+/// What a rank hands to calls of these cases; combines are of dispatches that it has made.
+class HookedCalls {
+ public:
+  HookedCalls(Rank& rank, Buffer& buffer, const HookCases& cases) : rank_(rank), buffer_(buffer), cases_(cases) {
+    for (const LowLatencyCase& one : cases.dispatches) dispatches_.push_back(upload_arguments(rank, one));
+    for (const RailCase& one : cases.combines) {
+      handles_.push_back(dispatch_and_check(rank, buffer, one.calls.before).handle);
+    }
+    for (std::size_t i = 0; i < cases.combines.size(); ++i) {
+      combines_.push_back(upload_combine(rank, cases.combines[i].calls, handles_[i]));
+    }
+  }
+  HookedCalls(const HookedCalls&) = delete;
+
+  SentCall send(Hooked what, std::size_t which, bool hook = true) const {
+    if (what == Hooked::dispatch) {
+      LowLatencyDispatchArguments arguments = dispatches_[which];
+      arguments.return_recv_hook = hook;
+      const LowLatencyDispatchResult result = buffer_.low_latency_dispatch(arguments, rank_.call());
+      return {result.hook,
+              [=, this] { check_low_latency_dispatch(rank_, cases_.dispatches[which], result); },
+              {result.recv_x.view(), result.recv_count.view()}};
+    }
+    LowLatencyCombineArguments arguments = combines_[which];
+    arguments.return_recv_hook = hook;
+    const LowLatencyCombineResult result = buffer_.low_latency_combine(arguments, rank_.call());
+    const TensorView sums = result.combined_x.view();
+    return {result.hook,
+            [=, this, kept = result.combined_x] {
+              check_low_latency_combine(rank_, cases_.combines[which].calls, cases_.combines[which].by_rails, sums);
+            },
+            {sums}};
+  }
+  void at_once(Hooked what, std::size_t which) const { send(what, which, false).check(); }
+
+  /// Each of so many calls is received when the next is sent, and looked at then or not; the last one when one has
+  /// come that receives at once.
+  void one_behind(Hooked what, int count, const std::function<std::size_t(int)>& which,
+                  const std::function<bool(int)>& looks) const {
+    std::optional<SentCall> before;
+    for (int i = 0; i < count; ++i) {
+      SentCall now = send(what, which(i));
+      if (before) before->hook();
+      if (before && looks(i)) before->check();
+      before = std::move(now);
+    }
+    at_once(what, which(count));
+    before->check();
+  }
+
+ private:
+  Rank& rank_;
+  Buffer& buffer_;
+  const HookCases& cases_;
+  std::vector<LowLatencyDispatchArguments> dispatches_;
+  std::vector<LowLatencyHandle> handles_;
+  std::vector<LowLatencyCombineArguments> combines_;
+};
+
+/// One rank after the other does not call its hook before all others have all their rows, its neighbour and its rail
+/// those too that come through it.
 TEST_P(LowLatencyRailHooksTest, NobodyWaitsForAHook) {
   DEEP_EP_NEEDS_RANKS(4);
-  const std::vector<LowLatencyCase> cases = hook_cases();
+  const HookCases cases = hook_cases();
   run_cluster(cluster(4), [&](Rank& rank) {
     Buffer& buffer = rank.buffer(options_for_hooks());
-    for (std::size_t round = 0; round < (under_sanitizer() ? 4 : 12); ++round) {
-      const LowLatencyCase& one = cases[round % 3];
-      const auto result = buffer.low_latency_dispatch(with_hook(upload_arguments(rank, one)), rank.call());
-      rank.executor()->synchronize(rank.stream());  // the send part ends by itself
-      const bool late = rank.rank() == static_cast<int>(round % 4);
-      for (const bool now : {!late, late}) {
-        if (now) result.hook();
-        if (now) check_low_latency_dispatch(rank, one, result);
-        rank.bootstrap()->barrier();
+    const HookedCalls calls(rank, buffer, cases);
+    for (const Hooked what : kBothHooked) {
+      for (std::size_t round = 0; round < (under_sanitizer() ? 4 : 12); ++round) {
+        const SentCall call = calls.send(what, round % 3);
+        rank.executor()->synchronize(rank.stream());  // the send part ends by itself
+        const bool late = rank.rank() == static_cast<int>(round % 4);
+        for (const bool now : {!late, late}) {
+          if (now) call.hook();
+          if (now) call.check();
+          rank.bootstrap()->barrier();
+        }
       }
     }
     buffer.check();
@@ -70,41 +160,31 @@ TEST_P(LowLatencyRailHooksTest, AnExpertThatDoesNotExistOnOneRank) {
   }
 }
 
-/// Two are always in flight, received in any order; a rank without a hook hands on what others with hooks send, and the
-/// other way round; calls of other shapes and combines come between.
+/// Two are always in flight, received in any order, beside those of the other kind; a rank without a hook hands on, and
+/// adds up, for others with hooks, and the other way round.
 TEST_P(LowLatencyRailHooksTest, TwoInFlightBesideCallsThatReceiveAtOnce) {
   DEEP_EP_NEEDS_RANKS(4);
-  const std::vector<LowLatencyCase> cases = hook_cases();
-  const RailCase other =
-      make_rail_case({.tokens = {3, 6, 5, 2}, .max_tokens = 6, .hidden = 256, .topk = 4, .seed = 9}, kHookNodes);
+  const HookCases cases = hook_cases();
   run_cluster(cluster(4), [&](Rank& rank) {
     Buffer& buffer = rank.buffer(options_for_hooks());
-    const auto send = [&](const LowLatencyCase& one) {
-      return buffer.low_latency_dispatch(with_hook(upload_arguments(rank, one)), rank.call());
-    };
-    const LowLatencyHandle handle = dispatch_and_check(rank, buffer, other.calls.before).handle;
-    for (std::size_t round = 0; round < (under_sanitizer() ? 3 : 12); ++round) {
-      const LowLatencyCase& first = cases[round % 3];
-      const LowLatencyCase& second = cases[(round + round / 3) % 3];
-      const auto a = send(first);
-      const auto b = send(second);
-      if (round % 2 == 1) {  // it waits for all ranks, whoever has received what
-        const auto combined = buffer.low_latency_combine(upload_combine(rank, other.calls, handle), rank.call());
-        check_low_latency_combine(rank, other.calls, other.by_rails, combined.combined_x.view());
-      }
-      const auto& soon = (round + static_cast<std::size_t>(rank.rank())) % 2 == 0 ? b : a;
-      soon.hook();
-      check_low_latency_dispatch(rank, &soon == &a ? first : second, soon);
-      a.hook();
-      b.hook();
-      check_low_latency_dispatch(rank, first, a);
-      check_low_latency_dispatch(rank, second, b);
-      if ((round + static_cast<std::size_t>(rank.rank())) % 3 == 0) {
-        dispatch_and_check(rank, buffer, first);
-      } else {
-        const auto c = send(first);
-        c.hook();
-        check_low_latency_dispatch(rank, first, c);
+    const HookedCalls calls(rank, buffer, cases);
+    for (const Hooked what : kBothHooked) {
+      const Hooked other = what == Hooked::dispatch ? Hooked::combine : Hooked::dispatch;
+      for (std::size_t round = 0; round < (under_sanitizer() ? 3 : 12); ++round) {
+        const std::size_t first = round % 3;
+        const std::size_t second = (round + round / 3) % 3;
+        const std::size_t turn = round + static_cast<std::size_t>(rank.rank());
+        const SentCall a = calls.send(what, first), between = calls.send(other, second), b = calls.send(what, second);
+        if (round % 2 == 1) between.hook();
+        if (round % 4 > 1) calls.at_once(other, first);  // it waits for all ranks, whoever has received what
+        const SentCall& soon = turn % 2 == 0 ? a : b;
+        soon.hook();
+        soon.check();
+        for (const SentCall* const call : {&a, &b, &between}) call->hook();
+        for (const SentCall* const call : {&a, &b, &between}) call->check();
+        const SentCall last = calls.send(what, first, turn % 3 != 0);
+        if (last.hook) last.hook();
+        last.check();
       }
     }
     buffer.check();
@@ -115,47 +195,77 @@ TEST_P(LowLatencyRailHooksTest, TwoInFlightBesideCallsThatReceiveAtOnce) {
 /// Hooks that are never called, at the end, too: what goes through that rank arrives.
 TEST_P(LowLatencyRailHooksTest, NeverCalled) {
   DEEP_EP_NEEDS_RANKS(4);
-  const std::vector<LowLatencyCase> cases = hook_cases();
+  const HookCases cases = hook_cases();
   run_cluster(cluster(4), [&](Rank& rank) {
     Buffer& buffer = rank.buffer(options_for_hooks());
-    for (std::size_t round = 0; round < 3; ++round) {
-      buffer.low_latency_dispatch(with_hook(upload_arguments(rank, cases[round])),
-                                  rank.call());  // dropped with its hook
-      dispatch_and_check(rank, buffer, cases[(round + 1) % 3]);
-    }
-    const auto last = buffer.low_latency_dispatch(with_hook(upload_arguments(rank, cases[0])), rank.call());
-    if (rank.rank() != 3) {
-      last.hook();
-      check_low_latency_dispatch(rank, cases[0], last);
+    {
+      const HookedCalls calls(rank, buffer, cases);
+      for (const Hooked what : kBothHooked) {
+        for (std::size_t round = 0; round < 3; ++round) {
+          calls.send(what, round);  // dropped with its hook
+          calls.at_once(what, (round + 1) % 3);
+        }
+        const SentCall last = calls.send(what, 0);
+        if (rank.rank() == 3) continue;
+        last.hook();
+        last.check();
+      }
     }
     buffer.destroy();
   });
 }
 
-/// A rank that never sends is named by the one on its rail, which waits for its rows, and by nobody else: the others
+/// A rank that never sends is named by those who hand on or add up for it, or with it, and by nobody else: the others
 /// have not called their hooks.
-TEST_P(LowLatencyRailHooksTest, ARailThatNeverSends) {
+TEST_P(LowLatencyRailHooksTest, ARankThatNeverSends) {
   DEEP_EP_NEEDS_RANKS(4);
-  if (GetParam().placement == Placement::processes) GTEST_SKIP() << "a long wait, which is the same as with threads";
-  if (under_thread_sanitizer()) GTEST_SKIP() << "it only waits for longer";
-  constexpr int kAbsent = 3;
-  constexpr int kItsRail = 1;
-  const LowLatencyCase one = hook_cases()[0];
+  if (under_sanitizer()) GTEST_SKIP() << "it only waits for longer";
+  constexpr int kAbsent = 3, kItsRail = 1, kItsNeighbour = 2;
+  HookCases cases;  // it has no tokens, so nobody's send part waits for what it selects
+  cases.add({.tokens = {4, 4, 4, 0}, .max_tokens = 4, .hidden = 256, .local_experts = 1, .topk = 4}, kHookNodes);
+  for (const Hooked what : kBothHooked) {
+    run_cluster(cluster_with_absentees(4), [&](Rank& rank) {
+      BufferOptions options = options_for_hooks();
+      const bool waits = rank.rank() == kItsRail || (what == Hooked::combine && rank.rank() == kItsNeighbour);
+      options.timeout_s = waits ? short_deadline() : patience();
+      Buffer& buffer = rank.buffer(options);
+      const HookedCalls calls(rank, buffer, cases);
+      rank.executor()->synchronize(rank.stream());
+      rank.bootstrap()->barrier();
+      if (rank.rank() != kAbsent) {
+        const SentCall call = calls.send(what, 0);
+        rank.executor()->synchronize(rank.stream());  // the send part waits for nobody
+        if (waits) {
+          call.hook();
+          const char* const name = what == Hooked::dispatch ? "low-latency dispatch" : "low-latency combine";
+          require_throws<TimeoutError>([&] { buffer.check(); }, {name, "rank 3"}, "beside it");
+        }
+      }
+      rank.bootstrap()->barrier();
+      if (!waits) buffer.check();
+      rank.bootstrap()->barrier();
+    });
+  }
+}
+
+/// One rank combines what another dispatch brought.
+TEST_P(LowLatencyRailHooksTest, RanksThatMeanOtherCalls) {
+  DEEP_EP_NEEDS_RANKS(4);
+  if (under_thread_sanitizer()) GTEST_SKIP() << "no rank returns the outcome of a race";
+  const RailCase one = make_rail_case(
+      {.tokens = {4, 4, 4, 4}, .max_tokens = 4, .hidden = 256, .local_experts = 1, .topk = 4}, kHookNodes);
   run_cluster(cluster_with_absentees(4), [&](Rank& rank) {
     BufferOptions options = options_for_hooks();
-    options.timeout_s = rank.rank() == kItsRail ? short_deadline() : patience();
+    options.timeout_s = short_deadline();
     Buffer& buffer = rank.buffer(options);
-    if (rank.rank() != kAbsent) {
-      const auto result = buffer.low_latency_dispatch(with_hook(upload_arguments(rank, one)), rank.call());
-      buffer.check();  // the send part waits for nobody
-      if (rank.rank() == kItsRail) {
-        result.hook();
-        require_throws<TimeoutError>([&] { buffer.check(); }, {"low-latency dispatch", "rank 3"}, "on its rail");
-      }
-    }
+    const LowLatencyHandle first = dispatch_and_check(rank, buffer, one.calls.before).handle;
+    const LowLatencyHandle second = dispatch_and_check(rank, buffer, one.calls.before).handle;
+    const auto arguments = upload_combine(rank, one.calls, rank.rank() == 3 ? second : first);
     rank.bootstrap()->barrier();
-    if (rank.rank() != kItsRail) buffer.check();
-    rank.bootstrap()->barrier();
+    require_disagreement(rank, {"low_latency_combine"}, WhoFindsOut::somebody, [&] {
+      buffer.low_latency_combine(with_hook(arguments), rank.call()).hook();
+      buffer.check();
+    });
   });
 }
 
@@ -203,7 +313,6 @@ TEST_P(LowLatencyRailHooksTest, ARankWithoutAStream) {
 TEST_P(LowLatencyRailHooksTest, ARecordingInWhichTheRelayFailsCanEnd) {
   DEEP_EP_NEEDS_RANKS(4);
   if (GetParam().target != Target::host) GTEST_SKIP() << "recordings are played by the CPU";
-  if (GetParam().placement == Placement::processes) GTEST_SKIP() << "as with threads";
   const LowLatencyCase none =
       make_low_latency_case({.tokens = {0, 0, 0, 0}, .max_tokens = 6, .hidden = 512, .topk = 3});
   run_cluster(cluster(4), [&](Rank& rank) {
@@ -225,62 +334,88 @@ TEST_P(LowLatencyRailHooksTest, ARecordingInWhichTheRelayFailsCanEnd) {
   });
 }
 
-/// The kernel that hands on becomes part of the graph, on a stream that comes back to it.
+/// The kernel that hands on, or adds up, becomes part of the graph, on a stream that comes back to it.
 TEST_P(LowLatencyRailHooksTest, InGraphs) {
   DEEP_EP_NEEDS_RANKS(4);
   if (GetParam().target != Target::host) GTEST_SKIP() << "recordings are played by the CPU";
-  const std::vector<LowLatencyCase> cases = hook_cases();
-  run_cluster(cluster(4), [&](Rank& rank) {
-    const auto executor = std::make_shared<RecordingExecutor>(rank.executor());
-    BufferOptions options = options_for_hooks();
-    options.low_latency.rails = LowLatencyRails::always;
-    options.timeout_s = patience();
-    Buffer buffer(rank.bootstrap(), executor, options);
-    const auto settle = [&] {
-      for (const StreamHandle stream : {rank.stream(), buffer.comm_stream()}) rank.executor()->synchronize(stream);
-    };
-    const auto send = [&](const LowLatencyDispatchArguments& arguments) {
-      return buffer.low_latency_dispatch(with_hook(arguments), rank.call());
-    };
-    const auto first = upload_arguments(rank, cases[0]);
-    const auto second = upload_arguments(rank, cases[1]);
-    executor->recording = true;
-    const auto a = send(first);
-    const auto b = send(second);
-    a.hook();
-    const auto c = send(first);
-    b.hook();
-    c.hook();
-    executor->recording = false;
-    executor->unjoined.erase(rank.stream());
-    require(executor->unjoined.empty(), "a stream has not come back to the recording");
-    for (int launch = 0; launch < 4; ++launch) {
-      settle();
-      for (const auto* const result : {&a, &b, &c}) {
-        for (const TensorView& view : {result->recv_x.view(), result->recv_count.view()}) {
-          if (launch > 0) rank.executor()->fill(view.data, 0xee, view.bytes(), rank.stream());
+  const HookCases cases = hook_cases();
+  for (const Hooked what : kBothHooked) {
+    run_cluster(cluster(4), [&](Rank& rank) {
+      const auto executor = std::make_shared<RecordingExecutor>(rank.executor());
+      BufferOptions options = options_for_hooks();
+      options.low_latency.rails = LowLatencyRails::always;
+      options.timeout_s = patience();
+      Buffer buffer(rank.bootstrap(), executor, options);
+      const auto settle = [&] {
+        for (const StreamHandle stream : {rank.stream(), buffer.comm_stream()}) rank.executor()->synchronize(stream);
+      };
+      {
+        const HookedCalls calls(rank, buffer, cases);
+        executor->recording = true;
+        const SentCall a = calls.send(what, 0), b = calls.send(what, 1);
+        a.hook();
+        const SentCall c = calls.send(what, 0);
+        b.hook();
+        c.hook();
+        executor->recording = false;
+        executor->unjoined.erase(rank.stream());
+        require(executor->unjoined.empty(), "a stream has not come back to the recording");
+        for (int launch = 0; launch < (under_thread_sanitizer() ? 2 : 4); ++launch) {
+          settle();
+          for (const SentCall* const call : {&a, &b, &c}) {
+            for (const TensorView& view : call->outputs) {
+              if (launch > 0) rank.executor()->fill(view.data, 0xee, view.bytes(), rank.stream());
+            }
+          }
+          settle();
+          if (launch > 0) executor->replay();
+          settle();
+          for (const SentCall* const call : {&a, &b, &c}) call->check();
+          // Calls that are not recorded, an even or an odd number of them.
+          const SentCall between = calls.send(what, 2);
+          between.hook();
+          between.check();
+          if (launch % 2 == 0) calls.at_once(what, 2);
         }
       }
-      settle();
-      if (launch > 0) executor->replay();
-      settle();
-      check_low_latency_dispatch(rank, cases[0], a);
-      check_low_latency_dispatch(rank, cases[1], b);
-      check_low_latency_dispatch(rank, cases[0], c);
-      // Calls that are not recorded, an even or an odd number of them.
-      const LowLatencyCase& one = cases[2];
-      const auto between = send(upload_arguments(rank, one));
-      between.hook();
-      check_low_latency_dispatch(rank, one, between);
-      if (launch % 2 == 0)
-        check_low_latency_dispatch(rank, one, buffer.low_latency_dispatch(upload_arguments(rank, one), rank.call()));
-    }
-    buffer.check();
-    buffer.destroy();
-  });
+      buffer.check();
+      buffer.destroy();
+    });
+  }
 }
 
-/// The same under many schedules of the CPU executor, the relay's rank late or not.
+/// Nodes of several ranks, also by lanes, and more owners than a block has warps for.
+TEST(LowLatencyRailHookShapes, OfNodesAndLanes) {
+  if (under_thread_sanitizer()) GTEST_SKIP() << "has no threads that the schedules have not";
+  for (const auto& [nodes, lanes] : {std::pair{Nodes{9, 3}, 1}, std::pair{Nodes{4, 2}, 2}, std::pair{Nodes{6, 2}, 4}}) {
+    if (under_sanitizer() && nodes.ranks > 4) continue;
+    SCOPED_TRACE(std::to_string(nodes.ranks) + " ranks, lanes " + std::to_string(lanes));
+    HookCases cases;
+    cases.add({.tokens = std::vector<std::int64_t>(static_cast<std::size_t>(nodes.ranks), 9),
+               .max_tokens = 9,
+               .hidden = 256,
+               .local_experts = 2,
+               .topk = 5,
+               .routing = oracle::Routing::some_dropped,
+               .seed = static_cast<std::uint64_t>(nodes.ranks)},
+              nodes);
+    ClusterOptions options{.ranks = nodes.ranks, .where = {}, .host = {}};
+    options.where.topology = Topology::rails;
+    options.host = {.multiprocessors = 2, .warps_per_block = 4};
+    BufferOptions buffer_options = rail_options(nodes, 9, 256);
+    buffer_options.low_latency.lanes = lanes;
+    ASSERT_NO_THROW(run_cluster(options, [&](Rank& rank) {
+      Buffer& buffer = rank.buffer(buffer_options);
+      const HookedCalls calls(rank, buffer, cases);
+      calls.one_behind(
+          Hooked::combine, 4, [](int) { return std::size_t{0}; }, [](int) { return true; });
+      buffer.check();
+      buffer.destroy();
+    }));
+  }
+}
+
+/// The same under many schedules of the CPU executor, some hooks late.
 TEST(LowLatencyRailHookScheduleTest, EverySeedGivesTheSame) {
   const std::int64_t first = environment_number("DEEP_EP_TEST_FIRST_SCHEDULE", 1);
   const std::int64_t count = environment_number("DEEP_EP_TEST_SCHEDULES", under_sanitizer() ? 1 : 6);
@@ -288,21 +423,26 @@ TEST(LowLatencyRailHookScheduleTest, EverySeedGivesTheSame) {
     SCOPED_TRACE("DEEP_EP_TEST_FIRST_SCHEDULE=" + std::to_string(seed));
     auto [nodes, shape, options] = rail_schedule(seed);
     shape.seed = static_cast<std::uint64_t>(seed);
-    const LowLatencyCase one = make_low_latency_case(shape);
+    HookCases cases;
+    cases.add(shape, nodes);
     shape.format = oracle::RowFormat::bf16;
-    const LowLatencyCase other = make_low_latency_case(shape);
-    ASSERT_NO_THROW(run_cluster(options, [&, of = nodes](Rank& rank) {
-      Buffer& buffer = rank.buffer(rail_options(of, 11, 256));
-      LowLatencyDispatchResult before;
-      for (int i = 0; i < 6; ++i) {
-        const LowLatencyCase& now = i % 2 == 0 ? one : other;
-        auto result = buffer.low_latency_dispatch(with_hook(upload_arguments(rank, now)), rank.call());
-        if (i > 0) before.hook();
-        if (i > 0 && (i + rank.rank()) % 4 == 1) check_low_latency_dispatch(rank, i % 2 == 0 ? other : one, before);
-        before = std::move(result);
-      }
-      dispatch_and_check(rank, buffer, one);
-      check_low_latency_dispatch(rank, other, before);
+    cases.dispatches.push_back(make_low_latency_case(shape));
+    // In the other one all experts are of every second rank. The others have rows of nobody: what an owner selects
+    // comes when their send parts have long ended.
+    const LowLatencyCase every_second =
+        select_nodes(cases.dispatches.back(), {nodes.ranks, 1}, [](int, int rank) { return rank % 2 == 1; });
+    cases.combines.push_back(make_rail_case(make_combine_case_after(every_second), nodes));
+    BufferOptions buffer_options = rail_options(nodes, 11, 256);
+    buffer_options.low_latency.lanes = seed % 4 == 1 ? 2 : 1;
+    ASSERT_NO_THROW(run_cluster(options, [&](Rank& rank) {
+      Buffer& buffer = rank.buffer(buffer_options);
+      const HookedCalls calls(rank, buffer, cases);
+      const auto looks = [&](int call) { return (call + rank.rank()) % 4 == 1; };
+      calls.one_behind(
+          Hooked::dispatch, 6, [](int call) { return static_cast<std::size_t>(call % 2); }, looks);
+      // Both cases in each half of the memory.
+      calls.one_behind(
+          Hooked::combine, 6, [](int call) { return static_cast<std::size_t>(call / 2 % 2); }, looks);
       buffer.check();
       buffer.destroy();
     }));

@@ -76,25 +76,6 @@ LowLatencyCaseShape random_rail_shape(int ranks, std::uint64_t seed) {
 int rounds() { return under_sanitizer() ? 1 : 6; }
 bool too_many(const Nodes& nodes) { return under_thread_sanitizer() && nodes.ranks > 4; }
 
-TEST_P(LowLatencyRailsTest, DispatchOfRandomShapes) {
-  oracle::Random random(test_seed());
-  for (const Nodes& nodes : kSeveralNodes) {
-    // The most words that there may be before the row.
-    LowLatencyCaseShape longest{.tokens = std::vector<std::int64_t>(static_cast<std::size_t>(nodes.ranks), 2),
-                                .max_tokens = 2,
-                                .hidden = 128,
-                                .local_experts = 8,
-                                .topk = 32,
-                                .format = RowFormat::bf16,
-                                .layout = LowLatencyLayout::rank_major,
-                                .weights = true};
-    std::vector<LowLatencyCase> cases = {make_low_latency_case(longest)};
-    for (int i = 0; i < rounds(); ++i)
-      cases.push_back(make_low_latency_case(random_rail_shape(nodes.ranks, random.next())));
-    if (missing(GetParam(), nodes.ranks).empty() && !too_many(nodes)) dispatch(nodes, cases);
-  }
-}
-
 TEST_P(LowLatencyRailsTest, CombineOfRandomShapes) {
   oracle::Random random(test_seed());
   for (const Nodes& nodes : kSeveralNodes) {
@@ -123,7 +104,26 @@ TEST_P(LowLatencyRailsTest, EveryFormatAndLayout) {
                                              .seed = cases.size() + 1}));
     }
   }
+  // The most words that there may be before the row.
+  cases.push_back(make_low_latency_case({.tokens = {2, 2, 2, 2},
+                                         .max_tokens = 2,
+                                         .hidden = 128,
+                                         .local_experts = 8,
+                                         .topk = 32,
+                                         .format = RowFormat::bf16,
+                                         .layout = LowLatencyLayout::rank_major,
+                                         .weights = true}));
   dispatch({4, 2}, cases);
+}
+
+class LowLatencyRailsProcessesTest : public LowLatencyRailsTest {};
+INSTANTIATE_TEST_SUITE_P(On, LowLatencyRailsProcessesTest, testing::ValuesIn(kRailProcesses), name_of_place);
+
+TEST_P(LowLatencyRailsProcessesTest, TwoNodesOfTwo) {
+  DEEP_EP_NEEDS_RANKS(4);
+  combine({4, 2}, {make_low_latency_combine_case({.tokens = {5, 0, 7, 3}, .max_tokens = 7, .hidden = 1024}),
+                   make_low_latency_combine_case(
+                       {.tokens = {2, 4, 4, 1}, .max_tokens = 4, .layout = LowLatencyLayout::rank_major})});
 }
 
 /// Tokens that all go to one node, none to their own, or only to their own; and the rails of ranks without tokens have

@@ -219,31 +219,6 @@ TEST_P(LowLatencyWaitStatsTest, NeedsMemoryForSuchCalls) {
 class LowLatencyRailsWaitStatsTest : public ClusterTest {};
 DEEP_EP_BY_RAILS(LowLatencyRailsWaitStatsTest);
 
-TEST_P(LowLatencyRailsWaitStatsTest, CallsAreCounted) {
-  if (under_thread_sanitizer()) GTEST_SKIP() << "ALateRailIsSeenWithHooks counts, too";
-  constexpr Nodes kNodes{4, 2};
-  DEEP_EP_NEEDS_RANKS(kNodes.ranks);
-  const RailCase one =
-      make_rail_case({.tokens = {5, 5, 5, 5}, .max_tokens = 5, .hidden = 256, .local_experts = 1, .topk = 4}, kNodes);
-  run_cluster(cluster(kNodes.ranks), [&](Rank& rank) {
-    Buffer& buffer = rank.buffer(rail_options(kNodes, 5, 256));
-    buffer.low_latency_stats(LowLatencyStatsThen::go_on, rank.stream());
-    const auto dispatched = dispatch_and_check(rank, buffer, one.calls.before);
-    combine_both_ways(rank, buffer, one.calls, one.by_rails, dispatched.handle);
-    const auto hooked =
-        buffer.low_latency_combine(with_hook(upload_combine(rank, one.calls, dispatched.handle)), rank.call());
-    hooked.hook();
-    check_low_latency_combine(rank, one.calls, one.by_rails, hooked.combined_x.view());
-    const LowLatencyStats stats = buffer.low_latency_stats(LowLatencyStatsThen::stop, rank.stream());
-    for (std::size_t source = 0; source < 4; ++source) {
-      require(stats.dispatch.calls[source] == 1, "a dispatch for each source");
-      require(stats.combine.calls[source] == 3, "three combines for each source");
-    }
-    buffer.check();
-    buffer.destroy();
-  });
-}
-
 /// With a hook the receive part comes after the relay, which waits for the late rank first. Nevertheless the rank on
 /// the same rail says for whom it has waited. As above, the wait grows until it is seen.
 TEST_P(LowLatencyRailsWaitStatsTest, ALateRailIsSeenWithHooks) {

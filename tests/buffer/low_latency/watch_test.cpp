@@ -214,20 +214,6 @@ TEST(LowLatencyWatch, AWatchThatLooksSeldomNeedsSeveralLooks) {
   EXPECT_EQ(looks, 3 + 4);
 }
 
-TEST(LowLatencyWatch, AllMaskTheSameRanksInWhateverOrderTheyFindOut) {
-  WatchedNode node;
-  // Rank 0 has seen rank 1 last, rank 3 has seen rank 2 last: both find two ranks lost, at the same look.
-  node[0].begin(dispatch_call(1), node.now);
-  node[3].begin(dispatch_call(1), node.now);
-  node[3].entry(0) = 0;
-  node.pass(2 * kDeadline);
-  for (const int living : {0, 3}) {
-    EXPECT_EQ(node[living].mask, (WatchedMasks{0, 1, 1, 0})) << "rank " << living;
-    EXPECT_EQ(node[living].state.watch.read, 2u);
-  }
-  EXPECT_EQ(node[0].entry(2), 0u) << "nobody is accused twice";
-}
-
 TEST(LowLatencyWatch, OfTwoThatAccuseEachOtherOneGoesOn) {
   for (const int first : {1, 2}) {
     const int second = 3 - first;
@@ -295,15 +281,6 @@ TEST(LowLatencyWatch, WhatIsSaidBeforeTheProgramUnmasksIsNeverActedUpon) {
     EXPECT_EQ(node[1].given_up(), unmasked == 3);
     EXPECT_EQ(node[1].mask[3], unmasked == 1 ? 1 : 0);
   }
-}
-
-TEST(LowLatencyWatch, UnmaskingOneRankTakesNoteOfTheOthers) {
-  WatchedNode node;
-  node[0].entry(0) = Accusation{0, 3, Wanted::low_latency_dispatch_rows}.packed();
-  node[0].entry(1) = Accusation{0, 1, Wanted::low_latency_dispatch_rows}.packed();
-  node[2].begin(dispatch_call(1), node.now);
-  node[2].watcher.front().unmask(1);
-  EXPECT_EQ(node[2].mask, (WatchedMasks{0, 0, 0, 1}));
 }
 
 TEST(LowLatencyWatch, AWaitThatNobodyWatchedEndsTheCall) {

@@ -103,7 +103,7 @@ constexpr std::array kVariables = {
              .default_value = "",
              .allowed = "any text, the same on all ranks of a job",
              .help = "ranks that meet by TCP let none in that has another one, so jobs that by mistake use one port do "
-                     "not mix; deep_ep launch gives its ranks a random one"},
+                     "not mix; deep_ep launch gives ranks of one host a random one"},
     Variable{.names = {"DEEP_EP_HOST_SEED"},
              .type = Type::unsigned_integer,
              .default_value = "0",

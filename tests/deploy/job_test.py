@@ -3,7 +3,6 @@ this machine, two ranks each."""
 
 import os
 import subprocess
-import tempfile
 import unittest
 
 from support import DEPLOY, main, tool
@@ -11,14 +10,13 @@ from support import DEPLOY, main, tool
 import kustomize
 
 
-def pods(folder, more):
+def pods(more):
     """What each pod is started with."""
     documents = kustomize.render(DEPLOY / "k8s/overlays/hostnetwork")
     [job] = [d for d in documents if d["kind"] == "Job" and d["metadata"]["name"] == "deep-ep-internode"]
     container = job["spec"]["template"]["spec"]["containers"][0]
     command = [tool() if word.endswith("/bin/deep_ep") else word for word in container["command"]]
     command[command.index("--ranks") + 1] = "2"
-    command[command.index("--logs") + 1] = f"{folder}/logs"
     variables = {item["name"]: item["value"] for item in container["env"]}
     variables.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(20000 + os.getpid() % 10000))
     clean = {key: value for key, value in os.environ.items() if not key.startswith(("SLURM_", "OMPI_", "PMI_"))}
@@ -28,18 +26,17 @@ def pods(folder, more):
 
 class Job(unittest.TestCase):
     def start(self, *more):
-        with tempfile.TemporaryDirectory() as folder:
-            running = [
-                subprocess.Popen(command, env=variables, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-                for command, variables in pods(folder, list(more))
-            ]
-            texts = [one.communicate(timeout=280)[0] for one in running]
-            return [one.returncode for one in running], texts
+        running = [
+            subprocess.Popen(command, env=variables, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+            for command, variables in pods(list(more))
+        ]
+        texts = [one.communicate(timeout=280)[0] for one in running]
+        return [one.returncode for one in running], texts
 
     def test_it_runs(self):
         statuses, texts = self.start("--device", "cpu", "--experts", "8", "--topk", "2", "--tokens", "4", "--hidden", "256", "--iterations", "2")
         self.assertEqual(statuses, [0, 0], texts)
-        self.assertIn("Every checked result is exact", texts[0])
+        self.assertIn("\n[0] Every checked result is exact", texts[0])
 
     def test_both_pods_fail(self):
         statuses, texts = self.start("--device", "cpu", "--experts", "7")

@@ -125,7 +125,7 @@ MISTAKES = {
     "volume_unused": (lambda o, j, p, c: p["volumes"].append({"name": "x", "emptyDir": {}}), "nothing mounts the volume 'x'"),
     "volume_unnamed": (lambda o, j, p, c: p["volumes"].append({"name": "", "emptyDir": {}}), "empty name"),
     "mounted_twice": (
-        lambda o, j, p, c: c["volumeMounts"].append({"name": "logs", "mountPath": "/dev/shm"}),
+        lambda o, j, p, c: c["volumeMounts"].append({"name": "infiniband", "mountPath": "/dev/shm"}),
         "mounts two volumes at /dev/shm",
     ),
     "apt": (lambda o, j, p, c: c.update(args=["apt-get update && exec bench"]), "at run time: apt-get"),

@@ -16,7 +16,7 @@ class Slurm(unittest.TestCase):
         stand_in(self.top / "prefix/bin", "deep_ep", "")
 
     def start(self, script, *arguments, **extra):
-        settings = {"CALLS": self.top / "calls", "STATUS": 0, "DEEP_EP_HOME": self.top / "prefix", "SLURM_NNODES": 4, "SLURM_JOB_ID": 7}
+        settings = {"CALLS": self.top / "calls", "STATUS": 0, "DEEP_EP_HOME": self.top / "prefix", "SLURM_NNODES": 4}
         settings = {key: str(value) for key, value in {**settings, **extra}.items() if value is not None}
         inherited = environment(self.top / "bin")
         inherited = {key: value for key, value in inherited.items() if not key.startswith(("DEEP_EP_", "SLURM_"))}
@@ -27,7 +27,7 @@ class Slurm(unittest.TestCase):
         program = self.top / "prefix/bin/deep_ep"
         self.assertEqual(
             (self.top / "calls").read_text(),
-            f"--kill-on-bad-exit=1 --cpu-bind=none {program} launch --scheduler slurm --ranks 8 --logs deep-ep-7 -- "
+            f"--kill-on-bad-exit=1 --cpu-bind=none {program} launch --scheduler slurm --ranks 8 -- "
             f"{program} bench internode --nodes 4 --check --tokens 128\n",
         )
         self.assertEqual(self.start("internode.sbatch", STATUS=9)[0], 9)

@@ -4,17 +4,21 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <fstream>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
+#include "deep_ep/error.hpp"
 #include "tools/bench/commands.hpp"
 #include "tools/bench/normal_mode.hpp"
 #include "tools/bench/upstream_lines.hpp"
 #include "tools/commands.hpp"
+#include "tools/common/child.hpp"
 #include "tools/common/command_line.hpp"
 #include "tools/common/ranks.hpp"
+#include "tools/launch/launch.hpp"
 
 namespace deep_ep::tools {
 namespace {
@@ -206,6 +210,25 @@ CLI::App* add_normal_mode(CLI::App& bench, Action& action, const BenchKind& kind
   return command;
 }
 
+/// --spawn N: this command again, as N processes.
+int spawn(int count) {
+  if (World::several_processes()) {
+    throw InvalidArgument(fmt::format("--spawn {}: this process is one of several already; leave it out", count));
+  }
+  std::vector<std::string> words = {own_program()};
+  std::ifstream file("/proc/self/cmdline");
+  std::string word;
+  std::getline(file, word, '\0');
+  while (std::getline(file, word, '\0')) {
+    if (word == "--spawn") {
+      std::getline(file, word, '\0');
+    } else if (!word.starts_with("--spawn=")) {
+      words.push_back(word);
+    }
+  }
+  return run_rank_processes(words, Place{}, count, false);
+}
+
 void add_intranode(CLI::App& bench, Action& action) {
   const auto options = std::make_shared<NormalModeOptions>();
   add_normal_mode(bench, action, kIntranode,
@@ -243,6 +266,11 @@ void add_bench_command(CLI::App& app, Action& action) {
   add_bench_sweep(*bench, action);
   add_bench_nccl_parse(*bench, action);
   add_bench_plot(*bench, action);
+  bench->callback([bench, &action] {  // behind that of the chosen benchmark
+    const CLI::Option* option = bench->get_subcommands().front()->get_option_no_throw("--spawn");
+    if (option == nullptr || option->count() == 0) return;
+    action = [count = option->as<int>()] { return spawn(count); };
+  });
 }
 
 }  // namespace deep_ep::tools

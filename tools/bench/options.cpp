@@ -18,6 +18,9 @@ void add_options(CLI::App& command, const BenchKind& kind, BenchOptions& options
   command.add_option("--num-processes", options.ranks_per_node, "Ranks of each node, instead of --ranks")
       ->check(CLI::Range(1, kMostRanks))
       ->excludes(ranks);
+  command.add_option("--spawn", options.spawn, "Ranks of this host as processes that this one starts, not as threads")
+      ->check(CLI::Range(1, kMostRanks))
+      ->excludes(ranks);
   add_device_option(command, options.device);
   command
       .add_option("--tokens,--num-tokens", options.tokens,

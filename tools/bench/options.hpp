@@ -22,6 +22,7 @@ namespace deep_ep::tools {
 
 struct BenchOptions {
   int ranks = 0;           ///< 0: not given
+  int spawn = 0;           ///< processes to start, each of them a rank; 0: none
   int ranks_per_node = 0;  ///< instead of it
   std::string device = "auto";
   std::vector<std::int64_t> tokens;

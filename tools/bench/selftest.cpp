@@ -1,10 +1,6 @@
 #include "tools/bench/selftest.hpp"
 
-#include <arpa/inet.h>
 #include <fmt/format.h>
-#include <netinet/in.h>
-#include <sys/socket.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -17,6 +13,7 @@
 #include "tools/bench/check.hpp"
 #include "tools/bench/selftest_rank.hpp"
 #include "tools/common/child.hpp"
+#include "tools/common/ranks.hpp"
 
 namespace deep_ep::tools {
 namespace {
@@ -130,33 +127,14 @@ World threads(int ranks) {
   return world;
 }
 
-/// A TCP port that nobody listens on just now.
-int free_port() {
-  const int socket = ::socket(AF_INET, SOCK_STREAM, 0);
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t size = sizeof address;
-  const bool known = socket >= 0 && bind(socket, reinterpret_cast<sockaddr*>(&address), size) == 0 &&
-                     getsockname(socket, reinterpret_cast<sockaddr*>(&address), &size) == 0;
-  if (socket >= 0) close(socket);
-  if (!known) throw SystemError("selftest: there is no free TCP port on this host's own address");
-  return ntohs(address.sin_port);
-}
-
 SelftestStage run_processes(const SelftestOptions& options, Device::Kind device) {
   SelftestStage stage{.name = "two processes"};
   const auto begin = Clock::now();
-  const int port = free_port() - 1;  // ranks meet at the port behind MASTER_PORT
+  const Place here{.port = free_port()};
   std::vector<ChildCommand> commands;
-  for (const char* rank : {"0", "1"}) {
+  for (const int rank : {0, 1}) {
     commands.push_back({.words = {own_program(), "bench", "selftest", "--device", name_of(device)},
-                        .variables = {{"RANK", rank},
-                                      {"LOCAL_RANK", rank},
-                                      {"WORLD_SIZE", "2"},
-                                      {"LOCAL_WORLD_SIZE", "2"},
-                                      {"MASTER_ADDR", "127.0.0.1"},
-                                      {"MASTER_PORT", std::to_string(port)}}});
+                        .variables = variables_of_rank(here, rank, 2)});
   }
   const std::vector<ChildResult> results = run_children(commands, options.seconds);
   stage.seconds = seconds_since(begin);

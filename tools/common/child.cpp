@@ -16,6 +16,8 @@
 #include <cstring>
 #include <filesystem>
 #include <memory>
+#include <optional>
+#include <utility>
 
 #include "csrc/support/format.hpp"
 #include "csrc/support/text.hpp"
@@ -49,42 +51,37 @@ std::vector<char*> pointers(std::vector<std::string>& words) {
   return all;
 }
 
-class Child {
+[[noreturn]] void become(const std::vector<char*>& arguments, const std::vector<char*>& environment, pid_t parent,
+                         int output, int errors) {
+  setpgid(0, 0);
+  prctl(PR_SET_PDEATHSIG, SIGTERM);
+  if (getppid() != parent) _exit(127);
+  signal(SIGPIPE, SIG_DFL);
+  const int nothing = open("/dev/null", O_RDONLY);
+  dup2(nothing, STDIN_FILENO);
+  dup2(output, STDOUT_FILENO);
+  dup2(errors, STDERR_FILENO);
+  execvpe(arguments.front(), arguments.data(), environment.data());
+  const char* what = std::strerror(errno);
+  for (const char* text : {static_cast<const char*>(arguments.front()), ": ", what, "\n"}) {
+    if (write(STDERR_FILENO, text, std::strlen(text)) < 0) break;
+  }
+  _exit(127);
+}
+
+/// A child whose output becomes a ChildResult.
+class Listened {
  public:
-  explicit Child(const ChildCommand& command)
-      : most_output_(command.most_output),
-        output_("cannot start " + command.words.front()),
-        errors_("cannot start " + command.words.front()) {
-    // Everything that allocates comes before the fork: this process may have threads.
-    std::vector<std::string> words = command.words;
-    std::vector<std::string> variables = environment_for(command);
-    const std::vector<char*> arguments = pointers(words);
-    const std::vector<char*> environment = pointers(variables);
-    const pid_t parent = getpid();
-    process_ = fork();
-    if (process_ < 0) fail<SystemError>("cannot start {}: {}", words.front(), errno_text(errno));
-    if (process_ == 0) become(arguments, environment, parent);
-    setpgid(process_, process_);  // here as well, so that it is done when this process wants to kill the group
-    output_.in = UniqueFd();
-    errors_.in = UniqueFd();
-  }
-  ~Child() {
-    kill_all();
-    // A driver may hold a process in a call that no signal ends: then it is left to init.
-    const Clock::time_point end = Clock::now() + std::chrono::seconds(5);
-    while (!ended_ && waitpid(process_, nullptr, WNOHANG) == 0 && Clock::now() < end) poll(nullptr, 0, 2);
-  }
-  Child(const Child&) = delete;
-  Child& operator=(const Child&) = delete;
+  explicit Listened(const ChildCommand& command) : most_output_(command.most_output), child_(command) {}
 
   /// Waits for output for at most a moment, and takes it.
   void take_output(ChildResult& result) {
-    std::array<pollfd, 2> polled{pollfd{output_.out.get(), POLLIN, 0}, pollfd{errors_.out.get(), POLLIN, 0}};
+    std::array<pollfd, 2> polled{pollfd{child_.output.get(), POLLIN, 0}, pollfd{child_.errors.get(), POLLIN, 0}};
     constexpr int kMoment = 20;  // ms
     if (poll(polled.data(), polled.size(), kMoment) <= 0) return;
     for (std::size_t i = 0; i < polled.size(); ++i) {
       if (polled[i].revents == 0) continue;
-      UniqueFd& from = i == 0 ? output_.out : errors_.out;
+      UniqueFd& from = i == 0 ? child_.output : child_.errors;
       std::string& text = i == 0 ? result.output : result.errors;
       const ssize_t count = read(from.get(), bytes_.data(), bytes_.size());
       if (count > 0) {
@@ -96,48 +93,65 @@ class Child {
     if (result.output.size() <= most_output_ && result.errors.size() <= most_output_) return;
     result.too_long = true;
     kill_all();
-    output_.out = UniqueFd();
-    errors_.out = UniqueFd();
+    child_.output = UniqueFd();
+    child_.errors = UniqueFd();
   }
-  bool is_silent() const { return !output_.out && !errors_.out; }
+  bool is_silent() const { return !child_.output && !child_.errors; }
 
   /// Whether it has ended; then `result` has its status.
   bool has_ended(ChildResult& result) {
-    if (ended_) return true;
-    int status = 0;
-    if (waitpid(process_, &status, WNOHANG) != process_) return false;
-    ended_ = true;
-    result.status = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-    return true;
+    const std::optional<int> status = child_.status();
+    result.status = status.value_or(result.status);
+    return status.has_value();
   }
-  void kill_all() const { kill(-process_, SIGKILL); }
+  void kill_all() const { child_.signal_all(SIGKILL); }
 
  private:
-  [[noreturn]] void become(const std::vector<char*>& arguments, const std::vector<char*>& environment, pid_t parent) {
-    setpgid(0, 0);
-    prctl(PR_SET_PDEATHSIG, SIGTERM);
-    if (getppid() != parent) _exit(127);
-    const int nothing = open("/dev/null", O_RDONLY);
-    dup2(nothing, STDIN_FILENO);
-    dup2(output_.in.get(), STDOUT_FILENO);
-    dup2(errors_.in.get(), STDERR_FILENO);
-    execvpe(arguments.front(), arguments.data(), environment.data());
-    const char* what = std::strerror(errno);
-    for (const char* text : {static_cast<const char*>(arguments.front()), ": ", what}) {
-      if (write(STDERR_FILENO, text, std::strlen(text)) < 0) break;
-    }
-    _exit(127);
-  }
-
   std::size_t most_output_;
-  Pipe output_;
-  Pipe errors_;
+  Child child_;
   std::array<char, 65536> bytes_;
-  pid_t process_ = -1;
-  bool ended_ = false;
 };
 
 }  // namespace
+
+Child::Child(const ChildCommand& command) {
+  Pipe out("cannot start " + command.words.front());
+  Pipe err("cannot start " + command.words.front());
+  // Everything that allocates comes before the fork: this process may have threads.
+  std::vector<std::string> words = command.words;
+  std::vector<std::string> variables = environment_for(command);
+  const std::vector<char*> arguments = pointers(words);
+  const std::vector<char*> environment = pointers(variables);
+  const pid_t parent = getpid();
+  process_ = fork();
+  if (process_ < 0) fail<SystemError>("cannot start {}: {}", words.front(), errno_text(errno));
+  if (process_ == 0) become(arguments, environment, parent, out.in.get(), err.in.get());
+  setpgid(process_, process_);  // here as well, so that it is done when this process wants to kill the group
+  output = std::move(out.out);
+  errors = std::move(err.out);
+}
+
+Child::~Child() {
+  signal_all(SIGKILL);
+  // A driver may hold a process in a call that no signal ends: then it is left to init.
+  const Clock::time_point end = Clock::now() + std::chrono::seconds(5);
+  while (!status() && Clock::now() < end) poll(nullptr, 0, 2);
+}
+
+std::optional<int> Child::status() {
+  int status = 0;
+  if (!status_ && waitpid(process_, &status, WNOHANG) == process_) {
+    status_ = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+  }
+  return status_;
+}
+
+void Child::signal_all(int signal) const { kill(-process_, signal); }
+
+std::string describe_status(int status) {
+  if (status <= 128 || status > 128 + 64) return fmt::format("status {}", status);
+  return fmt::format("signal {} ({})", status - 128, strsignal(status - 128));
+}
 
 std::string ChildResult::reason() const {
   if (timed_out) return "it took too long";
@@ -158,8 +172,8 @@ std::string ChildResult::reason() const {
 
 std::vector<ChildResult> run_children(const std::vector<ChildCommand>& commands, double seconds) {
   const auto deadline = Clock::now() + std::chrono::duration<double>(seconds);
-  std::vector<std::unique_ptr<Child>> children;
-  for (const ChildCommand& command : commands) children.push_back(std::make_unique<Child>(command));
+  std::vector<std::unique_ptr<Listened>> children;
+  for (const ChildCommand& command : commands) children.push_back(std::make_unique<Listened>(command));
   std::vector<ChildResult> results(commands.size());
   // What a child has started may keep its pipes open after it has ended: that is not waited for for long.
   std::size_t running = children.size();

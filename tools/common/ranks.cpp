@@ -1,19 +1,25 @@
 #include "tools/common/ranks.hpp"
 
+#include <arpa/inet.h>
 #include <fmt/format.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
 #include <mutex>
 #include <thread>
+#include <utility>
 #include <vector>
 
+#include "csrc/support/unique_fd.hpp"
 #include "deep_ep/error.hpp"
 
 namespace deep_ep::tools {
@@ -60,6 +66,38 @@ void run_ranks(int count, const std::function<void(int)>& body) {
   }
   for (std::thread& thread : threads) thread.join();
   if (failure) std::rethrow_exception(failure);
+}
+
+std::vector<std::pair<std::string, std::string>> variables_of_rank(const Place& place, int local_rank, int ranks) {
+  std::vector<std::pair<std::string, std::string>> variables = {
+      {"RANK", std::to_string(place.node * ranks + local_rank)},
+      {"WORLD_SIZE", std::to_string(place.nodes * ranks)},
+      {"LOCAL_RANK", std::to_string(local_rank)},
+      {"LOCAL_WORLD_SIZE", std::to_string(ranks)},
+      {"NODE_RANK", std::to_string(place.node)},
+      {"NNODES", std::to_string(place.nodes)},
+      {"MASTER_ADDR", place.master},
+      {"MASTER_PORT", std::to_string(place.port)}};
+  if (!place.job.empty()) variables.emplace_back("DEEP_EP_JOB_TOKEN", place.job);
+  return variables;
+}
+
+int free_port() {
+  const auto bound = [](int port) {
+    UniqueFd socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_port = htons(static_cast<std::uint16_t>(port));
+    socklen_t size = sizeof address;
+    const bool known = ::bind(socket.get(), reinterpret_cast<sockaddr*>(&address), size) == 0 &&
+                       ::getsockname(socket.get(), reinterpret_cast<sockaddr*>(&address), &size) == 0;
+    return std::pair(known ? ntohs(address.sin_port) : 0, std::move(socket));
+  };
+  for (int attempt = 0; attempt < 1000; ++attempt) {
+    const auto [port, socket] = bound(0);
+    if (port != 0 && port < 65535 && bound(port + 1).first != 0) return port;
+  }
+  throw SystemError("there are no two free TCP ports in a row on this host");
 }
 
 Device::Kind choose_device(const std::string& word, int ranks) {

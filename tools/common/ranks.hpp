@@ -1,10 +1,11 @@
-// Ranks as threads of this process, and the device memory they use.
+// Ranks as threads of this process or as processes of their own, and the device memory they use.
 #pragma once
 
 #include <functional>
 #include <initializer_list>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "deep_ep/executor.hpp"
@@ -16,6 +17,22 @@ namespace deep_ep::tools {
 /// the failure that came first. Peers of a failed rank would wait for it until their deadline: if they do not end soon,
 /// the error is printed and the process exits.
 void run_ranks(int count, const std::function<void(int)>& body);
+
+/// Which node of a run this is.
+struct Place {
+  int node = 0;
+  int nodes = 1;
+  std::string master = "127.0.0.1";  ///< by which the nodes reach the first one
+  int port = 0;                      ///< 0: the launcher chooses
+  std::string job = {};              ///< the same on all nodes, and another one for other jobs; empty: unknown
+};
+
+/// By which a rank that is a process learns which one it is: as torchrun sets them. `ranks`: of each node.
+std::vector<std::pair<std::string, std::string>> variables_of_rank(const Place& place, int local_rank, int ranks);
+
+/// A TCP port of this host for MASTER_PORT: nothing listens on it, nor on the one behind it, where `bench` meets, just
+/// now.
+int free_port();
 
 /// The device words of the command line: "cpu", "cuda", or "auto": GPUs when there are `ranks` of them.
 Device::Kind choose_device(const std::string& word, int ranks);

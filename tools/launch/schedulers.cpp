@@ -1,211 +1,133 @@
-#include "tools/launch/schedulers.hpp"
-
-#include <fmt/format.h>
-
+#include <algorithm>
 #include <optional>
-#include <utility>
-#include <vector>
+#include <string_view>
 
+#include "csrc/support/environment.hpp"
 #include "csrc/support/format.hpp"
 #include "csrc/support/text.hpp"
 #include "deep_ep/error.hpp"
-#include "tools/launch/nodelist.hpp"
+#include "tools/launch/launch.hpp"
 
 namespace deep_ep::tools {
 namespace {
 
-constexpr int kMostNodes = 65536;
-constexpr int kMostPorts = 65533;  // the ranks take the next one, the launchers the one behind it
+/// Names of variables are separated by '|'; the first that is set counts.
+struct Scheduler {
+  std::string_view name, node, nodes;
+  std::string_view processes;  ///< how many it has started: here, or of the job, where they are as many as nodes
+  std::string_view remedy;     ///< for more than one of a node
+  std::string_view job;
+};
+constexpr Scheduler kSchedulers[] = {  // the one that knows most first
+    {"indexed-job", "JOB_COMPLETION_INDEX", "DEEP_EP_NODES", "", "", ""},
+    {"jobset", "JOB_COMPLETION_INDEX", "DEEP_EP_NODES", "", "", ""},
+    {"slurm", "SLURM_NODEID", "SLURM_STEP_NUM_NODES|SLURM_NNODES", "SLURM_STEP_NUM_TASKS", "srun --ntasks-per-node=1",
+     "SLURM_JOB_ID"},
+    {"mpi", "OMPI_COMM_WORLD_RANK|PMI_RANK", "OMPI_COMM_WORLD_SIZE|PMI_SIZE",
+     "OMPI_COMM_WORLD_LOCAL_SIZE|MPI_LOCALNRANKS", "mpirun --map-by ppr:1:node", "PMIX_NAMESPACE|PMI_JOBID"},
+    {"nodes", "RANK", "WORLD_SIZE", "", "", ""}};
 
-/// The variables that one scheduler is asked for, and those of them that are there.
-class Variables {
+bool is_set(std::string_view name) { return environment::of_process(name).has_value(); }
+
+class Reading {
  public:
-  Variables(std::string_view scheduler, const environment::Source& source) : scheduler_(scheduler), source_(source) {}
+  explicit Reading(const Scheduler& scheduler) : from_(scheduler) {
+    place.nodes = number(scheduler.nodes, 1, 65536);
+    seen = fmt::format("{}={}", name_, place.nodes);
+    place.node = number(scheduler.node, 0, place.nodes - 1);
+    seen = fmt::format("{} ({}={}, {})", scheduler.name, name_, place.node, seen);
+  }
 
-  /// The first of the names that is set; nothing if none is.
-  std::optional<std::string> text(std::initializer_list<std::string_view> names) {
-    for (const std::string_view name : names) {
-      if (auto value = source_(name)) {
-        name_ = name;
-        seen_ += fmt::format("{}{}={}", seen_.empty() ? "" : ", ", name, *value);
-        return value;
-      }
+  void read_the_rest() {
+    const bool slurm = from_.name == "slurm";
+    if (place.nodes > 1 && slurm && !is_set("SLURM_STEP_NUM_NODES")) {  // a batch script
+      fail<InvalidArgument>(
+          "--scheduler slurm: {} nodes, no SLURM_STEP_NUM_NODES: start it by srun --ntasks-per-node=1", place.nodes);
+    }
+    if (from_.name == "nodes" && text("LOCAL_RANK|LOCAL_WORLD_SIZE|TORCHELASTIC_RUN_ID")) {
+      fail<InvalidArgument>("--scheduler nodes: {} is set: a rank of torchrun needs no launch; else unset it", name_);
+    }
+    const auto started = text(from_.processes);
+    if (started && *started != std::to_string(slurm ? place.nodes : 1)) {
+      fail<InvalidArgument>("--scheduler {}: {}={}, but launch starts the ranks of a node itself: {}", from_.name,
+                            name_, *started, from_.remedy);
+    }
+    place.job = text(from_.job).value_or("");
+    if (slurm) place.job += '.' + text("SLURM_STEP_ID").value_or("");
+    if (is_set("MASTER_PORT")) place.port = number("MASTER_PORT", 1, 65534);  // `bench` takes the next one
+    if (place.nodes > 1) place.master = text("MASTER_ADDR").value_or(slurm ? first_of_slurm() : "");
+    if (place.master.empty()) {
+      fail<InvalidArgument>(
+          "--scheduler {}: MASTER_ADDR is not set: it names the first node (mpirun -x MASTER_ADDR=NAME)", from_.name);
+    }
+  }
+
+  Place place;
+  std::string seen;  ///< "slurm (SLURM_NODEID=1, SLURM_NNODES=2)"
+
+ private:
+  std::optional<std::string> text(std::string_view names) {
+    for (const std::string_view name : split(names, '|')) {
+      name_ = name;
+      if (auto value = environment::of_process(name)) return value;
     }
     return std::nullopt;
   }
 
-  std::string needed_text(std::initializer_list<std::string_view> names, std::string_view why) {
-    if (auto value = text(names)) return *value;
-    fail<InvalidArgument>("--scheduler {}: {} is not set: {}", scheduler_, fmt::join(names, " or "), why);
-  }
-
-  int needed_number(std::initializer_list<std::string_view> names, int least, int most, std::string_view why) {
-    return number_of(needed_text(names, why), least, most);
-  }
-
-  std::optional<int> number(std::initializer_list<std::string_view> names, int least, int most) {
+  int number(std::string_view names, int least, int most) {
     const auto value = text(names);
-    return value ? std::optional(number_of(*value, least, most)) : std::nullopt;
+    if (!value)
+      fail<InvalidArgument>("--scheduler {}: {} is not set: the scheduler sets it (DEEP_EP_NODES: the manifest)",
+                            from_.name, names);
+    const auto number = parse_number<int>(*value);
+    if (!number || *number < least || *number > most)
+      fail<InvalidArgument>("--scheduler {}: {}='{}', allowed: {} to {}", from_.name, name_, *value, least, most);
+    return *number;
   }
 
-  const std::string& seen() const { return seen_; }
-  std::string_view last_name() const { return name_; }
-
- private:
-  int number_of(const std::string& value, int least, int most) const {
-    const auto number = parse_number<int>(value);
-    if (number && *number >= least && *number <= most) return *number;
-    fail<InvalidArgument>("--scheduler {}: {}='{}', allowed: {} to {}", scheduler_, name_, value, least, most);
+  /// Of "gpu[07-08,11]-ib,login": gpu07-ib.
+  std::string first_of_slurm() {
+    const std::string all = text("SLURM_STEP_NODELIST|SLURM_JOB_NODELIST").value_or("");
+    std::string first, list = all;
+    while (!list.empty() && list[0] != ',') {
+      const std::size_t end = list[0] == '[' ? list.find(']') : 0;
+      if (end == std::string::npos)
+        fail<InvalidArgument>("--scheduler {}: {}='{}', allowed: names of nodes such as gpu[1-4,07],login", from_.name,
+                              name_, all);
+      first += end == 0 ? list.substr(0, 1) : list.substr(1, list.find_first_of(",-]") - 1);
+      list.erase(0, end + 1);
+    }
+    return first;
   }
 
-  std::string_view scheduler_;
-  const environment::Source& source_;
-  std::string_view name_;
-  std::string seen_;
+  const Scheduler& from_;
+  std::string name_;  ///< of the variable that was read last
 };
 
-/// How much of what a scheduler says is asked for.
-enum class Extent { all, counts };
-
-/// Node and number of nodes; why each is needed.
-void read_counts(Place& place, Variables& variables, std::initializer_list<std::string_view> node,
-                 std::initializer_list<std::string_view> nodes, std::string_view why) {
-  place.nodes = variables.needed_number(nodes, 1, kMostNodes, why);
-  place.node = variables.needed_number(node, 0, place.nodes - 1, why);
-}
-
-/// One launcher starts all ranks of its node.
-void require_one_launcher(const Place& place, std::optional<int> launchers, int nodes, std::string_view variable,
-                          std::string_view remedy) {
-  if (!launchers || *launchers == nodes) return;
-  fail<InvalidArgument>("--scheduler {}: {}={}, but launch starts the ranks of a node itself: {}", place.scheduler,
-                        variable, *launchers, remedy);
-}
-
-void read_meeting(Place& place, Variables& variables, std::string_view how) {
-  place.port = variables.number({"MASTER_PORT"}, 1, kMostPorts).value_or(0);
-  if (const auto master = variables.text({"MASTER_ADDR"})) {
-    place.master = *master;
-  } else if (place.master.empty() && place.nodes > 1) {
-    fail<InvalidArgument>("--scheduler {}: MASTER_ADDR is not set: it names the first node, {}", place.scheduler, how);
-  } else if (place.master.empty()) {
-    place.master = "127.0.0.1";
-  }
-}
-
-void read_indexed_job(Place& place, Variables& variables, Extent extent) {
-  read_counts(place, variables, {"JOB_COMPLETION_INDEX"}, {"DEEP_EP_NODES"},
-              "Kubernetes sets JOB_COMPLETION_INDEX in pods of an Indexed Job, and the manifest the number of pods as "
-              "DEEP_EP_NODES");
-  if (extent == Extent::counts) return;
-  read_meeting(place, variables, "the stable name of pod 0: JOB-0.SERVICE");
-}
-
-/// A batch script has Slurm's variables, too, but is one process: nobody would start the launchers of the other nodes.
-void require_step(const Place& place, Variables& variables) {
-  if (place.nodes == 1 || variables.text({"SLURM_STEP_NUM_NODES"})) return;
-  fail<InvalidArgument>(
-      "--scheduler {}: {} nodes, but SLURM_STEP_NUM_NODES is not set: start it on each of them by srun "
-      "--ntasks-per-node=1, also in a batch script (or name --scheduler mpi, if mpirun has started it)",
-      place.scheduler, place.nodes);
-}
-
-void read_slurm(Place& place, Variables& variables, Extent extent) {
-  read_counts(place, variables, {"SLURM_NODEID"}, {"SLURM_STEP_NUM_NODES", "SLURM_NNODES", "SLURM_JOB_NUM_NODES"},
-              "srun sets it for what it starts");
-  if (extent == Extent::counts) return;
-  require_step(place, variables);
-  const auto tasks = variables.number({"SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"}, 1, kMostNodes);
-  require_one_launcher(place, tasks, place.nodes, variables.last_name(), "srun --ntasks-per-node=1");
-  if (const auto list = variables.text({"SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST"})) {
-    place.master = expand_nodelist(variables.last_name(), *list).front();
-  }
-  read_meeting(place, variables, "if there is no SLURM_JOB_NODELIST");
-}
-
-void read_mpi(Place& place, Variables& variables, Extent extent) {
-  read_counts(place, variables, {"OMPI_COMM_WORLD_RANK", "PMI_RANK"}, {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE"},
-              "mpirun sets it for what it starts");
-  if (extent == Extent::counts) return;
-  const auto local = variables.number({"OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"}, 1, kMostNodes);
-  require_one_launcher(place, local, 1, variables.last_name(), "mpirun --map-by ppr:1:node");
-  read_meeting(place, variables, "as MPI does not: mpirun -x MASTER_ADDR=NAME");
-}
-
-/// As the test scripts of DeepEP are started by hand.
-void read_nodes(Place& place, Variables& variables, Extent extent) {
-  read_counts(place, variables, {"RANK"}, {"WORLD_SIZE"}, "it counts nodes here");
-  if (extent == Extent::counts) return;
-  if (const auto local = variables.text({"LOCAL_RANK", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID"})) {
-    fail<InvalidArgument>(
-        "--scheduler {}: {}: RANK and WORLD_SIZE may count ranks, because of {}, or nodes: unset {} or use "
-        "--scheduler torchrun",
-        place.scheduler, variables.seen(), variables.last_name(), variables.last_name());
-  }
-  read_meeting(place, variables, "or says its address");
-}
-
-void read_torchrun(Place& place, Variables& variables) {
-  constexpr std::string_view kWhy = "torchrun sets it for what it starts";
-  const int size = variables.needed_number({"WORLD_SIZE"}, 1, kMostNodes, kWhy);
-  variables.needed_number({"RANK"}, 0, size - 1, kWhy);
-  variables.needed_number({"LOCAL_RANK"}, 0, size - 1, kWhy);
-  place.is_rank = true;
-}
-
-Place read(const std::string& scheduler, const environment::Source& source, Extent extent = Extent::all) {
-  Place place{.scheduler = scheduler};
-  Variables variables(scheduler, source);
-  if (scheduler == "slurm") {
-    read_slurm(place, variables, extent);
-  } else if (scheduler == "mpi") {
-    read_mpi(place, variables, extent);
-  } else if (scheduler == "nodes") {
-    read_nodes(place, variables, extent);
-  } else if (scheduler == "torchrun") {
-    read_torchrun(place, variables);
-  } else {
-    read_indexed_job(place, variables, extent);
-  }
-  place.seen = variables.seen();
-  return place;
-}
-
-/// Whose variables are there, the one that knows most first.
-std::vector<std::string> recognised(const environment::Source& source) {
-  const auto is_set = [&](std::string_view name) { return source(name).has_value(); };
-  std::vector<std::string> found;
-  if (is_set("JOB_COMPLETION_INDEX")) found.emplace_back("indexed-job");
-  if (is_set("SLURM_NODEID")) found.emplace_back("slurm");
-  if (is_set("OMPI_COMM_WORLD_RANK") || is_set("PMI_RANK")) found.emplace_back("mpi");
-  if (is_set("RANK") && is_set("WORLD_SIZE")) found.emplace_back(is_set("LOCAL_RANK") ? "torchrun" : "nodes");
-  return found;
+/// Whether "auto" takes it. In a process of torchrun the variables of all others are of no use.
+bool is_there(const Scheduler& scheduler) {
+  if (is_set("RANK") && is_set("LOCAL_RANK")) return scheduler.name == "nodes";
+  if (scheduler.name == "nodes") return is_set("RANK") && is_set("WORLD_SIZE");
+  // A pod of a Job that is not Indexed has only what its manifest says, and must not run alone.
+  if (scheduler.name == "indexed-job" && is_set("DEEP_EP_NODES")) return true;
+  return scheduler.name != "jobset" && std::ranges::any_of(split(scheduler.node, '|'), is_set);
 }
 
 }  // namespace
 
-Place find_place(const std::string& scheduler, const environment::Source& variables) {
-  if (scheduler != "auto") return read(scheduler, variables);
-  const std::vector<std::string> found = recognised(variables);
-  if (found.empty()) {
-    throw InvalidArgument(
-        "--scheduler auto: no scheduler's variables are set (JOB_COMPLETION_INDEX, SLURM_NODEID, OMPI_COMM_WORLD_RANK, "
-        "PMI_RANK, or RANK and WORLD_SIZE)");
-  }
-  // torchrun may have been started by any of the others, but says when it has started something.
-  if (found.back() == "torchrun" && variables("TORCHELASTIC_RUN_ID")) return read("torchrun", variables);
-  std::optional<Place> first;
-  for (const std::string& one : found) {
+Place find_place(const std::string& scheduler) {
+  std::optional<Reading> found;
+  for (const Scheduler& one : kSchedulers) {
+    if (scheduler == "auto" ? !is_there(one) : scheduler != one.name) continue;
+    const Reading other(one);
+    if (!found) found.emplace(one).read_the_rest();
     // The first is believed. Of the others, which may well know less, only what would contradict it is asked.
-    Place place = read(one, variables, first ? Extent::counts : Extent::all);
-    if (!first) {
-      first = std::move(place);
-    } else if (place.node != first->node || place.nodes != first->nodes || place.is_rank != first->is_rank) {
-      fail<InvalidArgument>("--scheduler auto: {} ({}) and {} ({}) say different things; name the one that counts",
-                            first->scheduler, first->seen, place.scheduler, place.seen);
+    if (other.place.node != found->place.node || other.place.nodes != found->place.nodes) {
+      fail<InvalidArgument>("--scheduler auto: {} and {} contradict; name the one that counts", found->seen,
+                            other.seen);
     }
   }
-  return *first;
+  return found ? found->place : Place{};
 }
 
 }  // namespace deep_ep::tools

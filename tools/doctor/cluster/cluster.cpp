@@ -184,7 +184,7 @@ void check_clocks(const Answer& nodes, const Answer& leases, double now, Finding
   if (!renewed.empty() && findings.size() == before) {
     findings.push_back({"clocks", Verdict::ok,
                         fmt::format("the clocks of {} nodes agree, as far as their leases tell", renewed.size()),
-                        "to some 40 s; deep_ep launch and deep_ep doctor --nic-test --peer measure", ""});
+                        "to some 40 s; deep_ep doctor --nic-test --peer measures", ""});
   }
 }
 

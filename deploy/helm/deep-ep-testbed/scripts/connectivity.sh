@@ -7,11 +7,11 @@ for ((node = 0; node < DEEP_EP_NODES; ++node)); do
   end=$((SECONDS + TESTBED_CONNECT_SECONDS))
   until address=$(getent hosts "$name"); do
     if [ $SECONDS -ge $end ]; then
-      echo "node $RANK: $name has no address after $TESTBED_CONNECT_SECONDS s: does its pod run?"
+      echo "node $JOB_COMPLETION_INDEX: $name has no address after $TESTBED_CONNECT_SECONDS s: does its pod run?"
       exit 1
     fi
     sleep 1
   done
-  echo "node $RANK: $name is ${address%% *}"
+  echo "node $JOB_COMPLETION_INDEX: $name is ${address%% *}"
 done
 "${TESTBED_DEEP_EP:-/opt/deep_ep/bin/deep_ep}" doctor --quick --gpus 8

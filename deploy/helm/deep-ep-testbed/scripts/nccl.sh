@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # NCCL's all-reduce over all nodes by mpirun, which starts on the first node and reaches the others by ssh, with the key of
-# the release's Secret. RANK is the node's number. Every node stays until the first has finished.
+# the release's Secret. JOB_COMPLETION_INDEX is the node's number. Every node stays until the first has finished.
 set -uo pipefail
 work=$TESTBED_WORK/nccl
 keys=${TESTBED_KEYS:-/etc/testbed-ssh}
@@ -51,10 +51,17 @@ on() {
   ssh -F "$work/ssh_config" "$@"
 }
 
-if [ "$RANK" != 0 ]; then
+if [ "$JOB_COMPLETION_INDEX" != 0 ]; then
+  # The first node may have failed before this stage. It calls the others in turn, each for at most so long.
+  patience=$((TESTBED_CONNECT_SECONDS * DEEP_EP_NODES))
+  end=$((SECONDS + patience))
   until [ -e "$work/done" ]; do
     if ! kill -0 $sshd 2>/dev/null; then
-      echo "node $RANK: sshd ended: $(tail -n 1 "$work/sshd.log")"
+      echo "node $JOB_COMPLETION_INDEX: sshd ended: $(tail -n 1 "$work/sshd.log")"
+      exit 1
+    fi
+    if [ ! -e "$work/called" ] && [ $SECONDS -ge $end ]; then
+      echo "node $JOB_COMPLETION_INDEX: the first node has not called for $patience s: did it fail?"
       exit 1
     fi
     sleep 1
@@ -72,7 +79,7 @@ finish() {
 # Neighbours of the fabric are neighbours in the list: NCCL's rings follow it. Nodes whose place is unknown keep their order.
 for ((node = 0; node < DEEP_EP_NODES; ++node)); do
   end=$((SECONDS + TESTBED_CONNECT_SECONDS))
-  until place=$(on "$(name_of "$node")" cat "$TESTBED_WORK/topology" 2>"$work/error"); do
+  until place=$(on "$(name_of "$node")" "touch $work/called; cat $TESTBED_WORK/topology" 2>"$work/error"); do
     if [ $SECONDS -ge $end ]; then
       echo "node $node $(name_of "$node"): no ssh after $TESTBED_CONNECT_SECONDS s: $(cat "$work/error")"
       exit 1

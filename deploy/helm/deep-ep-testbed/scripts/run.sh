@@ -1,24 +1,12 @@
 #!/usr/bin/env bash
-# The testbed, on every node: its stages one after the other, all nodes together. The first that fails ends the testbed,
-# with its status. Logs: $TESTBED_RESULTS/connectivity-test.log, nccl-test-results.txt, node-map.txt, rank-map.txt,
-# pod-logs/.
+# The testbed, on every node: its stages one after the other. The first that fails ends this node's part, with its status;
+# the others then wait for it in vain, and fail too. Logs: $TESTBED_RESULTS/connectivity-test.log, nccl-test-results.txt,
+# node-map.txt, pod-logs/.
 set -uo pipefail
 scripts=$(dirname "${BASH_SOURCE[0]}")
 deep_ep=${TESTBED_DEEP_EP:-/opt/deep_ep/bin/deep_ep}
 index=$JOB_COMPLETION_INDEX
 export TESTBED_WORK=${TESTBED_WORK:-/tmp/testbed}
-
-# Stages use ports of their own: what the one before leaves in the kernel is in nobody's way.
-port=$MASTER_PORT
-launch_options=()
-# together RANKS-A-NODE COMMAND...: on all nodes; the status is the same everywhere.
-together() {
-  local ranks=$1
-  shift
-  port=$((port + 20))
-  MASTER_PORT=$port "$deep_ep" launch --scheduler "$TESTBED_SCHEDULER" --ranks "$ranks" \
-    --logs "$TESTBED_WORK/launch-logs" "${launch_options[@]}" -- "$@"
-}
 
 # Where this node is, as block/subblock/host, if somebody says so.
 topology() {
@@ -46,12 +34,6 @@ wait_for_first() {
   done
 }
 
-# On every node its devices and the names of all; then a process for every GPU of all nodes.
-connectivity() {
-  together 1 bash "$scripts/connectivity.sh" && together 8 hostname &&
-    echo "all $((DEEP_EP_NODES * 8)) processes of $DEEP_EP_NODES nodes met"
-}
-
 # What a file has as lines, as arguments.
 lines_of() {
   mapfile -t arguments < <(grep -v '^$' "$1")
@@ -66,7 +48,7 @@ repeat() {
 }
 
 stages() {
-  local stage status place
+  local stage status
   topology >"$TESTBED_WORK/topology"
   wait_for_first || return
   for stage in $TESTBED_STAGES; do
@@ -74,26 +56,23 @@ stages() {
     case $stage in
       connectivity)
         if [ "$index" = 0 ]; then
-          connectivity >"$TESTBED_RESULTS/connectivity-test.log" 2>&1
+          bash "$scripts/connectivity.sh" >"$TESTBED_RESULTS/connectivity-test.log" 2>&1
         else
-          connectivity
+          bash "$scripts/connectivity.sh"
         fi
         status=$?
         repeat connectivity-test.log
         ;;
       nccl)
-        together 1 bash "$scripts/nccl.sh"
+        bash "$scripts/nccl.sh"
         status=$?
         repeat nccl-test-results.txt
         ;;
       internode)
         lines_of "$scripts/internode.args"
-        # Ranks of neighbours in the fabric are neighbours, where nodes know their place.
-        place=$(cat "$TESTBED_WORK/topology")
-        launch_options=(${place:+--topology "$place"})
-        together 8 "$deep_ep" bench internode --nodes "$DEEP_EP_NODES" --check "${arguments[@]}"
+        "$deep_ep" launch --scheduler "$TESTBED_SCHEDULER" --ranks 8 -- \
+          "$deep_ep" bench internode --nodes "$DEEP_EP_NODES" --check "${arguments[@]}"
         status=$?
-        [ "$index" != 0 ] || cp "$TESTBED_WORK/launch-logs/rank-map.txt" "$TESTBED_RESULTS/" || true
         ;;
       launcher)
         bash "$scripts/launcher.sh"

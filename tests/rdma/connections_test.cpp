@@ -141,16 +141,6 @@ TEST(ConnectionsBatchTest, TheRowsOfAWarpAndTheWordBehindThemGoByOneDoorbell) {
   });
 }
 
-TEST_P(ConnectionsTest, NobodyIsReachedInOneNode) {
-  expect_ranks_succeed(2, [](const auto& bootstrap) {
-    Member member(bootstrap, executor_at(GetParam(), bootstrap->rank()));
-    member.connect({.peers = member.nodes(0).reached_by_rdma(true), .channels = 3});
-    if (member.connections->reaches(1 - bootstrap->rank())) throw std::runtime_error("reached");
-    member.connections->check();
-    bootstrap->barrier();
-  });
-}
-
 TEST_P(ConnectionsTest, FailedQueuePairsWorkAgainAfterReconnect) {
   expect_ranks_succeed(2, [](const auto& bootstrap) {
     Member member(bootstrap, executor_at(GetParam(), bootstrap->rank()));

@@ -200,25 +200,6 @@ TEST_P(SimulatedFailures, UnknownOpcode) {
   expect_failure(rdma::Syndrome::local_queue_pair, "opcode 0x0c with 3 segments is not one that this library writes");
 }
 
-TEST_P(SimulatedFailures, AnotherIndex) {
-  put(64, 8);
-  put(64, 8);
-  word(0, 0) ^= device::rdma::swap32(0x10 << 8);
-  expect_failure(rdma::Syndrome::local_queue_pair, "the entry says that it is number 17, not 1");
-}
-
-TEST_P(SimulatedFailures, AnotherQueuePair) {
-  put(64, 8);
-  word(0, 1) ^= device::rdma::swap32(0x40 << 8);
-  expect_failure(rdma::Syndrome::local_queue_pair, "the entry names queue pair 0x41");
-}
-
-TEST_P(SimulatedFailures, AdditionOfFourBytes) {
-  add(72);
-  word(3, 0) = device::rdma::swap32(4);
-  expect_failure(rdma::Syndrome::local_queue_pair, "a fetch-and-add of 4 bytes, expected 8");
-}
-
 TEST_P(SimulatedFailures, DoorbellBeforeItsRecord) {
   put(64, 8);
   ring(0, 0, 1, pair().number);

@@ -40,6 +40,11 @@ class Sysroot : public Doctor {
     }
     return text;
   }
+  static Findings found_by(void (*check)(const Patient&, Findings&), const Patient& patient) {
+    Findings found;
+    check(patient, found);
+    return found;
+  }
   bool usable() const { return answer_quickly(patient(), {}).usable; }
   std::string report() const { return to_text(report_machine(patient(), "1.2.3")); }
 };
@@ -68,53 +73,72 @@ TEST_F(Sysroot, HealthyA4) {
             "nvidia-peermem    580.126.09\n");
 }
 
-TEST_F(Sysroot, ZeroGids) {
-  write_healthy_machine(machine_);
-  for (int nic = 0; nic < 8; ++nic) {
-    for (int gid = 0; gid < 4; ++gid) {
-      machine_.write(fmt::format("/sys/class/infiniband/mlx5_{}/ports/1/gids/{}", nic, gid),
-                     "0000:0000:0000:0000:0000:0000:0000:0000");
-    }
+struct WholeMachine {
+  const char* name;
+  void (*write)(const test::FakeMachine&, Variables&);
+  const char* verdicts;
+  bool usable;
+  const char* reported = "";
+};
+
+const WholeMachine kWholeMachines[] = {
+    {"ZeroGids",
+     [](const test::FakeMachine& machine, Variables&) {
+       write_healthy_machine(machine);
+       for (int nic = 0; nic < 8; ++nic) {
+         for (int gid = 0; gid < 4; ++gid) {
+           machine.write(fmt::format("/sys/class/infiniband/mlx5_{}/ports/1/gids/{}", nic, gid),
+                         "0000:0000:0000:0000:0000:0000:0000:0000");
+         }
+       }
+     },
+     "D5 fail, D6 fail", false, "GIDs              8 x no GID\n"},
+    {"RenamedNics",
+     [](const test::FakeMachine& machine, Variables&) {
+       write_healthy_machine(machine,
+                             {.nic_names = {"roce_rail0", "roce_rail1", "rocep9s0", "d", "c", "b2", "b", "a"}});
+     },
+     "all ok", true, "NICs              8 x 400 Gb/s RoCE (mlx5_core)\n"},
+    {"TwoReleasesOfRdmaCore",  // --quick reads no libraries
+     [](const test::FakeMachine& machine, Variables& variables) {
+       write_healthy_machine(machine);
+       machine.write("/usr/local/nvidia/lib64/libibverbs.so.1",
+                     "IBVERBS_PRIVATE_57 /usr/lib/x86_64-linux-gnu/libibverbs/lib%s-rdmav57.so");
+       variables["LD_LIBRARY_PATH"] = "/usr/local/nvidia/lib64";
+     },
+     "D7 fail", true, "libibverbs        libibverbs.so.1 (private ABI 57)\n"},
+    {"OneNicDown",
+     [](const test::FakeMachine& machine, Variables&) {
+       write_healthy_machine(machine);
+       machine.write("/sys/class/infiniband/mlx5_5/ports/1/state", "1: DOWN");
+     },
+     "D4 fail, D6 warn", false},
+    {"NoPrivilege",
+     [](const test::FakeMachine& machine, Variables&) {
+       write_healthy_machine(machine);
+       machine.remove("/dev/infiniband");
+       machine.write("/proc/driver/nvidia/params", "RegistryDwords: \"\"");
+       machine.write("/proc/self/status", "Name:\tdeep_ep\nCapEff:\t00000000a80425fb");
+       machine.write("/proc/self/limits",
+                     "Max locked memory         8388608              8388608              bytes     ");
+       machine.write("/proc/mounts", "shm /dev/shm tmpfs rw,size=65536k 0 0");
+     },
+     "D3 warn, D6 fail, D9 warn, D10 fail", false},
+    {"NoRdma",  // for runs of one machine; --nics says otherwise
+     [](const test::FakeMachine& machine, Variables&) { write_healthy_machine(machine, {.with_nics = false}); },
+     "D4 warn", true, "NICs              none\n"}};
+
+TEST_F(Sysroot, WholeMachines) {
+  for (const WholeMachine& one : kWholeMachines) {
+    SCOPED_TRACE(one.name);
+    machine_.remove("/");
+    variables_.clear();
+    one.write(machine_, variables_);
+    EXPECT_EQ(verdicts(), one.verdicts);
+    EXPECT_EQ(usable(), one.usable);
+    EXPECT_NE(report().find(one.reported), std::string::npos) << report();
   }
-  EXPECT_EQ(verdicts(), "D5 fail, D6 fail");
-  EXPECT_FALSE(usable());
-  EXPECT_NE(report().find("GIDs              8 x no GID\n"), std::string::npos) << report();
-}
-
-TEST_F(Sysroot, RenamedNics) {
-  write_healthy_machine(machine_, {.nic_names = {"roce_rail0", "roce_rail1", "roce_rail2", "roce_rail3", "roce_rail4",
-                                                 "roce_rail5", "roce_rail6", "roce_rail7"}});
-  EXPECT_EQ(verdicts(), "all ok");
-  EXPECT_TRUE(usable());
-  EXPECT_NE(report().find("NICs              8 x 400 Gb/s RoCE (mlx5_core)\n"), std::string::npos) << report();
-}
-
-TEST_F(Sysroot, TwoReleasesOfRdmaCore) {
-  write_healthy_machine(machine_);
-  machine_.write("/usr/local/nvidia/lib64/libibverbs.so.1",
-                 "IBVERBS_PRIVATE_57 /usr/lib/x86_64-linux-gnu/libibverbs/lib%s-rdmav57.so");
-  variables_["LD_LIBRARY_PATH"] = "/usr/local/nvidia/lib64";
-  EXPECT_EQ(verdicts(), "D7 fail");
-  EXPECT_TRUE(usable()) << "--quick reads no libraries";
-  EXPECT_NE(report().find("libibverbs        libibverbs.so.1 (private ABI 57)\n"), std::string::npos) << report();
-}
-
-TEST_F(Sysroot, OneNicDown) {
-  write_healthy_machine(machine_);
-  machine_.write("/sys/class/infiniband/mlx5_5/ports/1/state", "1: DOWN");
-  EXPECT_EQ(verdicts(), "D4 fail, D6 warn");
-  EXPECT_FALSE(usable());
-}
-
-TEST_F(Sysroot, NoPrivilege) {
-  write_healthy_machine(machine_);
-  machine_.remove("/dev/infiniband");
-  machine_.write("/proc/driver/nvidia/params", "RegistryDwords: \"\"");
-  machine_.write("/proc/self/status", "Name:\tdeep_ep\nCapEff:\t00000000a80425fb");
-  machine_.write("/proc/self/limits", "Max locked memory         8388608              8388608              bytes     ");
-  machine_.write("/proc/mounts", "shm /dev/shm tmpfs rw,size=65536k 0 0");
-  EXPECT_EQ(verdicts(), "D3 warn, D6 fail, D9 warn, D10 fail");
-  EXPECT_FALSE(usable());
+  EXPECT_FALSE(answer_quickly(patient(), {.nics = 1}).usable) << "the last has none";
 }
 
 TEST_F(Sysroot, Gb200) {
@@ -137,14 +161,6 @@ TEST_F(Sysroot, H200WithInfiniBand) {
             std::string::npos)
       << report();
   EXPECT_NE(report().find("NICs              8 x 400 Gb/s InfiniBand (mlx5_core)\n"), std::string::npos) << report();
-}
-
-TEST_F(Sysroot, NoRdma) {
-  write_healthy_machine(machine_, {.with_nics = false});
-  EXPECT_EQ(verdicts(), "D4 warn");
-  EXPECT_TRUE(usable()) << "for runs of one machine; --nics says otherwise";
-  EXPECT_FALSE(answer_quickly(patient(), {.nics = 1}).usable);
-  EXPECT_NE(report().find("NICs              none\n"), std::string::npos) << report();
 }
 
 // --- single checks ---
@@ -186,13 +202,9 @@ TEST_F(Sysroot, NvLinksThatAreDown) {
   Patient live = patient();
   live.live_gpus = {{"0000:13:00.0", "NVIDIA B200", 1, 1, 100, 18, 0},
                     {"0000:14:00.0", "NVIDIA B200", 1, 1, 100, 17, 1}};
-  Findings found;
-  check_nvlink(live, found);
-  EXPECT_EQ(found.at(0).found, "18 NVLinks of a GPU are up, but 0000:14:00.0 has 17");
+  EXPECT_EQ(found_by(check_nvlink, live).at(0).found, "18 NVLinks of a GPU are up, but 0000:14:00.0 has 17");
   for (LiveGpu& gpu : *live.live_gpus) gpu.links = 0;
-  found.clear();
-  check_nvlink(live, found);
-  EXPECT_EQ(found.at(0).found, "no GPU has an NVLink that is up");
+  EXPECT_EQ(found_by(check_nvlink, live).at(0).found, "no GPU has an NVLink that is up");
   EXPECT_FALSE(ask_nvml("/no/such/library.so"));
 }
 
@@ -204,8 +216,7 @@ TEST_F(Sysroot, GpusThatDoNotReachEachOther) {
   };
   live.live_gpus = {gpu("0000:13:00.0", {std::nullopt, true, true}), gpu("0000:14:00.0", {true, std::nullopt, false}),
                     gpu("0000:23:00.0", {true, std::nullopt, std::nullopt})};
-  Findings found;
-  check_nvlink(live, found);
+  const Findings found = found_by(check_nvlink, live);
   ASSERT_EQ(found.size(), 2u);
   EXPECT_EQ(found[1].found, "1 of 3 pairs of GPUs do not reach each other by NVLink: 1-2");
   EXPECT_EQ(found[1].verdict, Verdict::error);
@@ -320,16 +331,11 @@ TEST_F(Sysroot, ControlGroupsOfTheFirstVersion) {
 TEST_F(Sysroot, QueuePairsThatTheNicsHave) {
   write_healthy_machine(machine_);
   Patient patient = this->patient();
-  Findings found;
-  check_queues(patient, found);
-  EXPECT_EQ(found.at(0).meaning, "far below what such NICs usually have");
+  EXPECT_EQ(found_by(check_queues, patient).at(0).meaning, "far below what such NICs usually have");
   for (int i = 0; i < 8; ++i) patient.live_queue_pairs[fmt::format("mlx5_{}", i)] = 1 << 17;
-  found.clear();
-  check_queues(patient, found);
-  EXPECT_EQ(found.at(0).meaning, "far below what the NICs say they have");
+  EXPECT_EQ(found_by(check_queues, patient).at(0).meaning, "far below what the NICs say they have");
   patient.live_queue_pairs["mlx5_3"] = 4;
-  found.clear();
-  check_queues(patient, found);
+  const Findings found = found_by(check_queues, patient);
   ASSERT_EQ(found.size(), 1u);
   EXPECT_EQ(found[0].verdict, Verdict::error);
   EXPECT_TRUE(found[0].found.ends_with("the device has 4")) << found[0].found;
@@ -422,14 +428,10 @@ TEST_F(Sysroot, LibrariesOfAProcess) {
                  "7f00-7f01 r-xp 00000000 08:01 1    /usr/lib/libnccl.so.2.27.5\n7f01-7f02 r--p 00000000 08:01 1    "
                  "/usr/lib/libnccl.so.2.27.5\n7f03-7f04 r-xp 00000000 08:01 2    /opt/torch/libnccl.so.2\n7f05-7f06 "
                  "rw-p 0 0 0 [heap]");
-  Findings found;
-  check_process(patient, found);
-  EXPECT_EQ(found.at(0).found,
+  EXPECT_EQ(found_by(check_process, patient).at(0).found,
             "process 42 has 2 copies of libnccl.so: /opt/torch/libnccl.so.2, /usr/lib/libnccl.so.2.27.5");
   patient.pid = 43;
-  found.clear();
-  check_process(patient, found);
-  EXPECT_EQ(found.at(0).found, "/proc/43/maps cannot be read");
+  EXPECT_EQ(found_by(check_process, patient).at(0).found, "/proc/43/maps cannot be read");
 }
 
 TEST_F(Sysroot, QueuesAndBuffersOfManyRanks) {
@@ -438,19 +440,14 @@ TEST_F(Sysroot, QueuesAndBuffersOfManyRanks) {
                  "0x0000000094000000 0x0000000094003fff 0x0000000000140204");
   Patient patient = this->patient();
   patient.run.ranks = 128;
-  Findings found;
-  check_queues(patient, found);
+  const Findings found = found_by(check_queues, patient);
   ASSERT_EQ(found.size(), 1u);
   EXPECT_TRUE(found[0].found.starts_with("mlx5_0: ")) << found[0].found;
   EXPECT_TRUE(found[0].found.ends_with("and 4 doorbell pages")) << found[0].found;
   patient.run.tokens = 1 << 20;
-  found.clear();
-  check_memory(patient, found);
-  EXPECT_EQ(found.at(0).verdict, Verdict::error) << found[0].found;
+  EXPECT_EQ(found_by(check_memory, patient).at(0).verdict, Verdict::error);
   patient.run.tokens = 128;
-  found.clear();
-  check_memory(patient, found);
-  EXPECT_EQ(found.at(0).verdict, Verdict::ok) << found[0].found;
+  EXPECT_EQ(found_by(check_memory, patient).at(0).verdict, Verdict::ok);
 }
 
 TEST_F(Sysroot, LossesSinceTheDriverWasLoaded) {
@@ -526,9 +523,9 @@ TEST_F(Sysroot, OddFilesNeitherHangNorCrashIt) {
     std::filesystem::create_directories(place(path).parent_path());
     make(place(path));
   };
-  for (const char* path :
-       {"/proc/self/limits", "/proc/mounts", "/sys/module/nvidia/version", "/etc/podinfo/annotations", "/proc/meminfo",
-        "/etc/os-release", "/proc/driver/nvidia/gpus/0000:13:00.0/information"}) {
+  for (const char* path : {"/proc/self/limits", "/proc/self/status", "/proc/mounts", "/sys/module/nvidia/version",
+                           "/etc/podinfo/annotations", "/proc/meminfo", "/etc/os-release",
+                           "/proc/driver/nvidia/gpus/0000:13:00.0/information"}) {
     replace_by(path, [](const auto& file) { ASSERT_EQ(::mkfifo(file.c_str(), 0600), 0); });
   }
   // Files without end, as far as anyone can read: only their beginning is.

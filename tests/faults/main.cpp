@@ -1,4 +1,4 @@
-// The tests, and, by scripts/faults and scripts/soak, longer campaigns.
+// The tests, and, by scripts/faults, longer campaigns.
 #include <gtest/gtest.h>
 
 #include <cstdio>
@@ -9,7 +9,6 @@
 #include "deep_ep/log.hpp"
 #include "tests/faults/campaign.hpp"
 #include "tests/faults/runs.hpp"
-#include "tests/faults/soak.hpp"
 
 namespace {
 
@@ -45,7 +44,6 @@ int main(int count, char** arguments) {
   try {
     if (what == "--campaign" && count >= 4) return campaign(static_cast<int>(number(2)), number(3), only(4));
     if (what == "--repeat" && count >= 4) return repeat(number(2), std::atof(arguments[3]), only(4));
-    if (what == "--soak" && count == 3) return soak(std::atof(arguments[2]));
   } catch (const std::exception& error) {
     std::fprintf(stderr, "faults: %s\n", error.what());
     return 2;

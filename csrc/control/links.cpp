@@ -18,7 +18,7 @@ constexpr auto kBetweenCalls = milliseconds(50);
 constexpr auto kBetweenProbes = milliseconds(500);  ///< of a process that lives, but has not called again
 constexpr auto kMostOfAHello = milliseconds(5000);
 constexpr auto kMostOfAJoiner = milliseconds(60000);  ///< shows the token, but its buffer is not known here yet
-/// What a process sent before it ended arrives, also what its NIC had under way.
+/// In this time the data that a process sent before it ended arrives, also from its NIC.
 constexpr auto kToArrive = milliseconds(20);
 constexpr std::size_t kMostStrangers = 64;
 constexpr int kMostAccepted = 64;  ///< at a time: others want to be heard, too
@@ -123,7 +123,7 @@ void Plane::send(Peer& peer, const void* bytes, std::size_t size) {
   const auto* begin = static_cast<const std::byte*>(bytes);
   if (peer.unsent.size() + size <= kMostUnsent && size != 0) peer.unsent.insert(peer.unsent.end(), begin, begin + size);
   const ssize_t sent = ::send(peer.socket.get(), peer.unsent.data(), peer.unsent.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
-  // Whoever reads finds out that a connection is broken.
+  // read() finds out that a connection is broken.
   if (sent > 0) peer.unsent.erase(peer.unsent.begin(), peer.unsent.begin() + sent);
 }
 
@@ -230,7 +230,7 @@ bool Plane::adopt(Stranger& stranger) {
   if (place == peers_.end()) return false;
   Peer& peer = place->second;
   if (peer.ended || peer.calls || peer.by_unix != stranger.by_unix) return true;
-  if (peer.link == Link::up) read(peer);  // what it said before it called again
+  if (peer.link == Link::up) read(peer);  // its words from before it called again
   if (peer.ended) return true;
   peer.heard.clear();
   peer.unsent.clear();

@@ -1,4 +1,4 @@
-// What control threads say to each other: a hello, then messages of one size. Nothing that a stranger sends is
+// The words of control threads to each other: a hello, then messages of one size. Nothing that a stranger sends is
 // interpreted before its token has been compared.
 #pragma once
 

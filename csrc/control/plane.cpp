@@ -286,12 +286,12 @@ void Plane::handle(std::span<const pollfd> polled) {
         read(peer);
       }
     } else if (has_died && peer.link == Link::up) {
-      read(peer);  // what it has said before
+      read(peer);  // its last words
     }
     if (has_died) has_ended(peer, true);
   }
   strangers_.remove_if([&](Stranger& one) { return !one.trusted && ready.contains(one.socket.get()) && !hear(one); });
-  // Last: what is taken now may have a number of a descriptor that was closed above.
+  // Last: a new socket may get the number of a descriptor that was closed above.
   if (unix_listener_ && ready.contains(unix_listener_.get())) accept_from(unix_listener_.get(), true);
   if (tcp_.socket && ready.contains(tcp_.socket.get())) accept_from(tcp_.socket.get(), false);
 }

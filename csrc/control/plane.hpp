@@ -40,11 +40,11 @@ struct Settings {
 };
 Settings read_settings();
 
-/// What a process says of itself. Plain data, which travels through the bootstrap.
+/// A process describes itself. Plain data, which travels through the bootstrap.
 struct Card {
   ProcessIdentity identity = {};
   Token process = {};  ///< random
-  Token secret = {};   ///< who calls must show it
+  Token secret = {};   ///< a caller must show it
   std::uint64_t pid_namespace = 0;
   std::int32_t pid = 0;
   std::uint32_t on = 1;

@@ -1,4 +1,4 @@
-// Where a control thread listens, and how it calls another one: abstract Unix sockets within a network namespace, TCP
+// The sockets by which a control thread listens and calls: abstract Unix sockets within a network namespace, TCP
 // elsewhere.
 #pragma once
 

@@ -1,4 +1,4 @@
-// Who is lost? Pure functions of what is known of the ranks of a buffer.
+// The verdict: which ranks are lost, as a pure function of the facts that are known of them.
 //
 // A rank whose process has ended is gone. A rank that has waited for a lost one has ended its calls, and tells that: it
 // sends nothing any more, so those that wait for it wait in vain, too. Their chain ends at the rank that is gone, which
@@ -12,7 +12,7 @@ namespace deep_ep::control {
 
 inline constexpr int kNobody = -1;
 
-/// What is known of a rank.
+/// The facts that are known of a rank.
 struct RankFacts {
   bool gone = false;         ///< its process has ended, and the rank had not left the buffer
   int gave_up_on = kNobody;  ///< it has ended its calls, as it waited for this rank in vain

@@ -64,8 +64,8 @@ struct FaultRecord {
                            ///< unknown_expert: how many experts there are
 };
 
-/// What the control plane of the host tells waits (csrc/control/), in memory that host and kernels share. The words of
-/// the host only grow; nothing resets them.
+/// The words of the control plane to waits (csrc/control/), in memory that host and kernels share. Those of the host
+/// only grow; nothing resets them.
 struct LostWords {
   std::uint32_t changes;          ///< 0: nobody is lost. Written last, with release order
   std::uint32_t ended;            ///< by kernels: 1 + a lost rank that a wait of this rank has ended for; 0: none has

@@ -70,7 +70,7 @@ DEEP_EP_ON_PROCESSES(KilledProcessTest);
 class KilledLowLatencyProcessTest : public KilledProcessTest {};
 INSTANTIATE_TEST_SUITE_P(On, KilledLowLatencyProcessTest, testing::ValuesIn(kLowLatencyProcesses), name_of_place);
 
-/// What a rank does again and again; all ranks have the same case.
+/// The calls that a rank makes again and again; all ranks have the same case.
 struct NormalMode {
   Case one;
   bool heap = true;

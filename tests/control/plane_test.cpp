@@ -1,4 +1,4 @@
-// What control threads know of each other: over Unix sockets as within a host, over TCP as between hosts.
+// The knowledge of control threads of each other: over Unix sockets as within a host, over TCP as between hosts.
 #include "csrc/control/plane.hpp"
 
 #include <gtest/gtest.h>
@@ -141,7 +141,7 @@ TEST(PlaneOverTcp, AResetEndsNothingAndIsMadeGood) {
   }
   for (const int rank : {0, 1, 2})
     EXPECT_EQ(planes[rank].gone(buffer.seats[static_cast<std::size_t>(rank)]), std::vector<int>{});
-  // What is said meanwhile is said again, and an end is still seen.
+  // A word that is said meanwhile is said again, and an end is still seen.
   reset_all();
   planes[1].leave(buffer.seats[1]);
   ASSERT_TRUE(eventually([&] { return tcp_connections().size() == connections; }));
@@ -386,7 +386,7 @@ TEST_P(PlaneTest, AStoppedProcessIsNotMissed) {
     std::memcpy(pids.data(), all.data(), all.size());
     if (process.rank == 0) {
       ::kill(pids[kVictim], SIGSTOP);
-      // What could be taken for its end comes at once; nothing has to come.
+      // A false sign of its end would come at once; nothing has to come.
       std::this_thread::sleep_for(std::chrono::milliseconds(500));
       if (!process.plane.gone(process.seat).empty()) throw SystemError("a stopped process counts as ended");
       ::kill(pids[kVictim], SIGCONT);

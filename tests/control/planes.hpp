@@ -28,7 +28,7 @@ inline bool eventually(const std::function<bool()>& is_so) {
   return true;
 }
 
-/// What waits of a rank look at.
+/// The words that waits of a rank look at.
 struct Board {
   std::uint32_t changes = 0;
   std::uint32_t ended = 0;
@@ -58,7 +58,7 @@ class Planes {
   void end(int plane) { planes_[static_cast<std::size_t>(plane)].reset(); }
   Card card(int plane) { return (*this)[plane].card(!by_unix_); }
 
-  /// A buffer of these planes, one rank each: the seats, and the words of each rank. What a rank threw is its error.
+  /// A buffer of these planes, one rank each: the seats, the words, and the exceptions of the ranks.
   struct Buffer {
     explicit Buffer(std::size_t ranks) : boards(ranks), seats(ranks, -1), errors(ranks) {}
     std::vector<Board> boards;

@@ -49,7 +49,7 @@ class StrangersTest : public testing::TestWithParam<bool> {
     EXPECT_TRUE(eventually([&] { return buffer_.boards[0].lost_for(2) == 2; }));
     EXPECT_EQ(buffer_.boards[0].lost_for(1), kNobody);
   }
-  /// What another process of the job says to the one that all others call.
+  /// The hello of another process of the job to the one that all others call.
   int called() {
     int last = 0;
     for (const int plane : {1, 2}) {

@@ -1,4 +1,4 @@
-// Who is lost, as a function of what is known: csrc/control/verdict.hpp.
+// The verdict on ranks, as a function of the known facts: csrc/control/verdict.hpp.
 #include "csrc/control/verdict.hpp"
 
 #include <gtest/gtest.h>

@@ -128,13 +128,21 @@ struct Notify {
   DEEP_EP_DEVICE const std::uint64_t* counts_there(int source) const {
     return common().window.counts_there(common().own_heap(), source);
   }
-  /// Whoever hands on counts and has not come itself is the one that is late.
+  /// Counts come by a relay of this node. If it is lost, or has not come itself, it is the one that is late. As long as
+  /// it lives, it may still hand on the counts of a lost rank.
   struct BlameTheRelay : ReportLate {
     const Notify& notify;
 
+    DEEP_EP_DEVICE int relay_of(int source) const {
+      return notify.grid().first_of_node() + source % notify.grid().width;
+    }
+    DEEP_EP_DEVICE bool is_late(const Awaited& awaited, std::uint64_t begin) const {
+      return time_is_over(begin) || ends_for_lost(context, relay_of(awaited.peer), begin);
+    }
     DEEP_EP_DEVICE void blame(Awaited awaited, std::uint64_t seen) const {
-      const int relay = notify.grid().first_of_node() + awaited.peer % notify.grid().width;
-      if (load_relaxed<Scope::system>(notify.counts_there(relay)) < awaited.expected) awaited.peer = relay;
+      const int relay = relay_of(awaited.peer);
+      const bool lost = context.lost != nullptr && is_lost(context, relay);
+      if (lost || load_relaxed<Scope::system>(notify.counts_there(relay)) < awaited.expected) awaited.peer = relay;
       ReportLate::blame(awaited, seen);
     }
   };

@@ -22,7 +22,7 @@ if(DEEP_EP_BUILD_TOOL)
   install(PROGRAMS "${PROJECT_SOURCE_DIR}/scripts/deep_ep-host-tune" DESTINATION "${CMAKE_INSTALL_BINDIR}")
   # It also uninstalls, so an installed tree carries its own.
   install(PROGRAMS "${PROJECT_SOURCE_DIR}/install.sh" DESTINATION "${CMAKE_INSTALL_DATADIR}/deep_ep")
-  # What Python does with measurements: many shapes, pictures, tables of nccl-tests, a prediction.
+  # Scripts: measurements of many shapes, pictures, tables of nccl-tests, a prediction.
   foreach(script bench_sweep bench_plot nccl_table cluster_model)
     install(PROGRAMS "${PROJECT_SOURCE_DIR}/scripts/${script}.py" DESTINATION "${CMAKE_INSTALL_DATADIR}/deep_ep/scripts")
   endforeach()

@@ -16,7 +16,7 @@ import json
 import pathlib
 import sys
 
-# What a plot may go over, and what the axis says.
+# Columns that a plot may go over, and the label of the axis.
 AXES = {
     "tokens": "tokens per rank", "sms": "SMs", "ranks": "ranks", "nodes": "nodes", "rdma_chunk": "rows in a chunk by RDMA",
     "nvl_chunk": "rows in a chunk by NVLink", "hidden": "channels of a token", "topk": "experts of a token",

@@ -23,8 +23,8 @@ import sys
 
 MODES = ("intranode", "internode", "low-latency")
 SHAPE = ("benchmark", "ranks", "nodes", "tokens", "hidden", "topk", "experts", "groups")
-# What deep_ep says, with status 2, of a shape that cannot be.
-IMPOSSIBLE = re.compile(r"deep_ep: (--(?:topk|experts|nodes|groups|ranks|hidden|tokens)\b.*)")
+# With status 2, deep_ep says so of a shape that cannot be.
+IMPOSSIBLE = re.compile(r"deep_ep: (--(?:topk|experts|nodes|groups|hidden|tokens)\b.*)")
 # Full axes are for GPUs: on the CPU one shape of them takes minutes.
 FULL = {"mode": MODES, "hidden": range(1024, 7169, 1024), "topk": (4, 8, 16, 32), "experts_per_node": (32, 64, 128, 256),
         "groups": (1, 2), "tokens": (128, 4096)}  # fmt: skip
@@ -108,7 +108,7 @@ class File:
         self.rows = [row for row in self.rows if row.get("status") != "failed"]
 
     def done(self, device):
-        """What another device has measured stays in the file, and is measured here."""
+        """Shapes that this device has measured. Those of another device stay in the file, and are measured here."""
         return {shape_of(row) for row in self.rows if row.get("device") in ("", None, device)}
 
     def add(self, rows, columns=()):
@@ -130,7 +130,7 @@ class File:
 
 
 def run(command, seconds):
-    """Its status (None: took too long), output and errors. What it has started ends with it."""
+    """Its status (None: took too long), output and errors. Processes that it has started end with it."""
     child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
     try:
         output, errors = child.communicate(timeout=seconds)

@@ -43,21 +43,21 @@ constexpr Moved kMoved[] = {{"model", "cluster_model"},
 void check_commands(const CLI::App& app, int argc, char** argv) {
   const CLI::App* command = &app;
   std::string path;
-  for (int i = 1; i < argc && argv[i][0] != '-'; ++i) {
+  for (int i = 1; i == argc || argv[i][0] != '-'; ++i) {
     const auto known = command->get_subcommands([](const CLI::App*) { return true; });
     if (known.empty()) break;
-    const std::string word = argv[i];
-    path += (path.empty() ? "" : " ") + word;
-    for (const auto& [name, script] : kMoved) {
-      if (path == name) {
-        refuse(fmt::format("'{0}' is a script now: scripts/{1}.py, installed as share/deep_ep/scripts/{1}.py", path,
-                           script));
-      }
-    }
     std::vector<std::string> names;
     for (const CLI::App* one : known) names.push_back(one->get_name());
-    const auto found = std::ranges::find(names, word);
-    if (found == names.end()) refuse(fmt::format("'{}' is no command, allowed: {}", path, fmt::join(names, ", ")));
+    const std::string allowed = fmt::format("allowed: {}", fmt::join(names, ", "));
+    if (i == argc) refuse(fmt::format("the command behind `deep_ep{}` is missing, {}", path, allowed));
+    path += fmt::format(" {}", argv[i]);
+    for (const auto& [name, script] : kMoved) {
+      if (path.substr(1) != name) continue;
+      refuse(fmt::format("'{0}' is a script now: scripts/{1}.py, installed as share/deep_ep/scripts/{1}.py", name,
+                         script));
+    }
+    const auto found = std::ranges::find(names, argv[i]);
+    if (found == names.end()) refuse(fmt::format("'{}' is no command, {}", path.substr(1), allowed));
     command = known[static_cast<std::size_t>(found - names.begin())];
   }
   for (int i = 2; i < argc && std::string_view(argv[1]) == "bench"; ++i) {
@@ -69,7 +69,7 @@ void check_commands(const CLI::App& app, int argc, char** argv) {
   }
 }
 
-/// What the parser found too much, and what the command takes.
+/// Names the argument that the parser found too much, and the command's own.
 std::string extras_text(const CLI::App& app) {
   const CLI::App* command = &app;
   std::string path = app.get_name();

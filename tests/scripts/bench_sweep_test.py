@@ -65,6 +65,8 @@ class BenchSweep(unittest.TestCase):
             ("echo nothing", "the benchmark printed no measurement"),
             ("sleep 1000 & sleep 1000", "it took too long"),
             ("echo 'deep_ep: --iterationz: what?' >&2; exit 2", "--iterationz: what?"),
+            # As many ranks as the launcher starts: a mistake in the command, not in the shape.
+            ("echo 'deep_ep: --ranks 4: 2 processes were started' >&2; exit 2", "--ranks 4: 2 processes were started"),
         ):
             failed = "0 shapes measured, 0 impossible, 1 failed, 0 were there already"
             seconds = ("--seconds", "1") if "sleep" in body else ()

@@ -1,4 +1,4 @@
-// What one rank hands to the calls of normal mode.
+// The inputs of one rank in normal mode.
 #pragma once
 
 #include <cstdint>

@@ -75,7 +75,7 @@ void print_setting(const BenchOptions& options, const World& world, Device::Kind
 /// The setting as JSON.
 nlohmann::json setting_json(const BenchKind& kind, const BenchOptions& options, const World& world,
                             Device::Kind device);
-/// What all figures of a run have in common; and the times of one.
+/// The fields that all figures of a run have in common; and the times of one.
 Figure setting_figure(const BenchKind& kind, const BenchOptions& options, const World& world, Device::Kind device);
 void set_times(Figure& figure, const Timing& timing);
 

@@ -72,8 +72,9 @@ std::string read_text(const std::string& path) {
 
 void check(const DemoOptions& options) {
   const ModelShape& shape = options.shape;
-  if (shape.hidden % 16 != 0) {
-    throw InvalidArgument(fmt::format("--hidden {}: 8-bit rows need a multiple of 16", shape.hidden));
+  constexpr int kMultiple = 8;  // rows are of a multiple of 16 bytes
+  if (shape.hidden % kMultiple != 0) {
+    throw InvalidArgument(fmt::format("--hidden {}: must be a multiple of {}", shape.hidden, kMultiple));
   }
   if (shape.experts % options.ranks != 0) {
     throw InvalidArgument(

@@ -1,4 +1,4 @@
-// What the demo routes where the user names no file: the installed command has no checkout around it.
+// The text that the demo routes unless the user names a file: the installed command has no checkout around it.
 #pragma once
 
 namespace deep_ep::tools {
@@ -10,13 +10,13 @@ travel. Dispatch carries a word from the device that has it to the devices that 
 once, however many of its experts live there. The experts compute. Combine brings their results home, where they are added
 up with the weights that the gate gave them, and the next layer begins.
 
-The same word does not always take the same way. What stands before it matters: a river bank and a savings bank may meet
+The same word does not always take the same way. The word before it matters, too: a river bank and a savings bank may meet
 different experts. Some experts are popular and get several times the average load, others wait. Nobody knows in advance
 how many words will come, so the devices first tell each other how many rows they are going to send; then everyone knows
 where in the others' memory its rows belong, and writes them there, without a copy in between.
 
 This text makes that trip. Every word and every mark of it is a token; its row of numbers is made from the word, and the
-experts that it meets are made from fixed seeds, so that each run takes the same ways. What arrives is compared with a plain
+experts that it meets are made from fixed seeds, so that each run takes the same ways. All that arrives is compared with a plain
 program that computes the same layer without any communication.)";
 
 }  // namespace deep_ep::tools

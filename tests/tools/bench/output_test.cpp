@@ -1,4 +1,4 @@
-// What all benchmarks share: CSV, files of results, comparison.
+// Outputs that all benchmarks share: CSV, files of results, comparison.
 #include <gtest/gtest.h>
 
 #include <filesystem>

@@ -1,4 +1,4 @@
-// What a benchmark does with its figures besides its table: CSV, JSON, comparison with a file. All commands share it.
+// Uses of a benchmark's figures besides its table: CSV, JSON, comparison with a file. All commands share it.
 #pragma once
 
 #include <nlohmann/json.hpp>

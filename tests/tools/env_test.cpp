@@ -71,8 +71,22 @@ TEST(EnvScript, OfGoogleA3Ultra) {
     for (const Assignment& one : environment_of(patient_of(machine), &profile, true).nccl) text += one.name + " ";
     return text;
   };
-  EXPECT_EQ(names(), "NCCL_NET NCCL_CROSS_NIC NCCL_NET_GDR_LEVEL ");
+  EXPECT_EQ(names(), "NCCL_NET NCCL_CROSS_NIC NCCL_NET_GDR_LEVEL LD_LIBRARY_PATH ");
   EXPECT_EQ(row(environment_of(patient_of(machine), &profile, true), "DEEP_EP_RDMA_WIRE").value, "verbs");
+}
+
+TEST(EnvScript, ThePluginIsOnTheLoadersPath) {
+  test::FakeMachine machine;
+  const auto path = [&](const Variables& variables, const char* profile) {
+    for (const Assignment& one : environment_of(patient_of(machine, variables), &profile_of(profile), true).nccl) {
+      if (one.name == "LD_LIBRARY_PATH") return one.value;
+    }
+    return std::string("not set");
+  };
+  EXPECT_EQ(path({}, "gke-a4"), "/usr/local/nvidia/lib64:/usr/local/gib/lib64");
+  EXPECT_EQ(path({{"LD_LIBRARY_PATH", "/mine"}}, "gke-a3u"), "/mine:/usr/local/gib/lib64");
+  EXPECT_EQ(path({{"LD_LIBRARY_PATH", "/usr/local/gib/lib64:/mine"}}, "gke-a4"), "/usr/local/gib/lib64:/mine");
+  EXPECT_EQ(path({{"LD_LIBRARY_PATH", "/mine"}}, "infiniband"), "not set");
 }
 
 TEST(EnvScript, OfRoceWithVariables) {

@@ -61,10 +61,12 @@ class DoctorCluster : public testing::Test {
 
 TEST_F(DoctorCluster, HasAllThatIsNeeded) {
   cluster(node("a", "8", "True", "usable") + "," + node("b", "8", "True", ""), networks(8),
-          R"({"metadata":{"name":"jobsets.jobset.x-k8s.io"}},{"metadata":{"name":"clusterqueues.kueue.x-k8s.io"}})");
+          R"({"metadata":{"name":"jobsets.jobset.x-k8s.io"}},{"metadata":{"name":"clusterqueues.kueue.x-k8s.io"}},)"
+          R"({"metadata":{"name":"topologies.kueue.x-k8s.io"}})");
   EXPECT_EQ(found(),
             "ok: 2 nodes of 8 x nvidia-b200\nok: Network rdma-0 to rdma-7 are Ready\n"
-            "ok: GKENetworkParamSet rdma-0 to rdma-7 are Ready\nok: JobSet is installed\nok: Kueue is installed\n");
+            "ok: GKENetworkParamSet rdma-0 to rdma-7 are Ready\nok: JobSet is installed\nok: Kueue is installed\n"
+            "ok: Topology-aware scheduling of Kueue is installed\n");
 }
 
 TEST_F(DoctorCluster, SaysWhatIsMissing) {
@@ -76,7 +78,8 @@ TEST_F(DoctorCluster, SaysWhatIsMissing) {
             "ok: 1 nodes of 0 x nvidia-b200, 1 nodes of 8 x nvidia-b200\n"
             "error: Network missing: rdma-7; not Ready: rdma-2\n"
             "error: GKENetworkParamSet missing: rdma-7; not Ready: rdma-2\n"
-            "note: JobSet is not installed\nnote: Kueue is not installed\n");
+            "note: JobSet is not installed\nnote: Kueue is not installed\n"
+            "note: Topology-aware scheduling of Kueue is not installed\n");
   cluster(R"({"metadata":{"name":"cpu"}})", "", "");
   EXPECT_NE(found().find("error: none of 1 nodes has GPUs\n"), std::string::npos);
 }

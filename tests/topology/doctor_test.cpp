@@ -10,6 +10,7 @@
 #include "deep_ep/error.hpp"
 #include "tests/support/variables.hpp"
 #include "tests/topology/doctor_fixture.hpp"
+#include "tools/doctor/catalogue.hpp"
 #include "tools/doctor/checks.hpp"
 #include "tools/doctor/counters.hpp"
 #include "tools/doctor/print.hpp"
@@ -35,6 +36,39 @@ TEST_F(Doctor, AHealthyMachineHasNothingWorseThanOk) {
             std::string::npos)
       << text;
   EXPECT_NE(text.find("      GID 3: RoCE v2, 10.0.7.1, eth8  <- used\n"), std::string::npos) << text;
+}
+
+TEST_F(Doctor, TheVerdictNamesTheChecksThatDecideIt) {
+  const auto verdict = [&] { return overall_of(patient(), findings()).text; };
+  EXPECT_EQ(verdict(), "works with limits: D2 no GPU (kernels run on the CPU), D4 RDMA devices");
+  write_healthy_machine(machine_);
+  EXPECT_EQ(verdict(), "works");
+  variables_["DEEP_EP_TIMEOUT"] = "5";
+  EXPECT_EQ(verdict(), "works with limits: D12 Environment variables");
+  machine_.write("/sys/class/infiniband/mlx5_5/ports/1/state", "1: DOWN");
+  EXPECT_EQ(verdict(), "does not work between machines: D4 RDMA devices; works within this machine");
+  machine_.remove("/dev/infiniband");
+  EXPECT_EQ(
+      verdict(),
+      "does not work between machines: D4 RDMA devices, D6 GPU to NIC, D10 Device files; works within this machine");
+  variables_["DEEP_EP_TIMEOUT_S"] = "soon";
+  const Overall overall = overall_of(patient(), findings());
+  EXPECT_EQ(overall.text, "does not work: D4 RDMA devices, D6 GPU to NIC, D10 Device files, D12 Environment variables");
+  EXPECT_EQ(overall.verdict, "does not work");
+  EXPECT_EQ(overall.decided_by, (std::vector<std::string>{"D4", "D6", "D10", "D12"}));
+}
+
+TEST_F(Doctor, EverySkippedCheckSaysWhy) {
+  const Findings found = findings();
+  const std::string text = checks_text(found);
+  EXPECT_NE(text.find("  D1   skip  Driver (there is no NVIDIA GPU)\n"), std::string::npos) << text;
+  EXPECT_NE(text.find("  D16  skip  Test of each NIC (not asked for: deep_ep doctor --nic-test)\n"), std::string::npos)
+      << text;
+  for (const Check& check : all_checks()) {
+    if (verdict_of(check, found) != Verdict::skip) continue;
+    EXPECT_FALSE(check.absent.empty()) << check.id;
+    EXPECT_NE(text.find(fmt::format("{} (", check.title)), std::string::npos) << check.id << "\n" << text;
+  }
 }
 
 TEST_F(Doctor, JsonHasTheWholeMachine) {

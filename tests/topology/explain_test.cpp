@@ -58,6 +58,11 @@ TEST(Explain, MessagesOfNvshmemAtItsStart) {
             "NCCL: ncclRemoteError");
 }
 
+TEST(Explain, TheAbortOfPytorchAtTheEnd) {
+  EXPECT_EQ(first("end 0\nterminate called without an active exception"),
+            "PyTorch: terminate called without an active exception");
+}
+
 TEST(Explain, NoExplanationRefersToAnother) {
   for (const OwnError& error : own_errors()) {
     for (const std::string& text : {error.cause, error.remedy}) EXPECT_FALSE(text.starts_with("as above")) << text;

@@ -103,13 +103,13 @@ TarMembers bundle_of(const Patient& patient, const Findings& findings) {
   doctor["findings"] = findings_json(findings);
   std::string versions = version_text() + "\n";
   for (const std::string& line : rdma::verbs::describe(rdma::verbs::report_libraries())) versions += line + "\n";
-  TarMembers members = {
-      {"machine.txt", to_text(report)},
-      {"doctor.txt", machine_text(patient) + "\nChecks\n" + checks_text(findings) + "\nFindings\n" + to_text(findings)},
-      {"doctor.json", json_text(doctor)},
-      {"variables.txt", variables_for_reports()},
-      {"versions.txt", versions},
-      {"files.txt", files_text(patient) + ethtool_text(patient)}};
+  TarMembers members = {{"machine.txt", to_text(report)},
+                        {"doctor.txt", machine_text(patient) + "\nChecks\n" + checks_text(findings) + "\nFindings\n" +
+                                           to_text(findings) + "Verdict: " + overall_of(patient, findings).text + "\n"},
+                        {"doctor.json", json_text(doctor)},
+                        {"variables.txt", variables_for_reports()},
+                        {"versions.txt", versions},
+                        {"files.txt", files_text(patient) + ethtool_text(patient)}};
   if (const std::string log = log_text(patient); !log.empty()) members.emplace_back("library.log", log);
   return members;
 }

@@ -63,7 +63,7 @@ void check_loaded_libraries(const Patient& patient, Findings& findings) {
                                              : Verdict::error,
                       fmt::format("{}", fmt::join(lines, "; ")),
                       usable ? "" : "what cannot be opened here cannot be opened by a run with the same variables",
-                      usable || patient.nics.empty() ? "" : "see the findings of the check `libraries`", "D7"});
+                      usable || patient.nics.empty() ? "" : "see the findings of the check `libraries`", "D7", true});
 }
 
 /// Queue pairs that the NICs say they have. What cannot be opened is said by other checks.
@@ -162,12 +162,15 @@ int run_doctor(const DoctorOptions& options) {
 
   if (!options.test.bundle.empty()) write_tar(options.test.bundle, "deep_ep_doctor", bundle_of(patient, findings));
   const bool healthy = worst_of(findings) < Verdict::error;
+  const Overall overall = overall_of(patient, findings);
   if (options.json) {
     nlohmann::json report = machine_json(patient);
     report["report"] = to_json(machine);
     report["checks"] = checks_json(findings);
     report["findings"] = findings_json(findings);
     report["healthy"] = healthy;
+    report["verdict"] = overall.verdict;
+    report["decided_by"] = overall.decided_by;
     if (options.nic_counters) {
       report["traffic"] = nlohmann::json::array();
       for (const PortCounters& port : traffic) {
@@ -178,7 +181,8 @@ int run_doctor(const DoctorOptions& options) {
   } else {
     fmt::print("{}\n", printable(machine_text(patient)));
     if (options.nic_counters) fmt::print("{}\n", printable(to_text(traffic)));
-    fmt::print("Checks\n{}\nFindings\n{}", checks_text(findings), printable(to_text(findings)));
+    fmt::print("Checks\n{}\nFindings\n{}Verdict: {}\n", checks_text(findings), printable(to_text(findings)),
+               overall.text);
   }
   return healthy ? 0 : 1;
 }

@@ -50,6 +50,7 @@ void check_map(const Patient& patient, Findings& findings) {
     findings.push_back({"map", Verdict::error, map.line(gpu), "a rank on this GPU cannot use RDMA",
                         map.rows[gpu].problem.starts_with("DEEP_EP_") ? "correct the mapping, or unset it"
                                                                       : "see the errors of the NICs"});
+    findings.back().rdma_only = true;
   }
   for (const std::string& warning : map.warnings) {
     const bool told =

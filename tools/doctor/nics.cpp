@@ -19,6 +19,7 @@ void check_device_file(const Patient& patient, const Nic& nic, Findings& finding
   if (nic.uverbs.empty()) {
     findings.push_back({"device_file", Verdict::error, fmt::format("{} has no uverbs device", nic.name),
                         "no program can use it through verbs", "load the kernel module ib_uverbs"});
+    findings.back().rdma_only = true;
     return;
   }
   const std::string file = "/dev/infiniband/" + nic.uverbs;
@@ -27,6 +28,7 @@ void check_device_file(const Patient& patient, const Nic& nic, Findings& finding
                                   patient.root.exists(file) ? "may not be opened by this user" : "is missing"),
                       "this process cannot use the NIC",
                       "give the container /dev/infiniband (read and write), or the user the group that owns it"});
+  findings.back().rdma_only = true;
 }
 
 // Where the driver runs GPUs for this container, CUDA opens these.

@@ -27,7 +27,8 @@ struct Finding {
   std::string found;
   std::string meaning;
   std::string action;
-  std::string id = {};  ///< of the check that it belongs to: "D5"
+  std::string id = {};     ///< of the check that it belongs to: "D5"
+  bool rdma_only = false;  ///< an error that stops transfers between machines, and nothing else
 };
 
 using Findings = std::vector<Finding>;

@@ -7,6 +7,7 @@
 
 #include "csrc/support/environment.hpp"
 #include "csrc/support/format.hpp"
+#include "csrc/support/text.hpp"
 #include "deep_ep/error.hpp"
 
 namespace deep_ep::tools {
@@ -84,6 +85,14 @@ std::vector<Assignment> for_nccl(const Patient& patient, const Profile& profile)
   for (const Setting& setting : profile.nccl) {
     add(setting.name, std::string(setting.value), Origin::profile,
         fmt::format("profile {}: {}", profile.name, setting.why));
+  }
+  if (!profile.nccl_folder.empty()) {
+    const std::string path = patient.environment("LD_LIBRARY_PATH").value_or(std::string(profile.library_path));
+    const std::vector<std::string_view> folders = split(path, ':');
+    const bool there = std::find(folders.begin(), folders.end(), profile.nccl_folder) != folders.end();
+    result.push_back({"LD_LIBRARY_PATH", there ? path : fmt::format("{}:{}", path, profile.nccl_folder),
+                      there ? Origin::other : Origin::profile,
+                      there ? "set" : fmt::format("profile {}: the plug-in's libraries, last", profile.name)});
   }
   if (profile.nccl_nics) add("NCCL_IB_HCA", nics_for_nccl(patient), Origin::detected, "detected: the NICs of the map");
   return result;

@@ -60,9 +60,9 @@ std::string to_shell(const Environment& environment, const Profile* profile) {
   std::string text = heading(environment, profile);
   bool gib = false;
   for (const Assignment& assignment : to_set(environment)) {
-    // NCCL's variables are left to the plug-in's script, but for those that the user has set himself.
+    // NCCL's variables are left to the plug-in's script, but for those that the user has set himself, and the loader's.
     if (!environment.nccl_script.empty() && !is_own(environment, assignment.name) &&
-        assignment.origin != Origin::other) {
+        assignment.origin != Origin::other && assignment.name != "LD_LIBRARY_PATH") {
       continue;
     }
     gib |= assignment.name == "NCCL_NET" && assignment.value == "gIB";

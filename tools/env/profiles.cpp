@@ -27,7 +27,9 @@ const Profile kGkeA4{
              {"NCCL_IB_TC", "52", "traffic class of data"},
              {"NCCL_IB_FIFO_TC", "84", "traffic class of NCCL's control messages"},
              {"NCCL_TUNER_CONFIG_PATH", "/usr/local/gib/configs/tuner_config_a4.txtpb", "gIB's tuner for A4"}},
-    .nccl_script = "/usr/local/gib/scripts/set_nccl_env.sh"};
+    .nccl_script = "/usr/local/gib/scripts/set_nccl_env.sh",
+    .nccl_folder = "/usr/local/gib/lib64",
+    .library_path = "/usr/local/nvidia/lib64"};
 
 // GKE's A3 Ultra machines. The network and the plug-in are those of A4; the plug-in's own script knows this machine's
 // values, its traffic class included, which then counts here, too (NCCL_IB_TC).
@@ -39,7 +41,9 @@ const Profile kGkeA3Ultra{
     .nccl = {{"NCCL_NET", "gIB", "Google's plug-in"},
              {"NCCL_CROSS_NIC", "0", "rails: NIC i talks to NIC i"},
              {"NCCL_NET_GDR_LEVEL", "PIX", "a GPU and its NIC share a PCIe switch"}},
-    .nccl_script = "/usr/local/gib/scripts/set_nccl_env.sh"};
+    .nccl_script = "/usr/local/gib/scripts/set_nccl_env.sh",
+    .nccl_folder = "/usr/local/gib/lib64",
+    .library_path = "/usr/local/nvidia/lib64"};
 
 // Any machines with RoCE NICs. Traffic class and priority are the network's affair: nothing fits all of them.
 const Profile kGenericRoce{

@@ -112,7 +112,8 @@ deep_ep env --profile gke-a4 --explain           # every value, and where it com
 ```
 
 A variable that is set wins over the profile, the profile over what was found, and that over the default. Nothing is
-preloaded, and no search path is changed. Where gIB's own script, `/usr/local/gib/scripts/set_nccl_env.sh`, is on the
+preloaded. No search path is changed, but for that of gIB, which NCCL does not find otherwise: its folder comes last in
+`LD_LIBRARY_PATH`. Where gIB's own script, `/usr/local/gib/scripts/set_nccl_env.sh`, is on the
 machine, it decides about NCCL, and the shell form calls it.
 
 | Profile | For | Sets | With `--nccl` also |
@@ -159,8 +160,9 @@ std::string reference_page() {
   text += kScripts;
   for (const Profile& profile : profiles()) {
     text +=
-        fmt::format("| `{}` | {} | {} | {}{} |\n", profile.name, cell(profile.help), settings(profile.own),
-                    settings(profile.nccl), profile.nccl_nics ? ", `NCCL_IB_HCA` with the NICs that were found" : "");
+        fmt::format("| `{}` | {} | {} | {}{}{} |\n", profile.name, cell(profile.help), settings(profile.own),
+                    settings(profile.nccl), profile.nccl_nics ? ", `NCCL_IB_HCA` with the NICs that were found" : "",
+                    profile.nccl_folder.empty() ? "" : fmt::format(", `{}` in `LD_LIBRARY_PATH`", profile.nccl_folder));
   }
   text += kOtherLibraries;
   for (const Other& other : others()) {

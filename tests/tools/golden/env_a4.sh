@@ -23,5 +23,7 @@ export NCCL_IB_TC='52'
 export NCCL_IB_FIFO_TC='84'
 # profile gke-a4: gIB's tuner for A4
 export NCCL_TUNER_CONFIG_PATH='/usr/local/gib/configs/tuner_config_a4.txtpb'
+# profile gke-a4: the plug-in's libraries, last
+export LD_LIBRARY_PATH='/usr/local/nvidia/lib64:/usr/local/gib/lib64'
 # gIB refuses to start beside it: "NCCL/NET (shim) mismatch recommended".
 unset TORCH_NCCL_USE_COMM_NONBLOCKING

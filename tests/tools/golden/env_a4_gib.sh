@@ -5,6 +5,8 @@ export DEEP_EP_DEVICE_TO_HCA_MAPPING='0:mlx5_0:1,1:mlx5_1:1,2:mlx5_2:1,3:mlx5_3:
 export DEEP_EP_RDMA_TRAFFIC_CLASS='52'
 # set
 export NCCL_CROSS_NIC='2'
+# profile gke-a4: the plug-in's libraries, last
+export LD_LIBRARY_PATH='/usr/local/nvidia/lib64:/usr/local/gib/lib64'
 # NCCL: the plug-in's own script is on this machine, and wins over the profile.
 if [ -r '/usr/local/gib/scripts/set_nccl_env.sh' ]; then . '/usr/local/gib/scripts/set_nccl_env.sh'; fi
 # gIB refuses to start beside it: "NCCL/NET (shim) mismatch recommended".

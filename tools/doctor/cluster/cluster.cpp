@@ -244,6 +244,8 @@ void check_kinds(const Answer& answer, Findings& findings) {
   look("jobsets.jobset.x-k8s.io", "JobSet", "the chart with JobSet does not work here; the Indexed Job does");
   look("clusterqueues.kueue.x-k8s.io", "Kueue",
        "no queues, and no topology-aware scheduling: nodes may be far from each other");
+  look("topologies.kueue.x-k8s.io", "Topology-aware scheduling of Kueue",
+       "nodes of a job may be far from each other: a Kueue that has the kind Topology (deploy/kueue/topology.yaml)");
 }
 
 }  // namespace

@@ -29,8 +29,7 @@ constexpr ForeignError kErrors[] = {
      "IBV_WC_REM_ACCESS_ERR: the peer's memory is not registered there any more", "the peer's own error"},
     {"NCCL", "Net : No interface found", "no network interface has an address that NCCL may use",
      "NCCL_SOCKET_IFNAME names the interface of the pods; check `ip address`"},
-    {"NCCL", "ncclRemoteError",
-     "another rank failed or its connection closed; this rank only lost it",
+    {"NCCL", "ncclRemoteError", "another rank failed or its connection closed; this rank only lost it",
      "the first error of all ranks: the cause stands in the log of the rank that ended first"},
     {"NCCL", "Bootstrap : no socket interface found", "no network interface has an address for NCCL's start",
      "NCCL_SOCKET_IFNAME names an interface that is not there: correct or unset it"},
@@ -133,12 +132,12 @@ constexpr ForeignError kErrors[] = {
      "PeerMappingOverride=1 in the driver's options, or a privileged container (D9)"},
     {"NVSHMEM", "GPU cannot map UAR of device",
      "the driver does not let the GPU map this NIC's doorbell page, and NVSHMEM leaves the NIC out",
-     "not needed here: the handlers `doorbell` and `cpu` need no such mapping, and `auto` chooses them. For the handler "
-     "`gpu`: PeerMappingOverride=1 in NVreg_RegistryDwords of the module nvidia (D9)"},
+     "not needed here: the handlers `doorbell` and `cpu` need no such mapping, and `auto` chooses them. For the "
+     "handler `gpu`: PeerMappingOverride=1 in NVreg_RegistryDwords of the module nvidia (D9)"},
     {"NVSHMEM", "ibgda_alloc_and_map_qp_uar with GPU as handler failed",
      "NVSHMEM found no doorbell page that the GPU can ring; it goes on with a CPU thread or ends",
-     "not needed here: the handlers `doorbell` and `cpu` need no such mapping, and `auto` chooses them. For the handler "
-     "`gpu`: PeerMappingOverride=1 in NVreg_RegistryDwords of the module nvidia (D9)"},
+     "not needed here: the handlers `doorbell` and `cpu` need no such mapping, and `auto` chooses them. For the "
+     "handler `gpu`: PeerMappingOverride=1 in NVreg_RegistryDwords of the module nvidia (D9)"},
     {"NVSHMEM", "cannot allocate mlx5dv_devx_uar",
      "the device gave no doorbell page: the container lacks permissions for DevX, or the device has none left",
      "IPC_LOCK and the devices under /dev/infiniband for the container (D10); `deep_ep doctor --nic-test` says which "
@@ -244,6 +243,10 @@ constexpr ForeignError kErrors[] = {
      "rank 0 must run, its name resolve, and the port be open (D14)"},
     {"PyTorch", "failed to listen on any local network address",
      "the port is in use, or MASTER_ADDR is not this machine", "another MASTER_PORT; only rank 0 listens"},
+    {"PyTorch", "terminate called without an active exception",
+     "often at the end of a program with a gloo group: PyTorch's destructors end the program by SIGABRT where gloo's "
+     "threads still run",
+     "call torch.distributed.destroy_process_group() as the last line of the program, on all ranks"},
     {"PyTorch", "DataLoader worker ... killed by signal: Bus error", "/dev/shm is full: containers get 64 MiB",
      "a larger /dev/shm: --shm-size, or an emptyDir of medium Memory (D3)"},
     // --- the system ---

@@ -243,7 +243,7 @@ if [ -z "$from$build_dir" ]; then
   [ -f "$source_dir/CMakePresets.json" ] || wrong "this install.sh is not in a checkout: --from FILE says what to install"
 fi
 
-# Where it is chosen without having been asked for, a machine without a GPU is told how to do without.
+# --gpu auto chooses GPU code by nvcc alone: a machine without a GPU is told what that costs and how to do without.
 has_nvcc() {
   [ -x "$source_dir/scripts/cuda_environment" ] && "$source_dir/scripts/cuda_environment" >/dev/null 2>&1 &&
     "$source_dir/scripts/cuda_environment" --remark "./install.sh --gpu no" >/dev/null

@@ -34,6 +34,7 @@ MAY_INCLUDE = {
     # The one circle: an executor makes the heap of its kind, which calls CUDA by the executor's means.
     "csrc/memory": ["include", "csrc/support", "csrc/bootstrap", "csrc/executor"],
     "csrc/executor": ["include", "csrc/support", "csrc/memory", "kernels/primitives", "kernels/kernel_list.hpp"],
+    "csrc/control": ["include", "csrc/support", "csrc/bootstrap", "csrc/memory"],
     "csrc/rdma": ["include", "csrc/support", "csrc/bootstrap", "csrc/topology", "csrc/memory", "csrc/executor",
                   "kernels/common", "kernels/rdma"],
     "csrc/buffer": ["include", "csrc", "kernels"],

@@ -200,6 +200,7 @@ std::vector<std::byte> BufferExchanges::all_gather(std::span<const std::byte> mi
   if (over_) throw UseAfterDestroy("exchange of a buffer that this rank has left");
   // Only now: a rank that is refused for its arguments has not begun.
   if (next_.buffer == 0) next_.buffer = buffers_->propose();
+  const WaitEnd ends(end_waits_);
   return exchange(*group_, buffers_.get(), next_, mine);
 }
 
@@ -209,6 +210,7 @@ void BufferExchanges::begin(Purpose purpose) {
 }
 
 void BufferExchanges::leave() noexcept {
+  end_waits_ = nullptr;
   if (std::exchange(over_, true) || next_.buffer == 0) return;
   buffers_->leave(next_.buffer);
 }

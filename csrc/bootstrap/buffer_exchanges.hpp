@@ -18,24 +18,19 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "csrc/bootstrap/wait_end.hpp"
 #include "deep_ep/bootstrap.hpp"
-#include "deep_ep/error.hpp"
 
 namespace deep_ep {
 
 /// What an exchange is for. The values travel.
 enum class Purpose : std::uint16_t { making = 1, destroying = 2, resuming = 3, statistics = 4 };
-
-/// Another rank has left the buffer: it was broken there, or dropped. It takes part in no exchange of it any more.
-class PeerLeft : public SystemError {
- public:
-  using SystemError::SystemError;
-};
 
 /// Ahead of each message. The values travel between processes of one version of the library.
 struct ExchangeHeader {
@@ -88,6 +83,9 @@ class BufferExchanges final : public Bootstrap {
   /// @throws PeerLeft, RankMismatch, and what the group's throws.
   std::vector<std::byte> all_gather(std::span<const std::byte> mine) override;
 
+  /// Asked while an exchange waits: throws PeerLeft where a rank will not come. Empty: nobody knows.
+  void end_waits_by(std::function<void()> look) { end_waits_ = std::move(look); }
+
   /// The exchanges from here on have this purpose.
   void begin(Purpose purpose);
   /// This rank takes part in no further exchange of the buffer; the others learn it from the next ones of the group.
@@ -97,6 +95,7 @@ class BufferExchanges final : public Bootstrap {
   std::shared_ptr<Bootstrap> group_;
   std::shared_ptr<BuffersOfGroup> buffers_;
   ExchangeHeader next_;
+  std::function<void()> end_waits_;
   bool over_ = false;
 };
 

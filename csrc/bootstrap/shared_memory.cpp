@@ -21,6 +21,7 @@
 #include <thread>
 
 #include "csrc/bootstrap/agreement.hpp"
+#include "csrc/bootstrap/wait_end.hpp"
 #include "csrc/support/deadline.hpp"
 #include "csrc/support/format.hpp"
 #include "csrc/support/unique_fd.hpp"
@@ -89,6 +90,7 @@ class Segment {
       const std::uint32_t seen = header().changes.load(std::memory_order_acquire);
       if (done()) return true;
       if (deadline.expired()) return false;
+      WaitEnd::look_now();
       // Bounded naps: a rank that is killed between its change and its wake-up must not leave us asleep for long.
       const auto nap =
           std::chrono::duration_cast<std::chrono::nanoseconds>(deadline.remaining(std::chrono::milliseconds(200)));
@@ -228,7 +230,7 @@ class SharedMemoryBootstrap final : public Bootstrap {
   }
 
   struct stat status_of(int fd) const {
-    struct stat status{};
+    struct stat status {};
     if (::fstat(fd, &status) != 0) fail<SystemError>("bootstrap '{}': {}", name_, errno_text(errno));
     return status;
   }

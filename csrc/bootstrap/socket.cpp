@@ -19,6 +19,7 @@
 
 #include "csrc/bootstrap/agreement.hpp"
 #include "csrc/bootstrap/interfaces.hpp"
+#include "csrc/bootstrap/wait_end.hpp"
 #include "csrc/support/deadline.hpp"
 #include "csrc/support/format.hpp"
 #include "csrc/support/logging.hpp"
@@ -116,6 +117,7 @@ class Sockets {
     bool there = false;
     while (!there) {
       there = ::poll(&ready, 1, 50) > 0;
+      if (!there) WaitEnd::look_now();
       // Also where something is there: a peer that says a byte now and then is late, too.
       if (!deadline.expired()) continue;
       fail<TimeoutError>("bootstrap over TCP: rank {} waited {} s for {}", rank_, deadline.seconds(), what);

@@ -213,6 +213,15 @@ std::string describe_fault(const FaultRecord& fault, int rank, double timeout_s,
   return "unknown fault";
 }
 
+std::string describe_lost(const FaultRecord& fault, int rank, int lost, const std::string& gone) {
+  const std::string relay =
+      lost == fault.peer ? std::string() : fmt::format(", which rank {} waited for, too,", fault.peer);
+  return fmt::format(
+      "rank {} waited in vain for rank {}{} without seeing {} (signal at {}, expected {}): {}. The ranks no longer "
+      "agree: destroy the buffer",
+      rank, lost, relay, text_of(fault.wanted), fault.seen, fault.expected, gone);
+}
+
 std::string describe_masking(const FaultRecord& record, int rank, double timeout_s) {
   if (record.kind == FaultKind::rdma_failed) {
     return fmt::format("{}; rank {} is masked now", rdma::describe_fault(rank, record), record.peer);

@@ -35,7 +35,18 @@ Faults::Faults(const CallContext& calls, const std::shared_ptr<Executor>& execut
 }
 
 WaitContext Faults::wait_context() const {
-  return WaitContext{records_.get(), abort_.get(), static_cast<std::uint64_t>(std::min(timeout_s_, 1e9) * 1e9)};
+  return WaitContext{records_.get(), abort_.get(), static_cast<std::uint64_t>(std::min(timeout_s_, 1e9) * 1e9),
+                     lost_ranks_.get()};
+}
+
+void Faults::hear_of_lost_by(const std::shared_ptr<Executor>& executor,
+                             std::shared_ptr<const control::Membership> membership, std::shared_ptr<LostWords> words) {
+  membership_ = std::move(membership);
+  lost_words_ = std::move(words);
+  lost_ranks_ = device_memory<LostRanks>(executor);
+  const LostRanks initial{.words = lost_words_.get(), .looked = 0};
+  executor->copy(lost_ranks_.get(), &initial, sizeof initial, calls_.comm_stream());
+  executor->synchronize(calls_.comm_stream());
 }
 
 FaultRecord& Faults::first_fault() const {
@@ -125,11 +136,15 @@ void Faults::raise(Notes notes) {
   if (met()) {
     calls_.settle();  // other threads of the kernels may still want to write the record, or look at the abort word
     std::optional<int> lost;
+    const bool waited = fault.kind == FaultKind::timeout;
+    const int ended = membership_ == nullptr || !waited ? control::kNobody : membership_->lost_for(fault.peer);
     // Whoever waits for its own kernels in vain knows of nobody else.
-    if (fault.kind == FaultKind::timeout && fault.peer != rank_) lost = find_lost(fault.peer, false);
+    if (waited && fault.peer != rank_ && ended == control::kNobody) lost = find_lost(fault.peer, false);
     if (fault.kind == FaultKind::rdma_failed) find_lost(fault.peer, true);
     const bool refused = refused_unknown_expert(fault);
-    const std::string text = describe_fault(refused ? note : fault, rank_, timeout_s_, lost);
+    const std::string text = ended != control::kNobody
+                                 ? describe_lost(fault, rank_, ended, membership_->describe_gone(ended))
+                                 : describe_fault(refused ? note : fault, rank_, timeout_s_, lost);
     if (refused) note = FaultRecord{};
     if (fault.kind == FaultKind::given_up) throw TimeoutError(text);  // until come_back()
     if (fault.kind == FaultKind::timeout) {

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "csrc/buffer/call_scope.hpp"
+#include "csrc/control/plane.hpp"
 #include "kernels/common/faults.hpp"
 
 namespace deep_ep {
@@ -39,6 +40,10 @@ class Faults {
   /// (`rdma_failed`: an operation to `waited_for` has failed): whoever waits for this rank must hear of that, but this
   /// one asks nothing, and does not wait.
   void find_lost_by(std::function<int(int waited_for, bool rdma_failed)> find) { find_lost_ = std::move(find); }
+
+  /// Waits for ranks that are lost end at once, for kernels that get wait_context() from here on.
+  void hear_of_lost_by(const std::shared_ptr<Executor>& executor, std::shared_ptr<const control::Membership> membership,
+                       std::shared_ptr<LostWords> words);
 
   /// Which notes to raise. A dispatch that exchanges counts leaves those of unknown experts to its kernel, which tells
   /// all ranks: the others would wait for a call that this rank does not make.
@@ -81,7 +86,10 @@ class Faults {
   /// Pinned: [0] a fault that ended a call, [1] a note that none had to end for; then the same of kernels beside calls,
   /// whose faults break the buffer, and who leave no notes.
   std::shared_ptr<FaultRecord> records_;
-  std::shared_ptr<std::uint64_t> abort_;  ///< device memory: see WaitContext
+  std::shared_ptr<std::uint64_t> abort_;                   ///< device memory: see WaitContext
+  std::shared_ptr<const control::Membership> membership_;  ///< may be null
+  std::shared_ptr<LostWords> lost_words_;                  ///< pinned
+  std::shared_ptr<LostRanks> lost_ranks_;                  ///< device memory
   std::vector<std::uint64_t*> abort_words_;
   std::function<std::string()> explain_;     ///< may be empty
   std::function<int(int, bool)> find_lost_;  ///< may be empty

@@ -72,6 +72,7 @@ void Runtime::make(std::shared_ptr<Executor> executor, const BufferOptions& opti
   const auto with_stream = std::make_shared<BackendWithStream>(std::move(backend), options_.comm_stream);
   executor_ = std::shared_ptr<Backend>(with_stream, with_stream->executor.get());
   comm_stream_ = with_stream->stream;
+  join_control_plane();
   policy_ = agree_on_share(*bootstrap_, *executor_);
 
   plan_.layout = HeapLayout::make(options_, num_ranks());
@@ -94,12 +95,29 @@ void Runtime::make(std::shared_ptr<Executor> executor, const BufferOptions& opti
         executor_, comm_stream_, std::move(arena),
         ForResults{.allocator = on_gpu ? options_.result_allocator : nullptr, .tensors = options_.result_tensors});
     faults_.emplace(*calls_, executor_, rank(), timeout_s_);
+    if (membership_ != nullptr) faults_->hear_of_lost_by(executor_, membership_, lost_words_);
   });
 }
 
 Runtime::~Runtime() {
   heap_->unmap_peers();
   bootstrap_->leave();
+}
+
+void Runtime::join_control_plane() {
+  std::shared_ptr<control::Plane> plane;
+  agree(*bootstrap_, "starting the control plane", [&] {
+    plane = control::Plane::of_process();
+    lost_words_ = pinned_memory<LostWords>(executor_);
+  });
+  LostWords& words = *lost_words_;
+  membership_ = control::Membership::join(
+      plane, *bootstrap_, {.changes = &words.changes, .ended = &words.ended, .lost = {words.lost, kMaxRanks}});
+  if (membership_ == nullptr) return;
+  bootstrap_->end_waits_by([this] {
+    const std::string gone = membership_->describe_gone();
+    if (!gone.empty()) fail<PeerLeft>("rank {} waits for the other ranks of a buffer, but {}", rank(), gone);
+  });
 }
 
 void Runtime::make_heap() {

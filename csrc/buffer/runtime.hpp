@@ -9,6 +9,7 @@
 #include "csrc/buffer/call_scope.hpp"
 #include "csrc/buffer/faults.hpp"
 #include "csrc/buffer/one_thread.hpp"
+#include "csrc/control/plane.hpp"
 #include "csrc/executor/backend.hpp"
 #include "csrc/memory/executor_memory.hpp"
 #include "csrc/memory/node_membership.hpp"
@@ -72,11 +73,14 @@ class Runtime {
  private:
   void make(std::shared_ptr<Executor> executor, const BufferOptions& options);
   void make_heap();
+  void join_control_plane();
 
   std::shared_ptr<BufferExchanges> bootstrap_;
   BufferOptions options_;
   double timeout_s_ = 0;
   std::shared_ptr<Backend> executor_;
+  std::shared_ptr<LostWords> lost_words_;  ///< pinned
+  std::shared_ptr<control::Membership> membership_;
   LaunchPolicy policy_;
   StreamHandle comm_stream_ = nullptr;
   BufferPlan plan_;

@@ -104,6 +104,17 @@ constexpr std::array kVariables = {
              .allowed = "any text, the same on all ranks of a job",
              .help = "ranks that meet by TCP let none in that has another one, so jobs that by mistake use one port do "
                      "not mix; deep_ep launch gives ranks of one host a random one"},
+    Variable{.names = {"DEEP_EP_CONTROL"},
+             .type = Type::choice,
+             .default_value = "on",
+             .allowed = "on|off",
+             .help = "off on any rank: processes are not connected, so a process that has ended is noticed at the "
+                     "deadline of a wait alone"},
+    Variable{.names = {"DEEP_EP_CONTROL_PORTS"},
+             .default_value = "",
+             .allowed = "<port> or <first>-<last>; empty = the system chooses",
+             .help = "TCP ports of which each process takes one, where control connections go between hosts or network "
+                     "namespaces; on the interface of DEEP_EP_SOCKET_IFNAME, else on all"},
     Variable{.names = {"DEEP_EP_HOST_SEED"},
              .type = Type::unsigned_integer,
              .default_value = "0",

@@ -33,7 +33,8 @@ class OutOfMemory : public Error {
   using Error::Error;
 };
 
-/// A peer did not arrive within the deadline. The text says who waited for whom, in which kernel, for what.
+/// A peer did not arrive within the deadline, or its process has ended: then this comes at once. The text says who waited
+/// for whom, in which kernel, for what.
 /// The ranks no longer agree on how far they got: destroy the buffer and make a new one.
 class TimeoutError : public Error {
  public:

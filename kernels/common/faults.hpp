@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "kernels/common/limits.hpp"
 #include "kernels/primitives/memory.hpp"
 
 namespace deep_ep {
@@ -63,18 +64,56 @@ struct FaultRecord {
                            ///< unknown_expert: how many experts there are
 };
 
+/// The words of the control plane to waits (csrc/control/), in memory that host and kernels share. Those of the host
+/// only grow; nothing resets them.
+struct LostWords {
+  std::uint32_t changes;          ///< 0: nobody is lost. Written last, with release order
+  std::uint32_t ended;            ///< by kernels: 1 + a lost rank that a wait of this rank has ended for; 0: none has
+  std::uint32_t lost[kMaxRanks];  ///< 0, or 1 + the rank whose process has ended: nothing comes of this one any more
+};
+
+/// In device memory. Host memory is far from a GPU, so its threads share a look at it.
+struct LostRanks {
+  LostWords* words;
+  std::uint64_t looked;  ///< when a thread has last looked at `changes`, in now_ns(); all ones: a rank is lost
+};
+
 /// What a thread that waits needs to know; see wait.hpp. `abort` is a word in this rank's device memory: non-zero once
 /// any wait of this rank has failed, so that the others give up, too.
 struct WaitContext {
   FaultRecord* fault = nullptr;  ///< [2]: the fault, the note
   std::uint64_t* abort = nullptr;
   std::uint64_t timeout_ns = 0;  ///< 0: for ever
+  LostRanks* lost = nullptr;     ///< null: nobody tells who is lost
 };
 
 namespace device {
 
 /// True once any wait of this rank has failed.
 DEEP_EP_DEVICE bool aborted(const WaitContext& context) { return load_relaxed<Scope::gpu>(context.abort) != 0; }
+
+/// Is a rank lost? For waits that began at `begin`; those that have just begun do not look.
+DEEP_EP_DEVICE bool some_lost(const WaitContext& context, std::uint64_t begin) {
+  constexpr std::uint64_t kSome = ~std::uint64_t{0};
+  constexpr std::uint64_t kBetweenLooksNs = 50'000;
+  if (context.lost == nullptr) return false;
+  const std::uint64_t now = now_ns();
+  if (now - begin < kBetweenLooksNs) return false;
+  const std::uint64_t looked = load_relaxed<Scope::gpu>(&context.lost->looked);
+  if (looked == kSome) return true;
+  if (now - looked < kBetweenLooksNs) return false;
+  const bool some = load_acquire<Scope::system>(&context.lost->words->changes) != 0;
+  store_relaxed<Scope::gpu>(&context.lost->looked, some ? kSome : now);
+  return some;
+}
+
+DEEP_EP_DEVICE bool is_lost(const WaitContext& context, int peer) {
+  return load_acquire<Scope::system>(context.lost->words->lost + peer) != 0;
+}
+/// Does a wait for `peer` that began at `begin` end, as nothing comes of it any more?
+DEEP_EP_DEVICE bool ends_for_lost(const WaitContext& context, int peer, std::uint64_t begin) {
+  return some_lost(context, begin) && is_lost(context, peer);
+}
 
 /// Fills a record, unless another thread of this rank was faster; no other rank writes to it.
 DEEP_EP_DEVICE void write_record(FaultRecord& record, FaultKind kind, Wanted wanted, int peer, int field,
@@ -95,10 +134,14 @@ DEEP_EP_DEVICE void note_fault(const WaitContext& context, FaultKind kind, Wante
   write_record(context.fault[1], kind, wanted, peer, field, expected, seen);
 }
 
-/// Puts a fault on record and makes every wait of this rank give up.
+/// Puts a fault on record and makes every wait of this rank give up. Those who wait for this rank hear it where it has
+/// waited for one that is lost.
 DEEP_EP_DEVICE void report_fault(const WaitContext& context, FaultKind kind, Wanted wanted, int peer, int field,
                                  std::uint64_t expected, std::uint64_t seen) {
   write_record(context.fault[0], kind, wanted, peer, field, expected, seen);
+  if (kind == FaultKind::timeout && context.lost != nullptr && is_lost(context, peer)) {
+    store_release<Scope::system>(&context.lost->words->ended, static_cast<std::uint32_t>(peer) + 1);
+  }
   store_release<Scope::gpu>(context.abort, std::uint64_t{1});
 }
 

@@ -50,8 +50,8 @@ DEEP_EP_DEVICE bool poll_until(Arrived arrived, GivesUp gives_up) {
 
 /// poll_until with a deadline. A policy decides about a wait:
 ///   bool called_off(const Awaited&)           nobody needs to wait for this any more
-///   bool is_late(const Awaited&, begin)       the time that began at `begin` (of now_ns) has run out
-///   void blame(const Awaited&, seen)          puts it on record: ends the call, or goes on without the peer
+///   bool is_late(const Awaited&, begin)       the time that began at `begin` (of now_ns) has run out, or the rank is
+///   lost void blame(const Awaited&, seen)          puts it on record: ends the call, or goes on without the peer
 /// They are asked in one thread of the group. False: what was waited for must not be touched.
 template <class Group = OneThread, class Policy, class Arrived>
 DEEP_EP_DEVICE bool wait_until(const Policy& policy, const Awaited& awaited, Arrived arrived) {
@@ -68,13 +68,16 @@ DEEP_EP_DEVICE bool wait_until(const Policy& policy, const Awaited& awaited, Arr
   });
 }
 
-/// The usual policy: whoever is late has ended the call.
+/// The usual policy: whoever is late, or lost, has ended the call.
 struct ReportLate {
   const WaitContext& context;
 
   DEEP_EP_DEVICE bool called_off(const Awaited&) const { return aborted(context); }
-  DEEP_EP_DEVICE bool is_late(const Awaited&, std::uint64_t begin) const {
+  DEEP_EP_DEVICE bool time_is_over(std::uint64_t begin) const {
     return context.timeout_ns != 0 && now_ns() - begin > context.timeout_ns;
+  }
+  DEEP_EP_DEVICE bool is_late(const Awaited& awaited, std::uint64_t begin) const {
+    return time_is_over(begin) || ends_for_lost(context, awaited.peer, begin);
   }
   DEEP_EP_DEVICE void blame(const Awaited& awaited, std::uint64_t seen) const {
     report_fault(context, FaultKind::timeout, awaited.wanted, awaited.peer, 0, awaited.expected, seen);

@@ -50,9 +50,10 @@ struct CombinePusher {
           push(queue, n);
           return true;
         },
-        [&](int queue, std::int32_t n) {
-          report_fault(params.transfer.wait, FaultKind::timeout, Wanted::internode_near_room,
-                       grid().first_of_node() + index_of(queue), 0,
+        [&](int queue, std::int32_t n, auto is_late) {
+          const int peer = grid().first_of_node() + index_of(queue);
+          if (!is_late(peer)) return false;
+          report_fault(params.transfer.wait, FaultKind::timeout, Wanted::internode_near_room, peer, 0,
                        pushed.queues.progress(n - params.transfer.near.slots),
                        load_relaxed<Scope::system>(pushed.queues.emptied(queue, n)));
           return true;

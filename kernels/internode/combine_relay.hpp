@@ -42,9 +42,10 @@ struct CombineRelay {
   /// By one lane: the row has been waited for too long. Not by a rank of this node if all of it is there: the warp
   /// waits for room in the staging ring then, that is for the posting lanes, or a warp that has an earlier row to wait
   /// for.
-  DEEP_EP_DEVICE bool report_late(int number, int row) const {
+  template <class IsLate>
+  DEEP_EP_DEVICE bool report_late(int number, int row, IsLate is_late) const {
     const int from = missing_from(number, row);
-    if (from < 0) return false;
+    if (from < 0 || !is_late(grid().first_of_node() + from)) return false;
     pushed.report_late(from, grid().other(number), pushed_at(number, rows_before(number) + row, from));
     return true;
   }
@@ -124,7 +125,10 @@ struct CombineRelay {
   /// for how long.
   DEEP_EP_DEVICE bool stage_all(int first, int step) const {
     WaitContext wait = params.transfer.wait;
-    if (!near) wait.timeout_ns = 0;
+    if (!near) {
+      wait.timeout_ns = 0;
+      wait.lost = nullptr;
+    }
     return serve(
         grid().others(), wait, next, first, step, [&](int number) { return shares_of(rows_for(number)); },
         [&](int number) {
@@ -135,7 +139,7 @@ struct CombineRelay {
           stage_share(number, share);
           return true;
         },
-        [&](int number, int share) { return report_late(number, first_row(share)); });
+        [&](int number, int share, auto is_late) { return report_late(number, first_row(share), is_late); });
   }
 };
 

@@ -49,10 +49,11 @@ struct DispatchFetcher {
           fetch(writer, n);
           return true;
         },
-        [&](int writer, std::int32_t n) {
-          report_fault(params.transfer.wait, FaultKind::timeout, Wanted::internode_near_rows,
-                       grid().first_of_node() + writer, 0, queues.progress(n),
-                       load_relaxed<Scope::system>(queues.filled(writer, n)));
+        [&](int writer, std::int32_t n, auto is_late) {
+          const int peer = grid().first_of_node() + writer;
+          if (!is_late(peer)) return false;
+          report_fault(params.transfer.wait, FaultKind::timeout, Wanted::internode_near_rows, peer, 0,
+                       queues.progress(n), load_relaxed<Scope::system>(queues.filled(writer, n)));
           return true;
         });
   }

@@ -159,9 +159,10 @@ struct DispatchForwarder {
           return has_landed(number, next[number] / shares_of_chunk()) ? next[number] + 1 : 0;
         },
         [&](int number, int share) { return forward(number, share); },
-        [&](int number, int share) {
-          report_fault(params.transfer.wait, FaultKind::timeout, Wanted::internode_rows,
-                       grid().rail_in(grid().other(number)), 0,
+        [&](int number, int share, auto is_late) {
+          const int rail = grid().rail_in(grid().other(number));
+          if (!is_late(rail)) return false;
+          report_fault(params.transfer.wait, FaultKind::timeout, Wanted::internode_rows, rail, 0,
                        Rings::progress(call, in_lane<kLanes>(rings(), share / shares_of_chunk()) + 1),
                        load_relaxed<Scope::system>(
                            tail_of(params.transfer, number, lane_of<kLanes>(rings(), share / shares_of_chunk()))));

@@ -73,7 +73,7 @@ class RailPoster {
     const int rail = params_.common.grid.rail_in(node_);
     credit_.reached(credit_.posted());  // puts a failure on record, which no other look would find before the end
     if (policy.called_off({})) return true;
-    if (!policy.is_late({}, poll.begin)) return false;
+    if (!policy.is_late({rail, Wanted::nothing, 0}, poll.begin)) return false;
     for (int lane = 0; kLanes && is_staged() && !begun_ && lane < params_.common.lanes; ++lane) {
       const std::uint64_t seen = load_acquire<Scope::system>(head_of(lane));
       if (seen >= Rings::progress(call_, 0)) continue;

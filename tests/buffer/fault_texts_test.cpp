@@ -47,6 +47,17 @@ TEST(FaultTexts, ATimeoutNamesWhomARelayWaitsFor) {
   EXPECT_EQ(describe_fault(fault, kSelf, 1.5, 5), describe_fault(fault, kSelf, 1.5));
 }
 
+TEST(FaultTexts, AWaitThatEndedForALostRankNamesItAndWhomItWaitedFor) {
+  const FaultRecord fault = record(FaultKind::timeout, Wanted::combine_rows);
+  const std::string words =
+      "without seeing a pushed row (combine kernel) (signal at 13, expected 17): the process of rank 7 has ended. The "
+      "ranks no longer agree: destroy the buffer";
+  EXPECT_EQ(describe_lost(fault, kSelf, 7, "the process of rank 7 has ended"),
+            "rank 2 waited in vain for rank 7, which rank 5 waited for, too, " + words);
+  EXPECT_EQ(describe_lost(fault, kSelf, 5, "the process of rank 7 has ended"),
+            "rank 2 waited in vain for rank 5 " + words);
+}
+
 TEST(FaultTexts, MaskingNamesWhoWaitedAndWhoIsMasked) {
   const FaultRecord masked = record(FaultKind::timeout, Wanted::low_latency_combine_rows);
   EXPECT_EQ(

@@ -71,7 +71,7 @@ expect out '^\[2/8\] packages to build with: would run: scripts/setup --install-
 expect out '^\[3/8\] build \(preset package\): would run: scripts/build package$'
 [ ! -e p ] || fail "--dry-run made something"
 
-# Where nvcc is and no GPU, it says at once that GPU code takes long, and how to do without.
+# With nvcc and without a GPU it says at once that GPU code takes long, and how to do without.
 if ! compgen -G '/dev/nvidia[0-9]*' >/dev/null; then # it is for machines without a GPU
   mkdir compiler
   printf '#!/bin/sh\n' >compiler/nvcc

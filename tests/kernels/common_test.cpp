@@ -34,10 +34,18 @@ TEST(Topk, OnlyExpertsThatExistAreNamed) {
 
 struct Wait {
   explicit Wait(Executor& executor)
-      : faults(executor, 2), abort(executor, 1), signal(executor, 1), payload(executor, 1), returned(executor, 64) {}
+      : faults(executor, 2),
+        abort(executor, 1),
+        signal(executor, 1),
+        payload(executor, 1),
+        returned(executor, 64),
+        words(executor, 1),
+        lost(executor, 1) {
+    lost[0].words = words.data();
+  }
 
   WaitParams params(std::uint64_t timeout_ns) const {
-    return {.wait = {faults.data(), abort.data(), timeout_ns},
+    return {.wait = {faults.data(), abort.data(), timeout_ns, lost.data()},
             .signal = signal.data(),
             .expected = 5,
             .value = 0,
@@ -45,9 +53,17 @@ struct Wait {
             .returned = returned.data()};
   }
 
+  /// The host says that nothing comes of `rank` any more.
+  void lose(int rank) const {
+    words[0].lost[rank] = 1;
+    words[0].changes = 1;
+  }
+
   Shared<FaultRecord> faults;
   Shared<std::uint64_t> abort, signal;
   Shared<std::uint32_t> payload, returned;
+  Shared<LostWords> words;
+  Shared<LostRanks> lost;
 };
 
 const TestKernel<WaitParams>& wait_probe() {
@@ -93,6 +109,60 @@ TEST(Wait, WithoutDeadlineLeavesWhenTheCallIsCalledOff) {
     run(executor, wait_probe(), {1, 96, 0}, wait.params(0));
     for (std::size_t thread = 0; thread <= 32; ++thread) ASSERT_EQ(wait.returned[thread], 1u) << "thread " << thread;
     EXPECT_EQ(wait.faults[0].written, 0u);
+  });
+}
+
+TEST(Wait, ForALostRankEndsWithoutADeadline) {
+  on_every_executor([](Executor& executor) {
+    const Wait wait(executor);
+    wait.lose(3);
+    run(executor, wait_probe(), {1, 96, 0}, wait.params(0));
+    for (std::size_t thread = 0; thread <= 32; ++thread) ASSERT_EQ(wait.returned[thread], 1u) << "thread " << thread;
+    EXPECT_EQ(wait.faults[0].kind, FaultKind::timeout);
+    EXPECT_EQ(wait.faults[0].wanted, Wanted::counts);
+    EXPECT_EQ(wait.faults[0].peer, 3);
+    EXPECT_NE(wait.abort[0], 0u);
+    EXPECT_EQ(wait.words[0].ended, 3u + 1) << "others wait for this rank";
+  });
+}
+
+TEST(Wait, ForALivingRankGoesOnWhenAnotherIsLost) {
+  on_every_executor([](Executor& executor) {
+    const Wait wait(executor);
+    wait.lose(4);
+    WaitParams params = wait.params(0);
+    params.value = 6;
+    run(executor, wait_probe(), {1, 96, 0}, params);
+    for (std::size_t thread = 0; thread <= 32; ++thread) ASSERT_EQ(wait.returned[thread], 2u) << "thread " << thread;
+    const Wait late(executor);
+    late.lose(4);
+    run(executor, wait_probe(), {1, 96, 0}, late.params(1'000'000));
+    EXPECT_EQ(late.faults[0].peer, 3);
+    EXPECT_EQ(late.words[0].ended, 0u) << "an ordinary deadline";
+  });
+}
+
+TEST(Wait, ForWhatIsThereDoesNotAskWhoIsLost) {
+  on_every_executor([](Executor& executor) {
+    const Wait wait(executor);
+    wait.lose(3);
+    wait.signal[0] = 6;
+    wait.payload[0] = 42;
+    run(executor, wait_probe(), {1, 96, 0}, wait.params(0));
+    for (std::size_t thread = 0; thread <= 32; ++thread) ASSERT_EQ(wait.returned[thread], 2u) << "thread " << thread;
+    EXPECT_EQ(wait.faults[0].written, 0u);
+    EXPECT_EQ(wait.words[0].ended, 0u);
+  });
+}
+
+TEST(Wait, AWarpThatServesNodesEndsForALostRank) {
+  const TestKernel<probes::ServeParams> kernel(DEEP_EP_TEST_LAUNCHERS(serve_probe));
+  on_every_executor([&](Executor& executor) {
+    const Wait wait(executor);
+    wait.lose(1);
+    run(executor, kernel, {1, 32, 64}, {wait.params(0).wait, wait.returned.data()});
+    for (std::size_t lane = 0; lane < 32; ++lane) ASSERT_EQ(wait.returned[lane], 1u) << "lane " << lane;
+    EXPECT_EQ(wait.faults[0].peer, 1);
   });
 }
 

@@ -164,7 +164,7 @@ def start(group):
 
 def dispatch_without_one(group):
     begin = time.monotonic()
-    with pytest.raises(TimeoutError, match=r"rank \d waited .* s for rank 2") as raised:
+    with pytest.raises(TimeoutError, match=r"in vain for rank 2 .*: the process of rank 2 has ended") as raised:
         send(killed_test_buffer, make_case([6] * killed_test_buffer.group_size))
     assert isinstance(raised.value, RuntimeError)
     seconds = time.monotonic() - begin
@@ -175,13 +175,13 @@ def dispatch_without_one(group):
 
 
 def test_killed_rank(monkeypatch):
-    deadline = scaled(3)
+    deadline = scaled(60)
     monkeypatch.setenv("DEEP_EP_TIMEOUT_S", str(deadline))
     cluster = Cluster(3)
     try:
         processes = cluster.run(start)
         os.kill(processes[2], signal.SIGKILL)
         for seconds in cluster.run(dispatch_without_one, ranks=[0, 1]):
-            assert 0.8 * deadline < seconds < 3 * deadline + scaled(10)
+            assert seconds < deadline / 2
     finally:
         cluster.close(kill=True)

@@ -129,8 +129,8 @@ class Launch(unittest.TestCase):
             self.assertIn("output of ranks was not written: ", done.stderr)
 
     def test_nohup_holds(self):
-        done = subprocess.run(["sh", "-c", f"trap '' HUP; exec \"{TOOL}\" launch --ranks 1 -- sh -c 'kill -HUP $PPID; exit 5'"],
-                              env=CLEAN, timeout=PATIENCE)  # fmt: skip
+        words = f"trap '' HUP; exec \"{TOOL}\" launch --ranks 1 -- sh -c 'kill -HUP $PPID; exit 5'"
+        done = subprocess.run(["sh", "-c", words], env=CLEAN, stderr=subprocess.DEVNULL, timeout=PATIENCE)
         self.assertEqual(done.returncode, 5)
 
     def test_variables_of_each_scheduler(self):
@@ -156,7 +156,8 @@ class Launch(unittest.TestCase):
             with self.subTest(variables, options=options):
                 status, out, errors = launch(SHOW, *options, variables=variables)
                 self.assertEqual(status, 0, errors)
-                self.assertIn(expected, [line for line in out.splitlines() if line.split("/")[0] == f"[{expected[0]}] {expected[0]}"][0])
+                rank = expected.split("/")[0]
+                self.assertIn(f"[{rank}] {expected}", out)
         token = launch("echo $DEEP_EP_JOB_TOKEN", variables=SLURM, ranks=1)[1]
         self.assertEqual(token, "[2] 77.5\n")
         token = launch("echo $DEEP_EP_JOB_TOKEN", variables=SLURM | {"DEEP_EP_JOB_TOKEN": "mine"}, ranks=1)[1]
@@ -184,8 +185,9 @@ class Launch(unittest.TestCase):
             (SLURM | NODES | {"LOCAL_RANK": "1"}, (), "LOCAL_RANK is set: a rank of torchrun needs no launch"),
             ({}, ("--hostfile", "hosts"), "--hostfile,--range,--ssh: launch has no such option any more: let mpirun"),
             ({}, ("--logs", "logs"), "--logs: launch has no such option any more: each line names its rank"),
-            ({}, ("--port", "29600"), "--master,--port: launch has no such option any more: set MASTER_ADDR and MASTER_PORT"),
-            ({}, ("--scheduler", "torchrun"), "--scheduler: torchrun not in {auto,none,indexed-job,jobset,slurm,mpi,nodes}"),
+            ({}, ("--port", "1"), "--master,--port: launch has no such option any more: set MASTER_ADDR and MASTER_PORT"),
+            ({}, ("--scheduler", "torchrun"), "--scheduler: what torchrun starts is a rank, and needs no launch"),
+            ({}, ("--scheduler", "pbs"), "--scheduler: pbs not in {auto,none,indexed-job,jobset,slurm,mpi,nodes}"),
             ({}, ("--ranks", "129"), "--ranks: Value 129 not in range"),
         ):  # fmt: skip
             with self.subTest(text, options=options):
@@ -210,7 +212,8 @@ class Launch(unittest.TestCase):
         self.assertIn("ended with status 2", errors)
         for variables in (NODES, NODES | {"LOCAL_RANK": "1"}):
             status, _, errors = run(["bench", "intranode", "--spawn", "2"], variables)
-            self.assertEqual((status, errors), (2, "deep_ep: --spawn 2: this process is one of several already; leave it out\n"))
+            text = "deep_ep: --spawn 2: this process is one of several already; leave it out\n"
+            self.assertEqual((status, errors), (2, text))
 
 
 def is_running(process):

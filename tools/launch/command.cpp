@@ -42,6 +42,9 @@ void add_launch_command(CLI::App& app, Action& action, const std::vector<std::st
   command
       ->add_option("--scheduler", options->scheduler,
                    "Whose variables say which node this is; auto: those that are set, or this host alone")
+      ->check([](const std::string& word) {
+        return std::string(word == "torchrun" ? "what torchrun starts is a rank, and needs no launch" : "");
+      })
       ->check(CLI::IsMember({"auto", "none", "indexed-job", "jobset", "slurm", "mpi", "nodes"}))
       ->capture_default_str();
   add_gone_options(

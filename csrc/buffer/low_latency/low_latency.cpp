@@ -69,6 +69,7 @@ LowLatency::LowLatency(Runtime& runtime) : runtime_(runtime) {
   common.wait = runtime.faults().wait_context();
   common.wait.abort = &state_->abort;
   if (masks_) {
+    common.wait.lost = nullptr;  // ranks that are lost are masked, and the call goes on
     common.mask = masks_->mask();
     common.masked = masks_->records();
   }

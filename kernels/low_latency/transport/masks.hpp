@@ -37,9 +37,8 @@ struct MaskOrEnd {
 
   DEEP_EP_DEVICE bool gives_up(int peer) const { return aborted(common.wait) || masked(common, peer); }
   DEEP_EP_DEVICE bool called_off(const Awaited& awaited) const { return gives_up(awaited.peer); }
-  DEEP_EP_DEVICE bool is_late(const Awaited&, std::uint64_t begin) const {
-    const std::uint64_t timeout = common.wait.timeout_ns;
-    return timeout != 0 && now_ns() - begin > timeout;
+  DEEP_EP_DEVICE bool is_late(const Awaited& awaited, std::uint64_t begin) const {
+    return ReportLate{common.wait}.is_late(awaited, begin);
   }
   /// Masks a rank that is late, or ends the call.
   DEEP_EP_DEVICE void blame(const Awaited& awaited, std::uint64_t seen) const {
@@ -86,7 +85,7 @@ struct MaskOrEndCombine : MaskOrEnd {
       : MaskOrEnd{params}, epoch(call) {}
 
   DEEP_EP_DEVICE bool is_late(const Awaited& awaited, std::uint64_t begin) const {
-    if (refused(awaited.peer)) return true;
+    if (refused(awaited.peer) || ends_for_lost(common.wait, awaited.peer, begin)) return true;
     const std::uint64_t deadline = common.wait.timeout_ns;
     if (deadline == 0) return false;
     const std::uint64_t waited = now_ns() - begin;

@@ -229,32 +229,6 @@ TEST_P(LowLatencyCombineCallsTest, ARankThatDoesNotComeIsMasked) {
   }
 }
 
-TEST_P(LowLatencyCombineCallsTest, WithoutMaskingTheRankIsNamed) {
-  DEEP_EP_NEEDS_RANKS(3);
-  // Every rank has rows of every other, so all of them wait for rank 2 itself.
-  const LowLatencyCombineCase one = make_low_latency_combine_case(
-      {.tokens = {4, 4, 4}, .max_tokens = 4, .hidden = 128, .local_experts = 1, .topk = 3});
-  for (const bool hooks : {false, true}) {
-    if (under_sanitizer() && !hooks) continue;  // it takes a deadline
-    run_cluster(cluster_with_absentees(3), [&](Rank& rank) {
-      BufferOptions options = low_latency_options(3, 4, 128);
-      options.timeout_s = short_deadline();
-      Buffer& buffer = rank.buffer(options);
-      const LowLatencyHandle handle = dispatch_low_latency(rank, buffer, one);
-      const LowLatencyCombineArguments arguments = upload_combine(rank, one, handle);
-      rank.executor()->synchronize(rank.stream());
-      rank.bootstrap()->barrier();
-      if (rank.rank() != 2) {
-        const LowLatencyCombineResult result =
-            buffer.low_latency_combine(hooks ? with_hook(arguments) : arguments, rank.call());
-        if (hooks) result.hook();
-        require_throws<TimeoutError>([&] { buffer.check(); }, {"rank 2", "low-latency combine"}, "a lost rank");
-      }
-      rank.bootstrap()->barrier();
-    });
-  }
-}
-
 TEST_P(LowLatencyCombineCallsTest, Arguments) {
   DEEP_EP_NEEDS_RANKS(2);
   const LowLatencyCombineCase one = small_case(2, 10);

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # The testbed, on every node: its stages one after the other. The first that fails ends this node's part, with its status;
-# the others then wait for it in vain, and fail too. Logs: $TESTBED_RESULTS/connectivity-test.log, nccl-test-results.txt, node-map.txt, pod-logs/.
+# the others then wait for it in vain, and fail too. Logs: $TESTBED_RESULTS/connectivity-test.log, nccl-test-results.txt,
+# node-map.txt, pod-logs/.
 set -uo pipefail
 scripts=$(dirname "${BASH_SOURCE[0]}")
 deep_ep=${TESTBED_DEEP_EP:-/opt/deep_ep/bin/deep_ep}

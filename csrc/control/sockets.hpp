@@ -1,0 +1,60 @@
+// The sockets by which a control thread listens and calls: abstract Unix sockets within a network namespace, TCP
+// elsewhere.
+#pragma once
+
+#include <netinet/in.h>
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "csrc/support/token.hpp"
+#include "csrc/support/unique_fd.hpp"
+
+namespace deep_ep::control {
+
+struct PortRange {
+  std::uint16_t first = 0;  ///< 0: the system chooses
+  std::uint16_t last = 0;
+};
+/// "40000" or "40000-40100". InvalidArgument says what is wrong.
+PortRange parse_ports(std::string_view text);
+
+/// Plain data, which travels. Room for IPv4 and IPv6.
+struct Address {
+  std::uint32_t size = 0;  ///< 0: there is none
+  std::array<std::uint8_t, sizeof(sockaddr_in6)> bytes{};
+};
+/// "10.0.0.7 port 40001"
+std::string to_string(const Address& address);
+
+inline constexpr std::size_t kMostAddresses = 4;
+using Addresses = std::array<Address, kMostAddresses>;
+
+struct TcpListener {
+  UniqueFd socket;
+  Addresses addresses;  ///< by which others may reach it, best first
+};
+/// On the interface of DEEP_EP_SOCKET_IFNAME, else on all. SystemError names addresses and ports.
+TcpListener listen_by_tcp(const PortRange& ports);
+
+/// On the name that belongs to `process`.
+UniqueFd listen_by_unix(const Token& process);
+
+/// May the other end of a Unix connection be one of this user's? (A user of another namespace looks like nobody.)
+bool is_of_this_user(int unix_socket);
+
+/// A socket that connects, or has connected; without one `errno` says why.
+UniqueFd call_by_tcp(const Address& address);
+UniqueFd call_by_unix(const Token& process);
+
+/// So that a peer whose machine has lost its power is noticed some day; a reset is no death.
+void keep_alive(int tcp_socket);
+
+/// A descriptor that can be read when the process has ended. None where the system has no such thing.
+UniqueFd watch_process(int pid);
+
+}  // namespace deep_ep::control

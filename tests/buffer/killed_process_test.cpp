@@ -1,0 +1,148 @@
+// A process is killed while calls run: the others raise an error that names its rank, long before the time-out.
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <csignal>
+#include <cstdlib>
+#include <fstream>
+#include <functional>
+#include <random>
+#include <string>
+#include <thread>
+
+#include "tests/cluster/fixture.hpp"
+#include "tests/cluster/low_latency_combine_case.hpp"
+#include "tests/cluster/rank_processes.hpp"
+
+namespace deep_ep::test {
+namespace {
+
+constexpr int kRanks = 4;
+constexpr int kVictim = 2;
+
+/// Nobody waits so long who is told.
+double long_timeout() { return std::min(scaled(60), cluster_patience() / 2); }
+
+class KilledProcessTest : public ClusterTest {
+ protected:
+  bool processes_have_threads() const override { return true; }
+
+  /// Makes calls of a rank until one throws.
+  using Calls = std::function<void(Rank&, Buffer&)>;
+  /// `dies`: called in the victim at a random moment.
+  void expect_to_be_named(
+      const BufferOptions& chosen, const Calls& calls, const std::function<void()>& dies = [] { ::raise(SIGKILL); }) {
+    ClusterOptions options = cluster(kRanks);
+    options.lost_rank = kVictim;
+    run_cluster(options, [&](Rank& rank) {
+      BufferOptions with_timeout = chosen;
+      with_timeout.timeout_s = long_timeout();
+      Buffer& buffer = rank.buffer(with_timeout);
+      calls(rank, buffer);
+      rank.bootstrap()->barrier();
+      std::thread killer;
+      if (rank.rank() == kVictim) {
+        killer = std::thread([&] {
+          std::mt19937 random(static_cast<unsigned>(::getpid()));
+          std::this_thread::sleep_for(std::chrono::microseconds(random() % 100'000));
+          dies();
+        });
+      }
+      auto last = std::chrono::steady_clock::now();
+      require_throws<TimeoutError>(
+          [&] {
+            for (;; last = std::chrono::steady_clock::now()) calls(rank, buffer);
+          },
+          {"in vain for rank 2", "without seeing", "the process of rank 2 has ended (process "}, "a killed process");
+      const std::chrono::duration<double> waited = std::chrono::steady_clock::now() - last;
+      if (const char* const file = std::getenv("DEEP_EP_TEST_KILLED_TIMES")) {
+        std::ofstream(file, std::ios::app) << waited.count() << '\n';
+      }
+      require(waited.count() < long_timeout() / 4, "the error came after " + std::to_string(waited.count()) + " s");
+      require_throws<TimeoutError>([&] { calls(rank, buffer); }, {"the process of rank 2 has ended"}, "a later call");
+      buffer.destroy();
+    });
+  }
+};
+DEEP_EP_ON_PROCESSES(KilledProcessTest);
+
+class KilledLowLatencyProcessTest : public KilledProcessTest {};
+INSTANTIATE_TEST_SUITE_P(On, KilledLowLatencyProcessTest, testing::ValuesIn(kLowLatencyProcesses), name_of_place);
+
+/// The calls that a rank makes again and again; all ranks have the same case.
+struct NormalMode {
+  Case one;
+  bool heap = true;
+
+  void operator()(Rank& rank, Buffer& buffer) const {
+    const Inputs inputs = upload_inputs(rank, one);
+    const DispatchResult result = buffer.dispatch(inputs.dispatch, rank.call());
+    const Returned returned = upload_returned(rank, buffer, one, result.handle, heap);
+    buffer.combine(returned.combine, rank.call());
+    buffer.check();
+    rank.release();
+  }
+};
+
+struct LowLatencyCalls {
+  LowLatencyCombineCase one;
+
+  void operator()(Rank& rank, Buffer& buffer) const {
+    const LowLatencyHandle handle = dispatch_low_latency(rank, buffer, one);
+    buffer.low_latency_combine(upload_combine(rank, one, handle), rank.call());
+    buffer.check();
+    rank.release();
+  }
+};
+
+TEST_P(KilledProcessTest, IsNamedInNormalMode) {
+  DEEP_EP_NEEDS_RANKS(kRanks);
+  expect_to_be_named({.heap_bytes = std::size_t{16} << 20}, NormalMode{make_case({.tokens = {19, 12, 33, 7}})});
+}
+
+TEST_P(KilledProcessTest, IsNamedBetweenNodes) {
+  DEEP_EP_NEEDS_RANKS(kRanks);
+  const NormalMode calls{make_case({.tokens = {19, 12, 33, 7}, .ranks_per_node = 2}), false};
+  expect_to_be_named({.heap_bytes = std::size_t{32} << 20, .ranks_per_node = 2}, calls);
+}
+
+TEST_P(KilledProcessTest, IsNamedThoughAChildHoldsItsDescriptors) {
+  DEEP_EP_NEEDS_RANKS(kRanks);
+  const auto dies = [] {
+    if (::fork() == 0) {  // lives as long as the test
+      const pid_t test = rank_process().parent;
+      while (::kill(test, 0) == 0) std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      ::_exit(0);
+    }
+    ::raise(SIGKILL);
+  };
+  expect_to_be_named({.heap_bytes = std::size_t{16} << 20}, NormalMode{make_case({.tokens = {19, 12, 33, 7}})}, dies);
+}
+
+TEST_P(KilledLowLatencyProcessTest, IsNamedInLowLatencyCalls) {
+  DEEP_EP_NEEDS_RANKS(kRanks);
+  const LowLatencyCalls calls{make_low_latency_combine_case(
+      {.tokens = {7, 4, 8, 5}, .max_tokens = 8, .hidden = 512, .topk = 4, .format = oracle::RowFormat::bf16})};
+  expect_to_be_named(low_latency_options(kRanks, 8, 512), calls);
+}
+
+/// Ranks that end a buffer together do not wait for one that has died.
+TEST_P(KilledProcessTest, IsNotWaitedForAtTheEnd) {
+  DEEP_EP_NEEDS_RANKS(kRanks);
+  ClusterOptions options = cluster(kRanks);
+  options.lost_rank = kVictim;
+  options.timeout_s = long_timeout();
+  run_cluster(options, [&](Rank& rank) {
+    Buffer buffer = rank.own_buffer();
+    rank.bootstrap()->barrier();
+    if (rank.rank() == kVictim) ::raise(SIGKILL);
+    const auto begin = std::chrono::steady_clock::now();
+    buffer.destroy();
+    const std::chrono::duration<double> waited = std::chrono::steady_clock::now() - begin;
+    require(waited.count() < long_timeout() / 4, "destroy took " + std::to_string(waited.count()) + " s");
+  });
+}
+
+}  // namespace
+}  // namespace deep_ep::test

@@ -1,0 +1,413 @@
+// The knowledge of control threads of each other: over Unix sockets as within a host, over TCP as between hosts.
+#include "csrc/control/plane.hpp"
+
+#include <gtest/gtest.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <csignal>
+#include <cstring>
+
+#include "csrc/bootstrap/agreement.hpp"
+#include "csrc/control/sockets.hpp"
+#include "deep_ep/error.hpp"
+#include "tests/cluster/processes.hpp"
+#include "tests/control/planes.hpp"
+
+namespace deep_ep::control {
+namespace {
+
+using test::Board;
+using test::eventually;
+using test::Planes;
+
+class PlaneTest : public testing::TestWithParam<bool> {
+ protected:
+  bool by_unix() const { return GetParam(); }
+};
+INSTANTIATE_TEST_SUITE_P(By, PlaneTest, testing::Values(true, false),
+                         [](const auto& info) { return info.param ? "unix" : "tcp"; });
+
+TEST_P(PlaneTest, AnEndWithoutGoodbyeIsToldToAllRanks) {
+  Planes planes(4, by_unix());
+  Planes::Buffer& buffer = planes.sit_down(1, {0, 1, 2, 3});
+  planes.end(2);
+  for (const int rank : {0, 1, 3}) {
+    const Board& board = buffer.boards[static_cast<std::size_t>(rank)];
+    EXPECT_TRUE(eventually([&] { return board.lost_for(2) == 2; })) << rank;
+    EXPECT_EQ(planes[rank].gone(buffer.seats[static_cast<std::size_t>(rank)]), std::vector<int>{2});
+    for (const int other : {0, 1, 3}) EXPECT_EQ(board.lost_for(other), kNobody);
+  }
+}
+
+TEST_P(PlaneTest, LeavingIsNotDying) {
+  Planes planes(3, by_unix());
+  Planes::Buffer& buffer = planes.sit_down(1, {0, 1, 2});
+  planes[1].leave(buffer.seats[1]);
+  planes.end(1);
+  planes.end(2);  // seen after the other one, on the same connections' threads
+  EXPECT_TRUE(eventually([&] { return buffer.boards[0].lost_for(2) == 2; }));
+  EXPECT_EQ(planes[0].gone(buffer.seats[0]), std::vector<int>{2});
+  EXPECT_EQ(buffer.boards[0].lost_for(1), kNobody);
+}
+
+TEST_P(PlaneTest, ARankThatHasLeftOneBufferIsMissedInAnother) {
+  Planes planes(2, by_unix());
+  Planes::Buffer& first = planes.sit_down(1, {0, 1});
+  Planes::Buffer& second = planes.sit_down(2, {1, 0});  // the same processes, as other ranks
+  planes[1].leave(first.seats[1]);
+  planes.end(1);
+  EXPECT_TRUE(eventually([&] { return second.boards[1].lost_for(0) == 0; }));
+  EXPECT_EQ(first.boards[0].lost_for(1), kNobody);
+}
+
+TEST_P(PlaneTest, ChainsNameTheRankAtTheirEnd) {
+  Planes planes(3, by_unix());
+  Planes::Buffer& buffer = planes.sit_down(1, {0, 1, 2});
+  planes.end(2);
+  ASSERT_TRUE(eventually([&] { return buffer.boards[1].lost_for(2) == 2; }));
+  EXPECT_EQ(buffer.boards[0].lost_for(1), kNobody);
+  buffer.boards[1].end_wait_for(2);
+  EXPECT_TRUE(eventually([&] { return buffer.boards[0].lost_for(1) == 2; }));
+  EXPECT_EQ(planes[0].gone(buffer.seats[0]), std::vector<int>{2});  // rank 1 lives
+}
+
+TEST_P(PlaneTest, ARankThatLeavesAtOnceStillTellsWhomItGaveUpOn) {
+  Planes planes(3, by_unix());
+  Planes::Buffer& buffer = planes.sit_down(1, {0, 1, 2});
+  planes.end(2);
+  ASSERT_TRUE(eventually([&] { return buffer.boards[1].lost_for(2) == 2; }));
+  buffer.boards[1].end_wait_for(2);
+  planes[1].leave(buffer.seats[1]);
+  EXPECT_TRUE(eventually([&] { return buffer.boards[0].lost_for(1) == 2; }));
+}
+
+TEST_P(PlaneTest, RanksOfOneProcessHearOfEachOther) {
+  Planes planes(2, by_unix());
+  // ranks 0 and 2 are threads of one process
+  Planes::Buffer& buffer = planes.sit_down(1, {0, 1, 0});
+  planes.end(1);
+  ASSERT_TRUE(eventually([&] { return buffer.boards[0].lost_for(1) == 1 && buffer.boards[2].lost_for(1) == 1; }));
+  buffer.boards[2].end_wait_for(1);
+  EXPECT_TRUE(eventually([&] { return buffer.boards[0].lost_for(2) == 1; }));
+}
+
+TEST_P(PlaneTest, ProcessesMeetAgainInANewBuffer) {
+  Planes planes(2, by_unix());
+  for (std::uint64_t number = 1; number < 4; ++number) {
+    Planes::Buffer& buffer = planes.sit_down(number, {0, 1});
+    planes[0].leave(buffer.seats[0]);
+    planes[1].leave(buffer.seats[1]);
+    EXPECT_EQ(buffer.boards[0].lost_for(1), kNobody);
+  }
+}
+
+/// All connections by TCP of this process, at one of their ends.
+std::vector<int> tcp_connections() {
+  std::vector<int> found;
+  for (int fd = 3; fd < 1024; ++fd) {
+    int domain = 0;
+    int listens = 0;
+    socklen_t size = sizeof domain;
+    if (::getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &domain, &size) != 0 || domain == AF_UNIX) continue;
+    if (::getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listens, &size) != 0 || listens != 0) continue;
+    sockaddr_storage peer{};
+    size = sizeof peer;
+    if (::getpeername(fd, reinterpret_cast<sockaddr*>(&peer), &size) == 0) found.push_back(fd);
+  }
+  return found;
+}
+
+void reset_all() {
+  for (const int fd : tcp_connections()) {
+    sockaddr nowhere{};
+    nowhere.sa_family = AF_UNSPEC;
+    ::connect(fd, &nowhere, sizeof nowhere);  // sends a reset
+  }
+}
+
+TEST(PlaneOverTcp, AResetEndsNothingAndIsMadeGood) {
+  if (deep_ep::test::under_thread_sanitizer()) GTEST_SKIP() << "the test uses sockets of other threads";
+  Planes planes(3, false);
+  Planes::Buffer& buffer = planes.sit_down(1, {0, 1, 2});
+  const std::size_t connections = tcp_connections().size();
+  ASSERT_EQ(connections, 6u);  // both ends of three
+  for (int round = 0; round < 3; ++round) {
+    reset_all();
+    ASSERT_TRUE(eventually([&] { return tcp_connections().size() == connections; }));
+  }
+  for (const int rank : {0, 1, 2})
+    EXPECT_EQ(planes[rank].gone(buffer.seats[static_cast<std::size_t>(rank)]), std::vector<int>{});
+  // A word that is said meanwhile is said again, and an end is still seen.
+  reset_all();
+  planes[1].leave(buffer.seats[1]);
+  ASSERT_TRUE(eventually([&] { return tcp_connections().size() == connections; }));
+  planes.end(1);
+  planes.end(2);
+  EXPECT_TRUE(eventually([&] { return buffer.boards[0].lost_for(2) == 2; }));
+  EXPECT_EQ(buffer.boards[0].lost_for(1), kNobody);
+}
+
+/// Copies of the sockets that listen: as if something in front of the process went on to take calls when it has ended.
+std::vector<UniqueFd> keep_listening() {
+  std::vector<UniqueFd> kept;
+  for (int fd = 3; fd < 1024; ++fd) {
+    int domain = 0;
+    int listens = 0;
+    socklen_t size = sizeof domain;
+    if (::getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &domain, &size) != 0 || domain == AF_UNIX) continue;
+    if (::getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listens, &size) == 0 && listens != 0) kept.emplace_back(::dup(fd));
+  }
+  return kept;
+}
+
+/// Plane 0 is of another host than the rest.
+std::vector<Card> cards_of_two_hosts(Planes& planes, int number) {
+  std::vector<Card> cards;
+  for (int plane = 0; plane < number; ++plane) cards.push_back(planes[plane].card(true));
+  cards[0].identity.boot_id = {"another"};
+  return cards;
+}
+
+TEST(PlaneOverTcp, AConnectionBetweenHostsThatEndsSaysNothingByItself) {
+  Planes planes(2, true);
+  Planes::Buffer& buffer = planes.sit_down(1, {0, 1}, cards_of_two_hosts(planes, 2));
+  const std::vector<UniqueFd> kept = keep_listening();
+  planes.end(1);
+  // Calls are taken, but nobody answers: that may be a proxy, or a process that will. Only time could tell.
+  std::this_thread::sleep_for(std::chrono::milliseconds(500));
+  EXPECT_EQ(planes[0].gone(buffer.seats[0]), std::vector<int>{});
+}
+
+TEST(PlaneOverTcp, AProcessOfTheOtherHostConfirmsAnEnd) {
+  Planes planes(3, true);
+  Planes::Buffer& buffer = planes.sit_down(1, {0, 1, 2}, cards_of_two_hosts(planes, 3));
+  const std::vector<UniqueFd> kept = keep_listening();
+  planes.end(1);
+  EXPECT_TRUE(eventually([&] { return buffer.boards[0].lost_for(1) == 1; }));
+  EXPECT_EQ(planes[0].gone(buffer.seats[0]), std::vector<int>{1});
+}
+
+TEST(PlaneOverTcp, APortThatRefusesIsAnErrorThatNamesIt) {
+  // Nobody takes calls at such a place: the socket is there, and does not listen.
+  const UniqueFd silent(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in own{};
+  own.sin_family = AF_INET;
+  own.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  ASSERT_EQ(::bind(silent.get(), reinterpret_cast<const sockaddr*>(&own), sizeof own), 0);
+  socklen_t size = sizeof own;
+  ASSERT_EQ(::getsockname(silent.get(), reinterpret_cast<sockaddr*>(&own), &size), 0);
+  Addresses there{};
+  there[0].size = sizeof own;
+  std::memcpy(there[0].bytes.data(), &own, sizeof own);
+  Plane caller({.on = true, .ports = {}, .unix_sockets = false, .connect_s = 0.3});
+  Plane called({.on = true, .ports = {}, .unix_sockets = false, .connect_s = 0.3});
+  std::vector<Card> cards{caller.card(true), called.card(true)};
+  for (Card& card : cards) card.tcp = there;
+  const std::string where = "127.0.0.1 port " + std::to_string(ntohs(own.sin_port));
+  std::string said;
+  for (const int rank : {0, 1}) {
+    Board board;
+    try {
+      (rank == 0 ? caller : called).sit_down(1, rank, cards, board.words());
+      ADD_FAILURE() << "connected";
+    } catch (const SystemError& error) {
+      said += error.what();
+    }
+  }
+  EXPECT_NE(said.find("did not reach rank"), std::string::npos) << said;
+  EXPECT_NE(said.find(where), std::string::npos) << said;
+  EXPECT_NE(said.find("did not call rank"), std::string::npos) << said;
+}
+
+TEST(PlaneOverTcp, PortsThatAreAllTakenAreAnErrorThatNamesThem) {
+  const TcpListener taken = listen_by_tcp({});
+  const std::string where = to_string(taken.addresses.front());
+  const auto port = static_cast<std::uint16_t>(std::stoi(where.substr(where.rfind(' ') + 1)));
+  try {
+    Plane({.on = true, .ports = {port, port}, .unix_sockets = false, .connect_s = 1}).card(true);
+    FAIL() << "two listen at " << where;
+  } catch (const SystemError& error) {
+    EXPECT_NE(std::string(error.what()).find("port " + std::to_string(port)), std::string::npos) << error.what();
+    EXPECT_NE(std::string(error.what()).find("DEEP_EP_CONTROL_PORTS"), std::string::npos) << error.what();
+  }
+}
+
+TEST(PlaneOverTcp, ThePortIsOneOfTheRange) {
+  const TcpListener any = listen_by_tcp({});
+  const std::string text = to_string(any.addresses.front());
+  const auto port = static_cast<std::uint16_t>(std::stoi(text.substr(text.rfind(' ') + 1)));
+  const auto last = static_cast<std::uint16_t>(std::min(65535, port + 200));
+  const std::string got = to_string(listen_by_tcp({port, last}).addresses.front());
+  const int chosen = std::stoi(got.substr(got.rfind(' ') + 1));
+  EXPECT_GT(chosen, port);
+  EXPECT_LE(chosen, last);
+}
+
+TEST(ControlPorts, ARangeIsReadOrRefused) {
+  EXPECT_EQ(parse_ports("4000").first, 4000);
+  EXPECT_EQ(parse_ports("4000").last, 4000);
+  EXPECT_EQ(parse_ports(" 4000-4010 ").first, 4000);
+  EXPECT_EQ(parse_ports("4000-4010").last, 4010);
+  for (const char* wrong : {"", "x", "0", "65536", "10-", "-10", "20-10", "1-2-3"}) {
+    EXPECT_THROW(parse_ports(wrong), InvalidArgument) << wrong;
+  }
+}
+
+/// Each rank is a thread, and has a plane.
+std::vector<bool> join_as_threads(const std::vector<std::shared_ptr<Plane>>& planes) {
+  const int ranks = static_cast<int>(planes.size());
+  std::vector<char> joined(planes.size());
+  deep_ep::expect_ranks_succeed(ranks, [&](const std::shared_ptr<Bootstrap>& bootstrap) {
+    const auto rank = static_cast<std::size_t>(bootstrap->rank());
+    Board board;
+    joined[rank] = Membership::join(planes[rank], *bootstrap, board.words()) != nullptr;
+    bootstrap->barrier();
+  });
+  return {joined.begin(), joined.end()};
+}
+
+std::vector<std::shared_ptr<Plane>> make_planes(int number, const Settings& settings = test::settings_of(true)) {
+  std::vector<std::shared_ptr<Plane>> planes;
+  for (int i = 0; i < number; ++i) planes.push_back(std::make_shared<Plane>(settings));
+  return planes;
+}
+
+TEST(Membership, RanksOfSeveralProcessesHaveOne) {
+  EXPECT_EQ(join_as_threads(make_planes(3)), (std::vector<bool>{true, true, true}));
+}
+
+TEST(Membership, RanksOfOneProcessNeedNone) {
+  const auto plane = make_planes(1).front();
+  EXPECT_EQ(join_as_threads({plane, plane}), (std::vector<bool>{false, false}));
+}
+
+TEST(Membership, OffOnOneRankIsOffForAll) {
+  auto planes = make_planes(3);
+  planes[1] = std::make_shared<Plane>(test::settings_of(true, false));
+  EXPECT_EQ(join_as_threads(planes), (std::vector<bool>{false, false, false}));
+}
+
+TEST(Membership, MoreProcessesThanAreConnectedGoWithout) {
+  if (deep_ep::test::under_thread_sanitizer()) GTEST_SKIP() << "nothing runs beside the others";
+  const int many = static_cast<int>(Plane::kMostProcesses) + 1;
+  EXPECT_EQ(join_as_threads(make_planes(many)), std::vector<bool>(static_cast<std::size_t>(many), false));
+}
+
+// ---- Processes ----
+constexpr int kRanks = 3;
+constexpr int kVictim = kRanks - 1;
+
+/// A rank that is a process of its own.
+struct Process {
+  int rank;
+  Bootstrap& bootstrap;
+  Board& board;
+  Plane& plane;
+  int seat;
+};
+
+/// `sees_pids`: processes have descriptors of each other.
+void run_ranks(bool by_unix, const std::function<void(Process)>& body, bool sees_pids = true) {
+  if (deep_ep::test::under_thread_sanitizer()) GTEST_SKIP() << "ThreadSanitizer ends a forked child with threads";
+  static int groups = 0;
+  const std::string name = "control-" + std::to_string(::getpid()) + "-" + std::to_string(groups++);
+  const std::vector<std::string> errors = deep_ep::run_processes(kRanks, [&](int rank) {
+    const auto bootstrap = make_shared_memory_bootstrap(name, rank, kRanks, deep_ep::test::long_patience());
+    Board board;
+    Plane plane(test::settings_of(by_unix));
+    Card mine = plane.card(!by_unix);
+    if (!sees_pids) mine.pid_namespace = 0;
+    const int seat = plane.sit_down(1, rank, all_gather_values(*bootstrap, mine), board.words());
+    bootstrap->barrier();
+    body({rank, *bootstrap, board, plane, seat});
+    plane.leave(seat);
+  });
+  for (int rank = 0; rank < kVictim; ++rank) EXPECT_EQ(errors[static_cast<std::size_t>(rank)], "") << rank;
+}
+
+/// `dies` is called in the last rank, and does not return.
+void expect_to_be_missed(bool by_unix, const std::function<void()>& dies, bool sees_pids = true) {
+  const auto body = [&](const Process& process) {
+    if (process.rank == kVictim) return dies();
+    if (!eventually([&] { return process.board.lost_for(kVictim) == kVictim; })) throw SystemError("not heard of");
+    if (process.plane.gone(process.seat) != std::vector<int>{kVictim}) throw SystemError("others are gone, too");
+  };
+  run_ranks(by_unix, body, sees_pids);
+}
+
+TEST_P(PlaneTest, AKilledProcessIsMissed) {
+  expect_to_be_missed(by_unix(), [] { ::raise(SIGKILL); });
+}
+
+TEST_P(PlaneTest, AProcessThatEndsByItselfWithoutGoodbyeIsMissed) {
+  expect_to_be_missed(by_unix(), [] { ::_exit(0); });
+}
+
+/// The child of a killed process lives on, with copies of all its descriptors but those that fork() closes.
+void expect_to_be_missed_in_spite_of_a_child(bool by_unix, bool sees_pids, const std::function<pid_t()>& fork) {
+  void* const memory = ::mmap(nullptr, sizeof(pid_t), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  auto& sleeper = *static_cast<pid_t*>(memory);
+  const auto dies = [&] {
+    const pid_t child = fork();
+    if (child == 0) {
+      ::alarm(600);  // should the test be killed
+      for (;;) ::pause();
+    }
+    sleeper = child;
+    ::raise(SIGKILL);
+  };
+  expect_to_be_missed(by_unix, dies, sees_pids);
+  if (sleeper > 0) ::kill(sleeper, SIGKILL);
+  ::munmap(memory, sizeof(pid_t));
+}
+
+TEST_P(PlaneTest, AForkedChildThatSleepsKeepsNothingAlive) {
+  for (const bool sees_pids : {true, false}) {
+    expect_to_be_missed_in_spite_of_a_child(by_unix(), sees_pids, [] { return ::fork(); });
+  }
+}
+
+TEST_P(PlaneTest, AChildThatHoldsTheDescriptorsKeepsNothingAlive) {
+  // Past the handlers of fork(): the descriptor of the process tells.
+  expect_to_be_missed_in_spite_of_a_child(by_unix(), true, [] {
+    return static_cast<pid_t>(::syscall(SYS_clone, SIGCHLD, nullptr, nullptr, nullptr, nullptr));
+  });
+}
+
+TEST_P(PlaneTest, AStoppedProcessIsNotMissed) {
+  run_ranks(by_unix(), [&](const Process& process) {
+    const pid_t own = ::getpid();
+    std::vector<pid_t> pids(kRanks);
+    const std::vector<std::byte> all = process.bootstrap.all_gather(std::as_bytes(std::span(&own, 1)));
+    std::memcpy(pids.data(), all.data(), all.size());
+    if (process.rank == 0) {
+      ::kill(pids[kVictim], SIGSTOP);
+      // A false sign of its end would come at once; nothing has to come.
+      std::this_thread::sleep_for(std::chrono::milliseconds(500));
+      if (!process.plane.gone(process.seat).empty()) throw SystemError("a stopped process counts as ended");
+      ::kill(pids[kVictim], SIGCONT);
+    }
+    process.bootstrap.barrier();
+    if (process.board.changes != 0) throw SystemError("somebody is lost");
+    process.bootstrap.barrier();
+  });
+}
+
+TEST(Plane, ForkedChildrenMakeAPlaneOfTheirOwn) {
+  if (deep_ep::test::under_thread_sanitizer()) GTEST_SKIP() << "ThreadSanitizer ends a forked child with threads";
+  const std::shared_ptr<Plane> ours = Plane::of_process();
+  EXPECT_EQ(Plane::of_process(), ours);
+  const pid_t child = deep_ep::test::fork_child();
+  ASSERT_GE(child, 0);
+  if (child == 0) ::_exit(Plane::of_process() == ours ? 1 : 0);
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+}
+
+}  // namespace
+}  // namespace deep_ep::control

@@ -1,0 +1,98 @@
+// Planes of the control plane within one process: each of them is a process of its own to the others, and "dies" when
+// it goes without a goodbye. So ThreadSanitizer sees all of it.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <array>
+#include <chrono>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "csrc/control/plane.hpp"
+#include "tests/support/time_scale.hpp"
+
+namespace deep_ep::control::test {
+
+/// Waits until it is so, but no longer than the tests' patience.
+inline bool eventually(const std::function<bool()>& is_so) {
+  const auto until = std::chrono::steady_clock::now() + std::chrono::duration<double>(deep_ep::test::patience());
+  while (!is_so()) {
+    if (std::chrono::steady_clock::now() > until) return false;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  return true;
+}
+
+/// The words that waits of a rank look at.
+struct Board {
+  std::uint32_t changes = 0;
+  std::uint32_t ended = 0;
+  std::array<std::uint32_t, 8> lost{};
+
+  Words words() { return {.changes = &changes, .ended = &ended, .lost = lost}; }
+  /// The rank that this one is lost for.
+  int lost_for(int rank) const {
+    if (__atomic_load_n(&changes, __ATOMIC_ACQUIRE) == 0) return kNobody;
+    return static_cast<int>(__atomic_load_n(&lost[static_cast<std::size_t>(rank)], __ATOMIC_ACQUIRE)) - 1;
+  }
+  void end_wait_for(int rank) { __atomic_store_n(&ended, static_cast<std::uint32_t>(rank) + 1, __ATOMIC_RELEASE); }
+};
+
+inline Settings settings_of(bool by_unix, bool on = true) {
+  return {.on = on, .ports = {}, .unix_sockets = by_unix, .connect_s = deep_ep::test::patience()};
+}
+
+class Planes {
+ public:
+  Planes(int number, bool by_unix) : by_unix_(by_unix) {
+    for (int i = 0; i < number; ++i) planes_.push_back(std::make_unique<Plane>(settings_of(by_unix)));
+  }
+
+  Plane& operator[](int plane) { return *planes_[static_cast<std::size_t>(plane)]; }
+  /// Without a goodbye.
+  void end(int plane) { planes_[static_cast<std::size_t>(plane)].reset(); }
+  Card card(int plane) { return (*this)[plane].card(!by_unix_); }
+
+  /// A buffer of these planes, one rank each: the seats, the words, and the exceptions of the ranks.
+  struct Buffer {
+    explicit Buffer(std::size_t ranks) : boards(ranks), seats(ranks, -1), errors(ranks) {}
+    std::vector<Board> boards;
+    std::vector<int> seats;
+    std::vector<std::string> errors;
+  };
+  /// The planes look at its words as long as they live.
+  Buffer& sit_down(std::uint64_t number, const std::vector<int>& planes, const std::vector<Card>& cards) {
+    Buffer& buffer = buffers_.emplace_back(planes.size());
+    std::vector<std::thread> threads;
+    for (std::size_t rank = 0; rank < planes.size(); ++rank) {
+      threads.emplace_back([&, rank] {
+        try {
+          buffer.seats[rank] =
+              (*this)[planes[rank]].sit_down(number, static_cast<int>(rank), cards, buffer.boards[rank].words());
+        } catch (const std::exception& error) {
+          buffer.errors[rank] = error.what();
+        }
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    for (const std::string& error : buffer.errors) EXPECT_EQ(error, "");
+    return buffer;
+  }
+  Buffer& sit_down(std::uint64_t number, const std::vector<int>& planes) {
+    std::vector<Card> cards;
+    for (const int plane : planes) cards.push_back(card(plane));
+    return sit_down(number, planes, cards);
+  }
+
+ private:
+  bool by_unix_;
+  std::deque<Buffer> buffers_;
+  std::vector<std::unique_ptr<Plane>> planes_;
+};
+
+}  // namespace deep_ep::control::test

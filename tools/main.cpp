@@ -79,7 +79,9 @@ std::string extras_text(const CLI::App& app) {
   }
   const std::vector<std::string> extras = app.remaining(true);
   std::vector<std::string> names;
-  for (const CLI::Option* option : command->get_options()) names.push_back(option->get_name());
+  for (const CLI::Option* option : command->get_options()) {
+    if (!option->get_group().empty()) names.push_back(option->get_name());  // those that are gone have none
+  }
   return fmt::format("'{}' is no argument of `{}`, allowed: {}", extras.empty() ? "" : extras.front(), path,
                      fmt::join(names, ", "));
 }

@@ -5,12 +5,14 @@
 #include <gtest/gtest.h>
 #include <stdlib.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <set>
 #include <sstream>
 #include <string>
 
+#include "csrc/support/text.hpp"
 #include "deep_ep/error.hpp"
 #include "tests/support/variables.hpp"
 #include "tests/topology/fake_machine.hpp"
@@ -34,12 +36,6 @@ void compare(const std::string& name, const std::string& text) {
   EXPECT_EQ(text, expected.str()) << "compare with " << file;
 }
 
-void compare_all(const std::string& name, const Environment& environment, const Profile* profile) {
-  compare(name + ".sh", to_shell(environment, profile));
-  compare(name + ".yaml", to_yaml(environment, profile));
-  compare(name + ".helm.yaml", to_helm(environment, profile));
-}
-
 const Assignment& row(const Environment& environment, std::string_view name) {
   for (const Assignment& assignment : environment.own) {
     if (assignment.name == name) return assignment;
@@ -51,7 +47,10 @@ TEST(EnvScript, OfGoogleA4) {
   test::FakeMachine machine;
   test::write_healthy_machine(machine);
   const Profile& profile = profile_of("gke-a4");
-  compare_all("env_a4", environment_of(patient_of(machine), &profile, true), &profile);
+  const Environment environment = environment_of(patient_of(machine), &profile, true);
+  compare("env_a4.sh", to_shell(environment, &profile));
+  compare("env_a4.yaml", to_yaml(environment, &profile, false));
+  compare("env_a4.helm.yaml", to_yaml(environment, &profile, true));
 }
 
 TEST(EnvScript, TheScriptOfThePluginWins) {
@@ -59,7 +58,9 @@ TEST(EnvScript, TheScriptOfThePluginWins) {
   test::write_healthy_machine(machine);
   machine.write("/usr/local/gib/scripts/set_nccl_env.sh", "export NCCL_NET=gIB");
   const Profile& profile = profile_of("gke-a4");
-  compare_all("env_a4_gib", environment_of(patient_of(machine, {{"NCCL_CROSS_NIC", "2"}}), &profile, true), &profile);
+  const Environment environment = environment_of(patient_of(machine, {{"NCCL_CROSS_NIC", "2"}}), &profile, true);
+  compare("env_a4_gib.sh", to_shell(environment, &profile));
+  EXPECT_NE(to_yaml(environment, &profile, false).find("set_nccl_env.sh is there and wins"), std::string::npos);
 }
 
 TEST(EnvScript, OfGoogleA3Ultra) {
@@ -96,14 +97,17 @@ TEST(EnvScript, OfRoceWithVariables) {
   const Variables variables = {{"NCCL_IB_TC", "104"},       {"NCCL_IB_GID_INDEX", "3"},
                                {"DEEP_EP_TIMEOUT_S", "30"}, {"NVSHMEM_IB_SL", "seventeen"},
                                {"NCCL_DEBUG", "INFO"},      {"DEEP_EP_LOG_FILE", "/tmp/it's $HOME"}};
-  compare_all("env_roce", environment_of(patient_of(machine, variables), &profile, true), &profile);
+  compare("env_roce.sh", to_shell(environment_of(patient_of(machine, variables), &profile, true), &profile));
 }
 
 TEST(EnvScript, OfAMachineWithoutAnything) {
   test::FakeMachine machine;
-  compare_all("env_nothing", environment_of(patient_of(machine), nullptr, false), nullptr);
+  const Environment nothing = environment_of(patient_of(machine), nullptr, false);
+  compare("env_nothing.sh", to_shell(nothing, nullptr));
+  EXPECT_TRUE(to_yaml(nothing, nullptr, false).ends_with("\n[]\n"));
+  EXPECT_TRUE(to_yaml(nothing, nullptr, true).ends_with("\nworkload:\n  env: {}\n"));
   const Profile& profile = profile_of("infiniband");
-  compare_all("env_infiniband", environment_of(patient_of(machine), &profile, true), &profile);
+  compare("env_infiniband.sh", to_shell(environment_of(patient_of(machine), &profile, true), &profile));
 }
 
 TEST(EnvScript, AGpuWithoutANicLeavesNoMapping) {
@@ -158,15 +162,15 @@ TEST(EnvScript, TextsAreQuoted) {
   EXPECT_EQ(quoted_for_shell(""), "''");
 }
 
-TEST(EnvReference, EveryVariableOfOthersHasAFate) {
+TEST(EnvReference, EveryVariableOfOthersStandsOnceAndIsExplained) {
   std::set<std::string_view> seen;
-  for (const Other& other : others()) {
-    SCOPED_TRACE(other.name);
-    EXPECT_TRUE(seen.insert(other.name).second) << "listed twice";
-    const Fate fate = fate_of(other);
-    EXPECT_FALSE(fate.text.empty()) << "neither read, nor known to the doctor, nor explained";
-    if (fate.kind != Fate::Kind::left_alone) {
-      EXPECT_EQ(other.reason, "") << "said twice";
+  for (const ForeignVariable& row : foreign_variables()) {
+    EXPECT_FALSE(std::string_view(row.meaning).empty()) << row.names;
+    for (const std::string_view name : split(row.names, ' ')) {
+      EXPECT_TRUE(seen.insert(name).second) << name << " is listed twice";
+      for (const environment::Variable& variable : environment::variables()) {
+        EXPECT_EQ(std::ranges::count(variable.names, name), 0) << name << " is read";
+      }
     }
   }
 }

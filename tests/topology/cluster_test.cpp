@@ -5,11 +5,9 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
-#include <ctime>
 #include <filesystem>
 
 #include "tests/topology/fake_machine.hpp"
-#include "tools/doctor/cluster/kubectl.hpp"
 
 namespace deep_ep::tools {
 namespace {
@@ -102,37 +100,6 @@ TEST_F(DoctorCluster, DevicesAndAddressesOfNetworks) {
   EXPECT_NE(text.find("error: node b does not offer networking.gke.io.networks/ rdma-3.IP\n"), std::string::npos)
       << text;
   EXPECT_NE(text.find("ok: 1 nodes offer devices and addresses of all 8 RDMA networks\n"), std::string::npos) << text;
-}
-
-TEST_F(DoctorCluster, ClocksByLeases) {
-  const std::time_t now = std::time(nullptr);
-  const auto lease = [&](const char* name, std::time_t ago) {
-    std::tm utc{};
-    const std::time_t time = now - ago;
-    ::gmtime_r(&time, &utc);
-    char text[32];
-    std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%S", &utc);
-    return fmt::format(R"({{"metadata":{{"name":"{}"}},"spec":{{"renewTime":"{}.250000Z"}}}})", name, text);
-  };
-  const auto clocks = [&](const std::string& leases) {
-    machine_.write("/nodes", "{\"items\":[" + node("a", "8", "True", "") + "," + node("b", "8", "True", "") + "]}");
-    machine_.write("/leases", "{\"items\":[" + leases + "]}");
-    kubectl(fmt::format("case $2 in nodes) cat {0}/nodes;; leases*) cat {0}/leases;; *) echo '{{\"items\":[]}}';; esac",
-                        machine_.path().string()));
-    std::string text;
-    for (const Finding& finding : check_cluster({(machine_.path() / "bin").string(), 60})) {
-      if (finding.check == "clocks") text += fmt::format("{}: {}\n", name_of(finding.verdict), finding.found);
-    }
-    return text;
-  };
-  EXPECT_EQ(clocks(lease("a", 12) + "," + lease("b", 20)),
-            "ok: the clocks of 2 nodes agree, as far as their leases tell\n");
-  EXPECT_EQ(clocks(lease("a", 12) + "," + lease("b", 112) + "," + lease("cpu", 9000)),
-            "warning: the clock of node b is 60 s behind that of another node, or more\n");
-  const std::string ahead = clocks(lease("a", -3600) + "," + lease("b", -3600));
-  EXPECT_TRUE(ahead.starts_with("warning: the clock of node a is 3")) << ahead;
-  EXPECT_NE(ahead.find(" s ahead of this machine's, or more\n"), std::string::npos) << ahead;
-  EXPECT_EQ(clocks("{\"metadata\":{\"name\":\"a\"},\"spec\":{\"renewTime\":\"soon\"}}"), "");
 }
 
 TEST_F(DoctorCluster, OtherClustersHaveNoSuchNetworks) {

@@ -22,7 +22,7 @@ class Doctor : public testing::Test {
     patient.build = {"12.9.86", {"90a-real", "100-real", "90-virtual"}};  // whatever this test program is built for
     return patient;
   }
-  Findings findings() const { return check_everything(patient()); }
+  Findings findings() const { return run_checks(patient()); }
 
   /// The findings of one check that are worse than `ok`, one per line: "error: ...".
   std::string complaints(const std::string& check) const {

@@ -10,10 +10,9 @@
 #include "deep_ep/error.hpp"
 #include "tests/support/variables.hpp"
 #include "tests/topology/doctor_fixture.hpp"
-#include "tools/doctor/catalogue.hpp"
 #include "tools/doctor/checks.hpp"
 #include "tools/doctor/counters.hpp"
-#include "tools/doctor/print.hpp"
+#include "tools/doctor/machine.hpp"
 
 namespace deep_ep::tools {
 namespace {
@@ -29,7 +28,7 @@ TEST_F(Doctor, AHealthyMachineHasNothingWorseThanOk) {
   EXPECT_EQ(checks,
             "D1:driver D2:gpu D3:locked_memory D3:open_files D3:shared_memory D4:nic D5:gid D6:map D7:libraries "
             "D8:registration D9:doorbell "
-            "D10:device_file D11:google D17:losses D19:queue_pairs D20:buffers D23:compiler D24:known_bad ");
+            "D10:device_file ");
   EXPECT_TRUE(to_text(found).ends_with("0 errors, 0 warnings\n")) << to_text(found);
   const std::string text = machine_text(patient());
   EXPECT_NE(text.find("GPU 7 (0000:44:00.0) -> mlx5_7 port 1, 400 Gb/s, GID 3 (RoCE v2, 10.0.7.1, eth8), PIX"),
@@ -81,7 +80,7 @@ TEST_F(Doctor, JsonHasTheWholeMachine) {
   EXPECT_EQ(report["map"][5]["nic"], "mlx5_5");
   EXPECT_EQ(report["map"][5]["distance"], "PIX");
   EXPECT_EQ(report["map"][5]["gid_index"], 3);
-  const nlohmann::json list = findings_json(findings());
+  const nlohmann::json list = to_json(findings());
   EXPECT_EQ(list[0]["check"], "driver");
   EXPECT_EQ(list[0]["id"], "D1");
   EXPECT_EQ(list[0]["verdict"], "ok");
@@ -153,9 +152,7 @@ TEST_F(Doctor, NoPrivilege) {
                  "Limit                     Soft Limit           Hard Limit           Units     \n"
                  "Max locked memory         8388608              8388608              bytes     ");
   EXPECT_EQ(complaints("doorbell"), "warning: PeerMappingOverride is not set, and this process is not privileged");
-  const std::string locked = complaints("locked_memory");
-  EXPECT_TRUE(locked.starts_with("warning: locked memory is limited to 8.00 MiB; a rank registers ")) << locked;
-  EXPECT_TRUE(locked.ends_with(" (16 ranks, 8 a node, 4096 tokens of 7168 channels)")) << locked;
+  EXPECT_EQ(complaints("locked_memory"), "warning: locked memory is limited to 8.00 MiB");
   variables_["NVSHMEM_IBGDA_NIC_HANDLER"] = "gpu";
   EXPECT_EQ(complaints("doorbell"), "error: PeerMappingOverride is not set, and this process is not privileged")
       << "asked for, so it must work";

@@ -1,30 +1,31 @@
 #include "tools/doctor/bundle.hpp"
 
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <array>
+#include <cctype>
+#include <cerrno>
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
-#include <set>
 #include <system_error>
 
 #include "csrc/rdma/verbs/libraries.hpp"
+#include "csrc/support/environment.hpp"
+#include "csrc/support/format.hpp"
+#include "csrc/support/unique_fd.hpp"
+#include "deep_ep/error.hpp"
 #include "tools/common/version.hpp"
-#include "tools/doctor/catalogue.hpp"
-#include "tools/doctor/ethtool.hpp"
-#include "tools/doctor/machine_report.hpp"
-#include "tools/doctor/print.hpp"
+#include "tools/doctor/machine.hpp"
 
 namespace deep_ep::tools {
 namespace {
 
 constexpr std::size_t kMostLog = std::size_t{256} << 10;
-
-std::string json_text(const nlohmann::json& value) {
-  return value.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
-}
 
 /// Files of the machine, by their paths.
 std::string files_text(const Patient& patient) {
@@ -35,7 +36,6 @@ std::string files_text(const Patient& patient) {
                                     "/sys/module/mlx5_core/version",
                                     "/sys/module/nvidia_peermem/version",
                                     "/etc/os-release",
-                                    "/etc/podinfo/labels",
                                     "/proc/self/limits",
                                     "/proc/self/cgroup"};
   for (const rdma::Nic& nic : patient.nics) {
@@ -55,18 +55,39 @@ std::string files_text(const Patient& patient) {
   return text;
 }
 
-/// What `ethtool -S` says of the NICs' interfaces, line by line as the other files.
-std::string ethtool_text(const Patient& patient) {
-  std::set<std::string> interfaces;
-  for (const rdma::Nic& nic : patient.nics) {
-    for (const rdma::NicPort& port : nic.ports) {
-      if (!port.gids.empty() && !port.gids.front().netdev.empty()) interfaces.insert(port.gids.front().netdev);
-    }
+bool names_a_secret(std::string name) {
+  std::transform(name.begin(), name.end(), name.begin(),
+                 [](unsigned char c) { return static_cast<char>(std::toupper(c)); });
+  // What hides a number of tokens or a partition hides what a report is for.
+  for (const char* harmless : {"NCCL_IB_PKEY", "SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK"}) {
+    if (name == harmless) return false;
   }
+  constexpr std::array kWords = {"PASS", "PWD",    "SECRET", "TOKEN",  "KEY",     "CREDENTIAL", "CREDS",
+                                 "AUTH", "COOKIE", "JWT",    "BEARER", "PRIVATE", "SIGNATURE",  "CERT"};
+  return std::ranges::any_of(kWords, [&](const char* word) { return name.find(word) != std::string::npos; });
+}
+
+/// scheme://user:password@host
+bool has_a_password(const std::string& value) {
+  const std::size_t begin = value.find("://");
+  if (begin == std::string::npos) return false;
+  const std::size_t at = value.find('@', begin);
+  return at != std::string::npos && value.find(':', begin + 3) < at;
+}
+
+/// Variables that RDMA libraries and launchers read, those with secrets in their names without values. No others.
+std::string variables_for_reports() {
   std::string text;
-  for (const std::string& interface : interfaces) {
-    for (const auto& [name, value] : read_ethtool(patient.root, interface)) {
-      text += fmt::format("ethtool {} {}: {}\n", interface, name, value);
+  for (const std::string& name : environment::names_of_process()) {
+    for (const char* prefix : {"DEEP_EP_",    "NVSHMEM_", "NCCL_",      "UCX_", "CUDA_",
+                               "MLX5_",       "RDMAV_",   "IBV_",       "EP_",  "NVIDIA_",
+                               "TORCH_NCCL_", "LD_",      "MASTER_",    "RANK", "WORLD_SIZE",
+                               "LOCAL_",      "SLURM_",   "OMPI_COMM_", "PMI_", "JOB_COMPLETION_INDEX",
+                               "VLLM_",       "SGLANG_"}) {
+      if (!name.starts_with(prefix)) continue;
+      const std::string value = environment::of_process(name.c_str()).value_or("");
+      text += fmt::format("{}={}\n", name, names_a_secret(name) || has_a_password(value) ? "(left out)" : value);
+      break;
     }
   }
   return text;
@@ -95,23 +116,39 @@ std::string end_of_file(const std::string& path, std::size_t most) {
   return text;
 }
 
-TarMembers bundle_of(const Patient& patient, const Findings& findings) {
-  const MachineReport report = report_machine(patient, full_version());
-  nlohmann::json doctor = machine_json(patient);
-  doctor["report"] = to_json(report);
-  doctor["checks"] = checks_json(findings);
-  doctor["findings"] = findings_json(findings);
+std::string bundle_of(const Patient& patient, const Findings& findings,
+                      const std::vector<std::pair<std::string, std::string>>& more) {
   std::string versions = version_text() + "\n";
   for (const std::string& line : rdma::verbs::describe(rdma::verbs::report_libraries())) versions += line + "\n";
-  TarMembers members = {{"machine.txt", to_text(report)},
-                        {"doctor.txt", machine_text(patient) + "\nChecks\n" + checks_text(findings) + "\nFindings\n" +
-                                           to_text(findings) + "Verdict: " + overall_of(patient, findings).text + "\n"},
-                        {"doctor.json", json_text(doctor)},
-                        {"variables.txt", variables_for_reports()},
-                        {"versions.txt", versions},
-                        {"files.txt", files_text(patient) + ethtool_text(patient)}};
-  if (const std::string log = log_text(patient); !log.empty()) members.emplace_back("library.log", log);
-  return members;
+  std::vector<std::pair<std::string, std::string>> parts = {
+      {"machine", to_text(report_machine(patient, full_version()))},
+      {"doctor", examination_text(patient, findings)},
+      {"variables", variables_for_reports()},
+      {"versions", versions},
+      {"files", files_text(patient)}};
+  parts.insert(parts.end(), more.begin(), more.end());
+  parts.emplace_back("the end of the library's log", log_text(patient));
+  parts.emplace_back(
+      "json", examination_json(patient, findings).dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
+  std::string text;
+  for (const auto& [title, part] : parts) {
+    if (!part.empty()) text += fmt::format("===== {} =====\n{}\n", title, printable(part));
+  }
+  return text;
+}
+
+void write_bundle(const std::string& file, const std::string& text) {
+  const UniqueFd out(::open(file.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
+  std::string_view rest = text;
+  while (out && !rest.empty()) {
+    const ssize_t count = ::write(out.get(), rest.data(), rest.size());
+    if (count < 0 && errno != EINTR) break;
+    rest.remove_prefix(static_cast<std::size_t>(std::max<ssize_t>(count, 0)));
+  }
+  if (rest.empty()) return;
+  const std::string why = errno_text(errno);
+  if (out) ::unlink(file.c_str());
+  throw SystemError(fmt::format("--bundle {}: cannot write it: {}", file, why));
 }
 
 }  // namespace deep_ep::tools

@@ -3,9 +3,11 @@
 #pragma once
 
 #include <cstdint>
-#include <map>
+#include <nlohmann/json.hpp>
 #include <optional>
+#include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "csrc/rdma/discovery/nic_map.hpp"
@@ -14,95 +16,108 @@
 #include "csrc/support/environment.hpp"
 #include "csrc/topology/gpus.hpp"
 #include "csrc/topology/system_root.hpp"
-#include "tools/common/buffer_sizes.hpp"
-#include "tools/doctor/build.hpp"
 #include "tools/doctor/nvml.hpp"
 #include "tools/doctor/report.hpp"
 
 namespace deep_ep::tools {
+
+/// What this program was built with, as far as machines differ in it.
+struct BuiltFor {
+  std::string cuda;                        ///< "12.9.86"; empty: without CUDA
+  std::vector<std::string> architectures;  ///< in CMake's words: "90a-real", "100-real", "90-virtual"
+};
 
 /// A machine, read once.
 struct Patient {
   topology::SystemRoot root;
   deep_ep::environment::Source environment;
   std::vector<std::string> variable_names;  ///< of those that are set
-  std::vector<environment::Unknown> unknown_variables;
   std::vector<topology::Gpu> gpus;
   std::vector<rdma::Nic> nics;
   rdma::RdmaSettings settings;
   rdma::NicMap map;
-  BuiltFor build = built_for();
+  BuiltFor build;
   std::optional<std::vector<LiveGpu>> live_gpus;  ///< where the driver was asked: on this machine, and not in a hurry
-  /// Queue pairs that each NIC has, where it was asked: on this machine, and not in a hurry.
-  std::map<std::string, std::uint64_t> live_queue_pairs;
-  BufferSizes run;      ///< what memory and queues are counted for
-  int pid = 0;          ///< of a process whose libraries are looked at; 0: none
   std::string refused;  ///< a wrong variable of the library's own: settings are the defaults then
 };
 /// `names`: of the variables that are set.
 Patient examine(topology::SystemRoot root, environment::Source variables, const std::vector<std::string>& names);
 
-// The checks, by the numbers of all_checks() (catalogue.hpp).
+struct Check {
+  std::string_view id;       ///< "D5": documents and scripts may rely on it
+  std::string_view title;    ///< "GIDs"
+  std::string_view meaning;  ///< why it matters: "so that ..."
+  std::string_view absent;   ///< why it is skipped where it finds nothing to say; of a command: how to ask for it
+  void (*run)(const Patient& patient, Findings& findings) = nullptr;  ///< null where it is another command's
+  bool rdma_only = false;  ///< its errors stop transfers between machines, and nothing else
+  bool slow = false;       ///< reads large files
+};
+/// In the order of their numbers.
+std::span<const Check> all_checks();
 
-/// D1. Driver against the GPUs and against what this program is built for.
+/// All of them that are no commands. A check that finds nothing to say gets a finding that says so, and so does a slow
+/// one that `quickly` leaves out.
+Findings run_checks(const Patient& patient, bool quickly = false);
+
+/// The worst verdict of a check's findings; `skip` where there are none.
+Verdict verdict_of(const Check& check, const Findings& findings);
+
+/// What all findings mean for a run on this machine, and which checks decide it.
+struct Overall {
+  std::string verdict;  ///< "works", "works with limits" or "does not work"
+  std::vector<std::string> decided_by;
+  std::string text;  ///< the last line of the report
+};
+Overall overall_of(const Patient& patient, const Findings& findings);
+
+const char* word_of(Verdict verdict);  ///< of a whole check: "ok", "warn", "fail" or "skip"
+/// A line for each check: number, verdict, title, and of a skipped one why.
+std::string checks_text(const Findings& findings);
+nlohmann::json checks_json(const Findings& findings);
+
+/// `--quick`, for readiness probes: is this machine usable? From small files alone, in one line.
+struct QuickOptions {
+  int gpus = 0;  ///< as many must be there at least
+  int nics = 0;  ///< as many RDMA devices must be usable at least
+};
+struct QuickAnswer {
+  bool usable = false;
+  std::string line;
+  Findings findings;
+};
+QuickAnswer answer_quickly(const Patient& patient, const QuickOptions& options);
+
+// The checks, by the numbers of all_checks().
+
 void check_driver(const Patient& patient, Findings& findings);
-/// D2. GPUs, NVSwitches, NVLink within and between nodes.
 void check_gpus(const Patient& patient, Findings& findings);
-void check_nvlink(const Patient& patient, Findings& findings);
-/// D3. Locked memory, open files, /dev/shm, huge pages.
+void check_nvlink(const Patient& patient, Findings& findings);  ///< a part of it
 void check_limits(const Patient& patient, Findings& findings);
-/// D4. Devices and ports: driver, kind, state.
 void check_nics(const Patient& patient, Findings& findings);
-/// D5. The GID of every port.
 void check_gids(const Patient& patient, Findings& findings);
-/// D6. The GPU→NIC map, what shares a NIC, what is far from it, and CUDA_VISIBLE_DEVICES.
 void check_map(const Patient& patient, Findings& findings);
-/// D7. Copies of libibverbs and libmlx5, and whether those that load fit together.
 void check_libraries(const Patient& patient, Findings& findings);
-/// D8. How the NIC reaches GPU memory: dma-buf, peer memory.
 void check_registration(const Patient& patient, Findings& findings);
-/// D9. Whether a GPU may ring a NIC's doorbell: driver option, privileges, driver version.
 void check_doorbell(const Patient& patient, Findings& findings);
-/// D10. Whether this process may open the device files of NICs and GPUs.
 void check_device_files(const Patient& patient, Findings& findings);
-/// D12. Variables of this library and of others: which are in effect, which are not, which are harmful.
+void check_gke(const Patient& patient, Findings& findings);
 void check_variables(const Patient& patient, Findings& findings);
 
-/// D11. Google's plugin for NCCL, and the pod's RDMA networks.
-void check_gke(const Patient& patient, Findings& findings);
-/// D13. RANK, WORLD_SIZE, ...: do they fit together, and do they mean nodes or processes?
-void check_ranks(const Patient& patient, Findings& findings);
-/// D14. Both of these: where ranks meet, and by which clock.
-void check_meeting(const Patient& patient, Findings& findings);
-/// Does MASTER_ADDR resolve, and answer? Of this machine only; waits for 4 s at most.
-void check_master(const Patient& patient, Findings& findings);
-/// D17. What NICs have counted since their driver was loaded that should not happen.
-void check_counters(const Patient& patient, Findings& findings);
-/// D18. Libraries of which the process has two copies.
-void check_process(const Patient& patient, Findings& findings);
-/// D19. Queue pairs and doorbell pages that the run needs of each NIC.
-void check_queues(const Patient& patient, Findings& findings);
-/// D20. Buffers of the run against the memory of a GPU.
-void check_memory(const Patient& patient, Findings& findings);
-/// D21. Where the node is, in the words of the cluster.
-void check_node_labels(const Patient& patient, Findings& findings);
-/// D23. Nothing is compiled at run time.
-void check_compiler(const Patient& patient, Findings& findings);
-/// D24. Releases known for trouble.
-void check_known_bad(const Patient& patient, Findings& findings);
-/// A part of D6: PCIe bridges that redirect what passes between GPU and NIC.
-void check_acs(const Patient& patient, Findings& findings);
+/// What stands behind `head` in the first line of a file that begins with it, without white space around it.
+std::string rest_of_line(const topology::SystemRoot& root, const std::string& file, std::string_view head);
+/// 580 of "580.126.09"; 0 of what is no number.
+int major_of(std::string_view version);
+/// The bits CAP_... of what this process may do; 0 where the files do not say.
+std::uint64_t capabilities_of_process(const topology::SystemRoot& root);
 
-/// All of them.
-Findings check_everything(const Patient& patient);
-
-/// What this process may do; nothing if /proc/self/status does not say.
-struct Privileges {
-  bool ipc_lock = false;   ///< CAP_IPC_LOCK: pins memory beyond the limit
-  bool sys_rawio = false;  ///< CAP_SYS_RAWIO
-  bool sys_admin = false;  ///< CAP_SYS_ADMIN: what "privileged" containers have
+/// Variables of other libraries that users bring along, and that the library does not read.
+struct ForeignVariable {
+  const char* names;  ///< divided by spaces
+  const char* meaning;
+  const char* action = "";
+  Verdict verdict = Verdict::note;  ///< of the doctor where it is set; skip: nothing to say
 };
-std::optional<Privileges> read_privileges(const topology::SystemRoot& root);
+std::span<const ForeignVariable> foreign_variables();
 
 /// One copy of a library in a folder where the loader looks, or might after a change of LD_LIBRARY_PATH.
 struct LibraryCopy {

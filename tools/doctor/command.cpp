@@ -2,32 +2,25 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
-#include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
-#include <utility>
 #include <vector>
 
-#include "csrc/rdma/verbs/device.hpp"
 #include "csrc/rdma/verbs/libraries.hpp"
 #include "deep_ep/error.hpp"
-#include "kernels/common/limits.hpp"
 #include "tools/commands.hpp"
+#include "tools/common/command_line.hpp"
 #include "tools/common/json_output.hpp"
 #include "tools/common/version.hpp"
 #include "tools/doctor/bundle.hpp"
-#include "tools/doctor/catalogue.hpp"
 #include "tools/doctor/checks.hpp"
 #include "tools/doctor/cluster/cluster.hpp"
 #include "tools/doctor/counters.hpp"
 #include "tools/doctor/explain/explain.hpp"
-#include "tools/doctor/machine_report.hpp"
+#include "tools/doctor/machine.hpp"
 #include "tools/doctor/nic_test/nic_test.hpp"
-#include "tools/doctor/print.hpp"
-#include "tools/doctor/quick.hpp"
-#include "tools/doctor/tar.hpp"
 
 namespace deep_ep::tools {
 namespace {
@@ -40,16 +33,13 @@ struct DoctorOptions {
   std::optional<std::string> explain;
   bool list_checks = false;
   bool report = false;
-  std::vector<std::string> compare;
   bool cluster = false;
   ClusterOptions cluster_options;
-  int pid = 0;
-  int ranks = 0;
-  std::int64_t tokens = -1;
   bool quick = false;
   QuickOptions expected;
   bool nic_test = false;
   NicTestOptions test;
+  std::string bundle;
 };
 
 /// On this machine the libraries can be opened, which is more than their files can tell.
@@ -66,20 +56,6 @@ void check_loaded_libraries(const Patient& patient, Findings& findings) {
                       usable || patient.nics.empty() ? "" : "see the findings of the check `libraries`", "D7", true});
 }
 
-/// Queue pairs that the NICs say they have. What cannot be opened is said by other checks.
-std::map<std::string, std::uint64_t> ask_nics(const Patient& patient) {
-  std::map<std::string, std::uint64_t> result;
-  for (const rdma::Nic& nic : patient.nics) {
-    if (nic.capability == rdma::Capability::unsupported || !nic.accessible) continue;
-    try {
-      result[nic.name] = rdma::verbs::Device::open(nic.name)->limits().queue_pairs;
-    } catch (const Error&) {
-      continue;
-    }
-  }
-  return result;
-}
-
 int run_nic_test(const DoctorOptions& options) {
   if (!options.sysroot.empty() || options.nic_counters) {
     throw InvalidArgument("--nic-test is about this machine, and goes without --sysroot and --nic-counters");
@@ -91,8 +67,25 @@ int run_nic_test(const DoctorOptions& options) {
   } else {
     fmt::print("{}", report.text());
   }
-  if (!options.test.bundle.empty()) write_bundle(options.test.bundle, patient, report);
+  if (!options.bundle.empty()) {
+    std::string log;
+    for (const std::string& line : report.log) log += line + "\n";
+    write_bundle(options.bundle, bundle_of(patient, run_checks(patient), {{"NIC test", report.text()}, {"log", log}}));
+  }
   return report.well() ? 0 : 1;
+}
+
+int run_quick(const Patient& patient, const QuickOptions& options, bool json) {
+  const QuickAnswer answer = answer_quickly(patient, options);
+  if (json) {
+    print_json({{"usable", answer.usable},
+                {"summary", answer.line},
+                {"checks", checks_json(answer.findings)},
+                {"findings", to_json(answer.findings)}});
+  } else {
+    fmt::print("{}\n", printable(answer.line));
+  }
+  return answer.usable ? 0 : 1;
 }
 
 /// What was asked for, where that is not the whole examination.
@@ -105,12 +98,11 @@ std::vector<std::string> modes_of(const DoctorOptions& options) {
   add(options.explain.has_value(), "--explain");
   add(options.quick, "--quick");
   add(options.report, "--report");
-  add(!options.compare.empty(), "--compare");
   add(options.cluster, "--cluster");
   add(options.nic_test, "--nic-test");
   add(options.nic_counters, "--nic-counters");
   const bool makes_bundles = modes.empty() || options.nic_test || options.nic_counters;
-  add(!options.test.bundle.empty() && !makes_bundles, "--bundle");
+  add(!options.bundle.empty() && !makes_bundles, "--bundle");
   return modes;
 }
 
@@ -119,10 +111,9 @@ int run_doctor(const DoctorOptions& options) {
   if (options.nic_test && options.nic_counters) return run_nic_test(options);  // which says what it goes without
   if (modes.size() > 1) throw InvalidArgument(fmt::format("{} and {}: one at a time", modes[0], modes[1]));
   if (options.list_checks) {
-    fmt::print("{}", list_of_checks());
+    for (const Check& check : all_checks()) fmt::print("{:<5}{}: {}\n", check.id, check.title, check.meaning);
     return 0;
   }
-  if (!options.compare.empty()) return run_compare(options.compare, options.json);
   if (options.cluster) return run_cluster(options.cluster_options, options.json);
   if (options.explain) return run_explain(*options.explain, options.json);
   if (options.nic_test) return run_nic_test(options);
@@ -132,18 +123,14 @@ int run_doctor(const DoctorOptions& options) {
   }
   Patient patient = examine(options.sysroot.empty() ? topology::SystemRoot() : topology::SystemRoot(options.sysroot),
                             environment::of_process, environment::names_of_process());
-  patient.pid = options.pid;
-  if (options.ranks > 0) patient.run.ranks = options.ranks;
-  if (options.tokens >= 0) patient.run.tokens = options.tokens;
   if (options.quick) return run_quick(patient, options.expected, options.json);
   if (patient.root.is_this_machine()) patient.live_gpus = ask_nvml();
-  const MachineReport machine = report_machine(patient, full_version());
   if (options.report) {
+    const MachineReport machine = report_machine(patient, full_version());
     options.json ? print_json(to_json(machine)) : fmt::print("{}", printable(to_text(machine)));
     return 0;
   }
-  if (patient.root.is_this_machine()) patient.live_queue_pairs = ask_nics(patient);
-  Findings findings = check_everything(patient);
+  Findings findings = run_checks(patient);
   if (patient.root.is_this_machine()) check_loaded_libraries(patient, findings);
   std::vector<PortCounters> traffic;
   if (options.nic_counters) {
@@ -156,35 +143,21 @@ int run_doctor(const DoctorOptions& options) {
     }
     const std::size_t counted = findings.size();
     check_traffic(patient, traffic, findings);
-    for (std::size_t i = counted; i < findings.size(); ++i)
-      findings[i].id = findings[i].check == "losses" ? "D17" : "D15";
+    for (std::size_t i = counted; i < findings.size(); ++i) findings[i].id = "D15";
   }
 
-  if (!options.test.bundle.empty()) write_tar(options.test.bundle, "deep_ep_doctor", bundle_of(patient, findings));
-  const bool healthy = worst_of(findings) < Verdict::error;
-  const Overall overall = overall_of(patient, findings);
+  if (!options.bundle.empty()) write_bundle(options.bundle, bundle_of(patient, findings));
   if (options.json) {
-    nlohmann::json report = machine_json(patient);
-    report["report"] = to_json(machine);
-    report["checks"] = checks_json(findings);
-    report["findings"] = findings_json(findings);
-    report["healthy"] = healthy;
-    report["verdict"] = overall.verdict;
-    report["decided_by"] = overall.decided_by;
-    if (options.nic_counters) {
-      report["traffic"] = nlohmann::json::array();
-      for (const PortCounters& port : traffic) {
-        report["traffic"].push_back({{"nic", port.nic}, {"port", port.port}, {"counters", port.values}});
-      }
+    nlohmann::json all = examination_json(patient, findings);
+    if (options.nic_counters) all["traffic"] = nlohmann::json::array();
+    for (const PortCounters& port : traffic) {
+      all["traffic"].push_back({{"nic", port.nic}, {"port", port.port}, {"counters", port.values}});
     }
-    print_json(report);
+    print_json(all);
   } else {
-    fmt::print("{}\n", printable(machine_text(patient)));
-    if (options.nic_counters) fmt::print("{}\n", printable(to_text(traffic)));
-    fmt::print("Checks\n{}\nFindings\n{}Verdict: {}\n", checks_text(findings), printable(to_text(findings)),
-               overall.text);
+    fmt::print("{}", examination_text(patient, findings, options.nic_counters ? to_text(traffic) + "\n" : ""));
   }
-  return healthy ? 0 : 1;
+  return worst_of(findings) < Verdict::error ? 0 : 1;
 }
 
 }  // namespace
@@ -204,9 +177,6 @@ void add_doctor_command(CLI::App& app, Action& action) {
       "and what to do; - reads it from standard input");
   command->add_flag("--list-checks", options->list_checks, "List the checks: number, title, and why it matters");
   command->add_flag("--report", options->report, "The machine in a dozen lines: GPUs, NICs, driver, versions");
-  command
-      ->add_option("--compare", options->compare, "What nodes differ in: two files or more, each the JSON of one node")
-      ->check(CLI::ExistingFile);
   CLI::Option* cluster = command->add_flag(
       "--cluster", options->cluster, "Ask a Kubernetes cluster, by kubectl: nodes, GPUs, RDMA networks, JobSet, Kueue");
   command
@@ -216,13 +186,6 @@ void add_doctor_command(CLI::App& app, Action& action) {
       ->capture_default_str()
       ->needs(cluster);
   options->cluster_options.path = environment::of_process("PATH").value_or("");
-  command->add_option("--pid", options->pid, "Also look for libraries that this process has twice")
-      ->check(CLI::Range(1, 1 << 30));
-  command
-      ->add_option("--ranks", options->ranks,
-                   "Ranks of the run that queues and memory are counted for; two nodes if not given")
-      ->check(CLI::Range(1, kMaxRanks));
-  command->add_option("--tokens", options->tokens, "Tokens of each rank of that run")->check(CLI::Range(0, 1 << 20));
   CLI::Option* quick = command->add_flag("--quick", options->quick,
                                          "One line, from files alone: is this machine usable? For readiness probes");
   command->add_option("--gpus", options->expected.gpus, "With --quick: not usable with fewer GPUs")
@@ -254,7 +217,13 @@ void add_doctor_command(CLI::App& app, Action& action) {
   add("--seconds", nic_test.seconds, "How long all tests may take; a larger number also makes each wait longer")
       ->check(CLI::Range(1.0, 3600.0))
       ->capture_default_str();
-  command->add_option("--bundle", nic_test.bundle, "Also write a tar file to attach to a report of a problem");
+  command->add_option("--bundle", options->bundle,
+                      "Also write everything into a new file, to attach to a report of a problem");
+  add_gone_options(*command,
+                   {{"--compare", "diff shows what two outputs of --report differ in"},
+                    {"--pid", "grep -E 'libnccl|libibverbs|libmlx5' /proc/PID/maps shows copies of libraries"},
+                    {"--ranks", "deep_ep size prints what a run needs"},
+                    {"--tokens", "deep_ep size prints what a run needs"}});
   command->footer(
       "Exit status: 0 if nothing is wrong (warnings aside), no test has failed, the machine is usable (--quick), the "
       "text is known (--explain); otherwise 1.");

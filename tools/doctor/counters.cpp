@@ -14,7 +14,6 @@
 
 #include "csrc/support/format.hpp"
 #include "deep_ep/error.hpp"
-#include "tools/doctor/ethtool.hpp"
 
 namespace deep_ep::tools {
 namespace {
@@ -30,7 +29,6 @@ struct Counter {
 constexpr std::array kCounters = {
     Counter{"sent_bytes", "counters/port_xmit_data", 4, ""},
     Counter{"received_bytes", "counters/port_rcv_data", 4, ""},
-    Counter{"received_packets", "counters/port_rcv_packets", 1, ""},
     Counter{"discarded", "counters/port_xmit_discards", 1, "packets were dropped on their way out"},
     Counter{"received_errors", "counters/port_rcv_errors", 1, "damaged packets arrived: cable or connector"},
     Counter{"overruns", "counters/excessive_buffer_overrun_errors", 1,
@@ -43,19 +41,7 @@ constexpr std::array kCounters = {
     Counter{"congestion_reported", "hw_counters/np_cnp_sent", 1, "this port told peers to send more slowly"},
     Counter{"resent_after_timeout", "hw_counters/roce_adp_retrans", 1, "packets were sent again, as no answer came"},
     Counter{"congestion_told", "hw_counters/rp_cnp_handled", 1, "peers told this port to send more slowly"},
-    // By ethtool.
-    Counter{"dropped_on_arrival", "", 1, "the port had no room for packets: flow control (PFC) does not hold"},
-    Counter{"pause_storms", "", 1, "the port paused the switch for so long that the NIC gave it up"},
-    Counter{"pauses_received", "", 1, "the switch paused this port: congestion behind it"},
-    Counter{"paused_us", "", 1, "so long the switch paused this port, in microseconds"},
-    Counter{"pauses_sent", "", 1, "this port paused the switch: the host, or PCIe, does not take packets fast enough"},
 };
-
-/// What comes and goes with the load, and costs bandwidth alone; the rest is loss.
-bool is_a_matter_of_degree(std::string_view counter) {
-  return counter.find("congestion") != std::string_view::npos || counter.starts_with("pauses") ||
-         counter == "paused_us";
-}
 
 std::uint64_t value_of(const PortCounters& port, const std::string& name) {
   const auto found = port.values.find(name);
@@ -120,15 +106,11 @@ std::vector<PortCounters> read_counters(const Patient& patient) {
     for (const rdma::NicPort& port : nic.ports) {
       PortCounters counters{nic.name, port.number, {}};
       for (const Counter& counter : kCounters) {
-        if (*counter.file == '\0') continue;
         const auto text =
             patient.root.read(fmt::format("/sys/class/infiniband/{}/ports/{}/{}", nic.name, port.number, counter.file));
         std::uint64_t value = 0;
         if (!text || std::from_chars(text->data(), text->data() + text->size(), value).ec != std::errc()) continue;
         counters.values[counter.name] = value * counter.unit;
-      }
-      if (!port.gids.empty() && !port.gids.front().netdev.empty()) {
-        counters.values.merge(pauses_of(read_ethtool(patient.root, port.gids.front().netdev)));
       }
       result.push_back(std::move(counters));
     }
@@ -151,35 +133,6 @@ std::vector<PortCounters> difference(const std::vector<PortCounters>& before, co
     result.push_back(std::move(port));
   }
   return result;
-}
-
-// What should not happen at all; congestion is a matter of degree.
-void check_counters(const Patient& patient, Findings& findings) {
-  const std::vector<PortCounters> ports = read_counters(patient);
-  if (ports.empty()) return;
-  constexpr std::uint64_t kRare = 100'000;  // one in as many packets
-  const std::size_t before = findings.size();
-  for (const PortCounters& port : ports) {
-    const std::uint64_t packets = value_of(port, "received_packets");
-    std::string text;
-    bool often = false;
-    for (const Counter& counter : kCounters) {
-      const std::uint64_t value = value_of(port, counter.name);
-      if (*counter.trouble == '\0' || value == 0) continue;
-      text += fmt::format("{}{} {}", text.empty() ? "" : ", ", counter.name, value);
-      often = often || (!is_a_matter_of_degree(counter.name) && packets > 0 && value > packets / kRare);
-    }
-    if (text.empty()) continue;
-    findings.push_back(
-        {"losses", often ? Verdict::warning : Verdict::note, fmt::format("{} port {}: {}", port.nic, port.port, text),
-         fmt::format("counted since the driver was loaded, in {} packets that arrived", packets),
-         "deep_ep doctor --nic-counters -- COMMAND shows whether it still happens; then flow control (PFC) and "
-         "congestion control (ECN) of NICs and switches"});
-  }
-  if (findings.size() == before) {
-    findings.push_back({"losses", Verdict::ok,
-                        fmt::format("no losses, no congestion and no pauses on {} ports", ports.size()), "", ""});
-  }
 }
 
 void check_traffic(const Patient& patient, const std::vector<PortCounters>& traffic, Findings& findings) {

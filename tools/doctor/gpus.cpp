@@ -2,22 +2,41 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
+#include <cctype>
 #include <set>
 #include <string>
 
 #include "tools/doctor/checks.hpp"
-#include "tools/doctor/gpu_models.hpp"
 
 namespace deep_ep::tools {
 namespace {
 
 constexpr int kHopper = 90;
 
-int major_of(const std::string& version) {
-  int major = 0;
-  std::from_chars(version.data(), version.data() + version.size(), major);
-  return major;
+/// What the names of GPUs tell: files of a machine say nothing else about what a GPU can do.
+struct GpuModel {
+  std::string_view word;    ///< of its name
+  int capability = 0;       ///< compute capability, 100 for 10.0
+  int least_driver = 0;     ///< major version of the first driver that runs it
+  bool multi_node = false;  ///< its NVLink may join several nodes
+};
+constexpr GpuModel kModels[] = {
+    {"GB300", 103, 575, true}, {"GB200", 100, 570, true}, {"GH200", 90, 535, true}, {"B300", 103, 575},
+    {"B200", 100, 570},        {"H200", 90, 535},         {"H100", 90, 525},        {"H800", 90, 525},
+    {"H20", 90, 535},          {"A100", 80, 450},         {"A800", 80, 515},        {"L40S", 89, 535},
+    {"L40", 89, 525},          {"L4", 89, 525},           {"V100", 70, 396},        {"T4", 75, 418},
+};
+
+/// Null for names that nobody has put down here. "A100-SXM4" is an A100, "GB200" no B200.
+const GpuModel* model_of(std::string_view name) {
+  const auto ends = [&](std::size_t at) {
+    return at >= name.size() || std::isalnum(static_cast<unsigned char>(name[at])) == 0;
+  };
+  for (const GpuModel& model : kModels) {
+    const std::size_t at = name.find(model.word);
+    if (at != std::string_view::npos && (at == 0 || ends(at - 1)) && ends(at + model.word.size())) return &model;
+  }
+  return nullptr;
 }
 
 std::string capability_text(int capability) { return fmt::format("{}.{}", capability / 10, capability % 10); }
@@ -77,20 +96,6 @@ std::set<std::string> names_of(const Patient& patient) {
   return names;
 }
 
-std::size_t count_switches(const Patient& patient) {
-  const std::size_t known = patient.root.list("/proc/driver/nvidia-nvswitch/devices").size();
-  if (known > 0) return known;
-  std::size_t count = 0;
-  for (const std::string& address : patient.root.list("/sys/bus/pci/devices")) {
-    const std::string folder = "/sys/bus/pci/devices/" + address;
-    if (patient.root.read(folder + "/class").value_or("").starts_with("0x0680") &&
-        patient.root.read(folder + "/vendor") == "0x10de") {
-      ++count;
-    }
-  }
-  return count;
-}
-
 void check_multi_node(const Patient& patient, Findings& findings) {
   const std::set<std::string> names = names_of(patient);
   const bool multi_node = std::any_of(names.begin(), names.end(), [](const std::string& name) {
@@ -110,6 +115,60 @@ void check_multi_node(const Patient& patient, Findings& findings) {
       {"imex", Verdict::warning, fmt::format("{} is missing or empty", folder),
        "NVLink joins several nodes here, but memory cannot be shared over it: NICs carry that traffic",
        "start nvidia-imex on all nodes, and give the container a channel (in Kubernetes a ComputeDomain)"});
+}
+
+void check_links(const std::vector<LiveGpu>& gpus, Findings& findings) {
+  int most = 0;
+  for (const LiveGpu& gpu : gpus) most = std::max(most, gpu.links);
+  if (most == 0 && gpus.size() < 2) return;
+  std::string fewer;
+  for (const LiveGpu& gpu : gpus) {
+    if (gpu.links < most) fewer += fmt::format("{}{} has {}", fewer.empty() ? "" : ", ", gpu.pci, gpu.links);
+  }
+  if (most == 0) {
+    findings.push_back({"nvlink", Verdict::warning, "no GPU has an NVLink that is up",
+                        "GPUs of this machine reach each other by PCIe, if at all",
+                        "nvidia-smi nvlink -s; on machines with NVSwitches, start nvidia-fabricmanager of the driver's "
+                        "release"});
+  } else if (fewer.empty()) {
+    findings.push_back({"nvlink", Verdict::ok, fmt::format("{} NVLinks of each GPU are up", most), "", ""});
+  } else {
+    findings.push_back({"nvlink", Verdict::error, fmt::format("{} NVLinks of a GPU are up, but {}", most, fewer),
+                        "ranks of these GPUs are slower, or cannot reach the others",
+                        "dmesg (Xid 74); reset the GPU, then the fabric manager; drain the node"});
+  }
+}
+
+void check_fabric(const std::vector<LiveGpu>& gpus, Findings& findings) {
+  using State = NvLinkFabric::State;
+  std::set<std::string> domains;
+  std::vector<std::string> waiting;
+  for (const LiveGpu& gpu : gpus) {
+    if (!gpu.fabric || gpu.fabric->state == State::not_supported) continue;
+    if (gpu.fabric->state != State::completed || gpu.fabric->error != 0) {
+      waiting.push_back(gpu.fabric->error == 0 ? gpu.pci : fmt::format("{} (error {})", gpu.pci, gpu.fabric->error));
+    } else if (!gpu.fabric->cluster.empty()) {
+      domains.insert(gpu.fabric->text());
+    }
+  }
+  if (!waiting.empty()) {
+    findings.push_back({"nvlink_domain", Verdict::error,
+                        fmt::format("not registered with the NVLink fabric: {}", fmt::join(waiting, ", ")),
+                        "CUDA does not start on these GPUs, or they reach no other one",
+                        "systemctl status nvidia-fabricmanager (nvidia-imex between machines); nvidia-smi -q shows "
+                        "the state under Fabric"});
+  }
+  if (domains.size() > 1) {
+    findings.push_back(
+        {"nvlink_domain", Verdict::error,
+         fmt::format("GPUs of this machine are in {} NVLink domains: {}", domains.size(), fmt::join(domains, "; ")),
+         "GPUs of different cliques do not reach each other by NVLink",
+         "the partition of the fabric must hold whole machines"});
+  } else if (domains.size() == 1) {
+    findings.push_back({"nvlink_domain", Verdict::ok, fmt::format("NVLink domain {}", *domains.begin()),
+                        "ranks of all machines of this clique reach each other by NVLink (DEEP_EP_HEAP=fabric, auto)",
+                        ""});
+  }
 }
 
 }  // namespace
@@ -147,6 +206,12 @@ void check_driver(const Patient& patient, Findings& findings) {
                       ""});
 }
 
+void check_nvlink(const Patient& patient, Findings& findings) {
+  if (!patient.live_gpus) return;
+  check_links(*patient.live_gpus, findings);
+  check_fabric(*patient.live_gpus, findings);
+}
+
 void check_gpus(const Patient& patient, Findings& findings) {
   if (patient.gpus.empty()) {
     findings.push_back({"gpu", Verdict::note, "there is no NVIDIA GPU (or no driver for it)",
@@ -156,11 +221,9 @@ void check_gpus(const Patient& patient, Findings& findings) {
   const std::set<std::string> names = names_of(patient);
   const auto ours =
       std::count_if(patient.gpus.begin(), patient.gpus.end(), [](const auto& gpu) { return gpu.cuda_id; });
-  const std::size_t switches = count_switches(patient);
   findings.push_back({"gpu", names.size() > 1 ? Verdict::warning : Verdict::ok,
-                      fmt::format("{} GPU{} ({}){}{}", ours, ours == 1 ? "" : "s",
+                      fmt::format("{} GPU{} ({}){}", ours, ours == 1 ? "" : "s",
                                   names.empty() ? "model not known" : fmt::format("{}", fmt::join(names, ", ")),
-                                  switches == 0 ? "" : fmt::format(", {} NVSwitches", switches),
                                   static_cast<std::size_t>(ours) == patient.gpus.size()
                                       ? ""
                                       : fmt::format("; {} more belong to other containers",

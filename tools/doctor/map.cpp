@@ -66,7 +66,6 @@ void check_map(const Patient& patient, Findings& findings) {
                         "the map goes by the order of PCI addresses where distances are equal",
                         "if the machine's vendor specifies another order, set DEEP_EP_DEVICE_TO_HCA_MAPPING"});
   }
-  check_acs(patient, findings);
 }
 
 }  // namespace deep_ep::tools

@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 
 #include "csrc/topology/pci.hpp"
 
@@ -32,9 +31,6 @@ struct PciInfo {
   char bus_id[32];
 };
 
-// What GPUs can do with each other: whether this one is there, 0 says yes.
-constexpr int kByNvLink = 2;
-
 struct FabricInfo {
   unsigned version;
   unsigned char cluster[16];
@@ -50,8 +46,6 @@ NvLinkFabric fabric_of(const FabricInfo& info) {
   fabric.state = static_cast<NvLinkFabric::State>(std::min<unsigned>(info.state, 3));
   fabric.error = info.status;
   fabric.clique = info.clique;
-  constexpr unsigned kDegradedBandwidth = 1;  // of the two lowest bits: 0 not known, 1 yes, 2 no
-  fabric.slow_links = (info.health & 3) == kDegradedBandwidth;
   std::string text;
   bool any = false;
   for (std::size_t i = 0; i < sizeof info.cluster; ++i) {
@@ -71,13 +65,10 @@ class Nvml {
     find(shutdown_, "nvmlShutdown");
     find(count_, "nvmlDeviceGetCount_v2");
     find(handle_, "nvmlDeviceGetHandleByIndex_v2");
-    find(name_, "nvmlDeviceGetName");
     find(memory_, "nvmlDeviceGetMemoryInfo");
     find(pci_, "nvmlDeviceGetPciInfo_v3");
-    find(capability_, "nvmlDeviceGetCudaComputeCapability");
     find(link_, "nvmlDeviceGetNvLinkState");
     // Later drivers' alone.
-    pair_ = reinterpret_cast<decltype(pair_)>(::dlsym(library_, "nvmlDeviceGetP2PStatus"));
     fabric_ = reinterpret_cast<decltype(fabric_)>(::dlsym(library_, "nvmlDeviceGetGpuFabricInfoV"));
     started_ = complete_ && init_() == kSuccess;
   }
@@ -93,15 +84,10 @@ class Nvml {
   std::vector<LiveGpu> gpus() const {
     unsigned count = 0;
     std::vector<LiveGpu> result;
-    std::vector<Device> devices;
     if (count_(&count) != kSuccess) return result;
     for (unsigned i = 0; i < count; ++i) {
       Device device = nullptr;
-      if (handle_(i, &device) == kSuccess) devices.push_back(device);
-    }
-    for (const Device device : devices) {
-      LiveGpu& gpu = result.emplace_back(describe(device));
-      for (const Device other : devices) gpu.reaches.push_back(reaches(device, other));
+      if (handle_(i, &device) == kSuccess) result.push_back(describe(device));
     }
     return result;
   }
@@ -113,34 +99,19 @@ class Nvml {
     complete_ = complete_ && function != nullptr;
   }
 
-  std::optional<bool> reaches(Device device, Device other) const {
-    int status = -1;
-    if (device == other || pair_ == nullptr || pair_(device, other, kByNvLink, &status) != kSuccess) return {};
-    return status == 0;
-  }
-
   LiveGpu describe(Device device) const {
     LiveGpu gpu;
-    std::array<char, 96> name{};
-    if (name_(device, name.data(), name.size()) == kSuccess) gpu.name = name.data();
     Memory memory{};
-    if (memory_(device, &memory) == kSuccess) {
-      gpu.memory_bytes = memory.total;
-      gpu.free_bytes = memory.free;
-    }
+    if (memory_(device, &memory) == kSuccess) gpu.memory_bytes = memory.total;
     PciInfo pci{};
     if (pci_(device, &pci) == kSuccess) {
       pci.bus_id[sizeof pci.bus_id - 1] = '\0';
       const auto address = topology::parse_pci_address(pci.bus_id);
       if (address) gpu.pci = address->text();
     }
-    int major = 0;
-    int minor = 0;
-    if (capability_(device, &major, &minor) == kSuccess) gpu.capability = 10 * major + minor;
     for (unsigned link = 0; link < kMostLinks; ++link) {
       int active = 0;
-      if (link_(device, link, &active) != kSuccess) continue;
-      (active == 1 ? gpu.links : gpu.links_down) += 1;
+      if (link_(device, link, &active) == kSuccess && active == 1) ++gpu.links;
     }
     FabricInfo info{};
     info.version = kFabricVersion;
@@ -155,12 +126,9 @@ class Nvml {
   int (*shutdown_)() = nullptr;
   int (*count_)(unsigned*) = nullptr;
   int (*handle_)(unsigned, Device*) = nullptr;
-  int (*name_)(Device, char*, unsigned) = nullptr;
   int (*memory_)(Device, Memory*) = nullptr;
   int (*pci_)(Device, PciInfo*) = nullptr;
-  int (*capability_)(Device, int*, int*) = nullptr;
   int (*link_)(Device, unsigned, int*) = nullptr;
-  int (*pair_)(Device, Device, int, int*) = nullptr;
   int (*fabric_)(Device, FabricInfo*) = nullptr;
 };
 

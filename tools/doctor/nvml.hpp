@@ -2,7 +2,6 @@
 // which is opened at run time.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -17,32 +16,15 @@ struct NvLinkFabric {
   int error = 0;             ///< of the registration, as NVML numbers them; 0: none
   std::string cluster;       ///< UUID; empty: NVLink ends at this machine
   unsigned clique = 0;       ///< within the cluster: GPUs of one clique reach each other
-  bool slow_links = false;   ///< its bandwidth is degraded
   std::string text() const;  ///< "8a0b..., clique 3"
 };
 
 struct LiveGpu {
   std::string pci;  ///< "0000:18:00.0", lower case
-  std::string name;
   std::uint64_t memory_bytes = 0;
-  std::uint64_t free_bytes = 0;
-  int capability = 0;  ///< 90 for 9.0
-  int links = 0;       ///< NVLinks that are up
-  int links_down = 0;  ///< that exist and are not
-  /// Whether it reaches each GPU by NVLink, in their order; nothing where the driver does not say, and at its own
-  /// place.
-  std::vector<std::optional<bool>> reaches = {};
+  int links = 0;                            ///< NVLinks that are up
   std::optional<NvLinkFabric> fabric = {};  ///< nothing where the driver does not say
 };
-
-/// Pairs of GPUs, and those of them that do not reach each other by NVLink: "0-3", as nvidia-smi numbers them.
-struct NvLinkPairs {
-  std::size_t known = 0;
-  std::vector<std::string> missing;
-};
-NvLinkPairs count_pairs(const std::vector<LiveGpu>& gpus);
-/// Every GPU against every other; empty where nothing is known of any pair.
-std::string nvlink_table(const std::vector<LiveGpu>& gpus);
 
 /// Nothing where the library is not there or does not start. In the order of nvidia-smi.
 std::optional<std::vector<LiveGpu>> ask_nvml(const char* library = "libnvidia-ml.so.1");

@@ -7,34 +7,8 @@
 namespace deep_ep::tools {
 
 const char* name_of(Verdict verdict) {
-  switch (verdict) {
-    case Verdict::skip:
-      return "skip";
-    case Verdict::ok:
-      return "ok";
-    case Verdict::note:
-      return "note";
-    case Verdict::warning:
-      return "warning";
-    case Verdict::error:
-      break;
-  }
-  return "error";
-}
-
-const char* word_of(Verdict verdict) {
-  switch (verdict) {
-    case Verdict::skip:
-      return "skip";
-    case Verdict::ok:
-    case Verdict::note:
-      return "ok";
-    case Verdict::warning:
-      return "warn";
-    case Verdict::error:
-      break;
-  }
-  return "fail";
+  constexpr const char* kNames[] = {"skip", "ok", "note", "warning", "error"};
+  return kNames[static_cast<std::size_t>(verdict)];
 }
 
 Verdict worst_of(const Findings& findings) {
@@ -62,6 +36,27 @@ std::string to_text(const Findings& findings) {
   }
   return text +
          fmt::format("{} error{}, {} warning{}\n", errors, errors == 1 ? "" : "s", warnings, warnings == 1 ? "" : "s");
+}
+
+nlohmann::json to_json(const Findings& findings) {
+  nlohmann::json list = nlohmann::json::array();
+  for (const Finding& finding : findings) {
+    list.push_back({{"id", finding.id},
+                    {"check", finding.check},
+                    {"verdict", name_of(finding.verdict)},
+                    {"found", finding.found},
+                    {"meaning", finding.meaning},
+                    {"action", finding.action}});
+  }
+  return list;
+}
+
+std::string printable(std::string text) {
+  for (char& c : text) {
+    const auto code = static_cast<unsigned char>(c);
+    if ((code < 0x20 && c != '\n' && c != '\t') || code == 0x7f) c = '?';
+  }
+  return text;
 }
 
 }  // namespace deep_ep::tools

@@ -2,8 +2,8 @@
 #pragma once
 
 #include <cstdint>
+#include <nlohmann/json.hpp>
 #include <string>
-#include <string_view>
 #include <vector>
 
 namespace deep_ep::tools {
@@ -17,7 +17,6 @@ enum class Verdict : std::uint8_t {
 };
 
 const char* name_of(Verdict verdict);  ///< "warning"
-const char* word_of(Verdict verdict);  ///< of a whole check: "ok", "warn", "fail" or "skip"
 
 /// Each says what was found, what that means for a run, and what to do about it. The last is empty where nothing is to
 /// be done.
@@ -37,5 +36,9 @@ Verdict worst_of(const Findings& findings);
 
 /// Text for a terminal: a paragraph for each finding, errors last, so that they are what one sees.
 std::string to_text(const Findings& findings);
+nlohmann::json to_json(const Findings& findings);
+
+/// For a terminal: control characters, which other machines' files may hold, become '?'.
+std::string printable(std::string text);
 
 }  // namespace deep_ep::tools

@@ -2,107 +2,91 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <array>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "csrc/bootstrap/interfaces.hpp"
+#include "csrc/support/text.hpp"
 #include "deep_ep/error.hpp"
 #include "tools/doctor/checks.hpp"
 
 namespace deep_ep::tools {
 namespace {
 
-struct Known {
-  const char* name;
-  Verdict verdict;
-  const char* meaning;
-  const char* action;
-};
-
 constexpr const char* kUnset = "unset it, unless another library needs it";
 
-// Those that are in effect are in RdmaSettings::taken; these are the rest.
-constexpr std::array kKnown = {
-    Known{"NVSHMEM_HCA_PE_MAPPING", Verdict::note,
-          "no effect: GPUs and NICs are paired by their position in the machine",
-          "set DEEP_EP_DEVICE_TO_HCA_MAPPING if the pairing is not the one you want"},
-    Known{"NVSHMEM_ENABLE_NIC_PE_MAPPING", Verdict::note,
-          "no effect: GPUs and NICs are paired by their position in the machine", kUnset},
-    Known{"NVSHMEM_HCA_PREFIX", Verdict::note, "no effect: NICs are known by their driver, not by their name", kUnset},
-    Known{"NVSHMEM_REMOTE_TRANSPORT", Verdict::note,
-          "no effect: there is one transport between machines, the library's own", kUnset},
-    Known{"NVSHMEM_IB_ENABLE_IBGDA", Verdict::note, "no effect: GPUs ring doorbells where they can",
-          "DEEP_EP_NIC_HANDLER"},
-    Known{"NVSHMEM_IBGDA_NUM_RC_PER_PE", Verdict::note, "no effect: the number of queue pairs is an argument of Buffer",
-          "num_qps_per_rank"},
-    Known{"NVSHMEM_IBGDA_NUM_DCI", Verdict::note, "no effect: reliable connections are used, not the DC transport",
-          kUnset},
-    Known{"NCCL_IB_QPS_PER_CONNECTION", Verdict::note, "no effect: the number of queue pairs is an argument of Buffer",
-          "num_qps_per_rank"},
-    Known{"NVSHMEM_DISABLE_CUDA_VMM", Verdict::note, "no effect: memory of either kind is registered", kUnset},
-    Known{"NVSHMEM_SYMMETRIC_SIZE", Verdict::note, "no effect: buffers have the size that they are made with", kUnset},
-    Known{"NVSHMEM_MAX_TEAMS", Verdict::note, "no effect", kUnset},
-    Known{"NVSHMEM_IBGDA_SUPPORT", Verdict::note, "no effect: an option of NVSHMEM's build", kUnset},
-    Known{"NVSHMEM_USE_GDRCOPY", Verdict::note, "no effect: GDRCopy is not used", kUnset},
-    Known{"NVSHMEM_DISABLED_GDRCOPY", Verdict::note,
-          "no effect anywhere: NVSHMEM's name for it is NVSHMEM_DISABLE_GDRCOPY", "unset it"},
-    Known{"NVSHMEM_DISABLE_GDRCOPY", Verdict::note, "no effect: GDRCopy is not used", kUnset},
-    Known{"USE_NVPEERMEM", Verdict::note, "no effect: peer memory is used where dma-buf does not work", kUnset},
-    Known{"TORCH_CUDA_ARCH_LIST_B200", Verdict::note, "no effect", kUnset},
-    Known{"NCCL_NET", Verdict::note, "NCCL's traffic only", ""},
-    Known{"NCCL_IB_ADAPTIVE_ROUTING", Verdict::note, "NCCL's traffic only: here the fabric's own setting holds", ""},
-    Known{"NCCL_IB_FIFO_TC", Verdict::note, "NCCL's traffic only", ""},
-    Known{"NCCL_CROSS_NIC", Verdict::note, "NCCL's traffic only", ""},
-    Known{"NCCL_IB_MERGE_NICS", Verdict::note, "NCCL's traffic only", ""},
-    Known{"LD_PRELOAD", Verdict::warning, "other libraries are put in front of those the program was built with",
-          "this library needs no preloading: unset it unless you know why it is there"},
+// Those that are in effect are in environment::variables(); these are the rest.
+constexpr ForeignVariable kForeign[] = {
+    {"NVSHMEM_HCA_PE_MAPPING", "no effect: GPUs and NICs are paired by their position in the machine",
+     "set DEEP_EP_DEVICE_TO_HCA_MAPPING if the pairing is not the one you want"},
+    {"NVSHMEM_ENABLE_NIC_PE_MAPPING", "no effect: GPUs and NICs are paired by their position in the machine", kUnset},
+    {"NVSHMEM_HCA_PREFIX", "no effect: NICs are known by their driver, not by their name", kUnset},
+    {"NCCL_IB_FIFO_TC NCCL_NVLS_ENABLE NCCL_NET NCCL_TUNER_CONFIG_PATH "
+     "NCCL_SHIMNET_GUEST_CONFIG_CHECKER_CONFIG_FILE NCCL_TUNER_PLUGIN NCCL_NET_PLUGIN NCCL_CROSS_NIC "
+     "NCCL_P2P_NET_CHUNKSIZE NCCL_NVLS_CHUNKSIZE NCCL_PXN_C2C NCCL_IB_MERGE_NICS",
+     "NCCL's traffic only"},
+    {"NCCL_IB_QPS_PER_CONNECTION NVSHMEM_IBGDA_NUM_RC_PER_PE",
+     "no effect: the number of queue pairs is an argument of Buffer", "num_qps_per_rank"},
+    {"NVSHMEM_IBGDA_NUM_DCI", "no effect: reliable connections are used, not the DC transport", kUnset},
+    {"NCCL_IB_ADAPTIVE_ROUTING", "NCCL's traffic only: here the fabric's own setting holds"},
+    {"NCCL_GIN_TYPE NCCL_GIN_ENABLE EP_DISABLE_GIN",
+     "not read: they are about NCCL's own kernels, which are not used, and number what depends on NCCL's release; "
+     "whether a GPU can ring is tried here (DEEP_EP_NIC_HANDLER)"},
+    {"NVSHMEM_REMOTE_TRANSPORT", "no effect: there is one transport between machines, the library's own", kUnset},
+    {"NVSHMEM_IB_ENABLE_IBGDA", "no effect: GPUs ring doorbells where they can", "DEEP_EP_NIC_HANDLER"},
+    {"NVSHMEM_DISABLE_CUDA_VMM", "no effect: memory of either kind is registered", kUnset},
+    {"NCCL_CUMEM_ENABLE NVSHMEM_CUMEM_HANDLE_TYPE NVSHMEM_CUMEM_GRANULARITY",
+     "not read: DEEP_EP_HEAP decides how GPUs share memory"},
+    {"NCCL_IB_DATA_DIRECT",
+     "not read: DEEP_EP_DATA_DIRECT=on lets NICs reach GPU memory by their data-direct function"},
+    {"NVSHMEM_SYMMETRIC_SIZE", "no effect: buffers have the size that they are made with", kUnset},
+    {"NVSHMEM_MAX_TEAMS TORCH_CUDA_ARCH_LIST_B200", "no effect", kUnset},
+    {"NVSHMEM_IBGDA_SUPPORT", "no effect: an option of NVSHMEM's build", kUnset},
+    {"NVSHMEM_USE_GDRCOPY NVSHMEM_DISABLE_GDRCOPY", "no effect: GDRCopy is not used", kUnset},
+    {"USE_NVPEERMEM", "no effect: peer memory is used where dma-buf does not work", kUnset},
+    {"GDRCOPY_HOME NVSHMEM_HOME NVSHMEM_DIR CUDA_HOME", "not needed; the doctor warns where there is no such folder",
+     "", Verdict::skip},
+    {"NVSHMEM_DISABLED_GDRCOPY", "no effect anywhere: NVSHMEM's name for it is NVSHMEM_DISABLE_GDRCOPY", "unset it"},
+    {"TP_SOCKET_IFNAME", "not read: PyTorch's RPC alone uses TensorPipe; for this library DEEP_EP_SOCKET_IFNAME"},
+    {"MASTER_ADDR MASTER_PORT RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE JOB_COMPLETION_INDEX OMPI_COMM_WORLD_RANK"
+     " PMI_RANK SLURM_PROCID",
+     "read by the command (launch, bench), by which ranks find each other", "", Verdict::skip},
+    {"NODE_RANK NNODES", "a launcher's own; deep_ep launch numbers nodes itself", "", Verdict::skip},
+    {"GPUS_PER_NODE", "a launcher's own; deep_ep launch has --ranks", "", Verdict::skip},
+    {"CUDA_VISIBLE_DEVICES NVIDIA_VISIBLE_DEVICES CUDA_DEVICE_ORDER",
+     "CUDA's own; GPUs are known by PCI address here, never by number", "", Verdict::skip},
+    {"CUDA_MODULE_LOADING", "CUDA's own", "", Verdict::skip},
+    {"CUDA_LAUNCH_BLOCKING",
+     "CUDA's own: calls that wait for another rank hold up the host, so ranks in one process block each other"},
+    {"CUDA_DEVICE_MAX_CONNECTIONS", "CUDA's own"},
+    {"LD_PRELOAD", "other libraries are put in front of those the program was built with",
+     "this library needs no preloading: unset it unless you know why it is there", Verdict::warning},
+    {"LD_LIBRARY_PATH", "the loader's own; the doctor says which libibverbs it finds by it", "", Verdict::skip},
+    {"RDMAV_DRIVERS IBV_DRIVERS", "libibverbs' own: which drivers it loads", "", Verdict::skip},
+    {"RDMAV_FORK_SAFE RDMAV_HUGEPAGES_SAFE", "libibverbs' own"},
+    {"TORCH_NCCL_USE_COMM_NONBLOCKING", "PyTorch's own; beside NCCL_NET=gIB the doctor objects, as gIB does", "",
+     Verdict::skip},
+    {"NVSHMEM_DEBUG_SUBSYS NVSHMEM_DEBUG_FILE NCCL_DEBUG_SUBSYS NCCL_DEBUG_FILE",
+     "not read: DEEP_EP_LOG and DEEP_EP_LOG_FILE are for the whole library"},
+    {"NVSHMEM_NVTX", "not read: there are no NVTX ranges"},
+    {"NVSHMEM_ENABLE_ERROR_CHECKS", "not needed: every call is checked always"},
+    {"EP_JIT_CACHE_DIR EP_NCCL_ROOT_DIR EP_NVSHMEM_ROOT_DIR EP_NUM_TOPK_IDX_BITS TOPK_IDX_BITS EP_REUSE_NCCL_COMM "
+     "EP_NUM_MAX_LOCAL_RANKS DISABLE_SM90_FEATURES DISABLE_AGGRESSIVE_PTX_INSTRS",
+     "an option of DeepEP: nothing is compiled at run time here, and there is no such limit"},
+    {"VLLM_ALL2ALL_BACKEND VLLM_DEEPEP_LOW_LATENCY_ALLOW_NVLINK VLLM_DEEPEP_LOW_LATENCY_USE_MNNVL "
+     "VLLM_DEEPEP_HIGH_THROUGHPUT_FORCE_INTRA_NODE",
+     "the engine's own"},
+    {"SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK", "the engine's own; deep_ep size says what it costs"},
 };
 
-/// Several that mean nothing here, for one reason.
-struct Group {
-  const char* meaning;
-  std::array<std::string_view, 12> names;  ///< unused places are empty
-};
-
-constexpr std::array kGroups = {
-    Group{"not read: they are about NCCL's own kernels, which are not used, and number what depends on NCCL's release; "
-          "whether a GPU can ring is tried here (DEEP_EP_NIC_HANDLER)",
-          {"NCCL_GIN_TYPE", "NCCL_GIN_ENABLE", "EP_DISABLE_GIN"}},
-    Group{"not read: DEEP_EP_HEAP decides how GPUs share memory",
-          {"NCCL_CUMEM_ENABLE", "NVSHMEM_CUMEM_HANDLE_TYPE", "NVSHMEM_CUMEM_GRANULARITY"}},
-    Group{"not read: PyTorch's RPC alone uses TensorPipe; for this library DEEP_EP_SOCKET_IFNAME",
-          {"TP_SOCKET_IFNAME"}},
-    Group{"not read: DEEP_EP_DATA_DIRECT=on lets NICs reach GPU memory by their data-direct function",
-          {"NCCL_IB_DATA_DIRECT"}},
-    Group{"NCCL's traffic only",
-          {"NCCL_NVLS_ENABLE", "NCCL_TUNER_CONFIG_PATH", "NCCL_SHIMNET_GUEST_CONFIG_CHECKER_CONFIG_FILE",
-           "NCCL_TUNER_PLUGIN", "NCCL_NET_PLUGIN", "NCCL_P2P_NET_CHUNKSIZE", "NCCL_NVLS_CHUNKSIZE", "NCCL_PXN_C2C"}},
-    Group{"not read: DEEP_EP_LOG and DEEP_EP_LOG_FILE are for the whole library",
-          {"NVSHMEM_DEBUG_SUBSYS", "NVSHMEM_DEBUG_FILE", "NCCL_DEBUG_SUBSYS", "NCCL_DEBUG_FILE"}},
-    Group{"not read: there are no NVTX ranges", {"NVSHMEM_NVTX"}},
-    Group{"not needed: every call is checked always", {"NVSHMEM_ENABLE_ERROR_CHECKS"}},
-    Group{"an option of DeepEP: nothing is compiled at run time here, and there is no such limit",
-          {"EP_JIT_CACHE_DIR", "EP_NCCL_ROOT_DIR", "EP_NVSHMEM_ROOT_DIR", "EP_NUM_TOPK_IDX_BITS", "TOPK_IDX_BITS",
-           "EP_REUSE_NCCL_COMM", "EP_NUM_MAX_LOCAL_RANKS", "DISABLE_SM90_FEATURES", "DISABLE_AGGRESSIVE_PTX_INSTRS"}},
-    Group{"the engine's own",
-          {"VLLM_ALL2ALL_BACKEND", "VLLM_DEEPEP_LOW_LATENCY_ALLOW_NVLINK", "VLLM_DEEPEP_LOW_LATENCY_USE_MNNVL",
-           "VLLM_DEEPEP_HIGH_THROUGHPUT_FORCE_INTRA_NODE"}},
-    Group{"the engine's own; deep_ep size says what it costs", {"SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK"}},
-    Group{"libibverbs' own", {"RDMAV_FORK_SAFE", "RDMAV_HUGEPAGES_SAFE"}},
-    Group{"CUDA's own: calls that wait for another rank hold up the host, so ranks in one process block each other",
-          {"CUDA_LAUNCH_BLOCKING"}},
-    Group{"CUDA's own", {"CUDA_DEVICE_MAX_CONNECTIONS"}},
-};
-
-void check_groups(const Patient& patient, Findings& findings) {
-  for (const Group& group : kGroups) {
-    for (const std::string_view name : group.names) {
-      const auto value = name.empty() ? std::nullopt : patient.environment(name);
+void check_foreign(const Patient& patient, Findings& findings) {
+  for (const ForeignVariable& row : kForeign) {
+    for (const std::string_view name : split(row.names, ' ')) {
+      const auto value = row.verdict == Verdict::skip ? std::nullopt : patient.environment(name);
       if (!value) continue;
-      findings.push_back({"variables", Verdict::note, fmt::format("{}={}", name, *value), group.meaning, ""});
+      findings.push_back({"variables", row.verdict, fmt::format("{}={}", name, *value), row.meaning, row.action});
     }
   }
 }
@@ -200,6 +184,8 @@ std::vector<std::string> taken_variables(const Patient& patient) {
 
 }  // namespace
 
+std::span<const ForeignVariable> foreign_variables() { return kForeign; }
+
 void check_variables(const Patient& patient, Findings& findings) {
   if (!patient.refused.empty()) {
     findings.push_back({"variables", Verdict::error, patient.refused,
@@ -207,7 +193,7 @@ void check_variables(const Patient& patient, Findings& findings) {
                         "correct the variable, or unset it: the map is then found automatically"});
   }
   check_own(patient, findings);
-  for (const environment::Unknown& unknown : patient.unknown_variables) {
+  for (const environment::Unknown& unknown : environment::unknown_of(patient.variable_names)) {
     findings.push_back({"variables", Verdict::warning,
                         fmt::format("{} is set, but there is no such variable", unknown.name), "nothing reads it",
                         fmt::format("did you mean {}? See deep_ep env", unknown.nearest)});
@@ -215,13 +201,7 @@ void check_variables(const Patient& patient, Findings& findings) {
   for (const std::string& taken : taken_variables(patient)) {
     findings.push_back({"variables", Verdict::note, taken, "in effect here too; a DEEP_EP_ variable would win", ""});
   }
-  for (const Known& known : kKnown) {
-    if (const auto value = patient.environment(known.name)) {
-      findings.push_back(
-          {"variables", known.verdict, fmt::format("{}={}", known.name, *value), known.meaning, known.action});
-    }
-  }
-  check_groups(patient, findings);
+  check_foreign(patient, findings);
   check_folders(patient, findings);
   check_listed_devices(patient, findings);
   check_nonblocking(patient, findings);

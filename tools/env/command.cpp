@@ -110,10 +110,10 @@ int run_env(const EnvOptions& options) {
       examine(options.sysroot.empty() ? topology::SystemRoot() : topology::SystemRoot(options.sysroot),
               environment::of_process, environment::names_of_process());
   const Environment environment = environment_of(patient, profile, options.nccl);
-  fmt::print("{}", options.explain            ? explain(environment)
-                   : options.format == "yaml" ? to_yaml(environment, profile)
-                   : options.format == "helm" ? to_helm(environment, profile)
-                                              : to_shell(environment, profile));
+  fmt::print("{}", options.explain ? explain(environment)
+                   : options.format == "yaml" || options.format == "helm"
+                       ? to_yaml(environment, profile, options.format == "helm")
+                       : to_shell(environment, profile));
   return 0;
 }
 

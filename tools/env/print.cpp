@@ -85,27 +85,16 @@ std::string to_shell(const Environment& environment, const Profile* profile) {
   return text;
 }
 
-std::string to_yaml(const Environment& environment, const Profile* profile) {
+std::string to_yaml(const Environment& environment, const Profile* profile, bool helm) {
   std::string text = heading(environment, profile);
   if (const std::string note = script_note(environment); !note.empty()) text += fmt::format("# {}\n", note);
   const std::vector<Assignment> assignments = to_set(environment);
-  if (assignments.empty()) return text + "[]\n";
+  if (assignments.empty()) return text + (helm ? "workload:\n  env: {}\n" : "[]\n");
+  if (helm) text += "workload:\n  env:\n";
   for (const Assignment& assignment : assignments) {
-    text += fmt::format("# {}\n- name: {}\n  value: {}\n", one_line(assignment.source), assignment.name,
-                        quoted_for_yaml(assignment.value));
-  }
-  return text;
-}
-
-std::string to_helm(const Environment& environment, const Profile* profile) {
-  std::string text = heading(environment, profile);
-  if (const std::string note = script_note(environment); !note.empty()) text += fmt::format("# {}\n", note);
-  const std::vector<Assignment> assignments = to_set(environment);
-  if (assignments.empty()) return text + "workload:\n  env: {}\n";
-  text += "workload:\n  env:\n";
-  for (const Assignment& assignment : assignments) {
-    text += fmt::format("    # {}\n    {}: {}\n", one_line(assignment.source), assignment.name,
-                        quoted_for_yaml(assignment.value));
+    const std::string value = quoted_for_yaml(assignment.value);
+    text += helm ? fmt::format("    # {}\n    {}: {}\n", one_line(assignment.source), assignment.name, value)
+                 : fmt::format("# {}\n- name: {}\n  value: {}\n", one_line(assignment.source), assignment.name, value);
   }
   return text;
 }

@@ -9,10 +9,9 @@ namespace deep_ep::tools {
 
 /// For POSIX shells, to be sourced any number of times, also under `set -eu`.
 std::string to_shell(const Environment& environment, const Profile* profile);
-/// Items of the list `env` of a container.
-std::string to_yaml(const Environment& environment, const Profile* profile);
-/// Values of the chart deploy/helm/deep-ep-testbed: the map `workload.env`.
-std::string to_helm(const Environment& environment, const Profile* profile);
+/// Items of the list `env` of a container; `helm`: values of the chart deploy/helm/deep-ep-testbed, the map
+/// `workload.env`.
+std::string to_yaml(const Environment& environment, const Profile* profile, bool helm);
 /// Every variable with its value and where that comes from, defaults as well.
 std::string explain(const Environment& environment);
 

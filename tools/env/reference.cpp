@@ -1,65 +1,17 @@
 #include "tools/env/reference.hpp"
 
 #include <fmt/format.h>
-#include <stdlib.h>
 
-#include <algorithm>
-#include <filesystem>
-#include <optional>
-#include <stdexcept>
-#include <system_error>
+#include <span>
 #include <vector>
 
 #include "csrc/support/environment.hpp"
+#include "csrc/support/text.hpp"
 #include "tools/doctor/checks.hpp"
 #include "tools/env/profiles.hpp"
 
 namespace deep_ep::tools {
 namespace {
-
-const environment::Variable* row_with(std::string_view name) {
-  for (const environment::Variable& variable : environment::variables()) {
-    if (std::find(variable.names.begin(), variable.names.end(), name) != variable.names.end()) return &variable;
-  }
-  return nullptr;
-}
-
-/// A machine without files, where each variable is looked at alone.
-class EmptyFolder {
- public:
-  EmptyFolder() {
-    std::string pattern = (std::filesystem::temp_directory_path() / "deep_ep_empty_XXXXXX").string();
-    if (::mkdtemp(pattern.data()) == nullptr) throw std::runtime_error("cannot make a temporary folder");
-    path_ = pattern;
-  }
-  ~EmptyFolder() {
-    std::error_code ignored;
-    std::filesystem::remove(path_, ignored);
-  }
-  EmptyFolder(const EmptyFolder&) = delete;
-  EmptyFolder& operator=(const EmptyFolder&) = delete;
-  const std::filesystem::path& path() const { return path_; }
-
- private:
-  std::filesystem::path path_;
-};
-
-/// What the doctor says where only this variable is set, on a machine without any files.
-std::optional<Finding> diagnosis(const Other& other) {
-  const EmptyFolder nothing;
-  Patient patient;
-  patient.root = topology::SystemRoot(nothing.path());
-  patient.environment = [&](std::string_view name) -> std::optional<std::string> {
-    return name == other.name ? std::optional<std::string>(other.value) : std::nullopt;
-  };
-  patient.variable_names = {std::string(other.name)};
-  Findings findings;
-  check_variables(patient, findings);
-  for (const Finding& finding : findings) {
-    if (finding.found.find(other.name) != std::string::npos) return finding;
-  }
-  return std::nullopt;
-}
 
 /// Bars and angle brackets have a meaning in tables.
 std::string cell(std::string_view text) {
@@ -124,7 +76,8 @@ constexpr std::string_view kOtherLibraries =
     R"(
 ## Variables of other libraries, engines and launchers
 
-What users bring along from their scripts for DeepEP, NVSHMEM, NCCL and engines.
+What users bring along from their scripts for DeepEP, NVSHMEM, NCCL and engines, and the library does not read. What it
+reads in the place of a variable of its own is in the first table.
 
 | Variable | Here |
 | --- | --- |
@@ -138,18 +91,6 @@ std::string settings(const std::vector<Setting>& all) {
 }
 
 }  // namespace
-
-Fate fate_of(const Other& other) {
-  if (const environment::Variable* row = row_with(other.name)) {
-    return {Fate::Kind::honoured,
-            row->name() == other.name ? fmt::format("read: {}", row->help) : fmt::format("read as {}", row->name())};
-  }
-  if (const std::optional<Finding> finding = diagnosis(other)) {
-    return {Fate::Kind::diagnosed,
-            finding->action.empty() ? finding->meaning : fmt::format("{} ({})", finding->meaning, finding->action)};
-  }
-  return {Fate::Kind::left_alone, std::string(other.reason)};
-}
 
 std::string reference_page() {
   std::string text(kIntroduction);
@@ -165,8 +106,10 @@ std::string reference_page() {
                     profile.nccl_folder.empty() ? "" : fmt::format(", `{}` in `LD_LIBRARY_PATH`", profile.nccl_folder));
   }
   text += kOtherLibraries;
-  for (const Other& other : others()) {
-    text += fmt::format("| `{}` | {} |\n", other.name, cell(fate_of(other).text));
+  for (const ForeignVariable& row : foreign_variables()) {
+    const std::string_view action = row.action;
+    text += fmt::format("| {} | {} |\n", codes(split(row.names, ' ')),
+                        cell(action.empty() ? row.meaning : fmt::format("{} ({})", row.meaning, action)));
   }
   return text;
 }

@@ -12,6 +12,7 @@
 #include "deep_ep/executor.hpp"
 #include "kernels/common/limits.hpp"
 #include "tools/commands.hpp"
+#include "tools/common/command_line.hpp"
 #include "tools/launch/launch.hpp"
 
 namespace deep_ep::tools {
@@ -21,15 +22,6 @@ struct LaunchOptions {
   std::vector<std::string> command;
   int ranks = 0;
   std::string scheduler = "auto";
-};
-
-/// Options of earlier versions, and what does it now.
-constexpr const char* kGone[][2] = {
-    {"--hostfile,--range,--ssh", "let mpirun --map-by ppr:1:node, srun or a loop of ssh start it on each host"},
-    {"--order-by,--topology", "the order of hosts is that of mpirun's host file, of Slurm or of Kueue"},
-    {"--logs", "each line names its rank; for files start: sh -c 'exec COMMAND > rank-$RANK.log 2>&1'"},
-    {"--join-timeout,--lost-after", "ranks wait for each other themselves; mpirun, srun and Kubernetes end the nodes"},
-    {"--master,--port", "set MASTER_ADDR and MASTER_PORT"},
 };
 
 int run_launch(const LaunchOptions& options) {
@@ -55,10 +47,16 @@ void add_launch_command(CLI::App& app, Action& action, const std::vector<std::st
       })
       ->check(CLI::IsMember({"auto", "none", "indexed-job", "jobset", "slurm", "mpi", "nodes"}))
       ->capture_default_str();
-  for (const auto& [name, instead] : kGone) {
-    const std::string text = fmt::format("{}: launch has no such option any more: {}", name, instead);
-    command->add_option(name)->group("")->each([text](const std::string&) { throw CLI::ParseError(text, 2); });
-  }
+  add_gone_options(
+      *command,
+      {
+          {"--hostfile,--range,--ssh", "let mpirun --map-by ppr:1:node, srun or a loop of ssh start it on each host"},
+          {"--order-by,--topology", "the order of hosts is that of mpirun's host file, of Slurm or of Kueue"},
+          {"--logs", "each line names its rank; for files start: sh -c 'exec COMMAND > rank-$RANK.log 2>&1'"},
+          {"--join-timeout,--lost-after",
+           "ranks wait for each other themselves; mpirun, srun and Kubernetes end the nodes"},
+          {"--master,--port", "set MASTER_ADDR and MASTER_PORT"},
+      });
   command->footer(
       "The command stands behind --. Exit status: 0 if it is 0 for every rank, otherwise that of the first that ended "
       "badly; 128 + n for signal n; 1 where output could not be written.");

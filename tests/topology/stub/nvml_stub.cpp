@@ -24,13 +24,9 @@ int nvmlDeviceGetHandleByIndex_v2(unsigned index, void** device) {
   *device = reinterpret_cast<void*>(std::uintptr_t{index} + 1);
   return kSuccess;
 }
-int nvmlDeviceGetName(void*, char* name, unsigned length) {
-  std::snprintf(name, length, "NVIDIA B200");
-  return kSuccess;
-}
-int nvmlDeviceGetMemoryInfo(void* device, unsigned long long* total_free_used) {
+int nvmlDeviceGetMemoryInfo(void*, unsigned long long* total_free_used) {
   total_free_used[0] = 192'000'000'000;
-  total_free_used[1] = 190'000'000'000 - number_of(device);
+  total_free_used[1] = 190'000'000'000;
   total_free_used[2] = 2'000'000'000;
   return kSuccess;
 }
@@ -39,29 +35,16 @@ int nvmlDeviceGetPciInfo_v3(void* device, char* info) {
   std::snprintf(info + 36, 32, "00000000:%02X:00.0", static_cast<unsigned>(0x1a + number_of(device)));
   return kSuccess;
 }
-int nvmlDeviceGetCudaComputeCapability(void*, int* major, int* minor) {
-  *major = 10;
-  *minor = 0;
-  return kSuccess;
-}
-// Of how GPUs reach each other: 2 is by NVLink, 0 says yes. The first reaches the second, the second does not answer.
-int nvmlDeviceGetP2PStatus(void* device, void* other, int by, int* status) {
-  if (by != 2 || device == other) return kInvalid;
-  if (number_of(device) == 1) return kNotSupported;
-  *status = 0;
-  return kSuccess;
-}
 // Version 2 has 36 bytes: version, 16 of the cluster, status, clique, state, health.
-int nvmlDeviceGetGpuFabricInfoV(void* device, char* info) {
+int nvmlDeviceGetGpuFabricInfoV(void*, char* info) {
   const std::uint32_t version = 36U | 2U << 24;
   if (std::memcmp(info, &version, sizeof version) != 0) return kInvalid;
   const std::uint32_t clique = 7;
-  const std::uint32_t health = number_of(device) == 1 ? 1 : 2;
   for (int i = 0; i < 16; ++i) info[4 + i] = static_cast<char>(0x10 + i);
   std::memset(info + 20, 0, 4);
   std::memcpy(info + 24, &clique, sizeof clique);
   info[28] = 3;  // completed
-  std::memcpy(info + 32, &health, sizeof health);
+  std::memset(info + 32, 0, 4);
   return kSuccess;
 }
 int nvmlDeviceGetNvLinkState(void* device, unsigned link, int* active) {

@@ -2,20 +2,14 @@
 
 #include <fmt/format.h>
 
-#include <chrono>
-#include <ctime>
-#include <iomanip>
 #include <map>
-#include <optional>
 #include <set>
-#include <sstream>
 #include <vector>
 
 #include "csrc/support/text.hpp"
+#include "deep_ep/error.hpp"
 #include "tools/common/child.hpp"
 #include "tools/common/json_output.hpp"
-#include "tools/doctor/cluster/kubectl.hpp"
-#include "tools/doctor/print.hpp"
 
 namespace deep_ep::tools {
 namespace {
@@ -45,6 +39,44 @@ bool is_ready(const json& object) {
     if (text_at(condition, {"type"}) == "Ready") return text_at(condition, {"status"}) == "True";
   }
   return false;
+}
+
+struct Answer {
+  json items = json::array();
+  std::string problem;        ///< empty: all is well
+  bool unknown_kind = false;  ///< the cluster has no such kind of object
+};
+/// `kubectl get KIND -o json`, within a bounded time.
+Answer ask_cluster(const std::string& kubectl, const char* kind, double seconds) {
+  constexpr std::size_t kMostOutput = std::size_t{64} << 20;
+  Answer answer;
+  const std::string asked = fmt::format("kubectl get {}", kind);
+  ChildResult output;
+  try {
+    output =
+        run_children({{.words = {kubectl, "get", kind, "-o", "json"}, .most_output = kMostOutput}}, seconds).front();
+  } catch (const SystemError& error) {
+    answer.problem = fmt::format("{}: {}", asked, error.what());
+    return answer;
+  }
+  const std::string first_line(trim(output.errors.substr(0, output.errors.find('\n'))));
+  if (output.timed_out || output.too_long) {
+    answer.problem = output.timed_out ? fmt::format("{}: no answer within {} s", asked, seconds)
+                                      : fmt::format("{}: the answer is longer than 64 MiB", asked);
+    return answer;
+  }
+  answer.unknown_kind = output.errors.find("doesn't have a resource type") != std::string::npos;
+  if (output.status != 0) {
+    answer.problem = fmt::format("{} ended with status {}: {}", asked, output.status, first_line);
+    return answer;
+  }
+  const json list = json::parse(output.output, nullptr, false);
+  if (!list.is_object() || !list.contains("items") || !list["items"].is_array()) {
+    answer.problem = fmt::format("{}: the answer is no list of objects", asked);
+    return answer;
+  }
+  answer.items = list["items"];
+  return answer;
 }
 
 Finding problem_of(const Answer& answer) {
@@ -136,58 +168,6 @@ void check_network_resources(const Answer& nodes, Findings& findings) {
   }
 }
 
-/// Seconds since 1970 of "2026-11-22T14:13:11.123456Z"; nothing for other texts.
-std::optional<double> time_of(const std::string& text) {
-  std::tm parts{};
-  std::istringstream in(text);
-  in >> std::get_time(&parts, "%Y-%m-%dT%H:%M:%S");
-  if (!in) return std::nullopt;
-  double fraction = 0;
-  if (in.peek() == '.') in >> fraction;
-  return static_cast<double>(::timegm(&parts)) + fraction;
-}
-
-/// Each node renews its lease about every 10 s, by its own clock.
-void check_clocks(const Answer& nodes, const Answer& leases, double now, Findings& findings) {
-  if (!leases.problem.empty()) {
-    findings.push_back({"clocks", Verdict::note, leases.problem, "whether the nodes' clocks agree is not known", ""});
-    return;
-  }
-  std::set<std::string> with_gpus;
-  for (const json& node : nodes.items) {
-    if (is_ready(node) && !text_at(node, {"status", "allocatable", "nvidia.com/gpu"}).empty())
-      with_gpus.insert(name_of(node));
-  }
-  std::map<std::string, double> renewed;
-  double newest = 0;
-  for (const json& lease : leases.items) {
-    const auto time = time_of(text_at(lease, {"spec", "renewTime"}));
-    if (!time || !with_gpus.contains(name_of(lease))) continue;
-    renewed[name_of(lease)] = *time;
-    newest = std::max(newest, *time);
-  }
-  constexpr double kLease = 40;  // seconds that one holds: a Ready node has renewed it since
-  constexpr double kAhead = 5;
-  const std::size_t before = findings.size();
-  for (const auto& [name, time] : renewed) {
-    const bool behind = newest - time > kLease;
-    const bool ahead = time - now > kAhead;
-    if (!behind && !ahead) continue;
-    findings.push_back(
-        {"clocks", Verdict::warning,
-         behind ? fmt::format("the clock of node {} is {:.0f} s behind that of another node, or more", name,
-                              newest - time - kLease)
-                : fmt::format("the clock of node {} is {:.0f} s ahead of this machine's, or more", name, time - now),
-         "logs of several nodes cannot be put in order, and certificates and tokens may count as expired",
-         "chronyc tracking or timedatectl on the node: it must reach its time server"});
-  }
-  if (!renewed.empty() && findings.size() == before) {
-    findings.push_back({"clocks", Verdict::ok,
-                        fmt::format("the clocks of {} nodes agree, as far as their leases tell", renewed.size()),
-                        "to some 40 s; deep_ep doctor --nic-test --peer measures", ""});
-  }
-}
-
 // GKE joins a pod to the network of a NIC by two objects of the same name.
 void check_networks(const Answer& answer, const char* kind, Findings& findings) {
   if (answer.unknown_kind) {
@@ -263,17 +243,14 @@ Findings check_cluster(const ClusterOptions& options) {
   findings.push_back({"gcloud", gcloud.empty() ? Verdict::note : Verdict::ok,
                       gcloud.empty() ? "gcloud is not on PATH" : gcloud,
                       gcloud.empty() ? "node pools and credentials of GKE are made elsewhere" : "", ""});
-  const Answer nodes = ask_cluster(kubectl, {"nodes"}, options.seconds);
+  const Answer nodes = ask_cluster(kubectl, "nodes", options.seconds);
   check_nodes(nodes, findings);
   if (!nodes.problem.empty()) return findings;  // the others would fail alike
   check_network_resources(nodes, findings);
-  const Answer leases = ask_cluster(kubectl, {"leases.coordination.k8s.io", "-n", "kube-node-lease"}, options.seconds);
-  const std::chrono::duration<double> now = std::chrono::system_clock::now().time_since_epoch();
-  check_clocks(nodes, leases, now.count(), findings);
-  check_networks(ask_cluster(kubectl, {"networks.networking.gke.io"}, options.seconds), "Network", findings);
-  check_networks(ask_cluster(kubectl, {"gkenetworkparamsets.networking.gke.io"}, options.seconds), "GKENetworkParamSet",
+  check_networks(ask_cluster(kubectl, "networks.networking.gke.io", options.seconds), "Network", findings);
+  check_networks(ask_cluster(kubectl, "gkenetworkparamsets.networking.gke.io", options.seconds), "GKENetworkParamSet",
                  findings);
-  check_kinds(ask_cluster(kubectl, {"customresourcedefinitions"}, options.seconds), findings);
+  check_kinds(ask_cluster(kubectl, "customresourcedefinitions", options.seconds), findings);
   return findings;
 }
 
@@ -281,7 +258,7 @@ int run_cluster(const ClusterOptions& options, bool json_output) {
   const Findings findings = check_cluster(options);
   const bool healthy = worst_of(findings) < Verdict::error;
   if (json_output) {
-    print_json({{"findings", findings_json(findings)}, {"healthy", healthy}});
+    print_json({{"findings", to_json(findings)}, {"healthy", healthy}});
   } else {
     fmt::print("{}", printable(to_text(findings)));
   }

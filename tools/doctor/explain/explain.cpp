@@ -133,7 +133,7 @@ std::string to_text(const std::vector<Explanation>& explanations) {
   if (explanations.empty()) {
     return "Nothing is known about this text.\n"
            "  to do:  look at the first error of all ranks (DEEP_EP_LOG=info), run `deep_ep doctor`; if that does not\n"
-           "          help, open an issue with the text and the file of `deep_ep doctor --bundle report.tar`\n";
+           "          help, open an issue with the text and the file of `deep_ep doctor --bundle report.txt`\n";
   }
   constexpr std::size_t kShown = 3;
   std::string text;

@@ -114,12 +114,6 @@ std::string NicTestReport::text() const {
       if (!line.action.empty()) text += fmt::format("       to do:   {}\n", line.action);
     }
   }
-  if (clock) {
-    text += fmt::format("\nD14 the clock of the other machine is {}\n", clock->text());
-    if (clock->matters()) {
-      text += fmt::format("       meaning: {}\n       to do:   {}\n", ClockOffset::kMeaning, ClockOffset::kAction);
-    }
-  }
   for (const std::string& line : warnings()) text += fmt::format("\n{}\n", line);
   const bool nothing = count(Outcome::pass) + count(Outcome::fail) == 0;
   return text + fmt::format("\n{} passed, {} failed, {} skipped{}\n", count(Outcome::pass), count(Outcome::fail),
@@ -139,13 +133,9 @@ nlohmann::json NicTestReport::json() const {
     }
     all.push_back({{"nic", nic.name}, {"lines", lines}});
   }
-  return {{"clock_offset_s", clock ? nlohmann::json(clock->seconds) : nlohmann::json()},
-          {"version", DEEP_EP_VERSION},
-          {"nics", all},
-          {"passed", count(Outcome::pass)},
-          {"failed", count(Outcome::fail)},
-          {"skipped", count(Outcome::skip)},
-          {"well", well()},
+  return {{"version", DEEP_EP_VERSION},      {"nics", all},
+          {"passed", count(Outcome::pass)},  {"failed", count(Outcome::fail)},
+          {"skipped", count(Outcome::skip)}, {"well", well()},
           {"warnings", warnings()}};
 }
 
@@ -187,7 +177,6 @@ NicTestReport test_nics(const Patient& patient, const NicTestOptions& options) {
   std::size_t count = found.subjects.size();
   for (const std::size_t theirs : all_gather_values(*bootstrap, count)) count = std::min(count, theirs);
   NicTestReport report;
-  if (bootstrap->size() > 1) report.clock = compare_clocks(*bootstrap);
   const double share = options.seconds / static_cast<double>(std::max<std::size_t>(count, 1));
   rdma::nic_test::Lines left_out = found.left_out;
   for (std::size_t i = 0; i < count; ++i) {

@@ -3,13 +3,11 @@
 
 #include <cstdint>
 #include <nlohmann/json.hpp>
-#include <optional>
 #include <string>
 #include <vector>
 
 #include "csrc/rdma/nic_test/nic_test.hpp"
 #include "tools/doctor/checks.hpp"
-#include "tools/doctor/clock.hpp"
 
 namespace deep_ep::tools {
 
@@ -22,7 +20,6 @@ struct NicTestOptions {
   std::string peer;     ///< HOST[:PORT] that listens
   std::uint16_t port = kNicTestPort;
   double seconds = 45;  ///< for all of it, and as long again for the other machine to come
-  std::string bundle;   ///< a tar file
 };
 
 struct TestedNic {
@@ -32,8 +29,7 @@ struct TestedNic {
 
 struct NicTestReport {
   std::vector<TestedNic> nics;
-  std::optional<ClockOffset> clock;  ///< of the other machine, where there is one
-  std::vector<std::string> log;      ///< what the library said meanwhile, warnings as "warn: ..."
+  std::vector<std::string> log;  ///< what the library said meanwhile, warnings as "warn: ..."
 
   int count(rdma::nic_test::Outcome outcome) const;
   /// Nothing has failed, and something has been tested.
@@ -56,8 +52,5 @@ rdma::nic_test::Limits limits_of(double seconds, std::size_t nics);
 
 /// InvalidArgument for options that make no sense; failures of NICs are in the report.
 NicTestReport test_nics(const Patient& patient, const NicTestOptions& options);
-
-/// Writes a tar file with the report and everything that helps to understand it. SystemError.
-void write_bundle(const std::string& file, const Patient& patient, const NicTestReport& report);
 
 }  // namespace deep_ep::tools

@@ -1,6 +1,11 @@
-#include "tools/doctor/print.hpp"
+#include "tools/doctor/machine.hpp"
 
 #include <fmt/format.h>
+
+#include <map>
+
+#include "csrc/support/format.hpp"
+#include "tools/common/version.hpp"
 
 namespace deep_ep::tools {
 namespace {
@@ -81,22 +86,6 @@ json nic_json(const Patient& patient, const rdma::Nic& nic) {
           {"ports", ports}};
 }
 
-/// For each GPU which others it reaches by NVLink, and its domain; null where that is not known.
-json nvlink_json(const Patient& patient) {
-  json list = json::array();
-  if (!patient.live_gpus) return list;
-  for (const LiveGpu& gpu : *patient.live_gpus) {
-    json reaches = json::array();
-    for (const auto& reached : gpu.reaches) reaches.push_back(reached ? json(*reached) : json());
-    list.push_back({{"pci", gpu.pci},
-                    {"links_up", gpu.links},
-                    {"links_down", gpu.links_down},
-                    {"reaches", reaches},
-                    {"domain", gpu.fabric && !gpu.fabric->cluster.empty() ? json(gpu.fabric->text()) : json()}});
-  }
-  return list;
-}
-
 json row_json(const rdma::NicMap& map, std::size_t gpu) {
   const rdma::NicMapRow& row = map.rows[gpu];
   json result = {{"gpu", map.gpus[gpu].cuda_id ? json(*map.gpus[gpu].cuda_id) : json()},
@@ -112,6 +101,28 @@ json row_json(const rdma::NicMap& map, std::size_t gpu) {
   return result;
 }
 
+/// "8 x NVIDIA B200", or "4 x A, 4 x B".
+std::string counted(const std::vector<std::string>& names) {
+  std::map<std::string, int> counts;
+  for (const std::string& name : names) ++counts[or_else(name, "not known")];
+  std::string text;
+  for (const auto& [name, count] : counts) text += fmt::format("{}{} x {}", text.empty() ? "" : ", ", count, name);
+  return or_else(text, "none");
+}
+
+std::string os_of(const Patient& patient) {
+  std::string name = rest_of_line(patient.root, "/etc/os-release", "PRETTY_NAME=");
+  std::erase(name, '"');
+  return name;
+}
+
+std::string first_copy(const Patient& patient, const std::string& name) {
+  const auto copies = find_library(patient, name);
+  return copies.empty() ? "none"
+                        : fmt::format("{} (private ABI {})", copies.front().file,
+                                      or_else(copies.front().private_abi, "not known"));
+}
+
 }  // namespace
 
 std::string machine_text(const Patient& patient) {
@@ -122,7 +133,6 @@ std::string machine_text(const Patient& patient) {
     text += fmt::format("  {}: {}, {}, {}\n", gpu.text(), or_else(gpu.model, "model not known"),
                         or_else(gpu.uuid, "UUID not known"), numa(gpu.pci));
   }
-  if (patient.live_gpus) text += nvlink_table(*patient.live_gpus);
   text += fmt::format("\nNICs: {}\n", patient.nics.empty() ? "none" : "");
   for (const rdma::Nic& nic : patient.nics) add_nic(patient, nic, text);
   if (!patient.map.rows.empty()) {
@@ -150,34 +160,85 @@ json machine_json(const Patient& patient) {
   for (const rdma::Nic& nic : patient.nics) nics.push_back(nic_json(patient, nic));
   json map = json::array();
   for (std::size_t gpu = 0; gpu < patient.map.rows.size(); ++gpu) map.push_back(row_json(patient.map, gpu));
-  return {{"kernel", kernel_of(patient)},
-          {"driver", driver_of(patient)},
-          {"gpus", gpus},
-          {"nics", nics},
-          {"map", map},
-          {"unused_nics", patient.map.unused},
-          {"nvlink", nvlink_json(patient)}};
+  return {
+      {"kernel", kernel_of(patient)},     {"driver", driver_of(patient)}, {"gpus", gpus}, {"nics", nics}, {"map", map},
+      {"unused_nics", patient.map.unused}};
 }
 
-json findings_json(const Findings& findings) {
-  json list = json::array();
-  for (const Finding& finding : findings) {
-    list.push_back({{"id", finding.id},
-                    {"check", finding.check},
-                    {"verdict", name_of(finding.verdict)},
-                    {"found", finding.found},
-                    {"meaning", finding.meaning},
-                    {"action", finding.action}});
+MachineReport report_machine(const Patient& patient, const std::string& version) {
+  std::vector<std::string> gpus;
+  for (const topology::Gpu& gpu : patient.gpus) {
+    if (gpu.cuda_id) gpus.push_back(gpu.model);
   }
-  return list;
+  std::vector<std::string> nics;
+  std::vector<std::string> firmware;
+  std::vector<std::string> gids;
+  for (const rdma::Nic& nic : patient.nics) {
+    for (const rdma::NicPort& port : nic.ports) {
+      nics.push_back(fmt::format("{} Gb/s {} ({})", port.rate_gbps, port.ethernet() ? "RoCE" : port.link_layer,
+                                 nic.driver.empty() ? "unknown driver" : nic.driver));
+      const rdma::GidChoice choice = rdma::choose_gid(port.gids, port.ethernet(), patient.settings.gid);
+      gids.push_back(choice.gid ? fmt::format("{}", name_of(choice.gid->type)) : "no GID");
+    }
+    firmware.push_back(nic.firmware);
+  }
+  std::vector<std::string> memory;
+  std::vector<std::string> domains;
+  for (const LiveGpu& gpu : patient.live_gpus.value_or(std::vector<LiveGpu>())) {
+    memory.push_back(format_bytes(gpu.memory_bytes));
+    if (gpu.fabric && !gpu.fabric->cluster.empty()) domains.push_back(gpu.fabric->text());
+  }
+  const auto read = [&](const char* file) { return patient.root.read(file).value_or(""); };
+  MachineReport report = {
+      {"deep_ep", "deep_ep", version},
+      {"host", "Host", or_else(read("/proc/sys/kernel/hostname"), "not known")},
+      {"boot_id", "Boot", or_else(read("/proc/sys/kernel/random/boot_id"), "not known")},
+      {"machine", "Machine", or_else(read("/sys/class/dmi/id/product_name"), "not known")},
+      {"gpus", "GPUs", counted(gpus)},
+      {"driver", "NVIDIA driver", or_else(read("/sys/module/nvidia/version"), "none")},
+      {"nics", "NICs", counted(nics)},
+      {"nic_firmware", "NIC firmware", counted(firmware)},
+      {"gids", "GIDs", counted(gids)},
+      {"os", "Operating system", or_else(os_of(patient), "not known")},
+      {"kernel", "Kernel", or_else(read("/proc/sys/kernel/osrelease"), "not known")},
+      {"rdma_driver", "RDMA driver",
+       patient.nics.empty() ? "none" : or_else(read("/sys/module/mlx5_core/version"), "the kernel's own")},
+      {"libibverbs", "libibverbs", first_copy(patient, "libibverbs.so.1")},
+      {"libmlx5", "libmlx5", first_copy(patient, "libmlx5.so.1")},
+      {"peermem", "nvidia-peermem", or_else(read("/sys/module/nvidia_peermem/version"), "none")},
+  };
+  if (!memory.empty()) report.push_back({"gpu_memory", "GPU memory", counted(memory)});
+  if (!domains.empty()) report.push_back({"nvlink_domain", "NVLink domain", counted(domains)});
+  return report;
 }
 
-std::string printable(std::string text) {
-  for (char& c : text) {
-    const auto code = static_cast<unsigned char>(c);
-    if ((code < 0x20 && c != '\n' && c != '\t') || code == 0x7f) c = '?';
-  }
+std::string to_text(const MachineReport& report) {
+  std::string text;
+  for (const ReportRow& row : report) text += fmt::format("{:<18}{}\n", row.title, row.value);
   return text;
+}
+
+nlohmann::json to_json(const MachineReport& report) {
+  nlohmann::json json = nlohmann::json::object();
+  for (const ReportRow& row : report) json[row.key] = row.value;
+  return json;
+}
+
+std::string examination_text(const Patient& patient, const Findings& findings, const std::string& more) {
+  return printable(fmt::format("{}\n{}Checks\n{}\nFindings\n{}Verdict: {}\n", machine_text(patient), more,
+                               checks_text(findings), to_text(findings), overall_of(patient, findings).text));
+}
+
+json examination_json(const Patient& patient, const Findings& findings) {
+  const Overall overall = overall_of(patient, findings);
+  json all = machine_json(patient);
+  all["report"] = to_json(report_machine(patient, full_version()));
+  all["checks"] = checks_json(findings);
+  all["findings"] = to_json(findings);
+  all["healthy"] = worst_of(findings) < Verdict::error;
+  all["verdict"] = overall.verdict;
+  all["decided_by"] = overall.decided_by;
+  return all;
 }
 
 }  // namespace deep_ep::tools

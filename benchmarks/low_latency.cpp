@@ -9,7 +9,7 @@
 namespace deep_ep::benchmarks {
 namespace {
 
-enum class Operation { dispatch_fp8, dispatch_bf16, combine, combine_logfmt, both };
+enum class Operation { dispatch_fp8, dispatch_bf16, combine, both };
 
 const char* name_of(Operation operation) {
   switch (operation) {
@@ -19,8 +19,6 @@ const char* name_of(Operation operation) {
       return "dispatch/bf16";
     case Operation::combine:
       return "combine/bf16";
-    case Operation::combine_logfmt:
-      return "combine/logfmt";
     case Operation::both:
       return "dispatch+combine/fp8";
   }
@@ -68,8 +66,6 @@ void run_round(Operation operation, bool hooks, tools::LowLatencyBench& bench) {
       return dispatch(bench, false, hooks);
     case Operation::combine:
       return combine(bench, tools::LowLatencyCombine::plain, hooks);
-    case Operation::combine_logfmt:
-      return combine(bench, tools::LowLatencyCombine::logfmt, hooks);
     case Operation::both:
       dispatch(bench, true, hooks);
       return combine(bench, tools::LowLatencyCombine::plain, hooks);
@@ -83,8 +79,6 @@ std::int64_t row_bytes(Operation operation, const tools::WorkloadShape& shape) {
     case Operation::dispatch_bf16:
     case Operation::combine:
       return shape.row_bytes_bf16();
-    case Operation::combine_logfmt:
-      return shape.row_bytes_logfmt();
     case Operation::both:
       return shape.row_bytes_8bit() + shape.row_bytes_bf16();
   }
@@ -101,8 +95,7 @@ void add_call(const Sweeps& sweeps, const std::string& axis, const tools::Worklo
                          std::make_unique<tools::LowLatencyBench>(shape, context.bootstrap, context.executor);
                      context.low_latency->receive_for_combine();
                    },
-               .round = [operation,
-                         hooks](RankContext& context) { run_round(operation, hooks, *context.low_latency); },
+               .round = [operation, hooks](RankContext& context) { run_round(operation, hooks, *context.low_latency); },
                .count =
                    [shape, operation](benchmark::State& state, const Cluster&) {
                      // With a row for every selection, mean over ranks.
@@ -121,7 +114,6 @@ void add_low_latency(Device::Kind device, int ranks, bool full) {
          {Operation::dispatch_fp8, Operation::dispatch_bf16, Operation::combine, Operation::both}) {
       for (const bool hooks : {false, true}) add_call(sweeps, axis, shape, operation, hooks);
     }
-    add_call(sweeps, axis, shape, Operation::combine_logfmt, false);
   });
 }
 

@@ -9,7 +9,6 @@
 #include <stdexcept>
 
 #include "oracle/fp8.hpp"
-#include "oracle/logfmt.hpp"
 #include "oracle/routing.hpp"
 
 namespace deep_ep::oracle {
@@ -109,55 +108,6 @@ TEST(OracleFp8, ErrorOfACastValue) {
       ASSERT_LE(error, bound * (1 + 0x1p-16)) << value << " beside " << amax;
     }
   }
-}
-
-TEST(OracleLogfmt, GroupByHand) {
-  std::vector<std::uint16_t> group(128, bf16_bits(0.25f));
-  EXPECT_FALSE(logfmt_group(group).encodable) << "one magnitude only";
-  group[7] = bf16_bits(-0x1p-12f);
-  const LogfmtGroup found = logfmt_group(group);
-  EXPECT_TRUE(found.encodable);
-  EXPECT_EQ(found.low, -12.0);
-  EXPECT_EQ(found.step, 10.0 / 510);
-  EXPECT_EQ(logfmt_code(found, 0.25), 511);
-  EXPECT_EQ(logfmt_code(found, -0x1p-12), 1);
-  EXPECT_DOUBLE_EQ(logfmt_magnitude(found, 511), 0.25);
-  EXPECT_EQ(logfmt_code(found, 0.0), 0);
-  group[8] = bf16_bits(1.0f);
-  EXPECT_FALSE(logfmt_group(group).encodable) << "not below 1";
-  EXPECT_FALSE(logfmt_group(std::vector<std::uint16_t>(128, 0)).encodable);
-}
-
-TEST(OracleLogfmt, CodesAreTheNearestOnes) {
-  std::vector<std::uint16_t> values;
-  Random random(11);
-  for (int i = 0; i < 128; ++i) values.push_back(bf16_bits(static_cast<float>(random.unit()) * 0.9f));
-  values[3] = 0;  // widens the range to 2^-32 of the largest
-  const LogfmtGroup group = logfmt_group(values);
-  ASSERT_TRUE(group.encodable);
-  EXPECT_DOUBLE_EQ(group.step, 32.0 / 510);
-  for (const std::uint16_t bits : values) {
-    const auto value = static_cast<double>(bf16_value(bits));
-    const double error = std::fabs(logfmt_magnitude(group, logfmt_code(group, value)) - value);
-    for (int code = 0; code < 512; ++code) {
-      ASSERT_LE(error, std::fabs(logfmt_magnitude(group, code) - value) + 1e-15) << value;
-    }
-  }
-}
-
-TEST(OracleLogfmt, AChunkIsEncodedAsAWholeOrNotAtAll) {
-  EXPECT_EQ(logfmt_chunk(7168), 1024);
-  EXPECT_EQ(logfmt_chunk(2560), 512);
-  Random random(5);
-  std::vector<std::uint16_t> row;
-  for (int i = 0; i < 1536; ++i) row.push_back(bf16_bits(static_cast<float>(random.unit()) * 0.5f + 0.001f));
-  row[600] = bf16_bits(2.0f);  // in the second of three chunks of 512
-  const std::vector<float> decoded = logfmt_round_trip(row);
-  int changed[3] = {};
-  for (std::size_t i = 0; i < row.size(); ++i) changed[i / 512] += decoded[i] != bf16_value(row[i]) ? 1 : 0;
-  EXPECT_GT(changed[0], 400);
-  EXPECT_EQ(changed[1], 0);
-  EXPECT_GT(changed[2], 400);
 }
 
 // Two ranks, four experts, H = 128, M = 2. Rank 0: token 0 -> {0, 3}, token 1 -> {2, 2}. Rank 1: token 0 -> {-1, 3}.
@@ -364,13 +314,11 @@ TEST(OracleLowLatencyCombine, ByRailsAnotherNodesPartIsAddedOnItsOwn) {
   EXPECT_EQ(combine_parts({1.0f, 0.0f, big, -big, 0.0f, 3.0f}, 2, 2), 3.0f);
 }
 
-TEST(OracleLowLatencyCombine, ByRailsNodesAreEqualAndEncodedRowsDoNotGo) {
+TEST(OracleLowLatencyCombine, ByRailsNodesAreEqualAndRowsInFp8DoNotGo) {
   EXPECT_THROW(combine_parts({1, 1, 1, 1}, 0, 3), std::invalid_argument);
   EXPECT_THROW(combine_parts({1, 1, 1, 1}, 0, -2), std::invalid_argument);
   const auto inputs = inputs_of_two_ranks();
   const auto plan = low_latency_dispatch(kShape, inputs, RowFormat::bf16);
-  EXPECT_THROW(low_latency_combine(plan, expert_rows(inputs), {.logfmt = true, .ranks_per_node = 1}),
-               std::invalid_argument);
   EXPECT_THROW(low_latency_combine(plan, expert_rows(inputs), {.fp8 = true, .ranks_per_node = 1}),
                std::invalid_argument);
 }
@@ -409,8 +357,7 @@ TEST(OracleLowLatencyCombine, EveryVariantStaysWithinItsTolerance) {
     }
     for (const bool fused : {false, true}) {
       for (const LowLatencyCombineOptions& options :
-           {LowLatencyCombineOptions{.fused = fused}, LowLatencyCombineOptions{.fused = fused, .logfmt = true},
-            LowLatencyCombineOptions{.fused = fused, .fp8 = true},
+           {LowLatencyCombineOptions{.fused = fused}, LowLatencyCombineOptions{.fused = fused, .fp8 = true},
             LowLatencyCombineOptions{.fused = fused, .fp8 = true, .unreduced = true},
             LowLatencyCombineOptions{.fused = fused, .ranks_per_node = 2}}) {
         for (const auto& owner : low_latency_combine(plan, rows, options)) {

@@ -31,7 +31,7 @@ struct LowLatencyOptions : BenchOptions {
 struct LowLatencyMeasurement {
   std::string operation{};  ///< "dispatch", "combine", "dispatch+combine"
   std::string variant{};    ///< dispatch: "fp8", "bf16", "fp8-token", "nvfp4"; combine: "plain", "zero copy",
-                            ///< "LogFMT-10", "FP8"; both: "fp8"
+                            ///< "FP8"; both: "fp8"
   std::string part{};       ///< "whole", "send", "receive", "send late", "receive late", "graph"
   std::int64_t tokens = 0;
   Timing timing{};

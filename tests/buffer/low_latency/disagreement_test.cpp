@@ -220,12 +220,6 @@ TEST_P(LowLatencyDisagreementTest, OnTheSizeOfRowsOfCombine) {
   }
 }
 
-TEST_P(LowLatencyDisagreementTest, OnLogfmt) {
-  DEEP_EP_NEEDS_RANKS(kRanks);
-  const Words words = {"low_latency_combine", "use_logfmt"};
-  expect_combine_mismatch([](auto& arguments, const auto&) { arguments.use_logfmt = true; }, words);
-}
-
 TEST_P(LowLatencyDisagreementTest, OnFp8) {
   DEEP_EP_NEEDS_RANKS(kRanks);
   const Words words = {"low_latency_combine", "use_fp8"};

@@ -118,11 +118,11 @@ TEST(LowLatencyPlan, BlocksOfCombineWithHooks) {
 /// Rows that fit shared memory as they are fit it on their way into FP8, too.
 TEST(LowLatencyPlan, RowsInFp8TakeNoMoreSharedMemory) {
   constexpr int kWidth = 15 * 4 * 896;  // whole passes, and whole lines of bfloat16, for each of four warps
-  const auto bytes = [](CombineEncoding encoding) {
+  const auto bytes = [](bool fp8) {
     using device::low_latency::CombineShared;
-    return CombineShared(Carver::without_memory(), {kWidth, encoding}, 8, 2, 4, 1, 0).bytes;
+    return CombineShared(Carver::without_memory(), {kWidth, fp8}, 8, 2, 4, 1, 0).bytes;
   };
-  EXPECT_EQ(bytes(CombineEncoding::fp8), bytes(CombineEncoding::bf16));
+  EXPECT_EQ(bytes(true), bytes(false));
 }
 
 TEST(LowLatencyPlan, KernelsByWhatTheCallNeeds) {
@@ -136,10 +136,7 @@ TEST(LowLatencyPlan, KernelsByWhatTheCallNeeds) {
     EXPECT_EQ(plan_dispatch(dispatch_of(1, low_latency_setup()), low_latency_setup(rdma)).first.shape.threads, most);
   }
   LowLatencyCombineInputs inputs(low_latency_setup());
-  const auto combine = [&](bool logfmt, bool rdma) {
-    inputs.arguments.use_logfmt = logfmt;
-    return plan_combine(inputs.arguments, low_latency_setup(rdma)).kernel;
-  };
+  const auto combine = [&](bool rdma) { return plan_combine(inputs.arguments, low_latency_setup(rdma)).kernel; };
   EXPECT_EQ(plan_combine(with_hook(inputs.arguments), low_latency_setup()).kernel,
             &KernelTable::combine_low_latency_unreduced);
   EXPECT_EQ(plan_combine(with_hook(inputs.arguments), low_latency_setup(true)).kernel,
@@ -151,53 +148,41 @@ TEST(LowLatencyPlan, KernelsByWhatTheCallNeeds) {
   many.arguments.topk_weights = TensorView::contiguous(nullptr, DType::float32, {100, 16}, low_latency_setup().device);
   EXPECT_EQ(plan_combine(with_hook(many.arguments), low_latency_setup()).kernel, &KernelTable::combine_low_latency)
       << "the hint has room for 8 rows a token";
-  EXPECT_EQ(combine(false, false), &KernelTable::combine_low_latency);
-  EXPECT_EQ(combine(false, true), &KernelTable::combine_low_latency_rdma);
-  EXPECT_EQ(combine(true, false), &KernelTable::combine_low_latency) << "LogFMT is slower";
-  EXPECT_EQ(combine(true, true), &KernelTable::combine_low_latency_rdma) << "LogFMT is slower";
+  EXPECT_EQ(combine(false), &KernelTable::combine_low_latency);
+  EXPECT_EQ(combine(true), &KernelTable::combine_low_latency_rdma);
 
   inputs.arguments.use_fp8 = true;
-  EXPECT_EQ(combine(false, false), &KernelTable::combine_low_latency_encoded);
-  EXPECT_EQ(combine(false, true), &KernelTable::combine_low_latency_encoded_rdma);
+  EXPECT_EQ(combine(false), &KernelTable::combine_low_latency_fp8);
+  EXPECT_EQ(combine(true), &KernelTable::combine_low_latency_rdma_fp8);
   EXPECT_EQ(plan_combine(with_hook(inputs.arguments), low_latency_setup()).kernel,
             &KernelTable::combine_low_latency_unreduced_fp8);
   EXPECT_EQ(plan_combine(with_hook(inputs.arguments), low_latency_setup(true)).kernel,
-            &KernelTable::combine_low_latency_encoded_rdma);
-  inputs.arguments.use_fp8 = false;
-  inputs.arguments.use_logfmt = true;
-
-  for (const bool rdma : {false, true}) {
-    LowLatencySetup as_asked = low_latency_setup(rdma);
-    as_asked.logfmt = LowLatencyLogfmt::always;
-    EXPECT_EQ(plan_combine(inputs.arguments, as_asked).kernel,
-              rdma ? &KernelTable::combine_low_latency_encoded_rdma : &KernelTable::combine_low_latency_encoded);
-  }
+            &KernelTable::combine_low_latency_rdma_fp8);
 
   // Masks: one more block watches.
   std::int32_t mask = 0;
   for (const bool rdma : {false, true}) {
     LowLatencySetup masking = low_latency_setup(rdma);
     masking.common.mask = &mask;
-    masking.logfmt = LowLatencyLogfmt::always;
     EXPECT_TRUE(masking.watched());
     const auto dispatch = plan_dispatch(dispatch_of(1, masking), masking);
     EXPECT_EQ(dispatch.kernel,
               rdma ? &KernelTable::dispatch_low_latency_rdma_watched : &KernelTable::dispatch_low_latency_watched);
-    for (const bool logfmt : {false, true}) {
-      inputs.arguments.use_logfmt = logfmt;
+    for (const bool fp8 : {false, true}) {
+      inputs.arguments.use_fp8 = fp8;
       const auto plan = plan_combine(inputs.arguments, masking);
       if (rdma) {
-        EXPECT_EQ(plan.kernel, logfmt ? &KernelTable::combine_low_latency_encoded_rdma_watched
-                                      : &KernelTable::combine_low_latency_rdma_watched);
+        EXPECT_EQ(plan.kernel, fp8 ? &KernelTable::combine_low_latency_rdma_watched_fp8
+                                   : &KernelTable::combine_low_latency_rdma_watched);
         EXPECT_LE(plan.first.shape.blocks, masking.policy.multiprocessors) << "all are resident";
         continue;
       }
       EXPECT_EQ(plan.kernel,
-                logfmt ? &KernelTable::combine_low_latency_encoded_watched : &KernelTable::combine_low_latency_watched);
+                fp8 ? &KernelTable::combine_low_latency_watched_fp8 : &KernelTable::combine_low_latency_watched);
       LowLatencySetup apart = masking;
       apart.own_masks = true;
       EXPECT_EQ(plan_combine(inputs.arguments, apart).kernel,
-                logfmt ? &KernelTable::combine_low_latency_encoded : &KernelTable::combine_low_latency);
+                fp8 ? &KernelTable::combine_low_latency_fp8 : &KernelTable::combine_low_latency);
       EXPECT_EQ(plan.first.shape.blocks, plan.first.working_blocks + 1);
       EXPECT_LE(plan.first.shape.blocks, masking.policy.multiprocessors) << "all are resident";
     }
@@ -354,21 +339,17 @@ TEST(LowLatencyPlan, RelaysOfCombineAddAndPost) {
   EXPECT_EQ(plan_combine(hooked, setup).relay->warps_per_row, kernels::relay_low_latency_sums::kMaxThreads / 32 - 2);
   setup.common.lanes = 4;  // no more than four warps of a block post, in turn
   EXPECT_EQ(plan_combine(hooked, setup).relay->warps_per_row, kernels::relay_low_latency_sums::kMaxThreads / 32 - 4);
-  LowLatencyCombineArguments logfmt = hooked;
-  logfmt.use_logfmt = true;
-  setup.logfmt = LowLatencyLogfmt::always;
-  EXPECT_FALSE(plan_combine(logfmt, setup).relay) << "LogFMT goes directly";
   LowLatencyCombineArguments fp8 = hooked;
   fp8.use_fp8 = true;
-  EXPECT_FALSE(plan_combine(fp8, setup).relay) << "and so does FP8";
+  EXPECT_FALSE(plan_combine(fp8, setup).relay) << "FP8 goes directly";
 }
 
 TEST(LowLatencyPlan, RowsInFp8AreShorter) {
   using device::low_latency::CombineWire;
-  EXPECT_EQ((CombineWire{7168, CombineEncoding::fp8}.bytes()), 8192u);
-  EXPECT_EQ((CombineWire{7168, CombineEncoding::bf16}.bytes()), 15360u);
+  EXPECT_EQ((CombineWire{7168, true}.bytes()), 8192u);
+  EXPECT_EQ((CombineWire{7168, false}.bytes()), 15360u);
   for (int hidden = 128; hidden <= 16384; hidden += 128) {
-    ASSERT_LT((CombineWire{hidden, CombineEncoding::fp8}.bytes()), (CombineWire{hidden, CombineEncoding::bf16}.bytes()))
+    ASSERT_LT((CombineWire{hidden, true}.bytes()), (CombineWire{hidden, false}.bytes()))
         << "rows fit wherever those of bfloat16 do: " << hidden;
   }
 }

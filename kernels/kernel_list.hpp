@@ -35,10 +35,10 @@
   KERNEL(combine_low_latency_rdma,                 deep_ep::LowLatencyCombineParams,   384) \
   KERNEL(combine_low_latency_watched,              deep_ep::LowLatencyCombineParams,   512) \
   KERNEL(combine_low_latency_rdma_watched,         deep_ep::LowLatencyCombineParams,   384) \
-  KERNEL(combine_low_latency_encoded,              deep_ep::LowLatencyCombineParams,   384) \
-  KERNEL(combine_low_latency_encoded_rdma,         deep_ep::LowLatencyCombineParams,   384) \
-  KERNEL(combine_low_latency_encoded_watched,      deep_ep::LowLatencyCombineParams,   384) \
-  KERNEL(combine_low_latency_encoded_rdma_watched, deep_ep::LowLatencyCombineParams,   384) \
+  KERNEL(combine_low_latency_fp8,                  deep_ep::LowLatencyCombineParams,   384) \
+  KERNEL(combine_low_latency_rdma_fp8,             deep_ep::LowLatencyCombineParams,   384) \
+  KERNEL(combine_low_latency_watched_fp8,          deep_ep::LowLatencyCombineParams,   384) \
+  KERNEL(combine_low_latency_rdma_watched_fp8,     deep_ep::LowLatencyCombineParams,   384) \
   KERNEL(combine_low_latency_unreduced,            deep_ep::LowLatencyCombineParams,   512) \
   KERNEL(combine_low_latency_unreduced_fp8,        deep_ep::LowLatencyCombineParams,   512) \
   KERNEL(combine_low_latency_rails,                deep_ep::LowLatencyCombineParams,   384) \

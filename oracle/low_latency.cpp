@@ -7,7 +7,6 @@
 #include <stdexcept>
 
 #include "oracle/fp8.hpp"
-#include "oracle/logfmt.hpp"
 #include "oracle/nvfp4.hpp"
 
 namespace deep_ep::oracle {
@@ -170,11 +169,7 @@ Part make_part(std::span<const WeightedRow> rows, std::int64_t hidden, const Low
   }
   std::vector<std::uint16_t> rounded;
   for (const float sum : sums) rounded.push_back(bf16_bits(sum));
-  if (options.logfmt) {
-    part.sent = logfmt_round_trip(rounded);
-    part.encoding_error = std::exp2(32.0 / 510) - 1;  // one step of the widest range
-    part.floor.assign(width, 0x1p-32);                // the group's largest magnitude is below 1
-  } else if (options.fp8 && !rows_are_cast) {
+  if (options.fp8 && !rows_are_cast) {
     const Fp8Row cast = fp8_round_trip(rounded);
     part.sent = cast.values;
     part.floor = cast.floor;
@@ -411,8 +406,8 @@ LowLatencyCombined low_latency_combine_token(int owner, std::span<const std::vec
                                              std::int64_t hidden, const LowLatencyCombineOptions& options) {
   const int ranks = static_cast<int>(rows_of_ranks.size());
   const int width = options.ranks_per_node;
-  if (width < 0 || (width > 0 && (ranks % width != 0 || options.logfmt || options.fp8))) {
-    throw std::invalid_argument("oracle: ranks_per_node divides the number of ranks; encoded rows do not go by rails");
+  if (width < 0 || (width > 0 && (ranks % width != 0 || options.fp8))) {
+    throw std::invalid_argument("oracle: ranks_per_node divides the number of ranks; rows in FP8 do not go by rails");
   }
   RowSum sum(hidden);
   std::optional<RowSum> of_node;  // of a node whose ranks' parts come as one

@@ -113,24 +113,23 @@ struct LowLatencyCombineInput {
 };
 
 struct LowLatencyCombineOptions {
-  bool fused = false;   ///< each term by one fused multiply-add, as GPUs do it; else product and sum round separately
-  bool logfmt = false;  ///< ranks send their parts in LogFMT-10 where their range allows
+  bool fused = false;  ///< each term by one fused multiply-add, as GPUs do it; else product and sum round separately
   /// Rows travel in FP8, 128 channels with a float32 scale of their own (cast_fp8): parts, or with `unreduced` the
-  /// experts' rows. Their products with the scales are rounded to fp32, and then added. Not with logfmt.
+  /// experts' rows. Their products with the scales are rounded to fp32, and then added.
   bool fp8 = false;
   /// The owner adds all rows itself, in fp32, selections ascending, and rounds once. Rank-major there is no difference.
   bool unreduced = false;
   Masks masks{};
   /// By rails: so many consecutive ranks make a node, and a node that is not the owner's sends one part. 0: every rank
-  /// sends its own. It divides the number of ranks. Neither with logfmt nor with fp8.
+  /// sends its own. It divides the number of ranks. Not with fp8.
   int ranks_per_node = 0;
 };
 
 struct LowLatencyCombined {
   /// [tokens, H] bfloat16 bits: each rank adds its experts' weighted rows in fp32, selections ascending, and rounds;
   /// the owner adds the parts in fp32, ranks ascending, and rounds (but see `unreduced`). By rails the parts of another
-  /// node's ranks are first added in fp32, ranks ascending, and rounded; what comes of them takes their place. Without
-  /// logfmt these are exact bits.
+  /// node's ranks are first added in fp32, ranks ascending, and rounded; what comes of them takes their place. These
+  /// are exact bits.
   std::vector<std::uint16_t> x;
   std::vector<double> sum;  ///< [tokens, H]: the same in double precision, without roundings and encodings
   /// [tokens, H]: how far a result may be from `sum`, by the roundings above.

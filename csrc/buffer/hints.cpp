@@ -49,17 +49,14 @@ std::size_t Buffer::low_latency_bytes_hint(int max_tokens, std::int64_t hidden, 
   check_range("hidden", hidden, 1, std::int64_t{1} << 24);
   check_range("num_ranks", num_ranks, 1, kMaxRanks);
   check_range("num_experts", num_experts, 1, 1 << 20);
-  // The largest rows: bfloat16 with as many selections as there may be; LogFMT where nothing is encoded.
-  const LowLatencyRow row{static_cast<int>(hidden), kMaxTopk, false, true, true};
-  const device::low_latency::CombineWire combine{static_cast<int>(hidden), CombineEncoding::logfmt};
-  const std::size_t row_bytes = std::max(row.bytes(), combine.bytes());
+  // The largest rows: those of a dispatch in bfloat16, with as many selections as there may be.
+  const std::size_t row_bytes = LowLatencyRow{static_cast<int>(hidden), kMaxTopk, false, true, true}.bytes();
   const std::size_t rows_of_source = static_cast<std::size_t>(max_tokens) * row_bytes;
   const int local_experts = std::max(BufferOptions{}.max_local_experts, num_experts / num_ranks);
   // Calls with hooks keep a combine's rows of all sources together, one for each selection: room for so many.
   constexpr std::size_t kSelections = 8;
-  const std::size_t unreduced =
-      static_cast<std::size_t>(max_tokens) * kSelections *
-      device::low_latency::CombineWire{static_cast<int>(hidden), CombineEncoding::bf16}.bytes();
+  const std::size_t unreduced = static_cast<std::size_t>(max_tokens) * kSelections *
+                                device::low_latency::CombineWire{static_cast<int>(hidden), false}.bytes();
   // Signals take an eighth and a little more; they grow with the whole.
   constexpr std::size_t kStep = std::size_t{1} << 20;
   const auto ranks = static_cast<std::size_t>(num_ranks);

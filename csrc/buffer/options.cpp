@@ -9,7 +9,6 @@
 #include "csrc/bootstrap/agreement.hpp"
 #include "csrc/buffer/internode/lanes.hpp"
 #include "csrc/buffer/low_latency/lanes.hpp"
-#include "csrc/buffer/low_latency/logfmt_choice.hpp"
 #include "csrc/buffer/low_latency/rails.hpp"
 #include "csrc/support/deadline.hpp"
 #include "csrc/support/environment.hpp"
@@ -38,7 +37,6 @@ void check_low_latency(const LowLatencyOptions& options) {
   if (!options.allow_nvlink) refuse("allow_nvlink", "false");
   if (options.rails != LowLatencyRails::automatic) refuse("rails", name_of(options.rails));
   if (options.lanes != 0) refuse("lanes", fmt::format("{}", options.lanes));
-  if (options.logfmt != LowLatencyLogfmt::automatic) refuse("logfmt", "always");
 }
 
 /// Where another library's variable switches it off, its user may not have thought of this one.
@@ -66,8 +64,7 @@ double longest_timeout(Bootstrap& bootstrap, double mine) {
 void check_same_options(Bootstrap& bootstrap, const BufferOptions& options) {
   constexpr std::array kNames = {"heap_bytes",        "window_bytes",        "max_local_experts",
                                  "low_latency.bytes", "low_latency.masking", "low_latency.allow_nvlink",
-                                 "low_latency.rails", "low_latency.lanes",   "low_latency.logfmt",
-                                 "internode.lanes"};
+                                 "low_latency.rails", "low_latency.lanes",   "internode.lanes"};
   const std::array<std::uint64_t, kNames.size()> mine = {options.heap_bytes,
                                                          options.window_bytes,
                                                          static_cast<std::uint64_t>(options.max_local_experts),
@@ -76,7 +73,6 @@ void check_same_options(Bootstrap& bootstrap, const BufferOptions& options) {
                                                          options.low_latency.allow_nvlink ? std::uint64_t{1} : 0,
                                                          static_cast<std::uint64_t>(options.low_latency.rails),
                                                          static_cast<std::uint64_t>(options.low_latency.lanes),
-                                                         static_cast<std::uint64_t>(options.low_latency.logfmt),
                                                          static_cast<std::uint64_t>(options.internode.lanes)};
   const auto all = all_gather_values(bootstrap, mine);
   for (std::size_t rank = 0; rank < all.size(); ++rank) {
@@ -101,7 +97,6 @@ AgreedOptions agree_on_options(Bootstrap& bootstrap, const BufferOptions& option
     if (options.low_latency.bytes == 0) return;
     agreed.options.low_latency.rails = asked_for_rails(options.low_latency.rails);
     agreed.options.low_latency.lanes = asked_for_lanes(options.low_latency.lanes);
-    agreed.options.low_latency.logfmt = asked_for_logfmt(options.low_latency.logfmt);
     agreed.options.low_latency.allow_nvlink = options.low_latency.allow_nvlink && may_use_nvlink();
   });
   check_same_options(bootstrap, agreed.options);

@@ -144,13 +144,6 @@ constexpr std::array kVariables = {
              .allowed = "auto|1|2|4",
              .help = "low-latency calls between nodes: connections that rows take in turn to each rank, unless the "
                      "program says; auto = 1, more on Ethernet where ranks are few"},
-    Variable{.names = {"DEEP_EP_LOGFMT"},
-             .type = Type::choice,
-             .default_value = "auto",
-             .allowed = "auto|always",
-             .help = "low-latency combine with use_logfmt, unless the program says: auto = GPUs send BF16 rows all the "
-                     "same, which takes less time over NVLink and NICs of 50 GB/s; always = as asked for, which pays "
-                     "over NICs of 25 GB/s from some hundred tokens on"},
     Variable{.names = {"DEEP_EP_INTERNODE_LANES"},
              .type = Type::choice,
              .default_value = "1",

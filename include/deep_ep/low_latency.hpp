@@ -126,7 +126,7 @@ struct LowLatencyDispatchResult {
   std::function<void()> hook = {};
 };
 
-/// Equal on all ranks: H, use_logfmt, use_fp8, the dispatch that the handle is of, and what that had in common.
+/// Equal on all ranks: H, use_fp8, the dispatch that the handle is of, and what that had in common.
 /// RankMismatch where they are not.
 struct LowLatencyCombineArguments {
   /// The experts' output, bfloat16, rows where the dispatch's recv_x had them, from a multiple of 16 bytes on. Only
@@ -139,10 +139,9 @@ struct LowLatencyCombineArguments {
   ConstTensorView topk_idx = {};
   ConstTensorView topk_weights = {};         ///< [T, K] float32; expert_major: rows are multiplied by them
   const LowLatencyHandle* handle = nullptr;  ///< of the dispatch; any number of combines; used during the call only
-  bool use_logfmt =
-      false;  ///< rows may travel in LogFMT, 10 bits a value, smaller, less exact: LowLatencyOptions::logfmt
+  bool use_logfmt = false;  ///< accepted for DeepEP's callers, without effect: rows travel as without it
   /// Rows travel in FP8, with a float32 scale for each 128 channels: half the bytes, but an error of up to 1/16 of each
-  /// value that travels, or of 2^-10 / 448 of the largest of its 128, if that is more. Not with use_logfmt.
+  /// value that travels, or of 2^-10 / 448 of the largest of its 128, if that is more.
   bool use_fp8 = false;
   /// [T, H] bfloat16, from a multiple of 16 bytes on: written instead of new memory.
   std::optional<TensorView> out = {};
@@ -156,8 +155,8 @@ struct LowLatencyCombineArguments {
 struct LowLatencyCombineResult {
   /// [T, H] bfloat16; with `out`, a tensor over that memory, which stays the caller's. Each rank sums its experts' rows
   /// in fp32, selections ascending, and rounds; the owner sums the ranks' parts in fp32, ranks ascending, and rounds
-  /// again. With hooks, within a node, without LogFMT and masking, rows may travel as they are: then the owner sums
-  /// them in fp32, selections ascending, and rounds once. Bitwise reproducible.
+  /// again. With hooks, within a node, without masking, rows may travel as they are: then the owner sums them in fp32,
+  /// selections ascending, and rounds once. Bitwise reproducible.
   Tensor combined_x = {};
   EventHandle event = {};           ///< set with async_finish
   std::function<void()> hook = {};  ///< set with return_recv_hook

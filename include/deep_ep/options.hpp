@@ -22,13 +22,6 @@ enum class LowLatencyRails : std::uint8_t {
   never,
 };
 
-/// What `use_logfmt` of a low-latency combine means.
-enum class LowLatencyLogfmt : std::uint8_t {
-  automatic,  ///< a permission: GPUs send BF16 rows all the same, which was faster wherever it was measured but over
-              ///< slow NICs
-  always,     ///< an order
-};
-
 /// Options of the low-latency calls, equal on all ranks. Without `bytes` the others must be left as they are:
 /// InvalidArgument.
 struct LowLatencyOptions {
@@ -43,7 +36,7 @@ struct LowLatencyOptions {
   bool allow_nvlink = true;
   /// automatic: DEEP_EP_LOW_LATENCY_RAILS decides, and where that is auto, the model. Rails need nodes of the same
   /// number of consecutive ranks, two or more, with NVLink in use, and no masking (the rail of a lost rank would be
-  /// lost, too); Buffer::describe says why rows do not take them. Combine in LogFMT or FP8 never does. Calls with
+  /// lost, too); Buffer::describe says why rows do not take them. Combine in FP8 never does. Calls with
   /// return_recv_hook do with `always` only, as a small kernel then stays on the GPU until all rows have been handed
   /// on.
   LowLatencyRails rails = LowLatencyRails::automatic;
@@ -51,8 +44,6 @@ struct LowLatencyOptions {
   /// keeps a connection on one path gets more paths so. 0: DEEP_EP_LOW_LATENCY_LANES decides, and where that is auto,
   /// 1, or more where NICs are on Ethernet and there are few such ranks.
   int lanes = 0;
-  /// automatic: DEEP_EP_LOGFMT decides, and where that is auto, CPU ranks send LogFMT rows and GPUs do not.
-  LowLatencyLogfmt logfmt = LowLatencyLogfmt::automatic;
 };
 
 /// Options of the normal mode between nodes. They are checked, and within one node mean nothing else: a program may set

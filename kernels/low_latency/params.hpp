@@ -311,13 +311,6 @@ struct LowLatencyDispatchParams {
   const float* global_scale;  ///< [1], of nvfp4; nullptr: 1
 };
 
-/// How combine's rows travel.
-enum class CombineEncoding : std::uint8_t {
-  bf16,
-  logfmt,  ///< LogFMT-10 where the row's range allows
-  fp8,     ///< 128 channels in e4m3 with a float32 scale of their own
-};
-
 struct LowLatencyCombineParams {
   LowLatencyParams common;
   LowLatencyPhase phase;
@@ -328,7 +321,7 @@ struct LowLatencyCombineParams {
   int hidden;
   Divisor num_local_experts;
   bool rank_major;
-  CombineEncoding encoding;
+  bool fp8;                  ///< rows travel as 128 channels in e4m3 with a float32 scale; else in bfloat16
   std::uint32_t row_bytes;   ///< of a row as it travels
   std::uint32_t call_shape;  ///< a hash of the above: ranks that disagree find out
 

@@ -281,8 +281,7 @@ class LowLatencyCalls:
             topk_idx, topk_weights: ``[T, K]`` of this rank's tokens, contiguous; indices as dispatched, or -1 where a
                 selection is to be left out now. Must stay unchanged until the hook has run.
             handle: of the dispatch; any number of combines may use it.
-            use_logfmt: rows may travel in LogFMT-10, 10 bits per value, where their range allows. GPUs send bfloat16
-                all the same, which is faster but over slow NICs, unless ``DEEP_EP_LOGFMT=always``.
+            use_logfmt: accepted for upstream's callers, without effect: rows travel as without it (docs/low-latency.md).
             zero_copy: the rows are already in the tensor that ``get_next_low_latency_combine_buffer`` gave for this handle,
                 and ``x`` is that tensor, or one of the same shape, which stands for it. Not with ``use_logfmt``.
             out: ``[T, H]`` bfloat16 contiguous: written and returned.
@@ -290,8 +289,7 @@ class LowLatencyCalls:
             return_recv_hook: within a node equal on all ranks.
             use_fp8: rows travel as ``float8_e4m3fn`` with a float32 scale for each 128 channels: half the bytes, but each
                 value that travels may be off by 1/16, or by 2e-6 of the largest of its 128. Where one of them is NaN or
-                infinite, all become NaN. Equal on all ranks, and not with ``use_logfmt``. Not part of upstream's
-                interface.
+                infinite, all become NaN. Equal on all ranks. Not part of upstream's interface.
 
         Returns:
             ``combined_x`` ``[T, H]`` bfloat16: each rank adds in float32, selections ascending, and rounds; this rank

@@ -112,7 +112,6 @@ TEST_P(OptionsTest, OptionsWithoutEffectAreRefused) {
     refused({.rails = LowLatencyRails::never}, "rails is never, which needs low_latency.bytes");
     refused({.lanes = 2}, "lanes is 2, which needs low_latency.bytes");
     refused({.lanes = 3}, "lanes is 3, allowed: 1, 2, 4");
-    refused({.logfmt = LowLatencyLogfmt::always}, "logfmt is always, which needs low_latency.bytes");
   });
 }
 

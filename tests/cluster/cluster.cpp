@@ -143,7 +143,6 @@ Buffer Rank::own_buffer(BufferOptions options) const {
   if (topology == Topology::rails && options.ranks_per_node == 0) options.ranks_per_node = half;
   if (options.low_latency.bytes == 0) return Buffer(bootstrap_, executor_, options);
   if (topology == Topology::only_rdma) options.low_latency.allow_nvlink = false;
-  options.low_latency.logfmt = LowLatencyLogfmt::always;
   LowLatencyRails& rails = options.low_latency.rails;
   if (rails == LowLatencyRails::automatic) {
     if (topology == Topology::two_nodes) rails = LowLatencyRails::never;

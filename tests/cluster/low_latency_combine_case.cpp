@@ -34,7 +34,7 @@ std::vector<oracle::LowLatencyCombined> LowLatencyCombineCase::expected() const 
 
 std::vector<oracle::LowLatencyCombined> LowLatencyCombineCase::expected_with_hooks(Topology topology) const {
   LowLatencyCombineCase hooked = *this;
-  hooked.options.unreduced = topology == Topology::one_node && !options.logfmt;
+  hooked.options.unreduced = topology == Topology::one_node;
   return hooked.expected();
 }
 
@@ -89,7 +89,6 @@ LowLatencyCombineArguments upload_combine(Rank& rank, const LowLatencyCombineCas
   }
   arguments.topk_weights = rank.upload(input.selection.weights, DType::float32, {tokens, shape.topk});
   arguments.handle = &handle;
-  arguments.use_logfmt = one.options.logfmt;
   arguments.use_fp8 = one.options.fp8;
   return arguments;
 }
@@ -99,7 +98,7 @@ void check_low_latency_combine(Rank& rank, const LowLatencyCombineCase& one,
   const oracle::LowLatencyCombined& mine = expected[index(rank.rank())];
   const auto seen = rank.download<std::uint16_t>(combined);
   const std::string what = one.before.shape.describe() + ", combined hidden " + std::to_string(one.hidden);
-  if (!one.options.logfmt) require_same(mine.x, seen, what, one.hidden);
+  require_same(mine.x, seen, what, one.hidden);
   require(seen.size() == mine.sum.size(), what + ": wrong size");
   for (std::size_t i = 0; i < seen.size(); ++i) {
     const double value = static_cast<double>(oracle::bf16_value(seen[i]));
@@ -108,7 +107,7 @@ void check_low_latency_combine(Rank& rank, const LowLatencyCombineCase& one,
                 std::to_string(mine.sum[i]) + " within " + std::to_string(mine.tolerance[i]));
   }
   const double distance = cosine_distance(seen, mine.sum);
-  const double most = one.options.fp8 ? 1e-3 : one.options.logfmt ? 1e-4 : 1e-5;
+  const double most = one.options.fp8 ? 1e-3 : 1e-5;
   require(distance < most, what + ": the result is off by " + std::to_string(distance));
 }
 

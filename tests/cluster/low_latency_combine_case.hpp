@@ -29,7 +29,7 @@ LowLatencyCombineCase make_combine_case_after(LowLatencyCase before, std::int64_
 LowLatencyHandle dispatch_low_latency(Rank& rank, Buffer& buffer, const LowLatencyCombineCase& one);
 /// Uploads what the rank hands to combine.
 LowLatencyCombineArguments upload_combine(Rank& rank, const LowLatencyCombineCase& one, const LowLatencyHandle& handle);
-/// Compares bit by bit, and with the exact sums; with LogFMT only with these, within what that may lose.
+/// Compares bit by bit, and with the exact sums.
 void check_low_latency_combine(Rank& rank, const LowLatencyCombineCase& one,
                                const std::vector<oracle::LowLatencyCombined>& expected, const TensorView& combined);
 

@@ -9,7 +9,6 @@
 #include <stdexcept>
 
 #include "oracle/fp8.hpp"
-#include "oracle/logfmt.hpp"
 #include "oracle/routing.hpp"
 
 namespace deep_ep::oracle {
@@ -97,38 +96,6 @@ TEST(OracleFp8, ErrorOfACastValue) {
       ASSERT_LE(error, bound * (1 + 0x1p-16)) << value << " beside " << amax;
     }
   }
-}
-
-TEST(OracleLogfmt, GroupByHand) {
-  std::vector<std::uint16_t> group(128, bf16_bits(0.25f));
-  EXPECT_FALSE(logfmt_group(group).encodable) << "one magnitude only";
-  group[7] = bf16_bits(-0x1p-12f);
-  const LogfmtGroup found = logfmt_group(group);
-  EXPECT_TRUE(found.encodable);
-  EXPECT_EQ(found.low, -12.0);
-  EXPECT_EQ(found.step, 10.0 / 510);
-  EXPECT_EQ(logfmt_code(found, 0.25), 511);
-  EXPECT_EQ(logfmt_code(found, -0x1p-12), 1);
-  EXPECT_DOUBLE_EQ(logfmt_magnitude(found, 511), 0.25);
-  EXPECT_EQ(logfmt_code(found, 0.0), 0);
-  group[8] = bf16_bits(1.0f);
-  EXPECT_FALSE(logfmt_group(group).encodable) << "not below 1";
-  EXPECT_FALSE(logfmt_group(std::vector<std::uint16_t>(128, 0)).encodable);
-}
-
-TEST(OracleLogfmt, AChunkIsEncodedAsAWholeOrNotAtAll) {
-  EXPECT_EQ(logfmt_chunk(7168), 1024);
-  EXPECT_EQ(logfmt_chunk(2560), 512);
-  Random random(5);
-  std::vector<std::uint16_t> row;
-  for (int i = 0; i < 1536; ++i) row.push_back(bf16_bits(static_cast<float>(random.unit()) * 0.5f + 0.001f));
-  row[600] = bf16_bits(2.0f);  // in the second of three chunks of 512
-  const std::vector<float> decoded = logfmt_round_trip(row);
-  int changed[3] = {};
-  for (std::size_t i = 0; i < row.size(); ++i) changed[i / 512] += decoded[i] != bf16_value(row[i]) ? 1 : 0;
-  EXPECT_GT(changed[0], 400);
-  EXPECT_EQ(changed[1], 0);
-  EXPECT_GT(changed[2], 400);
 }
 
 // Two ranks, four experts, H = 128, M = 2. Rank 0: token 0 -> {0, 3}, token 1 -> {2, 2}. Rank 1: token 0 -> {-1, 3}.

@@ -70,6 +70,20 @@ def test_scale_per_token(ranks):
     ranks(2).run(scale_per_token)
 
 
+def logfmt(group):
+    buffer = make_buffer(group)
+    case = ll_case([M] * buffer.group_size)
+    handle = dispatch(buffer, case)[2]
+    rows = outputs_of(case)[buffer.rank]
+    for options in ({}, {"use_fp8": True}):
+        plain, _, _ = combine(buffer, case, rows, handle, **options)
+        assert torch.equal(plain, combine(buffer, case, rows, handle, use_logfmt=True, **options)[0])
+
+
+def test_logfmt_has_no_effect(ranks):
+    ranks(2).run(logfmt)
+
+
 def combine_in_fp8(group):
     buffer = make_buffer(group, hidden=1536)
     rank = buffer.rank
@@ -85,8 +99,6 @@ def combine_in_fp8(group):
     for result in (short, hooked):
         a, b = exact.double(), result.double()
         assert 1 - 2 * (a * b).sum() / (a * a + b * b).sum() < 1e-3
-    with pytest.raises(ValueError, match="use_logfmt and use_fp8 are both true"):
-        combine(buffer, case, outputs[rank], handle, use_logfmt=True, use_fp8=True)
 
 
 def test_combine_in_fp8(ranks):

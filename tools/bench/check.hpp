@@ -24,8 +24,8 @@ void check_combined(const CheckedRank& rank, const CombineResult& result);
 /// Every valid row with its scales, counts, ranges and token indices, bit for bit.
 void check_low_latency_dispatch(const CheckedRank& rank, oracle::RowFormat format,
                                 const LowLatencyDispatchResult& result);
-/// Every sum: exact, or for LogFMT-10 within what the format may cost. If calls may go by rails, their results, which
-/// round once more for each node, are right as well.
+/// Every sum, bit for bit. If calls may go by rails, their results, which round once more for each node, are right as
+/// well.
 void check_low_latency_combine(const CheckedRank& rank, LowLatencyCombine kind, const LowLatencyReach& reach,
                                const LowLatencyCombineResult& result);
 

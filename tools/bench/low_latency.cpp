@@ -47,9 +47,7 @@ class LowLatencyMeasurer {
       const bool usual = rows.format == RowFormat::fp8 || rows.format == RowFormat::bf16;
       if (options_.dtype == rows.name || (usual && options_.dtype == "both")) measure_dispatch(rows);
     }
-    for (const auto kind : {LowLatencyCombine::plain, LowLatencyCombine::zero_copy, LowLatencyCombine::logfmt}) {
-      measure_combine(kind);
-    }
+    for (const auto kind : {LowLatencyCombine::plain, LowLatencyCombine::zero_copy}) measure_combine(kind);
     if (options_.combine_fp8) measure_combine(LowLatencyCombine::fp8);
     measure_both();
     bench_.destroy();
@@ -166,9 +164,7 @@ class LowLatencyMeasurer {
     return bytes(format == RowFormat::bf16 ? row : row + 16, row);
   }
   Bytes combine_bytes(LowLatencyCombine kind) const {
-    const std::int64_t row = kind == LowLatencyCombine::logfmt ? shape_.row_bytes_logfmt()
-                             : kind == LowLatencyCombine::fp8  ? shape_.row_bytes_8bit()
-                                                               : shape_.row_bytes_bf16();
+    const std::int64_t row = kind == LowLatencyCombine::fp8 ? shape_.row_bytes_8bit() : shape_.row_bytes_bf16();
     return bytes(row, row);
   }
   Bytes bytes(std::int64_t selected_row, std::int64_t wire_row) const {

@@ -34,7 +34,7 @@ std::unique_ptr<DeviceTensor> make_filler(Executor& executor, int calls);
 
 /// Collective over the processes. `setting`: what all figures have in common. Throws when --check finds a difference.
 /// Operations are "dispatch", "combine" and "dispatch+combine"; parts "whole", "send", "receive", "send late", "receive
-/// late" and "graph"; modes of combine "plain", "zero copy", "LogFMT-10" and "FP8". Rates are those of the time back to
+/// late" and "graph"; modes of combine "plain", "zero copy" and "FP8". Rates are those of the time back to
 /// back or, if there is none, of aligned rounds.
 void run_low_latency(const LowLatencyOptions& options, const World& world, Device::Kind device, const Figure& setting,
                      const FigureReport& report);

@@ -11,8 +11,6 @@ const char* name_of(LowLatencyCombine kind) {
       return "plain";
     case LowLatencyCombine::zero_copy:
       return "zero copy";
-    case LowLatencyCombine::logfmt:
-      return "LogFMT-10";
     case LowLatencyCombine::fp8:
       return "FP8";
   }
@@ -29,7 +27,6 @@ LowLatencyBench::LowLatencyBench(const WorkloadShape& shape, const std::shared_p
       kept_x_(*executor, DType::bfloat16, {shape.tokens, shape.hidden}),
       selection_(*executor, DType::int64, {shape.tokens, shape.topk}),
       weights_(*executor, DType::float32, {shape.tokens, shape.topk}),
-      small_weights_(*executor, DType::float32, {shape.tokens, shape.topk}),
       global_scale_(*executor, DType::float32, {1}) {
   fill_inputs(bootstrap->rank());
 }
@@ -64,9 +61,8 @@ LowLatencyCombineResult LowLatencyBench::combine(LowLatencyCombine kind, bool ho
   arguments.x =
       kind == LowLatencyCombine::zero_copy ? buffer_.low_latency_combine_buffer(handle_) : rows_.value().view();
   arguments.topk_idx = selection_.view();
-  arguments.topk_weights = kind == LowLatencyCombine::logfmt ? small_weights_.view() : weights_.view();
+  arguments.topk_weights = weights_.view();
   arguments.handle = &handle_;
-  arguments.use_logfmt = kind == LowLatencyCombine::logfmt;
   arguments.use_fp8 = kind == LowLatencyCombine::fp8;
   arguments.return_recv_hook = hook;
   return buffer_.low_latency_combine(arguments, {.stream = stream_});
@@ -98,8 +94,6 @@ void LowLatencyBench::restore() {
   if (rows_) receive_for_combine();
 }
 
-float LowLatencyBench::weight(LowLatencyCombine kind) { return kind == LowLatencyCombine::logfmt ? 0x1p-12f : 1.0f; }
-
 void LowLatencyBench::destroy() {
   executor_.synchronize(stream_);
   handle_ = {};
@@ -113,7 +107,6 @@ BufferOptions LowLatencyBench::buffer_options(const WorkloadShape& shape, const 
   options.low_latency.allow_nvlink = reach.nvlink;
   options.ranks_per_node = reach.ranks_per_node;
   options.low_latency.rails = reach.rails;
-  options.low_latency.logfmt = LowLatencyLogfmt::always;  // what is measured is what was asked for
   options.low_latency.bytes =
       Buffer::low_latency_bytes_hint(static_cast<int>(shape.tokens), shape.hidden, shape.ranks, shape.experts);
   return options;
@@ -131,8 +124,7 @@ void LowLatencyBench::fill_inputs(int rank) {
   selection_.upload(make_selection(shape_, rank).data(), stream_);
   global_scale_.upload(&oracle::kGlobalScale, stream_);
   const std::size_t selections = tokens * static_cast<std::size_t>(shape_.topk);
-  weights_.upload(std::vector<float>(selections, weight(LowLatencyCombine::plain)).data(), stream_);
-  small_weights_.upload(std::vector<float>(selections, weight(LowLatencyCombine::logfmt)).data(), stream_);
+  weights_.upload(std::vector<float>(selections, 1.0f).data(), stream_);
 }
 
 }  // namespace deep_ep::tools

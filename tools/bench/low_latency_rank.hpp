@@ -12,7 +12,7 @@
 namespace deep_ep::tools {
 
 /// How combine gets its rows and sends them.
-enum class LowLatencyCombine { plain, zero_copy, logfmt, fp8 };
+enum class LowLatencyCombine { plain, zero_copy, fp8 };
 const char* name_of(LowLatencyCombine kind);
 
 /// How ranks reach each other.
@@ -38,7 +38,8 @@ class LowLatencyBench {
   }
   /// From now on dispatches are given arrival counters, a word for 64 rows.
   void count_arrivals();
-  /// With identity experts: sums of a token's own row, with weights of `weight(kind)`.
+  /// With identity experts: sums of a token's own row, with weights of 1, so that sums of small whole numbers are
+  /// exact.
   LowLatencyCombineResult combine(LowLatencyCombine kind, bool hook = false);
   /// Prepares what combine needs: rows where the experts' output would be.
   void receive_for_combine();
@@ -47,9 +48,6 @@ class LowLatencyBench {
   /// restores them. `restore` is collective.
   void spoil();
   void restore();
-
-  /// 1, so that sums of small whole numbers are exact; for LogFMT small enough that rows are in its range.
-  static float weight(LowLatencyCombine kind);
 
   /// Collective; the object must not be used any more.
   void destroy();
@@ -66,7 +64,6 @@ class LowLatencyBench {
   DeviceTensor kept_x_;
   DeviceTensor selection_;
   DeviceTensor weights_;
-  DeviceTensor small_weights_;
   DeviceTensor global_scale_;
   std::optional<DeviceTensor> arrivals_;
   LowLatencyHandle handle_;

@@ -25,7 +25,6 @@ struct WorkloadShape {
   int scales() const { return (hidden + 127) / 128; }  ///< float32 scales of an 8-bit row
   std::int64_t row_bytes_8bit() const { return hidden + std::int64_t{scales()} * 4; }
   std::int64_t row_bytes_bf16() const { return std::int64_t{hidden} * 2; }
-  std::int64_t row_bytes_logfmt() const { return std::int64_t{hidden} * 10 / 8 + hidden / 128 * 4; }
 };
 
 /// InvalidArgument, in terms of the command line, when `ranks` ranks cannot share the experts.

@@ -1,10 +1,8 @@
 // low_latency_combine, and the memory that experts may write its input to.
 #include <tuple>
-#include <utility>
 
 #include "csrc/buffer/low_latency/launch.hpp"
 #include "csrc/buffer/low_latency/low_latency.hpp"
-#include "csrc/support/logging.hpp"
 
 namespace deep_ep {
 
@@ -14,9 +12,6 @@ LowLatencyCombineResult LowLatency::combine(const LowLatencyCombineArguments& ar
   look_after_earlier_calls();
   LowLatencyCombinePlan plan =
       plan_combine(arguments, setup_, beside_relay(LowLatencyKind::combine, arguments.return_recv_hook, call.stream));
-  if (arguments.use_logfmt && plan.params.encoding == CombineEncoding::bf16 && !std::exchange(told_of_bf16_, true)) {
-    log::info("low_latency_combine: use_logfmt is true, but rows travel as BF16 unless DEEP_EP_LOGFMT=always");
-  }
   make_way(LowLatencyKind::combine, arguments.return_recv_hook);
 
   CallScope scope(runtime_.calls(), call);

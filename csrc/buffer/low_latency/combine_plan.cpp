@@ -2,7 +2,6 @@
 
 #include "csrc/buffer/checks.hpp"
 #include "csrc/buffer/defaults.hpp"
-#include "csrc/buffer/low_latency/logfmt_choice.hpp"
 #include "csrc/buffer/low_latency/plan_parts.hpp"
 #include "csrc/support/format.hpp"
 #include "kernels/low_latency/combine/shared.hpp"
@@ -16,32 +15,24 @@ constexpr int kGpuWarpsPerRow = 8;
 constexpr int kGpuWarpsPerRowFew = 16;
 constexpr int kHostWarpsPerRow = 2;
 
-CombineEncoding encoding_of(const LowLatencyCombineArguments& arguments, const LowLatencySetup& setup) {
-  if (arguments.use_fp8) return CombineEncoding::fp8;
-  return arguments.use_logfmt && logfmt_pays(setup) ? CombineEncoding::logfmt : CombineEncoding::bf16;
-}
-
 /// Does the call send rows that nobody has added up (kernels/low_latency/combine/unreduced.hpp)? The same on all ranks.
 bool goes_unreduced(const LowLatencyCombineArguments& arguments, const LowLatencyCombineParams& params,
                     const LowLatencySetup& setup) {
-  if (!arguments.return_recv_hook || params.encoding == CombineEncoding::logfmt) return false;
-  if (setup.rdma() || setup.common.mask != nullptr) return false;
+  if (!arguments.return_recv_hook || setup.rdma() || setup.common.mask != nullptr) return false;
   const std::size_t rows = static_cast<std::size_t>(params.max_tokens) * static_cast<std::size_t>(int{params.num_topk});
   const std::size_t room = params.common.window.source_bytes * static_cast<std::size_t>(int{params.common.num_ranks});
   return params.rank_major || rows * params.row_bytes <= room;
 }
 
 /// `apart`: sums for other nodes are made by a kernel beside the caller's.
-KernelChoice<LowLatencyCombineParams> choose_kernel(CombineEncoding encoding, bool rdma, bool watched, bool unreduced,
-                                                    bool apart) {
+KernelChoice<LowLatencyCombineParams> choose_kernel(bool fp8, bool rdma, bool watched, bool unreduced, bool apart) {
   using namespace choices;
-  const bool encoded = encoding != CombineEncoding::bf16;
   if (apart) return combine_low_latency_rails;
-  if (unreduced) return encoded ? combine_low_latency_unreduced_fp8 : combine_low_latency_unreduced;
-  if (watched && rdma) return encoded ? combine_low_latency_encoded_rdma_watched : combine_low_latency_rdma_watched;
-  if (watched) return encoded ? combine_low_latency_encoded_watched : combine_low_latency_watched;
-  if (rdma) return encoded ? combine_low_latency_encoded_rdma : combine_low_latency_rdma;
-  return encoded ? combine_low_latency_encoded : combine_low_latency;
+  if (unreduced) return fp8 ? combine_low_latency_unreduced_fp8 : combine_low_latency_unreduced;
+  if (watched && rdma) return fp8 ? combine_low_latency_rdma_watched_fp8 : combine_low_latency_rdma_watched;
+  if (watched) return fp8 ? combine_low_latency_watched_fp8 : combine_low_latency_watched;
+  if (rdma) return fp8 ? combine_low_latency_rdma_fp8 : combine_low_latency_rdma;
+  return fp8 ? combine_low_latency_fp8 : combine_low_latency;
 }
 
 /// `unreduced`: groups share the selections of a row, too, where there are enough of them.
@@ -69,10 +60,10 @@ LowLatencyPart plan_part(LowLatencyPhase phase, const LowLatencyCombineParams& p
   part.working_blocks = std::clamp(std::max(to_push, params.num_tokens * blocks_of_token), 1, sms - waiting);
   part.rows_of_group = rows_of_group(ranks, params.max_tokens, groups * part.working_blocks);
   const int posters = poster_blocks(setup, warps);
-  const device::low_latency::CombineShared shared(Carver::without_memory(), {params.hidden, params.encoding}, warps,
-                                                  groups, params.warps_per_row, part.rows_of_group,
-                                                  posters != 0 ? warps : 0);
-  const UnreducedShared of_unreduced(Carver::without_memory(), {params.hidden, params.encoding}, warps);
+  const CombineWire wire{params.hidden, params.fp8};
+  const device::low_latency::CombineShared shared(Carver::without_memory(), wire, warps, groups, params.warps_per_row,
+                                                  part.rows_of_group, posters != 0 ? warps : 0);
+  const UnreducedShared of_unreduced(Carver::without_memory(), wire, warps);
   const std::size_t bytes = unreduced ? of_unreduced.bytes : shared.bytes;
   part.shape = {part.working_blocks + waiting + posters + watching_blocks(setup), warps * 32,
                 std::max(bytes, watching_bytes(setup))};
@@ -139,9 +130,6 @@ void check_combine(const LowLatencyCombineArguments& arguments, const LowLatency
                           handle.num_tokens);
   }
   check_tensor("topk_weights", arguments.topk_weights, device, {DType::float32}, {idx.size(0), handle.num_topk});
-  if (arguments.use_logfmt && arguments.use_fp8) {
-    throw InvalidArgument("use_logfmt and use_fp8 are both true, allowed: at most one of them");
-  }
   if (arguments.out) {
     check_tensor("out", *arguments.out, device, {DType::bfloat16}, {idx.size(0), x.size(2)});
     check_alignment("out", *arguments.out);
@@ -164,18 +152,17 @@ LowLatencyCombinePlan plan_combine(const LowLatencyCombineArguments& arguments, 
   params.hidden = static_cast<int>(arguments.x.size(2));
   params.num_local_experts = handle.num_experts / setup.common.num_ranks;
   params.rank_major = handle.layout == LowLatencyLayout::rank_major;
-  params.encoding = encoding_of(arguments, setup);
-  params.row_bytes = device::low_latency::CombineWire{params.hidden, params.encoding}.bytes();
+  params.fp8 = arguments.use_fp8;
+  params.row_bytes = device::low_latency::CombineWire{params.hidden, params.fp8}.bytes();
   check_room(params.max_tokens, params.hidden, params.row_bytes, setup);
-  const int rail_width = params.encoding != CombineEncoding::bf16
+  const int rail_width = params.fp8
                              ? 0
                              : choose_rails(!arguments.return_recv_hook || setup.hooks_by_rails(), params.max_tokens,
                                             params.num_topk, params.row_bytes, params.row_bytes, setup);
   params.common.set_rails(rail_width);
   const bool unreduced = goes_unreduced(arguments, params, setup);
-  params.call_shape =
-      call_shape_of({params.max_tokens, params.num_topk, params.hidden, params.num_local_experts,
-                     params.rank_major ? 1 : 0, static_cast<int>(params.encoding), unreduced ? 1 : 0, rail_width});
+  params.call_shape = call_shape_of({params.max_tokens, params.num_topk, params.hidden, params.num_local_experts,
+                                     params.rank_major ? 1 : 0, params.fp8 ? 1 : 0, unreduced ? 1 : 0, rail_width});
   params.x = arguments.x.as<std::byte>();
   params.row_table = handle.row_table.as<const std::int32_t>();
   params.num_tokens = static_cast<int>(arguments.topk_idx.size(0));
@@ -187,7 +174,7 @@ LowLatencyCombinePlan plan_combine(const LowLatencyCombineArguments& arguments, 
   // Memory for what posters gather is there for no more blocks than so many warps make.
   const int least_warps = setup.rdma() ? static_cast<int>(LowLatencyStaging::kLeastCombineWarps) : 1;
   const bool apart = arguments.return_recv_hook && rail_width != 0;
-  const auto kernel = choose_kernel(params.encoding, setup.rdma(), setup.watched(), unreduced, apart);
+  const auto kernel = choose_kernel(params.fp8, setup.rdma(), setup.watched(), unreduced, apart);
   plan.kernel = kernel.launcher;
   params.block_warps = warps_of_block(arguments.config, setup, kernel.max_threads, least_warps);
   const int others = poster_blocks(setup, params.block_warps) + watching_blocks(setup);

@@ -58,7 +58,6 @@ LowLatency::LowLatency(Runtime& runtime) : runtime_(runtime) {
       for (std::optional<OwnStream>& relays : relays_) relays.emplace(executor);
     });
   }
-  setup_.logfmt = runtime.options().low_latency.logfmt;
   LowLatencyParams& common = setup_.common;
   common.rank = runtime.rank();
   common.num_ranks = runtime.num_ranks();

@@ -91,7 +91,6 @@ class LowLatency {
   /// combine may come after those of a later dispatch.
   std::array<std::optional<OwnStream>, kLowLatencyKinds> relays_;
   std::optional<WaitStats> waits_;  ///< none before anybody has asked for them
-  bool told_of_bf16_ = false;       ///< instead of LogFMT, to the log
   bool shown_ = false;              ///< has the program been given `memory`?
   LowLatencyEnding ending_ = LowLatencyEnding::no;
   std::array<std::shared_ptr<HookQueue>, static_cast<std::size_t>(LowLatencyKind::count)> queues_;

@@ -24,7 +24,6 @@ struct LowLatencySetup {
   std::size_t low_latency_bytes = 0;
   int rail_width = 0;  ///< see LowLatencyReach
   bool rails_always = false;
-  LowLatencyLogfmt logfmt = LowLatencyLogfmt::automatic;
   bool own_masks = false;  ///< ranks cannot agree on who is lost
   bool measured = false;   ///< calls add to statistics of waits
 

@@ -7,6 +7,8 @@
 // and polls its lines of all those rows at once: they are in its registers as soon as they have arrived.
 #pragma once
 
+#include <type_traits>
+
 #include "kernels/common/line_poller.hpp"
 #include "kernels/low_latency/combine/announce.hpp"
 #include "kernels/low_latency/combine/fp8.hpp"
@@ -30,20 +32,19 @@ struct CombineTask {
   bool relays;
 };
 
-template <bool kEncoded, bool kRdma>
+template <bool kFp8, bool kRdma>
 struct CombineAdder {
-  static constexpr bool kRails = kRdma && !kEncoded;
+  static constexpr bool kRails = kRdma && !kFp8;
   using Reach = CombineReach<kRdma, kRails>;
-  /// Pieces of four lines that are polled at once: of as many rows, or with LogFMT those of the longest chunk.
-  static constexpr int kTogether = 8;
-  static constexpr int kChunkPieces = 5;
+  using Sum = std::conditional_t<kFp8, Fp8LineSum, Bf16LineSum>;
+  static constexpr int kTogether = 8;  ///< rows that are polled at once, four lines of each
+  using Lines = LinePoller<kTogether>;
 
   const LowLatencyCombineParams& params;
   const CombineWire& wire;
   Reach reach;
   int warp;
-  Divisor warps;     ///< of the block
-  std::byte* stage;  ///< LogFMT only
+  Divisor warps;  ///< of the block
 
   /// Adds up every `step`-th token from `first` on. By rails first the tokens of other nodes' ranks, whose
   /// sums have further to go.
@@ -73,20 +74,12 @@ struct CombineAdder {
         if (warp::any(aborted(params.common.wait))) return false;
         sources = find_sources(task, token);  // without those that are masked now
       }
-      if (!add(task, token, sources)) return false;
+      if (!add_lines(task, token, sources)) return false;
     }
     return task.num_tokens >= 0;
   }
 
  private:
-  DEEP_EP_DEVICE bool add(const CombineTask& task, int token, const CombineSources& sources) const {
-    if constexpr (kEncoded) {
-      return wire.fp8() ? add_lines<Fp8LineSum>(task, token, sources) : add_passes(token, sources);
-    } else {
-      return add_lines<Bf16LineSum>(task, token, sources);
-    }
-  }
-
   /// Waits for the rows whose tags cannot be trusted. False if one does not come.
   DEEP_EP_DEVICE bool await_rows(int token, const CombineSources& sources) const {
     if (!kRdma) return true;
@@ -139,20 +132,11 @@ struct CombineAdder {
     return sources;
   }
 
-  /// Lines that this warp polls, four at a time: the same ones of several rows, or one behind the other of a single row
-  /// (LogFMT).
-  using Lines = LinePoller<kTogether>;
-  using ChunkLines = LinePoller<kChunkPieces>;
-
-  /// Waits for `count` pieces of Lines; `sources` has in lane `first` + i whose the i-th is, `from` in the same lane
-  /// where that row begins. `line` is the lane's line of the first piece, `end` is after the last one. kOneRow: the
-  /// pieces are of one row, each four lines behind the one before; else each is the same four lines of a row of its
-  /// own. In the end `lines.missing` says which do not come because their ranks are masked. False: the call is over.
-  template <bool kOneRow, int kPieces>
-  DEEP_EP_DEVICE bool await(const CombineSources& sources, int first, int count, const std::byte* from,
-                            std::uint32_t line, std::uint32_t end, bool measures, LinePoller<kPieces>& lines) const {
-    constexpr std::uint32_t kStride = kOneRow ? kWarpLines : 0;  // from one piece to the next
-    const auto line_of = [&](int i) { return line + static_cast<std::uint32_t>(i) * kStride; };
+  /// Waits for line `line` of each lane, of `count` rows: `sources` has them from lane `first` on. In the end
+  /// `lines.missing` says which do not come because their ranks are masked. False: the call is over.
+  DEEP_EP_DEVICE bool await(const CombineSources& sources, int first, int count, std::uint32_t line, bool measures,
+                            Lines& lines) const {
+    const bool is_line = line < wire.lines();
     const std::uint32_t at = LineLane().byte_at(line);
     lines.missing = (1u << count) - 1;
     std::uint32_t lost = 0;
@@ -160,12 +144,9 @@ struct CombineAdder {
     const auto all_there = [&](const Poll& look) {
       const std::uint32_t before = lines.missing;
       const bool there = lines.poll(
-          ~lost, look.thorough, reach.epoch,
-          [&](int i) {
-            return warp::shuffle(from, first + i) + at + static_cast<std::uint32_t>(i) * kStride * kTaggedLine;
-          },
-          [&](int i) { return line_of(i) < end; });
-      if (measures) measure<kOneRow ? 1 : kPieces>(sources, first, before & ~lines.missing, cycles);
+          ~lost, look.thorough, reach.epoch, [&](int i) { return warp::shuffle(sources.row, first + i) + at; },
+          [&](int) { return is_line; });
+      if (measures) measure(sources, first, before & ~lines.missing, cycles);
       return there;
     };
     const auto gives_up = [&](const Poll& look) {
@@ -185,10 +166,9 @@ struct CombineAdder {
   }
 
   /// Of the rows that have come.
-  template <int kRows>
   DEEP_EP_DEVICE void measure(const CombineSources& sources, int first, std::uint32_t came, std::int64_t begin) const {
     const int i = lane_index() - first;
-    if (i < 0 || i >= kRows || (came >> i & 1u) == 0) return;
+    if (i < 0 || i >= kTogether || (came >> i & 1u) == 0) return;
     add_relaxed<Scope::gpu>(params.wait_cost + sources.rank, clock_cycles() - begin);
   }
 
@@ -197,9 +177,6 @@ struct CombineAdder {
     return params.combined_x + std::int64_t{token} * 2 * params.hidden;
   }
 
-  // ---- bfloat16, FP8 ----
-
-  template <class Sum>
   DEEP_EP_DEVICE bool add_lines(const CombineTask& task, int token, const CombineSources& sources) const {
     const LineLane lane;
     const int steps = (Sum::units(wire) - warp + warps - 1) / warps;
@@ -212,7 +189,7 @@ struct CombineAdder {
       for (int first = 0; first < sources.count; first += kTogether) {
         Lines lines;
         const int count = sources.count - first < kTogether ? sources.count - first : kTogether;
-        if (!await<false>(sources, first, count, sources.row, line, wire.lines(), measures(unit), lines)) return false;
+        if (!await(sources, first, count, line, measures(unit), lines)) return false;
 #pragma unroll
         for (int i = 0; i < kTogether; ++i) {
           if (first + i < sources.count && (lines.missing >> i & 1u) == 0) sum.add(lines.part[i], line);
@@ -238,69 +215,6 @@ struct CombineAdder {
     const LinePart part{{std::uint64_t{packed.word[1]} << 32 | packed.word[0],
                          lane.has_tag() ? reach.epoch : std::uint64_t{packed.word[3]} << 32 | packed.word[2]}};
     store_line(reach.staged_row(task.owner, token) + lane.byte_at(line), part, line < wire.lines());
-  }
-
-  // ---- LogFMT ----
-
-  DEEP_EP_DEVICE bool add_passes(int token, const CombineSources& sources) const {
-    constexpr int kSteps = WarpShare<true>::kSteps;
-#pragma unroll 1
-    for (int pass = warp; pass < wire.passes(); pass += warps) {
-      const WarpShare<true> share{pass, {}};  // of one pass
-      float sum[kSteps][8] = {};
-#pragma unroll 1
-      for (int source = 0; source < sources.count; ++source) {
-        const PassStage of_pass{wire, stage, pass};
-        bool there = true;
-        if (!read(of_pass, sources, source, there)) return false;
-#pragma unroll
-        for (int step = 0; step < kSteps; ++step) {
-          const int vector = share.vector(wire, step);
-          if (there && vector >= 0) of_pass.add(vector, sum[step]);
-        }
-        warp::sync();  // the stage has been read
-      }
-#pragma unroll
-      for (int step = 0; step < kSteps; ++step) {
-        const int vector = share.vector(wire, step);
-        if (vector >= 0) store_stream(reinterpret_cast<Vec16*>(result(token)) + vector, pack_sum(sum[step]));
-      }
-    }
-    return true;
-  }
-
-  /// The pass of one source, into the stage. False: the call is over. `there` false: the row does not come.
-  DEEP_EP_DEVICE bool read(const PassStage& of_pass, const CombineSources& sources, int source, bool& there) const {
-    const LineLane lane;
-    const CombineSources one{1, warp::shuffle(sources.rank, source), warp::shuffle(sources.row, source)};
-#pragma unroll 1
-    for (int chunk = of_pass.first_chunk(); chunk < of_pass.end_chunk(); ++chunk) {
-      // As many lines as it has if it is encoded; then it is known whether that is all.
-      std::uint32_t begin = 0;
-      std::uint32_t end = wire.lines_of_chunk(chunk, true);
-#pragma unroll 1
-      while (begin < end) {
-        const std::uint32_t line = begin + static_cast<std::uint32_t>(lane.line);
-        const int count = static_cast<int>((end - begin + kWarpLines - 1) / kWarpLines);
-        const std::byte* from = one.row + wire.chunk_at(chunk, begin != 0);
-        ChunkLines lines;
-        if (!await<true>(one, 0, count, from, line, end, measures(chunk) && begin == 0, lines)) return false;
-        there = lines.missing == 0;
-        if (!there) return true;
-#pragma unroll
-        for (int i = 0; i < kChunkPieces; ++i) {
-          const std::uint32_t this_line = line + static_cast<std::uint32_t>(i * kWarpLines);
-          if (this_line >= end) continue;
-          auto* words = reinterpret_cast<std::uint64_t*>(of_pass.chunk(chunk) + lane.payload_at(this_line));
-          words[0] = lines.part[i].word[0];
-          if (!lane.has_tag()) words[1] = lines.part[i].word[1];
-        }
-        warp::sync();
-        begin = end;
-        end = wire.lines_of_chunk(chunk, of_pass.encoded(chunk));
-      }
-    }
-    return true;
   }
 };
 

@@ -34,13 +34,13 @@ DEEP_EP_DEVICE void watch_peers(const LowLatencyParams& common, std::uint64_t ep
   }
 }
 
-/// Rows travel as bfloat16, or encoded (LogFMT, FP8); by NVLink alone, or to some ranks by RDMA: kernels of their own,
-/// so that the others do not carry their registers and instructions.
-template <bool kEncoded, bool kRdma>
+/// Rows travel as bfloat16 or in FP8; by NVLink alone, or to some ranks by RDMA: kernels of their own, so that the
+/// others do not carry their registers and instructions.
+template <bool kFp8, bool kRdma>
 DEEP_EP_DEVICE void combine_body(const LowLatencyCombineParams& params, std::byte* memory) {
-  using Reach = typename CombineAdder<kEncoded, kRdma>::Reach;
+  using Reach = typename CombineAdder<kFp8, kRdma>::Reach;
   const LowLatencyParams& common = params.common;
-  const CombineWire wire{params.hidden, kEncoded ? params.encoding : CombineEncoding::bf16};
+  const CombineWire wire{params.hidden, kFp8};
   const int warp = warp_index();
   const int groups = sends(params.phase) ? block_warps() / params.warps_per_row : 0;
   const int group = warp / params.warps_per_row;
@@ -53,14 +53,14 @@ DEEP_EP_DEVICE void combine_body(const LowLatencyCombineParams& params, std::byt
   }
 
   // 1. Loads under way.
-  CombinePusher<kEncoded, Reach> pusher{params,
-                                        wire,
-                                        group,
-                                        groups,
-                                        warp % params.warps_per_row,
-                                        shared.words->call,
-                                        shared.deferred(warp),
-                                        shared.stage(warp)};
+  CombinePusher<kFp8, Reach> pusher{params,
+                                    wire,
+                                    group,
+                                    groups,
+                                    warp % params.warps_per_row,
+                                    shared.words->call,
+                                    shared.deferred(warp),
+                                    shared.stage(warp)};
   if (pushes) pusher.load_first();
   const Announcer<Reach> announcer(params, no_call, sends(params.phase));
 
@@ -76,8 +76,8 @@ DEEP_EP_DEVICE void combine_body(const LowLatencyCombineParams& params, std::byt
   if (!receives(params.phase)) return;
 
   // 4. Add up the rows that come; where ranks are masked, with the same ranks in all tokens.
-  const CombineAdder<kEncoded, kRdma> adder{
-      params, wire, Reach(common, epochs.receive, params.row_bytes), warp, params.block_warps, shared.stage(warp)};
+  const CombineAdder<kFp8, kRdma> adder{params, wire, Reach(common, epochs.receive, params.row_bytes), warp,
+                                        params.block_warps};
   int first = block_index();
   int step = common.working_blocks;
 #pragma unroll 1
@@ -97,23 +97,23 @@ DEEP_EP_DEVICE void combine_body(const LowLatencyCombineParams& params, std::byt
 }
 
 /// Where ranks are masked: by NVLink alone, or to some by RDMA.
-template <bool kEncoded>
+template <bool kFp8>
 DEEP_EP_DEVICE void combine_watched_body(const LowLatencyCombineParams& params, std::byte* memory) {
-  run_watched<LowLatencyKind::combine>(params, memory, combine_body<kEncoded, false>);
+  run_watched<LowLatencyKind::combine>(params, memory, combine_body<kFp8, false>);
 }
-template <bool kEncoded>
+template <bool kFp8>
 DEEP_EP_DEVICE void combine_rdma_watched_body(const LowLatencyCombineParams& params, std::byte* memory) {
-  run_watched<LowLatencyKind::combine, CombineDebts>(params, memory, combine_body<kEncoded, true>);
+  run_watched<LowLatencyKind::combine, CombineDebts>(params, memory, combine_body<kFp8, true>);
 }
 
 }  // namespace deep_ep::device::low_latency
 
 DEEP_EP_DEFINE_KERNEL(combine_low_latency, (deep_ep::device::low_latency::combine_body<false, false>))
-DEEP_EP_DEFINE_KERNEL(combine_low_latency_encoded, (deep_ep::device::low_latency::combine_body<true, false>))
+DEEP_EP_DEFINE_KERNEL(combine_low_latency_fp8, (deep_ep::device::low_latency::combine_body<true, false>))
 DEEP_EP_DEFINE_KERNEL(combine_low_latency_rdma, (deep_ep::device::low_latency::combine_body<false, true>))
-DEEP_EP_DEFINE_KERNEL(combine_low_latency_encoded_rdma, (deep_ep::device::low_latency::combine_body<true, true>))
+DEEP_EP_DEFINE_KERNEL(combine_low_latency_rdma_fp8, (deep_ep::device::low_latency::combine_body<true, true>))
 DEEP_EP_DEFINE_KERNEL(combine_low_latency_watched, deep_ep::device::low_latency::combine_watched_body<false>)
-DEEP_EP_DEFINE_KERNEL(combine_low_latency_encoded_watched, deep_ep::device::low_latency::combine_watched_body<true>)
+DEEP_EP_DEFINE_KERNEL(combine_low_latency_watched_fp8, deep_ep::device::low_latency::combine_watched_body<true>)
 DEEP_EP_DEFINE_KERNEL(combine_low_latency_rdma_watched, deep_ep::device::low_latency::combine_rdma_watched_body<false>)
-DEEP_EP_DEFINE_KERNEL(combine_low_latency_encoded_rdma_watched,
+DEEP_EP_DEFINE_KERNEL(combine_low_latency_rdma_watched_fp8,
                       deep_ep::device::low_latency::combine_rdma_watched_body<true>)

@@ -39,13 +39,14 @@ static_assert(Fp8Lane::kChannelLanes * Fp8Lane::kChannels == CombineWire::kFp8Li
 DEEP_EP_DEVICE void store_fp8_pass(const CombineWire& wire, const std::byte* stage, int pass, std::byte* to,
                                    std::uint64_t tag) {
   const auto* vectors = reinterpret_cast<const Vec16*>(stage);
-  const int channels = wire.hidden - pass * wire.pass_channels();  // of the pass, or more
+  const int channels = wire.hidden - pass * CombineWire::kFp8PassChannels;  // of the pass, or more
 
   // 1. The scales: four lanes have a group's channels. The 29th has none, and stands for the group after the last.
   constexpr int kGroupLanes = 4;
   constexpr int kGroupVectors = kScaleChannels / kGroupLanes / 8;
   std::uint32_t amax = 0;
-  if (lane_index() < wire.pass_channels() / (kGroupVectors * 8) && lane_index() * kGroupVectors * 8 < channels) {
+  if (lane_index() < CombineWire::kFp8PassChannels / (kGroupVectors * 8) &&
+      lane_index() * kGroupVectors * 8 < channels) {
 #pragma unroll
     for (int v = 0; v < kGroupVectors; ++v) {
       const std::uint32_t next = largest_magnitude(vectors[lane_index() * kGroupVectors + v]);

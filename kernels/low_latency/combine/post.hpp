@@ -81,9 +81,7 @@ struct CombinePoster {
     const Place<std::byte> to = reach.posted_to(token);
     return poster.post_rows(
         mine, token + 1, [&] { return state_of(reach.ready(peer(), row, 0), warps); },
-        [&](bool posts) {
-          return wire.logfmt() ? put_encoded(to, from, posts) : poster.put(to, from, wire.bytes(), posts);
-        },
+        [&](bool posts) { return poster.put(to, from, wire.bytes(), posts); },
         [&](int place) { return poster.progress(place); });
   }
 
@@ -100,32 +98,6 @@ struct CombinePoster {
     if (!there) return rdma::StagedRow::awaited;
     fence<Scope::gpu>();  // acquires what all of them released
     return nothing ? rdma::StagedRow::nothing : rdma::StagedRow::staged;
-  }
-
-  /// LogFMT: what chunks have if they are encoded, in one piece; then row by row, a chunk for each lane, what one has
-  /// beyond that.
-  DEEP_EP_DEVICE bool put_encoded(Place<std::byte> to, Place<std::byte> from, bool posts) const {
-    warp::sync();  // all lanes read what one acquired
-    if (!poster.put(to, from, wire.encoded_bytes(), posts)) return false;
-    for (std::uint32_t left = warp::ballot(posts); left != 0; left &= left - 1) {
-      const std::size_t row_to = warp::shuffle(to.offset, lowest_bit(left));
-      const std::size_t row_from = warp::shuffle(from.offset, lowest_bit(left));
-      for (int begin = 0; begin < wire.chunks(); begin += kWarpSize) {
-        const int chunk = begin + lane_index();
-        const bool there = chunk < wire.chunks();
-        const Place<std::byte> first_line{row_from + (there ? wire.chunk_at(chunk, false) : 0)};
-        // Its first word is a range, which says whether it is encoded.
-        const auto* range = reinterpret_cast<const std::uint32_t*>(first_line.in(common().local));
-        const bool goes_on = there && (load_weak(range) & kEncoded) == 0;
-        if (!warp::any(goes_on)) continue;
-        const std::uint32_t encoded = goes_on ? wire.lines_of_chunk(chunk, true) : 0;
-        const std::uint32_t more = goes_on ? wire.lines_of_chunk(chunk, false) - encoded : 0;
-        const std::size_t at = goes_on ? wire.chunk_at(chunk, true) + encoded * kTaggedLine : 0;
-        const Place<std::byte> more_to{row_to + at}, more_from{row_from + at};
-        if (!poster.put(more_to, more_from, more * kTaggedLine, more != 0)) return false;
-      }
-    }
-    return true;
   }
 };
 

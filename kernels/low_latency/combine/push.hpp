@@ -12,7 +12,7 @@
 
 namespace deep_ep::device::low_latency {
 
-template <bool kEncoded, class Reach>
+template <bool kFp8, class Reach>
 struct CombinePusher {
   const LowLatencyCombineParams& params;
   const CombineWire& wire;
@@ -118,8 +118,8 @@ struct CombinePusher {
   /// Sends this warp's share of the row to its owner. False: the owner has not announced its selections yet.
   DEEP_EP_DEVICE bool push(const Reach& reach, const CombineRow& row, std::uint64_t patience_ns,
                            std::uint64_t start) const {
-    const WarpShare<kEncoded> share{warp, params.warps_per_row};
-    const RowSummer<kEncoded> summer{reinterpret_cast<const Vec16*>(params.x), wire, share};
+    const WarpShare<kFp8> share{warp, params.warps_per_row};
+    const RowSummer<kFp8> summer{reinterpret_cast<const Vec16*>(params.x), wire, share};
     std::byte* to = reach.row_to(row.source, row.index, row.token);
     const auto chosen = [&](CombineChoice& choice) { return choose(reach, row, patience_ns, start, choice); };
     const Summed summed =
@@ -131,36 +131,17 @@ struct CombinePusher {
   }
 
   /// Sends the owner what a step has completed.
-  DEEP_EP_DEVICE void store(const WarpShare<kEncoded>& share, int step, std::byte* to, std::uint64_t epoch) const {
-    if constexpr (kEncoded) {
+  DEEP_EP_DEVICE void store(const WarpShare<kFp8>& share, int step, std::byte* to, std::uint64_t epoch) const {
+    if constexpr (kFp8) {
       constexpr int kSteps = WarpShare<true>::kSteps;
       if (step % kSteps != kSteps - 1) return;
-      if (wire.fp8()) return store_fp8_pass(wire, share.stage_of(wire, stage, step), share.pass(step), to, epoch);
-      const PassStage of_pass{wire, share.stage_of(wire, stage, step), share.pass(step)};
-      of_pass.encode();
-      store_pass(of_pass, to, epoch);
+      store_fp8_pass(wire, share.stage_of(stage, step), share.pass(step), to, epoch);
     } else {
       const LineLane lane;
       const auto line = static_cast<std::uint32_t>(share.unit(step) * kWarpLines + lane.line);
       const std::byte* from = stage + static_cast<std::size_t>(step) * kWarpLines * kTaggedPayload;
       const LinePart part = tagged_part(from, static_cast<std::uint32_t>(lane.line), epoch);
       store_line(to + lane.byte_at(line), part, line < wire.lines());
-    }
-  }
-
-  DEEP_EP_DEVICE void store_pass(const PassStage& of_pass, std::byte* to, std::uint64_t epoch) const {
-    const LineLane lane;
-#pragma unroll 1
-    for (int chunk = of_pass.first_chunk(); chunk < of_pass.end_chunk(); ++chunk) {
-      const std::uint32_t lines = wire.lines_of_chunk(chunk, of_pass.encoded(chunk));
-      const std::uint32_t encoded = wire.lines_of_chunk(chunk, true);
-#pragma unroll 1
-      for (std::uint32_t first = 0; first < lines; first += kWarpLines) {
-        const std::uint32_t line = first + static_cast<std::uint32_t>(lane.line);
-        const bool wanted = line < lines;
-        const LinePart part = wanted ? tagged_part(of_pass.chunk(chunk), line, epoch) : LinePart{};
-        store_line(to + wire.chunk_at(chunk, line >= encoded) + lane.byte_at(line), part, wanted);
-      }
     }
   }
 };

@@ -162,7 +162,7 @@ struct UnreducedPusher {
       }
 #pragma unroll
       for (int i = 0; i < kSteps; ++i) {
-        if (share.vector(wire, step + i) >= 0) *share.staged(wire, stage, i) = loaded[i];
+        if (share.vector(wire, step + i) >= 0) *share.staged(stage, i) = loaded[i];
       }
       warp::sync();
       store_fp8_pass(wire, stage, share.pass(step), to, tag);

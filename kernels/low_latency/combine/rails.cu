@@ -29,7 +29,7 @@ DEEP_EP_DEVICE void combine_rails_body(const LowLatencyCombineParams& params, st
   using Adder = CombineAdder<false, true>;
   using Reach = typename Adder::Reach;
   const LowLatencyParams& common = params.common;
-  const CombineWire wire{params.hidden, CombineEncoding::bf16};
+  const CombineWire wire{.hidden = params.hidden, .fp8 = false};
   const int warp = warp_index();
   const bool sending = sends(params.phase);
   const int groups = sending ? block_warps() / params.warps_per_row : 0;
@@ -58,7 +58,7 @@ DEEP_EP_DEVICE void combine_rails_body(const LowLatencyCombineParams& params, st
 
   // 3. Receive part: add up the rows of the own tokens.
   if (!sending) {
-    const Adder adder{params, wire, Reach(common, epochs.receive, params.row_bytes), warp, params.block_warps, nullptr};
+    const Adder adder{params, wire, Reach(common, epochs.receive, params.row_bytes), warp, params.block_warps};
     adder.add_tokens({common.rank, params.num_tokens, false}, block_index(), common.working_blocks);
     return;
   }

@@ -69,7 +69,7 @@ struct SumRelay {
 
   /// By warp `warp` of those that add in a block: its lines of every sum of the block.
   DEEP_EP_DEVICE void add(int warp) const {
-    const CombineAdder<false, true> adder{params, wire, reach, warp, params.block_warps, nullptr};
+    const CombineAdder<false, true> adder{params, wire, reach, warp, params.block_warps};
 #pragma unroll 1
     for (int turn = 0; turn < owners(); ++turn) {
       const int owner = reach.owner_of_turn(turn);
@@ -119,7 +119,7 @@ DEEP_EP_DEVICE void relay_sums_body(const LowLatencyCombineParams& params, std::
   block::sync();
   const std::uint64_t epoch = found.epoch;
   const SumRelay relay{
-      params, {params.hidden, CombineEncoding::bf16}, SumReach(common, epoch, params.row_bytes), found.call};
+      params, {.hidden = params.hidden, .fp8 = false}, SumReach(common, epoch, params.row_bytes), found.call};
 
   // 2. Add up, and post what has been added up.
   const int posting = warp_index() - adders;

@@ -12,8 +12,8 @@ DEEP_EP_HOST_DEVICE constexpr int rows_of_group(int num_ranks, int max_tokens, i
   return groups == 0 ? 0 : (num_ranks * max_tokens + groups - 1) / groups;
 }
 
-/// What one thread has read for all; then, for each warp, a bit for each row that may fall to it, and a stage, for the
-/// sums of its share of a row, or to decode a pass of LogFMT.
+/// What one thread has read for all; then, for each warp, a bit for each row that may fall to it, and where it pushes,
+/// a stage for the sums of its share of a row.
 struct CombineShared {
   struct Words {
     LowLatencyEpochs epochs;
@@ -32,11 +32,9 @@ struct CombineShared {
   DEEP_EP_HOST_DEVICE CombineShared(Carver carver, const CombineWire& wire, int warps, int groups,
                                     const Divisor& warps_per_row, int rows, int poster_warps)
       : deferred_words_((static_cast<std::size_t>(rows) + 31) / 32) {
-    const std::size_t pushing = groups == 0      ? 0
-                                : wire.encoded() ? WarpShare<true>{0, warps_per_row}.stage_bytes(wire)
-                                                 : WarpShare<false>{0, warps_per_row}.stage_bytes(wire);
-    const std::size_t adding = wire.logfmt() ? wire.pass_bytes() : 0;
-    stage_bytes_ = pushing > adding ? pushing : adding;
+    stage_bytes_ = groups == 0 ? 0
+                   : wire.fp8  ? WarpShare<true>{0, warps_per_row}.stage_bytes(wire)
+                               : WarpShare<false>{0, warps_per_row}.stage_bytes(wire);
     words = carver.take<Words>();
     Carver instead = carver;
     posters = instead.take<rdma::PosterWords>(static_cast<std::size_t>(poster_warps), kLine);
@@ -63,7 +61,7 @@ struct UnreducedShared {
 
   DEEP_EP_HOST_DEVICE UnreducedShared(Carver carver, const CombineWire& wire, int warps)
       : words(carver.take<CombineShared::Words>()) {
-    const std::size_t rows = wire.encoded() ? static_cast<std::size_t>(warps) * CombineWire::kFp8PassBytes : 0;
+    const std::size_t rows = wire.fp8 ? static_cast<std::size_t>(warps) * CombineWire::kFp8PassBytes : 0;
     stages = carver.take<std::byte>(rows, rows == 0 ? 1 : kLine);
     bytes = carver.bytes();
   }

@@ -18,13 +18,13 @@ struct CombineChoice {
 
 enum class Summed { yes, nothing_chosen, not_told };
 
-template <bool kEncoded>
+template <bool kFp8>
 struct RowSummer {
   static constexpr int kTogether = 8;  ///< loads of a thread that are under way at once
 
   const Vec16* x;
   CombineWire wire;
-  WarpShare<kEncoded> share;
+  WarpShare<kFp8> share;
 
   /// `position`: in each lane the row of one selection that the dispatch brought, negative for none. `choose(choice)`
   /// asks for the choice; before that, rows are only loaded. The sums go into the stage; `flush(step)` is told, by the
@@ -71,7 +71,7 @@ struct RowSummer {
           add_weighted(sum, loaded[i], warp::shuffle(choice.weight, lowest_bit(rows_to_add)));
           rows_to_add &= rows_to_add - 1;
           if (rows_to_add != 0) continue;
-          if (share.vector(wire, step_to_add) >= 0) *share.staged(wire, stage, step_to_add) = pack_sum(sum);
+          if (share.vector(wire, step_to_add) >= 0) *share.staged(stage, step_to_add) = pack_sum(sum);
           for (float& part : sum) part = 0.0f;
           rows_to_add = rows;
           ++step_to_add;
@@ -91,7 +91,7 @@ struct RowSummer {
   DEEP_EP_DEVICE Summed zero(std::byte* stage, Flush flush) const {
 #pragma unroll 1
     for (int step = 0; step < share.steps(wire); ++step) {
-      if (share.vector(wire, step) >= 0) *share.staged(wire, stage, step) = Vec16{};
+      if (share.vector(wire, step) >= 0) *share.staged(stage, step) = Vec16{};
       warp::sync();
       flush(step);
     }

@@ -31,7 +31,7 @@ template <bool kFp8>
 DEEP_EP_DEVICE void combine_unreduced_body(const LowLatencyCombineParams& params, std::byte* memory) {
   using Reach = UnreducedReach;
   const LowLatencyParams& common = params.common;
-  const CombineWire wire{params.hidden, kFp8 ? CombineEncoding::fp8 : CombineEncoding::bf16};
+  const CombineWire wire{params.hidden, kFp8};
   const int warp = warp_index();
   const bool clerk = warp == block_warps() - 1;
   const UnreducedShared shared(Carver(memory), wire, block_warps());

@@ -16,9 +16,9 @@
 //   - A rank acknowledges at the end of its receive part, and not only when its next call begins, as elsewhere: with
 //     two calls in flight that next call is the very one whose rows would wait for it.
 //
-// For ranks that all reach each other by NVLink, rows in BF16 or FP8, without masking, where the rows fit the window.
-// Other calls with hooks send as calls in one launch do. (A masked rank that comes late would write into places of
-// others; LogFMT would make each row longer, not shorter, than the sums; what posters and relays post are sums.)
+// For ranks that all reach each other by NVLink, without masking, where the rows fit the window. Other calls with hooks
+// send as calls in one launch do. (A masked rank that comes late would write into places of others; what posters and
+// relays post are sums.)
 #pragma once
 
 #include "kernels/common/tickets.hpp"

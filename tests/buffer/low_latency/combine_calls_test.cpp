@@ -251,8 +251,6 @@ TEST_P(LowLatencyCombineCallsTest, Arguments) {
     refused(
         {"async_finish", "return_recv_hook"}, [](A& a, H&) { a.return_recv_hook = true; }, both);
     refused(
-        {"use_logfmt and use_fp8"}, [](A& a, H&) { a.use_logfmt = a.use_fp8 = true; }, call);
-    refused(
         {"handle"}, [](A& a, H&) { a.handle = nullptr; }, call);
     refused(
         {"handle", "low_latency_dispatch"}, [](A&, H& h) { h = {}; }, call);

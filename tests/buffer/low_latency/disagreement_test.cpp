@@ -208,8 +208,6 @@ TEST_P(LowLatencyDisagreementTest, OnTheSizeOfRowsOfCombine) {
 
 TEST_P(LowLatencyDisagreementTest, OnFp8) {
   DEEP_EP_NEEDS_RANKS(kRanks);
-  expect_combine_mismatch([](auto& arguments, const auto&) { arguments.use_logfmt = true; },
-                          {"low_latency_combine", "use_logfmt"});
   for (const bool hooks : {false, true}) {
     expect_combine_mismatch([](auto& arguments, const auto&) { arguments.use_fp8 = true; },
                             {"low_latency_combine", "use_fp8"}, LowLatencyLayout::expert_major, hooks);

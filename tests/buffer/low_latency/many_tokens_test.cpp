@@ -34,8 +34,6 @@ TEST_P(LowLatencyManyTokensTest, EveryForm) {
     combines.push_back(make_low_latency_combine_case(many_tokens(RowFormat::bf16, layout)));
   }
   combines.push_back(combines[0]);
-  combines.back().options.logfmt = true;
-  combines.push_back(combines[0]);
   combines.back().options.fp8 = true;
   run_cluster(cluster(2), [&](Rank& rank) {
     Buffer& buffer = rank.buffer(low_latency_options(2, kManyTokens, 512));

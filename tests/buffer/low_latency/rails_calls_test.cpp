@@ -1,4 +1,4 @@
-// Low-latency calls by rails together with others: hooks, LogFMT, barriers, many calls, schedules; ranks that disagree.
+// Low-latency calls by rails together with others: hooks, FP8, barriers, many calls, schedules; ranks that disagree.
 #include <functional>
 
 #include "tests/cluster/disagreement.hpp"
@@ -31,8 +31,8 @@ std::vector<RailCase> rail_cases() {
 
 BufferOptions options_for_rails() { return rail_options(kTwoNodes, 8, 1024); }
 
-/// LogFMT and FP8 go directly; barriers go their own way; a communication stream receives at once, so by rails.
-TEST_P(LowLatencyRailCallsTest, BetweenEncodedRowsBarriersAndStreams) {
+/// FP8 goes directly; barriers go their own way; a communication stream receives at once, so by rails.
+TEST_P(LowLatencyRailCallsTest, BetweenRowsInFp8BarriersAndStreams) {
   DEEP_EP_NEEDS_RANKS(4);
   const std::vector<RailCase> cases = rail_cases();
   run_cluster(cluster(4), [&](Rank& rank) {
@@ -41,18 +41,18 @@ TEST_P(LowLatencyRailCallsTest, BetweenEncodedRowsBarriersAndStreams) {
     asynchronous.async_finish = true;
     for (std::size_t round = 0; round < (under_thread_sanitizer() ? 2 : 6); ++round) {
       const RailCase& one = cases[round % 3];
-      LowLatencyCombineCase encoded = one.calls;
-      (round % 2 == 0 ? encoded.options.logfmt : encoded.options.fp8) = true;
+      LowLatencyCombineCase fp8 = one.calls;
+      fp8.options.fp8 = true;
       const auto dispatched = buffer.low_latency_dispatch(upload_arguments(rank, one.calls.before), asynchronous);
       rank.executor()->wait_event(rank.stream(), dispatched.event);
       check_low_latency_dispatch(rank, one.calls.before, dispatched);
       if (round % 2 == 0) buffer.low_latency_clean(rank.call().stream);
       const auto arguments = upload_combine(rank, one.calls, dispatched.handle);
-      const auto lossy = buffer.low_latency_combine(upload_combine(rank, encoded, dispatched.handle), rank.call());
+      const auto lossy = buffer.low_latency_combine(upload_combine(rank, fp8, dispatched.handle), rank.call());
       const auto combined = buffer.low_latency_combine(arguments, asynchronous);
       rank.executor()->wait_event(rank.stream(), combined.event);
       if (round % 2 == 1) buffer.low_latency_clean(rank.call().stream);
-      check_low_latency_combine(rank, encoded, encoded.expected(), lossy.combined_x.view());
+      check_low_latency_combine(rank, fp8, fp8.expected(), lossy.combined_x.view());
       check_low_latency_combine(rank, one.calls, one.by_rails, combined.combined_x.view());
     }
     buffer.check();

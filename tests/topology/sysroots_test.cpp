@@ -165,7 +165,7 @@ TEST_F(Sysroot, Limits) {
   EXPECT_EQ(complaint("Max open files", "256", "256", "open_files"), "error: a process may have 256 open files")
       << "nobody can raise it";
   EXPECT_EQ(complaint("Max locked memory", "65536", "unlimited", "locked_memory"),
-            "error: locked memory is limited to 64.0 KiB");
+            "error: locked memory is limited to 64.00 KiB");
   EXPECT_EQ(complaint("Max locked memory", "8388608", "unlimited", "locked_memory"),
             "warning: locked memory is limited to 8.00 MiB");
   EXPECT_EQ(complaint("Max locked memory", std::to_string(1 << 28), "unlimited", "locked_memory"), "");

@@ -33,9 +33,9 @@ class OutOfMemory : public Error {
   using Error::Error;
 };
 
-/// A peer did not arrive within the deadline, or its process has ended: then this comes at once. The text says who waited
-/// for whom, in which kernel, for what.
-/// The ranks no longer agree on how far they got: destroy the buffer and make a new one.
+/// A peer did not arrive within the deadline, or its process has ended: then this comes at once. The text says who
+/// waited for whom, in which kernel, for what. The ranks no longer agree on how far they got: destroy the buffer and
+/// make a new one.
 class TimeoutError : public Error {
  public:
   using Error::Error;

@@ -18,7 +18,8 @@ namespace deep_ep::test {
 inline constexpr int kMemberRows = 70;
 
 struct Member {
-  Member(std::shared_ptr<Bootstrap> its_bootstrap, std::shared_ptr<Executor> its_executor, double timeout_s = patience())
+  Member(std::shared_ptr<Bootstrap> its_bootstrap, std::shared_ptr<Executor> its_executor,
+         double timeout_s = patience())
       : bootstrap(std::move(its_bootstrap)),
         executor(std::move(its_executor)),
         heap(backend_of(executor)->create_heap(*bootstrap,

@@ -33,7 +33,8 @@ LowLatencyCase without_the_dead() {
 void lose_a_rank(const char* name, bool masking, const std::function<void(Rank&, Buffer&)>& afterwards) {
   const std::vector<std::string> errors = run_processes(kRanks, [&](int r) {
     const auto bootstrap = make_shared_memory_bootstrap(name, r, kRanks, long_patience());
-    const ClusterOptions cluster{.ranks = kRanks, .where = {}, .host = {.multiprocessors = 2}, .timeout_s = long_patience()};
+    const ClusterOptions cluster{
+        .ranks = kRanks, .where = {}, .host = {.multiprocessors = 2}, .timeout_s = long_patience()};
     Rank rank(r, cluster, bootstrap, make_host_executor(cluster.host));
     BufferOptions options = low_latency_options(kRanks, 5, 256);
     options.low_latency.masking = masking;

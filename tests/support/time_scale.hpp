@@ -85,8 +85,8 @@ inline double patience() { return scaled(10); }
 /// programs on two processors make one of ThreadSanitizer fifteen times as slow.
 inline double cluster_patience() { return std::clamp(scaled(60), under_sanitizer() ? 400.0 : 200.0, 540.0); }
 
-/// patience() for a rank that sits out while others go through several deadlines, on a machine that may become busy only
-/// meanwhile; and for processes that start. Below the deadline of a cluster.
+/// patience() for a rank that sits out while others go through several deadlines, on a machine that may become busy
+/// only meanwhile; and for processes that start. Below the deadline of a cluster.
 inline double long_patience() { return std::min(scaled(40), cluster_patience() - 20); }
 
 }  // namespace deep_ep::test

@@ -44,8 +44,7 @@ TEST(Explain, MessagesOfOthersAsTheyAreSeen) {
 }
 
 TEST(Explain, MessagesOfNvshmemAtItsStart) {
-  EXPECT_EQ(first("WARN: GPU cannot map UAR of device mlx5_3. Skipping..."),
-            "NVSHMEM: GPU cannot map UAR of device");
+  EXPECT_EQ(first("WARN: GPU cannot map UAR of device mlx5_3. Skipping..."), "NVSHMEM: GPU cannot map UAR of device");
   EXPECT_EQ(first("WARN: ibgda_alloc_and_map_qp_uar with GPU as handler failed. We may need to enter the CPU path."),
             "NVSHMEM: ibgda_alloc_and_map_qp_uar with GPU as handler failed");
   EXPECT_EQ(first("ibgda.cpp:1889: NULL value cannot allocate mlx5dv_devx_uar"),

@@ -24,7 +24,6 @@ MachineReport report_machine(const Patient& patient, const std::string& version)
 std::string to_text(const MachineReport& report);
 nlohmann::json to_json(const MachineReport& report);
 
-
 /// The machine, the checks, the findings and the verdict; `more` stands behind the machine.
 std::string examination_text(const Patient& patient, const Findings& findings, const std::string& more = "");
 nlohmann::json examination_json(const Patient& patient, const Findings& findings);

@@ -1,6 +1,6 @@
-// What a call of normal mode inside a node does on this rank, worked out before anything is enqueued: pure functions of the call's
-// arguments and of what was fixed when the buffer was made. They leave out of the kernels' parameters what is only
-// known later: memory that the call is given, and how many rows come.
+// What a call of normal mode inside a node does on this rank, worked out before anything is enqueued: pure functions of
+// the call's arguments and of what was fixed when the buffer was made. They leave out of the kernels' parameters what
+// is only known later: memory that the call is given, and how many rows come.
 #pragma once
 
 #include <cstddef>

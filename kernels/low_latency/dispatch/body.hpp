@@ -92,8 +92,8 @@ DEEP_EP_DEVICE void dispatch_body(const LowLatencyDispatchParams& params, std::b
   if (sending && !is_clerk) sender.load(first, 0);
   if (sending) sender.clear_counts();
   // This warp acknowledges the call before, by relaxed stores behind this fence: it orders them after all that earlier
-  // kernels have read. A release at the place of the stores would wait for the counts that are under way by then, 1.1 us
-  // of a call with few tokens.
+  // kernels have read. A release at the place of the stores would wait for the counts that are under way by then, 1.1
+  // us of a call with few tokens.
   const bool acknowledges = is_clerk && warp_index() == block_warps() - 1;
   if (acknowledges) fence<Scope::system>();
   prepare(params, shared, counters);

@@ -241,7 +241,8 @@ TEST_F(RdmaBadEntry, OtherQueuePair) {
                        "the entry names queue pair 0x101"));
 }
 TEST_F(RdmaBadEntry, WrongSegments) {
-  EXPECT_TRUE(contains(failure_of([](auto& entry) { set(entry.segment[0], 1, 0x100 << 8 | 5); }), "opcode modifier 0 and 5 segments"));
+  EXPECT_TRUE(contains(failure_of([](auto& entry) { set(entry.segment[0], 1, 0x100 << 8 | 5); }),
+                       "opcode modifier 0 and 5 segments"));
 }
 TEST_F(RdmaBadEntry, DataSegmentOfNothing) {
   EXPECT_TRUE(contains(failure_of([](auto& entry) { set(entry.segment[2], 0, 0); }), "0 bytes, which means 2^31"));

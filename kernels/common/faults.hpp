@@ -92,19 +92,22 @@ namespace device {
 /// True once any wait of this rank has failed.
 DEEP_EP_DEVICE bool aborted(const WaitContext& context) { return load_relaxed<Scope::gpu>(context.abort) != 0; }
 
-/// Is a rank lost? For waits that began at `begin`; those that have just begun do not look.
+/// Is a rank lost? For waits that began at `begin`. A wait does not look before it has lasted longer than calls do.
 DEEP_EP_DEVICE bool some_lost(const WaitContext& context, std::uint64_t begin) {
   constexpr std::uint64_t kSome = ~std::uint64_t{0};
-  constexpr std::uint64_t kBetweenLooksNs = 50'000;
+  constexpr std::uint64_t kLooksAfterNs = 5'000'000;
+  constexpr std::uint64_t kBetweenLooksNs = 1'000'000;
   if (context.lost == nullptr) return false;
   const std::uint64_t now = now_ns();
-  if (now - begin < kBetweenLooksNs) return false;
+  if (now - begin < kLooksAfterNs) return false;
   const std::uint64_t looked = load_relaxed<Scope::gpu>(&context.lost->looked);
   if (looked == kSome) return true;
   if (now - looked < kBetweenLooksNs) return false;
-  const bool some = load_acquire<Scope::system>(&context.lost->words->changes) != 0;
-  store_relaxed<Scope::gpu>(&context.lost->looked, some ? kSome : now);
-  return some;
+  // One thread looks: loads of host memory by all that wait would hold up what they wait for.
+  if (compare_exchange<Scope::gpu>(&context.lost->looked, looked, now) != looked) return false;
+  if (load_acquire<Scope::system>(&context.lost->words->changes) == 0) return false;
+  store_relaxed<Scope::gpu>(&context.lost->looked, kSome);
+  return true;
 }
 
 DEEP_EP_DEVICE bool is_lost(const WaitContext& context, int peer) {

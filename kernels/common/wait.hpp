@@ -50,8 +50,8 @@ DEEP_EP_DEVICE bool poll_until(Arrived arrived, GivesUp gives_up) {
 
 /// poll_until with a deadline. A policy decides about a wait:
 ///   bool called_off(const Awaited&)           nobody needs to wait for this any more
-///   bool is_late(const Awaited&, begin)       the time that began at `begin` (of now_ns) has run out, or the rank is
-///   lost void blame(const Awaited&, seen)          puts it on record: ends the call, or goes on without the peer
+///   bool is_late(const Awaited&, begin)       the time since `begin` (of now_ns) has run out, or the rank is lost
+///   void blame(const Awaited&, seen)          puts it on record: ends the call, or goes on without the peer
 /// They are asked in one thread of the group. False: what was waited for must not be touched.
 template <class Group = OneThread, class Policy, class Arrived>
 DEEP_EP_DEVICE bool wait_until(const Policy& policy, const Awaited& awaited, Arrived arrived) {

@@ -258,18 +258,22 @@ TEST(BufferExchanges, AWaitEndsForARankThatWillNotCome) {
   const std::uint16_t port = free_port();
   const std::string name = "wait-end-" + std::to_string(::getpid());
   for (const bool by_tcp : {false, true}) {
+    std::atomic<bool> looked = false;
     std::atomic<bool> gone = false;
     std::atomic<bool> over = false;
     expect_nothing_thrown(run_threads(2, [&](int rank) {
       BufferExchanges buffer(by_tcp ? make_socket_bootstrap(rank, 2, "127.0.0.1", port, long_patience(), Token{})
                                     : make_shared_memory_bootstrap(name, rank, 2, long_patience()));
       meet_others(buffer);
-      if (rank == 1) {  // its connection stays, as where a child holds it
+      if (rank ==
+          1) {  // its connection stays, as where a child holds it; it goes when rank 0 has looked before its wait
+        while (!looked) std::this_thread::sleep_for(std::chrono::milliseconds(1));
         for (gone = true; !over;) std::this_thread::sleep_for(std::chrono::milliseconds(1));
         return;
       }
       buffer.end_waits_by([&] {
         if (gone) throw PeerLeft("the process of rank 1 has ended");
+        looked = true;
       });
       buffer.begin(Purpose::destroying);
       thrown<PeerLeft>([&] { meet_others(buffer); });

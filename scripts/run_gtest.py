@@ -60,6 +60,7 @@ class Standstills:
 
     def __init__(self):
         self.seen = []  # (end, seconds)
+        self.looked = 0.0
         threading.Thread(target=self.watch, daemon=True).start()
 
     def watch(self):
@@ -69,9 +70,12 @@ class Standstills:
             now = time.monotonic()
             if now - before > STANDSTILL:
                 self.seen.append((now, now - before))
+            self.looked = now
 
     def longest_since(self, began):
-        time.sleep(0.05)  # the watch may just be waking up
+        asked = time.monotonic()
+        while self.looked < asked and time.monotonic() < asked + 10:  # the watch is behind where many threads want to run
+            time.sleep(0.01)
         return max((seconds for end, seconds in self.seen if end > began), default=0.0)
 
 

@@ -23,8 +23,16 @@ constexpr auto kToArrive = milliseconds(20);
 constexpr std::size_t kMostStrangers = 64;
 constexpr int kMostAccepted = 64;  ///< at a time: others want to be heard, too
 constexpr int kRefusalsOfTheDead = 2;
+constexpr auto kRefusedAtLeast = milliseconds(400);  ///< a firewall that is loaded anew refuses for a moment, too
+constexpr auto kWithoutDescriptors = milliseconds(100);
 constexpr std::size_t kMostUnsent = std::size_t{64} << 10;
 constexpr std::size_t kMostSaid = 256;
+
+/// Has the caller gone already?
+bool has_ended_there(int socket) {
+  std::byte first{};
+  return ::recv(socket, &first, 1, MSG_PEEK | MSG_DONTWAIT) == 0;
+}
 
 int in_ms(std::chrono::steady_clock::duration duration) {
   return static_cast<int>(std::max<std::int64_t>(0, std::chrono::ceil<milliseconds>(duration).count()));
@@ -39,8 +47,8 @@ void Plane::step(Clock::time_point now) {
       peer.known = true;
       for (Seat& seat : seats_) judge_again(seat);
     } else if (peer.link == Link::connecting || peer.link == Link::greeting) {
-      if (now >= peer.next) failed(peer, ETIMEDOUT, now);
-    } else if (peer.link == Link::none && now >= peer.next && (peer.calls || peer.was_up)) {
+      if (now >= peer.next && !has_no_limit(peer)) failed(peer, ETIMEDOUT, now);
+    } else if (peer.link == Link::none && now >= peer.next && (peer.calls || (peer.was_up && peer.reachable))) {
       call(peer, now);
     }
   }
@@ -59,9 +67,10 @@ int Plane::next_step_ms(Clock::time_point now) const {
   const auto at = [&](Clock::time_point moment) { next = std::min(next, in_ms(moment - now)); };
   for (const auto& [process, peer] : peers_) {
     if (peer.ended && !peer.known) at(peer.ended_at + kToArrive);
-    if (!peer.ended && peer.link != Link::up && (peer.calls || peer.was_up)) at(peer.next);
+    if (!peer.ended && peer.link != Link::up && (peer.calls || peer.was_up) && !has_no_limit(peer)) at(peer.next);
   }
   for (const Stranger& one : strangers_) at(one.until);
+  if (listens_again_ > now) at(listens_again_);
   for (const Seat& seat : seats_) {
     // A wait that ends now is what others wait to hear of; later ones, in a buffer that goes on, have time.
     const bool watches = !seat.told && seat.since != Clock::time_point{};
@@ -72,7 +81,7 @@ int Plane::next_step_ms(Clock::time_point now) const {
 
 // ---- Calls ----
 void Plane::call(Peer& peer, Clock::time_point now) {
-  peer.socket = peer.by_unix ? call_by_unix(peer.card.process) : call_by_tcp(peer.card.tcp[peer.address]);
+  peer.socket = peer.by_unix ? call_by_unix(peer.card.process) : call_by_tcp(peer.card.tcp[peer.address], tcp_.choice);
   if (!peer.socket) return failed(peer, errno, now);
   peer.link = Link::connecting;
   peer.next = now + kMostOfACall;
@@ -95,6 +104,24 @@ void Plane::connected(Peer& peer, Clock::time_point now) {
   send(peer, &hello, sizeof hello);
 }
 
+void Plane::probe(Peer& peer) {
+  while (!peer.probe && peer.address < peer.card.tcp.size() && peer.card.tcp[peer.address].size != 0) {
+    peer.probe = call_by_tcp(peer.card.tcp[peer.address], tcp_.choice);
+    if (!peer.probe) ++peer.address;
+  }
+}
+
+void Plane::probed(Peer& peer) {
+  int error = 0;
+  socklen_t size = sizeof error;
+  ::getsockopt(peer.probe.get(), SOL_SOCKET, SO_ERROR, &error, &size);
+  peer.probe = {};
+  peer.reachable = error == 0;
+  if (peer.reachable) return;
+  ++peer.address;
+  probe(peer);
+}
+
 void Plane::failed(Peer& peer, int error, Clock::time_point now) {
   peer.socket = {};
   peer.heard.clear();
@@ -103,8 +130,11 @@ void Plane::failed(Peer& peer, int error, Clock::time_point now) {
   peer.error = error;
   peer.next = now + kBetweenCalls;
   if (peer.was_up) {
-    peer.refusals = error == ECONNREFUSED ? peer.refusals + 1 : 0;
-    if (peer.refusals >= kRefusalsOfTheDead) has_ended(peer, false);
+    // By an address that it had been reached at: step() calls no other, which may be one of another machine.
+    const bool refused = error == ECONNREFUSED;
+    if (refused && peer.refusals == 0) peer.refused_since = now;
+    peer.refusals = refused ? peer.refusals + 1 : 0;
+    if (peer.refusals >= kRefusalsOfTheDead && now - peer.refused_since >= kRefusedAtLeast) has_ended(peer, false);
     return;
   }
   const std::size_t next = peer.address + 1;
@@ -176,6 +206,7 @@ void Plane::has_ended(Peer& peer, bool seen_here) {
   if (std::exchange(peer.ended, true)) return;
   peer.ended_at = Clock::now();
   peer.socket = {};
+  peer.probe = {};
   peer.process = {};
   peer.link = Link::none;
   if (!seen_here) return;
@@ -193,7 +224,10 @@ void Plane::has_ended(Peer& peer, bool seen_here) {
 void Plane::accept_from(int listener, bool by_unix) {
   for (int accepted = 0; accepted < kMostAccepted; ++accepted) {
     UniqueFd socket(::accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-    if (!socket) return;
+    if (!socket) {
+      if (errno == EMFILE || errno == ENFILE) listens_again_ = Clock::now() + kWithoutDescriptors;
+      return;
+    }
     if (by_unix && !is_of_this_user(socket.get())) continue;
     // A flood pushes out those that have been silent for longest. A process of the job speaks at once.
     if (strangers_.size() >= kMostStrangers) {
@@ -230,6 +264,7 @@ bool Plane::adopt(Stranger& stranger) {
   if (place == peers_.end()) return false;
   Peer& peer = place->second;
   if (peer.ended || peer.calls || peer.by_unix != stranger.by_unix) return true;
+  if (has_ended_there(stranger.socket.get())) return true;
   if (peer.link == Link::up) read(peer);  // its words from before it called again
   if (peer.ended) return true;
   peer.heard.clear();
@@ -238,6 +273,7 @@ bool Plane::adopt(Stranger& stranger) {
   const Hello hello{.secret = peer.card.secret, .from = process_};
   send(peer, &hello, sizeof hello);
   up(peer);
+  if (!peer.by_unix && !peer.reachable) probe(peer);
   return true;
 }
 

@@ -13,7 +13,7 @@ namespace deep_ep::control {
 std::unique_ptr<Membership> Membership::join(const std::shared_ptr<Plane>& plane, Bootstrap& bootstrap,
                                              const Words& words) {
   Card mine;
-  agree(bootstrap, "joining the control plane", [&] { mine = plane->card(false); });
+  agree(bootstrap, "joining the control plane", [&] { mine = plane->card(false, true); });
   std::vector<Card> ranks = all_gather_values(bootstrap, mine);
   std::set<std::array<std::uint64_t, 2>> processes;
   for (const Card& card : ranks) processes.insert(card.process.words);
@@ -34,10 +34,8 @@ std::unique_ptr<Membership> Membership::join(const std::shared_ptr<Plane>& plane
   }
   const bool by_tcp =
       std::ranges::any_of(ranks, [&](const Card& one) { return !plane->reaches_by_unix(ranks.front(), one); });
-  if (by_tcp) {
-    agree(bootstrap, "opening a port for control connections", [&] { mine = plane->card(true); });
-    ranks = all_gather_values(bootstrap, mine);
-  }
+  agree(bootstrap, "opening a port for control connections", [&] { mine = plane->card(by_tcp); });
+  if (by_tcp) ranks = all_gather_values(bootstrap, mine);
   std::unique_ptr<Membership> membership;
   agree(bootstrap, "connecting the control plane", [&] {
     const int seat = plane->sit_down(ranks.front().buffer, bootstrap.rank(), ranks, words);

@@ -7,11 +7,13 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <set>
 #include <utility>
 
 #include "csrc/support/environment.hpp"
 #include "csrc/support/format.hpp"
+#include "csrc/support/logging.hpp"
 #include "deep_ep/error.hpp"
 
 namespace deep_ep::control {
@@ -58,6 +60,7 @@ void Plane::close_descriptors() {
   tcp_.socket = {};
   for (auto& [process, peer] : peers_) {
     peer.socket = {};
+    peer.probe = {};
     peer.process = {};
   }
   for (Stranger& stranger : strangers_) stranger.socket = {};
@@ -111,14 +114,14 @@ Plane::~Plane() {
   if (thread_.joinable()) thread_.join();
 }
 
-Card Plane::card(bool by_tcp) {
+Card Plane::card(bool by_tcp, bool describes) {
   const std::lock_guard lock(mutex_);
   Card card{.identity = this_process(), .process = process_, .secret = secret_, .pid = ::getpid()};
   card.on = settings_.on ? 1 : 0;
   card.buffer = random_bits<std::uint64_t>();
   struct stat status {};
   if (::stat("/proc/self/ns/pid", &status) == 0) card.pid_namespace = status.st_ino;
-  if (!settings_.on) return card;
+  if (!settings_.on || describes) return card;
   if (settings_.unix_sockets && !unix_listener_) unix_listener_ = listen_by_unix(process_);
   if (by_tcp && !tcp_.socket) tcp_ = listen_by_tcp(settings_.ports);
   card.tcp = tcp_.addresses;
@@ -130,6 +133,17 @@ int Plane::sit_down(std::uint64_t buffer, int rank, const std::vector<Card>& ran
       Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(settings_.connect_s));
   std::unique_lock lock(mutex_);
   Seat& seat = seats_.emplace_back();
+  try {
+    connect_all(seat, buffer, rank, ranks, words, deadline, lock);
+  } catch (...) {
+    seats_.remove_if([&](const Seat& one) { return &one == &seat; });
+    throw;
+  }
+  return seat.number;
+}
+
+void Plane::connect_all(Seat& seat, std::uint64_t buffer, int rank, const std::vector<Card>& ranks, const Words& words,
+                        Clock::time_point deadline, std::unique_lock<std::mutex>& lock) {
   seat.number = seats_so_far_++;
   seat.buffer = buffer;
   seat.rank = rank;
@@ -150,7 +164,9 @@ int Plane::sit_down(std::uint64_t buffer, int rank, const std::vector<Card>& ran
     peer.by_unix = reaches_by_unix(own, card);
     peer.calls = process_.words < card.process.words;
     const bool sees_pid = own.pid_namespace != 0 && own.pid_namespace == card.pid_namespace;
-    if (sees_pid && own.identity.same_host(card.identity)) peer.process = watch_process(card.pid);
+    if (!sees_pid || !own.identity.same_host(card.identity)) continue;
+    peer.process = watch_process(card.pid);
+    if (!peer.process && errno == ESRCH) has_ended(peer, true);
   }
   start_thread();
   wake();
@@ -158,12 +174,8 @@ int Plane::sit_down(std::uint64_t buffer, int rank, const std::vector<Card>& ran
     const auto missing = std::ranges::find_if(peers_, [&](const auto& one) {
       return !one.second.was_up && std::ranges::find(seat.processes, one.first) != seat.processes.end();
     });
-    if (missing == peers_.end()) return seat.number;
-    if (missing->second.ended || Clock::now() > deadline) {
-      const std::string why = why_not_connected(seat, missing->second);
-      seats_.remove_if([&](const Seat& one) { return &one == &seat; });
-      throw SystemError(why);
-    }
+    if (missing == peers_.end()) return;
+    if (missing->second.ended || Clock::now() > deadline) throw SystemError(why_not_connected(seat, missing->second));
     lock.unlock();
     std::this_thread::sleep_for(std::chrono::microseconds(500));
     lock.lock();
@@ -229,7 +241,13 @@ void Plane::start_thread() {
   ::sigfillset(&all);
   ::pthread_sigmask(SIG_SETMASK, &all, &before);
   try {
-    thread_ = std::thread([this] { run(); });
+    thread_ = std::thread([this] {
+      try {
+        run();
+      } catch (const std::exception& error) {
+        log::warn("control: the thread ends, so lost ranks end waits at their deadlines: {}", error.what());
+      }
+    });
   } catch (...) {
     ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
     throw;
@@ -249,14 +267,17 @@ void Plane::run() {
     for (const auto& [process, peer] : peers_) {
       if (peer.ended) continue;
       add(peer.process, POLLIN);
+      add(peer.probe, POLLOUT);
       const bool writes = peer.link == Link::connecting || !peer.unsent.empty();
       add(peer.socket, POLLIN | (writes ? POLLOUT : 0));
     }
     for (const Stranger& stranger : strangers_) {
       if (!stranger.trusted) add(stranger.socket, POLLIN);
     }
-    add(unix_listener_, POLLIN);
-    add(tcp_.socket, POLLIN);
+    if (Clock::now() >= listens_again_) {
+      add(unix_listener_, POLLIN);
+      add(tcp_.socket, POLLIN);
+    }
     const int wait_ms = next_step_ms(Clock::now());
     lock.unlock();
     ::poll(polled.data(), polled.size(), wait_ms);
@@ -278,6 +299,7 @@ void Plane::handle(std::span<const pollfd> polled) {
   for (auto& [process, peer] : peers_) {
     if (peer.ended) continue;
     const bool has_died = ready.contains(peer.process.get());
+    if (peer.probe && ready.contains(peer.probe.get())) probed(peer);
     if (peer.socket && ready.contains(peer.socket.get())) {
       if (peer.link == Link::connecting) {
         connected(peer, now);

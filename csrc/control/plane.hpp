@@ -72,8 +72,8 @@ class Plane {
   Plane(const Plane&) = delete;
   Plane& operator=(const Plane&) = delete;
 
-  /// `by_tcp`: others must call by TCP; opens the port.
-  Card card(bool by_tcp);
+  /// Opens what others call: a Unix socket, and with `by_tcp` a TCP port. Not where it only `describes` this process.
+  Card card(bool by_tcp, bool describes = false);
   bool reaches_by_unix(const Card& from, const Card& to) const {
     return settings_.unix_sockets && from.identity.same_network(to.identity);
   }
@@ -93,12 +93,15 @@ class Plane {
     bool calls = false;  ///< we call it; otherwise it calls us
     UniqueFd process;    ///< pidfd
     UniqueFd socket;
+    UniqueFd probe;          ///< TCP, where it calls us: whether its port can be reached from here
+    bool reachable = false;  ///< it could: so a refused call means that the process has ended
     Link link = Link::none;
     bool was_up = false;
     Clock::time_point next{};  ///< attempt, or the end of this one
     std::size_t address = 0;   ///< of card.tcp
     int error = 0;             ///< of the last attempt
     int refusals = 0;          ///< in a row
+    Clock::time_point refused_since{};
     std::vector<std::byte> heard, unsent;
     bool ended = false;
     bool known = false;  ///< and what it has sent before has arrived
@@ -138,6 +141,10 @@ class Plane {
   void call(Peer& peer, Clock::time_point now);
   void connected(Peer& peer, Clock::time_point now);
   void failed(Peer& peer, int error, Clock::time_point now);
+  void probe(Peer& peer);
+  void probed(Peer& peer);
+  /// A process of this host that has been called answers when it comes to it; another call would look like its end.
+  static bool has_no_limit(const Peer& peer) { return peer.by_unix && peer.link == Link::greeting; }
   void up(Peer& peer);
   void read(Peer& peer);
   void take(Peer& peer, std::span<const std::byte> bytes);
@@ -153,6 +160,8 @@ class Plane {
   void judge_again(Seat& seat);
   void look_for_end(Seat& seat);
   const Seat& seat(int number) const;
+  void connect_all(Seat& seat, std::uint64_t buffer, int rank, const std::vector<Card>& ranks, const Words& words,
+                   Clock::time_point deadline, std::unique_lock<std::mutex>& lock);
   std::string why_not_connected(const Seat& seat, const Peer& peer) const;
 
   const Settings settings_;
@@ -169,7 +178,8 @@ class Plane {
   std::list<Stranger> strangers_;
   std::list<Seat> seats_;
   int seats_so_far_ = 0;
-  std::vector<Message> said_;  ///< the last ones, for connections that are made again
+  Clock::time_point listens_again_{};  ///< later, where there are no descriptors left
+  std::vector<Message> said_;          ///< the last ones, for connections that are made again
 };
 
 /// "process 77 on node-a"

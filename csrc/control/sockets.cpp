@@ -165,7 +165,7 @@ TcpListener listen_by_tcp(const PortRange& ports) {
   for (Address& place : places) {
     for (unsigned port = ports.first; port <= ports.last; ++port) {
       set_port(place, static_cast<std::uint16_t>(port));
-      TcpListener listener{.socket = try_to_listen(place), .addresses = {}};
+      TcpListener listener{.socket = try_to_listen(place), .addresses = {}, .choice = choice};
       refusal = errno;
       if (!listener.socket) continue;
       if (chosen) {
@@ -205,14 +205,14 @@ bool is_of_this_user(int unix_socket) {
   return peer.uid == ::geteuid() || peer.uid == kOfAnotherNamespace;
 }
 
-UniqueFd call_by_tcp(const Address& address) {
+UniqueFd call_by_tcp(const Address& address, const SocketChoice& choice) {
   UniqueFd socket(::socket(family_of(address), SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   Address to = address;
   addrinfo info{};
   info.ai_family = family_of(address);
   info.ai_addr = reinterpret_cast<sockaddr*>(to.bytes.data());
   info.ai_addrlen = to.size;
-  if (socket) leave_by_chosen_interface(socket.get(), info, read_socket_choice());
+  if (socket) leave_by_chosen_interface(socket.get(), info, choice);
   return begin_to_connect(std::move(socket), socket_address(address), address.size);
 }
 

@@ -11,6 +11,7 @@
 #include <string_view>
 #include <vector>
 
+#include "csrc/bootstrap/interfaces.hpp"
 #include "csrc/support/token.hpp"
 #include "csrc/support/unique_fd.hpp"
 
@@ -37,6 +38,7 @@ using Addresses = std::array<Address, kMostAddresses>;
 struct TcpListener {
   UniqueFd socket;
   Addresses addresses;  ///< by which others may reach it, best first
+  SocketChoice choice;  ///< as it was read then: also for calls
 };
 /// On the interface of DEEP_EP_SOCKET_IFNAME, else on all. SystemError names addresses and ports.
 TcpListener listen_by_tcp(const PortRange& ports);
@@ -48,7 +50,7 @@ UniqueFd listen_by_unix(const Token& process);
 bool is_of_this_user(int unix_socket);
 
 /// A socket that connects, or has connected; without one `errno` says why.
-UniqueFd call_by_tcp(const Address& address);
+UniqueFd call_by_tcp(const Address& address, const SocketChoice& choice = {});
 UniqueFd call_by_unix(const Token& process);
 
 /// So that a peer whose machine has lost its power is noticed some day; a reset is no death.

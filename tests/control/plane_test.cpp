@@ -191,23 +191,30 @@ TEST(PlaneOverTcp, AProcessOfTheOtherHostConfirmsAnEnd) {
   EXPECT_EQ(planes[0].gone(buffer.seats[0]), std::vector<int>{1});
 }
 
-TEST(PlaneOverTcp, APortThatRefusesIsAnErrorThatNamesIt) {
-  // Nobody takes calls at such a place: the socket is there, and does not listen.
-  const UniqueFd silent(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  sockaddr_in own{};
-  own.sin_family = AF_INET;
-  own.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  ASSERT_EQ(::bind(silent.get(), reinterpret_cast<const sockaddr*>(&own), sizeof own), 0);
-  socklen_t size = sizeof own;
-  ASSERT_EQ(::getsockname(silent.get(), reinterpret_cast<sockaddr*>(&own), &size), 0);
+/// Nobody takes calls at such a place: the socket is there, and does not listen.
+struct RefusingPlace {
+  RefusingPlace() : silent(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+    sockaddr_in own{};
+    own.sin_family = AF_INET;
+    own.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    EXPECT_EQ(::bind(silent.get(), reinterpret_cast<const sockaddr*>(&own), sizeof own), 0);
+    socklen_t size = sizeof own;
+    EXPECT_EQ(::getsockname(silent.get(), reinterpret_cast<sockaddr*>(&own), &size), 0);
+    there[0].size = sizeof own;
+    std::memcpy(there[0].bytes.data(), &own, sizeof own);
+    where = "127.0.0.1 port " + std::to_string(ntohs(own.sin_port));
+  }
+  UniqueFd silent;
   Addresses there{};
-  there[0].size = sizeof own;
-  std::memcpy(there[0].bytes.data(), &own, sizeof own);
+  std::string where;
+};
+
+TEST(PlaneOverTcp, APortThatRefusesIsAnErrorThatNamesIt) {
+  const RefusingPlace place;
   Plane caller({.on = true, .ports = {}, .unix_sockets = false, .connect_s = 0.3});
   Plane called({.on = true, .ports = {}, .unix_sockets = false, .connect_s = 0.3});
   std::vector<Card> cards{caller.card(true), called.card(true)};
-  for (Card& card : cards) card.tcp = there;
-  const std::string where = "127.0.0.1 port " + std::to_string(ntohs(own.sin_port));
+  for (Card& card : cards) card.tcp = place.there;
   std::string said;
   for (const int rank : {0, 1}) {
     Board board;
@@ -219,8 +226,22 @@ TEST(PlaneOverTcp, APortThatRefusesIsAnErrorThatNamesIt) {
     }
   }
   EXPECT_NE(said.find("did not reach rank"), std::string::npos) << said;
-  EXPECT_NE(said.find(where), std::string::npos) << said;
+  EXPECT_NE(said.find(place.where), std::string::npos) << said;
   EXPECT_NE(said.find("did not call rank"), std::string::npos) << said;
+}
+
+/// The process that was called may find another machine at the caller's address.
+TEST(PlaneOverTcp, RefusalsOfAnAddressThatWasNeverReachedProveNothing) {
+  const RefusingPlace place;
+  Planes planes(2, false);
+  std::vector<Card> cards{planes.card(0), planes.card(1)};
+  const std::size_t caller = cards[0].process.words < cards[1].process.words ? 0 : 1;
+  cards[caller].tcp = place.there;
+  const Planes::Buffer& buffer = planes.sit_down(1, {0, 1}, cards);
+  planes.end(static_cast<int>(caller));
+  // A false sign would come within half a second; nothing has to come.
+  std::this_thread::sleep_for(std::chrono::milliseconds(1500));
+  EXPECT_EQ(buffer.boards[1 - caller].lost_for(static_cast<int>(caller)), kNobody);
 }
 
 TEST(PlaneOverTcp, PortsThatAreAllTakenAreAnErrorThatNamesThem) {

@@ -15,7 +15,7 @@ class PeerLeft : public SystemError {
   using SystemError::SystemError;
 };
 
-/// For waits of this thread, while it lives.
+/// Waits of this thread ask `look` as long as this object exists.
 class WaitEnd {
  public:
   /// `look` throws where nobody needs to wait any longer. May be empty.

@@ -17,7 +17,7 @@ constexpr auto kMostOfACall = milliseconds(3000);  ///< an address that nobody h
 constexpr auto kBetweenCalls = milliseconds(50);
 constexpr auto kBetweenProbes = milliseconds(500);  ///< of a process that lives, but has not called again
 constexpr auto kMostOfAHello = milliseconds(5000);
-constexpr auto kMostOfAJoiner = milliseconds(60000);  ///< shows the token, but its buffer is not known here yet
+constexpr auto kMostOfAJoiner = milliseconds(60000);  ///< it shows the token, but this process does not know it yet
 /// In this time the data that a process sent before it ended arrives, also from its NIC.
 constexpr auto kToArrive = milliseconds(20);
 constexpr std::size_t kMostStrangers = 64;
@@ -72,7 +72,7 @@ int Plane::next_step_ms(Clock::time_point now) const {
   for (const Stranger& one : strangers_) at(one.until);
   if (listens_again_ > now) at(listens_again_);
   for (const Seat& seat : seats_) {
-    // A wait that ends now is what others wait to hear of; later ones, in a buffer that goes on, have time.
+    // Other ranks may wait for this rank: they must hear at once that its wait has ended. After 10 s nothing is urgent.
     const bool watches = !seat.told && seat.since != Clock::time_point{};
     if (watches) next = std::min(next, now - seat.since < std::chrono::seconds(10) ? 2 : 50);
   }
@@ -277,7 +277,7 @@ bool Plane::adopt(Stranger& stranger) {
   return true;
 }
 
-// ---- What is known ----
+// ---- Evidence and verdict ----
 void Plane::obey(const Peer& from, const Message& message) {
   if (message.say == Say::ended) {
     const auto place = peers_.find(message.process);

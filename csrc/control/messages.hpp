@@ -16,7 +16,7 @@ struct Hello {
   std::uint32_t magic = kMagic;
   std::uint16_t version = kVersion;
   std::uint16_t bytes = sizeof(Hello);
-  Token secret = {};  ///< of the process that is called; in the answer: of the one that calls
+  Token secret = {};  ///< the receiver's token, which only processes of the job know
   Token from = {};    ///< the process that sends this
 
   bool well_formed() const { return magic == kMagic && version == kVersion && bytes == sizeof(Hello); }

@@ -55,7 +55,7 @@ struct Card {
 /// Words of a buffer that waits look at. They live as long as the membership.
 struct Words {
   std::uint32_t* changes = nullptr;      ///< written last, with release order; 0: nobody is lost
-  const std::uint32_t* ended = nullptr;  ///< by waits: 1 + the lost rank that one has ended for
+  const std::uint32_t* ended = nullptr;  ///< a wait writes 1 + the lost rank because of which it ended
   std::span<std::uint32_t> lost;         ///< [rank]: 0, or 1 + the rank at the end of the chain
 };
 
@@ -104,7 +104,7 @@ class Plane {
     Clock::time_point refused_since{};
     std::vector<std::byte> heard, unsent;
     bool ended = false;
-    bool known = false;  ///< and what it has sent before has arrived
+    bool known = false;  ///< it has ended, and the data that it had sent has had time to arrive
     Clock::time_point ended_at{};
   };
   struct Stranger {

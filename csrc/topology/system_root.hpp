@@ -20,7 +20,7 @@ class SystemRoot {
 
   bool is_this_machine() const { return prefix_ == "/"; }
 
-  /// What a file holds (its first 8 MiB), without white space at its end; nothing if it cannot be read (sysfs refuses
+  /// The text of a file (its first 8 MiB), without white space at its end; nothing if it cannot be read (sysfs refuses
   /// some files with EINVAL, which also means "not there").
   std::optional<std::string> read(std::string_view path) const;
   /// The same, byte for byte: for libraries. At most `most` bytes.

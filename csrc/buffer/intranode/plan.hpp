@@ -1,6 +1,6 @@
-// What a call of normal mode inside a node does on this rank, worked out before anything is enqueued: pure functions of
-// the call's arguments and of what was fixed when the buffer was made. They leave out of the kernels' parameters what
-// is only known later: memory that the call is given, and how many rows come.
+// The plan of a normal-mode call inside a node: pure functions compute it from the call's arguments and the buffer's
+// settings before this rank enqueues anything. Kernel parameters that are known later stay empty: the memory that the
+// call is given, and the number of rows that come.
 #pragma once
 
 #include <cstddef>

@@ -168,6 +168,7 @@ Part make_part(std::span<const WeightedRow> rows, std::int64_t hidden, const Low
     }
   }
   std::vector<std::uint16_t> rounded;
+  rounded.reserve(sums.size());
   for (const float sum : sums) rounded.push_back(bf16_bits(sum));
   if (options.fp8 && !rows_are_cast) {
     const Fp8Row cast = fp8_round_trip(rounded);

@@ -33,7 +33,6 @@ enum class IntranodeSignal : int {
   dispatch_credit,
   combine_done,
   combine_credit,
-  lost_rank,  ///< for whom the source has waited in vain, plus one
   count
 };
 

@@ -20,13 +20,13 @@ constexpr auto kMostOfAHello = milliseconds(5000);
 constexpr auto kMostOfAJoiner = milliseconds(60000);  ///< it shows the token, but this process does not know it yet
 /// In this time the data that a process sent before it ended arrives, also from its NIC.
 constexpr auto kToArrive = milliseconds(20);
-constexpr std::size_t kMostStrangers = 64;
-constexpr int kMostAccepted = 64;  ///< at a time: others want to be heard, too
+constexpr std::size_t kMostCallers = 64;
+constexpr int kMostAccepted = 64;  ///< at a time: others want to be received, too
 constexpr int kRefusalsOfTheDead = 2;
 constexpr auto kRefusedAtLeast = milliseconds(400);  ///< a firewall that is loaded anew refuses for a moment, too
 constexpr auto kWithoutDescriptors = milliseconds(100);
 constexpr std::size_t kMostUnsent = std::size_t{64} << 10;
-constexpr std::size_t kMostSaid = 256;
+constexpr std::size_t kMostRecent = 256;
 
 /// Has the caller gone already?
 bool has_ended_there(int socket) {
@@ -45,7 +45,7 @@ void Plane::step(Clock::time_point now) {
     if (peer.ended) {
       if (peer.known || now < peer.ended_at + kToArrive) continue;
       peer.known = true;
-      for (Seat& seat : seats_) judge_again(seat);
+      for (Member& member : members_) judge_member(member);
     } else if (peer.link == Link::connecting || peer.link == Link::greeting) {
       if (now >= peer.next && !has_no_limit(peer)) failed(peer, ETIMEDOUT, now);
     } else if (peer.link == Link::none && now >= peer.next && (peer.calls || (peer.was_up && peer.reachable))) {
@@ -53,13 +53,16 @@ void Plane::step(Clock::time_point now) {
     }
   }
   std::erase_if(peers_, [&](const auto& one) {
-    const auto sits = [&](const Seat& seat) {
-      return std::ranges::find(seat.processes, one.first) != seat.processes.end();
+    const auto sits = [&](const Member& member) {
+      return std::ranges::find(member.processes, one.first) != member.processes.end();
     };
-    return one.second.known && std::ranges::none_of(seats_, sits);
+    return one.second.known && std::ranges::none_of(members_, sits);
   });
-  strangers_.remove_if([&](Stranger& one) { return now >= one.until || (one.trusted && adopt(one)); });
-  for (Seat& seat : seats_) look_for_end(seat);
+  callers_.remove_if([&](Caller& one) { return now >= one.until || (one.trusted && attach(one)); });
+  for (Member& member : members_) {
+    look_for_end(member);
+    look_at_waits(member, now);
+  }
 }
 
 int Plane::next_step_ms(Clock::time_point now) const {
@@ -69,19 +72,20 @@ int Plane::next_step_ms(Clock::time_point now) const {
     if (peer.ended && !peer.known) at(peer.ended_at + kToArrive);
     if (!peer.ended && peer.link != Link::up && (peer.calls || peer.was_up) && !has_no_limit(peer)) at(peer.next);
   }
-  for (const Stranger& one : strangers_) at(one.until);
+  for (const Caller& one : callers_) at(one.until);
   if (listens_again_ > now) at(listens_again_);
-  for (const Seat& seat : seats_) {
+  for (const Member& member : members_) {
+    if (member.watches()) at(member.looked + between_looks(member));
     // Other ranks may wait for this rank: they must hear at once that its wait has ended. After 10 s nothing is urgent.
-    const bool watches = !seat.told && seat.since != Clock::time_point{};
-    if (watches) next = std::min(next, now - seat.since < std::chrono::seconds(10) ? 2 : 50);
+    const bool urgent = !member.told && !member.options.masks && member.since != Clock::time_point{};
+    if (urgent) next = std::min(next, now - member.since < std::chrono::seconds(10) ? 2 : 50);
   }
   return next;
 }
 
 // ---- Calls ----
 void Plane::call(Peer& peer, Clock::time_point now) {
-  peer.socket = peer.by_unix ? call_by_unix(peer.card.process) : call_by_tcp(peer.card.tcp[peer.address], tcp_.choice);
+  peer.socket = peer.by_unix ? call_by_unix(peer.info.process) : call_by_tcp(peer.info.tcp[peer.address], tcp_.choice);
   if (!peer.socket) return failed(peer, errno, now);
   peer.link = Link::connecting;
   peer.next = now + kMostOfACall;
@@ -100,13 +104,13 @@ void Plane::connected(Peer& peer, Clock::time_point now) {
     return;
   }
   peer.link = Link::greeting;
-  const Hello hello{.secret = peer.card.secret, .from = process_};
+  const Hello hello{.secret = peer.info.secret, .from = process_};
   send(peer, &hello, sizeof hello);
 }
 
 void Plane::probe(Peer& peer) {
-  while (!peer.probe && peer.address < peer.card.tcp.size() && peer.card.tcp[peer.address].size != 0) {
-    peer.probe = call_by_tcp(peer.card.tcp[peer.address], tcp_.choice);
+  while (!peer.probe && peer.address < peer.info.tcp.size() && peer.info.tcp[peer.address].size != 0) {
+    peer.probe = call_by_tcp(peer.info.tcp[peer.address], tcp_.choice);
     if (!peer.probe) ++peer.address;
   }
 }
@@ -124,7 +128,7 @@ void Plane::probed(Peer& peer) {
 
 void Plane::failed(Peer& peer, int error, Clock::time_point now) {
   peer.socket = {};
-  peer.heard.clear();
+  peer.received.clear();
   peer.unsent.clear();
   peer.link = Link::none;
   peer.error = error;
@@ -138,14 +142,14 @@ void Plane::failed(Peer& peer, int error, Clock::time_point now) {
     return;
   }
   const std::size_t next = peer.address + 1;
-  peer.address = next < peer.card.tcp.size() && peer.card.tcp[next].size != 0 ? next : 0;
+  peer.address = next < peer.info.tcp.size() && peer.info.tcp[next].size != 0 ? next : 0;
 }
 
 void Plane::up(Peer& peer) {
   if (!peer.by_unix) keep_alive(peer.socket.get());
   peer.link = Link::up;
   if (std::exchange(peer.was_up, true)) {
-    for (const Message& message : said_) send(peer, &message, sizeof message);
+    for (const Message& message : recent_) send(peer, &message, sizeof message);
   }
 }
 
@@ -172,27 +176,27 @@ void Plane::read(Peer& peer) {
 }
 
 void Plane::take(Peer& peer, std::span<const std::byte> bytes) {
-  peer.heard.insert(peer.heard.end(), bytes.begin(), bytes.end());
+  peer.received.insert(peer.received.end(), bytes.begin(), bytes.end());
   std::size_t at = 0;
   const auto next = [&](auto& value) {
-    if (peer.heard.size() - at < sizeof value) return false;
-    std::memcpy(&value, peer.heard.data() + at, sizeof value);
+    if (peer.received.size() - at < sizeof value) return false;
+    std::memcpy(&value, peer.received.data() + at, sizeof value);
     at += sizeof value;
     return true;
   };
   if (peer.link == Link::greeting) {
     Hello hello;
     if (!next(hello)) return;
-    if (!hello.well_formed() || !(hello.secret == secret_) || !(hello.from == peer.card.process)) {
+    if (!hello.well_formed() || !(hello.secret == secret_) || !(hello.from == peer.info.process)) {
       return failed(peer, EPROTO, Clock::now());
     }
     up(peer);
   }
   for (Message message; next(message);) {
     if (!message.well_formed()) return disconnected(peer);
-    obey(peer, message);
+    handle_message(peer, message);
   }
-  peer.heard.erase(peer.heard.begin(), peer.heard.begin() + static_cast<std::ptrdiff_t>(at));
+  peer.received.erase(peer.received.begin(), peer.received.begin() + static_cast<std::ptrdiff_t>(at));
 }
 
 void Plane::disconnected(Peer& peer) {
@@ -211,13 +215,13 @@ void Plane::has_ended(Peer& peer, bool seen_here) {
   peer.link = Link::none;
   if (!seen_here) return;
   // Others cannot see it. Nobody needs to hear of a process whose ranks have said goodbye.
-  const bool misses = std::ranges::any_of(seats_, [&](const Seat& seat) {
-    for (std::size_t rank = 0; rank < seat.processes.size(); ++rank) {
-      if (seat.processes[rank] == peer.card.process && !seat.left[rank]) return true;
+  const bool misses = std::ranges::any_of(members_, [&](const Member& member) {
+    for (std::size_t rank = 0; rank < member.processes.size(); ++rank) {
+      if (member.processes[rank] == peer.info.process && !member.left[rank]) return true;
     }
     return false;
   });
-  if (misses) say({.say = Say::ended, .process = peer.card.process});
+  if (misses) broadcast({.type = MessageType::ended, .rank = kNobody, .process = peer.info.process});
 }
 
 // ---- Callers ----
@@ -230,47 +234,47 @@ void Plane::accept_from(int listener, bool by_unix) {
     }
     if (by_unix && !is_of_this_user(socket.get())) continue;
     // A flood pushes out those that have been silent for longest. A process of the job speaks at once.
-    if (strangers_.size() >= kMostStrangers) {
-      const auto silent = std::ranges::find_if(strangers_, [](const Stranger& one) { return !one.trusted; });
-      if (silent == strangers_.end()) continue;
-      strangers_.erase(silent);
+    if (callers_.size() >= kMostCallers) {
+      const auto silent = std::ranges::find_if(callers_, [](const Caller& one) { return !one.trusted; });
+      if (silent == callers_.end()) continue;
+      callers_.erase(silent);
     }
-    Stranger& stranger = strangers_.emplace_back();
-    stranger.socket = std::move(socket);
-    stranger.until = Clock::now() + kMostOfAHello;
-    stranger.by_unix = by_unix;
-    if (!hear(stranger)) strangers_.pop_back();
+    Caller& caller = callers_.emplace_back();
+    caller.socket = std::move(socket);
+    caller.until = Clock::now() + kMostOfAHello;
+    caller.by_unix = by_unix;
+    if (!read_hello(caller)) callers_.pop_back();
   }
 }
 
-bool Plane::hear(Stranger& stranger) {
-  auto* bytes = reinterpret_cast<std::byte*>(&stranger.hello);
-  while (stranger.heard < sizeof stranger.hello) {
+bool Plane::read_hello(Caller& caller) {
+  auto* bytes = reinterpret_cast<std::byte*>(&caller.hello);
+  while (caller.received < sizeof caller.hello) {
     const ssize_t got =
-        ::recv(stranger.socket.get(), bytes + stranger.heard, sizeof stranger.hello - stranger.heard, MSG_DONTWAIT);
+        ::recv(caller.socket.get(), bytes + caller.received, sizeof caller.hello - caller.received, MSG_DONTWAIT);
     if (got < 0 && errno == EINTR) continue;
     if (got < 0 && errno == EAGAIN) return true;
     if (got <= 0) return false;
-    stranger.heard += static_cast<std::size_t>(got);
+    caller.received += static_cast<std::size_t>(got);
   }
-  if (!stranger.hello.well_formed() || !(stranger.hello.secret == secret_)) return false;
-  stranger.trusted = true;
-  stranger.until = Clock::now() + kMostOfAJoiner;
-  return !adopt(stranger);
+  if (!caller.hello.well_formed() || !(caller.hello.secret == secret_)) return false;
+  caller.trusted = true;
+  caller.until = Clock::now() + kMostOfAJoiner;
+  return !attach(caller);
 }
 
-bool Plane::adopt(Stranger& stranger) {
-  const auto place = peers_.find(stranger.hello.from);
+bool Plane::attach(Caller& caller) {
+  const auto place = peers_.find(caller.hello.from);
   if (place == peers_.end()) return false;
   Peer& peer = place->second;
-  if (peer.ended || peer.calls || peer.by_unix != stranger.by_unix) return true;
-  if (has_ended_there(stranger.socket.get())) return true;
+  if (peer.ended || peer.calls || peer.by_unix != caller.by_unix) return true;
+  if (has_ended_there(caller.socket.get())) return true;
   if (peer.link == Link::up) read(peer);  // its words from before it called again
   if (peer.ended) return true;
-  peer.heard.clear();
+  peer.received.clear();
   peer.unsent.clear();
-  peer.socket = std::move(stranger.socket);
-  const Hello hello{.secret = peer.card.secret, .from = process_};
+  peer.socket = std::move(caller.socket);
+  const Hello hello{.secret = peer.info.secret, .from = process_};
   send(peer, &hello, sizeof hello);
   up(peer);
   if (!peer.by_unix && !peer.reachable) probe(peer);
@@ -278,61 +282,124 @@ bool Plane::adopt(Stranger& stranger) {
 }
 
 // ---- Evidence and verdict ----
-void Plane::obey(const Peer& from, const Message& message) {
-  if (message.say == Say::ended) {
+void Plane::handle_message(const Peer& from, const Message& message) {
+  if (message.type == MessageType::ended) {
     const auto place = peers_.find(message.process);
-    if (place != peers_.end() && from.card.identity.same_host(place->second.card.identity)) {
+    if (place != peers_.end() && from.info.identity.same_host(place->second.info.identity)) {
       has_ended(place->second, false);
     }
     return;
   }
-  note(from.card.process, message);
+  apply(from.info.process, message);
 }
 
-void Plane::note(const Token& process, const Message& message) {
-  for (Seat& seat : seats_) {
+void Plane::apply(const Token& process, const Message& message) {
+  for (Member& member : members_) {
     const auto rank = static_cast<std::size_t>(message.rank);
-    if (seat.buffer != message.buffer || rank >= seat.processes.size()) continue;
-    if (!(seat.processes[rank] == process)) continue;
-    if (message.say == Say::left) seat.left[rank] = true;
-    if (message.say == Say::gave_up && seat.facts[rank].gave_up_on == kNobody) {
-      seat.facts[rank].gave_up_on = message.peer;
-      judge_again(seat);
-    }
+    if (member.buffer != message.buffer || rank >= member.size()) continue;
+    if (member.processes[rank] == process) apply_to(member, message);
+  }
+  if (message.type == MessageType::waits && message.ns != 0) show_sign(process, message);
+}
+
+void Plane::apply_to(Member& member, const Message& message) {
+  const auto rank = static_cast<std::size_t>(message.rank);
+  const bool is_rank = message.peer >= 0 && message.peer < static_cast<int>(member.size());
+  const bool is_of_now = is_rank && message.round == member.round;
+  const FailedPair pair{message.rank, message.peer};
+  switch (message.type) {
+    case MessageType::left:
+      member.left[rank] = true;
+      break;
+    case MessageType::arrived:
+      member.arrived[rank] = true;
+      break;
+    case MessageType::gave_up:
+      if (member.options.masks || member.facts[rank].gave_up_on != kNobody) break;
+      member.facts[rank].gave_up_on = message.peer;
+      if (is_rank) member.verdicts.push_back({.rank = message.peer, .why = LostWhy{message.why}, .by = message.rank});
+      judge_member(member);
+      break;
+    case MessageType::waits:
+      if (is_of_now) hear_of_wait(member, message);
+      break;
+    case MessageType::failed:
+      if (!is_of_now) break;
+      if (member.failed.empty()) member.failed_at = member.time;
+      member.failed.push_back(pair);
+      break;
+    case MessageType::lost:
+      if (!is_of_now || !member.options.masks) break;
+      lose(member, {.rank = message.peer,
+                    .why = LostWhy{message.why},
+                    .by = message.by,
+                    .wanted = message.wanted,
+                    .waited_s = static_cast<double>(message.ns) * 1e-9});
+      break;
+    case MessageType::leaves_out:
+      if (!is_of_now) break;
+      std::erase_if(member.left_out, [&](const FailedPair& one) { return one == pair; });
+      if (message.flag != 0) member.left_out.push_back(pair);
+      break;
+    case MessageType::ended:
+      break;  // of processes, not of ranks
   }
 }
 
-void Plane::say(const Message& message) {
-  if (said_.size() >= kMostSaid) said_.erase(said_.begin());
-  said_.push_back(message);
+void Plane::broadcast(const Message& message) {
+  if (message.type != MessageType::waits) {  // that is said again anyway, while it holds
+    if (recent_.size() >= kMostRecent) recent_.erase(recent_.begin());
+    recent_.push_back(message);
+  }
   for (auto& [process, peer] : peers_) {
     if (peer.link == Link::up) send(peer, &message, sizeof message);
   }
-  note(process_, message);  // other ranks that are threads of this process
+  apply(process_, message);  // this rank, and others that are threads of this process
 }
 
-void Plane::judge_again(Seat& seat) {
-  for (std::size_t rank = 0; rank < seat.processes.size(); ++rank) {
-    const auto place = peers_.find(seat.processes[rank]);
-    if (place != peers_.end() && place->second.known && !seat.left[rank]) seat.facts[rank].gone = true;
+void Plane::judge_member(Member& member) {
+  for (std::size_t rank = 0; rank < member.size(); ++rank) {
+    const auto place = peers_.find(member.processes[rank]);
+    if (place == peers_.end() || !place->second.known || member.left[rank] || member.facts[rank].gone) continue;
+    member.facts[rank].gone = true;
+    const LostRank verdict{.rank = static_cast<int>(rank), .why = LostWhy::gone, .by = member.rank};
+    if (member.options.masks) {
+      lose(member, verdict);
+    } else {
+      member.verdicts.push_back(verdict);
+    }
   }
-  const std::vector<int> lost = judge(seat.facts);
-  if (lost == seat.lost) return;
-  seat.lost = lost;
-  if (seat.since == Clock::time_point{}) seat.since = Clock::now();
+  if (member.options.masks) return;
+  const std::vector<int> lost = judge(member.facts);
+  if (lost == member.lost) return;
   for (std::size_t rank = 0; rank < lost.size(); ++rank) {
-    if (lost[rank] == kNobody || static_cast<int>(rank) == seat.rank || seat.words.lost.empty()) continue;
-    __atomic_store_n(&seat.words.lost[rank], static_cast<std::uint32_t>(lost[rank]) + 1, __ATOMIC_RELEASE);
+    if (lost[rank] != kNobody && static_cast<int>(rank) != member.rank) {
+      show_lost(member, static_cast<int>(rank), lost[rank]);
+    }
   }
-  if (seat.words.changes != nullptr) __atomic_fetch_add(seat.words.changes, 1, __ATOMIC_RELEASE);
+  member.lost = lost;
+  if (member.words.changes != nullptr) __atomic_fetch_add(member.words.changes, 1, __ATOMIC_RELEASE);
 }
 
-void Plane::look_for_end(Seat& seat) {
-  if (seat.told || seat.words.ended == nullptr || seat.since == Clock::time_point{}) return;
-  const std::uint32_t ended = __atomic_load_n(seat.words.ended, __ATOMIC_ACQUIRE);
-  if (ended == 0) return;
-  seat.told = true;
-  say({.say = Say::gave_up, .buffer = seat.buffer, .rank = seat.rank, .peer = static_cast<std::int32_t>(ended) - 1});
+void Plane::show_lost(Member& member, int rank, int because) {
+  if (member.since == Clock::time_point{}) member.since = Clock::now();
+  member.lost[static_cast<std::size_t>(rank)] = because;
+  if (member.words.lost.empty()) return;
+  std::uint32_t& word = member.words.lost[static_cast<std::size_t>(rank)];
+  __atomic_store_n(&word, static_cast<std::uint32_t>(because) + 1, __ATOMIC_RELEASE);
+}
+
+void Plane::look_for_end(Member& member) {
+  if (member.told || member.words.ended == nullptr || member.options.masks) return;
+  const int peer = static_cast<int>(__atomic_load_n(member.words.ended, __ATOMIC_ACQUIRE)) - 1;
+  if (peer == kNobody) return;
+  member.told = true;
+  Message message = about(member, MessageType::gave_up);
+  message.peer = peer;
+  for (const LostRank& one : member.verdicts) {
+    if (one.rank == peer && one.why != LostWhy::unknown) message.why = static_cast<std::uint32_t>(one.why);
+  }
+  broadcast(message);
 }
 
 }  // namespace deep_ep::control

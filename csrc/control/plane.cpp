@@ -63,7 +63,7 @@ void Plane::close_descriptors() {
     peer.probe = {};
     peer.process = {};
   }
-  for (Stranger& stranger : strangers_) stranger.socket = {};
+  for (Caller& caller : callers_) caller.socket = {};
 }
 
 Settings read_settings() {
@@ -76,7 +76,7 @@ Settings read_settings() {
   return settings;
 }
 
-std::string describe(const Card& card) { return fmt::format("process {} on {}", card.pid, card.identity.host.data()); }
+std::string describe(const ProcessInfo& info) { return fmt::format("process {} on {}", info.pid, info.identity.host.data()); }
 
 std::shared_ptr<Plane> Plane::of_process() {
   static std::mutex mutex;
@@ -114,118 +114,177 @@ Plane::~Plane() {
   if (thread_.joinable()) thread_.join();
 }
 
-Card Plane::card(bool by_tcp, bool describes) {
+ProcessInfo Plane::info(bool by_tcp, bool describes) {
   const std::lock_guard lock(mutex_);
-  Card card{.identity = this_process(), .process = process_, .secret = secret_, .pid = ::getpid()};
-  card.on = settings_.on ? 1 : 0;
-  card.buffer = random_bits<std::uint64_t>();
+  ProcessInfo info{.identity = this_process(), .process = process_, .secret = secret_, .pid = ::getpid()};
+  info.on = settings_.on ? 1 : 0;
+  info.buffer = random_bits<std::uint64_t>();
   struct stat status {};
-  if (::stat("/proc/self/ns/pid", &status) == 0) card.pid_namespace = status.st_ino;
-  if (!settings_.on || describes) return card;
+  if (::stat("/proc/self/ns/pid", &status) == 0) info.pid_namespace = status.st_ino;
+  if (!settings_.on || describes) return info;
   if (settings_.unix_sockets && !unix_listener_) unix_listener_ = listen_by_unix(process_);
   if (by_tcp && !tcp_.socket) tcp_ = listen_by_tcp(settings_.ports);
-  card.tcp = tcp_.addresses;
-  return card;
+  info.tcp = tcp_.addresses;
+  return info;
 }
 
-int Plane::sit_down(std::uint64_t buffer, int rank, const std::vector<Card>& ranks, const Words& words) {
+int Plane::join(std::uint64_t buffer, int rank, const std::vector<ProcessInfo>& ranks, const Words& words,
+                const JoinOptions& options) {
   const auto deadline =
       Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(settings_.connect_s));
   std::unique_lock lock(mutex_);
-  Seat& seat = seats_.emplace_back();
+  Member& member = members_.emplace_back();
+  member.number = members_so_far_++;
+  member.buffer = buffer;
+  member.rank = rank;
+  member.words = words;
+  member.options = options;
+  member.looked = Clock::now();
+  member.facts.resize(ranks.size());
+  member.left.resize(ranks.size());
+  member.arrived.resize(ranks.size());
+  member.lost.assign(ranks.size(), kNobody);
+  member.own.resize(ranks.size());
+  member.signs.assign(ranks.size(), -member.timeout());  // silent so far
   try {
-    connect_all(seat, buffer, rank, ranks, words, deadline, lock);
+    connect_all(member, ranks, deadline, lock);
   } catch (...) {
-    seats_.remove_if([&](const Seat& one) { return &one == &seat; });
+    members_.remove_if([&](const Member& one) { return &one == &member; });
     throw;
   }
-  return seat.number;
+  return member.number;
 }
 
-void Plane::connect_all(Seat& seat, std::uint64_t buffer, int rank, const std::vector<Card>& ranks, const Words& words,
-                        Clock::time_point deadline, std::unique_lock<std::mutex>& lock) {
-  seat.number = seats_so_far_++;
-  seat.buffer = buffer;
-  seat.rank = rank;
-  seat.words = words;
-  seat.facts.resize(ranks.size());
-  seat.left.resize(ranks.size());
-  seat.lost.assign(ranks.size(), kNobody);
-  const Card& own = ranks[static_cast<std::size_t>(rank)];
+void Plane::connect_all(Member& member, const std::vector<ProcessInfo>& ranks, Clock::time_point deadline,
+                        std::unique_lock<std::mutex>& lock) {
+  const ProcessInfo& own = ranks[static_cast<std::size_t>(member.rank)];
   for (std::size_t other = 0; other < ranks.size(); ++other) {
-    const Card& card = ranks[other];
-    seat.processes.push_back(card.process);
-    if (card.process == process_) continue;
-    Peer& peer = peers_[card.process];
-    if (!peer.ended && peer.card.process == card.process) continue;
+    const ProcessInfo& info = ranks[other];
+    member.processes.push_back(info.process);
+    if (info.process == process_) continue;
+    Peer& peer = peers_[info.process];
+    if (!peer.ended && peer.info.process == info.process) continue;
     peer = Peer();  // also one that a refused call took for dead
-    peer.card = card;
+    peer.info = info;
     peer.rank = static_cast<int>(other);
-    peer.by_unix = reaches_by_unix(own, card);
-    peer.calls = process_.words < card.process.words;
-    const bool sees_pid = own.pid_namespace != 0 && own.pid_namespace == card.pid_namespace;
-    if (!sees_pid || !own.identity.same_host(card.identity)) continue;
-    peer.process = watch_process(card.pid);
+    peer.by_unix = reaches_by_unix(own, info);
+    peer.calls = process_.words < info.process.words;
+    const bool sees_pid = own.pid_namespace != 0 && own.pid_namespace == info.pid_namespace;
+    if (!sees_pid || !own.identity.same_host(info.identity)) continue;
+    peer.process = watch_process(info.pid);
     if (!peer.process && errno == ESRCH) has_ended(peer, true);
   }
   start_thread();
   wake();
   for (;;) {
     const auto missing = std::ranges::find_if(peers_, [&](const auto& one) {
-      return !one.second.was_up && std::ranges::find(seat.processes, one.first) != seat.processes.end();
+      return !one.second.was_up && std::ranges::find(member.processes, one.first) != member.processes.end();
     });
     if (missing == peers_.end()) return;
-    if (missing->second.ended || Clock::now() > deadline) throw SystemError(why_not_connected(seat, missing->second));
+    if (missing->second.ended || Clock::now() > deadline) throw SystemError(why_not_connected(member, missing->second));
     lock.unlock();
     std::this_thread::sleep_for(std::chrono::microseconds(500));
     lock.lock();
   }
 }
 
-std::string Plane::why_not_connected(const Seat& seat, const Peer& peer) const {
-  const std::string whom = fmt::format("rank {} ({})", peer.rank, describe(peer.card));
+std::string Plane::why_not_connected(const Member& member, const Peer& peer) const {
+  const std::string whom = fmt::format("rank {} ({})", peer.rank, describe(peer.info));
   if (peer.ended) {
-    return fmt::format("control connections: {} has ended while rank {} connected to it", whom, seat.rank);
+    return fmt::format("control connections: {} has ended while rank {} connected to it", whom, member.rank);
   }
-  const Address& address = (peer.calls ? peer.card.tcp[peer.address] : tcp_.addresses.front());
+  const Address& address = (peer.calls ? peer.info.tcp[peer.address] : tcp_.addresses.front());
   const std::string where = peer.by_unix ? std::string("a Unix socket") : to_string(address);
   if (!peer.calls) {
     return fmt::format(
         "control connections: {} did not call rank {} at {} within {} s: is the port open? DEEP_EP_CONTROL_PORTS gives "
         "a range of ports, DEEP_EP_SOCKET_IFNAME the interface",
-        whom, seat.rank, where, settings_.connect_s);
+        whom, member.rank, where, settings_.connect_s);
   }
   return fmt::format(
       "control connections: rank {} did not reach {} at {} within {} s: {}: is the port open? DEEP_EP_CONTROL_PORTS "
       "gives a range of ports, DEEP_EP_SOCKET_IFNAME the interface",
-      seat.rank, whom, where, settings_.connect_s, peer.error == 0 ? "no answer" : errno_text(peer.error));
+      member.rank, whom, where, settings_.connect_s, peer.error == 0 ? "no answer" : errno_text(peer.error));
 }
 
-const Plane::Seat& Plane::seat(int number) const {
-  return *std::ranges::find_if(seats_, [&](const Seat& one) { return one.number == number; });
+const Plane::Member& Plane::member(int number) const {
+  return *std::ranges::find_if(members_, [&](const Member& one) { return one.number == number; });
+}
+
+Message Plane::about(const Member& member, MessageType type) const {
+  return {.type = type, .buffer = member.buffer, .round = member.round, .rank = member.rank};
 }
 
 void Plane::leave(int number) {
   const std::lock_guard lock(mutex_);
-  const auto place = std::ranges::find_if(seats_, [&](const Seat& one) { return one.number == number; });
+  const auto place = std::ranges::find_if(members_, [&](const Member& one) { return one.number == number; });
   look_for_end(*place);
-  say({.say = Say::left, .buffer = place->buffer, .rank = place->rank});
-  seats_.erase(place);
+  broadcast(about(*place, MessageType::left));
+  members_.erase(place);
 }
 
 std::vector<int> Plane::lost(int number) const {
   const std::lock_guard lock(mutex_);
-  return seat(number).lost;
+  return member(number).lost;
 }
 
 std::vector<int> Plane::gone(int number) const {
   const std::lock_guard lock(mutex_);
   std::vector<int> ranks;
-  const std::vector<RankFacts>& facts = seat(number).facts;
-  for (std::size_t rank = 0; rank < facts.size(); ++rank) {
-    if (facts[rank].gone) ranks.push_back(static_cast<int>(rank));
+  const Member& member = this->member(number);
+  for (std::size_t rank = 0; rank < member.size(); ++rank) {
+    const auto place = peers_.find(member.processes[rank]);
+    if (place != peers_.end() && place->second.known && !member.left[rank]) ranks.push_back(static_cast<int>(rank));
   }
   return ranks;
+}
+
+std::vector<LostRank> Plane::verdicts(int number) const {
+  const std::lock_guard lock(mutex_);
+  return member(number).verdicts;
+}
+
+void Plane::leave_out(int number, int rank, bool on) {
+  const std::lock_guard lock(mutex_);
+  Message message = about(member(number), MessageType::leaves_out);
+  message.peer = rank;
+  message.flag = on ? 1 : 0;
+  broadcast(message);
+}
+
+void Plane::arrive(int number) {
+  const std::lock_guard lock(mutex_);
+  broadcast(about(member(number), MessageType::arrived));
+}
+
+std::vector<int> Plane::awaited_at_end(int number) const {
+  const std::lock_guard lock(mutex_);
+  const Member& member = this->member(number);
+  std::vector<int> ranks;
+  for (int rank = 0; rank < static_cast<int>(member.size()); ++rank) {
+    const auto r = static_cast<std::size_t>(rank);
+    const bool left_out = std::ranges::any_of(
+        member.left_out, [&](const auto& one) { return one.rank == member.rank && one.peer == rank; });
+    if (!member.arrived[r] && !member.left[r] && member.lost[r] == kNobody && !left_out) ranks.push_back(rank);
+  }
+  return ranks;
+}
+
+void Plane::resume(int number) {
+  const std::lock_guard lock(mutex_);
+  Member& member = this->member(number);
+  ++member.round;
+  std::ranges::fill(member.lost, kNobody);
+  member.verdicts.clear();
+  member.own.assign(member.size(), {});
+  member.waits.clear();
+  member.failed.clear();
+  member.left_out.clear();
+  member.since = {};
+  for (const std::span<std::uint32_t> words : {member.words.lost, member.words.failed}) {
+    for (std::uint32_t& word : words) __atomic_store_n(&word, 0, __ATOMIC_RELAXED);
+  }
+  __atomic_fetch_add(member.words.changes, 1, __ATOMIC_RELEASE);
 }
 
 void Plane::wake() const {
@@ -271,8 +330,8 @@ void Plane::run() {
       const bool writes = peer.link == Link::connecting || !peer.unsent.empty();
       add(peer.socket, POLLIN | (writes ? POLLOUT : 0));
     }
-    for (const Stranger& stranger : strangers_) {
-      if (!stranger.trusted) add(stranger.socket, POLLIN);
+    for (const Caller& caller : callers_) {
+      if (!caller.trusted) add(caller.socket, POLLIN);
     }
     if (Clock::now() >= listens_again_) {
       add(unix_listener_, POLLIN);
@@ -312,7 +371,7 @@ void Plane::handle(std::span<const pollfd> polled) {
     }
     if (has_died) has_ended(peer, true);
   }
-  strangers_.remove_if([&](Stranger& one) { return !one.trusted && ready.contains(one.socket.get()) && !hear(one); });
+  callers_.remove_if([&](Caller& one) { return !one.trusted && ready.contains(one.socket.get()) && !read_hello(one); });
   // Last: a new socket may get the number of a descriptor that was closed above.
   if (unix_listener_ && ready.contains(unix_listener_.get())) accept_from(unix_listener_.get(), true);
   if (tcp_.socket && ready.contains(tcp_.socket.get())) accept_from(tcp_.socket.get(), false);

@@ -1,15 +1,22 @@
-// The control plane of this process: one thread that knows which processes of the job have ended, and tells the waits
-// of kernels. It is connected to those of the other processes, makes no CUDA call, and knows no kernels.
+// The control plane of this process: one thread that knows which processes of the job have ended, and for whom ranks
+// wait; it decides who is lost, and tells the waits of kernels. It is connected to those of the other processes, makes
+// no CUDA call, and knows no kernels.
 //
 // A process has ended where its descriptor (pidfd) says so, or where its connection within the host ends: nothing else
 // closes that. A connection between hosts may break for other reasons: it is made again. Only a process of the other
-// host that has seen the end, or a port that refuses calls, says that the process has ended. Silence says nothing.
+// host that has seen the end, or a port that refuses calls, says that the process has ended. Silence says nothing
+// before a wait has lasted longer than the time-out.
 //
 // A rank that leaves a buffer says so, so that the end of its process is no loss for that buffer.
+//
+// With masks a verdict has two steps. The lowest rank that is not lost, nor about to be, decides. A thread that hears of
+// a lost rank for the first time tells all others before it tells its own kernels: so all ranks that go on hear of it,
+// or none does, though the rank that decided may end half way. A verdict stands until Membership::resume().
 #pragma once
 
 #include <poll.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -20,6 +27,7 @@
 #include <span>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "csrc/control/messages.hpp"
@@ -41,7 +49,7 @@ struct Settings {
 Settings read_settings();
 
 /// A process describes itself. Plain data, which travels through the bootstrap.
-struct Card {
+struct ProcessInfo {
   ProcessIdentity identity = {};
   Token process = {};  ///< random
   Token secret = {};   ///< a caller must show it
@@ -52,19 +60,43 @@ struct Card {
   Addresses tcp = {};
 };
 
-/// Words of a buffer that waits look at. They live as long as the membership.
+/// Words of a buffer that its rank's waits read and write. They live as long as the membership. Spans are [ranks] or
+/// longer, or empty: then waits report nothing.
 struct Words {
-  std::uint32_t* changes = nullptr;      ///< written last, with release order; 0: nobody is lost
-  const std::uint32_t* ended = nullptr;  ///< a wait writes 1 + the lost rank because of which it ended
-  std::span<std::uint32_t> lost;         ///< [rank]: 0, or 1 + the rank at the end of the chain
+  std::uint32_t* changes = nullptr;  ///< grows with each verdict; written last, with release order; 0: nobody is lost
+  const std::uint32_t* ended = nullptr;  ///< a wait writes 1 + the rank because of which it ended
+  /// [rank]: 0, or 1 + the rank because of which nothing comes of this one any more: the end of the chain; with masks,
+  /// of another rank that one itself, and of this rank the one whose report decided.
+  std::span<std::uint32_t> lost = {};
+  std::span<const std::uint32_t> beats = {};   ///< [peer]: grows now and then while a wait for it lasts
+  std::span<const std::uint64_t> waits = {};   ///< [peer]: for how long it had lasted then, in ns
+  std::span<const std::uint32_t> wanted = {};  ///< [peer]: what it was for; a number that the caller understands
+  std::span<std::uint32_t> failed = {};        ///< [peer]: not 0: a queue pair to it has failed
+};
+
+enum class LostWhy : std::uint32_t {
+  unknown,
+  gone,    ///< its process has ended
+  silent,  ///< others have waited for it for longer than the time-out, and it has reported no wait of its own
+  ended,   ///< it has ended its calls
+  failed,  ///< it cannot be reached by RDMA
+};
+struct LostRank {
+  int rank = 0;
+  LostWhy why = LostWhy::unknown;
+  int by = kNobody;          ///< the rank whose report decided
+  std::uint32_t wanted = 0;  ///< silent: what that rank waited for ...
+  double waited_s = 0;       ///< ... and for how long
+};
+
+struct JoinOptions {
+  double timeout_s = 0;  ///< of waits; 0: they last for ever
+  bool masks = false;    ///< ranks go on without those that are lost
 };
 
 class Plane {
  public:
   using Clock = std::chrono::steady_clock;
-  /// More are not connected each with each: then only deadlines tell who is lost.
-  static constexpr std::size_t kMostProcesses = 64;
-
   /// The one that buffers of this process share; it ends with the last of them.
   static std::shared_ptr<Plane> of_process();
   explicit Plane(const Settings& settings);
@@ -73,21 +105,27 @@ class Plane {
   Plane& operator=(const Plane&) = delete;
 
   /// Opens what others call: a Unix socket, and with `by_tcp` a TCP port. Not where it only `describes` this process.
-  Card card(bool by_tcp, bool describes = false);
-  bool reaches_by_unix(const Card& from, const Card& to) const {
+  ProcessInfo info(bool by_tcp, bool describes = false);
+  bool reaches_by_unix(const ProcessInfo& from, const ProcessInfo& to) const {
     return settings_.unix_sockets && from.identity.same_network(to.identity);
   }
 
-  /// The number of the seat. Returns when this process and the others are connected.
-  int sit_down(std::uint64_t buffer, int rank, const std::vector<Card>& ranks, const Words& words);
-  void leave(int seat);
-  std::vector<int> lost(int seat) const;  ///< as judge() says
-  std::vector<int> gone(int seat) const;
+  /// The number of the member. Returns when this process and the others are connected.
+  int join(std::uint64_t buffer, int rank, const std::vector<ProcessInfo>& ranks, const Words& words,
+           const JoinOptions& options = {});
+  void leave(int member);
+  std::vector<int> lost(int member) const;  ///< as judge() says; with masks each lost rank itself
+  std::vector<int> gone(int member) const;
+  std::vector<LostRank> verdicts(int member) const;  ///< in the order in which they were heard
+  void leave_out(int member, int rank, bool on);
+  void arrive(int member);
+  std::vector<int> awaited_at_end(int member) const;  ///< neither arrived, nor left, nor lost, nor left out
+  void resume(int member);
 
  private:
   enum class Link : std::uint8_t { none, connecting, greeting, up };
   struct Peer {
-    Card card;
+    ProcessInfo info;
     int rank = 0;  ///< a rank of it, for messages
     bool by_unix = false;
     bool calls = false;  ///< we call it; otherwise it calls us
@@ -98,34 +136,71 @@ class Plane {
     Link link = Link::none;
     bool was_up = false;
     Clock::time_point next{};  ///< attempt, or the end of this one
-    std::size_t address = 0;   ///< of card.tcp
+    std::size_t address = 0;   ///< of info.tcp
     int error = 0;             ///< of the last attempt
     int refusals = 0;          ///< in a row
     Clock::time_point refused_since{};
-    std::vector<std::byte> heard, unsent;
+    std::vector<std::byte> received, unsent;
     bool ended = false;
     bool known = false;  ///< it has ended, and the data that it had sent has had time to arrive
     Clock::time_point ended_at{};
   };
-  struct Stranger {
+  struct Caller {
     UniqueFd socket;
     Clock::time_point until{};
     Hello hello;
-    std::size_t heard = 0;
+    std::size_t received = 0;
     bool by_unix = false;
     bool trusted = false;
   };
-  struct Seat {
+  /// Of a member; counts in steps of a part of the time-out at most, so that a process that stood still has not waited.
+  using MemberTime = std::chrono::nanoseconds;
+  /// What kernels of this rank have reported of their waits for one peer.
+  struct OwnWait {
+    std::uint32_t beats = 0;
+    bool lasts = false;
+    MemberTime since{}, moved{};   ///< of beats
+    MemberTime first{}, longest{};  ///< as kernels say; the first counts for a step at most
+    int late_looks = 0;
+    bool told_late = false;
+    MemberTime lasted(MemberTime now) const { return std::min(longest, now - since + first); }
+  };
+  /// What a rank has reported of its wait for another one.
+  struct TheirWait {
+    int rank = 0, peer = 0;
+    bool late = false;
+    std::uint32_t wanted = 0;
+    MemberTime lasted{}, heard{};
+  };
+  struct Member {
     int number = 0;
     std::uint64_t buffer = 0;
     int rank = 0;
     std::vector<Token> processes;  ///< [rank]
     Words words;
+    JoinOptions options;
     std::vector<RankFacts> facts;
-    std::vector<bool> left;
-    std::vector<int> lost;
-    bool told = false;  ///< that this rank has given up
-    Clock::time_point since{};
+    std::vector<bool> left, arrived;
+    std::vector<int> lost;           ///< [rank], as in Words
+    std::vector<LostRank> verdicts;  ///< of ranks at the ends of chains
+    bool told = false;               ///< that this rank has given up
+    Clock::time_point since{};       ///< a rank is lost
+    // Deadlines: see waits.cpp.
+    std::uint32_t round = 0;  ///< see Message
+    Clock::time_point looked{};
+    MemberTime time{}, reported{};
+    std::vector<OwnWait> own;        ///< [peer]
+    std::vector<MemberTime> signs;   ///< [rank]: when it has last reported a wait
+    std::vector<TheirWait> waits;
+    std::vector<FailedPair> failed, left_out;  ///< left_out: the program of `rank` leaves `peer` out
+    MemberTime failed_at{};                    ///< the first of them
+
+    std::size_t size() const { return processes.size(); }
+    std::chrono::nanoseconds timeout() const {
+      return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::duration<double>(options.timeout_s));
+    }
+    /// Waits are looked at.
+    bool watches() const { return options.timeout_s > 0 && !words.beats.empty(); }
   };
   using Peers = std::map<Token, Peer, bool (*)(const Token&, const Token&)>;
   friend struct Forks;
@@ -151,18 +226,32 @@ class Plane {
   void disconnected(Peer& peer);
   void has_ended(Peer& peer, bool seen_here);
   void accept_from(int listener, bool by_unix);
-  bool hear(Stranger& stranger);
-  bool adopt(Stranger& stranger);
-  void obey(const Peer& from, const Message& message);
-  void note(const Token& process, const Message& message);
-  void say(const Message& message);
+  bool read_hello(Caller& caller);
+  bool attach(Caller& caller);
+  void handle_message(const Peer& from, const Message& message);
+  void apply(const Token& process, const Message& message);
+  void broadcast(const Message& message);
   void send(Peer& peer, const void* bytes, std::size_t size);
-  void judge_again(Seat& seat);
-  void look_for_end(Seat& seat);
-  const Seat& seat(int number) const;
-  void connect_all(Seat& seat, std::uint64_t buffer, int rank, const std::vector<Card>& ranks, const Words& words,
-                   Clock::time_point deadline, std::unique_lock<std::mutex>& lock);
-  std::string why_not_connected(const Seat& seat, const Peer& peer) const;
+  void judge_member(Member& member);
+  void show_lost(Member& member, int rank, int because);
+  void look_for_end(Member& member);
+  const Member& member(int number) const;
+  Member& member(int number) { return const_cast<Member&>(std::as_const(*this).member(number)); }
+  void connect_all(Member& member, const std::vector<ProcessInfo>& ranks, Clock::time_point deadline,
+                   std::unique_lock<std::mutex>& lock);
+  Message about(const Member& member, MessageType type) const;
+  void apply_to(Member& member, const Message& message);
+  // Of waits.cpp.
+  void look_at_waits(Member& member, Clock::time_point now);
+  std::chrono::milliseconds between_looks(const Member& member) const;
+  void look_at_own(Member& member);
+  void report(Member& member, int peer, std::chrono::nanoseconds lasted, bool late);
+  void look_for_failures(Member& member);
+  void judge_waits(Member& member);
+  void hear_of_wait(Member& member, const Message& message);
+  void show_sign(const Token& process, const Message& message);
+  void lose(Member& member, const LostRank& verdict);
+  std::string why_not_connected(const Member& member, const Peer& peer) const;
 
   const Settings settings_;
   const HomeProcess home_;
@@ -175,22 +264,22 @@ class Plane {
   std::thread thread_;
   bool ending_ = false;
   Peers peers_;
-  std::list<Stranger> strangers_;
-  std::list<Seat> seats_;
-  int seats_so_far_ = 0;
+  std::list<Caller> callers_;
+  std::list<Member> members_;
+  int members_so_far_ = 0;
   Clock::time_point listens_again_{};  ///< later, where there are no descriptors left
-  std::vector<Message> said_;          ///< the last ones, for connections that are made again
+  std::vector<Message> recent_;          ///< the last ones, for connections that are made again
 };
 
 /// "process 77 on node-a"
-std::string describe(const Card& card);
+std::string describe(const ProcessInfo& info);
 
 /// A buffer's part in the control plane.
 class Membership {
  public:
-  /// Collective. Null where all ranks are in this process, where it is off, or where there are too many processes.
-  static std::unique_ptr<Membership> join(const std::shared_ptr<Plane>& plane, Bootstrap& bootstrap,
-                                          const Words& words);
+  /// Collective. Null where the control plane is off on some rank; with masks that is an InvalidArgument on all.
+  static std::unique_ptr<Membership> join(const std::shared_ptr<Plane>& plane, Bootstrap& bootstrap, const Words& words,
+                                          const JoinOptions& options = {});
   /// Says goodbye.
   ~Membership();
   Membership(const Membership&) = delete;
@@ -199,17 +288,34 @@ class Membership {
   /// Because of which rank nothing comes of `rank` any more; kNobody: something may.
   int lost_for(int rank) const;
   /// Whose processes have ended.
-  std::vector<int> gone() const { return plane_->gone(seat_); }
+  std::vector<int> gone() const { return plane_->gone(member_); }
+  bool is_gone(int rank) const;
   /// "the process of rank 3 has ended (process 77 on node-a)"; of several, all are named. `also`: so has that of this
   /// rank, which another one has seen before; kNobody: none. Empty where none has.
   std::string describe_gone(int also = kNobody) const;
+  /// Verdicts, in the order in which they were heard; those of all ranks have the same set in the end.
+  std::vector<LostRank> lost() const { return plane_->verdicts(member_); }
+  /// With masks: the others go on without this rank.
+  bool given_up() const { return lost_for(rank_) != kNobody; }
+
+  // With masks.
+
+  /// This rank's program leaves `rank` out from now on, or does so no longer. A wait of `rank` for this one says nothing
+  /// about this one meanwhile.
+  void leave_out(int rank, bool on) { plane_->leave_out(member_, rank, on); }
+  /// At the end of the buffer. Returns when all ranks that are not lost, nor left out by this rank's program, have come
+  /// here or have left the buffer: true. After `most_s` (0: for ever) a warning names those that have not come: false.
+  bool meet(double most_s);
+  /// By all ranks, between two barriers of the bootstrap: verdicts of before are forgotten.
+  void resume() { plane_->resume(member_); }
 
  private:
-  Membership(std::shared_ptr<Plane> plane, std::vector<Card> ranks, int seat);
+  Membership(std::shared_ptr<Plane> plane, std::vector<ProcessInfo> ranks, int rank, int member);
 
   std::shared_ptr<Plane> plane_;
-  std::vector<Card> ranks_;
-  int seat_;
+  std::vector<ProcessInfo> ranks_;
+  int rank_;
+  int member_;
 };
 
 }  // namespace deep_ep::control

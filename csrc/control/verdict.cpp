@@ -10,7 +10,7 @@ namespace {
 int next_in_chain(std::span<const RankFacts> ranks, int rank) {
   const RankFacts& facts = ranks[static_cast<std::size_t>(rank)];
   const bool names_one = facts.gave_up_on >= 0 && facts.gave_up_on < static_cast<int>(ranks.size());
-  return !facts.gone && names_one ? facts.gave_up_on : kNobody;
+  return !facts.gone && !facts.silent && names_one ? facts.gave_up_on : kNobody;
 }
 
 /// Of a chain that goes round: its lowest rank, whichever of them one comes from.
@@ -34,10 +34,62 @@ int end_of_chain(std::span<const RankFacts> ranks, int rank) {
 std::vector<int> judge(std::span<const RankFacts> ranks) {
   std::vector<int> lost;
   for (int rank = 0; rank < static_cast<int>(ranks.size()); ++rank) {
-    const bool sends_nothing = ranks[static_cast<std::size_t>(rank)].gone || next_in_chain(ranks, rank) != kNobody;
+    const RankFacts& facts = ranks[static_cast<std::size_t>(rank)];
+    const bool sends_nothing = facts.gone || facts.silent || next_in_chain(ranks, rank) != kNobody;
     lost.push_back(sends_nothing ? end_of_chain(ranks, rank) : kNobody);
   }
   return lost;
+}
+
+std::vector<Blame> silent_ranks(std::span<const RankSigns> ranks, std::span<const LateWait> waits) {
+  std::vector<Blame> found;
+  for (int rank = 0; rank < static_cast<int>(ranks.size()); ++rank) {
+    const RankSigns& signs = ranks[static_cast<std::size_t>(rank)];
+    if (signs.lost || !signs.silent) continue;
+    int by = kNobody;
+    for (const LateWait& wait : waits) {
+      if (wait.peer != rank || wait.rank == rank || ranks[static_cast<std::size_t>(wait.rank)].lost) continue;
+      if (by == kNobody || wait.rank < by) by = wait.rank;
+    }
+    if (by != kNobody) found.push_back({rank, by});
+  }
+  return found;
+}
+
+std::vector<Blame> unreachable_ranks(std::span<const RankSigns> ranks, std::span<const FailedPair> pairs) {
+  struct Ends {
+    int pairs = 0;  ///< that failed, by whichever end
+    int named = 0;  ///< as the peer
+    auto operator<=>(const Ends&) const = default;
+  };
+  std::vector<RankSigns> left(ranks.begin(), ranks.end());
+  const auto lost = [&](int rank) -> bool& { return left[static_cast<std::size_t>(rank)].lost; };
+  std::vector<Blame> found;
+  for (;;) {
+    std::vector<Ends> ends(ranks.size());
+    for (const FailedPair& pair : pairs) {
+      if (lost(pair.rank) || lost(pair.peer)) continue;
+      ++ends[static_cast<std::size_t>(pair.rank)].pairs;
+      ++ends[static_cast<std::size_t>(pair.peer)].pairs;
+      ++ends[static_cast<std::size_t>(pair.peer)].named;
+    }
+    // The last of the largest.
+    const auto place = std::max_element(ends.rbegin(), ends.rend());
+    if (place == ends.rend() || place->pairs == 0) return found;
+    const int worst = static_cast<int>(ends.rend() - place) - 1;
+    const auto report = std::ranges::find_if(
+        pairs, [&](const FailedPair& pair) { return pair.peer == worst && !lost(pair.rank); });
+    found.push_back({worst, report == pairs.end() ? worst : report->rank});
+    lost(worst) = true;
+  }
+}
+
+int deciding_rank(std::span<const RankSigns> ranks, std::span<const Blame> blamed) {
+  for (int rank = 0; rank < static_cast<int>(ranks.size()); ++rank) {
+    if (ranks[static_cast<std::size_t>(rank)].lost) continue;
+    if (std::ranges::find(blamed, rank, &Blame::rank) == blamed.end()) return rank;
+  }
+  return kNobody;
 }
 
 }  // namespace deep_ep::control

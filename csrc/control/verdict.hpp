@@ -1,8 +1,9 @@
-// The verdict: which ranks are lost, as a pure function of the facts that are known of them.
+// The verdict: which ranks are lost, as pure functions of the facts that are known of them.
 //
-// A rank whose process has ended is gone. A rank that has waited for a lost one has ended its calls, and tells that: it
-// sends nothing any more, so those that wait for it wait in vain, too. Their chain ends at the rank that is gone, which
-// all of them name.
+// A rank whose process has ended is gone. One that others have waited for longer than the time-out, and that has
+// reported no wait of its own for as long, is silent: a rank that waits itself reports that, so the chain of waits ends
+// at the silent one. Without masks, a rank that has waited for a lost one has ended its calls, and tells that: it sends
+// nothing any more, so those that wait for it wait in vain, too. All of them name the rank at the end of the chain.
 #pragma once
 
 #include <span>
@@ -12,9 +13,10 @@ namespace deep_ep::control {
 
 inline constexpr int kNobody = -1;
 
-/// The facts that are known of a rank.
+/// Without masks: the facts that are known of a rank.
 struct RankFacts {
   bool gone = false;         ///< its process has ended, and the rank had not left the buffer
+  bool silent = false;       ///< others have waited for it for longer than the time-out
   int gave_up_on = kNobody;  ///< it has ended its calls, as it waited for this rank in vain
   bool operator==(const RankFacts&) const = default;
 };
@@ -23,5 +25,36 @@ struct RankFacts {
 /// reports (of ranks that gave up on each other, of one that nobody knows to be gone) have the same outcome wherever
 /// they are known.
 std::vector<int> judge(std::span<const RankFacts> ranks);
+
+/// What a rank has shown.
+struct RankSigns {
+  bool lost = false;    ///< the verdict has been given already, or its process has ended
+  bool silent = false;  ///< it has reported no wait for a whole time-out
+};
+/// A wait that `rank` has reported, for longer than the time-out.
+struct LateWait {
+  int rank = 0;
+  int peer = 0;
+  bool operator==(const LateWait&) const = default;
+};
+struct Blame {
+  int rank = 0;
+  int by = kNobody;  ///< the rank whose report decided
+  bool operator==(const Blame&) const = default;
+};
+/// The ranks that are lost by silence, in order. Ranks that all wait for each other report that they do, and none of
+/// them is lost: the calls of their programs do not match.
+std::vector<Blame> silent_ranks(std::span<const RankSigns> ranks, std::span<const LateWait> waits);
+
+/// A queue pair of `rank` to `peer` has failed.
+using FailedPair = LateWait;
+/// The ranks to go on without, so that no failed pair is left: first the one with most failed pairs, so that a rank
+/// whose NIC has failed is not taken for healthy, nor those at the other ends for failed. Among equals the one that
+/// others name more often, then the highest.
+std::vector<Blame> unreachable_ranks(std::span<const RankSigns> ranks, std::span<const FailedPair> pairs);
+
+/// With masks: the rank whose control thread decides, the lowest that is neither lost nor `blamed`; kNobody: none is
+/// left.
+int deciding_rank(std::span<const RankSigns> ranks, std::span<const Blame> blamed);
 
 }  // namespace deep_ep::control

@@ -28,19 +28,36 @@ inline bool eventually(const std::function<bool()>& is_so) {
   return true;
 }
 
-/// The words that waits of a rank look at.
-struct Board {
+/// The words that waits of a rank read and write.
+struct SharedWords {
+  static constexpr std::size_t kRanks = 8;
   std::uint32_t changes = 0;
   std::uint32_t ended = 0;
-  std::array<std::uint32_t, 8> lost{};
+  std::array<std::uint32_t, kRanks> lost{}, beats{}, wanted{}, failed{};
+  std::array<std::uint64_t, kRanks> waits{};
 
-  Words words() { return {.changes = &changes, .ended = &ended, .lost = lost}; }
+  Words words() {
+    return {.changes = &changes,
+            .ended = &ended,
+            .lost = lost,
+            .beats = beats,
+            .waits = waits,
+            .wanted = wanted,
+            .failed = failed};
+  }
   /// The rank that this one is lost for.
   int lost_for(int rank) const {
     if (__atomic_load_n(&changes, __ATOMIC_ACQUIRE) == 0) return kNobody;
     return static_cast<int>(__atomic_load_n(&lost[static_cast<std::size_t>(rank)], __ATOMIC_ACQUIRE)) - 1;
   }
   void end_wait_for(int rank) { __atomic_store_n(&ended, static_cast<std::uint32_t>(rank) + 1, __ATOMIC_RELEASE); }
+  /// As a kernel says while it waits.
+  void say_waits(int peer, std::chrono::nanoseconds lasted) {
+    const auto p = static_cast<std::size_t>(peer);
+    __atomic_store_n(&waits[p], static_cast<std::uint64_t>(lasted.count()), __ATOMIC_RELAXED);
+    __atomic_fetch_add(&beats[p], 1, __ATOMIC_RELAXED);
+  }
+  void fail_queue_to(int peer) { __atomic_store_n(&failed[static_cast<std::size_t>(peer)], 1, __ATOMIC_RELAXED); }
 };
 
 inline Settings settings_of(bool by_unix, bool on = true) {
@@ -56,24 +73,25 @@ class Planes {
   Plane& operator[](int plane) { return *planes_[static_cast<std::size_t>(plane)]; }
   /// Without a goodbye.
   void end(int plane) { planes_[static_cast<std::size_t>(plane)].reset(); }
-  Card card(int plane) { return (*this)[plane].card(!by_unix_); }
+  ProcessInfo info(int plane) { return (*this)[plane].info(!by_unix_); }
 
-  /// A buffer of these planes, one rank each: the seats, the words, and the exceptions of the ranks.
+  /// A buffer of these planes, one rank each: the members, the words, and the exceptions of the ranks.
   struct Buffer {
-    explicit Buffer(std::size_t ranks) : boards(ranks), seats(ranks, -1), errors(ranks) {}
-    std::vector<Board> boards;
-    std::vector<int> seats;
+    explicit Buffer(std::size_t ranks) : words(ranks), members(ranks, -1), errors(ranks) {}
+    std::vector<SharedWords> words;
+    std::vector<int> members;
     std::vector<std::string> errors;
   };
   /// The planes look at its words as long as they live.
-  Buffer& sit_down(std::uint64_t number, const std::vector<int>& planes, const std::vector<Card>& cards) {
+  Buffer& join(std::uint64_t number, const std::vector<int>& planes, const std::vector<ProcessInfo>& infos,
+               const JoinOptions& options = {}) {
     Buffer& buffer = buffers_.emplace_back(planes.size());
     std::vector<std::thread> threads;
     for (std::size_t rank = 0; rank < planes.size(); ++rank) {
       threads.emplace_back([&, rank] {
         try {
-          buffer.seats[rank] =
-              (*this)[planes[rank]].sit_down(number, static_cast<int>(rank), cards, buffer.boards[rank].words());
+          buffer.members[rank] =
+              (*this)[planes[rank]].join(number, static_cast<int>(rank), infos, buffer.words[rank].words(), options);
         } catch (const std::exception& error) {
           buffer.errors[rank] = error.what();
         }
@@ -83,10 +101,10 @@ class Planes {
     for (const std::string& error : buffer.errors) EXPECT_EQ(error, "");
     return buffer;
   }
-  Buffer& sit_down(std::uint64_t number, const std::vector<int>& planes) {
-    std::vector<Card> cards;
-    for (const int plane : planes) cards.push_back(card(plane));
-    return sit_down(number, planes, cards);
+  Buffer& join(std::uint64_t number, const std::vector<int>& planes, const JoinOptions& options = {}) {
+    std::vector<ProcessInfo> infos;
+    for (const int plane : planes) infos.push_back(info(plane));
+    return join(number, planes, infos, options);
   }
 
  private:

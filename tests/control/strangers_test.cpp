@@ -21,13 +21,13 @@ class StrangersTest : public testing::TestWithParam<bool> {
  protected:
   /// Calls a process as another one of this machine would.
   UniqueFd call(int plane) {
-    const Card card = planes_.card(plane);
-    UniqueFd socket = GetParam() ? call_by_unix(card.process) : call_by_tcp(card.tcp.front());
+    const ProcessInfo info = planes_.info(plane);
+    UniqueFd socket = GetParam() ? call_by_unix(info.process) : call_by_tcp(info.tcp.front());
     pollfd ready{.fd = socket.get(), .events = POLLOUT, .revents = 0};
     ::poll(&ready, 1, static_cast<int>(1000 * deep_ep::test::patience()));
     return socket;
   }
-  static void say(const UniqueFd& socket, const void* bytes, std::size_t size) {
+  static void send_to(const UniqueFd& socket, const void* bytes, std::size_t size) {
     ::send(socket.get(), bytes, size, MSG_NOSIGNAL);
   }
   /// The other end has closed it, and has not said a word.
@@ -35,35 +35,35 @@ class StrangersTest : public testing::TestWithParam<bool> {
     char byte = 0;
     return eventually([&] {
       const ssize_t got = ::recv(socket.get(), &byte, 1, MSG_DONTWAIT);
-      EXPECT_LE(got, 0) << "a stranger is answered";
+      EXPECT_LE(got, 0) << "a caller is answered";
       return got == 0 || (got < 0 && errno != EAGAIN);
     });
   }
   /// The job is as it was: nobody is lost, new buffers are made, and an end is seen.
   void expect_health() {
     for (const int rank : {0, 1, 2}) {
-      EXPECT_EQ(planes_[rank].gone(buffer_.seats[static_cast<std::size_t>(rank)]), std::vector<int>{});
+      EXPECT_EQ(planes_[rank].gone(buffer_.members[static_cast<std::size_t>(rank)]), std::vector<int>{});
     }
-    planes_.sit_down(2, {0, 1});
+    planes_.join(2, {0, 1});
     planes_.end(2);
-    EXPECT_TRUE(eventually([&] { return buffer_.boards[0].lost_for(2) == 2; }));
-    EXPECT_EQ(buffer_.boards[0].lost_for(1), kNobody);
+    EXPECT_TRUE(eventually([&] { return buffer_.words[0].lost_for(2) == 2; }));
+    EXPECT_EQ(buffer_.words[0].lost_for(1), kNobody);
   }
   /// The hello of another process of the job to the one that all others call.
   int called() {
     int last = 0;
     for (const int plane : {1, 2}) {
-      if (planes_.card(last).process.words < planes_.card(plane).process.words) last = plane;
+      if (planes_.info(last).process.words < planes_.info(plane).process.words) last = plane;
     }
     return last;
   }
   Hello hello() {
     const int plane = called();
-    return {.secret = planes_.card(plane).secret, .from = planes_.card((plane + 1) % 3).process};
+    return {.secret = planes_.info(plane).secret, .from = planes_.info((plane + 1) % 3).process};
   }
 
   Planes planes_{3, GetParam()};
-  Planes::Buffer& buffer_ = planes_.sit_down(1, {0, 1, 2});
+  Planes::Buffer& buffer_ = planes_.join(1, {0, 1, 2});
 };
 INSTANTIATE_TEST_SUITE_P(By, StrangersTest, testing::Values(true, false),
                          [](const auto& info) { return info.param ? "unix" : "tcp"; });
@@ -71,7 +71,7 @@ INSTANTIATE_TEST_SUITE_P(By, StrangersTest, testing::Values(true, false),
 TEST_P(StrangersTest, GarbageIsClosed) {
   const UniqueFd socket = call(called());
   const std::string garbage(sizeof(Hello), 'x');
-  say(socket, garbage.data(), garbage.size());
+  broadcast(socket, garbage.data(), garbage.size());
   EXPECT_TRUE(is_closed(socket));
   expect_health();
 }
@@ -80,16 +80,16 @@ TEST_P(StrangersTest, AWrongTokenIsClosed) {
   Hello hello = this->hello();
   hello.secret.words[0] ^= 1;
   const UniqueFd socket = call(called());
-  say(socket, &hello, sizeof hello);
+  broadcast(socket, &hello, sizeof hello);
   EXPECT_TRUE(is_closed(socket));
   expect_health();
 }
 
 TEST_P(StrangersTest, ATokenOfAnotherJobIsClosed) {
   Planes other(1, GetParam());
-  const Hello replayed{.secret = other.card(0).secret, .from = this->hello().from};
+  const Hello replayed{.secret = other.info(0).secret, .from = this->hello().from};
   const UniqueFd socket = call(called());
-  say(socket, &replayed, sizeof replayed);
+  broadcast(socket, &replayed, sizeof replayed);
   EXPECT_TRUE(is_closed(socket));
   expect_health();
 }
@@ -98,7 +98,7 @@ TEST_P(StrangersTest, AnotherVersionIsClosed) {
   Hello hello = this->hello();
   ++hello.version;
   const UniqueFd socket = call(called());
-  say(socket, &hello, sizeof hello);
+  broadcast(socket, &hello, sizeof hello);
   EXPECT_TRUE(is_closed(socket));
   expect_health();
 }
@@ -107,16 +107,16 @@ TEST_P(StrangersTest, ASlowOrSilentCallerDelaysNobody) {
   const Hello hello = this->hello();
   const UniqueFd slow = call(called());
   const UniqueFd silent = call(called());
-  say(slow, &hello, 1);
+  broadcast(slow, &hello, 1);
   expect_health();
-  say(slow, reinterpret_cast<const char*>(&hello) + 1, 1);
+  broadcast(slow, reinterpret_cast<const char*>(&hello) + 1, 1);
 }
 
 TEST_P(StrangersTest, CallersThatHangUpAreForgotten) {
   const Hello hello = this->hello();
   for (const std::size_t bytes : {std::size_t{0}, std::size_t{1}, sizeof hello - 1}) {
     const UniqueFd socket = call(called());
-    if (bytes != 0) say(socket, &hello, bytes);
+    if (bytes != 0) broadcast(socket, &hello, bytes);
   }
   expect_health();
 }
@@ -127,13 +127,13 @@ TEST_P(StrangersTest, AFloodDelaysNobody) {
     return std::distance(begin(all), end(all));
   };
   const auto before = descriptors();
-  const Card card = planes_.card(0);
+  const ProcessInfo info = planes_.info(0);
   std::vector<UniqueFd> held;
   for (int i = 0; i < 10'000; ++i) {
-    UniqueFd socket = GetParam() ? call_by_unix(card.process) : call_by_tcp(card.tcp.front());
+    UniqueFd socket = GetParam() ? call_by_unix(info.process) : call_by_tcp(info.tcp.front());
     if (held.size() < 200) held.push_back(std::move(socket));
   }
-  planes_.sit_down(3, {0, 1});  // heard behind all of these
+  planes_.join(3, {0, 1});  // received behind all of these
   EXPECT_LE(descriptors() - before, 200 + 100);
   expect_health();
 }

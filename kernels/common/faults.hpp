@@ -78,8 +78,8 @@ struct ControlWords {
 };
 
 /// Why a rank is left out, as bits of its mask.
-constexpr std::int32_t kMaskedByProgram = 1;
-constexpr std::int32_t kMaskedByVerdict = 2;
+constexpr std::uint64_t kMaskedByProgram = 1;
+constexpr std::uint64_t kMaskedByVerdict = 2;
 
 /// What the threads of a rank share of that, in device memory: host memory is far from a GPU.
 struct ControlState {
@@ -92,7 +92,7 @@ struct ControlState {
   std::uint64_t looked[kMaxRanks];  ///< when a wait for this peer has last looked and reported, in now_ns()
   std::uint64_t begun[kMaxRanks];   ///< when that wait began
   std::uint64_t counted[kMaxRanks];  ///< how long waits for this peer have lasted, one over the other
-  std::int32_t mask[kMaxRanks];      ///< bits: see above
+  std::uint64_t mask[kMaxRanks];     ///< bits: see above
 };
 
 /// What a thread that waits needs to know; see wait.hpp. `abort` is a word in this rank's device memory: non-zero once
@@ -158,11 +158,11 @@ DEEP_EP_DEVICE bool is_lost(const ControlState& control, int peer) {
 }
 
 /// Sets or clears bits of a mask. The program and the verdict may do so at once, each to a bit of its own.
-DEEP_EP_DEVICE void change_mask(ControlState& control, int rank, std::int32_t bit, bool on) {
-  std::int32_t* mask = control.mask + rank;
-  std::int32_t before = load_relaxed<Scope::gpu>(mask);
+DEEP_EP_DEVICE void change_mask(ControlState& control, int rank, std::uint64_t bit, bool on) {
+  std::uint64_t* mask = control.mask + rank;
+  std::uint64_t before = load_relaxed<Scope::gpu>(mask);
   for (;;) {
-    const std::int32_t found = compare_exchange<Scope::gpu>(mask, before, on ? before | bit : before & ~bit);
+    const std::uint64_t found = compare_exchange<Scope::gpu>(mask, before, on ? before | bit : before & ~bit);
     if (found == before) return;
     before = found;
   }
@@ -174,20 +174,21 @@ DEEP_EP_DEVICE void take_verdict(const WaitContext& context) {
   ControlState& control = *context.control;
   const std::uint32_t changes = load_acquire<Scope::system>(&control.words->changes);
   if (changes == load_relaxed<Scope::gpu>(&control.seen)) return;
+  bool given_up = false;
 #pragma unroll 1
   for (int rank = 0; rank < control.num_ranks; ++rank) {
     const std::uint32_t lost = load_relaxed<Scope::system>(control.words->lost + rank);
     if (lost == 0 || is_lost(control, rank)) continue;
     if (rank == control.rank) {
-      const int by = static_cast<int>(lost) - 1;
-      if (control.masking != 0) report_fault(context, FaultKind::given_up, Wanted::nothing, by, 0, 0, 0);
+      given_up = control.masking != 0;
+      if (given_up) report_fault(context, FaultKind::given_up, Wanted::nothing, static_cast<int>(lost) - 1, 0, 0, 0);
       continue;
     }
     add_relaxed<Scope::gpu>(&control.version, std::uint64_t{1});
     change_mask(control, rank, kMaskedByVerdict, true);
     add_release<Scope::gpu>(&control.version, std::uint64_t{1});
   }
-  store_relaxed<Scope::gpu>(&control.seen, changes);
+  if (!given_up) store_relaxed<Scope::gpu>(&control.seen, changes);  // kernels of other contexts must hear of it, too
 }
 
 /// Does a wait that began at `begin` report itself, and hear of verdicts? Not before it has lasted longer than calls do.

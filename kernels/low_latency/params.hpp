@@ -95,6 +95,10 @@ struct LowLatencyTold {
   std::uint64_t barrier;
 };
 
+/// With masking a wait ends when its peer is masked. One that lasts so many time-outs ends the call: ranks have mixed up
+/// their calls.
+constexpr int kMostTimeouts = 8;
+
 /// What every kernel of the family gets.
 struct LowLatencyParams : ReachParams {
   LowLatencyWindow window;
@@ -102,7 +106,7 @@ struct LowLatencyParams : ReachParams {
   LowLatencyTold* told = nullptr;  ///< [num_ranks], device memory; where somebody is far
   LowLatencyState* state = nullptr;
   WaitContext wait;
-  std::int32_t* mask = nullptr;  ///< ControlState::mask. nullptr: ranks are never masked
+  std::uint64_t* mask = nullptr;  ///< ControlState::mask. nullptr: ranks are never masked
 
   DEEP_EP_DEVICE LowLatencyCounters& counters(LowLatencyKind kind) const {
     return state->counters[static_cast<int>(kind)];

@@ -24,10 +24,6 @@ DEEP_EP_DEVICE bool masked(const LowLatencyParams& common, int peer) {
   return common.mask != nullptr && load_relaxed<Scope::gpu>(common.mask + peer) != 0;
 }
 
-/// With masking a wait ends when its peer is masked. One that lasts so many time-outs ends the call: ranks have mixed up
-/// their calls.
-constexpr int kMostTimeouts = 8;
-
 /// What becomes of waits, in the words of wait_until() and rdma::Poster.
 struct MaskOrEnd {
   const LowLatencyParams& common;

@@ -58,8 +58,8 @@ bool Membership::is_gone(int rank) const {
   const std::vector<int> ranks = gone();
   if (std::ranges::find(ranks, rank) != ranks.end()) return true;
   const std::vector<LostRank> verdicts = lost();
-  return std::ranges::any_of(
-      verdicts, [&](const LostRank& one) { return one.rank == rank && one.why == LostWhy::gone; });
+  return std::ranges::any_of(verdicts,
+                             [&](const LostRank& one) { return one.rank == rank && one.why == LostWhy::gone; });
 }
 
 std::string Membership::describe_gone(int also) const {

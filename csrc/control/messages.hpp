@@ -24,12 +24,12 @@ struct Hello {
 
 /// All but `ended` are about `rank` of `buffer`, a rank of the process that sends the message.
 enum class MessageType : std::uint16_t {
-  left = 1,  ///< it has left the buffer: its process may end
-  gave_up,   ///< it has ended its calls, as it waited for `peer` in vain; `why`, if it knows
-  ended,     ///< `process`, which lives on the host of the sender, has ended
-  waits,     ///< it has waited for `peer` for `ns`, which is longer than the time-out if `flag`; 0: no longer
-  failed,    ///< a queue pair of it to `peer` has failed
-  lost,      ///< the verdict, with masks: all go on without `peer`, for the reason `why`, found by rank `by`
+  left = 1,    ///< it has left the buffer: its process may end
+  gave_up,     ///< it has ended its calls, as it waited for `peer` in vain; `why`, if it knows
+  ended,       ///< `process`, which lives on the host of the sender, has ended
+  waits,       ///< it has waited for `peer` for `ns`, which is longer than the time-out if `flag`; 0: no longer
+  failed,      ///< a queue pair of it to `peer` has failed
+  lost,        ///< the verdict, with masks: all go on without `peer`, for the reason `why`, found by rank `by`
   leaves_out,  ///< its program leaves `peer` out (`flag`), or does so no longer
   arrived,     ///< it has come to the end of the buffer
 };

@@ -76,7 +76,9 @@ Settings read_settings() {
   return settings;
 }
 
-std::string describe(const ProcessInfo& info) { return fmt::format("process {} on {}", info.pid, info.identity.host.data()); }
+std::string describe(const ProcessInfo& info) {
+  return fmt::format("process {} on {}", info.pid, info.identity.host.data());
+}
 
 std::shared_ptr<Plane> Plane::of_process() {
   static std::mutex mutex;

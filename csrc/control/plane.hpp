@@ -9,9 +9,9 @@
 //
 // A rank that leaves a buffer says so, so that the end of its process is no loss for that buffer.
 //
-// With masks a verdict has two steps. The lowest rank that is not lost, nor about to be, decides. A thread that hears of
-// a lost rank for the first time tells all others before it tells its own kernels: so all ranks that go on hear of it,
-// or none does, though the rank that decided may end half way. A verdict stands until Membership::resume().
+// With masks a verdict has two steps. The lowest rank that is not lost, nor about to be, decides. A thread that hears
+// of a lost rank for the first time tells all others before it tells its own kernels: so all ranks that go on hear of
+// it, or none does, though the rank that decided may end half way. A verdict stands until Membership::resume().
 #pragma once
 
 #include <poll.h>
@@ -159,7 +159,7 @@ class Plane {
   struct OwnWait {
     std::uint32_t beats = 0;
     bool lasts = false;
-    MemberTime since{}, moved{};   ///< of beats
+    MemberTime since{}, moved{};    ///< of beats
     MemberTime first{}, longest{};  ///< as kernels say; the first counts for a step at most
     int late_looks = 0;
     bool told_late = false;
@@ -189,8 +189,8 @@ class Plane {
     std::uint32_t round = 0;  ///< see Message
     Clock::time_point looked{};
     MemberTime time{}, reported{};
-    std::vector<OwnWait> own;        ///< [peer]
-    std::vector<MemberTime> signs;   ///< [rank]: when it has last reported a wait
+    std::vector<OwnWait> own;       ///< [peer]
+    std::vector<MemberTime> signs;  ///< [rank]: when it has last reported a wait
     std::vector<TheirWait> waits;
     std::vector<FailedPair> failed, left_out;  ///< left_out: the program of `rank` leaves `peer` out
     MemberTime failed_at{};                    ///< the first of them
@@ -268,7 +268,7 @@ class Plane {
   std::list<Member> members_;
   int members_so_far_ = 0;
   Clock::time_point listens_again_{};  ///< later, where there are no descriptors left
-  std::vector<Message> recent_;          ///< the last ones, for connections that are made again
+  std::vector<Message> recent_;        ///< the last ones, for connections that are made again
 };
 
 /// "process 77 on node-a"
@@ -300,8 +300,8 @@ class Membership {
 
   // With masks.
 
-  /// This rank's program leaves `rank` out from now on, or does so no longer. A wait of `rank` for this one says nothing
-  /// about this one meanwhile.
+  /// This rank's program leaves `rank` out from now on, or does so no longer. A wait of `rank` for this one says
+  /// nothing about this one meanwhile.
   void leave_out(int rank, bool on) { plane_->leave_out(member_, rank, on); }
   /// At the end of the buffer. Returns when all ranks that are not lost, nor left out by this rank's program, have come
   /// here or have left the buffer: true. After `most_s` (0: for ever) a warning names those that have not come: false.

@@ -77,8 +77,8 @@ std::vector<Blame> unreachable_ranks(std::span<const RankSigns> ranks, std::span
     const auto place = std::max_element(ends.rbegin(), ends.rend());
     if (place == ends.rend() || place->pairs == 0) return found;
     const int worst = static_cast<int>(ends.rend() - place) - 1;
-    const auto report = std::ranges::find_if(
-        pairs, [&](const FailedPair& pair) { return pair.peer == worst && !lost(pair.rank); });
+    const auto report =
+        std::ranges::find_if(pairs, [&](const FailedPair& pair) { return pair.peer == worst && !lost(pair.rank); });
     found.push_back({worst, report == pairs.end() ? worst : report->rank});
     lost(worst) = true;
   }

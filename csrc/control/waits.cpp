@@ -40,9 +40,8 @@ void Plane::look_at_waits(Member& member, Clock::time_point now) {
   member.time += std::min<nanoseconds>(now - member.looked, member.timeout() / kSteps);
   member.looked = now;
   look_at_own(member);
-  std::erase_if(member.waits, [&](const TheirWait& wait) {
-    return member.time - wait.heard > member.timeout() / kForgottenAfter;
-  });
+  std::erase_if(member.waits,
+                [&](const TheirWait& wait) { return member.time - wait.heard > member.timeout() / kForgottenAfter; });
   if (member.options.masks) look_for_failures(member);
   judge_waits(member);
 }
@@ -75,7 +74,8 @@ void Plane::look_at_own(Member& member) {
       wait.told_late = true;
       report(member, peer, lasted, true);
     }
-    const bool is_longest = longest == kNobody || lasted > member.own[static_cast<std::size_t>(longest)].lasted(member.time);
+    const bool is_longest =
+        longest == kNobody || lasted > member.own[static_cast<std::size_t>(longest)].lasted(member.time);
     if (!late && lasted >= timeout / kBeforeReports && is_longest) longest = peer;
   }
   if (!reports) return;

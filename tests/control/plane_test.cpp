@@ -8,8 +8,10 @@
 #include <unistd.h>
 
 #include <array>
+#include <atomic>
 #include <csignal>
 #include <cstring>
+#include <mutex>
 
 #include "csrc/bootstrap/agreement.hpp"
 #include "csrc/control/sockets.hpp"
@@ -20,9 +22,9 @@
 namespace deep_ep::control {
 namespace {
 
-using test::SharedWords;
 using test::eventually;
 using test::Planes;
+using test::SharedWords;
 
 class PlaneTest : public testing::TestWithParam<bool> {
  protected:
@@ -278,15 +280,22 @@ TEST(ControlPorts, ARangeIsReadOrRefused) {
   }
 }
 
-/// Each rank is a thread, and has a plane.
-std::vector<bool> join_as_threads(const std::vector<std::shared_ptr<Plane>>& planes) {
-  const int ranks = static_cast<int>(planes.size());
-  std::vector<char> joined(planes.size());
-  deep_ep::expect_ranks_succeed(ranks, [&](const std::shared_ptr<Bootstrap>& bootstrap) {
-    const auto rank = static_cast<std::size_t>(bootstrap->rank());
+/// Each rank is a thread, and has a plane. `body` gets its membership, or null.
+void join_as_threads(const std::vector<std::shared_ptr<Plane>>& planes, const JoinOptions& options,
+                     const std::function<void(int rank, Membership*)>& body) {
+  deep_ep::expect_ranks_succeed(static_cast<int>(planes.size()), [&](const std::shared_ptr<Bootstrap>& bootstrap) {
+    const int rank = bootstrap->rank();
     SharedWords words;
-    joined[rank] = Membership::join(planes[rank], *bootstrap, words.words()) != nullptr;
+    const auto membership =
+        Membership::join(planes[static_cast<std::size_t>(rank)], *bootstrap, words.words(), options);
+    body(rank, membership.get());
     bootstrap->barrier();
+  });
+}
+std::vector<bool> join_as_threads(const std::vector<std::shared_ptr<Plane>>& planes) {
+  std::vector<char> joined(planes.size());
+  join_as_threads(planes, {}, [&](int rank, const Membership* membership) {
+    joined[static_cast<std::size_t>(rank)] = membership != nullptr ? 1 : 0;
   });
   return {joined.begin(), joined.end()};
 }
@@ -310,6 +319,40 @@ TEST(Membership, OffOnOneRankIsOffForAll) {
   auto planes = make_planes(3);
   planes[1] = std::make_shared<Plane>(test::settings_of(true, false));
   EXPECT_EQ(join_as_threads(planes), (std::vector<bool>{false, false, false}));
+}
+
+TEST(Membership, MasksNeedTheControlPlaneOnAllRanks) {
+  auto planes = make_planes(3);
+  planes[1] = std::make_shared<Plane>(test::settings_of(true, false));
+  int refused = 0;
+  std::mutex mutex;
+  deep_ep::expect_ranks_succeed(3, [&](const std::shared_ptr<Bootstrap>& bootstrap) {
+    SharedWords words;
+    try {
+      Membership::join(planes[static_cast<std::size_t>(bootstrap->rank())], *bootstrap, words.words(), {.masks = true});
+    } catch (const InvalidArgument& error) {
+      const std::lock_guard lock(mutex);
+      refused += std::string(error.what()).find("off on rank 1") != std::string::npos ? 1 : 0;
+    }
+    bootstrap->barrier();
+  });
+  EXPECT_EQ(refused, 3);
+}
+
+TEST(Membership, RanksMeetOrOneThatWaitsLongEnoughGoesAlone) {
+  std::atomic<bool> has_gone_alone = false;
+  join_as_threads(make_planes(3), {.masks = true}, [&](int rank, Membership* membership) {
+    if (rank == 0) {
+      EXPECT_FALSE(membership->meet(0.05)) << "rank 2 does not come yet";
+      has_gone_alone = true;
+    } else if (rank == 1) {
+      EXPECT_TRUE(membership->meet(0));
+      EXPECT_TRUE(has_gone_alone);
+    } else {
+      EXPECT_TRUE(eventually([&] { return has_gone_alone.load(); }));
+      EXPECT_TRUE(membership->meet(deep_ep::test::patience()));
+    }
+  });
 }
 
 // ---- Processes ----

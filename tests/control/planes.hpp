@@ -82,12 +82,13 @@ class Planes {
     std::vector<int> members;
     std::vector<std::string> errors;
   };
-  /// The planes look at its words as long as they live.
+  /// `planes`: of each rank; -1: the rank is none of these planes. They look at the words as long as they live.
   Buffer& join(std::uint64_t number, const std::vector<int>& planes, const std::vector<ProcessInfo>& infos,
                const JoinOptions& options = {}) {
     Buffer& buffer = buffers_.emplace_back(planes.size());
     std::vector<std::thread> threads;
     for (std::size_t rank = 0; rank < planes.size(); ++rank) {
+      if (planes[rank] < 0) continue;
       threads.emplace_back([&, rank] {
         try {
           buffer.members[rank] =

@@ -71,7 +71,7 @@ INSTANTIATE_TEST_SUITE_P(By, StrangersTest, testing::Values(true, false),
 TEST_P(StrangersTest, GarbageIsClosed) {
   const UniqueFd socket = call(called());
   const std::string garbage(sizeof(Hello), 'x');
-  broadcast(socket, garbage.data(), garbage.size());
+  send_to(socket, garbage.data(), garbage.size());
   EXPECT_TRUE(is_closed(socket));
   expect_health();
 }
@@ -80,7 +80,7 @@ TEST_P(StrangersTest, AWrongTokenIsClosed) {
   Hello hello = this->hello();
   hello.secret.words[0] ^= 1;
   const UniqueFd socket = call(called());
-  broadcast(socket, &hello, sizeof hello);
+  send_to(socket, &hello, sizeof hello);
   EXPECT_TRUE(is_closed(socket));
   expect_health();
 }
@@ -89,7 +89,7 @@ TEST_P(StrangersTest, ATokenOfAnotherJobIsClosed) {
   Planes other(1, GetParam());
   const Hello replayed{.secret = other.info(0).secret, .from = this->hello().from};
   const UniqueFd socket = call(called());
-  broadcast(socket, &replayed, sizeof replayed);
+  send_to(socket, &replayed, sizeof replayed);
   EXPECT_TRUE(is_closed(socket));
   expect_health();
 }
@@ -98,7 +98,7 @@ TEST_P(StrangersTest, AnotherVersionIsClosed) {
   Hello hello = this->hello();
   ++hello.version;
   const UniqueFd socket = call(called());
-  broadcast(socket, &hello, sizeof hello);
+  send_to(socket, &hello, sizeof hello);
   EXPECT_TRUE(is_closed(socket));
   expect_health();
 }
@@ -107,16 +107,16 @@ TEST_P(StrangersTest, ASlowOrSilentCallerDelaysNobody) {
   const Hello hello = this->hello();
   const UniqueFd slow = call(called());
   const UniqueFd silent = call(called());
-  broadcast(slow, &hello, 1);
+  send_to(slow, &hello, 1);
   expect_health();
-  broadcast(slow, reinterpret_cast<const char*>(&hello) + 1, 1);
+  send_to(slow, reinterpret_cast<const char*>(&hello) + 1, 1);
 }
 
 TEST_P(StrangersTest, CallersThatHangUpAreForgotten) {
   const Hello hello = this->hello();
   for (const std::size_t bytes : {std::size_t{0}, std::size_t{1}, sizeof hello - 1}) {
     const UniqueFd socket = call(called());
-    if (bytes != 0) broadcast(socket, &hello, bytes);
+    if (bytes != 0) send_to(socket, &hello, bytes);
   }
   expect_health();
 }

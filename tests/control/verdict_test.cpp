@@ -73,5 +73,59 @@ TEST(Verdict, RandomFactsNameTheEndOfTheChain) {
   }
 }
 
+TEST(Verdict, ASilentRankEndsAChainAsAGoneOneDoes) {
+  EXPECT_EQ(judged({gave_up_on(1), RankFacts{.silent = true, .gave_up_on = 2}, kLives}), (Lost{1, 1, kNobody}));
+}
+
+constexpr RankSigns kSilent{.silent = true};
+constexpr RankSigns kWaits{};
+constexpr RankSigns kLost{.lost = true, .silent = true};
+using Blames = std::vector<Blame>;
+
+Blames silent(const std::vector<RankSigns>& ranks, const std::vector<LateWait>& waits) {
+  return silent_ranks(ranks, waits);
+}
+
+TEST(Silence, IsAVerdictOnlyWhereALivingRankHasWaitedTooLong) {
+  EXPECT_EQ(silent({kWaits, kSilent, kSilent}, {}), Blames{});
+  EXPECT_EQ(silent({kWaits, kSilent, kSilent}, {{0, 1}}), (Blames{{1, 0}}));
+  EXPECT_EQ(silent({kLost, kSilent, kSilent}, {{0, 1}}), Blames{});
+  EXPECT_EQ(silent({kWaits, kSilent}, {{1, 1}}), Blames{});
+}
+
+TEST(Silence, IsNotTheFaultOfOneThatWaitsItself) {
+  EXPECT_EQ(silent({kWaits, kWaits, kSilent}, {{0, 1}, {1, 2}}), (Blames{{2, 1}}));
+  EXPECT_EQ(silent({kWaits, kWaits}, {{0, 1}, {1, 0}}), Blames{});
+}
+
+TEST(Silence, IsBlamedOnceByTheLowestRankThatWaits) {
+  EXPECT_EQ(silent({kSilent, kWaits, kWaits, kLost}, {{2, 0}, {1, 0}, {1, 3}}), (Blames{{0, 1}}));
+}
+
+Blames unreachable(std::size_t ranks, const std::vector<FailedPair>& pairs) {
+  return unreachable_ranks(std::vector<RankSigns>(ranks), pairs);
+}
+
+TEST(FailedPairs, NameTheRankThatMostOfThemHaveInCommon) {
+  EXPECT_EQ(unreachable(4, {{3, 0}, {3, 1}, {0, 3}}), (Blames{{3, 0}}));
+  EXPECT_EQ(unreachable(4, {{0, 2}, {0, 3}, {0, 1}}), (Blames{{0, 0}})) << "nobody names it";
+  EXPECT_EQ(unreachable(3, {{0, 2}}), (Blames{{2, 0}})) << "of two ends the one that is named";
+  EXPECT_EQ(unreachable(3, {{0, 1}, {1, 0}}), (Blames{{1, 0}})) << "of equal ones the higher";
+  EXPECT_EQ(unreachable(3, {}), Blames{});
+}
+
+TEST(FailedPairs, LeaveNonePairBehindAndDoNotLoseMoreThanThat) {
+  EXPECT_EQ(unreachable(6, {{0, 5}, {1, 5}, {2, 4}}), (Blames{{5, 0}, {4, 2}}));
+  const std::vector<RankSigns> ranks{kWaits, kWaits, kLost};
+  EXPECT_EQ(unreachable_ranks(ranks, std::vector<FailedPair>{{0, 2}, {1, 2}}), Blames{});
+}
+
+TEST(DecidingRank, IsTheLowestThatGoesOn) {
+  const std::vector<RankSigns> ranks{kLost, kWaits, kWaits};
+  EXPECT_EQ(deciding_rank(ranks, {}), 1);
+  EXPECT_EQ(deciding_rank(ranks, Blames{{1, 2}}), 2);
+  EXPECT_EQ(deciding_rank(ranks, Blames{{1, 2}, {2, 1}}), kNobody);
+}
+
 }  // namespace
 }  // namespace deep_ep::control

@@ -1,0 +1,339 @@
+// Deadlines and masks: what control threads make of the waits that kernels report.
+#include <gtest/gtest.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <csignal>
+#include <mutex>
+#include <optional>
+#include <thread>
+
+#include "csrc/bootstrap/agreement.hpp"
+#include "csrc/control/messages.hpp"
+#include "csrc/control/sockets.hpp"
+#include "deep_ep/error.hpp"
+#include "tests/cluster/processes.hpp"
+#include "tests/control/planes.hpp"
+
+namespace deep_ep::control {
+namespace {
+
+using test::eventually;
+using test::Planes;
+using Ranks = std::vector<int>;
+
+double timeout_s() { return deep_ep::test::scaled(0.3); }
+
+/// Waits of kernels: each says now and then that it lasts, until it is called off.
+class Waits {
+ public:
+  explicit Waits(Planes::Buffer& buffer) : buffer_(buffer), thread_([this] { run(); }) {}
+  ~Waits() {
+    ends_ = true;
+    thread_.join();
+  }
+  void begin(int rank, int peer) {
+    const std::lock_guard lock(mutex_);
+    waits_.push_back({rank, peer, Clock::now()});
+  }
+  void end(int rank, int peer) {
+    const std::lock_guard lock(mutex_);
+    std::erase_if(waits_, [&](const Wait& wait) { return wait.rank == rank && wait.peer == peer; });
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  struct Wait {
+    int rank, peer;
+    Clock::time_point begin;
+  };
+  void run() {
+    while (!ends_) {
+      {
+        const std::lock_guard lock(mutex_);
+        for (const Wait& wait : waits_) {
+          buffer_.words[static_cast<std::size_t>(wait.rank)].say_waits(wait.peer, Clock::now() - wait.begin);
+        }
+      }
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+  }
+  Planes::Buffer& buffer_;
+  std::mutex mutex_;
+  std::vector<Wait> waits_;
+  std::atomic<bool> ends_ = false;
+  std::thread thread_;
+};
+
+void sleep_timeouts(double number) { std::this_thread::sleep_for(std::chrono::duration<double>(number * timeout_s())); }
+
+/// [plane] of a rank is the rank itself.
+class WaitsTest : public testing::Test {
+ protected:
+  Planes::Buffer& make(int ranks, bool masks) {
+    planes_.emplace(ranks, true);
+    Ranks all;
+    for (int rank = 0; rank < ranks; ++rank) all.push_back(rank);
+    buffer_ = &planes_->join(1, all, {.timeout_s = timeout_s(), .masks = masks});
+    return *buffer_;
+  }
+  int lost_for(int at, int rank) const { return buffer_->words[static_cast<std::size_t>(at)].lost_for(rank); }
+  Ranks lost(int at) const {
+    Ranks ranks;
+    for (int rank = 0; rank < static_cast<int>(buffer_->words.size()); ++rank) {
+      if (lost_for(at, rank) != kNobody) ranks.push_back(rank);
+    }
+    return ranks;
+  }
+  /// All of these come to know that exactly `expected` are lost.
+  void expect_lost(const Ranks& at, const Ranks& expected) {
+    for (const int rank : at) EXPECT_TRUE(eventually([&] { return lost(rank) == expected; })) << rank;
+  }
+  int member(int rank) const { return buffer_->members[static_cast<std::size_t>(rank)]; }
+  Plane& plane(int rank) { return (*planes_)[rank]; }
+
+  std::optional<Planes> planes_;
+  Planes::Buffer* buffer_ = nullptr;
+};
+
+TEST_F(WaitsTest, ASilentRankIsLostAtTheDeadline) {
+  for (const bool masks : {false, true}) {
+    Waits waits(make(3, masks));
+    const auto begin = std::chrono::steady_clock::now();
+    waits.begin(0, 2);
+    waits.begin(1, 2);
+    EXPECT_TRUE(eventually([&] { return lost_for(0, 2) == 2 && lost_for(1, 2) == 2; }));
+    EXPECT_GE(std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count(), timeout_s());
+    const std::vector<LostRank> verdicts = plane(0).verdicts(member(0));
+    ASSERT_EQ(verdicts.size(), 1u);
+    EXPECT_EQ(verdicts[0].rank, 2);
+    EXPECT_EQ(verdicts[0].why, LostWhy::silent);
+    if (masks) {
+      EXPECT_GE(verdicts[0].waited_s, timeout_s());
+      EXPECT_TRUE(eventually([&] { return lost_for(2, 2) == 0; })) << "rank 2 hears of it, and who decided";
+    }
+  }
+}
+
+TEST_F(WaitsTest, AWaitThatEndsBeforeTheDeadlineLosesNobody) {
+  Waits waits(make(2, true));
+  for (int call = 0; call < 4; ++call) {
+    waits.begin(0, 1);
+    sleep_timeouts(0.6);
+    waits.end(0, 1);
+  }
+  EXPECT_EQ(lost(0), Ranks{});
+}
+
+TEST_F(WaitsTest, TheEndOfAChainIsLostAloneWhoeverReportsFirst) {
+  Waits waits(make(4, true));
+  waits.begin(0, 1);  // that waits itself, for the rank at the end
+  waits.begin(3, 1);
+  sleep_timeouts(0.5);
+  waits.begin(1, 2);
+  expect_lost({0, 1, 3}, {2});
+  waits.end(1, 2);
+  sleep_timeouts(0.5);
+  expect_lost({0, 1, 3}, {2});
+}
+
+TEST_F(WaitsTest, RanksThatWaitForEachOtherLoseNobody) {
+  Waits waits(make(3, true));
+  waits.begin(0, 1);
+  waits.begin(1, 2);
+  waits.begin(2, 0);
+  sleep_timeouts(2.5);
+  for (const int rank : {0, 1, 2}) EXPECT_EQ(lost(rank), Ranks{});
+}
+
+TEST_F(WaitsTest, ARankThatWaitsInAnotherBufferIsNotSilent) {
+  Planes planes(2, true);
+  const JoinOptions options{.timeout_s = timeout_s(), .masks = true};
+  Planes::Buffer& first = planes.join(1, {0, 1}, options);
+  Planes::Buffer& second = planes.join(2, {0, 1}, options);
+  Waits in_first(first);
+  Waits in_second(second);
+  in_second.begin(1, 0);
+  in_first.begin(0, 1);
+  sleep_timeouts(2);
+  EXPECT_EQ(first.words[0].lost_for(1), kNobody);
+  in_second.end(1, 0);
+  EXPECT_TRUE(eventually([&] { return first.words[0].lost_for(1) == 1; }));
+}
+
+TEST_F(WaitsTest, WithMasksAnEndIsAVerdictForAllAtOnce) {
+  make(4, true);
+  planes_->end(2);
+  expect_lost({0, 1, 3}, {2});
+  EXPECT_EQ(plane(3).verdicts(member(3)).front().why, LostWhy::gone);
+  planes_->end(0);  // the rank that decides
+  expect_lost({1, 3}, {0, 2});
+}
+
+TEST_F(WaitsTest, TheNextRankDecidesOnASilentDecider) {
+  Waits waits(make(3, true));
+  waits.begin(1, 0);
+  waits.begin(2, 0);
+  expect_lost({1, 2}, {0});
+  EXPECT_TRUE(eventually([&] { return lost_for(0, 0) == 1; }));
+}
+
+TEST_F(WaitsTest, ALostRankLosesNobodyElse) {
+  Waits waits(make(3, true));
+  waits.begin(0, 2);
+  expect_lost({0, 1, 2}, {2});
+  waits.begin(2, 0);
+  waits.begin(2, 1);
+  sleep_timeouts(2.5);
+  expect_lost({0, 1, 2}, {2});
+}
+
+TEST_F(WaitsTest, ARankWhoseProgramLeavesAnotherOutIsNotBlamedByIt) {
+  Waits waits(make(3, true));
+  plane(0).leave_out(member(0), 2, true);
+  waits.begin(2, 0);
+  sleep_timeouts(2);
+  EXPECT_EQ(lost(1), Ranks{});
+  plane(0).leave_out(member(0), 2, false);
+  expect_lost({0, 1, 2}, {0});
+}
+
+TEST_F(WaitsTest, ANicThatFailsLosesItsOwnRank) {
+  Planes::Buffer& buffer = make(4, true);
+  for (const int peer : {0, 1}) buffer.words[3].fail_queue_to(peer);
+  buffer.words[1].fail_queue_to(3);
+  expect_lost({0, 1, 2, 3}, {3});
+  EXPECT_EQ(plane(2).verdicts(member(2)).front().why, LostWhy::failed);
+}
+
+TEST_F(WaitsTest, ResumingForgetsVerdictsAndLateNewsOfThem) {
+  Waits waits(make(3, true));
+  waits.begin(0, 2);
+  expect_lost({0, 1, 2}, {2});
+  waits.end(0, 2);
+  const std::uint32_t before = buffer_->words[0].changes;
+  for (const int rank : {0, 1}) plane(rank).resume(member(rank));
+  // Rank 2 has not resumed: what it still says of its verdicts is of before.
+  buffer_->words[2].fail_queue_to(1);
+  sleep_timeouts(1);
+  for (const int rank : {0, 1}) EXPECT_EQ(lost(rank), Ranks{});
+  plane(2).resume(member(2));
+  EXPECT_EQ(lost(2), Ranks{});
+  EXPECT_GT(buffer_->words[0].changes, before);
+  waits.begin(1, 2);
+  expect_lost({0, 1, 2}, {2});
+}
+
+TEST_F(WaitsTest, RanksMeetAtTheEndWithoutThoseThatAreLost) {
+  make(4, true);
+  const auto awaited = [&](int rank) { return plane(rank).awaited_at_end(member(rank)); };
+  for (const int rank : {0, 1}) plane(rank).arrive(member(rank));
+  EXPECT_TRUE(eventually([&] { return awaited(0) == Ranks({2, 3}) && awaited(1) == Ranks({2, 3}); }));
+  planes_->end(2);
+  EXPECT_TRUE(eventually([&] { return awaited(0) == Ranks{3} && awaited(1) == Ranks{3}; }));
+  plane(0).leave_out(member(0), 3, true);
+  EXPECT_EQ(awaited(0), Ranks{});
+  plane(3).leave(member(3));
+  EXPECT_TRUE(eventually([&] { return awaited(1) == Ranks{}; }));
+}
+
+TEST_F(WaitsTest, RanksThatAreThreadsOfOneProcessDecideToo) {
+  Planes planes(1, true);
+  Planes::Buffer& buffer = planes.join(1, {0, 0, 0}, {.timeout_s = timeout_s(), .masks = true});
+  Waits waits(buffer);
+  waits.begin(0, 1);
+  waits.begin(2, 1);
+  for (const std::size_t rank : {0, 2}) {
+    EXPECT_TRUE(eventually([&] { return buffer.words[rank].lost_for(1) == 1; })) << rank;
+  }
+}
+
+/// Rank 1 stops the process of rank 0 in the middle of a short wait, for twice the time-out. Its clocks go on.
+TEST(WaitsOfProcesses, AStopOfTheWholeProcessIsNoWait) {
+  if (deep_ep::test::under_thread_sanitizer()) GTEST_SKIP() << "ThreadSanitizer ends a forked child with threads";
+  const std::string name = "control-stop-" + std::to_string(::getpid());
+  const std::vector<std::string> errors = deep_ep::run_processes(2, [&](int rank) {
+    const auto bootstrap = make_shared_memory_bootstrap(name, rank, 2, deep_ep::test::long_patience());
+    Plane plane(test::settings_of(true));
+    test::SharedWords words;
+    const int member = plane.join(1, rank, all_gather_values(*bootstrap, plane.info(false)), words.words(),
+                                  {.timeout_s = timeout_s(), .masks = true});
+    const std::vector<pid_t> pids = all_gather_values(*bootstrap, ::getpid());
+    bootstrap->barrier();
+    if (rank == 0) {
+      const auto begin = std::chrono::steady_clock::now();
+      const auto lasted = [&] { return std::chrono::steady_clock::now() - begin; };
+      while (lasted() < std::chrono::duration<double>(2 * timeout_s())) {  // until it has been stopped
+        words.say_waits(1, lasted());
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      }
+      for (int beat = 0; beat < 20; ++beat) {  // what it waits for has come, but takes a moment
+        words.say_waits(1, lasted());
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      }
+      sleep_timeouts(1);
+    } else {
+      sleep_timeouts(0.3);
+      ::kill(pids[0], SIGSTOP);
+      sleep_timeouts(2);
+      ::kill(pids[0], SIGCONT);
+    }
+    bootstrap->barrier();
+    if (!plane.verdicts(member).empty()) throw SystemError("a rank is lost");
+    bootstrap->barrier();
+    plane.leave(member);
+  });
+  for (const std::string& error : errors) EXPECT_EQ(error, "");
+}
+
+/// A process of the job that does nothing by itself. All of its connections are calls, as its token is the lowest.
+class ScriptedProcess {
+ public:
+  explicit ScriptedProcess(ProcessInfo like) : info_(like) {
+    info_.process = {{0, 1}};
+    info_.secret = {{2, 3}};
+  }
+  const ProcessInfo& info() const { return info_; }
+  void connect_to(const ProcessInfo& other) {
+    UniqueFd& socket = sockets_.emplace_back(call_by_unix(other.process));
+    const Hello hello{.secret = other.secret, .from = info_.process};
+    EXPECT_EQ(::send(socket.get(), &hello, sizeof hello, MSG_NOSIGNAL), static_cast<ssize_t>(sizeof hello));
+  }
+  void tell(std::size_t connection, const Message& message) {
+    const ssize_t sent = ::send(sockets_[connection].get(), &message, sizeof message, MSG_NOSIGNAL);
+    EXPECT_EQ(sent, static_cast<ssize_t>(sizeof message));
+  }
+  void end() { sockets_.clear(); }
+
+ private:
+  ProcessInfo info_;
+  std::vector<UniqueFd> sockets_;
+};
+
+/// Rank 0 decides that rank 3 is lost, and its process ends when it has told the ranks of a bit mask.
+TEST(DecidingRank, ThatEndsHalfWayHasToldNobodyOrAll) {
+  for (unsigned told = 0; told < 8; ++told) {
+    Planes planes(3, true);
+    ScriptedProcess decider(planes.info(0));
+    const std::vector<ProcessInfo> infos{decider.info(), planes.info(0), planes.info(1), planes.info(2)};
+    for (std::size_t rank = 1; rank < infos.size(); ++rank) decider.connect_to(infos[rank]);
+    const Planes::Buffer& buffer = planes.join(1, {-1, 0, 1, 2}, infos, {.timeout_s = 0, .masks = true});
+    const Message lost{.type = MessageType::lost, .buffer = 1, .rank = 0, .peer = 3, .by = 1};
+    for (std::size_t rank = 1; rank < infos.size(); ++rank) {
+      if ((told >> (rank - 1) & 1u) != 0) decider.tell(rank - 1, lost);
+    }
+    decider.end();
+    for (const std::size_t rank : {1, 2, 3}) {
+      const test::SharedWords& words = buffer.words[rank];
+      EXPECT_TRUE(eventually([&] { return words.lost_for(0) == 0; })) << rank;
+      // The verdict was passed on before what follows it.
+      EXPECT_TRUE(eventually([&] { return (words.lost_for(3) != kNobody) == (told != 0); })) << rank << ' ' << told;
+      EXPECT_EQ(words.lost_for(1), kNobody);
+      EXPECT_EQ(words.lost_for(2), kNobody);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace deep_ep::control

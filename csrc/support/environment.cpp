@@ -109,7 +109,7 @@ constexpr std::array kVariables = {
              .default_value = "on",
              .allowed = "on|off",
              .help = "off on any rank: processes are not connected, so a process that has ended is noticed at the "
-                     "deadline of a wait alone"},
+                     "deadline of a wait alone, and a buffer with low_latency.masking is refused"},
     Variable{.names = {"DEEP_EP_CONTROL_PORTS"},
              .default_value = "",
              .allowed = "<port> or <first>-<last>; empty = the system chooses",

@@ -187,7 +187,6 @@ std::string describe_fault(const FaultRecord& fault, int rank, double timeout_s,
                          fault.field, fault.expected, fault.seen - 1);
     case FaultKind::rdma_failed:
       return rdma::describe_fault(rank, fault) + ". Destroy the buffer";
-    case FaultKind::given_up:  // see describe_given_up()
     case FaultKind::none:
       break;
   }

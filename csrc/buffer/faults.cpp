@@ -146,7 +146,6 @@ void Faults::come_back() {
   Executor& executor = calls_.executor();
   for (std::uint64_t* abort : abort_words_) executor.fill(abort, 0, sizeof *abort, calls_.comm_stream());
   executor.synchronize(calls_.comm_stream());
-  records_.get()[0] = {};
 }
 
 bool Faults::refused_unknown_expert(const FaultRecord& fault) const {
@@ -162,7 +161,7 @@ void Faults::raise(Notes notes) {
   if (!broken_.empty()) throw TimeoutError(broken_);
   FaultRecord& fault = first_fault();
   FaultRecord& note = records_.get()[1];
-  if (given_up() && (!met() || fault.kind == FaultKind::given_up)) {  // until come_back()
+  if (given_up() && !met()) {  // until come_back()
     calls_.settle();
     throw TimeoutError(describe_given_up(membership_->lost(), rank_));
   }

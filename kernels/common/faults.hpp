@@ -41,8 +41,7 @@ enum class FaultKind : std::uint32_t {
   overflow,
   inconsistent_counts,
   unknown_expert,
-  rdma_failed,
-  given_up  ///< the others have masked this rank, and it has found that out
+  rdma_failed
 };
 
 /// Written by the first thread that meets a fault; lies in memory that the host sees. A rank has two, side by side: one
@@ -72,7 +71,7 @@ struct ControlWords {
   // By kernels.
   std::uint32_t ended;             ///< 1 + the rank because of which this one has ended its calls; 0: it has not
   std::uint64_t waits[kMaxRanks];  ///< how long a wait for this peer has lasted, in ns; written while it lasts
-  std::uint32_t beats[kMaxRanks];  ///< of the same: grows each time
+  std::uint32_t beats[kMaxRanks];  ///< of the same: another number each time
   std::uint32_t wanted[kMaxRanks];  ///< of the same: a Wanted
   std::uint32_t failed[kMaxRanks];  ///< 0, or 1 + the RdmaFailure of a queue pair to this peer
 };
@@ -90,7 +89,6 @@ struct ControlState {
   std::uint64_t version;            ///< with masking: moves with each rank that is lost
   std::uint64_t step_ns;            ///< so much of the time between two looks counts, at most
   std::uint64_t looked[kMaxRanks];  ///< when a wait for this peer has last looked and reported, in now_ns()
-  std::uint64_t begun[kMaxRanks];   ///< when that wait began
   std::uint64_t counted[kMaxRanks];  ///< how long waits for this peer have lasted, one over the other
   std::uint64_t mask[kMaxRanks];     ///< bits: see above
 };
@@ -146,7 +144,7 @@ DEEP_EP_DEVICE void report_fault(const WaitContext& context, FaultKind kind, Wan
   if (controlled && kind == FaultKind::rdma_failed) {
     store_release<Scope::system>(context.control->words->failed + peer, static_cast<std::uint32_t>(field) + 1);
   }
-  if (context.spares_call && kind != FaultKind::given_up) return;
+  if (context.spares_call) return;
   const bool first = write_record(context.fault[0], kind, wanted, peer, field, expected, seen);
   if (first && controlled) tell_end(*context.control, kind, wanted, peer);
   store_release<Scope::gpu>(context.abort, std::uint64_t{1});
@@ -177,11 +175,10 @@ DEEP_EP_DEVICE void take_verdict(const WaitContext& context) {
   bool given_up = false;
 #pragma unroll 1
   for (int rank = 0; rank < control.num_ranks; ++rank) {
-    const std::uint32_t lost = load_relaxed<Scope::system>(control.words->lost + rank);
-    if (lost == 0 || is_lost(control, rank)) continue;
+    if (load_relaxed<Scope::system>(control.words->lost + rank) == 0 || is_lost(control, rank)) continue;
     if (rank == control.rank) {
       given_up = control.masking != 0;
-      if (given_up) report_fault(context, FaultKind::given_up, Wanted::nothing, static_cast<int>(lost) - 1, 0, 0, 0);
+      if (given_up) store_release<Scope::gpu>(context.abort, std::uint64_t{1});  // the host knows why
       continue;
     }
     add_relaxed<Scope::gpu>(&control.version, std::uint64_t{1});
@@ -197,37 +194,40 @@ DEEP_EP_DEVICE bool is_heard(const WaitContext& context, std::uint64_t begin) {
   return context.control != nullptr && now_ns() - begin >= kAfterNs;
 }
 
+/// Reports a wait to the control thread, and hears of verdicts. By one thread for all that wait for this peer, as loads
+/// of host memory by all of them would hold up what they wait for. Returns how long the wait has lasted: a rank that has
+/// stood still does not accuse those that went on, so of the time between two looks no more than a step counts.
+DEEP_EP_DEVICE std::uint64_t report_wait(const WaitContext& context, int peer, Wanted wanted, std::uint64_t begin,
+                                         std::uint64_t looked, std::uint64_t now) {
+  ControlState& control = *context.control;
+  std::uint64_t counted = looked > begin ? load_relaxed<Scope::gpu>(control.counted + peer) : 0;
+  const std::uint64_t passed = now - (looked > begin ? looked : begin);
+  counted += passed < control.step_ns ? passed : control.step_ns;
+  store_relaxed<Scope::gpu>(control.counted + peer, counted);
+  const std::uint64_t waited = counted < now - begin ? counted : now - begin;
+  if (peer != control.rank) {
+    ControlWords& words = *control.words;
+    store_relaxed<Scope::system>(words.wanted + peer, static_cast<std::uint32_t>(wanted));
+    store_relaxed<Scope::system>(words.waits + peer, waited);
+    store_release<Scope::system>(words.beats + peer, static_cast<std::uint32_t>(now >> 10));
+  }
+  take_verdict(context);
+  return waited;
+}
+
 /// Of a wait for `peer` that began at `begin`, now and then, by one thread: does it end, as nothing comes of the peer any
-/// more, or as it has lasted for too long? Once a millisecond one thread reports for all that wait for this peer, and
-/// hears of verdicts: loads of host memory by all of them would hold up what they wait for. A rank that has stood still
-/// does not accuse those that went on: of the time between two looks no more than a step counts.
+/// more, or as it has lasted for too long?
 DEEP_EP_DEVICE bool ends_wait(const WaitContext& context, int peer, Wanted wanted, std::uint64_t begin) {
   constexpr std::uint64_t kBetweenNs = 1'000'000;
-  constexpr std::uint64_t kYoungerAfterNs = 4 * kBetweenNs;  // a young wait must not hide how long an older one lasts
   if (!is_heard(context, begin)) return false;
-  ControlState& control = *context.control;
   const std::uint64_t now = now_ns();
-  const std::uint64_t looked = load_relaxed<Scope::gpu>(control.looked + peer);
-  const bool younger = begin > load_relaxed<Scope::gpu>(control.begun + peer);
-  bool over = false;
-  if (now > looked + (younger ? kYoungerAfterNs : kBetweenNs) &&
-      compare_exchange<Scope::gpu>(control.looked + peer, looked, now) == looked) {
-    const std::uint64_t passed = now - (looked > begin ? looked : begin);
-    const std::uint64_t before = looked > begin ? load_relaxed<Scope::gpu>(control.counted + peer) : 0;
-    const std::uint64_t counted = before + (passed < control.step_ns ? passed : control.step_ns);
-    const std::uint64_t waited = counted < now - begin ? counted : now - begin;
-    store_relaxed<Scope::gpu>(control.begun + peer, begin);
-    store_relaxed<Scope::gpu>(control.counted + peer, counted);
-    if (peer != control.rank) {
-      ControlWords& words = *control.words;
-      store_relaxed<Scope::system>(words.wanted + peer, static_cast<std::uint32_t>(wanted));
-      store_relaxed<Scope::system>(words.waits + peer, waited);
-      store_release<Scope::system>(words.beats + peer, load_relaxed<Scope::system>(words.beats + peer) + 1);
-    }
-    take_verdict(context);
-    over = context.timeout_ns != 0 && waited > context.timeout_ns;
+  std::uint64_t* word = context.control->looked + peer;
+  const std::uint64_t looked = load_relaxed<Scope::gpu>(word);
+  if (now > looked + kBetweenNs && compare_exchange<Scope::gpu>(word, looked, now) == looked) {
+    const std::uint64_t waited = report_wait(context, peer, wanted, begin, looked, now);
+    if (context.timeout_ns != 0 && waited > context.timeout_ns) return true;
   }
-  return over || is_lost(control, peer);
+  return is_lost(*context.control, peer);
 }
 
 }  // namespace device

@@ -216,14 +216,17 @@ DEEP_EP_DEVICE std::uint64_t report_wait(const WaitContext& context, int peer, W
 }
 
 /// Of a wait for `peer` that began at `begin`, now and then, by one thread: does it end, as nothing comes of the peer any
-/// more, or as it has lasted for too long?
-DEEP_EP_DEVICE bool ends_wait(const WaitContext& context, int peer, Wanted wanted, std::uint64_t begin) {
+/// more, or as it has lasted for too long? `when_reporting()` is called by the thread that reports.
+template <class WhenReporting>
+DEEP_EP_DEVICE bool ends_wait(const WaitContext& context, int peer, Wanted wanted, std::uint64_t begin,
+                              WhenReporting when_reporting) {
   constexpr std::uint64_t kBetweenNs = 1'000'000;
   if (!is_heard(context, begin)) return false;
   const std::uint64_t now = now_ns();
   std::uint64_t* word = context.control->looked + peer;
   const std::uint64_t looked = load_relaxed<Scope::gpu>(word);
   if (now > looked + kBetweenNs && compare_exchange<Scope::gpu>(word, looked, now) == looked) {
+    when_reporting();
     const std::uint64_t waited = report_wait(context, peer, wanted, begin, looked, now);
     if (context.timeout_ns != 0 && waited > context.timeout_ns) return true;
   }

@@ -78,7 +78,7 @@ struct ReportLate {
   }
   DEEP_EP_DEVICE bool is_late(const Awaited& awaited, std::uint64_t begin) const {
     if (context.control == nullptr) return time_is_over(begin);
-    return ends_wait(context, awaited.peer, awaited.wanted, begin);
+    return ends_wait(context, awaited.peer, awaited.wanted, begin, [] {});
   }
   DEEP_EP_DEVICE void blame(const Awaited& awaited, std::uint64_t seen) const {
     report_fault(context, FaultKind::timeout, awaited.wanted, awaited.peer, 0, awaited.expected, seen);

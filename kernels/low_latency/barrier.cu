@@ -10,7 +10,7 @@ DEEP_EP_DEVICE void announce_barrier(const LowLatencyParams& common, int peer, s
   const Place<std::uint64_t> place = common.window.barrier(common.rank);
   if (!Reach<true>{common}.is_far(peer)) return store_release<Scope::system>(place.in(common.heaps[peer]), epoch);
   const WaitContext wait = wait_of_posts(common);
-  rdma::Poster<OneThread, MaskOrEnd> poster(queue_pair(common, static_cast<int>(LowLatencyChannel::barrier), peer),
+  rdma::Poster<OneThread, MaskOrEnd<true>> poster(queue_pair(common, static_cast<int>(LowLatencyChannel::barrier), peer),
                                             wait, {common});
   rdma::ToldWord word = poster.word(place, common.told[peer].barrier);
   poster.tell(word, epoch);
@@ -29,7 +29,7 @@ DEEP_EP_DEVICE void drain_calls(const LowLatencyParams& common) {
     for (int kind = 0; kind < static_cast<int>(kLowLatencyKinds) && !masked(common, peer); ++kind) {
       const WaitContext wait = wait_of_posts(common);
       const int channel = channel_of(static_cast<LowLatencyKind>(kind), lane);
-      rdma::Poster<OneThread, MaskOrEnd> poster(queue_pair(common, channel, peer), wait, {common});
+      rdma::Poster<OneThread, MaskOrEnd<true>> poster(queue_pair(common, channel, peer), wait, {common});
       poster.settle(common.window.barrier(common.rank));
       poster.close();
     }
@@ -47,7 +47,7 @@ DEEP_EP_DEVICE void barrier_body(const LowLatencyBarrierParams& params, std::byt
   for (int peer = thread_index(); peer < common.num_ranks; peer += block_threads()) {
     if (masked(common, peer)) continue;
     const std::uint64_t* word = common.window.barrier(peer).in(common.local);
-    wait_signal(MaskOrEnd{common}, word, {peer, Wanted::low_latency_barrier, epoch});
+    wait_signal(MaskOrEnd<true>{common}, word, {peer, Wanted::low_latency_barrier, epoch});
   }
   block::sync();
   if (thread_index() == 0) common.state->barriers.count(epoch);

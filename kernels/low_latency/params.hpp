@@ -80,7 +80,7 @@ DEEP_EP_HOST_DEVICE constexpr int channel_of(LowLatencyKind kind, int lane) {
   return static_cast<int>(LowLatencyChannel::count) + (lane - 1) * static_cast<int>(kLowLatencyKinds) +
          static_cast<int>(kind);
 }
-constexpr int low_latency_channels(int lanes, bool sums = false) {
+DEEP_EP_HOST_DEVICE constexpr int low_latency_channels(int lanes, bool sums = false) {
   return channel_of(LowLatencyKind::dispatch, lanes) + (sums ? lanes : 0);
 }
 DEEP_EP_HOST_DEVICE constexpr int channel_of_sums(int lanes, int lane) {

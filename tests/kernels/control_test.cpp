@@ -15,8 +15,7 @@
 namespace deep_ep::test {
 namespace {
 
-using device::low_latency::MaskOrEnd;
-using device::low_latency::MaskOrEndCombine;
+using Policy = device::low_latency::MaskOrEnd<true>;
 
 constexpr std::uint64_t kMs = 1'000'000;
 constexpr int kOwn = 1;
@@ -42,9 +41,8 @@ struct ControlledRank {
     ++words.changes;
   }
   /// A wait that has lasted for so long looks.
-  bool looks(int peer, std::uint64_t lasted) const {
-    return device::ends_wait(wait, peer, kRows, device::now_ns() - lasted);
-  }
+  bool looks(int peer, std::uint64_t lasted) const { return ends(peer, device::now_ns() - lasted); }
+  bool ends(int peer, std::uint64_t begin) const { return device::ReportLate{wait}.is_late({peer, kRows, 1}, begin); }
   /// The next wait reports at once.
   void forget_looks() { std::ranges::fill(control.looked, 0); }
 };
@@ -61,19 +59,19 @@ TEST(Control, AShortWaitNeitherReportsNorHears) {
 TEST(Control, AWaitReportsOnceAMillisecond) {
   ControlledRank rank;
   const std::uint64_t begin = device::now_ns() - 20 * kMs;
-  EXPECT_FALSE(device::ends_wait(rank.wait, 3, kRows, begin));
+  EXPECT_FALSE(rank.ends(3, begin));
   const std::uint32_t beat = rank.words.beats[3];
   const std::uint64_t looked = rank.control.looked[3];
   EXPECT_NE(beat, 0u);
   EXPECT_GE(rank.words.waits[3], 20 * kMs);
   EXPECT_EQ(rank.words.wanted[3], static_cast<std::uint32_t>(kRows));
-  rank.control.looked[3] = device::now_ns() + 60'000 * kMs;  // another thread has just looked
-  EXPECT_FALSE(device::ends_wait(rank.wait, 3, kRows, begin));
-  EXPECT_EQ(rank.words.beats[3], beat);
-  rank.control.looked[3] = looked - 2 * kMs;
   while (device::now_ns() < looked + kMs) {
   }
-  EXPECT_FALSE(device::ends_wait(rank.wait, 3, kRows, begin));
+  rank.control.looked[3] = device::now_ns() + 60'000 * kMs;  // another thread has just looked
+  EXPECT_FALSE(rank.ends(3, begin));
+  EXPECT_EQ(rank.words.beats[3], beat);
+  rank.control.looked[3] = looked - 2 * kMs;
+  EXPECT_FALSE(rank.ends(3, begin));
   EXPECT_NE(rank.words.beats[3], beat);
   for (const int other : {0, 2}) EXPECT_EQ(rank.words.beats[other], 0u);
 }
@@ -110,26 +108,33 @@ TEST(Control, ARankThatHasStoodStillAccusesNobody) {
   rank.wait.timeout_ns = 500 * kMs;
   rank.control.step_ns = 100 * kMs;
   std::uint64_t begin = device::now_ns() - 5000 * kMs;
-  EXPECT_FALSE(device::ends_wait(rank.wait, 3, kRows, begin));
+  EXPECT_FALSE(rank.ends(3, begin));
   EXPECT_EQ(rank.words.waits[3], 100 * kMs);
   int looks = 1;
   do {
     rank.control.looked[3] -= 1000 * kMs;
     begin -= 1000 * kMs;
     ++looks;
-  } while (looks < 100 && !device::ends_wait(rank.wait, 3, kRows, begin));
+  } while (looks < 100 && !rank.ends(3, begin));
   EXPECT_EQ(looks, 6);
   EXPECT_EQ(rank.words.waits[3], 600 * kMs);
 }
 
 TEST(Control, AnEarlierWaitForThePeerDoesNotCount) {
   ControlledRank rank;
-  EXPECT_FALSE(rank.looks(3, 400 * kMs));
-  rank.control.looked[3] -= 100 * kMs;
+  EXPECT_FALSE(rank.looks(3, 5000 * kMs));
+  rank.control.looked[3] -= 1000 * kMs;
   EXPECT_FALSE(rank.looks(3, 20 * kMs)) << "it began after the last look";
   const std::uint64_t counted = rank.control.counted[3];
   EXPECT_GE(counted, 20 * kMs);
-  EXPECT_LT(counted, 400 * kMs);
+  EXPECT_LT(counted, 900 * kMs);
+
+  // One that began before the last look of another wait counts from its own beginning.
+  rank.control.counted[3] = 60'000 * kMs;
+  rank.control.looked[3] -= 2 * kMs;
+  EXPECT_FALSE(rank.looks(3, 20 * kMs));
+  EXPECT_GE(rank.words.waits[3], 20 * kMs);
+  EXPECT_LT(rank.words.waits[3], 50'000 * kMs);
 }
 
 TEST(Control, AVerdictMovesTheVersionOnBothSidesOfTheMask) {
@@ -208,7 +213,7 @@ struct MaskingRank : ControlledRank {
 
 TEST(Control, WithMaskingNoWaitMasksByItself) {
   MaskingRank rank;
-  const MaskOrEnd policy{rank.params};
+  const Policy policy{rank.params};
   const device::Awaited rows{3, kRows, 1};
   EXPECT_FALSE(policy.is_late(rows, device::now_ns() - 900 * kMs));
   EXPECT_FALSE(policy.called_off(rows));
@@ -226,7 +231,7 @@ TEST(Control, WithMaskingNoWaitMasksByItself) {
 
 TEST(Control, WithMaskingRanksThatMixUpTheirCallsDoNotWaitForEver) {
   MaskingRank rank;
-  const MaskOrEnd policy{rank.params};
+  const Policy policy{rank.params};
   const device::Awaited rows{3, kRows, 1};
   ASSERT_TRUE(policy.is_late(rows, device::now_ns() - 1100 * kMs));
   policy.blame(rows, 0);
@@ -237,11 +242,35 @@ TEST(Control, WithMaskingRanksThatMixUpTheirCallsDoNotWaitForEver) {
   EXPECT_EQ(rank.words.ended, 3u + 1);
 }
 
+/// No poster looks at it any more: its kernel has ended.
+TEST(Control, AWaitTellsOfAFailedQueuePairToItsPeer) {
+  MaskingRank rank;
+  std::array<device::rdma::CompletionEntry, 12> entries{};
+  std::array<RdmaPeerParams, 12> pairs{};
+  for (std::size_t i = 0; i < pairs.size(); ++i) {
+    entries[i].tail = device::rdma::tail_word(1, device::rdma::kCompletionOk);
+    pairs[i].queue.completion = &entries[i];
+  }
+  device::rdma::CompletionEntry& of_combine = entries[static_cast<std::size_t>(LowLatencyChannel::combine) * 4 + 3];
+  of_combine.tail = device::rdma::tail_word(1, device::rdma::kCompletionError);
+  of_combine.syndrome = 0x13;
+  rank.params.peers = pairs.data();
+  for (const bool far : {false, true}) {
+    if (far) rank.params.set_far(3);
+    rank.forget_looks();
+    EXPECT_FALSE(Policy{rank.params}.is_late({0, kRows, 1}, device::now_ns() - 20 * kMs));
+    EXPECT_EQ(rank.words.failed[3], 0u) << "it is asked for by waits for rank 3";
+    EXPECT_FALSE(Policy{rank.params}.is_late({3, kRows, 1}, device::now_ns() - 20 * kMs));
+    EXPECT_EQ(rank.words.failed[3] != 0, far);
+  }
+  EXPECT_EQ(RdmaFailure::unpack(rank.words.failed[3] - 1).syndrome, 0x13u);
+}
+
 TEST(Control, WithoutMaskingAFailedQueuePairEndsTheCall) {
   MaskingRank rank;
   rank.params.mask = nullptr;
   rank.queue_state.failure = 7;
-  MaskOrEnd{rank.params}.blame_queue(rank.queue);
+  Policy{rank.params}.blame_queue(rank.queue);
   EXPECT_EQ(rank.faults[0].kind, FaultKind::rdma_failed);
   EXPECT_EQ(rank.faults[0].field, 7);
 }

@@ -24,11 +24,12 @@ static_assert(kernels::combine_low_latency_rdma::kMaxThreads / 32 <=
               static_cast<int>(LowLatencyStaging::kMostWarpsPerRow));
 
 /// By one warp, where ranks may be masked: waits until all that will come have begun the call.
-DEEP_EP_DEVICE void watch_peers(const LowLatencyParams& common, std::uint64_t epoch) {
+template <bool kRdma>
+DEEP_EP_DEVICE void await_all_begun(const LowLatencyParams& common, std::uint64_t epoch) {
   for (int peer = lane_index(); peer < common.num_ranks; peer += kWarpSize) {
     if (masked(common, peer)) continue;
     const std::uint64_t* begun = common.window.begun(LowLatencyKind::combine, peer).in(common.local);
-    wait_signal(MaskOrEndCombine{common, epoch}, begun, {peer, Wanted::low_latency_combine_selection, epoch});
+    wait_signal(MaskOrEndCombine<kRdma>{common, epoch}, begun, {peer, Wanted::low_latency_combine_selection, epoch});
   }
 }
 
@@ -70,7 +71,9 @@ DEEP_EP_DEVICE void combine_body(const LowLatencyCombineParams& params, std::byt
   const Reach sending(common, epochs.send, params.row_bytes);
   announcer.announce(sending, shared.words->call);
   if (pushes) pusher.push_all(sending);
-  if (clerk && block_index() == 0 && common.mask != nullptr && sends(params.phase)) watch_peers(common, epochs.send);
+  if (clerk && block_index() == 0 && common.mask != nullptr && sends(params.phase)) {
+    await_all_begun<kRdma>(common, epochs.send);
+  }
   if (!receives(params.phase)) return;
 
   // 4. Add up the rows that come; where ranks are masked, with the same ranks in all tokens.

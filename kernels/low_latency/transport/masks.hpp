@@ -16,6 +16,7 @@
 #include "kernels/common/wait.hpp"
 #include "kernels/low_latency/params.hpp"
 #include "kernels/primitives/block.hpp"
+#include "kernels/rdma/send_queue.hpp"
 
 namespace deep_ep::device::low_latency {
 
@@ -24,14 +25,16 @@ DEEP_EP_DEVICE bool masked(const LowLatencyParams& common, int peer) {
   return common.mask != nullptr && load_relaxed<Scope::gpu>(common.mask + peer) != 0;
 }
 
-/// What becomes of waits, in the words of wait_until() and rdma::Poster.
+/// What becomes of waits, in the words of wait_until() and rdma::Poster. `kRdma` false: nobody is far.
+template <bool kRdma>
 struct MaskOrEnd {
   const LowLatencyParams& common;
 
   DEEP_EP_DEVICE bool gives_up(int peer) const { return aborted(common.wait) || masked(common, peer); }
   DEEP_EP_DEVICE bool called_off(const Awaited& awaited) const { return gives_up(awaited.peer); }
   DEEP_EP_DEVICE bool is_late(const Awaited& awaited, std::uint64_t begin) const {
-    return ReportLate{common.wait}.is_late(awaited, begin);
+    if (common.wait.control == nullptr) return ReportLate{common.wait}.time_is_over(begin);
+    return ends_wait(common.wait, awaited.peer, awaited.wanted, begin, [&] { look_for_failure(awaited.peer); });
   }
   /// Ends the call; or goes on, where the peer is masked now.
   DEEP_EP_DEVICE void blame(const Awaited& awaited, std::uint64_t seen) const {
@@ -45,6 +48,21 @@ struct MaskOrEnd {
     const auto failure = static_cast<std::int32_t>(load_relaxed<Scope::gpu>(&queue.state->failure));
     report_fault(common.wait, FaultKind::rdma_failed, Wanted::rdma_completion, queue.peer, failure, 0, 0);
   }
+
+ private:
+  /// Tells the control thread of a failed queue pair to `peer`. The poster of an earlier call may have ended before it
+  /// failed, and the peer may wait for what is lost while this rank waits for the peer.
+  DEEP_EP_DEVICE void look_for_failure(int peer) const {
+    if (common.mask == nullptr || !Reach<kRdma>{common}.is_far(peer)) return;
+#pragma unroll 1
+    for (int channel = 0; channel < low_latency_channels(common.lanes); ++channel) {
+      const rdma::CompletionEntry& entry = *common.peers[channel * common.num_ranks + peer].queue.completion;
+      const std::uint32_t opcode = rdma::tail_opcode(load_acquire<Scope::system>(&entry.tail));
+      if (opcode == rdma::kCompletionOk || opcode == rdma::kCompletionNotYetWritten) continue;
+      store_release<Scope::system>(common.wait.control->words->failed + peer,
+                                   rdma::failure_in(entry, opcode).packed() + 1);
+    }
+  }
 };
 
 /// Where ranks are not masked, nobody tells that it has begun a combine. Then `begun` says something else, with this
@@ -52,17 +70,19 @@ struct MaskOrEnd {
 constexpr std::uint64_t kRefused = std::uint64_t{1} << 63;
 
 /// The same in combine, for ranks that may have refused the call.
-struct MaskOrEndCombine : MaskOrEnd {
+template <bool kRdma>
+struct MaskOrEndCombine : MaskOrEnd<kRdma> {
+  using MaskOrEnd<kRdma>::common;
   std::uint64_t epoch;
 
   DEEP_EP_DEVICE MaskOrEndCombine(const LowLatencyParams& params, std::uint64_t call)
-      : MaskOrEnd{params}, epoch(call) {}
+      : MaskOrEnd<kRdma>{params}, epoch(call) {}
 
   DEEP_EP_DEVICE bool is_late(const Awaited& awaited, std::uint64_t begin) const {
-    return refused(awaited.peer) || MaskOrEnd::is_late(awaited, begin);
+    return refused(awaited.peer) || MaskOrEnd<kRdma>::is_late(awaited, begin);
   }
   DEEP_EP_DEVICE void blame(const Awaited& awaited, std::uint64_t seen) const {
-    if (!refused(awaited.peer)) return MaskOrEnd::blame(awaited, seen);
+    if (!refused(awaited.peer)) return MaskOrEnd<kRdma>::blame(awaited, seen);
     report_fault(common.wait, FaultKind::mismatch, Wanted::low_latency_combine_rows, awaited.peer, 0, 0, 0);
   }
 

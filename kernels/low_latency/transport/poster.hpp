@@ -36,11 +36,11 @@ DEEP_EP_DEVICE const RdmaPeerParams& queue_pair(const LowLatencyParams& common, 
 
 /// One lane to one far rank in one call, by a whole warp: see rdma::Poster.
 template <class Reach>
-class CallPoster : public rdma::Poster<WholeWarp, MaskOrEnd> {
+class CallPoster : public rdma::Poster<WholeWarp, MaskOrEnd<true>> {
  public:
   /// `words`: of the warp.
   DEEP_EP_DEVICE CallPoster(const Reach& reach, const PostedLane& to, rdma::PosterWords& words)
-      : Poster(load(words, reach.common, to).pair, words.wait, MaskOrEnd{reach.common}),
+      : Poster(load(words, reach.common, to).pair, words.wait, MaskOrEnd<true>{reach.common}),
         reach_(reach),
         lane_(to.lane),
         progress_(word(window().progress(Reach::kCall, reach.epoch, rank(), to.lane),

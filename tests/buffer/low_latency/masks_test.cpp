@@ -173,6 +173,25 @@ TEST_P(LowLatencyMasksTest, ARankThatIsLateByLessThanATimeoutIsNotMasked) {
   });
 }
 
+/// It waits for ranks that do not know of its calls, so its waits say nothing against them.
+TEST_P(LowLatencyMasksTest, ARankThatTheProgramMasksAccusesNobody) {
+  DEEP_EP_NEEDS_RANKS(4);
+  const LowLatencyCase all = four_ranks(10);
+  run_cluster(cluster_with_absentees(4), [&](Rank& rank) {
+    Buffer& buffer = rank.buffer(masking_options(scaled(0.5)));
+    if (rank.rank() != 3) buffer.low_latency_update_mask(3, true, rank.call().stream);
+    rank.bootstrap()->barrier();
+    if (rank.rank() == 3) {
+      buffer.low_latency_dispatch(upload_arguments(rank, all), rank.call());
+      require_throws<TimeoutError>([&] { buffer.check(); }, {"rank 3 waited"}, "after eight time-outs");
+    }
+    rank.bootstrap()->barrier();
+    if (rank.rank() == 3) return;
+    require_same({0, 0, 0, 1}, query(rank, buffer), "masks");
+    buffer.check();
+  });
+}
+
 /// What the program masks it may clear; what the ranks have agreed on only low_latency_resume ends.
 TEST_P(LowLatencyMasksTest, TheProgramUndoesNoVerdict) {
   DEEP_EP_NEEDS_RANKS(4);

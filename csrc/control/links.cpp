@@ -315,7 +315,11 @@ void Plane::apply_to(Member& member, const Message& message) {
       member.arrived[rank] = true;
       break;
     case MessageType::gave_up:
-      if (member.options.masks || member.facts[rank].gave_up_on != kNobody) break;
+      if (member.options.masks) {
+        lose(member, {.rank = message.rank, .why = LostWhy::ended, .by = message.rank});
+        break;
+      }
+      if (member.facts[rank].gave_up_on != kNobody) break;
       member.facts[rank].gave_up_on = message.peer;
       if (is_rank) member.verdicts.push_back({.rank = message.peer, .why = LostWhy{message.why}, .by = message.rank});
       judge_member(member);
@@ -390,7 +394,7 @@ void Plane::show_lost(Member& member, int rank, int because) {
 }
 
 void Plane::look_for_end(Member& member) {
-  if (member.told || member.words.ended == nullptr || member.options.masks) return;
+  if (member.told || member.words.ended == nullptr) return;
   const int peer = static_cast<int>(__atomic_load_n(member.words.ended, __ATOMIC_ACQUIRE)) - 1;
   if (peer == kNobody) return;
   member.told = true;

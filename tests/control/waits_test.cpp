@@ -171,6 +171,12 @@ TEST_F(WaitsTest, WithMasksAnEndIsAVerdictForAllAtOnce) {
   expect_lost({1, 3}, {0, 2});
 }
 
+TEST_F(WaitsTest, WithMasksARankThatHasEndedItsCallsIsLost) {
+  make(3, true).words[1].end_wait_for(1);
+  expect_lost({0, 1, 2}, {1});
+  EXPECT_EQ(plane(2).verdicts(member(2)).front().why, LostWhy::ended);
+}
+
 TEST_F(WaitsTest, TheNextRankDecidesOnASilentDecider) {
   Waits waits(make(3, true));
   waits.begin(1, 0);

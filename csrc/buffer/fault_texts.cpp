@@ -205,15 +205,22 @@ std::string describe_lost(const FaultRecord& fault, int rank, int lost, const st
 std::string describe_given_up(std::span<const control::LostRank> lost, int rank) {
   const auto own = std::ranges::find(lost, rank, &control::LostRank::rank);
   const control::LostRank verdict = own != lost.end() ? *own : control::LostRank{.rank = rank};
-  std::string why = fmt::format("the other ranks go on without rank {}", rank);
   if (verdict.why == control::LostWhy::failed && verdict.by != control::kNobody) {
-    why = fmt::format("RDMA operations of rank {} to rank {} failed", verdict.by, rank);
+    return fmt::format(
+        "RDMA operations of rank {} to rank {} failed, and all have masked it: it comes back with low_latency_resume, "
+        "which all ranks call",
+        verdict.by, rank);
   }
   if (verdict.why == control::LostWhy::silent) {
-    why = fmt::format("rank {} waited {:.3g} s for rank {} without seeing {}", verdict.by, verdict.waited_s, rank,
-                      text_of(static_cast<Wanted>(verdict.wanted)));
+    return fmt::format(
+        "rank {} waited {:.3g} s for rank {} without seeing {}, and all have masked it: it comes back with "
+        "low_latency_resume, which all ranks call",
+        verdict.by, verdict.waited_s, rank, text_of(static_cast<Wanted>(verdict.wanted)));
   }
-  return why + ", and all have masked it: it comes back with low_latency_resume, which all ranks call";
+  return fmt::format(
+      "the other ranks go on without rank {}, and all have masked it: it comes back with low_latency_resume, which all "
+      "ranks call",
+      rank);
 }
 
 std::string describe_masking(const control::LostRank& lost, const std::string& gone) {

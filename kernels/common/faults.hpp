@@ -69,9 +69,9 @@ struct ControlWords {
   std::uint32_t lost[kMaxRanks];  ///< 0, or 1 + the rank because of which nothing comes of this one any more; of this
                                   ///< rank itself: the others go on without it
   // By kernels.
-  std::uint32_t ended;             ///< 1 + the rank because of which this one has ended its calls; 0: it has not
-  std::uint64_t waits[kMaxRanks];  ///< how long a wait for this peer has lasted, in ns; written while it lasts
-  std::uint32_t beats[kMaxRanks];  ///< of the same: another number each time
+  std::uint32_t ended;              ///< 1 + the rank because of which this one has ended its calls; 0: it has not
+  std::uint64_t waits[kMaxRanks];   ///< how long a wait for this peer has lasted, in ns; written while it lasts
+  std::uint32_t beats[kMaxRanks];   ///< of the same: another number each time
   std::uint32_t wanted[kMaxRanks];  ///< of the same: a Wanted
   std::uint32_t failed[kMaxRanks];  ///< 0, or 1 + the RdmaFailure of a queue pair to this peer
 };
@@ -84,11 +84,11 @@ constexpr std::uint64_t kMaskedByVerdict = 2;
 struct ControlState {
   ControlWords* words;
   std::int32_t rank, num_ranks;
-  std::int32_t masking;             ///< 1: calls go on without lost ranks, 0: waits for these end the call
-  std::uint32_t seen;               ///< `changes`, as this rank's kernels have acted upon
-  std::uint64_t version;            ///< with masking: moves with each rank that is lost
-  std::uint64_t step_ns;            ///< so much of the time between two looks counts, at most
-  std::uint64_t looked[kMaxRanks];  ///< when a wait for this peer has last looked and reported, in now_ns()
+  std::int32_t masking;              ///< 1: calls go on without lost ranks, 0: waits for these end the call
+  std::uint32_t seen;                ///< `changes`, as this rank's kernels have acted upon
+  std::uint64_t version;             ///< with masking: moves with each rank that is lost
+  std::uint64_t step_ns;             ///< so much of the time between two looks counts, at most
+  std::uint64_t looked[kMaxRanks];   ///< when a wait for this peer has last looked and reported, in now_ns()
   std::uint64_t counted[kMaxRanks];  ///< how long waits for this peer have lasted, one over the other
   std::uint64_t mask[kMaxRanks];     ///< bits: see above
 };
@@ -188,15 +188,16 @@ DEEP_EP_DEVICE void take_verdict(const WaitContext& context) {
   if (!given_up) store_relaxed<Scope::gpu>(&control.seen, changes);  // kernels of other contexts must hear of it, too
 }
 
-/// Does a wait that began at `begin` report itself, and hear of verdicts? Not before it has lasted longer than calls do.
+/// Does a wait that began at `begin` report itself, and hear of verdicts? Not before it has lasted longer than calls
+/// do.
 DEEP_EP_DEVICE bool is_heard(const WaitContext& context, std::uint64_t begin) {
   constexpr std::uint64_t kAfterNs = 5'000'000;
   return context.control != nullptr && now_ns() - begin >= kAfterNs;
 }
 
 /// Reports a wait to the control thread, and hears of verdicts. By one thread for all that wait for this peer, as loads
-/// of host memory by all of them would hold up what they wait for. Returns how long the wait has lasted: a rank that has
-/// stood still does not accuse those that went on, so of the time between two looks no more than a step counts.
+/// of host memory by all of them would hold up what they wait for. Returns how long the wait has lasted: a rank that
+/// has stood still does not accuse those that went on, so of the time between two looks no more than a step counts.
 DEEP_EP_DEVICE std::uint64_t report_wait(const WaitContext& context, int peer, Wanted wanted, std::uint64_t begin,
                                          std::uint64_t looked, std::uint64_t now) {
   ControlState& control = *context.control;
@@ -215,8 +216,8 @@ DEEP_EP_DEVICE std::uint64_t report_wait(const WaitContext& context, int peer, W
   return waited;
 }
 
-/// Of a wait for `peer` that began at `begin`, now and then, by one thread: does it end, as nothing comes of the peer any
-/// more, or as it has lasted for too long? `when_reporting()` is called by the thread that reports.
+/// Of a wait for `peer` that began at `begin`, now and then, by one thread: does it end, as nothing comes of the peer
+/// any more, or as it has lasted for too long? `when_reporting()` is called by the thread that reports.
 template <class WhenReporting>
 DEEP_EP_DEVICE bool ends_wait(const WaitContext& context, int peer, Wanted wanted, std::uint64_t begin,
                               WhenReporting when_reporting) {

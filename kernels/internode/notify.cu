@@ -128,8 +128,8 @@ struct Notify {
   DEEP_EP_DEVICE const std::uint64_t* counts_there(int source) const {
     return common().window.counts_there(common().own_heap(), source);
   }
-  /// Waits until every rank's counts are here. False after a fault. They come by relays of this node, so this rank waits
-  /// for those; for whom a relay waits it says itself.
+  /// Waits until every rank's counts are here. False after a fault. They come by relays of this node, so this rank
+  /// waits for those; for whom a relay waits it says itself.
   DEEP_EP_DEVICE bool await_counts() const {
     bool good = true;
     for (int source = thread_index(); source < grid().num_ranks; source += block_threads()) {

@@ -10,8 +10,8 @@ DEEP_EP_DEVICE void announce_barrier(const LowLatencyParams& common, int peer, s
   const Place<std::uint64_t> place = common.window.barrier(common.rank);
   if (!Reach<true>{common}.is_far(peer)) return store_release<Scope::system>(place.in(common.heaps[peer]), epoch);
   const WaitContext wait = wait_of_posts(common);
-  rdma::Poster<OneThread, MaskOrEnd<true>> poster(queue_pair(common, static_cast<int>(LowLatencyChannel::barrier), peer),
-                                            wait, {common});
+  rdma::Poster<OneThread, MaskOrEnd<true>> poster(
+      queue_pair(common, static_cast<int>(LowLatencyChannel::barrier), peer), wait, {common});
   rdma::ToldWord word = poster.word(place, common.told[peer].barrier);
   poster.tell(word, epoch);
   poster.close();

@@ -95,8 +95,8 @@ struct LowLatencyTold {
   std::uint64_t barrier;
 };
 
-/// With masking a wait ends when its peer is masked. One that lasts so many time-outs ends the call: ranks have mixed up
-/// their calls.
+/// With masking a wait ends when its peer is masked. One that lasts so many time-outs ends the call: ranks have mixed
+/// up their calls.
 constexpr int kMostTimeouts = 8;
 
 /// What every kernel of the family gets.

@@ -15,8 +15,8 @@ using Clock = std::chrono::steady_clock;
 
 double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
 
-/// A rank that comes late waits no shorter, as each has a deadline of its own; a second deadline would show. The control
-/// threads may take a quarter of it to agree.
+/// A rank that comes late waits no shorter, as each has a deadline of its own; a second deadline would show. The
+/// control threads may take a quarter of it to agree.
 void require_one_deadline(double waited) {
   const double deadline = short_deadline();
   require(waited > 0.9 * deadline && waited < 2.2 * deadline,

@@ -65,7 +65,7 @@ class Internode {
   std::shared_ptr<std::uint32_t> counters_;
   std::shared_ptr<std::byte*> heaps_;        ///< device memory, [num_ranks]
   std::shared_ptr<HostCounts> host_counts_;  ///< pinned
-  InternodeParams common_;  ///< what every kernel is told
+  InternodeParams common_;                   ///< what every kernel is told
 };
 
 }  // namespace deep_ep

@@ -14,7 +14,8 @@ inline int poster_blocks(const LowLatencySetup& setup, int warps) {
   return setup.rdma() ? (setup.common.num_far * setup.common.lanes + warps - 1) / warps : 0;
 }
 
-/// InvalidArgument where the blocks that post, and one more, cannot run side by side: on a GPU they wait for each other.
+/// InvalidArgument where the blocks that post, and one more, cannot run side by side: on a GPU they wait for each
+/// other.
 void check_resident(int others, const LowLatencySetup& setup);
 
 /// Blocks of a kernel that hands on so many rows between the parts of a call with a hook, where a block hands on

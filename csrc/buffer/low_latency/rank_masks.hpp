@@ -23,8 +23,8 @@ class RankMasks {
   void query(const TensorView& status, StreamHandle stream);
   void clear(StreamHandle stream);
 
-  /// By all ranks, between exchanges of the bootstrap, while no call is under way: verdicts of before are forgotten, and
-  /// what the program has masked.
+  /// By all ranks, between exchanges of the bootstrap, while no call is under way: verdicts of before are forgotten,
+  /// and what the program has masked.
   void resume();
 
  private:

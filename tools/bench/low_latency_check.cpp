@@ -1,14 +1,12 @@
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <cstring>
 #include <span>
 #include <vector>
 
+#include "csrc/support/format.hpp"
 #include "deep_ep/error.hpp"
 #include "oracle/low_latency.hpp"
-#include "tools/bench/check.hpp"
-#include "tools/common/ranks.hpp"
+#include "tools/bench/low_latency_rank.hpp"
 
 namespace deep_ep::tools {
 namespace {
@@ -28,17 +26,6 @@ oracle::LowLatencyReceived routes_to(const WorkloadShape& shape, int rank) {
   return std::move(routes.received[at(rank, 1)]);
 }
 
-/// How many ranks a node may have if combine may go by rails.
-std::vector<int> rail_widths(int ranks, LowLatencyCombine kind, const LowLatencyReach& reach) {
-  std::vector<int> widths;
-  if (reach.rails == LowLatencyRails::never || !reach.nvlink || kind == LowLatencyCombine::fp8) return widths;
-  for (int width = 2; width < ranks; ++width) {
-    const bool possible = reach.ranks_per_node == 0 ? ranks % width == 0 : width == reach.ranks_per_node;
-    if (possible) widths.push_back(width);
-  }
-  return widths;
-}
-
 /// The first channel of a combined row that is not as expected; its length where all are.
 std::size_t first_wrong(std::span<const std::uint16_t> row, const oracle::LowLatencyCombined& expected) {
   for (std::size_t h = 0; h < row.size(); ++h) {
@@ -49,13 +36,10 @@ std::size_t first_wrong(std::span<const std::uint16_t> row, const oracle::LowLat
 
 }  // namespace
 
-void check_low_latency_dispatch(const CheckedRank& rank, oracle::RowFormat format,
-                                const LowLatencyDispatchResult& result) {
-  const WorkloadShape& shape = rank.shape;
-  const oracle::LowLatencyReceived expected = routes_to(shape, rank.rank);
-  const auto fetch = [&]<class T>(const Tensor& tensor, T) {
-    return to_host<T>(rank.executor, tensor.view(), rank.stream);
-  };
+void LowLatencyRank::check_dispatched(oracle::RowFormat format, const LowLatencyDispatchResult& result) {
+  const WorkloadShape& shape = shape_;
+  const oracle::LowLatencyReceived expected = routes_to(shape, rank_);
+  const auto fetch = [&]<class T>(const Tensor& tensor, T) { return to_host<T>(executor_, tensor.view(), stream_); };
   const auto x = fetch(result.recv_x, std::byte{});
   const std::int64_t blocks = oracle::float_scales(format, shape.hidden);
   const std::int64_t columns = oracle::packed_scales(format, shape.hidden);  // of NVFP4
@@ -82,36 +66,48 @@ void check_low_latency_dispatch(const CheckedRank& rank, oracle::RowFormat forma
       same = tiles[at(tile, 128, row % 32 * 4 + row % 128 / 32)] == right.packed_scales[at(column, 1)];
     }
     if (same) return;
-    throw Error(fmt::format("check: row {} of local expert {} of rank {} is not token {} of rank {}", row, local,
-                            rank.rank, token, source));
+    fail<Error>("check: row {} of local expert {} of rank {} is not token {} of rank {}", row, local, rank_, token,
+                source);
   };
   for (int local = 0; local < shape.local_experts(); ++local) {
     for (int source = 0; source < shape.ranks; ++source) {
       const std::int64_t seen = ranges[at(local, shape.ranks, source)];
       const std::int64_t range = expected.layout_range[at(local, shape.ranks, source)];
       if (seen != range) {
-        throw Error(fmt::format("check: local expert {} of rank {} has the range {:#x} of rank {}, expected {:#x}",
-                                local, rank.rank, seen, source, range));
+        fail<Error>("check: local expert {} of rank {} has the range {:#x} of rank {}, expected {:#x}", local, rank_,
+                    seen, source, range);
       }
       const std::int64_t begin = range >> 32;
       const std::int64_t end = begin + (range & 0xffffffff);
       for (std::int64_t row = begin; row < end; ++row) check_row(local, row, source);
     }
     if (counts[at(local, 1)] == expected.count[at(local, 1)]) continue;
-    throw Error(fmt::format("check: local expert {} of rank {} received {} rows, expected {}", local, rank.rank,
-                            counts[at(local, 1)], expected.count[at(local, 1)]));
+    fail<Error>("check: local expert {} of rank {} received {} rows, expected {}", local, rank_, counts[at(local, 1)],
+                expected.count[at(local, 1)]);
   }
 }
 
-void check_low_latency_combine(const CheckedRank& rank, LowLatencyCombine kind, const LowLatencyReach& reach,
-                               const LowLatencyCombineResult& result) {
-  const WorkloadShape& shape = rank.shape;
-  const auto sums = to_host<std::uint16_t>(rank.executor, result.combined_x.view(), rank.stream);
-  const std::vector<std::int64_t> selection = make_selection(shape, rank.rank);
-  const std::vector<int> widths = rail_widths(shape.ranks, kind, reach);
+/// How many ranks a node may have if combine may go by rails.
+std::vector<int> LowLatencyRank::rail_widths(LowLatencyCombine kind) const {
+  const auto& low_latency = options_.low_latency;
+  std::vector<int> widths;
+  const bool none = low_latency.rails == LowLatencyRails::never || !low_latency.allow_nvlink || low_latency.masking;
+  if (none || kind == LowLatencyCombine::fp8) return widths;
+  for (int width = 2; width < shape_.ranks; ++width) {
+    const bool possible = options_.ranks_per_node == 0 ? shape_.ranks % width == 0 : width == options_.ranks_per_node;
+    if (possible) widths.push_back(width);
+  }
+  return widths;
+}
+
+void LowLatencyRank::check_combined(LowLatencyCombine kind, const LowLatencyCombineResult& result) {
+  const WorkloadShape& shape = shape_;
+  const auto sums = to_host<std::uint16_t>(executor_, result.combined_x.view(), stream_);
+  const std::vector<std::int64_t> selection = make_selection(shape, rank_);
+  const std::vector<int> widths = rail_widths(kind);
   std::vector<std::uint16_t> x(static_cast<std::size_t>(shape.hidden));
   for (std::int64_t token = 0; token < shape.tokens; ++token) {
-    fill_row_bf16(rank.rank, token, x);
+    fill_row_bf16(rank_, token, x);
     std::vector<std::vector<oracle::WeightedRow>> rows(static_cast<std::size_t>(shape.ranks));
     for (int k = 0; k < shape.topk; ++k) {
       const std::int64_t owner = selection[at(token, shape.topk, k)] / shape.local_experts();
@@ -122,7 +118,7 @@ void check_low_latency_combine(const CheckedRank& rank, LowLatencyCombine kind, 
       oracle::LowLatencyCombineOptions options;
       options.fp8 = kind == LowLatencyCombine::fp8;
       options.ranks_per_node = width;
-      return oracle::low_latency_combine_token(rank.rank, rows, shape.hidden, options);
+      return oracle::low_latency_combine_token(rank_, rows, shape.hidden, options);
     };
     const oracle::LowLatencyCombined expected = expected_with(0);
     // Sums of small whole numbers: only the roundings to BF16 and FP8 count.
@@ -133,14 +129,14 @@ void check_low_latency_combine(const CheckedRank& rank, LowLatencyCombine kind, 
     if (by_rails) continue;
     // With hooks, where owners get the rows as the experts left them.
     std::vector<std::vector<oracle::WeightedRow>> together(rows.size());
-    together[at(rank.rank, 1)].assign(static_cast<std::size_t>(shape.topk), {x, 1.0f});
+    together[at(rank_, 1)].assign(static_cast<std::size_t>(shape.topk), {x, 1.0f});
     oracle::LowLatencyCombineOptions options;
     options.fp8 = kind == LowLatencyCombine::fp8;
     options.unreduced = true;
-    const auto unreduced = oracle::low_latency_combine_token(rank.rank, together, shape.hidden, options);
+    const auto unreduced = oracle::low_latency_combine_token(rank_, together, shape.hidden, options);
     if (first_wrong(seen, unreduced) == x.size()) continue;
-    throw Error(fmt::format("check: combined token {} of rank {}, channel {}: {}, expected {}", token, rank.rank, wrong,
-                            oracle::bf16_value(seen[wrong]), oracle::bf16_value(expected.x[wrong])));
+    fail<Error>("check: combined token {} of rank {}, channel {}: {}, expected {}", token, rank_, wrong,
+                oracle::bf16_value(seen[wrong]), oracle::bf16_value(expected.x[wrong]));
   }
 }
 

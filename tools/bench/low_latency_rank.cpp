@@ -3,7 +3,19 @@
 #include <span>
 #include <vector>
 
+#include "tools/bench/low_latency.hpp"
+
 namespace deep_ep::tools {
+namespace {
+
+BufferOptions with_sizes(BufferOptions options, const WorkloadShape& shape) {
+  options.heap_bytes = std::size_t{64} << 20;
+  options.low_latency.bytes =
+      Buffer::low_latency_bytes_hint(static_cast<int>(shape.tokens), shape.hidden, shape.ranks, shape.experts);
+  return options;
+}
+
+}  // namespace
 
 const char* name_of(LowLatencyCombine kind) {
   switch (kind) {
@@ -17,28 +29,39 @@ const char* name_of(LowLatencyCombine kind) {
   return "?";
 }
 
-LowLatencyBench::LowLatencyBench(const WorkloadShape& shape, const std::shared_ptr<Bootstrap>& bootstrap,
-                                 const std::shared_ptr<Executor>& executor, const LowLatencyReach& reach)
-    : shape_(shape),
-      executor_(*executor),
-      stream_(*executor),
-      buffer_(bootstrap, executor, buffer_options(shape, reach)),
-      x_(*executor, DType::bfloat16, {shape.tokens, shape.hidden}),
-      kept_x_(*executor, DType::bfloat16, {shape.tokens, shape.hidden}),
-      selection_(*executor, DType::int64, {shape.tokens, shape.topk}),
-      weights_(*executor, DType::float32, {shape.tokens, shape.topk}),
-      global_scale_(*executor, DType::float32, {1}) {
-  fill_inputs(bootstrap->rank());
+LowLatencyRank::LowLatencyRank(const RankTask& task, const BufferOptions& base)
+    : shape_(task.shape),
+      rank_(task.rank()),
+      options_(with_sizes(base, shape_)),
+      executor_(*task.executor),
+      stream_(executor_),
+      buffer_(task.bootstrap, task.executor, options_),
+      x_(executor_, DType::bfloat16, {shape_.tokens, shape_.hidden}),
+      kept_x_(executor_, DType::bfloat16, {shape_.tokens, shape_.hidden}),
+      selection_(executor_, DType::int64, {shape_.tokens, shape_.topk}),
+      weights_(executor_, DType::float32, {shape_.tokens, shape_.topk}),
+      global_scale_(executor_, DType::float32, {1}) {
+  const auto hidden = static_cast<std::size_t>(shape_.hidden);
+  std::vector<std::uint16_t> x(static_cast<std::size_t>(shape_.tokens) * hidden);
+  for (std::int64_t token = 0; token < shape_.tokens; ++token) {
+    fill_row_bf16(rank_, token, std::span(x).subspan(static_cast<std::size_t>(token) * hidden, hidden));
+  }
+  x_.upload(x.data(), stream_);
+  kept_x_.upload(x.data(), stream_);
+  selection_.upload(make_selection(shape_, rank_).data(), stream_);
+  global_scale_.upload(&oracle::kGlobalScale, stream_);
+  weights_.upload(std::vector<float>(weights_.view().bytes() / sizeof(float), 1.0f).data(), stream_);
 }
 
-void LowLatencyBench::count_arrivals() {
+void LowLatencyRank::count_arrivals() {
   constexpr std::int64_t kRows = 64;
   const std::int64_t words = (shape_.ranks * shape_.tokens + kRows - 1) / kRows;
   arrivals_.emplace(executor_, DType::int64, std::initializer_list<std::int64_t>{shape_.local_experts(), words});
   executor_.fill(arrivals_->view().data, 0, arrivals_->view().bytes(), stream_);
+  executor_.synchronize(stream_);  // before a call that is refused gives the memory back
 }
 
-LowLatencyDispatchResult LowLatencyBench::dispatch(oracle::RowFormat format, bool hook) {
+LowLatencyDispatchResult LowLatencyRank::dispatch(oracle::RowFormat format, bool hook) {
   LowLatencyDispatchArguments arguments;
   arguments.x = x_.view();
   arguments.topk_idx = selection_.view();
@@ -56,7 +79,7 @@ LowLatencyDispatchResult LowLatencyBench::dispatch(oracle::RowFormat format, boo
   return buffer_.low_latency_dispatch(arguments, {.stream = stream_});
 }
 
-LowLatencyCombineResult LowLatencyBench::combine(LowLatencyCombine kind, bool hook) {
+LowLatencyCombineResult LowLatencyRank::combine(LowLatencyCombine kind, bool hook) {
   LowLatencyCombineArguments arguments;
   arguments.x =
       kind == LowLatencyCombine::zero_copy ? buffer_.low_latency_combine_buffer(handle_) : rows_.value().view();
@@ -68,8 +91,8 @@ LowLatencyCombineResult LowLatencyBench::combine(LowLatencyCombine kind, bool ho
   return buffer_.low_latency_combine(arguments, {.stream = stream_});
 }
 
-void LowLatencyBench::receive_for_combine() {
-  const LowLatencyDispatchResult received = dispatch(false);
+void LowLatencyRank::receive_for_combine() {
+  const LowLatencyDispatchResult received = dispatch(oracle::RowFormat::bf16);
   handle_ = received.handle;
   const TensorView& rows = received.recv_x.view();
   if (!rows_) {  // it keeps its place, which graphs have recorded
@@ -80,7 +103,7 @@ void LowLatencyBench::receive_for_combine() {
   executor_.synchronize(stream_);
 }
 
-void LowLatencyBench::spoil() {
+void LowLatencyRank::spoil() {
   constexpr int kOther = 0x3c;  // 0x3c3c is a bfloat16 that no workload has
   executor_.fill(x_.view().data, kOther, x_.view().bytes(), stream_);
   if (!rows_) return;
@@ -89,42 +112,33 @@ void LowLatencyBench::spoil() {
   executor_.fill(zero_copy.data, kOther, zero_copy.bytes(), stream_);
 }
 
-void LowLatencyBench::restore() {
+void LowLatencyRank::restore() {
   executor_.copy(x_.view().data, kept_x_.view().data, x_.view().bytes(), stream_);
   if (rows_) receive_for_combine();
 }
 
-void LowLatencyBench::destroy() {
+void LowLatencyRank::destroy() {
   executor_.synchronize(stream_);
   handle_ = {};
   rows_.reset();
   buffer_.destroy();
 }
 
-BufferOptions LowLatencyBench::buffer_options(const WorkloadShape& shape, const LowLatencyReach& reach) {
+BufferOptions LowLatencyBenchOptions::buffer(int ranks) const {
   BufferOptions options;
-  options.heap_bytes = std::size_t{64} << 20;
-  options.low_latency.allow_nvlink = reach.nvlink;
-  options.ranks_per_node = reach.ranks_per_node;
-  options.low_latency.rails = reach.rails;
-  options.low_latency.bytes =
-      Buffer::low_latency_bytes_hint(static_cast<int>(shape.tokens), shape.hidden, shape.ranks, shape.experts);
+  options.ranks_per_node = nodes == 0 ? 0 : ranks / nodes;
+  options.low_latency.allow_nvlink = nvlink;
+  options.low_latency.masking = masking;
+  options.low_latency.rails = rails == "always"  ? LowLatencyRails::always
+                              : rails == "never" ? LowLatencyRails::never
+                                                 : LowLatencyRails::automatic;
   return options;
 }
 
-void LowLatencyBench::fill_inputs(int rank) {
-  const auto tokens = static_cast<std::size_t>(shape_.tokens);
-  const auto hidden = static_cast<std::size_t>(shape_.hidden);
-  std::vector<std::uint16_t> x(tokens * hidden);
-  for (std::size_t token = 0; token < tokens; ++token) {
-    fill_row_bf16(rank, static_cast<std::int64_t>(token), std::span(x).subspan(token * hidden, hidden));
-  }
-  x_.upload(x.data(), stream_);
-  kept_x_.upload(x.data(), stream_);
-  selection_.upload(make_selection(shape_, rank).data(), stream_);
-  global_scale_.upload(&oracle::kGlobalScale, stream_);
-  const std::size_t selections = tokens * static_cast<std::size_t>(shape_.topk);
-  weights_.upload(std::vector<float>(selections, 1.0f).data(), stream_);
+std::unique_ptr<DeviceTensor> make_filler(Executor& executor, int calls) {
+  if (executor.device().kind != Device::Kind::cuda) return nullptr;
+  return std::make_unique<DeviceTensor>(executor, DType::uint8,
+                                        std::initializer_list<std::int64_t>{calls * (std::int64_t{256} << 20)});
 }
 
 }  // namespace deep_ep::tools

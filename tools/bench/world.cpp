@@ -170,15 +170,16 @@ World make_world(int ranks, int ranks_per_node, const std::string& device) {
 }
 
 void run_workloads(const World& world, Device::Kind device, const std::vector<WorkloadShape>& shapes,
-                   const RankWork& work) {
-  const std::vector<Routes> routes(shapes.begin(), shapes.end());
+                   const RankWork& work, bool with_selections) {
+  std::vector<Routes> routes;
+  for (const WorkloadShape& shape : shapes) routes.emplace_back(shape, with_selections);
   run_ranks(world.local_ranks(), [&](int local) {
     const auto& bootstrap = world.bootstraps[static_cast<std::size_t>(local)];
     const auto executor = make_executor(device, device == Device::Kind::cuda ? world.device_of(local) : 0);
     for (std::size_t i = 0; i < shapes.size(); ++i) {
       if (bootstrap->rank() == 0)
         show_progress(fmt::format("[{}/{}] {} tokens per rank", i + 1, shapes.size(), shapes[i].tokens));
-      work(shapes[i], routes[i], bootstrap, executor);
+      work({shapes[i], routes[i], bootstrap, executor});
     }
   });
   clear_progress();

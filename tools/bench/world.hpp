@@ -34,13 +34,19 @@ struct World {
 /// @throws InvalidArgument for variables that may mean either, or neither.
 World make_world(int ranks, int ranks_per_node, const std::string& device);
 
-/// One rank's part in the measurements of one workload.
-using RankWork =
-    std::function<void(const WorkloadShape& shape, const Routes& routes, const std::shared_ptr<Bootstrap>& bootstrap,
-                       const std::shared_ptr<Executor>& executor)>;
+/// One rank of this process, and what it works on.
+struct RankTask {
+  const WorkloadShape& shape;
+  const Routes& routes;
+  std::shared_ptr<Bootstrap> bootstrap;
+  std::shared_ptr<Executor> executor;
+
+  int rank() const { return bootstrap->rank(); }
+};
+using RankWork = std::function<void(const RankTask& task)>;
 
 /// Does the work for each shape in turn, on all ranks of this process at once, and shows progress.
 void run_workloads(const World& world, Device::Kind device, const std::vector<WorkloadShape>& shapes,
-                   const RankWork& work);
+                   const RankWork& work, bool with_selections = false);
 
 }  // namespace deep_ep::tools

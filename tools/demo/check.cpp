@@ -23,13 +23,6 @@ oracle::Dispatched routes_of(const ModelShape& shape, std::span<const Batch> bat
   return oracle::dispatch(inputs, shape.experts, 1);
 }
 
-void check_selection(const oracle::Received& expected, int rank, std::span<const std::int64_t> local_experts,
-                     std::span<const float> weights) {
-  if (std::ranges::equal(local_experts, expected.topk_idx) && std::ranges::equal(weights, expected.topk_weights))
-    return;
-  throw Error(fmt::format("check: the selections that rank {} received are not those sent", rank));
-}
-
 OutputError check_output(const ModelShape& shape, const Batch& batch, int rank, int ranks,
                          std::span<const std::uint16_t> output) {
   if (output.size() != batch.x.size()) {

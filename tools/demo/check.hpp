@@ -13,10 +13,6 @@ namespace deep_ep::tools {
 /// Which token must go where: the oracle's dispatch of the batches (one for each rank), without the rows' bytes.
 oracle::Dispatched routes_of(const ModelShape& shape, std::span<const Batch> batches);
 
-/// The received selections of a rank.
-void check_selection(const oracle::Received& expected, int rank, std::span<const std::int64_t> local_experts,
-                     std::span<const float> weights);
-
 /// How far sums are from the oracle's.
 struct OutputError {
   double largest = 0;

@@ -137,9 +137,7 @@ class LayerRank {
       std::copy_n(x.begin() + token * layer_.shape.hidden, hidden, row.begin());
     });
     check_selection(expected(), rank_, local_experts, weights);
-    if (rows_per_expert == expected().tokens_per_expert) return;
-    throw Error(fmt::format("check: rows of the experts of rank {}: {}, expected {}", rank_,
-                            fmt::join(rows_per_expert, ","), fmt::join(expected().tokens_per_expert, ",")));
+    check_counts(expected(), rank_, rows_per_expert);
   }
 
   void check_combined(const CombineResult& combined) {

@@ -64,14 +64,6 @@ class LogTaker {
   std::shared_ptr<Lines> lines_ = std::make_shared<Lines>();
 };
 
-rdma::WireSetting wire_of(const std::string& text) {
-  try {
-    return rdma::parse_wire(text);
-  } catch (const InvalidArgument& error) {
-    throw InvalidArgument(fmt::format("--wire {}: {}", text, error.what()));
-  }
-}
-
 }  // namespace
 
 rdma::nic_test::Limits limits_of(double seconds, std::size_t nics) {

@@ -121,10 +121,10 @@ int run_doctor(const DoctorOptions& options) {
     throw InvalidArgument(options.nic_counters ? "--nic-counters: the command to run is missing (-- COMMAND ...)"
                                                : "a command goes with --nic-counters");
   }
-  Patient patient = examine(options.sysroot.empty() ? topology::SystemRoot() : topology::SystemRoot(options.sysroot),
-                            environment::of_process, environment::names_of_process());
+  const Patient patient =
+      examine(options.sysroot.empty() ? topology::SystemRoot() : topology::SystemRoot(options.sysroot),
+              environment::of_process, environment::names_of_process());
   if (options.quick) return run_quick(patient, options.expected, options.json);
-  if (patient.root.is_this_machine()) patient.live_gpus = ask_nvml();
   if (options.report) {
     const MachineReport machine = report_machine(patient, full_version());
     options.json ? print_json(to_json(machine)) : fmt::print("{}", printable(to_text(machine)));

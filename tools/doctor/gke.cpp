@@ -57,7 +57,7 @@ void check_gib(const Patient& patient, Findings& findings) {
     return;
   }
   findings.push_back(
-      {"gib", Verdict::ok, "gIB is there", "for NCCL's traffic only; this library uses the NICs by itself", ""});
+      {"gib", Verdict::ok, "gIB is there", "for NCCL's traffic only; this library uses the NICs by itself"});
   if (asked_for && !has_net_plugin(patient)) {
     findings.push_back({"gib", Verdict::error, fmt::format("NCCL_NET=gIB, but {}/lib64 has no libnccl-net*.so", kGib),
                         "NCCL does not start: \"Failed to initialize any NET plugin\"",
@@ -97,8 +97,8 @@ void check_networks(const Patient& patient, Findings& findings) {
     if (!patient.root.exists("/sys/class/net/" + name)) missing.push_back(name);
   }
   if (missing.empty()) {
-    findings.push_back({"pod_networks", Verdict::ok,
-                        fmt::format("the pod has the {} interfaces of its annotation", names.size()), "", ""});
+    findings.push_back(
+        {"pod_networks", Verdict::ok, fmt::format("the pod has the {} interfaces of its annotation", names.size())});
     return;
   }
   findings.push_back(

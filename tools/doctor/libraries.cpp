@@ -181,7 +181,7 @@ void check_libraries(const Patient& patient, Findings& findings) {
   check_other_copies(verbs, findings);
   if (findings.size() == findings_before) {
     findings.push_back(
-        {"libraries", Verdict::ok, fmt::format("{} and {} fit together", show(first), show(mlx5.front())), "", ""});
+        {"libraries", Verdict::ok, fmt::format("{} and {} fit together", show(first), show(mlx5.front()))});
   }
 }
 

@@ -43,6 +43,7 @@ void Report::begin(const std::string& explanation) const {
   std::string head;
   for (const TableColumn& column : table_) head += aligned(column, column.field.name);
   fmt::print("{}\n{}\n", explanation, head);
+  std::fflush(stdout);  // in front of an error
 }
 
 void Report::add(const Figure& figure) {

@@ -47,31 +47,6 @@ std::vector<std::string> pieces_of(std::string_view pattern) {
   }
 }
 
-struct Candidate {
-  Explanation explanation;
-  std::size_t weight = 0;
-};
-
-void add_own(const ErrorText& text, std::vector<Candidate>& candidates) {
-  for (const OwnError& error : own_errors()) {
-    const std::string* best = nullptr;
-    for (const std::string& pattern : error.patterns) {
-      if (weight_of(pattern) < kLeastWeight || !text.is_like(pattern)) continue;
-      if (best == nullptr || weight_of(pattern) > weight_of(*best)) best = &pattern;
-    }
-    if (best != nullptr) candidates.push_back({{"deep_ep", *best, error.cause, error.remedy}, weight_of(*best)});
-  }
-}
-
-void add_foreign(const ErrorText& text, std::vector<Candidate>& candidates) {
-  for (const ForeignError& error : foreign_errors()) {
-    if (!text.is_like(error.pattern)) continue;
-    candidates.push_back(
-        {{std::string(error.origin), std::string(error.pattern), std::string(error.cause), std::string(error.remedy)},
-         weight_of(error.pattern)});
-  }
-}
-
 std::string read_standard_input() {
   std::string text;
   std::array<char, 4096> block{};
@@ -112,19 +87,21 @@ bool ErrorText::is_like(std::string_view pattern) const {
 
 std::vector<Explanation> explain(std::string_view text) {
   const ErrorText error(text);
-  std::vector<Candidate> candidates;
-  add_own(error, candidates);
-  add_foreign(error, candidates);
-  std::stable_sort(candidates.begin(), candidates.end(),
-                   [](const Candidate& a, const Candidate& b) { return a.weight > b.weight; });
+  std::vector<Explanation> candidates;
+  for (const KnownError& known : known_errors()) {
+    const std::string* best = nullptr;
+    for (const std::string& pattern : known.patterns) {
+      if (error.is_like(pattern) && (best == nullptr || weight_of(pattern) > weight_of(*best))) best = &pattern;
+    }
+    if (best != nullptr) candidates.push_back({known.origin, *best, known.cause, known.remedy});
+  }
+  std::ranges::stable_sort(candidates, std::ranges::greater(),
+                           [](const Explanation& one) { return weight_of(one.pattern); });
   std::vector<Explanation> explanations;
-  for (Candidate& candidate : candidates) {
-    const std::string& pattern = candidate.explanation.pattern;
-    const bool told = std::any_of(explanations.begin(), explanations.end(), [&](const Explanation& better) {
-      return ErrorText(better.pattern).is_like(pattern);
-    });
-    if (told) continue;  // the same message, recognised by less of it
-    explanations.push_back(std::move(candidate.explanation));
+  for (const Explanation& candidate : candidates) {
+    const bool told = std::ranges::any_of(
+        explanations, [&](const Explanation& better) { return ErrorText(better.pattern).is_like(candidate.pattern); });
+    if (!told) explanations.push_back(candidate);  // otherwise the same message, recognised by less of it
   }
   return explanations;
 }

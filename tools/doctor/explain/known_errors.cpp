@@ -1,5 +1,4 @@
-// The library's own messages: the tables of docs/troubleshooting.md, which the build puts into the program.
-#include <array>
+// The tables of docs/troubleshooting.md and docs/foreign-errors.md, which the build puts into the program.
 #include <string>
 
 #include "csrc/support/text.hpp"
@@ -8,8 +7,12 @@
 namespace deep_ep::tools {
 namespace {
 
-constexpr std::string_view kPage[] = {
-#include <troubleshooting_page.inc>  // made by the build: embed_table.cmake
+// Made by the build: embed_table.cmake.
+constexpr std::string_view kOwn[] = {
+#include <troubleshooting_page.inc>
+};
+constexpr std::string_view kForeign[] = {
+#include <foreign-errors_page.inc>
 };
 
 /// The texts between backquotes of a table's cell.
@@ -63,11 +66,13 @@ std::vector<std::string_view> cells_of(std::string_view row) {
 
 }  // namespace
 
-std::vector<OwnError> read_error_page(std::span<const std::string_view> lines) {
-  std::vector<OwnError> errors;
-  OwnError above;
+std::vector<KnownError> read_error_page(std::span<const std::string_view> lines, const std::string& origin) {
+  std::vector<KnownError> errors;
+  KnownError above;
+  std::string heading;
   bool in_table = false;
   for (const std::string_view line : lines) {
+    if (line.starts_with("## ")) heading = line.substr(3);
     if (line.starts_with("| text |")) {
       in_table = true;
     } else if (!line.starts_with('|')) {
@@ -75,18 +80,24 @@ std::vector<OwnError> read_error_page(std::span<const std::string_view> lines) {
     } else if (in_table && !line.starts_with("| ---")) {
       const std::vector<std::string_view> cells = cells_of(line);
       if (cells.size() < 2) continue;
-      OwnError error{quoted(cells[0]), without_links(cells[1]), cells.size() > 2 ? without_links(cells[2]) : ""};
+      KnownError error{origin.empty() ? heading : origin, quoted(cells[0]), without_links(cells[1]),
+                       cells.size() > 2 ? without_links(cells[2]) : ""};
       error.cause = without_reference(std::move(error.cause), above.cause);
       error.remedy = without_reference(std::move(error.remedy), above.remedy);
       above = error;
+      if (!origin.empty()) std::erase_if(error.patterns, [](const auto& one) { return weight_of(one) < kLeastWeight; });
       if (!error.patterns.empty()) errors.push_back(std::move(error));
     }
   }
   return errors;
 }
 
-const std::vector<OwnError>& own_errors() {
-  static const std::vector<OwnError> kErrors = read_error_page(kPage);
+const std::vector<KnownError>& known_errors() {
+  static const std::vector<KnownError> kErrors = [] {
+    std::vector<KnownError> all = read_error_page(kOwn, "deep_ep");
+    for (KnownError& error : read_error_page(kForeign, "")) all.push_back(std::move(error));
+    return all;
+  }();
   return kErrors;
 }
 

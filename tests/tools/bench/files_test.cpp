@@ -29,14 +29,14 @@ TEST(Children, GiveOutputStatusAndReason) {
   EXPECT_EQ(results[0].reason(), "why");
   const ChildResult killed = run_children({{.words = {"sh", "-c", "kill -9 $$"}}}, 60)[0];
   EXPECT_EQ(killed.status, 128 + 9);
-  EXPECT_EQ(killed.reason(), "it was ended by signal 9");
+  EXPECT_EQ(killed.reason(), "it ended with signal 9 (Killed)");
   const ChildResult absent = run_children({{.words = {"/nonexistent/program"}}}, 60)[0];
   EXPECT_EQ(absent.status, 127);
   EXPECT_EQ(absent.reason(), "/nonexistent/program: No such file or directory");
 }
 
 TEST(Children, WhoPrintsTooMuchIsEnded) {
-  const ChildResult endless = run_children({{.words = {"yes"}, .most_output = 1 << 20}}, 600)[0];
+  const ChildResult endless = run_children({{.words = {"yes"}}}, 600, 1 << 20)[0];
   EXPECT_TRUE(endless.too_long);
   EXPECT_FALSE(endless.well());
   EXPECT_LT(endless.output.size(), std::size_t{2} << 20);

@@ -49,7 +49,7 @@ struct UnknownKind : Error {
 json ask_cluster(const std::string& kubectl, const char* kind, double seconds) {
   constexpr std::size_t kMostOutput = std::size_t{64} << 20;
   const ChildResult output =
-      run_children({{.words = {kubectl, "get", kind, "-o", "json"}, .most_output = kMostOutput}}, seconds).front();
+      run_children({{.words = {kubectl, "get", kind, "-o", "json"}}}, seconds, kMostOutput).front();
   const auto refuse = [&](const std::string& why) { fail<Error>("kubectl get {}{}", kind, why); };
   if (output.timed_out) refuse(fmt::format(": no answer within {} s", seconds));
   if (output.too_long) refuse(": the answer is longer than 64 MiB");

@@ -145,8 +145,8 @@ std::int64_t row_bytes(const ModelShape& shape, bool as_8bit) {
 void print_as_json(const DemoReport& report) {
   const ModelShape& shape = report.options.shape;
   nlohmann::json times;
-  for (int phase = 0; phase < static_cast<int>(Phase::count); ++phase) {
-    times[name_of(static_cast<Phase>(phase))] = report.result.phase_seconds[static_cast<std::size_t>(phase)];
+  for (std::size_t phase = 0; phase < kPhases.size(); ++phase) {
+    times[kPhases[phase]] = report.result.phase_seconds[phase];
   }
   const nlohmann::json json = {
       {"input", report.input()},
@@ -202,19 +202,6 @@ void print_load(const std::vector<std::int64_t>& load) {
   const double average = static_cast<double>(total) / static_cast<double>(load.size());
   fmt::print("\nTokens of an expert: {:.1f} on average, the busiest has {} ({:.1f} times as many)\n", average, most,
              average > 0 ? static_cast<double>(most) / average : 0.0);
-  // One line for every range of loads.
-  constexpr std::int64_t kLines = 8;
-  constexpr std::int64_t kBarWidth = 60;
-  const std::int64_t width = most / kLines + 1;
-  std::vector<std::int64_t> experts(static_cast<std::size_t>(kLines));
-  for (const std::int64_t count : load) ++experts[static_cast<std::size_t>(count / width)];
-  const std::int64_t highest = *std::max_element(experts.begin(), experts.end());
-  for (std::int64_t line = 0; line <= most / width; ++line) {
-    const std::int64_t count = experts[static_cast<std::size_t>(line)];
-    const auto bar = static_cast<std::size_t>((count * kBarWidth + highest - 1) / highest);
-    fmt::print("  {:>4}-{:<4} tokens {:>4} experts {}\n", line * width, (line + 1) * width - 1, count,
-               std::string(bar, '#'));
-  }
 }
 
 void print_rows(const DemoReport& report) {
@@ -245,9 +232,8 @@ void print_report(const DemoReport& report) {
   print_rows(report);
   fmt::print("\nTime of the slowest rank{}\n",
              report.device == Device::Kind::cpu ? " (kernels run on the CPU: not a measure of speed)" : "");
-  for (int phase = 0; phase < static_cast<int>(Phase::count); ++phase) {
-    fmt::print("  {:<22}{:>12.3f} ms\n", name_of(static_cast<Phase>(phase)),
-               result.phase_seconds[static_cast<std::size_t>(phase)] * 1e3);
+  for (std::size_t phase = 0; phase < kPhases.size(); ++phase) {
+    fmt::print("  {:<22}{:>12.3f} ms\n", kPhases[phase], result.phase_seconds[phase] * 1e3);
   }
   fmt::print("  {:<22}{:>12.3f} s\n", "whole demo", report.seconds);
   fmt::print(

@@ -9,46 +9,10 @@
 
 namespace deep_ep::tools {
 
-#define COLUMN(name) \
-  FigureColumn { #name, &Figure::name }
-
 const std::vector<FigureColumn>& figure_columns() {
-  static const std::vector<FigureColumn> columns = {COLUMN(benchmark),
-                                                    COLUMN(operation),
-                                                    COLUMN(dtype),
-                                                    COLUMN(mode),
-                                                    COLUMN(part),
-                                                    COLUMN(by),
-                                                    COLUMN(device),
-                                                    COLUMN(nic),
-                                                    COLUMN(ranks),
-                                                    COLUMN(nodes),
-                                                    COLUMN(tokens),
-                                                    COLUMN(hidden),
-                                                    COLUMN(topk),
-                                                    COLUMN(experts),
-                                                    COLUMN(groups),
-                                                    COLUMN(bytes),
-                                                    COLUMN(sms),
-                                                    COLUMN(nvl_chunk),
-                                                    COLUMN(rdma_chunk),
-                                                    COLUMN(median_us),
-                                                    COLUMN(min_us),
-                                                    COLUMN(max_us),
-                                                    COLUMN(mean_us),
-                                                    COLUMN(wall_us),
-                                                    COLUMN(pipelined_us),
-                                                    COLUMN(host_us),
-                                                    COLUMN(notify_us),
-                                                    COLUMN(gb_per_s),
-                                                    COLUMN(rdma_gb_per_s),
-                                                    COLUMN(alg_gb_per_s),
-                                                    COLUMN(nvlink_wire_gb_per_s),
-                                                    COLUMN(rdma_wire_gb_per_s),
-                                                    COLUMN(nominal_gb_per_s),
-                                                    COLUMN(warps),
-                                                    COLUMN(status),
-                                                    COLUMN(note)};
+#define DEEP_EP_COLUMN(kind, name) {#name, &Figure::name},
+  static const std::vector<FigureColumn> columns = {DEEP_EP_FIGURE_COLUMNS(DEEP_EP_COLUMN)};
+#undef DEEP_EP_COLUMN
   return columns;
 }
 

@@ -11,22 +11,28 @@
 
 namespace deep_ep::tools {
 
-/// results/README.md says what each field means.
+/// The columns of the CSV files, in their order; results/README.md says what each means.
+// clang-format off
+#define DEEP_EP_FIGURE_COLUMNS(X)                                                                                     \
+  X(Text, benchmark) X(Text, operation) X(Text, dtype) X(Text, mode) X(Text, part) X(Text, by) X(Text, device)        \
+  X(Text, nic) X(Count, ranks) X(Count, nodes) X(Count, tokens) X(Count, hidden) X(Count, topk) X(Count, experts)     \
+  X(Count, groups) X(Count, bytes) X(Count, sms) X(Count, nvl_chunk) X(Count, rdma_chunk) X(Number, median_us)        \
+  X(Number, min_us) X(Number, max_us) X(Number, mean_us) X(Number, wall_us) X(Number, pipelined_us)                   \
+  X(Number, host_us) X(Number, notify_us) X(Number, gb_per_s) X(Number, rdma_gb_per_s) X(Number, alg_gb_per_s)        \
+  X(Number, nvlink_wire_gb_per_s) X(Number, rdma_wire_gb_per_s) X(Number, nominal_gb_per_s) X(Count, warps)           \
+  X(Text, status) X(Text, note)
+// clang-format on
+
 struct Figure {
   using Text = std::string;
   using Count = std::optional<std::int64_t>;
   using Number = std::optional<double>;
-
-  // What was measured; its shape; how it was done; what came out.
-  Text benchmark{}, operation{}, dtype{}, mode{}, part{}, by{}, device{}, nic{};
-  Count ranks{}, nodes{}, tokens{}, hidden{}, topk{}, experts{}, groups{}, bytes{};
-  Count sms{}, nvl_chunk{}, rdma_chunk{}, warps{};
-  Number median_us{}, min_us{}, max_us{}, mean_us{}, wall_us{}, pipelined_us{}, host_us{}, notify_us{};
-  Number gb_per_s{}, rdma_gb_per_s{}, alg_gb_per_s{}, nvlink_wire_gb_per_s{}, rdma_wire_gb_per_s{}, nominal_gb_per_s{};
-  Text status = "ok", note{};
+#define DEEP_EP_FIELD(kind, name) kind name{};
+  DEEP_EP_FIGURE_COLUMNS(DEEP_EP_FIELD)
+#undef DEEP_EP_FIELD
+  Figure() { status = "ok"; }
 };
 
-/// A column of the CSV files, in their order.
 struct FigureColumn {
   const char* name;
   std::variant<Figure::Text Figure::*, Figure::Count Figure::*, Figure::Number Figure::*> member;

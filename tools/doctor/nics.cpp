@@ -17,9 +17,13 @@ using rdma::NicPort;
 void check_device_file(const Patient& patient, const Nic& nic, Findings& findings) {
   if (nic.accessible) return;
   if (nic.uverbs.empty()) {
-    findings.push_back({"device_file", Verdict::error, fmt::format("{} has no uverbs device", nic.name),
-                        "no program can use it through verbs", "load the kernel module ib_uverbs"});
-    findings.back().rdma_only = true;
+    findings.push_back({"device_file",
+                        Verdict::error,
+                        fmt::format("{} has no uverbs device", nic.name),
+                        "no program can use it through verbs",
+                        "load the kernel module ib_uverbs",
+                        {},
+                        true});
     return;
   }
   const std::string file = "/dev/infiniband/" + nic.uverbs;
@@ -46,8 +50,7 @@ void check_gpu_device_files(const Patient& patient, Findings& findings) {
   }
 }
 
-void check_port_gids(const Patient& patient, const Nic& nic, const NicPort& port, Findings& findings) {
-  const rdma::GidChoice choice = rdma::choose_gid(port.gids, port.ethernet(), patient.settings.gid);
+void check_port_gids(const Nic& nic, const NicPort& port, const rdma::GidChoice& choice, Findings& findings) {
   const std::string name = fmt::format("{} port {}", nic.name, port.number);
   if (choice.gid) {
     if (!choice.warning.empty()) {
@@ -150,8 +153,8 @@ void check_gids(const Patient& patient, Findings& findings) {
     for (const NicPort& port : nic.ports) {
       if (!port.active()) continue;
       ++ports;
-      check_port_gids(patient, nic, port, findings);
       const rdma::GidChoice choice = rdma::choose_gid(port.gids, port.ethernet(), patient.settings.gid);
+      check_port_gids(nic, port, choice, findings);
       if (choice.gid) indices.insert(choice.gid->index);
     }
   }

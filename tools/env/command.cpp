@@ -10,10 +10,7 @@
 #include "deep_ep/error.hpp"
 #include "tools/commands.hpp"
 #include "tools/common/json_output.hpp"
-#include "tools/env/assignments.hpp"
-#include "tools/env/print.hpp"
-#include "tools/env/profiles.hpp"
-#include "tools/env/reference.hpp"
+#include "tools/env/env.hpp"
 
 namespace deep_ep::tools {
 namespace {

@@ -1,7 +1,8 @@
 // One rank of a benchmark of normal mode: its buffer, its inputs, its calls, and whether their results are right.
 #pragma once
 
-#include <optional>
+#include <string>
+#include <vector>
 
 #include "deep_ep/buffer.hpp"
 #include "tools/bench/world.hpp"
@@ -67,5 +68,18 @@ class NormalModeRank {
 inline CachedDispatchResult rows_of(const DispatchResult& result) {
   return {.recv_x = result.recv_x, .recv_x_scales = result.recv_x_scales, .event = result.event};
 }
+
+// The cases of `deep_ep bench selftest`.
+
+/// DeepEP's matrix: {BF16 twice, FP8; between nodes FP8 twice} x top-k x async x previous. The second of two has
+/// outputs of a fixed size.
+std::vector<NormalModeCall> selftest_cases(int nodes);
+
+/// As DeepEP's tests say it: "Running with BF16, with top-k (async=False, previous=False)".
+std::string name_of(const NormalModeCall& call);
+
+/// Collective. Dispatch, dispatch along the same routes, and combine. @throws Error at the first difference from what
+/// the oracle says.
+void run_selftest_case(NormalModeRank& rank, const NormalModeCall& one);
 
 }  // namespace deep_ep::tools

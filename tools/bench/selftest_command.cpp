@@ -16,7 +16,7 @@
 #include "deep_ep/error.hpp"
 #include "tools/bench/benchmark.hpp"
 #include "tools/bench/low_latency_rank.hpp"
-#include "tools/bench/selftest.hpp"
+#include "tools/bench/normal_mode_rank.hpp"
 #include "tools/common/child.hpp"
 #include "tools/common/command_line.hpp"
 #include "tools/common/json_output.hpp"

@@ -19,13 +19,13 @@ struct World {
   std::vector<std::shared_ptr<Bootstrap>> bootstraps;  ///< one for every rank of this process
   std::string kind;                                    ///< "threads", "processes (MPI)", ...
   int nodes = 0;                                       ///< where each process is a node, how many; else 0
+  int first_device = 0;                                ///< GPU of the first rank of this process
 
   int local_ranks() const { return static_cast<int>(bootstraps.size()); }
-  bool separate_processes() const { return local_ranks() != size; }
   /// Whether make_world will make this process one of several.
   static bool several_processes();
   /// The GPU of a rank of this process.
-  int device_of(int local_rank) const;
+  int device_of(int local_rank) const { return first_device + local_rank; }
 };
 
 /// Started with several processes by mpirun, srun, torchrun or `deep_ep launch` this process is one rank. Started once

@@ -31,18 +31,14 @@ std::string annotation_of(const Patient& patient, std::string_view name) {
 }
 
 bool has_net_plugin(const Patient& patient) {
-  const auto names = patient.root.list(fmt::format("{}/lib64", kGib));
-  return std::any_of(names.begin(), names.end(), [](const std::string& name) {
+  return std::ranges::any_of(patient.root.list(fmt::format("{}/lib64", kGib)), [](const std::string& name) {
     return name.starts_with("libnccl-net") && name.find(".so") != std::string::npos;
   });
 }
 
 bool is_searched(const Patient& patient, std::string_view folder) {
   const std::string path = patient.environment("LD_LIBRARY_PATH").value_or("");
-  for (const std::string_view entry : split(path, ':')) {
-    if (entry == folder) return true;
-  }
-  return false;
+  return std::ranges::count(split(path, ':'), folder) != 0;
 }
 
 void check_gib(const Patient& patient, Findings& findings) {

@@ -5,7 +5,7 @@
 #include <string>
 
 #include "deep_ep/error.hpp"
-#include "tools/bench/selftest.hpp"
+#include "tools/bench/normal_mode_rank.hpp"
 #include "tools/common/child.hpp"
 
 namespace deep_ep::tools {
